@@ -1,0 +1,50 @@
+# Each target is a command you could type; `make` lists them.
+
+BIN := bin/converge
+export CGO_ENABLED ?= 1
+
+.PHONY: help
+help: ## list the targets
+	@awk -F ':.*## ' '/^[a-z-]+:.*## /{printf "  make %-10s %s\n", $$1, $$2}' $(MAKEFILE_LIST)
+
+.PHONY: build
+build: $(BIN) ## build bin/converge
+
+$(BIN): $(shell git ls-files '*.go' '*.cue' go.mod go.sum 2>/dev/null)
+	go build -o $(BIN) ./cmd/converge
+
+.PHONY: demo
+demo: build ## watch a site document become a site, and a failing change be undone (starts a simulator; needs nothing else)
+	examples/demo.sh
+
+.PHONY: deps
+deps: ## install the daemons that the tests start (Debian packages; as root)
+	.ci/deps
+
+.PHONY: test
+test: deps ## all tests, against real daemons too
+	CONVERGE_REAL=1 go test -timeout 20m ./...
+	CONVERGE_REAL=1 go test -race -timeout 20m ./schema/... ./providers/... ./state/... ./engine/...
+
+.PHONY: unit
+unit: ## the tests that need no root, network or daemon; takes seconds
+	go test ./...
+
+.PHONY: lint
+lint: ## vet, staticcheck (pinned in go.mod), gofmt
+	@test -z "$$(gofmt -l $$(git ls-files '*.go'))" || { echo "gofmt would change:"; gofmt -l $$(git ls-files '*.go'); exit 1; }
+	go vet ./...
+	go tool staticcheck ./...
+
+.PHONY: bench
+bench: build ## measure what docs/performance.md promises
+	go run ./e2e/bench
+	go test -run xxx -bench . ./engine/... ./schema/load ./state/etcd ./providers/carbide
+
+.PHONY: generate
+generate: ## write generated code anew (needs protobuf-compiler and openvswitch-common)
+	go generate ./...
+
+.PHONY: golden
+golden: ## rewrite golden files; commit the difference only if you can explain it
+	go test ./engine/plan ./schema/load ./cmd/... -update
