@@ -1,0 +1,10 @@
+package schema
+
+import "embed"
+
+// Files is the embedded CUE module: one folder per provider, one file per kind, and core for what kinds share.
+// All files are of one CUE package. A kind's file says with #Site or #Node where in a document the kind lives; files
+// are found by wildcard and listed nowhere.
+//
+//go:embed */*.cue
+var Files embed.FS

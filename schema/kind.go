@@ -1,0 +1,195 @@
+package schema
+
+import (
+	"cmp"
+	"encoding/json"
+	"slices"
+	"strings"
+)
+
+// A Kind describes one type of resource. It is read from the kind's CUE file, the single place where a kind is
+// described; nothing in Go repeats it.
+type Kind struct {
+	Name   string  `json:"name"`          // PROVIDER.NOUN, for example carbide.vpc
+	Node   bool    `json:"node"`          // lives on a node; otherwise on the site
+	Doc    string  `json:"doc,omitempty"` // what it is, from the comment above the CUE definition
+	Fields []Field `json:"fields"`        // of the spec, sorted by name; without lifecycle, depends_on and timeouts
+}
+
+// Type is the JSON shape of a field.
+type Type string
+
+// The types of fields. Numbers that are whole are int64 in an [Object], others float64.
+const (
+	String Type = "string"
+	Int    Type = "int"
+	Number Type = "number"
+	Bool   Type = "bool"
+	Struct Type = "struct" // the fields of Field.Fields
+	List   Type = "list"   // elements of Field.Elem
+	Map    Type = "map"    // values of Field.Elem under free keys
+	Any    Type = "any"    // only CUE knows
+)
+
+// A Field is one field of a kind, an element of a list or a value of a map.
+type Field struct {
+	Name       string  `json:"name,omitempty"`
+	Type       Type    `json:"type"`
+	Doc        string  `json:"doc,omitempty"`
+	Constraint string  `json:"constraint,omitempty"` // the allowed values, as CUE
+	Required   bool    `json:"required,omitempty"`
+	Default    any     `json:"default,omitempty"`    // what an absent field becomes; nil: it stays absent
+	Ref        string  `json:"ref,omitempty"`        // @ref(KIND): the value is the name of a resource of that kind
+	Immutable  bool    `json:"immutable,omitempty"`  // @immutable(): a change replaces the thing
+	Computed   bool    `json:"computed,omitempty"`   // @computed(): set by the far side, refused in a document
+	Secret     bool    `json:"secret,omitempty"`     // @secret(): a reference to a secret, never printed
+	Set        bool    `json:"set,omitempty"`        // @set(): a list whose order means nothing
+	Key        string  `json:"key,omitempty"`        // @key(NAME): a list of structs told apart by that field; order means nothing
+	Disruption string  `json:"disruption,omitempty"` // @disruption(CLASS): what a change interrupts
+	Fields     []Field `json:"fields,omitempty"`     // of a Struct, sorted by name
+	Elem       *Field  `json:"elem,omitempty"`       // of a List or Map
+}
+
+// Field finds a top-level field of the kind by name; nil when there is none.
+func (k *Kind) Field(name string) *Field { return field(k.Fields, name) }
+
+// Field finds a field of a struct by name; nil when there is none.
+func (f *Field) Field(name string) *Field { return field(f.Fields, name) }
+
+func field(fields []Field, name string) *Field {
+	i, ok := slices.BinarySearchFunc(fields, name, func(f Field, n string) int { return strings.Compare(f.Name, n) })
+	if !ok {
+		return nil
+	}
+	return &fields[i]
+}
+
+// Normalize brings spec into the one form that is compared: lists whose order means nothing are sorted, in place.
+func (k *Kind) Normalize(spec Object) {
+	for i := range k.Fields {
+		if v, ok := spec[k.Fields[i].Name]; ok {
+			k.Fields[i].normalize(v)
+		}
+	}
+}
+
+func (f *Field) normalize(v any) {
+	switch v := v.(type) {
+	case map[string]any:
+		if f.Type == Map && f.Elem != nil {
+			for _, e := range v {
+				f.Elem.normalize(e)
+			}
+			return
+		}
+		for i := range f.Fields {
+			if e, ok := v[f.Fields[i].Name]; ok {
+				f.Fields[i].normalize(e)
+			}
+		}
+	case []any:
+		if f.Elem != nil && (f.Elem.Type == Struct || f.Elem.Type == List) {
+			for _, e := range v {
+				f.Elem.normalize(e)
+			}
+		}
+		switch {
+		case f.Key != "":
+			slices.SortStableFunc(v, func(a, b any) int { return compareValue(keyOf(a, f.Key), keyOf(b, f.Key)) })
+		case f.Set:
+			slices.SortFunc(v, compareValue)
+		}
+	}
+}
+
+func keyOf(v any, key string) any {
+	m, _ := v.(map[string]any)
+	return m[key]
+}
+
+// compareValue orders scalars by value and everything else by its JSON text.
+func compareValue(a, b any) int {
+	switch a := a.(type) {
+	case string:
+		if b, ok := b.(string); ok {
+			return strings.Compare(a, b)
+		}
+	case int64:
+		if b, ok := b.(int64); ok {
+			return cmp.Compare(a, b)
+		}
+	}
+	x, _ := json.Marshal(a)
+	y, _ := json.Marshal(b)
+	return strings.Compare(string(x), string(y))
+}
+
+// EachRef calls visit for every reference in spec with the kind it refers to; what visit returns replaces the value.
+// The spec is changed in place.
+func (k *Kind) EachRef(spec Object, visit func(kind, value string) string) {
+	for i := range k.Fields {
+		if v, ok := spec[k.Fields[i].Name]; ok {
+			if n := k.Fields[i].eachRef(v, visit); n != nil {
+				spec[k.Fields[i].Name] = n
+			}
+		}
+	}
+}
+
+// HasRefs reports whether any field below f is a reference.
+func (f *Field) HasRefs() bool {
+	return f.Ref != "" || (f.Elem != nil && f.Elem.HasRefs()) || slices.ContainsFunc(f.Fields, func(c Field) bool { return c.HasRefs() })
+}
+
+// eachRef returns what v becomes, or nil when v stays as it is (changed below at most).
+func (f *Field) eachRef(v any, visit func(kind, value string) string) any {
+	switch v := v.(type) {
+	case string:
+		if f.Ref != "" && v != "" {
+			return visit(f.Ref, v)
+		}
+	case []any:
+		if f.Elem == nil {
+			return nil
+		}
+		for i := range v {
+			if n := f.Elem.eachRef(v[i], visit); n != nil {
+				v[i] = n
+			}
+		}
+	case map[string]any:
+		if f.Type == Map {
+			for key := range v {
+				if f.Elem == nil {
+					continue
+				}
+				if n := f.Elem.eachRef(v[key], visit); n != nil {
+					v[key] = n
+				}
+			}
+			return nil
+		}
+		for i := range f.Fields {
+			c := &f.Fields[i]
+			if e, ok := v[c.Name]; ok {
+				if n := c.eachRef(e, visit); n != nil {
+					v[c.Name] = n
+				}
+			}
+		}
+	}
+	return nil
+}
+
+// Kinds are all kinds by name.
+type Kinds map[string]*Kind
+
+// Names lists the kinds in order.
+func (ks Kinds) Names() []string {
+	names := make([]string, 0, len(ks))
+	for n := range ks {
+		names = append(names, n)
+	}
+	slices.Sort(names)
+	return names
+}

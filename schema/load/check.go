@@ -1,0 +1,343 @@
+package load
+
+import (
+	"cmp"
+	"maps"
+	"math/big"
+	"regexp"
+	"slices"
+	"strings"
+	"unicode/utf8"
+
+	"cuelang.org/go/cue"
+
+	"converge.dev/converge/schema"
+)
+
+// types is a set of types of JSON values, as they stand in a [schema.Object].
+type types uint8
+
+const (
+	isNull types = 1 << iota
+	isBool
+	isInt
+	isFloat
+	isString
+	isList
+	isObject
+
+	anything = isNull | isBool | isInt | isFloat | isString | isList | isObject
+)
+
+func typeOf(v any) types {
+	switch v.(type) {
+	case nil:
+		return isNull
+	case bool:
+		return isBool
+	case int64:
+		return isInt
+	case float64:
+		return isFloat
+	case string:
+		return isString
+	case []any:
+		return isList
+	case map[string]any:
+		return isObject
+	}
+	return 0
+}
+
+func typesOf(k cue.Kind) (t types) {
+	for _, m := range []struct {
+		kind cue.Kind
+		t    types
+	}{{cue.NullKind, isNull}, {cue.BoolKind, isBool}, {cue.IntKind, isInt}, {cue.FloatKind, isFloat},
+		{cue.StringKind, isString}, {cue.ListKind, isList}, {cue.StructKind, isObject}} {
+		if k&m.kind != 0 {
+			t |= m.t
+		}
+	}
+	return t
+}
+
+// A check is what a value must be: of one of some types, and accepted by all tests.
+type check struct {
+	name  string // of the definition that it was compiled from; empty for what has no name
+	doc   string // of that definition
+	types types
+	tests []test
+}
+
+// A test accepts or refuses a value of the type that it is for; what it is not for it accepts. An object fills in
+// defaults.
+type test interface {
+	accepts(v any) bool
+}
+
+func (c *check) accepts(v any) bool {
+	if c.types&typeOf(v) == 0 {
+		return false
+	}
+	for _, t := range c.tests {
+		if !t.accepts(v) {
+			return false
+		}
+	}
+	return true
+}
+
+// object gives the test of the fields, nil when the check has none.
+func (c *check) object() *object {
+	for _, t := range c.tests {
+		if o, ok := t.(*object); ok {
+			return o
+		}
+	}
+	return nil
+}
+
+// flatten lists the tests of a check and of the checks in it.
+func flatten(c *check) (tests []test) {
+	for _, t := range c.tests {
+		if part, ok := t.(*check); ok {
+			tests = append(tests, flatten(part)...)
+		} else {
+			tests = append(tests, t)
+		}
+	}
+	return tests
+}
+
+// An enum is the constants that a value may be.
+type enum struct{ values []any }
+
+func (e *enum) accepts(v any) bool {
+	switch v.(type) {
+	case []any, map[string]any:
+		return false
+	}
+	return slices.Contains(e.values, v)
+}
+
+// A not is the constant that a value may not be.
+type not struct{ value any }
+
+func (n not) accepts(v any) bool {
+	return typeOf(v)&(isList|isObject) != 0 || v != n.value
+}
+
+// A bound limits numbers from one side.
+type bound struct {
+	op    cue.Op
+	limit any // int64 or float64
+}
+
+func newBound(op cue.Op, limit any) bound { return bound{op, limit} }
+
+func (b bound) accepts(v any) bool {
+	if typeOf(v)&(isInt|isFloat) == 0 {
+		return true
+	}
+	switch n := compareNumbers(v, b.limit); b.op {
+	case cue.LessThanOp:
+		return n < 0
+	case cue.LessThanEqualOp:
+		return n <= 0
+	case cue.GreaterThanOp:
+		return n > 0
+	default:
+		return n >= 0
+	}
+}
+
+// A pattern is what a text must contain, or must not.
+type pattern struct {
+	re  *regexp.Regexp
+	not bool
+}
+
+func (p *pattern) accepts(v any) bool {
+	s, ok := v.(string)
+	return !ok || p.re.MatchString(s) != p.not
+}
+
+// A size limits how many characters a text has, how many elements a list, how many fields a struct.
+type size struct {
+	of       string // the function in CUE
+	min, max int    // max is negative when there is none
+}
+
+func (s *size) accepts(v any) bool {
+	n := 0
+	switch v := v.(type) {
+	case string:
+		n = utf8.RuneCountInString(v)
+	case []any:
+		n = len(v)
+	case map[string]any:
+		n = len(v)
+	default:
+		return true
+	}
+	return n >= s.min && (s.max < 0 || n <= s.max)
+}
+
+// unique refuses lists that hold a value twice.
+type unique struct{}
+
+func (unique) accepts(v any) bool {
+	l, _ := v.([]any)
+	return repeated(l) < 0
+}
+
+// jsonText stands for a list or an object where a text could be too.
+type jsonText string
+
+// repeated gives the index of the first element that is there before too, or -1.
+func repeated(l []any) int {
+	seen := make(map[any]bool, len(l))
+	for i, e := range l {
+		if typeOf(e)&(isList|isObject) != 0 {
+			e = jsonText(appendJSON(nil, e))
+		}
+		if seen[e] {
+			return i
+		}
+		seen[e] = true
+	}
+	return -1
+}
+
+// An anyOf accepts what one of its checks accepts.
+type anyOf struct{ checks []*check }
+
+func (a *anyOf) accepts(v any) bool {
+	return slices.ContainsFunc(a.checks, func(c *check) bool { return c.accepts(v) })
+}
+
+// A list is what its elements must be, and how many there are at least.
+type list struct {
+	elem *check
+	min  int
+}
+
+func (l *list) accepts(v any) bool {
+	elems, ok := v.([]any)
+	if !ok {
+		return true
+	}
+	if len(elems) < l.min {
+		return false
+	}
+	for _, e := range elems {
+		if !l.elem.accepts(e) {
+			return false
+		}
+	}
+	return true
+}
+
+// An object is what the fields of a struct must be.
+type object struct {
+	fields   map[string]*member
+	sorted   []*member
+	owed     []*member // those that must be there in the end: required ones, and those to fill in
+	patterns []keyed
+	open     bool // other fields are allowed
+}
+
+// A member is a field of an object.
+type member struct {
+	name     string
+	doc      string
+	check    *check
+	required bool
+	computed bool // refused in a document
+	secret   bool // its value is not to be shown
+	filled   bool // a field that is left out becomes fill
+	fill     any
+}
+
+// A keyed is what the values under names that fit a pattern must be.
+type keyed struct{ key, value *check }
+
+func (o *object) add(m *member) {
+	o.fields[m.name] = m
+	o.sorted = append(o.sorted, m)
+	slices.SortFunc(o.sorted, func(a, b *member) int { return strings.Compare(a.name, b.name) })
+	if m.required || m.filled {
+		o.owed = append(o.owed, m)
+	}
+}
+
+func (o *object) accepts(v any) bool {
+	fields, ok := v.(map[string]any)
+	if !ok {
+		return true
+	}
+	for name, e := range fields {
+		m := o.fields[name]
+		if m == nil {
+			if !o.acceptsFree(name, e) {
+				return false
+			}
+		} else if m.computed || !m.check.accepts(e) {
+			return false
+		}
+	}
+	for _, m := range o.owed {
+		if _, ok := fields[m.name]; ok {
+			continue
+		}
+		if !m.filled {
+			return false
+		}
+		fill := schema.Clone(m.fill)
+		if !m.check.accepts(fill) {
+			return false
+		}
+		fields[m.name] = fill
+	}
+	return true
+}
+
+// acceptsFree tests a field whose name the definition does not give.
+func (o *object) acceptsFree(name string, v any) bool {
+	known := o.open
+	for _, p := range o.patterns {
+		if p.key.accepts(name) {
+			if known = true; !p.value.accepts(v) {
+				return false
+			}
+		}
+	}
+	return known
+}
+
+// compareNumbers compares int64 and float64.
+func compareNumbers(a, b any) int {
+	x, xInt := a.(int64)
+	y, yInt := b.(int64)
+	if xInt && yInt {
+		return cmp.Compare(x, y)
+	}
+	return number(a).Cmp(number(b))
+}
+
+// number gives an int64 or float64 without loss.
+func number(v any) *big.Float {
+	if n, ok := v.(int64); ok {
+		return new(big.Float).SetInt64(n)
+	}
+	return big.NewFloat(v.(float64))
+}
+
+// names lists the fields.
+func (o *object) names() []string { return slices.Sorted(maps.Keys(o.fields)) }
+
+// writable lists the fields that a document may have.
+func (o *object) writable() []string {
+	return slices.DeleteFunc(o.names(), func(name string) bool { return o.fields[name].computed })
+}

@@ -1,0 +1,191 @@
+package load
+
+import (
+	"bytes"
+	"cmp"
+	"context"
+	"encoding/gob"
+	"errors"
+	"fmt"
+	"io"
+	"os"
+	"os/exec"
+	"runtime"
+	"runtime/debug"
+	"strconv"
+	"strings"
+	"sync/atomic"
+	"syscall"
+	"time"
+)
+
+// Limits bound one evaluation in a child process. Zero fields take the value of [DefaultLimits].
+type Limits struct {
+	Time   time.Duration // from start to answer
+	Memory int64         // bytes resident
+}
+
+// DefaultLimits let a site of 10 000 resources that are made by comprehensions pass with room, and refuse a document that
+// burns time within two seconds.
+var DefaultLimits = Limits{Time: 1800 * time.Millisecond, Memory: 256 << 20}
+
+// A request is what the child reads, an answer what it writes.
+type request struct {
+	Sources []Source
+	Limits  Limits
+}
+
+type answer struct {
+	Evaluated   *Evaluated
+	Diagnostics Diagnostics
+}
+
+// ChildEvaluator evaluates in a child process that argv starts, which must do nothing but call [EvaluateMain]. A child
+// that takes more than the limits is killed with all its descendants, as it is when ctx is cancelled; the diagnostic
+// then says what to do. The child gets no environment and the working directory of the parent.
+func ChildEvaluator(argv []string, limits Limits) Evaluator {
+	limits.Time = cmp.Or(limits.Time, DefaultLimits.Time)
+	limits.Memory = cmp.Or(limits.Memory, DefaultLimits.Memory)
+	return func(ctx context.Context, sources []Source) (*Evaluated, Diagnostics) {
+		var in bytes.Buffer
+		if err := gob.NewEncoder(&in).Encode(request{sources, limits}); err != nil {
+			return nil, childFailed(codeEvaluation, "Evaluating %s failed: %v.", names(sources), err)
+		}
+		out, err := runChild(ctx, argv, limits, &in)
+		switch {
+		case ctx.Err() != nil:
+			return nil, childFailed(codeInterrupted, "Evaluating %s was cancelled: %v.", names(sources), context.Cause(ctx))
+		case errors.Is(err, errTime):
+			return nil, childFailed(codeLimit, "Evaluating %s took more than %v. Simplify it, or raise -eval-timeout.", names(sources), limits.Time)
+		case errors.Is(err, errMemory):
+			return nil, childFailed(codeLimit, "Evaluating %s took more than %d MiB of memory. Simplify it, or raise -eval-memory.", names(sources), limits.Memory>>20)
+		case err != nil:
+			return nil, childFailed(codeEvaluation, "Evaluating %s failed: %v.", names(sources), err)
+		}
+		var a answer
+		if err := gob.NewDecoder(out).Decode(&a); err != nil {
+			return nil, childFailed(codeEvaluation, "Evaluating %s failed: the answer cannot be read: %v.", names(sources), err)
+		}
+		return a.Evaluated, a.Diagnostics
+	}
+}
+
+func childFailed(code, format string, args ...any) Diagnostics {
+	return Diagnostics{{Severity: Error, Code: code, Summary: summaries[code], Detail: fmt.Sprintf(format, args...)}}
+}
+
+// names lists the sources for a message.
+func names(sources []Source) string {
+	var list []string
+	for i, s := range sources {
+		if i == 3 {
+			list = append(list, fmt.Sprintf("%d more", len(sources)-i))
+			break
+		}
+		list = append(list, printable(s.Name))
+	}
+	return strings.Join(list, ", ")
+}
+
+var (
+	errTime   = errors.New("time limit")
+	errMemory = errors.New("memory limit")
+)
+
+// runChild runs argv within limits and gives what it wrote.
+func runChild(ctx context.Context, argv []string, limits Limits, in io.Reader) (*bytes.Buffer, error) {
+	limited, cancel := context.WithTimeoutCause(ctx, limits.Time, errTime)
+	defer cancel()
+	var out bytes.Buffer
+	var complaint tail
+	cmd := exec.CommandContext(limited, argv[0], argv[1:]...)
+	cmd.Stdin, cmd.Stdout, cmd.Stderr = in, &out, &complaint
+	cmd.Env = []string{"GOMEMLIMIT=" + strconv.FormatInt(limits.Memory*7/8, 10)}
+	cmd.SysProcAttr = &syscall.SysProcAttr{Setpgid: true} // so that one signal reaches all
+	cmd.Cancel = func() error { return syscall.Kill(-cmd.Process.Pid, syscall.SIGKILL) }
+	cmd.WaitDelay = time.Second
+	if err := cmd.Start(); err != nil {
+		return nil, err
+	}
+	var overweight atomic.Bool
+	watched := make(chan struct{})
+	go func() {
+		defer close(watched)
+		tick := time.NewTicker(5 * time.Millisecond)
+		defer tick.Stop()
+		for {
+			select {
+			case <-limited.Done():
+				return
+			case <-tick.C:
+				if resident(cmd.Process.Pid) > limits.Memory {
+					overweight.Store(true)
+					cancel()
+					return
+				}
+			}
+		}
+	}()
+	err := cmd.Wait()
+	cause := context.Cause(limited)
+	cancel()
+	<-watched
+	switch {
+	case err == nil:
+		return &out, nil
+	case overweight.Load():
+		return nil, errMemory
+	case cause == errTime, cmd.ProcessState != nil && cmd.ProcessState.ExitCode() == exitTime:
+		return nil, errTime
+	case len(complaint) > 0:
+		return nil, fmt.Errorf("%w: %s", err, printable(strings.ReplaceAll(string(complaint), "\n", " ")))
+	}
+	return nil, err
+}
+
+// resident gives the bytes of memory that a process has, 0 when that cannot be told.
+func resident(pid int) int64 {
+	b, err := os.ReadFile("/proc/" + strconv.Itoa(pid) + "/statm")
+	if err != nil {
+		return 0
+	}
+	fields := strings.Fields(string(b))
+	if len(fields) < 2 {
+		return 0
+	}
+	pages, _ := strconv.ParseInt(fields[1], 10, 64)
+	return pages * int64(os.Getpagesize())
+}
+
+// A tail keeps the start of what a failing child says.
+type tail []byte
+
+func (t *tail) Write(b []byte) (int, error) {
+	*t = append(*t, b[:min(len(b), max(0, 300-len(*t)))]...)
+	return len(b), nil
+}
+
+// exitTime is how a child ends that has watched its own time run out.
+const exitTime = 124
+
+// EvaluateMain is the whole of the child process of [ChildEvaluator]: it reads the sources, evaluates them and writes the
+// answer. It bounds itself as well as it is bounded, so that it does not outlive a parent that was killed.
+func EvaluateMain(stdin io.Reader, stdout io.Writer) error {
+	var r request
+	if err := gob.NewDecoder(stdin).Decode(&r); err != nil {
+		return fmt.Errorf("read the request: %w", err)
+	}
+	if r.Limits.Memory > 0 {
+		debug.SetMemoryLimit(r.Limits.Memory * 7 / 8)
+	}
+	if r.Limits.Time > 0 {
+		time.AfterFunc(r.Limits.Time, func() { os.Exit(exitTime) })
+		seconds := uint64(r.Limits.Time/time.Second+1) * uint64(runtime.NumCPU())
+		if err := syscall.Setrlimit(syscall.RLIMIT_CPU, &syscall.Rlimit{Cur: seconds, Max: seconds + 1}); err != nil {
+			return fmt.Errorf("limit the time: %w", err)
+		}
+	}
+	var a answer
+	a.Evaluated, a.Diagnostics = evaluateHere(context.Background(), r.Sources)
+	return gob.NewEncoder(stdout).Encode(a)
+}

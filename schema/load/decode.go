@@ -1,0 +1,282 @@
+package load
+
+import (
+	"bytes"
+	"errors"
+	"fmt"
+	"io"
+	"strconv"
+	"strings"
+
+	"github.com/go-json-experiment/json/jsontext"
+
+	"converge.dev/converge/schema"
+)
+
+// Limits on a document. They are counted while reading, so that what is beyond them costs neither time nor memory.
+const (
+	maxSize      = 64 << 20  // bytes of a source
+	maxDepth     = 32        // objects and lists within each other
+	maxResources = 200_000   // names under all kinds together
+	maxValues    = 5_000_000 // values of all sorts together
+	maxMembers   = 100_000   // members of one object or elements of one list that is not a map of resources
+	maxName      = 256       // bytes of a name
+)
+
+// A fault is why a source cannot be read at all. There is at most one: nothing after it can be trusted.
+type fault struct {
+	offset int64    // the byte where reading stopped
+	path   []string // the place in the document, as far as it is known
+	code   string
+	detail string
+}
+
+func (f *fault) Error() string { return f.detail }
+
+// A level is a depth of the document at which names mean something to the reader.
+type level int
+
+const (
+	inValue     level = iota // below everything that is named here
+	inDocument               // apiVersion, site, policy, nodes and providers
+	inNodes                  // names of nodes
+	inNode                   // providers of a node
+	inProvider               // kinds of a provider
+	inResources              // names of resources
+)
+
+// below gives the level of the value of the member name.
+func (l level) below(name string) level {
+	switch l {
+	case inDocument:
+		switch name {
+		case "nodes":
+			return inNodes
+		case "apiVersion", "site", "policy":
+			return inValue
+		}
+		return inProvider
+	case inNodes:
+		return inNode
+	case inNode:
+		return inProvider
+	case inProvider:
+		return inResources
+	}
+	return inValue
+}
+
+// decodeJSON reads a JSON document strictly: one object, no name twice, valid UTF-8, nothing after it, within the limits.
+// Whole numbers become int64.
+func decodeJSON(data []byte) (map[string]any, *fault) {
+	if len(data) > maxSize {
+		return nil, tooLarge(len(data))
+	}
+	d := decoder{in: jsontext.NewDecoder(bytes.NewBuffer(data)), words: make(map[string]string)}
+	doc, err := d.document()
+	if err != nil {
+		return nil, d.fault(err)
+	}
+	return doc, nil
+}
+
+func tooLarge(size int) *fault {
+	return &fault{code: codeTooLarge, detail: fmt.Sprintf(
+		"The source has %d bytes, the limit is %d MiB. Split the site, or remove what does not belong in it.", size, maxSize>>20)}
+}
+
+type decoder struct {
+	in        *jsontext.Decoder
+	words     map[string]string // short strings that were seen, to keep one copy of each
+	text      []byte
+	values    int
+	resources int
+}
+
+func (d *decoder) document() (map[string]any, error) {
+	if k := d.in.PeekKind(); k != '{' && k != jsontext.KindInvalid {
+		return nil, d.refuse(codeSyntax, "A document is one object, as in {\"apiVersion\": %q, \"site\": {…}}; this one starts with a %s.", schema.APIVersion, kindNoun(k))
+	}
+	v, err := d.value(inDocument, 0)
+	if err != nil {
+		return nil, err
+	}
+	if _, err := d.in.ReadToken(); err != io.EOF {
+		return nil, d.refuse(codeSyntax, "Something follows the end of the document. One file holds one document: remove what follows.")
+	}
+	return v.(map[string]any), nil
+}
+
+func (d *decoder) value(at level, depth int) (any, error) {
+	if d.values++; d.values > maxValues {
+		return nil, d.refuse(codeTooLarge, "The document holds more than %d values. Split the site.", maxValues)
+	}
+	switch d.in.PeekKind() {
+	case '{':
+		return d.object(at, depth+1)
+	case '[':
+		return d.list(depth + 1)
+	}
+	raw, err := d.in.ReadValue()
+	if err != nil {
+		return nil, err
+	}
+	switch raw.Kind() {
+	case '"':
+		return d.string(raw)
+	case '0':
+		return d.number(raw)
+	case 't', 'f':
+		return raw.Kind() == 't', nil
+	}
+	return nil, nil
+}
+
+func (d *decoder) object(at level, depth int) (any, error) {
+	if err := d.open(depth); err != nil {
+		return nil, err
+	}
+	m := make(map[string]any)
+	for d.in.PeekKind() != '}' {
+		raw, err := d.in.ReadValue()
+		if err != nil {
+			return nil, err
+		}
+		name, err := d.string(raw)
+		if err != nil {
+			return nil, err
+		}
+		if len(name) > maxName {
+			return nil, d.refuse(codeTooLarge, "A name has %d bytes, the limit is %d. Use a shorter one.", len(name), maxName)
+		}
+		if at == inResources {
+			if d.resources++; d.resources > maxResources {
+				return nil, d.refuse(codeTooLarge, "The document holds more than %d resources. Split the site.", maxResources)
+			}
+		} else if len(m) == maxMembers {
+			return nil, d.refuse(codeTooLarge, "An object holds more than %d members.", maxMembers)
+		}
+		if m[name], err = d.value(at.below(name), depth); err != nil {
+			return nil, err
+		}
+	}
+	_, err := d.in.ReadToken()
+	return m, err
+}
+
+func (d *decoder) list(depth int) (any, error) {
+	if err := d.open(depth); err != nil {
+		return nil, err
+	}
+	l := []any{}
+	for d.in.PeekKind() != ']' {
+		if len(l) == maxMembers {
+			return nil, d.refuse(codeTooLarge, "A list holds more than %d elements.", maxMembers)
+		}
+		v, err := d.value(inValue, depth)
+		if err != nil {
+			return nil, err
+		}
+		l = append(l, v)
+	}
+	_, err := d.in.ReadToken()
+	return l, err
+}
+
+// open reads the bracket that starts an object or a list.
+func (d *decoder) open(depth int) error {
+	if depth > maxDepth {
+		return d.refuse(codeTooLarge, "Objects and lists lie more than %d deep within each other; no kind needs that.", maxDepth)
+	}
+	_, err := d.in.ReadToken()
+	return err
+}
+
+// string reads a quoted string. Short ones are kept once: names of fields and most values repeat in every resource.
+func (d *decoder) string(raw jsontext.Value) (string, error) {
+	text := raw[1 : len(raw)-1]
+	if bytes.IndexByte(text, '\\') >= 0 {
+		var err error
+		if d.text, err = jsontext.AppendUnquote(d.text[:0], raw); err != nil {
+			return "", err
+		}
+		text = d.text
+		if bytes.IndexByte(text, 0) >= 0 {
+			return "", d.refuse(codeSyntax, "A string holds the character NUL, which no system behind converge can store. Remove \\u0000.")
+		}
+	}
+	if len(text) > 32 {
+		return string(text), nil
+	}
+	if s, ok := d.words[string(text)]; ok {
+		return s, nil
+	}
+	s := string(text)
+	if len(d.words) < 4096 {
+		d.words[s] = s
+	}
+	return s, nil
+}
+
+func (d *decoder) number(raw jsontext.Value) (any, error) {
+	v, err := schema.ParseNumber(string(raw))
+	if err != nil {
+		return nil, d.refuse(codeSyntax, "A number does not fit into 64 bits. Write a smaller one, or a string.")
+	}
+	if _, isFloat := v.(float64); isFloat && !bytes.ContainsAny(raw, ".eE") {
+		return nil, d.refuse(codeSyntax, "A whole number does not fit into 64 bits. Write a smaller one, or a string.")
+	}
+	return v, nil
+}
+
+func (d *decoder) refuse(code, format string, args ...any) *fault {
+	return &fault{offset: d.in.InputOffset(), path: pointerPath(d.in.StackPointer()), code: code, detail: fmt.Sprintf(format, args...)}
+}
+
+// fault turns an error of reading into the fault that stands for it.
+func (d *decoder) fault(err error) *fault {
+	if f, ok := err.(*fault); ok {
+		return f
+	}
+	if err == io.EOF {
+		return &fault{code: codeSyntax, detail: fmt.Sprintf("The source is empty. A document says at least apiVersion: %q and site.", schema.APIVersion)}
+	}
+	f := &fault{offset: d.in.InputOffset(), code: codeSyntax, detail: err.Error()}
+	var syntax *jsontext.SyntacticError
+	if errors.As(err, &syntax) {
+		f.offset, f.path = syntax.ByteOffset, pointerPath(syntax.JSONPointer)
+		switch {
+		case errors.Is(err, jsontext.ErrDuplicateName):
+			f.code = codeDuplicateName
+			f.detail = fmt.Sprintf("The name %s is there twice in one object, so one of the two would be lost. Remove or rename one.", strconv.Quote(f.path[len(f.path)-1]))
+		case errors.Is(err, io.ErrUnexpectedEOF):
+			f.detail = "The document ends too early. Close what is open, or fetch the whole file again."
+		default:
+			f.detail = fmt.Sprintf("This is not JSON: %s.", strings.TrimPrefix(syntax.Err.Error(), "jsontext: "))
+		}
+	}
+	return f
+}
+
+func pointerPath(p jsontext.Pointer) []string {
+	var path []string
+	for t := range p.Tokens() {
+		path = append(path, t)
+	}
+	return path
+}
+
+// kindNoun names the sort of a JSON value.
+func kindNoun(k jsontext.Kind) string {
+	switch k {
+	case '[':
+		return "list"
+	case '"':
+		return "string"
+	case '0':
+		return "number"
+	case 'n':
+		return "null"
+	}
+	return "boolean"
+}

@@ -1,0 +1,176 @@
+package load
+
+import (
+	"fmt"
+	"strings"
+
+	"converge.dev/converge/schema"
+)
+
+// Describe explains one kind to people: what it is, where it lives, what its names look like, and each field with what
+// it takes, what it becomes when left out, and what a change does. An error names the kinds when there is none of that
+// name.
+func (s *Schema) Describe(name string) (string, error) {
+	k := s.kinds[name]
+	if k == nil {
+		return "", fmt.Errorf("describe: %s", unknown("kind", name, s.public.Names()))
+	}
+	provider, noun, _ := strings.Cut(name, ".")
+	d := &description{}
+	d.line(0, "%s", name)
+	if k.Doc != "" {
+		d.wrap(0, k.Doc)
+	}
+	d.line(0, "")
+	where := fmt.Sprintf("%s: %s: NAME: {...}", provider, noun)
+	if k.Node {
+		where = "nodes: NODE: " + where
+	}
+	d.line(0, "written   %s", where)
+	d.hang("NAME      ", 10, k.name.want())
+	d.object(k.body.object(), k.Kind.Fields, 0)
+	return d.String(), nil
+}
+
+// A description is text in the making.
+type description struct{ strings.Builder }
+
+const width = 100 // of a line
+
+func (d *description) line(indent int, format string, args ...any) {
+	text := strings.Repeat(" ", indent) + fmt.Sprintf(format, args...)
+	d.WriteString(strings.TrimRight(text, " ") + "\n")
+}
+
+// wrap writes text in lines that are not too long, each indented.
+func (d *description) wrap(indent int, text string) { d.hang("", indent, text) }
+
+// hang writes text after a head, its further lines indented.
+func (d *description) hang(head string, indent int, text string) {
+	line := head
+	if head == "" {
+		line = strings.Repeat(" ", indent)
+	}
+	start := true
+	for word := range strings.FieldsSeq(text) {
+		switch {
+		case start:
+			line += word
+		case len(line)+1+len(word) > width:
+			d.line(0, "%s", line)
+			line = strings.Repeat(" ", indent) + word
+		default:
+			line += " " + word
+		}
+		start = false
+	}
+	d.line(0, "%s", line)
+}
+
+// object describes fields, those of a document first and then those that are only read.
+func (d *description) object(o *object, fields []schema.Field, indent int) {
+	for _, computed := range []bool{false, true} {
+		for i := range fields {
+			f := &fields[i]
+			if f.Computed != computed {
+				continue
+			}
+			if indent == 0 {
+				d.line(0, "")
+			}
+			d.field(o, f, indent)
+		}
+	}
+}
+
+func (d *description) field(o *object, f *schema.Field, indent int) {
+	var m *member
+	if o != nil {
+		m = o.fields[f.Name]
+	}
+	d.hang(strings.Repeat(" ", indent)+f.Name+"  ", indent+len(f.Name)+2, strings.Join(traits(f, m), "; "))
+	if f.Doc != "" {
+		d.wrap(indent+4, f.Doc)
+	}
+	if m == nil {
+		return
+	}
+	for elem, c := f, m.check; c != nil; elem, c = elem.Elem, inner(c) {
+		if elem == nil {
+			return
+		}
+		if len(elem.Fields) > 0 {
+			d.object(c.object(), elem.Fields, indent+4)
+			return
+		}
+	}
+}
+
+// inner gives the check of the elements of a list or the values of a map.
+func inner(c *check) *check {
+	for _, t := range flatten(c) {
+		switch t := t.(type) {
+		case *list:
+			return t.elem
+		case *object:
+			if len(t.patterns) > 0 {
+				return t.patterns[0].value
+			}
+		}
+	}
+	return nil
+}
+
+// traits lists what there is to know of a field.
+func traits(f *schema.Field, m *member) (all []string) {
+	if m != nil {
+		all = append(all, wantDeep(m.check))
+	}
+	switch {
+	case f.Computed:
+		all = append(all, "read only")
+	case f.Required:
+		all = append(all, "required")
+	case f.Default != nil:
+		all = append(all, "default "+string(appendJSON(nil, f.Default)))
+	}
+	ref := f.Ref
+	for e := f.Elem; e != nil && ref == ""; e = e.Elem {
+		ref = e.Ref
+	}
+	if ref != "" {
+		all = append(all, "names a "+ref)
+	}
+	if f.Set {
+		all = append(all, "order means nothing")
+	}
+	if f.Key != "" {
+		all = append(all, "order means nothing, elements are told apart by "+f.Key)
+	}
+	if f.Immutable {
+		all = append(all, "a change replaces the resource")
+	}
+	if f.Disruption != "" {
+		all = append(all, "a change disrupts: "+f.Disruption)
+	}
+	if f.Secret {
+		all = append(all, "secret, never shown")
+	}
+	return all
+}
+
+// wantDeep says what a check accepts, and what its elements are.
+func wantDeep(c *check) string {
+	want := c.want()
+	for _, t := range flatten(c) {
+		switch t := t.(type) {
+		case *list:
+			return want + ", each " + wantDeep(t.elem)
+		case *object:
+			if len(t.patterns) > 0 && len(t.fields) == 0 {
+				return fmt.Sprintf("%s, each name %s, each value %s", want, t.patterns[0].key.want(), wantDeep(t.patterns[0].value))
+			}
+		}
+	}
+	return want
+}

@@ -1,0 +1,386 @@
+package load
+
+import (
+	"context"
+	stderrors "errors"
+	"fmt"
+	"os"
+	"path/filepath"
+	"slices"
+	"strings"
+
+	"cuelang.org/go/cue"
+	"cuelang.org/go/cue/ast"
+	"cuelang.org/go/cue/cuecontext"
+	"cuelang.org/go/cue/errors"
+	cueload "cuelang.org/go/cue/load"
+	"cuelang.org/go/cue/token"
+	cuejson "cuelang.org/go/encoding/json"
+	cueyaml "cuelang.org/go/encoding/yaml"
+)
+
+// An Evaluator turns sources in CUE, YAML and JSON into one plain document: all of them unified, every value concrete.
+// It returns the document, or diagnostics that say why there is none. It knows nothing of kinds.
+type Evaluator func(ctx context.Context, sources []Source) (*Evaluated, Diagnostics)
+
+// Evaluated is a document as plain JSON, with the places its values came from.
+type Evaluated struct {
+	JSON  []byte   // names sorted, no blanks
+	Files []string // the files of Places
+	// Places has four numbers for each value of JSON, in the order of the text: which of Files (-1: none), line, column
+	// and byte.
+	Places []int32
+}
+
+// at gives the file and position of the n-th value; an empty name when it has none.
+func (e *Evaluated) at(n int) (string, Pos) {
+	if 4*n+3 >= len(e.Places) || e.Places[4*n] < 0 {
+		return "", Pos{}
+	}
+	p := e.Places[4*n:]
+	return e.Files[p[0]], Pos{Line: int(p[1]), Column: int(p[2]), Byte: int(p[3])}
+}
+
+// read decodes the sources to a document, nil when that is not possible.
+func read(ctx context.Context, o Options, sources []Source) (*origin, map[string]any, Diagnostics) {
+	if len(sources) == 0 {
+		return nil, nil, Diagnostics{{Severity: Error, Code: codeSyntax, Summary: summaries[codeSyntax], Detail: "There is no source to read a document from."}}
+	}
+	at := &origin{sources: sources}
+	if len(sources) == 1 && !sources[0].Dir && sources[0].language() == langJSON {
+		at.json = sources[0].Data
+	} else {
+		evaluate := o.Evaluator
+		if evaluate == nil {
+			evaluate = evaluateHere
+		}
+		evaluated, ds := evaluate(ctx, sources)
+		if evaluated == nil {
+			return nil, nil, at.snippets(ds)
+		}
+		at.json, at.evaluated = evaluated.JSON, evaluated
+	}
+	doc, fault := decodeJSON(at.json)
+	if fault != nil {
+		return nil, nil, at.fault(fault)
+	}
+	return at, doc, nil
+}
+
+// snippets adds the lines of the sources, which an evaluator need not send back.
+func (o *origin) snippets(ds Diagnostics) Diagnostics {
+	for i, d := range ds {
+		if d.Range != nil && d.Snippet == "" {
+			ds[i].Snippet = snippet(o.text(d.Range.Filename).line(d.Range.Start.Line), d.Range.Start.Column)
+		}
+	}
+	return ds
+}
+
+// evaluateHere evaluates in this process. It cannot be interrupted.
+func evaluateHere(_ context.Context, sources []Source) (*Evaluated, Diagnostics) {
+	e := evaluation{cue: cuecontext.New(), names: make(map[string]string)}
+	value, ds := e.build(sources)
+	if len(ds) > 0 {
+		return nil, arrange(ds, "")
+	}
+	if err := value.Validate(); err != nil {
+		return nil, e.refuse(codeEvaluation, err)
+	}
+	if err := value.Validate(cue.Concrete(true), cue.Final()); err != nil {
+		return nil, e.refuse(codeIncomplete, err)
+	}
+	w := writer{evaluation: &e, files: make(map[string]int32)}
+	if err := w.value(value); err != nil {
+		return nil, e.refuse(codeEvaluation, err)
+	}
+	return &w.out, nil
+}
+
+type evaluation struct {
+	cue   *cue.Context
+	names map[string]string // of files: how the user calls what the CUE library calls by its absolute path
+}
+
+// build makes one value of all sources.
+func (e *evaluation) build(sources []Source) (cue.Value, Diagnostics) {
+	var ds Diagnostics
+	var values []cue.Value
+	add := func(v cue.Value, err error) {
+		if err == nil {
+			err = v.Err()
+		}
+		if err != nil {
+			ds = append(ds, e.refuse(codeEvaluation, err)...)
+			return
+		}
+		values = append(values, v)
+	}
+	var files []Source
+	for _, s := range sources {
+		if len(s.Data) > maxSize {
+			ds = append(ds, (&origin{sources: []Source{s}}).fault(tooLarge(len(s.Data)))...)
+			continue
+		}
+		switch {
+		case s.Dir:
+			v, err := e.directory(s.Name)
+			if err == nil {
+				values = append(values, v)
+				continue
+			}
+			for _, d := range e.refuse(codeEvaluation, err) {
+				if d.Range == nil {
+					d.Detail = fmt.Sprintf("In %s, %s", s.Name, d.Detail)
+				}
+				ds = append(ds, d)
+			}
+		case s.language() == langCUE:
+			files = append(files, s)
+		case s.language() == langYAML:
+			if fault := checkYAML(s); fault != nil {
+				ds = append(ds, (&origin{sources: []Source{s}, json: s.Data}).fault(fault)...)
+				continue
+			}
+			file, err := cueyaml.Extract(s.Name, s.Data)
+			if err != nil {
+				add(cue.Value{}, err)
+				continue
+			}
+			add(e.cue.BuildFile(file), nil)
+		default:
+			// The strict decoder refuses what the CUE library would let pass, such as a name that is there twice.
+			if _, fault := decodeJSON(s.Data); fault != nil {
+				ds = append(ds, (&origin{sources: []Source{s}, json: s.Data}).fault(fault)...)
+				continue
+			}
+			var expr ast.Expr
+			expr, err := cuejson.Extract(s.Name, s.Data)
+			if err != nil {
+				add(cue.Value{}, err)
+				continue
+			}
+			add(e.cue.BuildExpr(expr), nil)
+		}
+	}
+	if len(files) > 0 {
+		add(e.files(files))
+	}
+	if len(ds) > 0 {
+		return cue.Value{}, ds
+	}
+	all := values[0]
+	for _, v := range values[1:] {
+		all = all.Unify(v)
+	}
+	if all.IncompleteKind() != cue.StructKind && all.Err() == nil {
+		pos := e.pos(all.Pos())
+		return cue.Value{}, Diagnostics{{Severity: Error, Code: codeSyntax, Summary: summaries[codeSyntax], Range: pos,
+			Detail: fmt.Sprintf("A document is one object with apiVersion and site; this is a %s.", all.IncompleteKind())}}
+	}
+	return all, nil
+}
+
+// directory loads the CUE files of a directory: one package, or files that belong to none.
+func (e *evaluation) directory(dir string) (cue.Value, error) {
+	abs, err := filepath.Abs(dir)
+	if err != nil {
+		return cue.Value{}, err
+	}
+	e.names[abs+string(filepath.Separator)] = dir + string(filepath.Separator)
+	files, err := filepath.Glob(filepath.Join(abs, "*.cue"))
+	if err != nil {
+		return cue.Value{}, err
+	}
+	return e.load(files, abs, nil)
+}
+
+// files loads CUE files, which see each other's fields and definitions as files of one package do.
+func (e *evaluation) files(sources []Source) (cue.Value, error) {
+	wd, err := os.Getwd()
+	if err != nil {
+		return cue.Value{}, err
+	}
+	overlay := make(map[string]cueload.Source)
+	var args []string
+	for _, s := range sources {
+		abs := s.Name
+		if !filepath.IsAbs(abs) {
+			abs = filepath.Join(wd, abs)
+		}
+		if filepath.Ext(abs) != ".cue" {
+			abs += ".cue"
+		}
+		abs = strings.ReplaceAll(abs, ":", "_") // what precedes a colon would be the type of the file
+		e.names[abs] = s.Name
+		overlay[abs] = cueload.FromBytes(s.Data)
+		args = append(args, abs)
+	}
+	return e.load(args, filepath.Dir(args[0]), overlay)
+}
+
+func (e *evaluation) load(args []string, dir string, overlay map[string]cueload.Source) (cue.Value, error) {
+	instances := cueload.Instances(args, &cueload.Config{
+		Dir:     dir,
+		Overlay: overlay,
+		Env:     []string{"CUE_REGISTRY=none"}, // nothing is fetched: a document has all it needs beside it
+	})
+	if len(instances) != 1 {
+		return cue.Value{}, fmt.Errorf("%s holds %d CUE packages, want one", dir, len(instances))
+	}
+	if err := instances[0].Err; err != nil {
+		return cue.Value{}, err
+	}
+	v := e.cue.BuildInstance(instances[0])
+	return v, v.Err()
+}
+
+// name gives a file the name by which the user knows it.
+func (e *evaluation) name(file string) string {
+	if n, ok := e.names[file]; ok {
+		return n
+	}
+	for abs, n := range e.names {
+		if rest, ok := strings.CutPrefix(file, abs); ok && strings.HasSuffix(abs, string(filepath.Separator)) {
+			return filepath.Join(n, rest)
+		}
+	}
+	return file
+}
+
+func (e *evaluation) pos(p token.Pos) *Range {
+	if !p.IsValid() || p.Filename() == "" {
+		return nil
+	}
+	at := Pos{Line: p.Line(), Column: p.Column(), Byte: p.Offset()}
+	return &Range{Filename: e.name(p.Filename()), Start: at, End: at}
+}
+
+// refuse turns errors of the CUE library into diagnostics.
+func (e *evaluation) refuse(code string, err error) Diagnostics {
+	var ds Diagnostics
+	for _, ce := range errors.Errors(err) {
+		if len(ds) == enough {
+			return arrange(ds, Error)
+		}
+		detail := message(ce)
+		if len(detail) > 400 {
+			detail = detail[:400] + snippetCut
+		}
+		d := Diagnostic{Severity: Error, Code: code, Summary: summaries[code], Path: documentPath(ce.Path()), Range: e.pos(ce.Position())}
+		var others []string
+		for _, p := range ce.InputPositions() {
+			r := e.pos(p)
+			switch {
+			case r == nil:
+			case d.Range == nil:
+				d.Range = r
+			case compareRange(d.Range, r) != 0:
+				others = append(others, fmt.Sprintf("%s:%d:%d", r.Filename, r.Start.Line, r.Start.Column))
+			}
+		}
+		d.Detail = fmt.Sprintf("CUE says: %s.", strings.TrimSuffix(printable(detail), "."))
+		if code == codeIncomplete {
+			d.Detail += " A document holds values, not conditions: give this field one value, or a default with *."
+		}
+		if others = slices.Compact(others); len(others) > 0 {
+			d.Detail += fmt.Sprintf(" See also %s.", strings.Join(others[:min(len(others), 4)], ", "))
+		}
+		ds = append(ds, d)
+	}
+	return arrange(ds, "")
+}
+
+// message gives what an error of the CUE library says, with its cause and without places.
+func message(ce errors.Error) string {
+	format, args := ce.Msg()
+	text := fmt.Sprintf(format, args...)
+	if text == "" { // of an error that comes from below the library
+		return ce.Error()
+	}
+	for _, cause := range errors.Errors(stderrors.Unwrap(ce)) {
+		if m := message(cause); !strings.Contains(text, m) {
+			text += ": " + m
+		}
+	}
+	return text
+}
+
+// A writer turns a concrete CUE value into an [Evaluated].
+type writer struct {
+	*evaluation
+	out   Evaluated
+	files map[string]int32
+}
+
+func (w *writer) value(v cue.Value) error {
+	w.place(v.Pos())
+	switch v.Kind() {
+	case cue.StructKind:
+		return w.object(v)
+	case cue.ListKind:
+		w.out.JSON = append(w.out.JSON, '[')
+		elements, err := v.List()
+		if err != nil {
+			return err
+		}
+		for i := 0; elements.Next(); i++ {
+			if i > 0 {
+				w.out.JSON = append(w.out.JSON, ',')
+			}
+			if err := w.value(elements.Value()); err != nil {
+				return err
+			}
+		}
+		w.out.JSON = append(w.out.JSON, ']')
+		return nil
+	case cue.StringKind:
+		s, err := v.String()
+		w.out.JSON = appendString(w.out.JSON, s)
+		return err
+	}
+	text, err := v.MarshalJSON()
+	w.out.JSON = append(w.out.JSON, text...)
+	return err
+}
+
+func (w *writer) object(v cue.Value) error {
+	type member struct {
+		name  string
+		value cue.Value
+	}
+	var members []member
+	fields, err := v.Fields()
+	if err != nil {
+		return err
+	}
+	for fields.Next() {
+		members = append(members, member{fields.Selector().Unquoted(), fields.Value()})
+	}
+	slices.SortFunc(members, func(a, b member) int { return strings.Compare(a.name, b.name) })
+	w.out.JSON = append(w.out.JSON, '{')
+	for i, m := range members {
+		if i > 0 {
+			w.out.JSON = append(w.out.JSON, ',')
+		}
+		w.out.JSON = append(appendString(w.out.JSON, m.name), ':')
+		if err := w.value(m.value); err != nil {
+			return err
+		}
+	}
+	w.out.JSON = append(w.out.JSON, '}')
+	return nil
+}
+
+func (w *writer) place(p token.Pos) {
+	file := int32(-1)
+	if p.IsValid() {
+		var ok bool
+		if file, ok = w.files[p.Filename()]; !ok {
+			file = int32(len(w.out.Files))
+			w.files[p.Filename()] = file
+			w.out.Files = append(w.out.Files, w.name(p.Filename()))
+		}
+	}
+	w.out.Places = append(w.out.Places, file, int32(p.Line()), int32(p.Column()), int32(p.Offset()))
+}

@@ -1,0 +1,307 @@
+package load
+
+import (
+	"fmt"
+	"maps"
+	"slices"
+	"strconv"
+	"strings"
+
+	"cuelang.org/go/cue"
+	"cuelang.org/go/cue/errors"
+	"cuelang.org/go/cue/literal"
+
+	"converge.dev/converge/schema"
+)
+
+// checkResource checks what a document says of one resource: its spec and what every resource may carry. What it finds
+// is sorted by path. When there is nothing, spec has its defaults filled in and is normalized. spec is not nil.
+func (s *Schema) checkResource(k *schema.Kind, spec schema.Object) []violation {
+	kd := s.kinds[k.Name]
+	if len(kd.opaque) > 0 || !kd.body.accepts(map[string]any(spec)) {
+		if found := s.explain(kd, spec); len(found) > 0 {
+			return found
+		}
+	}
+	k.Normalize(spec)
+	return nil
+}
+
+// explain lets CUE judge a resource, and says in our words what CUE refuses. What CUE accepts is filled in.
+func (s *Schema) explain(k *kind, spec schema.Object) []violation {
+	x := &explainer{}
+	x.value(k.body, map[string]any(spec), nil)
+	filled, err := s.ask(k.value, spec)
+	if err == nil { // the checks refuse only what CUE refuses, and computed fields
+		x.found = slices.DeleteFunc(x.found, func(v violation) bool { return v.Code != codeReadOnly })
+		if len(x.found) == 0 {
+			clear(spec)
+			maps.Copy(spec, filled)
+		}
+		return x.sorted()
+	}
+	refused := cuePaths(err, k.value)
+	if k.dynamic { // the checks do not see which fields a condition adds
+		x.found = slices.DeleteFunc(x.found, func(v violation) bool {
+			return v.Code == codeUnknownField && !slices.ContainsFunc(refused, func(r refusal) bool { return slices.Equal(r.path, v.Path) })
+		})
+	}
+	for _, r := range refused {
+		if !x.covers(r.path) {
+			detail := r.message
+			if secretAt(k, r.path) {
+				detail = "The value is not shown: it is a secret."
+			}
+			x.found = append(x.found, newViolation(r.path, codeSchema, stop(detail)))
+		}
+	}
+	return x.sorted()
+}
+
+// ask lets CUE check a value, and gives it with defaults filled in.
+func (s *Schema) ask(v cue.Value, spec schema.Object) (schema.Object, error) {
+	s.mu.Lock()
+	defer s.mu.Unlock()
+	u := v.Unify(s.ctx.Encode(map[string]any(spec), cue.NilIsAny(false)))
+	if err := u.Validate(cue.Concrete(true)); err != nil {
+		return nil, err
+	}
+	b, err := u.MarshalJSON()
+	if err != nil {
+		return nil, err
+	}
+	var filled schema.Object
+	return filled, filled.UnmarshalJSON(b)
+}
+
+// An explainer collects what a value violates.
+type explainer struct {
+	found  []violation
+	secret bool // values are not to be shown
+}
+
+func (x *explainer) add(path []string, code, detail string) {
+	x.found = append(x.found, newViolation(slices.Clone(path), code, stop(detail)))
+}
+
+func (x *explainer) sorted() []violation {
+	slices.SortStableFunc(x.found, func(a, b violation) int { return slices.Compare(a.Path, b.Path) })
+	return x.found
+}
+
+// covers reports whether something was found at path, above or below it.
+func (x *explainer) covers(path []string) bool {
+	return slices.ContainsFunc(x.found, func(v violation) bool {
+		n := min(len(v.Path), len(path))
+		return slices.Equal(v.Path[:n], path[:n])
+	})
+}
+
+// value finds what a value violates. Of a scalar one thing is enough.
+func (x *explainer) value(c *check, v any, path []string) {
+	if c.name == secretDefinition {
+		defer func(secret bool) { x.secret = secret }(x.secret)
+		x.secret = true
+	}
+	if c.types&typeOf(v) == 0 {
+		x.add(path, codeWrongType, fmt.Sprintf("Found %s. Want %s", x.show(v), c.want()))
+		return
+	}
+	for _, t := range c.tests {
+		switch t := t.(type) {
+		case *object:
+			x.object(t, v.(map[string]any), path)
+			continue
+		case *list:
+			x.list(t, v.([]any), path)
+			continue
+		}
+		if t.accepts(v) {
+			continue
+		}
+		x.refused(c, t, v, path)
+		if typeOf(v)&(isObject|isList) == 0 {
+			return
+		}
+	}
+}
+
+// refused says why one test refuses a value.
+func (x *explainer) refused(c *check, t test, v any, path []string) {
+	want := ". Want " + c.want()
+	switch t := t.(type) {
+	case *check:
+		x.value(t, v, path)
+	case *enum:
+		if text, ok := v.(string); ok && !x.secret {
+			if s := suggest(text, textsOf(t.values)); s != "" {
+				want += fmt.Sprintf(". Did you mean %q?", s)
+			}
+		}
+		x.add(path, codeEnum, x.show(v)+" is not allowed"+want)
+	case not:
+		x.add(path, codeEnum, x.show(v)+" is not allowed"+want)
+	case bound:
+		x.add(path, codeOutOfRange, x.show(v)+" is out of range"+want)
+	case *pattern:
+		x.add(path, codePattern, x.show(v)+" does not fit"+want)
+	case *size:
+		x.add(path, codeLength, fmt.Sprintf("Found %s. Want %s", count(lengthOf(v), t.unit()), t.want()))
+	case unique:
+		l := v.([]any)
+		x.add(path, codeEnum, fmt.Sprintf("%s is there twice. Want every element once", x.show(l[repeated(l)])))
+	case *anyOf:
+		x.anyOf(c, t, v, path)
+	default:
+		x.add(path, codeSchema, x.show(v)+" is not allowed"+want)
+	}
+}
+
+// anyOf says why none of several checks accepts a value.
+func (x *explainer) anyOf(c *check, t *anyOf, v any, path []string) {
+	var near []*check // those for values of the type
+	for _, a := range t.checks {
+		if a.types&typeOf(v) != 0 {
+			near = append(near, a)
+		}
+	}
+	if len(near) == 1 {
+		x.value(near[0], v, path)
+		return
+	}
+	code := codeOutOfRange
+	if typeOf(v) == isString {
+		code = codePattern
+	}
+	x.add(path, code, x.show(v)+" does not fit. Want "+c.want())
+}
+
+func (x *explainer) object(o *object, fields map[string]any, path []string) {
+	for _, name := range slices.Sorted(maps.Keys(fields)) {
+		at := append(path[:len(path):len(path)], name)
+		m := o.fields[name]
+		switch {
+		case m == nil:
+			x.free(o, name, fields[name], at)
+		case m.computed:
+			x.add(at, codeReadOnly, fmt.Sprintf("The far side sets %q. Remove it from the document", name))
+		default:
+			secret := x.secret
+			x.secret = secret || m.secret
+			x.value(m.check, fields[name], at)
+			x.secret = secret
+		}
+	}
+	for _, m := range o.owed {
+		if _, ok := fields[m.name]; ok {
+			continue
+		}
+		at := append(path[:len(path):len(path)], m.name)
+		if !m.filled {
+			x.add(at, codeMissingField, strings.Join(strings.Fields(fmt.Sprintf("Field %q is required. %s Want %s", m.name, m.doc, m.check.want())), " "))
+			continue
+		}
+		x.value(m.check, schema.Clone(m.fill), at)
+	}
+}
+
+// free finds what a field violates whose name the definition does not give.
+func (x *explainer) free(o *object, name string, v any, path []string) {
+	known := o.open
+	for _, p := range o.patterns {
+		if p.key.accepts(name) {
+			known = true
+			x.value(p.value, v, path)
+		}
+	}
+	switch {
+	case known:
+	case len(o.fields) == 0 && len(o.patterns) == 1:
+		x.add(path, codeBadName, fmt.Sprintf("%q does not fit as a name. Want %s", name, o.patterns[0].key.want()))
+	default:
+		x.add(path, codeUnknownField, unknown("field", name, o.writable()))
+	}
+}
+
+func (x *explainer) list(l *list, elems []any, path []string) {
+	if len(elems) < l.min {
+		x.add(path, codeLength, fmt.Sprintf("Found %s. Want at least %s", count(len(elems), "element"), count(l.min, "element")))
+	}
+	for i, e := range elems {
+		x.value(l.elem, e, append(path[:len(path):len(path)], strconv.Itoa(i)))
+	}
+}
+
+// show gives a value as it stands in a message, unless it is a secret.
+func (x *explainer) show(v any) string {
+	if x.secret {
+		return "(secret)"
+	}
+	return show(v)
+}
+
+// A refusal is one thing that CUE refuses, at a path below the resource.
+type refusal struct {
+	path    []string
+	message string
+}
+
+// cuePaths gives the places of a CUE error below the value that was checked.
+func cuePaths(err error, v cue.Value) (all []refusal) {
+	base := v.Path().Selectors()
+	for _, e := range errors.Errors(err) {
+		path := e.Path()
+		n := 0
+		for n < len(path) && n < len(base) && path[n] == base[n].String() {
+			n++
+		}
+		below := slices.Clone(path[n:])
+		for i, name := range below {
+			if u, err := literal.Unquote(name); err == nil {
+				below[i] = u
+			}
+		}
+		format, args := e.Msg()
+		all = append(all, refusal{below, fmt.Sprintf(format, args...)})
+	}
+	return all
+}
+
+// secretAt reports whether path leads into a field that holds a secret.
+func secretAt(k *kind, path []string) bool {
+	if len(path) == 0 {
+		return false
+	}
+	f := k.Field(path[0])
+	for _, name := range path[1:] {
+		switch {
+		case f == nil || f.Secret:
+		case f.Elem != nil:
+			f = f.Elem
+		default:
+			f = f.Field(name)
+		}
+	}
+	return f != nil && f.Secret
+}
+
+// explainCUE makes one error of all that a CUE error holds, each with its place.
+func explainCUE(err error) error {
+	if err == nil {
+		return nil
+	}
+	return fmt.Errorf("%s", strings.TrimSpace(errors.Details(err, &errors.Config{ToSlash: true})))
+}
+
+// decodeCUE gives the JSON value of a concrete CUE value.
+func decodeCUE(v cue.Value) (any, error) {
+	b, err := v.MarshalJSON()
+	if err != nil {
+		return nil, err
+	}
+	var o schema.Object
+	if err := o.UnmarshalJSON(slices.Concat([]byte(`{"v":`), b, []byte("}"))); err != nil {
+		return nil, err
+	}
+	return o["v"], nil
+}

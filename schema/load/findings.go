@@ -1,0 +1,216 @@
+package load
+
+import (
+	"cmp"
+	"fmt"
+	"os"
+	"slices"
+	"strings"
+)
+
+// Codes of what keeps a document from being read. The codes of the schema are in codes.go, those of the rules in the
+// table of rules.
+const (
+	codeTooMany       = "CV1050"
+	codeSyntax        = "CV1051"
+	codeDuplicateName = "CV1052"
+	codeTooLarge      = "CV1053"
+	codeEvaluation    = "CV1054"
+	codeIncomplete    = "CV1055"
+	codeLimit         = "CV1056"
+	codeInterrupted   = "CV1057"
+)
+
+// summaries gives the constant summary of each code of reading.
+var summaries = map[string]string{
+	codeTooMany:       "More problems",
+	codeSyntax:        "Unreadable document",
+	codeDuplicateName: "Duplicate name",
+	codeTooLarge:      "Document too large",
+	codeEvaluation:    "Evaluation failed",
+	codeIncomplete:    "Value not given",
+	codeLimit:         "Evaluation stopped",
+	codeInterrupted:   "Loading interrupted",
+}
+
+const (
+	maxDiagnostics = 100  // what one load returns at most, beside the one that counts the rest
+	enough         = 1000 // problems after which looking for more stops
+)
+
+// A problem is a diagnostic whose place in the source is not known yet.
+type problem struct {
+	path     []string // in the document
+	severity Severity // empty: error
+	code     string
+	summary  string // empty: from summaries
+	detail   string
+}
+
+// Findings collect problems.
+type findings struct {
+	problems []problem
+	more     Severity // the worst of what was not collected; empty: all was
+}
+
+func (f *findings) add(p problem) {
+	if len(f.problems) >= enough {
+		f.drop(cmp.Or(p.severity, Error))
+		return
+	}
+	f.problems = append(f.problems, p)
+}
+
+// drop notes that something was found and is not told.
+func (f *findings) drop(severity Severity) {
+	if f.more != Error {
+		f.more = severity
+	}
+}
+
+// violation adds what the schema says of the value at path.
+func (f *findings) violation(path []string, v violation) {
+	f.add(problem{path: slices.Concat(path, v.Path), code: v.Code, summary: v.Summary, detail: v.Detail})
+}
+
+// An origin knows where the values of a document came from.
+type origin struct {
+	sources   []Source
+	json      []byte     // what was decoded: the one source, or what evaluation made
+	evaluated *Evaluated // nil when the source is JSON
+	texts     map[string]*sourceText
+}
+
+// fault makes the diagnostic of a source that cannot be read.
+func (o *origin) fault(f *fault) Diagnostics {
+	d := Diagnostic{Severity: Error, Code: f.code, Summary: summaries[f.code], Detail: f.detail, Path: documentPath(f.path)}
+	if o.evaluated != nil {
+		d.Range, d.Snippet = o.mark(locate(o.json, [][]string{f.path})[0])
+		return Diagnostics{d}
+	}
+	t := newText(o.sources[0].Name, o.json)
+	if f.code == codeDuplicateName && f.path != nil { // the fault lies at the second, the path leads to the first
+		first := locate(o.json, [][]string{f.path})[0]
+		d.Detail += fmt.Sprintf(" The first is at %s:%d.", t.name, t.pos(first.start).Line)
+	}
+	d.Range, d.Snippet = t.mark(f.offset, f.offset)
+	return Diagnostics{d}
+}
+
+// diagnostics finds the place of every problem and puts them in the order of the source.
+func (o *origin) diagnostics(found *findings, secret func(path []string) bool) Diagnostics {
+	if len(found.problems) == 0 {
+		return nil
+	}
+	paths := make([][]string, len(found.problems))
+	for i, p := range found.problems {
+		paths[i] = p.path
+	}
+	ds := make(Diagnostics, len(paths))
+	for i, pl := range locate(o.json, paths) {
+		p := found.problems[i]
+		ds[i] = Diagnostic{
+			Severity: cmp.Or(p.severity, Error),
+			Code:     p.code,
+			Summary:  cmp.Or(p.summary, summaries[p.code]),
+			Detail:   p.detail,
+			Path:     documentPath(p.path),
+		}
+		ds[i].Range, ds[i].Snippet = o.mark(pl)
+		if secret(p.path) {
+			ds[i].Snippet = ""
+		}
+	}
+	return arrange(ds, found.more)
+}
+
+// arrange sorts diagnostics by their place, drops repetitions and the ones nobody would read. If there were more, more is
+// the worst of them: what is dropped still counts.
+func arrange(ds Diagnostics, more Severity) Diagnostics {
+	slices.SortFunc(ds, func(a, b Diagnostic) int {
+		return cmp.Or(compareRange(a.Range, b.Range), cmp.Compare(a.Path, b.Path), cmp.Compare(a.Code, b.Code), cmp.Compare(a.Detail, b.Detail))
+	})
+	ds = slices.CompactFunc(ds, func(a, b Diagnostic) bool {
+		return a.Code == b.Code && a.Path == b.Path && a.Detail == b.Detail && compareRange(a.Range, b.Range) == 0
+	})
+	rest := len(ds) - maxDiagnostics
+	if rest <= 0 && more == "" {
+		return ds
+	}
+	atLeast := ""
+	if more != "" {
+		atLeast = "at least "
+	}
+	severity := Warning
+	if ds.HasErrors() || more == Error {
+		severity = Error
+	}
+	return append(ds[:min(len(ds), maxDiagnostics)], Diagnostic{Severity: severity, Code: codeTooMany, Summary: summaries[codeTooMany],
+		Detail: fmt.Sprintf("And %s%d more. Mend these first and load again.", atLeast, max(rest, 1))})
+}
+
+func compareRange(a, b *Range) int {
+	switch {
+	case a == nil && b == nil:
+		return 0
+	case a == nil:
+		return 1
+	case b == nil:
+		return -1
+	}
+	return cmp.Or(cmp.Compare(a.Filename, b.Filename), cmp.Compare(a.Start.Line, b.Start.Line), cmp.Compare(a.Start.Column, b.Start.Column))
+}
+
+// mark gives the range of a place and the line on which it starts; nothing when the place is in no source.
+func (o *origin) mark(p place) (*Range, string) {
+	if o.evaluated == nil {
+		return o.text(o.sources[0].Name).mark(p.start, p.end)
+	}
+	name, at := o.evaluated.at(p.nth)
+	if name == "" {
+		return nil, ""
+	}
+	return &Range{Filename: name, Start: at, End: at}, snippet(o.text(name).line(at.Line), at.Column)
+}
+
+// text gives the text of a source. A file of a package directory is read again; one that has gone is empty.
+func (o *origin) text(name string) *sourceText {
+	if t := o.texts[name]; t != nil {
+		return t
+	}
+	var data []byte
+	if i := slices.IndexFunc(o.sources, func(s Source) bool { return s.Name == name }); i >= 0 {
+		data = o.sources[i].Data
+	} else if info, err := os.Stat(name); err == nil && info.Size() <= maxSize {
+		data, _ = os.ReadFile(name)
+	}
+	t := newText(name, data)
+	if o.texts == nil {
+		o.texts = make(map[string]*sourceText)
+	}
+	o.texts[name] = t
+	return t
+}
+
+// documentPath gives a path as it is shown and, at the start of a resource, as [schema.Ref.Path] gives it.
+func documentPath(path []string) string {
+	shown := slices.Clone(path)
+	for i, name := range shown {
+		if len(name) > maxName {
+			shown[i] = name[:maxName] + snippetCut
+		}
+	}
+	return printable(strings.Join(shown, "."))
+}
+
+// secret reports whether path lies in a field that holds a secret, so that its source must not be shown.
+func (s *Schema) secret(path []string) bool {
+	if len(path) > 2 && path[0] == "nodes" {
+		path = path[2:]
+	}
+	if len(path) < 4 {
+		return false
+	}
+	k := s.kinds[path[0]+"."+path[1]]
+	return k != nil && secretAt(k, path[3:])
+}

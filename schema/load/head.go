@@ -1,0 +1,146 @@
+package load
+
+import (
+	"fmt"
+	"maps"
+	"slices"
+	"strings"
+
+	"converge.dev/converge/schema"
+)
+
+// noObject is said of what should hold names.
+const noObject = "Names belong here, each followed by what it names: write an object."
+
+// checkName checks the name of a resource against the grammar of its kind; nil when it fits.
+func (s *Schema) checkName(k *schema.Kind, name string) *violation {
+	switch kd := s.kinds[k.Name]; {
+	case name == "" || strings.Contains(name, "/"): // a ref is SCOPE/KIND/NAME
+		v := newViolation(nil, codeBadName, fmt.Sprintf("%q cannot name anything. Want a name that is not empty and has no slash.", name))
+		return &v
+	case !kd.name.accepts(name):
+		v := newViolation(nil, codeBadName, stop(fmt.Sprintf("%s cannot name a %s. Want %s", show(name), k.Name, kd.name.want())))
+		return &v
+	}
+	return nil
+}
+
+// checkHead checks everything of a document above its resources: apiVersion, site and policy, the names of nodes,
+// providers and kinds, and that every resource is an object. Names of resources are left to checkName, what is in them
+// to checkResource.
+func (s *Schema) checkHead(doc map[string]any) []violation {
+	x := &explainer{}
+	head := make(map[string]any)
+	for _, name := range slices.Sorted(maps.Keys(doc)) {
+		switch {
+		case name == "nodes":
+			s.checkNodes(x, doc[name])
+		case s.head.fields[name] != nil:
+			head[name] = doc[name]
+		default:
+			s.checkProvider(x, nil, name, doc[name])
+		}
+	}
+	x.object(s.head, head, nil)
+	return x.sorted()
+}
+
+func (s *Schema) checkNodes(x *explainer, v any) {
+	path := []string{"nodes"}
+	nodes, ok := v.(map[string]any)
+	if !ok {
+		x.add(path, codeWrongType, noObject)
+		return
+	}
+	for _, node := range slices.Sorted(maps.Keys(nodes)) {
+		at := append(path[:1:1], node)
+		if !s.nodeName.accepts(node) {
+			x.add(at, codeBadName, fmt.Sprintf("%s cannot name a node. Want %s", show(node), s.nodeName.want()))
+		}
+		providers, ok := nodes[node].(map[string]any)
+		if !ok {
+			x.add(at, codeWrongType, noObject)
+			continue
+		}
+		for _, name := range slices.Sorted(maps.Keys(providers)) {
+			s.checkProvider(x, at, name, providers[name])
+		}
+	}
+}
+
+// checkProvider checks the kinds under a provider, of the site when path is empty, otherwise of a node.
+func (s *Schema) checkProvider(x *explainer, path []string, provider string, v any) {
+	onNode := len(path) > 0
+	at := append(path[:len(path):len(path)], provider)
+	nouns, elsewhere := s.nouns(provider, onNode), s.nouns(provider, !onNode)
+	switch {
+	case len(nouns) == 0 && len(elsewhere) > 0:
+		x.add(at, codeWrongScope, s.wrongScope(provider, onNode))
+		return
+	case len(nouns) == 0:
+		x.add(at, codeUnknownProvider, s.unknownName(provider, onNode))
+		return
+	}
+	kinds, ok := v.(map[string]any)
+	if !ok {
+		x.add(at, codeWrongType, noObject)
+		return
+	}
+	for _, noun := range slices.Sorted(maps.Keys(kinds)) {
+		at := append(at[:len(at):len(at)], noun)
+		if !slices.Contains(nouns, noun) {
+			if slices.Contains(elsewhere, noun) {
+				x.add(at, codeWrongScope, s.wrongScope(provider+"."+noun, onNode))
+			} else {
+				x.add(at, codeUnknownKind, unknown("kind of "+provider, noun, nouns))
+			}
+			continue
+		}
+		resources, ok := kinds[noun].(map[string]any)
+		if !ok {
+			x.add(at, codeWrongType, noObject)
+			continue
+		}
+		for name, r := range resources {
+			if _, ok := r.(map[string]any); !ok {
+				x.add(append(at[:len(at):len(at)], name), codeWrongType, fmt.Sprintf("Found %s. Want an object with the fields of a %s.%s", show(r), provider, noun))
+			}
+		}
+	}
+}
+
+func (s *Schema) wrongScope(what string, onNode bool) string {
+	if onNode {
+		return fmt.Sprintf("%s belongs to the whole site. Write it at the top of the document, not under a node.", what)
+	}
+	return fmt.Sprintf("%s lives on nodes. Write it under nodes.NAME.%s.", what, what)
+}
+
+// unknownName says that a name is neither a provider nor, at the top of a document, a field.
+func (s *Schema) unknownName(name string, onNode bool) string {
+	var names []string
+	for _, k := range s.kinds {
+		if k.Node == onNode {
+			provider, _, _ := strings.Cut(k.Name, ".")
+			names = append(names, provider)
+		}
+	}
+	what := "provider"
+	if !onNode {
+		what = "field or provider"
+		names = append(append(names, s.head.names()...), "nodes")
+	}
+	slices.Sort(names)
+	return unknown(what, name, slices.Compact(names))
+}
+
+// nouns lists the second halves of a provider's kinds on the site or on nodes.
+func (s *Schema) nouns(provider string, onNode bool) (nouns []string) {
+	for name, k := range s.kinds {
+		if p, noun, _ := strings.Cut(name, "."); p == provider && k.Node == onNode {
+			nouns = append(nouns, noun)
+		}
+	}
+	slices.Sort(nouns)
+	return nouns
+}

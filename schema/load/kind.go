@@ -1,0 +1,203 @@
+package load
+
+import (
+	"errors"
+	"fmt"
+	"slices"
+	"strings"
+
+	"cuelang.org/go/cue"
+	"cuelang.org/go/cue/ast"
+
+	"converge.dev/converge/schema"
+)
+
+// secretDefinition is the definition of the place of a secret: whatever is of it is a secret without saying so.
+const secretDefinition = "#Secret"
+
+// fields describes the fields of a struct at path, sorted by name, without those to skip.
+func (s *Schema) fields(v cue.Value, path string, skip []string) ([]schema.Field, error) {
+	var fields []schema.Field
+	var errs []error
+	for sel, f := range fieldsOf(v) {
+		if slices.Contains(skip, sel.Unquoted()) {
+			continue
+		}
+		d, err := s.field(f, path+"."+sel.Unquoted())
+		errs = append(errs, err)
+		d.Name = sel.Unquoted()
+		d.Required = sel.ConstraintType() == cue.RequiredConstraint
+		if def, ok := f.Default(); ok && sel.ConstraintType() == 0 && def.Validate(cue.Concrete(true)) == nil {
+			if d.Default, err = decodeCUE(def); err != nil {
+				errs = append(errs, fmt.Errorf("%s: %s: %w", file(f), path, err))
+			}
+		}
+		if d.Computed && sel.ConstraintType() != cue.OptionalConstraint {
+			errs = append(errs, fmt.Errorf("%s: %s.%s: a computed field is optional: write %s?", file(f), path, d.Name, d.Name))
+		}
+		fields = append(fields, d)
+	}
+	return fields, errors.Join(errs...)
+}
+
+// anyFields describes the fields of a struct, or those of several structs of which one is chosen.
+func (s *Schema) anyFields(v cue.Value, path string) ([]schema.Field, error) {
+	op, args := v.Expr()
+	if op != cue.OrOp {
+		return s.fields(v, path, nil)
+	}
+	var all []schema.Field
+	var errs []error
+	for _, a := range args {
+		if d, ok := s.dereference(a); ok {
+			a = d
+		}
+		fields, err := s.fields(a, path, nil)
+		errs = append(errs, err)
+		for _, f := range fields {
+			f.Required, f.Default = false, nil // that depends on the choice
+			if !slices.ContainsFunc(all, func(g schema.Field) bool { return g.Name == f.Name }) {
+				all = append(all, f)
+			}
+		}
+	}
+	slices.SortFunc(all, func(a, b schema.Field) int { return strings.Compare(a.Name, b.Name) })
+	return all, errors.Join(errs...)
+}
+
+// field describes one value: a field, an element or what lies under a free key.
+func (s *Schema) field(v cue.Value, path string) (schema.Field, error) {
+	f := schema.Field{Doc: doc(v), Constraint: constraint(v)}
+	if name, ok := s.named(v); ok {
+		f.Secret = name == secretDefinition
+		if f.Doc == "" {
+			f.Doc = doc(s.definition(name))
+		}
+	}
+	var errs []error
+	var elem cue.Value
+	k := kindOf(v)
+	if k != cue.NullKind {
+		k &^= cue.NullKind
+	}
+	switch k {
+	case cue.StringKind:
+		f.Type = schema.String
+	case cue.IntKind:
+		f.Type = schema.Int
+	case cue.NumberKind:
+		f.Type = schema.Number
+	case cue.BoolKind:
+		f.Type = schema.Bool
+	case cue.StructKind:
+		f.Type = schema.Struct
+		it, err := v.Fields(cue.Optional(true), cue.Patterns(true))
+		for err == nil && it.Next() {
+			if it.Selector().ConstraintType() == cue.PatternConstraint {
+				f.Type, elem = schema.Map, it.Value()
+			}
+		}
+		if f.Type == schema.Struct {
+			f.Fields, err = s.anyFields(v, path)
+			errs = append(errs, err)
+		}
+	case cue.ListKind:
+		f.Type = schema.List
+		if _, elem = elements(v); !elem.Exists() {
+			f.Type = schema.Any
+		}
+	case cue.FloatKind:
+		errs = append(errs, fmt.Errorf("%s: %s: no JSON number is a float for sure: use number", file(v), path))
+	case cue.BottomKind:
+		errs = append(errs, fmt.Errorf("%s: %s: no value is allowed: %w", file(v), path, explainCUE(v.Validate())))
+	default:
+		f.Type = schema.Any
+	}
+	if f.Type == schema.List || f.Type == schema.Map {
+		e, err := s.field(elem, path+"[]")
+		f.Elem = &e
+		errs = append(errs, err)
+	}
+	for _, a := range v.Attributes(cue.FieldAttr) {
+		if err := annotate(&f, a); err != nil {
+			errs = append(errs, fmt.Errorf("%s: %s: @%s(%s): %w", file(v), path, a.Name(), a.Contents(), err))
+		}
+	}
+	return f, errors.Join(errs...)
+}
+
+// constraint gives the source of what v may be; nothing when that is a struct, whose fields say it better.
+func constraint(v cue.Value) string {
+	x := expression(v)
+	if x == nil {
+		return ""
+	}
+	hasStruct := false
+	ast.Walk(x, func(n ast.Node) bool {
+		_, ok := n.(*ast.StructLit)
+		hasStruct = hasStruct || ok
+		return !hasStruct
+	}, nil)
+	if hasStruct {
+		return ""
+	}
+	return text(v)
+}
+
+// annotate notes on a field what one of its attributes says.
+func annotate(f *schema.Field, a cue.Attribute) error {
+	args := make([]string, a.NumArgs())
+	for i := range args {
+		args[i] = strings.TrimSpace(a.RawArg(i))
+	}
+	if len(args) == 1 && args[0] == "" {
+		args = nil
+	}
+	want := 0
+	switch a.Name() {
+	case "ref", "key", "disruption":
+		want = 1
+	case "immutable", "computed", "secret", "set":
+	default:
+		return fmt.Errorf("there is no such attribute%s", didYouMean(a.Name(), attributes))
+	}
+	if len(args) != want {
+		return fmt.Errorf("want %d arguments, have %d", want, len(args))
+	}
+	switch a.Name() {
+	case "immutable":
+		f.Immutable = true
+	case "computed":
+		f.Computed = true
+	case "secret":
+		f.Secret = true
+	case "disruption":
+		f.Disruption = args[0]
+	case "set":
+		if f.Type != schema.List || f.Key != "" {
+			return errors.New("want a list without @key")
+		}
+		f.Set = true
+	case "key":
+		if f.Type != schema.List || f.Set || f.Elem.Type != schema.Struct {
+			return errors.New("want a list of structs without @set")
+		}
+		if key := f.Elem.Field(args[0]); key == nil {
+			return fmt.Errorf("the elements have no field %s", args[0])
+		} else if !key.Required {
+			return fmt.Errorf("the field %s of the elements is not required", args[0])
+		}
+		f.Key = args[0]
+	case "ref":
+		for f.Elem != nil { // the attribute of a list is meant for its elements
+			f = f.Elem
+		}
+		if f.Type != schema.String || f.Ref != "" {
+			return errors.New("want one @ref on a string, or on a list or map of strings")
+		}
+		f.Ref = args[0]
+	}
+	return nil
+}
+
+var attributes = []string{"ref", "immutable", "computed", "secret", "set", "key", "disruption"}

@@ -1,0 +1,231 @@
+package load
+
+import (
+	"bytes"
+	"cmp"
+	"slices"
+	"strconv"
+	"unicode"
+	"unicode/utf8"
+
+	"github.com/go-json-experiment/json/jsontext"
+)
+
+// A place is where one value lies in a JSON text.
+type place struct {
+	start, end int64 // bytes; of a member from its name on; end is past a scalar, or past the name or bracket before a composite
+	nth        int   // how many values come before it, parents before children
+}
+
+// A branch is a node of the tree of the paths that are looked for.
+type branch struct {
+	below map[string]*branch
+	found bool
+	place place
+}
+
+// find notes where the value of the branch is; of a name that is there twice, the first.
+func (b *branch) find(p place) {
+	if b != nil && !b.found {
+		b.found, b.place = true, p
+	}
+}
+
+// element gives the branch of the i-th element of a list, nil when nobody looks for it.
+func (b *branch) element(i int) *branch {
+	if b == nil || b.below == nil {
+		return nil
+	}
+	return b.below[strconv.Itoa(i)]
+}
+
+// member gives the branch of the member with a quoted name, nil when nobody looks for it.
+func (b *branch) member(quoted jsontext.Value) *branch {
+	if b == nil || b.below == nil {
+		return nil
+	}
+	name, _ := jsontext.AppendUnquote(nil, quoted)
+	return b.below[string(name)]
+}
+
+// locate finds in one pass over data, which is JSON, the value at each path, or where there is none the deepest value on
+// the way to it. It reads as far as it can in a text that is broken.
+func locate(data []byte, paths [][]string) []place {
+	root := &branch{}
+	for _, p := range paths {
+		b := root
+		for _, name := range p {
+			next := b.below[name]
+			if next == nil {
+				next = &branch{}
+				if b.below == nil {
+					b.below = make(map[string]*branch)
+				}
+				b.below[name] = next
+			}
+			b = next
+		}
+	}
+	l := locator{in: jsontext.NewDecoder(bytes.NewBuffer(data), jsontext.AllowDuplicateNames(true), jsontext.AllowInvalidUTF8(true))}
+	l.value(root, -1)
+	places := make([]place, len(paths))
+	for i, p := range paths {
+		b := root
+		for _, name := range p {
+			next := b.below[name]
+			if !next.found {
+				break
+			}
+			b = next
+		}
+		places[i] = b.place
+	}
+	return places
+}
+
+type locator struct {
+	in  *jsontext.Decoder
+	nth int
+}
+
+// value reads one value; name is where the name of a member starts, -1 for what is not a member. It reports whether
+// reading can go on.
+func (l *locator) value(b *branch, name int64) bool {
+	p := place{start: name, end: l.in.InputOffset(), nth: l.nth}
+	l.nth++
+	kind := l.in.PeekKind()
+	if kind != '{' && kind != '[' {
+		raw, err := l.in.ReadValue()
+		if err != nil {
+			return false
+		}
+		p.end = l.in.InputOffset()
+		if name < 0 {
+			p.start = p.end - int64(len(raw))
+		}
+		b.find(p)
+		return true
+	}
+	if _, err := l.in.ReadToken(); err != nil {
+		return false
+	}
+	if name < 0 {
+		p.end = l.in.InputOffset()
+		p.start = p.end - 1
+	}
+	b.find(p)
+	for i := 0; l.in.PeekKind() != kind+2; i++ { // in ASCII a bracket closes two after it opens
+		var below *branch
+		start := int64(-1)
+		if kind == '[' {
+			below = b.element(i)
+		} else {
+			raw, err := l.in.ReadValue()
+			if err != nil {
+				return false
+			}
+			start = l.in.InputOffset() - int64(len(raw))
+			below = b.member(raw)
+		}
+		if !l.value(below, start) {
+			return false
+		}
+	}
+	_, err := l.in.ReadToken()
+	return err == nil
+}
+
+// A sourceText is a source whose bytes are known, with the start of each line.
+type sourceText struct {
+	name  string
+	data  []byte
+	lines []int
+}
+
+func newText(name string, data []byte) *sourceText {
+	t := &sourceText{name: name, data: data, lines: []int{0}}
+	for at := 0; ; {
+		i := bytes.IndexByte(data[at:], '\n')
+		if i < 0 {
+			return t
+		}
+		at += i + 1
+		t.lines = append(t.lines, at)
+	}
+}
+
+// pos gives the line and column of a byte.
+func (t *sourceText) pos(offset int64) Pos {
+	at := int(min(max(offset, 0), int64(len(t.data))))
+	line, exact := slices.BinarySearchFunc(t.lines, at, cmp.Compare[int])
+	if exact {
+		line++
+	}
+	return Pos{Line: line, Column: at - t.lines[line-1] + 1, Byte: at}
+}
+
+// offset is the inverse of pos.
+func (t *sourceText) offset(line, column int) int64 {
+	if line < 1 || line > len(t.lines) {
+		return 0
+	}
+	return int64(t.lines[line-1] + max(column, 1) - 1)
+}
+
+// mark gives the range from start to end and the line on which it starts. A range of several lines ends with its first.
+func (t *sourceText) mark(start, end int64) (*Range, string) {
+	from := t.pos(start)
+	line := t.line(from.Line)
+	to := t.pos(min(max(end, start), int64(t.lines[from.Line-1]+len(line))))
+	return &Range{Filename: t.name, Start: from, End: to}, snippet(line, from.Column)
+}
+
+// line gives a line, counted from 1, without its end; nothing when there is no such line.
+func (t *sourceText) line(n int) []byte {
+	if n < 1 || n > len(t.lines) {
+		return nil
+	}
+	line := t.data[t.lines[n-1]:]
+	if i := bytes.IndexByte(line, '\n'); i >= 0 {
+		line = line[:i]
+	}
+	return bytes.TrimSuffix(line, []byte("\r"))
+}
+
+// snippetSize bounds what is shown of a line: a whole site may be one line.
+const snippetSize = 160
+
+// snippetCut starts a snippet whose line was cut before the place that matters, which then follows at once.
+const snippetCut = "…"
+
+// snippet makes a line fit to be shown: short, and without bytes that a terminal could obey.
+func snippet(line []byte, column int) string {
+	head := ""
+	if len(line) > snippetSize && column-1 > snippetSize/2 {
+		head, line = snippetCut, line[min(column-1, len(line)):]
+	}
+	tail := ""
+	if len(line) > snippetSize {
+		line, tail = line[:snippetSize], snippetCut
+	}
+	return head + printable(string(line)) + tail
+}
+
+// printable replaces what is not printable with question marks, byte by byte, so that columns stay right.
+func printable(s string) string {
+	ok := func(r rune, size int) bool {
+		return r == '\t' || unicode.IsPrint(r) && (r != utf8.RuneError || size > 1)
+	}
+	var b []byte
+	for i := 0; i < len(s); {
+		r, size := utf8.DecodeRuneInString(s[i:])
+		switch {
+		case ok(r, size):
+			b = append(b, s[i:i+size]...)
+		default:
+			b = append(b, bytes.Repeat([]byte("?"), size)...)
+		}
+		i += size
+	}
+	return string(b)
+}

@@ -1,0 +1,302 @@
+package load
+
+import (
+	"net/netip"
+	"slices"
+	"strconv"
+)
+
+// The kinds of Carbide that rules know.
+const (
+	carbideVPC           = "carbide.vpc"
+	carbidePrefix        = "carbide.vpc_prefix"
+	carbideSegment       = "carbide.network_segment"
+	carbideSecurityGroup = "carbide.network_security_group"
+	carbideKeyset        = "carbide.tenant_keyset"
+	carbideInstance      = "carbide.instance"
+	carbideInstanceType  = "carbide.instance_type"
+	carbideMachine       = "carbide.machine"
+)
+
+// carbideRules say in advance what the site's service would refuse in the middle of a run. Its own words for most of it
+// are an internal error.
+var carbideRules = []Rule{
+	{"CV1121", "carbide-duplicate-vni", "VNI is used twice", "A VNI belongs to one VPC", checkVNIs},
+	{"CV1122", "carbide-prefix-overlap", "VPC prefixes overlap", "VPC prefixes do not overlap, in whatever VPC they are", checkPrefixOverlap},
+	{"CV1123", "carbide-segment-overlap", "Segments overlap", "Segments do not overlap, in whatever VPC they are", checkSegmentOverlap},
+	{"CV1124", "carbide-segment-in-prefix", "Segment and VPC prefix collide", "A segment that meets a VPC prefix lies in it and in the same VPC", checkSegmentInPrefix},
+	{"CV1125", "carbide-gateway", "Gateway is not in its network", "A gateway is an address strictly inside its network", checkGateways},
+	{"CV1126", "carbide-segment-prefixes", "Networks do not fit a segment", "A segment has one network for each IP version, of a size that holds hosts", checkSegmentPrefixes},
+	{"CV1127", "carbide-virtualization", "VPC does not carry this", "A VPC holds only what its way of virtualization carries", checkVirtualization},
+	{"CV1128", "carbide-security-group-size", "Security group is too large", "A security group has at most 200 rules after expansion", checkSecurityGroupSize},
+	{"CV1129", "carbide-security-rule", "Security rule contradicts itself", "The parts of a security rule fit each other", checkSecurityRules},
+	{"CV1130", "carbide-metadata", "More than the service keeps", "Labels and descriptions fit into what the service keeps", checkMetadata},
+	{"CV1131", "carbide-tenant", "Tenants differ", "What an object refers to belongs to the same tenant", checkTenants},
+	{"CV1132", "carbide-machine", "Machine does not fit", "A machine carries one instance, of its own type", checkInstanceMachines},
+	{"CV1133", "carbide-hostname", "Host name is used twice", "A host name is used once in a tenant", checkHostnames},
+	{"CV1134", "carbide-instance-os", "Boot source is not clear", "An instance boots exactly one thing", checkInstanceOS},
+	{"CV1135", "carbide-interfaces", "Interfaces do not fit", "The interfaces of an instance fit each other", checkInterfaces},
+	{"CV1136", "carbide-address", "Address cannot be used", "An address is used once, and lies in the network it is asked from", checkAddresses},
+}
+
+func checkVNIs(st *site, p *reporter) {
+	first := make(firstWith[int64])
+	for r := range st.sound(carbideVPC) {
+		vni := intOf(r.Spec, "vni")
+		if vni == 0 {
+			continue
+		}
+		if other := first.take(vni, r); other != nil {
+			p.report(r, []string{"vni"}, "The VNI %d belongs to %s already. Choose another, or leave it out and the site chooses.", vni, other.Ref)
+		}
+	}
+}
+
+// A network is a block of addresses and where it was declared.
+type network struct {
+	netip.Prefix
+	of   *resource
+	path []string
+}
+
+// networks lists the networks of all resources of one kind, sorted so that a network comes before those inside it.
+func (st *site) networks(kind string) []network {
+	var list []network
+	add := func(r *resource, text string, path ...string) {
+		if prefix, err := netip.ParsePrefix(text); err == nil {
+			list = append(list, network{prefix.Masked(), r, path})
+		}
+	}
+	for r := range st.sound(kind) {
+		if kind == carbidePrefix {
+			add(r, textOf(r.Spec, "prefix"), "prefix")
+			continue
+		}
+		for i, e := range listOf(r.Spec, "prefixes") {
+			add(r, textOf(objectOf(e), "prefix"), "prefixes", strconv.Itoa(i), "prefix")
+		}
+	}
+	slices.SortStableFunc(list, compareNetworks)
+	return list
+}
+
+func compareNetworks(a, b network) int { return a.Prefix.Compare(b.Prefix) }
+
+// eachInside visits every network of a sorted list that lies in others, with those, the smallest last. Two networks
+// either lie in each other or have nothing in common, so the ones around form a stack.
+func eachInside(list []network, visit func(inner network, around []network)) {
+	var around []network
+	for _, n := range list {
+		for len(around) > 0 && !around[len(around)-1].Overlaps(n.Prefix) {
+			around = around[:len(around)-1]
+		}
+		if len(around) > 0 {
+			visit(n, around)
+		}
+		around = append(around, n)
+	}
+}
+
+func checkPrefixOverlap(st *site, p *reporter)  { checkOverlap(st, p, carbidePrefix) }
+func checkSegmentOverlap(st *site, p *reporter) { checkOverlap(st, p, carbideSegment) }
+
+func checkOverlap(st *site, p *reporter, kind string) {
+	eachInside(st.networks(kind), func(inner network, around []network) {
+		outer := around[len(around)-1]
+		p.report(inner.of, inner.path, "The network %s overlaps with %s of %s. Give each its own addresses.", inner, outer, outer.of.Ref)
+	})
+}
+
+func checkSegmentInPrefix(st *site, p *reporter) {
+	// Prefixes first: the sort keeps the order of equals, so a segment that fills a prefix counts as inside it.
+	list := slices.Concat(st.networks(carbidePrefix), st.networks(carbideSegment))
+	slices.SortStableFunc(list, compareNetworks)
+	eachInside(list, func(inner network, around []network) {
+		i := len(around) - 1
+		for i >= 0 && around[i].of.Ref.Kind == inner.of.Ref.Kind { // those are for the rules above
+			i--
+		}
+		if i < 0 {
+			return
+		}
+		outer := around[i]
+		switch {
+		case inner.of.Ref.Kind == carbidePrefix:
+			p.report(inner.of, inner.path, "The VPC prefix %s is smaller than the segment %s of %s that it meets. Let the prefix hold the whole segment, or keep the two apart.", inner, outer, outer.of.Ref)
+		case inner.of.Spec["vpc"] != outer.of.Spec["vpc"]:
+			p.report(inner.of, inner.path, "The segment is in VPC %v, but its network %s lies in %s of %s, which belongs to VPC %v. Use addresses outside it.", inner.of.Spec["vpc"], inner, outer, outer.of.Ref, outer.of.Spec["vpc"])
+		}
+	})
+}
+
+func checkGateways(st *site, p *reporter) {
+	for r := range st.sound(carbideSegment) {
+		for i, e := range listOf(r.Spec, "prefixes") {
+			m := objectOf(e)
+			prefix, err := netip.ParsePrefix(textOf(m, "prefix"))
+			gateway, err2 := netip.ParseAddr(textOf(m, "gateway"))
+			if err != nil || err2 != nil {
+				continue
+			}
+			path := []string{"prefixes", strconv.Itoa(i), "gateway"}
+			switch {
+			case !prefix.Addr().Is4():
+				p.report(r, path, "Only an IPv4 network has a gateway. Remove it from %s.", prefix)
+			case !prefix.Contains(gateway):
+				p.report(r, path, "The gateway %s is not in %s. Use an address of the network, for example %s.", gateway, prefix, prefix.Masked().Addr().Next())
+			case prefix.Bits() < 31 && (gateway == prefix.Masked().Addr() || gateway == lastAddr(prefix)):
+				p.report(r, path, "The gateway %s is the network's own or its broadcast address. Use one between them, for example %s.", gateway, prefix.Masked().Addr().Next())
+			}
+		}
+	}
+}
+
+// lastAddr gives the last address of an IPv4 network.
+func lastAddr(prefix netip.Prefix) netip.Addr {
+	a := prefix.Masked().Addr().As4()
+	for bit := prefix.Bits(); bit < 32; bit++ {
+		a[bit/8] |= 0x80 >> (bit % 8)
+	}
+	return netip.AddrFrom4(a)
+}
+
+func checkSegmentPrefixes(st *site, p *reporter) {
+	for r := range st.sound(carbideSegment) {
+		prefixes := listOf(r.Spec, "prefixes")
+		if len(prefixes) == 0 {
+			p.report(r, []string{"prefixes"}, "A segment needs at least one network: write prefixes: [{prefix: \"10.0.0.0/24\"}].")
+		}
+		var v4, v6 int
+		for i, e := range prefixes {
+			prefix, err := netip.ParsePrefix(textOf(objectOf(e), "prefix"))
+			if err != nil {
+				continue
+			}
+			path := []string{"prefixes", strconv.Itoa(i), "prefix"}
+			count := &v6
+			if prefix.Addr().Is4() {
+				count = &v4
+			}
+			if *count++; *count == 2 {
+				p.report(r, path, "The segment has a second network of the same IP version. Use one segment for each.")
+			}
+			if free := prefix.Addr().BitLen() - prefix.Bits(); textOf(r.Spec, "type") == "tenant" && free < 2 {
+				p.report(r, path, "A tenant's segment holds at least four addresses; %s holds %d. Use /%d or larger.", prefix, 1<<free, prefix.Addr().BitLen()-2)
+			}
+		}
+	}
+}
+
+func checkVirtualization(st *site, p *reporter) {
+	for r := range st.sound(carbideVPC) {
+		if how := textOf(r.Spec, "virtualization"); how != "fnn" && r.Spec["routing_profile"] != nil {
+			p.report(r, []string{"routing_profile"}, "Only a VPC with virtualization \"fnn\" has a routing profile; this one has %q. Remove one of the two.", how)
+		}
+	}
+	for r := range st.sound(carbidePrefix) {
+		vpc := st.target(r, carbideVPC, r.Spec["vpc"])
+		prefix, err := netip.ParsePrefix(textOf(r.Spec, "prefix"))
+		if vpc != nil && err == nil && prefix.Addr().Is6() && textOf(vpc.Spec, "virtualization") == "ethernet_virtualizer" {
+			p.report(r, []string{"prefix"}, "The VPC %s carries no IPv6: its virtualization is \"ethernet_virtualizer\". Use an IPv4 network, or another VPC.", vpc.Ref.Name)
+		}
+	}
+	for r := range st.sound(carbideSegment) {
+		vpc := st.target(r, carbideVPC, r.Spec["vpc"])
+		if vpc == nil {
+			continue
+		}
+		how, sort := textOf(vpc.Spec, "virtualization"), textOf(r.Spec, "type")
+		switch {
+		case how == "flat" && sort != "host_inband":
+			p.report(r, []string{"type"}, "The VPC %s is flat and takes segments of type \"host_inband\" only; this one is %q.", vpc.Ref.Name, sort)
+		case how != "flat" && sort == "host_inband":
+			p.report(r, []string{"type"}, "Only a flat VPC takes segments of type \"host_inband\"; %s is %q.", vpc.Ref.Name, how)
+		}
+		for i, e := range listOf(r.Spec, "prefixes") {
+			prefix, err := netip.ParsePrefix(textOf(objectOf(e), "prefix"))
+			if err == nil && prefix.Addr().Is6() && how == "ethernet_virtualizer" {
+				p.report(r, []string{"prefixes", strconv.Itoa(i), "prefix"}, "The VPC %s carries no IPv6: its virtualization is \"ethernet_virtualizer\". Use an IPv4 network, or another VPC.", vpc.Ref.Name)
+			}
+		}
+	}
+}
+
+// maxSecurityRules is how many rules a security group has at most, where one rule counts its source ports times its
+// destination ports.
+const maxSecurityRules = 200
+
+func checkSecurityGroupSize(st *site, p *reporter) {
+	for r := range st.sound(carbideSecurityGroup) {
+		var size int64
+		for _, e := range listOf(r.Spec, "rules") {
+			rule := objectOf(e)
+			size += portCount(rule["src_ports"]) * portCount(rule["dst_ports"])
+		}
+		if size > maxSecurityRules {
+			p.report(r, []string{"rules"}, "The rules are %d after expansion, %d more than the service takes: each counts its source ports times its destination ports. Use fewer ports, all ports, or a second group.", size, size-maxSecurityRules)
+		}
+	}
+}
+
+// portCount counts the ports of a range; the absent range is one entry that means all.
+func portCount(v any) int64 {
+	m := objectOf(v)
+	if m == nil {
+		return 1
+	}
+	return max(intOf(m, "end")-intOf(m, "start")+1, 1)
+}
+
+func checkSecurityRules(st *site, p *reporter) {
+	for r := range st.sound(carbideSecurityGroup) {
+		for i, e := range listOf(r.Spec, "rules") {
+			checkSecurityRule(p, r, objectOf(e), []string{"rules", strconv.Itoa(i)})
+		}
+	}
+}
+
+func checkSecurityRule(p *reporter, r *resource, rule map[string]any, path []string) {
+	at := func(names ...string) []string { return slices.Concat(path, names) }
+	protocol, ipv6 := textOf(rule, "protocol"), boolOf(rule, "ipv6")
+	if ipv6 && protocol == "icmp" || !ipv6 && protocol == "icmp6" {
+		p.report(r, at("protocol"), "The protocol %s is of the other IP version. ICMP goes with ipv6: false, ICMP6 with ipv6: true.", protocol)
+	}
+	for _, name := range []string{"src_prefix", "dst_prefix"} {
+		prefix, err := netip.ParsePrefix(textOf(rule, name))
+		if err == nil && prefix.Addr().Is6() != ipv6 {
+			p.report(r, at(name), "The network %s is of the other IP version: the rule has ipv6: %v.", prefix, ipv6)
+		}
+	}
+	for _, name := range []string{"src_ports", "dst_ports"} {
+		ports := objectOf(rule[name])
+		if ports == nil {
+			continue
+		}
+		if protocol != "tcp" && protocol != "udp" {
+			p.report(r, at(name), "Only TCP and UDP have ports; the protocol is %q. Remove the ports, or write one rule for each of the two.", protocol)
+		}
+		if start, end := intOf(ports, "start"), intOf(ports, "end"); end < start {
+			p.report(r, at(name, "end"), "The last port %d comes before the first, %d. Swap them.", end, start)
+		}
+	}
+}
+
+// maxLabels is how many labels of an object are left to the document: the service keeps ten, converge needs one.
+const maxLabels = 9
+
+// maxDescription is how many bytes of a description the service keeps.
+const maxDescription = 1024
+
+func checkMetadata(st *site, p *reporter) {
+	for _, r := range st.resources {
+		if !r.sound || r.Ref.Provider() != "carbide" {
+			continue
+		}
+		if n := len(objectOf(r.Spec["labels"])); n > maxLabels {
+			p.report(r, []string{"labels"}, "There are %d labels. The service keeps 10 and converge needs one to mark what it made, so %d are left. Remove %d.", n, maxLabels, n-maxLabels)
+		}
+		if n := len(textOf(r.Spec, "description")); n > maxDescription {
+			p.report(r, []string{"description"}, "The description has %d bytes, the service keeps %d. Shorten it.", n, maxDescription)
+		}
+	}
+}

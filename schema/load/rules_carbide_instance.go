@@ -1,0 +1,201 @@
+package load
+
+import (
+	"net/netip"
+	"slices"
+	"strconv"
+
+	"converge.dev/converge/schema"
+)
+
+func checkTenants(st *site, p *reporter) {
+	same := func(r *resource, tenant string, path []string, t *resource) {
+		if t == nil {
+			return
+		}
+		if other := textOf(t.Spec, "tenant"); other != tenant {
+			p.report(r, path, "This belongs to tenant %s, but %s belongs to %s. Use one of the same tenant.", tenant, t.Ref, other)
+		}
+	}
+	for r := range st.sound(carbideVPC) {
+		same(r, textOf(r.Spec, "tenant"), []string{"network_security_group"}, st.target(r, carbideSecurityGroup, r.Spec["network_security_group"]))
+	}
+	for r := range st.sound(carbideInstance) {
+		tenant := textOf(r.Spec, "tenant")
+		same(r, tenant, []string{"network_security_group"}, st.target(r, carbideSecurityGroup, r.Spec["network_security_group"]))
+		for i, name := range listOf(r.Spec, "keysets") {
+			same(r, tenant, []string{"keysets", strconv.Itoa(i)}, st.target(r, carbideKeyset, name))
+		}
+		st.eachAttachment(r, func(path []string, _ map[string]any, on *resource) {
+			if on == nil {
+				return
+			}
+			same(r, tenant, path, st.target(on, carbideVPC, on.Spec["vpc"]))
+		})
+	}
+}
+
+// eachAttachment visits what the interfaces of an instance are on: a segment or a VPC prefix, nil when it is not sound.
+// The path is that of the field which names it, m the object that holds the field.
+func (st *site) eachAttachment(r *resource, visit func(path []string, m map[string]any, on *resource)) {
+	for i, e := range listOf(r.Spec, "interfaces") {
+		m := objectOf(e)
+		at := []string{"interfaces", strconv.Itoa(i)}
+		if m["segment"] != nil {
+			visit(slices.Concat(at, []string{"segment"}), m, st.target(r, carbideSegment, m["segment"]))
+		}
+		if m["vpc_prefix"] != nil {
+			visit(slices.Concat(at, []string{"vpc_prefix"}), m, st.target(r, carbidePrefix, m["vpc_prefix"]))
+		}
+		if v6 := objectOf(m["ipv6"]); v6 != nil {
+			visit(slices.Concat(at, []string{"ipv6", "vpc_prefix"}), v6, st.target(r, carbidePrefix, v6["vpc_prefix"]))
+		}
+	}
+}
+
+func checkInstanceMachines(st *site, p *reporter) {
+	first := make(firstWith[string])
+	for r := range st.sound(carbideInstance) {
+		id := textOf(r.Spec, "machine")
+		if other := first.take(id, r); other != nil {
+			p.report(r, []string{"machine"}, "The machine carries %s already, and it carries one instance at a time. Choose another machine.", other.Ref)
+		}
+		machine := st.index[schema.Ref{Scope: schema.ScopeSite, Kind: carbideMachine, Name: id}]
+		want := textOf(r.Spec, "instance_type")
+		if machine == nil || !machine.sound || want == "" {
+			continue
+		}
+		if have := textOf(machine.Spec, "instance_type"); have != want {
+			p.report(r, []string{"instance_type"}, "The instance wants a machine of type %q, but %s is declared with %q. Choose another machine or type.", want, machine.Ref, have)
+		}
+	}
+}
+
+func checkHostnames(st *site, p *reporter) {
+	first := make(firstWith[[2]string])
+	for r := range st.sound(carbideInstance) {
+		name := textOf(r.Spec, "hostname")
+		if name == "" {
+			continue
+		}
+		tenant := textOf(r.Spec, "tenant")
+		if other := first.take([2]string{tenant, name}, r); other != nil {
+			p.report(r, []string{"hostname"}, "The host name %s belongs to %s of the same tenant already. Choose another.", name, other.Ref)
+		}
+	}
+}
+
+func checkInstanceOS(st *site, p *reporter) {
+	for r := range st.sound(carbideInstance) {
+		os := objectOf(r.Spec["os"])
+		var given []string
+		for _, name := range []string{"ipxe", "os_image", "operating_system"} {
+			if os[name] != nil {
+				given = append(given, name)
+			}
+		}
+		switch {
+		case len(given) == 0:
+			p.report(r, []string{"os"}, "Nothing says what the instance boots. Give one of ipxe, os_image and operating_system.")
+		case len(given) > 1:
+			p.report(r, []string{"os", given[1]}, "Both %s and %s say what the instance boots. Keep one.", given[0], given[1])
+		}
+		if n := len(listOf(r.Spec, "keysets")); n > 10 {
+			p.report(r, []string{"keysets"}, "There are %d keysets, the service takes 10. Join some.", n)
+		}
+	}
+}
+
+func checkInterfaces(st *site, p *reporter) {
+	for r := range st.sound(carbideInstance) {
+		interfaces := listOf(r.Spec, "interfaces")
+		switch auto := boolOf(r.Spec, "auto_network"); {
+		case auto && len(interfaces) > 0:
+			p.report(r, []string{"interfaces"}, "With auto_network the site chooses the interfaces. Remove these, or auto_network.")
+		case !auto && len(interfaces) == 0:
+			p.report(r, nil, "The instance has no network. Give it interfaces, or auto_network: true where the host has no managed DPU.")
+		}
+		st.checkInterfacesOf(r, interfaces, p)
+	}
+}
+
+// checkInterfacesOf checks the interfaces of one instance.
+func (st *site) checkInterfacesOf(r *resource, interfaces []any, p *reporter) {
+	type device struct {
+		model  string
+		number int64
+	}
+	physical := make(map[device]bool)
+	segments := make(map[string]bool)
+	functions := make(map[int64]bool)
+	for i, e := range interfaces {
+		m := objectOf(e)
+		at := func(names ...string) []string { return slices.Concat([]string{"interfaces", strconv.Itoa(i)}, names) }
+		segment, prefix := textOf(m, "segment"), textOf(m, "vpc_prefix")
+		switch {
+		case segment == "" && prefix == "":
+			p.report(r, at(), "The interface is on nothing. Give it a segment or a vpc_prefix.")
+		case segment != "" && prefix != "":
+			p.report(r, at("vpc_prefix"), "The interface is on a segment and on a VPC prefix. Keep one.")
+		case segment != "" && segments[segment]:
+			p.report(r, at("segment"), "Another interface of the instance is on the segment %s. Put this one elsewhere.", segment)
+		}
+		segments[segment] = true
+		if segment != "" && m["ip_address"] != nil {
+			p.report(r, at("ip_address"), "An address can be asked for on a vpc_prefix only. Remove it, or use a VPC prefix.")
+		}
+		id, numbered := m["virtual_function_id"].(int64)
+		if textOf(m, "function") == "physical" {
+			d := device{textOf(m, "device"), intOf(m, "device_instance")}
+			if physical[d] {
+				p.report(r, at(), "Another interface is the physical function of the same device. Name another device or device_instance, or make this one virtual.")
+			}
+			physical[d] = true
+			if numbered {
+				p.report(r, at("virtual_function_id"), "A physical function has no virtual_function_id. Remove it, or write function: \"virtual\".")
+			}
+			continue
+		}
+		switch {
+		case !numbered:
+			p.report(r, at(), "A virtual function needs a virtual_function_id from 0 to 15.")
+		case functions[id]:
+			p.report(r, at("virtual_function_id"), "Another interface of the instance is virtual function %d. Choose another number.", id)
+		}
+		functions[id] = numbered
+	}
+}
+
+func checkAddresses(st *site, p *reporter) {
+	type address struct {
+		vpc string
+		ip  netip.Addr
+	}
+	first := make(firstWith[address])
+	for r := range st.sound(carbideSegment) {
+		for _, e := range listOf(r.Spec, "prefixes") {
+			if ip, err := netip.ParseAddr(textOf(objectOf(e), "gateway")); err == nil {
+				first.take(address{textOf(r.Spec, "vpc"), ip}, r)
+			}
+		}
+	}
+	for r := range st.sound(carbideInstance) {
+		st.eachAttachment(r, func(path []string, m map[string]any, on *resource) {
+			ip, err := netip.ParseAddr(textOf(m, "ip_address"))
+			if err != nil || on == nil || on.Ref.Kind != carbidePrefix {
+				return
+			}
+			path[len(path)-1] = "ip_address"
+			prefix, err := netip.ParsePrefix(textOf(on.Spec, "prefix"))
+			if err == nil && !prefix.Contains(ip) {
+				p.report(r, path, "The address %s is not in %s of %s.", ip, prefix, on.Ref)
+			}
+			if bytes := ip.AsSlice(); bytes[len(bytes)-1]%2 == 0 {
+				p.report(r, path, "The address %s is the switch's end of its link network. Ask for the odd one, %s.", ip, ip.Next())
+			}
+			if other := first.take(address{textOf(on.Spec, "vpc"), ip}, r); other != nil {
+				p.report(r, path, "The address %s belongs to %s already. Choose another, or leave it out and the site chooses.", ip, other.Ref)
+			}
+		})
+	}
+}

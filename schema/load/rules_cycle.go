@@ -1,0 +1,118 @@
+package load
+
+import (
+	"slices"
+	"strings"
+)
+
+// checkCycles finds the groups of resources that refer to each other in a circle and shows one shortest circle of each.
+// Creation goes along the references and deletion against them, so what has no circle one way has none the other way.
+func checkCycles(st *site, p *reporter) {
+	after := make([][]int, len(st.resources))
+	for i, r := range st.resources {
+		for _, ref := range r.After {
+			after[i] = append(after[i], st.index[ref].number)
+		}
+	}
+	for _, group := range circles(after) {
+		circle := shortestCircle(after, group)
+		var refs []string
+		for i, n := range circle {
+			if i == 50 {
+				refs = append(refs, "…")
+				break
+			}
+			refs = append(refs, st.resources[n].Ref.String())
+		}
+		refs = append(refs, refs[0])
+		p.report(st.resources[circle[0]], nil, "No order of creation exists, because %s. Remove one of these references.", strings.Join(refs, " refers to "))
+	}
+}
+
+// circles gives the groups of nodes of a graph within which every node reaches every other, and itself: Tarjan's
+// algorithm with a stack of its own, because a chain of references may be as long as the document.
+func circles(after [][]int) [][]int {
+	type frame struct{ node, next int }
+	var groups [][]int
+	var stack []int
+	var calls []frame
+	order := make([]int, len(after)) // when a node was reached, from 1; 0: not yet
+	low := make([]int, len(after))
+	onStack := make([]bool, len(after))
+	reached := 0
+	for start := range after {
+		if order[start] != 0 {
+			continue
+		}
+		calls = append(calls, frame{node: start})
+		for len(calls) > 0 {
+			f := &calls[len(calls)-1]
+			n := f.node
+			if f.next == 0 && order[n] == 0 {
+				reached++
+				order[n], low[n], onStack[n] = reached, reached, true
+				stack = append(stack, n)
+			}
+			if f.next < len(after[n]) {
+				to := after[n][f.next]
+				f.next++
+				if order[to] == 0 {
+					calls = append(calls, frame{node: to})
+				} else if onStack[to] {
+					low[n] = min(low[n], order[to])
+				}
+				continue
+			}
+			calls = calls[:len(calls)-1]
+			if len(calls) > 0 {
+				up := calls[len(calls)-1].node
+				low[up] = min(low[up], low[n])
+			}
+			if low[n] != order[n] {
+				continue
+			}
+			at := len(stack) - 1
+			for ; stack[at] != n; at-- {
+				onStack[stack[at]] = false
+			}
+			onStack[n] = false
+			group := slices.Clone(stack[at:])
+			stack = stack[:at]
+			if len(group) > 1 || slices.Contains(after[n], n) {
+				slices.Sort(group)
+				groups = append(groups, group)
+			}
+		}
+	}
+	return groups
+}
+
+// shortestCircle gives a shortest way from the first node of a group back to itself.
+func shortestCircle(after [][]int, group []int) []int {
+	start := group[0]
+	from := map[int]int{}
+	queue := []int{start}
+	for len(queue) > 0 {
+		n := queue[0]
+		queue = queue[1:]
+		for _, to := range after[n] {
+			if to == start {
+				circle := []int{n}
+				for n != start {
+					n = from[n]
+					circle = append(circle, n)
+				}
+				slices.Reverse(circle)
+				return circle
+			}
+			if _, in := slices.BinarySearch(group, to); !in {
+				continue
+			}
+			if _, seen := from[to]; !seen {
+				from[to] = n
+				queue = append(queue, to)
+			}
+		}
+	}
+	return group
+}

@@ -1,0 +1,257 @@
+package load
+
+import (
+	"fmt"
+	"net/netip"
+	"slices"
+	"strconv"
+	"strings"
+	"time"
+
+	"converge.dev/converge/schema"
+)
+
+// genericRules hold for all kinds. They know fields by what the schema says of them.
+var genericRules = []Rule{
+	{"CV1101", "dangling-reference", "Reference leads nowhere", "A reference leads to a resource of the document", checkReferences},
+	{"CV1102", "depends-on", "Dependency leads nowhere", "An entry of depends_on is the ref of a resource of the document", checkDependsOn},
+	{"CV1103", "reference-cycle", "References form a circle", "References never lead back to where they start", checkCycles},
+	{"CV1104", "duplicate-key", "Key is there twice", "The elements of a list have different keys", checkKeys},
+	{"CV1105", "ignore-path", "Ignored path does not exist", "A path of lifecycle.ignore is a field of the kind", checkIgnore},
+	{"CV1106", "timeout-range", "Timeout is out of range", "A timeout is longer than nothing and at most a week", checkTimeouts},
+	{"CV1107", "max-destroy", "Limit of deletions is malformed", "policy.max_destroy is a number of things or a share of them", checkMaxDestroy},
+	{"CV1108", "canonical-prefix", "Network has host bits", "A network has no host bits", checkPrefixes},
+	{"CV1109", "duplicate-mac", "MAC address is used twice", "A MAC address is used once", checkMACs},
+}
+
+func checkReferences(st *site, p *reporter) {
+	for _, r := range st.resources {
+		if !r.sound || !r.dangling {
+			continue
+		}
+		eachValue(r.kind.Fields, r.Spec, func(path []string, f *schema.Field, v any) {
+			name, ok := v.(string)
+			if !ok || f.Ref == "" || name == "" {
+				return
+			}
+			ref := st.refTarget(r, f.Ref, name)
+			switch {
+			case st.index[ref] != nil:
+			case p.full():
+				p.drop(Error)
+			default:
+				p.report(r, path, "There is no %s named %q on %s.%s", f.Ref, name, scopeNoun(ref.Scope), st.suggest(ref))
+			}
+		})
+	}
+}
+
+// suggest says what to do about a ref that leads nowhere.
+func (st *site) suggest(ref schema.Ref) string {
+	var names []string
+	for _, r := range st.byKind[ref.Kind] {
+		// Of a hundred thousand names only those of about the same length and the same start or end are worth a closer look.
+		n := r.Ref.Name
+		if d := len(n) - len(ref.Name); n != "" && r.Ref.Scope == ref.Scope && -3 < d && d < 3 && (n[0] == ref.Name[0] || n[len(n)-1] == ref.Name[len(ref.Name)-1]) {
+			names = append(names, n)
+		}
+	}
+	if s := suggest(ref.Name, names); s != "" {
+		return fmt.Sprintf(" Did you mean %q?", s)
+	}
+	return fmt.Sprintf(" Declare it at %s, or name one that is declared.", printable(ref.Path()))
+}
+
+func checkDependsOn(st *site, p *reporter) {
+	for _, r := range st.resources {
+		if !r.sound || !r.dangling {
+			continue
+		}
+		for i, text := range r.depends {
+			path := []string{"depends_on", strconv.Itoa(i)}
+			ref, err := schema.ParseRef(text)
+			kind := st.kinds[ref.Kind]
+			switch {
+			case err != nil:
+				p.report(r, path, "%q is not a ref: write SCOPE/KIND/NAME, for example site/carbide.vpc/prod.", text)
+			case kind == nil:
+				p.report(r, path, "%s", unknown("kind", ref.Kind, st.kinds.Names()))
+			case kind.Node && ref.Scope == schema.ScopeSite:
+				p.report(r, path, "The kind %s lives on nodes: write NODE/%s/%s.", ref.Kind, ref.Kind, ref.Name)
+			case !kind.Node && ref.Scope != schema.ScopeSite:
+				p.report(r, path, "The kind %s lives on the site: write site/%s/%s.", ref.Kind, ref.Kind, ref.Name)
+			case st.index[ref] != nil:
+			case p.full():
+				p.drop(Error)
+			default:
+				p.report(r, path, "There is no %s named %q on %s.%s", ref.Kind, ref.Name, scopeNoun(ref.Scope), st.suggest(ref))
+			}
+		}
+	}
+}
+
+func checkKeys(st *site, p *reporter) {
+	for _, name := range st.kinds.Names() {
+		kind := st.kinds[name]
+		if !anyField(kind.Fields, func(f *schema.Field) bool { return f.Key != "" }) {
+			continue
+		}
+		for r := range st.sound(name) {
+			eachValue(kind.Fields, r.Spec, func(path []string, f *schema.Field, v any) {
+				elements, ok := v.([]any)
+				if !ok || f.Key == "" {
+					return
+				}
+				for i := 1; i < len(elements); i++ { // sorted by key
+					key := objectOf(elements[i])[f.Key]
+					if key == objectOf(elements[i-1])[f.Key] {
+						p.report(r, append(slices.Clone(path), strconv.Itoa(i), f.Key), "Two elements have the %s %v, so nobody could tell which of them changed. Give each its own.", f.Key, key)
+					}
+				}
+			})
+		}
+	}
+}
+
+// anyField reports whether ok holds for any of the fields or any field below them.
+func anyField(fields []schema.Field, ok func(*schema.Field) bool) bool {
+	for i := range fields {
+		for f := &fields[i]; f != nil; f = f.Elem {
+			if ok(f) || anyField(f.Fields, ok) {
+				return true
+			}
+		}
+	}
+	return false
+}
+
+func checkIgnore(st *site, p *reporter) {
+	for _, r := range st.resources {
+		for i, text := range r.Lifecycle.Ignore {
+			fields, elem := r.kind.Fields, (*schema.Field)(nil)
+			for _, name := range strings.Split(text, ".") {
+				if elem != nil && (elem.Type == schema.Map || elem.Type == schema.List) {
+					elem = elem.Elem // any key, any index
+				} else if elem != nil && elem.Type == schema.Any {
+					break
+				} else if elem = fieldOf(fields, name); elem == nil {
+					p.report(r, []string{"lifecycle", "ignore", strconv.Itoa(i)}, "Ignoring %q has no effect. %s", text, unknown("field", name, fieldNames(fields)))
+					break
+				}
+				if elem == nil {
+					break
+				}
+				fields = elem.Fields
+			}
+		}
+	}
+}
+
+func fieldNames(fields []schema.Field) []string {
+	var names []string
+	for _, f := range fields {
+		names = append(names, f.Name)
+	}
+	return names
+}
+
+// maxTimeout is the longest wait that makes sense for one thing: cleaning a machine takes hours, nothing takes a week.
+const maxTimeout = 7 * 24 * time.Hour
+
+func checkTimeouts(st *site, p *reporter) {
+	for _, r := range st.resources {
+		for name, v := range r.waits {
+			d, err := time.ParseDuration(fmt.Sprint(v))
+			if err != nil || d <= 0 || d > maxTimeout {
+				p.report(r, []string{"timeouts", name}, "The wait %v is not longer than nothing and at most 168h. Leave it out for the kind's own.", v)
+			}
+		}
+	}
+}
+
+func checkMaxDestroy(st *site, p *reporter) {
+	text := textOf(objectOf(st.doc["policy"]), "max_destroy")
+	number, share := strings.CutSuffix(text, "%")
+	n, err := strconv.Atoi(number)
+	if text == "" || err == nil && n >= 0 && (!share || n <= 100) {
+		return
+	}
+	p.add(problem{path: []string{"policy", "max_destroy"}, code: p.rule.Code, summary: p.rule.Summary,
+		detail: fmt.Sprintf("%q is neither a number of things, such as \"3\", nor a share from \"0%%\" to \"100%%\".", text)})
+}
+
+// isPrefixField reports whether the field holds networks as ADDRESS/BITS: fields are called so in every provider.
+func isPrefixField(f *schema.Field) bool {
+	return f.Ref == "" && !f.Computed && (f.Name == "cidr" || f.Name == "prefix" || strings.HasSuffix(f.Name, "_prefix") || strings.HasSuffix(f.Name, "_prefixes"))
+}
+
+func checkPrefixes(st *site, p *reporter) {
+	for _, name := range st.kinds.Names() {
+		kind := st.kinds[name]
+		if !anyField(kind.Fields, isPrefixField) {
+			continue
+		}
+		for r := range st.sound(name) {
+			eachValue(kind.Fields, r.Spec, func(path []string, f *schema.Field, v any) {
+				if !isPrefixField(f) {
+					return
+				}
+				list, ok := v.([]any)
+				if !ok {
+					list = []any{v}
+				}
+				for i, e := range list {
+					text, _ := e.(string)
+					prefix, err := netip.ParsePrefix(text)
+					if err != nil || prefix == prefix.Masked() && prefix.String() == text {
+						continue
+					}
+					at := slices.Clone(path)
+					if ok {
+						at = append(at, strconv.Itoa(i))
+					}
+					p.report(r, at, "The network %s has host bits or is not in its shortest spelling; write %s.", text, prefix.Masked())
+				}
+			})
+		}
+	}
+}
+
+// isMACField reports whether the field holds a hardware address that the document chooses.
+func isMACField(f *schema.Field) bool {
+	return !f.Computed && f.Type == schema.String && (f.Name == "mac" || strings.HasSuffix(f.Name, "_mac") || f.Name == "mac_address")
+}
+
+func checkMACs(st *site, p *reporter) {
+	onNode, onSite := make(firstWith[[2]string]), make(firstWith[string])
+	for _, r := range st.resources {
+		if !r.sound || !st.macKinds()[r.Ref.Kind] {
+			continue
+		}
+		eachValue(r.kind.Fields, r.Spec, func(path []string, f *schema.Field, v any) {
+			mac, ok := v.(string)
+			if !ok || !isMACField(f) {
+				return
+			}
+			mac = strings.ToLower(mac)
+			near, far := onNode.take([2]string{r.Ref.Scope, mac}, r), onSite.take(mac, r)
+			switch {
+			case near != nil:
+				p.report(r, path, "The MAC address %s belongs to %s already; frames for one would reach the other. Choose another.", mac, near.Ref)
+			case far != nil:
+				p.warn(r, path, "The MAC address %s belongs to %s too. That works only while the two never meet in one network.", mac, far.Ref)
+			}
+		})
+	}
+}
+
+// macKinds are the kinds with fields that hold hardware addresses.
+func (st *site) macKinds() map[string]bool {
+	if st.macs == nil {
+		st.macs = make(map[string]bool)
+		for name, k := range st.kinds {
+			st.macs[name] = anyField(k.Fields, isMACField)
+		}
+	}
+	return st.macs
+}

@@ -1,0 +1,342 @@
+package load
+
+import (
+	"fmt"
+	"math"
+	"slices"
+	"strconv"
+	"strings"
+	"unicode"
+	"unicode/utf8"
+
+	"cuelang.org/go/cue"
+)
+
+// want says what a check accepts, as it follows "Want ".
+func (c *check) want() string {
+	p := wants(c)
+	switch {
+	case len(p.enum) > 0:
+		return choice(p.enum)
+	case p.definition != "" && c.doc != "":
+		return p.definition
+	case p.definition != "":
+		return strings.Join(append([]string{p.definition}, p.rest...), ", ")
+	}
+	words := []string{nouns(c.types)}
+	for _, w := range []string{p.numbers(), p.sizes()} {
+		if w != "" {
+			words = append(words, w)
+		}
+	}
+	if rest := slices.Concat(p.patterns, p.rest); len(rest) > 0 {
+		words = append(words, strings.Join(rest, ", "))
+	}
+	return strings.Join(words, " ")
+}
+
+// parts are what the tests of a check ask for, sorted by sort.
+type parts struct {
+	definition string // what the definition is, when that says more than its tests
+	enum       []any
+	low, high  *bound
+	least      *size
+	most       *size
+	patterns   []string
+	rest       []string
+}
+
+func wants(c *check) (p parts) {
+	for _, t := range c.tests {
+		switch t := t.(type) {
+		case *check:
+			q := wants(t)
+			if p.definition == "" {
+				p.definition = q.definition
+			}
+			p.enum, p.patterns, p.rest = append(p.enum, q.enum...), append(p.patterns, q.patterns...), append(p.rest, q.rest...)
+			p.limit(q.low)
+			p.limit(q.high)
+			p.size(q.least)
+			p.size(q.most)
+		case *enum:
+			p.enum = append(p.enum, t.values...)
+		case bound:
+			p.limit(&t)
+		case not:
+			p.rest = append(p.rest, "other than "+show(t.value))
+		case *pattern:
+			p.definition = c.sentence()
+			p.patterns = append(p.patterns, map[bool]string{false: "that matches ", true: "that does not match "}[t.not]+t.re.String())
+		case *size:
+			p.size(t)
+		case unique:
+			p.rest = append(p.rest, "without repetition")
+		case *anyOf:
+			p.definition = c.sentence()
+			var each []string
+			for _, a := range t.checks {
+				each = append(each, a.want())
+			}
+			if p.definition == "" {
+				p.definition = strings.Join(each, ", or ")
+			}
+		case *list:
+			if t.min > 0 {
+				p.size(&size{of: "list.MinItems", min: t.min, max: -1})
+			}
+		}
+	}
+	if p.definition != "" && c.doc != "" {
+		p.definition = c.sentence()
+	}
+	return p
+}
+
+// limit keeps the tighter bound of each side.
+func (p *parts) limit(b *bound) {
+	if b == nil {
+		return
+	}
+	side, tighter := &p.high, -1
+	if b.op == cue.GreaterThanOp || b.op == cue.GreaterThanEqualOp {
+		side, tighter = &p.low, 1
+	}
+	if *side == nil || compareNumbers(b.limit, (*side).limit) == tighter {
+		*side = b
+	}
+}
+
+// size keeps the tighter limit of each side.
+func (p *parts) size(s *size) {
+	switch {
+	case s == nil:
+	case s.max >= 0 && (p.most == nil || s.max < p.most.max):
+		p.most = s
+	case s.max < 0 && (p.least == nil || s.min > p.least.min):
+		p.least = s
+	}
+}
+
+// sizes gives the range of sizes, nothing when there is none.
+func (p *parts) sizes() string {
+	switch {
+	case p.least != nil && p.most != nil:
+		return fmt.Sprintf("of %d to %s", p.least.min, count(p.most.max, p.most.unit()))
+	case p.least != nil:
+		return "of " + p.least.want()
+	case p.most != nil:
+		return "of " + p.most.want()
+	}
+	return ""
+}
+
+// numbers gives the range of numbers, nothing when there is none.
+func (p *parts) numbers() string {
+	low, high := "", ""
+	if p.low != nil {
+		low = show(p.low.limit)
+		if p.low.op == cue.GreaterThanOp {
+			low = "above " + low
+		}
+	}
+	if p.high != nil {
+		high = show(p.high.limit)
+		if p.high.op == cue.LessThanOp {
+			high = "below " + high
+		}
+	}
+	switch {
+	case low != "" && high != "" && p.low.op == cue.GreaterThanEqualOp && p.high.op == cue.LessThanEqualOp:
+		return "from " + low + " to " + high
+	case low != "" && high != "":
+		return low + " and " + high
+	case low != "" && p.low.op == cue.GreaterThanEqualOp:
+		return "of at least " + low
+	case high != "" && p.high.op == cue.LessThanEqualOp:
+		return "of at most " + high
+	}
+	return low + high
+}
+
+// sentence gives the first sentence of a definition's comment, as it follows "Want ".
+func (c *check) sentence() string {
+	text, _, _ := strings.Cut(c.doc, ". ")
+	text = strings.TrimSuffix(text, ".")
+	first, size := utf8.DecodeRuneInString(text)
+	if next, _ := utf8.DecodeRuneInString(text[size:]); size > 0 && !unicode.IsUpper(next) {
+		text = string(unicode.ToLower(first)) + text[size:]
+	}
+	return text
+}
+
+func (s *size) unit() string {
+	switch s.of {
+	case "strings.MinRunes", "strings.MaxRunes":
+		return "character"
+	case "list.MinItems", "list.MaxItems":
+		return "element"
+	}
+	return "field"
+}
+
+func (s *size) want() string {
+	if s.max >= 0 {
+		return "at most " + count(s.max, s.unit())
+	}
+	return "at least " + count(s.min, s.unit())
+}
+
+// count gives a number of things.
+func count(n int, unit string) string {
+	if n == 1 {
+		return "1 " + unit
+	}
+	return fmt.Sprintf("%d %ss", n, unit)
+}
+
+func lengthOf(v any) int {
+	switch v := v.(type) {
+	case string:
+		return utf8.RuneCountInString(v)
+	case []any:
+		return len(v)
+	case map[string]any:
+		return len(v)
+	}
+	return 0
+}
+
+// nouns names a set of types.
+func nouns(t types) string {
+	if t == anything {
+		return "any value"
+	}
+	var names []string
+	for _, n := range []struct {
+		t    types
+		name string
+	}{{isString, "text"}, {isInt | isFloat, "a number"}, {isInt, "a whole number"}, {isFloat, "a fraction"}, {isBool, "true or false"},
+		{isList, "a list"}, {isObject, "an object"}, {isNull, "null"}} {
+		if t&n.t == n.t {
+			names = append(names, n.name)
+			t &^= n.t
+		}
+	}
+	return strings.Join(names, " or ")
+}
+
+const maxShown = 60 // characters of a value in a message
+
+// show gives a value as it stands in a message: short, quoted, on one line.
+func show(v any) string {
+	switch v := v.(type) {
+	case nil:
+		return "null"
+	case string:
+		if utf8.RuneCountInString(v) > maxShown {
+			v = string([]rune(v)[:maxShown]) + "…"
+		}
+		return strconv.Quote(v)
+	case int64:
+		return strconv.FormatInt(v, 10)
+	case float64:
+		if math.Abs(v) < 1e6 {
+			return strconv.FormatFloat(v, 'f', -1, 64)
+		}
+		return strconv.FormatFloat(v, 'g', -1, 64)
+	case bool:
+		return strconv.FormatBool(v)
+	case []any:
+		return fmt.Sprintf("a list of %d", len(v))
+	case map[string]any:
+		return "an object"
+	}
+	return fmt.Sprint(v)
+}
+
+// choice gives constants as "a", "b" or "c".
+func choice(values []any) string {
+	shown := make([]string, len(values))
+	for i, v := range values {
+		shown[i] = show(v)
+	}
+	if len(shown) == 1 {
+		return shown[0]
+	}
+	return strings.Join(shown[:len(shown)-1], ", ") + " or " + shown[len(shown)-1]
+}
+
+func textsOf(values []any) (texts []string) {
+	for _, v := range values {
+		if s, ok := v.(string); ok {
+			texts = append(texts, s)
+		}
+	}
+	return texts
+}
+
+// unknown says that there is no such name, and which one was meant or which there are.
+func unknown(what, name string, names []string) string {
+	if s := suggest(name, names); s != "" {
+		return fmt.Sprintf("There is no %s %q. Did you mean %q?", what, name, s)
+	}
+	if len(names) == 0 {
+		return fmt.Sprintf("There is no %s %q.", what, name)
+	}
+	return fmt.Sprintf("There is no %s %q. There is %s.", what, name, strings.Join(names, ", "))
+}
+
+// didYouMean continues a sentence of an error with the name that was meant.
+func didYouMean(name string, names []string) string {
+	if s := suggest(name, names); s != "" {
+		return fmt.Sprintf("; did you mean %s?", s)
+	}
+	return ""
+}
+
+// suggest gives the one of names that name was probably meant to be; nothing when none is near.
+func suggest(name string, names []string) string {
+	best, least := "", max(1, min(utf8.RuneCountInString(name)/3, 4))+1
+	for _, n := range slices.Sorted(slices.Values(names)) {
+		if d := distance(strings.ToLower(name), strings.ToLower(n)); d < least {
+			best, least = n, d
+		}
+	}
+	return best
+}
+
+// distance counts the letters to add, drop, change or swap with their neighbour to make b of a.
+func distance(a, b string) int {
+	x, y := []rune(a), []rune(b)
+	if len(x) > 2*maxShown { // no name of ours is that long
+		return len(x)
+	}
+	before, last, row := make([]int, len(y)+1), make([]int, len(y)+1), make([]int, len(y)+1)
+	for j := range last {
+		last[j] = j
+	}
+	for i := range x {
+		row[0] = i + 1
+		for j := range y {
+			change := last[j]
+			if x[i] != y[j] {
+				change++
+			}
+			row[j+1] = min(change, last[j+1]+1, row[j]+1)
+			if i > 0 && j > 0 && x[i] == y[j-1] && x[i-1] == y[j] {
+				row[j+1] = min(row[j+1], before[j-1]+1)
+			}
+		}
+		before, last, row = last, row, before
+	}
+	return last[len(y)]
+}
+
+// stop ends a sentence.
+func stop(s string) string {
+	if strings.HasSuffix(s, ".") || strings.HasSuffix(s, "?") {
+		return s
+	}
+	return s + "."
+}

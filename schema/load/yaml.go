@@ -1,0 +1,101 @@
+package load
+
+import (
+	"bytes"
+	"fmt"
+	"io"
+	"strconv"
+	"strings"
+
+	"go.yaml.in/yaml/v3"
+
+	"converge.dev/converge/schema"
+)
+
+// maxAliasValues is how many values the aliases of one file may unfold to.
+const maxAliasValues = 50_000
+
+// checkYAML refuses what YAML allows and a document must not have: several documents in one file, a name that is there
+// twice, aliases that unfold to more than any document holds, deep nesting.
+func checkYAML(s Source) *fault {
+	in := yaml.NewDecoder(bytes.NewReader(s.Data))
+	c := yamlCheck{text: newText(s.Name, s.Data), unfolded: make(map[*yaml.Node]int)}
+	var doc, next yaml.Node
+	if err := in.Decode(&doc); err == io.EOF {
+		return &fault{code: codeSyntax, detail: fmt.Sprintf("The source is empty. A document says at least apiVersion: %s and site.", schema.APIVersion)}
+	} else if err != nil {
+		return c.broken(err)
+	}
+	if err := in.Decode(&next); err == nil {
+		return c.refuse(&next, codeSyntax, "A second YAML document starts here. One file holds one document: remove what follows, or use a second file.")
+	} else if err != io.EOF {
+		return c.broken(err)
+	}
+	_, f := c.walk(&doc, 0)
+	return f
+}
+
+// broken makes the fault of text that is not YAML. The library gives the line in its text only.
+func (c *yamlCheck) broken(err error) *fault {
+	text, line := strings.TrimPrefix(err.Error(), "yaml: "), 1
+	if n, _ := fmt.Sscanf(text, "line %d:", &line); n == 1 {
+		_, text, _ = strings.Cut(text, ": ")
+	}
+	return &fault{offset: c.text.offset(line, 1), code: codeSyntax, detail: fmt.Sprintf("This is not YAML: %s. The mistake is in this line or just before it.", text)}
+}
+
+type yamlCheck struct {
+	text     *sourceText
+	unfolded map[*yaml.Node]int // of what has an anchor: how many values it is; -1 while they are being counted
+	aliases  int                // values that aliases stand for
+}
+
+func (c *yamlCheck) refuse(n *yaml.Node, code, format string, args ...any) *fault {
+	return &fault{offset: c.text.offset(n.Line, n.Column), code: code, detail: fmt.Sprintf(format, args...)}
+}
+
+// walk counts the values of n, aliases unfolded.
+func (c *yamlCheck) walk(n *yaml.Node, depth int) (int, *fault) {
+	if depth > maxDepth+1 { // the document itself is a node
+		return 0, c.refuse(n, codeTooLarge, "Objects and lists lie more than %d deep within each other; no kind needs that.", maxDepth)
+	}
+	if n.Kind == yaml.AliasNode {
+		return c.alias(n, depth)
+	}
+	size := 1
+	seen := make(map[string]int)
+	for i, child := range n.Content {
+		if n.Kind == yaml.MappingNode && i%2 == 0 && child.Kind == yaml.ScalarNode {
+			if line, twice := seen[child.Value]; twice {
+				return 0, c.refuse(child, codeDuplicateName, "The name %s is there twice in one object, so one of the two would be lost. Remove or rename one. The first is at %s:%d.", strconv.Quote(child.Value), c.text.name, line)
+			}
+			seen[child.Value] = child.Line
+		}
+		below, f := c.walk(child, depth+1)
+		if f != nil {
+			return 0, f
+		}
+		size += below
+	}
+	return size, nil
+}
+
+// alias counts the values that an alias stands for, once per anchor: what unfolds exponentially is counted in linear time.
+func (c *yamlCheck) alias(n *yaml.Node, depth int) (int, *fault) {
+	size, counted := c.unfolded[n.Alias]
+	if !counted {
+		c.unfolded[n.Alias] = -1
+		var f *fault
+		if size, f = c.walk(n.Alias, depth); f != nil {
+			return 0, f
+		}
+		c.unfolded[n.Alias] = size
+	}
+	if size < 0 {
+		return 0, c.refuse(n, codeSyntax, "The anchor %s holds itself.", strconv.Quote(n.Value))
+	}
+	if c.aliases += size; c.aliases > maxAliasValues {
+		return 0, c.refuse(n, codeTooLarge, "The aliases unfold to more than %d values. Write the document without them.", maxAliasValues)
+	}
+	return size, nil
+}

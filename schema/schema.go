@@ -1,0 +1,161 @@
+// Package schema holds converge's nouns: refs, resources, documents and the description of kinds.
+//
+// A site is described by one [Document]. It holds [Resource] values, each named by a [Ref], and each of a [Kind] that
+// the embedded CUE module ([Files]) describes. Everything here is plain data: package schema/load makes it from CUE,
+// JSON and YAML, the providers report what they see in the same shapes, and the engine compares the two.
+//
+// The package imports nothing of ours and decides nothing.
+package schema
+
+import (
+	"cmp"
+	"fmt"
+	"slices"
+	"strings"
+	"time"
+)
+
+// APIVersion is what the field apiVersion of a document must say.
+const APIVersion = "converge.dev/v1"
+
+// ScopeSite is the scope of things that belong to the whole site; every other scope is the name of a node.
+const ScopeSite = "site"
+
+// A Ref names one resource: SCOPE/KIND/NAME, for example site/carbide.vpc/prod or gpu-01/ovs.bridge/br-slice.
+// The same three words are the path in the document, the key in the store, the address on the command line and the
+// name in every message. The zero Ref names nothing.
+type Ref struct {
+	Scope string // ScopeSite or a node's name
+	Kind  string // PROVIDER.NOUN, for example carbide.vpc
+	Name  string // unique within scope and kind; never holds a slash
+}
+
+// ParseRef is the inverse of [Ref.String].
+func ParseRef(s string) (Ref, error) {
+	parts := strings.Split(s, "/")
+	if len(parts) != 3 || parts[0] == "" || parts[2] == "" || !strings.Contains(parts[1], ".") {
+		return Ref{}, fmt.Errorf("%q is not a ref: want SCOPE/KIND/NAME, for example site/carbide.vpc/prod", s)
+	}
+	return Ref{Scope: parts[0], Kind: parts[1], Name: parts[2]}, nil
+}
+
+// String gives the ref as SCOPE/KIND/NAME.
+func (r Ref) String() string { return r.Scope + "/" + r.Kind + "/" + r.Name }
+
+// IsZero reports whether r names nothing.
+func (r Ref) IsZero() bool { return r == Ref{} }
+
+// Provider gives the first half of the kind: "carbide" for carbide.vpc.
+func (r Ref) Provider() string {
+	p, _, _ := strings.Cut(r.Kind, ".")
+	return p
+}
+
+// Path gives the place of the resource in a document: carbide.vpc.prod or nodes.gpu-01.ovs.bridge.br-slice.
+func (r Ref) Path() string {
+	if r.Scope == ScopeSite {
+		return r.Kind + "." + r.Name
+	}
+	return "nodes." + r.Scope + "." + r.Kind + "." + r.Name
+}
+
+// Compare orders refs by scope (the site first), kind and name.
+func (r Ref) Compare(o Ref) int {
+	if r.Scope != o.Scope {
+		switch ScopeSite {
+		case r.Scope:
+			return -1
+		case o.Scope:
+			return 1
+		}
+	}
+	return cmp.Or(strings.Compare(r.Scope, o.Scope), strings.Compare(r.Kind, o.Kind), strings.Compare(r.Name, o.Name))
+}
+
+// MarshalText writes the ref as SCOPE/KIND/NAME; the zero Ref as nothing.
+func (r Ref) MarshalText() ([]byte, error) {
+	if r.IsZero() {
+		return nil, nil
+	}
+	return []byte(r.String()), nil
+}
+
+// UnmarshalText is the inverse of MarshalText.
+func (r *Ref) UnmarshalText(b []byte) (err error) {
+	if len(b) == 0 {
+		*r = Ref{}
+		return nil
+	}
+	*r, err = ParseRef(string(b))
+	return err
+}
+
+// SortRefs sorts refs in place and drops repetitions.
+func SortRefs(refs []Ref) []Ref {
+	slices.SortFunc(refs, Ref.Compare)
+	return slices.Compact(refs)
+}
+
+// A Resource is one thing that the site should contain.
+type Resource struct {
+	Ref       Ref
+	Spec      Object    // what the document says, defaults filled in; references are names
+	After     []Ref     // what it refers to or depends on, sorted; found by the loader, never written by hand
+	Lifecycle Lifecycle // how the resource may be treated
+	Timeouts  Timeouts  // waits that replace those of the kind, where positive
+}
+
+// Lifecycle says how converge may treat a resource.
+type Lifecycle struct {
+	Protect  bool     `json:"protect,omitempty"`   // refuse any plan that deletes or replaces it
+	OnRemove OnRemove `json:"on_remove,omitempty"` // what happens when it leaves the document
+	Ignore   []string `json:"ignore,omitempty"`    // paths below the resource that are never compared
+	Adopt    Adopt    `json:"adopt,omitempty"`     // whether an existing thing may be taken over
+}
+
+// OnRemove says what becomes of a thing whose resource has left the document.
+type OnRemove string
+
+// The ways to treat a thing whose resource has left the document. The zero value means Delete.
+const (
+	Delete OnRemove = "delete" // remove the thing
+	Forget OnRemove = "forget" // leave the thing, drop the record
+	Refuse OnRemove = "refuse" // refuse the plan
+)
+
+// Adopt says whether a thing that converge did not make may become the resource.
+type Adopt string
+
+// The ways to treat a thing that is already there. The zero value means AdoptNever.
+const (
+	AdoptNever Adopt = "never" // a collision is an error
+	AdoptMatch Adopt = "match" // take over the one thing with the same natural key, change it as the document says
+)
+
+// Timeouts are waits of one resource; zero leaves the kind's own.
+type Timeouts struct {
+	Create time.Duration `json:"create,omitempty"`
+	Update time.Duration `json:"update,omitempty"`
+	Delete time.Duration `json:"delete,omitempty"`
+}
+
+// Site is the identity of a site and of one revision of its document.
+type Site struct {
+	Name   string `json:"name"`             // lower-case label, also the key prefix in the store
+	ID     string `json:"id"`               // UUID; the external ids of the site's things derive from it
+	Serial int64  `json:"serial,omitempty"` // rises with every revision
+}
+
+// Policy bounds what a plan may do.
+type Policy struct {
+	MaxDestroy string `json:"max_destroy,omitempty"` // "3" things, or "10%" of those recorded; empty: 10 %, at least 1
+}
+
+// A Document is one revision of a site, validated.
+type Document struct {
+	Site      Site
+	Policy    Policy
+	Resources []Resource // sorted by Ref
+	JSON      []byte     // the document as plain JSON, as it enters the store: keys sorted, defaults not filled in
+	Digest    string     // hex SHA-256 of JSON
+}
