@@ -1,0 +1,155 @@
+package fake
+
+import (
+	"fmt"
+	"maps"
+	"slices"
+
+	"converge.dev/converge/providers"
+	"converge.dev/converge/schema"
+)
+
+// checkThing finds what is wrong with a thing that comes from outside, and completes it.
+func (w *World) checkThing(at target, th *thing) error {
+	k := w.kinds[at.kind]
+	switch {
+	case k == nil:
+		return fmt.Errorf("%s: there is no kind %s", at, at.kind)
+	case k.Node != (at.scope != schema.ScopeSite):
+		return fmt.Errorf("%s: the kind does not live in scope %s", at, at.scope)
+	case at.id == "":
+		return fmt.Errorf("%s: the id is empty", at)
+	case !slices.Contains([]providers.Phase{"", providers.Ready, providers.Pending, providers.Failed, providers.Leaving}, th.Phase):
+		return fmt.Errorf("%s: there is no phase %q", at, th.Phase)
+	case th.Mark != "" && providers.ParseMark(th.Mark).IsZero():
+		return fmt.Errorf("%s: %q is not a mark", at, th.Mark)
+	}
+	if th.Spec == nil {
+		th.Spec = schema.Object{}
+	}
+	complete(k.Fields, th.Spec)
+	if err := checkSpec(k.Fields, th.Spec); err != nil {
+		return fmt.Errorf("%s: %w", at, err)
+	}
+	for name := range th.Status {
+		if f := k.Field(name); f == nil || !f.Computed {
+			return fmt.Errorf("%s: status: there is no computed field %s", at, name)
+		}
+	}
+	if th.Name == "" {
+		th.Name = at.id
+	}
+	if th.Phase == providers.Ready {
+		th.Phase = "" // ready is what a thing is when nothing is said
+	}
+	return nil
+}
+
+// complete fills in the defaults of fields that are absent.
+func complete(fields []schema.Field, spec map[string]any) {
+	for i := range fields {
+		f := &fields[i]
+		v, ok := spec[f.Name]
+		if !ok && f.Default != nil {
+			spec[f.Name] = schema.Clone(f.Default)
+		}
+		completeValue(f, v)
+	}
+}
+
+func completeValue(f *schema.Field, v any) {
+	switch v := v.(type) {
+	case map[string]any:
+		switch {
+		case f.Type == schema.Struct:
+			complete(f.Fields, v)
+		case f.Elem != nil:
+			for _, e := range v {
+				completeValue(f.Elem, e)
+			}
+		}
+	case []any:
+		for _, e := range v {
+			if f.Elem != nil {
+				completeValue(f.Elem, e)
+			}
+		}
+	}
+}
+
+// checkSpec finds the first field that is unknown, missing, computed or of another type.
+func checkSpec(fields []schema.Field, spec map[string]any) error {
+	for i := range fields {
+		f := &fields[i]
+		v, ok := spec[f.Name]
+		switch {
+		case !ok && f.Required:
+			return fmt.Errorf("%s is missing", f.Name)
+		case ok && f.Computed:
+			return fmt.Errorf("%s is computed and cannot be set", f.Name)
+		case ok:
+			if err := checkValue(f, v); err != nil {
+				return fmt.Errorf("%s%w", f.Name, err)
+			}
+		}
+	}
+	for _, name := range slices.Sorted(maps.Keys(spec)) {
+		if !slices.ContainsFunc(fields, func(f schema.Field) bool { return f.Name == name }) {
+			return fmt.Errorf("there is no field %s", name)
+		}
+	}
+	return nil
+}
+
+// checkValue finds what is wrong with a value; the error continues the path to it.
+func checkValue(f *schema.Field, v any) error {
+	if f.Type == schema.Any {
+		return nil
+	}
+	var is schema.Type
+	switch v := v.(type) {
+	case string:
+		is = schema.String
+	case int64:
+		is = schema.Int
+		if f.Type == schema.Number {
+			is = schema.Number
+		}
+	case float64:
+		is = schema.Number
+	case bool:
+		is = schema.Bool
+	case []any:
+		is = schema.List
+		for i, e := range v {
+			if f.Elem == nil {
+				break
+			}
+			if err := checkValue(f.Elem, e); err != nil {
+				return fmt.Errorf(".%d%w", i, err)
+			}
+		}
+	case map[string]any:
+		is = f.Type
+		switch {
+		case f.Type == schema.Struct:
+			if err := checkSpec(f.Fields, v); err != nil {
+				return fmt.Errorf(": %w", err)
+			}
+		case f.Type != schema.Map:
+			is = "object"
+		case f.Elem != nil:
+			for _, key := range slices.Sorted(maps.Keys(v)) {
+				if err := checkValue(f.Elem, v[key]); err != nil {
+					return fmt.Errorf(".%s%w", key, err)
+				}
+			}
+		}
+	default:
+		is = schema.Type(fmt.Sprintf("%T", v))
+	}
+	if is != f.Type {
+		return fmt.Errorf(" is %s, want %s", is, f.Type)
+	}
+	return nil
+}

@@ -1,0 +1,353 @@
+// Package fake is a far world that serves any kind, in memory or in a JSON file, for rehearsals and tests.
+//
+// A [World] holds things of all kinds and scopes; [World.Provider] serves the kinds of one provider in one scope. It
+// knows nothing of any kind but its description, and keeps the contract of package providers to the letter: a taken
+// or burned id, a stale version, an unknown field, a changed immutable field, a dangling reference and the deletion of
+// what others refer to are all refused, so that mistakes in what is sent and in which order come to light.
+//
+// Things go wrong as declared: a [Fault] in the world or in its file makes chosen calls fail before, after or long
+// before their effect, or makes things slow or broken.
+//
+// # The file
+//
+// The file is JSON made for people: things by scope, kind and id; burned ids; faults. Of a thing, only what is not
+// the default need be written: its name is otherwise its id, and it is ready.
+//
+//	{
+//	  "faults": [{"op": "create", "ref": "site/carbide.vpc/prod", "class": "invalid"}],
+//	  "things": {"site": {"carbide.tenant": {"acme": {"spec": {}}}}}
+//	}
+//
+// Before a call returns, its effect is appended to the file PATH.journal, so a killed process loses nothing that
+// it was told; [Open] reads both, and [World.Close] folds the journal into the file. One process at a time may have a world open.
+package fake
+
+import (
+	"encoding/json"
+	"fmt"
+	"maps"
+	"slices"
+	"strconv"
+	"strings"
+	"sync"
+	"time"
+
+	"converge.dev/converge/providers"
+	"converge.dev/converge/schema"
+)
+
+// A World is a far side. Its methods may be called at the same time; its fields are set before first use.
+type World struct {
+	// Traits replace the traits of kinds, by name. Otherwise a kind has those of [SiteTraits] or [NodeTraits].
+	Traits map[string]providers.Traits
+
+	// Hook is called when a verb begins (Before) and when its effect is there but the caller not told (After), also
+	// when it failed. It may block, or end the process. For an observation only the scope and kind of c.Ref are set.
+	// Calls may come at the same time.
+	Hook func(op string, at Moment, c providers.Call)
+
+	// Now is the clock of delays; nil is time.Now.
+	Now func() time.Time
+
+	kinds schema.Kinds
+
+	mu      sync.Mutex
+	things  map[place]map[string]*thing // a thing is never changed, only replaced
+	users   map[target]map[target]bool  // what is referred to, and by what
+	burned  map[target]bool
+	passing map[target]bool // things in a phase that ends by itself
+	late    []late
+	faults  []Fault
+	serial  int64 // of the last version given
+	counts  map[string]int
+	log     []Entry
+	file    *file // nil: in memory
+	closed  bool
+}
+
+// Moment is a point in a call.
+type Moment string
+
+// The moments at which the hook is called.
+const (
+	Before Moment = "before"
+	After  Moment = "after"
+)
+
+// An Entry of the log is one change that was asked for.
+type Entry struct {
+	Op   string // create, update, delete
+	Call providers.Call
+	Err  error // what the caller was told
+}
+
+type place struct{ scope, kind string }
+
+type target struct {
+	place
+	id string
+}
+
+// A thing is as in the world's file.
+type thing struct {
+	Name    string          `json:"name,omitempty"`
+	Mark    string          `json:"mark,omitempty"`
+	Version string          `json:"version,omitempty"`
+	Spec    schema.Object   `json:"spec"`
+	Status  schema.Object   `json:"status,omitempty"`
+	Phase   providers.Phase `json:"phase,omitempty"`
+	Detail  string          `json:"detail,omitempty"`
+	Until   *time.Time      `json:"until,omitempty"` // when pending becomes ready, or leaving absent
+
+	mark providers.Mark // what Mark says
+}
+
+// SiteTraits are those of a kind on the site: ids are UUIDs that are used once, as with Carbide, so a deleted thing
+// comes back only under a new identity.
+func SiteTraits() providers.Traits {
+	t := NodeTraits()
+	t.ID, t.Burned, t.UndoDelete = "", true, providers.Replace
+	return t
+}
+
+// NodeTraits are those of a kind on a node: the name is the id, everything is checked, everything can be undone.
+func NodeTraits() providers.Traits {
+	return providers.Traits{
+		ID: "{name}", Mark: true,
+		Create: providers.Conditional, Update: providers.Versioned, Delete: providers.Versioned,
+		UndoCreate: providers.Exact, UndoUpdate: providers.Exact, UndoDelete: providers.Exact,
+		Reach: providers.ReachNone,
+	}
+}
+
+// New makes an empty world in memory.
+func New(kinds schema.Kinds) *World {
+	return &World{
+		kinds:   kinds,
+		things:  map[place]map[string]*thing{},
+		users:   map[target]map[target]bool{},
+		burned:  map[target]bool{},
+		passing: map[target]bool{},
+		counts:  map[string]int{},
+	}
+}
+
+// Provider serves the kinds whose names begin with name and a dot and that live in the scope. Closing the provider
+// does not close the world.
+func (w *World) Provider(name, scope string) *providers.Provider {
+	var served []providers.Served
+	for _, k := range w.kinds.Names() {
+		if !strings.HasPrefix(k, name+".") || w.kinds[k].Node != (scope != schema.ScopeSite) {
+			continue
+		}
+		traits := w.traits(k)
+		served = append(served, providers.Served{
+			Name: k, Traits: traits, Kind: &kind{world: w, at: place{scope, k}, schema: w.kinds[k], traits: traits},
+		})
+	}
+	return providers.New(name, scope, nil, served...)
+}
+
+func (w *World) traits(kind string) providers.Traits {
+	if t, ok := w.Traits[kind]; ok {
+		return t
+	}
+	if w.kinds[kind].Node {
+		return NodeTraits()
+	}
+	return SiteTraits()
+}
+
+// Fail adds a fault.
+func (w *World) Fail(f Fault) error {
+	if err := f.check(); err != nil {
+		return err
+	}
+	w.mu.Lock()
+	defer w.mu.Unlock()
+	faults := append(slices.Clone(w.faults), f)
+	return w.commit(record{Faults: &faults})
+}
+
+// Put makes or replaces a thing as somebody else would, behind the back of the engine. Only its shape is checked.
+// The version is given by the world, whatever t.Version says.
+func (w *World) Put(scope, kind string, t providers.Thing) error {
+	th := &thing{Name: t.Name, Mark: t.Mark.String(), Spec: t.Spec.Clone(), Status: t.Status.Clone(), Phase: t.Phase, Detail: t.Detail}
+	if err := w.checkThing(target{place{scope, kind}, t.ID}, th); err != nil {
+		return err
+	}
+	w.mu.Lock()
+	defer w.mu.Unlock()
+	return w.put(target{place{scope, kind}, t.ID}, th)
+}
+
+// Remove removes a thing as somebody else would. What is absent is left so.
+func (w *World) Remove(scope, kind, id string) error {
+	w.mu.Lock()
+	defer w.mu.Unlock()
+	return w.remove(target{place{scope, kind}, id}, false)
+}
+
+// Land lets everything that is under way end now, whatever its delay: late effects arrive, pending things become
+// ready, leaving ones absent.
+func (w *World) Land() error {
+	w.mu.Lock()
+	defer w.mu.Unlock()
+	return w.pass(func(time.Time) bool { return true })
+}
+
+// Count gives how often a verb was called: observe, create, update or delete. Refused calls count, cancelled ones
+// do not.
+func (w *World) Count(op string) int {
+	w.mu.Lock()
+	defer w.mu.Unlock()
+	return w.counts[op]
+}
+
+// Log gives all changes that were asked for, in the order in which they ended.
+func (w *World) Log() []Entry {
+	w.mu.Lock()
+	defer w.mu.Unlock()
+	return slices.Clone(w.log)
+}
+
+// Dump gives all things as JSON, without versions and burned ids. Worlds that hold the same give the same text.
+func (w *World) Dump() string {
+	w.mu.Lock()
+	defer w.mu.Unlock()
+	c := w.content()
+	c.Serial, c.Burned, c.Late, c.Faults = 0, nil, nil, nil
+	for _, kinds := range c.Things {
+		for _, things := range kinds {
+			for id, th := range things {
+				plain := *th
+				plain.Version = ""
+				things[id] = &plain
+			}
+		}
+	}
+	return string(encode(c))
+}
+
+// Snapshot gives the whole world as it is in its file.
+func (w *World) Snapshot() string {
+	w.mu.Lock()
+	defer w.mu.Unlock()
+	return string(encode(w.content()))
+}
+
+func encode(c content) []byte {
+	b, err := json.MarshalIndent(c, "", "  ")
+	if err != nil { // the world holds JSON values only
+		panic(fmt.Sprintf("fake: the world is not JSON: %v", err))
+	}
+	return append(b, '\n')
+}
+
+// put makes or replaces a thing under a new version. The thing belongs to the world from here on.
+func (w *World) put(at target, th *thing) error {
+	th.Version = strconv.FormatInt(w.serial+1, 10)
+	return w.commit(record{At: at.names(), Thing: th, Serial: w.serial + 1})
+}
+
+// remove removes a thing and burns its id if told so.
+func (w *World) remove(at target, burn bool) error {
+	if w.things[at.place][at.id] == nil {
+		return nil
+	}
+	return w.commit(record{At: at.names(), Burned: burn})
+}
+
+// pass ends what is due: late effects arrive and passing phases end.
+func (w *World) pass(due func(time.Time) bool) error {
+	for i := 0; i < len(w.late); {
+		l := w.late[i]
+		if !due(l.Due) {
+			i++
+			continue
+		}
+		rest := slices.Delete(slices.Clone(w.late), i, i+1)
+		if err := w.commit(record{Late: &rest}); err != nil {
+			return err
+		}
+		// The far side carries it out or refuses it as at any time; nobody is there to be told.
+		k := &kind{world: w, at: place{l.Ref.Scope, l.Ref.Kind}, schema: w.kinds[l.Ref.Kind], traits: w.traits(l.Ref.Kind)}
+		_ = k.effect(l.Op, l.call(), outcome{})
+	}
+	for _, at := range slices.SortedFunc(maps.Keys(w.passing), target.compare) {
+		th := w.things[at.place][at.id]
+		if th.Until != nil && !due(*th.Until) {
+			continue
+		}
+		var err error
+		if th.Phase == providers.Leaving {
+			err = w.remove(at, w.traits(at.kind).Burned)
+		} else {
+			ready := *th
+			ready.Phase, ready.Detail, ready.Until = "", "", nil
+			err = w.commit(record{At: at.names(), Thing: &ready})
+		}
+		if err != nil {
+			return err
+		}
+	}
+	return nil
+}
+
+func (w *World) now() time.Time {
+	if w.Now != nil {
+		return w.Now()
+	}
+	return time.Now()
+}
+
+// set puts a thing into the maps, or takes it out when th is nil.
+func (w *World) set(at target, th *thing) {
+	if old := w.things[at.place][at.id]; old != nil {
+		for _, to := range w.refs(at.place, old.Spec) {
+			delete(w.users[to], at)
+			if len(w.users[to]) == 0 {
+				delete(w.users, to)
+			}
+		}
+	}
+	delete(w.passing, at)
+	if th == nil {
+		delete(w.things[at.place], at.id)
+		return
+	}
+	if w.things[at.place] == nil {
+		w.things[at.place] = map[string]*thing{}
+	}
+	th.mark = providers.ParseMark(th.Mark)
+	w.things[at.place][at.id] = th
+	for _, to := range w.refs(at.place, th.Spec) {
+		if w.users[to] == nil {
+			w.users[to] = map[target]bool{}
+		}
+		w.users[to][at] = true
+	}
+	if th.Phase == providers.Pending || th.Phase == providers.Leaving {
+		w.passing[at] = true
+	}
+}
+
+// refs gives what a spec refers to. A thing on a node refers to things of its node and of the site.
+func (w *World) refs(from place, spec schema.Object) []target {
+	k := w.kinds[from.kind]
+	if !slices.ContainsFunc(k.Fields, func(f schema.Field) bool { return f.HasRefs() }) {
+		return nil
+	}
+	var to []target
+	k.EachRef(spec.Clone(), func(kind, id string) string {
+		if d := w.kinds[kind]; d != nil {
+			at := place{schema.ScopeSite, kind}
+			if d.Node {
+				at.scope = from.scope
+			}
+			to = append(to, target{at, id})
+		}
+		return id
+	})
+	return to
+}

@@ -1,0 +1,335 @@
+package fake
+
+import (
+	"bytes"
+	"encoding/json"
+	"errors"
+	"fmt"
+	"io"
+	"io/fs"
+	"os"
+	"path/filepath"
+	"slices"
+
+	"converge.dev/converge/schema"
+	"golang.org/x/sys/unix"
+)
+
+// content is a world as it is in its file.
+type content struct {
+	Serial int64                                   `json:"serial,omitempty"` // of the last version given
+	Faults []Fault                                 `json:"faults,omitempty"`
+	Late   []late                                  `json:"late,omitempty"`
+	Burned map[string]map[string][]string          `json:"burned,omitempty"` // ids by scope and kind
+	Things map[string]map[string]map[string]*thing `json:"things"`           // by scope, kind and id
+}
+
+// A record of the journal is one change of the world. It holds what is so afterwards and not what was done, so reading
+// it twice does no harm.
+type record struct {
+	Serial int64    `json:"serial,omitempty"`
+	At     *names   `json:"at,omitempty"` // the thing that changed
+	Thing  *thing   `json:"thing,omitempty"`
+	Burned bool     `json:"burned,omitempty"`
+	Faults *[]Fault `json:"faults,omitempty"`
+	Late   *[]late  `json:"late,omitempty"`
+}
+
+type names struct {
+	Scope string `json:"scope"`
+	Kind  string `json:"kind"`
+	ID    string `json:"id"`
+}
+
+func (t target) names() *names { return &names{t.scope, t.kind, t.id} }
+
+// A file is where a world is kept: a file for people, and a journal of what is not in it yet. The journal is also
+// the lock.
+type file struct {
+	path    string
+	journal *os.File
+	size    int64 // of the whole records in the journal; what follows is torn and counts for nothing
+	records int   // how many there are
+}
+
+// Open opens the world in a file; one that does not exist is an empty world. It fails when another process has it
+// open, and when the file holds what the kinds do not know.
+func Open(path string, kinds schema.Kinds) (*World, error) {
+	journal, err := lock(path + ".journal")
+	if err != nil {
+		return nil, fmt.Errorf("open world %s: %w", path, err)
+	}
+	w := New(kinds)
+	if err := w.load(path, journal); err != nil {
+		err = fmt.Errorf("open world %s: %w", path, err)
+		if at, serr := journal.Stat(); serr == nil && at.Size() == 0 {
+			err = errors.Join(err, os.Remove(journal.Name()))
+		}
+		return nil, errors.Join(err, journal.Close())
+	}
+	return w, nil
+}
+
+// lock opens the journal for this process alone.
+func lock(path string) (*os.File, error) {
+	for {
+		f, err := os.OpenFile(path, os.O_RDWR|os.O_CREATE, 0o600)
+		if err != nil {
+			return nil, err
+		}
+		if err := unix.Flock(int(f.Fd()), unix.LOCK_EX|unix.LOCK_NB); err != nil {
+			return nil, errors.Join(fmt.Errorf("another process has it open (lock on %s: %w)", path, err), f.Close())
+		}
+		mine, err := f.Stat()
+		if err != nil {
+			return nil, errors.Join(err, f.Close())
+		}
+		// Whoever had it open before removes the journal at the end, perhaps between our open and our lock.
+		now, err := os.Stat(path)
+		if err == nil && os.SameFile(mine, now) {
+			return f, nil
+		}
+		if err := f.Close(); err != nil {
+			return nil, err
+		}
+	}
+}
+
+// load reads the file, then the journal over it.
+func (w *World) load(path string, journal *os.File) error {
+	var c content
+	data, err := os.ReadFile(path)
+	if err != nil && !errors.Is(err, fs.ErrNotExist) {
+		return err
+	}
+	if err == nil {
+		if err := decode(data, &c); err != nil {
+			return err
+		}
+	}
+	if err := w.fill(c); err != nil {
+		return err
+	}
+	log, err := io.ReadAll(journal)
+	if err != nil {
+		return err
+	}
+	w.file = &file{path: path, journal: journal}
+	for line := range bytes.Lines(log) {
+		// Only the last record can be torn. Its call never returned, so nobody was told of it; the next takes its place.
+		if line[len(line)-1] != '\n' {
+			break
+		}
+		var r record
+		if err := decode(line, &r); err != nil {
+			return fmt.Errorf("record %d of %s.journal: %w", w.file.records+1, path, err)
+		}
+		w.replay(r)
+		w.file.size += int64(len(line))
+		w.file.records++
+	}
+	return nil
+}
+
+// decode reads one JSON value with known fields only, and says at which line it fails where that is known.
+func decode(data []byte, v any) error {
+	d := json.NewDecoder(bytes.NewReader(data))
+	d.DisallowUnknownFields()
+	err := d.Decode(v)
+	if err == nil {
+		if _, more := d.Token(); more != io.EOF {
+			err = errors.New("there is text after the end")
+		}
+	}
+	var syntax *json.SyntaxError
+	var kind *json.UnmarshalTypeError
+	switch {
+	case errors.As(err, &syntax):
+		return fmt.Errorf("line %d: %w", line(data, syntax.Offset), err)
+	case errors.As(err, &kind):
+		return fmt.Errorf("line %d: %w", line(data, kind.Offset), err)
+	}
+	return err
+}
+
+func line(data []byte, offset int64) int {
+	return 1 + bytes.Count(data[:min(offset, int64(len(data)))], []byte("\n"))
+}
+
+// fill takes over what the file holds, after checking it.
+func (w *World) fill(c content) error {
+	for i := range c.Faults {
+		if err := c.Faults[i].check(); err != nil {
+			return err
+		}
+	}
+	for _, l := range c.Late {
+		if w.kinds[l.Ref.Kind] == nil {
+			return fmt.Errorf("late %s: there is no kind %s", l.Op, l.Ref.Kind)
+		}
+	}
+	w.serial, w.faults, w.late = c.Serial, c.Faults, c.Late
+	for scope, kinds := range c.Burned {
+		for kind, ids := range kinds {
+			for _, id := range ids {
+				w.burned[target{place{scope, kind}, id}] = true
+			}
+		}
+	}
+	for scope, kinds := range c.Things {
+		for kind, things := range kinds {
+			for id, th := range things {
+				at := target{place{scope, kind}, id}
+				if th == nil {
+					return fmt.Errorf("%s: the thing is null", at)
+				}
+				if err := w.checkThing(at, th); err != nil {
+					return err
+				}
+				if th.Version == "" {
+					th.Version = "0"
+				}
+				w.set(at, th)
+			}
+		}
+	}
+	return nil
+}
+
+// content collects the world in the form of its file.
+func (w *World) content() content {
+	c := content{Serial: w.serial, Faults: w.faults, Late: w.late, Things: map[string]map[string]map[string]*thing{}}
+	for at, things := range w.things {
+		if len(things) == 0 {
+			continue
+		}
+		if c.Things[at.scope] == nil {
+			c.Things[at.scope] = map[string]map[string]*thing{}
+		}
+		byID := make(map[string]*thing, len(things))
+		for id, th := range things {
+			byID[id] = th
+		}
+		c.Things[at.scope][at.kind] = byID
+	}
+	for at := range w.burned {
+		if c.Burned == nil {
+			c.Burned = map[string]map[string][]string{}
+		}
+		if c.Burned[at.scope] == nil {
+			c.Burned[at.scope] = map[string][]string{}
+		}
+		c.Burned[at.scope][at.kind] = append(c.Burned[at.scope][at.kind], at.id)
+	}
+	for _, kinds := range c.Burned {
+		for _, ids := range kinds {
+			slices.Sort(ids)
+		}
+	}
+	return c
+}
+
+// commit makes a change: first in the journal, then in memory. When it fails there is no change.
+func (w *World) commit(r record) error {
+	if w.closed {
+		return errors.New("the world is closed")
+	}
+	if w.file != nil {
+		if err := w.file.append(r); err != nil {
+			return err
+		}
+	}
+	w.replay(r)
+	// A long journal is folded, so that the next open does not read the same thing over and over.
+	if w.file != nil && w.file.records > 100_000 {
+		return w.save()
+	}
+	return nil
+}
+
+// replay brings the world to where it is after a record.
+func (w *World) replay(r record) {
+	w.serial = max(w.serial, r.Serial)
+	if r.At != nil {
+		at := target{place{r.At.Scope, r.At.Kind}, r.At.ID}
+		w.set(at, r.Thing)
+		if r.Burned {
+			w.burned[at] = true
+		}
+	}
+	if r.Faults != nil {
+		w.faults = *r.Faults
+	}
+	if r.Late != nil {
+		w.late = *r.Late
+	}
+}
+
+func (f *file) append(r record) error {
+	line, err := json.Marshal(r)
+	if err != nil {
+		return err
+	}
+	n, err := f.journal.WriteAt(append(line, '\n'), f.size)
+	if err != nil {
+		return err
+	}
+	f.size += int64(n)
+	f.records++
+	return nil
+}
+
+// save writes the file anew and empties the journal. A crash in between leaves records that the file already has.
+func (w *World) save() error {
+	f := w.file
+	if err := replace(f.path, encode(w.content())); err != nil {
+		return err
+	}
+	if err := f.journal.Truncate(0); err != nil {
+		return err
+	}
+	f.size, f.records = 0, 0
+	return nil
+}
+
+// replace writes a file so that at all times the old or the new one is there.
+func replace(path string, data []byte) (err error) {
+	tmp, err := os.CreateTemp(filepath.Dir(path), "."+filepath.Base(path)+".*") // mode 0600
+	if err != nil {
+		return err
+	}
+	defer func() {
+		if err != nil {
+			err = errors.Join(err, os.Remove(tmp.Name()))
+		}
+	}()
+	_, werr := tmp.Write(data)
+	if err := errors.Join(werr, tmp.Sync(), tmp.Close()); err != nil {
+		return err
+	}
+	return os.Rename(tmp.Name(), path)
+}
+
+// Close writes the world to its file, when it has one and anything changed, and lets others open it. Calls after it
+// fail. Closing twice does no harm.
+func (w *World) Close() error {
+	w.mu.Lock()
+	defer w.mu.Unlock()
+	if w.closed {
+		return nil
+	}
+	w.closed = true
+	if w.file == nil {
+		return nil
+	}
+	if w.file.records > 0 {
+		if err := w.save(); err != nil {
+			return errors.Join(fmt.Errorf("close world %s: %w", w.file.path, err), w.file.journal.Close())
+		}
+	}
+	// Removed while the lock is held: from here on a new journal begins.
+	if err := errors.Join(os.Remove(w.file.journal.Name()), w.file.journal.Close()); err != nil {
+		return fmt.Errorf("close world %s: %w", w.file.path, err)
+	}
+	return nil
+}

@@ -1,0 +1,367 @@
+package fake
+
+import (
+	"context"
+	"errors"
+	"fmt"
+	"reflect"
+	"slices"
+	"strings"
+	"time"
+
+	"converge.dev/converge/providers"
+	"converge.dev/converge/schema"
+)
+
+// A kind serves one kind in one scope of a world.
+type kind struct {
+	world  *World
+	at     place
+	schema *schema.Kind
+	traits providers.Traits
+}
+
+// An outcome says what becomes of a thing whose change succeeds: ready at once unless it says otherwise.
+type outcome struct {
+	phase  providers.Phase
+	detail string
+	until  *time.Time
+}
+
+// Observe implements [providers.Kind].
+func (k *kind) Observe(ctx context.Context, ids []string) ([]providers.Thing, error) {
+	w := k.world
+	c := providers.Call{Ref: schema.Ref{Scope: k.at.scope, Kind: k.at.kind}}
+	fail := func(class providers.Class, err error) ([]providers.Thing, error) {
+		return nil, &providers.Error{Op: "observe", Kind: k.at.kind, Class: class, Err: err}
+	}
+	if w.Hook != nil {
+		w.Hook("observe", Before, c)
+		defer w.Hook("observe", After, c)
+	}
+	if err := ctx.Err(); err != nil {
+		return fail(providers.Transient, err)
+	}
+	found, fault, err := k.look(ids)
+	if err != nil {
+		return fail(providers.Transient, err)
+	}
+	if fault != nil {
+		if err := wait(ctx, time.Duration(fault.Delay)); err != nil {
+			return fail(providers.Transient, err)
+		}
+		return fail(fault.Class, fault.cause())
+	}
+	// A thing is never changed once it is in the world, so it can be copied without holding up the others.
+	things := make([]providers.Thing, len(found))
+	for i, f := range found {
+		th := f.thing
+		things[i] = providers.Thing{
+			ID: f.id, Name: th.Name, Spec: th.Spec.Clone(), Status: th.Status.Clone(), Phase: th.Phase, Detail: th.Detail,
+		}
+		if k.traits.Mark {
+			things[i].Mark = th.mark
+		}
+		if things[i].Phase == "" {
+			things[i].Phase = providers.Ready
+		}
+		if k.traits.Update == providers.Versioned || k.traits.Delete == providers.Versioned {
+			things[i].Version = th.Version
+		}
+	}
+	return things, nil
+}
+
+type found struct {
+	id    string
+	thing *thing
+}
+
+// look finds the things with the given ids, all when ids is nil, sorted by id, and the fault that hits the look.
+func (k *kind) look(ids []string) ([]found, *Fault, error) {
+	w := k.world
+	w.mu.Lock()
+	defer w.mu.Unlock()
+	w.counts["observe"]++
+	if err := w.ready(); err != nil {
+		return nil, nil, err
+	}
+	all := w.things[k.at]
+	var things []found
+	if ids == nil {
+		things = make([]found, 0, len(all))
+		for id, th := range all {
+			things = append(things, found{id, th})
+		}
+	}
+	for _, id := range ids {
+		if th := all[id]; th != nil {
+			things = append(things, found{id, th})
+		}
+	}
+	slices.SortFunc(things, func(a, b found) int { return strings.Compare(a.id, b.id) })
+	things = slices.Compact(things)
+	fault, err := w.trip("observe", k.at, func(match func(name string) bool) bool {
+		return slices.ContainsFunc(things, func(f found) bool { return match(f.thing.Name) })
+	})
+	return things, fault, err
+}
+
+// Create implements [providers.Kind].
+func (k *kind) Create(ctx context.Context, c providers.Call) error {
+	return k.change(ctx, "create", k.traits.Create, c)
+}
+
+// Update implements [providers.Kind].
+func (k *kind) Update(ctx context.Context, c providers.Call) error {
+	return k.change(ctx, "update", k.traits.Update, c)
+}
+
+// Delete implements [providers.Kind].
+func (k *kind) Delete(ctx context.Context, c providers.Call) error {
+	return k.change(ctx, "delete", k.traits.Delete, c)
+}
+
+// change carries out one change, or what its fault makes of it.
+func (k *kind) change(ctx context.Context, op string, mode providers.Mode, c providers.Call) error {
+	w := k.world
+	if w.Hook != nil {
+		w.Hook(op, Before, c)
+		defer w.Hook(op, After, c)
+	}
+	if err := ctx.Err(); err != nil {
+		return &providers.Error{Op: op, Ref: c.Ref, Class: providers.Transient, Err: err}
+	}
+	w.mu.Lock()
+	defer w.mu.Unlock()
+	w.counts[op]++
+	answer, delay := k.answer(op, mode, c)
+	if delay > 0 {
+		w.mu.Unlock()
+		_ = wait(ctx, delay) // who gives up waiting is told the same
+		w.mu.Lock()
+	}
+	var err error
+	if answer != nil {
+		err = &providers.Error{Op: op, Ref: c.Ref, Class: answer.class, Err: answer.cause}
+	}
+	c.Want, c.Have = c.Want.Clone(), c.Have.Clone()
+	w.log = append(w.log, Entry{Op: op, Call: c, Err: err})
+	return err
+}
+
+// answer brings about the effect of a call and gives what the caller is told, and after which time.
+func (k *kind) answer(op string, mode providers.Mode, c providers.Call) (*refusal, time.Duration) {
+	w := k.world
+	if mode == providers.Never {
+		return refuse(providers.Unsupported, "%s has no %s", k.at.kind, op), 0
+	}
+	if err := w.ready(); err != nil {
+		return refuse(providers.Transient, "%w", err), 0
+	}
+	f, err := w.trip(op, k.at, func(match func(name string) bool) bool { return match(c.Ref.Name) })
+	if err != nil {
+		return refuse(providers.Transient, "%w", err), 0
+	}
+	if f == nil {
+		return k.effect(op, c, outcome{}), 0
+	}
+	told, delay := &refusal{f.Class, f.cause()}, time.Duration(f.Delay)
+	until := w.now().Add(delay)
+	switch f.Effect {
+	case EffectAfter:
+		if r := k.effect(op, c, outcome{}); r != nil {
+			return r, delay
+		}
+		return told, delay
+	case EffectLate:
+		lates := append(slices.Clone(w.late), late{
+			Op: op, Ref: c.Ref, ID: c.ID, Mark: c.Mark.String(), Want: c.Want.Clone(), Version: c.Version, Due: until,
+		})
+		if err := w.commit(record{Late: &lates}); err != nil {
+			return refuse(providers.Transient, "%w", err), 0
+		}
+		return told, 0
+	case EffectSlow:
+		phase := providers.Pending
+		if op == "delete" {
+			phase = providers.Leaving
+		}
+		return k.effect(op, c, outcome{phase, f.Message, &until}), 0
+	case EffectFailed:
+		return k.effect(op, c, outcome{providers.Failed, f.Message, nil}), 0
+	}
+	return told, delay
+}
+
+// A refusal is why a call has no effect.
+type refusal struct {
+	class providers.Class
+	cause error
+}
+
+func refuse(class providers.Class, format string, args ...any) *refusal {
+	return &refusal{class, fmt.Errorf(format, args...)}
+}
+
+// effect checks a change as the far side does and makes it.
+func (k *kind) effect(op string, c providers.Call, o outcome) *refusal {
+	w := k.world
+	at := target{k.at, c.ID}
+	old := w.things[k.at][c.ID]
+	th := &thing{Name: c.Ref.Name, Phase: o.phase, Detail: o.detail, Until: o.until}
+	var err error
+	switch op {
+	case "create":
+		if c.ID == "" {
+			return refuse(providers.Invalid, "the id is empty")
+		}
+		if k.traits.Create == providers.Conditional {
+			if old != nil {
+				return refuse(providers.Exists, "id %s is taken", c.ID)
+			}
+			if w.burned[at] {
+				return refuse(providers.Exists, "id %s was used before", c.ID)
+			}
+		}
+		if r := k.accept(th, c); r != nil {
+			return r
+		}
+		th.Mark = c.Mark.String()
+		err = w.put(at, th)
+	case "update":
+		if old == nil || old.Phase == providers.Leaving {
+			return refuse(providers.Absent, "there is no %s with id %s", k.at.kind, c.ID)
+		}
+		if k.traits.Update == providers.Versioned && c.Version != old.Version {
+			return refuse(providers.Conflict, "the version is %s, not %s", old.Version, c.Version)
+		}
+		if r := k.accept(th, c); r != nil {
+			return r
+		}
+		if name := k.frozen(old.Spec, th.Spec); name != "" {
+			return refuse(providers.Invalid, "%s cannot be changed", name)
+		}
+		th.Name, th.Mark, th.Status = old.Name, c.Mark.String(), old.Status
+		err = w.put(at, th)
+	case "delete":
+		if old == nil || old.Phase == providers.Leaving {
+			return nil
+		}
+		if k.traits.Delete == providers.Versioned && c.Version != old.Version {
+			return refuse(providers.Conflict, "the version is %s, not %s", old.Version, c.Version)
+		}
+		if r := w.free(at); r != nil {
+			return r
+		}
+		if o.phase == "" {
+			err = w.remove(at, k.traits.Burned)
+			break
+		}
+		leaving := *old
+		leaving.Phase, leaving.Detail, leaving.Until = o.phase, o.detail, o.until
+		err = w.put(at, &leaving)
+	}
+	if err != nil { // the disk refused it, so it is not in memory either
+		return refuse(providers.Transient, "%w", err)
+	}
+	return nil
+}
+
+// accept takes the wanted spec into th, completed with defaults.
+func (k *kind) accept(th *thing, c providers.Call) *refusal {
+	th.Spec = c.Want.Clone()
+	if th.Spec == nil {
+		th.Spec = schema.Object{}
+	}
+	complete(k.schema.Fields, th.Spec)
+	if err := checkSpec(k.schema.Fields, th.Spec); err != nil {
+		return refuse(providers.Invalid, "%w", err)
+	}
+	for _, to := range k.world.refs(k.at, th.Spec) {
+		switch t := k.world.things[to.place][to.id]; {
+		case t == nil || t.Phase == providers.Leaving:
+			return refuse(providers.Absent, "it refers to %s, which is not there", to)
+		case t.Phase != "" && t.Phase != providers.Ready:
+			return refuse(providers.Busy, "it refers to %s, which is %s", to, t.Phase)
+		}
+	}
+	return nil
+}
+
+// frozen gives the name of an immutable field that differs.
+func (k *kind) frozen(old, want schema.Object) string {
+	old, want = old.Clone(), want.Clone()
+	complete(k.schema.Fields, old) // a thing from the file may say less
+	k.schema.Normalize(old)
+	k.schema.Normalize(want)
+	return frozen(k.schema.Fields, old, want)
+}
+
+func frozen(fields []schema.Field, old, want map[string]any) string {
+	for i := range fields {
+		f := &fields[i]
+		x, y := old[f.Name], want[f.Name]
+		if f.Immutable && !reflect.DeepEqual(x, y) {
+			return f.Name
+		}
+		a, aok := x.(map[string]any)
+		b, bok := y.(map[string]any)
+		if f.Type != schema.Struct || !aok || !bok {
+			continue
+		}
+		if name := frozen(f.Fields, a, b); name != "" {
+			return f.Name + "." + name
+		}
+	}
+	return ""
+}
+
+// free refuses to let a thing go while others refer to it.
+func (w *World) free(at target) *refusal {
+	var leaving, staying []string
+	for user := range w.users[at] {
+		if w.things[user.place][user.id].Phase == providers.Leaving {
+			leaving = append(leaving, user.String())
+		} else {
+			staying = append(staying, user.String())
+		}
+	}
+	if len(staying) > 0 {
+		return refuse(providers.Invalid, "%s refers to it", slices.Min(staying))
+	}
+	if len(leaving) > 0 {
+		return refuse(providers.Busy, "%s refers to it and is leaving", slices.Min(leaving))
+	}
+	return nil
+}
+
+// ready ends what is due; a closed world has nothing.
+func (w *World) ready() error {
+	if w.closed {
+		return errors.New("the world is closed")
+	}
+	if len(w.late) == 0 && len(w.passing) == 0 {
+		return nil
+	}
+	now := w.now()
+	return w.pass(func(t time.Time) bool { return !t.After(now) })
+}
+
+func wait(ctx context.Context, d time.Duration) error {
+	if d <= 0 {
+		return nil
+	}
+	t := time.NewTimer(d)
+	defer t.Stop()
+	select {
+	case <-t.C:
+		return nil
+	case <-ctx.Done():
+		return ctx.Err()
+	}
+}
+
+func (t target) String() string { return t.scope + "/" + t.kind + " " + t.id }
+
+func (t target) compare(o target) int { return strings.Compare(t.String(), o.String()) }

@@ -1,0 +1,322 @@
+// Package providers is the contract with the outside world.
+//
+// A [Provider] is one external system in one scope: Carbide for the site, Open vSwitch on a node. It serves kinds; each
+// [Kind] has four verbs and its [Traits], which are data. The engine does everything else: it matches, compares,
+// orders, retries, waits, journals and reverts. A provider translates.
+//
+// # Adding a kind
+//
+// Write schema/PROVIDER/NOUN.cue, which describes the fields, and providers/PROVIDER/NOUN.go, which implements [Kind];
+// add one line to the provider's list of kinds. The laws in package providertest say what a kind must obey; run them
+// in the kind's test. See docs/adding-a-kind.md.
+//
+// # What a kind sees
+//
+// Specs have the shape that the kind's CUE file gives, with one difference: where a document has the name of another
+// resource (@ref), a spec at this boundary has that thing's external id, in both directions. The engine translates.
+package providers
+
+import (
+	"context"
+	"errors"
+	"fmt"
+	"slices"
+	"strconv"
+	"strings"
+	"time"
+
+	"converge.dev/converge/schema"
+)
+
+// A Kind observes and changes one kind of real thing in one scope. Methods may be called at the same time for
+// different things. A call made with a cancelled context changes nothing. Errors are of type [*Error].
+type Kind interface {
+	// Observe reports the things of this kind with the given external ids; one that does not exist is left out.
+	// When ids is nil it reports all of the scope, in as few calls as the far side allows. It never reports a part of
+	// what was asked: then it fails. It changes nothing.
+	Observe(ctx context.Context, ids []string) ([]Thing, error)
+
+	// Create makes the thing with id c.ID as c.Want says. When the id or a unique name is taken it fails with Exists.
+	// It returns once the far side has accepted; the engine waits until the thing is Ready.
+	Create(ctx context.Context, c Call) error
+
+	// Update turns c.Have into c.Want in place. Only fields that are not immutable differ; both are whole specs, so
+	// that a far side that replaces everything keeps what the document does not mention. With a version token that
+	// has moved it fails with Conflict.
+	Update(ctx context.Context, c Call) error
+
+	// Delete removes the thing. Deleting what is absent, or on its way out, succeeds.
+	Delete(ctx context.Context, c Call) error
+}
+
+// A Call is the context of one change.
+type Call struct {
+	Ref     schema.Ref    // for messages
+	ID      string        // external id
+	Mark    Mark          // to be written on the thing where the kind has a place for it; zero in Update: to be taken away
+	Want    schema.Object // Create, Update: the spec to have afterwards; read only
+	Have    schema.Object // Update, Delete: the spec seen right before; read only
+	Version string        // Update, Delete: the version token seen right before; empty when the kind has none
+	Key     string        // idempotency key: the same for every attempt of one step
+	Epoch   int64         // fencing epoch of the caller
+}
+
+// A Thing is what a provider saw.
+type Thing struct {
+	ID      string        // external id
+	Name    string        // what it is called over there: the natural key, or a name for people
+	Mark    Mark          // who made it; zero when unmarked or made by others
+	Version string        // version token; empty when the kind has none
+	Spec    schema.Object // settable fields, whole, in the shape of the kind's CUE file
+	Status  schema.Object // computed fields
+	Phase   Phase
+	Detail  string // why it is not ready, for people
+}
+
+// Phase is how far a thing has come.
+type Phase string
+
+// Phases. A deleted thing is Leaving for as long as it is listed.
+const (
+	Ready   Phase = "ready"
+	Pending Phase = "pending"
+	Failed  Phase = "failed" // will not become ready by waiting
+	Leaving Phase = "leaving"
+)
+
+// A Mark on a thing says which resource of which site it is. Where a kind has a place for it (Carbide labels, OVSDB
+// external_ids) it is written at creation; lost state can be rebuilt from the marks.
+type Mark struct {
+	Site        string     `json:"site"` // the site's UUID
+	Ref         schema.Ref `json:"ref"`
+	Incarnation int        `json:"incarnation"` // 1, 2, …: grows each time that the resource is created anew
+}
+
+// MarkKey is the label or external_ids key under which a mark is kept.
+const MarkKey = "converge.dev/mark"
+
+// IsZero reports whether there is no mark.
+func (m Mark) IsZero() bool { return m == Mark{} }
+
+// String packs the mark into one value: SITE/SCOPE/KIND/NAME#INCARNATION.
+func (m Mark) String() string {
+	if m.IsZero() {
+		return ""
+	}
+	return m.Site + "/" + m.Ref.String() + "#" + strconv.Itoa(m.Incarnation)
+}
+
+// ParseMark is the inverse of [Mark.String]. Text that is no mark gives the zero Mark.
+func ParseMark(s string) Mark {
+	site, rest, ok := strings.Cut(s, "/")
+	if !ok || site == "" {
+		return Mark{}
+	}
+	i := strings.LastIndexByte(rest, '#')
+	if i < 0 {
+		return Mark{}
+	}
+	n, err := strconv.Atoi(rest[i+1:])
+	ref, rerr := schema.ParseRef(rest[:i])
+	if err != nil || rerr != nil || n < 1 {
+		return Mark{}
+	}
+	return Mark{Site: site, Ref: ref, Incarnation: n}
+}
+
+// Class says what an error means. Nothing else about an error is ever looked at.
+type Class string
+
+// Classes. For all but Unknown the call that failed had no effect.
+const (
+	Transient   Class = "transient"   // the far side was not reached or was overloaded: try again
+	Busy        Class = "busy"        // it is not ready for this yet: try again
+	Conflict    Class = "conflict"    // the thing changed since it was observed
+	Exists      Class = "exists"      // the id or name is taken
+	Absent      Class = "absent"      // the thing, or one that it refers to, is not there
+	Denied      Class = "denied"      // not allowed
+	Invalid     Class = "invalid"     // the far side refuses the values
+	Unsupported Class = "unsupported" // the far side does not know the kind or verb
+	Unknown     Class = "unknown"     // the call may have had its effect, or may have it later
+)
+
+// Retryable reports whether the same call may be made again without looking first.
+func (c Class) Retryable() bool { return c == Transient || c == Busy }
+
+// An Error is what a kind's verb fails with.
+type Error struct {
+	Op    string     // observe, create, update, delete
+	Ref   schema.Ref // zero for an observation of many
+	Kind  string     // when Ref is zero
+	Class Class
+	Err   error
+}
+
+// Error names the operation, the thing and the cause.
+func (e *Error) Error() string {
+	on := e.Kind
+	if !e.Ref.IsZero() {
+		on = e.Ref.String()
+	}
+	return fmt.Sprintf("%s %s: %v", e.Op, on, e.Err)
+}
+
+// Unwrap gives the cause.
+func (e *Error) Unwrap() error { return e.Err }
+
+// ClassOf gives the class of an error. What has no class is Unknown: it is never safe to guess.
+func ClassOf(err error) Class {
+	var e *Error
+	if errors.As(err, &e) {
+		return e.Class
+	}
+	return Unknown
+}
+
+// Traits say as data how a kind behaves; the engine reads them instead of asking for more methods.
+type Traits struct {
+	// ID tells how external ids come about. Empty: the engine chooses a UUID for each incarnation. Otherwise a
+	// template over the resource's name and immutable string fields, such as "{name}" or "{tenant}/{name}": the
+	// natural key.
+	ID string
+
+	Create Mode // Conditional: a second create of the same id fails with Exists. Never: things appear by themselves
+	Update Mode // Versioned: refused when the version token has moved
+	Delete Mode // Versioned, or Blind where the far side checks nothing
+
+	Mark     bool          // the kind has a place for our mark
+	Burned   bool          // an id cannot be used again after its thing was deleted
+	Eventual bool          // a list may lag behind a change
+	Late     time.Duration // longest time after which a call of unknown outcome may still have its effect
+
+	ReadyWithin time.Duration // longest wait for Ready after create and update; zero: ready on return
+	GoneWithin  time.Duration // longest wait for absence after delete; zero: gone on return
+
+	UndoCreate, UndoUpdate, UndoDelete Revert // what undoing each verb means; zero is Never, for caution
+	Reach                              Reach  // what a mistake can cut off
+}
+
+// Mode says how a verb guards itself.
+type Mode string
+
+// Modes of a verb.
+const (
+	Never       Mode = "never" // the verb does not exist for this kind
+	Blind       Mode = "blind"
+	Conditional Mode = "conditional" // Create: fails when the id exists
+	Versioned   Mode = "versioned"   // Update, Delete: fails when the version token has moved
+)
+
+// Revert classes say what undoing a change means, from exact to impossible.
+type Revert string
+
+// Revert classes.
+const (
+	Exact   Revert = "R1" // the state before comes back, digest for digest
+	Restart Revert = "R2" // configuration comes back, running state was lost
+	Replace Revert = "R3" // an equivalent comes back under a new identity
+	NoUndo  Revert = "R4" // data is destroyed or exposed: nothing comes back
+)
+
+// Reversible reports whether a step of this class may run before the point of no return.
+func (r Revert) Reversible() bool { return r == Exact || r == Restart }
+
+// Reach says what a mistaken change can cut off.
+type Reach string
+
+// Reaches, from harmless to worst.
+const (
+	ReachNone    Reach = "none"
+	ReachTenant  Reach = "tenant"
+	ReachNode    Reach = "node-mgmt"
+	ReachControl Reach = "control"
+	ReachUplink  Reach = "uplink"
+)
+
+// A Served kind is a kind with its name and traits.
+type Served struct {
+	Name   string // PROVIDER.NOUN
+	Traits Traits
+	Kind   Kind
+}
+
+// A Provider is one external system in one scope.
+type Provider struct {
+	Name  string // first half of its kinds' names
+	Scope string // schema.ScopeSite or a node's name
+	Limit int    // calls at the same time; zero: no limit of its own
+	Kinds []Served
+	Close func() error // releases connections; never nil
+}
+
+// New makes a provider. A nil close does nothing.
+func New(name, scope string, close func() error, kinds ...Served) *Provider {
+	if close == nil {
+		close = func() error { return nil }
+	}
+	return &Provider{Name: name, Scope: scope, Kinds: kinds, Close: close}
+}
+
+// A Set is all providers of a site, looked up by scope and kind.
+type Set struct {
+	providers []*Provider
+	served    map[[2]string]place
+	failed    map[[2]string]error
+}
+
+type place struct {
+	provider *Provider
+	kind     Served
+}
+
+// NewSet collects providers. Two that serve the same kind in the same scope are an error.
+func NewSet(ps ...*Provider) (*Set, error) {
+	s := &Set{providers: ps, served: map[[2]string]place{}, failed: map[[2]string]error{}}
+	for _, p := range ps {
+		slots := make(chan struct{}, max(p.Limit, 0))
+		for _, k := range p.Kinds {
+			if p.Limit > 0 {
+				k.Kind = limited{k.Kind, k.Name, slots}
+			}
+			at := [2]string{p.Scope, k.Name}
+			if _, dup := s.served[at]; dup {
+				return nil, fmt.Errorf("%s is served twice in scope %s", k.Name, p.Scope)
+			}
+			s.served[at] = place{p, k}
+		}
+	}
+	return s, nil
+}
+
+// Find gives the kind as it is served in a scope, and its provider.
+func (s *Set) Find(scope, kind string) (Served, *Provider, bool) {
+	p, ok := s.served[[2]string{scope, kind}]
+	return p.kind, p.provider, ok
+}
+
+// Fail records why a provider could not be opened in a scope. Its things are unknown, not absent.
+func (s *Set) Fail(scope, provider string, err error) { s.failed[[2]string{scope, provider}] = err }
+
+// Failure gives the error recorded by Fail, nil when there is none.
+func (s *Set) Failure(scope, provider string) error { return s.failed[[2]string{scope, provider}] }
+
+// Each calls visit for every served kind, in the order of scope and name.
+func (s *Set) Each(visit func(scope string, k Served, p *Provider)) {
+	keys := make([][2]string, 0, len(s.served))
+	for k := range s.served {
+		keys = append(keys, k)
+	}
+	slices.SortFunc(keys, func(a, b [2]string) int { return slices.Compare(a[:], b[:]) })
+	for _, k := range keys {
+		visit(k[0], s.served[k].kind, s.served[k].provider)
+	}
+}
+
+// Close closes all providers.
+func (s *Set) Close() error {
+	var errs []error
+	for _, p := range s.providers {
+		errs = append(errs, p.Close())
+	}
+	return errors.Join(errs...)
+}

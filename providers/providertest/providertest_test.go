@@ -1,0 +1,426 @@
+package providertest_test
+
+import (
+	"context"
+	"errors"
+	"maps"
+	"os"
+	"os/exec"
+	"regexp"
+	"slices"
+	"strings"
+	"testing"
+	"time"
+
+	"converge.dev/converge/providers"
+	"converge.dev/converge/providers/fake"
+	"converge.dev/converge/providers/providertest"
+	"converge.dev/converge/schema"
+)
+
+var kinds = schema.Kinds{
+	"lab.rack": {Name: "lab.rack", Node: true, Fields: []schema.Field{
+		{Name: "note", Type: schema.String},
+	}},
+	"lab.box": {Name: "lab.box", Node: true, Fields: []schema.Field{
+		{Name: "color", Type: schema.String, Required: true},
+		{Name: "rack", Type: schema.String, Ref: "lab.rack"},
+		{Name: "size", Type: schema.Int},
+		{Name: "tags", Type: schema.List, Set: true, Elem: &schema.Field{Type: schema.String}},
+		{Name: "weight", Type: schema.Int, Computed: true},
+	}},
+}
+
+const node = "n1"
+
+var rack = providertest.Case{
+	Kind: "lab.rack", Name: "r1",
+	Want: schema.Object{"note": "left"}, Update: schema.Object{"note": "right"},
+}
+
+var box = providertest.Case{
+	Kind: "lab.box", Name: "b1",
+	Needs:   []providertest.Made{{Kind: "lab.rack", Name: "r1", Spec: schema.Object{}}},
+	Want:    schema.Object{"color": "red", "size": int64(1), "rack": "r1", "tags": []any{"y", "x"}},
+	Update:  schema.Object{"color": "blue", "rack": "r1", "tags": []any{"z"}},
+	Invalid: schema.Object{"colour": "red"},
+}
+
+// open makes a world whose boxes are spoiled.
+func open(s spoiler) func(t *testing.T) providertest.World {
+	return func(*testing.T) providertest.World {
+		w := fake.New(kinds)
+		if s.world != nil {
+			s.world(w)
+		}
+		p := w.Provider("lab", node)
+		for i, k := range p.Kinds {
+			if k.Name != "lab.box" {
+				continue
+			}
+			p.Kinds[i].Kind = &spoiled{Kind: k.Kind, spoiler: s, world: w, meet: make(chan bool)}
+			if s.traits != nil {
+				s.traits(&p.Kinds[i].Traits)
+			}
+		}
+		return providertest.World{Provider: p, Dump: w.Dump, Advance: func() {
+			if err := w.Land(); err != nil {
+				panic(err)
+			}
+		}}
+	}
+}
+
+func suite(s spoiler) providertest.Suite {
+	whole := providertest.Suite{Kinds: kinds, Open: open(s), Cases: []providertest.Case{rack, box}}
+	if s.suite != nil {
+		s.suite(&whole)
+	}
+	return whole
+}
+
+// A world that keeps the contract breaks no law.
+func TestLawsHold(t *testing.T) {
+	providertest.Run(t, suite(spoiler{}))
+}
+
+// A world where everything takes its time keeps it too.
+func TestLawsHoldWhenSlow(t *testing.T) {
+	providertest.Run(t, suite(spoiler{
+		world: func(w *fake.World) {
+			traits := fake.NodeTraits()
+			traits.ReadyWithin, traits.GoneWithin = time.Hour, time.Hour
+			w.Traits = map[string]providers.Traits{"lab.box": traits}
+			for _, op := range []string{"create", "update", "delete"} {
+				f := fake.Fault{Op: op, Ref: "lab.box", Times: -1, Effect: fake.EffectSlow, Delay: fake.Duration(time.Hour)}
+				if err := w.Fail(f); err != nil {
+					panic(err)
+				}
+			}
+		},
+	}))
+}
+
+// A spoiled kind breaks the contract in one way.
+type spoiled struct {
+	providers.Kind
+	spoiler
+	world *fake.World
+	meet  chan bool
+	kept  []providers.Thing
+}
+
+type spoiler struct {
+	name   string
+	law    string // the law that must fail
+	world  func(w *fake.World)
+	traits func(t *providers.Traits)
+	suite  func(s *providertest.Suite)
+
+	observe func(ctx context.Context, k *spoiled, ids []string) ([]providers.Thing, error)
+	create  func(ctx context.Context, k *spoiled, c providers.Call) error
+	update  func(ctx context.Context, k *spoiled, c providers.Call) error
+	delete  func(ctx context.Context, k *spoiled, c providers.Call) error
+}
+
+func (k *spoiled) Observe(ctx context.Context, ids []string) ([]providers.Thing, error) {
+	if k.observe != nil {
+		return k.observe(ctx, k, ids)
+	}
+	return k.Kind.Observe(ctx, ids)
+}
+
+func (k *spoiled) Create(ctx context.Context, c providers.Call) error {
+	if k.create != nil {
+		return k.create(ctx, k, c)
+	}
+	return k.Kind.Create(ctx, c)
+}
+
+func (k *spoiled) Update(ctx context.Context, c providers.Call) error {
+	if k.update != nil {
+		return k.update(ctx, k, c)
+	}
+	return k.Kind.Update(ctx, c)
+}
+
+func (k *spoiled) Delete(ctx context.Context, c providers.Call) error {
+	if k.delete != nil {
+		return k.delete(ctx, k, c)
+	}
+	return k.Kind.Delete(ctx, c)
+}
+
+// seen changes what is reported of each box.
+func seen(change func(th *providers.Thing)) func(context.Context, *spoiled, []string) ([]providers.Thing, error) {
+	return func(ctx context.Context, k *spoiled, ids []string) ([]providers.Thing, error) {
+		things, err := k.Kind.Observe(ctx, ids)
+		for i := range things {
+			change(&things[i])
+		}
+		return things, err
+	}
+}
+
+func version(ctx context.Context, k *spoiled, id string) string {
+	things, err := k.Kind.Observe(ctx, []string{id})
+	if err != nil || len(things) == 0 {
+		return ""
+	}
+	return things[0].Version
+}
+
+func unless(class providers.Class, err error) error {
+	if providers.ClassOf(err) == class {
+		return nil
+	}
+	return err
+}
+
+var spoilers = []spoiler{
+	{name: "spec is not as wanted", law: "a-thing-is-observed-as-wanted", observe: seen(func(th *providers.Thing) { th.Spec["color"] = "grey" })},
+	{name: "mark is lost", law: "a-thing-is-observed-as-wanted", observe: seen(func(th *providers.Thing) { th.Mark = providers.Mark{} })},
+	{name: "value is no JSON value", law: "a-thing-is-observed-as-wanted", observe: seen(func(th *providers.Thing) { th.Spec["size"] = 1 })},
+	{name: "field is unknown", law: "a-thing-is-observed-as-wanted", observe: seen(func(th *providers.Thing) { th.Spec["height"] = int64(1) })},
+	{name: "computed field in spec", law: "a-thing-is-observed-as-wanted", observe: seen(func(th *providers.Thing) { th.Spec["weight"] = int64(1) })},
+	{name: "settable field in status", law: "a-thing-is-observed-as-wanted", observe: seen(func(th *providers.Thing) { th.Status = schema.Object{"size": int64(1)} })},
+	{name: "no phase", law: "a-thing-is-observed-as-wanted", observe: seen(func(th *providers.Thing) { th.Phase = "" })},
+	{name: "never ready", law: "a-thing-is-observed-as-wanted", observe: seen(func(th *providers.Thing) { th.Phase = providers.Pending })},
+	{name: "wait not in traits", law: "a-thing-is-observed-as-wanted", world: func(w *fake.World) {
+		if err := w.Fail(fake.Fault{Op: "create", Ref: "lab.box", Times: -1, Effect: fake.EffectSlow, Delay: fake.Duration(time.Hour)}); err != nil {
+			panic(err)
+		}
+	}},
+	{name: "list is partial", law: "a-list-and-a-look-agree", observe: func(ctx context.Context, k *spoiled, ids []string) ([]providers.Thing, error) {
+		things, err := k.Kind.Observe(ctx, ids)
+		if ids == nil && len(things) > 1 {
+			things = things[1:]
+		}
+		return things, err
+	}},
+	{name: "empty means all", law: "a-list-and-a-look-agree", observe: func(ctx context.Context, k *spoiled, ids []string) ([]providers.Thing, error) {
+		if len(ids) == 0 {
+			ids = nil
+		}
+		return k.Kind.Observe(ctx, ids)
+	}},
+	{name: "absent id is an error", law: "absent-ids-are-left-out", observe: func(ctx context.Context, k *spoiled, ids []string) ([]providers.Thing, error) {
+		things, err := k.Kind.Observe(ctx, ids)
+		if err == nil && len(things) < len(ids) {
+			err = &providers.Error{Op: "observe", Kind: "lab.box", Class: providers.Absent, Err: errors.New("not found")}
+		}
+		return things, err
+	}},
+	{name: "observe writes", law: "observing-changes-nothing", observe: func(ctx context.Context, k *spoiled, ids []string) ([]providers.Thing, error) {
+		err := k.world.Put(node, "lab.rack", providers.Thing{ID: "r9", Spec: schema.Object{"note": time.Now().String()}})
+		if err != nil {
+			return nil, err
+		}
+		return k.Kind.Observe(ctx, ids)
+	}},
+	{name: "results are shared", law: "results-are-not-shared", observe: func(ctx context.Context, k *spoiled, ids []string) ([]providers.Thing, error) {
+		if k.kept == nil || ids != nil {
+			things, err := k.Kind.Observe(ctx, ids)
+			if ids != nil {
+				return things, err
+			}
+			k.kept = things
+		}
+		return slices.Clone(k.kept), nil
+	}},
+	{name: "create ignores the context", law: "a-cancelled-context-changes-nothing", create: func(ctx context.Context, k *spoiled, c providers.Call) error {
+		return k.Kind.Create(context.WithoutCancel(ctx), c)
+	}},
+	{name: "update has its effect before the context is looked at", law: "a-cancelled-context-changes-nothing", update: func(ctx context.Context, k *spoiled, c providers.Call) error {
+		return errors.Join(k.Kind.Update(context.WithoutCancel(ctx), c), ctx.Err())
+	}},
+	{name: "delete ignores the context", law: "a-cancelled-context-changes-nothing", delete: func(ctx context.Context, k *spoiled, c providers.Call) error {
+		return k.Kind.Delete(context.WithoutCancel(ctx), c)
+	}},
+	{name: "verb works that should not exist", law: "verbs-that-do-not-exist-are-unsupported", traits: func(t *providers.Traits) { t.Update = providers.Never }},
+	{name: "create keeps Want", law: "inputs-are-not-kept", create: func(ctx context.Context, k *spoiled, c providers.Call) error {
+		k.kept = append(k.kept, providers.Thing{ID: c.ID, Spec: c.Want})
+		return k.Kind.Create(ctx, c)
+	}, observe: func(ctx context.Context, k *spoiled, ids []string) ([]providers.Thing, error) {
+		things, err := k.Kind.Observe(ctx, ids)
+		for i := range things {
+			for _, kept := range k.kept {
+				if kept.ID == things[i].ID {
+					things[i].Spec = kept.Spec.Clone()
+				}
+			}
+		}
+		return things, err
+	}},
+	{name: "create modifies Want", law: "a-thing-is-observed-as-wanted", create: func(ctx context.Context, k *spoiled, c providers.Call) error {
+		err := k.Kind.Create(ctx, c)
+		c.Want["extra"] = true
+		return err
+	}},
+	{name: "second create succeeds", law: "a-second-create-is-refused", create: func(ctx context.Context, k *spoiled, c providers.Call) error {
+		return unless(providers.Exists, k.Kind.Create(ctx, c))
+	}},
+	{name: "invalid values are taken", law: "invalid-values-are-refused", create: func(ctx context.Context, k *spoiled, c providers.Call) error {
+		delete(c.Want, "colour")
+		return unless(providers.Invalid, k.Kind.Create(ctx, c))
+	}},
+	{name: "dangling reference is unclear", law: "what-is-missing-is-said", create: func(ctx context.Context, k *spoiled, c providers.Call) error {
+		err := k.Kind.Create(ctx, c)
+		if providers.ClassOf(err) == providers.Absent {
+			err = &providers.Error{Op: "create", Ref: c.Ref, Class: providers.Unknown, Err: err}
+		}
+		return err
+	}},
+	{name: "error is not ours", law: "a-second-create-is-refused", create: func(ctx context.Context, k *spoiled, c providers.Call) error {
+		if err := k.Kind.Create(ctx, c); err != nil {
+			return errors.New(err.Error())
+		}
+		return nil
+	}},
+	{name: "error names another operation", law: "a-second-create-is-refused", create: func(ctx context.Context, k *spoiled, c providers.Call) error {
+		if err := k.Kind.Create(ctx, c); err != nil {
+			return &providers.Error{Op: "make", Ref: c.Ref, Class: providers.ClassOf(err), Err: err}
+		}
+		return nil
+	}},
+	{name: "update unsets nothing", law: "an-update-is-observed", update: func(ctx context.Context, k *spoiled, c providers.Call) error {
+		c.Want = c.Want.Clone()
+		for f, v := range c.Have {
+			if _, ok := c.Want[f]; !ok {
+				c.Want[f] = v
+			}
+		}
+		return k.Kind.Update(ctx, c)
+	}},
+	{name: "update needs a change", law: "an-update-can-be-repeated", update: func(ctx context.Context, k *spoiled, c providers.Call) error {
+		things, err := k.Kind.Observe(ctx, []string{c.ID})
+		if err == nil && len(things) == 1 && things[0].Spec["color"] == c.Want["color"] {
+			return &providers.Error{Op: "update", Ref: c.Ref, Class: providers.Invalid, Err: errors.New("nothing to do")}
+		}
+		return k.Kind.Update(ctx, c)
+	}},
+	{name: "update leaves a trace", law: "an-exact-update-can-be-undone", update: func(ctx context.Context, k *spoiled, c providers.Call) error {
+		c.Want = c.Want.Clone()
+		c.Want["tags"] = append(slices.Clone(c.Want["tags"].([]any)), "updated")
+		return k.Kind.Update(ctx, c)
+	}},
+	{name: "stale update succeeds", law: "a-stale-update-is-refused", update: func(ctx context.Context, k *spoiled, c providers.Call) error {
+		c.Version = version(ctx, k, c.ID)
+		return k.Kind.Update(ctx, c)
+	}},
+	{name: "stale delete succeeds", law: "a-stale-delete-is-refused", delete: func(ctx context.Context, k *spoiled, c providers.Call) error {
+		c.Version = version(ctx, k, c.ID)
+		return k.Kind.Delete(ctx, c)
+	}},
+	{name: "delete does nothing", law: "a-deleted-thing-is-absent", delete: func(ctx context.Context, _ *spoiled, c providers.Call) error {
+		if ctx.Err() != nil {
+			return &providers.Error{Op: "delete", Ref: c.Ref, Class: providers.Transient, Err: ctx.Err()}
+		}
+		return nil
+	}},
+	{name: "second delete fails", law: "deleting-twice-succeeds", delete: func(ctx context.Context, k *spoiled, c providers.Call) error {
+		if version(ctx, k, c.ID) == "" {
+			return &providers.Error{Op: "delete", Ref: c.Ref, Class: providers.Absent, Err: errors.New("not found")}
+		}
+		return k.Kind.Delete(ctx, c)
+	}},
+	{name: "update of what is absent succeeds", law: "an-absent-thing-cannot-be-updated", update: func(ctx context.Context, k *spoiled, c providers.Call) error {
+		return unless(providers.Absent, k.Kind.Update(ctx, c))
+	}},
+	{name: "id is burned", law: "ids-are-burned-as-the-traits-say", world: func(w *fake.World) {
+		traits := fake.NodeTraits()
+		traits.Burned = true
+		w.Traits = map[string]providers.Traits{"lab.box": traits}
+	}, traits: func(t *providers.Traits) { t.Burned = false }},
+	{name: "delete leaves something behind", law: "an-exact-create-can-be-undone", delete: func(ctx context.Context, k *spoiled, c providers.Call) error {
+		if err := k.Kind.Delete(ctx, c); err != nil {
+			return err
+		}
+		return k.world.Put(node, "lab.rack", providers.Thing{ID: "left-behind"})
+	}},
+	{name: "create forgets a field that was not wanted", law: "an-exact-delete-can-be-undone", create: func(ctx context.Context, k *spoiled, c providers.Call) error {
+		if k.world.Count("delete") > 0 {
+			c.Want = c.Want.Clone()
+			delete(c.Want, "size")
+		}
+		return k.Kind.Create(ctx, c)
+	}},
+	{name: "delete takes another one along", law: "other-things-are-left-alone", delete: func(ctx context.Context, k *spoiled, c providers.Call) error {
+		if err := k.Kind.Delete(ctx, c); err != nil {
+			return err
+		}
+		return k.world.Remove(node, "lab.box", "other-1")
+	}},
+	{name: "two at a time are one too many", law: "calls-for-different-things-run-at-the-same-time", create: func(ctx context.Context, k *spoiled, c providers.Call) error {
+		switch c.Ref.Name { // these two are made at the same time only
+		case "other-2":
+			k.meet <- true
+		case "other-3":
+			<-k.meet
+			return &providers.Error{Op: "create", Ref: c.Ref, Class: providers.Busy, Err: errors.New("one at a time")}
+		}
+		return k.Kind.Create(ctx, c)
+	}},
+	{name: "traits are incomplete", law: "provider", traits: func(t *providers.Traits) { t.Delete = "" }},
+	{name: "id from a field that can change", law: "provider", traits: func(t *providers.Traits) { t.ID = "{color}/{name}" }},
+	{name: "kind without a case", law: "provider", suite: func(s *providertest.Suite) { s.Cases = s.Cases[1:] }},
+	{name: "kind that is not served", law: "provider", suite: func(s *providertest.Suite) {
+		s.Kinds = maps.Clone(s.Kinds)
+		s.Kinds["lab.door"] = &schema.Kind{Name: "lab.door", Node: true}
+	}},
+	{name: "kind without a description", law: "provider", suite: func(s *providertest.Suite) {
+		s.Kinds = schema.Kinds{"lab.box": kinds["lab.box"]}
+	}},
+	{name: "kind in the wrong scope", law: "provider", suite: func(s *providertest.Suite) {
+		site := *kinds["lab.rack"]
+		site.Node = false
+		s.Kinds = schema.Kinds{"lab.box": kinds["lab.box"], "lab.rack": &site}
+	}},
+}
+
+const spoil = "PROVIDERTEST_SPOIL"
+
+// Each way to break the contract is caught by the law that forbids it. The laws fail in a process of their own.
+func TestLawsCatch(t *testing.T) {
+	cmd := exec.Command(os.Args[0], "-test.run=^TestSpoiled$")
+	cmd.Env = append(os.Environ(), spoil+"=1")
+	out, err := cmd.CombinedOutput()
+	if err == nil {
+		t.Fatal("no law failed")
+	}
+	failed := map[string]bool{}
+	for _, m := range regexp.MustCompile(`--- FAIL: TestSpoiled/(\S+)`).FindAllStringSubmatch(string(out), -1) {
+		failed[m[1]] = true
+	}
+	for _, s := range spoilers {
+		name := strings.ReplaceAll(s.name, " ", "_") + "/"
+		if s.law == "provider" {
+			name += s.law
+		} else {
+			name += "lab.box/b1/" + s.law
+		}
+		if !failed[name] {
+			t.Errorf("%s did not fail", name)
+		}
+	}
+	if t.Failed() {
+		t.Logf("%s", out)
+	}
+}
+
+func TestSpoiled(t *testing.T) {
+	if os.Getenv(spoil) == "" {
+		t.Skip("runs as a part of TestLawsCatch")
+	}
+	for _, s := range spoilers {
+		t.Run(s.name, func(t *testing.T) { providertest.Run(t, suite(s)) })
+	}
+}
+
+// Ids are UUIDs that say which thing they are of.
+func TestID(t *testing.T) {
+	a, b := providertest.ID("lab.box", "x"), providertest.ID("lab.box", "y")
+	if a == b || a != providertest.ID("lab.box", "x") || len(a) != 36 {
+		t.Errorf("ids are %s and %s, want two UUIDs, the same each time", a, b)
+	}
+}
