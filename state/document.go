@@ -1,0 +1,209 @@
+package state
+
+import (
+	"context"
+	"crypto/sha256"
+	"encoding/hex"
+	"errors"
+	"fmt"
+	"time"
+)
+
+// AnyRevision lets [Store.PutDocument] write over whatever is there.
+const AnyRevision = -1
+
+// keepRevisions is how many revisions of the document are kept at least. A tenth more may pile up before the oldest are
+// removed, so that not every write pays for it.
+const keepRevisions = 100
+
+// A ConflictError says that the document was not written because it is not, or no longer, as the writer assumed.
+// It wraps ErrGuard.
+type ConflictError struct {
+	Head   Head // the newest revision; the zero Head when there is none
+	Wanted string
+}
+
+// Error implements error.
+func (e *ConflictError) Error() string {
+	if e.Head.Serial == 0 {
+		return "the site has no document yet: " + e.Wanted
+	}
+	return fmt.Sprintf("the document is at serial %d (revision %d, written %s by %s): %s",
+		e.Head.Serial, e.Head.Revision, e.Head.At.UTC().Format(time.DateTime), e.Head.By, e.Wanted)
+}
+
+// Unwrap gives ErrGuard.
+func (e *ConflictError) Unwrap() error { return ErrGuard }
+
+// PutDocument makes body the newest revision of the site's document and returns its head. Digest is the hex SHA-256 of
+// body. A serial of 0 stands for the next one; any other must be above that of the newest revision. IfRevision is the
+// [Head.Revision] that the writer has seen, 0 for "there is none", [AnyRevision] for any; a *ConflictError tells that it
+// does not fit. A body that is the newest revision already changes nothing and returns that.
+func (s *Store) PutDocument(ctx context.Context, body []byte, digest string, serial int64, by string, ifRevision int64) (Head, error) {
+	if sum := sha256.Sum256(body); hex.EncodeToString(sum[:]) != digest {
+		return Head{}, fmt.Errorf("put the document: %w: the digest is not that of the bytes", ErrInvalid)
+	}
+	var err error
+	for range 10 { // each further turn means that another writer was faster
+		var head Head
+		head, err = s.putDocument(ctx, body, digest, serial, by, ifRevision)
+		if err == nil {
+			_ = s.trim(ctx, head) // the document is written; what is left lying is for the next writer
+			return head, nil
+		}
+		var conflict *ConflictError
+		if errors.As(err, &conflict) || !errors.Is(err, ErrGuard) && !errors.Is(err, ErrUnknown) {
+			break
+		}
+	}
+	return Head{}, fmt.Errorf("put the document: %w", err)
+}
+
+// putDocument tries once. It fails with ErrGuard when the store changed between its reads and its write.
+func (s *Store) putDocument(ctx context.Context, body []byte, digest string, serial int64, by string, ifRevision int64) (Head, error) {
+	head, err := s.Head(ctx)
+	if err != nil && !errors.Is(err, ErrNotFound) {
+		return Head{}, err
+	}
+	swept, err := s.kv.Get(ctx, s.key("document/swept"))
+	if err != nil {
+		return Head{}, err
+	}
+	switch {
+	case head.Serial > 0 && head.Digest == digest:
+		return head, nil
+	case ifRevision != AnyRevision && ifRevision != head.Revision:
+		return Head{}, &ConflictError{head, fmt.Sprintf("revision %d was expected", ifRevision)}
+	case serial == 0:
+		serial = head.Serial + 1
+	case serial <= head.Serial:
+		return Head{}, &ConflictError{head, fmt.Sprintf("the serial %d is not above it", serial)}
+	}
+	chunks, err := s.putChunks(ctx, s.key("document/chunk")+"/", body, head.Chunks)
+	if err != nil {
+		return Head{}, err
+	}
+	next := Head{Serial: serial, Digest: digest, Size: len(body), Chunks: chunks, By: by, At: time.Now().UTC()}
+	value := encode(next)
+	next.Revision, err = s.kv.Commit(ctx,
+		[]Guard{
+			{Key: s.key("document/head"), Revision: head.Revision},
+			{Key: s.key("document/swept"), Revision: swept.Modified},
+		},
+		[]Op{
+			{Key: s.key("document/head"), Value: value},
+			{Key: s.logKey(serial), Value: value},
+		})
+	return next, err
+}
+
+func (s *Store) logKey(serial int64) string {
+	return s.key("document/log", fmt.Sprintf("%019d", serial))
+}
+
+// trim removes the oldest revisions and the chunks that no kept revision holds. It is guarded by the head: when another
+// writer is faster, the next write trims. A chunk may only go together with a rise of document/swept, because a writer may
+// just be counting on it.
+func (s *Store) trim(ctx context.Context, head Head) error {
+	log, items, err := list[Head](ctx, s, s.key("document/log")+"/")
+	if err != nil || len(log) <= keepRevisions+keepRevisions/10 {
+		return err
+	}
+	cutoff := len(log) - keepRevisions
+	keep := map[string]bool{}
+	for _, h := range log[cutoff:] {
+		for _, d := range h.Chunks {
+			keep[s.key("document/chunk", d)] = true
+		}
+	}
+	var remove []Op
+	for _, it := range items[:cutoff] { // before the chunks, so that no listed revision ever lacks one
+		remove = append(remove, Op{Key: it.Key, Delete: true})
+	}
+	chunks, err := s.kv.List(ctx, s.key("document/chunk")+"/")
+	if err != nil {
+		return err
+	}
+	for _, it := range chunks {
+		if !keep[it.Key] {
+			remove = append(remove, Op{Key: it.Key, Delete: true})
+		}
+	}
+	swept := Op{Key: s.key("document/swept"), Value: encode(map[string]int64{"serial": head.Serial})}
+	for len(remove) > 0 {
+		n := min(len(remove), MaxOps-1)
+		_, err := s.kv.Commit(ctx,
+			[]Guard{{Key: s.key("document/head"), Revision: head.Revision}},
+			append([]Op{swept}, remove[:n]...))
+		if errors.Is(err, ErrGuard) {
+			return nil
+		}
+		if err != nil {
+			return fmt.Errorf("remove old revisions of the document: %w", err)
+		}
+		remove = remove[n:]
+	}
+	return nil
+}
+
+// Head describes the newest revision of the document; ErrNotFound when the site has none.
+func (s *Store) Head(ctx context.Context) (Head, error) {
+	h, it, err := read[Head](ctx, s, s.key("document/head"))
+	h.Revision = it.Modified
+	return h, err
+}
+
+// Document reads one revision of the document, the newest for serial 0, and proves that its bytes are those of its
+// digest. It fails with ErrNotFound when there is no such revision, or no longer.
+func (s *Store) Document(ctx context.Context, serial int64) (Head, []byte, error) {
+	key := s.key("document/head")
+	if serial != 0 {
+		key = s.logKey(serial)
+	}
+	h, it, err := read[Head](ctx, s, key)
+	if err != nil {
+		return h, nil, err
+	}
+	h.Revision = it.Modified
+	body, err := s.chunks(ctx, s.key("document/chunk")+"/", h.Chunks)
+	if err != nil {
+		return h, nil, fmt.Errorf("read the document with serial %d: %w", h.Serial, err)
+	}
+	if sum := sha256.Sum256(body); hex.EncodeToString(sum[:]) != h.Digest {
+		return h, nil, fmt.Errorf("%s is damaged: its chunks do not add up to its digest", key)
+	}
+	return h, body, nil
+}
+
+// History describes the kept revisions of the document, newest first.
+func (s *Store) History(ctx context.Context) ([]Head, error) {
+	log, items, err := list[Head](ctx, s, s.key("document/log")+"/")
+	if err != nil {
+		return nil, err
+	}
+	heads := make([]Head, len(log))
+	for i := range log {
+		log[i].Revision = items[i].Modified
+		heads[len(log)-1-i] = log[i]
+	}
+	return heads, nil
+}
+
+// Inbox reads the document that a cloud left with its own client, and the revision for [Store.ClearInbox]; nil and 0 when
+// there is none. Nothing about the bytes has been checked.
+func (s *Store) Inbox(ctx context.Context) (body []byte, revision int64, err error) {
+	it, err := s.kv.Get(ctx, s.key("inbox"))
+	if err != nil {
+		return nil, 0, fmt.Errorf("read the inbox: %w", err)
+	}
+	return it.Value, it.Modified, nil
+}
+
+// ClearInbox empties the inbox when it still is at that revision; ErrGuard tells that something newer lies in it.
+func (s *Store) ClearInbox(ctx context.Context, revision int64) error {
+	key := s.key("inbox")
+	if _, err := s.kv.Commit(ctx, []Guard{{Key: key, Revision: revision}}, []Op{{Key: key, Delete: true}}); err != nil {
+		return fmt.Errorf("clear the inbox: %w", err)
+	}
+	return nil
+}

@@ -1,0 +1,353 @@
+package etcd
+
+import (
+	"bufio"
+	"context"
+	"errors"
+	"fmt"
+	"io/fs"
+	"os"
+	"os/exec"
+	"os/signal"
+	"path/filepath"
+	"strings"
+	"syscall"
+	"testing"
+	"time"
+
+	"golang.org/x/sys/unix"
+
+	clientv3 "go.etcd.io/etcd/client/v3"
+
+	"converge.dev/converge/state"
+)
+
+// TestMain lets the test binary be the other process of a test.
+func TestMain(m *testing.M) {
+	if role := os.Getenv("CONVERGE_TEST_ROLE"); role != "" {
+		if err := other(role, os.Getenv("CONVERGE_TEST_DIR")); err != nil {
+			fmt.Println(err)
+			os.Exit(1)
+		}
+		os.Exit(0)
+	}
+	os.Exit(m.Run())
+}
+
+// other is what the other process does.
+func other(role, dir string) error {
+	ctx := context.Background()
+	kv, err := Open(ctx, Options{Dir: dir, Command: "converge apply site.cue"})
+	if err != nil {
+		return err
+	}
+	switch role {
+	case "hold": // takes the lock, writes, and waits to be killed
+		l, err := state.New(kv, "s").Lock(ctx, state.LockInfo{Who: "child"}, state.LockOptions{TTL: time.Hour})
+		if err != nil {
+			return err
+		}
+		if _, err := l.Commit(ctx, nil, []state.Op{{Key: "/a", Value: []byte("written")}}); err != nil {
+			return err
+		}
+		fmt.Println("ready")
+		_, err = bufio.NewReader(os.Stdin).ReadString('\n')
+		return err
+	case "fill": // writes until the disk is full: no file may grow beyond a limit
+		signal.Ignore(syscall.SIGXFSZ)
+		limit := unix.Rlimit{Cur: 10 << 20, Max: 10 << 20}
+		if err := unix.Setrlimit(unix.RLIMIT_FSIZE, &limit); err != nil {
+			return err
+		}
+		value := make([]byte, 1<<20)
+		for i := range 100 {
+			ctx, cancel := context.WithTimeout(ctx, 10*time.Second)
+			_, err := kv.Commit(ctx, nil, []state.Op{{Key: fmt.Sprint("/", i), Value: value}})
+			cancel()
+			if err != nil {
+				fmt.Println("unknown:", errors.Is(err, state.ErrUnknown), "error:", err)
+				_, again := kv.Commit(context.Background(), nil, []state.Op{{Key: "/x"}})
+				fmt.Println("again unknown:", errors.Is(again, state.ErrUnknown), "error:", again)
+				return kv.Close()
+			}
+		}
+		return errors.New("the disk was never full")
+	}
+	return errors.New("no such role")
+}
+
+func child(t *testing.T, role, dir string) *exec.Cmd {
+	t.Helper()
+	exe, err := os.Executable()
+	if err != nil {
+		t.Fatal(err)
+	}
+	cmd := exec.Command(exe)
+	cmd.Env = append(os.Environ(), "CONVERGE_TEST_ROLE="+role, "CONVERGE_TEST_DIR="+dir)
+	cmd.SysProcAttr = &syscall.SysProcAttr{Pdeathsig: syscall.SIGKILL}
+	return cmd
+}
+
+func openDir(t *testing.T, o Options) *kv {
+	t.Helper()
+	k, err := Open(t.Context(), o)
+	if err != nil {
+		t.Fatal(err)
+	}
+	t.Cleanup(func() {
+		if err := k.Close(); err != nil {
+			t.Error(err)
+		}
+	})
+	return k.(*kv)
+}
+
+// TestInUse: a second process is told who uses the directory, and gets in when that one leaves.
+func TestInUse(t *testing.T) {
+	dir := filepath.Join(t.TempDir(), "new", ".converge")
+	first := openDir(t, Options{Dir: dir, Command: "converge apply\n-auto-approve"})
+	_, err := Open(t.Context(), Options{Dir: dir})
+	var busy *InUseError
+	if !errors.As(err, &busy) || busy.PID != os.Getpid() || busy.Command != "converge apply -auto-approve" {
+		t.Fatalf("got %v", err)
+	}
+	if want := fmt.Sprintf("%s is in use by PID %d (converge apply -auto-approve)", dir, os.Getpid()); !strings.Contains(err.Error(), want) {
+		t.Errorf("%q does not say %q", err, want)
+	}
+	ctx, cancel := context.WithCancel(t.Context())
+	cancel()
+	if _, err := Open(ctx, Options{Dir: dir, LockTimeout: time.Hour}); !errors.Is(err, context.Canceled) || !errors.As(err, &busy) {
+		t.Errorf("a wait that was cancelled: %v", err)
+	}
+	opened := make(chan error)
+	go func() {
+		kv, err := Open(t.Context(), Options{Dir: dir, LockTimeout: time.Minute})
+		if err == nil {
+			err = kv.Close()
+		}
+		opened <- err
+	}()
+	if err := first.Close(); err != nil {
+		t.Error(err)
+	}
+	if err := <-opened; err != nil {
+		t.Errorf("after the first has left: %v", err)
+	}
+}
+
+// TestKilled: what a process committed before it was killed is there, and its locks stand in nobody's way.
+func TestKilled(t *testing.T) {
+	dir := t.TempDir()
+	cmd := child(t, "hold", dir)
+	in, err := cmd.StdinPipe()
+	if err != nil {
+		t.Fatal(err)
+	}
+	defer in.Close()
+	out, err := cmd.StdoutPipe()
+	if err != nil {
+		t.Fatal(err)
+	}
+	if err := cmd.Start(); err != nil {
+		t.Fatal(err)
+	}
+	line, err := bufio.NewReader(out).ReadString('\n')
+	if line != "ready\n" {
+		t.Fatalf("the other process says %q, %v", line, err)
+	}
+	_, err = Open(t.Context(), Options{Dir: dir})
+	var busy *InUseError
+	if !errors.As(err, &busy) || busy.PID != cmd.Process.Pid || busy.Command != "converge apply site.cue" {
+		t.Errorf("while it runs: %v", err)
+	}
+	_ = cmd.Process.Kill()
+	_ = cmd.Wait()
+	kv := openDir(t, Options{Dir: dir})
+	if it, err := kv.Get(t.Context(), "/a"); err != nil || string(it.Value) != "written" {
+		t.Errorf("what it wrote: %q, %v", it.Value, err)
+	}
+	l, err := state.New(kv, "s").Lock(t.Context(), state.LockInfo{}, state.LockOptions{})
+	if err != nil {
+		t.Fatalf("its lock, which had an hour to go: %v", err)
+	}
+	defer l.Close()
+	if l.Epoch() != 2 {
+		t.Errorf("epoch %d, want 2", l.Epoch())
+	}
+}
+
+// TestPrivate: nobody else can read the data or connect.
+func TestPrivate(t *testing.T) {
+	sockets := func() (n int) {
+		fds, err := os.ReadDir("/proc/self/fd")
+		if err != nil {
+			t.Fatal(err)
+		}
+		for _, fd := range fds {
+			if to, _ := os.Readlink("/proc/self/fd/" + fd.Name()); strings.HasPrefix(to, "socket:") {
+				n++
+			}
+		}
+		return n
+	}
+	before := sockets()
+	dir := filepath.Join(t.TempDir(), ".converge")
+	openDir(t, Options{Dir: dir})
+	if n := sockets(); n != before {
+		t.Errorf("%d sockets were opened", n-before)
+	}
+	var size int64
+	err := filepath.WalkDir(dir, func(path string, d fs.DirEntry, err error) error {
+		if err != nil {
+			return err
+		}
+		info, err := d.Info()
+		if err != nil {
+			return err
+		}
+		if info.Mode().Perm()&0o077 != 0 {
+			t.Errorf("%s has the mode %v", path, info.Mode())
+		}
+		if !d.IsDir() {
+			size += info.Size()
+		}
+		return nil
+	})
+	if err != nil {
+		t.Fatal(err)
+	}
+	if size > 32<<20 {
+		t.Errorf("an empty store takes %d MiB", size>>20)
+	}
+}
+
+// TestReopen: everything outlives the process but the leases, and a closed store says that it is closed.
+func TestReopen(t *testing.T) {
+	o := Options{Dir: t.TempDir()}
+	var revision int64
+	for i := range 3 {
+		kv := openDir(t, o)
+		if it, err := kv.Get(t.Context(), "/a"); err != nil || it.Modified != revision {
+			t.Fatalf("revision %d, %v; want %d", it.Modified, err, revision)
+		}
+		l, err := kv.Lease(t.Context(), time.Hour)
+		if err != nil {
+			t.Fatal(err)
+		}
+		revision, err = kv.Commit(t.Context(), []state.Guard{{Key: "/leased"}}, []state.Op{{Key: "/a"}, {Key: "/leased", Lease: l}})
+		if err != nil {
+			t.Fatalf("round %d: %v", i, err)
+		}
+		if err := errors.Join(kv.Close(), kv.Close(), l.Close()); err != nil {
+			t.Error(err)
+		}
+		if _, err := kv.Get(t.Context(), "/a"); !errors.Is(err, errClosed) {
+			t.Errorf("read from a closed store: %v", err)
+		}
+		if _, err := kv.Commit(t.Context(), nil, []state.Op{{Key: "/a"}}); !errors.Is(err, errClosed) || errors.Is(err, state.ErrUnknown) {
+			t.Errorf("write to a closed store: %v", err)
+		}
+	}
+}
+
+// TestDamaged: damaged data are an error of Open and not the end of the process.
+func TestDamaged(t *testing.T) {
+	for name, damage := range map[string]func(t *testing.T, file string) error{
+		"snap/db": func(t *testing.T, file string) error {
+			return os.WriteFile(file, []byte(strings.Repeat("x", 1<<16)), 0o600)
+		},
+		"snap/db cut": func(t *testing.T, file string) error {
+			return os.Truncate(strings.TrimSuffix(file, " cut"), 4096)
+		},
+		"wal/0000000000000000-0000000000000000.wal": func(t *testing.T, file string) error {
+			return os.WriteFile(file, []byte(strings.Repeat("x", 1<<16)), 0o600)
+		},
+		"wal/0000000000000000-0000000000000000.wal flipped": func(t *testing.T, file string) error {
+			f, err := os.OpenFile(strings.TrimSuffix(file, " flipped"), os.O_RDWR, 0)
+			if err != nil {
+				return err
+			}
+			defer f.Close()
+			var b [1]byte
+			if _, err := f.ReadAt(b[:], 1000); err != nil {
+				return err
+			}
+			b[0] ^= 1
+			_, err = f.WriteAt(b[:], 1000)
+			return err
+		},
+	} {
+		t.Run(name, func(t *testing.T) {
+			o := Options{Dir: t.TempDir()}
+			kv, err := Open(t.Context(), o)
+			if err != nil {
+				t.Fatal(err)
+			}
+			for i := range 20 {
+				if _, err := kv.Commit(t.Context(), nil, []state.Op{{Key: fmt.Sprint("/", i), Value: make([]byte, 100)}}); err != nil {
+					t.Fatal(err)
+				}
+			}
+			if err := kv.Close(); err != nil {
+				t.Fatal(err)
+			}
+			if err := damage(t, filepath.Join(o.Dir, "etcd", "member", name)); err != nil {
+				t.Fatal(err)
+			}
+			kv, err = Open(t.Context(), o)
+			if err == nil {
+				_ = kv.Close()
+				t.Fatal("opened")
+			}
+			if !strings.Contains(err.Error(), o.Dir) {
+				t.Errorf("%v does not name the directory", err)
+			}
+			t.Log(err)
+		})
+	}
+}
+
+// TestFull: a full disk ends the store and not the process, and leaves open whether the last write counts.
+func TestFull(t *testing.T) {
+	out, err := child(t, "fill", t.TempDir()).CombinedOutput()
+	if err != nil {
+		t.Fatalf("%v\n%s", err, out)
+	}
+	lines := strings.Split(string(out), "\n")
+	if len(lines) < 2 || !strings.HasPrefix(lines[0], "unknown: true") || !strings.Contains(lines[0], "file too large") ||
+		!strings.HasPrefix(lines[1], "again unknown: false") {
+		t.Errorf("got\n%s", out)
+	}
+}
+
+// TestHistory: a start drops what nobody reads any more.
+func TestHistory(t *testing.T) {
+	o := Options{Dir: t.TempDir()}
+	first := openDir(t, o)
+	for i := range compactAfter + 100 {
+		if _, err := first.Commit(t.Context(), nil, []state.Op{{Key: "/a", Value: fmt.Append(nil, i)}}); err != nil {
+			t.Fatal(err)
+		}
+	}
+	old := func(k *kv, back int64) error {
+		it, err := k.Get(t.Context(), "/a")
+		if err != nil {
+			t.Fatal(err)
+		}
+		_, err = k.client.Get(t.Context(), "/a", clientv3.WithRev(it.Modified-back))
+		return err
+	}
+	if err := old(first, compactAfter); err != nil {
+		t.Errorf("history while it is open: %v", err)
+	}
+	if err := first.Close(); err != nil {
+		t.Fatal(err)
+	}
+	second := openDir(t, o)
+	if err := old(second, keepRevisions+1); !compacted(err) {
+		t.Errorf("old history after a start: %v", err)
+	}
+	if err := old(second, keepRevisions-1); err != nil {
+		t.Errorf("recent history after a start: %v", err)
+	}
+}

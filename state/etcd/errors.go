@@ -1,0 +1,59 @@
+package etcd
+
+import (
+	"context"
+	"errors"
+	"fmt"
+
+	"google.golang.org/grpc/codes"
+	"google.golang.org/grpc/status"
+
+	"go.etcd.io/etcd/api/v3/v3rpc/rpctypes"
+)
+
+// code gives the class that etcd or gRPC put an error in.
+func code(err error) codes.Code {
+	var e rpctypes.EtcdError
+	if errors.As(err, &e) {
+		return e.Code()
+	}
+	var g interface{ GRPCStatus() *status.Status }
+	if errors.As(err, &g) {
+		return g.GRPCStatus().Code()
+	}
+	return codes.Unknown
+}
+
+// refused tells whether the far side certainly did not do what it was asked for. Everything else, a timeout or a broken
+// connection above all, leaves that open.
+func refused(err error) bool {
+	switch code(err) {
+	case codes.PermissionDenied, codes.Unauthenticated, codes.InvalidArgument, codes.ResourceExhausted,
+		codes.FailedPrecondition, codes.NotFound, codes.OutOfRange:
+		return true
+	}
+	return false
+}
+
+// compacted tells whether a read at a revision came too late.
+func compacted(err error) bool { return errors.Is(err, rpctypes.ErrCompacted) }
+
+// explain adds to an error of etcd what a person should do about it.
+func explain(err error) error {
+	switch {
+	case errors.Is(err, rpctypes.ErrNoSpace):
+		return fmt.Errorf("its space quota is used up; compact and defragment it, then run `etcdctl alarm disarm`: %w", err)
+	case errors.Is(err, rpctypes.ErrPermissionDenied):
+		return fmt.Errorf("the user lacks the permission to read and write below /converge/SITE/: %w", err)
+	case errors.Is(err, rpctypes.ErrAuthFailed):
+		return fmt.Errorf("wrong user name or password: %w", err)
+	case errors.Is(err, rpctypes.ErrUserEmpty):
+		return fmt.Errorf("it demands a user name and a password: %w", err)
+	case errors.Is(err, rpctypes.ErrNoLeader), errors.Is(err, rpctypes.ErrTimeout),
+		errors.Is(err, rpctypes.ErrTimeoutDueToLeaderFail), errors.Is(err, rpctypes.ErrTimeoutDueToConnectionLost):
+		return fmt.Errorf("it has no majority of its members at the moment: %w", err)
+	case errors.Is(err, context.DeadlineExceeded), code(err) == codes.DeadlineExceeded, code(err) == codes.Unavailable:
+		return fmt.Errorf("no answer: %w", err)
+	}
+	return err
+}

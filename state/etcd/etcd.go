@@ -1,0 +1,351 @@
+// Package etcd keeps a store in etcd: a cluster that it is pointed to, or, without one, a single member inside this very
+// process with its data in a directory. Both are the same store with the same promises; a site that outgrows one machine
+// changes an option and nothing else.
+//
+// The embedded member opens no port and no socket. One process uses a directory at a time; a second one waits for it
+// and then fails with an [InUseError] that names it. Every commit is on the disk when it returns.
+package etcd
+
+import (
+	"context"
+	"crypto/tls"
+	"crypto/x509"
+	"errors"
+	"fmt"
+	"log/slog"
+	"net"
+	"os"
+	"slices"
+	"strings"
+	"sync"
+	"time"
+
+	"go.uber.org/zap"
+	"google.golang.org/grpc"
+	"google.golang.org/grpc/credentials"
+
+	"go.etcd.io/etcd/api/v3/etcdserverpb"
+	clientv3 "go.etcd.io/etcd/client/v3"
+
+	"converge.dev/converge/state"
+)
+
+const (
+	openTimeout = 5 * time.Second  // for a cluster to answer at all
+	callTimeout = 30 * time.Second // for any one answer, whatever the caller allows
+	pageSize    = 4096             // keys in one answer to List
+)
+
+// Options say where the store is. Either Endpoints or Dir is required.
+type Options struct {
+	// Endpoints of a cluster: http://, https:// or unix:// URLs.
+	Endpoints []string
+	// CA, Cert and Key are PEM files for https endpoints. Without CA the system's roots count. Cert and Key are read anew
+	// for each connection, so that a renewed certificate is used without a restart.
+	CA, Cert, Key string
+	// ServerName replaces the host of the endpoint in the check of the server's certificate.
+	ServerName string
+	// Username and Password log in where the cluster has authentication switched on.
+	Username, Password string
+
+	// Dir holds the data of the embedded member; it is made when it is missing. Used when there are no Endpoints.
+	Dir string
+	// LockTimeout is how long to wait for another process to leave Dir.
+	LockTimeout time.Duration
+	// Command is what another process is told while this one uses Dir, for example "converge apply site.cue".
+	Command string
+
+	// Logger gets what etcd has to say, one level lower than etcd thinks; nil: nobody does.
+	Logger *slog.Logger
+}
+
+// Open connects to a cluster or starts the embedded member. It fails when the cluster does not answer within a few
+// seconds, or with an *InUseError when another process uses Dir.
+func Open(ctx context.Context, o Options) (state.KV, error) {
+	if o.Logger == nil {
+		o.Logger = slog.New(slog.DiscardHandler)
+	}
+	switch {
+	case len(o.Endpoints) > 0:
+		return connect(ctx, o)
+	case o.Dir != "":
+		return embedded(ctx, o)
+	}
+	return nil, errors.New("open the store: neither endpoints of etcd nor a directory are given")
+}
+
+// kv implements state.KV.
+type kv struct {
+	client *clientv3.Client
+	leases etcdserverpb.LeaseClient
+	place  string          // for messages
+	life   context.Context // ends, with its cause, when the backend is closed or has failed for good
+	end    context.CancelCauseFunc
+	close  func() error
+	once   sync.Once
+}
+
+var errClosed = errors.New("the store is closed")
+
+// connect reaches a cluster.
+func connect(ctx context.Context, o Options) (state.KV, error) {
+	place := "etcd at " + strings.Join(o.Endpoints, ",")
+	config := clientv3.Config{
+		Endpoints:            o.Endpoints,
+		DialTimeout:          openTimeout,
+		DialKeepAliveTime:    10 * time.Second, // finds a connection that leads nowhere any more
+		DialKeepAliveTimeout: 5 * time.Second,
+		Username:             o.Username,
+		Password:             o.Password,
+		Logger:               zap.New(logCore{o.Logger}),
+	}
+	var err error
+	if config.TLS, err = tlsConfig(o); err != nil {
+		return nil, fmt.Errorf("open %s: %w", place, err)
+	}
+	if err := reachable(ctx, o.Endpoints, config.TLS); err != nil {
+		return nil, fmt.Errorf("open %s: no answer: %w", place, err)
+	}
+	if o.ServerName != "" && config.TLS != nil {
+		// gRPC replaces the name in a TLS configuration by the address that it dials.
+		config.DialOptions = append(config.DialOptions, grpc.WithTransportCredentials(named{credentials.NewTLS(config.TLS), o.ServerName}))
+	}
+	client, err := clientv3.New(config)
+	if err != nil {
+		return nil, fmt.Errorf("open %s: %w", place, explain(err))
+	}
+	kv := &kv{client: client, leases: etcdserverpb.NewLeaseClient(client.ActiveConnection()), place: place, close: client.Close}
+	kv.life, kv.end = context.WithCancelCause(context.Background())
+	// clientv3.New waits for nobody, so ask something. That the answer is a refusal does not matter here: what this user
+	// may read shows when it is read.
+	ask, cancel := context.WithTimeout(ctx, openTimeout)
+	defer cancel()
+	if _, err := client.Get(ask, "/converge/", clientv3.WithKeysOnly()); err != nil && !refused(err) {
+		_ = client.Close()
+		return nil, fmt.Errorf("open %s: %w", place, explain(err))
+	}
+	return kv, nil
+}
+
+// tlsConfig is nil when no endpoint speaks TLS.
+func tlsConfig(o Options) (*tls.Config, error) {
+	secure := 0
+	for _, e := range o.Endpoints {
+		if strings.HasPrefix(e, "https://") || strings.HasPrefix(e, "unixs://") {
+			secure++
+		}
+	}
+	if secure == 0 {
+		if o.CA != "" || o.Cert != "" || o.Key != "" {
+			return nil, errors.New("certificates are given, but no endpoint begins with https://")
+		}
+		return nil, nil
+	}
+	if secure < len(o.Endpoints) {
+		return nil, errors.New("either all endpoints begin with https:// or none")
+	}
+	config := &tls.Config{MinVersion: tls.VersionTLS12, ServerName: o.ServerName}
+	if o.CA != "" {
+		pem, err := os.ReadFile(o.CA)
+		if err != nil {
+			return nil, fmt.Errorf("read the CA: %w", err)
+		}
+		config.RootCAs = x509.NewCertPool()
+		if !config.RootCAs.AppendCertsFromPEM(pem) {
+			return nil, fmt.Errorf("read the CA: no certificate in %s", o.CA)
+		}
+	}
+	if o.Cert != "" || o.Key != "" {
+		load := func() (*tls.Certificate, error) {
+			cert, err := tls.LoadX509KeyPair(o.Cert, o.Key)
+			return &cert, err
+		}
+		if _, err := load(); err != nil {
+			return nil, fmt.Errorf("read the client certificate: %w", err)
+		}
+		config.GetClientCertificate = func(*tls.CertificateRequestInfo) (*tls.Certificate, error) { return load() }
+	}
+	return config, nil
+}
+
+// named are credentials that expect the same name of every server.
+type named struct {
+	credentials.TransportCredentials
+	name string
+}
+
+// ClientHandshake implements credentials.TransportCredentials.
+func (n named) ClientHandshake(ctx context.Context, _ string, conn net.Conn) (net.Conn, credentials.AuthInfo, error) {
+	return n.TransportCredentials.ClientHandshake(ctx, n.name, conn)
+}
+
+// Clone implements credentials.TransportCredentials.
+func (n named) Clone() credentials.TransportCredentials {
+	return named{n.TransportCredentials.Clone(), n.name}
+}
+
+// call bounds one call: by the caller's context, by the life of the backend and by callTimeout.
+func (kv *kv) call(ctx context.Context) (context.Context, context.CancelFunc) {
+	ctx, cancel := context.WithTimeout(ctx, callTimeout)
+	stop := context.AfterFunc(kv.life, cancel)
+	return ctx, func() { stop(); cancel() }
+}
+
+// failed words the failure of a call.
+func (kv *kv) failed(err error) error {
+	if cause := context.Cause(kv.life); cause != nil {
+		return fmt.Errorf("%s: %w", kv.place, cause)
+	}
+	return fmt.Errorf("%s: %w", kv.place, explain(err))
+}
+
+// Get implements state.KV.
+func (kv *kv) Get(ctx context.Context, key string) (state.Item, error) {
+	if err := kv.ready(ctx); err != nil {
+		return state.Item{}, err
+	}
+	ctx, cancel := kv.call(ctx)
+	defer cancel()
+	resp, err := kv.client.Get(ctx, key)
+	if err != nil {
+		return state.Item{}, kv.failed(err)
+	}
+	if len(resp.Kvs) == 0 {
+		return state.Item{}, nil
+	}
+	p := resp.Kvs[0]
+	return state.Item{Key: key, Value: p.Value, Created: p.CreateRevision, Modified: p.ModRevision}, nil
+}
+
+// List implements state.KV.
+func (kv *kv) List(ctx context.Context, prefix string) ([]state.Item, error) {
+	if err := kv.ready(ctx); err != nil {
+		return nil, err
+	}
+	for {
+		items, err := kv.list(ctx, prefix)
+		if !compacted(err) { // between two pages; start over
+			return items, err
+		}
+	}
+}
+
+func (kv *kv) list(ctx context.Context, prefix string) ([]state.Item, error) {
+	var (
+		items    []state.Item
+		from     = prefix
+		revision int64 // of the first page; the others follow it
+	)
+	for {
+		page, cancel := kv.call(ctx)
+		resp, err := kv.client.Get(page, from, clientv3.WithRange(clientv3.GetPrefixRangeEnd(prefix)),
+			clientv3.WithLimit(pageSize), clientv3.WithRev(revision))
+		cancel()
+		if err != nil {
+			return nil, kv.failed(err)
+		}
+		if revision == 0 {
+			revision = resp.Header.Revision
+			items = make([]state.Item, 0, resp.Count)
+		}
+		for _, p := range resp.Kvs {
+			items = append(items, state.Item{Key: string(p.Key), Value: p.Value, Created: p.CreateRevision, Modified: p.ModRevision})
+		}
+		if !resp.More {
+			return items, nil
+		}
+		from = string(resp.Kvs[len(resp.Kvs)-1].Key) + "\x00"
+	}
+}
+
+// Below implements state.KV.
+func (kv *kv) Below(ctx context.Context, prefix string) ([]string, error) {
+	if err := kv.ready(ctx); err != nil {
+		return nil, err
+	}
+	var words []string
+	for from, end := prefix, clientv3.GetPrefixRangeEnd(prefix); ; {
+		call, cancel := kv.call(ctx)
+		resp, err := kv.client.Get(call, from, clientv3.WithRange(end), clientv3.WithLimit(1), clientv3.WithKeysOnly())
+		cancel()
+		if err != nil {
+			return nil, kv.failed(err)
+		}
+		if len(resp.Kvs) == 0 {
+			slices.Sort(words) // "a-b" comes before "a" as a key, because of the slash
+			return slices.Compact(words), nil
+		}
+		key := string(resp.Kvs[0].Key)
+		word, _, deeper := strings.Cut(strings.TrimPrefix(key, prefix), "/")
+		words = append(words, word)
+		if from = key + "\x00"; deeper {
+			from = prefix + word + "0" // the character after the slash: beyond everything below the word
+		}
+	}
+}
+
+// Commit implements state.KV.
+func (kv *kv) Commit(ctx context.Context, guards []state.Guard, ops []state.Op) (int64, error) {
+	if err := state.Check(guards, ops); err != nil {
+		return 0, err
+	}
+	if err := kv.ready(ctx); err != nil {
+		return 0, err
+	}
+	cmps := make([]clientv3.Cmp, len(guards))
+	for i, g := range guards {
+		revision := clientv3.ModRevision(g.Key)
+		if g.Created {
+			revision = clientv3.CreateRevision(g.Key)
+		}
+		cmps[i] = clientv3.Compare(revision, "=", g.Revision)
+	}
+	thens := make([]clientv3.Op, len(ops))
+	for i, op := range ops {
+		switch {
+		case op.Delete && op.Prefix:
+			thens[i] = clientv3.OpDelete(op.Key, clientv3.WithPrefix())
+		case op.Delete:
+			thens[i] = clientv3.OpDelete(op.Key)
+		default:
+			var opts []clientv3.OpOption
+			if l, ok := op.Lease.(*lease); ok {
+				opts = append(opts, clientv3.WithLease(l.id))
+			}
+			thens[i] = clientv3.OpPut(op.Key, string(op.Value), opts...)
+		}
+	}
+	ctx, cancel := kv.call(ctx)
+	defer cancel()
+	resp, err := kv.client.Txn(ctx).If(cmps...).Then(thens...).Commit()
+	switch {
+	case err != nil && refused(err):
+		return 0, kv.failed(err)
+	case err != nil:
+		return 0, fmt.Errorf("%w: %w", state.ErrUnknown, kv.failed(err))
+	case !resp.Succeeded:
+		return 0, state.ErrGuard
+	}
+	return resp.Header.Revision, nil
+}
+
+// ready fails when nothing can or should be sent any more, so that what follows it was sent.
+func (kv *kv) ready(ctx context.Context) error {
+	if err := context.Cause(kv.life); err != nil {
+		return fmt.Errorf("%s: %w", kv.place, err)
+	}
+	return context.Cause(ctx)
+}
+
+// Close implements state.KV.
+func (kv *kv) Close() error {
+	var err error
+	kv.once.Do(func() {
+		kv.end(errClosed)
+		err = kv.close()
+	})
+	if err != nil {
+		return fmt.Errorf("close %s: %w", kv.place, err)
+	}
+	return nil
+}

@@ -1,0 +1,357 @@
+package state
+
+import (
+	"cmp"
+	"context"
+	"errors"
+	"fmt"
+	"strings"
+	"sync"
+	"time"
+
+	"github.com/google/uuid"
+)
+
+// DefaultTTL is how long a lock outlives a holder that does not answer any more.
+const DefaultTTL = 10 * time.Second
+
+// pollLock is how often a waiting process looks whether the lock is free.
+const pollLock = 250 * time.Millisecond
+
+// LockOptions say how to take the lock. The zero value is good: it fails at once when the lock is held.
+type LockOptions struct {
+	TTL    time.Duration  // DefaultTTL when zero
+	Wait   time.Duration  // how long to wait for another holder to finish
+	OnWait func(LockInfo) // optional; called when the wait begins and whenever the holder or what it does changes
+}
+
+// A LockedError says that another process holds the lock of the site.
+type LockedError struct {
+	Path string // of the site in the store
+	Info LockInfo
+}
+
+// Error describes the holder in the layout that Terraform uses.
+func (e *LockedError) Error() string {
+	since := e.Info.Created.UTC().Format("2006-01-02 15:04:05 UTC")
+	if age := time.Since(e.Info.Created).Truncate(time.Second); age > 0 {
+		since += " (" + age.String() + " ago)"
+	}
+	who := e.Info.Who
+	if e.Info.PID != 0 {
+		who = fmt.Sprintf("%s (PID %d)", who, e.Info.PID)
+	}
+	var b strings.Builder
+	b.WriteString("the site is locked by another process\n\nLock Info:\n")
+	for _, line := range [][2]string{
+		{"ID", e.Info.ID}, {"Path", e.Path}, {"Operation", e.Info.Operation}, {"Who", who},
+		{"Version", e.Info.Version}, {"Created", since}, {"Info", e.Info.Info},
+	} {
+		b.WriteString(strings.TrimRight(fmt.Sprintf("  %-10s %s", line[0]+":", line[1]), " ") + "\n")
+	}
+	return strings.TrimSuffix(b.String(), "\n")
+}
+
+// A Lock is the right to change the site, held by one process at a time. It ends with Close, with [Store.ForceUnlock], or
+// when the backend has not answered for too long. Its epoch rises with each holder, so that whatever reaches the outside
+// late can be told from what the next holder does.
+type Lock struct {
+	s     *Store
+	lease Lease
+	epoch int64
+
+	leader Guard // my key is the one that I created
+	turn   Guard // the epoch is the one that I set
+
+	mu   sync.Mutex
+	info LockInfo
+
+	alive   context.Context // ends with the lock; its cause is ErrFenced unless it was closed
+	end     context.CancelCauseFunc
+	watched sync.WaitGroup
+}
+
+type epoch struct {
+	Epoch int64  `json:"epoch"`
+	By    string `json:"by"` // id of the lock that set it
+}
+
+// Lock takes the lock of the site. Info says who asks; its ID, Created and Epoch are filled in. When the lock is held and
+// stays so for o.Wait, it fails with a *LockedError.
+func (s *Store) Lock(ctx context.Context, info LockInfo, o LockOptions) (*Lock, error) {
+	info.ID = cmp.Or(info.ID, uuid.NewString())
+	if info.Created.IsZero() {
+		info.Created = time.Now().UTC()
+	}
+	ttl := cmp.Or(o.TTL, DefaultTTL)
+	deadline := time.Now().Add(o.Wait)
+	var told LockInfo
+	for tries := 0; ; {
+		holder, err := s.LockInfo(ctx)
+		if err != nil {
+			return nil, err
+		}
+		if holder == nil {
+			l, err := s.tryLock(ctx, info, ttl)
+			if tries++; errors.Is(err, ErrGuard) && tries < 10 {
+				continue // another process was faster
+			}
+			return l, err
+		}
+		rest := time.Until(deadline)
+		if rest <= 0 {
+			return nil, &LockedError{Path: s.Path(), Info: *holder}
+		}
+		if o.OnWait != nil && *holder != told {
+			told = *holder
+			o.OnWait(told)
+		}
+		select {
+		case <-time.After(min(rest, pollLock)):
+		case <-ctx.Done():
+			return nil, fmt.Errorf("wait for the lock of the site: %w", context.Cause(ctx))
+		}
+	}
+}
+
+// tryLock takes the lock if it is free, and fails with ErrGuard if another process was faster.
+func (s *Store) tryLock(ctx context.Context, info LockInfo, ttl time.Duration) (_ *Lock, err error) {
+	lease, err := s.kv.Lease(ctx, ttl)
+	if err != nil {
+		return nil, fmt.Errorf("take the lock of the site: %w", err)
+	}
+	defer func() {
+		if err != nil {
+			_ = lease.Close() // it would run out by itself
+		}
+	}()
+	key := s.key("leader")
+	_, err = s.kv.Commit(ctx, []Guard{{Key: key}}, []Op{{Key: key, Value: encode(info), Lease: lease}})
+	if err != nil && !errors.Is(err, ErrUnknown) {
+		return nil, fmt.Errorf("take the lock of the site: %w", err)
+	}
+	// Read back, for the lease may be gone already, and a reply may have been lost.
+	have, it, err := read[LockInfo](ctx, s, key)
+	if errors.Is(err, ErrNotFound) || err == nil && have.ID != info.ID {
+		return nil, fmt.Errorf("take the lock of the site: %w", ErrGuard)
+	}
+	if err != nil {
+		return nil, fmt.Errorf("take the lock of the site: %w", err)
+	}
+	l := &Lock{s: s, lease: lease, leader: Guard{Key: key, Created: true, Revision: it.Created}}
+	if err := l.raiseEpoch(ctx, info); err != nil {
+		return nil, fmt.Errorf("take the lock of the site: %w", err)
+	}
+	l.alive, l.end = context.WithCancelCause(context.Background())
+	l.watched.Go(func() { l.watch(ttl) })
+	return l, nil
+}
+
+// raiseEpoch makes the epoch one higher than it ever was.
+func (l *Lock) raiseEpoch(ctx context.Context, info LockInfo) error {
+	old, it, err := read[epoch](ctx, l.s, l.s.key("epoch"))
+	if err != nil && !errors.Is(err, ErrNotFound) {
+		return err
+	}
+	info.Epoch = old.Epoch + 1
+	_, err = l.s.kv.Commit(ctx,
+		[]Guard{l.leader, {Key: l.s.key("epoch"), Revision: it.Modified}},
+		[]Op{
+			{Key: l.s.key("epoch"), Value: encode(epoch{info.Epoch, info.ID})},
+			{Key: l.leader.Key, Value: encode(info), Lease: l.lease},
+		})
+	if err != nil && !errors.Is(err, ErrUnknown) {
+		return err
+	}
+	now, it, err := read[epoch](ctx, l.s, l.s.key("epoch"))
+	if err != nil {
+		return err
+	}
+	if now.By != info.ID {
+		return ErrGuard
+	}
+	l.info, l.epoch = info, now.Epoch
+	l.turn = Guard{Key: l.s.key("epoch"), Revision: it.Modified}
+	return nil
+}
+
+// watch ends the lock as soon as it cannot be proven any more. The timer is short because a machine that was suspended
+// finds its timers late, and because a forced unlock shows in the store only.
+func (l *Lock) watch(ttl time.Duration) {
+	look := time.Now().Add(ttl / 3)
+	for {
+		rest := time.Until(l.lease.Until())
+		if rest <= 0 {
+			l.end(fmt.Errorf("%w: the store did not answer in time", ErrFenced))
+			return
+		}
+		select {
+		case <-time.After(min(rest, time.Second)):
+		case <-l.lease.Done():
+			l.end(fmt.Errorf("%w: its lease is gone", ErrFenced))
+			return
+		case <-l.alive.Done():
+			return
+		}
+		if time.Now().Before(look) {
+			continue
+		}
+		look = time.Now().Add(ttl / 3)
+		// A failure to read proves nothing; the lease ends soon enough if it lasts.
+		ctx, cancel := context.WithTimeout(l.alive, ttl/3)
+		_ = l.verify(ctx)
+		cancel()
+	}
+}
+
+// verify reads whether the lock is still mine and ends it with ErrFenced when it is not.
+func (l *Lock) verify(ctx context.Context) error {
+	for _, g := range []Guard{l.leader, l.turn} {
+		it, err := l.s.kv.Get(ctx, g.Key)
+		if err != nil {
+			return err
+		}
+		have := it.Modified
+		if g.Created {
+			have = it.Created
+		}
+		if have != g.Revision {
+			l.end(ErrFenced)
+			return ErrFenced
+		}
+	}
+	return nil
+}
+
+// Epoch is the number of this holder: higher than that of every holder before.
+func (l *Lock) Epoch() int64 { return l.epoch }
+
+// Info is what others are told about this holder.
+func (l *Lock) Info() LockInfo {
+	l.mu.Lock()
+	defer l.mu.Unlock()
+	return l.info
+}
+
+// Commit writes as [KV.Commit] does, on the condition that the lock is still held. ErrFenced tells that it is not, and
+// that nothing was written; ErrGuard that one of guards did not hold.
+func (l *Lock) Commit(ctx context.Context, guards []Guard, ops []Op) (revision int64, err error) {
+	if err := l.lost(); err != nil {
+		return 0, err
+	}
+	ctx, cancel := l.bind(ctx)
+	defer cancel(nil)
+	all := append([]Guard{l.leader, l.turn}, guards...)
+	revision, err = l.s.kv.Commit(ctx, all, ops)
+	if errors.Is(err, ErrGuard) {
+		if verr := l.verify(ctx); verr != nil {
+			if errors.Is(verr, ErrFenced) {
+				return 0, verr
+			}
+			return 0, fmt.Errorf("%w; whether the lock is still held could not be read: %w", err, verr)
+		}
+	}
+	return revision, err
+}
+
+// lost is ErrFenced when the lock cannot be proven at this moment.
+func (l *Lock) lost() error {
+	if time.Until(l.lease.Until()) <= 0 {
+		l.end(fmt.Errorf("%w: the store did not answer in time", ErrFenced))
+	}
+	return context.Cause(l.alive)
+}
+
+// Context derives a context that also ends when the lock can no longer be proven to be held; its cause then is ErrFenced.
+// A call to the outside is made with it.
+func (l *Lock) Context(ctx context.Context) context.Context {
+	ctx, _ = l.bind(ctx)
+	return ctx
+}
+
+// bind does what Context promises, and lets go of both when cancel is called.
+func (l *Lock) bind(ctx context.Context) (_ context.Context, cancel context.CancelCauseFunc) {
+	ctx, cancel = context.WithCancelCause(ctx)
+	stop := context.AfterFunc(l.alive, func() { cancel(context.Cause(l.alive)) })
+	context.AfterFunc(ctx, func() { stop() })
+	return ctx, cancel
+}
+
+// Describe tells others what the holder is doing.
+func (l *Lock) Describe(ctx context.Context, text string) error {
+	info := l.Info()
+	info.Info = text
+	if _, err := l.Commit(ctx, nil, []Op{{Key: l.leader.Key, Value: encode(info), Lease: l.lease}}); err != nil {
+		return fmt.Errorf("describe the lock: %w", err)
+	}
+	l.mu.Lock()
+	defer l.mu.Unlock()
+	l.info = info
+	return nil
+}
+
+// Close gives the lock back. Everything that its contexts were given to has ended by then, or is ended.
+func (l *Lock) Close() error {
+	l.end(fmt.Errorf("%w: it was given back", ErrFenced))
+	l.watched.Wait()
+	return l.lease.Close()
+}
+
+// LockInfo tells who holds the lock; nil when nobody does.
+func (s *Store) LockInfo(ctx context.Context) (*LockInfo, error) {
+	info, _, err := read[LockInfo](ctx, s, s.key("leader"))
+	if errors.Is(err, ErrNotFound) {
+		return nil, nil
+	}
+	if err != nil {
+		return nil, err
+	}
+	return &info, nil
+}
+
+// Audit is one entry of the log of what people forced.
+type Audit struct {
+	At     time.Time `json:"at"`
+	By     string    `json:"by"`
+	Action string    `json:"action"`
+	Reason string    `json:"reason"`
+	Lock   *LockInfo `json:"lock,omitempty"` // that was broken
+	Epoch  int64     `json:"epoch"`          // from now on
+}
+
+// ForceUnlock breaks the lock with that id. The epoch rises, so that the holder can write nothing more even if it still
+// runs, and the audit log says who did it and why. It fails with ErrNotFound when nobody holds the lock.
+func (s *Store) ForceUnlock(ctx context.Context, id, by, reason string) error {
+	holder, it, err := read[LockInfo](ctx, s, s.key("leader"))
+	if errors.Is(err, ErrNotFound) {
+		return fmt.Errorf("force-unlock %s: the lock is %w", id, ErrNotFound)
+	}
+	if err != nil {
+		return err
+	}
+	if holder.ID != id {
+		return fmt.Errorf("force-unlock %s: %w: the lock is held under the id %s", id, ErrGuard, holder.ID)
+	}
+	old, turn, err := read[epoch](ctx, s, s.key("epoch"))
+	if err != nil && !errors.Is(err, ErrNotFound) {
+		return err
+	}
+	entry := Audit{At: time.Now().UTC(), By: by, Action: "force-unlock", Reason: reason, Lock: &holder, Epoch: old.Epoch + 1}
+	_, err = s.kv.Commit(ctx,
+		[]Guard{{Key: it.Key, Created: true, Revision: it.Created}, {Key: s.key("epoch"), Revision: turn.Modified}},
+		[]Op{
+			{Key: it.Key, Delete: true},
+			{Key: s.key("epoch"), Value: encode(epoch{entry.Epoch, by})},
+			{Key: s.key("audit", NewRunID(entry.At)), Value: encode(entry)},
+		})
+	if err != nil {
+		return fmt.Errorf("force-unlock %s: %w", id, err)
+	}
+	return nil
+}
+
+// Audits reads the log of what people forced, oldest first.
+func (s *Store) Audits(ctx context.Context) ([]Audit, error) {
+	as, _, err := list[Audit](ctx, s, s.key("audit")+"/")
+	return as, err
+}

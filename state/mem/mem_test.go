@@ -1,0 +1,14 @@
+package mem_test
+
+import (
+	"testing"
+
+	"converge.dev/converge/state"
+	"converge.dev/converge/state/mem"
+	"converge.dev/converge/state/statetest"
+)
+
+func TestLaws(t *testing.T) {
+	statetest.KV(t, func(*testing.T) state.KV { return mem.New(mem.Options{}) })
+	statetest.Store(t, func(*testing.T) state.KV { return mem.New(mem.Options{}) })
+}

@@ -1,0 +1,85 @@
+package state
+
+import (
+	"time"
+
+	"converge.dev/converge/schema"
+)
+
+// A Head is one revision of a site's document.
+type Head struct {
+	Serial   int64     `json:"serial"` // rises by at least one with each revision
+	Digest   string    `json:"digest"` // hex SHA-256 of the JSON
+	Size     int       `json:"size"`   // bytes of JSON
+	Chunks   []string  `json:"chunks"` // digests of the blobs that make up the JSON
+	By       string    `json:"by"`     // who wrote it: USER@HOST, or inbox
+	At       time.Time `json:"at"`
+	Revision int64     `json:"-"` // of the store, for compare-and-swap
+}
+
+// A Record is what converge remembers about a resource that it made or adopted.
+type Record struct {
+	Ref         schema.Ref      `json:"ref"`
+	ID          string          `json:"id"`             // external id
+	Incarnation int             `json:"incarnation"`    // grows with each creation
+	Gone        bool            `json:"gone,omitempty"` // deleted; kept because its ids cannot be used again
+	Spec        schema.Object   `json:"spec"`           // as last applied; secrets as keyed digests
+	After       []schema.Ref    `json:"after,omitempty"`
+	Protect     bool            `json:"protect,omitempty"`
+	OnRemove    schema.OnRemove `json:"on_remove,omitempty"`
+	Run         string          `json:"run"` // that last changed it
+	At          time.Time       `json:"at"`
+}
+
+// RunStatus is how a run stands.
+type RunStatus string
+
+// The ways in which a run stands. There is no fourth end.
+const (
+	RunOpen     RunStatus = "open"     // going on, or interrupted: resume settles it
+	RunApplied  RunStatus = "applied"  // every step done and seen
+	RunReverted RunStatus = "reverted" // undone, and seen to be as before
+	RunPartial  RunStatus = "partial"  // neither; the differences are listed and a hold is set
+)
+
+// A Run is one application of a plan.
+type Run struct {
+	ID      string       `json:"id"` // sorts by time
+	Op      string       `json:"op"` // apply, destroy, rollback
+	Status  RunStatus    `json:"status"`
+	Plan    string       `json:"plan"`   // digest
+	Body    []string     `json:"body"`   // digests of the blobs that make up the plan
+	Serial  int64        `json:"serial"` // of the document
+	By      string       `json:"by"`
+	Epoch   int64        `json:"epoch"`
+	Started time.Time    `json:"started"`
+	Ended   *time.Time   `json:"ended,omitempty"`
+	Steps   int          `json:"steps"`
+	Done    int          `json:"done"`
+	Message string       `json:"message,omitempty"`
+	Failed  schema.Ref   `json:"failed,omitzero"`
+	OnFail  string       `json:"on_failure,omitempty"`
+	Remains []schema.Ref `json:"remains,omitempty"` // created, never to be deleted, and forgotten by the revert
+	Partial []string     `json:"differences,omitempty"`
+}
+
+// A Hold stops new runs until it is released.
+type Hold struct {
+	Scope  string    `json:"scope"` // "site", a node's name or a ref
+	Reason string    `json:"reason"`
+	Run    string    `json:"run,omitempty"`
+	At     time.Time `json:"at"`
+}
+
+// LockInfo says who holds the site lock.
+type LockInfo struct {
+	ID        string    `json:"id"`
+	Operation string    `json:"operation"`
+	Who       string    `json:"who"` // USER@HOST
+	PID       int       `json:"pid"`
+	Version   string    `json:"version"`
+	Created   time.Time `json:"created"`
+	Info      string    `json:"info,omitempty"` // what it is doing
+	Run       string    `json:"run,omitempty"`
+	Epoch     int64     `json:"epoch"`
+}

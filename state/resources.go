@@ -1,0 +1,157 @@
+package state
+
+import (
+	"bytes"
+	"context"
+	"errors"
+	"fmt"
+	"io"
+	"runtime"
+
+	"github.com/go-json-experiment/json"
+	"github.com/go-json-experiment/json/jsontext"
+	"golang.org/x/sync/errgroup"
+
+	"converge.dev/converge/schema"
+)
+
+// Records reads all recorded resources, in the order of their keys.
+func (s *Store) Records(ctx context.Context) ([]Record, error) {
+	prefix := s.key("resource") + "/"
+	items, err := s.kv.List(ctx, prefix)
+	if err != nil {
+		return nil, fmt.Errorf("list %s: %w", prefix, err)
+	}
+	// Decoding costs more than reading, and every plan begins with it.
+	records := make([]Record, len(items))
+	const batch = 256
+	var g errgroup.Group
+	g.SetLimit(runtime.GOMAXPROCS(0))
+	for from := 0; from < len(items); from += batch {
+		g.Go(func() error {
+			r := newRecordReader()
+			for i := from; i < min(from+batch, len(items)); i++ {
+				if err := r.read(items[i], &records[i]); err != nil {
+					return err
+				}
+			}
+			return nil
+		})
+	}
+	if err := g.Wait(); err != nil {
+		return nil, err
+	}
+	return records, nil
+}
+
+// Record reads one recorded resource; ErrNotFound when it is not recorded.
+func (s *Store) Record(ctx context.Context, ref schema.Ref) (Record, error) {
+	var r Record
+	key := s.recordKey(ref)
+	it, err := s.kv.Get(ctx, key)
+	if err != nil {
+		return r, fmt.Errorf("read %s: %w", key, err)
+	}
+	if it.Modified == 0 {
+		return r, fmt.Errorf("%s: %w", key, ErrNotFound)
+	}
+	return r, newRecordReader().read(it, &r)
+}
+
+// RecordOp writes a record over whatever is recorded for its ref.
+func (s *Store) RecordOp(r Record) Op { return Op{Key: s.recordKey(r.Ref), Value: encode(r)} }
+
+// ForgetOp drops the record of a resource.
+func (s *Store) ForgetOp(ref schema.Ref) Op { return Op{Key: s.recordKey(ref), Delete: true} }
+
+func (s *Store) recordKey(ref schema.Ref) string { return s.key("resource", ref.String()) }
+
+// A recordReader decodes records several times faster than package encoding/json does. It keeps the names of fields that
+// it has met: all records of a kind share theirs.
+type recordReader struct {
+	options json.Options
+	decoder *jsontext.Decoder
+	source  *bytes.Reader
+	names   map[string]string
+}
+
+func newRecordReader() *recordReader {
+	r := &recordReader{source: bytes.NewReader(nil), names: map[string]string{}}
+	r.decoder = jsontext.NewDecoder(r.source)
+	r.options = json.WithUnmarshalers(json.UnmarshalFromFunc(func(d *jsontext.Decoder, o *schema.Object) error {
+		v, err := r.value(d)
+		if err != nil {
+			return err
+		}
+		object, ok := v.(map[string]any)
+		if !ok && v != nil {
+			return fmt.Errorf("a %T where an object belongs", v)
+		}
+		*o = object
+		return nil
+	}))
+	return r
+}
+
+func (r *recordReader) read(it Item, into *Record) error {
+	if err := checkVersion(it); err != nil {
+		return err
+	}
+	r.source.Reset(it.Value)
+	r.decoder.Reset(r.source)
+	if err := json.UnmarshalDecode(r.decoder, into, r.options); err != nil {
+		return fmt.Errorf("%s is damaged: %w", it.Key, err)
+	}
+	if _, err := r.decoder.ReadToken(); !errors.Is(err, io.EOF) {
+		return fmt.Errorf("%s is damaged: something follows the record", it.Key)
+	}
+	return nil
+}
+
+// value reads any JSON value, whole numbers as int64.
+func (r *recordReader) value(d *jsontext.Decoder) (any, error) {
+	t, err := d.ReadToken()
+	if err != nil {
+		return nil, err
+	}
+	switch t.Kind() {
+	case 't', 'f':
+		return t.Bool(), nil
+	case '"':
+		return t.String(), nil
+	case '0':
+		return schema.ParseNumber(t.String())
+	case '[':
+		list := []any{}
+		for d.PeekKind() != ']' {
+			v, err := r.value(d)
+			if err != nil {
+				return nil, err
+			}
+			list = append(list, v)
+		}
+		_, err := d.ReadToken()
+		return list, err
+	case '{':
+		object := map[string]any{}
+		for d.PeekKind() != '}' {
+			quoted, err := d.ReadValue()
+			if err != nil {
+				return nil, err
+			}
+			name, ok := r.names[string(quoted)]
+			if !ok {
+				if err := json.Unmarshal(quoted, &name); err != nil {
+					return nil, err
+				}
+				r.names[string(quoted)] = name
+			}
+			if object[name], err = r.value(d); err != nil {
+				return nil, err
+			}
+		}
+		_, err := d.ReadToken()
+		return object, err
+	}
+	return nil, nil
+}

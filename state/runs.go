@@ -1,0 +1,122 @@
+package state
+
+import (
+	"context"
+	"crypto/rand"
+	"encoding/hex"
+	"encoding/json"
+	"errors"
+	"fmt"
+	"slices"
+	"strings"
+	"time"
+
+	"converge.dev/converge/schema"
+)
+
+// NewRunID names a run that starts at t, for example 20261120-121537.042-9f3a01. Names order as their times do.
+func NewRunID(t time.Time) string {
+	var b [3]byte
+	_, _ = rand.Read(b[:]) // never fails
+	return t.UTC().Format("20060102-150405.000") + "-" + hex.EncodeToString(b[:])
+}
+
+// PutRunOp writes a run over what is known of it.
+func (s *Store) PutRunOp(r Run) Op { return Op{Key: s.key("run", r.ID), Value: encode(r)} }
+
+// Run reads one run; ErrNotFound when there is none of that name.
+func (s *Store) Run(ctx context.Context, id string) (Run, error) {
+	r, _, err := read[Run](ctx, s, s.key("run", id))
+	return r, err
+}
+
+// Runs reads all runs, newest first.
+func (s *Store) Runs(ctx context.Context) ([]Run, error) {
+	rs, _, err := list[Run](ctx, s, s.key("run")+"/")
+	slices.Reverse(rs)
+	return rs, err
+}
+
+type spent struct {
+	Run string `json:"run"`
+}
+
+// SpentOp notes that a plan was applied by a run.
+func (s *Store) SpentOp(digest, run string) Op {
+	return Op{Key: s.key("spent", digest), Value: encode(spent{run})}
+}
+
+// UnspentGuard holds while a plan was not applied.
+func (s *Store) UnspentGuard(digest string) Guard { return Guard{Key: s.key("spent", digest)} }
+
+// Spent tells which run applied a plan; ok is false when none did.
+func (s *Store) Spent(ctx context.Context, digest string) (run string, ok bool, err error) {
+	v, _, err := read[spent](ctx, s, s.key("spent", digest))
+	if errors.Is(err, ErrNotFound) {
+		return "", false, nil
+	}
+	return v.Run, err == nil, err
+}
+
+// Holds reads all holds, in the order of their scopes.
+func (s *Store) Holds(ctx context.Context) ([]Hold, error) {
+	hs, _, err := list[Hold](ctx, s, s.key("hold")+"/")
+	return hs, err
+}
+
+// HoldOp sets a hold over the one that its scope may have.
+func (s *Store) HoldOp(h Hold) Op { return Op{Key: s.key("hold", h.Scope), Value: encode(h)} }
+
+// ReleaseOp removes the hold of a scope.
+func (s *Store) ReleaseOp(scope string) Op { return Op{Key: s.key("hold", scope), Delete: true} }
+
+// FreezeOp stops every effect on the site, whatever is going on. The scope of h has no meaning.
+func (s *Store) FreezeOp(h Hold) Op { return Op{Key: s.key("freeze"), Value: encode(h)} }
+
+// ThawOp ends a freeze.
+func (s *Store) ThawOp() Op { return Op{Key: s.key("freeze"), Delete: true} }
+
+// Frozen reads the freeze; nil when there is none.
+func (s *Store) Frozen(ctx context.Context) (*Hold, error) {
+	h, _, err := read[Hold](ctx, s, s.key("freeze"))
+	if errors.Is(err, ErrNotFound) {
+		return nil, nil
+	}
+	return &h, err
+}
+
+// FreeGuards hold while neither a freeze nor a hold of the site, of the resource's scope or of the resource itself stops
+// an effect on it.
+func (s *Store) FreeGuards(ref schema.Ref) []Guard {
+	gs := []Guard{{Key: s.key("freeze")}, {Key: s.key("hold", schema.ScopeSite)}, {Key: s.key("hold", ref.String())}}
+	if ref.Scope != schema.ScopeSite {
+		gs = append(gs, Guard{Key: s.key("hold", ref.Scope)})
+	}
+	return gs
+}
+
+// Publish writes a JSON body for the cloud to read: key is status, or begins with drift/.
+func (s *Store) Publish(ctx context.Context, key string, body []byte) error {
+	if key != "status" && !strings.HasPrefix(key, "drift/") {
+		return fmt.Errorf("publish %s: %w: only status and drift/… are for others to read", key, ErrInvalid)
+	}
+	if !json.Valid(body) {
+		return fmt.Errorf("publish %s: %w: the body is not JSON", key, ErrInvalid)
+	}
+	if _, err := s.kv.Commit(ctx, nil, []Op{{Key: s.key(key), Value: body}}); err != nil {
+		return fmt.Errorf("publish %s: %w", key, err)
+	}
+	return nil
+}
+
+// Published reads what Publish wrote; ErrNotFound when nothing was.
+func (s *Store) Published(ctx context.Context, key string) ([]byte, error) {
+	it, err := s.kv.Get(ctx, s.key(key))
+	if err != nil {
+		return nil, fmt.Errorf("read %s: %w", key, err)
+	}
+	if it.Modified == 0 {
+		return nil, fmt.Errorf("%s: %w", key, ErrNotFound)
+	}
+	return it.Value, nil
+}

@@ -1,0 +1,104 @@
+// Package state is the contract with memory: what converge remembers about a site between two commands.
+//
+// A store is two layers. [KV] is the little that a backend must do: ordered keys, guarded transactions, leases. It is
+// implemented by state/mem (a map) and state/etcd (remote, or embedded in the process). [Store] is everything else,
+// derived once in this package: documents with their history, recorded resources, runs, content-addressed blobs, and
+// the exclusive site lock whose epoch fences every write.
+//
+// Keys, below /converge/SITE/:
+//
+//	inbox                      a JSON document that a cloud wrote with its own client
+//	document/head              the newest revision; compare-and-swap
+//	document/log/SERIAL        at least the last 100 revisions
+//	document/chunk/DIGEST      zstd chunks of at most 512 KiB, named by the SHA-256 of their plain text, shared by revisions
+//	document/swept             raised whenever chunks are removed, so that nobody counts on one that is going away
+//	blob/DIGEST                the same for everything else: plans, images from before a step
+//	resource/SCOPE/KIND/NAME   recorded resources
+//	run/ID                     runs
+//	spent/DIGEST               plans that were applied
+//	journal/RUN/SEQ            records of package engine/journal
+//	leader, epoch              the lock
+//	hold/SCOPE, freeze         stops (obeyed before each effect)
+//	audit/TIME-ID              who forced what, and why
+//	drift/latest, status       what the cloud reads back
+//
+// Every value that converge writes there for itself is a JSON object with its version in the field v; one that is newer
+// than this program knows is refused by name, never misread.
+//
+// Nothing large lies in one key and nothing is rewritten whole. A transaction has at most 128 operations and 1.5 MiB.
+package state
+
+import (
+	"context"
+	"errors"
+	"time"
+)
+
+// Errors of a store.
+var (
+	// ErrGuard says that a guard of a transaction did not hold; nothing was written.
+	ErrGuard = errors.New("the stored state changed meanwhile")
+	// ErrUnknown says that it is not known whether a transaction was written. Read before you try again.
+	ErrUnknown = errors.New("it is unknown whether the state was written")
+	// ErrFenced says that the lock is no longer held; nothing was written and nothing may be done any more.
+	ErrFenced = errors.New("the site lock is no longer held")
+	// ErrNotFound says that the named thing is not in the store.
+	ErrNotFound = errors.New("not in the store")
+	// ErrInvalid says that a transaction breaks a limit or a rule that holds for every backend; nothing was written.
+	ErrInvalid = errors.New("the transaction is invalid")
+)
+
+// KV is what a backend must do. All reads are linearizable. Methods may be called at the same time.
+type KV interface {
+	// Get reads one key; the zero Item (no Key, Modified 0) when it does not exist.
+	Get(ctx context.Context, key string) (Item, error)
+	// List reads the keys with a prefix in ascending order, all as of one revision, however many pages it takes.
+	List(ctx context.Context, prefix string) ([]Item, error)
+	// Below lists the distinct words that follow the prefix, up to the next slash, in ascending order: sites below
+	// /converge/. It costs as many reads as there are words, however many keys are below each.
+	Below(ctx context.Context, prefix string) ([]string, error)
+	// Commit carries out all of ops when all guards hold, and nothing otherwise (ErrGuard). It returns the revision of
+	// the store afterwards, which is the Modified of every key that it put.
+	// A failure after which the transaction may have been written wraps ErrUnknown; after any other failure it was not.
+	// What [Check] refuses is refused before it is sent.
+	Commit(ctx context.Context, guards []Guard, ops []Op) (revision int64, err error)
+	// Lease makes keys vanish: those put with it are deleted when it is closed or not kept alive for ttl.
+	Lease(ctx context.Context, ttl time.Duration) (Lease, error)
+	// Close releases the backend. Leases still open are abandoned: they run out.
+	Close() error
+}
+
+// An Item is one key with its value and the revisions at which it was created and last written.
+type Item struct {
+	Key      string
+	Value    []byte
+	Created  int64
+	Modified int64
+}
+
+// A Guard must hold for a transaction to be written. Revision 0 stands for "does not exist".
+type Guard struct {
+	Key      string
+	Created  bool // compare the revision of creation instead of that of the last write
+	Revision int64
+}
+
+// An Op puts or deletes. A delete with Prefix removes all keys that begin with Key. Deleting what is absent succeeds.
+type Op struct {
+	Key    string
+	Value  []byte
+	Delete bool
+	Prefix bool
+	Lease  Lease // put only: bind the key to a lease; nil for none
+}
+
+// A Lease keeps itself alive until it is closed. A Lease is used with the KV that made it.
+type Lease interface {
+	// Until is the time up to which the lease is certain to be valid, by the monotonic clock: the send time of the last
+	// answered keepalive plus the ttl, less [Margin] of the ttl.
+	Until() time.Time
+	// Done is closed when the lease is known to be gone.
+	Done() <-chan struct{}
+	// Close revokes the lease; its keys vanish.
+	Close() error
+}

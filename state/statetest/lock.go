@@ -1,0 +1,346 @@
+package statetest
+
+import (
+	"context"
+	"errors"
+	"fmt"
+	"slices"
+	"strings"
+	"testing"
+	"time"
+
+	"github.com/google/go-cmp/cmp"
+
+	"converge.dev/converge/schema"
+	"converge.dev/converge/state"
+)
+
+func runs(t *testing.T, kv state.KV, site string) {
+	s := state.New(kv, site)
+	ctx := t.Context()
+	start := time.Date(2026, 11, 20, 9, 59, 59, 999e6, time.UTC)
+	var ids []string
+	for i := range 5 {
+		ids = append(ids, state.NewRunID(start.Add(time.Duration(i)*time.Millisecond)))
+	}
+	if !slices.IsSorted(ids) || !strings.HasPrefix(ids[0], "20261120-095959.999-") {
+		t.Errorf("the names are %q", ids)
+	}
+	ended := start.Add(time.Hour)
+	for _, i := range []int{3, 0, 4, 1, 2} {
+		commit(t, kv, nil, []state.Op{s.PutRunOp(state.Run{
+			ID: ids[i], Op: "apply", Status: state.RunPartial, Serial: 7, Started: start, Ended: &ended, Steps: 3, Done: i,
+			Failed: record("a").Ref, Partial: []string{"x"},
+		})})
+	}
+	all, err := s.Runs(ctx)
+	if err != nil || len(all) != 5 {
+		t.Fatalf("%d runs, %v", len(all), err)
+	}
+	for i, r := range all {
+		if r.ID != ids[4-i] || r.Done != 4-i || !r.Ended.Equal(ended) || r.Failed != record("a").Ref {
+			t.Errorf("place %d holds %+v", i, r)
+		}
+	}
+	if r, err := s.Run(ctx, ids[2]); err != nil || r.Done != 2 {
+		t.Errorf("one run: %+v, %v", r, err)
+	}
+	if _, err := s.Run(ctx, "none"); !errors.Is(err, state.ErrNotFound) {
+		t.Errorf("no run: %v", err)
+	}
+
+	if run, ok, err := s.Spent(ctx, "d1"); err != nil || ok || run != "" {
+		t.Errorf("a fresh plan: %q, %t, %v", run, ok, err)
+	}
+	spend := func() error {
+		_, err := s.Commit(ctx, []state.Guard{s.UnspentGuard("d1")}, []state.Op{s.SpentOp("d1", ids[0])})
+		return err
+	}
+	if err := spend(); err != nil {
+		t.Error(err)
+	}
+	if err := spend(); !errors.Is(err, state.ErrGuard) {
+		t.Errorf("spent twice: %v", err)
+	}
+	if run, ok, err := s.Spent(ctx, "d1"); err != nil || !ok || run != ids[0] {
+		t.Errorf("a spent plan: %q, %t, %v", run, ok, err)
+	}
+
+	var keys []string
+	for _, seq := range []int64{0, 9, 10, 99, 1000000} {
+		keys = append(keys, s.JournalKey(ids[0], seq))
+	}
+	fill(t, kv, keys)
+	fill(t, kv, []string{s.JournalKey(ids[0]+"-other", 1)})
+	var got []string
+	items, err := s.List(ctx, s.JournalPrefix(ids[0]))
+	for _, it := range items {
+		got = append(got, it.Key)
+	}
+	if diff := cmp.Diff(keys, got); err != nil || diff != "" {
+		t.Errorf("the journal: %v\n%s", err, diff)
+	}
+}
+
+func stops(t *testing.T, kv state.KV, site string) {
+	s := state.New(kv, site)
+	ctx := t.Context()
+	onNode := schema.Ref{Scope: "gpu-01", Kind: "ovs.bridge", Name: "br0"}
+	onSite := record("a").Ref
+	free := func(ref schema.Ref) bool {
+		_, err := s.Commit(ctx, s.FreeGuards(ref), nil)
+		if err != nil && !errors.Is(err, state.ErrGuard) {
+			t.Fatal(err)
+		}
+		return err == nil
+	}
+	for name, c := range map[string]struct {
+		set, end     state.Op
+		node, onsite bool // still free
+	}{
+		"site":     {s.HoldOp(state.Hold{Scope: "site"}), s.ReleaseOp("site"), false, false},
+		"node":     {s.HoldOp(state.Hold{Scope: "gpu-01"}), s.ReleaseOp("gpu-01"), false, true},
+		"resource": {s.HoldOp(state.Hold{Scope: onSite.String()}), s.ReleaseOp(onSite.String()), true, false},
+		"other":    {s.HoldOp(state.Hold{Scope: "gpu-02"}), s.ReleaseOp("gpu-02"), true, true},
+		"freeze":   {s.FreezeOp(state.Hold{Reason: "stop"}), s.ThawOp(), false, false},
+	} {
+		commit(t, kv, nil, []state.Op{c.set})
+		if got := free(onNode); got != c.node {
+			t.Errorf("%s: a thing of the node is free: %t", name, got)
+		}
+		if got := free(onSite); got != c.onsite {
+			t.Errorf("%s: a thing of the site is free: %t", name, got)
+		}
+		commit(t, kv, nil, []state.Op{c.end})
+		if !free(onNode) || !free(onSite) {
+			t.Errorf("%s: not free afterwards", name)
+		}
+	}
+	h := state.Hold{Scope: onNode.String(), Reason: "3 failed runs", Run: "r1", At: time.Date(2026, 1, 1, 0, 0, 0, 0, time.UTC)}
+	commit(t, kv, nil, []state.Op{s.HoldOp(h), s.FreezeOp(h)})
+	if got, err := s.Holds(ctx); err != nil || cmp.Diff([]state.Hold{h}, got) != "" {
+		t.Errorf("holds: %+v, %v", got, err)
+	}
+	if got, err := s.Frozen(ctx); err != nil || cmp.Diff(&h, got) != "" {
+		t.Errorf("freeze: %+v, %v", got, err)
+	}
+	commit(t, kv, nil, []state.Op{s.ThawOp()})
+	if got, err := s.Frozen(ctx); err != nil || got != nil {
+		t.Errorf("no freeze: %+v, %v", got, err)
+	}
+}
+
+func publish(t *testing.T, kv state.KV, site string) {
+	s := state.New(kv, site)
+	for _, key := range []string{"status", "drift/latest"} {
+		if _, err := s.Published(t.Context(), key); !errors.Is(err, state.ErrNotFound) {
+			t.Errorf("nothing at %s: %v", key, err)
+		}
+		if err := s.Publish(t.Context(), key, []byte(`{"a":1}`)); err != nil {
+			t.Error(err)
+		}
+		if body, err := s.Published(t.Context(), key); err != nil || string(body) != `{"a":1}` {
+			t.Errorf("%s: %s, %v", key, body, err)
+		}
+	}
+	for key, body := range map[string]string{"leader": "{}", "drift": "{}", "status": "{"} {
+		if err := s.Publish(t.Context(), key, []byte(body)); !errors.Is(err, state.ErrInvalid) {
+			t.Errorf("publish %s at %s: %v", body, key, err)
+		}
+	}
+}
+
+var asking = state.LockInfo{Operation: "apply", Who: "ann@host", PID: 123, Version: "1.2.3", Info: "plans"}
+
+func take(t *testing.T, s *state.Store) *state.Lock {
+	t.Helper()
+	l, err := s.Lock(t.Context(), asking, state.LockOptions{TTL: ttl})
+	if err != nil {
+		t.Fatal(err)
+	}
+	t.Cleanup(func() { _ = l.Close() })
+	return l
+}
+
+// lock: one holder at a time, the next one is told who it is, and the epoch rises with each.
+func lock(t *testing.T, kv state.KV, site string) {
+	one, two := state.New(kv, site), state.New(kv, site)
+	ctx := t.Context()
+	if info, err := two.LockInfo(ctx); err != nil || info != nil {
+		t.Errorf("nobody's lock: %+v, %v", info, err)
+	}
+	l := take(t, one)
+	info := l.Info()
+	if info.ID == "" || info.Created.IsZero() || info.Epoch != l.Epoch() || l.Epoch() != 1 || info.Who != "ann@host" {
+		t.Errorf("the lock says %+v, epoch %d", info, l.Epoch())
+	}
+	if err := l.Describe(ctx, "step 3 of 40"); err != nil {
+		t.Error(err)
+	}
+	_, err := two.Lock(ctx, asking, state.LockOptions{TTL: ttl})
+	var locked *state.LockedError
+	if !errors.As(err, &locked) {
+		t.Fatalf("a second holder: %v", err)
+	}
+	info.Info = "step 3 of 40"
+	if diff := cmp.Diff(info, locked.Info); diff != "" {
+		t.Errorf("the second one was told\n%s", diff)
+	}
+	for _, line := range []string{"Lock Info:\n", "\n  ID:        " + info.ID, "\n  Path:      /converge/" + site, "\n  Operation: apply",
+		"\n  Who:       ann@host (PID 123)", "\n  Version:   1.2.3", "\n  Created:   20", "\n  Info:      step 3 of 40"} {
+		if !strings.Contains(err.Error(), line) {
+			t.Errorf("%q is missing in\n%s", line, err)
+		}
+	}
+	if _, err := l.Commit(ctx, nil, []state.Op{one.RecordOp(record("a"))}); err != nil {
+		t.Errorf("a commit of the holder after all that: %v", err)
+	}
+	work := l.Context(ctx)
+	if err := l.Close(); err != nil {
+		t.Fatal(err)
+	}
+	<-work.Done()
+	if cause := context.Cause(work); !errors.Is(cause, state.ErrFenced) {
+		t.Errorf("work under a lock that was given back ended with %v", cause)
+	}
+	if _, err := l.Commit(ctx, nil, []state.Op{one.RecordOp(record("b"))}); !errors.Is(err, state.ErrFenced) {
+		t.Errorf("a commit after the lock was given back: %v", err)
+	}
+	for epoch := int64(2); epoch < 5; epoch++ {
+		l := take(t, two)
+		if l.Epoch() != epoch {
+			t.Errorf("epoch %d, want %d", l.Epoch(), epoch)
+		}
+		if err := l.Close(); err != nil {
+			t.Error(err)
+		}
+	}
+}
+
+// lockWait: who waits is told for whom, and gets the lock when it is free.
+func lockWait(t *testing.T, kv state.KV, site string) {
+	s := state.New(kv, site)
+	held := take(t, s)
+	told := make(chan state.LockInfo, 10)
+	got := make(chan error)
+	go func() {
+		l, err := s.Lock(t.Context(), asking, state.LockOptions{TTL: ttl, Wait: time.Minute, OnWait: func(i state.LockInfo) { told <- i }})
+		if err == nil && l.Epoch() != 2 {
+			err = fmt.Errorf("epoch %d", l.Epoch())
+		}
+		if err == nil {
+			err = l.Close()
+		}
+		got <- err
+	}()
+	if i := <-told; i.ID != held.Info().ID {
+		t.Errorf("told of %+v", i)
+	}
+	if err := held.Describe(t.Context(), "almost done"); err != nil {
+		t.Error(err)
+	}
+	if i := <-told; i.Info != "almost done" {
+		t.Errorf("told of %+v", i)
+	}
+	if err := held.Close(); err != nil {
+		t.Error(err)
+	}
+	if err := <-got; err != nil {
+		t.Error(err)
+	}
+	ctx, cancel := context.WithCancel(t.Context())
+	take(t, s)
+	_, err := s.Lock(ctx, asking, state.LockOptions{TTL: ttl, Wait: time.Minute, OnWait: func(state.LockInfo) { cancel() }})
+	if !errors.Is(err, context.Canceled) {
+		t.Errorf("a wait that was cancelled: %v", err)
+	}
+}
+
+// lockGuards: a guard of the caller that does not hold is not a lost lock.
+func lockGuards(t *testing.T, kv state.KV, site string) {
+	s := state.New(kv, site)
+	l := take(t, s)
+	op := s.RecordOp(record("a"))
+	if _, err := l.Commit(t.Context(), []state.Guard{{Key: op.Key}}, []state.Op{op}); err != nil {
+		t.Fatal(err)
+	}
+	_, err := l.Commit(t.Context(), []state.Guard{{Key: op.Key}}, []state.Op{s.ForgetOp(record("a").Ref)})
+	if !errors.Is(err, state.ErrGuard) || errors.Is(err, state.ErrFenced) {
+		t.Errorf("got %v, want ErrGuard alone", err)
+	}
+	if err := l.Context(t.Context()).Err(); err != nil {
+		t.Errorf("the lock ended with %v", err)
+	}
+	if _, err := s.Record(t.Context(), record("a").Ref); err != nil {
+		t.Errorf("the record went with a guard that did not hold: %v", err)
+	}
+	ops := make([]state.Op, state.MaxOps)
+	for i := range ops {
+		ops[i] = s.RecordOp(record(fmt.Sprint("b", i)))
+	}
+	if _, err := l.Commit(t.Context(), nil, ops); err != nil {
+		t.Errorf("the most operations: %v", err)
+	}
+}
+
+// forceUnlock proves F6: the old holder can write nothing more, the epoch is higher, and the log knows why.
+func forceUnlock(t *testing.T, kv state.KV, site string) {
+	s := state.New(kv, site)
+	ctx := t.Context()
+	if err := s.ForceUnlock(ctx, "x", "bob", "why not"); !errors.Is(err, state.ErrNotFound) {
+		t.Errorf("nobody's lock: %v", err)
+	}
+	old := take(t, s)
+	work := old.Context(ctx)
+	if err := s.ForceUnlock(ctx, "wrong", "bob", "typo"); err == nil || !strings.Contains(err.Error(), old.Info().ID) {
+		t.Errorf("a wrong id: %v, want the right one named", err)
+	}
+	if err := s.ForceUnlock(ctx, old.Info().ID, "bob@host", "its machine burned"); err != nil {
+		t.Fatal(err)
+	}
+	if _, err := old.Commit(ctx, nil, []state.Op{s.RecordOp(record("a"))}); !errors.Is(err, state.ErrFenced) {
+		t.Errorf("the old holder writes: %v", err)
+	}
+	<-work.Done()
+	if cause := context.Cause(work); !errors.Is(cause, state.ErrFenced) {
+		t.Errorf("the old holder's work ended with %v", cause)
+	}
+	next := take(t, s)
+	if next.Epoch() != old.Epoch()+2 {
+		t.Errorf("epoch %d after %d and a force-unlock", next.Epoch(), old.Epoch())
+	}
+	if err := old.Describe(ctx, "still here"); !errors.Is(err, state.ErrFenced) {
+		t.Errorf("the old holder describes: %v", err)
+	}
+	_ = old.Close()
+	if _, err := next.Commit(ctx, nil, []state.Op{s.RecordOp(record("b"))}); err != nil {
+		t.Errorf("the new holder, after the old one went: %v", err)
+	}
+	if _, err := s.Record(ctx, record("a").Ref); !errors.Is(err, state.ErrNotFound) {
+		t.Errorf("the old holder's record: %v", err)
+	}
+	audits, err := s.Audits(ctx)
+	if err != nil || len(audits) != 1 {
+		t.Fatalf("%d entries in the log, %v", len(audits), err)
+	}
+	a := audits[0]
+	if a.By != "bob@host" || a.Reason != "its machine burned" || a.Action != "force-unlock" || a.Epoch != 2 || a.Lock.ID != old.Info().ID {
+		t.Errorf("the log says %+v", a)
+	}
+}
+
+// epochRaised: whoever raises the epoch fences the holder, even when the holder's own key is untouched.
+func epochRaised(t *testing.T, kv state.KV, site string) {
+	s := state.New(kv, site)
+	l := take(t, s)
+	put(t, kv, s.Path()+"/epoch", `{"v":1,"epoch":1001,"by":"restore"}`)
+	if _, err := l.Commit(t.Context(), nil, []state.Op{s.RecordOp(record("a"))}); !errors.Is(err, state.ErrFenced) {
+		t.Errorf("got %v, want ErrFenced", err)
+	}
+	if err := l.Close(); err != nil {
+		t.Error(err)
+	}
+	if next := take(t, s); next.Epoch() != 1002 {
+		t.Errorf("epoch %d after it was raised to 1001", next.Epoch())
+	}
+}

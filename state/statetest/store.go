@@ -1,0 +1,421 @@
+package statetest
+
+import (
+	"bytes"
+	"context"
+	"crypto/sha256"
+	"encoding/hex"
+	"errors"
+	"fmt"
+	"math/rand/v2"
+	"strings"
+	"testing"
+	"time"
+
+	"github.com/google/go-cmp/cmp"
+
+	"converge.dev/converge/schema"
+	"converge.dev/converge/state"
+)
+
+// Store runs the laws of the store that is derived from a backend. Open is called once for each.
+func Store(t *testing.T, open func(t *testing.T) state.KV) {
+	for name, law := range map[string]func(*testing.T, state.KV, string){
+		"Document":    document,
+		"Conflict":    conflict,
+		"Sharing":     sharing,
+		"Retention":   retention,
+		"Inbox":       inbox,
+		"Blob":        blob,
+		"Damage":      damage,
+		"Records":     records,
+		"NewerLayout": newerLayout,
+		"Runs":        runs,
+		"Stops":       stops,
+		"Publish":     publish,
+		"Lock":        lock,
+		"LockWait":    lockWait,
+		"LockGuards":  lockGuards,
+		"ForceUnlock": forceUnlock,
+		"EpochRaised": epochRaised,
+	} {
+		t.Run(name, func(t *testing.T) { law(t, open(t), site()) })
+	}
+}
+
+// site makes every law's site its own, so that laws may share a server.
+func site() string { return fmt.Sprintf("site-%d-%d", time.Now().UnixNano(), names.Add(1)) }
+
+func digest(b []byte) string {
+	sum := sha256.Sum256(b)
+	return hex.EncodeToString(sum[:])
+}
+
+// text makes n bytes that look like a document: they compress, and no two places are alike.
+func text(n int) []byte {
+	r := rand.New(rand.NewPCG(1, 2))
+	var b bytes.Buffer
+	for b.Len() < n {
+		fmt.Fprintf(&b, `"vpc-%08x":{"tenant":"t-%d","vni":%d},`, r.Uint32(), r.IntN(100), r.Uint32())
+	}
+	return b.Bytes()[:n]
+}
+
+func putDoc(t *testing.T, s *state.Store, body []byte) state.Head {
+	t.Helper()
+	h, err := s.PutDocument(t.Context(), body, digest(body), 0, "ann@host", state.AnyRevision)
+	if err != nil {
+		t.Fatal(err)
+	}
+	return h
+}
+
+func document(t *testing.T, kv state.KV, site string) {
+	s := state.New(kv, site)
+	ctx := t.Context()
+	if _, err := s.Head(ctx); !errors.Is(err, state.ErrNotFound) {
+		t.Errorf("the head of no document: %v", err)
+	}
+	var heads []state.Head
+	var bodies [][]byte
+	for _, body := range [][]byte{{}, []byte("{}"), text(100), text(300 << 10), text(2 << 20)} {
+		h := putDoc(t, s, body)
+		heads, bodies = append(heads, h), append(bodies, body)
+		if h.Serial != int64(len(heads)) || h.Digest != digest(body) || h.Size != len(body) || h.By != "ann@host" || h.Revision == 0 {
+			t.Errorf("put gave %+v", h)
+		}
+	}
+	for i, h := range heads {
+		got, body, err := s.Document(ctx, h.Serial)
+		if err != nil || !bytes.Equal(body, bodies[i]) {
+			t.Fatalf("serial %d: %d bytes, %v; want %d", h.Serial, len(body), err, len(bodies[i]))
+		}
+		if diff := cmp.Diff(h, got); diff != "" {
+			t.Errorf("serial %d:\n%s", h.Serial, diff)
+		}
+	}
+	last := len(heads) - 1
+	if got, body, err := s.Document(ctx, 0); err != nil || got.Serial != heads[last].Serial || !bytes.Equal(body, bodies[last]) {
+		t.Errorf("the newest is %+v, %v", got, err)
+	}
+	history, err := s.History(ctx)
+	if err != nil || len(history) != len(heads) {
+		t.Fatalf("%d revisions in the history, %v", len(history), err)
+	}
+	for i, h := range history {
+		if diff := cmp.Diff(heads[last-i], h); diff != "" {
+			t.Errorf("place %d of the history:\n%s", i, diff)
+		}
+	}
+	if _, _, err := s.Document(ctx, 99); !errors.Is(err, state.ErrNotFound) {
+		t.Errorf("serial 99: %v", err)
+	}
+	again, err := s.PutDocument(ctx, bodies[last], heads[last].Digest, 0, "bob@host", state.AnyRevision)
+	if err != nil || cmp.Diff(heads[last], again) != "" {
+		t.Errorf("the same again gave %+v, %v", again, err)
+	}
+	if _, err := s.PutDocument(ctx, []byte("a"), digest([]byte("b")), 0, "", state.AnyRevision); !errors.Is(err, state.ErrInvalid) {
+		t.Errorf("a digest of other bytes: %v", err)
+	}
+}
+
+func conflict(t *testing.T, kv state.KV, site string) {
+	s := state.New(kv, site)
+	put := func(body string, serial, revision int64) (state.Head, error) {
+		return s.PutDocument(t.Context(), []byte(body), digest([]byte(body)), serial, "ann@host", revision)
+	}
+	if _, err := put("a", 0, 7); !errors.Is(err, state.ErrGuard) {
+		t.Errorf("a revision that never was: %v", err)
+	}
+	first, err := put("a", 10, 0)
+	if err != nil || first.Serial != 10 {
+		t.Fatalf("the first: %+v, %v", first, err)
+	}
+	if _, err := put("b", 0, 0); !errors.Is(err, state.ErrGuard) {
+		t.Errorf("a second first one: %v", err)
+	}
+	second, err := put("b", 0, first.Revision)
+	if err != nil || second.Serial != 11 {
+		t.Fatalf("the second: %+v, %v", second, err)
+	}
+	_, err = put("c", 0, first.Revision)
+	var conflict *state.ConflictError
+	if !errors.As(err, &conflict) || conflict.Head.Serial != 11 || conflict.Head.By != "ann@host" {
+		t.Errorf("an old revision: %v", err)
+	}
+	for _, serial := range []int64{10, 11} {
+		if _, err := put("c", serial, state.AnyRevision); !errors.As(err, &conflict) {
+			t.Errorf("serial %d after 11: %v", serial, err)
+		}
+	}
+	if h, err := put("c", 12, second.Revision); err != nil || h.Serial != 12 {
+		t.Errorf("serial 12 after 11: %+v, %v", h, err)
+	}
+	// Of many writers who saw the same revision one wins, and none is lost of those who accept any.
+	head, _ := s.Head(t.Context())
+	results := make(chan error)
+	for i := range 6 {
+		go func() {
+			_, err := put(fmt.Sprint("same ", i), 0, head.Revision)
+			results <- err
+		}()
+		go func() {
+			_, err := put(fmt.Sprint("any ", i), 0, state.AnyRevision)
+			if err != nil {
+				err = fmt.Errorf("any: %w", err)
+			}
+			results <- err
+		}()
+	}
+	won := 0
+	for range 12 {
+		switch err := <-results; {
+		case err == nil:
+			won++
+		case !errors.As(err, &conflict):
+			t.Error(err)
+		}
+	}
+	if won != 6 && won != 7 {
+		t.Errorf("%d writers won, want the 6 that accept any and at most one more", won)
+	}
+	if history, err := s.History(t.Context()); err != nil || len(history) != 3+won {
+		t.Errorf("%d revisions, %v; want %d", len(history), err, 3+won)
+	}
+}
+
+// sharing: an edit stores what lies around it again, wherever it is, and not the whole document.
+func sharing(t *testing.T, kv state.KV, site string) {
+	s := state.New(kv, site)
+	body := text(5 << 20)
+	putDoc(t, s, body)
+	bytesStored := func() (n int) {
+		for _, it := range list(t, kv, s.Path()+"/document/chunk/") {
+			n += len(it.Value)
+		}
+		return n
+	}
+	whole := bytesStored()
+	if whole > len(body)*3/4 {
+		t.Errorf("%d bytes are stored for %d: nothing was packed", whole, len(body))
+	}
+	for _, at := range []int{0, len(body) / 3, len(body)} {
+		before := bytesStored()
+		edited := bytes.Join([][]byte{body[:at], []byte(`"new":{},`), body[at:]}, nil)
+		h := putDoc(t, s, edited)
+		if more := bytesStored() - before; more > whole/8 {
+			t.Errorf("9 bytes more at %d stored %d bytes, the whole takes %d", at, more, whole)
+		}
+		if _, got, err := s.Document(t.Context(), h.Serial); err != nil || !bytes.Equal(got, edited) {
+			t.Errorf("the edited document comes back as %d bytes, %v", len(got), err)
+		}
+		body = edited
+	}
+}
+
+// retention: the last hundred revisions stay readable, older ones go, and with them what only they held.
+func retention(t *testing.T, kv state.KV, site string) {
+	s := state.New(kv, site)
+	const n = 115
+	for i := range n {
+		putDoc(t, s, fmt.Appendf(nil, "revision %d", i))
+	}
+	history, err := s.History(t.Context())
+	if err != nil || len(history) < 100 || len(history) > 110 {
+		t.Fatalf("%d revisions are kept, %v; want 100 to 110", len(history), err)
+	}
+	if chunks := list(t, kv, s.Path()+"/document/chunk/"); len(chunks) != len(history) {
+		t.Errorf("%d chunks for %d revisions of one each", len(chunks), len(history))
+	}
+	for _, h := range history {
+		if _, body, err := s.Document(t.Context(), h.Serial); err != nil || string(body) != fmt.Sprintf("revision %d", h.Serial-1) {
+			t.Errorf("serial %d: %q, %v", h.Serial, body, err)
+		}
+	}
+	if history[0].Serial != n {
+		t.Errorf("the newest has the serial %d, want %d", history[0].Serial, n)
+	}
+}
+
+func inbox(t *testing.T, kv state.KV, site string) {
+	s := state.New(kv, site)
+	ctx := t.Context()
+	if body, revision, err := s.Inbox(ctx); err != nil || body != nil || revision != 0 {
+		t.Errorf("an empty inbox: %q, %d, %v", body, revision, err)
+	}
+	put(t, kv, "/converge/"+site+"/inbox", "{one}")
+	body, revision, err := s.Inbox(ctx)
+	if err != nil || string(body) != "{one}" || revision == 0 {
+		t.Fatalf("%q, %d, %v", body, revision, err)
+	}
+	put(t, kv, "/converge/"+site+"/inbox", "{two}")
+	if err := s.ClearInbox(ctx, revision); !errors.Is(err, state.ErrGuard) {
+		t.Errorf("clear what was written over: %v", err)
+	}
+	body, revision, _ = s.Inbox(ctx)
+	if string(body) != "{two}" {
+		t.Fatalf("the inbox holds %q", body)
+	}
+	if err := s.ClearInbox(ctx, revision); err != nil {
+		t.Error(err)
+	}
+	if body, _, _ := s.Inbox(ctx); body != nil {
+		t.Errorf("the inbox still holds %q", body)
+	}
+}
+
+func blob(t *testing.T, kv state.KV, site string) {
+	s := state.New(kv, site)
+	noise := make([]byte, 4<<20)
+	for i := range noise {
+		noise[i] = byte(rand.Uint32())
+	}
+	for name, body := range map[string][]byte{
+		"empty": {}, "small": []byte("plan"), "text": text(3 << 20), "noise": noise, "zeros": make([]byte, 20<<20),
+	} {
+		digests, err := s.PutBlob(t.Context(), body)
+		if err != nil {
+			t.Errorf("%s: %v", name, err)
+			continue
+		}
+		got, err := s.Blob(t.Context(), digests)
+		if err != nil || !bytes.Equal(got, body) {
+			t.Errorf("%s comes back as %d bytes, %v", name, len(got), err)
+		}
+		if again, err := s.PutBlob(t.Context(), body); err != nil || cmp.Diff(digests, again) != "" {
+			t.Errorf("%s has other digests the second time, %v", name, err)
+		}
+	}
+	for _, it := range list(t, kv, s.Path()+"/blob/") {
+		if len(it.Value) > 513<<10 {
+			t.Errorf("%s has %d bytes", it.Key, len(it.Value))
+		}
+	}
+	if _, err := s.Blob(t.Context(), []string{digest(nil)}); !errors.Is(err, state.ErrNotFound) {
+		t.Errorf("a blob that is not there: %v", err)
+	}
+}
+
+// damage: bytes that are not what they were are never handed out, and the error names the key.
+func damage(t *testing.T, kv state.KV, site string) {
+	s := state.New(kv, site)
+	ctx := t.Context()
+	digests, err := s.PutBlob(ctx, []byte("one"))
+	if err != nil {
+		t.Fatal(err)
+	}
+	other, err := s.PutBlob(ctx, []byte("two"))
+	if err != nil {
+		t.Fatal(err)
+	}
+	key := s.Path() + "/blob/" + digests[0]
+	stranger, err := s.Get(ctx, s.Path()+"/blob/"+other[0])
+	if err != nil {
+		t.Fatal(err)
+	}
+	for name, value := range map[string]string{"another's": string(stranger.Value), "garbage": "garbage", "nothing": ""} {
+		put(t, kv, key, value)
+		if body, err := s.Blob(ctx, digests); err == nil || !strings.Contains(err.Error(), key) {
+			t.Errorf("with %s bytes: %q, %v; want an error that names %s", name, body, err, key)
+		}
+	}
+	h := putDoc(t, s, []byte("{}"))
+	put(t, kv, s.Path()+"/document/chunk/"+h.Chunks[0], string(stranger.Value))
+	if _, body, err := s.Document(ctx, 0); err == nil {
+		t.Errorf("a damaged document reads as %q", body)
+	}
+	put(t, kv, s.Path()+"/run/broken", `{"v":1,`)
+	if _, err := s.Run(ctx, "broken"); err == nil || !strings.Contains(err.Error(), "run/broken") {
+		t.Errorf("a torn run: %v", err)
+	}
+}
+
+func record(name string) state.Record {
+	ref := schema.Ref{Scope: "site", Kind: "carbide.vpc", Name: name}
+	return state.Record{
+		Ref: ref, ID: "id-" + name, Incarnation: 2, Gone: true,
+		Spec: schema.Object{
+			"tenant": "acme", "vni": int64(1) << 60, "ratio": 0.5, "on": true, "none": nil,
+			"labels": map[string]any{"a": "b<&>\u2028"}, "list": []any{int64(1), "x", map[string]any{}},
+		},
+		After:    []schema.Ref{{Scope: "site", Kind: "carbide.tenant", Name: "acme"}},
+		Protect:  true,
+		OnRemove: schema.Forget,
+		Run:      "r1",
+		At:       time.Date(2026, 1, 2, 3, 4, 5, 6, time.UTC),
+	}
+}
+
+func records(t *testing.T, kv state.KV, site string) {
+	s := state.New(kv, site)
+	ctx := t.Context()
+	if rs, err := s.Records(ctx); err != nil || len(rs) != 0 {
+		t.Errorf("no records: %v, %v", rs, err)
+	}
+	const n = 1000
+	var wanted []state.Record
+	var ops []state.Op
+	for i := range n {
+		r := record(fmt.Sprintf("vpc-%04d", i))
+		wanted = append(wanted, r)
+		ops = append(ops, s.RecordOp(r))
+		if len(ops) == state.MaxOps || i == n-1 {
+			commit(t, kv, nil, ops)
+			ops = nil
+		}
+	}
+	got, err := s.Records(ctx)
+	if err != nil {
+		t.Fatal(err)
+	}
+	if diff := cmp.Diff(wanted, got); diff != "" {
+		t.Fatal(diff)
+	}
+	one, err := s.Record(ctx, wanted[7].Ref)
+	if err != nil || cmp.Diff(wanted[7], one) != "" {
+		t.Errorf("one alone: %+v, %v", one, err)
+	}
+	commit(t, kv, nil, []state.Op{s.ForgetOp(wanted[7].Ref)})
+	if _, err := s.Record(ctx, wanted[7].Ref); !errors.Is(err, state.ErrNotFound) {
+		t.Errorf("a forgotten one: %v", err)
+	}
+	if got, err := s.Records(ctx); err != nil || len(got) != n-1 {
+		t.Errorf("%d records, %v; want %d", len(got), err, n-1)
+	}
+	if got, err := state.New(kv, site+"-2").Records(ctx); err != nil || len(got) != 0 {
+		t.Errorf("another site sees %d records, %v", len(got), err)
+	}
+}
+
+// newerLayout proves W8: what a newer program wrote is refused by the name of its key, wherever it lies.
+func newerLayout(t *testing.T, kv state.KV, site string) {
+	s := state.New(kv, site)
+	ref := record("a").Ref
+	for key, read := range map[string]func(context.Context) error{
+		"resource/" + ref.String():         func(ctx context.Context) error { _, err := s.Record(ctx, ref); return err },
+		"resource/site/carbide.vpc/b":      func(ctx context.Context) error { _, err := s.Records(ctx); return err },
+		"run/r1":                           func(ctx context.Context) error { _, err := s.Run(ctx, "r1"); return err },
+		"spent/d":                          func(ctx context.Context) error { _, _, err := s.Spent(ctx, "d"); return err },
+		"hold/site":                        func(ctx context.Context) error { _, err := s.Holds(ctx); return err },
+		"freeze":                           func(ctx context.Context) error { _, err := s.Frozen(ctx); return err },
+		"document/head":                    func(ctx context.Context) error { _, err := s.Head(ctx); return err },
+		"document/log/0000000000000000003": func(ctx context.Context) error { _, err := s.History(ctx); return err },
+		"audit/a":                          func(ctx context.Context) error { _, err := s.Audits(ctx); return err },
+		"leader":                           func(ctx context.Context) error { _, err := s.LockInfo(ctx); return err },
+	} {
+		for _, value := range []string{`{"v":2,"ref":"site/a.b/c","scope":"site"}`, `{"serial":1}`, `{"v":0}`} {
+			put(t, kv, s.Path()+"/"+key, value)
+			if err := read(t.Context()); err == nil || !strings.Contains(err.Error(), s.Path()+"/"+key) {
+				t.Errorf("%s with %s: %v, want an error that names it", key, value, err)
+			}
+		}
+		remove(t, kv, s.Path()+"/"+key)
+	}
+	if kept := list(t, kv, s.Path()+"/"); len(kept) != 0 {
+		t.Errorf("%v remain", kept)
+	}
+	commit(t, kv, nil, []state.Op{s.PutRunOp(state.Run{ID: "r2"})})
+	if it, err := s.Get(t.Context(), s.Path()+"/run/r2"); err != nil || !bytes.HasPrefix(it.Value, []byte(`{"v":1,`)) {
+		t.Errorf("a run is stored as %s, %v", it.Value, err)
+	}
+}
