@@ -1,0 +1,270 @@
+// Package apply carries a plan out, or back. It decides nothing: what it does stands in the plan, what it has done
+// stands in the journal.
+//
+// # Words
+//
+// A run is one application of a plan. One goroutine owns it: it decides which step may start, keeps count, writes the
+// run and emits events. Workers carry out one step each and report. A step is done when its result was seen, not when a
+// call returned.
+//
+// # Promises
+//
+// Before a call that changes something its intent is durable; afterwards its outcome is, together with what is to be
+// remembered of the resource. A run ends applied, reverted or partial, each by observation. An interrupted run stays
+// open, and [Run] continues it from its journal. When the site lock is lost, calls in flight are cancelled and nothing
+// more is written.
+package apply
+
+import (
+	"context"
+	"errors"
+	"fmt"
+	"log/slog"
+	"math/rand/v2"
+	"time"
+
+	"converge.dev/converge/engine/event"
+	"converge.dev/converge/engine/journal"
+	"converge.dev/converge/engine/plan"
+	"converge.dev/converge/providers"
+	"converge.dev/converge/schema"
+	"converge.dev/converge/state"
+)
+
+// OnFailure says what follows when a step fails.
+type OnFailure string
+
+// What may follow a failed step.
+const (
+	Rollback OnFailure = "rollback" // undo what was done, and prove it
+	Stop     OnFailure = "stop"     // start nothing more; resume or rollback settles the run
+	Continue OnFailure = "continue" // go on with what does not need the failed step
+)
+
+// Retry bounds the repetition of calls that failed without effect, and the pace at which things are looked at.
+type Retry struct {
+	Base     time.Duration // first delay; doubles each time, with full jitter; 1 s when zero
+	Cap      time.Duration // longest delay; 60 s when zero
+	Attempts int           // calls in all; 5 when zero
+	Within   time.Duration // of a whole step, its waits aside; 10 min when zero
+	Poll     time.Duration // first pause between two looks at a thing that is not ready; doubles up to 2 s; 20 ms when zero
+}
+
+func (r Retry) defaults() Retry {
+	if r.Base <= 0 {
+		r.Base = time.Second
+	}
+	if r.Cap <= 0 {
+		r.Cap = time.Minute
+	}
+	if r.Attempts <= 0 {
+		r.Attempts = 5
+	}
+	if r.Within <= 0 {
+		r.Within = 10 * time.Minute
+	}
+	if r.Poll <= 0 {
+		r.Poll = 20 * time.Millisecond
+	}
+	return r
+}
+
+// delay is a random time up to Base·2ⁿ, at most Cap.
+func (r Retry) delay(try int) time.Duration {
+	d := r.Base << min(try-1, 20)
+	if d <= 0 || d > r.Cap {
+		d = r.Cap
+	}
+	return rand.N(d) + 1
+}
+
+// Options say what to carry out. All fields are required unless their comment says otherwise.
+type Options struct {
+	Kinds       schema.Kinds
+	Providers   *providers.Set
+	Store       *state.Store
+	Lock        *state.Lock
+	Plan        *plan.Plan
+	Run         state.Run        // as stored; Status is RunOpen
+	Records     []journal.Record // of the run so far; empty for a new run
+	Recorded    []state.Record   // what the store recorded before this call, for looking up ids
+	Undo        bool             // carry back instead of forward
+	OnFailure   OnFailure
+	Parallelism int
+	Retry       Retry
+	Interrupt   <-chan struct{} // optional; when closed no more steps are started
+	Emit        event.Sink
+	Logger      *slog.Logger
+}
+
+// Carry carries the plan out, or back, from where the journal says that it stands. The run that it returns is as it was
+// stored. An error says that the end could not be reached or written: the run is still open. The cause of ErrInterrupted
+// is the interrupt.
+func Carry(ctx context.Context, o Options) (state.Run, []event.Difference, error) {
+	sum, err := journal.Sum(o.Records, len(o.Plan.Steps))
+	if err != nil {
+		return o.Run, nil, err
+	}
+	j, err := journal.Open(o.Store, o.Lock, o.Run.ID, o.Records)
+	if err != nil {
+		return o.Run, nil, err
+	}
+	defer j.Close()
+	r := &run{
+		Options: o, sum: sum, journal: j, started: time.Now(),
+		ids:     externalIDs(o.Recorded, o.Plan, func(a plan.Action) bool { return a != plan.Delete && a != plan.Forget }),
+		were:    externalIDs(o.Recorded, o.Plan, func(a plan.Action) bool { return a != plan.Create }),
+		results: make(chan result, o.Parallelism),
+		notes:   make(chan event.Event),
+		flying:  map[*plan.Step]time.Time{},
+	}
+	r.Retry = o.Retry.defaults()
+	r.effects = o.Lock.Context(context.WithoutCancel(ctx)) // a user's cancel lets a step end; losing the lock does not
+	return r.carry(ctx)
+}
+
+// ErrInterrupted says that the run was stopped before its end.
+var ErrInterrupted = errors.New("interrupted")
+
+type run struct {
+	Options
+	sum     journal.Replay
+	journal *journal.Journal
+	started time.Time
+	effects context.Context
+	ids     map[schema.Ref]string // external ids after the plan; owned by the run's goroutine
+	were    map[schema.Ref]string // external ids before the plan
+	results chan result
+	notes   chan event.Event // from workers, emitted in order by the run's goroutine
+	flying  map[*plan.Step]time.Time
+}
+
+// externalIDs maps refs to ids: those recorded, and those of the steps that tell the side of the plan that is meant.
+func externalIDs(recorded []state.Record, p *plan.Plan, side func(plan.Action) bool) map[schema.Ref]string {
+	ids := make(map[schema.Ref]string, len(recorded))
+	for i := range recorded {
+		if !recorded[i].Gone {
+			ids[recorded[i].Ref] = recorded[i].ID
+		}
+	}
+	for i := range p.Steps {
+		if s := &p.Steps[i]; side(s.Action) {
+			ids[s.Ref] = s.ExternalID
+		}
+	}
+	return ids
+}
+
+// carry is the whole life of a run.
+func (r *run) carry(ctx context.Context) (state.Run, []event.Difference, error) {
+	r.Emit(event.RunStarted{Run: r.Run, Plan: r.Plan, Done: r.finished()})
+	if r.Undo || r.sum.Reverting {
+		return r.revert(ctx, nil)
+	}
+	failure, err := r.forward(ctx)
+	switch {
+	case errors.Is(err, ErrInterrupted):
+		r.Run.Message = "interrupted"
+		run, ds, serr := r.save(r.Run, nil)
+		return run, ds, errors.Join(err, serr)
+	case err != nil:
+		return r.Run, nil, err
+	case failure == nil:
+		return r.end(state.RunApplied, nil, nil)
+	case r.OnFailure == Stop:
+		r.Run.Message, r.Run.Failed = "stopped: "+failure.err.Error(), failure.step.Ref
+		return r.save(r.Run, failure.err)
+	case r.OnFailure == Continue || r.irreversible():
+		return r.end(state.RunPartial, r.differences(), failure)
+	}
+	return r.revert(ctx, failure)
+}
+
+func (r *run) finished() int {
+	n := 0
+	for i := range r.sum.Forward {
+		if r.sum.Forward[i].Finished() {
+			n++
+		}
+	}
+	return n
+}
+
+// irreversible reports whether a step beyond the point of no return had an effect: then the start cannot be reached.
+func (r *run) irreversible() bool {
+	for i := r.Plan.NoReturn; i < len(r.Plan.Steps); i++ {
+		if !r.Plan.Steps[i].Undo.Reversible() && r.sum.Forward[i].Effect() {
+			return true
+		}
+	}
+	return false
+}
+
+// differences lists, for a run that stopped on its way forward, what is not as the plan wants it.
+func (r *run) differences() []event.Difference {
+	var ds []event.Difference
+	for i := range r.Plan.Steps {
+		s, at := &r.Plan.Steps[i], r.sum.Forward[i]
+		switch {
+		case at.Finished():
+		case at.Outcome != nil:
+			ds = append(ds, event.Difference{Ref: s.Ref, Detail: string(s.Action) + " failed: " + at.Outcome.Message})
+		case at.Open != nil:
+			ds = append(ds, event.Difference{Ref: s.Ref, Detail: string(s.Action) + " has an unknown outcome"})
+		default:
+			ds = append(ds, event.Difference{Ref: s.Ref, Detail: string(s.Action) + " was not started"})
+		}
+	}
+	return ds
+}
+
+// end closes the run. A partial end sets a hold; the other ends release the one that this run may have set.
+func (r *run) end(status state.RunStatus, ds []event.Difference, failure *failure) (state.Run, []event.Difference, error) {
+	now := time.Now().UTC()
+	r.Run.Status, r.Run.Ended, r.Run.Done = status, &now, r.finished()
+	r.Run.Message = ""
+	if failure != nil {
+		r.Run.Message, r.Run.Failed = failure.err.Error(), failure.step.Ref
+	}
+	r.Run.Partial = nil
+	for _, d := range ds {
+		r.Run.Partial = append(r.Run.Partial, d.Ref.String()+": "+d.Detail)
+	}
+	ops := []state.Op{r.Store.PutRunOp(r.Run)}
+	if status == state.RunPartial {
+		ops = append(ops, r.Store.HoldOp(state.Hold{
+			Scope: schema.ScopeSite, Run: r.Run.ID, At: now,
+			Reason: fmt.Sprintf("run %s ended partial: %d differences", r.Run.ID, len(ds)),
+		}))
+	} else if held, err := r.holds(); err != nil {
+		return r.Run, ds, err
+	} else if held {
+		ops = append(ops, r.Store.ReleaseOp(schema.ScopeSite))
+	}
+	if err := r.journal.Append(r.effects, journal.Record{Kind: journal.End, Step: -1, Message: string(status)}, ops...); err != nil {
+		return r.Run, ds, err
+	}
+	r.Emit(event.RunEnded{Run: r.Run, Differences: ds, Took: time.Since(r.started)})
+	return r.Run, ds, nil
+}
+
+func (r *run) holds() (bool, error) {
+	hs, err := r.Store.Holds(r.effects)
+	for _, h := range hs {
+		if h.Scope == schema.ScopeSite && h.Run == r.Run.ID {
+			return true, err
+		}
+	}
+	return false, err
+}
+
+// save stores the run as it stands, open.
+func (r *run) save(run state.Run, cause error) (state.Run, []event.Difference, error) {
+	run.Done = r.finished()
+	_, err := r.Lock.Commit(r.effects, nil, []state.Op{r.Store.PutRunOp(run)})
+	if err != nil {
+		return run, nil, errors.Join(cause, err)
+	}
+	r.Emit(event.RunEnded{Run: run, Differences: r.differences(), Took: time.Since(r.started)})
+	return run, r.differences(), nil
+}

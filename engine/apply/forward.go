@@ -1,0 +1,171 @@
+package apply
+
+import (
+	"context"
+	"fmt"
+	"time"
+
+	"converge.dev/converge/engine/event"
+	"converge.dev/converge/engine/graph"
+	"converge.dev/converge/engine/journal"
+	"converge.dev/converge/engine/plan"
+	"converge.dev/converge/providers"
+)
+
+// A failure is the first step that went wrong, and why.
+type failure struct {
+	step *plan.Step
+	err  error
+}
+
+// A result is what a worker reports about one step.
+type result struct {
+	step    *plan.Step
+	outcome journal.Record
+	id      string // the external id in the end; a create may have had to take another
+	err     error  // nil when the step is done
+	fatal   error  // the journal could not be written, or the lock was lost: nothing more may be done
+	took    time.Duration
+
+	attempts int // intents so far
+}
+
+// forward carries out the steps that are not done: first all that can be undone, then the rest. It returns the first
+// failure; an error means that the run cannot go on and is open.
+func (r *run) forward(ctx context.Context) (*failure, error) {
+	p := r.Plan
+	needs := p.Needs()
+	done := func(i int) bool { return r.sum.Forward[i].Finished() }
+	failed, err := r.walk(ctx, graph.NewSchedule(needs, func(i int) bool { return i >= p.NoReturn || done(i) }), false, nil)
+	if err != nil || (failed != nil && r.OnFailure != Continue) || p.NoReturn == len(p.Steps) {
+		return failed, err
+	}
+	if !r.sum.NoReturn {
+		if err := r.journal.Append(r.effects, journal.Record{Kind: journal.NoReturn, Step: -1}); err != nil {
+			return nil, err
+		}
+		r.sum.NoReturn = true
+		r.Emit(event.PointOfNoReturn{Steps: len(p.Steps) - p.NoReturn})
+	}
+	after := func(i int) bool { return i < p.NoReturn || done(i) }
+	return r.walk(ctx, graph.NewSchedule(needs, after), false, failed)
+}
+
+// walk runs a schedule, forward or as an undo, with at most Parallelism steps at the same time. What needs a failed step
+// is not started; what does not is, when undoing or when OnFailure is Continue. It returns the first failure.
+func (r *run) walk(ctx context.Context, s *graph.Schedule, undo bool, failed *failure) (*failure, error) {
+	var fatal error
+	goOn := undo || r.OnFailure == Continue
+	stopped, interrupted := failed != nil && !goOn, false
+	interrupt, cancelled := r.Interrupt, ctx.Done()
+	beat := time.NewTicker(heartbeat)
+	defer beat.Stop()
+	for {
+		for !stopped && len(r.flying) < r.Parallelism {
+			i, ok := s.Next()
+			if !ok {
+				break
+			}
+			if !undo && !r.ready(i) {
+				continue
+			}
+			r.start(&r.Plan.Steps[i], undo)
+		}
+		if len(r.flying) == 0 {
+			break
+		}
+		select {
+		case res := <-r.results:
+			delete(r.flying, res.step)
+			r.settle(res, undo)
+			switch {
+			case res.fatal != nil:
+				stopped = true
+				if fatal == nil {
+					fatal = res.fatal
+				}
+			case res.err != nil:
+				if failed == nil {
+					failed = &failure{res.step, res.err}
+				}
+				stopped = stopped || !goOn
+			default:
+				s.Done(res.step.ID)
+			}
+		case ev := <-r.notes:
+			r.Emit(ev)
+		case <-beat.C:
+			for step, since := range r.flying {
+				r.Emit(event.StepProgress{Step: step, Undo: undo, Phase: event.Acting, Elapsed: time.Since(since)})
+			}
+		case <-interrupt:
+			interrupt, stopped, interrupted = nil, true, true
+			r.Emit(event.Interrupted{InFlight: len(r.flying)})
+		case <-cancelled:
+			cancelled, stopped, interrupted = nil, true, true
+			r.Emit(event.Interrupted{InFlight: len(r.flying)})
+		}
+	}
+	if fatal != nil {
+		return failed, fatal
+	}
+	if interrupted && (undo || failed == nil) && s.Left() > 0 {
+		return nil, fmt.Errorf("run %s was %w; %d of %d steps are done; settle it with: converge resume %s", r.Run.ID, ErrInterrupted, r.finished(), len(r.Plan.Steps), r.Run.ID)
+	}
+	return failed, nil
+}
+
+// ready reports whether all that a step needs is done; beyond the point of no return, some of it may have failed before.
+func (r *run) ready(i int) bool {
+	for _, n := range r.Plan.Steps[i].Needs {
+		if !r.sum.Forward[n].Finished() {
+			return false
+		}
+	}
+	return true
+}
+
+// heartbeat is how often the world is told that a step is still running.
+const heartbeat = 10 * time.Second
+
+// start hands a step to a worker. Everything that the worker needs of the run is looked up here.
+func (r *run) start(s *plan.Step, undo bool) {
+	r.flying[s] = time.Now()
+	r.Emit(event.StepStarted{Step: s, Undo: undo})
+	w := r.worker(s, undo)
+	go func() {
+		begin := time.Now()
+		res := w.guarded()
+		res.took = time.Since(begin)
+		r.results <- res
+	}()
+}
+
+// settle takes a worker's report into the run's account and tells the world.
+func (r *run) settle(res result, undo bool) {
+	at := &r.sum.Forward[res.step.ID]
+	if undo {
+		at = &r.sum.Undo[res.step.ID]
+	}
+	at.Attempts = res.attempts
+	switch {
+	case res.outcome.Kind == journal.Outcome:
+		out := res.outcome
+		at.Open, at.Outcome = nil, &out
+	case res.outcome.Kind == journal.Intent: // its outcome is unknown
+		in := res.outcome
+		at.Open, at.Outcome = &in, nil
+	}
+	if res.id != "" && !undo {
+		r.ids[res.step.Ref] = res.id
+	}
+	if res.err == nil && res.fatal == nil {
+		r.Emit(event.StepDone{Step: res.step, Undo: undo, ID: res.id, Took: res.took})
+		return
+	}
+	err := res.err
+	if err == nil {
+		err = res.fatal
+	}
+	r.Emit(event.StepFailed{Step: res.step, Undo: undo, Class: providers.ClassOf(err), Err: err, Effect: at.Effect(), Took: res.took})
+}

@@ -1,0 +1,107 @@
+package apply
+
+import (
+	"errors"
+
+	"converge.dev/converge/engine/journal"
+	"converge.dev/converge/engine/plan"
+	"converge.dev/converge/providers"
+	"converge.dev/converge/state"
+)
+
+// intend makes the intent of the next call durable.
+func (w *worker) intend(have *providers.Thing) error {
+	w.attempts++
+	rec := w.recordOf(journal.Intent)
+	rec.Attempt = w.attempts
+	if have != nil {
+		rec.Before, rec.Version = have.Spec.Digest(), have.Version
+	}
+	if w.want != nil {
+		rec.Want = w.want.Digest()
+	}
+	w.last = rec
+	return w.journal.Append(w.effects, rec)
+}
+
+func (w *worker) recordOf(kind journal.Kind) journal.Record {
+	return journal.Record{
+		Kind: kind, Step: w.step.ID, Undo: w.undo, Action: w.action, Ref: w.step.Ref,
+		ExternalID: w.id, Incarnation: w.incarnation, Key: w.key(),
+	}
+}
+
+// finish writes that the step is done, together with what is to be remembered of the resource.
+func (w *worker) finish(have *providers.Thing) result {
+	rec := w.recordOf(journal.Outcome)
+	rec.Result = journal.Done
+	if have != nil {
+		rec.Seen = have.Spec.Digest()
+	}
+	op := w.store.ForgetOp(w.step.Ref)
+	if w.record != nil {
+		r := *w.record
+		if !w.undo && !r.Gone {
+			r.ID, r.Incarnation = w.id, w.incarnation
+		}
+		if !w.undo || r.Run == "" {
+			r.Run, r.At = w.run, w.begun.UTC()
+		}
+		op = w.store.RecordOp(r)
+	}
+	if err := w.journal.Append(w.effects, rec, op); err != nil {
+		return result{step: w.step, attempts: w.attempts, outcome: w.last, fatal: err}
+	}
+	return result{step: w.step, attempts: w.attempts, outcome: rec, id: w.id}
+}
+
+// refuse writes that nothing was changed.
+func (w *worker) refuse(err error) result { return w.outcome(journal.Refused, err, nil) }
+
+// partial writes that something was changed, and that it is not as it should be.
+func (w *worker) partial(err error, have *providers.Thing) result {
+	return w.outcome(journal.Partial, err, have)
+}
+
+// failed ends a step that may or may not have had an effect: while an earlier call is unsettled, the step is.
+func (w *worker) failed(err error) result {
+	if w.unsure && !w.undo {
+		return w.unknown(err)
+	}
+	return w.refuse(err)
+}
+
+// unknown leaves the last intent open: the outcome is settled by whoever continues the run.
+func (w *worker) unknown(err error) result {
+	if w.last.Kind == "" { // nothing was called in this attempt
+		if w.attempts == 0 {
+			return w.refuse(err)
+		}
+		w.last = w.recordOf(journal.Intent)
+	}
+	return result{step: w.step, attempts: w.attempts, outcome: w.last, id: w.id, err: err}
+}
+
+func (w *worker) outcome(as journal.Result, err error, have *providers.Thing) result {
+	rec := w.recordOf(journal.Outcome)
+	rec.Result, rec.Class, rec.Message = as, providers.ClassOf(err), err.Error()
+	if have != nil {
+		rec.Seen = have.Spec.Digest()
+	}
+	var ops []state.Op
+	if as == journal.Partial && !w.undo && w.record != nil && !w.record.Gone {
+		// What was made must be remembered even when it is not as it should be, or nobody would remove it.
+		r := *w.record
+		r.ID, r.Incarnation, r.Run, r.At = w.id, w.incarnation, w.run, w.begun.UTC()
+		ops = append(ops, w.store.RecordOp(r))
+	}
+	if as == journal.Refused && !w.undo && w.action == plan.Create && w.incarnation > w.step.Incarnation {
+		// The ids that were found used up need not be tried again.
+		r := state.Record{Ref: w.step.Ref, Incarnation: w.incarnation - 1, Gone: true, Run: w.run, At: w.begun.UTC()}
+		ops = append(ops, w.store.RecordOp(r))
+	}
+	if jerr := w.journal.Append(w.effects, rec, ops...); jerr != nil {
+		return result{step: w.step, attempts: w.attempts, outcome: w.last, fatal: errors.Join(err, jerr)}
+	}
+	return result{step: w.step, attempts: w.attempts, outcome: rec, id: w.id, err: err}
+}

@@ -1,0 +1,203 @@
+package apply
+
+import (
+	"context"
+	"fmt"
+	"slices"
+	"strings"
+	"time"
+
+	"converge.dev/converge/engine/diff"
+	"converge.dev/converge/engine/event"
+	"converge.dev/converge/engine/graph"
+	"converge.dev/converge/engine/journal"
+	"converge.dev/converge/engine/plan"
+	"converge.dev/converge/providers"
+	"converge.dev/converge/schema"
+	"converge.dev/converge/state"
+)
+
+// revert undoes what the journal says that the run did, in reverse order, and looks at all of it once more. The run ends
+// reverted when everything is as it was, and partial, with the differences, when it is not.
+func (r *run) revert(ctx context.Context, cause *failure) (state.Run, []event.Difference, error) {
+	if !r.sum.Reverting {
+		rec := journal.Record{Kind: journal.Revert, Step: -1}
+		if cause != nil {
+			rec.Message = cause.err.Error()
+		}
+		if err := r.journal.Append(r.effects, rec); err != nil {
+			return r.Run, nil, err
+		}
+		r.sum.Reverting = true
+	}
+	if cause == nil && r.Run.Message != "" { // continued: the cause is remembered
+		cause = r.remembered()
+	}
+	left := func(i int) bool { return r.sum.Forward[i].Effect() && !r.sum.Undo[i].Finished() }
+	count := 0
+	for i := range r.Plan.Steps {
+		if left(i) {
+			count++
+		}
+	}
+	started := event.RevertStarted{Steps: count}
+	if cause != nil {
+		started.Cause = cause.err
+		r.Run.Message, r.Run.Failed = cause.err.Error(), cause.step.Ref
+		if _, err := r.Lock.Commit(r.effects, nil, []state.Op{r.Store.PutRunOp(r.Run)}); err != nil {
+			return r.Run, nil, err
+		}
+	}
+	r.Emit(started)
+	if err := r.settleLate(ctx); err != nil {
+		return r.Run, nil, err
+	}
+	schedule := graph.NewSchedule(graph.Reverse(r.Plan.Needs()), func(i int) bool { return !left(i) })
+	failed, err := r.walk(ctx, schedule, true, nil)
+	if err != nil {
+		return r.Run, nil, err
+	}
+	things, ds, err := r.verify()
+	if err != nil {
+		return r.Run, nil, fmt.Errorf("looking at what was reverted: %w; settle it with: converge resume %s", err, r.Run.ID)
+	}
+	if failed != nil && len(ds) == 0 && !r.undone() {
+		ds = append(ds, event.Difference{Ref: failed.step.Ref, Detail: "undoing failed: " + failed.err.Error()})
+	}
+	r.Emit(event.Verified{Things: things, Differences: ds, Remains: r.Run.Remains})
+	if len(ds) > 0 {
+		return r.end(state.RunPartial, ds, cause)
+	}
+	return r.end(state.RunReverted, nil, cause)
+}
+
+// settleLate lets the calls of unknown outcome have their effect, if they are to have one, before anything is undone:
+// one wait for all of them, as long as the slowest kind may need.
+func (r *run) settleLate(ctx context.Context) error {
+	var late time.Duration
+	var step *plan.Step
+	for i := range r.Plan.Steps {
+		s := &r.Plan.Steps[i]
+		if served, _, ok := r.Providers.Find(s.Ref.Scope, s.Ref.Kind); ok && r.sum.Forward[i].Open != nil && served.Traits.Late > late {
+			late, step = served.Traits.Late, s
+		}
+	}
+	if step == nil {
+		return nil
+	}
+	r.Emit(event.StepProgress{Step: step, Undo: true, Phase: event.Settling, Detail: fmt.Sprintf("a call whose outcome is unknown may still have its effect within %s", late)})
+	timer := time.NewTimer(late)
+	defer timer.Stop()
+	select {
+	case <-timer.C:
+		return nil
+	case <-r.effects.Done():
+		return context.Cause(r.effects)
+	case <-r.Interrupt:
+	case <-ctx.Done():
+	}
+	return fmt.Errorf("run %s was %w while it waited to be undone; settle it with: converge resume %s", r.Run.ID, ErrInterrupted, r.Run.ID)
+}
+
+func (r *run) remembered() *failure {
+	for i := range r.Plan.Steps {
+		if r.Plan.Steps[i].Ref == r.Run.Failed {
+			return &failure{&r.Plan.Steps[i], fmt.Errorf("%s", r.Run.Message)}
+		}
+	}
+	return nil
+}
+
+// undone reports whether every step that had an effect was seen to be undone.
+func (r *run) undone() bool {
+	for i := range r.Plan.Steps {
+		if r.sum.Forward[i].Effect() && !r.sum.Undo[i].Finished() {
+			return false
+		}
+	}
+	return true
+}
+
+// verify looks at everything that the run touched and compares it with what was there before.
+func (r *run) verify() (things int, ds []event.Difference, err error) {
+	byPlace := map[plan.Place][]*worker{}
+	r.Run.Remains = nil
+	for i := range r.Plan.Steps {
+		s := &r.Plan.Steps[i]
+		if !r.sum.Forward[i].Effect() || s.Action == plan.Forget {
+			continue
+		}
+		if s.Leaves {
+			r.Run.Remains = append(r.Run.Remains, s.Ref)
+			continue
+		}
+		at := plan.Place{Scope: s.Ref.Scope, Kind: s.Ref.Kind}
+		byPlace[at] = append(byPlace[at], r.worker(s, true))
+		things++
+	}
+	for at, ws := range byPlace {
+		ids := make([]string, len(ws))
+		for i, w := range ws {
+			ids[i] = w.id
+		}
+		served, _, _ := r.Providers.Find(at.Scope, at.Kind)
+		seen, err := Look(r.effects, served.Kind, ids, r.Retry)
+		if err != nil {
+			return things, nil, err
+		}
+		byID := make(map[string]*providers.Thing, len(seen))
+		for i := range seen {
+			if seen[i].Phase != providers.Leaving {
+				byID[seen[i].ID] = &seen[i]
+			}
+		}
+		for _, w := range ws {
+			if d := w.differs(byID[w.id], r.resolve(w.step.Ref, w.step.Before, r.were)); d != "" {
+				ds = append(ds, event.Difference{Ref: w.step.Ref, Detail: d})
+			}
+		}
+	}
+	slices.SortFunc(ds, func(a, b event.Difference) int { return a.Ref.Compare(b.Ref) })
+	return things, ds, nil
+}
+
+// differs says how a thing is not as it was; empty when it is.
+func (w *worker) differs(have *providers.Thing, before schema.Object) string {
+	switch {
+	case before == nil && have == nil:
+		return ""
+	case before == nil && !w.ours(have):
+		return ""
+	case before == nil:
+		return "it was created and is still there"
+	case have == nil:
+		return "it was there before and is gone"
+	}
+	w.kind.Normalize(have.Spec)
+	if diff.Same(have.Spec, before) {
+		return ""
+	}
+	same := func(_, id string) string { return id }
+	var paths []string
+	for _, c := range append(diff.Compare(w.kind, before, have.Spec, nil, nil, same), diff.Compare(w.kind, have.Spec, before, nil, nil, same)...) {
+		if !slices.Contains(paths, c.Path) {
+			paths = append(paths, c.Path)
+		}
+	}
+	return "it is not as before: " + strings.Join(paths, ", ")
+}
+
+// Look observes things by id (nil: all of the kind), again and again while that fails in ways that may pass.
+func Look(ctx context.Context, k providers.Kind, ids []string, retry Retry) ([]providers.Thing, error) {
+	retry = retry.defaults()
+	for try := 1; ; try++ {
+		things, err := k.Observe(ctx, ids)
+		class := providers.ClassOf(err)
+		if err == nil || ctx.Err() != nil || try >= retry.Attempts || !(class.Retryable() || class == providers.Unknown) {
+			return things, err
+		}
+		if err := sleep(ctx, retry.delay(try)); err != nil {
+			return nil, err
+		}
+	}
+}

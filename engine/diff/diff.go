@@ -1,0 +1,446 @@
+// Package diff compares what a document wants with what was seen. It is pure.
+//
+// The comparison is one-sided: every field that the document states must be seen so; what it does not mention is the
+// far side's business. A field that was applied once and has since left the document is unset. References are names in
+// the document and external ids over there; a [Names] function bridges the two while comparing, so that nothing has to
+// be copied to find out that nothing changed.
+package diff
+
+import (
+	"fmt"
+	"slices"
+	"strconv"
+	"strings"
+
+	"converge.dev/converge/schema"
+)
+
+// A Change is one path that differs.
+type Change struct {
+	Path     string `json:"path"`               // below the resource: labels.env, rules[ssh].action, prefixes[0].gateway
+	Before   any    `json:"before,omitempty"`   // as seen, references as names; nil when absent
+	After    any    `json:"after,omitempty"`    // as wanted; nil when it is to be unset
+	Replaces bool   `json:"replaces,omitempty"` // cannot change in place
+	Secret   bool   `json:"secret,omitempty"`   // values are digests and are never shown
+
+	Disruption string `json:"disruption,omitempty"`
+}
+
+// Names gives the name of the resource of a kind that has an external id; the id itself when no resource has it.
+type Names func(kind, id string) string
+
+// Compare lists the paths in which have differs from want, in the order of the schema. Recorded is the spec that was
+// applied last (nil when none was): what it states and want does not is to be unset. Paths in ignore, and all below
+// them, are not compared. All specs are normalized (schema.Kind.Normalize). Nothing is modified.
+func Compare(k *schema.Kind, want, have, recorded schema.Object, ignore []string, names Names) []Change {
+	c := comparison{names: names, ignore: ignore}
+	c.fields(k.Fields, nil, flags{}, want, have, recorded)
+	return c.changes
+}
+
+type comparison struct {
+	names   Names
+	ignore  []string
+	changes []Change
+}
+
+// flags are attributes that hold for everything below the field that carries them.
+type flags struct {
+	replaces, secret bool
+	disruption       string
+}
+
+func (f flags) with(field *schema.Field) flags {
+	f.replaces = f.replaces || field.Immutable
+	f.secret = f.secret || field.Secret
+	if field.Disruption != "" {
+		f.disruption = field.Disruption
+	}
+	return f
+}
+
+// A path is a linked list to the root, so that walking equal trees allocates nothing.
+type path struct {
+	up   *path
+	name string
+	key  bool // in brackets
+}
+
+func (p *path) String() string {
+	if p == nil {
+		return ""
+	}
+	if p.key {
+		return p.up.String() + "[" + p.name + "]"
+	}
+	if p.up == nil {
+		return p.name
+	}
+	return p.up.String() + "." + p.name
+}
+
+func (c *comparison) fields(fields []schema.Field, at *path, fl flags, want, have, recorded map[string]any) {
+	for i := range fields {
+		f := &fields[i]
+		if f.Computed {
+			continue
+		}
+		w, wok := want[f.Name]
+		if !wok {
+			if _, was := recorded[f.Name]; was {
+				if h, ok := have[f.Name]; ok && !empty(h) {
+					p := path{at, f.Name, false}
+					c.add(&p, f, fl.with(f), h, nil)
+				}
+			}
+			continue
+		}
+		c.value(f, at, f.Name, false, fl, w, have[f.Name], recorded[f.Name])
+	}
+}
+
+func (c *comparison) value(f *schema.Field, up *path, name string, key bool, fl flags, want, have, recorded any) {
+	if equal(f, want, have, c.names) && !unsets(f, want, have, recorded) {
+		return
+	}
+	at := &path{up, name, key}
+	if c.ignored(at) {
+		return
+	}
+	fl = fl.with(f)
+	switch f.Type {
+	case schema.Struct:
+		h, hok := have.(map[string]any)
+		w, wok := want.(map[string]any)
+		if hok && wok {
+			r, _ := recorded.(map[string]any)
+			c.fields(f.Fields, at, fl, w, h, r)
+			return
+		}
+	case schema.Map:
+		h, _ := have.(map[string]any)
+		w, wok := want.(map[string]any)
+		if wok && f.Elem != nil {
+			r, _ := recorded.(map[string]any)
+			c.entries(f, at, fl, w, h, r)
+			return
+		}
+	case schema.List:
+		h, _ := have.([]any)
+		w, wok := want.([]any)
+		if wok && c.elements(f, at, fl, w, h) {
+			return
+		}
+	}
+	c.add(at, f, fl, have, want)
+}
+
+// entries compares the values of a map by key.
+func (c *comparison) entries(f *schema.Field, at *path, fl flags, want, have, recorded map[string]any) {
+	keys := make([]string, 0, len(want))
+	for k := range want {
+		keys = append(keys, k)
+	}
+	for k := range recorded {
+		if _, wanted := want[k]; !wanted {
+			if _, there := have[k]; there {
+				keys = append(keys, k)
+			}
+		}
+	}
+	slices.Sort(keys)
+	for _, k := range keys {
+		w, wok := want[k]
+		if !wok {
+			p := path{at, k, false}
+			c.add(&p, f.Elem, fl, have[k], nil)
+			continue
+		}
+		c.value(f.Elem, at, k, false, fl, w, have[k], recorded[k])
+	}
+}
+
+// elements explains a list whose elements pair up, by key or by position. It returns false when the list is better
+// shown as a whole.
+func (c *comparison) elements(f *schema.Field, at *path, fl flags, want, have []any) bool {
+	if f.Elem == nil || f.Elem.Type != schema.Struct {
+		return false
+	}
+	if f.Key == "" {
+		if len(want) != len(have) {
+			return false
+		}
+		for i := range want {
+			c.value(f.Elem, at, strconv.Itoa(i), true, fl, want[i], have[i], nil)
+		}
+		return true
+	}
+	byKey := func(l []any) map[string]any {
+		m := make(map[string]any, len(l))
+		for _, e := range l {
+			m[keyText(e, f.Key)] = e
+		}
+		return m
+	}
+	ws, hs := byKey(want), byKey(have)
+	for _, w := range want {
+		key := keyText(w, f.Key)
+		h, ok := hs[key]
+		if !ok {
+			p := path{at, key, true}
+			c.add(&p, f.Elem, fl, nil, w)
+			continue
+		}
+		c.value(f.Elem, at, key, true, fl, w, h, nil)
+	}
+	for _, h := range have {
+		key := keyText(h, f.Key)
+		if _, ok := ws[key]; !ok {
+			p := path{at, key, true}
+			c.add(&p, f.Elem, fl, h, nil)
+		}
+	}
+	return true
+}
+
+func keyText(v any, key string) string {
+	m, _ := v.(map[string]any)
+	return fmt.Sprint(m[key])
+}
+
+func (c *comparison) add(at *path, f *schema.Field, fl flags, before, after any) {
+	if c.ignored(at) {
+		return
+	}
+	ch := Change{
+		Path: at.String(), Before: named(f, before, c.names), After: after,
+		Replaces: fl.replaces, Secret: fl.secret, Disruption: fl.disruption,
+	}
+	c.changes = append(c.changes, ch)
+}
+
+func (c *comparison) ignored(at *path) bool {
+	if len(c.ignore) == 0 {
+		return false
+	}
+	p := at.String()
+	return slices.ContainsFunc(c.ignore, func(i string) bool {
+		rest, ok := strings.CutPrefix(p, i)
+		return ok && (rest == "" || rest[0] == '.' || rest[0] == '[')
+	})
+}
+
+// equal reports whether everything that want states is seen in have.
+func equal(f *schema.Field, want, have any, names Names) bool {
+	switch w := want.(type) {
+	case string:
+		h, ok := have.(string)
+		if !ok {
+			return false
+		}
+		return w == h || (f.Ref != "" && names(f.Ref, h) == w)
+	case map[string]any:
+		h, ok := have.(map[string]any)
+		if !ok {
+			return have == nil && len(w) == 0
+		}
+		if f.Type == schema.Map {
+			for k, e := range w {
+				if he, there := h[k]; !there || !equal(f.Elem, e, he, names) {
+					return false
+				}
+			}
+			return true
+		}
+		for k, e := range w {
+			c := f.Field(k)
+			if c == nil {
+				c = &anything
+			}
+			if c.Computed {
+				continue
+			}
+			he, there := h[k]
+			if !there && !empty(e) || there && !equal(c, e, he, names) {
+				return false
+			}
+		}
+		return true
+	case []any:
+		h, ok := have.([]any)
+		if !ok {
+			return have == nil && len(w) == 0
+		}
+		if len(w) != len(h) {
+			return false
+		}
+		e := f.Elem
+		if e == nil {
+			e = &anything
+		}
+		if f.Set && e.Ref != "" {
+			return sameSet(w, h, e, names) // sorted by id over there, by name here
+		}
+		for i := range w {
+			if !equal(e, w[i], h[i], names) {
+				return false
+			}
+		}
+		return true
+	}
+	return want == have
+}
+
+var anything = schema.Field{Type: schema.Any}
+
+func sameSet(want, have []any, e *schema.Field, names Names) bool {
+	seen := make(map[any]int, len(have))
+	for _, h := range have {
+		seen[named(e, h, names)]++
+	}
+	for _, w := range want {
+		if seen[w] == 0 {
+			return false
+		}
+		seen[w]--
+	}
+	return true
+}
+
+// unsets reports whether something below that was recorded has left want and is still seen. Lists are compared as
+// wholes, so only structs and maps can hide such a thing.
+func unsets(f *schema.Field, want, have, recorded any) bool {
+	r, ok := recorded.(map[string]any)
+	if !ok {
+		return false
+	}
+	w, _ := want.(map[string]any)
+	h, _ := have.(map[string]any)
+	for k, re := range r {
+		we, wok := w[k]
+		he, hok := h[k]
+		if !wok && hok && !empty(he) {
+			return true
+		}
+		if wok && hok {
+			c := f.Elem
+			if f.Type == schema.Struct {
+				c = f.Field(k)
+			}
+			if c != nil && unsets(c, we, he, re) {
+				return true
+			}
+		}
+	}
+	return false
+}
+
+// empty reports whether an absent field means the same as v.
+func empty(v any) bool {
+	switch v := v.(type) {
+	case nil:
+		return true
+	case map[string]any:
+		return len(v) == 0
+	case []any:
+		return len(v) == 0
+	}
+	return false
+}
+
+// Named copies a spec that was seen, with names in place of external ids, normalized.
+func Named(k *schema.Kind, have schema.Object, names Names) schema.Object {
+	o := have.Clone()
+	k.EachRef(o, names)
+	k.Normalize(o)
+	return o
+}
+
+func named(f *schema.Field, v any, names Names) any {
+	if v == nil || !f.HasRefs() {
+		return v
+	}
+	k := schema.Kind{Fields: []schema.Field{*f}}
+	o := schema.Object{f.Name: schema.Clone(v)}
+	k.EachRef(o, names)
+	return o[f.Name]
+}
+
+// Merge gives the spec to have afterwards: have, overlaid with what want states, without what recorded states and want
+// does not. References are names in all three.
+func Merge(k *schema.Kind, want, have, recorded schema.Object) schema.Object {
+	out := merge(k.Fields, want, have, recorded)
+	k.Normalize(out)
+	return out
+}
+
+func merge(fields []schema.Field, want, have, recorded map[string]any) map[string]any {
+	out := make(map[string]any, len(have)+len(want))
+	for n, h := range have {
+		_, was := recorded[n]
+		if _, wanted := want[n]; was && !wanted {
+			continue
+		}
+		out[n] = schema.Clone(h)
+	}
+	for n, w := range want {
+		f := (&schema.Field{Fields: fields}).Field(n)
+		wm, wok := w.(map[string]any)
+		hm, hok := have[n].(map[string]any)
+		if f == nil || !wok || !hok || (f.Type != schema.Struct && f.Type != schema.Map) {
+			out[n] = schema.Clone(w)
+			continue
+		}
+		rm, _ := recorded[n].(map[string]any)
+		out[n] = merge(f.Fields, wm, hm, rm)
+	}
+	return out
+}
+
+// Prune gives spec without the paths in ignore, which name fields and map keys: labels.env. It copies what it changes.
+func Prune(spec schema.Object, ignore []string) schema.Object {
+	if len(ignore) == 0 {
+		return spec
+	}
+	out := spec.Clone()
+	for _, p := range ignore {
+		m := map[string]any(out)
+		words := strings.Split(p, ".")
+		for _, w := range words[:len(words)-1] {
+			m, _ = m[w].(map[string]any)
+		}
+		delete(m, words[len(words)-1])
+	}
+	return out
+}
+
+// Same reports whether two trees of JSON values are equal.
+func Same(a, b schema.Object) bool { return same(map[string]any(a), map[string]any(b)) }
+
+func same(a, b any) bool {
+	switch a := a.(type) {
+	case map[string]any:
+		b, ok := b.(map[string]any)
+		if !ok || len(a) != len(b) {
+			return false
+		}
+		for k, v := range a {
+			if w, there := b[k]; !there || !same(v, w) {
+				return false
+			}
+		}
+		return true
+	case []any:
+		b, ok := b.([]any)
+		if !ok || len(a) != len(b) {
+			return false
+		}
+		for i := range a {
+			if !same(a[i], b[i]) {
+				return false
+			}
+		}
+		return true
+	}
+	return a == b
+}

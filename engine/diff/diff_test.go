@@ -1,0 +1,190 @@
+package diff_test
+
+import (
+	"encoding/json"
+	"fmt"
+	"strings"
+	"testing"
+
+	"github.com/google/go-cmp/cmp"
+	"pgregory.net/rapid"
+
+	"converge.dev/converge/engine/diff"
+	"converge.dev/converge/schema"
+)
+
+// kind has one field of each sort; fields are sorted by name.
+var kind = &schema.Kind{Name: "t.thing", Fields: []schema.Field{
+	{Name: "hosts", Type: schema.List, Set: true, Elem: &schema.Field{Type: schema.String, Ref: "t.host"}},
+	{Name: "labels", Type: schema.Map, Elem: &schema.Field{Type: schema.String}},
+	{Name: "net", Type: schema.String, Ref: "t.net", Immutable: true},
+	{Name: "os", Type: schema.Struct, Fields: []schema.Field{{Name: "image", Type: schema.String, Disruption: "restart"}, {Name: "user", Type: schema.String}}},
+	{Name: "ports", Type: schema.List, Elem: &schema.Field{Type: schema.Int}},
+	{Name: "rules", Type: schema.List, Key: "id", Elem: &schema.Field{Type: schema.Struct, Fields: []schema.Field{
+		{Name: "action", Type: schema.String}, {Name: "id", Type: schema.String},
+	}}},
+	{Name: "size", Type: schema.Int},
+	{Name: "state", Type: schema.String, Computed: true},
+}}
+
+func names(kind, id string) string {
+	if n, ok := strings.CutPrefix(id, "id-"); ok {
+		return n
+	}
+	return id
+}
+
+func object(t testing.TB, text string) schema.Object {
+	t.Helper()
+	if text == "" {
+		return nil
+	}
+	var o schema.Object
+	if err := json.Unmarshal([]byte(text), &o); err != nil {
+		t.Fatalf("%s: %v", text, err)
+	}
+	kind.Normalize(o)
+	return o
+}
+
+func TestCompare(t *testing.T) {
+	for name, c := range map[string]struct {
+		want, have, recorded string
+		ignore               []string
+		changes              []string
+	}{
+		"what is not mentioned is theirs":       {want: `{"size":1}`, have: `{"size":1,"labels":{"a":"1"},"state":"ready"}`},
+		"a number":                              {want: `{"size":1}`, have: `{"size":2}`, changes: []string{"size: 2 -> 1"}},
+		"absent":                                {want: `{"size":1}`, have: `{}`, changes: []string{"size: null -> 1"}},
+		"empty is absent":                       {want: `{"labels":{},"ports":[]}`, have: `{}`},
+		"a label among others":                  {want: `{"labels":{"a":"1"}}`, have: `{"labels":{"a":"2","b":"x"}}`, changes: []string{"labels.a: \"2\" -> \"1\""}},
+		"a dropped label is unset":              {want: `{"labels":{"a":"1"}}`, have: `{"labels":{"a":"1","b":"x"}}`, recorded: `{"labels":{"a":"1","b":"x"}}`, changes: []string{"labels.b: \"x\" -> null"}},
+		"a dropped field is unset":              {want: `{}`, have: `{"size":3}`, recorded: `{"size":3}`, changes: []string{"size: 3 -> null"}},
+		"a dropped field that is gone":          {want: `{}`, have: `{}`, recorded: `{"size":3}`},
+		"a field of a struct, unset":            {want: `{"os":{"image":"a"}}`, have: `{"os":{"image":"a","user":"u"}}`, recorded: `{"os":{"image":"a","user":"u"}}`, changes: []string{"os.user: \"u\" -> null"}},
+		"a reference by its name":               {want: `{"net":"a"}`, have: `{"net":"id-a"}`},
+		"another reference replaces":            {want: `{"net":"a"}`, have: `{"net":"id-b"}`, changes: []string{"net: \"b\" -> \"a\" (replaces)"}},
+		"a set of references in any order":      {want: `{"hosts":["a","b"]}`, have: `{"hosts":["id-b","id-a"]}`},
+		"a set with one too many":               {want: `{"hosts":["a"]}`, have: `{"hosts":["id-a","id-b"]}`, changes: []string{`hosts: ["a","b"] -> ["a"]`}},
+		"a list keeps its order":                {want: `{"ports":[1,2]}`, have: `{"ports":[2,1]}`, changes: []string{"ports: [2,1] -> [1,2]"}},
+		"rules pair by their key":               {want: `{"rules":[{"id":"b","action":"y"},{"id":"a","action":"x"}]}`, have: `{"rules":[{"id":"a","action":"x"},{"id":"b","action":"z"}]}`, changes: []string{`rules[b].action: "z" -> "y"`}},
+		"a rule more and a rule less":           {want: `{"rules":[{"id":"a","action":"x"}]}`, have: `{"rules":[{"id":"b","action":"x"}]}`, changes: []string{`rules[a]: null -> {"action":"x","id":"a"}`, `rules[b]: {"action":"x","id":"b"} -> null`}},
+		"ignored":                               {want: `{"size":1,"labels":{"a":"1"}}`, have: `{"size":2,"labels":{"a":"2"}}`, ignore: []string{"size", "labels.a"}},
+		"ignoring a field ignores all below it": {want: `{"labels":{"a":"1"}}`, have: `{"labels":{"a":"2"}}`, ignore: []string{"labels"}},
+		"ignoring is not a matter of prefixes":  {want: `{"labels":{"ab":"1"}}`, have: `{"labels":{"ab":"2"}}`, ignore: []string{"labels.a"}, changes: []string{`labels.ab: "2" -> "1"`}},
+		"what a change interrupts":              {want: `{"os":{"image":"b"}}`, have: `{"os":{"image":"a"}}`, changes: []string{`os.image: "a" -> "b" (restart)`}},
+		"another type":                          {want: `{"size":1}`, have: `{"size":"1"}`, changes: []string{`size: "1" -> 1`}},
+	} {
+		t.Run(name, func(t *testing.T) {
+			var got []string
+			for _, c := range diff.Compare(kind, object(t, c.want), object(t, c.have), object(t, c.recorded), c.ignore, names) {
+				got = append(got, text(c))
+			}
+			if d := cmp.Diff(c.changes, got); d != "" {
+				t.Errorf("(-want +got)\n%s", d)
+			}
+		})
+	}
+}
+
+func text(c diff.Change) string {
+	was, _ := json.Marshal(c.Before)
+	will, _ := json.Marshal(c.After)
+	s := fmt.Sprintf("%s: %s -> %s", c.Path, was, will)
+	if c.Replaces {
+		s += " (replaces)"
+	}
+	if c.Disruption != "" {
+		s += " (" + c.Disruption + ")"
+	}
+	return s
+}
+
+func draw(t *rapid.T, label string) schema.Object {
+	o := schema.Object{}
+	word := rapid.SampledFrom([]string{"a", "b", "c"})
+	some := rapid.Bool()
+	if some.Draw(t, label+"size") {
+		o["size"] = int64(rapid.IntRange(0, 2).Draw(t, label+"n"))
+	}
+	if some.Draw(t, label+"net") {
+		o["net"] = word.Draw(t, label+"net=")
+	}
+	if some.Draw(t, label+"labels") {
+		m := map[string]any{}
+		for range rapid.IntRange(0, 2).Draw(t, label+"labels#") {
+			m[word.Draw(t, label+"label")] = word.Draw(t, label+"value")
+		}
+		o["labels"] = m
+	}
+	if some.Draw(t, label+"os") {
+		m := map[string]any{}
+		if some.Draw(t, label+"image") {
+			m["image"] = word.Draw(t, label+"image=")
+		}
+		if some.Draw(t, label+"user") {
+			m["user"] = word.Draw(t, label+"user=")
+		}
+		o["os"] = m
+	}
+	if some.Draw(t, label+"rules") {
+		var l []any
+		for _, id := range []string{"a", "b", "c"} {
+			if some.Draw(t, label+"rule"+id) {
+				l = append(l, map[string]any{"id": id, "action": word.Draw(t, label+"action")})
+			}
+		}
+		o["rules"] = l
+	}
+	kind.Normalize(o)
+	return o
+}
+
+// After a merge nothing differs any more, what others set is still there, and neither input was changed.
+func TestMergeSettlesEveryDifference(t *testing.T) {
+	same := func(_, id string) string { return id }
+	rapid.Check(t, func(t *rapid.T) {
+		want, have, recorded := draw(t, "want"), draw(t, "have"), draw(t, "recorded")
+		w, h, r := want.Digest(), have.Digest(), recorded.Digest()
+		merged := diff.Merge(kind, want, have, recorded)
+		if cs := diff.Compare(kind, want, merged, recorded, nil, same); len(cs) > 0 {
+			t.Fatalf("want %v, have %v, recorded %v, merged %v: still differs at %s", want, have, recorded, merged, cs[0].Path)
+		}
+		for k, v := range have {
+			_, wanted := want[k]
+			_, was := recorded[k]
+			if !wanted && !was && !diff.Same(schema.Object{"": merged[k]}, schema.Object{"": v}) {
+				t.Fatalf("%s was theirs, and became %v", k, merged[k])
+			}
+		}
+		if want.Digest() != w || have.Digest() != h || recorded.Digest() != r {
+			t.Fatal("an input was changed")
+		}
+		if len(diff.Compare(kind, want, have, nil, nil, same)) == 0 && diff.Same(want, recorded) {
+			if !diff.Same(merged, have) {
+				t.Fatalf("nothing differs, and merging changes %v to %v", have, merged)
+			}
+		}
+	})
+}
+
+func TestPrune(t *testing.T) {
+	spec := object(t, `{"size":1,"labels":{"a":"1","b":"2"},"os":{"image":"x"}}`)
+	before := spec.Digest()
+	got := diff.Prune(spec, []string{"size", "labels.a", "net", "os.user.deeper"})
+	if d := cmp.Diff(object(t, `{"labels":{"b":"2"},"os":{"image":"x"}}`), got); d != "" {
+		t.Errorf("(-want +got)\n%s", d)
+	}
+	if spec.Digest() != before {
+		t.Error("the spec itself was changed")
+	}
+}
+
+func ExampleCompare() {
+	k := &schema.Kind{Name: "ovs.port", Fields: []schema.Field{{Name: "tag", Type: schema.Int}}}
+	id := func(_, id string) string { return id }
+	for _, c := range diff.Compare(k, schema.Object{"tag": int64(10)}, schema.Object{"tag": int64(20)}, nil, nil, id) {
+		fmt.Println(c.Path, c.Before, "→", c.After)
+	}
+	// Output: tag 20 → 10
+}

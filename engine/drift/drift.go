@@ -1,0 +1,70 @@
+// Package drift compares what converge left behind with what is there now. It is pure and read-only: it cannot reach
+// the executor, so looking can never change anything.
+package drift
+
+import (
+	"slices"
+	"time"
+
+	"converge.dev/converge/engine/diff"
+	"converge.dev/converge/engine/plan"
+	"converge.dev/converge/schema"
+)
+
+// A Report says how a site differs from what was applied last. It is also what the cloud's inventory reads.
+type Report struct {
+	Site     schema.Site    `json:"site"`
+	At       time.Time      `json:"at"`
+	Complete bool           `json:"complete"` // nothing is unknown
+	Recorded int            `json:"recorded"` // resources looked at
+	Drifted  []Item         `json:"drifted"`
+	Strays   []plan.Foreign `json:"strays,omitempty"` // bear our mark, yet are not recorded
+	Foreign  []plan.Foreign `json:"unmanaged,omitempty"`
+	Unknown  []plan.Unknown `json:"unknown,omitempty"`
+}
+
+// An Item is one recorded resource that is not as it was left.
+type Item struct {
+	Ref     schema.Ref    `json:"ref"`
+	ID      string        `json:"id"`
+	Missing bool          `json:"missing,omitempty"`
+	Failed  string        `json:"failed,omitempty"`
+	Changes []diff.Change `json:"changes,omitempty"` // Before is what was left, After what is seen
+}
+
+// Clean reports whether the site was seen whole and is as it was left. Unmanaged things do not count, strays do.
+func (r *Report) Clean() bool { return r.Complete && len(r.Drifted) == 0 && len(r.Strays) == 0 }
+
+// Compare makes the report from the same inputs as a plan, leaving the document aside: what was recorded is what is
+// compared.
+func Compare(in plan.Input, at time.Time) (*Report, error) {
+	doc := schema.Document{Site: in.Document.Site}
+	live := 0
+	ids := map[schema.Ref]string{}
+	for _, r := range in.Recorded {
+		if r.Gone {
+			continue
+		}
+		live++
+		ids[r.Ref] = r.ID
+		doc.Resources = append(doc.Resources, schema.Resource{Ref: r.Ref, Spec: r.Spec, After: r.After})
+	}
+	slices.SortFunc(doc.Resources, func(a, b schema.Resource) int { return a.Ref.Compare(b.Ref) })
+	in.Document, in.Options = &doc, plan.Options{Unlimited: true}
+	p, err := plan.Make(in)
+	if err != nil {
+		return nil, err
+	}
+	r := &Report{Site: doc.Site, At: at, Recorded: live, Unknown: p.Unknown, Complete: len(p.Unknown) == 0, Drifted: []Item{}}
+	for _, d := range p.Drift {
+		r.Drifted = append(r.Drifted, Item{Ref: d.Ref, ID: ids[d.Ref], Missing: d.Missing, Failed: d.Failed, Changes: d.Changes})
+	}
+	for _, f := range p.Unmanaged {
+		if f.Stray {
+			r.Strays = append(r.Strays, f)
+		} else {
+			r.Foreign = append(r.Foreign, f)
+		}
+	}
+	return r, nil
+}

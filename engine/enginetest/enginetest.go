@@ -1,0 +1,218 @@
+// Package enginetest is a small site for tests of the engine: four kinds, a fake world, a store in memory.
+package enginetest
+
+import (
+	"context"
+	"crypto/sha256"
+	"encoding/hex"
+	"encoding/json"
+	"fmt"
+	"slices"
+	"strings"
+	"sync"
+	"testing"
+	"time"
+
+	"converge.dev/converge/engine"
+	"converge.dev/converge/engine/apply"
+	"converge.dev/converge/engine/event"
+	"converge.dev/converge/engine/plan"
+	"converge.dev/converge/providers"
+	"converge.dev/converge/providers/fake"
+	"converge.dev/converge/schema"
+	"converge.dev/converge/state"
+	"converge.dev/converge/state/mem"
+)
+
+// SiteID is the UUID of the site of all tests.
+const SiteID = "5a2f8c1e-7b0d-4f3a-9c61-2e8d4b7a9f10"
+
+// Kinds are: far.net on the site, with an immutable cidr; far.host, which lives in a net for good and may have a guard;
+// far.guard, which can change; near.bridge and near.port on nodes, deleted and made again without loss.
+func Kinds() schema.Kinds {
+	field := func(name string, t schema.Type, set ...func(*schema.Field)) schema.Field {
+		f := schema.Field{Name: name, Type: t}
+		for _, s := range set {
+			s(&f)
+		}
+		return f
+	}
+	immutable := func(f *schema.Field) { f.Immutable = true }
+	ref := func(kind string) func(*schema.Field) { return func(f *schema.Field) { f.Ref = kind } }
+	labels := field("labels", schema.Map, func(f *schema.Field) { f.Elem = &schema.Field{Type: schema.String} })
+	kinds := schema.Kinds{}
+	for _, k := range []*schema.Kind{
+		{Name: "far.net", Fields: []schema.Field{field("cidr", schema.String, immutable), labels, field("size", schema.Int)}},
+		{Name: "far.guard", Fields: []schema.Field{labels, field("size", schema.Int)}},
+		{Name: "far.host", Fields: []schema.Field{
+			field("guard", schema.String, ref("far.guard")), labels, field("net", schema.String, immutable, ref("far.net")), field("size", schema.Int),
+		}},
+		{Name: "near.bridge", Node: true, Fields: []schema.Field{labels, field("mode", schema.String), field("size", schema.Int)}},
+		{Name: "near.port", Node: true, Fields: []schema.Field{
+			field("bridge", schema.String, immutable, ref("near.bridge")), labels, field("tag", schema.Int),
+		}},
+	} {
+		kinds[k.Name] = k
+	}
+	return kinds
+}
+
+// A Site is a world, a store and what happened.
+type Site struct {
+	World *fake.World
+	KV    *mem.KV
+	Store *state.Store
+	Kinds schema.Kinds
+
+	mu     sync.Mutex
+	events []event.Event
+}
+
+// New makes an empty site.
+func New() *Site {
+	kv := mem.New(mem.Options{})
+	kinds := Kinds()
+	return &Site{World: fake.New(kinds), KV: kv, Store: state.New(kv, "test"), Kinds: kinds}
+}
+
+// Engine makes an engine on the site, as a process would; change, which may be nil, adjusts its options.
+func (s *Site) Engine(change func(*engine.Options)) *engine.Engine {
+	o := engine.Options{
+		Kinds: s.Kinds, Store: s.Store, Who: "test@here", Version: "test",
+		Open: func(context.Context, schema.Site, []engine.Need) (*providers.Set, error) {
+			return providers.NewSet(s.World.Provider("far", schema.ScopeSite), s.World.Provider("near", "n1"), s.World.Provider("near", "n2"))
+		},
+		Retry: apply.Retry{Base: time.Microsecond, Cap: time.Microsecond, Poll: time.Microsecond},
+		Emit: func(e event.Event) {
+			s.mu.Lock()
+			defer s.mu.Unlock()
+			s.events = append(s.events, e)
+		},
+	}
+	if change != nil {
+		change(&o)
+	}
+	return engine.New(o)
+}
+
+// Events gives what happened so far.
+func (s *Site) Events() []event.Event {
+	s.mu.Lock()
+	defer s.mu.Unlock()
+	return slices.Clone(s.events)
+}
+
+// Document makes a document of resources, each a ref and its spec as JSON, with references found.
+func (s *Site) Document(tb testing.TB, resources map[string]string) *schema.Document {
+	tb.Helper()
+	d := &schema.Document{Site: schema.Site{Name: "test", ID: SiteID}, Policy: schema.Policy{MaxDestroy: "100%"}}
+	for text, spec := range resources {
+		ref, err := schema.ParseRef(text)
+		if err != nil {
+			tb.Fatal(err)
+		}
+		r := schema.Resource{Ref: ref}
+		if err := json.Unmarshal([]byte(spec), &r.Spec); err != nil {
+			tb.Fatalf("%s: %v", text, err)
+		}
+		if l, ok := r.Spec["lifecycle"]; ok {
+			b, _ := json.Marshal(l)
+			if err := json.Unmarshal(b, &r.Lifecycle); err != nil {
+				tb.Fatalf("%s: %v", text, err)
+			}
+			delete(r.Spec, "lifecycle")
+		}
+		d.Resources = append(d.Resources, s.finish(r))
+	}
+	slices.SortFunc(d.Resources, func(a, b schema.Resource) int { return a.Ref.Compare(b.Ref) })
+	d.JSON, _ = json.Marshal(resources)
+	sum := sha256.Sum256(d.JSON)
+	d.Digest = hex.EncodeToString(sum[:])
+	return d
+}
+
+func (s *Site) finish(r schema.Resource) schema.Resource {
+	k := s.Kinds[r.Ref.Kind]
+	k.EachRef(r.Spec, func(kind, name string) string {
+		scope := schema.ScopeSite
+		if s.Kinds[kind].Node {
+			scope = r.Ref.Scope
+		}
+		r.After = append(r.After, schema.Ref{Scope: scope, Kind: kind, Name: name})
+		return name
+	})
+	r.After = schema.SortRefs(r.After)
+	k.Normalize(r.Spec)
+	return r
+}
+
+// Plan plans with a new engine.
+func (s *Site) Plan(tb testing.TB, d *schema.Document, o plan.Options) *plan.Plan {
+	tb.Helper()
+	e := s.Engine(nil)
+	defer e.Close()
+	p, err := e.Plan(context.Background(), d, o)
+	if err != nil {
+		tb.Fatal(err)
+	}
+	return p
+}
+
+// Converge plans and applies, and fails the test unless the run ends applied.
+func (s *Site) Converge(tb testing.TB, d *schema.Document) *plan.Plan {
+	tb.Helper()
+	p := s.Plan(tb, d, plan.Options{})
+	res, err := s.Apply(p, engine.ApplyOptions{})
+	if err != nil {
+		tb.Fatal(err)
+	}
+	if res.Run.Status != state.RunApplied {
+		tb.Fatalf("the run ended %s: %s %v", res.Run.Status, res.Run.Message, res.Differences)
+	}
+	return p
+}
+
+// Apply applies with a new engine.
+func (s *Site) Apply(p *plan.Plan, o engine.ApplyOptions) (engine.Result, error) {
+	e := s.Engine(nil)
+	defer e.Close()
+	return e.Apply(context.Background(), p, o)
+}
+
+// Text shows a plan in short: one line a step.
+func Text(p *plan.Plan) string {
+	var b strings.Builder
+	for i := range p.Steps {
+		st := &p.Steps[i]
+		if i == p.NoReturn {
+			b.WriteString("== point of no return ==\n")
+		}
+		replace := ""
+		if st.Replace {
+			replace = " (replace)"
+		}
+		fmt.Fprintf(&b, "%d %s %s%s: %s", st.Wave, st.Action, st.Ref, replace, st.Reason)
+		for _, c := range st.Changes {
+			was, _ := json.Marshal(c.Before)
+			will, _ := json.Marshal(c.After)
+			fmt.Fprintf(&b, "\n    %s: %s -> %s", c.Path, was, will)
+			if c.Replaces {
+				b.WriteString(" (replaces)")
+			}
+		}
+		b.WriteByte('\n')
+	}
+	for _, r := range p.Refusals {
+		fmt.Fprintf(&b, "refused: %s: %s: %s\n", r.Ref, r.Reason, r.Remedy)
+	}
+	for _, d := range p.Drift {
+		fmt.Fprintf(&b, "drift: %s missing=%v changes=%d\n", d.Ref, d.Missing, len(d.Changes))
+	}
+	for _, u := range p.Unmanaged {
+		fmt.Fprintf(&b, "unmanaged: %s/%s/%s stray=%v\n", u.Scope, u.Kind, u.Name, u.Stray)
+	}
+	for _, u := range p.Unknown {
+		fmt.Fprintf(&b, "unknown: %s/%s: %s\n", u.Scope, u.Kind, u.Error)
+	}
+	return b.String()
+}

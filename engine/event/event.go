@@ -1,0 +1,132 @@
+// Package event is what the engine tells the world while it works: one sum type of small structs, sent in order from
+// one goroutine. Views turn events into text and JSON; nothing below them prints.
+package event
+
+import (
+	"time"
+
+	"converge.dev/converge/engine/plan"
+	"converge.dev/converge/providers"
+	"converge.dev/converge/schema"
+	"converge.dev/converge/state"
+)
+
+// An Event is one of the types of this package.
+type Event interface{ event() }
+
+// A Sink takes events. It must not block for long: the run waits.
+type Sink func(Event)
+
+// Observing says that a kind is being looked at; Observed that it was, or why it could not be.
+type Observing struct {
+	Scope, Kind string
+}
+
+// Observed says what came of Observing.
+type Observed struct {
+	Scope, Kind string
+	Things      int
+	Took        time.Duration
+	Err         error
+}
+
+// LockWait says who holds the site lock that the command waits for.
+type LockWait struct{ Holder state.LockInfo }
+
+// RunStarted opens a run.
+type RunStarted struct {
+	Run  state.Run
+	Plan *plan.Plan
+	Done int // steps that an earlier attempt finished
+}
+
+// StepStarted says that a step begins, forward or as an undo.
+type StepStarted struct {
+	Step *plan.Step
+	Undo bool
+}
+
+// Phase is where a step is.
+type Phase string
+
+// Phases of a step.
+const (
+	Acting   Phase = "acting"
+	Settling Phase = "settling" // finding out what came of a call whose reply was lost
+	Waiting  Phase = "waiting"  // for the thing to be ready, or gone
+	Retrying Phase = "retrying"
+)
+
+// StepProgress says what a running step waits for.
+type StepProgress struct {
+	Step    *plan.Step
+	Undo    bool
+	Phase   Phase
+	Detail  string
+	Attempt int
+	Elapsed time.Duration
+}
+
+// StepDone says that a step's result was seen.
+type StepDone struct {
+	Step *plan.Step
+	Undo bool
+	ID   string // external id
+	Took time.Duration
+}
+
+// StepFailed says that a step ended otherwise.
+type StepFailed struct {
+	Step   *plan.Step
+	Undo   bool
+	Class  providers.Class
+	Err    error
+	Effect bool // something did change, or may have
+	Took   time.Duration
+}
+
+// PointOfNoReturn says that from here on steps cannot be undone exactly.
+type PointOfNoReturn struct{ Steps int }
+
+// Interrupted says that no more steps are started, and how many are still under way.
+type Interrupted struct{ InFlight int }
+
+// RevertStarted says that what was done is being undone.
+type RevertStarted struct {
+	Cause error
+	Steps int
+}
+
+// A Difference is something that is not as it should be at the end of a run.
+type Difference struct {
+	Ref    schema.Ref `json:"ref"`
+	Detail string     `json:"detail"`
+}
+
+// Verified says that everything a revert touched was looked at once more.
+type Verified struct {
+	Things      int
+	Differences []Difference
+	Remains     []schema.Ref // what the run created, cannot be deleted, and is forgotten
+}
+
+// RunEnded closes a run.
+type RunEnded struct {
+	Run         state.Run
+	Differences []Difference
+	Took        time.Duration
+}
+
+func (Observing) event()       {}
+func (Observed) event()        {}
+func (LockWait) event()        {}
+func (RunStarted) event()      {}
+func (StepStarted) event()     {}
+func (StepProgress) event()    {}
+func (StepDone) event()        {}
+func (StepFailed) event()      {}
+func (PointOfNoReturn) event() {}
+func (Interrupted) event()     {}
+func (RevertStarted) event()   {}
+func (Verified) event()        {}
+func (RunEnded) event()        {}

@@ -1,0 +1,60 @@
+package journal
+
+import "fmt"
+
+// Standing is how far a step came in one direction.
+type Standing struct {
+	Attempts int     // intents written
+	Open     *Record // the last intent, when no outcome followed it
+	Outcome  *Record // the last outcome, when it is newer than the last intent
+}
+
+// Effect reports whether something was changed, or may have been.
+func (s Standing) Effect() bool {
+	return s.Open != nil || (s.Outcome != nil && s.Outcome.Result != Refused)
+}
+
+// Finished reports whether the step was seen to be as it should be.
+func (s Standing) Finished() bool { return s.Outcome != nil && s.Outcome.Result == Done }
+
+// A Replay is what the records of a run add up to.
+type Replay struct {
+	Forward   []Standing // per step
+	Undo      []Standing // per step
+	NoReturn  bool       // the point of no return was passed
+	Reverting bool       // undoing has begun
+	Ended     bool
+}
+
+// Replay adds up the records of a run whose plan has n steps.
+func Sum(records []Record, n int) (Replay, error) {
+	r := Replay{Forward: make([]Standing, n), Undo: make([]Standing, n)}
+	for i := range records {
+		rec := &records[i]
+		switch rec.Kind {
+		case NoReturn:
+			r.NoReturn = true
+		case Revert:
+			r.Reverting, r.Ended = true, false
+		case End:
+			r.Ended = true
+		case Intent, Outcome:
+			if rec.Step < 0 || rec.Step >= n {
+				return r, fmt.Errorf("journal of run %s: record %d is about step %d; the plan has %d", rec.Run, rec.Seq, rec.Step, n)
+			}
+			s := &r.Forward[rec.Step]
+			if rec.Undo {
+				s = &r.Undo[rec.Step]
+			}
+			if rec.Kind == Intent {
+				s.Attempts++
+				s.Open, s.Outcome = rec, nil
+			} else {
+				s.Open, s.Outcome = nil, rec
+			}
+		default:
+			return r, fmt.Errorf("journal of run %s: record %d has unknown kind %q", rec.Run, rec.Seq, rec.Kind)
+		}
+	}
+	return r, nil
+}

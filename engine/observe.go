@@ -1,0 +1,169 @@
+package engine
+
+import (
+	"context"
+	"sync"
+	"time"
+
+	"converge.dev/converge/engine/apply"
+	"converge.dev/converge/engine/event"
+	"converge.dev/converge/engine/plan"
+	"converge.dev/converge/providers"
+	"converge.dev/converge/schema"
+	"converge.dev/converge/state"
+)
+
+// look makes the inputs of a plan: it connects to the providers that the document and the records need, and observes
+// every kind that they serve in those scopes, all at once. What cannot be seen whole is unknown.
+func (e *Engine) look(ctx context.Context, doc *schema.Document) (plan.Input, error) {
+	records, err := e.o.Store.Records(ctx)
+	if err != nil {
+		return plan.Input{}, err
+	}
+	in := plan.Input{Kinds: e.o.Kinds, Document: doc, Recorded: records}
+	refs := make([]schema.Ref, 0, len(doc.Resources)+len(records))
+	for i := range doc.Resources {
+		refs = append(refs, doc.Resources[i].Ref)
+	}
+	for i := range records {
+		if !records[i].Gone {
+			refs = append(refs, records[i].Ref)
+		}
+	}
+	set, err := e.connect(ctx, doc.Site, refs)
+	if err != nil {
+		return plan.Input{}, err
+	}
+	in.Traits = func(scope, kind string) (providers.Traits, bool) {
+		k, _, ok := set.Find(scope, kind)
+		return k.Traits, ok
+	}
+	in.Observed = e.observe(ctx, set, places(refs))
+	return in, ctx.Err()
+}
+
+func places(refs []schema.Ref) map[plan.Place]bool {
+	at := map[plan.Place]bool{}
+	for _, r := range refs {
+		at[plan.Place{Scope: r.Scope, Kind: r.Kind}] = true
+	}
+	return at
+}
+
+// connect opens the providers that serve the refs, unless they are open already.
+func (e *Engine) connect(ctx context.Context, site schema.Site, refs []schema.Ref) (*providers.Set, error) {
+	need := map[Need]bool{}
+	for _, r := range refs {
+		need[Need{r.Scope, r.Provider()}] = true
+	}
+	missing := e.set == nil
+	for n := range need {
+		missing = missing || !e.have[n]
+	}
+	if !missing {
+		return e.set, nil
+	}
+	if err := e.Close(); err != nil {
+		e.o.Logger.Warn("closing providers", "error", err)
+	}
+	for n := range e.have {
+		need[n] = true
+	}
+	list := make([]Need, 0, len(need))
+	for n := range need {
+		list = append(list, n)
+	}
+	set, err := e.o.Open(ctx, site, list)
+	if err != nil {
+		e.set, e.have = nil, nil
+		return nil, err
+	}
+	e.set, e.have = set, need
+	return set, nil
+}
+
+// observe lists every kind that is asked for. One that has neither failed nor answered when ctx ends is unknown.
+func (e *Engine) observe(ctx context.Context, set *providers.Set, at map[plan.Place]bool) plan.Observation {
+	o := plan.Observation{Things: map[plan.Place][]providers.Thing{}, Unknown: map[plan.Place]string{}}
+	type seen struct {
+		at     plan.Place
+		things []providers.Thing
+		took   time.Duration
+		err    error
+	}
+	results := make(chan seen, len(at))
+	var wg sync.WaitGroup
+	for p := range at {
+		served, _, ok := set.Find(p.Scope, p.Kind)
+		if !ok {
+			ref := schema.Ref{Scope: p.Scope, Kind: p.Kind}
+			if err := set.Failure(p.Scope, ref.Provider()); err != nil {
+				o.Unknown[p] = err.Error()
+			}
+			continue
+		}
+		e.o.Emit(event.Observing{Scope: p.Scope, Kind: p.Kind})
+		wg.Go(func() {
+			begin := time.Now()
+			things, err := apply.Look(ctx, served.Kind, nil, e.o.Retry)
+			kind := e.o.Kinds[p.Kind]
+			for i := range things {
+				kind.Normalize(things[i].Spec)
+			}
+			results <- seen{p, things, time.Since(begin), err}
+		})
+	}
+	go func() { wg.Wait(); close(results) }()
+	for s := range results {
+		if s.err != nil {
+			o.Unknown[s.at] = s.err.Error()
+		} else {
+			o.Things[s.at] = s.things
+		}
+		e.o.Emit(event.Observed{Scope: s.at.Scope, Kind: s.at.Kind, Things: len(s.things), Took: s.took, Err: s.err})
+	}
+	return o
+}
+
+// stale says how the site is no longer as a plan expects, resource by resource.
+func (e *Engine) stale(ctx context.Context, set *providers.Set, p *plan.Plan, recorded []state.Record) ([]event.Difference, error) {
+	var ds []event.Difference
+	records := make(map[schema.Ref]*state.Record, len(recorded))
+	for i := range recorded {
+		records[recorded[i].Ref] = &recorded[i]
+	}
+	byPlace := map[plan.Place][]*plan.Step{}
+	for i := range p.Steps {
+		s := &p.Steps[i]
+		if !sameRecord(s.Prior, records[s.Ref]) {
+			ds = append(ds, event.Difference{Ref: s.Ref, Detail: "another run changed it since"})
+			continue
+		}
+		if s.Before != nil || s.Action == plan.Create {
+			at := plan.Place{Scope: s.Ref.Scope, Kind: s.Ref.Kind}
+			byPlace[at] = append(byPlace[at], s)
+		}
+	}
+	names := externalNames(p, recorded)
+	for at, steps := range byPlace {
+		served, _, _ := set.Find(at.Scope, at.Kind)
+		ids := make([]string, len(steps))
+		for i, s := range steps {
+			ids[i] = s.ExternalID
+		}
+		things, err := apply.Look(ctx, served.Kind, ids, e.o.Retry)
+		if err != nil {
+			return nil, &UnknownError{Unknown: []plan.Unknown{{Scope: at.Scope, Kind: at.Kind, Error: err.Error()}}}
+		}
+		seen := make(map[string]*providers.Thing, len(things))
+		for i := range things {
+			seen[things[i].ID] = &things[i]
+		}
+		for _, s := range steps {
+			if d := e.changedSince(s, seen[s.ExternalID], names); d != "" {
+				ds = append(ds, event.Difference{Ref: s.Ref, Detail: d})
+			}
+		}
+	}
+	return ds, nil
+}

@@ -1,0 +1,78 @@
+package plan_test
+
+import (
+	"fmt"
+	"testing"
+
+	"converge.dev/converge/engine/enginetest"
+	"converge.dev/converge/engine/plan"
+	"converge.dev/converge/providers"
+	"converge.dev/converge/providers/fake"
+	"converge.dev/converge/schema"
+	"converge.dev/converge/state"
+)
+
+// converged gives the inputs of a plan for n resources that are as they should be: a net for every hundred hosts.
+func converged(tb testing.TB, n int) plan.Input {
+	s := enginetest.New()
+	doc := &schema.Document{Site: schema.Site{Name: "bench", ID: enginetest.SiteID}}
+	in := plan.Input{
+		Kinds: s.Kinds, Document: doc,
+		Observed: plan.Observation{Things: map[plan.Place][]providers.Thing{}},
+		Traits:   func(string, string) (providers.Traits, bool) { return fake.SiteTraits(), true },
+	}
+	add := func(kind, name string, spec, seen schema.Object, after ...schema.Ref) schema.Ref {
+		ref := schema.Ref{Scope: schema.ScopeSite, Kind: kind, Name: name}
+		id := plan.ExternalID(enginetest.SiteID, fake.SiteTraits(), ref, 1, nil)
+		doc.Resources = append(doc.Resources, schema.Resource{Ref: ref, Spec: spec, After: after})
+		in.Recorded = append(in.Recorded, state.Record{Ref: ref, ID: id, Incarnation: 1, Spec: spec.Clone(), After: after})
+		at := plan.Place{Scope: ref.Scope, Kind: kind}
+		in.Observed.Things[at] = append(in.Observed.Things[at], providers.Thing{
+			ID: id, Name: name, Mark: providers.Mark{Site: enginetest.SiteID, Ref: ref, Incarnation: 1}, Version: "V1-T1", Spec: seen, Phase: providers.Ready,
+		})
+		return ref
+	}
+	labels := map[string]any{"env": "prod", "team": "blue", "cost": "42"}
+	nets := max(1, n/100)
+	for i := range n - nets {
+		net := schema.Ref{Scope: schema.ScopeSite, Kind: "far.net", Name: fmt.Sprintf("net-%06d", i%nets)}
+		spec := schema.Object{"labels": labels, "net": net.Name, "size": int64(i)}
+		seen := spec.Clone()
+		seen["net"] = plan.ExternalID(enginetest.SiteID, fake.SiteTraits(), net, 1, nil)
+		add("far.host", fmt.Sprintf("host-%06d", i), spec, seen, net)
+	}
+	for i := range nets {
+		spec := schema.Object{"cidr": fmt.Sprintf("10.%d.%d.0/24", i/256, i%256), "labels": labels, "size": int64(i)}
+		add("far.net", fmt.Sprintf("net-%06d", i), spec, spec.Clone())
+	}
+	return in
+}
+
+func BenchmarkNoOp(b *testing.B) {
+	for _, n := range []int{1_000, 10_000, 100_000} {
+		b.Run(fmt.Sprint(n), func(b *testing.B) {
+			in := converged(b, n)
+			b.ReportAllocs()
+			b.ResetTimer()
+			for range b.N {
+				p, err := plan.Make(in)
+				if err != nil || !p.Empty() || p.Unchanged != n {
+					b.Fatal(err, len(p.Steps))
+				}
+			}
+		})
+	}
+}
+
+func BenchmarkOneChange(b *testing.B) {
+	in := converged(b, 100_000)
+	in.Document.Resources[17].Spec = schema.Object{"labels": map[string]any{"env": "test"}, "net": "net-000017", "size": int64(17)}
+	b.ReportAllocs()
+	b.ResetTimer()
+	for range b.N {
+		p, err := plan.Make(in)
+		if err != nil || len(p.Steps) != 1 {
+			b.Fatal(err, len(p.Steps))
+		}
+	}
+}

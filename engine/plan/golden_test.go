@@ -1,0 +1,171 @@
+package plan_test
+
+import (
+	"encoding/json"
+	"flag"
+	"os"
+	"path/filepath"
+	"slices"
+	"strings"
+	"testing"
+
+	"github.com/rogpeppe/go-internal/txtar"
+
+	"converge.dev/converge/engine/enginetest"
+	"converge.dev/converge/engine/plan"
+	"converge.dev/converge/providers"
+	"converge.dev/converge/providers/fake"
+	"converge.dev/converge/schema"
+	"converge.dev/converge/state"
+)
+
+var update = flag.Bool("update", false, "rewrite the golden files")
+
+// seen is a thing as the golden files write it: its id, and what is not the default.
+type seen struct {
+	Name    string          `json:"name"`
+	Mark    string          `json:"mark"`
+	Version string          `json:"version"`
+	Phase   providers.Phase `json:"phase"`
+	Detail  string          `json:"detail"`
+	Spec    schema.Object   `json:"spec"`
+}
+
+// remembered is a record as the golden files write it.
+type remembered struct {
+	ID          string          `json:"id"`
+	Incarnation int             `json:"incarnation"`
+	Gone        bool            `json:"gone"`
+	Spec        schema.Object   `json:"spec"`
+	Protect     bool            `json:"protect"`
+	OnRemove    schema.OnRemove `json:"on_remove"`
+}
+
+// One file is one case: desired.json, observed.json and recorded.json in, plan.txt out. Observed things are keyed by
+// SCOPE/KIND/ID, the rest by ref. Options are those of plan.Options; unknown lists places that could not be seen.
+func TestGolden(t *testing.T) {
+	files, err := filepath.Glob("testdata/*.txtar")
+	if err != nil || len(files) == 0 {
+		t.Fatal(files, err)
+	}
+	for _, file := range files {
+		t.Run(strings.TrimSuffix(filepath.Base(file), ".txtar"), func(t *testing.T) {
+			ar, err := txtar.ParseFile(file)
+			if err != nil {
+				t.Fatal(err)
+			}
+			in := input(t, ar)
+			p, err := plan.Make(in)
+			got := ""
+			if err != nil {
+				got = "error: " + err.Error() + "\n"
+			} else {
+				got = enginetest.Text(p)
+			}
+			again, _ := plan.Make(in)
+			if err == nil && enginetest.Text(again) != got {
+				t.Fatalf("planning twice gives two plans:\n%s\n%s", got, enginetest.Text(again))
+			}
+			i := slices.IndexFunc(ar.Files, func(f txtar.File) bool { return f.Name == "plan.txt" })
+			if *update {
+				if i < 0 {
+					ar.Files, i = append(ar.Files, txtar.File{Name: "plan.txt"}), len(ar.Files)
+				}
+				ar.Files[i].Data = []byte(got)
+				if err := os.WriteFile(file, txtar.Format(ar), 0o644); err != nil {
+					t.Fatal(err)
+				}
+				return
+			}
+			if i < 0 || string(ar.Files[i].Data) != got {
+				t.Errorf("got:\n%s", got)
+			}
+		})
+	}
+}
+
+func input(t *testing.T, ar *txtar.Archive) plan.Input {
+	s := enginetest.New()
+	in := plan.Input{
+		ID: "golden", Kinds: s.Kinds,
+		Observed: plan.Observation{Things: map[plan.Place][]providers.Thing{}, Unknown: map[plan.Place]string{}},
+		Traits: func(_, kind string) (providers.Traits, bool) {
+			if s.Kinds[kind].Node {
+				return fake.NodeTraits(), true
+			}
+			return fake.SiteTraits(), true
+		},
+	}
+	for _, scope := range []string{"site", "n1", "n2"} {
+		for _, k := range s.Kinds {
+			if k.Node == (scope != "site") {
+				in.Observed.Things[plan.Place{Scope: scope, Kind: k.Name}] = nil
+			}
+		}
+	}
+	in.Options.Unlimited = true
+	desired := map[string]json.RawMessage{}
+	observed := map[string]seen{}
+	recorded := map[string]remembered{}
+	var unknown map[string]string
+	policy := schema.Policy{}
+	for _, f := range ar.Files {
+		into := map[string]any{
+			"desired.json": &desired, "observed.json": &observed, "recorded.json": &recorded,
+			"options.json": &in.Options, "unknown.json": &unknown, "policy.json": &policy, "plan.txt": nil,
+		}[f.Name]
+		if into == nil {
+			continue
+		}
+		if err := json.Unmarshal(f.Data, into); err != nil {
+			t.Fatalf("%s: %v", f.Name, err)
+		}
+	}
+	specs := map[string]string{}
+	for ref, spec := range desired {
+		specs[ref] = string(spec)
+	}
+	in.Document = s.Document(t, specs)
+	in.Document.Policy = policy
+	for key, o := range observed {
+		r := must(t)(schema.ParseRef(key))
+		if o.Spec == nil {
+			o.Spec = schema.Object{}
+		}
+		at := plan.Place{Scope: r.Scope, Kind: r.Kind}
+		in.Observed.Things[at] = append(in.Observed.Things[at], providers.Thing{
+			ID: r.Name, Name: o.Name, Mark: providers.ParseMark(strings.Replace(o.Mark, "SITE", enginetest.SiteID, 1)),
+			Version: o.Version, Spec: o.Spec, Phase: o.Phase, Detail: o.Detail,
+		})
+	}
+	for key, o := range recorded {
+		r := must(t)(schema.ParseRef(key))
+		rec := state.Record{Ref: r, ID: o.ID, Incarnation: max(o.Incarnation, 1), Gone: o.Gone, Spec: o.Spec, Protect: o.Protect, OnRemove: o.OnRemove, Run: "earlier"}
+		s.Kinds[r.Kind].EachRef(o.Spec, func(kind, name string) string {
+			scope := r.Scope
+			if !s.Kinds[kind].Node {
+				scope = schema.ScopeSite
+			}
+			rec.After = append(rec.After, schema.Ref{Scope: scope, Kind: kind, Name: name})
+			return name
+		})
+		rec.After = schema.SortRefs(rec.After)
+		in.Recorded = append(in.Recorded, rec)
+	}
+	slices.SortFunc(in.Recorded, func(a, b state.Record) int { return a.Ref.Compare(b.Ref) })
+	for key, why := range unknown {
+		scope, kind, _ := strings.Cut(key, "/")
+		in.Observed.Unknown[plan.Place{Scope: scope, Kind: kind}] = why
+		delete(in.Observed.Things, plan.Place{Scope: scope, Kind: kind})
+	}
+	return in
+}
+
+func must(t *testing.T) func(schema.Ref, error) schema.Ref {
+	return func(r schema.Ref, err error) schema.Ref {
+		if err != nil {
+			t.Fatal(err)
+		}
+		return r
+	}
+}

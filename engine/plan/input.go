@@ -1,0 +1,93 @@
+package plan
+
+import (
+	"path"
+	"strconv"
+	"strings"
+
+	"github.com/google/uuid"
+
+	"converge.dev/converge/providers"
+	"converge.dev/converge/schema"
+	"converge.dev/converge/state"
+)
+
+// A Place is a kind in a scope.
+type Place struct{ Scope, Kind string }
+
+// An Observation is everything that was seen at one time.
+type Observation struct {
+	Things  map[Place][]providers.Thing
+	Unknown map[Place]string // places that could not be seen whole, and why
+}
+
+// Input is all that a plan is made of.
+type Input struct {
+	ID       string // of the plan
+	Kinds    schema.Kinds
+	Document *schema.Document // its Site says whose things are ours; Resources is empty to destroy
+	Observed Observation
+	Recorded []state.Record
+	Traits   func(scope, kind string) (providers.Traits, bool)
+	Options  Options
+}
+
+// Options narrow a plan. Patterns are refs in which * stands for any part of a word: gpu-01/ovs.*/br-*.
+type Options struct {
+	Destroy    bool     // desired is nothing
+	Target     []string // only these, and what they need
+	Exclude    []string // all but these, and what needs them
+	Replace    []string // replace these even when nothing differs
+	MaxDestroy string   // overrides the document's policy: "3", "10%"; empty: the document's, else 10 %
+	Unlimited  bool     // no budget: the operator asked for a destruction by name
+}
+
+// Matches reports whether a ref matches a pattern.
+func Matches(pattern string, r schema.Ref) bool {
+	parts := strings.Split(pattern, "/")
+	if len(parts) != 3 {
+		return false
+	}
+	for i, word := range []string{r.Scope, r.Kind, r.Name} {
+		if ok, err := path.Match(parts[i], word); err != nil || !ok {
+			return false
+		}
+	}
+	return true
+}
+
+// ExternalID gives the id of one incarnation of a resource: a UUID derived from the site's, the ref and the
+// incarnation, so that it is known before the thing exists and a create can be looked up before it is tried again; or
+// the natural key of kinds that have one, as their traits say.
+func ExternalID(site string, t providers.Traits, ref schema.Ref, incarnation int, spec schema.Object) string {
+	if t.ID == "" {
+		space, err := uuid.Parse(site)
+		if err != nil {
+			space = uuid.NewSHA1(uuid.NameSpaceURL, []byte("converge.dev/"+site))
+		}
+		return uuid.NewSHA1(space, appendRef(ref, incarnation)).String()
+	}
+	var b strings.Builder
+	rest := t.ID
+	for {
+		before, after, ok := strings.Cut(rest, "{")
+		b.WriteString(before)
+		if !ok {
+			return b.String()
+		}
+		field, tail, _ := strings.Cut(after, "}")
+		if field == "name" {
+			b.WriteString(ref.Name)
+		} else {
+			s, _ := spec[field].(string)
+			b.WriteString(s)
+		}
+		rest = tail
+	}
+}
+
+func appendRef(r schema.Ref, incarnation int) []byte {
+	b := make([]byte, 0, 64)
+	b = append(append(b, r.String()...), '/')
+	return strconv.AppendInt(b, int64(incarnation), 10)
+}

@@ -1,0 +1,492 @@
+package plan
+
+import (
+	"cmp"
+	"fmt"
+	"slices"
+	"strconv"
+	"strings"
+	"time"
+
+	"converge.dev/converge/engine/diff"
+	"converge.dev/converge/providers"
+	"converge.dev/converge/schema"
+	"converge.dev/converge/state"
+)
+
+// Make decides. It modifies none of its inputs; equal inputs give equal plans. An error means that the inputs do not
+// fit together; what may not be done is a Refusal in the plan.
+func Make(in Input) (*Plan, error) {
+	m := &maker{in: in, at: map[schema.Ref]halves{}, plan: &Plan{
+		Format: Format, ID: in.ID, Site: in.Document.Site, Document: in.Document.JSON, Digest: in.Document.Digest, Destroy: in.Options.Destroy,
+	}}
+	if in.Options.Destroy {
+		m.plan.Document, m.plan.Digest = nil, ""
+	}
+	if err := m.match(); err != nil {
+		return nil, err
+	}
+	m.decide()
+	m.cascade()
+	m.emit()
+	m.connect()
+	m.narrow()
+	if err := m.order(); err != nil {
+		return nil, err
+	}
+	m.budget()
+	return m.plan, nil
+}
+
+type maker struct {
+	in    Input
+	items []*item
+	byRef map[schema.Ref]*item
+	names map[Place]map[string]string // external id to name
+	at    map[schema.Ref]halves
+	plan  *Plan
+}
+
+// halves are the indices of a resource's steps: the one that removes and the one that makes; -1 for none.
+type halves struct{ remove, make int }
+
+// An item is one resource with all that is known of it.
+type item struct {
+	ref     schema.Ref
+	kind    *schema.Kind
+	traits  providers.Traits
+	desired *schema.Resource
+	record  *state.Record // nil when gone
+	born    int           // incarnations so far
+	thing   *providers.Thing
+	unknown bool
+
+	recordStale bool // what is to be remembered differs from what is
+	changes     []diff.Change
+	replace     string // why it has to be replaced; empty: it has not
+	renewed     string // what it refers to and is replaced, in words; nothing else differs
+	refused     bool
+}
+
+func (it *item) refs() []schema.Ref {
+	if it.record != nil {
+		return it.record.After
+	}
+	if it.desired != nil {
+		return it.desired.After
+	}
+	return nil
+}
+
+// decide finds out, for every resource by itself, what differs.
+func (m *maker) decide() {
+	for _, it := range m.items {
+		if it.unknown || it.desired == nil || it.thing == nil || it.refused {
+			continue
+		}
+		want, recorded := it.desired.Spec, schema.Object(nil)
+		if it.record == nil {
+			it.recordStale = true
+		} else if diff.Same(want, it.record.Spec) {
+			it.recordStale = it.record.Protect != it.desired.Lifecycle.Protect || it.record.OnRemove != it.desired.Lifecycle.OnRemove ||
+				!slices.Equal(it.record.After, it.desired.After)
+		} else {
+			recorded, it.recordStale = it.record.Spec, true
+		}
+		it.changes = diff.Compare(it.kind, want, it.thing.Spec, recorded, it.desired.Lifecycle.Ignore, m.namesIn(it.ref.Scope))
+		it.replace = whyReplace(it)
+		if it.replace == "" && slices.ContainsFunc(m.in.Options.Replace, func(p string) bool { return Matches(p, it.ref) }) {
+			it.replace = "asked for with -replace"
+		}
+		if it.thing.Phase == providers.Failed {
+			m.plan.Drift = append(m.plan.Drift, Drift{Ref: it.ref, Failed: it.thing.Detail})
+		}
+		if len(it.changes) > 0 && it.record != nil {
+			if d := m.drift(it); len(d) > 0 {
+				m.plan.Drift = append(m.plan.Drift, Drift{Ref: it.ref, Changes: d})
+			}
+		}
+	}
+}
+
+// drift lists where the thing is no longer as it was left.
+func (m *maker) drift(it *item) []diff.Change {
+	cs := diff.Compare(it.kind, it.record.Spec, it.thing.Spec, nil, nil, m.namesIn(it.ref.Scope))
+	for i := range cs {
+		cs[i].Before, cs[i].After = cs[i].After, cs[i].Before
+	}
+	return cs
+}
+
+func whyReplace(it *item) string {
+	for _, c := range it.changes {
+		if c.Replaces {
+			return c.Path + " cannot change in place"
+		}
+	}
+	if len(it.changes) > 0 && it.traits.Update == providers.Never {
+		return it.changes[0].Path + " differs, and a " + it.kind.Name + " cannot change in place"
+	}
+	return ""
+}
+
+// cascade replaces or updates what refers to something that is replaced: its external id will be another.
+func (m *maker) cascade() {
+	dependents := map[schema.Ref][]*item{}
+	var work []*item
+	for _, it := range m.items {
+		if it.desired == nil || it.thing == nil || it.unknown || it.refused {
+			continue
+		}
+		for _, r := range it.desired.After {
+			dependents[r] = append(dependents[r], it)
+		}
+		if it.replace != "" {
+			work = append(work, it)
+		}
+	}
+	for len(work) > 0 {
+		parent := work[0]
+		work = work[1:]
+		for _, it := range dependents[parent.ref] {
+			if len(it.changes) == 0 && !it.recordStale {
+				it.renewed = "it refers to " + parent.ref.String() + ", which is replaced"
+			}
+			for _, use := range uses(it.kind, it.desired.Spec, parent.ref) {
+				if !slices.ContainsFunc(it.changes, func(c diff.Change) bool { return c.Path == use.path }) {
+					it.changes = append(it.changes, diff.Change{Path: use.path, Before: parent.ref.Name, After: parent.ref.Name, Replaces: use.immutable})
+				}
+				if it.replace == "" && (use.immutable || it.traits.Update == providers.Never) {
+					it.replace = use.path + " refers to " + parent.ref.String() + ", which is replaced"
+					work = append(work, it)
+				}
+			}
+		}
+	}
+}
+
+type use struct {
+	path      string
+	immutable bool
+}
+
+// uses finds where a spec refers to ref.
+func uses(k *schema.Kind, spec schema.Object, ref schema.Ref) []use {
+	var found []use
+	var walk func(f *schema.Field, v any, path string, immutable bool)
+	walk = func(f *schema.Field, v any, path string, immutable bool) {
+		immutable = immutable || f.Immutable
+		switch v := v.(type) {
+		case string:
+			if f.Ref == ref.Kind && v == ref.Name {
+				found = append(found, use{path, immutable})
+			}
+		case []any:
+			for i, e := range v {
+				if f.Elem != nil {
+					walk(f.Elem, e, path+"["+strconv.Itoa(i)+"]", immutable)
+				}
+			}
+		case map[string]any:
+			for n, e := range v {
+				c := f.Elem
+				if f.Type == schema.Struct {
+					c = f.Field(n)
+				}
+				if c != nil {
+					walk(c, e, path+"."+n, immutable)
+				}
+			}
+		}
+	}
+	for i := range k.Fields {
+		f := &k.Fields[i]
+		if v, ok := spec[f.Name]; ok && f.HasRefs() {
+			walk(f, v, f.Name, false)
+		}
+	}
+	slices.SortFunc(found, func(a, b use) int { return strings.Compare(a.path, b.path) })
+	return found
+}
+
+// emit turns decisions into steps.
+func (m *maker) emit() {
+	for _, it := range m.items {
+		switch {
+		case it.unknown || it.refused:
+		case it.desired == nil:
+			m.emitRemoved(it)
+		case it.thing == nil:
+			m.emitCreate(it, it.born+1, whyCreate(it))
+			if it.record != nil {
+				m.plan.Drift = append(m.plan.Drift, Drift{Ref: it.ref, Missing: true})
+			}
+		case it.replace != "":
+			m.emitReplace(it)
+		case len(it.changes) > 0:
+			s := m.step(it, Update, whyUpdate(it), it.traits.UndoUpdate)
+			s.Changes = it.changes
+			s.Want = diff.Prune(it.desired.Spec, it.desired.Lifecycle.Ignore)
+			s.After = diff.Merge(it.kind, s.Want, s.Before, recordedSpec(it))
+			m.add(it, s)
+		case it.record == nil && it.traits.Mark && it.thing.Mark.IsZero() && it.traits.Update != providers.Never:
+			s := m.step(it, Update, "taken over as it is, and marked as ours", it.traits.UndoUpdate)
+			s.After = s.Before
+			m.add(it, s)
+		case it.recordStale:
+			s := m.step(it, Adopt, whyAdopt(it), providers.Exact)
+			s.After = s.Before
+			m.add(it, s)
+		default:
+			m.plan.Unchanged++
+		}
+	}
+	slices.SortFunc(m.plan.Drift, func(a, b Drift) int { return a.Ref.Compare(b.Ref) })
+}
+
+func recordedSpec(it *item) schema.Object {
+	if it.record == nil {
+		return nil
+	}
+	return it.record.Spec
+}
+
+func whyCreate(it *item) string {
+	switch {
+	case it.record != nil:
+		return "it was removed outside converge"
+	case it.born > 0:
+		return "declared again"
+	}
+	return "declared, not there yet"
+}
+
+func whyUpdate(it *item) string {
+	switch {
+	case it.renewed != "":
+		return it.renewed
+	case it.record == nil:
+		return "taken over, and differs from the document"
+	case it.recordStale:
+		return "the document changed"
+	}
+	return "changed outside converge"
+}
+
+func whyAdopt(it *item) string {
+	switch {
+	case it.record == nil && it.thing.Mark.IsZero():
+		return "there already, as the document wants it"
+	case it.record == nil:
+		return "bears our mark, but was not recorded"
+	}
+	return "it is as wanted; only what is remembered about it changes"
+}
+
+// emitRemoved decides about a recorded resource that has left the document.
+func (m *maker) emitRemoved(it *item) {
+	forget := func(reason string) {
+		s := m.step(it, Forget, reason, providers.Exact)
+		s.Record = nil
+		m.add(it, s)
+	}
+	left := "no longer declared"
+	if m.in.Options.Destroy {
+		left = "to be destroyed"
+	}
+	switch {
+	case it.thing == nil:
+		forget(left + ", and gone already")
+	case it.record.OnRemove == schema.Forget:
+		forget(left + "; on_remove is forget: the thing stays")
+	case it.traits.Delete == providers.Never:
+		forget(left + "; a " + it.kind.Name + " cannot be deleted: the thing stays")
+	case it.record.OnRemove == schema.Refuse:
+		m.refuse(it.ref, "it is "+left+" and its on_remove is refuse", `declare it again, or set lifecycle.on_remove to "delete" or "forget" first`)
+	case it.record.Protect:
+		m.refuse(it.ref, "it is "+left+" and protected", "declare it again, or apply it once with lifecycle.protect false")
+	default:
+		m.add(it, m.removal(it, left))
+	}
+}
+
+func (m *maker) emitReplace(it *item) {
+	switch {
+	case it.traits.Create == providers.Never || it.traits.Delete == providers.Never:
+		m.refuse(it.ref, "it would have to be replaced ("+it.replace+"), but a "+it.kind.Name+" cannot be deleted and made again", "undo that change of the document")
+		return
+	case it.desired.Lifecycle.Protect || (it.record != nil && it.record.Protect):
+		m.refuse(it.ref, "it would have to be replaced ("+it.replace+"), but it is protected", "undo that change, or apply it once with lifecycle.protect false")
+		return
+	}
+	s := m.removal(it, it.replace)
+	s.Replace = true
+	m.add(it, s)
+	m.emitCreate(it, it.born+1, it.replace)
+	made := &m.plan.Steps[len(m.plan.Steps)-1]
+	made.Replace, made.Changes = true, it.changes
+	made.Needs = append(made.Needs, len(m.plan.Steps)-2)
+}
+
+func (m *maker) removal(it *item, reason string) Step {
+	s := m.step(it, Delete, reason, it.traits.UndoDelete)
+	s.Record = nil
+	if it.traits.Burned {
+		s.Record = &state.Record{Ref: it.ref, Incarnation: it.born, Gone: true}
+	}
+	return s
+}
+
+func (m *maker) emitCreate(it *item, incarnation int, reason string) {
+	if it.traits.Create == providers.Never {
+		m.refuse(it.ref, "it is not there, and a "+it.kind.Name+" cannot be created", "remove it from the document, or bring the thing into being")
+		return
+	}
+	s := m.step(it, Create, reason, it.traits.UndoCreate)
+	s.Before, s.Mark, s.Version = nil, providers.Mark{}, ""
+	s.After, s.Incarnation = it.desired.Spec, incarnation
+	s.Leaves = it.traits.Delete == providers.Never
+	s.ExternalID = ExternalID(m.plan.Site.ID, it.traits, it.ref, incarnation, it.desired.Spec)
+	s.Record = m.record(it, s.ExternalID, incarnation)
+	m.add(it, s)
+}
+
+// step fills in what every step of an item has.
+func (m *maker) step(it *item, a Action, reason string, undo providers.Revert) Step {
+	if undo == "" {
+		undo = providers.NoUndo
+	}
+	s := Step{Ref: it.ref, Action: a, Reason: reason, Undo: undo, Prior: m.prior(it.ref)}
+	if it.thing != nil {
+		s.Before = diff.Named(it.kind, it.thing.Spec, m.namesIn(it.ref.Scope))
+		s.ExternalID, s.Mark, s.Version = it.thing.ID, it.thing.Mark, it.thing.Version
+		s.Incarnation = max(it.born, 1)
+	} else if it.record != nil {
+		s.ExternalID, s.Incarnation = it.record.ID, it.record.Incarnation
+	}
+	if it.desired != nil {
+		s.Want = it.desired.Spec
+		s.Record = m.record(it, s.ExternalID, s.Incarnation)
+	}
+	for _, c := range it.changes {
+		if c.Disruption != "" {
+			s.Disruption = c.Disruption
+			break
+		}
+	}
+	return s
+}
+
+// within is the longest wait for the result of a step: the document's, else the kind's.
+func within(it *item, a Action) time.Duration {
+	var own schema.Timeouts
+	if it.desired != nil {
+		own = it.desired.Timeouts
+	}
+	switch a {
+	case Create:
+		return cmp.Or(own.Create, it.traits.ReadyWithin)
+	case Update:
+		return cmp.Or(own.Update, it.traits.ReadyWithin)
+	case Delete:
+		return cmp.Or(own.Delete, it.traits.GoneWithin)
+	}
+	return 0
+}
+
+func (m *maker) record(it *item, id string, incarnation int) *state.Record {
+	return &state.Record{
+		Ref: it.ref, ID: id, Incarnation: incarnation, Spec: it.desired.Spec, After: it.desired.After,
+		Protect: it.desired.Lifecycle.Protect, OnRemove: it.desired.Lifecycle.OnRemove,
+	}
+}
+
+func (m *maker) prior(ref schema.Ref) *state.Record {
+	i, ok := slices.BinarySearchFunc(m.in.Recorded, ref, func(r state.Record, ref schema.Ref) int { return r.Ref.Compare(ref) })
+	if !ok {
+		return nil
+	}
+	return &m.in.Recorded[i]
+}
+
+func (m *maker) add(it *item, s Step) {
+	s.Within = within(it, s.Action)
+	i := len(m.plan.Steps)
+	h, ok := m.at[it.ref]
+	if !ok {
+		h = halves{-1, -1}
+	}
+	if s.Action == Delete || s.Action == Forget {
+		h.remove = i
+	} else {
+		h.make = i
+	}
+	m.at[it.ref] = h
+	m.plan.Steps = append(m.plan.Steps, s)
+}
+
+func (m *maker) refuse(ref schema.Ref, reason, remedy string) {
+	m.plan.Refusals = append(m.plan.Refusals, Refusal{Ref: ref, Reason: reason, Remedy: remedy})
+}
+
+func (m *maker) namesIn(scope string) diff.Names {
+	return func(kind, id string) string {
+		if n, ok := m.names[Place{scope, kind}][id]; ok {
+			return n
+		}
+		if n, ok := m.names[Place{schema.ScopeSite, kind}][id]; ok {
+			return n
+		}
+		return id
+	}
+}
+
+// budget refuses a plan that destroys more than the policy allows.
+func (m *maker) budget() {
+	if m.in.Options.Unlimited {
+		return
+	}
+	count, live := 0, 0
+	for i := range m.plan.Steps {
+		if m.plan.Steps[i].Action == Delete {
+			count++
+		}
+	}
+	for i := range m.in.Recorded {
+		if !m.in.Recorded[i].Gone {
+			live++
+		}
+	}
+	limit := m.in.Options.MaxDestroy
+	if limit == "" {
+		limit = m.in.Document.Policy.MaxDestroy
+	}
+	if limit == "" {
+		limit = "10%"
+	}
+	allowed, err := Budget(limit, live)
+	if err != nil {
+		m.refuse(schema.Ref{}, err.Error(), "correct policy.max_destroy or -max-destroy")
+		return
+	}
+	if count > allowed {
+		m.refuse(schema.Ref{}, fmt.Sprintf("it would destroy %d of %d recorded things, and max_destroy (%s) allows %d", count, live, limit, allowed),
+			fmt.Sprintf("look at the plan; if it is what you want, allow it with -max-destroy=%d or policy.max_destroy", count))
+	}
+}
+
+// Budget gives how many of live things may be destroyed: "3", or "10%" of them but at least one.
+func Budget(limit string, live int) (int, error) {
+	if p, ok := strings.CutSuffix(limit, "%"); ok {
+		n, err := strconv.Atoi(p)
+		if err != nil || n < 0 || n > 100 {
+			return 0, fmt.Errorf("max_destroy is %q; want a number such as 3 or a share such as 10%%", limit)
+		}
+		return max(1, live*n/100), nil
+	}
+	n, err := strconv.Atoi(limit)
+	if err != nil || n < 0 {
+		return 0, fmt.Errorf("max_destroy is %q; want a number such as 3 or a share such as 10%%", limit)
+	}
+	return n, nil
+}

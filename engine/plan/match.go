@@ -1,0 +1,236 @@
+package plan
+
+import (
+	"fmt"
+	"slices"
+
+	"converge.dev/converge/providers"
+	"converge.dev/converge/schema"
+)
+
+// lookAhead is how many incarnations beyond the recorded one are looked for when a record or a mark was lost.
+const lookAhead = 3
+
+// match brings together what is desired, recorded and observed of each resource: by recorded id, then by mark, then by
+// the ids that we would have chosen, then by natural key.
+func (m *maker) match() error {
+	m.collect()
+	byID := make(map[Place]map[string]*providers.Thing, len(m.in.Observed.Things))
+	marked := map[schema.Ref]*providers.Thing{}
+	for at, things := range m.in.Observed.Things {
+		ids := make(map[string]*providers.Thing, len(things))
+		for i := range things {
+			t := &things[i]
+			ids[t.ID] = t
+			if t.Mark.Site != m.plan.Site.ID || t.Mark.IsZero() || t.Phase == providers.Leaving {
+				continue
+			}
+			if had := marked[t.Mark.Ref]; had == nil || had.Mark.Incarnation < t.Mark.Incarnation {
+				marked[t.Mark.Ref] = t
+			}
+		}
+		byID[at] = ids
+	}
+	taken := make(map[*providers.Thing]bool, len(m.items))
+	for _, it := range m.items {
+		at := Place{it.ref.Scope, it.ref.Kind}
+		if err := m.describe(it, at); err != nil {
+			return err
+		}
+		if it.unknown {
+			continue
+		}
+		if t := m.find(it, byID[at], marked); t != nil && !taken[t] {
+			it.thing, taken[t] = t, true
+			if it.record == nil {
+				it.born = max(it.born, t.Mark.Incarnation)
+			}
+		}
+	}
+	for _, it := range m.items {
+		if it.desired != nil && it.thing == nil && !it.unknown && it.desired.Lifecycle.Adopt == schema.AdoptMatch {
+			m.adoptByName(it, taken)
+		}
+	}
+	m.index()
+	m.foreign(taken)
+	return nil
+}
+
+// collect makes one item of each resource that is desired or recorded, in the order of refs.
+func (m *maker) collect() {
+	desired := m.in.Document.Resources
+	if m.in.Options.Destroy {
+		desired = nil
+	}
+	recorded := m.in.Recorded
+	if !slices.IsSortedFunc(recorded, compareRecords) {
+		recorded = slices.SortedFunc(slices.Values(recorded), compareRecords)
+		m.in.Recorded = recorded
+	}
+	m.items = make([]*item, 0, max(len(desired), len(recorded)))
+	m.byRef = make(map[schema.Ref]*item, cap(m.items))
+	all := make([]item, 0, len(desired)+len(recorded))
+	for len(desired) > 0 || len(recorded) > 0 {
+		it := item{}
+		c := 0
+		switch {
+		case len(desired) == 0:
+			c = 1
+		case len(recorded) == 0:
+			c = -1
+		default:
+			c = desired[0].Ref.Compare(recorded[0].Ref)
+		}
+		if c <= 0 {
+			it.ref, it.desired = desired[0].Ref, &desired[0]
+			desired = desired[1:]
+		}
+		if c >= 0 {
+			r := &recorded[0]
+			it.ref, it.born = r.Ref, r.Incarnation
+			if !r.Gone {
+				it.record = r
+			}
+			recorded = recorded[1:]
+		}
+		if it.desired == nil && it.record == nil {
+			continue // deleted earlier, only its incarnations are remembered
+		}
+		all = append(all, it)
+		m.items = append(m.items, &all[len(all)-1])
+		m.byRef[it.ref] = &all[len(all)-1]
+	}
+}
+
+// describe looks up the kind; a kind that no provider serves in the scope, or that could not be seen, is unknown.
+func (m *maker) describe(it *item, at Place) error {
+	it.kind = m.in.Kinds[it.ref.Kind]
+	if it.kind == nil {
+		return fmt.Errorf("%s: the schema has no kind %s; was it recorded by a newer converge?", it.ref, it.ref.Kind)
+	}
+	why, unknown := m.in.Observed.Unknown[at]
+	if !unknown {
+		var served bool
+		it.traits, served = m.in.Traits(at.Scope, at.Kind)
+		_, seen := m.in.Observed.Things[at]
+		switch {
+		case !served:
+			unknown, why = true, "no provider is configured for it"
+		case !seen:
+			unknown, why = true, "it was not observed"
+		}
+	}
+	if unknown {
+		it.unknown = true
+		u := Unknown{Scope: at.Scope, Kind: at.Kind, Error: why}
+		if n := len(m.plan.Unknown); n == 0 || m.plan.Unknown[n-1] != u { // items come sorted by scope and kind
+			m.plan.Unknown = append(m.plan.Unknown, u)
+		}
+	}
+	return nil
+}
+
+func (m *maker) find(it *item, ids map[string]*providers.Thing, marked map[schema.Ref]*providers.Thing) *providers.Thing {
+	if it.record != nil {
+		if t := ids[it.record.ID]; t != nil && t.Phase != providers.Leaving {
+			return t
+		}
+	}
+	if t := marked[it.ref]; t != nil {
+		return t
+	}
+	if it.desired == nil || it.record != nil {
+		return nil
+	}
+	if it.traits.ID != "" {
+		t := ids[ExternalID(m.plan.Site.ID, it.traits, it.ref, 1, it.desired.Spec)]
+		if t == nil || t.Phase == providers.Leaving || m.mayAdopt(it, t) {
+			return t
+		}
+		return nil
+	}
+	for i := it.born + 1; i <= it.born+lookAhead; i++ {
+		if t := ids[ExternalID(m.plan.Site.ID, it.traits, it.ref, i, it.desired.Spec)]; t != nil && t.Phase != providers.Leaving {
+			it.born = i
+			return t
+		}
+	}
+	return nil
+}
+
+// mayAdopt decides about a thing that has the resource's natural key and is not known to be ours.
+func (m *maker) mayAdopt(it *item, t *providers.Thing) bool {
+	switch {
+	case !t.Mark.IsZero():
+		m.refuse(it.ref, fmt.Sprintf("a %s with this name exists and is marked as %s of site %s", it.kind.Name, t.Mark.Ref, t.Mark.Site),
+			"choose another name, or remove the mark if that site is gone")
+	case it.traits.Create == providers.Never, it.traits.Delete == providers.Never, it.desired.Lifecycle.Adopt == schema.AdoptMatch:
+		return true // what cannot be deleted cannot be lost by taking it over
+	default:
+		m.refuse(it.ref, fmt.Sprintf("a %s with this name exists and was not made by converge", it.kind.Name),
+			`to take it over set lifecycle.adopt to "match"; otherwise choose another name`)
+	}
+	it.refused = true
+	return false
+}
+
+// adoptByName takes over the one unmarked thing that bears the resource's name, for kinds whose ids say nothing.
+func (m *maker) adoptByName(it *item, taken map[*providers.Thing]bool) {
+	if it.traits.ID != "" {
+		return
+	}
+	var found []*providers.Thing
+	things := m.in.Observed.Things[Place{it.ref.Scope, it.ref.Kind}]
+	for i := range things {
+		if t := &things[i]; t.Name == it.ref.Name && t.Mark.IsZero() && !taken[t] && t.Phase != providers.Leaving {
+			found = append(found, t)
+		}
+	}
+	switch len(found) {
+	case 0:
+	case 1:
+		it.thing, taken[found[0]] = found[0], true
+	default:
+		it.refused = true
+		m.refuse(it.ref, fmt.Sprintf("%d things of kind %s are called %s: it is not clear which to take over", len(found), it.kind.Name, it.ref.Name),
+			"rename all but one, or import the right one by its id")
+	}
+}
+
+// index makes the table from external ids to names, with which specs are read.
+func (m *maker) index() {
+	m.names = map[Place]map[string]string{}
+	for _, it := range m.items {
+		if it.thing == nil {
+			continue
+		}
+		at := Place{it.ref.Scope, it.ref.Kind}
+		if m.names[at] == nil {
+			m.names[at] = make(map[string]string, len(m.in.Observed.Things[at]))
+		}
+		m.names[at][it.thing.ID] = it.ref.Name
+	}
+}
+
+// foreign lists what nobody declared.
+func (m *maker) foreign(taken map[*providers.Thing]bool) {
+	for at, things := range m.in.Observed.Things {
+		for i := range things {
+			t := &things[i]
+			if taken[t] || t.Phase == providers.Leaving {
+				continue
+			}
+			if it := m.byRef[schema.Ref{Scope: at.Scope, Kind: at.Kind, Name: t.Name}]; it != nil && it.refused {
+				continue
+			}
+			m.plan.Unmanaged = append(m.plan.Unmanaged, Foreign{
+				Scope: at.Scope, Kind: at.Kind, ID: t.ID, Name: t.Name, Stray: t.Mark.Site == m.plan.Site.ID && !t.Mark.IsZero(),
+			})
+		}
+	}
+	slices.SortFunc(m.plan.Unmanaged, func(a, b Foreign) int {
+		x, y := schema.Ref{Scope: a.Scope, Kind: a.Kind, Name: a.ID}, schema.Ref{Scope: b.Scope, Kind: b.Kind, Name: b.ID}
+		return x.Compare(y)
+	})
+}

@@ -1,0 +1,198 @@
+package plan
+
+import (
+	"cmp"
+	"fmt"
+	"slices"
+	"strings"
+
+	"converge.dev/converge/engine/graph"
+	"converge.dev/converge/schema"
+	"converge.dev/converge/state"
+)
+
+func compareRecords(a, b state.Record) int { return a.Ref.Compare(b.Ref) }
+
+// connect finds which steps come before which: a resource is made after what it refers to, and removed after all that
+// refers to it is gone or refers to something else.
+func (m *maker) connect() {
+	steps := m.plan.Steps
+	need := func(step, before int) {
+		if step >= 0 && before >= 0 && step != before && !slices.Contains(steps[step].Needs, before) {
+			steps[step].Needs = append(steps[step].Needs, before)
+		}
+	}
+	for _, it := range m.items {
+		mine, ok := m.at[it.ref]
+		if !ok {
+			continue
+		}
+		if it.desired != nil {
+			for _, r := range it.desired.After {
+				if h, ok := m.at[r]; ok {
+					need(mine.make, h.make)
+				}
+			}
+		}
+		for _, r := range it.refs() {
+			h, ok := m.at[r]
+			if !ok || h.remove < 0 {
+				continue
+			}
+			switch {
+			case mine.remove >= 0:
+				need(h.remove, mine.remove)
+			case it.desired == nil || !slices.Contains(it.desired.After, r):
+				need(h.remove, mine.make)
+			}
+		}
+	}
+}
+
+// narrow keeps the steps that -target and -exclude leave, and drops those that need something unknown or refused. What is
+// unknown about the rest does not matter.
+func (m *maker) narrow() {
+	steps := m.plan.Steps
+	asked := func(r schema.Ref) bool {
+		match := func(p string) bool { return Matches(p, r) }
+		return (len(m.in.Options.Target) == 0 || slices.ContainsFunc(m.in.Options.Target, match)) && !slices.ContainsFunc(m.in.Options.Exclude, match)
+	}
+	m.plan.Unknown = slices.DeleteFunc(m.plan.Unknown, func(u Unknown) bool {
+		return !slices.ContainsFunc(m.items, func(it *item) bool {
+			return it.ref.Scope == u.Scope && it.ref.Kind == u.Kind && asked(it.ref)
+		})
+	})
+	keep := make([]bool, len(steps))
+	for i := range keep {
+		keep[i] = true
+	}
+	if len(m.in.Options.Target) > 0 {
+		clear(keep)
+		var take func(i int)
+		take = func(i int) {
+			if !keep[i] {
+				keep[i] = true
+				for _, n := range steps[i].Needs {
+					take(n)
+				}
+			}
+		}
+		for i := range steps {
+			if slices.ContainsFunc(m.in.Options.Target, func(p string) bool { return Matches(p, steps[i].Ref) }) {
+				take(i)
+			}
+		}
+	}
+	for i := range steps {
+		if slices.ContainsFunc(m.in.Options.Exclude, func(p string) bool { return Matches(p, steps[i].Ref) }) || m.blocked(steps[i].Ref) {
+			keep[i] = false
+		}
+	}
+	// What needs a dropped step cannot be done either; needs run in no particular order, so repeat until nothing changes.
+	for changed := true; changed; {
+		changed = false
+		for i := range steps {
+			if keep[i] && slices.ContainsFunc(steps[i].Needs, func(n int) bool { return !keep[n] }) {
+				keep[i], changed = false, true
+			}
+		}
+	}
+	if !slices.Contains(keep, false) {
+		return
+	}
+	m.renumber(func(yield func(int) bool) {
+		for i := range steps {
+			if keep[i] && !yield(i) {
+				return
+			}
+		}
+	})
+}
+
+// blocked reports whether a resource refers to one about which nothing could be decided.
+func (m *maker) blocked(ref schema.Ref) bool {
+	it := m.byRef[ref]
+	if it == nil || it.desired == nil {
+		return false
+	}
+	return slices.ContainsFunc(it.desired.After, func(r schema.Ref) bool {
+		p := m.byRef[r]
+		return p != nil && (p.unknown || p.refused)
+	})
+}
+
+// order lists the steps in waves: first all that can be undone, then what cannot and what needs that.
+func (m *maker) order() error {
+	steps := m.plan.Steps
+	after := make([]bool, len(steps)) // beyond the point of no return
+	for i := range steps {
+		after[i] = !steps[i].Undo.Reversible()
+	}
+	levels, cycle := graph.Levels(m.plan.Needs())
+	if cycle != nil {
+		refs := make([]string, len(cycle))
+		for i, n := range cycle {
+			refs[i] = string(steps[n].Action) + " " + steps[n].Ref.String()
+		}
+		return fmt.Errorf("these steps need one another: %s", strings.Join(refs, " needs "))
+	}
+	sorted := make([]int, len(steps))
+	for i := range sorted {
+		sorted[i] = i
+	}
+	slices.SortStableFunc(sorted, func(a, b int) int { return cmp.Compare(levels[a], levels[b]) })
+	for _, i := range sorted { // needs come first in this order, so one pass carries the mark along
+		after[i] = after[i] || slices.ContainsFunc(steps[i].Needs, func(n int) bool { return after[n] })
+	}
+	wave := make([]int, len(steps))
+	for _, i := range sorted {
+		for _, n := range steps[i].Needs {
+			if after[n] == after[i] {
+				wave[i] = max(wave[i], wave[n]+1)
+			}
+		}
+	}
+	first := 0 // waves before the point of no return
+	for i := range steps {
+		if !after[i] {
+			first = max(first, wave[i]+1)
+		}
+	}
+	for i := range steps {
+		if after[i] {
+			wave[i] += first
+		}
+		steps[i].Wave = wave[i]
+	}
+	slices.SortFunc(sorted, func(a, b int) int {
+		return cmp.Or(cmp.Compare(wave[a], wave[b]), steps[a].Ref.Compare(steps[b].Ref), cmp.Compare(a, b))
+	})
+	m.renumber(slices.Values(sorted))
+	m.plan.NoReturn = len(m.plan.Steps)
+	if i := slices.IndexFunc(m.plan.Steps, func(s Step) bool { return s.Wave >= first }); i >= 0 && slices.Contains(after, true) {
+		m.plan.NoReturn = i
+	}
+	return nil
+}
+
+// renumber keeps the steps at the given indices, in that order.
+func (m *maker) renumber(order func(yield func(int) bool)) {
+	at := make(map[int]int, len(m.plan.Steps))
+	var kept []Step
+	for i := range order {
+		at[i] = len(kept)
+		kept = append(kept, m.plan.Steps[i])
+	}
+	for i := range kept {
+		kept[i].ID = i
+		needs := make([]int, 0, len(kept[i].Needs))
+		for _, n := range kept[i].Needs {
+			if j, ok := at[n]; ok {
+				needs = append(needs, j)
+			}
+		}
+		slices.Sort(needs)
+		kept[i].Needs = needs
+	}
+	m.plan.Steps = kept
+}

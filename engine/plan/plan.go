@@ -1,0 +1,229 @@
+// Package plan decides what to do about a site. It is pure: three inputs (desired, observed, recorded), one value out;
+// no clock, no I/O. What it decides is carried out byte for byte by package apply, which decides nothing.
+//
+// # Words
+//
+// A [Plan] is an ordered list of [Step] values. Each step does one thing to one resource: it creates, updates, deletes,
+// adopts or forgets it. A replacement is two steps. Steps name the steps they need; everything that can be undone comes
+// before [Plan.NoReturn], what cannot be undone exactly comes after it. A thing that nobody declared is unmanaged: it
+// is reported and never touched. A scope that could not be seen whole is unknown: nothing is decided about it, for
+// unknown is not absent.
+package plan
+
+import (
+	"crypto/sha256"
+	"encoding/hex"
+	"encoding/json"
+	"errors"
+	"fmt"
+	"time"
+
+	"converge.dev/converge/engine/diff"
+	"converge.dev/converge/providers"
+	"converge.dev/converge/schema"
+	"converge.dev/converge/state"
+)
+
+// Format is the version of the saved form. A plan with another format is refused.
+const Format = 1
+
+// Action is what a step does.
+type Action string
+
+// Actions.
+const (
+	Create Action = "create"
+	Update Action = "update"
+	Delete Action = "delete"
+	Adopt  Action = "adopt"  // record a thing that is there already, without changing it
+	Forget Action = "forget" // drop the record, leave the thing
+)
+
+// A Plan is a decision about a whole site.
+type Plan struct {
+	Format   int             `json:"format"`
+	ID       string          `json:"id"` // tells this plan from an equal one made at another time: each is applied once
+	Site     schema.Site     `json:"site"`
+	Document json.RawMessage `json:"document,omitempty"` // the desired document; absent in a destroy plan
+	Digest   string          `json:"document_digest,omitempty"`
+	Revision int64           `json:"document_revision,omitempty"` // of the store's head when planned from it
+	Destroy  bool            `json:"destroy,omitempty"`
+
+	Steps    []Step `json:"steps"`
+	NoReturn int    `json:"no_return"` // index of the first step that cannot be undone exactly; len(Steps) when none
+
+	Unchanged int       `json:"unchanged"` // declared resources that are as they should be
+	Drift     []Drift   `json:"drift,omitempty"`
+	Unmanaged []Foreign `json:"unmanaged,omitempty"`
+	Unknown   []Unknown `json:"unknown,omitempty"`
+	Refusals  []Refusal `json:"refusals,omitempty"` // why this plan may not be applied
+}
+
+// A Step does one thing to one resource.
+type Step struct {
+	ID      int        `json:"id"` // its index in the plan
+	Ref     schema.Ref `json:"ref"`
+	Action  Action     `json:"action"`
+	Replace bool       `json:"replace,omitempty"` // one half of a replacement
+	Reason  string     `json:"reason"`            // why, in words
+	Needs   []int      `json:"needs,omitempty"`   // steps that come before
+	Wave    int        `json:"wave"`              // steps of one wave need nothing of each other
+
+	Changes []diff.Change `json:"changes,omitempty"`
+	Before  schema.Object `json:"before,omitempty"` // as seen, references as names; absent for create
+	After   schema.Object `json:"after,omitempty"`  // the whole spec to have; absent for delete and forget
+	Want    schema.Object `json:"want,omitempty"`   // what the document states; recorded afterwards
+
+	ExternalID  string         `json:"external_id"`
+	Incarnation int            `json:"incarnation"`
+	Mark        providers.Mark `json:"mark,omitzero"` // the mark seen on the thing
+	Version     string         `json:"version,omitempty"`
+
+	Undo       providers.Revert `json:"undo"` // what undoing the step means
+	Disruption string           `json:"disruption,omitempty"`
+	Leaves     bool             `json:"leaves,omitempty"` // what it creates can never be deleted: an undo forgets it, and it stays
+
+	Prior  *state.Record `json:"prior,omitempty"`  // the record before the step
+	Record *state.Record `json:"record,omitempty"` // the record after the step, without run and time; nil: none
+
+	Within time.Duration `json:"within,omitempty"` // longest wait for the result, after the call was accepted
+}
+
+// Inverse is what undoing the step does.
+func (s *Step) Inverse() Action {
+	switch {
+	case s.Action == Create && s.Leaves:
+		return Forget
+	case s.Action == Create:
+		return Delete
+	case s.Action == Delete:
+		return Create
+	case s.Action == Adopt:
+		return Forget
+	case s.Action == Forget:
+		return Adopt
+	}
+	return s.Action
+}
+
+// Drift is a recorded resource that is no longer as it was left.
+type Drift struct {
+	Ref     schema.Ref    `json:"ref"`
+	Missing bool          `json:"missing,omitempty"`
+	Changes []diff.Change `json:"changes,omitempty"` // Before is what was left, After what is seen
+	Failed  string        `json:"failed,omitempty"`  // the far side says that the thing has failed, and why
+}
+
+// A Foreign is a thing that no resource declares.
+type Foreign struct {
+	Scope string `json:"scope"`
+	Kind  string `json:"kind"`
+	ID    string `json:"id"`
+	Name  string `json:"name,omitempty"`
+	Stray bool   `json:"stray,omitempty"` // bears this site's mark, yet is not recorded
+}
+
+// Unknown is a kind that could not be seen whole in a scope.
+type Unknown struct {
+	Scope string `json:"scope"`
+	Kind  string `json:"kind"`
+	Error string `json:"error"`
+}
+
+// A Refusal is a reason why a plan may not be applied.
+type Refusal struct {
+	Ref    schema.Ref `json:"ref,omitzero"`
+	Reason string     `json:"reason"`
+	Remedy string     `json:"remedy"` // what the operator can do about it
+}
+
+// ErrFormat says that a saved plan is not of this version.
+var ErrFormat = errors.New("this is not a plan that this version of converge can apply")
+
+// Encode gives the plan as it is saved and its digest, the hex SHA-256 of that.
+func (p *Plan) Encode() (data []byte, digest string, err error) {
+	data, err = json.Marshal(p)
+	if err != nil {
+		return nil, "", err
+	}
+	sum := sha256.Sum256(data)
+	return data, hex.EncodeToString(sum[:]), nil
+}
+
+// Decode is the inverse of Encode.
+func Decode(data []byte) (*Plan, error) {
+	var p Plan
+	if err := json.Unmarshal(data, &p); err != nil {
+		return nil, fmt.Errorf("%w: %v", ErrFormat, err)
+	}
+	if p.Format != Format {
+		return nil, fmt.Errorf("%w: it has format %d, want %d; plan again", ErrFormat, p.Format, Format)
+	}
+	for i := range p.Steps {
+		if p.Steps[i].ID != i {
+			return nil, fmt.Errorf("%w: step %d is numbered %d", ErrFormat, i, p.Steps[i].ID)
+		}
+		for _, n := range p.Steps[i].Needs {
+			if n < 0 || n >= len(p.Steps) {
+				return nil, fmt.Errorf("%w: step %d needs step %d, which does not exist", ErrFormat, i, n)
+			}
+		}
+	}
+	return &p, nil
+}
+
+// Empty reports whether there is nothing to do.
+func (p *Plan) Empty() bool { return len(p.Steps) == 0 }
+
+// Counts are the numbers of a summary. A replacement counts once.
+type Counts struct {
+	Create  int `json:"add"`
+	Update  int `json:"change"`
+	Replace int `json:"replace"`
+	Delete  int `json:"remove"`
+	Adopt   int `json:"adopt"`
+	Forget  int `json:"forget"`
+}
+
+// Counts counts what the plan does.
+func (p *Plan) Counts() Counts {
+	var c Counts
+	for i := range p.Steps {
+		s := &p.Steps[i]
+		switch {
+		case s.Replace && s.Action == Create:
+			c.Replace++
+		case s.Replace:
+		case s.Action == Create:
+			c.Create++
+		case s.Action == Update:
+			c.Update++
+		case s.Action == Delete:
+			c.Delete++
+		case s.Action == Adopt:
+			c.Adopt++
+		case s.Action == Forget:
+			c.Forget++
+		}
+	}
+	return c
+}
+
+// Needs gives the steps that each step needs, for package graph. A step after the point of no return needs, besides
+// what it says, every step before it; that is left to the one who walks the plan.
+func (p *Plan) Needs() [][]int {
+	needs := make([][]int, len(p.Steps))
+	for i := range p.Steps {
+		needs[i] = p.Steps[i].Needs
+	}
+	return needs
+}
+
+// Fingerprint is what a step expects to find right before it acts: the digest of the spec seen when planning.
+// It is empty when nothing is expected to be there.
+func (s *Step) Fingerprint() string {
+	if s.Before == nil {
+		return ""
+	}
+	return s.Before.Digest()
+}

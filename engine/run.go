@@ -1,0 +1,441 @@
+package engine
+
+import (
+	"context"
+	"encoding/json"
+	"errors"
+	"fmt"
+	"slices"
+
+	"converge.dev/converge/engine/apply"
+	"converge.dev/converge/engine/diff"
+	"converge.dev/converge/engine/drift"
+	"converge.dev/converge/engine/event"
+	"converge.dev/converge/engine/journal"
+	"converge.dev/converge/engine/plan"
+	"converge.dev/converge/providers"
+	"converge.dev/converge/schema"
+	"converge.dev/converge/state"
+)
+
+// Plan looks at the site and decides what would make it as doc says. It changes nothing. What may not be done, and what
+// could not be seen, stands in the plan.
+func (e *Engine) Plan(ctx context.Context, doc *schema.Document, o plan.Options) (*plan.Plan, error) {
+	in, err := e.look(ctx, doc)
+	if err != nil {
+		return nil, err
+	}
+	in.ID, in.Options = state.NewRunID(e.o.Now()), o
+	p, err := plan.Make(in)
+	if err != nil {
+		return nil, err
+	}
+	head, err := e.o.Store.Head(ctx)
+	switch {
+	case err == nil:
+		p.Revision = head.Revision
+		if n := doc.Site.Serial; !o.Destroy && n != 0 && n <= head.Serial && doc.Digest != head.Digest {
+			p.Refusals = append(p.Refusals, plan.Refusal{
+				Reason: fmt.Sprintf("site.serial is %d, and the newest revision of the document has %d", n, head.Serial),
+				Remedy: "raise site.serial, or leave it out to have it counted",
+			})
+		}
+	case !errors.Is(err, state.ErrNotFound):
+		return nil, err
+	}
+	return p, nil
+}
+
+// Drift looks at the site and reports how it differs from what was applied last. It changes nothing.
+func (e *Engine) Drift(ctx context.Context, site schema.Site) (*drift.Report, error) {
+	in, err := e.look(ctx, &schema.Document{Site: site})
+	if err != nil {
+		return nil, err
+	}
+	return drift.Compare(in, e.o.Now().UTC())
+}
+
+// Apply carries out a plan under the site lock, exactly as it is. It fails with a *RefusedError, *UnknownError,
+// *HeldError, *StaleError, *SpentError or *state.LockedError when nothing was changed; with ErrInterrupted or another
+// error when the run is open. How the run ended otherwise is in the result.
+func (e *Engine) Apply(ctx context.Context, p *plan.Plan, o ApplyOptions) (Result, error) {
+	if len(p.Refusals) > 0 {
+		return Result{}, &RefusedError{p.Refusals}
+	}
+	if len(p.Unknown) > 0 && !o.AllowPartial {
+		return Result{}, &UnknownError{p.Unknown}
+	}
+	body, digest, err := p.Encode()
+	if err != nil {
+		return Result{}, err
+	}
+	if run, spent, err := e.o.Store.Spent(ctx, digest); err != nil {
+		return Result{}, err
+	} else if spent {
+		return Result{}, &SpentError{run}
+	}
+	op := "apply"
+	if p.Destroy {
+		op = "destroy"
+	}
+	return e.locked(ctx, op, func(ctx context.Context, lock *state.Lock) (Result, error) {
+		if err := e.free(ctx, ""); err != nil {
+			return Result{}, err
+		}
+		recorded, err := e.o.Store.Records(ctx)
+		if err != nil {
+			return Result{}, err
+		}
+		set, err := e.connect(ctx, p.Site, stepRefs(p))
+		if err != nil {
+			return Result{}, err
+		}
+		if err := reachable(set, p); err != nil {
+			return Result{}, err
+		}
+		if err := e.fresh(ctx, set, p, recorded); err != nil {
+			return Result{}, err
+		}
+		run, err := e.begin(ctx, lock, p, op, body, digest, o)
+		if err != nil || p.Empty() {
+			return Result{Run: run}, err
+		}
+		return e.carry(ctx, set, lock, p, run, nil, recorded, o, false)
+	})
+}
+
+// fresh refuses a plan that the site, the records or the document have left behind.
+func (e *Engine) fresh(ctx context.Context, set *providers.Set, p *plan.Plan, recorded []state.Record) error {
+	head, err := e.o.Store.Head(ctx)
+	if err != nil && !errors.Is(err, state.ErrNotFound) {
+		return err
+	}
+	if head.Revision != p.Revision && head.Digest != p.Digest {
+		return &StaleError{[]event.Difference{{Detail: fmt.Sprintf("the document was replaced by serial %d (%s, %s)", head.Serial, head.By, head.At.Format("2006-01-02 15:04:05"))}}}
+	}
+	ds, err := e.stale(ctx, set, p, recorded)
+	if err != nil {
+		return err
+	}
+	if len(ds) > 0 {
+		slices.SortFunc(ds, func(a, b event.Difference) int { return a.Ref.Compare(b.Ref) })
+		return &StaleError{ds}
+	}
+	return nil
+}
+
+// begin stores the document and the plan, spends the plan and opens the run, in this order: a crash in between leaves
+// nothing that another run could trip over.
+func (e *Engine) begin(ctx context.Context, lock *state.Lock, p *plan.Plan, op string, body []byte, digest string, o ApplyOptions) (state.Run, error) {
+	run := state.Run{
+		ID: state.NewRunID(e.o.Now()), Op: op, Status: state.RunOpen, Plan: digest, Serial: p.Site.Serial, By: e.o.Who,
+		Epoch: lock.Epoch(), Started: e.o.Now().UTC(), Steps: len(p.Steps), OnFail: string(o.OnFailure),
+	}
+	if !p.Destroy && len(p.Document) > 0 {
+		head, err := e.o.Store.PutDocument(ctx, p.Document, p.Digest, p.Site.Serial, e.o.Who, state.AnyRevision)
+		if err != nil {
+			return run, err
+		}
+		run.Serial = head.Serial
+	}
+	if p.Empty() {
+		run.Status = state.RunApplied
+		return run, nil
+	}
+	var err error
+	if run.Body, err = e.o.Store.PutBlob(ctx, body); err != nil {
+		return run, err
+	}
+	_, err = lock.Commit(ctx, []state.Guard{e.o.Store.UnspentGuard(digest)}, []state.Op{e.o.Store.SpentOp(digest, run.ID), e.o.Store.PutRunOp(run)})
+	if errors.Is(err, state.ErrGuard) {
+		if by, spent, serr := e.o.Store.Spent(ctx, digest); serr == nil && spent {
+			return run, &SpentError{by}
+		}
+	}
+	if err != nil {
+		return run, fmt.Errorf("open run %s: %w", run.ID, err)
+	}
+	return run, nil
+}
+
+// Resume continues the open or partial run with that id; the only such run when id is empty. A run that was being
+// reverted goes on being reverted; any other goes on forward.
+func (e *Engine) Resume(ctx context.Context, id string, o ApplyOptions) (Result, error) {
+	return e.again(ctx, "resume", id, o, func(run state.Run, _ *plan.Plan, _ journal.Replay) (undo bool, err error) {
+		if run.Status != state.RunOpen && run.Status != state.RunPartial {
+			return false, fmt.Errorf("run %s ended %s: there is nothing to resume", run.ID, run.Status)
+		}
+		return false, nil
+	})
+}
+
+// Rollback undoes the run with that id, or the newest when id is empty. It refuses when the run did something that cannot
+// be undone exactly.
+func (e *Engine) Rollback(ctx context.Context, id string, o ApplyOptions) (Result, error) {
+	return e.again(ctx, "rollback", id, o, func(run state.Run, p *plan.Plan, sum journal.Replay) (undo bool, err error) {
+		if run.Status == state.RunReverted {
+			return true, fmt.Errorf("run %s is reverted already", run.ID)
+		}
+		var refused []plan.Refusal
+		for i := range p.Steps {
+			if s := &p.Steps[i]; !s.Undo.Reversible() && sum.Forward[i].Effect() {
+				refused = append(refused, plan.Refusal{
+					Ref:    s.Ref,
+					Reason: fmt.Sprintf("the run did %s it, which cannot be undone exactly (%s)", s.Action, s.Undo),
+					Remedy: "write a document that describes what you want now, and apply that",
+				})
+			}
+		}
+		if len(refused) > 0 {
+			return true, &RefusedError{refused}
+		}
+		return true, nil
+	})
+}
+
+// again takes up a run that exists.
+func (e *Engine) again(ctx context.Context, op, id string, o ApplyOptions, decide func(state.Run, *plan.Plan, journal.Replay) (bool, error)) (Result, error) {
+	run, err := e.pick(ctx, op, id)
+	if err != nil {
+		return Result{}, err
+	}
+	body, err := e.o.Store.Blob(ctx, run.Body)
+	if err != nil {
+		return Result{}, fmt.Errorf("the plan of run %s: %w", run.ID, err)
+	}
+	p, err := plan.Decode(body)
+	if err != nil {
+		return Result{}, fmt.Errorf("run %s: %w", run.ID, err)
+	}
+	return e.locked(ctx, op, func(ctx context.Context, lock *state.Lock) (Result, error) {
+		if err := e.free(ctx, run.ID); err != nil {
+			return Result{}, err
+		}
+		records, err := journal.Read(ctx, e.o.Store, run.ID)
+		if err != nil {
+			return Result{}, err
+		}
+		sum, err := journal.Sum(records, len(p.Steps))
+		if err != nil {
+			return Result{}, err
+		}
+		// What is stored may be newer than what was read before the lock was there.
+		if run, err = e.o.Store.Run(ctx, run.ID); err != nil {
+			return Result{}, err
+		}
+		undo, err := decide(run, p, sum)
+		if err != nil {
+			return Result{Run: run}, err
+		}
+		recorded, err := e.o.Store.Records(ctx)
+		if err != nil {
+			return Result{}, err
+		}
+		set, err := e.connect(ctx, p.Site, stepRefs(p))
+		if err != nil {
+			return Result{}, err
+		}
+		if err := reachable(set, p); err != nil {
+			return Result{}, err
+		}
+		run.Status, run.Ended, run.Epoch = state.RunOpen, nil, lock.Epoch()
+		if _, err := lock.Commit(ctx, nil, []state.Op{e.o.Store.PutRunOp(run)}); err != nil {
+			return Result{}, fmt.Errorf("open run %s: %w", run.ID, err)
+		}
+		if o.OnFailure == "" {
+			o.OnFailure = apply.OnFailure(run.OnFail)
+		}
+		return e.carry(ctx, set, lock, p, run, records, recorded, o, undo)
+	})
+}
+
+// pick finds the run that is meant.
+func (e *Engine) pick(ctx context.Context, op, id string) (state.Run, error) {
+	if id != "" {
+		run, err := e.o.Store.Run(ctx, id)
+		if errors.Is(err, state.ErrNotFound) {
+			return run, fmt.Errorf("there is no run %s; converge runs lists them", id)
+		}
+		return run, err
+	}
+	runs, err := e.o.Store.Runs(ctx)
+	if err != nil {
+		return state.Run{}, err
+	}
+	i := slices.IndexFunc(runs, func(r state.Run) bool {
+		return r.Status == state.RunOpen || r.Status == state.RunPartial || (op == "rollback" && r.Status == state.RunApplied)
+	})
+	if i < 0 {
+		return state.Run{}, fmt.Errorf("there is no run to %s", op)
+	}
+	return runs[i], nil
+}
+
+// carry hands a run to package apply.
+func (e *Engine) carry(ctx context.Context, set *providers.Set, lock *state.Lock, p *plan.Plan, run state.Run, records []journal.Record, recorded []state.Record, o ApplyOptions, undo bool) (Result, error) {
+	if o.OnFailure == "" {
+		o.OnFailure = apply.Rollback
+	}
+	run, ds, err := apply.Carry(ctx, apply.Options{
+		Kinds: e.o.Kinds, Providers: set, Store: e.o.Store, Lock: lock, Plan: p, Run: run, Records: records, Recorded: recorded,
+		Undo: undo, OnFailure: o.OnFailure, Parallelism: e.o.Parallelism, Retry: e.o.Retry, Interrupt: o.Interrupt,
+		Emit: e.o.Emit, Logger: e.o.Logger,
+	})
+	return Result{run, ds}, err
+}
+
+// Free says why nothing new may be applied to the site: *state.LockedError when another process still works on it after
+// the wait for the lock, *HeldError when a run is open or the site is held.
+func (e *Engine) Free(ctx context.Context) error {
+	if holder, err := e.o.Store.LockInfo(ctx); err != nil {
+		return err
+	} else if holder == nil {
+		return e.free(ctx, "")
+	}
+	_, err := e.locked(ctx, "look", func(ctx context.Context, _ *state.Lock) (Result, error) { return Result{}, e.free(ctx, "") })
+	return err
+}
+
+// Held says, without waiting for anybody, why nothing new could be applied to the site; nil while somebody is at work on
+// it, for then the end is open.
+func (e *Engine) Held(ctx context.Context) error {
+	if holder, err := e.o.Store.LockInfo(ctx); err != nil || holder != nil {
+		return err
+	}
+	return e.free(ctx, "")
+}
+
+// free refuses to work on a site that is held or has an open run, unless both are about the run that is taken up.
+func (e *Engine) free(ctx context.Context, run string) error {
+	holds, err := e.o.Store.Holds(ctx)
+	if err != nil {
+		return err
+	}
+	holds = slices.DeleteFunc(holds, func(h state.Hold) bool { return run != "" && h.Run == run })
+	if frozen, err := e.o.Store.Frozen(ctx); err != nil {
+		return err
+	} else if frozen != nil {
+		holds = append(holds, *frozen)
+	}
+	if len(holds) > 0 {
+		return &HeldError{Holds: holds}
+	}
+	if run != "" {
+		return nil
+	}
+	runs, err := e.o.Store.Runs(ctx)
+	if err != nil {
+		return err
+	}
+	for _, r := range runs {
+		if r.Status == state.RunOpen {
+			return &HeldError{Open: r.ID}
+		}
+	}
+	return nil
+}
+
+// locked does something while the site lock is held.
+func (e *Engine) locked(ctx context.Context, op string, do func(context.Context, *state.Lock) (Result, error)) (res Result, err error) {
+	info := state.LockInfo{Operation: op, Who: e.o.Who, PID: e.o.PID, Version: e.o.Version}
+	lock, err := e.o.Store.Lock(ctx, info, state.LockOptions{
+		TTL: e.o.LockTTL, Wait: e.o.LockWait, OnWait: func(i state.LockInfo) { e.o.Emit(event.LockWait{Holder: i}) },
+	})
+	if err != nil {
+		return Result{}, err
+	}
+	defer func() {
+		if cerr := lock.Close(); cerr != nil && err == nil {
+			e.o.Logger.Warn("giving the site lock back", "error", cerr)
+		}
+	}()
+	return do(ctx, lock)
+}
+
+// reachable fails with an *UnknownError when a provider that the plan needs could not be opened.
+func reachable(set *providers.Set, p *plan.Plan) error {
+	var unknown []plan.Unknown
+	for _, r := range stepRefs(p) {
+		if _, _, ok := set.Find(r.Scope, r.Kind); ok {
+			continue
+		}
+		why := "no provider serves it"
+		if err := set.Failure(r.Scope, r.Provider()); err != nil {
+			why = err.Error()
+		}
+		if u := (plan.Unknown{Scope: r.Scope, Kind: r.Kind, Error: why}); !slices.Contains(unknown, u) {
+			unknown = append(unknown, u)
+		}
+	}
+	if len(unknown) > 0 {
+		return &UnknownError{unknown}
+	}
+	return nil
+}
+
+func stepRefs(p *plan.Plan) []schema.Ref {
+	refs := make([]schema.Ref, len(p.Steps))
+	for i := range p.Steps {
+		refs[i] = p.Steps[i].Ref
+	}
+	return refs
+}
+
+func sameRecord(a, b *state.Record) bool {
+	if a == nil || b == nil {
+		return a == b
+	}
+	return a.ID == b.ID && a.Incarnation == b.Incarnation && a.Gone == b.Gone && a.Run == b.Run && diff.Same(a.Spec, b.Spec)
+}
+
+// externalNames gives the names under which a plan knows the things that its specs refer to.
+func externalNames(p *plan.Plan, recorded []state.Record) map[plan.Place]map[string]string {
+	names := map[plan.Place]map[string]string{}
+	put := func(r schema.Ref, id string) {
+		at := plan.Place{Scope: r.Scope, Kind: r.Kind}
+		if names[at] == nil {
+			names[at] = map[string]string{}
+		}
+		names[at][id] = r.Name
+	}
+	for i := range recorded {
+		put(recorded[i].Ref, recorded[i].ID)
+	}
+	for i := range p.Steps {
+		put(p.Steps[i].Ref, p.Steps[i].ExternalID)
+	}
+	return names
+}
+
+// changedSince says how a thing differs from what a step expects; empty when it does not.
+func (e *Engine) changedSince(s *plan.Step, have *providers.Thing, names map[plan.Place]map[string]string) string {
+	gone := have == nil || have.Phase == providers.Leaving
+	switch {
+	case s.Action == plan.Create && (gone || s.Replace): // what is replaced is there under the same natural key
+		return ""
+	case s.Action == plan.Create:
+		return "it exists by now"
+	case gone:
+		return "it is gone"
+	}
+	kind := e.o.Kinds[s.Ref.Kind]
+	now := diff.Named(kind, have.Spec, func(k, id string) string {
+		for _, scope := range []string{s.Ref.Scope, schema.ScopeSite} {
+			if n, ok := names[plan.Place{Scope: scope, Kind: k}][id]; ok {
+				return n
+			}
+		}
+		return id
+	})
+	if now.Digest() == s.Fingerprint() {
+		return ""
+	}
+	same := func(_, id string) string { return id }
+	changes := append(diff.Compare(kind, s.Before, now, nil, nil, same), diff.Compare(kind, now, s.Before, nil, nil, same)...)
+	if len(changes) == 0 {
+		return "it changed"
+	}
+	was, _ := json.Marshal(changes[0].After)
+	is, _ := json.Marshal(changes[0].Before)
+	return fmt.Sprintf("%s changed from %s to %s", changes[0].Path, was, is)
+}
