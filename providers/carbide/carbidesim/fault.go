@@ -1,0 +1,203 @@
+package carbidesim
+
+import (
+	"context"
+	"encoding/json"
+	"fmt"
+	"strings"
+	"time"
+
+	"google.golang.org/grpc/codes"
+	"google.golang.org/grpc/status"
+	"google.golang.org/protobuf/proto"
+)
+
+// Effect says what a fault does to a call.
+type Effect string
+
+// The effects of faults.
+const (
+	Before    Effect = "before"     // the call fails and nothing has happened
+	After     Effect = "after"      // it has happened, and yet the answer is a failure
+	ReplyLost Effect = "reply-lost" // it has happened, and the call ends without an answer: UNAVAILABLE or DEADLINE_EXCEEDED
+	Cut       Effect = "cut"        // it has happened, and the connection is closed, with all other calls on it
+	Slow      Effect = "slow"       // it happens after Delay
+	Hang      Effect = "hang"       // nothing happens, and no answer ever comes
+)
+
+// Fault is a declared misfortune: the Nth and following calls that match meet it, Times times.
+type Fault struct {
+	Method string        // "CreateVpc", or "*" for every method
+	Match  string        // optional: only requests with this in one of their texts, such as an id or a name
+	Nth    int           // optional: the first matching call that is hit, counted from 1; 1
+	Times  int           // optional: how many calls are hit, -1 for all; 1
+	Effect Effect        // required
+	Code   codes.Code    // optional: how the call fails; UNAVAILABLE
+	Delay  time.Duration // for Slow
+}
+
+// armed is a fault and how far it has come.
+type armed struct {
+	Fault
+	seen, hit int
+}
+
+// Inject declares a fault.
+func (w *World) Inject(f Fault) error {
+	switch f.Effect {
+	case Before, After, ReplyLost, Cut, Slow, Hang:
+	default:
+		return fmt.Errorf("inject a fault: unknown effect %q", f.Effect)
+	}
+	if _, ok := methods[f.Method]; !ok && f.Method != "*" {
+		return fmt.Errorf("inject a fault: unknown method %q", f.Method)
+	}
+	if f.Nth == 0 {
+		f.Nth = 1
+	}
+	if f.Times == 0 {
+		f.Times = 1
+	}
+	if f.Code == codes.OK {
+		f.Code = codes.Unavailable
+	}
+	w.mu.Lock()
+	defer w.mu.Unlock()
+	w.faults = append(w.faults, &armed{Fault: f})
+	return nil
+}
+
+// Faults answers the declared faults that can still strike.
+func (w *World) Faults() []Fault {
+	w.mu.Lock()
+	defer w.mu.Unlock()
+	out := []Fault{}
+	for _, f := range w.faults {
+		if f.Times < 0 || f.hit < f.Times {
+			out = append(out, f.Fault)
+		}
+	}
+	return out
+}
+
+// ClearFaults forgets all faults. Calls that hang already go on hanging.
+func (w *World) ClearFaults() {
+	w.mu.Lock()
+	defer w.mu.Unlock()
+	w.faults = nil
+}
+
+// strike answers the fault that hits a call, or nil. Every fault counts the calls that match it, also those that another
+// fault hits.
+func (w *World) strike(method string, request proto.Message) *Fault {
+	w.mu.Lock()
+	defer w.mu.Unlock()
+	var struck *Fault
+	for _, f := range w.faults {
+		if f.Method != "*" && f.Method != method {
+			continue
+		}
+		if f.Match != "" && !mentions(request, func(text string) bool { return strings.Contains(text, f.Match) }) {
+			continue
+		}
+		f.seen++
+		if struck == nil && f.seen >= f.Nth && (f.Times < 0 || f.hit < f.Times) {
+			f.hit++
+			struck = &f.Fault
+		}
+	}
+	return struck
+}
+
+// suffer carries out a call under a fault; cut closes the caller's connection.
+func (f *Fault) suffer(ctx context.Context, call func() (any, error), cut func()) (any, error) {
+	failure := status.Errorf(f.Code, "injected fault: %s", f.Effect)
+	switch f.Effect {
+	case Before:
+		return nil, failure
+	case Hang:
+		<-ctx.Done()
+		return nil, status.FromContextError(ctx.Err()).Err()
+	case Slow:
+		select {
+		case <-time.After(f.Delay):
+			return call()
+		case <-ctx.Done():
+			return nil, status.FromContextError(ctx.Err()).Err()
+		}
+	}
+	// Whether the call succeeded or not, its own answer does not arrive.
+	_, _ = call()
+	if f.Effect == Cut {
+		cut()
+	}
+	return nil, failure
+}
+
+// plainFault is the JSON of a fault, with code and delay as text.
+type plainFault struct {
+	Method string `json:"method"`
+	Match  string `json:"match,omitempty"`
+	Nth    int    `json:"nth,omitempty"`
+	Times  int    `json:"times,omitempty"`
+	Effect Effect `json:"effect"`
+	Code   string `json:"code,omitempty"`
+	Delay  string `json:"delay,omitempty"`
+}
+
+// MarshalJSON writes the code as its gRPC name and the delay as Go writes durations.
+func (f Fault) MarshalJSON() ([]byte, error) {
+	p := plainFault{f.Method, f.Match, f.Nth, f.Times, f.Effect, codeName(f.Code), ""}
+	if f.Delay != 0 {
+		p.Delay = f.Delay.String()
+	}
+	return json.Marshal(p)
+}
+
+// UnmarshalJSON reads what MarshalJSON writes.
+func (f *Fault) UnmarshalJSON(b []byte) error {
+	var p plainFault
+	if err := json.Unmarshal(b, &p); err != nil {
+		return err
+	}
+	*f = Fault{Method: p.Method, Match: p.Match, Nth: p.Nth, Times: p.Times, Effect: p.Effect}
+	if p.Code != "" {
+		if err := f.Code.UnmarshalJSON([]byte(`"` + p.Code + `"`)); err != nil {
+			return err
+		}
+	}
+	if p.Delay != "" {
+		delay, err := time.ParseDuration(p.Delay)
+		if err != nil {
+			return err
+		}
+		f.Delay = delay
+	}
+	return nil
+}
+
+// codeName is the name of a code as gRPC spells it: FAILED_PRECONDITION.
+func codeName(c codes.Code) string {
+	for name, code := range codeNames {
+		if code == c {
+			return name
+		}
+	}
+	return ""
+}
+
+var codeNames = func() map[string]codes.Code {
+	out := map[string]codes.Code{}
+	for _, name := range []string{
+		"OK", "CANCELLED", "UNKNOWN", "INVALID_ARGUMENT", "DEADLINE_EXCEEDED", "NOT_FOUND", "ALREADY_EXISTS",
+		"PERMISSION_DENIED", "RESOURCE_EXHAUSTED", "FAILED_PRECONDITION", "ABORTED", "OUT_OF_RANGE", "UNIMPLEMENTED",
+		"INTERNAL", "UNAVAILABLE", "DATA_LOSS", "UNAUTHENTICATED",
+	} {
+		var c codes.Code
+		if err := c.UnmarshalJSON([]byte(`"` + name + `"`)); err != nil {
+			panic(err) // a misspelt name above
+		}
+		out[name] = c
+	}
+	return out
+}()

@@ -1,0 +1,105 @@
+package carbidesim
+
+import (
+	"slices"
+
+	"google.golang.org/protobuf/proto"
+	"google.golang.org/protobuf/reflect/protoreflect"
+
+	"converge.dev/converge/providers/carbide/forge"
+)
+
+// newer holds the fields that the older generation of the service does not have.
+var newer = map[protoreflect.FullName][]protoreflect.FieldNumber{
+	"forge.InstanceConfig":                {25},
+	"forge.InstanceInterfaceConfig":       {11, 12},
+	"forge.InstanceNetworkConfig":         {2},
+	"forge.InstanceOperatingSystemConfig": {4},
+	"forge.InstanceStatus":                {104},
+	"forge.Machine":                       {46},
+	"forge.MachineInterface":              {17},
+	"forge.NetworkSegment":                {16, 17, 18},
+	"forge.RuntimeConfig":                 {51, 52},
+}
+
+// fromOlder turns a request into what a server of the older generation understands of it: names come from the plain
+// field alone, and newer fields do not exist.
+func fromOlder(request proto.Message) {
+	walk(request.ProtoReflect(), func(m protoreflect.Message) {
+		prune(m)
+		if forge.HasLegacyName(m.Interface()) {
+			setMetadataName(m, forge.LegacyName(m.Interface()))
+		}
+	})
+}
+
+// toOlder makes the reply that a server of the older generation would give: a copy, because replies share parts of the
+// world.
+func toOlder(reply proto.Message) proto.Message {
+	reply = proto.Clone(reply)
+	walk(reply.ProtoReflect(), func(m protoreflect.Message) {
+		prune(m)
+		if forge.HasLegacyName(m.Interface()) {
+			forge.SetLegacyName(m.Interface(), setMetadataName(m, ""))
+		}
+	})
+	return reply
+}
+
+func prune(m protoreflect.Message) {
+	for _, number := range newer[m.Descriptor().FullName()] {
+		m.Clear(m.Descriptor().Fields().ByNumber(number))
+	}
+}
+
+// setMetadataName changes the name in a message's metadata and answers the one that was there.
+func setMetadataName(m protoreflect.Message, name string) string {
+	meta := m.Mutable(m.Descriptor().Fields().ByName("metadata")).Message().Interface().(*forge.Metadata)
+	was := meta.Name
+	meta.Name = name
+	return was
+}
+
+// walk visits a message and all messages in it, the outer ones first.
+func walk(m protoreflect.Message, visit func(protoreflect.Message)) {
+	visit(m)
+	m.Range(func(f protoreflect.FieldDescriptor, v protoreflect.Value) bool {
+		switch {
+		case f.Message() == nil || f.IsMap():
+		case f.IsList():
+			for i := range v.List().Len() {
+				walk(v.List().Get(i).Message(), visit)
+			}
+		default:
+			walk(v.Message(), visit)
+		}
+		return true
+	})
+}
+
+// mentions tells whether a message holds a text that passes.
+func mentions(m proto.Message, pass func(string) bool) bool {
+	found := false
+	walk(m.ProtoReflect(), func(m protoreflect.Message) {
+		m.Range(func(f protoreflect.FieldDescriptor, v protoreflect.Value) bool {
+			if f.Kind() != protoreflect.StringKind || f.IsMap() {
+				return true
+			}
+			if f.IsList() {
+				found = found || slices.ContainsFunc(listed(v.List()), pass)
+			} else {
+				found = found || pass(v.String())
+			}
+			return true
+		})
+	})
+	return found
+}
+
+func listed(l protoreflect.List) []string {
+	out := make([]string, l.Len())
+	for i := range out {
+		out[i] = l.Get(i).String()
+	}
+	return out
+}

@@ -1,0 +1,111 @@
+package carbidesim
+
+import (
+	"strings"
+	"testing"
+
+	"google.golang.org/grpc/codes"
+
+	"converge.dev/converge/providers/carbide/forge"
+)
+
+func TestSeededMachines(t *testing.T) {
+	b := start(t, Options{Hosts: Hosts{Count: 20, WithoutDPU: 2, Unhealthy: 3, Maintenance: 1}})
+	hosts := b.hosts(&forge.MachineSearchConfig{})
+	if len(hosts) != 20 {
+		t.Fatalf("%d hosts", len(hosts))
+	}
+	dpus := b.hosts(&forge.MachineSearchConfig{IncludeDpus: true, ExcludeHosts: true})
+	if len(dpus) != 18 {
+		t.Errorf("%d DPUs", len(dpus))
+	}
+	racks := map[string]int{}
+	addresses := map[string]bool{}
+	for _, id := range hosts {
+		if len(id) != 59 || !strings.HasPrefix(id, "fm100ht") || machineType(id) != 'h' {
+			t.Errorf("machine id %s", id)
+		}
+		m := b.machine(id)
+		if m.State != "Ready" || m.MachineType != forge.MachineType_HOST || len(m.Capabilities.Cpu) == 0 || m.Metadata.Name != id {
+			t.Errorf("machine %v", m)
+		}
+		for _, l := range m.Metadata.Labels {
+			if l.Key == "rack" {
+				racks[l.GetValue()]++
+				if m.RackId.GetId() != l.GetValue() {
+					t.Errorf("rack %s, label %s", m.RackId.GetId(), l.GetValue())
+				}
+			}
+		}
+		addresses[m.Interfaces[0].Address[0]] = true
+		if len(m.AssociatedDpuMachineIds) > 0 && m.Interfaces[0].AttachedDpuMachineId.GetId() != m.AssociatedDpuMachineIds[0].Id {
+			t.Errorf("the interface is not attached to the DPU: %v", m)
+		}
+	}
+	if len(racks) != 3 || racks["rack-01"] != 8 || len(addresses) != 20 {
+		t.Errorf("racks %v, %d addresses", racks, len(addresses))
+	}
+	d := b.machine(dpus[0])
+	if machineType(dpus[0]) != 'd' || d.MachineType != forge.MachineType_DPU || b.machine(d.AssociatedHostMachineId.GetId()).AssociatedDpuMachineIds[0].Id != dpus[0] {
+		t.Errorf("DPU %v", d)
+	}
+	for _, c := range []struct {
+		name   string
+		search *forge.MachineSearchConfig
+		want   int
+	}{
+		{"all", &forge.MachineSearchConfig{IncludeDpus: true}, 38},
+		{"maintenance", &forge.MachineSearchConfig{OnlyMaintenance: true}, 1},
+		{"alert", &forge.MachineSearchConfig{OnlyWithHealthAlert: text("HeartbeatTimeout")}, 3},
+		{"rack", &forge.MachineSearchConfig{RackId: &forge.RackId{Id: "rack-03"}}, 4},
+		{"type", &forge.MachineSearchConfig{InstanceTypeId: text("gpu")}, 0},
+	} {
+		if got := b.hosts(c.search); len(got) != c.want {
+			t.Errorf("search by %s: %d machines, want %d", c.name, len(got), c.want)
+		}
+	}
+}
+
+func TestMachineMetadata(t *testing.T) {
+	b := start(t, Options{Hosts: Hosts{Count: 1}})
+	id := &forge.MachineId{Id: b.hosts(&forge.MachineSearchConfig{})[0]}
+	before := b.machine(id.Id).Version
+	update := func(id *forge.MachineId, m *forge.Metadata) error {
+		return failed(b.UpdateMachineMetadata(ctx, &forge.MachineMetadataUpdateRequest{MachineId: id, Metadata: m}))
+	}
+	b.refusals([]refusal{
+		{"no metadata", update(id, nil), codes.InvalidArgument, "metadata"},
+		{"unknown", update(&forge.MachineId{Id: machineID('h', 's', 7, 7)}, named("xx")), codes.NotFound, "machine"},
+		{"replace", update(id, &forge.Metadata{Name: "gpu-01", Labels: []*forge.Label{label("repair_status", text("done"))}}), codes.OK, ""},
+	})
+	if m := b.machine(id.Id); m.Metadata.Name != "gpu-01" || len(m.Metadata.Labels) != 1 || m.Version == before {
+		t.Errorf("machine %v", m)
+	}
+}
+
+func TestMaintenance(t *testing.T) {
+	b := start(t, Options{Hosts: Hosts{Count: 1}})
+	id := b.hosts(&forge.MachineSearchConfig{})[0]
+	set := func(id string, op forge.MaintenanceOperation, reference string) error {
+		return failed(b.SetMaintenance(ctx, &forge.MaintenanceRequest{HostId: &forge.MachineId{Id: id}, Operation: op, Reference: &reference}))
+	}
+	const enable, disable = forge.MaintenanceOperation_Enable, forge.MaintenanceOperation_Disable
+	b.refusals([]refusal{
+		{"no host", failed(b.SetMaintenance(ctx, &forge.MaintenanceRequest{})), codes.InvalidArgument, "host_id"},
+		{"short reference", set(id, enable, "  OPS-  "), codes.InvalidArgument, "reference"},
+		{"DPU", set(b.machine(id).AssociatedDpuMachineIds[0].Id, enable, "OPS-1234"), codes.InvalidArgument, "DPU"},
+		{"unknown", set(machineID('h', 's', 7, 7), enable, "OPS-1234"), codes.NotFound, "machine"},
+		{"disable without", set(id, disable, ""), codes.OK, ""},
+		{"enable", set(id, enable, " OPS-1234 "), codes.OK, ""},
+	})
+	m := b.machine(id)
+	if m.GetMaintenanceReference() != "OPS-1234" || m.MaintenanceStartTime == nil || len(m.Health.Alerts) != 1 || m.Health.Alerts[0].Id != "Maintenance" {
+		t.Errorf("machine under maintenance: %v", m)
+	}
+	if err := set(id, disable, ""); err != nil {
+		t.Fatal(err)
+	}
+	if m = b.machine(id); m.MaintenanceReference != nil || len(m.Health.Alerts) != 0 {
+		t.Errorf("machine after maintenance: %v", m)
+	}
+}

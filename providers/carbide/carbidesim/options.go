@@ -1,0 +1,125 @@
+package carbidesim
+
+import (
+	"net/netip"
+	"time"
+)
+
+// Options describe a world. The zero value is an empty site with the real service's timing and limits.
+type Options struct {
+	Seed   uint64           // optional: another seed gives other generated ids and machines
+	Now    func() time.Time // optional: the clock; time.Now when nil
+	Timing Timing           // optional: RealTiming when zero
+	Rules  Rules            // optional: what the operator of the site has configured
+	Hosts  Hosts            // optional: the machines that the site has discovered
+	File   string           // optional: where the world is kept between runs; it wins over Hosts
+
+	// Old makes the world speak the older generation: plain names, flat segments, no newer fields.
+	Old bool
+	// Unimplemented names methods that this site's version lacks.
+	Unimplemented []string
+}
+
+// Timing says how long the site takes for what it does on its own.
+type Timing struct {
+	Tick      time.Duration // one round of a controller: a segment becomes ready, a security group reaches the hosts
+	Drain     time.Duration // a deleted segment waits this long for its last address to be forgotten
+	Provision time.Duration // from the allocation of an instance to ready
+	Configure time.Duration // a change of an instance's network, or a reboot into its own iPXE script
+	Release   time.Duration // from the release of an instance to its disappearance
+	Cleanup   time.Duration // from there until the host is ready for the next tenant
+}
+
+// RealTiming is how a real site behaves: controllers every 30 seconds, addresses drained for five minutes, hosts
+// that take their time.
+var RealTiming = Timing{
+	Tick:      30 * time.Second,
+	Drain:     5 * time.Minute,
+	Provision: 10 * time.Minute,
+	Configure: time.Minute,
+	Release:   5 * time.Minute,
+	Cleanup:   20 * time.Minute,
+}
+
+// FastTiming passes through the same states in milliseconds.
+var FastTiming = Timing{
+	Tick:      2 * time.Millisecond,
+	Drain:     5 * time.Millisecond,
+	Provision: 5 * time.Millisecond,
+	Configure: 3 * time.Millisecond,
+	Release:   3 * time.Millisecond,
+	Cleanup:   5 * time.Millisecond,
+}
+
+// Range is a span of numbers, both ends included. The zero value holds none.
+type Range struct {
+	First, Last uint32
+}
+
+// Rules are what the operator of a site has configured. Zero fields take the real service's defaults.
+type Rules struct {
+	SiteName       string
+	MaxFindByIDs   int            // ids per Find…ByIds call; 100
+	FabricPrefixes []netip.Prefix // tenant addresses must lie inside; none: anywhere
+	AutoVNIs       Range          // given to VPCs that ask for none in particular
+	RequestedVNIs  Range          // may be asked for by number
+	VLANs          Range          // given to tenant segments on the Ethernet virtualizer
+	MaxRules       int            // size of a security group after expansion; 200
+
+	// RoutingProfiles turn the FNN fabric on. The first one is the site's default.
+	RoutingProfiles []RoutingProfile
+	// OperatingSystems and OSImages are what instances may boot besides an inline script.
+	OperatingSystems []OperatingSystem
+	OSImages         []string
+}
+
+// RoutingProfile is a way in which VPCs on the FNN fabric reach the outside.
+type RoutingProfile struct {
+	Name string
+	Tier int // a VPC may not use a profile with a higher tier than its tenant's
+}
+
+// OperatingSystem is an entry of the site's operating system library.
+type OperatingSystem struct {
+	ID       string
+	Script   string // iPXE text; when empty the entry is made from a template
+	UserData string
+	Inactive bool
+}
+
+// Hosts describe the machines that the site has discovered.
+type Hosts struct {
+	Count       int // all of them
+	WithoutDPU  int // this many of the last ones have no managed DPU and use networks of type HOST_INBAND
+	Unhealthy   int // this many of the first ones carry an alert that prevents allocation
+	Maintenance int // this many of those that follow are under maintenance
+}
+
+func (o Options) withDefaults() Options {
+	if o.Now == nil {
+		o.Now = time.Now
+	}
+	if o.Timing == (Timing{}) {
+		o.Timing = RealTiming
+	}
+	r := &o.Rules
+	if r.SiteName == "" {
+		r.SiteName = "simulated"
+	}
+	if r.MaxFindByIDs == 0 {
+		r.MaxFindByIDs = 100
+	}
+	if r.MaxRules == 0 {
+		r.MaxRules = 200
+	}
+	if r.AutoVNIs == (Range{}) {
+		r.AutoVNIs = Range{1_024_000, 1_123_999}
+	}
+	if r.RequestedVNIs == (Range{}) {
+		r.RequestedVNIs = Range{60_000, 69_999}
+	}
+	if r.VLANs == (Range{}) {
+		r.VLANs = Range{100, 99_999}
+	}
+	return o
+}

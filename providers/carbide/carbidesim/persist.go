@@ -1,0 +1,171 @@
+package carbidesim
+
+import (
+	"encoding/json"
+	"errors"
+	"fmt"
+	"io/fs"
+	"maps"
+	"os"
+	"path/filepath"
+	"slices"
+	"sync"
+	"time"
+
+	"github.com/google/uuid"
+)
+
+// snapshot is everything about a world, as its file has it.
+type snapshot struct {
+	Format         int                       `json:"format"`
+	Names          uuid.UUID                 `json:"names"`
+	Serial         uint64                    `json:"serial"`
+	Offset         int64                     `json:"offsetNanoseconds"`
+	Timers         []timer                   `json:"timers"`
+	Burned         []string                  `json:"burned"`
+	Tenants        map[string]*tenant        `json:"tenants"`
+	Keysets        map[string]*keyset        `json:"keysets"`
+	VPCs           map[string]*vpc           `json:"vpcs"`
+	VPCPrefixes    map[string]*vpcPrefix     `json:"vpcPrefixes"`
+	Segments       map[string]*segment       `json:"networkSegments"`
+	SecurityGroups map[string]*securityGroup `json:"networkSecurityGroups"`
+	InstanceTypes  map[string]*instanceType  `json:"instanceTypes"`
+	Instances      map[string]*instance      `json:"instances"`
+	Machines       map[string]*machine       `json:"machines"`
+}
+
+const format = 1
+
+// snapshot copies the maps and not the objects, which never change; so it is quick, and printing needs no lock.
+func (w *World) snapshot() *snapshot {
+	var out *snapshot
+	w.mu.Lock()
+	defer w.mu.Unlock()
+	s := w.site
+	s.settle(w.now())
+	out = &snapshot{
+		Format:         format,
+		Names:          s.names,
+		Serial:         s.serial,
+		Offset:         int64(w.offset),
+		Timers:         slices.Clone(s.timers),
+		Burned:         sortedKeys(s.burned),
+		Tenants:        maps.Clone(s.tenants.rows),
+		Keysets:        maps.Clone(s.keysets.rows),
+		VPCs:           maps.Clone(s.vpcs.rows),
+		VPCPrefixes:    maps.Clone(s.prefixes.rows),
+		Segments:       maps.Clone(s.segments.rows),
+		SecurityGroups: maps.Clone(s.securityGroups.rows),
+		InstanceTypes:  maps.Clone(s.instanceTypes.rows),
+		Instances:      maps.Clone(s.instances.rows),
+		Machines:       maps.Clone(s.machines.rows),
+	}
+	return out
+}
+
+// restore fills a new site. A sorted list is a heap, and so is the heap that was kept.
+func (s *site) restore(k *snapshot) {
+	s.names, s.serial, s.timers = k.Names, k.Serial, k.Timers
+	for _, key := range k.Burned {
+		s.burned[key] = true
+	}
+	s.tenants.load(k.Tenants)
+	s.keysets.load(k.Keysets)
+	s.vpcs.load(k.VPCs)
+	s.prefixes.load(k.VPCPrefixes)
+	s.segments.load(k.Segments)
+	s.securityGroups.load(k.SecurityGroups)
+	s.instanceTypes.load(k.InstanceTypes)
+	s.instances.load(k.Instances)
+	s.machines.load(k.Machines)
+}
+
+// readFile answers nil when there is no file yet.
+func readFile(path string) (*snapshot, error) {
+	b, err := os.ReadFile(path)
+	if errors.Is(err, fs.ErrNotExist) {
+		return nil, nil
+	}
+	if err != nil {
+		return nil, err
+	}
+	var k snapshot
+	if err := json.Unmarshal(b, &k); err != nil {
+		return nil, err
+	}
+	if k.Format != format {
+		return nil, fmt.Errorf("format %d is not %d", k.Format, format)
+	}
+	return &k, nil
+}
+
+// writeFile replaces the file as a whole, so that a crash leaves the old one or the new one.
+func writeFile(path string, k *snapshot) error {
+	b, err := json.Marshal(k)
+	if err != nil {
+		return err
+	}
+	f, err := os.CreateTemp(filepath.Dir(path), filepath.Base(path)+".*") // mode 0600
+	if err != nil {
+		return err
+	}
+	defer os.Remove(f.Name())
+	if _, err := f.Write(b); err != nil {
+		f.Close()
+		return err
+	}
+	if err := f.Close(); err != nil {
+		return err
+	}
+	return os.Rename(f.Name(), path)
+}
+
+// keeper writes the world's file after changes. Many changes in a row share one writing: the larger the world, the
+// longer it waits, so that it takes at most a fifth of one processor.
+type keeper struct {
+	dirty chan struct{}
+	stop  chan struct{}
+	once  sync.Once
+	done  chan error
+	err   error
+}
+
+const writingPause = 100 * time.Millisecond
+
+func startKeeper(path string, take func() *snapshot) *keeper {
+	k := &keeper{dirty: make(chan struct{}, 1), stop: make(chan struct{}), done: make(chan error, 1)}
+	go func() {
+		for {
+			select {
+			case <-k.stop:
+				k.done <- writeFile(path, take())
+				return
+			case <-k.dirty:
+			}
+			start := time.Now()
+			// A failed write is repeated with the next change, and reported by the last one.
+			_ = writeFile(path, take())
+			select {
+			case <-k.stop:
+			case <-time.After(max(writingPause, 4*time.Since(start))):
+			}
+		}
+	}()
+	return k
+}
+
+// touch says that the file is out of date. It never waits.
+func (k *keeper) touch() {
+	select {
+	case k.dirty <- struct{}{}:
+	default:
+	}
+}
+
+func (k *keeper) close() error {
+	k.once.Do(func() {
+		close(k.stop)
+		k.err = <-k.done
+	})
+	return k.err
+}

@@ -1,0 +1,50 @@
+package carbidesim
+
+import (
+	"google.golang.org/grpc/codes"
+	"google.golang.org/grpc/status"
+)
+
+func invalid(format string, args ...any) error {
+	return status.Errorf(codes.InvalidArgument, format, args...)
+}
+
+func internal(format string, args ...any) error {
+	return status.Errorf(codes.Internal, format, args...)
+}
+
+func precondition(format string, args ...any) error {
+	return status.Errorf(codes.FailedPrecondition, format, args...)
+}
+
+func exhausted(pool string) error {
+	return status.Errorf(codes.ResourceExhausted, "resource pool %s is empty", pool)
+}
+
+func unmodelled(what string) error {
+	return status.Errorf(codes.Unimplemented, "the simulator does not model %s", what)
+}
+
+func notFound(kind, id string) error {
+	return status.Errorf(codes.NotFound, "%s not found: %s", kind, id)
+}
+
+// alreadyExists is the answer for a taken name. The real service lets the database's error through, which is mapped
+// to this code and not to ALREADY_EXISTS.
+func alreadyExists(kind, name string) error {
+	return precondition("%s already exists: %s", kind, name)
+}
+
+// duplicate is the answer for an id that is, or ever was, in use: the database's own text.
+func duplicate(constraint string) error {
+	return internal("Database Error: duplicate key value violates unique constraint %q", constraint)
+}
+
+// violation is what the database says about a foreign key or a check.
+func violation(constraint string) error {
+	return internal("Database Error: violates constraint %q", constraint)
+}
+
+func missing(field string) error {
+	return invalid("%s is required", field)
+}

@@ -1,0 +1,92 @@
+package carbidesim
+
+import (
+	"context"
+	"crypto/x509"
+	"path"
+	"slices"
+	"strings"
+
+	"google.golang.org/grpc/codes"
+	"google.golang.org/grpc/credentials"
+	"google.golang.org/grpc/peer"
+	"google.golang.org/grpc/status"
+)
+
+// Role is what a caller may act as.
+type Role string
+
+// The roles that the service's methods ask for.
+const (
+	Anonymous     Role = "Anonymous"
+	SiteAgent     Role = "SiteAgent"
+	ForgeAdminCLI Role = "ForgeAdminCLI"
+	Machineatron  Role = "Machineatron"
+	Health        Role = "Health"
+	Flow          Role = "Flow"
+	Agent         Role = "Agent"
+	SSH           Role = "Ssh"
+	SSHRs         Role = "SshRs"
+)
+
+// Roles says who is who: which SPIFFE URI, in the certificate of a caller, gives which role.
+type Roles map[string]Role
+
+// DefaultRoles knows the site agent of a site as it is installed.
+var DefaultRoles = Roles{"spiffe://nico.local/nico-system/sa/elektra-site-agent": SiteAgent}
+
+// beyondAdmin are the methods that the site agent may call and the administrator may not.
+var beyondAdmin = []string{
+	"CreateTenant", "CreateTenantKeyset", "UpdateTenantKeyset", "DeleteTenantKeyset", "ValidateTenantPublicKey",
+	"CreateVpc", "DeleteVpc", "CreateNetworkSegment", "UpdateInstanceOperatingSystem",
+}
+
+// narrow are the methods of the roles with a narrow purpose.
+var narrow = map[Role][]string{
+	Machineatron: {
+		"CreateVpc", "DeleteVpc", "FindVpcIds", "CreateNetworkSegment", "DeleteNetworkSegment", "FindNetworkSegmentIds",
+		"FindNetworkSegmentsByIds", "AllocateInstance", "AllocateInstances", "FindMachineIds", "FindMachinesByIds",
+	},
+	Health: {"FindMachineIds", "FindMachinesByIds"},
+	Flow:   {"FindMachineIds", "FindMachinesByIds", "SetMaintenance"},
+	Agent:  {"FindInstanceByMachineID"},
+	SSH:    {"ValidateTenantPublicKey", "FindInstancesByIds", "FindMachineIds", "FindMachinesByIds"},
+	SSHRs:  {"ValidateTenantPublicKey", "FindInstancesByIds", "FindMachineIds", "FindMachinesByIds"},
+}
+
+// may tells whether a role may call a method. Everybody may ask for the version.
+func (r Role) may(method string) bool {
+	switch {
+	case method == "Version":
+		return true
+	case r == SiteAgent:
+		return true
+	case r == ForgeAdminCLI:
+		return !slices.Contains(beyondAdmin, method)
+	}
+	return slices.Contains(narrow[r], method)
+}
+
+// check refuses a call that none of the caller's roles may make. The real service answers HTTP 403, which a client sees
+// as this code.
+func (r Roles) check(ctx context.Context, fullMethod string) error {
+	role := Anonymous
+	if p, ok := peer.FromContext(ctx); ok {
+		if info, ok := p.AuthInfo.(credentials.TLSInfo); ok && len(info.State.VerifiedChains) > 0 {
+			role = r.of(info.State.VerifiedChains[0][0])
+		}
+	}
+	if !role.may(path.Base(fullMethod)) {
+		return status.Error(codes.PermissionDenied, "unexpected HTTP status code received from server: 403 (Forbidden)")
+	}
+	return nil
+}
+
+func (r Roles) of(c *x509.Certificate) Role {
+	for _, uri := range c.URIs {
+		if role, ok := r[strings.TrimSuffix(uri.String(), "/")]; ok {
+			return role
+		}
+	}
+	return Anonymous
+}

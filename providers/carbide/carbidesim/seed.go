@@ -1,0 +1,129 @@
+package carbidesim
+
+import (
+	"crypto/sha256"
+	"encoding/binary"
+	"fmt"
+	"net/netip"
+
+	"google.golang.org/protobuf/proto"
+
+	"converge.dev/converge/providers/carbide/forge"
+)
+
+// The site's own networks lie in the shared address space, where no tenant has any.
+var (
+	adminNetwork  = netip.MustParsePrefix("100.64.0.0/11")
+	inbandNetwork = netip.MustParsePrefix("100.96.0.0/11")
+)
+
+const hostsPerRack = 8
+
+// discover fills a new site with the machines that its operator has racked. Three of four are GPU servers. The same seed
+// gives the same machines.
+func (s *site) discover(h Hosts, seed uint64) {
+	if h.Count == 0 {
+		return
+	}
+	admin := s.operatorSegment("admin", forge.NetworkSegmentType_ADMIN, adminNetwork)
+	inband := ""
+	if h.WithoutDPU > 0 {
+		inband = s.operatorSegment("inband", forge.NetworkSegmentType_HOST_INBAND, inbandNetwork)
+	}
+	for n := range h.Count {
+		id := machineID('h', 't', seed, n)
+		rack := fmt.Sprintf("rack-%02d", n/hostsPerRack+1)
+		m := &machine{
+			Metadata:     metadata{Name: id, Labels: map[string]string{"rack": rack, "slot": fmt.Sprint(n%hostsPerRack + 1)}},
+			State:        hostReady,
+			StateVersion: firstToken(s.now),
+			Version:      firstToken(s.now),
+			Rack:         rack,
+			MAC:          s.mac(id),
+			Segment:      admin,
+			Address:      nth(adminNetwork, n).String(),
+			Discovered:   s.now,
+		}
+		managed := n < h.Count-h.WithoutDPU
+		m.Capabilities = keep(hardware(n%4 != 3, managed))
+		if managed {
+			dpu := machineID('d', 's', seed, n)
+			m.DPUs = []string{dpu}
+			s.machines.put(dpu, &machine{
+				Metadata:     metadata{Name: dpu},
+				State:        hostReady,
+				StateVersion: firstToken(s.now),
+				Version:      firstToken(s.now),
+				Rack:         rack,
+				Host:         id,
+				MAC:          s.mac(dpu),
+				Capabilities: keep(&forge.MachineCapabilitiesSet{}),
+				Discovered:   s.now,
+			})
+		} else {
+			m.Segment, m.Address = inband, nth(inbandNetwork, n).String()
+		}
+		switch {
+		case n < h.Unhealthy:
+			m.Alerts = []alert{{
+				ID: "HeartbeatTimeout", Message: "no health report from the host for 5 minutes",
+				Classifications: []string{"PreventAllocations"}, Since: s.now,
+			}}
+		case n < h.Unhealthy+h.Maintenance:
+			m.Maintenance = &maintenance{"replacing a power supply", s.now}
+		}
+		s.machines.put(id, m)
+	}
+}
+
+// operatorSegment makes a network of the site itself and answers its id.
+func (s *site) operatorSegment(name string, t forge.NetworkSegmentType, prefix netip.Prefix) string {
+	id := s.newID()
+	n := &segment{
+		Name: name, Type: t, MTU: 1500, Version: firstToken(s.now), Created: s.now, Updated: s.now,
+		Prefixes: []span{{ID: s.newID(), Prefix: prefix, Gateway: prefix.Addr().Next().String(), ReserveFirst: 10}},
+	}
+	n.enter(forge.TenantState_READY, s.now)
+	s.segments.put(id, n)
+	return id
+}
+
+// machineID spells the id of a machine: its type, what the hash was made from, and the hash of its hardware.
+func machineID(kind, source byte, seed uint64, n int) string {
+	hash := sha256.Sum256(fmt.Appendf(nil, "carbidesim machine %c %d %d", kind, seed, n))
+	return fmt.Sprintf("fm100%c%c%s", kind, source, hardwareHash.EncodeToString(hash[:]))
+}
+
+// nth is the address of the n-th host in a network, past the addresses that are reserved.
+func nth(p netip.Prefix, n int) netip.Addr {
+	a := p.Addr().As4()
+	binary.BigEndian.PutUint32(a[:], binary.BigEndian.Uint32(a[:])+uint32(10+n))
+	return netip.AddrFrom4(a)
+}
+
+func hardware(gpus, dpu bool) *forge.MachineCapabilitiesSet {
+	c := &forge.MachineCapabilitiesSet{
+		Cpu: []*forge.MachineCapabilityAttributesCpu{{
+			Name: "Xeon Platinum 8480C", Count: 2, Vendor: proto.String("Intel"), Cores: proto.Uint32(56), Threads: proto.Uint32(112),
+		}},
+		Memory: []*forge.MachineCapabilityAttributesMemory{{
+			Name: "DDR5", Count: 32, Vendor: proto.String("Micron"), Capacity: proto.String("64 GB"),
+		}},
+		Storage: []*forge.MachineCapabilityAttributesStorage{{
+			Name: "MZQL23T8HCLS-00A07", Count: 8, Vendor: proto.String("Samsung"), Capacity: proto.String("3.84 TB"),
+		}},
+		Network: []*forge.MachineCapabilityAttributesNetwork{{
+			Name: "MT42822 BlueField-2 integrated ConnectX-6 Dx network controller", Count: 2, Vendor: proto.String("Mellanox Technologies"),
+		}},
+	}
+	if gpus {
+		c.Gpu = []*forge.MachineCapabilityAttributesGpu{{
+			Name: "NVIDIA H100 80GB HBM3", Count: 8, Vendor: proto.String("NVIDIA"),
+			Frequency: proto.String("1980 MHz"), Capacity: proto.String("81559 MiB"),
+		}}
+	}
+	if dpu {
+		c.Dpu = []*forge.MachineCapabilityAttributesDpu{{Name: "BlueField-3", Count: 1, HardwareRevision: proto.String("B1")}}
+	}
+	return c
+}

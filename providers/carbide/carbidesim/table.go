@@ -1,0 +1,141 @@
+package carbidesim
+
+// table holds the objects of one kind by id. An object is replaced, never changed in place, so whoever holds one may
+// read it without a lock, and a copy of the map is a snapshot.
+type table[T any] struct {
+	rows  map[string]*T
+	views []view[T]
+	log   *changes
+}
+
+// view is something that is kept in step with a table.
+type view[T any] interface {
+	add(id string, row *T)
+	remove(id string, row *T)
+}
+
+// changes remembers how to undo what a call has done so far.
+type changes struct {
+	undo []func()
+}
+
+func newTable[T any](log *changes, views ...view[T]) *table[T] {
+	return &table[T]{rows: map[string]*T{}, views: views, log: log}
+}
+
+func (t *table[T]) get(id string) *T { return t.rows[id] }
+
+func (t *table[T]) put(id string, row *T) {
+	old := t.rows[id]
+	t.swap(id, old, row)
+	t.log.undo = append(t.log.undo, func() { t.swap(id, row, old) })
+}
+
+func (t *table[T]) drop(id string) { t.put(id, nil) }
+
+func (t *table[T]) swap(id string, from, to *T) {
+	if from != nil {
+		for _, v := range t.views {
+			v.remove(id, from)
+		}
+	}
+	if to == nil {
+		delete(t.rows, id)
+		return
+	}
+	t.rows[id] = to
+	for _, v := range t.views {
+		v.add(id, to)
+	}
+}
+
+// load fills an empty table with what a file kept.
+func (t *table[T]) load(rows map[string]*T) {
+	for id, row := range rows {
+		t.swap(id, nil, row)
+	}
+}
+
+// lookup finds the ids of rows by what is in them.
+type lookup[T any] struct {
+	keys func(*T) []string
+	ids  map[string]map[string]bool
+}
+
+func newLookup[T any](keys func(*T) []string) *lookup[T] {
+	return &lookup[T]{keys: keys, ids: map[string]map[string]bool{}}
+}
+
+// of answers the ids of the rows that have the key.
+func (l *lookup[T]) of(key string) map[string]bool { return l.ids[key] }
+
+func (l *lookup[T]) add(id string, row *T) {
+	for _, key := range l.keys(row) {
+		if l.ids[key] == nil {
+			l.ids[key] = map[string]bool{}
+		}
+		l.ids[key][id] = true
+	}
+}
+
+func (l *lookup[T]) remove(id string, row *T) {
+	for _, key := range l.keys(row) {
+		delete(l.ids[key], id)
+		if len(l.ids[key]) == 0 {
+			delete(l.ids, key)
+		}
+	}
+}
+
+// some makes a key list of the texts that are not empty.
+func some(keys ...string) []string {
+	out := keys[:0]
+	for _, k := range keys {
+		if k != "" {
+			out = append(out, k)
+		}
+	}
+	return out
+}
+
+// numbers is the set of numbers from a pool that rows hold.
+type numbers[T any] struct {
+	of   func(*T) uint32 // 0: the row holds none
+	used map[uint32]bool
+	low  map[Range]uint32 // below it everything in the range is taken; saves walking there again
+}
+
+func newNumbers[T any](of func(*T) uint32) *numbers[T] {
+	return &numbers[T]{of: of, used: map[uint32]bool{}, low: map[Range]uint32{}}
+}
+
+// free answers the lowest number of the range that nobody holds.
+func (n *numbers[T]) free(r Range) (uint32, bool) {
+	number := max(n.low[r], r.First)
+	for n.used[number] {
+		number++
+	}
+	n.low[r] = number
+	return number, r.has(number)
+}
+
+func (n *numbers[T]) add(_ string, row *T) {
+	if number := n.of(row); number != 0 {
+		n.used[number] = true
+	}
+}
+
+func (n *numbers[T]) remove(_ string, row *T) {
+	number := n.of(row)
+	if number == 0 {
+		return
+	}
+	delete(n.used, number)
+	for r, low := range n.low {
+		n.low[r] = min(low, number)
+	}
+}
+
+func (r Range) has(number uint32) bool {
+	return number != 0 && r.First <= number && number <= r.Last
+}

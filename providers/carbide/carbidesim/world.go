@@ -1,0 +1,246 @@
+package carbidesim
+
+import (
+	"context"
+	"encoding/json"
+	"fmt"
+	"maps"
+	"path"
+	"slices"
+	"sync"
+	"time"
+
+	"google.golang.org/grpc"
+	"google.golang.org/grpc/codes"
+	"google.golang.org/grpc/status"
+	"google.golang.org/protobuf/encoding/protojson"
+	"google.golang.org/protobuf/proto"
+	"google.golang.org/protobuf/reflect/protoreflect"
+
+	"converge.dev/converge/providers/carbide/forge"
+)
+
+// World is a site with a clock, declared faults, counters, and a file. All its methods may be called at the same time.
+type World struct {
+	options Options
+	keeper  *keeper // nil without a file
+
+	mu     sync.Mutex
+	site   *site
+	offset time.Duration // how far the clock has been advanced
+	faults []*armed
+	calls  map[string]int
+}
+
+// methods are the service's methods by name.
+var methods = func() map[string]grpc.MethodDesc {
+	out := map[string]grpc.MethodDesc{}
+	for _, m := range forge.Forge_ServiceDesc.Methods {
+		out[m.MethodName] = m
+	}
+	return out
+}()
+
+// New makes a world, or brings back the one in the file. Close it to be sure that the file has everything.
+func New(o Options) (*World, error) {
+	o = o.withDefaults()
+	w := &World{options: o, site: newSite(o), calls: map[string]int{}}
+	restored := false
+	if o.File != "" {
+		kept, err := readFile(o.File)
+		if err != nil {
+			return nil, fmt.Errorf("restore the simulated site from %s: %w", o.File, err)
+		}
+		if kept != nil {
+			restored = true
+			w.offset = time.Duration(kept.Offset)
+			w.site.restore(kept)
+		}
+	}
+	w.site.now = w.now()
+	if !restored {
+		_, _ = w.site.transact(func() error {
+			w.site.discover(o.Hosts, o.Seed)
+			return nil
+		})
+	}
+	if o.File != "" {
+		w.keeper = startKeeper(o.File, w.snapshot)
+		w.keeper.touch()
+	}
+	return w, nil
+}
+
+// Close writes the file, if there is one, and stops keeping it.
+func (w *World) Close() error {
+	if w.keeper == nil {
+		return nil
+	}
+	return w.keeper.close()
+}
+
+func (w *World) now() time.Time { return w.options.Now().Add(w.offset).Round(0) }
+
+// transact runs one call on the site as it is now.
+func (w *World) transact(call func() error) error {
+	w.mu.Lock()
+	defer w.mu.Unlock()
+	settled := w.site.settle(w.now())
+	changed, err := w.site.transact(call)
+	if (settled || changed) && w.keeper != nil {
+		w.keeper.touch()
+	}
+	return err
+}
+
+// Advance moves the world's clock forward, and the world with it.
+func (w *World) Advance(d time.Duration) {
+	w.mu.Lock()
+	w.offset += max(d, 0)
+	w.mu.Unlock()
+	_ = w.transact(func() error { return nil })
+	if w.keeper != nil {
+		w.keeper.touch() // the offset is kept too
+	}
+}
+
+// PhoneHome is the guest of an instance calling in; an instance whose operating system asks for it is not ready before.
+func (w *World) PhoneHome(instance string) error {
+	return w.transact(func() error { return w.site.phoneHome(instance) })
+}
+
+// SetInstanceState shows a state in place of an instance's own, such as FAILED, UPDATING or REPAIRING; nil shows its own
+// again.
+func (w *World) SetInstanceState(instance string, state *forge.TenantState) error {
+	return w.transact(func() error { return w.site.inject(instance, state) })
+}
+
+// SetAlerts replaces the health alerts of a machine: each id with what it prevents, "PreventAllocations" or
+// "PreventInstanceDeletion".
+func (w *World) SetAlerts(machineID string, alerts map[string][]string) error {
+	return w.transact(func() error {
+		have := w.site.machines.get(machineID)
+		if have == nil {
+			return notFound("machine", machineID)
+		}
+		m := *have
+		m.Alerts = nil
+		for _, id := range sortedKeys(alerts) {
+			m.Alerts = append(m.Alerts, alert{id, "injected", alerts[id], w.site.now})
+		}
+		w.site.machines.put(machineID, &m)
+		return nil
+	})
+}
+
+// Calls answers how often each method has been called over the wire, faults included.
+func (w *World) Calls() map[string]int {
+	w.mu.Lock()
+	defer w.mu.Unlock()
+	return maps.Clone(w.calls)
+}
+
+// ResetCalls starts counting anew.
+func (w *World) ResetCalls() {
+	w.mu.Lock()
+	defer w.mu.Unlock()
+	clear(w.calls)
+}
+
+// arrive is a call from the wire: it is counted and may meet a fault.
+func (w *World) arrive(ctx context.Context, request any, info *grpc.UnaryServerInfo, handle grpc.UnaryHandler, cut func()) (any, error) {
+	method := path.Base(info.FullMethod)
+	w.mu.Lock()
+	w.calls[method]++
+	w.mu.Unlock()
+	call := func() (any, error) { return w.carryOut(ctx, request, method, handle) }
+	if f := w.strike(method, request.(proto.Message)); f != nil {
+		return f.suffer(ctx, call, cut)
+	}
+	return call()
+}
+
+// carryOut runs a decoded call on the site.
+func (w *World) carryOut(ctx context.Context, request any, method string, handle grpc.UnaryHandler) (any, error) {
+	if slices.Contains(w.options.Unimplemented, method) {
+		return nil, status.Errorf(codes.Unimplemented, "this site does not know %s", method)
+	}
+	message := request.(proto.Message)
+	if err := checkID(message.ProtoReflect()); err != nil {
+		return nil, err
+	}
+	if w.options.Old {
+		fromOlder(message)
+	}
+	var reply any
+	err := w.transact(func() (err error) {
+		reply, err = handle(ctx, request)
+		return err
+	})
+	if err == nil && w.options.Old {
+		reply = toOlder(reply.(proto.Message))
+	}
+	return reply, err
+}
+
+// Stranger is a client that changes the world past all faults, counters and role checks: for drift, and for setting up.
+func (w *World) Stranger() forge.ForgeClient {
+	return forge.NewForgeClient(stranger{w})
+}
+
+// Call is a call of a Stranger, with request and reply in the JSON of protocol buffers.
+func (w *World) Call(ctx context.Context, method string, request []byte) ([]byte, error) {
+	in, out, err := messagesOf(method)
+	if err != nil {
+		return nil, err
+	}
+	if err := protojson.Unmarshal(request, in); err != nil {
+		return nil, invalid("%v", err)
+	}
+	if err := (stranger{w}).Invoke(ctx, method, in, out); err != nil {
+		return nil, err
+	}
+	b, err := protojson.MarshalOptions{UseProtoNames: true}.Marshal(out)
+	if err != nil {
+		return nil, err
+	}
+	return indent(json.RawMessage(b)), nil
+}
+
+// messagesOf makes an empty request and an empty reply of a method.
+func messagesOf(method string) (request, reply proto.Message, err error) {
+	d := forge.File_carbide_forge_forge_proto.Services().ByName("Forge").Methods().ByName(protoreflect.Name(method))
+	if d == nil {
+		return nil, nil, status.Errorf(codes.Unimplemented, "unknown method %s", method)
+	}
+	return newMessage(d.Input()), newMessage(d.Output()), nil
+}
+
+// stranger runs calls in this process.
+type stranger struct{ w *World }
+
+// Invoke finds the method by the last part of its name. Requests and replies are copied, as the wire would.
+func (s stranger) Invoke(ctx context.Context, method string, request, reply any, _ ...grpc.CallOption) error {
+	m, ok := methods[path.Base(method)]
+	if !ok {
+		return status.Errorf(codes.Unimplemented, "unknown method %s", method)
+	}
+	decode := func(into any) error {
+		proto.Merge(into.(proto.Message), request.(proto.Message))
+		return nil
+	}
+	intercept := func(ctx context.Context, request any, info *grpc.UnaryServerInfo, handle grpc.UnaryHandler) (any, error) {
+		return s.w.carryOut(ctx, request, path.Base(info.FullMethod), handle)
+	}
+	got, err := m.Handler(s.w.site, ctx, decode, intercept)
+	if err != nil {
+		return err
+	}
+	proto.Merge(reply.(proto.Message), got.(proto.Message))
+	return nil
+}
+
+// NewStream refuses: no method of the service streams.
+func (stranger) NewStream(context.Context, *grpc.StreamDesc, string, ...grpc.CallOption) (grpc.ClientStream, error) {
+	return nil, status.Error(codes.Unimplemented, "the service has no streams")
+}
