@@ -1,0 +1,77 @@
+// Package carbide serves the kinds of a site's control service, Carbide: tenants and their keys, VPCs, prefixes,
+// segments, security groups, instance types, instances and machines.
+//
+// One file per kind holds what is particular to it: its traits, its calls, and the translation between messages and
+// specs. Everything else is shared: kind.go has the four verbs, refusal.go says what a failed call means, metadata.go
+// keeps name, description, labels and our mark, dial.go connects.
+//
+// Words: an *object* is a message that stands for one thing; *now* is the object as it was read right before an
+// update.
+//
+// Promises:
+//
+//   - Observing all of a kind costs one call for the ids and one for each hundred of them (or whatever the site
+//     allows), several at a time.
+//   - The service's updates replace everything. Ours start from the object as it is, so that what the schema does
+//     not know is kept.
+//   - The service's codes do not say what they mean: a taken id is INTERNAL, a machine that is not ready yet is
+//     INVALID_ARGUMENT. After a refusal the object is read again, and an error says no more than what that proves.
+//   - A change whose request left the process and whose answer did not come back is Unknown; one whose request never
+//     left is Transient.
+//   - Nothing is tried twice and no state is kept.
+package carbide
+
+import (
+	"context"
+	"log/slog"
+	"net"
+	"time"
+
+	"converge.dev/converge/providers"
+	"converge.dev/converge/schema"
+)
+
+// Name is the name of the provider.
+const Name = "carbide"
+
+// Options say where the service is and how to speak to it.
+type Options struct {
+	Address string // required: HOST:PORT or unix:PATH
+	TLS     TLS    // required, unless the address is on this machine
+
+	// AllowInsecure permits a connection without TLS to another machine.
+	AllowInsecure bool
+
+	Parallel int           // optional: calls at the same time; 8
+	Timeout  time.Duration // optional: longest wait for the answer to one call; 30 s
+
+	Dial   func(ctx context.Context, address string) (net.Conn, error) // optional: for tests
+	Logger *slog.Logger                                                // optional: every call, at debug level
+}
+
+// Open connects and asks the service for its version, waiting at most 5 s. Errors are [*providers.Error] with Op "open":
+// Invalid for options that cannot work, Denied when one side refuses the other's certificate or the caller, Transient
+// when nobody answers.
+func Open(ctx context.Context, o Options) (*providers.Provider, error) {
+	s, err := open(ctx, o)
+	if err != nil {
+		return nil, err
+	}
+	return s.provider(s.conn.Close), nil
+}
+
+func (s *service) provider(close func() error) *providers.Provider {
+	p := providers.New(Name, schema.ScopeSite, close,
+		serve(s, "tenant", tenantTraits, tenants{s}),
+		serve(s, "tenant_keyset", keysetTraits, keysets{s}),
+		serve(s, "vpc", vpcTraits, vpcs{service: s}),
+		serve(s, "vpc_prefix", prefixTraits, prefixes{service: s}),
+		serve(s, "network_segment", segmentTraits, segments{service: s}),
+		serve(s, "network_security_group", groupTraits, groups{s}),
+		serve(s, "instance_type", instanceTypeTraits, instanceTypes{s}),
+		serve(s, "instance", instanceTraits, instances{service: s}),
+		serve(s, "machine", machineTraits, machines{s}),
+	)
+	p.Limit = cap(s.slots)
+	return p
+}

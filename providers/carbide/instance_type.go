@@ -1,0 +1,142 @@
+package carbide
+
+import (
+	"context"
+
+	"converge.dev/converge/providers"
+	"converge.dev/converge/providers/carbide/forge"
+	"converge.dev/converge/schema"
+)
+
+// Deleting a type takes its machines out of it; a new one starts without machines.
+var instanceTypeTraits = providers.Traits{
+	Create: providers.Conditional, Update: providers.Versioned, Delete: providers.Blind,
+	Mark: true, Burned: true, Late: late,
+	UndoCreate: providers.Exact, UndoUpdate: providers.Exact, UndoDelete: providers.Replace,
+	Reach: providers.ReachTenant,
+}
+
+var (
+	capabilityTypes = enum[forge.MachineCapabilityType]{
+		{"", forge.MachineCapabilityType_CAP_TYPE_INVALID},
+		{"cpu", forge.MachineCapabilityType_CAP_TYPE_CPU},
+		{"gpu", forge.MachineCapabilityType_CAP_TYPE_GPU},
+		{"memory", forge.MachineCapabilityType_CAP_TYPE_MEMORY},
+		{"storage", forge.MachineCapabilityType_CAP_TYPE_STORAGE},
+		{"network", forge.MachineCapabilityType_CAP_TYPE_NETWORK},
+		{"infiniband", forge.MachineCapabilityType_CAP_TYPE_INFINIBAND},
+		{"dpu", forge.MachineCapabilityType_CAP_TYPE_DPU},
+	}
+	deviceTypes = enum[forge.MachineCapabilityDeviceType]{
+		{"", forge.MachineCapabilityDeviceType_MACHINE_CAPABILITY_DEVICE_TYPE_UNKNOWN},
+		{"dpu", forge.MachineCapabilityDeviceType_MACHINE_CAPABILITY_DEVICE_TYPE_DPU},
+		{"nvlink", forge.MachineCapabilityDeviceType_MACHINE_CAPABILITY_DEVICE_TYPE_NVLINK},
+	}
+)
+
+type instanceTypes struct{ *service }
+
+func (instanceTypes) known(id string) bool { return id != "" }
+
+func (k instanceTypes) list(ctx context.Context) ([]string, error) {
+	r, err := k.FindInstanceTypeIds(ctx, &forge.FindInstanceTypeIdsRequest{})
+	return r.GetInstanceTypeIds(), err
+}
+
+func (k instanceTypes) get(ctx context.Context, ids []string) ([]*forge.InstanceType, error) {
+	r, err := k.FindInstanceTypesByIds(ctx, &forge.FindInstanceTypesByIdsRequest{InstanceTypeIds: ids})
+	return r.GetInstanceTypes(), err
+}
+
+func (instanceTypes) thing(o *forge.InstanceType) providers.Thing {
+	spec := schema.Object{}
+	mark := readMetadata(o.GetMetadata(), spec)
+	putList(spec, "capabilities", list(o.GetAttributes().GetDesiredCapabilities(),
+		func(c *forge.InstanceTypeMachineCapabilityFilterAttributes) any { return readCapability(c) }))
+	return providers.Thing{
+		ID: o.GetId(), Name: o.GetMetadata().GetName(), Mark: mark, Version: o.GetVersion(), Spec: spec, Phase: providers.Ready,
+	}
+}
+
+func (k instanceTypes) create(ctx context.Context, c *providers.Call) error {
+	_, err := k.CreateInstanceType(ctx, &forge.CreateInstanceTypeRequest{
+		Id:                     &c.ID,
+		Metadata:               newMetadata(c),
+		InstanceTypeAttributes: writeCapabilities(c, nil),
+	})
+	return err
+}
+
+func (k instanceTypes) update(ctx context.Context, c *providers.Call, now *forge.InstanceType) error {
+	_, err := k.UpdateInstanceType(ctx, &forge.UpdateInstanceTypeRequest{
+		Id:                     now.Id,
+		Metadata:               writeMetadata(c, now.Metadata, c.Ref.Name),
+		InstanceTypeAttributes: writeCapabilities(c, now.Attributes),
+		IfVersionMatch:         &now.Version,
+	})
+	return err
+}
+
+func (k instanceTypes) delete(ctx context.Context, c *providers.Call) error {
+	_, err := k.DeleteInstanceType(ctx, &forge.DeleteInstanceTypeRequest{Id: c.ID})
+	return err
+}
+
+func readCapability(c *forge.InstanceTypeMachineCapabilityFilterAttributes) map[string]any {
+	capability := map[string]any{"type": capabilityTypes.word(c.GetCapabilityType())}
+	put(capability, "name", c.GetName())
+	put(capability, "frequency", c.GetFrequency())
+	put(capability, "capacity", c.GetCapacity())
+	put(capability, "vendor", c.GetVendor())
+	putNumber(capability, "count", c.Count)
+	put(capability, "hardware_revision", c.GetHardwareRevision())
+	putNumber(capability, "cores", c.Cores)
+	putNumber(capability, "threads", c.Threads)
+	putList(capability, "inactive_devices", list(c.GetInactiveDevices().GetItems(), func(n uint32) any { return int64(n) }))
+	put(capability, "device_type", deviceTypes.word(c.GetDeviceType()))
+	return capability
+}
+
+// writeCapabilities replaces the capabilities of a type. The service compares them in order and field by field, and
+// allows no difference once machines belong to the type: those in the same place that say the same are left as they
+// are.
+func writeCapabilities(c *providers.Call, now *forge.InstanceTypeAttributes) *forge.InstanceTypeAttributes {
+	if now == nil {
+		now = &forge.InstanceTypeAttributes{}
+	}
+	have := now.DesiredCapabilities
+	now.DesiredCapabilities = nil
+	for i, capability := range structs(c.Want, "capabilities") {
+		if i < len(have) && schema.Object(capability).Digest() == schema.Object(readCapability(have[i])).Digest() {
+			now.DesiredCapabilities = append(now.DesiredCapabilities, have[i])
+			continue
+		}
+		now.DesiredCapabilities = append(now.DesiredCapabilities, writeCapability(capability))
+	}
+	return now
+}
+
+func writeCapability(capability map[string]any) *forge.InstanceTypeMachineCapabilityFilterAttributes {
+	w := &forge.InstanceTypeMachineCapabilityFilterAttributes{
+		CapabilityType:   capabilityTypes.value(capability["type"]),
+		Name:             optional(capability, "name"),
+		Frequency:        optional(capability, "frequency"),
+		Capacity:         optional(capability, "capacity"),
+		Vendor:           optional(capability, "vendor"),
+		Count:            number[uint32](capability, "count"),
+		HardwareRevision: optional(capability, "hardware_revision"),
+		Cores:            number[uint32](capability, "cores"),
+		Threads:          number[uint32](capability, "threads"),
+	}
+	if devices, _ := capability["inactive_devices"].([]any); len(devices) > 0 {
+		w.InactiveDevices = &forge.Uint32List{}
+		for _, d := range devices {
+			n, _ := d.(int64)
+			w.InactiveDevices.Items = append(w.InactiveDevices.Items, uint32(n))
+		}
+	}
+	if t := deviceTypes.value(capability["device_type"]); t != 0 {
+		w.DeviceType = &t
+	}
+	return w
+}

@@ -1,0 +1,206 @@
+package carbide
+
+import (
+	"context"
+	"errors"
+	"slices"
+	"sync"
+
+	"golang.org/x/sync/errgroup"
+
+	"converge.dev/converge/providers"
+	"converge.dev/converge/schema"
+)
+
+// A wire is what differs between kinds: its calls, and the translation between objects and things. Errors are those of
+// the calls.
+type wire[O any] interface {
+	// list gives the ids of all objects.
+	list(ctx context.Context) ([]string, error)
+	// get reads objects, at most service.ids at once. Unknown ids are left out.
+	get(ctx context.Context, ids []string) ([]O, error)
+	// known reports whether id can be one of the kind's; the service fails on one that cannot.
+	known(id string) bool
+	// thing translates an object.
+	thing(o O) providers.Thing
+
+	create(ctx context.Context, c *providers.Call) error
+	// update may change now, the object as it was just read.
+	update(ctx context.Context, c *providers.Call, now O) error
+	delete(ctx context.Context, c *providers.Call) error
+}
+
+// errNone is what a wire answers for a verb that the kind does not have.
+var errNone = errors.New("the service has no such call")
+
+// A kind makes the four verbs from a wire.
+type kind[O any] struct {
+	*service
+	name   string
+	traits providers.Traits
+	wire   wire[O]
+}
+
+func serve[O any](s *service, noun string, t providers.Traits, w wire[O]) providers.Served {
+	name := Name + "." + noun
+	return providers.Served{Name: name, Traits: t, Kind: &kind[O]{s, name, t, w}}
+}
+
+// Observe implements [providers.Kind].
+func (k *kind[O]) Observe(ctx context.Context, ids []string) ([]providers.Thing, error) {
+	if ids == nil {
+		var err error
+		if ids, err = k.wire.list(ctx); err != nil {
+			return nil, k.observeError(err)
+		}
+	} else {
+		ids = slices.DeleteFunc(slices.Clone(ids), func(id string) bool { return !k.wire.known(id) })
+	}
+	chunks := slices.Collect(slices.Chunk(ids, k.ids))
+	parts := make([][]providers.Thing, len(chunks))
+	g, gctx := errgroup.WithContext(ctx)
+	g.SetLimit(cap(k.slots))
+	for i, chunk := range chunks {
+		g.Go(func() error {
+			objects, err := k.wire.get(gctx, chunk)
+			if err != nil {
+				return err
+			}
+			part := make([]providers.Thing, len(objects))
+			for j, o := range objects {
+				part[j] = k.wire.thing(o)
+			}
+			parts[i] = part
+			return nil
+		})
+	}
+	err := g.Wait()
+	if err == nil {
+		err = ctx.Err() // also when there was nothing to ask for
+	}
+	if err != nil {
+		return nil, k.observeError(err)
+	}
+	return slices.Concat(parts...), nil
+}
+
+// look reads one object.
+func (k *kind[O]) look(ctx context.Context, id string) (o O, ok bool, err error) {
+	if !k.wire.known(id) {
+		return o, false, nil
+	}
+	objects, err := k.wire.get(ctx, []string{id})
+	if err != nil || len(objects) == 0 {
+		return o, false, err
+	}
+	return objects[0], true, nil
+}
+
+// Create implements [providers.Kind].
+func (k *kind[O]) Create(ctx context.Context, c providers.Call) error {
+	if k.traits.Create == providers.Never {
+		return k.error(opCreate, &c, providers.Unsupported, errNone)
+	}
+	if err := ctx.Err(); err != nil {
+		return k.error(opCreate, &c, providers.Transient, err)
+	}
+	err := k.wire.create(ctx, &c)
+	if err == nil {
+		return nil
+	}
+	return k.error(opCreate, &c, k.createClass(ctx, &c, err), err)
+}
+
+// Update implements [providers.Kind].
+func (k *kind[O]) Update(ctx context.Context, c providers.Call) error {
+	if k.traits.Update == providers.Never {
+		return k.error(opUpdate, &c, providers.Unsupported, errNone)
+	}
+	if err := ctx.Err(); err != nil {
+		return k.error(opUpdate, &c, providers.Transient, err)
+	}
+	now, ok, err := k.look(ctx, c.ID)
+	if err != nil {
+		return k.error(opUpdate, &c, readClass(err), err)
+	}
+	if !ok {
+		return k.error(opUpdate, &c, providers.Absent, errAbsent)
+	}
+	if t := k.wire.thing(now); c.Version != "" && t.Version != c.Version {
+		return k.error(opUpdate, &c, providers.Conflict, errMoved(t.Version))
+	}
+	if err = k.wire.update(ctx, &c, now); err == nil {
+		return nil
+	}
+	return k.error(opUpdate, &c, k.updateClass(ctx, &c, err), err)
+}
+
+// Delete implements [providers.Kind].
+func (k *kind[O]) Delete(ctx context.Context, c providers.Call) error {
+	if k.traits.Delete == providers.Never {
+		return k.error(opDelete, &c, providers.Unsupported, errNone)
+	}
+	if err := ctx.Err(); err != nil {
+		return k.error(opDelete, &c, providers.Transient, err)
+	}
+	if !k.wire.known(c.ID) {
+		return nil
+	}
+	err := k.wire.delete(ctx, &c)
+	if err == nil {
+		return nil
+	}
+	class, gone := k.deleteClass(ctx, &c, err)
+	if gone {
+		return nil
+	}
+	return k.error(opDelete, &c, class, err)
+}
+
+func (k *kind[O]) error(op string, c *providers.Call, class providers.Class, err error) error {
+	return &providers.Error{Op: op, Ref: c.Ref, Class: class, Err: err}
+}
+
+func (k *kind[O]) observeError(err error) error {
+	return &providers.Error{Op: opObserve, Kind: k.name, Class: readClass(err), Err: err}
+}
+
+// turns lets callers with the same key go one at a time.
+type turns struct {
+	mu   sync.Mutex
+	busy map[string]chan struct{} // closed when the one whose turn it is has finished
+}
+
+// take waits for the key; done gives it to the next one.
+func (t *turns) take(ctx context.Context, key string) (done func(), err error) {
+	for {
+		t.mu.Lock()
+		before := t.busy[key]
+		if before == nil {
+			mine := make(chan struct{})
+			if t.busy == nil {
+				t.busy = map[string]chan struct{}{}
+			}
+			t.busy[key] = mine
+			t.mu.Unlock()
+			return func() {
+				t.mu.Lock()
+				delete(t.busy, key)
+				t.mu.Unlock()
+				close(mine)
+			}, nil
+		}
+		t.mu.Unlock()
+		select {
+		case <-before:
+		case <-ctx.Done():
+			return nil, unsentError{ctx.Err()}
+		}
+	}
+}
+
+// text gives a string field of a spec, "" when it is absent.
+func text(spec schema.Object, field string) string {
+	s, _ := spec[field].(string)
+	return s
+}

@@ -1,0 +1,229 @@
+package carbide_test
+
+import (
+	"fmt"
+	"slices"
+	"strings"
+	"testing"
+	"time"
+
+	"converge.dev/converge/providers/carbide/carbidesim"
+	"converge.dev/converge/providers/providertest"
+	"converge.dev/converge/schema"
+	"converge.dev/converge/schema/load"
+)
+
+// hosts are the ids of the machines in the worlds of these tests: the same seed gives the same machines.
+func hosts(t testing.TB) []string {
+	t.Helper()
+	var ids []string
+	for _, o := range newWorld(t, carbidesim.Options{Hosts: lawHosts}).Objects() {
+		if o.Kind == "machine" && o.ID[5] == 'h' {
+			ids = append(ids, o.ID)
+		}
+	}
+	return ids
+}
+
+var lawHosts = carbidesim.Hosts{Count: 12}
+
+// lawTiming is real, apart from what would only make rounds.
+var lawTiming = carbidesim.Timing{
+	Tick: 30 * time.Second, Drain: 5 * time.Minute, Provision: 10 * time.Minute,
+	Configure: time.Minute, Release: time.Minute, Cleanup: time.Minute,
+}
+
+func TestLaws(t *testing.T) {
+	descriptions, err := load.New()
+	if err != nil {
+		t.Fatal(err)
+	}
+	providertest.Run(t, providertest.Suite{
+		Kinds: descriptions.Kinds(),
+		Cases: cases(hosts(t)),
+		Open:  func(t *testing.T) providertest.World { return lawWorld(t, false) },
+	})
+}
+
+// TestLawsOlderServer runs the laws on a server of the older generation, which knows no flat VPCs.
+func TestLawsOlderServer(t *testing.T) {
+	providertest.Run(t, providertest.Suite{
+		Cases: slices.DeleteFunc(cases(hosts(t)), func(c providertest.Case) bool { return c.Name == "guarded" }),
+		Open:  func(t *testing.T) providertest.World { return lawWorld(t, true) },
+	})
+}
+
+func lawWorld(t *testing.T, old bool) providertest.World {
+	w := newWorld(t, carbidesim.Options{
+		Hosts: lawHosts, Timing: lawTiming, Old: old,
+		Rules: carbidesim.Rules{RoutingProfiles: []carbidesim.RoutingProfile{{Name: "internal"}, {Name: "external", Tier: 1}}},
+	})
+	return providertest.World{
+		Provider: connect(t, w),
+		Dump:     func() string { return string(w.Dump()) },
+		Advance:  func() { w.Advance(2 * time.Minute) },
+	}
+}
+
+func made(kind, name string, spec schema.Object) providertest.Made {
+	return providertest.Made{Kind: "carbide." + kind, Name: name, Spec: spec}
+}
+
+func id(kind, name string) string { return providertest.ID("carbide."+kind, name) }
+
+func labels(pairs ...any) map[string]any {
+	m := map[string]any{}
+	for i := 0; i < len(pairs); i += 2 {
+		m[pairs[i].(string)] = pairs[i+1]
+	}
+	return m
+}
+
+func cases(hosts []string) []providertest.Case {
+	acme := made("tenant", "acme", schema.Object{"display_name": "Acme"})
+	vpc := made("vpc", "prod", schema.Object{"tenant": "acme", "virtualization": "ethernet_virtualizer"})
+	segment := made("network_segment", "net", schema.Object{
+		"vpc": id("vpc", "prod"), "type": "tenant",
+		"prefixes": []any{map[string]any{"prefix": "10.1.0.0/24", "gateway": "10.1.0.1", "reserve_first": int64(4)}},
+	})
+	second := made("network_segment", "net-2", schema.Object{
+		"vpc": id("vpc", "prod"), "type": "tenant",
+		"prefixes": []any{map[string]any{"prefix": "10.2.0.0/24", "reserve_first": int64(0)}},
+	})
+	group := made("network_security_group", "web", schema.Object{"tenant": "acme", "stateful_egress": false})
+	keys := made("tenant_keyset", "ops", schema.Object{"tenant": "acme", "keys": []any{"ssh-ed25519 AAAA"}})
+	numbered := func(n int64) schema.Object {
+		return schema.Object{"vpc": id("vpc", "prod"), "type": "tenant", "prefixes": []any{
+			map[string]any{"prefix": fmt.Sprintf("10.9.%d.0/24", n), "reserve_first": int64(0)},
+		}}
+	}
+	instance := func(n int) schema.Object {
+		return schema.Object{
+			"tenant": "acme", "machine": hosts[n%len(hosts)], "auto_network": false,
+			"os":         map[string]any{"ipxe": "#!ipxe\nboot", "phone_home_enabled": false, "run_provisioning_instructions_on_every_boot": false},
+			"interfaces": []any{map[string]any{"function": "physical", "device_instance": int64(0), "segment": id("network_segment", "net")}},
+		}
+	}
+	web := instance(0)
+	web["description"], web["labels"] = "front end", labels("app", "web", "empty", "")
+	web["hostname"], web["keysets"] = "web", []any{"acme/ops"}
+	web["network_security_group"] = id("network_security_group", "web")
+	changed := instance(0)
+	changed["hostname"], changed["labels"] = "web", labels("app", "shop")
+	changed["os"] = map[string]any{
+		"ipxe": "#!ipxe\nchain", "user_data": "#cloud-config", "phone_home_enabled": false, "run_provisioning_instructions_on_every_boot": true,
+	}
+	changed["interfaces"] = []any{
+		map[string]any{"function": "physical", "device_instance": int64(0), "segment": id("network_segment", "net")},
+		map[string]any{"function": "virtual", "device_instance": int64(0), "virtual_function_id": int64(3), "segment": id("network_segment", "net-2")},
+	}
+
+	rule := func(name string, priority int64, port int64) map[string]any {
+		return map[string]any{
+			"id": name, "direction": "ingress", "ipv6": false, "protocol": "tcp", "action": "permit", "priority": priority,
+			"src_prefix": "0.0.0.0/0", "dst_prefix": "10.0.0.0/8", "dst_ports": map[string]any{"start": port, "end": port},
+		}
+	}
+
+	return []providertest.Case{
+		{
+			Kind: "carbide.tenant", Name: "acme",
+			Want:    schema.Object{"display_name": "Acme", "routing_profile": "internal"},
+			Update:  schema.Object{"display_name": "Acme Inc.", "routing_profile": "external"},
+			Invalid: schema.Object{"display_name": "x"},
+		},
+		{
+			Kind: "carbide.tenant_keyset", Name: "ops", Needs: []providertest.Made{acme},
+			Want:   schema.Object{"tenant": "acme", "keys": []any{"ssh-ed25519 AAAAC3Nz me@home", "ssh-rsa AAAAB3Nz"}},
+			Update: schema.Object{"tenant": "acme", "keys": []any{"ssh-ed25519 AAAAC3Nz me@home", "ecdsa-sha2-nistp256 AAAAE2Vj you"}},
+		},
+		{
+			Kind: "carbide.vpc", Name: "plain",
+			Want:    schema.Object{"tenant": "acme", "virtualization": "ethernet_virtualizer", "description": "production", "labels": labels("env", "prod", "empty", "")},
+			Update:  schema.Object{"tenant": "acme", "virtualization": "ethernet_virtualizer", "labels": labels("env", "test")},
+			Invalid: schema.Object{"tenant": "acme", "virtualization": "ethernet_virtualizer", "routing_profile": "internal"},
+		},
+		{
+			Kind: "carbide.vpc", Name: "guarded", Needs: []providertest.Made{acme, group},
+			Want:    schema.Object{"tenant": "acme", "virtualization": "fnn", "vni": int64(60001), "routing_profile": "internal"},
+			Update:  schema.Object{"tenant": "acme", "virtualization": "flat", "vni": int64(60001), "routing_profile": "internal", "network_security_group": id("network_security_group", "web")},
+			Invalid: schema.Object{"tenant": "acme", "virtualization": "fnn", "vni": int64(7)},
+			Other: func(i int) providertest.Made {
+				return providertest.Made{Name: fmt.Sprintf("other-%d", i), Spec: schema.Object{"tenant": "acme", "virtualization": "fnn", "vni": int64(60100 + i)}}
+			},
+		},
+		{
+			Kind: "carbide.vpc_prefix", Name: "ten", Needs: []providertest.Made{vpc},
+			Want:    schema.Object{"vpc": id("vpc", "prod"), "prefix": "10.0.0.0/16", "description": "links", "labels": labels("use", "links")},
+			Update:  schema.Object{"vpc": id("vpc", "prod"), "prefix": "10.0.0.0/16", "labels": labels("use", "more")},
+			Invalid: schema.Object{"vpc": id("vpc", "prod"), "prefix": "10.0.0.1/16"},
+			Other: func(i int) providertest.Made {
+				return providertest.Made{Name: fmt.Sprintf("other-%d", i), Spec: schema.Object{"vpc": id("vpc", "prod"), "prefix": fmt.Sprintf("10.%d.0.0/16", i+1)}}
+			},
+		},
+		{
+			Kind: "carbide.network_segment", Name: "prod-a", Needs: []providertest.Made{vpc},
+			Want: schema.Object{"vpc": id("vpc", "prod"), "type": "tenant", "mtu": int64(1500), "prefixes": []any{
+				map[string]any{"prefix": "10.20.0.0/24", "gateway": "10.20.0.1", "reserve_first": int64(2)},
+			}},
+			Invalid: schema.Object{"vpc": id("vpc", "prod"), "type": "tenant", "prefixes": []any{map[string]any{"prefix": "10.20.0.0/31"}}},
+			Other: func(i int) providertest.Made {
+				return providertest.Made{Name: fmt.Sprintf("other-%d", i), Spec: numbered(int64(i))}
+			},
+		},
+		{
+			Kind: "carbide.network_security_group", Name: "ssh", Needs: []providertest.Made{acme},
+			Want: schema.Object{"tenant": "acme", "stateful_egress": true, "description": "shells", "rules": []any{
+				rule("b-ssh", 100, 22), rule("a-web", 200, 443),
+			}},
+			Update: schema.Object{"tenant": "acme", "stateful_egress": false, "labels": labels("a", "b"), "rules": []any{
+				rule("a-web", 50, 8443), rule("b-ssh", 100, 22),
+				map[string]any{
+					"id": "c-deny", "direction": "egress", "ipv6": true, "protocol": "any", "action": "deny", "priority": int64(60000),
+					"src_prefix": "fd00::/8", "dst_prefix": "::/0",
+				},
+			}},
+			Invalid: schema.Object{"tenant": "acme", "stateful_egress": false, "rules": []any{map[string]any{
+				"id": "x", "direction": "ingress", "protocol": "icmp6", "action": "deny", "priority": int64(1), "src_prefix": "0.0.0.0/0", "dst_prefix": "0.0.0.0/0",
+			}}},
+		},
+		{
+			Kind: "carbide.instance_type", Name: "big",
+			Want: schema.Object{"description": "eight GPUs", "capabilities": []any{
+				map[string]any{"type": "gpu", "vendor": "NVIDIA", "count": int64(8)},
+				map[string]any{"type": "infiniband", "inactive_devices": []any{int64(1), int64(2)}},
+			}},
+			Update: schema.Object{"labels": labels("size", "l"), "capabilities": []any{
+				map[string]any{"type": "gpu", "vendor": "NVIDIA", "count": int64(8)},
+				map[string]any{"type": "cpu", "cores": int64(56), "threads": int64(112), "name": "Xeon"},
+				map[string]any{"type": "dpu", "hardware_revision": "B1"},
+				map[string]any{"type": "network", "device_type": "dpu"},
+				map[string]any{"type": "storage", "capacity": "3.84 TB", "frequency": "none"},
+			}},
+			Invalid: schema.Object{"capabilities": []any{map[string]any{"name": "nothing"}}},
+		},
+		{
+			Kind: "carbide.instance", Name: "web", Needs: []providertest.Made{acme, keys, group, vpc, segment, second},
+			Want: web, Update: changed,
+			Invalid: func() schema.Object {
+				o := instance(0)
+				o["os"] = map[string]any{}
+				return o
+			}(),
+			Other: func(i int) providertest.Made {
+				return providertest.Made{Name: fmt.Sprintf("other-%d", i), Spec: instance(i + 1)}
+			},
+		},
+		{
+			Kind: "carbide.machine", Name: hosts[0], Needs: []providertest.Made{made("instance_type", "any", schema.Object{})},
+			Want:   schema.Object{},
+			Update: schema.Object{"description": "top of rack", "labels": labels("rack", "r1"), "maintenance": map[string]any{"reference": "TICKET-1"}, "instance_type": id("instance_type", "any")},
+			Other: func(i int) providertest.Made {
+				if i+1 < len(hosts) {
+					return providertest.Made{Name: hosts[i+1]}
+				}
+				return providertest.Made{Name: "fm100ht" + strings.Repeat("0", 52)} // nowhere
+			},
+		},
+	}
+}

@@ -1,0 +1,138 @@
+package carbide
+
+import (
+	"context"
+	"strings"
+
+	"google.golang.org/protobuf/proto"
+
+	"converge.dev/converge/providers"
+	"converge.dev/converge/providers/carbide/forge"
+	"converge.dev/converge/schema"
+)
+
+// Machines appear by discovery. They are never ours, so they bear no mark.
+var machineTraits = providers.Traits{
+	ID:     "{name}",
+	Create: providers.Never, Update: providers.Versioned, Delete: providers.Never,
+	Late:       late,
+	UndoUpdate: providers.Exact,
+	Reach:      providers.ReachTenant,
+}
+
+// machineReady is the state of a host that can take an instance.
+const machineReady = "Ready"
+
+type machines struct{ *service }
+
+// known accepts hosts, and not their DPUs.
+func (machines) known(id string) bool {
+	rest, ok := strings.CutPrefix(id, "fm100h")
+	return ok && len(rest) == 53 && (rest[0] == 't' || rest[0] == 's') && strings.Trim(rest[1:], "0123456789abcdefghijklmnopqrstuv") == ""
+}
+
+func (k machines) list(ctx context.Context) ([]string, error) {
+	r, err := k.FindMachineIds(ctx, &forge.MachineSearchConfig{})
+	ids := make([]string, len(r.GetMachineIds()))
+	for i, id := range r.GetMachineIds() {
+		ids[i] = id.GetId()
+	}
+	return ids, err
+}
+
+func (k machines) get(ctx context.Context, ids []string) ([]*forge.Machine, error) {
+	request := &forge.MachinesByIdsRequest{MachineIds: make([]*forge.MachineId, len(ids))}
+	for i, id := range ids {
+		request.MachineIds[i] = &forge.MachineId{Id: id}
+	}
+	r, err := k.FindMachinesByIds(ctx, request)
+	return r.GetMachines(), err
+}
+
+func (machines) thing(o *forge.Machine) providers.Thing {
+	spec := schema.Object{}
+	readMetadata(o.GetMetadata(), spec)
+	put(spec, "instance_type", o.GetInstanceTypeId())
+	if reference := o.GetMaintenanceReference(); reference != "" {
+		spec["maintenance"] = map[string]any{"reference": reference}
+	}
+	status := schema.Object{"state": o.GetState()}
+	put(status, "hw_sku", o.GetHwSku())
+	put(status, "rack", o.GetRackId().GetId())
+	putList(status, "alerts", list(o.GetHealth().GetAlerts(), func(a *forge.HealthProbeAlert) any { return a.GetId() }))
+	putList(status, "dpus", list(o.GetAssociatedDpuMachineIds(), func(id *forge.MachineId) any { return id.GetId() }))
+	return providers.Thing{
+		ID: o.GetId().GetId(), Name: o.GetId().GetId(), Version: o.GetVersion(),
+		Spec: spec, Status: status, Phase: providers.Ready,
+	}
+}
+
+func (machines) create(context.Context, *providers.Call) error { return errNone }
+
+// update makes one call for each of metadata, maintenance and type that changes. Only the first is guarded by the
+// version, so it goes first.
+func (k machines) update(ctx context.Context, c *providers.Call, now *forge.Machine) error {
+	unmarked := *c
+	unmarked.Mark = providers.Mark{}
+	before := now.GetMetadata()
+	name := before.GetName()
+	if len(name) < 2 { // the service refuses to keep what it has
+		name = c.ID
+	}
+	after := writeMetadata(&unmarked, proto.CloneOf(before), name)
+	type step struct {
+		needed bool
+		do     func() error
+	}
+	steps := []step{
+		{!sameMetadata(before, after), func() error {
+			_, err := k.UpdateMachineMetadata(ctx, &forge.MachineMetadataUpdateRequest{
+				MachineId: now.Id, IfVersionMatch: &now.Version, Metadata: after,
+			})
+			return err
+		}},
+		{maintenance(c.Want) != now.GetMaintenanceReference(), func() error { return k.setMaintenance(ctx, now.Id, maintenance(c.Want)) }},
+		{text(c.Want, "instance_type") != now.GetInstanceTypeId(), func() error { return k.setType(ctx, c.ID, text(c.Want, "instance_type")) }},
+	}
+	begun := false
+	for _, s := range steps {
+		if !s.needed {
+			continue
+		}
+		switch err := s.do(); {
+		case err != nil && begun:
+			return halfwayError{err}
+		case err != nil:
+			return err
+		}
+		begun = true
+	}
+	return nil
+}
+
+func (machines) delete(context.Context, *providers.Call) error { return errNone }
+
+func maintenance(spec schema.Object) string {
+	m, _ := spec["maintenance"].(map[string]any)
+	return text(m, "reference")
+}
+
+func (k machines) setMaintenance(ctx context.Context, id *forge.MachineId, reference string) error {
+	request := &forge.MaintenanceRequest{Operation: forge.MaintenanceOperation_Disable, HostId: id}
+	if reference != "" {
+		request.Operation, request.Reference = forge.MaintenanceOperation_Enable, &reference
+	}
+	_, err := k.SetMaintenance(ctx, request)
+	return err
+}
+
+func (k machines) setType(ctx context.Context, id, instanceType string) error {
+	if instanceType == "" {
+		_, err := k.RemoveMachineInstanceTypeAssociation(ctx, &forge.RemoveMachineInstanceTypeAssociationRequest{MachineId: id})
+		return err
+	}
+	_, err := k.AssociateMachinesWithInstanceType(ctx, &forge.AssociateMachinesWithInstanceTypeRequest{
+		InstanceTypeId: instanceType, MachineIds: []string{id},
+	})
+	return err
+}

@@ -1,0 +1,143 @@
+package carbide
+
+//lint:file-ignore SA1019 the deprecated flat fields are all that older servers have
+
+import (
+	"cmp"
+	"context"
+	"slices"
+	"strings"
+	"time"
+
+	"converge.dev/converge/providers"
+	"converge.dev/converge/providers/carbide/forge"
+	"converge.dev/converge/schema"
+)
+
+// A segment becomes ready with the next round of the service's controller, about every 30 s. A deleted one goes when
+// none of its addresses was used for 5 min.
+var segmentTraits = providers.Traits{
+	Create: providers.Conditional, Update: providers.Never, Delete: providers.Blind,
+	Late: late, ReadyWithin: 5 * time.Minute, GoneWithin: 20 * time.Minute,
+	UndoCreate: providers.Exact, UndoDelete: providers.Replace,
+	Reach: providers.ReachTenant,
+}
+
+var segmentTypes = enum[forge.NetworkSegmentType]{
+	{"tenant", forge.NetworkSegmentType_TENANT},
+	{"admin", forge.NetworkSegmentType_ADMIN},
+	{"underlay", forge.NetworkSegmentType_UNDERLAY},
+	{"host_inband", forge.NetworkSegmentType_HOST_INBAND},
+}
+
+// linknetName begins the names of the segments that the site makes for interfaces on VPC prefixes.
+const linknetName = "vpc_prefix_"
+
+type segments struct {
+	*service
+	uuidKind
+}
+
+func (k segments) list(ctx context.Context) ([]string, error) {
+	r, err := k.FindNetworkSegmentIds(ctx, &forge.NetworkSegmentSearchFilter{})
+	return texts(r.GetNetworkSegmentsIds()), err
+}
+
+func (k segments) get(ctx context.Context, ids []string) ([]*forge.NetworkSegment, error) {
+	request := &forge.NetworkSegmentsByIdsRequest{NetworkSegmentsIds: make([]*forge.NetworkSegmentId, len(ids))}
+	for i, id := range ids {
+		request.NetworkSegmentsIds[i] = &forge.NetworkSegmentId{Value: id}
+	}
+	r, err := k.FindNetworkSegmentsByIds(ctx, request)
+	return r.GetNetworkSegments(), err
+}
+
+func (segments) thing(o *forge.NetworkSegment) providers.Thing {
+	o = nested(o)
+	config, state := o.GetConfig(), o.GetStatus().GetTenantState()
+	prefixes := make([]any, len(config.GetPrefixes()))
+	for i, p := range config.GetPrefixes() {
+		block := map[string]any{"prefix": p.GetPrefix(), "reserve_first": int64(p.GetReserveFirst())}
+		put(block, "gateway", p.GetGateway())
+		prefixes[i] = block
+	}
+	spec := schema.Object{"type": segmentTypes.word(config.GetSegmentType()), "prefixes": prefixes}
+	put(spec, "vpc", config.GetVpcId().GetValue())
+	putNumber(spec, "mtu", config.Mtu)
+	put(spec, "subdomain_id", config.GetSubdomainId().GetValue())
+	name := cmp.Or(o.GetMetadata().GetName(), o.GetName())
+	stretches := slices.Contains(o.GetStatus().GetFlags(), forge.NetworkSegmentFlag_CAN_STRETCH)
+	word, phase, detail := stateWords[state], phaseOf(state), ""
+	if phase != providers.Ready {
+		detail = word
+	}
+	return providers.Thing{
+		ID: o.GetId().GetValue(), Name: name, Spec: spec,
+		Status: schema.Object{"state": word, "linknet": strings.HasPrefix(name, linknetName) && !stretches},
+		Phase:  phase, Detail: detail,
+	}
+}
+
+// nested gives a segment whose configuration and status are filled in; older servers have them flat.
+func nested(o *forge.NetworkSegment) *forge.NetworkSegment {
+	if o.GetConfig() == nil {
+		o.Config = &forge.NetworkSegmentConfig{
+			VpcId: o.GetVpcId(), SubdomainId: o.GetSubdomainId(), Mtu: o.Mtu, SegmentType: o.GetSegmentType(), Prefixes: o.GetPrefixes(),
+		}
+	}
+	if o.GetStatus() == nil {
+		o.Status = &forge.NetworkSegmentStatus{Flags: o.GetFlags(), TenantState: o.GetState()}
+	}
+	return o
+}
+
+func (k segments) create(ctx context.Context, c *providers.Call) error {
+	request := &forge.NetworkSegmentCreationRequest{
+		Id:          &forge.NetworkSegmentId{Value: c.ID},
+		Name:        c.Ref.Name,
+		VpcId:       &forge.VpcId{Value: text(c.Want, "vpc")},
+		SegmentType: segmentTypes.value(c.Want["type"]),
+		Mtu:         number[int32](c.Want, "mtu"),
+	}
+	if id := text(c.Want, "subdomain_id"); id != "" {
+		request.SubdomainId = &forge.DomainId{Value: id}
+	}
+	for _, block := range structs(c.Want, "prefixes") {
+		p := &forge.NetworkPrefix{Prefix: text(block, "prefix"), Gateway: optional(block, "gateway")}
+		if n := number[int32](block, "reserve_first"); n != nil {
+			p.ReserveFirst = *n
+		}
+		request.Prefixes = append(request.Prefixes, p)
+	}
+	_, err := k.CreateNetworkSegment(ctx, request)
+	return err
+}
+
+func (segments) update(context.Context, *providers.Call, *forge.NetworkSegment) error { return errNone }
+
+func (k segments) delete(ctx context.Context, c *providers.Call) error {
+	_, err := k.DeleteNetworkSegment(ctx, &forge.NetworkSegmentDeletionRequest{Id: &forge.NetworkSegmentId{Value: c.ID}})
+	return err
+}
+
+// stateWords are the tenant states as the schema writes them.
+var stateWords = func() map[forge.TenantState]string {
+	words := make(map[forge.TenantState]string, len(forge.TenantState_name))
+	for n, name := range forge.TenantState_name {
+		words[forge.TenantState(n)] = strings.ToLower(name)
+	}
+	return words
+}()
+
+// phaseOf gives the phase of what has a tenant state.
+func phaseOf(s forge.TenantState) providers.Phase {
+	switch s {
+	case forge.TenantState_READY, forge.TenantState_REPAIRING: // under repair, still usable
+		return providers.Ready
+	case forge.TenantState_TERMINATING, forge.TenantState_TERMINATED:
+		return providers.Leaving
+	case forge.TenantState_FAILED, forge.TenantState_INVALID:
+		return providers.Failed
+	}
+	return providers.Pending
+}

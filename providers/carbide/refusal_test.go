@@ -1,0 +1,258 @@
+package carbide_test
+
+import (
+	"fmt"
+	"testing"
+	"time"
+
+	"google.golang.org/grpc/codes"
+
+	"converge.dev/converge/providers"
+	"converge.dev/converge/providers/carbide"
+	"converge.dev/converge/providers/carbide/carbidesim"
+	"converge.dev/converge/providers/carbide/forge"
+	"converge.dev/converge/schema"
+)
+
+// meaning is what a code says about a change of a VPC that had no effect, and of one that had it.
+type meaning struct {
+	before, after providers.Class // empty: the verb succeeds
+}
+
+const (
+	success     providers.Class = ""
+	transient                   = providers.Transient
+	busy                        = providers.Busy
+	conflict                    = providers.Conflict
+	exists                      = providers.Exists
+	absent                      = providers.Absent
+	denied                      = providers.Denied
+	invalid                     = providers.Invalid
+	unsupported                 = providers.Unsupported
+	unknown                     = providers.Unknown
+)
+
+// grid is every code, for create, update and delete.
+var grid = []struct {
+	code                   codes.Code
+	create, update, delete meaning
+}{
+	{codes.Canceled, meaning{unknown, unknown}, meaning{unknown, unknown}, meaning{unknown, unknown}},
+	{codes.Unknown, meaning{unknown, unknown}, meaning{unknown, unknown}, meaning{unknown, unknown}},
+	{codes.InvalidArgument, meaning{invalid, exists}, meaning{invalid, conflict}, meaning{invalid, success}},
+	{codes.DeadlineExceeded, meaning{unknown, unknown}, meaning{unknown, unknown}, meaning{unknown, unknown}},
+	{codes.NotFound, meaning{absent, exists}, meaning{absent, conflict}, meaning{absent, success}},
+	{codes.AlreadyExists, meaning{exists, exists}, meaning{exists, conflict}, meaning{exists, success}},
+	{codes.PermissionDenied, meaning{denied, exists}, meaning{denied, conflict}, meaning{denied, success}},
+	{codes.ResourceExhausted, meaning{busy, exists}, meaning{busy, conflict}, meaning{busy, success}},
+	{codes.FailedPrecondition, meaning{invalid, exists}, meaning{absent, conflict}, meaning{invalid, success}},
+	{codes.Aborted, meaning{unknown, unknown}, meaning{unknown, unknown}, meaning{unknown, unknown}},
+	{codes.OutOfRange, meaning{invalid, exists}, meaning{invalid, conflict}, meaning{invalid, success}},
+	{codes.Unimplemented, meaning{unsupported, exists}, meaning{unsupported, conflict}, meaning{unsupported, success}},
+	{codes.Internal, meaning{busy, exists}, meaning{busy, conflict}, meaning{busy, success}},
+	{codes.Unavailable, meaning{unknown, unknown}, meaning{unknown, unknown}, meaning{unknown, unknown}},
+	{codes.DataLoss, meaning{unknown, unknown}, meaning{unknown, unknown}, meaning{unknown, unknown}},
+	{codes.Unauthenticated, meaning{denied, exists}, meaning{denied, conflict}, meaning{denied, success}},
+}
+
+func TestCodes(t *testing.T) {
+	s := newSite(t, carbidesim.Options{})
+	check := func(code codes.Code, method string, effect carbidesim.Effect, want providers.Class, do func() error) {
+		t.Helper()
+		s.ClearFaults()
+		if err := s.Inject(carbidesim.Fault{Method: method, Effect: effect, Code: code}); err != nil {
+			t.Fatal(err)
+		}
+		what := fmt.Sprintf("%s with %s %s its effect", method, code, effect)
+		err := do()
+		if len(s.Faults()) != 0 {
+			t.Errorf("%s: the fault did not strike", what)
+		}
+		if want != success {
+			s.class(what, err, want)
+		} else if err != nil {
+			t.Errorf("%s failed: %v", what, err)
+		}
+	}
+	spec := schema.Object{"tenant": "acme", "virtualization": "ethernet_virtualizer"}
+	for _, g := range grid {
+		for _, effect := range []carbidesim.Effect{carbidesim.Before, carbidesim.After} {
+			pick := func(m meaning) providers.Class {
+				if effect == carbidesim.Before {
+					return m.before
+				}
+				return m.after
+			}
+			name := fmt.Sprintf("%s-%s", g.code, effect)
+			c := call("vpc", name)
+			c.Want = spec
+			check(g.code, "CreateVpc", effect, pick(g.create), func() error { return s.kind("vpc").Create(t.Context(), c) })
+			s.ClearFaults()
+			if effect == carbidesim.Before {
+				s.make("vpc", name, spec)
+			}
+			u := s.change("vpc", name, c.ID, schema.Object{"description": "changed"})
+			check(g.code, "UpdateVpc", effect, pick(g.update), func() error { return s.kind("vpc").Update(t.Context(), u) })
+			check(g.code, "DeleteVpc", effect, pick(g.delete), func() error { return s.kind("vpc").Delete(t.Context(), c) })
+		}
+	}
+	for _, code := range []codes.Code{codes.Unavailable, codes.DeadlineExceeded, codes.Internal, codes.Unknown} {
+		check(code, "FindVpcIds", carbidesim.Before, transient, func() error {
+			_, err := s.kind("vpc").Observe(t.Context(), nil)
+			return err
+		})
+	}
+}
+
+// TestUnreadable: when reading after INTERNAL fails too, nothing is known.
+func TestUnreadable(t *testing.T) {
+	s := newSite(t, carbidesim.Options{})
+	for _, f := range []carbidesim.Fault{
+		{Method: "CreateVpc", Effect: carbidesim.After, Code: codes.Internal},
+		{Method: "FindVpcsByIds", Effect: carbidesim.Before},
+	} {
+		if err := s.Inject(f); err != nil {
+			t.Fatal(err)
+		}
+	}
+	c := call("vpc", "prod")
+	c.Want = schema.Object{"tenant": "acme"}
+	s.class("create", s.kind("vpc").Create(t.Context(), c), unknown)
+}
+
+// TestConnection: a request that never left had no effect; one that left may have had it.
+func TestConnection(t *testing.T) {
+	w := newWorld(t, carbidesim.Options{})
+	server, client := mutual(t)
+	p, err := carbide.Open(t.Context(), carbide.Options{Address: listen(t, w, server), TLS: client, Timeout: time.Second / 2, Parallel: 1})
+	if err != nil {
+		t.Fatal(err)
+	}
+	defer p.Close()
+	s := &site{t, w, p}
+	c := call("vpc", "prod")
+	c.Want = schema.Object{"tenant": "acme"}
+
+	if err := w.Inject(carbidesim.Fault{Method: "CreateVpc", Effect: carbidesim.Hang}); err != nil {
+		t.Fatal(err)
+	}
+	s.class("a create that is never answered", s.kind("vpc").Create(t.Context(), c), unknown)
+	if err := w.Inject(carbidesim.Fault{Method: "FindVpcIds", Effect: carbidesim.Hang}); err != nil {
+		t.Fatal(err)
+	}
+	_, err = s.kind("vpc").Observe(t.Context(), nil)
+	s.class("an observation that is never answered", err, transient)
+	if err := w.Inject(carbidesim.Fault{Method: "CreateVpc", Effect: carbidesim.Cut}); err != nil {
+		t.Fatal(err)
+	}
+	s.class("a create whose connection breaks", s.kind("vpc").Create(t.Context(), c), unknown)
+	if err := p.Close(); err != nil {
+		t.Fatal(err)
+	}
+	s.class("a create without a connection", s.kind("vpc").Create(t.Context(), c), transient)
+	s.class("a delete without a connection", s.kind("vpc").Delete(t.Context(), c), transient)
+}
+
+// TestRefusals checks what the site itself refuses, kind by kind.
+func TestRefusals(t *testing.T) {
+	hosts := hosts(t)
+	s := newSite(t, carbidesim.Options{
+		Hosts: lawHosts, Timing: lawTiming,
+		Rules: carbidesim.Rules{RoutingProfiles: []carbidesim.RoutingProfile{{Name: "internal"}, {Name: "external", Tier: 1}}},
+	})
+	ctx := t.Context()
+	settle := func() {
+		for range 10 {
+			s.Advance(2 * time.Minute)
+		}
+	}
+	os := map[string]any{"ipxe": "#!ipxe"}
+	on := func(field, id string) []any {
+		return []any{map[string]any{"function": "physical", "device_instance": int64(0), field: id}}
+	}
+	net, links := id("network_segment", "net"), id("vpc_prefix", "links")
+	block := func(prefix string) []any { return []any{map[string]any{"prefix": prefix}} }
+	create := func(noun, name string, want schema.Object) error {
+		c := call(noun, name)
+		c.Want = want
+		return s.kind(noun).Create(ctx, c)
+	}
+	remove := func(noun, name string) error {
+		c := call(noun, name)
+		c.Have = s.see(noun, c.ID).Spec
+		return s.kind(noun).Delete(ctx, c)
+	}
+	update := func(noun, name, id string, changes schema.Object) error {
+		return s.kind(noun).Update(ctx, s.change(noun, name, id, changes))
+	}
+
+	s.make("tenant", "acme", schema.Object{})
+	s.make("network_security_group", "web", schema.Object{"tenant": "acme"})
+	s.make("instance_type", "big", schema.Object{})
+	s.make("vpc", "prod", schema.Object{"tenant": "acme", "virtualization": "ethernet_virtualizer", "network_security_group": id("network_security_group", "web")})
+	s.make("vpc_prefix", "links", schema.Object{"vpc": id("vpc", "prod"), "prefix": "10.1.0.0/16"})
+	s.make("network_segment", "net", schema.Object{"vpc": id("vpc", "prod"), "prefixes": block("10.2.0.0/24")})
+	settle()
+	if err := update("machine", hosts[0], hosts[0], schema.Object{"instance_type": id("instance_type", "big")}); err != nil {
+		t.Fatal(err)
+	}
+	s.make("instance", "web", schema.Object{"tenant": "acme", "machine": hosts[0], "instance_type": id("instance_type", "big"), "os": os, "interfaces": on("segment", net)})
+
+	s.class("an instance on a taken host", create("instance", "second", schema.Object{"tenant": "acme", "machine": hosts[0], "os": os, "interfaces": on("segment", net)}), busy)
+	s.class("an instance without a script", create("instance", "second", schema.Object{"tenant": "acme", "machine": hosts[1], "os": map[string]any{}, "interfaces": on("segment", net)}), invalid)
+	s.class("an instance with a foreign group", create("instance", "second", schema.Object{"tenant": "other", "machine": hosts[1], "os": os, "interfaces": on("segment", net), "network_security_group": id("network_security_group", "web")}), invalid)
+	s.class("an instance on an unknown prefix", create("instance", "second", schema.Object{"tenant": "acme", "machine": hosts[1], "os": os, "interfaces": on("vpc_prefix", id("vpc_prefix", "none"))}), absent)
+	s.class("a change of the network of an instance that is not ready", update("instance", "web", id("instance", "web"), schema.Object{"interfaces": on("vpc_prefix", links)}), busy)
+	settle()
+	if err := update("instance", "web", id("instance", "web"), schema.Object{"interfaces": on("vpc_prefix", links)}); err != nil {
+		t.Fatal(err)
+	}
+	s.class("a change of an instance whose network changes", update("instance", "web", id("instance", "web"), schema.Object{"description": "x"}), busy)
+	settle()
+	s.class("an unknown group for an instance", update("instance", "web", id("instance", "web"), schema.Object{"network_security_group": id("network_security_group", "none")}), absent)
+
+	s.class("another profile for a tenant with VPCs", update("tenant", "acme", "acme", schema.Object{"routing_profile": "external"}), busy)
+	s.class("another virtualization under an instance", update("vpc", "prod", id("vpc", "prod"), schema.Object{"virtualization": "fnn"}), busy)
+	s.class("an unknown group for a VPC", update("vpc", "prod", id("vpc", "prod"), schema.Object{"network_security_group": id("network_security_group", "none")}), absent)
+	s.class("a VNI that cannot be asked for", create("vpc", "second", schema.Object{"tenant": "acme", "vni": int64(7)}), invalid)
+	s.class("a prefix without its VPC", create("vpc_prefix", "second", schema.Object{"vpc": id("vpc", "none"), "prefix": "10.3.0.0/16"}), absent)
+	s.class("a prefix over another", create("vpc_prefix", "second", schema.Object{"vpc": id("vpc", "prod"), "prefix": "10.1.0.0/17"}), invalid)
+	s.class("a prefix with a link network inside", remove("vpc_prefix", "links"), busy)
+	s.class("a segment without its VPC", create("network_segment", "second", schema.Object{"vpc": id("vpc", "none"), "prefixes": block("10.3.0.0/24")}), absent)
+	s.class("a group without its tenant", create("network_security_group", "again", schema.Object{"tenant": "nobody"}), absent)
+	c := call("network_security_group", "web")
+	c.ID, c.Want = id("network_security_group", "again"), schema.Object{"tenant": "acme"}
+	s.class("a group whose name is taken", s.kind("network_security_group").Create(ctx, c), exists)
+	s.class("a group that is used", remove("network_security_group", "web"), busy)
+	s.class("capabilities of a type with machines", update("instance_type", "big", id("instance_type", "big"), schema.Object{"capabilities": []any{map[string]any{"type": "gpu"}}}), busy)
+	s.class("a type whose machines have instances", remove("instance_type", "big"), busy)
+	s.class("the type of a machine with an instance", update("machine", hosts[0], hosts[0], schema.Object{"instance_type": nil}), busy)
+	s.class("an unknown type for a machine", update("machine", hosts[1], hosts[1], schema.Object{"instance_type": id("instance_type", "none")}), absent)
+	s.class("a short reference", update("machine", hosts[1], hosts[1], schema.Object{"maintenance": map[string]any{"reference": "x"}}), invalid)
+	s.class("two changes of a machine of which the second is refused", update("machine", hosts[0], hosts[0], schema.Object{"description": "x", "instance_type": nil}), unknown)
+
+	if err := update("instance", "web", id("instance", "web"), schema.Object{"interfaces": on("segment", net)}); err != nil {
+		t.Fatal(err)
+	}
+	settle()
+	s.class("a segment with an instance", remove("network_segment", "net"), busy)
+	if err := s.SetAlerts(hosts[0], map[string][]string{"Hold": {"PreventInstanceDeletion"}}); err != nil {
+		t.Fatal(err)
+	}
+	s.class("an instance on a host with an alert", remove("instance", "web"), busy)
+
+	if _, err := s.Stranger().DeleteVpc(ctx, &forge.VpcDeletionRequest{Id: &forge.VpcId{Value: id("vpc", "prod")}}); err != nil {
+		t.Fatal(err)
+	}
+	s.class("a prefix of a VPC that is gone", remove("vpc_prefix", "links"), absent)
+	s.class("the id of a VPC that is gone", create("vpc", "prod", schema.Object{"tenant": "acme"}), exists)
+}
+
+// TestUnsupported: an older server does not have all calls.
+func TestUnsupported(t *testing.T) {
+	s := newSite(t, carbidesim.Options{Unimplemented: []string{"FindInstanceTypeIds", "CreateInstanceType"}})
+	_, err := s.kind("instance_type").Observe(t.Context(), nil)
+	s.class("observe", err, unsupported)
+	c := call("instance_type", "big")
+	s.class("create", s.kind("instance_type").Create(t.Context(), c), unsupported)
+}

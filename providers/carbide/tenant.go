@@ -1,0 +1,68 @@
+package carbide
+
+import (
+	"cmp"
+	"context"
+	"time"
+
+	"converge.dev/converge/providers"
+	"converge.dev/converge/providers/carbide/forge"
+	"converge.dev/converge/schema"
+)
+
+// late bounds how long after our side gave up a call may still have its effect: the service ends a call when its
+// client is gone, and its database transaction soon after.
+const late = time.Minute
+
+// The service has no call to delete a tenant. An empty one is inert, so that undoing its creation means to forget it.
+var tenantTraits = providers.Traits{
+	ID:     "{name}",
+	Create: providers.Conditional, Update: providers.Versioned, Delete: providers.Never,
+	Late:       late,
+	UndoCreate: providers.Exact, UndoUpdate: providers.Exact,
+	Reach: providers.ReachTenant,
+}
+
+type tenants struct{ *service }
+
+func (tenants) known(id string) bool { return id != "" }
+
+func (k tenants) list(ctx context.Context) ([]string, error) {
+	r, err := k.FindTenantOrganizationIds(ctx, &forge.TenantSearchFilter{})
+	return r.GetTenantOrganizationIds(), err
+}
+
+func (k tenants) get(ctx context.Context, ids []string) ([]*forge.Tenant, error) {
+	r, err := k.FindTenantsByOrganizationIds(ctx, &forge.TenantByOrganizationIdsRequest{OrganizationIds: ids})
+	return r.GetTenants(), err
+}
+
+func (tenants) thing(o *forge.Tenant) providers.Thing {
+	spec := schema.Object{}
+	put(spec, "display_name", o.GetMetadata().GetName())
+	put(spec, "routing_profile", o.GetRoutingProfileType())
+	return providers.Thing{
+		ID: o.GetOrganizationId(), Name: o.GetOrganizationId(), Version: o.GetVersion(), Spec: spec, Phase: providers.Ready,
+	}
+}
+
+func (k tenants) create(ctx context.Context, c *providers.Call) error {
+	_, err := k.CreateTenant(ctx, &forge.CreateTenantRequest{
+		OrganizationId:     c.ID,
+		Metadata:           &forge.Metadata{Name: cmp.Or(text(c.Want, "display_name"), c.ID)},
+		RoutingProfileType: optional(c.Want, "routing_profile"),
+	})
+	return err
+}
+
+func (k tenants) update(ctx context.Context, c *providers.Call, now *forge.Tenant) error {
+	_, err := k.UpdateTenant(ctx, &forge.UpdateTenantRequest{
+		OrganizationId:     c.ID,
+		Metadata:           &forge.Metadata{Name: cmp.Or(text(c.Want, "display_name"), c.ID)},
+		IfVersionMatch:     &now.Version,
+		RoutingProfileType: optional(c.Want, "routing_profile"),
+	})
+	return err
+}
+
+func (tenants) delete(context.Context, *providers.Call) error { return errNone }

@@ -1,0 +1,123 @@
+package carbide
+
+import (
+	"context"
+	"strconv"
+	"strings"
+	"time"
+
+	"converge.dev/converge/providers"
+	"converge.dev/converge/providers/carbide/forge"
+	"converge.dev/converge/schema"
+)
+
+var keysetTraits = providers.Traits{
+	ID:     "{tenant}/{name}",
+	Create: providers.Conditional, Update: providers.Versioned, Delete: providers.Blind,
+	Late:       late,
+	UndoCreate: providers.Exact, UndoUpdate: providers.Exact, UndoDelete: providers.Exact,
+	Reach: providers.ReachTenant,
+}
+
+type keysets struct{ *service }
+
+func (keysets) known(id string) bool { return strings.Contains(id, "/") }
+
+// keysetID is the external id of a keyset.
+func keysetID(tenant, name string) string { return tenant + "/" + name }
+
+func keysetIdentifier(id string) *forge.TenantKeysetIdentifier {
+	tenant, name, _ := strings.Cut(id, "/")
+	return &forge.TenantKeysetIdentifier{OrganizationId: tenant, KeysetId: name}
+}
+
+func (k keysets) list(ctx context.Context) ([]string, error) {
+	r, err := k.FindTenantKeysetIds(ctx, &forge.TenantKeysetSearchFilter{})
+	ids := make([]string, len(r.GetKeysetIds()))
+	for i, id := range r.GetKeysetIds() {
+		ids[i] = keysetID(id.GetOrganizationId(), id.GetKeysetId())
+	}
+	return ids, err
+}
+
+func (k keysets) get(ctx context.Context, ids []string) ([]*forge.TenantKeyset, error) {
+	request := &forge.TenantKeysetsByIdsRequest{IncludeKeyData: true}
+	for _, id := range ids {
+		request.KeysetIds = append(request.KeysetIds, keysetIdentifier(id))
+	}
+	r, err := k.FindTenantKeysetsByIds(ctx, request)
+	return r.GetKeyset(), err
+}
+
+func (keysets) thing(o *forge.TenantKeyset) providers.Thing {
+	id := o.GetKeysetIdentifier()
+	spec := schema.Object{"tenant": id.GetOrganizationId()}
+	putList(spec, "keys", list(o.GetKeysetContent().GetPublicKeys(), func(p *forge.TenantPublicKey) any { return keyText(p) }))
+	return providers.Thing{
+		ID: keysetID(id.GetOrganizationId(), id.GetKeysetId()), Name: id.GetKeysetId(), Version: o.GetVersion(),
+		Spec: spec, Phase: providers.Ready,
+	}
+}
+
+// keyText is a key on one line. The comment may be inside the text or beside it.
+func keyText(p *forge.TenantPublicKey) string {
+	if p.GetComment() == "" || strings.Count(p.GetPublicKey(), " ") > 1 {
+		return p.GetPublicKey()
+	}
+	return p.GetPublicKey() + " " + p.GetComment()
+}
+
+func (k keysets) create(ctx context.Context, c *providers.Call) error {
+	_, err := k.CreateTenantKeyset(ctx, &forge.CreateTenantKeysetRequest{
+		KeysetIdentifier: keysetIdentifier(c.ID),
+		KeysetContent:    keysetContent(c, nil),
+		Version:          nextVersion(""),
+	})
+	return err
+}
+
+func (k keysets) update(ctx context.Context, c *providers.Call, now *forge.TenantKeyset) error {
+	_, err := k.UpdateTenantKeyset(ctx, &forge.UpdateTenantKeysetRequest{
+		KeysetIdentifier: keysetIdentifier(c.ID),
+		KeysetContent:    keysetContent(c, now.GetKeysetContent()),
+		Version:          nextVersion(now.GetVersion()),
+		IfVersionMatch:   &now.Version,
+	})
+	return err
+}
+
+func (k keysets) delete(ctx context.Context, c *providers.Call) error {
+	_, err := k.DeleteTenantKeyset(ctx, &forge.DeleteTenantKeysetRequest{KeysetIdentifier: keysetIdentifier(c.ID)})
+	return err
+}
+
+// keysetContent makes the wanted keys, those that are there already as they are.
+func keysetContent(c *providers.Call, now *forge.TenantKeysetContent) *forge.TenantKeysetContent {
+	if now == nil {
+		now = &forge.TenantKeysetContent{}
+	}
+	have := make(map[string]*forge.TenantPublicKey, len(now.PublicKeys))
+	for _, p := range now.PublicKeys {
+		have[keyText(p)] = p
+	}
+	now.PublicKeys = nil
+	for _, key := range words(c.Want, "keys") {
+		p := have[key]
+		if p == nil {
+			p = &forge.TenantPublicKey{PublicKey: key}
+		}
+		now.PublicKeys = append(now.PublicKeys, p)
+	}
+	return now
+}
+
+// nextVersion makes the version after another, in the form in which the service makes those of other kinds:
+// V<number>-T<microseconds>. For keysets this is the client's task.
+func nextVersion(version string) string {
+	count, _, _ := strings.Cut(strings.TrimPrefix(version, "V"), "-T")
+	n, err := strconv.ParseUint(count, 10, 64)
+	if err != nil {
+		n = 0
+	}
+	return "V" + strconv.FormatUint(n+1, 10) + "-T" + strconv.FormatInt(time.Now().UnixMicro(), 10)
+}

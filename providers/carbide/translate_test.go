@@ -1,0 +1,80 @@
+package carbide
+
+import (
+	"testing"
+
+	"google.golang.org/protobuf/encoding/protowire"
+
+	"converge.dev/converge/providers"
+	"converge.dev/converge/providers/carbide/forge"
+	"converge.dev/converge/schema"
+)
+
+// What follows the simulator does not show.
+
+func TestInstanceNotInSync(t *testing.T) {
+	o := &forge.Instance{Status: &forge.InstanceStatus{
+		Tenant: &forge.InstanceTenantStatus{State: forge.TenantState_READY}, ConfigsSynced: forge.SyncState_PENDING,
+	}}
+	if th := (instances{}).thing(o); th.Phase != providers.Pending || th.Detail == "" {
+		t.Errorf("an instance whose configuration is on its way is %s (%s)", th.Phase, th.Detail)
+	}
+	o.Status.ConfigsSynced = forge.SyncState_SYNCED
+	if th := (instances{}).thing(o); th.Phase != providers.Ready {
+		t.Errorf("an instance whose configuration has arrived is %s (%s)", th.Phase, th.Detail)
+	}
+}
+
+func TestLinknet(t *testing.T) {
+	stretches := []forge.NetworkSegmentFlag{forge.NetworkSegmentFlag_CAN_STRETCH}
+	for _, c := range []struct {
+		name  string
+		flags []forge.NetworkSegmentFlag
+		want  bool
+	}{
+		{"vpc_prefix_10.0.0.0", nil, true},
+		{"vpc_prefix_10.0.0.0", stretches, false}, // somebody gave his own segment such a name
+		{"prod", nil, false},
+		{"prod", stretches, false},
+	} {
+		o := &forge.NetworkSegment{Metadata: &forge.Metadata{Name: c.name}, Status: &forge.NetworkSegmentStatus{Flags: c.flags}}
+		if got := (segments{}).thing(o).Status["linknet"]; got != c.want {
+			t.Errorf("segment %s with flags %v: linknet is %v", c.name, c.flags, got)
+		}
+	}
+}
+
+// TestInterfacesKept: an interface that does not change is sent back as it came, and one that changes keeps what the
+// schema does not have.
+func TestInterfacesKept(t *testing.T) {
+	device := func(name string) *forge.InstanceInterfaceConfig {
+		i := &forge.InstanceInterfaceConfig{Device: &name, NetworkSegmentId: &forge.NetworkSegmentId{Value: "linknet"},
+			NetworkDetails: &forge.InstanceInterfaceConfig_VpcPrefixId{VpcPrefixId: &forge.VpcPrefixId{Value: "block"}}}
+		i.ProtoReflect().SetUnknown(protowire.AppendString(protowire.AppendTag(nil, 4000, protowire.BytesType), name))
+		return i
+	}
+	same, moved := device("a"), device("b")
+	network := &forge.InstanceNetworkConfig{Interfaces: []*forge.InstanceInterfaceConfig{same, moved}}
+	want := []map[string]any{readInterface(moved), readInterface(same)}
+	delete(want[0], "vpc_prefix")
+	want[0]["segment"] = "net"
+	writeInterfaces(want, network)
+	if got := network.Interfaces[1]; got != same || got.GetVpcPrefixId().GetValue() != "block" || got.GetNetworkSegmentId().GetValue() != "linknet" {
+		t.Errorf("the interface that stays became %v", got)
+	}
+	if got := network.Interfaces[0]; got != moved || got.GetSegmentId().GetValue() != "net" || got.GetNetworkSegmentId() != nil {
+		t.Errorf("the interface that moves became %v", got)
+	}
+}
+
+// TestCapabilitiesKept: the service allows no difference in the capabilities of a type that has machines.
+func TestCapabilitiesKept(t *testing.T) {
+	gpu := writeCapability(map[string]any{"type": "gpu"})
+	gpu.ProtoReflect().SetUnknown(protowire.AppendVarint(protowire.AppendTag(nil, 4000, protowire.VarintType), 1))
+	now := &forge.InstanceTypeAttributes{DesiredCapabilities: []*forge.InstanceTypeMachineCapabilityFilterAttributes{gpu}}
+	want := schema.Object{"capabilities": []any{map[string]any{"type": "gpu"}, map[string]any{"type": "cpu"}}}
+	after := writeCapabilities(&providers.Call{Want: want}, now).DesiredCapabilities
+	if len(after) != 2 || after[0] != gpu || after[1].GetCapabilityType() != forge.MachineCapabilityType_CAP_TYPE_CPU {
+		t.Errorf("the capabilities became %v", after)
+	}
+}

@@ -1,0 +1,95 @@
+package carbide
+
+import (
+	"cmp"
+	"context"
+	"math"
+
+	"converge.dev/converge/providers"
+	"converge.dev/converge/providers/carbide/forge"
+	"converge.dev/converge/schema"
+)
+
+var prefixTraits = providers.Traits{
+	Create: providers.Conditional, Update: providers.Blind, Delete: providers.Blind,
+	Mark: true, Late: late,
+	UndoCreate: providers.Exact, UndoUpdate: providers.Exact, UndoDelete: providers.Replace,
+	Reach: providers.ReachTenant,
+}
+
+// Making and deleting a prefix moves the version of its VPC, and fails when another call does so at the same time.
+// Hence they go one at a time per VPC.
+type prefixes struct {
+	*service
+	uuidKind
+}
+
+func (k prefixes) list(ctx context.Context) ([]string, error) {
+	r, err := k.SearchVpcPrefixes(ctx, &forge.VpcPrefixSearchQuery{})
+	return texts(r.GetVpcPrefixIds()), err
+}
+
+func (k prefixes) get(ctx context.Context, ids []string) ([]*forge.VpcPrefix, error) {
+	request := &forge.VpcPrefixGetRequest{VpcPrefixIds: make([]*forge.VpcPrefixId, len(ids))}
+	for i, id := range ids {
+		request.VpcPrefixIds[i] = &forge.VpcPrefixId{Value: id}
+	}
+	r, err := k.GetVpcPrefixes(ctx, request)
+	return r.GetVpcPrefixes(), err
+}
+
+func (prefixes) thing(o *forge.VpcPrefix) providers.Thing {
+	spec := schema.Object{
+		"vpc":    o.GetVpcId().GetValue(),
+		"prefix": cmp.Or(o.GetConfig().GetPrefix(), o.GetPrefix()),
+	}
+	mark := readMetadata(o.GetMetadata(), spec)
+	total, available := o.GetStatus().GetTotalLinknetSegments(), o.GetStatus().GetAvailableLinknetSegments()
+	if total == 0 { // an older server, which counts IPv4 only
+		total = uint64(cmp.Or(o.GetStatus().GetTotal_31Segments(), o.GetTotal_31Segments()))
+		available = uint64(cmp.Or(o.GetStatus().GetAvailable_31Segments(), o.GetAvailable_31Segments()))
+	}
+	return providers.Thing{
+		ID: o.GetId().GetValue(), Name: nameOf(o.GetMetadata(), o), Mark: mark,
+		Spec: spec, Phase: providers.Ready,
+		Status: schema.Object{
+			"total_linknets":     int64(min(total, math.MaxInt64)),
+			"available_linknets": int64(min(available, math.MaxInt64)),
+		},
+	}
+}
+
+func (k prefixes) create(ctx context.Context, c *providers.Call) error {
+	vpc := text(c.Want, "vpc")
+	done, err := k.orders.take(ctx, vpc)
+	if err != nil {
+		return err
+	}
+	defer done()
+	request := &forge.VpcPrefixCreationRequest{
+		Id:       &forge.VpcPrefixId{Value: c.ID},
+		VpcId:    &forge.VpcId{Value: vpc},
+		Config:   &forge.VpcPrefixConfig{Prefix: text(c.Want, "prefix")},
+		Metadata: newMetadata(c),
+	}
+	forge.SetLegacyName(request, c.Ref.Name)
+	_, err = k.CreateVpcPrefix(ctx, request)
+	return err
+}
+
+func (k prefixes) update(ctx context.Context, c *providers.Call, now *forge.VpcPrefix) error {
+	request := &forge.VpcPrefixUpdateRequest{Id: now.Id, Metadata: writeMetadata(c, now.Metadata, c.Ref.Name)}
+	forge.SetLegacyName(request, c.Ref.Name)
+	_, err := k.UpdateVpcPrefix(ctx, request)
+	return err
+}
+
+func (k prefixes) delete(ctx context.Context, c *providers.Call) error {
+	done, err := k.orders.take(ctx, text(c.Have, "vpc"))
+	if err != nil {
+		return err
+	}
+	defer done()
+	_, err = k.DeleteVpcPrefix(ctx, &forge.VpcPrefixDeletionRequest{Id: &forge.VpcPrefixId{Value: c.ID}})
+	return err
+}
