@@ -1,0 +1,177 @@
+package ovs
+
+import (
+	"cmp"
+	"context"
+	"slices"
+	"strings"
+
+	"converge.dev/converge/providers"
+	"converge.dev/converge/providers/ovs/vswitch"
+	"converge.dev/converge/schema"
+	"github.com/ovn-org/libovsdb/ovsdb"
+)
+
+// bridgeSettings are the columns of Bridge that a spec holds.
+var bridgeSettings = []string{
+	"datapath_type", "external_ids", "fail_mode", "mcast_snooping_enable", "other_config", "protocols", "rstp_enable", "stp_enable",
+}
+
+// bridgeExtras are the columns in which others hang things on a bridge; it is not deleted while they are set.
+var bridgeExtras = []string{
+	"auto_attach", "controller", "flood_vlans", "flow_tables", "ipfix", "mirrors", "netflow", "sflow",
+}
+
+// A bridgeSpec is schema/ovs/bridge.cue in Go.
+type bridgeSpec struct {
+	DatapathType        string            `json:"datapath_type,omitempty"`
+	ExternalIDs         map[string]string `json:"external_ids"`
+	FailMode            *string           `json:"fail_mode,omitempty"`
+	McastSnoopingEnable bool              `json:"mcast_snooping_enable"`
+	OtherConfig         map[string]string `json:"other_config"`
+	Protocols           []string          `json:"protocols"`
+	RSTPEnable          bool              `json:"rstp_enable"`
+	STPEnable           bool              `json:"stp_enable"`
+}
+
+// bridges is the kind ovs.bridge.
+type bridges struct{}
+
+// bridgeRows are all bridges: every other thing of a switch hangs on one.
+var bridgeRows = reading{
+	table: vswitch.BridgeTable, row: &vswitch.Bridge{},
+	columns: slices.Concat([]string{"name", "ports", "datapath_id"}, bridgeSettings, bridgeExtras),
+}
+
+func (bridges) reads() []reading { return []reading{bridgeRows, portRows, interfaceRows} }
+
+func (bridges) list(v *view) ([]sighting, error) {
+	var seen []sighting
+	for b := range all[vswitch.Bridge](v) {
+		ids, mark := unmarked(b.ExternalIDs)
+		spec, err := object(bridgeSpec{
+			DatapathType: cmp.Or(b.DatapathType, "system"), ExternalIDs: ids, FailMode: b.FailMode,
+			McastSnoopingEnable: b.McastSnoopingEnable, OtherConfig: filled(b.OtherConfig), Protocols: sorted(b.Protocols),
+			RSTPEnable: b.RSTPEnable, STPEnable: b.STPEnable,
+		})
+		if err != nil {
+			return nil, err
+		}
+		s := sighting{Thing: providers.Thing{ID: b.Name, Name: b.Name, Mark: mark, Spec: spec}, rows: []string{b.UUID}}
+		if b.DatapathID != nil {
+			s.Status = schema.Object{"datapath_id": *b.DatapathID}
+		}
+		s.Phase, s.Detail = phaseOf(v.interfaceOf(v.local(b)))
+		seen = append(seen, s)
+	}
+	return seen, nil
+}
+
+// create makes the bridge with its local port and the internal interface of that.
+func (bridges) create(v *view, c *change, name string, want schema.Object, mark providers.Mark) error {
+	if err := c.claim(v, name); err != nil {
+		return err
+	}
+	b, err := wantedBridge(want, mark, &vswitch.Bridge{})
+	if err != nil {
+		return err
+	}
+	b.Name, b.Ports = name, []string{"local_port"}
+	c.insert(vswitch.InterfaceTable, "local_interface", &vswitch.Interface{Name: name, Type: "internal"}, "name", "type")
+	c.insert(vswitch.PortTable, "local_port", &vswitch.Port{Name: name, Interfaces: []string{"local_interface"}}, "name", "interfaces")
+	c.insert(vswitch.BridgeTable, "bridge", b, slices.Concat(bridgeSettings, []string{"name", "ports"})...)
+	c.refer(vswitch.OpenvSwitchTable, c.root, "bridges", ovsdb.MutateOperationInsert, "bridge")
+	return nil
+}
+
+func (bridges) update(v *view, c *change, name string, want schema.Object, mark providers.Mark) error {
+	have := v.bridge(name)
+	b, err := wantedBridge(want, mark, have)
+	if err != nil {
+		return err
+	}
+	c.unchanged(vswitch.BridgeTable, have.UUID, have, bridgeSettings...)
+	c.update(vswitch.BridgeTable, have.UUID, b, bridgeSettings...)
+	return nil
+}
+
+// remove refuses whenever something would go that the spec of the bridge does not hold, so that a delete can be undone.
+func (k bridges) remove(ctx context.Context, v *view, c *change, name string) error {
+	b := v.bridge(name)
+	local := v.local(b)
+	if slices.ContainsFunc(b.Ports, func(p string) bool { return local == nil || p != local.UUID }) {
+		return k.occupied(ctx, c.db, name)
+	}
+	c.unchanged(vswitch.BridgeTable, b.UUID, b, slices.Concat(bridgeSettings, bridgeExtras, []string{"ports"})...)
+	extras := c.set(b, &vswitch.Bridge{}, bridgeExtras)
+	if local != nil {
+		settings := slices.Concat(portSettings, portExtras)
+		c.unchanged(vswitch.PortTable, local.UUID, local, settings...)
+		extras = append(extras, c.set(local, &vswitch.Port{}, settings)...)
+		if i := v.interfaceOf(local); i != nil {
+			settings := slices.Concat(interfaceSettings, interfaceExtras)
+			c.unchanged(vswitch.InterfaceTable, i.UUID, i, settings...)
+			extras = append(extras, c.set(i, &vswitch.Interface{Type: "internal"}, settings)...)
+		}
+	}
+	if len(extras) > 0 {
+		return refuse(providers.Invalid, "others have set %s on bridge %s or its local port, which would be lost", strings.Join(extras, ", "), name)
+	}
+	c.refer(vswitch.OpenvSwitchTable, c.root, "bridges", ovsdb.MutateOperationDelete, b.UUID)
+	return nil
+}
+
+// bridge gives the bridge with a name; nil when there is none.
+func (v *view) bridge(name string) *vswitch.Bridge {
+	return find(v, func(b *vswitch.Bridge) bool { return b.Name == name })
+}
+
+// local gives the local port of a bridge; nil when it has none.
+func (v *view) local(b *vswitch.Bridge) *vswitch.Port {
+	for _, uuid := range b.Ports {
+		if p := row[vswitch.Port](v, uuid); p != nil && p.Name == b.Name {
+			return p
+		}
+	}
+	return nil
+}
+
+// occupied refuses to delete a bridge, naming its ports.
+func (k bridges) occupied(ctx context.Context, d *db, name string) error {
+	v, err := d.view(ctx, k.reads(), nil)
+	if err != nil {
+		return &fault{providers.Transient, err}
+	}
+	var ports []string
+	if b := v.bridge(name); b != nil {
+		for _, uuid := range b.Ports {
+			if p := row[vswitch.Port](v, uuid); p != nil && p.Name != name {
+				ports = append(ports, p.Name)
+			}
+		}
+	}
+	return refuse(providers.Invalid, "bridge %s still has the ports %s", name, strings.Join(sorted(ports), ", "))
+}
+
+// wantedBridge gives the row of a bridge as wanted. What cannot change is taken from have where the spec does not say it.
+func wantedBridge(want schema.Object, mark providers.Mark, have *vswitch.Bridge) (*vswitch.Bridge, error) {
+	var s bridgeSpec
+	if err := decode(want, &s); err != nil {
+		return nil, err
+	}
+	if have.UUID != "" && s.DatapathType != "" && s.DatapathType != cmp.Or(have.DatapathType, "system") {
+		return nil, refuse(providers.Invalid, "datapath_type cannot change in place")
+	}
+	ids, err := marked(s.ExternalIDs, mark)
+	if err != nil {
+		return nil, err
+	}
+	b := &vswitch.Bridge{
+		DatapathType: s.DatapathType, ExternalIDs: ids, FailMode: s.FailMode, McastSnoopingEnable: s.McastSnoopingEnable,
+		OtherConfig: s.OtherConfig, Protocols: s.Protocols, RSTPEnable: s.RSTPEnable, STPEnable: s.STPEnable,
+	}
+	if have.UUID != "" {
+		b.DatapathType = have.DatapathType
+	}
+	return b, nil
+}

@@ -1,0 +1,302 @@
+package ovs
+
+import (
+	"context"
+	"errors"
+	"fmt"
+	"iter"
+	"slices"
+	"sync"
+
+	"converge.dev/converge/providers/ovs/vswitch"
+	"github.com/go-logr/logr"
+	"github.com/ovn-org/libovsdb/cache"
+	"github.com/ovn-org/libovsdb/client"
+	"github.com/ovn-org/libovsdb/model"
+	"github.com/ovn-org/libovsdb/ovsdb"
+)
+
+// A db is the database of one Open vSwitch, over a connection that is made anew after it was lost.
+type db struct {
+	Options
+	tables model.ClientDBModel
+	model  model.DatabaseModel
+
+	mu     sync.Mutex
+	conn   *conn // the newest; nil before the first
+	closed bool
+	conns  sync.WaitGroup // the watchers of all connections
+}
+
+// A conn is one connection. When it is lost nothing of it is used again.
+type conn struct {
+	client client.Client
+	drop   func()          // gives it up
+	lost   <-chan struct{} // closed once it is lost or given up
+
+	mu    sync.Mutex
+	cur   int           // cur_cfg as last heard of
+	moved chan struct{} // closed when cur moves
+}
+
+// newDB prepares the types of the tables that the nouns read; a server may lack or have others.
+func newDB(o Options, nouns map[string]noun) (*db, error) {
+	types := map[string]model.Model{rootRows.table: rootRows.row}
+	for _, n := range nouns {
+		for _, r := range n.reads() {
+			types[r.table] = r.row
+		}
+	}
+	tables, err := model.NewClientDBModel("Open_vSwitch", types)
+	if err != nil {
+		return nil, err
+	}
+	m, errs := model.NewDatabaseModel(vswitch.Schema(), tables)
+	if len(errs) > 0 {
+		return nil, errors.Join(errs...)
+	}
+	return &db{Options: o, tables: tables, model: m}, nil
+}
+
+// connect gives the connection, a new one when there is none or it was lost.
+func (d *db) connect(ctx context.Context) (*conn, error) {
+	d.mu.Lock()
+	defer d.mu.Unlock()
+	if d.closed {
+		return nil, errors.New("the provider is closed")
+	}
+	if d.conn != nil {
+		select {
+		case <-d.conn.lost:
+		default:
+			return d.conn, nil
+		}
+	}
+	ctx, cancel := context.WithTimeout(ctx, d.Settle)
+	defer cancel()
+	c, err := d.dial(ctx)
+	if err != nil {
+		return nil, fmt.Errorf("connecting to %s: %w", d.Endpoint, err)
+	}
+	d.conn = c
+	return c, nil
+}
+
+func (d *db) dial(ctx context.Context) (*conn, error) {
+	log := logr.FromSlogHandler(d.Logger.Handler())
+	opts := []client.Option{client.WithEndpoint(d.Endpoint), client.WithLogger(&log)}
+	if d.TLS != nil {
+		opts = append(opts, client.WithTLSConfig(d.TLS))
+	}
+	// The client would reconnect by itself, but then calls block while there is no connection, and its cache would be
+	// old for a while. A new client for each connection has neither problem.
+	cl, err := client.NewOVSDBClient(d.tables, opts...)
+	if err != nil {
+		return nil, err
+	}
+	lost := make(chan struct{})
+	c := &conn{client: cl, lost: lost, drop: sync.OnceFunc(func() { close(lost) }), moved: make(chan struct{})}
+	d.conns.Go(func() {
+		select {
+		case <-cl.DisconnectNotify():
+			c.drop()
+		case <-lost:
+			cl.Close() // waits for the calls in flight
+		}
+	})
+	if err := cl.Connect(ctx); err != nil {
+		c.drop()
+		return nil, err
+	}
+	cl.Cache().AddEventHandler(&cache.EventHandlerFuncs{
+		AddFunc:    func(_ string, row model.Model) { c.heard(row) },
+		UpdateFunc: func(_ string, _, row model.Model) { c.heard(row) },
+	})
+	root := &vswitch.OpenvSwitch{}
+	if _, err := cl.Monitor(ctx, cl.NewMonitor(client.WithTable(root, &root.CurCfg))); err != nil {
+		c.drop()
+		return nil, err
+	}
+	return c, nil
+}
+
+// heard takes cur_cfg from a row of the cache. It is called for every change, in order.
+func (c *conn) heard(row model.Model) {
+	root, ok := row.(*vswitch.OpenvSwitch)
+	if !ok {
+		return
+	}
+	c.mu.Lock()
+	defer c.mu.Unlock()
+	c.cur = root.CurCfg
+	close(c.moved)
+	c.moved = make(chan struct{})
+}
+
+// reached waits until ovs-vswitchd has taken configuration cfg.
+func (c *conn) reached(ctx context.Context, cfg int) error {
+	for {
+		c.mu.Lock()
+		cur, moved := c.cur, c.moved
+		c.mu.Unlock()
+		if cur >= cfg {
+			return nil
+		}
+		select {
+		case <-moved:
+		case <-c.lost:
+			return errors.New("the connection to ovsdb-server was lost")
+		case <-ctx.Done():
+			return ctx.Err()
+		}
+	}
+}
+
+// transact sends one transaction. An error says that there was no answer: the transaction may have been carried out.
+func (d *db) transact(ctx context.Context, c *conn, ops []ovsdb.Operation) ([]ovsdb.OperationResult, error) {
+	limited, cancel := context.WithTimeout(ctx, d.Settle)
+	defer cancel()
+	results, err := c.client.Transact(limited, ops...)
+	if err != nil {
+		if ctx.Err() == nil {
+			c.drop() // it is lost, or the far side hangs
+		}
+		return nil, fmt.Errorf("no answer from ovsdb-server: %w", err)
+	}
+	return results, nil
+}
+
+// close gives up the connection and waits for what it still does.
+func (d *db) close() error {
+	d.mu.Lock()
+	d.closed = true
+	if d.conn != nil {
+		d.conn.drop()
+	}
+	d.mu.Unlock()
+	d.conns.Wait()
+	return nil
+}
+
+// A reading is what a noun has to see of one table.
+type reading struct {
+	table   string
+	row     model.Model // tells the type of its rows
+	columns []string    // beside _uuid; statistics and the like are most of the database, and nobody asks for them
+	named   bool        // only rows with the names that are looked at; otherwise all
+}
+
+// rootRows is the one row of Open_vSwitch. It is in every view.
+var rootRows = reading{table: vswitch.OpenvSwitchTable, row: &vswitch.OpenvSwitch{}, columns: []string{"next_cfg", "cur_cfg"}}
+
+// selects is the operation that reads the rows for which all conditions hold.
+func (r reading) selects(where ...ovsdb.Condition) ovsdb.Operation {
+	return ovsdb.Operation{
+		Op: ovsdb.OperationSelect, Table: r.table, Where: where, Columns: slices.Concat([]string{"_uuid"}, r.columns),
+	}
+}
+
+// A view is one atomic picture of what a noun reads.
+type view struct {
+	root *vswitch.OpenvSwitch
+	rows map[string]model.Model // by UUID
+}
+
+// view reads the rows with the given names; nil means all.
+func (d *db) view(ctx context.Context, readings []reading, names []string) (*view, error) {
+	c, err := d.connect(ctx)
+	if err != nil {
+		return nil, err
+	}
+	ops := []ovsdb.Operation{rootRows.selects()}
+	for _, r := range readings {
+		if names == nil || !r.named {
+			ops = append(ops, r.selects())
+			continue
+		}
+		for _, n := range names {
+			ops = append(ops, r.selects(named(n)))
+		}
+	}
+	results, err := d.transact(ctx, c, ops)
+	if err != nil {
+		return nil, err
+	}
+	if _, err := ovsdb.CheckOperationResults(results, ops); err != nil {
+		return nil, err
+	}
+	return d.picture(ops, results)
+}
+
+// picture builds a view from the answers to selects.
+func (d *db) picture(ops []ovsdb.Operation, results []ovsdb.OperationResult) (*view, error) {
+	v := &view{rows: map[string]model.Model{}}
+	for i, op := range ops {
+		for _, row := range results[i].Rows {
+			m, err := d.model.NewModel(op.Table)
+			if err != nil {
+				return nil, err
+			}
+			uuid, err := d.read(row, m)
+			if err != nil {
+				return nil, err
+			}
+			v.rows[uuid] = m
+		}
+	}
+	if v.root = find(v, func(*vswitch.OpenvSwitch) bool { return true }); v.root == nil {
+		return nil, errors.New("the database is empty: Open vSwitch was never started on it")
+	}
+	return v, nil
+}
+
+// read fills m from a row of its table and gives the UUID.
+func (d *db) read(row ovsdb.Row, m model.Model) (string, error) {
+	info, err := d.model.NewModelInfo(m)
+	if err != nil {
+		return "", err
+	}
+	if err := d.model.Mapper.GetRowData(&row, info); err != nil {
+		return "", err
+	}
+	uuid, ok := row["_uuid"].(ovsdb.UUID)
+	if !ok {
+		return "", errors.New("ovsdb-server gave a row without UUID")
+	}
+	return uuid.GoUUID, info.SetField("_uuid", uuid.GoUUID)
+}
+
+// all gives the rows of a view that are of type R, in no order.
+func all[R any](v *view) iter.Seq[*R] {
+	return func(yield func(*R) bool) {
+		for _, m := range v.rows {
+			if r, ok := m.(*R); ok && !yield(r) {
+				return
+			}
+		}
+	}
+}
+
+// find gives a row for which is holds; nil when there is none.
+func find[R any](v *view, is func(*R) bool) *R {
+	for r := range all[R](v) {
+		if is(r) {
+			return r
+		}
+	}
+	return nil
+}
+
+// row gives the row with a UUID; nil when the view has none of type R.
+func row[R any](v *view, uuid string) *R {
+	r, _ := v.rows[uuid].(*R)
+	return r
+}
+
+func named(name string) ovsdb.Condition {
+	return ovsdb.NewCondition("name", ovsdb.ConditionEqual, name)
+}
+
+func uuidIs(uuid string) ovsdb.Condition {
+	return ovsdb.NewCondition("_uuid", ovsdb.ConditionEqual, ovsdb.UUID{GoUUID: uuid})
+}

@@ -1,0 +1,245 @@
+package ovs
+
+import (
+	"bytes"
+	"cmp"
+	"context"
+	"encoding/json"
+	"errors"
+	"maps"
+	"slices"
+	"strings"
+
+	"converge.dev/converge/providers"
+	"converge.dev/converge/schema"
+)
+
+// A noun is what a kind does not share with the others: what it reads, how its things are read from that, and what a
+// change of one is made of. What it returns as an error is a fault.
+type noun interface {
+	// reads gives the tables that the other methods find in their views.
+	reads() []reading
+	// list gives the things of a view as if ovs-vswitchd were up to date. Their versions are left empty.
+	list(v *view) ([]sighting, error)
+	create(v *view, c *change, name string, want schema.Object, mark providers.Mark) error
+	update(v *view, c *change, name string, want schema.Object, mark providers.Mark) error
+	remove(ctx context.Context, v *view, c *change, name string) error
+}
+
+// A sighting is a thing as a noun reports it.
+type sighting struct {
+	providers.Thing
+	rows []string // the UUIDs of its rows: they tell a thing from its successor of the same name
+}
+
+// A kind gives a noun the four verbs.
+type kind struct {
+	*db
+	name string
+	noun noun
+}
+
+// Observe implements [providers.Kind] with one transaction.
+func (k *kind) Observe(ctx context.Context, ids []string) ([]providers.Thing, error) {
+	if err := ctx.Err(); err != nil {
+		return nil, k.fail("observe", schema.Ref{}, &fault{providers.Transient, err})
+	}
+	if ids != nil && len(ids) == 0 {
+		return nil, nil
+	}
+	v, err := k.view(ctx, k.noun.reads(), ids)
+	if err != nil {
+		return nil, k.fail("observe", schema.Ref{}, &fault{providers.Transient, err})
+	}
+	things, err := k.things(v, ids)
+	return things, k.fail("observe", schema.Ref{}, err)
+}
+
+// Create implements [providers.Kind].
+func (k *kind) Create(ctx context.Context, c providers.Call) error {
+	return k.fail("create", c.Ref, k.apply(ctx, c.ID, func(v *view, tx *change) error {
+		return k.noun.create(v, tx, c.ID, c.Want, c.Mark)
+	}, true))
+}
+
+// Update implements [providers.Kind].
+func (k *kind) Update(ctx context.Context, c providers.Call) error {
+	return k.fail("update", c.Ref, k.apply(ctx, c.ID, func(v *view, tx *change) error {
+		seen, err := k.find(v, c)
+		switch {
+		case err != nil:
+			return err
+		case seen == nil:
+			return refuse(providers.Absent, "there is no %s", c.ID)
+		case seen.Mark.IsZero() && c.Mark.IsZero():
+			return refuse(providers.Denied, "%s carries no mark: it is not ours to change", c.ID)
+		}
+		return k.noun.update(v, tx, c.ID, c.Want, c.Mark)
+	}, true))
+}
+
+// Delete implements [providers.Kind].
+func (k *kind) Delete(ctx context.Context, c providers.Call) error {
+	return k.fail("delete", c.Ref, k.apply(ctx, c.ID, func(v *view, tx *change) error {
+		seen, err := k.find(v, c)
+		switch {
+		case err != nil:
+			return err
+		case seen == nil:
+			return errDone
+		case seen.Mark.IsZero():
+			return refuse(providers.Denied, "%s carries no mark: it is not ours to delete", c.ID)
+		}
+		return k.noun.remove(ctx, v, tx, c.ID)
+	}, false))
+}
+
+// errDone says that nothing has to be done.
+var errDone = errors.New("nothing to do")
+
+// apply reads, lets plan put a change together, and carries it out. With made, the thing has to be there afterwards.
+func (k *kind) apply(ctx context.Context, name string, plan func(*view, *change) error, made bool) error {
+	if err := ctx.Err(); err != nil {
+		return &fault{providers.Transient, err}
+	}
+	v, err := k.view(ctx, k.noun.reads(), []string{name})
+	if err != nil {
+		return &fault{providers.Transient, err}
+	}
+	tx := &change{db: k.db, root: v.root.UUID, means: map[int]error{}}
+	switch err := plan(v, tx); {
+	case errors.Is(err, errDone):
+		return nil
+	case err != nil:
+		return err
+	}
+	if err := tx.commit(ctx); err != nil || !made {
+		return err
+	}
+	if v, err = k.view(ctx, k.noun.reads(), []string{name}); err != nil {
+		return refuse(providers.Unknown, "it is in the database, but whether ovs-vswitchd made it is not known: %w", err)
+	}
+	v.root.NextCfg = v.root.CurCfg // what came after our change is not waited for
+	things, err := k.things(v, []string{name})
+	switch {
+	case err != nil:
+		return &fault{providers.Unknown, err}
+	case len(things) == 0:
+		return refuse(providers.Unknown, "it was made, and deleted by somebody else since")
+	case things[0].Phase != providers.Ready:
+		return refuse(providers.Unknown, "it is in the database, but not in effect: %s", things[0].Detail)
+	}
+	return nil
+}
+
+// find gives the thing of a call as it is now, nil when there is none, provided that it is the one that was seen
+// before and that nobody else claims it.
+func (k *kind) find(v *view, c providers.Call) (*providers.Thing, error) {
+	things, err := k.things(v, []string{c.ID})
+	if err != nil || len(things) == 0 {
+		return nil, err
+	}
+	seen := &things[0]
+	if m := seen.Mark; !m.IsZero() && (m.Site != k.Site || m.Ref != c.Ref) {
+		return nil, refuse(providers.Denied, "it belongs to %s of site %s", m.Ref, m.Site)
+	}
+	moved := c.Version != "" && c.Version != seen.Version
+	if c.Version == "" && c.Have != nil {
+		moved = c.Have.Digest() != seen.Spec.Digest()
+	}
+	if moved {
+		return nil, refuse(providers.Conflict, "it was changed since it was observed")
+	}
+	return seen, nil
+}
+
+// things gives the things of a view with the given ids, nil meaning all, in the order of their names.
+func (k *kind) things(v *view, ids []string) ([]providers.Thing, error) {
+	all, err := k.noun.list(v)
+	if err != nil {
+		return nil, err
+	}
+	var things []providers.Thing
+	for _, s := range all {
+		if ids != nil && !slices.Contains(ids, s.ID) {
+			continue
+		}
+		s.Version = schema.Object{"rows": strings.Join(s.rows, " "), "spec": map[string]any(s.Spec), "mark": s.Mark.String()}.Digest()[:16]
+		if v.root.CurCfg < v.root.NextCfg {
+			s.Phase, s.Detail = providers.Pending, "ovs-vswitchd has not taken the latest configuration"
+		}
+		things = append(things, s.Thing)
+	}
+	slices.SortFunc(things, func(a, b providers.Thing) int { return cmp.Compare(a.ID, b.ID) })
+	return things, nil
+}
+
+// fail makes an error of the contract from a fault; nil stays nil.
+func (k *kind) fail(op string, ref schema.Ref, err error) error {
+	if err == nil {
+		return nil
+	}
+	e := &providers.Error{Op: op, Ref: ref, Kind: k.name, Class: providers.Unknown, Err: err}
+	var f *fault
+	if errors.As(err, &f) {
+		e.Class = f.class
+	}
+	return e
+}
+
+// object gives a spec the shape of the contract.
+func object(spec any) (schema.Object, error) {
+	text, err := json.Marshal(spec)
+	if err != nil {
+		return nil, err
+	}
+	var o schema.Object
+	return o, json.Unmarshal(text, &o)
+}
+
+// decode reads a spec of the contract; what it does not know or cannot hold is refused.
+func decode(o schema.Object, spec any) error {
+	text, err := json.Marshal(map[string]any(o))
+	if err == nil {
+		d := json.NewDecoder(bytes.NewReader(text))
+		d.DisallowUnknownFields()
+		err = d.Decode(spec)
+	}
+	if err != nil {
+		return refuse(providers.Invalid, "the spec does not fit: %w", err)
+	}
+	return nil
+}
+
+// sorted copies a set into an order; never nil.
+func sorted[T cmp.Ordered](set []T) []T {
+	s := append(make([]T, 0, len(set)), set...)
+	slices.Sort(s)
+	return s
+}
+
+// filled copies a map; never nil.
+func filled(m map[string]string) map[string]string {
+	c := make(map[string]string, len(m))
+	maps.Copy(c, m)
+	return c
+}
+
+// unmarked splits external_ids into the mark and the rest.
+func unmarked(ids map[string]string) (rest map[string]string, mark providers.Mark) {
+	rest = filled(ids)
+	delete(rest, providers.MarkKey)
+	return rest, providers.ParseMark(ids[providers.MarkKey])
+}
+
+// marked joins external_ids with a mark, or with none when it is zero.
+func marked(ids map[string]string, mark providers.Mark) (map[string]string, error) {
+	if _, ok := ids[providers.MarkKey]; ok {
+		return nil, refuse(providers.Invalid, "external_ids cannot hold %s, which is converge's own", providers.MarkKey)
+	}
+	ids = filled(ids)
+	if !mark.IsZero() {
+		ids[providers.MarkKey] = mark.String()
+	}
+	return ids, nil
+}

@@ -1,0 +1,102 @@
+// Package ovs is the provider of Open vSwitch on one node, through the node's OVSDB: its bridges and what hangs on them.
+//
+// Each kind is a noun, in a file of its own. A noun declares the tables that it reads, tells its things from their rows
+// and says what a change of one is made of; kind.go makes the four verbs of the contract from that, the same for all.
+//
+// # How a change is made
+//
+// Every verb reads first, checks what it saw against the version token and the mark of the call, and then sends one
+// transaction. The transaction waits, without patience, for each row still being as it was read, so what somebody else
+// changed in between makes the whole of it fail with Conflict: no change is lost, in either direction. It also counts
+// next_cfg up. A verb succeeds once ovs-vswitchd has counted cur_cfg up to that number and the interface has a port
+// number and no error; the database having taken the change is not enough.
+//
+// # What is read
+//
+// Observations are one transaction of selects: one atomic picture of the database as it is now, or an error. There is
+// no replica that could be old after a connection was lost. The only thing monitored is cur_cfg, to be woken by it.
+//
+// # What is ours
+//
+// A thing that converge made carries its mark in external_ids. Things without a mark are reported and never
+// deleted; an update takes them over by writing the mark, except for the ports of virtual machines, which libvirt
+// marks with vm-id. A bridge's local port and internal interface belong to it and are not reported as ports.
+package ovs
+
+import (
+	"context"
+	"crypto/tls"
+	"errors"
+	"fmt"
+	"log/slog"
+	"maps"
+	"slices"
+	"strings"
+	"time"
+
+	"converge.dev/converge/providers"
+)
+
+// DefaultEndpoint is where ovsdb-server listens unless it is told otherwise.
+const DefaultEndpoint = "unix:/run/openvswitch/db.sock"
+
+// DefaultSettle is how long a change may take unless the options say otherwise.
+const DefaultSettle = 10 * time.Second
+
+// nouns are the kinds that are served: one line per kind.
+var nouns = map[string]noun{
+	"ovs.bridge": bridges{},
+	"ovs.port":   ports{},
+}
+
+// Options say which Open vSwitch is served, and for whom.
+type Options struct {
+	Endpoint string        // unix:PATH or ssl:HOST:PORT; empty: DefaultEndpoint
+	TLS      *tls.Config   // required for ssl
+	Node     string        // required: the node's name, which is the scope
+	Site     string        // required: the site's UUID; only things with its mark are ours
+	Settle   time.Duration // longest wait for ovsdb-server to answer, and for ovs-vswitchd to act; zero: DefaultSettle
+	Logger   *slog.Logger  // nil: nothing is logged
+}
+
+// Open connects to the database and serves its kinds. When the connection is lost later, calls in flight fail and the
+// next one connects again.
+func Open(ctx context.Context, o Options) (*providers.Provider, error) {
+	if o.Endpoint == "" {
+		o.Endpoint = DefaultEndpoint
+	}
+	if o.Settle == 0 {
+		o.Settle = DefaultSettle
+	}
+	if o.Logger == nil {
+		o.Logger = slog.New(slog.DiscardHandler)
+	}
+	switch scheme, _, _ := strings.Cut(o.Endpoint, ":"); {
+	case o.Node == "" || o.Site == "":
+		return nil, errors.New("ovs: the node and the site are required")
+	case scheme != "unix" && scheme != "ssl":
+		return nil, fmt.Errorf("ovs: %s is neither unix:PATH nor ssl:HOST:PORT", o.Endpoint)
+	case scheme == "ssl" && o.TLS == nil:
+		return nil, fmt.Errorf("ovs: %s needs a TLS configuration", o.Endpoint)
+	}
+	d, err := newDB(o, nouns)
+	if err != nil {
+		return nil, fmt.Errorf("ovs: %w", err)
+	}
+	if _, err := d.connect(ctx); err != nil {
+		return nil, fmt.Errorf("ovs: %w", err)
+	}
+	// What every kind has because all of them are changed by one guarded transaction each.
+	traits := providers.Traits{
+		ID: "{name}", Mark: true,
+		Create: providers.Conditional, Update: providers.Versioned, Delete: providers.Versioned,
+		Late: o.Settle, ReadyWithin: o.Settle,
+		UndoCreate: providers.Exact, UndoUpdate: providers.Exact, UndoDelete: providers.Exact,
+		Reach: providers.ReachNode,
+	}
+	var kinds []providers.Served
+	for _, name := range slices.Sorted(maps.Keys(nouns)) {
+		kinds = append(kinds, providers.Served{Name: name, Traits: traits, Kind: &kind{db: d, name: name, noun: nouns[name]}})
+	}
+	return providers.New("ovs", o.Node, d.close, kinds...), nil
+}

@@ -1,0 +1,193 @@
+package ovs_test
+
+import (
+	"crypto/ecdsa"
+	"crypto/elliptic"
+	"crypto/rand"
+	"crypto/tls"
+	"crypto/x509"
+	"math/big"
+	"net"
+	"slices"
+	"strings"
+	"testing"
+	"time"
+
+	"converge.dev/converge/providers"
+	"converge.dev/converge/providers/ovs"
+	"converge.dev/converge/providers/ovs/ovstest"
+	"converge.dev/converge/providers/providertest"
+	"converge.dev/converge/schema"
+	"converge.dev/converge/schema/load"
+)
+
+// on runs a test on the database in memory and on a real Open vSwitch.
+func on(t *testing.T, test func(t *testing.T, s *ovstest.Switch)) {
+	t.Run("fake", func(t *testing.T) { test(t, ovstest.Fake(t)) })
+	t.Run("real", func(t *testing.T) { test(t, ovstest.Start(t)) })
+}
+
+// open connects a provider to a switch.
+func open(t *testing.T, o ovs.Options) *providers.Provider {
+	t.Helper()
+	o.Node, o.Site = "gpu-01", providertest.Site
+	p, err := ovs.Open(t.Context(), o)
+	if err != nil {
+		t.Fatal(err)
+	}
+	return p
+}
+
+// Examples of each kind, for the laws.
+var (
+	bridgeCases = []providertest.Case{{
+		Kind: "ovs.bridge", Name: "br-slice",
+		Want: schema.Object{
+			"datapath_type": ovstest.Datapath, "fail_mode": "secure", "protocols": []any{"OpenFlow14", "OpenFlow10"},
+			"other_config": map[string]any{"mac-table-size": "4096"}, "external_ids": map[string]any{"slice": "a"},
+		},
+		Update: schema.Object{
+			"datapath_type": ovstest.Datapath, "stp_enable": true, "mcast_snooping_enable": true,
+			"external_ids": map[string]any{"slice": "b", "owner": "acme"},
+		},
+		Invalid: schema.Object{"datapath_type": ovstest.Datapath, "protocols": []any{"OpenFlow99"}},
+	}}
+	portCases = []providertest.Case{
+		{
+			Kind: "ovs.port", Name: "tap-web", Needs: []providertest.Made{lawBridge},
+			Want: schema.Object{
+				"bridge": lawBridge.Name, "tag": int64(42), "vlan_mode": "native-untagged", "trunks": []any{int64(7), int64(5)},
+				"interface": map[string]any{"type": "internal", "mac": "02:00:00:00:00:2a", "external_ids": map[string]any{"iface-id": "web"}},
+			},
+			Update: schema.Object{
+				"bridge": lawBridge.Name, "tag": int64(43), "protected": true, "external_ids": map[string]any{"owner": "acme"},
+				"interface": map[string]any{"type": "internal", "mtu_request": int64(1400)},
+			},
+			Invalid: schema.Object{"bridge": lawBridge.Name, "tag": int64(5000), "interface": map[string]any{"type": "internal"}},
+			Other:   func(i int) providertest.Made { return lawPort("tap-" + string(rune('a'+i%26))) },
+		},
+		{
+			Kind: "ovs.port", Name: "vx-peer", Needs: []providertest.Made{lawBridge},
+			Want: schema.Object{"bridge": lawBridge.Name, "interface": map[string]any{
+				"type": "vxlan", "options": map[string]any{"remote_ip": "192.0.2.7", "key": "100"}, "ofport_request": int64(77),
+			}},
+			Update: schema.Object{"bridge": lawBridge.Name, "interface": map[string]any{
+				"type": "vxlan", "options": map[string]any{"remote_ip": "192.0.2.8", "key": "100"},
+			}},
+			Single: true,
+		},
+	}
+)
+
+// lawBridge is there before what hangs on a bridge is made.
+var lawBridge = providertest.Made{Kind: "ovs.bridge", Name: "br-int", Spec: schema.Object{"datapath_type": ovstest.Datapath}}
+
+// lawPort is a port of that bridge.
+func lawPort(name string) providertest.Made {
+	return providertest.Made{Kind: "ovs.port", Name: name, Spec: schema.Object{
+		"bridge": lawBridge.Name, "interface": map[string]any{"type": "internal"},
+	}}
+}
+
+func TestLaws(t *testing.T) {
+	cases := slices.Concat(
+		bridgeCases,
+		portCases,
+	)
+	schemas, err := load.New()
+	if err != nil {
+		t.Fatal(err)
+	}
+	on(t, func(t *testing.T, s *ovstest.Switch) {
+		providertest.Run(t, providertest.Suite{
+			Kinds: schemas.Kinds(),
+			Cases: cases,
+			Open: func(t *testing.T) providertest.World {
+				s.Clear(t)
+				return providertest.World{
+					Provider: open(t, ovs.Options{Endpoint: s.Endpoint}),
+					Dump:     func() string { return s.Dump(t) },
+				}
+			},
+		})
+	})
+}
+
+func TestOpenRefuses(t *testing.T) {
+	for name, o := range map[string]ovs.Options{
+		"no node":           {Site: providertest.Site},
+		"no site":           {Node: "gpu-01"},
+		"neither unix":      {Node: "gpu-01", Site: providertest.Site, Endpoint: "tcp:127.0.0.1:6640"},
+		"TLS configuration": {Node: "gpu-01", Site: providertest.Site, Endpoint: "ssl:127.0.0.1:6640"},
+		"connecting to":     {Node: "gpu-01", Site: providertest.Site, Endpoint: "unix:" + t.TempDir() + "/none.sock"},
+	} {
+		p, err := ovs.Open(t.Context(), o)
+		if err == nil {
+			p.Close()
+			t.Errorf("%s: it opened", name)
+		} else if strings.Contains(name, " ") && !strings.HasPrefix(name, "no ") && !strings.Contains(err.Error(), name) {
+			t.Errorf("%s: the error is %v", name, err)
+		}
+	}
+}
+
+func TestClosed(t *testing.T) {
+	p := open(t, ovs.Options{Endpoint: ovstest.Fake(t).Endpoint})
+	for range 2 {
+		if err := p.Close(); err != nil {
+			t.Error(err)
+		}
+	}
+	if _, err := p.Kinds[0].Kind.Observe(t.Context(), nil); providers.ClassOf(err) != providers.Transient {
+		t.Errorf("observing through a closed provider: %v", err)
+	}
+}
+
+// TestTLS connects with certificates on both sides, and is refused without or with the wrong ones.
+func TestTLS(t *testing.T) {
+	s := ovstest.Fake(t)
+	server, theirs := certificate(t)
+	client, ours := certificate(t)
+	_, endpoint := newRelay(t, s, &tls.Config{
+		Certificates: []tls.Certificate{server}, ClientCAs: ours, ClientAuth: tls.RequireAndVerifyClientCert,
+	})
+	n := newNode(t, s, ovs.Options{Endpoint: endpoint, TLS: &tls.Config{Certificates: []tls.Certificate{client}, RootCAs: theirs}})
+	n.must(n.create("ovs.bridge", "br0", aBridge))
+	for name, conf := range map[string]*tls.Config{
+		"no certificate":          {RootCAs: theirs},
+		"another server expected": {Certificates: []tls.Certificate{client}, RootCAs: ours},
+	} {
+		o := ovs.Options{Node: "gpu-01", Site: providertest.Site, Endpoint: endpoint, TLS: conf}
+		if p, err := ovs.Open(t.Context(), o); err == nil {
+			p.Close()
+			t.Errorf("%s: it opened", name)
+		}
+	}
+}
+
+// certificate makes a certificate that signs itself, and a pool that trusts it.
+func certificate(t *testing.T) (tls.Certificate, *x509.CertPool) {
+	t.Helper()
+	key, err := ecdsa.GenerateKey(elliptic.P256(), rand.Reader)
+	if err != nil {
+		t.Fatal(err)
+	}
+	now := time.Now()
+	template := &x509.Certificate{
+		SerialNumber: big.NewInt(1), NotBefore: now.Add(-time.Hour), NotAfter: now.Add(time.Hour),
+		IPAddresses: []net.IP{net.IPv4(127, 0, 0, 1)}, IsCA: true, BasicConstraintsValid: true,
+		KeyUsage:    x509.KeyUsageDigitalSignature | x509.KeyUsageCertSign,
+		ExtKeyUsage: []x509.ExtKeyUsage{x509.ExtKeyUsageServerAuth, x509.ExtKeyUsageClientAuth},
+	}
+	der, err := x509.CreateCertificate(rand.Reader, template, template, key.Public(), key)
+	if err != nil {
+		t.Fatal(err)
+	}
+	leaf, err := x509.ParseCertificate(der)
+	if err != nil {
+		t.Fatal(err)
+	}
+	pool := x509.NewCertPool()
+	pool.AddCert(leaf)
+	return tls.Certificate{Certificate: [][]byte{der}, PrivateKey: key}, pool
+}

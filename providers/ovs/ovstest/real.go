@@ -1,0 +1,92 @@
+package ovstest
+
+import (
+	"bufio"
+	"os"
+	"os/exec"
+	"path/filepath"
+	"strings"
+	"syscall"
+	"testing"
+)
+
+// Required names the variable that makes a missing or failing Open vSwitch an error instead of a reason to skip.
+const Required = "CONVERGE_REAL"
+
+// programs are what a real switch needs.
+var programs = []string{"ovsdb-tool", "ovsdb-server", "ovs-vswitchd", "ovs-vsctl", "ip", "nsenter", "sh"}
+
+// script starts the daemons and stays as the first process of its namespaces. When its input ends, which it also does
+// when the test dies, it ends too, and the kernel ends everything else that lives there.
+const script = `set -e
+ip link set lo up
+ovsdb-tool create "$OVS_DBDIR/conf.db" /usr/share/openvswitch/vswitch.ovsschema
+ovsdb-server "$OVS_DBDIR/conf.db" --remote=punix:"$OVS_RUNDIR/db.sock" --pidfile --detach --no-chdir --log-file
+ovs-vsctl --no-wait init
+ovs-vswitchd --disable-system --pidfile --detach --no-chdir --log-file
+echo ready
+exec cat
+`
+
+// Start runs ovsdb-server and ovs-vswitchd with the userspace datapath in network and process namespaces of their own,
+// with private directories, until the test ends. Without root or without the programs it skips the test, or fails it
+// when the environment sets Required.
+func Start(t testing.TB) *Switch {
+	t.Helper()
+	missing := func(why string) {
+		t.Helper()
+		if os.Getenv(Required) != "" {
+			t.Fatalf("%s is set, but %s", Required, why)
+		}
+		t.Skipf("%s: the test needs root and the packages openvswitch-switch, iproute2 and util-linux; %s=1 makes this an error", why, Required)
+	}
+	if os.Geteuid() != 0 {
+		missing("the test does not run as root")
+	}
+	for _, p := range programs {
+		if _, err := exec.LookPath(p); err != nil {
+			missing("there is no " + p)
+		}
+	}
+	s := &Switch{Real: true, dir: tempDir(t)}
+	s.Endpoint = "unix:" + socket(s.dir)
+	cmd := exec.Command("sh", "-c", script)
+	cmd.Env = append(os.Environ(), s.environ()...)
+	cmd.SysProcAttr = &syscall.SysProcAttr{Cloneflags: syscall.CLONE_NEWNET | syscall.CLONE_NEWPID}
+	var problems strings.Builder
+	cmd.Stderr = &problems
+	in, err := cmd.StdinPipe()
+	if err != nil {
+		t.Fatal(err)
+	}
+	out, err := cmd.StdoutPipe()
+	if err != nil {
+		t.Fatal(err)
+	}
+	if err := cmd.Start(); err != nil {
+		missing("namespaces cannot be made: " + err.Error())
+	}
+	s.pid = cmd.Process.Pid
+	t.Cleanup(func() {
+		in.Close()
+		_ = cmd.Wait() // it ends because its input did
+		if t.Failed() {
+			log, _ := os.ReadFile(filepath.Join(s.dir, "ovs-vswitchd.log"))
+			t.Logf("ovs-vswitchd says:\n%s", log)
+		}
+	})
+	if line, err := bufio.NewReader(out).ReadString('\n'); err != nil || line != "ready\n" {
+		in.Close()
+		_ = cmd.Wait()
+		t.Fatalf("Open vSwitch does not start: %q: %v: %s", line, err, problems.String())
+	}
+	s.freeze = func(frozen bool) error {
+		signal := "-CONT"
+		if frozen {
+			signal = "-STOP"
+		}
+		return s.Command(t, "sh", "-c", "kill "+signal+` $(cat "$OVS_RUNDIR/ovs-vswitchd.pid")`).Run()
+	}
+	s.connect(t)
+	return s
+}

@@ -1,0 +1,262 @@
+package ovs
+
+import (
+	"cmp"
+	"context"
+	"slices"
+	"strings"
+
+	"converge.dev/converge/providers"
+	"converge.dev/converge/providers/ovs/vswitch"
+	"converge.dev/converge/schema"
+	"github.com/ovn-org/libovsdb/ovsdb"
+)
+
+// portSettings and interfaceSettings are the columns of Port and Interface that a spec holds.
+var (
+	portSettings      = []string{"external_ids", "other_config", "protected", "tag", "trunks", "vlan_mode"}
+	interfaceSettings = []string{"external_ids", "mac", "mtu_request", "ofport_request", "options", "other_config", "type"}
+)
+
+// portExtras and interfaceExtras are the columns in which others set what a spec does not hold; a port is not deleted
+// while they are set.
+var (
+	portExtras      = []string{"cvlans", "fake_bridge", "lacp", "mac", "qos"}
+	interfaceExtras = []string{
+		"bfd", "cfm_mpid", "ingress_policing_burst", "ingress_policing_kpkts_burst", "ingress_policing_kpkts_rate",
+		"ingress_policing_rate", "lldp",
+	}
+)
+
+// A portSpec is schema/ovs/port.cue in Go.
+type portSpec struct {
+	Bridge      string            `json:"bridge"`
+	ExternalIDs map[string]string `json:"external_ids"`
+	Interface   *interfaceSpec    `json:"interface,omitempty"` // nil for a bond
+	OtherConfig map[string]string `json:"other_config"`
+	Protected   bool              `json:"protected"`
+	Tag         *int              `json:"tag,omitempty"`
+	Trunks      []int             `json:"trunks"`
+	VLANMode    *string           `json:"vlan_mode,omitempty"`
+}
+
+type interfaceSpec struct {
+	ExternalIDs   map[string]string `json:"external_ids"`
+	MAC           *string           `json:"mac,omitempty"`
+	MTURequest    *int              `json:"mtu_request,omitempty"`
+	OfportRequest *int              `json:"ofport_request,omitempty"`
+	Options       map[string]string `json:"options"`
+	OtherConfig   map[string]string `json:"other_config"`
+	Type          string            `json:"type,omitempty"`
+}
+
+// ports is the kind ovs.port.
+type ports struct{}
+
+// portRows and interfaceRows are the ports that are looked at and their interfaces, which have the same names.
+var (
+	portRows = reading{
+		table: vswitch.PortTable, row: &vswitch.Port{}, named: true,
+		columns: slices.Concat([]string{"name", "interfaces"}, portSettings, portExtras),
+	}
+	interfaceRows = reading{
+		table: vswitch.InterfaceTable, row: &vswitch.Interface{}, named: true,
+		columns: slices.Concat([]string{"name", "error", "ofport"}, interfaceSettings, interfaceExtras),
+	}
+)
+
+// selections are where mirrors refer to ports.
+var selections = reading{
+	table: vswitch.MirrorTable, row: &vswitch.Mirror{},
+	columns: []string{"name", "output_port", "select_dst_port", "select_src_port"},
+}
+
+func (ports) reads() []reading { return []reading{bridgeRows, portRows, interfaceRows, selections} }
+
+func (ports) list(v *view) ([]sighting, error) {
+	var seen []sighting
+	for b := range all[vswitch.Bridge](v) {
+		for _, uuid := range b.Ports {
+			p := row[vswitch.Port](v, uuid)
+			if p == nil || p.Name == b.Name {
+				continue // it is not looked at, or it is the local port, which is a part of the bridge
+			}
+			ids, mark := unmarked(p.ExternalIDs)
+			spec := portSpec{
+				Bridge: b.Name, ExternalIDs: ids, OtherConfig: filled(p.OtherConfig), Protected: p.Protected, Tag: p.Tag,
+				Trunks: sorted(p.Trunks), VLANMode: p.VLANMode,
+			}
+			s := sighting{Thing: providers.Thing{ID: p.Name, Name: p.Name, Mark: mark, Status: schema.Object{}}, rows: []string{b.UUID, p.UUID}}
+			i := v.interfaceOf(p)
+			s.Phase, s.Detail = phaseOf(i)
+			if i != nil {
+				s.rows = append(s.rows, i.UUID)
+				spec.Interface = &interfaceSpec{
+					ExternalIDs: filled(i.ExternalIDs), MAC: i.MAC, MTURequest: i.MTURequest, OfportRequest: i.OfportRequest,
+					Options: filled(i.Options), OtherConfig: filled(i.OtherConfig), Type: cmp.Or(i.Type, "system"),
+				}
+				if i.Ofport != nil {
+					s.Status["ofport"] = int64(*i.Ofport)
+				}
+			}
+			var err error
+			if s.Spec, err = object(spec); err != nil {
+				return nil, err
+			}
+			seen = append(seen, s)
+		}
+	}
+	return seen, nil
+}
+
+func (ports) create(v *view, c *change, name string, want schema.Object, mark providers.Mark) error {
+	if err := c.claim(v, name); err != nil {
+		return err
+	}
+	p, i, bridge, err := wantedPort(want, mark, &vswitch.Interface{})
+	if err != nil {
+		return err
+	}
+	b := v.bridge(bridge)
+	if b == nil {
+		return refuse(providers.Absent, "there is no bridge %s", bridge)
+	}
+	c.present(b)
+	i.Name, p.Name, p.Interfaces = name, name, []string{"interface"}
+	c.insert(vswitch.InterfaceTable, "interface", i, slices.Concat(interfaceSettings, []string{"name"})...)
+	c.insert(vswitch.PortTable, "port", p, slices.Concat(portSettings, []string{"name", "interfaces"})...)
+	c.refer(vswitch.BridgeTable, b.UUID, "ports", ovsdb.MutateOperationInsert, "port")
+	return nil
+}
+
+func (ports) update(v *view, c *change, name string, want schema.Object, mark providers.Mark) error {
+	have := v.port(name)
+	iface := v.interfaceOf(have)
+	if iface == nil {
+		return refuse(providers.Unsupported, "port %s is a bond", name)
+	}
+	if have.ExternalIDs[providers.MarkKey] == "" && (have.ExternalIDs["vm-id"] != "" || iface.ExternalIDs["vm-id"] != "") {
+		return refuse(providers.Denied, "port %s belongs to a virtual machine", name)
+	}
+	p, i, bridge, err := wantedPort(want, mark, iface)
+	if err != nil {
+		return err
+	}
+	if bridge != v.bridgeOf(have).Name {
+		return refuse(providers.Invalid, "bridge cannot change in place")
+	}
+	c.unchanged(vswitch.PortTable, have.UUID, have, slices.Concat(portSettings, []string{"interfaces"})...)
+	c.unchanged(vswitch.InterfaceTable, iface.UUID, iface, interfaceSettings...)
+	c.update(vswitch.PortTable, have.UUID, p, portSettings...)
+	c.update(vswitch.InterfaceTable, iface.UUID, i, interfaceSettings...)
+	return nil
+}
+
+// remove refuses whenever something would go that the spec of the port does not hold, so that a delete can be undone.
+func (ports) remove(_ context.Context, v *view, c *change, name string) error {
+	p := v.port(name)
+	i := v.interfaceOf(p)
+	if i == nil {
+		return refuse(providers.Unsupported, "port %s is a bond", name)
+	}
+	c.unchanged(vswitch.PortTable, p.UUID, p, slices.Concat(portSettings, portExtras, []string{"interfaces"})...)
+	c.unchanged(vswitch.InterfaceTable, i.UUID, i, slices.Concat(interfaceSettings, interfaceExtras)...)
+	extras := append(c.set(p, &vswitch.Port{}, portExtras), c.set(i, &vswitch.Interface{}, interfaceExtras)...)
+	if len(extras) > 0 {
+		return refuse(providers.Invalid, "others have set %s on port %s, which would be lost", strings.Join(extras, ", "), name)
+	}
+	// The database takes a port that goes out of every mirror without a word.
+	b := v.bridgeOf(p)
+	c.unchanged(vswitch.BridgeTable, b.UUID, b, "mirrors")
+	for m := range all[vswitch.Mirror](v) {
+		c.unchanged(vswitch.MirrorTable, m.UUID, m, selections.columns...)
+		if m.OutputPort != nil && *m.OutputPort == p.UUID || slices.Contains(m.SelectDstPort, p.UUID) || slices.Contains(m.SelectSrcPort, p.UUID) {
+			return refuse(providers.Invalid, "mirror %s refers to port %s, which would be lost", m.Name, name)
+		}
+	}
+	c.refer(vswitch.BridgeTable, b.UUID, "ports", ovsdb.MutateOperationDelete, p.UUID)
+	return nil
+}
+
+// port gives the port with a name; nil when there is none.
+func (v *view) port(name string) *vswitch.Port {
+	return find(v, func(p *vswitch.Port) bool { return p.Name == name })
+}
+
+// bridgeOf gives the bridge that a port is on.
+func (v *view) bridgeOf(p *vswitch.Port) *vswitch.Bridge {
+	return find(v, func(b *vswitch.Bridge) bool { return slices.Contains(b.Ports, p.UUID) })
+}
+
+// interfaceOf gives the one interface of a port that has its name; nil for a bond, and for no port.
+func (v *view) interfaceOf(p *vswitch.Port) *vswitch.Interface {
+	if p == nil || len(p.Interfaces) != 1 {
+		return nil
+	}
+	i := row[vswitch.Interface](v, p.Interfaces[0])
+	if i == nil || i.Name != p.Name {
+		return nil
+	}
+	return i
+}
+
+// phaseOf tells how far ovs-vswitchd is with an interface; what has none is ready.
+func phaseOf(i *vswitch.Interface) (providers.Phase, string) {
+	switch {
+	case i == nil:
+		return providers.Ready, ""
+	case i.Error != nil:
+		return providers.Failed, "ovs-vswitchd: " + *i.Error
+	case i.Ofport == nil:
+		return providers.Pending, "ovs-vswitchd did not make it; its log says why"
+	case *i.Ofport < 0:
+		return providers.Failed, "ovs-vswitchd could not make it; its log says why"
+	}
+	return providers.Ready, ""
+}
+
+// claim guards that a name is free. Bridges, ports and interfaces share their names.
+func (c *change) claim(v *view, name string) error {
+	const taken = "the name %s is taken by %s"
+	p := v.port(name)
+	switch {
+	case v.bridge(name) != nil:
+		return refuse(providers.Exists, taken, name, "a bridge")
+	case p != nil && v.bridgeOf(p) != nil:
+		return refuse(providers.Exists, taken, name, "a port of bridge "+v.bridgeOf(p).Name)
+	case find(v, func(i *vswitch.Interface) bool { return i.Name == name }) != nil:
+		return refuse(providers.Exists, taken, name, "an interface")
+	}
+	c.absent(vswitch.BridgeTable, name)
+	c.absent(vswitch.PortTable, name)
+	c.absent(vswitch.InterfaceTable, name)
+	return nil
+}
+
+// wantedPort gives the rows of a port as wanted, and the name of its bridge. What cannot change is taken from the
+// interface that it had where the spec does not say it.
+func wantedPort(want schema.Object, mark providers.Mark, had *vswitch.Interface) (*vswitch.Port, *vswitch.Interface, string, error) {
+	var s portSpec
+	if err := decode(want, &s); err != nil {
+		return nil, nil, "", err
+	}
+	ids, err := marked(s.ExternalIDs, mark)
+	if err != nil {
+		return nil, nil, "", err
+	}
+	p := &vswitch.Port{
+		ExternalIDs: ids, OtherConfig: s.OtherConfig, Protected: s.Protected, Tag: s.Tag, Trunks: s.Trunks, VLANMode: s.VLANMode,
+	}
+	f := cmp.Or(s.Interface, &interfaceSpec{})
+	i := &vswitch.Interface{
+		ExternalIDs: f.ExternalIDs, MAC: f.MAC, MTURequest: f.MTURequest, OfportRequest: f.OfportRequest,
+		Options: f.Options, OtherConfig: f.OtherConfig, Type: f.Type,
+	}
+	if had.UUID != "" {
+		if f.Type != "" && f.Type != cmp.Or(had.Type, "system") {
+			return nil, nil, "", refuse(providers.Invalid, "the type of an interface cannot change in place")
+		}
+		i.Type = had.Type
+	}
+	return p, i, s.Bridge, nil
+}

@@ -1,0 +1,4 @@
+// Package vswitch is the database of Open vSwitch as Go types, generated from the schema that Open vSwitch ships.
+package vswitch
+
+//go:generate go run github.com/ovn-org/libovsdb/cmd/modelgen -p vswitch -o . /usr/share/openvswitch/vswitch.ovsschema
