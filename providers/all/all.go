@@ -1,0 +1,140 @@
+// Package all is the list of providers, one line each, and opens those that a site needs as its configuration says.
+// Command imports it and nobody else does.
+package all
+
+import (
+	"cmp"
+	"context"
+	"errors"
+	"fmt"
+	"log/slog"
+
+	"converge.dev/converge/providers"
+	"converge.dev/converge/providers/carbide"
+	"converge.dev/converge/providers/fake"
+	"converge.dev/converge/providers/ovs"
+	"converge.dev/converge/schema"
+	"golang.org/x/sync/errgroup"
+)
+
+// list is all providers by name. Adding one is adding a line.
+var list = map[string]func(ctx context.Context, o Options, scope string) (*providers.Provider, error){
+	"carbide": openCarbide,
+	"ovs":     openOVS,
+}
+
+// parallel is how many providers are opened at the same time.
+const parallel = 32
+
+// A Need is a provider that is asked for in a scope.
+type Need struct{ Scope, Provider string }
+
+// Options say what is opened.
+type Options struct {
+	Config Config       // how to reach the providers
+	Dir    string       // the folder of the configuration file, where relative paths in it begin
+	Kinds  schema.Kinds // required for the fake world
+	Site   schema.Site  // required
+	Need   []Need       // what is opened, and nothing else
+	Logger *slog.Logger // nil: nothing is logged
+}
+
+// Open opens what is needed, all at the same time. A provider that cannot be opened is a Failure of the set, so that
+// its things are unknown and the rest goes on. It fails when the configuration cannot work, when the fake world cannot
+// be opened, and when ctx ends. Closing the set closes everything.
+func Open(ctx context.Context, o Options) (*providers.Set, error) {
+	o.Logger = cmp.Or(o.Logger, slog.New(slog.DiscardHandler))
+	if err := o.Config.check(); err != nil {
+		return nil, err
+	}
+	o.Config = o.Config.in(o.Dir)
+	if o.Config.Fake != nil {
+		return openFake(o)
+	}
+
+	opened := make([]*providers.Provider, len(o.Need))
+	failed := make([]error, len(o.Need))
+	var group errgroup.Group
+	group.SetLimit(parallel)
+	for i, n := range o.Need {
+		group.Go(func() error {
+			open, ok := list[n.Provider]
+			if !ok {
+				failed[i] = fmt.Errorf("there is no provider %s", n.Provider)
+				return nil
+			}
+			opened[i], failed[i] = open(ctx, o, n.Scope)
+			return nil
+		})
+	}
+	_ = group.Wait() // the functions report through failed
+
+	var ready []*providers.Provider
+	for _, p := range opened {
+		if p != nil {
+			ready = append(ready, p)
+		}
+	}
+	set, err := providers.NewSet(ready...)
+	if err = cmp.Or(ctx.Err(), err); err != nil {
+		for _, p := range ready {
+			err = errors.Join(err, p.Close())
+		}
+		return nil, fmt.Errorf("open providers: %w", err)
+	}
+	for i, n := range o.Need {
+		if failed[i] != nil {
+			o.Logger.Warn("provider cannot be opened", "scope", n.Scope, "provider", n.Provider, "error", failed[i])
+			set.Fail(n.Scope, n.Provider, failed[i])
+		}
+	}
+	return set, nil
+}
+
+// openFake serves everything from one world.
+func openFake(o Options) (*providers.Set, error) {
+	if len(o.Need) == 0 {
+		return providers.NewSet()
+	}
+	w, err := fake.Open(o.Config.Fake.World, o.Kinds)
+	if err != nil {
+		return nil, fmt.Errorf("fake.world: %w", err)
+	}
+	ps := make([]*providers.Provider, len(o.Need))
+	for i, n := range o.Need {
+		ps[i] = w.Provider(n.Provider, n.Scope)
+		ps[i].Close = w.Close // they are closed together, and closing the world twice does no harm
+	}
+	set, err := providers.NewSet(ps...)
+	if err != nil {
+		return nil, errors.Join(fmt.Errorf("open providers: %w", err), w.Close())
+	}
+	return set, nil
+}
+
+func openCarbide(ctx context.Context, o Options, scope string) (*providers.Provider, error) {
+	c := o.Config.Carbide
+	switch {
+	case scope != schema.ScopeSite:
+		return nil, fmt.Errorf("carbide serves the site, not node %s", scope)
+	case c == nil:
+		return nil, errors.New(`the site's Carbide service is not configured; say where it is: carbide: {address: "HOST:PORT"}`)
+	}
+	return carbide.Open(ctx, carbide.Options{
+		Address: c.Address,
+		TLS: carbide.TLS{
+			Mode: carbide.TLSMode(c.TLS.Mode), CA: c.TLS.CA, Cert: c.TLS.Cert, Key: c.TLS.Key, ServerName: c.TLS.ServerName,
+		},
+		AllowInsecure: c.AllowInsecure,
+		Parallel:      c.Parallel,
+		Logger:        o.Logger,
+	})
+}
+
+func openOVS(ctx context.Context, o Options, scope string) (*providers.Provider, error) {
+	endpoint := o.Config.Nodes[scope].OVS
+	if endpoint == "" {
+		return nil, fmt.Errorf("Open vSwitch of node %s is not configured; say where it is: nodes: {%s: {ovs: %q}}", scope, scope, ovs.DefaultEndpoint)
+	}
+	return ovs.Open(ctx, ovs.Options{Endpoint: endpoint, Node: scope, Site: o.Site.ID, Logger: o.Logger})
+}

@@ -1,0 +1,307 @@
+package all
+
+import (
+	"context"
+	"encoding/json"
+	"io"
+	"io/fs"
+	"maps"
+	"net"
+	"os"
+	"path/filepath"
+	"reflect"
+	"slices"
+	"strings"
+	"sync/atomic"
+	"testing"
+
+	"converge.dev/converge/providers"
+	"converge.dev/converge/providers/carbide/carbidesim"
+	"converge.dev/converge/providers/ovs/ovstest"
+	"converge.dev/converge/schema"
+	"go.yaml.in/yaml/v3"
+)
+
+var site = schema.Site{Name: "lab", ID: "6f1c3c5e-4a4e-4f0e-9d53-0f1d3c6f7a10"}
+
+func must(t *testing.T, err error) {
+	t.Helper()
+	if err != nil {
+		t.Fatal(err)
+	}
+}
+
+func open(t *testing.T, o Options) *providers.Set {
+	t.Helper()
+	o.Site = site
+	set, err := Open(t.Context(), o)
+	must(t, err)
+	t.Cleanup(func() { must(t, set.Close()) })
+	return set
+}
+
+// A provider has a folder of kinds, a folder of code and a line in the list, or none of them.
+func TestListMatchesFolders(t *testing.T) {
+	want := slices.Sorted(maps.Keys(list))
+	var described []string
+	entries, err := fs.ReadDir(schema.Files, ".")
+	must(t, err)
+	for _, e := range entries {
+		if e.Name() != "core" {
+			described = append(described, e.Name())
+		}
+	}
+	if !slices.Equal(described, want) {
+		t.Errorf("schema has folders for %q, the list has %q", described, want)
+	}
+
+	var written []string
+	entries, err = os.ReadDir("..")
+	must(t, err)
+	for _, e := range entries {
+		if e.IsDir() && !slices.Contains([]string{"all", "fake", "providertest"}, e.Name()) {
+			written = append(written, e.Name())
+		}
+	}
+	if !slices.Equal(written, want) {
+		t.Errorf("providers has folders for %q, the list has %q", written, want)
+	}
+}
+
+// simulator serves a simulated site on a socket in dir.
+func simulator(t *testing.T, dir string) {
+	t.Helper()
+	world, err := carbidesim.New(carbidesim.Options{})
+	must(t, err)
+	server, err := carbidesim.NewServer(world, carbidesim.ServerOptions{})
+	must(t, err)
+	l, err := net.Listen("unix", filepath.Join(dir, "carbide.sock"))
+	must(t, err)
+	done := make(chan error, 1)
+	go func() { done <- server.Serve(l) }()
+	t.Cleanup(func() {
+		server.Stop()
+		must(t, <-done)
+		must(t, world.Close())
+	})
+}
+
+// What can be opened serves; what cannot is a failure with its reason, and what is not needed is not opened.
+func TestOpen(t *testing.T) {
+	dir := t.TempDir()
+	simulator(t, dir)
+	set := open(t, Options{
+		Dir: dir,
+		Config: Config{
+			Carbide: &Carbide{Address: "unix:carbide.sock", TLS: TLS{Mode: "off"}, Parallel: 3},
+			Nodes: map[string]Node{
+				"n1": {OVS: ovstest.Fake(t).Endpoint},
+				"n2": {OVS: "unix:nobody.sock"},
+				"n3": {OVS: "unix:not-needed.sock"},
+			},
+		},
+		Need: []Need{{"site", "carbide"}, {"n1", "ovs"}, {"n2", "ovs"}, {"n4", "ovs"}, {"n1", "carbide"}, {"site", "magic"}},
+	})
+
+	vpc, p, ok := set.Find("site", "carbide.vpc")
+	if !ok || p.Limit != 3 {
+		t.Fatalf("carbide.vpc is served: %t, by %+v; want a limit of 3 calls", ok, p)
+	}
+	_, err := vpc.Kind.Observe(t.Context(), nil)
+	must(t, err)
+	bridge, _, ok := set.Find("n1", "ovs.bridge")
+	if !ok {
+		t.Fatal("ovs.bridge is not served on n1")
+	}
+	_, err = bridge.Kind.Observe(t.Context(), nil)
+	must(t, err)
+
+	for at, says := range map[Need]string{
+		{"site", "carbide"}: "",
+		{"n1", "ovs"}:       "",
+		{"n2", "ovs"}:       filepath.Join(dir, "nobody.sock"),
+		{"n3", "ovs"}:       "",
+		{"n4", "ovs"}:       `say where it is: nodes: {n4: {ovs: "unix:/run/openvswitch/db.sock"}}`,
+		{"n1", "carbide"}:   "not node n1",
+		{"site", "magic"}:   "there is no provider magic",
+	} {
+		err := set.Failure(at.Scope, at.Provider)
+		switch {
+		case says == "" && err != nil:
+			t.Errorf("%v failed: %v", at, err)
+		case says != "" && (err == nil || !strings.Contains(err.Error(), says)):
+			t.Errorf("the failure of %v is %v, want it to say %q", at, err, says)
+		}
+	}
+	for _, scope := range []string{"n2", "n3", "n4"} {
+		if _, _, ok := set.Find(scope, "ovs.bridge"); ok {
+			t.Errorf("ovs.bridge is served on %s", scope)
+		}
+	}
+}
+
+// A document that needs what the configuration does not know is told what to write.
+func TestNotConfigured(t *testing.T) {
+	set := open(t, Options{Need: []Need{{"site", "carbide"}}})
+	if err := set.Failure("site", "carbide"); err == nil || !strings.Contains(err.Error(), `carbide: {address: "HOST:PORT"}`) {
+		t.Errorf("the failure is %v, want it to say what to write", err)
+	}
+}
+
+// Providers are opened at the same time: one that does not answer does not hold up the next.
+func TestOpenInParallel(t *testing.T) {
+	dir := t.TempDir()
+	var config Config
+	var need []Need
+	var listeners []net.Listener
+	config.Nodes = map[string]Node{}
+	for _, node := range []string{"n1", "n2"} {
+		l, err := net.Listen("unix", filepath.Join(dir, node))
+		must(t, err)
+		t.Cleanup(func() { l.Close() })
+		listeners = append(listeners, l)
+		config.Nodes[node] = Node{OVS: "unix:" + node}
+		need = append(need, Need{node, "ovs"})
+	}
+	ctx, cancel := context.WithCancel(t.Context())
+	var givenUp atomic.Bool
+	go func() { // nobody is answered; once both have called, all is cancelled
+		for i, l := range listeners {
+			c, err := l.Accept()
+			if err != nil {
+				return
+			}
+			defer c.Close()
+			if i == 0 {
+				go func() {
+					_, _ = io.Copy(io.Discard, c)
+					givenUp.Store(ctx.Err() == nil)
+					cancel()
+				}()
+			}
+		}
+		cancel()
+	}()
+	if _, err := Open(ctx, Options{Dir: dir, Config: config, Need: need, Site: site}); err == nil {
+		t.Error("open succeeded though its context was cancelled")
+	}
+	<-ctx.Done()
+	if givenUp.Load() {
+		t.Error("the first node was given up before the second was called")
+	}
+}
+
+// One world serves every kind in every scope; it is kept beside the configuration.
+func TestFake(t *testing.T) {
+	dir := t.TempDir()
+	o := Options{
+		Dir:    dir,
+		Config: Config{Fake: &Fake{World: "world.json"}},
+		Kinds: schema.Kinds{
+			"carbide.tenant": {Name: "carbide.tenant"},
+			"ovs.bridge":     {Name: "ovs.bridge", Node: true},
+		},
+		Site: site,
+		Need: []Need{{"site", "carbide"}, {"n1", "ovs"}, {"n2", "ovs"}},
+	}
+	set, err := Open(t.Context(), o)
+	must(t, err)
+	for _, at := range [][2]string{{"site", "carbide.tenant"}, {"n1", "ovs.bridge"}, {"n2", "ovs.bridge"}} {
+		k, _, ok := set.Find(at[0], at[1])
+		if !ok {
+			t.Fatalf("%s is not served in %s", at[1], at[0])
+		}
+		ref := schema.Ref{Scope: at[0], Kind: at[1], Name: "x"}
+		must(t, k.Kind.Create(t.Context(), providers.Call{Ref: ref, ID: "x"}))
+	}
+	must(t, set.Close())
+	world, err := os.ReadFile(filepath.Join(dir, "world.json"))
+	must(t, err)
+	if got := strings.Count(string(world), `"x": {`); got != 3 {
+		t.Errorf("the world holds %d things, want 3:\n%s", got, world)
+	}
+
+	must(t, os.WriteFile(filepath.Join(dir, "world.json"), []byte("{"), 0o600))
+	if _, err := Open(t.Context(), o); err == nil || !strings.Contains(err.Error(), filepath.Join(dir, "world.json")) {
+		t.Errorf("a broken world gave %v, want an error with its path", err)
+	}
+	o.Need = nil
+	set, err = Open(t.Context(), o)
+	must(t, err)
+	must(t, set.Close())
+}
+
+// A configuration that cannot work is refused before anything is opened, all at once, with what to do.
+func TestImpossible(t *testing.T) {
+	for _, c := range []struct {
+		yaml string
+		says []string
+	}{
+		{"fake: {}", []string{`fake.world is missing: name the file`}},
+		{"{fake: {world: w.json}, nodes: {n1: {ovs: 'unix:/s'}}}", []string{"keep one or the other"}},
+		{"carbide: {tls: {mode: off}}", []string{"carbide.address is missing: want HOST:PORT or unix:PATH"}},
+		{"carbide: {address: 'a:1'}", []string{"give cert and key"}},
+		{"carbide: {address: 'a:1', tls: {cert: c.pem}}", []string{"give both cert and key"}},
+		{"carbide: {address: 'a:1', tls: {mode: server, cert: c.pem, key: k.pem}}", []string{"set mode: mutual"}},
+		{"carbide: {address: 'a:1', tls: {mode: 'off', ca: ca.pem}}", []string{"leave it out, or set another mode"}},
+		{"carbide: {address: 'a:1', tls: {mode: both}}", []string{`carbide.tls.mode is "both": want off, server or mutual`}},
+		{"carbide: {parallel: -1, tls: {mode: server}}", []string{"carbide.address is missing", "carbide.parallel is -1"}},
+		{"nodes: {site: {}, n1: {ovs: 'tcp:h:1'}}", []string{"nodes.site: ", `nodes.n1.ovs is "tcp:h:1": want the socket`}},
+	} {
+		var config Config
+		must(t, yaml.Unmarshal([]byte(c.yaml), &config))
+		_, err := Open(t.Context(), Options{Config: config, Site: site})
+		for _, says := range c.says {
+			if err == nil || !strings.Contains(err.Error(), says) {
+				t.Errorf("%s: error is %v, want it to say %q", c.yaml, err, says)
+			}
+		}
+	}
+}
+
+// Everything in the configuration can be written as YAML and as JSON, under the same names.
+func TestConfigNames(t *testing.T) {
+	want := Config{
+		Carbide: &Carbide{
+			Address:       "carbide.example:443",
+			TLS:           TLS{Mode: "mutual", CA: "ca.pem", Cert: "c.pem", Key: "k.pem", ServerName: "carbide"},
+			AllowInsecure: true, Parallel: 4,
+		},
+		Nodes: map[string]Node{"gpu-01": {OVS: "unix:/run/openvswitch/db.sock"}},
+		Fake:  &Fake{World: "world.json"},
+	}
+	text := `{"carbide": {"address": "carbide.example:443", "tls": {"mode": "mutual", "ca": "ca.pem", "cert": "c.pem", "key": "k.pem",
+		"server_name": "carbide"}, "allow_insecure": true, "parallel": 4},
+		"nodes": {"gpu-01": {"ovs": "unix:/run/openvswitch/db.sock"}}, "fake": {"world": "world.json"}}`
+	var fromYAML, fromJSON Config
+	y := yaml.NewDecoder(strings.NewReader(strings.ReplaceAll(text, "\t", " ")))
+	y.KnownFields(true)
+	must(t, y.Decode(&fromYAML))
+	j := json.NewDecoder(strings.NewReader(text))
+	j.DisallowUnknownFields()
+	must(t, j.Decode(&fromJSON))
+	if !reflect.DeepEqual(fromYAML, want) || !reflect.DeepEqual(fromJSON, want) {
+		t.Errorf("YAML gives %+v, JSON gives %+v, want %+v", fromYAML, fromJSON, want)
+	}
+}
+
+// Relative paths begin at the folder of the configuration; the configuration itself is not changed.
+func TestPaths(t *testing.T) {
+	c := Config{
+		Carbide: &Carbide{Address: "unix:run/carbide.sock", TLS: TLS{CA: "ca.pem", Cert: "/abs/c.pem", Key: "../k.pem"}},
+		Nodes:   map[string]Node{"n1": {OVS: "unix:db.sock"}, "n2": {OVS: "unix:/run/db.sock"}, "n3": {}},
+		Fake:    &Fake{World: "world.json"},
+	}
+	got := c.in("/etc/converge")
+	want := Config{
+		Carbide: &Carbide{Address: "unix:/etc/converge/run/carbide.sock", TLS: TLS{CA: "/etc/converge/ca.pem", Cert: "/abs/c.pem", Key: "/etc/k.pem"}},
+		Nodes:   map[string]Node{"n1": {OVS: "unix:/etc/converge/db.sock"}, "n2": {OVS: "unix:/run/db.sock"}, "n3": {}},
+		Fake:    &Fake{World: "/etc/converge/world.json"},
+	}
+	if !reflect.DeepEqual(got, want) {
+		t.Errorf("paths are %+v, want %+v", got, want)
+	}
+	if c.Carbide.TLS.CA != "ca.pem" || c.Nodes["n1"].OVS != "unix:db.sock" || c.Fake.World != "world.json" {
+		t.Errorf("the configuration was changed: %+v", c)
+	}
+}
