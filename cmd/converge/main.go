@@ -1,0 +1,24 @@
+// Converge brings a GPU-cloud site to what its document says. Run converge -help.
+package main
+
+import (
+	"fmt"
+	"os"
+
+	"converge.dev/converge/cmd/internal/command"
+)
+
+// version is set when a release is built.
+var version = "0.1.0-dev"
+
+func main() {
+	executable, err := os.Executable()
+	if err != nil {
+		fmt.Fprintln(os.Stderr, "Error: cannot find the program's own file:", err)
+		os.Exit(1)
+	}
+	os.Exit(command.Run(command.System{
+		Args: os.Args[1:], Stdin: os.Stdin, Stdout: os.Stdout, Stderr: os.Stderr,
+		Environ: os.Environ(), Executable: executable, Version: version, Exit: os.Exit,
+	}))
+}

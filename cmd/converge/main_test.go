@@ -1,0 +1,231 @@
+package main
+
+import (
+	"bytes"
+	"context"
+	"encoding/json"
+	"errors"
+	"flag"
+	"net/url"
+	"os"
+	"os/exec"
+	"regexp"
+	"strconv"
+	"strings"
+	"syscall"
+	"testing"
+	"time"
+
+	"github.com/rogpeppe/go-internal/testscript"
+	"go.etcd.io/etcd/server/v3/embed"
+
+	"converge.dev/converge/providers/fake"
+	"converge.dev/converge/schema/load"
+	"converge.dev/converge/state"
+	"converge.dev/converge/state/etcd"
+)
+
+var update = flag.Bool("update", false, "rewrite what the scripts compare")
+
+func TestMain(m *testing.M) {
+	testscript.Main(m, map[string]func(){"converge": main})
+}
+
+// TestScripts runs the scripts of testdata/script, each in a folder of its own, on the fake world.
+func TestScripts(t *testing.T) {
+	testscript.Run(t, testscript.Params{
+		Dir:                 "testdata/script",
+		RequireExplicitExec: true,
+		UpdateScripts:       *update,
+		Setup: func(e *testscript.Env) error { // a busy machine, or the race detector, makes evaluation slow
+			e.Setenv("CONVERGE_CLI_ARGS", "-eval-timeout=1m -eval-memory=2048")
+			return nil
+		},
+		Cmds: map[string]func(ts *testscript.TestScript, neg bool, args []string){
+			"status": status, "await": await, "dump": dump, "jsonlines": jsonLines, "jsonvalue": jsonValue, "inbox": inbox,
+			"changed": changed, "hold": hold, "signal": signal, "etcd": serveEtcd,
+		},
+	})
+}
+
+// status N PROGRAM ARGS: runs a program, which must end with exit status N.
+func status(ts *testscript.TestScript, neg bool, args []string) {
+	if neg || len(args) < 2 {
+		ts.Fatalf("usage: status N PROGRAM ARGS...")
+	}
+	want, err := strconv.Atoi(args[0])
+	ts.Check(err)
+	err = ts.Exec(args[1], args[2:]...)
+	got := 0
+	var exit *exec.ExitError
+	if errors.As(err, &exit) {
+		got = exit.ExitCode()
+	} else {
+		ts.Check(err)
+	}
+	if got != want {
+		ts.Fatalf("exit status %d, want %d", got, want)
+	}
+}
+
+// await FILE PATTERN: waits until a line of the file matches.
+func await(ts *testscript.TestScript, neg bool, args []string) {
+	if neg || len(args) != 2 {
+		ts.Fatalf("usage: await FILE PATTERN")
+	}
+	pattern, err := regexp.Compile("(?m)" + args[1])
+	ts.Check(err)
+	deadline := time.Now().Add(time.Minute)
+	for {
+		text, err := os.ReadFile(ts.MkAbs(args[0]))
+		if err == nil && pattern.Match(text) {
+			return
+		}
+		if time.Now().After(deadline) {
+			ts.Fatalf("%s never matched %s:\n%s", args[0], args[1], text)
+		}
+		time.Sleep(5 * time.Millisecond) // between two looks at what another process writes
+	}
+}
+
+// dump WORLD FILE: writes what a world holds, without versions and burned ids.
+func dump(ts *testscript.TestScript, neg bool, args []string) {
+	if neg || len(args) != 2 {
+		ts.Fatalf("usage: dump WORLD FILE")
+	}
+	s, err := load.New()
+	ts.Check(err)
+	w, err := fake.Open(ts.MkAbs(args[0]), s.Kinds())
+	ts.Check(err)
+	ts.Check(os.WriteFile(ts.MkAbs(args[1]), []byte(w.Dump()), 0o600))
+	ts.Check(w.Close())
+}
+
+// jsonlines FILE [TYPE...]: every line is a JSON object with the envelope, the first is the version, and each type is
+// there.
+func jsonLines(ts *testscript.TestScript, neg bool, args []string) {
+	if neg || len(args) < 1 {
+		ts.Fatalf("usage: jsonlines FILE [TYPE...]")
+	}
+	types := map[string]bool{}
+	for i, text := range strings.Split(strings.TrimSuffix(ts.ReadFile(args[0]), "\n"), "\n") {
+		var line map[string]any
+		if err := json.Unmarshal([]byte(text), &line); err != nil {
+			ts.Fatalf("line %d is not JSON: %v\n%s", i+1, err, text)
+		}
+		for _, name := range []string{"@level", "@message", "@module", "@timestamp", "type"} {
+			if line[name] == nil {
+				ts.Fatalf("line %d has no %s\n%s", i+1, name, text)
+			}
+		}
+		if i == 0 && line["type"] != "version" {
+			ts.Fatalf("the first line is not the version\n%s", text)
+		}
+		types[line["type"].(string)] = true
+	}
+	for _, want := range args[1:] {
+		if !types[want] {
+			ts.Fatalf("no line of type %s", want)
+		}
+	}
+}
+
+// jsonvalue FILE [KEY...]: the file is one JSON object that has the keys.
+func jsonValue(ts *testscript.TestScript, neg bool, args []string) {
+	if neg || len(args) < 1 {
+		ts.Fatalf("usage: jsonvalue FILE [KEY...]")
+	}
+	var v map[string]any
+	d := json.NewDecoder(bytes.NewReader([]byte(ts.ReadFile(args[0]))))
+	ts.Check(d.Decode(&v))
+	if d.More() {
+		ts.Fatalf("more than one JSON value")
+	}
+	for _, key := range args[1:] {
+		if _, ok := v[key]; !ok {
+			ts.Fatalf("there is no key %s", key)
+		}
+	}
+}
+
+// store opens the embedded store of a script.
+func store(ts *testscript.TestScript, site string) (state.KV, *state.Store) {
+	kv, err := etcd.Open(context.Background(), etcd.Options{Dir: ts.MkAbs(".converge")})
+	ts.Check(err)
+	return kv, state.New(kv, site)
+}
+
+// inbox SITE [FILE]: does what a cloud does with its own client: puts a document into the inbox. Without a file the
+// inbox must be empty; with ! it must not.
+func inbox(ts *testscript.TestScript, neg bool, args []string) {
+	if len(args) < 1 {
+		ts.Fatalf("usage: [!] inbox SITE [FILE]")
+	}
+	kv, s := store(ts, args[0])
+	defer func() { ts.Check(kv.Close()) }()
+	if len(args) == 2 {
+		_, err := kv.Commit(context.Background(), nil, []state.Op{{Key: s.Path() + "/inbox", Value: []byte(ts.ReadFile(args[1]))}})
+		ts.Check(err)
+		return
+	}
+	body, _, err := s.Inbox(context.Background())
+	ts.Check(err)
+	if (body == nil) == neg {
+		ts.Fatalf("the inbox holds %q", body)
+	}
+}
+
+// hold SITE SCOPE REASON: sets a hold, as an operator's tool does.
+func hold(ts *testscript.TestScript, neg bool, args []string) {
+	if neg || len(args) != 3 {
+		ts.Fatalf("usage: hold SITE SCOPE REASON")
+	}
+	kv, s := store(ts, args[0])
+	defer func() { ts.Check(kv.Close()) }()
+	_, err := s.Commit(context.Background(), nil, []state.Op{s.HoldOp(state.Hold{Scope: args[1], Reason: args[2], At: time.Now().UTC()})})
+	ts.Check(err)
+}
+
+// changed FILE OLD NEW: replaces text in a file, which must hold it.
+func changed(ts *testscript.TestScript, neg bool, args []string) {
+	if neg || len(args) != 3 {
+		ts.Fatalf("usage: changed FILE OLD NEW")
+	}
+	text := ts.ReadFile(args[0])
+	if !strings.Contains(text, args[1]) {
+		ts.Fatalf("%s does not hold %q:\n%s", args[0], args[1], text)
+	}
+	ts.Check(os.WriteFile(ts.MkAbs(args[0]), []byte(strings.ReplaceAll(text, args[1], args[2])), 0o600))
+}
+
+// signal NAME: sends INT or TERM to the process that uses the embedded store.
+func signal(ts *testscript.TestScript, neg bool, args []string) {
+	if neg || len(args) != 1 {
+		ts.Fatalf("usage: signal INT|TERM")
+	}
+	pid, _, _ := strings.Cut(ts.ReadFile(".converge/lock"), " ")
+	n, err := strconv.Atoi(pid)
+	ts.Check(err)
+	sig := map[string]syscall.Signal{"INT": syscall.SIGINT, "TERM": syscall.SIGTERM}[args[0]]
+	ts.Check(syscall.Kill(n, sig))
+}
+
+// etcd: starts an etcd that others can reach, at the URL in the variable ETCD.
+func serveEtcd(ts *testscript.TestScript, neg bool, args []string) {
+	if neg || len(args) != 0 {
+		ts.Fatalf("usage: etcd")
+	}
+	c := embed.NewConfig()
+	c.Dir = ts.MkAbs("etcd-data")
+	c.LogLevel = "panic"
+	c.UnsafeNoFsync = true
+	local := url.URL{Scheme: "http", Host: "127.0.0.1:0"}
+	c.ListenClientUrls, c.AdvertiseClientUrls = []url.URL{local}, []url.URL{local}
+	c.ListenPeerUrls, c.AdvertisePeerUrls = nil, []url.URL{{Scheme: "unix", Host: "peer:0"}}
+	c.InitialCluster = c.Name + "=" + c.AdvertisePeerUrls[0].String()
+	server, err := embed.StartEtcd(c)
+	ts.Check(err)
+	ts.Defer(server.Close)
+	<-server.Server.ReadyNotify()
+	ts.Setenv("ETCD", "http://"+server.Clients[0].Addr().String())
+}

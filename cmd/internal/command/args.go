@@ -1,0 +1,195 @@
+package command
+
+import (
+	"errors"
+	"fmt"
+	"strings"
+
+	"github.com/spf13/cobra"
+	"github.com/spf13/pflag"
+
+	"converge.dev/converge/cmd/internal/nearest"
+	"converge.dev/converge/cmd/internal/view"
+)
+
+// arguments brings the command line into the form that the flag library reads: -flag becomes --flag, and what the
+// environment adds stands after the name of the command.
+func (a *app) arguments(root *cobra.Command, args []string) ([]string, error) {
+	takes := valueFlags(root)
+	args = doubleDashes(args, takes)
+	cmd, rest, err := root.Find(args)
+	if err != nil || len(args) > 0 && strings.HasPrefix(args[0], "__") { // the shell asks for completions
+		return args, nil
+	}
+	var path []string
+	for c := cmd; c.HasParent(); c = c.Parent() {
+		path = append([]string{c.Name()}, path...)
+	}
+	if len(path) == 0 {
+		return args, nil
+	}
+	var more []string
+	for _, name := range []string{envArgs, envArgs + "_" + strings.ReplaceAll(strings.Join(path, "_"), "-", "_")} {
+		words, err := splitWords(a.env[name])
+		if err != nil {
+			return args, &view.Problem{What: "the environment variable " + name + " cannot be read", Where: err.Error()}
+		}
+		more = append(more, doubleDashes(words, takes)...)
+	}
+	if len(more) == 0 {
+		return args, nil
+	}
+	return append(append(path, more...), rest...), nil
+}
+
+// valueFlags collects the flags that take the next argument as their value.
+func valueFlags(root *cobra.Command) map[string]bool {
+	takes := map[string]bool{}
+	var visit func(c *cobra.Command)
+	visit = func(c *cobra.Command) {
+		for _, set := range []*pflag.FlagSet{c.LocalFlags(), c.PersistentFlags()} {
+			set.VisitAll(func(f *pflag.Flag) { takes[f.Name] = takes[f.Name] || f.NoOptDefVal == "" })
+		}
+		for _, child := range c.Commands() {
+			visit(child)
+		}
+	}
+	visit(root)
+	return takes
+}
+
+// doubleDashes writes -flag as --flag. The values of flags, and what follows --, are left alone.
+func doubleDashes(args []string, takes map[string]bool) []string {
+	out := make([]string, 0, len(args))
+	for i := 0; i < len(args); i++ {
+		arg := args[i]
+		if arg == "--" {
+			return append(out, args[i:]...)
+		}
+		if len(arg) > 1 && arg[0] == '-' && arg[1] != '-' && arg != "-h" {
+			arg = "-" + arg
+		}
+		out = append(out, arg)
+		if name, ok := strings.CutPrefix(arg, "--"); ok && takes[name] && i+1 < len(args) {
+			i++
+			out = append(out, args[i])
+		}
+	}
+	return out
+}
+
+// splitWords splits text at blanks, as a shell does: quotes and backslashes keep what they enclose together.
+func splitWords(s string) ([]string, error) {
+	var words []string
+	var word strings.Builder
+	var quote rune
+	inWord, escaped := false, false
+	for _, r := range s {
+		switch {
+		case escaped:
+			word.WriteRune(r)
+			escaped = false
+		case r == '\\' && quote != '\'':
+			inWord, escaped = true, true
+		case quote != 0 && r == quote:
+			quote = 0
+		case quote != 0:
+			word.WriteRune(r)
+		case r == '"' || r == '\'':
+			inWord, quote = true, r
+		case r == ' ' || r == '\t' || r == '\n':
+			if inWord {
+				words = append(words, word.String())
+				word.Reset()
+			}
+			inWord = false
+		default:
+			inWord = true
+			word.WriteRune(r)
+		}
+	}
+	if quote != 0 || escaped {
+		return nil, errors.New("a quote is not closed")
+	}
+	if inWord {
+		words = append(words, word.String())
+	}
+	return words, nil
+}
+
+// flagError explains what is wrong with a flag.
+func flagError(c *cobra.Command, err error) error {
+	var unknown *pflag.NotExistError
+	if !errors.As(err, &unknown) {
+		return &view.Problem{What: strings.ReplaceAll(err.Error(), "--", "-"), Fix: "See: " + c.CommandPath() + " -help", Err: err}
+	}
+	var names []string
+	c.Flags().VisitAll(func(f *pflag.Flag) {
+		if !f.Hidden {
+			names = append(names, f.Name)
+		}
+	})
+	name := unknown.GetSpecifiedName()
+	return &view.Problem{
+		What: fmt.Sprintf("%s has no flag -%s", c.CommandPath(), name),
+		Fix:  strings.TrimSpace(dashed(nearest.Name(name, names)) + " See: " + c.CommandPath() + " -help"),
+		Err:  err,
+	}
+}
+
+func dashed(name string, ok bool) string {
+	if !ok {
+		return ""
+	}
+	return "Did you mean -" + name + "?"
+}
+
+// subcommand refuses words where the name of a command is expected.
+func subcommand(c *cobra.Command, args []string) error {
+	if len(args) == 0 {
+		return nil
+	}
+	var names []string
+	for _, child := range c.Commands() {
+		if child.IsAvailableCommand() {
+			names = append(names, child.Name())
+		}
+	}
+	return &view.Problem{
+		What: fmt.Sprintf("%s has no command %q", c.CommandPath(), args[0]),
+		Fix:  strings.TrimSpace(nearest.DidYouMean(args[0], names) + " See: " + c.CommandPath() + " -help"),
+	}
+}
+
+// exactly, between and atLeast check the number of arguments.
+func exactly(n int) cobra.PositionalArgs { return between(n, n) }
+
+func between(least, most int) cobra.PositionalArgs {
+	return func(c *cobra.Command, args []string) error {
+		if len(args) >= least && len(args) <= most {
+			return nil
+		}
+		what := fmt.Sprintf("%s takes %d arguments, %d are given", c.CommandPath(), most, len(args))
+		switch {
+		case most == 0:
+			what = fmt.Sprintf("%s takes no arguments, %q is given", c.CommandPath(), args[0])
+		case least < most:
+			what = fmt.Sprintf("%s takes %d to %d arguments, %d are given", c.CommandPath(), least, most, len(args))
+		case most == 1:
+			what = fmt.Sprintf("%s takes one argument, %d are given", c.CommandPath(), len(args))
+		}
+		return &view.Problem{What: what, Fix: "Usage: " + strings.ReplaceAll(c.UseLine(), " [flags]", "")}
+	}
+}
+
+func atLeast(n int) cobra.PositionalArgs {
+	return func(c *cobra.Command, args []string) error {
+		if len(args) >= n {
+			return nil
+		}
+		return &view.Problem{What: c.CommandPath() + " needs an argument", Fix: "Usage: " + strings.ReplaceAll(c.UseLine(), " [flags]", "")}
+	}
+}
+
+// trimmed joins sentences.
+func trimmed(sentences ...string) string { return strings.TrimSpace(strings.Join(sentences, " ")) }

@@ -1,0 +1,197 @@
+// Package command is the command line: one file per subcommand.
+//
+// Arguments become a typed struct, the engine runs, a view renders. A command returns an error, which [Run] shows and
+// turns into an exit status (exit.go), or an outcome, of which everything was said already.
+//
+// # Words
+//
+// An *app* is one invocation: what the system gave it, the shared flags, and the view. A *session* is its connection to
+// one site: schema, configuration, store.
+package command
+
+import (
+	"context"
+	"errors"
+	"io"
+	"log/slog"
+	"os"
+	"strings"
+	"sync/atomic"
+
+	"github.com/spf13/cobra"
+
+	"converge.dev/converge/cmd/internal/view"
+	"converge.dev/converge/schema"
+	"converge.dev/converge/schema/load"
+)
+
+// A System is what a command has of the process that it runs in. All fields are required.
+type System struct {
+	Args                  []string // without the name of the program
+	Stdin, Stdout, Stderr *os.File
+	Environ               []string // NAME=VALUE
+	Executable            string   // path of the program: documents are evaluated in a child of it
+	Version               string
+	Exit                  func(code int) // ends the process at once, when it is interrupted a second time
+}
+
+// Run carries out one command and returns its exit status.
+func Run(sys System) int {
+	a := &app{sys: sys, env: environment(sys.Environ), out: &output{w: sys.Stdout}, err: &output{w: sys.Stderr}}
+	a.log = slog.New(slog.DiscardHandler)
+	ctx, stop := a.listen(context.Background())
+	defer stop()
+	root := a.root()
+	args, err := a.arguments(root, sys.Args)
+	if err == nil {
+		root.SetArgs(args)
+		err = root.ExecuteContext(ctx)
+	}
+	return a.end(args, err)
+}
+
+// An app is one invocation.
+type app struct {
+	sys   System
+	env   env
+	flags shared
+	out   *output
+	err   *output
+	view  view.View
+	log   *slog.Logger
+
+	limited context.Context // ends with -timeout; nil without one
+
+	loaded *load.Schema // nil until it is needed
+	kinds  schema.Kinds // those of loaded
+
+	closers   []func() // in the order in which they were opened
+	signal    atomic.Pointer[os.Signal]
+	interrupt interrupt
+	acted     bool // the site was changed: the status says how, whatever becomes of the output
+}
+
+// end shows the error, closes everything and gives the exit status.
+func (a *app) end(args []string, err error) int {
+	if a.view == nil { // the arguments were wrong
+		a.view = a.newView(jsonAsked(args), nil)
+	}
+	if err != nil && !said(err) {
+		a.view.Error(a.overtime(err))
+	}
+	code := a.status(err)
+	for i := len(a.closers) - 1; i >= 0; i-- {
+		a.closers[i]()
+	}
+	a.view.Close()
+	if werr := a.out.failed; werr != nil {
+		a.err.Write([]byte("Error: standard output: " + werr.Error() + "\n"))
+		if code == 0 && !a.acted {
+			code = exitError
+		}
+	}
+	return code
+}
+
+// overtime says of an error that -timeout has brought about that it has.
+func (a *app) overtime(err error) error {
+	var problem *view.Problem
+	if a.limited == nil || a.limited.Err() == nil || !errors.Is(err, context.DeadlineExceeded) || errors.As(err, &problem) {
+		return err
+	}
+	return &view.Problem{What: "the time was over", Where: err.Error(), Fix: "Allow more with -timeout.", Err: err}
+}
+
+// jsonAsked looks for -json where the arguments could not be read.
+func jsonAsked(args []string) bool {
+	for _, arg := range args {
+		if arg == "--" {
+			break
+		}
+		if name, value, _ := strings.Cut(arg, "="); name == "--json" && value != "false" {
+			return true
+		}
+	}
+	return false
+}
+
+// output writes to a file until that fails once, and remembers why. A reader that went away must not end a run.
+type output struct {
+	w      io.Writer
+	failed error
+}
+
+// Write implements io.Writer and never fails.
+func (o *output) Write(b []byte) (int, error) {
+	if o.failed == nil {
+		_, o.failed = o.w.Write(b)
+	}
+	return len(b), nil
+}
+
+// print writes the result of a command.
+func (a *app) print(text string) { _, _ = io.WriteString(a.out, text) }
+
+// groups of commands in the main help.
+const (
+	groupMain  = "main"
+	groupLook  = "look"
+	groupRuns  = "runs"
+	groupState = "state"
+	groupTools = "tools"
+)
+
+// root builds the tree of commands.
+func (a *app) root() *cobra.Command {
+	cobra.EnableCommandSorting = false // ours is the order in which one meets them
+	root := &cobra.Command{
+		Use:   "converge",
+		Short: "Bring a site to what its document says",
+		Long: `converge brings a GPU-cloud site to what its document says: it validates the
+document, looks at the site, plans the difference, applies it, and when a step
+fails it undoes what it did and proves it by looking again.
+
+Both -flag and --flag are accepted.`,
+		Version:       a.sys.Version,
+		SilenceErrors: true,
+		SilenceUsage:  true,
+		Args:          subcommand,
+		RunE:          func(c *cobra.Command, _ []string) error { return c.Help() },
+	}
+	root.SetOut(a.out)
+	root.SetErr(a.err)
+	root.SetVersionTemplate("converge {{.Version}}\n")
+	root.SetHelpFunc(func(c *cobra.Command, _ []string) { a.print(helpText(c)) })
+	root.SetFlagErrorFunc(flagError)
+	root.AddGroup(
+		&cobra.Group{ID: groupMain, Title: "Main commands:"},
+		&cobra.Group{ID: groupLook, Title: "Documents and what is there:"},
+		&cobra.Group{ID: groupRuns, Title: "Runs:"},
+		&cobra.Group{ID: groupState, Title: "What converge remembers:"},
+		&cobra.Group{ID: groupTools, Title: "Tools:"},
+	)
+	root.SetHelpCommandGroupID(groupTools)
+	root.SetCompletionCommandGroupID(groupTools)
+	a.flags.bind(root)
+	root.PersistentPreRunE = func(c *cobra.Command, _ []string) error { return a.begin(c) }
+	add := func(group string, cs ...*cobra.Command) {
+		for _, c := range cs {
+			c.GroupID = group
+			root.AddCommand(c)
+		}
+	}
+	add(groupMain, a.validateCommand(), a.planCommand(), a.applyCommand(), a.destroyCommand(), a.driftCommand())
+	add(groupLook, a.fmtCommand(), a.schemaCommand(), a.putCommand(), a.getCommand(), a.historyCommand(), a.diffCommand(), a.showCommand(), a.graphCommand())
+	add(groupRuns, a.runsCommand(), a.resumeCommand(), a.rollbackCommand())
+	add(groupState, a.stateCommand(), a.holdCommand(), a.lockCommand(), a.forceUnlockCommand())
+	add(groupTools, a.devCommand(), a.versionCommand())
+	root.AddCommand(a.evalCommand())
+	return root
+}
+
+// group makes a command that only holds others.
+func group(use, short, long string, children ...*cobra.Command) *cobra.Command {
+	c := &cobra.Command{Use: use, Short: short, Long: long, Args: subcommand, RunE: func(c *cobra.Command, _ []string) error { return c.Help() }}
+	c.AddCommand(children...)
+	return c
+}

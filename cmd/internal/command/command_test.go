@@ -1,0 +1,134 @@
+package command
+
+import (
+	"bytes"
+	"errors"
+	"slices"
+	"strings"
+	"testing"
+
+	"github.com/spf13/cobra"
+	"github.com/spf13/pflag"
+
+	"converge.dev/converge/engine"
+	"converge.dev/converge/state"
+	"converge.dev/converge/state/etcd"
+)
+
+func testApp() *app {
+	return &app{out: &output{w: &bytes.Buffer{}}, err: &output{w: &bytes.Buffer{}}, env: env{}}
+}
+
+// Every command explains itself, with examples; flags are written with one dash, and no flag has a single letter.
+func TestHelp(t *testing.T) {
+	a := testApp()
+	root := a.root()
+	var visit func(c *cobra.Command)
+	visit = func(c *cobra.Command) {
+		if c.Hidden || c.Name() == "completion" || c.Name() == "help" {
+			return
+		}
+		text := helpText(c)
+		if c.Short == "" || c.Long == "" {
+			t.Errorf("%s has no text", c.CommandPath())
+		}
+		if c.HasParent() && !c.HasAvailableSubCommands() && c.Example == "" {
+			t.Errorf("%s has no example", c.CommandPath())
+		}
+		c.LocalFlags().VisitAll(func(f *pflag.Flag) {
+			if len(f.Name) == 1 || f.Shorthand != "" && f.Name != "help" {
+				t.Errorf("%s -%s: single letters are not used", c.CommandPath(), f.Name)
+			}
+			if f.Usage == "" {
+				t.Errorf("%s -%s has no text", c.CommandPath(), f.Name)
+			}
+			if strings.Contains(text, "--"+f.Name) {
+				t.Errorf("%s -%s is shown with two dashes", c.CommandPath(), f.Name)
+			}
+		})
+		for _, line := range strings.Split(text, "\n") {
+			if n := len([]rune(line)); n > 120 {
+				t.Errorf("%s: a line of %d characters: %s", c.CommandPath(), n, line)
+			}
+		}
+		for _, child := range c.Commands() {
+			visit(child)
+		}
+	}
+	visit(root)
+}
+
+func TestDoubleDashes(t *testing.T) {
+	takes := map[string]bool{"out": true, "target": true}
+	for in, want := range map[string]string{
+		"plan -out=x -json":           "plan --out=x --json",
+		"plan --out x --json":         "plan --out x --json",
+		"plan -out -x -json":          "plan --out -x --json",
+		"plan -target a -target=b -h": "plan --target a --target=b -h",
+		"validate - -x":               "validate - --x",
+		"plan -json -- -x":            "plan --json -- -x",
+		"diff -- ":                    "diff -- ",
+	} {
+		got := strings.Join(doubleDashes(strings.Split(in, " "), takes), " ")
+		if got != want {
+			t.Errorf("%s\n got %s\nwant %s", in, got, want)
+		}
+	}
+}
+
+func TestSplitWords(t *testing.T) {
+	for in, want := range map[string][]string{
+		"":                         nil,
+		" -a  -b ":                 {"-a", "-b"},
+		`-x="a b" 'c d'e`:          {"-x=a b", "c de"},
+		`a\ b "\"" '\' ""`:         {"a b", `"`, `\`, ""},
+		"-target=site/carbide.*/*": {"-target=site/carbide.*/*"},
+	} {
+		got, err := splitWords(in)
+		if err != nil || !slices.Equal(got, want) {
+			t.Errorf("%q: %q, %v; want %q", in, got, err, want)
+		}
+	}
+	for _, in := range []string{`"a`, `'a`, `a\`} {
+		if _, err := splitWords(in); err == nil {
+			t.Errorf("%q is accepted", in)
+		}
+	}
+}
+
+func TestStatus(t *testing.T) {
+	a := testApp()
+	for _, c := range []struct {
+		err  error
+		want int
+	}{
+		{nil, 0}, {errors.New("x"), 1}, {outcome(3), 3}, {&state.LockedError{}, 5}, {&etcd.InUseError{}, 5}, {&engine.StaleError{}, 6},
+		{&engine.SpentError{}, 6}, {&engine.RefusedError{}, 7}, {&engine.HeldError{}, 7}, {&engine.UnknownError{}, 8}, {engine.ErrInterrupted, 130},
+		{&openRun{err: state.ErrFenced}, 4},
+	} {
+		if got := a.status(errors.Join(c.err)); got != c.want {
+			t.Errorf("%T: %d, want %d", c.err, got, c.want)
+		}
+	}
+}
+
+// A writer that fails is not written to again, and nobody who writes is told.
+func TestOutput(t *testing.T) {
+	w := &failing{}
+	o := &output{w: w}
+	for range 3 {
+		if n, err := o.Write([]byte("abc")); n != 3 || err != nil {
+			t.Errorf("%d, %v", n, err)
+		}
+	}
+	if w.calls != 1 || o.failed == nil {
+		t.Errorf("%d calls, %v", w.calls, o.failed)
+	}
+}
+
+type failing struct{ calls int }
+
+func (f *failing) Write([]byte) (int, error) {
+	f.calls++
+	return 0, errors.New("broken pipe")
+}

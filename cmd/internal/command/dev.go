@@ -1,0 +1,256 @@
+package command
+
+import (
+	"context"
+	"encoding/json"
+	"fmt"
+	"io"
+	"maps"
+	"net"
+	"os"
+	"path/filepath"
+	"slices"
+	"time"
+
+	"github.com/spf13/cobra"
+
+	"converge.dev/converge/cmd/internal/view"
+	"converge.dev/converge/providers/carbide/carbidesim"
+	"converge.dev/converge/providers/carbide/carbidesim/devcert"
+)
+
+func (a *app) devCommand() *cobra.Command {
+	return group("dev", "Rehearse without a site", "Simulated systems, to develop and to rehearse without a site.", a.devCarbideCommand())
+}
+
+// simulating are the flags of the simulator.
+type simulating struct {
+	listen   string
+	world    string
+	tlsDir   string
+	plain    bool
+	fast     bool
+	machines int
+	seed     uint64
+	faults   []string
+}
+
+func (a *app) devCarbideCommand() *cobra.Command {
+	var f simulating
+	var control string
+	c := &cobra.Command{
+		Use:   "carbide",
+		Short: "Run a simulated Carbide site until it is interrupted",
+		Long: `Run a simulated Carbide site until it is interrupted, and print what to put into
+converge.yaml. It keeps the rules and the timing of the real service; -fast passes
+through the same states in milliseconds.
+
+The other commands look at it and steer it through its control socket.`,
+		Example: `  converge dev carbide -fast -machines=16
+  converge dev carbide -world=carbide.json
+  converge dev carbide fault '{"method": "CreateVpc", "effect": "reply-lost"}'
+  converge dev carbide call FindVpcIds '{}'
+  converge dev carbide dump`,
+		Args: subcommand,
+	}
+	c.PersistentFlags().StringVar(&control, "control", "", "the control socket, a `path`; dev/carbide.sock in -data-dir")
+	p := c.Flags()
+	p.StringVar(&f.listen, "listen", "127.0.0.1:1079", "the `address` to serve, HOST:PORT; port 0 is any free one")
+	p.StringVar(&f.world, "world", "", "keep the world in this `file`")
+	p.StringVar(&f.tlsDir, "tls-dir", "", "`dir`ectory of the certificates, made when they are missing; dev/tls in -data-dir")
+	p.BoolVar(&f.plain, "plain", false, "no TLS")
+	p.BoolVar(&f.fast, "fast", false, "everything takes milliseconds")
+	p.IntVar(&f.machines, "machines", 8, "how many machines the site has, a `n`umber")
+	p.Uint64Var(&f.seed, "seed", 0, "another `n`umber gives other ids and machines")
+	p.StringArrayVar(&f.faults, "fault", nil, "a declared misfortune, as `json`; may be repeated")
+	c.RunE = func(c *cobra.Command, _ []string) error { return a.simulate(c.Context(), f, a.controlPath(control)) }
+
+	steer := func(use, short, long, example string, args cobra.PositionalArgs, do func(context.Context, *carbidesim.Control, []string) error) *cobra.Command {
+		child := &cobra.Command{Use: use, Short: short, Long: long, Example: example, Args: args}
+		child.RunE = func(c *cobra.Command, args []string) error {
+			client := carbidesim.NewControl(a.controlPath(control))
+			defer client.Close()
+			if err := do(c.Context(), client, args); err != nil {
+				return &view.Problem{What: "the simulator did not do it", Where: err.Error(), Fix: "Its control socket is " + a.controlPath(control) + "; another is named with -control.", Err: err}
+			}
+			return nil
+		}
+		c.AddCommand(child)
+		return child
+	}
+	var full bool
+	dump := steer("dump", "Print the simulated world", "Print the live world, without tokens, times and burned ids; with -full everything.", "  converge dev carbide dump",
+		exactly(0), func(ctx context.Context, c *carbidesim.Control, _ []string) error {
+			world, err := c.World(ctx, full)
+			_, _ = a.out.Write(world)
+			return err
+		})
+	dump.Flags().BoolVar(&full, "full", false, "everything")
+	steer("fault [JSON | clear]", "Declare a misfortune", `Declare a misfortune, list those that can still strike, or clear them. The effects are
+before, after, reply-lost, cut, slow and hang.`, `  converge dev carbide fault '{"method": "CreateVpc", "nth": 2, "effect": "hang"}'
+  converge dev carbide fault clear`, between(0, 1), a.steerFault)
+	steer("call METHOD [JSON]", "Make a call as a stranger", "Make a call past converge, as somebody else would; the request is JSON, - reads it from standard input.",
+		`  converge dev carbide call DeleteVpc '{"id": {"value": "5a2f…"}}'`, between(1, 2), a.steerCall)
+	steer("advance DURATION", "Move the simulated clock", "Move the simulated clock forward.", "  converge dev carbide advance 10m", exactly(1),
+		func(ctx context.Context, c *carbidesim.Control, args []string) error {
+			d, err := time.ParseDuration(args[0])
+			if err != nil {
+				return err
+			}
+			return c.Advance(ctx, d)
+		})
+	steer("calls", "Count the calls so far", "Print how often each method has been called.", "  converge dev carbide calls", exactly(0),
+		func(ctx context.Context, c *carbidesim.Control, _ []string) error {
+			calls, err := c.Calls(ctx)
+			if err != nil {
+				return err
+			}
+			if a.flags.json {
+				return a.printJSON(calls)
+			}
+			for _, name := range slices.Sorted(maps.Keys(calls)) {
+				a.print(fmt.Sprintf("%6d %s\n", calls[name], name))
+			}
+			return nil
+		})
+	return c
+}
+
+func (a *app) controlPath(path string) string {
+	if path != "" {
+		return path
+	}
+	return filepath.Join(a.flags.dataDir, "dev", "carbide.sock")
+}
+
+func (a *app) steerFault(ctx context.Context, c *carbidesim.Control, args []string) error {
+	switch {
+	case len(args) == 0:
+		faults, err := c.Faults(ctx)
+		if err != nil {
+			return err
+		}
+		return a.printJSON(faults)
+	case args[0] == "clear":
+		return c.ClearFaults(ctx)
+	}
+	fault, err := readFault(args[0])
+	if err != nil {
+		return err
+	}
+	return c.Inject(ctx, fault)
+}
+
+func readFault(text string) (f carbidesim.Fault, err error) {
+	if err = json.Unmarshal([]byte(text), &f); err != nil {
+		err = fmt.Errorf(`%w; want JSON such as {"method": "CreateVpc", "effect": "reply-lost"}`, err)
+	}
+	return f, err
+}
+
+func (a *app) steerCall(ctx context.Context, c *carbidesim.Control, args []string) error {
+	request := []byte("{}")
+	if len(args) == 2 {
+		request = []byte(args[1])
+	}
+	if string(request) == "-" {
+		var err error
+		if request, err = io.ReadAll(a.sys.Stdin); err != nil {
+			return err
+		}
+	}
+	reply, err := c.Call(ctx, args[0], request)
+	_, _ = a.out.Write(reply)
+	return err
+}
+
+// simulate serves a simulated site until ctx ends.
+func (a *app) simulate(ctx context.Context, f simulating, control string) (err error) {
+	o := carbidesim.Options{Seed: f.seed, File: f.world, Hosts: carbidesim.Hosts{Count: f.machines}}
+	if f.fast {
+		o.Timing = carbidesim.FastTiming
+	}
+	world, err := carbidesim.New(o)
+	if err != nil {
+		return err
+	}
+	defer func() {
+		if cerr := world.Close(); err == nil {
+			err = cerr
+		}
+	}()
+	for _, text := range f.faults {
+		fault, err := readFault(text)
+		if err == nil {
+			err = world.Inject(fault)
+		}
+		if err != nil {
+			return &view.Problem{What: "-fault: " + err.Error()}
+		}
+	}
+	if err := os.MkdirAll(filepath.Dir(control), 0o700); err != nil {
+		return err
+	}
+	so := carbidesim.ServerOptions{Control: control}
+	var certs devcert.Files
+	if !f.plain {
+		if certs, err = a.certificates(f); err != nil {
+			return err
+		}
+		so.CertFile, so.KeyFile, so.ClientCA, so.Roles = certs.ServerCert, certs.ServerKey, certs.CA, carbidesim.DefaultRoles
+	}
+	server, err := carbidesim.NewServer(world, so)
+	if err != nil {
+		return err
+	}
+	defer server.Stop()
+	l, err := net.Listen("tcp", f.listen)
+	if err != nil {
+		return &view.Problem{What: "the address cannot be served", Where: err.Error(), Fix: "Choose another with -listen=HOST:PORT; port 0 is any free one.", Err: err}
+	}
+	ended := make(chan error, 1)
+	go func() { ended <- server.Serve(l) }()
+	a.announce(l.Addr().String(), certs, control)
+	select {
+	case err := <-ended:
+		return err
+	case <-ctx.Done():
+		a.view.Note("The simulated site has ended.")
+		server.Stop()
+		<-ended
+		return nil
+	}
+}
+
+// certificates gives the certificates of the simulated site with absolute paths.
+func (a *app) certificates(f simulating) (devcert.Files, error) {
+	dir := f.tlsDir
+	if dir == "" {
+		dir = filepath.Join(a.flags.dataDir, "dev", "tls")
+	}
+	dir, err := filepath.Abs(dir)
+	if err != nil {
+		return devcert.Files{}, err
+	}
+	hosts := []string{"localhost", "127.0.0.1", "::1"}
+	if host, _, err := net.SplitHostPort(f.listen); err == nil && host != "" && !slices.Contains(hosts, host) {
+		hosts = append(hosts, host)
+	}
+	return devcert.Ensure(dir, hosts...)
+}
+
+// announce prints what converge.yaml has to say.
+func (a *app) announce(address string, certs devcert.Files, control string) {
+	if a.flags.json {
+		_ = a.printJSON(map[string]any{"address": address, "control": control, "ca": certs.CA, "cert": certs.ClientCert, "key": certs.ClientKey})
+		return
+	}
+	text := "# A simulated Carbide site is ready. Put this into converge.yaml:\ncarbide:\n  address: " + address + "\n"
+	if certs.CA == "" {
+		text += "  tls: {mode: \"off\"}\n"
+	} else {
+		text += fmt.Sprintf("  tls:\n    ca: %s\n    cert: %s\n    key: %s\n", certs.CA, certs.ClientCert, certs.ClientKey)
+	}
+	a.print(text)
+	a.view.Note("Control socket: " + control + "\nPress Ctrl-C to end it.")
+}

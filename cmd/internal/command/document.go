@@ -1,0 +1,171 @@
+package command
+
+import (
+	"context"
+	"encoding/json"
+	"errors"
+	"fmt"
+	"strconv"
+
+	"converge.dev/converge/cmd/internal/view"
+	"converge.dev/converge/schema"
+	"converge.dev/converge/schema/load"
+	"converge.dev/converge/state"
+)
+
+// load reads and validates the document that files make together. What is wrong with it is shown.
+func (a *app) load(ctx context.Context, paths []string) (*schema.Document, error) {
+	sources, err := load.ReadSources(paths, a.sys.Stdin)
+	if err != nil {
+		return nil, err
+	}
+	return a.loadSources(ctx, sources...)
+}
+
+func (a *app) loadSources(ctx context.Context, sources ...load.Source) (*schema.Document, error) {
+	doc, ds, err := a.check(ctx, sources...)
+	if err != nil {
+		return nil, err
+	}
+	if len(ds) > 0 {
+		a.view.Diagnostics(ds)
+	}
+	if doc == nil {
+		a.view.Note("\nThe document is not valid: " + view.DiagnosticsSummary(ds) + ".")
+		return nil, outcome(exitError)
+	}
+	return doc, nil
+}
+
+// check validates a document without showing anything.
+func (a *app) check(ctx context.Context, sources ...load.Source) (*schema.Document, load.Diagnostics, error) {
+	s, err := a.schema()
+	if err != nil {
+		return nil, nil, err
+	}
+	limits := load.Limits{Time: a.flags.evalTimeout, Memory: a.flags.evalMemory << 20}
+	doc, ds := s.Load(ctx, load.Options{Evaluator: load.ChildEvaluator([]string{a.sys.Executable, evalName}, limits)}, sources...)
+	if doc == nil && ctx.Err() != nil {
+		return nil, nil, context.Cause(ctx)
+	}
+	return doc, ds, nil
+}
+
+// desired gives the document that a command is about and connects to its site. Without paths it is the newest revision in
+// the store, and what lies in the inbox is taken up first.
+func (a *app) desired(ctx context.Context, paths []string) (*session, *schema.Document, error) {
+	if len(paths) > 0 {
+		doc, err := a.load(ctx, paths)
+		if err != nil {
+			return nil, nil, err
+		}
+		s, err := a.open(ctx, doc, paths)
+		return s, doc, err
+	}
+	s, err := a.open(ctx, nil, nil)
+	if err != nil {
+		return nil, nil, err
+	}
+	if err := s.takeInbox(ctx); err != nil {
+		return nil, nil, err
+	}
+	doc, err := s.stored(ctx, 0)
+	return s, doc, err
+}
+
+// stored loads a revision of the document from the store, the newest for serial 0.
+func (s *session) stored(ctx context.Context, serial int64) (*schema.Document, error) {
+	head, body, err := s.store.Document(ctx, serial)
+	if errors.Is(err, state.ErrNotFound) {
+		if serial != 0 {
+			return nil, &view.Problem{What: fmt.Sprintf("the store has no document with serial %d", serial), Fix: "See: converge history", Err: err}
+		}
+		return nil, &view.Problem{
+			What: "site " + s.site + " has no document yet", Err: err,
+			Fix: "Name one: converge plan site.cue. Or write one to the store: converge put site.cue",
+		}
+	}
+	if err != nil {
+		return nil, err
+	}
+	doc, err := s.loadSources(ctx, load.Source{Name: fmt.Sprintf("serial-%d.json", head.Serial), Data: body})
+	if err != nil {
+		return nil, err
+	}
+	doc.Site.Serial = head.Serial
+	return doc, nil
+}
+
+// identity gives the site without loading its whole document.
+func (s *session) identity(ctx context.Context) (schema.Site, error) {
+	head, body, err := s.store.Document(ctx, 0)
+	if errors.Is(err, state.ErrNotFound) {
+		return schema.Site{Name: s.site}, nil
+	}
+	if err != nil {
+		return schema.Site{}, err
+	}
+	var doc struct {
+		Site schema.Site `json:"site"`
+	}
+	if err := json.Unmarshal(body, &doc); err != nil {
+		return schema.Site{}, err
+	}
+	doc.Site.Serial = head.Serial
+	return doc.Site, nil
+}
+
+// takeInbox puts the document that a cloud left in the inbox, when it is valid and newer. One that is not stays there.
+func (s *session) takeInbox(ctx context.Context) error {
+	body, revision, err := s.store.Inbox(ctx)
+	if err != nil || body == nil {
+		return err
+	}
+	doc, err := s.loadSources(ctx, load.Source{Name: "inbox.json", Data: body})
+	if err != nil {
+		if said(err) {
+			s.view.Note("It stays in " + s.store.Path() + "/inbox. Have it corrected there, or delete that key to go on with the newest valid document.")
+		}
+		return err
+	}
+	if doc.Site.Name != s.site {
+		return &view.Problem{
+			What: "the document in the inbox is for another site", Where: s.store.Path() + "/inbox says " + doc.Site.Name,
+			Fix: "Have it corrected there, or delete that key.",
+		}
+	}
+	head, err := s.store.PutDocument(ctx, doc.JSON, doc.Digest, doc.Site.Serial, "inbox", state.AnyRevision)
+	var conflict *state.ConflictError
+	if errors.As(err, &conflict) {
+		return &view.Problem{
+			What: "the document in the inbox is not newer than the site's", Where: conflict.Error(),
+			Fix: "Have its serial raised in " + s.store.Path() + "/inbox, or delete that key.", Err: err,
+		}
+	}
+	if err != nil {
+		return err
+	}
+	if err := s.store.ClearInbox(ctx, revision); err != nil && !errors.Is(err, state.ErrGuard) { // something newer came: next time
+		return err
+	}
+	s.view.Note(fmt.Sprintf("Took serial %d from the inbox.", head.Serial))
+	return nil
+}
+
+// revision gives the document that REV names: a serial, head, or a file.
+func (a *app) revision(ctx context.Context, rev string, s func() (*session, error)) (*schema.Document, string, error) {
+	serial, err := strconv.ParseInt(rev, 10, 64)
+	if rev != "head" && err != nil {
+		doc, err := a.load(ctx, []string{rev})
+		return doc, rev, err
+	}
+	at, err := s()
+	if err != nil {
+		return nil, "", err
+	}
+	doc, err := at.stored(ctx, serial)
+	if err != nil {
+		return nil, "", err
+	}
+	return doc, fmt.Sprintf("serial %d", doc.Site.Serial), nil
+}

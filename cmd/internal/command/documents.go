@@ -1,0 +1,173 @@
+package command
+
+import (
+	"bytes"
+	"encoding/json"
+	"errors"
+	"fmt"
+
+	"github.com/spf13/cobra"
+
+	"converge.dev/converge/cmd/internal/view"
+	"converge.dev/converge/state"
+)
+
+func (a *app) putCommand() *cobra.Command {
+	ifRevision := int64(state.AnyRevision)
+	c := &cobra.Command{
+		Use:   "put DOCUMENT...",
+		Short: "Write a document to the store",
+		Long: `Validate a document and make it the newest revision of its site. It is stored as
+plain JSON: CUE is evaluated here, never at the site. Its serial must be above that of
+the newest revision; one without a serial is given the next.`,
+		Example: `  converge put site.cue
+  converge put -if-revision=17 site.json    fails when somebody else wrote meanwhile`,
+		Args:              atLeast(1),
+		ValidArgsFunction: completeDocuments,
+	}
+	c.Flags().Int64Var(&ifRevision, "if-revision", state.AnyRevision, "write only if the newest revision is this `n`umber; 0 for none")
+	c.RunE = func(c *cobra.Command, args []string) error {
+		ctx := c.Context()
+		doc, err := a.load(ctx, args)
+		if err != nil {
+			return err
+		}
+		s, err := a.open(ctx, doc, args)
+		if err != nil {
+			return err
+		}
+		head, err := s.store.PutDocument(ctx, doc.JSON, doc.Digest, doc.Site.Serial, who(), ifRevision)
+		if err != nil {
+			return err
+		}
+		if a.flags.json {
+			return a.printJSON(revisionOf(head))
+		}
+		a.print(fmt.Sprintf("Site %s is at serial %d (revision %d): %d resources, sha256:%s\n", s.site, head.Serial, head.Revision, len(doc.Resources), head.Digest))
+		return nil
+	}
+	return c
+}
+
+// A revision is a head with the number by which it is compared and swapped.
+type revision struct {
+	state.Head
+	Revision int64 `json:"revision"`
+}
+
+func revisionOf(h state.Head) revision { return revision{h, h.Revision} }
+
+func (a *app) getCommand() *cobra.Command {
+	var serial int64
+	c := &cobra.Command{
+		Use:   "get",
+		Short: "Print the document of the site",
+		Long:  "Print the newest document of the site, or an older one, as JSON.",
+		Example: `  converge get > site.json
+  converge get -serial=41`,
+		Args: exactly(0),
+	}
+	c.Flags().Int64Var(&serial, "serial", 0, "the serial of the revision, a `n`umber; the newest when left out")
+	c.RunE = func(c *cobra.Command, _ []string) error {
+		s, err := a.open(c.Context(), nil, nil)
+		if err != nil {
+			return err
+		}
+		return s.printDocument(c, serial)
+	}
+	return c
+}
+
+// printDocument prints a revision of the document.
+func (s *session) printDocument(c *cobra.Command, serial int64) error {
+	_, body, err := s.store.Document(c.Context(), serial)
+	if errors.Is(err, state.ErrNotFound) {
+		_, err = s.stored(c.Context(), serial) // which explains it
+	}
+	if err != nil {
+		return err
+	}
+	var text bytes.Buffer
+	if err := json.Indent(&text, body, "", "  "); err != nil {
+		return err
+	}
+	s.print(text.String() + "\n")
+	return nil
+}
+
+func (a *app) historyCommand() *cobra.Command {
+	c := &cobra.Command{
+		Use:     "history",
+		Short:   "List the revisions of the document",
+		Long:    "List the revisions of the site's document that are kept, newest first.",
+		Example: "  converge history\n  converge diff 41 42",
+		Args:    exactly(0),
+	}
+	c.RunE = func(c *cobra.Command, _ []string) error {
+		s, err := a.open(c.Context(), nil, nil)
+		if err != nil {
+			return err
+		}
+		heads, err := s.store.History(c.Context())
+		if err != nil {
+			return err
+		}
+		if a.flags.json {
+			list := make([]revision, len(heads))
+			for i, h := range heads {
+				list[i] = revisionOf(h)
+			}
+			return a.printJSON(map[string]any{"revisions": list})
+		}
+		a.print(view.HistoryText(heads, a.style(a.sys.Stdout)))
+		return nil
+	}
+	return c
+}
+
+func (a *app) diffCommand() *cobra.Command {
+	c := &cobra.Command{
+		Use:   "diff REVISION REVISION",
+		Short: "Compare two documents",
+		Long: `Compare two documents resource by resource. A revision is a serial, the word head, or
+a file; the first is head when only one is given. The site is not looked at.
+
+It exits with 0 when they say the same, with 2 when they differ.`,
+		Example: `  converge diff 41 42
+  converge diff head site.cue`,
+		Args:              between(1, 2),
+		ValidArgsFunction: completeDocuments,
+	}
+	c.RunE = func(c *cobra.Command, args []string) error {
+		if len(args) == 1 {
+			args = []string{"head", args[0]}
+		}
+		var opened *session
+		store := func() (*session, error) {
+			var err error
+			if opened == nil {
+				opened, err = a.open(c.Context(), nil, nil)
+			}
+			return opened, err
+		}
+		from, fromName, err := a.revision(c.Context(), args[0], store)
+		if err != nil {
+			return err
+		}
+		to, toName, err := a.revision(c.Context(), args[1], store)
+		if err != nil {
+			return err
+		}
+		d := view.Compare(a.kinds, from, to, fromName, toName)
+		if a.flags.json {
+			err = a.printJSON(d)
+		} else {
+			a.print(view.DiffText(d, a.style(a.sys.Stdout)))
+		}
+		if err == nil && len(d.Changed) > 0 {
+			err = outcome(exitDifferent)
+		}
+		return err
+	}
+	return c
+}

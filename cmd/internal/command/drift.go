@@ -1,0 +1,66 @@
+package command
+
+import (
+	"encoding/json"
+
+	"github.com/spf13/cobra"
+
+	"converge.dev/converge/cmd/internal/view"
+)
+
+func (a *app) driftCommand() *cobra.Command {
+	c := &cobra.Command{
+		Use:   "drift",
+		Short: "Show what was changed outside converge",
+		Long: `Look at the site and show how it differs from what was applied last. Nothing is
+changed. The report is also written to the store, as drift/latest, for the cloud.
+
+It exits with 0 when there is no drift, with 2 when there is, and with 8 when a part
+of the site could not be seen.`,
+		Example: `  converge drift
+  converge drift -json`,
+		Args: exactly(0),
+	}
+	c.RunE = func(c *cobra.Command, _ []string) error {
+		ctx := c.Context()
+		s, err := a.open(ctx, nil, nil)
+		if err != nil {
+			return err
+		}
+		site, err := s.identity(ctx)
+		if err != nil {
+			return err
+		}
+		e, err := s.engine()
+		if err != nil {
+			return err
+		}
+		r, err := e.Drift(ctx, site)
+		if err != nil {
+			return err
+		}
+		r = view.MaskDrift(r, a.kinds)
+		body, err := json.Marshal(r)
+		if err != nil {
+			return err
+		}
+		if err := s.store.Publish(ctx, "drift/latest", body); err != nil {
+			a.view.Warn("the report was not published: " + err.Error())
+		}
+		if a.flags.json {
+			err = a.printJSON(r)
+		} else {
+			a.print(view.DriftText(r, a.kinds, a.style(a.sys.Stdout)))
+		}
+		switch {
+		case err != nil:
+			return err
+		case !r.Complete:
+			return outcome(exitUnknown)
+		case !r.Clean():
+			return outcome(exitDifferent)
+		}
+		return nil
+	}
+	return c
+}

@@ -1,0 +1,154 @@
+package command
+
+import (
+	"bytes"
+	"errors"
+	"fmt"
+	"io"
+	"os"
+	"path/filepath"
+	"slices"
+	"strings"
+
+	"github.com/rogpeppe/go-internal/diff"
+	"github.com/spf13/cobra"
+
+	"converge.dev/converge/cmd/internal/nearest"
+	"converge.dev/converge/cmd/internal/view"
+	"converge.dev/converge/schema/load"
+)
+
+// format gives the value of a -format flag, the first of formats when it is not set; -json stands for json.
+func (a *app) format(value string, formats ...string) (string, error) {
+	switch {
+	case value == "" && a.flags.json && slices.Contains(formats, "json"):
+		return "json", nil
+	case value == "":
+		return formats[0], nil
+	case slices.Contains(formats, value):
+		return value, nil
+	}
+	return "", &view.Problem{
+		What: fmt.Sprintf("-format: there is no format %q", value),
+		Fix:  "It is one of " + strings.Join(formats, ", ") + "." + nearest.DidYouMean(value, formats),
+	}
+}
+
+func (a *app) fmtCommand() *cobra.Command {
+	var check, show bool
+	c := &cobra.Command{
+		Use:   "fmt [FILE...]",
+		Short: "Bring documents into their one layout",
+		Long: `Write CUE and JSON files in their one layout, and list those that were changed. A
+directory stands for the CUE files in it, - for standard input, nothing for the
+directory here.
+
+With -check nothing is written; the status is 2 when a file is not in its layout.`,
+		Example: `  converge fmt
+  converge fmt -check -diff site.cue`,
+		ValidArgsFunction: completeDocuments,
+	}
+	c.Flags().BoolVar(&check, "check", false, "write nothing; exit with 2 when a file would change")
+	c.Flags().BoolVar(&show, "diff", false, "show what changes")
+	c.RunE = func(_ *cobra.Command, args []string) error {
+		if len(args) == 0 {
+			args = []string{"."}
+		}
+		files, err := formatFiles(args)
+		if err != nil {
+			return err
+		}
+		var errs []error
+		changed := []string{}
+		for _, file := range files {
+			diff, err := a.formatFile(file, check, show)
+			errs = append(errs, err)
+			if diff {
+				changed = append(changed, file)
+			}
+		}
+		if err := errors.Join(errs...); err != nil {
+			return &view.Problem{What: "not everything could be read", Where: err.Error(), Err: err}
+		}
+		if a.flags.json {
+			if err := a.printJSON(map[string]any{"changed": changed}); err != nil {
+				return err
+			}
+		}
+		if check && len(changed) > 0 {
+			return outcome(exitDifferent)
+		}
+		return nil
+	}
+	return c
+}
+
+// formatFiles replaces directories by the CUE files in them.
+func formatFiles(paths []string) ([]string, error) {
+	var files []string
+	for _, p := range paths {
+		if info, err := os.Stat(p); err != nil || !info.IsDir() {
+			files = append(files, p)
+			continue
+		}
+		found, err := filepath.Glob(filepath.Join(p, "*.cue"))
+		if err != nil {
+			return nil, err
+		}
+		files = append(files, found...)
+	}
+	return files, nil
+}
+
+// formatFile brings one file into its layout and reports whether it was not.
+func (a *app) formatFile(path string, check, show bool) (changed bool, err error) {
+	sources, err := load.ReadSources([]string{path}, a.sys.Stdin)
+	if err != nil {
+		return false, err
+	}
+	src := sources[0]
+	text, err := load.Format(src)
+	if err != nil {
+		return false, err
+	}
+	changed = !bytes.Equal(text, src.Data)
+	if !a.flags.json {
+		a.showFormatted(path, src, text, check, show)
+	}
+	if changed && !check && path != load.Stdin {
+		return true, rewrite(path, text)
+	}
+	return changed, nil
+}
+
+func (a *app) showFormatted(path string, src load.Source, text []byte, check, show bool) {
+	changed := !bytes.Equal(text, src.Data)
+	switch {
+	case path == load.Stdin && !check && !show:
+		_, _ = a.out.Write(text)
+	case changed && show:
+		_, _ = a.out.Write(diff.Diff("a/"+src.Name, src.Data, "b/"+src.Name, text))
+	case changed:
+		_, _ = io.WriteString(a.out, src.Name+"\n")
+	}
+}
+
+// rewrite replaces a file, keeping its mode, so that at all times the old or the new one is there.
+func rewrite(path string, text []byte) error {
+	info, err := os.Stat(path)
+	if err != nil {
+		return err
+	}
+	tmp, err := os.CreateTemp(filepath.Dir(path), "."+filepath.Base(path)+".*")
+	if err != nil {
+		return err
+	}
+	_, err = tmp.Write(text)
+	if err = errors.Join(err, tmp.Chmod(info.Mode().Perm()), tmp.Close()); err == nil {
+		err = os.Rename(tmp.Name(), path)
+	}
+	if err != nil {
+		return errors.Join(err, os.Remove(tmp.Name()))
+	}
+	return nil
+}

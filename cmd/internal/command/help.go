@@ -1,0 +1,93 @@
+package command
+
+import (
+	"fmt"
+	"strings"
+
+	"github.com/spf13/cobra"
+	"github.com/spf13/pflag"
+)
+
+// helpText gives the help of a command, with flags as -flag.
+func helpText(c *cobra.Command) string {
+	var b strings.Builder
+	long := c.Long
+	if long == "" {
+		long = c.Short
+	}
+	fmt.Fprintf(&b, "Usage: %s\n\n%s\n", usageLine(c), strings.TrimSpace(long))
+	listCommands(&b, c)
+	if c.Example != "" {
+		fmt.Fprintf(&b, "\nExamples:\n%s\n", strings.TrimRight(c.Example, "\n"))
+	}
+	listFlags(&b, "Flags:", c.NonInheritedFlags(), !c.HasParent())
+	if !c.HasParent() {
+		listFlags(&b, "Shared flags:", c.PersistentFlags(), false)
+		b.WriteString("\nExit statuses: 0 done · 1 error before any change · 2 differences · 3 failed and reverted ·\n" +
+			"4 partial · 5 locked · 6 plan stale or spent · 7 refused · 8 a part is unknown · 130, 143 interrupted\n")
+	} else if c.IsAvailableCommand() {
+		b.WriteString("\nShared flags such as -json, -site and -config: converge -help\n")
+	}
+	return b.String()
+}
+
+func usageLine(c *cobra.Command) string {
+	if c.HasAvailableSubCommands() && !c.HasParent() {
+		return "converge COMMAND [flags] [arguments]"
+	}
+	line := strings.TrimSuffix(c.UseLine(), " [flags]")
+	name, args, _ := strings.Cut(line[len(c.CommandPath()):], " ")
+	line = c.CommandPath() + name + " [flags]"
+	if args != "" {
+		line += " " + args
+	}
+	if c.HasAvailableSubCommands() {
+		line = c.CommandPath() + " COMMAND [flags]"
+	}
+	return line
+}
+
+func listCommands(b *strings.Builder, c *cobra.Command) {
+	line := func(child *cobra.Command) { fmt.Fprintf(b, "  %-14s %s\n", child.Name(), child.Short) }
+	for _, g := range c.Groups() {
+		fmt.Fprintf(b, "\n%s\n", g.Title)
+		for _, child := range c.Commands() {
+			if child.GroupID == g.ID && child.IsAvailableCommand() {
+				line(child)
+			}
+		}
+	}
+	if len(c.Groups()) > 0 || !c.HasAvailableSubCommands() {
+		return
+	}
+	b.WriteString("\nCommands:\n")
+	for _, child := range c.Commands() {
+		if child.IsAvailableCommand() {
+			line(child)
+		}
+	}
+}
+
+func listFlags(b *strings.Builder, title string, set *pflag.FlagSet, skipPersistent bool) {
+	var rows [][2]string
+	width := 0
+	set.VisitAll(func(f *pflag.Flag) {
+		if f.Hidden || f.Name == "help" || f.Name == "version" || skipPersistent {
+			return
+		}
+		value, usage := pflag.UnquoteUsage(f)
+		name := "-" + f.Name
+		if value != "" && f.Value.Type() != "bool" {
+			name += "=" + strings.ToUpper(value)
+		}
+		rows = append(rows, [2]string{name, usage})
+		width = max(width, len(name))
+	})
+	if len(rows) == 0 {
+		return
+	}
+	fmt.Fprintf(b, "\n%s\n", title)
+	for _, r := range rows {
+		fmt.Fprintf(b, "  %-*s  %s\n", width, r[0], r[1])
+	}
+}

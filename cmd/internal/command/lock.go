@@ -1,0 +1,104 @@
+package command
+
+import (
+	"errors"
+	"fmt"
+
+	"github.com/spf13/cobra"
+
+	"converge.dev/converge/cmd/internal/view"
+	"converge.dev/converge/state"
+	"converge.dev/converge/state/etcd"
+)
+
+func (a *app) lockCommand() *cobra.Command {
+	status := &cobra.Command{
+		Use: "status", Short: "Show who holds the lock of the site", Args: exactly(0),
+		Long:    "Show who holds the lock of the site, and what that process is doing.",
+		Example: "  converge lock status",
+	}
+	status.RunE = func(c *cobra.Command, _ []string) error {
+		s, err := a.open(c.Context(), nil, nil)
+		var inUse *etcd.InUseError
+		if errors.As(err, &inUse) { // the embedded store is locked as a whole
+			if a.flags.json {
+				return a.printJSON(map[string]any{"locked": true, "lock": map[string]any{"pid": inUse.PID, "operation": inUse.Command, "path": inUse.Dir}})
+			}
+			a.print("The site is locked: " + inUse.Error() + ".\n")
+			return nil
+		}
+		if err != nil {
+			return err
+		}
+		info, err := s.store.LockInfo(c.Context())
+		if err != nil {
+			return err
+		}
+		if a.flags.json {
+			return a.printJSON(map[string]any{"locked": info != nil, "lock": info})
+		}
+		a.print(view.LockText(s.store.Path(), info))
+		return nil
+	}
+	return group("lock", "Show who works on the site", "One process at a time changes a site. It holds the lock of the site.", status)
+}
+
+func (a *app) forceUnlockCommand() *cobra.Command {
+	var force bool
+	var reason string
+	c := &cobra.Command{
+		Use:   "force-unlock ID",
+		Short: "Break the lock of a process that is gone",
+		Long: `Break the lock with that ID. What its holder still tries to write is refused from then
+on, but a call that it has under way may still have its effect: make sure first that
+the process is gone. Who did it, and why, is kept in the audit log.`,
+		Example: `  converge force-unlock 8b1f4a0e-6f0c-4d8e-a5f1-0f6a6f1f3a52
+  converge force-unlock -force -reason="node lost" 8b1f4a0e-6f0c-4d8e-a5f1-0f6a6f1f3a52`,
+		Args: exactly(1),
+	}
+	c.Flags().BoolVar(&force, "force", false, "do not ask")
+	c.Flags().StringVar(&reason, "reason", "", "`why`, for the audit log")
+	c.RunE = func(c *cobra.Command, args []string) error {
+		ctx := c.Context()
+		if err := a.mayAsk(force); err != nil {
+			var p *view.Problem
+			if errors.As(err, &p) {
+				p.Fix = "Give -force when you are sure that its holder is gone."
+			}
+			return err
+		}
+		s, err := a.open(ctx, nil, nil)
+		if err != nil {
+			return err
+		}
+		info, err := s.store.LockInfo(ctx)
+		if err != nil {
+			return err
+		}
+		if info == nil || info.ID != args[0] {
+			p := &view.Problem{What: "there is no lock with the id " + args[0], Fix: "See: converge lock status"}
+			if info != nil {
+				p.Where = "the lock is held under the id " + info.ID
+			}
+			return p
+		}
+		if !force {
+			a.print(view.LockText(s.store.Path(), info))
+			if err := a.ask(ctx, "Do you really want to break this lock?\n  Its holder can write nothing more, but what it has under way may still happen.", "force-unlock cancelled."); err != nil {
+				return err
+			}
+		}
+		if err := s.store.ForceUnlock(ctx, args[0], who(), reason); err != nil {
+			if errors.Is(err, state.ErrGuard) || errors.Is(err, state.ErrNotFound) {
+				return &view.Problem{What: "the lock was given back meanwhile", Where: err.Error(), Err: err}
+			}
+			return err
+		}
+		if a.flags.json {
+			return a.printJSON(map[string]any{"unlocked": info})
+		}
+		a.print(fmt.Sprintf("The lock was broken. It was held by %s.\nIf a run is open, settle it with: converge resume\n", info.Who))
+		return nil
+	}
+	return c
+}

@@ -1,0 +1,182 @@
+package command
+
+import (
+	"context"
+	"errors"
+	"fmt"
+	"os"
+	"path/filepath"
+	"slices"
+	"strings"
+
+	"github.com/spf13/cobra"
+
+	"converge.dev/converge/cmd/internal/view"
+	"converge.dev/converge/engine"
+	"converge.dev/converge/engine/plan"
+	"converge.dev/converge/schema"
+)
+
+// planning are the flags that shape a plan.
+type planning struct {
+	destroy    bool
+	target     []string
+	exclude    []string
+	replace    []string
+	maxDestroy string
+	partial    bool
+}
+
+func (f *planning) bind(a *app, c *cobra.Command) {
+	p := c.Flags()
+	p.StringArrayVar(&f.target, "target", nil, "only this `ref` and what it needs; * stands for anything, may be repeated")
+	p.StringArrayVar(&f.exclude, "exclude", nil, "not this `ref` and not what needs it; may be repeated")
+	p.StringArrayVar(&f.replace, "replace", nil, "make this `ref` anew even when nothing differs; may be repeated")
+	p.StringVar(&f.maxDestroy, "max-destroy", "", "refuse to destroy more than this, a `limit` such as 3 or 10%")
+	p.BoolVar(&f.partial, "allow-partial", false, "go on although a part of the site cannot be seen")
+	for _, name := range []string{"target", "exclude", "replace"} {
+		_ = c.RegisterFlagCompletionFunc(name, a.completeRefs)
+	}
+}
+
+// options gives the options of a plan. A person who destroys everything by name needs no budget; in automation the budget
+// holds, because nobody looks.
+func (f *planning) options(automation bool) (plan.Options, error) {
+	for _, list := range [][]string{f.target, f.exclude, f.replace} {
+		if err := checkPatterns(list); err != nil {
+			return plan.Options{}, err
+		}
+	}
+	return plan.Options{
+		Destroy: f.destroy, Target: f.target, Exclude: f.exclude, Replace: f.replace, MaxDestroy: f.maxDestroy,
+		Unlimited: f.destroy && f.maxDestroy == "" && !automation,
+	}, nil
+}
+
+// checkPatterns refuses what can match no ref.
+func checkPatterns(patterns []string) error {
+	for _, p := range patterns {
+		if parts := strings.Split(p, "/"); len(parts) != 3 || slices.Contains(parts, "") {
+			return &view.Problem{
+				What: fmt.Sprintf("%q is not the pattern of a ref", p),
+				Fix:  "Want SCOPE/KIND/NAME, for example site/carbide.vpc/prod or gpu-01/ovs.*/*. See what there is with: converge state list",
+			}
+		}
+	}
+	return nil
+}
+
+func (a *app) planCommand() *cobra.Command {
+	var f planning
+	var out string
+	var detailed bool
+	c := lines(&cobra.Command{
+		Use:   "plan [DOCUMENT...]",
+		Short: "Show what would change",
+		Long: `Look at the site and show what would make it as the document says. Nothing is
+changed.
+
+The document is one or several files (CUE, JSON, YAML), or a directory of such
+files. Without one it is the newest in the store; a document that the cloud has
+left in the inbox is validated and taken up first.
+
+With -json the lines of Terraform's JSON UI are written; converge show -json FILE
+gives a saved plan as one document.`,
+		Example: `  converge plan site.cue
+  converge plan -out=tfplan site.cue
+  converge plan -detailed-exitcode          exits with 2 when there are changes
+  converge plan -target='site/carbide.vpc/*' site.cue`,
+		ValidArgsFunction: completeDocuments,
+	})
+	p := c.Flags()
+	p.BoolVar(&f.destroy, "destroy", false, "plan to destroy everything that is recorded")
+	p.StringVar(&out, "out", "", "save the plan to this `file`")
+	p.BoolVar(&detailed, "detailed-exitcode", false, "exit with 2 when there are changes")
+	f.bind(a, c)
+	c.RunE = func(c *cobra.Command, args []string) error {
+		ctx := c.Context()
+		s, doc, err := a.desired(ctx, args)
+		if err != nil {
+			return err
+		}
+		e, err := s.engine()
+		if err != nil {
+			return err
+		}
+		made, err := s.makePlan(ctx, e, doc, f)
+		if err != nil {
+			return err
+		}
+		var held *engine.HeldError
+		if err := e.Held(ctx); errors.As(err, &held) {
+			a.view.Warn("this plan could not be applied: " + held.Error())
+		} else if err != nil {
+			return err
+		}
+		a.view.Plan(made)
+		if out != "" {
+			if err := a.save(made, out); err != nil {
+				return err
+			}
+		}
+		return planOutcome(made, f.partial, detailed)
+	}
+	return c
+}
+
+// makePlan plans, and explains a missing configuration.
+func (s *session) makePlan(ctx context.Context, e *engine.Engine, doc *schema.Document, f planning) (*plan.Plan, error) {
+	o, err := f.options(s.env.automation())
+	if err != nil {
+		return nil, err
+	}
+	p, err := e.Plan(ctx, doc, o)
+	if err != nil {
+		return nil, err
+	}
+	if len(p.Unknown) > 0 && s.conf.Path == "" {
+		s.view.Note(s.whereConfig())
+	}
+	return p, nil
+}
+
+// planOutcome gives the status of a plan that was shown.
+func planOutcome(p *plan.Plan, partial, detailed bool) error {
+	switch {
+	case len(p.Refusals) > 0:
+		return outcome(exitRefused)
+	case len(p.Unknown) > 0 && !partial:
+		return outcome(exitUnknown)
+	case detailed && !p.Empty():
+		return outcome(exitDifferent)
+	}
+	return nil
+}
+
+// save writes a plan to a file that only its owner can read.
+func (a *app) save(p *plan.Plan, path string) error {
+	data, digest, err := p.Encode()
+	if err != nil {
+		return err
+	}
+	problem := func(err error) error {
+		return &view.Problem{What: "the plan was not saved", Where: err.Error(), Err: err}
+	}
+	tmp, err := os.CreateTemp(filepath.Dir(path), "."+filepath.Base(path)+".*") // mode 0600
+	if err != nil {
+		return problem(err)
+	}
+	_, err = tmp.Write(data)
+	if err = errors.Join(err, tmp.Close()); err == nil {
+		err = os.Rename(tmp.Name(), path)
+	}
+	if err != nil {
+		return problem(errors.Join(err, os.Remove(tmp.Name())))
+	}
+	note := fmt.Sprintf("\nSaved the plan to %s\n  sha256:%s", path, digest)
+	if !a.env.automation() && len(p.Refusals) == 0 {
+		note += "\nTo carry out exactly this: converge apply " + path
+	}
+	a.view.Note(note)
+	return nil
+}

@@ -1,0 +1,52 @@
+package command
+
+import (
+	"bufio"
+	"context"
+	"io"
+	"strings"
+
+	"golang.org/x/term"
+
+	"converge.dev/converge/cmd/internal/view"
+)
+
+// mayAsk refuses early what would need an answer that nobody can give.
+func (a *app) mayAsk(approved bool) error {
+	switch {
+	case approved:
+		return nil
+	case a.flags.json:
+		return &view.Problem{What: "with -json nobody can be asked", Fix: "Apply a saved plan, or give -auto-approve."}
+	case !a.flags.input:
+		return &view.Problem{What: "this needs an approval, and -input=false says not to ask", Fix: "Apply a saved plan (converge plan -out=tfplan), or give -auto-approve."}
+	case !term.IsTerminal(int(a.sys.Stdin.Fd())):
+		return &view.Problem{What: "this needs an approval, and standard input is not a terminal", Fix: "Apply a saved plan (converge plan -out=tfplan), or give -auto-approve."}
+	}
+	return nil
+}
+
+// ask asks on the terminal. Any answer but yes is the error cancelled.
+func (a *app) ask(ctx context.Context, question, cancelled string) error {
+	st := a.style(a.sys.Stdout)
+	a.print("\n" + st.Strong(question) + "\n  Only 'yes' will be accepted to approve.\n\n  Enter a value: ")
+	answers := make(chan string, 1) // a reader of a terminal cannot be stopped
+	go func() {
+		line, err := bufio.NewReader(a.sys.Stdin).ReadString('\n')
+		if err != nil && err != io.EOF {
+			line = ""
+		}
+		answers <- strings.TrimSpace(line)
+	}()
+	select {
+	case answer := <-answers:
+		a.print("\n")
+		if answer != "yes" {
+			return &view.Problem{What: cancelled, Fix: "Nothing was changed."}
+		}
+		return nil
+	case <-ctx.Done():
+		a.print("\n")
+		return context.Cause(ctx)
+	}
+}

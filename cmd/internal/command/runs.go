@@ -1,0 +1,104 @@
+package command
+
+import (
+	"context"
+
+	"github.com/spf13/cobra"
+
+	"converge.dev/converge/cmd/internal/view"
+	"converge.dev/converge/engine"
+)
+
+func (a *app) runsCommand() *cobra.Command {
+	c := &cobra.Command{
+		Use:   "runs",
+		Short: "List what was applied, newest first",
+		Long:  "List the runs of the site, newest first: what was carried out, how it ended, and by whom.",
+		Example: `  converge runs
+  converge runs -json
+  converge show -run=20261120-121537.042-9f3a01`,
+		Args: exactly(0),
+	}
+	c.RunE = func(c *cobra.Command, _ []string) error {
+		s, err := a.open(c.Context(), nil, nil)
+		if err != nil {
+			return err
+		}
+		runs, err := s.store.Runs(c.Context())
+		if err != nil {
+			return err
+		}
+		if a.flags.json {
+			return a.printJSON(map[string]any{"runs": nonNil(runs)})
+		}
+		a.print(view.RunsText(runs, a.style(a.sys.Stdout)))
+		return nil
+	}
+	return c
+}
+
+// nonNil makes an empty list of none, which JSON shows as [] instead of null.
+func nonNil[T any](l []T) []T {
+	if l == nil {
+		return []T{}
+	}
+	return l
+}
+
+func (a *app) resumeCommand() *cobra.Command {
+	var f applying
+	c := lines(&cobra.Command{
+		Use:   "resume [RUN]",
+		Short: "Go on with a run that did not end",
+		Long: `Go on with the run that is open or partial, from where its journal says that it
+stands. What became of calls whose outcome is unknown is found out by looking. A run
+that was being undone goes on being undone.`,
+		Example: `  converge resume
+  converge resume 20261120-121537.042-9f3a01`,
+		Args:              between(0, 1),
+		ValidArgsFunction: a.completeRuns,
+	})
+	f.bindApplying(c, "")
+	c.RunE = func(c *cobra.Command, args []string) error {
+		return a.again(c, f, args, false, (*engine.Engine).Resume)
+	}
+	return c
+}
+
+func (a *app) rollbackCommand() *cobra.Command {
+	c := lines(&cobra.Command{
+		Use:   "rollback RUN",
+		Short: "Undo a run",
+		Long: `Undo what a run did, in reverse order, and look at all of it once more. It is
+refused when the run did something that cannot be undone exactly, or when something
+has changed since.`,
+		Example:           `  converge rollback 20261120-121537.042-9f3a01`,
+		Args:              exactly(1),
+		ValidArgsFunction: a.completeRuns,
+	})
+	c.RunE = func(c *cobra.Command, args []string) error {
+		return a.again(c, applying{}, args, true, (*engine.Engine).Rollback)
+	}
+	return c
+}
+
+// again takes up a run that exists.
+func (a *app) again(c *cobra.Command, f applying, args []string, undo bool, do func(*engine.Engine, context.Context, string, engine.ApplyOptions) (engine.Result, error)) error {
+	ctx := c.Context()
+	if err := f.check(); err != nil {
+		return err
+	}
+	run := ""
+	if len(args) > 0 {
+		run = args[0]
+	}
+	s, err := a.open(ctx, nil, nil)
+	if err != nil {
+		return err
+	}
+	e, err := s.engine()
+	if err != nil {
+		return err
+	}
+	return s.carry(func(o engine.ApplyOptions) (engine.Result, error) { return do(e, ctx, run, o) }, f, undo)
+}

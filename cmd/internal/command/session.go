@@ -1,0 +1,211 @@
+package command
+
+import (
+	"cmp"
+	"context"
+	"maps"
+	"os"
+	"path/filepath"
+	"slices"
+	"strings"
+	"time"
+
+	"converge.dev/converge/cmd/internal/config"
+	"converge.dev/converge/cmd/internal/view"
+	"converge.dev/converge/engine"
+	"converge.dev/converge/engine/event"
+	"converge.dev/converge/providers"
+	"converge.dev/converge/providers/all"
+	"converge.dev/converge/schema"
+	"converge.dev/converge/schema/load"
+	"converge.dev/converge/state"
+	"converge.dev/converge/state/etcd"
+)
+
+// A session is the connection of a command to one site.
+type session struct {
+	*app
+	conf  *config.File
+	kv    state.KV
+	store *state.Store
+	site  string // its name
+}
+
+// schema compiles the embedded schema, once.
+func (a *app) schema() (*load.Schema, error) {
+	if a.loaded != nil {
+		return a.loaded, nil
+	}
+	s, err := load.New()
+	if err != nil {
+		return nil, err
+	}
+	a.loaded = s
+	maps.Copy(a.kinds, s.Kinds()) // the view has had the map from the start
+	return s, nil
+}
+
+// configuration reads the file that -config names, or converge.yaml here or beside the documents; without one, it is
+// empty.
+func (a *app) configuration(documents []string) (*config.File, error) {
+	path := a.flags.config
+	if path == "" {
+		folders := []string{"."}
+		for _, d := range documents {
+			if info, err := os.Stat(d); err == nil && info.IsDir() {
+				folders = append(folders, d)
+			} else {
+				folders = append(folders, filepath.Dir(d))
+			}
+		}
+		var err error
+		if path, err = config.Find(folders...); err != nil || path == "" {
+			return &config.File{}, err
+		}
+	}
+	conf, err := config.Read(path)
+	if err != nil {
+		return nil, &view.Problem{What: "the configuration cannot be used", Where: err.Error(), Err: err}
+	}
+	return conf, nil
+}
+
+// open connects to the store of a site. The site is that of the document, when there is one; otherwise the one that the
+// flag, the environment or the configuration name; otherwise the only one in the store.
+func (a *app) open(ctx context.Context, doc *schema.Document, documents []string) (*session, error) {
+	conf, err := a.configuration(documents)
+	if err != nil {
+		return nil, err
+	}
+	s := &session{app: a, conf: conf}
+	named := cmp.Or(a.flags.site, a.env[envSite], conf.Site)
+	if doc != nil {
+		if named != "" && named != doc.Site.Name {
+			return nil, &view.Problem{
+				What:  "the document is for another site",
+				Where: "the document says " + doc.Site.Name + "; -site, " + envSite + " or " + config.Name + " say " + named,
+				Fix:   "Correct one of them.",
+			}
+		}
+		named = doc.Site.Name
+	}
+	if s.kv, err = a.openStore(ctx, conf); err != nil {
+		return nil, err
+	}
+	if s.site = named; s.site == "" {
+		if s.site, err = onlySite(ctx, s.kv); err != nil {
+			return nil, err
+		}
+	}
+	s.store = state.New(s.kv, s.site)
+	return s, nil
+}
+
+// openStore opens etcd, or the embedded store. It is closed at the end of the command.
+func (a *app) openStore(ctx context.Context, conf *config.File) (state.KV, error) {
+	o := etcd.Options{
+		Endpoints: a.flags.endpoints, CA: cmp.Or(a.flags.ca, conf.Etcd.CA), Cert: cmp.Or(a.flags.cert, conf.Etcd.Cert),
+		Key: cmp.Or(a.flags.key, conf.Etcd.Key), Dir: a.flags.dataDir, LockTimeout: a.flags.lockTimeout,
+		Command: "converge " + strings.Join(a.sys.Args, " "), Logger: a.log,
+	}
+	if len(o.Endpoints) == 0 {
+		o.Endpoints = conf.Etcd.Endpoints
+	}
+	kv, err := etcd.Open(ctx, o)
+	if err != nil {
+		return nil, err
+	}
+	a.closers = append(a.closers, func() {
+		if err := kv.Close(); err != nil {
+			a.log.Warn("closing the store", "error", err)
+		}
+	})
+	return kv, nil
+}
+
+// onlySite finds the one site of a store.
+func onlySite(ctx context.Context, kv state.KV) (string, error) {
+	sites, err := state.Sites(ctx, kv)
+	if err != nil {
+		return "", err
+	}
+	switch len(sites) {
+	case 0:
+		return "", &view.Problem{What: "the store holds no site yet", Fix: "Name a document: converge plan site.cue. Or write one to the store: converge put site.cue"}
+	case 1:
+		return sites[0], nil
+	}
+	return "", &view.Problem{What: "the store holds several sites", Where: strings.Join(sites, ", "), Fix: "Say which is meant with -site=NAME."}
+}
+
+// engine makes the engine of the site. It is closed at the end of the command.
+func (s *session) engine() (*engine.Engine, error) {
+	sch, err := s.schema()
+	if err != nil {
+		return nil, err
+	}
+	e := engine.New(engine.Options{
+		Kinds: sch.Kinds(), Store: s.store, Open: s.providers, Who: who(), Version: s.sys.Version, PID: os.Getpid(),
+		Parallelism: s.flags.parallelism, LockWait: s.flags.lockTimeout, Logger: s.log,
+		Emit: func(e event.Event) {
+			if _, ok := e.(event.RunStarted); ok {
+				s.started()
+			}
+			s.view.Event(e)
+		},
+	})
+	s.closers = append(s.closers, func() {
+		if err := e.Close(); err != nil {
+			s.view.Warn("closing the providers: " + err.Error())
+		}
+	})
+	return e, nil
+}
+
+// providers connects to what the engine needs.
+func (s *session) providers(ctx context.Context, site schema.Site, needs []engine.Need) (*providers.Set, error) {
+	o := all.Options{Config: s.conf.Config, Dir: s.conf.Dir(), Kinds: s.kinds, Site: site, Logger: s.log}
+	for _, n := range needs {
+		o.Need = append(o.Need, all.Need{Scope: n.Scope, Provider: n.Provider})
+	}
+	slices.SortFunc(o.Need, func(a, b all.Need) int {
+		return cmp.Or(strings.Compare(a.Scope, b.Scope), strings.Compare(a.Provider, b.Provider))
+	})
+	set, err := all.Open(ctx, o)
+	if err != nil {
+		return nil, &view.Problem{What: "the providers cannot be opened", Where: err.Error(), Fix: s.whereConfig(), Err: err}
+	}
+	return set, nil
+}
+
+// whereConfig says which configuration was used.
+func (s *session) whereConfig() string {
+	if s.conf.Path == "" {
+		return "There is no " + config.Name + " here or beside the document; it says how the providers are reached."
+	}
+	return "The configuration is " + s.conf.Path + "."
+}
+
+// locked does something while the lock of the site is held and no run is open.
+func (s *session) locked(ctx context.Context, operation string, do func(*state.Lock) error) (err error) {
+	lock, err := s.store.Lock(ctx, state.LockInfo{Operation: operation, Who: who(), PID: os.Getpid(), Version: s.sys.Version, Created: time.Now().UTC()},
+		state.LockOptions{Wait: s.flags.lockTimeout, OnWait: func(i state.LockInfo) { s.view.Event(event.LockWait{Holder: i}) }})
+	if err != nil {
+		return err
+	}
+	defer func() {
+		if cerr := lock.Close(); cerr != nil && err == nil {
+			s.log.Warn("giving the site lock back", "error", cerr)
+		}
+	}()
+	runs, err := s.store.Runs(ctx)
+	if err != nil {
+		return err
+	}
+	for _, r := range runs {
+		if r.Status == state.RunOpen {
+			return &engine.HeldError{Open: r.ID}
+		}
+	}
+	return do(lock)
+}

@@ -1,0 +1,218 @@
+package command
+
+import (
+	"context"
+	"fmt"
+	"io"
+	"log/slog"
+	"os"
+	"os/user"
+	"slices"
+	"strconv"
+	"strings"
+	"time"
+
+	"github.com/spf13/cobra"
+	"golang.org/x/term"
+
+	"converge.dev/converge/cmd/internal/nearest"
+	"converge.dev/converge/cmd/internal/view"
+	"converge.dev/converge/schema"
+	"converge.dev/converge/schema/load"
+)
+
+// shared are the flags of every command.
+type shared struct {
+	chdir    string
+	site     string
+	config   string
+	dataDir  string
+	json     bool
+	color    bool
+	noColor  bool
+	quiet    bool
+	input    bool
+	logLevel string
+	timeout  time.Duration
+
+	lockTimeout time.Duration
+	parallelism int
+
+	endpoints     []string
+	ca, cert, key string
+
+	evalTimeout time.Duration
+	evalMemory  int64
+}
+
+func (f *shared) bind(c *cobra.Command) {
+	p := c.PersistentFlags()
+	p.StringVar(&f.chdir, "chdir", "", "work in this `dir`ectory")
+	p.StringVar(&f.site, "site", "", "the `name` of the site, where no document says it")
+	p.StringVar(&f.config, "config", "", "the configuration `file`; otherwise converge.yaml here or beside the document")
+	p.BoolVar(&f.json, "json", false, "write JSON to standard output, and nothing else")
+	p.BoolVar(&f.color, "color", false, "use colours even in a pipe")
+	p.BoolVar(&f.noColor, "no-color", false, "use no colours")
+	p.BoolVar(&f.quiet, "quiet", false, "show no progress")
+	p.BoolVar(&f.input, "input", true, "ask where an answer is needed; -input=false never asks")
+	p.DurationVar(&f.lockTimeout, "lock-timeout", 0, "how long to wait for another process, a `duration` such as 5m")
+	p.IntVar(&f.parallelism, "parallelism", 10, "how many steps are under way at the same time, a `n`umber")
+	p.DurationVar(&f.timeout, "timeout", 0, "end in order after this `duration`")
+	p.StringVar(&f.logLevel, "log-level", "", "log to standard error: debug, info, warn or error, a `level`")
+	p.StringSliceVar(&f.endpoints, "etcd-endpoints", nil, "the `urls` of the store's etcd, with commas; without any it is embedded")
+	p.StringVar(&f.ca, "etcd-ca", "", "PEM `file` of the authorities of etcd")
+	p.StringVar(&f.cert, "etcd-cert", "", "PEM `file` of our certificate for etcd")
+	p.StringVar(&f.key, "etcd-key", "", "PEM `file` of its key")
+	p.StringVar(&f.dataDir, "data-dir", "", "the `dir`ectory of the embedded store; .converge")
+	p.DurationVar(&f.evalTimeout, "eval-timeout", 0, fmt.Sprintf("how long a document may take to evaluate, a `duration`; %v", load.DefaultLimits.Time))
+	p.Int64Var(&f.evalMemory, "eval-memory", 0, fmt.Sprintf("how much memory that may take, in `mib`; %d", load.DefaultLimits.Memory>>20))
+}
+
+// jsonLines marks commands whose -json output is lines; that of others is a single value.
+const jsonLines = "json-lines"
+
+func lines(c *cobra.Command) *cobra.Command {
+	c.Annotations = map[string]string{jsonLines: "true"}
+	return c
+}
+
+// begin prepares what every command needs.
+func (a *app) begin(c *cobra.Command) error {
+	f := &a.flags
+	if f.chdir != "" {
+		if err := os.Chdir(f.chdir); err != nil {
+			return &view.Problem{What: "-chdir: " + err.Error()}
+		}
+	}
+	fallBack := func(flag *string, name, otherwise string) {
+		if *flag == "" {
+			*flag = a.env[name]
+		}
+		if *flag == "" {
+			*flag = otherwise
+		}
+	}
+	fallBack(&f.dataDir, envDataDir, ".converge")
+	fallBack(&f.config, envConfig, "")
+	fallBack(&f.logLevel, envLog, "")
+	if len(f.endpoints) == 0 && a.env[envEndpoints] != "" {
+		f.endpoints = strings.Split(a.env[envEndpoints], ",")
+	}
+	if a.env.no(envInput) && !c.Flags().Changed("input") {
+		f.input = false
+	}
+	a.view = a.newView(f.json, c)
+	if f.parallelism < 1 {
+		return &view.Problem{What: fmt.Sprintf("-parallelism is %d: want 1 or more", f.parallelism)}
+	}
+	if err := a.openLog(); err != nil {
+		return err
+	}
+	for _, w := range a.env.unknown() {
+		a.view.Warn(w)
+	}
+	if f.timeout > 0 {
+		ctx, cancel := context.WithTimeout(c.Context(), f.timeout)
+		a.closers = append(a.closers, cancel)
+		a.limited = ctx
+		c.SetContext(ctx)
+	}
+	return nil
+}
+
+// newView chooses the view. C is nil when the arguments could not be read.
+func (a *app) newView(json bool, c *cobra.Command) view.View {
+	if a.kinds == nil {
+		a.kinds = schema.Kinds{}
+	}
+	o := view.Options{
+		Out: a.out, Err: a.err, Kinds: a.kinds, Version: a.sys.Version, Quiet: a.flags.quiet,
+		OutStyle: a.style(a.sys.Stdout), ErrStyle: a.style(a.sys.Stderr),
+	}
+	if json && (c == nil || c.Annotations[jsonLines] != "") {
+		return view.NewJSON(o)
+	}
+	if fd := int(a.sys.Stderr.Fd()); term.IsTerminal(fd) && a.env["TERM"] != "dumb" && !a.env.automation() {
+		o.Live = func() int {
+			width, _, err := term.GetSize(fd)
+			if err != nil || width <= 0 { // some terminals do not say
+				return 80
+			}
+			return width
+		}
+	}
+	if json {
+		return view.Document{Human: view.NewHuman(o)}
+	}
+	return view.NewHuman(o)
+}
+
+// style says whether colours are shown on a file.
+func (a *app) style(f *os.File) view.Style {
+	switch {
+	case a.flags.noColor:
+		return view.Style{}
+	case a.flags.color, a.env.yes("CLICOLOR_FORCE"):
+		return view.Style{Color: true}
+	case a.env["NO_COLOR"] != "", a.env["TERM"] == "dumb":
+		return view.Style{}
+	}
+	return view.Style{Color: term.IsTerminal(int(f.Fd()))}
+}
+
+// openLog starts the log when one is asked for.
+func (a *app) openLog() error {
+	if a.flags.logLevel == "" && a.env[envLogPath] == "" {
+		return nil
+	}
+	level := slog.LevelInfo
+	switch name := strings.ToLower(a.flags.logLevel); name {
+	case "":
+	case "off":
+		return nil
+	case "trace":
+		level = slog.LevelDebug
+	default:
+		names := []string{"debug", "info", "warn", "error"}
+		if !slices.Contains(names, name) {
+			return &view.Problem{What: fmt.Sprintf("-log-level: there is no level %q", name), Fix: "It is one of " + strings.Join(names, ", ") + "." + nearest.DidYouMean(name, names)}
+		}
+		if err := level.UnmarshalText([]byte(name)); err != nil {
+			return err
+		}
+	}
+	var w io.Writer = a.err
+	if path := a.env[envLogPath]; path != "" {
+		f, err := os.OpenFile(path, os.O_WRONLY|os.O_CREATE|os.O_APPEND, 0o600)
+		if err != nil {
+			return &view.Problem{What: "the log cannot be opened", Where: err.Error(), Fix: "Correct " + envLogPath + "."}
+		}
+		a.closers = append(a.closers, func() { _ = f.Close() })
+		w = f
+	}
+	a.log = slog.New(slog.NewTextHandler(w, &slog.HandlerOptions{Level: level}))
+	return nil
+}
+
+// who names the person and the machine, for locks and runs.
+func who() string {
+	name := strconv.Itoa(os.Getuid())
+	if u, err := user.Current(); err == nil {
+		name = u.Username
+	}
+	host, err := os.Hostname()
+	if err != nil {
+		host = "localhost"
+	}
+	return name + "@" + host
+}
+
+// printJSON writes the single value of a command.
+func (a *app) printJSON(v any) error {
+	text, err := view.Indent(v)
+	if err != nil {
+		return err
+	}
+	a.print(text)
+	return nil
+}

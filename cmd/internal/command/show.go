@@ -1,0 +1,161 @@
+package command
+
+import (
+	"context"
+	"errors"
+	"fmt"
+	"os"
+	"slices"
+
+	"github.com/spf13/cobra"
+
+	"converge.dev/converge/cmd/internal/view"
+	"converge.dev/converge/engine/plan"
+	"converge.dev/converge/state"
+)
+
+func (a *app) showCommand() *cobra.Command {
+	var run string
+	var document bool
+	c := &cobra.Command{
+		Use:   "show [PLANFILE]",
+		Short: "Show a saved plan, a run, or what is remembered",
+		Long: `Show a saved plan; or a run; or the document; or, without any of these, what converge
+remembers about the site.
+
+With -json a plan has the keys of terraform show -json, and beside them, under
+"converge", what Terraform does not know; so has what is remembered.`,
+		Example: `  converge show tfplan
+  converge show -json tfplan
+  converge show -run=20261120-121537.042-9f3a01
+  converge show`,
+		Args: between(0, 1),
+	}
+	c.Flags().StringVar(&run, "run", "", "show the run with this `id`")
+	c.Flags().BoolVar(&document, "document", false, "show the newest document")
+	_ = c.RegisterFlagCompletionFunc("run", a.completeRuns)
+	c.MarkFlagsMutuallyExclusive("run", "document")
+	c.RunE = func(c *cobra.Command, args []string) error {
+		if len(args) == 1 {
+			return a.showPlan(args[0])
+		}
+		s, err := a.open(c.Context(), nil, nil)
+		if err != nil {
+			return err
+		}
+		switch {
+		case document:
+			return s.printDocument(c, 0)
+		case run != "":
+			return s.showRun(c.Context(), run)
+		}
+		return s.showSite(c.Context())
+	}
+	return c
+}
+
+// planFile reads a saved plan; another file is an error.
+func (a *app) planFile(path string) (*plan.Plan, error) {
+	p, err := readPlan(path)
+	if err != nil {
+		return nil, err
+	}
+	if p == nil {
+		if _, err := os.Stat(path); err != nil {
+			return nil, err
+		}
+		return nil, &view.Problem{What: path + " is not a saved plan", Fix: "A plan is saved with: converge plan -out=FILE"}
+	}
+	_, err = a.schema() // which knows the secret fields
+	return p, err
+}
+
+func (a *app) showPlan(path string) error {
+	p, err := a.planFile(path)
+	if err != nil {
+		return err
+	}
+	if !a.flags.json {
+		a.print(view.PlanText(p, a.kinds, a.style(a.sys.Stdout)))
+		return nil
+	}
+	_, digest, err := p.Encode()
+	if err != nil {
+		return err
+	}
+	info, err := os.Stat(path)
+	if err != nil {
+		return err
+	}
+	return a.printJSON(view.PlanDocument(p, view.PlanOrigin{Digest: digest, At: info.ModTime(), Converge: a.sys.Version, Kinds: a.kinds}))
+}
+
+func (s *session) showRun(ctx context.Context, id string) error {
+	run, err := s.store.Run(ctx, id)
+	if errors.Is(err, state.ErrNotFound) {
+		return &view.Problem{What: fmt.Sprintf("there is no run %s", id), Fix: "See: converge runs", Err: err}
+	}
+	if err != nil {
+		return err
+	}
+	if s.flags.json {
+		return s.printJSON(run)
+	}
+	s.print(view.RunText(run, s.style(s.sys.Stdout)))
+	return nil
+}
+
+// showSite shows what converge remembers about the site.
+func (s *session) showSite(ctx context.Context) error {
+	m := view.SiteSummary{Site: s.site, Kinds: map[string]int{}}
+	head, err := s.store.Head(ctx)
+	switch {
+	case err == nil:
+		m.Document = &head
+	case !errors.Is(err, state.ErrNotFound):
+		return err
+	}
+	records, err := s.records(ctx)
+	if err != nil {
+		return err
+	}
+	for i := range records {
+		m.Kinds[records[i].Ref.Kind]++
+	}
+	runs, err := s.store.Runs(ctx)
+	if err != nil {
+		return err
+	}
+	if len(runs) > 0 {
+		m.LastRun = &runs[0]
+	}
+	holds, err := s.holds(ctx)
+	if err != nil {
+		return err
+	}
+	m.Holds = nonNil(holds)
+	if m.Lock, err = s.store.LockInfo(ctx); err != nil {
+		return err
+	}
+	if !s.flags.json {
+		s.print(view.SummaryText(m, s.style(s.sys.Stdout)))
+		return nil
+	}
+	if _, err := s.schema(); err != nil {
+		return err
+	}
+	return s.printJSON(view.StateDocument(records, s.kinds, m))
+}
+
+// records gives the recorded resources that are there, sorted by ref.
+func (s *session) records(ctx context.Context) ([]state.Record, error) {
+	all, err := s.store.Records(ctx)
+	live := all[:0]
+	for _, r := range all {
+		if !r.Gone {
+			live = append(live, r)
+		}
+	}
+	slices.SortFunc(live, func(a, b state.Record) int { return a.Ref.Compare(b.Ref) })
+	return live, err
+}

@@ -1,0 +1,94 @@
+package command
+
+import (
+	"context"
+	"fmt"
+	"os"
+	"os/signal"
+	"sync"
+	"syscall"
+)
+
+// An interrupt asks a run to start nothing more.
+type interrupt struct {
+	mu      sync.Mutex
+	run     chan struct{} // nil while no run is under way
+	closed  bool
+	started bool // the run has its lock and carries out steps
+}
+
+// listen handles SIGINT and SIGTERM. The first ends a run in order, and everything else by cancelling the context; the
+// second ends the process at once. A reader of our output that goes away is no signal but an error of writing.
+func (a *app) listen(parent context.Context) (context.Context, func()) {
+	ctx, cancel := context.WithCancel(parent)
+	signals := make(chan os.Signal, 4)
+	signal.Notify(signals, os.Interrupt, syscall.SIGTERM)
+	signal.Ignore(syscall.SIGPIPE)
+	done := make(chan struct{})
+	go func() {
+		for {
+			select {
+			case s := <-signals:
+				if a.signal.Swap(&s) != nil {
+					a.leave()
+				}
+				a.shutDown(cancel)
+			case <-done:
+				return
+			}
+		}
+	}()
+	return ctx, func() {
+		signal.Stop(signals)
+		close(done)
+		cancel()
+	}
+}
+
+// shutDown ends what is under way in order.
+func (a *app) shutDown(cancel func()) {
+	i := &a.interrupt
+	i.mu.Lock()
+	defer i.mu.Unlock()
+	if i.run != nil && !i.closed {
+		i.closed = true
+		close(i.run)
+	}
+	if !i.started {
+		cancel()
+	}
+}
+
+// leave ends the process although steps may be under way: their intents are in the journal.
+func (a *app) leave() {
+	if a.hasStarted() {
+		fmt.Fprintln(a.sys.Stderr, "\nLeft at once. Steps that were under way may still have their effect; settle the run with: converge resume")
+	}
+	a.sys.Exit(a.interrupted())
+}
+
+// running tells that from now on the first signal ends a run in order.
+func (a *app) running() (interrupt <-chan struct{}) {
+	i := &a.interrupt
+	i.mu.Lock()
+	defer i.mu.Unlock()
+	i.run = make(chan struct{})
+	if a.signal.Load() != nil {
+		i.closed = true
+		close(i.run)
+	}
+	return i.run
+}
+
+// started tells that the run carries out steps.
+func (a *app) started() {
+	a.interrupt.mu.Lock()
+	defer a.interrupt.mu.Unlock()
+	a.interrupt.started = true
+}
+
+func (a *app) hasStarted() bool {
+	a.interrupt.mu.Lock()
+	defer a.interrupt.mu.Unlock()
+	return a.interrupt.started
+}

@@ -1,0 +1,252 @@
+package command
+
+import (
+	"context"
+	"errors"
+	"fmt"
+	"slices"
+
+	"github.com/spf13/cobra"
+
+	"converge.dev/converge/cmd/internal/nearest"
+	"converge.dev/converge/cmd/internal/view"
+	"converge.dev/converge/engine/plan"
+	"converge.dev/converge/schema"
+	"converge.dev/converge/state"
+)
+
+func (a *app) stateCommand() *cobra.Command {
+	return group("state", "Look at and correct what converge remembers", `Look at what converge remembers about the resources that it made or adopted, and
+correct it. None of these commands touches the site itself.`,
+		a.stateListCommand(), a.stateShowCommand(), a.stateRemoveCommand(), a.stateMoveCommand())
+}
+
+func (a *app) stateListCommand() *cobra.Command {
+	c := &cobra.Command{
+		Use:   "list [PATTERN...]",
+		Short: "List the recorded resources",
+		Long:  "List the refs of the recorded resources, those that match a pattern if one is given.",
+		Example: `  converge state list
+  converge state list 'site/carbide.*/*'`,
+		ValidArgsFunction: a.completeRefs,
+	}
+	c.RunE = func(c *cobra.Command, args []string) error {
+		if err := checkPatterns(args); err != nil {
+			return err
+		}
+		s, err := a.open(c.Context(), nil, nil)
+		if err != nil {
+			return err
+		}
+		records, err := s.records(c.Context())
+		if err != nil {
+			return err
+		}
+		if len(args) > 0 {
+			records = slices.DeleteFunc(records, func(r state.Record) bool {
+				return !slices.ContainsFunc(args, func(p string) bool { return plan.Matches(p, r.Ref) })
+			})
+		}
+		if !a.flags.json {
+			a.print(view.RecordsText(records))
+			return nil
+		}
+		if _, err := a.schema(); err != nil {
+			return err
+		}
+		for i, r := range records {
+			records[i] = view.MaskRecord(r, a.kinds[r.Ref.Kind])
+		}
+		return a.printJSON(map[string]any{"resources": nonNil(records)})
+	}
+	return c
+}
+
+func (a *app) stateShowCommand() *cobra.Command {
+	c := &cobra.Command{
+		Use:               "show REF",
+		Short:             "Show one recorded resource",
+		Long:              "Show what converge remembers about one resource.",
+		Example:           `  converge state show site/carbide.vpc/prod`,
+		Args:              exactly(1),
+		ValidArgsFunction: a.completeRefs,
+	}
+	c.RunE = func(c *cobra.Command, args []string) error {
+		s, err := a.open(c.Context(), nil, nil)
+		if err != nil {
+			return err
+		}
+		r, err := s.record(c.Context(), args[0])
+		if err != nil {
+			return err
+		}
+		if _, err := a.schema(); err != nil {
+			return err
+		}
+		kind := a.kinds[r.Ref.Kind]
+		if a.flags.json {
+			return a.printJSON(view.MaskRecord(r, kind))
+		}
+		a.print(view.RecordText(r, kind, a.style(a.sys.Stdout)))
+		return nil
+	}
+	return c
+}
+
+// record finds the record of a ref.
+func (s *session) record(ctx context.Context, text string) (state.Record, error) {
+	ref, err := schema.ParseRef(text)
+	if err != nil {
+		return state.Record{}, &view.Problem{What: err.Error(), Fix: "See: converge state list"}
+	}
+	r, err := s.store.Record(ctx, ref)
+	if err == nil && !r.Gone || err != nil && !errors.Is(err, state.ErrNotFound) {
+		return r, err
+	}
+	records, err := s.records(ctx)
+	if err != nil {
+		return r, err
+	}
+	names := make([]string, len(records))
+	for i := range records {
+		names[i] = records[i].Ref.String()
+	}
+	return r, &view.Problem{What: text + " is not recorded", Fix: trimmed(nearest.DidYouMean(text, names), "See: converge state list"), Ref: ref}
+}
+
+func (a *app) stateRemoveCommand() *cobra.Command {
+	var dry bool
+	c := &cobra.Command{
+		Use:   "rm REF...",
+		Short: "Forget resources; the things stay",
+		Long: `Forget resources. The things themselves stay as they are, and converge no longer
+manages them. What the document still declares is adopted again by the next plan if
+it bears our mark.`,
+		Example:           `  converge state rm site/carbide.vpc/prod`,
+		Args:              atLeast(1),
+		ValidArgsFunction: a.completeRefs,
+	}
+	c.Flags().BoolVar(&dry, "dry-run", false, "only say what would be done")
+	c.RunE = func(c *cobra.Command, args []string) error {
+		ctx := c.Context()
+		s, err := a.open(ctx, nil, nil)
+		if err != nil {
+			return err
+		}
+		return s.locked(ctx, "state rm", func(lock *state.Lock) error {
+			var ops []state.Op
+			text := ""
+			for _, arg := range args {
+				r, err := s.record(ctx, arg)
+				if err != nil {
+					return err
+				}
+				ops = append(ops, s.store.ForgetOp(r.Ref))
+				text += fmt.Sprintf("%s %s (id %s). The thing itself stays, unmanaged.\n", verb(dry, "Forgot", "Would forget"), r.Ref, r.ID)
+			}
+			if len(ops) > state.MaxOps {
+				return &view.Problem{What: fmt.Sprintf("%d resources are too many at once, %d are possible", len(ops), state.MaxOps)}
+			}
+			if !dry {
+				if _, err := lock.Commit(ctx, nil, ops); err != nil {
+					return err
+				}
+			}
+			if a.flags.json {
+				return a.printJSON(map[string]any{"forgotten": args, "dry_run": dry})
+			}
+			a.print(text)
+			return nil
+		})
+	}
+	return c
+}
+
+func verb(dry bool, did, would string) string {
+	if dry {
+		return would
+	}
+	return did
+}
+
+func (a *app) stateMoveCommand() *cobra.Command {
+	var dry bool
+	c := &cobra.Command{
+		Use:   "mv REF REF",
+		Short: "Record a resource under another name",
+		Long: `Record a resource under another name, after it was renamed in the document: the thing
+stays, and the next plan does not make it anew. Scope and kind remain the same.`,
+		Example:           `  converge state mv site/carbide.vpc/prod site/carbide.vpc/production`,
+		Args:              exactly(2),
+		ValidArgsFunction: a.completeRefs,
+	}
+	c.Flags().BoolVar(&dry, "dry-run", false, "only say what would be done")
+	c.RunE = func(c *cobra.Command, args []string) error {
+		ctx := c.Context()
+		to, err := schema.ParseRef(args[1])
+		if err != nil {
+			return &view.Problem{What: err.Error()}
+		}
+		s, err := a.open(ctx, nil, nil)
+		if err != nil {
+			return err
+		}
+		return s.locked(ctx, "state mv", func(lock *state.Lock) error {
+			ops, err := s.move(ctx, args[0], to)
+			if err != nil {
+				return err
+			}
+			if !dry {
+				if _, err := lock.Commit(ctx, nil, ops); err != nil {
+					return err
+				}
+			}
+			if a.flags.json {
+				return a.printJSON(map[string]any{"from": args[0], "to": to, "dry_run": dry})
+			}
+			a.print(fmt.Sprintf("%s %s to %s. The thing itself stays as it is.\n", verb(dry, "Moved", "Would move"), args[0], to))
+			return nil
+		})
+	}
+	return c
+}
+
+// move gives the operations that record a resource under another ref, also where others refer to it.
+func (s *session) move(ctx context.Context, from string, to schema.Ref) ([]state.Op, error) {
+	r, err := s.record(ctx, from)
+	if err != nil {
+		return nil, err
+	}
+	if to.Scope != r.Ref.Scope || to.Kind != r.Ref.Kind {
+		return nil, &view.Problem{What: fmt.Sprintf("%s and %s are not of one scope and kind", r.Ref, to), Fix: "Only the name can change."}
+	}
+	old, err := s.store.Record(ctx, to)
+	switch {
+	case err == nil && !old.Gone:
+		return nil, &view.Problem{What: to.String() + " is recorded already", Fix: "See: converge state show " + to.String()}
+	case err == nil:
+		r.Incarnation = max(r.Incarnation, old.Incarnation) // ids of the name's earlier incarnations are not used again
+	case !errors.Is(err, state.ErrNotFound):
+		return nil, err
+	}
+	was := r.Ref
+	r.Ref = to
+	ops := []state.Op{s.store.ForgetOp(was), s.store.RecordOp(r)}
+	records, err := s.records(ctx)
+	if err != nil {
+		return nil, err
+	}
+	for _, other := range records {
+		if other.Ref == was || !slices.Contains(other.After, was) {
+			continue
+		}
+		after := slices.Clone(other.After)
+		after[slices.Index(after, was)] = to
+		other.After = schema.SortRefs(after)
+		ops = append(ops, s.store.RecordOp(other))
+	}
+	if len(ops) > state.MaxOps {
+		return nil, &view.Problem{What: fmt.Sprintf("%d resources refer to %s: too many to change at once", len(ops)-2, was), Fix: "Rename it in the document and let it be made anew, or keep its name."}
+	}
+	return ops, nil
+}

@@ -1,0 +1,101 @@
+package command
+
+import (
+	"context"
+	"fmt"
+
+	"github.com/spf13/cobra"
+
+	"converge.dev/converge/cmd/internal/view"
+	"converge.dev/converge/schema"
+	"converge.dev/converge/schema/load"
+)
+
+func (a *app) validateCommand() *cobra.Command {
+	var format string
+	var strict, rules bool
+	c := &cobra.Command{
+		Use:   "validate [DOCUMENT...]",
+		Short: "Check a document, offline",
+		Long: `Check a document against the schema and against the rules that need the whole site,
+and show everything that is wrong at once. The network is not used.
+
+The document is one or several files (CUE, JSON, YAML), or the directory of a CUE
+package; without one it is the package here.`,
+		Example: `  converge validate site.cue
+  converge validate -format=json site.json
+  converge validate -rules                  lists the rules`,
+		ValidArgsFunction: completeDocuments,
+	}
+	c.Flags().StringVar(&format, "format", "", "text or json, a `format`; json has the form of terraform validate -json")
+	c.Flags().BoolVar(&strict, "strict", false, "warnings make a document invalid")
+	c.Flags().BoolVar(&rules, "rules", false, "list the rules instead")
+	_ = c.RegisterFlagCompletionFunc("format", cobra.FixedCompletions([]string{"text", "json"}, cobra.ShellCompDirectiveNoFileComp))
+	c.RunE = func(c *cobra.Command, args []string) error {
+		asJSON, err := a.format(format, "text", "json")
+		if err != nil {
+			return err
+		}
+		if rules {
+			return a.printRules(asJSON == "json", args)
+		}
+		if len(args) == 0 {
+			args = []string{"."}
+		}
+		doc, ds, err := a.validate(c.Context(), args, asJSON == "json")
+		if err != nil {
+			return err
+		}
+		invalid := ds.HasErrors() || strict && len(ds) > 0
+		if asJSON == "json" {
+			report := load.NewReport(ds)
+			report.Valid = !invalid
+			if err := a.printJSON(report); err != nil {
+				return err
+			}
+		} else {
+			a.view.Diagnostics(ds)
+			if invalid {
+				a.view.Note("\nThe document is not valid: " + view.DiagnosticsSummary(ds) + ".")
+			} else {
+				a.print(valid(doc, ds))
+			}
+		}
+		if invalid {
+			return outcome(exitError)
+		}
+		return nil
+	}
+	return c
+}
+
+// validate checks a document. For a report in JSON, sources that cannot be read are a diagnostic too.
+func (a *app) validate(ctx context.Context, paths []string, report bool) (*schema.Document, load.Diagnostics, error) {
+	sources, err := load.ReadSources(paths, a.sys.Stdin)
+	if err != nil && report {
+		return nil, load.Diagnostics{{Severity: load.Error, Summary: "The document cannot be read", Detail: err.Error()}}, nil
+	}
+	if err != nil {
+		return nil, nil, err
+	}
+	return a.check(ctx, sources...)
+}
+
+func valid(doc *schema.Document, ds load.Diagnostics) string {
+	text := fmt.Sprintf("Success! The document of site %s is valid: %d resources", doc.Site.Name, len(doc.Resources))
+	if s := view.DiagnosticsSummary(ds); s != "" {
+		text += ", " + s
+	}
+	return text + ".\n"
+}
+
+func (a *app) printRules(asJSON bool, args []string) error {
+	if len(args) > 0 {
+		return &view.Problem{What: "-rules lists the rules: no document has a place here"}
+	}
+	if asJSON {
+		return a.printJSON(map[string]any{"rules": load.Rules()})
+	}
+	a.print(view.RulesText(load.Rules(), a.style(a.sys.Stdout)))
+	return nil
+}

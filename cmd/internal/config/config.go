@@ -1,0 +1,156 @@
+// Package config reads converge.yaml: which site is meant, where its store is, and how its providers are reached.
+//
+// The file is strict. What it does not know is refused with its line, because a misspelt name would otherwise silently
+// mean another site or another store.
+package config
+
+import (
+	"errors"
+	"fmt"
+	"io/fs"
+	"os"
+	"path/filepath"
+	"reflect"
+	"strings"
+	"syscall"
+
+	"go.yaml.in/yaml/v3"
+
+	"converge.dev/converge/cmd/internal/nearest"
+	"converge.dev/converge/providers/all"
+)
+
+// Name is what the file is called where none is named.
+const Name = "converge.yaml"
+
+// A File is what converge.yaml says. Relative paths begin at its folder.
+type File struct {
+	Site       string `yaml:"site"` // name of the site that is meant when nothing else says so
+	Etcd       Etcd   `yaml:"etcd"` // the store; without endpoints it is embedded
+	all.Config `yaml:",inline"`
+
+	Path string `yaml:"-"` // of the file; empty when there is none
+}
+
+// Etcd says where the cluster of the store is.
+type Etcd struct {
+	Endpoints []string `yaml:"endpoints"` // http://, https:// or unix:// URLs
+	CA        string   `yaml:"ca"`        // PEM files
+	Cert      string   `yaml:"cert"`
+	Key       string   `yaml:"key"`
+}
+
+// Dir is the folder of the file, where its relative paths begin.
+func (f *File) Dir() string { return filepath.Dir(f.Path) }
+
+// Find gives the path of the first converge.yaml in the folders; empty when none has one.
+func Find(folders ...string) (string, error) {
+	for _, dir := range folders {
+		path := filepath.Join(dir, Name)
+		switch _, err := os.Stat(path); {
+		case err == nil:
+			return path, nil
+		case !errors.Is(err, fs.ErrNotExist) && !errors.Is(err, syscall.ENOTDIR):
+			return "", err
+		}
+	}
+	return "", nil
+}
+
+// Read reads the file at path. An error names the file and, where it is known, the line.
+func Read(path string) (*File, error) {
+	data, err := os.ReadFile(path)
+	if err != nil {
+		return nil, fmt.Errorf("read the configuration: %w", err)
+	}
+	f, err := parse(data)
+	if err != nil {
+		return nil, fmt.Errorf("%s: %w", path, err)
+	}
+	f.Path = path
+	for _, p := range []*string{&f.Etcd.CA, &f.Etcd.Cert, &f.Etcd.Key} {
+		if *p != "" && !filepath.IsAbs(*p) {
+			*p = filepath.Join(f.Dir(), *p)
+		}
+	}
+	return f, nil
+}
+
+func parse(data []byte) (*File, error) {
+	var f File
+	var doc yaml.Node
+	if err := yaml.Unmarshal(data, &doc); err != nil {
+		return nil, errors.New(strings.TrimPrefix(err.Error(), "yaml: "))
+	}
+	if len(doc.Content) == 0 {
+		return &f, nil
+	}
+	if err := known(doc.Content[0], reflect.TypeFor[File](), ""); err != nil {
+		return nil, err
+	}
+	if err := doc.Decode(&f); err != nil {
+		var wrong *yaml.TypeError
+		if errors.As(err, &wrong) {
+			return nil, errors.New(strings.Join(wrong.Errors, "; "))
+		}
+		return nil, errors.New(strings.TrimPrefix(err.Error(), "yaml: "))
+	}
+	return &f, nil
+}
+
+// known refuses keys that the type does not have.
+func known(n *yaml.Node, t reflect.Type, path string) error {
+	for t.Kind() == reflect.Pointer {
+		t = t.Elem()
+	}
+	if n.Kind == yaml.AliasNode {
+		n = n.Alias
+	}
+	if n.Kind != yaml.MappingNode {
+		return nil // a wrong type is found when it is decoded
+	}
+	var fields map[string]reflect.Type
+	switch t.Kind() {
+	case reflect.Struct:
+		fields = fieldsOf(t)
+	case reflect.Map:
+	default:
+		return nil
+	}
+	var errs []error
+	for i := 0; i+1 < len(n.Content); i += 2 {
+		key, below := n.Content[i], n.Content[i+1]
+		child := t
+		if fields == nil {
+			child = t.Elem()
+		} else if f, ok := fields[key.Value]; ok {
+			child = f
+		} else {
+			names := make([]string, 0, len(fields))
+			for name := range fields {
+				names = append(names, name)
+			}
+			errs = append(errs, fmt.Errorf("line %d: there is no setting %q.%s", key.Line, path+key.Value, nearest.DidYouMean(key.Value, names)))
+			continue
+		}
+		errs = append(errs, known(below, child, path+key.Value+"."))
+	}
+	return errors.Join(errs...)
+}
+
+// fieldsOf gives the keys of a struct, those of inlined structs among them.
+func fieldsOf(t reflect.Type) map[string]reflect.Type {
+	fields := map[string]reflect.Type{}
+	for f := range t.Fields() {
+		name, options, _ := strings.Cut(f.Tag.Get("yaml"), ",")
+		switch {
+		case options == "inline":
+			for n, ft := range fieldsOf(f.Type) {
+				fields[n] = ft
+			}
+		case name != "" && name != "-":
+			fields[name] = f.Type
+		}
+	}
+	return fields
+}

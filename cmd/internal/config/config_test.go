@@ -1,0 +1,90 @@
+package config_test
+
+import (
+	"os"
+	"path/filepath"
+	"strings"
+	"testing"
+
+	"converge.dev/converge/cmd/internal/config"
+)
+
+func read(t *testing.T, text string) (*config.File, error) {
+	t.Helper()
+	path := filepath.Join(t.TempDir(), config.Name)
+	if err := os.WriteFile(path, []byte(text), 0o600); err != nil {
+		t.Fatal(err)
+	}
+	return config.Read(path)
+}
+
+func TestRead(t *testing.T) {
+	f, err := read(t, `
+site: fra1
+etcd:
+  endpoints: [https://a:2379, https://b:2379]
+  ca: tls/ca.crt
+  cert: /etc/c.crt
+carbide:
+  address: carbide:1079
+  tls: {ca: x}
+nodes:
+  gpu-01: {ovs: "unix:/run/db.sock"}
+`)
+	if err != nil {
+		t.Fatal(err)
+	}
+	if f.Site != "fra1" || len(f.Etcd.Endpoints) != 2 || f.Carbide.Address != "carbide:1079" || f.Nodes["gpu-01"].OVS == "" {
+		t.Errorf("%+v", f)
+	}
+	if f.Etcd.CA != filepath.Join(f.Dir(), "tls/ca.crt") || f.Etcd.Cert != "/etc/c.crt" || f.Etcd.Key != "" {
+		t.Errorf("paths begin at the folder of the file: %+v", f.Etcd)
+	}
+	if _, err := read(t, ""); err != nil {
+		t.Errorf("an empty file: %v", err)
+	}
+}
+
+func TestWhatIsNotKnownIsRefused(t *testing.T) {
+	for text, want := range map[string][]string{
+		"site: a\nstie: b\n":                            {"line 2", `"stie"`, "Did you mean site?"},
+		"etcd:\n  endpoint: x\n":                        {"line 2", `"etcd.endpoint"`, "Did you mean endpoints?"},
+		"nodes:\n  n1:\n    osv: x\n":                   {"line 3", `"nodes.n1.osv"`, "Did you mean ovs?"},
+		"carbide: {tls: {mod: x}, adress: y}\n":         {`"carbide.tls.mod"`, `"carbide.adress"`},
+		"a: &x {b: 1}\ncarbide: *x\n":                   {`"a"`, `"carbide.b"`},
+		"etcd: [1]\n":                                   {"line 1"},
+		"site: [\n":                                     {"line"},
+		"site: a\nsite: b\n":                            {"site"},
+		"carbide:\n  address: a\n  parallel: many\n":    {"line 3"},
+		"fake: {world: w, wolrd: v}\n":                  {"Did you mean world?"},
+		"site: fra1\netcd: {endpoints: {a: b}, x: y}\n": {`"etcd.x"`},
+	} {
+		_, err := read(t, text)
+		if err == nil {
+			t.Errorf("%q is accepted", text)
+			continue
+		}
+		for _, w := range append(want, config.Name) {
+			if !strings.Contains(err.Error(), w) {
+				t.Errorf("%q: no %q in: %v", text, w, err)
+			}
+		}
+	}
+}
+
+func TestFind(t *testing.T) {
+	a, b := t.TempDir(), t.TempDir()
+	if path, err := config.Find(a, b); path != "" || err != nil {
+		t.Errorf("%q, %v", path, err)
+	}
+	want := filepath.Join(b, config.Name)
+	if err := os.WriteFile(want, nil, 0o600); err != nil {
+		t.Fatal(err)
+	}
+	if path, err := config.Find(a, b); path != want || err != nil {
+		t.Errorf("%q, %v", path, err)
+	}
+	if path, err := config.Find(want); path != "" || err != nil { // a file is no folder
+		t.Errorf("%q, %v", path, err)
+	}
+}

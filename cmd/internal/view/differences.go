@@ -1,0 +1,127 @@
+package view
+
+import (
+	"fmt"
+
+	"converge.dev/converge/engine/diff"
+	"converge.dev/converge/engine/drift"
+	"converge.dev/converge/engine/plan"
+	"converge.dev/converge/schema"
+)
+
+// DriftText shows how a site differs from what was applied last.
+func DriftText(r *drift.Report, kinds schema.Kinds, s Style) string {
+	t := planText{Style: s, kinds: kinds}
+	var drifted []plan.Drift
+	for _, d := range r.Drifted {
+		drifted = append(drifted, plan.Drift{Ref: d.Ref, Missing: d.Missing, Failed: d.Failed, Changes: d.Changes})
+	}
+	summary := fmt.Sprintf("No drift: %s as converge left them.", count(r.Recorded, "resource"))
+	switch {
+	case !r.Complete && len(drifted) == 0:
+		summary = "No drift where the site could be seen. Some of it is unknown."
+	case len(drifted)+len(r.Strays) > 0:
+		summary = fmt.Sprintf("Drift: %d of %s changed outside converge", len(drifted), count(r.Recorded, "resource"))
+		if len(r.Strays) > 0 {
+			summary += fmt.Sprintf(", %s", count(len(r.Strays), "stray"))
+		}
+		summary += "."
+	}
+	t.line("%s", t.paint(bold, summary))
+	t.drift(drifted)
+	t.foreign(append(append([]plan.Foreign{}, r.Foreign...), r.Strays...))
+	t.unknown(r.Unknown)
+	return t.b.String()
+}
+
+// MaskDrift gives a report without the values of secret fields.
+func MaskDrift(r *drift.Report, kinds schema.Kinds) *drift.Report {
+	out := *r
+	out.Drifted = make([]drift.Item, len(r.Drifted))
+	for i, d := range r.Drifted {
+		d.Changes = concealAll(kinds[d.Ref.Kind], d.Changes)
+		out.Drifted[i] = d
+	}
+	return &out
+}
+
+func concealAll(k *schema.Kind, cs []diff.Change) []diff.Change {
+	out := make([]diff.Change, len(cs))
+	for i, c := range cs {
+		out[i] = conceal(k, c)
+	}
+	return out
+}
+
+// A DocumentDiff says how two documents differ, resource by resource.
+type DocumentDiff struct {
+	From    string         `json:"from"`
+	To      string         `json:"to"`
+	Changed []ResourceDiff `json:"changes"`
+}
+
+// A ResourceDiff is one resource that differs.
+type ResourceDiff struct {
+	Ref       schema.Ref    `json:"ref"`
+	Action    plan.Action   `json:"action"` // create: only in the second; delete: only in the first; update: in both
+	Changes   []diff.Change `json:"changes,omitempty"`
+	Lifecycle bool          `json:"lifecycle,omitempty"` // how it may be treated differs
+}
+
+// Compare compares two documents. Secrets are masked.
+func Compare(kinds schema.Kinds, from, to *schema.Document, fromName, toName string) DocumentDiff {
+	d := DocumentDiff{From: fromName, To: toName, Changed: []ResourceDiff{}}
+	same := func(_, id string) string { return id }
+	a, b := from.Resources, to.Resources
+	for len(a) > 0 || len(b) > 0 {
+		c := 0
+		switch {
+		case len(a) == 0:
+			c = 1
+		case len(b) == 0:
+			c = -1
+		default:
+			c = a[0].Ref.Compare(b[0].Ref)
+		}
+		switch {
+		case c < 0:
+			d.Changed = append(d.Changed, ResourceDiff{Ref: a[0].Ref, Action: plan.Delete})
+		case c > 0:
+			d.Changed = append(d.Changed, ResourceDiff{Ref: b[0].Ref, Action: plan.Create})
+		default:
+			k := kinds[a[0].Ref.Kind]
+			changes := concealAll(k, diff.Compare(k, b[0].Spec, a[0].Spec, a[0].Spec, nil, same))
+			lifecycle := fmt.Sprint(a[0].Lifecycle, a[0].Timeouts, a[0].After) != fmt.Sprint(b[0].Lifecycle, b[0].Timeouts, b[0].After)
+			if len(changes) > 0 || lifecycle {
+				d.Changed = append(d.Changed, ResourceDiff{Ref: a[0].Ref, Action: plan.Update, Changes: changes, Lifecycle: lifecycle && len(changes) == 0})
+			}
+		}
+		if c <= 0 {
+			a = a[1:]
+		}
+		if c >= 0 {
+			b = b[1:]
+		}
+	}
+	return d
+}
+
+// DiffText shows how two documents differ.
+func DiffText(d DocumentDiff, s Style) string {
+	t := planText{Style: s}
+	if len(d.Changed) == 0 {
+		t.line("No differences between %s and %s.", clean(d.From), clean(d.To))
+		return t.b.String()
+	}
+	t.line("%s", t.paint(bold, fmt.Sprintf("From %s to %s: %s.", clean(d.From), clean(d.To), count(len(d.Changed), "difference"))))
+	for _, r := range d.Changed {
+		sign, color := symbol(&plan.Step{Action: r.Action})
+		note := ""
+		if r.Lifecycle {
+			note = "  lifecycle, timeouts or depends_on"
+		}
+		t.line("%s %s%s", t.paint(color, fmt.Sprintf("%4s", sign)), clean(r.Ref.String()), note)
+		t.changes(r.Ref.Kind, r.Changes, true)
+	}
+	return t.b.String()
+}

@@ -1,0 +1,332 @@
+package view
+
+import (
+	"errors"
+	"fmt"
+	"io"
+	"strings"
+	"sync"
+	"time"
+
+	"converge.dev/converge/engine/event"
+	"converge.dev/converge/engine/plan"
+	"converge.dev/converge/providers"
+	"converge.dev/converge/schema"
+	"converge.dev/converge/schema/load"
+	"converge.dev/converge/state"
+)
+
+// A Human view writes for people. On a terminal what is running is redrawn in place; in a pipe each line is written once,
+// and a step that takes long is mentioned again whenever the engine tells of it.
+type Human struct {
+	o Options
+
+	mu       sync.Mutex
+	running  []*running // in the order in which they started
+	looking  []event.Observing
+	done     int
+	total    int
+	undo     bool
+	plan     *plan.Plan
+	verified *event.Verified
+	drawn    int // lines on the terminal that the next drawing replaces
+	ended    bool
+
+	stop chan struct{}
+	tick sync.WaitGroup
+}
+
+// running is a step that has not ended.
+type running struct {
+	step  *plan.Step
+	undo  bool
+	since time.Time
+	phase string
+}
+
+// NewHuman makes a view for people. Close must be called.
+func NewHuman(o Options) *Human {
+	h := &Human{o: o, stop: make(chan struct{})}
+	if o.Live != nil {
+		h.tick.Go(h.beat)
+	}
+	return h
+}
+
+// beat redraws what is running, so that its times go on.
+func (h *Human) beat() {
+	t := time.NewTicker(200 * time.Millisecond)
+	defer t.Stop()
+	for {
+		select {
+		case <-h.stop:
+			return
+		case <-t.C:
+			h.mu.Lock()
+			h.erase()
+			h.draw()
+			h.mu.Unlock()
+		}
+	}
+}
+
+// Close implements [View].
+func (h *Human) Close() {
+	h.mu.Lock()
+	if h.ended {
+		h.mu.Unlock()
+		return
+	}
+	h.ended = true
+	h.erase()
+	h.mu.Unlock()
+	close(h.stop)
+	h.tick.Wait()
+}
+
+// Plan implements [View].
+func (h *Human) Plan(p *plan.Plan) {
+	h.result(PlanText(p, h.o.Kinds, h.o.OutStyle))
+}
+
+// Diagnostics implements [View].
+func (h *Human) Diagnostics(ds load.Diagnostics) {
+	h.print(h.o.Err, DiagnosticsText(ds, h.o.ErrStyle))
+}
+
+// Error implements [View].
+func (h *Human) Error(err error) {
+	h.print(h.o.Err, Explain(err).Text(h.o.ErrStyle))
+}
+
+// Warn implements [View].
+func (h *Human) Warn(text string) {
+	h.print(h.o.Err, h.o.ErrStyle.paint(yellow, "Warning: ")+cleanLines(text)+"\n")
+}
+
+// Note implements [View].
+func (h *Human) Note(text string) {
+	if !h.o.Quiet {
+		h.print(h.o.Err, cleanLines(text)+"\n")
+	}
+}
+
+// result writes text to standard output.
+func (h *Human) result(text string) { h.print(h.o.Out, text) }
+
+func (h *Human) print(w io.Writer, text string) {
+	h.mu.Lock()
+	defer h.mu.Unlock()
+	h.erase()
+	_, _ = io.WriteString(w, text) // who gave the writer is told by it
+	h.draw()
+}
+
+// progress writes one line about the work to standard error. The lock is held.
+func (h *Human) progress(format string, args ...any) {
+	if !h.o.Quiet {
+		fmt.Fprintf(h.o.Err, format+"\n", args...)
+	}
+}
+
+// Event implements [View].
+func (h *Human) Event(e event.Event) {
+	h.mu.Lock()
+	defer h.mu.Unlock()
+	h.erase()
+	h.tell(e)
+	h.draw()
+}
+
+func (h *Human) tell(e event.Event) {
+	s := h.o.ErrStyle
+	switch e := e.(type) {
+	case event.Observing:
+		h.looking = append(h.looking, e)
+	case event.Observed:
+		h.seen(e)
+	case event.LockWait:
+		h.progress("Waiting for the lock of the site, held by %s", holder(e.Holder))
+	case event.RunStarted:
+		h.plan, h.total, h.done = e.Plan, len(e.Plan.Steps), e.Done
+		text := fmt.Sprintf("Run %s: %s", e.Run.ID, count(h.total, "step"))
+		if e.Done > 0 {
+			text += fmt.Sprintf(", %d done before", e.Done)
+		}
+		h.progress("%s", s.paint(bold, text))
+	case event.StepStarted:
+		h.running = append(h.running, &running{step: e.Step, undo: e.Undo, since: h.o.now()})
+		if h.o.Live == nil {
+			h.progress("%s: %s…", clean(e.Step.Ref.String()), verbsOf(e.Step, e.Undo).doing)
+		}
+	case event.StepProgress:
+		h.phase(e)
+	case event.StepDone:
+		h.finish(e.Step)
+		h.done++
+		text := verbsOf(e.Step, e.Undo).done + " after " + took(e.Took)
+		if e.ID != "" && e.ID != e.Step.Ref.Name && e.Step.Action == plan.Create && !e.Undo {
+			text += " [id " + clean(e.ID) + "]"
+		}
+		h.progress("%s: %s", clean(e.Step.Ref.String()), s.paint(green, text))
+	case event.StepFailed:
+		h.finish(e.Step)
+		text := fmt.Sprintf("%s failed after %s: %s", verbsOf(e.Step, e.Undo).noun, took(e.Took), clean(plain(e.Err, e.Step.Ref)))
+		if e.Effect {
+			text += " (something was changed, or may have been)"
+		}
+		h.progress("%s: %s", clean(e.Step.Ref.String()), s.paint(red, text))
+	case event.PointOfNoReturn:
+		h.progress("%s", s.paint(yellow, fmt.Sprintf("Point of no return: %s to go, which do not come back as before when undone", count(e.Steps, "step"))))
+	case event.Interrupted:
+		h.progress("%s", s.paint(yellow, fmt.Sprintf("Gracefully shutting down…: what is under way ends (%s), nothing more is started. Press again to leave at once.", count(e.InFlight, "step"))))
+	case event.RevertStarted:
+		h.undo, h.done, h.total = true, 0, e.Steps
+		text := "Undoing " + count(e.Steps, "step")
+		if e.Cause != nil {
+			text += ": " + clean(e.Cause.Error())
+		}
+		h.progress("%s", s.paint(yellow, text))
+	case event.Verified:
+		h.verified = &e
+		h.progress("Looked again at %s: %s", count(e.Things, "thing"), differences(len(e.Differences)))
+	case event.RunEnded:
+		h.report(e)
+	}
+}
+
+func message(err error) string {
+	if err == nil {
+		return ""
+	}
+	return err.Error()
+}
+
+// plain gives the text of an error about ref without repeating the ref.
+func plain(err error, ref schema.Ref) string {
+	var e *providers.Error
+	if errors.As(err, &e) && e.Ref == ref && e.Err != nil {
+		return strings.Replace(err.Error(), e.Error(), e.Err.Error(), 1)
+	}
+	return message(err)
+}
+
+func differences(n int) string {
+	if n == 0 {
+		return "all as before"
+	}
+	return count(n, "difference")
+}
+
+func (h *Human) seen(e event.Observed) {
+	for i, l := range h.looking {
+		if l.Scope == e.Scope && l.Kind == e.Kind {
+			h.looking = append(h.looking[:i], h.looking[i+1:]...)
+			break
+		}
+	}
+	if e.Err != nil {
+		h.progress("%s", h.o.ErrStyle.paint(yellow, fmt.Sprintf("%s/%s cannot be seen: %s", clean(e.Scope), clean(e.Kind), clean(e.Err.Error()))))
+	}
+}
+
+// phase notes what a step is at. In a pipe it is told when it is news; that the call is under way is news each time, for
+// the engine says so only now and then.
+func (h *Human) phase(e event.StepProgress) {
+	for _, r := range h.running {
+		if r.step != e.Step {
+			continue
+		}
+		on := clean(e.Step.Ref.String())
+		if e.Phase == event.Acting {
+			if h.o.Live == nil {
+				h.progress("%s: still %s… [%s]", on, verbsOf(e.Step, e.Undo).doing, e.Elapsed.Round(time.Second))
+			}
+			return
+		}
+		text := phaseText(e)
+		if text != r.phase && h.o.Live == nil {
+			h.progress("%s: %s", on, text)
+		}
+		r.phase = text
+		return
+	}
+}
+
+func (h *Human) finish(s *plan.Step) {
+	for i, r := range h.running {
+		if r.step == s {
+			h.running = append(h.running[:i], h.running[i+1:]...)
+			return
+		}
+	}
+}
+
+// report says how a run ended, on standard output.
+func (h *Human) report(e event.RunEnded) {
+	s := h.o.OutStyle
+	var b strings.Builder
+	fmt.Fprintln(&b)
+	op := operation(e.Run)
+	switch e.Run.Status {
+	case state.RunApplied:
+		var c plan.Counts
+		if h.plan != nil {
+			c = h.plan.Counts()
+		}
+		fmt.Fprintln(&b, s.paint(green, fmt.Sprintf("%s complete! Resources: %s. Each was seen as planned. [run %s, %s]", op, counted(c), e.Run.ID, took(e.Took))))
+	case state.RunReverted:
+		text := op + " failed and was reverted"
+		if e.Run.Failed.IsZero() {
+			text = "Run " + e.Run.ID + " was undone"
+		}
+		text += ": the site is as it was before"
+		if h.verified != nil {
+			text += ", verified by looking again at " + count(h.verified.Things, "thing")
+		}
+		fmt.Fprintln(&b, s.paint(yellow, text+"."))
+		for _, r := range e.Run.Remains {
+			fmt.Fprintf(&b, "  %s stays: it can never be deleted. It is not managed any more.\n", clean(r.String()))
+		}
+		h.cause(&b, e.Run)
+	case state.RunPartial:
+		fmt.Fprintln(&b, s.paint(red, op+" failed and left the site in between."))
+		h.cause(&b, e.Run)
+		listDifferences(&b, e.Differences)
+		h.next(&b, e.Run)
+	default:
+		fmt.Fprintln(&b, s.paint(yellow, fmt.Sprintf("%s stopped after %d of %s. The journal is intact.", op, e.Run.Done, count(e.Run.Steps, "step"))))
+		h.cause(&b, e.Run)
+		listDifferences(&b, e.Differences)
+		h.next(&b, e.Run)
+	}
+	_, _ = io.WriteString(h.o.Out, b.String())
+}
+
+func (h *Human) cause(b *strings.Builder, r state.Run) {
+	switch {
+	case r.Message == "":
+	case r.Failed.IsZero(), strings.Contains(r.Message, r.Failed.String()):
+		fmt.Fprintf(b, "  %s\n", clean(r.Message))
+	default:
+		fmt.Fprintf(b, "  %s: %s\n", clean(r.Failed.String()), clean(r.Message))
+	}
+}
+
+func listDifferences(b *strings.Builder, ds []event.Difference) {
+	if len(ds) == 0 {
+		return
+	}
+	fmt.Fprintln(b, "Not as it should be:")
+	for _, d := range ds {
+		on := ""
+		if !d.Ref.IsZero() {
+			on = clean(d.Ref.String()) + ": "
+		}
+		fmt.Fprintf(b, "  %s%s\n", on, clean(d.Detail))
+	}
+}
+
+func (h *Human) next(b *strings.Builder, r state.Run) {
+	fmt.Fprintf(b, "To go on:   converge resume %s\nTo undo it: converge rollback %s\n", r.ID, r.ID)
+}

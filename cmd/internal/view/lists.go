@@ -1,0 +1,230 @@
+package view
+
+import (
+	"fmt"
+	"slices"
+	"strings"
+	"time"
+
+	"converge.dev/converge/schema"
+	"converge.dev/converge/schema/load"
+	"converge.dev/converge/state"
+)
+
+func at(t time.Time) string { return t.UTC().Format(time.DateTime) }
+
+// RunsText lists runs.
+func RunsText(runs []state.Run, s Style) string {
+	if len(runs) == 0 {
+		return "No runs.\n"
+	}
+	rows := [][]string{{"RUN", "OPERATION", "STATUS", "STEPS", "STARTED", "TOOK", "BY"}}
+	for _, r := range runs {
+		duration := "-"
+		if r.Ended != nil {
+			duration = took(r.Ended.Sub(r.Started))
+		}
+		rows = append(rows, []string{r.ID, r.Op, string(r.Status), fmt.Sprintf("%d/%d", r.Done, r.Steps), at(r.Started), duration, clean(r.By)})
+	}
+	return table(s, rows)
+}
+
+// RunText shows one run.
+func RunText(r state.Run, s Style) string {
+	rows := [][]string{{"Run", r.ID}, {"Operation", r.Op}, {"Status", string(r.Status)}, {"Steps", fmt.Sprintf("%d of %d done", r.Done, r.Steps)}}
+	add := func(name, value string) {
+		if value != "" {
+			rows = append(rows, []string{name, value})
+		}
+	}
+	add("Started", at(r.Started)+" UTC by "+clean(r.By))
+	if r.Ended != nil {
+		add("Ended", at(*r.Ended)+" UTC, after "+took(r.Ended.Sub(r.Started)))
+	}
+	if r.Serial > 0 {
+		add("Document", fmt.Sprintf("serial %d", r.Serial))
+	}
+	add("Plan", r.Plan)
+	add("On failure", r.OnFail)
+	if !r.Failed.IsZero() {
+		add("Failed", clean(r.Failed.String()))
+	}
+	add("Message", clean(r.Message))
+	text := table(Style{}, rows)
+	for _, left := range r.Remains {
+		text += clean(left.String()) + " stays: it can never be deleted. It is not managed any more.\n"
+	}
+	if len(r.Partial) > 0 {
+		text += "Not as it should be:\n"
+		for _, d := range r.Partial {
+			text += "  " + clean(d) + "\n"
+		}
+	}
+	if r.Status == state.RunOpen || r.Status == state.RunPartial {
+		text += s.paint(yellow, fmt.Sprintf("To go on:   converge resume %s\nTo undo it: converge rollback %s\n", r.ID, r.ID))
+	}
+	return text
+}
+
+// RecordsText lists recorded resources, one ref per line.
+func RecordsText(records []state.Record) string {
+	var b strings.Builder
+	for _, r := range records {
+		b.WriteString(clean(r.Ref.String()) + "\n")
+	}
+	return b.String()
+}
+
+// RecordText shows one recorded resource.
+func RecordText(r state.Record, k *schema.Kind, s Style) string {
+	spec, _ := mask(k, r.Spec)
+	rows := [][]string{{"id", clean(r.ID)}, {"incarnation", fmt.Sprint(r.Incarnation)}}
+	if r.Gone {
+		rows = append(rows, []string{"gone", "true"})
+	}
+	if r.Protect {
+		rows = append(rows, []string{"protect", "true"})
+	}
+	if r.OnRemove != "" {
+		rows = append(rows, []string{"on_remove", string(r.OnRemove)})
+	}
+	rows = append(rows, []string{"run", fmt.Sprintf("%s (%s UTC)", r.Run, at(r.At))})
+	for _, a := range r.After {
+		rows = append(rows, []string{"after", clean(a.String())})
+	}
+	var names []string
+	for n := range spec {
+		names = append(names, n)
+	}
+	slices.Sort(names)
+	fields := make([][]string, 0, len(names))
+	for _, n := range names {
+		fields = append(fields, []string{clean(n), value(spec[n])})
+	}
+	return s.paint(bold, clean(r.Ref.String())) + "\n" + indent(table(Style{}, rows), "  ") + "spec\n" + indent(table(Style{}, fields), "  ")
+}
+
+// MaskRecord gives a record without the values of secret fields.
+func MaskRecord(r state.Record, k *schema.Kind) state.Record {
+	r.Spec, _ = mask(k, r.Spec)
+	return r
+}
+
+// A SiteSummary is what converge remembers about a site, in numbers.
+type SiteSummary struct {
+	Site     string          `json:"site"`
+	Document *state.Head     `json:"document"`
+	Kinds    map[string]int  `json:"resources"` // recorded resources by kind
+	LastRun  *state.Run      `json:"last_run"`
+	Holds    []state.Hold    `json:"holds"`
+	Lock     *state.LockInfo `json:"lock"`
+}
+
+// SummaryText shows what converge remembers about a site.
+func SummaryText(m SiteSummary, s Style) string {
+	var b strings.Builder
+	fmt.Fprintln(&b, s.paint(bold, "Site "+m.Site))
+	if m.Document == nil {
+		fmt.Fprintln(&b, "  document   none; write one with converge put or converge apply")
+	} else {
+		fmt.Fprintf(&b, "  document   serial %d, %s UTC by %s, %s\n", m.Document.Serial, at(m.Document.At), clean(m.Document.By), short(m.Document.Digest))
+	}
+	total := 0
+	var kinds []string
+	for k, n := range m.Kinds {
+		total += n
+		kinds = append(kinds, k)
+	}
+	slices.Sort(kinds)
+	fmt.Fprintf(&b, "  recorded   %s\n", count(total, "resource"))
+	for _, k := range kinds {
+		fmt.Fprintf(&b, "  %10d %s\n", m.Kinds[k], clean(k))
+	}
+	if r := m.LastRun; r != nil {
+		fmt.Fprintf(&b, "  last run   %s: %s, %s UTC\n", r.ID, r.Status, at(r.Started))
+	}
+	for _, h := range m.Holds {
+		fmt.Fprintf(&b, "  %s %s: %s\n", s.paint(yellow, "held      "), clean(h.Scope), clean(h.Reason))
+	}
+	if m.Lock != nil {
+		fmt.Fprintf(&b, "  lock       held by %s\n", holder(*m.Lock))
+	}
+	return b.String()
+}
+
+func short(digest string) string {
+	if len(digest) > 12 {
+		return digest[:12]
+	}
+	return digest
+}
+
+// HoldsText lists holds, and the freeze if there is one.
+func HoldsText(holds []state.Hold, s Style) string {
+	if len(holds) == 0 {
+		return "Nothing is held.\n"
+	}
+	rows := [][]string{{"SCOPE", "SINCE", "RUN", "REASON"}}
+	for _, h := range holds {
+		rows = append(rows, []string{clean(h.Scope), at(h.At), h.Run, clean(h.Reason)})
+	}
+	return table(s, rows)
+}
+
+// LockText says who holds the lock of a site.
+func LockText(path string, l *state.LockInfo) string {
+	if l == nil {
+		return "The site is not locked.\n"
+	}
+	rows := [][]string{
+		{"ID:", l.ID}, {"Path:", path}, {"Operation:", clean(l.Operation)}, {"Who:", clean(l.Who)}, {"Version:", clean(l.Version)},
+		{"Created:", at(l.Created) + " UTC"}, {"Epoch:", fmt.Sprint(l.Epoch)},
+	}
+	if l.PID != 0 {
+		rows[3][1] += fmt.Sprintf(" (PID %d)", l.PID)
+	}
+	if l.Run != "" {
+		rows = append(rows, []string{"Run:", l.Run})
+	}
+	if l.Info != "" {
+		rows = append(rows, []string{"Info:", clean(l.Info)})
+	}
+	return "Lock Info:\n" + indent(table(Style{}, rows), "  ")
+}
+
+// HistoryText lists revisions of the document.
+func HistoryText(heads []state.Head, s Style) string {
+	if len(heads) == 0 {
+		return "The site has no document yet.\n"
+	}
+	rows := [][]string{{"SERIAL", "REVISION", "DIGEST", "BYTES", "WRITTEN", "BY"}}
+	for _, h := range heads {
+		rows = append(rows, []string{fmt.Sprint(h.Serial), fmt.Sprint(h.Revision), short(h.Digest), fmt.Sprint(h.Size), at(h.At), clean(h.By)})
+	}
+	return table(s, rows)
+}
+
+// RulesText lists the rules that every document must keep.
+func RulesText(rules []load.Rule, s Style) string {
+	rows := [][]string{{"CODE", "RULE", "WHAT MUST BE SO"}}
+	for _, r := range rules {
+		rows = append(rows, []string{r.Code, r.Name, r.Doc})
+	}
+	return table(s, rows)
+}
+
+// KindsText lists the kinds of a schema.
+func KindsText(kinds schema.Kinds, s Style) string {
+	rows := [][]string{{"KIND", "LIVES ON", "WHAT IT IS"}}
+	for _, name := range kinds.Names() {
+		k := kinds[name]
+		where := "the site"
+		if k.Node {
+			where = "a node"
+		}
+		first, _, _ := strings.Cut(k.Doc, ". ")
+		first = strings.TrimSuffix(strings.Join(strings.Fields(first), " "), ".")
+		rows = append(rows, []string{name, where, cut(first, 80)})
+	}
+	return table(s, rows)
+}

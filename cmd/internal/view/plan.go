@@ -1,0 +1,302 @@
+package view
+
+import (
+	"fmt"
+	"slices"
+	"strings"
+	"unicode/utf8"
+
+	"converge.dev/converge/engine/diff"
+	"converge.dev/converge/engine/plan"
+	"converge.dev/converge/providers"
+	"converge.dev/converge/schema"
+)
+
+// A planText writes a plan for people.
+type planText struct {
+	Style
+	kinds schema.Kinds
+	b     strings.Builder
+}
+
+// PlanText gives a plan as text: a summary, the steps wave by wave with what changes, everything that was noticed, and
+// the summary once more.
+func PlanText(p *plan.Plan, kinds schema.Kinds, s Style) string {
+	t := planText{Style: s, kinds: kinds}
+	t.plan(p)
+	return t.b.String()
+}
+
+// Summary gives the numbers of a plan in one line.
+func Summary(p *plan.Plan) string {
+	if p.Empty() {
+		switch {
+		case len(p.Refusals) > 0:
+			return "No plan: it is refused."
+		case len(p.Unknown) > 0:
+			return "No changes where the site could be seen. Some of it is unknown."
+		case p.Destroy:
+			return "No changes. Nothing is recorded that could be destroyed."
+		}
+		return fmt.Sprintf("No changes. The site is as the document says: %s.", count(p.Unchanged, "resource"))
+	}
+	c := p.Counts()
+	text := fmt.Sprintf("Plan: %d to add, %d to change, %d to destroy", c.Create, c.Update, c.Delete)
+	for _, more := range []struct {
+		n    int
+		verb string
+	}{{c.Replace, "replace"}, {c.Adopt, "adopt"}, {c.Forget, "forget"}} {
+		if more.n > 0 {
+			text += fmt.Sprintf(", %d to %s", more.n, more.verb)
+		}
+	}
+	return text + fmt.Sprintf("; %d unchanged.", p.Unchanged)
+}
+
+func (t *planText) plan(p *plan.Plan) {
+	t.line("%s  %s", t.paint(bold, Summary(p)), t.paint(dim, planOrigin(p)))
+	t.steps(p)
+	t.drift(p.Drift)
+	t.foreign(p.Unmanaged)
+	t.unknown(p.Unknown)
+	t.refusals(p.Refusals)
+	if !p.Empty() || strings.Count(t.b.String(), "\n") > 1 {
+		t.line("")
+		t.line("%s", t.paint(bold, Summary(p)))
+	}
+}
+
+func planOrigin(p *plan.Plan) string {
+	site := "site " + p.Site.Name
+	if p.Site.Serial > 0 {
+		site += fmt.Sprintf(", serial %d", p.Site.Serial)
+	}
+	return site
+}
+
+func (t *planText) line(format string, args ...any) {
+	t.b.WriteString(strings.TrimRight(fmt.Sprintf(format, args...), " ") + "\n")
+}
+
+func (t *planText) head(format string, args ...any) {
+	t.line("")
+	t.line("%s", t.paint(bold, fmt.Sprintf(format, args...)))
+}
+
+// symbol gives the sign of a step and its colour.
+func symbol(s *plan.Step) (sign, color string) {
+	switch {
+	case s.Replace:
+		return "-/+", purple
+	case s.Action == plan.Create:
+		return "+", green
+	case s.Action == plan.Update:
+		return "~", yellow
+	case s.Action == plan.Delete:
+		return "-", red
+	case s.Action == plan.Adopt:
+		return "=", cyan
+	}
+	return ".", dim
+}
+
+var meanings = []struct{ sign, meaning string }{
+	{"+", "create"}, {"~", "change in place"}, {"-/+", "replace"}, {"-", "destroy"},
+	{"=", "adopt: take over what is there"}, {".", "forget: leave what is there"},
+}
+
+func (t *planText) steps(p *plan.Plan) {
+	if p.Empty() {
+		return
+	}
+	used := map[string]bool{}
+	width := 0
+	for i := range p.Steps {
+		sign, _ := symbol(&p.Steps[i])
+		used[sign] = true
+		width = max(width, utf8.RuneCountInString(p.Steps[i].Ref.String()))
+	}
+	width = min(width, 60)
+	var legend []string
+	for _, m := range meanings {
+		if used[m.sign] {
+			legend = append(legend, m.sign+" "+m.meaning)
+		}
+	}
+	t.line("%s", t.paint(dim, strings.Join(legend, "   ")))
+	wave := -1
+	for i := range p.Steps {
+		s := &p.Steps[i]
+		if i == p.NoReturn {
+			t.noReturn(len(p.Steps) - i)
+		}
+		if s.Wave != wave {
+			wave = s.Wave
+			t.head("Wave %d", wave+1)
+		}
+		t.step(s, width, i >= p.NoReturn)
+	}
+}
+
+func (t *planText) noReturn(n int) {
+	what := "the step below does not come back"
+	if n > 1 {
+		what = fmt.Sprintf("the %d steps below do not come back", n)
+	}
+	t.line("")
+	t.line("%s", t.paint(red, "──── point of no return: "+what+" as before when they are undone ────"))
+}
+
+// undoing says in words what a revert class means.
+func undoing(r providers.Revert) string {
+	switch r {
+	case providers.Exact:
+		return "R1: can be undone exactly"
+	case providers.Restart:
+		return "R2: can be undone, running state is lost"
+	case providers.Replace:
+		return "R3: undone only by an equivalent with a new identity"
+	}
+	return "R4: cannot be undone"
+}
+
+func (t *planText) step(s *plan.Step, width int, late bool) {
+	sign, color := symbol(s)
+	reason := clean(s.Reason)
+	if s.Replace && s.Action == plan.Delete {
+		reason = "removed first: " + reason
+	}
+	if s.Replace && s.Action == plan.Create {
+		reason = "made anew: " + reason
+	}
+	if s.Disruption != "" {
+		reason += ", interrupts " + clean(s.Disruption)
+	}
+	switch {
+	case s.Leaves:
+		reason += "  [can never be deleted: an undo forgets it, and it stays]"
+	case late || s.Undo == providers.Restart:
+		reason += "  [" + undoing(s.Undo) + "]"
+	}
+	t.line("%s %s  %s", t.paint(color, fmt.Sprintf("%4s", sign)), pad(clean(s.Ref.String()), width), t.paint(dim, reason))
+	switch {
+	case s.Action == plan.Create && !s.Replace:
+		t.fields(s)
+	case s.Action == plan.Create || s.Action == plan.Update:
+		t.changes(s.Ref.Kind, s.Changes, s.Replace)
+	}
+}
+
+// fields shows what a new thing will be.
+func (t *planText) fields(s *plan.Step) {
+	spec, _ := mask(t.kinds[s.Ref.Kind], s.After)
+	names := make([]string, 0, len(spec))
+	width := 0
+	for n := range spec {
+		names = append(names, n)
+		width = max(width, utf8.RuneCountInString(n))
+	}
+	slices.Sort(names)
+	for _, n := range names {
+		t.line("       %s  %s", pad(clean(n), width), t.paint(green, value(spec[n])))
+	}
+}
+
+// changes shows paths with their values before and after, in columns.
+func (t *planText) changes(kind string, changes []diff.Change, replace bool) {
+	paths, olds := 0, 0
+	shown := make([]diff.Change, len(changes))
+	for i, c := range changes {
+		shown[i] = conceal(t.kinds[kind], c)
+		paths = max(paths, utf8.RuneCountInString(c.Path))
+		if !shown[i].Secret {
+			olds = max(olds, utf8.RuneCountInString(value(shown[i].Before)))
+		}
+	}
+	paths, olds = min(paths, 48), min(olds, 40)
+	for _, c := range shown {
+		text := "       " + pad(clean(c.Path), paths) + "  "
+		if c.Secret {
+			text += "(sensitive value)"
+		} else {
+			text += pad(value(c.Before), olds) + " → " + t.paint(green, value(c.After))
+		}
+		if c.Replaces && replace {
+			text += t.paint(red, "  # forces replacement")
+		}
+		t.line("%s", text)
+	}
+}
+
+func (t *planText) drift(drift []plan.Drift) {
+	if len(drift) == 0 {
+		return
+	}
+	t.head("Changed outside converge since the last run:")
+	for _, d := range drift {
+		switch {
+		case d.Missing:
+			t.line("%s %s  is gone", t.paint(red, "   -"), clean(d.Ref.String()))
+		case d.Failed != "":
+			t.line("%s %s  has failed: %s", t.paint(red, "   !"), clean(d.Ref.String()), clean(d.Failed))
+		default:
+			t.line("%s %s", t.paint(yellow, "   ~"), clean(d.Ref.String()))
+		}
+		t.changes(d.Ref.Kind, d.Changes, false)
+	}
+}
+
+// foreign counts what nobody declared, by scope and kind. Strays are named: they are ours, and lost.
+func (t *planText) foreign(things []plan.Foreign) {
+	type place struct{ scope, kind string }
+	var places []place
+	counts := map[place]int{}
+	var strays []plan.Foreign
+	for _, f := range things {
+		if f.Stray {
+			strays = append(strays, f)
+			continue
+		}
+		at := place{f.Scope, f.Kind}
+		if counts[at]++; counts[at] == 1 {
+			places = append(places, at)
+		}
+	}
+	if len(places) > 0 {
+		t.head("Not managed here, and left alone:")
+		for _, at := range places {
+			t.line("     %d × %s/%s", counts[at], clean(at.scope), clean(at.kind))
+		}
+	}
+	if len(strays) > 0 {
+		t.head("Made for this site by converge, but neither declared nor recorded (declare them to adopt them, or remove them by hand):")
+		for _, f := range strays {
+			t.line("     %s/%s/%s  id %s", clean(f.Scope), clean(f.Kind), clean(f.Name), clean(f.ID))
+		}
+	}
+}
+
+func (t *planText) unknown(places []plan.Unknown) {
+	if len(places) == 0 {
+		return
+	}
+	t.head("Unknown, so that nothing is decided about it:")
+	for _, u := range places {
+		t.line("%s %s/%s  %s", t.paint(yellow, "   ?"), clean(u.Scope), clean(u.Kind), clean(u.Error))
+	}
+}
+
+func (t *planText) refusals(rs []plan.Refusal) {
+	if len(rs) == 0 {
+		return
+	}
+	t.head("Refused. This plan cannot be applied:")
+	for _, r := range rs {
+		on := ""
+		if !r.Ref.IsZero() {
+			on = clean(r.Ref.String()) + ": "
+		}
+		t.line("%s %s%s", t.paint(red, "   ✗"), on, clean(r.Reason))
+		t.line("     %s", clean(r.Remedy))
+	}
+}

@@ -1,0 +1,133 @@
+package view
+
+import (
+	"context"
+	"errors"
+	"fmt"
+	"strings"
+
+	"converge.dev/converge/engine"
+	"converge.dev/converge/schema"
+	"converge.dev/converge/state"
+	"converge.dev/converge/state/etcd"
+)
+
+// A Problem is an error in the form in which it is shown: what is wrong, where, and how to mend it.
+type Problem struct {
+	What  string
+	Where string     // optional; may have several lines
+	Fix   string     // optional
+	Ref   schema.Ref // optional
+	Err   error      // optional cause
+}
+
+// Error implements error.
+func (p *Problem) Error() string {
+	text := p.What
+	if p.Where != "" {
+		text += ": " + p.Where
+	}
+	return text
+}
+
+// Unwrap gives the cause.
+func (p *Problem) Unwrap() error { return p.Err }
+
+// Text gives the problem for people.
+func (p *Problem) Text(s Style) string {
+	var b strings.Builder
+	fmt.Fprintf(&b, "%s %s\n", s.paint(red, "Error:"), s.paint(bold, clean(p.What)))
+	for _, part := range []string{p.Where, p.Fix} {
+		if part != "" {
+			b.WriteString(indent(cleanLines(part), "  ") + "\n")
+		}
+	}
+	return b.String()
+}
+
+// Detail is everything but What.
+func (p *Problem) Detail() string {
+	if p.Where == "" || p.Fix == "" {
+		return p.Where + p.Fix
+	}
+	return p.Where + "\n" + p.Fix
+}
+
+// Explain gives any error in the form of a problem, with what to do where that is known.
+func Explain(err error) *Problem {
+	var (
+		problem  *Problem
+		locked   *state.LockedError
+		inUse    *etcd.InUseError
+		conflict *state.ConflictError
+		stale    *engine.StaleError
+		spent    *engine.SpentError
+		refused  *engine.RefusedError
+		held     *engine.HeldError
+		unknown  *engine.UnknownError
+	)
+	switch {
+	case errors.As(err, &problem):
+		return problem
+	case errors.As(err, &locked):
+		what, where, _ := strings.Cut(locked.Error(), "\n\n")
+		return &Problem{What: what, Where: where, Fix: fmt.Sprintf("Wait for it with -lock-timeout=5m. Only if that process is gone for good: converge force-unlock %s", locked.Info.ID), Err: err}
+	case errors.As(err, &inUse):
+		return &Problem{What: "the store is in use by another process", Where: inUse.Error(), Fix: "Wait for it with -lock-timeout=5m, or use another -data-dir. When that process ends, in whatever way, the store is free.", Err: err}
+	case errors.As(err, &conflict):
+		return &Problem{What: "the document was not written", Where: conflict.Error(), Fix: "Look at what is there with: converge get. Then raise site.serial, or leave it out to have it counted.", Err: err}
+	case errors.As(err, &stale):
+		var lines []string
+		for _, d := range stale.Reasons {
+			if d.Ref.IsZero() {
+				lines = append(lines, d.Detail)
+			} else {
+				lines = append(lines, d.Ref.String()+": "+d.Detail)
+			}
+		}
+		return &Problem{What: "the plan is stale: the site is no longer as it was when the plan was made", Where: strings.Join(lines, "\n"), Fix: "Nothing was changed. Plan again.", Err: err}
+	case errors.As(err, &spent):
+		return &Problem{What: "the plan is spent", Where: fmt.Sprintf("run %s has applied it", spent.Run), Fix: "Nothing was changed. Plan again.", Err: err}
+	case errors.As(err, &refused):
+		var lines []string
+		for _, r := range refused.Refusals {
+			on := ""
+			if !r.Ref.IsZero() {
+				on = r.Ref.String() + ": "
+			}
+			lines = append(lines, on+r.Reason, "  "+r.Remedy)
+		}
+		return &Problem{What: "refused: nothing was changed", Where: strings.Join(lines, "\n"), Err: err}
+	case errors.As(err, &held):
+		p := &Problem{What: "the site is held: nothing was changed", Where: held.Error(), Err: err}
+		if held.Open != "" {
+			p.What = "a run has not ended: nothing was changed"
+		} else {
+			p.Fix = "When that is dealt with: converge hold release SCOPE"
+		}
+		return p
+	case errors.As(err, &unknown):
+		where, fix := unknown.Error(), ""
+		if i := strings.LastIndexByte(where, '\n'); i >= 0 {
+			where, fix = where[:i], upper(where[i+1:])+"."
+		}
+		return &Problem{What: "a part of the site could not be seen", Where: where, Fix: fix, Err: err}
+	case errors.Is(err, engine.ErrInterrupted):
+		return &Problem{What: err.Error(), Err: err}
+	case errors.Is(err, context.Canceled):
+		return &Problem{What: "interrupted", Err: err}
+	case errors.Is(err, context.DeadlineExceeded):
+		return &Problem{What: "there was no answer in time", Where: err.Error(), Err: err}
+	case errors.Is(err, state.ErrFenced):
+		return &Problem{What: err.Error(), Fix: "Another process may be at work. When it is done, settle this run with: converge resume", Err: err}
+	}
+	what, where, _ := strings.Cut(err.Error(), "\n")
+	return &Problem{What: what, Where: where, Err: err}
+}
+
+func upper(s string) string {
+	if s == "" {
+		return s
+	}
+	return strings.ToUpper(s[:1]) + s[1:]
+}
