@@ -46,6 +46,7 @@ const DefaultSettle = 10 * time.Second
 // nouns are the kinds that are served: one line per kind.
 var nouns = map[string]noun{
 	"ovs.bridge": bridges{},
+	"ovs.mirror": mirrors{},
 	"ovs.port":   ports{},
 }
 

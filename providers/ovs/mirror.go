@@ -1,0 +1,192 @@
+package ovs
+
+import (
+	"cmp"
+	"context"
+	"slices"
+
+	"converge.dev/converge/providers"
+	"converge.dev/converge/providers/ovs/vswitch"
+	"converge.dev/converge/schema"
+	"github.com/ovn-org/libovsdb/ovsdb"
+)
+
+// mirrorSettings are the columns of Mirror that a spec holds: all that can be set but the name.
+var mirrorSettings = []string{
+	"external_ids", "output_port", "output_vlan", "select_all", "select_dst_port", "select_src_port", "select_vlan", "snaplen",
+}
+
+// maxMirrors is how many mirrors ovs-vswitchd makes on a bridge; of others only its log tells.
+const maxMirrors = 32
+
+// A mirrorSpec is schema/ovs/mirror.cue in Go.
+type mirrorSpec struct {
+	Bridge         string            `json:"bridge"`
+	ExternalIDs    map[string]string `json:"external_ids"`
+	OutputPort     string            `json:"output_port,omitempty"`
+	OutputVLAN     *int              `json:"output_vlan,omitempty"`
+	SelectAll      bool              `json:"select_all"`
+	SelectDstPorts []string          `json:"select_dst_ports"`
+	SelectSrcPorts []string          `json:"select_src_ports"`
+	SelectVLAN     []int             `json:"select_vlan"`
+	Snaplen        *int              `json:"snaplen,omitempty"`
+}
+
+// mirrors is the kind ovs.mirror.
+type mirrors struct{}
+
+// reads has all mirrors, because the database does not keep their names apart, and the names of all ports.
+func (mirrors) reads() []reading {
+	return []reading{
+		bridgeRows,
+		{table: vswitch.MirrorTable, row: &vswitch.Mirror{}, columns: slices.Concat([]string{"name"}, mirrorSettings)},
+		{table: vswitch.PortTable, row: &vswitch.Port{}, columns: []string{"name"}},
+	}
+}
+
+func (mirrors) list(v *view) ([]sighting, error) {
+	names := func(uuids ...string) []string {
+		var ports []string
+		for _, uuid := range uuids {
+			ports = append(ports, row[vswitch.Port](v, uuid).Name)
+		}
+		return sorted(ports)
+	}
+	var seen []sighting
+	for m := range all[vswitch.Mirror](v) {
+		b := v.mirrored(m)
+		ids, mark := unmarked(m.ExternalIDs)
+		spec := mirrorSpec{
+			Bridge: b.Name, ExternalIDs: ids, OutputVLAN: m.OutputVLAN, SelectAll: m.SelectAll,
+			SelectDstPorts: names(m.SelectDstPort...), SelectSrcPorts: names(m.SelectSrcPort...),
+			SelectVLAN: sorted(m.SelectVLAN), Snaplen: m.Snaplen,
+		}
+		if m.OutputPort != nil {
+			spec.OutputPort = names(*m.OutputPort)[0]
+		}
+		o, err := object(spec)
+		if err != nil {
+			return nil, err
+		}
+		seen = append(seen, sighting{
+			Thing: providers.Thing{ID: v.mirrorID(m), Name: cmp.Or(m.Name, m.UUID), Mark: mark, Spec: o, Phase: providers.Ready},
+			rows:  []string{b.UUID, m.UUID},
+		})
+	}
+	return seen, nil
+}
+
+func (mirrors) create(v *view, c *change, name string, want schema.Object, mark providers.Mark) error {
+	if m := find(v, func(m *vswitch.Mirror) bool { return m.Name == name }); m != nil {
+		return refuse(providers.Exists, "the name %s is taken by a mirror of bridge %s", name, v.mirrored(m).Name)
+	}
+	m, b, err := wantedMirror(v, c, want, mark)
+	switch {
+	case err != nil:
+		return err
+	case len(b.Mirrors) >= maxMirrors:
+		return refuse(providers.Invalid, "bridge %s has %d mirrors already, and Open vSwitch makes no more", b.Name, len(b.Mirrors))
+	}
+	m.Name = name
+	c.absent(vswitch.MirrorTable, name)
+	c.present(b)
+	c.insert(vswitch.MirrorTable, "mirror", m, slices.Concat(mirrorSettings, []string{"name"})...)
+	c.refer(vswitch.BridgeTable, b.UUID, "mirrors", ovsdb.MutateOperationInsert, "mirror")
+	return nil
+}
+
+func (mirrors) update(v *view, c *change, name string, want schema.Object, mark providers.Mark) error {
+	have := v.mirror(name)
+	m, b, err := wantedMirror(v, c, want, mark)
+	switch {
+	case err != nil:
+		return err
+	case b.UUID != v.mirrored(have).UUID:
+		return refuse(providers.Invalid, "bridge cannot change in place")
+	}
+	c.unchanged(vswitch.MirrorTable, have.UUID, have, mirrorSettings...)
+	c.update(vswitch.MirrorTable, have.UUID, m, mirrorSettings...)
+	return nil
+}
+
+func (mirrors) remove(_ context.Context, v *view, c *change, name string) error {
+	m := v.mirror(name)
+	c.unchanged(vswitch.MirrorTable, m.UUID, m, mirrorSettings...)
+	c.refer(vswitch.BridgeTable, v.mirrored(m).UUID, "mirrors", ovsdb.MutateOperationDelete, m.UUID)
+	return nil
+}
+
+// mirror gives the mirror with an id.
+func (v *view) mirror(id string) *vswitch.Mirror {
+	return find(v, func(m *vswitch.Mirror) bool { return v.mirrorID(m) == id })
+}
+
+// mirrorID gives the name of a mirror, or its UUID when the name does not tell it from others. One with a mark keeps
+// its name whatever those without are called.
+func (v *view) mirrorID(m *vswitch.Mirror) string {
+	isMarked := func(m *vswitch.Mirror) bool { return m.ExternalIDs[providers.MarkKey] != "" }
+	namesake := find(v, func(o *vswitch.Mirror) bool {
+		return o.UUID != m.UUID && o.Name == m.Name && (isMarked(o) || !isMarked(m))
+	})
+	if m.Name == "" || namesake != nil {
+		return m.UUID
+	}
+	return m.Name
+}
+
+// mirrored gives the bridge that a mirror is of.
+func (v *view) mirrored(m *vswitch.Mirror) *vswitch.Bridge {
+	return find(v, func(b *vswitch.Bridge) bool { return slices.Contains(b.Mirrors, m.UUID) })
+}
+
+// wantedMirror gives the row of a mirror as wanted, and its bridge.
+func wantedMirror(v *view, c *change, want schema.Object, mark providers.Mark) (*vswitch.Mirror, *vswitch.Bridge, error) {
+	var s mirrorSpec
+	if err := decode(want, &s); err != nil {
+		return nil, nil, err
+	}
+	ids, err := marked(s.ExternalIDs, mark)
+	if err != nil {
+		return nil, nil, err
+	}
+	b := v.bridge(s.Bridge)
+	if b == nil {
+		return nil, nil, refuse(providers.Absent, "there is no bridge %s", s.Bridge)
+	}
+	m := &vswitch.Mirror{
+		ExternalIDs: ids, OutputVLAN: s.OutputVLAN, SelectAll: s.SelectAll, SelectVLAN: s.SelectVLAN, Snaplen: s.Snaplen,
+	}
+	if m.SelectDstPort, err = c.needs(v, b, s.SelectDstPorts...); err != nil {
+		return nil, nil, err
+	}
+	if m.SelectSrcPort, err = c.needs(v, b, s.SelectSrcPorts...); err != nil {
+		return nil, nil, err
+	}
+	if s.OutputPort != "" {
+		output, err := c.needs(v, b, s.OutputPort)
+		if err != nil {
+			return nil, nil, err
+		}
+		m.OutputPort = &output[0]
+	}
+	return m, b, nil
+}
+
+// needs gives the UUIDs of ports of a bridge and guards that they stay: the database would leave one that is gone out
+// of the mirror without a word.
+func (c *change) needs(v *view, b *vswitch.Bridge, ports ...string) ([]string, error) {
+	var uuids []string
+	for _, name := range ports {
+		p := v.port(name)
+		switch {
+		case p == nil:
+			return nil, refuse(providers.Absent, "there is no port %s", name)
+		case !slices.Contains(b.Ports, p.UUID):
+			return nil, refuse(providers.Invalid, "port %s is not on bridge %s", name, b.Name)
+		}
+		c.guard(refuse(providers.Absent, "port %s was deleted just now", name),
+			vswitch.PortTable, uuidIs(p.UUID), ovsdb.WaitConditionEqual, ovsdb.Row{"name": name})
+		uuids = append(uuids, p.UUID)
+	}
+	return uuids, nil
+}
