@@ -1,0 +1,86 @@
+package e2e
+
+import (
+	"encoding/json"
+	"os"
+	"os/exec"
+	"path/filepath"
+	"strings"
+	"testing"
+
+	"converge.dev/converge/providers/ovs/ovstest"
+)
+
+// Every example is a valid document and can be planned on an empty site.
+func TestExamples(t *testing.T) {
+	t.Parallel()
+	entries, err := os.ReadDir("../examples")
+	if err != nil {
+		t.Fatal(err)
+	}
+	tried := 0
+	for _, e := range entries {
+		files, _ := filepath.Glob(filepath.Join("../examples", e.Name(), "*.*"))
+		if !e.IsDir() || len(files) == 0 {
+			continue
+		}
+		tried++
+		t.Run(e.Name(), func(t *testing.T) {
+			t.Parallel()
+			s := newSite(t)
+			s.must(os.CopyFS(filepath.Join(s.dir, "doc"), os.DirFS(filepath.Join("../examples", e.Name()))))
+			s.run(0, "validate", "-strict", "doc").says("Success!")
+			s.run(0, "put", "doc")
+			var doc struct{ Nodes map[string]any }
+			s.must(json.Unmarshal([]byte(s.run(0, "get").stdout.String()), &doc))
+			if len(doc.Nodes) > 0 {
+				config := s.read("converge.yaml") + "nodes:\n"
+				for node := range doc.Nodes {
+					config += "  " + node + ": {ovs: " + ovstest.Fake(t).Endpoint + "}\n"
+				}
+				s.write("converge.yaml", config)
+				s.userspace("doc")
+			}
+			s.run(2, "plan", "-detailed-exitcode", "doc").says(" to add, ")
+			s.run(0, "apply", "-auto-approve", "doc").says("Apply complete!")
+			s.settled("doc")
+		})
+	}
+	if tried < 2 {
+		t.Errorf("only %d examples were found", tried)
+	}
+}
+
+// The demo runs to its end. It has a program and examples of its own, so that nothing of this checkout is needed.
+func TestDemo(t *testing.T) {
+	t.Parallel()
+	program(t, "cmp", "diffutils")
+	dir := t.TempDir()
+	if err := os.CopyFS(filepath.Join(dir, "examples"), os.DirFS("../examples")); err != nil {
+		t.Fatal(err)
+	}
+	if err := os.Mkdir(filepath.Join(dir, "bin"), 0o755); err != nil {
+		t.Fatal(err)
+	}
+	if err := os.Symlink(binary, filepath.Join(dir, "bin", "converge")); err != nil {
+		t.Fatal(err)
+	}
+	if err := os.Chmod(filepath.Join(dir, "examples", "demo.sh"), 0o755); err != nil {
+		t.Fatal(err)
+	}
+	demo := exec.CommandContext(t.Context(), filepath.Join(dir, "examples", "demo.sh"))
+	demo.Env = append(os.Environ(), "TMPDIR="+dir)
+	out, err := demo.CombinedOutput()
+	if err != nil {
+		t.Fatalf("the demo: %v\n%s", err, out)
+	}
+	for _, want := range []string{"Apply complete!", "No changes", "the site is as it was before", "mine now"} {
+		if !strings.Contains(string(out), want) {
+			t.Errorf("the demo does not show %q:\n%s", want, out)
+		}
+	}
+	left, err := filepath.Glob(filepath.Join(dir, "tmp.*"))
+	if err != nil || len(left) > 0 {
+		t.Errorf("the demo left %v, %v", left, err)
+	}
+}

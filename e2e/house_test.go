@@ -1,0 +1,133 @@
+package e2e
+
+import (
+	"encoding/json"
+	"errors"
+	"go/parser"
+	"go/token"
+	"io"
+	"os"
+	"os/exec"
+	"path/filepath"
+	"slices"
+	"strings"
+	"testing"
+)
+
+const module = "converge.dev/converge"
+
+// layers says which of our packages each part may import besides itself: imports run one way,
+// schema <- providers, state <- engine <- cmd, and implementations see neither the engine nor each other.
+var layers = []struct {
+	part string
+	may  []string
+}{
+	{"schema/load", []string{"schema"}},
+	{"schema", nil},
+	{"providers/all", []string{"schema", "providers"}},
+	{"providers/fake", []string{"schema", "providers$"}},
+	{"providers/providertest", []string{"schema", "providers$"}},
+	{"providers/carbide", []string{"schema", "providers$"}},
+	{"providers/ovs", []string{"schema", "providers$"}},
+	{"providers", []string{"schema"}},
+	{"state/mem", []string{"schema", "state$"}},
+	{"state/etcd", []string{"schema", "state$"}},
+	{"state/statetest", []string{"schema", "state"}},
+	{"state", []string{"schema"}},
+	{"engine/diff", []string{"schema$"}},
+	{"engine/graph", nil},
+	{"engine/plan", []string{"schema$", "providers$", "state$", "engine/diff", "engine/graph"}},
+	{"engine/enginetest", []string{"schema", "providers", "state", "engine"}},
+	{"engine", []string{"schema$", "providers$", "state$", "engine"}},
+	{"cmd", []string{"schema", "providers", "state", "engine"}},
+	{"e2e", []string{"schema", "providers", "state", "engine", "cmd"}},
+}
+
+type pkg struct {
+	ImportPath string
+	Dir        string
+	Name       string
+	Imports    []string
+	GoFiles    []string
+}
+
+func packages(t *testing.T) []pkg {
+	cmd := exec.Command("go", "list", "-json=ImportPath,Dir,Name,Imports,GoFiles", "./...")
+	cmd.Dir = ".."
+	cmd.Stderr = os.Stderr
+	out, err := cmd.StdoutPipe()
+	if err != nil {
+		t.Fatal(err)
+	}
+	if err := cmd.Start(); err != nil {
+		t.Fatal(err)
+	}
+	var ps []pkg
+	for d := json.NewDecoder(out); ; {
+		var p pkg
+		if err := d.Decode(&p); errors.Is(err, io.EOF) {
+			break
+		} else if err != nil {
+			t.Fatal(err)
+		}
+		ps = append(ps, p)
+	}
+	if err := cmd.Wait(); err != nil {
+		t.Fatal(err)
+	}
+	if len(ps) < 10 {
+		t.Fatalf("only %d packages were found", len(ps))
+	}
+	return ps
+}
+
+func below(path, part string) bool { return path == part || strings.HasPrefix(path, part+"/") }
+
+func TestImportsRunOneWay(t *testing.T) {
+	for _, p := range packages(t) {
+		path := strings.TrimPrefix(p.ImportPath, module+"/")
+		i := slices.IndexFunc(layers, func(l struct {
+			part string
+			may  []string
+		}) bool {
+			return below(path, l.part)
+		})
+		if i < 0 {
+			t.Errorf("%s stands in no layer: add it to the list, or move it", path)
+			continue
+		}
+		for _, imp := range p.Imports {
+			imp, ours := strings.CutPrefix(imp, module+"/")
+			if !ours || below(imp, layers[i].part) {
+				continue
+			}
+			if !slices.ContainsFunc(layers[i].may, func(m string) bool {
+				exact, only := strings.CutSuffix(m, "$")
+				return only && imp == exact || !only && below(imp, m)
+			}) {
+				t.Errorf("%s imports %s, against the arrow", path, imp)
+			}
+		}
+		if path != "schema/load" && !strings.HasPrefix(path, "schema/load/") && slices.ContainsFunc(p.Imports, func(i string) bool { return strings.HasPrefix(i, "cuelang.org/") }) {
+			t.Errorf("%s imports the CUE library; only schema/load does", path)
+		}
+	}
+}
+
+func TestEveryPackageSaysWhatItIsFor(t *testing.T) {
+	for _, p := range packages(t) {
+		said := false
+		for _, f := range p.GoFiles {
+			file, err := parser.ParseFile(token.NewFileSet(), filepath.Join(p.Dir, f), nil, parser.PackageClauseOnly|parser.ParseComments)
+			if err != nil {
+				t.Fatal(err)
+			}
+			if file.Doc != nil && strings.Contains(file.Doc.Text(), " ") && !strings.HasPrefix(file.Doc.Text(), "Code generated") {
+				said = true
+			}
+		}
+		if !said && len(p.GoFiles) > 0 {
+			t.Errorf("%s has no package comment", p.ImportPath)
+		}
+	}
+}

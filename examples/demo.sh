@@ -1,0 +1,99 @@
+#!/bin/sh
+# A site document becomes a site, is changed behind converge's back, is healed, and a change that fails is undone.
+# Everything happens in a directory of its own, against a simulated Carbide site over mutual TLS.
+set -eu
+
+here=$(cd "$(dirname "$0")/.." && pwd)
+dir=$(mktemp -d)
+converge="$here/bin/converge"
+export PATH="$here/bin:$PATH" NO_COLOR="${NO_COLOR-}"
+[ -n "$NO_COLOR" ] || unset NO_COLOR
+
+finish() {
+	status=$?
+	[ -z "${simulator-}" ] || { kill "$simulator" 2>/dev/null && wait "$simulator" 2>/dev/null; } || true
+	rm -rf "$dir"
+	[ $status = 0 ] || echo "demo: stopped with exit status $status" >&2
+	exit $status
+}
+trap finish EXIT
+trap 'exit 130' INT TERM
+
+say() { printf '\n\033[1m%s\033[0m\n' "# $*"; }
+[ -t 1 ] || say() { printf '\n%s\n' "# $*"; }
+
+# run [-STATUS] COMMAND...: shows the command, runs it, and stops the demo unless it ends with STATUS (0).
+run() {
+	want=0
+	case $1 in -[0-9]*) want=${1#-}; shift ;; esac
+	printf '$ %s\n' "$*"
+	got=0
+	"$@" || got=$?
+	[ "$got" = 0 ] || echo "(exit status $got)"
+	[ "$got" = "$want" ] || { echo "demo: that should have ended with status $want" >&2; exit 1; }
+}
+
+# quietly COMMAND...: shows the command and not its output.
+quietly() {
+	printf '$ %s\n' "$*"
+	"$@" >/dev/null
+}
+
+cp -R "$here/examples/quickstart" "$dir/site"
+cd "$dir"
+
+say "A simulated Carbide site, over mutual TLS, in a process of its own."
+mkfifo said
+converge dev carbide -listen=127.0.0.1:0 -fast -machines=8 >converge.yaml 2>said &
+simulator=$!
+exec 3<said
+while read -r line <&3; do # it says when it listens
+	case $line in Press*) break ;; Error*) echo "$line" >&2; cat <&3 >&2; exit 1 ;; esac
+done
+cat <&3 >/dev/null &
+run cat converge.yaml
+
+say "The document: one tenant with a production network. It is checked offline, then written to the store."
+run converge validate site
+run converge put site
+
+say "What would it take? Nothing is changed by asking."
+run -2 converge plan -detailed-exitcode
+
+say "Make it so. Each step is journaled before it acts, and done only when its result was seen."
+run converge apply -auto-approve -quiet
+
+say "The second plan is empty."
+run converge plan -detailed-exitcode
+
+say "Somebody changes the VPC behind converge's back. The service replaces all that is not said again, so more is lost..."
+vpc=$(converge state show -json site/carbide.vpc/prod | sed -n 's/.*"id": *"\([^"]*\)".*/\1/p' | head -n 1)
+quietly converge dev carbide call UpdateVpc "{\"id\": {\"value\": \"$vpc\"}, \"metadata\": {\"name\": \"prod\", \"description\": \"mine now\"}}"
+say "... and drift shows exactly that."
+run -2 converge drift
+
+say "Applying the same document heals it."
+run converge apply -auto-approve -quiet
+run converge drift
+
+say "A bigger change: a new VPC with two segments and a stricter security group. Its last step will fail."
+sed -e 's/HTTPS from anywhere, SSH from the operators/HTTPS from anywhere/' -e '/id: "ssh"/d' site/site.cue >site/next.cue
+cat >>site/next.cue <<'CUE'
+
+carbide: {
+	vpc: staging: {tenant: "acme", network_security_group: "web"}
+	network_segment: {
+		"staging-a": {vpc: "staging", prefixes: [{prefix: "10.30.0.0/24", gateway: "10.30.0.1"}]}
+		"staging-b": {vpc: "staging", prefixes: [{prefix: "10.30.1.0/24", gateway: "10.30.1.1"}]}
+	}
+}
+CUE
+mv site/next.cue site/site.cue
+converge dev carbide dump >before.json
+run converge dev carbide fault '{"method": "CreateNetworkSegment", "match": "10.30.1.0/24", "effect": "before", "code": "INVALID_ARGUMENT"}'
+run -3 converge apply -auto-approve site
+
+say "Reverted, and proven: the simulator's world is what it was, byte for byte."
+converge dev carbide dump >after.json
+run cmp before.json after.json
+run converge runs
