@@ -31,16 +31,16 @@ type Options struct {
 	// an error. The engine closes the set.
 	Open func(ctx context.Context, site schema.Site, needs []Need) (*providers.Set, error)
 
-	Who         string        // USER@HOST, for locks and runs
-	Version     string        // of converge, for locks
-	PID         int           // for locks
-	Parallelism int           // steps at the same time; 10 when zero
-	LockTTL     time.Duration // how long the lock outlives a holder that does not answer; state.DefaultTTL when zero
-	LockWait    time.Duration // how long to wait for the lock
-	Retry       apply.Retry   // zero: as package apply says
-	Emit        event.Sink    // optional
-	Logger      *slog.Logger  // optional
-	Now         func() time.Time
+	Who         string           // USER@HOST, for locks and runs
+	Version     string           // of converge, for locks
+	PID         int              // for locks
+	Parallelism int              // steps at the same time; 10 when zero
+	LockTTL     time.Duration    // how long the lock outlives a holder that does not answer; state.DefaultTTL when zero
+	LockWait    time.Duration    // how long to wait for the lock
+	Retry       apply.Retry      // zero: as package apply says
+	Emit        event.Sink       // optional
+	Logger      *slog.Logger     // optional
+	Now         func() time.Time // optional; time.Now
 }
 
 // An Engine works on one site.

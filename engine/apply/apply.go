@@ -98,8 +98,8 @@ type Options struct {
 }
 
 // Carry carries the plan out, or back, from where the journal says that it stands. The run that it returns is as it was
-// stored. An error says that the end could not be reached or written: the run is still open. The cause of ErrInterrupted
-// is the interrupt.
+// stored. An error says that the end could not be reached or written: the run is still open. It wraps ErrInterrupted when
+// that was asked for.
 func Carry(ctx context.Context, o Options) (state.Run, []event.Difference, error) {
 	sum, err := journal.Sum(o.Records, len(o.Plan.Steps))
 	if err != nil {

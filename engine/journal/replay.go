@@ -26,7 +26,7 @@ type Replay struct {
 	Ended     bool
 }
 
-// Replay adds up the records of a run whose plan has n steps.
+// Sum adds up the records of a run whose plan has n steps.
 func Sum(records []Record, n int) (Replay, error) {
 	r := Replay{Forward: make([]Standing, n), Undo: make([]Standing, n)}
 	for i := range records {
