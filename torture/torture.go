@@ -1,0 +1,119 @@
+// Package torture is what the tests of reliability share: how much to try, what was reached, and the table of figures.
+//
+// A torture test is a Go test whose name begins with TestTorture. It tries a sample in every `go test`, the push figures
+// when CONVERGE_TORTURE is push, and the nightly ones when it is nightly. It counts what it reached, and fails when a
+// point, a fault or an outcome was never reached: a test that injects nothing proves nothing.
+package torture
+
+import (
+	"encoding/json"
+	"fmt"
+	"os"
+	"slices"
+	"strings"
+	"sync"
+	"testing"
+)
+
+// Scale gives how often something is tried: in every test run, with `make torture`, and with `make torture NIGHTLY=1`.
+func Scale(sample, push, nightly int) int {
+	switch os.Getenv("CONVERGE_TORTURE") {
+	case "push":
+		return push
+	case "nightly":
+		return nightly
+	}
+	return sample
+}
+
+// Full says whether the promised figures are to be reached, not a sample.
+func Full() bool { return Scale(0, 1, 1) == 1 }
+
+// Coverage counts how often each of a set of things was reached.
+type Coverage struct {
+	tb   testing.TB
+	what string
+
+	mu    sync.Mutex
+	count map[string]int
+}
+
+// Cover begins to count. At the end of the test everything that is in all and was never reached fails it.
+func Cover(tb testing.TB, what string, all []string) *Coverage {
+	c := &Coverage{tb: tb, what: what, count: make(map[string]int, len(all))}
+	for _, name := range all {
+		c.count[name] = 0
+	}
+	tb.Cleanup(func() {
+		c.mu.Lock()
+		defer c.mu.Unlock()
+		var never []string
+		for name, n := range c.count {
+			if n == 0 {
+				never = append(never, name)
+			}
+		}
+		slices.Sort(never)
+		if len(never) > 0 && !tb.Skipped() {
+			tb.Errorf("%s never reached: %s", what, strings.Join(never, ", "))
+		}
+	})
+	return c
+}
+
+// Reach counts one. A name that is not in the set is a mistake of the test.
+func (c *Coverage) Reach(name string) {
+	c.mu.Lock()
+	defer c.mu.Unlock()
+	if _, known := c.count[name]; !known {
+		c.tb.Errorf("%s: %q is not in the set that is counted", c.what, name)
+		return
+	}
+	c.count[name]++
+}
+
+// Count gives how often a thing was reached.
+func (c *Coverage) Count(name string) int {
+	c.mu.Lock()
+	defer c.mu.Unlock()
+	return c.count[name]
+}
+
+// String gives the counts, in the order of the names.
+func (c *Coverage) String() string {
+	c.mu.Lock()
+	defer c.mu.Unlock()
+	names := make([]string, 0, len(c.count))
+	for name := range c.count {
+		names = append(names, name)
+	}
+	slices.Sort(names)
+	for i, name := range names {
+		names[i] = fmt.Sprintf("%s %d", name, c.count[name])
+	}
+	return strings.Join(names, ", ")
+}
+
+// Report puts a line into the table of figures: the letter of the test in docs/reliability.md, and what was tried and
+// found. It ends in the file that CONVERGE_TORTURE_REPORT names, and in the log of the test.
+func Report(tb testing.TB, letter, format string, args ...any) {
+	tb.Helper()
+	figures := fmt.Sprintf(format, args...)
+	tb.Logf("%s: %s", letter, figures)
+	path := os.Getenv("CONVERGE_TORTURE_REPORT")
+	if path == "" {
+		return
+	}
+	line, err := json.Marshal(map[string]any{"test": letter, "name": tb.Name(), "figures": figures, "failed": tb.Failed()})
+	if err != nil {
+		tb.Fatal(err)
+	}
+	f, err := os.OpenFile(path, os.O_CREATE|os.O_WRONLY|os.O_APPEND, 0o600)
+	if err != nil {
+		tb.Fatal(err)
+	}
+	_, werr := f.Write(append(line, '\n'))
+	if err := f.Close(); werr != nil || err != nil {
+		tb.Fatal(werr, err)
+	}
+}
