@@ -139,7 +139,8 @@ func TestSecondApplyTakesItsTurn(t *testing.T) {
 			s.struck()
 			second := s.start("apply", "-auto-approve", "-max-destroy=100%", "-lock-timeout=1m", "before.cue")
 			first.ended(0)
-			second.ended(0)
+			second.ended(7).says("needs an approval of its own") // it looked after the first had ended
+			s.approved(0, "apply", "-auto-approve", "-max-destroy=100%", "before.cue")
 			s.settled("before.cue")
 		})
 	}

@@ -22,7 +22,9 @@ var layers = []struct {
 	part string
 	may  []string
 }{
-	{"schema/load", []string{"schema"}},
+	{"failpoint", nil},
+	{"torture", nil},
+	{"schema/load", []string{"schema", "torture"}},
 	{"schema", nil},
 	{"providers/all", []string{"schema", "providers"}},
 	{"providers/fake", []string{"schema", "providers$"}},
@@ -31,16 +33,19 @@ var layers = []struct {
 	{"providers/ovs", []string{"schema", "providers$"}},
 	{"providers", []string{"schema"}},
 	{"state/mem", []string{"schema", "state$"}},
+	{"state/etcd/cluster", []string{"schema", "state", "engine", "torture"}},
 	{"state/etcd", []string{"schema", "state$"}},
 	{"state/statetest", []string{"schema", "state"}},
-	{"state", []string{"schema"}},
-	{"engine/diff", []string{"schema$"}},
+	{"state", []string{"schema", "failpoint"}},
+	{"engine/secret/sealed", []string{"schema$"}},
+	{"engine/secret", []string{"schema$", "providers$"}},
+	{"engine/diff", []string{"schema$", "engine/secret/sealed"}},
 	{"engine/graph", nil},
-	{"engine/plan", []string{"schema$", "providers$", "state$", "engine/diff", "engine/graph"}},
+	{"engine/plan", []string{"schema$", "providers$", "state$", "engine/diff", "engine/graph", "engine/secret/sealed"}},
 	{"engine/enginetest", []string{"schema", "providers", "state", "engine"}},
-	{"engine", []string{"schema$", "providers$", "state$", "engine"}},
+	{"engine", []string{"schema$", "providers$", "state$", "engine", "failpoint"}},
 	{"cmd", []string{"schema", "providers", "state", "engine"}},
-	{"e2e", []string{"schema", "providers", "state", "engine", "cmd"}},
+	{"e2e", []string{"schema", "providers", "state", "engine", "cmd", "failpoint", "torture"}},
 }
 
 type pkg struct {

@@ -55,8 +55,7 @@ func TestNodesWithOpenVSwitch(t *testing.T) {
 	if !strings.Contains(world, "vnet0") {
 		t.Fatalf("the foreign port is gone:\n%s", world)
 	}
-	d := s.start("destroy", "-auto-approve", "-on-failure=continue")
-	d.ended(4).says("gpu-01/ovs.bridge/br-slice", "vnet0")
+	s.approved(4, "destroy", "-auto-approve", "-on-failure=continue").says("gpu-01/ovs.bridge/br-slice", "vnet0")
 	if got := first.Vsctl(t, "list-ports", "br-slice"); got != "vnet0\n" {
 		t.Errorf("the ports of br-slice are %q, want only the foreign one", got)
 	}

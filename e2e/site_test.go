@@ -109,7 +109,7 @@ func newSite(t *testing.T) *site {
 			t.Error(err)
 		}
 	})
-	s.write("converge.yaml", fmt.Sprintf("carbide:\n  address: %s\n  tls: {ca: tls/ca.crt, cert: tls/client.crt, key: tls/client.key}\n", s.address))
+	s.write("converge.yaml", fmt.Sprintf("carbide:\n  address: %s\n  tls: {ca: tls/ca.crt, cert: tls/client.crt, key: tls/client.key}\n  late: 1s\n", s.address))
 	for _, name := range []string{"before.cue", "after.cue"} {
 		text, err := os.ReadFile(filepath.Join("testdata", name))
 		s.must(err)
@@ -351,6 +351,35 @@ func (s *site) apply(document string) {
 	s.run(0, "apply", "-auto-approve", document)
 }
 
+// approved runs converge, which must ask for the approval of its plan, and runs it again with that.
+func (s *site) approved(status int, args ...string) *process {
+	s.Helper()
+	asked := s.run(7, args...)
+	approval := regexp.MustCompile(`-approve=[0-9a-f]{16}`).FindString(asked.stderr.String())
+	if approval == "" {
+		s.Fatalf("converge %s does not say how to approve:\n%s", asked.args, asked.report())
+	}
+	return s.run(status, append(args, approval)...)
+}
+
+// released fails when anything is held but the revision of the document that the last run undid, and lets go of that.
+func (s *site) released() {
+	s.Helper()
+	var list struct{ Holds []struct{ Scope string } }
+	s.must(json.Unmarshal([]byte(s.run(0, "hold", "list", "-json").stdout.String()), &list))
+	for _, h := range list.Holds {
+		if !strings.HasPrefix(h.Scope, "serial:") {
+			s.Errorf("%s is held", h.Scope)
+		}
+	}
+	if tried := s.lastRun().Status == "reverted"; tried != (len(list.Holds) > 0) {
+		s.Errorf("the last run ended %s, and held is %v", s.lastRun().Status, list.Holds)
+	}
+	if len(list.Holds) > 0 {
+		s.run(0, "release", "-all")
+	}
+}
+
 // plan saves the plan of a document and gives it.
 func (s *site) plan(document, file string) *plan.Plan {
 	s.Helper()
@@ -392,7 +421,7 @@ func (s *site) settled(document string) {
 			s.Errorf("%s is there twice", name)
 		}
 	}
-	s.run(0, "hold", "list").says("Nothing is held")
+	s.released()
 	s.run(0, "lock", "status").says("not locked")
 }
 

@@ -15,6 +15,7 @@ import (
 	"converge.dev/converge/engine/apply"
 	"converge.dev/converge/engine/event"
 	"converge.dev/converge/engine/plan"
+	"converge.dev/converge/engine/secret"
 	"converge.dev/converge/providers"
 	"converge.dev/converge/schema"
 	"converge.dev/converge/state"
@@ -31,23 +32,27 @@ type Options struct {
 	// an error. The engine closes the set.
 	Open func(ctx context.Context, site schema.Site, needs []Need) (*providers.Set, error)
 
-	Who         string           // USER@HOST, for locks and runs
-	Version     string           // of converge, for locks
-	PID         int              // for locks
-	Parallelism int              // steps at the same time; 10 when zero
-	LockTTL     time.Duration    // how long the lock outlives a holder that does not answer; state.DefaultTTL when zero
-	LockWait    time.Duration    // how long to wait for the lock
-	Retry       apply.Retry      // zero: as package apply says
-	Emit        event.Sink       // optional
-	Logger      *slog.Logger     // optional
-	Now         func() time.Time // optional; time.Now
+	Secrets     secret.Options         // where secrets are read; zero: the environment, and no file
+	Who         string                 // USER@HOST, for locks and runs
+	Version     string                 // of converge, for locks
+	PID         int                    // for locks
+	Parallelism int                    // steps at the same time; 10 when zero
+	LockTTL     time.Duration          // how long the lock outlives a holder that does not answer; state.DefaultTTL when zero
+	LockWait    time.Duration          // how long to wait for the lock
+	Retry       apply.Retry            // zero: as package apply says
+	Emit        event.Sink             // optional
+	Logger      *slog.Logger           // optional
+	Now         func() time.Time       // optional; time.Now
+	NewID       func(time.Time) string // optional; names runs and plans: state.NewRunID
 }
 
 // An Engine works on one site.
 type Engine struct {
-	o    Options
-	set  *providers.Set
-	have map[Need]bool
+	o      Options
+	set    *providers.Set
+	have   map[Need]bool
+	vault  *secret.Vault // nil until it is needed
+	secret schema.Kinds  // those that have secrets; valid with vault
 }
 
 // New makes an engine. Close releases its connections; the store stays open.
@@ -64,6 +69,9 @@ func New(o Options) *Engine {
 	if o.Now == nil {
 		o.Now = time.Now
 	}
+	if o.NewID == nil {
+		o.NewID = state.NewRunID
+	}
 	return &Engine{o: o}
 }
 
@@ -79,6 +87,7 @@ func (e *Engine) Close() error {
 type ApplyOptions struct {
 	OnFailure    apply.OnFailure // apply.Rollback when empty
 	AllowPartial bool            // go on although some scopes are unknown
+	Approve      string          // the approval of the plan, or its beginning: required when a step cannot be undone exactly
 	Interrupt    <-chan struct{} // when closed, no more steps are started; those under way end
 }
 
@@ -127,6 +136,28 @@ func (e *RefusedError) Error() string {
 	return "refused: " + strings.Join(lines, "\n")
 }
 
+// An ApprovalError says that the plan does what cannot be undone exactly, and that nobody has approved of that.
+type ApprovalError struct {
+	Approval string // what to give
+	Given    string // what was given: of another plan, or of the same when the site was different
+	Steps    []*plan.Step
+}
+
+func (e *ApprovalError) Error() string {
+	const shown = 20
+	lines := make([]string, 0, shown+2)
+	for _, s := range e.Steps[:min(len(e.Steps), shown)] {
+		lines = append(lines, fmt.Sprintf("%s %s cannot be undone exactly (%s: %s)", s.Action, s.Ref, s.Undo, s.Undo.Meaning()))
+	}
+	if more := len(e.Steps) - shown; more > 0 {
+		lines = append(lines, fmt.Sprintf("and %d more; converge plan shows all", more))
+	}
+	if e.Given != "" {
+		lines = append(lines, fmt.Sprintf("%q is not the approval of this plan: the document or the site is not what was approved", e.Given))
+	}
+	return strings.Join(lines, "\n")
+}
+
 // A HeldError says that the site is held, or a run is still open.
 type HeldError struct {
 	Holds []state.Hold
@@ -140,7 +171,17 @@ func (e *HeldError) Error() string {
 	lines := make([]string, len(e.Holds))
 	for i, h := range e.Holds {
 		lines[i] = h.Scope + " is held: " + h.Reason
-		if h.Run != "" {
+		if h.By != "" {
+			lines[i] += " (" + h.By + ")"
+		}
+		switch {
+		case h.Scope == state.FrozenScope:
+			lines[i] = "the site is frozen: " + h.Reason + "; end that with: converge freeze -off"
+		case strings.HasPrefix(h.Scope, "serial:"):
+			lines[i] += fmt.Sprintf("; write a new revision, or try it again after: converge hold release %s", h.Scope)
+		case h.Run == "":
+			lines[i] += fmt.Sprintf("; when that is mended: converge hold release %s", h.Scope)
+		default:
 			lines[i] += fmt.Sprintf(" (run %s: settle it with converge resume %s or converge rollback %s)", h.Run, h.Run, h.Run)
 		}
 	}

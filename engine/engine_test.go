@@ -137,7 +137,7 @@ func TestFailedUndoIsPartial(t *testing.T) {
 	}
 	_, err = s.Apply(s.Plan(t, s.Document(t, base), plan.Options{}), engine.ApplyOptions{})
 	var held *engine.HeldError
-	if !errors.As(err, &held) {
+	if !errors.As(err, &held) || held.Holds[0].Run != res.Run.ID {
 		t.Fatalf("the site is not held: %v", err)
 	}
 }
@@ -305,6 +305,7 @@ func TestAdoptionMarks(t *testing.T) {
 	if err != nil || res.Run.Status != state.RunReverted || s.World.Dump() != before {
 		t.Fatalf("%s %v %v\n%s", res.Run.Status, res.Differences, err, s.World.Dump())
 	}
+	s.Release(t)
 	s.Converge(t, d)
 	if m := thingOf(t, s, "n1", "near.bridge", "br0").Mark; m.Ref.Name != "br0" || m.Site != enginetest.SiteID {
 		t.Fatalf("the bridge is marked %q", m)
@@ -312,6 +313,7 @@ func TestAdoptionMarks(t *testing.T) {
 	if p := s.Plan(t, d, plan.Options{}); !p.Empty() {
 		t.Fatal(enginetest.Text(p))
 	}
+	desired["site/far.guard/stays"] = `{}`
 	delete(desired, "n1/near.port/p0")
 	delete(desired, "n1/near.bridge/br0")
 	s.Converge(t, s.Document(t, desired))
@@ -339,6 +341,7 @@ func TestUndeletable(t *testing.T) {
 	if rs, err := s.Store.Records(context.Background()); err != nil || len(rs) != 0 {
 		t.Fatalf("it is still remembered: %v %v", rs, err)
 	}
+	s.Release(t)
 	p := s.Converge(t, d)
 	if p.Counts().Create != 1 || p.Counts().Adopt != 1 {
 		t.Fatal(enginetest.Text(p))

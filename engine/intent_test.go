@@ -51,11 +51,12 @@ func openIntent(t *testing.T, s *enginetest.Site, ref schema.Ref) *journal.Recor
 		t.Error(runs, err)
 		return nil
 	}
-	records, err := journal.Read(context.Background(), s.Store, runs[0].ID)
+	log, err := journal.Read(context.Background(), s.Store, runs[0].ID)
 	if err != nil {
 		t.Error(err)
 		return nil
 	}
+	records := log.Records
 	for i := len(records) - 1; i >= 0; i-- {
 		if records[i].Ref == ref {
 			if records[i].Kind == journal.Intent {

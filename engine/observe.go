@@ -14,10 +14,14 @@ import (
 )
 
 // look makes the inputs of a plan: it connects to the providers that the document and the records need, and observes
-// every kind that they serve in those scopes, all at once. What cannot be seen whole is unknown.
-func (e *Engine) look(ctx context.Context, doc *schema.Document) (plan.Input, error) {
+// every kind that they serve in those scopes, all at once. What cannot be seen whole is unknown. With strays, it looks
+// wherever a thing with our mark may lie, also where nothing is left that is known.
+func (e *Engine) look(ctx context.Context, doc *schema.Document, strays bool) (plan.Input, error) {
 	records, err := e.o.Store.Records(ctx)
 	if err != nil {
+		return plan.Input{}, err
+	}
+	if err := e.recall(ctx, records, nil); err != nil {
 		return plan.Input{}, err
 	}
 	in := plan.Input{Kinds: e.o.Kinds, Document: doc, Recorded: records}
@@ -26,7 +30,7 @@ func (e *Engine) look(ctx context.Context, doc *schema.Document) (plan.Input, er
 		refs = append(refs, doc.Resources[i].Ref)
 	}
 	for i := range records {
-		if !records[i].Gone {
+		if !records[i].Gone || strays {
 			refs = append(refs, records[i].Ref)
 		}
 	}
@@ -38,7 +42,15 @@ func (e *Engine) look(ctx context.Context, doc *schema.Document) (plan.Input, er
 		k, _, ok := set.Find(scope, kind)
 		return k.Traits, ok
 	}
-	in.Observed = e.observe(ctx, set, places(refs))
+	at := places(refs)
+	if strays {
+		set.Each(func(scope string, k providers.Served, _ *providers.Provider) {
+			if k.Traits.Mark {
+				at[plan.Place{Scope: scope, Kind: k.Name}] = true
+			}
+		})
+	}
+	in.Observed = e.observe(ctx, set, at)
 	return in, ctx.Err()
 }
 
@@ -73,11 +85,21 @@ func (e *Engine) connect(ctx context.Context, site schema.Site, refs []schema.Re
 	for n := range need {
 		list = append(list, n)
 	}
+	vault, err := e.secrets(ctx)
+	if err != nil {
+		return nil, err
+	}
 	set, err := e.o.Open(ctx, site, list)
 	if err != nil {
 		e.set, e.have = nil, nil
-		return nil, err
+		return nil, vault.Scrub(err)
 	}
+	set.Wrap(func(_ string, k providers.Served) providers.Kind {
+		if kind := e.o.Kinds[k.Name]; kind != nil {
+			return vault.Wrap(kind, k.Kind)
+		}
+		return k.Kind
+	})
 	e.set, e.have = set, need
 	return set, nil
 }

@@ -4,7 +4,9 @@ import (
 	"context"
 	"encoding/json"
 	"errors"
+	"flag"
 	"fmt"
+	"slices"
 	"strings"
 	"testing"
 
@@ -13,16 +15,18 @@ import (
 	"converge.dev/converge/engine"
 	"converge.dev/converge/engine/apply"
 	"converge.dev/converge/engine/enginetest"
+	"converge.dev/converge/engine/event"
 	"converge.dev/converge/engine/plan"
 	"converge.dev/converge/providers"
 	"converge.dev/converge/providers/fake"
 	"converge.dev/converge/schema"
 	"converge.dev/converge/state"
+	"converge.dev/converge/torture"
 )
 
 // site draws a document: any subset of a fixed set of names, with references that exist.
 func site(t *rapid.T, label string) map[string]string {
-	m := map[string]string{}
+	m := map[string]string{"site/far.guard/always": `{}`} // a document without resources is refused
 	small := rapid.IntRange(0, 2)
 	spec := func(v map[string]any) string {
 		b, _ := json.Marshal(v)
@@ -126,11 +130,91 @@ func orderHolds(t *rapid.T, p *plan.Plan, d *schema.Document) {
 	}
 }
 
+// worlds says how many worlds are tried, unless -rapid.checks does.
+func worlds(t *testing.T) {
+	checks := flag.Lookup("rapid.checks")
+	if checks == nil {
+		t.Fatal("rapid has no flag -rapid.checks any more")
+	}
+	if checks.Value.String() != checks.DefValue {
+		return
+	}
+	if err := checks.Value.Set(fmt.Sprint(torture.Scale(100, 1000, 100000))); err != nil {
+		t.Fatal(err)
+	}
+	t.Cleanup(func() { _ = checks.Value.Set(checks.DefValue) })
+}
+
+// turnsHold notes every start of a step and checks that no node of a later turn begins while an earlier turn has a step
+// that could be done: stages are a caution, and what nodes need of one another comes first.
+func turnsHold(t *rapid.T, p *plan.Plan, events []event.Event, turns *int) {
+	done := map[int]bool{}
+	for _, e := range events {
+		switch e := e.(type) {
+		case event.StepStarted:
+			if e.Undo {
+				return
+			}
+			if e.Step.Stage > 1 {
+				*turns++
+			}
+			for i := range p.Steps {
+				early := &p.Steps[i]
+				waits := slices.ContainsFunc(early.Needs, func(n int) bool { return !done[n] })
+				if early.Stage > 0 && early.Stage < e.Step.Stage && !done[i] && !waits && (i < p.NoReturn) == (e.Step.ID < p.NoReturn) {
+					t.Fatalf("step %d of turn %d began before step %d of turn %d:\n%s", e.Step.ID, e.Step.Stage, i, early.Stage, enginetest.Text(p))
+				}
+			}
+		case event.StepDone:
+			done[e.Step.ID] = true
+		case event.StepFailed, event.RevertStarted:
+			return
+		}
+	}
+}
+
+// budgetHolds tries the plan again with a budget of its own: it is refused when it destroys more, and only then.
+func budgetHolds(t *rapid.T, s *enginetest.Site, d *schema.Document, p *plan.Plan) (over bool) {
+	deletes := 0
+	for i := range p.Steps {
+		if p.Steps[i].Action == plan.Delete {
+			deletes++
+		}
+	}
+	allowed := rapid.IntRange(0, 4).Draw(t, "budget")
+	e := s.Engine(nil)
+	defer e.Close()
+	bounded, err := e.Plan(context.Background(), d, plan.Options{MaxDestroy: fmt.Sprint(allowed), AllowMissing: true})
+	if err != nil {
+		t.Fatal(err)
+	}
+	if over = deletes > allowed; over != (len(bounded.Refusals) > 0) {
+		t.Fatalf("%d things are destroyed, %d may be, and the refusals are %v", deletes, allowed, bounded.Refusals)
+	}
+	if !over {
+		return false
+	}
+	before, calls := s.World.Dump(), len(s.World.Log())
+	bounded.Refusals = nil // a mistake of the planner: the apply counts for itself
+	var refused *engine.RefusedError
+	if _, err := s.Apply(bounded, engine.ApplyOptions{}); !errors.As(err, &refused) {
+		t.Fatalf("a plan over its budget was not refused: %v", err)
+	}
+	if s.World.Dump() != before || len(s.World.Log()) != calls {
+		t.Fatal("a plan over its budget changed something")
+	}
+	return true
+}
+
 // From any document to any other, whatever goes wrong: a run ends at the desired state, or back at the start, or says
-// that it did neither; and once nothing goes wrong any more, the site converges and the second plan is empty.
-func TestAnyWorldConverges(t *testing.T) {
+// that it did neither; and once nothing goes wrong any more, the site converges and the second plan is empty. No run
+// destroys more than it may, and nodes take their turns.
+func TestTortureAnyWorldConverges(t *testing.T) {
+	worlds(t)
 	ends := map[state.RunStatus]int{}
+	tried, turns, overBudget := 0, 0, 0
 	rapid.Check(t, func(t *rapid.T) {
+		tried++
 		s := enginetest.New()
 		first := s.Document(fataler{TB: nil, t: t}, site(t, "first"))
 		run(t, s, first, engine.ApplyOptions{})
@@ -139,13 +223,18 @@ func TestAnyWorldConverges(t *testing.T) {
 		second := s.Document(fataler{TB: nil, t: t}, site(t, "second"))
 		p := makePlan(t, s, second)
 		orderHolds(t, p, second)
+		if budgetHolds(t, s, second, p) {
+			overBudget++
+		}
 		for i := range rapid.IntRange(0, 2).Draw(t, "faults") {
 			if err := s.World.Fail(fault(t, i)); err != nil {
 				t.Fatal(err)
 			}
 		}
 		policy := rapid.SampledFrom([]apply.OnFailure{apply.Rollback, apply.Stop, apply.Continue}).Draw(t, "policy")
+		seen := len(s.Events())
 		res, err := s.Apply(p, engine.ApplyOptions{OnFailure: policy})
+		turnsHold(t, p, s.Events()[seen:], &turns)
 		var unknown *engine.UnknownError
 		switch {
 		case errors.As(err, &unknown): // looking failed before anything was done
@@ -182,10 +271,15 @@ func TestAnyWorldConverges(t *testing.T) {
 		}
 	})
 	for _, end := range []state.RunStatus{state.RunApplied, state.RunReverted, state.RunPartial, state.RunOpen} {
-		if ends[end] == 0 {
+		if ends[end] == 0 && torture.Full() { // a hundred worlds may miss one
 			t.Errorf("no run ended %s: the worlds do not try enough", end)
 		}
 	}
+	if turns == 0 || overBudget == 0 {
+		t.Errorf("%d steps waited for their turn, %d plans were over a budget: the worlds do not try enough", turns, overBudget)
+	}
+	torture.Report(t, "N", "%d worlds converge: %d runs applied, %d reverted, %d partial, %d open; %d plans over budget refused, %d steps waited for their turn",
+		tried, ends[state.RunApplied], ends[state.RunReverted], ends[state.RunPartial], ends[state.RunOpen], overBudget, turns)
 }
 
 func makePlan(t *rapid.T, s *enginetest.Site, d *schema.Document) *plan.Plan {
@@ -199,7 +293,11 @@ func makePlan(t *rapid.T, s *enginetest.Site, d *schema.Document) *plan.Plan {
 }
 
 func run(t *rapid.T, s *enginetest.Site, d *schema.Document, o engine.ApplyOptions) {
-	res, err := s.Apply(makePlan(t, s, d), o)
+	p := makePlan(t, s, d)
+	if len(p.Refusals) > 0 {
+		t.Fatal(enginetest.Text(p))
+	}
+	res, err := s.Apply(p, o)
 	var unknown *engine.UnknownError
 	if err != nil && !errors.As(err, &unknown) && res.Run.Status != state.RunOpen {
 		t.Fatal(err)
@@ -211,15 +309,19 @@ func run(t *rapid.T, s *enginetest.Site, d *schema.Document, o engine.ApplyOptio
 func settle(t *rapid.T, s *enginetest.Site, res engine.Result) {
 	for range 40 {
 		if res.Run.Status != state.RunOpen && res.Run.Status != state.RunPartial {
+			s.Release(fataler{TB: nil, t: t})
 			return
 		}
 		e := s.Engine(nil)
 		next, err := e.Resume(context.Background(), res.Run.ID, engine.ApplyOptions{OnFailure: apply.Stop})
 		e.Close()
 		var unknown *engine.UnknownError
+		var held *engine.HeldError
 		switch {
 		case err == nil || next.Run.Status == state.RunOpen:
 			res = next
+		case errors.As(err, &held): // by more than the run itself
+			s.Release(fataler{TB: nil, t: t})
 		case !errors.As(err, &unknown):
 			t.Fatal(err)
 		}

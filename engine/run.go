@@ -1,11 +1,15 @@
 package engine
 
 import (
+	"cmp"
 	"context"
+	"crypto/sha256"
+	"encoding/hex"
 	"encoding/json"
 	"errors"
 	"fmt"
 	"slices"
+	"sync"
 
 	"converge.dev/converge/engine/apply"
 	"converge.dev/converge/engine/diff"
@@ -13,6 +17,7 @@ import (
 	"converge.dev/converge/engine/event"
 	"converge.dev/converge/engine/journal"
 	"converge.dev/converge/engine/plan"
+	"converge.dev/converge/failpoint"
 	"converge.dev/converge/providers"
 	"converge.dev/converge/schema"
 	"converge.dev/converge/state"
@@ -21,11 +26,17 @@ import (
 // Plan looks at the site and decides what would make it as doc says. It changes nothing. What may not be done, and what
 // could not be seen, stands in the plan.
 func (e *Engine) Plan(ctx context.Context, doc *schema.Document, o plan.Options) (*plan.Plan, error) {
-	in, err := e.look(ctx, doc)
+	if !o.Destroy && !o.Sweep { // nothing is set, so nothing need be read
+		var err error
+		if doc, err = e.sealed(ctx, doc); err != nil {
+			return nil, err
+		}
+	}
+	in, err := e.look(ctx, doc, o.Sweep)
 	if err != nil {
 		return nil, err
 	}
-	in.ID, in.Options = state.NewRunID(e.o.Now()), o
+	in.ID, in.Options = e.o.NewID(e.o.Now()), o
 	p, err := plan.Make(in)
 	if err != nil {
 		return nil, err
@@ -43,12 +54,13 @@ func (e *Engine) Plan(ctx context.Context, doc *schema.Document, o plan.Options)
 	case !errors.Is(err, state.ErrNotFound):
 		return nil, err
 	}
+	p.Refusals = append(p.Refusals, plan.OverBudget(p, in.Recorded)...)
 	return p, nil
 }
 
 // Drift looks at the site and reports how it differs from what was applied last. It changes nothing.
 func (e *Engine) Drift(ctx context.Context, site schema.Site) (*drift.Report, error) {
-	in, err := e.look(ctx, &schema.Document{Site: site})
+	in, err := e.look(ctx, &schema.Document{Site: site}, true)
 	if err != nil {
 		return nil, err
 	}
@@ -65,6 +77,9 @@ func (e *Engine) Apply(ctx context.Context, p *plan.Plan, o ApplyOptions) (Resul
 	if len(p.Unknown) > 0 && !o.AllowPartial {
 		return Result{}, &UnknownError{p.Unknown}
 	}
+	if steps := p.Irreversible(); len(steps) > 0 && !p.ApprovedBy(o.Approve) {
+		return Result{}, &ApprovalError{Approval: p.Approval(), Given: o.Approve, Steps: steps}
+	}
 	body, digest, err := p.Encode()
 	if err != nil {
 		return Result{}, err
@@ -79,11 +94,17 @@ func (e *Engine) Apply(ctx context.Context, p *plan.Plan, o ApplyOptions) (Resul
 		op = "destroy"
 	}
 	return e.locked(ctx, op, func(ctx context.Context, lock *state.Lock) (Result, error) {
-		if err := e.free(ctx, ""); err != nil {
+		if err := e.free(ctx, "", p); err != nil {
 			return Result{}, err
 		}
 		recorded, err := e.o.Store.Records(ctx)
 		if err != nil {
+			return Result{}, err
+		}
+		if over := plan.OverBudget(p, recorded); len(over) > 0 { // a saved plan was made some time ago
+			return Result{}, &RefusedError{over}
+		}
+		if err := e.recall(ctx, recorded, p); err != nil {
 			return Result{}, err
 		}
 		set, err := e.connect(ctx, p.Site, stepRefs(p))
@@ -93,14 +114,17 @@ func (e *Engine) Apply(ctx context.Context, p *plan.Plan, o ApplyOptions) (Resul
 		if err := reachable(set, p); err != nil {
 			return Result{}, err
 		}
+		if err := e.fence(ctx, set, lock, p); err != nil {
+			return Result{}, err
+		}
 		if err := e.fresh(ctx, set, p, recorded); err != nil {
 			return Result{}, err
 		}
-		run, err := e.begin(ctx, lock, p, op, body, digest, o)
+		run, log, err := e.begin(ctx, lock, p, op, body, digest, o)
 		if err != nil || p.Empty() {
 			return Result{Run: run}, err
 		}
-		return e.carry(ctx, set, lock, p, run, nil, recorded, o, false)
+		return e.carry(ctx, set, lock, p, run, log, recorded, o, false)
 	})
 }
 
@@ -124,38 +148,54 @@ func (e *Engine) fresh(ctx context.Context, set *providers.Set, p *plan.Plan, re
 	return nil
 }
 
-// begin stores the document and the plan, spends the plan and opens the run, in this order: a crash in between leaves
-// nothing that another run could trip over.
-func (e *Engine) begin(ctx context.Context, lock *state.Lock, p *plan.Plan, op string, body []byte, digest string, o ApplyOptions) (state.Run, error) {
-	run := state.Run{
-		ID: state.NewRunID(e.o.Now()), Op: op, Status: state.RunOpen, Plan: digest, Serial: p.Site.Serial, By: e.o.Who,
-		Epoch: lock.Epoch(), Started: e.o.Now().UTC(), Steps: len(p.Steps), OnFail: string(o.OnFailure),
+// begin stores the document and the plan, spends the plan and opens the run with the first record of its journal, in
+// this order: a crash in between leaves nothing that another run could trip over.
+func (e *Engine) begin(ctx context.Context, lock *state.Lock, p *plan.Plan, op string, body []byte, digest string, o ApplyOptions) (run state.Run, log *journal.Log, err error) {
+	now := e.o.Now()
+	run = state.Run{
+		ID: e.o.NewID(now), Op: op, Status: state.RunOpen, Plan: digest, Serial: p.Site.Serial, By: e.o.Who,
+		Epoch: lock.Epoch(), Started: now.UTC(), Steps: len(p.Steps), OnFail: string(o.OnFailure),
 	}
 	if !p.Destroy && len(p.Document) > 0 {
-		head, err := e.o.Store.PutDocument(ctx, p.Document, p.Digest, p.Site.Serial, e.o.Who, state.AnyRevision)
+		if err := failpoint.At("document.put.before"); err != nil {
+			return run, nil, err
+		}
+		// On top of the revision that the plan was made for: a process that lost the lock must not bring back its document.
+		head, err := e.o.Store.PutDocument(ctx, p.Document, p.Digest, p.Site.Serial, e.o.Who, p.Revision)
+		if err == nil {
+			err = failpoint.At("document.put.after")
+		}
 		if err != nil {
-			return run, err
+			return run, nil, err
 		}
 		run.Serial = head.Serial
 	}
 	if p.Empty() {
 		run.Status = state.RunApplied
-		return run, nil
+		return run, nil, nil
 	}
-	var err error
 	if run.Body, err = e.o.Store.PutBlob(ctx, body); err != nil {
-		return run, err
+		return run, nil, err
 	}
-	_, err = lock.Commit(ctx, []state.Guard{e.o.Store.UnspentGuard(digest)}, []state.Op{e.o.Store.SpentOp(digest, run.ID), e.o.Store.PutRunOp(run)})
-	if errors.Is(err, state.ErrGuard) {
-		if by, spent, serr := e.o.Store.Spent(ctx, digest); serr == nil && spent {
-			return run, &SpentError{by}
+	for _, point := range []string{"plan.put.after", "run.open.before"} {
+		if err := failpoint.At(point); err != nil {
+			return run, nil, err
 		}
 	}
-	if err != nil {
-		return run, fmt.Errorf("open run %s: %w", run.ID, err)
+	log, err = journal.Start(ctx, e.o.Store, lock, run.ID, digest,
+		[]state.Guard{e.o.Store.UnspentGuard(digest)}, []state.Op{e.o.Store.SpentOp(digest, run.ID), e.o.Store.PutRunOp(run)})
+	if errors.Is(err, state.ErrGuard) {
+		if by, spent, serr := e.o.Store.Spent(ctx, digest); serr == nil && spent {
+			return run, nil, &SpentError{by}
+		}
 	}
-	return run, nil
+	if err == nil {
+		err = failpoint.At("run.open.after")
+	}
+	if err != nil {
+		return run, nil, fmt.Errorf("open run %s: %w", run.ID, err)
+	}
+	return run, log, nil
 }
 
 // Resume continues the open or partial run with that id; the only such run when id is empty. A run that was being
@@ -208,16 +248,19 @@ func (e *Engine) again(ctx context.Context, op, id string, o ApplyOptions, decid
 		return Result{}, fmt.Errorf("run %s: %w", run.ID, err)
 	}
 	return e.locked(ctx, op, func(ctx context.Context, lock *state.Lock) (Result, error) {
-		if err := e.free(ctx, run.ID); err != nil {
+		if err := e.free(ctx, run.ID, p); err != nil {
 			return Result{}, err
 		}
-		records, err := journal.Read(ctx, e.o.Store, run.ID)
+		log, err := journal.Read(ctx, e.o.Store, run.ID)
 		if err != nil {
 			return Result{}, err
 		}
-		sum, err := journal.Sum(records, len(p.Steps))
+		sum, err := journal.Sum(log.Records, len(p.Steps))
 		if err != nil {
 			return Result{}, err
+		}
+		if got := digestOf(body); sum.Plan != got {
+			return Result{}, fmt.Errorf("run %s: its journal is about the plan %.12s, and the plan in the store is %.12s: the store is damaged", run.ID, sum.Plan, got)
 		}
 		// What is stored may be newer than what was read before the lock was there.
 		if run, err = e.o.Store.Run(ctx, run.ID); err != nil {
@@ -231,11 +274,17 @@ func (e *Engine) again(ctx context.Context, op, id string, o ApplyOptions, decid
 		if err != nil {
 			return Result{}, err
 		}
+		if err := e.recall(ctx, recorded, p); err != nil {
+			return Result{}, err
+		}
 		set, err := e.connect(ctx, p.Site, stepRefs(p))
 		if err != nil {
 			return Result{}, err
 		}
 		if err := reachable(set, p); err != nil {
+			return Result{}, err
+		}
+		if err := e.fence(ctx, set, lock, p); err != nil {
 			return Result{}, err
 		}
 		run.Status, run.Ended, run.Epoch = state.RunOpen, nil, lock.Epoch()
@@ -245,7 +294,7 @@ func (e *Engine) again(ctx context.Context, op, id string, o ApplyOptions, decid
 		if o.OnFailure == "" {
 			o.OnFailure = apply.OnFailure(run.OnFail)
 		}
-		return e.carry(ctx, set, lock, p, run, records, recorded, o, undo)
+		return e.carry(ctx, set, lock, p, run, log, recorded, o, undo)
 	})
 }
 
@@ -272,50 +321,76 @@ func (e *Engine) pick(ctx context.Context, op, id string) (state.Run, error) {
 }
 
 // carry hands a run to package apply.
-func (e *Engine) carry(ctx context.Context, set *providers.Set, lock *state.Lock, p *plan.Plan, run state.Run, records []journal.Record, recorded []state.Record, o ApplyOptions, undo bool) (Result, error) {
+func (e *Engine) carry(ctx context.Context, set *providers.Set, lock *state.Lock, p *plan.Plan, run state.Run, log *journal.Log, recorded []state.Record, o ApplyOptions, undo bool) (Result, error) {
 	if o.OnFailure == "" {
 		o.OnFailure = apply.Rollback
 	}
 	run, ds, err := apply.Carry(ctx, apply.Options{
-		Kinds: e.o.Kinds, Providers: set, Store: e.o.Store, Lock: lock, Plan: p, Run: run, Records: records, Recorded: recorded,
+		Kinds: e.o.Kinds, Providers: set, Store: e.o.Store, Lock: lock, Plan: p, Run: run, Log: log, Recorded: recorded,
 		Undo: undo, OnFailure: o.OnFailure, Parallelism: e.o.Parallelism, Retry: e.o.Retry, Interrupt: o.Interrupt,
 		Emit: e.o.Emit, Logger: e.o.Logger,
 	})
+	if err == nil && run.Status != state.RunOpen {
+		if perr := e.prune(ctx, lock); perr != nil { // nothing depends on it, and the next run tries again
+			e.o.Logger.Warn("removing old runs", "error", perr)
+		}
+	}
 	return Result{run, ds}, err
 }
 
+func digestOf(body []byte) string {
+	sum := sha256.Sum256(body)
+	return hex.EncodeToString(sum[:])
+}
+
 // Free says why nothing new may be applied to the site: *state.LockedError when another process still works on it after
-// the wait for the lock, *HeldError when a run is open or the site is held.
+// the wait for the lock, *HeldError when a run is open or the site is held. What else is held shows when there is a plan.
 func (e *Engine) Free(ctx context.Context) error {
 	if holder, err := e.o.Store.LockInfo(ctx); err != nil {
 		return err
 	} else if holder == nil {
-		return e.free(ctx, "")
+		return e.free(ctx, "", nil)
 	}
-	_, err := e.locked(ctx, "look", func(ctx context.Context, _ *state.Lock) (Result, error) { return Result{}, e.free(ctx, "") })
+	_, err := e.locked(ctx, "look", func(ctx context.Context, _ *state.Lock) (Result, error) { return Result{}, e.free(ctx, "", nil) })
 	return err
 }
 
-// Held says, without waiting for anybody, why nothing new could be applied to the site; nil while somebody is at work on
-// it, for then the end is open.
-func (e *Engine) Held(ctx context.Context) error {
+// Held says, without waiting for anybody, why a plan could not be applied now; nil while somebody is at work on the site,
+// for then the end is open.
+func (e *Engine) Held(ctx context.Context, p *plan.Plan) error {
 	if holder, err := e.o.Store.LockInfo(ctx); err != nil || holder != nil {
 		return err
 	}
-	return e.free(ctx, "")
+	return e.free(ctx, "", p)
 }
 
-// free refuses to work on a site that is held or has an open run, unless both are about the run that is taken up.
-func (e *Engine) free(ctx context.Context, run string) error {
-	holds, err := e.o.Store.Holds(ctx)
+// free refuses to work while an open run, a freeze, or a hold of the site, of what the plan changes or of its revision of
+// the document is in the way; all but those of the run that is taken up. Without a plan only the whole site counts.
+func (e *Engine) free(ctx context.Context, run string, p *plan.Plan) error {
+	stops, err := e.o.Store.Stops(ctx)
 	if err != nil {
 		return err
 	}
-	holds = slices.DeleteFunc(holds, func(h state.Hold) bool { return run != "" && h.Run == run })
-	if frozen, err := e.o.Store.Frozen(ctx); err != nil {
-		return err
-	} else if frozen != nil {
-		holds = append(holds, *frozen)
+	refs := []schema.Ref{{Scope: schema.ScopeSite}}
+	if p != nil {
+		refs = append(refs, stepRefs(p)...)
+	}
+	var holds []state.Hold
+	for _, r := range refs {
+		for _, h := range stops.On(r, run) {
+			if !slices.Contains(holds, h) {
+				holds = append(holds, h)
+			}
+		}
+	}
+	if p != nil && run == "" && len(p.Document) > 0 {
+		head, err := e.o.Store.Head(ctx)
+		if err != nil && !errors.Is(err, state.ErrNotFound) {
+			return err
+		}
+		if i := slices.IndexFunc(stops.Holds, func(h state.Hold) bool { return h.Scope == state.SerialScope(head.Serial) }); i >= 0 && head.Digest == p.Digest && !p.Empty() {
+			holds = append(holds, stops.Holds[i])
+		}
 	}
 	if len(holds) > 0 {
 		return &HeldError{Holds: holds}
@@ -350,6 +425,37 @@ func (e *Engine) locked(ctx context.Context, op string, do func(context.Context,
 		}
 	}()
 	return do(ctx, lock)
+}
+
+// fence makes every far side that can store an epoch store ours, before anything is looked at: what an earlier holder
+// still sends there is refused from then on. One that cannot be reached is unknown.
+func (e *Engine) fence(ctx context.Context, set *providers.Set, lock *state.Lock, p *plan.Plan) error {
+	var scopes []string
+	for _, r := range stepRefs(p) {
+		scopes = append(scopes, r.Scope)
+	}
+	ctx = lock.Context(ctx)
+	var mu sync.Mutex
+	var unknown []plan.Unknown
+	var wg sync.WaitGroup
+	slots := make(chan struct{}, e.o.Parallelism)
+	for _, far := range set.Fences(scopes) {
+		wg.Go(func() {
+			slots <- struct{}{}
+			defer func() { <-slots }()
+			if err := far.Fence(ctx, lock.Epoch()); err != nil {
+				mu.Lock()
+				defer mu.Unlock()
+				unknown = append(unknown, plan.Unknown{Scope: far.Scope, Kind: far.Name, Error: err.Error()})
+			}
+		})
+	}
+	wg.Wait()
+	if len(unknown) > 0 {
+		slices.SortFunc(unknown, func(a, b plan.Unknown) int { return cmp.Compare(a.Scope, b.Scope) })
+		return &UnknownError{unknown}
+	}
+	return nil
 }
 
 // reachable fails with an *UnknownError when a provider that the plan needs could not be opened.

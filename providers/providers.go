@@ -12,8 +12,11 @@
 //
 // # What a kind sees
 //
-// Specs have the shape that the kind's CUE file gives, with one difference: where a document has the name of another
-// resource (@ref), a spec at this boundary has that thing's external id, in both directions. The engine translates.
+// Specs have the shape that the kind's CUE file gives, with two differences. Where a document has the name of another
+// resource (@ref), a spec at this boundary has that thing's external id. Where it has the place of a secret (#Secret), a
+// spec at this boundary has the secret itself, as text. Both hold in both directions, and the engine translates. A kind
+// leaves out of what it observes the secrets that its far side never gives back; where it knows that none is set, it
+// reports the empty text.
 package providers
 
 import (
@@ -221,6 +224,19 @@ const (
 // Reversible reports whether a step of this class may run before the point of no return.
 func (r Revert) Reversible() bool { return r == Exact || r == Restart }
 
+// Meaning puts the class in words.
+func (r Revert) Meaning() string {
+	switch r {
+	case Exact:
+		return "it comes back exactly as it was"
+	case Restart:
+		return "its configuration comes back, what was running is lost"
+	case Replace:
+		return "only an equivalent with a new identity comes back"
+	}
+	return "nothing comes back"
+}
+
 // Reach says what a mistaken change can cut off.
 type Reach string
 
@@ -247,6 +263,11 @@ type Provider struct {
 	Limit int    // calls at the same time; zero: no limit of its own
 	Kinds []Served
 	Close func() error // releases connections; never nil
+
+	// Fence makes the far side store, durably, that the holder with this epoch is at work. From then on it refuses calls
+	// with a lower one, and so does this provider; with an epoch lower than the stored one it fails with Denied. The engine
+	// calls it under the site lock, before it looks. Nil: the far side has no place for an epoch.
+	Fence func(ctx context.Context, epoch int64) error
 }
 
 // New makes a provider. A nil close does nothing.
@@ -299,6 +320,19 @@ func (s *Set) Fail(scope, provider string, err error) { s.failed[[2]string{scope
 
 // Failure gives the error recorded by Fail, nil when there is none.
 func (s *Set) Failure(scope, provider string) error { return s.failed[[2]string{scope, provider}] }
+
+// Fences gives the providers that can store an epoch, among those that serve the given scopes.
+func (s *Set) Fences(scopes []string) []*Provider {
+	return slices.DeleteFunc(slices.Clone(s.providers), func(p *Provider) bool { return p.Fence == nil || !slices.Contains(scopes, p.Scope) })
+}
+
+// Wrap puts something around every served kind, as [Provider.Limit] does.
+func (s *Set) Wrap(around func(scope string, k Served) Kind) {
+	for at, p := range s.served {
+		p.kind.Kind = around(at[0], p.kind)
+		s.served[at] = p
+	}
+}
 
 // Each calls visit for every served kind, in the order of scope and name.
 func (s *Set) Each(visit func(scope string, k Served, p *Provider)) {

@@ -7,6 +7,7 @@ import (
 	"encoding/json"
 	"fmt"
 	"maps"
+	"math"
 	"strconv"
 )
 
@@ -66,7 +67,9 @@ func ParseNumber(s string) (any, error) {
 	if err != nil {
 		return nil, fmt.Errorf("%s is not a number that fits", s)
 	}
-	if f == float64(int64(f)) && f >= -1<<53 && f <= 1<<53 {
+	// Whatever is whole and fits, however it was written: package json writes a large one without an exponent, and it must
+	// read the same afterwards.
+	if f >= -1<<63 && f < 1<<63 && f == math.Trunc(f) {
 		return int64(f), nil
 	}
 	return f, nil

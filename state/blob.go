@@ -35,6 +35,27 @@ func (s *Store) Blob(ctx context.Context, digests []string) ([]byte, error) {
 	return s.chunks(ctx, s.key("blob")+"/", digests)
 }
 
+// DropBlobs removes the parts of bodies that are not in keep. The lock proves that nobody is storing one.
+func (s *Store) DropBlobs(ctx context.Context, lock *Lock, keep map[string]bool) error {
+	digests, err := s.kv.Below(ctx, s.key("blob")+"/")
+	if err != nil {
+		return fmt.Errorf("list the blobs: %w", err)
+	}
+	var ops []Op
+	for i, d := range digests {
+		if !keep[d] {
+			ops = append(ops, Op{Key: s.key("blob", d), Delete: true})
+		}
+		if len(ops) == MaxOps || len(ops) > 0 && i == len(digests)-1 {
+			if _, err := lock.Commit(ctx, nil, ops); err != nil {
+				return fmt.Errorf("remove blobs: %w", err)
+			}
+			ops = nil
+		}
+	}
+	return nil
+}
+
 // putChunks cuts a body, stores the chunks that are not in have, and returns the digests of all.
 func (s *Store) putChunks(ctx context.Context, prefix string, body []byte, have []string) ([]string, error) {
 	known := make(map[string]bool, len(have))

@@ -84,15 +84,14 @@ func (s *Store) putDocument(ctx context.Context, body []byte, digest string, ser
 		return Head{}, err
 	}
 	next := Head{Serial: serial, Digest: digest, Size: len(body), Chunks: chunks, By: by, At: time.Now().UTC()}
-	value := encode(next)
 	next.Revision, err = s.kv.Commit(ctx,
 		[]Guard{
 			{Key: s.key("document/head"), Revision: head.Revision},
 			{Key: s.key("document/swept"), Revision: swept.Modified},
 		},
 		[]Op{
-			{Key: s.key("document/head"), Value: value},
-			{Key: s.logKey(serial), Value: value},
+			s.put(s.key("document/head"), next),
+			s.put(s.logKey(serial), next),
 		})
 	return next, err
 }
@@ -129,7 +128,7 @@ func (s *Store) trim(ctx context.Context, head Head) error {
 			remove = append(remove, Op{Key: it.Key, Delete: true})
 		}
 	}
-	swept := Op{Key: s.key("document/swept"), Value: encode(map[string]int64{"serial": head.Serial})}
+	swept := s.put(s.key("document/swept"), map[string]int64{"serial": head.Serial})
 	for len(remove) > 0 {
 		n := min(len(remove), MaxOps-1)
 		_, err := s.kv.Commit(ctx,

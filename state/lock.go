@@ -10,6 +10,9 @@ import (
 	"time"
 
 	"github.com/google/uuid"
+
+	"converge.dev/converge/failpoint"
+	"converge.dev/converge/schema"
 )
 
 // DefaultTTL is how long a lock outlives a holder that does not answer any more.
@@ -59,6 +62,8 @@ type Lock struct {
 	s     *Store
 	lease Lease
 	epoch int64
+	ttl   time.Duration
+	taken time.Time // when the lock was taken over from a holder that did not give it back; zero otherwise
 
 	leader Guard // my key is the one that I created
 	turn   Guard // the epoch is the one that I set
@@ -72,8 +77,9 @@ type Lock struct {
 }
 
 type epoch struct {
-	Epoch int64  `json:"epoch"`
-	By    string `json:"by"` // id of the lock that set it
+	Epoch    int64  `json:"epoch"`
+	By       string `json:"by"`                 // id of the lock that set it
+	Released bool   `json:"released,omitempty"` // its holder gave it back, so nothing of it is under way any more
 }
 
 // Lock takes the lock of the site. Info says who asks; its ID, Created and Epoch are filled in. When the lock is held and
@@ -125,10 +131,16 @@ func (s *Store) tryLock(ctx context.Context, info LockInfo, ttl time.Duration) (
 			_ = lease.Close() // it would run out by itself
 		}
 	}()
+	if err := failpoint.At("lock.take.before"); err != nil {
+		return nil, err
+	}
 	key := s.key("leader")
-	_, err = s.kv.Commit(ctx, []Guard{{Key: key}}, []Op{{Key: key, Value: encode(info), Lease: lease}})
+	_, err = s.kv.Commit(ctx, []Guard{{Key: key}}, []Op{{Key: key, Value: encode(key, info), Lease: lease}})
 	if err != nil && !errors.Is(err, ErrUnknown) {
 		return nil, fmt.Errorf("take the lock of the site: %w", err)
+	}
+	if err := failpoint.At("lock.take.after"); err != nil {
+		return nil, err
 	}
 	// Read back, for the lease may be gone already, and a reply may have been lost.
 	have, it, err := read[LockInfo](ctx, s, key)
@@ -138,9 +150,12 @@ func (s *Store) tryLock(ctx context.Context, info LockInfo, ttl time.Duration) (
 	if err != nil {
 		return nil, fmt.Errorf("take the lock of the site: %w", err)
 	}
-	l := &Lock{s: s, lease: lease, leader: Guard{Key: key, Created: true, Revision: it.Created}}
+	l := &Lock{s: s, lease: lease, ttl: ttl, leader: Guard{Key: key, Created: true, Revision: it.Created}}
 	if err := l.raiseEpoch(ctx, info); err != nil {
 		return nil, fmt.Errorf("take the lock of the site: %w", err)
+	}
+	if err := failpoint.At("lock.epoch.after"); err != nil {
+		return nil, err
 	}
 	l.alive, l.end = context.WithCancelCause(context.Background())
 	l.watched.Go(func() { l.watch(ttl) })
@@ -153,12 +168,19 @@ func (l *Lock) raiseEpoch(ctx context.Context, info LockInfo) error {
 	if err != nil && !errors.Is(err, ErrNotFound) {
 		return err
 	}
-	info.Epoch = old.Epoch + 1
+	earlier, err := l.s.runEpoch(ctx)
+	if err != nil {
+		return err
+	}
+	if old.Epoch > 0 && !old.Released || old.Epoch < earlier {
+		l.taken = time.Now()
+	}
+	info.Epoch = max(old.Epoch, earlier) + 1
 	_, err = l.s.kv.Commit(ctx,
 		[]Guard{l.leader, {Key: l.s.key("epoch"), Revision: it.Modified}},
 		[]Op{
-			{Key: l.s.key("epoch"), Value: encode(epoch{info.Epoch, info.ID})},
-			{Key: l.leader.Key, Value: encode(info), Lease: l.lease},
+			l.s.put(l.s.key("epoch"), epoch{Epoch: info.Epoch, By: info.ID}),
+			{Key: l.leader.Key, Value: encode(l.leader.Key, info), Lease: l.lease},
 		})
 	if err != nil && !errors.Is(err, ErrUnknown) {
 		return err
@@ -173,6 +195,23 @@ func (l *Lock) raiseEpoch(ctx context.Context, info LockInfo) error {
 	l.info, l.epoch = info, now.Epoch
 	l.turn = Guard{Key: l.s.key("epoch"), Revision: it.Modified}
 	return nil
+}
+
+// runEpoch is the highest epoch of a run. The epoch never falls below it, whatever became of its own key: two holders with
+// the same number could not be told apart by those who obey them. A run that cannot be read tells nothing.
+func (s *Store) runEpoch(ctx context.Context) (int64, error) {
+	items, err := s.kv.List(ctx, s.key("run")+"/")
+	if err != nil {
+		return 0, fmt.Errorf("list the runs: %w", err)
+	}
+	var highest int64
+	for _, it := range items {
+		var r Run
+		if decode(it, &r) == nil {
+			highest = max(highest, r.Epoch)
+		}
+	}
+	return highest, nil
 }
 
 // watch ends the lock as soon as it cannot be proven any more. The timer is short because a machine that was suspended
@@ -262,6 +301,10 @@ func (l *Lock) lost() error {
 	return context.Cause(l.alive)
 }
 
+// Held fails with ErrFenced when the lock cannot be proven to be held at this moment. It asks the clock and not the store;
+// a process that stood still learns from it what its timers have not told it yet.
+func (l *Lock) Held() error { return l.lost() }
+
 // Context derives a context that also ends when the lock can no longer be proven to be held; its cause then is ErrFenced.
 // A call to the outside is made with it.
 func (l *Lock) Context(ctx context.Context) context.Context {
@@ -277,11 +320,24 @@ func (l *Lock) bind(ctx context.Context) (_ context.Context, cancel context.Canc
 	return ctx, cancel
 }
 
-// Describe tells others what the holder is doing.
-func (l *Lock) Describe(ctx context.Context, text string) error {
+// settled is what is added to the time in which an earlier holder's calls may still arrive.
+const settled = 5 * time.Second
+
+// Quarantine is the time before which nothing may be deleted that has no version to check: until then a call of an
+// earlier holder, who did not give the lock back, may still arrive and meet the wrong thing. Longest is how late a call
+// may have its effect. It is zero when the lock was given back in order.
+func (l *Lock) Quarantine(longest time.Duration) time.Time {
+	if l.taken.IsZero() {
+		return time.Time{}
+	}
+	return l.taken.Add(l.ttl + longest + settled)
+}
+
+// Describe tells others what the holder is doing, and for which run.
+func (l *Lock) Describe(ctx context.Context, run, text string) error {
 	info := l.Info()
-	info.Info = text
-	if _, err := l.Commit(ctx, nil, []Op{{Key: l.leader.Key, Value: encode(info), Lease: l.lease}}); err != nil {
+	info.Run, info.Info = run, text
+	if _, err := l.Commit(ctx, nil, []Op{{Key: l.leader.Key, Value: encode(l.leader.Key, info), Lease: l.lease}}); err != nil {
 		return fmt.Errorf("describe the lock: %w", err)
 	}
 	l.mu.Lock()
@@ -290,8 +346,21 @@ func (l *Lock) Describe(ctx context.Context, text string) error {
 	return nil
 }
 
-// Close gives the lock back. Everything that its contexts were given to has ended by then, or is ended.
+// Close gives the lock back, and says so in the store, so that the next holder need not wait for what is under way. The
+// caller has waited for everything that it does under the lock.
 func (l *Lock) Close() error {
+	if err := failpoint.At("lock.release.before"); err != nil {
+		return err
+	}
+	if l.lost() == nil {
+		// Where this cannot be written, the lease ends the lock and the next holder waits: that costs time and no safety.
+		ctx, cancel := context.WithTimeout(context.Background(), min(l.ttl, 2*time.Second))
+		_, _ = l.s.kv.Commit(ctx, []Guard{l.leader, l.turn}, []Op{
+			l.s.put(l.turn.Key, epoch{Epoch: l.epoch, By: l.Info().ID, Released: true}),
+			{Key: l.leader.Key, Delete: true},
+		})
+		cancel()
+	}
 	l.end(fmt.Errorf("%w: it was given back", ErrFenced))
 	l.watched.Wait()
 	return l.lease.Close()
@@ -313,10 +382,11 @@ func (s *Store) LockInfo(ctx context.Context) (*LockInfo, error) {
 type Audit struct {
 	At     time.Time `json:"at"`
 	By     string    `json:"by"`
-	Action string    `json:"action"`
+	Action string    `json:"action"` // force-unlock, restored, hold, release, freeze, thaw
+	Scope  string    `json:"scope,omitempty"`
 	Reason string    `json:"reason"`
-	Lock   *LockInfo `json:"lock,omitempty"` // that was broken
-	Epoch  int64     `json:"epoch"`          // from now on
+	Lock   *LockInfo `json:"lock,omitempty"`  // that was broken
+	Epoch  int64     `json:"epoch,omitempty"` // from now on
 }
 
 // ForceUnlock breaks the lock with that id. The epoch rises, so that the holder can write nothing more even if it still
@@ -341,13 +411,53 @@ func (s *Store) ForceUnlock(ctx context.Context, id, by, reason string) error {
 		[]Guard{{Key: it.Key, Created: true, Revision: it.Created}, {Key: s.key("epoch"), Revision: turn.Modified}},
 		[]Op{
 			{Key: it.Key, Delete: true},
-			{Key: s.key("epoch"), Value: encode(epoch{entry.Epoch, by})},
-			{Key: s.key("audit", NewRunID(entry.At)), Value: encode(entry)},
+			s.put(s.key("epoch"), epoch{Epoch: entry.Epoch, By: by}),
+			s.put(s.key("audit", NewRunID(entry.At)), entry),
 		})
 	if err != nil {
 		return fmt.Errorf("force-unlock %s: %w", id, err)
 	}
 	return nil
+}
+
+// restoredEpochs is by how much the epoch rises after a restore: more than holders may have come between the backup and
+// the end of what was lost.
+const restoredEpochs = 1000
+
+// Restored says that the store was restored from a backup. What the site has seen since the backup, its memory has not:
+// the epoch rises beyond every holder of that time, the audit log says who said so and why, and the site is held until
+// somebody has looked at it. It fails with a *LockedError while somebody holds the lock.
+func (s *Store) Restored(ctx context.Context, by, reason string) (epochNow int64, err error) {
+	holder, err := s.LockInfo(ctx)
+	if err != nil {
+		return 0, err
+	}
+	if holder != nil {
+		return 0, &LockedError{Path: s.Path(), Info: *holder}
+	}
+	turn, err := s.kv.Get(ctx, s.key("epoch"))
+	if err != nil {
+		return 0, fmt.Errorf("read %s: %w", s.key("epoch"), err)
+	}
+	var old epoch
+	_ = decode(turn, &old) // missing or damaged: the runs tell enough, and this is the way out
+	earlier, err := s.runEpoch(ctx)
+	if err != nil {
+		return 0, err
+	}
+	now := time.Now().UTC()
+	entry := Audit{At: now, By: by, Action: "restored", Reason: reason, Epoch: max(old.Epoch, earlier) + restoredEpochs}
+	_, err = s.kv.Commit(ctx,
+		[]Guard{{Key: s.key("leader")}, {Key: s.key("epoch"), Revision: turn.Modified}},
+		[]Op{
+			s.put(s.key("epoch"), epoch{Epoch: entry.Epoch, By: by}),
+			s.put(s.key("audit", NewRunID(now)), entry),
+			s.HoldOp(Hold{Scope: schema.ScopeSite, By: by, At: now, Reason: "the store was restored from a backup: look at converge drift first"}),
+		})
+	if err != nil {
+		return 0, fmt.Errorf("enter the restore: %w", err)
+	}
+	return entry.Epoch, nil
 }
 
 // Audits reads the log of what people forced, oldest first.

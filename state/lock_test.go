@@ -263,3 +263,29 @@ func TestDocumentUnknown(t *testing.T) {
 		}
 	})
 }
+
+// F2: a lease that was not renewed in time does not count, by the clock alone: nothing is asked, and nothing is begun.
+func TestLeaseThatWasNotRenewedDoesNotCount(t *testing.T) {
+	synctest.Test(t, func(t *testing.T) {
+		kv := mem.New(mem.Options{})
+		l, err := state.New(kv, "fra1").Lock(t.Context(), state.LockInfo{}, state.LockOptions{TTL: 10 * time.Second})
+		if err != nil {
+			t.Fatal(err)
+		}
+		defer l.Close()
+		work := l.Context(t.Context())
+		kv.Pause()
+		time.Sleep(8*time.Second - time.Millisecond) // the ttl less the margin
+		if err := l.Held(); err != nil {
+			t.Fatalf("too early: %v", err)
+		}
+		time.Sleep(time.Millisecond)
+		if err := l.Held(); !errors.Is(err, state.ErrFenced) {
+			t.Fatalf("it is held with a lease that nobody renewed: %v", err)
+		}
+		synctest.Wait()
+		if !errors.Is(context.Cause(work), state.ErrFenced) {
+			t.Errorf("what is under way goes on: %v", context.Cause(work))
+		}
+	})
+}

@@ -63,14 +63,6 @@ type Run struct {
 	Partial []string     `json:"differences,omitempty"`
 }
 
-// A Hold stops new runs until it is released.
-type Hold struct {
-	Scope  string    `json:"scope"` // "site", a node's name or a ref
-	Reason string    `json:"reason"`
-	Run    string    `json:"run,omitempty"`
-	At     time.Time `json:"at"`
-}
-
 // LockInfo says who holds the site lock.
 type LockInfo struct {
 	ID        string    `json:"id"`

@@ -34,6 +34,9 @@ func (s *Store) Records(ctx context.Context) ([]Record, error) {
 				if err := r.read(items[i], &records[i]); err != nil {
 					return err
 				}
+				if items[i].Key[len(prefix):] != records[i].Ref.String() {
+					return fmt.Errorf("%s is damaged: it holds the record of %s", items[i].Key, records[i].Ref)
+				}
 			}
 			return nil
 		})
@@ -55,11 +58,17 @@ func (s *Store) Record(ctx context.Context, ref schema.Ref) (Record, error) {
 	if it.Modified == 0 {
 		return r, fmt.Errorf("%s: %w", key, ErrNotFound)
 	}
-	return r, newRecordReader().read(it, &r)
+	if err := newRecordReader().read(it, &r); err != nil {
+		return Record{}, err
+	}
+	if r.Ref != ref {
+		return Record{}, fmt.Errorf("%s is damaged: it holds the record of %s", key, r.Ref)
+	}
+	return r, nil
 }
 
 // RecordOp writes a record over whatever is recorded for its ref.
-func (s *Store) RecordOp(r Record) Op { return Op{Key: s.recordKey(r.Ref), Value: encode(r)} }
+func (s *Store) RecordOp(r Record) Op { return s.put(s.recordKey(r.Ref), r) }
 
 // ForgetOp drops the record of a resource.
 func (s *Store) ForgetOp(ref schema.Ref) Op { return Op{Key: s.recordKey(ref), Delete: true} }
@@ -94,7 +103,7 @@ func newRecordReader() *recordReader {
 }
 
 func (r *recordReader) read(it Item, into *Record) error {
-	if err := checkVersion(it); err != nil {
+	if err := check(it); err != nil {
 		return err
 	}
 	r.source.Reset(it.Value)

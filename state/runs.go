@@ -10,8 +10,6 @@ import (
 	"slices"
 	"strings"
 	"time"
-
-	"converge.dev/converge/schema"
 )
 
 // NewRunID names a run that starts at t, for example 20261120-121537.042-9f3a01. Names order as their times do.
@@ -22,7 +20,7 @@ func NewRunID(t time.Time) string {
 }
 
 // PutRunOp writes a run over what is known of it.
-func (s *Store) PutRunOp(r Run) Op { return Op{Key: s.key("run", r.ID), Value: encode(r)} }
+func (s *Store) PutRunOp(r Run) Op { return s.put(s.key("run", r.ID), r) }
 
 // Run reads one run; ErrNotFound when there is none of that name.
 func (s *Store) Run(ctx context.Context, id string) (Run, error) {
@@ -37,13 +35,18 @@ func (s *Store) Runs(ctx context.Context) ([]Run, error) {
 	return rs, err
 }
 
+// DropRunOps remove a run and its journal. Its plan goes with [Store.DropBlobs].
+func (s *Store) DropRunOps(id string) []Op {
+	return []Op{{Key: s.key("run", id), Delete: true}, {Key: s.JournalPrefix(id), Delete: true, Prefix: true}}
+}
+
 type spent struct {
 	Run string `json:"run"`
 }
 
 // SpentOp notes that a plan was applied by a run.
 func (s *Store) SpentOp(digest, run string) Op {
-	return Op{Key: s.key("spent", digest), Value: encode(spent{run})}
+	return s.put(s.key("spent", digest), spent{run})
 }
 
 // UnspentGuard holds while a plan was not applied.
@@ -56,43 +59,6 @@ func (s *Store) Spent(ctx context.Context, digest string) (run string, ok bool, 
 		return "", false, nil
 	}
 	return v.Run, err == nil, err
-}
-
-// Holds reads all holds, in the order of their scopes.
-func (s *Store) Holds(ctx context.Context) ([]Hold, error) {
-	hs, _, err := list[Hold](ctx, s, s.key("hold")+"/")
-	return hs, err
-}
-
-// HoldOp sets a hold over the one that its scope may have.
-func (s *Store) HoldOp(h Hold) Op { return Op{Key: s.key("hold", h.Scope), Value: encode(h)} }
-
-// ReleaseOp removes the hold of a scope.
-func (s *Store) ReleaseOp(scope string) Op { return Op{Key: s.key("hold", scope), Delete: true} }
-
-// FreezeOp stops every effect on the site, whatever is going on. The scope of h has no meaning.
-func (s *Store) FreezeOp(h Hold) Op { return Op{Key: s.key("freeze"), Value: encode(h)} }
-
-// ThawOp ends a freeze.
-func (s *Store) ThawOp() Op { return Op{Key: s.key("freeze"), Delete: true} }
-
-// Frozen reads the freeze; nil when there is none.
-func (s *Store) Frozen(ctx context.Context) (*Hold, error) {
-	h, _, err := read[Hold](ctx, s, s.key("freeze"))
-	if errors.Is(err, ErrNotFound) {
-		return nil, nil
-	}
-	return &h, err
-}
-
-// FreeGuards hold while neither a freeze nor a hold of the site, of the resource's scope or of the resource itself stops
-// an effect on it.
-func (s *Store) FreeGuards(ref schema.Ref) []Guard {
-	gs := []Guard{{Key: s.key("freeze")}, {Key: s.key("hold", schema.ScopeSite)}, {Key: s.key("hold", ref.String())}}
-	if ref.Scope != schema.ScopeSite {
-		gs = append(gs, Guard{Key: s.key("hold", ref.Scope)})
-	}
-	return gs
 }
 
 // Publish writes a JSON body for the cloud to read: key is status, or begins with drift/.

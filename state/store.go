@@ -3,8 +3,11 @@ package state
 import (
 	"bytes"
 	"context"
+	"crypto/sha256"
+	"encoding/hex"
 	"encoding/json"
 	"fmt"
+	"io"
 	"strings"
 )
 
@@ -35,6 +38,9 @@ func (s *Store) key(parts ...string) string { return s.prefix + strings.Join(par
 // JournalPrefix is the prefix of the keys of a run's journal records.
 func (s *Store) JournalPrefix(run string) string { return s.key("journal", run) + "/" }
 
+// JournalHead is the key that says how far a run's journal goes. It orders after the records.
+func (s *Store) JournalHead(run string) string { return s.JournalPrefix(run) + "head" }
+
 // JournalKey is the key of one journal record. Keys order as their numbers do.
 func (s *Store) JournalKey(run string, seq int64) string {
 	return fmt.Sprintf("%s%010d", s.JournalPrefix(run), seq)
@@ -56,20 +62,38 @@ func (s *Store) Commit(ctx context.Context, guards []Guard, ops []Op) (int64, er
 // version is the layout of the values in the store. It grows when an older program would misread a newer value.
 const version = 1
 
-var versionField = fmt.Appendf(nil, `{"v":%d,`, version)
+var versionField = fmt.Appendf(nil, `{"v":%d,"sum":"`, version)
 
-// encode gives v, which must become a JSON object with at least one field, as stored: with its version in front.
-func encode(v any) []byte {
+// sumSize is the length of a checksum as stored: the first half of a SHA-256 in hex would be 32; a quarter is plenty to
+// find what a disk did to a value.
+const sumSize = 16
+
+// encode gives v, which must become a JSON object with at least one field, as stored under a key: with its version and a
+// checksum of the key and the rest in front. The key is part of it, so that a value in the place of another is found.
+func encode(key string, v any) []byte {
 	b, err := json.Marshal(v)
 	if err != nil { // what is stored consists of JSON values only
 		panic(fmt.Sprintf("state: encode a %T: %v", v, err))
 	}
-	return append(bytes.Clone(versionField), b[1:]...)
+	b = b[1:]
+	out := make([]byte, 0, len(versionField)+sumSize+2+len(b))
+	out = append(append(out, versionField...), checksum(key, b)...)
+	return append(append(out, `",`...), b...)
+}
+
+// put writes a value under a key.
+func (s *Store) put(key string, v any) Op { return Op{Key: key, Value: encode(key, v)} }
+
+func checksum(key string, b []byte) string {
+	h := sha256.New()
+	_, _ = io.WriteString(h, key) // never fails
+	_, _ = h.Write(b)             // begins with a quote, which no key has: the two cannot be taken for each other
+	return hex.EncodeToString(h.Sum(nil)[:sumSize/2])
 }
 
 // decode reads what encode wrote. The error names the key.
 func decode(it Item, into any) error {
-	if err := checkVersion(it); err != nil {
+	if err := check(it); err != nil {
 		return err
 	}
 	if err := json.Unmarshal(it.Value, into); err != nil {
@@ -78,8 +102,12 @@ func decode(it Item, into any) error {
 	return nil
 }
 
-func checkVersion(it Item) error {
-	if bytes.HasPrefix(it.Value, versionField) {
+// check tells whether a value is whole and of a version that this program knows.
+func check(it Item) error {
+	if rest, ok := bytes.CutPrefix(it.Value, versionField); ok && len(rest) > sumSize+2 {
+		if checksum(it.Key, rest[sumSize+2:]) != string(rest[:sumSize]) || string(rest[sumSize:sumSize+2]) != `",` {
+			return fmt.Errorf("%s is damaged: its bytes are not those of its checksum", it.Key)
+		}
 		return nil
 	}
 	var head struct {
@@ -88,10 +116,10 @@ func checkVersion(it Item) error {
 	if err := json.Unmarshal(it.Value, &head); err != nil {
 		return fmt.Errorf("%s is damaged: %w", it.Key, err)
 	}
-	if head.V < 1 || head.V > version {
+	if head.V > version {
 		return fmt.Errorf("%s has the layout %d, this program knows up to %d: use a newer converge", it.Key, head.V, version)
 	}
-	return nil
+	return fmt.Errorf("%s is damaged: it has no checksum", it.Key)
 }
 
 // read gets one stored value; it fails with ErrNotFound when there is none.

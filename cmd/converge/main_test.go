@@ -42,7 +42,7 @@ func TestScripts(t *testing.T) {
 			return nil
 		},
 		Cmds: map[string]func(ts *testscript.TestScript, neg bool, args []string){
-			"status": status, "await": await, "dump": dump, "jsonlines": jsonLines, "jsonvalue": jsonValue, "inbox": inbox,
+			"status": status, "approved": approved, "await": await, "dump": dump, "jsonlines": jsonLines, "jsonvalue": jsonValue, "inbox": inbox,
 			"changed": changed, "hold": hold, "signal": signal, "etcd": serveEtcd,
 		},
 	})
@@ -66,6 +66,19 @@ func status(ts *testscript.TestScript, neg bool, args []string) {
 	if got != want {
 		ts.Fatalf("exit status %d, want %d", got, want)
 	}
+}
+
+// approved ARGS: runs converge, which must ask for the approval of a plan, and runs it again with that.
+func approved(ts *testscript.TestScript, neg bool, args []string) {
+	if neg || len(args) < 1 {
+		ts.Fatalf("usage: approved ARGS...")
+	}
+	status(ts, false, append([]string{"7", "converge"}, args...))
+	digest := regexp.MustCompile(`-approve=[0-9a-f]{16}`).FindString(ts.ReadFile("stderr"))
+	if digest == "" {
+		ts.Fatalf("it does not say how to approve")
+	}
+	ts.Check(ts.Exec("converge", append(args, digest)...))
 }
 
 // await FILE PATTERN: waits until a line of the file matches.

@@ -19,8 +19,8 @@ import (
 	"context"
 	"errors"
 	"fmt"
+	"hash/fnv"
 	"log/slog"
-	"math/rand/v2"
 	"time"
 
 	"converge.dev/converge/engine/event"
@@ -69,13 +69,16 @@ func (r Retry) defaults() Retry {
 	return r
 }
 
-// delay is a random time up to Base·2ⁿ, at most Cap.
-func (r Retry) delay(try int) time.Duration {
+// delay is a time up to Base·2ⁿ, at most Cap. It is spread evenly over runs and steps, which salt names, and always the
+// same for one of them, so that what went wrong once can be made to go wrong again.
+func (r Retry) delay(salt string, try int) time.Duration {
 	d := r.Base << min(try-1, 20)
 	if d <= 0 || d > r.Cap {
 		d = r.Cap
 	}
-	return rand.N(d) + 1
+	h := fnv.New64a()
+	fmt.Fprintf(h, "%s/%d", salt, try)
+	return time.Duration(h.Sum64()%uint64(d)) + 1
 }
 
 // Options say what to carry out. All fields are required unless their comment says otherwise.
@@ -85,10 +88,10 @@ type Options struct {
 	Store       *state.Store
 	Lock        *state.Lock
 	Plan        *plan.Plan
-	Run         state.Run        // as stored; Status is RunOpen
-	Records     []journal.Record // of the run so far; empty for a new run
-	Recorded    []state.Record   // what the store recorded before this call, for looking up ids
-	Undo        bool             // carry back instead of forward
+	Run         state.Run      // as stored; Status is RunOpen
+	Log         *journal.Log   // of the run so far
+	Recorded    []state.Record // what the store recorded before this call, for looking up ids
+	Undo        bool           // carry back instead of forward
 	OnFailure   OnFailure
 	Parallelism int
 	Retry       Retry
@@ -101,11 +104,11 @@ type Options struct {
 // stored. An error says that the end could not be reached or written: the run is still open. It wraps ErrInterrupted when
 // that was asked for.
 func Carry(ctx context.Context, o Options) (state.Run, []event.Difference, error) {
-	sum, err := journal.Sum(o.Records, len(o.Plan.Steps))
+	sum, err := journal.Sum(o.Log.Records, len(o.Plan.Steps))
 	if err != nil {
 		return o.Run, nil, err
 	}
-	j, err := journal.Open(o.Store, o.Lock, o.Run.ID, o.Records)
+	j, err := journal.Open(ctx, o.Store, o.Lock, o.Run.ID, o.Log)
 	if err != nil {
 		return o.Run, nil, err
 	}
@@ -117,10 +120,15 @@ func Carry(ctx context.Context, o Options) (state.Run, []event.Difference, error
 		results: make(chan result, o.Parallelism),
 		notes:   make(chan event.Event),
 		flying:  map[*plan.Step]time.Time{},
+		failed:  map[int]int{},
 	}
 	r.Retry = o.Retry.defaults()
 	r.effects = o.Lock.Context(context.WithoutCancel(ctx)) // a user's cancel lets a step end; losing the lock does not
-	return r.carry(ctx)
+	run, ds, err := r.carry(ctx)
+	if lost := o.Lock.Held(); err != nil && lost != nil && !errors.Is(err, state.ErrFenced) {
+		err = fmt.Errorf("%w: %w", lost, err) // a call that was cut off does not know why
+	}
+	return run, ds, err
 }
 
 // ErrInterrupted says that the run was stopped before its end.
@@ -137,6 +145,7 @@ type run struct {
 	results chan result
 	notes   chan event.Event // from workers, emitted in order by the run's goroutine
 	flying  map[*plan.Step]time.Time
+	failed  map[int]int // steps that failed, by wave
 }
 
 // externalIDs maps refs to ids: those recorded, and those of the steps that tell the side of the plan that is meant.
@@ -148,7 +157,7 @@ func externalIDs(recorded []state.Record, p *plan.Plan, side func(plan.Action) b
 		}
 	}
 	for i := range p.Steps {
-		if s := &p.Steps[i]; side(s.Action) {
+		if s := &p.Steps[i]; side(s.Action) && !s.Stray {
 			ids[s.Ref] = s.ExternalID
 		}
 	}
@@ -157,6 +166,7 @@ func externalIDs(recorded []state.Record, p *plan.Plan, side func(plan.Action) b
 
 // carry is the whole life of a run.
 func (r *run) carry(ctx context.Context) (state.Run, []event.Difference, error) {
+	r.describe("applying")
 	r.Emit(event.RunStarted{Run: r.Run, Plan: r.Plan, Done: r.finished()})
 	if r.Undo || r.sum.Reverting {
 		return r.revert(ctx, nil)
@@ -168,7 +178,7 @@ func (r *run) carry(ctx context.Context) (state.Run, []event.Difference, error) 
 		run, ds, serr := r.save(r.Run, nil)
 		return run, ds, errors.Join(err, serr)
 	case err != nil:
-		return r.Run, nil, err
+		return r.leave(err)
 	case failure == nil:
 		return r.end(state.RunApplied, nil, nil)
 	case r.OnFailure == Stop:
@@ -178,6 +188,14 @@ func (r *run) carry(ctx context.Context) (state.Run, []event.Difference, error) 
 		return r.end(state.RunPartial, r.differences(), failure)
 	}
 	return r.revert(ctx, failure)
+}
+
+// describe tells those who wait for the lock what is going on. That nobody can be told stops nothing.
+func (r *run) describe(doing string) {
+	text := fmt.Sprintf("%s run %s, %d of %d steps done", doing, r.Run.ID, r.finished(), len(r.Plan.Steps))
+	if err := r.Lock.Describe(r.effects, r.Run.ID, text); err != nil {
+		r.Logger.Warn("describing the lock", "error", err)
+	}
 }
 
 func (r *run) finished() int {
@@ -218,46 +236,6 @@ func (r *run) differences() []event.Difference {
 	return ds
 }
 
-// end closes the run. A partial end sets a hold; the other ends release the one that this run may have set.
-func (r *run) end(status state.RunStatus, ds []event.Difference, failure *failure) (state.Run, []event.Difference, error) {
-	now := time.Now().UTC()
-	r.Run.Status, r.Run.Ended, r.Run.Done = status, &now, r.finished()
-	r.Run.Message = ""
-	if failure != nil {
-		r.Run.Message, r.Run.Failed = failure.err.Error(), failure.step.Ref
-	}
-	r.Run.Partial = nil
-	for _, d := range ds {
-		r.Run.Partial = append(r.Run.Partial, d.Ref.String()+": "+d.Detail)
-	}
-	ops := []state.Op{r.Store.PutRunOp(r.Run)}
-	if status == state.RunPartial {
-		ops = append(ops, r.Store.HoldOp(state.Hold{
-			Scope: schema.ScopeSite, Run: r.Run.ID, At: now,
-			Reason: fmt.Sprintf("run %s ended partial: %d differences", r.Run.ID, len(ds)),
-		}))
-	} else if held, err := r.holds(); err != nil {
-		return r.Run, ds, err
-	} else if held {
-		ops = append(ops, r.Store.ReleaseOp(schema.ScopeSite))
-	}
-	if err := r.journal.Append(r.effects, journal.Record{Kind: journal.End, Step: -1, Message: string(status)}, ops...); err != nil {
-		return r.Run, ds, err
-	}
-	r.Emit(event.RunEnded{Run: r.Run, Differences: ds, Took: time.Since(r.started)})
-	return r.Run, ds, nil
-}
-
-func (r *run) holds() (bool, error) {
-	hs, err := r.Store.Holds(r.effects)
-	for _, h := range hs {
-		if h.Scope == schema.ScopeSite && h.Run == r.Run.ID {
-			return true, err
-		}
-	}
-	return false, err
-}
-
 // save stores the run as it stands, open.
 func (r *run) save(run state.Run, cause error) (state.Run, []event.Difference, error) {
 	run.Done = r.finished()
@@ -265,6 +243,18 @@ func (r *run) save(run state.Run, cause error) (state.Run, []event.Difference, e
 	if err != nil {
 		return run, nil, errors.Join(cause, err)
 	}
+	r.Run = run
 	r.Emit(event.RunEnded{Run: run, Differences: r.differences(), Took: time.Since(r.started)})
 	return run, r.differences(), nil
+}
+
+// leave gives up a run that stays open, and notes why where that is still possible.
+func (r *run) leave(err error) (state.Run, []event.Difference, error) {
+	var held *journal.HeldError
+	if errors.As(err, &held) {
+		r.Run.Message = held.Error()
+		_, _, serr := r.save(r.Run, nil)
+		return r.Run, nil, errors.Join(err, serr)
+	}
+	return r.Run, nil, err
 }

@@ -36,7 +36,7 @@ func (r *run) forward(ctx context.Context) (*failure, error) {
 	p := r.Plan
 	needs := p.Needs()
 	done := func(i int) bool { return r.sum.Forward[i].Finished() }
-	failed, err := r.walk(ctx, graph.NewSchedule(needs, func(i int) bool { return i >= p.NoReturn || done(i) }), false, nil)
+	failed, err := r.walk(ctx, graph.NewSchedule(needs, func(i int) bool { return i >= p.NoReturn || done(i) }, p.Stage), false, nil)
 	if err != nil || (failed != nil && r.OnFailure != Continue) || p.NoReturn == len(p.Steps) {
 		return failed, err
 	}
@@ -48,7 +48,7 @@ func (r *run) forward(ctx context.Context) (*failure, error) {
 		r.Emit(event.PointOfNoReturn{Steps: len(p.Steps) - p.NoReturn})
 	}
 	after := func(i int) bool { return i < p.NoReturn || done(i) }
-	return r.walk(ctx, graph.NewSchedule(needs, after), false, failed)
+	return r.walk(ctx, graph.NewSchedule(needs, after, p.Stage), false, failed)
 }
 
 // walk runs a schedule, forward or as an undo, with at most Parallelism steps at the same time. What needs a failed step
@@ -67,6 +67,7 @@ func (r *run) walk(ctx context.Context, s *graph.Schedule, undo bool, failed *fa
 				break
 			}
 			if !undo && !r.ready(i) {
+				s.Drop(i)
 				continue
 			}
 			r.start(&r.Plan.Steps[i], undo)
@@ -85,8 +86,14 @@ func (r *run) walk(ctx context.Context, s *graph.Schedule, undo bool, failed *fa
 					fatal = res.fatal
 				}
 			case res.err != nil:
+				s.Drop(res.step.ID)
 				if failed == nil {
 					failed = &failure{res.step, res.err}
+				}
+				if !undo {
+					r.failed[res.step.Wave]++
+					_, many := r.tooMany(res.step.Wave)
+					stopped = stopped || many
 				}
 				stopped = stopped || !goOn
 			default:
@@ -97,6 +104,11 @@ func (r *run) walk(ctx context.Context, s *graph.Schedule, undo bool, failed *fa
 		case <-beat.C:
 			for step, since := range r.flying {
 				r.Emit(event.StepProgress{Step: step, Undo: undo, Phase: event.Acting, Elapsed: time.Since(since)})
+			}
+			if undo {
+				r.describe("undoing")
+			} else {
+				r.describe("applying")
 			}
 		case <-interrupt:
 			interrupt, stopped, interrupted = nil, true, true
@@ -113,6 +125,16 @@ func (r *run) walk(ctx context.Context, s *graph.Schedule, undo bool, failed *fa
 		return nil, fmt.Errorf("run %s was %w; %d of %d steps are done; settle it with: converge resume %s", r.Run.ID, ErrInterrupted, r.finished(), len(r.Plan.Steps), r.Run.ID)
 	}
 	return failed, nil
+}
+
+// tooMany reports whether too many steps of a wave have failed for the rest to be tried, and how many the wave has.
+func (r *run) tooMany(wave int) (size int, many bool) {
+	for i := range r.Plan.Steps {
+		if r.Plan.Steps[i].Wave == wave {
+			size++
+		}
+	}
+	return size, size >= smallWave && r.failed[wave]*100 > failedShare*size
 }
 
 // ready reports whether all that a step needs is done; beyond the point of no return, some of it may have failed before.

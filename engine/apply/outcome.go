@@ -10,23 +10,34 @@ import (
 )
 
 // intend makes the intent of the next call durable.
-func (w *worker) intend(have *providers.Thing) error {
-	w.attempts++
+func (w *worker) intend(action plan.Action, have *providers.Thing) error {
 	rec := w.recordOf(journal.Intent)
-	rec.Attempt = w.attempts
+	rec.Attempt, rec.Action, rec.Class = w.attempts+1, action, w.step.Undo
+	if w.undo {
+		rec.Class = providers.Exact
+	}
 	if have != nil {
 		rec.Before, rec.Version = have.Spec.Digest(), have.Version
 	}
 	if w.want != nil {
 		rec.Want = w.want.Digest()
 	}
-	w.last = rec
-	return w.journal.Append(w.effects, rec)
+	var ops []state.Op
+	if w.undo && action == plan.Create && w.action == plan.Create && w.record != nil {
+		// What is made again is remembered from here on: should nobody learn what came of it, somebody must still remove it.
+		ops = append(ops, w.store.RecordOp(*w.record))
+	}
+	err := w.journal.Append(w.effects, rec, ops...)
+	var held *journal.HeldError
+	if err == nil || !errors.As(err, &held) { // what was held is certainly not written
+		w.attempts, w.last = rec.Attempt, rec
+	}
+	return err
 }
 
 func (w *worker) recordOf(kind journal.Kind) journal.Record {
 	return journal.Record{
-		Kind: kind, Step: w.step.ID, Undo: w.undo, Action: w.action, Ref: w.step.Ref,
+		Kind: kind, Epoch: w.epoch, Step: w.step.ID, Undo: w.undo, Action: w.action, Ref: w.step.Ref,
 		ExternalID: w.id, Incarnation: w.incarnation, Key: w.key(),
 	}
 }
@@ -41,10 +52,10 @@ func (w *worker) finish(have *providers.Thing) result {
 	op := w.store.ForgetOp(w.step.Ref)
 	if w.record != nil {
 		r := *w.record
-		if !w.undo && !r.Gone {
+		if !w.undo && !r.Gone && !w.step.Stray {
 			r.ID, r.Incarnation = w.id, w.incarnation
 		}
-		if !w.undo || r.Run == "" {
+		if (!w.undo || r.Run == "") && !w.step.Stray {
 			r.Run, r.At = w.run, w.begun.UTC()
 		}
 		op = w.store.RecordOp(r)
@@ -65,7 +76,7 @@ func (w *worker) partial(err error, have *providers.Thing) result {
 
 // failed ends a step that may or may not have had an effect: while an earlier call is unsettled, the step is.
 func (w *worker) failed(err error) result {
-	if w.unsure && !w.undo {
+	if w.unsure && !w.undo || !w.doubt.IsZero() {
 		return w.unknown(err)
 	}
 	return w.refuse(err)
@@ -84,12 +95,12 @@ func (w *worker) unknown(err error) result {
 
 func (w *worker) outcome(as journal.Result, err error, have *providers.Thing) result {
 	rec := w.recordOf(journal.Outcome)
-	rec.Result, rec.Class, rec.Message = as, providers.ClassOf(err), err.Error()
+	rec.Result, rec.Error, rec.Message = as, providers.ClassOf(err), err.Error()
 	if have != nil {
 		rec.Seen = have.Spec.Digest()
 	}
 	var ops []state.Op
-	if as == journal.Partial && !w.undo && w.record != nil && !w.record.Gone {
+	if as == journal.Partial && !w.undo && w.record != nil && !w.record.Gone && !w.step.Stray {
 		// What was made must be remembered even when it is not as it should be, or nobody would remove it.
 		r := *w.record
 		r.ID, r.Incarnation, r.Run, r.At = w.id, w.incarnation, w.run, w.begun.UTC()

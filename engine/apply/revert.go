@@ -12,6 +12,7 @@ import (
 	"converge.dev/converge/engine/graph"
 	"converge.dev/converge/engine/journal"
 	"converge.dev/converge/engine/plan"
+	"converge.dev/converge/failpoint"
 	"converge.dev/converge/providers"
 	"converge.dev/converge/schema"
 	"converge.dev/converge/state"
@@ -49,15 +50,19 @@ func (r *run) revert(ctx context.Context, cause *failure) (state.Run, []event.Di
 		}
 	}
 	r.Emit(started)
+	r.describe("undoing")
 	if err := r.settleLate(ctx); err != nil {
 		return r.Run, nil, err
 	}
-	schedule := graph.NewSchedule(graph.Reverse(r.Plan.Needs()), func(i int) bool { return !left(i) })
+	schedule := graph.NewSchedule(graph.Reverse(r.Plan.Needs()), func(i int) bool { return !left(i) }, nil)
 	failed, err := r.walk(ctx, schedule, true, nil)
 	if err != nil {
-		return r.Run, nil, err
+		return r.leave(err)
 	}
 	things, ds, err := r.verify()
+	if err == nil {
+		err = failpoint.At("verify.after")
+	}
 	if err != nil {
 		return r.Run, nil, fmt.Errorf("looking at what was reverted: %w; settle it with: converge resume %s", err, r.Run.ID)
 	}
@@ -72,25 +77,31 @@ func (r *run) revert(ctx context.Context, cause *failure) (state.Run, []event.Di
 }
 
 // settleLate lets the calls of unknown outcome have their effect, if they are to have one, before anything is undone:
-// one wait for all of them, as long as the slowest kind may need.
+// one wait for all of them, as long as the slowest kind may need. A create that can be repeated until its answer is
+// definite needs no wait; see [worker.repeat].
 func (r *run) settleLate(ctx context.Context) error {
+	if err := failpoint.At("settle.before"); err != nil {
+		return err
+	}
 	var late time.Duration
 	var step *plan.Step
 	for i := range r.Plan.Steps {
 		s := &r.Plan.Steps[i]
-		if served, _, ok := r.Providers.Find(s.Ref.Scope, s.Ref.Kind); ok && r.sum.Forward[i].Open != nil && served.Traits.Late > late {
-			late, step = served.Traits.Late, s
+		served, _, ok := r.Providers.Find(s.Ref.Scope, s.Ref.Kind)
+		open := r.sum.Forward[i].Open
+		if ok && open != nil && !r.fenced(s.Ref, open.Epoch) && shown(served.Traits) > late && !(s.Action == plan.Create && repeatable(served.Traits)) {
+			late, step = shown(served.Traits), s
 		}
 	}
 	if step == nil {
-		return nil
+		return failpoint.At("settle.after")
 	}
 	r.Emit(event.StepProgress{Step: step, Undo: true, Phase: event.Settling, Detail: fmt.Sprintf("a call whose outcome is unknown may still have its effect within %s", late)})
 	timer := time.NewTimer(late)
 	defer timer.Stop()
 	select {
 	case <-timer.C:
-		return nil
+		return failpoint.At("settle.after")
 	case <-r.effects.Done():
 		return context.Cause(r.effects)
 	case <-r.Interrupt:
@@ -120,6 +131,9 @@ func (r *run) undone() bool {
 
 // verify looks at everything that the run touched and compares it with what was there before.
 func (r *run) verify() (things int, ds []event.Difference, err error) {
+	if err := failpoint.At("verify.before"); err != nil {
+		return 0, nil, err
+	}
 	byPlace := map[plan.Place][]*worker{}
 	r.Run.Remains = nil
 	for i := range r.Plan.Steps {
@@ -152,6 +166,10 @@ func (r *run) verify() (things int, ds []event.Difference, err error) {
 			}
 		}
 		for _, w := range ws {
+			if at := r.sum.Undo[w.step.ID]; at.Outcome != nil && at.Outcome.Result == journal.Partial && byID[w.id] == nil && w.step.Before == nil {
+				ds = append(ds, event.Difference{Ref: w.step.Ref, Detail: at.Outcome.Message}) // what cannot be known is not said to be gone
+				continue
+			}
 			if d := w.differs(byID[w.id], r.resolve(w.step.Ref, w.step.Before, r.were)); d != "" {
 				ds = append(ds, event.Difference{Ref: w.step.Ref, Detail: d})
 			}
@@ -196,7 +214,7 @@ func Look(ctx context.Context, k providers.Kind, ids []string, retry Retry) ([]p
 		if err == nil || ctx.Err() != nil || try >= retry.Attempts || !(class.Retryable() || class == providers.Unknown) {
 			return things, err
 		}
-		if err := sleep(ctx, retry.delay(try)); err != nil {
+		if err := sleep(ctx, retry.delay("look", try)); err != nil {
 			return nil, err
 		}
 	}

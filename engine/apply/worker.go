@@ -14,6 +14,8 @@ import (
 	"converge.dev/converge/engine/event"
 	"converge.dev/converge/engine/journal"
 	"converge.dev/converge/engine/plan"
+	"converge.dev/converge/engine/secret/sealed"
+	"converge.dev/converge/failpoint"
 	"converge.dev/converge/providers"
 	"converge.dev/converge/schema"
 	"converge.dev/converge/state"
@@ -30,6 +32,7 @@ type worker struct {
 	store   *state.Store
 	retry   Retry
 	effects context.Context
+	held    func() error // fails when the site lock is no longer held
 	notes   chan<- event.Event
 	site    string
 	run     string
@@ -45,6 +48,13 @@ type worker struct {
 	record      *state.Record // to be remembered afterwards; nil: nothing
 	attempts    int           // intents so far
 	unsure      bool          // an earlier call may have had its effect, or may have it yet
+	doubt       time.Time     // when the last call of this direction whose effect may still come was made; zero: none
+	called      bool          // a call was made, whatever it said
+	made        schema.Object // undone create: what was to be made
+	lost        bool          // undone create: nobody knows whether the thing was made
+	again       schema.Object // undone create of unknown outcome: what to create again until the answer is definite; nil: look only
+	quarantine  time.Time     // before which nothing may be deleted blindly
+	sent        bool          // the call was accepted: the secrets that never come back are as they were sent
 	touched     []string      // undone update: the fields that the step changed; what others changed meanwhile stays
 	last        journal.Record
 	begun       time.Time
@@ -55,7 +65,7 @@ func (r *run) worker(s *plan.Step, undo bool) *worker {
 	served, _, _ := r.Providers.Find(s.Ref.Scope, s.Ref.Kind)
 	w := &worker{
 		step: s, undo: undo, action: s.Action, kind: r.Kinds[s.Ref.Kind], served: served, journal: r.journal, store: r.Store,
-		retry: r.Retry, effects: r.effects, notes: r.notes, site: r.Plan.Site.ID, run: r.Run.ID, epoch: r.Lock.Epoch(),
+		retry: r.Retry, effects: r.effects, held: r.Lock.Held, notes: r.notes, site: r.Plan.Site.ID, run: r.Run.ID, epoch: r.Lock.Epoch(),
 		id: s.ExternalID, incarnation: s.Incarnation, record: s.Record, begun: time.Now(),
 	}
 	at := r.sum.Forward[s.ID]
@@ -75,11 +85,25 @@ func (r *run) worker(s *plan.Step, undo bool) *worker {
 		}
 	}
 	w.attempts, w.unsure = at.Attempts, w.unsure || at.Open != nil
+	w.called = at.Attempts > 0
+	if at.Open != nil && !r.fenced(s.Ref, at.Open.Epoch) { // by a process that is gone: as late as can be
+		w.doubt = w.begun
+	}
+	if w.action == plan.Delete && w.served.Traits.Delete == providers.Blind {
+		w.quarantine = r.Lock.Quarantine(w.served.Traits.Late)
+	}
 	w.mark = providers.Mark{Site: w.site, Ref: s.Ref, Incarnation: max(w.incarnation, 1)}
 	if undo && s.Action == plan.Update {
 		w.mark = s.Mark // what was taken over is given back as it was, unmarked
 	}
 	return w
+}
+
+// fenced reports whether a call of an earlier holder can have no effect any more, because the far side stores the epoch and
+// has ours.
+func (r *run) fenced(ref schema.Ref, epoch int64) bool {
+	_, p, ok := r.Providers.Find(ref.Scope, ref.Kind)
+	return ok && p.Fence != nil && epoch < r.Lock.Epoch()
 }
 
 // turn makes the worker undo what the journal says that the step did.
@@ -93,6 +117,10 @@ func (r *run) turn(w *worker, did journal.Standing) {
 			w.action = plan.Forget
 		}
 		w.unsure = true // whatever is there under our id is ours to remove
+		w.lost, w.made = did.Open != nil, r.resolve(s.Ref, s.After, r.ids)
+		if w.lost && repeatable(w.served.Traits) {
+			w.again = w.made
+		}
 		if w.served.Traits.Burned {
 			w.record = &state.Record{Ref: s.Ref, Incarnation: w.incarnation, Gone: true}
 		}
@@ -194,15 +222,40 @@ func (w *worker) act(ctx context.Context) result {
 			if have, err = w.see(ctx); err != nil {
 				return w.failed(err)
 			}
+			blind := w.served.Traits.Create == providers.Blind
+			if have == nil && w.unsure && (w.lost || w.action == plan.Create && (!w.undo || blind && w.called)) {
+				have, err = w.appears(ctx)
+				var unwritten unwritten
+				switch {
+				case errors.As(err, &unwritten):
+					return w.stopped(unwritten.error)
+				case err != nil:
+					return w.failed(err)
+				}
+			}
 			if res, over := w.judge(ctx, have); over {
 				return res
 			}
+			if rest := time.Until(w.quarantine); rest > 0 {
+				w.note(event.Settling, fmt.Sprintf("the last holder of the site lock did not give it back: nothing is deleted for %s, in case a call of it is still under way", rest.Round(time.Second)), 0)
+				if err := sleep(ctx, rest); err != nil {
+					return w.failed(err)
+				}
+				continue // and look again
+			}
+			if waited, err := w.linger(ctx); err != nil {
+				return w.failed(err)
+			} else if waited {
+				continue
+			}
 		}
-		if err := w.intend(have); err != nil {
-			return result{step: w.step, outcome: w.last, fatal: err}
+		if err := w.intend(w.action, have); err != nil {
+			return w.stopped(err)
 		}
-		err := w.call(ctx, have)
+		err := w.call(ctx, w.action, w.want, have)
+		w.called = true
 		if err == nil {
+			w.sent = true
 			return w.await(ctx)
 		}
 		class := providers.ClassOf(err)
@@ -210,7 +263,7 @@ func (w *worker) act(ctx context.Context) result {
 		switch class {
 		case providers.Transient, providers.Busy:
 		case providers.Unknown:
-			w.unsure = true
+			w.unsure, w.doubt = true, time.Now()
 			w.note(event.Settling, err.Error(), try)
 		case providers.Exists:
 			if res, over := w.collide(ctx, err); over {
@@ -221,108 +274,29 @@ func (w *worker) act(ctx context.Context) result {
 				return res
 			}
 		default:
-			return w.failed(err)
+			return w.refused(ctx, err, have)
 		}
 		if try >= w.retry.Attempts && !(class == providers.Busy && time.Since(w.begun) < w.within()) {
-			return w.failed(fmt.Errorf("after %d attempts: %w", try, err))
+			if w.undo && !w.doubt.IsZero() { // what is still under way would change what is found afterwards
+				if serr := sleep(ctx, time.Until(w.doubt.Add(shown(w.served.Traits)))); serr != nil {
+					return w.failed(serr)
+				}
+			}
+			return w.refused(ctx, fmt.Errorf("after %d attempts: %w", try, err), have)
 		}
 		w.note(event.Retrying, err.Error(), try)
-		if err := sleep(ctx, w.retry.delay(try)); err != nil {
+		if err := sleep(ctx, w.retry.delay(w.key(), try)); err != nil {
 			return w.failed(err)
 		}
 	}
 }
 
-// judge compares what is there right before a call with what the call expects. Over means that no call is to be made.
-func (w *worker) judge(ctx context.Context, have *providers.Thing) (res result, over bool) {
-	here := have != nil && have.Phase != providers.Leaving
-	switch w.action {
-	case plan.Delete:
-		switch {
-		case have == nil:
-			return w.finish(nil), true
-		case !here:
-			return w.await(ctx), true
-		case w.undo && !w.ours(have):
-			return w.finish(nil), true // nothing of ours is there
-		case w.before != nil && !w.unsure && have.Spec.Digest() != w.before.Digest():
-			return w.refuse(w.conflict("it changed since the plan was made")), true
-		}
-	case plan.Create:
-		switch {
-		case !here:
-		case len(w.unmet(have)) == 0 && w.ours(have):
-			return w.await(ctx), true
-		case w.unsure && w.ours(have):
-			return w.partial(fmt.Errorf("it was created, but differs: %s", strings.Join(w.unmet(have), ", ")), have), true
-		default:
-			return w.refuse(&providers.Error{Op: "create", Ref: w.step.Ref, Class: providers.Exists, Err: errors.New("it is there already and was not made by this step")}), true
-		}
-	case plan.Update:
-		switch {
-		case !here:
-			return w.failed(w.conflict("it is gone")), true
-		case len(w.unmet(have)) == 0:
-			return w.await(ctx), true
-		case w.unsure:
-		case w.before != nil && have.Spec.Digest() != w.before.Digest():
-			return w.refuse(w.conflict("it changed since the plan was made")), true
-		}
+// stopped ends a step whose next call must not be made: it could not be written down.
+func (w *worker) stopped(err error) result {
+	if w.last.Kind == "" { // nothing was called in this attempt
+		return result{step: w.step, attempts: w.attempts, id: w.id, fatal: err}
 	}
-	return result{}, false
-}
-
-// ours reports whether a thing found under our id was made by us. An id that we chose says so by itself.
-func (w *worker) ours(have *providers.Thing) bool {
-	if w.served.Traits.ID == "" {
-		return true
-	}
-	return have.Mark == w.mark || (w.unsure && !w.served.Traits.Mark)
-}
-
-// collide resolves a create whose id is said to be taken: by an earlier attempt of ours, by somebody else, or by a thing
-// that was deleted long ago and whose id cannot be used again.
-func (w *worker) collide(ctx context.Context, cause error) (result, bool) {
-	have, err := w.see(ctx)
-	switch {
-	case err != nil:
-		return w.failed(err), true
-	case have != nil && w.ours(have):
-		w.unsure = true
-		return w.judge(ctx, have)
-	case have != nil:
-		return w.refuse(cause), true
-	case w.served.Traits.Burned && w.served.Traits.ID == "":
-		w.incarnation++
-		w.mark.Incarnation = w.incarnation
-		w.id = plan.ExternalID(w.site, w.served.Traits, w.step.Ref, w.incarnation, nil)
-		if w.record != nil {
-			r := *w.record
-			r.ID, r.Incarnation = w.id, w.incarnation
-			w.record = &r
-		}
-		w.unsure = false
-		return result{}, false
-	}
-	return w.failed(cause), true // a name is taken by something else
-}
-
-// lookAgain settles a refusal that says that the thing is not what the call expected.
-func (w *worker) lookAgain(ctx context.Context, cause error) (result, bool) {
-	if w.action == plan.Create { // what it refers to is not there
-		return w.failed(cause), true
-	}
-	have, err := w.see(ctx)
-	if err != nil {
-		return w.failed(err), true
-	}
-	if w.action == plan.Update && have != nil && w.before != nil && have.Spec.Digest() == w.before.Digest() {
-		return result{}, false // only the token moved: the same change, with the new one
-	}
-	if res, over := w.judge(ctx, have); over {
-		return res, true
-	}
-	return result{}, w.action == plan.Update && !w.undo
+	return result{step: w.step, attempts: w.attempts, outcome: w.last, id: w.id, fatal: err}
 }
 
 // await looks until the result is there, or cannot come any more.
@@ -371,7 +345,11 @@ func (w *worker) await(ctx context.Context) result {
 // unmet lists the paths that are not as they must be afterwards.
 func (w *worker) unmet(have *providers.Thing) []string {
 	same := func(_, id string) string { return id }
-	spec := have.Spec
+	known := w.dropped
+	if w.sent || w.action == plan.Create { // what our create made was made with all that it sent
+		known = w.stated
+	}
+	spec := sealed.Assume(w.kind, have.Spec, known)
 	changes := diff.Compare(w.kind, w.stated, spec, w.dropped, nil, same)
 	paths := make([]string, len(changes))
 	for i, c := range changes {
@@ -385,7 +363,13 @@ func (w *worker) unmet(have *providers.Thing) []string {
 
 // see looks at the thing; nil when it is not there.
 func (w *worker) see(ctx context.Context) (*providers.Thing, error) {
+	if err := failpoint.At("call.observe.before"); err != nil {
+		return nil, err
+	}
 	things, err := Look(ctx, w.served.Kind, []string{w.id}, w.retry)
+	if err == nil {
+		err = failpoint.At("call.observe.after")
+	}
 	if err != nil {
 		return nil, err
 	}
@@ -398,8 +382,8 @@ func (w *worker) see(ctx context.Context) (*providers.Thing, error) {
 	return nil, nil
 }
 
-func (w *worker) call(ctx context.Context, have *providers.Thing) error {
-	c := providers.Call{Ref: w.step.Ref, ID: w.id, Mark: w.mark, Want: w.want, Key: w.key(), Epoch: w.epoch}
+func (w *worker) call(ctx context.Context, action plan.Action, want schema.Object, have *providers.Thing) error {
+	c := providers.Call{Ref: w.step.Ref, ID: w.id, Mark: w.mark, Want: want, Key: w.key(), Epoch: w.epoch}
 	if have != nil {
 		c.Have, c.Version = have.Spec, have.Version
 	}
@@ -409,16 +393,31 @@ func (w *worker) call(ctx context.Context, have *providers.Thing) error {
 			delete(c.Want, f)
 		}
 		maps.Copy(c.Want, w.stated)
+		c.Want = sealed.Assume(w.kind, c.Want, w.step.Want) // a far side that replaces everything must not lose them
 	}
-	switch w.action {
-	case plan.Create:
-		return w.served.Kind.Create(ctx, c)
-	case plan.Update:
-		return w.served.Kind.Update(ctx, c)
-	case plan.Delete:
-		return w.served.Kind.Delete(ctx, c)
+	verb := map[plan.Action]func(context.Context, providers.Call) error{
+		plan.Create: w.served.Kind.Create, plan.Update: w.served.Kind.Update, plan.Delete: w.served.Kind.Delete,
+	}[action]
+	point := "call." + string(action)
+	if w.undo {
+		point = "undo." + string(action)
 	}
-	return fmt.Errorf("%s is not a call", w.action)
+	fail := func(class providers.Class, err error) error {
+		return &providers.Error{Op: string(action), Ref: w.step.Ref, Class: class, Err: err}
+	}
+	if err := failpoint.At(point + ".before"); err != nil {
+		return fail(providers.Transient, err)
+	}
+	if err := w.held(); err != nil { // the process may have stood still since the intent was written
+		return fail(providers.Transient, err)
+	}
+	if err := verb(ctx, c); err != nil {
+		return err
+	}
+	if err := failpoint.At(point + ".after"); err != nil {
+		return fail(providers.Unknown, err)
+	}
+	return nil
 }
 
 func (w *worker) key() string {
@@ -431,17 +430,6 @@ func (w *worker) key() string {
 
 func (w *worker) conflict(detail string) error {
 	return &providers.Error{Op: string(w.action), Ref: w.step.Ref, Class: providers.Conflict, Err: errors.New(detail)}
-}
-
-func sleep(ctx context.Context, d time.Duration) error {
-	t := time.NewTimer(d)
-	defer t.Stop()
-	select {
-	case <-t.C:
-		return nil
-	case <-ctx.Done():
-		return context.Cause(ctx)
-	}
 }
 
 // note tells the world, unless the run is over.

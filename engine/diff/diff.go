@@ -3,7 +3,7 @@
 // The comparison is one-sided: every field that the document states must be seen so; what it does not mention is the
 // far side's business. A field that was applied once and has since left the document is unset. References are names in
 // the document and external ids over there; a [Names] function bridges the two while comparing, so that nothing has to
-// be copied to find out that nothing changed.
+// be copied to find out that nothing changed. Secrets are compared by their digests alone (package sealed).
 package diff
 
 import (
@@ -12,6 +12,7 @@ import (
 	"strconv"
 	"strings"
 
+	"converge.dev/converge/engine/secret/sealed"
 	"converge.dev/converge/schema"
 )
 
@@ -108,6 +109,10 @@ func (c *comparison) value(f *schema.Field, up *path, name string, key bool, fl 
 		return
 	}
 	fl = fl.with(f)
+	if f.Secret {
+		c.add(at, f, fl, have, want)
+		return
+	}
 	switch f.Type {
 	case schema.Struct:
 		h, hok := have.(map[string]any)
@@ -232,6 +237,9 @@ func (c *comparison) ignored(at *path) bool {
 
 // equal reports whether everything that want states is seen in have.
 func equal(f *schema.Field, want, have any, names Names) bool {
+	if f.Secret {
+		return sealed.Digest(want) == sealed.Digest(have)
+	}
 	switch w := want.(type) {
 	case string:
 		h, ok := have.(string)
@@ -311,7 +319,7 @@ func sameSet(want, have []any, e *schema.Field, names Names) bool {
 // wholes, so only structs and maps can hide such a thing.
 func unsets(f *schema.Field, want, have, recorded any) bool {
 	r, ok := recorded.(map[string]any)
-	if !ok {
+	if !ok || f.Secret {
 		return false
 	}
 	w, _ := want.(map[string]any)
@@ -387,7 +395,10 @@ func merge(fields []schema.Field, want, have, recorded map[string]any) map[strin
 		f := (&schema.Field{Fields: fields}).Field(n)
 		wm, wok := w.(map[string]any)
 		hm, hok := have[n].(map[string]any)
-		if f == nil || !wok || !hok || (f.Type != schema.Struct && f.Type != schema.Map) {
+		if _, there := have[n]; !there && empty(w) {
+			continue // that is no difference, so it changes nothing
+		}
+		if f == nil || f.Secret || !wok || !hok || (f.Type != schema.Struct && f.Type != schema.Map) {
 			out[n] = schema.Clone(w)
 			continue
 		}

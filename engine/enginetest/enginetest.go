@@ -6,6 +6,7 @@ import (
 	"crypto/sha256"
 	"encoding/hex"
 	"encoding/json"
+	"errors"
 	"fmt"
 	"slices"
 	"strings"
@@ -28,7 +29,7 @@ import (
 const SiteID = "5a2f8c1e-7b0d-4f3a-9c61-2e8d4b7a9f10"
 
 // Kinds are: far.net on the site, with an immutable cidr; far.host, which lives in a net for good and may have a guard;
-// far.guard, which can change; near.bridge and near.port on nodes, deleted and made again without loss.
+// far.guard, which can change; far.account, which has secrets; near.bridge and near.port on nodes, deleted and made again without loss.
 func Kinds() schema.Kinds {
 	field := func(name string, t schema.Type, set ...func(*schema.Field)) schema.Field {
 		f := schema.Field{Name: name, Type: t}
@@ -39,10 +40,17 @@ func Kinds() schema.Kinds {
 	}
 	immutable := func(f *schema.Field) { f.Immutable = true }
 	ref := func(kind string) func(*schema.Field) { return func(f *schema.Field) { f.Ref = kind } }
+	secret := func(f *schema.Field) {
+		f.Secret, f.Fields = true, []schema.Field{field("from", schema.String, func(f *schema.Field) { f.Required = true })}
+	}
+	token := field("", schema.Struct, secret)
 	labels := field("labels", schema.Map, func(f *schema.Field) { f.Elem = &schema.Field{Type: schema.String} })
 	kinds := schema.Kinds{}
 	for _, k := range []*schema.Kind{
 		{Name: "far.net", Fields: []schema.Field{field("cidr", schema.String, immutable), labels, field("size", schema.Int)}},
+		{Name: "far.account", Fields: []schema.Field{
+			field("login", schema.String), field("password", schema.Struct, secret), field("tokens", schema.Map, func(f *schema.Field) { f.Elem = &token }),
+		}},
 		{Name: "far.guard", Fields: []schema.Field{labels, field("size", schema.Int)}},
 		{Name: "far.host", Fields: []schema.Field{
 			field("guard", schema.String, ref("far.guard")), labels, field("net", schema.String, immutable, ref("far.net")), field("size", schema.Int),
@@ -172,11 +180,26 @@ func (s *Site) Converge(tb testing.TB, d *schema.Document) *plan.Plan {
 	return p
 }
 
-// Apply applies with a new engine.
+// Apply applies with a new engine. Somebody has approved of the plan, unless o says that it was another one.
 func (s *Site) Apply(p *plan.Plan, o engine.ApplyOptions) (engine.Result, error) {
+	if o.Approve == "" {
+		o.Approve = p.Approval()
+	}
 	e := s.Engine(nil)
 	defer e.Close()
 	return e.Apply(context.Background(), p, o)
+}
+
+// Release lets go of all holds, as a person does who has looked.
+func (s *Site) Release(tb testing.TB) {
+	tb.Helper()
+	holds, err := s.Store.Holds(context.Background())
+	for _, h := range holds {
+		err = errors.Join(err, s.Store.Release(context.Background(), h.Scope, "test", ""))
+	}
+	if err != nil {
+		tb.Fatal(err)
+	}
 }
 
 // Text shows a plan in short: one line a step.
@@ -190,6 +213,12 @@ func Text(p *plan.Plan) string {
 		replace := ""
 		if st.Replace {
 			replace = " (replace)"
+		}
+		if st.Stray {
+			replace = " (stray " + st.ExternalID + ")"
+		}
+		if st.Stage > 1 {
+			replace += fmt.Sprintf(" (turn %d)", st.Stage)
 		}
 		fmt.Fprintf(&b, "%d %s %s%s: %s", st.Wave, st.Action, st.Ref, replace, st.Reason)
 		for _, c := range st.Changes {

@@ -114,6 +114,7 @@ type Verified struct {
 type RunEnded struct {
 	Run         state.Run
 	Differences []Difference
+	Holds       []state.Hold // that the run set
 	Took        time.Duration
 }
 

@@ -55,21 +55,35 @@ func findCycle(needs [][]int, waits []int) []int {
 }
 
 // A Schedule says which nodes may start, as others finish. It is a plain state machine: no clock, no goroutine.
+//
+// Nodes may have stages, from 1. One of a later stage starts only when all of the earlier stages have finished; or when
+// nothing else can start or is under way, for stages are a caution and what nodes need comes first.
 type Schedule struct {
-	waits []int
-	after [][]int
-	ready []int
-	left  int
+	waits  []int
+	after  [][]int
+	stage  func(int) int
+	ready  [][]int // by stage
+	rest   []int   // not finished, by stage
+	flying int
+	left   int
 }
 
-// NewSchedule starts a schedule over an acyclic graph; the nodes that are done already are passed over.
-func NewSchedule(needs [][]int, done func(int) bool) *Schedule {
-	s := &Schedule{waits: make([]int, len(needs)), after: make([][]int, len(needs))}
+// NewSchedule starts a schedule over an acyclic graph; the nodes that are done already are passed over. Stage gives the
+// stage of each node, 0 for one that neither waits for a stage nor is waited for; nil: all have 0.
+func NewSchedule(needs [][]int, done func(int) bool, stage func(int) int) *Schedule {
+	if stage == nil {
+		stage = func(int) int { return 0 }
+	}
+	s := &Schedule{waits: make([]int, len(needs)), after: make([][]int, len(needs)), stage: stage}
 	for i, ns := range needs {
 		if done(i) {
 			continue
 		}
 		s.left++
+		for len(s.rest) <= stage(i) {
+			s.ready, s.rest = append(s.ready, nil), append(s.rest, 0)
+		}
+		s.rest[stage(i)]++
 		for _, d := range ns {
 			if !done(d) {
 				s.waits[i]++
@@ -77,31 +91,43 @@ func NewSchedule(needs [][]int, done func(int) bool) *Schedule {
 			}
 		}
 		if s.waits[i] == 0 {
-			s.ready = append(s.ready, i)
+			s.ready[stage(i)] = append(s.ready[stage(i)], i)
 		}
 	}
 	return s
 }
 
-// Next takes a node that may start; ok is false when none may right now.
+// Next takes a node that may start; ok is false when none may right now. Every node that is taken is given back with
+// Done or Drop.
 func (s *Schedule) Next() (node int, ok bool) {
-	if len(s.ready) == 0 {
-		return 0, false
+	for at := range s.ready {
+		if len(s.ready[at]) > 0 {
+			node = s.ready[at][0]
+			s.ready[at] = s.ready[at][1:]
+			s.flying++
+			return node, true
+		}
+		if at > 0 && s.rest[at] > 0 && s.flying > 0 {
+			break
+		}
 	}
-	node = s.ready[0]
-	s.ready = s.ready[1:]
-	return node, true
+	return 0, false
 }
 
 // Done says that a node has finished: those that waited for it alone may start.
 func (s *Schedule) Done(node int) {
+	s.flying--
 	s.left--
+	s.rest[s.stage(node)]--
 	for _, a := range s.after[node] {
 		if s.waits[a]--; s.waits[a] == 0 {
-			s.ready = append(s.ready, a)
+			s.ready[s.stage(a)] = append(s.ready[s.stage(a)], a)
 		}
 	}
 }
+
+// Drop says that a node has ended without finishing: those that wait for it never start.
+func (s *Schedule) Drop(int) { s.flying-- }
 
 // Left is the number of nodes that have not finished.
 func (s *Schedule) Left() int { return s.left }

@@ -50,7 +50,7 @@ func TestScheduleKeepsTheOrder(t *testing.T) {
 			for i := range before {
 				before[i] = rapid.Bool().Draw(t, "done before") && len(g[i]) == 0
 			}
-			s := graph.NewSchedule(g, func(i int) bool { return before[i] })
+			s := graph.NewSchedule(g, func(i int) bool { return before[i] }, nil)
 			done, started := slices.Clone(before), slices.Clone(before)
 			var flying []int
 			for {

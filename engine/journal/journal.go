@@ -9,33 +9,38 @@
 // # Promises
 //
 // When [Journal.Append] returns without error its record is durable, in order, and was written while the site lock was
-// held. Records form a hash chain. Appends that come together are written together, in one transaction, so that many
-// steps in flight cost one fsync; none of them returns before that.
+// held. An intent, moreover, while neither a freeze nor a hold stopped its resource: the transaction says so. Records
+// form a hash chain, and the head of the journal holds the hash of the last one, so that none can be changed, dropped
+// or cut off unnoticed. Appends that come together are written together, in one transaction, so that many steps in
+// flight cost one fsync; none of them returns before that.
+//
+// A record names things and holds digests, never a spec and never a secret: the images from before and after a step
+// stand in the plan, whose digest the first record holds.
 package journal
 
 import (
 	"context"
-	"crypto/sha256"
-	"encoding/hex"
-	"encoding/json"
 	"errors"
 	"fmt"
+	"slices"
 	"time"
 
 	"converge.dev/converge/engine/plan"
+	"converge.dev/converge/failpoint"
 	"converge.dev/converge/providers"
 	"converge.dev/converge/schema"
 	"converge.dev/converge/state"
 )
 
 // Version of the records. A record of another version stops everything.
-const Version = 1
+const Version = 2
 
 // Kind says what a record tells.
 type Kind string
 
 // Kinds of records.
 const (
+	Begin    Kind = "begin"     // the run is opened, for the plan with this digest
 	Intent   Kind = "intent"    // a call is about to be made
 	Outcome  Kind = "outcome"   // what was seen afterwards
 	NoReturn Kind = "no-return" // from here on steps cannot be undone exactly
@@ -60,31 +65,50 @@ type Record struct {
 	Seq     int64     `json:"seq"`
 	Kind    Kind      `json:"kind"`
 	Epoch   int64     `json:"epoch"`
+	Holder  string    `json:"holder"` // id of the lock
 	Wall    time.Time `json:"wall"`
 	Prev    string    `json:"prev"` // hex SHA-256 of the record before; empty in the first
 	Step    int       `json:"step"` // of the plan; -1 when the record is about the whole run
 	Undo    bool      `json:"undo,omitempty"`
 	Attempt int       `json:"attempt,omitempty"`
+	Plan    string    `json:"plan,omitempty"` // digest of the plan; in the first record
 
-	Action      plan.Action `json:"action,omitempty"`
-	Ref         schema.Ref  `json:"ref,omitzero"`
-	ExternalID  string      `json:"external_id,omitempty"`
-	Incarnation int         `json:"incarnation,omitempty"`
-	Key         string      `json:"key,omitempty"`     // idempotency key, the same for all attempts
-	Before      string      `json:"before,omitempty"`  // digest of what was seen right before
-	Want        string      `json:"want,omitempty"`    // digest of what is to be seen afterwards
-	Version     string      `json:"version,omitempty"` // token sent
+	Action      plan.Action      `json:"action,omitempty"`
+	Class       providers.Revert `json:"undo_class,omitempty"` // what undoing the call would mean
+	Ref         schema.Ref       `json:"ref,omitzero"`
+	ExternalID  string           `json:"external_id,omitempty"`
+	Incarnation int              `json:"incarnation,omitempty"`
+	Key         string           `json:"key,omitempty"`     // idempotency key, the same for all attempts
+	Before      string           `json:"before,omitempty"`  // digest of what was seen right before
+	Want        string           `json:"want,omitempty"`    // digest of what is to be seen afterwards
+	Version     string           `json:"version,omitempty"` // token sent
 
 	Result  Result          `json:"result,omitempty"`
-	Class   providers.Class `json:"class,omitempty"`
+	Error   providers.Class `json:"class,omitempty"`
 	Message string          `json:"message,omitempty"` // at most maxMessage bytes
 	Seen    string          `json:"seen,omitempty"`    // digest of what was seen afterwards
 }
 
-const maxMessage = 2048
+const (
+	maxMessage = 2 << 10
+	// MaxRecord is how many bytes a record has at the most.
+	MaxRecord = 16 << 10
+)
 
-// maxBatch records are written in one transaction at the most; each may bring one more operation.
-const maxBatch = state.MaxOps / 2
+// maxBatch records are written in one transaction at the most. Each may bring one more operation, and two guards.
+const maxBatch = (state.MaxOps - 16) / 2
+
+// A HeldError says that a step may not begin, because a freeze or a hold stops it.
+type HeldError struct {
+	Ref   schema.Ref
+	Holds []state.Hold
+}
+
+// Error names the resource and what stops it.
+func (e *HeldError) Error() string {
+	h := e.Holds[0]
+	return fmt.Sprintf("%s is not touched: %s is held: %s", e.Ref, h.Scope, h.Reason)
+}
 
 // Journal writes the records of one run. Append may be called from many goroutines.
 type Journal struct {
@@ -94,9 +118,9 @@ type Journal struct {
 	queue chan request
 	done  chan struct{}
 
-	seq  int64  // of the last record; owned by the writer
-	prev string // its hash
-	err  error  // after which nothing can be written
+	log   Log          // as far as it is written; owned by the writer, without records
+	stops *state.Stops // as last read; owned by the writer
+	err   error        // after which nothing can be written
 }
 
 type request struct {
@@ -106,30 +130,54 @@ type request struct {
 	done chan error
 }
 
-// Open continues the journal of a run after its records so far (none for a new run). Close must be called.
-func Open(store *state.Store, lock *state.Lock, run string, records []Record) (*Journal, error) {
-	j := &Journal{run: run, lock: lock, store: store, queue: make(chan request), done: make(chan struct{})}
-	if n := len(records); n > 0 {
-		b, err := json.Marshal(records[n-1])
-		if err != nil {
-			return nil, err
-		}
-		j.seq, j.prev = records[n-1].Seq, hash(b)
+// Start opens a run's journal with its first record, in one transaction with ops and on the condition of guards. It
+// fails with state.ErrGuard when one of them does not hold.
+func Start(ctx context.Context, store *state.Store, lock *state.Lock, run, plan string, guards []state.Guard, ops []state.Op) (*Log, error) {
+	log := &Log{}
+	rec := Record{Kind: Begin, Step: -1, Plan: plan}
+	b, err := log.next(run, lock, []*Record{&rec})
+	if err != nil {
+		return nil, err
 	}
-	go j.write()
+	all := append(slices.Clone(guards), state.Guard{Key: store.JournalHead(run)})
+	if err := b.write(ctx, store, lock, all, ops); err != nil {
+		return nil, fmt.Errorf("start the journal of run %s: %w", run, err)
+	}
+	b.log.Records = []Record{rec}
+	return &b.log, nil
+}
+
+// Open continues the journal of a run. Close must be called.
+func Open(ctx context.Context, store *state.Store, lock *state.Lock, run string, log *Log) (*Journal, error) {
+	stops, err := store.Stops(ctx)
+	if err != nil {
+		return nil, fmt.Errorf("open the journal of run %s: %w", run, err)
+	}
+	j := &Journal{run: run, lock: lock, store: store, stops: stops, queue: make(chan request), done: make(chan struct{}), log: *log}
+	j.log.Records = nil
+	go j.serve()
 	return j, nil
 }
 
-// Append writes a record, together with ops, and returns once both are durable. Run, Seq, Epoch, Wall and Prev are
-// filled in. After an error the record was not written, unless the error wraps [state.ErrUnknown].
+// Append writes a record, together with ops, and returns once both are durable. Run, Seq, Epoch, Holder, Wall and Prev
+// are filled in. An intent that a hold or a freeze stops fails with a *HeldError, and the journal goes on; a hold that
+// this run has set itself does not stop it. After any error the record was not written, unless the error wraps
+// [state.ErrUnknown].
 func (j *Journal) Append(ctx context.Context, rec Record, ops ...state.Op) error {
 	if len(rec.Message) > maxMessage {
 		rec.Message = rec.Message[:maxMessage] + "…"
 	}
+	point := "journal." + string(rec.Kind)
+	if err := failpoint.At(point + ".before"); err != nil {
+		return err
+	}
 	r := request{ctx, rec, ops, make(chan error, 1)}
 	select {
 	case j.queue <- r:
-		return <-r.done
+		if err := <-r.done; err != nil {
+			return err
+		}
+		return failpoint.At(point + ".after")
 	case <-ctx.Done():
 		return context.Cause(ctx)
 	}
@@ -141,115 +189,113 @@ func (j *Journal) Close() {
 	<-j.done
 }
 
-// write takes whatever waits in the queue and writes it in one transaction.
-func (j *Journal) write() {
+// serve takes whatever waits in the queue and writes it in one transaction.
+func (j *Journal) serve() {
 	defer close(j.done)
 	for first := range j.queue {
 		batch := []request{first}
 		size := len(first.ops) + 1
-		open := true
-		for open && len(batch) < maxBatch && size < state.MaxOps-4 {
+		for open := true; open && len(batch) < maxBatch && size < 2*maxBatch; {
 			select {
 			case r, ok := <-j.queue:
-				if !ok {
-					open = false
-					break
+				if open = ok; ok {
+					batch = append(batch, r)
+					size += len(r.ops) + 1
 				}
-				batch = append(batch, r)
-				size += len(r.ops) + 1
 				continue
 			default:
 			}
 			break
 		}
-		err := j.err
-		if err == nil {
-			err = j.commit(batch)
+		if j.err == nil {
+			j.err = j.commit(batch)
+			continue
 		}
 		for _, r := range batch {
+			r.done <- j.err
+		}
+	}
+}
+
+// commit writes a batch and answers it. What a hold or a freeze stops is answered and left out. An error means that
+// nothing can be written any more.
+func (j *Journal) commit(all []request) (err error) {
+	// The writer serves many callers: it must not stop half-way because one of them has gone, only when the lock has.
+	ctx := j.lock.Context(context.WithoutCancel(all[0].ctx))
+	left := all
+	defer func() {
+		if err != nil {
+			err = fmt.Errorf("write journal of run %s: %w", j.run, err)
+		}
+		for _, r := range left {
 			r.done <- err
 		}
-	}
-}
-
-// commit writes a batch. A write whose result is unknown is settled by reading: our record is there, or it is not and
-// the same transaction is tried again, or another's is there and we are fenced.
-func (j *Journal) commit(batch []request) error {
-	seq, prev := j.seq, j.prev
-	var ops []state.Op
-	var firstKey string
-	var firstValue []byte
-	for i := range batch {
-		rec := &batch[i].rec
-		seq++
-		rec.V, rec.Run, rec.Seq, rec.Epoch, rec.Prev = Version, j.run, seq, j.lock.Epoch(), prev
-		rec.Wall = time.Now().UTC()
-		b, err := json.Marshal(rec)
-		if err != nil {
-			return fmt.Errorf("journal of run %s: %w", j.run, err)
+	}()
+	const tries = 20 // each further one means that a hold or a freeze came or went meanwhile
+	for range tries {
+		if left, err = j.free(ctx, left); err != nil || len(left) == 0 {
+			return err
 		}
-		prev = hash(b)
-		key := j.store.JournalKey(j.run, seq)
-		if i == 0 {
-			firstKey, firstValue = key, b
-		}
-		ops = append(append(ops, state.Op{Key: key, Value: b}), batch[i].ops...)
-	}
-	// The writer serves many callers: it must not stop half-way because one of them has gone, only when the lock has.
-	ctx := j.lock.Context(context.WithoutCancel(batch[0].ctx))
-	const tries = 5
-	for try := 1; ; try++ {
-		_, err := j.lock.Commit(ctx, []state.Guard{{Key: firstKey}}, ops)
-		if errors.Is(err, state.ErrUnknown) || (try > 1 && errors.Is(err, state.ErrGuard)) {
-			item, rerr := j.store.Get(ctx, firstKey)
-			switch {
-			case rerr != nil && errors.Is(context.Cause(ctx), state.ErrFenced):
-				err = fmt.Errorf("%w (%w)", context.Cause(ctx), err)
-			case rerr != nil:
-				err = fmt.Errorf("%w (reading it back: %w)", err, rerr)
-			case item.Modified != 0 && string(item.Value) == string(firstValue):
-				err = nil
-			case item.Modified != 0:
-				err = state.ErrFenced
-			case try < tries:
-				continue
+		guards := []state.Guard{{Key: j.store.JournalHead(j.run), Revision: j.log.revision}}
+		var ops []state.Op
+		records := make([]*Record, len(left))
+		for i := range left {
+			records[i] = &left[i].rec
+			ops = append(ops, left[i].ops...)
+			if left[i].rec.Kind == Intent {
+				guards = j.stops.Guard(guards, left[i].rec.Ref, j.run)
 			}
 		}
-		if err != nil {
-			j.err = fmt.Errorf("write journal of run %s: %w", j.run, err)
-			return j.err
+		b, berr := j.log.next(j.run, j.lock, records)
+		if berr != nil {
+			return berr
 		}
-		j.seq, j.prev = seq, prev
-		return nil
+		err = b.write(ctx, j.store, j.lock, guards, ops)
+		if err == nil {
+			j.log = b.log
+			return nil
+		}
+		if !errors.Is(err, state.ErrGuard) {
+			return err
+		}
+		// Somebody else wrote a record, and then the lock was not ours in truth; or something holds what was free.
+		head, rerr := j.store.Get(ctx, j.store.JournalHead(j.run))
+		if rerr != nil {
+			return fmt.Errorf("%w (reading it back: %w)", err, rerr)
+		}
+		if head.Modified != j.log.revision {
+			return fmt.Errorf("%w: another process wrote to the journal", state.ErrFenced)
+		}
+		if j.stops, rerr = j.store.Stops(ctx); rerr != nil {
+			return fmt.Errorf("%w (reading the holds: %w)", err, rerr)
+		}
 	}
+	return err
 }
 
-// Read gives the records of a run, oldest first, and verifies that they are whole: a gap, a broken chain or an unknown
-// version is an error that names the record.
-func Read(ctx context.Context, store *state.Store, run string) ([]Record, error) {
-	items, err := store.List(ctx, store.JournalPrefix(run))
+// free answers the intents that something stops, and gives the other requests.
+func (j *Journal) free(ctx context.Context, all []request) ([]request, error) {
+	stopped := func(r request) []state.Hold {
+		if r.rec.Kind != Intent {
+			return nil // what was done is written down, whatever was stopped meanwhile
+		}
+		return j.stops.On(r.rec.Ref, j.run)
+	}
+	if !slices.ContainsFunc(all, func(r request) bool { return len(stopped(r)) > 0 }) {
+		return all, nil
+	}
+	stops, err := j.store.Stops(ctx) // it may have been released
 	if err != nil {
-		return nil, fmt.Errorf("read journal of run %s: %w", run, err)
+		return all, err
 	}
-	records := make([]Record, len(items))
-	prev := ""
-	for i, item := range items {
-		if err := json.Unmarshal(item.Value, &records[i]); err != nil {
-			return nil, fmt.Errorf("journal of run %s: record %s is corrupt: %w", run, item.Key, err)
+	j.stops = stops
+	left := make([]request, 0, len(all))
+	for _, r := range all {
+		if holds := stopped(r); len(holds) > 0 {
+			r.done <- &HeldError{Ref: r.rec.Ref, Holds: holds}
+		} else {
+			left = append(left, r)
 		}
-		r := &records[i]
-		switch {
-		case r.V != Version:
-			return nil, fmt.Errorf("journal of run %s: record %s has version %d; this converge knows %d: use the converge that wrote it", run, item.Key, r.V, Version)
-		case r.Seq != int64(i)+1 || r.Run != run || r.Prev != prev:
-			return nil, fmt.Errorf("journal of run %s: record %s does not follow the one before it: records are missing or were changed", run, item.Key)
-		}
-		prev = hash(item.Value)
 	}
-	return records, nil
-}
-
-func hash(b []byte) string {
-	sum := sha256.Sum256(b)
-	return hex.EncodeToString(sum[:])
+	return left, nil
 }

@@ -10,6 +10,7 @@ import (
 	"testing"
 
 	"converge.dev/converge/engine/journal"
+	"converge.dev/converge/schema"
 	"converge.dev/converge/state"
 	"converge.dev/converge/state/mem"
 )
@@ -25,16 +26,36 @@ func open(t *testing.T, kv state.KV) (*state.Store, *state.Lock) {
 	return s, lock
 }
 
+// begin opens the journal of run r, or goes on with it.
+func begin(t *testing.T, s *state.Store, lock *state.Lock) *journal.Journal {
+	t.Helper()
+	log, err := journal.Read(context.Background(), s, "r")
+	if err == nil && len(log.Records) == 0 {
+		log, err = journal.Start(context.Background(), s, lock, "r", "digest", nil, nil)
+	}
+	if err != nil {
+		t.Fatal(err)
+	}
+	j, err := journal.Open(context.Background(), s, lock, "r", log)
+	if err != nil {
+		t.Fatal(err)
+	}
+	return j
+}
+
+func read(t *testing.T, s *state.Store) []journal.Record {
+	t.Helper()
+	log, err := journal.Read(context.Background(), s, "r")
+	if err != nil {
+		t.Fatal(err)
+	}
+	return log.Records
+}
+
+// write writes the first record and n intents.
 func write(t *testing.T, s *state.Store, lock *state.Lock, n int) {
 	t.Helper()
-	records, err := journal.Read(context.Background(), s, "r")
-	if err != nil {
-		t.Fatal(err)
-	}
-	j, err := journal.Open(s, lock, "r", records)
-	if err != nil {
-		t.Fatal(err)
-	}
+	j := begin(t, s, lock)
 	defer j.Close()
 	for i := range n {
 		if err := j.Append(context.Background(), journal.Record{Kind: journal.Intent, Step: i}); err != nil {
@@ -47,9 +68,9 @@ func TestRecordsComeBackInOrderAcrossOpens(t *testing.T) {
 	s, lock := open(t, mem.New(mem.Options{}))
 	write(t, s, lock, 3)
 	write(t, s, lock, 4)
-	records, err := journal.Read(context.Background(), s, "r")
-	if err != nil || len(records) != 7 {
-		t.Fatal(len(records), err)
+	records := read(t, s)
+	if len(records) != 8 {
+		t.Fatal(len(records))
 	}
 	for i, r := range records {
 		if r.Seq != int64(i)+1 || (i > 0) != (r.Prev != "") {
@@ -65,9 +86,12 @@ func TestDamageIsFound(t *testing.T) {
 		want   string
 	}{
 		"gap":     {func(string) (string, bool) { return "", false }, "does not follow"},
-		"changed": {func(b string) (string, bool) { return strings.Replace(b, `"step":1`, `"step":2`, 1), true }, "does not follow"},
+		"changed": {func(b string) (string, bool) { return strings.Replace(b, `"step":0`, `"step":2`, 1), true }, "does not follow"},
 		"torn":    {func(b string) (string, bool) { return b[:len(b)/2], true }, "corrupt"},
-		"newer":   {func(b string) (string, bool) { return strings.Replace(b, `"v":1`, `"v":2`, 1), true }, "version 2"},
+		"newer":   {func(b string) (string, bool) { return strings.Replace(b, `"v":2`, `"v":3`, 1), true }, "version 3"},
+		"unknown": {func(b string) (string, bool) { return strings.Replace(b, `"v":2`, `"v":2,"w":2`, 1), true }, "corrupt"},
+		"twice":   {func(b string) (string, bool) { return strings.Replace(b, `"v":2`, `"v":2,"v":2`, 1), true }, "corrupt"},
+		"case":    {func(b string) (string, bool) { return strings.Replace(b, `"seq"`, `"Seq"`, 1), true }, "corrupt"},
 	} {
 		t.Run(name, func(t *testing.T) {
 			kv := mem.New(mem.Options{})
@@ -106,9 +130,8 @@ func TestUnknownResultIsSettled(t *testing.T) {
 		}})
 		s, lock := open(t, kv)
 		write(t, s, lock, 3)
-		records, err := journal.Read(context.Background(), s, "r")
-		if err != nil || len(records) != 3 {
-			t.Fatalf("effect=%v: %d records, %v", effect, len(records), err)
+		if n := len(read(t, s)); n != 4 {
+			t.Fatalf("effect=%v: %d records", effect, n)
 		}
 	}
 }
@@ -117,10 +140,7 @@ func TestFencedJournalWritesNothingMore(t *testing.T) {
 	kv := mem.New(mem.Options{})
 	client := kv.Connect(mem.Options{})
 	s, lock := open(t, client)
-	j, err := journal.Open(s, lock, "r", nil)
-	if err != nil {
-		t.Fatal(err)
-	}
+	j := begin(t, s, lock)
 	defer j.Close()
 	if err := j.Append(context.Background(), journal.Record{Kind: journal.Intent}); err != nil {
 		t.Fatal(err)
@@ -132,8 +152,8 @@ func TestFencedJournalWritesNothingMore(t *testing.T) {
 			t.Fatalf("got %v, want ErrFenced", err)
 		}
 	}
-	if records, err := journal.Read(context.Background(), s, "r"); err != nil || len(records) != 1 {
-		t.Fatal(len(records), err)
+	if n := len(read(t, s)); n != 2 {
+		t.Fatal(n)
 	}
 }
 
@@ -143,16 +163,13 @@ func TestAppendsAreGrouped(t *testing.T) {
 	var commits atomic.Int64
 	gate := make(chan struct{})
 	kv := mem.New(mem.Options{Fault: func(c mem.Call) error {
-		if c.Name == "commit" && !c.Done && strings.Contains(fmt.Sprint(c.Keys), "journal/") && commits.Add(1) == 1 {
+		if c.Name == "commit" && !c.Done && strings.Contains(fmt.Sprint(c.Keys), "journal/") && commits.Add(1) == 2 { // the first one starts the journal
 			<-gate
 		}
 		return nil
 	}})
 	s, lock := open(t, kv)
-	j, err := journal.Open(s, lock, "r", nil)
-	if err != nil {
-		t.Fatal(err)
-	}
+	j := begin(t, s, lock)
 	var wg sync.WaitGroup
 	var queued atomic.Int64
 	for i := range n {
@@ -167,11 +184,68 @@ func TestAppendsAreGrouped(t *testing.T) {
 	}
 	wg.Wait()
 	j.Close()
-	records, err := journal.Read(context.Background(), s, "r")
-	if err != nil || len(records) != n {
-		t.Fatal(len(records), err)
+	if got := len(read(t, s)); got != n+1 {
+		t.Fatal(got)
 	}
 	if c := commits.Load(); c >= n/2 {
 		t.Errorf("%d records took %d transactions", n, c)
 	}
+}
+
+// The end of a journal cannot be cut off: its head knows how far it went.
+func TestCutEndIsFound(t *testing.T) {
+	for name, last := range map[string]string{"the last record": "0000000004", "the head": "head"} {
+		kv := mem.New(mem.Options{})
+		s, lock := open(t, kv)
+		write(t, s, lock, 3)
+		if _, err := kv.Commit(context.Background(), nil, []state.Op{{Key: s.JournalPrefix("r") + last, Delete: true}}); err != nil {
+			t.Fatal(err)
+		}
+		if log, err := journal.Read(context.Background(), s, "r"); err == nil {
+			t.Errorf("without %s it is read, with %d records", name, len(log.Records))
+		}
+	}
+}
+
+// W5: while a hold or a freeze is in the way, no intent is written, whenever it came; what was done is still written
+// down, and what is not held goes on.
+func TestIntentObeysHolds(t *testing.T) {
+	ctx := context.Background()
+	kv := mem.New(mem.Options{})
+	s, lock := open(t, kv)
+	j := begin(t, s, lock)
+	defer j.Close()
+	node := schema.Ref{Scope: "n1", Kind: "near.bridge", Name: "b"}
+	other := schema.Ref{Scope: "n2", Kind: "near.bridge", Name: "b"}
+	try := func(kind journal.Kind, ref schema.Ref, want bool) {
+		t.Helper()
+		err := j.Append(ctx, journal.Record{Kind: kind, Ref: ref})
+		var held *journal.HeldError
+		if want && err != nil || !want && !errors.As(err, &held) {
+			t.Errorf("%s of %s: %v; written is wanted: %v", kind, ref, err, want)
+		}
+	}
+	try(journal.Intent, node, true)
+	for scope, alsoOther := range map[string]bool{"n1": true, node.String(): true, schema.ScopeSite: false} {
+		if err := s.Hold(ctx, scope, "ann", "wait"); err != nil {
+			t.Fatal(err)
+		}
+		try(journal.Intent, node, false)
+		try(journal.Intent, other, alsoOther)
+		try(journal.Outcome, node, true)
+		if err := s.Release(ctx, scope, "ann", "go on"); err != nil {
+			t.Fatal(err)
+		}
+		try(journal.Intent, node, true)
+	}
+	if err := s.SetFreeze(ctx, true, "ann", "fire"); err != nil {
+		t.Fatal(err)
+	}
+	try(journal.Intent, other, false)
+	try(journal.End, node, true)
+	if _, err := kv.Commit(ctx, nil, []state.Op{s.ThawOp(), s.HoldOp(state.Hold{Scope: "n1", Run: "r"})}); err != nil {
+		t.Fatal(err)
+	}
+	try(journal.Intent, node, true) // its own
+	read(t, s)
 }

@@ -19,6 +19,7 @@ func (s Standing) Finished() bool { return s.Outcome != nil && s.Outcome.Result 
 
 // A Replay is what the records of a run add up to.
 type Replay struct {
+	Plan      string     // digest of the plan
 	Forward   []Standing // per step
 	Undo      []Standing // per step
 	NoReturn  bool       // the point of no return was passed
@@ -31,7 +32,12 @@ func Sum(records []Record, n int) (Replay, error) {
 	r := Replay{Forward: make([]Standing, n), Undo: make([]Standing, n)}
 	for i := range records {
 		rec := &records[i]
+		if (i == 0) != (rec.Kind == Begin) {
+			return r, fmt.Errorf("journal of run %s: record %d is of kind %q: the first one opens a journal, and no other", rec.Run, rec.Seq, rec.Kind)
+		}
 		switch rec.Kind {
+		case Begin:
+			r.Plan = rec.Plan
 		case NoReturn:
 			r.NoReturn = true
 		case Revert:

@@ -40,6 +40,9 @@ type Options struct {
 	Replace    []string // replace these even when nothing differs
 	MaxDestroy string   // overrides the document's policy: "3", "10%"; empty: the document's, else 10 %
 	Unlimited  bool     // no budget: the operator asked for a destruction by name
+
+	AllowMissing bool // go on although most of what was made is not seen any more
+	Sweep        bool // remove the strays that are known to be given up, and do nothing else
 }
 
 // Matches reports whether a ref matches a pattern.

@@ -2,13 +2,13 @@ package plan
 
 import (
 	"cmp"
-	"fmt"
 	"slices"
 	"strconv"
 	"strings"
 	"time"
 
 	"converge.dev/converge/engine/diff"
+	"converge.dev/converge/engine/secret/sealed"
 	"converge.dev/converge/providers"
 	"converge.dev/converge/schema"
 	"converge.dev/converge/state"
@@ -17,24 +17,31 @@ import (
 // Make decides. It modifies none of its inputs; equal inputs give equal plans. An error means that the inputs do not
 // fit together; what may not be done is a Refusal in the plan.
 func Make(in Input) (*Plan, error) {
-	m := &maker{in: in, at: map[schema.Ref]halves{}, plan: &Plan{
+	m := &maker{in: in, at: map[schema.Ref]halves{}, secretive: map[*schema.Kind]bool{}, plan: &Plan{
 		Format: Format, ID: in.ID, Site: in.Document.Site, Document: in.Document.JSON, Digest: in.Document.Digest, Destroy: in.Options.Destroy,
 	}}
-	if in.Options.Destroy {
-		m.plan.Document, m.plan.Digest = nil, ""
+	if in.Options.Destroy || in.Options.Sweep {
+		m.plan.Document, m.plan.Digest, m.plan.Sweep = nil, "", in.Options.Sweep
+	}
+	if !in.Options.Unlimited {
+		m.plan.MaxDestroy = cmp.Or(in.Options.MaxDestroy, in.Document.Policy.MaxDestroy, DefaultMaxDestroy)
 	}
 	if err := m.match(); err != nil {
 		return nil, err
 	}
-	m.decide()
-	m.cascade()
-	m.emit()
-	m.connect()
+	m.suspect()
+	if in.Options.Sweep {
+		m.sweep()
+	} else {
+		m.decide()
+		m.cascade()
+		m.emit()
+		m.connect()
+	}
 	m.narrow()
 	if err := m.order(); err != nil {
 		return nil, err
 	}
-	m.budget()
 	return m.plan, nil
 }
 
@@ -45,6 +52,8 @@ type maker struct {
 	names map[Place]map[string]string // external id to name
 	at    map[schema.Ref]halves
 	plan  *Plan
+
+	secretive map[*schema.Kind]bool
 }
 
 // halves are the indices of a resource's steps: the one that removes and the one that makes; -1 for none.
@@ -61,6 +70,7 @@ type item struct {
 	thing   *providers.Thing
 	unknown bool
 
+	secretive   bool // the kind has secrets
 	recordStale bool // what is to be remembered differs from what is
 	changes     []diff.Change
 	replace     string // why it has to be replaced; empty: it has not
@@ -93,7 +103,7 @@ func (m *maker) decide() {
 		} else {
 			recorded, it.recordStale = it.record.Spec, true
 		}
-		it.changes = diff.Compare(it.kind, want, it.thing.Spec, recorded, it.desired.Lifecycle.Ignore, m.namesIn(it.ref.Scope))
+		it.changes = diff.Compare(it.kind, want, it.seen(), recorded, it.desired.Lifecycle.Ignore, m.namesIn(it.ref.Scope))
 		it.replace = whyReplace(it)
 		if it.replace == "" && slices.ContainsFunc(m.in.Options.Replace, func(p string) bool { return Matches(p, it.ref) }) {
 			it.replace = "asked for with -replace"
@@ -109,9 +119,17 @@ func (m *maker) decide() {
 	}
 }
 
+// seen is what was observed of the thing. Of its secrets that never come back, what was recorded is taken for granted.
+func (it *item) seen() schema.Object {
+	if !it.secretive {
+		return it.thing.Spec
+	}
+	return sealed.Assume(it.kind, it.thing.Spec, recordedSpec(it))
+}
+
 // drift lists where the thing is no longer as it was left.
 func (m *maker) drift(it *item) []diff.Change {
-	cs := diff.Compare(it.kind, it.record.Spec, it.thing.Spec, nil, nil, m.namesIn(it.ref.Scope))
+	cs := diff.Compare(it.kind, it.record.Spec, it.seen(), nil, nil, m.namesIn(it.ref.Scope))
 	for i := range cs {
 		cs[i].Before, cs[i].After = cs[i].After, cs[i].Before
 	}
@@ -353,7 +371,7 @@ func (m *maker) emitCreate(it *item, incarnation int, reason string) {
 
 // step fills in what every step of an item has.
 func (m *maker) step(it *item, a Action, reason string, undo providers.Revert) Step {
-	if undo == "" {
+	if undo == "" || losesSecret(it, a) {
 		undo = providers.NoUndo
 	}
 	s := Step{Ref: it.ref, Action: a, Reason: reason, Undo: undo, Prior: m.prior(it.ref)}
@@ -375,6 +393,19 @@ func (m *maker) step(it *item, a Action, reason string, undo providers.Revert) S
 		}
 	}
 	return s
+}
+
+// losesSecret reports whether a step makes a secret go that only its digest is known of: it cannot be put back.
+func losesSecret(it *item, a Action) bool {
+	switch {
+	case !it.secretive:
+		return false
+	case a == Update:
+		return slices.ContainsFunc(it.changes, func(c diff.Change) bool { return c.Secret || sealed.Within(c.Before) || sealed.Within(c.After) })
+	case a == Delete:
+		return sealed.Within(it.thing.Spec) || sealed.Within(recordedSpec(it))
+	}
+	return false
 }
 
 // within is the longest wait for the result of a step: the document's, else the kind's.
@@ -439,54 +470,4 @@ func (m *maker) namesIn(scope string) diff.Names {
 		}
 		return id
 	}
-}
-
-// budget refuses a plan that destroys more than the policy allows.
-func (m *maker) budget() {
-	if m.in.Options.Unlimited {
-		return
-	}
-	count, live := 0, 0
-	for i := range m.plan.Steps {
-		if m.plan.Steps[i].Action == Delete {
-			count++
-		}
-	}
-	for i := range m.in.Recorded {
-		if !m.in.Recorded[i].Gone {
-			live++
-		}
-	}
-	limit := m.in.Options.MaxDestroy
-	if limit == "" {
-		limit = m.in.Document.Policy.MaxDestroy
-	}
-	if limit == "" {
-		limit = "10%"
-	}
-	allowed, err := Budget(limit, live)
-	if err != nil {
-		m.refuse(schema.Ref{}, err.Error(), "correct policy.max_destroy or -max-destroy")
-		return
-	}
-	if count > allowed {
-		m.refuse(schema.Ref{}, fmt.Sprintf("it would destroy %d of %d recorded things, and max_destroy (%s) allows %d", count, live, limit, allowed),
-			fmt.Sprintf("look at the plan; if it is what you want, allow it with -max-destroy=%d or policy.max_destroy", count))
-	}
-}
-
-// Budget gives how many of live things may be destroyed: "3", or "10%" of them but at least one.
-func Budget(limit string, live int) (int, error) {
-	if p, ok := strings.CutSuffix(limit, "%"); ok {
-		n, err := strconv.Atoi(p)
-		if err != nil || n < 0 || n > 100 {
-			return 0, fmt.Errorf("max_destroy is %q; want a number such as 3 or a share such as 10%%", limit)
-		}
-		return max(1, live*n/100), nil
-	}
-	n, err := strconv.Atoi(limit)
-	if err != nil || n < 0 {
-		return 0, fmt.Errorf("max_destroy is %q; want a number such as 3 or a share such as 10%%", limit)
-	}
-	return n, nil
 }

@@ -4,6 +4,7 @@ import (
 	"fmt"
 	"slices"
 
+	"converge.dev/converge/engine/secret/sealed"
 	"converge.dev/converge/providers"
 	"converge.dev/converge/schema"
 )
@@ -109,6 +110,10 @@ func (m *maker) describe(it *item, at Place) error {
 	if it.kind == nil {
 		return fmt.Errorf("%s: the schema has no kind %s; was it recorded by a newer converge?", it.ref, it.ref.Kind)
 	}
+	if _, known := m.secretive[it.kind]; !known {
+		m.secretive[it.kind] = sealed.Held(it.kind)
+	}
+	it.secretive = m.secretive[it.kind]
 	why, unknown := m.in.Observed.Unknown[at]
 	if !unknown {
 		var served bool
@@ -134,7 +139,13 @@ func (m *maker) describe(it *item, at Place) error {
 func (m *maker) find(it *item, ids map[string]*providers.Thing, marked map[schema.Ref]*providers.Thing) *providers.Thing {
 	if it.record != nil {
 		if t := ids[it.record.ID]; t != nil && t.Phase != providers.Leaving {
-			return t
+			if t.Mark.IsZero() || t.Mark.Site == m.plan.Site.ID { // it may have had another name once
+				return t
+			}
+			it.refused = true
+			m.refuse(it.ref, fmt.Sprintf("the thing that was recorded is now marked as %s of site %s", t.Mark.Ref, t.Mark.Site),
+				"find out who took it over; remove the mark if that site is gone, or forget the resource with converge state rm")
+			return nil
 		}
 	}
 	if t := marked[it.ref]; t != nil {

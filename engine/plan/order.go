@@ -158,11 +158,18 @@ func (m *maker) order() error {
 			first = max(first, wave[i]+1)
 		}
 	}
+	var nodes []string
+	for i := range steps {
+		if steps[i].Ref.Scope != schema.ScopeSite {
+			nodes = append(nodes, steps[i].Ref.Scope)
+		}
+	}
+	stages := Stages(nodes)
 	for i := range steps {
 		if after[i] {
 			wave[i] += first
 		}
-		steps[i].Wave = wave[i]
+		steps[i].Wave, steps[i].Stage = wave[i], stages[steps[i].Ref.Scope]
 	}
 	slices.SortFunc(sorted, func(a, b int) int {
 		return cmp.Or(cmp.Compare(wave[a], wave[b]), steps[a].Ref.Compare(steps[b].Ref), cmp.Compare(a, b))

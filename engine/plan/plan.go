@@ -11,11 +11,13 @@
 package plan
 
 import (
+	"bytes"
 	"crypto/sha256"
 	"encoding/hex"
 	"encoding/json"
 	"errors"
 	"fmt"
+	"strings"
 	"time"
 
 	"converge.dev/converge/engine/diff"
@@ -48,6 +50,10 @@ type Plan struct {
 	Digest   string          `json:"document_digest,omitempty"`
 	Revision int64           `json:"document_revision,omitempty"` // of the store's head when planned from it
 	Destroy  bool            `json:"destroy,omitempty"`
+	Sweep    bool            `json:"sweep,omitempty"` // removes strays, and nothing else
+
+	// MaxDestroy is how many things the plan may destroy at most, as "3" or "10%"; empty: any number.
+	MaxDestroy string `json:"max_destroy,omitempty"`
 
 	Steps    []Step `json:"steps"`
 	NoReturn int    `json:"no_return"` // index of the first step that cannot be undone exactly; len(Steps) when none
@@ -68,11 +74,13 @@ type Step struct {
 	Reason  string     `json:"reason"`            // why, in words
 	Needs   []int      `json:"needs,omitempty"`   // steps that come before
 	Wave    int        `json:"wave"`              // steps of one wave need nothing of each other
+	Stage   int        `json:"stage,omitempty"`   // nodes take turns, from 1; 0: the step waits for no turn. See [Stages]
+	Stray   bool       `json:"stray,omitempty"`   // removes an incarnation that was given up; the resource stays as it is
 
 	Changes []diff.Change `json:"changes,omitempty"`
-	Before  schema.Object `json:"before,omitempty"` // as seen, references as names; absent for create
-	After   schema.Object `json:"after,omitempty"`  // the whole spec to have; absent for delete and forget
-	Want    schema.Object `json:"want,omitempty"`   // what the document states; recorded afterwards
+	Before  schema.Object `json:"before,omitzero"` // as seen, references as names; absent for create
+	After   schema.Object `json:"after,omitzero"`  // the whole spec to have; absent for delete and forget
+	Want    schema.Object `json:"want,omitzero"`   // what the document states; recorded afterwards
 
 	ExternalID  string         `json:"external_id"`
 	Incarnation int            `json:"incarnation"`
@@ -142,10 +150,14 @@ var ErrFormat = errors.New("this is not a plan that this version of converge can
 
 // Encode gives the plan as it is saved and its digest, the hex SHA-256 of that.
 func (p *Plan) Encode() (data []byte, digest string, err error) {
-	data, err = json.Marshal(p)
-	if err != nil {
+	// The document must come back byte for byte, because its digest is of its bytes: nothing in it may be escaped anew.
+	var b bytes.Buffer
+	e := json.NewEncoder(&b)
+	e.SetEscapeHTML(false)
+	if err := e.Encode(p); err != nil {
 		return nil, "", err
 	}
+	data = bytes.TrimSuffix(b.Bytes(), []byte("\n"))
 	sum := sha256.Sum256(data)
 	return data, hex.EncodeToString(sum[:]), nil
 }
@@ -209,6 +221,40 @@ func (p *Plan) Counts() Counts {
 	return c
 }
 
+// Irreversible gives the steps that cannot be undone exactly.
+func (p *Plan) Irreversible() []*Step {
+	var steps []*Step
+	for i := range p.Steps {
+		if !p.Steps[i].Undo.Reversible() {
+			steps = append(steps, &p.Steps[i])
+		}
+	}
+	return steps
+}
+
+// Approval names what somebody approves of when he approves of the plan: the hex SHA-256 of the site, the document and
+// all steps. A plan that is made again while nothing has changed has the same approval, although its digest is another.
+func (p *Plan) Approval() string {
+	b, err := json.Marshal(struct {
+		Site, Document string
+		Destroy, Sweep bool
+		Steps          []Step
+	}{p.Site.ID, p.Digest, p.Destroy, p.Sweep, p.Steps})
+	if err != nil { // a plan consists of JSON values only
+		panic(fmt.Sprintf("plan: encode the steps: %v", err))
+	}
+	sum := sha256.Sum256(b)
+	return hex.EncodeToString(sum[:])
+}
+
+// ShortApproval is how much of an approval is enough to give.
+const ShortApproval = 16
+
+// ApprovedBy reports whether a text names the approval of the plan: the whole of it, or its beginning.
+func (p *Plan) ApprovedBy(text string) bool {
+	return len(text) >= ShortApproval && strings.HasPrefix(p.Approval(), strings.ToLower(text))
+}
+
 // Needs gives the steps that each step needs, for package graph. A step after the point of no return needs, besides
 // what it says, every step before it; that is left to the one who walks the plan.
 func (p *Plan) Needs() [][]int {
@@ -218,6 +264,9 @@ func (p *Plan) Needs() [][]int {
 	}
 	return needs
 }
+
+// Stage gives the turn of each step, for package graph.
+func (p *Plan) Stage(i int) int { return p.Steps[i].Stage }
 
 // Fingerprint is what a step expects to find right before it acts: the digest of the spec seen when planning.
 // It is empty when nothing is expected to be there.

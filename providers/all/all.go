@@ -8,6 +8,7 @@ import (
 	"errors"
 	"fmt"
 	"log/slog"
+	"time"
 
 	"converge.dev/converge/providers"
 	"converge.dev/converge/providers/carbide"
@@ -120,6 +121,13 @@ func openCarbide(ctx context.Context, o Options, scope string) (*providers.Provi
 	case c == nil:
 		return nil, errors.New(`the site's Carbide service is not configured; say where it is: carbide: {address: "HOST:PORT"}`)
 	}
+	var late time.Duration
+	if c.Late != "" {
+		var err error
+		if late, err = time.ParseDuration(c.Late); err != nil {
+			return nil, fmt.Errorf("carbide.late: %w", err)
+		}
+	}
 	return carbide.Open(ctx, carbide.Options{
 		Address: c.Address,
 		TLS: carbide.TLS{
@@ -127,6 +135,7 @@ func openCarbide(ctx context.Context, o Options, scope string) (*providers.Provi
 		},
 		AllowInsecure: c.AllowInsecure,
 		Parallel:      c.Parallel,
+		Late:          late,
 		Logger:        o.Logger,
 	})
 }

@@ -7,6 +7,7 @@ import (
 	"path/filepath"
 	"slices"
 	"strings"
+	"time"
 
 	"converge.dev/converge/providers/carbide"
 	"converge.dev/converge/schema"
@@ -25,6 +26,7 @@ type Carbide struct {
 	TLS           TLS    `json:"tls,omitzero" yaml:"tls,omitempty"`
 	AllowInsecure bool   `json:"allow_insecure,omitempty" yaml:"allow_insecure,omitempty"` // no TLS to another machine
 	Parallel      int    `json:"parallel,omitempty" yaml:"parallel,omitempty"`             // calls at the same time; zero: the provider's choice
+	Late          string `json:"late,omitempty" yaml:"late,omitempty"`                     // how late a call that got no answer may have its effect; empty: 1m
 }
 
 // TLS says how both sides know each other. Files are PEM.
@@ -65,11 +67,18 @@ func (c Config) check() error {
 		if name == schema.ScopeSite {
 			wrong("nodes.%s: this is the scope of the site itself: no node can have the name", name)
 		}
-		if at := c.Nodes[name].OVS; at != "" && (!strings.HasPrefix(at, "unix:") || at == "unix:") {
+		if at := c.Nodes[name].OVS; named(at) {
+			wrong("nodes.%s.ovs names a user or a password: leave that out of the address", name)
+		} else if at != "" && (!strings.HasPrefix(at, "unix:") || at == "unix:") {
 			wrong(`nodes.%s.ovs is %q: want the socket of its database, for example "unix:/run/openvswitch/db.sock"`, name, at)
 		}
 	}
 	return errors.Join(errs...)
+}
+
+// named reports whether an address names a user, and maybe a password, which would be shown with it.
+func named(address string) bool {
+	return !strings.HasPrefix(address, "unix:") && strings.Contains(address, "@")
 }
 
 func (c *Carbide) check() error {
@@ -77,6 +86,12 @@ func (c *Carbide) check() error {
 	wrong := func(format string, args ...any) { errs = append(errs, fmt.Errorf(format, args...)) }
 	if c.Address == "" {
 		wrong("carbide.address is missing: want HOST:PORT or unix:PATH")
+	}
+	if d, err := time.ParseDuration(c.Late); c.Late != "" && (err != nil || d <= 0) {
+		wrong("carbide.late is %q: want a time such as 30s or 2m, or leave it out", c.Late)
+	}
+	if named(c.Address) {
+		wrong("carbide.address names a user or a password: leave that out of the address")
 	}
 	if c.Parallel < 0 {
 		wrong("carbide.parallel is %d: want a number of calls, or leave it out", c.Parallel)

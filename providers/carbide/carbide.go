@@ -45,6 +45,10 @@ type Options struct {
 	Parallel int           // optional: calls at the same time; 8
 	Timeout  time.Duration // optional: longest wait for the answer to one call; 30 s
 
+	// Late bounds how long after our side gave up a call may still have its effect. Optional: a minute, for the service
+	// ends a call when its deadline has passed.
+	Late time.Duration
+
 	Dial   func(ctx context.Context, address string) (net.Conn, error) // optional: for tests
 	Logger *slog.Logger                                                // optional: every call, at debug level
 }

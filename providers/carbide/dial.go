@@ -64,6 +64,7 @@ type service struct {
 	ids     int           // most ids in one call
 	slots   chan struct{} // one per call under way
 	timeout time.Duration // of one call
+	late    time.Duration // how long after that it may have its effect
 	log     *slog.Logger
 	orders  turns // one at a time per VPC for calls that move its version
 }
@@ -72,6 +73,7 @@ func open(ctx context.Context, o Options) (*service, error) {
 	s := &service{
 		slots:   make(chan struct{}, max(cmp.Or(o.Parallel, defaultParallel), 1)),
 		timeout: cmp.Or(o.Timeout, defaultTimeout),
+		late:    cmp.Or(o.Late, late),
 		log:     cmp.Or(o.Logger, slog.New(slog.DiscardHandler)),
 	}
 	config, err := o.tlsConfig()

@@ -43,6 +43,9 @@ type kind[O any] struct {
 
 func serve[O any](s *service, noun string, t providers.Traits, w wire[O]) providers.Served {
 	name := Name + "." + noun
+	if t.Late > 0 {
+		t.Late = s.late
+	}
 	return providers.Served{Name: name, Traits: t, Kind: &kind[O]{s, name, t, w}}
 }
 

@@ -58,6 +58,9 @@ func complete(fields []schema.Field, spec map[string]any) {
 }
 
 func completeValue(f *schema.Field, v any) {
+	if f.Secret {
+		return
+	}
 	switch v := v.(type) {
 	case map[string]any:
 		switch {
@@ -104,6 +107,12 @@ func checkSpec(fields []schema.Field, spec map[string]any) error {
 // checkValue finds what is wrong with a value; the error continues the path to it.
 func checkValue(f *schema.Field, v any) error {
 	if f.Type == schema.Any {
+		return nil
+	}
+	if f.Secret { // the value itself, which nothing may repeat
+		if _, ok := v.(string); !ok {
+			return fmt.Errorf(" is %T, want the secret as text", v)
+		}
 		return nil
 	}
 	var is schema.Type

@@ -6,7 +6,10 @@
 // what others refer to are all refused, so that mistakes in what is sent and in which order come to light.
 //
 // Things go wrong as declared: a [Fault] in the world or in its file makes chosen calls fail before, after or long
-// before their effect, or makes things slow or broken.
+// before their effect, or makes things slow or broken, or a list lag behind. Faults of one call and those that last
+// are told apart by how often they hit: once, from the nth time on, every second time, for good. [World.Mend] ends them
+// all. What other people do behind the engine's back is done with [World.Put] and [World.Remove], at a chosen moment
+// of a call with [World.Hook].
 //
 // # The file
 //
@@ -23,6 +26,7 @@
 package fake
 
 import (
+	"context"
 	"encoding/json"
 	"fmt"
 	"maps"
@@ -55,7 +59,9 @@ type World struct {
 	things  map[place]map[string]*thing // a thing is never changed, only replaced
 	users   map[target]map[target]bool  // what is referred to, and by what
 	burned  map[target]bool
-	passing map[target]bool // things in a phase that ends by itself
+	epochs  map[string]int64 // of the last holder, by scope
+	passing map[target]bool  // things in a phase that ends by itself
+	lags    map[target]*lag  // changes that are not shown yet; since the world was opened
 	late    []late
 	faults  []Fault
 	serial  int64 // of the last version given
@@ -127,7 +133,9 @@ func New(kinds schema.Kinds) *World {
 		things:  map[place]map[string]*thing{},
 		users:   map[target]map[target]bool{},
 		burned:  map[target]bool{},
+		epochs:  map[string]int64{},
 		passing: map[target]bool{},
+		lags:    map[target]*lag{},
 		counts:  map[string]int{},
 	}
 }
@@ -145,7 +153,35 @@ func (w *World) Provider(name, scope string) *providers.Provider {
 			Name: k, Traits: traits, Kind: &kind{world: w, at: place{scope, k}, schema: w.kinds[k], traits: traits},
 		})
 	}
-	return providers.New(name, scope, nil, served...)
+	p := providers.New(name, scope, nil, served...)
+	if scope != schema.ScopeSite { // as nodes do, and Carbide does not
+		p.Fence = func(ctx context.Context, epoch int64) error { return w.fence(ctx, scope, epoch) }
+	}
+	return p
+}
+
+// fence stores the epoch of who is at work in a scope.
+func (w *World) fence(ctx context.Context, scope string, epoch int64) error {
+	if err := ctx.Err(); err != nil {
+		return err
+	}
+	w.mu.Lock()
+	defer w.mu.Unlock()
+	if err := w.outdated(scope, epoch); err != nil {
+		return err
+	}
+	if w.epochs[scope] == epoch {
+		return nil
+	}
+	return w.commit(record{Scope: scope, Epoch: epoch})
+}
+
+// outdated refuses who was replaced.
+func (w *World) outdated(scope string, epoch int64) error {
+	if stored := w.epochs[scope]; stored > epoch {
+		return fmt.Errorf("the holder with epoch %d is at work on %s; this one has epoch %d", stored, scope, epoch)
+	}
+	return nil
 }
 
 func (w *World) traits(kind string) providers.Traits {
@@ -167,6 +203,14 @@ func (w *World) Fail(f Fault) error {
 	defer w.mu.Unlock()
 	faults := append(slices.Clone(w.faults), f)
 	return w.commit(record{Faults: &faults})
+}
+
+// Mend ends all faults: from here on every call does what it says. Effects that are under way still come.
+func (w *World) Mend() error {
+	w.mu.Lock()
+	defer w.mu.Unlock()
+	clear(w.lags)
+	return w.commit(record{Faults: &[]Fault{}})
 }
 
 // Put makes or replaces a thing as somebody else would, behind the back of the engine. Only its shape is checked.
@@ -216,7 +260,7 @@ func (w *World) Dump() string {
 	w.mu.Lock()
 	defer w.mu.Unlock()
 	c := w.content()
-	c.Serial, c.Burned, c.Late, c.Faults = 0, nil, nil, nil
+	c.Serial, c.Burned, c.Late, c.Faults, c.Epochs = 0, nil, nil, nil, nil
 	for _, kinds := range c.Things {
 		for _, things := range kinds {
 			for id, th := range things {

@@ -16,7 +16,7 @@ import (
 // A Fault makes chosen calls go wrong. It counts the calls that it matches, in the world's file too, so that a fault
 // that is over stays over when the world is opened again.
 type Fault struct {
-	Op string `json:"op"` // observe, create, update or delete
+	Op string `json:"op"` // observe, create, update or delete; any: all four, counted together
 
 	// Ref chooses things: a ref, or a kind, where * stands for any text within a part: site/carbide.vpc/prod,
 	// */ovs.bridge/br-*, carbide.*. Empty: everything. An observation matches when it would report such a thing;
@@ -25,6 +25,7 @@ type Fault struct {
 
 	Nth   int             `json:"nth,omitempty"`   // the first matching call that fails; zero: 1, the very first
 	Times int             `json:"times,omitempty"` // how many fail from there; zero: 1; negative: all
+	Every int             `json:"every,omitempty"` // of those from there, only every so manieth fails; zero: 1, each
 	Class providers.Class `json:"class,omitempty"` // of the error; empty: transient, or unknown when the effect comes
 
 	Effect  Effect   `json:"effect,omitempty"`  // empty: EffectBefore
@@ -37,13 +38,15 @@ type Fault struct {
 // Effect says what becomes of a call that a fault hits.
 type Effect string
 
-// Effects of faults. Observations know only EffectBefore.
+// Effects of faults. Observations know EffectBefore and, of a kind that is Eventual, EffectStale, which counts for changes
+// made while the fault is there. Any knows EffectBefore alone.
 const (
 	EffectBefore Effect = "before" // it fails before it has an effect
 	EffectAfter  Effect = "after"  // it has its effect, then the reply is lost
 	EffectLate   Effect = "late"   // it fails at once, and has its effect after the delay
 	EffectSlow   Effect = "slow"   // it succeeds; the thing is pending, or leaving, for the delay
 	EffectFailed Effect = "failed" // it succeeds; the thing has failed
+	EffectStale  Effect = "stale"  // after each change of a thing, as many looks as Times says still show it as it was before
 )
 
 // Duration is a time.Duration that is written as Go writes it: 1.5s.
@@ -68,12 +71,15 @@ func (f *Fault) check() error {
 			f.Class = providers.Unknown
 		}
 	}
-	f.Nth, f.Times = cmp.Or(f.Nth, 1), cmp.Or(f.Times, 1)
-	if !slices.Contains([]string{"observe", "create", "update", "delete"}, f.Op) {
-		return fmt.Errorf("fault: op is %q, want observe, create, update or delete", f.Op)
+	f.Nth, f.Times, f.Every = cmp.Or(f.Nth, 1), cmp.Or(f.Times, 1), cmp.Or(f.Every, 1)
+	if !slices.Contains([]string{"observe", "create", "update", "delete", "any"}, f.Op) {
+		return fmt.Errorf("fault: op is %q, want observe, create, update, delete or any", f.Op)
 	}
 	effects := []Effect{EffectBefore, EffectAfter, EffectLate, EffectSlow, EffectFailed}
-	if f.Op == "observe" {
+	switch f.Op {
+	case "observe":
+		effects = []Effect{EffectBefore, EffectStale}
+	case "any":
 		effects = effects[:1]
 	}
 	if !slices.Contains(effects, f.Effect) {
@@ -87,15 +93,15 @@ func (f *Fault) check() error {
 	if _, err := path.Match(f.Ref, ""); err != nil || (strings.Contains(f.Ref, "/") && strings.Count(f.Ref, "/") != 2) {
 		return fmt.Errorf("fault of %s: ref is %q, want SCOPE/KIND/NAME or a kind, with * for any text", f.Op, f.Ref)
 	}
-	if f.Nth < 1 || f.Delay < 0 {
-		return fmt.Errorf("fault of %s: nth and delay are not negative", f.Op)
+	if f.Nth < 1 || f.Every < 1 || f.Delay < 0 {
+		return fmt.Errorf("fault of %s: nth, every and delay are not negative", f.Op)
 	}
 	return nil
 }
 
 // matches reports whether the fault is meant for a call on a kind whose names are known to any.
 func (f *Fault) matches(op string, at place, anyName func(func(string) bool) bool) bool {
-	if f.Op != op {
+	if f.Op != op && f.Op != "any" {
 		return false
 	}
 	scope, rest, isRef := strings.Cut(f.Ref, "/")
@@ -112,6 +118,43 @@ func (f *Fault) matches(op string, at place, anyName func(func(string) bool) boo
 func glob(pattern, s string) bool {
 	ok, err := path.Match(pattern, s)
 	return ok && err == nil
+}
+
+// hits reports whether the call that was counted last is one that fails.
+func (f *Fault) hits() bool {
+	past := f.Seen - f.Nth
+	every := max(f.Every, 1) // one from an older file says nothing
+	return past >= 0 && past%every == 0 && (f.Times < 0 || past/every < f.Times)
+}
+
+// A lag is a change that looks do not show yet.
+type lag struct {
+	was   *thing // nil: nothing
+	looks int    // for how many more; negative: all
+}
+
+// stale gives for how many looks after a change of a thing it is still shown as before.
+func (w *World) stale(at target, name string) int {
+	if !w.traits(at.kind).Eventual {
+		return 0
+	}
+	for i := range w.faults {
+		f := &w.faults[i]
+		if f.Effect == EffectStale && f.matches("observe", at.place, func(match func(string) bool) bool { return match(name) }) {
+			return f.Times
+		}
+	}
+	return 0
+}
+
+// lagging gives what a look is to show of a thing that is there now as th, nil: nothing, and counts the look.
+func (w *World) lagging(at target, th *thing) *thing {
+	l := w.lags[at]
+	if l == nil || l.looks == 0 {
+		return th
+	}
+	l.looks--
+	return l.was
 }
 
 // cause is the error that the fault makes.
@@ -135,7 +178,10 @@ func (w *World) trip(op string, at place, anyName func(func(string) bool) bool) 
 		}
 		f := &faults[i]
 		f.Seen++
-		if hit == nil && f.Seen >= f.Nth && (f.Times < 0 || f.Seen < f.Nth+f.Times) {
+		if f.Effect == EffectStale { // it is counted by change, see [World.lagging]
+			continue
+		}
+		if hit == nil && f.hits() {
 			hit = f
 		}
 	}
@@ -153,9 +199,10 @@ type late struct {
 	Mark    string        `json:"mark,omitempty"`
 	Want    schema.Object `json:"want,omitempty"`
 	Version string        `json:"version,omitempty"`
+	Epoch   int64         `json:"epoch,omitempty"`
 	Due     time.Time     `json:"due"`
 }
 
 func (l late) call() providers.Call {
-	return providers.Call{Ref: l.Ref, ID: l.ID, Mark: providers.ParseMark(l.Mark), Want: l.Want, Version: l.Version}
+	return providers.Call{Ref: l.Ref, ID: l.ID, Mark: providers.ParseMark(l.Mark), Want: l.Want, Version: l.Version, Epoch: l.Epoch}
 }

@@ -3,6 +3,7 @@ package fake_test
 import (
 	"fmt"
 	"path/filepath"
+	"slices"
 	"testing"
 	"time"
 
@@ -270,10 +271,114 @@ func TestFaultRefused(t *testing.T) {
 		{Op: "create", Ref: "n1/lab.switch"},
 		{Op: "create", Ref: "[/x/y"},
 		{Op: "create", Nth: -1},
+		{Op: "create", Every: -1},
+		{Op: "create", Effect: fake.EffectStale},
+		{Op: "any", Effect: fake.EffectAfter},
 		{Op: "create", Delay: -1},
 	} {
 		if err := fake.New(kinds).Fail(f); err == nil {
 			t.Errorf("%+v was accepted", f)
+		}
+	}
+}
+
+// Every so manieth call fails, and a fault of any counts all verbs together.
+func TestFaultRhythm(t *testing.T) {
+	for _, c := range []struct {
+		fault fake.Fault
+		want  string // of look, create, look, update, look, delete: x fails
+	}{
+		{fake.Fault{Op: "any", Times: -1}, "xxxxxx"},
+		{fake.Fault{Op: "any", Every: 2, Times: -1}, "x.x.x."},
+		{fake.Fault{Op: "any", Every: 3, Nth: 2, Times: -1}, ".x..x."},
+		{fake.Fault{Op: "any", Every: 2, Times: 2}, "x.x..."},
+		{fake.Fault{Op: "observe", Every: 2, Nth: 2, Times: -1}, "..x..."},
+		{fake.Fault{Op: "any", Ref: "lab.cable", Times: -1}, "......"},
+	} {
+		w := fake.New(kinds)
+		switches := of(t, w, node, "lab.switch")
+		must(t, w.Put(node, "lab.switch", providers.Thing{ID: "s1"}))
+		must(t, w.Fail(c.fault))
+		got := ""
+		told := func(err error) {
+			if providers.ClassOf(err) == providers.Transient {
+				got += "x"
+			} else {
+				got += "."
+			}
+		}
+		for _, verb := range []func() error{
+			func() error { return switches.Create(t.Context(), call("lab.switch", "s2", schema.Object{})) },
+			func() error { return switches.Update(t.Context(), call("lab.switch", "s1", schema.Object{})) },
+			func() error { return switches.Delete(t.Context(), call("lab.switch", "s1", nil)) },
+		} {
+			_, err := switches.Observe(t.Context(), nil)
+			told(err)
+			told(verb())
+		}
+		if got != c.want {
+			t.Errorf("%+v: %s, want %s", c.fault, got, c.want)
+		}
+		must(t, w.Mend())
+		if _, err := switches.Observe(t.Context(), nil); err != nil {
+			t.Errorf("%+v is not mended: %v", c.fault, err)
+		}
+	}
+}
+
+// A list that lags shows a change only after some looks, and only of a kind that is eventual.
+func TestStaleList(t *testing.T) {
+	for _, eventual := range []bool{true, false} {
+		w := fake.New(kinds)
+		traits := fake.NodeTraits()
+		traits.Eventual = eventual
+		w.Traits = map[string]providers.Traits{"lab.switch": traits}
+		switches := of(t, w, node, "lab.switch")
+		must(t, w.Put(node, "lab.switch", providers.Thing{ID: "old", Spec: schema.Object{"enabled": false}}))
+		must(t, w.Fail(fake.Fault{Op: "observe", Effect: fake.EffectStale, Times: 2}))
+		looks := func(ids []string) (got []string) {
+			for range 3 {
+				things, err := switches.Observe(t.Context(), ids)
+				must(t, err)
+				seen := ""
+				for _, th := range things {
+					seen += fmt.Sprint(th.ID, " ", th.Spec["enabled"], ";")
+				}
+				got = append(got, seen)
+			}
+			return got
+		}
+		for _, c := range []struct {
+			what      string
+			change    func() error
+			ids       []string
+			was, then string
+		}{
+			{"nothing changed", func() error { return nil }, nil, "old false;", "old false;"},
+			{"created", func() error {
+				return switches.Create(t.Context(), call("lab.switch", "new", schema.Object{"enabled": true}))
+			}, nil, "old false;", "new true;old false;"},
+			{"updated", func() error {
+				th, _ := look(t, switches, "new") // shown as it is by now
+				c := call("lab.switch", "new", schema.Object{"enabled": false})
+				c.Version = th.Version
+				return switches.Update(t.Context(), c)
+			}, []string{"new"}, "new true;", "new false;"},
+			{"deleted", func() error {
+				th, _ := look(t, switches, "new")
+				c := call("lab.switch", "new", nil)
+				c.Version = th.Version
+				return switches.Delete(t.Context(), c)
+			}, nil, "new false;old false;", "old false;"},
+		} {
+			must(t, c.change())
+			want := []string{c.was, c.was, c.then}
+			if !eventual {
+				want = []string{c.then, c.then, c.then}
+			}
+			if got := looks(c.ids); !slices.Equal(got, want) {
+				t.Errorf("%s, eventual %t: the looks show %q, want %q", c.what, eventual, got, want)
+			}
 		}
 	}
 }

@@ -2,11 +2,13 @@ package fake
 
 import (
 	"bytes"
+	"cmp"
 	"encoding/json"
 	"errors"
 	"fmt"
 	"io"
 	"io/fs"
+	"maps"
 	"os"
 	"path/filepath"
 	"slices"
@@ -21,6 +23,7 @@ type content struct {
 	Faults []Fault                                 `json:"faults,omitempty"`
 	Late   []late                                  `json:"late,omitempty"`
 	Burned map[string]map[string][]string          `json:"burned,omitempty"` // ids by scope and kind
+	Epochs map[string]int64                        `json:"epochs,omitempty"` // of the last holder, by scope
 	Things map[string]map[string]map[string]*thing `json:"things"`           // by scope, kind and id
 }
 
@@ -33,6 +36,8 @@ type record struct {
 	Burned bool     `json:"burned,omitempty"`
 	Faults *[]Fault `json:"faults,omitempty"`
 	Late   *[]late  `json:"late,omitempty"`
+	Scope  string   `json:"scope,omitempty"` // whose holder has the epoch
+	Epoch  int64    `json:"epoch,omitempty"`
 }
 
 type names struct {
@@ -73,7 +78,8 @@ func Open(path string, kinds schema.Kinds) (*World, error) {
 // lock opens the journal for this process alone.
 func lock(path string) (*os.File, error) {
 	for {
-		f, err := os.OpenFile(path, os.O_RDWR|os.O_CREATE, 0o600)
+		// The file is written into, so a link in its place must not lead to another.
+		f, err := os.OpenFile(path, os.O_RDWR|os.O_CREATE|unix.O_NOFOLLOW, 0o600)
 		if err != nil {
 			return nil, err
 		}
@@ -124,6 +130,9 @@ func (w *World) load(path string, journal *os.File) error {
 		if err := decode(line, &r); err != nil {
 			return fmt.Errorf("record %d of %s.journal: %w", w.file.records+1, path, err)
 		}
+		if err := w.checkRecord(r); err != nil {
+			return fmt.Errorf("record %d of %s.journal: %w", w.file.records+1, path, err)
+		}
 		w.replay(r)
 		w.file.size += int64(len(line))
 		w.file.records++
@@ -169,6 +178,7 @@ func (w *World) fill(c content) error {
 		}
 	}
 	w.serial, w.faults, w.late = c.Serial, c.Faults, c.Late
+	maps.Copy(w.epochs, c.Epochs)
 	for scope, kinds := range c.Burned {
 		for kind, ids := range kinds {
 			for _, id := range ids {
@@ -198,7 +208,7 @@ func (w *World) fill(c content) error {
 
 // content collects the world in the form of its file.
 func (w *World) content() content {
-	c := content{Serial: w.serial, Faults: w.faults, Late: w.late, Things: map[string]map[string]map[string]*thing{}}
+	c := content{Serial: w.serial, Faults: w.faults, Late: w.late, Epochs: maps.Clone(w.epochs), Things: map[string]map[string]map[string]*thing{}}
 	for at, things := range w.things {
 		if len(things) == 0 {
 			continue
@@ -247,12 +257,49 @@ func (w *World) commit(r record) error {
 	return nil
 }
 
+// checkRecord finds what is wrong with a record that somebody may have written, and completes it, as fill does with the
+// file.
+func (w *World) checkRecord(r record) error {
+	if r.At != nil {
+		at := target{place{r.At.Scope, r.At.Kind}, r.At.ID}
+		if r.Thing != nil {
+			if err := w.checkThing(at, r.Thing); err != nil {
+				return err
+			}
+		} else if w.kinds[at.kind] == nil {
+			return fmt.Errorf("%s: there is no kind %s", at, at.kind)
+		}
+	}
+	if r.Faults != nil {
+		for i := range *r.Faults {
+			if err := (*r.Faults)[i].check(); err != nil {
+				return err
+			}
+		}
+	}
+	if r.Late != nil {
+		for _, l := range *r.Late {
+			if w.kinds[l.Ref.Kind] == nil {
+				return fmt.Errorf("late %s: there is no kind %s", l.Op, l.Ref.Kind)
+			}
+		}
+	}
+	return nil
+}
+
 // replay brings the world to where it is after a record.
 func (w *World) replay(r record) {
 	w.serial = max(w.serial, r.Serial)
 	if r.At != nil {
 		at := target{place{r.At.Scope, r.At.Kind}, r.At.ID}
+		was := w.things[at.place][at.id]
 		w.set(at, r.Thing)
+		delete(w.lags, at)
+		if named := cmp.Or(r.Thing, was); named != nil {
+			if looks := w.stale(at, named.Name); looks != 0 {
+				w.lags[at] = &lag{was, looks}
+			}
+		}
 		if r.Burned {
 			w.burned[at] = true
 		}
@@ -262,6 +309,9 @@ func (w *World) replay(r record) {
 	}
 	if r.Late != nil {
 		w.late = *r.Late
+	}
+	if r.Scope != "" {
+		w.epochs[r.Scope] = r.Epoch
 	}
 }
 

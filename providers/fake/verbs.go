@@ -88,16 +88,24 @@ func (k *kind) look(ids []string) ([]found, *Fault, error) {
 	}
 	all := w.things[k.at]
 	var things []found
-	if ids == nil {
-		things = make([]found, 0, len(all))
-		for id, th := range all {
+	add := func(id string) {
+		if th := w.lagging(target{k.at, id}, all[id]); th != nil {
 			things = append(things, found{id, th})
 		}
 	}
-	for _, id := range ids {
-		if th := all[id]; th != nil {
-			things = append(things, found{id, th})
+	if ids == nil {
+		things = make([]found, 0, len(all))
+		for id := range all {
+			add(id)
 		}
+		for at := range w.lags { // what is gone may be shown yet
+			if at.place == k.at && all[at.id] == nil {
+				add(at.id)
+			}
+		}
+	}
+	for _, id := range ids {
+		add(id)
 	}
 	slices.SortFunc(things, func(a, b found) int { return strings.Compare(a.id, b.id) })
 	things = slices.Compact(things)
@@ -176,7 +184,7 @@ func (k *kind) answer(op string, mode providers.Mode, c providers.Call) (*refusa
 		return told, delay
 	case EffectLate:
 		lates := append(slices.Clone(w.late), late{
-			Op: op, Ref: c.Ref, ID: c.ID, Mark: c.Mark.String(), Want: c.Want.Clone(), Version: c.Version, Due: until,
+			Op: op, Ref: c.Ref, ID: c.ID, Mark: c.Mark.String(), Want: c.Want.Clone(), Version: c.Version, Epoch: c.Epoch, Due: until,
 		})
 		if err := w.commit(record{Late: &lates}); err != nil {
 			return refuse(providers.Transient, "%w", err), 0
@@ -207,6 +215,9 @@ func refuse(class providers.Class, format string, args ...any) *refusal {
 // effect checks a change as the far side does and makes it.
 func (k *kind) effect(op string, c providers.Call, o outcome) *refusal {
 	w := k.world
+	if err := w.outdated(k.at.scope, c.Epoch); err != nil {
+		return refuse(providers.Denied, "%w", err)
+	}
 	at := target{k.at, c.ID}
 	old := w.things[k.at][c.ID]
 	th := &thing{Name: c.Ref.Name, Phase: o.phase, Detail: o.detail, Until: o.until}

@@ -187,7 +187,7 @@ type reading struct {
 }
 
 // rootRows is the one row of Open_vSwitch. It is in every view.
-var rootRows = reading{table: vswitch.OpenvSwitchTable, row: &vswitch.OpenvSwitch{}, columns: []string{"next_cfg", "cur_cfg"}}
+var rootRows = reading{table: vswitch.OpenvSwitchTable, row: &vswitch.OpenvSwitch{}, columns: []string{"next_cfg", "cur_cfg", "external_ids"}}
 
 // selects is the operation that reads the rows for which all conditions hold.
 func (r reading) selects(where ...ovsdb.Condition) ovsdb.Operation {

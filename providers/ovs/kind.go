@@ -57,14 +57,14 @@ func (k *kind) Observe(ctx context.Context, ids []string) ([]providers.Thing, er
 
 // Create implements [providers.Kind].
 func (k *kind) Create(ctx context.Context, c providers.Call) error {
-	return k.fail("create", c.Ref, k.apply(ctx, c.ID, func(v *view, tx *change) error {
+	return k.fail("create", c.Ref, k.apply(ctx, c, func(v *view, tx *change) error {
 		return k.noun.create(v, tx, c.ID, c.Want, c.Mark)
 	}, true))
 }
 
 // Update implements [providers.Kind].
 func (k *kind) Update(ctx context.Context, c providers.Call) error {
-	return k.fail("update", c.Ref, k.apply(ctx, c.ID, func(v *view, tx *change) error {
+	return k.fail("update", c.Ref, k.apply(ctx, c, func(v *view, tx *change) error {
 		seen, err := k.find(v, c)
 		switch {
 		case err != nil:
@@ -80,7 +80,7 @@ func (k *kind) Update(ctx context.Context, c providers.Call) error {
 
 // Delete implements [providers.Kind].
 func (k *kind) Delete(ctx context.Context, c providers.Call) error {
-	return k.fail("delete", c.Ref, k.apply(ctx, c.ID, func(v *view, tx *change) error {
+	return k.fail("delete", c.Ref, k.apply(ctx, c, func(v *view, tx *change) error {
 		seen, err := k.find(v, c)
 		switch {
 		case err != nil:
@@ -98,15 +98,19 @@ func (k *kind) Delete(ctx context.Context, c providers.Call) error {
 var errDone = errors.New("nothing to do")
 
 // apply reads, lets plan put a change together, and carries it out. With made, the thing has to be there afterwards.
-func (k *kind) apply(ctx context.Context, name string, plan func(*view, *change) error, made bool) error {
+func (k *kind) apply(ctx context.Context, c providers.Call, plan func(*view, *change) error, made bool) error {
 	if err := ctx.Err(); err != nil {
 		return &fault{providers.Transient, err}
 	}
+	name := c.ID
 	v, err := k.view(ctx, k.noun.reads(), []string{name})
 	if err != nil {
 		return &fault{providers.Transient, err}
 	}
 	tx := &change{db: k.db, root: v.root.UUID, means: map[int]error{}}
+	if err := tx.fenced(v, c.Epoch); err != nil {
+		return err
+	}
 	switch err := plan(v, tx); {
 	case errors.Is(err, errDone):
 		return nil

@@ -3,6 +3,7 @@ package ovs
 import (
 	"cmp"
 	"context"
+	"fmt"
 	"slices"
 
 	"converge.dev/converge/providers"
@@ -45,16 +46,25 @@ func (mirrors) reads() []reading {
 }
 
 func (mirrors) list(v *view) ([]sighting, error) {
+	var lost error // a reference that leads nowhere: no database in order has one
 	names := func(uuids ...string) []string {
 		var ports []string
 		for _, uuid := range uuids {
-			ports = append(ports, row[vswitch.Port](v, uuid).Name)
+			p := row[vswitch.Port](v, uuid)
+			if p == nil {
+				lost = fmt.Errorf("a mirror refers to port %s, which is not in the database", uuid)
+				p = &vswitch.Port{}
+			}
+			ports = append(ports, p.Name)
 		}
 		return sorted(ports)
 	}
 	var seen []sighting
 	for m := range all[vswitch.Mirror](v) {
 		b := v.mirrored(m)
+		if b == nil {
+			return nil, fmt.Errorf("mirror %s is of no bridge in the database", m.UUID)
+		}
 		ids, mark := unmarked(m.ExternalIDs)
 		spec := mirrorSpec{
 			Bridge: b.Name, ExternalIDs: ids, OutputVLAN: m.OutputVLAN, SelectAll: m.SelectAll,
@@ -65,7 +75,7 @@ func (mirrors) list(v *view) ([]sighting, error) {
 			spec.OutputPort = names(*m.OutputPort)[0]
 		}
 		o, err := object(spec)
-		if err != nil {
+		if err = cmp.Or(lost, err); err != nil {
 			return nil, err
 		}
 		seen = append(seen, sighting{

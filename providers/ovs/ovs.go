@@ -16,6 +16,12 @@
 // Observations are one transaction of selects: one atomic picture of the database as it is now, or an error. There is
 // no replica that could be old after a connection was lost. The only thing monitored is cur_cfg, to be woken by it.
 //
+// # Who is at work
+//
+// The epoch of the holder of the site lock lies in external_ids of the one row of Open_vSwitch. A new holder stores his
+// before he looks, durably; every change is guarded by that row, so that a holder who was replaced without knowing it
+// changes nothing any more.
+//
 // # What is ours
 //
 // A thing that converge made carries its mark in external_ids. Things without a mark are reported and never
@@ -99,5 +105,7 @@ func Open(ctx context.Context, o Options) (*providers.Provider, error) {
 	for _, name := range slices.Sorted(maps.Keys(nouns)) {
 		kinds = append(kinds, providers.Served{Name: name, Traits: traits, Kind: &kind{db: d, name: name, noun: nouns[name]}})
 	}
-	return providers.New("ovs", o.Node, d.close, kinds...), nil
+	p := providers.New("ovs", o.Node, d.close, kinds...)
+	p.Fence = d.fence
+	return p, nil
 }

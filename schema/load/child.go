@@ -111,14 +111,15 @@ func runChild(ctx context.Context, argv []string, limits Limits, in io.Reader) (
 	watched := make(chan struct{})
 	go func() {
 		defer close(watched)
-		tick := time.NewTicker(5 * time.Millisecond)
+		tick := time.NewTicker(2 * time.Millisecond)
 		defer tick.Stop()
 		for {
 			select {
 			case <-limited.Done():
 				return
 			case <-tick.C:
-				if resident(cmd.Process.Pid) > limits.Memory {
+				// A part is left for what it takes until it is seen and has gone.
+				if resident(cmd.Process.Pid) > limits.Memory-limits.Memory/16 {
 					overweight.Store(true)
 					cancel()
 					return

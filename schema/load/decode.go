@@ -68,11 +68,15 @@ func (l level) below(name string) level {
 
 // decodeJSON reads a JSON document strictly: one object, no name twice, valid UTF-8, nothing after it, within the limits.
 // Whole numbers become int64.
-func decodeJSON(data []byte) (map[string]any, *fault) {
-	if len(data) > maxSize {
-		return nil, tooLarge(len(data))
+func decodeJSON(data []byte) (map[string]any, *fault) { return decodeBounded(data, Bounds{}) }
+
+// decodeBounded is decodeJSON with tighter limits.
+func decodeBounded(data []byte, bounds Bounds) (map[string]any, *fault) {
+	bounds = bounds.orDefault()
+	if len(data) > bounds.Size {
+		return nil, tooLarge(len(data), bounds.Size)
 	}
-	d := decoder{in: jsontext.NewDecoder(bytes.NewBuffer(data)), words: make(map[string]string)}
+	d := decoder{in: jsontext.NewDecoder(bytes.NewBuffer(data)), bounds: bounds, words: make(map[string]string)}
 	doc, err := d.document()
 	if err != nil {
 		return nil, d.fault(err)
@@ -80,13 +84,14 @@ func decodeJSON(data []byte) (map[string]any, *fault) {
 	return doc, nil
 }
 
-func tooLarge(size int) *fault {
+func tooLarge(size, limit int) *fault {
 	return &fault{code: codeTooLarge, detail: fmt.Sprintf(
-		"The source has %d bytes, the limit is %d MiB. Split the site, or remove what does not belong in it.", size, maxSize>>20)}
+		"The source has %d bytes, the limit is %d MiB. Split the site, or remove what does not belong in it.", size, limit>>20)}
 }
 
 type decoder struct {
 	in        *jsontext.Decoder
+	bounds    Bounds
 	words     map[string]string // short strings that were seen, to keep one copy of each
 	text      []byte
 	values    int
@@ -150,8 +155,8 @@ func (d *decoder) object(at level, depth int) (any, error) {
 			return nil, d.refuse(codeTooLarge, "A name has %d bytes, the limit is %d. Use a shorter one.", len(name), maxName)
 		}
 		if at == inResources {
-			if d.resources++; d.resources > maxResources {
-				return nil, d.refuse(codeTooLarge, "The document holds more than %d resources. Split the site.", maxResources)
+			if d.resources++; d.resources > d.bounds.Resources {
+				return nil, d.refuse(codeTooLarge, "The document holds more than %d resources. Split the site.", d.bounds.Resources)
 			}
 		} else if len(m) == maxMembers {
 			return nil, d.refuse(codeTooLarge, "An object holds more than %d members.", maxMembers)

@@ -60,7 +60,7 @@ func read(ctx context.Context, o Options, sources []Source) (*origin, map[string
 		}
 		at.json, at.evaluated = evaluated.JSON, evaluated
 	}
-	doc, fault := decodeJSON(at.json)
+	doc, fault := decodeBounded(at.json, o.Bounds)
 	if fault != nil {
 		return nil, nil, at.fault(fault)
 	}
@@ -119,7 +119,7 @@ func (e *evaluation) build(sources []Source) (cue.Value, Diagnostics) {
 	var files []Source
 	for _, s := range sources {
 		if len(s.Data) > maxSize {
-			ds = append(ds, (&origin{sources: []Source{s}}).fault(tooLarge(len(s.Data)))...)
+			ds = append(ds, (&origin{sources: []Source{s}}).fault(tooLarge(len(s.Data), maxSize))...)
 			continue
 		}
 		switch {

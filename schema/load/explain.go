@@ -267,7 +267,8 @@ func cuePaths(err error, v cue.Value) (all []refusal) {
 	return all
 }
 
-// secretAt reports whether path leads into a field that holds a secret.
+// secretAt reports whether path leads into a field that holds a secret, or to one that the kind does not have while it has
+// secrets: the name may be misspelt.
 func secretAt(k *kind, path []string) bool {
 	if len(path) == 0 {
 		return false
@@ -282,7 +283,14 @@ func secretAt(k *kind, path []string) bool {
 			f = f.Field(name)
 		}
 	}
-	return f != nil && f.Secret
+	if f == nil {
+		return slices.ContainsFunc(k.Fields, hasSecret)
+	}
+	return f.Secret
+}
+
+func hasSecret(f schema.Field) bool {
+	return f.Secret || f.Elem != nil && hasSecret(*f.Elem) || slices.ContainsFunc(f.Fields, hasSecret)
 }
 
 // explainCUE makes one error of all that a CUE error holds, each with its place.

@@ -107,6 +107,11 @@ func (o *origin) diagnostics(found *findings, secret func(path []string) bool) D
 		paths[i] = p.path
 	}
 	ds := make(Diagnostics, len(paths))
+	type line struct {
+		file   string
+		number int
+	}
+	hidden := map[line]bool{} // where a secret stands: no other problem of that line may show it
 	for i, pl := range locate(o.json, paths) {
 		p := found.problems[i]
 		ds[i] = Diagnostic{
@@ -117,7 +122,12 @@ func (o *origin) diagnostics(found *findings, secret func(path []string) bool) D
 			Path:     documentPath(p.path),
 		}
 		ds[i].Range, ds[i].Snippet = o.mark(pl)
-		if secret(p.path) {
+		if r := ds[i].Range; r != nil && secret(p.path) {
+			hidden[line{r.Filename, r.Start.Line}] = true
+		}
+	}
+	for i := range ds {
+		if r := ds[i].Range; r != nil && hidden[line{r.Filename, r.Start.Line}] {
 			ds[i].Snippet = ""
 		}
 	}

@@ -37,6 +37,9 @@ type Options struct {
 	// Evaluator evaluates everything that is not a single JSON source. Optional; nil evaluates in this process without
 	// limits, which is for tests and for sources that one wrote oneself. See [ChildEvaluator].
 	Evaluator Evaluator
+
+	// Bounds are the limits on the document. Optional; the zero value stands for those that hold for every document.
+	Bounds Bounds
 }
 
 // Load reads, checks and rules on the document that the sources make together. It returns the document, or nil and

@@ -181,6 +181,16 @@ func TestSecretIsNotShown(t *testing.T) {
 			t.Errorf("%s is shown: %s, %v", password, out, err)
 		}
 	}
+	for _, text := range []string{
+		`toy: owner: acme: pasword: "hunter2"`,                                        // misspelt
+		`toy: {owner: acme: password: "hunter2", thing: a: {owner: "acme", sise: 1}}`, // on the line of another problem
+	} {
+		_, ds := loadCUE(t, s, text)
+		out, err := json.Marshal([]any{ds, NewReport(ds)})
+		if err != nil || !ds.HasErrors() || strings.Contains(string(out)+ds.Err().Error(), "hunter2") {
+			t.Errorf("%s is shown: %s, %v", text, out, err)
+		}
+	}
 	doc, ds := loadCUE(t, s, `toy: owner: acme: password: from: "env:PASSWORD"`)
 	if doc == nil || !cmp.Equal(doc.Resources[0].Spec, schema.Object{"password": map[string]any{"from": "env:PASSWORD"}}) {
 		t.Errorf("the place of a secret: %v %v", doc, ds)

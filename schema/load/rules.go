@@ -3,6 +3,7 @@ package load
 import (
 	"fmt"
 	"slices"
+	"strings"
 
 	"converge.dev/converge/schema"
 )
@@ -50,13 +51,29 @@ func (p *reporter) reportAs(severity Severity, r *resource, path []string, forma
 		return
 	}
 	p.found++
+	for i, a := range args {
+		if text, ok := a.(string); ok {
+			args[i] = brief(text)
+		}
+	}
 	p.add(problem{
 		path:     slices.Concat(r.path, r.written(path)),
 		severity: severity,
 		code:     p.rule.Code,
 		summary:  p.rule.Summary,
-		detail:   fmt.Sprintf(format, args...),
+		detail:   printable(fmt.Sprintf(format, args...)), // a document may hold what a terminal would obey
 	})
+}
+
+// maxBrief is how many bytes of one text a message repeats. The longest that converge puts into one is a list of fields.
+const maxBrief = 1000
+
+// brief cuts a text that nobody would read to its end. It cuts between characters.
+func brief(text string) string {
+	if len(text) <= maxBrief {
+		return text
+	}
+	return strings.ToValidUTF8(text[:maxBrief], "") + snippetCut
 }
 
 // sound gives the resources of a kind whose fields can be trusted to have the kind's types.

@@ -284,6 +284,9 @@ func checkSecurityRule(p *reporter, r *resource, rule map[string]any, path []str
 // maxLabels is how many labels of an object are left to the document: the service keeps ten, converge needs one.
 const maxLabels = 9
 
+// maxLabel is how many bytes of a label's value the service keeps; the schema counts characters.
+const maxLabel = 255
+
 // maxDescription is how many bytes of a description the service keeps.
 const maxDescription = 1024
 
@@ -294,6 +297,11 @@ func checkMetadata(st *site, p *reporter) {
 		}
 		if n := len(objectOf(r.Spec["labels"])); n > maxLabels {
 			p.report(r, []string{"labels"}, "There are %d labels. The service keeps 10 and converge needs one to mark what it made, so %d are left. Remove %d.", n, maxLabels, n-maxLabels)
+		}
+		for key, v := range sorted(r.Spec["labels"]) {
+			if value, _ := v.(string); len(value) > maxLabel {
+				p.report(r, []string{"labels", key}, "The value has %d bytes, the service keeps %d. Shorten it.", len(value), maxLabel)
+			}
 		}
 		if n := len(textOf(r.Spec, "description")); n > maxDescription {
 			p.report(r, []string{"description"}, "The description has %d bytes, the service keeps %d. Shorten it.", n, maxDescription)

@@ -22,6 +22,7 @@ var genericRules = []Rule{
 	{"CV1107", "max-destroy", "Limit of deletions is malformed", "policy.max_destroy is a number of things or a share of them", checkMaxDestroy},
 	{"CV1108", "canonical-prefix", "Network has host bits", "A network has no host bits", checkPrefixes},
 	{"CV1109", "duplicate-mac", "MAC address is used twice", "A MAC address is used once", checkMACs},
+	{"CV1110", "reserved-key", "Key is converge's own", "No label and no note is called like the mark that converge writes beside them", checkMarks},
 }
 
 func checkReferences(st *site, p *reporter) {
@@ -135,7 +136,7 @@ func checkIgnore(st *site, p *reporter) {
 				} else if elem != nil && elem.Type == schema.Any {
 					break
 				} else if elem = fieldOf(fields, name); elem == nil {
-					p.report(r, []string{"lifecycle", "ignore", strconv.Itoa(i)}, "Ignoring %q has no effect. %s", text, unknown("field", name, fieldNames(fields)))
+					p.report(r, []string{"lifecycle", "ignore", strconv.Itoa(i)}, "Ignoring %s has no effect. %s", show(text), unknown("field", name, fieldNames(fields)))
 					break
 				}
 				if elem == nil {
@@ -177,7 +178,7 @@ func checkMaxDestroy(st *site, p *reporter) {
 		return
 	}
 	p.add(problem{path: []string{"policy", "max_destroy"}, code: p.rule.Code, summary: p.rule.Summary,
-		detail: fmt.Sprintf("%q is neither a number of things, such as \"3\", nor a share from \"0%%\" to \"100%%\".", text)})
+		detail: fmt.Sprintf("%s is neither a number of things, such as \"3\", nor a share from \"0%%\" to \"100%%\".", show(text))})
 }
 
 // isPrefixField reports whether the field holds networks as ADDRESS/BITS: fields are called so in every provider.
@@ -254,4 +255,29 @@ func (st *site) macKinds() map[string]bool {
 		}
 	}
 	return st.macs
+}
+
+// markKey is the label or note in which converge writes whose a thing is. A test keeps it that of package providers, which
+// this package does not know.
+const markKey = "converge.dev/mark"
+
+// checkMarks keeps documents from writing where converge does: the far side would refuse the same key twice in the middle
+// of a run, or let a document pass for another site's.
+func checkMarks(st *site, p *reporter) {
+	for _, name := range st.kinds.Names() {
+		kind := st.kinds[name]
+		if !anyField(kind.Fields, func(f *schema.Field) bool { return f.Type == schema.Map }) {
+			continue
+		}
+		for r := range st.sound(name) {
+			eachValue(kind.Fields, r.Spec, func(path []string, f *schema.Field, v any) {
+				if f.Type != schema.Map {
+					return
+				}
+				if _, ok := objectOf(v)[markKey]; ok {
+					p.report(r, append(slices.Clone(path), markKey), "The key %s is where converge writes whose a thing is. Choose another.", markKey)
+				}
+			})
+		}
+	}
 }

@@ -279,12 +279,12 @@ func textsOf(values []any) (texts []string) {
 // unknown says that there is no such name, and which one was meant or which there are.
 func unknown(what, name string, names []string) string {
 	if s := suggest(name, names); s != "" {
-		return fmt.Sprintf("There is no %s %q. Did you mean %q?", what, name, s)
+		return fmt.Sprintf("There is no %s %s. Did you mean %q?", what, show(name), s)
 	}
 	if len(names) == 0 {
-		return fmt.Sprintf("There is no %s %q.", what, name)
+		return fmt.Sprintf("There is no %s %s.", what, show(name))
 	}
-	return fmt.Sprintf("There is no %s %q. There is %s.", what, name, strings.Join(names, ", "))
+	return fmt.Sprintf("There is no %s %s. There is %s.", what, show(name), strings.Join(names, ", "))
 }
 
 // didYouMean continues a sentence of an error with the name that was meant.

@@ -17,7 +17,8 @@ import (
 // An InUseError says that another process uses the directory of the embedded member.
 type InUseError struct {
 	Dir     string
-	PID     int    // 0 when it has not said so yet
+	PID     int // 0 when it has not said so yet
+	Since   time.Time
 	Command string // as in its Options
 }
 
@@ -26,7 +27,7 @@ func (e *InUseError) Error() string {
 	if e.PID == 0 {
 		return e.Dir + " is in use by another process"
 	}
-	return fmt.Sprintf("%s is in use by PID %d (%s)", e.Dir, e.PID, e.Command)
+	return fmt.Sprintf("%s is in use by PID %d since %s (%s)", e.Dir, e.PID, e.Since.Format(time.DateTime), e.Command)
 }
 
 // signing is how long a holder may take from locking the directory to saying who it is.
@@ -38,7 +39,8 @@ func lockDir(ctx context.Context, dir, command string, wait time.Duration) (*os.
 	if err := os.MkdirAll(dir, 0o700); err != nil {
 		return nil, err
 	}
-	f, err := os.OpenFile(filepath.Join(dir, "lock"), os.O_RDWR|os.O_CREATE, 0o600)
+	// The file is written into, so a link in its place must not lead to another.
+	f, err := os.OpenFile(filepath.Join(dir, "lock"), os.O_RDWR|os.O_CREATE|unix.O_NOFOLLOW, 0o600)
 	if err != nil {
 		return nil, err
 	}
@@ -73,7 +75,7 @@ func lockDir(ctx context.Context, dir, command string, wait time.Duration) (*os.
 func sign(f *os.File, command string) error {
 	err := f.Truncate(0)
 	if err == nil {
-		_, err = f.WriteAt(fmt.Appendf(nil, "%d %s\n", os.Getpid(), strings.Join(strings.Fields(command), " ")), 0)
+		_, err = f.WriteAt(fmt.Appendf(nil, "%d %s %s\n", os.Getpid(), time.Now().UTC().Format(time.RFC3339), strings.Join(strings.Fields(command), " ")), 0)
 	}
 	if err != nil {
 		_ = f.Close()
@@ -85,9 +87,14 @@ func sign(f *os.File, command string) error {
 func inUse(f *os.File, dir string) *InUseError {
 	e := &InUseError{Dir: dir}
 	text, _ := io.ReadAll(io.NewSectionReader(f, 0, 4096))
-	pid, command, _ := strings.Cut(strings.TrimSpace(string(text)), " ")
-	if n, err := strconv.Atoi(pid); err == nil {
-		e.PID, e.Command = n, command
+	words := strings.SplitN(strings.TrimSpace(string(text)), " ", 3)
+	if len(words) < 2 {
+		return e
+	}
+	n, nerr := strconv.Atoi(words[0])
+	since, terr := time.Parse(time.RFC3339, words[1])
+	if nerr == nil && terr == nil {
+		e.PID, e.Since, e.Command = n, since, strings.Join(words[2:], "")
 	}
 	return e
 }

@@ -10,6 +10,7 @@ import (
 	"path/filepath"
 	"runtime"
 	"sync"
+	"time"
 
 	"go.uber.org/zap"
 	"go.uber.org/zap/zapcore"
@@ -48,6 +49,9 @@ func embedded(ctx context.Context, o Options) (state.KV, error) {
 	server, err := kv.start(ctx, o)
 	if err != nil {
 		kv.end(errClosed)
+		if ctx.Err() == nil {
+			err = advised(o.Dir, err)
+		}
 		return nil, errors.Join(fmt.Errorf("open %s: %w", kv.place, err), lock.Close())
 	}
 	kv.client = v3client.New(server.Server)
@@ -78,6 +82,9 @@ func (kv *kv) start(ctx context.Context, o Options) (*embed.Etcd, error) {
 	if err := unix.Statfs(data, &disk); err == nil && disk.Bavail*uint64(disk.Bsize) < freeSpaceBytes {
 		return nil, fmt.Errorf("%w: %d MiB must be free", unix.ENOSPC, freeSpaceBytes>>20)
 	}
+	if err := whole(data); err != nil {
+		return nil, err
+	}
 	setSegment()
 
 	c := embed.NewConfig()
@@ -102,7 +109,7 @@ func (kv *kv) start(ctx context.Context, o Options) (*embed.Etcd, error) {
 	go func() { // because etcd ends the goroutine that finds its data damaged; see fatal
 		defer func() {
 			if p := recover(); p != nil {
-				kv.end(fmt.Errorf("its data are damaged: %v", p))
+				kv.end(fmt.Errorf("it panicked: %v", p))
 			}
 		}()
 		server, err := embed.StartEtcd(c)
@@ -125,6 +132,8 @@ func (kv *kv) start(ctx context.Context, o Options) (*embed.Etcd, error) {
 		return nil, err
 	case <-kv.life.Done():
 		return nil, context.Cause(kv.life)
+	case <-time.After(startTimeout):
+		return nil, errSlow
 	case <-ctx.Done():
 		server.Close()
 		return nil, context.Cause(ctx)

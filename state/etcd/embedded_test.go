@@ -111,7 +111,7 @@ func TestInUse(t *testing.T) {
 	if !errors.As(err, &busy) || busy.PID != os.Getpid() || busy.Command != "converge apply -auto-approve" {
 		t.Fatalf("got %v", err)
 	}
-	if want := fmt.Sprintf("%s is in use by PID %d (converge apply -auto-approve)", dir, os.Getpid()); !strings.Contains(err.Error(), want) {
+	if want := fmt.Sprintf("%s is in use by PID %d since %s (converge apply -auto-approve)", dir, os.Getpid(), busy.Since.Format(time.DateTime)); !strings.Contains(err.Error(), want) || time.Since(busy.Since) > time.Minute {
 		t.Errorf("%q does not say %q", err, want)
 	}
 	ctx, cancel := context.WithCancel(t.Context())

@@ -28,9 +28,11 @@ func code(err error) codes.Code {
 // connection above all, leaves that open.
 func refused(err error) bool {
 	switch code(err) {
-	case codes.PermissionDenied, codes.Unauthenticated, codes.InvalidArgument, codes.ResourceExhausted,
+	case codes.PermissionDenied, codes.Unauthenticated, codes.InvalidArgument,
 		codes.FailedPrecondition, codes.NotFound, codes.OutOfRange:
 		return true
+	case codes.ResourceExhausted:
+		return !errors.Is(err, rpctypes.ErrNoSpace)
 	}
 	return false
 }

@@ -25,6 +25,7 @@ import (
 	"google.golang.org/grpc/credentials"
 
 	"go.etcd.io/etcd/api/v3/etcdserverpb"
+	"go.etcd.io/etcd/api/v3/v3rpc/rpctypes"
 	clientv3 "go.etcd.io/etcd/client/v3"
 
 	"converge.dev/converge/state"
@@ -65,6 +66,11 @@ func Open(ctx context.Context, o Options) (state.KV, error) {
 	if o.Logger == nil {
 		o.Logger = slog.New(slog.DiscardHandler)
 	}
+	for i, e := range o.Endpoints {
+		if strings.Contains(e, "@") && !strings.HasPrefix(e, "unix:") { // what stands before it would be shown with the address
+			return nil, fmt.Errorf("open etcd: endpoint %d names a user or a password: leave that out of the address", i+1)
+		}
+	}
 	switch {
 	case len(o.Endpoints) > 0:
 		return connect(ctx, o)
@@ -76,13 +82,14 @@ func Open(ctx context.Context, o Options) (state.KV, error) {
 
 // kv implements state.KV.
 type kv struct {
-	client *clientv3.Client
-	leases etcdserverpb.LeaseClient
-	place  string          // for messages
-	life   context.Context // ends, with its cause, when the backend is closed or has failed for good
-	end    context.CancelCauseFunc
-	close  func() error
-	once   sync.Once
+	client  *clientv3.Client
+	leases  etcdserverpb.LeaseClient
+	members *members        // nil for the embedded one
+	place   string          // for messages
+	life    context.Context // ends, with its cause, when the backend is closed or has failed for good
+	end     context.CancelCauseFunc
+	close   func() error
+	once    sync.Once
 }
 
 var errClosed = errors.New("the store is closed")
@@ -116,6 +123,9 @@ func connect(ctx context.Context, o Options) (state.KV, error) {
 	}
 	kv := &kv{client: client, leases: etcdserverpb.NewLeaseClient(client.ActiveConnection()), place: place, close: client.Close}
 	kv.life, kv.end = context.WithCancelCause(context.Background())
+	if len(o.Endpoints) > 1 {
+		kv.members = &members{all: o.Endpoints, live: o.Endpoints, config: config.TLS, set: client.SetEndpoints}
+	}
 	// clientv3.New waits for nobody, so ask something. That the answer is a refusal does not matter here: what this user
 	// may read shows when it is read.
 	ask, cancel := context.WithTimeout(ctx, openTimeout)
@@ -184,11 +194,25 @@ func (n named) Clone() credentials.TransportCredentials {
 	return named{n.TransportCredentials.Clone(), n.name}
 }
 
-// call bounds one call: by the caller's context, by the life of the backend and by callTimeout.
+// call bounds one call: by the caller's context, by the life of the backend and by callTimeout. A member that has no leader
+// says so at once, so that another one is asked.
 func (kv *kv) call(ctx context.Context) (context.Context, context.CancelFunc) {
-	ctx, cancel := context.WithTimeout(ctx, callTimeout)
+	ctx, cancel := context.WithTimeout(clientv3.WithRequireLeader(ctx), callTimeout)
 	stop := context.AfterFunc(kv.life, cancel)
 	return ctx, func() { stop(); cancel() }
+}
+
+// get reads, and asks another member when one hangs.
+func (kv *kv) get(ctx context.Context, key string, opts ...clientv3.OpOption) (resp *clientv3.GetResponse, err error) {
+	ctx, cancel := kv.call(ctx)
+	defer cancel()
+	for hung := true; hung; {
+		hung, err = kv.try(ctx, func(ctx context.Context) (err error) {
+			resp, err = kv.client.Get(ctx, key, opts...)
+			return err
+		})
+	}
+	return resp, err
 }
 
 // failed words the failure of a call.
@@ -204,9 +228,7 @@ func (kv *kv) Get(ctx context.Context, key string) (state.Item, error) {
 	if err := kv.ready(ctx); err != nil {
 		return state.Item{}, err
 	}
-	ctx, cancel := kv.call(ctx)
-	defer cancel()
-	resp, err := kv.client.Get(ctx, key)
+	resp, err := kv.get(ctx, key)
 	if err != nil {
 		return state.Item{}, kv.failed(err)
 	}
@@ -237,10 +259,8 @@ func (kv *kv) list(ctx context.Context, prefix string) ([]state.Item, error) {
 		revision int64 // of the first page; the others follow it
 	)
 	for {
-		page, cancel := kv.call(ctx)
-		resp, err := kv.client.Get(page, from, clientv3.WithRange(clientv3.GetPrefixRangeEnd(prefix)),
+		resp, err := kv.get(ctx, from, clientv3.WithRange(clientv3.GetPrefixRangeEnd(prefix)),
 			clientv3.WithLimit(pageSize), clientv3.WithRev(revision))
-		cancel()
 		if err != nil {
 			return nil, kv.failed(err)
 		}
@@ -265,9 +285,7 @@ func (kv *kv) Below(ctx context.Context, prefix string) ([]string, error) {
 	}
 	var words []string
 	for from, end := prefix, clientv3.GetPrefixRangeEnd(prefix); ; {
-		call, cancel := kv.call(ctx)
-		resp, err := kv.client.Get(call, from, clientv3.WithRange(end), clientv3.WithLimit(1), clientv3.WithKeysOnly())
-		cancel()
+		resp, err := kv.get(ctx, from, clientv3.WithRange(end), clientv3.WithLimit(1), clientv3.WithKeysOnly())
 		if err != nil {
 			return nil, kv.failed(err)
 		}
@@ -317,7 +335,24 @@ func (kv *kv) Commit(ctx context.Context, guards []state.Guard, ops []state.Op) 
 	}
 	ctx, cancel := kv.call(ctx)
 	defer cancel()
-	resp, err := kv.client.Txn(ctx).If(cmps...).Then(thens...).Commit()
+	var resp *clientv3.TxnResponse
+	var err error
+	for pause := time.Duration(0); ; pause = min(pause+20*time.Millisecond, hangs) {
+		_, err = kv.try(ctx, func(ctx context.Context) (err error) { // when it hangs, what came of it is unknown
+			resp, err = kv.client.Txn(ctx).If(cmps...).Then(thens...).Commit()
+			return err
+		})
+		if !errors.Is(err, rpctypes.ErrNoLeader) {
+			break
+		}
+		// The member has not even tried. The client library asks another one for reads only.
+		select {
+		case <-time.After(pause):
+			continue
+		case <-ctx.Done():
+		}
+		break
+	}
 	switch {
 	case err != nil && refused(err):
 		return 0, kv.failed(err)
@@ -343,6 +378,9 @@ func (kv *kv) Close() error {
 	kv.once.Do(func() {
 		kv.end(errClosed)
 		err = kv.close()
+		if kv.members != nil {
+			kv.members.watching.Wait()
+		}
 	})
 	if err != nil {
 		return fmt.Errorf("close %s: %w", kv.place, err)

@@ -59,8 +59,18 @@ func (kv *kv) Lease(ctx context.Context, ttl time.Duration) (state.Lease, error)
 	}
 	call, cancel := kv.call(ctx)
 	defer cancel()
-	asked := now()
-	resp, err := kv.client.Grant(call, int64((ttl+time.Second-1)/time.Second))
+	var (
+		asked moment
+		resp  *clientv3.LeaseGrantResponse
+		err   error
+	)
+	for hung := true; hung; { // a lease that nobody knows of runs out
+		asked = now()
+		hung, err = kv.try(call, func(ctx context.Context) (err error) {
+			resp, err = kv.client.Grant(ctx, int64((ttl+time.Second-1)/time.Second))
+			return err
+		})
+	}
 	if err != nil {
 		return nil, fmt.Errorf("get a lease: %w", kv.failed(err))
 	}

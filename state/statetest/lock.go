@@ -13,6 +13,7 @@ import (
 
 	"converge.dev/converge/schema"
 	"converge.dev/converge/state"
+	"converge.dev/converge/state/mem"
 )
 
 func runs(t *testing.T, kv state.KV, site string) {
@@ -87,10 +88,21 @@ func stops(t *testing.T, kv state.KV, site string) {
 	ctx := t.Context()
 	onNode := schema.Ref{Scope: "gpu-01", Kind: "ovs.bridge", Name: "br0"}
 	onSite := record("a").Ref
+	before, err := s.Stops(ctx)
+	if err != nil {
+		t.Fatal(err)
+	}
 	free := func(ref schema.Ref) bool {
-		_, err := s.Commit(ctx, s.FreeGuards(ref), nil)
+		now, err := s.Stops(ctx)
+		if err != nil {
+			t.Fatal(err)
+		}
+		_, err = s.Commit(ctx, before.Guard(nil, ref, ""), nil)
 		if err != nil && !errors.Is(err, state.ErrGuard) {
 			t.Fatal(err)
+		}
+		if on := now.On(ref, ""); (len(on) == 0) != (err == nil) {
+			t.Errorf("what stops %s is %v, and guards from before it was set say %v", ref, on, err)
 		}
 		return err == nil
 	}
@@ -121,12 +133,58 @@ func stops(t *testing.T, kv state.KV, site string) {
 	if got, err := s.Holds(ctx); err != nil || cmp.Diff([]state.Hold{h}, got) != "" {
 		t.Errorf("holds: %+v, %v", got, err)
 	}
-	if got, err := s.Frozen(ctx); err != nil || cmp.Diff(&h, got) != "" {
+	frozen := h
+	frozen.Scope = state.FrozenScope
+	if got, err := s.Frozen(ctx); err != nil || cmp.Diff(&frozen, got) != "" {
 		t.Errorf("freeze: %+v, %v", got, err)
 	}
 	commit(t, kv, nil, []state.Op{s.ThawOp()})
 	if got, err := s.Frozen(ctx); err != nil || got != nil {
 		t.Errorf("no freeze: %+v, %v", got, err)
+	}
+	// The run that set a hold goes on under it, until somebody sets another.
+	own, err := s.Stops(ctx)
+	if err != nil {
+		t.Fatal(err)
+	}
+	if on := own.On(onNode, "r1"); len(on) != 0 {
+		t.Errorf("its own hold stops the run: %v", on)
+	}
+	if on := own.On(onNode, "r2"); len(on) != 1 {
+		t.Errorf("another's hold does not stop a run: %v", on)
+	}
+	if _, err := s.Commit(ctx, own.Guard(nil, onNode, "r1"), nil); err != nil {
+		t.Errorf("under its own hold: %v", err)
+	}
+	if err := s.Hold(ctx, onNode.String(), "ann", "not now"); err != nil {
+		t.Fatal(err)
+	}
+	if _, err := s.Commit(ctx, own.Guard(nil, onNode, "r1"), nil); !errors.Is(err, state.ErrGuard) {
+		t.Errorf("under another's hold: %v", err)
+	}
+	// What cannot be read stops too.
+	put(t, kv, s.Path()+"/hold/gpu-09", "now")
+	put(t, kv, s.Path()+"/freeze", "now")
+	x, err := s.Stops(ctx)
+	if err != nil || x.Freeze == nil || len(x.On(schema.Ref{Scope: "gpu-09", Kind: "ovs.bridge", Name: "b"}, "")) != 2 {
+		t.Errorf("unreadable stops: %+v, %v", x, err)
+	}
+	// What people force is entered.
+	for _, err := range []error{
+		s.Release(ctx, "gpu-09", "ann", "mended"), s.SetFreeze(ctx, true, "bob", "fire"), s.SetFreeze(ctx, false, "bob", "out"),
+	} {
+		if err != nil {
+			t.Error(err)
+		}
+	}
+	var did []string
+	audits, err := s.Audits(ctx)
+	for _, a := range audits {
+		did = append(did, a.Action)
+	}
+	slices.Sort(did) // within a millisecond they come in any order
+	if want := []string{"freeze", "hold", "release", "thaw"}; err != nil || !slices.Equal(did, want) {
+		t.Errorf("the log says %v, %v; want %v", did, err, want)
 	}
 }
 
@@ -174,7 +232,7 @@ func lock(t *testing.T, kv state.KV, site string) {
 	if info.ID == "" || info.Created.IsZero() || info.Epoch != l.Epoch() || l.Epoch() != 1 || info.Who != "ann@host" {
 		t.Errorf("the lock says %+v, epoch %d", info, l.Epoch())
 	}
-	if err := l.Describe(ctx, "step 3 of 40"); err != nil {
+	if err := l.Describe(ctx, "r1", "step 3 of 40"); err != nil {
 		t.Error(err)
 	}
 	_, err := two.Lock(ctx, asking, state.LockOptions{TTL: ttl})
@@ -182,7 +240,7 @@ func lock(t *testing.T, kv state.KV, site string) {
 	if !errors.As(err, &locked) {
 		t.Fatalf("a second holder: %v", err)
 	}
-	info.Info = "step 3 of 40"
+	info.Run, info.Info = "r1", "step 3 of 40"
 	if diff := cmp.Diff(info, locked.Info); diff != "" {
 		t.Errorf("the second one was told\n%s", diff)
 	}
@@ -236,7 +294,7 @@ func lockWait(t *testing.T, kv state.KV, site string) {
 	if i := <-told; i.ID != held.Info().ID {
 		t.Errorf("told of %+v", i)
 	}
-	if err := held.Describe(t.Context(), "almost done"); err != nil {
+	if err := held.Describe(t.Context(), "", "almost done"); err != nil {
 		t.Error(err)
 	}
 	if i := <-told; i.Info != "almost done" {
@@ -309,7 +367,7 @@ func forceUnlock(t *testing.T, kv state.KV, site string) {
 	if next.Epoch() != old.Epoch()+2 {
 		t.Errorf("epoch %d after %d and a force-unlock", next.Epoch(), old.Epoch())
 	}
-	if err := old.Describe(ctx, "still here"); !errors.Is(err, state.ErrFenced) {
+	if err := old.Describe(ctx, "", "still here"); !errors.Is(err, state.ErrFenced) {
 		t.Errorf("the old holder describes: %v", err)
 	}
 	_ = old.Close()
@@ -329,18 +387,63 @@ func forceUnlock(t *testing.T, kv state.KV, site string) {
 	}
 }
 
-// epochRaised: whoever raises the epoch fences the holder, even when the holder's own key is untouched.
+// epochRaised: F6: whoever raises the epoch fences the holder, even when the holder's own key is untouched.
 func epochRaised(t *testing.T, kv state.KV, site string) {
-	s := state.New(kv, site)
+	ctx := t.Context()
+	backup := mem.New(mem.Options{})
+	s, other := state.New(kv, site), state.New(backup, site)
 	l := take(t, s)
-	put(t, kv, s.Path()+"/epoch", `{"v":1,"epoch":1001,"by":"restore"}`)
-	if _, err := l.Commit(t.Context(), nil, []state.Op{s.RecordOp(record("a"))}); !errors.Is(err, state.ErrFenced) {
+	if _, err := s.Restored(ctx, "ann", "the disk was lost"); !errors.As(err, new(*state.LockedError)) {
+		t.Errorf("a restore under a holder: %v", err)
+	}
+	raised, err := other.Restored(ctx, "ann", "the disk was lost")
+	if err != nil || raised != 1000 {
+		t.Fatalf("epoch %d, %v", raised, err)
+	}
+	it, err := backup.Get(ctx, other.Path()+"/epoch")
+	if err != nil {
+		t.Fatal(err)
+	}
+	put(t, kv, s.Path()+"/epoch", string(it.Value))
+	if _, err := l.Commit(ctx, nil, []state.Op{s.RecordOp(record("a"))}); !errors.Is(err, state.ErrFenced) {
 		t.Errorf("got %v, want ErrFenced", err)
 	}
 	if err := l.Close(); err != nil {
 		t.Error(err)
 	}
-	if next := take(t, s); next.Epoch() != 1002 {
-		t.Errorf("epoch %d after it was raised to 1001", next.Epoch())
+	remove(t, kv, s.Path()+"/leader")
+	if next := take(t, s); next.Epoch() != 1001 {
+		t.Errorf("epoch %d after it was raised to 1000", next.Epoch())
+	}
+	if hs, err := other.Holds(ctx); err != nil || len(hs) != 1 || hs[0].Scope != "site" {
+		t.Errorf("after a restore %v is held, %v", hs, err)
+	}
+	if as, err := other.Audits(ctx); err != nil || len(as) != 1 || as[0].Action != "restored" || as[0].Epoch != 1000 {
+		t.Errorf("the log says %+v, %v", as, err)
+	}
+}
+
+// quarantine: F5: a holder that follows one which did not give the lock back waits before it deletes blindly; one that
+// follows in order does not.
+func quarantine(t *testing.T, kv state.KV, site string) {
+	s := state.New(kv, site)
+	first := take(t, s)
+	if q := first.Quarantine(time.Minute); !q.IsZero() {
+		t.Errorf("the first holder waits until %v", q)
+	}
+	if err := first.Close(); err != nil {
+		t.Fatal(err)
+	}
+	second := take(t, s)
+	if q := second.Quarantine(time.Minute); !q.IsZero() {
+		t.Errorf("after a holder that gave the lock back, it waits until %v", q)
+	}
+	if err := s.ForceUnlock(t.Context(), second.Info().ID, "bob", "gone"); err != nil {
+		t.Fatal(err)
+	}
+	before := time.Now()
+	third := take(t, s)
+	if rest := third.Quarantine(time.Minute).Sub(before); rest < ttl+time.Minute+5*time.Second {
+		t.Errorf("after a forced unlock it waits for %v", rest)
 	}
 }

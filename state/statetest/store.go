@@ -31,6 +31,7 @@ func Store(t *testing.T, open func(t *testing.T) state.KV) {
 		"Records":     records,
 		"NewerLayout": newerLayout,
 		"Runs":        runs,
+		"SecretKey":   secretKey,
 		"Stops":       stops,
 		"Publish":     publish,
 		"Lock":        lock,
@@ -38,6 +39,7 @@ func Store(t *testing.T, open func(t *testing.T) state.KV) {
 		"LockGuards":  lockGuards,
 		"ForceUnlock": forceUnlock,
 		"EpochRaised": epochRaised,
+		"Quarantine":  quarantine,
 	} {
 		t.Run(name, func(t *testing.T) { law(t, open(t), site()) })
 	}
@@ -396,8 +398,6 @@ func newerLayout(t *testing.T, kv state.KV, site string) {
 		"resource/site/carbide.vpc/b":      func(ctx context.Context) error { _, err := s.Records(ctx); return err },
 		"run/r1":                           func(ctx context.Context) error { _, err := s.Run(ctx, "r1"); return err },
 		"spent/d":                          func(ctx context.Context) error { _, _, err := s.Spent(ctx, "d"); return err },
-		"hold/site":                        func(ctx context.Context) error { _, err := s.Holds(ctx); return err },
-		"freeze":                           func(ctx context.Context) error { _, err := s.Frozen(ctx); return err },
 		"document/head":                    func(ctx context.Context) error { _, err := s.Head(ctx); return err },
 		"document/log/0000000000000000003": func(ctx context.Context) error { _, err := s.History(ctx); return err },
 		"audit/a":                          func(ctx context.Context) error { _, err := s.Audits(ctx); return err },

@@ -22,7 +22,14 @@ import (
 type applying struct {
 	planning
 	approve   bool
+	approval  string
 	onFailure string
+}
+
+// bindApproving adds the flags that stand for an answer.
+func (f *applying) bindApproving(c *cobra.Command) {
+	c.Flags().BoolVar(&f.approve, "auto-approve", false, "do not ask; what cannot be undone exactly needs -approve all the same")
+	c.Flags().StringVar(&f.approval, "approve", "", "approve of the one plan with this `digest`, also of what it cannot undo; converge plan shows it")
 }
 
 func (f *applying) bindApplying(c *cobra.Command, otherwise string) {
@@ -46,20 +53,24 @@ func (a *app) applyCommand() *cobra.Command {
 		Use:   "apply [PLANFILE | DOCUMENT...]",
 		Short: "Bring the site to what the document says",
 		Long: `Carry out a saved plan exactly as it is, or plan, show the plan, ask, and carry it
-out. A saved plan is applied without a question, and only once.
+out. A saved plan is applied without a question, and only once; on a terminal there is
+one question when it does what cannot be undone exactly.
 
 Each step is seen to be done before the next one that needs it begins. When a step
 fails, everything that was done is undone and looked at again (exit status 3), unless
--on-failure says otherwise. Press Ctrl-C once to end what is under way and start
+-on-failure says otherwise. What cannot be undone exactly runs last, and only when the
+plan was approved by its digest: with -approve, or with yes to the question that names
+it. Press Ctrl-C once to end what is under way and start
 nothing more; converge resume goes on from there.`,
 		Example: `  converge apply site.cue
   converge apply tfplan
   converge apply -auto-approve -on-failure=stop site.cue
+  converge apply -approve=9b1f27c04de81a35 tfplan
   converge apply -json tfplan`,
 		ValidArgsFunction: completeDocuments,
 	})
 	c.Flags().BoolVar(&f.destroy, "destroy", false, "destroy everything that is recorded")
-	c.Flags().BoolVar(&f.approve, "auto-approve", false, "do not ask")
+	f.bindApproving(c)
 	f.bindApplying(c, string(apply.Rollback))
 	f.bind(a, c)
 	c.RunE = func(c *cobra.Command, args []string) error { return a.apply(c, f, args) }
@@ -78,10 +89,10 @@ converge does not manage. The same as: converge apply -destroy
 In automation (CI, CONVERGE_IN_AUTOMATION) the budget of the document's policy holds
 unless -max-destroy allows more.`,
 		Example: `  converge destroy
-  converge destroy -auto-approve -max-destroy=100%`,
+  converge plan -destroy; converge destroy -approve=9b1f27c04de81a35`,
 		ValidArgsFunction: completeDocuments,
 	})
-	c.Flags().BoolVar(&f.approve, "auto-approve", false, "do not ask")
+	f.bindApproving(c)
 	f.bindApplying(c, string(apply.Rollback))
 	f.bind(a, c)
 	c.RunE = func(c *cobra.Command, args []string) error { return a.apply(c, f, args) }
@@ -102,7 +113,7 @@ func (a *app) apply(c *cobra.Command, f applying, args []string) error {
 			return a.applySaved(ctx, c, f, p)
 		}
 	}
-	if err := a.mayAsk(f.approve); err != nil {
+	if err := a.mayAsk(f.approve || f.approval != ""); err != nil {
 		return err
 	}
 	s, doc, err := a.desired(ctx, args)
@@ -127,27 +138,58 @@ func (a *app) apply(c *cobra.Command, f applying, args []string) error {
 	case len(p.Unknown) > 0 && !f.partial:
 		return &engine.UnknownError{Unknown: p.Unknown}
 	}
-	if !f.approve && !p.Empty() {
-		question := "Do you want to perform these actions?\n  converge will do what is shown above."
-		if f.destroy {
-			question = "Do you really want to destroy all of this?\n  converge will do what is shown above. What is destroyed does not come back."
-		}
-		if err := a.ask(ctx, question, "Apply cancelled."); err != nil {
-			return err
-		}
+	if err := a.approval(ctx, &f, p); err != nil {
+		return err
 	}
 	return s.carry(func(o engine.ApplyOptions) (engine.Result, error) { return e.Apply(ctx, p, o) }, f, false)
 }
 
+// approval gets the approval of a plan: from a flag, or by asking.
+func (a *app) approval(ctx context.Context, f *applying, p *plan.Plan) error {
+	late := p.Irreversible()
+	switch {
+	case f.approval != "" && !p.Empty() && !p.ApprovedBy(f.approval):
+		return &engine.ApprovalError{Approval: p.Approval(), Given: f.approval, Steps: late}
+	case f.approve, f.approval != "", p.Empty():
+		return nil
+	}
+	question := "Do you want to perform these actions?\n  converge will do what is shown above."
+	if f.destroy {
+		question = "Do you really want to destroy all of this?\n  converge will do what is shown above. What is destroyed does not come back."
+	}
+	if len(late) > 0 {
+		question += "\n\n  These cannot be undone exactly:"
+		const shown = 20
+		for _, s := range late[:min(len(late), shown)] {
+			question += fmt.Sprintf("\n    %s %s (%s: %s)", s.Action, s.Ref, s.Undo, s.Undo.Meaning())
+		}
+		if len(late) > shown {
+			question += fmt.Sprintf("\n    and %d more, all shown above", len(late)-shown)
+		}
+	}
+	if err := a.ask(ctx, question, "Apply cancelled."); err != nil {
+		return err
+	}
+	f.approval = p.Approval()
+	return nil
+}
+
 // applySaved carries out a plan from a file.
 func (a *app) applySaved(ctx context.Context, c *cobra.Command, f applying, p *plan.Plan) error {
-	for _, name := range []string{"destroy", "target", "exclude", "replace", "max-destroy"} {
+	for _, name := range []string{"destroy", "target", "exclude", "replace", "max-destroy", "allow-missing", "sweep"} {
 		if flag := c.Flags().Lookup(name); flag != nil && flag.Changed {
 			return &view.Problem{What: "a saved plan is applied as it is: -" + name + " has no place here", Fix: "Give it to converge plan."}
 		}
 	}
 	if _, err := a.schema(); err != nil { // the view learns which fields are secret
 		return err
+	}
+	if f.approval == "" && len(p.Irreversible()) > 0 && a.mayAsk(false) == nil {
+		a.view.Plan(p)
+		f.approve = false // -auto-approve does not stand for this
+		if err := a.approval(ctx, &f, p); err != nil {
+			return err
+		}
 	}
 	s, err := a.open(ctx, &schema.Document{Site: p.Site}, c.Flags().Args())
 	if err != nil {
@@ -180,7 +222,7 @@ func readPlan(path string) (*plan.Plan, error) {
 // carry runs something that changes the site, and gives the outcome for how it ended. To be undone is what is wanted when
 // undo is set, and what is left when not.
 func (s *session) carry(run func(engine.ApplyOptions) (engine.Result, error), f applying, undo bool) error {
-	res, err := run(engine.ApplyOptions{OnFailure: apply.OnFailure(f.onFailure), AllowPartial: f.partial, Interrupt: s.running()})
+	res, err := run(engine.ApplyOptions{OnFailure: apply.OnFailure(f.onFailure), AllowPartial: f.partial, Approve: f.approval, Interrupt: s.running()})
 	s.acted = s.hasStarted()
 	switch {
 	case err != nil && s.acted && !errors.Is(err, engine.ErrInterrupted):

@@ -21,6 +21,7 @@ import (
 	"github.com/spf13/cobra"
 
 	"converge.dev/converge/cmd/internal/view"
+	"converge.dev/converge/engine/secret"
 	"converge.dev/converge/schema"
 	"converge.dev/converge/schema/load"
 )
@@ -38,7 +39,7 @@ type System struct {
 // Run carries out one command and returns its exit status.
 func Run(sys System) int {
 	a := &app{sys: sys, env: environment(sys.Environ), out: &output{w: sys.Stdout}, err: &output{w: sys.Stderr}}
-	a.log = slog.New(slog.DiscardHandler)
+	a.log, a.scrubber = slog.New(slog.DiscardHandler), secret.NewScrubber()
 	ctx, stop := a.listen(context.Background())
 	defer stop()
 	root := a.root()
@@ -59,6 +60,8 @@ type app struct {
 	err   *output
 	view  view.View
 	log   *slog.Logger
+
+	scrubber *secret.Scrubber // knows the secrets that were read, for the log
 
 	limited context.Context // ends with -timeout; nil without one
 
@@ -183,7 +186,7 @@ Both -flag and --flag are accepted.`,
 	add(groupMain, a.validateCommand(), a.planCommand(), a.applyCommand(), a.destroyCommand(), a.driftCommand())
 	add(groupLook, a.fmtCommand(), a.schemaCommand(), a.putCommand(), a.getCommand(), a.historyCommand(), a.diffCommand(), a.showCommand(), a.graphCommand())
 	add(groupRuns, a.runsCommand(), a.resumeCommand(), a.rollbackCommand())
-	add(groupState, a.stateCommand(), a.holdCommand(), a.lockCommand(), a.forceUnlockCommand())
+	add(groupState, a.stateCommand(), a.holdCommand(), a.releaseCommand(), a.freezeCommand(), a.lockCommand(), a.forceUnlockCommand(), a.auditCommand())
 	add(groupTools, a.devCommand(), a.versionCommand())
 	root.AddCommand(a.evalCommand())
 	return root

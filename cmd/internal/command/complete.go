@@ -49,6 +49,17 @@ func (a *app) completeRuns(c *cobra.Command, _ []string, _ string) ([]string, co
 	})
 }
 
+// completeHolds completes what is held.
+func (a *app) completeHolds(c *cobra.Command, _ []string, _ string) ([]string, cobra.ShellCompDirective) {
+	return a.complete(c, func(ctx context.Context, s *session) (words []string, err error) {
+		holds, err := s.store.Holds(ctx)
+		for _, h := range holds {
+			words = append(words, h.Scope+"\t"+h.Reason)
+		}
+		return words, err
+	})
+}
+
 // complete asks the store, if that is quick.
 func (a *app) complete(c *cobra.Command, words func(context.Context, *session) ([]string, error)) ([]string, cobra.ShellCompDirective) {
 	ctx, cancel := context.WithTimeout(context.Background(), completing)

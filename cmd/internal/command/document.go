@@ -23,7 +23,11 @@ func (a *app) load(ctx context.Context, paths []string) (*schema.Document, error
 }
 
 func (a *app) loadSources(ctx context.Context, sources ...load.Source) (*schema.Document, error) {
-	doc, ds, err := a.check(ctx, sources...)
+	return a.loadBounded(ctx, load.Bounds{}, sources...)
+}
+
+func (a *app) loadBounded(ctx context.Context, bounds load.Bounds, sources ...load.Source) (*schema.Document, error) {
+	doc, ds, err := a.check(ctx, bounds, sources...)
 	if err != nil {
 		return nil, err
 	}
@@ -38,13 +42,13 @@ func (a *app) loadSources(ctx context.Context, sources ...load.Source) (*schema.
 }
 
 // check validates a document without showing anything.
-func (a *app) check(ctx context.Context, sources ...load.Source) (*schema.Document, load.Diagnostics, error) {
+func (a *app) check(ctx context.Context, bounds load.Bounds, sources ...load.Source) (*schema.Document, load.Diagnostics, error) {
 	s, err := a.schema()
 	if err != nil {
 		return nil, nil, err
 	}
 	limits := load.Limits{Time: a.flags.evalTimeout, Memory: a.flags.evalMemory << 20}
-	doc, ds := s.Load(ctx, load.Options{Evaluator: load.ChildEvaluator([]string{a.sys.Executable, evalName}, limits)}, sources...)
+	doc, ds := s.Load(ctx, load.Options{Bounds: bounds, Evaluator: load.ChildEvaluator([]string{a.sys.Executable, evalName}, limits)}, sources...)
 	if doc == nil && ctx.Err() != nil {
 		return nil, nil, context.Cause(ctx)
 	}
@@ -121,7 +125,7 @@ func (s *session) takeInbox(ctx context.Context) error {
 	if err != nil || body == nil {
 		return err
 	}
-	doc, err := s.loadSources(ctx, load.Source{Name: "inbox.json", Data: body})
+	doc, err := s.loadBounded(ctx, load.InboxBounds, load.Source{Name: "inbox.json", Data: body})
 	if err != nil {
 		if said(err) {
 			s.view.Note("It stays in " + s.store.Path() + "/inbox. Have it corrected there, or delete that key to go on with the newest valid document.")

@@ -34,6 +34,12 @@ func environment(list []string) env {
 	return e
 }
 
+// lookup gives a variable, and whether it is set.
+func (e env) lookup(name string) (string, bool) {
+	v, ok := e[name]
+	return v, ok
+}
+
 // automation reports whether no person is watching.
 func (e env) automation() bool {
 	return e.yes(envAutomation) || e.yes("TF_IN_AUTOMATION") || e.yes("CI")

@@ -20,7 +20,7 @@ const (
 	exitPartial     = 4 // failed, and the site is in between: resume or rollback
 	exitLocked      = 5
 	exitStale       = 6 // the plan is stale or spent
-	exitRefused     = 7 // by policy, protection, a hold or an open run
+	exitRefused     = 7 // by policy, protection, a hold, an open run or a missing approval
 	exitUnknown     = 8 // a part of the site could not be seen
 	exitInterrupted = 130
 	exitTerminated  = 143
@@ -49,6 +49,7 @@ func (a *app) status(err error) int {
 		spent   *engine.SpentError
 		refused *engine.RefusedError
 		held    *engine.HeldError
+		approve *engine.ApprovalError
 		unknown *engine.UnknownError
 	)
 	switch {
@@ -64,7 +65,7 @@ func (a *app) status(err error) int {
 		return exitLocked
 	case errors.As(err, &stale), errors.As(err, &spent):
 		return exitStale
-	case errors.As(err, &refused), errors.As(err, &held):
+	case errors.As(err, &refused), errors.As(err, &held), errors.As(err, &approve):
 		return exitRefused
 	case errors.As(err, &unknown):
 		return exitUnknown

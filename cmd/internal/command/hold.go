@@ -1,19 +1,20 @@
 package command
 
 import (
-	"context"
 	"fmt"
 	"slices"
+	"strings"
 
 	"github.com/spf13/cobra"
 
+	"converge.dev/converge/cmd/internal/nearest"
 	"converge.dev/converge/cmd/internal/view"
-	"converge.dev/converge/state"
+	"converge.dev/converge/schema"
 )
 
 func (a *app) holdCommand() *cobra.Command {
 	list := &cobra.Command{
-		Use: "list", Short: "List what is held, and why", Long: "List the holds of the site: each stops new runs until it is released.",
+		Use: "list", Short: "List what is held, and why", Long: "List the holds of the site, and the freeze if there is one.",
 		Example: "  converge hold list", Args: exactly(0),
 	}
 	list.RunE = func(c *cobra.Command, _ []string) error {
@@ -21,23 +22,76 @@ func (a *app) holdCommand() *cobra.Command {
 		if err != nil {
 			return err
 		}
-		holds, err := s.holds(c.Context())
+		stops, err := s.store.Stops(c.Context())
 		if err != nil {
 			return err
 		}
+		holds := stops.All()
 		if a.flags.json {
 			return a.printJSON(map[string]any{"holds": nonNil(holds)})
 		}
 		a.print(view.HoldsText(holds, a.style(a.sys.Stdout)))
 		return nil
 	}
-	release := &cobra.Command{
-		Use: "release SCOPE", Short: "Let runs go on", Args: exactly(1),
-		Long: `Release the hold of a scope: the site, a node's name, or a ref. A run that ended
-partial holds the site; resuming it or rolling it back releases the hold as well.`,
-		Example: "  converge hold release site",
+	return group("hold", "Set, list and release what stops runs", `A hold stops every effect on the site, on a node or on one resource: from the next
+step on, also of a run that is under way. Runs set holds themselves: one that ended
+partial holds what is not as it should be, and one that did not reach its desired
+state holds that revision of the document (serial:N), so that it is not tried again
+unseen.`, list, a.holdSetCommand(), a.releaseCommand())
+}
+
+func (a *app) holdSetCommand() *cobra.Command {
+	var reason string
+	c := &cobra.Command{
+		Use: "set SCOPE", Short: "Stop every effect on a scope", Args: exactly(1),
+		Long: `Stop every effect on the site, on a node or on one resource, until the hold is
+released. A run that is under way stops before its next step there, and stays open.`,
+		Example: `  converge hold set gpu-07 -reason="disk is being replaced"
+  converge hold set site/carbide.vpc/prod -reason="customer demo until Friday"`,
 	}
-	release.RunE = func(c *cobra.Command, args []string) error {
+	c.Flags().StringVar(&reason, "reason", "", "`why`, for those who meet the hold")
+	c.RunE = func(c *cobra.Command, args []string) error {
+		ctx := c.Context()
+		if scope := args[0]; strings.Contains(scope, "/") || strings.ContainsAny(scope, ": ") {
+			if _, err := schema.ParseRef(scope); err != nil {
+				return &view.Problem{What: fmt.Sprintf("%q is no scope", scope), Where: err.Error(), Fix: "Want site, the name of a node, or a ref: SCOPE/KIND/NAME."}
+			}
+		}
+		if reason == "" {
+			return &view.Problem{What: "a hold needs a reason", Fix: `Say why with -reason="...".`}
+		}
+		s, err := a.open(ctx, nil, nil)
+		if err != nil {
+			return err
+		}
+		if err := s.store.Hold(ctx, args[0], who(), reason); err != nil {
+			return err
+		}
+		if a.flags.json {
+			return a.printJSON(map[string]any{"held": args[0]})
+		}
+		a.print("Held: " + args[0] + "\n")
+		return nil
+	}
+	return c
+}
+
+func (a *app) releaseCommand() *cobra.Command {
+	var all bool
+	var reason string
+	c := &cobra.Command{
+		Use: "release [SCOPE]", Short: "Let go of a hold", Args: between(0, 1),
+		Long: `Release the hold of a scope: site, a node's name, a ref, or serial:N for a revision of
+the document. Without a scope it is the only hold there is. Resuming or rolling back
+the run that set a hold releases it as well. Who did it is kept in the audit log.`,
+		Example: `  converge hold release site
+  converge hold release serial:42 -reason="the switch was mended"
+  converge hold release -all`,
+		ValidArgsFunction: a.completeHolds,
+	}
+	c.Flags().BoolVar(&all, "all", false, "release all holds")
+	c.Flags().StringVar(&reason, "reason", "", "`why`, for the audit log")
+	c.RunE = func(c *cobra.Command, args []string) error {
 		ctx := c.Context()
 		s, err := a.open(ctx, nil, nil)
 		if err != nil {
@@ -47,32 +101,144 @@ partial holds the site; resuming it or rolling it back releases the hold as well
 		if err != nil {
 			return err
 		}
-		i := slices.IndexFunc(holds, func(h state.Hold) bool { return h.Scope == args[0] })
-		if i < 0 {
-			return &view.Problem{What: args[0] + " is not held", Fix: "See: converge hold list"}
+		scopes := make([]string, len(holds))
+		for i, h := range holds {
+			scopes[i] = h.Scope
 		}
-		if _, err := s.store.Commit(ctx, nil, []state.Op{s.store.ReleaseOp(args[0])}); err != nil {
+		switch {
+		case all && len(args) > 0:
+			return &view.Problem{What: "-all and a scope exclude each other"}
+		case len(args) > 0:
+			i := slices.Index(scopes, args[0])
+			if i < 0 {
+				return &view.Problem{What: args[0] + " is not held", Fix: "See: converge hold list." + nearest.DidYouMean(args[0], scopes)}
+			}
+			holds = holds[i : i+1]
+		case !all && len(holds) > 1:
+			return &view.Problem{What: "there are several holds", Where: strings.Join(scopes, "\n"), Fix: "Name one of them, or give -all."}
+		}
+		for _, h := range holds {
+			if err := s.store.Release(ctx, h.Scope, who(), reason); err != nil {
+				return err
+			}
+		}
+		if a.flags.json {
+			return a.printJSON(map[string]any{"released": nonNil(holds)})
+		}
+		if len(holds) == 0 {
+			a.print("Nothing is held.\n")
+		}
+		for _, h := range holds {
+			a.print(fmt.Sprintf("Released %s, which was held: %s\n", h.Scope, h.Reason))
+		}
+		return nil
+	}
+	return c
+}
+
+func (a *app) freezeCommand() *cobra.Command {
+	var off bool
+	var reason string
+	c := &cobra.Command{
+		Use: "freeze", Short: "Stop every effect on the site, at once", Args: exactly(0),
+		Long: `Stop every effect on the site: a run that is under way stops before its next step,
+forward or back, and stays open; nothing new begins. Looking goes on. With -off the
+site thaws; an open run is then settled with converge resume.
+
+The freeze is one key in the store, freeze below the site's prefix: whoever reaches
+the store can freeze the site with its own client, whatever the value.`,
+		Example: `  converge freeze -reason="fire drill"
+  converge freeze -off`,
+	}
+	c.Flags().BoolVar(&off, "off", false, "end the freeze")
+	c.Flags().StringVar(&reason, "reason", "", "`why`, for those who meet the freeze")
+	c.RunE = func(c *cobra.Command, _ []string) error {
+		ctx := c.Context()
+		if !off && reason == "" {
+			return &view.Problem{What: "a freeze needs a reason", Fix: `Say why with -reason="...".`}
+		}
+		s, err := a.open(ctx, nil, nil)
+		if err != nil {
+			return err
+		}
+		frozen, err := s.store.Frozen(ctx)
+		if err != nil {
+			return err
+		}
+		text := "The site is frozen. End that with: converge freeze -off\n"
+		switch {
+		case off && frozen == nil:
+			text = "The site was not frozen.\n"
+		case off:
+			text = "The site is not frozen any more. If a run is open, settle it with: converge resume\n"
+		}
+		if !off || frozen != nil {
+			if err := s.store.SetFreeze(ctx, !off, who(), reason); err != nil {
+				return err
+			}
+		}
+		if a.flags.json {
+			return a.printJSON(map[string]any{"frozen": !off})
+		}
+		a.print(text)
+		return nil
+	}
+	return c
+}
+
+func (a *app) auditCommand() *cobra.Command {
+	c := &cobra.Command{
+		Use: "audit", Short: "List what people forced: locks broken, holds, freezes", Args: exactly(0),
+		Long: `List what people forced, oldest first: locks that were broken, holds and freezes that
+were set and ended, restores of the store.`,
+		Example: "  converge audit\n  converge audit -json",
+	}
+	c.RunE = func(c *cobra.Command, _ []string) error {
+		s, err := a.open(c.Context(), nil, nil)
+		if err != nil {
+			return err
+		}
+		entries, err := s.store.Audits(c.Context())
+		if err != nil {
 			return err
 		}
 		if a.flags.json {
-			return a.printJSON(map[string]any{"released": holds[i]})
+			return a.printJSON(map[string]any{"audit": nonNil(entries)})
 		}
-		a.print(fmt.Sprintf("Released %s, which was held: %s\n", args[0], holds[i].Reason))
+		a.print(view.AuditsText(entries, a.style(a.sys.Stdout)))
 		return nil
 	}
-	return group("hold", "List and release what stops new runs", "A hold stops new runs on the site, on a node or on one resource.", list, release)
+	return c
 }
 
-// holds gives the holds, and the freeze of the site if there is one.
-func (s *session) holds(ctx context.Context) ([]state.Hold, error) {
-	holds, err := s.store.Holds(ctx)
-	if err != nil {
-		return nil, err
+func (a *app) stateRestoredCommand() *cobra.Command {
+	var reason string
+	c := &cobra.Command{
+		Use: "restored", Short: "Say that the store was restored from a backup", Args: exactly(0),
+		Long: `Say that the store was restored from a backup, right after it was. What the site has
+seen since the backup, the store has not: the epoch rises by 1000, beyond every
+holder of the lock in between, and the site is held until somebody has looked at
+converge drift and released it.`,
+		Example: `  converge state restored -reason="disks of two members lost, snapshot of 04:00"`,
 	}
-	frozen, err := s.store.Frozen(ctx)
-	if frozen != nil {
-		frozen.Scope = "everything (frozen)"
-		holds = append(holds, *frozen)
+	c.Flags().StringVar(&reason, "reason", "", "`why`, for the audit log")
+	c.RunE = func(c *cobra.Command, _ []string) error {
+		if reason == "" {
+			return &view.Problem{What: "a restore needs a reason", Fix: `Say why with -reason="...".`}
+		}
+		s, err := a.open(c.Context(), nil, nil)
+		if err != nil {
+			return err
+		}
+		epoch, err := s.store.Restored(c.Context(), who(), reason)
+		if err != nil {
+			return err
+		}
+		if a.flags.json {
+			return a.printJSON(map[string]any{"epoch": epoch, "held": schema.ScopeSite})
+		}
+		a.print(fmt.Sprintf("The epoch is %d, and the site is held. Look at converge drift; then: converge hold release site\n", epoch))
+		return nil
 	}
-	return holds, err
+	return c
 }

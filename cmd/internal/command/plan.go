@@ -25,6 +25,8 @@ type planning struct {
 	replace    []string
 	maxDestroy string
 	partial    bool
+	missing    bool
+	sweep      bool
 }
 
 func (f *planning) bind(a *app, c *cobra.Command) {
@@ -34,6 +36,8 @@ func (f *planning) bind(a *app, c *cobra.Command) {
 	p.StringArrayVar(&f.replace, "replace", nil, "make this `ref` anew even when nothing differs; may be repeated")
 	p.StringVar(&f.maxDestroy, "max-destroy", "", "refuse to destroy more than this, a `limit` such as 3 or 10%")
 	p.BoolVar(&f.partial, "allow-partial", false, "go on although a part of the site cannot be seen")
+	p.BoolVar(&f.missing, "allow-missing", false, "go on although most of what was made of a kind is not there any more")
+	p.BoolVar(&f.sweep, "sweep", false, "remove the strays that converge is certain to have given up, and do nothing else")
 	for _, name := range []string{"target", "exclude", "replace"} {
 		_ = c.RegisterFlagCompletionFunc(name, a.completeRefs)
 	}
@@ -42,6 +46,9 @@ func (f *planning) bind(a *app, c *cobra.Command) {
 // options gives the options of a plan. A person who destroys everything by name needs no budget; in automation the budget
 // holds, because nobody looks.
 func (f *planning) options(automation bool) (plan.Options, error) {
+	if f.sweep && (f.destroy || len(f.replace) > 0) {
+		return plan.Options{}, &view.Problem{What: "-sweep does nothing but remove strays: -destroy and -replace have no place beside it"}
+	}
 	for _, list := range [][]string{f.target, f.exclude, f.replace} {
 		if err := checkPatterns(list); err != nil {
 			return plan.Options{}, err
@@ -49,7 +56,7 @@ func (f *planning) options(automation bool) (plan.Options, error) {
 	}
 	return plan.Options{
 		Destroy: f.destroy, Target: f.target, Exclude: f.exclude, Replace: f.replace, MaxDestroy: f.maxDestroy,
-		Unlimited: f.destroy && f.maxDestroy == "" && !automation,
+		Unlimited: f.destroy && f.maxDestroy == "" && !automation, AllowMissing: f.missing, Sweep: f.sweep,
 	}, nil
 }
 
@@ -108,7 +115,7 @@ gives a saved plan as one document.`,
 			return err
 		}
 		var held *engine.HeldError
-		if err := e.Held(ctx); errors.As(err, &held) {
+		if err := e.Held(ctx, made); errors.As(err, &held) {
 			a.view.Warn("this plan could not be applied: " + held.Error())
 		} else if err != nil {
 			return err

@@ -14,6 +14,7 @@ import (
 	"converge.dev/converge/cmd/internal/view"
 	"converge.dev/converge/engine"
 	"converge.dev/converge/engine/event"
+	"converge.dev/converge/engine/secret"
 	"converge.dev/converge/providers"
 	"converge.dev/converge/providers/all"
 	"converge.dev/converge/schema"
@@ -146,6 +147,7 @@ func (s *session) engine() (*engine.Engine, error) {
 	}
 	e := engine.New(engine.Options{
 		Kinds: sch.Kinds(), Store: s.store, Open: s.providers, Who: who(), Version: s.sys.Version, PID: os.Getpid(),
+		Secrets:     secret.Options{Scrubber: s.scrubber, Source: secret.Source{Lookup: s.env.lookup, Names: s.conf.Secrets.Env, Dir: s.conf.Secrets.Dir}},
 		Parallelism: s.flags.parallelism, LockWait: s.flags.lockTimeout, Logger: s.log,
 		Emit: func(e event.Event) {
 			if _, ok := e.(event.RunStarted); ok {

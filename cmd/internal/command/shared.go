@@ -190,7 +190,7 @@ func (a *app) openLog() error {
 		a.closers = append(a.closers, func() { _ = f.Close() })
 		w = f
 	}
-	a.log = slog.New(slog.NewTextHandler(w, &slog.HandlerOptions{Level: level}))
+	a.log = slog.New(a.scrubber.Handler(slog.NewTextHandler(w, &slog.HandlerOptions{Level: level})))
 	return nil
 }
 

@@ -129,11 +129,11 @@ func (s *session) showSite(ctx context.Context) error {
 	if len(runs) > 0 {
 		m.LastRun = &runs[0]
 	}
-	holds, err := s.holds(ctx)
+	stops, err := s.store.Stops(ctx)
 	if err != nil {
 		return err
 	}
-	m.Holds = nonNil(holds)
+	m.Holds = nonNil(stops.All())
 	if m.Lock, err = s.store.LockInfo(ctx); err != nil {
 		return err
 	}

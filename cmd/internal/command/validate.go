@@ -78,7 +78,7 @@ func (a *app) validate(ctx context.Context, paths []string, report bool) (*schem
 	if err != nil {
 		return nil, nil, err
 	}
-	return a.check(ctx, sources...)
+	return a.check(ctx, load.Bounds{}, sources...)
 }
 
 func valid(doc *schema.Document, ds load.Diagnostics) string {

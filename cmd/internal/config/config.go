@@ -11,6 +11,7 @@ import (
 	"os"
 	"path/filepath"
 	"reflect"
+	"regexp"
 	"strings"
 	"syscall"
 
@@ -25,8 +26,9 @@ const Name = "converge.yaml"
 
 // A File is what converge.yaml says. Relative paths begin at its folder.
 type File struct {
-	Site       string `yaml:"site"` // name of the site that is meant when nothing else says so
-	Etcd       Etcd   `yaml:"etcd"` // the store; without endpoints it is embedded
+	Site       string  `yaml:"site"` // name of the site that is meant when nothing else says so
+	Etcd       Etcd    `yaml:"etcd"` // the store; without endpoints it is embedded
+	Secrets    Secrets `yaml:"secrets"`
 	all.Config `yaml:",inline"`
 
 	Path string `yaml:"-"` // of the file; empty when there is none
@@ -38,6 +40,12 @@ type Etcd struct {
 	CA        string   `yaml:"ca"`        // PEM files
 	Cert      string   `yaml:"cert"`
 	Key       string   `yaml:"key"`
+}
+
+// Secrets says where a document may say that a secret is found.
+type Secrets struct {
+	Dir string   `yaml:"dir"` // folder of the files that may be named; without it none may
+	Env []string `yaml:"env"` // variables that may be named, with * for any text; without it all may
 }
 
 // Dir is the folder of the file, where its relative paths begin.
@@ -68,7 +76,7 @@ func Read(path string) (*File, error) {
 		return nil, fmt.Errorf("%s: %w", path, err)
 	}
 	f.Path = path
-	for _, p := range []*string{&f.Etcd.CA, &f.Etcd.Cert, &f.Etcd.Key} {
+	for _, p := range []*string{&f.Etcd.CA, &f.Etcd.Cert, &f.Etcd.Key, &f.Secrets.Dir} {
 		if *p != "" && !filepath.IsAbs(*p) {
 			*p = filepath.Join(f.Dir(), *p)
 		}
@@ -80,7 +88,7 @@ func parse(data []byte) (*File, error) {
 	var f File
 	var doc yaml.Node
 	if err := yaml.Unmarshal(data, &doc); err != nil {
-		return nil, errors.New(strings.TrimPrefix(err.Error(), "yaml: "))
+		return nil, errors.New(unquoted(strings.TrimPrefix(err.Error(), "yaml: "))[0])
 	}
 	if len(doc.Content) == 0 {
 		return &f, nil
@@ -91,11 +99,22 @@ func parse(data []byte) (*File, error) {
 	if err := doc.Decode(&f); err != nil {
 		var wrong *yaml.TypeError
 		if errors.As(err, &wrong) {
-			return nil, errors.New(strings.Join(wrong.Errors, "; "))
+			return nil, errors.New(strings.Join(unquoted(wrong.Errors...), "; "))
 		}
 		return nil, errors.New(strings.TrimPrefix(err.Error(), "yaml: "))
 	}
 	return &f, nil
+}
+
+// quoted is how package yaml repeats what it found, which may be a secret in the wrong place.
+var quoted = regexp.MustCompile("(?s) (`.*`|'.*')")
+
+func unquoted(texts ...string) []string {
+	clean := make([]string, len(texts))
+	for i, t := range texts {
+		clean[i] = quoted.ReplaceAllString(t, "")
+	}
+	return clean
 }
 
 // known refuses keys that the type does not have.

@@ -300,6 +300,9 @@ func (h *Human) report(e event.RunEnded) {
 		listDifferences(&b, e.Differences)
 		h.next(&b, e.Run)
 	}
+	for _, hold := range e.Holds {
+		fmt.Fprintf(&b, "Held: %s (%s). To let go: converge hold release %s\n", clean(hold.Scope), clean(hold.Reason), clean(hold.Scope))
+	}
 	_, _ = io.WriteString(h.o.Out, b.String())
 }
 

@@ -269,7 +269,7 @@ func (j *JSON) summary(e event.RunEnded) {
 	}
 	run := fields{
 		"id": e.Run.ID, "operation": e.Run.Op, "status": e.Run.Status, "steps": e.Run.Steps, "done": e.Run.Done, "plan": e.Run.Plan,
-		"serial": e.Run.Serial, "message": e.Run.Message, "differences": list(e.Differences), "elapsed_seconds": seconds(e.Took),
+		"serial": e.Run.Serial, "message": e.Run.Message, "differences": list(e.Differences), "holds": list(e.Holds), "elapsed_seconds": seconds(e.Took),
 	}
 	if !e.Run.Failed.IsZero() {
 		run["failed"] = e.Run.Failed

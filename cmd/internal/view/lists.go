@@ -164,9 +164,29 @@ func HoldsText(holds []state.Hold, s Style) string {
 	if len(holds) == 0 {
 		return "Nothing is held.\n"
 	}
-	rows := [][]string{{"SCOPE", "SINCE", "RUN", "REASON"}}
+	rows := [][]string{{"SCOPE", "SINCE", "BY", "REASON"}}
 	for _, h := range holds {
-		rows = append(rows, []string{clean(h.Scope), at(h.At), h.Run, clean(h.Reason)})
+		by := "run " + h.Run
+		if h.Run == "" {
+			by = h.By
+		}
+		rows = append(rows, []string{clean(h.Scope), at(h.At), clean(by), clean(h.Reason)})
+	}
+	return table(s, rows)
+}
+
+// AuditsText lists what people forced.
+func AuditsText(entries []state.Audit, s Style) string {
+	if len(entries) == 0 {
+		return "Nobody has forced anything.\n"
+	}
+	rows := [][]string{{"AT", "BY", "ACTION", "SCOPE", "REASON"}}
+	for _, e := range entries {
+		on := e.Scope
+		if e.Lock != nil {
+			on = "the lock of " + e.Lock.Who
+		}
+		rows = append(rows, []string{at(e.At), clean(e.By), e.Action, clean(on), clean(e.Reason)})
 	}
 	return table(s, rows)
 }

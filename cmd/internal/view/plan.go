@@ -64,6 +64,21 @@ func (t *planText) plan(p *plan.Plan) {
 		t.line("")
 		t.line("%s", t.paint(bold, Summary(p)))
 	}
+	t.ends(p)
+}
+
+// ends says how the run may end, and what it takes to begin it.
+func (t *planText) ends(p *plan.Plan) {
+	late := len(p.Irreversible())
+	if p.Empty() || len(p.Refusals) > 0 || late == 0 {
+		return
+	}
+	before := "reverted when a step fails before the point of no return, "
+	if p.NoReturn == 0 {
+		before = ""
+	}
+	t.line("It ends applied, %sor partial when one fails after it.", before)
+	t.line("What cannot be undone exactly (%s) needs an approval of this plan: yes to the question, or -approve=%s", count(late, "step"), p.Approval()[:plan.ShortApproval])
 }
 
 func planOrigin(p *plan.Plan) string {

@@ -92,6 +92,8 @@ type planExtra struct {
 	Destroy   bool           `json:"destroy"`
 	Steps     []planStep     `json:"steps"`
 	NoReturn  int            `json:"no_return"`
+	Approval  string         `json:"approval"`         // for -approve
+	Approvals []string       `json:"approvals_needed"` // addresses of what cannot be undone exactly
 	Counts    plan.Counts    `json:"counts"`
 	Unchanged int            `json:"unchanged"`
 	Unmanaged []plan.Foreign `json:"unmanaged"`
@@ -112,6 +114,7 @@ type planStep struct {
 	Replace    bool             `json:"replace"`
 	Reason     string           `json:"reason"`
 	Wave       int              `json:"wave"`
+	Turn       int              `json:"turn,omitempty"` // of the node: one node goes first, then a tenth, then the rest
 	DependsOn  []int            `json:"depends_on"`
 	Disruption string           `json:"disruption,omitempty"`
 	Undo       providers.Revert `json:"undo"`
@@ -132,7 +135,7 @@ func PlanDocument(p *plan.Plan, o PlanOrigin) any {
 		PriorState:      stateDocument{FormatVersion: "1.0"},
 		ResourceChanges: []resourceChange{},
 		Converge: planExtra{
-			Version: o.Converge, PlanID: o.Digest, Site: p.Site, Destroy: p.Destroy, Steps: []planStep{}, NoReturn: p.NoReturn,
+			Version: o.Converge, PlanID: o.Digest, Site: p.Site, Destroy: p.Destroy, Steps: []planStep{}, NoReturn: p.NoReturn, Approval: p.Approval(), Approvals: []string{},
 			Document: planSource{p.Revision, p.Site.Serial, p.Digest}, Counts: p.Counts(), Unchanged: p.Unchanged,
 			Unmanaged: list(p.Unmanaged), Unknown: list(p.Unknown), Refusals: list(p.Refusals),
 		},
@@ -147,6 +150,9 @@ func PlanDocument(p *plan.Plan, o PlanOrigin) any {
 			steps[s.Ref] = s
 		}
 		d.Converge.Steps = append(d.Converge.Steps, stepOf(s, o.Kinds))
+		if !s.Undo.Reversible() {
+			d.Converge.Approvals = append(d.Converge.Approvals, s.Ref.String())
+		}
 		if s.Before != nil {
 			add(&d.PriorState.Values, s.Ref, o.Kinds, s.Before)
 		}
@@ -184,7 +190,7 @@ func add(v *valuesDocument, r schema.Ref, kinds schema.Kinds, spec schema.Object
 
 func stepOf(s *plan.Step, kinds schema.Kinds) planStep {
 	out := planStep{
-		ID: s.ID, Address: s.Ref.String(), Action: s.Action, Replace: s.Replace, Reason: s.Reason, Wave: s.Wave,
+		ID: s.ID, Address: s.Ref.String(), Action: s.Action, Replace: s.Replace, Reason: s.Reason, Wave: s.Wave, Turn: s.Stage,
 		DependsOn: list(s.Needs), Disruption: s.Disruption, Undo: s.Undo, Reversible: s.Undo.Reversible(), ExternalID: s.ExternalID,
 		Leaves: s.Leaves, Inverse: s.Inverse(),
 	}

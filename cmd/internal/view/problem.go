@@ -7,6 +7,7 @@ import (
 	"strings"
 
 	"converge.dev/converge/engine"
+	"converge.dev/converge/engine/plan"
 	"converge.dev/converge/schema"
 	"converge.dev/converge/state"
 	"converge.dev/converge/state/etcd"
@@ -64,6 +65,7 @@ func Explain(err error) *Problem {
 		spent    *engine.SpentError
 		refused  *engine.RefusedError
 		held     *engine.HeldError
+		approve  *engine.ApprovalError
 		unknown  *engine.UnknownError
 	)
 	switch {
@@ -98,12 +100,15 @@ func Explain(err error) *Problem {
 			lines = append(lines, on+r.Reason, "  "+r.Remedy)
 		}
 		return &Problem{What: "refused: nothing was changed", Where: strings.Join(lines, "\n"), Err: err}
+	case errors.As(err, &approve):
+		return &Problem{
+			What: "this plan needs an approval of its own: nothing was changed", Where: approve.Error(), Err: err,
+			Fix: "When that is what you want: -approve=" + approve.Approval[:plan.ShortApproval],
+		}
 	case errors.As(err, &held):
-		p := &Problem{What: "the site is held: nothing was changed", Where: held.Error(), Err: err}
+		p := &Problem{What: "held: nothing was changed", Where: held.Error(), Err: err}
 		if held.Open != "" {
 			p.What = "a run has not ended: nothing was changed"
-		} else {
-			p.Fix = "When that is dealt with: converge hold release SCOPE"
 		}
 		return p
 	case errors.As(err, &unknown):

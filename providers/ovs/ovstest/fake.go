@@ -238,7 +238,12 @@ func (t transaction) Transact(ops ...ovsdb.Operation) ([]*ovsdb.OperationResult,
 			return fail(i, "constraint violation", err.Error())
 		}
 	}
-	rest, update := t.Transaction.Transact(ops[waits:]...)
+	effects := ops[waits:]
+	if n := len(effects) - 1; n >= 0 && effects[n].Op == ovsdb.OperationCommit { // a database in memory lasts as long as it lasts
+		rest, update := t.Transaction.Transact(effects[:n]...)
+		return append(append(results[:waits], rest...), &ovsdb.OperationResult{}), update
+	}
+	rest, update := t.Transaction.Transact(effects...)
 	return append(results[:waits], rest...), update
 }
 

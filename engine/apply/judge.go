@@ -1,0 +1,131 @@
+package apply
+
+import (
+	"context"
+	"errors"
+	"fmt"
+	"strings"
+
+	"converge.dev/converge/engine/diff"
+	"converge.dev/converge/engine/plan"
+	"converge.dev/converge/providers"
+)
+
+// judge compares what is there right before a call with what the call expects. Over means that no call is to be made.
+func (w *worker) judge(ctx context.Context, have *providers.Thing) (res result, over bool) {
+	here := have != nil && have.Phase != providers.Leaving
+	switch w.action {
+	case plan.Delete:
+		switch {
+		case have == nil && w.lost && w.served.Traits.Create == providers.Blind:
+			return w.partial(errBlind, nil), true
+		case have == nil:
+			return w.finish(nil), true
+		case !here:
+			return w.await(ctx), true
+		case w.undo && !w.ours(have) && w.lost:
+			return w.partial(errCollision, nil), true
+		case w.undo && !w.ours(have):
+			return w.finish(nil), true // nothing of ours is there
+		case !w.undo && w.stranger(have):
+			return w.refuse(w.conflict("it changed hands since the plan was made")), true
+		case w.before != nil && !w.unsure && have.Spec.Digest() != w.before.Digest():
+			return w.refuse(w.conflict("it changed since the plan was made")), true
+		}
+	case plan.Create:
+		switch {
+		case have == nil && w.unsure && !w.undo && w.served.Traits.Create == providers.Blind:
+			return w.unknown(errBlind), true
+		case have == nil && w.unsure && w.called && w.served.Traits.Create == providers.Blind:
+			return w.partial(errBlind, nil), true
+		case !here:
+		case len(w.unmet(have)) == 0 && w.ours(have):
+			return w.await(ctx), true
+		case w.unsure && w.ours(have):
+			return w.partial(fmt.Errorf("it was created, but differs: %s", strings.Join(w.unmet(have), ", ")), have), true
+		default:
+			return w.failed(&providers.Error{Op: "create", Ref: w.step.Ref, Class: providers.Exists, Err: errors.New("it is there already and was not made by this step")}), true
+		}
+	case plan.Update:
+		switch {
+		case !here:
+			return w.failed(w.conflict("it is gone")), true
+		case w.stranger(have):
+			return w.failed(w.conflict("it changed hands since the plan was made")), true
+		case len(w.unmet(have)) == 0:
+			return w.await(ctx), true
+		case w.unsure:
+		case w.before != nil && have.Spec.Digest() != w.before.Digest():
+			return w.refuse(w.conflict("it changed since the plan was made")), true
+		}
+	}
+	return result{}, false
+}
+
+// ours reports whether a thing found under our id was made by us. An id that we chose says so by itself.
+func (w *worker) ours(have *providers.Thing) bool {
+	if w.served.Traits.ID == "" {
+		return true
+	}
+	if w.served.Traits.Mark {
+		return have.Mark == w.mark
+	}
+	switch { // nothing tells but what it is like
+	case w.action == plan.Create:
+		return (w.unsure || w.called) && len(w.unmet(have)) == 0
+	case w.lost:
+		return diff.Same(have.Spec, w.made)
+	}
+	return w.unsure
+}
+
+// stranger reports whether a thing is no longer whose it was when the plan was made, nor ours.
+func (w *worker) stranger(have *providers.Thing) bool {
+	mine := providers.Mark{Site: w.site, Ref: w.step.Ref, Incarnation: max(w.incarnation, 1)}
+	return w.served.Traits.Mark && have.Mark != w.step.Mark && have.Mark != mine
+}
+
+// collide resolves a create whose id is said to be taken: by an earlier attempt of ours, by somebody else, or by a thing
+// that was deleted long ago and whose id cannot be used again.
+func (w *worker) collide(ctx context.Context, cause error) (result, bool) {
+	have, err := w.lookFor(ctx) // what was made a moment ago may not be listed yet
+	switch {
+	case err != nil:
+		return w.failed(err), true
+	case have != nil && w.ours(have):
+		w.unsure = true
+		return w.judge(ctx, have)
+	case have != nil:
+		return w.refuse(cause), true
+	case w.served.Traits.Burned && w.served.Traits.ID == "":
+		w.incarnation++
+		w.mark.Incarnation = w.incarnation
+		w.id = plan.ExternalID(w.site, w.served.Traits, w.step.Ref, w.incarnation, nil)
+		if w.record != nil {
+			r := *w.record
+			r.ID, r.Incarnation = w.id, w.incarnation
+			w.record = &r
+		}
+		w.unsure = false
+		return result{}, false
+	}
+	return w.failed(cause), true // a name is taken by something else
+}
+
+// lookAgain settles a refusal that says that the thing is not what the call expected.
+func (w *worker) lookAgain(ctx context.Context, cause error) (result, bool) {
+	if w.action == plan.Create { // what it refers to is not there
+		return w.refused(ctx, cause, nil), true
+	}
+	have, err := w.see(ctx)
+	if err != nil {
+		return w.failed(err), true
+	}
+	if w.action == plan.Update && have != nil && w.before != nil && have.Spec.Digest() == w.before.Digest() {
+		return result{}, false // only the token moved: the same change, with the new one
+	}
+	if res, over := w.judge(ctx, have); over {
+		return res, true
+	}
+	return result{}, w.action == plan.Update && !w.undo
+}

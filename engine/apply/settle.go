@@ -1,0 +1,187 @@
+package apply
+
+import (
+	"context"
+	"errors"
+	"time"
+
+	"converge.dev/converge/engine/event"
+	"converge.dev/converge/engine/plan"
+	"converge.dev/converge/providers"
+)
+
+// errBlind is why a create of a kind that checks nothing cannot be settled by looking.
+var errBlind = errors.New("it is unknown whether it was created: it is not to be seen, and its kind has no ids by which a second create could tell")
+
+// errCollision is why a create of unknown outcome cannot be settled: something else is there.
+var errCollision = errors.New("it is unknown whether it was created: what is there now is not ours")
+
+// unwritten wraps the error of an intent that could not be made durable: no call follows it.
+type unwritten struct{ error }
+
+// repeatable reports whether a create of unknown outcome is settled by making it again: the far side then says whether the
+// id is taken, and once the thing is deleted an answer that is still under way cannot bring it back, for the id is burned.
+func repeatable(t providers.Traits) bool {
+	return t.Burned && t.Create == providers.Conditional && t.Late > 0
+}
+
+// appears finds out about a create of unknown outcome of which nothing is to be seen: by making it again until the answer is
+// definite, where that can be done, and by looking for long enough. It gives what is there in the end.
+func (w *worker) appears(ctx context.Context) (*providers.Thing, error) {
+	if w.again != nil {
+		definite, err := w.repeat(ctx)
+		if err != nil {
+			return nil, err
+		}
+		if !definite {
+			w.note(event.Settling, "a call whose outcome is unknown may still have its effect", 0)
+			if err := sleep(ctx, shown(w.served.Traits)); err != nil {
+				return nil, err
+			}
+		}
+	} else if t := w.served.Traits; t.Create == providers.Blind {
+		if err := w.late(ctx); err != nil {
+			return nil, err
+		}
+	} else if !t.Eventual {
+		return nil, nil // that was looked for, and the same create again is the best question
+	}
+	return w.lookFor(ctx)
+}
+
+// lookFor looks for a thing that may be there although it is not listed: twice, and where a list may lag behind for as long
+// as the kind may need to show what was made.
+func (w *worker) lookFor(ctx context.Context) (*providers.Thing, error) {
+	limit, pause := time.Now(), w.retry.Poll
+	if w.served.Traits.Eventual {
+		limit = limit.Add(w.served.Traits.ReadyWithin)
+	}
+	for try := 1; ; try++ {
+		have, err := w.see(ctx)
+		if err != nil || have != nil || try > 1 && !time.Now().Before(limit) {
+			return have, err
+		}
+		if err := sleep(ctx, pause); err != nil {
+			return nil, err
+		}
+		pause = min(pause*2, 2*time.Second)
+	}
+}
+
+// shown is after what time a look tells whether a call of unknown outcome has had its effect.
+func shown(t providers.Traits) time.Duration {
+	if t.Eventual {
+		return t.Late + t.ReadyWithin
+	}
+	return t.Late
+}
+
+// late waits until the last call of unknown outcome has had its effect, if it is ever to have one.
+func (w *worker) late(ctx context.Context) error {
+	rest := time.Until(w.doubt.Add(shown(w.served.Traits)))
+	if w.doubt.IsZero() || rest <= 0 {
+		w.doubt = time.Time{}
+		return nil
+	}
+	w.note(event.Settling, "a call whose outcome is unknown may still have its effect", 0)
+	if err := sleep(ctx, rest); err != nil {
+		return err
+	}
+	w.doubt = time.Time{}
+	return nil
+}
+
+// linger waits before another call while one of unknown outcome could do harm later: once the step is settled by the other
+// one, nobody would wait for it any more. A late call is harmless when the far side refuses it by then: a create of an id
+// that is taken or burned, a change under a version that has moved, a delete of an id that never comes back. It reports
+// whether time has passed.
+func (w *worker) linger(ctx context.Context) (waited bool, err error) {
+	t := w.served.Traits
+	harmless := !t.Eventual && map[plan.Action]bool{
+		plan.Create: t.Create == providers.Conditional && t.Burned,
+		plan.Update: t.Update == providers.Versioned,
+		plan.Delete: t.Delete == providers.Versioned || t.ID == "",
+	}[w.action]
+	if w.doubt.IsZero() || harmless {
+		return false, nil
+	}
+	return true, w.late(ctx)
+}
+
+// refused ends a step whose call was refused. A far side may say so after all when it has carried the call out, so it is
+// looked at once more; had is what was there right before the call.
+func (w *worker) refused(ctx context.Context, cause error, had *providers.Thing) result {
+	limit, pause := time.Now(), w.retry.Poll
+	if w.served.Traits.Eventual { // what it shows now is older than the call
+		limit = limit.Add(w.served.Traits.ReadyWithin)
+	}
+	var have *providers.Thing
+	for {
+		var err error
+		if have, err = w.see(ctx); err != nil {
+			w.unsure = true
+			return w.failed(errors.Join(cause, err))
+		}
+		if w.moved(had, have) {
+			break
+		}
+		if !time.Now().Before(limit) {
+			return w.failed(cause)
+		}
+		if err := sleep(ctx, pause); err != nil {
+			w.unsure = true
+			return w.failed(errors.Join(cause, err))
+		}
+		pause = min(pause*2, 2*time.Second)
+	}
+	w.unsure = true
+	if res, over := w.judge(ctx, have); over {
+		return res
+	}
+	return w.partial(cause, have)
+}
+
+// moved reports whether a call that was refused seems to have had its effect all the same.
+func (w *worker) moved(had, have *providers.Thing) bool {
+	here := have != nil && have.Phase != providers.Leaving
+	switch w.action {
+	case plan.Create:
+		return here && w.ours(have)
+	case plan.Delete:
+		return !here
+	}
+	return here && had != nil && (have.Spec.Digest() != had.Spec.Digest() || have.Mark != had.Mark)
+}
+
+// repeat makes the create whose outcome is unknown again until the answer is definite: accepted, or its id is taken. It
+// reports false when the far side refuses for another reason: then only waiting is left.
+func (w *worker) repeat(ctx context.Context) (definite bool, err error) {
+	for try := 1; try <= w.retry.Attempts; try++ {
+		if err := w.intend(plan.Create, nil); err != nil {
+			return false, unwritten{err}
+		}
+		err := w.call(ctx, plan.Create, w.again, nil)
+		switch class := providers.ClassOf(err); {
+		case err == nil, class == providers.Exists:
+			return true, nil
+		case class != providers.Unknown && !class.Retryable():
+			return false, nil
+		}
+		w.note(event.Settling, err.Error(), try)
+		if err := sleep(ctx, w.retry.delay(w.key()+"/repeat", try)); err != nil {
+			return false, err
+		}
+	}
+	return false, nil
+}
+
+func sleep(ctx context.Context, d time.Duration) error {
+	t := time.NewTimer(d)
+	defer t.Stop()
+	select {
+	case <-t.C:
+		return nil
+	case <-ctx.Done():
+		return context.Cause(ctx)
+	}
+}

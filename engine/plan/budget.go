@@ -1,0 +1,154 @@
+package plan
+
+import (
+	"fmt"
+	"slices"
+	"strconv"
+	"strings"
+
+	"converge.dev/converge/providers"
+	"converge.dev/converge/schema"
+	"converge.dev/converge/state"
+)
+
+// DefaultMaxDestroy is the budget where nobody has set one.
+const DefaultMaxDestroy = "10%"
+
+// OverBudget tells why a plan destroys more than it may. It looks at nothing but what the plan would do and what is
+// recorded, so that a mistake in making the plan does not get past it.
+func OverBudget(p *Plan, recorded []state.Record) []Refusal {
+	if p.MaxDestroy == "" {
+		return nil
+	}
+	count, live := 0, 0
+	for i := range p.Steps {
+		if p.Steps[i].Action == Delete {
+			count++
+		}
+	}
+	for i := range recorded {
+		if !recorded[i].Gone {
+			live++
+		}
+	}
+	allowed, err := Budget(p.MaxDestroy, live)
+	switch {
+	case err != nil:
+		return []Refusal{{Reason: err.Error(), Remedy: "correct policy.max_destroy or -max-destroy"}}
+	case count > allowed:
+		return []Refusal{{
+			Reason: fmt.Sprintf("it would destroy %d of %d recorded things, and max_destroy (%s) allows %d", count, live, p.MaxDestroy, allowed),
+			Remedy: fmt.Sprintf("look at the plan; if it is what you want, allow it with -max-destroy=%d or policy.max_destroy", count),
+		}}
+	}
+	return nil
+}
+
+// Budget gives how many of live things may be destroyed: "3", or "10%" of them but at least one.
+func Budget(limit string, live int) (int, error) {
+	if p, ok := strings.CutSuffix(limit, "%"); ok {
+		n, err := strconv.Atoi(p)
+		if err != nil || n < 0 || n > 100 {
+			return 0, fmt.Errorf("max_destroy is %q; want a number such as 3 or a share such as 10%%", limit)
+		}
+		return max(1, live*n/100), nil
+	}
+	n, err := strconv.Atoi(limit)
+	if err != nil || n < 0 {
+		return 0, fmt.Errorf("max_destroy is %q; want a number such as 3 or a share such as 10%%", limit)
+	}
+	return n, nil
+}
+
+// fewRecorded is how many recorded things of a kind say nothing yet when most of them are gone.
+const fewRecorded = 5
+
+// suspect refuses what looks like a mistake of somebody else: a document without resources, and a place where most of
+// what was made is not there any more. An empty answer of the wrong server looks exactly like that.
+func (m *maker) suspect() {
+	recorded, seen := map[Place]int{}, map[Place]int{}
+	live := 0
+	for _, it := range m.items {
+		if it.record == nil {
+			continue
+		}
+		live++
+		at := Place{it.ref.Scope, it.ref.Kind}
+		if !it.unknown {
+			recorded[at]++
+		}
+		if it.thing != nil {
+			seen[at]++
+		}
+	}
+	if len(m.in.Document.Resources) == 0 && live > 0 && !m.in.Options.Destroy && !m.in.Options.Sweep {
+		m.refuse(schema.Ref{}, fmt.Sprintf("the document has no resources, and %d are recorded", live),
+			"if all of them are to go, say so with converge destroy; otherwise correct the document")
+	}
+	if m.in.Options.AllowMissing {
+		return
+	}
+	for at, n := range recorded {
+		if n >= fewRecorded && seen[at]*2 <= n {
+			m.refuse(schema.Ref{}, fmt.Sprintf("%d of %d recorded things of kind %s in scope %s are not there any more", n-seen[at], n, at.Kind, at.Scope),
+				"make sure that the provider reaches the right server, and look at converge drift; if they are gone indeed, go on with -allow-missing")
+		}
+	}
+	slices.SortFunc(m.plan.Refusals, func(a, b Refusal) int {
+		if c := a.Ref.Compare(b.Ref); c != 0 {
+			return c
+		}
+		return strings.Compare(a.Reason, b.Reason)
+	})
+}
+
+// sweep removes the strays that are certainly nobody's: incarnations of a resource that were given up before the one that
+// is recorded. Their ids are burned, so nothing else can have them. Other strays are left for people to judge.
+func (m *maker) sweep() {
+	born := map[schema.Ref]int{}
+	for i := range m.in.Recorded {
+		r := &m.in.Recorded[i]
+		if born[r.Ref] = r.Incarnation; r.Gone {
+			born[r.Ref]++ // the recorded incarnation itself was given up
+		}
+	}
+	for at, things := range m.in.Observed.Things {
+		traits, served := m.in.Traits(at.Scope, at.Kind)
+		for i := range things {
+			t := &things[i]
+			given := served && traits.Burned && t.Mark.Site == m.plan.Site.ID && t.Phase != providers.Leaving && t.Mark.Incarnation < born[t.Mark.Ref]
+			if !given || t.Mark.Ref.Kind != at.Kind {
+				continue
+			}
+			it := &item{ref: t.Mark.Ref, kind: m.in.Kinds[at.Kind], traits: traits, thing: t, born: t.Mark.Incarnation}
+			s := m.step(it, Delete, fmt.Sprintf("incarnation %d was given up, and is still there", t.Mark.Incarnation), providers.NoUndo)
+			s.Stray, s.Record = true, s.Prior
+			s.Within = traits.GoneWithin
+			m.plan.Steps = append(m.plan.Steps, s)
+		}
+	}
+	slices.SortFunc(m.plan.Steps, func(a, b Step) int {
+		if c := a.Ref.Compare(b.Ref); c != 0 {
+			return c
+		}
+		return a.Incarnation - b.Incarnation
+	})
+}
+
+// Stages puts nodes in turns, so that a mistake meets one node before it meets all: 1 for the first node, 2 for a tenth
+// of them, 3 for the rest. Nodes are in the order of their names.
+func Stages(nodes []string) map[string]int {
+	nodes = slices.Compact(slices.Sorted(slices.Values(nodes)))
+	stages := make(map[string]int, len(nodes))
+	for i, n := range nodes {
+		switch {
+		case i == 0:
+			stages[n] = 1
+		case i <= (len(nodes)+9)/10:
+			stages[n] = 2
+		default:
+			stages[n] = 3
+		}
+	}
+	return stages
+}

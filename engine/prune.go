@@ -1,0 +1,50 @@
+package engine
+
+import (
+	"context"
+	"errors"
+	"fmt"
+
+	"converge.dev/converge/engine/journal"
+	"converge.dev/converge/state"
+)
+
+// keepRuns is how many ended runs are kept, with their plans and journals. A tenth more may pile up, so that not every
+// run pays for the removal.
+const keepRuns = 100
+
+// prune removes the oldest runs, with what only they refer to. A run goes only when its journal says that it has ended: what
+// is open is never forgotten, nor is a partial run, which can still be settled.
+func (e *Engine) prune(ctx context.Context, lock *state.Lock) error {
+	runs, err := e.o.Store.Runs(ctx)
+	if err != nil || len(runs) <= keepRuns+keepRuns/10 {
+		return err
+	}
+	kept := map[string]bool{}
+	var gone []state.Run
+	for i, r := range runs { // newest first
+		if i < keepRuns || r.Status == state.RunOpen || r.Status == state.RunPartial {
+			for _, digest := range r.Body {
+				kept[digest] = true
+			}
+			continue
+		}
+		gone = append(gone, r)
+	}
+	for _, r := range gone {
+		log, err := journal.Read(ctx, e.o.Store, r.ID)
+		if err != nil {
+			return err // damage is looked at before it is removed
+		}
+		if n := len(log.Records); n > 0 && log.Records[n-1].Kind != journal.End {
+			return fmt.Errorf("run %s ended %s, and its journal does not say so", r.ID, r.Status)
+		}
+		if _, err := lock.Commit(ctx, nil, e.o.Store.DropRunOps(r.ID)); err != nil {
+			return fmt.Errorf("remove run %s: %w", r.ID, err)
+		}
+	}
+	if err := e.o.Store.DropBlobs(ctx, lock, kept); err != nil && !errors.Is(err, state.ErrFenced) {
+		return err
+	}
+	return nil
+}

@@ -1,0 +1,129 @@
+package secret
+
+import (
+	"errors"
+	"fmt"
+	"io"
+	"io/fs"
+	"os"
+	"path"
+	"path/filepath"
+	"slices"
+	"strings"
+	"syscall"
+	"unicode/utf8"
+)
+
+// MaxSize is the most bytes that a secret may have.
+const MaxSize = 64 << 10
+
+// A Source says where secrets may be read.
+type Source struct {
+	Lookup func(name string) (string, bool) // the environment; nil is os.LookupEnv
+	Names  []string                         // variables that may be named, with * for any text; nil: all
+	Dir    string                           // folder of the files that may be named; empty: none may
+}
+
+// Read reads the secret at a place, env:NAME or file:PATH. An error names the place and never the value.
+func (s Source) Read(from string) (Value, error) {
+	text, err := s.text(from)
+	switch {
+	case err != nil:
+	case text == "":
+		err = errors.New("it is empty")
+	case len(text) > MaxSize:
+		err = fmt.Errorf("it has more than %d bytes", MaxSize)
+	case !utf8.ValidString(text):
+		err = errors.New("it is not UTF-8 text; encode it, for example with base64")
+	}
+	if err != nil {
+		return Value{}, fmt.Errorf("%s: %w", from, err)
+	}
+	return NewValue(text), nil
+}
+
+func (s Source) text(from string) (string, error) {
+	scheme, name, _ := strings.Cut(from, ":")
+	switch {
+	case name == "":
+		return "", errors.New("nothing is named")
+	case scheme == "env":
+		return s.variable(name)
+	case scheme == "file":
+		return s.file(name)
+	}
+	return "", errors.New("want env:NAME or file:PATH")
+}
+
+func (s Source) variable(name string) (string, error) {
+	if s.Names != nil && !slices.ContainsFunc(s.Names, func(p string) bool { ok, err := path.Match(p, name); return ok && err == nil }) {
+		return "", errors.New("documents may not use this variable; secrets.env in the configuration says which they may")
+	}
+	lookup := s.Lookup
+	if lookup == nil {
+		lookup = os.LookupEnv
+	}
+	text, ok := lookup(name)
+	if !ok {
+		return "", errors.New("the variable is not set")
+	}
+	return text, nil
+}
+
+// file reads a file below Dir. A link may not lead out of Dir, and what would block is not opened.
+func (s Source) file(name string) (text string, err error) {
+	if s.Dir == "" {
+		return "", errors.New("no folder of secrets is configured; say which with secrets.dir")
+	}
+	if filepath.IsAbs(name) {
+		dir, err := filepath.Abs(s.Dir)
+		if err != nil {
+			return "", err
+		}
+		rel, err := filepath.Rel(dir, name)
+		if err != nil || !filepath.IsLocal(rel) {
+			return "", fmt.Errorf("it lies outside the folder of secrets, %s", s.Dir)
+		}
+		name = rel
+	}
+	root, err := os.OpenRoot(s.Dir)
+	if err != nil {
+		return "", fmt.Errorf("open the folder of secrets: %w", err)
+	}
+	defer func() { err = errors.Join(err, root.Close()) }()
+	f, err := root.OpenFile(name, os.O_RDONLY|syscall.O_NONBLOCK, 0)
+	if err != nil {
+		return "", err
+	}
+	defer func() { err = errors.Join(err, f.Close()) }()
+	info, err := f.Stat()
+	switch {
+	case err != nil:
+		return "", err
+	case !info.Mode().IsRegular():
+		return "", fmt.Errorf("it is %s, want a regular file", kindOf(info.Mode()))
+	case info.Mode().Perm()&0o006 != 0:
+		return "", fmt.Errorf("everybody on this machine may read or write it (mode %04o); take that away with chmod o-rw", info.Mode().Perm())
+	}
+	b, err := io.ReadAll(io.LimitReader(f, MaxSize+3)) // the value, a newline of two bytes, and one that is too much
+	if err != nil {
+		return "", err
+	}
+	text = string(b)
+	if cut, ok := strings.CutSuffix(text, "\n"); ok {
+		text = strings.TrimSuffix(cut, "\r")
+	}
+	return text, nil
+}
+
+func kindOf(m fs.FileMode) string {
+	switch {
+	case m.IsDir():
+		return "a folder"
+	case m&fs.ModeNamedPipe != 0:
+		return "a pipe"
+	case m&fs.ModeSocket != 0:
+		return "a socket"
+	}
+	return "a device"
+}

@@ -1,0 +1,190 @@
+package secret
+
+import (
+	"crypto/hmac"
+	"crypto/sha256"
+	"encoding/hex"
+	"encoding/json"
+	"errors"
+	"fmt"
+	"strings"
+	"sync"
+
+	"converge.dev/converge/engine/secret/sealed"
+	"converge.dev/converge/providers"
+	"converge.dev/converge/schema"
+)
+
+// KeySize is the length of a site's key.
+const KeySize = 32
+
+// Options make a vault.
+type Options struct {
+	Source   Source    // where secrets are read
+	Scrubber *Scrubber // optional: shared with whoever else must not show the values, such as the log
+}
+
+// A Vault reads secrets and knows every value that it has read or observed. Its methods may be called at the same time.
+type Vault struct {
+	*Scrubber
+	key    []byte
+	source Source
+
+	mu     sync.Mutex
+	values map[string]Value // by digest
+	dark   map[string]bool  // kinds of which things have secrets that this process does not know
+}
+
+// New makes a vault from the site's key. Without a key it can only scrub: a kind with secrets needs one.
+func New(key []byte, o Options) (*Vault, error) {
+	if len(key) != 0 && len(key) != KeySize {
+		return nil, fmt.Errorf("the key for secrets has %d bytes, want %d", len(key), KeySize)
+	}
+	if o.Scrubber == nil {
+		o.Scrubber = NewScrubber()
+	}
+	return &Vault{Scrubber: o.Scrubber, key: key, source: o.Source, values: map[string]Value{}, dark: map[string]bool{}}, nil
+}
+
+// Seal reads the secrets that a desired spec refers to and adds the digests of their values. Whatever else stands in the
+// place of a reference is refused and not repeated. The spec is not modified.
+func (v *Vault) Seal(k *schema.Kind, spec schema.Object) (schema.Object, error) {
+	var missing []error
+	out, err := sealed.Each(k, spec, func(path string, ref any) (any, error) {
+		from, err := reference(ref)
+		if err != nil {
+			return nil, fmt.Errorf("%s: %w", path, err)
+		}
+		value, err := v.read(from)
+		if err != nil { // all that are missing are named at once
+			missing = append(missing, fmt.Errorf("%s: %w", path, err))
+			return ref, nil
+		}
+		digest, err := v.remember(value)
+		return map[string]any{"from": from, "digest": digest}, err
+	})
+	if err = errors.Join(append(missing, err)...); err != nil {
+		return nil, err
+	}
+	if sealed.Held(k) {
+		k.Normalize(out) // by digest, as what is observed will be
+	}
+	return out, nil
+}
+
+// reference takes the place of a secret out of what a document says. What it says otherwise may be the secret itself.
+func reference(v any) (string, error) {
+	m, _ := v.(map[string]any)
+	from, _ := m["from"].(string)
+	if strings.HasPrefix(from, "env:") || strings.HasPrefix(from, "file:") {
+		return from, nil
+	}
+	return "", errors.New(`a secret is given by its place: want {from: "env:NAME"} or {from: "file:PATH"}`)
+}
+
+// ErrChanged says that a secret is no longer the one that the plan was made with.
+var ErrChanged = errors.New("the secret changed since the plan was made")
+
+// Open puts the values in the place of sealed secrets. A value that was read anew must have the digest that was planned;
+// one that was only ever observed is known by its digest. The spec is not modified. What it returns is for one call.
+func (v *Vault) Open(k *schema.Kind, spec schema.Object) (schema.Object, error) {
+	return sealed.Each(k, spec, func(path string, closed any) (any, error) {
+		if m, ok := closed.(map[string]any); ok && len(m) == 0 {
+			return "", nil // none is set
+		}
+		digest := sealed.Digest(closed)
+		if !sealed.IsDigest(digest) {
+			return nil, fmt.Errorf("%s: the secret is not sealed", path)
+		}
+		from, err := reference(closed)
+		if err != nil {
+			v.mu.Lock()
+			value, known := v.values[digest]
+			v.mu.Unlock()
+			if !known {
+				return nil, fmt.Errorf("%s: only the digest of the secret is known, not where it is found", path)
+			}
+			return value.Reveal(), nil
+		}
+		value, err := v.read(from)
+		if err != nil {
+			return nil, fmt.Errorf("%s: %w", path, err)
+		}
+		now, err := v.remember(value)
+		if err != nil {
+			return nil, fmt.Errorf("%s: %w", path, err)
+		}
+		if !hmac.Equal([]byte(now), []byte(digest)) {
+			return nil, fmt.Errorf("%s: %s: %w", path, from, ErrChanged)
+		}
+		return value.Reveal(), nil
+	})
+}
+
+// Conceal puts digests in the place of the values that a provider observed. The spec is not modified.
+func (v *Vault) Conceal(k *schema.Kind, observed schema.Object) (schema.Object, error) {
+	return sealed.Each(k, observed, func(path string, seen any) (any, error) {
+		text, ok := seen.(string)
+		if !ok { // not as the contract says; a secret all the same
+			b, err := json.Marshal(seen)
+			if err != nil {
+				return nil, fmt.Errorf("%s: the secret is not JSON", path)
+			}
+			text = string(b)
+		}
+		if text == "" {
+			return map[string]any{}, nil
+		}
+		digest, err := v.remember(NewValue(text))
+		return map[string]any{"digest": digest}, err
+	})
+}
+
+// Recall reads, where that is possible, the secrets of a spec that was sealed before, so that no text may show them: a far
+// side may tell of a secret before it is observed. Where it is not possible, the words of failed observations of the kind
+// are withheld from here on.
+func (v *Vault) Recall(k *schema.Kind, spec schema.Object) {
+	_, _ = sealed.Each(k, spec, func(_ string, s any) (any, error) {
+		digest := ""
+		if from, err := reference(s); err == nil {
+			if value, err := v.read(from); err == nil {
+				digest, _ = v.remember(value)
+			}
+		}
+		if !hmac.Equal([]byte(digest), []byte(sealed.Digest(s))) {
+			v.mu.Lock()
+			v.dark[k.Name] = true
+			v.mu.Unlock()
+		}
+		return s, nil
+	})
+}
+
+// remember takes a value in and gives its digest.
+func (v *Vault) remember(value Value) (string, error) {
+	if len(v.key) != KeySize {
+		return "", errors.New("the site has no key for secrets")
+	}
+	v.Learn(value)
+	h := hmac.New(sha256.New, v.key)
+	h.Write([]byte(value.Reveal()))
+	digest := sealed.Algorithm + hex.EncodeToString(h.Sum(nil))
+	v.mu.Lock()
+	defer v.mu.Unlock()
+	v.values[digest] = value
+	return digest, nil
+}
+
+// read reads a secret and makes sure that no text may show it from here on.
+func (v *Vault) read(from string) (Value, error) {
+	value, err := v.source.Read(from)
+	if err == nil {
+		v.Learn(value)
+	}
+	return value, err
+}
+
+// refused says that a call was not made because its secrets could not be opened.
+func refused(op string, c providers.Call, err error) error {
+	return &providers.Error{Op: op, Ref: c.Ref, Class: providers.Conflict, Err: err}
+}

@@ -1,0 +1,344 @@
+package engine_test
+
+import (
+	"context"
+	"errors"
+	"fmt"
+	"strings"
+	"testing"
+
+	"converge.dev/converge/engine"
+	"converge.dev/converge/engine/apply"
+	"converge.dev/converge/engine/enginetest"
+	"converge.dev/converge/engine/plan"
+	"converge.dev/converge/engine/secret"
+	"converge.dev/converge/providers"
+	"converge.dev/converge/providers/fake"
+	"converge.dev/converge/schema"
+	"converge.dev/converge/state"
+)
+
+// secretSite is a site with an environment. When forgetful, its far side never gives a password back.
+type secretSite struct {
+	*testing.T
+	*enginetest.Site
+	env       map[string]string
+	forgetful bool
+}
+
+const accountRef = "site/far.account/a"
+
+func newSecretSite(t *testing.T, forgetful bool) *secretSite {
+	return &secretSite{t, enginetest.New(), map[string]string{"PW": "canary-first"}, forgetful}
+}
+
+func (s *secretSite) engine() *engine.Engine {
+	return s.Engine(func(o *engine.Options) {
+		o.Parallelism = 1 // in the order of the plan
+		o.Secrets = secret.Options{Source: secret.Source{Lookup: func(n string) (string, bool) { v, ok := s.env[n]; return v, ok }}}
+		open := o.Open
+		o.Open = func(ctx context.Context, site schema.Site, needs []engine.Need) (*providers.Set, error) {
+			set, err := open(ctx, site, needs)
+			if err == nil && s.forgetful {
+				set.Wrap(func(_ string, k providers.Served) providers.Kind { return forgetful{k.Kind} })
+			}
+			return set, err
+		}
+	})
+}
+
+// forgetful is a far side that takes a password and never gives it back.
+type forgetful struct{ providers.Kind }
+
+func (f forgetful) Observe(ctx context.Context, ids []string) ([]providers.Thing, error) {
+	things, err := f.Kind.Observe(ctx, ids)
+	for i := range things {
+		delete(things[i].Spec, "password")
+	}
+	return things, err
+}
+
+// document is an account and a net beside it, which refers to nothing and is made or changed as well.
+func (s *secretSite) document(login string, size int) *schema.Document {
+	return s.Document(s, map[string]string{
+		accountRef:        fmt.Sprintf(`{"login": %q, "password": {"from": "env:PW"}}`, login),
+		"site/far.net/n1": fmt.Sprintf(`{"cidr": "10.0.0.0/8", "size": %d}`, size),
+	})
+}
+
+func (s *secretSite) plan(d *schema.Document) *plan.Plan {
+	s.Helper()
+	e := s.engine()
+	defer e.Close()
+	p, err := e.Plan(context.Background(), d, plan.Options{})
+	if err != nil {
+		s.Fatal(err)
+	}
+	return p
+}
+
+func (s *secretSite) apply(p *plan.Plan) (engine.Result, error) {
+	e := s.engine()
+	defer e.Close()
+	return e.Apply(context.Background(), p, engine.ApplyOptions{Approve: p.Approval()})
+}
+
+func (s *secretSite) converge(d *schema.Document) {
+	s.Helper()
+	res, err := s.apply(s.plan(d))
+	if err != nil || res.Run.Status != state.RunApplied {
+		s.Fatalf("%v %s %s", err, res.Run.Status, res.Run.Message)
+	}
+}
+
+// password is what the far side has, and how often it was sent.
+func (s *secretSite) password() (value string, sent int) {
+	for _, e := range s.World.Log() {
+		if p, ok := e.Call.Want["password"]; ok && e.Call.Ref.String() == accountRef {
+			value, sent = fmt.Sprint(p), sent+1
+		}
+	}
+	return value, sent
+}
+
+func (s *secretSite) wantPassword(want string) {
+	s.Helper()
+	if got, _ := s.password(); got != want || !strings.Contains(s.World.Dump(), fmt.Sprintf("%q: %q", "password", want)) {
+		s.Errorf("the far side got %q, want %q, and has %s", got, want, s.World.Dump())
+	}
+}
+
+// clean fails when a value stands in what is stored, or in what was told.
+func (s *secretSite) clean() {
+	s.Helper()
+	items, err := s.KV.List(context.Background(), "/converge/")
+	if err != nil || len(items) == 0 {
+		s.Fatal(len(items), err)
+	}
+	for _, it := range items {
+		if strings.Contains(string(it.Value), "canary") {
+			s.Errorf("%s holds a secret: %s", it.Key, it.Value)
+		}
+	}
+	for _, e := range s.Events() {
+		if strings.Contains(fmt.Sprintf("%+v", e), "canary") {
+			s.Errorf("an event tells a secret: %+v", e)
+		}
+	}
+}
+
+func both(t *testing.T, test func(*secretSite)) {
+	for _, forgets := range []bool{false, true} {
+		t.Run(fmt.Sprintf("forgetful=%v", forgets), func(t *testing.T) { test(newSecretSite(t, forgets)) })
+	}
+}
+
+// TestSecretLife: made, left alone, changed beside, rotated, moved to another place, unset; each plan after it is empty.
+func TestSecretLife(t *testing.T) {
+	both(t, func(s *secretSite) {
+		empty := func(d *schema.Document) {
+			s.Helper()
+			if p := s.plan(d); !p.Empty() || len(p.Drift) > 0 {
+				s.Errorf("the second plan is not empty: %s", enginetest.Text(p))
+			}
+			e := s.engine()
+			defer e.Close()
+			if r, err := e.Drift(context.Background(), d.Site); err != nil || !r.Clean() {
+				s.Errorf("drift: %+v, %v", r, err)
+			}
+			s.clean()
+		}
+		d := s.document("bob", 1)
+		s.converge(d)
+		s.wantPassword("canary-first")
+		empty(d)
+
+		d = s.document("eve", 1)
+		if p := s.plan(d); p.NoReturn != len(p.Steps) || len(p.Steps) != 1 {
+			s.Errorf("a change beside a secret can be undone: %s", enginetest.Text(p))
+		}
+		s.converge(d)
+		s.wantPassword("canary-first")
+		empty(d)
+
+		s.env["PW"] = "canary-second"
+		p := s.plan(d)
+		if len(p.Steps) != 1 || len(p.Steps[0].Changes) != 1 || !p.Steps[0].Changes[0].Secret || p.Steps[0].Changes[0].Path != "password" || p.Steps[0].Undo != providers.NoUndo {
+			s.Fatalf("rotation: %s %+v", enginetest.Text(p), p.Steps)
+		}
+		s.converge(d)
+		s.wantPassword("canary-second")
+		empty(d)
+
+		s.env["PW2"] = "canary-second"
+		moved := s.Document(s, map[string]string{accountRef: `{"login": "eve", "password": {"from": "env:PW2"}}`, "site/far.net/n1": `{"cidr": "10.0.0.0/8", "size": 1}`})
+		if p := s.plan(moved); len(p.Steps) != 1 || p.Steps[0].Action != plan.Adopt {
+			s.Errorf("another place of the same secret is only remembered: %s", enginetest.Text(p))
+		}
+		s.converge(moved)
+		empty(moved)
+
+		unset := s.Document(s, map[string]string{accountRef: `{"login": "eve"}`, "site/far.net/n1": `{"cidr": "10.0.0.0/8", "size": 1}`})
+		s.converge(unset)
+		if strings.Contains(s.World.Dump(), "canary") {
+			s.Errorf("the secret was not unset: %s", s.World.Dump())
+		}
+		empty(unset)
+	})
+}
+
+// TestSecretDrift: a secret that others changed is drift where the far side gives it back, and is put right.
+func TestSecretDrift(t *testing.T) {
+	s := newSecretSite(t, false)
+	d := s.document("bob", 1)
+	s.converge(d)
+	id := s.World.Log()[0].Call.ID
+	for _, e := range s.World.Log() {
+		if e.Call.Ref.String() == accountRef {
+			id = e.Call.ID
+		}
+	}
+	for _, strange := range []string{"canary-stranger", ""} {
+		mark := providers.Mark{Site: enginetest.SiteID, Ref: schema.Ref{Scope: "site", Kind: "far.account", Name: "a"}, Incarnation: 1}
+		if err := s.World.Put("site", "far.account", providers.Thing{ID: id, Name: "a", Mark: mark, Spec: schema.Object{"login": "bob", "password": strange}}); err != nil {
+			t.Fatal(err)
+		}
+		e := s.engine()
+		r, err := e.Drift(context.Background(), d.Site)
+		if err != nil || len(r.Drifted) != 1 || len(r.Drifted[0].Changes) != 1 || !r.Drifted[0].Changes[0].Secret {
+			t.Errorf("drift: %+v, %v", r, err)
+		}
+		_ = e.Close()
+		s.converge(d)
+		s.wantPassword("canary-first")
+	}
+	s.clean()
+}
+
+// TestSecretChangedMeanwhile: what is not the planned secret is not sent.
+func TestSecretChangedMeanwhile(t *testing.T) {
+	both(t, func(s *secretSite) {
+		p := s.plan(s.document("bob", 1))
+		s.env["PW"] = "canary-second"
+		res, err := s.apply(p)
+		if err != nil || res.Run.Status != state.RunReverted || !strings.Contains(res.Run.Message, "the secret changed since the plan was made") {
+			s.Errorf("%v %s %q", err, res.Run.Status, res.Run.Message)
+		}
+		if _, sent := s.password(); sent != 0 {
+			s.Errorf("it was sent: %v", s.World.Log())
+		}
+		s.clean()
+	})
+}
+
+// TestSecretMissing: a plan names all that is missing; to destroy, nothing need be there.
+func TestSecretMissing(t *testing.T) {
+	both(t, func(s *secretSite) {
+		d := s.document("bob", 1)
+		s.converge(d)
+		delete(s.env, "PW")
+		e := s.engine()
+		defer e.Close()
+		if _, err := e.Plan(context.Background(), d, plan.Options{}); err == nil || !strings.Contains(err.Error(), accountRef+": password: env:PW: the variable is not set") {
+			s.Errorf("%v", err)
+		}
+		p, err := e.Plan(context.Background(), d, plan.Options{Destroy: true})
+		if err != nil {
+			s.Fatal(err)
+		}
+		for _, st := range p.Steps {
+			if st.Ref.String() == accountRef && st.Undo != providers.NoUndo {
+				s.Errorf("what holds a secret cannot be made again, yet undoing is %s", st.Undo)
+			}
+		}
+	})
+}
+
+// TestSecretUnknownOutcome: a rotation whose reply was lost, or that never arrived, is made again: nobody can see it.
+func TestSecretUnknownOutcome(t *testing.T) {
+	for _, effect := range []fake.Effect{fake.EffectAfter, fake.EffectBefore} {
+		both(t, func(s *secretSite) {
+			d := s.document("bob", 1)
+			s.converge(d)
+			s.env["PW"] = "canary-second"
+			if err := s.World.Fail(fake.Fault{Op: "update", Class: providers.Unknown, Effect: effect, Message: "lost; the request was canary-second"}); err != nil {
+				s.Fatal(err)
+			}
+			s.converge(d)
+			s.wantPassword("canary-second")
+			if _, sent := s.password(); s.forgetful && sent != 3 || !s.forgetful && effect == fake.EffectAfter && sent != 2 {
+				s.Errorf("sent %d times", sent)
+			}
+			s.clean()
+		})
+	}
+}
+
+// TestSecretResume: a create or a rotation that a dead process began is finished by another, from what is stored alone.
+func TestSecretResume(t *testing.T) {
+	for _, op := range []string{"create", "update"} {
+		for _, at := range []fake.Moment{fake.Before, fake.After} {
+			both(t, func(s *secretSite) {
+				d := s.document("bob", 1)
+				if op == "update" {
+					s.converge(d)
+					s.env["PW"] = "canary-second"
+				}
+				e := s.engine()
+				p := s.plan(d)
+				ctx, die := context.WithCancelCause(context.Background())
+				s.World.Hook = func(o string, m fake.Moment, c providers.Call) {
+					if o == op && m == at && c.Ref.String() == accountRef {
+						die(errors.New("killed"))
+						panic("killed while the password was " + fmt.Sprint(c.Want["password"]))
+					}
+				}
+				_, err := e.Apply(ctx, p, engine.ApplyOptions{OnFailure: apply.Stop, Approve: p.Approval()})
+				_ = e.Close()
+				s.World.Hook = nil
+				s.clean()
+				e = s.engine()
+				defer e.Close()
+				res, rerr := e.Resume(context.Background(), "", engine.ApplyOptions{})
+				if rerr != nil || res.Run.Status != state.RunApplied {
+					s.Fatalf("%s %s: %v, then %v %s %s", op, at, err, rerr, res.Run.Status, res.Run.Message)
+				}
+				s.wantPassword(s.env["PW"])
+				if p := s.plan(d); !p.Empty() {
+					s.Errorf("%s", enginetest.Text(p))
+				}
+				s.clean()
+			})
+		}
+	}
+}
+
+// TestSecretUndo: undoing a change beside a secret sends the secret again, to a far side that replaces everything.
+func TestSecretUndo(t *testing.T) {
+	both(t, func(s *secretSite) {
+		s.converge(s.document("bob", 1))
+		// The account changes first, and then the net cannot.
+		d := s.Document(s, map[string]string{
+			accountRef:        `{"login": "eve", "password": {"from": "env:PW"}}`,
+			"site/far.net/n1": `{"cidr": "10.0.0.0/8", "size": 2}`,
+		})
+		if err := s.World.Fail(fake.Fault{Op: "update", Ref: "far.net", Class: providers.Invalid, Message: "no", Times: -1}); err != nil {
+			s.Fatal(err)
+		}
+		res, err := s.apply(s.plan(d))
+		if err != nil || res.Run.Status != state.RunReverted {
+			s.Fatalf("%v %s %v", err, res.Run.Status, res.Differences)
+		}
+		changed := 0
+		for _, l := range s.World.Log() {
+			if l.Op == "update" && l.Call.Ref.String() == accountRef {
+				changed++
+			}
+		}
+		if changed != 2 {
+			s.Errorf("the account was changed %d times, want there and back", changed)
+		}
+		s.wantPassword("canary-first")
+		s.clean()
+	})
+}

@@ -1,0 +1,122 @@
+package etcd
+
+import (
+	"context"
+	"crypto/tls"
+	"errors"
+	"slices"
+	"sync"
+	"time"
+)
+
+// hangs is how long a call waits before somebody looks whether all members still answer, and how long they have for that.
+const hangs = time.Second
+
+var errHung = errors.New("the member that was asked does not answer any more")
+
+// members are the endpoints of a cluster, of which those that hang are left alone.
+type members struct {
+	all    []string
+	config *tls.Config
+	set    func(endpoints ...string) // tells the client library which ones to use
+
+	mu       sync.Mutex
+	live     []string
+	watching sync.WaitGroup
+}
+
+// try makes one call. A member that hangs keeps its connections, because its kernel answers for it, and gRPC takes 15
+// seconds to give them up. So a call that takes long is a reason to look; when a member that was in use then does not
+// answer, the call is given up, and hung is true: it may be made again, and goes to another member.
+func (kv *kv) try(ctx context.Context, call func(context.Context) error) (hung bool, err error) {
+	if kv.members == nil {
+		return false, call(ctx)
+	}
+	ctx, cancel := context.WithCancelCause(ctx)
+	ended := make(chan struct{})
+	var looking sync.WaitGroup
+	looking.Go(func() {
+		timer := time.NewTimer(hangs)
+		defer timer.Stop()
+		before := kv.members.inUse()
+		for {
+			select {
+			case <-timer.C:
+			case <-ended:
+				return
+			}
+			if kv.members.look(ctx, kv.life); !slices.Equal(before, kv.members.inUse()) {
+				cancel(errHung)
+				return
+			}
+			timer.Reset(hangs)
+		}
+	})
+	err = call(ctx)
+	close(ended)
+	hung = context.Cause(ctx) == errHung
+	cancel(nil)
+	looking.Wait()
+	return hung && err != nil, err
+}
+
+func (m *members) inUse() []string {
+	m.mu.Lock()
+	defer m.mu.Unlock()
+	return m.live
+}
+
+// look asks all members whether they are there, and leaves those alone that are not, unless that is all of them.
+func (m *members) look(ctx, life context.Context) {
+	live := m.answering(ctx)
+	m.mu.Lock()
+	defer m.mu.Unlock()
+	if ctx.Err() != nil || len(live) == 0 || len(m.live) < len(m.all) || len(live) == len(m.all) {
+		return
+	}
+	m.live = live
+	m.set(live...)
+	m.watching.Go(func() { m.wait(life) })
+}
+
+// wait takes all members into use again when all answer.
+func (m *members) wait(life context.Context) {
+	tick := time.NewTicker(hangs)
+	defer tick.Stop()
+	for {
+		select {
+		case <-tick.C:
+		case <-life.Done():
+			return
+		}
+		live := m.answering(life)
+		m.mu.Lock()
+		if len(live) > 0 && !slices.Equal(live, m.live) {
+			m.live = live
+			m.set(live...)
+		}
+		done := len(m.live) == len(m.all)
+		m.mu.Unlock()
+		if done {
+			return
+		}
+	}
+}
+
+func (m *members) answering(ctx context.Context) []string {
+	ctx, cancel := context.WithTimeout(ctx, hangs)
+	defer cancel()
+	ok := make([]bool, len(m.all))
+	var probes sync.WaitGroup
+	for i, e := range m.all {
+		probes.Go(func() { ok[i] = probe(ctx, e, m.config) == nil })
+	}
+	probes.Wait()
+	var live []string
+	for i, e := range m.all {
+		if ok[i] {
+			live = append(live, e)
+		}
+	}
+	return live
+}

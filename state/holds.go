@@ -1,0 +1,181 @@
+package state
+
+import (
+	"context"
+	"fmt"
+	"slices"
+	"strconv"
+	"strings"
+	"time"
+
+	"converge.dev/converge/schema"
+)
+
+// A Hold stops every effect in its scope until it is released.
+type Hold struct {
+	// Scope is "site", a node's name, a ref, or "serial:N" for a revision of the document that is not tried again.
+	Scope  string    `json:"scope"`
+	Reason string    `json:"reason"`
+	Run    string    `json:"run,omitempty"` // that set it, and that may settle it
+	By     string    `json:"by,omitempty"`  // who set it by hand
+	At     time.Time `json:"at"`
+}
+
+// OnNode reports whether the hold is of a whole node.
+func (h Hold) OnNode() bool {
+	return h.Scope != schema.ScopeSite && !strings.ContainsAny(h.Scope, "/: ")
+}
+
+// Before reports whether the hold is of a revision of the document that is older than the one with this serial. Serials
+// rise, so nobody can try it again, and the hold means nothing any more.
+func (h Hold) Before(serial int64) bool {
+	text, ok := strings.CutPrefix(h.Scope, serialPrefix)
+	n, err := strconv.ParseInt(text, 10, 64)
+	return ok && err == nil && n < serial
+}
+
+// SerialScope is the scope of a hold on one revision of the document.
+func SerialScope(serial int64) string { return serialPrefix + strconv.FormatInt(serial, 10) }
+
+const serialPrefix = "serial:"
+
+// FrozenScope is the scope under which a freeze is listed among holds.
+const FrozenScope = "everything (frozen)"
+
+// HoldOp sets a hold over the one that its scope may have.
+func (s *Store) HoldOp(h Hold) Op { return s.put(s.key("hold", h.Scope), h) }
+
+// ReleaseOp removes the hold of a scope.
+func (s *Store) ReleaseOp(scope string) Op { return Op{Key: s.key("hold", scope), Delete: true} }
+
+// FreezeOp stops every effect on the site, whatever is going on. The scope of h has no meaning.
+func (s *Store) FreezeOp(h Hold) Op { return s.put(s.key("freeze"), h) }
+
+// ThawOp ends a freeze.
+func (s *Store) ThawOp() Op { return Op{Key: s.key("freeze"), Delete: true} }
+
+// Holds reads all holds, in the order of their scopes.
+func (s *Store) Holds(ctx context.Context) ([]Hold, error) {
+	stops, err := s.Stops(ctx)
+	if err != nil {
+		return nil, err
+	}
+	return stops.Holds, nil
+}
+
+// Frozen reads the freeze; nil when there is none.
+func (s *Store) Frozen(ctx context.Context) (*Hold, error) {
+	stops, err := s.Stops(ctx)
+	if err != nil {
+		return nil, err
+	}
+	return stops.Freeze, nil
+}
+
+// Stops are the holds and the freeze of a site as read at one time. A value that cannot be read stops as well: who wrote
+// it meant something by it.
+type Stops struct {
+	Holds  []Hold // in the order of their scopes
+	Freeze *Hold
+
+	store     *Store
+	revisions map[string]int64 // by key
+}
+
+// Stops reads what stops effects.
+func (s *Store) Stops(ctx context.Context) (*Stops, error) {
+	prefix := s.key("hold") + "/"
+	items, err := s.kv.List(ctx, prefix)
+	if err != nil {
+		return nil, fmt.Errorf("list %s: %w", prefix, err)
+	}
+	frozen, err := s.kv.Get(ctx, s.key("freeze"))
+	if err != nil {
+		return nil, fmt.Errorf("read %s: %w", s.key("freeze"), err)
+	}
+	x := &Stops{store: s, revisions: make(map[string]int64, len(items)+1)}
+	read := func(it Item, scope string) Hold {
+		var h Hold
+		if err := decode(it, &h); err != nil {
+			h = Hold{Reason: "its value cannot be read: " + err.Error()}
+		}
+		h.Scope = scope
+		x.revisions[it.Key] = it.Modified
+		return h
+	}
+	for _, it := range items {
+		x.Holds = append(x.Holds, read(it, strings.TrimPrefix(it.Key, prefix)))
+	}
+	if frozen.Modified != 0 {
+		h := read(frozen, FrozenScope)
+		x.Freeze = &h
+	}
+	return x, nil
+}
+
+// All gives the holds, and the freeze after them.
+func (x *Stops) All() []Hold {
+	if x.Freeze == nil {
+		return x.Holds
+	}
+	return append(slices.Clone(x.Holds), *x.Freeze)
+}
+
+// On gives what stops an effect on a resource: a freeze, and a hold of the site, of the resource's scope or of the
+// resource itself. What the given run has set does not stop that run, which is to settle it.
+func (x *Stops) On(ref schema.Ref, run string) []Hold {
+	var on []Hold
+	if x.Freeze != nil {
+		on = append(on, *x.Freeze)
+	}
+	for _, h := range x.Holds {
+		if (h.Run == "" || h.Run != run) && slices.Contains([]string{schema.ScopeSite, ref.Scope, ref.String()}, h.Scope) {
+			on = append(on, h)
+		}
+	}
+	return on
+}
+
+// Guard adds to gs what must hold when an effect on a resource is written down: that nothing stops it which did not when
+// these were read.
+func (x *Stops) Guard(gs []Guard, ref schema.Ref, run string) []Guard {
+	add := func(key string) {
+		if !slices.ContainsFunc(gs, func(g Guard) bool { return g.Key == key }) {
+			gs = append(gs, Guard{Key: key, Revision: x.revisions[key]})
+		}
+	}
+	add(x.store.key("freeze"))
+	for _, scope := range []string{schema.ScopeSite, ref.Scope, ref.String()} {
+		add(x.store.key("hold", scope))
+	}
+	return gs
+}
+
+// Hold sets a hold by hand. It is entered in the audit log.
+func (s *Store) Hold(ctx context.Context, scope, by, reason string) error {
+	now := time.Now().UTC()
+	h := Hold{Scope: scope, Reason: reason, By: by, At: now}
+	return s.forced(ctx, Audit{At: now, By: by, Action: "hold", Scope: scope, Reason: reason}, s.HoldOp(h))
+}
+
+// Release lets go of the hold of a scope by hand. It is entered in the audit log.
+func (s *Store) Release(ctx context.Context, scope, by, reason string) error {
+	return s.forced(ctx, Audit{At: time.Now().UTC(), By: by, Action: "release", Scope: scope, Reason: reason}, s.ReleaseOp(scope))
+}
+
+// SetFreeze stops every effect on the site, or ends that. It is entered in the audit log.
+func (s *Store) SetFreeze(ctx context.Context, on bool, by, reason string) error {
+	now := time.Now().UTC()
+	if on {
+		return s.forced(ctx, Audit{At: now, By: by, Action: "freeze", Reason: reason}, s.FreezeOp(Hold{Reason: reason, By: by, At: now}))
+	}
+	return s.forced(ctx, Audit{At: now, By: by, Action: "thaw", Reason: reason}, s.ThawOp())
+}
+
+// forced writes what a person forced, together with its audit.
+func (s *Store) forced(ctx context.Context, entry Audit, op Op) error {
+	if _, err := s.kv.Commit(ctx, nil, []Op{op, s.put(s.key("audit", NewRunID(entry.At)), entry)}); err != nil {
+		return fmt.Errorf("%s %s: %w", entry.Action, entry.Scope, err)
+	}
+	return nil
+}

@@ -1,0 +1,82 @@
+package statetest
+
+import (
+	"bytes"
+	"context"
+	"strings"
+	"sync"
+	"testing"
+
+	"converge.dev/converge/state"
+)
+
+// secretKey: the key is made once, however many ask at the same time, never changes, and belongs to one site.
+func secretKey(t *testing.T, kv state.KV, site string) {
+	ctx := context.Background()
+	keys := make([][]byte, 8)
+	var wg sync.WaitGroup
+	for i := range keys {
+		wg.Go(func() {
+			var err error
+			if keys[i], err = state.New(kv, site).SecretKey(ctx); err != nil {
+				t.Error(err)
+			}
+		})
+	}
+	wg.Wait()
+	for _, k := range keys {
+		if len(k) != 32 || !bytes.Equal(k, keys[0]) || bytes.Equal(k, make([]byte, 32)) {
+			t.Fatalf("the keys are not one: %d bytes", len(k))
+		}
+	}
+	other, err := state.New(kv, site+"-2").SecretKey(ctx)
+	if err != nil || bytes.Equal(other, keys[0]) {
+		t.Errorf("another site has the same key: %v", err)
+	}
+	// Another is first between the look and the write; or the write has its effect and its answer is lost.
+	for name, before := range map[string]func(context.Context, string) error{
+		"overtaken": func(ctx context.Context, site string) error {
+			_, err := state.New(kv, site).SecretKey(ctx)
+			return err
+		},
+		"unknown": nil,
+	} {
+		k, err := state.New(&interfered{KV: kv, site: site + name, before: before}, site+name).SecretKey(ctx)
+		again, aerr := state.New(kv, site+name).SecretKey(ctx)
+		if err != nil || aerr != nil || !bytes.Equal(k, again) {
+			t.Errorf("%s: two keys were given out, or none: %v, %v", name, err, aerr)
+		}
+	}
+	at := "/converge/" + site + "/secret-key"
+	for _, damaged := range []string{`{"v":1,"key":"c0ffee"}`, `{"v":1,"key":"zz"}`, `{"v":99,"key":"c0ffee"}`, `c0ffee`} {
+		if _, err := kv.Commit(ctx, nil, []state.Op{{Key: at, Value: []byte(damaged)}}); err != nil {
+			t.Fatal(err)
+		}
+		if k, err := state.New(kv, site).SecretKey(ctx); err == nil || !strings.Contains(err.Error(), at) || strings.Contains(err.Error(), "c0ffee") {
+			t.Errorf("%s is read as %d bytes, %v", damaged, len(k), err)
+		}
+	}
+}
+
+// interfered is a backend in which something comes before the first write or, without before, its answer is lost.
+type interfered struct {
+	state.KV
+	site   string
+	before func(ctx context.Context, site string) error
+	done   bool
+}
+
+func (i *interfered) Commit(ctx context.Context, guards []state.Guard, ops []state.Op) (int64, error) {
+	first := !i.done
+	i.done = true
+	if first && i.before != nil {
+		if err := i.before(ctx, i.site); err != nil {
+			return 0, err
+		}
+	}
+	revision, err := i.KV.Commit(ctx, guards, ops)
+	if first && i.before == nil && err == nil {
+		return 0, state.ErrUnknown
+	}
+	return revision, err
+}
