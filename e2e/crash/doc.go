@@ -1,0 +1,25 @@
+// Package crash tries what the real binary does when it dies or stands still at each named moment, in real processes.
+//
+// It has tests only. They build converge with the tag failpoint, so that a process can be told to end by SIGKILL, or to
+// stand still, the nth time that it passes a point of package failpoint.
+//
+// # The crash matrix (test A)
+//
+// A plan is a pair of documents drawn from a seed, and what the far side is declared to do wrong. A template is a site
+// that is brought to the first document, with the second one planned and saved. A reference is what a copy of the template
+// becomes when nobody kills anything. A cycle is a copy of the template in which the apply is killed at a point, the
+// recovery is killed at another one, and converge resume, or a second apply where no run had begun, carries it to an end.
+//
+// A cycle must end as the reference ended: applied, reverted, or partial where a step that cannot be undone is declared to
+// fail. The world must then be the same, nothing may have been made, changed or removed more often than in the reference,
+// no resource may ever have had two things, and the store must hold nothing but what that end sets.
+//
+//	CONVERGE_TORTURE=push go test ./e2e/crash -run TestTortureKilled
+//	go test ./e2e/crash -run TestTortureKilled -crash.plan=17 -v        one plan, at all points that it reaches
+//
+// # Split brain (test D)
+//
+// All sites share one real etcd and, each, one simulated Carbide service. A first process is stopped at a point for longer
+// than its lease lives. A second one takes over and finishes. Then the first is woken. It must change nothing more, and say
+// that it has lost the lock.
+package crash

@@ -1,0 +1,312 @@
+package hostile
+
+import (
+	"bytes"
+	"encoding/json"
+	"fmt"
+	"maps"
+	"os"
+	"slices"
+	"strconv"
+	"strings"
+	"sync"
+	"testing"
+
+	"converge.dev/converge/schema"
+	"converge.dev/converge/schema/load"
+)
+
+// placeholder stands in a template for the hostile text. It is in no document and fits no grammar by chance.
+const placeholder = "HERE-STANDS-THE-HOSTILE-TEXT"
+
+// targets are the resources of testdata/site.json that take the hostile text, by kind. Several together use every field
+// of the kind; nothing refers to them.
+var targets = map[string][]string{
+	"carbide.tenant":                 {"target"},
+	"carbide.tenant_keyset":          {"target"},
+	"carbide.instance_type":          {"target"},
+	"carbide.network_security_group": {"target"},
+	"carbide.vpc":                    {"target"},
+	"carbide.vpc_prefix":             {"target"},
+	"carbide.network_segment":        {"target"},
+	"carbide.machine":                {"fm100ht0glhv5s29d97p50jjbiee1qs58gdvcifudm81g5i6uvtubfoeta0"},
+	"carbide.instance":               {"target", "target-image", "target-system"},
+	"ovs.bridge":                     {"br-target"},
+	"ovs.port":                       {"target"},
+	"ovs.mirror":                     {"target"},
+}
+
+// compiled is the embedded schema, compiled once.
+var compiled = sync.OnceValues(load.New)
+
+func embedded(tb testing.TB) *load.Schema {
+	tb.Helper()
+	s, err := compiled()
+	if err != nil {
+		tb.Fatal(err)
+	}
+	return s
+}
+
+// A position is a place in a document where the hostile text is put.
+type position struct {
+	kind  string
+	where string     // name, node, key FIELD, value FIELD or head FIELD
+	ref   schema.Ref // of the resource; the placeholder stands in it for the text
+	path  []string   // in its spec, for key and value; the placeholder stands in it for a key
+	isKey bool
+	field *schema.Field // of a value; nil for the rest
+	doc   []byte        // the document, with the placeholder
+}
+
+func (p *position) String() string { return p.kind + " " + p.where }
+
+// with gives the document with a hostile text in the place.
+func (p *position) with(h hostile) []byte {
+	return bytes.Replace(p.doc, []byte(`"`+placeholder+`"`), []byte(h.literal), 1)
+}
+
+// at gives the ref and the path with the text in its place.
+func (p *position) at(text string) (schema.Ref, []string) {
+	put := func(s string) string {
+		if s == placeholder {
+			return text
+		}
+		return s
+	}
+	path := slices.Clone(p.path)
+	for i := range path {
+		path[i] = put(path[i])
+	}
+	return schema.Ref{Scope: put(p.ref.Scope), Kind: p.ref.Kind, Name: put(p.ref.Name)}, path
+}
+
+// positions lists every place where a kind has room for text. It fails when testdata/site.json does not use a field, so a
+// new kind or field cannot be forgotten.
+func positions(t testing.TB) []*position {
+	t.Helper()
+	s := embedded(t)
+	text, err := os.ReadFile("testdata/site.json")
+	if err != nil {
+		t.Fatal(err)
+	}
+	doc, ds := s.Load(t.Context(), load.Options{}, load.Source{Name: "site.json", Data: text})
+	if doc == nil {
+		t.Fatal(ds.Err())
+	}
+	resources := map[schema.Ref]*schema.Resource{}
+	for i := range doc.Resources {
+		resources[doc.Resources[i].Ref] = &doc.Resources[i]
+	}
+
+	var all []*position
+	for _, name := range s.Kinds().Names() {
+		k := s.Kinds()[name]
+		scope := schema.ScopeSite
+		if k.Node {
+			scope = "gpu-01"
+		}
+		found := map[string]bool{}
+		for i, target := range targets[name] {
+			ref := schema.Ref{Scope: scope, Kind: name, Name: target}
+			r := resources[ref]
+			if r == nil {
+				t.Fatalf("testdata/site.json has no %s", ref)
+			}
+			base := pruned(t, text, resources, ref)
+			add := func(where string, ref schema.Ref, path []string, f *schema.Field, change func(doc map[string]any)) {
+				if found[where] {
+					return
+				}
+				found[where] = true
+				p := &position{kind: name, where: where, ref: ref, path: path, isKey: strings.HasPrefix(where, "key "), field: f}
+				d := schema.Clone(base).(map[string]any)
+				change(d)
+				var err error
+				if p.doc, err = json.Marshal(d); err != nil {
+					t.Fatal(err)
+				}
+				if n := bytes.Count(p.doc, []byte(placeholder)); n != 1 {
+					t.Fatalf("%s: the placeholder is there %d times", p, n)
+				}
+				all = append(all, p)
+			}
+			at := place(ref)
+			if i == 0 {
+				add("name", schema.Ref{Scope: scope, Kind: name, Name: placeholder}, nil, nil, func(d map[string]any) { rename(d, at, placeholder) })
+				if k.Node {
+					add("node", schema.Ref{Scope: placeholder, Kind: name, Name: target}, nil, nil, func(d map[string]any) { rename(d, at[:2], placeholder) })
+				}
+				for _, field := range []string{"lifecycle.on_remove", "lifecycle.adopt", "timeouts.create"} {
+					outer, inner, _ := strings.Cut(field, ".")
+					add("head "+field, ref, nil, nil, func(d map[string]any) {
+						set(d, append(slices.Clone(at), outer), map[string]any{inner: placeholder})
+					})
+				}
+				add("head lifecycle.ignore", ref, nil, nil, func(d map[string]any) {
+					set(d, append(slices.Clone(at), "lifecycle"), map[string]any{"ignore": []any{placeholder}})
+				})
+				add("head depends_on", ref, nil, nil, func(d map[string]any) {
+					set(d, append(slices.Clone(at), "depends_on"), []any{placeholder})
+				})
+			}
+			spec := lookup(base, at).(map[string]any)
+			walk(k.Fields, spec, nil, func(path []string, f *schema.Field, key string) {
+				if key != "" {
+					add("key "+strings.Join(path, "."), ref, append(slices.Clone(path), placeholder), nil, func(d map[string]any) {
+						rename(d, slices.Concat(at, path, []string{key}), placeholder)
+					})
+					return
+				}
+				add("value "+strings.Join(path, "."), ref, path, f, func(d map[string]any) { set(d, slices.Concat(at, path), placeholder) })
+			})
+		}
+		every(k.Fields, nil, func(path []string) {
+			if where := "value " + strings.Join(path, "."); !found[where] && !slices.ContainsFunc(slices.Collect(maps.Keys(found)), func(w string) bool { return strings.HasPrefix(w, where+".") }) {
+				t.Errorf("no target of %s in testdata/site.json uses the field %s", name, strings.Join(path, "."))
+			}
+		})
+	}
+	// The head of a document belongs to no kind.
+	for _, field := range []string{"apiVersion", "site.name", "site.id", "policy.max_destroy"} {
+		d := map[string]any{"apiVersion": schema.APIVersion, "site": map[string]any{"name": "hostile", "id": doc.Site.ID}, "policy": map[string]any{}}
+		set(d, strings.Split(field, "."), placeholder)
+		b, err := json.Marshal(d)
+		if err != nil {
+			t.Fatal(err)
+		}
+		all = append(all, &position{kind: "document", where: "head " + field, doc: b})
+	}
+	return all
+}
+
+// walk visits every string and every map of a spec, and every computed string that it lacks. A map is visited with the
+// name of a member that it has, a value with none.
+func walk(fields []schema.Field, spec map[string]any, path []string, visit func(path []string, f *schema.Field, key string)) {
+	for i := range fields {
+		f := &fields[i]
+		v, ok := spec[f.Name]
+		at := append(slices.Clone(path), f.Name)
+		if !ok && !(f.Computed && f.Type == schema.String) {
+			continue
+		}
+		walkValue(f, v, at, visit)
+	}
+}
+
+func walkValue(f *schema.Field, v any, at []string, visit func(path []string, f *schema.Field, key string)) {
+	switch f.Type {
+	case schema.String:
+		visit(at, f, "")
+	case schema.Struct:
+		walk(f.Fields, v.(map[string]any), at, visit)
+	case schema.List:
+		if l := v.([]any); len(l) > 0 {
+			walkValue(f.Elem, l[0], append(slices.Clone(at), "0"), visit)
+		}
+	case schema.Map:
+		for key, e := range v.(map[string]any) {
+			visit(at, f, key)
+			walkValue(f.Elem, e, append(slices.Clone(at), key), visit)
+		}
+	}
+}
+
+// every gives the path of every field below which there is text that a document can hold, as far as names are known.
+func every(fields []schema.Field, path []string, visit func(path []string)) {
+	for i := range fields {
+		f := &fields[i]
+		if f.Computed {
+			continue
+		}
+		at := append(slices.Clone(path), f.Name)
+		for f.Type == schema.List {
+			f, at = f.Elem, append(at, "0")
+		}
+		switch f.Type {
+		case schema.Struct:
+			every(f.Fields, at, visit)
+		case schema.String, schema.Map:
+			visit(at)
+		}
+	}
+}
+
+// pruned gives the document with one resource and what it needs.
+func pruned(t testing.TB, text []byte, resources map[schema.Ref]*schema.Resource, ref schema.Ref) map[string]any {
+	t.Helper()
+	var doc schema.Object
+	if err := json.Unmarshal(text, &doc); err != nil {
+		t.Fatal(err)
+	}
+	keep := map[schema.Ref]bool{}
+	var need func(schema.Ref)
+	need = func(r schema.Ref) {
+		if keep[r] {
+			return
+		}
+		keep[r] = true
+		for _, after := range resources[r].After {
+			need(after)
+		}
+	}
+	need(ref)
+	for r := range resources {
+		if at := place(r); !keep[r] {
+			delete(lookup(map[string]any(doc), at[:len(at)-1]).(map[string]any), r.Name)
+		}
+	}
+	return doc
+}
+
+// place gives the path of a resource in a document.
+func place(r schema.Ref) []string {
+	provider, noun, _ := strings.Cut(r.Kind, ".")
+	if r.Scope == schema.ScopeSite {
+		return []string{provider, noun, r.Name}
+	}
+	return []string{"nodes", r.Scope, provider, noun, r.Name}
+}
+
+// lookup gives the value at a path; nil when there is none.
+func lookup(v any, path []string) any {
+	for _, name := range path {
+		switch at := v.(type) {
+		case map[string]any:
+			v = at[name]
+		case schema.Object:
+			v = at[name]
+		case []any:
+			i, err := strconv.Atoi(name)
+			if err != nil || i >= len(at) {
+				return nil
+			}
+			v = at[i]
+		default:
+			return nil
+		}
+	}
+	return v
+}
+
+// set replaces the value at a path.
+func set(doc map[string]any, path []string, v any) {
+	last := path[len(path)-1]
+	switch at := lookup(doc, path[:len(path)-1]).(type) {
+	case map[string]any:
+		at[last] = v
+	case []any:
+		i, _ := strconv.Atoi(last)
+		at[i] = v
+	default:
+		panic(fmt.Sprintf("the document has no place for %s", strings.Join(path, ".")))
+	}
+}
+
+// rename gives the member at a path another name.
+func rename(doc map[string]any, path []string, name string) {
+	at := lookup(doc, path[:len(path)-1]).(map[string]any)
+	last := path[len(path)-1]
+	at[name] = at[last]
+	delete(at, last)
+}

@@ -1,0 +1,440 @@
+package hostile
+
+import (
+	"bytes"
+	"context"
+	"encoding/json"
+	"errors"
+	"fmt"
+	"log/slog"
+	"net"
+	"slices"
+	"strings"
+	"testing"
+
+	"github.com/ovn-org/libovsdb/ovsdb"
+	"google.golang.org/grpc"
+	"google.golang.org/protobuf/reflect/protoreflect"
+
+	"converge.dev/converge/engine"
+	"converge.dev/converge/providers"
+	"converge.dev/converge/providers/carbide"
+	"converge.dev/converge/providers/carbide/carbidesim"
+	"converge.dev/converge/providers/carbide/forge"
+	"converge.dev/converge/providers/ovs"
+	"converge.dev/converge/providers/ovs/ovstest"
+	"converge.dev/converge/providers/ovs/vswitch"
+	"converge.dev/converge/schema"
+	"converge.dev/converge/schema/load"
+	"converge.dev/converge/state"
+	"converge.dev/converge/state/mem"
+	"converge.dev/converge/torture"
+)
+
+// An expectation is what the far side must hold of one resource of a batch.
+type expectation struct {
+	*position
+	ref   schema.Ref
+	texts []string          // each is there, exactly
+	pairs map[string]string // each is a member of the map at the position
+}
+
+// A batch is one document with as many hostile texts as fit, each in a resource of its own or, for members of maps, as many
+// in one resource as the far side allows.
+type batch struct {
+	doc    map[string]any
+	expect []expectation
+	count  map[string]int // resources made so far, by kind
+}
+
+// far lists the places where a provider has its own form of a text.
+func far(all []*position, provider string) (some []*position) {
+	for _, p := range all {
+		sort, _, _ := strings.Cut(p.where, " ")
+		switch {
+		case !strings.HasPrefix(p.kind, provider+"."), sort == "head", sort == "node":
+		case p.field != nil && (p.field.Computed || p.field.Ref != ""):
+		case p.kind == "carbide.instance" && strings.HasPrefix(p.where, "value interfaces."):
+			// An address, a network or a device: the simulated machines have what they have.
+		case p.where == "value routing_profile": // one that the site has
+		default:
+			some = append(some, p)
+		}
+	}
+	return some
+}
+
+// accepted gives the texts that the schema lets into a place, of every n-th hostile, each once.
+func accepted(t *testing.T, p *position, every, from int) (texts []string) {
+	for j, h := range hostiles {
+		if h.broken || (j+from)%every != 0 || slices.Contains(texts, h.text) {
+			continue
+		}
+		if doc, _ := embedded(t).Load(t.Context(), load.Options{}, load.Source{Name: "hostile.json", Data: p.with(h)}); doc != nil {
+			texts = append(texts, h.text)
+		}
+	}
+	return texts
+}
+
+// fill adds the texts of a place to the batch. Vary makes the i-th resource of a kind one that may stand beside the others.
+func (b *batch) fill(t *testing.T, p *position, texts []string, vary func(kind string, i int, spec map[string]any) (name string)) {
+	t.Helper()
+	var doc schema.Object
+	if err := json.Unmarshal(p.doc, &doc); err != nil {
+		t.Fatal(err)
+	}
+	at := place(p.ref)
+	base := lookup(doc, at).(map[string]any)
+	if spec, ok := doc[at[0]].(map[string]any); ok && len(at) == 3 {
+		delete(spec[at[1]].(map[string]any), p.ref.Name)
+	} else {
+		delete(lookup(doc, at[:len(at)-1]).(map[string]any), p.ref.Name)
+	}
+	merge(b.doc, doc) // what the resource needs
+
+	add := func(spec map[string]any, name string, e expectation) {
+		i := b.count[p.kind]
+		b.count[p.kind]++
+		other := vary(p.kind, i, spec)
+		if name == "" {
+			name = other
+		}
+		e.position, e.ref = p, schema.Ref{Scope: p.ref.Scope, Kind: p.kind, Name: name}
+		to := place(e.ref)
+		merge(b.doc, nest(to[:len(to)-1]))
+		set(b.doc, to, spec)
+		b.expect = append(b.expect, e)
+	}
+	inMap := p.isKey || p.field != nil && len(p.path) > 1 && lookupMap(base, p.path[:len(p.path)-1])
+	if !inMap {
+		for _, text := range texts {
+			spec := schema.Clone(base).(map[string]any)
+			if p.where == "name" {
+				add(spec, text, expectation{texts: []string{text}})
+				continue
+			}
+			set(spec, p.path, text)
+			add(spec, "", expectation{texts: []string{text}})
+		}
+		return
+	}
+	size := 400
+	if strings.HasPrefix(p.kind, "carbide.") {
+		size = 9 // labels
+	}
+	if p.kind == "carbide.machine" {
+		size = 7 // those of its rack and slot stay
+	}
+	for some := range slices.Chunk(texts, size) {
+		members, pairs := map[string]any{}, map[string]string{}
+		for i, text := range some {
+			key, value := fmt.Sprintf("key-%d", i), text
+			if p.isKey {
+				key, value = text, fmt.Sprintf("value %d", i)
+			}
+			members[key], pairs[key] = value, value
+		}
+		spec := schema.Clone(base).(map[string]any)
+		set(spec, p.path[:len(p.path)-1], members)
+		add(spec, "", expectation{pairs: pairs})
+	}
+}
+
+// lookupMap reports whether the place is a map with free keys: those of testdata/site.json have one member.
+func lookupMap(spec map[string]any, path []string) bool {
+	m, ok := lookup(spec, path).(map[string]any)
+	return ok && len(m) == 1 && slices.Contains([]string{"labels", "other_config", "external_ids", "options"}, path[len(path)-1])
+}
+
+func nest(path []string) map[string]any {
+	out := map[string]any{}
+	at := out
+	for _, name := range path {
+		next := map[string]any{}
+		at[name] = next
+		at = next
+	}
+	return out
+}
+
+// merge puts what is in from, and not in into, into into.
+func merge(into, from map[string]any) {
+	for name, v := range from {
+		have, both := into[name].(map[string]any)
+		more, ok := v.(map[string]any)
+		if both && ok {
+			merge(have, more)
+		} else if _, there := into[name]; !there {
+			into[name] = v
+		}
+	}
+}
+
+// apply loads the batch and brings it about through real providers. It gives the store with its records.
+func (b *batch) apply(t *testing.T, ps ...*providers.Provider) *state.Store {
+	t.Helper()
+	text, err := json.Marshal(b.doc)
+	if err != nil {
+		t.Fatal(err)
+	}
+	doc, ds := embedded(t).Load(t.Context(), load.Options{}, load.Source{Name: "batch.json", Data: text})
+	if doc == nil {
+		t.Fatalf("what is valid one by one is not together: %v", ds.Err())
+	}
+	store := state.New(mem.New(mem.Options{}), doc.Site.Name)
+	open := func(context.Context, schema.Site, []engine.Need) (*providers.Set, error) {
+		return providers.NewSet(ps...)
+	}
+	if _, err := converged(t.Context(), embedded(t).Kinds(), store, doc, open); err != nil {
+		t.Fatalf("%.2000s", err)
+	}
+	return store
+}
+
+// TestTortureHostileSwitch lets a database of Open vSwitch hold every text that its kinds accept. Each kind has a switch of
+// its own, because a port is not called like a bridge.
+func TestTortureHostileSwitch(t *testing.T) {
+	all := positions(t)
+	reached := torture.Cover(t, "places", []string{
+		"ovs.bridge name", "ovs.port name", "ovs.mirror name",
+		"ovs.bridge key external_ids", "ovs.bridge key other_config", "ovs.bridge value external_ids.slice", "ovs.bridge value other_config.hwaddr",
+		"ovs.mirror key external_ids", "ovs.mirror value external_ids.slice",
+		"ovs.port key external_ids", "ovs.port key other_config", "ovs.port value external_ids.slice", "ovs.port value other_config.qos",
+		"ovs.port key interface.external_ids", "ovs.port key interface.other_config", "ovs.port key interface.options",
+		"ovs.port value interface.external_ids.iface-id", "ovs.port value interface.other_config.mtu", "ovs.port value interface.options.key",
+	})
+	values, rows := 0, 0
+	for _, kind := range []string{"ovs.bridge", "ovs.port", "ovs.mirror"} {
+		places := slices.DeleteFunc(far(all, "ovs"), func(p *position) bool { return p.kind != kind })
+		v, r := fillSwitch(t, places, reached)
+		values, rows = values+v, rows+r
+	}
+	torture.Report(t, "J", "OVSDB holds exactly %d hostile values in %d rows: %s", values, rows, reached)
+}
+
+// fillSwitch makes a switch with everything that some places accept.
+func fillSwitch(t *testing.T, places []*position, reached *torture.Coverage) (values, rows int) {
+	t.Helper()
+	s := ovstest.Fake(t)
+	p, err := ovs.Open(t.Context(), ovs.Options{Endpoint: s.Endpoint, Node: "gpu-01", Site: "7d9f1c62-3a54-4b0e-9c86-2f1d8e5b7a30"})
+	if err != nil {
+		t.Fatal(err)
+	}
+	b := &batch{doc: map[string]any{}, count: map[string]int{}}
+	for i, p := range places {
+		some := accepted(t, p, torture.Scale(7, 1, 1), i)
+		values += len(some)
+		b.fill(t, p, some, func(kind string, i int, spec map[string]any) string {
+			if kind == "ovs.mirror" { // a bridge has 32 at most
+				bridge := fmt.Sprintf("mirrored-%d", i/30)
+				set(b.doc, []string{"nodes", "gpu-01", "ovs", "bridge", bridge}, map[string]any{"datapath_type": ovstest.Datapath})
+				for name := range spec {
+					if name != "external_ids" {
+						delete(spec, name)
+					}
+				}
+				spec["bridge"], spec["select_all"], spec["output_vlan"] = bridge, true, 7
+			}
+			if i, ok := spec["interface"].(map[string]any); ok {
+				delete(i, "mac") // which one has
+			}
+			return fmt.Sprintf("thing-%d", i)
+		})
+	}
+	b.apply(t, p)
+	tables := map[string][]ovsdb.Row{}
+	for _, table := range []string{vswitch.BridgeTable, vswitch.PortTable, vswitch.InterfaceTable, vswitch.MirrorTable} {
+		tables[table] = s.Rows(t, table)
+	}
+	for _, e := range b.expect {
+		table, column := vswitch.BridgeTable, ""
+		switch {
+		case e.kind == "ovs.mirror":
+			table = vswitch.MirrorTable
+		case e.kind == "ovs.port" && len(e.path) > 1 && e.path[0] == "interface":
+			table = vswitch.InterfaceTable
+		case e.kind == "ovs.port":
+			table = vswitch.PortTable
+		}
+		i := slices.IndexFunc(tables[table], func(r ovsdb.Row) bool { return r["name"] == e.ref.Name })
+		if i < 0 {
+			t.Errorf("%s: the database has no %s called %q", e.position, table, e.ref.Name)
+			continue
+		}
+		reached.Reach(e.String())
+		if e.pairs != nil {
+			column = e.path[len(e.path)-2]
+		}
+		for key, want := range e.pairs {
+			m, _ := tables[table][i][column].(ovsdb.OvsMap)
+			if got, ok := m.GoMap[key]; !ok || got != want {
+				t.Errorf("%s: the database has %s[%q] = %q, want %q", e.position, column, key, got, want)
+			}
+		}
+	}
+	return values, len(b.expect)
+}
+
+// TestTortureHostileCarbide lets the simulated service hold every text that the kinds of Carbide accept.
+func TestTortureHostileCarbide(t *testing.T) {
+	const hosts = 4000
+	world, err := carbidesim.New(carbidesim.Options{
+		Timing: carbidesim.FastTiming, Hosts: carbidesim.Hosts{Count: torture.Scale(500, hosts, hosts)},
+		Rules: carbidesim.Rules{RoutingProfiles: []carbidesim.RoutingProfile{{Name: "external"}}},
+	})
+	if err != nil {
+		t.Fatal(err)
+	}
+	t.Cleanup(func() {
+		if err := world.Close(); err != nil {
+			t.Error(err)
+		}
+	})
+	var machines []string
+	for _, o := range world.Objects() {
+		if m, ok := o.Message.(*forge.Machine); ok && strings.HasPrefix(o.ID, "fm100h") && m.GetState() == "Ready" {
+			machines = append(machines, o.ID)
+		}
+	}
+	p, err := carbide.Open(t.Context(), carbide.Options{Address: serve(t, world), TLS: carbide.TLS{Mode: carbide.Off}, Logger: slog.New(slog.DiscardHandler)})
+	if err != nil {
+		t.Fatal(err)
+	}
+	places := far(positions(t), "carbide")
+	reached := torture.Cover(t, "kinds", slices.DeleteFunc(embedded(t).Kinds().Names(), func(k string) bool { return !strings.HasPrefix(k, "carbide.") }))
+	b := &batch{doc: map[string]any{}, count: map[string]int{}}
+	used := 0
+	machine := func() string {
+		used++
+		if used > len(machines) {
+			t.Fatalf("the world has %d machines, which is not enough", len(machines))
+		}
+		return machines[used-1]
+	}
+	values := 0
+	for i, p := range places {
+		some := accepted(t, p, torture.Scale(7, 1, 1), i)
+		values += len(some)
+		b.fill(t, p, some, func(kind string, i int, spec map[string]any) string {
+			name := fmt.Sprintf("thing-%d", i)
+			switch kind {
+			case "carbide.vpc_prefix":
+				spec["prefix"] = fmt.Sprintf("10.%d.%d.0/24", 64+i>>8, i&255)
+			case "carbide.network_segment":
+				spec["prefixes"] = []any{map[string]any{"prefix": fmt.Sprintf("172.%d.%d.0/24", 16+i>>8, i&255)}}
+				delete(spec, "subdomain_id")
+			case "carbide.instance":
+				spec["machine"] = machine()
+				spec["interfaces"] = []any{map[string]any{"vpc_prefix": "links"}}
+				delete(spec, "instance_type")
+				if h, _ := spec["hostname"].(string); h == "web-1" {
+					delete(spec, "hostname")
+				}
+			case "carbide.machine":
+				name = machine()
+				delete(spec, "instance_type")
+			}
+			return name
+		})
+	}
+	// The templates' own machine is none of this world.
+	store := b.apply(t, p)
+	records, err := store.Records(t.Context())
+	if err != nil {
+		t.Fatal(err)
+	}
+	ids := map[schema.Ref]string{}
+	for _, r := range records {
+		ids[r.Ref] = r.ID
+	}
+	objects := map[string]carbidesim.Object{}
+	for _, o := range world.Objects() {
+		objects[o.Kind+" "+o.ID] = o
+	}
+	for _, e := range b.expect {
+		o, ok := objects[strings.TrimPrefix(e.kind, "carbide.")+" "+ids[e.ref]]
+		if !ok {
+			t.Errorf("%s: the service has no %s with id %q", e.position, e.ref, ids[e.ref])
+			continue
+		}
+		reached.Reach(e.kind)
+		have := stringsIn(o.Message.ProtoReflect())
+		for _, want := range e.texts {
+			if !slices.Contains(have, want) {
+				t.Errorf("%s: the service has not %q but %.500q", e.position, want, have)
+			}
+		}
+		labels := map[string]string{}
+		if m, ok := o.Message.(interface{ GetMetadata() *forge.Metadata }); ok {
+			for _, l := range m.GetMetadata().GetLabels() {
+				labels[l.GetKey()] = l.GetValue()
+			}
+		}
+		for key, want := range e.pairs {
+			if got, ok := labels[key]; !ok || got != want {
+				t.Errorf("%s: the service has label %q = %q, want %q", e.position, key, got, want)
+			}
+		}
+	}
+	torture.Report(t, "J", "the simulated service holds exactly %d hostile values in %d objects of %d places", values, len(b.expect), len(places))
+}
+
+// serve puts a world on the wire.
+func serve(t *testing.T, w *carbidesim.World) string {
+	t.Helper()
+	s, err := carbidesim.NewServer(w, carbidesim.ServerOptions{})
+	if err != nil {
+		t.Fatal(err)
+	}
+	l, err := net.Listen("tcp", "127.0.0.1:0")
+	if err != nil {
+		t.Fatal(err)
+	}
+	ended := make(chan error, 1)
+	go func() { ended <- s.Serve(l) }()
+	t.Cleanup(func() {
+		s.Stop()
+		if err := <-ended; err != nil && !errors.Is(err, grpc.ErrServerStopped) {
+			t.Error(err)
+		}
+	})
+	return l.Addr().String()
+}
+
+// stringsIn lists all texts of a message.
+func stringsIn(m protoreflect.Message) (all []string) {
+	m.Range(func(f protoreflect.FieldDescriptor, v protoreflect.Value) bool {
+		switch {
+		case f.IsList():
+			for i := range v.List().Len() {
+				switch f.Kind() {
+				case protoreflect.MessageKind:
+					all = append(all, stringsIn(v.List().Get(i).Message())...)
+				case protoreflect.StringKind:
+					all = append(all, v.List().Get(i).String())
+				}
+			}
+		case f.IsMap():
+		case f.Kind() == protoreflect.MessageKind:
+			all = append(all, stringsIn(v.Message())...)
+		case f.Kind() == protoreflect.StringKind:
+			all = append(all, v.String())
+		}
+		return true
+	})
+	return all
+}
+
+// The rule about the reserved key and the providers mean the same key.
+func TestReservedKeyIsTheMark(t *testing.T) {
+	for _, p := range positions(t) {
+		if !p.isKey {
+			continue
+		}
+		doc, ds := embedded(t).Load(t.Context(), load.Options{}, load.Source{Name: "mark.json", Data: bytes.Replace(p.doc, []byte(placeholder), []byte(providers.MarkKey), 1)})
+		if doc != nil || !slices.ContainsFunc(ds, func(d load.Diagnostic) bool { return d.Code == "CV1110" }) {
+			t.Errorf("%s: a document may write the key %s: %v", p, providers.MarkKey, ds)
+		}
+	}
+}

@@ -1,0 +1,88 @@
+package plan_test
+
+import (
+	"bytes"
+	"encoding/json"
+	"errors"
+	"testing"
+
+	"converge.dev/converge/e2e/hostile/budget"
+	"converge.dev/converge/engine/plan"
+)
+
+// FuzzDecode reads saved plans. What can be read is written as it was read, document and all.
+func FuzzDecode(f *testing.F) {
+	for _, s := range []string{
+		`{"format":1,"id":"x","site":{"name":"a","id":"b"},"steps":[],"no_return":0,"unchanged":0}`,
+		`{"format":1,"id":"20261121-225530.650-137675","site":{"name":"fra1","id":"5a2f8c1e-7b0d-4f3a-9c61-2e8d4b7a9f10"},"document":{"apiVersion":"converge.dev/v1","carbide":{"vpc":{"prod":{"description":"a<b && c>d\u2028"}}}},"steps":[{"id":0,"ref":"site/carbide.vpc/prod","action":"create","reason":"declared","wave":0,"after":{"description":"a<b"},"external_id":"i","incarnation":1,"undo":"R1","record":{"ref":"site/carbide.vpc/prod","id":"i","incarnation":1,"spec":{"n":1},"run":"","at":"0001-01-01T00:00:00Z"}}],"no_return":1,"unchanged":0}`,
+		`{"format":1,"steps":[{"id":0,"ref":"a/b.c/d","needs":[0]}]}`, `{"format":1,"steps":[{"id":1}]}`, `{"format":1,"steps":[{"id":0,"needs":[-1]}]}`,
+		`{"format":1,"steps":[{"id":0,"needs":[1]},{"id":1,"needs":[0]}]}`, `{"format":1,"no_return":-5,"steps":[]}`, `{"format":1,"no_return":7}`,
+		`{"format":2}`, `{}`, `null`, ``, `[]`, `{"format":1,"document":"x"}`, `{"format":1,"document":null}`, `{"format":1,"steps":[{"id":0,"ref":"../../x"}]}`,
+		`{"format":1,"steps":[{"id":0,"ref":"a/b.c/d","within":-1,"before":{"x":1e999}}]}`, `{"format":1}{"format":1}`, `{"format":1,"FORMAT":1,"steps":null}`,
+		"{\"format\":1,\"id\":\"\xff\"}", `{"format":1,"nope":1}`,
+	} {
+		f.Add([]byte(s))
+	}
+	f.Fuzz(func(t *testing.T, b []byte) {
+		if len(b) > budget.Largest {
+			return
+		}
+		var p *plan.Plan
+		var err error
+		budget.Spend(t, func() { p, err = plan.Decode(b) })
+		if err != nil {
+			if p != nil || !errors.Is(err, plan.ErrFormat) {
+				t.Errorf("%q is refused with %v and gives %+v", b, err, p)
+			}
+			return
+		}
+		if p.Format != plan.Format {
+			t.Errorf("%q has format %d and is taken", b, p.Format)
+		}
+		for i := range p.Steps {
+			for _, n := range p.Steps[i].Needs {
+				if n < 0 || n >= len(p.Steps) {
+					t.Errorf("%q: step %d needs step %d and is taken", b, i, n)
+				}
+			}
+			if p.Steps[i].ID != i {
+				t.Errorf("%q: step %d is numbered %d", b, i, p.Steps[i].ID)
+			}
+		}
+		text, digest, err := p.Encode()
+		if err != nil {
+			t.Fatalf("%q reads as what cannot be saved: %v", b, err)
+		}
+		again, err := plan.Decode(text)
+		if err != nil {
+			t.Fatalf("%q is saved as %q, which does not read: %v", b, text, err)
+		}
+		same, digestAgain, err := again.Encode()
+		if err != nil || !bytes.Equal(text, same) || digest != digestAgain {
+			t.Errorf("%q is saved as %q and then as %q: %v", b, text, same, err)
+		}
+		if !bytes.Equal(again.Document, compact(t, p.Document)) {
+			t.Errorf("the document was %q and is %q", p.Document, again.Document)
+		}
+		// What walks a plan may ask it anything.
+		p.Counts()
+		p.Needs()
+		p.Empty()
+		for i := range p.Steps {
+			p.Steps[i].Inverse()
+			p.Steps[i].Fingerprint()
+		}
+	})
+}
+
+// compact takes the blanks out, and nothing else: the digest of a document is of its bytes.
+func compact(t *testing.T, b json.RawMessage) []byte {
+	if b == nil {
+		return nil
+	}
+	var out bytes.Buffer
+	if err := json.Compact(&out, b); err != nil {
+		t.Fatal(err)
+	}
+	return out.Bytes()
+}

@@ -1,0 +1,212 @@
+package sim
+
+import (
+	"maps"
+	"math/rand/v2"
+	"slices"
+	"testing"
+	"testing/synctest"
+	"time"
+
+	"converge.dev/converge/engine"
+	"converge.dev/converge/engine/apply"
+	"converge.dev/converge/engine/enginetest"
+	"converge.dev/converge/engine/plan"
+	"converge.dev/converge/providers"
+	"converge.dev/converge/providers/fake"
+)
+
+// What the simulation found, reduced to the least that shows it. The promises that are broken are those that the
+// simulation checks at every call and at the end of every run.
+
+type resources = map[string]string
+
+// scenario plays on a site that is as first says.
+func scenario(t *testing.T, profile map[string]string, first resources, then func(s *sim)) {
+	t.Helper()
+	synctest.Test(t, func(t *testing.T) {
+		all := map[string]string{"far.net": "burned", "far.guard": "burned", "far.host": "burned", "near.bridge": "named", "near.port": "named"}
+		maps.Copy(all, profile)
+		s := newSim(t, 1, rand.New(rand.NewPCG(1, 0)), all)
+		if res, err := s.apply(s.start(1), s.tester.Document(t, first), engine.ApplyOptions{}); err != nil {
+			t.Fatal(res.Run.Status, err)
+		}
+		then(s)
+		s.wg.Wait()
+		for _, b := range s.broken {
+			t.Error(b)
+		}
+		if t.Failed() || *seedFlag != 0 {
+			t.Log("\n" + s.trace.String())
+		}
+	})
+}
+
+func (s *sim) fault(f fake.Fault) {
+	if err := s.far.Fail(f); err != nil {
+		s.t.Fatal(err)
+	}
+}
+
+// stays checks that the far side holds what a document says and nothing else, and that it stays so.
+func (s *sim) stays(doc resources) {
+	time.Sleep(2*late + lag)
+	var is, want []string
+	_ = s.far.Land() // what is due arrives when somebody looks
+	for at, th := range s.things() {
+		is = append(is, at.scope+"/"+at.kind+"/"+th.Name)
+	}
+	for ref := range doc {
+		want = append(want, ref)
+	}
+	slices.Sort(is)
+	slices.Sort(want)
+	if !slices.Equal(is, want) {
+		s.wrongly("there are %v, want %v", is, want)
+	}
+	s.tester.Store = s.raw
+	s.tester.Release(s.t)
+	p := s.start(1)
+	defer p.engine.Close()
+	pl, err := p.engine.Plan(p.ctx, s.tester.Document(s.t, doc), plan.Options{Unlimited: true, AllowMissing: true})
+	if err != nil || !pl.Empty() {
+		s.wrongly("it is not as the document says: %v %s", err, enginetest.Text(pl))
+	}
+}
+
+var (
+	bridge = resources{"n1/near.bridge/br": `{"mode":"1"}`}
+	port   = resources{"n1/near.bridge/br": `{"mode":"1"}`, "n1/near.port/p0": `{"bridge":"br","tag":1}`}
+)
+
+// S1: a delete of unknown outcome that comes late must not meet what was made again under the same name. Nodes refuse it for
+// its epoch; the site knows none.
+func TestLateDeleteMeetsNothingNew(t *testing.T) {
+	with := resources{"n1/near.bridge/br": `{"mode":"1"}`, "site/far.guard/g": `{"size":1}`}
+	scenario(t, map[string]string{"far.guard": "named-blind"}, with, func(s *sim) {
+		s.fault(fake.Fault{Op: "delete", Ref: "site/far.guard/g", Effect: fake.EffectLate, Delay: fake.Duration(20 * time.Second)})
+		for _, doc := range []resources{bridge, with} {
+			if res, err := s.apply(s.start(1), s.tester.Document(t, doc), engine.ApplyOptions{}); err != nil || res.Run.Status != "applied" {
+				t.Fatal(res.Run.Status, err)
+			}
+		}
+		s.stays(with)
+	})
+}
+
+// S1: a create of unknown outcome that comes late must not bring back what was undone.
+func TestLateCreateDoesNotComeBack(t *testing.T) {
+	scenario(t, map[string]string{"near.port": "named-late"}, bridge, func(s *sim) {
+		s.fault(fake.Fault{Op: "create", Ref: "n1/near.port/p0", Effect: fake.EffectLate, Delay: fake.Duration(20 * time.Second)})
+		s.fault(fake.Fault{Op: "create", Ref: "n1/near.port/p1", Class: providers.Invalid})
+		doc := resources{"n1/near.port/p1": `{"bridge":"br"}`}
+		maps.Copy(doc, port)
+		if res, err := s.apply(s.start(1), s.tester.Document(t, doc), engine.ApplyOptions{}); err != nil || res.Run.Status != "reverted" {
+			t.Fatal(res.Run.Status, err)
+		}
+		s.stays(bridge)
+	})
+}
+
+// Promise 1: a call that is refused after its effect is undone with the rest, or the run is not said to be reverted.
+func TestRefusedAfterTheEffect(t *testing.T) {
+	for op, doc := range map[string]resources{
+		"create": {"n1/near.bridge/br": `{"mode":"1"}`, "n1/near.port/p0": `{"bridge":"br","tag":1}`, "n1/near.port/p1": `{"bridge":"br"}`},
+		"update": {"n1/near.bridge/br": `{"mode":"1"}`, "n1/near.port/p0": `{"bridge":"br","tag":2}`},
+		"delete": bridge,
+	} {
+		for _, class := range []providers.Class{providers.Invalid, providers.Denied, providers.Transient} {
+			t.Run(op+" "+string(class), func(t *testing.T) {
+				scenario(t, nil, port, func(s *sim) {
+					s.fault(fake.Fault{Op: op, Ref: "n1/near.port/*", Effect: fake.EffectAfter, Class: class})
+					res, err := s.apply(s.start(1), s.tester.Document(t, doc), engine.ApplyOptions{})
+					if err != nil {
+						t.Fatal(err)
+					}
+					if res.Run.Status == "applied" {
+						s.stays(doc)
+					} else {
+						s.stays(port)
+					}
+				})
+			})
+		}
+	}
+}
+
+// W4: a create whose reply was lost is not given a second incarnation because a list lags behind.
+func TestListThatLagsGivesNoSecondThing(t *testing.T) {
+	net := resources{"site/far.net/net0": `{"cidr":"10.0.0.0/24"}`}
+	scenario(t, map[string]string{"far.net": "burned-eventual"}, bridge, func(s *sim) {
+		s.fault(fake.Fault{Op: "create", Ref: "site/far.net/net0", Effect: fake.EffectAfter})
+		maps.Copy(net, bridge)
+		s.apply(s.start(1), s.tester.Document(t, net), engine.ApplyOptions{})
+		s.stays(net)
+	})
+}
+
+// S1: an unknown create that is settled by repeating it is not said to be gone because a list lags behind.
+func TestListThatLagsHidesNothingFromAnUndo(t *testing.T) {
+	scenario(t, map[string]string{"far.net": "burned-eventual"}, bridge, func(s *sim) {
+		net := resources{"site/far.net/net0": `{"cidr":"10.0.0.0/24"}`}
+		maps.Copy(net, bridge)
+		p := s.start(1)
+		p.farFaults[1] = "die before call"
+		s.apply(p, s.tester.Document(t, net), engine.ApplyOptions{})
+		if res, err := s.command(s.start(1), nil, "rollback", s.open()); err != nil || res.Run.Status != "reverted" {
+			t.Fatal(res.Run.Status, err)
+		}
+		s.stays(bridge)
+	})
+}
+
+// F2: a process that stood still after it wrote an intent, until it cannot prove its lease, makes no call when it wakes.
+func TestNothingBeginsAfterStandingStill(t *testing.T) {
+	scenario(t, nil, bridge, func(s *sim) {
+		calls := 0
+		s.far.Hook = func(op string, at fake.Moment, c providers.Call) {
+			if op != "observe" && at == fake.Before {
+				calls++
+			}
+		}
+		p := s.start(1)
+		p.stillAfterIntent = ttl - time.Second // past the margin, and before a heartbeat of the run finds out
+		_, err := s.apply(p, s.tester.Document(t, port), engine.ApplyOptions{})
+		if err == nil || calls > 0 {
+			t.Errorf("the process woke after its lease was gone, and made %d calls: %v", calls, err)
+		}
+	})
+}
+
+// Promise 1: what an undo made again is remembered, even when nobody learns what came of it.
+func TestWhatAnUndoMakesIsRemembered(t *testing.T) {
+	scenario(t, nil, resources{"n1/near.bridge/br": `{"mode":"1"}`, "n1/near.port/p0": `{"bridge":"br","tag":1}`, "n1/near.port/p1": `{"bridge":"br"}`}, func(s *sim) {
+		s.fault(fake.Fault{Op: "delete", Ref: "n1/near.port/p1", Class: providers.Invalid})
+		p := s.start(1)
+		p.farFaults[3] = "panic after call" // deletes p0, fails to delete p1, makes p0 again
+		res, err := s.apply(p, s.tester.Document(t, bridge), engine.ApplyOptions{OnFailure: apply.Rollback})
+		if err != nil || res.Run.Status != "partial" {
+			t.Fatal(res.Run.Status, err)
+		}
+		s.tester.Store = s.raw
+		s.tester.Release(t)
+		if res, err = s.apply(s.start(1), s.tester.Document(t, bridge), engine.ApplyOptions{}); err != nil || res.Run.Status != "applied" {
+			t.Fatal(res.Run.Status, err)
+		}
+		s.stays(bridge)
+	})
+}
+
+// W4: a list that lags behind does not show yet what an update of unknown outcome has changed; its undo waits for that.
+func TestListThatLagsHidesNoUpdateFromAnUndo(t *testing.T) {
+	before := resources{"n1/near.bridge/br": `{"mode":"1"}`}
+	scenario(t, map[string]string{"near.bridge": "named-eventual"}, before, func(s *sim) {
+		p := s.start(1)
+		p.farFaults[1] = "panic after call"
+		doc := s.tester.Document(t, resources{"n1/near.bridge/br": `{"mode":"2"}`})
+		if res, err := s.apply(p, doc, engine.ApplyOptions{}); err != nil || res.Run.Status != "reverted" {
+			t.Fatal(res.Run.Status, err)
+		}
+		s.stays(before)
+	})
+}

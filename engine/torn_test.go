@@ -1,0 +1,1027 @@
+package engine_test
+
+import (
+	"bytes"
+	"cmp"
+	"context"
+	"encoding/json"
+	"errors"
+	"fmt"
+	"maps"
+	"math/rand/v2"
+	"os"
+	"path/filepath"
+	"slices"
+	"strings"
+	"sync"
+	"testing"
+	"time"
+
+	"pgregory.net/rapid"
+
+	"converge.dev/converge/engine"
+	"converge.dev/converge/engine/apply"
+	"converge.dev/converge/engine/enginetest"
+	"converge.dev/converge/engine/journal"
+	"converge.dev/converge/engine/plan"
+	"converge.dev/converge/providers"
+	"converge.dev/converge/providers/fake"
+	"converge.dev/converge/state"
+	"converge.dev/converge/state/mem"
+	"converge.dev/converge/torture"
+)
+
+// A verdict is what an operation on a damaged store must do.
+type verdict string
+
+const (
+	refuse verdict = "refuse" // fail with an error that names the damaged key, and leave the world as it is
+	goOn   verdict = "go on"  // end as it would have without the damage, with the world right
+)
+
+// The operations of a next process: it takes up the run that is open, undoes the run, or applies a document.
+const (
+	opResume   = "resume"
+	opRollback = "rollback"
+	opApply    = "apply"
+)
+
+// verdicts say what each kind of key must do when its value is spoiled: torn, flipped, exchanged for another key's, or
+// a copy of another key's. A kind that an operation does not read cannot stop it.
+var verdicts = map[string]map[string]verdict{
+	"journal record":       {opResume: refuse, opRollback: refuse, opApply: goOn},
+	"journal head":         {opResume: refuse, opRollback: refuse, opApply: goOn},
+	"run":                  {opResume: refuse, opRollback: refuse, opApply: refuse},
+	"plan":                 {opResume: refuse, opRollback: refuse, opApply: goOn},
+	"resource":             {opResume: refuse, opRollback: refuse, opApply: refuse},
+	"epoch":                {opResume: refuse, opRollback: refuse, opApply: refuse},
+	"leader":               {opResume: refuse, opRollback: refuse, opApply: refuse},
+	"other run":            {opResume: refuse, opRollback: goOn, opApply: refuse},
+	"other journal record": {opResume: goOn, opRollback: goOn, opApply: goOn},
+	"other journal head":   {opResume: goOn, opRollback: goOn, opApply: goOn},
+	"other plan":           {opResume: goOn, opRollback: goOn, opApply: goOn},
+	"document head":        {opResume: goOn, opRollback: goOn, opApply: refuse},
+	"document log":         {opResume: goOn, opRollback: goOn, opApply: goOn}, // read by nobody but history; see reads
+	"document chunk":       {opResume: goOn, opRollback: goOn, opApply: goOn}, // read by nobody but show; see reads
+	"spent":                {opResume: goOn, opRollback: goOn, opApply: goOn},
+	"audit":                {opResume: goOn, opRollback: goOn, opApply: goOn},
+}
+
+// lost says what must follow when a key is missing. What is not here must be refused. A value that may be absent can be
+// lost unnoticed: a resource that is not recorded is found by its mark, and a run that is not known cannot be undone any
+// more, but what it did is seen.
+var lost = map[string]map[string]verdict{
+	"run":                  {opApply: goOn},
+	"other run":            {opResume: goOn, opRollback: goOn, opApply: goOn},
+	"resource":             {opResume: goOn, opRollback: goOn, opApply: goOn},
+	"epoch":                {opResume: goOn, opRollback: goOn, opApply: goOn}, // rises above that of every run
+	"leader":               {opResume: goOn, opRollback: goOn, opApply: goOn},
+	"document head":        {opResume: goOn, opRollback: goOn, opApply: goOn},
+	"journal record":       {opApply: goOn},
+	"journal head":         {opApply: goOn},
+	"plan":                 {opApply: goOn},
+	"other journal record": verdicts["other journal record"],
+	"other journal head":   verdicts["other journal head"],
+	"other plan":           verdicts["other plan"],
+	"document log":         verdicts["document log"],
+	"document chunk":       verdicts["document chunk"],
+	"spent":                verdicts["spent"],
+	"audit":                verdicts["audit"],
+}
+
+// rolledBack says what must follow when a key holds a value that it had before. Only the head of a journal can tell, from
+// the records that it does not know; all other values are whole, and true of an earlier time. The world is observed
+// before it is changed, so that the site is right in the end all the same.
+var rolledBack = map[string]map[string]verdict{
+	"journal head":  {opResume: refuse, opRollback: refuse, opApply: goOn},
+	"run":           {opResume: goOn, opRollback: goOn, opApply: goOn}, // but see seems
+	"other run":     {opResume: goOn, opRollback: goOn, opApply: goOn},
+	"resource":      {opResume: goOn, opRollback: goOn, opApply: goOn},
+	"epoch":         {opResume: goOn, opRollback: goOn, opApply: goOn}, // rises above that of every run
+	"document head": {opResume: goOn, opRollback: goOn, opApply: goOn},
+}
+
+// damages are the kinds of damage.
+var damages = []string{"torn", "emptied", "flipped", "swapped with its like", "swapped with another kind", "copied over", "doubled", "missing", "older", "journals exchanged"}
+
+// A moment is what was there right after a commit, if the process died then.
+type moment struct {
+	store map[string][]byte
+	world string // as in the world's file, with its things, burned ids and versions
+}
+
+// A trace is the history of one run, commit by commit.
+type trace struct {
+	kind    string
+	desired map[string]string // the document
+	start   string            // the world before the run
+	exact   bool              // every step can be undone exactly
+	run     string
+	moments []moment
+	kept    int // sites that stayed apart from the document because a lost record had explained a field
+}
+
+// Kinds of traces.
+const (
+	traceApplied     = "applied"
+	traceReverted    = "reverted"
+	tracePartial     = "partial"
+	traceInterrupted = "interrupted"
+	traceResumed     = "resumed"
+	traceRolledBack  = "rolled back"
+)
+
+var traceKinds = []string{traceApplied, traceReverted, tracePartial, traceInterrupted, traceResumed, traceRolledBack}
+
+// anySite draws a document by number.
+var anySite = rapid.Custom(func(t *rapid.T) map[string]string { return site(t, "") })
+
+// record makes a trace of a random plan. It is the same for the same seed.
+func record(t *testing.T, kind string, seed int) *trace {
+	t.Helper()
+	for ; ; seed += 1000 {
+		if tr := tryRecord(t, kind, seed); tr != nil {
+			return tr
+		}
+	}
+}
+
+// tryRecord gives nil when the plan of the seed is too small for a trace of the kind.
+func tryRecord(t *testing.T, kind string, seed int) *trace {
+	t.Helper()
+	s := enginetest.New()
+	ctx := context.Background()
+	// A person has stopped the site once and let it go again, so that there is an audit log.
+	for _, err := range []error{s.Store.Hold(ctx, "n1", "ada", "maintenance"), s.Store.Release(ctx, "n1", "ada", "done")} {
+		if err != nil {
+			t.Fatal(err)
+		}
+	}
+	s.Converge(t, s.Document(t, anySite.Example(2*seed)))
+	tr := &trace{kind: kind, desired: anySite.Example(2*seed + 1), start: s.World.Dump()}
+	p := s.Plan(t, s.Document(t, tr.desired), plan.Options{Unlimited: true})
+	tr.exact = p.NoReturn == len(p.Steps)
+	if len(p.Steps) < 5 || p.NoReturn < 4 || len(p.Refusals) > 0 || (kind == traceRolledBack && !tr.exact) {
+		return nil
+	}
+	var mu sync.Mutex
+	look := func() {
+		mu.Lock()
+		defer mu.Unlock()
+		items, err := s.KV.List(ctx, "/")
+		if err != nil {
+			t.Error(err)
+		}
+		m := moment{store: make(map[string][]byte, len(items)), world: s.World.Snapshot()}
+		for _, it := range items {
+			m.store[it.Key] = it.Value
+		}
+		tr.moments = append(tr.moments, m)
+	}
+	look()
+	kv := s.KV.Connect(mem.Options{Fault: func(c mem.Call) error {
+		if c.Name == "commit" && c.Done {
+			look()
+		}
+		return nil
+	}})
+	// One step at a time: then at most one effect lies between two commits.
+	e := s.Engine(func(o *engine.Options) { o.Store, o.Parallelism = state.New(kv, "test"), 1 })
+	defer e.Close()
+	o := engine.ApplyOptions{Approve: p.Approval()}
+	last := p.Steps[p.NoReturn-1]
+	switch kind {
+	case tracePartial:
+		undo := p.Steps[0]
+		nth := 1
+		if undo.Action == plan.Update {
+			nth = 2
+		}
+		fail(t, s, fake.Fault{Op: string(undo.Inverse()), Ref: undo.Ref.String(), Nth: nth, Times: 1, Class: providers.Invalid})
+		fallthrough
+	case traceReverted:
+		if !slices.Contains([]plan.Action{plan.Create, plan.Update, plan.Delete}, last.Action) || last.Ref == p.Steps[0].Ref {
+			return nil
+		}
+		fail(t, s, fake.Fault{Op: string(last.Action), Ref: last.Ref.String(), Class: providers.Invalid})
+	case traceInterrupted, traceResumed:
+		interrupt := make(chan struct{})
+		o.Interrupt = interrupt
+		var n int
+		s.World.Hook = func(op string, at fake.Moment, _ providers.Call) {
+			if op != "observe" && at == fake.Before {
+				if n++; n == 2 {
+					close(interrupt)
+				}
+			}
+		}
+	}
+	res, err := e.Apply(ctx, p, o)
+	s.World.Hook = nil
+	tr.run = res.Run.ID
+	want := map[string]state.RunStatus{traceApplied: state.RunApplied, traceReverted: state.RunReverted, tracePartial: state.RunPartial,
+		traceInterrupted: state.RunOpen, traceResumed: state.RunOpen, traceRolledBack: state.RunApplied}[kind]
+	if err != nil && !errors.Is(err, engine.ErrInterrupted) {
+		t.Fatalf("%s, seed %d: %v", kind, seed, err)
+	}
+	if res.Run.Status != want {
+		return nil // the step could be left out, or the world forgave the fault
+	}
+	switch kind {
+	case traceResumed:
+		res, err = e.Resume(ctx, tr.run, engine.ApplyOptions{})
+	case traceRolledBack:
+		res, err = e.Rollback(ctx, tr.run, engine.ApplyOptions{})
+	}
+	if err != nil && !errors.Is(err, engine.ErrInterrupted) {
+		t.Fatalf("%s, seed %d: %v", kind, seed, err)
+	}
+	look()
+	return tr
+}
+
+func fail(t *testing.T, s *enginetest.Site, f fake.Fault) {
+	t.Helper()
+	if err := s.World.Fail(f); err != nil {
+		t.Fatal(err)
+	}
+}
+
+// A ward is a place for worlds that are brought back to life.
+type ward struct {
+	dir string
+	n   int
+}
+
+// revive makes the site of a moment anew, with the world of another: whatever was on its way then. Nothing fails there.
+func (h *ward) revive(t *testing.T, store map[string][]byte, world string) (s *enginetest.Site, end func()) {
+	t.Helper()
+	s = enginetest.New()
+	var content map[string]any
+	if err := json.Unmarshal([]byte(world), &content); err != nil {
+		t.Fatal(err)
+	}
+	delete(content, "faults")
+	text, err := json.Marshal(content)
+	if err != nil {
+		t.Fatal(err)
+	}
+	h.n++
+	path := filepath.Join(h.dir, fmt.Sprint(h.n))
+	if err := os.WriteFile(path, text, 0o600); err != nil {
+		t.Fatal(err)
+	}
+	if s.World, err = fake.Open(path, s.Kinds); err != nil {
+		t.Fatal(err)
+	}
+	put(t, s, store)
+	return s, func() {
+		if err := errors.Join(s.World.Close(), os.Remove(path)); err != nil {
+			t.Error(err)
+		}
+	}
+}
+
+// put makes the store hold exactly these values. A lock is not among them: the lease of a dead process runs out.
+func put(t *testing.T, s *enginetest.Site, store map[string][]byte) {
+	t.Helper()
+	have, err := s.KV.List(context.Background(), "/")
+	if err != nil {
+		t.Fatal(err)
+	}
+	var ops []state.Op
+	for _, it := range have {
+		if v, ok := store[it.Key]; !ok {
+			ops = append(ops, state.Op{Key: it.Key, Delete: true})
+		} else if bytes.Equal(v, it.Value) {
+			continue
+		}
+	}
+	for key, v := range store {
+		ops = append(ops, state.Op{Key: key, Value: v})
+	}
+	for part := range slices.Chunk(ops, state.MaxOps) {
+		if _, err := s.KV.Commit(context.Background(), nil, part); err != nil {
+			t.Fatal(err)
+		}
+	}
+}
+
+// An end is how an operation ended.
+type end struct {
+	status  state.RunStatus
+	err     error
+	touched bool // the world is not as before
+}
+
+// do carries out one operation, as a process of its own.
+func (tr *trace) do(t *testing.T, s *enginetest.Site, op string) (got end) {
+	t.Helper()
+	before := s.World.Dump()
+	e := s.Engine(func(o *engine.Options) { o.Parallelism = 3 })
+	defer e.Close()
+	defer func() {
+		if p := recover(); p != nil {
+			t.Errorf("%s of a %s run panicked: %v", op, tr.kind, p)
+			got.err = fmt.Errorf("panic: %v", p)
+		}
+		got.touched = s.World.Dump() != before
+	}()
+	ctx := context.Background()
+	var res engine.Result
+	var err error
+	switch op {
+	case opResume:
+		res, err = e.Resume(ctx, "", engine.ApplyOptions{OnFailure: apply.Rollback})
+	case opRollback:
+		res, err = e.Rollback(ctx, tr.run, engine.ApplyOptions{})
+	case opApply:
+		var p *plan.Plan
+		if p, err = e.Plan(ctx, s.Document(t, tr.desired), plan.Options{Unlimited: true}); err == nil {
+			res, err = e.Apply(ctx, p, engine.ApplyOptions{Approve: p.Approval()})
+		}
+	}
+	return end{status: res.Run.Status, err: err}
+}
+
+// operations are what a next process may do at a moment.
+func (tr *trace) operations(t *testing.T, m moment) []string {
+	t.Helper()
+	text, known := m.store["/converge/test/run/"+tr.run]
+	if !known {
+		return []string{opApply}
+	}
+	var run state.Run
+	if err := json.Unmarshal(text, &run); err != nil {
+		t.Fatal(err)
+	}
+	var ops []string
+	switch run.Status {
+	case state.RunOpen, state.RunPartial:
+		ops = []string{opResume}
+	default:
+		ops = []string{opApply}
+	}
+	if tr.exact && run.Status != state.RunReverted {
+		ops = append(ops, opRollback)
+	}
+	return ops
+}
+
+// right tells how the site is not as it must be after all; empty when it is. A thing whose record is forgotten, and that no
+// document wants any more, is reported and left alone.
+func (tr *trace) right(t *testing.T, s *enginetest.Site, op string, got end, forgotten []string) string {
+	t.Helper()
+	s.Release(t)
+	if op == opRollback {
+		if now := s.World.Dump(); now != tr.start {
+			return "the world is not as before the run:\n" + lines(tr.start, now)
+		}
+		return ""
+	}
+	// Whatever the end was, a next apply converges, and then nothing is left to do and nothing is there twice.
+	for range 3 {
+		p := s.Plan(t, s.Document(t, tr.desired), plan.Options{Unlimited: true})
+		strays := slices.DeleteFunc(p.Unmanaged, func(f plan.Foreign) bool {
+			return slices.Contains(forgotten, "/converge/test/resource/"+f.Scope+"/"+f.Kind+"/"+f.Name)
+		})
+		if p.Empty() && len(strays) == 0 {
+			return ""
+		}
+		if next := tr.do(t, s, opApply); next.err != nil {
+			return fmt.Sprintf("after %s ended %s: %v", op, got.status, next.err)
+		}
+	}
+	return "it does not converge:\n" + enginetest.Text(s.Plan(t, s.Document(t, tr.desired), plan.Options{Unlimited: true}))
+}
+
+// lines lists the lines that only one of two texts has.
+func lines(before, after string) string {
+	count := map[string]int{}
+	for _, l := range strings.Split(before, "\n") {
+		count["- "+l]++
+	}
+	for _, l := range strings.Split(after, "\n") {
+		if count["- "+l]--; count["- "+l] < 0 {
+			count["- "+l] = 0
+			count["+ "+l]++
+		}
+	}
+	maps.DeleteFunc(count, func(_ string, n int) bool { return n == 0 })
+	return strings.Join(slices.Sorted(maps.Keys(count)), "\n")
+}
+
+// kindOf names the kind of a key; empty for what is never read as a value.
+func (tr *trace) kindOf(m moment, key string) string {
+	rest, _ := strings.CutPrefix(key, "/converge/test/")
+	first, after, _ := strings.Cut(rest, "/")
+	other := func(mine bool, kind string) string {
+		if mine {
+			return kind
+		}
+		return "other " + kind
+	}
+	switch first {
+	case "journal":
+		kind := "journal record"
+		if strings.HasSuffix(after, "/head") {
+			kind = "journal head"
+		}
+		return other(strings.HasPrefix(after, tr.run+"/") && tr.run != "", kind)
+	case "run":
+		return other(after == tr.run, "run")
+	case "blob":
+		var run state.Run
+		_ = json.Unmarshal(m.store["/converge/test/run/"+tr.run], &run) // of a moment before the run: there is none
+		return other(slices.Contains(run.Body, after), "plan")
+	case "document":
+		switch word, _, _ := strings.Cut(after, "/"); word {
+		case "head", "log", "chunk":
+			return "document " + word
+		}
+	case "resource", "epoch", "leader", "spent", "audit":
+		return first
+	}
+	return ""
+}
+
+// seems says what must follow when a run stands as it once stood.
+func seems(t *testing.T, old []byte) map[string]verdict {
+	t.Helper()
+	var run state.Run
+	if err := json.Unmarshal(old, &run); err != nil {
+		t.Fatal(err)
+	}
+	want := maps.Clone(rolledBack["run"])
+	switch run.Status {
+	case state.RunOpen:
+		want[opApply] = refuse // it seems to be open
+	case state.RunApplied, state.RunReverted:
+		want[opResume] = refuse // there seems to be nothing to resume
+	}
+	return want
+}
+
+// after gives the key of the record, or the head, that follows a record.
+func after(m moment, key string) string {
+	keys := slices.Sorted(maps.Keys(m.store))
+	return keys[slices.Index(keys, key)+1]
+}
+
+// A harm is one damage of a store.
+type harm struct {
+	what  string
+	keys  []string
+	store map[string][]byte
+	want  map[string]verdict // by operation
+	named bool               // the error must name a key
+}
+
+// harmed damages one key of a moment; ok is false when this damage is not possible there.
+func (tr *trace) harmed(t *testing.T, rng *rand.Rand, what string, at int, key string) (h harm, ok bool) {
+	t.Helper()
+	m := tr.moments[at]
+	value, kind := m.store[key], tr.kindOf(m, key)
+	h = harm{what: what, keys: []string{key}, store: maps.Clone(m.store), want: maps.Clone(verdicts[kind]), named: true}
+	// partner draws another key of the same kind, or of another one.
+	partner := func(like bool) (string, bool) {
+		base := strings.TrimPrefix(kind, "other ")
+		var keys []string
+		for _, k := range slices.Sorted(maps.Keys(m.store)) {
+			other := tr.kindOf(m, k)
+			if other != "" && k != key && (strings.TrimPrefix(other, "other ") == base) == like && !bytes.Equal(m.store[k], value) {
+				keys = append(keys, k)
+			}
+		}
+		if len(keys) == 0 {
+			return "", false
+		}
+		return keys[rng.IntN(len(keys))], true
+	}
+	switch what {
+	case "torn":
+		if len(value) < 2 {
+			return h, false
+		}
+		h.store[key] = value[:1+rng.IntN(len(value)-1)]
+	case "emptied":
+		h.store[key] = nil
+	case "flipped":
+		bent := slices.Clone(value)
+		bent[rng.IntN(len(bent))] ^= 1 << rng.IntN(8)
+		h.store[key] = bent
+	case "swapped with its like", "swapped with another kind":
+		with, found := partner(what == "swapped with its like")
+		if !found {
+			return h, false
+		}
+		h.store[key], h.store[with] = h.store[with], h.store[key]
+		h.keys = append(h.keys, with)
+		for op, v := range verdicts[tr.kindOf(m, with)] {
+			if v == refuse {
+				h.want[op] = refuse
+			}
+		}
+	case "copied over":
+		with, found := partner(true)
+		if !found {
+			return h, false
+		}
+		h.store[key] = m.store[with]
+	case "doubled":
+		twin := map[string]string{
+			"journal record": fmt.Sprintf("/converge/test/journal/%s/%010d", tr.run, 900),
+			"resource":       "/converge/test/resource/site/far.net/twin",
+			"run":            "/converge/test/run/" + tr.run + "-twin",
+			"plan":           "/converge/test/blob/" + strings.Repeat("0", 64),
+		}[kind]
+		if twin == "" {
+			return h, false
+		}
+		h.store[twin], h.keys = value, []string{twin}
+		switch kind {
+		case "run":
+			h.want[opRollback] = goOn // by its id
+		case "plan":
+			h.want = verdicts["other plan"]
+		}
+	case "missing":
+		delete(h.store, key)
+		for op := range h.want {
+			h.want[op] = refuse
+			if v, known := lost[kind][op]; known {
+				h.want[op] = v
+			}
+		}
+		h.named = kind != "run" // what is not there is not known by name
+		if kind == "journal record" {
+			h.keys = append(h.keys, after(m, key)) // the gap shows there
+		}
+	case "older":
+		var old []byte
+		for i := at - 1; i >= 0 && old == nil; i-- {
+			if v, was := tr.moments[i].store[key]; was && !bytes.Equal(v, value) {
+				old = v
+			}
+		}
+		if old == nil || rolledBack[kind] == nil {
+			return h, false
+		}
+		h.store[key], h.want = old, rolledBack[kind]
+		if kind == "run" {
+			h.want = seems(t, old)
+			h.keys = append(h.keys, "run "+tr.run+" has not ended", "there is no run to resume")
+		}
+	case "journals exchanged":
+		mine := "/converge/test/journal/" + tr.run + "/"
+		if !strings.HasPrefix(key, mine) || tr.run == "" {
+			return h, false
+		}
+		theirs := ""
+		for k := range m.store {
+			if strings.HasPrefix(k, "/converge/test/journal/") && !strings.HasPrefix(k, mine) {
+				theirs = k[:strings.LastIndex(k, "/")+1]
+			}
+		}
+		h.keys = nil
+		for k, v := range m.store {
+			for _, pair := range [][2]string{{mine, theirs}, {theirs, mine}} {
+				if rest, found := strings.CutPrefix(k, pair[0]); found {
+					if _, both := m.store[pair[1]+rest]; !both {
+						delete(h.store, k)
+					}
+					h.store[pair[1]+rest] = v
+					h.keys = append(h.keys, pair[1]+rest)
+				}
+			}
+		}
+		h.want = verdicts["journal record"]
+	}
+	return h, true
+}
+
+// names tells whether an error names one of the damaged keys.
+func (h harm) names(err error) bool {
+	return slices.ContainsFunc(h.keys, func(key string) bool { return strings.Contains(err.Error(), key) })
+}
+
+// L, W4, W8: whatever the last commit of a process was, and whatever happened to one value of the store, or two, the next process
+// does what it would have done without the damage, or says which key is damaged and leaves the world alone; and when the
+// value is mended, it does. Nothing is made twice.
+func TestTortureTornState(t *testing.T) {
+	traces := torture.Scale(6, 50, 2000)
+	var kinds []string
+	for kind := range verdicts {
+		kinds = append(kinds, kind)
+	}
+	covered := []*torture.Coverage{
+		torture.Cover(t, "kinds of traces", traceKinds),
+		torture.Cover(t, "kinds of keys", kinds),
+		torture.Cover(t, "kinds of damage", damages),
+		torture.Cover(t, "verdicts", []string{"refuse resume", "refuse rollback", "refuse apply", "go on resume", "go on rollback", "go on apply"}),
+	}
+	ends := torture.Cover(t, "ends after a crash", []string{"applied", "reverted"})
+	h := &ward{dir: t.TempDir()}
+	prefixes, cases, kept := 0, 0, 0
+	begin := time.Now()
+	for i := range traces {
+		tr := record(t, traceKinds[i%len(traceKinds)], i)
+		covered[0].Reach(tr.kind)
+		rng := rand.New(rand.NewPCG(1, uint64(i)))
+		prefixes += tr.crashes(t, h, ends)
+		// One moment in the middle and the last one; every key there, with damages that are drawn.
+		for _, at := range []int{2 + rng.IntN(len(tr.moments)-3), len(tr.moments) - 1} {
+			cases += tr.harms(t, h, rng, at, covered)
+		}
+		kept += tr.kept
+		if t.Failed() {
+			t.Fatalf("trace %d: a %s run", i, tr.kind)
+		}
+	}
+	torture.Report(t, "L", "%d traces, %d crashes after a commit, %d damaged stores in %s; %s; %s; %s; ends after a crash: %s; 0 things twice; %d sites kept a field that a lost record had explained",
+		traces, prefixes, cases, time.Since(begin).Round(time.Second), covered[1], covered[2], covered[3], ends, kept)
+}
+
+// crashes lets the process die after each commit, with the world as it was then, and as it was right before the next.
+func (tr *trace) crashes(t *testing.T, h *ward, ends *torture.Coverage) (n int) {
+	t.Helper()
+	for at := 0; at < len(tr.moments); at += torture.Scale(4, 1, 1) {
+		m := tr.moments[at]
+		worlds := []string{m.world}
+		if at+1 < len(tr.moments) && tr.moments[at+1].world != m.world {
+			worlds = append(worlds, tr.moments[at+1].world)
+		}
+		for v, world := range worlds {
+			s, end := h.revive(t, withoutLock(m.store), world)
+			for _, op := range tr.operations(t, m)[:1] {
+				got := tr.do(t, s, op)
+				var held *engine.HeldError
+				if op == opApply && errors.As(got.err, &held) { // the revision is held, as it must be
+					s.Release(t)
+					got = tr.do(t, s, op)
+				}
+				name := fmt.Sprintf("%s run, %d of %d commits, world %d: %s", tr.kind, at, len(tr.moments), v, op)
+				if got.err != nil {
+					t.Errorf("%s: %v", name, got.err)
+				} else if got.status != state.RunApplied && got.status != state.RunReverted {
+					t.Errorf("%s: ended %q", name, got.status)
+				} else {
+					ends.Reach(string(got.status))
+				}
+				if wrong := tr.right(t, s, op, got, nil); wrong != "" {
+					t.Errorf("%s: %s", name, wrong)
+				}
+				n++
+			}
+			end()
+		}
+	}
+	return n
+}
+
+func withoutLock(store map[string][]byte) map[string][]byte {
+	m := maps.Clone(store)
+	delete(m, "/converge/test/leader")
+	return m
+}
+
+// harms damages the keys of a moment one after the other.
+func (tr *trace) harms(t *testing.T, h *ward, rng *rand.Rand, at int, covered []*torture.Coverage) (n int) {
+	t.Helper()
+	m := tr.moments[at]
+	perKind := map[string]int{}
+	keys := slices.SortedFunc(maps.Keys(m.store), func(a, b string) int { // as far as names are not of the hour, the same each time
+		return cmp.Or(strings.Compare(tr.kindOf(m, a), tr.kindOf(m, b)), strings.Compare(a, b))
+	})
+	rng.Shuffle(len(keys), func(i, j int) { keys[i], keys[j] = keys[j], keys[i] })
+	for _, key := range keys {
+		kind := tr.kindOf(m, key)
+		if perKind[kind]++; kind == "" || perKind[kind] > 4 {
+			continue
+		}
+		for _, i := range rng.Perm(len(damages))[:torture.Scale(2, 5, 5)] {
+			d, ok := tr.harmed(t, rng, damages[i], at, key)
+			if !ok {
+				continue
+			}
+			if kind != "leader" && !slices.ContainsFunc(d.keys, func(k string) bool { return strings.HasSuffix(k, "/leader") }) {
+				d.store = withoutLock(d.store)
+			} else if d.what != "missing" && !d.spoils(m, "/converge/test/leader") {
+				continue
+			}
+			covered[1].Reach(kind)
+			covered[2].Reach(d.what)
+			for _, op := range tr.operations(t, m) {
+				covered[3].Reach(string(d.want[op]) + " " + op)
+				tr.suffer(t, h, m, kind, d, op)
+				n++
+			}
+		}
+	}
+	return n
+}
+
+// spoils tells whether the value of a key is another one, where it is there.
+func (h harm) spoils(m moment, key string) bool {
+	v, there := h.store[key]
+	return there && !bytes.Equal(v, m.store[key])
+}
+
+// suffer carries out an operation on a damaged store and judges it; then the damage is mended and it is tried again.
+func (tr *trace) suffer(t *testing.T, h *ward, m moment, kind string, d harm, op string) {
+	t.Helper()
+	name := fmt.Sprintf("%s of a %s run, the %s %v %s", op, tr.kind, kind, d.keys, d.what)
+	s, end := h.revive(t, d.store, m.world)
+	defer end()
+	tr.reads(t, s, m, d, name)
+	s.Release(t) // a run that failed holds its revision of the document; what holds do is tried elsewhere
+	got := tr.do(t, s, op)
+	switch {
+	case got.err != nil && got.touched:
+		t.Errorf("%s: it failed after it had changed the world: %v", name, got.err)
+	case got.err != nil && d.want[op] == goOn:
+		t.Errorf("%s: it failed, and nothing that it needs is damaged: %v", name, got.err)
+	case got.err != nil && d.named && !d.names(got.err):
+		t.Errorf("%s: the error does not name the key: %v", name, got.err)
+	case got.err == nil && d.want[op] == refuse && !unpacked(s, kind, d):
+		t.Errorf("%s: it went on and ended %s", name, got.status)
+	}
+	if got.err != nil { // whoever mends the value can go on
+		mend(t, s, m, d)
+		if got = tr.do(t, s, op); got.err != nil {
+			t.Errorf("%s: with the value mended: %v", name, got.err)
+		}
+	}
+	if d.what != "missing" && d.what != "older" { // nobody knows of those; of the others, something is not read yet
+		mend(t, s, m, d)
+	}
+	var forgotten []string
+	if d.what == "missing" || d.what == "older" {
+		forgotten = d.keys
+	}
+	wrong := tr.right(t, s, op, got, forgotten)
+	if wrong != "" && forgotten != nil {
+		// What is forgotten and stands in the way of another thing is reported as stray: its record is brought back.
+		s.Release(t)
+		mend(t, s, m, d)
+		wrong = tr.right(t, s, op, got, nil)
+	}
+	if wrong != "" && forgotten != nil && kind == "resource" {
+		// With its record a field is forgotten that left the document meanwhile: it is taken for somebody else's and kept, and
+		// what it refers to cannot go. The run is undone and says so.
+		s.Release(t)
+		p := s.Plan(t, s.Document(t, tr.desired), plan.Options{Unlimited: true})
+		if len(p.Unmanaged) == 0 && !slices.ContainsFunc(p.Steps, func(st plan.Step) bool { return st.Action == plan.Create }) {
+			tr.kept++
+			wrong = ""
+		}
+	}
+	if wrong != "" {
+		t.Errorf("%s: %s", name, wrong)
+	}
+	tr.rises(t, s, m, d, name)
+}
+
+// rises checks that the epoch is higher than that of every holder that may have sent something.
+func (tr *trace) rises(t *testing.T, s *enginetest.Site, m moment, d harm, name string) {
+	t.Helper()
+	epoch := func(text []byte) int64 {
+		var v struct{ Epoch int64 }
+		if err := json.Unmarshal(text, &v); err != nil {
+			t.Fatal(err)
+		}
+		return v.Epoch
+	}
+	was := epoch(m.store["/converge/test/epoch"])
+	if (d.what == "missing" || d.what == "older") && slices.Contains(d.keys, "/converge/test/epoch") {
+		was = 0 // a holder that has opened no run has sent nothing
+		for key, v := range m.store {
+			if strings.HasPrefix(key, "/converge/test/run/") {
+				was = max(was, epoch(v))
+			}
+		}
+	}
+	it, err := s.KV.Get(context.Background(), "/converge/test/epoch")
+	if err != nil {
+		t.Fatal(err)
+	}
+	if is := epoch(it.Value); is <= was {
+		t.Errorf("%s: the epoch was %d, and is %d after another holder", name, was, is)
+	}
+}
+
+// mend gives the damaged keys their values back, where nobody has written new ones.
+func mend(t *testing.T, s *enginetest.Site, m moment, d harm) {
+	t.Helper()
+	var ops []state.Op
+	for key, whole := range withoutLock(m.store) {
+		bent, there := d.store[key]
+		if there && bytes.Equal(bent, whole) {
+			continue
+		}
+		it, err := s.KV.Get(context.Background(), key)
+		if err != nil {
+			t.Fatal(err)
+		}
+		if there && bytes.Equal(it.Value, bent) || !there && it.Modified == 0 {
+			ops = append(ops, state.Op{Key: key, Value: whole})
+		}
+	}
+	for key := range d.store {
+		if _, there := withoutLock(m.store)[key]; !there { // the lease of a dead process runs out
+			ops = append(ops, state.Op{Key: key, Delete: true})
+		}
+	}
+	for part := range slices.Chunk(ops, state.MaxOps) {
+		if _, err := s.KV.Commit(context.Background(), nil, part); err != nil {
+			t.Fatal(err)
+		}
+	}
+}
+
+// unpacked tells whether a packed body gives the bytes that its name promises all the same: a bit was flipped that does
+// not count.
+func unpacked(s *enginetest.Site, kind string, d harm) bool {
+	if kind != "plan" || d.what != "flipped" {
+		return false
+	}
+	_, err := s.Store.Blob(context.Background(), []string{d.keys[0][strings.LastIndex(d.keys[0], "/")+1:]})
+	return err == nil
+}
+
+// reads reads what no run needs: revisions of the document, spent plans, the audit log. Each is as it was, or an error names
+// the damaged key.
+func (tr *trace) reads(t *testing.T, s *enginetest.Site, m moment, d harm, name string) {
+	t.Helper()
+	ctx := context.Background()
+	judge := func(what, got, want string, err error) {
+		switch {
+		case err != nil && !d.names(err) && !(d.what == "missing" && errors.Is(err, state.ErrNotFound)):
+			t.Errorf("%s: %s cannot be read, and the error names no damaged key: %v", name, what, err)
+		case err == nil && got != want && d.what != "older" && d.what != "missing":
+			t.Errorf("%s: %s is read as %s, and was %s", name, what, got, want)
+		}
+	}
+	for key, v := range m.store {
+		rest, _ := strings.CutPrefix(key, "/converge/test/")
+		switch {
+		case rest == "document/head", strings.HasPrefix(rest, "document/log/"):
+			var was state.Head
+			if err := json.Unmarshal(v, &was); err != nil {
+				t.Fatal(err)
+			}
+			serial := was.Serial
+			if rest == "document/head" {
+				serial = 0
+			}
+			got, body, err := s.Store.Document(ctx, serial)
+			judge("the document of "+rest, fmt.Sprint(got.Serial, got.Digest, len(body)), fmt.Sprint(was.Serial, was.Digest, was.Size), err)
+		case strings.HasPrefix(rest, "spent/"):
+			var was struct{ Run string }
+			if err := json.Unmarshal(v, &was); err != nil {
+				t.Fatal(err)
+			}
+			run, _, err := s.Store.Spent(ctx, strings.TrimPrefix(rest, "spent/"))
+			judge(rest, run, was.Run, err)
+		}
+	}
+	audits, err := s.Store.Audits(ctx)
+	entries := 0
+	for key := range m.store {
+		if strings.Contains(key, "/audit/") {
+			entries++
+		}
+	}
+	judge("the audit log", fmt.Sprint(len(audits)), fmt.Sprint(entries), err)
+}
+
+// A hold or a freeze stops, whatever became of its value: who wrote it meant something by it. That one is missing cannot be
+// known; a release leaves nothing else behind.
+func TestTortureDamagedStopStops(t *testing.T) {
+	scopes := []string{"site", "n1", "n1/near.port/p0", "serial:1", "freeze"}
+	covered := torture.Cover(t, "stops", scopes)
+	cases := 0
+	for _, scope := range scopes {
+		s := enginetest.New()
+		ctx := context.Background()
+		d := s.Document(t, base)
+		s.Converge(t, d)
+		p := s.Plan(t, s.Document(t, twelve), plan.Options{})
+		if scope == "serial:1" { // the revision that is the newest, and a plan that would try it again
+			if err := s.World.Remove("n1", "near.port", "p0"); err != nil {
+				t.Fatal(err)
+			}
+			p = s.Plan(t, d, plan.Options{})
+		}
+		before := s.World.Dump()
+		key := "/converge/test/hold/" + scope
+		err := s.Store.Hold(ctx, scope, "ada", "maintenance")
+		if scope == "freeze" {
+			key = "/converge/test/freeze"
+			err = errors.Join(s.Store.Release(ctx, scope, "ada", ""), s.Store.SetFreeze(ctx, true, "ada", "maintenance"))
+		}
+		// One that belongs to a run, which would not stop that run.
+		_, herr := s.KV.Commit(ctx, nil, []state.Op{s.Store.HoldOp(state.Hold{Scope: "elsewhere", Reason: "a run", Run: "r"})})
+		it, gerr := s.KV.Get(ctx, key)
+		other, oerr := s.KV.Get(ctx, "/converge/test/hold/elsewhere")
+		audits, lerr := s.KV.List(ctx, "/converge/test/audit/")
+		if err := errors.Join(err, herr, gerr, oerr, lerr); err != nil {
+			t.Fatal(err)
+		}
+		values := map[string][]byte{"whole": it.Value, "emptied": nil, "copied over": other.Value, "an audit": audits[0].Value}
+		for n := 1; n < len(it.Value); n += 7 {
+			values[fmt.Sprint("torn at ", n)] = it.Value[:n]
+			bent := slices.Clone(it.Value)
+			bent[n] ^= 1 << (n % 8)
+			values[fmt.Sprint("flipped at ", n)] = bent
+		}
+		for what, v := range values {
+			if _, err := s.KV.Commit(ctx, nil, []state.Op{{Key: key, Value: v}}); err != nil {
+				t.Fatal(err)
+			}
+			_, err := s.Apply(p, engine.ApplyOptions{})
+			var held *engine.HeldError
+			switch {
+			case !errors.As(err, &held):
+				t.Errorf("%s, %s: not held: %v", scope, what, err)
+			case what != "whole" && !strings.Contains(err.Error(), key):
+				t.Errorf("%s, %s: the error does not name %s: %v", scope, what, key, err)
+			}
+			if s.World.Dump() != before {
+				t.Fatalf("%s, %s: the world was changed", scope, what)
+			}
+			cases++
+		}
+		covered.Reach(scope)
+		s.Release(t)
+		if err := s.Store.SetFreeze(ctx, false, "ada", "done"); err != nil {
+			t.Fatal(err)
+		}
+		if res, err := s.Apply(p, engine.ApplyOptions{}); err != nil || res.Run.Status != state.RunApplied {
+			t.Errorf("%s: after its release: %s, %v", scope, res.Run.Status, err)
+		}
+	}
+	torture.Report(t, "L", "%d damaged holds and freezes: each stopped; %s", cases, covered)
+}
+
+// Damage in the middle of a journal does not hide what is whole: the error of an undo names the record, and a mended record
+// lets the undo go through to the world as it was.
+func TestTortureUndoSaysWhyNot(t *testing.T) {
+	s := enginetest.New()
+	ctx := context.Background()
+	s.Converge(t, s.Document(t, base))
+	before := s.World.Dump()
+	res, err := s.Apply(s.Plan(t, s.Document(t, twelve), plan.Options{}), engine.ApplyOptions{})
+	if err != nil || res.Run.Status != state.RunApplied {
+		t.Fatal(res.Run.Status, err)
+	}
+	log, err := journal.Read(ctx, s.Store, res.Run.ID)
+	if err != nil {
+		t.Fatal(err)
+	}
+	applied, outcomes := s.World.Dump(), 0
+	rollback := func() error {
+		e := s.Engine(nil)
+		defer e.Close()
+		_, err := e.Rollback(ctx, res.Run.ID, engine.ApplyOptions{})
+		return err
+	}
+	for _, rec := range log.Records {
+		if rec.Kind != journal.Outcome {
+			continue
+		}
+		outcomes++
+		key := s.Store.JournalKey(res.Run.ID, rec.Seq)
+		it, err := s.KV.Get(ctx, key)
+		if err != nil {
+			t.Fatal(err)
+		}
+		// The most tempting damage: it says that nothing was changed, so that there would be nothing to undo.
+		lie := bytes.Replace(it.Value, []byte(`"result":"done"`), []byte(`"result":"refused"`), 1)
+		if bytes.Equal(lie, it.Value) {
+			t.Fatalf("%s is not an outcome: %s", key, it.Value)
+		}
+		put := func(v []byte) {
+			if _, err := s.KV.Commit(ctx, nil, []state.Op{{Key: key, Value: v}}); err != nil {
+				t.Fatal(err)
+			}
+		}
+		put(lie)
+		err = rollback()
+		// The record after it tells of the damage too; either name leads there.
+		if err == nil || !strings.Contains(err.Error(), key) && !strings.Contains(err.Error(), s.Store.JournalKey(res.Run.ID, rec.Seq+1)) {
+			t.Errorf("%s: the undo does not say why not: %v", key, err)
+		}
+		if s.World.Dump() != applied {
+			t.Fatalf("%s: the world was changed", key)
+		}
+		put(it.Value)
+	}
+	if err := rollback(); err != nil {
+		t.Fatal(err)
+	}
+	if now := s.World.Dump(); now != before {
+		t.Errorf("the world is not as before:\n%s", now)
+	}
+	torture.Report(t, "L", "%d outcomes of a journal that lied: no undo followed them; with the last one mended, all was undone", outcomes)
+}

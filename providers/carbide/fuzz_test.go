@@ -1,0 +1,96 @@
+package carbide
+
+import (
+	"encoding/json"
+	"testing"
+
+	"google.golang.org/protobuf/encoding/protojson"
+	"google.golang.org/protobuf/proto"
+
+	"converge.dev/converge/e2e/hostile/budget"
+	"converge.dev/converge/providers"
+	"converge.dev/converge/providers/carbide/forge"
+	"converge.dev/converge/schema"
+)
+
+// FuzzThing gives every kind objects that a service may send, from none of its fields to all with the wrong values. Each
+// becomes a thing of plain values, and labels come back as they were read.
+func FuzzThing(f *testing.F) {
+	add := func(kind byte, text string, m proto.Message) {
+		if err := protojson.Unmarshal([]byte(text), m); err != nil {
+			f.Fatal(err)
+		}
+		b, err := proto.Marshal(m)
+		if err != nil {
+			f.Fatal(err)
+		}
+		f.Add(kind, b)
+	}
+	metadata := `"metadata":{"name":"n","description":"a<b","labels":[{"key":"env","value":"prod"},{"key":"empty"},{"key":"converge.dev/mark","value":"s/site/carbide.vpc/n#1"}]}`
+	add(0, `{"id":{"value":"i"},`+metadata+`}`, &forge.Vpc{})
+	add(1, `{`+metadata+`}`, &forge.Instance{})
+	add(2, `{`+metadata+`}`, &forge.InstanceType{})
+	add(3, `{`+metadata+`}`, &forge.Machine{})
+	add(4, `{`+metadata+`}`, &forge.NetworkSecurityGroup{})
+	add(5, `{}`, &forge.NetworkSegment{})
+	add(6, `{}`, &forge.Tenant{})
+	add(7, `{}`, &forge.TenantKeyset{})
+	add(8, `{`+metadata+`}`, &forge.VpcPrefix{})
+	for kind := range byte(9) {
+		f.Add(kind, []byte(nil))
+		f.Add(kind, []byte("\x0a\x00\x12\x00\x1a\x00\x22\x00\x2a\x00\x32\x00\x3a\x00\x42\x00"))
+		f.Add(kind, []byte("\x08\xff\xff\xff\xff\xff\xff\xff\xff\x01\x10\x01\x18\x01\x20\x01\x28\x01\x30\x01"))
+	}
+	see := []func(b []byte) (*providers.Thing, *forge.Metadata){
+		seen(vpcs{}.thing, &forge.Vpc{}), seen(instances{}.thing, &forge.Instance{}), seen(instanceTypes{}.thing, &forge.InstanceType{}),
+		seen(machines{}.thing, &forge.Machine{}), seen(groups{}.thing, &forge.NetworkSecurityGroup{}), seen(segments{}.thing, &forge.NetworkSegment{}),
+		seen(tenants{}.thing, &forge.Tenant{}), seen(keysets{}.thing, &forge.TenantKeyset{}), seen(prefixes{}.thing, &forge.VpcPrefix{}),
+	}
+	f.Fuzz(func(t *testing.T, kind byte, b []byte) {
+		if len(b) > budget.Largest {
+			return
+		}
+		var thing *providers.Thing
+		var m *forge.Metadata
+		budget.Spend(t, func() { thing, m = see[int(kind)%len(see)](b) })
+		if thing == nil {
+			return
+		}
+		for what, o := range map[string]schema.Object{"spec": thing.Spec, "status": thing.Status} {
+			text, err := json.Marshal(o)
+			if err != nil {
+				t.Fatalf("the %s is not JSON: %v", what, err)
+			}
+			var again schema.Object
+			if err := json.Unmarshal(text, &again); err != nil || o != nil && again.Digest() != o.Digest() {
+				t.Errorf("the %s %s comes back as %v, %v", what, text, again, err)
+			}
+		}
+		if m == nil {
+			return
+		}
+		want := schema.Object{}
+		mark := readMetadata(m, want)
+		back := writeMetadata(&providers.Call{Want: want, Mark: mark}, nil, m.GetName())
+		got := schema.Object{}
+		if again := readMetadata(back, got); again != mark || got.Digest() != want.Digest() {
+			t.Errorf("%v reads as %v, and comes back as %v", m, want, got)
+		}
+	})
+}
+
+// seen decodes an object and shows it to its kind.
+func seen[O proto.Message](thing func(O) providers.Thing, empty O) func(b []byte) (*providers.Thing, *forge.Metadata) {
+	return func(b []byte) (*providers.Thing, *forge.Metadata) {
+		o := empty.ProtoReflect().New().Interface().(O)
+		if proto.Unmarshal(b, o) != nil {
+			return nil, nil
+		}
+		th := thing(o)
+		m, _ := any(o).(interface{ GetMetadata() *forge.Metadata })
+		if m == nil {
+			return &th, nil
+		}
+		return &th, m.GetMetadata()
+	}
+}
