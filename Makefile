@@ -26,6 +26,10 @@ test: deps ## all tests, against real daemons too
 	CONVERGE_REAL=1 go test -count=1 -timeout 20m ./...
 	CONVERGE_REAL=1 go test -count=1 -race -timeout 20m ./schema/... ./providers/... ./state/... ./engine/...
 
+.PHONY: torture
+torture: deps ## prove docs/reliability.md at the promised figures: crashes, split brains, faults, fuzzing (NIGHTLY=1: for hours)
+	e2e/torture.sh $(if $(NIGHTLY),nightly,push)
+
 .PHONY: unit
 unit: ## the tests that need no root, network or daemon; takes seconds
 	go test ./...

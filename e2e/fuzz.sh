@@ -1,0 +1,46 @@
+#!/bin/sh
+# Fuzzes every decoder of the module for a while: e2e/fuzz.sh 20s
+#
+# It finds the Fuzz functions of all packages that have a fuzz_test.go, gives each its time, and prints one line for each.
+# It ends with 1 when one found something; the input is then in testdata/fuzz of its package, and stays a test for ever.
+set -eu
+time=${1:?want a duration for each target, such as 20s}
+cd "$(dirname "$0")/.."
+logs=$(mktemp -d)
+trap 'rm -rf "$logs"' EXIT
+
+# fuzz PACKAGE TARGET: gives one target its time, and leaves its line, and what it found, in its log.
+fuzz() {
+	out=$logs/$(echo "$1.$2" | tr -c 'A-Za-z0-9\n' _)
+	status=ok
+	go test -run '^$' -fuzz "^$2\$" -fuzztime "$time" -fuzzminimizetime 2s -parallel 1 "$1" >"$out.text" 2>&1 || status=FAILED
+	last=$(grep 'execs:' "$out.text" | tail -1)
+	execs=$(printf '%s\n' "$last" | sed -n 's/.*execs: \([0-9]*\).*/\1/p')
+	found=$(printf '%s\n' "$last" | sed -n 's/.*total: \([0-9]*\).*/\1/p')
+	if [ "$status" = ok ] && [ "${execs:-0}" -eq 0 ]; then
+		status='FAILED (nothing was tried)'
+	fi
+	printf '%-9s %-22s %-18s %10s executions, %s inputs in the corpus\n' "$status" "$1" "$2" "${execs:-0}" "${found:-0}" >"$out.line"
+	if [ "$status" != ok ]; then
+		grep -v '^fuzz: elapsed' "$out.text" | head -40 >>"$out.line"
+	fi
+	cat "$out.line"
+}
+
+# Two at a time: most of what a target does, it does alone.
+targets=0
+for folder in $(git ls-files --cached --others --exclude-standard '*fuzz_test.go' | xargs -n 1 dirname | sort -u); do
+	for target in $(go test -list '^Fuzz' "./$folder" | grep '^Fuzz'); do
+		targets=$((targets + 1))
+		fuzz "./$folder" "$target" &
+		[ $((targets % 2)) -eq 1 ] || wait
+	done
+done
+wait
+failed=$(cat "$logs"/*.line | grep -c '^FAILED' || true)
+echo "$targets targets, $failed failed"
+if [ -n "${CONVERGE_TORTURE_REPORT:-}" ]; then
+	printf '{"test":"M","name":"fuzz","figures":"%s targets × %s, %s failed","failed":%s}\n' $targets "$time" $failed "$([ $failed -eq 0 ] && echo false || echo true)" >>"$CONVERGE_TORTURE_REPORT"
+fi
+[ "$targets" -ge 10 ] || { echo "want 10 targets at least"; exit 1; }
+[ "$failed" -eq 0 ]

@@ -1,0 +1,26 @@
+#!/bin/sh
+# The tests of docs/reliability.md at the promised figures: push (what CI runs), or nightly.
+set -u
+cd "$(dirname "$0")/.."
+export CONVERGE_TORTURE="${1:-push}" CONVERGE_REAL=1
+case $CONVERGE_TORTURE in
+push) fuzz=20s ;;
+nightly) fuzz=10m ;;
+*) echo "usage: e2e/torture.sh push|nightly" >&2; exit 2 ;;
+esac
+CONVERGE_TORTURE_REPORT=$(mktemp)
+export CONVERGE_TORTURE_REPORT
+trap 'rm -f "$CONVERGE_TORTURE_REPORT"' EXIT
+status=0
+begun=$(date +%s)
+step() {
+	echo "── $1 ($(($(date +%s) - begun)) s)"
+	shift
+	"$@" || status=1
+}
+step "tests" go test -count=1 -timeout 8h -run '^TestTorture' ./...
+step "fuzzing, $fuzz a target" e2e/fuzz.sh "$fuzz"
+step "seeded bugs" e2e/mutants/run.sh
+echo "── figures ($(($(date +%s) - begun)) s)"
+go run ./torture/table "$CONVERGE_TORTURE_REPORT" || status=1
+exit $status
