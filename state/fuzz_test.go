@@ -87,7 +87,10 @@ func FuzzRecords(f *testing.F) {
 			return
 		}
 		ref := schema.Ref{Scope: "site", Kind: "carbide.vpc", Name: "prod"}
-		s := keep(t, "resource/"+ref.String(), b, whole)
+		if whole {
+			b = sealed("/converge/test/resource/"+ref.String(), b)
+		}
+		s := keep(t, "resource/"+ref.String(), b, false)
 		var all []state.Record
 		var one state.Record
 		var err, oneErr error

@@ -314,6 +314,9 @@ func TestTortureHostileCarbide(t *testing.T) {
 	}
 	values := 0
 	for i, p := range places {
+		if strings.HasPrefix(p.where, "value prefix") {
+			continue // each thing needs another one, so that many can be in one world; the round trip has them
+		}
 		some := accepted(t, p, torture.Scale(7, 1, 1), i)
 		values += len(some)
 		b.fill(t, p, some, func(kind string, i int, spec map[string]any) string {

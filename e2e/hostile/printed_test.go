@@ -58,7 +58,7 @@ func TestTortureHostileText(t *testing.T) {
 			continue
 		}
 		if broken++; broken%every == 1 || every == 1 {
-			check(head + `"carbide":{"tenant":{"acme":{"display_name":` + h.literal + `}}}}`)
+			check(head + `"carbide":{"tenant":{` + h.literal + `:{}}}}`) // no name is that long
 		}
 	}
 	forms := []func(h hostile, i int) string{
