@@ -8,7 +8,6 @@ import (
 	"net/url"
 	"os"
 	"path/filepath"
-	"runtime"
 	"sync"
 	"time"
 
@@ -180,7 +179,7 @@ func (kv *kv) tidy(ctx context.Context) error {
 	return nil
 }
 
-// logger makes etcd's log. Where etcd would end the process or panic, it ends its goroutine and the life of the backend.
+// logger makes etcd's log. Where etcd would end the process or panic, it stops its goroutine for good and ends the life of the backend.
 func (kv *kv) logger(to *slog.Logger) *zap.Logger {
 	return zap.New(logCore{to}, zap.WithFatalHook(fatal{kv}), zap.WithPanicHook(fatal{kv}))
 }
@@ -198,5 +197,5 @@ func (f fatal) OnWrite(e *zapcore.CheckedEntry, fields []zapcore.Field) {
 		}
 	}
 	f.kv.end(fmt.Errorf("it cannot go on: %w", err))
-	runtime.Goexit()
+	select {} // not Goexit: what etcd has deferred would close what its other goroutines still send to
 }
