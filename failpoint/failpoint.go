@@ -10,7 +10,7 @@
 //	CONVERGE_FAILPOINT='journal.end.before=fail'          At returns an error that wraps [ErrInjected]
 //
 // Several are separated by semicolons. CONVERGE_FAILPOINT_LOG names a file to which every point that is passed is
-// appended, one a line, so that a test can tell which were never reached. A test in the same process uses [Set].
+// appended, one a line, so that a test can tell which were never reached.
 package failpoint
 
 import "errors"

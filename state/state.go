@@ -17,14 +17,16 @@
 //	run/ID                     runs
 //	spent/DIGEST               plans that were applied
 //	journal/RUN/SEQ            records of package engine/journal
+//	journal/RUN/head           how far they go
 //	leader, epoch              the lock
 //	hold/SCOPE, freeze         stops (obeyed before each effect)
 //	audit/TIME-ID              who forced what, and why
 //	drift/latest, status       what the cloud reads back
 //	secret-key                 under which the values of secrets are digested
 //
-// Every value that converge writes there for itself is a JSON object with its version in the field v; one that is newer
-// than this program knows is refused by name, never misread.
+// Every value that converge writes there for itself is a JSON object with its version in the field v and a checksum over
+// its key and the rest; one that is newer than this program knows, or damaged, is refused by name, never misread. (The
+// records of a journal are chained instead.)
 //
 // Nothing large lies in one key and nothing is rewritten whole. A transaction has at most 128 operations and 1.5 MiB.
 package state

@@ -72,13 +72,6 @@ func (c *Coverage) Reach(name string) {
 	c.count[name]++
 }
 
-// Count gives how often a thing was reached.
-func (c *Coverage) Count(name string) int {
-	c.mu.Lock()
-	defer c.mu.Unlock()
-	return c.count[name]
-}
-
 // String gives the counts, in the order of the names.
 func (c *Coverage) String() string {
 	c.mu.Lock()

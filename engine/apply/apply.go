@@ -10,9 +10,14 @@
 // # Promises
 //
 // Before a call that changes something its intent is durable; afterwards its outcome is, together with what is to be
-// remembered of the resource. A run ends applied, reverted or partial, each by observation. An interrupted run stays
-// open, and [Run] continues it from its journal. When the site lock is lost, calls in flight are cancelled and nothing
-// more is written.
+// remembered of the resource. A run ends applied, reverted or partial, each by observation. A run that was interrupted, or
+// met a hold or a freeze, stays open, and [Carry] continues it from its journal. When the site lock is lost, calls in
+// flight are cancelled, none begins, and nothing more is written.
+//
+// # Files
+//
+// forward.go and revert.go walk the plan; worker.go makes one call; judge.go compares what is there with what the call
+// expects; settle.go finds out about calls of unknown outcome; outcome.go writes the journal; end.go closes the run.
 package apply
 
 import (
@@ -45,7 +50,7 @@ const (
 type Retry struct {
 	Base     time.Duration // first delay; doubles each time, with full jitter; 1 s when zero
 	Cap      time.Duration // longest delay; 60 s when zero
-	Attempts int           // calls in all; 5 when zero
+	Attempts int           // calls in all; 5 when zero. A busy answer is repeated beyond that, within the step's own deadline
 	Within   time.Duration // of a whole step, its waits aside; 10 min when zero
 	Poll     time.Duration // first pause between two looks at a thing that is not ready; doubles up to 2 s; 20 ms when zero
 }

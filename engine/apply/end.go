@@ -3,6 +3,7 @@ package apply
 import (
 	"fmt"
 	"slices"
+	"strings"
 	"time"
 
 	"converge.dev/converge/engine/event"
@@ -106,12 +107,7 @@ func (r *run) holds(now time.Time, ds []event.Difference, held []state.Hold) ([]
 	if n >= failedRuns {
 		hold(schema.ScopeSite, "", "%d runs failed within %s, the last was %s", n, failedWithin, r.Run.ID)
 	}
-	slices.SortFunc(holds, func(a, b state.Hold) int {
-		if a.Scope < b.Scope {
-			return -1
-		}
-		return 1
-	})
+	slices.SortFunc(holds, func(a, b state.Hold) int { return strings.Compare(a.Scope, b.Scope) })
 	return holds, nil
 }
 
