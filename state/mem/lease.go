@@ -69,11 +69,14 @@ func (l *lease) Until() time.Time {
 // can know.
 func (l *lease) Done() <-chan struct{} { return l.done }
 
-// Close implements state.Lease.
+// Close implements state.Lease. A client that was closed reaches the far side no more: its leases run out.
 func (l *lease) Close() error {
 	l.kv.db.mu.Lock()
 	defer l.kv.db.mu.Unlock()
 	l.kv.db.expire()
+	if l.kv.closed {
+		return errClosed
+	}
 	l.kv.db.end(l)
 	return nil
 }
