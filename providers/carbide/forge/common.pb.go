@@ -863,6 +863,138 @@ func (x *Uint32List) GetItems() []uint32 {
 	return nil
 }
 
+type VpcPeeringId struct {
+	state         protoimpl.MessageState `protogen:"open.v1"`
+	Value         string                 `protobuf:"bytes,1,opt,name=value,proto3" json:"value,omitempty"`
+	unknownFields protoimpl.UnknownFields
+	sizeCache     protoimpl.SizeCache
+}
+
+func (x *VpcPeeringId) Reset() {
+	*x = VpcPeeringId{}
+	mi := &file_carbide_forge_common_proto_msgTypes[19]
+	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
+	ms.StoreMessageInfo(mi)
+}
+
+func (x *VpcPeeringId) String() string {
+	return protoimpl.X.MessageStringOf(x)
+}
+
+func (*VpcPeeringId) ProtoMessage() {}
+
+func (x *VpcPeeringId) ProtoReflect() protoreflect.Message {
+	mi := &file_carbide_forge_common_proto_msgTypes[19]
+	if x != nil {
+		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
+		if ms.LoadMessageInfo() == nil {
+			ms.StoreMessageInfo(mi)
+		}
+		return ms
+	}
+	return mi.MessageOf(x)
+}
+
+// Deprecated: Use VpcPeeringId.ProtoReflect.Descriptor instead.
+func (*VpcPeeringId) Descriptor() ([]byte, []int) {
+	return file_carbide_forge_common_proto_rawDescGZIP(), []int{19}
+}
+
+func (x *VpcPeeringId) GetValue() string {
+	if x != nil {
+		return x.Value
+	}
+	return ""
+}
+
+type IpxeTemplateId struct {
+	state         protoimpl.MessageState `protogen:"open.v1"`
+	Value         string                 `protobuf:"bytes,1,opt,name=value,proto3" json:"value,omitempty"`
+	unknownFields protoimpl.UnknownFields
+	sizeCache     protoimpl.SizeCache
+}
+
+func (x *IpxeTemplateId) Reset() {
+	*x = IpxeTemplateId{}
+	mi := &file_carbide_forge_common_proto_msgTypes[20]
+	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
+	ms.StoreMessageInfo(mi)
+}
+
+func (x *IpxeTemplateId) String() string {
+	return protoimpl.X.MessageStringOf(x)
+}
+
+func (*IpxeTemplateId) ProtoMessage() {}
+
+func (x *IpxeTemplateId) ProtoReflect() protoreflect.Message {
+	mi := &file_carbide_forge_common_proto_msgTypes[20]
+	if x != nil {
+		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
+		if ms.LoadMessageInfo() == nil {
+			ms.StoreMessageInfo(mi)
+		}
+		return ms
+	}
+	return mi.MessageOf(x)
+}
+
+// Deprecated: Use IpxeTemplateId.ProtoReflect.Descriptor instead.
+func (*IpxeTemplateId) Descriptor() ([]byte, []int) {
+	return file_carbide_forge_common_proto_rawDescGZIP(), []int{20}
+}
+
+func (x *IpxeTemplateId) GetValue() string {
+	if x != nil {
+		return x.Value
+	}
+	return ""
+}
+
+type ComputeAllocationId struct {
+	state         protoimpl.MessageState `protogen:"open.v1"`
+	Value         string                 `protobuf:"bytes,1,opt,name=value,proto3" json:"value,omitempty"`
+	unknownFields protoimpl.UnknownFields
+	sizeCache     protoimpl.SizeCache
+}
+
+func (x *ComputeAllocationId) Reset() {
+	*x = ComputeAllocationId{}
+	mi := &file_carbide_forge_common_proto_msgTypes[21]
+	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
+	ms.StoreMessageInfo(mi)
+}
+
+func (x *ComputeAllocationId) String() string {
+	return protoimpl.X.MessageStringOf(x)
+}
+
+func (*ComputeAllocationId) ProtoMessage() {}
+
+func (x *ComputeAllocationId) ProtoReflect() protoreflect.Message {
+	mi := &file_carbide_forge_common_proto_msgTypes[21]
+	if x != nil {
+		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
+		if ms.LoadMessageInfo() == nil {
+			ms.StoreMessageInfo(mi)
+		}
+		return ms
+	}
+	return mi.MessageOf(x)
+}
+
+// Deprecated: Use ComputeAllocationId.ProtoReflect.Descriptor instead.
+func (*ComputeAllocationId) Descriptor() ([]byte, []int) {
+	return file_carbide_forge_common_proto_rawDescGZIP(), []int{21}
+}
+
+func (x *ComputeAllocationId) GetValue() string {
+	if x != nil {
+		return x.Value
+	}
+	return ""
+}
+
 var File_carbide_forge_common_proto protoreflect.FileDescriptor
 
 const file_carbide_forge_common_proto_rawDesc = "" +
@@ -908,7 +1040,13 @@ const file_carbide_forge_common_proto_rawDesc = "" +
 	"\x02id\x18\x01 \x01(\tR\x02id\"\"\n" +
 	"\n" +
 	"Uint32List\x12\x14\n" +
-	"\x05items\x18\x01 \x03(\rR\x05itemsB/Z-converge.dev/converge/providers/carbide/forgeb\x06proto3"
+	"\x05items\x18\x01 \x03(\rR\x05items\"$\n" +
+	"\fVpcPeeringId\x12\x14\n" +
+	"\x05value\x18\x01 \x01(\tR\x05value\"&\n" +
+	"\x0eIpxeTemplateId\x12\x14\n" +
+	"\x05value\x18\x01 \x01(\tR\x05value\"+\n" +
+	"\x13ComputeAllocationId\x12\x14\n" +
+	"\x05value\x18\x01 \x01(\tR\x05valueB/Z-converge.dev/converge/providers/carbide/forgeb\x06proto3"
 
 var (
 	file_carbide_forge_common_proto_rawDescOnce sync.Once
@@ -922,7 +1060,7 @@ func file_carbide_forge_common_proto_rawDescGZIP() []byte {
 	return file_carbide_forge_common_proto_rawDescData
 }
 
-var file_carbide_forge_common_proto_msgTypes = make([]protoimpl.MessageInfo, 19)
+var file_carbide_forge_common_proto_msgTypes = make([]protoimpl.MessageInfo, 22)
 var file_carbide_forge_common_proto_goTypes = []any{
 	(*DomainId)(nil),                 // 0: common.DomainId
 	(*IBPartitionId)(nil),            // 1: common.IBPartitionId
@@ -943,6 +1081,9 @@ var file_carbide_forge_common_proto_goTypes = []any{
 	(*RackId)(nil),                   // 16: common.RackId
 	(*SwitchId)(nil),                 // 17: common.SwitchId
 	(*Uint32List)(nil),               // 18: common.Uint32List
+	(*VpcPeeringId)(nil),             // 19: common.VpcPeeringId
+	(*IpxeTemplateId)(nil),           // 20: common.IpxeTemplateId
+	(*ComputeAllocationId)(nil),      // 21: common.ComputeAllocationId
 }
 var file_carbide_forge_common_proto_depIdxs = []int32{
 	13, // 0: common.MachineIdList.machine_ids:type_name -> common.MachineId
@@ -964,7 +1105,7 @@ func file_carbide_forge_common_proto_init() {
 			GoPackagePath: reflect.TypeOf(x{}).PkgPath(),
 			RawDescriptor: unsafe.Slice(unsafe.StringData(file_carbide_forge_common_proto_rawDesc), len(file_carbide_forge_common_proto_rawDesc)),
 			NumEnums:      0,
-			NumMessages:   19,
+			NumMessages:   22,
 			NumExtensions: 0,
 			NumServices:   0,
 		},

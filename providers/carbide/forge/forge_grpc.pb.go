@@ -23,60 +23,118 @@ import (
 const _ = grpc.SupportPackageIsVersion9
 
 const (
-	Forge_Version_FullMethodName                                  = "/forge.Forge/Version"
-	Forge_CreateTenant_FullMethodName                             = "/forge.Forge/CreateTenant"
-	Forge_FindTenant_FullMethodName                               = "/forge.Forge/FindTenant"
-	Forge_UpdateTenant_FullMethodName                             = "/forge.Forge/UpdateTenant"
-	Forge_FindTenantOrganizationIds_FullMethodName                = "/forge.Forge/FindTenantOrganizationIds"
-	Forge_FindTenantsByOrganizationIds_FullMethodName             = "/forge.Forge/FindTenantsByOrganizationIds"
-	Forge_CreateTenantKeyset_FullMethodName                       = "/forge.Forge/CreateTenantKeyset"
-	Forge_FindTenantKeysetIds_FullMethodName                      = "/forge.Forge/FindTenantKeysetIds"
-	Forge_FindTenantKeysetsByIds_FullMethodName                   = "/forge.Forge/FindTenantKeysetsByIds"
-	Forge_UpdateTenantKeyset_FullMethodName                       = "/forge.Forge/UpdateTenantKeyset"
-	Forge_DeleteTenantKeyset_FullMethodName                       = "/forge.Forge/DeleteTenantKeyset"
-	Forge_ValidateTenantPublicKey_FullMethodName                  = "/forge.Forge/ValidateTenantPublicKey"
-	Forge_CreateVpc_FullMethodName                                = "/forge.Forge/CreateVpc"
-	Forge_UpdateVpc_FullMethodName                                = "/forge.Forge/UpdateVpc"
-	Forge_UpdateVpcVirtualization_FullMethodName                  = "/forge.Forge/UpdateVpcVirtualization"
-	Forge_DeleteVpc_FullMethodName                                = "/forge.Forge/DeleteVpc"
-	Forge_FindVpcIds_FullMethodName                               = "/forge.Forge/FindVpcIds"
-	Forge_FindVpcsByIds_FullMethodName                            = "/forge.Forge/FindVpcsByIds"
-	Forge_CreateVpcPrefix_FullMethodName                          = "/forge.Forge/CreateVpcPrefix"
-	Forge_SearchVpcPrefixes_FullMethodName                        = "/forge.Forge/SearchVpcPrefixes"
-	Forge_GetVpcPrefixes_FullMethodName                           = "/forge.Forge/GetVpcPrefixes"
-	Forge_UpdateVpcPrefix_FullMethodName                          = "/forge.Forge/UpdateVpcPrefix"
-	Forge_DeleteVpcPrefix_FullMethodName                          = "/forge.Forge/DeleteVpcPrefix"
-	Forge_CreateNetworkSegment_FullMethodName                     = "/forge.Forge/CreateNetworkSegment"
-	Forge_DeleteNetworkSegment_FullMethodName                     = "/forge.Forge/DeleteNetworkSegment"
-	Forge_FindNetworkSegmentIds_FullMethodName                    = "/forge.Forge/FindNetworkSegmentIds"
-	Forge_FindNetworkSegmentsByIds_FullMethodName                 = "/forge.Forge/FindNetworkSegmentsByIds"
-	Forge_CreateNetworkSecurityGroup_FullMethodName               = "/forge.Forge/CreateNetworkSecurityGroup"
-	Forge_FindNetworkSecurityGroupIds_FullMethodName              = "/forge.Forge/FindNetworkSecurityGroupIds"
-	Forge_FindNetworkSecurityGroupsByIds_FullMethodName           = "/forge.Forge/FindNetworkSecurityGroupsByIds"
-	Forge_UpdateNetworkSecurityGroup_FullMethodName               = "/forge.Forge/UpdateNetworkSecurityGroup"
-	Forge_DeleteNetworkSecurityGroup_FullMethodName               = "/forge.Forge/DeleteNetworkSecurityGroup"
-	Forge_GetNetworkSecurityGroupPropagationStatus_FullMethodName = "/forge.Forge/GetNetworkSecurityGroupPropagationStatus"
-	Forge_GetNetworkSecurityGroupAttachments_FullMethodName       = "/forge.Forge/GetNetworkSecurityGroupAttachments"
-	Forge_CreateInstanceType_FullMethodName                       = "/forge.Forge/CreateInstanceType"
-	Forge_FindInstanceTypeIds_FullMethodName                      = "/forge.Forge/FindInstanceTypeIds"
-	Forge_FindInstanceTypesByIds_FullMethodName                   = "/forge.Forge/FindInstanceTypesByIds"
-	Forge_UpdateInstanceType_FullMethodName                       = "/forge.Forge/UpdateInstanceType"
-	Forge_DeleteInstanceType_FullMethodName                       = "/forge.Forge/DeleteInstanceType"
-	Forge_AssociateMachinesWithInstanceType_FullMethodName        = "/forge.Forge/AssociateMachinesWithInstanceType"
-	Forge_RemoveMachineInstanceTypeAssociation_FullMethodName     = "/forge.Forge/RemoveMachineInstanceTypeAssociation"
-	Forge_AllocateInstance_FullMethodName                         = "/forge.Forge/AllocateInstance"
-	Forge_AllocateInstances_FullMethodName                        = "/forge.Forge/AllocateInstances"
-	Forge_ReleaseInstance_FullMethodName                          = "/forge.Forge/ReleaseInstance"
-	Forge_UpdateInstanceOperatingSystem_FullMethodName            = "/forge.Forge/UpdateInstanceOperatingSystem"
-	Forge_UpdateInstanceConfig_FullMethodName                     = "/forge.Forge/UpdateInstanceConfig"
-	Forge_FindInstanceIds_FullMethodName                          = "/forge.Forge/FindInstanceIds"
-	Forge_FindInstancesByIds_FullMethodName                       = "/forge.Forge/FindInstancesByIds"
-	Forge_FindInstanceByMachineID_FullMethodName                  = "/forge.Forge/FindInstanceByMachineID"
-	Forge_InvokeInstancePower_FullMethodName                      = "/forge.Forge/InvokeInstancePower"
-	Forge_FindMachineIds_FullMethodName                           = "/forge.Forge/FindMachineIds"
-	Forge_FindMachinesByIds_FullMethodName                        = "/forge.Forge/FindMachinesByIds"
-	Forge_UpdateMachineMetadata_FullMethodName                    = "/forge.Forge/UpdateMachineMetadata"
-	Forge_SetMaintenance_FullMethodName                           = "/forge.Forge/SetMaintenance"
+	Forge_Version_FullMethodName                                            = "/forge.Forge/Version"
+	Forge_CreateTenant_FullMethodName                                       = "/forge.Forge/CreateTenant"
+	Forge_FindTenant_FullMethodName                                         = "/forge.Forge/FindTenant"
+	Forge_UpdateTenant_FullMethodName                                       = "/forge.Forge/UpdateTenant"
+	Forge_FindTenantOrganizationIds_FullMethodName                          = "/forge.Forge/FindTenantOrganizationIds"
+	Forge_FindTenantsByOrganizationIds_FullMethodName                       = "/forge.Forge/FindTenantsByOrganizationIds"
+	Forge_CreateTenantKeyset_FullMethodName                                 = "/forge.Forge/CreateTenantKeyset"
+	Forge_FindTenantKeysetIds_FullMethodName                                = "/forge.Forge/FindTenantKeysetIds"
+	Forge_FindTenantKeysetsByIds_FullMethodName                             = "/forge.Forge/FindTenantKeysetsByIds"
+	Forge_UpdateTenantKeyset_FullMethodName                                 = "/forge.Forge/UpdateTenantKeyset"
+	Forge_DeleteTenantKeyset_FullMethodName                                 = "/forge.Forge/DeleteTenantKeyset"
+	Forge_ValidateTenantPublicKey_FullMethodName                            = "/forge.Forge/ValidateTenantPublicKey"
+	Forge_CreateVpc_FullMethodName                                          = "/forge.Forge/CreateVpc"
+	Forge_UpdateVpc_FullMethodName                                          = "/forge.Forge/UpdateVpc"
+	Forge_UpdateVpcVirtualization_FullMethodName                            = "/forge.Forge/UpdateVpcVirtualization"
+	Forge_DeleteVpc_FullMethodName                                          = "/forge.Forge/DeleteVpc"
+	Forge_FindVpcIds_FullMethodName                                         = "/forge.Forge/FindVpcIds"
+	Forge_FindVpcsByIds_FullMethodName                                      = "/forge.Forge/FindVpcsByIds"
+	Forge_CreateVpcPrefix_FullMethodName                                    = "/forge.Forge/CreateVpcPrefix"
+	Forge_SearchVpcPrefixes_FullMethodName                                  = "/forge.Forge/SearchVpcPrefixes"
+	Forge_GetVpcPrefixes_FullMethodName                                     = "/forge.Forge/GetVpcPrefixes"
+	Forge_UpdateVpcPrefix_FullMethodName                                    = "/forge.Forge/UpdateVpcPrefix"
+	Forge_DeleteVpcPrefix_FullMethodName                                    = "/forge.Forge/DeleteVpcPrefix"
+	Forge_CreateNetworkSegment_FullMethodName                               = "/forge.Forge/CreateNetworkSegment"
+	Forge_DeleteNetworkSegment_FullMethodName                               = "/forge.Forge/DeleteNetworkSegment"
+	Forge_FindNetworkSegmentIds_FullMethodName                              = "/forge.Forge/FindNetworkSegmentIds"
+	Forge_FindNetworkSegmentsByIds_FullMethodName                           = "/forge.Forge/FindNetworkSegmentsByIds"
+	Forge_CreateNetworkSecurityGroup_FullMethodName                         = "/forge.Forge/CreateNetworkSecurityGroup"
+	Forge_FindNetworkSecurityGroupIds_FullMethodName                        = "/forge.Forge/FindNetworkSecurityGroupIds"
+	Forge_FindNetworkSecurityGroupsByIds_FullMethodName                     = "/forge.Forge/FindNetworkSecurityGroupsByIds"
+	Forge_UpdateNetworkSecurityGroup_FullMethodName                         = "/forge.Forge/UpdateNetworkSecurityGroup"
+	Forge_DeleteNetworkSecurityGroup_FullMethodName                         = "/forge.Forge/DeleteNetworkSecurityGroup"
+	Forge_GetNetworkSecurityGroupPropagationStatus_FullMethodName           = "/forge.Forge/GetNetworkSecurityGroupPropagationStatus"
+	Forge_GetNetworkSecurityGroupAttachments_FullMethodName                 = "/forge.Forge/GetNetworkSecurityGroupAttachments"
+	Forge_CreateInstanceType_FullMethodName                                 = "/forge.Forge/CreateInstanceType"
+	Forge_FindInstanceTypeIds_FullMethodName                                = "/forge.Forge/FindInstanceTypeIds"
+	Forge_FindInstanceTypesByIds_FullMethodName                             = "/forge.Forge/FindInstanceTypesByIds"
+	Forge_UpdateInstanceType_FullMethodName                                 = "/forge.Forge/UpdateInstanceType"
+	Forge_DeleteInstanceType_FullMethodName                                 = "/forge.Forge/DeleteInstanceType"
+	Forge_AssociateMachinesWithInstanceType_FullMethodName                  = "/forge.Forge/AssociateMachinesWithInstanceType"
+	Forge_RemoveMachineInstanceTypeAssociation_FullMethodName               = "/forge.Forge/RemoveMachineInstanceTypeAssociation"
+	Forge_AllocateInstance_FullMethodName                                   = "/forge.Forge/AllocateInstance"
+	Forge_AllocateInstances_FullMethodName                                  = "/forge.Forge/AllocateInstances"
+	Forge_ReleaseInstance_FullMethodName                                    = "/forge.Forge/ReleaseInstance"
+	Forge_UpdateInstanceOperatingSystem_FullMethodName                      = "/forge.Forge/UpdateInstanceOperatingSystem"
+	Forge_UpdateInstanceConfig_FullMethodName                               = "/forge.Forge/UpdateInstanceConfig"
+	Forge_FindInstanceIds_FullMethodName                                    = "/forge.Forge/FindInstanceIds"
+	Forge_FindInstancesByIds_FullMethodName                                 = "/forge.Forge/FindInstancesByIds"
+	Forge_FindInstanceByMachineID_FullMethodName                            = "/forge.Forge/FindInstanceByMachineID"
+	Forge_InvokeInstancePower_FullMethodName                                = "/forge.Forge/InvokeInstancePower"
+	Forge_FindMachineIds_FullMethodName                                     = "/forge.Forge/FindMachineIds"
+	Forge_FindMachinesByIds_FullMethodName                                  = "/forge.Forge/FindMachinesByIds"
+	Forge_UpdateMachineMetadata_FullMethodName                              = "/forge.Forge/UpdateMachineMetadata"
+	Forge_SetMaintenance_FullMethodName                                     = "/forge.Forge/SetMaintenance"
+	Forge_CreateVpcPeering_FullMethodName                                   = "/forge.Forge/CreateVpcPeering"
+	Forge_FindVpcPeeringIds_FullMethodName                                  = "/forge.Forge/FindVpcPeeringIds"
+	Forge_FindVpcPeeringsByIds_FullMethodName                               = "/forge.Forge/FindVpcPeeringsByIds"
+	Forge_DeleteVpcPeering_FullMethodName                                   = "/forge.Forge/DeleteVpcPeering"
+	Forge_FindIBPartitionIds_FullMethodName                                 = "/forge.Forge/FindIBPartitionIds"
+	Forge_FindIBPartitionsByIds_FullMethodName                              = "/forge.Forge/FindIBPartitionsByIds"
+	Forge_CreateIBPartition_FullMethodName                                  = "/forge.Forge/CreateIBPartition"
+	Forge_UpdateIBPartition_FullMethodName                                  = "/forge.Forge/UpdateIBPartition"
+	Forge_DeleteIBPartition_FullMethodName                                  = "/forge.Forge/DeleteIBPartition"
+	Forge_FindNVLinkLogicalPartitionIds_FullMethodName                      = "/forge.Forge/FindNVLinkLogicalPartitionIds"
+	Forge_FindNVLinkLogicalPartitionsByIds_FullMethodName                   = "/forge.Forge/FindNVLinkLogicalPartitionsByIds"
+	Forge_CreateNVLinkLogicalPartition_FullMethodName                       = "/forge.Forge/CreateNVLinkLogicalPartition"
+	Forge_UpdateNVLinkLogicalPartition_FullMethodName                       = "/forge.Forge/UpdateNVLinkLogicalPartition"
+	Forge_DeleteNVLinkLogicalPartition_FullMethodName                       = "/forge.Forge/DeleteNVLinkLogicalPartition"
+	Forge_CreateSpxPartition_FullMethodName                                 = "/forge.Forge/CreateSpxPartition"
+	Forge_DeleteSpxPartition_FullMethodName                                 = "/forge.Forge/DeleteSpxPartition"
+	Forge_FindSpxPartitionIds_FullMethodName                                = "/forge.Forge/FindSpxPartitionIds"
+	Forge_FindSpxPartitionsByIds_FullMethodName                             = "/forge.Forge/FindSpxPartitionsByIds"
+	Forge_CreateOperatingSystem_FullMethodName                              = "/forge.Forge/CreateOperatingSystem"
+	Forge_UpdateOperatingSystem_FullMethodName                              = "/forge.Forge/UpdateOperatingSystem"
+	Forge_DeleteOperatingSystem_FullMethodName                              = "/forge.Forge/DeleteOperatingSystem"
+	Forge_FindOperatingSystemIds_FullMethodName                             = "/forge.Forge/FindOperatingSystemIds"
+	Forge_FindOperatingSystemsByIds_FullMethodName                          = "/forge.Forge/FindOperatingSystemsByIds"
+	Forge_GetIpxeTemplate_FullMethodName                                    = "/forge.Forge/GetIpxeTemplate"
+	Forge_ListIpxeTemplates_FullMethodName                                  = "/forge.Forge/ListIpxeTemplates"
+	Forge_GetOperatingSystemCachableIpxeTemplateArtifacts_FullMethodName    = "/forge.Forge/GetOperatingSystemCachableIpxeTemplateArtifacts"
+	Forge_UpdateOperatingSystemCachableIpxeTemplateArtifacts_FullMethodName = "/forge.Forge/UpdateOperatingSystemCachableIpxeTemplateArtifacts"
+	Forge_CreateOsImage_FullMethodName                                      = "/forge.Forge/CreateOsImage"
+	Forge_DeleteOsImage_FullMethodName                                      = "/forge.Forge/DeleteOsImage"
+	Forge_ListOsImage_FullMethodName                                        = "/forge.Forge/ListOsImage"
+	Forge_GetOsImage_FullMethodName                                         = "/forge.Forge/GetOsImage"
+	Forge_UpdateOsImage_FullMethodName                                      = "/forge.Forge/UpdateOsImage"
+	Forge_CreateDpuExtensionService_FullMethodName                          = "/forge.Forge/CreateDpuExtensionService"
+	Forge_UpdateDpuExtensionService_FullMethodName                          = "/forge.Forge/UpdateDpuExtensionService"
+	Forge_DeleteDpuExtensionService_FullMethodName                          = "/forge.Forge/DeleteDpuExtensionService"
+	Forge_FindDpuExtensionServiceIds_FullMethodName                         = "/forge.Forge/FindDpuExtensionServiceIds"
+	Forge_FindDpuExtensionServicesByIds_FullMethodName                      = "/forge.Forge/FindDpuExtensionServicesByIds"
+	Forge_GetDpuExtensionServiceVersionsInfo_FullMethodName                 = "/forge.Forge/GetDpuExtensionServiceVersionsInfo"
+	Forge_FindInstancesByDpuExtensionService_FullMethodName                 = "/forge.Forge/FindInstancesByDpuExtensionService"
+	Forge_CreateComputeAllocation_FullMethodName                            = "/forge.Forge/CreateComputeAllocation"
+	Forge_FindComputeAllocationIds_FullMethodName                           = "/forge.Forge/FindComputeAllocationIds"
+	Forge_FindComputeAllocationsByIds_FullMethodName                        = "/forge.Forge/FindComputeAllocationsByIds"
+	Forge_UpdateComputeAllocation_FullMethodName                            = "/forge.Forge/UpdateComputeAllocation"
+	Forge_DeleteComputeAllocation_FullMethodName                            = "/forge.Forge/DeleteComputeAllocation"
+	Forge_AddExpectedMachine_FullMethodName                                 = "/forge.Forge/AddExpectedMachine"
+	Forge_DeleteExpectedMachine_FullMethodName                              = "/forge.Forge/DeleteExpectedMachine"
+	Forge_UpdateExpectedMachine_FullMethodName                              = "/forge.Forge/UpdateExpectedMachine"
+	Forge_GetExpectedMachine_FullMethodName                                 = "/forge.Forge/GetExpectedMachine"
+	Forge_GetAllExpectedMachines_FullMethodName                             = "/forge.Forge/GetAllExpectedMachines"
+	Forge_GetAllExpectedMachinesLinked_FullMethodName                       = "/forge.Forge/GetAllExpectedMachinesLinked"
+	Forge_CreateSku_FullMethodName                                          = "/forge.Forge/CreateSku"
+	Forge_DeleteSku_FullMethodName                                          = "/forge.Forge/DeleteSku"
+	Forge_GetAllSkuIds_FullMethodName                                       = "/forge.Forge/GetAllSkuIds"
+	Forge_FindSkusByIds_FullMethodName                                      = "/forge.Forge/FindSkusByIds"
+	Forge_UpdateSkuMetadata_FullMethodName                                  = "/forge.Forge/UpdateSkuMetadata"
+	Forge_ReplaceSku_FullMethodName                                         = "/forge.Forge/ReplaceSku"
+	Forge_AssignSkuToMachine_FullMethodName                                 = "/forge.Forge/AssignSkuToMachine"
+	Forge_RemoveSkuAssociation_FullMethodName                               = "/forge.Forge/RemoveSkuAssociation"
 )
 
 // ForgeClient is the client API for Forge service.
@@ -150,6 +208,71 @@ type ForgeClient interface {
 	FindMachinesByIds(ctx context.Context, in *MachinesByIdsRequest, opts ...grpc.CallOption) (*MachineList, error)
 	UpdateMachineMetadata(ctx context.Context, in *MachineMetadataUpdateRequest, opts ...grpc.CallOption) (*emptypb.Empty, error)
 	SetMaintenance(ctx context.Context, in *MaintenanceRequest, opts ...grpc.CallOption) (*emptypb.Empty, error)
+	// VPC peerings.
+	CreateVpcPeering(ctx context.Context, in *VpcPeeringCreationRequest, opts ...grpc.CallOption) (*VpcPeering, error)
+	FindVpcPeeringIds(ctx context.Context, in *VpcPeeringSearchFilter, opts ...grpc.CallOption) (*VpcPeeringIdList, error)
+	FindVpcPeeringsByIds(ctx context.Context, in *VpcPeeringsByIdsRequest, opts ...grpc.CallOption) (*VpcPeeringList, error)
+	DeleteVpcPeering(ctx context.Context, in *VpcPeeringDeletionRequest, opts ...grpc.CallOption) (*VpcPeeringDeletionResult, error)
+	// Partitions of the InfiniBand, NVLink and Spectrum-X fabrics.
+	FindIBPartitionIds(ctx context.Context, in *IBPartitionSearchFilter, opts ...grpc.CallOption) (*IBPartitionIdList, error)
+	FindIBPartitionsByIds(ctx context.Context, in *IBPartitionsByIdsRequest, opts ...grpc.CallOption) (*IBPartitionList, error)
+	CreateIBPartition(ctx context.Context, in *IBPartitionCreationRequest, opts ...grpc.CallOption) (*IBPartition, error)
+	UpdateIBPartition(ctx context.Context, in *IBPartitionUpdateRequest, opts ...grpc.CallOption) (*IBPartition, error)
+	DeleteIBPartition(ctx context.Context, in *IBPartitionDeletionRequest, opts ...grpc.CallOption) (*IBPartitionDeletionResult, error)
+	FindNVLinkLogicalPartitionIds(ctx context.Context, in *NVLinkLogicalPartitionSearchFilter, opts ...grpc.CallOption) (*NVLinkLogicalPartitionIdList, error)
+	FindNVLinkLogicalPartitionsByIds(ctx context.Context, in *NVLinkLogicalPartitionsByIdsRequest, opts ...grpc.CallOption) (*NVLinkLogicalPartitionList, error)
+	CreateNVLinkLogicalPartition(ctx context.Context, in *NVLinkLogicalPartitionCreationRequest, opts ...grpc.CallOption) (*NVLinkLogicalPartition, error)
+	UpdateNVLinkLogicalPartition(ctx context.Context, in *NVLinkLogicalPartitionUpdateRequest, opts ...grpc.CallOption) (*NVLinkLogicalPartitionUpdateResult, error)
+	DeleteNVLinkLogicalPartition(ctx context.Context, in *NVLinkLogicalPartitionDeletionRequest, opts ...grpc.CallOption) (*NVLinkLogicalPartitionDeletionResult, error)
+	CreateSpxPartition(ctx context.Context, in *SpxPartitionCreationRequest, opts ...grpc.CallOption) (*SpxPartition, error)
+	DeleteSpxPartition(ctx context.Context, in *SpxPartitionDeletionRequest, opts ...grpc.CallOption) (*SpxPartitionDeletionResult, error)
+	FindSpxPartitionIds(ctx context.Context, in *SpxPartitionSearchFilter, opts ...grpc.CallOption) (*SpxPartitionIdList, error)
+	FindSpxPartitionsByIds(ctx context.Context, in *SpxPartitionsByIdsRequest, opts ...grpc.CallOption) (*SpxPartitionList, error)
+	// The library of operating systems, and images.
+	CreateOperatingSystem(ctx context.Context, in *CreateOperatingSystemRequest, opts ...grpc.CallOption) (*OperatingSystem, error)
+	UpdateOperatingSystem(ctx context.Context, in *UpdateOperatingSystemRequest, opts ...grpc.CallOption) (*OperatingSystem, error)
+	DeleteOperatingSystem(ctx context.Context, in *DeleteOperatingSystemRequest, opts ...grpc.CallOption) (*DeleteOperatingSystemResponse, error)
+	FindOperatingSystemIds(ctx context.Context, in *OperatingSystemSearchFilter, opts ...grpc.CallOption) (*OperatingSystemIdList, error)
+	FindOperatingSystemsByIds(ctx context.Context, in *OperatingSystemsByIdsRequest, opts ...grpc.CallOption) (*OperatingSystemList, error)
+	GetIpxeTemplate(ctx context.Context, in *GetIpxeTemplateRequest, opts ...grpc.CallOption) (*IpxeTemplate, error)
+	ListIpxeTemplates(ctx context.Context, in *ListIpxeTemplatesRequest, opts ...grpc.CallOption) (*IpxeTemplateList, error)
+	GetOperatingSystemCachableIpxeTemplateArtifacts(ctx context.Context, in *GetOperatingSystemCachableIpxeTemplateArtifactsRequest, opts ...grpc.CallOption) (*IpxeTemplateArtifactList, error)
+	UpdateOperatingSystemCachableIpxeTemplateArtifacts(ctx context.Context, in *UpdateOperatingSystemIpxeTemplateArtifactRequest, opts ...grpc.CallOption) (*IpxeTemplateArtifactList, error)
+	CreateOsImage(ctx context.Context, in *OsImageAttributes, opts ...grpc.CallOption) (*OsImage, error)
+	DeleteOsImage(ctx context.Context, in *DeleteOsImageRequest, opts ...grpc.CallOption) (*DeleteOsImageResponse, error)
+	ListOsImage(ctx context.Context, in *ListOsImageRequest, opts ...grpc.CallOption) (*ListOsImageResponse, error)
+	GetOsImage(ctx context.Context, in *UUID, opts ...grpc.CallOption) (*OsImage, error)
+	UpdateOsImage(ctx context.Context, in *OsImageAttributes, opts ...grpc.CallOption) (*OsImage, error)
+	// Services that run on the DPUs of instances.
+	CreateDpuExtensionService(ctx context.Context, in *CreateDpuExtensionServiceRequest, opts ...grpc.CallOption) (*DpuExtensionService, error)
+	UpdateDpuExtensionService(ctx context.Context, in *UpdateDpuExtensionServiceRequest, opts ...grpc.CallOption) (*DpuExtensionService, error)
+	DeleteDpuExtensionService(ctx context.Context, in *DeleteDpuExtensionServiceRequest, opts ...grpc.CallOption) (*DeleteDpuExtensionServiceResponse, error)
+	FindDpuExtensionServiceIds(ctx context.Context, in *DpuExtensionServiceSearchFilter, opts ...grpc.CallOption) (*DpuExtensionServiceIdList, error)
+	FindDpuExtensionServicesByIds(ctx context.Context, in *DpuExtensionServicesByIdsRequest, opts ...grpc.CallOption) (*DpuExtensionServiceList, error)
+	GetDpuExtensionServiceVersionsInfo(ctx context.Context, in *GetDpuExtensionServiceVersionsInfoRequest, opts ...grpc.CallOption) (*DpuExtensionServiceVersionInfoList, error)
+	FindInstancesByDpuExtensionService(ctx context.Context, in *FindInstancesByDpuExtensionServiceRequest, opts ...grpc.CallOption) (*FindInstancesByDpuExtensionServiceResponse, error)
+	// Compute allocations.
+	CreateComputeAllocation(ctx context.Context, in *CreateComputeAllocationRequest, opts ...grpc.CallOption) (*CreateComputeAllocationResponse, error)
+	FindComputeAllocationIds(ctx context.Context, in *FindComputeAllocationIdsRequest, opts ...grpc.CallOption) (*FindComputeAllocationIdsResponse, error)
+	FindComputeAllocationsByIds(ctx context.Context, in *FindComputeAllocationsByIdsRequest, opts ...grpc.CallOption) (*FindComputeAllocationsByIdsResponse, error)
+	UpdateComputeAllocation(ctx context.Context, in *UpdateComputeAllocationRequest, opts ...grpc.CallOption) (*UpdateComputeAllocationResponse, error)
+	DeleteComputeAllocation(ctx context.Context, in *DeleteComputeAllocationRequest, opts ...grpc.CallOption) (*DeleteComputeAllocationResponse, error)
+	// Hardware that is to be found.
+	AddExpectedMachine(ctx context.Context, in *ExpectedMachine, opts ...grpc.CallOption) (*emptypb.Empty, error)
+	DeleteExpectedMachine(ctx context.Context, in *ExpectedMachineRequest, opts ...grpc.CallOption) (*emptypb.Empty, error)
+	UpdateExpectedMachine(ctx context.Context, in *ExpectedMachine, opts ...grpc.CallOption) (*emptypb.Empty, error)
+	GetExpectedMachine(ctx context.Context, in *ExpectedMachineRequest, opts ...grpc.CallOption) (*ExpectedMachine, error)
+	GetAllExpectedMachines(ctx context.Context, in *emptypb.Empty, opts ...grpc.CallOption) (*ExpectedMachineList, error)
+	GetAllExpectedMachinesLinked(ctx context.Context, in *emptypb.Empty, opts ...grpc.CallOption) (*LinkedExpectedMachineList, error)
+	// SKUs: which parts a machine consists of.
+	CreateSku(ctx context.Context, in *SkuList, opts ...grpc.CallOption) (*SkuIdList, error)
+	DeleteSku(ctx context.Context, in *SkuIdList, opts ...grpc.CallOption) (*emptypb.Empty, error)
+	GetAllSkuIds(ctx context.Context, in *emptypb.Empty, opts ...grpc.CallOption) (*SkuIdList, error)
+	FindSkusByIds(ctx context.Context, in *SkusByIdsRequest, opts ...grpc.CallOption) (*SkuList, error)
+	UpdateSkuMetadata(ctx context.Context, in *SkuUpdateMetadataRequest, opts ...grpc.CallOption) (*emptypb.Empty, error)
+	ReplaceSku(ctx context.Context, in *Sku, opts ...grpc.CallOption) (*Sku, error)
+	AssignSkuToMachine(ctx context.Context, in *SkuMachinePair, opts ...grpc.CallOption) (*emptypb.Empty, error)
+	RemoveSkuAssociation(ctx context.Context, in *RemoveSkuRequest, opts ...grpc.CallOption) (*emptypb.Empty, error)
 }
 
 type forgeClient struct {
@@ -700,6 +823,586 @@ func (c *forgeClient) SetMaintenance(ctx context.Context, in *MaintenanceRequest
 	return out, nil
 }
 
+func (c *forgeClient) CreateVpcPeering(ctx context.Context, in *VpcPeeringCreationRequest, opts ...grpc.CallOption) (*VpcPeering, error) {
+	cOpts := append([]grpc.CallOption{grpc.StaticMethod()}, opts...)
+	out := new(VpcPeering)
+	err := c.cc.Invoke(ctx, Forge_CreateVpcPeering_FullMethodName, in, out, cOpts...)
+	if err != nil {
+		return nil, err
+	}
+	return out, nil
+}
+
+func (c *forgeClient) FindVpcPeeringIds(ctx context.Context, in *VpcPeeringSearchFilter, opts ...grpc.CallOption) (*VpcPeeringIdList, error) {
+	cOpts := append([]grpc.CallOption{grpc.StaticMethod()}, opts...)
+	out := new(VpcPeeringIdList)
+	err := c.cc.Invoke(ctx, Forge_FindVpcPeeringIds_FullMethodName, in, out, cOpts...)
+	if err != nil {
+		return nil, err
+	}
+	return out, nil
+}
+
+func (c *forgeClient) FindVpcPeeringsByIds(ctx context.Context, in *VpcPeeringsByIdsRequest, opts ...grpc.CallOption) (*VpcPeeringList, error) {
+	cOpts := append([]grpc.CallOption{grpc.StaticMethod()}, opts...)
+	out := new(VpcPeeringList)
+	err := c.cc.Invoke(ctx, Forge_FindVpcPeeringsByIds_FullMethodName, in, out, cOpts...)
+	if err != nil {
+		return nil, err
+	}
+	return out, nil
+}
+
+func (c *forgeClient) DeleteVpcPeering(ctx context.Context, in *VpcPeeringDeletionRequest, opts ...grpc.CallOption) (*VpcPeeringDeletionResult, error) {
+	cOpts := append([]grpc.CallOption{grpc.StaticMethod()}, opts...)
+	out := new(VpcPeeringDeletionResult)
+	err := c.cc.Invoke(ctx, Forge_DeleteVpcPeering_FullMethodName, in, out, cOpts...)
+	if err != nil {
+		return nil, err
+	}
+	return out, nil
+}
+
+func (c *forgeClient) FindIBPartitionIds(ctx context.Context, in *IBPartitionSearchFilter, opts ...grpc.CallOption) (*IBPartitionIdList, error) {
+	cOpts := append([]grpc.CallOption{grpc.StaticMethod()}, opts...)
+	out := new(IBPartitionIdList)
+	err := c.cc.Invoke(ctx, Forge_FindIBPartitionIds_FullMethodName, in, out, cOpts...)
+	if err != nil {
+		return nil, err
+	}
+	return out, nil
+}
+
+func (c *forgeClient) FindIBPartitionsByIds(ctx context.Context, in *IBPartitionsByIdsRequest, opts ...grpc.CallOption) (*IBPartitionList, error) {
+	cOpts := append([]grpc.CallOption{grpc.StaticMethod()}, opts...)
+	out := new(IBPartitionList)
+	err := c.cc.Invoke(ctx, Forge_FindIBPartitionsByIds_FullMethodName, in, out, cOpts...)
+	if err != nil {
+		return nil, err
+	}
+	return out, nil
+}
+
+func (c *forgeClient) CreateIBPartition(ctx context.Context, in *IBPartitionCreationRequest, opts ...grpc.CallOption) (*IBPartition, error) {
+	cOpts := append([]grpc.CallOption{grpc.StaticMethod()}, opts...)
+	out := new(IBPartition)
+	err := c.cc.Invoke(ctx, Forge_CreateIBPartition_FullMethodName, in, out, cOpts...)
+	if err != nil {
+		return nil, err
+	}
+	return out, nil
+}
+
+func (c *forgeClient) UpdateIBPartition(ctx context.Context, in *IBPartitionUpdateRequest, opts ...grpc.CallOption) (*IBPartition, error) {
+	cOpts := append([]grpc.CallOption{grpc.StaticMethod()}, opts...)
+	out := new(IBPartition)
+	err := c.cc.Invoke(ctx, Forge_UpdateIBPartition_FullMethodName, in, out, cOpts...)
+	if err != nil {
+		return nil, err
+	}
+	return out, nil
+}
+
+func (c *forgeClient) DeleteIBPartition(ctx context.Context, in *IBPartitionDeletionRequest, opts ...grpc.CallOption) (*IBPartitionDeletionResult, error) {
+	cOpts := append([]grpc.CallOption{grpc.StaticMethod()}, opts...)
+	out := new(IBPartitionDeletionResult)
+	err := c.cc.Invoke(ctx, Forge_DeleteIBPartition_FullMethodName, in, out, cOpts...)
+	if err != nil {
+		return nil, err
+	}
+	return out, nil
+}
+
+func (c *forgeClient) FindNVLinkLogicalPartitionIds(ctx context.Context, in *NVLinkLogicalPartitionSearchFilter, opts ...grpc.CallOption) (*NVLinkLogicalPartitionIdList, error) {
+	cOpts := append([]grpc.CallOption{grpc.StaticMethod()}, opts...)
+	out := new(NVLinkLogicalPartitionIdList)
+	err := c.cc.Invoke(ctx, Forge_FindNVLinkLogicalPartitionIds_FullMethodName, in, out, cOpts...)
+	if err != nil {
+		return nil, err
+	}
+	return out, nil
+}
+
+func (c *forgeClient) FindNVLinkLogicalPartitionsByIds(ctx context.Context, in *NVLinkLogicalPartitionsByIdsRequest, opts ...grpc.CallOption) (*NVLinkLogicalPartitionList, error) {
+	cOpts := append([]grpc.CallOption{grpc.StaticMethod()}, opts...)
+	out := new(NVLinkLogicalPartitionList)
+	err := c.cc.Invoke(ctx, Forge_FindNVLinkLogicalPartitionsByIds_FullMethodName, in, out, cOpts...)
+	if err != nil {
+		return nil, err
+	}
+	return out, nil
+}
+
+func (c *forgeClient) CreateNVLinkLogicalPartition(ctx context.Context, in *NVLinkLogicalPartitionCreationRequest, opts ...grpc.CallOption) (*NVLinkLogicalPartition, error) {
+	cOpts := append([]grpc.CallOption{grpc.StaticMethod()}, opts...)
+	out := new(NVLinkLogicalPartition)
+	err := c.cc.Invoke(ctx, Forge_CreateNVLinkLogicalPartition_FullMethodName, in, out, cOpts...)
+	if err != nil {
+		return nil, err
+	}
+	return out, nil
+}
+
+func (c *forgeClient) UpdateNVLinkLogicalPartition(ctx context.Context, in *NVLinkLogicalPartitionUpdateRequest, opts ...grpc.CallOption) (*NVLinkLogicalPartitionUpdateResult, error) {
+	cOpts := append([]grpc.CallOption{grpc.StaticMethod()}, opts...)
+	out := new(NVLinkLogicalPartitionUpdateResult)
+	err := c.cc.Invoke(ctx, Forge_UpdateNVLinkLogicalPartition_FullMethodName, in, out, cOpts...)
+	if err != nil {
+		return nil, err
+	}
+	return out, nil
+}
+
+func (c *forgeClient) DeleteNVLinkLogicalPartition(ctx context.Context, in *NVLinkLogicalPartitionDeletionRequest, opts ...grpc.CallOption) (*NVLinkLogicalPartitionDeletionResult, error) {
+	cOpts := append([]grpc.CallOption{grpc.StaticMethod()}, opts...)
+	out := new(NVLinkLogicalPartitionDeletionResult)
+	err := c.cc.Invoke(ctx, Forge_DeleteNVLinkLogicalPartition_FullMethodName, in, out, cOpts...)
+	if err != nil {
+		return nil, err
+	}
+	return out, nil
+}
+
+func (c *forgeClient) CreateSpxPartition(ctx context.Context, in *SpxPartitionCreationRequest, opts ...grpc.CallOption) (*SpxPartition, error) {
+	cOpts := append([]grpc.CallOption{grpc.StaticMethod()}, opts...)
+	out := new(SpxPartition)
+	err := c.cc.Invoke(ctx, Forge_CreateSpxPartition_FullMethodName, in, out, cOpts...)
+	if err != nil {
+		return nil, err
+	}
+	return out, nil
+}
+
+func (c *forgeClient) DeleteSpxPartition(ctx context.Context, in *SpxPartitionDeletionRequest, opts ...grpc.CallOption) (*SpxPartitionDeletionResult, error) {
+	cOpts := append([]grpc.CallOption{grpc.StaticMethod()}, opts...)
+	out := new(SpxPartitionDeletionResult)
+	err := c.cc.Invoke(ctx, Forge_DeleteSpxPartition_FullMethodName, in, out, cOpts...)
+	if err != nil {
+		return nil, err
+	}
+	return out, nil
+}
+
+func (c *forgeClient) FindSpxPartitionIds(ctx context.Context, in *SpxPartitionSearchFilter, opts ...grpc.CallOption) (*SpxPartitionIdList, error) {
+	cOpts := append([]grpc.CallOption{grpc.StaticMethod()}, opts...)
+	out := new(SpxPartitionIdList)
+	err := c.cc.Invoke(ctx, Forge_FindSpxPartitionIds_FullMethodName, in, out, cOpts...)
+	if err != nil {
+		return nil, err
+	}
+	return out, nil
+}
+
+func (c *forgeClient) FindSpxPartitionsByIds(ctx context.Context, in *SpxPartitionsByIdsRequest, opts ...grpc.CallOption) (*SpxPartitionList, error) {
+	cOpts := append([]grpc.CallOption{grpc.StaticMethod()}, opts...)
+	out := new(SpxPartitionList)
+	err := c.cc.Invoke(ctx, Forge_FindSpxPartitionsByIds_FullMethodName, in, out, cOpts...)
+	if err != nil {
+		return nil, err
+	}
+	return out, nil
+}
+
+func (c *forgeClient) CreateOperatingSystem(ctx context.Context, in *CreateOperatingSystemRequest, opts ...grpc.CallOption) (*OperatingSystem, error) {
+	cOpts := append([]grpc.CallOption{grpc.StaticMethod()}, opts...)
+	out := new(OperatingSystem)
+	err := c.cc.Invoke(ctx, Forge_CreateOperatingSystem_FullMethodName, in, out, cOpts...)
+	if err != nil {
+		return nil, err
+	}
+	return out, nil
+}
+
+func (c *forgeClient) UpdateOperatingSystem(ctx context.Context, in *UpdateOperatingSystemRequest, opts ...grpc.CallOption) (*OperatingSystem, error) {
+	cOpts := append([]grpc.CallOption{grpc.StaticMethod()}, opts...)
+	out := new(OperatingSystem)
+	err := c.cc.Invoke(ctx, Forge_UpdateOperatingSystem_FullMethodName, in, out, cOpts...)
+	if err != nil {
+		return nil, err
+	}
+	return out, nil
+}
+
+func (c *forgeClient) DeleteOperatingSystem(ctx context.Context, in *DeleteOperatingSystemRequest, opts ...grpc.CallOption) (*DeleteOperatingSystemResponse, error) {
+	cOpts := append([]grpc.CallOption{grpc.StaticMethod()}, opts...)
+	out := new(DeleteOperatingSystemResponse)
+	err := c.cc.Invoke(ctx, Forge_DeleteOperatingSystem_FullMethodName, in, out, cOpts...)
+	if err != nil {
+		return nil, err
+	}
+	return out, nil
+}
+
+func (c *forgeClient) FindOperatingSystemIds(ctx context.Context, in *OperatingSystemSearchFilter, opts ...grpc.CallOption) (*OperatingSystemIdList, error) {
+	cOpts := append([]grpc.CallOption{grpc.StaticMethod()}, opts...)
+	out := new(OperatingSystemIdList)
+	err := c.cc.Invoke(ctx, Forge_FindOperatingSystemIds_FullMethodName, in, out, cOpts...)
+	if err != nil {
+		return nil, err
+	}
+	return out, nil
+}
+
+func (c *forgeClient) FindOperatingSystemsByIds(ctx context.Context, in *OperatingSystemsByIdsRequest, opts ...grpc.CallOption) (*OperatingSystemList, error) {
+	cOpts := append([]grpc.CallOption{grpc.StaticMethod()}, opts...)
+	out := new(OperatingSystemList)
+	err := c.cc.Invoke(ctx, Forge_FindOperatingSystemsByIds_FullMethodName, in, out, cOpts...)
+	if err != nil {
+		return nil, err
+	}
+	return out, nil
+}
+
+func (c *forgeClient) GetIpxeTemplate(ctx context.Context, in *GetIpxeTemplateRequest, opts ...grpc.CallOption) (*IpxeTemplate, error) {
+	cOpts := append([]grpc.CallOption{grpc.StaticMethod()}, opts...)
+	out := new(IpxeTemplate)
+	err := c.cc.Invoke(ctx, Forge_GetIpxeTemplate_FullMethodName, in, out, cOpts...)
+	if err != nil {
+		return nil, err
+	}
+	return out, nil
+}
+
+func (c *forgeClient) ListIpxeTemplates(ctx context.Context, in *ListIpxeTemplatesRequest, opts ...grpc.CallOption) (*IpxeTemplateList, error) {
+	cOpts := append([]grpc.CallOption{grpc.StaticMethod()}, opts...)
+	out := new(IpxeTemplateList)
+	err := c.cc.Invoke(ctx, Forge_ListIpxeTemplates_FullMethodName, in, out, cOpts...)
+	if err != nil {
+		return nil, err
+	}
+	return out, nil
+}
+
+func (c *forgeClient) GetOperatingSystemCachableIpxeTemplateArtifacts(ctx context.Context, in *GetOperatingSystemCachableIpxeTemplateArtifactsRequest, opts ...grpc.CallOption) (*IpxeTemplateArtifactList, error) {
+	cOpts := append([]grpc.CallOption{grpc.StaticMethod()}, opts...)
+	out := new(IpxeTemplateArtifactList)
+	err := c.cc.Invoke(ctx, Forge_GetOperatingSystemCachableIpxeTemplateArtifacts_FullMethodName, in, out, cOpts...)
+	if err != nil {
+		return nil, err
+	}
+	return out, nil
+}
+
+func (c *forgeClient) UpdateOperatingSystemCachableIpxeTemplateArtifacts(ctx context.Context, in *UpdateOperatingSystemIpxeTemplateArtifactRequest, opts ...grpc.CallOption) (*IpxeTemplateArtifactList, error) {
+	cOpts := append([]grpc.CallOption{grpc.StaticMethod()}, opts...)
+	out := new(IpxeTemplateArtifactList)
+	err := c.cc.Invoke(ctx, Forge_UpdateOperatingSystemCachableIpxeTemplateArtifacts_FullMethodName, in, out, cOpts...)
+	if err != nil {
+		return nil, err
+	}
+	return out, nil
+}
+
+func (c *forgeClient) CreateOsImage(ctx context.Context, in *OsImageAttributes, opts ...grpc.CallOption) (*OsImage, error) {
+	cOpts := append([]grpc.CallOption{grpc.StaticMethod()}, opts...)
+	out := new(OsImage)
+	err := c.cc.Invoke(ctx, Forge_CreateOsImage_FullMethodName, in, out, cOpts...)
+	if err != nil {
+		return nil, err
+	}
+	return out, nil
+}
+
+func (c *forgeClient) DeleteOsImage(ctx context.Context, in *DeleteOsImageRequest, opts ...grpc.CallOption) (*DeleteOsImageResponse, error) {
+	cOpts := append([]grpc.CallOption{grpc.StaticMethod()}, opts...)
+	out := new(DeleteOsImageResponse)
+	err := c.cc.Invoke(ctx, Forge_DeleteOsImage_FullMethodName, in, out, cOpts...)
+	if err != nil {
+		return nil, err
+	}
+	return out, nil
+}
+
+func (c *forgeClient) ListOsImage(ctx context.Context, in *ListOsImageRequest, opts ...grpc.CallOption) (*ListOsImageResponse, error) {
+	cOpts := append([]grpc.CallOption{grpc.StaticMethod()}, opts...)
+	out := new(ListOsImageResponse)
+	err := c.cc.Invoke(ctx, Forge_ListOsImage_FullMethodName, in, out, cOpts...)
+	if err != nil {
+		return nil, err
+	}
+	return out, nil
+}
+
+func (c *forgeClient) GetOsImage(ctx context.Context, in *UUID, opts ...grpc.CallOption) (*OsImage, error) {
+	cOpts := append([]grpc.CallOption{grpc.StaticMethod()}, opts...)
+	out := new(OsImage)
+	err := c.cc.Invoke(ctx, Forge_GetOsImage_FullMethodName, in, out, cOpts...)
+	if err != nil {
+		return nil, err
+	}
+	return out, nil
+}
+
+func (c *forgeClient) UpdateOsImage(ctx context.Context, in *OsImageAttributes, opts ...grpc.CallOption) (*OsImage, error) {
+	cOpts := append([]grpc.CallOption{grpc.StaticMethod()}, opts...)
+	out := new(OsImage)
+	err := c.cc.Invoke(ctx, Forge_UpdateOsImage_FullMethodName, in, out, cOpts...)
+	if err != nil {
+		return nil, err
+	}
+	return out, nil
+}
+
+func (c *forgeClient) CreateDpuExtensionService(ctx context.Context, in *CreateDpuExtensionServiceRequest, opts ...grpc.CallOption) (*DpuExtensionService, error) {
+	cOpts := append([]grpc.CallOption{grpc.StaticMethod()}, opts...)
+	out := new(DpuExtensionService)
+	err := c.cc.Invoke(ctx, Forge_CreateDpuExtensionService_FullMethodName, in, out, cOpts...)
+	if err != nil {
+		return nil, err
+	}
+	return out, nil
+}
+
+func (c *forgeClient) UpdateDpuExtensionService(ctx context.Context, in *UpdateDpuExtensionServiceRequest, opts ...grpc.CallOption) (*DpuExtensionService, error) {
+	cOpts := append([]grpc.CallOption{grpc.StaticMethod()}, opts...)
+	out := new(DpuExtensionService)
+	err := c.cc.Invoke(ctx, Forge_UpdateDpuExtensionService_FullMethodName, in, out, cOpts...)
+	if err != nil {
+		return nil, err
+	}
+	return out, nil
+}
+
+func (c *forgeClient) DeleteDpuExtensionService(ctx context.Context, in *DeleteDpuExtensionServiceRequest, opts ...grpc.CallOption) (*DeleteDpuExtensionServiceResponse, error) {
+	cOpts := append([]grpc.CallOption{grpc.StaticMethod()}, opts...)
+	out := new(DeleteDpuExtensionServiceResponse)
+	err := c.cc.Invoke(ctx, Forge_DeleteDpuExtensionService_FullMethodName, in, out, cOpts...)
+	if err != nil {
+		return nil, err
+	}
+	return out, nil
+}
+
+func (c *forgeClient) FindDpuExtensionServiceIds(ctx context.Context, in *DpuExtensionServiceSearchFilter, opts ...grpc.CallOption) (*DpuExtensionServiceIdList, error) {
+	cOpts := append([]grpc.CallOption{grpc.StaticMethod()}, opts...)
+	out := new(DpuExtensionServiceIdList)
+	err := c.cc.Invoke(ctx, Forge_FindDpuExtensionServiceIds_FullMethodName, in, out, cOpts...)
+	if err != nil {
+		return nil, err
+	}
+	return out, nil
+}
+
+func (c *forgeClient) FindDpuExtensionServicesByIds(ctx context.Context, in *DpuExtensionServicesByIdsRequest, opts ...grpc.CallOption) (*DpuExtensionServiceList, error) {
+	cOpts := append([]grpc.CallOption{grpc.StaticMethod()}, opts...)
+	out := new(DpuExtensionServiceList)
+	err := c.cc.Invoke(ctx, Forge_FindDpuExtensionServicesByIds_FullMethodName, in, out, cOpts...)
+	if err != nil {
+		return nil, err
+	}
+	return out, nil
+}
+
+func (c *forgeClient) GetDpuExtensionServiceVersionsInfo(ctx context.Context, in *GetDpuExtensionServiceVersionsInfoRequest, opts ...grpc.CallOption) (*DpuExtensionServiceVersionInfoList, error) {
+	cOpts := append([]grpc.CallOption{grpc.StaticMethod()}, opts...)
+	out := new(DpuExtensionServiceVersionInfoList)
+	err := c.cc.Invoke(ctx, Forge_GetDpuExtensionServiceVersionsInfo_FullMethodName, in, out, cOpts...)
+	if err != nil {
+		return nil, err
+	}
+	return out, nil
+}
+
+func (c *forgeClient) FindInstancesByDpuExtensionService(ctx context.Context, in *FindInstancesByDpuExtensionServiceRequest, opts ...grpc.CallOption) (*FindInstancesByDpuExtensionServiceResponse, error) {
+	cOpts := append([]grpc.CallOption{grpc.StaticMethod()}, opts...)
+	out := new(FindInstancesByDpuExtensionServiceResponse)
+	err := c.cc.Invoke(ctx, Forge_FindInstancesByDpuExtensionService_FullMethodName, in, out, cOpts...)
+	if err != nil {
+		return nil, err
+	}
+	return out, nil
+}
+
+func (c *forgeClient) CreateComputeAllocation(ctx context.Context, in *CreateComputeAllocationRequest, opts ...grpc.CallOption) (*CreateComputeAllocationResponse, error) {
+	cOpts := append([]grpc.CallOption{grpc.StaticMethod()}, opts...)
+	out := new(CreateComputeAllocationResponse)
+	err := c.cc.Invoke(ctx, Forge_CreateComputeAllocation_FullMethodName, in, out, cOpts...)
+	if err != nil {
+		return nil, err
+	}
+	return out, nil
+}
+
+func (c *forgeClient) FindComputeAllocationIds(ctx context.Context, in *FindComputeAllocationIdsRequest, opts ...grpc.CallOption) (*FindComputeAllocationIdsResponse, error) {
+	cOpts := append([]grpc.CallOption{grpc.StaticMethod()}, opts...)
+	out := new(FindComputeAllocationIdsResponse)
+	err := c.cc.Invoke(ctx, Forge_FindComputeAllocationIds_FullMethodName, in, out, cOpts...)
+	if err != nil {
+		return nil, err
+	}
+	return out, nil
+}
+
+func (c *forgeClient) FindComputeAllocationsByIds(ctx context.Context, in *FindComputeAllocationsByIdsRequest, opts ...grpc.CallOption) (*FindComputeAllocationsByIdsResponse, error) {
+	cOpts := append([]grpc.CallOption{grpc.StaticMethod()}, opts...)
+	out := new(FindComputeAllocationsByIdsResponse)
+	err := c.cc.Invoke(ctx, Forge_FindComputeAllocationsByIds_FullMethodName, in, out, cOpts...)
+	if err != nil {
+		return nil, err
+	}
+	return out, nil
+}
+
+func (c *forgeClient) UpdateComputeAllocation(ctx context.Context, in *UpdateComputeAllocationRequest, opts ...grpc.CallOption) (*UpdateComputeAllocationResponse, error) {
+	cOpts := append([]grpc.CallOption{grpc.StaticMethod()}, opts...)
+	out := new(UpdateComputeAllocationResponse)
+	err := c.cc.Invoke(ctx, Forge_UpdateComputeAllocation_FullMethodName, in, out, cOpts...)
+	if err != nil {
+		return nil, err
+	}
+	return out, nil
+}
+
+func (c *forgeClient) DeleteComputeAllocation(ctx context.Context, in *DeleteComputeAllocationRequest, opts ...grpc.CallOption) (*DeleteComputeAllocationResponse, error) {
+	cOpts := append([]grpc.CallOption{grpc.StaticMethod()}, opts...)
+	out := new(DeleteComputeAllocationResponse)
+	err := c.cc.Invoke(ctx, Forge_DeleteComputeAllocation_FullMethodName, in, out, cOpts...)
+	if err != nil {
+		return nil, err
+	}
+	return out, nil
+}
+
+func (c *forgeClient) AddExpectedMachine(ctx context.Context, in *ExpectedMachine, opts ...grpc.CallOption) (*emptypb.Empty, error) {
+	cOpts := append([]grpc.CallOption{grpc.StaticMethod()}, opts...)
+	out := new(emptypb.Empty)
+	err := c.cc.Invoke(ctx, Forge_AddExpectedMachine_FullMethodName, in, out, cOpts...)
+	if err != nil {
+		return nil, err
+	}
+	return out, nil
+}
+
+func (c *forgeClient) DeleteExpectedMachine(ctx context.Context, in *ExpectedMachineRequest, opts ...grpc.CallOption) (*emptypb.Empty, error) {
+	cOpts := append([]grpc.CallOption{grpc.StaticMethod()}, opts...)
+	out := new(emptypb.Empty)
+	err := c.cc.Invoke(ctx, Forge_DeleteExpectedMachine_FullMethodName, in, out, cOpts...)
+	if err != nil {
+		return nil, err
+	}
+	return out, nil
+}
+
+func (c *forgeClient) UpdateExpectedMachine(ctx context.Context, in *ExpectedMachine, opts ...grpc.CallOption) (*emptypb.Empty, error) {
+	cOpts := append([]grpc.CallOption{grpc.StaticMethod()}, opts...)
+	out := new(emptypb.Empty)
+	err := c.cc.Invoke(ctx, Forge_UpdateExpectedMachine_FullMethodName, in, out, cOpts...)
+	if err != nil {
+		return nil, err
+	}
+	return out, nil
+}
+
+func (c *forgeClient) GetExpectedMachine(ctx context.Context, in *ExpectedMachineRequest, opts ...grpc.CallOption) (*ExpectedMachine, error) {
+	cOpts := append([]grpc.CallOption{grpc.StaticMethod()}, opts...)
+	out := new(ExpectedMachine)
+	err := c.cc.Invoke(ctx, Forge_GetExpectedMachine_FullMethodName, in, out, cOpts...)
+	if err != nil {
+		return nil, err
+	}
+	return out, nil
+}
+
+func (c *forgeClient) GetAllExpectedMachines(ctx context.Context, in *emptypb.Empty, opts ...grpc.CallOption) (*ExpectedMachineList, error) {
+	cOpts := append([]grpc.CallOption{grpc.StaticMethod()}, opts...)
+	out := new(ExpectedMachineList)
+	err := c.cc.Invoke(ctx, Forge_GetAllExpectedMachines_FullMethodName, in, out, cOpts...)
+	if err != nil {
+		return nil, err
+	}
+	return out, nil
+}
+
+func (c *forgeClient) GetAllExpectedMachinesLinked(ctx context.Context, in *emptypb.Empty, opts ...grpc.CallOption) (*LinkedExpectedMachineList, error) {
+	cOpts := append([]grpc.CallOption{grpc.StaticMethod()}, opts...)
+	out := new(LinkedExpectedMachineList)
+	err := c.cc.Invoke(ctx, Forge_GetAllExpectedMachinesLinked_FullMethodName, in, out, cOpts...)
+	if err != nil {
+		return nil, err
+	}
+	return out, nil
+}
+
+func (c *forgeClient) CreateSku(ctx context.Context, in *SkuList, opts ...grpc.CallOption) (*SkuIdList, error) {
+	cOpts := append([]grpc.CallOption{grpc.StaticMethod()}, opts...)
+	out := new(SkuIdList)
+	err := c.cc.Invoke(ctx, Forge_CreateSku_FullMethodName, in, out, cOpts...)
+	if err != nil {
+		return nil, err
+	}
+	return out, nil
+}
+
+func (c *forgeClient) DeleteSku(ctx context.Context, in *SkuIdList, opts ...grpc.CallOption) (*emptypb.Empty, error) {
+	cOpts := append([]grpc.CallOption{grpc.StaticMethod()}, opts...)
+	out := new(emptypb.Empty)
+	err := c.cc.Invoke(ctx, Forge_DeleteSku_FullMethodName, in, out, cOpts...)
+	if err != nil {
+		return nil, err
+	}
+	return out, nil
+}
+
+func (c *forgeClient) GetAllSkuIds(ctx context.Context, in *emptypb.Empty, opts ...grpc.CallOption) (*SkuIdList, error) {
+	cOpts := append([]grpc.CallOption{grpc.StaticMethod()}, opts...)
+	out := new(SkuIdList)
+	err := c.cc.Invoke(ctx, Forge_GetAllSkuIds_FullMethodName, in, out, cOpts...)
+	if err != nil {
+		return nil, err
+	}
+	return out, nil
+}
+
+func (c *forgeClient) FindSkusByIds(ctx context.Context, in *SkusByIdsRequest, opts ...grpc.CallOption) (*SkuList, error) {
+	cOpts := append([]grpc.CallOption{grpc.StaticMethod()}, opts...)
+	out := new(SkuList)
+	err := c.cc.Invoke(ctx, Forge_FindSkusByIds_FullMethodName, in, out, cOpts...)
+	if err != nil {
+		return nil, err
+	}
+	return out, nil
+}
+
+func (c *forgeClient) UpdateSkuMetadata(ctx context.Context, in *SkuUpdateMetadataRequest, opts ...grpc.CallOption) (*emptypb.Empty, error) {
+	cOpts := append([]grpc.CallOption{grpc.StaticMethod()}, opts...)
+	out := new(emptypb.Empty)
+	err := c.cc.Invoke(ctx, Forge_UpdateSkuMetadata_FullMethodName, in, out, cOpts...)
+	if err != nil {
+		return nil, err
+	}
+	return out, nil
+}
+
+func (c *forgeClient) ReplaceSku(ctx context.Context, in *Sku, opts ...grpc.CallOption) (*Sku, error) {
+	cOpts := append([]grpc.CallOption{grpc.StaticMethod()}, opts...)
+	out := new(Sku)
+	err := c.cc.Invoke(ctx, Forge_ReplaceSku_FullMethodName, in, out, cOpts...)
+	if err != nil {
+		return nil, err
+	}
+	return out, nil
+}
+
+func (c *forgeClient) AssignSkuToMachine(ctx context.Context, in *SkuMachinePair, opts ...grpc.CallOption) (*emptypb.Empty, error) {
+	cOpts := append([]grpc.CallOption{grpc.StaticMethod()}, opts...)
+	out := new(emptypb.Empty)
+	err := c.cc.Invoke(ctx, Forge_AssignSkuToMachine_FullMethodName, in, out, cOpts...)
+	if err != nil {
+		return nil, err
+	}
+	return out, nil
+}
+
+func (c *forgeClient) RemoveSkuAssociation(ctx context.Context, in *RemoveSkuRequest, opts ...grpc.CallOption) (*emptypb.Empty, error) {
+	cOpts := append([]grpc.CallOption{grpc.StaticMethod()}, opts...)
+	out := new(emptypb.Empty)
+	err := c.cc.Invoke(ctx, Forge_RemoveSkuAssociation_FullMethodName, in, out, cOpts...)
+	if err != nil {
+		return nil, err
+	}
+	return out, nil
+}
+
 // ForgeServer is the server API for Forge service.
 // All implementations must embed UnimplementedForgeServer
 // for forward compatibility.
@@ -771,6 +1474,71 @@ type ForgeServer interface {
 	FindMachinesByIds(context.Context, *MachinesByIdsRequest) (*MachineList, error)
 	UpdateMachineMetadata(context.Context, *MachineMetadataUpdateRequest) (*emptypb.Empty, error)
 	SetMaintenance(context.Context, *MaintenanceRequest) (*emptypb.Empty, error)
+	// VPC peerings.
+	CreateVpcPeering(context.Context, *VpcPeeringCreationRequest) (*VpcPeering, error)
+	FindVpcPeeringIds(context.Context, *VpcPeeringSearchFilter) (*VpcPeeringIdList, error)
+	FindVpcPeeringsByIds(context.Context, *VpcPeeringsByIdsRequest) (*VpcPeeringList, error)
+	DeleteVpcPeering(context.Context, *VpcPeeringDeletionRequest) (*VpcPeeringDeletionResult, error)
+	// Partitions of the InfiniBand, NVLink and Spectrum-X fabrics.
+	FindIBPartitionIds(context.Context, *IBPartitionSearchFilter) (*IBPartitionIdList, error)
+	FindIBPartitionsByIds(context.Context, *IBPartitionsByIdsRequest) (*IBPartitionList, error)
+	CreateIBPartition(context.Context, *IBPartitionCreationRequest) (*IBPartition, error)
+	UpdateIBPartition(context.Context, *IBPartitionUpdateRequest) (*IBPartition, error)
+	DeleteIBPartition(context.Context, *IBPartitionDeletionRequest) (*IBPartitionDeletionResult, error)
+	FindNVLinkLogicalPartitionIds(context.Context, *NVLinkLogicalPartitionSearchFilter) (*NVLinkLogicalPartitionIdList, error)
+	FindNVLinkLogicalPartitionsByIds(context.Context, *NVLinkLogicalPartitionsByIdsRequest) (*NVLinkLogicalPartitionList, error)
+	CreateNVLinkLogicalPartition(context.Context, *NVLinkLogicalPartitionCreationRequest) (*NVLinkLogicalPartition, error)
+	UpdateNVLinkLogicalPartition(context.Context, *NVLinkLogicalPartitionUpdateRequest) (*NVLinkLogicalPartitionUpdateResult, error)
+	DeleteNVLinkLogicalPartition(context.Context, *NVLinkLogicalPartitionDeletionRequest) (*NVLinkLogicalPartitionDeletionResult, error)
+	CreateSpxPartition(context.Context, *SpxPartitionCreationRequest) (*SpxPartition, error)
+	DeleteSpxPartition(context.Context, *SpxPartitionDeletionRequest) (*SpxPartitionDeletionResult, error)
+	FindSpxPartitionIds(context.Context, *SpxPartitionSearchFilter) (*SpxPartitionIdList, error)
+	FindSpxPartitionsByIds(context.Context, *SpxPartitionsByIdsRequest) (*SpxPartitionList, error)
+	// The library of operating systems, and images.
+	CreateOperatingSystem(context.Context, *CreateOperatingSystemRequest) (*OperatingSystem, error)
+	UpdateOperatingSystem(context.Context, *UpdateOperatingSystemRequest) (*OperatingSystem, error)
+	DeleteOperatingSystem(context.Context, *DeleteOperatingSystemRequest) (*DeleteOperatingSystemResponse, error)
+	FindOperatingSystemIds(context.Context, *OperatingSystemSearchFilter) (*OperatingSystemIdList, error)
+	FindOperatingSystemsByIds(context.Context, *OperatingSystemsByIdsRequest) (*OperatingSystemList, error)
+	GetIpxeTemplate(context.Context, *GetIpxeTemplateRequest) (*IpxeTemplate, error)
+	ListIpxeTemplates(context.Context, *ListIpxeTemplatesRequest) (*IpxeTemplateList, error)
+	GetOperatingSystemCachableIpxeTemplateArtifacts(context.Context, *GetOperatingSystemCachableIpxeTemplateArtifactsRequest) (*IpxeTemplateArtifactList, error)
+	UpdateOperatingSystemCachableIpxeTemplateArtifacts(context.Context, *UpdateOperatingSystemIpxeTemplateArtifactRequest) (*IpxeTemplateArtifactList, error)
+	CreateOsImage(context.Context, *OsImageAttributes) (*OsImage, error)
+	DeleteOsImage(context.Context, *DeleteOsImageRequest) (*DeleteOsImageResponse, error)
+	ListOsImage(context.Context, *ListOsImageRequest) (*ListOsImageResponse, error)
+	GetOsImage(context.Context, *UUID) (*OsImage, error)
+	UpdateOsImage(context.Context, *OsImageAttributes) (*OsImage, error)
+	// Services that run on the DPUs of instances.
+	CreateDpuExtensionService(context.Context, *CreateDpuExtensionServiceRequest) (*DpuExtensionService, error)
+	UpdateDpuExtensionService(context.Context, *UpdateDpuExtensionServiceRequest) (*DpuExtensionService, error)
+	DeleteDpuExtensionService(context.Context, *DeleteDpuExtensionServiceRequest) (*DeleteDpuExtensionServiceResponse, error)
+	FindDpuExtensionServiceIds(context.Context, *DpuExtensionServiceSearchFilter) (*DpuExtensionServiceIdList, error)
+	FindDpuExtensionServicesByIds(context.Context, *DpuExtensionServicesByIdsRequest) (*DpuExtensionServiceList, error)
+	GetDpuExtensionServiceVersionsInfo(context.Context, *GetDpuExtensionServiceVersionsInfoRequest) (*DpuExtensionServiceVersionInfoList, error)
+	FindInstancesByDpuExtensionService(context.Context, *FindInstancesByDpuExtensionServiceRequest) (*FindInstancesByDpuExtensionServiceResponse, error)
+	// Compute allocations.
+	CreateComputeAllocation(context.Context, *CreateComputeAllocationRequest) (*CreateComputeAllocationResponse, error)
+	FindComputeAllocationIds(context.Context, *FindComputeAllocationIdsRequest) (*FindComputeAllocationIdsResponse, error)
+	FindComputeAllocationsByIds(context.Context, *FindComputeAllocationsByIdsRequest) (*FindComputeAllocationsByIdsResponse, error)
+	UpdateComputeAllocation(context.Context, *UpdateComputeAllocationRequest) (*UpdateComputeAllocationResponse, error)
+	DeleteComputeAllocation(context.Context, *DeleteComputeAllocationRequest) (*DeleteComputeAllocationResponse, error)
+	// Hardware that is to be found.
+	AddExpectedMachine(context.Context, *ExpectedMachine) (*emptypb.Empty, error)
+	DeleteExpectedMachine(context.Context, *ExpectedMachineRequest) (*emptypb.Empty, error)
+	UpdateExpectedMachine(context.Context, *ExpectedMachine) (*emptypb.Empty, error)
+	GetExpectedMachine(context.Context, *ExpectedMachineRequest) (*ExpectedMachine, error)
+	GetAllExpectedMachines(context.Context, *emptypb.Empty) (*ExpectedMachineList, error)
+	GetAllExpectedMachinesLinked(context.Context, *emptypb.Empty) (*LinkedExpectedMachineList, error)
+	// SKUs: which parts a machine consists of.
+	CreateSku(context.Context, *SkuList) (*SkuIdList, error)
+	DeleteSku(context.Context, *SkuIdList) (*emptypb.Empty, error)
+	GetAllSkuIds(context.Context, *emptypb.Empty) (*SkuIdList, error)
+	FindSkusByIds(context.Context, *SkusByIdsRequest) (*SkuList, error)
+	UpdateSkuMetadata(context.Context, *SkuUpdateMetadataRequest) (*emptypb.Empty, error)
+	ReplaceSku(context.Context, *Sku) (*Sku, error)
+	AssignSkuToMachine(context.Context, *SkuMachinePair) (*emptypb.Empty, error)
+	RemoveSkuAssociation(context.Context, *RemoveSkuRequest) (*emptypb.Empty, error)
 	mustEmbedUnimplementedForgeServer()
 }
 
@@ -942,6 +1710,180 @@ func (UnimplementedForgeServer) UpdateMachineMetadata(context.Context, *MachineM
 }
 func (UnimplementedForgeServer) SetMaintenance(context.Context, *MaintenanceRequest) (*emptypb.Empty, error) {
 	return nil, status.Error(codes.Unimplemented, "method SetMaintenance not implemented")
+}
+func (UnimplementedForgeServer) CreateVpcPeering(context.Context, *VpcPeeringCreationRequest) (*VpcPeering, error) {
+	return nil, status.Error(codes.Unimplemented, "method CreateVpcPeering not implemented")
+}
+func (UnimplementedForgeServer) FindVpcPeeringIds(context.Context, *VpcPeeringSearchFilter) (*VpcPeeringIdList, error) {
+	return nil, status.Error(codes.Unimplemented, "method FindVpcPeeringIds not implemented")
+}
+func (UnimplementedForgeServer) FindVpcPeeringsByIds(context.Context, *VpcPeeringsByIdsRequest) (*VpcPeeringList, error) {
+	return nil, status.Error(codes.Unimplemented, "method FindVpcPeeringsByIds not implemented")
+}
+func (UnimplementedForgeServer) DeleteVpcPeering(context.Context, *VpcPeeringDeletionRequest) (*VpcPeeringDeletionResult, error) {
+	return nil, status.Error(codes.Unimplemented, "method DeleteVpcPeering not implemented")
+}
+func (UnimplementedForgeServer) FindIBPartitionIds(context.Context, *IBPartitionSearchFilter) (*IBPartitionIdList, error) {
+	return nil, status.Error(codes.Unimplemented, "method FindIBPartitionIds not implemented")
+}
+func (UnimplementedForgeServer) FindIBPartitionsByIds(context.Context, *IBPartitionsByIdsRequest) (*IBPartitionList, error) {
+	return nil, status.Error(codes.Unimplemented, "method FindIBPartitionsByIds not implemented")
+}
+func (UnimplementedForgeServer) CreateIBPartition(context.Context, *IBPartitionCreationRequest) (*IBPartition, error) {
+	return nil, status.Error(codes.Unimplemented, "method CreateIBPartition not implemented")
+}
+func (UnimplementedForgeServer) UpdateIBPartition(context.Context, *IBPartitionUpdateRequest) (*IBPartition, error) {
+	return nil, status.Error(codes.Unimplemented, "method UpdateIBPartition not implemented")
+}
+func (UnimplementedForgeServer) DeleteIBPartition(context.Context, *IBPartitionDeletionRequest) (*IBPartitionDeletionResult, error) {
+	return nil, status.Error(codes.Unimplemented, "method DeleteIBPartition not implemented")
+}
+func (UnimplementedForgeServer) FindNVLinkLogicalPartitionIds(context.Context, *NVLinkLogicalPartitionSearchFilter) (*NVLinkLogicalPartitionIdList, error) {
+	return nil, status.Error(codes.Unimplemented, "method FindNVLinkLogicalPartitionIds not implemented")
+}
+func (UnimplementedForgeServer) FindNVLinkLogicalPartitionsByIds(context.Context, *NVLinkLogicalPartitionsByIdsRequest) (*NVLinkLogicalPartitionList, error) {
+	return nil, status.Error(codes.Unimplemented, "method FindNVLinkLogicalPartitionsByIds not implemented")
+}
+func (UnimplementedForgeServer) CreateNVLinkLogicalPartition(context.Context, *NVLinkLogicalPartitionCreationRequest) (*NVLinkLogicalPartition, error) {
+	return nil, status.Error(codes.Unimplemented, "method CreateNVLinkLogicalPartition not implemented")
+}
+func (UnimplementedForgeServer) UpdateNVLinkLogicalPartition(context.Context, *NVLinkLogicalPartitionUpdateRequest) (*NVLinkLogicalPartitionUpdateResult, error) {
+	return nil, status.Error(codes.Unimplemented, "method UpdateNVLinkLogicalPartition not implemented")
+}
+func (UnimplementedForgeServer) DeleteNVLinkLogicalPartition(context.Context, *NVLinkLogicalPartitionDeletionRequest) (*NVLinkLogicalPartitionDeletionResult, error) {
+	return nil, status.Error(codes.Unimplemented, "method DeleteNVLinkLogicalPartition not implemented")
+}
+func (UnimplementedForgeServer) CreateSpxPartition(context.Context, *SpxPartitionCreationRequest) (*SpxPartition, error) {
+	return nil, status.Error(codes.Unimplemented, "method CreateSpxPartition not implemented")
+}
+func (UnimplementedForgeServer) DeleteSpxPartition(context.Context, *SpxPartitionDeletionRequest) (*SpxPartitionDeletionResult, error) {
+	return nil, status.Error(codes.Unimplemented, "method DeleteSpxPartition not implemented")
+}
+func (UnimplementedForgeServer) FindSpxPartitionIds(context.Context, *SpxPartitionSearchFilter) (*SpxPartitionIdList, error) {
+	return nil, status.Error(codes.Unimplemented, "method FindSpxPartitionIds not implemented")
+}
+func (UnimplementedForgeServer) FindSpxPartitionsByIds(context.Context, *SpxPartitionsByIdsRequest) (*SpxPartitionList, error) {
+	return nil, status.Error(codes.Unimplemented, "method FindSpxPartitionsByIds not implemented")
+}
+func (UnimplementedForgeServer) CreateOperatingSystem(context.Context, *CreateOperatingSystemRequest) (*OperatingSystem, error) {
+	return nil, status.Error(codes.Unimplemented, "method CreateOperatingSystem not implemented")
+}
+func (UnimplementedForgeServer) UpdateOperatingSystem(context.Context, *UpdateOperatingSystemRequest) (*OperatingSystem, error) {
+	return nil, status.Error(codes.Unimplemented, "method UpdateOperatingSystem not implemented")
+}
+func (UnimplementedForgeServer) DeleteOperatingSystem(context.Context, *DeleteOperatingSystemRequest) (*DeleteOperatingSystemResponse, error) {
+	return nil, status.Error(codes.Unimplemented, "method DeleteOperatingSystem not implemented")
+}
+func (UnimplementedForgeServer) FindOperatingSystemIds(context.Context, *OperatingSystemSearchFilter) (*OperatingSystemIdList, error) {
+	return nil, status.Error(codes.Unimplemented, "method FindOperatingSystemIds not implemented")
+}
+func (UnimplementedForgeServer) FindOperatingSystemsByIds(context.Context, *OperatingSystemsByIdsRequest) (*OperatingSystemList, error) {
+	return nil, status.Error(codes.Unimplemented, "method FindOperatingSystemsByIds not implemented")
+}
+func (UnimplementedForgeServer) GetIpxeTemplate(context.Context, *GetIpxeTemplateRequest) (*IpxeTemplate, error) {
+	return nil, status.Error(codes.Unimplemented, "method GetIpxeTemplate not implemented")
+}
+func (UnimplementedForgeServer) ListIpxeTemplates(context.Context, *ListIpxeTemplatesRequest) (*IpxeTemplateList, error) {
+	return nil, status.Error(codes.Unimplemented, "method ListIpxeTemplates not implemented")
+}
+func (UnimplementedForgeServer) GetOperatingSystemCachableIpxeTemplateArtifacts(context.Context, *GetOperatingSystemCachableIpxeTemplateArtifactsRequest) (*IpxeTemplateArtifactList, error) {
+	return nil, status.Error(codes.Unimplemented, "method GetOperatingSystemCachableIpxeTemplateArtifacts not implemented")
+}
+func (UnimplementedForgeServer) UpdateOperatingSystemCachableIpxeTemplateArtifacts(context.Context, *UpdateOperatingSystemIpxeTemplateArtifactRequest) (*IpxeTemplateArtifactList, error) {
+	return nil, status.Error(codes.Unimplemented, "method UpdateOperatingSystemCachableIpxeTemplateArtifacts not implemented")
+}
+func (UnimplementedForgeServer) CreateOsImage(context.Context, *OsImageAttributes) (*OsImage, error) {
+	return nil, status.Error(codes.Unimplemented, "method CreateOsImage not implemented")
+}
+func (UnimplementedForgeServer) DeleteOsImage(context.Context, *DeleteOsImageRequest) (*DeleteOsImageResponse, error) {
+	return nil, status.Error(codes.Unimplemented, "method DeleteOsImage not implemented")
+}
+func (UnimplementedForgeServer) ListOsImage(context.Context, *ListOsImageRequest) (*ListOsImageResponse, error) {
+	return nil, status.Error(codes.Unimplemented, "method ListOsImage not implemented")
+}
+func (UnimplementedForgeServer) GetOsImage(context.Context, *UUID) (*OsImage, error) {
+	return nil, status.Error(codes.Unimplemented, "method GetOsImage not implemented")
+}
+func (UnimplementedForgeServer) UpdateOsImage(context.Context, *OsImageAttributes) (*OsImage, error) {
+	return nil, status.Error(codes.Unimplemented, "method UpdateOsImage not implemented")
+}
+func (UnimplementedForgeServer) CreateDpuExtensionService(context.Context, *CreateDpuExtensionServiceRequest) (*DpuExtensionService, error) {
+	return nil, status.Error(codes.Unimplemented, "method CreateDpuExtensionService not implemented")
+}
+func (UnimplementedForgeServer) UpdateDpuExtensionService(context.Context, *UpdateDpuExtensionServiceRequest) (*DpuExtensionService, error) {
+	return nil, status.Error(codes.Unimplemented, "method UpdateDpuExtensionService not implemented")
+}
+func (UnimplementedForgeServer) DeleteDpuExtensionService(context.Context, *DeleteDpuExtensionServiceRequest) (*DeleteDpuExtensionServiceResponse, error) {
+	return nil, status.Error(codes.Unimplemented, "method DeleteDpuExtensionService not implemented")
+}
+func (UnimplementedForgeServer) FindDpuExtensionServiceIds(context.Context, *DpuExtensionServiceSearchFilter) (*DpuExtensionServiceIdList, error) {
+	return nil, status.Error(codes.Unimplemented, "method FindDpuExtensionServiceIds not implemented")
+}
+func (UnimplementedForgeServer) FindDpuExtensionServicesByIds(context.Context, *DpuExtensionServicesByIdsRequest) (*DpuExtensionServiceList, error) {
+	return nil, status.Error(codes.Unimplemented, "method FindDpuExtensionServicesByIds not implemented")
+}
+func (UnimplementedForgeServer) GetDpuExtensionServiceVersionsInfo(context.Context, *GetDpuExtensionServiceVersionsInfoRequest) (*DpuExtensionServiceVersionInfoList, error) {
+	return nil, status.Error(codes.Unimplemented, "method GetDpuExtensionServiceVersionsInfo not implemented")
+}
+func (UnimplementedForgeServer) FindInstancesByDpuExtensionService(context.Context, *FindInstancesByDpuExtensionServiceRequest) (*FindInstancesByDpuExtensionServiceResponse, error) {
+	return nil, status.Error(codes.Unimplemented, "method FindInstancesByDpuExtensionService not implemented")
+}
+func (UnimplementedForgeServer) CreateComputeAllocation(context.Context, *CreateComputeAllocationRequest) (*CreateComputeAllocationResponse, error) {
+	return nil, status.Error(codes.Unimplemented, "method CreateComputeAllocation not implemented")
+}
+func (UnimplementedForgeServer) FindComputeAllocationIds(context.Context, *FindComputeAllocationIdsRequest) (*FindComputeAllocationIdsResponse, error) {
+	return nil, status.Error(codes.Unimplemented, "method FindComputeAllocationIds not implemented")
+}
+func (UnimplementedForgeServer) FindComputeAllocationsByIds(context.Context, *FindComputeAllocationsByIdsRequest) (*FindComputeAllocationsByIdsResponse, error) {
+	return nil, status.Error(codes.Unimplemented, "method FindComputeAllocationsByIds not implemented")
+}
+func (UnimplementedForgeServer) UpdateComputeAllocation(context.Context, *UpdateComputeAllocationRequest) (*UpdateComputeAllocationResponse, error) {
+	return nil, status.Error(codes.Unimplemented, "method UpdateComputeAllocation not implemented")
+}
+func (UnimplementedForgeServer) DeleteComputeAllocation(context.Context, *DeleteComputeAllocationRequest) (*DeleteComputeAllocationResponse, error) {
+	return nil, status.Error(codes.Unimplemented, "method DeleteComputeAllocation not implemented")
+}
+func (UnimplementedForgeServer) AddExpectedMachine(context.Context, *ExpectedMachine) (*emptypb.Empty, error) {
+	return nil, status.Error(codes.Unimplemented, "method AddExpectedMachine not implemented")
+}
+func (UnimplementedForgeServer) DeleteExpectedMachine(context.Context, *ExpectedMachineRequest) (*emptypb.Empty, error) {
+	return nil, status.Error(codes.Unimplemented, "method DeleteExpectedMachine not implemented")
+}
+func (UnimplementedForgeServer) UpdateExpectedMachine(context.Context, *ExpectedMachine) (*emptypb.Empty, error) {
+	return nil, status.Error(codes.Unimplemented, "method UpdateExpectedMachine not implemented")
+}
+func (UnimplementedForgeServer) GetExpectedMachine(context.Context, *ExpectedMachineRequest) (*ExpectedMachine, error) {
+	return nil, status.Error(codes.Unimplemented, "method GetExpectedMachine not implemented")
+}
+func (UnimplementedForgeServer) GetAllExpectedMachines(context.Context, *emptypb.Empty) (*ExpectedMachineList, error) {
+	return nil, status.Error(codes.Unimplemented, "method GetAllExpectedMachines not implemented")
+}
+func (UnimplementedForgeServer) GetAllExpectedMachinesLinked(context.Context, *emptypb.Empty) (*LinkedExpectedMachineList, error) {
+	return nil, status.Error(codes.Unimplemented, "method GetAllExpectedMachinesLinked not implemented")
+}
+func (UnimplementedForgeServer) CreateSku(context.Context, *SkuList) (*SkuIdList, error) {
+	return nil, status.Error(codes.Unimplemented, "method CreateSku not implemented")
+}
+func (UnimplementedForgeServer) DeleteSku(context.Context, *SkuIdList) (*emptypb.Empty, error) {
+	return nil, status.Error(codes.Unimplemented, "method DeleteSku not implemented")
+}
+func (UnimplementedForgeServer) GetAllSkuIds(context.Context, *emptypb.Empty) (*SkuIdList, error) {
+	return nil, status.Error(codes.Unimplemented, "method GetAllSkuIds not implemented")
+}
+func (UnimplementedForgeServer) FindSkusByIds(context.Context, *SkusByIdsRequest) (*SkuList, error) {
+	return nil, status.Error(codes.Unimplemented, "method FindSkusByIds not implemented")
+}
+func (UnimplementedForgeServer) UpdateSkuMetadata(context.Context, *SkuUpdateMetadataRequest) (*emptypb.Empty, error) {
+	return nil, status.Error(codes.Unimplemented, "method UpdateSkuMetadata not implemented")
+}
+func (UnimplementedForgeServer) ReplaceSku(context.Context, *Sku) (*Sku, error) {
+	return nil, status.Error(codes.Unimplemented, "method ReplaceSku not implemented")
+}
+func (UnimplementedForgeServer) AssignSkuToMachine(context.Context, *SkuMachinePair) (*emptypb.Empty, error) {
+	return nil, status.Error(codes.Unimplemented, "method AssignSkuToMachine not implemented")
+}
+func (UnimplementedForgeServer) RemoveSkuAssociation(context.Context, *RemoveSkuRequest) (*emptypb.Empty, error) {
+	return nil, status.Error(codes.Unimplemented, "method RemoveSkuAssociation not implemented")
 }
 func (UnimplementedForgeServer) mustEmbedUnimplementedForgeServer() {}
 func (UnimplementedForgeServer) testEmbeddedByValue()               {}
@@ -1936,6 +2878,1050 @@ func _Forge_SetMaintenance_Handler(srv interface{}, ctx context.Context, dec fun
 	return interceptor(ctx, in, info, handler)
 }
 
+func _Forge_CreateVpcPeering_Handler(srv interface{}, ctx context.Context, dec func(interface{}) error, interceptor grpc.UnaryServerInterceptor) (interface{}, error) {
+	in := new(VpcPeeringCreationRequest)
+	if err := dec(in); err != nil {
+		return nil, err
+	}
+	if interceptor == nil {
+		return srv.(ForgeServer).CreateVpcPeering(ctx, in)
+	}
+	info := &grpc.UnaryServerInfo{
+		Server:     srv,
+		FullMethod: Forge_CreateVpcPeering_FullMethodName,
+	}
+	handler := func(ctx context.Context, req interface{}) (interface{}, error) {
+		return srv.(ForgeServer).CreateVpcPeering(ctx, req.(*VpcPeeringCreationRequest))
+	}
+	return interceptor(ctx, in, info, handler)
+}
+
+func _Forge_FindVpcPeeringIds_Handler(srv interface{}, ctx context.Context, dec func(interface{}) error, interceptor grpc.UnaryServerInterceptor) (interface{}, error) {
+	in := new(VpcPeeringSearchFilter)
+	if err := dec(in); err != nil {
+		return nil, err
+	}
+	if interceptor == nil {
+		return srv.(ForgeServer).FindVpcPeeringIds(ctx, in)
+	}
+	info := &grpc.UnaryServerInfo{
+		Server:     srv,
+		FullMethod: Forge_FindVpcPeeringIds_FullMethodName,
+	}
+	handler := func(ctx context.Context, req interface{}) (interface{}, error) {
+		return srv.(ForgeServer).FindVpcPeeringIds(ctx, req.(*VpcPeeringSearchFilter))
+	}
+	return interceptor(ctx, in, info, handler)
+}
+
+func _Forge_FindVpcPeeringsByIds_Handler(srv interface{}, ctx context.Context, dec func(interface{}) error, interceptor grpc.UnaryServerInterceptor) (interface{}, error) {
+	in := new(VpcPeeringsByIdsRequest)
+	if err := dec(in); err != nil {
+		return nil, err
+	}
+	if interceptor == nil {
+		return srv.(ForgeServer).FindVpcPeeringsByIds(ctx, in)
+	}
+	info := &grpc.UnaryServerInfo{
+		Server:     srv,
+		FullMethod: Forge_FindVpcPeeringsByIds_FullMethodName,
+	}
+	handler := func(ctx context.Context, req interface{}) (interface{}, error) {
+		return srv.(ForgeServer).FindVpcPeeringsByIds(ctx, req.(*VpcPeeringsByIdsRequest))
+	}
+	return interceptor(ctx, in, info, handler)
+}
+
+func _Forge_DeleteVpcPeering_Handler(srv interface{}, ctx context.Context, dec func(interface{}) error, interceptor grpc.UnaryServerInterceptor) (interface{}, error) {
+	in := new(VpcPeeringDeletionRequest)
+	if err := dec(in); err != nil {
+		return nil, err
+	}
+	if interceptor == nil {
+		return srv.(ForgeServer).DeleteVpcPeering(ctx, in)
+	}
+	info := &grpc.UnaryServerInfo{
+		Server:     srv,
+		FullMethod: Forge_DeleteVpcPeering_FullMethodName,
+	}
+	handler := func(ctx context.Context, req interface{}) (interface{}, error) {
+		return srv.(ForgeServer).DeleteVpcPeering(ctx, req.(*VpcPeeringDeletionRequest))
+	}
+	return interceptor(ctx, in, info, handler)
+}
+
+func _Forge_FindIBPartitionIds_Handler(srv interface{}, ctx context.Context, dec func(interface{}) error, interceptor grpc.UnaryServerInterceptor) (interface{}, error) {
+	in := new(IBPartitionSearchFilter)
+	if err := dec(in); err != nil {
+		return nil, err
+	}
+	if interceptor == nil {
+		return srv.(ForgeServer).FindIBPartitionIds(ctx, in)
+	}
+	info := &grpc.UnaryServerInfo{
+		Server:     srv,
+		FullMethod: Forge_FindIBPartitionIds_FullMethodName,
+	}
+	handler := func(ctx context.Context, req interface{}) (interface{}, error) {
+		return srv.(ForgeServer).FindIBPartitionIds(ctx, req.(*IBPartitionSearchFilter))
+	}
+	return interceptor(ctx, in, info, handler)
+}
+
+func _Forge_FindIBPartitionsByIds_Handler(srv interface{}, ctx context.Context, dec func(interface{}) error, interceptor grpc.UnaryServerInterceptor) (interface{}, error) {
+	in := new(IBPartitionsByIdsRequest)
+	if err := dec(in); err != nil {
+		return nil, err
+	}
+	if interceptor == nil {
+		return srv.(ForgeServer).FindIBPartitionsByIds(ctx, in)
+	}
+	info := &grpc.UnaryServerInfo{
+		Server:     srv,
+		FullMethod: Forge_FindIBPartitionsByIds_FullMethodName,
+	}
+	handler := func(ctx context.Context, req interface{}) (interface{}, error) {
+		return srv.(ForgeServer).FindIBPartitionsByIds(ctx, req.(*IBPartitionsByIdsRequest))
+	}
+	return interceptor(ctx, in, info, handler)
+}
+
+func _Forge_CreateIBPartition_Handler(srv interface{}, ctx context.Context, dec func(interface{}) error, interceptor grpc.UnaryServerInterceptor) (interface{}, error) {
+	in := new(IBPartitionCreationRequest)
+	if err := dec(in); err != nil {
+		return nil, err
+	}
+	if interceptor == nil {
+		return srv.(ForgeServer).CreateIBPartition(ctx, in)
+	}
+	info := &grpc.UnaryServerInfo{
+		Server:     srv,
+		FullMethod: Forge_CreateIBPartition_FullMethodName,
+	}
+	handler := func(ctx context.Context, req interface{}) (interface{}, error) {
+		return srv.(ForgeServer).CreateIBPartition(ctx, req.(*IBPartitionCreationRequest))
+	}
+	return interceptor(ctx, in, info, handler)
+}
+
+func _Forge_UpdateIBPartition_Handler(srv interface{}, ctx context.Context, dec func(interface{}) error, interceptor grpc.UnaryServerInterceptor) (interface{}, error) {
+	in := new(IBPartitionUpdateRequest)
+	if err := dec(in); err != nil {
+		return nil, err
+	}
+	if interceptor == nil {
+		return srv.(ForgeServer).UpdateIBPartition(ctx, in)
+	}
+	info := &grpc.UnaryServerInfo{
+		Server:     srv,
+		FullMethod: Forge_UpdateIBPartition_FullMethodName,
+	}
+	handler := func(ctx context.Context, req interface{}) (interface{}, error) {
+		return srv.(ForgeServer).UpdateIBPartition(ctx, req.(*IBPartitionUpdateRequest))
+	}
+	return interceptor(ctx, in, info, handler)
+}
+
+func _Forge_DeleteIBPartition_Handler(srv interface{}, ctx context.Context, dec func(interface{}) error, interceptor grpc.UnaryServerInterceptor) (interface{}, error) {
+	in := new(IBPartitionDeletionRequest)
+	if err := dec(in); err != nil {
+		return nil, err
+	}
+	if interceptor == nil {
+		return srv.(ForgeServer).DeleteIBPartition(ctx, in)
+	}
+	info := &grpc.UnaryServerInfo{
+		Server:     srv,
+		FullMethod: Forge_DeleteIBPartition_FullMethodName,
+	}
+	handler := func(ctx context.Context, req interface{}) (interface{}, error) {
+		return srv.(ForgeServer).DeleteIBPartition(ctx, req.(*IBPartitionDeletionRequest))
+	}
+	return interceptor(ctx, in, info, handler)
+}
+
+func _Forge_FindNVLinkLogicalPartitionIds_Handler(srv interface{}, ctx context.Context, dec func(interface{}) error, interceptor grpc.UnaryServerInterceptor) (interface{}, error) {
+	in := new(NVLinkLogicalPartitionSearchFilter)
+	if err := dec(in); err != nil {
+		return nil, err
+	}
+	if interceptor == nil {
+		return srv.(ForgeServer).FindNVLinkLogicalPartitionIds(ctx, in)
+	}
+	info := &grpc.UnaryServerInfo{
+		Server:     srv,
+		FullMethod: Forge_FindNVLinkLogicalPartitionIds_FullMethodName,
+	}
+	handler := func(ctx context.Context, req interface{}) (interface{}, error) {
+		return srv.(ForgeServer).FindNVLinkLogicalPartitionIds(ctx, req.(*NVLinkLogicalPartitionSearchFilter))
+	}
+	return interceptor(ctx, in, info, handler)
+}
+
+func _Forge_FindNVLinkLogicalPartitionsByIds_Handler(srv interface{}, ctx context.Context, dec func(interface{}) error, interceptor grpc.UnaryServerInterceptor) (interface{}, error) {
+	in := new(NVLinkLogicalPartitionsByIdsRequest)
+	if err := dec(in); err != nil {
+		return nil, err
+	}
+	if interceptor == nil {
+		return srv.(ForgeServer).FindNVLinkLogicalPartitionsByIds(ctx, in)
+	}
+	info := &grpc.UnaryServerInfo{
+		Server:     srv,
+		FullMethod: Forge_FindNVLinkLogicalPartitionsByIds_FullMethodName,
+	}
+	handler := func(ctx context.Context, req interface{}) (interface{}, error) {
+		return srv.(ForgeServer).FindNVLinkLogicalPartitionsByIds(ctx, req.(*NVLinkLogicalPartitionsByIdsRequest))
+	}
+	return interceptor(ctx, in, info, handler)
+}
+
+func _Forge_CreateNVLinkLogicalPartition_Handler(srv interface{}, ctx context.Context, dec func(interface{}) error, interceptor grpc.UnaryServerInterceptor) (interface{}, error) {
+	in := new(NVLinkLogicalPartitionCreationRequest)
+	if err := dec(in); err != nil {
+		return nil, err
+	}
+	if interceptor == nil {
+		return srv.(ForgeServer).CreateNVLinkLogicalPartition(ctx, in)
+	}
+	info := &grpc.UnaryServerInfo{
+		Server:     srv,
+		FullMethod: Forge_CreateNVLinkLogicalPartition_FullMethodName,
+	}
+	handler := func(ctx context.Context, req interface{}) (interface{}, error) {
+		return srv.(ForgeServer).CreateNVLinkLogicalPartition(ctx, req.(*NVLinkLogicalPartitionCreationRequest))
+	}
+	return interceptor(ctx, in, info, handler)
+}
+
+func _Forge_UpdateNVLinkLogicalPartition_Handler(srv interface{}, ctx context.Context, dec func(interface{}) error, interceptor grpc.UnaryServerInterceptor) (interface{}, error) {
+	in := new(NVLinkLogicalPartitionUpdateRequest)
+	if err := dec(in); err != nil {
+		return nil, err
+	}
+	if interceptor == nil {
+		return srv.(ForgeServer).UpdateNVLinkLogicalPartition(ctx, in)
+	}
+	info := &grpc.UnaryServerInfo{
+		Server:     srv,
+		FullMethod: Forge_UpdateNVLinkLogicalPartition_FullMethodName,
+	}
+	handler := func(ctx context.Context, req interface{}) (interface{}, error) {
+		return srv.(ForgeServer).UpdateNVLinkLogicalPartition(ctx, req.(*NVLinkLogicalPartitionUpdateRequest))
+	}
+	return interceptor(ctx, in, info, handler)
+}
+
+func _Forge_DeleteNVLinkLogicalPartition_Handler(srv interface{}, ctx context.Context, dec func(interface{}) error, interceptor grpc.UnaryServerInterceptor) (interface{}, error) {
+	in := new(NVLinkLogicalPartitionDeletionRequest)
+	if err := dec(in); err != nil {
+		return nil, err
+	}
+	if interceptor == nil {
+		return srv.(ForgeServer).DeleteNVLinkLogicalPartition(ctx, in)
+	}
+	info := &grpc.UnaryServerInfo{
+		Server:     srv,
+		FullMethod: Forge_DeleteNVLinkLogicalPartition_FullMethodName,
+	}
+	handler := func(ctx context.Context, req interface{}) (interface{}, error) {
+		return srv.(ForgeServer).DeleteNVLinkLogicalPartition(ctx, req.(*NVLinkLogicalPartitionDeletionRequest))
+	}
+	return interceptor(ctx, in, info, handler)
+}
+
+func _Forge_CreateSpxPartition_Handler(srv interface{}, ctx context.Context, dec func(interface{}) error, interceptor grpc.UnaryServerInterceptor) (interface{}, error) {
+	in := new(SpxPartitionCreationRequest)
+	if err := dec(in); err != nil {
+		return nil, err
+	}
+	if interceptor == nil {
+		return srv.(ForgeServer).CreateSpxPartition(ctx, in)
+	}
+	info := &grpc.UnaryServerInfo{
+		Server:     srv,
+		FullMethod: Forge_CreateSpxPartition_FullMethodName,
+	}
+	handler := func(ctx context.Context, req interface{}) (interface{}, error) {
+		return srv.(ForgeServer).CreateSpxPartition(ctx, req.(*SpxPartitionCreationRequest))
+	}
+	return interceptor(ctx, in, info, handler)
+}
+
+func _Forge_DeleteSpxPartition_Handler(srv interface{}, ctx context.Context, dec func(interface{}) error, interceptor grpc.UnaryServerInterceptor) (interface{}, error) {
+	in := new(SpxPartitionDeletionRequest)
+	if err := dec(in); err != nil {
+		return nil, err
+	}
+	if interceptor == nil {
+		return srv.(ForgeServer).DeleteSpxPartition(ctx, in)
+	}
+	info := &grpc.UnaryServerInfo{
+		Server:     srv,
+		FullMethod: Forge_DeleteSpxPartition_FullMethodName,
+	}
+	handler := func(ctx context.Context, req interface{}) (interface{}, error) {
+		return srv.(ForgeServer).DeleteSpxPartition(ctx, req.(*SpxPartitionDeletionRequest))
+	}
+	return interceptor(ctx, in, info, handler)
+}
+
+func _Forge_FindSpxPartitionIds_Handler(srv interface{}, ctx context.Context, dec func(interface{}) error, interceptor grpc.UnaryServerInterceptor) (interface{}, error) {
+	in := new(SpxPartitionSearchFilter)
+	if err := dec(in); err != nil {
+		return nil, err
+	}
+	if interceptor == nil {
+		return srv.(ForgeServer).FindSpxPartitionIds(ctx, in)
+	}
+	info := &grpc.UnaryServerInfo{
+		Server:     srv,
+		FullMethod: Forge_FindSpxPartitionIds_FullMethodName,
+	}
+	handler := func(ctx context.Context, req interface{}) (interface{}, error) {
+		return srv.(ForgeServer).FindSpxPartitionIds(ctx, req.(*SpxPartitionSearchFilter))
+	}
+	return interceptor(ctx, in, info, handler)
+}
+
+func _Forge_FindSpxPartitionsByIds_Handler(srv interface{}, ctx context.Context, dec func(interface{}) error, interceptor grpc.UnaryServerInterceptor) (interface{}, error) {
+	in := new(SpxPartitionsByIdsRequest)
+	if err := dec(in); err != nil {
+		return nil, err
+	}
+	if interceptor == nil {
+		return srv.(ForgeServer).FindSpxPartitionsByIds(ctx, in)
+	}
+	info := &grpc.UnaryServerInfo{
+		Server:     srv,
+		FullMethod: Forge_FindSpxPartitionsByIds_FullMethodName,
+	}
+	handler := func(ctx context.Context, req interface{}) (interface{}, error) {
+		return srv.(ForgeServer).FindSpxPartitionsByIds(ctx, req.(*SpxPartitionsByIdsRequest))
+	}
+	return interceptor(ctx, in, info, handler)
+}
+
+func _Forge_CreateOperatingSystem_Handler(srv interface{}, ctx context.Context, dec func(interface{}) error, interceptor grpc.UnaryServerInterceptor) (interface{}, error) {
+	in := new(CreateOperatingSystemRequest)
+	if err := dec(in); err != nil {
+		return nil, err
+	}
+	if interceptor == nil {
+		return srv.(ForgeServer).CreateOperatingSystem(ctx, in)
+	}
+	info := &grpc.UnaryServerInfo{
+		Server:     srv,
+		FullMethod: Forge_CreateOperatingSystem_FullMethodName,
+	}
+	handler := func(ctx context.Context, req interface{}) (interface{}, error) {
+		return srv.(ForgeServer).CreateOperatingSystem(ctx, req.(*CreateOperatingSystemRequest))
+	}
+	return interceptor(ctx, in, info, handler)
+}
+
+func _Forge_UpdateOperatingSystem_Handler(srv interface{}, ctx context.Context, dec func(interface{}) error, interceptor grpc.UnaryServerInterceptor) (interface{}, error) {
+	in := new(UpdateOperatingSystemRequest)
+	if err := dec(in); err != nil {
+		return nil, err
+	}
+	if interceptor == nil {
+		return srv.(ForgeServer).UpdateOperatingSystem(ctx, in)
+	}
+	info := &grpc.UnaryServerInfo{
+		Server:     srv,
+		FullMethod: Forge_UpdateOperatingSystem_FullMethodName,
+	}
+	handler := func(ctx context.Context, req interface{}) (interface{}, error) {
+		return srv.(ForgeServer).UpdateOperatingSystem(ctx, req.(*UpdateOperatingSystemRequest))
+	}
+	return interceptor(ctx, in, info, handler)
+}
+
+func _Forge_DeleteOperatingSystem_Handler(srv interface{}, ctx context.Context, dec func(interface{}) error, interceptor grpc.UnaryServerInterceptor) (interface{}, error) {
+	in := new(DeleteOperatingSystemRequest)
+	if err := dec(in); err != nil {
+		return nil, err
+	}
+	if interceptor == nil {
+		return srv.(ForgeServer).DeleteOperatingSystem(ctx, in)
+	}
+	info := &grpc.UnaryServerInfo{
+		Server:     srv,
+		FullMethod: Forge_DeleteOperatingSystem_FullMethodName,
+	}
+	handler := func(ctx context.Context, req interface{}) (interface{}, error) {
+		return srv.(ForgeServer).DeleteOperatingSystem(ctx, req.(*DeleteOperatingSystemRequest))
+	}
+	return interceptor(ctx, in, info, handler)
+}
+
+func _Forge_FindOperatingSystemIds_Handler(srv interface{}, ctx context.Context, dec func(interface{}) error, interceptor grpc.UnaryServerInterceptor) (interface{}, error) {
+	in := new(OperatingSystemSearchFilter)
+	if err := dec(in); err != nil {
+		return nil, err
+	}
+	if interceptor == nil {
+		return srv.(ForgeServer).FindOperatingSystemIds(ctx, in)
+	}
+	info := &grpc.UnaryServerInfo{
+		Server:     srv,
+		FullMethod: Forge_FindOperatingSystemIds_FullMethodName,
+	}
+	handler := func(ctx context.Context, req interface{}) (interface{}, error) {
+		return srv.(ForgeServer).FindOperatingSystemIds(ctx, req.(*OperatingSystemSearchFilter))
+	}
+	return interceptor(ctx, in, info, handler)
+}
+
+func _Forge_FindOperatingSystemsByIds_Handler(srv interface{}, ctx context.Context, dec func(interface{}) error, interceptor grpc.UnaryServerInterceptor) (interface{}, error) {
+	in := new(OperatingSystemsByIdsRequest)
+	if err := dec(in); err != nil {
+		return nil, err
+	}
+	if interceptor == nil {
+		return srv.(ForgeServer).FindOperatingSystemsByIds(ctx, in)
+	}
+	info := &grpc.UnaryServerInfo{
+		Server:     srv,
+		FullMethod: Forge_FindOperatingSystemsByIds_FullMethodName,
+	}
+	handler := func(ctx context.Context, req interface{}) (interface{}, error) {
+		return srv.(ForgeServer).FindOperatingSystemsByIds(ctx, req.(*OperatingSystemsByIdsRequest))
+	}
+	return interceptor(ctx, in, info, handler)
+}
+
+func _Forge_GetIpxeTemplate_Handler(srv interface{}, ctx context.Context, dec func(interface{}) error, interceptor grpc.UnaryServerInterceptor) (interface{}, error) {
+	in := new(GetIpxeTemplateRequest)
+	if err := dec(in); err != nil {
+		return nil, err
+	}
+	if interceptor == nil {
+		return srv.(ForgeServer).GetIpxeTemplate(ctx, in)
+	}
+	info := &grpc.UnaryServerInfo{
+		Server:     srv,
+		FullMethod: Forge_GetIpxeTemplate_FullMethodName,
+	}
+	handler := func(ctx context.Context, req interface{}) (interface{}, error) {
+		return srv.(ForgeServer).GetIpxeTemplate(ctx, req.(*GetIpxeTemplateRequest))
+	}
+	return interceptor(ctx, in, info, handler)
+}
+
+func _Forge_ListIpxeTemplates_Handler(srv interface{}, ctx context.Context, dec func(interface{}) error, interceptor grpc.UnaryServerInterceptor) (interface{}, error) {
+	in := new(ListIpxeTemplatesRequest)
+	if err := dec(in); err != nil {
+		return nil, err
+	}
+	if interceptor == nil {
+		return srv.(ForgeServer).ListIpxeTemplates(ctx, in)
+	}
+	info := &grpc.UnaryServerInfo{
+		Server:     srv,
+		FullMethod: Forge_ListIpxeTemplates_FullMethodName,
+	}
+	handler := func(ctx context.Context, req interface{}) (interface{}, error) {
+		return srv.(ForgeServer).ListIpxeTemplates(ctx, req.(*ListIpxeTemplatesRequest))
+	}
+	return interceptor(ctx, in, info, handler)
+}
+
+func _Forge_GetOperatingSystemCachableIpxeTemplateArtifacts_Handler(srv interface{}, ctx context.Context, dec func(interface{}) error, interceptor grpc.UnaryServerInterceptor) (interface{}, error) {
+	in := new(GetOperatingSystemCachableIpxeTemplateArtifactsRequest)
+	if err := dec(in); err != nil {
+		return nil, err
+	}
+	if interceptor == nil {
+		return srv.(ForgeServer).GetOperatingSystemCachableIpxeTemplateArtifacts(ctx, in)
+	}
+	info := &grpc.UnaryServerInfo{
+		Server:     srv,
+		FullMethod: Forge_GetOperatingSystemCachableIpxeTemplateArtifacts_FullMethodName,
+	}
+	handler := func(ctx context.Context, req interface{}) (interface{}, error) {
+		return srv.(ForgeServer).GetOperatingSystemCachableIpxeTemplateArtifacts(ctx, req.(*GetOperatingSystemCachableIpxeTemplateArtifactsRequest))
+	}
+	return interceptor(ctx, in, info, handler)
+}
+
+func _Forge_UpdateOperatingSystemCachableIpxeTemplateArtifacts_Handler(srv interface{}, ctx context.Context, dec func(interface{}) error, interceptor grpc.UnaryServerInterceptor) (interface{}, error) {
+	in := new(UpdateOperatingSystemIpxeTemplateArtifactRequest)
+	if err := dec(in); err != nil {
+		return nil, err
+	}
+	if interceptor == nil {
+		return srv.(ForgeServer).UpdateOperatingSystemCachableIpxeTemplateArtifacts(ctx, in)
+	}
+	info := &grpc.UnaryServerInfo{
+		Server:     srv,
+		FullMethod: Forge_UpdateOperatingSystemCachableIpxeTemplateArtifacts_FullMethodName,
+	}
+	handler := func(ctx context.Context, req interface{}) (interface{}, error) {
+		return srv.(ForgeServer).UpdateOperatingSystemCachableIpxeTemplateArtifacts(ctx, req.(*UpdateOperatingSystemIpxeTemplateArtifactRequest))
+	}
+	return interceptor(ctx, in, info, handler)
+}
+
+func _Forge_CreateOsImage_Handler(srv interface{}, ctx context.Context, dec func(interface{}) error, interceptor grpc.UnaryServerInterceptor) (interface{}, error) {
+	in := new(OsImageAttributes)
+	if err := dec(in); err != nil {
+		return nil, err
+	}
+	if interceptor == nil {
+		return srv.(ForgeServer).CreateOsImage(ctx, in)
+	}
+	info := &grpc.UnaryServerInfo{
+		Server:     srv,
+		FullMethod: Forge_CreateOsImage_FullMethodName,
+	}
+	handler := func(ctx context.Context, req interface{}) (interface{}, error) {
+		return srv.(ForgeServer).CreateOsImage(ctx, req.(*OsImageAttributes))
+	}
+	return interceptor(ctx, in, info, handler)
+}
+
+func _Forge_DeleteOsImage_Handler(srv interface{}, ctx context.Context, dec func(interface{}) error, interceptor grpc.UnaryServerInterceptor) (interface{}, error) {
+	in := new(DeleteOsImageRequest)
+	if err := dec(in); err != nil {
+		return nil, err
+	}
+	if interceptor == nil {
+		return srv.(ForgeServer).DeleteOsImage(ctx, in)
+	}
+	info := &grpc.UnaryServerInfo{
+		Server:     srv,
+		FullMethod: Forge_DeleteOsImage_FullMethodName,
+	}
+	handler := func(ctx context.Context, req interface{}) (interface{}, error) {
+		return srv.(ForgeServer).DeleteOsImage(ctx, req.(*DeleteOsImageRequest))
+	}
+	return interceptor(ctx, in, info, handler)
+}
+
+func _Forge_ListOsImage_Handler(srv interface{}, ctx context.Context, dec func(interface{}) error, interceptor grpc.UnaryServerInterceptor) (interface{}, error) {
+	in := new(ListOsImageRequest)
+	if err := dec(in); err != nil {
+		return nil, err
+	}
+	if interceptor == nil {
+		return srv.(ForgeServer).ListOsImage(ctx, in)
+	}
+	info := &grpc.UnaryServerInfo{
+		Server:     srv,
+		FullMethod: Forge_ListOsImage_FullMethodName,
+	}
+	handler := func(ctx context.Context, req interface{}) (interface{}, error) {
+		return srv.(ForgeServer).ListOsImage(ctx, req.(*ListOsImageRequest))
+	}
+	return interceptor(ctx, in, info, handler)
+}
+
+func _Forge_GetOsImage_Handler(srv interface{}, ctx context.Context, dec func(interface{}) error, interceptor grpc.UnaryServerInterceptor) (interface{}, error) {
+	in := new(UUID)
+	if err := dec(in); err != nil {
+		return nil, err
+	}
+	if interceptor == nil {
+		return srv.(ForgeServer).GetOsImage(ctx, in)
+	}
+	info := &grpc.UnaryServerInfo{
+		Server:     srv,
+		FullMethod: Forge_GetOsImage_FullMethodName,
+	}
+	handler := func(ctx context.Context, req interface{}) (interface{}, error) {
+		return srv.(ForgeServer).GetOsImage(ctx, req.(*UUID))
+	}
+	return interceptor(ctx, in, info, handler)
+}
+
+func _Forge_UpdateOsImage_Handler(srv interface{}, ctx context.Context, dec func(interface{}) error, interceptor grpc.UnaryServerInterceptor) (interface{}, error) {
+	in := new(OsImageAttributes)
+	if err := dec(in); err != nil {
+		return nil, err
+	}
+	if interceptor == nil {
+		return srv.(ForgeServer).UpdateOsImage(ctx, in)
+	}
+	info := &grpc.UnaryServerInfo{
+		Server:     srv,
+		FullMethod: Forge_UpdateOsImage_FullMethodName,
+	}
+	handler := func(ctx context.Context, req interface{}) (interface{}, error) {
+		return srv.(ForgeServer).UpdateOsImage(ctx, req.(*OsImageAttributes))
+	}
+	return interceptor(ctx, in, info, handler)
+}
+
+func _Forge_CreateDpuExtensionService_Handler(srv interface{}, ctx context.Context, dec func(interface{}) error, interceptor grpc.UnaryServerInterceptor) (interface{}, error) {
+	in := new(CreateDpuExtensionServiceRequest)
+	if err := dec(in); err != nil {
+		return nil, err
+	}
+	if interceptor == nil {
+		return srv.(ForgeServer).CreateDpuExtensionService(ctx, in)
+	}
+	info := &grpc.UnaryServerInfo{
+		Server:     srv,
+		FullMethod: Forge_CreateDpuExtensionService_FullMethodName,
+	}
+	handler := func(ctx context.Context, req interface{}) (interface{}, error) {
+		return srv.(ForgeServer).CreateDpuExtensionService(ctx, req.(*CreateDpuExtensionServiceRequest))
+	}
+	return interceptor(ctx, in, info, handler)
+}
+
+func _Forge_UpdateDpuExtensionService_Handler(srv interface{}, ctx context.Context, dec func(interface{}) error, interceptor grpc.UnaryServerInterceptor) (interface{}, error) {
+	in := new(UpdateDpuExtensionServiceRequest)
+	if err := dec(in); err != nil {
+		return nil, err
+	}
+	if interceptor == nil {
+		return srv.(ForgeServer).UpdateDpuExtensionService(ctx, in)
+	}
+	info := &grpc.UnaryServerInfo{
+		Server:     srv,
+		FullMethod: Forge_UpdateDpuExtensionService_FullMethodName,
+	}
+	handler := func(ctx context.Context, req interface{}) (interface{}, error) {
+		return srv.(ForgeServer).UpdateDpuExtensionService(ctx, req.(*UpdateDpuExtensionServiceRequest))
+	}
+	return interceptor(ctx, in, info, handler)
+}
+
+func _Forge_DeleteDpuExtensionService_Handler(srv interface{}, ctx context.Context, dec func(interface{}) error, interceptor grpc.UnaryServerInterceptor) (interface{}, error) {
+	in := new(DeleteDpuExtensionServiceRequest)
+	if err := dec(in); err != nil {
+		return nil, err
+	}
+	if interceptor == nil {
+		return srv.(ForgeServer).DeleteDpuExtensionService(ctx, in)
+	}
+	info := &grpc.UnaryServerInfo{
+		Server:     srv,
+		FullMethod: Forge_DeleteDpuExtensionService_FullMethodName,
+	}
+	handler := func(ctx context.Context, req interface{}) (interface{}, error) {
+		return srv.(ForgeServer).DeleteDpuExtensionService(ctx, req.(*DeleteDpuExtensionServiceRequest))
+	}
+	return interceptor(ctx, in, info, handler)
+}
+
+func _Forge_FindDpuExtensionServiceIds_Handler(srv interface{}, ctx context.Context, dec func(interface{}) error, interceptor grpc.UnaryServerInterceptor) (interface{}, error) {
+	in := new(DpuExtensionServiceSearchFilter)
+	if err := dec(in); err != nil {
+		return nil, err
+	}
+	if interceptor == nil {
+		return srv.(ForgeServer).FindDpuExtensionServiceIds(ctx, in)
+	}
+	info := &grpc.UnaryServerInfo{
+		Server:     srv,
+		FullMethod: Forge_FindDpuExtensionServiceIds_FullMethodName,
+	}
+	handler := func(ctx context.Context, req interface{}) (interface{}, error) {
+		return srv.(ForgeServer).FindDpuExtensionServiceIds(ctx, req.(*DpuExtensionServiceSearchFilter))
+	}
+	return interceptor(ctx, in, info, handler)
+}
+
+func _Forge_FindDpuExtensionServicesByIds_Handler(srv interface{}, ctx context.Context, dec func(interface{}) error, interceptor grpc.UnaryServerInterceptor) (interface{}, error) {
+	in := new(DpuExtensionServicesByIdsRequest)
+	if err := dec(in); err != nil {
+		return nil, err
+	}
+	if interceptor == nil {
+		return srv.(ForgeServer).FindDpuExtensionServicesByIds(ctx, in)
+	}
+	info := &grpc.UnaryServerInfo{
+		Server:     srv,
+		FullMethod: Forge_FindDpuExtensionServicesByIds_FullMethodName,
+	}
+	handler := func(ctx context.Context, req interface{}) (interface{}, error) {
+		return srv.(ForgeServer).FindDpuExtensionServicesByIds(ctx, req.(*DpuExtensionServicesByIdsRequest))
+	}
+	return interceptor(ctx, in, info, handler)
+}
+
+func _Forge_GetDpuExtensionServiceVersionsInfo_Handler(srv interface{}, ctx context.Context, dec func(interface{}) error, interceptor grpc.UnaryServerInterceptor) (interface{}, error) {
+	in := new(GetDpuExtensionServiceVersionsInfoRequest)
+	if err := dec(in); err != nil {
+		return nil, err
+	}
+	if interceptor == nil {
+		return srv.(ForgeServer).GetDpuExtensionServiceVersionsInfo(ctx, in)
+	}
+	info := &grpc.UnaryServerInfo{
+		Server:     srv,
+		FullMethod: Forge_GetDpuExtensionServiceVersionsInfo_FullMethodName,
+	}
+	handler := func(ctx context.Context, req interface{}) (interface{}, error) {
+		return srv.(ForgeServer).GetDpuExtensionServiceVersionsInfo(ctx, req.(*GetDpuExtensionServiceVersionsInfoRequest))
+	}
+	return interceptor(ctx, in, info, handler)
+}
+
+func _Forge_FindInstancesByDpuExtensionService_Handler(srv interface{}, ctx context.Context, dec func(interface{}) error, interceptor grpc.UnaryServerInterceptor) (interface{}, error) {
+	in := new(FindInstancesByDpuExtensionServiceRequest)
+	if err := dec(in); err != nil {
+		return nil, err
+	}
+	if interceptor == nil {
+		return srv.(ForgeServer).FindInstancesByDpuExtensionService(ctx, in)
+	}
+	info := &grpc.UnaryServerInfo{
+		Server:     srv,
+		FullMethod: Forge_FindInstancesByDpuExtensionService_FullMethodName,
+	}
+	handler := func(ctx context.Context, req interface{}) (interface{}, error) {
+		return srv.(ForgeServer).FindInstancesByDpuExtensionService(ctx, req.(*FindInstancesByDpuExtensionServiceRequest))
+	}
+	return interceptor(ctx, in, info, handler)
+}
+
+func _Forge_CreateComputeAllocation_Handler(srv interface{}, ctx context.Context, dec func(interface{}) error, interceptor grpc.UnaryServerInterceptor) (interface{}, error) {
+	in := new(CreateComputeAllocationRequest)
+	if err := dec(in); err != nil {
+		return nil, err
+	}
+	if interceptor == nil {
+		return srv.(ForgeServer).CreateComputeAllocation(ctx, in)
+	}
+	info := &grpc.UnaryServerInfo{
+		Server:     srv,
+		FullMethod: Forge_CreateComputeAllocation_FullMethodName,
+	}
+	handler := func(ctx context.Context, req interface{}) (interface{}, error) {
+		return srv.(ForgeServer).CreateComputeAllocation(ctx, req.(*CreateComputeAllocationRequest))
+	}
+	return interceptor(ctx, in, info, handler)
+}
+
+func _Forge_FindComputeAllocationIds_Handler(srv interface{}, ctx context.Context, dec func(interface{}) error, interceptor grpc.UnaryServerInterceptor) (interface{}, error) {
+	in := new(FindComputeAllocationIdsRequest)
+	if err := dec(in); err != nil {
+		return nil, err
+	}
+	if interceptor == nil {
+		return srv.(ForgeServer).FindComputeAllocationIds(ctx, in)
+	}
+	info := &grpc.UnaryServerInfo{
+		Server:     srv,
+		FullMethod: Forge_FindComputeAllocationIds_FullMethodName,
+	}
+	handler := func(ctx context.Context, req interface{}) (interface{}, error) {
+		return srv.(ForgeServer).FindComputeAllocationIds(ctx, req.(*FindComputeAllocationIdsRequest))
+	}
+	return interceptor(ctx, in, info, handler)
+}
+
+func _Forge_FindComputeAllocationsByIds_Handler(srv interface{}, ctx context.Context, dec func(interface{}) error, interceptor grpc.UnaryServerInterceptor) (interface{}, error) {
+	in := new(FindComputeAllocationsByIdsRequest)
+	if err := dec(in); err != nil {
+		return nil, err
+	}
+	if interceptor == nil {
+		return srv.(ForgeServer).FindComputeAllocationsByIds(ctx, in)
+	}
+	info := &grpc.UnaryServerInfo{
+		Server:     srv,
+		FullMethod: Forge_FindComputeAllocationsByIds_FullMethodName,
+	}
+	handler := func(ctx context.Context, req interface{}) (interface{}, error) {
+		return srv.(ForgeServer).FindComputeAllocationsByIds(ctx, req.(*FindComputeAllocationsByIdsRequest))
+	}
+	return interceptor(ctx, in, info, handler)
+}
+
+func _Forge_UpdateComputeAllocation_Handler(srv interface{}, ctx context.Context, dec func(interface{}) error, interceptor grpc.UnaryServerInterceptor) (interface{}, error) {
+	in := new(UpdateComputeAllocationRequest)
+	if err := dec(in); err != nil {
+		return nil, err
+	}
+	if interceptor == nil {
+		return srv.(ForgeServer).UpdateComputeAllocation(ctx, in)
+	}
+	info := &grpc.UnaryServerInfo{
+		Server:     srv,
+		FullMethod: Forge_UpdateComputeAllocation_FullMethodName,
+	}
+	handler := func(ctx context.Context, req interface{}) (interface{}, error) {
+		return srv.(ForgeServer).UpdateComputeAllocation(ctx, req.(*UpdateComputeAllocationRequest))
+	}
+	return interceptor(ctx, in, info, handler)
+}
+
+func _Forge_DeleteComputeAllocation_Handler(srv interface{}, ctx context.Context, dec func(interface{}) error, interceptor grpc.UnaryServerInterceptor) (interface{}, error) {
+	in := new(DeleteComputeAllocationRequest)
+	if err := dec(in); err != nil {
+		return nil, err
+	}
+	if interceptor == nil {
+		return srv.(ForgeServer).DeleteComputeAllocation(ctx, in)
+	}
+	info := &grpc.UnaryServerInfo{
+		Server:     srv,
+		FullMethod: Forge_DeleteComputeAllocation_FullMethodName,
+	}
+	handler := func(ctx context.Context, req interface{}) (interface{}, error) {
+		return srv.(ForgeServer).DeleteComputeAllocation(ctx, req.(*DeleteComputeAllocationRequest))
+	}
+	return interceptor(ctx, in, info, handler)
+}
+
+func _Forge_AddExpectedMachine_Handler(srv interface{}, ctx context.Context, dec func(interface{}) error, interceptor grpc.UnaryServerInterceptor) (interface{}, error) {
+	in := new(ExpectedMachine)
+	if err := dec(in); err != nil {
+		return nil, err
+	}
+	if interceptor == nil {
+		return srv.(ForgeServer).AddExpectedMachine(ctx, in)
+	}
+	info := &grpc.UnaryServerInfo{
+		Server:     srv,
+		FullMethod: Forge_AddExpectedMachine_FullMethodName,
+	}
+	handler := func(ctx context.Context, req interface{}) (interface{}, error) {
+		return srv.(ForgeServer).AddExpectedMachine(ctx, req.(*ExpectedMachine))
+	}
+	return interceptor(ctx, in, info, handler)
+}
+
+func _Forge_DeleteExpectedMachine_Handler(srv interface{}, ctx context.Context, dec func(interface{}) error, interceptor grpc.UnaryServerInterceptor) (interface{}, error) {
+	in := new(ExpectedMachineRequest)
+	if err := dec(in); err != nil {
+		return nil, err
+	}
+	if interceptor == nil {
+		return srv.(ForgeServer).DeleteExpectedMachine(ctx, in)
+	}
+	info := &grpc.UnaryServerInfo{
+		Server:     srv,
+		FullMethod: Forge_DeleteExpectedMachine_FullMethodName,
+	}
+	handler := func(ctx context.Context, req interface{}) (interface{}, error) {
+		return srv.(ForgeServer).DeleteExpectedMachine(ctx, req.(*ExpectedMachineRequest))
+	}
+	return interceptor(ctx, in, info, handler)
+}
+
+func _Forge_UpdateExpectedMachine_Handler(srv interface{}, ctx context.Context, dec func(interface{}) error, interceptor grpc.UnaryServerInterceptor) (interface{}, error) {
+	in := new(ExpectedMachine)
+	if err := dec(in); err != nil {
+		return nil, err
+	}
+	if interceptor == nil {
+		return srv.(ForgeServer).UpdateExpectedMachine(ctx, in)
+	}
+	info := &grpc.UnaryServerInfo{
+		Server:     srv,
+		FullMethod: Forge_UpdateExpectedMachine_FullMethodName,
+	}
+	handler := func(ctx context.Context, req interface{}) (interface{}, error) {
+		return srv.(ForgeServer).UpdateExpectedMachine(ctx, req.(*ExpectedMachine))
+	}
+	return interceptor(ctx, in, info, handler)
+}
+
+func _Forge_GetExpectedMachine_Handler(srv interface{}, ctx context.Context, dec func(interface{}) error, interceptor grpc.UnaryServerInterceptor) (interface{}, error) {
+	in := new(ExpectedMachineRequest)
+	if err := dec(in); err != nil {
+		return nil, err
+	}
+	if interceptor == nil {
+		return srv.(ForgeServer).GetExpectedMachine(ctx, in)
+	}
+	info := &grpc.UnaryServerInfo{
+		Server:     srv,
+		FullMethod: Forge_GetExpectedMachine_FullMethodName,
+	}
+	handler := func(ctx context.Context, req interface{}) (interface{}, error) {
+		return srv.(ForgeServer).GetExpectedMachine(ctx, req.(*ExpectedMachineRequest))
+	}
+	return interceptor(ctx, in, info, handler)
+}
+
+func _Forge_GetAllExpectedMachines_Handler(srv interface{}, ctx context.Context, dec func(interface{}) error, interceptor grpc.UnaryServerInterceptor) (interface{}, error) {
+	in := new(emptypb.Empty)
+	if err := dec(in); err != nil {
+		return nil, err
+	}
+	if interceptor == nil {
+		return srv.(ForgeServer).GetAllExpectedMachines(ctx, in)
+	}
+	info := &grpc.UnaryServerInfo{
+		Server:     srv,
+		FullMethod: Forge_GetAllExpectedMachines_FullMethodName,
+	}
+	handler := func(ctx context.Context, req interface{}) (interface{}, error) {
+		return srv.(ForgeServer).GetAllExpectedMachines(ctx, req.(*emptypb.Empty))
+	}
+	return interceptor(ctx, in, info, handler)
+}
+
+func _Forge_GetAllExpectedMachinesLinked_Handler(srv interface{}, ctx context.Context, dec func(interface{}) error, interceptor grpc.UnaryServerInterceptor) (interface{}, error) {
+	in := new(emptypb.Empty)
+	if err := dec(in); err != nil {
+		return nil, err
+	}
+	if interceptor == nil {
+		return srv.(ForgeServer).GetAllExpectedMachinesLinked(ctx, in)
+	}
+	info := &grpc.UnaryServerInfo{
+		Server:     srv,
+		FullMethod: Forge_GetAllExpectedMachinesLinked_FullMethodName,
+	}
+	handler := func(ctx context.Context, req interface{}) (interface{}, error) {
+		return srv.(ForgeServer).GetAllExpectedMachinesLinked(ctx, req.(*emptypb.Empty))
+	}
+	return interceptor(ctx, in, info, handler)
+}
+
+func _Forge_CreateSku_Handler(srv interface{}, ctx context.Context, dec func(interface{}) error, interceptor grpc.UnaryServerInterceptor) (interface{}, error) {
+	in := new(SkuList)
+	if err := dec(in); err != nil {
+		return nil, err
+	}
+	if interceptor == nil {
+		return srv.(ForgeServer).CreateSku(ctx, in)
+	}
+	info := &grpc.UnaryServerInfo{
+		Server:     srv,
+		FullMethod: Forge_CreateSku_FullMethodName,
+	}
+	handler := func(ctx context.Context, req interface{}) (interface{}, error) {
+		return srv.(ForgeServer).CreateSku(ctx, req.(*SkuList))
+	}
+	return interceptor(ctx, in, info, handler)
+}
+
+func _Forge_DeleteSku_Handler(srv interface{}, ctx context.Context, dec func(interface{}) error, interceptor grpc.UnaryServerInterceptor) (interface{}, error) {
+	in := new(SkuIdList)
+	if err := dec(in); err != nil {
+		return nil, err
+	}
+	if interceptor == nil {
+		return srv.(ForgeServer).DeleteSku(ctx, in)
+	}
+	info := &grpc.UnaryServerInfo{
+		Server:     srv,
+		FullMethod: Forge_DeleteSku_FullMethodName,
+	}
+	handler := func(ctx context.Context, req interface{}) (interface{}, error) {
+		return srv.(ForgeServer).DeleteSku(ctx, req.(*SkuIdList))
+	}
+	return interceptor(ctx, in, info, handler)
+}
+
+func _Forge_GetAllSkuIds_Handler(srv interface{}, ctx context.Context, dec func(interface{}) error, interceptor grpc.UnaryServerInterceptor) (interface{}, error) {
+	in := new(emptypb.Empty)
+	if err := dec(in); err != nil {
+		return nil, err
+	}
+	if interceptor == nil {
+		return srv.(ForgeServer).GetAllSkuIds(ctx, in)
+	}
+	info := &grpc.UnaryServerInfo{
+		Server:     srv,
+		FullMethod: Forge_GetAllSkuIds_FullMethodName,
+	}
+	handler := func(ctx context.Context, req interface{}) (interface{}, error) {
+		return srv.(ForgeServer).GetAllSkuIds(ctx, req.(*emptypb.Empty))
+	}
+	return interceptor(ctx, in, info, handler)
+}
+
+func _Forge_FindSkusByIds_Handler(srv interface{}, ctx context.Context, dec func(interface{}) error, interceptor grpc.UnaryServerInterceptor) (interface{}, error) {
+	in := new(SkusByIdsRequest)
+	if err := dec(in); err != nil {
+		return nil, err
+	}
+	if interceptor == nil {
+		return srv.(ForgeServer).FindSkusByIds(ctx, in)
+	}
+	info := &grpc.UnaryServerInfo{
+		Server:     srv,
+		FullMethod: Forge_FindSkusByIds_FullMethodName,
+	}
+	handler := func(ctx context.Context, req interface{}) (interface{}, error) {
+		return srv.(ForgeServer).FindSkusByIds(ctx, req.(*SkusByIdsRequest))
+	}
+	return interceptor(ctx, in, info, handler)
+}
+
+func _Forge_UpdateSkuMetadata_Handler(srv interface{}, ctx context.Context, dec func(interface{}) error, interceptor grpc.UnaryServerInterceptor) (interface{}, error) {
+	in := new(SkuUpdateMetadataRequest)
+	if err := dec(in); err != nil {
+		return nil, err
+	}
+	if interceptor == nil {
+		return srv.(ForgeServer).UpdateSkuMetadata(ctx, in)
+	}
+	info := &grpc.UnaryServerInfo{
+		Server:     srv,
+		FullMethod: Forge_UpdateSkuMetadata_FullMethodName,
+	}
+	handler := func(ctx context.Context, req interface{}) (interface{}, error) {
+		return srv.(ForgeServer).UpdateSkuMetadata(ctx, req.(*SkuUpdateMetadataRequest))
+	}
+	return interceptor(ctx, in, info, handler)
+}
+
+func _Forge_ReplaceSku_Handler(srv interface{}, ctx context.Context, dec func(interface{}) error, interceptor grpc.UnaryServerInterceptor) (interface{}, error) {
+	in := new(Sku)
+	if err := dec(in); err != nil {
+		return nil, err
+	}
+	if interceptor == nil {
+		return srv.(ForgeServer).ReplaceSku(ctx, in)
+	}
+	info := &grpc.UnaryServerInfo{
+		Server:     srv,
+		FullMethod: Forge_ReplaceSku_FullMethodName,
+	}
+	handler := func(ctx context.Context, req interface{}) (interface{}, error) {
+		return srv.(ForgeServer).ReplaceSku(ctx, req.(*Sku))
+	}
+	return interceptor(ctx, in, info, handler)
+}
+
+func _Forge_AssignSkuToMachine_Handler(srv interface{}, ctx context.Context, dec func(interface{}) error, interceptor grpc.UnaryServerInterceptor) (interface{}, error) {
+	in := new(SkuMachinePair)
+	if err := dec(in); err != nil {
+		return nil, err
+	}
+	if interceptor == nil {
+		return srv.(ForgeServer).AssignSkuToMachine(ctx, in)
+	}
+	info := &grpc.UnaryServerInfo{
+		Server:     srv,
+		FullMethod: Forge_AssignSkuToMachine_FullMethodName,
+	}
+	handler := func(ctx context.Context, req interface{}) (interface{}, error) {
+		return srv.(ForgeServer).AssignSkuToMachine(ctx, req.(*SkuMachinePair))
+	}
+	return interceptor(ctx, in, info, handler)
+}
+
+func _Forge_RemoveSkuAssociation_Handler(srv interface{}, ctx context.Context, dec func(interface{}) error, interceptor grpc.UnaryServerInterceptor) (interface{}, error) {
+	in := new(RemoveSkuRequest)
+	if err := dec(in); err != nil {
+		return nil, err
+	}
+	if interceptor == nil {
+		return srv.(ForgeServer).RemoveSkuAssociation(ctx, in)
+	}
+	info := &grpc.UnaryServerInfo{
+		Server:     srv,
+		FullMethod: Forge_RemoveSkuAssociation_FullMethodName,
+	}
+	handler := func(ctx context.Context, req interface{}) (interface{}, error) {
+		return srv.(ForgeServer).RemoveSkuAssociation(ctx, req.(*RemoveSkuRequest))
+	}
+	return interceptor(ctx, in, info, handler)
+}
+
 // Forge_ServiceDesc is the grpc.ServiceDesc for Forge service.
 // It's only intended for direct use with grpc.RegisterService,
 // and not to be introspected or modified (even as a copy)
@@ -2158,6 +4144,238 @@ var Forge_ServiceDesc = grpc.ServiceDesc{
 		{
 			MethodName: "SetMaintenance",
 			Handler:    _Forge_SetMaintenance_Handler,
+		},
+		{
+			MethodName: "CreateVpcPeering",
+			Handler:    _Forge_CreateVpcPeering_Handler,
+		},
+		{
+			MethodName: "FindVpcPeeringIds",
+			Handler:    _Forge_FindVpcPeeringIds_Handler,
+		},
+		{
+			MethodName: "FindVpcPeeringsByIds",
+			Handler:    _Forge_FindVpcPeeringsByIds_Handler,
+		},
+		{
+			MethodName: "DeleteVpcPeering",
+			Handler:    _Forge_DeleteVpcPeering_Handler,
+		},
+		{
+			MethodName: "FindIBPartitionIds",
+			Handler:    _Forge_FindIBPartitionIds_Handler,
+		},
+		{
+			MethodName: "FindIBPartitionsByIds",
+			Handler:    _Forge_FindIBPartitionsByIds_Handler,
+		},
+		{
+			MethodName: "CreateIBPartition",
+			Handler:    _Forge_CreateIBPartition_Handler,
+		},
+		{
+			MethodName: "UpdateIBPartition",
+			Handler:    _Forge_UpdateIBPartition_Handler,
+		},
+		{
+			MethodName: "DeleteIBPartition",
+			Handler:    _Forge_DeleteIBPartition_Handler,
+		},
+		{
+			MethodName: "FindNVLinkLogicalPartitionIds",
+			Handler:    _Forge_FindNVLinkLogicalPartitionIds_Handler,
+		},
+		{
+			MethodName: "FindNVLinkLogicalPartitionsByIds",
+			Handler:    _Forge_FindNVLinkLogicalPartitionsByIds_Handler,
+		},
+		{
+			MethodName: "CreateNVLinkLogicalPartition",
+			Handler:    _Forge_CreateNVLinkLogicalPartition_Handler,
+		},
+		{
+			MethodName: "UpdateNVLinkLogicalPartition",
+			Handler:    _Forge_UpdateNVLinkLogicalPartition_Handler,
+		},
+		{
+			MethodName: "DeleteNVLinkLogicalPartition",
+			Handler:    _Forge_DeleteNVLinkLogicalPartition_Handler,
+		},
+		{
+			MethodName: "CreateSpxPartition",
+			Handler:    _Forge_CreateSpxPartition_Handler,
+		},
+		{
+			MethodName: "DeleteSpxPartition",
+			Handler:    _Forge_DeleteSpxPartition_Handler,
+		},
+		{
+			MethodName: "FindSpxPartitionIds",
+			Handler:    _Forge_FindSpxPartitionIds_Handler,
+		},
+		{
+			MethodName: "FindSpxPartitionsByIds",
+			Handler:    _Forge_FindSpxPartitionsByIds_Handler,
+		},
+		{
+			MethodName: "CreateOperatingSystem",
+			Handler:    _Forge_CreateOperatingSystem_Handler,
+		},
+		{
+			MethodName: "UpdateOperatingSystem",
+			Handler:    _Forge_UpdateOperatingSystem_Handler,
+		},
+		{
+			MethodName: "DeleteOperatingSystem",
+			Handler:    _Forge_DeleteOperatingSystem_Handler,
+		},
+		{
+			MethodName: "FindOperatingSystemIds",
+			Handler:    _Forge_FindOperatingSystemIds_Handler,
+		},
+		{
+			MethodName: "FindOperatingSystemsByIds",
+			Handler:    _Forge_FindOperatingSystemsByIds_Handler,
+		},
+		{
+			MethodName: "GetIpxeTemplate",
+			Handler:    _Forge_GetIpxeTemplate_Handler,
+		},
+		{
+			MethodName: "ListIpxeTemplates",
+			Handler:    _Forge_ListIpxeTemplates_Handler,
+		},
+		{
+			MethodName: "GetOperatingSystemCachableIpxeTemplateArtifacts",
+			Handler:    _Forge_GetOperatingSystemCachableIpxeTemplateArtifacts_Handler,
+		},
+		{
+			MethodName: "UpdateOperatingSystemCachableIpxeTemplateArtifacts",
+			Handler:    _Forge_UpdateOperatingSystemCachableIpxeTemplateArtifacts_Handler,
+		},
+		{
+			MethodName: "CreateOsImage",
+			Handler:    _Forge_CreateOsImage_Handler,
+		},
+		{
+			MethodName: "DeleteOsImage",
+			Handler:    _Forge_DeleteOsImage_Handler,
+		},
+		{
+			MethodName: "ListOsImage",
+			Handler:    _Forge_ListOsImage_Handler,
+		},
+		{
+			MethodName: "GetOsImage",
+			Handler:    _Forge_GetOsImage_Handler,
+		},
+		{
+			MethodName: "UpdateOsImage",
+			Handler:    _Forge_UpdateOsImage_Handler,
+		},
+		{
+			MethodName: "CreateDpuExtensionService",
+			Handler:    _Forge_CreateDpuExtensionService_Handler,
+		},
+		{
+			MethodName: "UpdateDpuExtensionService",
+			Handler:    _Forge_UpdateDpuExtensionService_Handler,
+		},
+		{
+			MethodName: "DeleteDpuExtensionService",
+			Handler:    _Forge_DeleteDpuExtensionService_Handler,
+		},
+		{
+			MethodName: "FindDpuExtensionServiceIds",
+			Handler:    _Forge_FindDpuExtensionServiceIds_Handler,
+		},
+		{
+			MethodName: "FindDpuExtensionServicesByIds",
+			Handler:    _Forge_FindDpuExtensionServicesByIds_Handler,
+		},
+		{
+			MethodName: "GetDpuExtensionServiceVersionsInfo",
+			Handler:    _Forge_GetDpuExtensionServiceVersionsInfo_Handler,
+		},
+		{
+			MethodName: "FindInstancesByDpuExtensionService",
+			Handler:    _Forge_FindInstancesByDpuExtensionService_Handler,
+		},
+		{
+			MethodName: "CreateComputeAllocation",
+			Handler:    _Forge_CreateComputeAllocation_Handler,
+		},
+		{
+			MethodName: "FindComputeAllocationIds",
+			Handler:    _Forge_FindComputeAllocationIds_Handler,
+		},
+		{
+			MethodName: "FindComputeAllocationsByIds",
+			Handler:    _Forge_FindComputeAllocationsByIds_Handler,
+		},
+		{
+			MethodName: "UpdateComputeAllocation",
+			Handler:    _Forge_UpdateComputeAllocation_Handler,
+		},
+		{
+			MethodName: "DeleteComputeAllocation",
+			Handler:    _Forge_DeleteComputeAllocation_Handler,
+		},
+		{
+			MethodName: "AddExpectedMachine",
+			Handler:    _Forge_AddExpectedMachine_Handler,
+		},
+		{
+			MethodName: "DeleteExpectedMachine",
+			Handler:    _Forge_DeleteExpectedMachine_Handler,
+		},
+		{
+			MethodName: "UpdateExpectedMachine",
+			Handler:    _Forge_UpdateExpectedMachine_Handler,
+		},
+		{
+			MethodName: "GetExpectedMachine",
+			Handler:    _Forge_GetExpectedMachine_Handler,
+		},
+		{
+			MethodName: "GetAllExpectedMachines",
+			Handler:    _Forge_GetAllExpectedMachines_Handler,
+		},
+		{
+			MethodName: "GetAllExpectedMachinesLinked",
+			Handler:    _Forge_GetAllExpectedMachinesLinked_Handler,
+		},
+		{
+			MethodName: "CreateSku",
+			Handler:    _Forge_CreateSku_Handler,
+		},
+		{
+			MethodName: "DeleteSku",
+			Handler:    _Forge_DeleteSku_Handler,
+		},
+		{
+			MethodName: "GetAllSkuIds",
+			Handler:    _Forge_GetAllSkuIds_Handler,
+		},
+		{
+			MethodName: "FindSkusByIds",
+			Handler:    _Forge_FindSkusByIds_Handler,
+		},
+		{
+			MethodName: "UpdateSkuMetadata",
+			Handler:    _Forge_UpdateSkuMetadata_Handler,
+		},
+		{
+			MethodName: "ReplaceSku",
+			Handler:    _Forge_ReplaceSku_Handler,
+		},
+		{
+			MethodName: "AssignSkuToMachine",
+			Handler:    _Forge_AssignSkuToMachine_Handler,
+		},
+		{
+			MethodName: "RemoveSkuAssociation",
+			Handler:    _Forge_RemoveSkuAssociation_Handler,
 		},
 	},
 	Streams:  []grpc.StreamDesc{},

@@ -1105,6 +1105,686 @@ func (*RemoveMachineInstanceTypeAssociationResponse) Descriptor() ([]byte, []int
 	return file_carbide_forge_instance_type_proto_rawDescGZIP(), []int{17}
 }
 
+type CreateComputeAllocationRequest struct {
+	state                protoimpl.MessageState       `protogen:"open.v1"`
+	Id                   *ComputeAllocationId         `protobuf:"bytes,1,opt,name=id,proto3,oneof" json:"id,omitempty"`
+	Metadata             *Metadata                    `protobuf:"bytes,2,opt,name=metadata,proto3" json:"metadata,omitempty"`
+	TenantOrganizationId string                       `protobuf:"bytes,3,opt,name=tenant_organization_id,json=tenantOrganizationId,proto3" json:"tenant_organization_id,omitempty"`
+	Attributes           *ComputeAllocationAttributes `protobuf:"bytes,4,opt,name=attributes,proto3" json:"attributes,omitempty"`
+	CreatedBy            *string                      `protobuf:"bytes,5,opt,name=created_by,json=createdBy,proto3,oneof" json:"created_by,omitempty"`
+	unknownFields        protoimpl.UnknownFields
+	sizeCache            protoimpl.SizeCache
+}
+
+func (x *CreateComputeAllocationRequest) Reset() {
+	*x = CreateComputeAllocationRequest{}
+	mi := &file_carbide_forge_instance_type_proto_msgTypes[18]
+	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
+	ms.StoreMessageInfo(mi)
+}
+
+func (x *CreateComputeAllocationRequest) String() string {
+	return protoimpl.X.MessageStringOf(x)
+}
+
+func (*CreateComputeAllocationRequest) ProtoMessage() {}
+
+func (x *CreateComputeAllocationRequest) ProtoReflect() protoreflect.Message {
+	mi := &file_carbide_forge_instance_type_proto_msgTypes[18]
+	if x != nil {
+		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
+		if ms.LoadMessageInfo() == nil {
+			ms.StoreMessageInfo(mi)
+		}
+		return ms
+	}
+	return mi.MessageOf(x)
+}
+
+// Deprecated: Use CreateComputeAllocationRequest.ProtoReflect.Descriptor instead.
+func (*CreateComputeAllocationRequest) Descriptor() ([]byte, []int) {
+	return file_carbide_forge_instance_type_proto_rawDescGZIP(), []int{18}
+}
+
+func (x *CreateComputeAllocationRequest) GetId() *ComputeAllocationId {
+	if x != nil {
+		return x.Id
+	}
+	return nil
+}
+
+func (x *CreateComputeAllocationRequest) GetMetadata() *Metadata {
+	if x != nil {
+		return x.Metadata
+	}
+	return nil
+}
+
+func (x *CreateComputeAllocationRequest) GetTenantOrganizationId() string {
+	if x != nil {
+		return x.TenantOrganizationId
+	}
+	return ""
+}
+
+func (x *CreateComputeAllocationRequest) GetAttributes() *ComputeAllocationAttributes {
+	if x != nil {
+		return x.Attributes
+	}
+	return nil
+}
+
+func (x *CreateComputeAllocationRequest) GetCreatedBy() string {
+	if x != nil && x.CreatedBy != nil {
+		return *x.CreatedBy
+	}
+	return ""
+}
+
+type ComputeAllocationAttributes struct {
+	state          protoimpl.MessageState `protogen:"open.v1"`
+	InstanceTypeId string                 `protobuf:"bytes,1,opt,name=instance_type_id,json=instanceTypeId,proto3" json:"instance_type_id,omitempty"`
+	Count          uint32                 `protobuf:"varint,2,opt,name=count,proto3" json:"count,omitempty"`
+	unknownFields  protoimpl.UnknownFields
+	sizeCache      protoimpl.SizeCache
+}
+
+func (x *ComputeAllocationAttributes) Reset() {
+	*x = ComputeAllocationAttributes{}
+	mi := &file_carbide_forge_instance_type_proto_msgTypes[19]
+	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
+	ms.StoreMessageInfo(mi)
+}
+
+func (x *ComputeAllocationAttributes) String() string {
+	return protoimpl.X.MessageStringOf(x)
+}
+
+func (*ComputeAllocationAttributes) ProtoMessage() {}
+
+func (x *ComputeAllocationAttributes) ProtoReflect() protoreflect.Message {
+	mi := &file_carbide_forge_instance_type_proto_msgTypes[19]
+	if x != nil {
+		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
+		if ms.LoadMessageInfo() == nil {
+			ms.StoreMessageInfo(mi)
+		}
+		return ms
+	}
+	return mi.MessageOf(x)
+}
+
+// Deprecated: Use ComputeAllocationAttributes.ProtoReflect.Descriptor instead.
+func (*ComputeAllocationAttributes) Descriptor() ([]byte, []int) {
+	return file_carbide_forge_instance_type_proto_rawDescGZIP(), []int{19}
+}
+
+func (x *ComputeAllocationAttributes) GetInstanceTypeId() string {
+	if x != nil {
+		return x.InstanceTypeId
+	}
+	return ""
+}
+
+func (x *ComputeAllocationAttributes) GetCount() uint32 {
+	if x != nil {
+		return x.Count
+	}
+	return 0
+}
+
+type CreateComputeAllocationResponse struct {
+	state         protoimpl.MessageState `protogen:"open.v1"`
+	Allocation    *ComputeAllocation     `protobuf:"bytes,1,opt,name=allocation,proto3" json:"allocation,omitempty"`
+	unknownFields protoimpl.UnknownFields
+	sizeCache     protoimpl.SizeCache
+}
+
+func (x *CreateComputeAllocationResponse) Reset() {
+	*x = CreateComputeAllocationResponse{}
+	mi := &file_carbide_forge_instance_type_proto_msgTypes[20]
+	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
+	ms.StoreMessageInfo(mi)
+}
+
+func (x *CreateComputeAllocationResponse) String() string {
+	return protoimpl.X.MessageStringOf(x)
+}
+
+func (*CreateComputeAllocationResponse) ProtoMessage() {}
+
+func (x *CreateComputeAllocationResponse) ProtoReflect() protoreflect.Message {
+	mi := &file_carbide_forge_instance_type_proto_msgTypes[20]
+	if x != nil {
+		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
+		if ms.LoadMessageInfo() == nil {
+			ms.StoreMessageInfo(mi)
+		}
+		return ms
+	}
+	return mi.MessageOf(x)
+}
+
+// Deprecated: Use CreateComputeAllocationResponse.ProtoReflect.Descriptor instead.
+func (*CreateComputeAllocationResponse) Descriptor() ([]byte, []int) {
+	return file_carbide_forge_instance_type_proto_rawDescGZIP(), []int{20}
+}
+
+func (x *CreateComputeAllocationResponse) GetAllocation() *ComputeAllocation {
+	if x != nil {
+		return x.Allocation
+	}
+	return nil
+}
+
+type ComputeAllocation struct {
+	state                protoimpl.MessageState       `protogen:"open.v1"`
+	Id                   *ComputeAllocationId         `protobuf:"bytes,1,opt,name=id,proto3" json:"id,omitempty"`
+	TenantOrganizationId string                       `protobuf:"bytes,2,opt,name=tenant_organization_id,json=tenantOrganizationId,proto3" json:"tenant_organization_id,omitempty"`
+	Attributes           *ComputeAllocationAttributes `protobuf:"bytes,3,opt,name=attributes,proto3" json:"attributes,omitempty"`
+	Version              string                       `protobuf:"bytes,4,opt,name=version,proto3" json:"version,omitempty"`
+	Metadata             *Metadata                    `protobuf:"bytes,5,opt,name=metadata,proto3" json:"metadata,omitempty"`
+	CreatedAt            *string                      `protobuf:"bytes,6,opt,name=created_at,json=createdAt,proto3,oneof" json:"created_at,omitempty"`
+	CreatedBy            *string                      `protobuf:"bytes,7,opt,name=created_by,json=createdBy,proto3,oneof" json:"created_by,omitempty"`
+	UpdatedBy            *string                      `protobuf:"bytes,8,opt,name=updated_by,json=updatedBy,proto3,oneof" json:"updated_by,omitempty"`
+	unknownFields        protoimpl.UnknownFields
+	sizeCache            protoimpl.SizeCache
+}
+
+func (x *ComputeAllocation) Reset() {
+	*x = ComputeAllocation{}
+	mi := &file_carbide_forge_instance_type_proto_msgTypes[21]
+	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
+	ms.StoreMessageInfo(mi)
+}
+
+func (x *ComputeAllocation) String() string {
+	return protoimpl.X.MessageStringOf(x)
+}
+
+func (*ComputeAllocation) ProtoMessage() {}
+
+func (x *ComputeAllocation) ProtoReflect() protoreflect.Message {
+	mi := &file_carbide_forge_instance_type_proto_msgTypes[21]
+	if x != nil {
+		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
+		if ms.LoadMessageInfo() == nil {
+			ms.StoreMessageInfo(mi)
+		}
+		return ms
+	}
+	return mi.MessageOf(x)
+}
+
+// Deprecated: Use ComputeAllocation.ProtoReflect.Descriptor instead.
+func (*ComputeAllocation) Descriptor() ([]byte, []int) {
+	return file_carbide_forge_instance_type_proto_rawDescGZIP(), []int{21}
+}
+
+func (x *ComputeAllocation) GetId() *ComputeAllocationId {
+	if x != nil {
+		return x.Id
+	}
+	return nil
+}
+
+func (x *ComputeAllocation) GetTenantOrganizationId() string {
+	if x != nil {
+		return x.TenantOrganizationId
+	}
+	return ""
+}
+
+func (x *ComputeAllocation) GetAttributes() *ComputeAllocationAttributes {
+	if x != nil {
+		return x.Attributes
+	}
+	return nil
+}
+
+func (x *ComputeAllocation) GetVersion() string {
+	if x != nil {
+		return x.Version
+	}
+	return ""
+}
+
+func (x *ComputeAllocation) GetMetadata() *Metadata {
+	if x != nil {
+		return x.Metadata
+	}
+	return nil
+}
+
+func (x *ComputeAllocation) GetCreatedAt() string {
+	if x != nil && x.CreatedAt != nil {
+		return *x.CreatedAt
+	}
+	return ""
+}
+
+func (x *ComputeAllocation) GetCreatedBy() string {
+	if x != nil && x.CreatedBy != nil {
+		return *x.CreatedBy
+	}
+	return ""
+}
+
+func (x *ComputeAllocation) GetUpdatedBy() string {
+	if x != nil && x.UpdatedBy != nil {
+		return *x.UpdatedBy
+	}
+	return ""
+}
+
+type FindComputeAllocationIdsRequest struct {
+	state                protoimpl.MessageState `protogen:"open.v1"`
+	Name                 *string                `protobuf:"bytes,1,opt,name=name,proto3,oneof" json:"name,omitempty"`
+	TenantOrganizationId *string                `protobuf:"bytes,2,opt,name=tenant_organization_id,json=tenantOrganizationId,proto3,oneof" json:"tenant_organization_id,omitempty"`
+	InstanceTypeId       *string                `protobuf:"bytes,3,opt,name=instance_type_id,json=instanceTypeId,proto3,oneof" json:"instance_type_id,omitempty"`
+	unknownFields        protoimpl.UnknownFields
+	sizeCache            protoimpl.SizeCache
+}
+
+func (x *FindComputeAllocationIdsRequest) Reset() {
+	*x = FindComputeAllocationIdsRequest{}
+	mi := &file_carbide_forge_instance_type_proto_msgTypes[22]
+	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
+	ms.StoreMessageInfo(mi)
+}
+
+func (x *FindComputeAllocationIdsRequest) String() string {
+	return protoimpl.X.MessageStringOf(x)
+}
+
+func (*FindComputeAllocationIdsRequest) ProtoMessage() {}
+
+func (x *FindComputeAllocationIdsRequest) ProtoReflect() protoreflect.Message {
+	mi := &file_carbide_forge_instance_type_proto_msgTypes[22]
+	if x != nil {
+		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
+		if ms.LoadMessageInfo() == nil {
+			ms.StoreMessageInfo(mi)
+		}
+		return ms
+	}
+	return mi.MessageOf(x)
+}
+
+// Deprecated: Use FindComputeAllocationIdsRequest.ProtoReflect.Descriptor instead.
+func (*FindComputeAllocationIdsRequest) Descriptor() ([]byte, []int) {
+	return file_carbide_forge_instance_type_proto_rawDescGZIP(), []int{22}
+}
+
+func (x *FindComputeAllocationIdsRequest) GetName() string {
+	if x != nil && x.Name != nil {
+		return *x.Name
+	}
+	return ""
+}
+
+func (x *FindComputeAllocationIdsRequest) GetTenantOrganizationId() string {
+	if x != nil && x.TenantOrganizationId != nil {
+		return *x.TenantOrganizationId
+	}
+	return ""
+}
+
+func (x *FindComputeAllocationIdsRequest) GetInstanceTypeId() string {
+	if x != nil && x.InstanceTypeId != nil {
+		return *x.InstanceTypeId
+	}
+	return ""
+}
+
+type FindComputeAllocationIdsResponse struct {
+	state         protoimpl.MessageState `protogen:"open.v1"`
+	Ids           []*ComputeAllocationId `protobuf:"bytes,1,rep,name=ids,proto3" json:"ids,omitempty"`
+	unknownFields protoimpl.UnknownFields
+	sizeCache     protoimpl.SizeCache
+}
+
+func (x *FindComputeAllocationIdsResponse) Reset() {
+	*x = FindComputeAllocationIdsResponse{}
+	mi := &file_carbide_forge_instance_type_proto_msgTypes[23]
+	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
+	ms.StoreMessageInfo(mi)
+}
+
+func (x *FindComputeAllocationIdsResponse) String() string {
+	return protoimpl.X.MessageStringOf(x)
+}
+
+func (*FindComputeAllocationIdsResponse) ProtoMessage() {}
+
+func (x *FindComputeAllocationIdsResponse) ProtoReflect() protoreflect.Message {
+	mi := &file_carbide_forge_instance_type_proto_msgTypes[23]
+	if x != nil {
+		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
+		if ms.LoadMessageInfo() == nil {
+			ms.StoreMessageInfo(mi)
+		}
+		return ms
+	}
+	return mi.MessageOf(x)
+}
+
+// Deprecated: Use FindComputeAllocationIdsResponse.ProtoReflect.Descriptor instead.
+func (*FindComputeAllocationIdsResponse) Descriptor() ([]byte, []int) {
+	return file_carbide_forge_instance_type_proto_rawDescGZIP(), []int{23}
+}
+
+func (x *FindComputeAllocationIdsResponse) GetIds() []*ComputeAllocationId {
+	if x != nil {
+		return x.Ids
+	}
+	return nil
+}
+
+type FindComputeAllocationsByIdsRequest struct {
+	state         protoimpl.MessageState `protogen:"open.v1"`
+	Ids           []*ComputeAllocationId `protobuf:"bytes,1,rep,name=ids,proto3" json:"ids,omitempty"`
+	unknownFields protoimpl.UnknownFields
+	sizeCache     protoimpl.SizeCache
+}
+
+func (x *FindComputeAllocationsByIdsRequest) Reset() {
+	*x = FindComputeAllocationsByIdsRequest{}
+	mi := &file_carbide_forge_instance_type_proto_msgTypes[24]
+	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
+	ms.StoreMessageInfo(mi)
+}
+
+func (x *FindComputeAllocationsByIdsRequest) String() string {
+	return protoimpl.X.MessageStringOf(x)
+}
+
+func (*FindComputeAllocationsByIdsRequest) ProtoMessage() {}
+
+func (x *FindComputeAllocationsByIdsRequest) ProtoReflect() protoreflect.Message {
+	mi := &file_carbide_forge_instance_type_proto_msgTypes[24]
+	if x != nil {
+		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
+		if ms.LoadMessageInfo() == nil {
+			ms.StoreMessageInfo(mi)
+		}
+		return ms
+	}
+	return mi.MessageOf(x)
+}
+
+// Deprecated: Use FindComputeAllocationsByIdsRequest.ProtoReflect.Descriptor instead.
+func (*FindComputeAllocationsByIdsRequest) Descriptor() ([]byte, []int) {
+	return file_carbide_forge_instance_type_proto_rawDescGZIP(), []int{24}
+}
+
+func (x *FindComputeAllocationsByIdsRequest) GetIds() []*ComputeAllocationId {
+	if x != nil {
+		return x.Ids
+	}
+	return nil
+}
+
+type FindComputeAllocationsByIdsResponse struct {
+	state         protoimpl.MessageState `protogen:"open.v1"`
+	Allocations   []*ComputeAllocation   `protobuf:"bytes,1,rep,name=allocations,proto3" json:"allocations,omitempty"`
+	unknownFields protoimpl.UnknownFields
+	sizeCache     protoimpl.SizeCache
+}
+
+func (x *FindComputeAllocationsByIdsResponse) Reset() {
+	*x = FindComputeAllocationsByIdsResponse{}
+	mi := &file_carbide_forge_instance_type_proto_msgTypes[25]
+	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
+	ms.StoreMessageInfo(mi)
+}
+
+func (x *FindComputeAllocationsByIdsResponse) String() string {
+	return protoimpl.X.MessageStringOf(x)
+}
+
+func (*FindComputeAllocationsByIdsResponse) ProtoMessage() {}
+
+func (x *FindComputeAllocationsByIdsResponse) ProtoReflect() protoreflect.Message {
+	mi := &file_carbide_forge_instance_type_proto_msgTypes[25]
+	if x != nil {
+		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
+		if ms.LoadMessageInfo() == nil {
+			ms.StoreMessageInfo(mi)
+		}
+		return ms
+	}
+	return mi.MessageOf(x)
+}
+
+// Deprecated: Use FindComputeAllocationsByIdsResponse.ProtoReflect.Descriptor instead.
+func (*FindComputeAllocationsByIdsResponse) Descriptor() ([]byte, []int) {
+	return file_carbide_forge_instance_type_proto_rawDescGZIP(), []int{25}
+}
+
+func (x *FindComputeAllocationsByIdsResponse) GetAllocations() []*ComputeAllocation {
+	if x != nil {
+		return x.Allocations
+	}
+	return nil
+}
+
+type UpdateComputeAllocationRequest struct {
+	state                protoimpl.MessageState       `protogen:"open.v1"`
+	Id                   *ComputeAllocationId         `protobuf:"bytes,1,opt,name=id,proto3" json:"id,omitempty"`
+	TenantOrganizationId string                       `protobuf:"bytes,2,opt,name=tenant_organization_id,json=tenantOrganizationId,proto3" json:"tenant_organization_id,omitempty"`
+	Metadata             *Metadata                    `protobuf:"bytes,3,opt,name=metadata,proto3" json:"metadata,omitempty"`
+	Attributes           *ComputeAllocationAttributes `protobuf:"bytes,4,opt,name=attributes,proto3" json:"attributes,omitempty"`
+	IfVersionMatch       *string                      `protobuf:"bytes,5,opt,name=if_version_match,json=ifVersionMatch,proto3,oneof" json:"if_version_match,omitempty"`
+	UpdatedBy            *string                      `protobuf:"bytes,6,opt,name=updated_by,json=updatedBy,proto3,oneof" json:"updated_by,omitempty"`
+	unknownFields        protoimpl.UnknownFields
+	sizeCache            protoimpl.SizeCache
+}
+
+func (x *UpdateComputeAllocationRequest) Reset() {
+	*x = UpdateComputeAllocationRequest{}
+	mi := &file_carbide_forge_instance_type_proto_msgTypes[26]
+	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
+	ms.StoreMessageInfo(mi)
+}
+
+func (x *UpdateComputeAllocationRequest) String() string {
+	return protoimpl.X.MessageStringOf(x)
+}
+
+func (*UpdateComputeAllocationRequest) ProtoMessage() {}
+
+func (x *UpdateComputeAllocationRequest) ProtoReflect() protoreflect.Message {
+	mi := &file_carbide_forge_instance_type_proto_msgTypes[26]
+	if x != nil {
+		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
+		if ms.LoadMessageInfo() == nil {
+			ms.StoreMessageInfo(mi)
+		}
+		return ms
+	}
+	return mi.MessageOf(x)
+}
+
+// Deprecated: Use UpdateComputeAllocationRequest.ProtoReflect.Descriptor instead.
+func (*UpdateComputeAllocationRequest) Descriptor() ([]byte, []int) {
+	return file_carbide_forge_instance_type_proto_rawDescGZIP(), []int{26}
+}
+
+func (x *UpdateComputeAllocationRequest) GetId() *ComputeAllocationId {
+	if x != nil {
+		return x.Id
+	}
+	return nil
+}
+
+func (x *UpdateComputeAllocationRequest) GetTenantOrganizationId() string {
+	if x != nil {
+		return x.TenantOrganizationId
+	}
+	return ""
+}
+
+func (x *UpdateComputeAllocationRequest) GetMetadata() *Metadata {
+	if x != nil {
+		return x.Metadata
+	}
+	return nil
+}
+
+func (x *UpdateComputeAllocationRequest) GetAttributes() *ComputeAllocationAttributes {
+	if x != nil {
+		return x.Attributes
+	}
+	return nil
+}
+
+func (x *UpdateComputeAllocationRequest) GetIfVersionMatch() string {
+	if x != nil && x.IfVersionMatch != nil {
+		return *x.IfVersionMatch
+	}
+	return ""
+}
+
+func (x *UpdateComputeAllocationRequest) GetUpdatedBy() string {
+	if x != nil && x.UpdatedBy != nil {
+		return *x.UpdatedBy
+	}
+	return ""
+}
+
+type UpdateComputeAllocationResponse struct {
+	state         protoimpl.MessageState `protogen:"open.v1"`
+	Allocation    *ComputeAllocation     `protobuf:"bytes,1,opt,name=allocation,proto3" json:"allocation,omitempty"`
+	unknownFields protoimpl.UnknownFields
+	sizeCache     protoimpl.SizeCache
+}
+
+func (x *UpdateComputeAllocationResponse) Reset() {
+	*x = UpdateComputeAllocationResponse{}
+	mi := &file_carbide_forge_instance_type_proto_msgTypes[27]
+	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
+	ms.StoreMessageInfo(mi)
+}
+
+func (x *UpdateComputeAllocationResponse) String() string {
+	return protoimpl.X.MessageStringOf(x)
+}
+
+func (*UpdateComputeAllocationResponse) ProtoMessage() {}
+
+func (x *UpdateComputeAllocationResponse) ProtoReflect() protoreflect.Message {
+	mi := &file_carbide_forge_instance_type_proto_msgTypes[27]
+	if x != nil {
+		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
+		if ms.LoadMessageInfo() == nil {
+			ms.StoreMessageInfo(mi)
+		}
+		return ms
+	}
+	return mi.MessageOf(x)
+}
+
+// Deprecated: Use UpdateComputeAllocationResponse.ProtoReflect.Descriptor instead.
+func (*UpdateComputeAllocationResponse) Descriptor() ([]byte, []int) {
+	return file_carbide_forge_instance_type_proto_rawDescGZIP(), []int{27}
+}
+
+func (x *UpdateComputeAllocationResponse) GetAllocation() *ComputeAllocation {
+	if x != nil {
+		return x.Allocation
+	}
+	return nil
+}
+
+type DeleteComputeAllocationRequest struct {
+	state                protoimpl.MessageState `protogen:"open.v1"`
+	Id                   *ComputeAllocationId   `protobuf:"bytes,1,opt,name=id,proto3" json:"id,omitempty"`
+	TenantOrganizationId string                 `protobuf:"bytes,2,opt,name=tenant_organization_id,json=tenantOrganizationId,proto3" json:"tenant_organization_id,omitempty"`
+	unknownFields        protoimpl.UnknownFields
+	sizeCache            protoimpl.SizeCache
+}
+
+func (x *DeleteComputeAllocationRequest) Reset() {
+	*x = DeleteComputeAllocationRequest{}
+	mi := &file_carbide_forge_instance_type_proto_msgTypes[28]
+	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
+	ms.StoreMessageInfo(mi)
+}
+
+func (x *DeleteComputeAllocationRequest) String() string {
+	return protoimpl.X.MessageStringOf(x)
+}
+
+func (*DeleteComputeAllocationRequest) ProtoMessage() {}
+
+func (x *DeleteComputeAllocationRequest) ProtoReflect() protoreflect.Message {
+	mi := &file_carbide_forge_instance_type_proto_msgTypes[28]
+	if x != nil {
+		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
+		if ms.LoadMessageInfo() == nil {
+			ms.StoreMessageInfo(mi)
+		}
+		return ms
+	}
+	return mi.MessageOf(x)
+}
+
+// Deprecated: Use DeleteComputeAllocationRequest.ProtoReflect.Descriptor instead.
+func (*DeleteComputeAllocationRequest) Descriptor() ([]byte, []int) {
+	return file_carbide_forge_instance_type_proto_rawDescGZIP(), []int{28}
+}
+
+func (x *DeleteComputeAllocationRequest) GetId() *ComputeAllocationId {
+	if x != nil {
+		return x.Id
+	}
+	return nil
+}
+
+func (x *DeleteComputeAllocationRequest) GetTenantOrganizationId() string {
+	if x != nil {
+		return x.TenantOrganizationId
+	}
+	return ""
+}
+
+type DeleteComputeAllocationResponse struct {
+	state         protoimpl.MessageState `protogen:"open.v1"`
+	unknownFields protoimpl.UnknownFields
+	sizeCache     protoimpl.SizeCache
+}
+
+func (x *DeleteComputeAllocationResponse) Reset() {
+	*x = DeleteComputeAllocationResponse{}
+	mi := &file_carbide_forge_instance_type_proto_msgTypes[29]
+	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
+	ms.StoreMessageInfo(mi)
+}
+
+func (x *DeleteComputeAllocationResponse) String() string {
+	return protoimpl.X.MessageStringOf(x)
+}
+
+func (*DeleteComputeAllocationResponse) ProtoMessage() {}
+
+func (x *DeleteComputeAllocationResponse) ProtoReflect() protoreflect.Message {
+	mi := &file_carbide_forge_instance_type_proto_msgTypes[29]
+	if x != nil {
+		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
+		if ms.LoadMessageInfo() == nil {
+			ms.StoreMessageInfo(mi)
+		}
+		return ms
+	}
+	return mi.MessageOf(x)
+}
+
+// Deprecated: Use DeleteComputeAllocationResponse.ProtoReflect.Descriptor instead.
+func (*DeleteComputeAllocationResponse) Descriptor() ([]byte, []int) {
+	return file_carbide_forge_instance_type_proto_rawDescGZIP(), []int{29}
+}
+
 var File_carbide_forge_instance_type_proto protoreflect.FileDescriptor
 
 const file_carbide_forge_instance_type_proto_rawDesc = "" +
@@ -1191,7 +1871,75 @@ const file_carbide_forge_instance_type_proto_rawDesc = "" +
 	"+RemoveMachineInstanceTypeAssociationRequest\x12\x1d\n" +
 	"\n" +
 	"machine_id\x18\x01 \x01(\tR\tmachineId\".\n" +
-	",RemoveMachineInstanceTypeAssociationResponse*\xbd\x01\n" +
+	",RemoveMachineInstanceTypeAssociationResponse\"\xb3\x02\n" +
+	"\x1eCreateComputeAllocationRequest\x120\n" +
+	"\x02id\x18\x01 \x01(\v2\x1b.common.ComputeAllocationIdH\x00R\x02id\x88\x01\x01\x12+\n" +
+	"\bmetadata\x18\x02 \x01(\v2\x0f.forge.MetadataR\bmetadata\x124\n" +
+	"\x16tenant_organization_id\x18\x03 \x01(\tR\x14tenantOrganizationId\x12B\n" +
+	"\n" +
+	"attributes\x18\x04 \x01(\v2\".forge.ComputeAllocationAttributesR\n" +
+	"attributes\x12\"\n" +
+	"\n" +
+	"created_by\x18\x05 \x01(\tH\x01R\tcreatedBy\x88\x01\x01B\x05\n" +
+	"\x03_idB\r\n" +
+	"\v_created_by\"]\n" +
+	"\x1bComputeAllocationAttributes\x12(\n" +
+	"\x10instance_type_id\x18\x01 \x01(\tR\x0einstanceTypeId\x12\x14\n" +
+	"\x05count\x18\x02 \x01(\rR\x05count\"[\n" +
+	"\x1fCreateComputeAllocationResponse\x128\n" +
+	"\n" +
+	"allocation\x18\x01 \x01(\v2\x18.forge.ComputeAllocationR\n" +
+	"allocation\"\x9a\x03\n" +
+	"\x11ComputeAllocation\x12+\n" +
+	"\x02id\x18\x01 \x01(\v2\x1b.common.ComputeAllocationIdR\x02id\x124\n" +
+	"\x16tenant_organization_id\x18\x02 \x01(\tR\x14tenantOrganizationId\x12B\n" +
+	"\n" +
+	"attributes\x18\x03 \x01(\v2\".forge.ComputeAllocationAttributesR\n" +
+	"attributes\x12\x18\n" +
+	"\aversion\x18\x04 \x01(\tR\aversion\x12+\n" +
+	"\bmetadata\x18\x05 \x01(\v2\x0f.forge.MetadataR\bmetadata\x12\"\n" +
+	"\n" +
+	"created_at\x18\x06 \x01(\tH\x00R\tcreatedAt\x88\x01\x01\x12\"\n" +
+	"\n" +
+	"created_by\x18\a \x01(\tH\x01R\tcreatedBy\x88\x01\x01\x12\"\n" +
+	"\n" +
+	"updated_by\x18\b \x01(\tH\x02R\tupdatedBy\x88\x01\x01B\r\n" +
+	"\v_created_atB\r\n" +
+	"\v_created_byB\r\n" +
+	"\v_updated_by\"\xdd\x01\n" +
+	"\x1fFindComputeAllocationIdsRequest\x12\x17\n" +
+	"\x04name\x18\x01 \x01(\tH\x00R\x04name\x88\x01\x01\x129\n" +
+	"\x16tenant_organization_id\x18\x02 \x01(\tH\x01R\x14tenantOrganizationId\x88\x01\x01\x12-\n" +
+	"\x10instance_type_id\x18\x03 \x01(\tH\x02R\x0einstanceTypeId\x88\x01\x01B\a\n" +
+	"\x05_nameB\x19\n" +
+	"\x17_tenant_organization_idB\x13\n" +
+	"\x11_instance_type_id\"Q\n" +
+	" FindComputeAllocationIdsResponse\x12-\n" +
+	"\x03ids\x18\x01 \x03(\v2\x1b.common.ComputeAllocationIdR\x03ids\"S\n" +
+	"\"FindComputeAllocationsByIdsRequest\x12-\n" +
+	"\x03ids\x18\x01 \x03(\v2\x1b.common.ComputeAllocationIdR\x03ids\"a\n" +
+	"#FindComputeAllocationsByIdsResponse\x12:\n" +
+	"\vallocations\x18\x01 \x03(\v2\x18.forge.ComputeAllocationR\vallocations\"\xeb\x02\n" +
+	"\x1eUpdateComputeAllocationRequest\x12+\n" +
+	"\x02id\x18\x01 \x01(\v2\x1b.common.ComputeAllocationIdR\x02id\x124\n" +
+	"\x16tenant_organization_id\x18\x02 \x01(\tR\x14tenantOrganizationId\x12+\n" +
+	"\bmetadata\x18\x03 \x01(\v2\x0f.forge.MetadataR\bmetadata\x12B\n" +
+	"\n" +
+	"attributes\x18\x04 \x01(\v2\".forge.ComputeAllocationAttributesR\n" +
+	"attributes\x12-\n" +
+	"\x10if_version_match\x18\x05 \x01(\tH\x00R\x0eifVersionMatch\x88\x01\x01\x12\"\n" +
+	"\n" +
+	"updated_by\x18\x06 \x01(\tH\x01R\tupdatedBy\x88\x01\x01B\x13\n" +
+	"\x11_if_version_matchB\r\n" +
+	"\v_updated_by\"[\n" +
+	"\x1fUpdateComputeAllocationResponse\x128\n" +
+	"\n" +
+	"allocation\x18\x01 \x01(\v2\x18.forge.ComputeAllocationR\n" +
+	"allocation\"\x83\x01\n" +
+	"\x1eDeleteComputeAllocationRequest\x12+\n" +
+	"\x02id\x18\x01 \x01(\v2\x1b.common.ComputeAllocationIdR\x02id\x124\n" +
+	"\x16tenant_organization_id\x18\x02 \x01(\tR\x14tenantOrganizationId\"!\n" +
+	"\x1fDeleteComputeAllocationResponse*\xbd\x01\n" +
 	"\x15MachineCapabilityType\x12\x14\n" +
 	"\x10CAP_TYPE_INVALID\x10\x00\x12\x10\n" +
 	"\fCAP_TYPE_CPU\x10\x01\x12\x10\n" +
@@ -1219,7 +1967,7 @@ func file_carbide_forge_instance_type_proto_rawDescGZIP() []byte {
 }
 
 var file_carbide_forge_instance_type_proto_enumTypes = make([]protoimpl.EnumInfo, 2)
-var file_carbide_forge_instance_type_proto_msgTypes = make([]protoimpl.MessageInfo, 18)
+var file_carbide_forge_instance_type_proto_msgTypes = make([]protoimpl.MessageInfo, 30)
 var file_carbide_forge_instance_type_proto_goTypes = []any{
 	(MachineCapabilityType)(0),                            // 0: forge.MachineCapabilityType
 	(MachineCapabilityDeviceType)(0),                      // 1: forge.MachineCapabilityDeviceType
@@ -1241,29 +1989,57 @@ var file_carbide_forge_instance_type_proto_goTypes = []any{
 	(*AssociateMachinesWithInstanceTypeResponse)(nil),     // 17: forge.AssociateMachinesWithInstanceTypeResponse
 	(*RemoveMachineInstanceTypeAssociationRequest)(nil),   // 18: forge.RemoveMachineInstanceTypeAssociationRequest
 	(*RemoveMachineInstanceTypeAssociationResponse)(nil),  // 19: forge.RemoveMachineInstanceTypeAssociationResponse
-	(*Metadata)(nil),                                      // 20: forge.Metadata
-	(*Uint32List)(nil),                                    // 21: common.Uint32List
+	(*CreateComputeAllocationRequest)(nil),                // 20: forge.CreateComputeAllocationRequest
+	(*ComputeAllocationAttributes)(nil),                   // 21: forge.ComputeAllocationAttributes
+	(*CreateComputeAllocationResponse)(nil),               // 22: forge.CreateComputeAllocationResponse
+	(*ComputeAllocation)(nil),                             // 23: forge.ComputeAllocation
+	(*FindComputeAllocationIdsRequest)(nil),               // 24: forge.FindComputeAllocationIdsRequest
+	(*FindComputeAllocationIdsResponse)(nil),              // 25: forge.FindComputeAllocationIdsResponse
+	(*FindComputeAllocationsByIdsRequest)(nil),            // 26: forge.FindComputeAllocationsByIdsRequest
+	(*FindComputeAllocationsByIdsResponse)(nil),           // 27: forge.FindComputeAllocationsByIdsResponse
+	(*UpdateComputeAllocationRequest)(nil),                // 28: forge.UpdateComputeAllocationRequest
+	(*UpdateComputeAllocationResponse)(nil),               // 29: forge.UpdateComputeAllocationResponse
+	(*DeleteComputeAllocationRequest)(nil),                // 30: forge.DeleteComputeAllocationRequest
+	(*DeleteComputeAllocationResponse)(nil),               // 31: forge.DeleteComputeAllocationResponse
+	(*Metadata)(nil),                                      // 32: forge.Metadata
+	(*Uint32List)(nil),                                    // 33: common.Uint32List
+	(*ComputeAllocationId)(nil),                           // 34: common.ComputeAllocationId
 }
 var file_carbide_forge_instance_type_proto_depIdxs = []int32{
 	3,  // 0: forge.InstanceType.attributes:type_name -> forge.InstanceTypeAttributes
-	20, // 1: forge.InstanceType.metadata:type_name -> forge.Metadata
+	32, // 1: forge.InstanceType.metadata:type_name -> forge.Metadata
 	5,  // 2: forge.InstanceType.allocation_stats:type_name -> forge.InstanceTypeAllocationStats
 	4,  // 3: forge.InstanceTypeAttributes.desired_capabilities:type_name -> forge.InstanceTypeMachineCapabilityFilterAttributes
 	0,  // 4: forge.InstanceTypeMachineCapabilityFilterAttributes.capability_type:type_name -> forge.MachineCapabilityType
-	21, // 5: forge.InstanceTypeMachineCapabilityFilterAttributes.inactive_devices:type_name -> common.Uint32List
+	33, // 5: forge.InstanceTypeMachineCapabilityFilterAttributes.inactive_devices:type_name -> common.Uint32List
 	1,  // 6: forge.InstanceTypeMachineCapabilityFilterAttributes.device_type:type_name -> forge.MachineCapabilityDeviceType
-	20, // 7: forge.CreateInstanceTypeRequest.metadata:type_name -> forge.Metadata
+	32, // 7: forge.CreateInstanceTypeRequest.metadata:type_name -> forge.Metadata
 	3,  // 8: forge.CreateInstanceTypeRequest.instance_type_attributes:type_name -> forge.InstanceTypeAttributes
 	2,  // 9: forge.CreateInstanceTypeResponse.instance_type:type_name -> forge.InstanceType
-	20, // 10: forge.UpdateInstanceTypeRequest.metadata:type_name -> forge.Metadata
+	32, // 10: forge.UpdateInstanceTypeRequest.metadata:type_name -> forge.Metadata
 	3,  // 11: forge.UpdateInstanceTypeRequest.instance_type_attributes:type_name -> forge.InstanceTypeAttributes
 	2,  // 12: forge.UpdateInstanceTypeResponse.instance_type:type_name -> forge.InstanceType
 	2,  // 13: forge.FindInstanceTypesByIdsResponse.instance_types:type_name -> forge.InstanceType
-	14, // [14:14] is the sub-list for method output_type
-	14, // [14:14] is the sub-list for method input_type
-	14, // [14:14] is the sub-list for extension type_name
-	14, // [14:14] is the sub-list for extension extendee
-	0,  // [0:14] is the sub-list for field type_name
+	34, // 14: forge.CreateComputeAllocationRequest.id:type_name -> common.ComputeAllocationId
+	32, // 15: forge.CreateComputeAllocationRequest.metadata:type_name -> forge.Metadata
+	21, // 16: forge.CreateComputeAllocationRequest.attributes:type_name -> forge.ComputeAllocationAttributes
+	23, // 17: forge.CreateComputeAllocationResponse.allocation:type_name -> forge.ComputeAllocation
+	34, // 18: forge.ComputeAllocation.id:type_name -> common.ComputeAllocationId
+	21, // 19: forge.ComputeAllocation.attributes:type_name -> forge.ComputeAllocationAttributes
+	32, // 20: forge.ComputeAllocation.metadata:type_name -> forge.Metadata
+	34, // 21: forge.FindComputeAllocationIdsResponse.ids:type_name -> common.ComputeAllocationId
+	34, // 22: forge.FindComputeAllocationsByIdsRequest.ids:type_name -> common.ComputeAllocationId
+	23, // 23: forge.FindComputeAllocationsByIdsResponse.allocations:type_name -> forge.ComputeAllocation
+	34, // 24: forge.UpdateComputeAllocationRequest.id:type_name -> common.ComputeAllocationId
+	32, // 25: forge.UpdateComputeAllocationRequest.metadata:type_name -> forge.Metadata
+	21, // 26: forge.UpdateComputeAllocationRequest.attributes:type_name -> forge.ComputeAllocationAttributes
+	23, // 27: forge.UpdateComputeAllocationResponse.allocation:type_name -> forge.ComputeAllocation
+	34, // 28: forge.DeleteComputeAllocationRequest.id:type_name -> common.ComputeAllocationId
+	29, // [29:29] is the sub-list for method output_type
+	29, // [29:29] is the sub-list for method input_type
+	29, // [29:29] is the sub-list for extension type_name
+	29, // [29:29] is the sub-list for extension extendee
+	0,  // [0:29] is the sub-list for field type_name
 }
 
 func init() { file_carbide_forge_instance_type_proto_init() }
@@ -1278,13 +2054,17 @@ func file_carbide_forge_instance_type_proto_init() {
 	file_carbide_forge_instance_type_proto_msgTypes[4].OneofWrappers = []any{}
 	file_carbide_forge_instance_type_proto_msgTypes[6].OneofWrappers = []any{}
 	file_carbide_forge_instance_type_proto_msgTypes[12].OneofWrappers = []any{}
+	file_carbide_forge_instance_type_proto_msgTypes[18].OneofWrappers = []any{}
+	file_carbide_forge_instance_type_proto_msgTypes[21].OneofWrappers = []any{}
+	file_carbide_forge_instance_type_proto_msgTypes[22].OneofWrappers = []any{}
+	file_carbide_forge_instance_type_proto_msgTypes[26].OneofWrappers = []any{}
 	type x struct{}
 	out := protoimpl.TypeBuilder{
 		File: protoimpl.DescBuilder{
 			GoPackagePath: reflect.TypeOf(x{}).PkgPath(),
 			RawDescriptor: unsafe.Slice(unsafe.StringData(file_carbide_forge_instance_type_proto_rawDesc), len(file_carbide_forge_instance_type_proto_rawDesc)),
 			NumEnums:      2,
-			NumMessages:   18,
+			NumMessages:   30,
 			NumExtensions: 0,
 			NumServices:   0,
 		},

@@ -1573,6 +1573,382 @@ func (x *VpcPrefixList) GetVpcPrefixes() []*VpcPrefix {
 	return nil
 }
 
+type VpcPeeringCreationRequest struct {
+	state         protoimpl.MessageState `protogen:"open.v1"`
+	VpcId         *VpcId                 `protobuf:"bytes,1,opt,name=vpc_id,json=vpcId,proto3" json:"vpc_id,omitempty"`
+	PeerVpcId     *VpcId                 `protobuf:"bytes,2,opt,name=peer_vpc_id,json=peerVpcId,proto3" json:"peer_vpc_id,omitempty"`
+	Id            *VpcPeeringId          `protobuf:"bytes,3,opt,name=id,proto3,oneof" json:"id,omitempty"`
+	unknownFields protoimpl.UnknownFields
+	sizeCache     protoimpl.SizeCache
+}
+
+func (x *VpcPeeringCreationRequest) Reset() {
+	*x = VpcPeeringCreationRequest{}
+	mi := &file_carbide_forge_vpc_proto_msgTypes[24]
+	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
+	ms.StoreMessageInfo(mi)
+}
+
+func (x *VpcPeeringCreationRequest) String() string {
+	return protoimpl.X.MessageStringOf(x)
+}
+
+func (*VpcPeeringCreationRequest) ProtoMessage() {}
+
+func (x *VpcPeeringCreationRequest) ProtoReflect() protoreflect.Message {
+	mi := &file_carbide_forge_vpc_proto_msgTypes[24]
+	if x != nil {
+		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
+		if ms.LoadMessageInfo() == nil {
+			ms.StoreMessageInfo(mi)
+		}
+		return ms
+	}
+	return mi.MessageOf(x)
+}
+
+// Deprecated: Use VpcPeeringCreationRequest.ProtoReflect.Descriptor instead.
+func (*VpcPeeringCreationRequest) Descriptor() ([]byte, []int) {
+	return file_carbide_forge_vpc_proto_rawDescGZIP(), []int{24}
+}
+
+func (x *VpcPeeringCreationRequest) GetVpcId() *VpcId {
+	if x != nil {
+		return x.VpcId
+	}
+	return nil
+}
+
+func (x *VpcPeeringCreationRequest) GetPeerVpcId() *VpcId {
+	if x != nil {
+		return x.PeerVpcId
+	}
+	return nil
+}
+
+func (x *VpcPeeringCreationRequest) GetId() *VpcPeeringId {
+	if x != nil {
+		return x.Id
+	}
+	return nil
+}
+
+type VpcPeering struct {
+	state         protoimpl.MessageState `protogen:"open.v1"`
+	Id            *VpcPeeringId          `protobuf:"bytes,1,opt,name=id,proto3" json:"id,omitempty"`
+	VpcId         *VpcId                 `protobuf:"bytes,2,opt,name=vpc_id,json=vpcId,proto3" json:"vpc_id,omitempty"`
+	PeerVpcId     *VpcId                 `protobuf:"bytes,3,opt,name=peer_vpc_id,json=peerVpcId,proto3" json:"peer_vpc_id,omitempty"`
+	unknownFields protoimpl.UnknownFields
+	sizeCache     protoimpl.SizeCache
+}
+
+func (x *VpcPeering) Reset() {
+	*x = VpcPeering{}
+	mi := &file_carbide_forge_vpc_proto_msgTypes[25]
+	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
+	ms.StoreMessageInfo(mi)
+}
+
+func (x *VpcPeering) String() string {
+	return protoimpl.X.MessageStringOf(x)
+}
+
+func (*VpcPeering) ProtoMessage() {}
+
+func (x *VpcPeering) ProtoReflect() protoreflect.Message {
+	mi := &file_carbide_forge_vpc_proto_msgTypes[25]
+	if x != nil {
+		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
+		if ms.LoadMessageInfo() == nil {
+			ms.StoreMessageInfo(mi)
+		}
+		return ms
+	}
+	return mi.MessageOf(x)
+}
+
+// Deprecated: Use VpcPeering.ProtoReflect.Descriptor instead.
+func (*VpcPeering) Descriptor() ([]byte, []int) {
+	return file_carbide_forge_vpc_proto_rawDescGZIP(), []int{25}
+}
+
+func (x *VpcPeering) GetId() *VpcPeeringId {
+	if x != nil {
+		return x.Id
+	}
+	return nil
+}
+
+func (x *VpcPeering) GetVpcId() *VpcId {
+	if x != nil {
+		return x.VpcId
+	}
+	return nil
+}
+
+func (x *VpcPeering) GetPeerVpcId() *VpcId {
+	if x != nil {
+		return x.PeerVpcId
+	}
+	return nil
+}
+
+type VpcPeeringSearchFilter struct {
+	state         protoimpl.MessageState `protogen:"open.v1"`
+	VpcId         *VpcId                 `protobuf:"bytes,1,opt,name=vpc_id,json=vpcId,proto3,oneof" json:"vpc_id,omitempty"`
+	unknownFields protoimpl.UnknownFields
+	sizeCache     protoimpl.SizeCache
+}
+
+func (x *VpcPeeringSearchFilter) Reset() {
+	*x = VpcPeeringSearchFilter{}
+	mi := &file_carbide_forge_vpc_proto_msgTypes[26]
+	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
+	ms.StoreMessageInfo(mi)
+}
+
+func (x *VpcPeeringSearchFilter) String() string {
+	return protoimpl.X.MessageStringOf(x)
+}
+
+func (*VpcPeeringSearchFilter) ProtoMessage() {}
+
+func (x *VpcPeeringSearchFilter) ProtoReflect() protoreflect.Message {
+	mi := &file_carbide_forge_vpc_proto_msgTypes[26]
+	if x != nil {
+		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
+		if ms.LoadMessageInfo() == nil {
+			ms.StoreMessageInfo(mi)
+		}
+		return ms
+	}
+	return mi.MessageOf(x)
+}
+
+// Deprecated: Use VpcPeeringSearchFilter.ProtoReflect.Descriptor instead.
+func (*VpcPeeringSearchFilter) Descriptor() ([]byte, []int) {
+	return file_carbide_forge_vpc_proto_rawDescGZIP(), []int{26}
+}
+
+func (x *VpcPeeringSearchFilter) GetVpcId() *VpcId {
+	if x != nil {
+		return x.VpcId
+	}
+	return nil
+}
+
+type VpcPeeringIdList struct {
+	state         protoimpl.MessageState `protogen:"open.v1"`
+	VpcPeeringIds []*VpcPeeringId        `protobuf:"bytes,1,rep,name=vpc_peering_ids,json=vpcPeeringIds,proto3" json:"vpc_peering_ids,omitempty"`
+	unknownFields protoimpl.UnknownFields
+	sizeCache     protoimpl.SizeCache
+}
+
+func (x *VpcPeeringIdList) Reset() {
+	*x = VpcPeeringIdList{}
+	mi := &file_carbide_forge_vpc_proto_msgTypes[27]
+	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
+	ms.StoreMessageInfo(mi)
+}
+
+func (x *VpcPeeringIdList) String() string {
+	return protoimpl.X.MessageStringOf(x)
+}
+
+func (*VpcPeeringIdList) ProtoMessage() {}
+
+func (x *VpcPeeringIdList) ProtoReflect() protoreflect.Message {
+	mi := &file_carbide_forge_vpc_proto_msgTypes[27]
+	if x != nil {
+		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
+		if ms.LoadMessageInfo() == nil {
+			ms.StoreMessageInfo(mi)
+		}
+		return ms
+	}
+	return mi.MessageOf(x)
+}
+
+// Deprecated: Use VpcPeeringIdList.ProtoReflect.Descriptor instead.
+func (*VpcPeeringIdList) Descriptor() ([]byte, []int) {
+	return file_carbide_forge_vpc_proto_rawDescGZIP(), []int{27}
+}
+
+func (x *VpcPeeringIdList) GetVpcPeeringIds() []*VpcPeeringId {
+	if x != nil {
+		return x.VpcPeeringIds
+	}
+	return nil
+}
+
+type VpcPeeringsByIdsRequest struct {
+	state         protoimpl.MessageState `protogen:"open.v1"`
+	VpcPeeringIds []*VpcPeeringId        `protobuf:"bytes,1,rep,name=vpc_peering_ids,json=vpcPeeringIds,proto3" json:"vpc_peering_ids,omitempty"`
+	unknownFields protoimpl.UnknownFields
+	sizeCache     protoimpl.SizeCache
+}
+
+func (x *VpcPeeringsByIdsRequest) Reset() {
+	*x = VpcPeeringsByIdsRequest{}
+	mi := &file_carbide_forge_vpc_proto_msgTypes[28]
+	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
+	ms.StoreMessageInfo(mi)
+}
+
+func (x *VpcPeeringsByIdsRequest) String() string {
+	return protoimpl.X.MessageStringOf(x)
+}
+
+func (*VpcPeeringsByIdsRequest) ProtoMessage() {}
+
+func (x *VpcPeeringsByIdsRequest) ProtoReflect() protoreflect.Message {
+	mi := &file_carbide_forge_vpc_proto_msgTypes[28]
+	if x != nil {
+		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
+		if ms.LoadMessageInfo() == nil {
+			ms.StoreMessageInfo(mi)
+		}
+		return ms
+	}
+	return mi.MessageOf(x)
+}
+
+// Deprecated: Use VpcPeeringsByIdsRequest.ProtoReflect.Descriptor instead.
+func (*VpcPeeringsByIdsRequest) Descriptor() ([]byte, []int) {
+	return file_carbide_forge_vpc_proto_rawDescGZIP(), []int{28}
+}
+
+func (x *VpcPeeringsByIdsRequest) GetVpcPeeringIds() []*VpcPeeringId {
+	if x != nil {
+		return x.VpcPeeringIds
+	}
+	return nil
+}
+
+type VpcPeeringList struct {
+	state         protoimpl.MessageState `protogen:"open.v1"`
+	VpcPeerings   []*VpcPeering          `protobuf:"bytes,1,rep,name=vpc_peerings,json=vpcPeerings,proto3" json:"vpc_peerings,omitempty"`
+	unknownFields protoimpl.UnknownFields
+	sizeCache     protoimpl.SizeCache
+}
+
+func (x *VpcPeeringList) Reset() {
+	*x = VpcPeeringList{}
+	mi := &file_carbide_forge_vpc_proto_msgTypes[29]
+	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
+	ms.StoreMessageInfo(mi)
+}
+
+func (x *VpcPeeringList) String() string {
+	return protoimpl.X.MessageStringOf(x)
+}
+
+func (*VpcPeeringList) ProtoMessage() {}
+
+func (x *VpcPeeringList) ProtoReflect() protoreflect.Message {
+	mi := &file_carbide_forge_vpc_proto_msgTypes[29]
+	if x != nil {
+		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
+		if ms.LoadMessageInfo() == nil {
+			ms.StoreMessageInfo(mi)
+		}
+		return ms
+	}
+	return mi.MessageOf(x)
+}
+
+// Deprecated: Use VpcPeeringList.ProtoReflect.Descriptor instead.
+func (*VpcPeeringList) Descriptor() ([]byte, []int) {
+	return file_carbide_forge_vpc_proto_rawDescGZIP(), []int{29}
+}
+
+func (x *VpcPeeringList) GetVpcPeerings() []*VpcPeering {
+	if x != nil {
+		return x.VpcPeerings
+	}
+	return nil
+}
+
+type VpcPeeringDeletionRequest struct {
+	state         protoimpl.MessageState `protogen:"open.v1"`
+	Id            *VpcPeeringId          `protobuf:"bytes,1,opt,name=id,proto3" json:"id,omitempty"`
+	unknownFields protoimpl.UnknownFields
+	sizeCache     protoimpl.SizeCache
+}
+
+func (x *VpcPeeringDeletionRequest) Reset() {
+	*x = VpcPeeringDeletionRequest{}
+	mi := &file_carbide_forge_vpc_proto_msgTypes[30]
+	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
+	ms.StoreMessageInfo(mi)
+}
+
+func (x *VpcPeeringDeletionRequest) String() string {
+	return protoimpl.X.MessageStringOf(x)
+}
+
+func (*VpcPeeringDeletionRequest) ProtoMessage() {}
+
+func (x *VpcPeeringDeletionRequest) ProtoReflect() protoreflect.Message {
+	mi := &file_carbide_forge_vpc_proto_msgTypes[30]
+	if x != nil {
+		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
+		if ms.LoadMessageInfo() == nil {
+			ms.StoreMessageInfo(mi)
+		}
+		return ms
+	}
+	return mi.MessageOf(x)
+}
+
+// Deprecated: Use VpcPeeringDeletionRequest.ProtoReflect.Descriptor instead.
+func (*VpcPeeringDeletionRequest) Descriptor() ([]byte, []int) {
+	return file_carbide_forge_vpc_proto_rawDescGZIP(), []int{30}
+}
+
+func (x *VpcPeeringDeletionRequest) GetId() *VpcPeeringId {
+	if x != nil {
+		return x.Id
+	}
+	return nil
+}
+
+type VpcPeeringDeletionResult struct {
+	state         protoimpl.MessageState `protogen:"open.v1"`
+	unknownFields protoimpl.UnknownFields
+	sizeCache     protoimpl.SizeCache
+}
+
+func (x *VpcPeeringDeletionResult) Reset() {
+	*x = VpcPeeringDeletionResult{}
+	mi := &file_carbide_forge_vpc_proto_msgTypes[31]
+	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
+	ms.StoreMessageInfo(mi)
+}
+
+func (x *VpcPeeringDeletionResult) String() string {
+	return protoimpl.X.MessageStringOf(x)
+}
+
+func (*VpcPeeringDeletionResult) ProtoMessage() {}
+
+func (x *VpcPeeringDeletionResult) ProtoReflect() protoreflect.Message {
+	mi := &file_carbide_forge_vpc_proto_msgTypes[31]
+	if x != nil {
+		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
+		if ms.LoadMessageInfo() == nil {
+			ms.StoreMessageInfo(mi)
+		}
+		return ms
+	}
+	return mi.MessageOf(x)
+}
+
+// Deprecated: Use VpcPeeringDeletionResult.ProtoReflect.Descriptor instead.
+func (*VpcPeeringDeletionResult) Descriptor() ([]byte, []int) {
+	return file_carbide_forge_vpc_proto_rawDescGZIP(), []int{31}
+}
+
 var File_carbide_forge_vpc_proto protoreflect.FileDescriptor
 
 const file_carbide_forge_vpc_proto_rawDesc = "" +
@@ -1708,7 +2084,29 @@ const file_carbide_forge_vpc_proto_rawDesc = "" +
 	"\x13VpcPrefixGetRequest\x129\n" +
 	"\x0evpc_prefix_ids\x18\x01 \x03(\v2\x13.common.VpcPrefixIdR\fvpcPrefixIds\"D\n" +
 	"\rVpcPrefixList\x123\n" +
-	"\fvpc_prefixes\x18\x01 \x03(\v2\x10.forge.VpcPrefixR\vvpcPrefixes*\x85\x01\n" +
+	"\fvpc_prefixes\x18\x01 \x03(\v2\x10.forge.VpcPrefixR\vvpcPrefixes\"\xa2\x01\n" +
+	"\x19VpcPeeringCreationRequest\x12$\n" +
+	"\x06vpc_id\x18\x01 \x01(\v2\r.common.VpcIdR\x05vpcId\x12-\n" +
+	"\vpeer_vpc_id\x18\x02 \x01(\v2\r.common.VpcIdR\tpeerVpcId\x12)\n" +
+	"\x02id\x18\x03 \x01(\v2\x14.common.VpcPeeringIdH\x00R\x02id\x88\x01\x01B\x05\n" +
+	"\x03_id\"\x87\x01\n" +
+	"\n" +
+	"VpcPeering\x12$\n" +
+	"\x02id\x18\x01 \x01(\v2\x14.common.VpcPeeringIdR\x02id\x12$\n" +
+	"\x06vpc_id\x18\x02 \x01(\v2\r.common.VpcIdR\x05vpcId\x12-\n" +
+	"\vpeer_vpc_id\x18\x03 \x01(\v2\r.common.VpcIdR\tpeerVpcId\"N\n" +
+	"\x16VpcPeeringSearchFilter\x12)\n" +
+	"\x06vpc_id\x18\x01 \x01(\v2\r.common.VpcIdH\x00R\x05vpcId\x88\x01\x01B\t\n" +
+	"\a_vpc_id\"P\n" +
+	"\x10VpcPeeringIdList\x12<\n" +
+	"\x0fvpc_peering_ids\x18\x01 \x03(\v2\x14.common.VpcPeeringIdR\rvpcPeeringIds\"W\n" +
+	"\x17VpcPeeringsByIdsRequest\x12<\n" +
+	"\x0fvpc_peering_ids\x18\x01 \x03(\v2\x14.common.VpcPeeringIdR\rvpcPeeringIds\"F\n" +
+	"\x0eVpcPeeringList\x124\n" +
+	"\fvpc_peerings\x18\x01 \x03(\v2\x11.forge.VpcPeeringR\vvpcPeerings\"A\n" +
+	"\x19VpcPeeringDeletionRequest\x12$\n" +
+	"\x02id\x18\x01 \x01(\v2\x14.common.VpcPeeringIdR\x02id\"\x1a\n" +
+	"\x18VpcPeeringDeletionResult*\x85\x01\n" +
 	"\x15VpcVirtualizationType\x12\x18\n" +
 	"\x14ETHERNET_VIRTUALIZER\x10\x00\x12\"\n" +
 	"\x1eETHERNET_VIRTUALIZER_WITH_NVUE\x10\x02\x12\x0f\n" +
@@ -1735,7 +2133,7 @@ func file_carbide_forge_vpc_proto_rawDescGZIP() []byte {
 }
 
 var file_carbide_forge_vpc_proto_enumTypes = make([]protoimpl.EnumInfo, 2)
-var file_carbide_forge_vpc_proto_msgTypes = make([]protoimpl.MessageInfo, 24)
+var file_carbide_forge_vpc_proto_msgTypes = make([]protoimpl.MessageInfo, 32)
 var file_carbide_forge_vpc_proto_goTypes = []any{
 	(VpcVirtualizationType)(0),             // 0: forge.VpcVirtualizationType
 	(PrefixMatchType)(0),                   // 1: forge.PrefixMatchType
@@ -1763,61 +2161,81 @@ var file_carbide_forge_vpc_proto_goTypes = []any{
 	(*VpcPrefixIdList)(nil),                // 23: forge.VpcPrefixIdList
 	(*VpcPrefixGetRequest)(nil),            // 24: forge.VpcPrefixGetRequest
 	(*VpcPrefixList)(nil),                  // 25: forge.VpcPrefixList
-	(*VpcId)(nil),                          // 26: common.VpcId
-	(*timestamppb.Timestamp)(nil),          // 27: google.protobuf.Timestamp
-	(*Metadata)(nil),                       // 28: forge.Metadata
-	(*NVLinkLogicalPartitionId)(nil),       // 29: common.NVLinkLogicalPartitionId
-	(*Label)(nil),                          // 30: forge.Label
-	(*VpcPrefixId)(nil),                    // 31: common.VpcPrefixId
+	(*VpcPeeringCreationRequest)(nil),      // 26: forge.VpcPeeringCreationRequest
+	(*VpcPeering)(nil),                     // 27: forge.VpcPeering
+	(*VpcPeeringSearchFilter)(nil),         // 28: forge.VpcPeeringSearchFilter
+	(*VpcPeeringIdList)(nil),               // 29: forge.VpcPeeringIdList
+	(*VpcPeeringsByIdsRequest)(nil),        // 30: forge.VpcPeeringsByIdsRequest
+	(*VpcPeeringList)(nil),                 // 31: forge.VpcPeeringList
+	(*VpcPeeringDeletionRequest)(nil),      // 32: forge.VpcPeeringDeletionRequest
+	(*VpcPeeringDeletionResult)(nil),       // 33: forge.VpcPeeringDeletionResult
+	(*VpcId)(nil),                          // 34: common.VpcId
+	(*timestamppb.Timestamp)(nil),          // 35: google.protobuf.Timestamp
+	(*Metadata)(nil),                       // 36: forge.Metadata
+	(*NVLinkLogicalPartitionId)(nil),       // 37: common.NVLinkLogicalPartitionId
+	(*Label)(nil),                          // 38: forge.Label
+	(*VpcPrefixId)(nil),                    // 39: common.VpcPrefixId
+	(*VpcPeeringId)(nil),                   // 40: common.VpcPeeringId
 }
 var file_carbide_forge_vpc_proto_depIdxs = []int32{
-	26, // 0: forge.Vpc.id:type_name -> common.VpcId
-	27, // 1: forge.Vpc.created:type_name -> google.protobuf.Timestamp
-	27, // 2: forge.Vpc.updated:type_name -> google.protobuf.Timestamp
-	27, // 3: forge.Vpc.deleted:type_name -> google.protobuf.Timestamp
+	34, // 0: forge.Vpc.id:type_name -> common.VpcId
+	35, // 1: forge.Vpc.created:type_name -> google.protobuf.Timestamp
+	35, // 2: forge.Vpc.updated:type_name -> google.protobuf.Timestamp
+	35, // 3: forge.Vpc.deleted:type_name -> google.protobuf.Timestamp
 	0,  // 4: forge.Vpc.network_virtualization_type:type_name -> forge.VpcVirtualizationType
-	28, // 5: forge.Vpc.metadata:type_name -> forge.Metadata
-	29, // 6: forge.Vpc.default_nvlink_logical_partition_id:type_name -> common.NVLinkLogicalPartitionId
+	36, // 5: forge.Vpc.metadata:type_name -> forge.Metadata
+	37, // 6: forge.Vpc.default_nvlink_logical_partition_id:type_name -> common.NVLinkLogicalPartitionId
 	3,  // 7: forge.Vpc.status:type_name -> forge.VpcStatus
 	0,  // 8: forge.VpcCreationRequest.network_virtualization_type:type_name -> forge.VpcVirtualizationType
-	26, // 9: forge.VpcCreationRequest.id:type_name -> common.VpcId
-	28, // 10: forge.VpcCreationRequest.metadata:type_name -> forge.Metadata
-	29, // 11: forge.VpcCreationRequest.default_nvlink_logical_partition_id:type_name -> common.NVLinkLogicalPartitionId
-	26, // 12: forge.VpcUpdateRequest.id:type_name -> common.VpcId
-	28, // 13: forge.VpcUpdateRequest.metadata:type_name -> forge.Metadata
-	29, // 14: forge.VpcUpdateRequest.default_nvlink_logical_partition_id:type_name -> common.NVLinkLogicalPartitionId
+	34, // 9: forge.VpcCreationRequest.id:type_name -> common.VpcId
+	36, // 10: forge.VpcCreationRequest.metadata:type_name -> forge.Metadata
+	37, // 11: forge.VpcCreationRequest.default_nvlink_logical_partition_id:type_name -> common.NVLinkLogicalPartitionId
+	34, // 12: forge.VpcUpdateRequest.id:type_name -> common.VpcId
+	36, // 13: forge.VpcUpdateRequest.metadata:type_name -> forge.Metadata
+	37, // 14: forge.VpcUpdateRequest.default_nvlink_logical_partition_id:type_name -> common.NVLinkLogicalPartitionId
 	2,  // 15: forge.VpcUpdateResult.vpc:type_name -> forge.Vpc
-	26, // 16: forge.VpcUpdateVirtualizationRequest.id:type_name -> common.VpcId
+	34, // 16: forge.VpcUpdateVirtualizationRequest.id:type_name -> common.VpcId
 	0,  // 17: forge.VpcUpdateVirtualizationRequest.network_virtualization_type:type_name -> forge.VpcVirtualizationType
-	26, // 18: forge.VpcDeletionRequest.id:type_name -> common.VpcId
-	30, // 19: forge.VpcSearchFilter.label:type_name -> forge.Label
-	26, // 20: forge.VpcIdList.vpc_ids:type_name -> common.VpcId
-	26, // 21: forge.VpcsByIdsRequest.vpc_ids:type_name -> common.VpcId
+	34, // 18: forge.VpcDeletionRequest.id:type_name -> common.VpcId
+	38, // 19: forge.VpcSearchFilter.label:type_name -> forge.Label
+	34, // 20: forge.VpcIdList.vpc_ids:type_name -> common.VpcId
+	34, // 21: forge.VpcsByIdsRequest.vpc_ids:type_name -> common.VpcId
 	2,  // 22: forge.VpcList.vpcs:type_name -> forge.Vpc
-	31, // 23: forge.VpcPrefix.id:type_name -> common.VpcPrefixId
-	26, // 24: forge.VpcPrefix.vpc_id:type_name -> common.VpcId
+	39, // 23: forge.VpcPrefix.id:type_name -> common.VpcPrefixId
+	34, // 24: forge.VpcPrefix.vpc_id:type_name -> common.VpcId
 	16, // 25: forge.VpcPrefix.config:type_name -> forge.VpcPrefixConfig
 	17, // 26: forge.VpcPrefix.status:type_name -> forge.VpcPrefixStatus
-	28, // 27: forge.VpcPrefix.metadata:type_name -> forge.Metadata
-	31, // 28: forge.VpcPrefixCreationRequest.id:type_name -> common.VpcPrefixId
-	26, // 29: forge.VpcPrefixCreationRequest.vpc_id:type_name -> common.VpcId
+	36, // 27: forge.VpcPrefix.metadata:type_name -> forge.Metadata
+	39, // 28: forge.VpcPrefixCreationRequest.id:type_name -> common.VpcPrefixId
+	34, // 29: forge.VpcPrefixCreationRequest.vpc_id:type_name -> common.VpcId
 	16, // 30: forge.VpcPrefixCreationRequest.config:type_name -> forge.VpcPrefixConfig
-	28, // 31: forge.VpcPrefixCreationRequest.metadata:type_name -> forge.Metadata
-	31, // 32: forge.VpcPrefixUpdateRequest.id:type_name -> common.VpcPrefixId
+	36, // 31: forge.VpcPrefixCreationRequest.metadata:type_name -> forge.Metadata
+	39, // 32: forge.VpcPrefixUpdateRequest.id:type_name -> common.VpcPrefixId
 	16, // 33: forge.VpcPrefixUpdateRequest.config:type_name -> forge.VpcPrefixConfig
-	28, // 34: forge.VpcPrefixUpdateRequest.metadata:type_name -> forge.Metadata
-	31, // 35: forge.VpcPrefixDeletionRequest.id:type_name -> common.VpcPrefixId
-	26, // 36: forge.VpcPrefixSearchQuery.vpc_id:type_name -> common.VpcId
-	31, // 37: forge.VpcPrefixSearchQuery.tenant_prefix_id:type_name -> common.VpcPrefixId
+	36, // 34: forge.VpcPrefixUpdateRequest.metadata:type_name -> forge.Metadata
+	39, // 35: forge.VpcPrefixDeletionRequest.id:type_name -> common.VpcPrefixId
+	34, // 36: forge.VpcPrefixSearchQuery.vpc_id:type_name -> common.VpcId
+	39, // 37: forge.VpcPrefixSearchQuery.tenant_prefix_id:type_name -> common.VpcPrefixId
 	1,  // 38: forge.VpcPrefixSearchQuery.prefix_match_type:type_name -> forge.PrefixMatchType
-	31, // 39: forge.VpcPrefixIdList.vpc_prefix_ids:type_name -> common.VpcPrefixId
-	31, // 40: forge.VpcPrefixGetRequest.vpc_prefix_ids:type_name -> common.VpcPrefixId
+	39, // 39: forge.VpcPrefixIdList.vpc_prefix_ids:type_name -> common.VpcPrefixId
+	39, // 40: forge.VpcPrefixGetRequest.vpc_prefix_ids:type_name -> common.VpcPrefixId
 	15, // 41: forge.VpcPrefixList.vpc_prefixes:type_name -> forge.VpcPrefix
-	42, // [42:42] is the sub-list for method output_type
-	42, // [42:42] is the sub-list for method input_type
-	42, // [42:42] is the sub-list for extension type_name
-	42, // [42:42] is the sub-list for extension extendee
-	0,  // [0:42] is the sub-list for field type_name
+	34, // 42: forge.VpcPeeringCreationRequest.vpc_id:type_name -> common.VpcId
+	34, // 43: forge.VpcPeeringCreationRequest.peer_vpc_id:type_name -> common.VpcId
+	40, // 44: forge.VpcPeeringCreationRequest.id:type_name -> common.VpcPeeringId
+	40, // 45: forge.VpcPeering.id:type_name -> common.VpcPeeringId
+	34, // 46: forge.VpcPeering.vpc_id:type_name -> common.VpcId
+	34, // 47: forge.VpcPeering.peer_vpc_id:type_name -> common.VpcId
+	34, // 48: forge.VpcPeeringSearchFilter.vpc_id:type_name -> common.VpcId
+	40, // 49: forge.VpcPeeringIdList.vpc_peering_ids:type_name -> common.VpcPeeringId
+	40, // 50: forge.VpcPeeringsByIdsRequest.vpc_peering_ids:type_name -> common.VpcPeeringId
+	27, // 51: forge.VpcPeeringList.vpc_peerings:type_name -> forge.VpcPeering
+	40, // 52: forge.VpcPeeringDeletionRequest.id:type_name -> common.VpcPeeringId
+	53, // [53:53] is the sub-list for method output_type
+	53, // [53:53] is the sub-list for method input_type
+	53, // [53:53] is the sub-list for extension type_name
+	53, // [53:53] is the sub-list for extension extendee
+	0,  // [0:53] is the sub-list for field type_name
 }
 
 func init() { file_carbide_forge_vpc_proto_init() }
@@ -1836,13 +2254,15 @@ func file_carbide_forge_vpc_proto_init() {
 	file_carbide_forge_vpc_proto_msgTypes[16].OneofWrappers = []any{}
 	file_carbide_forge_vpc_proto_msgTypes[17].OneofWrappers = []any{}
 	file_carbide_forge_vpc_proto_msgTypes[20].OneofWrappers = []any{}
+	file_carbide_forge_vpc_proto_msgTypes[24].OneofWrappers = []any{}
+	file_carbide_forge_vpc_proto_msgTypes[26].OneofWrappers = []any{}
 	type x struct{}
 	out := protoimpl.TypeBuilder{
 		File: protoimpl.DescBuilder{
 			GoPackagePath: reflect.TypeOf(x{}).PkgPath(),
 			RawDescriptor: unsafe.Slice(unsafe.StringData(file_carbide_forge_vpc_proto_rawDesc), len(file_carbide_forge_vpc_proto_rawDesc)),
 			NumEnums:      2,
-			NumMessages:   24,
+			NumMessages:   32,
 			NumExtensions: 0,
 			NumServices:   0,
 		},
