@@ -202,11 +202,12 @@ func TestUnknownOutcomes(t *testing.T) {
 	for _, f := range []fake.Fault{
 		{Op: "create", Effect: fake.EffectAfter, Times: 4},
 		{Op: "create", Effect: fake.EffectBefore, Class: providers.Unknown, Times: 4},
+		{Op: "create", Ref: "n1/near.bridge/br0", Class: providers.Unknown, Times: 4}, // all of one step's tries but the last
 		{Op: "create", Class: providers.Transient, Times: 3},
 		{Op: "create", Effect: fake.EffectSlow, Times: -1},
 		{Op: "observe", Class: providers.Transient, Times: 3},
 	} {
-		t.Run(f.Op+" "+string(f.Effect)+" "+string(f.Class), func(t *testing.T) {
+		t.Run(fmt.Sprintf("%s %s %s %s", f.Op, f.Ref, f.Effect, f.Class), func(t *testing.T) {
 			s := enginetest.New()
 			if err := s.World.Fail(f); err != nil {
 				t.Fatal(err)

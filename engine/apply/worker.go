@@ -215,7 +215,7 @@ func (w *worker) remember(ctx context.Context) result {
 // act makes the call, as often as it may be repeated, and finds out what came of it.
 func (w *worker) act(ctx context.Context) result {
 	mustLook := w.unsure || w.action != plan.Create || w.served.Traits.Create == providers.Blind
-	for try := 1; ; try++ {
+	for try := 1; ; { // what is only waited for is no try
 		var have *providers.Thing
 		if mustLook {
 			var err error
@@ -288,6 +288,7 @@ func (w *worker) act(ctx context.Context) result {
 		if err := sleep(ctx, w.retry.delay(w.key(), try)); err != nil {
 			return w.failed(err)
 		}
+		try++
 	}
 }
 
