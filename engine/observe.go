@@ -106,7 +106,7 @@ func (e *Engine) connect(ctx context.Context, site schema.Site, refs []schema.Re
 
 // observe lists every kind that is asked for. One that has neither failed nor answered when ctx ends is unknown.
 func (e *Engine) observe(ctx context.Context, set *providers.Set, at map[plan.Place]bool) plan.Observation {
-	o := plan.Observation{Things: map[plan.Place][]providers.Thing{}, Unknown: map[plan.Place]string{}}
+	o := plan.Observation{Things: map[plan.Place][]providers.Thing{}, Unknown: map[plan.Place]string{}, Unsupported: map[plan.Place]string{}}
 	type seen struct {
 		at     plan.Place
 		things []providers.Thing
@@ -137,10 +137,13 @@ func (e *Engine) observe(ctx context.Context, set *providers.Set, at map[plan.Pl
 	}
 	go func() { wg.Wait(); close(results) }()
 	for s := range results {
-		if s.err != nil {
-			o.Unknown[s.at] = s.err.Error()
-		} else {
+		switch {
+		case s.err == nil:
 			o.Things[s.at] = s.things
+		case providers.ClassOf(s.err) == providers.Unsupported:
+			o.Unsupported[s.at] = s.err.Error()
+		default:
+			o.Unknown[s.at] = s.err.Error()
 		}
 		e.o.Emit(event.Observed{Scope: s.at.Scope, Kind: s.at.Kind, Things: len(s.things), Took: s.took, Err: s.err})
 	}

@@ -243,5 +243,8 @@ func Text(p *plan.Plan) string {
 	for _, u := range p.Unknown {
 		fmt.Fprintf(&b, "unknown: %s/%s: %s\n", u.Scope, u.Kind, u.Error)
 	}
+	for _, u := range p.Unsupported {
+		fmt.Fprintf(&b, "unsupported: %s/%s: %s\n", u.Scope, u.Kind, u.Error)
+	}
 	return b.String()
 }

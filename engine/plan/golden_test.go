@@ -92,7 +92,7 @@ func input(t *testing.T, ar *txtar.Archive) plan.Input {
 	s := enginetest.New()
 	in := plan.Input{
 		ID: "golden", Kinds: s.Kinds,
-		Observed: plan.Observation{Things: map[plan.Place][]providers.Thing{}, Unknown: map[plan.Place]string{}},
+		Observed: plan.Observation{Things: map[plan.Place][]providers.Thing{}, Unknown: map[plan.Place]string{}, Unsupported: map[plan.Place]string{}},
 		Traits: func(_, kind string) (providers.Traits, bool) {
 			if s.Kinds[kind].Node {
 				return fake.NodeTraits(), true
@@ -111,12 +111,12 @@ func input(t *testing.T, ar *txtar.Archive) plan.Input {
 	desired := map[string]json.RawMessage{}
 	observed := map[string]seen{}
 	recorded := map[string]remembered{}
-	var unknown map[string]string
+	var unknown, unsupported map[string]string
 	policy := schema.Policy{}
 	for _, f := range ar.Files {
 		into := map[string]any{
 			"desired.json": &desired, "observed.json": &observed, "recorded.json": &recorded,
-			"options.json": &in.Options, "unknown.json": &unknown, "policy.json": &policy, "plan.txt": nil,
+			"options.json": &in.Options, "unknown.json": &unknown, "unsupported.json": &unsupported, "policy.json": &policy, "plan.txt": nil,
 		}[f.Name]
 		if into == nil {
 			continue
@@ -157,10 +157,12 @@ func input(t *testing.T, ar *txtar.Archive) plan.Input {
 		in.Recorded = append(in.Recorded, rec)
 	}
 	slices.SortFunc(in.Recorded, func(a, b state.Record) int { return a.Ref.Compare(b.Ref) })
-	for key, why := range unknown {
-		scope, kind, _ := strings.Cut(key, "/")
-		in.Observed.Unknown[plan.Place{Scope: scope, Kind: kind}] = why
-		delete(in.Observed.Things, plan.Place{Scope: scope, Kind: kind})
+	for list, why := range map[*map[string]string]map[plan.Place]string{&unknown: in.Observed.Unknown, &unsupported: in.Observed.Unsupported} {
+		for key, text := range *list {
+			scope, kind, _ := strings.Cut(key, "/")
+			why[plan.Place{Scope: scope, Kind: kind}] = text
+			delete(in.Observed.Things, plan.Place{Scope: scope, Kind: kind})
+		}
 	}
 	return in
 }

@@ -19,6 +19,8 @@ type Place struct{ Scope, Kind string }
 type Observation struct {
 	Things  map[Place][]providers.Thing
 	Unknown map[Place]string // places that could not be seen whole, and why
+
+	Unsupported map[Place]string // places whose far side says that it does not know the kind
 }
 
 // Input is all that a plan is made of.

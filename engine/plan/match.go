@@ -7,6 +7,7 @@ import (
 	"converge.dev/converge/engine/secret/sealed"
 	"converge.dev/converge/providers"
 	"converge.dev/converge/schema"
+	"converge.dev/converge/state"
 )
 
 // lookAhead is how many incarnations beyond the recorded one are looked for when a record or a mark was lost.
@@ -115,6 +116,14 @@ func (m *maker) describe(it *item, at Place) error {
 	}
 	it.secretive = m.secretive[it.kind]
 	why, unknown := m.in.Observed.Unknown[at]
+	if said, ok := m.in.Observed.Unsupported[at]; ok {
+		if !m.recordedAt(at) {
+			it.unknown = true
+			m.plan.Unsupported = note(m.plan.Unsupported, Unknown{at.Scope, at.Kind, said})
+			return nil
+		}
+		unknown, why = true, "things of it are recorded, but: "+said // a wrong server, perhaps
+	}
 	if !unknown {
 		var served bool
 		it.traits, served = m.in.Traits(at.Scope, at.Kind)
@@ -128,12 +137,24 @@ func (m *maker) describe(it *item, at Place) error {
 	}
 	if unknown {
 		it.unknown = true
-		u := Unknown{Scope: at.Scope, Kind: at.Kind, Error: why}
-		if n := len(m.plan.Unknown); n == 0 || m.plan.Unknown[n-1] != u { // items come sorted by scope and kind
-			m.plan.Unknown = append(m.plan.Unknown, u)
-		}
+		m.plan.Unknown = note(m.plan.Unknown, Unknown{at.Scope, at.Kind, why})
 	}
 	return nil
+}
+
+// note adds a place once: items come sorted by scope and kind.
+func note(places []Unknown, u Unknown) []Unknown {
+	if n := len(places); n > 0 && places[n-1] == u {
+		return places
+	}
+	return append(places, u)
+}
+
+// recordedAt reports whether anything of a place is recorded as being there.
+func (m *maker) recordedAt(at Place) bool {
+	return slices.ContainsFunc(m.in.Recorded, func(r state.Record) bool {
+		return !r.Gone && r.Ref.Scope == at.Scope && r.Ref.Kind == at.Kind
+	})
 }
 
 func (m *maker) find(it *item, ids map[string]*providers.Thing, marked map[schema.Ref]*providers.Thing) *providers.Thing {

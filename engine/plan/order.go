@@ -57,11 +57,13 @@ func (m *maker) narrow() {
 		match := func(p string) bool { return Matches(p, r) }
 		return (len(m.in.Options.Target) == 0 || slices.ContainsFunc(m.in.Options.Target, match)) && !slices.ContainsFunc(m.in.Options.Exclude, match)
 	}
-	m.plan.Unknown = slices.DeleteFunc(m.plan.Unknown, func(u Unknown) bool {
-		return !slices.ContainsFunc(m.items, func(it *item) bool {
-			return it.ref.Scope == u.Scope && it.ref.Kind == u.Kind && asked(it.ref)
+	for _, places := range []*[]Unknown{&m.plan.Unknown, &m.plan.Unsupported} {
+		*places = slices.DeleteFunc(*places, func(u Unknown) bool {
+			return !slices.ContainsFunc(m.items, func(it *item) bool {
+				return it.ref.Scope == u.Scope && it.ref.Kind == u.Kind && asked(it.ref)
+			})
 		})
-	})
+	}
 	keep := make([]bool, len(steps))
 	for i := range keep {
 		keep[i] = true

@@ -62,6 +62,11 @@ type Plan struct {
 	Drift     []Drift   `json:"drift,omitempty"`
 	Unmanaged []Foreign `json:"unmanaged,omitempty"`
 	Unknown   []Unknown `json:"unknown,omitempty"`
+
+	// Unsupported lists declared kinds that the far side does not have, an older server for example. They are left out, and
+	// so is what refers to them; the rest goes on.
+	Unsupported []Unknown `json:"unsupported,omitempty"`
+
 	Refusals  []Refusal `json:"refusals,omitempty"` // why this plan may not be applied
 }
 
@@ -131,7 +136,7 @@ type Foreign struct {
 	Stray bool   `json:"stray,omitempty"` // bears this site's mark, yet is not recorded
 }
 
-// Unknown is a kind that could not be seen whole in a scope.
+// Unknown is a kind that could not be seen whole in a scope, and why.
 type Unknown struct {
 	Scope string `json:"scope"`
 	Kind  string `json:"kind"`

@@ -30,7 +30,7 @@ func DriftText(r *drift.Report, kinds schema.Kinds, s Style) string {
 	t.line("%s", t.paint(bold, summary))
 	t.drift(drifted)
 	t.foreign(append(append([]plan.Foreign{}, r.Foreign...), r.Strays...))
-	t.unknown(r.Unknown)
+	t.places("Unknown, so that nothing is decided about it:", r.Unknown)
 	return t.b.String()
 }
 

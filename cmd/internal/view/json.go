@@ -156,6 +156,12 @@ func (j *JSON) Plan(p *plan.Plan) {
 			"severity": "warning", "summary": at + " is unknown", "detail": u.Error, "address": at + "/*",
 		}})
 	}
+	for _, u := range p.Unsupported {
+		at := u.Scope + "/" + u.Kind
+		j.line("warn", "diagnostic", "Warning: "+at+" is not supported by the server", fields{"diagnostic": fields{
+			"severity": "warning", "summary": at + " is not supported by the server", "detail": u.Error, "address": at + "/*",
+		}})
+	}
 	for _, r := range p.Refusals {
 		d := fields{"severity": "error", "summary": "Refused: " + r.Reason, "detail": r.Remedy}
 		if !r.Ref.IsZero() {

@@ -35,6 +35,8 @@ func Summary(p *plan.Plan) string {
 			return "No plan: it is refused."
 		case len(p.Unknown) > 0:
 			return "No changes where the site could be seen. Some of it is unknown."
+		case len(p.Unsupported) > 0:
+			return fmt.Sprintf("No changes: %s as declared. The server does not support the rest.", count(p.Unchanged, "resource"))
 		case p.Destroy:
 			return "No changes. Nothing is recorded that could be destroyed."
 		}
@@ -58,7 +60,8 @@ func (t *planText) plan(p *plan.Plan) {
 	t.steps(p)
 	t.drift(p.Drift)
 	t.foreign(p.Unmanaged)
-	t.unknown(p.Unknown)
+	t.places("Unknown, so that nothing is decided about it:", p.Unknown)
+	t.places("Not supported by the server, and left out with all that refers to it:", p.Unsupported)
 	t.refusals(p.Refusals)
 	if !p.Empty() || strings.Count(t.b.String(), "\n") > 1 {
 		t.line("")
@@ -291,11 +294,11 @@ func (t *planText) foreign(things []plan.Foreign) {
 	}
 }
 
-func (t *planText) unknown(places []plan.Unknown) {
+func (t *planText) places(head string, places []plan.Unknown) {
 	if len(places) == 0 {
 		return
 	}
-	t.head("Unknown, so that nothing is decided about it:")
+	t.head("%s", head)
 	for _, u := range places {
 		t.line("%s %s/%s  %s", t.paint(yellow, "   ?"), clean(u.Scope), clean(u.Kind), clean(u.Error))
 	}

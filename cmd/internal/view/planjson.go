@@ -85,20 +85,21 @@ type importing struct {
 
 // planExtra is what converge knows beyond Terraform's keys.
 type planExtra struct {
-	Version   string         `json:"version"`
-	PlanID    string         `json:"plan_id"`
-	Site      schema.Site    `json:"site"`
-	Document  planSource     `json:"document"`
-	Destroy   bool           `json:"destroy"`
-	Steps     []planStep     `json:"steps"`
-	NoReturn  int            `json:"no_return"`
-	Approval  string         `json:"approval"`         // for -approve
-	Approvals []string       `json:"approvals_needed"` // addresses of what cannot be undone exactly
-	Counts    plan.Counts    `json:"counts"`
-	Unchanged int            `json:"unchanged"`
-	Unmanaged []plan.Foreign `json:"unmanaged"`
-	Unknown   []plan.Unknown `json:"unknown"`
-	Refusals  []plan.Refusal `json:"refusals"`
+	Version     string         `json:"version"`
+	PlanID      string         `json:"plan_id"`
+	Site        schema.Site    `json:"site"`
+	Document    planSource     `json:"document"`
+	Destroy     bool           `json:"destroy"`
+	Steps       []planStep     `json:"steps"`
+	NoReturn    int            `json:"no_return"`
+	Approval    string         `json:"approval"`         // for -approve
+	Approvals   []string       `json:"approvals_needed"` // addresses of what cannot be undone exactly
+	Counts      plan.Counts    `json:"counts"`
+	Unchanged   int            `json:"unchanged"`
+	Unmanaged   []plan.Foreign `json:"unmanaged"`
+	Unknown     []plan.Unknown `json:"unknown"`
+	Unsupported []plan.Unknown `json:"unsupported"`
+	Refusals    []plan.Refusal `json:"refusals"`
 }
 
 type planSource struct {
@@ -137,7 +138,7 @@ func PlanDocument(p *plan.Plan, o PlanOrigin) any {
 		Converge: planExtra{
 			Version: o.Converge, PlanID: o.Digest, Site: p.Site, Destroy: p.Destroy, Steps: []planStep{}, NoReturn: p.NoReturn, Approval: p.Approval(), Approvals: []string{},
 			Document: planSource{p.Revision, p.Site.Serial, p.Digest}, Counts: p.Counts(), Unchanged: p.Unchanged,
-			Unmanaged: list(p.Unmanaged), Unknown: list(p.Unknown), Refusals: list(p.Refusals),
+			Unmanaged: list(p.Unmanaged), Unknown: list(p.Unknown), Unsupported: list(p.Unsupported), Refusals: list(p.Refusals),
 		},
 	}
 	d.PriorState.Values.RootModule.Resources = []resourceValues{}
