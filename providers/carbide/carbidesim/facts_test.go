@@ -16,6 +16,7 @@ import (
 type facts struct {
 	Methods map[string]struct {
 		Principals []Role `json:"principals"`
+		Rest       string `json:"rest_snapshot"` // same, or absent
 	} `json:"methods"`
 	Rest struct {
 		Messages map[string]json.RawMessage `json:"messages"`

@@ -9,8 +9,17 @@ import (
 	"converge.dev/converge/providers/carbide/forge"
 )
 
-// newer holds the fields that the older generation of the service does not have.
+// newMethods are those that the older generation does not have.
+var newMethods = []string{
+	"CreateSpxPartition", "DeleteSpxPartition", "FindSpxPartitionIds", "FindSpxPartitionsByIds",
+	"CreateOperatingSystem", "UpdateOperatingSystem", "DeleteOperatingSystem", "FindOperatingSystemIds", "FindOperatingSystemsByIds",
+	"GetIpxeTemplate", "ListIpxeTemplates", "GetOperatingSystemCachableIpxeTemplateArtifacts", "UpdateOperatingSystemCachableIpxeTemplateArtifacts",
+}
+
+// newer holds the fields that the older generation of the service does not have, in messages that it has.
 var newer = map[protoreflect.FullName][]protoreflect.FieldNumber{
+	"forge.ExpectedHostNic":               {6},
+	"forge.ExpectedMachine":               {15, 16, 17},
 	"forge.InstanceConfig":                {25},
 	"forge.InstanceInterfaceConfig":       {11, 12},
 	"forge.InstanceNetworkConfig":         {2},

@@ -162,7 +162,7 @@ func (w *World) arrive(ctx context.Context, request any, info *grpc.UnaryServerI
 
 // carryOut runs a decoded call on the site.
 func (w *World) carryOut(ctx context.Context, request any, method string, handle grpc.UnaryHandler) (any, error) {
-	if slices.Contains(w.options.Unimplemented, method) {
+	if slices.Contains(w.options.Unimplemented, method) || w.options.Old && slices.Contains(newMethods, method) {
 		return nil, status.Errorf(codes.Unimplemented, "this site does not know %s", method)
 	}
 	message := request.(proto.Message)
