@@ -50,6 +50,13 @@ func (e *Engine) look(ctx context.Context, doc *schema.Document, strays bool) (p
 			}
 		})
 	}
+	for p := range places(refs) { // what refers to a thing decides whether it may be deleted
+		if k, _, ok := set.Find(p.Scope, p.Kind); ok && k.Traits.Orphans {
+			for _, r := range plan.Referrers(e.o.Kinds, p.Kind) {
+				at[plan.Place{Scope: p.Scope, Kind: r.Name}] = true
+			}
+		}
+	}
 	in.Observed = e.observe(ctx, set, at)
 	return in, ctx.Err()
 }

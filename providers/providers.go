@@ -74,6 +74,7 @@ type Thing struct {
 	Status  schema.Object // computed fields
 	Phase   Phase
 	Detail  string // why it is not ready, for people
+	Derived bool   // made by the far side itself as a part of something else, with which it comes and goes
 }
 
 // Phase is how far a thing has come.
@@ -188,6 +189,7 @@ type Traits struct {
 	Delete Mode // Versioned, or Blind where the far side checks nothing
 
 	Mark     bool          // the kind has a place for our mark
+	Orphans  bool          // Delete does not look whether anything still refers to the thing, and would leave that behind
 	Burned   bool          // an id cannot be used again after its thing was deleted
 	Eventual bool          // a list may lag behind a change
 	Late     time.Duration // longest time after which a call of unknown outcome may still have its effect

@@ -17,7 +17,8 @@
 // # Files
 //
 // forward.go and revert.go walk the plan; worker.go makes one call; judge.go compares what is there with what the call
-// expects; settle.go finds out about calls of unknown outcome; outcome.go writes the journal; end.go closes the run.
+// expects; orphans.go proves that nothing refers to what is deleted; settle.go finds out about calls of unknown outcome;
+// outcome.go writes the journal; end.go closes the run.
 package apply
 
 import (
@@ -151,6 +152,7 @@ type run struct {
 	notes   chan event.Event // from workers, emitted in order by the run's goroutine
 	flying  map[*plan.Step]time.Time
 	failed  map[int]int // steps that failed, by wave
+	census  census
 }
 
 // externalIDs maps refs to ids: those recorded, and those of the steps that tell the side of the plan that is meant.

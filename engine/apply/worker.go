@@ -54,8 +54,10 @@ type worker struct {
 	lost        bool          // undone create: nobody knows whether the thing was made
 	again       schema.Object // undone create of unknown outcome: what to create again until the answer is definite; nil: look only
 	quarantine  time.Time     // before which nothing may be deleted blindly
-	sent        bool          // the call was accepted: the secrets that never come back are as they were sent
-	touched     []string      // undone update: the fields that the step changed; what others changed meanwhile stays
+	referrers   []referrer    // kinds of which nothing may refer to what is deleted
+	census      *census
+	sent        bool     // the call was accepted: the secrets that never come back are as they were sent
+	touched     []string // undone update: the fields that the step changed; what others changed meanwhile stays
 	last        journal.Record
 	begun       time.Time
 }
@@ -91,6 +93,9 @@ func (r *run) worker(s *plan.Step, undo bool) *worker {
 	}
 	if w.action == plan.Delete && w.served.Traits.Delete == providers.Blind {
 		w.quarantine = r.Lock.Quarantine(w.served.Traits.Late)
+	}
+	if w.action == plan.Delete {
+		w.referrers, w.census = r.referrers(s.Ref, w.served), &r.census
 	}
 	w.mark = providers.Mark{Site: w.site, Ref: s.Ref, Incarnation: max(w.incarnation, 1)}
 	if undo && s.Action == plan.Update {
@@ -242,6 +247,11 @@ func (w *worker) act(ctx context.Context) result {
 					return w.failed(err)
 				}
 				continue // and look again
+			}
+			if w.action == plan.Delete {
+				if res, over := w.alone(ctx); over {
+					return res
+				}
 			}
 			if waited, err := w.linger(ctx); err != nil {
 				return w.failed(err)

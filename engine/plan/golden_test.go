@@ -90,14 +90,17 @@ func TestGolden(t *testing.T) {
 
 func input(t *testing.T, ar *txtar.Archive) plan.Input {
 	s := enginetest.New()
+	var orphans []string // kinds whose far side deletes what is still referred to
 	in := plan.Input{
 		ID: "golden", Kinds: s.Kinds,
 		Observed: plan.Observation{Things: map[plan.Place][]providers.Thing{}, Unknown: map[plan.Place]string{}, Unsupported: map[plan.Place]string{}},
 		Traits: func(_, kind string) (providers.Traits, bool) {
+			traits := fake.SiteTraits()
 			if s.Kinds[kind].Node {
-				return fake.NodeTraits(), true
+				traits = fake.NodeTraits()
 			}
-			return fake.SiteTraits(), true
+			traits.Orphans = slices.Contains(orphans, kind)
+			return traits, true
 		},
 	}
 	for _, scope := range []string{"site", "n1", "n2"} {
@@ -116,7 +119,7 @@ func input(t *testing.T, ar *txtar.Archive) plan.Input {
 	for _, f := range ar.Files {
 		into := map[string]any{
 			"desired.json": &desired, "observed.json": &observed, "recorded.json": &recorded,
-			"options.json": &in.Options, "unknown.json": &unknown, "unsupported.json": &unsupported, "policy.json": &policy, "plan.txt": nil,
+			"options.json": &in.Options, "unknown.json": &unknown, "unsupported.json": &unsupported, "policy.json": &policy, "orphans.json": &orphans, "plan.txt": nil,
 		}[f.Name]
 		if into == nil {
 			continue

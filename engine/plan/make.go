@@ -36,6 +36,7 @@ func Make(in Input) (*Plan, error) {
 		m.decide()
 		m.cascade()
 		m.emit()
+		m.orphans()
 		m.connect()
 	}
 	m.narrow()
@@ -50,8 +51,10 @@ type maker struct {
 	items []*item
 	byRef map[schema.Ref]*item
 	names map[Place]map[string]string // external id to name
-	at    map[schema.Ref]halves
-	plan  *Plan
+
+	owners map[*providers.Thing]*item // whose each thing is
+	at     map[schema.Ref]halves
+	plan   *Plan
 
 	secretive map[*schema.Kind]bool
 }

@@ -33,7 +33,7 @@ func (m *maker) match() error {
 		}
 		byID[at] = ids
 	}
-	taken := make(map[*providers.Thing]bool, len(m.items))
+	m.owners = make(map[*providers.Thing]*item, len(m.items))
 	for _, it := range m.items {
 		at := Place{it.ref.Scope, it.ref.Kind}
 		if err := m.describe(it, at); err != nil {
@@ -42,8 +42,8 @@ func (m *maker) match() error {
 		if it.unknown {
 			continue
 		}
-		if t := m.find(it, byID[at], marked); t != nil && !taken[t] {
-			it.thing, taken[t] = t, true
+		if t := m.find(it, byID[at], marked); t != nil && m.owners[t] == nil {
+			it.thing, m.owners[t] = t, it
 			if it.record == nil {
 				it.born = max(it.born, t.Mark.Incarnation)
 			}
@@ -51,11 +51,11 @@ func (m *maker) match() error {
 	}
 	for _, it := range m.items {
 		if it.desired != nil && it.thing == nil && !it.unknown && it.desired.Lifecycle.Adopt == schema.AdoptMatch {
-			m.adoptByName(it, taken)
+			m.adoptByName(it)
 		}
 	}
 	m.index()
-	m.foreign(taken)
+	m.foreign()
 	return nil
 }
 
@@ -208,21 +208,21 @@ func (m *maker) mayAdopt(it *item, t *providers.Thing) bool {
 }
 
 // adoptByName takes over the one unmarked thing that bears the resource's name, for kinds whose ids say nothing.
-func (m *maker) adoptByName(it *item, taken map[*providers.Thing]bool) {
+func (m *maker) adoptByName(it *item) {
 	if it.traits.ID != "" {
 		return
 	}
 	var found []*providers.Thing
 	things := m.in.Observed.Things[Place{it.ref.Scope, it.ref.Kind}]
 	for i := range things {
-		if t := &things[i]; t.Name == it.ref.Name && t.Mark.IsZero() && !taken[t] && t.Phase != providers.Leaving {
+		if t := &things[i]; t.Name == it.ref.Name && t.Mark.IsZero() && m.owners[t] == nil && t.Phase != providers.Leaving {
 			found = append(found, t)
 		}
 	}
 	switch len(found) {
 	case 0:
 	case 1:
-		it.thing, taken[found[0]] = found[0], true
+		it.thing, m.owners[found[0]] = found[0], it
 	default:
 		it.refused = true
 		m.refuse(it.ref, fmt.Sprintf("%d things of kind %s are called %s: it is not clear which to take over", len(found), it.kind.Name, it.ref.Name),
@@ -246,11 +246,11 @@ func (m *maker) index() {
 }
 
 // foreign lists what nobody declared.
-func (m *maker) foreign(taken map[*providers.Thing]bool) {
+func (m *maker) foreign() {
 	for at, things := range m.in.Observed.Things {
 		for i := range things {
 			t := &things[i]
-			if taken[t] || t.Phase == providers.Leaving {
+			if m.owners[t] != nil || t.Phase == providers.Leaving || t.Derived {
 				continue
 			}
 			if it := m.byRef[schema.Ref{Scope: at.Scope, Kind: at.Kind, Name: t.Name}]; it != nil && it.refused {

@@ -67,7 +67,7 @@ type Plan struct {
 	// so is what refers to them; the rest goes on.
 	Unsupported []Unknown `json:"unsupported,omitempty"`
 
-	Refusals  []Refusal `json:"refusals,omitempty"` // why this plan may not be applied
+	Refusals []Refusal `json:"refusals,omitempty"` // why this plan may not be applied
 }
 
 // A Step does one thing to one resource.

@@ -67,14 +67,15 @@ func (segments) thing(o *forge.NetworkSegment) providers.Thing {
 	put(spec, "subdomain_id", config.GetSubdomainId().GetValue())
 	name := cmp.Or(o.GetMetadata().GetName(), o.GetName())
 	stretches := slices.Contains(o.GetStatus().GetFlags(), forge.NetworkSegmentFlag_CAN_STRETCH)
+	linknet := strings.HasPrefix(name, linknetName) && !stretches
 	word, phase, detail := stateWords[state], phaseOf(state), ""
 	if phase != providers.Ready {
 		detail = word
 	}
 	return providers.Thing{
 		ID: o.GetId().GetValue(), Name: name, Spec: spec,
-		Status: schema.Object{"state": word, "linknet": strings.HasPrefix(name, linknetName) && !stretches},
-		Phase:  phase, Detail: detail,
+		Status: schema.Object{"state": word, "linknet": linknet}, Derived: linknet,
+		Phase: phase, Detail: detail,
 	}
 }
 

@@ -14,7 +14,7 @@ import (
 var keysetTraits = providers.Traits{
 	ID:     "{tenant}/{name}",
 	Create: providers.Conditional, Update: providers.Versioned, Delete: providers.Blind,
-	Late:       late,
+	Late: late, Orphans: true,
 	UndoCreate: providers.Exact, UndoUpdate: providers.Exact, UndoDelete: providers.Exact,
 	Reach: providers.ReachTenant,
 }

@@ -13,7 +13,7 @@ import (
 
 var vpcTraits = providers.Traits{
 	Create: providers.Conditional, Update: providers.Versioned, Delete: providers.Blind,
-	Mark: true, Burned: true, Late: late,
+	Mark: true, Burned: true, Orphans: true, Late: late,
 	UndoCreate: providers.Exact, UndoUpdate: providers.Exact, UndoDelete: providers.Replace,
 	Reach: providers.ReachTenant,
 }

@@ -1,0 +1,142 @@
+package apply
+
+import (
+	"context"
+	"fmt"
+	"strings"
+	"sync"
+	"time"
+
+	"converge.dev/converge/engine/event"
+	"converge.dev/converge/engine/plan"
+	"converge.dev/converge/providers"
+	"converge.dev/converge/schema"
+)
+
+// A census lists whole kinds for steps that have to prove that nothing refers to what they delete. Steps that begin at
+// about the same time share a list: one that was begun later than a step is new enough for it.
+type census struct {
+	mu    sync.Mutex
+	lists map[plan.Place]*list
+}
+
+type list struct {
+	begun  time.Time
+	done   chan struct{}
+	things []providers.Thing
+	err    error
+}
+
+// of gives all things of a place as they were at some time after since.
+func (c *census) of(ctx context.Context, at plan.Place, since time.Time, look func(context.Context) ([]providers.Thing, error)) ([]providers.Thing, error) {
+	c.mu.Lock()
+	l := c.lists[at]
+	if l == nil || l.begun.Before(since) {
+		l = &list{begun: time.Now(), done: make(chan struct{})}
+		if c.lists == nil {
+			c.lists = map[plan.Place]*list{}
+		}
+		c.lists[at] = l
+		c.mu.Unlock()
+		l.things, l.err = look(ctx)
+		close(l.done)
+		return l.things, l.err
+	}
+	c.mu.Unlock()
+	select {
+	case <-l.done:
+		return l.things, l.err
+	case <-ctx.Done():
+		return nil, context.Cause(ctx)
+	}
+}
+
+// A referrer is a kind whose things can refer to what a step deletes.
+type referrer struct {
+	at   plan.Place
+	kind *schema.Kind
+	far  providers.Kind
+	gone time.Duration // how long one of it may take to go
+}
+
+// referrers gives the kinds that have to be looked at before a thing is deleted; none where the far side looks itself.
+func (r *run) referrers(ref schema.Ref, served providers.Served) []referrer {
+	if !served.Traits.Orphans {
+		return nil
+	}
+	var found []referrer
+	for _, k := range plan.Referrers(r.Kinds, ref.Kind) {
+		if s, _, ok := r.Providers.Find(ref.Scope, k.Name); ok {
+			found = append(found, referrer{plan.Place{Scope: ref.Scope, Kind: k.Name}, k, s.Kind, s.Traits.GoneWithin})
+		}
+	}
+	return found
+}
+
+// bereft looks whether the delete would leave something behind. What is on its way out is only waited for; leaving names it.
+func (w *worker) bereft(ctx context.Context, since time.Time) (left, leaving []string, err error) {
+	for _, r := range w.referrers {
+		things, err := w.census.of(ctx, r.at, since, func(ctx context.Context) ([]providers.Thing, error) { return Look(ctx, r.far, nil, w.retry) })
+		switch {
+		case providers.ClassOf(err) == providers.Unsupported && err != nil:
+			continue // there can be none
+		case err != nil:
+			return nil, nil, err
+		}
+		for i := range things {
+			t := &things[i]
+			if !plan.Refers(r.kind, t.Spec, w.step.Ref.Kind, w.id) {
+				continue
+			}
+			name := fmt.Sprintf("%s %s (id %s)", r.kind.Name, t.Name, t.ID)
+			if t.Derived || t.Phase == providers.Leaving {
+				leaving = append(leaving, name)
+			} else {
+				left = append(left, name)
+			}
+		}
+	}
+	return left, leaving, nil
+}
+
+// alone waits until nothing refers to what is to be deleted. Over means that the call must not be made.
+func (w *worker) alone(ctx context.Context) (res result, over bool) {
+	limit, pause, since := time.Now().Add(w.patience()), w.retry.Poll, time.Now()
+	for len(w.referrers) > 0 {
+		left, leaving, err := w.bereft(ctx, since)
+		switch {
+		case err != nil:
+			return w.failed(fmt.Errorf("looking whether anything still refers to it: %w", err)), true
+		case len(left) > 0:
+			return w.refuse(w.conflict("the server would leave behind what still refers to it: " + brief(left))), true
+		case len(leaving) == 0:
+			return result{}, false
+		case time.Now().After(limit):
+			return w.refuse(w.conflict("what refers to it has not gone: " + brief(leaving))), true
+		}
+		w.note(event.Waiting, "still there: "+brief(leaving), 0)
+		if err := sleep(ctx, pause); err != nil {
+			return w.failed(err), true
+		}
+		pause, since = min(pause*2, 2*time.Second), time.Now()
+	}
+	return result{}, false
+}
+
+// patience is how long what refers to a thing may take to go: as long as the slowest of the kinds says.
+func (w *worker) patience() time.Duration {
+	longest := w.within()
+	for _, r := range w.referrers {
+		longest = max(longest, r.gone)
+	}
+	return longest
+}
+
+// brief names a few of many.
+func brief(names []string) string {
+	const shown = 5
+	if more := len(names) - shown; more > 0 {
+		return fmt.Sprintf("%s and %d more", strings.Join(names[:shown], ", "), more)
+	}
+	return strings.Join(names, ", ")
+}

@@ -1,0 +1,111 @@
+package plan
+
+import (
+	"fmt"
+	"slices"
+	"strings"
+
+	"converge.dev/converge/providers"
+	"converge.dev/converge/schema"
+)
+
+// Referrers gives the kinds that can refer to a kind, by name.
+func Referrers(kinds schema.Kinds, kind string) []*schema.Kind {
+	var found []*schema.Kind
+	for _, name := range kinds.Names() {
+		if slices.ContainsFunc(kinds[name].Fields, func(f schema.Field) bool { return refersTo(&f, kind) }) {
+			found = append(found, kinds[name])
+		}
+	}
+	return found
+}
+
+func refersTo(f *schema.Field, kind string) bool {
+	return f.Ref == kind || f.Elem != nil && refersTo(f.Elem, kind) ||
+		slices.ContainsFunc(f.Fields, func(c schema.Field) bool { return refersTo(&c, kind) })
+}
+
+// Refers reports whether a spec with external ids refers to the thing of a kind that has the given one.
+func Refers(k *schema.Kind, spec schema.Object, kind, id string) bool {
+	found := false
+	k.EachRef(spec.Clone(), func(to, value string) string {
+		found = found || to == kind && value == id
+		return value
+	})
+	return found
+}
+
+// orphans refuses to delete what something else still refers to, where the far side would not notice. What this plan
+// deletes too, or points elsewhere, is in nobody's way; package apply looks once more right before each such delete.
+func (m *maker) orphans() {
+	for i := range m.plan.Steps {
+		s := &m.plan.Steps[i]
+		if s.Action != Delete {
+			continue
+		}
+		traits, _ := m.in.Traits(s.Ref.Scope, s.Ref.Kind)
+		if !traits.Orphans {
+			continue
+		}
+		left, unseen := m.referrers(s)
+		switch {
+		case unseen != "":
+			m.refuse(s.Ref, "it would be deleted, and it is not known whether anything still refers to it: "+unseen,
+				"the server would leave such things behind for good; mend the connection, or set lifecycle.on_remove to \"forget\"")
+		case len(left) > 0:
+			m.refuse(s.Ref, "it would be deleted, but "+strings.Join(left, ", ")+" still "+plural(len(left), "refers", "refer")+" to it",
+				"the server would leave that behind for good; remove it first, or declare it and have it removed by the same plan")
+		}
+	}
+}
+
+// referrers names what would be left behind by a delete, or says what could not be seen.
+func (m *maker) referrers(s *Step) (left []string, unseen string) {
+	const shown = 5
+	for _, k := range Referrers(m.in.Kinds, s.Ref.Kind) {
+		at := Place{s.Ref.Scope, k.Name}
+		_, served := m.in.Traits(at.Scope, at.Kind)
+		things, seen := m.in.Observed.Things[at]
+		if _, never := m.in.Observed.Unsupported[at]; !served || never {
+			continue // there can be none
+		}
+		if !seen {
+			return nil, at.Scope + "/" + at.Kind + " could not be seen"
+		}
+		for i := range things {
+			t := &things[i]
+			if t.Derived || t.Phase == providers.Leaving || !Refers(k, t.Spec, s.Ref.Kind, s.ExternalID) || m.letsGo(m.owners[t], s) {
+				continue
+			}
+			if len(left) == shown {
+				return append(left, "and more"), ""
+			}
+			left = append(left, fmt.Sprintf("%s %s (id %s)", k.Name, t.Name, t.ID))
+		}
+	}
+	return left, ""
+}
+
+// letsGo reports whether a resource no longer refers to what a step deletes once its own steps are done.
+func (m *maker) letsGo(it *item, s *Step) bool {
+	if it == nil {
+		return false // nobody declared it
+	}
+	h, changes := m.at[it.ref]
+	switch {
+	case !changes:
+		return false
+	case it.desired == nil || h.remove >= 0:
+		return h.remove >= 0 && m.plan.Steps[h.remove].Action == Delete
+	case slices.Contains(it.desired.After, s.Ref):
+		return s.Replace
+	}
+	return h.make >= 0
+}
+
+func plural(n int, one, many string) string {
+	if n == 1 {
+		return one
+	}
+	return many
+}
