@@ -111,6 +111,7 @@ type Lifecycle struct {
 	OnRemove OnRemove `json:"on_remove,omitempty"` // what happens when it leaves the document
 	Ignore   []string `json:"ignore,omitempty"`    // paths below the resource that are never compared
 	Adopt    Adopt    `json:"adopt,omitempty"`     // whether an existing thing may be taken over
+	ID       string   `json:"id,omitempty"`        // external id of the thing to take over; empty: the one that matches
 }
 
 // OnRemove says what becomes of a thing whose resource has left the document.

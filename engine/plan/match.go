@@ -50,7 +50,11 @@ func (m *maker) match() error {
 		}
 	}
 	for _, it := range m.items {
-		if it.desired != nil && it.thing == nil && !it.unknown && it.desired.Lifecycle.Adopt == schema.AdoptMatch {
+		switch {
+		case it.desired == nil || it.thing != nil || it.unknown || it.refused:
+		case it.desired.Lifecycle.ID != "" && it.record == nil:
+			m.adoptByID(it, byID[Place{it.ref.Scope, it.ref.Kind}])
+		case it.desired.Lifecycle.Adopt == schema.AdoptMatch:
 			m.adoptByName(it)
 		}
 	}
@@ -205,6 +209,26 @@ func (m *maker) mayAdopt(it *item, t *providers.Thing) bool {
 	}
 	it.refused = true
 	return false
+}
+
+// adoptByID takes over the thing that the document names.
+func (m *maker) adoptByID(it *item, ids map[string]*providers.Thing) {
+	id := it.desired.Lifecycle.ID
+	t := ids[id]
+	reason := ""
+	switch {
+	case t == nil || t.Phase == providers.Leaving:
+		reason = "which is not there"
+	case m.owners[t] != nil:
+		reason = "which is " + m.owners[t].ref.String() + " already"
+	case !t.Mark.IsZero():
+		reason = fmt.Sprintf("which is marked as %s of site %s", t.Mark.Ref, t.Mark.Site)
+	default:
+		it.thing, m.owners[t] = t, it
+		return
+	}
+	it.refused = true
+	m.refuse(it.ref, fmt.Sprintf("lifecycle.id names the %s %s, %s", it.kind.Name, id, reason), "correct lifecycle.id, or leave it out to have the resource made")
 }
 
 // adoptByName takes over the one unmarked thing that bears the resource's name, for kinds whose ids say nothing.

@@ -214,6 +214,7 @@ func (r *resource) detach() {
 		onRemove, _ := l["on_remove"].(string)
 		adopt, _ := l["adopt"].(string)
 		r.Lifecycle.OnRemove, r.Lifecycle.Adopt = schema.OnRemove(onRemove), schema.Adopt(adopt)
+		r.Lifecycle.ID, _ = l["id"].(string)
 		r.Lifecycle.Ignore = stringsOf(l["ignore"])
 	}
 	if t, ok := r.Spec["timeouts"].(map[string]any); ok {

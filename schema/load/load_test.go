@@ -85,6 +85,7 @@ func TestDocument(t *testing.T) {
 site: serial: 42
 policy: max_destroy: "10%"
 toy: owner: acme: {}
+toy: thing: c: {owner: "0a1b2c3d-0000-4000-8000-00000000000f", lifecycle: id: "7"}
 toy: thing: {
 	b: {owner: "acme", tags: ["z", "a"], depends_on: ["site/toy.thing/a", "n2/toy.box/x"]}
 	a: {
@@ -117,6 +118,10 @@ nodes: n1: toy: box: y: {}
 		{
 			Ref: ref("site/toy.thing/b"), Spec: schema.Object{"owner": "acme", "size": int64(7), "tags": []any{"a", "z"}},
 			After: []schema.Ref{ref("site/toy.owner/acme"), ref("site/toy.thing/a"), ref("n2/toy.box/x")},
+		},
+		{ // refers to what no document declares, by its external id
+			Ref: ref("site/toy.thing/c"), Spec: schema.Object{"owner": "0a1b2c3d-0000-4000-8000-00000000000f", "size": int64(7)},
+			Lifecycle: schema.Lifecycle{ID: "7"},
 		},
 		{Ref: ref("n1/toy.box/y"), Spec: schema.Object{}},
 		{Ref: ref("n2/toy.box/x"), Spec: schema.Object{"thing": "a", "on": []any{"y"}}, After: []schema.Ref{ref("site/toy.thing/a"), ref("n2/toy.box/y")}},

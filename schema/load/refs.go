@@ -2,6 +2,7 @@ package load
 
 import (
 	"maps"
+	"regexp"
 	"slices"
 	"strconv"
 
@@ -28,7 +29,9 @@ func (st *site) refer(r *resource) {
 		r.After = append(r.After, ref)
 	}
 	r.kind.EachRef(r.Spec, func(kind, name string) string {
-		add(st.refTarget(r, kind, name))
+		if ref := st.refTarget(r, kind, name); !st.outside(ref) {
+			add(ref)
+		}
 		return name
 	})
 	for _, text := range r.depends {
@@ -41,6 +44,13 @@ func (st *site) refer(r *resource) {
 	}
 	r.After = schema.SortRefs(r.After)
 }
+
+// outside reports whether a reference names a thing that no document declares: by its external id, a UUID.
+func (st *site) outside(ref schema.Ref) bool {
+	return st.index[ref] == nil && uuidForm.MatchString(ref.Name)
+}
+
+var uuidForm = regexp.MustCompile("^[0-9a-f]{8}(-[0-9a-f]{4}){3}-[0-9a-f]{12}$")
 
 // eachValue visits every value of a spec that a field describes, parents first, in the order of names. The path is
 // below the resource and only valid during the call.

@@ -37,7 +37,7 @@ func checkReferences(st *site, p *reporter) {
 			}
 			ref := st.refTarget(r, f.Ref, name)
 			switch {
-			case st.index[ref] != nil:
+			case st.index[ref] != nil, st.outside(ref):
 			case p.full():
 				p.drop(Error)
 			default:
