@@ -55,7 +55,7 @@ func TestConstructs(t *testing.T) {
 		{name: "condition below", fields: `l?: [...{a!: "x" | "y", if a == "x" {b!: int}}]`, opaque: "comprehension"},
 		{name: "condition in a definition", fields: "l?: #L}\n#L: {a!: \"x\" | \"y\", if a == \"x\" {b!: int}", opaque: "comprehension"},
 		{name: "other field", fields: `low!: int, high!: int & >=low`, opaque: "the field low"},
-		{name: "other field in a text", fields: `a!: string, b!: =~"^\(a)$"`, opaque: "the field a"},
+		{name: "other field in a text", fields: `a!: "x" | "y", b!: ("x" | "y") & =~"^\(a)$"`, opaque: "the field a"},
 		{name: "let", fields: `let x = 5, a?: int & <x`, opaque: "let"},
 		{name: "alias", fields: `X=a?: int, b?: X`, opaque: "alias"},
 		{name: "label alias", fields: `m?: [N=string]: {name: N}`, opaque: "alias"},
