@@ -2,6 +2,7 @@ package engine
 
 import (
 	"context"
+	"fmt"
 	"sync"
 	"time"
 
@@ -29,7 +30,11 @@ func (e *Engine) look(ctx context.Context, doc *schema.Document, strays bool) (p
 	for i := range doc.Resources {
 		refs = append(refs, doc.Resources[i].Ref)
 	}
+	var live []schema.Ref
 	for i := range records {
+		if !records[i].Gone {
+			live = append(live, records[i].Ref)
+		}
 		if !records[i].Gone || strays {
 			refs = append(refs, records[i].Ref)
 		}
@@ -50,10 +55,19 @@ func (e *Engine) look(ctx context.Context, doc *schema.Document, strays bool) (p
 			}
 		})
 	}
-	for p := range places(refs) { // what refers to a thing decides whether it may be deleted
+	for p := range places(live) { // what refers to a thing decides whether it may be deleted
 		if k, _, ok := set.Find(p.Scope, p.Kind); ok && k.Traits.Orphans {
 			for _, r := range plan.Referrers(e.o.Kinds, p.Kind) {
 				at[plan.Place{Scope: p.Scope, Kind: r.Name}] = true
+			}
+		}
+	}
+	for i := range doc.Resources { // what the planner is to choose from
+		r := &doc.Resources[i]
+		for j := range e.o.Kinds[r.Ref.Kind].Fields {
+			f := &e.o.Kinds[r.Ref.Kind].Fields[j]
+			if _, stated := r.Spec[f.Name]; f.Choose != nil && !stated {
+				at[plan.Place{Scope: r.Ref.Scope, Kind: f.Choose.Kind}] = true
 			}
 		}
 	}
@@ -194,6 +208,44 @@ func (e *Engine) stale(ctx context.Context, set *providers.Set, p *plan.Plan, re
 		for _, s := range steps {
 			if d := e.changedSince(s, seen[s.ExternalID], names); d != "" {
 				ds = append(ds, event.Difference{Ref: s.Ref, Detail: d})
+			}
+		}
+	}
+	unfit, err := e.unfit(ctx, set, p)
+	return append(ds, unfit...), err
+}
+
+// unfit says which of the things that the plan has chosen can be chosen no more.
+func (e *Engine) unfit(ctx context.Context, set *providers.Set, p *plan.Plan) ([]event.Difference, error) {
+	ids := map[plan.Place][]string{}
+	for i := range p.Steps {
+		for _, c := range p.Steps[i].Chosen {
+			at := plan.Place{Scope: p.Steps[i].Ref.Scope, Kind: c.Kind}
+			ids[at] = append(ids[at], c.ID)
+		}
+	}
+	seen := map[plan.Place]map[string]*providers.Thing{}
+	for at, list := range ids {
+		served, _, _ := set.Find(at.Scope, at.Kind)
+		things, err := apply.Look(ctx, served.Kind, list, e.o.Retry)
+		if err != nil {
+			return nil, &UnknownError{Unknown: []plan.Unknown{{Scope: at.Scope, Kind: at.Kind, Error: err.Error()}}}
+		}
+		seen[at] = make(map[string]*providers.Thing, len(things))
+		for i := range things {
+			seen[at][things[i].ID] = &things[i]
+		}
+	}
+	var ds []event.Difference
+	for i := range p.Steps {
+		s := &p.Steps[i]
+		for _, c := range s.Chosen {
+			why := "it is gone"
+			if t := seen[plan.Place{Scope: s.Ref.Scope, Kind: c.Kind}][c.ID]; t != nil {
+				why = plan.Unfit(e.o.Kinds[s.Ref.Kind].Field(c.Field).Choose, t)
+			}
+			if why != "" {
+				ds = append(ds, event.Difference{Ref: s.Ref, Detail: fmt.Sprintf("the %s %s that was chosen for it cannot be had any more: %s", c.Kind, c.ID, why)})
 			}
 		}
 	}

@@ -46,8 +46,20 @@ type Field struct {
 	Set        bool    `json:"set,omitempty"`        // @set(): a list whose order means nothing
 	Key        string  `json:"key,omitempty"`        // @key(NAME): a list of structs told apart by that field; order means nothing
 	Disruption string  `json:"disruption,omitempty"` // @disruption(CLASS): what a change interrupts
+	Planning   bool    `json:"planning,omitempty"`   // @planning(): read by the planner alone, never compared
+	Choose     *Choice `json:"choose,omitempty"`     // @choose(KIND, …): the planner fills it in when the document does not
 	Fields     []Field `json:"fields,omitempty"`     // of a Struct, sorted by name
 	Elem       *Field  `json:"elem,omitempty"`       // of a List or Map
+}
+
+// A Choice says how the planner fills in a field that the document leaves out: with the external id of a thing of another
+// kind, in the same scope. No two things are given the same one.
+type Choice struct {
+	Kind   string   `json:"kind"`             // of what is chosen
+	Same   []string `json:"same,omitempty"`   // fields of both kinds: where the resource states one, the thing must have the same
+	Labels string   `json:"labels,omitempty"` // path of labels in the resource that the thing must carry
+	Unless []string `json:"unless,omitempty"` // fields of the thing that say, when they are there, why it cannot be chosen
+	Spread string   `json:"spread,omitempty"` // computed field of the thing: choose from where fewest of the like were chosen
 }
 
 // Field finds a top-level field of the kind by name; nil when there is none.

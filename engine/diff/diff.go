@@ -83,10 +83,13 @@ func (p *path) String() string {
 func (c *comparison) fields(fields []schema.Field, at *path, fl flags, want, have, recorded map[string]any) {
 	for i := range fields {
 		f := &fields[i]
-		if f.Computed {
+		if f.Computed || f.Planning {
 			continue
 		}
 		w, wok := want[f.Name]
+		if !wok && f.Choose != nil {
+			continue // what was chosen stays
+		}
 		if !wok {
 			if _, was := recorded[f.Name]; was {
 				if h, ok := have[f.Name]; ok && !empty(h) {
@@ -386,7 +389,7 @@ func merge(fields []schema.Field, want, have, recorded map[string]any) map[strin
 	out := make(map[string]any, len(have)+len(want))
 	for n, h := range have {
 		_, was := recorded[n]
-		if _, wanted := want[n]; was && !wanted {
+		if _, wanted := want[n]; was && !wanted && !chosen(fields, n) {
 			continue
 		}
 		out[n] = schema.Clone(h)
@@ -406,6 +409,12 @@ func merge(fields []schema.Field, want, have, recorded map[string]any) map[strin
 		out[n] = merge(f.Fields, wm, hm, rm)
 	}
 	return out
+}
+
+// chosen reports whether a field that the document leaves out stays as it is.
+func chosen(fields []schema.Field, name string) bool {
+	f := (&schema.Field{Fields: fields}).Field(name)
+	return f != nil && f.Choose != nil
 }
 
 // Prune gives spec without the paths in ignore, which name fields and map keys: labels.env. It copies what it changes.

@@ -35,6 +35,7 @@ func Make(in Input) (*Plan, error) {
 	} else {
 		m.decide()
 		m.cascade()
+		m.choose()
 		m.emit()
 		m.orphans()
 		m.connect()
@@ -78,6 +79,7 @@ type item struct {
 	changes     []diff.Change
 	replace     string // why it has to be replaced; empty: it has not
 	renewed     string // what it refers to and is replaced, in words; nothing else differs
+	chosen      []Chosen
 	refused     bool
 }
 
@@ -365,7 +367,13 @@ func (m *maker) emitCreate(it *item, incarnation int, reason string) {
 	}
 	s := m.step(it, Create, reason, it.traits.UndoCreate)
 	s.Before, s.Mark, s.Version = nil, providers.Mark{}, ""
-	s.After, s.Incarnation = it.desired.Spec, incarnation
+	s.After, s.Incarnation, s.Chosen = it.desired.Spec, incarnation, it.chosen
+	if len(it.chosen) > 0 {
+		s.After = s.After.Clone()
+		for _, c := range it.chosen {
+			s.After[c.Field] = c.ID
+		}
+	}
 	s.Leaves = it.traits.Delete == providers.Never
 	s.ExternalID = ExternalID(m.plan.Site.ID, it.traits, it.ref, incarnation, it.desired.Spec)
 	s.Record = m.record(it, s.ExternalID, incarnation)

@@ -99,6 +99,8 @@ type Step struct {
 	Prior  *state.Record `json:"prior,omitempty"`  // the record before the step
 	Record *state.Record `json:"record,omitempty"` // the record after the step, without run and time; nil: none
 
+	Chosen []Chosen `json:"chosen,omitempty"` // fields of After that the document left to the planner
+
 	Within time.Duration `json:"within,omitempty"` // longest wait for the result, after the call was accepted
 }
 

@@ -2,6 +2,7 @@ package carbide
 
 import (
 	"context"
+	"slices"
 	"strings"
 
 	"google.golang.org/protobuf/proto"
@@ -19,6 +20,9 @@ var machineTraits = providers.Traits{
 	UndoUpdate: providers.Exact,
 	Reach:      providers.ReachTenant,
 }
+
+// preventAllocations is the classification of alerts that keep instances off a machine.
+const preventAllocations = "PreventAllocations"
 
 // machineReady is the state of a host that can take an instance.
 const machineReady = "Ready"
@@ -57,6 +61,7 @@ func (machines) thing(o *forge.Machine) providers.Thing {
 		spec["maintenance"] = map[string]any{"reference": reference}
 	}
 	status := schema.Object{"state": o.GetState()}
+	put(status, "unavailable", unavailable(o))
 	put(status, "hw_sku", o.GetHwSku())
 	put(status, "rack", o.GetRackId().GetId())
 	putList(status, "alerts", list(o.GetHealth().GetAlerts(), func(a *forge.HealthProbeAlert) any { return a.GetId() }))
@@ -65,6 +70,19 @@ func (machines) thing(o *forge.Machine) providers.Thing {
 		ID: o.GetId().GetId(), Name: o.GetId().GetId(), Version: o.GetVersion(),
 		Spec: spec, Status: status, Phase: providers.Ready,
 	}
+}
+
+// unavailable says why the service would put no new instance on a machine; empty when it would.
+func unavailable(o *forge.Machine) string {
+	if state := o.GetState(); state != machineReady {
+		return "in state " + state
+	}
+	for _, a := range o.GetHealth().GetAlerts() {
+		if slices.Contains(a.GetClassifications(), preventAllocations) {
+			return "alert " + a.GetId()
+		}
+	}
+	return ""
 }
 
 func (machines) create(context.Context, *providers.Call) error { return errNone }

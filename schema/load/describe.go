@@ -153,6 +153,9 @@ func traits(f *schema.Field, m *member) (all []string) {
 	if f.Disruption != "" {
 		all = append(all, "a change disrupts: "+f.Disruption)
 	}
+	if f.Choose != nil {
+		all = append(all, "when left out, a free "+f.Choose.Kind+" is chosen")
+	}
 	if f.Secret {
 		all = append(all, "secret, never shown")
 	}

@@ -155,9 +155,11 @@ func annotate(f *schema.Field, a cue.Attribute) error {
 	}
 	want := 0
 	switch a.Name() {
+	case "choose":
+		return choose(f, args)
 	case "ref", "key", "disruption":
 		want = 1
-	case "immutable", "computed", "secret", "set":
+	case "immutable", "computed", "secret", "set", "planning":
 	default:
 		return fmt.Errorf("there is no such attribute%s", didYouMean(a.Name(), attributes))
 	}
@@ -171,6 +173,8 @@ func annotate(f *schema.Field, a cue.Attribute) error {
 		f.Computed = true
 	case "secret":
 		f.Secret = true
+	case "planning":
+		f.Planning = true
 	case "disruption":
 		f.Disruption = args[0]
 	case "set":
@@ -200,4 +204,30 @@ func annotate(f *schema.Field, a cue.Attribute) error {
 	return nil
 }
 
-var attributes = []string{"ref", "immutable", "computed", "secret", "set", "key", "disruption"}
+// choose notes how the planner fills in a field: @choose(KIND, same=FIELD, labels=PATH, unless=FIELD, spread=FIELD).
+func choose(f *schema.Field, args []string) error {
+	if f.Type != schema.String || len(args) == 0 {
+		return errors.New("want a kind, on a string")
+	}
+	f.Choose = &schema.Choice{Kind: args[0]}
+	for _, arg := range args[1:] {
+		key, value, _ := strings.Cut(arg, "=")
+		switch {
+		case value == "":
+			return fmt.Errorf("want %s=FIELD", key)
+		case key == "same":
+			f.Choose.Same = append(f.Choose.Same, value)
+		case key == "labels":
+			f.Choose.Labels = value
+		case key == "unless":
+			f.Choose.Unless = append(f.Choose.Unless, value)
+		case key == "spread":
+			f.Choose.Spread = value
+		default:
+			return fmt.Errorf("there is no %s", key)
+		}
+	}
+	return nil
+}
+
+var attributes = []string{"ref", "immutable", "computed", "secret", "set", "key", "disruption", "planning", "choose"}

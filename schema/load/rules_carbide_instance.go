@@ -57,6 +57,9 @@ func checkInstanceMachines(st *site, p *reporter) {
 	first := make(firstWith[string])
 	for r := range st.sound(carbideInstance) {
 		id := textOf(r.Spec, "machine")
+		if id == "" {
+			continue // the planner chooses one
+		}
 		if other := first.take(id, r); other != nil {
 			p.report(r, []string{"machine"}, "The machine carries %s already, and it carries one instance at a time. Choose another machine.", other.Ref)
 		}

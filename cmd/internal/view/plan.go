@@ -203,6 +203,9 @@ func (t *planText) step(s *plan.Step, width int, late bool) {
 	case s.Action == plan.Create || s.Action == plan.Update:
 		t.changes(s.Ref.Kind, s.Changes, s.Replace)
 	}
+	for _, c := range s.Chosen {
+		t.line("         %s", t.paint(dim, fmt.Sprintf("%s was chosen: %s", clean(c.Field), clean(c.Why))))
+	}
 }
 
 // fields shows what a new thing will be.

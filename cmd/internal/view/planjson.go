@@ -125,6 +125,7 @@ type planStep struct {
 	Deadline   string           `json:"deadline,omitempty"`
 	ExternalID string           `json:"external_id"`
 	Changes    []diff.Change    `json:"changes,omitempty"`
+	Chosen     []plan.Chosen    `json:"chosen,omitempty"` // what the document left to the planner, and why it was chosen
 }
 
 // PlanDocument gives a plan with the keys of Terraform's plan format; what only converge knows is under "converge".
@@ -193,7 +194,7 @@ func stepOf(s *plan.Step, kinds schema.Kinds) planStep {
 	out := planStep{
 		ID: s.ID, Address: s.Ref.String(), Action: s.Action, Replace: s.Replace, Reason: s.Reason, Wave: s.Wave, Turn: s.Stage,
 		DependsOn: list(s.Needs), Disruption: s.Disruption, Undo: s.Undo, Reversible: s.Undo.Reversible(), ExternalID: s.ExternalID,
-		Leaves: s.Leaves, Inverse: s.Inverse(),
+		Leaves: s.Leaves, Inverse: s.Inverse(), Chosen: s.Chosen,
 	}
 	if s.Within > 0 {
 		out.Deadline = s.Within.String()

@@ -1,0 +1,236 @@
+package plan
+
+import (
+	"cmp"
+	"fmt"
+	"maps"
+	"slices"
+	"strings"
+
+	"converge.dev/converge/engine/diff"
+	"converge.dev/converge/providers"
+	"converge.dev/converge/schema"
+)
+
+// A Chosen is a field that the document left to the planner, and what was chosen for it.
+type Chosen struct {
+	Field string `json:"field"`
+	Kind  string `json:"kind"`
+	ID    string `json:"id"`  // external id of the chosen thing, of the same scope as the step
+	Why   string `json:"why"` // in words
+}
+
+// Unfit says why a thing cannot be chosen, whoever asks; empty when it can. A plan asks when it is made and, because time
+// passes, once more before it is applied.
+func Unfit(c *schema.Choice, t *providers.Thing) string {
+	if t.Phase != providers.Ready {
+		return cmp.Or(t.Detail, "not ready")
+	}
+	return unfit(c, t.Spec, t.Status)
+}
+
+func unfit(c *schema.Choice, spec, status schema.Object) string {
+	for _, name := range c.Unless {
+		for _, fields := range []schema.Object{status, spec} {
+			if v, ok := fields[name]; ok {
+				if text, ok := v.(string); ok {
+					return text
+				}
+				return name
+			}
+		}
+	}
+	return ""
+}
+
+// A candidate is a thing that could be chosen.
+type candidate struct {
+	thing *providers.Thing
+	spec  schema.Object // as it will be after the plan, references as names
+	taken bool
+}
+
+// choose fills in, for all that is to be made, the fields that the document leaves to the planner. Equal inputs give equal
+// choices: resources choose in the order of their refs, each from where there are fewest of its like, and there the first
+// in the order of ids.
+func (m *maker) choose() {
+	pools := map[Place]*pool{}
+	for _, it := range m.items {
+		if it.desired == nil || it.unknown || it.refused || it.thing != nil && it.replace == "" {
+			continue
+		}
+		for i := range it.kind.Fields {
+			f := &it.kind.Fields[i]
+			if f.Choose == nil {
+				continue
+			}
+			if _, stated := it.desired.Spec[f.Name]; stated {
+				continue
+			}
+			at := Place{it.ref.Scope, f.Choose.Kind}
+			if pools[at] == nil {
+				pools[at] = m.pool(at, it.kind, f)
+			}
+			chosen, none := pools[at].choose(it, f)
+			if none != "" {
+				it.refused = true
+				m.refuse(it.ref, fmt.Sprintf("no %s can be chosen for its %s: %s", f.Choose.Kind, f.Name, none),
+					fmt.Sprintf("free one, change what it asks for, or name one in its %s", f.Name))
+				break
+			}
+			it.chosen = append(it.chosen, chosen)
+		}
+	}
+}
+
+// A pool is all things of a place from which one kind chooses.
+type pool struct {
+	unseen     string
+	candidates []candidate
+	used       map[string]map[string]int // how many of a kind of resource there are where: by what they ask for, by place
+}
+
+// pool looks at the candidates, and at what is taken: by what is there, by what the document names.
+func (m *maker) pool(at Place, user *schema.Kind, f *schema.Field) *pool {
+	p := &pool{used: map[string]map[string]int{}}
+	things, seen := m.in.Observed.Things[at]
+	if !seen {
+		p.unseen = cmp.Or(m.in.Observed.Unknown[at], m.in.Observed.Unsupported[at], "they were not observed")
+		return p
+	}
+	kind := m.in.Kinds[at.Kind]
+	byID := make(map[string]*candidate, len(things))
+	p.candidates = make([]candidate, len(things))
+	for i := range things {
+		t := &things[i]
+		spec := diff.Named(kind, t.Spec, m.namesIn(at.Scope))
+		if it := m.owners[t]; it != nil && it.desired != nil {
+			spec = diff.Merge(kind, it.desired.Spec, spec, recordedSpec(it))
+		}
+		p.candidates[i] = candidate{thing: t, spec: spec}
+		byID[t.ID] = &p.candidates[i]
+	}
+	slices.SortFunc(p.candidates, func(a, b candidate) int { return strings.Compare(a.thing.ID, b.thing.ID) })
+	for i := range p.candidates {
+		byID[p.candidates[i].thing.ID] = &p.candidates[i]
+	}
+	mine := Place{at.Scope, user.Name}
+	theirs := m.in.Observed.Things[mine]
+	for i := range theirs {
+		id, _ := theirs[i].Spec[f.Name].(string)
+		if c := byID[id]; c != nil {
+			c.taken = true
+			if it := m.owners[&theirs[i]]; it != nil && it.desired != nil && it.replace == "" {
+				p.count(it, f, c)
+			}
+		}
+	}
+	for _, it := range m.items {
+		if it.ref.Scope != mine.Scope || it.ref.Kind != mine.Kind || it.desired == nil || it.thing != nil && it.replace == "" {
+			continue
+		}
+		id, _ := it.desired.Spec[f.Name].(string)
+		if c := byID[id]; c != nil {
+			c.taken = true
+			p.count(it, f, c)
+		}
+	}
+	return p
+}
+
+// like tells resources that ask for the same from others.
+func like(it *item, f *schema.Field) string {
+	parts := make([]string, len(f.Choose.Same))
+	for i, name := range f.Choose.Same {
+		parts[i], _ = it.desired.Spec[name].(string)
+	}
+	return strings.Join(parts, "\x00")
+}
+
+func where(f *schema.Field, c *candidate) string {
+	s, _ := c.thing.Status[f.Choose.Spread].(string)
+	return s
+}
+
+func (p *pool) count(it *item, f *schema.Field, c *candidate) {
+	key := like(it, f)
+	if p.used[key] == nil {
+		p.used[key] = map[string]int{}
+	}
+	p.used[key][where(f, c)]++
+}
+
+// choose takes a candidate for a resource, or says why there is none.
+func (p *pool) choose(it *item, f *schema.Field) (chosen Chosen, none string) {
+	if p.unseen != "" {
+		return chosen, p.unseen
+	}
+	used := p.used[like(it, f)]
+	var best *candidate
+	fit, reasons := 0, map[string]int{}
+	for i := range p.candidates {
+		c := &p.candidates[i]
+		if why := p.unlike(it, f, c); why != "" {
+			reasons[why]++
+			continue
+		}
+		fit++
+		if best == nil || used[where(f, c)] < used[where(f, best)] {
+			best = c
+		}
+	}
+	if best == nil {
+		parts := make([]string, 0, len(reasons))
+		for _, why := range slices.Sorted(maps.Keys(reasons)) {
+			parts = append(parts, fmt.Sprintf("%d: %s", reasons[why], why))
+		}
+		return chosen, cmp.Or(strings.Join(parts, "; "), "there is none at all")
+	}
+	best.taken = true
+	why := fmt.Sprintf("one of %d that fit", fit)
+	if at := where(f, best); at != "" {
+		why = fmt.Sprintf("%s, %s %s, which has %d of its like", why, f.Choose.Spread, at, used[at])
+	}
+	p.count(it, f, best)
+	return Chosen{f.Name, f.Choose.Kind, best.thing.ID, why}, ""
+}
+
+// unlike says why a candidate does not do for a resource.
+func (p *pool) unlike(it *item, f *schema.Field, c *candidate) string {
+	for _, name := range f.Choose.Same {
+		want, stated := it.desired.Spec[name].(string)
+		if have, _ := c.spec[name].(string); stated && have != want {
+			return name + " is not " + want
+		}
+	}
+	labels, _ := c.spec["labels"].(map[string]any)
+	for key, want := range labelsOf(it.desired.Spec, f.Choose.Labels) {
+		if have, ok := labels[key]; !ok || have != want {
+			return fmt.Sprintf("label %s is not %q", key, want)
+		}
+	}
+	switch {
+	case c.taken:
+		return "taken"
+	case c.thing.Phase != providers.Ready:
+		return cmp.Or(c.thing.Detail, "not ready")
+	}
+	return unfit(f.Choose, c.spec, c.thing.Status)
+}
+
+// labelsOf gives the labels at a path of a spec, in the order of their keys.
+func labelsOf(spec schema.Object, path string) func(yield func(string, any) bool) {
+	var at any = map[string]any(spec)
+	for name := range strings.SplitSeq(path, ".") {
+		m, _ := at.(map[string]any)
+		at = m[name]
+	}
+	m, _ := at.(map[string]any)
+	return func(yield func(string, any) bool) {
+		for _, key := range slices.Sorted(maps.Keys(m)) {
+			if !yield(key, m[key]) {
+				return
+			}
+		}
+	}
+}

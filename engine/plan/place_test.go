@@ -1,0 +1,160 @@
+package plan_test
+
+import (
+	"fmt"
+	"strings"
+	"testing"
+
+	"converge.dev/converge/engine/plan"
+	"converge.dev/converge/providers"
+	"converge.dev/converge/providers/fake"
+	"converge.dev/converge/schema"
+	"converge.dev/converge/state"
+)
+
+// Rigs stand in bays, which appear by themselves.
+func placing(rigs map[string]schema.Object, bays []providers.Thing, there []providers.Thing) plan.Input {
+	kinds := schema.Kinds{
+		"far.bay": {Name: "far.bay", Fields: []schema.Field{
+			{Name: "labels", Type: schema.Map, Elem: &schema.Field{Type: schema.String}},
+			{Name: "repair", Type: schema.String},
+			{Name: "type", Type: schema.String},
+		}},
+		"far.rig": {Name: "far.rig", Fields: []schema.Field{
+			{Name: "bay", Type: schema.String, Immutable: true, Choose: &schema.Choice{
+				Kind: "far.bay", Same: []string{"type"}, Labels: "want.labels", Unless: []string{"broken", "repair"}, Spread: "row",
+			}},
+			{Name: "size", Type: schema.Int},
+			{Name: "type", Type: schema.String},
+			{Name: "want", Type: schema.Struct, Planning: true, Fields: []schema.Field{{Name: "labels", Type: schema.Map, Elem: &schema.Field{Type: schema.String}}}},
+		}},
+	}
+	in := plan.Input{
+		ID: "placing", Kinds: kinds, Document: &schema.Document{Site: schema.Site{Name: "test", ID: "5a2f8c1e-7b0d-4f3a-9c61-2e8d4b7a9f10"}},
+		Observed: plan.Observation{Things: map[plan.Place][]providers.Thing{{Scope: "site", Kind: "far.bay"}: bays, {Scope: "site", Kind: "far.rig"}: there}},
+		Traits:   func(string, string) (providers.Traits, bool) { return fake.SiteTraits(), true },
+		Options:  plan.Options{Unlimited: true},
+	}
+	for _, name := range []string{"a", "b", "c", "d", "e"} {
+		if spec, ok := rigs[name]; ok {
+			in.Document.Resources = append(in.Document.Resources, schema.Resource{Ref: schema.Ref{Scope: "site", Kind: "far.rig", Name: name}, Spec: spec})
+		}
+	}
+	return in
+}
+
+func bay(id, row, kind string, status ...string) providers.Thing {
+	t := providers.Thing{ID: id, Name: id, Spec: schema.Object{"type": kind}, Status: schema.Object{"row": row}, Phase: providers.Ready}
+	for _, s := range status {
+		key, value, _ := strings.Cut(s, "=")
+		switch {
+		case key == "broken":
+			t.Status[key] = value
+		case key == "repair":
+			t.Spec[key] = value
+		default:
+			t.Spec["labels"] = map[string]any{key: value}
+		}
+	}
+	return t
+}
+
+// chosen makes the plan and says which bay each rig got.
+func chosen(t *testing.T, in plan.Input) (string, *plan.Plan) {
+	t.Helper()
+	p, err := plan.Make(in)
+	if err != nil {
+		t.Fatal(err)
+	}
+	var lines []string
+	for _, s := range p.Steps {
+		if s.Action == plan.Create {
+			lines = append(lines, fmt.Sprintf("%s in %v", s.Ref.Name, s.After["bay"]))
+		}
+	}
+	for _, r := range p.Refusals {
+		lines = append(lines, r.Ref.Name+" refused: "+r.Reason)
+	}
+	return strings.Join(lines, "\n"), p
+}
+
+func TestChoicesSpread(t *testing.T) {
+	gpu := schema.Object{"type": "gpu"}
+	in := placing(map[string]schema.Object{"a": gpu, "b": gpu, "c": gpu, "d": {"type": "gpu", "bay": "r1-2"}, "e": {"type": "cpu"}},
+		[]providers.Thing{
+			bay("r3-1", "r3", "gpu", "broken=no power"), bay("r2-2", "r2", "gpu"), bay("r1-1", "r1", "gpu"), bay("r1-2", "r1", "gpu"),
+			bay("r2-1", "r2", "gpu"), bay("r3-2", "r3", "gpu", "repair=today"), bay("r1-9", "r1", "cpu"), bay("r4-1", "r4", "gpu"),
+		},
+		[]providers.Thing{{ID: "theirs", Name: "theirs", Spec: schema.Object{"bay": "r4-1", "type": "gpu"}, Phase: providers.Leaving}})
+	// d names one in r1, so the others begin in r2; r4 is taken, even by what is on its way out; r3 cannot be had.
+	want := "a in r2-1\nb in r1-1\nc in r2-2\nd in r1-2\ne in r1-9"
+	got, p := chosen(t, in)
+	if got != want {
+		t.Errorf("got\n%s\nwant\n%s", got, want)
+	}
+	for _, s := range p.Steps {
+		if s.Ref.Name == "a" && (len(s.Chosen) != 1 || s.Chosen[0].Why != "one of 3 that fit, row r2, which has 0 of its like" || s.Record.Spec["bay"] != nil) {
+			t.Errorf("a: %+v, recorded %v", s.Chosen, s.Record.Spec)
+		}
+	}
+	for range 3 {
+		if again, _ := chosen(t, in); again != got {
+			t.Fatalf("equal inputs give\n%s\nand\n%s", got, again)
+		}
+	}
+}
+
+func TestChoicesAreRefusedInWords(t *testing.T) {
+	in := placing(map[string]schema.Object{"a": {"type": "gpu", "want": map[string]any{"labels": map[string]any{"zone": "x"}}}},
+		[]providers.Thing{bay("1", "r", "gpu", "zone=x", "broken=no power"), bay("2", "r", "gpu", "zone=y"), bay("3", "r", "cpu", "zone=x"), bay("4", "r", "gpu", "zone=x")},
+		[]providers.Thing{{ID: "theirs", Spec: schema.Object{"bay": "4"}, Phase: providers.Ready}})
+	want := `a refused: no far.bay can be chosen for its bay: 1: label zone is not "x"; 1: no power; 1: taken; 1: type is not gpu`
+	if got, _ := chosen(t, in); got != want {
+		t.Errorf("got  %s\nwant %s", got, want)
+	}
+	delete(in.Observed.Things, plan.Place{Scope: "site", Kind: "far.bay"})
+	in.Observed.Unknown = map[plan.Place]string{{Scope: "site", Kind: "far.bay"}: "no answer"}
+	if got, _ := chosen(t, in); !strings.Contains(got, "no answer") {
+		t.Errorf("bays could not be seen: %s", got)
+	}
+}
+
+// What was chosen stays: it is no difference that the document does not name it, also when it did once.
+func TestChoicesStay(t *testing.T) {
+	for _, recorded := range []schema.Object{{"type": "gpu"}, {"type": "gpu", "bay": "1"}} {
+		in := placing(map[string]schema.Object{"a": {"type": "gpu", "want": map[string]any{"labels": map[string]any{"zone": "x"}}}},
+			[]providers.Thing{bay("1", "r", "gpu"), bay("2", "r", "gpu")},
+			[]providers.Thing{{ID: "id-a", Name: "a", Spec: schema.Object{"type": "gpu", "bay": "1"}, Phase: providers.Ready}})
+		ref := in.Document.Resources[0].Ref
+		in.Recorded = []state.Record{{Ref: ref, ID: "id-a", Incarnation: 1, Spec: recorded}}
+		_, p := chosen(t, in)
+		if len(p.Steps) > 1 || len(p.Steps) == 1 && p.Steps[0].Action != plan.Adopt || len(p.Refusals) > 0 {
+			t.Errorf("recorded %v: %+v %+v", recorded, p.Steps, p.Refusals)
+		}
+		in.Document.Resources[0].Spec["size"] = int64(2)
+		_, p = chosen(t, in)
+		if len(p.Steps) != 1 || p.Steps[0].Action != plan.Update || p.Steps[0].After["bay"] != "1" {
+			t.Errorf("recorded %v: an update of another field gives %+v", recorded, p.Steps)
+		}
+	}
+}
+
+// A bay that is declared counts as it will be, and is made so first.
+func TestChoicesSeeWhatThePlanChanges(t *testing.T) {
+	in := placing(map[string]schema.Object{"a": {"type": "gpu"}}, []providers.Thing{bay("1", "r", "cpu"), bay("2", "r", "gpu")}, nil)
+	declare := func(id string, spec schema.Object) {
+		ref := schema.Ref{Scope: "site", Kind: "far.bay", Name: "bay" + id}
+		in.Document.Resources = append([]schema.Resource{{Ref: ref, Spec: spec}}, in.Document.Resources...)
+		in.Recorded = append([]state.Record{{Ref: ref, ID: id, Incarnation: 1, Spec: schema.Object{}}}, in.Recorded...)
+	}
+	declare("2", schema.Object{"repair": "today"})
+	declare("1", schema.Object{"type": "gpu"})
+	got, p := chosen(t, in)
+	if got != "a in 1" {
+		t.Fatal(got)
+	}
+	made := p.Steps[len(p.Steps)-1]
+	if made.Ref.Name != "a" || len(made.Needs) != 1 || p.Steps[made.Needs[0]].Ref.Name != "bay1" {
+		t.Errorf("it does not wait for its bay: %+v", p.Steps)
+	}
+}
