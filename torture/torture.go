@@ -45,20 +45,25 @@ func Cover(tb testing.TB, what string, all []string) *Coverage {
 		c.count[name] = 0
 	}
 	tb.Cleanup(func() {
-		c.mu.Lock()
-		defer c.mu.Unlock()
-		var never []string
-		for name, n := range c.count {
-			if n == 0 {
-				never = append(never, name)
-			}
-		}
-		slices.Sort(never)
-		if len(never) > 0 && !tb.Skipped() {
+		if never := c.Missing(); len(never) > 0 && !tb.Skipped() {
 			tb.Errorf("%s never reached: %s", what, strings.Join(never, ", "))
 		}
 	})
 	return c
+}
+
+// Missing lists what was not reached yet. A test that meets things by chance goes on until there is nothing.
+func (c *Coverage) Missing() []string {
+	c.mu.Lock()
+	defer c.mu.Unlock()
+	var never []string
+	for name, n := range c.count {
+		if n == 0 {
+			never = append(never, name)
+		}
+	}
+	slices.Sort(never)
+	return never
 }
 
 // Reach counts one. A name that is not in the set is a mistake of the test.

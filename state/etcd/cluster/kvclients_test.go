@@ -36,6 +36,11 @@ func (o outcomes) reach(name string) {
 	}
 }
 
+// all waits until everything was reached: how much a slow machine gets done in a given time is chance.
+func (o outcomes) all(t *testing.T) {
+	poll(t, patience, func() bool { return len(o.must.Missing()) == 0 })
+}
+
 // A kvLoad is clients that read and write a few keys as fast as they can.
 type kvLoad struct {
 	history  *history
