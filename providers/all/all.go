@@ -8,6 +8,9 @@ import (
 	"errors"
 	"fmt"
 	"log/slog"
+	"maps"
+	"slices"
+	"strings"
 	"time"
 
 	"converge.dev/converge/providers"
@@ -146,4 +149,35 @@ func openOVS(ctx context.Context, o Options, scope string) (*providers.Provider,
 		return nil, fmt.Errorf("Open vSwitch of node %s is not configured; say where it is: nodes: {%s: {ovs: %q}}", scope, scope, ovs.DefaultEndpoint)
 	}
 	return ovs.Open(ctx, ovs.Options{Endpoint: endpoint, Node: scope, Site: o.Site.ID, Logger: o.Logger})
+}
+
+// Offers lists every provider that the configuration can reach, in every scope: what to open to see a whole site.
+func Offers(o Options) ([]Need, error) {
+	o.Config = o.Config.in(o.Dir)
+	if o.Config.Fake == nil {
+		var needs []Need
+		if o.Config.Carbide != nil {
+			needs = append(needs, Need{schema.ScopeSite, "carbide"})
+		}
+		for _, name := range slices.Sorted(maps.Keys(o.Config.Nodes)) {
+			if o.Config.Nodes[name].OVS != "" {
+				needs = append(needs, Need{name, "ovs"})
+			}
+		}
+		return needs, nil
+	}
+	w, err := fake.Open(o.Config.Fake.World, o.Kinds)
+	if err != nil {
+		return nil, fmt.Errorf("fake.world: %w", err)
+	}
+	var needs []Need
+	for _, scope := range w.Scopes() {
+		for _, kind := range o.Kinds.Names() {
+			provider, _, _ := strings.Cut(kind, ".")
+			if need := (Need{scope, provider}); o.Kinds[kind].Node == (scope != schema.ScopeSite) && !slices.Contains(needs, need) {
+				needs = append(needs, need)
+			}
+		}
+	}
+	return needs, w.Close()
 }

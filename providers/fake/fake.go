@@ -395,3 +395,16 @@ func (w *World) refs(from place, spec schema.Object) []target {
 	})
 	return to
 }
+
+// Scopes lists the scopes in which anything is, in order.
+func (w *World) Scopes() []string {
+	w.mu.Lock()
+	defer w.mu.Unlock()
+	scopes := map[string]bool{}
+	for at, things := range w.things {
+		if len(things) > 0 {
+			scopes[at.scope] = true
+		}
+	}
+	return slices.Sorted(maps.Keys(scopes))
+}

@@ -135,6 +135,9 @@ func (o *output) Write(b []byte) (int, error) {
 // print writes the result of a command.
 func (a *app) print(text string) { _, _ = io.WriteString(a.out, text) }
 
+// say writes beside the result, to those who look.
+func (a *app) say(text string) { _, _ = io.WriteString(a.err, text) }
+
 // groups of commands in the main help.
 const (
 	groupMain  = "main"
@@ -184,7 +187,7 @@ Both -flag and --flag are accepted.`,
 		}
 	}
 	add(groupMain, a.validateCommand(), a.planCommand(), a.applyCommand(), a.destroyCommand(), a.driftCommand())
-	add(groupLook, a.fmtCommand(), a.schemaCommand(), a.putCommand(), a.getCommand(), a.historyCommand(), a.diffCommand(), a.showCommand(), a.graphCommand())
+	add(groupLook, a.fmtCommand(), a.schemaCommand(), a.putCommand(), a.getCommand(), a.historyCommand(), a.diffCommand(), a.showCommand(), a.graphCommand(), a.importCommand())
 	add(groupRuns, a.runsCommand(), a.resumeCommand(), a.rollbackCommand())
 	add(groupState, a.stateCommand(), a.holdCommand(), a.releaseCommand(), a.freezeCommand(), a.lockCommand(), a.forceUnlockCommand(), a.auditCommand())
 	add(groupTools, a.devCommand(), a.versionCommand())

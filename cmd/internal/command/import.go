@@ -1,0 +1,190 @@
+package command
+
+import (
+	"context"
+	"fmt"
+	"os"
+	"path/filepath"
+	"slices"
+	"strings"
+
+	"github.com/google/uuid"
+	"github.com/spf13/cobra"
+
+	"converge.dev/converge/cmd/internal/view"
+	"converge.dev/converge/engine"
+	"converge.dev/converge/providers/all"
+	"converge.dev/converge/schema"
+	"converge.dev/converge/schema/load"
+)
+
+func (a *app) importCommand() *cobra.Command {
+	var discover bool
+	var kinds []string
+	var out string
+	c := &cobra.Command{
+		Use:   "import -discover [DOC...]",
+		Short: "Write what exists as a document",
+		Long: `Look at everything that the configured providers show, and write it as a document in
+CUE: what converge made under its names, and what it did not make with the lifecycle
+that takes it over. Nothing is changed. Put the parts that you want to manage into the
+site's document; the plan then says precisely what would change.
+
+With -out=DIR there is one file for each kind. What no document can describe, such as
+the site's own networks, is listed and left out. Secrets are never written: where one
+is set, the document names an environment variable to be filled.
+
+The site is that of DOC, or of the store; a new one gets a new id.`,
+		Example: `  converge import -discover
+  converge import -discover -kind=carbide.vpc -kind='carbide.network_*'
+  converge import -discover -out=site`,
+	}
+	c.Flags().BoolVar(&discover, "discover", false, "find all that exists")
+	c.Flags().StringArrayVar(&kinds, "kind", nil, "only this `kind` and what it refers to, with * for any text; may be repeated")
+	c.Flags().StringVar(&out, "out", "", "write files into this `dir`ectory, which is made")
+	c.RunE = func(c *cobra.Command, args []string) error {
+		if !discover {
+			return &view.Problem{
+				What: "import needs -discover",
+				Fix:  "A single thing is taken over by its resource: lifecycle: {adopt: \"match\"}, or lifecycle: {id: \"…\"} where its name is not enough.",
+			}
+		}
+		ctx := c.Context()
+		s, site, err := a.whose(ctx, args)
+		if err != nil {
+			return err
+		}
+		if site.ID == "" {
+			site.ID = uuid.NewString()
+			a.view.Note("The site has no document yet. The new id " + site.ID + " stands in what is written: keep it.")
+		}
+		survey, err := s.survey(ctx, site)
+		if err != nil {
+			return err
+		}
+		sch, err := a.schema()
+		if err != nil {
+			return err
+		}
+		finds, left := survey.Resources(sch.Kinds(), kinds, sch.Fits)
+		if err := a.writeFinds(site, finds, out); err != nil {
+			return err
+		}
+		unknown := survey.Unknown()
+		a.say(view.LeftoversText(left, unknown))
+		if len(unknown) > 0 {
+			return outcome(exitUnknown)
+		}
+		return nil
+	}
+	return c
+}
+
+// whose opens the store of a site, and says which one it is: that of the documents, else of the newest one in the store.
+func (a *app) whose(ctx context.Context, documents []string) (*session, schema.Site, error) {
+	if len(documents) > 0 {
+		doc, err := a.load(ctx, documents)
+		if err != nil {
+			return nil, schema.Site{}, err
+		}
+		s, err := a.open(ctx, doc, documents)
+		return s, doc.Site, err
+	}
+	s, err := a.open(ctx, nil, nil)
+	if err != nil {
+		return nil, schema.Site{}, err
+	}
+	site, err := s.identity(ctx)
+	return s, site, err
+}
+
+// survey looks at all that the configuration reaches.
+func (s *session) survey(ctx context.Context, site schema.Site) (*engine.Survey, error) {
+	e, err := s.engine()
+	if err != nil {
+		return nil, err
+	}
+	offers, err := all.Offers(all.Options{Config: s.conf.Config, Dir: s.conf.Dir(), Kinds: s.kinds})
+	if err == nil && len(offers) == 0 {
+		return nil, &view.Problem{What: "no provider is configured", Where: s.whereConfig()}
+	}
+	if err != nil {
+		return nil, &view.Problem{What: "the providers cannot be opened", Where: err.Error(), Fix: s.whereConfig(), Err: err}
+	}
+	needs := make([]engine.Need, len(offers))
+	for i, o := range offers {
+		needs[i] = engine.Need{Scope: o.Scope, Provider: o.Provider}
+	}
+	return e.Survey(ctx, site, needs)
+}
+
+// writeFinds prints the document, or writes a file for each kind.
+func (a *app) writeFinds(site schema.Site, finds []engine.Find, dir string) error {
+	written := make([]load.Written, len(finds))
+	for i, f := range finds {
+		written[i] = load.Written{Resource: f.Resource, Depends: f.Depends}
+		var lines []string
+		if !f.Managed {
+			lines = append(lines, "Exists as "+f.ID+"; nobody manages it yet.")
+		}
+		for _, path := range f.Secrets {
+			lines = append(lines, "Fill in where the secret "+path+" is found.")
+		}
+		written[i].Comment = strings.Join(lines, "\n")
+	}
+	switch {
+	case a.flags.json && dir == "":
+		a.print(string(load.WriteJSON(site, written)) + "\n")
+		return nil
+	case dir == "":
+		text, err := load.Write("", site, written)
+		a.print(string(text))
+		return err
+	}
+	if err := os.MkdirAll(dir, 0o755); err != nil {
+		return err
+	}
+	files := map[string][]load.Written{"site": nil}
+	for _, w := range written {
+		name := strings.ReplaceAll(w.Ref.Kind, ".", "_")
+		if w.Ref.Scope != schema.ScopeSite {
+			name = w.Ref.Scope + "_" + name
+		}
+		files[name] = append(files[name], w)
+	}
+	names := make([]string, 0, len(files))
+	for name, resources := range files {
+		of := schema.Site{}
+		if name == "site" {
+			of = site
+		}
+		text, err := load.Write("site", of, resources)
+		if err != nil {
+			return err
+		}
+		path := filepath.Join(dir, name+".cue")
+		if err := writeNew(path, text); err != nil {
+			return err
+		}
+		names = append(names, path)
+	}
+	slices.Sort(names)
+	a.say(fmt.Sprintf("Wrote %d resources into %s\n", len(finds), strings.Join(names, ", ")))
+	return nil
+}
+
+// writeNew writes a file, and never over another one.
+func writeNew(path string, data []byte) error {
+	f, err := os.OpenFile(path, os.O_WRONLY|os.O_CREATE|os.O_EXCL, 0o644)
+	if os.IsExist(err) {
+		return &view.Problem{What: path + " is there already", Fix: "Name another directory, or remove the file.", Err: err}
+	}
+	if err != nil {
+		return err
+	}
+	_, err = f.Write(data)
+	if cerr := f.Close(); err == nil {
+		err = cerr
+	}
+	return err
+}

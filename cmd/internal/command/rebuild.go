@@ -1,0 +1,77 @@
+package command
+
+import (
+	"slices"
+
+	"github.com/spf13/cobra"
+
+	"converge.dev/converge/cmd/internal/view"
+	"converge.dev/converge/state"
+)
+
+// rebuildBatch is how many records are written in one transaction.
+const rebuildBatch = 100
+
+func (a *app) stateRebuildCommand() *cobra.Command {
+	var dry bool
+	c := &cobra.Command{
+		Use:   "rebuild [DOC...]",
+		Short: "Record again what bears the mark of this site",
+		Long: `Look at everything that the configured providers show, and record what bears the mark
+of this site, or has an id that only this site gives, and is not recorded: after the
+store was lost, or lost some of it. Records that are there stay as they are.
+
+What the documents said of these things is not known any more, so drift shows nothing
+about them until the next apply, which compares the document with what is there. The
+site is that of DOC, or of the store. After the loss of a whole store say so as well:
+converge state restored.`,
+		Example: `  converge state rebuild -dry-run site.cue
+  converge state rebuild site.cue`,
+	}
+	c.Flags().BoolVar(&dry, "dry-run", false, "only say what would be done")
+	c.RunE = func(c *cobra.Command, args []string) error {
+		ctx := c.Context()
+		s, site, err := a.whose(ctx, args)
+		if err != nil {
+			return err
+		}
+		if site.ID == "" {
+			return &view.Problem{What: "the id of the site is not known", Fix: "Name the site's document, or any with the same site.id: converge state rebuild site.cue"}
+		}
+		return s.locked(ctx, "state rebuild", func(lock *state.Lock) error {
+			survey, err := s.survey(ctx, site)
+			if err != nil {
+				return err
+			}
+			records := survey.Rebuild(a.kinds)
+			refs := make([]string, len(records))
+			for i := range records {
+				refs[i] = records[i].Ref.String()
+			}
+			for part := range slices.Chunk(records, rebuildBatch) {
+				ops := make([]state.Op, len(part))
+				for i, r := range part {
+					ops[i] = s.store.RecordOp(r)
+				}
+				if dry {
+					break
+				}
+				if _, err := lock.Commit(ctx, nil, ops); err != nil {
+					return err
+				}
+			}
+			unknown := survey.Unknown()
+			if a.flags.json {
+				err = a.printJSON(map[string]any{"resources": nonNil(refs), "unknown": nonNil(unknown), "dry_run": dry})
+			} else {
+				a.print(view.RebuiltText(refs, dry))
+				a.say(view.LeftoversText(nil, unknown))
+			}
+			if err == nil && len(unknown) > 0 {
+				return outcome(exitUnknown)
+			}
+			return err
+		})
+	}
+	return c
+}

@@ -1,0 +1,459 @@
+package engine
+
+import (
+	"cmp"
+	"context"
+	"fmt"
+	"maps"
+	"path"
+	"slices"
+	"strings"
+
+	"converge.dev/converge/engine/diff"
+	"converge.dev/converge/engine/plan"
+	"converge.dev/converge/engine/secret/sealed"
+	"converge.dev/converge/providers"
+	"converge.dev/converge/schema"
+	"converge.dev/converge/state"
+)
+
+// A Survey is everything that the providers of a site show, with what is recorded about it.
+type Survey struct {
+	Site     schema.Site
+	Observed plan.Observation
+	Recorded []state.Record
+	Traits   func(scope, kind string) (providers.Traits, bool)
+}
+
+// Survey looks at every kind that the needs serve, and changes nothing.
+func (e *Engine) Survey(ctx context.Context, site schema.Site, needs []Need) (*Survey, error) {
+	records, err := e.o.Store.Records(ctx)
+	if err != nil {
+		return nil, err
+	}
+	if err := e.recall(ctx, records, nil); err != nil {
+		return nil, err
+	}
+	refs := make([]schema.Ref, len(needs))
+	for i, n := range needs {
+		refs[i] = schema.Ref{Scope: n.Scope, Kind: n.Provider + "."}
+	}
+	set, err := e.connect(ctx, site, refs)
+	if err != nil {
+		return nil, err
+	}
+	at := map[plan.Place]bool{}
+	set.Each(func(scope string, k providers.Served, _ *providers.Provider) {
+		at[plan.Place{Scope: scope, Kind: k.Name}] = true
+	})
+	s := &Survey{Site: site, Recorded: records, Observed: e.observe(ctx, set, at), Traits: func(scope, kind string) (providers.Traits, bool) {
+		k, _, ok := set.Find(scope, kind)
+		return k.Traits, ok
+	}}
+	for _, n := range needs { // what could not be opened shows nothing, which is not the same as being empty
+		if err := set.Failure(n.Scope, n.Provider); err != nil {
+			s.Observed.Unknown[plan.Place{Scope: n.Scope, Kind: n.Provider + ".*"}] = err.Error()
+		}
+	}
+	return s, ctx.Err()
+}
+
+// Unknown lists what could not be seen whole.
+func (s *Survey) Unknown() []plan.Unknown {
+	var list []plan.Unknown
+	for at, why := range s.Observed.Unknown {
+		list = append(list, plan.Unknown{Scope: at.Scope, Kind: at.Kind, Error: why})
+	}
+	slices.SortFunc(list, func(a, b plan.Unknown) int {
+		return cmp.Or(strings.Compare(a.Scope, b.Scope), strings.Compare(a.Kind, b.Kind))
+	})
+	return list
+}
+
+// A Find is an existing thing, written as a resource that would become it.
+type Find struct {
+	schema.Resource
+	ID      string // external id
+	Depends []schema.Ref
+	Managed bool     // recorded, or bears our mark
+	Secrets []string // fields whose secret has to be named by hand
+}
+
+// A Leftover is a thing that no resource can describe.
+type Leftover struct {
+	plan.Foreign
+	Reason string
+}
+
+// Resources writes what the survey saw as resources, for a document. Fits says whether a name and a spec are valid; what is
+// not is left over. Kinds are patterns of kinds to be kept, with what these refer to; without one all are.
+func (s *Survey) Resources(ks schema.Kinds, kinds []string, fits func(schema.Ref, schema.Object) error) (finds []Find, left []Leftover) {
+	n := s.name(ks, fits)
+	for _, at := range slices.SortedFunc(maps.Keys(s.Observed.Things), func(a, b plan.Place) int {
+		return schema.Ref{Scope: a.Scope, Kind: a.Kind}.Compare(schema.Ref{Scope: b.Scope, Kind: b.Kind})
+	}) {
+		traits, _ := s.Traits(at.Scope, at.Kind)
+		for i := range s.Observed.Things[at] {
+			t := &s.Observed.Things[at][i]
+			ref, ok := n.refs[t]
+			if !ok {
+				continue
+			}
+			f := s.find(ks[at.Kind], ref, t, n)
+			if !f.Managed && traits.Create == providers.Never && len(f.Spec) == 0 {
+				continue // it is there by itself, and nobody has said anything about it
+			}
+			if err := fits(ref, f.Spec); err != nil {
+				left = append(left, Leftover{plan.Foreign{Scope: at.Scope, Kind: at.Kind, ID: t.ID, Name: t.Name}, err.Error()})
+				continue
+			}
+			finds = append(finds, f)
+		}
+	}
+	slices.SortFunc(finds, func(a, b Find) int { return a.Ref.Compare(b.Ref) })
+	return keepKinds(finds, kinds), left
+}
+
+// keepKinds keeps the finds whose kind matches a pattern, and all that those need.
+func keepKinds(finds []Find, kinds []string) []Find {
+	if len(kinds) == 0 {
+		return finds
+	}
+	byRef := make(map[schema.Ref]*Find, len(finds))
+	for i := range finds {
+		byRef[finds[i].Ref] = &finds[i]
+	}
+	keep := map[schema.Ref]bool{}
+	var take func(schema.Ref)
+	take = func(r schema.Ref) {
+		if f := byRef[r]; f != nil && !keep[r] {
+			keep[r] = true
+			for _, need := range f.After {
+				take(need)
+			}
+		}
+	}
+	for _, f := range finds {
+		if slices.ContainsFunc(kinds, func(p string) bool { ok, err := path.Match(p, f.Ref.Kind); return ok && err == nil }) {
+			take(f.Ref)
+		}
+	}
+	return slices.DeleteFunc(finds, func(f Find) bool { return !keep[f.Ref] })
+}
+
+// find writes one thing as a resource.
+func (s *Survey) find(k *schema.Kind, ref schema.Ref, t *providers.Thing, n *naming) Find {
+	f := Find{Resource: schema.Resource{Ref: ref}, ID: t.ID, Managed: t.Mark.Site == s.Site.ID && !t.Mark.IsZero()}
+	spec := diff.Named(k, t.Spec, n.in(ref.Scope))
+	record := n.records[ref]
+	if record != nil && record.ID == t.ID {
+		f.Managed = true
+		f.Lifecycle.Protect, f.Lifecycle.OnRemove = record.Protect, record.OnRemove
+		f.Depends = record.After
+		if record.Run != "" { // a run wrote it; one that was made from marks states nothing
+			spec = stated(k.Fields, spec, record.Spec)
+		}
+		for i := range k.Fields { // what only the planner reads, and what it chose, stand in the record alone
+			name := k.Fields[i].Name
+			stated, ok := record.Spec[name]
+			switch {
+			case k.Fields[i].Planning && ok:
+				spec[name] = stated
+			case k.Fields[i].Choose != nil && !ok:
+				delete(spec, name)
+			case ok && sealed.Within(stated) && spec[name] == nil: // it never comes back
+				spec[name] = schema.Clone(stated)
+			}
+		}
+	} else if !f.Managed {
+		f.Lifecycle.Adopt = schema.AdoptMatch
+		if t.Name != ref.Name || n.ambiguous[t] {
+			f.Lifecycle.ID = t.ID
+		}
+	}
+	spec, f.Secrets = secretPlaces(k, ref, spec, record)
+	k.EachRef(spec, func(kind, name string) string {
+		r := schema.Ref{Scope: schema.ScopeSite, Kind: kind, Name: name}
+		if _, here := n.used[schema.Ref{Scope: ref.Scope, Kind: kind, Name: name}]; here {
+			r.Scope = ref.Scope
+		}
+		f.After = append(f.After, r)
+		return name
+	})
+	f.After = schema.SortRefs(f.After)
+	f.Depends = slices.DeleteFunc(slices.Clone(f.Depends), func(r schema.Ref) bool { return slices.Contains(f.After, r) || n.used[r] == nil })
+	f.After = schema.SortRefs(append(f.After, f.Depends...))
+	f.Spec = terse(k.Fields, spec)
+	return f
+}
+
+// stated keeps of what was seen what the document had stated: the rest is the far side's business.
+func stated(fields []schema.Field, seen, said map[string]any) map[string]any {
+	out := make(map[string]any, len(said))
+	for name, s := range said {
+		v, ok := seen[name]
+		if !ok {
+			continue
+		}
+		f := (&schema.Field{Fields: fields}).Field(name)
+		if m, isMap := v.(map[string]any); isMap && f != nil && !f.Secret {
+			if sm, ok := s.(map[string]any); ok {
+				v = stated(f.Fields, m, sm)
+			}
+		}
+		out[name] = v
+	}
+	return out
+}
+
+// secretPlaces puts in the place of every secret where it is found: as recorded, or under a name that is made up and has to
+// be filled by hand. Those are listed, as paths.
+func secretPlaces(k *schema.Kind, ref schema.Ref, spec schema.Object, record *state.Record) (_ schema.Object, made []string) {
+	known := map[string]any{}
+	if record != nil {
+		_, _ = sealed.Each(k, record.Spec, func(path string, v any) (any, error) {
+			if m, ok := v.(map[string]any); ok && m["from"] != nil {
+				known[path] = m["from"]
+			}
+			return v, nil
+		})
+	}
+	spec, _ = sealed.Each(k, spec, func(path string, v any) (any, error) { // visit never fails
+		from, ok := known[path]
+		if sealed.Digest(v) == "" && !ok {
+			return nil, nil // none is set
+		}
+		if !ok {
+			made = append(made, path)
+			from = "env:" + strings.Trim(strings.Map(func(r rune) rune {
+				if r >= 'A' && r <= 'Z' || r >= '0' && r <= '9' {
+					return r
+				}
+				return '_'
+			}, strings.ToUpper(ref.Name+"_"+path)), "_")
+		}
+		return map[string]any{"from": from}, nil
+	})
+	for name, v := range spec {
+		if v == nil {
+			delete(spec, name)
+		}
+	}
+	return spec, made
+}
+
+// terse leaves out what the schema fills in by itself.
+func terse(fields []schema.Field, spec map[string]any) map[string]any {
+	out := make(map[string]any, len(spec))
+	for name, v := range spec {
+		f := (&schema.Field{Fields: fields}).Field(name)
+		if f == nil {
+			out[name] = v
+			continue
+		}
+		if f.Default != nil && diff.Same(schema.Object{"": f.Default}, schema.Object{"": v}) {
+			continue
+		}
+		out[name] = terseValue(f, v)
+	}
+	return out
+}
+
+func terseValue(f *schema.Field, v any) any {
+	switch v := v.(type) {
+	case map[string]any:
+		if f.Type == schema.Struct {
+			return terse(f.Fields, v)
+		}
+	case []any:
+		if f.Elem != nil && f.Elem.Type == schema.Struct {
+			out := make([]any, len(v))
+			for i := range v {
+				out[i] = terseValue(f.Elem, v[i])
+			}
+			return out
+		}
+	}
+	return v
+}
+
+// A naming gives each thing the ref under which a document would declare it.
+type naming struct {
+	refs      map[*providers.Thing]schema.Ref
+	used      map[schema.Ref]*providers.Thing
+	names     map[plan.Place]map[string]string // external id to name
+	ambiguous map[*providers.Thing]bool        // its name does not say which thing is meant
+	records   map[schema.Ref]*state.Record
+}
+
+func (n *naming) in(scope string) diff.Names {
+	return func(kind, id string) string {
+		for _, s := range []string{scope, schema.ScopeSite} {
+			if name, ok := n.names[plan.Place{Scope: s, Kind: kind}][id]; ok {
+				return name
+			}
+		}
+		return id
+	}
+}
+
+// name names all things: as recorded, as marked, or as they are called over there. Two of one name get different ones.
+func (s *Survey) name(ks schema.Kinds, fits func(schema.Ref, schema.Object) error) *naming {
+	n := &naming{
+		refs: map[*providers.Thing]schema.Ref{}, used: map[schema.Ref]*providers.Thing{}, names: map[plan.Place]map[string]string{},
+		ambiguous: map[*providers.Thing]bool{}, records: map[schema.Ref]*state.Record{},
+	}
+	recorded := map[plan.Place]map[string]schema.Ref{}
+	for i := range s.Recorded {
+		r := &s.Recorded[i]
+		if r.Gone {
+			continue
+		}
+		at := plan.Place{Scope: r.Ref.Scope, Kind: r.Ref.Kind}
+		if recorded[at] == nil {
+			recorded[at] = map[string]schema.Ref{}
+		}
+		recorded[at][r.ID], n.records[r.Ref] = r.Ref, r
+	}
+	give := func(at plan.Place, t *providers.Thing, ref schema.Ref) {
+		n.refs[t], n.used[ref] = ref, t
+		if n.names[at] == nil {
+			n.names[at] = map[string]string{}
+		}
+		n.names[at][t.ID] = ref.Name
+	}
+	for at, things := range s.Observed.Things {
+		traits, _ := s.Traits(at.Scope, at.Kind)
+		for i := range things { // first those whose name is settled
+			t := &things[i]
+			ref, known := recorded[at][t.ID]
+			if !known && t.Mark.Site == s.Site.ID && t.Mark.Ref.Scope == at.Scope && t.Mark.Ref.Kind == at.Kind {
+				ref, known = t.Mark.Ref, true
+			}
+			if known && n.used[ref] == nil {
+				give(at, t, ref)
+			}
+		}
+		order := make([]*providers.Thing, 0, len(things))
+		called := map[string]int{}
+		for i := range things {
+			t := &things[i]
+			if _, done := n.refs[t]; !done && t.Phase != providers.Leaving && !t.Derived && (t.Mark.IsZero() || t.Mark.Site == s.Site.ID) {
+				order = append(order, t)
+			}
+			called[t.Name]++
+		}
+		slices.SortFunc(order, func(a, b *providers.Thing) int {
+			return cmp.Or(strings.Compare(a.Name, b.Name), strings.Compare(a.ID, b.ID))
+		})
+		for _, t := range order {
+			n.ambiguous[t] = called[t.Name] > 1
+			give(at, t, n.free(at, t, ks[at.Kind], traits, s.Site.ID))
+		}
+	}
+	return n
+}
+
+// free finds a name that nothing of the place has.
+func (n *naming) free(at plan.Place, t *providers.Thing, k *schema.Kind, traits providers.Traits, site string) schema.Ref {
+	name := cmp.Or(t.Name, t.ID)
+	if traits.ID != "" { // the id is made of the name, and perhaps of fields
+		for _, try := range []string{t.Name, t.ID, path.Base(t.ID)} {
+			if plan.ExternalID(site, traits, schema.Ref{Name: try}, 1, t.Spec) == t.ID {
+				name = try
+				break
+			}
+		}
+	} else {
+		name = strings.Trim(strings.Map(func(r rune) rune {
+			switch {
+			case r >= 'a' && r <= 'z', r >= 'A' && r <= 'Z', r >= '0' && r <= '9', r == '.', r == '_', r == '-':
+				return r
+			}
+			return '-'
+		}, name), "-._")
+		if len(name) < 2 {
+			_, noun, _ := strings.Cut(k.Name, ".")
+			name = strings.TrimSuffix(noun+"-"+name, "-")
+		}
+	}
+	ref := schema.Ref{Scope: at.Scope, Kind: at.Kind, Name: name}
+	for i := 2; n.used[ref] != nil; i++ {
+		ref.Name = fmt.Sprintf("%s-%d", name, i)
+	}
+	return ref
+}
+
+// Rebuild makes the records of what bears this site's mark, or has an id that only this site gives, and is not recorded. What
+// the document said of it is lost, so the records state nothing: the next plan compares with the document alone. The
+// newest incarnation of a resource counts; older ones stay strays.
+func (s *Survey) Rebuild(ks schema.Kinds) []state.Record {
+	known := map[schema.Ref]bool{}
+	ids := map[plan.Place]map[string]bool{}
+	for _, r := range s.Recorded {
+		if r.Gone {
+			continue
+		}
+		at := plan.Place{Scope: r.Ref.Scope, Kind: r.Ref.Kind}
+		if ids[at] == nil {
+			ids[at] = map[string]bool{}
+		}
+		known[r.Ref], ids[at][r.ID] = true, true
+	}
+	found := map[schema.Ref]state.Record{}
+	for at, things := range s.Observed.Things {
+		traits, _ := s.Traits(at.Scope, at.Kind)
+		for i := range things {
+			t := &things[i]
+			ref, incarnation, ours := s.ours(at, t, traits)
+			if !ours || known[ref] || ids[at][t.ID] || t.Phase == providers.Leaving || found[ref].Incarnation >= incarnation {
+				continue
+			}
+			found[ref] = state.Record{Ref: ref, ID: t.ID, Incarnation: incarnation, Spec: schema.Object{}}
+		}
+	}
+	names := map[plan.Place]map[string]string{}
+	for _, r := range slices.Concat(s.Recorded, slices.Collect(maps.Values(found))) {
+		at := plan.Place{Scope: r.Ref.Scope, Kind: r.Ref.Kind}
+		if names[at] == nil {
+			names[at] = map[string]string{}
+		}
+		names[at][r.ID] = r.Ref.Name
+	}
+	records := slices.SortedFunc(maps.Values(found), func(a, b state.Record) int { return a.Ref.Compare(b.Ref) })
+	for i := range records {
+		r := &records[i]
+		things := s.Observed.Things[plan.Place{Scope: r.Ref.Scope, Kind: r.Ref.Kind}]
+		t := &things[slices.IndexFunc(things, func(t providers.Thing) bool { return t.ID == r.ID })]
+		ks[r.Ref.Kind].EachRef(t.Spec.Clone(), func(kind, id string) string {
+			for _, scope := range []string{r.Ref.Scope, schema.ScopeSite} {
+				if name, ok := names[plan.Place{Scope: scope, Kind: kind}][id]; ok {
+					r.After = append(r.After, schema.Ref{Scope: scope, Kind: kind, Name: name})
+					break
+				}
+			}
+			return id
+		})
+		r.After = schema.SortRefs(r.After)
+	}
+	return records
+}
+
+// ours says which incarnation of which resource a thing is: by its mark, or, where the kind has no place for one, by an id
+// that follows from this site, the thing's name and the incarnation.
+func (s *Survey) ours(at plan.Place, t *providers.Thing, traits providers.Traits) (ref schema.Ref, incarnation int, ok bool) {
+	if traits.Mark {
+		m := t.Mark
+		return m.Ref, m.Incarnation, m.Site == s.Site.ID && !m.IsZero() && m.Ref.Scope == at.Scope && m.Ref.Kind == at.Kind
+	}
+	ref = schema.Ref{Scope: at.Scope, Kind: at.Kind, Name: t.Name}
+	for i := 1; traits.ID == "" && i <= incarnations; i++ {
+		if plan.ExternalID(s.Site.ID, traits, ref, i, t.Spec) == t.ID {
+			return ref, i, true
+		}
+	}
+	return ref, 0, false
+}
+
+// incarnations is how many of them are tried to find out whose an unmarked thing is.
+const incarnations = 64

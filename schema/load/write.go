@@ -1,0 +1,159 @@
+package load
+
+import (
+	"bytes"
+	"fmt"
+	"maps"
+	"slices"
+	"strings"
+
+	"cuelang.org/go/cue/ast"
+	"cuelang.org/go/cue/format"
+	"cuelang.org/go/cue/token"
+	"cuelang.org/go/encoding/json"
+
+	"converge.dev/converge/schema"
+)
+
+// Fits reports what is wrong with a resource by itself: its name, or its spec. References are not followed.
+func (s *Schema) Fits(ref schema.Ref, spec schema.Object) error {
+	k := s.kinds[ref.Kind]
+	if k == nil {
+		return fmt.Errorf("%s", unknown("kind", ref.Kind, s.Kinds().Names()))
+	}
+	if v := s.checkName(&k.Kind, ref.Name); v != nil {
+		return fmt.Errorf("%s", v.Detail)
+	}
+	for _, v := range s.checkResource(&k.Kind, spec.Clone()) {
+		return fmt.Errorf("%s: %s", strings.Join(v.Path, "."), v.Detail)
+	}
+	return nil
+}
+
+// A Written is a resource to be written into a document.
+type Written struct {
+	schema.Resource
+	Depends []schema.Ref // of After, what the spec does not refer to
+	Comment string       // stands above it; may have several lines
+}
+
+// Write gives resources as a document in CUE, or as a part of one. A site that is not zero is stated with the version of the
+// schema; a pack, when it is not empty, is the package clause.
+func Write(pack string, site schema.Site, resources []Written) ([]byte, error) {
+	file := &ast.File{}
+	if pack != "" {
+		file.Decls = append(file.Decls, &ast.Package{Name: ast.NewIdent(pack)})
+	}
+	if site != (schema.Site{}) {
+		file.Decls = append(file.Decls,
+			&ast.Field{Label: ast.NewIdent("apiVersion"), Value: ast.NewString(schema.APIVersion)},
+			&ast.Field{Label: ast.NewIdent("site"), Value: ast.NewStruct("name", ast.NewString(site.Name), "id", ast.NewString(site.ID))})
+	}
+	written := slices.Clone(resources)
+	slices.SortFunc(written, func(a, b Written) int { return a.Ref.Compare(b.Ref) })
+	for i := 0; i < len(written); {
+		group := i
+		for i < len(written) && written[i].Ref.Scope == written[group].Ref.Scope && written[i].Ref.Kind == written[group].Ref.Kind {
+			i++
+		}
+		field, err := kindField(written[group:i])
+		if err != nil {
+			return nil, err
+		}
+		file.Decls = append(file.Decls, field)
+	}
+	return format.Node(file, format.Simplify())
+}
+
+// kindField is the map of all resources of one kind in one scope, below its path.
+func kindField(resources []Written) (*ast.Field, error) {
+	entries := &ast.StructLit{Lbrace: token.Newline.Pos(), Rbrace: token.Newline.Pos()}
+	for _, r := range resources {
+		x, err := json.Extract(r.Ref.String(), appendJSON(nil, map[string]any(r.object())))
+		if err != nil {
+			return nil, fmt.Errorf("write %s: %w", r.Ref, err)
+		}
+		f := &ast.Field{Label: ast.NewString(r.Ref.Name), Value: x}
+		if r.Comment != "" {
+			group := &ast.CommentGroup{Doc: true}
+			for line := range strings.Lines(r.Comment) {
+				group.List = append(group.List, &ast.Comment{Text: "// " + strings.TrimSpace(line)})
+			}
+			ast.AddComment(f, group)
+		}
+		entries.Elts = append(entries.Elts, f)
+	}
+	first := resources[0].Ref
+	provider, noun, _ := strings.Cut(first.Kind, ".")
+	labels := []string{provider, noun}
+	if first.Scope != schema.ScopeSite {
+		labels = append([]string{"nodes", first.Scope}, labels...)
+	}
+	var value ast.Expr = entries
+	for _, label := range slices.Backward(labels[1:]) {
+		inner := &ast.StructLit{Elts: []ast.Decl{&ast.Field{Label: ast.NewString(label), Value: value}}}
+		value = inner
+	}
+	return &ast.Field{Label: ast.NewString(labels[0]), Value: value}, nil
+}
+
+// object gives the resource as its author would have written it.
+func (r Written) object() schema.Object {
+	o := maps.Clone(r.Spec)
+	if o == nil {
+		o = schema.Object{}
+	}
+	l := map[string]any{}
+	if r.Lifecycle.Protect {
+		l["protect"] = true
+	}
+	for name, value := range map[string]string{"on_remove": string(r.Lifecycle.OnRemove), "adopt": string(r.Lifecycle.Adopt), "id": r.Lifecycle.ID} {
+		if value != "" {
+			l[name] = value
+		}
+	}
+	if len(r.Lifecycle.Ignore) > 0 {
+		l["ignore"] = anyList(r.Lifecycle.Ignore)
+	}
+	if len(l) > 0 {
+		o["lifecycle"] = l
+	}
+	if len(r.Depends) > 0 {
+		refs := make([]string, len(r.Depends))
+		for i := range refs {
+			refs[i] = r.Depends[i].String()
+		}
+		o["depends_on"] = anyList(refs)
+	}
+	return o
+}
+
+func anyList(texts []string) []any {
+	out := make([]any, len(texts))
+	for i := range texts {
+		out[i] = texts[i]
+	}
+	return out
+}
+
+// WriteJSON gives resources as a document in JSON.
+func WriteJSON(site schema.Site, resources []Written) []byte {
+	doc := map[string]any{"apiVersion": schema.APIVersion, "site": map[string]any{"name": site.Name, "id": site.ID}}
+	below := func(m map[string]any, name string) map[string]any {
+		child, ok := m[name].(map[string]any)
+		if !ok {
+			child = map[string]any{}
+			m[name] = child
+		}
+		return child
+	}
+	for _, r := range resources {
+		at := doc
+		if r.Ref.Scope != schema.ScopeSite {
+			at = below(below(at, "nodes"), r.Ref.Scope)
+		}
+		provider, noun, _ := strings.Cut(r.Ref.Kind, ".")
+		below(below(at, provider), noun)[r.Ref.Name] = map[string]any(r.object())
+	}
+	return bytes.Clone(appendJSON(nil, doc))
+}
