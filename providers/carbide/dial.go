@@ -6,6 +6,7 @@ import (
 	"errors"
 	"fmt"
 	"log/slog"
+	"regexp"
 	"sync/atomic"
 	"time"
 
@@ -34,6 +35,9 @@ const (
 	defaultParallel  = 8
 	defaultIDs       = 100 // per call, where the site does not say
 
+	// W3C trace context; later versions may add something at the end.
+	traceparent = `^[0-9a-f]{2}-[0-9a-f]{32}-[0-9a-f]{16}-[0-9a-f]{2}(-[ -~]*)?$`
+
 	// The ids of 100 000 objects come in one answer, of about 4 MB.
 	largestAnswer = 64 << 20
 )
@@ -55,6 +59,9 @@ type service struct {
 
 func open(ctx context.Context, o Options) (*service, error) {
 	o.Recheck = cmp.Or(o.Recheck, defaultRecheck)
+	if !regexp.MustCompile(traceparent).MatchString(o.Trace) {
+		o.Trace = "" // as its specification wants it
+	}
 	s := &service{
 		options: o,
 		slots:   make(chan struct{}, max(cmp.Or(o.Parallel, defaultParallel), 1)),

@@ -23,6 +23,9 @@ type health struct {
 func (h *health) note(err error) {
 	h.mu.Lock()
 	defer h.mu.Unlock()
+	if status.Code(err) == codes.Canceled {
+		return // by the caller
+	}
 	if err == nil {
 		h.seen.Succeeded++
 		h.seen.Down = nil
