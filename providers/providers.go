@@ -270,6 +270,18 @@ type Provider struct {
 	// with a lower one, and so does this provider; with an epoch lower than the stored one it fails with Denied. The engine
 	// calls it under the site lock, before it looks. Nil: the far side has no place for an epoch.
 	Fence func(ctx context.Context, epoch int64) error
+
+	// Health tells whether calls get through. While they do not it asks the far side again, one caller at a time. The
+	// engine begins no step meanwhile; the calls of steps that have begun are let through. Nil: it is not known.
+	Health func(ctx context.Context) Health
+}
+
+// Health is what the calls of a provider have shown.
+type Health struct {
+	Down              error // why calls do not get through; nil while they do
+	Succeeded, Failed int   // calls so far
+	Last              error // of the call that failed last, whatever the reason; nil when none has
+	LastAt            time.Time
 }
 
 // New makes a provider. A nil close does nothing.

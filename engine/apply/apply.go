@@ -11,14 +11,15 @@
 //
 // Before a call that changes something its intent is durable; afterwards its outcome is, together with what is to be
 // remembered of the resource. A run ends applied, reverted or partial, each by observation. A run that was interrupted, or
-// met a hold or a freeze, stays open, and [Carry] continues it from its journal. When the site lock is lost, calls in
+// met a hold or a freeze, stays open, and [Carry] continues it from its journal. No step begins while the calls of its
+// provider do not get through. When the site lock is lost, calls in
 // flight are cancelled, none begins, and nothing more is written.
 //
 // # Files
 //
-// forward.go and revert.go walk the plan; worker.go makes one call; judge.go compares what is there with what the call
-// expects; orphans.go proves that nothing refers to what is deleted; settle.go finds out about calls of unknown outcome;
-// outcome.go writes the journal; end.go closes the run.
+// forward.go and revert.go walk the plan; gate.go lets steps begin; worker.go makes one call; judge.go compares what is
+// there with what the call expects; orphans.go proves that nothing refers to what is deleted; settle.go finds out about
+// calls of unknown outcome; outcome.go writes the journal; end.go closes the run.
 package apply
 
 import (
@@ -127,6 +128,7 @@ func Carry(ctx context.Context, o Options) (state.Run, []event.Difference, error
 		notes:   make(chan event.Event),
 		flying:  map[*plan.Step]time.Time{},
 		failed:  map[int]int{},
+		gate:    gate{down: map[*providers.Provider]time.Time{}},
 	}
 	r.Retry = o.Retry.defaults()
 	r.effects = o.Lock.Context(context.WithoutCancel(ctx)) // a user's cancel lets a step end; losing the lock does not
@@ -153,6 +155,7 @@ type run struct {
 	flying  map[*plan.Step]time.Time
 	failed  map[int]int // steps that failed, by wave
 	census  census
+	gate    gate
 }
 
 // externalIDs maps refs to ids: those recorded, and those of the steps that tell the side of the plan that is meant.

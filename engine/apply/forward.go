@@ -25,6 +25,7 @@ type result struct {
 	id      string // the external id in the end; a create may have had to take another
 	err     error  // nil when the step is done
 	fatal   error  // the journal could not be written, or the lock was lost: nothing more may be done
+	idle    error  // why it was not even begun: the run stopped before
 	took    time.Duration
 
 	attempts int // intents so far
@@ -60,7 +61,12 @@ func (r *run) walk(ctx context.Context, s *graph.Schedule, undo bool, failed *fa
 	interrupt, cancelled := r.Interrupt, ctx.Done()
 	beat := time.NewTicker(heartbeat)
 	defer beat.Stop()
+	stop, told := make(chan struct{}), false
 	for {
+		if stopped && !told {
+			close(stop)
+			told = true
+		}
 		for !stopped && len(r.flying) < r.Parallelism {
 			i, ok := s.Next()
 			if !ok {
@@ -70,7 +76,7 @@ func (r *run) walk(ctx context.Context, s *graph.Schedule, undo bool, failed *fa
 				s.Drop(i)
 				continue
 			}
-			r.start(&r.Plan.Steps[i], undo)
+			r.start(&r.Plan.Steps[i], undo, stop)
 		}
 		if len(r.flying) == 0 {
 			break
@@ -78,6 +84,13 @@ func (r *run) walk(ctx context.Context, s *graph.Schedule, undo bool, failed *fa
 		select {
 		case res := <-r.results:
 			delete(r.flying, res.step)
+			if res.idle != nil {
+				r.Emit(event.StepFailed{Step: res.step, Undo: undo, Class: providers.Transient, Err: res.idle, Took: res.took})
+				if !stopped { // the lock was lost
+					stopped, fatal = true, res.idle
+				}
+				continue
+			}
 			r.settle(res, undo)
 			switch {
 			case res.fatal != nil:
@@ -150,14 +163,20 @@ func (r *run) ready(i int) bool {
 // heartbeat is how often the world is told that a step is still running.
 const heartbeat = 10 * time.Second
 
-// start hands a step to a worker. Everything that the worker needs of the run is looked up here.
-func (r *run) start(s *plan.Step, undo bool) {
+// start hands a step to a worker, who begins unless stop is closed before. Everything that the worker needs of the run is
+// looked up here.
+func (r *run) start(s *plan.Step, undo bool, stop <-chan struct{}) {
 	r.flying[s] = time.Now()
 	r.Emit(event.StepStarted{Step: s, Undo: undo})
 	w := r.worker(s, undo)
+	_, provider, _ := r.Providers.Find(s.Ref.Scope, s.Ref.Kind)
 	go func() {
 		begin := time.Now()
-		res := w.guarded()
+		res := result{step: s}
+		if res.idle = r.gate.pass(r.effects, provider, r.Retry, stop, func(why string) { w.note(event.Waiting, why, 0) }); res.idle == nil {
+			w.begun = time.Now()
+			res = w.guarded()
+		}
 		res.took = time.Since(begin)
 		r.results <- res
 	}()

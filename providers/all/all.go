@@ -40,6 +40,7 @@ type Options struct {
 	Kinds  schema.Kinds // required for the fake world
 	Site   schema.Site  // required
 	Need   []Need       // what is opened, and nothing else
+	Trace  string       // optional: W3C trace context of the command, sent to where there is a place for it
 	Logger *slog.Logger // nil: nothing is logged
 }
 
@@ -139,6 +140,7 @@ func openCarbide(ctx context.Context, o Options, scope string) (*providers.Provi
 		AllowInsecure: c.AllowInsecure,
 		Parallel:      c.Parallel,
 		Late:          late,
+		Trace:         o.Trace,
 		Logger:        o.Logger,
 	})
 }

@@ -3,7 +3,8 @@
 //
 // One file per kind holds what is particular to it: its traits, its calls, and the translation between messages and
 // specs. Everything else is shared: kind.go has the four verbs, refusal.go says what a failed call means, metadata.go
-// keeps name, description, labels and our mark, dial.go connects.
+// keeps name, description, labels and our mark, dial.go connects and calls, tls.go reads
+// certificates and says what is wrong with them, link.go replaces them, health.go counts.
 //
 // Words: an *object* is a message that stands for one thing; *now* is the object as it was read right before an
 // update.
@@ -18,6 +19,13 @@
 //     INVALID_ARGUMENT. After a refusal the object is read again, and an error says no more than what that proves.
 //   - A change whose request left the process and whose answer did not come back is Unknown; one whose request never
 //     left is Transient.
+//   - A call has at most three quarters of the time that its caller has left, so that there is some left to look.
+//   - Certificates may be replaced at any time: nothing fails. A new connection takes over once the service has answered on
+//     it; calls under way end on the old one, which closes with the last of them. Files that do not fit together, or that
+//     one of the sides refuses, change nothing, and are logged. TestRotation replaces all certificates of both sides fifty
+//     times, with a call every 5 ms, and none fails.
+//   - A service that cannot be reached, or does not know us, makes the provider's Health bad; what it says about its objects
+//     does not; any success makes it good.
 //   - Nothing is tried twice and no state is kept.
 package carbide
 
@@ -49,6 +57,13 @@ type Options struct {
 	// ends a call when its deadline has passed.
 	Late time.Duration
 
+	// Recheck is how often, at most, calls have the files of certificates looked at. Optional: 5 s; without calls it is
+	// twelve times as long.
+	Recheck time.Duration
+
+	// Trace is sent with every call, as W3C trace context: 00-TRACE-PARENT-FLAGS. Optional.
+	Trace string
+
 	Dial   func(ctx context.Context, address string) (net.Conn, error) // optional: for tests
 	Logger *slog.Logger                                                // optional: every call, at debug level
 }
@@ -61,7 +76,7 @@ func Open(ctx context.Context, o Options) (*providers.Provider, error) {
 	if err != nil {
 		return nil, err
 	}
-	return s.provider(s.conn.Close), nil
+	return s.provider(s.close), nil
 }
 
 func (s *service) provider(close func() error) *providers.Provider {
@@ -76,6 +91,6 @@ func (s *service) provider(close func() error) *providers.Provider {
 		serve(s, "instance", instanceTraits, instances{service: s}),
 		serve(s, "machine", machineTraits, machines{s}),
 	)
-	p.Limit = cap(s.slots)
+	p.Limit, p.Health = cap(s.slots), s.healthy
 	return p
 }

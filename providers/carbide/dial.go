@@ -3,22 +3,20 @@ package carbide
 import (
 	"cmp"
 	"context"
-	"crypto/tls"
-	"crypto/x509"
 	"errors"
 	"fmt"
 	"log/slog"
-	"net"
-	"os"
-	"strings"
+	"regexp"
 	"sync/atomic"
 	"time"
 
 	"google.golang.org/grpc"
+	"google.golang.org/grpc/backoff"
 	"google.golang.org/grpc/codes"
 	"google.golang.org/grpc/credentials"
 	"google.golang.org/grpc/credentials/insecure"
 	"google.golang.org/grpc/keepalive"
+	"google.golang.org/grpc/metadata"
 	"google.golang.org/grpc/stats"
 	"google.golang.org/grpc/status"
 
@@ -26,41 +24,31 @@ import (
 	"converge.dev/converge/providers/carbide/forge"
 )
 
-// TLS says how the two sides know each other. Files are PEM.
-type TLS struct {
-	Mode       TLSMode
-	CA         string // file of the authorities that may sign the server's certificate; empty: the system's
-	Cert, Key  string // files of our certificate; Mutual only. They are read again for each connection
-	ServerName string // optional: name in the server's certificate, when it is not that of the address
-}
-
-// TLSMode says who shows a certificate. The zero value is Mutual, the only one with which the service lets us do more
-// than ask for its version.
-type TLSMode string
-
-// Modes of TLS.
-const (
-	Mutual TLSMode = "mutual" // both
-	Server TLSMode = "server" // the server
-	Off    TLSMode = "off"    // nobody: plain text
-)
-
 const (
 	versionTimeout   = 5 * time.Second
+	connectTimeout   = 5 * time.Second
+	longestBackoff   = 10 * time.Second // between two attempts to connect
 	keepaliveTime    = 10 * time.Second
 	keepaliveTimeout = 15 * time.Second
 	defaultTimeout   = 30 * time.Second
+	defaultRecheck   = 5 * time.Second
 	defaultParallel  = 8
 	defaultIDs       = 100 // per call, where the site does not say
+
+	// W3C trace context; later versions may add something at the end.
+	traceparent = `^[0-9a-f]{2}-[0-9a-f]{32}-[0-9a-f]{16}-[0-9a-f]{2}(-[ -~]*)?$`
 
 	// The ids of 100 000 objects come in one answer, of about 4 MB.
 	largestAnswer = 64 << 20
 )
 
-// A service is the connection to one site's control service.
+// A service is one site's control service, over whichever connection is the newest.
 type service struct {
 	forge.ForgeClient
-	conn    *grpc.ClientConn
+	links   links
+	watch   *watch // nil when there are no files to watch
+	health  health
+	options Options
 	ids     int           // most ids in one call
 	slots   chan struct{} // one per call under way
 	timeout time.Duration // of one call
@@ -70,25 +58,61 @@ type service struct {
 }
 
 func open(ctx context.Context, o Options) (*service, error) {
+	o.Recheck = cmp.Or(o.Recheck, defaultRecheck)
+	if !regexp.MustCompile(traceparent).MatchString(o.Trace) {
+		o.Trace = "" // as its specification wants it
+	}
 	s := &service{
+		options: o,
 		slots:   make(chan struct{}, max(cmp.Or(o.Parallel, defaultParallel), 1)),
 		timeout: cmp.Or(o.Timeout, defaultTimeout),
 		late:    cmp.Or(o.Late, late),
 		log:     cmp.Or(o.Logger, slog.New(slog.DiscardHandler)),
 	}
-	config, err := o.tlsConfig()
+	s.ForgeClient = forge.NewForgeClient(calls{s})
+	id, err := o.identity()
 	if err != nil {
 		return nil, openError(providers.Invalid, err)
 	}
-	creds := insecure.NewCredentials()
-	if config != nil {
-		creds = credentials.NewTLS(config)
+	first, err := s.connect(ctx, id)
+	if err != nil {
+		return nil, err
 	}
+	s.links = links{now: first, old: map[*link]bool{}}
+	if len(id.files.watched()) > 0 {
+		s.watch = startWatch(s)
+	}
+	return s, nil
+}
+
+func (s *service) close() error {
+	if s.watch != nil {
+		s.watch.close()
+	}
+	return s.links.close()
+}
+
+func openError(class providers.Class, err error) error {
+	return &providers.Error{Op: "open", Kind: Name, Class: class, Err: err}
+}
+
+// connect makes a link and greets the service on it.
+func (s *service) connect(ctx context.Context, id identity) (*link, error) {
+	o := s.options
+	if err := id.stale(time.Now()); err != nil {
+		return nil, openError(providers.Denied, err)
+	}
+	creds := insecure.NewCredentials()
+	if id.config != nil {
+		creds = credentials.NewTLS(id.config)
+	}
+	pause := backoff.DefaultConfig
+	pause.MaxDelay = longestBackoff
 	opts := []grpc.DialOption{
 		grpc.WithTransportCredentials(creds),
-		grpc.WithKeepaliveParams(keepalive.ClientParameters{Time: keepaliveTime, Timeout: keepaliveTimeout}),
+		grpc.WithKeepaliveParams(keepalive.ClientParameters{Time: keepaliveTime, Timeout: keepaliveTimeout, PermitWithoutStream: true}),
+		grpc.WithConnectParams(grpc.ConnectParams{Backoff: pause, MinConnectTimeout: connectTimeout}),
 		grpc.WithDefaultCallOptions(grpc.MaxCallRecvMsgSize(largestAnswer)),
-		grpc.WithUnaryInterceptor(s.call),
 		grpc.WithStatsHandler(watcher{}),
 		grpc.WithNoProxy(), // the service is on the site's own network; a proxy for the internet cannot reach it
 	}
@@ -97,176 +121,113 @@ func open(ctx context.Context, o Options) (*service, error) {
 		opts = append(opts, grpc.WithContextDialer(o.Dial))
 		target = "passthrough:///" + o.Address
 	}
-	if s.conn, err = grpc.NewClient(target, opts...); err != nil {
+	conn, err := grpc.NewClient(target, opts...)
+	if err != nil {
 		return nil, openError(providers.Invalid, fmt.Errorf("address %q: %w", o.Address, err))
 	}
-	s.ForgeClient = forge.NewForgeClient(s.conn)
-	if err := s.greet(ctx, o, config); err != nil {
-		s.conn.Close()
+	k := &link{ClientConn: conn, identity: id}
+	info, err := s.greet(ctx, k)
+	if err != nil {
+		conn.Close()
 		return nil, err
 	}
-	return s, nil
-}
-
-func openError(class providers.Class, err error) error {
-	return &providers.Error{Op: "open", Kind: Name, Class: class, Err: err}
+	if s.ids == 0 { // how many ids the site takes is fixed while it runs
+		s.ids = int(cmp.Or(info.GetRuntimeConfig().GetMaxFindByIds(), defaultIDs))
+	}
+	s.log.Debug("connected to Carbide", "address", o.Address, "version", info.GetBuildVersion(), "ids_per_call", s.ids)
+	return k, nil
 }
 
 // greet asks for the version, because a connection says little: with TLS 1.3 the server looks at our certificate only
 // after our side has finished.
-func (s *service) greet(ctx context.Context, o Options, config *tls.Config) error {
+func (s *service) greet(ctx context.Context, k *link) (*forge.BuildInfo, error) {
 	ctx, cancel := context.WithTimeout(ctx, versionTimeout)
 	defer cancel()
-	info, err := s.Version(ctx, &forge.VersionRequest{DisplayConfig: true})
-	if err != nil {
-		if config != nil && status.Code(err) == codes.Unavailable {
-			if refusal := o.handshake(ctx, config); refusal != nil {
-				return openError(providers.Denied, fmt.Errorf("%s: %w", o.Address, refusal))
-			}
-		}
-		return openError(readClass(err), fmt.Errorf("%s: %w", o.Address, err))
+	info, err := forge.NewForgeClient(k).Version(s.traced(ctx), &forge.VersionRequest{DisplayConfig: true})
+	if err == nil {
+		return info, nil
 	}
-	s.ids = int(cmp.Or(info.GetRuntimeConfig().GetMaxFindByIds(), defaultIDs))
-	s.log.Debug("connected to Carbide", "address", o.Address, "version", info.GetBuildVersion(), "ids_per_call", s.ids)
-	return nil
+	if k.identity.config != nil && status.Code(err) == codes.Unavailable {
+		refusal := k.identity.stale(time.Now())
+		if refusal == nil {
+			refusal = s.options.handshake(ctx, k.identity)
+		}
+		if refusal != nil {
+			return nil, openError(providers.Denied, fmt.Errorf("%s: %w", s.options.Address, refusalError{refusal}))
+		}
+	}
+	return nil, openError(readClass(err), fmt.Errorf("%s: %w", s.options.Address, err))
 }
 
-// tlsConfig checks the options and reads the files. It is nil when there is no TLS.
-func (o Options) tlsConfig() (*tls.Config, error) {
-	if o.Address == "" {
-		return nil, errors.New("no address is given")
-	}
-	mode := cmp.Or(o.TLS.Mode, Mutual)
-	switch mode {
-	case Mutual, Server:
-	case Off:
-		if !o.AllowInsecure && !local(o.Address) {
-			return nil, fmt.Errorf("%s is another machine: without TLS anybody between could change the site", o.Address)
-		}
-		return nil, nil
-	default:
-		return nil, fmt.Errorf("TLS mode %q is unknown: want %q, %q or %q", mode, Mutual, Server, Off)
-	}
-	config := &tls.Config{MinVersion: tls.VersionTLS12, ServerName: o.TLS.ServerName, NextProtos: []string{"h2"}}
-	if o.TLS.CA != "" {
-		pem, err := os.ReadFile(o.TLS.CA)
-		if err != nil {
-			return nil, fmt.Errorf("read the authorities: %w", err)
-		}
-		config.RootCAs = x509.NewCertPool()
-		if !config.RootCAs.AppendCertsFromPEM(pem) {
-			return nil, fmt.Errorf("%s holds no certificate", o.TLS.CA)
-		}
-	}
-	if mode == Mutual {
-		if o.TLS.Cert == "" || o.TLS.Key == "" {
-			return nil, errors.New("mutual TLS needs a certificate and its key")
-		}
-		load := func() (*tls.Certificate, error) {
-			c, err := tls.LoadX509KeyPair(o.TLS.Cert, o.TLS.Key)
-			if err != nil {
-				return nil, fmt.Errorf("read our certificate: %w", err)
-			}
-			return &c, nil
-		}
-		if _, err := load(); err != nil {
-			return nil, err
-		}
-		// Certificates are renewed while we run; each connection shows the newest.
-		config.GetClientCertificate = func(*tls.CertificateRequestInfo) (*tls.Certificate, error) { return load() }
-	}
-	return config, nil
-}
+// A refusalError says which side refused the other's certificate.
+type refusalError struct{ error }
 
-// local reports whether an address is on this machine.
-func local(address string) bool {
-	if strings.HasPrefix(address, "unix:") {
-		return true
-	}
-	host, _, err := net.SplitHostPort(address)
-	if err != nil {
-		return false
-	}
-	ip := net.ParseIP(host)
-	return host == "localhost" || ip != nil && ip.IsLoopback()
-}
+func (e refusalError) Unwrap() error { return e.error }
 
-// handshake connects once more, outside gRPC, to learn which of the two sides refused the other's certificate and
-// why; gRPC keeps only a text. It gives nil when nobody did.
-func (o Options) handshake(ctx context.Context, config *tls.Config) error {
-	var raw net.Conn
-	var err error
-	switch path, unix := strings.CutPrefix(o.Address, "unix:"); {
-	case o.Dial != nil:
-		raw, err = o.Dial(ctx, o.Address)
-	case unix:
-		raw, err = new(net.Dialer).DialContext(ctx, "unix", strings.TrimPrefix(path, "//"))
-	default:
-		raw, err = new(net.Dialer).DialContext(ctx, "tcp", o.Address)
-	}
-	if err != nil {
-		return nil
-	}
-	defer raw.Close()
-	if deadline, ok := ctx.Deadline(); ok {
-		if err := raw.SetDeadline(deadline); err != nil {
-			return nil
-		}
-	}
-	config = config.Clone()
-	if config.ServerName == "" {
-		config.ServerName, _, _ = net.SplitHostPort(o.Address)
-	}
-	conn := tls.Client(raw, config)
-	if err = conn.HandshakeContext(ctx); err == nil {
-		_, err = conn.Read(make([]byte, 1)) // the server's verdict on our certificate, or its first frame
-	}
-	return refusal(err)
-}
+// calls makes calls on the newest link.
+type calls struct{ *service }
 
-// refusal says in words which side refused the other's certificate; nil when err is about something else.
-func refusal(err error) error {
-	var (
-		invalid   x509.CertificateInvalidError
-		authority x509.UnknownAuthorityError
-		name      x509.HostnameError
-		network   *net.OpError
-	)
-	switch {
-	case errors.As(err, &invalid) && invalid.Reason == x509.Expired:
-		return fmt.Errorf("the server's certificate has expired or is not valid yet: %w", err)
-	case errors.As(err, &authority):
-		return fmt.Errorf("the server's certificate is signed by none of our authorities: %w", err)
-	case errors.As(err, &name):
-		return fmt.Errorf("the server's certificate is for another name: %w", err)
-	case errors.As(err, &network) && network.Op == "remote error": // a TLS alert
-		return fmt.Errorf("the server refuses our certificate, or wants one and got none: %w", err)
-	case errors.As(err, &invalid):
-		return fmt.Errorf("the server's certificate is not acceptable: %w", err)
-	}
-	return nil
-}
+var _ grpc.ClientConnInterface = calls{}
 
-// call wraps every call: it waits for a slot, bounds the time, and finds out whether the request left at all.
-func (s *service) call(ctx context.Context, method string, req, reply any, conn *grpc.ClientConn, invoke grpc.UnaryInvoker, opts ...grpc.CallOption) error {
+// Invoke wraps every call: it waits for a slot, bounds the time, and finds out whether the request left at all.
+func (c calls) Invoke(ctx context.Context, method string, req, reply any, opts ...grpc.CallOption) error {
+	ctx, cancel := within(ctx)
+	defer cancel()
 	select {
-	case s.slots <- struct{}{}:
+	case c.slots <- struct{}{}:
 	case <-ctx.Done():
 		return unsentError{status.FromContextError(ctx.Err()).Err()}
 	}
-	defer func() { <-s.slots }()
-	ctx, cancel := context.WithTimeout(ctx, s.timeout)
+	defer func() { <-c.slots }()
+	ctx, cancel = context.WithTimeout(ctx, c.timeout)
 	defer cancel()
+	if c.watch != nil {
+		c.watch.wish()
+	}
+	k := c.links.take()
+	defer c.links.giveBack(k)
 	var sent atomic.Bool
 	start := time.Now()
-	err := invoke(context.WithValue(ctx, sentKey{}, &sent), method, req, reply, conn, opts...)
-	if s.log.Enabled(ctx, slog.LevelDebug) {
-		s.log.Debug("call", "method", method, "took", time.Since(start), "code", status.Code(err))
+	err := k.Invoke(context.WithValue(c.traced(ctx), sentKey{}, &sent), method, req, reply, opts...)
+	if code := status.Code(err); code == codes.Unavailable || code == codes.Unauthenticated {
+		if stale := k.identity.stale(time.Now()); stale != nil { // which is probably why
+			err = fmt.Errorf("%w: %w", stale, err)
+		}
+	}
+	c.health.note(err)
+	if c.log.Enabled(ctx, slog.LevelDebug) {
+		c.log.Debug("call", "method", method, "took", time.Since(start), "code", status.Code(err))
 	}
 	if err != nil && !sent.Load() {
 		return unsentError{err}
 	}
 	return err
+}
+
+// NewStream implements [grpc.ClientConnInterface].
+func (calls) NewStream(context.Context, *grpc.StreamDesc, string, ...grpc.CallOption) (grpc.ClientStream, error) {
+	return nil, unsentError{errors.New("the service's streams are not used here")}
+}
+
+// within bounds a call by three quarters of the time that its caller has, so that the call ends as one that got no answer,
+// and the caller can still look at what came of it.
+func within(ctx context.Context) (context.Context, context.CancelFunc) {
+	limit, ok := ctx.Deadline()
+	if !ok {
+		return ctx, func() {}
+	}
+	return context.WithTimeout(ctx, time.Until(limit)*3/4)
+}
+
+// traced adds the trace that the call belongs to, unless the caller has named one.
+func (s *service) traced(ctx context.Context) context.Context {
+	if s.options.Trace == "" {
+		return ctx
+	}
+	if md, ok := metadata.FromOutgoingContext(ctx); ok && len(md.Get("traceparent")) > 0 {
+		return ctx
+	}
+	return metadata.AppendToOutgoingContext(ctx, "traceparent", s.options.Trace)
 }
 
 // An unsentError is the error of a call whose request never left: it had no effect, whatever its code.

@@ -2,13 +2,7 @@ package carbide_test
 
 import (
 	"context"
-	"crypto/ecdsa"
-	"crypto/elliptic"
-	"crypto/rand"
-	"crypto/x509"
-	"crypto/x509/pkix"
-	"encoding/pem"
-	"math/big"
+	"fmt"
 	"net"
 	"os"
 	"path/filepath"
@@ -16,10 +10,13 @@ import (
 	"testing"
 	"time"
 
+	"google.golang.org/grpc/metadata"
+
 	"converge.dev/converge/providers"
 	"converge.dev/converge/providers/carbide"
 	"converge.dev/converge/providers/carbide/carbidesim"
 	"converge.dev/converge/providers/carbide/carbidesim/devcert"
+	"converge.dev/converge/schema"
 )
 
 func TestOpenRefused(t *testing.T) {
@@ -32,7 +29,20 @@ func TestOpenRefused(t *testing.T) {
 	if err != nil {
 		t.Fatal(err)
 	}
-	old := expired(t)
+	made := func(at time.Time) devcert.Files {
+		f, err := devcert.Made(t.TempDir(), at)
+		if err != nil {
+			t.Fatal(err)
+		}
+		return f
+	}
+	old, early := made(time.Now().AddDate(0, 0, -60)), made(time.Now().AddDate(0, 0, 2))
+	only := func(f devcert.Files) carbidesim.ServerOptions {
+		return carbidesim.ServerOptions{CertFile: f.ServerCert, KeyFile: f.ServerKey}
+	}
+	show := func(f devcert.Files) carbide.TLS {
+		return carbide.TLS{CA: client.CA, Cert: f.ClientCert, Key: f.ClientKey}
+	}
 	text := filepath.Join(t.TempDir(), "text")
 	if err := os.WriteFile(text, []byte("no certificate"), 0o600); err != nil {
 		t.Fatal(err)
@@ -47,22 +57,27 @@ func TestOpenRefused(t *testing.T) {
 		class   providers.Class
 		says    string
 	}{
-		"expired":              {server: carbidesim.ServerOptions{CertFile: old.ServerCert, KeyFile: old.ServerKey}, tls: carbide.TLS{Mode: carbide.Server, CA: old.CA}, class: denied, says: "expired"},
-		"wrong authority":      {server: server, tls: carbide.TLS{CA: other.CA, Cert: client.Cert, Key: client.Key}, class: denied, says: "signed by none of our authorities"},
-		"wrong name":           {server: carbidesim.ServerOptions{CertFile: named.ServerCert, KeyFile: named.ServerKey}, tls: carbide.TLS{Mode: carbide.Server, CA: named.CA}, class: denied, says: "another name"},
-		"no certificate":       {server: server, tls: carbide.TLS{Mode: carbide.Server, CA: client.CA}, class: denied, says: "wants one and got none"},
-		"unknown certificate":  {server: server, tls: carbide.TLS{CA: client.CA, Cert: other.ClientCert, Key: other.ClientKey}, class: denied, says: "refuses our certificate"},
-		"plain server":         {server: plain, tls: client, class: transient},
-		"plain client":         {server: server, tls: carbide.TLS{Mode: carbide.Off}, class: transient},
-		"nobody there":         {server: server, address: "127.0.0.1:1", tls: client, class: transient},
-		"plain to far":         {server: plain, address: "192.0.2.1:1079", tls: carbide.TLS{Mode: carbide.Off}, class: invalid, says: "another machine"},
-		"no address":           {server: plain, address: " ", tls: carbide.TLS{Mode: carbide.Off}, class: invalid},
-		"unknown mode":         {server: server, tls: carbide.TLS{Mode: "some"}, class: invalid, says: `"some" is unknown`},
-		"no key":               {server: server, tls: carbide.TLS{CA: client.CA, Cert: client.Cert}, class: invalid, says: "needs a certificate and its key"},
-		"missing CA file":      {server: server, tls: carbide.TLS{CA: text + "-not", Cert: client.Cert, Key: client.Key}, class: invalid, says: "read the authorities"},
-		"CA without any":       {server: server, tls: carbide.TLS{CA: text, Cert: client.Cert, Key: client.Key}, class: invalid, says: "holds no certificate"},
-		"key of another":       {server: server, tls: carbide.TLS{CA: client.CA, Cert: client.Cert, Key: other.ClientKey}, class: invalid, says: "read our certificate"},
-		"certificate optional": {server: lenient, tls: carbide.TLS{Mode: carbide.Server, CA: client.CA}, class: ""},
+		"server's expired":      {server: only(old), tls: carbide.TLS{Mode: carbide.Server, CA: old.CA}, class: denied, says: "the server's certificate (CN=converge development server, serial"},
+		"server's expired then": {server: only(old), tls: carbide.TLS{Mode: carbide.Server, CA: old.CA}, class: denied, says: "expired at 2"},
+		"server's too new":      {server: only(early), tls: carbide.TLS{Mode: carbide.Server, CA: early.CA}, class: denied, says: "is valid only from 2"},
+		"ours expired":          {server: server, tls: show(old), class: denied, says: "our certificate " + old.ClientCert + " (CN=converge development client"},
+		"ours expired then":     {server: server, tls: show(old), class: denied, says: "expired at 2"},
+		"ours too new":          {server: server, tls: show(early), class: denied, says: "is valid only from 2"},
+		"wrong authority":       {server: server, tls: carbide.TLS{CA: other.CA, Cert: client.Cert, Key: client.Key}, class: denied, says: "signed by none of our authorities, which are in " + other.CA},
+		"wrong name":            {server: carbidesim.ServerOptions{CertFile: named.ServerCert, KeyFile: named.ServerKey}, tls: carbide.TLS{Mode: carbide.Server, CA: named.CA}, class: denied, says: `for another name than "127.0.0.1"`},
+		"no certificate":        {server: server, tls: carbide.TLS{Mode: carbide.Server, CA: client.CA}, class: denied, says: `wants a certificate of ours although the TLS mode is "server"`},
+		"unknown certificate":   {server: server, tls: carbide.TLS{CA: client.CA, Cert: other.ClientCert, Key: other.ClientKey}, class: denied, says: "the server refuses our certificate " + other.ClientCert},
+		"plain server":          {server: plain, tls: client, class: transient},
+		"plain client":          {server: server, tls: carbide.TLS{Mode: carbide.Off}, class: transient},
+		"nobody there":          {server: server, address: "127.0.0.1:1", tls: client, class: transient},
+		"plain to far":          {server: plain, address: "192.0.2.1:1079", tls: carbide.TLS{Mode: carbide.Off}, class: invalid, says: "another machine"},
+		"no address":            {server: plain, address: " ", tls: carbide.TLS{Mode: carbide.Off}, class: invalid},
+		"unknown mode":          {server: server, tls: carbide.TLS{Mode: "some"}, class: invalid, says: `"some" is unknown`},
+		"no key":                {server: server, tls: carbide.TLS{CA: client.CA, Cert: client.Cert}, class: invalid, says: "needs a certificate and its key"},
+		"missing CA file":       {server: server, tls: carbide.TLS{CA: text + "-not", Cert: client.Cert, Key: client.Key}, class: invalid, says: "read the certificates"},
+		"CA without any":        {server: server, tls: carbide.TLS{CA: text, Cert: client.Cert, Key: client.Key}, class: invalid, says: "holds no certificate"},
+		"key of another":        {server: server, tls: carbide.TLS{CA: client.CA, Cert: client.Cert, Key: other.ClientKey}, class: invalid, says: "read our certificate"},
+		"certificate optional":  {server: lenient, tls: carbide.TLS{Mode: carbide.Server, CA: client.CA}, class: ""},
 	} {
 		t.Run(name, func(t *testing.T) {
 			address := listen(t, newWorld(t, carbidesim.Options{}), c.server)
@@ -148,76 +163,71 @@ func TestDial(t *testing.T) {
 	}
 }
 
-// TestRenewedCertificate: a new connection shows the certificate that is in the file then.
-func TestRenewedCertificate(t *testing.T) {
-	server, client := mutual(t)
-	other, err := devcert.Ensure(t.TempDir())
-	if err != nil {
-		t.Fatal(err)
-	}
-	dir := t.TempDir()
-	place := func(from, name string) string {
-		data, err := os.ReadFile(from)
-		if err != nil {
-			t.Fatal(err)
-		}
-		to := filepath.Join(dir, name)
-		if err := os.WriteFile(to, data, 0o600); err != nil {
-			t.Fatal(err)
-		}
-		return to
-	}
-	client.Cert, client.Key = place(client.Cert, "cert"), place(client.Key, "key")
+// TestDeadline: a call has to end before its caller's time does, so that the caller can look at what came of it.
+func TestDeadline(t *testing.T) {
 	w := newWorld(t, carbidesim.Options{})
+	server, client := mutual(t)
+	limits := make(chan time.Time, 1)
+	server.Arrived = func(ctx context.Context, method string) {
+		if limit, ok := ctx.Deadline(); ok && method == "CreateVpc" {
+			limits <- limit
+		}
+	}
 	p, err := carbide.Open(t.Context(), carbide.Options{Address: listen(t, w, server), TLS: client})
 	if err != nil {
 		t.Fatal(err)
 	}
 	defer p.Close()
 	s := &site{t, w, p}
-	place(other.ClientCert, "cert")
-	place(other.ClientKey, "key")
-	if _, err := s.kind("vpc").Observe(t.Context(), nil); err != nil {
-		t.Fatalf("the open connection: %v", err)
-	}
-	if err := w.Inject(carbidesim.Fault{Method: "FindVpcIds", Effect: carbidesim.Cut}); err != nil {
+	if err := w.Inject(carbidesim.Fault{Method: "CreateVpc", Effect: carbidesim.Hang}); err != nil {
 		t.Fatal(err)
 	}
-	_, err = s.kind("vpc").Observe(t.Context(), nil)
-	s.class("a call whose connection is cut", err, transient)
-	_, err = s.kind("vpc").Observe(t.Context(), nil)
-	s.class("a call with the other certificate", err, transient)
+	const whole = 2 * time.Second
+	ctx, cancel := context.WithTimeout(t.Context(), whole)
+	defer cancel()
+	outer, _ := ctx.Deadline()
+	c := call("vpc", "prod")
+	c.Want = schema.Object{"tenant": "acme"}
+	s.class("a create that is never answered", s.kind("vpc").Create(ctx, c), unknown)
+	if inner := <-limits; outer.Sub(inner) < whole/5 {
+		t.Errorf("the call may take until %s before its caller's end", outer.Sub(inner))
+	}
+	if err := ctx.Err(); err != nil {
+		t.Fatalf("nothing is left to look: %v", err)
+	}
+	if things, err := s.kind("vpc").Observe(ctx, []string{c.ID}); err != nil || len(things) != 0 {
+		t.Errorf("looking afterwards: %d things, %v", len(things), err)
+	}
 }
 
-// expired are the files of a server whose certificate has ended.
-func expired(t *testing.T) devcert.Files {
-	t.Helper()
-	dir := t.TempDir()
-	f := devcert.Files{CA: filepath.Join(dir, "ca"), ServerCert: filepath.Join(dir, "cert"), ServerKey: filepath.Join(dir, "key")}
-	key, err := ecdsa.GenerateKey(elliptic.P256(), rand.Reader)
-	if err != nil {
-		t.Fatal(err)
-	}
-	template := &x509.Certificate{
-		SerialNumber: big.NewInt(1), Subject: pkix.Name{CommonName: "old"}, IPAddresses: []net.IP{net.IPv4(127, 0, 0, 1)},
-		NotBefore: time.Now().Add(-48 * time.Hour), NotAfter: time.Now().Add(-24 * time.Hour),
-		IsCA: true, BasicConstraintsValid: true, KeyUsage: x509.KeyUsageCertSign | x509.KeyUsageDigitalSignature,
-		ExtKeyUsage: []x509.ExtKeyUsage{x509.ExtKeyUsageServerAuth},
-	}
-	cert, err := x509.CreateCertificate(rand.Reader, template, template, &key.PublicKey, key)
-	if err != nil {
-		t.Fatal(err)
-	}
-	private, err := x509.MarshalECPrivateKey(key)
-	if err != nil {
-		t.Fatal(err)
-	}
-	for file, block := range map[string]*pem.Block{
-		f.CA: {Type: "CERTIFICATE", Bytes: cert}, f.ServerCert: {Type: "CERTIFICATE", Bytes: cert}, f.ServerKey: {Type: "EC PRIVATE KEY", Bytes: private},
+// TestTrace: the trace of the whole goes with every call, unless the caller has one of its own.
+func TestTrace(t *testing.T) {
+	const whole, own = "00-4bf92f3577b34da6a3ce929d0e0e4736-00f067aa0ba902b7-01", "00-0af7651916cd43dd8448eb211c80319c-b7ad6b7169203331-00"
+	for _, c := range []struct{ option, caller, want string }{
+		{whole, "", "[" + whole + "]"}, {whole, own, "[" + own + "]"}, {"", own, "[" + own + "]"}, {"", "", "[]"}, {"nonsense\n", "", "[]"},
 	} {
-		if err := os.WriteFile(file, pem.EncodeToMemory(block), 0o600); err != nil {
+		w := newWorld(t, carbidesim.Options{})
+		var got []string // calls here are made one after the other
+		address := listen(t, w, carbidesim.ServerOptions{Arrived: func(ctx context.Context, method string) {
+			if method != "Version" {
+				md, _ := metadata.FromIncomingContext(ctx)
+				got = md.Get("traceparent")
+			}
+		}})
+		p, err := carbide.Open(t.Context(), carbide.Options{Address: address, TLS: carbide.TLS{Mode: carbide.Off}, Trace: c.option})
+		if err != nil {
 			t.Fatal(err)
 		}
+		defer p.Close()
+		ctx := t.Context()
+		if c.caller != "" {
+			ctx = metadata.AppendToOutgoingContext(ctx, "traceparent", c.caller)
+		}
+		if _, err := (&site{t, w, p}).kind("vpc").Observe(ctx, nil); err != nil {
+			t.Fatal(err)
+		}
+		if fmt.Sprint(got) != c.want {
+			t.Errorf("option %q, caller %q: %v was sent", c.option, c.caller, got)
+		}
 	}
-	return f
 }

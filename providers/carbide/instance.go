@@ -2,6 +2,7 @@ package carbide
 
 import (
 	"context"
+	"slices"
 	"strings"
 	"time"
 
@@ -96,7 +97,13 @@ func (k instances) create(ctx context.Context, c *providers.Call) error {
 	if k.early(ctx, text(c.Want, "machine"), err) {
 		return earlyError{err}
 	}
-	return err
+	var used []string
+	for _, i := range structs(c.Want, "interfaces") {
+		if id := text(i, "vpc_prefix"); id != "" && !slices.Contains(used, id) {
+			used = append(used, id)
+		}
+	}
+	return unless(ctx, err, prefixes{service: k.service}.get, used...) // of an existing one the addresses are used up
 }
 
 // early reports whether a refusal goes back to the host: it is being cleaned after another instance, say. The code does

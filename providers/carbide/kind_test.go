@@ -5,6 +5,7 @@ import (
 	"fmt"
 	"log/slog"
 	"strings"
+	"sync/atomic"
 	"testing"
 	"time"
 
@@ -46,6 +47,37 @@ func TestCallsToObserve(t *testing.T) {
 				}
 			}
 		})
+	}
+}
+
+// TestObserveInParallel: as many calls go at once as may. Each waits until they all have arrived.
+func TestObserveInParallel(t *testing.T) {
+	const parallel = 4
+	w := newWorld(t, carbidesim.Options{})
+	fill(t, w, 100*parallel)
+	server, client := mutual(t)
+	var arrived atomic.Int64
+	all := make(chan struct{})
+	server.Arrived = func(ctx context.Context, method string) {
+		if method != "FindVpcsByIds" {
+			return
+		}
+		if arrived.Add(1) == parallel {
+			close(all)
+		}
+		select {
+		case <-all:
+		case <-ctx.Done():
+		}
+	}
+	p, err := carbide.Open(t.Context(), carbide.Options{Address: listen(t, w, server), TLS: client, Parallel: parallel})
+	if err != nil {
+		t.Fatal(err)
+	}
+	defer p.Close()
+	things, err := (&site{t, w, p}).kind("vpc").Observe(t.Context(), nil)
+	if err != nil || len(things) != 100*parallel {
+		t.Errorf("%d things, %v", len(things), err)
 	}
 }
 

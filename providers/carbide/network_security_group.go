@@ -71,7 +71,7 @@ func (k groups) create(ctx context.Context, c *providers.Call) error {
 		Metadata:                       newMetadata(c),
 		NetworkSecurityGroupAttributes: writeRules(c, nil),
 	})
-	return err
+	return unless(ctx, err, tenants(k).get, text(c.Want, "tenant"))
 }
 
 func (k groups) update(ctx context.Context, c *providers.Call, now *forge.NetworkSecurityGroup) error {

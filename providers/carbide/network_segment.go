@@ -111,7 +111,7 @@ func (k segments) create(ctx context.Context, c *providers.Call) error {
 		request.Prefixes = append(request.Prefixes, p)
 	}
 	_, err := k.CreateNetworkSegment(ctx, request)
-	return err
+	return unless(ctx, err, vpcs{service: k.service}.get, text(c.Want, "vpc"))
 }
 
 func (segments) update(context.Context, *providers.Call, *forge.NetworkSegment) error { return errNone }

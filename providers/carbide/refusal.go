@@ -112,9 +112,6 @@ var phrases = []struct {
 
 // meaning gives the class of a refusal that is known to have had no effect.
 func (k *kind[O]) meaning(op string, err error) providers.Class {
-	if early := (earlyError{}); errors.As(err, &early) {
-		return providers.Busy
-	}
 	code := status.Code(err)
 	if code == codes.Internal && op != opDelete { // a delete that breaks a reference is early, as the exceptions say
 		for _, p := range phrases {
@@ -122,6 +119,9 @@ func (k *kind[O]) meaning(op string, err error) providers.Class {
 				return p.class
 			}
 		}
+	}
+	if early := (earlyError{}); errors.As(err, &early) {
+		return providers.Busy
 	}
 	if class, ok := exceptions[verb{k.name, op}][code]; ok {
 		return class
@@ -167,6 +167,20 @@ func (e halfwayError) Unwrap() error { return e.error }
 type earlyError struct{ error }
 
 func (e earlyError) Unwrap() error { return e.error }
+
+// unless turns an INTERNAL refusal of a create, which may mean that what it refers to is not there, into an early one when
+// reading shows that all of it is: then the database has hiccuped, or something is used up.
+func unless[O any](ctx context.Context, err error, get func(context.Context, []string) ([]O, error), ids ...string) error {
+	if status.Code(err) != codes.Internal {
+		return err
+	}
+	if len(ids) > 0 {
+		if found, rerr := get(ctx, ids); rerr != nil || len(found) < len(ids) {
+			return err
+		}
+	}
+	return earlyError{err}
+}
 
 // settled is what reading again after a refusal showed.
 func (k *kind[O]) settled(ctx context.Context, c *providers.Call) (t providers.Thing, there bool, err error) {

@@ -32,27 +32,28 @@ const (
 	unknown                     = providers.Unknown
 )
 
-// grid is every code, for create, update and delete.
+// grid is every code, for observe, create, update and delete.
 var grid = []struct {
 	code                   codes.Code
+	observe                providers.Class
 	create, update, delete meaning
 }{
-	{codes.Canceled, meaning{unknown, unknown}, meaning{unknown, unknown}, meaning{unknown, unknown}},
-	{codes.Unknown, meaning{unknown, unknown}, meaning{unknown, unknown}, meaning{unknown, unknown}},
-	{codes.InvalidArgument, meaning{invalid, exists}, meaning{invalid, conflict}, meaning{invalid, success}},
-	{codes.DeadlineExceeded, meaning{unknown, unknown}, meaning{unknown, unknown}, meaning{unknown, unknown}},
-	{codes.NotFound, meaning{absent, exists}, meaning{absent, conflict}, meaning{absent, success}},
-	{codes.AlreadyExists, meaning{exists, exists}, meaning{exists, conflict}, meaning{exists, success}},
-	{codes.PermissionDenied, meaning{denied, exists}, meaning{denied, conflict}, meaning{denied, success}},
-	{codes.ResourceExhausted, meaning{busy, exists}, meaning{busy, conflict}, meaning{busy, success}},
-	{codes.FailedPrecondition, meaning{invalid, exists}, meaning{absent, conflict}, meaning{invalid, success}},
-	{codes.Aborted, meaning{unknown, unknown}, meaning{unknown, unknown}, meaning{unknown, unknown}},
-	{codes.OutOfRange, meaning{invalid, exists}, meaning{invalid, conflict}, meaning{invalid, success}},
-	{codes.Unimplemented, meaning{unsupported, exists}, meaning{unsupported, conflict}, meaning{unsupported, success}},
-	{codes.Internal, meaning{busy, exists}, meaning{busy, conflict}, meaning{busy, success}},
-	{codes.Unavailable, meaning{unknown, unknown}, meaning{unknown, unknown}, meaning{unknown, unknown}},
-	{codes.DataLoss, meaning{unknown, unknown}, meaning{unknown, unknown}, meaning{unknown, unknown}},
-	{codes.Unauthenticated, meaning{denied, exists}, meaning{denied, conflict}, meaning{denied, success}},
+	{codes.Canceled, transient, meaning{unknown, unknown}, meaning{unknown, unknown}, meaning{unknown, unknown}},
+	{codes.Unknown, transient, meaning{unknown, unknown}, meaning{unknown, unknown}, meaning{unknown, unknown}},
+	{codes.InvalidArgument, invalid, meaning{invalid, exists}, meaning{invalid, conflict}, meaning{invalid, success}},
+	{codes.DeadlineExceeded, transient, meaning{unknown, unknown}, meaning{unknown, unknown}, meaning{unknown, unknown}},
+	{codes.NotFound, absent, meaning{absent, exists}, meaning{absent, conflict}, meaning{absent, success}},
+	{codes.AlreadyExists, exists, meaning{exists, exists}, meaning{exists, conflict}, meaning{exists, success}},
+	{codes.PermissionDenied, denied, meaning{denied, exists}, meaning{denied, conflict}, meaning{denied, success}},
+	{codes.ResourceExhausted, busy, meaning{busy, exists}, meaning{busy, conflict}, meaning{busy, success}},
+	{codes.FailedPrecondition, invalid, meaning{invalid, exists}, meaning{absent, conflict}, meaning{invalid, success}},
+	{codes.Aborted, transient, meaning{unknown, unknown}, meaning{unknown, unknown}, meaning{unknown, unknown}},
+	{codes.OutOfRange, invalid, meaning{invalid, exists}, meaning{invalid, conflict}, meaning{invalid, success}},
+	{codes.Unimplemented, unsupported, meaning{unsupported, exists}, meaning{unsupported, conflict}, meaning{unsupported, success}},
+	{codes.Internal, transient, meaning{busy, exists}, meaning{busy, conflict}, meaning{busy, success}},
+	{codes.Unavailable, transient, meaning{unknown, unknown}, meaning{unknown, unknown}, meaning{unknown, unknown}},
+	{codes.DataLoss, transient, meaning{unknown, unknown}, meaning{unknown, unknown}, meaning{unknown, unknown}},
+	{codes.Unauthenticated, denied, meaning{denied, exists}, meaning{denied, conflict}, meaning{denied, success}},
 }
 
 func TestCodes(t *testing.T) {
@@ -96,11 +97,15 @@ func TestCodes(t *testing.T) {
 			check(g.code, "DeleteVpc", effect, pick(g.delete), func() error { return s.kind("vpc").Delete(t.Context(), c) })
 		}
 	}
-	for _, code := range []codes.Code{codes.Unavailable, codes.DeadlineExceeded, codes.Internal, codes.Unknown} {
-		check(code, "FindVpcIds", carbidesim.Before, transient, func() error {
-			_, err := s.kind("vpc").Observe(t.Context(), nil)
-			return err
-		})
+	s.ClearFaults()
+	s.make("vpc", "seen", spec)
+	for _, g := range grid {
+		for _, method := range []string{"FindVpcIds", "FindVpcsByIds"} {
+			check(g.code, method, carbidesim.Before, g.observe, func() error {
+				_, err := s.kind("vpc").Observe(t.Context(), nil)
+				return err
+			})
+		}
 	}
 }
 
@@ -246,6 +251,53 @@ func TestRefusals(t *testing.T) {
 	}
 	s.class("a prefix of a VPC that is gone", remove("vpc_prefix", "links"), absent)
 	s.class("the id of a VPC that is gone", create("vpc", "prod", schema.Object{"tenant": "acme"}), exists)
+}
+
+// TestInternalCreate: INTERNAL may mean that what a thing refers to is not there, that something is used up, that the database
+// hiccups, or nothing at all because the thing was made. Reading tells.
+func TestInternalCreate(t *testing.T) {
+	hosts := hosts(t)
+	s := newSite(t, carbidesim.Options{Hosts: lawHosts, Timing: lawTiming})
+	s.make("tenant", "acme", schema.Object{})
+	s.make("vpc", "prod", schema.Object{"tenant": "acme"})
+	s.make("vpc_prefix", "links", schema.Object{"vpc": id("vpc", "prod"), "prefix": "10.1.0.0/31"})
+	instance := func(host int, prefix string) schema.Object {
+		return schema.Object{"tenant": "acme", "machine": hosts[host], "os": map[string]any{"ipxe": "#!ipxe"}, "interfaces": []any{
+			map[string]any{"function": "physical", "device_instance": int64(0), "vpc_prefix": id("vpc_prefix", prefix)},
+		}}
+	}
+	segment := func(vpc string) schema.Object {
+		return schema.Object{"vpc": id("vpc", vpc), "prefixes": []any{map[string]any{"prefix": "10.2.0.0/24"}}}
+	}
+	for _, c := range []struct {
+		what, method, noun string
+		want               schema.Object
+		effect             carbidesim.Effect // of a fault; empty: the service refuses by itself
+		class              providers.Class
+	}{
+		{"a segment while the database hiccups", "CreateNetworkSegment", "network_segment", segment("prod"), carbidesim.Before, busy},
+		{"a segment in an unknown VPC", "CreateNetworkSegment", "network_segment", segment("none"), "", absent},
+		{"a segment that was made all the same", "CreateNetworkSegment", "network_segment", segment("prod"), carbidesim.After, exists},
+		{"a group while the database hiccups", "CreateNetworkSecurityGroup", "network_security_group", schema.Object{"tenant": "acme"}, carbidesim.Before, busy},
+		{"a group of an unknown tenant", "CreateNetworkSecurityGroup", "network_security_group", schema.Object{"tenant": "nobody"}, "", absent},
+		{"a group that was made all the same", "CreateNetworkSecurityGroup", "network_security_group", schema.Object{"tenant": "acme"}, carbidesim.After, exists},
+		{"an instance while the database hiccups", "AllocateInstance", "instance", instance(0, "links"), carbidesim.Before, busy},
+		{"an instance on an unknown prefix", "AllocateInstance", "instance", instance(0, "none"), "", absent},
+		{"an instance that was made all the same", "AllocateInstance", "instance", instance(0, "links"), carbidesim.After, exists},
+		{"an instance on a prefix without a free address", "AllocateInstance", "instance", instance(1, "links"), "", busy},
+	} {
+		if c.effect != "" {
+			if err := s.Inject(carbidesim.Fault{Method: c.method, Effect: c.effect, Code: codes.Internal}); err != nil {
+				t.Fatal(err)
+			}
+		}
+		n := call(c.noun, c.what)
+		n.Ref.Name, n.Want = "thing", c.want
+		s.class(c.what, s.kind(c.noun).Create(t.Context(), n), c.class)
+		if len(s.Faults()) != 0 {
+			t.Errorf("%s: the fault did not strike", c.what)
+		}
+	}
 }
 
 // TestUnsupported: an older server does not have all calls.

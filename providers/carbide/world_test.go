@@ -48,6 +48,12 @@ func certs(t testing.TB) devcert.Files {
 // listen puts a world on the wire and gives its address.
 func listen(t testing.TB, w *carbidesim.World, o carbidesim.ServerOptions) string {
 	t.Helper()
+	_, address := serve(t, w, o)
+	return address
+}
+
+func serve(t testing.TB, w *carbidesim.World, o carbidesim.ServerOptions) (*carbidesim.Server, string) {
+	t.Helper()
 	s, err := carbidesim.NewServer(w, o)
 	if err != nil {
 		t.Fatal(err)
@@ -64,7 +70,7 @@ func listen(t testing.TB, w *carbidesim.World, o carbidesim.ServerOptions) strin
 			t.Error(err)
 		}
 	})
-	return l.Addr().String()
+	return s, l.Addr().String()
 }
 
 // mutual are the options of a server and its client with which both show certificates, and only a site agent may do

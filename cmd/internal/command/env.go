@@ -18,6 +18,7 @@ const (
 	envSite       = "CONVERGE_SITE"
 	envEndpoints  = "CONVERGE_ETCD_ENDPOINTS"
 	envConfig     = "CONVERGE_CLI_CONFIG_FILE"
+	envTrace      = "TRACEPARENT" // of whoever started us; W3C trace context
 )
 
 var envNames = []string{envLog, envLogPath, envInput, envAutomation, envArgs, envDataDir, envSite, envEndpoints, envConfig}

@@ -166,7 +166,7 @@ func (s *session) engine() (*engine.Engine, error) {
 
 // providers connects to what the engine needs.
 func (s *session) providers(ctx context.Context, site schema.Site, needs []engine.Need) (*providers.Set, error) {
-	o := all.Options{Config: s.conf.Config, Dir: s.conf.Dir(), Kinds: s.kinds, Site: site, Logger: s.log}
+	o := all.Options{Config: s.conf.Config, Dir: s.conf.Dir(), Kinds: s.kinds, Site: site, Trace: s.env[envTrace], Logger: s.log}
 	for _, n := range needs {
 		o.Need = append(o.Need, all.Need{Scope: n.Scope, Provider: n.Provider})
 	}

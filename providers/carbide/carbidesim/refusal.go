@@ -1,6 +1,8 @@
 package carbidesim
 
 import (
+	"strings"
+
 	"google.golang.org/grpc/codes"
 	"google.golang.org/grpc/status"
 )
@@ -42,7 +44,11 @@ func duplicate(constraint string) error {
 
 // violation is what the database says about a foreign key or a check.
 func violation(constraint string) error {
-	return internal("Database Error: violates constraint %q", constraint)
+	what := "check"
+	if strings.HasSuffix(constraint, "_fkey") {
+		what = "foreign key"
+	}
+	return internal("Database Error: violates %s constraint %q", what, constraint)
 }
 
 func missing(field string) error {

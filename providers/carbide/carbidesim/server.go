@@ -8,6 +8,7 @@ import (
 	"fmt"
 	"net"
 	"os"
+	"strings"
 	"sync"
 	"time"
 
@@ -27,6 +28,10 @@ type ServerOptions struct {
 	Mutual   bool   // refuse clients without a certificate at the handshake; the real service leaves that to roles
 	Roles    Roles  // optional: who may call what; nil lets everybody call everything
 	Control  string // optional: path of a unix socket for the control endpoint
+
+	// Arrived is told of every call before anything happens. Optional. The context has the peer, its certificate and the
+	// metadata.
+	Arrived func(ctx context.Context, method string)
 }
 
 // Server puts a world on the wire.
@@ -42,6 +47,9 @@ func NewServer(w *World, o ServerOptions) (*Server, error) {
 	s := &Server{world: w}
 	options := []grpc.ServerOption{
 		grpc.UnaryInterceptor(func(ctx context.Context, request any, info *grpc.UnaryServerInfo, handle grpc.UnaryHandler) (any, error) {
+			if o.Arrived != nil {
+				o.Arrived(ctx, info.FullMethod[strings.LastIndexByte(info.FullMethod, '/')+1:])
+			}
 			if o.Roles != nil {
 				if err := o.Roles.check(ctx, info.FullMethod); err != nil {
 					return nil, err
@@ -75,6 +83,13 @@ func NewServer(w *World, o ServerOptions) (*Server, error) {
 
 // Serve answers calls until Stop. It may be called for several listeners.
 func (s *Server) Serve(l net.Listener) error { return s.grpc.Serve(s.conns.watch(l)) }
+
+// Connections are the open ones, and all that there have been.
+func (s *Server) Connections() (open, ever int) {
+	s.conns.mu.Lock()
+	defer s.conns.mu.Unlock()
+	return len(s.conns.open), s.conns.ever
+}
 
 // Stop closes all connections, also those with calls that hang, and waits for the calls to end.
 func (s *Server) Stop() {
@@ -162,6 +177,7 @@ func (c *certificates) read() (*tls.Config, error) {
 type conns struct {
 	mu   sync.Mutex
 	open map[string]net.Conn
+	ever int
 }
 
 func (c *conns) watch(l net.Listener) net.Listener { return watched{l, c} }
@@ -198,6 +214,7 @@ func (w watched) Accept() (net.Conn, error) {
 		w.conns.open = map[string]net.Conn{}
 	}
 	w.conns.open[name] = conn
+	w.conns.ever++
 	return &watchedConn{Conn: conn, forget: func() {
 		w.conns.mu.Lock()
 		defer w.conns.mu.Unlock()

@@ -34,33 +34,55 @@ const ClientURI = "spiffe://nico.local/nico-system/sa/elektra-site-agent"
 
 const (
 	lifetime = 30 * 24 * time.Hour
-	leastAge = 24 * time.Hour // certificates that end sooner are made anew
+	leastAge = 24 * time.Hour       // certificates that end sooner are made anew
+	caMargin = 365 * 24 * time.Hour // by which a CA is older, and lives longer, than what it signs
 )
 
 // Ensure answers the certificates in a directory, which it makes when it has to; all of them anew when one is missing, has
 // less than a day to go, or does not cover the hosts. Hosts are the names and addresses of the server; without any it is
 // localhost. Keys are readable by their owner only.
 func Ensure(dir string, hosts ...string) (Files, error) {
-	if len(hosts) == 0 {
-		hosts = []string{"localhost", "127.0.0.1", "::1"}
+	hosts = orHere(hosts)
+	f := in(dir)
+	if f.usable(hosts, time.Now().Add(leastAge)) {
+		return f, nil
 	}
-	f := Files{
+	return f, f.make(hosts, time.Now())
+}
+
+// Made makes all certificates in a directory anew, as they would have been made at a time: in the past they may have
+// expired, in the future they are not valid yet. The CA is valid now in any case. It is for tests.
+func Made(dir string, at time.Time, hosts ...string) (Files, error) {
+	f := in(dir)
+	return f, f.make(orHere(hosts), at)
+}
+
+func (f Files) make(hosts []string, at time.Time) error {
+	dir := filepath.Dir(f.CA)
+	if err := os.MkdirAll(dir, 0o700); err != nil {
+		return fmt.Errorf("make development certificates: %w", err)
+	}
+	if err := f.create(hosts, at); err != nil {
+		return fmt.Errorf("make development certificates in %s: %w", dir, err)
+	}
+	return nil
+}
+
+func orHere(hosts []string) []string {
+	if len(hosts) == 0 {
+		return []string{"localhost", "127.0.0.1", "::1"}
+	}
+	return hosts
+}
+
+func in(dir string) Files {
+	return Files{
 		CA:         filepath.Join(dir, "ca.crt"),
 		ServerCert: filepath.Join(dir, "server.crt"),
 		ServerKey:  filepath.Join(dir, "server.key"),
 		ClientCert: filepath.Join(dir, "client.crt"),
 		ClientKey:  filepath.Join(dir, "client.key"),
 	}
-	if f.usable(hosts, time.Now().Add(leastAge)) {
-		return f, nil
-	}
-	if err := os.MkdirAll(dir, 0o700); err != nil {
-		return f, fmt.Errorf("make development certificates: %w", err)
-	}
-	if err := f.create(hosts, time.Now()); err != nil {
-		return f, fmt.Errorf("make development certificates in %s: %w", dir, err)
-	}
-	return f, nil
 }
 
 // usable tells whether all files are there, belong together, and are valid at a time.
@@ -100,6 +122,7 @@ func (f Files) create(hosts []string, now time.Time) error {
 	}
 	ca := template("converge development CA", now)
 	ca.IsCA, ca.BasicConstraintsValid = true, true
+	ca.NotBefore, ca.NotAfter = ca.NotBefore.Add(-caMargin), ca.NotAfter.Add(caMargin)
 	ca.KeyUsage = x509.KeyUsageCertSign
 	if err := issue(f.CA, ca, ca, caKey, &caKey.PublicKey); err != nil {
 		return err

@@ -1,0 +1,131 @@
+package carbide_test
+
+import (
+	"context"
+	"strings"
+	"sync/atomic"
+	"testing"
+
+	"google.golang.org/grpc/codes"
+
+	"converge.dev/converge/providers/carbide"
+	"converge.dev/converge/providers/carbide/carbidesim"
+	"converge.dev/converge/schema"
+)
+
+// TestHealth: only a service that cannot be reached, or does not know us, makes the health bad, and any answer makes it
+// good.
+func TestHealth(t *testing.T) {
+	for code := codes.Canceled; code <= codes.Unauthenticated; code++ {
+		t.Run(code.String(), func(t *testing.T) {
+			s := newSite(t, carbidesim.Options{})
+			look := func() error {
+				_, err := s.kind("vpc").Observe(t.Context(), nil)
+				return err
+			}
+			if h := s.Health(t.Context()); h.Down != nil || h.Failed != 0 {
+				t.Fatalf("at first: %+v", h)
+			}
+			for _, f := range []carbidesim.Fault{
+				{Method: "FindVpcIds", Effect: carbidesim.Before, Code: code},
+				{Method: "Version", Effect: carbidesim.Before, Code: code, Times: -1},
+			} {
+				if err := s.Inject(f); err != nil {
+					t.Fatal(err)
+				}
+			}
+			if look() == nil {
+				t.Fatal("the fault did not strike")
+			}
+			h := s.Health(t.Context())
+			bad := code == codes.Unavailable || code == codes.Unauthenticated
+			if (h.Down != nil) != bad {
+				t.Errorf("after %s it is down: %v", code, h.Down)
+			}
+			if bad && !strings.Contains(h.Down.Error(), "injected fault") {
+				t.Errorf("why it is down: %v", h.Down)
+			}
+			if code == codes.Canceled { // by the caller, as a rule
+				return
+			}
+			if h.Failed == 0 || h.Last == nil || h.LastAt.IsZero() {
+				t.Errorf("what failed is not told: %+v", h)
+			}
+			if err := look(); err != nil { // the calls of steps that have begun are let through
+				t.Fatal(err)
+			}
+			if h := s.Health(t.Context()); h.Down != nil || h.Succeeded == 0 || h.Last == nil {
+				t.Errorf("after a success: %+v", h)
+			}
+		})
+	}
+}
+
+// TestHealthIsAsked: while it is bad the service is asked, by one at a time, until it is good again.
+func TestHealthIsAsked(t *testing.T) {
+	w := newWorld(t, carbidesim.Options{})
+	server, client := mutual(t)
+	var hold atomic.Bool
+	asked, answer := make(chan struct{}), make(chan struct{})
+	server.Arrived = func(_ context.Context, method string) {
+		if method == "Version" && hold.Load() {
+			asked <- struct{}{}
+			<-answer
+		}
+	}
+	p, err := carbide.Open(t.Context(), carbide.Options{Address: listen(t, w, server), TLS: client})
+	if err != nil {
+		t.Fatal(err)
+	}
+	defer p.Close()
+	s := &site{t, w, p}
+	if err := w.Inject(carbidesim.Fault{Method: "FindVpcIds", Effect: carbidesim.Before}); err != nil {
+		t.Fatal(err)
+	}
+	_, err = s.kind("vpc").Observe(t.Context(), nil)
+	s.class("observe", err, transient)
+	hold.Store(true)
+	first := make(chan error)
+	go func() { first <- p.Health(t.Context()).Down }()
+	<-asked
+	for range 3 { // would hang, were it to ask as well
+		if p.Health(t.Context()).Down == nil {
+			t.Error("it is good before anybody has answered")
+		}
+	}
+	close(answer)
+	if err := <-first; err != nil {
+		t.Errorf("it is bad although the service answers: %v", err)
+	}
+	ctx, cancel := context.WithCancel(t.Context())
+	cancel()
+	if err := p.Health(ctx).Down; err != nil {
+		t.Errorf("it is bad again: %v", err)
+	}
+}
+
+// TestHealthSaysWhy: which certificate is refused, by whom, and what to do.
+func TestHealthSaysWhy(t *testing.T) {
+	r := newRenewed(t)
+	other, _ := r.certificates()
+	// The server trusts another authority from now on. It looks when somebody connects.
+	r.place(other.CA, r.live.CA)
+	if err := r.Inject(carbidesim.Fault{Method: "CreateVpc", Effect: carbidesim.Cut}); err != nil {
+		t.Fatal(err)
+	}
+	c := call("vpc", "prod")
+	c.Want = schema.Object{"tenant": "acme"}
+	r.class("a create whose connection breaks", r.kind("vpc").Create(t.Context(), c), unknown)
+	for {
+		h := r.Health(t.Context())
+		if h.Down == nil {
+			t.Fatal("it is good without a connection")
+		}
+		if strings.Contains(h.Down.Error(), "the server refuses our certificate "+r.live.ClientCert) {
+			return
+		}
+		if err := t.Context().Err(); err != nil {
+			t.Fatalf("%v: %v", err, h.Down)
+		}
+	}
+}

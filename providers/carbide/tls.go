@@ -1,0 +1,224 @@
+package carbide
+
+import (
+	"cmp"
+	"context"
+	"crypto/sha256"
+	"crypto/tls"
+	"crypto/x509"
+	"encoding/binary"
+	"errors"
+	"fmt"
+	"net"
+	"os"
+	"strings"
+	"time"
+)
+
+// TLS says how the two sides know each other. Files are PEM. They may be replaced at any time, one after the other: what
+// they hold is used from then on, without failing a call.
+type TLS struct {
+	Mode       TLSMode
+	CA         string // file of the authorities that may sign the server's certificate; empty: the system's
+	Cert, Key  string // files of our certificate; Mutual only
+	ServerName string // optional: name in the server's certificate, when it is not that of the address
+}
+
+// TLSMode says who shows a certificate. The zero value is Mutual, the only one with which the service lets us do more
+// than ask for its version.
+type TLSMode string
+
+// Modes of TLS.
+const (
+	Mutual TLSMode = "mutual" // both
+	Server TLSMode = "server" // the server
+	Off    TLSMode = "off"    // nobody: plain text
+)
+
+// An identity is what the files of TLS held when they were read.
+type identity struct {
+	files  TLS
+	digest [sha256.Size]byte // of all that was read
+	config *tls.Config       // nil without TLS
+	ours   *x509.Certificate // nil when we show none
+}
+
+// files are those that have to be watched.
+func (t TLS) watched() []string {
+	var names []string
+	for _, name := range []string{t.CA, t.Cert, t.Key} {
+		if name != "" && t.Mode != Off {
+			names = append(names, name)
+		}
+	}
+	return names
+}
+
+// identity checks the options and reads the files, each of them once, so that the digest is of what is used. The digest is
+// good also when there is an error.
+func (o Options) identity() (identity, error) {
+	id := identity{files: o.TLS}
+	if o.Address == "" {
+		return id, errors.New("no address is given")
+	}
+	id.files.Mode = cmp.Or(o.TLS.Mode, Mutual)
+	switch id.files.Mode {
+	case Mutual, Server:
+	case Off:
+		if !o.AllowInsecure && !local(o.Address) {
+			return id, fmt.Errorf("%s is another machine: without TLS anybody between could change the site", o.Address)
+		}
+		return id, nil
+	default:
+		return id, fmt.Errorf("TLS mode %q is unknown: want %q, %q or %q", o.TLS.Mode, Mutual, Server, Off)
+	}
+	if id.files.Mode == Mutual && (o.TLS.Cert == "" || o.TLS.Key == "") {
+		return id, errors.New("mutual TLS needs a certificate and its key")
+	}
+
+	content := map[string][]byte{}
+	var missing error
+	hash := sha256.New()
+	for _, name := range id.files.watched() {
+		b, err := os.ReadFile(name)
+		if err != nil {
+			missing = cmp.Or(missing, err)
+			b = []byte(err.Error())
+		}
+		content[name] = b
+		// The length first: else a part that moves from one file to the next would change nothing.
+		hash.Write(binary.BigEndian.AppendUint64(nil, uint64(len(b))))
+		hash.Write(b)
+	}
+	hash.Sum(id.digest[:0])
+	if missing != nil {
+		return id, fmt.Errorf("read the certificates: %w", missing)
+	}
+
+	config := &tls.Config{MinVersion: tls.VersionTLS12, ServerName: o.TLS.ServerName, NextProtos: []string{"h2"}}
+	if o.TLS.CA != "" {
+		config.RootCAs = x509.NewCertPool()
+		if !config.RootCAs.AppendCertsFromPEM(content[o.TLS.CA]) {
+			return id, fmt.Errorf("%s holds no certificate", o.TLS.CA)
+		}
+	}
+	if id.files.Mode == Mutual {
+		pair, err := tls.X509KeyPair(content[o.TLS.Cert], content[o.TLS.Key])
+		if err != nil {
+			return id, fmt.Errorf("read our certificate %s with the key %s: %w", o.TLS.Cert, o.TLS.Key, err)
+		}
+		id.ours = pair.Leaf
+		// In this way it is shown also to a server that names other authorities, which then says why it is refused.
+		config.GetClientCertificate = func(*tls.CertificateRequestInfo) (*tls.Certificate, error) { return &pair, nil }
+	}
+	id.config = config
+	return id, nil
+}
+
+// stale says why our certificate is of no use at a time, nil when it is. A server would only say that it is bad.
+func (id identity) stale(at time.Time) error {
+	switch c := id.ours; {
+	case c == nil:
+		return nil
+	case at.After(c.NotAfter):
+		return fmt.Errorf("our certificate %s (%s) expired at %s: renew it, or check this machine's clock, which says %s",
+			id.files.Cert, describe(c), stamp(c.NotAfter), stamp(at))
+	case at.Before(c.NotBefore):
+		return fmt.Errorf("our certificate %s (%s) is valid only from %s: check this machine's clock, which says %s",
+			id.files.Cert, describe(c), stamp(c.NotBefore), stamp(at))
+	}
+	return nil
+}
+
+func stamp(t time.Time) string { return t.UTC().Format(time.RFC3339) }
+
+// describe names a certificate, so that it can be found.
+func describe(c *x509.Certificate) string {
+	return fmt.Sprintf("%s, serial %x, signed by %s", cmp.Or(c.Subject.String(), "no subject"), c.SerialNumber, cmp.Or(c.Issuer.String(), "nobody"))
+}
+
+// local reports whether an address is on this machine.
+func local(address string) bool {
+	if strings.HasPrefix(address, "unix:") {
+		return true
+	}
+	host, _, err := net.SplitHostPort(address)
+	if err != nil {
+		return false
+	}
+	ip := net.ParseIP(host)
+	return host == "localhost" || ip != nil && ip.IsLoopback()
+}
+
+// handshake connects once more, outside gRPC, to learn which of the two sides refused the other's certificate and
+// why; gRPC keeps only a text. It gives nil when nobody did.
+func (o Options) handshake(ctx context.Context, id identity) error {
+	var raw net.Conn
+	var err error
+	switch path, unix := strings.CutPrefix(o.Address, "unix:"); {
+	case o.Dial != nil:
+		raw, err = o.Dial(ctx, o.Address)
+	case unix:
+		raw, err = new(net.Dialer).DialContext(ctx, "unix", strings.TrimPrefix(path, "//"))
+	default:
+		raw, err = new(net.Dialer).DialContext(ctx, "tcp", o.Address)
+	}
+	if err != nil {
+		return nil
+	}
+	defer raw.Close()
+	if deadline, ok := ctx.Deadline(); ok {
+		if err := raw.SetDeadline(deadline); err != nil {
+			return nil
+		}
+	}
+	config := id.config.Clone()
+	if config.ServerName == "" {
+		config.ServerName, _, _ = net.SplitHostPort(o.Address)
+	}
+	conn := tls.Client(raw, config)
+	if err = conn.HandshakeContext(ctx); err == nil {
+		_, err = conn.Read(make([]byte, 1)) // the server's verdict on our certificate, or its first frame
+	}
+	return id.refusal(err, config.ServerName)
+}
+
+// refusal says in words which side refused which certificate of the other's, and what to do; nil when err is about something
+// else.
+func (id identity) refusal(err error, name string) error {
+	var (
+		invalid   x509.CertificateInvalidError
+		authority x509.UnknownAuthorityError
+		wrong     x509.HostnameError
+		network   *net.OpError
+	)
+	switch {
+	case errors.As(err, &invalid) && invalid.Reason == x509.Expired:
+		whose := "the server's certificate"
+		if invalid.Cert.IsCA {
+			whose = "the certificate of an authority that signed the server's certificate"
+		}
+		if now := time.Now(); now.Before(invalid.Cert.NotBefore) {
+			return fmt.Errorf("%s (%s) is valid only from %s: check the clocks of both machines, this one says %s: %w",
+				whose, describe(invalid.Cert), stamp(invalid.Cert.NotBefore), stamp(now), err)
+		}
+		return fmt.Errorf("%s (%s) expired at %s: it has to be renewed there: %w", whose, describe(invalid.Cert), stamp(invalid.Cert.NotAfter), err)
+	case errors.As(err, &authority):
+		from := cmp.Or(id.files.CA, "the system's list")
+		shown := "unreadable"
+		if authority.Cert != nil {
+			shown = describe(authority.Cert)
+		}
+		return fmt.Errorf("the server's certificate (%s) is signed by none of our authorities, which are in %s: put the site's authority there: %w", shown, from, err)
+	case errors.As(err, &wrong):
+		return fmt.Errorf("the server's certificate (%s) is for another name than %q: correct the address, or set the server name: %w", describe(wrong.Certificate), name, err)
+	case errors.As(err, &network) && network.Op == "remote error" && id.ours == nil: // a TLS alert
+		return fmt.Errorf("the server refuses us, and wants a certificate of ours although the TLS mode is %q: set it to %q, with a certificate and its key: %w", id.files.Mode, Mutual, err)
+	case errors.As(err, &network) && network.Op == "remote error":
+		return fmt.Errorf("the server refuses our certificate %s (%s, valid until %s): have it signed by an authority that the site trusts: %w",
+			id.files.Cert, describe(id.ours), stamp(id.ours.NotAfter), err)
+	case errors.As(err, &invalid):
+		return fmt.Errorf("the server's certificate (%s) is not acceptable: it has to be made anew there: %w", describe(invalid.Cert), err)
+	}
+	return nil
+}
