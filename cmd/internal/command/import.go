@@ -104,6 +104,18 @@ func (s *session) survey(ctx context.Context, site schema.Site) (*engine.Survey,
 	if err != nil {
 		return nil, err
 	}
+	needs, err := s.offers()
+	if err != nil {
+		return nil, err
+	}
+	return e.Survey(ctx, site, needs)
+}
+
+// offers lists every provider that the configuration reaches.
+func (s *session) offers() ([]engine.Need, error) {
+	if _, err := s.schema(); err != nil {
+		return nil, err
+	}
 	offers, err := all.Offers(all.Options{Config: s.conf.Config, Dir: s.conf.Dir(), Kinds: s.kinds})
 	if err == nil && len(offers) == 0 {
 		return nil, &view.Problem{What: "no provider is configured", Where: s.whereConfig()}
@@ -115,7 +127,7 @@ func (s *session) survey(ctx context.Context, site schema.Site) (*engine.Survey,
 	for i, o := range offers {
 		needs[i] = engine.Need{Scope: o.Scope, Provider: o.Provider}
 	}
-	return e.Survey(ctx, site, needs)
+	return needs, nil
 }
 
 // writeFinds prints the document, or writes a file for each kind.

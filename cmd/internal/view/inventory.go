@@ -1,0 +1,83 @@
+package view
+
+import (
+	"cmp"
+	"fmt"
+	"maps"
+	"slices"
+	"strings"
+
+	"converge.dev/converge/engine"
+	"converge.dev/converge/schema"
+)
+
+// MaskItem gives an item without the values of secret fields.
+func MaskItem(i engine.Item, k *schema.Kind) engine.Item {
+	if i.Spec != nil {
+		i.Spec, _ = mask(k, i.Spec)
+	}
+	return i
+}
+
+// InventoryText gives an inventory for people: how many of each kind there are and how they are, then what is not well.
+func InventoryText(inv *engine.Inventory, s Style) string {
+	t := planText{Style: s}
+	type at struct{ scope, kind string }
+	counts := map[at]map[engine.Health]int{}
+	total, managed := 0, 0
+	var unwell []engine.Item
+	for _, i := range inv.Items {
+		p := at{i.Scope, i.Kind}
+		if counts[p] == nil {
+			counts[p] = map[engine.Health]int{}
+		}
+		if i.Deleted != nil {
+			counts[p]["deleted"]++
+			continue
+		}
+		counts[p][i.Health]++
+		total++
+		if !i.Ref.IsZero() {
+			managed++
+		}
+		if i.Health == engine.HealthError || i.Health == engine.HealthWarn {
+			unwell = append(unwell, i)
+		}
+	}
+	changed := ""
+	if inv.Since > 0 {
+		changed = fmt.Sprintf(" changed since revision %d", inv.Since)
+	}
+	t.line("%s  %s", t.paint(bold, fmt.Sprintf("%s%s, %d of them managed.", count(total, "thing"), changed, managed)),
+		t.paint(dim, fmt.Sprintf("site %s, revision %d", inv.Site.Name, inv.Revision)))
+	if len(counts) > 0 {
+		t.line("")
+	}
+	width := 0
+	for p := range counts {
+		width = max(width, len(p.scope)+1+len(p.kind))
+	}
+	for _, p := range slices.SortedFunc(maps.Keys(counts), func(a, b at) int {
+		return schema.Ref{Scope: a.scope, Kind: a.kind}.Compare(schema.Ref{Scope: b.scope, Kind: b.kind})
+	}) {
+		var parts []string
+		for _, h := range []engine.Health{engine.HealthOK, engine.HealthWarn, engine.HealthError, engine.HealthUnknown, "deleted"} {
+			if n := counts[p][h]; n > 0 {
+				parts = append(parts, fmt.Sprintf("%d %s", n, h))
+			}
+		}
+		t.line("  %s  %s", pad(clean(p.scope+"/"+p.kind), width), strings.Join(parts, ", "))
+	}
+	if len(unwell) > 0 {
+		t.head("Not well, or on its way:")
+		for _, i := range unwell {
+			color := yellow
+			if i.Health == engine.HealthError {
+				color = red
+			}
+			t.line("  %s %s/%s/%s  %s", t.paint(color, string(i.State)), clean(i.Scope), clean(i.Kind), clean(cmp.Or(i.Name, i.ID)), clean(i.Detail))
+		}
+	}
+	t.places("Unknown, so that the inventory is not complete:", inv.Unknown)
+	return t.b.String()
+}
