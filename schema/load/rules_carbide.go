@@ -36,6 +36,7 @@ var carbideRules = []Rule{
 	{"CV1133", "carbide-hostname", "Host name is used twice", "A host name is used once in a tenant", checkHostnames},
 	{"CV1134", "carbide-instance-os", "Boot source is not clear", "An instance boots exactly one thing", checkInstanceOS},
 	{"CV1135", "carbide-interfaces", "Interfaces do not fit", "The interfaces of an instance fit each other", checkInterfaces},
+	{"CV1139", "carbide-management", "Management traffic would be cut", "A security group that guards something lets the traffic of policy.management through", checkManagement},
 	{"CV1136", "carbide-address", "Address cannot be used", "An address is used once, and lies in the network it is asked from", checkAddresses},
 }
 

@@ -1,0 +1,137 @@
+package load
+
+import (
+	"cmp"
+	"fmt"
+	"net/netip"
+	"slices"
+	"strconv"
+	"strings"
+
+	"converge.dev/converge/schema"
+)
+
+// A flow is packets that are let through or not: those of policy.management, or those that a rule is about.
+type flow struct {
+	egress   bool
+	protocol string // any: all of them
+	src, dst netip.Prefix
+	ports    [2]int64 // that they go to; the whole range when nothing is said
+	sources  bool     // only some ports that they come from
+}
+
+var allPorts = [2]int64{0, 65535}
+
+// overlaps reports whether some packets are of both.
+func (f flow) overlaps(o flow) bool {
+	return f.egress == o.egress && f.src.Overlaps(o.src) && f.dst.Overlaps(o.dst) &&
+		(f.protocol == o.protocol || f.protocol == "any" || o.protocol == "any") &&
+		f.ports[0] <= o.ports[1] && o.ports[0] <= f.ports[1]
+}
+
+// covers reports whether all packets of o are of f.
+func (f flow) covers(o flow) bool {
+	within := func(outer, inner netip.Prefix) bool { return outer.Bits() <= inner.Bits() && outer.Overlaps(inner) }
+	return f.overlaps(o) && !f.sources && within(f.src, o.src) && within(f.dst, o.dst) &&
+		(f.protocol == "any" || f.protocol == o.protocol) && f.ports[0] <= o.ports[0] && o.ports[1] <= f.ports[1]
+}
+
+// managementFlows reads policy.management; what is malformed is for other rules.
+func managementFlows(st *site) (names []string, flows map[string]flow) {
+	flows = map[string]flow{}
+	for name, v := range sorted(objectOf(st.doc["policy"])["management"]) {
+		m := objectOf(v)
+		src, err := netip.ParsePrefix(textOf(m, "src_prefix"))
+		if err != nil {
+			continue
+		}
+		f := flow{egress: textOf(m, "direction") == "egress", protocol: cmp.Or(textOf(m, "protocol"), "tcp"), src: src.Masked(), ports: allPorts}
+		everywhere := "0.0.0.0/0"
+		if src.Addr().Is6() {
+			everywhere = "::/0"
+		}
+		if f.dst, err = netip.ParsePrefix(cmp.Or(textOf(m, "dst_prefix"), everywhere)); err != nil {
+			continue
+		}
+		if port := intOf(m, "port"); port != 0 {
+			f.ports = [2]int64{port, port}
+		}
+		names, flows[name] = append(names, name), f
+	}
+	return names, flows
+}
+
+// A filterRule is a rule of a security group.
+type filterRule struct {
+	flow
+	id       string
+	permits  bool
+	priority int64
+	index    int // in the spec
+}
+
+func filterRules(spec schema.Object) []filterRule {
+	var rules []filterRule
+	for i, e := range listOf(spec, "rules") {
+		o := objectOf(e)
+		r := filterRule{id: textOf(o, "id"), permits: textOf(o, "action") == "permit", priority: intOf(o, "priority"), index: i}
+		r.egress, r.protocol, r.ports = textOf(o, "direction") == "egress", textOf(o, "protocol"), allPorts
+		var errs [2]error
+		r.src, errs[0] = netip.ParsePrefix(textOf(o, "src_prefix"))
+		r.dst, errs[1] = netip.ParsePrefix(textOf(o, "dst_prefix"))
+		if errs[0] != nil || errs[1] != nil {
+			continue
+		}
+		if p := objectOf(o["dst_ports"]); p != nil {
+			r.ports = [2]int64{intOf(p, "start"), intOf(p, "end")}
+		}
+		r.sources = o["src_ports"] != nil
+		rules = append(rules, r)
+	}
+	slices.SortFunc(rules, func(a, b filterRule) int {
+		return cmp.Or(cmp.Compare(a.priority, b.priority), strings.Compare(a.id, b.id))
+	})
+	return rules
+}
+
+// checkManagement looks at each group that something names. A packet meets the rules from the smallest number on, and among
+// equals in the order of ids; one that no rule permits counts as denied.
+func checkManagement(st *site, p *reporter) {
+	names, flows := managementFlows(st)
+	if len(names) == 0 {
+		return
+	}
+	guards := map[string]schema.Ref{}
+	for _, kind := range []string{carbideVPC, carbideInstance} {
+		for r := range st.sound(kind) {
+			if group := textOf(r.Spec, "network_security_group"); group != "" && guards[group].IsZero() {
+				guards[group] = r.Ref
+			}
+		}
+	}
+	for r := range st.sound(carbideSecurityGroup) {
+		guarded, ok := guards[r.Ref.Name]
+		if !ok {
+			continue
+		}
+		rules := filterRules(r.Spec)
+		for _, name := range names {
+			if cut, path := cutBy(rules, flows[name]); cut != "" {
+				p.report(r, path, "The group guards %s, and %s. Give a rule that permits this traffic a smaller priority number, or change policy.management.%s.", guarded, fmt.Sprintf(cut, name), name)
+			}
+		}
+	}
+}
+
+// cutBy says what keeps a flow from getting through, with the place of its name, and where; nothing when it does.
+func cutBy(rules []filterRule, f flow) (cut string, path []string) {
+	for _, r := range rules {
+		switch {
+		case r.permits && r.covers(f):
+			return "", nil
+		case !r.permits && r.overlaps(f):
+			return "its rule " + strings.ReplaceAll(r.id, "%", "%%") + " denies the management traffic %q", []string{"rules", strconv.Itoa(r.index)}
+		}
+	}
+	return "no rule of it permits all of the management traffic %q", nil
+}
