@@ -49,18 +49,22 @@ func (w *worker) finish(have *providers.Thing) result {
 	if have != nil {
 		rec.Seen = have.Spec.Digest()
 	}
-	op := w.store.ForgetOp(w.step.Ref)
-	if w.record != nil {
+	var ops []state.Op
+	switch {
+	case w.step.Stray: // the resource is another thing, and stays as it is
+	case w.record == nil:
+		ops = append(ops, w.store.ForgetOp(w.step.Ref))
+	default:
 		r := *w.record
-		if !w.undo && !r.Gone && !w.step.Stray {
+		if !w.undo && !r.Gone {
 			r.ID, r.Incarnation = w.id, w.incarnation
 		}
-		if (!w.undo || r.Run == "") && !w.step.Stray {
+		if !w.undo || r.Run == "" {
 			r.Run, r.At = w.run, w.begun.UTC()
 		}
-		op = w.store.RecordOp(r)
+		ops = append(ops, w.store.RecordOp(r))
 	}
-	if err := w.journal.Append(w.effects, rec, op); err != nil {
+	if err := w.journal.Append(w.effects, rec, ops...); err != nil {
 		return result{step: w.step, attempts: w.attempts, outcome: w.last, fatal: err}
 	}
 	return result{step: w.step, attempts: w.attempts, outcome: rec, id: w.id}
@@ -106,7 +110,7 @@ func (w *worker) outcome(as journal.Result, err error, have *providers.Thing) re
 		r.ID, r.Incarnation, r.Run, r.At = w.id, w.incarnation, w.run, w.begun.UTC()
 		ops = append(ops, w.store.RecordOp(r))
 	}
-	if as == journal.Refused && !w.undo && w.action == plan.Create && w.incarnation > w.step.Incarnation {
+	if as == journal.Refused && !w.undo && w.action == plan.Create && w.incarnation > w.step.Incarnation && !w.step.Beside {
 		// The ids that were found used up need not be tried again.
 		r := state.Record{Ref: w.step.Ref, Incarnation: w.incarnation - 1, Gone: true, Run: w.run, At: w.begun.UTC()}
 		ops = append(ops, w.store.RecordOp(r))

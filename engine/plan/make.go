@@ -80,6 +80,7 @@ type item struct {
 	replace     string // why it has to be replaced; empty: it has not
 	renewed     string // what it refers to and is replaced, in words; nothing else differs
 	chosen      []Chosen
+	handover    bool // replaced, and made anew before the old one goes
 	refused     bool
 }
 
@@ -344,11 +345,34 @@ func (m *maker) emitReplace(it *item) {
 	}
 	s := m.removal(it, it.replace)
 	s.Replace = true
+	if it.handover = m.handsOver(it); it.handover { // what refers to it goes over to the new one before the old one goes
+		m.emitCreate(it, it.born+1, it.replace)
+		made := &m.plan.Steps[len(m.plan.Steps)-1]
+		made.Replace, made.Beside, made.Changes = true, true, it.changes
+		s.Stray, s.Record = true, made.Record
+		s.Needs = append(s.Needs, len(m.plan.Steps)-1)
+		m.add(it, s)
+		return
+	}
 	m.add(it, s)
 	m.emitCreate(it, it.born+1, it.replace)
 	made := &m.plan.Steps[len(m.plan.Steps)-1]
 	made.Replace, made.Changes = true, it.changes
 	made.Needs = append(made.Needs, len(m.plan.Steps)-2)
+}
+
+// handsOver reports whether a replaced thing is made anew before the old one is deleted: when something that stays refers to
+// it in a way that can change, for the far side refuses to delete what is in use. Old and new have different ids, which the
+// engine chooses; where they cannot be there at the same time for another reason, the far side refuses the new one, and
+// nothing is lost.
+func (m *maker) handsOver(it *item) bool {
+	if it.traits.ID != "" {
+		return false
+	}
+	return slices.ContainsFunc(m.items, func(d *item) bool {
+		return d.desired != nil && d.thing != nil && !d.unknown && !d.refused && d.replace == "" && slices.Contains(d.desired.After, it.ref) &&
+			len(uses(d.kind, d.desired.Spec, it.ref)) > 0
+	})
 }
 
 func (m *maker) removal(it *item, reason string) Step {

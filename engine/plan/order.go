@@ -47,6 +47,8 @@ func (m *maker) connect() {
 			switch {
 			case mine.remove >= 0:
 				need(h.remove, mine.remove)
+			case m.byRef[r] != nil && m.byRef[r].handover:
+				need(h.remove, mine.make)
 			case it.desired == nil || !slices.Contains(it.desired.After, r):
 				need(h.remove, mine.make)
 			}

@@ -76,6 +76,7 @@ type Step struct {
 	Ref     schema.Ref `json:"ref"`
 	Action  Action     `json:"action"`
 	Replace bool       `json:"replace,omitempty"` // one half of a replacement
+	Beside  bool       `json:"beside,omitempty"`  // creates while what it replaces is still there
 	Reason  string     `json:"reason"`            // why, in words
 	Needs   []int      `json:"needs,omitempty"`   // steps that come before
 	Wave    int        `json:"wave"`              // steps of one wave need nothing of each other

@@ -183,6 +183,9 @@ func (t *planText) step(s *plan.Step, width int, late bool) {
 	reason := clean(s.Reason)
 	if s.Replace && s.Action == plan.Delete {
 		reason = "removed first: " + reason
+		if s.Stray {
+			reason = "the old one is removed when nothing refers to it any more"
+		}
 	}
 	if s.Replace && s.Action == plan.Create {
 		reason = "made anew: " + reason
