@@ -100,7 +100,9 @@ func TestIBPartitionLife(t *testing.T) {
 	if find(&forge.IBPartitionSearchFilter{}) != 1 {
 		t.Error("a partition that is being deleted is not listed")
 	}
-	b.clock.pass(RealTiming.Tick)
+	b.clock.pass(RealTiming.Tick - 1)
+	b.refuses(b.endIBPartition(uid(1)), codes.OK, "") // which does not begin anew
+	b.clock.pass(1)
 	if b.findIBPartition(uid(1)) != nil {
 		t.Error("the partition outlives its deletion")
 	}

@@ -52,7 +52,7 @@ func (s *site) DeleteSpxPartition(_ context.Context, r *forge.SpxPartitionDeleti
 		return nil, noRows()
 	}
 	for id, p := range s.spxPartitions.rows {
-		if p.held() == have.VNI {
+		if p.held() == have.VNI && id == r.Id.GetValue() {
 			holder := *p
 			holder.Holds = false
 			s.spxPartitions.put(id, &holder)
