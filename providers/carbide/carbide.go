@@ -11,7 +11,7 @@
 // Promises:
 //
 //   - Observing all of a kind costs one call for the ids and one for each hundred of them (or whatever the site
-//     allows), several at a time.
+//     allows), several at a time. For Spectrum-X partitions it is two for each hundred.
 //   - The service's updates replace everything. Ours start from the object as it is, so that what the schema does
 //     not know is kept.
 //   - The service's codes do not say what they mean: a taken id is INTERNAL, a machine that is not ready yet is
