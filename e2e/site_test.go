@@ -83,14 +83,18 @@ type site struct {
 }
 
 // newSite starts a site with eight machines and writes its converge.yaml.
-func newSite(t *testing.T) *site {
+func newSite(t *testing.T, changes ...func(*carbidesim.Options)) *site {
 	t.Helper()
 	s := &site{T: t, dir: t.TempDir()}
 	var cancel context.CancelFunc
 	s.ctx, cancel = context.WithTimeout(t.Context(), patience)
 	t.Cleanup(cancel)
 	var err error
-	s.world, err = carbidesim.New(carbidesim.Options{Timing: carbidesim.FastTiming, Hosts: carbidesim.Hosts{Count: 8}})
+	o := carbidesim.Options{Timing: carbidesim.FastTiming, Hosts: carbidesim.Hosts{Count: 8}}
+	for _, change := range changes {
+		change(&o)
+	}
+	s.world, err = carbidesim.New(o)
 	s.must(err)
 	s.certs, err = devcert.Ensure(filepath.Join(s.dir, "tls"))
 	s.must(err)

@@ -22,18 +22,22 @@ const placeholder = "HERE-STANDS-THE-HOSTILE-TEXT"
 // targets are the resources of testdata/site.json that take the hostile text, by kind. Several together use every field
 // of the kind; nothing refers to them.
 var targets = map[string][]string{
-	"carbide.tenant":                 {"target"},
-	"carbide.tenant_keyset":          {"target"},
-	"carbide.instance_type":          {"target"},
-	"carbide.network_security_group": {"target"},
-	"carbide.vpc":                    {"target"},
-	"carbide.vpc_prefix":             {"target"},
-	"carbide.network_segment":        {"target"},
-	"carbide.machine":                {"fm100ht0glhv5s29d97p50jjbiee1qs58gdvcifudm81g5i6uvtubfoeta0"},
-	"carbide.instance":               {"target", "target-image", "target-system"},
-	"ovs.bridge":                     {"br-target"},
-	"ovs.port":                       {"target"},
-	"ovs.mirror":                     {"target"},
+	"carbide.tenant":                   {"target"},
+	"carbide.tenant_keyset":            {"target"},
+	"carbide.instance_type":            {"target"},
+	"carbide.network_security_group":   {"target"},
+	"carbide.vpc":                      {"target"},
+	"carbide.vpc_prefix":               {"target"},
+	"carbide.network_segment":          {"target"},
+	"carbide.machine":                  {"fm100ht0glhv5s29d97p50jjbiee1qs58gdvcifudm81g5i6uvtubfoeta0"},
+	"carbide.instance":                 {"target", "target-image", "target-system"},
+	"carbide.vpc_peering":              {"target"},
+	"carbide.ib_partition":             {"target"},
+	"carbide.nvlink_logical_partition": {"target"},
+	"carbide.spx_partition":            {"target"},
+	"ovs.bridge":                       {"br-target"},
+	"ovs.port":                         {"target"},
+	"ovs.mirror":                       {"target"},
 }
 
 // compiled is the embedded schema, compiled once.

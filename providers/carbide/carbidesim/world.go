@@ -115,6 +115,11 @@ func (w *World) SetInstanceState(instance string, state *forge.TenantState) erro
 	return w.transact(func() error { return w.site.inject(instance, state) })
 }
 
+// SetIBPartitionState shows a state in place of an InfiniBand partition's own, such as FAILED; nil shows its own again.
+func (w *World) SetIBPartitionState(partition string, state *forge.TenantState) error {
+	return w.transact(func() error { return w.site.injectIBPartition(partition, state) })
+}
+
 // SetAlerts replaces the health alerts of a machine: each id with what it prevents, "PreventAllocations" or
 // "PreventInstanceDeletion".
 func (w *World) SetAlerts(machineID string, alerts map[string][]string) error {
