@@ -1,12 +1,14 @@
 package carbide
 
 import (
+	"cmp"
 	"context"
 	"strings"
 	"time"
 
 	"google.golang.org/grpc/codes"
 	"google.golang.org/grpc/status"
+	"google.golang.org/protobuf/proto"
 
 	"converge.dev/converge/providers"
 	"converge.dev/converge/providers/carbide/forge"
@@ -31,7 +33,43 @@ func (k instances) list(ctx context.Context) ([]string, error) {
 	return texts(r.GetInstanceIds()), err
 }
 
-func (k instances) get(ctx context.Context, ids []string) ([]*forge.Instance, error) {
+// seenInstance is an instance, what its security group lacks, and the power of its host, nil when nobody watches it.
+type seenInstance struct {
+	*forge.Instance
+	lacks string
+	power *forge.PowerOptions
+}
+
+func (k instances) get(ctx context.Context, ids []string) ([]seenInstance, error) {
+	found, err := k.read(ctx, ids)
+	if err != nil {
+		return nil, err
+	}
+	var guarded []string
+	for _, o := range found {
+		if o.GetConfig().GetNetworkSecurityGroupId() != "" {
+			guarded = append(guarded, o.GetId().GetValue())
+		}
+	}
+	lacks, err := k.lacking(ctx, nil, guarded)
+	if err != nil {
+		return nil, err
+	}
+	powers, err := k.powers(ctx, found)
+	if err != nil {
+		return nil, err
+	}
+	seen := make([]seenInstance, len(found))
+	for i, o := range found {
+		seen[i] = seenInstance{Instance: o, power: powers[o.GetMachineId().GetId()]}
+		if len(lacks[o.GetId().GetValue()]) > 0 {
+			seen[i].lacks = "its security group is not in force yet"
+		}
+	}
+	return seen, nil
+}
+
+func (k instances) read(ctx context.Context, ids []string) ([]*forge.Instance, error) {
 	request := &forge.InstancesByIdsRequest{InstanceIds: make([]*forge.InstanceId, len(ids))}
 	for i, id := range ids {
 		request.InstanceIds[i] = &forge.InstanceId{Value: id}
@@ -40,7 +78,7 @@ func (k instances) get(ctx context.Context, ids []string) ([]*forge.Instance, er
 	return r.GetInstances(), err
 }
 
-func (instances) thing(o *forge.Instance) providers.Thing {
+func (instances) thing(o seenInstance) providers.Thing {
 	config, tenant := o.GetConfig(), o.GetConfig().GetTenant()
 	spec := schema.Object{
 		"tenant":       tenant.GetTenantOrganizationId(),
@@ -52,6 +90,7 @@ func (instances) thing(o *forge.Instance) providers.Thing {
 	put(spec, "instance_type", o.GetInstanceTypeId())
 	put(spec, "hostname", tenant.GetHostname())
 	put(spec, "network_security_group", config.GetNetworkSecurityGroupId())
+	put(spec, "power", powerWord(o.power, o.power.GetActualState()))
 	putList(spec, "keysets", list(tenant.GetTenantKeysetIds(), func(id string) any {
 		return keysetID(tenant.GetTenantOrganizationId(), id)
 	}))
@@ -69,6 +108,10 @@ func (instances) thing(o *forge.Instance) providers.Thing {
 		detail = strings.TrimSuffix(word+": "+state.GetStateDetails(), ": ")
 	case o.GetStatus().GetConfigsSynced() != forge.SyncState_SYNCED:
 		phase, detail = providers.Pending, "its configuration has not reached the host"
+	case powerDiffers(o.power) != "":
+		phase, detail = providers.Pending, powerDiffers(o.power)
+	default:
+		phase, detail = spreading(o.lacks), o.lacks
 	}
 	return providers.Thing{
 		ID: o.GetId().GetValue(), Name: o.GetMetadata().GetName(), Mark: mark, Version: o.GetConfigVersion(),
@@ -77,6 +120,9 @@ func (instances) thing(o *forge.Instance) providers.Thing {
 }
 
 func (k instances) create(ctx context.Context, c *providers.Call) error {
+	if text(c.Want, "power") == powerOff {
+		return status.Error(codes.InvalidArgument, "a new instance is on: it can be turned off only once it is ready, by a later change")
+	}
 	request := &forge.InstanceAllocationRequest{
 		InstanceId:     &forge.InstanceId{Value: c.ID},
 		MachineId:      &forge.MachineId{Id: text(c.Want, "machine")},
@@ -109,14 +155,76 @@ func (k instances) early(ctx context.Context, machine string, err error) bool {
 	return err == nil && len(found) == 1 && (found[0].GetState() != machineReady || len(found[0].GetHealth().GetAlerts()) > 0)
 }
 
-// update sends the whole configuration back: what is not in it would be taken away.
-func (k instances) update(ctx context.Context, c *providers.Call, now *forge.Instance) error {
-	config := now.GetConfig()
-	if config == nil {
-		config = &forge.InstanceConfig{}
+// update sends the whole configuration back: what is not in it would be taken away. A change of what is booted alone has a
+// call of its own, which the service takes at any time. What is turned on is so before anything else changes, and what is
+// turned off last, for the site does nothing with a host that is to be off.
+func (k instances) update(ctx context.Context, c *providers.Call, now seenInstance) error {
+	want := text(c.Want, "power")
+	actual, desired := powerWord(now.power, now.power.GetActualState()), powerWord(now.power, now.power.GetDesiredState())
+	switches := want != "" && (want != actual || want != desired)
+	config := wholeConfig(now.Instance, text(c.Want, "tenant"))
+	writeConfig(c, config)
+	metadata := writeMetadata(c, proto.CloneOf(now.Metadata), c.Ref.Name)
+	works := !proto.Equal(wired(config), wired(wholeConfig(now.Instance, "")))
+	switch {
+	case switches && now.power == nil:
+		return errUnwatched
+	case works && desired == powerOff && want != powerOn:
+		return status.Error(codes.InvalidArgument, "the site does nothing with a host that is to be off: turn the instance on to change its networks and services")
+	case switches && want == powerOff && now.GetStatus().GetTenant().GetState() != forge.TenantState_READY:
+		return status.Error(codes.InvalidArgument, "the instance is not ready, and the site needs its host on")
+	case switches && want == powerOn:
+		if err := k.turnOn(ctx, now); err != nil {
+			return err
+		}
+	}
+	changed, err := k.configure(ctx, now, config, metadata)
+	begun := changed || switches && want == powerOn
+	if err == nil && switches && want == powerOff {
+		if works {
+			err = until(ctx, "the instance is still being changed", func() (bool, error) { return k.settledNow(ctx, c.ID) })
+		}
+		if err == nil {
+			err = k.turnOff(ctx, now)
+		}
+	}
+	if err != nil && begun {
+		return halfwayError{err}
+	}
+	return err
+}
+
+// configure writes configuration and metadata if they changed, and reports whether they did.
+func (k instances) configure(ctx context.Context, now seenInstance, config *forge.InstanceConfig, metadata *forge.Metadata) (bool, error) {
+	before := wholeConfig(now.Instance, "")
+	rest := proto.CloneOf(before)
+	rest.Os = config.Os
+	switch {
+	case !sameMetadata(now.Metadata, metadata) || !proto.Equal(rest, config):
+	case proto.Equal(before.Os, config.Os):
+		return false, nil
+	default:
+		_, err := k.UpdateInstanceOperatingSystem(ctx, &forge.InstanceOperatingSystemUpdateRequest{
+			InstanceId: now.Id, IfVersionMatch: &now.ConfigVersion, Os: config.Os,
+		})
+		if code := status.Code(err); code != codes.PermissionDenied && code != codes.Unimplemented {
+			return err == nil, err
+		}
+	}
+	_, err := k.UpdateInstanceConfig(ctx, &forge.InstanceConfigUpdateRequest{
+		InstanceId: now.Id, IfVersionMatch: &now.ConfigVersion, Config: config, Metadata: metadata,
+	})
+	return err == nil, err
+}
+
+// wholeConfig is a copy of the configuration of an instance, with the parts that it must have.
+func wholeConfig(now *forge.Instance, tenant string) *forge.InstanceConfig {
+	config := &forge.InstanceConfig{}
+	if now.GetConfig() != nil {
+		config = proto.CloneOf(now.Config)
 	}
 	if config.Tenant == nil {
-		config.Tenant = &forge.TenantConfig{TenantOrganizationId: text(c.Want, "tenant")}
+		config.Tenant = &forge.TenantConfig{TenantOrganizationId: tenant}
 	}
 	if config.Os == nil {
 		config.Os = &forge.InstanceOperatingSystemConfig{}
@@ -124,18 +232,51 @@ func (k instances) update(ctx context.Context, c *providers.Call, now *forge.Ins
 	if config.Network == nil {
 		config.Network = &forge.InstanceNetworkConfig{}
 	}
-	writeConfig(c, config)
-	_, err := k.UpdateInstanceConfig(ctx, &forge.InstanceConfigUpdateRequest{
-		InstanceId:     now.Id,
-		IfVersionMatch: &now.ConfigVersion,
-		Config:         config,
-		Metadata:       writeMetadata(c, now.Metadata, c.Ref.Name),
-	})
-	return err
+	return config
 }
 
+// wired is the part of a configuration that the site has to bring to the host.
+func wired(config *forge.InstanceConfig) *forge.InstanceConfig {
+	return &forge.InstanceConfig{
+		Network: config.Network, Infiniband: config.Infiniband, Nvlink: config.Nvlink, Spxconfig: config.Spxconfig,
+		DpuExtensionServices: config.DpuExtensionServices,
+	}
+}
+
+// settledNow reports whether the site is done with an instance.
+func (k instances) settledNow(ctx context.Context, id string) (bool, error) {
+	found, err := k.read(ctx, []string{id})
+	if err != nil || len(found) == 0 {
+		return false, cmp.Or(err, errAbsent)
+	}
+	s := found[0].GetStatus()
+	return phaseOf(s.GetTenant().GetState()) == providers.Ready && s.GetConfigsSynced() == forge.SyncState_SYNCED, nil
+}
+
+// delete turns an instance on that is to be off: the site would not take it back otherwise.
 func (k instances) delete(ctx context.Context, c *providers.Call) error {
-	_, err := k.ReleaseInstance(ctx, &forge.InstanceReleaseRequest{Id: &forge.InstanceId{Value: c.ID}})
+	found, err := k.read(ctx, []string{c.ID})
+	if err != nil {
+		return unsentError{err}
+	}
+	powers, err := k.powers(ctx, found)
+	if err != nil {
+		return unsentError{err}
+	}
+	woken := false
+	for _, o := range found {
+		now := seenInstance{Instance: o, power: powers[o.GetMachineId().GetId()]}
+		if now.power.GetDesiredState() == forge.PowerState_Off {
+			if err := k.turnOn(ctx, now); err != nil {
+				return err
+			}
+			woken = true
+		}
+	}
+	_, err = k.ReleaseInstance(ctx, &forge.InstanceReleaseRequest{Id: &forge.InstanceId{Value: c.ID}})
+	if err != nil && woken {
+		return halfwayError{err}
+	}
 	return err
 }
 

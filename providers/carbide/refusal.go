@@ -168,6 +168,9 @@ type earlyError struct{ error }
 
 func (e earlyError) Unwrap() error { return e.error }
 
+// spreads are the kinds that take an update at any time: they are pending only until what they say is in force.
+var spreads = map[string]bool{"carbide.vpc": true, "carbide.network_security_group": true}
+
 // settled is what reading again after a refusal showed.
 func (k *kind[O]) settled(ctx context.Context, c *providers.Call) (t providers.Thing, there bool, err error) {
 	o, there, err := k.look(ctx, c.ID)
@@ -211,7 +214,7 @@ func (k *kind[O]) updateClass(ctx context.Context, c *providers.Call, err error)
 		return providers.Absent
 	case c.Version != "" && t.Version != c.Version:
 		return providers.Conflict
-	case t.Phase == providers.Pending:
+	case t.Phase == providers.Pending && !spreads[k.name]:
 		return providers.Busy
 	case c.Version == "" && status.Code(err) == codes.Internal:
 		return providers.Unknown // no token shows whether it had an effect

@@ -28,8 +28,9 @@ type instance struct {
 	Infiniband token                       `json:"infinibandVersion"`
 	NVLink     token                       `json:"nvlinkVersion"`
 	Services   token                       `json:"servicesVersion"`
-	GroupSince time.Time                   `json:"groupSince"`   // when its own security group was attached
-	Due        time.Time                   `json:"due,omitzero"` // when the site acts on it next
+	GroupSince time.Time                   `json:"groupSince"`      // when its own security group was attached
+	Behind     time.Time                   `json:"behind,omitzero"` // since when its host does not take over security groups
+	Due        time.Time                   `json:"due,omitzero"`    // when the site acts on it next
 }
 
 // AllocateInstance gives a machine to a tenant. The client picks the machine.
@@ -235,6 +236,21 @@ func (s *site) inject(id string, state *forge.TenantState) error {
 	}
 	i := *have
 	i.Injected = state
+	s.instances.put(id, &i)
+	return nil
+}
+
+// leaveBehind keeps security groups from an instance, or lets them through again.
+func (s *site) leaveBehind(id string, behind bool) error {
+	have := s.instances.get(id)
+	if have == nil {
+		return notFound("instance", id)
+	}
+	i := *have
+	i.Behind = time.Time{}
+	if behind {
+		i.Behind = s.now
+	}
 	s.instances.put(id, &i)
 	return nil
 }

@@ -115,6 +115,12 @@ func (w *World) SetInstanceState(instance string, state *forge.TenantState) erro
 	return w.transact(func() error { return w.site.inject(instance, state) })
 }
 
+// LeaveBehind keeps changes of security groups from the host of one instance, as when its agent has lost the site; false
+// lets them through again.
+func (w *World) LeaveBehind(instance string, behind bool) error {
+	return w.transact(func() error { return w.site.leaveBehind(instance, behind) })
+}
+
 // SetAlerts replaces the health alerts of a machine: each id with what it prevents, "PreventAllocations" or
 // "PreventInstanceDeletion".
 func (w *World) SetAlerts(machineID string, alerts map[string][]string) error {
