@@ -88,7 +88,7 @@ func (c *comparison) fields(fields []schema.Field, at *path, fl flags, want, hav
 		}
 		w, wok := want[f.Name]
 		if !wok {
-			if _, was := recorded[f.Name]; was {
+			if _, was := recorded[f.Name]; was && !f.Kept {
 				if h, ok := have[f.Name]; ok && !empty(h) {
 					p := path{at, f.Name, false}
 					c.add(&p, f, fl.with(f), h, nil)
@@ -327,7 +327,7 @@ func unsets(f *schema.Field, want, have, recorded any) bool {
 	for k, re := range r {
 		we, wok := w[k]
 		he, hok := h[k]
-		if !wok && hok && !empty(he) {
+		if !wok && hok && !empty(he) && !kept(f.Fields, k) {
 			return true
 		}
 		if wok && hok {
@@ -386,7 +386,7 @@ func merge(fields []schema.Field, want, have, recorded map[string]any) map[strin
 	out := make(map[string]any, len(have)+len(want))
 	for n, h := range have {
 		_, was := recorded[n]
-		if _, wanted := want[n]; was && !wanted {
+		if _, wanted := want[n]; was && !wanted && !kept(fields, n) {
 			continue
 		}
 		out[n] = schema.Clone(h)
@@ -406,6 +406,12 @@ func merge(fields []schema.Field, want, have, recorded map[string]any) map[strin
 		out[n] = merge(f.Fields, wm, hm, rm)
 	}
 	return out
+}
+
+// kept reports whether a field stays as it is when nobody states it any more.
+func kept(fields []schema.Field, name string) bool {
+	f := (&schema.Field{Fields: fields}).Field(name)
+	return f != nil && f.Kept
 }
 
 // Prune gives spec without the paths in ignore, which name fields and map keys: labels.env. It copies what it changes.

@@ -121,7 +121,7 @@ func (k instances) turnOff(ctx context.Context, now seenInstance) error {
 			return halfwayError{err}
 		}
 	}
-	err := until(ctx, "the host is still on", func() (bool, error) {
+	err := until(ctx, powerWithin, "the host is still on", func() (bool, error) {
 		powers, err := k.powers(ctx, []*forge.Instance{now.Instance})
 		p := powers[now.GetMachineId().GetId()]
 		if err != nil || p.GetActualState() == forge.PowerState_Off {
@@ -159,8 +159,8 @@ func (k instances) switchPower(ctx context.Context, now seenInstance, action for
 }
 
 // until looks again and again, and fails when it takes too long.
-func until(ctx context.Context, otherwise string, done func() (bool, error)) error {
-	limit := time.NewTimer(powerWithin)
+func until(ctx context.Context, within time.Duration, otherwise string, done func() (bool, error)) error {
+	limit := time.NewTimer(within)
 	defer limit.Stop()
 	for {
 		if over, err := done(); over || err != nil {

@@ -157,7 +157,7 @@ func annotate(f *schema.Field, a cue.Attribute) error {
 	switch a.Name() {
 	case "ref", "key", "disruption":
 		want = 1
-	case "immutable", "computed", "secret", "set":
+	case "immutable", "computed", "secret", "set", "kept":
 	default:
 		return fmt.Errorf("there is no such attribute%s", didYouMean(a.Name(), attributes))
 	}
@@ -171,6 +171,8 @@ func annotate(f *schema.Field, a cue.Attribute) error {
 		f.Computed = true
 	case "secret":
 		f.Secret = true
+	case "kept":
+		f.Kept = true
 	case "disruption":
 		f.Disruption = args[0]
 	case "set":
@@ -200,4 +202,4 @@ func annotate(f *schema.Field, a cue.Attribute) error {
 	return nil
 }
 
-var attributes = []string{"ref", "immutable", "computed", "secret", "set", "key", "disruption"}
+var attributes = []string{"ref", "immutable", "computed", "secret", "set", "key", "kept", "disruption"}

@@ -26,6 +26,7 @@ import (
 //	POST   /instances/{id}        {"phone_home": true}, {"state": "FAILED"} or {"behind": true}; an empty state shows the
 //	                              instance's own
 //	POST   /machines/{id}/alerts  {"ALERT": ["PreventAllocations"]} replaces the machine's alerts
+//	POST   /machines/{id}/deaf    true makes its guest ignore that it is asked to shut down
 //
 // A refused call is answered with status 422 and {"code": "NOT_FOUND", "message": "..."}.
 type controlServer struct {
@@ -119,6 +120,7 @@ func (c *controlServer) routes() http.Handler {
 	mux.HandleFunc("POST /machines/{id}/alerts", order(func(r *http.Request, alerts map[string][]string) error {
 		return w.SetAlerts(r.PathValue("id"), alerts)
 	}))
+	mux.HandleFunc("POST /machines/{id}/deaf", order(func(r *http.Request, deaf bool) error { return w.Deafen(r.PathValue("id"), deaf) }))
 	return mux
 }
 

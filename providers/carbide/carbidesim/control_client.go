@@ -96,6 +96,11 @@ func (c *Control) SetAlerts(ctx context.Context, machine string, alerts map[stri
 	return c.post(ctx, "/machines/"+url.PathEscape(machine)+"/alerts", alerts)
 }
 
+// Deafen makes the guest of a machine ignore that it is asked to shut down, or listen again.
+func (c *Control) Deafen(ctx context.Context, machine string, deaf bool) error {
+	return c.post(ctx, "/machines/"+url.PathEscape(machine)+"/deaf", deaf)
+}
+
 func (c *Control) get(ctx context.Context, path string, into any) error {
 	b, err := c.do(ctx, http.MethodGet, path, nil)
 	if err != nil {

@@ -89,6 +89,9 @@ func TestControl(t *testing.T) {
 		t.Errorf("the instance is not left behind: %v", err)
 	}
 	host := b.findInstance(uid(9)).MachineId.Id
+	if err := c.Deafen(ctx, host, true); err != nil || !b.world.site.machines.get(host).Power.Deaf {
+		t.Errorf("the guest listens: %v", err)
+	}
 	if err := c.SetAlerts(ctx, host, map[string][]string{"Fire": {"PreventInstanceDeletion"}}); err != nil {
 		t.Fatal(err)
 	}

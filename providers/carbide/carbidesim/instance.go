@@ -193,14 +193,14 @@ func (s *site) configure(id string, i *instance) {
 
 func (s *site) instanceReady(id string) {
 	i := s.instances.get(id)
-	if i == nil || !i.Due.Equal(s.now) || i.Waits {
+	if i == nil || !i.Due.Equal(s.now) || i.Waits || s.frozen(i.Machine) {
 		return
 	}
 	s.enterReady(id, i)
 }
 
 func (s *site) instanceConfigured(id string) {
-	if i := s.instances.get(id); i != nil && i.Due.Equal(s.now) {
+	if i := s.instances.get(id); i != nil && i.Due.Equal(s.now) && !s.frozen(i.Machine) {
 		s.enterReady(id, i)
 	}
 }
@@ -222,7 +222,7 @@ func (s *site) phoneHome(id string) error {
 	i := *have
 	i.Waits = false
 	s.instances.put(id, &i)
-	if i.State == forge.TenantState_PROVISIONING && !s.now.Before(i.Due) {
+	if i.State == forge.TenantState_PROVISIONING && !s.now.Before(i.Due) && !s.frozen(i.Machine) {
 		s.enterReady(id, &i)
 	}
 	return nil
@@ -258,7 +258,7 @@ func (s *site) leaveBehind(id string, behind bool) error {
 // instanceGone removes a released instance. Only now do its link networks begin to drain and its host to be cleaned.
 func (s *site) instanceGone(id string) {
 	i := s.instances.get(id)
-	if i == nil || !i.Due.Equal(s.now) {
+	if i == nil || !i.Due.Equal(s.now) || s.frozen(i.Machine) {
 		return
 	}
 	s.instances.drop(id)

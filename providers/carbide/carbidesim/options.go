@@ -28,6 +28,8 @@ type Timing struct {
 	Configure time.Duration // a change of an instance's network, or a reboot into its own iPXE script
 	Release   time.Duration // from the release of an instance to its disappearance
 	Cleanup   time.Duration // from there until the host is ready for the next tenant
+	Shutdown  time.Duration // a guest that is asked to shut down
+	PowerPoll time.Duration // how often the site looks whether a host is on
 }
 
 // RealTiming is how a real site behaves: controllers every 30 seconds, addresses drained for five minutes, hosts
@@ -39,6 +41,8 @@ var RealTiming = Timing{
 	Configure: time.Minute,
 	Release:   5 * time.Minute,
 	Cleanup:   20 * time.Minute,
+	Shutdown:  time.Minute,
+	PowerPoll: 5 * time.Minute,
 }
 
 // FastTiming passes through the same states in milliseconds.
@@ -49,6 +53,8 @@ var FastTiming = Timing{
 	Configure: 3 * time.Millisecond,
 	Release:   3 * time.Millisecond,
 	Cleanup:   5 * time.Millisecond,
+	Shutdown:  3 * time.Millisecond,
+	PowerPoll: 2 * time.Millisecond,
 }
 
 // Range is a span of numbers, both ends included. The zero value holds none.
@@ -65,6 +71,7 @@ type Rules struct {
 	RequestedVNIs  Range          // may be asked for by number
 	VLANs          Range          // given to tenant segments on the Ethernet virtualizer
 	MaxRules       int            // size of a security group after expansion; 200
+	NoPowerManager bool           // nobody looks whether hosts are on, or turns them on
 
 	// RoutingProfiles turn the FNN fabric on. The first one is the site's default.
 	RoutingProfiles []RoutingProfile

@@ -27,6 +27,9 @@ const (
 	Agent         Role = "Agent"
 	SSH           Role = "Ssh"
 	SSHRs         Role = "SshRs"
+
+	// LaterSiteAgent is what a later version of the service lets a site agent do.
+	LaterSiteAgent Role = "LaterSiteAgent"
 )
 
 // Roles says who is who: which SPIFFE URI, in the certificate of a caller, gives which role.
@@ -48,7 +51,7 @@ var narrow = map[Role][]string{
 		"FindNetworkSegmentsByIds", "AllocateInstance", "AllocateInstances", "FindMachineIds", "FindMachinesByIds",
 	},
 	Health: {"FindMachineIds", "FindMachinesByIds"},
-	Flow:   {"FindMachineIds", "FindMachinesByIds", "SetMaintenance"},
+	Flow:   {"FindMachineIds", "FindMachinesByIds", "SetMaintenance", "GetPowerOptions", "UpdatePowerOption", "AdminPowerControl"},
 	Agent:  {"FindInstanceByMachineID"},
 	SSH:    {"ValidateTenantPublicKey", "FindInstancesByIds", "FindMachineIds", "FindMachinesByIds"},
 	SSHRs:  {"ValidateTenantPublicKey", "FindInstancesByIds", "FindMachineIds", "FindMachinesByIds"},
@@ -59,8 +62,10 @@ func (r Role) may(method string) bool {
 	switch {
 	case method == "Version":
 		return true
+	case r == LaterSiteAgent:
+		return method == "AdminPowerControl" || SiteAgent.may(method)
 	case r == SiteAgent:
-		return true
+		return method != "AdminPowerControl"
 	case r == ForgeAdminCLI:
 		return !slices.Contains(beyondAdmin, method)
 	}

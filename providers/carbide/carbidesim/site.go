@@ -127,6 +127,8 @@ var deeds = map[string]func(s *site, id string){
 	"instance configured": (*site).instanceConfigured,
 	"instance gone":       (*site).instanceGone,
 	"host clean":          (*site).hostClean,
+	"host down":           (*site).hostDown,
+	"host restored":       (*site).hostRestored,
 }
 
 // after starts a timer, unless the running call fails, and answers its time.

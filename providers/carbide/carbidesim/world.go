@@ -121,6 +121,11 @@ func (w *World) LeaveBehind(instance string, behind bool) error {
 	return w.transact(func() error { return w.site.leaveBehind(instance, behind) })
 }
 
+// Deafen makes the guest of a machine ignore that it is asked to shut down; false makes it listen again.
+func (w *World) Deafen(machineID string, deaf bool) error {
+	return w.transact(func() error { return w.site.deafen(machineID, deaf) })
+}
+
 // SetAlerts replaces the health alerts of a machine: each id with what it prevents, "PreventAllocations" or
 // "PreventInstanceDeletion".
 func (w *World) SetAlerts(machineID string, alerts map[string][]string) error {
