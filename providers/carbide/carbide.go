@@ -1,5 +1,5 @@
 // Package carbide serves the kinds of a site's control service, Carbide: tenants and their keys, VPCs, prefixes,
-// segments, security groups, instance types, instances and machines.
+// peerings, segments, security groups, partitions of the other fabrics, instance types, instances and machines.
 //
 // One file per kind holds what is particular to it: its traits, its calls, and the translation between messages and
 // specs. Everything else is shared: kind.go has the four verbs, refusal.go says what a failed call means, metadata.go
@@ -75,6 +75,10 @@ func (s *service) provider(close func() error) *providers.Provider {
 		serve(s, "instance_type", instanceTypeTraits, instanceTypes{s}),
 		serve(s, "instance", instanceTraits, instances{service: s}),
 		serve(s, "machine", machineTraits, machines{s}),
+		serve(s, "vpc_peering", peeringTraits, peerings{service: s}),
+		serve(s, "ib_partition", ibTraits, ibPartitions{service: s}),
+		serve(s, "nvlink_logical_partition", nvlinkTraits, nvlinkPartitions{service: s}),
+		serve(s, "spx_partition", spxTraits, spxPartitions{service: s}),
 	)
 	p.Limit = cap(s.slots)
 	return p

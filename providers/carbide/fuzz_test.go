@@ -36,7 +36,11 @@ func FuzzThing(f *testing.F) {
 	add(6, `{}`, &forge.Tenant{})
 	add(7, `{}`, &forge.TenantKeyset{})
 	add(8, `{`+metadata+`}`, &forge.VpcPrefix{})
-	for kind := range byte(9) {
+	add(9, `{"vpc_id":{"value":"b"},"peer_vpc_id":{"value":"a"}}`, &forge.VpcPeering{})
+	add(10, `{"config":{"pkey":"0X0A"},"status":{"pkey":"x","state":"FAILED"},`+metadata+`}`, &forge.IBPartition{})
+	add(11, `{"config":{`+metadata+`}}`, &forge.NVLinkLogicalPartition{})
+	add(12, `{"vni":7,`+metadata+`}`, &forge.SpxPartition{})
+	for kind := range byte(13) {
 		f.Add(kind, []byte(nil))
 		f.Add(kind, []byte("\x0a\x00\x12\x00\x1a\x00\x22\x00\x2a\x00\x32\x00\x3a\x00\x42\x00"))
 		f.Add(kind, []byte("\x08\xff\xff\xff\xff\xff\xff\xff\xff\x01\x10\x01\x18\x01\x20\x01\x28\x01\x30\x01"))
@@ -50,6 +54,8 @@ func FuzzThing(f *testing.F) {
 		}, &forge.NetworkSecurityGroup{}),
 		seen(segments{}.thing, &forge.NetworkSegment{}),
 		seen(tenants{}.thing, &forge.Tenant{}), seen(keysets{}.thing, &forge.TenantKeyset{}), seen(prefixes{}.thing, &forge.VpcPrefix{}),
+		seen(peerings{}.thing, &forge.VpcPeering{}), seen(ibPartitions{}.thing, &forge.IBPartition{}),
+		seen(nvlinkPartitions{}.thing, &forge.NVLinkLogicalPartition{}), seen(spxPartitions{}.thing, &forge.SpxPartition{}),
 	}
 	f.Fuzz(func(t *testing.T, kind byte, b []byte) {
 		if len(b) > budget.Largest {

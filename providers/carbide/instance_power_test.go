@@ -295,4 +295,3 @@ func TestPowerHalfway(t *testing.T) {
 		})
 	}
 }
-

@@ -2,11 +2,13 @@ package carbide_test
 
 import (
 	"fmt"
+	"maps"
 	"slices"
 	"strings"
 	"testing"
 	"time"
 
+	"converge.dev/converge/providers"
 	"converge.dev/converge/providers/carbide/carbidesim"
 	"converge.dev/converge/providers/providertest"
 	"converge.dev/converge/schema"
@@ -30,7 +32,7 @@ var lawHosts = carbidesim.Hosts{Count: 12}
 // lawTiming is real, apart from what would only make rounds.
 var lawTiming = carbidesim.Timing{
 	Tick: 30 * time.Second, Drain: 5 * time.Minute, Provision: 10 * time.Minute,
-	Configure: time.Minute, Release: time.Minute, Cleanup: time.Minute,
+	Configure: time.Minute, Release: time.Minute, Cleanup: time.Minute, Purge: time.Minute,
 }
 
 func TestLaws(t *testing.T) {
@@ -45,19 +47,51 @@ func TestLaws(t *testing.T) {
 	})
 }
 
-// TestLawsOlderServer runs the laws on a server of the older generation, which knows no flat VPCs.
+// TestLawsOlderServer runs the laws on a server of the older generation, which knows no flat VPCs and not all kinds.
 func TestLawsOlderServer(t *testing.T) {
+	newer := func(kind string) bool { return kind == "carbide.spx_partition" }
+	descriptions, err := load.New()
+	if err != nil {
+		t.Fatal(err)
+	}
+	kinds := maps.Clone(descriptions.Kinds())
+	maps.DeleteFunc(kinds, func(kind string, _ *schema.Kind) bool { return newer(kind) })
 	providertest.Run(t, providertest.Suite{
-		Cases: slices.DeleteFunc(cases(hosts(t)), func(c providertest.Case) bool { return c.Name == "guarded" }),
-		Open:  func(t *testing.T) providertest.World { return lawWorld(t, true) },
+		Kinds: kinds,
+		Cases: slices.DeleteFunc(cases(hosts(t)), func(c providertest.Case) bool { return c.Name == "guarded" || newer(c.Kind) }),
+		Open: func(t *testing.T) providertest.World {
+			w := lawWorld(t, true)
+			w.Provider.Kinds = slices.DeleteFunc(w.Provider.Kinds, func(k providers.Served) bool { return newer(k.Name) })
+			return w
+		},
 	})
 }
 
-func lawWorld(t *testing.T, old bool) providertest.World {
-	w := newWorld(t, carbidesim.Options{
-		Hosts: lawHosts, Timing: lawTiming, Old: old,
-		Rules: carbidesim.Rules{RoutingProfiles: []carbidesim.RoutingProfile{{Name: "internal"}, {Name: "external", Tier: 1}}},
+// TestLawsWithoutNVLink runs the laws on a site that never forgets a deleted logical partition.
+func TestLawsWithoutNVLink(t *testing.T) {
+	other := func(kind string) bool { return kind != "carbide.nvlink_logical_partition" && kind != "carbide.tenant" }
+	providertest.Run(t, providertest.Suite{
+		Cases: slices.DeleteFunc(cases(hosts(t)), func(c providertest.Case) bool { return other(c.Kind) }),
+		Open: func(t *testing.T) providertest.World {
+			w := lawWorld(t, false, func(o *carbidesim.Options) { o.Rules.NoNVLink = true })
+			w.Provider.Kinds = slices.DeleteFunc(w.Provider.Kinds, func(k providers.Served) bool { return other(k.Name) })
+			return w
+		},
 	})
+}
+
+func lawWorld(t *testing.T, old bool, changes ...func(*carbidesim.Options)) providertest.World {
+	o := carbidesim.Options{
+		Hosts: lawHosts, Timing: lawTiming, Old: old,
+		Rules: carbidesim.Rules{
+			RoutingProfiles: []carbidesim.RoutingProfile{{Name: "internal"}, {Name: "external", Tier: 1}},
+			Peering:         carbidesim.PeeringExclusive,
+		},
+	}
+	for _, change := range changes {
+		change(&o)
+	}
+	w := newWorld(t, o)
 	return providertest.World{
 		Provider: connect(t, w),
 		Dump:     func() string { return string(w.Dump()) },
@@ -82,6 +116,13 @@ func labels(pairs ...any) map[string]any {
 func cases(hosts []string) []providertest.Case {
 	acme := made("tenant", "acme", schema.Object{"display_name": "Acme"})
 	vpc := made("vpc", "prod", schema.Object{"tenant": "acme", "virtualization": "ethernet_virtualizer"})
+	vpcs := []providertest.Made{vpc}
+	for i := range 9 {
+		vpcs = append(vpcs, made("vpc", fmt.Sprintf("peer-%d", i), vpc.Spec))
+	}
+	peers := func(i int) schema.Object {
+		return schema.Object{"vpcs": []any{id("vpc", fmt.Sprintf("peer-%d", i)), id("vpc", "prod")}}
+	}
 	segment := made("network_segment", "net", schema.Object{
 		"vpc": id("vpc", "prod"), "type": "tenant",
 		"prefixes": []any{map[string]any{"prefix": "10.1.0.0/24", "gateway": "10.1.0.1", "reserve_first": int64(4)}},
@@ -212,6 +253,43 @@ func cases(hosts []string) []providertest.Case {
 			}(),
 			Other: func(i int) providertest.Made {
 				return providertest.Made{Name: fmt.Sprintf("other-%d", i), Spec: instance(i + 1)}
+			},
+		},
+		{
+			Kind: "carbide.vpc_peering", Name: "prod-peer", Needs: vpcs,
+			Want:    peers(8),
+			Invalid: schema.Object{"vpcs": []any{id("vpc", "prod"), id("vpc", "prod")}},
+			Other: func(i int) providertest.Made {
+				return providertest.Made{Name: fmt.Sprintf("other-%d", i), Spec: peers(i % 8)}
+			},
+		},
+		{
+			Kind: "carbide.ib_partition", Name: "train", Needs: []providertest.Made{acme},
+			Want:    schema.Object{"tenant": "acme", "pkey": "0x4a00", "description": "training", "labels": labels("env", "prod", "empty", "")},
+			Update:  schema.Object{"tenant": "acme", "pkey": "0x4a00", "labels": labels("env", "test")},
+			Invalid: schema.Object{"tenant": "acme", "pkey": "0xfffff"},
+			Other: func(i int) providertest.Made {
+				return providertest.Made{Name: fmt.Sprintf("other-%d", i), Spec: schema.Object{"tenant": "acme"}}
+			},
+		},
+		{
+			Kind: "carbide.ib_partition", Name: "plain", Needs: []providertest.Made{acme},
+			Want:    schema.Object{"tenant": "acme"},
+			Update:  schema.Object{"tenant": "acme", "description": "any key"},
+			Invalid: schema.Object{"tenant": "acme", "pkey": "0x100"}, // not one that can be asked for
+		},
+		{
+			Kind: "carbide.nvlink_logical_partition", Name: "rack", Needs: []providertest.Made{acme},
+			Want:    schema.Object{"tenant": "acme", "description": "one rack"},
+			Update:  schema.Object{"tenant": "acme"},
+			Invalid: schema.Object{"tenant": "a b"},
+		},
+		{
+			Kind: "carbide.spx_partition", Name: "east", Needs: []providertest.Made{acme},
+			Want:    schema.Object{"tenant": "acme", "description": "one room", "vni": int64(70001)},
+			Invalid: schema.Object{"tenant": "acme", "vni": int64(7)},
+			Other: func(i int) providertest.Made {
+				return providertest.Made{Name: fmt.Sprintf("other-%d", i), Spec: schema.Object{"tenant": "acme"}}
 			},
 		},
 		{

@@ -78,6 +78,11 @@ func readMetadata(m *forge.Metadata, spec schema.Object) (mark providers.Mark) {
 // newMetadata makes the metadata of a new object.
 func newMetadata(c *providers.Call) *forge.Metadata { return writeMetadata(c, nil, c.Ref.Name) }
 
+// unlabelled makes metadata for kinds whose labels the service does not keep: there is no place for the mark.
+func unlabelled(c *providers.Call) *forge.Metadata {
+	return &forge.Metadata{Name: c.Ref.Name, Description: text(c.Want, "description")}
+}
+
 // writeMetadata changes metadata, which is nil for a new object, to what is wanted, with the mark that the call brings.
 func writeMetadata(c *providers.Call, now *forge.Metadata, name string) *forge.Metadata {
 	if now == nil {

@@ -96,10 +96,29 @@ var exceptions = map[verb]map[codes.Code]providers.Class{
 	{"carbide.machine", opUpdate}: {
 		codes.FailedPrecondition: providers.Busy, // an instance runs on it, which fixes the type
 	},
+	{"carbide.vpc_peering", opCreate}: {
+		codes.FailedPrecondition: providers.Exists, // the pair is peered already
+		codes.Internal:           providers.Absent, // one of the VPCs
+	},
+	{"carbide.ib_partition", opCreate}: {
+		codes.Internal: providers.Invalid, // the key cannot be asked for or is taken, or the site has no such fabric
+	},
+	{"carbide.ib_partition", opUpdate}: {
+		codes.FailedPrecondition: providers.Conflict, // it was changed since it was read; some versions of the service say so
+	},
+	{"carbide.ib_partition", opDelete}: {
+		codes.FailedPrecondition: providers.Busy, // instances use it
+	},
+	{"carbide.nvlink_logical_partition", opUpdate}: {
+		codes.FailedPrecondition: providers.Conflict, // as above
+	},
+	{"carbide.nvlink_logical_partition", opDelete}: {
+		codes.InvalidArgument: providers.Busy, // instances use it
+	},
 }
 
-// phrases are the database's words inside an INTERNAL refusal; there is no other sign of a taken id, not even reading,
-// because ids of deleted things stay taken.
+// phrases are the words inside an INTERNAL refusal that say what it is about, most of them the database's; there is no
+// other sign of a taken id, not even reading, because ids of deleted things stay taken.
 var phrases = []struct {
 	text  string
 	class providers.Class
@@ -108,6 +127,7 @@ var phrases = []struct {
 	{"foreign key", providers.Absent},
 	{"check constraint", providers.Invalid},
 	{"value too long", providers.Invalid},
+	{"feature disabled", providers.Denied},
 }
 
 // meaning gives the class of a refusal that is known to have had no effect.

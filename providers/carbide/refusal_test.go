@@ -158,7 +158,10 @@ func TestRefusals(t *testing.T) {
 	hosts := hosts(t)
 	s := newSite(t, carbidesim.Options{
 		Hosts: lawHosts, Timing: lawTiming,
-		Rules: carbidesim.Rules{RoutingProfiles: []carbidesim.RoutingProfile{{Name: "internal"}, {Name: "external", Tier: 1}}},
+		Rules: carbidesim.Rules{
+			RoutingProfiles: []carbidesim.RoutingProfile{{Name: "internal"}, {Name: "external", Tier: 1}},
+			Peering:         carbidesim.PeeringMixed, MaxIBPartitions: 2, RequestedSPXVNIs: carbidesim.Range{First: 7, Last: 7},
+		},
 	})
 	ctx := t.Context()
 	settle := func() {
@@ -241,6 +244,51 @@ func TestRefusals(t *testing.T) {
 	}
 	s.class("an instance on a host with an alert", remove("instance", "web"), busy)
 
+	s.make("vpc", "peer", schema.Object{"tenant": "acme", "virtualization": "fnn", "routing_profile": "internal"})
+	pair := schema.Object{"vpcs": []any{id("vpc", "prod"), id("vpc", "peer")}}
+	s.make("vpc_peering", "both", pair)
+	s.class("a pair that is peered", create("vpc_peering", "again", pair), exists)
+	s.class("a peering of an unknown VPC", create("vpc_peering", "again", schema.Object{"vpcs": []any{id("vpc", "prod"), id("vpc", "none")}}), absent)
+	s.class("a peering of one VPC", create("vpc_peering", "again", schema.Object{"vpcs": []any{id("vpc", "prod"), id("vpc", "prod")}}), invalid)
+
+	s.make("ib_partition", "train", schema.Object{"tenant": "acme", "pkey": "0x4000"})
+	s.class("a key that is taken", create("ib_partition", "serve", schema.Object{"tenant": "acme", "pkey": "0x4000"}), invalid)
+	s.class("a key that cannot be asked for", create("ib_partition", "serve", schema.Object{"tenant": "acme", "pkey": "0x100"}), invalid)
+	s.make("ib_partition", "serve", schema.Object{"tenant": "acme"})
+	s.class("one InfiniBand partition too many", create("ib_partition", "more", schema.Object{"tenant": "acme"}), invalid)
+	if err := remove("ib_partition", "serve"); err != nil {
+		t.Fatal(err)
+	}
+	s.class("one too many while another is on its way out", create("ib_partition", "more", schema.Object{"tenant": "acme"}), busy)
+	s.class("a foreign tenant's wrong key", create("ib_partition", "more", schema.Object{"tenant": "other", "pkey": "key"}), invalid)
+
+	s.make("nvlink_logical_partition", "rack", schema.Object{"tenant": "acme"})
+	gpus := &forge.InstanceNVLinkConfig{GpuConfigs: []*forge.InstanceNVLinkGpuConfig{{
+		LogicalPartitionId: &forge.NVLinkLogicalPartitionId{Value: id("nvlink_logical_partition", "rack")},
+	}}}
+	if _, err := s.Stranger().AllocateInstance(ctx, &forge.InstanceAllocationRequest{
+		MachineId: &forge.MachineId{Id: hosts[2]},
+		Config: &forge.InstanceConfig{
+			Tenant: &forge.TenantConfig{TenantOrganizationId: "acme"}, Nvlink: gpus,
+			Os: &forge.InstanceOperatingSystemConfig{Variant: &forge.InstanceOperatingSystemConfig_Ipxe{Ipxe: &forge.InlineIpxe{IpxeScript: "#!ipxe"}}},
+			Network: &forge.InstanceNetworkConfig{Interfaces: []*forge.InstanceInterfaceConfig{{
+				NetworkDetails: &forge.InstanceInterfaceConfig_SegmentId{SegmentId: &forge.NetworkSegmentId{Value: net}},
+			}}},
+		},
+	}); err != nil {
+		t.Fatal(err)
+	}
+	s.class("an NVLink partition that is used", remove("nvlink_logical_partition", "rack"), busy)
+	s.class("an NVLink partition of a tenant that cannot be", create("nvlink_logical_partition", "other", schema.Object{"tenant": "a b"}), invalid)
+
+	s.make("spx_partition", "east", schema.Object{"tenant": "acme", "vni": int64(7)})
+	s.class("no Spectrum-X number left to ask for", create("spx_partition", "west", schema.Object{"tenant": "acme", "vni": int64(7)}), busy)
+	if err := remove("spx_partition", "east"); err != nil {
+		t.Fatal(err)
+	}
+	s.class("a Spectrum-X number that cannot be asked for", create("spx_partition", "west", schema.Object{"tenant": "acme", "vni": int64(8)}), invalid)
+	s.class("the id of a Spectrum-X partition that is gone", create("spx_partition", "east", schema.Object{"tenant": "acme"}), exists)
+
 	if _, err := s.Stranger().DeleteVpc(ctx, &forge.VpcDeletionRequest{Id: &forge.VpcId{Value: id("vpc", "prod")}}); err != nil {
 		t.Fatal(err)
 	}
@@ -255,4 +303,29 @@ func TestUnsupported(t *testing.T) {
 	s.class("observe", err, unsupported)
 	c := call("instance_type", "big")
 	s.class("create", s.kind("instance_type").Create(t.Context(), c), unsupported)
+}
+
+// TestUnsupportedKind: a server of the older generation knows nothing of a newer kind.
+func TestUnsupportedKind(t *testing.T) {
+	s := newSite(t, carbidesim.Options{Old: true})
+	spx := s.kind("spx_partition")
+	c := call("spx_partition", "east")
+	c.Want = schema.Object{"tenant": "acme"}
+	_, err := spx.Observe(t.Context(), nil)
+	s.class("a list", err, unsupported)
+	_, err = spx.Observe(t.Context(), []string{c.ID})
+	s.class("a look", err, unsupported)
+	s.class("a create", spx.Create(t.Context(), c), unsupported)
+	s.class("a delete", spx.Delete(t.Context(), c), unsupported)
+}
+
+// TestPolicies: what the site does not have is not tried again.
+func TestPolicies(t *testing.T) {
+	s := newSite(t, carbidesim.Options{Rules: carbidesim.Rules{NoInfiniband: true}})
+	c := call("vpc_peering", "both")
+	c.Want = schema.Object{"vpcs": []any{id("vpc", "prod"), id("vpc", "peer")}}
+	s.class("a peering where there are none", s.kind("vpc_peering").Create(t.Context(), c), denied)
+	c = call("ib_partition", "train")
+	c.Want = schema.Object{"tenant": "acme"}
+	s.class("a partition of a fabric that is not there", s.kind("ib_partition").Create(t.Context(), c), invalid)
 }

@@ -44,6 +44,26 @@ func TestLinknet(t *testing.T) {
 	}
 }
 
+// TestPairSorted: the service may give a pair back the other way round.
+func TestPairSorted(t *testing.T) {
+	one := &forge.VpcPeering{VpcId: &forge.VpcId{Value: "a"}, PeerVpcId: &forge.VpcId{Value: "b"}}
+	other := &forge.VpcPeering{VpcId: &forge.VpcId{Value: "b"}, PeerVpcId: &forge.VpcId{Value: "a"}}
+	x, y := (peerings{}).thing(one), (peerings{}).thing(other)
+	if x.Spec.Digest() != y.Spec.Digest() || x.Name != y.Name {
+		t.Errorf("a pair is %v %s and, swapped, %v %s", x.Spec, x.Name, y.Spec, y.Name)
+	}
+}
+
+func TestPartitionKeySpelling(t *testing.T) {
+	for text, want := range map[string]string{
+		"0x100": "0x100", "0X1AB": "0x1ab", "0x0F": "0xf", "10": "0x10", "": "", "none": "none", "0x10000": "0x10000",
+	} {
+		if got := partitionKey(text); got != want {
+			t.Errorf("key %q is written %q, want %q", text, got, want)
+		}
+	}
+}
+
 // TestInterfacesKept: an interface that does not change is sent back as it came, and one that changes keeps what the
 // schema does not have.
 func TestInterfacesKept(t *testing.T) {

@@ -226,6 +226,7 @@ func (g *generator) variants(c *check, v any, yield func(any)) {
 				continue
 			}
 			yield(append(slices.Clone(elems), elems[0]))
+			yield(append(slices.Clone(elems[:len(elems)-1]), elems[0])) // twice, and yet not too many
 			yield(append(slices.Clone(elems), g.value(t.elem)))
 			g.variants(t.elem, elems[0], func(e any) {
 				changed := slices.Clone(elems)

@@ -166,7 +166,10 @@ func (a *app) steerCall(ctx context.Context, c *carbidesim.Control, args []strin
 
 // simulate serves a simulated site until ctx ends.
 func (a *app) simulate(ctx context.Context, f simulating, control string) (err error) {
-	o := carbidesim.Options{Seed: f.seed, File: f.world, Hosts: carbidesim.Hosts{Count: f.machines}}
+	o := carbidesim.Options{
+		Seed: f.seed, File: f.world, Hosts: carbidesim.Hosts{Count: f.machines},
+		Rules: carbidesim.Rules{Peering: carbidesim.PeeringMixed},
+	}
 	if f.fast {
 		o.Timing = carbidesim.FastTiming
 	}

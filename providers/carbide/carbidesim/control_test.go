@@ -15,7 +15,7 @@ import (
 )
 
 func TestControl(t *testing.T) {
-	b := start(t, Options{Hosts: Hosts{Count: 1}})
+	b := start(t, Options{Hosts: Hosts{Count: 1}, Rules: Rules{Peering: PeeringMixed}})
 	furnish(b)
 	socket := filepath.Join(t.TempDir(), "control")
 	if l, err := net.Listen("unix", socket); err == nil { // what a killed process leaves behind

@@ -147,6 +147,30 @@ func TestFindPattern(t *testing.T) {
 			r, err := b.FindMachinesByIds(ctx, q)
 			return len(r.GetMachines()), err
 		},
+		"InfiniBand partition": func(n int) (int, error) {
+			q := &forge.IBPartitionsByIdsRequest{}
+			for _, id := range ids(n) {
+				q.IbPartitionIds = append(q.IbPartitionIds, ibID(id))
+			}
+			r, err := b.FindIBPartitionsByIds(ctx, q)
+			return len(r.GetIbPartitions()), err
+		},
+		"NVLink logical partition": func(n int) (int, error) {
+			q := &forge.NVLinkLogicalPartitionsByIdsRequest{}
+			for _, id := range ids(n) {
+				q.PartitionIds = append(q.PartitionIds, nvlinkID(id))
+			}
+			r, err := b.FindNVLinkLogicalPartitionsByIds(ctx, q)
+			return len(r.GetPartitions()), err
+		},
+		"Spectrum-X partition": func(n int) (int, error) {
+			q := &forge.SpxPartitionsByIdsRequest{}
+			for _, id := range ids(n) {
+				q.SpxPartitionIds = append(q.SpxPartitionIds, spxID(id))
+			}
+			r, err := b.FindSpxPartitionsByIds(ctx, q)
+			return len(r.GetSpxPartitions()), err
+		},
 	}
 	for kind, find := range finds {
 		_, none := find(0)
@@ -254,6 +278,8 @@ func TestTokensPerKind(t *testing.T) {
 		Id: text("web"), TenantOrganizationId: "acme", Metadata: named("web"),
 	}))
 	ok(b.CreateInstanceType(ctx, &forge.CreateInstanceTypeRequest{Id: text("gpu"), Metadata: named("gpu")}))
+	ok(b.ibPartition(uid(1), "acme", ""))
+	ok(b.nvlinkPartition(uid(2), "acme", named("rack")))
 	host := b.hosts(&forge.MachineSearchConfig{})[0]
 	updates := map[string]func(token *string) error{
 		"tenant": func(token *string) error {
@@ -268,6 +294,16 @@ func TestTokensPerKind(t *testing.T) {
 		"machine": func(token *string) error {
 			return failed(b.UpdateMachineMetadata(ctx, &forge.MachineMetadataUpdateRequest{MachineId: &forge.MachineId{Id: host}, Metadata: named("host"), IfVersionMatch: token}))
 		},
+	}
+	updates["IBPartition"] = func(token *string) error {
+		return failed(b.UpdateIBPartition(ctx, &forge.IBPartitionUpdateRequest{
+			Id: ibID(uid(1)), Config: &forge.IBPartitionConfig{TenantOrganizationId: "acme"}, Metadata: named("train"), IfVersionMatch: token,
+		}))
+	}
+	updates["LogicalPartition"] = func(token *string) error {
+		return failed(b.UpdateNVLinkLogicalPartition(ctx, &forge.NVLinkLogicalPartitionUpdateRequest{
+			Id: nvlinkID(uid(2)), Config: &forge.NVLinkLogicalPartitionConfig{TenantOrganizationId: "acme", Metadata: named("rack")}, IfVersionMatch: token,
+		}))
 	}
 	for kind, update := range updates {
 		b.refusals([]refusal{
@@ -322,6 +358,8 @@ func TestTheOlderGeneration(t *testing.T) {
 	if n.Config != nil || n.Status != nil || n.Metadata != nil || n.Name != "subnet" || n.VpcId.GetValue() != uid(1) || len(n.Prefixes) != 1 {
 		t.Errorf("segment reads back as %v", n)
 	}
+
+	b.refuses(failed(b.FindSpxPartitionIds(ctx, &forge.SpxPartitionSearchFilter{})), codes.Unimplemented, "FindSpxPartitionIds")
 
 	p := &forge.VpcPrefixCreationRequest{Id: prefixID(uid(3)), VpcId: vpcID(uid(1)), Prefix: "10.1.0.0/24"}
 	forge.SetLegacyName(p, "links")

@@ -1,8 +1,8 @@
 // Package carbidesim is a stateful simulator of a Carbide site's control service, forge.Forge, for development
 // and for tests.
 //
-// A [World] holds what a site holds: tenants, key sets, VPCs and their prefixes, network segments, security
-// groups, instance types, instances and machines. It follows the real service's rules, and its surprises: codes that
+// A [World] holds what a site holds: tenants, key sets, VPCs, their prefixes and peerings, network segments, security
+// groups, partitions of the other fabrics, instance types, instances and machines. It follows the real service's rules, and its surprises: codes that
 // do not say what they mean, ids that can never be used again, tokens that move when a child changes, deletes
 // that nothing refuses. What it does not model it refuses with UNIMPLEMENTED instead of guessing.
 //

@@ -27,14 +27,20 @@ func (w *World) Objects() []Object {
 	_ = w.transact(func() error {
 		s := w.site
 		out = slices.Concat(
+			list("ib_partition", s.ibPartitions, func(id string, p *ibPartition) proto.Message { return s.wireIBPartition(id, p) }),
 			list("instance", s.instances, func(id string, i *instance) proto.Message { return s.wireInstance(id, i) }),
 			list("instance_type", s.instanceTypes, func(id string, t *instanceType) proto.Message { return t.wire(id) }),
 			list("machine", s.machines, func(id string, m *machine) proto.Message { return s.wireMachine(id, m) }),
 			list("network_security_group", s.securityGroups, func(id string, g *securityGroup) proto.Message { return g.wire(id) }),
 			list("network_segment", s.segments, func(id string, n *segment) proto.Message { return s.wireSegment(id, n, false, false) }),
+			list("nvlink_logical_partition", s.nvlinkPartitions, func(id string, p *nvlinkPartition) proto.Message { return p.wire(id) }),
+			slices.DeleteFunc(
+				list("spx_partition", s.spxPartitions, func(id string, p *spxPartition) proto.Message { return p.wire(id) }),
+				func(o Object) bool { return s.spxPartitions.get(o.ID).Deleted }),
 			list("tenant", s.tenants, func(id string, t *tenant) proto.Message { return t.wire(id) }),
 			list("tenant_keyset", s.keysets, func(_ string, k *keyset) proto.Message { return k.wire(true) }),
 			list("vpc", s.vpcs, func(id string, v *vpc) proto.Message { return v.wire(id) }),
+			list("vpc_peering", s.peerings, func(id string, p *peering) proto.Message { return p.wire(id) }),
 			list("vpc_prefix", s.prefixes, func(id string, p *vpcPrefix) proto.Message { return s.wirePrefix(id, p) }),
 		)
 		return nil

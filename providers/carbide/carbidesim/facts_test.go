@@ -4,6 +4,7 @@ import (
 	"encoding/json"
 	"net/netip"
 	"os"
+	"slices"
 	"strings"
 	"testing"
 
@@ -16,6 +17,7 @@ import (
 type facts struct {
 	Methods map[string]struct {
 		Principals []Role `json:"principals"`
+		Rest       string `json:"rest_snapshot"`
 	} `json:"methods"`
 	Rest struct {
 		Messages map[string]json.RawMessage `json:"messages"`
@@ -97,6 +99,14 @@ func TestRolesAreThoseOfTheTable(t *testing.T) {
 			if want := allowed[r] || allowed[Anonymous]; r.may(method) != want {
 				t.Errorf("may %s call %s: %v, the table says %v", r, method, r.may(method), want)
 			}
+		}
+	}
+}
+
+func TestNewerMethodsAreThoseOfTheTable(t *testing.T) {
+	for method, m := range readFacts(t).Methods {
+		if got := slices.Contains(newerMethods, method); got != (m.Rest == "absent") {
+			t.Errorf("%s is newer: %v, the table says of the older generation: %s", method, got, m.Rest)
 		}
 	}
 }

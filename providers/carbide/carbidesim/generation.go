@@ -22,6 +22,14 @@ var newer = map[protoreflect.FullName][]protoreflect.FieldNumber{
 	"forge.RuntimeConfig":                 {51, 52},
 }
 
+// newerMethods are those that the older generation of the service does not have.
+var newerMethods = []string{
+	"CreateSpxPartition", "DeleteSpxPartition", "FindSpxPartitionIds", "FindSpxPartitionsByIds",
+	"CreateOperatingSystem", "UpdateOperatingSystem", "DeleteOperatingSystem", "FindOperatingSystemIds", "FindOperatingSystemsByIds",
+	"GetOperatingSystemCachableIpxeTemplateArtifacts", "UpdateOperatingSystemCachableIpxeTemplateArtifacts",
+	"GetIpxeTemplate", "ListIpxeTemplates",
+}
+
 // fromOlder turns a request into what a server of the older generation understands of it: names come from the plain
 // field alone, and newer fields do not exist.
 func fromOlder(request proto.Message) {

@@ -425,6 +425,21 @@ func (i *instance) config() *forge.InstanceConfig { return i.Config.message }
 
 func (i *instance) organization() string { return i.config().GetTenant().GetTenantOrganizationId() }
 
+// partitions are the ids of the partitions that the instance uses and that cannot be deleted while it does.
+func (i *instance) partitions() []string {
+	var ids []string
+	for _, port := range i.config().GetInfiniband().GetIbInterfaces() {
+		ids = append(ids, port.GetIbPartitionId().GetValue())
+	}
+	for _, gpu := range i.config().GetNvlink().GetGpuConfigs() {
+		ids = append(ids, gpu.GetLogicalPartitionId().GetValue())
+	}
+	return some(ids...)
+}
+
+// onPartition tells whether any instance uses a partition.
+func (s *site) onPartition(id string) bool { return len(s.instancesByPartition.of(id)) > 0 }
+
 // hostNames is the key under which a host name is unique: within its tenant.
 func (i *instance) hostNames() []string {
 	name := i.config().GetTenant().GetHostname()

@@ -30,6 +30,7 @@ type Timing struct {
 	Cleanup   time.Duration // from there until the host is ready for the next tenant
 	Shutdown  time.Duration // a guest that is asked to shut down
 	PowerPoll time.Duration // how often the site looks whether a host is on
+	Purge     time.Duration // from the deletion of an NVLink logical partition to its disappearance
 }
 
 // RealTiming is how a real site behaves: controllers every 30 seconds, addresses drained for five minutes, hosts
@@ -43,6 +44,7 @@ var RealTiming = Timing{
 	Cleanup:   20 * time.Minute,
 	Shutdown:  time.Minute,
 	PowerPoll: 5 * time.Minute,
+	Purge:     time.Minute,
 }
 
 // FastTiming passes through the same states in milliseconds.
@@ -55,6 +57,7 @@ var FastTiming = Timing{
 	Cleanup:   5 * time.Millisecond,
 	Shutdown:  3 * time.Millisecond,
 	PowerPoll: 2 * time.Millisecond,
+	Purge:     3 * time.Millisecond,
 }
 
 // Range is a span of numbers, both ends included. The zero value holds none.
@@ -72,6 +75,15 @@ type Rules struct {
 	VLANs          Range          // given to tenant segments on the Ethernet virtualizer
 	MaxRules       int            // size of a security group after expansion; 200
 	NoPowerManager bool           // nobody looks whether hosts are on, or turns them on
+
+	Peering          PeeringPolicy // which VPCs may be peered; none
+	NoInfiniband     bool          // the site has no InfiniBand fabric
+	AutoPKeys        Range         // given to InfiniBand partitions that ask for no key in particular
+	RequestedPKeys   Range         // may be asked for by key
+	MaxIBPartitions  int           // InfiniBand partitions of a tenant, with those being deleted; 31
+	NoNVLink         bool          // the site has no NVLink: deleted logical partitions stay for good
+	AutoSPXVNIs      Range         // given to Spectrum-X partitions that ask for none in particular
+	RequestedSPXVNIs Range         // may be asked for by number
 
 	// RoutingProfiles turn the FNN fabric on. The first one is the site's default.
 	RoutingProfiles []RoutingProfile
@@ -118,6 +130,21 @@ func (o Options) withDefaults() Options {
 	}
 	if r.MaxRules == 0 {
 		r.MaxRules = 200
+	}
+	if r.MaxIBPartitions == 0 {
+		r.MaxIBPartitions = 31
+	}
+	if r.AutoPKeys == (Range{}) {
+		r.AutoPKeys = Range{0x100, 0x3fff}
+	}
+	if r.RequestedPKeys == (Range{}) {
+		r.RequestedPKeys = Range{0x4000, 0x7ffe}
+	}
+	if r.AutoSPXVNIs == (Range{}) {
+		r.AutoSPXVNIs = Range{2_024_000, 2_123_999}
+	}
+	if r.RequestedSPXVNIs == (Range{}) {
+		r.RequestedSPXVNIs = Range{70_000, 79_999}
 	}
 	if r.AutoVNIs == (Range{}) {
 		r.AutoVNIs = Range{1_024_000, 1_123_999}

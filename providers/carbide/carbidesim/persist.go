@@ -32,6 +32,11 @@ type snapshot struct {
 	InstanceTypes  map[string]*instanceType  `json:"instanceTypes"`
 	Instances      map[string]*instance      `json:"instances"`
 	Machines       map[string]*machine       `json:"machines"`
+
+	Peerings         map[string]*peering         `json:"vpcPeerings"`
+	IBPartitions     map[string]*ibPartition     `json:"ibPartitions"`
+	NVLinkPartitions map[string]*nvlinkPartition `json:"nvlinkLogicalPartitions"`
+	SPXPartitions    map[string]*spxPartition    `json:"spxPartitions"`
 }
 
 const format = 1
@@ -59,6 +64,11 @@ func (w *World) snapshot() *snapshot {
 		InstanceTypes:  maps.Clone(s.instanceTypes.rows),
 		Instances:      maps.Clone(s.instances.rows),
 		Machines:       maps.Clone(s.machines.rows),
+
+		Peerings:         maps.Clone(s.peerings.rows),
+		IBPartitions:     maps.Clone(s.ibPartitions.rows),
+		NVLinkPartitions: maps.Clone(s.nvlinkPartitions.rows),
+		SPXPartitions:    maps.Clone(s.spxPartitions.rows),
 	}
 	return out
 }
@@ -78,6 +88,10 @@ func (s *site) restore(k *snapshot) {
 	s.instanceTypes.load(k.InstanceTypes)
 	s.instances.load(k.Instances)
 	s.machines.load(k.Machines)
+	s.peerings.load(k.Peerings)
+	s.ibPartitions.load(k.IBPartitions)
+	s.nvlinkPartitions.load(k.NVLinkPartitions)
+	s.spxPartitions.load(k.SPXPartitions)
 }
 
 // readFile answers nil when there is no file yet.

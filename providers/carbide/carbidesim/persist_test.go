@@ -34,6 +34,7 @@ func furnish(b *workbench) {
 	if err := b.segment(uid(2), uid(1), "10.0.0.0/29", "10.0.0.1"); err != nil {
 		b.Fatal(err)
 	}
+	b.vpc(uid(0x10), ethernet)
 	b.vpc(uid(4), ethernet)
 	ok(b.DeleteVpc(ctx, &forge.VpcDeletionRequest{Id: vpcID(uid(4))})) // burns an id
 	b.world.Advance(RealTiming.Tick)
@@ -41,11 +42,21 @@ func furnish(b *workbench) {
 	c := config(viaSegment(uid(2)), virtual(viaPrefix(uid(3)), nil))
 	c.Tenant.Hostname = text("node")
 	b.allocate(uid(9), host, c)
+	ok(b.peer(uid(0x11), uid(1), uid(0x10)))
+	ok(b.ibPartition(uid(0x12), "acme", ""))
+	ok(b.nvlinkPartition(uid(0x13), "acme", named("rack")))
+	ok(b.spxPartition(uid(0x14), nil, nil))
+	ok(b.spxPartition(uid(0x15), nil, nil))
+	for _, err := range []error{b.endNVLinkPartition(uid(0x13)), b.endSpxPartition(uid(0x14))} {
+		if err != nil {
+			b.Fatal(err)
+		}
+	}
 	ok(b.SetMaintenance(ctx, &forge.MaintenanceRequest{HostId: &forge.MachineId{Id: host}, Reference: text("OPS-1234")}))
 }
 
 func TestTheFileBringsTheWorldBack(t *testing.T) {
-	o := Options{File: filepath.Join(t.TempDir(), "world.json"), Seed: 3, Hosts: Hosts{Count: 3, Unhealthy: 1}}
+	o := Options{File: filepath.Join(t.TempDir(), "world.json"), Seed: 3, Rules: Rules{Peering: PeeringMixed}, Hosts: Hosts{Count: 3, Unhealthy: 1}}
 	b := start(t, o)
 	furnish(b)
 	if err := b.world.Close(); err != nil {
@@ -68,6 +79,8 @@ func TestTheFileBringsTheWorldBack(t *testing.T) {
 	again.refusals([]refusal{
 		{"burned id", failed(again.CreateVpc(ctx, &forge.VpcCreationRequest{Id: vpcID(uid(4))})), codes.Internal, "duplicate key"},
 		{"overlap", again.segment(uid(5), uid(1), "10.0.0.0/30", "10.0.0.1"), codes.InvalidArgument, "overlaps"},
+		{"pair peered", failed(again.peer(uid(0x20), uid(0x10), uid(1))), codes.FailedPrecondition, "already exists"},
+		{"deleted partition", failed(again.spxPartition(uid(0x14), nil, nil)), codes.Internal, "duplicate key"},
 		{"group in use", failed(again.DeleteNetworkSecurityGroup(ctx, &forge.DeleteNetworkSecurityGroupRequest{Id: "web", TenantOrganizationId: "acme"})), codes.FailedPrecondition, "attached"},
 	})
 	again.clock.pass(RealTiming.Provision)
@@ -114,7 +127,7 @@ func TestCloseReportsWhatCouldNotBeWritten(t *testing.T) {
 }
 
 func TestDumpIsTheSameAfterAChangeIsUndone(t *testing.T) {
-	b := start(t, Options{Hosts: Hosts{Count: 2}})
+	b := start(t, Options{Hosts: Hosts{Count: 2}, Rules: Rules{Peering: PeeringMixed}})
 	furnish(b)
 	before := b.world.Dump()
 	for range 20 {
@@ -146,7 +159,7 @@ func TestDumpIsTheSameAfterAChangeIsUndone(t *testing.T) {
 }
 
 func TestObjects(t *testing.T) {
-	b := start(t, Options{Hosts: Hosts{Count: 2}})
+	b := start(t, Options{Hosts: Hosts{Count: 2}, Rules: Rules{Peering: PeeringMixed}})
 	furnish(b)
 	count := map[string]int{}
 	for _, o := range b.world.Objects() {
@@ -157,7 +170,8 @@ func TestObjects(t *testing.T) {
 	}
 	want := map[string]int{
 		"instance": 1, "instance_type": 1, "machine": 4, "network_security_group": 1, "network_segment": 3,
-		"tenant": 1, "tenant_keyset": 1, "vpc": 1, "vpc_prefix": 1,
+		"tenant": 1, "tenant_keyset": 1, "vpc": 2, "vpc_peering": 1, "vpc_prefix": 1,
+		"ib_partition": 1, "nvlink_logical_partition": 1, "spx_partition": 1,
 	}
 	for kind, n := range want {
 		if count[kind] != n {

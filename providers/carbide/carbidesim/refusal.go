@@ -45,6 +45,11 @@ func violation(constraint string) error {
 	return internal("Database Error: violates constraint %q", constraint)
 }
 
+// noRows is what the database says about a change of what is not there.
+func noRows() error {
+	return internal("Database Error: no rows returned by a query that expected to return at least one row")
+}
+
 func missing(field string) error {
 	return invalid("%s is required", field)
 }

@@ -42,6 +42,7 @@ var DefaultRoles = Roles{"spiffe://nico.local/nico-system/sa/elektra-site-agent"
 var beyondAdmin = []string{
 	"CreateTenant", "CreateTenantKeyset", "UpdateTenantKeyset", "DeleteTenantKeyset", "ValidateTenantPublicKey",
 	"CreateVpc", "DeleteVpc", "CreateNetworkSegment", "UpdateInstanceOperatingSystem",
+	"CreateIBPartition", "UpdateIBPartition", "DeleteIBPartition",
 }
 
 // narrow are the methods of the roles with a narrow purpose.

@@ -39,6 +39,11 @@ type site struct {
 	instances      *table[instance]
 	machines       *table[machine]
 
+	peerings         *table[peering]
+	ibPartitions     *table[ibPartition]
+	nvlinkPartitions *table[nvlinkPartition]
+	spxPartitions    *table[spxPartition]
+
 	vpcNumbers       *numbers[vpc]
 	vpcsByOrg        *lookup[vpc]
 	vpcsByGroup      *lookup[vpc]
@@ -55,6 +60,13 @@ type site struct {
 	instancesByName  *lookup[instance] // by "organization/host name"
 	machinesByType   *lookup[machine]
 	machinesByNet    *lookup[machine]
+
+	peeringsByVpc        *lookup[peering]
+	peeringsByPair       *lookup[peering]
+	ibKeys               *numbers[ibPartition]
+	ibPartitionsByOrg    *lookup[ibPartition]
+	spxNumbers           *numbers[spxPartition]
+	instancesByPartition *lookup[instance]
 }
 
 func newSite(o Options) *site {
@@ -82,6 +94,13 @@ func newSite(o Options) *site {
 	s.machinesByType = newLookup(func(m *machine) []string { return some(m.Type) })
 	s.machinesByNet = newLookup(func(m *machine) []string { return some(m.Segment) })
 
+	s.peeringsByVpc = newLookup(func(p *peering) []string { return p.VPCs[:] })
+	s.peeringsByPair = newLookup(func(p *peering) []string { return []string{p.pair()} })
+	s.ibKeys = newNumbers(func(p *ibPartition) uint32 { return p.Key })
+	s.ibPartitionsByOrg = newLookup(func(p *ibPartition) []string { return []string{p.Organization} })
+	s.spxNumbers = newNumbers((*spxPartition).held)
+	s.instancesByPartition = newLookup((*instance).partitions)
+
 	s.tenants = newTable[tenant](&s.log)
 	s.keysets = newTable[keyset](&s.log)
 	s.vpcs = newTable[vpc](&s.log, s.vpcNumbers, s.vpcsByOrg, s.vpcsByGroup)
@@ -89,8 +108,12 @@ func newSite(o Options) *site {
 	s.segments = newTable[segment](&s.log, s.segmentSpace, s.segmentVLANs, s.segmentsByVpc, s.segmentsByPrefix)
 	s.securityGroups = newTable[securityGroup](&s.log, s.groupsByName)
 	s.instanceTypes = newTable[instanceType](&s.log, s.typesByName)
-	s.instances = newTable[instance](&s.log, s.instancesByHost, s.instancesByGroup, s.instancesByNet, s.instancesByName)
+	s.instances = newTable[instance](&s.log, s.instancesByHost, s.instancesByGroup, s.instancesByNet, s.instancesByName, s.instancesByPartition)
 	s.machines = newTable[machine](&s.log, s.machinesByType, s.machinesByNet)
+	s.peerings = newTable[peering](&s.log, s.peeringsByVpc, s.peeringsByPair)
+	s.ibPartitions = newTable[ibPartition](&s.log, s.ibKeys, s.ibPartitionsByOrg)
+	s.nvlinkPartitions = newTable[nvlinkPartition](&s.log)
+	s.spxPartitions = newTable[spxPartition](&s.log, s.spxNumbers)
 	return s
 }
 
@@ -121,14 +144,17 @@ type timer struct {
 // deeds are what timers may ask for. An object remembers when the site acts on it next; a timer with another time has
 // been overtaken, by a later change or by another object with the same id.
 var deeds = map[string]func(s *site, id string){
-	"segment ready":       (*site).segmentReady,
-	"segment drained":     (*site).segmentDrained,
-	"instance ready":      (*site).instanceReady,
-	"instance configured": (*site).instanceConfigured,
-	"instance gone":       (*site).instanceGone,
-	"host clean":          (*site).hostClean,
-	"host down":           (*site).hostDown,
-	"host restored":       (*site).hostRestored,
+	"segment ready":         (*site).segmentReady,
+	"segment drained":       (*site).segmentDrained,
+	"instance ready":        (*site).instanceReady,
+	"instance configured":   (*site).instanceConfigured,
+	"instance gone":         (*site).instanceGone,
+	"host clean":            (*site).hostClean,
+	"ib partition ready":    (*site).ibPartitionReady,
+	"ib partition gone":     (*site).ibPartitionGone,
+	"nvlink partition gone": (*site).nvlinkPartitionGone,
+	"host down":             (*site).hostDown,
+	"host restored":         (*site).hostRestored,
 }
 
 // after starts a timer, unless the running call fails, and answers its time.

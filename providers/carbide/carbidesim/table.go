@@ -119,6 +119,25 @@ func (n *numbers[T]) free(r Range) (uint32, bool) {
 	return number, r.has(number)
 }
 
+// grant finds the number for a new row: the one asked for, or the lowest free one. What it says about a number that cannot
+// be asked for, or is taken, differs from pool to pool.
+func (n *numbers[T]) grant(pool string, auto, requested Range, want *uint32, refuse func(uint32) error) (uint32, error) {
+	from := auto
+	if want != nil {
+		from = requested
+	}
+	number, ok := n.free(from)
+	switch {
+	case !ok:
+		return 0, exhausted(pool)
+	case want == nil:
+		return number, nil
+	case !requested.has(*want) || n.used[*want]:
+		return 0, refuse(*want)
+	}
+	return *want, nil
+}
+
 func (n *numbers[T]) add(_ string, row *T) {
 	if number := n.of(row); number != 0 {
 		n.used[number] = true

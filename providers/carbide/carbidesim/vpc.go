@@ -53,7 +53,7 @@ func (s *site) CreateVpc(_ context.Context, r *forge.VpcCreationRequest) (*forge
 	if s.vpcs.get(id) != nil || s.isBurned("vpc", id) {
 		return nil, duplicate("vpcs_pkey")
 	}
-	if v.VNI, err = s.vni(r.Vni); err != nil {
+	if v.VNI, err = s.vpcNumbers.grant("vpc-vni", s.rules.AutoVNIs, s.rules.RequestedVNIs, r.Vni, noVNI); err != nil {
 		return nil, err
 	}
 	v.Requested = r.Vni != nil
@@ -118,23 +118,8 @@ func (s *site) profileFor(v *vpc, want *string) (string, error) {
 	return *want, nil
 }
 
-// vni finds the number of a new VPC: the one asked for, or the lowest free one.
-func (s *site) vni(want *uint32) (uint32, error) {
-	if want == nil {
-		number, ok := s.vpcNumbers.free(s.rules.AutoVNIs)
-		if !ok {
-			return 0, exhausted("vpc-vni")
-		}
-		return number, nil
-	}
-	if _, ok := s.vpcNumbers.free(s.rules.RequestedVNIs); !ok {
-		return 0, exhausted("vpc-vni")
-	}
-	if !s.rules.RequestedVNIs.has(*want) || s.vpcNumbers.used[*want] {
-		return 0, precondition("VNI %d is not available", *want)
-	}
-	return *want, nil
-}
+// noVNI refuses a number that cannot be had.
+func noVNI(number uint32) error { return precondition("VNI %d is not available", number) }
 
 // UpdateVpc replaces metadata and security group, and nothing else.
 func (s *site) UpdateVpc(_ context.Context, r *forge.VpcUpdateRequest) (*forge.VpcUpdateResult, error) {
@@ -197,7 +182,7 @@ func (s *site) vpcToChange(id string, want *string) (*vpc, error) {
 		if err := expect("vpc", token{}, want, codes.InvalidArgument); err != nil {
 			return nil, err
 		}
-		return nil, internal("Database Error: no rows returned by a query that expected to return at least one row")
+		return nil, noRows()
 	}
 	return have, expect("vpc", have.Version, want, codes.InvalidArgument)
 }
@@ -208,7 +193,7 @@ func (s *site) changeVpc(id string, v *vpc) {
 	s.vpcs.put(id, v)
 }
 
-// DeleteVpc deletes softly and checks nothing: segments, prefixes and instances stay behind.
+// DeleteVpc deletes softly and checks nothing: segments, prefixes and instances stay behind. Peerings go with it.
 func (s *site) DeleteVpc(_ context.Context, r *forge.VpcDeletionRequest) (*forge.VpcDeletionResult, error) {
 	id := r.Id.GetValue()
 	if id == "" {
@@ -217,6 +202,7 @@ func (s *site) DeleteVpc(_ context.Context, r *forge.VpcDeletionRequest) (*forge
 	if s.vpcs.get(id) == nil {
 		return nil, notFound("vpc", id)
 	}
+	s.endPeerings(id)
 	s.vpcs.drop(id)
 	s.burn("vpc", id)
 	return &forge.VpcDeletionResult{}, nil

@@ -83,7 +83,7 @@ func (s *site) UpdateVpcPrefix(_ context.Context, r *forge.VpcPrefixUpdateReques
 	id := r.Id.GetValue()
 	have := s.prefixes.get(id)
 	if have == nil {
-		return nil, internal("Database Error: no rows returned by a query that expected to return at least one row")
+		return nil, noRows()
 	}
 	p := *have
 	p.Metadata = m

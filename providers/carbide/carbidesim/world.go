@@ -126,6 +126,11 @@ func (w *World) Deafen(machineID string, deaf bool) error {
 	return w.transact(func() error { return w.site.deafen(machineID, deaf) })
 }
 
+// SetIBPartitionState shows a state in place of an InfiniBand partition's own, such as FAILED; nil shows its own again.
+func (w *World) SetIBPartitionState(partition string, state *forge.TenantState) error {
+	return w.transact(func() error { return w.site.injectIBPartition(partition, state) })
+}
+
 // SetAlerts replaces the health alerts of a machine: each id with what it prevents, "PreventAllocations" or
 // "PreventInstanceDeletion".
 func (w *World) SetAlerts(machineID string, alerts map[string][]string) error {
@@ -173,7 +178,7 @@ func (w *World) arrive(ctx context.Context, request any, info *grpc.UnaryServerI
 
 // carryOut runs a decoded call on the site.
 func (w *World) carryOut(ctx context.Context, request any, method string, handle grpc.UnaryHandler) (any, error) {
-	if slices.Contains(w.options.Unimplemented, method) {
+	if slices.Contains(w.options.Unimplemented, method) || w.options.Old && slices.Contains(newerMethods, method) {
 		return nil, status.Errorf(codes.Unimplemented, "this site does not know %s", method)
 	}
 	message := request.(proto.Message)

@@ -1,0 +1,129 @@
+package carbide
+
+import (
+	"context"
+	"slices"
+	"strconv"
+	"strings"
+	"time"
+
+	"google.golang.org/grpc/codes"
+	"google.golang.org/grpc/status"
+
+	"converge.dev/converge/providers"
+	"converge.dev/converge/providers/carbide/forge"
+	"converge.dev/converge/schema"
+)
+
+// A partition becomes ready with the next round of the service's controller, about every 30 s. A deleted one goes when the
+// fabric has forgotten its key. The service has a version for it and never moves that, so an update is blind.
+var ibTraits = providers.Traits{
+	Create: providers.Conditional, Update: providers.Blind, Delete: providers.Blind,
+	Mark: true, Late: late, ReadyWithin: 5 * time.Minute, GoneWithin: 20 * time.Minute,
+	UndoCreate: providers.Exact, UndoUpdate: providers.Exact, UndoDelete: providers.Replace,
+	Reach: providers.ReachTenant,
+}
+
+type ibPartitions struct {
+	*service
+	uuidKind
+}
+
+func (k ibPartitions) list(ctx context.Context) ([]string, error) {
+	r, err := k.FindIBPartitionIds(ctx, &forge.IBPartitionSearchFilter{})
+	return texts(r.GetIbPartitionIds()), err
+}
+
+func (k ibPartitions) get(ctx context.Context, ids []string) ([]*forge.IBPartition, error) {
+	request := &forge.IBPartitionsByIdsRequest{IbPartitionIds: make([]*forge.IBPartitionId, len(ids))}
+	for i, id := range ids {
+		request.IbPartitionIds[i] = &forge.IBPartitionId{Value: id}
+	}
+	r, err := k.FindIBPartitionsByIds(ctx, request)
+	return r.GetIbPartitions(), err
+}
+
+func (ibPartitions) thing(o *forge.IBPartition) providers.Thing {
+	spec := schema.Object{"tenant": o.GetConfig().GetTenantOrganizationId()}
+	mark := readMetadata(o.GetMetadata(), spec)
+	put(spec, "pkey", partitionKey(o.GetConfig().GetPkey()))
+	state := o.GetStatus().GetState()
+	word, phase, detail := stateWords[state], phaseOf(state), ""
+	if phase != providers.Ready {
+		detail = word
+		if reason := o.GetStatus().GetStateReason().GetOutcomeMsg(); reason != "" {
+			detail += ": " + reason
+		}
+	}
+	got := schema.Object{"state": word}
+	put(got, "allocated_pkey", partitionKey(o.GetStatus().GetPkey()))
+	name := o.GetMetadata().GetName()
+	if name == "" {
+		name = o.GetConfig().GetName()
+	}
+	return providers.Thing{
+		ID: o.GetId().GetValue(), Name: name, Mark: mark, Spec: spec, Status: got, Phase: phase, Detail: detail,
+	}
+}
+
+// partitionKey writes a key in its one spelling; what is no key stays as it is.
+func partitionKey(text string) string {
+	key, err := strconv.ParseUint(strings.TrimPrefix(strings.ToLower(text), "0x"), 16, 16)
+	if err != nil {
+		return text
+	}
+	return "0x" + strconv.FormatUint(key, 16)
+}
+
+func (k ibPartitions) create(ctx context.Context, c *providers.Call) error {
+	tenant := text(c.Want, "tenant")
+	_, err := k.CreateIBPartition(ctx, &forge.IBPartitionCreationRequest{
+		Id:       &forge.IBPartitionId{Value: c.ID},
+		Metadata: newMetadata(c),
+		Config:   &forge.IBPartitionConfig{Name: c.Ref.Name, TenantOrganizationId: tenant, Pkey: optional(c.Want, "pkey")},
+	})
+	if k.early(ctx, tenant, err) {
+		return earlyError{err}
+	}
+	return err
+}
+
+// early reports whether a refusal may be about the tenant's quota, and partitions that count are on their way out. The
+// code does not tell this apart from wrong values.
+func (k ibPartitions) early(ctx context.Context, tenant string, err error) bool {
+	if status.Code(err) != codes.InvalidArgument {
+		return false
+	}
+	r, err := k.FindIBPartitionIds(ctx, &forge.IBPartitionSearchFilter{TenantOrgId: &tenant})
+	if err != nil {
+		return false
+	}
+	for ids := range slices.Chunk(texts(r.GetIbPartitionIds()), k.ids) {
+		found, err := k.get(ctx, ids)
+		if err != nil {
+			return false
+		}
+		if slices.ContainsFunc(found, func(o *forge.IBPartition) bool { return phaseOf(o.GetStatus().GetState()) == providers.Leaving }) {
+			return true
+		}
+	}
+	return false
+}
+
+// update repeats what cannot change, because the service insists on it.
+func (k ibPartitions) update(ctx context.Context, c *providers.Call, now *forge.IBPartition) error {
+	config := now.GetConfig()
+	if config == nil {
+		config = &forge.IBPartitionConfig{TenantOrganizationId: text(c.Want, "tenant")}
+	}
+	config.Name = c.Ref.Name
+	_, err := k.UpdateIBPartition(ctx, &forge.IBPartitionUpdateRequest{
+		Id: now.Id, Config: config, IfVersionMatch: &now.ConfigVersion, Metadata: writeMetadata(c, now.Metadata, c.Ref.Name),
+	})
+	return err
+}
+
+func (k ibPartitions) delete(ctx context.Context, c *providers.Call) error {
+	_, err := k.DeleteIBPartition(ctx, &forge.IBPartitionDeletionRequest{Id: &forge.IBPartitionId{Value: c.ID}})
+	return err
+}

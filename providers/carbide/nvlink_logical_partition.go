@@ -1,0 +1,84 @@
+package carbide
+
+import (
+	"context"
+	"slices"
+
+	"converge.dev/converge/providers"
+	"converge.dev/converge/providers/carbide/forge"
+	"converge.dev/converge/schema"
+)
+
+// A deleted partition is one that the service still lists, about a minute on a site with NVLink and for good on one without.
+// Nothing can be done with it and nothing has to wait for it, so it is not reported and counts as gone; only its id stays
+// taken, so that every incarnation needs another. Labels are dropped, so that there is no place for a mark; the
+// version never moves, so an update is blind.
+var nvlinkTraits = providers.Traits{
+	Create: providers.Conditional, Update: providers.Blind, Delete: providers.Blind,
+	Burned: true, Late: late,
+	UndoCreate: providers.Exact, UndoUpdate: providers.Exact, UndoDelete: providers.Replace,
+	Reach: providers.ReachTenant,
+}
+
+type nvlinkPartitions struct {
+	*service
+	uuidKind
+}
+
+func (k nvlinkPartitions) list(ctx context.Context) ([]string, error) {
+	r, err := k.FindNVLinkLogicalPartitionIds(ctx, &forge.NVLinkLogicalPartitionSearchFilter{})
+	return texts(r.GetPartitionIds()), err
+}
+
+func (k nvlinkPartitions) get(ctx context.Context, ids []string) ([]*forge.NVLinkLogicalPartition, error) {
+	request := &forge.NVLinkLogicalPartitionsByIdsRequest{PartitionIds: make([]*forge.NVLinkLogicalPartitionId, len(ids))}
+	for i, id := range ids {
+		request.PartitionIds[i] = &forge.NVLinkLogicalPartitionId{Value: id}
+	}
+	r, err := k.FindNVLinkLogicalPartitionsByIds(ctx, request)
+	return slices.DeleteFunc(r.GetPartitions(), func(o *forge.NVLinkLogicalPartition) bool {
+		return phaseOf(o.GetStatus().GetState()) == providers.Leaving
+	}), err
+}
+
+func (nvlinkPartitions) thing(o *forge.NVLinkLogicalPartition) providers.Thing {
+	config, state := o.GetConfig(), o.GetStatus().GetState()
+	spec := schema.Object{"tenant": config.GetTenantOrganizationId()}
+	put(spec, "description", config.GetMetadata().GetDescription())
+	word, phase, detail := stateWords[state], phaseOf(state), ""
+	if phase != providers.Ready {
+		detail = word
+	}
+	return providers.Thing{
+		ID: o.GetId().GetValue(), Name: config.GetMetadata().GetName(), Spec: spec, Status: schema.Object{"state": word},
+		Phase: phase, Detail: detail,
+	}
+}
+
+func (k nvlinkPartitions) create(ctx context.Context, c *providers.Call) error {
+	_, err := k.CreateNVLinkLogicalPartition(ctx, &forge.NVLinkLogicalPartitionCreationRequest{
+		Id: &forge.NVLinkLogicalPartitionId{Value: c.ID},
+		Config: &forge.NVLinkLogicalPartitionConfig{
+			TenantOrganizationId: text(c.Want, "tenant"), Metadata: unlabelled(c),
+		},
+	})
+	return err
+}
+
+// update repeats the tenant, because the service insists on it.
+func (k nvlinkPartitions) update(ctx context.Context, c *providers.Call, now *forge.NVLinkLogicalPartition) error {
+	config := now.GetConfig()
+	if config == nil {
+		config = &forge.NVLinkLogicalPartitionConfig{TenantOrganizationId: text(c.Want, "tenant")}
+	}
+	config.Metadata = unlabelled(c)
+	_, err := k.UpdateNVLinkLogicalPartition(ctx, &forge.NVLinkLogicalPartitionUpdateRequest{
+		Id: now.Id, Config: config, IfVersionMatch: &now.ConfigVersion,
+	})
+	return err
+}
+
+func (k nvlinkPartitions) delete(ctx context.Context, c *providers.Call) error {
+	_, err := k.DeleteNVLinkLogicalPartition(ctx, &forge.NVLinkLogicalPartitionDeletionRequest{Id: &forge.NVLinkLogicalPartitionId{Value: c.ID}})
+	return err
+}

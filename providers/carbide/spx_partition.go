@@ -1,0 +1,85 @@
+package carbide
+
+import (
+	"cmp"
+	"context"
+	"slices"
+
+	"converge.dev/converge/providers"
+	"converge.dev/converge/providers/carbide/forge"
+	"converge.dev/converge/schema"
+)
+
+// A second delete of a partition succeeds, and takes its number away from whoever got it after the first. So none is made
+// without a look. A delete whose outcome is unknown may land after that look, and Eventual is what makes the engine wait
+// for it before there is another.
+var spxTraits = providers.Traits{
+	Create: providers.Conditional, Update: providers.Never, Delete: providers.Blind,
+	Burned: true, Eventual: true, Late: late,
+	UndoCreate: providers.Exact, UndoDelete: providers.Replace,
+	Reach: providers.ReachTenant,
+}
+
+type spxPartitions struct {
+	*service
+	uuidKind
+}
+
+func (k spxPartitions) list(ctx context.Context) ([]string, error) {
+	r, err := k.FindSpxPartitionIds(ctx, &forge.SpxPartitionSearchFilter{})
+	return texts(r.GetSpxPartitionIds()), err
+}
+
+// get leaves out what the service does not list: by its id it finds also what was deleted, and nothing else tells.
+func (k spxPartitions) get(ctx context.Context, ids []string) ([]*forge.SpxPartition, error) {
+	live, err := k.list(ctx)
+	if err != nil {
+		return nil, err
+	}
+	request := &forge.SpxPartitionsByIdsRequest{}
+	for _, id := range ids {
+		if slices.Contains(live, id) {
+			request.SpxPartitionIds = append(request.SpxPartitionIds, &forge.SpxPartitionId{Value: id})
+		}
+	}
+	if len(request.SpxPartitionIds) == 0 {
+		return nil, nil
+	}
+	r, err := k.FindSpxPartitionsByIds(ctx, request)
+	return r.GetSpxPartitions(), err
+}
+
+// thing reports the number as if it had been asked for: the service does not say whether it was.
+func (spxPartitions) thing(o *forge.SpxPartition) providers.Thing {
+	spec := schema.Object{"tenant": o.GetTenantOrganizationId()}
+	put(spec, "description", o.GetMetadata().GetDescription())
+	put(spec, "vni", int64(o.GetVni()))
+	id := o.GetId().GetValue()
+	return providers.Thing{ID: id, Name: cmp.Or(o.GetMetadata().GetName(), id), Spec: spec, Phase: providers.Ready}
+}
+
+func (k spxPartitions) create(ctx context.Context, c *providers.Call) error {
+	_, err := k.CreateSpxPartition(ctx, &forge.SpxPartitionCreationRequest{
+		Id:                   &forge.SpxPartitionId{Value: c.ID},
+		TenantOrganizationId: text(c.Want, "tenant"),
+		Metadata:             unlabelled(c),
+		Vni:                  number[uint32](c.Want, "vni"),
+	})
+	return err
+}
+
+func (spxPartitions) update(context.Context, *providers.Call, *forge.SpxPartition) error {
+	return errNone
+}
+
+func (k spxPartitions) delete(ctx context.Context, c *providers.Call) error {
+	found, err := k.get(ctx, []string{c.ID})
+	if err != nil {
+		return unsentError{err}
+	}
+	if len(found) == 0 {
+		return nil
+	}
+	_, err = k.DeleteSpxPartition(ctx, &forge.SpxPartitionDeletionRequest{Id: &forge.SpxPartitionId{Value: c.ID}})
+	return err
+}

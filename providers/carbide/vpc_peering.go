@@ -1,0 +1,76 @@
+package carbide
+
+import (
+	"context"
+	"slices"
+
+	"converge.dev/converge/providers"
+	"converge.dev/converge/providers/carbide/forge"
+	"converge.dev/converge/schema"
+)
+
+// A peering has no place for a mark, no name and nothing that can change: its id is all that says whose it is.
+var peeringTraits = providers.Traits{
+	Create: providers.Conditional, Update: providers.Never, Delete: providers.Blind,
+	Late:       late,
+	UndoCreate: providers.Exact, UndoDelete: providers.Replace,
+	Reach: providers.ReachTenant,
+}
+
+type peerings struct {
+	*service
+	uuidKind
+}
+
+func (k peerings) list(ctx context.Context) ([]string, error) {
+	r, err := k.FindVpcPeeringIds(ctx, &forge.VpcPeeringSearchFilter{})
+	return texts(r.GetVpcPeeringIds()), err
+}
+
+func (k peerings) get(ctx context.Context, ids []string) ([]*forge.VpcPeering, error) {
+	request := &forge.VpcPeeringsByIdsRequest{VpcPeeringIds: make([]*forge.VpcPeeringId, len(ids))}
+	for i, id := range ids {
+		request.VpcPeeringIds[i] = &forge.VpcPeeringId{Value: id}
+	}
+	r, err := k.FindVpcPeeringsByIds(ctx, request)
+	return r.GetVpcPeerings(), err
+}
+
+// thing sorts the pair: the service may give it back the other way round.
+func (peerings) thing(o *forge.VpcPeering) providers.Thing {
+	pair := []string{o.GetVpcId().GetValue(), o.GetPeerVpcId().GetValue()}
+	slices.Sort(pair)
+	return providers.Thing{
+		ID: o.GetId().GetValue(), Name: pair[0] + "/" + pair[1], Phase: providers.Ready,
+		Spec: schema.Object{"vpcs": []any{pair[0], pair[1]}},
+	}
+}
+
+func (k peerings) create(ctx context.Context, c *providers.Call) error {
+	request := &forge.VpcPeeringCreationRequest{Id: &forge.VpcPeeringId{Value: c.ID}}
+	for i, id := range words(c.Want, "vpcs") {
+		switch i {
+		case 0:
+			request.VpcId = &forge.VpcId{Value: id}
+		case 1:
+			request.PeerVpcId = &forge.VpcId{Value: id}
+		}
+	}
+	_, err := k.CreateVpcPeering(ctx, request)
+	return err
+}
+
+func (peerings) update(context.Context, *providers.Call, *forge.VpcPeering) error { return errNone }
+
+// delete looks first: the service calls an unknown id an internal error, and a peering is gone when one of its VPCs is.
+func (k peerings) delete(ctx context.Context, c *providers.Call) error {
+	found, err := k.get(ctx, []string{c.ID})
+	if err != nil {
+		return unsentError{err}
+	}
+	if len(found) == 0 {
+		return nil
+	}
+	_, err = k.DeleteVpcPeering(ctx, &forge.VpcPeeringDeletionRequest{Id: &forge.VpcPeeringId{Value: c.ID}})
+	return err
+}
