@@ -103,6 +103,15 @@ func (s *site) allocate(r *forge.InstanceAllocationRequest) (*forge.Instance, er
 	if s.instances.get(id) != nil {
 		return nil, duplicate("instances_pkey")
 	}
+	if len(machine.DPUs) == 0 && config.DpuExtensionServices != nil {
+		return nil, invalid("machine %s has no DPU for extension services", host)
+	}
+	if err := s.fitInfiniband(machine, config); err != nil {
+		return nil, err
+	}
+	if err := s.fitSpx(machine, config); err != nil {
+		return nil, err
+	}
 	if i.Interfaces, err = s.wireUp(id, machine, config.Network, nil); err != nil {
 		return nil, err
 	}
@@ -396,18 +405,22 @@ func (s *site) UpdateInstanceConfig(_ context.Context, r *forge.InstanceConfigUp
 	if config.GetNetworkSecurityGroupId() != old.GetNetworkSecurityGroupId() {
 		i.GroupSince = s.now
 	}
-	nvlink := !proto.Equal(config.Nvlink, old.Nvlink)
-	if nvlink {
-		i.NVLink = i.NVLink.next(s.now)
+	refitted, err := s.refit(&i, old, config)
+	if err != nil {
+		return nil, err
 	}
 	rewired := !sameNetwork(config.Network, old.Network)
-	if (rewired || nvlink) && have.State != forge.TenantState_READY {
+	if (rewired || refitted) && have.State != forge.TenantState_READY {
 		return nil, status.Errorf(codes.InvalidArgument, "instance %s is not Ready yet", r.InstanceId.Value)
 	}
 	if !rewired {
 		config.Network = old.Network
 		i.Config = keep(config)
-		s.instances.put(r.InstanceId.Value, &i)
+		if refitted {
+			s.configure(r.InstanceId.Value, &i)
+		} else {
+			s.instances.put(r.InstanceId.Value, &i)
+		}
 		return s.wireInstance(r.InstanceId.Value, &i), nil
 	}
 	if i.Interfaces, err = s.wireUp(r.InstanceId.Value, s.machines.get(i.Machine), config.Network, have); err != nil {

@@ -38,22 +38,13 @@ func (s *site) readConfig(in *forge.InstanceConfig) (*forge.InstanceConfig, erro
 	for id := range services {
 		return nil, precondition("ExtensionService %s does not exist", id) // the simulated site has none
 	}
-	if len(in.Infiniband.GetIbInterfaces()) > 0 {
-		return nil, unmodelled("InfiniBand partitions")
-	}
-	if len(in.Spxconfig.GetSpxAttachments()) > 0 {
-		return nil, unmodelled("SPX partitions")
-	}
 	out := &forge.InstanceConfig{
 		Tenant:                 tenant,
 		Os:                     os,
 		Network:                network,
 		NetworkSecurityGroupId: in.NetworkSecurityGroupId,
 	}
-	if len(in.Nvlink.GetGpuConfigs()) > 0 { // whether the partitions exist is not checked
-		out.Nvlink = proto.Clone(in.Nvlink).(*forge.InstanceNVLinkConfig)
-	}
-	return out, nil
+	return out, readFabrics(in, out)
 }
 
 var hostName = regexp.MustCompile(`^[a-z0-9]([a-z0-9-]*[a-z0-9])?$`)

@@ -121,6 +121,10 @@ func hardware(gpus, dpu bool) *forge.MachineCapabilitiesSet {
 			Name: "NVIDIA H100 80GB HBM3", Count: 8, Vendor: proto.String("NVIDIA"),
 			Frequency: proto.String("1980 MHz"), Capacity: proto.String("81559 MiB"),
 		}}
+		// The last of them has no cable.
+		c.Infiniband = []*forge.MachineCapabilityAttributesInfiniband{{
+			Name: "MT2910 Family [ConnectX-7]", Count: 4, Vendor: proto.String("Mellanox Technologies"), InactiveDevices: []uint32{3},
+		}}
 	}
 	if dpu {
 		c.Dpu = []*forge.MachineCapabilityAttributesDpu{{Name: "BlueField-3", Count: 1, HardwareRevision: proto.String("B1")}}
