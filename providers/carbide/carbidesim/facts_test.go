@@ -16,6 +16,7 @@ import (
 type facts struct {
 	Methods map[string]struct {
 		Principals []Role `json:"principals"`
+		Snapshot   string `json:"rest_snapshot"`
 	} `json:"methods"`
 	Rest struct {
 		Messages map[string]json.RawMessage `json:"messages"`

@@ -32,6 +32,10 @@ type snapshot struct {
 	InstanceTypes  map[string]*instanceType  `json:"instanceTypes"`
 	Instances      map[string]*instance      `json:"instances"`
 	Machines       map[string]*machine       `json:"machines"`
+
+	OperatingSystems  map[string]*operatingSystem  `json:"operatingSystems"`
+	OSImages          map[string]*osImage          `json:"osImages"`
+	ExtensionServices map[string]*extensionService `json:"dpuExtensionServices"`
 }
 
 const format = 1
@@ -59,6 +63,10 @@ func (w *World) snapshot() *snapshot {
 		InstanceTypes:  maps.Clone(s.instanceTypes.rows),
 		Instances:      maps.Clone(s.instances.rows),
 		Machines:       maps.Clone(s.machines.rows),
+
+		OperatingSystems:  maps.Clone(s.operatingSystems.rows),
+		OSImages:          maps.Clone(s.osImages.rows),
+		ExtensionServices: maps.Clone(s.extensionServices.rows),
 	}
 	return out
 }
@@ -78,6 +86,9 @@ func (s *site) restore(k *snapshot) {
 	s.instanceTypes.load(k.InstanceTypes)
 	s.instances.load(k.Instances)
 	s.machines.load(k.Machines)
+	s.operatingSystems.load(k.OperatingSystems)
+	s.osImages.load(k.OSImages)
+	s.extensionServices.load(k.ExtensionServices)
 }
 
 // readFile answers nil when there is no file yet.

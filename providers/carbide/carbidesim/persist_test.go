@@ -37,6 +37,7 @@ func furnish(b *workbench) {
 	b.vpc(uid(4), ethernet)
 	ok(b.DeleteVpc(ctx, &forge.VpcDeletionRequest{Id: vpcID(uid(4))})) // burns an id
 	b.world.Advance(RealTiming.Tick)
+	stockLibrary(b)
 	host := b.hosts(&forge.MachineSearchConfig{})[0]
 	c := config(viaSegment(uid(2)), virtual(viaPrefix(uid(3)), nil))
 	c.Tenant.Hostname = text("node")
@@ -67,6 +68,11 @@ func TestTheFileBringsTheWorldBack(t *testing.T) {
 	// Indexes, timers, burned ids and generated ids go on where they were.
 	again.refusals([]refusal{
 		{"burned id", failed(again.CreateVpc(ctx, &forge.VpcCreationRequest{Id: vpcID(uid(4))})), codes.Internal, "duplicate key"},
+		{"burned entry", failed(again.CreateOperatingSystem(ctx, scriptEntry(uid(0x33)))), codes.Internal, "duplicate key"},
+		{"burned service name", failed(again.CreateDpuExtensionService(ctx, podService(uid(0x36), "GONE"))), codes.FailedPrecondition, "already exists"},
+		{"the credential is kept", failed(again.UpdateDpuExtensionService(ctx, &forge.UpdateDpuExtensionServiceRequest{
+			ServiceId: uid(0x35), Data: pod("a"), Credential: credential("secret"),
+		})), codes.InvalidArgument, "No changes"},
 		{"overlap", again.segment(uid(5), uid(1), "10.0.0.0/30", "10.0.0.1"), codes.InvalidArgument, "overlaps"},
 		{"group in use", failed(again.DeleteNetworkSecurityGroup(ctx, &forge.DeleteNetworkSecurityGroupRequest{Id: "web", TenantOrganizationId: "acme"})), codes.FailedPrecondition, "attached"},
 	})
@@ -158,6 +164,7 @@ func TestObjects(t *testing.T) {
 	want := map[string]int{
 		"instance": 1, "instance_type": 1, "machine": 4, "network_security_group": 1, "network_segment": 3,
 		"tenant": 1, "tenant_keyset": 1, "vpc": 1, "vpc_prefix": 1,
+		"operating_system": 2, "os_image": 1, "dpu_extension_service": 1,
 	}
 	for kind, n := range want {
 		if count[kind] != n {

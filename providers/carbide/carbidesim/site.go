@@ -39,6 +39,13 @@ type site struct {
 	instances      *table[instance]
 	machines       *table[machine]
 
+	operatingSystems  *table[operatingSystem]
+	osImages          *table[osImage]
+	extensionServices *table[extensionService]
+
+	servicesByName     *lookup[extensionService] // by "organization/name in lower case"
+	instancesByService *lookup[instance]
+
 	vpcNumbers       *numbers[vpc]
 	vpcsByOrg        *lookup[vpc]
 	vpcsByGroup      *lookup[vpc]
@@ -81,6 +88,8 @@ func newSite(o Options) *site {
 	s.instancesByName = newLookup((*instance).hostNames)
 	s.machinesByType = newLookup(func(m *machine) []string { return some(m.Type) })
 	s.machinesByNet = newLookup(func(m *machine) []string { return some(m.Segment) })
+	s.servicesByName = newLookup(func(e *extensionService) []string { return []string{serviceName(e.Organization, e.Name)} })
+	s.instancesByService = newLookup((*instance).serviceIDs)
 
 	s.tenants = newTable[tenant](&s.log)
 	s.keysets = newTable[keyset](&s.log)
@@ -89,8 +98,11 @@ func newSite(o Options) *site {
 	s.segments = newTable[segment](&s.log, s.segmentSpace, s.segmentVLANs, s.segmentsByVpc, s.segmentsByPrefix)
 	s.securityGroups = newTable[securityGroup](&s.log, s.groupsByName)
 	s.instanceTypes = newTable[instanceType](&s.log, s.typesByName)
-	s.instances = newTable[instance](&s.log, s.instancesByHost, s.instancesByGroup, s.instancesByNet, s.instancesByName)
+	s.instances = newTable[instance](&s.log, s.instancesByHost, s.instancesByGroup, s.instancesByNet, s.instancesByName, s.instancesByService)
 	s.machines = newTable[machine](&s.log, s.machinesByType, s.machinesByNet)
+	s.operatingSystems = newTable[operatingSystem](&s.log)
+	s.osImages = newTable[osImage](&s.log)
+	s.extensionServices = newTable[extensionService](&s.log, s.servicesByName)
 	return s
 }
 

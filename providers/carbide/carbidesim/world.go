@@ -61,6 +61,7 @@ func New(o Options) (*World, error) {
 	if !restored {
 		_, _ = w.site.transact(func() error {
 			w.site.discover(o.Hosts, o.Seed)
+			w.site.stock(o.Rules)
 			return nil
 		})
 	}
@@ -115,6 +116,20 @@ func (w *World) SetInstanceState(instance string, state *forge.TenantState) erro
 	return w.transact(func() error { return w.site.inject(instance, state) })
 }
 
+// SetImageStatus shows a status on an image, such as one of those that the service knows and does not use today.
+func (w *World) SetImageStatus(id string, status forge.OsImageStatus, message string) error {
+	return w.transact(func() error {
+		have, err := w.site.findImage(id)
+		if err != nil {
+			return err
+		}
+		i := proto.CloneOf(have)
+		i.Status, i.StatusMessage = status, optional(message)
+		w.site.keepImage(i)
+		return nil
+	})
+}
+
 // SetAlerts replaces the health alerts of a machine: each id with what it prevents, "PreventAllocations" or
 // "PreventInstanceDeletion".
 func (w *World) SetAlerts(machineID string, alerts map[string][]string) error {
@@ -162,7 +177,7 @@ func (w *World) arrive(ctx context.Context, request any, info *grpc.UnaryServerI
 
 // carryOut runs a decoded call on the site.
 func (w *World) carryOut(ctx context.Context, request any, method string, handle grpc.UnaryHandler) (any, error) {
-	if slices.Contains(w.options.Unimplemented, method) {
+	if slices.Contains(w.options.Unimplemented, method) || w.options.Old && slices.Contains(newerMethods, method) {
 		return nil, status.Errorf(codes.Unimplemented, "this site does not know %s", method)
 	}
 	message := request.(proto.Message)
