@@ -93,10 +93,26 @@ var exceptions = map[verb]map[codes.Code]providers.Class{
 	{"carbide.instance", opDelete}: {
 		codes.InvalidArgument: providers.Busy, // an alert holds the host
 	},
+	{"carbide.os_image", opDelete}: {
+		codes.FailedPrecondition: providers.Busy, // it is being copied
+	},
+	{"carbide.dpu_extension_service", opCreate}: {
+		codes.FailedPrecondition: providers.Exists, // the name is taken
+		codes.Internal:           providers.Absent, // the tenant
+	},
+	{"carbide.dpu_extension_service", opUpdate}: {
+		codes.FailedPrecondition: providers.Exists, // the name is taken
+	},
+	{"carbide.dpu_extension_service", opDelete}: {
+		codes.FailedPrecondition: providers.Busy, // instances have it
+	},
 	{"carbide.machine", opUpdate}: {
 		codes.FailedPrecondition: providers.Busy, // an instance runs on it, which fixes the type
 	},
 }
+
+// unhurried are kinds whose things can be changed before they are ready: a refusal then is about something else.
+var unhurried = map[string]bool{"carbide.operating_system": true, "carbide.os_image": true}
 
 // phrases are the database's words inside an INTERNAL refusal; there is no other sign of a taken id, not even reading,
 // because ids of deleted things stay taken.
@@ -211,7 +227,7 @@ func (k *kind[O]) updateClass(ctx context.Context, c *providers.Call, err error)
 		return providers.Absent
 	case c.Version != "" && t.Version != c.Version:
 		return providers.Conflict
-	case t.Phase == providers.Pending:
+	case t.Phase == providers.Pending && !unhurried[k.name]:
 		return providers.Busy
 	case c.Version == "" && status.Code(err) == codes.Internal:
 		return providers.Unknown // no token shows whether it had an effect

@@ -69,7 +69,7 @@ func TestTheFileBringsTheWorldBack(t *testing.T) {
 	again.refusals([]refusal{
 		{"burned id", failed(again.CreateVpc(ctx, &forge.VpcCreationRequest{Id: vpcID(uid(4))})), codes.Internal, "duplicate key"},
 		{"burned entry", failed(again.CreateOperatingSystem(ctx, scriptEntry(uid(0x33)))), codes.Internal, "duplicate key"},
-		{"burned service name", failed(again.CreateDpuExtensionService(ctx, podService(uid(0x36), "GONE"))), codes.FailedPrecondition, "already exists"},
+		{"burned service name", failed(again.CreateDpuExtensionService(ctx, podService(uid(0x37), "GONE"))), codes.FailedPrecondition, "already exists"},
 		{"the credential is kept", failed(again.UpdateDpuExtensionService(ctx, &forge.UpdateDpuExtensionServiceRequest{
 			ServiceId: uid(0x35), Data: pod("a"), Credential: credential("secret"),
 		})), codes.InvalidArgument, "No changes"},
