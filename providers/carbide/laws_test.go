@@ -49,7 +49,7 @@ func TestLaws(t *testing.T) {
 
 // TestLawsOlderServer runs the laws on a server of the older generation, which knows no flat VPCs and not all kinds.
 func TestLawsOlderServer(t *testing.T) {
-	newer := func(kind string) bool { return kind == "carbide.spx_partition" }
+	newer := func(kind string) bool { return kind == "carbide.spx_partition" || kind == "carbide.operating_system" }
 	descriptions, err := load.New()
 	if err != nil {
 		t.Fatal(err)
@@ -111,6 +111,32 @@ func labels(pairs ...any) map[string]any {
 		m[pairs[i].(string)] = pairs[i+1]
 	}
 	return m
+}
+
+// template is an operating system that boots a kernel and its initrd.
+func template(params ...string) schema.Object {
+	o := schema.Object{
+		"tenant": "acme", "type": "template", "template": "c4b1d4f6-69ba-5f55-90cd-ab2acd002475",
+		"active": true, "allow_override": true, "phone_home_enabled": false,
+		"artifacts": []any{
+			map[string]any{
+				"name": "kernel", "url": "https://images.example/vmlinuz", "sha": "sha256:aa", "auth_type": "bearer", "auth_token": "t0ken",
+				"cache": "as_needed",
+			},
+			map[string]any{"name": "initrd", "url": "https://images.example/initrd", "cache": "remote_only"},
+		},
+	}
+	var list []any
+	for i := 0; i < len(params); i += 2 {
+		list = append(list, map[string]any{"name": params[i], "value": params[i+1]})
+	}
+	o["parameters"] = list
+	return o
+}
+
+// pod is a manifest with one container.
+func pod(name string) string {
+	return fmt.Sprintf("apiVersion: v1\nkind: Pod\nmetadata: {name: %s}\nspec: {containers: [{name: %s}]}\n", name, name)
 }
 
 func cases(hosts []string) []providertest.Case {
@@ -302,6 +328,50 @@ func cases(hosts []string) []providertest.Case {
 				}
 				return providertest.Made{Name: "fm100ht" + strings.Repeat("0", 52)} // nowhere
 			},
+		},
+		{
+			Kind: "carbide.operating_system", Name: "rescue",
+			Want: schema.Object{
+				"tenant": "acme", "type": "ipxe", "script": "#!ipxe\nshell", "description": "for repairs", "user_data": "#cloud-config",
+				"active": true, "allow_override": true, "phone_home_enabled": false,
+			},
+			Update: schema.Object{
+				"tenant": "acme", "type": "ipxe", "script": "#!ipxe\nexit", "active": false, "allow_override": false, "phone_home_enabled": true,
+			},
+			Invalid: schema.Object{"tenant": "acme", "type": "ipxe"},
+		},
+		{
+			Kind: "carbide.operating_system", Name: "ubuntu",
+			Want: template("kernel_params", "quiet", "splash", "on"),
+			Update: func() schema.Object {
+				o := template("kernel_params", "debug")
+				o["template"] = "5c7cfa88-6003-5ac0-b4c0-201eb5b28153"
+				o["artifacts"] = []any{map[string]any{"name": "kernel", "url": "https://images.example/other", "cache": "local_only"}}
+				return o
+			}(),
+			Invalid: template("console", "ttyS0"),
+		},
+		{
+			Kind: "carbide.os_image", Name: "golden",
+			Want: schema.Object{
+				"tenant": "acme", "source_url": "https://images.example/golden.qcow2", "digest": "sha256:aa", "description": "the first",
+				"auth_type": "bearer", "auth_token": "t0ken", "rootfs_id": "r", "rootfs_label": "root fs", "boot_disk": "/dev/sda",
+				"capacity": int64(1 << 35), "bootfs_id": "b", "efifs_id": "e",
+			},
+			Update: schema.Object{
+				"tenant": "acme", "source_url": "https://images.example/golden.qcow2", "digest": "sha256:aa",
+				"auth_type": "basic", "auth_token": "another", "rootfs_id": "r", "rootfs_label": "root fs", "capacity": int64(1 << 35),
+			},
+			Invalid: schema.Object{"tenant": "acme", "source_url": "https://images.example/golden.qcow2", "digest": ""},
+		},
+		{
+			Kind: "carbide.dpu_extension_service", Name: "collector", Needs: []providertest.Made{acme},
+			Want: schema.Object{"tenant": "acme", "manifest": pod("a"), "description": "collects", "observability": []any{
+				map[string]any{"name": "metrics", "prometheus": map[string]any{"endpoint": "localhost:9090", "scrape_interval_seconds": int64(30)}},
+				map[string]any{"logging": map[string]any{"path": "/var/log/a"}},
+			}},
+			Update:  schema.Object{"tenant": "acme", "manifest": pod("b")},
+			Invalid: schema.Object{"tenant": "acme", "manifest": "kind: Job"},
 		},
 	}
 }

@@ -376,6 +376,28 @@ func TestTheOlderGeneration(t *testing.T) {
 	}
 }
 
+// What the older generation does not have it does not know; the list is that of the facts.
+func TestOlderSitesLackMethods(t *testing.T) {
+	b := start(t, Options{Old: true})
+	b.refuses(failed(b.FindOperatingSystemIds(ctx, &forge.OperatingSystemSearchFilter{})), codes.Unimplemented, "FindOperatingSystemIds")
+	ok(b.ListOsImage(ctx, &forge.ListOsImageRequest{}))
+	want := map[string]bool{}
+	for method, m := range readFacts(t).Methods {
+		if m.Rest == "absent" {
+			want[method] = true
+		}
+	}
+	for _, method := range newerMethods {
+		if !want[method] {
+			t.Errorf("%s is not newer, or listed twice", method)
+		}
+		delete(want, method)
+	}
+	for method := range want {
+		t.Errorf("%s is newer and not in our list", method)
+	}
+}
+
 // The table of newer fields is what the facts about the two generations say.
 func TestNewerFieldsAreThoseOfTheTable(t *testing.T) {
 	for name, numbers := range newer {

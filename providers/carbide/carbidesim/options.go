@@ -87,9 +87,12 @@ type Rules struct {
 
 	// RoutingProfiles turn the FNN fabric on. The first one is the site's default.
 	RoutingProfiles []RoutingProfile
-	// OperatingSystems and OSImages are what instances may boot besides an inline script.
+	// OperatingSystems and OSImages, by id, are what a new site has in its library for instances to boot.
 	OperatingSystems []OperatingSystem
 	OSImages         []string
+
+	// FreeServiceNames makes the name of a deleted extension service free again, as later versions of the service do.
+	FreeServiceNames bool
 }
 
 // RoutingProfile is a way in which VPCs on the FNN fabric reach the outside.
@@ -98,7 +101,7 @@ type RoutingProfile struct {
 	Tier int // a VPC may not use a profile with a higher tier than its tenant's
 }
 
-// OperatingSystem is an entry of the site's operating system library.
+// OperatingSystem is an entry that the site's operating system library has from the start.
 type OperatingSystem struct {
 	ID       string
 	Script   string // iPXE text; when empty the entry is made from a template

@@ -45,6 +45,13 @@ var beyondAdmin = []string{
 	"CreateIBPartition", "UpdateIBPartition", "DeleteIBPartition",
 }
 
+// beyondSite are the methods that the administrator may call and the site agent may not.
+var beyondSite = []string{
+	"CreateSku", "DeleteSku", "UpdateSkuMetadata", "ReplaceSku", "AssignSkuToMachine", "RemoveSkuAssociation",
+	"GetExpectedMachine", "AdminPowerControl",
+	"GetOperatingSystemCachableIpxeTemplateArtifacts", "UpdateOperatingSystemCachableIpxeTemplateArtifacts",
+}
+
 // narrow are the methods of the roles with a narrow purpose.
 var narrow = map[Role][]string{
 	Machineatron: {
@@ -52,10 +59,14 @@ var narrow = map[Role][]string{
 		"FindNetworkSegmentsByIds", "AllocateInstance", "AllocateInstances", "FindMachineIds", "FindMachinesByIds",
 	},
 	Health: {"FindMachineIds", "FindMachinesByIds"},
-	Flow:   {"FindMachineIds", "FindMachinesByIds", "SetMaintenance", "GetPowerOptions", "UpdatePowerOption", "AdminPowerControl"},
-	Agent:  {"FindInstanceByMachineID"},
-	SSH:    {"ValidateTenantPublicKey", "FindInstancesByIds", "FindMachineIds", "FindMachinesByIds"},
-	SSHRs:  {"ValidateTenantPublicKey", "FindInstancesByIds", "FindMachineIds", "FindMachinesByIds"},
+	Flow: {
+		"FindMachineIds", "FindMachinesByIds", "SetMaintenance", "GetAllSkuIds", "FindSkusByIds",
+		"AddExpectedMachine", "GetExpectedMachine", "GetAllExpectedMachines", "GetAllExpectedMachinesLinked",
+		"GetPowerOptions", "UpdatePowerOption", "AdminPowerControl",
+	},
+	Agent: {"FindInstanceByMachineID"},
+	SSH:   {"ValidateTenantPublicKey", "FindInstancesByIds", "FindMachineIds", "FindMachinesByIds"},
+	SSHRs: {"ValidateTenantPublicKey", "FindInstancesByIds", "FindMachineIds", "FindMachinesByIds"},
 }
 
 // may tells whether a role may call a method. Everybody may ask for the version.
@@ -66,7 +77,7 @@ func (r Role) may(method string) bool {
 	case r == LaterSiteAgent:
 		return method == "AdminPowerControl" || SiteAgent.may(method)
 	case r == SiteAgent:
-		return method != "AdminPowerControl"
+		return !slices.Contains(beyondSite, method)
 	case r == ForgeAdminCLI:
 		return !slices.Contains(beyondAdmin, method)
 	}

@@ -218,6 +218,6 @@ func (g *securityGroup) wire(id string) *forge.NetworkSecurityGroup {
 		Metadata:             g.Metadata.wire(),
 		Version:              g.Version.String(),
 		Attributes:           g.Attributes.message,
-		CreatedAt:            optional(g.Created.UTC().Format("2006-01-02 15:04:05.999999 UTC")),
+		CreatedAt:            optional(utc(g.Created)),
 	}
 }

@@ -61,6 +61,7 @@ func New(o Options) (*World, error) {
 	if !restored {
 		_, _ = w.site.transact(func() error {
 			w.site.discover(o.Hosts, o.Seed)
+			w.site.stock(o.Rules)
 			return nil
 		})
 	}
@@ -129,6 +130,20 @@ func (w *World) Deafen(machineID string, deaf bool) error {
 // SetIBPartitionState shows a state in place of an InfiniBand partition's own, such as FAILED; nil shows its own again.
 func (w *World) SetIBPartitionState(partition string, state *forge.TenantState) error {
 	return w.transact(func() error { return w.site.injectIBPartition(partition, state) })
+}
+
+// SetImageStatus shows a status on an image, such as one of those that the service knows and does not use today.
+func (w *World) SetImageStatus(id string, status forge.OsImageStatus, message string) error {
+	return w.transact(func() error {
+		have, err := w.site.findImage(id)
+		if err != nil {
+			return err
+		}
+		i := proto.CloneOf(have)
+		i.Status, i.StatusMessage = status, optional(message)
+		w.site.keepImage(i)
+		return nil
+	})
 }
 
 // SetAlerts replaces the health alerts of a machine: each id with what it prevents, "PreventAllocations" or
