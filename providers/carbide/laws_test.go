@@ -10,21 +10,27 @@ import (
 
 	"converge.dev/converge/providers"
 	"converge.dev/converge/providers/carbide/carbidesim"
+	"converge.dev/converge/providers/carbide/forge"
 	"converge.dev/converge/providers/providertest"
 	"converge.dev/converge/schema"
 	"converge.dev/converge/schema/load"
 )
 
-// hosts are the ids of the machines in the worlds of these tests: the same seed gives the same machines.
+// hosts are the ids of the machines in the worlds of these tests, those with GPUs first: the same seed gives the same
+// machines.
 func hosts(t testing.TB) []string {
 	t.Helper()
-	var ids []string
+	var ids, plain []string
 	for _, o := range newWorld(t, carbidesim.Options{Hosts: lawHosts}).Objects() {
-		if o.Kind == "machine" && o.ID[5] == 'h' {
+		switch m, _ := o.Message.(*forge.Machine); {
+		case m.GetMachineType() != forge.MachineType_HOST:
+		case len(m.GetCapabilities().GetGpu()) > 0:
 			ids = append(ids, o.ID)
+		default:
+			plain = append(plain, o.ID)
 		}
 	}
-	return ids
+	return append(ids, plain...)
 }
 
 var lawHosts = carbidesim.Hosts{Count: 12}
@@ -137,6 +143,14 @@ func template(params ...string) schema.Object {
 // pod is a manifest with one container.
 func pod(name string) string {
 	return fmt.Sprintf("apiVersion: v1\nkind: Pod\nmetadata: {name: %s}\nspec: {containers: [{name: %s}]}\n", name, name)
+}
+
+// fabrics adds to an instance a port on InfiniBand, a GPU and a service.
+func fabrics(o schema.Object, device int64) schema.Object {
+	o["infiniband"] = []any{map[string]any{"ib_partition": id("ib_partition", "ranks"), "device": connectX, "device_instance": device}}
+	o["nvlink"] = []any{map[string]any{"gpu": device, "logical_partition": id("nvlink_logical_partition", "rack")}}
+	o["dpu_extension_services"] = []any{map[string]any{"service": id("dpu_extension_service", "agent"), "version": int64(1)}}
+	return o
 }
 
 func cases(hosts []string) []providertest.Case {
@@ -316,6 +330,17 @@ func cases(hosts []string) []providertest.Case {
 			Invalid: schema.Object{"tenant": "acme", "vni": int64(7)},
 			Other: func(i int) providertest.Made {
 				return providertest.Made{Name: fmt.Sprintf("other-%d", i), Spec: schema.Object{"tenant": "acme"}}
+			},
+		},
+		{
+			Kind: "carbide.instance", Name: "train", Needs: []providertest.Made{acme, vpc, segment,
+				made("ib_partition", "ranks", schema.Object{"tenant": "acme"}), made("nvlink_logical_partition", "rack", schema.Object{"tenant": "acme"}),
+				made("dpu_extension_service", "agent", schema.Object{"tenant": "acme", "manifest": manifest("one")}),
+			},
+			Want: fabrics(instance(0), 0), Update: fabrics(instance(0), 1),
+			Invalid: fabrics(instance(0), 7),
+			Other: func(i int) providertest.Made {
+				return providertest.Made{Name: fmt.Sprintf("other-%d", i), Spec: instance(i + 1)}
 			},
 		},
 		{
