@@ -45,6 +45,7 @@ type Field struct {
 	Secret     bool    `json:"secret,omitempty"`     // @secret(): a reference to a secret, never printed
 	Set        bool    `json:"set,omitempty"`        // @set(): a list whose order means nothing
 	Key        string  `json:"key,omitempty"`        // @key(NAME): a list of structs told apart by that field; order means nothing
+	Kept       bool    `json:"kept,omitempty"`       // @kept(): stays as it is when it leaves the document
 	Disruption string  `json:"disruption,omitempty"` // @disruption(CLASS): what a change interrupts
 	Planning   bool    `json:"planning,omitempty"`   // @planning(): read by the planner alone, never compared
 	Choose     *Choice `json:"choose,omitempty"`     // @choose(KIND, …): the planner fills it in when the document does not

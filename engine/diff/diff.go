@@ -87,11 +87,8 @@ func (c *comparison) fields(fields []schema.Field, at *path, fl flags, want, hav
 			continue
 		}
 		w, wok := want[f.Name]
-		if !wok && f.Choose != nil {
-			continue // what was chosen stays
-		}
 		if !wok {
-			if _, was := recorded[f.Name]; was {
+			if _, was := recorded[f.Name]; was && !f.Kept && f.Choose == nil {
 				if h, ok := have[f.Name]; ok && !empty(h) {
 					p := path{at, f.Name, false}
 					c.add(&p, f, fl.with(f), h, nil)
@@ -330,7 +327,7 @@ func unsets(f *schema.Field, want, have, recorded any) bool {
 	for k, re := range r {
 		we, wok := w[k]
 		he, hok := h[k]
-		if !wok && hok && !empty(he) {
+		if !wok && hok && !empty(he) && !kept(f.Fields, k) {
 			return true
 		}
 		if wok && hok {
@@ -389,7 +386,7 @@ func merge(fields []schema.Field, want, have, recorded map[string]any) map[strin
 	out := make(map[string]any, len(have)+len(want))
 	for n, h := range have {
 		_, was := recorded[n]
-		if _, wanted := want[n]; was && !wanted && !chosen(fields, n) {
+		if _, wanted := want[n]; was && !wanted && !kept(fields, n) {
 			continue
 		}
 		out[n] = schema.Clone(h)
@@ -411,10 +408,10 @@ func merge(fields []schema.Field, want, have, recorded map[string]any) map[strin
 	return out
 }
 
-// chosen reports whether a field that the document leaves out stays as it is.
-func chosen(fields []schema.Field, name string) bool {
+// kept reports whether a field stays as it is when nobody states it any more.
+func kept(fields []schema.Field, name string) bool {
 	f := (&schema.Field{Fields: fields}).Field(name)
-	return f != nil && f.Choose != nil
+	return f != nil && (f.Kept || f.Choose != nil)
 }
 
 // Prune gives spec without the paths in ignore, which name fields and map keys: labels.env. It copies what it changes.

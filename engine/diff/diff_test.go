@@ -17,6 +17,7 @@ import (
 var kind = &schema.Kind{Name: "t.thing", Fields: []schema.Field{
 	{Name: "hosts", Type: schema.List, Set: true, Elem: &schema.Field{Type: schema.String, Ref: "t.host"}},
 	{Name: "labels", Type: schema.Map, Elem: &schema.Field{Type: schema.String}},
+	{Name: "mode", Type: schema.String, Kept: true},
 	{Name: "net", Type: schema.String, Ref: "t.net", Immutable: true},
 	{Name: "os", Type: schema.Struct, Fields: []schema.Field{{Name: "image", Type: schema.String, Disruption: "restart"}, {Name: "user", Type: schema.String}}},
 	{Name: "ports", Type: schema.List, Elem: &schema.Field{Type: schema.Int}},
@@ -61,6 +62,8 @@ func TestCompare(t *testing.T) {
 		"a dropped label is unset":              {want: `{"labels":{"a":"1"}}`, have: `{"labels":{"a":"1","b":"x"}}`, recorded: `{"labels":{"a":"1","b":"x"}}`, changes: []string{"labels.b: \"x\" -> null"}},
 		"a dropped field is unset":              {want: `{}`, have: `{"size":3}`, recorded: `{"size":3}`, changes: []string{"size: 3 -> null"}},
 		"a dropped field that is gone":          {want: `{}`, have: `{}`, recorded: `{"size":3}`},
+		"a kept field that was dropped":         {want: `{}`, have: `{"mode":"on"}`, recorded: `{"mode":"on"}`},
+		"a kept field that is stated":           {want: `{"mode":"off"}`, have: `{"mode":"on"}`, recorded: `{"mode":"on"}`, changes: []string{"mode: \"on\" -> \"off\""}},
 		"a field of a struct, unset":            {want: `{"os":{"image":"a"}}`, have: `{"os":{"image":"a","user":"u"}}`, recorded: `{"os":{"image":"a","user":"u"}}`, changes: []string{"os.user: \"u\" -> null"}},
 		"a reference by its name":               {want: `{"net":"a"}`, have: `{"net":"id-a"}`},
 		"another reference replaces":            {want: `{"net":"a"}`, have: `{"net":"id-b"}`, changes: []string{"net: \"b\" -> \"a\" (replaces)"}},

@@ -1,5 +1,6 @@
 // Package carbide serves the kinds of a site's control service, Carbide: tenants and their keys, VPCs, prefixes,
-// peerings, segments, security groups, partitions of the other fabrics, instance types, instances and machines.
+// peerings, segments, security groups, partitions of the other fabrics, instance types, instances and machines; operating
+// systems, images, and services on DPUs.
 //
 // One file per kind holds what is particular to it: its traits, its calls, and the translation between messages and
 // specs. Everything else is shared: kind.go has the four verbs, refusal.go says what a failed call means, metadata.go
@@ -94,6 +95,9 @@ func (s *service) provider(close func() error) *providers.Provider {
 		serve(s, "ib_partition", ibTraits, ibPartitions{service: s}),
 		serve(s, "nvlink_logical_partition", nvlinkTraits, nvlinkPartitions{service: s}),
 		serve(s, "spx_partition", spxTraits, spxPartitions{service: s}),
+		serve(s, "operating_system", operatingSystemTraits, operatingSystems{service: s}),
+		serveWhole(s, "os_image", osImageTraits, osImages{service: s}),
+		serve(s, "dpu_extension_service", extensionServiceTraits, extensionServices{service: s}),
 	)
 	p.Limit, p.Health = cap(s.slots), s.healthy
 	return p

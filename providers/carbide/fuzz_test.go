@@ -46,8 +46,13 @@ func FuzzThing(f *testing.F) {
 		f.Add(kind, []byte("\x08\xff\xff\xff\xff\xff\xff\xff\xff\x01\x10\x01\x18\x01\x20\x01\x28\x01\x30\x01"))
 	}
 	see := []func(b []byte) (*providers.Thing, *forge.Metadata){
-		seen(vpcs{}.thing, &forge.Vpc{}), seen(instances{}.thing, &forge.Instance{}), seen(instanceTypes{}.thing, &forge.InstanceType{}),
-		seen(machines{}.thing, &forge.Machine{}), seen(groups{}.thing, &forge.NetworkSecurityGroup{}), seen(segments{}.thing, &forge.NetworkSegment{}),
+		seen(func(o *forge.Vpc) providers.Thing { return vpcs{}.thing(seenVPC{Vpc: o}) }, &forge.Vpc{}),
+		seen(func(o *forge.Instance) providers.Thing { return instances{}.thing(seenInstance{Instance: o}) }, &forge.Instance{}),
+		seen(instanceTypes{}.thing, &forge.InstanceType{}), seen(machines{}.thing, &forge.Machine{}),
+		seen(func(o *forge.NetworkSecurityGroup) providers.Thing {
+			return groups{}.thing(seenGroup{NetworkSecurityGroup: o})
+		}, &forge.NetworkSecurityGroup{}),
+		seen(segments{}.thing, &forge.NetworkSegment{}),
 		seen(tenants{}.thing, &forge.Tenant{}), seen(keysets{}.thing, &forge.TenantKeyset{}), seen(prefixes{}.thing, &forge.VpcPrefix{}),
 		seen(peerings{}.thing, &forge.VpcPeering{}), seen(ibPartitions{}.thing, &forge.IBPartition{}),
 		seen(nvlinkPartitions{}.thing, &forge.NVLinkLogicalPartition{}), seen(spxPartitions{}.thing, &forge.SpxPartition{}),

@@ -10,21 +10,27 @@ import (
 
 	"converge.dev/converge/providers"
 	"converge.dev/converge/providers/carbide/carbidesim"
+	"converge.dev/converge/providers/carbide/forge"
 	"converge.dev/converge/providers/providertest"
 	"converge.dev/converge/schema"
 	"converge.dev/converge/schema/load"
 )
 
-// hosts are the ids of the machines in the worlds of these tests: the same seed gives the same machines.
+// hosts are the ids of the machines in the worlds of these tests, those with GPUs first: the same seed gives the same
+// machines.
 func hosts(t testing.TB) []string {
 	t.Helper()
-	var ids []string
+	var ids, plain []string
 	for _, o := range newWorld(t, carbidesim.Options{Hosts: lawHosts}).Objects() {
-		if o.Kind == "machine" && o.ID[5] == 'h' {
+		switch m, _ := o.Message.(*forge.Machine); {
+		case m.GetMachineType() != forge.MachineType_HOST:
+		case len(m.GetCapabilities().GetGpu()) > 0:
 			ids = append(ids, o.ID)
+		default:
+			plain = append(plain, o.ID)
 		}
 	}
-	return ids
+	return append(ids, plain...)
 }
 
 var lawHosts = carbidesim.Hosts{Count: 12}
@@ -49,7 +55,7 @@ func TestLaws(t *testing.T) {
 
 // TestLawsOlderServer runs the laws on a server of the older generation, which knows no flat VPCs and not all kinds.
 func TestLawsOlderServer(t *testing.T) {
-	newer := func(kind string) bool { return kind == "carbide.spx_partition" }
+	newer := func(kind string) bool { return kind == "carbide.spx_partition" || kind == "carbide.operating_system" }
 	descriptions, err := load.New()
 	if err != nil {
 		t.Fatal(err)
@@ -111,6 +117,40 @@ func labels(pairs ...any) map[string]any {
 		m[pairs[i].(string)] = pairs[i+1]
 	}
 	return m
+}
+
+// template is an operating system that boots a kernel and its initrd.
+func template(params ...string) schema.Object {
+	o := schema.Object{
+		"tenant": "acme", "type": "template", "template": "c4b1d4f6-69ba-5f55-90cd-ab2acd002475",
+		"active": true, "allow_override": true, "phone_home_enabled": false,
+		"artifacts": []any{
+			map[string]any{
+				"name": "kernel", "url": "https://images.example/vmlinuz", "sha": "sha256:aa", "auth_type": "bearer", "auth_token": "t0ken",
+				"cache": "as_needed",
+			},
+			map[string]any{"name": "initrd", "url": "https://images.example/initrd", "cache": "remote_only"},
+		},
+	}
+	var list []any
+	for i := 0; i < len(params); i += 2 {
+		list = append(list, map[string]any{"name": params[i], "value": params[i+1]})
+	}
+	o["parameters"] = list
+	return o
+}
+
+// pod is a manifest with one container.
+func pod(name string) string {
+	return fmt.Sprintf("apiVersion: v1\nkind: Pod\nmetadata: {name: %s}\nspec: {containers: [{name: %s}]}\n", name, name)
+}
+
+// fabrics adds to an instance a port on InfiniBand, a GPU and a service.
+func fabrics(o schema.Object, device int64) schema.Object {
+	o["infiniband"] = []any{map[string]any{"ib_partition": id("ib_partition", "ranks"), "device": connectX, "device_instance": device}}
+	o["nvlink"] = []any{map[string]any{"gpu": device, "logical_partition": id("nvlink_logical_partition", "rack")}}
+	o["dpu_extension_services"] = []any{map[string]any{"service": id("dpu_extension_service", "agent"), "version": int64(1)}}
+	return o
 }
 
 func cases(hosts []string) []providertest.Case {
@@ -293,6 +333,17 @@ func cases(hosts []string) []providertest.Case {
 			},
 		},
 		{
+			Kind: "carbide.instance", Name: "train", Needs: []providertest.Made{acme, vpc, segment,
+				made("ib_partition", "ranks", schema.Object{"tenant": "acme"}), made("nvlink_logical_partition", "rack", schema.Object{"tenant": "acme"}),
+				made("dpu_extension_service", "agent", schema.Object{"tenant": "acme", "manifest": manifest("one")}),
+			},
+			Want: fabrics(instance(0), 0), Update: fabrics(instance(0), 1),
+			Invalid: fabrics(instance(0), 7),
+			Other: func(i int) providertest.Made {
+				return providertest.Made{Name: fmt.Sprintf("other-%d", i), Spec: instance(i + 1)}
+			},
+		},
+		{
 			Kind: "carbide.machine", Name: hosts[0], Needs: []providertest.Made{made("instance_type", "any", schema.Object{})},
 			Want:   schema.Object{},
 			Update: schema.Object{"description": "top of rack", "labels": labels("rack", "r1"), "maintenance": map[string]any{"reference": "TICKET-1"}, "instance_type": id("instance_type", "any")},
@@ -302,6 +353,50 @@ func cases(hosts []string) []providertest.Case {
 				}
 				return providertest.Made{Name: "fm100ht" + strings.Repeat("0", 52)} // nowhere
 			},
+		},
+		{
+			Kind: "carbide.operating_system", Name: "rescue",
+			Want: schema.Object{
+				"tenant": "acme", "type": "ipxe", "script": "#!ipxe\nshell", "description": "for repairs", "user_data": "#cloud-config",
+				"active": true, "allow_override": true, "phone_home_enabled": false,
+			},
+			Update: schema.Object{
+				"tenant": "acme", "type": "ipxe", "script": "#!ipxe\nexit", "active": false, "allow_override": false, "phone_home_enabled": true,
+			},
+			Invalid: schema.Object{"tenant": "acme", "type": "ipxe"},
+		},
+		{
+			Kind: "carbide.operating_system", Name: "ubuntu",
+			Want: template("kernel_params", "quiet", "splash", "on"),
+			Update: func() schema.Object {
+				o := template("kernel_params", "debug")
+				o["template"] = "5c7cfa88-6003-5ac0-b4c0-201eb5b28153"
+				o["artifacts"] = []any{map[string]any{"name": "kernel", "url": "https://images.example/other", "cache": "local_only"}}
+				return o
+			}(),
+			Invalid: template("console", "ttyS0"),
+		},
+		{
+			Kind: "carbide.os_image", Name: "golden",
+			Want: schema.Object{
+				"tenant": "acme", "source_url": "https://images.example/golden.qcow2", "digest": "sha256:aa", "description": "the first",
+				"auth_type": "bearer", "auth_token": "t0ken", "rootfs_id": "r", "rootfs_label": "root fs", "boot_disk": "/dev/sda",
+				"capacity": int64(1 << 35), "bootfs_id": "b", "efifs_id": "e",
+			},
+			Update: schema.Object{
+				"tenant": "acme", "source_url": "https://images.example/golden.qcow2", "digest": "sha256:aa",
+				"auth_type": "basic", "auth_token": "another", "rootfs_id": "r", "rootfs_label": "root fs", "capacity": int64(1 << 35),
+			},
+			Invalid: schema.Object{"tenant": "acme", "source_url": "https://images.example/golden.qcow2", "digest": ""},
+		},
+		{
+			Kind: "carbide.dpu_extension_service", Name: "collector", Needs: []providertest.Made{acme},
+			Want: schema.Object{"tenant": "acme", "manifest": pod("a"), "description": "collects", "observability": []any{
+				map[string]any{"name": "metrics", "prometheus": map[string]any{"endpoint": "localhost:9090", "scrape_interval_seconds": int64(30)}},
+				map[string]any{"logging": map[string]any{"path": "/var/log/a"}},
+			}},
+			Update:  schema.Object{"tenant": "acme", "manifest": pod("b")},
+			Invalid: schema.Object{"tenant": "acme", "manifest": "kind: Job"},
 		},
 	}
 }

@@ -57,7 +57,7 @@ func (machines) thing(o *forge.Machine) providers.Thing {
 	spec := schema.Object{}
 	readMetadata(o.GetMetadata(), spec)
 	put(spec, "instance_type", o.GetInstanceTypeId())
-	if reference := o.GetMaintenanceReference(); reference != "" {
+	if reference := maintained(o); reference != "" {
 		spec["maintenance"] = map[string]any{"reference": reference}
 	}
 	status := schema.Object{"state": o.GetState()}
@@ -109,7 +109,7 @@ func (k machines) update(ctx context.Context, c *providers.Call, now *forge.Mach
 			})
 			return err
 		}},
-		{maintenance(c.Want) != now.GetMaintenanceReference(), func() error { return k.setMaintenance(ctx, now.Id, maintenance(c.Want)) }},
+		{maintenance(c.Want) != maintained(now), func() error { return k.setMaintenance(ctx, now.Id, maintenance(c.Want)) }},
 		{text(c.Want, "instance_type") != now.GetInstanceTypeId(), func() error { return k.setType(ctx, c.ID, text(c.Want, "instance_type")) }},
 	}
 	begun := false
@@ -129,6 +129,14 @@ func (k machines) update(ctx context.Context, c *providers.Call, now *forge.Mach
 }
 
 func (machines) delete(context.Context, *providers.Call) error { return errNone }
+
+// maintained is the maintenance that somebody asked for. What comes with an instance that is off belongs to the instance.
+func maintained(o *forge.Machine) string {
+	if r := o.GetMaintenanceReference(); r != offReference {
+		return r
+	}
+	return ""
+}
 
 func maintenance(spec schema.Object) string {
 	m, _ := spec["maintenance"].(map[string]any)

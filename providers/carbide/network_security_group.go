@@ -5,6 +5,10 @@ import (
 	"context"
 	"slices"
 
+	"google.golang.org/grpc/codes"
+	"google.golang.org/grpc/status"
+	"google.golang.org/protobuf/proto"
+
 	"converge.dev/converge/providers"
 	"converge.dev/converge/providers/carbide/forge"
 	"converge.dev/converge/schema"
@@ -12,7 +16,7 @@ import (
 
 var groupTraits = providers.Traits{
 	Create: providers.Conditional, Update: providers.Versioned, Delete: providers.Blind,
-	Mark: true, Burned: true, Late: late,
+	Mark: true, Burned: true, Late: late, ReadyWithin: propagates,
 	UndoCreate: providers.Exact, UndoUpdate: providers.Exact, UndoDelete: providers.Replace,
 	Reach: providers.ReachTenant,
 }
@@ -47,12 +51,69 @@ func (k groups) list(ctx context.Context) ([]string, error) {
 	return r.GetNetworkSecurityGroupIds(), err
 }
 
-func (k groups) get(ctx context.Context, ids []string) ([]*forge.NetworkSecurityGroup, error) {
+// seenGroup is a group and where it is not in force yet.
+type seenGroup struct {
+	*forge.NetworkSecurityGroup
+	lacks string
+}
+
+// get asks for all groups together who has them, and for all of those how far they are.
+func (k groups) get(ctx context.Context, ids []string) ([]seenGroup, error) {
+	found, err := k.read(ctx, ids)
+	if err != nil || len(found) == 0 {
+		return nil, err
+	}
+	users, vpcs, instances, err := k.attached(ctx, found)
+	if err != nil {
+		return nil, err
+	}
+	lacks, err := k.lacking(ctx, vpcs, instances)
+	if err != nil {
+		return nil, err
+	}
+	byGroup := map[string][]string{}
+	for group, objects := range users {
+		for _, o := range objects {
+			if l := lacks[o]; len(l) > 0 {
+				byGroup[group] = append(byGroup[group], l...)
+			}
+		}
+	}
+	details, err := k.unfinished(ctx, byGroup)
+	if err != nil {
+		return nil, err
+	}
+	seen := make([]seenGroup, len(found))
+	for i, o := range found {
+		seen[i] = seenGroup{o, details[o.GetId()]}
+	}
+	return seen, nil
+}
+
+// attached gives the VPCs and instances that have the groups, together and by group.
+func (k groups) attached(ctx context.Context, found []*forge.NetworkSecurityGroup) (users map[string][]string, vpcs, instances []string, err error) {
+	request := &forge.GetNetworkSecurityGroupAttachmentsRequest{}
+	for _, o := range found {
+		request.NetworkSecurityGroupIds = append(request.NetworkSecurityGroupIds, o.GetId())
+	}
+	r, err := k.GetNetworkSecurityGroupAttachments(ctx, request)
+	if status.Code(err) == codes.Unimplemented {
+		return nil, nil, nil, nil
+	}
+	users = map[string][]string{}
+	for _, a := range r.GetAttachments() {
+		users[a.GetNetworkSecurityGroupId()] = slices.Concat(a.GetVpcIds(), a.GetInstanceIds())
+		vpcs, instances = append(vpcs, a.GetVpcIds()...), append(instances, a.GetInstanceIds()...)
+	}
+	return users, vpcs, instances, err
+}
+
+func (k groups) read(ctx context.Context, ids []string) ([]*forge.NetworkSecurityGroup, error) {
 	r, err := k.FindNetworkSecurityGroupsByIds(ctx, &forge.FindNetworkSecurityGroupsByIdsRequest{NetworkSecurityGroupIds: ids})
 	return r.GetNetworkSecurityGroups(), err
 }
 
-func (groups) thing(o *forge.NetworkSecurityGroup) providers.Thing {
+func (groups) thing(o seenGroup) providers.Thing {
 	spec := schema.Object{
 		"tenant":          o.GetTenantOrganizationId(),
 		"stateful_egress": o.GetAttributes().GetStatefulEgress(),
@@ -60,7 +121,8 @@ func (groups) thing(o *forge.NetworkSecurityGroup) providers.Thing {
 	mark := readMetadata(o.GetMetadata(), spec)
 	putList(spec, "rules", list(o.GetAttributes().GetRules(), func(r *forge.NetworkSecurityGroupRuleAttributes) any { return readRule(r) }))
 	return providers.Thing{
-		ID: o.GetId(), Name: o.GetMetadata().GetName(), Mark: mark, Version: o.GetVersion(), Spec: spec, Phase: providers.Ready,
+		ID: o.GetId(), Name: o.GetMetadata().GetName(), Mark: mark, Version: o.GetVersion(), Spec: spec,
+		Phase: spreading(o.lacks), Detail: o.lacks,
 	}
 }
 
@@ -74,22 +136,47 @@ func (k groups) create(ctx context.Context, c *providers.Call) error {
 	return unless(ctx, err, tenants(k).get, text(c.Want, "tenant"))
 }
 
-func (k groups) update(ctx context.Context, c *providers.Call, now *forge.NetworkSecurityGroup) error {
-	_, err := k.UpdateNetworkSecurityGroup(ctx, &forge.UpdateNetworkSecurityGroupRequest{
+// update lets in before it shuts out. When it does both it is made in two calls: the first adds what will be permitted to
+// what is there, the second leaves what is wanted. Where the service does not take the sum of both, as when there are too
+// many rules, the change is made at once.
+func (k groups) update(ctx context.Context, c *providers.Call, now seenGroup) error {
+	after := writeRules(c, proto.CloneOf(now.Attributes))
+	request := &forge.UpdateNetworkSecurityGroupRequest{
 		Id:                             now.Id,
 		TenantOrganizationId:           now.TenantOrganizationId,
-		Metadata:                       writeMetadata(c, now.Metadata, c.Ref.Name),
+		Metadata:                       writeMetadata(c, proto.CloneOf(now.Metadata), c.Ref.Name),
 		IfVersionMatch:                 &now.Version,
-		NetworkSecurityGroupAttributes: writeRules(c, now.Attributes),
+		NetworkSecurityGroupAttributes: after,
+	}
+	between := wider(now.GetAttributes(), after)
+	if between == nil {
+		_, err := k.UpdateNetworkSecurityGroup(ctx, request)
+		return err
+	}
+	r, err := k.UpdateNetworkSecurityGroup(ctx, &forge.UpdateNetworkSecurityGroupRequest{
+		Id: now.Id, TenantOrganizationId: now.TenantOrganizationId, Metadata: now.Metadata,
+		IfVersionMatch: &now.Version, NetworkSecurityGroupAttributes: between,
 	})
-	return err
+	if status.Code(err) == codes.InvalidArgument {
+		_, err = k.UpdateNetworkSecurityGroup(ctx, request)
+		return err
+	}
+	if err != nil {
+		return err
+	}
+	version := r.GetNetworkSecurityGroup().GetVersion()
+	request.IfVersionMatch = &version
+	if _, err = k.UpdateNetworkSecurityGroup(ctx, request); err != nil {
+		return halfwayError{err}
+	}
+	return nil
 }
 
 // delete must say whose group it is, and looks it up when the caller did not see it.
 func (k groups) delete(ctx context.Context, c *providers.Call) error {
 	tenant := text(c.Have, "tenant")
 	if tenant == "" {
-		found, err := k.get(ctx, []string{c.ID})
+		found, err := k.read(ctx, []string{c.ID})
 		if err != nil {
 			return unsentError{err}
 		}
@@ -141,9 +228,7 @@ func writeRules(c *providers.Call, now *forge.NetworkSecurityGroupAttributes) *f
 		writeRule(rule, r)
 		now.Rules = append(now.Rules, r)
 	}
-	slices.SortFunc(now.Rules, func(a, b *forge.NetworkSecurityGroupRuleAttributes) int {
-		return cmp.Or(cmp.Compare(a.GetPriority(), b.GetPriority()), cmp.Compare(a.GetId(), b.GetId()))
-	})
+	sortRules(now.Rules)
 	return now
 }
 
@@ -162,4 +247,68 @@ func writeRule(rule map[string]any, r *forge.NetworkSecurityGroupRuleAttributes)
 	dst, _ := rule["dst_ports"].(map[string]any)
 	r.SrcPortStart, r.SrcPortEnd = number[uint32](src, "start"), number[uint32](src, "end")
 	r.DstPortStart, r.DstPortEnd = number[uint32](dst, "start"), number[uint32](dst, "end")
+}
+
+// wider is what a group must be on the way from one set of rules to another when the change both permits and forbids
+// something: the rules that are there with those that permit anew. What is denied before and after is denied in between
+// too, so no rule that denies goes away early. It is nil when one step does no harm.
+func wider(now, after *forge.NetworkSecurityGroupAttributes) *forge.NetworkSecurityGroupAttributes {
+	had, has := effects(now), effects(after)
+	ids := make(map[string]bool, len(had)+len(has)) // two versions of a rule have two ids for a moment
+	for _, r := range slices.Concat(now.GetRules(), after.GetRules()) {
+		ids[r.GetId()] = true
+	}
+	opens, shuts := !now.GetStatefulEgress() && after.GetStatefulEgress(), now.GetStatefulEgress() && !after.GetStatefulEgress()
+	for effect, r := range had {
+		shuts = shuts || permits(r) && has[effect] == nil
+	}
+	between := &forge.NetworkSecurityGroupAttributes{
+		StatefulEgress: now.GetStatefulEgress() || after.GetStatefulEgress(), Rules: slices.Clone(now.GetRules()),
+	}
+	for effect, r := range has {
+		switch {
+		case had[effect] != nil:
+		case !permits(r):
+			shuts = true
+		default:
+			opens = true
+			r, id := proto.CloneOf(r), r.GetId()
+			if slices.ContainsFunc(now.GetRules(), func(o *forge.NetworkSecurityGroupRuleAttributes) bool { return o.GetId() == id }) {
+				for ids[id] {
+					id += ".next"
+				}
+				ids[id] = true
+			}
+			r.Id = &id
+			between.Rules = append(between.Rules, r)
+		}
+	}
+	if !opens || !shuts {
+		return nil
+	}
+	sortRules(between.Rules)
+	return between
+}
+
+// effects are the rules by what they do, whatever they are called.
+func effects(a *forge.NetworkSecurityGroupAttributes) map[string]*forge.NetworkSecurityGroupRuleAttributes {
+	m := make(map[string]*forge.NetworkSecurityGroupRuleAttributes, len(a.GetRules()))
+	for _, r := range a.GetRules() {
+		nameless := proto.CloneOf(r)
+		nameless.Id = nil
+		b, _ := proto.MarshalOptions{Deterministic: true}.Marshal(nameless) // what came from the wire goes back
+		m[string(b)] = r
+	}
+	return m
+}
+
+func permits(r *forge.NetworkSecurityGroupRuleAttributes) bool {
+	return r.GetAction() == forge.NetworkSecurityGroupRuleAction_NSG_RULE_ACTION_PERMIT
+}
+
+// sortRules puts rules into the order of their effect.
+func sortRules(rules []*forge.NetworkSecurityGroupRuleAttributes) {
+	slices.SortFunc(rules, func(a, b *forge.NetworkSecurityGroupRuleAttributes) int {
+		return cmp.Or(cmp.Compare(a.GetPriority(), b.GetPriority()), cmp.Compare(a.GetId(), b.GetId()))
+	})
 }

@@ -93,6 +93,19 @@ var exceptions = map[verb]map[codes.Code]providers.Class{
 	{"carbide.instance", opDelete}: {
 		codes.InvalidArgument: providers.Busy, // an alert holds the host
 	},
+	{"carbide.os_image", opDelete}: {
+		codes.FailedPrecondition: providers.Busy, // it is being copied
+	},
+	{"carbide.dpu_extension_service", opCreate}: {
+		codes.FailedPrecondition: providers.Exists, // the name is taken
+		codes.Internal:           providers.Absent, // the tenant
+	},
+	{"carbide.dpu_extension_service", opUpdate}: {
+		codes.FailedPrecondition: providers.Exists, // the name is taken
+	},
+	{"carbide.dpu_extension_service", opDelete}: {
+		codes.FailedPrecondition: providers.Busy, // instances have it
+	},
 	{"carbide.machine", opUpdate}: {
 		codes.FailedPrecondition: providers.Busy, // an instance runs on it, which fixes the type
 	},
@@ -115,6 +128,11 @@ var exceptions = map[verb]map[codes.Code]providers.Class{
 	{"carbide.nvlink_logical_partition", opDelete}: {
 		codes.InvalidArgument: providers.Busy, // instances use it
 	},
+}
+
+// unhurried are kinds whose things can be changed before they are ready: a refusal then is about something else.
+var unhurried = map[string]bool{
+	"carbide.operating_system": true, "carbide.os_image": true, "carbide.vpc": true, "carbide.network_security_group": true,
 }
 
 // phrases are the words inside an INTERNAL refusal that say what it is about, most of them the database's; there is no
@@ -245,7 +263,7 @@ func (k *kind[O]) updateClass(ctx context.Context, c *providers.Call, err error)
 		return providers.Absent
 	case c.Version != "" && t.Version != c.Version:
 		return providers.Conflict
-	case t.Phase == providers.Pending:
+	case t.Phase == providers.Pending && !unhurried[k.name]:
 		return providers.Busy
 	case c.Version == "" && status.Code(err) == codes.Internal:
 		return providers.Unknown // no token shows whether it had an effect

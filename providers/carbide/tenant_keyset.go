@@ -2,6 +2,7 @@ package carbide
 
 import (
 	"context"
+	"math"
 	"strconv"
 	"strings"
 	"time"
@@ -114,10 +115,15 @@ func keysetContent(c *providers.Call, now *forge.TenantKeysetContent) *forge.Ten
 // nextVersion makes the version after another, in the form in which the service makes those of other kinds:
 // V<number>-T<microseconds>. For keysets this is the client's task.
 func nextVersion(version string) string {
+	return "V" + strconv.FormatInt(versionNumber(version)+1, 10) + "-T" + strconv.FormatInt(time.Now().UnixMicro(), 10)
+}
+
+// versionNumber is the number in such a version; 0 when it is not of that form.
+func versionNumber(version string) int64 {
 	count, _, _ := strings.Cut(strings.TrimPrefix(version, "V"), "-T")
-	n, err := strconv.ParseUint(count, 10, 64)
-	if err != nil {
-		n = 0
+	n, err := strconv.ParseInt(count, 10, 64)
+	if err != nil || n < 0 || n == math.MaxInt64 {
+		return 0
 	}
-	return "V" + strconv.FormatUint(n+1, 10) + "-T" + strconv.FormatInt(time.Now().UnixMicro(), 10)
+	return n
 }

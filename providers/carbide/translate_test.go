@@ -16,11 +16,11 @@ func TestInstanceNotInSync(t *testing.T) {
 	o := &forge.Instance{Status: &forge.InstanceStatus{
 		Tenant: &forge.InstanceTenantStatus{State: forge.TenantState_READY}, ConfigsSynced: forge.SyncState_PENDING,
 	}}
-	if th := (instances{}).thing(o); th.Phase != providers.Pending || th.Detail == "" {
+	if th := (instances{}).thing(seenInstance{Instance: o}); th.Phase != providers.Pending || th.Detail == "" {
 		t.Errorf("an instance whose configuration is on its way is %s (%s)", th.Phase, th.Detail)
 	}
 	o.Status.ConfigsSynced = forge.SyncState_SYNCED
-	if th := (instances{}).thing(o); th.Phase != providers.Ready {
+	if th := (instances{}).thing(seenInstance{Instance: o}); th.Phase != providers.Ready {
 		t.Errorf("an instance whose configuration has arrived is %s (%s)", th.Phase, th.Detail)
 	}
 }

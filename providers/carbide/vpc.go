@@ -13,7 +13,7 @@ import (
 
 var vpcTraits = providers.Traits{
 	Create: providers.Conditional, Update: providers.Versioned, Delete: providers.Blind,
-	Mark: true, Burned: true, Orphans: true, Late: late,
+	Mark: true, Burned: true, Orphans: true, Late: late, ReadyWithin: propagates,
 	UndoCreate: providers.Exact, UndoUpdate: providers.Exact, UndoDelete: providers.Replace,
 	Reach: providers.ReachTenant,
 }
@@ -35,7 +35,39 @@ func (k vpcs) list(ctx context.Context) ([]string, error) {
 	return texts(r.GetVpcIds()), err
 }
 
-func (k vpcs) get(ctx context.Context, ids []string) ([]*forge.Vpc, error) {
+// seenVPC is a VPC and what its security group still lacks.
+type seenVPC struct {
+	*forge.Vpc
+	lacks string
+}
+
+func (k vpcs) get(ctx context.Context, ids []string) ([]seenVPC, error) {
+	found, err := k.read(ctx, ids)
+	if err != nil {
+		return nil, err
+	}
+	var guarded []string
+	for _, o := range found {
+		if o.GetNetworkSecurityGroupId() != "" {
+			guarded = append(guarded, o.GetId().GetValue())
+		}
+	}
+	lacks, err := k.lacking(ctx, guarded, nil)
+	if err != nil {
+		return nil, err
+	}
+	details, err := k.unfinished(ctx, lacks)
+	if err != nil {
+		return nil, err
+	}
+	seen := make([]seenVPC, len(found))
+	for i, o := range found {
+		seen[i] = seenVPC{o, details[o.GetId().GetValue()]}
+	}
+	return seen, nil
+}
+
+func (k vpcs) read(ctx context.Context, ids []string) ([]*forge.Vpc, error) {
 	request := &forge.VpcsByIdsRequest{VpcIds: make([]*forge.VpcId, len(ids))}
 	for i, id := range ids {
 		request.VpcIds[i] = &forge.VpcId{Value: id}
@@ -44,7 +76,7 @@ func (k vpcs) get(ctx context.Context, ids []string) ([]*forge.Vpc, error) {
 	return r.GetVpcs(), err
 }
 
-func (vpcs) thing(o *forge.Vpc) providers.Thing {
+func (vpcs) thing(o seenVPC) providers.Thing {
 	spec := schema.Object{
 		"tenant":         o.GetTenantOrganizationId(),
 		"virtualization": virtualizations.word(o.GetNetworkVirtualizationType()),
@@ -56,8 +88,8 @@ func (vpcs) thing(o *forge.Vpc) providers.Thing {
 	status := schema.Object{}
 	put(status, "allocated_vni", int64(cmp.Or(o.GetStatus().GetVni(), o.GetDeprecatedVni())))
 	return providers.Thing{
-		ID: o.GetId().GetValue(), Name: nameOf(o.GetMetadata(), o), Mark: mark, Version: o.GetVersion(),
-		Spec: spec, Status: status, Phase: providers.Ready,
+		ID: o.GetId().GetValue(), Name: nameOf(o.GetMetadata(), o.Vpc), Mark: mark, Version: o.GetVersion(),
+		Spec: spec, Status: status, Phase: spreading(o.lacks), Detail: o.lacks,
 	}
 }
 
@@ -78,7 +110,7 @@ func (k vpcs) create(ctx context.Context, c *providers.Call) error {
 
 // update needs a call for the virtualization and another for the rest. The first is more likely to be refused, so it goes
 // first; it does not say what the version is afterwards.
-func (k vpcs) update(ctx context.Context, c *providers.Call, now *forge.Vpc) error {
+func (k vpcs) update(ctx context.Context, c *providers.Call, now seenVPC) error {
 	done, err := k.orders.take(ctx, c.ID)
 	if err != nil {
 		return err
@@ -109,7 +141,7 @@ func (k vpcs) update(ctx context.Context, c *providers.Call, now *forge.Vpc) err
 	if err != nil || !rest {
 		return err
 	}
-	found, err := k.get(ctx, []string{c.ID})
+	found, err := k.read(ctx, []string{c.ID})
 	switch {
 	case err != nil:
 		return halfwayError{err}

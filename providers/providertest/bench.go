@@ -29,6 +29,8 @@ type bench struct {
 	c      Case
 	kinds  schema.Kinds
 	calls  atomic.Int64
+
+	lacking map[string]bool // by kind: what lacks has found
 }
 
 // mine is the thing of the case.
@@ -340,6 +342,9 @@ func (b *bench) snapshot(but ...Made) string {
 	b.Helper()
 	var out bytes.Buffer
 	for _, k := range b.world.Provider.Kinds {
+		if k.Name != b.c.Kind && b.lacks(k) {
+			continue
+		}
 		for _, th := range b.observe(k.Name, nil) {
 			if slices.ContainsFunc(but, func(m Made) bool { return m.Kind == k.Name && m.ID == th.ID }) {
 				continue
@@ -354,6 +359,18 @@ func (b *bench) snapshot(but ...Made) string {
 		}
 	}
 	return out.String()
+}
+
+// lacks reports whether the far side does not have a kind. It is asked once.
+func (b *bench) lacks(k providers.Served) bool {
+	if _, known := b.lacking[k.Name]; !known {
+		_, err := k.Kind.Observe(b.Context(), nil)
+		if b.lacking == nil {
+			b.lacking = map[string]bool{}
+		}
+		b.lacking[k.Name] = isUnsupported(err)
+	}
+	return b.lacking[k.Name]
 }
 
 // watch remembers the world and gives a function that checks that nothing changed since.

@@ -150,6 +150,9 @@ func traits(f *schema.Field, m *member) (all []string) {
 	if f.Immutable {
 		all = append(all, "a change replaces the resource")
 	}
+	if f.Kept {
+		all = append(all, "stays as it is when it leaves the document")
+	}
 	if f.Disruption != "" {
 		all = append(all, "a change disrupts: "+f.Disruption)
 	}

@@ -159,7 +159,7 @@ func annotate(f *schema.Field, a cue.Attribute) error {
 		return choose(f, args)
 	case "ref", "key", "disruption":
 		want = 1
-	case "immutable", "computed", "secret", "set", "planning":
+	case "immutable", "computed", "secret", "set", "kept", "planning":
 	default:
 		return fmt.Errorf("there is no such attribute%s", didYouMean(a.Name(), attributes))
 	}
@@ -175,6 +175,8 @@ func annotate(f *schema.Field, a cue.Attribute) error {
 		f.Secret = true
 	case "planning":
 		f.Planning = true
+	case "kept":
+		f.Kept = true
 	case "disruption":
 		f.Disruption = args[0]
 	case "set":
@@ -230,4 +232,4 @@ func choose(f *schema.Field, args []string) error {
 	return nil
 }
 
-var attributes = []string{"ref", "immutable", "computed", "secret", "set", "key", "disruption", "planning", "choose"}
+var attributes = []string{"ref", "immutable", "computed", "secret", "set", "key", "kept", "disruption", "planning", "choose"}

@@ -38,6 +38,8 @@ var carbideRules = []Rule{
 	{"CV1135", "carbide-interfaces", "Interfaces do not fit", "The interfaces of an instance fit each other", checkInterfaces},
 	{"CV1139", "carbide-management", "Management traffic would be cut", "A security group that guards something lets the traffic of policy.management through", checkManagement},
 	{"CV1136", "carbide-address", "Address cannot be used", "An address is used once, and lies in the network it is asked from", checkAddresses},
+	{"CV1137", "carbide-instance-script", "Entry reads back as a script", "An instance names only entries of the library that are made from a template", checkInstanceScripts},
+	{"CV1138", "carbide-instance-fabrics", "Ports do not fit", "An instance has each port and service once, and services only where it has a DPU", checkInstanceFabrics},
 	{"CV1151", "carbide-peering", "VPCs are peered twice", "Two VPCs are peered once", checkPeerings},
 	{"CV1152", "carbide-partition-number", "Partition number is used twice", "A partition key, and a VNI of Spectrum-X, belongs to one partition", checkPartitionNumbers},
 }

@@ -26,6 +26,7 @@ func checkTenants(st *site, p *reporter) {
 		for i, name := range listOf(r.Spec, "keysets") {
 			same(r, tenant, []string{"keysets", strconv.Itoa(i)}, st.target(r, carbideKeyset, name))
 		}
+		st.eachPartition(r, func(path []string, on *resource) { same(r, tenant, path, on) })
 		st.eachAttachment(r, func(path []string, _ map[string]any, on *resource) {
 			if on == nil {
 				return

@@ -23,8 +23,10 @@ import (
 //	GET    /faults                the faults that can still strike; POST declares one, DELETE clears them
 //	POST   /advance               {"duration": "5m"} moves the clock
 //	POST   /call/{method}         makes that call as a stranger; the body is the request
-//	POST   /instances/{id}        {"phone_home": true} or {"state": "FAILED"}; an empty state shows the instance's own
+//	POST   /instances/{id}        {"phone_home": true}, {"state": "FAILED"} or {"behind": true}; an empty state shows the
+//	                              instance's own
 //	POST   /machines/{id}/alerts  {"ALERT": ["PreventAllocations"]} replaces the machine's alerts
+//	POST   /machines/{id}/deaf    true makes its guest ignore that it is asked to shut down
 //
 // A refused call is answered with status 422 and {"code": "NOT_FOUND", "message": "..."}.
 type controlServer struct {
@@ -95,13 +97,16 @@ func (c *controlServer) routes() http.Handler {
 	mux.HandleFunc("POST /instances/{id}", order(func(r *http.Request, o struct {
 		PhoneHome bool `json:"phone_home"`
 		State     *string
+		Behind    *bool
 	}) error {
 		id := r.PathValue("id")
-		if o.PhoneHome {
+		switch {
+		case o.PhoneHome:
 			return w.PhoneHome(id)
-		}
-		if o.State == nil {
-			return errors.New("phone_home or state is required")
+		case o.Behind != nil:
+			return w.LeaveBehind(id, *o.Behind)
+		case o.State == nil:
+			return errors.New("phone_home, state or behind is required")
 		}
 		if *o.State == "" {
 			return w.SetInstanceState(id, nil)
@@ -115,6 +120,7 @@ func (c *controlServer) routes() http.Handler {
 	mux.HandleFunc("POST /machines/{id}/alerts", order(func(r *http.Request, alerts map[string][]string) error {
 		return w.SetAlerts(r.PathValue("id"), alerts)
 	}))
+	mux.HandleFunc("POST /machines/{id}/deaf", order(func(r *http.Request, deaf bool) error { return w.Deafen(r.PathValue("id"), deaf) }))
 	return mux
 }
 

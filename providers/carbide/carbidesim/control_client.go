@@ -86,9 +86,19 @@ func (c *Control) SetInstanceState(ctx context.Context, instance, state string) 
 	return c.post(ctx, "/instances/"+url.PathEscape(instance), map[string]string{"state": state})
 }
 
+// LeaveBehind keeps changes of security groups from the host of an instance, or lets them through again.
+func (c *Control) LeaveBehind(ctx context.Context, instance string, behind bool) error {
+	return c.post(ctx, "/instances/"+url.PathEscape(instance), map[string]bool{"behind": behind})
+}
+
 // SetAlerts replaces the health alerts of a machine: each id with what it prevents.
 func (c *Control) SetAlerts(ctx context.Context, machine string, alerts map[string][]string) error {
 	return c.post(ctx, "/machines/"+url.PathEscape(machine)+"/alerts", alerts)
+}
+
+// Deafen makes the guest of a machine ignore that it is asked to shut down, or listen again.
+func (c *Control) Deafen(ctx context.Context, machine string, deaf bool) error {
+	return c.post(ctx, "/machines/"+url.PathEscape(machine)+"/deaf", deaf)
 }
 
 func (c *Control) get(ctx context.Context, path string, into any) error {

@@ -85,7 +85,13 @@ func TestControl(t *testing.T) {
 	if err := c.SetInstanceState(ctx, uid(9), "SAD"); err == nil || !strings.Contains(err.Error(), "SAD") {
 		t.Errorf("an unknown state: %v", err)
 	}
+	if err := c.LeaveBehind(ctx, uid(9), true); err != nil || b.world.site.instances.get(uid(9)).Behind.IsZero() {
+		t.Errorf("the instance is not left behind: %v", err)
+	}
 	host := b.findInstance(uid(9)).MachineId.Id
+	if err := c.Deafen(ctx, host, true); err != nil || !b.world.site.machines.get(host).Power.Deaf {
+		t.Errorf("the guest listens: %v", err)
+	}
 	if err := c.SetAlerts(ctx, host, map[string][]string{"Fire": {"PreventInstanceDeletion"}}); err != nil {
 		t.Fatal(err)
 	}

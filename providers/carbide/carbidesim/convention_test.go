@@ -386,6 +386,8 @@ func TestNewMethodsAreThoseOfTheTable(t *testing.T) {
 	}
 	b := start(t, Options{Old: true})
 	b.refuses(failed(b.FindSpxPartitionIds(ctx, &forge.SpxPartitionSearchFilter{})), codes.Unimplemented, "")
+	b.refuses(failed(b.FindOperatingSystemIds(ctx, &forge.OperatingSystemSearchFilter{})), codes.Unimplemented, "FindOperatingSystemIds")
+	ok(b.ListOsImage(ctx, &forge.ListOsImageRequest{}))
 }
 
 // The table of newer fields is what the facts about the two generations say.

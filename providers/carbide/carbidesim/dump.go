@@ -28,6 +28,7 @@ func (w *World) Objects() []Object {
 		s := w.site
 		out = slices.Concat(
 			list("ib_partition", s.ibPartitions, func(id string, p *ibPartition) proto.Message { return s.wireIBPartition(id, p) }),
+			list("dpu_extension_service", s.extensionServices, func(id string, e *extensionService) proto.Message { return e.wire(id) }),
 			list("instance", s.instances, func(id string, i *instance) proto.Message { return s.wireInstance(id, i) }),
 			list("instance_type", s.instanceTypes, func(id string, t *instanceType) proto.Message { return t.wire(id) }),
 			list("machine", s.machines, func(id string, m *machine) proto.Message { return s.wireMachine(id, m) }),
@@ -37,6 +38,8 @@ func (w *World) Objects() []Object {
 			slices.DeleteFunc(
 				list("spx_partition", s.spxPartitions, func(id string, p *spxPartition) proto.Message { return p.wire(id) }),
 				func(o Object) bool { return s.spxPartitions.get(o.ID).Deleted }),
+			list("operating_system", s.operatingSystems, func(_ string, o *operatingSystem) proto.Message { return o.message }),
+			list("os_image", s.osImages, func(_ string, i *osImage) proto.Message { return i.message }),
 			list("tenant", s.tenants, func(id string, t *tenant) proto.Message { return t.wire(id) }),
 			list("tenant_keyset", s.keysets, func(_ string, k *keyset) proto.Message { return k.wire(true) }),
 			list("vpc", s.vpcs, func(id string, v *vpc) proto.Message { return v.wire(id) }),
@@ -86,9 +89,7 @@ func plain(m proto.Message) json.RawMessage {
 	walk(m.ProtoReflect(), func(m protoreflect.Message) {
 		var clear []protoreflect.FieldDescriptor
 		m.Range(func(f protoreflect.FieldDescriptor, _ protoreflect.Value) bool {
-			name := string(f.Name())
-			token := name == "version" || strings.HasSuffix(name, "_version") || name == "created_at"
-			if token && f.Kind() == protoreflect.StringKind || f.Message() != nil && f.Message().FullName() == "google.protobuf.Timestamp" {
+			if isToken(f) || f.Message() != nil && f.Message().FullName() == "google.protobuf.Timestamp" {
 				clear = append(clear, f)
 			}
 			return true
@@ -110,6 +111,19 @@ func plain(m proto.Message) json.RawMessage {
 		panic(err) // JSON that was written a few lines above
 	}
 	return out.Bytes()
+}
+
+// isToken tells whether a field holds a version or a time.
+func isToken(f protoreflect.FieldDescriptor) bool {
+	name := string(f.Name())
+	switch {
+	case name == "version_ctr" || name == "active_versions":
+		return true
+	case f.Kind() != protoreflect.StringKind:
+		return false
+	}
+	return name == "version" || strings.HasSuffix(name, "_version") ||
+		slices.Contains([]string{"created", "updated", "created_at", "modified_at"}, name)
 }
 
 func newMessage(d protoreflect.MessageDescriptor) proto.Message {

@@ -34,7 +34,7 @@ func checkID(m protoreflect.Message) error {
 	if d.ParentFile().Package() != "common" {
 		return checkIDs(m)
 	}
-	if f := d.Fields().ByName("value"); f != nil {
+	if f := d.Fields().ByName("value"); f != nil && d.Name() != "UUID" { // which has no kind, and is read by the methods
 		text := m.Get(f).String()
 		if text == "" {
 			text = uuid.Nil.String()

@@ -28,8 +28,9 @@ type instance struct {
 	Infiniband token                       `json:"infinibandVersion"`
 	NVLink     token                       `json:"nvlinkVersion"`
 	Services   token                       `json:"servicesVersion"`
-	GroupSince time.Time                   `json:"groupSince"`   // when its own security group was attached
-	Due        time.Time                   `json:"due,omitzero"` // when the site acts on it next
+	GroupSince time.Time                   `json:"groupSince"`      // when its own security group was attached
+	Behind     time.Time                   `json:"behind,omitzero"` // since when its host does not take over security groups
+	Due        time.Time                   `json:"due,omitzero"`    // when the site acts on it next
 }
 
 // AllocateInstance gives a machine to a tenant. The client picks the machine.
@@ -101,6 +102,15 @@ func (s *site) allocate(r *forge.InstanceAllocationRequest) (*forge.Instance, er
 	id := s.chosen(r.InstanceId.GetValue())
 	if s.instances.get(id) != nil {
 		return nil, duplicate("instances_pkey")
+	}
+	if len(machine.DPUs) == 0 && config.DpuExtensionServices != nil {
+		return nil, invalid("machine %s has no DPU for extension services", host)
+	}
+	if err := s.fitInfiniband(machine, config); err != nil {
+		return nil, err
+	}
+	if err := s.fitSpx(machine, config); err != nil {
+		return nil, err
 	}
 	if i.Interfaces, err = s.wireUp(id, machine, config.Network, nil); err != nil {
 		return nil, err
@@ -192,14 +202,14 @@ func (s *site) configure(id string, i *instance) {
 
 func (s *site) instanceReady(id string) {
 	i := s.instances.get(id)
-	if i == nil || !i.Due.Equal(s.now) || i.Waits {
+	if i == nil || !i.Due.Equal(s.now) || i.Waits || s.frozen(i.Machine) {
 		return
 	}
 	s.enterReady(id, i)
 }
 
 func (s *site) instanceConfigured(id string) {
-	if i := s.instances.get(id); i != nil && i.Due.Equal(s.now) {
+	if i := s.instances.get(id); i != nil && i.Due.Equal(s.now) && !s.frozen(i.Machine) {
 		s.enterReady(id, i)
 	}
 }
@@ -221,7 +231,7 @@ func (s *site) phoneHome(id string) error {
 	i := *have
 	i.Waits = false
 	s.instances.put(id, &i)
-	if i.State == forge.TenantState_PROVISIONING && !s.now.Before(i.Due) {
+	if i.State == forge.TenantState_PROVISIONING && !s.now.Before(i.Due) && !s.frozen(i.Machine) {
 		s.enterReady(id, &i)
 	}
 	return nil
@@ -239,10 +249,25 @@ func (s *site) inject(id string, state *forge.TenantState) error {
 	return nil
 }
 
+// leaveBehind keeps security groups from an instance, or lets them through again.
+func (s *site) leaveBehind(id string, behind bool) error {
+	have := s.instances.get(id)
+	if have == nil {
+		return notFound("instance", id)
+	}
+	i := *have
+	i.Behind = time.Time{}
+	if behind {
+		i.Behind = s.now
+	}
+	s.instances.put(id, &i)
+	return nil
+}
+
 // instanceGone removes a released instance. Only now do its link networks begin to drain and its host to be cleaned.
 func (s *site) instanceGone(id string) {
 	i := s.instances.get(id)
-	if i == nil || !i.Due.Equal(s.now) {
+	if i == nil || !i.Due.Equal(s.now) || s.frozen(i.Machine) {
 		return
 	}
 	s.instances.drop(id)
@@ -380,18 +405,22 @@ func (s *site) UpdateInstanceConfig(_ context.Context, r *forge.InstanceConfigUp
 	if config.GetNetworkSecurityGroupId() != old.GetNetworkSecurityGroupId() {
 		i.GroupSince = s.now
 	}
-	nvlink := !proto.Equal(config.Nvlink, old.Nvlink)
-	if nvlink {
-		i.NVLink = i.NVLink.next(s.now)
+	refitted, err := s.refit(&i, old, config)
+	if err != nil {
+		return nil, err
 	}
 	rewired := !sameNetwork(config.Network, old.Network)
-	if (rewired || nvlink) && have.State != forge.TenantState_READY {
+	if (rewired || refitted) && have.State != forge.TenantState_READY {
 		return nil, status.Errorf(codes.InvalidArgument, "instance %s is not Ready yet", r.InstanceId.Value)
 	}
 	if !rewired {
 		config.Network = old.Network
 		i.Config = keep(config)
-		s.instances.put(r.InstanceId.Value, &i)
+		if refitted {
+			s.configure(r.InstanceId.Value, &i)
+		} else {
+			s.instances.put(r.InstanceId.Value, &i)
+		}
 		return s.wireInstance(r.InstanceId.Value, &i), nil
 	}
 	if i.Interfaces, err = s.wireUp(r.InstanceId.Value, s.machines.get(i.Machine), config.Network, have); err != nil {

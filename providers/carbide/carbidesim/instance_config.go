@@ -28,32 +28,18 @@ func (s *site) readConfig(in *forge.InstanceConfig) (*forge.InstanceConfig, erro
 	if _, err := s.groupFor(tenant.TenantOrganizationId, in.NetworkSecurityGroupId); err != nil {
 		return nil, err
 	}
-	services := map[string]bool{}
-	for _, e := range in.DpuExtensionServices.GetServiceConfigs() {
-		if services[e.ServiceId] {
-			return nil, invalid("extension service %s is given twice", e.ServiceId)
-		}
-		services[e.ServiceId] = true
-	}
-	for id := range services {
-		return nil, precondition("ExtensionService %s does not exist", id) // the simulated site has none
-	}
-	if len(in.Infiniband.GetIbInterfaces()) > 0 {
-		return nil, unmodelled("InfiniBand partitions")
-	}
-	if len(in.Spxconfig.GetSpxAttachments()) > 0 {
-		return nil, unmodelled("SPX partitions")
+	services, err := s.services(in.DpuExtensionServices)
+	if err != nil {
+		return nil, err
 	}
 	out := &forge.InstanceConfig{
 		Tenant:                 tenant,
 		Os:                     os,
 		Network:                network,
 		NetworkSecurityGroupId: in.NetworkSecurityGroupId,
+		DpuExtensionServices:   services,
 	}
-	if len(in.Nvlink.GetGpuConfigs()) > 0 { // whether the partitions exist is not checked
-		out.Nvlink = proto.Clone(in.Nvlink).(*forge.InstanceNVLinkConfig)
-	}
-	return out, nil
+	return out, readFabrics(in, out)
 }
 
 var hostName = regexp.MustCompile(`^[a-z0-9]([a-z0-9-]*[a-z0-9])?$`)
@@ -95,20 +81,27 @@ func (s *site) readOS(in *forge.InstanceOperatingSystemConfig) (*forge.InstanceO
 			return nil, invalid("the iPXE script is empty")
 		}
 	case *forge.InstanceOperatingSystemConfig_OsImageId:
-		if !slices.Contains(s.rules.OSImages, v.OsImageId.GetValue()) {
-			return nil, precondition("OS image %s does not exist", v.OsImageId.GetValue())
+		id, err := imageID(v.OsImageId)
+		if err != nil {
+			return nil, err
+		}
+		if s.osImages.get(id) == nil {
+			return nil, precondition("OS image %s does not exist", id)
 		}
 	case *forge.InstanceOperatingSystemConfig_OperatingSystemId:
 		id := v.OperatingSystemId.GetValue()
-		i := slices.IndexFunc(s.rules.OperatingSystems, func(o OperatingSystem) bool { return o.ID == id })
-		if i < 0 || s.rules.OperatingSystems[i].Inactive {
+		have := s.operatingSystems.get(id)
+		if have == nil || !have.message.IsActive {
 			return nil, precondition("operating system %s does not exist or is not active", id)
 		}
-		entry := s.rules.OperatingSystems[i]
-		if entry.Script != "" {
-			out.Variant = &forge.InstanceOperatingSystemConfig_Ipxe{Ipxe: &forge.InlineIpxe{IpxeScript: entry.Script}}
+		entry := have.message
+		if entry.Status != forge.TenantState_READY {
+			return nil, precondition("operating system %s is not ready", id)
+		}
+		if entry.IpxeScript != nil {
+			out.Variant = &forge.InstanceOperatingSystemConfig_Ipxe{Ipxe: &forge.InlineIpxe{IpxeScript: *entry.IpxeScript}}
 			if out.UserData == nil {
-				out.UserData = optional(entry.UserData)
+				out.UserData = entry.UserData
 			}
 		}
 	default:

@@ -268,20 +268,16 @@ func (s *site) wireInstance(id string, i *instance) *forge.Instance {
 		forge.TenantState_TERMINATING:  "the host is being taken back",
 		forge.TenantState_FAILED:       "the site has declared a failure",
 	}
-	return &forge.Instance{
+	out := &forge.Instance{
 		Id:             &forge.InstanceId{Value: id},
 		MachineId:      &forge.MachineId{Id: i.Machine},
 		Metadata:       i.Metadata.wire(),
 		InstanceTypeId: optional(i.Type),
 		Config:         i.config(),
 		Status: &forge.InstanceStatus{
-			Tenant:               &forge.InstanceTenantStatus{State: state, StateDetails: details[state]},
-			Network:              network,
-			Infiniband:           &forge.InstanceInfinibandStatus{},
-			DpuExtensionServices: &forge.InstanceDpuExtensionServicesStatus{},
-			Nvlink:               &forge.InstanceNVLinkStatus{},
-			SpxStatus:            &forge.InstanceSpxStatus{},
-			ConfigsSynced:        synced,
+			Tenant:        &forge.InstanceTenantStatus{State: state, StateDetails: details[state]},
+			Network:       network,
+			ConfigsSynced: synced,
 		},
 		ConfigVersion:              i.Version.String(),
 		NetworkConfigVersion:       i.Network.String(),
@@ -289,4 +285,6 @@ func (s *site) wireInstance(id string, i *instance) *forge.Instance {
 		NvlinkConfigVersion:        i.NVLink.String(),
 		DpuExtensionServiceVersion: i.Services.String(),
 	}
+	s.wireFabrics(id, i, out.Status)
+	return out
 }

@@ -205,11 +205,8 @@ func TestInstanceAdmission(t *testing.T) {
 		{"unknown image", try(good, os(&forge.InstanceOperatingSystemConfig{Variant: &forge.InstanceOperatingSystemConfig_OsImageId{OsImageId: &forge.UUID{Value: uid(0x72)}}})), codes.FailedPrecondition, "image"},
 		{"unknown group", try(good, func(r *request) { r.Config.NetworkSecurityGroupId = text("web") }), codes.FailedPrecondition, "web"},
 		{"extension service", try(good, func(r *request) {
-			r.Config.DpuExtensionServices = &forge.InstanceDpuExtensionServicesConfig{ServiceConfigs: []*forge.InstanceDpuExtensionServiceConfig{{ServiceId: "x"}}}
+			r.Config.DpuExtensionServices = &forge.InstanceDpuExtensionServicesConfig{ServiceConfigs: []*forge.InstanceDpuExtensionServiceConfig{{ServiceId: uid(0x73), Version: "V1-T1"}}}
 		}), codes.FailedPrecondition, "ExtensionService"},
-		{"InfiniBand", try(good, func(r *request) {
-			r.Config.Infiniband = &forge.InstanceInfinibandConfig{IbInterfaces: []*forge.InstanceIBInterfaceConfig{{}}}
-		}), codes.Unimplemented, "InfiniBand"},
 		{"auto on a host with a DPU", try(good, auto), codes.InvalidArgument, "auto"},
 		{"interfaces on a host without", try(bare, asIs), codes.InvalidArgument, "auto"},
 		{"bad metadata", try(good, func(r *request) { r.Metadata = named("x") }), codes.InvalidArgument, "name"},

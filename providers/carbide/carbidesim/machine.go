@@ -32,6 +32,7 @@ type machine struct {
 	Maintenance  *maintenance                        `json:"maintenance,omitempty"`
 	Discovered   time.Time                           `json:"discovered"`
 	Rebooted     time.Time                           `json:"rebooted,omitzero"`
+	Power        power                               `json:"power,omitzero"`
 	Due          time.Time                           `json:"due,omitzero"` // when the site acts on it next
 }
 
@@ -65,7 +66,7 @@ func (s *site) FindMachineIds(_ context.Context, r *forge.MachineSearchConfig) (
 	case r.MnnvlOnly:
 		return nil, unmodelled("NVLink domains")
 	case r.OnlyWithPowerState != nil:
-		return nil, unmodelled("power states")
+		return nil, unmodelled("filters by power state")
 	}
 	pass := func(m *machine) bool {
 		if isDPU := m.Host != ""; isDPU && !r.IncludeDpus || !isDPU && r.ExcludeHosts {
@@ -143,7 +144,7 @@ func (s *site) SetMaintenance(_ context.Context, r *forge.MaintenanceRequest) (*
 
 // hostClean ends what follows an instance: the host is ready for the next one.
 func (s *site) hostClean(id string) {
-	if m := s.machines.get(id); m != nil && m.Due.Equal(s.now) {
+	if m := s.machines.get(id); m != nil && m.Due.Equal(s.now) && !s.frozen(id) {
 		s.setHostState(id, hostReady)
 	}
 }

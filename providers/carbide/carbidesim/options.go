@@ -28,6 +28,8 @@ type Timing struct {
 	Configure time.Duration // a change of an instance's network, or a reboot into its own iPXE script
 	Release   time.Duration // from the release of an instance to its disappearance
 	Cleanup   time.Duration // from there until the host is ready for the next tenant
+	Shutdown  time.Duration // a guest that is asked to shut down
+	PowerPoll time.Duration // how often the site looks whether a host is on
 	Purge     time.Duration // from the deletion of an NVLink logical partition to its disappearance
 }
 
@@ -40,6 +42,8 @@ var RealTiming = Timing{
 	Configure: time.Minute,
 	Release:   5 * time.Minute,
 	Cleanup:   20 * time.Minute,
+	Shutdown:  time.Minute,
+	PowerPoll: 5 * time.Minute,
 	Purge:     time.Minute,
 }
 
@@ -51,6 +55,8 @@ var FastTiming = Timing{
 	Configure: 3 * time.Millisecond,
 	Release:   3 * time.Millisecond,
 	Cleanup:   5 * time.Millisecond,
+	Shutdown:  3 * time.Millisecond,
+	PowerPoll: 2 * time.Millisecond,
 	Purge:     3 * time.Millisecond,
 }
 
@@ -68,6 +74,7 @@ type Rules struct {
 	RequestedVNIs  Range          // may be asked for by number
 	VLANs          Range          // given to tenant segments on the Ethernet virtualizer
 	MaxRules       int            // size of a security group after expansion; 200
+	NoPowerManager bool           // nobody looks whether hosts are on, or turns them on
 
 	Peering          PeeringPolicy // which VPCs may be peered; none
 	NoInfiniband     bool          // the site has no InfiniBand fabric
@@ -80,9 +87,12 @@ type Rules struct {
 
 	// RoutingProfiles turn the FNN fabric on. The first one is the site's default.
 	RoutingProfiles []RoutingProfile
-	// OperatingSystems and OSImages are what instances may boot besides an inline script.
+	// OperatingSystems and OSImages, by id, are what a new site has in its library for instances to boot.
 	OperatingSystems []OperatingSystem
 	OSImages         []string
+
+	// FreeServiceNames makes the name of a deleted extension service free again, as later versions of the service do.
+	FreeServiceNames bool
 }
 
 // RoutingProfile is a way in which VPCs on the FNN fabric reach the outside.
@@ -91,7 +101,7 @@ type RoutingProfile struct {
 	Tier int // a VPC may not use a profile with a higher tier than its tenant's
 }
 
-// OperatingSystem is an entry of the site's operating system library.
+// OperatingSystem is an entry that the site's operating system library has from the start.
 type OperatingSystem struct {
 	ID       string
 	Script   string // iPXE text; when empty the entry is made from a template

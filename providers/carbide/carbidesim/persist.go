@@ -33,10 +33,13 @@ type snapshot struct {
 	Instances      map[string]*instance      `json:"instances"`
 	Machines       map[string]*machine       `json:"machines"`
 
-	Peerings         map[string]*peering         `json:"vpcPeerings"`
-	IBPartitions     map[string]*ibPartition     `json:"ibPartitions"`
-	NVLinkPartitions map[string]*nvlinkPartition `json:"nvlinkLogicalPartitions"`
-	SPXPartitions    map[string]*spxPartition    `json:"spxPartitions"`
+	Peerings          map[string]*peering          `json:"vpcPeerings"`
+	IBPartitions      map[string]*ibPartition      `json:"ibPartitions"`
+	NVLinkPartitions  map[string]*nvlinkPartition  `json:"nvlinkLogicalPartitions"`
+	SPXPartitions     map[string]*spxPartition     `json:"spxPartitions"`
+	OperatingSystems  map[string]*operatingSystem  `json:"operatingSystems"`
+	OSImages          map[string]*osImage          `json:"osImages"`
+	ExtensionServices map[string]*extensionService `json:"dpuExtensionServices"`
 }
 
 const format = 1
@@ -65,10 +68,13 @@ func (w *World) snapshot() *snapshot {
 		Instances:      maps.Clone(s.instances.rows),
 		Machines:       maps.Clone(s.machines.rows),
 
-		Peerings:         maps.Clone(s.peerings.rows),
-		IBPartitions:     maps.Clone(s.ibPartitions.rows),
-		NVLinkPartitions: maps.Clone(s.nvlinkPartitions.rows),
-		SPXPartitions:    maps.Clone(s.spxPartitions.rows),
+		Peerings:          maps.Clone(s.peerings.rows),
+		IBPartitions:      maps.Clone(s.ibPartitions.rows),
+		NVLinkPartitions:  maps.Clone(s.nvlinkPartitions.rows),
+		SPXPartitions:     maps.Clone(s.spxPartitions.rows),
+		OperatingSystems:  maps.Clone(s.operatingSystems.rows),
+		OSImages:          maps.Clone(s.osImages.rows),
+		ExtensionServices: maps.Clone(s.extensionServices.rows),
 	}
 	return out
 }
@@ -92,6 +98,9 @@ func (s *site) restore(k *snapshot) {
 	s.ibPartitions.load(k.IBPartitions)
 	s.nvlinkPartitions.load(k.NVLinkPartitions)
 	s.spxPartitions.load(k.SPXPartitions)
+	s.operatingSystems.load(k.OperatingSystems)
+	s.osImages.load(k.OSImages)
+	s.extensionServices.load(k.ExtensionServices)
 }
 
 // readFile answers nil when there is no file yet.

@@ -38,6 +38,7 @@ func furnish(b *workbench) {
 	b.vpc(uid(4), ethernet)
 	ok(b.DeleteVpc(ctx, &forge.VpcDeletionRequest{Id: vpcID(uid(4))})) // burns an id
 	b.world.Advance(RealTiming.Tick)
+	stockLibrary(b)
 	host := b.hosts(&forge.MachineSearchConfig{})[0]
 	c := config(viaSegment(uid(2)), virtual(viaPrefix(uid(3)), nil))
 	c.Tenant.Hostname = text("node")
@@ -78,6 +79,11 @@ func TestTheFileBringsTheWorldBack(t *testing.T) {
 	// Indexes, timers, burned ids and generated ids go on where they were.
 	again.refusals([]refusal{
 		{"burned id", failed(again.CreateVpc(ctx, &forge.VpcCreationRequest{Id: vpcID(uid(4))})), codes.Internal, "duplicate key"},
+		{"burned entry", failed(again.CreateOperatingSystem(ctx, scriptEntry(uid(0x33)))), codes.Internal, "duplicate key"},
+		{"burned service name", failed(again.CreateDpuExtensionService(ctx, podService(uid(0x37), "GONE"))), codes.FailedPrecondition, "already exists"},
+		{"the credential is kept", failed(again.UpdateDpuExtensionService(ctx, &forge.UpdateDpuExtensionServiceRequest{
+			ServiceId: uid(0x35), Data: pod("a"), Credential: credential("secret"),
+		})), codes.InvalidArgument, "No changes"},
 		{"overlap", again.segment(uid(5), uid(1), "10.0.0.0/30", "10.0.0.1"), codes.InvalidArgument, "overlaps"},
 		{"pair peered", failed(again.peer(uid(0x20), uid(0x10), uid(1))), codes.FailedPrecondition, "already exists"},
 		{"deleted partition", failed(again.spxPartition(uid(0x14), nil, nil)), codes.Internal, "duplicate key"},
@@ -172,6 +178,7 @@ func TestObjects(t *testing.T) {
 		"instance": 1, "instance_type": 1, "machine": 4, "network_security_group": 1, "network_segment": 3,
 		"tenant": 1, "tenant_keyset": 1, "vpc": 2, "vpc_peering": 1, "vpc_prefix": 1,
 		"ib_partition": 1, "nvlink_logical_partition": 1, "spx_partition": 1,
+		"operating_system": 2, "os_image": 1, "dpu_extension_service": 1,
 	}
 	for kind, n := range want {
 		if count[kind] != n {

@@ -27,6 +27,9 @@ const (
 	Agent         Role = "Agent"
 	SSH           Role = "Ssh"
 	SSHRs         Role = "SshRs"
+
+	// LaterSiteAgent is what a later version of the service lets a site agent do.
+	LaterSiteAgent Role = "LaterSiteAgent"
 )
 
 // Roles says who is who: which SPIFFE URI, in the certificate of a caller, gives which role.
@@ -44,8 +47,9 @@ var beyondAdmin = []string{
 
 // beyondAgent are the methods that the administrator may call and the site agent may not.
 var beyondAgent = []string{
+	"CreateSku", "DeleteSku", "UpdateSkuMetadata", "ReplaceSku", "AssignSkuToMachine", "RemoveSkuAssociation",
+	"GetExpectedMachine", "AdminPowerControl",
 	"GetOperatingSystemCachableIpxeTemplateArtifacts", "UpdateOperatingSystemCachableIpxeTemplateArtifacts",
-	"GetExpectedMachine", "CreateSku", "DeleteSku", "UpdateSkuMetadata", "ReplaceSku", "AssignSkuToMachine", "RemoveSkuAssociation",
 }
 
 // narrow are the methods of the roles with a narrow purpose.
@@ -56,8 +60,9 @@ var narrow = map[Role][]string{
 	},
 	Health: {"FindMachineIds", "FindMachinesByIds"},
 	Flow: {
-		"FindMachineIds", "FindMachinesByIds", "SetMaintenance", "AddExpectedMachine", "GetExpectedMachine", "GetAllExpectedMachines",
-		"GetAllExpectedMachinesLinked", "GetAllSkuIds", "FindSkusByIds",
+		"FindMachineIds", "FindMachinesByIds", "SetMaintenance", "GetAllSkuIds", "FindSkusByIds",
+		"AddExpectedMachine", "GetExpectedMachine", "GetAllExpectedMachines", "GetAllExpectedMachinesLinked",
+		"GetPowerOptions", "UpdatePowerOption", "AdminPowerControl",
 	},
 	Agent: {"FindInstanceByMachineID"},
 	SSH:   {"ValidateTenantPublicKey", "FindInstancesByIds", "FindMachineIds", "FindMachinesByIds"},
@@ -69,6 +74,8 @@ func (r Role) may(method string) bool {
 	switch {
 	case method == "Version":
 		return true
+	case r == LaterSiteAgent:
+		return method == "AdminPowerControl" || SiteAgent.may(method)
 	case r == SiteAgent:
 		return !slices.Contains(beyondAgent, method)
 	case r == ForgeAdminCLI:

@@ -186,7 +186,7 @@ func (s *site) GetNetworkSecurityGroupPropagationStatus(_ context.Context, r *fo
 }
 
 // reached judges one object. A host follows its group one round after the group, the attachment or the instance changed,
-// and only while the instance is up.
+// and only while the instance is up; one that is left behind does not follow.
 func (s *site) reached(id, group string, instances []string, attached time.Time) *forge.NetworkSecurityGroupPropagationObjectStatus {
 	out := &forge.NetworkSecurityGroupPropagationObjectStatus{
 		Id: id, Status: forge.NetworkSecurityGroupPropagationStatus_NSG_PROP_STATUS_FULL, RelatedInstanceIds: instances,
@@ -194,7 +194,9 @@ func (s *site) reached(id, group string, instances []string, attached time.Time)
 	g := s.securityGroups.get(group)
 	for _, instanceID := range instances {
 		i := s.instances.get(instanceID)
-		waiting := func(since time.Time) bool { return s.now.Before(since.Add(s.timing.Tick)) }
+		waiting := func(since time.Time) bool {
+			return s.now.Before(since.Add(s.timing.Tick)) || !i.Behind.IsZero() && !since.Before(i.Behind)
+		}
 		if i.State != forge.TenantState_READY || waiting(g.Updated) || waiting(attached) || waiting(i.GroupSince) {
 			out.UnpropagatedInstanceIds = append(out.UnpropagatedInstanceIds, instanceID)
 		}
@@ -216,6 +218,6 @@ func (g *securityGroup) wire(id string) *forge.NetworkSecurityGroup {
 		Metadata:             g.Metadata.wire(),
 		Version:              g.Version.String(),
 		Attributes:           g.Attributes.message,
-		CreatedAt:            optional(g.Created.UTC().Format("2006-01-02 15:04:05.999999 UTC")),
+		CreatedAt:            optional(utc(g.Created)),
 	}
 }

@@ -3,6 +3,7 @@ package carbidesim
 import (
 	"strings"
 	"testing"
+	"time"
 
 	"google.golang.org/grpc/codes"
 	"google.golang.org/protobuf/proto"
@@ -224,6 +225,24 @@ func TestSecurityGroupInUse(t *testing.T) {
 	b.clock.pass(RealTiming.Tick)
 	if vpc, _ = spread(); vpc.Status != full {
 		t.Errorf("one round later: %v", vpc)
+	}
+
+	if err := b.world.LeaveBehind(uid(0x11), true); err != nil {
+		t.Fatal(err)
+	}
+	if vpc, _ = spread(); vpc.Status != full {
+		t.Errorf("an instance that is left behind forgot what it has: %v", vpc)
+	}
+	ok(b.UpdateNetworkSecurityGroup(ctx, &forge.UpdateNetworkSecurityGroupRequest{Id: "web", TenantOrganizationId: "acme", Metadata: named("web")}))
+	b.clock.pass(time.Hour)
+	if vpc, instance = spread(); vpc.Status != none || instance.Status != full || vpc.UnpropagatedInstanceIds[0] != uid(0x11) {
+		t.Errorf("with an instance left behind: %v, %v", vpc, instance)
+	}
+	if err := b.world.LeaveBehind(uid(0x11), false); err != nil {
+		t.Fatal(err)
+	}
+	if vpc, _ = spread(); vpc.Status != full {
+		t.Errorf("when it has caught up: %v", vpc)
 	}
 
 	ok(b.UpdateVpc(ctx, &forge.VpcUpdateRequest{Id: vpcID(uid(1))})) // lets go of the group

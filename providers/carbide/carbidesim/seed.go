@@ -76,6 +76,33 @@ func (s *site) discover(h Hosts, seed uint64) {
 	}
 }
 
+// stock fills the library of a new site with what its operator offers.
+func (s *site) stock(r Rules) {
+	const operator = "operator"
+	for _, entry := range r.OperatingSystems {
+		o := &forge.OperatingSystem{
+			Id: &forge.OperatingSystemId{Value: entry.ID}, Name: "library", TenantOrganizationId: operator,
+			Type: forge.OperatingSystemType_OS_TYPE_IPXE, Status: forge.TenantState_READY, IsActive: !entry.Inactive,
+			UserData: optional(entry.UserData), IpxeScript: optional(entry.Script), Created: s.stamp(), Updated: s.stamp(),
+		}
+		if entry.Script == "" {
+			o.Type, o.IpxeTemplateId = forge.OperatingSystemType_OS_TYPE_TEMPLATED_IPXE, ipxeTemplates[1].Id
+			o.IpxeTemplateParameters = []*forge.IpxeTemplateParameter{{Name: "image_url", Value: "https://images.example/library.qcow2"}}
+			o.IpxeTemplateDefinitionHash = proto.String(definitionHash(o))
+		}
+		s.keepOS(o)
+	}
+	for _, id := range r.OSImages {
+		s.keepImage(&forge.OsImage{
+			Attributes: &forge.OsImageAttributes{
+				Id: &forge.UUID{Value: id}, SourceUrl: "https://images.example/" + id, Digest: "sha256:" + id, TenantOrganizationId: operator,
+				Name: proto.String("library"),
+			},
+			Status: forge.OsImageStatus_ImageReady, CreatedAt: proto.String(s.stamp()),
+		})
+	}
+}
+
 // operatorSegment makes a network of the site itself and answers its id.
 func (s *site) operatorSegment(name string, t forge.NetworkSegmentType, prefix netip.Prefix) string {
 	id := s.newID()
@@ -120,6 +147,10 @@ func hardware(gpus, dpu bool) *forge.MachineCapabilitiesSet {
 		c.Gpu = []*forge.MachineCapabilityAttributesGpu{{
 			Name: "NVIDIA H100 80GB HBM3", Count: 8, Vendor: proto.String("NVIDIA"),
 			Frequency: proto.String("1980 MHz"), Capacity: proto.String("81559 MiB"),
+		}}
+		// The last of them has no cable.
+		c.Infiniband = []*forge.MachineCapabilityAttributesInfiniband{{
+			Name: "MT2910 Family [ConnectX-7]", Count: 4, Vendor: proto.String("Mellanox Technologies"), InactiveDevices: []uint32{3},
 		}}
 	}
 	if dpu {

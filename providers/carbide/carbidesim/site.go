@@ -39,10 +39,16 @@ type site struct {
 	instances      *table[instance]
 	machines       *table[machine]
 
-	peerings         *table[peering]
-	ibPartitions     *table[ibPartition]
-	nvlinkPartitions *table[nvlinkPartition]
-	spxPartitions    *table[spxPartition]
+	peerings          *table[peering]
+	ibPartitions      *table[ibPartition]
+	nvlinkPartitions  *table[nvlinkPartition]
+	spxPartitions     *table[spxPartition]
+	operatingSystems  *table[operatingSystem]
+	osImages          *table[osImage]
+	extensionServices *table[extensionService]
+
+	servicesByName     *lookup[extensionService] // by "organization/name in lower case"
+	instancesByService *lookup[instance]
 
 	vpcNumbers       *numbers[vpc]
 	vpcsByOrg        *lookup[vpc]
@@ -93,6 +99,8 @@ func newSite(o Options) *site {
 	s.instancesByName = newLookup((*instance).hostNames)
 	s.machinesByType = newLookup(func(m *machine) []string { return some(m.Type) })
 	s.machinesByNet = newLookup(func(m *machine) []string { return some(m.Segment) })
+	s.servicesByName = newLookup(func(e *extensionService) []string { return []string{serviceName(e.Organization, e.Name)} })
+	s.instancesByService = newLookup((*instance).serviceIDs)
 
 	s.peeringsByVpc = newLookup(func(p *peering) []string { return p.VPCs[:] })
 	s.peeringsByPair = newLookup(func(p *peering) []string { return []string{p.pair()} })
@@ -108,12 +116,15 @@ func newSite(o Options) *site {
 	s.segments = newTable[segment](&s.log, s.segmentSpace, s.segmentVLANs, s.segmentsByVpc, s.segmentsByPrefix)
 	s.securityGroups = newTable[securityGroup](&s.log, s.groupsByName)
 	s.instanceTypes = newTable[instanceType](&s.log, s.typesByName)
-	s.instances = newTable[instance](&s.log, s.instancesByHost, s.instancesByGroup, s.instancesByNet, s.instancesByName, s.instancesByPartition)
+	s.instances = newTable[instance](&s.log, s.instancesByHost, s.instancesByGroup, s.instancesByNet, s.instancesByName, s.instancesByPartition, s.instancesByService)
 	s.machines = newTable[machine](&s.log, s.machinesByType, s.machinesByNet)
 	s.peerings = newTable[peering](&s.log, s.peeringsByVpc, s.peeringsByPair)
 	s.ibPartitions = newTable[ibPartition](&s.log, s.ibKeys, s.ibPartitionsByOrg)
 	s.nvlinkPartitions = newTable[nvlinkPartition](&s.log)
 	s.spxPartitions = newTable[spxPartition](&s.log, s.spxNumbers)
+	s.operatingSystems = newTable[operatingSystem](&s.log)
+	s.osImages = newTable[osImage](&s.log)
+	s.extensionServices = newTable[extensionService](&s.log, s.servicesByName)
 	return s
 }
 
@@ -153,6 +164,8 @@ var deeds = map[string]func(s *site, id string){
 	"ib partition ready":    (*site).ibPartitionReady,
 	"ib partition gone":     (*site).ibPartitionGone,
 	"nvlink partition gone": (*site).nvlinkPartitionGone,
+	"host down":             (*site).hostDown,
+	"host restored":         (*site).hostRestored,
 }
 
 // after starts a timer, unless the running call fails, and answers its time.

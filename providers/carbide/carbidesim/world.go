@@ -61,6 +61,7 @@ func New(o Options) (*World, error) {
 	if !restored {
 		_, _ = w.site.transact(func() error {
 			w.site.discover(o.Hosts, o.Seed)
+			w.site.stock(o.Rules)
 			return nil
 		})
 	}
@@ -115,9 +116,34 @@ func (w *World) SetInstanceState(instance string, state *forge.TenantState) erro
 	return w.transact(func() error { return w.site.inject(instance, state) })
 }
 
+// LeaveBehind keeps changes of security groups from the host of one instance, as when its agent has lost the site; false
+// lets them through again.
+func (w *World) LeaveBehind(instance string, behind bool) error {
+	return w.transact(func() error { return w.site.leaveBehind(instance, behind) })
+}
+
+// Deafen makes the guest of a machine ignore that it is asked to shut down; false makes it listen again.
+func (w *World) Deafen(machineID string, deaf bool) error {
+	return w.transact(func() error { return w.site.deafen(machineID, deaf) })
+}
+
 // SetIBPartitionState shows a state in place of an InfiniBand partition's own, such as FAILED; nil shows its own again.
 func (w *World) SetIBPartitionState(partition string, state *forge.TenantState) error {
 	return w.transact(func() error { return w.site.injectIBPartition(partition, state) })
+}
+
+// SetImageStatus shows a status on an image, such as one of those that the service knows and does not use today.
+func (w *World) SetImageStatus(id string, status forge.OsImageStatus, message string) error {
+	return w.transact(func() error {
+		have, err := w.site.findImage(id)
+		if err != nil {
+			return err
+		}
+		i := proto.CloneOf(have)
+		i.Status, i.StatusMessage = status, optional(message)
+		w.site.keepImage(i)
+		return nil
+	})
 }
 
 // SetAlerts replaces the health alerts of a machine: each id with what it prevents, "PreventAllocations" or

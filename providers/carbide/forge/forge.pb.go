@@ -28,7 +28,7 @@ var File_carbide_forge_forge_proto protoreflect.FileDescriptor
 
 const file_carbide_forge_forge_proto_rawDesc = "" +
 	"\n" +
-	"\x19carbide/forge/forge.proto\x12\x05forge\x1a\x1acarbide/forge/common.proto\x1a\x1ccarbide/forge/expected.proto\x1a%carbide/forge/extension_service.proto\x1a\x1ccarbide/forge/instance.proto\x1a!carbide/forge/instance_type.proto\x1a\x1bcarbide/forge/machine.proto\x1a$carbide/forge/operating_system.proto\x1a\x1dcarbide/forge/partition.proto\x1a\"carbide/forge/security_group.proto\x1a\x1bcarbide/forge/segment.proto\x1a\x18carbide/forge/site.proto\x1a\x17carbide/forge/sku.proto\x1a\x1acarbide/forge/tenant.proto\x1a\x17carbide/forge/vpc.proto\x1a\x1bgoogle/protobuf/empty.proto2\xaaM\n" +
+	"\x19carbide/forge/forge.proto\x12\x05forge\x1a\x1acarbide/forge/common.proto\x1a\x1ccarbide/forge/expected.proto\x1a%carbide/forge/extension_service.proto\x1a\x1ccarbide/forge/instance.proto\x1a!carbide/forge/instance_type.proto\x1a\x1bcarbide/forge/machine.proto\x1a$carbide/forge/operating_system.proto\x1a\x1dcarbide/forge/partition.proto\x1a\"carbide/forge/security_group.proto\x1a\x1bcarbide/forge/segment.proto\x1a\x18carbide/forge/site.proto\x1a\x17carbide/forge/sku.proto\x1a\x1acarbide/forge/tenant.proto\x1a\x17carbide/forge/vpc.proto\x1a\x1bgoogle/protobuf/empty.proto2\x9eO\n" +
 	"\x05Forge\x122\n" +
 	"\aVersion\x12\x15.forge.VersionRequest\x1a\x10.forge.BuildInfo\x12G\n" +
 	"\fCreateTenant\x12\x1a.forge.CreateTenantRequest\x1a\x1b.forge.CreateTenantResponse\x12A\n" +
@@ -86,7 +86,10 @@ const file_carbide_forge_forge_proto_rawDesc = "" +
 	"\x0eFindMachineIds\x12\x1a.forge.MachineSearchConfig\x1a\x15.common.MachineIdList\x12D\n" +
 	"\x11FindMachinesByIds\x12\x1b.forge.MachinesByIdsRequest\x1a\x12.forge.MachineList\x12T\n" +
 	"\x15UpdateMachineMetadata\x12#.forge.MachineMetadataUpdateRequest\x1a\x16.google.protobuf.Empty\x12C\n" +
-	"\x0eSetMaintenance\x12\x19.forge.MaintenanceRequest\x1a\x16.google.protobuf.Empty\x12G\n" +
+	"\x0eSetMaintenance\x12\x19.forge.MaintenanceRequest\x1a\x16.google.protobuf.Empty\x12H\n" +
+	"\x0fGetPowerOptions\x12\x19.forge.PowerOptionRequest\x1a\x1a.forge.PowerOptionResponse\x12P\n" +
+	"\x11UpdatePowerOption\x12\x1f.forge.PowerOptionUpdateRequest\x1a\x1a.forge.PowerOptionResponse\x12V\n" +
+	"\x11AdminPowerControl\x12\x1f.forge.AdminPowerControlRequest\x1a .forge.AdminPowerControlResponse\x12G\n" +
 	"\x10CreateVpcPeering\x12 .forge.VpcPeeringCreationRequest\x1a\x11.forge.VpcPeering\x12K\n" +
 	"\x11FindVpcPeeringIds\x12\x1d.forge.VpcPeeringSearchFilter\x1a\x17.forge.VpcPeeringIdList\x12M\n" +
 	"\x14FindVpcPeeringsByIds\x12\x1e.forge.VpcPeeringsByIdsRequest\x1a\x15.forge.VpcPeeringList\x12U\n" +
@@ -205,147 +208,152 @@ var file_carbide_forge_forge_proto_goTypes = []any{
 	(*MachinesByIdsRequest)(nil),                                   // 51: forge.MachinesByIdsRequest
 	(*MachineMetadataUpdateRequest)(nil),                           // 52: forge.MachineMetadataUpdateRequest
 	(*MaintenanceRequest)(nil),                                     // 53: forge.MaintenanceRequest
-	(*VpcPeeringCreationRequest)(nil),                              // 54: forge.VpcPeeringCreationRequest
-	(*VpcPeeringSearchFilter)(nil),                                 // 55: forge.VpcPeeringSearchFilter
-	(*VpcPeeringsByIdsRequest)(nil),                                // 56: forge.VpcPeeringsByIdsRequest
-	(*VpcPeeringDeletionRequest)(nil),                              // 57: forge.VpcPeeringDeletionRequest
-	(*IBPartitionSearchFilter)(nil),                                // 58: forge.IBPartitionSearchFilter
-	(*IBPartitionsByIdsRequest)(nil),                               // 59: forge.IBPartitionsByIdsRequest
-	(*IBPartitionCreationRequest)(nil),                             // 60: forge.IBPartitionCreationRequest
-	(*IBPartitionUpdateRequest)(nil),                               // 61: forge.IBPartitionUpdateRequest
-	(*IBPartitionDeletionRequest)(nil),                             // 62: forge.IBPartitionDeletionRequest
-	(*NVLinkLogicalPartitionSearchFilter)(nil),                     // 63: forge.NVLinkLogicalPartitionSearchFilter
-	(*NVLinkLogicalPartitionsByIdsRequest)(nil),                    // 64: forge.NVLinkLogicalPartitionsByIdsRequest
-	(*NVLinkLogicalPartitionCreationRequest)(nil),                  // 65: forge.NVLinkLogicalPartitionCreationRequest
-	(*NVLinkLogicalPartitionUpdateRequest)(nil),                    // 66: forge.NVLinkLogicalPartitionUpdateRequest
-	(*NVLinkLogicalPartitionDeletionRequest)(nil),                  // 67: forge.NVLinkLogicalPartitionDeletionRequest
-	(*SpxPartitionCreationRequest)(nil),                            // 68: forge.SpxPartitionCreationRequest
-	(*SpxPartitionDeletionRequest)(nil),                            // 69: forge.SpxPartitionDeletionRequest
-	(*SpxPartitionSearchFilter)(nil),                               // 70: forge.SpxPartitionSearchFilter
-	(*SpxPartitionsByIdsRequest)(nil),                              // 71: forge.SpxPartitionsByIdsRequest
-	(*CreateOperatingSystemRequest)(nil),                           // 72: forge.CreateOperatingSystemRequest
-	(*UpdateOperatingSystemRequest)(nil),                           // 73: forge.UpdateOperatingSystemRequest
-	(*DeleteOperatingSystemRequest)(nil),                           // 74: forge.DeleteOperatingSystemRequest
-	(*OperatingSystemSearchFilter)(nil),                            // 75: forge.OperatingSystemSearchFilter
-	(*OperatingSystemsByIdsRequest)(nil),                           // 76: forge.OperatingSystemsByIdsRequest
-	(*GetIpxeTemplateRequest)(nil),                                 // 77: forge.GetIpxeTemplateRequest
-	(*ListIpxeTemplatesRequest)(nil),                               // 78: forge.ListIpxeTemplatesRequest
-	(*GetOperatingSystemCachableIpxeTemplateArtifactsRequest)(nil), // 79: forge.GetOperatingSystemCachableIpxeTemplateArtifactsRequest
-	(*UpdateOperatingSystemIpxeTemplateArtifactRequest)(nil),       // 80: forge.UpdateOperatingSystemIpxeTemplateArtifactRequest
-	(*OsImageAttributes)(nil),                                      // 81: forge.OsImageAttributes
-	(*DeleteOsImageRequest)(nil),                                   // 82: forge.DeleteOsImageRequest
-	(*ListOsImageRequest)(nil),                                     // 83: forge.ListOsImageRequest
-	(*UUID)(nil),                                                   // 84: common.UUID
-	(*CreateDpuExtensionServiceRequest)(nil),                       // 85: forge.CreateDpuExtensionServiceRequest
-	(*UpdateDpuExtensionServiceRequest)(nil),                       // 86: forge.UpdateDpuExtensionServiceRequest
-	(*DeleteDpuExtensionServiceRequest)(nil),                       // 87: forge.DeleteDpuExtensionServiceRequest
-	(*DpuExtensionServiceSearchFilter)(nil),                        // 88: forge.DpuExtensionServiceSearchFilter
-	(*DpuExtensionServicesByIdsRequest)(nil),                       // 89: forge.DpuExtensionServicesByIdsRequest
-	(*GetDpuExtensionServiceVersionsInfoRequest)(nil),              // 90: forge.GetDpuExtensionServiceVersionsInfoRequest
-	(*FindInstancesByDpuExtensionServiceRequest)(nil),              // 91: forge.FindInstancesByDpuExtensionServiceRequest
-	(*CreateComputeAllocationRequest)(nil),                         // 92: forge.CreateComputeAllocationRequest
-	(*FindComputeAllocationIdsRequest)(nil),                        // 93: forge.FindComputeAllocationIdsRequest
-	(*FindComputeAllocationsByIdsRequest)(nil),                     // 94: forge.FindComputeAllocationsByIdsRequest
-	(*UpdateComputeAllocationRequest)(nil),                         // 95: forge.UpdateComputeAllocationRequest
-	(*DeleteComputeAllocationRequest)(nil),                         // 96: forge.DeleteComputeAllocationRequest
-	(*ExpectedMachine)(nil),                                        // 97: forge.ExpectedMachine
-	(*ExpectedMachineRequest)(nil),                                 // 98: forge.ExpectedMachineRequest
-	(*emptypb.Empty)(nil),                                          // 99: google.protobuf.Empty
-	(*SkuList)(nil),                                                // 100: forge.SkuList
-	(*SkuIdList)(nil),                                              // 101: forge.SkuIdList
-	(*SkusByIdsRequest)(nil),                                       // 102: forge.SkusByIdsRequest
-	(*SkuUpdateMetadataRequest)(nil),                               // 103: forge.SkuUpdateMetadataRequest
-	(*Sku)(nil),                                                    // 104: forge.Sku
-	(*SkuMachinePair)(nil),                                         // 105: forge.SkuMachinePair
-	(*RemoveSkuRequest)(nil),                                       // 106: forge.RemoveSkuRequest
-	(*BuildInfo)(nil),                                              // 107: forge.BuildInfo
-	(*CreateTenantResponse)(nil),                                   // 108: forge.CreateTenantResponse
-	(*FindTenantResponse)(nil),                                     // 109: forge.FindTenantResponse
-	(*UpdateTenantResponse)(nil),                                   // 110: forge.UpdateTenantResponse
-	(*TenantOrganizationIdList)(nil),                               // 111: forge.TenantOrganizationIdList
-	(*TenantList)(nil),                                             // 112: forge.TenantList
-	(*CreateTenantKeysetResponse)(nil),                             // 113: forge.CreateTenantKeysetResponse
-	(*TenantKeysetIdList)(nil),                                     // 114: forge.TenantKeysetIdList
-	(*TenantKeySetList)(nil),                                       // 115: forge.TenantKeySetList
-	(*UpdateTenantKeysetResponse)(nil),                             // 116: forge.UpdateTenantKeysetResponse
-	(*DeleteTenantKeysetResponse)(nil),                             // 117: forge.DeleteTenantKeysetResponse
-	(*ValidateTenantPublicKeyResponse)(nil),                        // 118: forge.ValidateTenantPublicKeyResponse
-	(*Vpc)(nil),                                                    // 119: forge.Vpc
-	(*VpcUpdateResult)(nil),                                        // 120: forge.VpcUpdateResult
-	(*VpcUpdateVirtualizationResult)(nil),                          // 121: forge.VpcUpdateVirtualizationResult
-	(*VpcDeletionResult)(nil),                                      // 122: forge.VpcDeletionResult
-	(*VpcIdList)(nil),                                              // 123: forge.VpcIdList
-	(*VpcList)(nil),                                                // 124: forge.VpcList
-	(*VpcPrefix)(nil),                                              // 125: forge.VpcPrefix
-	(*VpcPrefixIdList)(nil),                                        // 126: forge.VpcPrefixIdList
-	(*VpcPrefixList)(nil),                                          // 127: forge.VpcPrefixList
-	(*VpcPrefixDeletionResult)(nil),                                // 128: forge.VpcPrefixDeletionResult
-	(*NetworkSegment)(nil),                                         // 129: forge.NetworkSegment
-	(*NetworkSegmentDeletionResult)(nil),                           // 130: forge.NetworkSegmentDeletionResult
-	(*NetworkSegmentIdList)(nil),                                   // 131: forge.NetworkSegmentIdList
-	(*NetworkSegmentList)(nil),                                     // 132: forge.NetworkSegmentList
-	(*CreateNetworkSecurityGroupResponse)(nil),                     // 133: forge.CreateNetworkSecurityGroupResponse
-	(*FindNetworkSecurityGroupIdsResponse)(nil),                    // 134: forge.FindNetworkSecurityGroupIdsResponse
-	(*FindNetworkSecurityGroupsByIdsResponse)(nil),                 // 135: forge.FindNetworkSecurityGroupsByIdsResponse
-	(*UpdateNetworkSecurityGroupResponse)(nil),                     // 136: forge.UpdateNetworkSecurityGroupResponse
-	(*DeleteNetworkSecurityGroupResponse)(nil),                     // 137: forge.DeleteNetworkSecurityGroupResponse
-	(*GetNetworkSecurityGroupPropagationStatusResponse)(nil),       // 138: forge.GetNetworkSecurityGroupPropagationStatusResponse
-	(*GetNetworkSecurityGroupAttachmentsResponse)(nil),             // 139: forge.GetNetworkSecurityGroupAttachmentsResponse
-	(*CreateInstanceTypeResponse)(nil),                             // 140: forge.CreateInstanceTypeResponse
-	(*FindInstanceTypeIdsResponse)(nil),                            // 141: forge.FindInstanceTypeIdsResponse
-	(*FindInstanceTypesByIdsResponse)(nil),                         // 142: forge.FindInstanceTypesByIdsResponse
-	(*UpdateInstanceTypeResponse)(nil),                             // 143: forge.UpdateInstanceTypeResponse
-	(*DeleteInstanceTypeResponse)(nil),                             // 144: forge.DeleteInstanceTypeResponse
-	(*AssociateMachinesWithInstanceTypeResponse)(nil),              // 145: forge.AssociateMachinesWithInstanceTypeResponse
-	(*RemoveMachineInstanceTypeAssociationResponse)(nil),           // 146: forge.RemoveMachineInstanceTypeAssociationResponse
-	(*Instance)(nil),                                               // 147: forge.Instance
-	(*BatchInstanceAllocationResponse)(nil),                        // 148: forge.BatchInstanceAllocationResponse
-	(*InstanceReleaseResult)(nil),                                  // 149: forge.InstanceReleaseResult
-	(*InstanceIdList)(nil),                                         // 150: forge.InstanceIdList
-	(*InstanceList)(nil),                                           // 151: forge.InstanceList
-	(*InstancePowerResult)(nil),                                    // 152: forge.InstancePowerResult
-	(*MachineIdList)(nil),                                          // 153: common.MachineIdList
-	(*MachineList)(nil),                                            // 154: forge.MachineList
-	(*VpcPeering)(nil),                                             // 155: forge.VpcPeering
-	(*VpcPeeringIdList)(nil),                                       // 156: forge.VpcPeeringIdList
-	(*VpcPeeringList)(nil),                                         // 157: forge.VpcPeeringList
-	(*VpcPeeringDeletionResult)(nil),                               // 158: forge.VpcPeeringDeletionResult
-	(*IBPartitionIdList)(nil),                                      // 159: forge.IBPartitionIdList
-	(*IBPartitionList)(nil),                                        // 160: forge.IBPartitionList
-	(*IBPartition)(nil),                                            // 161: forge.IBPartition
-	(*IBPartitionDeletionResult)(nil),                              // 162: forge.IBPartitionDeletionResult
-	(*NVLinkLogicalPartitionIdList)(nil),                           // 163: forge.NVLinkLogicalPartitionIdList
-	(*NVLinkLogicalPartitionList)(nil),                             // 164: forge.NVLinkLogicalPartitionList
-	(*NVLinkLogicalPartition)(nil),                                 // 165: forge.NVLinkLogicalPartition
-	(*NVLinkLogicalPartitionUpdateResult)(nil),                     // 166: forge.NVLinkLogicalPartitionUpdateResult
-	(*NVLinkLogicalPartitionDeletionResult)(nil),                   // 167: forge.NVLinkLogicalPartitionDeletionResult
-	(*SpxPartition)(nil),                                           // 168: forge.SpxPartition
-	(*SpxPartitionDeletionResult)(nil),                             // 169: forge.SpxPartitionDeletionResult
-	(*SpxPartitionIdList)(nil),                                     // 170: forge.SpxPartitionIdList
-	(*SpxPartitionList)(nil),                                       // 171: forge.SpxPartitionList
-	(*OperatingSystem)(nil),                                        // 172: forge.OperatingSystem
-	(*DeleteOperatingSystemResponse)(nil),                          // 173: forge.DeleteOperatingSystemResponse
-	(*OperatingSystemIdList)(nil),                                  // 174: forge.OperatingSystemIdList
-	(*OperatingSystemList)(nil),                                    // 175: forge.OperatingSystemList
-	(*IpxeTemplate)(nil),                                           // 176: forge.IpxeTemplate
-	(*IpxeTemplateList)(nil),                                       // 177: forge.IpxeTemplateList
-	(*IpxeTemplateArtifactList)(nil),                               // 178: forge.IpxeTemplateArtifactList
-	(*OsImage)(nil),                                                // 179: forge.OsImage
-	(*DeleteOsImageResponse)(nil),                                  // 180: forge.DeleteOsImageResponse
-	(*ListOsImageResponse)(nil),                                    // 181: forge.ListOsImageResponse
-	(*DpuExtensionService)(nil),                                    // 182: forge.DpuExtensionService
-	(*DeleteDpuExtensionServiceResponse)(nil),                      // 183: forge.DeleteDpuExtensionServiceResponse
-	(*DpuExtensionServiceIdList)(nil),                              // 184: forge.DpuExtensionServiceIdList
-	(*DpuExtensionServiceList)(nil),                                // 185: forge.DpuExtensionServiceList
-	(*DpuExtensionServiceVersionInfoList)(nil),                     // 186: forge.DpuExtensionServiceVersionInfoList
-	(*FindInstancesByDpuExtensionServiceResponse)(nil),             // 187: forge.FindInstancesByDpuExtensionServiceResponse
-	(*CreateComputeAllocationResponse)(nil),                        // 188: forge.CreateComputeAllocationResponse
-	(*FindComputeAllocationIdsResponse)(nil),                       // 189: forge.FindComputeAllocationIdsResponse
-	(*FindComputeAllocationsByIdsResponse)(nil),                    // 190: forge.FindComputeAllocationsByIdsResponse
-	(*UpdateComputeAllocationResponse)(nil),                        // 191: forge.UpdateComputeAllocationResponse
-	(*DeleteComputeAllocationResponse)(nil),                        // 192: forge.DeleteComputeAllocationResponse
-	(*ExpectedMachineList)(nil),                                    // 193: forge.ExpectedMachineList
-	(*LinkedExpectedMachineList)(nil),                              // 194: forge.LinkedExpectedMachineList
+	(*PowerOptionRequest)(nil),                                     // 54: forge.PowerOptionRequest
+	(*PowerOptionUpdateRequest)(nil),                               // 55: forge.PowerOptionUpdateRequest
+	(*AdminPowerControlRequest)(nil),                               // 56: forge.AdminPowerControlRequest
+	(*VpcPeeringCreationRequest)(nil),                              // 57: forge.VpcPeeringCreationRequest
+	(*VpcPeeringSearchFilter)(nil),                                 // 58: forge.VpcPeeringSearchFilter
+	(*VpcPeeringsByIdsRequest)(nil),                                // 59: forge.VpcPeeringsByIdsRequest
+	(*VpcPeeringDeletionRequest)(nil),                              // 60: forge.VpcPeeringDeletionRequest
+	(*IBPartitionSearchFilter)(nil),                                // 61: forge.IBPartitionSearchFilter
+	(*IBPartitionsByIdsRequest)(nil),                               // 62: forge.IBPartitionsByIdsRequest
+	(*IBPartitionCreationRequest)(nil),                             // 63: forge.IBPartitionCreationRequest
+	(*IBPartitionUpdateRequest)(nil),                               // 64: forge.IBPartitionUpdateRequest
+	(*IBPartitionDeletionRequest)(nil),                             // 65: forge.IBPartitionDeletionRequest
+	(*NVLinkLogicalPartitionSearchFilter)(nil),                     // 66: forge.NVLinkLogicalPartitionSearchFilter
+	(*NVLinkLogicalPartitionsByIdsRequest)(nil),                    // 67: forge.NVLinkLogicalPartitionsByIdsRequest
+	(*NVLinkLogicalPartitionCreationRequest)(nil),                  // 68: forge.NVLinkLogicalPartitionCreationRequest
+	(*NVLinkLogicalPartitionUpdateRequest)(nil),                    // 69: forge.NVLinkLogicalPartitionUpdateRequest
+	(*NVLinkLogicalPartitionDeletionRequest)(nil),                  // 70: forge.NVLinkLogicalPartitionDeletionRequest
+	(*SpxPartitionCreationRequest)(nil),                            // 71: forge.SpxPartitionCreationRequest
+	(*SpxPartitionDeletionRequest)(nil),                            // 72: forge.SpxPartitionDeletionRequest
+	(*SpxPartitionSearchFilter)(nil),                               // 73: forge.SpxPartitionSearchFilter
+	(*SpxPartitionsByIdsRequest)(nil),                              // 74: forge.SpxPartitionsByIdsRequest
+	(*CreateOperatingSystemRequest)(nil),                           // 75: forge.CreateOperatingSystemRequest
+	(*UpdateOperatingSystemRequest)(nil),                           // 76: forge.UpdateOperatingSystemRequest
+	(*DeleteOperatingSystemRequest)(nil),                           // 77: forge.DeleteOperatingSystemRequest
+	(*OperatingSystemSearchFilter)(nil),                            // 78: forge.OperatingSystemSearchFilter
+	(*OperatingSystemsByIdsRequest)(nil),                           // 79: forge.OperatingSystemsByIdsRequest
+	(*GetIpxeTemplateRequest)(nil),                                 // 80: forge.GetIpxeTemplateRequest
+	(*ListIpxeTemplatesRequest)(nil),                               // 81: forge.ListIpxeTemplatesRequest
+	(*GetOperatingSystemCachableIpxeTemplateArtifactsRequest)(nil), // 82: forge.GetOperatingSystemCachableIpxeTemplateArtifactsRequest
+	(*UpdateOperatingSystemIpxeTemplateArtifactRequest)(nil),       // 83: forge.UpdateOperatingSystemIpxeTemplateArtifactRequest
+	(*OsImageAttributes)(nil),                                      // 84: forge.OsImageAttributes
+	(*DeleteOsImageRequest)(nil),                                   // 85: forge.DeleteOsImageRequest
+	(*ListOsImageRequest)(nil),                                     // 86: forge.ListOsImageRequest
+	(*UUID)(nil),                                                   // 87: common.UUID
+	(*CreateDpuExtensionServiceRequest)(nil),                       // 88: forge.CreateDpuExtensionServiceRequest
+	(*UpdateDpuExtensionServiceRequest)(nil),                       // 89: forge.UpdateDpuExtensionServiceRequest
+	(*DeleteDpuExtensionServiceRequest)(nil),                       // 90: forge.DeleteDpuExtensionServiceRequest
+	(*DpuExtensionServiceSearchFilter)(nil),                        // 91: forge.DpuExtensionServiceSearchFilter
+	(*DpuExtensionServicesByIdsRequest)(nil),                       // 92: forge.DpuExtensionServicesByIdsRequest
+	(*GetDpuExtensionServiceVersionsInfoRequest)(nil),              // 93: forge.GetDpuExtensionServiceVersionsInfoRequest
+	(*FindInstancesByDpuExtensionServiceRequest)(nil),              // 94: forge.FindInstancesByDpuExtensionServiceRequest
+	(*CreateComputeAllocationRequest)(nil),                         // 95: forge.CreateComputeAllocationRequest
+	(*FindComputeAllocationIdsRequest)(nil),                        // 96: forge.FindComputeAllocationIdsRequest
+	(*FindComputeAllocationsByIdsRequest)(nil),                     // 97: forge.FindComputeAllocationsByIdsRequest
+	(*UpdateComputeAllocationRequest)(nil),                         // 98: forge.UpdateComputeAllocationRequest
+	(*DeleteComputeAllocationRequest)(nil),                         // 99: forge.DeleteComputeAllocationRequest
+	(*ExpectedMachine)(nil),                                        // 100: forge.ExpectedMachine
+	(*ExpectedMachineRequest)(nil),                                 // 101: forge.ExpectedMachineRequest
+	(*emptypb.Empty)(nil),                                          // 102: google.protobuf.Empty
+	(*SkuList)(nil),                                                // 103: forge.SkuList
+	(*SkuIdList)(nil),                                              // 104: forge.SkuIdList
+	(*SkusByIdsRequest)(nil),                                       // 105: forge.SkusByIdsRequest
+	(*SkuUpdateMetadataRequest)(nil),                               // 106: forge.SkuUpdateMetadataRequest
+	(*Sku)(nil),                                                    // 107: forge.Sku
+	(*SkuMachinePair)(nil),                                         // 108: forge.SkuMachinePair
+	(*RemoveSkuRequest)(nil),                                       // 109: forge.RemoveSkuRequest
+	(*BuildInfo)(nil),                                              // 110: forge.BuildInfo
+	(*CreateTenantResponse)(nil),                                   // 111: forge.CreateTenantResponse
+	(*FindTenantResponse)(nil),                                     // 112: forge.FindTenantResponse
+	(*UpdateTenantResponse)(nil),                                   // 113: forge.UpdateTenantResponse
+	(*TenantOrganizationIdList)(nil),                               // 114: forge.TenantOrganizationIdList
+	(*TenantList)(nil),                                             // 115: forge.TenantList
+	(*CreateTenantKeysetResponse)(nil),                             // 116: forge.CreateTenantKeysetResponse
+	(*TenantKeysetIdList)(nil),                                     // 117: forge.TenantKeysetIdList
+	(*TenantKeySetList)(nil),                                       // 118: forge.TenantKeySetList
+	(*UpdateTenantKeysetResponse)(nil),                             // 119: forge.UpdateTenantKeysetResponse
+	(*DeleteTenantKeysetResponse)(nil),                             // 120: forge.DeleteTenantKeysetResponse
+	(*ValidateTenantPublicKeyResponse)(nil),                        // 121: forge.ValidateTenantPublicKeyResponse
+	(*Vpc)(nil),                                                    // 122: forge.Vpc
+	(*VpcUpdateResult)(nil),                                        // 123: forge.VpcUpdateResult
+	(*VpcUpdateVirtualizationResult)(nil),                          // 124: forge.VpcUpdateVirtualizationResult
+	(*VpcDeletionResult)(nil),                                      // 125: forge.VpcDeletionResult
+	(*VpcIdList)(nil),                                              // 126: forge.VpcIdList
+	(*VpcList)(nil),                                                // 127: forge.VpcList
+	(*VpcPrefix)(nil),                                              // 128: forge.VpcPrefix
+	(*VpcPrefixIdList)(nil),                                        // 129: forge.VpcPrefixIdList
+	(*VpcPrefixList)(nil),                                          // 130: forge.VpcPrefixList
+	(*VpcPrefixDeletionResult)(nil),                                // 131: forge.VpcPrefixDeletionResult
+	(*NetworkSegment)(nil),                                         // 132: forge.NetworkSegment
+	(*NetworkSegmentDeletionResult)(nil),                           // 133: forge.NetworkSegmentDeletionResult
+	(*NetworkSegmentIdList)(nil),                                   // 134: forge.NetworkSegmentIdList
+	(*NetworkSegmentList)(nil),                                     // 135: forge.NetworkSegmentList
+	(*CreateNetworkSecurityGroupResponse)(nil),                     // 136: forge.CreateNetworkSecurityGroupResponse
+	(*FindNetworkSecurityGroupIdsResponse)(nil),                    // 137: forge.FindNetworkSecurityGroupIdsResponse
+	(*FindNetworkSecurityGroupsByIdsResponse)(nil),                 // 138: forge.FindNetworkSecurityGroupsByIdsResponse
+	(*UpdateNetworkSecurityGroupResponse)(nil),                     // 139: forge.UpdateNetworkSecurityGroupResponse
+	(*DeleteNetworkSecurityGroupResponse)(nil),                     // 140: forge.DeleteNetworkSecurityGroupResponse
+	(*GetNetworkSecurityGroupPropagationStatusResponse)(nil),       // 141: forge.GetNetworkSecurityGroupPropagationStatusResponse
+	(*GetNetworkSecurityGroupAttachmentsResponse)(nil),             // 142: forge.GetNetworkSecurityGroupAttachmentsResponse
+	(*CreateInstanceTypeResponse)(nil),                             // 143: forge.CreateInstanceTypeResponse
+	(*FindInstanceTypeIdsResponse)(nil),                            // 144: forge.FindInstanceTypeIdsResponse
+	(*FindInstanceTypesByIdsResponse)(nil),                         // 145: forge.FindInstanceTypesByIdsResponse
+	(*UpdateInstanceTypeResponse)(nil),                             // 146: forge.UpdateInstanceTypeResponse
+	(*DeleteInstanceTypeResponse)(nil),                             // 147: forge.DeleteInstanceTypeResponse
+	(*AssociateMachinesWithInstanceTypeResponse)(nil),              // 148: forge.AssociateMachinesWithInstanceTypeResponse
+	(*RemoveMachineInstanceTypeAssociationResponse)(nil),           // 149: forge.RemoveMachineInstanceTypeAssociationResponse
+	(*Instance)(nil),                                               // 150: forge.Instance
+	(*BatchInstanceAllocationResponse)(nil),                        // 151: forge.BatchInstanceAllocationResponse
+	(*InstanceReleaseResult)(nil),                                  // 152: forge.InstanceReleaseResult
+	(*InstanceIdList)(nil),                                         // 153: forge.InstanceIdList
+	(*InstanceList)(nil),                                           // 154: forge.InstanceList
+	(*InstancePowerResult)(nil),                                    // 155: forge.InstancePowerResult
+	(*MachineIdList)(nil),                                          // 156: common.MachineIdList
+	(*MachineList)(nil),                                            // 157: forge.MachineList
+	(*PowerOptionResponse)(nil),                                    // 158: forge.PowerOptionResponse
+	(*AdminPowerControlResponse)(nil),                              // 159: forge.AdminPowerControlResponse
+	(*VpcPeering)(nil),                                             // 160: forge.VpcPeering
+	(*VpcPeeringIdList)(nil),                                       // 161: forge.VpcPeeringIdList
+	(*VpcPeeringList)(nil),                                         // 162: forge.VpcPeeringList
+	(*VpcPeeringDeletionResult)(nil),                               // 163: forge.VpcPeeringDeletionResult
+	(*IBPartitionIdList)(nil),                                      // 164: forge.IBPartitionIdList
+	(*IBPartitionList)(nil),                                        // 165: forge.IBPartitionList
+	(*IBPartition)(nil),                                            // 166: forge.IBPartition
+	(*IBPartitionDeletionResult)(nil),                              // 167: forge.IBPartitionDeletionResult
+	(*NVLinkLogicalPartitionIdList)(nil),                           // 168: forge.NVLinkLogicalPartitionIdList
+	(*NVLinkLogicalPartitionList)(nil),                             // 169: forge.NVLinkLogicalPartitionList
+	(*NVLinkLogicalPartition)(nil),                                 // 170: forge.NVLinkLogicalPartition
+	(*NVLinkLogicalPartitionUpdateResult)(nil),                     // 171: forge.NVLinkLogicalPartitionUpdateResult
+	(*NVLinkLogicalPartitionDeletionResult)(nil),                   // 172: forge.NVLinkLogicalPartitionDeletionResult
+	(*SpxPartition)(nil),                                           // 173: forge.SpxPartition
+	(*SpxPartitionDeletionResult)(nil),                             // 174: forge.SpxPartitionDeletionResult
+	(*SpxPartitionIdList)(nil),                                     // 175: forge.SpxPartitionIdList
+	(*SpxPartitionList)(nil),                                       // 176: forge.SpxPartitionList
+	(*OperatingSystem)(nil),                                        // 177: forge.OperatingSystem
+	(*DeleteOperatingSystemResponse)(nil),                          // 178: forge.DeleteOperatingSystemResponse
+	(*OperatingSystemIdList)(nil),                                  // 179: forge.OperatingSystemIdList
+	(*OperatingSystemList)(nil),                                    // 180: forge.OperatingSystemList
+	(*IpxeTemplate)(nil),                                           // 181: forge.IpxeTemplate
+	(*IpxeTemplateList)(nil),                                       // 182: forge.IpxeTemplateList
+	(*IpxeTemplateArtifactList)(nil),                               // 183: forge.IpxeTemplateArtifactList
+	(*OsImage)(nil),                                                // 184: forge.OsImage
+	(*DeleteOsImageResponse)(nil),                                  // 185: forge.DeleteOsImageResponse
+	(*ListOsImageResponse)(nil),                                    // 186: forge.ListOsImageResponse
+	(*DpuExtensionService)(nil),                                    // 187: forge.DpuExtensionService
+	(*DeleteDpuExtensionServiceResponse)(nil),                      // 188: forge.DeleteDpuExtensionServiceResponse
+	(*DpuExtensionServiceIdList)(nil),                              // 189: forge.DpuExtensionServiceIdList
+	(*DpuExtensionServiceList)(nil),                                // 190: forge.DpuExtensionServiceList
+	(*DpuExtensionServiceVersionInfoList)(nil),                     // 191: forge.DpuExtensionServiceVersionInfoList
+	(*FindInstancesByDpuExtensionServiceResponse)(nil),             // 192: forge.FindInstancesByDpuExtensionServiceResponse
+	(*CreateComputeAllocationResponse)(nil),                        // 193: forge.CreateComputeAllocationResponse
+	(*FindComputeAllocationIdsResponse)(nil),                       // 194: forge.FindComputeAllocationIdsResponse
+	(*FindComputeAllocationsByIdsResponse)(nil),                    // 195: forge.FindComputeAllocationsByIdsResponse
+	(*UpdateComputeAllocationResponse)(nil),                        // 196: forge.UpdateComputeAllocationResponse
+	(*DeleteComputeAllocationResponse)(nil),                        // 197: forge.DeleteComputeAllocationResponse
+	(*ExpectedMachineList)(nil),                                    // 198: forge.ExpectedMachineList
+	(*LinkedExpectedMachineList)(nil),                              // 199: forge.LinkedExpectedMachineList
 }
 var file_carbide_forge_forge_proto_depIdxs = []int32{
 	0,   // 0: forge.Forge.Version:input_type -> forge.VersionRequest
@@ -402,178 +410,184 @@ var file_carbide_forge_forge_proto_depIdxs = []int32{
 	51,  // 51: forge.Forge.FindMachinesByIds:input_type -> forge.MachinesByIdsRequest
 	52,  // 52: forge.Forge.UpdateMachineMetadata:input_type -> forge.MachineMetadataUpdateRequest
 	53,  // 53: forge.Forge.SetMaintenance:input_type -> forge.MaintenanceRequest
-	54,  // 54: forge.Forge.CreateVpcPeering:input_type -> forge.VpcPeeringCreationRequest
-	55,  // 55: forge.Forge.FindVpcPeeringIds:input_type -> forge.VpcPeeringSearchFilter
-	56,  // 56: forge.Forge.FindVpcPeeringsByIds:input_type -> forge.VpcPeeringsByIdsRequest
-	57,  // 57: forge.Forge.DeleteVpcPeering:input_type -> forge.VpcPeeringDeletionRequest
-	58,  // 58: forge.Forge.FindIBPartitionIds:input_type -> forge.IBPartitionSearchFilter
-	59,  // 59: forge.Forge.FindIBPartitionsByIds:input_type -> forge.IBPartitionsByIdsRequest
-	60,  // 60: forge.Forge.CreateIBPartition:input_type -> forge.IBPartitionCreationRequest
-	61,  // 61: forge.Forge.UpdateIBPartition:input_type -> forge.IBPartitionUpdateRequest
-	62,  // 62: forge.Forge.DeleteIBPartition:input_type -> forge.IBPartitionDeletionRequest
-	63,  // 63: forge.Forge.FindNVLinkLogicalPartitionIds:input_type -> forge.NVLinkLogicalPartitionSearchFilter
-	64,  // 64: forge.Forge.FindNVLinkLogicalPartitionsByIds:input_type -> forge.NVLinkLogicalPartitionsByIdsRequest
-	65,  // 65: forge.Forge.CreateNVLinkLogicalPartition:input_type -> forge.NVLinkLogicalPartitionCreationRequest
-	66,  // 66: forge.Forge.UpdateNVLinkLogicalPartition:input_type -> forge.NVLinkLogicalPartitionUpdateRequest
-	67,  // 67: forge.Forge.DeleteNVLinkLogicalPartition:input_type -> forge.NVLinkLogicalPartitionDeletionRequest
-	68,  // 68: forge.Forge.CreateSpxPartition:input_type -> forge.SpxPartitionCreationRequest
-	69,  // 69: forge.Forge.DeleteSpxPartition:input_type -> forge.SpxPartitionDeletionRequest
-	70,  // 70: forge.Forge.FindSpxPartitionIds:input_type -> forge.SpxPartitionSearchFilter
-	71,  // 71: forge.Forge.FindSpxPartitionsByIds:input_type -> forge.SpxPartitionsByIdsRequest
-	72,  // 72: forge.Forge.CreateOperatingSystem:input_type -> forge.CreateOperatingSystemRequest
-	73,  // 73: forge.Forge.UpdateOperatingSystem:input_type -> forge.UpdateOperatingSystemRequest
-	74,  // 74: forge.Forge.DeleteOperatingSystem:input_type -> forge.DeleteOperatingSystemRequest
-	75,  // 75: forge.Forge.FindOperatingSystemIds:input_type -> forge.OperatingSystemSearchFilter
-	76,  // 76: forge.Forge.FindOperatingSystemsByIds:input_type -> forge.OperatingSystemsByIdsRequest
-	77,  // 77: forge.Forge.GetIpxeTemplate:input_type -> forge.GetIpxeTemplateRequest
-	78,  // 78: forge.Forge.ListIpxeTemplates:input_type -> forge.ListIpxeTemplatesRequest
-	79,  // 79: forge.Forge.GetOperatingSystemCachableIpxeTemplateArtifacts:input_type -> forge.GetOperatingSystemCachableIpxeTemplateArtifactsRequest
-	80,  // 80: forge.Forge.UpdateOperatingSystemCachableIpxeTemplateArtifacts:input_type -> forge.UpdateOperatingSystemIpxeTemplateArtifactRequest
-	81,  // 81: forge.Forge.CreateOsImage:input_type -> forge.OsImageAttributes
-	82,  // 82: forge.Forge.DeleteOsImage:input_type -> forge.DeleteOsImageRequest
-	83,  // 83: forge.Forge.ListOsImage:input_type -> forge.ListOsImageRequest
-	84,  // 84: forge.Forge.GetOsImage:input_type -> common.UUID
-	81,  // 85: forge.Forge.UpdateOsImage:input_type -> forge.OsImageAttributes
-	85,  // 86: forge.Forge.CreateDpuExtensionService:input_type -> forge.CreateDpuExtensionServiceRequest
-	86,  // 87: forge.Forge.UpdateDpuExtensionService:input_type -> forge.UpdateDpuExtensionServiceRequest
-	87,  // 88: forge.Forge.DeleteDpuExtensionService:input_type -> forge.DeleteDpuExtensionServiceRequest
-	88,  // 89: forge.Forge.FindDpuExtensionServiceIds:input_type -> forge.DpuExtensionServiceSearchFilter
-	89,  // 90: forge.Forge.FindDpuExtensionServicesByIds:input_type -> forge.DpuExtensionServicesByIdsRequest
-	90,  // 91: forge.Forge.GetDpuExtensionServiceVersionsInfo:input_type -> forge.GetDpuExtensionServiceVersionsInfoRequest
-	91,  // 92: forge.Forge.FindInstancesByDpuExtensionService:input_type -> forge.FindInstancesByDpuExtensionServiceRequest
-	92,  // 93: forge.Forge.CreateComputeAllocation:input_type -> forge.CreateComputeAllocationRequest
-	93,  // 94: forge.Forge.FindComputeAllocationIds:input_type -> forge.FindComputeAllocationIdsRequest
-	94,  // 95: forge.Forge.FindComputeAllocationsByIds:input_type -> forge.FindComputeAllocationsByIdsRequest
-	95,  // 96: forge.Forge.UpdateComputeAllocation:input_type -> forge.UpdateComputeAllocationRequest
-	96,  // 97: forge.Forge.DeleteComputeAllocation:input_type -> forge.DeleteComputeAllocationRequest
-	97,  // 98: forge.Forge.AddExpectedMachine:input_type -> forge.ExpectedMachine
-	98,  // 99: forge.Forge.DeleteExpectedMachine:input_type -> forge.ExpectedMachineRequest
-	97,  // 100: forge.Forge.UpdateExpectedMachine:input_type -> forge.ExpectedMachine
-	98,  // 101: forge.Forge.GetExpectedMachine:input_type -> forge.ExpectedMachineRequest
-	99,  // 102: forge.Forge.GetAllExpectedMachines:input_type -> google.protobuf.Empty
-	99,  // 103: forge.Forge.GetAllExpectedMachinesLinked:input_type -> google.protobuf.Empty
-	100, // 104: forge.Forge.CreateSku:input_type -> forge.SkuList
-	101, // 105: forge.Forge.DeleteSku:input_type -> forge.SkuIdList
-	99,  // 106: forge.Forge.GetAllSkuIds:input_type -> google.protobuf.Empty
-	102, // 107: forge.Forge.FindSkusByIds:input_type -> forge.SkusByIdsRequest
-	103, // 108: forge.Forge.UpdateSkuMetadata:input_type -> forge.SkuUpdateMetadataRequest
-	104, // 109: forge.Forge.ReplaceSku:input_type -> forge.Sku
-	105, // 110: forge.Forge.AssignSkuToMachine:input_type -> forge.SkuMachinePair
-	106, // 111: forge.Forge.RemoveSkuAssociation:input_type -> forge.RemoveSkuRequest
-	107, // 112: forge.Forge.Version:output_type -> forge.BuildInfo
-	108, // 113: forge.Forge.CreateTenant:output_type -> forge.CreateTenantResponse
-	109, // 114: forge.Forge.FindTenant:output_type -> forge.FindTenantResponse
-	110, // 115: forge.Forge.UpdateTenant:output_type -> forge.UpdateTenantResponse
-	111, // 116: forge.Forge.FindTenantOrganizationIds:output_type -> forge.TenantOrganizationIdList
-	112, // 117: forge.Forge.FindTenantsByOrganizationIds:output_type -> forge.TenantList
-	113, // 118: forge.Forge.CreateTenantKeyset:output_type -> forge.CreateTenantKeysetResponse
-	114, // 119: forge.Forge.FindTenantKeysetIds:output_type -> forge.TenantKeysetIdList
-	115, // 120: forge.Forge.FindTenantKeysetsByIds:output_type -> forge.TenantKeySetList
-	116, // 121: forge.Forge.UpdateTenantKeyset:output_type -> forge.UpdateTenantKeysetResponse
-	117, // 122: forge.Forge.DeleteTenantKeyset:output_type -> forge.DeleteTenantKeysetResponse
-	118, // 123: forge.Forge.ValidateTenantPublicKey:output_type -> forge.ValidateTenantPublicKeyResponse
-	119, // 124: forge.Forge.CreateVpc:output_type -> forge.Vpc
-	120, // 125: forge.Forge.UpdateVpc:output_type -> forge.VpcUpdateResult
-	121, // 126: forge.Forge.UpdateVpcVirtualization:output_type -> forge.VpcUpdateVirtualizationResult
-	122, // 127: forge.Forge.DeleteVpc:output_type -> forge.VpcDeletionResult
-	123, // 128: forge.Forge.FindVpcIds:output_type -> forge.VpcIdList
-	124, // 129: forge.Forge.FindVpcsByIds:output_type -> forge.VpcList
-	125, // 130: forge.Forge.CreateVpcPrefix:output_type -> forge.VpcPrefix
-	126, // 131: forge.Forge.SearchVpcPrefixes:output_type -> forge.VpcPrefixIdList
-	127, // 132: forge.Forge.GetVpcPrefixes:output_type -> forge.VpcPrefixList
-	125, // 133: forge.Forge.UpdateVpcPrefix:output_type -> forge.VpcPrefix
-	128, // 134: forge.Forge.DeleteVpcPrefix:output_type -> forge.VpcPrefixDeletionResult
-	129, // 135: forge.Forge.CreateNetworkSegment:output_type -> forge.NetworkSegment
-	130, // 136: forge.Forge.DeleteNetworkSegment:output_type -> forge.NetworkSegmentDeletionResult
-	131, // 137: forge.Forge.FindNetworkSegmentIds:output_type -> forge.NetworkSegmentIdList
-	132, // 138: forge.Forge.FindNetworkSegmentsByIds:output_type -> forge.NetworkSegmentList
-	133, // 139: forge.Forge.CreateNetworkSecurityGroup:output_type -> forge.CreateNetworkSecurityGroupResponse
-	134, // 140: forge.Forge.FindNetworkSecurityGroupIds:output_type -> forge.FindNetworkSecurityGroupIdsResponse
-	135, // 141: forge.Forge.FindNetworkSecurityGroupsByIds:output_type -> forge.FindNetworkSecurityGroupsByIdsResponse
-	136, // 142: forge.Forge.UpdateNetworkSecurityGroup:output_type -> forge.UpdateNetworkSecurityGroupResponse
-	137, // 143: forge.Forge.DeleteNetworkSecurityGroup:output_type -> forge.DeleteNetworkSecurityGroupResponse
-	138, // 144: forge.Forge.GetNetworkSecurityGroupPropagationStatus:output_type -> forge.GetNetworkSecurityGroupPropagationStatusResponse
-	139, // 145: forge.Forge.GetNetworkSecurityGroupAttachments:output_type -> forge.GetNetworkSecurityGroupAttachmentsResponse
-	140, // 146: forge.Forge.CreateInstanceType:output_type -> forge.CreateInstanceTypeResponse
-	141, // 147: forge.Forge.FindInstanceTypeIds:output_type -> forge.FindInstanceTypeIdsResponse
-	142, // 148: forge.Forge.FindInstanceTypesByIds:output_type -> forge.FindInstanceTypesByIdsResponse
-	143, // 149: forge.Forge.UpdateInstanceType:output_type -> forge.UpdateInstanceTypeResponse
-	144, // 150: forge.Forge.DeleteInstanceType:output_type -> forge.DeleteInstanceTypeResponse
-	145, // 151: forge.Forge.AssociateMachinesWithInstanceType:output_type -> forge.AssociateMachinesWithInstanceTypeResponse
-	146, // 152: forge.Forge.RemoveMachineInstanceTypeAssociation:output_type -> forge.RemoveMachineInstanceTypeAssociationResponse
-	147, // 153: forge.Forge.AllocateInstance:output_type -> forge.Instance
-	148, // 154: forge.Forge.AllocateInstances:output_type -> forge.BatchInstanceAllocationResponse
-	149, // 155: forge.Forge.ReleaseInstance:output_type -> forge.InstanceReleaseResult
-	147, // 156: forge.Forge.UpdateInstanceOperatingSystem:output_type -> forge.Instance
-	147, // 157: forge.Forge.UpdateInstanceConfig:output_type -> forge.Instance
-	150, // 158: forge.Forge.FindInstanceIds:output_type -> forge.InstanceIdList
-	151, // 159: forge.Forge.FindInstancesByIds:output_type -> forge.InstanceList
-	151, // 160: forge.Forge.FindInstanceByMachineID:output_type -> forge.InstanceList
-	152, // 161: forge.Forge.InvokeInstancePower:output_type -> forge.InstancePowerResult
-	153, // 162: forge.Forge.FindMachineIds:output_type -> common.MachineIdList
-	154, // 163: forge.Forge.FindMachinesByIds:output_type -> forge.MachineList
-	99,  // 164: forge.Forge.UpdateMachineMetadata:output_type -> google.protobuf.Empty
-	99,  // 165: forge.Forge.SetMaintenance:output_type -> google.protobuf.Empty
-	155, // 166: forge.Forge.CreateVpcPeering:output_type -> forge.VpcPeering
-	156, // 167: forge.Forge.FindVpcPeeringIds:output_type -> forge.VpcPeeringIdList
-	157, // 168: forge.Forge.FindVpcPeeringsByIds:output_type -> forge.VpcPeeringList
-	158, // 169: forge.Forge.DeleteVpcPeering:output_type -> forge.VpcPeeringDeletionResult
-	159, // 170: forge.Forge.FindIBPartitionIds:output_type -> forge.IBPartitionIdList
-	160, // 171: forge.Forge.FindIBPartitionsByIds:output_type -> forge.IBPartitionList
-	161, // 172: forge.Forge.CreateIBPartition:output_type -> forge.IBPartition
-	161, // 173: forge.Forge.UpdateIBPartition:output_type -> forge.IBPartition
-	162, // 174: forge.Forge.DeleteIBPartition:output_type -> forge.IBPartitionDeletionResult
-	163, // 175: forge.Forge.FindNVLinkLogicalPartitionIds:output_type -> forge.NVLinkLogicalPartitionIdList
-	164, // 176: forge.Forge.FindNVLinkLogicalPartitionsByIds:output_type -> forge.NVLinkLogicalPartitionList
-	165, // 177: forge.Forge.CreateNVLinkLogicalPartition:output_type -> forge.NVLinkLogicalPartition
-	166, // 178: forge.Forge.UpdateNVLinkLogicalPartition:output_type -> forge.NVLinkLogicalPartitionUpdateResult
-	167, // 179: forge.Forge.DeleteNVLinkLogicalPartition:output_type -> forge.NVLinkLogicalPartitionDeletionResult
-	168, // 180: forge.Forge.CreateSpxPartition:output_type -> forge.SpxPartition
-	169, // 181: forge.Forge.DeleteSpxPartition:output_type -> forge.SpxPartitionDeletionResult
-	170, // 182: forge.Forge.FindSpxPartitionIds:output_type -> forge.SpxPartitionIdList
-	171, // 183: forge.Forge.FindSpxPartitionsByIds:output_type -> forge.SpxPartitionList
-	172, // 184: forge.Forge.CreateOperatingSystem:output_type -> forge.OperatingSystem
-	172, // 185: forge.Forge.UpdateOperatingSystem:output_type -> forge.OperatingSystem
-	173, // 186: forge.Forge.DeleteOperatingSystem:output_type -> forge.DeleteOperatingSystemResponse
-	174, // 187: forge.Forge.FindOperatingSystemIds:output_type -> forge.OperatingSystemIdList
-	175, // 188: forge.Forge.FindOperatingSystemsByIds:output_type -> forge.OperatingSystemList
-	176, // 189: forge.Forge.GetIpxeTemplate:output_type -> forge.IpxeTemplate
-	177, // 190: forge.Forge.ListIpxeTemplates:output_type -> forge.IpxeTemplateList
-	178, // 191: forge.Forge.GetOperatingSystemCachableIpxeTemplateArtifacts:output_type -> forge.IpxeTemplateArtifactList
-	178, // 192: forge.Forge.UpdateOperatingSystemCachableIpxeTemplateArtifacts:output_type -> forge.IpxeTemplateArtifactList
-	179, // 193: forge.Forge.CreateOsImage:output_type -> forge.OsImage
-	180, // 194: forge.Forge.DeleteOsImage:output_type -> forge.DeleteOsImageResponse
-	181, // 195: forge.Forge.ListOsImage:output_type -> forge.ListOsImageResponse
-	179, // 196: forge.Forge.GetOsImage:output_type -> forge.OsImage
-	179, // 197: forge.Forge.UpdateOsImage:output_type -> forge.OsImage
-	182, // 198: forge.Forge.CreateDpuExtensionService:output_type -> forge.DpuExtensionService
-	182, // 199: forge.Forge.UpdateDpuExtensionService:output_type -> forge.DpuExtensionService
-	183, // 200: forge.Forge.DeleteDpuExtensionService:output_type -> forge.DeleteDpuExtensionServiceResponse
-	184, // 201: forge.Forge.FindDpuExtensionServiceIds:output_type -> forge.DpuExtensionServiceIdList
-	185, // 202: forge.Forge.FindDpuExtensionServicesByIds:output_type -> forge.DpuExtensionServiceList
-	186, // 203: forge.Forge.GetDpuExtensionServiceVersionsInfo:output_type -> forge.DpuExtensionServiceVersionInfoList
-	187, // 204: forge.Forge.FindInstancesByDpuExtensionService:output_type -> forge.FindInstancesByDpuExtensionServiceResponse
-	188, // 205: forge.Forge.CreateComputeAllocation:output_type -> forge.CreateComputeAllocationResponse
-	189, // 206: forge.Forge.FindComputeAllocationIds:output_type -> forge.FindComputeAllocationIdsResponse
-	190, // 207: forge.Forge.FindComputeAllocationsByIds:output_type -> forge.FindComputeAllocationsByIdsResponse
-	191, // 208: forge.Forge.UpdateComputeAllocation:output_type -> forge.UpdateComputeAllocationResponse
-	192, // 209: forge.Forge.DeleteComputeAllocation:output_type -> forge.DeleteComputeAllocationResponse
-	99,  // 210: forge.Forge.AddExpectedMachine:output_type -> google.protobuf.Empty
-	99,  // 211: forge.Forge.DeleteExpectedMachine:output_type -> google.protobuf.Empty
-	99,  // 212: forge.Forge.UpdateExpectedMachine:output_type -> google.protobuf.Empty
-	97,  // 213: forge.Forge.GetExpectedMachine:output_type -> forge.ExpectedMachine
-	193, // 214: forge.Forge.GetAllExpectedMachines:output_type -> forge.ExpectedMachineList
-	194, // 215: forge.Forge.GetAllExpectedMachinesLinked:output_type -> forge.LinkedExpectedMachineList
-	101, // 216: forge.Forge.CreateSku:output_type -> forge.SkuIdList
-	99,  // 217: forge.Forge.DeleteSku:output_type -> google.protobuf.Empty
-	101, // 218: forge.Forge.GetAllSkuIds:output_type -> forge.SkuIdList
-	100, // 219: forge.Forge.FindSkusByIds:output_type -> forge.SkuList
-	99,  // 220: forge.Forge.UpdateSkuMetadata:output_type -> google.protobuf.Empty
-	104, // 221: forge.Forge.ReplaceSku:output_type -> forge.Sku
-	99,  // 222: forge.Forge.AssignSkuToMachine:output_type -> google.protobuf.Empty
-	99,  // 223: forge.Forge.RemoveSkuAssociation:output_type -> google.protobuf.Empty
-	112, // [112:224] is the sub-list for method output_type
-	0,   // [0:112] is the sub-list for method input_type
+	54,  // 54: forge.Forge.GetPowerOptions:input_type -> forge.PowerOptionRequest
+	55,  // 55: forge.Forge.UpdatePowerOption:input_type -> forge.PowerOptionUpdateRequest
+	56,  // 56: forge.Forge.AdminPowerControl:input_type -> forge.AdminPowerControlRequest
+	57,  // 57: forge.Forge.CreateVpcPeering:input_type -> forge.VpcPeeringCreationRequest
+	58,  // 58: forge.Forge.FindVpcPeeringIds:input_type -> forge.VpcPeeringSearchFilter
+	59,  // 59: forge.Forge.FindVpcPeeringsByIds:input_type -> forge.VpcPeeringsByIdsRequest
+	60,  // 60: forge.Forge.DeleteVpcPeering:input_type -> forge.VpcPeeringDeletionRequest
+	61,  // 61: forge.Forge.FindIBPartitionIds:input_type -> forge.IBPartitionSearchFilter
+	62,  // 62: forge.Forge.FindIBPartitionsByIds:input_type -> forge.IBPartitionsByIdsRequest
+	63,  // 63: forge.Forge.CreateIBPartition:input_type -> forge.IBPartitionCreationRequest
+	64,  // 64: forge.Forge.UpdateIBPartition:input_type -> forge.IBPartitionUpdateRequest
+	65,  // 65: forge.Forge.DeleteIBPartition:input_type -> forge.IBPartitionDeletionRequest
+	66,  // 66: forge.Forge.FindNVLinkLogicalPartitionIds:input_type -> forge.NVLinkLogicalPartitionSearchFilter
+	67,  // 67: forge.Forge.FindNVLinkLogicalPartitionsByIds:input_type -> forge.NVLinkLogicalPartitionsByIdsRequest
+	68,  // 68: forge.Forge.CreateNVLinkLogicalPartition:input_type -> forge.NVLinkLogicalPartitionCreationRequest
+	69,  // 69: forge.Forge.UpdateNVLinkLogicalPartition:input_type -> forge.NVLinkLogicalPartitionUpdateRequest
+	70,  // 70: forge.Forge.DeleteNVLinkLogicalPartition:input_type -> forge.NVLinkLogicalPartitionDeletionRequest
+	71,  // 71: forge.Forge.CreateSpxPartition:input_type -> forge.SpxPartitionCreationRequest
+	72,  // 72: forge.Forge.DeleteSpxPartition:input_type -> forge.SpxPartitionDeletionRequest
+	73,  // 73: forge.Forge.FindSpxPartitionIds:input_type -> forge.SpxPartitionSearchFilter
+	74,  // 74: forge.Forge.FindSpxPartitionsByIds:input_type -> forge.SpxPartitionsByIdsRequest
+	75,  // 75: forge.Forge.CreateOperatingSystem:input_type -> forge.CreateOperatingSystemRequest
+	76,  // 76: forge.Forge.UpdateOperatingSystem:input_type -> forge.UpdateOperatingSystemRequest
+	77,  // 77: forge.Forge.DeleteOperatingSystem:input_type -> forge.DeleteOperatingSystemRequest
+	78,  // 78: forge.Forge.FindOperatingSystemIds:input_type -> forge.OperatingSystemSearchFilter
+	79,  // 79: forge.Forge.FindOperatingSystemsByIds:input_type -> forge.OperatingSystemsByIdsRequest
+	80,  // 80: forge.Forge.GetIpxeTemplate:input_type -> forge.GetIpxeTemplateRequest
+	81,  // 81: forge.Forge.ListIpxeTemplates:input_type -> forge.ListIpxeTemplatesRequest
+	82,  // 82: forge.Forge.GetOperatingSystemCachableIpxeTemplateArtifacts:input_type -> forge.GetOperatingSystemCachableIpxeTemplateArtifactsRequest
+	83,  // 83: forge.Forge.UpdateOperatingSystemCachableIpxeTemplateArtifacts:input_type -> forge.UpdateOperatingSystemIpxeTemplateArtifactRequest
+	84,  // 84: forge.Forge.CreateOsImage:input_type -> forge.OsImageAttributes
+	85,  // 85: forge.Forge.DeleteOsImage:input_type -> forge.DeleteOsImageRequest
+	86,  // 86: forge.Forge.ListOsImage:input_type -> forge.ListOsImageRequest
+	87,  // 87: forge.Forge.GetOsImage:input_type -> common.UUID
+	84,  // 88: forge.Forge.UpdateOsImage:input_type -> forge.OsImageAttributes
+	88,  // 89: forge.Forge.CreateDpuExtensionService:input_type -> forge.CreateDpuExtensionServiceRequest
+	89,  // 90: forge.Forge.UpdateDpuExtensionService:input_type -> forge.UpdateDpuExtensionServiceRequest
+	90,  // 91: forge.Forge.DeleteDpuExtensionService:input_type -> forge.DeleteDpuExtensionServiceRequest
+	91,  // 92: forge.Forge.FindDpuExtensionServiceIds:input_type -> forge.DpuExtensionServiceSearchFilter
+	92,  // 93: forge.Forge.FindDpuExtensionServicesByIds:input_type -> forge.DpuExtensionServicesByIdsRequest
+	93,  // 94: forge.Forge.GetDpuExtensionServiceVersionsInfo:input_type -> forge.GetDpuExtensionServiceVersionsInfoRequest
+	94,  // 95: forge.Forge.FindInstancesByDpuExtensionService:input_type -> forge.FindInstancesByDpuExtensionServiceRequest
+	95,  // 96: forge.Forge.CreateComputeAllocation:input_type -> forge.CreateComputeAllocationRequest
+	96,  // 97: forge.Forge.FindComputeAllocationIds:input_type -> forge.FindComputeAllocationIdsRequest
+	97,  // 98: forge.Forge.FindComputeAllocationsByIds:input_type -> forge.FindComputeAllocationsByIdsRequest
+	98,  // 99: forge.Forge.UpdateComputeAllocation:input_type -> forge.UpdateComputeAllocationRequest
+	99,  // 100: forge.Forge.DeleteComputeAllocation:input_type -> forge.DeleteComputeAllocationRequest
+	100, // 101: forge.Forge.AddExpectedMachine:input_type -> forge.ExpectedMachine
+	101, // 102: forge.Forge.DeleteExpectedMachine:input_type -> forge.ExpectedMachineRequest
+	100, // 103: forge.Forge.UpdateExpectedMachine:input_type -> forge.ExpectedMachine
+	101, // 104: forge.Forge.GetExpectedMachine:input_type -> forge.ExpectedMachineRequest
+	102, // 105: forge.Forge.GetAllExpectedMachines:input_type -> google.protobuf.Empty
+	102, // 106: forge.Forge.GetAllExpectedMachinesLinked:input_type -> google.protobuf.Empty
+	103, // 107: forge.Forge.CreateSku:input_type -> forge.SkuList
+	104, // 108: forge.Forge.DeleteSku:input_type -> forge.SkuIdList
+	102, // 109: forge.Forge.GetAllSkuIds:input_type -> google.protobuf.Empty
+	105, // 110: forge.Forge.FindSkusByIds:input_type -> forge.SkusByIdsRequest
+	106, // 111: forge.Forge.UpdateSkuMetadata:input_type -> forge.SkuUpdateMetadataRequest
+	107, // 112: forge.Forge.ReplaceSku:input_type -> forge.Sku
+	108, // 113: forge.Forge.AssignSkuToMachine:input_type -> forge.SkuMachinePair
+	109, // 114: forge.Forge.RemoveSkuAssociation:input_type -> forge.RemoveSkuRequest
+	110, // 115: forge.Forge.Version:output_type -> forge.BuildInfo
+	111, // 116: forge.Forge.CreateTenant:output_type -> forge.CreateTenantResponse
+	112, // 117: forge.Forge.FindTenant:output_type -> forge.FindTenantResponse
+	113, // 118: forge.Forge.UpdateTenant:output_type -> forge.UpdateTenantResponse
+	114, // 119: forge.Forge.FindTenantOrganizationIds:output_type -> forge.TenantOrganizationIdList
+	115, // 120: forge.Forge.FindTenantsByOrganizationIds:output_type -> forge.TenantList
+	116, // 121: forge.Forge.CreateTenantKeyset:output_type -> forge.CreateTenantKeysetResponse
+	117, // 122: forge.Forge.FindTenantKeysetIds:output_type -> forge.TenantKeysetIdList
+	118, // 123: forge.Forge.FindTenantKeysetsByIds:output_type -> forge.TenantKeySetList
+	119, // 124: forge.Forge.UpdateTenantKeyset:output_type -> forge.UpdateTenantKeysetResponse
+	120, // 125: forge.Forge.DeleteTenantKeyset:output_type -> forge.DeleteTenantKeysetResponse
+	121, // 126: forge.Forge.ValidateTenantPublicKey:output_type -> forge.ValidateTenantPublicKeyResponse
+	122, // 127: forge.Forge.CreateVpc:output_type -> forge.Vpc
+	123, // 128: forge.Forge.UpdateVpc:output_type -> forge.VpcUpdateResult
+	124, // 129: forge.Forge.UpdateVpcVirtualization:output_type -> forge.VpcUpdateVirtualizationResult
+	125, // 130: forge.Forge.DeleteVpc:output_type -> forge.VpcDeletionResult
+	126, // 131: forge.Forge.FindVpcIds:output_type -> forge.VpcIdList
+	127, // 132: forge.Forge.FindVpcsByIds:output_type -> forge.VpcList
+	128, // 133: forge.Forge.CreateVpcPrefix:output_type -> forge.VpcPrefix
+	129, // 134: forge.Forge.SearchVpcPrefixes:output_type -> forge.VpcPrefixIdList
+	130, // 135: forge.Forge.GetVpcPrefixes:output_type -> forge.VpcPrefixList
+	128, // 136: forge.Forge.UpdateVpcPrefix:output_type -> forge.VpcPrefix
+	131, // 137: forge.Forge.DeleteVpcPrefix:output_type -> forge.VpcPrefixDeletionResult
+	132, // 138: forge.Forge.CreateNetworkSegment:output_type -> forge.NetworkSegment
+	133, // 139: forge.Forge.DeleteNetworkSegment:output_type -> forge.NetworkSegmentDeletionResult
+	134, // 140: forge.Forge.FindNetworkSegmentIds:output_type -> forge.NetworkSegmentIdList
+	135, // 141: forge.Forge.FindNetworkSegmentsByIds:output_type -> forge.NetworkSegmentList
+	136, // 142: forge.Forge.CreateNetworkSecurityGroup:output_type -> forge.CreateNetworkSecurityGroupResponse
+	137, // 143: forge.Forge.FindNetworkSecurityGroupIds:output_type -> forge.FindNetworkSecurityGroupIdsResponse
+	138, // 144: forge.Forge.FindNetworkSecurityGroupsByIds:output_type -> forge.FindNetworkSecurityGroupsByIdsResponse
+	139, // 145: forge.Forge.UpdateNetworkSecurityGroup:output_type -> forge.UpdateNetworkSecurityGroupResponse
+	140, // 146: forge.Forge.DeleteNetworkSecurityGroup:output_type -> forge.DeleteNetworkSecurityGroupResponse
+	141, // 147: forge.Forge.GetNetworkSecurityGroupPropagationStatus:output_type -> forge.GetNetworkSecurityGroupPropagationStatusResponse
+	142, // 148: forge.Forge.GetNetworkSecurityGroupAttachments:output_type -> forge.GetNetworkSecurityGroupAttachmentsResponse
+	143, // 149: forge.Forge.CreateInstanceType:output_type -> forge.CreateInstanceTypeResponse
+	144, // 150: forge.Forge.FindInstanceTypeIds:output_type -> forge.FindInstanceTypeIdsResponse
+	145, // 151: forge.Forge.FindInstanceTypesByIds:output_type -> forge.FindInstanceTypesByIdsResponse
+	146, // 152: forge.Forge.UpdateInstanceType:output_type -> forge.UpdateInstanceTypeResponse
+	147, // 153: forge.Forge.DeleteInstanceType:output_type -> forge.DeleteInstanceTypeResponse
+	148, // 154: forge.Forge.AssociateMachinesWithInstanceType:output_type -> forge.AssociateMachinesWithInstanceTypeResponse
+	149, // 155: forge.Forge.RemoveMachineInstanceTypeAssociation:output_type -> forge.RemoveMachineInstanceTypeAssociationResponse
+	150, // 156: forge.Forge.AllocateInstance:output_type -> forge.Instance
+	151, // 157: forge.Forge.AllocateInstances:output_type -> forge.BatchInstanceAllocationResponse
+	152, // 158: forge.Forge.ReleaseInstance:output_type -> forge.InstanceReleaseResult
+	150, // 159: forge.Forge.UpdateInstanceOperatingSystem:output_type -> forge.Instance
+	150, // 160: forge.Forge.UpdateInstanceConfig:output_type -> forge.Instance
+	153, // 161: forge.Forge.FindInstanceIds:output_type -> forge.InstanceIdList
+	154, // 162: forge.Forge.FindInstancesByIds:output_type -> forge.InstanceList
+	154, // 163: forge.Forge.FindInstanceByMachineID:output_type -> forge.InstanceList
+	155, // 164: forge.Forge.InvokeInstancePower:output_type -> forge.InstancePowerResult
+	156, // 165: forge.Forge.FindMachineIds:output_type -> common.MachineIdList
+	157, // 166: forge.Forge.FindMachinesByIds:output_type -> forge.MachineList
+	102, // 167: forge.Forge.UpdateMachineMetadata:output_type -> google.protobuf.Empty
+	102, // 168: forge.Forge.SetMaintenance:output_type -> google.protobuf.Empty
+	158, // 169: forge.Forge.GetPowerOptions:output_type -> forge.PowerOptionResponse
+	158, // 170: forge.Forge.UpdatePowerOption:output_type -> forge.PowerOptionResponse
+	159, // 171: forge.Forge.AdminPowerControl:output_type -> forge.AdminPowerControlResponse
+	160, // 172: forge.Forge.CreateVpcPeering:output_type -> forge.VpcPeering
+	161, // 173: forge.Forge.FindVpcPeeringIds:output_type -> forge.VpcPeeringIdList
+	162, // 174: forge.Forge.FindVpcPeeringsByIds:output_type -> forge.VpcPeeringList
+	163, // 175: forge.Forge.DeleteVpcPeering:output_type -> forge.VpcPeeringDeletionResult
+	164, // 176: forge.Forge.FindIBPartitionIds:output_type -> forge.IBPartitionIdList
+	165, // 177: forge.Forge.FindIBPartitionsByIds:output_type -> forge.IBPartitionList
+	166, // 178: forge.Forge.CreateIBPartition:output_type -> forge.IBPartition
+	166, // 179: forge.Forge.UpdateIBPartition:output_type -> forge.IBPartition
+	167, // 180: forge.Forge.DeleteIBPartition:output_type -> forge.IBPartitionDeletionResult
+	168, // 181: forge.Forge.FindNVLinkLogicalPartitionIds:output_type -> forge.NVLinkLogicalPartitionIdList
+	169, // 182: forge.Forge.FindNVLinkLogicalPartitionsByIds:output_type -> forge.NVLinkLogicalPartitionList
+	170, // 183: forge.Forge.CreateNVLinkLogicalPartition:output_type -> forge.NVLinkLogicalPartition
+	171, // 184: forge.Forge.UpdateNVLinkLogicalPartition:output_type -> forge.NVLinkLogicalPartitionUpdateResult
+	172, // 185: forge.Forge.DeleteNVLinkLogicalPartition:output_type -> forge.NVLinkLogicalPartitionDeletionResult
+	173, // 186: forge.Forge.CreateSpxPartition:output_type -> forge.SpxPartition
+	174, // 187: forge.Forge.DeleteSpxPartition:output_type -> forge.SpxPartitionDeletionResult
+	175, // 188: forge.Forge.FindSpxPartitionIds:output_type -> forge.SpxPartitionIdList
+	176, // 189: forge.Forge.FindSpxPartitionsByIds:output_type -> forge.SpxPartitionList
+	177, // 190: forge.Forge.CreateOperatingSystem:output_type -> forge.OperatingSystem
+	177, // 191: forge.Forge.UpdateOperatingSystem:output_type -> forge.OperatingSystem
+	178, // 192: forge.Forge.DeleteOperatingSystem:output_type -> forge.DeleteOperatingSystemResponse
+	179, // 193: forge.Forge.FindOperatingSystemIds:output_type -> forge.OperatingSystemIdList
+	180, // 194: forge.Forge.FindOperatingSystemsByIds:output_type -> forge.OperatingSystemList
+	181, // 195: forge.Forge.GetIpxeTemplate:output_type -> forge.IpxeTemplate
+	182, // 196: forge.Forge.ListIpxeTemplates:output_type -> forge.IpxeTemplateList
+	183, // 197: forge.Forge.GetOperatingSystemCachableIpxeTemplateArtifacts:output_type -> forge.IpxeTemplateArtifactList
+	183, // 198: forge.Forge.UpdateOperatingSystemCachableIpxeTemplateArtifacts:output_type -> forge.IpxeTemplateArtifactList
+	184, // 199: forge.Forge.CreateOsImage:output_type -> forge.OsImage
+	185, // 200: forge.Forge.DeleteOsImage:output_type -> forge.DeleteOsImageResponse
+	186, // 201: forge.Forge.ListOsImage:output_type -> forge.ListOsImageResponse
+	184, // 202: forge.Forge.GetOsImage:output_type -> forge.OsImage
+	184, // 203: forge.Forge.UpdateOsImage:output_type -> forge.OsImage
+	187, // 204: forge.Forge.CreateDpuExtensionService:output_type -> forge.DpuExtensionService
+	187, // 205: forge.Forge.UpdateDpuExtensionService:output_type -> forge.DpuExtensionService
+	188, // 206: forge.Forge.DeleteDpuExtensionService:output_type -> forge.DeleteDpuExtensionServiceResponse
+	189, // 207: forge.Forge.FindDpuExtensionServiceIds:output_type -> forge.DpuExtensionServiceIdList
+	190, // 208: forge.Forge.FindDpuExtensionServicesByIds:output_type -> forge.DpuExtensionServiceList
+	191, // 209: forge.Forge.GetDpuExtensionServiceVersionsInfo:output_type -> forge.DpuExtensionServiceVersionInfoList
+	192, // 210: forge.Forge.FindInstancesByDpuExtensionService:output_type -> forge.FindInstancesByDpuExtensionServiceResponse
+	193, // 211: forge.Forge.CreateComputeAllocation:output_type -> forge.CreateComputeAllocationResponse
+	194, // 212: forge.Forge.FindComputeAllocationIds:output_type -> forge.FindComputeAllocationIdsResponse
+	195, // 213: forge.Forge.FindComputeAllocationsByIds:output_type -> forge.FindComputeAllocationsByIdsResponse
+	196, // 214: forge.Forge.UpdateComputeAllocation:output_type -> forge.UpdateComputeAllocationResponse
+	197, // 215: forge.Forge.DeleteComputeAllocation:output_type -> forge.DeleteComputeAllocationResponse
+	102, // 216: forge.Forge.AddExpectedMachine:output_type -> google.protobuf.Empty
+	102, // 217: forge.Forge.DeleteExpectedMachine:output_type -> google.protobuf.Empty
+	102, // 218: forge.Forge.UpdateExpectedMachine:output_type -> google.protobuf.Empty
+	100, // 219: forge.Forge.GetExpectedMachine:output_type -> forge.ExpectedMachine
+	198, // 220: forge.Forge.GetAllExpectedMachines:output_type -> forge.ExpectedMachineList
+	199, // 221: forge.Forge.GetAllExpectedMachinesLinked:output_type -> forge.LinkedExpectedMachineList
+	104, // 222: forge.Forge.CreateSku:output_type -> forge.SkuIdList
+	102, // 223: forge.Forge.DeleteSku:output_type -> google.protobuf.Empty
+	104, // 224: forge.Forge.GetAllSkuIds:output_type -> forge.SkuIdList
+	103, // 225: forge.Forge.FindSkusByIds:output_type -> forge.SkuList
+	102, // 226: forge.Forge.UpdateSkuMetadata:output_type -> google.protobuf.Empty
+	107, // 227: forge.Forge.ReplaceSku:output_type -> forge.Sku
+	102, // 228: forge.Forge.AssignSkuToMachine:output_type -> google.protobuf.Empty
+	102, // 229: forge.Forge.RemoveSkuAssociation:output_type -> google.protobuf.Empty
+	115, // [115:230] is the sub-list for method output_type
+	0,   // [0:115] is the sub-list for method input_type
 	0,   // [0:0] is the sub-list for extension type_name
 	0,   // [0:0] is the sub-list for extension extendee
 	0,   // [0:0] is the sub-list for field type_name

@@ -77,6 +77,9 @@ const (
 	Forge_FindMachinesByIds_FullMethodName                                  = "/forge.Forge/FindMachinesByIds"
 	Forge_UpdateMachineMetadata_FullMethodName                              = "/forge.Forge/UpdateMachineMetadata"
 	Forge_SetMaintenance_FullMethodName                                     = "/forge.Forge/SetMaintenance"
+	Forge_GetPowerOptions_FullMethodName                                    = "/forge.Forge/GetPowerOptions"
+	Forge_UpdatePowerOption_FullMethodName                                  = "/forge.Forge/UpdatePowerOption"
+	Forge_AdminPowerControl_FullMethodName                                  = "/forge.Forge/AdminPowerControl"
 	Forge_CreateVpcPeering_FullMethodName                                   = "/forge.Forge/CreateVpcPeering"
 	Forge_FindVpcPeeringIds_FullMethodName                                  = "/forge.Forge/FindVpcPeeringIds"
 	Forge_FindVpcPeeringsByIds_FullMethodName                               = "/forge.Forge/FindVpcPeeringsByIds"
@@ -208,6 +211,9 @@ type ForgeClient interface {
 	FindMachinesByIds(ctx context.Context, in *MachinesByIdsRequest, opts ...grpc.CallOption) (*MachineList, error)
 	UpdateMachineMetadata(ctx context.Context, in *MachineMetadataUpdateRequest, opts ...grpc.CallOption) (*emptypb.Empty, error)
 	SetMaintenance(ctx context.Context, in *MaintenanceRequest, opts ...grpc.CallOption) (*emptypb.Empty, error)
+	GetPowerOptions(ctx context.Context, in *PowerOptionRequest, opts ...grpc.CallOption) (*PowerOptionResponse, error)
+	UpdatePowerOption(ctx context.Context, in *PowerOptionUpdateRequest, opts ...grpc.CallOption) (*PowerOptionResponse, error)
+	AdminPowerControl(ctx context.Context, in *AdminPowerControlRequest, opts ...grpc.CallOption) (*AdminPowerControlResponse, error)
 	// VPC peerings.
 	CreateVpcPeering(ctx context.Context, in *VpcPeeringCreationRequest, opts ...grpc.CallOption) (*VpcPeering, error)
 	FindVpcPeeringIds(ctx context.Context, in *VpcPeeringSearchFilter, opts ...grpc.CallOption) (*VpcPeeringIdList, error)
@@ -817,6 +823,36 @@ func (c *forgeClient) SetMaintenance(ctx context.Context, in *MaintenanceRequest
 	cOpts := append([]grpc.CallOption{grpc.StaticMethod()}, opts...)
 	out := new(emptypb.Empty)
 	err := c.cc.Invoke(ctx, Forge_SetMaintenance_FullMethodName, in, out, cOpts...)
+	if err != nil {
+		return nil, err
+	}
+	return out, nil
+}
+
+func (c *forgeClient) GetPowerOptions(ctx context.Context, in *PowerOptionRequest, opts ...grpc.CallOption) (*PowerOptionResponse, error) {
+	cOpts := append([]grpc.CallOption{grpc.StaticMethod()}, opts...)
+	out := new(PowerOptionResponse)
+	err := c.cc.Invoke(ctx, Forge_GetPowerOptions_FullMethodName, in, out, cOpts...)
+	if err != nil {
+		return nil, err
+	}
+	return out, nil
+}
+
+func (c *forgeClient) UpdatePowerOption(ctx context.Context, in *PowerOptionUpdateRequest, opts ...grpc.CallOption) (*PowerOptionResponse, error) {
+	cOpts := append([]grpc.CallOption{grpc.StaticMethod()}, opts...)
+	out := new(PowerOptionResponse)
+	err := c.cc.Invoke(ctx, Forge_UpdatePowerOption_FullMethodName, in, out, cOpts...)
+	if err != nil {
+		return nil, err
+	}
+	return out, nil
+}
+
+func (c *forgeClient) AdminPowerControl(ctx context.Context, in *AdminPowerControlRequest, opts ...grpc.CallOption) (*AdminPowerControlResponse, error) {
+	cOpts := append([]grpc.CallOption{grpc.StaticMethod()}, opts...)
+	out := new(AdminPowerControlResponse)
+	err := c.cc.Invoke(ctx, Forge_AdminPowerControl_FullMethodName, in, out, cOpts...)
 	if err != nil {
 		return nil, err
 	}
@@ -1474,6 +1510,9 @@ type ForgeServer interface {
 	FindMachinesByIds(context.Context, *MachinesByIdsRequest) (*MachineList, error)
 	UpdateMachineMetadata(context.Context, *MachineMetadataUpdateRequest) (*emptypb.Empty, error)
 	SetMaintenance(context.Context, *MaintenanceRequest) (*emptypb.Empty, error)
+	GetPowerOptions(context.Context, *PowerOptionRequest) (*PowerOptionResponse, error)
+	UpdatePowerOption(context.Context, *PowerOptionUpdateRequest) (*PowerOptionResponse, error)
+	AdminPowerControl(context.Context, *AdminPowerControlRequest) (*AdminPowerControlResponse, error)
 	// VPC peerings.
 	CreateVpcPeering(context.Context, *VpcPeeringCreationRequest) (*VpcPeering, error)
 	FindVpcPeeringIds(context.Context, *VpcPeeringSearchFilter) (*VpcPeeringIdList, error)
@@ -1710,6 +1749,15 @@ func (UnimplementedForgeServer) UpdateMachineMetadata(context.Context, *MachineM
 }
 func (UnimplementedForgeServer) SetMaintenance(context.Context, *MaintenanceRequest) (*emptypb.Empty, error) {
 	return nil, status.Error(codes.Unimplemented, "method SetMaintenance not implemented")
+}
+func (UnimplementedForgeServer) GetPowerOptions(context.Context, *PowerOptionRequest) (*PowerOptionResponse, error) {
+	return nil, status.Error(codes.Unimplemented, "method GetPowerOptions not implemented")
+}
+func (UnimplementedForgeServer) UpdatePowerOption(context.Context, *PowerOptionUpdateRequest) (*PowerOptionResponse, error) {
+	return nil, status.Error(codes.Unimplemented, "method UpdatePowerOption not implemented")
+}
+func (UnimplementedForgeServer) AdminPowerControl(context.Context, *AdminPowerControlRequest) (*AdminPowerControlResponse, error) {
+	return nil, status.Error(codes.Unimplemented, "method AdminPowerControl not implemented")
 }
 func (UnimplementedForgeServer) CreateVpcPeering(context.Context, *VpcPeeringCreationRequest) (*VpcPeering, error) {
 	return nil, status.Error(codes.Unimplemented, "method CreateVpcPeering not implemented")
@@ -2874,6 +2922,60 @@ func _Forge_SetMaintenance_Handler(srv interface{}, ctx context.Context, dec fun
 	}
 	handler := func(ctx context.Context, req interface{}) (interface{}, error) {
 		return srv.(ForgeServer).SetMaintenance(ctx, req.(*MaintenanceRequest))
+	}
+	return interceptor(ctx, in, info, handler)
+}
+
+func _Forge_GetPowerOptions_Handler(srv interface{}, ctx context.Context, dec func(interface{}) error, interceptor grpc.UnaryServerInterceptor) (interface{}, error) {
+	in := new(PowerOptionRequest)
+	if err := dec(in); err != nil {
+		return nil, err
+	}
+	if interceptor == nil {
+		return srv.(ForgeServer).GetPowerOptions(ctx, in)
+	}
+	info := &grpc.UnaryServerInfo{
+		Server:     srv,
+		FullMethod: Forge_GetPowerOptions_FullMethodName,
+	}
+	handler := func(ctx context.Context, req interface{}) (interface{}, error) {
+		return srv.(ForgeServer).GetPowerOptions(ctx, req.(*PowerOptionRequest))
+	}
+	return interceptor(ctx, in, info, handler)
+}
+
+func _Forge_UpdatePowerOption_Handler(srv interface{}, ctx context.Context, dec func(interface{}) error, interceptor grpc.UnaryServerInterceptor) (interface{}, error) {
+	in := new(PowerOptionUpdateRequest)
+	if err := dec(in); err != nil {
+		return nil, err
+	}
+	if interceptor == nil {
+		return srv.(ForgeServer).UpdatePowerOption(ctx, in)
+	}
+	info := &grpc.UnaryServerInfo{
+		Server:     srv,
+		FullMethod: Forge_UpdatePowerOption_FullMethodName,
+	}
+	handler := func(ctx context.Context, req interface{}) (interface{}, error) {
+		return srv.(ForgeServer).UpdatePowerOption(ctx, req.(*PowerOptionUpdateRequest))
+	}
+	return interceptor(ctx, in, info, handler)
+}
+
+func _Forge_AdminPowerControl_Handler(srv interface{}, ctx context.Context, dec func(interface{}) error, interceptor grpc.UnaryServerInterceptor) (interface{}, error) {
+	in := new(AdminPowerControlRequest)
+	if err := dec(in); err != nil {
+		return nil, err
+	}
+	if interceptor == nil {
+		return srv.(ForgeServer).AdminPowerControl(ctx, in)
+	}
+	info := &grpc.UnaryServerInfo{
+		Server:     srv,
+		FullMethod: Forge_AdminPowerControl_FullMethodName,
+	}
+	handler := func(ctx context.Context, req interface{}) (interface{}, error) {
+		return srv.(ForgeServer).AdminPowerControl(ctx, req.(*AdminPowerControlRequest))
 	}
 	return interceptor(ctx, in, info, handler)
 }
@@ -4144,6 +4246,18 @@ var Forge_ServiceDesc = grpc.ServiceDesc{
 		{
 			MethodName: "SetMaintenance",
 			Handler:    _Forge_SetMaintenance_Handler,
+		},
+		{
+			MethodName: "GetPowerOptions",
+			Handler:    _Forge_GetPowerOptions_Handler,
+		},
+		{
+			MethodName: "UpdatePowerOption",
+			Handler:    _Forge_UpdatePowerOption_Handler,
+		},
+		{
+			MethodName: "AdminPowerControl",
+			Handler:    _Forge_AdminPowerControl_Handler,
 		},
 		{
 			MethodName: "CreateVpcPeering",

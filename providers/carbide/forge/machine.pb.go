@@ -266,6 +266,114 @@ func (MaintenanceOperation) EnumDescriptor() ([]byte, []int) {
 	return file_carbide_forge_machine_proto_rawDescGZIP(), []int{4}
 }
 
+type PowerState int32
+
+const (
+	PowerState_On                   PowerState = 0
+	PowerState_Off                  PowerState = 1
+	PowerState_PowerManagerDisabled PowerState = 2
+)
+
+// Enum value maps for PowerState.
+var (
+	PowerState_name = map[int32]string{
+		0: "On",
+		1: "Off",
+		2: "PowerManagerDisabled",
+	}
+	PowerState_value = map[string]int32{
+		"On":                   0,
+		"Off":                  1,
+		"PowerManagerDisabled": 2,
+	}
+)
+
+func (x PowerState) Enum() *PowerState {
+	p := new(PowerState)
+	*p = x
+	return p
+}
+
+func (x PowerState) String() string {
+	return protoimpl.X.EnumStringOf(x.Descriptor(), protoreflect.EnumNumber(x))
+}
+
+func (PowerState) Descriptor() protoreflect.EnumDescriptor {
+	return file_carbide_forge_machine_proto_enumTypes[5].Descriptor()
+}
+
+func (PowerState) Type() protoreflect.EnumType {
+	return &file_carbide_forge_machine_proto_enumTypes[5]
+}
+
+func (x PowerState) Number() protoreflect.EnumNumber {
+	return protoreflect.EnumNumber(x)
+}
+
+// Deprecated: Use PowerState.Descriptor instead.
+func (PowerState) EnumDescriptor() ([]byte, []int) {
+	return file_carbide_forge_machine_proto_rawDescGZIP(), []int{5}
+}
+
+// Left out, as nobody here reads it: 1.
+type AdminPowerControlRequest_SystemPowerControl int32
+
+const (
+	AdminPowerControlRequest_On               AdminPowerControlRequest_SystemPowerControl = 0
+	AdminPowerControlRequest_GracefulShutdown AdminPowerControlRequest_SystemPowerControl = 1
+	AdminPowerControlRequest_ForceOff         AdminPowerControlRequest_SystemPowerControl = 2
+	AdminPowerControlRequest_GracefulRestart  AdminPowerControlRequest_SystemPowerControl = 3
+	AdminPowerControlRequest_ForceRestart     AdminPowerControlRequest_SystemPowerControl = 4
+	AdminPowerControlRequest_ACPowercycle     AdminPowerControlRequest_SystemPowerControl = 5
+)
+
+// Enum value maps for AdminPowerControlRequest_SystemPowerControl.
+var (
+	AdminPowerControlRequest_SystemPowerControl_name = map[int32]string{
+		0: "On",
+		1: "GracefulShutdown",
+		2: "ForceOff",
+		3: "GracefulRestart",
+		4: "ForceRestart",
+		5: "ACPowercycle",
+	}
+	AdminPowerControlRequest_SystemPowerControl_value = map[string]int32{
+		"On":               0,
+		"GracefulShutdown": 1,
+		"ForceOff":         2,
+		"GracefulRestart":  3,
+		"ForceRestart":     4,
+		"ACPowercycle":     5,
+	}
+)
+
+func (x AdminPowerControlRequest_SystemPowerControl) Enum() *AdminPowerControlRequest_SystemPowerControl {
+	p := new(AdminPowerControlRequest_SystemPowerControl)
+	*p = x
+	return p
+}
+
+func (x AdminPowerControlRequest_SystemPowerControl) String() string {
+	return protoimpl.X.EnumStringOf(x.Descriptor(), protoreflect.EnumNumber(x))
+}
+
+func (AdminPowerControlRequest_SystemPowerControl) Descriptor() protoreflect.EnumDescriptor {
+	return file_carbide_forge_machine_proto_enumTypes[6].Descriptor()
+}
+
+func (AdminPowerControlRequest_SystemPowerControl) Type() protoreflect.EnumType {
+	return &file_carbide_forge_machine_proto_enumTypes[6]
+}
+
+func (x AdminPowerControlRequest_SystemPowerControl) Number() protoreflect.EnumNumber {
+	return protoreflect.EnumNumber(x)
+}
+
+// Deprecated: Use AdminPowerControlRequest_SystemPowerControl.Descriptor instead.
+func (AdminPowerControlRequest_SystemPowerControl) EnumDescriptor() ([]byte, []int) {
+	return file_carbide_forge_machine_proto_rawDescGZIP(), []int{23, 0}
+}
+
 type Machine struct {
 	state protoimpl.MessageState `protogen:"open.v1"`
 	// Left out, as nobody here reads them: 10, 12, 21, 29, 32, 40, 43, 44, 47.
@@ -1891,6 +1999,367 @@ func (x *MaintenanceRequest) GetReference() string {
 	return ""
 }
 
+// The power of hosts. The site's power manager looks at it every few minutes, and turns on what is to be on.
+type PowerOptionRequest struct {
+	state         protoimpl.MessageState `protogen:"open.v1"`
+	MachineId     []*MachineId           `protobuf:"bytes,1,rep,name=machine_id,json=machineId,proto3" json:"machine_id,omitempty"`
+	unknownFields protoimpl.UnknownFields
+	sizeCache     protoimpl.SizeCache
+}
+
+func (x *PowerOptionRequest) Reset() {
+	*x = PowerOptionRequest{}
+	mi := &file_carbide_forge_machine_proto_msgTypes[19]
+	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
+	ms.StoreMessageInfo(mi)
+}
+
+func (x *PowerOptionRequest) String() string {
+	return protoimpl.X.MessageStringOf(x)
+}
+
+func (*PowerOptionRequest) ProtoMessage() {}
+
+func (x *PowerOptionRequest) ProtoReflect() protoreflect.Message {
+	mi := &file_carbide_forge_machine_proto_msgTypes[19]
+	if x != nil {
+		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
+		if ms.LoadMessageInfo() == nil {
+			ms.StoreMessageInfo(mi)
+		}
+		return ms
+	}
+	return mi.MessageOf(x)
+}
+
+// Deprecated: Use PowerOptionRequest.ProtoReflect.Descriptor instead.
+func (*PowerOptionRequest) Descriptor() ([]byte, []int) {
+	return file_carbide_forge_machine_proto_rawDescGZIP(), []int{19}
+}
+
+func (x *PowerOptionRequest) GetMachineId() []*MachineId {
+	if x != nil {
+		return x.MachineId
+	}
+	return nil
+}
+
+type PowerOptionUpdateRequest struct {
+	state         protoimpl.MessageState `protogen:"open.v1"`
+	MachineId     *MachineId             `protobuf:"bytes,1,opt,name=machine_id,json=machineId,proto3" json:"machine_id,omitempty"`
+	PowerState    PowerState             `protobuf:"varint,2,opt,name=power_state,json=powerState,proto3,enum=forge.PowerState" json:"power_state,omitempty"`
+	unknownFields protoimpl.UnknownFields
+	sizeCache     protoimpl.SizeCache
+}
+
+func (x *PowerOptionUpdateRequest) Reset() {
+	*x = PowerOptionUpdateRequest{}
+	mi := &file_carbide_forge_machine_proto_msgTypes[20]
+	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
+	ms.StoreMessageInfo(mi)
+}
+
+func (x *PowerOptionUpdateRequest) String() string {
+	return protoimpl.X.MessageStringOf(x)
+}
+
+func (*PowerOptionUpdateRequest) ProtoMessage() {}
+
+func (x *PowerOptionUpdateRequest) ProtoReflect() protoreflect.Message {
+	mi := &file_carbide_forge_machine_proto_msgTypes[20]
+	if x != nil {
+		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
+		if ms.LoadMessageInfo() == nil {
+			ms.StoreMessageInfo(mi)
+		}
+		return ms
+	}
+	return mi.MessageOf(x)
+}
+
+// Deprecated: Use PowerOptionUpdateRequest.ProtoReflect.Descriptor instead.
+func (*PowerOptionUpdateRequest) Descriptor() ([]byte, []int) {
+	return file_carbide_forge_machine_proto_rawDescGZIP(), []int{20}
+}
+
+func (x *PowerOptionUpdateRequest) GetMachineId() *MachineId {
+	if x != nil {
+		return x.MachineId
+	}
+	return nil
+}
+
+func (x *PowerOptionUpdateRequest) GetPowerState() PowerState {
+	if x != nil {
+		return x.PowerState
+	}
+	return PowerState_On
+}
+
+type PowerOptionResponse struct {
+	state         protoimpl.MessageState `protogen:"open.v1"`
+	Response      []*PowerOptions        `protobuf:"bytes,1,rep,name=response,proto3" json:"response,omitempty"`
+	unknownFields protoimpl.UnknownFields
+	sizeCache     protoimpl.SizeCache
+}
+
+func (x *PowerOptionResponse) Reset() {
+	*x = PowerOptionResponse{}
+	mi := &file_carbide_forge_machine_proto_msgTypes[21]
+	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
+	ms.StoreMessageInfo(mi)
+}
+
+func (x *PowerOptionResponse) String() string {
+	return protoimpl.X.MessageStringOf(x)
+}
+
+func (*PowerOptionResponse) ProtoMessage() {}
+
+func (x *PowerOptionResponse) ProtoReflect() protoreflect.Message {
+	mi := &file_carbide_forge_machine_proto_msgTypes[21]
+	if x != nil {
+		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
+		if ms.LoadMessageInfo() == nil {
+			ms.StoreMessageInfo(mi)
+		}
+		return ms
+	}
+	return mi.MessageOf(x)
+}
+
+// Deprecated: Use PowerOptionResponse.ProtoReflect.Descriptor instead.
+func (*PowerOptionResponse) Descriptor() ([]byte, []int) {
+	return file_carbide_forge_machine_proto_rawDescGZIP(), []int{21}
+}
+
+func (x *PowerOptionResponse) GetResponse() []*PowerOptions {
+	if x != nil {
+		return x.Response
+	}
+	return nil
+}
+
+type PowerOptions struct {
+	state                                        protoimpl.MessageState `protogen:"open.v1"`
+	DesiredState                                 PowerState             `protobuf:"varint,1,opt,name=desired_state,json=desiredState,proto3,enum=forge.PowerState" json:"desired_state,omitempty"`
+	DesiredStateUpdatedAt                        *timestamppb.Timestamp `protobuf:"bytes,2,opt,name=desired_state_updated_at,json=desiredStateUpdatedAt,proto3" json:"desired_state_updated_at,omitempty"`
+	ActualState                                  PowerState             `protobuf:"varint,3,opt,name=actual_state,json=actualState,proto3,enum=forge.PowerState" json:"actual_state,omitempty"`
+	ActualStateUpdatedAt                         *timestamppb.Timestamp `protobuf:"bytes,4,opt,name=actual_state_updated_at,json=actualStateUpdatedAt,proto3" json:"actual_state_updated_at,omitempty"`
+	HostId                                       *MachineId             `protobuf:"bytes,5,opt,name=host_id,json=hostId,proto3" json:"host_id,omitempty"`
+	DesiredPowerStateVersion                     string                 `protobuf:"bytes,6,opt,name=desired_power_state_version,json=desiredPowerStateVersion,proto3" json:"desired_power_state_version,omitempty"`
+	NextPowerStateFetchAt                        *timestamppb.Timestamp `protobuf:"bytes,7,opt,name=next_power_state_fetch_at,json=nextPowerStateFetchAt,proto3" json:"next_power_state_fetch_at,omitempty"`
+	OffCounter                                   int32                  `protobuf:"varint,8,opt,name=off_counter,json=offCounter,proto3" json:"off_counter,omitempty"`
+	TriedTriggeringOnAt                          *timestamppb.Timestamp `protobuf:"bytes,9,opt,name=tried_triggering_on_at,json=triedTriggeringOnAt,proto3,oneof" json:"tried_triggering_on_at,omitempty"`
+	TriedTriggeringOnCounter                     int32                  `protobuf:"varint,10,opt,name=tried_triggering_on_counter,json=triedTriggeringOnCounter,proto3" json:"tried_triggering_on_counter,omitempty"`
+	WaitUntilTimeBeforePerformingNextPowerAction *timestamppb.Timestamp `protobuf:"bytes,11,opt,name=wait_until_time_before_performing_next_power_action,json=waitUntilTimeBeforePerformingNextPowerAction,proto3" json:"wait_until_time_before_performing_next_power_action,omitempty"`
+	unknownFields                                protoimpl.UnknownFields
+	sizeCache                                    protoimpl.SizeCache
+}
+
+func (x *PowerOptions) Reset() {
+	*x = PowerOptions{}
+	mi := &file_carbide_forge_machine_proto_msgTypes[22]
+	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
+	ms.StoreMessageInfo(mi)
+}
+
+func (x *PowerOptions) String() string {
+	return protoimpl.X.MessageStringOf(x)
+}
+
+func (*PowerOptions) ProtoMessage() {}
+
+func (x *PowerOptions) ProtoReflect() protoreflect.Message {
+	mi := &file_carbide_forge_machine_proto_msgTypes[22]
+	if x != nil {
+		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
+		if ms.LoadMessageInfo() == nil {
+			ms.StoreMessageInfo(mi)
+		}
+		return ms
+	}
+	return mi.MessageOf(x)
+}
+
+// Deprecated: Use PowerOptions.ProtoReflect.Descriptor instead.
+func (*PowerOptions) Descriptor() ([]byte, []int) {
+	return file_carbide_forge_machine_proto_rawDescGZIP(), []int{22}
+}
+
+func (x *PowerOptions) GetDesiredState() PowerState {
+	if x != nil {
+		return x.DesiredState
+	}
+	return PowerState_On
+}
+
+func (x *PowerOptions) GetDesiredStateUpdatedAt() *timestamppb.Timestamp {
+	if x != nil {
+		return x.DesiredStateUpdatedAt
+	}
+	return nil
+}
+
+func (x *PowerOptions) GetActualState() PowerState {
+	if x != nil {
+		return x.ActualState
+	}
+	return PowerState_On
+}
+
+func (x *PowerOptions) GetActualStateUpdatedAt() *timestamppb.Timestamp {
+	if x != nil {
+		return x.ActualStateUpdatedAt
+	}
+	return nil
+}
+
+func (x *PowerOptions) GetHostId() *MachineId {
+	if x != nil {
+		return x.HostId
+	}
+	return nil
+}
+
+func (x *PowerOptions) GetDesiredPowerStateVersion() string {
+	if x != nil {
+		return x.DesiredPowerStateVersion
+	}
+	return ""
+}
+
+func (x *PowerOptions) GetNextPowerStateFetchAt() *timestamppb.Timestamp {
+	if x != nil {
+		return x.NextPowerStateFetchAt
+	}
+	return nil
+}
+
+func (x *PowerOptions) GetOffCounter() int32 {
+	if x != nil {
+		return x.OffCounter
+	}
+	return 0
+}
+
+func (x *PowerOptions) GetTriedTriggeringOnAt() *timestamppb.Timestamp {
+	if x != nil {
+		return x.TriedTriggeringOnAt
+	}
+	return nil
+}
+
+func (x *PowerOptions) GetTriedTriggeringOnCounter() int32 {
+	if x != nil {
+		return x.TriedTriggeringOnCounter
+	}
+	return 0
+}
+
+func (x *PowerOptions) GetWaitUntilTimeBeforePerformingNextPowerAction() *timestamppb.Timestamp {
+	if x != nil {
+		return x.WaitUntilTimeBeforePerformingNextPowerAction
+	}
+	return nil
+}
+
+type AdminPowerControlRequest struct {
+	state         protoimpl.MessageState                      `protogen:"open.v1"`
+	MachineId     *string                                     `protobuf:"bytes,2,opt,name=machine_id,json=machineId,proto3,oneof" json:"machine_id,omitempty"`
+	Action        AdminPowerControlRequest_SystemPowerControl `protobuf:"varint,3,opt,name=action,proto3,enum=forge.AdminPowerControlRequest_SystemPowerControl" json:"action,omitempty"`
+	unknownFields protoimpl.UnknownFields
+	sizeCache     protoimpl.SizeCache
+}
+
+func (x *AdminPowerControlRequest) Reset() {
+	*x = AdminPowerControlRequest{}
+	mi := &file_carbide_forge_machine_proto_msgTypes[23]
+	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
+	ms.StoreMessageInfo(mi)
+}
+
+func (x *AdminPowerControlRequest) String() string {
+	return protoimpl.X.MessageStringOf(x)
+}
+
+func (*AdminPowerControlRequest) ProtoMessage() {}
+
+func (x *AdminPowerControlRequest) ProtoReflect() protoreflect.Message {
+	mi := &file_carbide_forge_machine_proto_msgTypes[23]
+	if x != nil {
+		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
+		if ms.LoadMessageInfo() == nil {
+			ms.StoreMessageInfo(mi)
+		}
+		return ms
+	}
+	return mi.MessageOf(x)
+}
+
+// Deprecated: Use AdminPowerControlRequest.ProtoReflect.Descriptor instead.
+func (*AdminPowerControlRequest) Descriptor() ([]byte, []int) {
+	return file_carbide_forge_machine_proto_rawDescGZIP(), []int{23}
+}
+
+func (x *AdminPowerControlRequest) GetMachineId() string {
+	if x != nil && x.MachineId != nil {
+		return *x.MachineId
+	}
+	return ""
+}
+
+func (x *AdminPowerControlRequest) GetAction() AdminPowerControlRequest_SystemPowerControl {
+	if x != nil {
+		return x.Action
+	}
+	return AdminPowerControlRequest_On
+}
+
+type AdminPowerControlResponse struct {
+	state         protoimpl.MessageState `protogen:"open.v1"`
+	Msg           *string                `protobuf:"bytes,1,opt,name=msg,proto3,oneof" json:"msg,omitempty"`
+	unknownFields protoimpl.UnknownFields
+	sizeCache     protoimpl.SizeCache
+}
+
+func (x *AdminPowerControlResponse) Reset() {
+	*x = AdminPowerControlResponse{}
+	mi := &file_carbide_forge_machine_proto_msgTypes[24]
+	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
+	ms.StoreMessageInfo(mi)
+}
+
+func (x *AdminPowerControlResponse) String() string {
+	return protoimpl.X.MessageStringOf(x)
+}
+
+func (*AdminPowerControlResponse) ProtoMessage() {}
+
+func (x *AdminPowerControlResponse) ProtoReflect() protoreflect.Message {
+	mi := &file_carbide_forge_machine_proto_msgTypes[24]
+	if x != nil {
+		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
+		if ms.LoadMessageInfo() == nil {
+			ms.StoreMessageInfo(mi)
+		}
+		return ms
+	}
+	return mi.MessageOf(x)
+}
+
+// Deprecated: Use AdminPowerControlResponse.ProtoReflect.Descriptor instead.
+func (*AdminPowerControlResponse) Descriptor() ([]byte, []int) {
+	return file_carbide_forge_machine_proto_rawDescGZIP(), []int{24}
+}
+
+func (x *AdminPowerControlResponse) GetMsg() string {
+	if x != nil && x.Msg != nil {
+		return *x.Msg
+	}
+	return ""
+}
+
 var File_carbide_forge_machine_proto protoreflect.FileDescriptor
 
 const file_carbide_forge_machine_proto_rawDesc = "" +
@@ -2108,7 +2577,47 @@ const file_carbide_forge_machine_proto_rawDesc = "" +
 	"\ahost_id\x18\x02 \x01(\v2\x11.common.MachineIdR\x06hostId\x12!\n" +
 	"\treference\x18\x03 \x01(\tH\x00R\treference\x88\x01\x01B\f\n" +
 	"\n" +
-	"_reference*>\n" +
+	"_reference\"F\n" +
+	"\x12PowerOptionRequest\x120\n" +
+	"\n" +
+	"machine_id\x18\x01 \x03(\v2\x11.common.MachineIdR\tmachineId\"\x80\x01\n" +
+	"\x18PowerOptionUpdateRequest\x120\n" +
+	"\n" +
+	"machine_id\x18\x01 \x01(\v2\x11.common.MachineIdR\tmachineId\x122\n" +
+	"\vpower_state\x18\x02 \x01(\x0e2\x11.forge.PowerStateR\n" +
+	"powerState\"F\n" +
+	"\x13PowerOptionResponse\x12/\n" +
+	"\bresponse\x18\x01 \x03(\v2\x13.forge.PowerOptionsR\bresponse\"\xbe\x06\n" +
+	"\fPowerOptions\x126\n" +
+	"\rdesired_state\x18\x01 \x01(\x0e2\x11.forge.PowerStateR\fdesiredState\x12S\n" +
+	"\x18desired_state_updated_at\x18\x02 \x01(\v2\x1a.google.protobuf.TimestampR\x15desiredStateUpdatedAt\x124\n" +
+	"\factual_state\x18\x03 \x01(\x0e2\x11.forge.PowerStateR\vactualState\x12Q\n" +
+	"\x17actual_state_updated_at\x18\x04 \x01(\v2\x1a.google.protobuf.TimestampR\x14actualStateUpdatedAt\x12*\n" +
+	"\ahost_id\x18\x05 \x01(\v2\x11.common.MachineIdR\x06hostId\x12=\n" +
+	"\x1bdesired_power_state_version\x18\x06 \x01(\tR\x18desiredPowerStateVersion\x12T\n" +
+	"\x19next_power_state_fetch_at\x18\a \x01(\v2\x1a.google.protobuf.TimestampR\x15nextPowerStateFetchAt\x12\x1f\n" +
+	"\voff_counter\x18\b \x01(\x05R\n" +
+	"offCounter\x12T\n" +
+	"\x16tried_triggering_on_at\x18\t \x01(\v2\x1a.google.protobuf.TimestampH\x00R\x13triedTriggeringOnAt\x88\x01\x01\x12=\n" +
+	"\x1btried_triggering_on_counter\x18\n" +
+	" \x01(\x05R\x18triedTriggeringOnCounter\x12\x85\x01\n" +
+	"3wait_until_time_before_performing_next_power_action\x18\v \x01(\v2\x1a.google.protobuf.TimestampR,waitUntilTimeBeforePerformingNextPowerActionB\x19\n" +
+	"\x17_tried_triggering_on_at\"\x94\x02\n" +
+	"\x18AdminPowerControlRequest\x12\"\n" +
+	"\n" +
+	"machine_id\x18\x02 \x01(\tH\x00R\tmachineId\x88\x01\x01\x12J\n" +
+	"\x06action\x18\x03 \x01(\x0e22.forge.AdminPowerControlRequest.SystemPowerControlR\x06action\"y\n" +
+	"\x12SystemPowerControl\x12\x06\n" +
+	"\x02On\x10\x00\x12\x14\n" +
+	"\x10GracefulShutdown\x10\x01\x12\f\n" +
+	"\bForceOff\x10\x02\x12\x13\n" +
+	"\x0fGracefulRestart\x10\x03\x12\x10\n" +
+	"\fForceRestart\x10\x04\x12\x10\n" +
+	"\fACPowercycle\x10\x05B\r\n" +
+	"\v_machine_id\":\n" +
+	"\x19AdminPowerControlResponse\x12\x15\n" +
+	"\x03msg\x18\x01 \x01(\tH\x00R\x03msg\x88\x01\x01B\x06\n" +
+	"\x04_msg*>\n" +
 	"\vMachineType\x12\v\n" +
 	"\aUNKNOWN\x10\x00\x12\a\n" +
 	"\x03DPU\x10\x01\x12\b\n" +
@@ -2131,7 +2640,12 @@ const file_carbide_forge_machine_proto_rawDesc = "" +
 	"\x14MaintenanceOperation\x12\n" +
 	"\n" +
 	"\x06Enable\x10\x00\x12\v\n" +
-	"\aDisable\x10\x01B/Z-converge.dev/converge/providers/carbide/forgeb\x06proto3"
+	"\aDisable\x10\x01*7\n" +
+	"\n" +
+	"PowerState\x12\x06\n" +
+	"\x02On\x10\x00\x12\a\n" +
+	"\x03Off\x10\x01\x12\x18\n" +
+	"\x14PowerManagerDisabled\x10\x02B/Z-converge.dev/converge/providers/carbide/forgeb\x06proto3"
 
 var (
 	file_carbide_forge_machine_proto_rawDescOnce sync.Once
@@ -2145,105 +2659,126 @@ func file_carbide_forge_machine_proto_rawDescGZIP() []byte {
 	return file_carbide_forge_machine_proto_rawDescData
 }
 
-var file_carbide_forge_machine_proto_enumTypes = make([]protoimpl.EnumInfo, 5)
-var file_carbide_forge_machine_proto_msgTypes = make([]protoimpl.MessageInfo, 19)
+var file_carbide_forge_machine_proto_enumTypes = make([]protoimpl.EnumInfo, 7)
+var file_carbide_forge_machine_proto_msgTypes = make([]protoimpl.MessageInfo, 25)
 var file_carbide_forge_machine_proto_goTypes = []any{
-	(MachineType)(0),                              // 0: forge.MachineType
-	(InterfaceAssociationType)(0),                 // 1: forge.InterfaceAssociationType
-	(InterfaceType)(0),                            // 2: forge.InterfaceType
-	(InstanceNetworkSegmentMembershipType)(0),     // 3: forge.InstanceNetworkSegmentMembershipType
-	(MaintenanceOperation)(0),                     // 4: forge.MaintenanceOperation
-	(*Machine)(nil),                               // 5: forge.Machine
-	(*MachineEvent)(nil),                          // 6: forge.MachineEvent
-	(*MachineInterface)(nil),                      // 7: forge.MachineInterface
-	(*InstanceNetworkRestrictions)(nil),           // 8: forge.InstanceNetworkRestrictions
-	(*SkuStatus)(nil),                             // 9: forge.SkuStatus
-	(*PlacementInRack)(nil),                       // 10: forge.PlacementInRack
-	(*MachineCapabilitiesSet)(nil),                // 11: forge.MachineCapabilitiesSet
-	(*MachineCapabilityAttributesCpu)(nil),        // 12: forge.MachineCapabilityAttributesCpu
-	(*MachineCapabilityAttributesGpu)(nil),        // 13: forge.MachineCapabilityAttributesGpu
-	(*MachineCapabilityAttributesMemory)(nil),     // 14: forge.MachineCapabilityAttributesMemory
-	(*MachineCapabilityAttributesStorage)(nil),    // 15: forge.MachineCapabilityAttributesStorage
-	(*MachineCapabilityAttributesNetwork)(nil),    // 16: forge.MachineCapabilityAttributesNetwork
-	(*MachineCapabilityAttributesInfiniband)(nil), // 17: forge.MachineCapabilityAttributesInfiniband
-	(*MachineCapabilityAttributesDpu)(nil),        // 18: forge.MachineCapabilityAttributesDpu
-	(*MachineSearchConfig)(nil),                   // 19: forge.MachineSearchConfig
-	(*MachinesByIdsRequest)(nil),                  // 20: forge.MachinesByIdsRequest
-	(*MachineList)(nil),                           // 21: forge.MachineList
-	(*MachineMetadataUpdateRequest)(nil),          // 22: forge.MachineMetadataUpdateRequest
-	(*MaintenanceRequest)(nil),                    // 23: forge.MaintenanceRequest
-	(*MachineId)(nil),                             // 24: common.MachineId
-	(*ControllerStateReason)(nil),                 // 25: forge.ControllerStateReason
-	(*StateSla)(nil),                              // 26: forge.StateSla
-	(*timestamppb.Timestamp)(nil),                 // 27: google.protobuf.Timestamp
-	(*HealthReport)(nil),                          // 28: health.HealthReport
-	(*Metadata)(nil),                              // 29: forge.Metadata
-	(*RackId)(nil),                                // 30: common.RackId
-	(*MachineInterfaceId)(nil),                    // 31: common.MachineInterfaceId
-	(*NetworkSegmentId)(nil),                      // 32: common.NetworkSegmentId
-	(*DomainId)(nil),                              // 33: common.DomainId
-	(*PowerShelfId)(nil),                          // 34: common.PowerShelfId
-	(*SwitchId)(nil),                              // 35: common.SwitchId
-	(MachineCapabilityDeviceType)(0),              // 36: forge.MachineCapabilityDeviceType
+	(MachineType)(0),                                 // 0: forge.MachineType
+	(InterfaceAssociationType)(0),                    // 1: forge.InterfaceAssociationType
+	(InterfaceType)(0),                               // 2: forge.InterfaceType
+	(InstanceNetworkSegmentMembershipType)(0),        // 3: forge.InstanceNetworkSegmentMembershipType
+	(MaintenanceOperation)(0),                        // 4: forge.MaintenanceOperation
+	(PowerState)(0),                                  // 5: forge.PowerState
+	(AdminPowerControlRequest_SystemPowerControl)(0), // 6: forge.AdminPowerControlRequest.SystemPowerControl
+	(*Machine)(nil),                                  // 7: forge.Machine
+	(*MachineEvent)(nil),                             // 8: forge.MachineEvent
+	(*MachineInterface)(nil),                         // 9: forge.MachineInterface
+	(*InstanceNetworkRestrictions)(nil),              // 10: forge.InstanceNetworkRestrictions
+	(*SkuStatus)(nil),                                // 11: forge.SkuStatus
+	(*PlacementInRack)(nil),                          // 12: forge.PlacementInRack
+	(*MachineCapabilitiesSet)(nil),                   // 13: forge.MachineCapabilitiesSet
+	(*MachineCapabilityAttributesCpu)(nil),           // 14: forge.MachineCapabilityAttributesCpu
+	(*MachineCapabilityAttributesGpu)(nil),           // 15: forge.MachineCapabilityAttributesGpu
+	(*MachineCapabilityAttributesMemory)(nil),        // 16: forge.MachineCapabilityAttributesMemory
+	(*MachineCapabilityAttributesStorage)(nil),       // 17: forge.MachineCapabilityAttributesStorage
+	(*MachineCapabilityAttributesNetwork)(nil),       // 18: forge.MachineCapabilityAttributesNetwork
+	(*MachineCapabilityAttributesInfiniband)(nil),    // 19: forge.MachineCapabilityAttributesInfiniband
+	(*MachineCapabilityAttributesDpu)(nil),           // 20: forge.MachineCapabilityAttributesDpu
+	(*MachineSearchConfig)(nil),                      // 21: forge.MachineSearchConfig
+	(*MachinesByIdsRequest)(nil),                     // 22: forge.MachinesByIdsRequest
+	(*MachineList)(nil),                              // 23: forge.MachineList
+	(*MachineMetadataUpdateRequest)(nil),             // 24: forge.MachineMetadataUpdateRequest
+	(*MaintenanceRequest)(nil),                       // 25: forge.MaintenanceRequest
+	(*PowerOptionRequest)(nil),                       // 26: forge.PowerOptionRequest
+	(*PowerOptionUpdateRequest)(nil),                 // 27: forge.PowerOptionUpdateRequest
+	(*PowerOptionResponse)(nil),                      // 28: forge.PowerOptionResponse
+	(*PowerOptions)(nil),                             // 29: forge.PowerOptions
+	(*AdminPowerControlRequest)(nil),                 // 30: forge.AdminPowerControlRequest
+	(*AdminPowerControlResponse)(nil),                // 31: forge.AdminPowerControlResponse
+	(*MachineId)(nil),                                // 32: common.MachineId
+	(*ControllerStateReason)(nil),                    // 33: forge.ControllerStateReason
+	(*StateSla)(nil),                                 // 34: forge.StateSla
+	(*timestamppb.Timestamp)(nil),                    // 35: google.protobuf.Timestamp
+	(*HealthReport)(nil),                             // 36: health.HealthReport
+	(*Metadata)(nil),                                 // 37: forge.Metadata
+	(*RackId)(nil),                                   // 38: common.RackId
+	(*MachineInterfaceId)(nil),                       // 39: common.MachineInterfaceId
+	(*NetworkSegmentId)(nil),                         // 40: common.NetworkSegmentId
+	(*DomainId)(nil),                                 // 41: common.DomainId
+	(*PowerShelfId)(nil),                             // 42: common.PowerShelfId
+	(*SwitchId)(nil),                                 // 43: common.SwitchId
+	(MachineCapabilityDeviceType)(0),                 // 44: forge.MachineCapabilityDeviceType
 }
 var file_carbide_forge_machine_proto_depIdxs = []int32{
-	24, // 0: forge.Machine.id:type_name -> common.MachineId
-	25, // 1: forge.Machine.state_reason:type_name -> forge.ControllerStateReason
-	26, // 2: forge.Machine.state_sla:type_name -> forge.StateSla
-	6,  // 3: forge.Machine.events:type_name -> forge.MachineEvent
-	7,  // 4: forge.Machine.interfaces:type_name -> forge.MachineInterface
+	32, // 0: forge.Machine.id:type_name -> common.MachineId
+	33, // 1: forge.Machine.state_reason:type_name -> forge.ControllerStateReason
+	34, // 2: forge.Machine.state_sla:type_name -> forge.StateSla
+	8,  // 3: forge.Machine.events:type_name -> forge.MachineEvent
+	9,  // 4: forge.Machine.interfaces:type_name -> forge.MachineInterface
 	0,  // 5: forge.Machine.machine_type:type_name -> forge.MachineType
-	27, // 6: forge.Machine.last_reboot_time:type_name -> google.protobuf.Timestamp
-	27, // 7: forge.Machine.last_observation_time:type_name -> google.protobuf.Timestamp
-	27, // 8: forge.Machine.maintenance_start_time:type_name -> google.protobuf.Timestamp
-	24, // 9: forge.Machine.associated_host_machine_id:type_name -> common.MachineId
-	27, // 10: forge.Machine.last_reboot_requested_time:type_name -> google.protobuf.Timestamp
-	24, // 11: forge.Machine.associated_dpu_machine_ids:type_name -> common.MachineId
-	28, // 12: forge.Machine.health:type_name -> health.HealthReport
-	29, // 13: forge.Machine.metadata:type_name -> forge.Metadata
-	8,  // 14: forge.Machine.instance_network_restrictions:type_name -> forge.InstanceNetworkRestrictions
-	11, // 15: forge.Machine.capabilities:type_name -> forge.MachineCapabilitiesSet
-	9,  // 16: forge.Machine.hw_sku_status:type_name -> forge.SkuStatus
-	30, // 17: forge.Machine.rack_id:type_name -> common.RackId
-	10, // 18: forge.Machine.placement_in_rack:type_name -> forge.PlacementInRack
-	27, // 19: forge.MachineEvent.time:type_name -> google.protobuf.Timestamp
-	31, // 20: forge.MachineInterface.id:type_name -> common.MachineInterfaceId
-	24, // 21: forge.MachineInterface.attached_dpu_machine_id:type_name -> common.MachineId
-	24, // 22: forge.MachineInterface.machine_id:type_name -> common.MachineId
-	32, // 23: forge.MachineInterface.segment_id:type_name -> common.NetworkSegmentId
-	33, // 24: forge.MachineInterface.domain_id:type_name -> common.DomainId
-	27, // 25: forge.MachineInterface.created:type_name -> google.protobuf.Timestamp
-	27, // 26: forge.MachineInterface.last_dhcp:type_name -> google.protobuf.Timestamp
-	34, // 27: forge.MachineInterface.power_shelf_id:type_name -> common.PowerShelfId
-	35, // 28: forge.MachineInterface.switch_id:type_name -> common.SwitchId
+	35, // 6: forge.Machine.last_reboot_time:type_name -> google.protobuf.Timestamp
+	35, // 7: forge.Machine.last_observation_time:type_name -> google.protobuf.Timestamp
+	35, // 8: forge.Machine.maintenance_start_time:type_name -> google.protobuf.Timestamp
+	32, // 9: forge.Machine.associated_host_machine_id:type_name -> common.MachineId
+	35, // 10: forge.Machine.last_reboot_requested_time:type_name -> google.protobuf.Timestamp
+	32, // 11: forge.Machine.associated_dpu_machine_ids:type_name -> common.MachineId
+	36, // 12: forge.Machine.health:type_name -> health.HealthReport
+	37, // 13: forge.Machine.metadata:type_name -> forge.Metadata
+	10, // 14: forge.Machine.instance_network_restrictions:type_name -> forge.InstanceNetworkRestrictions
+	13, // 15: forge.Machine.capabilities:type_name -> forge.MachineCapabilitiesSet
+	11, // 16: forge.Machine.hw_sku_status:type_name -> forge.SkuStatus
+	38, // 17: forge.Machine.rack_id:type_name -> common.RackId
+	12, // 18: forge.Machine.placement_in_rack:type_name -> forge.PlacementInRack
+	35, // 19: forge.MachineEvent.time:type_name -> google.protobuf.Timestamp
+	39, // 20: forge.MachineInterface.id:type_name -> common.MachineInterfaceId
+	32, // 21: forge.MachineInterface.attached_dpu_machine_id:type_name -> common.MachineId
+	32, // 22: forge.MachineInterface.machine_id:type_name -> common.MachineId
+	40, // 23: forge.MachineInterface.segment_id:type_name -> common.NetworkSegmentId
+	41, // 24: forge.MachineInterface.domain_id:type_name -> common.DomainId
+	35, // 25: forge.MachineInterface.created:type_name -> google.protobuf.Timestamp
+	35, // 26: forge.MachineInterface.last_dhcp:type_name -> google.protobuf.Timestamp
+	42, // 27: forge.MachineInterface.power_shelf_id:type_name -> common.PowerShelfId
+	43, // 28: forge.MachineInterface.switch_id:type_name -> common.SwitchId
 	1,  // 29: forge.MachineInterface.association_type:type_name -> forge.InterfaceAssociationType
 	2,  // 30: forge.MachineInterface.interface_type:type_name -> forge.InterfaceType
 	3,  // 31: forge.InstanceNetworkRestrictions.network_segment_membership_type:type_name -> forge.InstanceNetworkSegmentMembershipType
-	32, // 32: forge.InstanceNetworkRestrictions.network_segment_ids:type_name -> common.NetworkSegmentId
-	27, // 33: forge.SkuStatus.verify_request_time:type_name -> google.protobuf.Timestamp
-	27, // 34: forge.SkuStatus.last_match_attempt:type_name -> google.protobuf.Timestamp
-	27, // 35: forge.SkuStatus.last_generate_attempt:type_name -> google.protobuf.Timestamp
-	12, // 36: forge.MachineCapabilitiesSet.cpu:type_name -> forge.MachineCapabilityAttributesCpu
-	13, // 37: forge.MachineCapabilitiesSet.gpu:type_name -> forge.MachineCapabilityAttributesGpu
-	14, // 38: forge.MachineCapabilitiesSet.memory:type_name -> forge.MachineCapabilityAttributesMemory
-	15, // 39: forge.MachineCapabilitiesSet.storage:type_name -> forge.MachineCapabilityAttributesStorage
-	16, // 40: forge.MachineCapabilitiesSet.network:type_name -> forge.MachineCapabilityAttributesNetwork
-	17, // 41: forge.MachineCapabilitiesSet.infiniband:type_name -> forge.MachineCapabilityAttributesInfiniband
-	18, // 42: forge.MachineCapabilitiesSet.dpu:type_name -> forge.MachineCapabilityAttributesDpu
-	36, // 43: forge.MachineCapabilityAttributesGpu.device_type:type_name -> forge.MachineCapabilityDeviceType
-	36, // 44: forge.MachineCapabilityAttributesNetwork.device_type:type_name -> forge.MachineCapabilityDeviceType
-	30, // 45: forge.MachineSearchConfig.rack_id:type_name -> common.RackId
-	24, // 46: forge.MachinesByIdsRequest.machine_ids:type_name -> common.MachineId
-	5,  // 47: forge.MachineList.machines:type_name -> forge.Machine
-	24, // 48: forge.MachineMetadataUpdateRequest.machine_id:type_name -> common.MachineId
-	29, // 49: forge.MachineMetadataUpdateRequest.metadata:type_name -> forge.Metadata
+	40, // 32: forge.InstanceNetworkRestrictions.network_segment_ids:type_name -> common.NetworkSegmentId
+	35, // 33: forge.SkuStatus.verify_request_time:type_name -> google.protobuf.Timestamp
+	35, // 34: forge.SkuStatus.last_match_attempt:type_name -> google.protobuf.Timestamp
+	35, // 35: forge.SkuStatus.last_generate_attempt:type_name -> google.protobuf.Timestamp
+	14, // 36: forge.MachineCapabilitiesSet.cpu:type_name -> forge.MachineCapabilityAttributesCpu
+	15, // 37: forge.MachineCapabilitiesSet.gpu:type_name -> forge.MachineCapabilityAttributesGpu
+	16, // 38: forge.MachineCapabilitiesSet.memory:type_name -> forge.MachineCapabilityAttributesMemory
+	17, // 39: forge.MachineCapabilitiesSet.storage:type_name -> forge.MachineCapabilityAttributesStorage
+	18, // 40: forge.MachineCapabilitiesSet.network:type_name -> forge.MachineCapabilityAttributesNetwork
+	19, // 41: forge.MachineCapabilitiesSet.infiniband:type_name -> forge.MachineCapabilityAttributesInfiniband
+	20, // 42: forge.MachineCapabilitiesSet.dpu:type_name -> forge.MachineCapabilityAttributesDpu
+	44, // 43: forge.MachineCapabilityAttributesGpu.device_type:type_name -> forge.MachineCapabilityDeviceType
+	44, // 44: forge.MachineCapabilityAttributesNetwork.device_type:type_name -> forge.MachineCapabilityDeviceType
+	38, // 45: forge.MachineSearchConfig.rack_id:type_name -> common.RackId
+	32, // 46: forge.MachinesByIdsRequest.machine_ids:type_name -> common.MachineId
+	7,  // 47: forge.MachineList.machines:type_name -> forge.Machine
+	32, // 48: forge.MachineMetadataUpdateRequest.machine_id:type_name -> common.MachineId
+	37, // 49: forge.MachineMetadataUpdateRequest.metadata:type_name -> forge.Metadata
 	4,  // 50: forge.MaintenanceRequest.operation:type_name -> forge.MaintenanceOperation
-	24, // 51: forge.MaintenanceRequest.host_id:type_name -> common.MachineId
-	52, // [52:52] is the sub-list for method output_type
-	52, // [52:52] is the sub-list for method input_type
-	52, // [52:52] is the sub-list for extension type_name
-	52, // [52:52] is the sub-list for extension extendee
-	0,  // [0:52] is the sub-list for field type_name
+	32, // 51: forge.MaintenanceRequest.host_id:type_name -> common.MachineId
+	32, // 52: forge.PowerOptionRequest.machine_id:type_name -> common.MachineId
+	32, // 53: forge.PowerOptionUpdateRequest.machine_id:type_name -> common.MachineId
+	5,  // 54: forge.PowerOptionUpdateRequest.power_state:type_name -> forge.PowerState
+	29, // 55: forge.PowerOptionResponse.response:type_name -> forge.PowerOptions
+	5,  // 56: forge.PowerOptions.desired_state:type_name -> forge.PowerState
+	35, // 57: forge.PowerOptions.desired_state_updated_at:type_name -> google.protobuf.Timestamp
+	5,  // 58: forge.PowerOptions.actual_state:type_name -> forge.PowerState
+	35, // 59: forge.PowerOptions.actual_state_updated_at:type_name -> google.protobuf.Timestamp
+	32, // 60: forge.PowerOptions.host_id:type_name -> common.MachineId
+	35, // 61: forge.PowerOptions.next_power_state_fetch_at:type_name -> google.protobuf.Timestamp
+	35, // 62: forge.PowerOptions.tried_triggering_on_at:type_name -> google.protobuf.Timestamp
+	35, // 63: forge.PowerOptions.wait_until_time_before_performing_next_power_action:type_name -> google.protobuf.Timestamp
+	6,  // 64: forge.AdminPowerControlRequest.action:type_name -> forge.AdminPowerControlRequest.SystemPowerControl
+	65, // [65:65] is the sub-list for method output_type
+	65, // [65:65] is the sub-list for method input_type
+	65, // [65:65] is the sub-list for extension type_name
+	65, // [65:65] is the sub-list for extension extendee
+	0,  // [0:65] is the sub-list for field type_name
 }
 
 func init() { file_carbide_forge_machine_proto_init() }
@@ -2269,13 +2804,16 @@ func file_carbide_forge_machine_proto_init() {
 	file_carbide_forge_machine_proto_msgTypes[14].OneofWrappers = []any{}
 	file_carbide_forge_machine_proto_msgTypes[17].OneofWrappers = []any{}
 	file_carbide_forge_machine_proto_msgTypes[18].OneofWrappers = []any{}
+	file_carbide_forge_machine_proto_msgTypes[22].OneofWrappers = []any{}
+	file_carbide_forge_machine_proto_msgTypes[23].OneofWrappers = []any{}
+	file_carbide_forge_machine_proto_msgTypes[24].OneofWrappers = []any{}
 	type x struct{}
 	out := protoimpl.TypeBuilder{
 		File: protoimpl.DescBuilder{
 			GoPackagePath: reflect.TypeOf(x{}).PkgPath(),
 			RawDescriptor: unsafe.Slice(unsafe.StringData(file_carbide_forge_machine_proto_rawDesc), len(file_carbide_forge_machine_proto_rawDesc)),
-			NumEnums:      5,
-			NumMessages:   19,
+			NumEnums:      7,
+			NumMessages:   25,
 			NumExtensions: 0,
 			NumServices:   0,
 		},

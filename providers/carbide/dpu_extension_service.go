@@ -1,0 +1,226 @@
+package carbide
+
+import (
+	"context"
+	"strconv"
+
+	"google.golang.org/grpc/codes"
+	"google.golang.org/grpc/status"
+
+	"converge.dev/converge/providers"
+	"converge.dev/converge/providers/carbide/forge"
+	"converge.dev/converge/schema"
+)
+
+// A name stays taken for ever. So nothing brings a deleted service back, and an undone creation would use up the name: it
+// comes after all that can be undone, and only when it was approved.
+var extensionServiceTraits = providers.Traits{
+	Create: providers.Conditional, Update: providers.Versioned, Delete: providers.Blind,
+	Burned: true, Late: late,
+	UndoCreate: providers.Replace, UndoUpdate: providers.Exact, UndoDelete: providers.NoUndo,
+	Reach: providers.ReachTenant,
+}
+
+// credentialFields are the three parts of a credential, none of which the service ever tells.
+var credentialFields = []string{"registry", "registry_username", "registry_password"}
+
+// What the service would answer, and less clearly, or would do without a word.
+const (
+	refusedAlone = "the service changes observability only together with the manifest or the credential: change one of them too"
+	refusedLoss  = "the service has a credential that is not stated, and a new version would lose it: state the credential, or remove it in a change of its own"
+	refusedParts = "a credential has a registry, a user and a password, each of 1 to 255 bytes"
+	nameTaken    = "the name is taken in its tenant, perhaps by a service that was deleted: the service never lets go of a name, so choose another"
+)
+
+type extensionServices struct {
+	*service
+	uuidKind
+}
+
+func (k extensionServices) list(ctx context.Context) ([]string, error) {
+	r, err := k.FindDpuExtensionServiceIds(ctx, &forge.DpuExtensionServiceSearchFilter{})
+	return r.GetServiceIds(), err
+}
+
+func (k extensionServices) get(ctx context.Context, ids []string) ([]*forge.DpuExtensionService, error) {
+	r, err := k.FindDpuExtensionServicesByIds(ctx, &forge.DpuExtensionServicesByIdsRequest{ServiceIds: ids})
+	return r.GetServices(), err
+}
+
+func (extensionServices) thing(o *forge.DpuExtensionService) providers.Thing {
+	latest := o.GetLatestVersionInfo()
+	spec := schema.Object{"tenant": o.GetTenantOrganizationId(), "manifest": latest.GetData()}
+	put(spec, "description", o.GetDescription())
+	putList(spec, "observability", readObservability(latest.GetObservability()))
+	if !latest.GetHasCredential() {
+		for _, field := range credentialFields {
+			spec[field] = ""
+		}
+	}
+	got := schema.Object{}
+	put(got, "version", latest.GetVersion())
+	putList(got, "active_versions", list(o.GetActiveVersions(), func(v string) any { return v }))
+	return providers.Thing{
+		ID: o.GetServiceId(), Name: o.GetServiceName(), Version: serviceToken(o), Spec: spec, Status: got, Phase: providers.Ready,
+	}
+}
+
+// serviceToken adds the time to the service's own token, which a change of name or description does not move.
+func serviceToken(o *forge.DpuExtensionService) string {
+	return strconv.Itoa(int(o.GetVersionCtr())) + "/" + o.GetUpdated()
+}
+
+func (k extensionServices) create(ctx context.Context, c *providers.Call) error {
+	credential, err := credentialOf(c.Want)
+	if err != nil {
+		return err
+	}
+	_, err = k.CreateDpuExtensionService(ctx, &forge.CreateDpuExtensionServiceRequest{
+		ServiceId:            &c.ID,
+		ServiceName:          c.Ref.Name,
+		Description:          optional(c.Want, "description"),
+		ServiceType:          forge.DpuExtensionServiceType_KUBERNETES_POD,
+		TenantOrganizationId: text(c.Want, "tenant"),
+		Data:                 text(c.Want, "manifest"),
+		Credential:           credential,
+		Observability:        writeObservability(c.Want),
+	})
+	if status.Code(err) == codes.FailedPrecondition || status.Code(err) == codes.AlreadyExists {
+		return toldError{nameTaken, err}
+	}
+	return err
+}
+
+// A toldError puts words before a refusal that does not say enough.
+type toldError struct {
+	words string
+	error
+}
+
+func (e toldError) Error() string { return e.words + ": " + e.error.Error() }
+func (e toldError) Unwrap() error { return e.error }
+
+// update makes another version only when what runs changes: the service refuses one that is like the last. It cannot be
+// asked what the credential is. One that is wanted is sent with all the rest, and when the service then sees no change
+// there was none.
+func (k extensionServices) update(ctx context.Context, c *providers.Call, now *forge.DpuExtensionService) error {
+	credential, err := credentialOf(c.Want)
+	if err != nil {
+		return err
+	}
+	latest, description := now.GetLatestVersionInfo(), text(c.Want, "description")
+	described := now.GetServiceName() != c.Ref.Name || now.GetDescription() != description
+	data := text(c.Want, "manifest") != latest.GetData()
+	collected := schema.Object{"": readObservability(writeObservability(c.Want))}.Digest() != schema.Object{"": readObservability(latest.GetObservability())}.Digest()
+	taken := credential == nil && latest.GetHasCredential()
+	request := &forge.UpdateDpuExtensionServiceRequest{ServiceId: c.ID, IfVersionCtrMatch: &now.VersionCtr}
+	if described {
+		request.ServiceName, request.Description = &c.Ref.Name, &description
+	}
+	switch {
+	case taken && (data || collected || described):
+		return refuse(refusedLoss)
+	case !data && credential == nil && !taken:
+		if collected {
+			return refuse(refusedAlone)
+		}
+		return k.describe(ctx, request, described)
+	}
+	whole := &forge.UpdateDpuExtensionServiceRequest{
+		ServiceId: request.ServiceId, IfVersionCtrMatch: request.IfVersionCtrMatch,
+		ServiceName: request.ServiceName, Description: request.Description,
+		Data: text(c.Want, "manifest"), Credential: credential, Observability: writeObservability(c.Want),
+	}
+	_, err = k.UpdateDpuExtensionService(ctx, whole)
+	if status.Code(err) == codes.InvalidArgument && !data && !taken { // all of it is as it was accepted once, so nothing runs differently
+		if collected {
+			return toldError{refusedAlone, err}
+		}
+		return k.describe(ctx, request, described)
+	}
+	return err
+}
+
+// describe changes name and description, and sends nothing of what would make a version.
+func (k extensionServices) describe(ctx context.Context, request *forge.UpdateDpuExtensionServiceRequest, needed bool) error {
+	if !needed {
+		return nil
+	}
+	_, err := k.UpdateDpuExtensionService(ctx, request)
+	return err
+}
+
+func (k extensionServices) delete(ctx context.Context, c *providers.Call) error {
+	_, err := k.DeleteDpuExtensionService(ctx, &forge.DeleteDpuExtensionServiceRequest{ServiceId: c.ID})
+	return err
+}
+
+// refuse is a refusal of our own, before anything is sent.
+func refuse(words string) error {
+	return unsentError{status.Error(codes.InvalidArgument, words)}
+}
+
+// credentialOf gives the credential of a spec, nil when there is none. It is checked here, so that a refusal of the
+// service cannot be about it.
+func credentialOf(spec schema.Object) (*forge.DpuExtensionServiceCredential, error) {
+	given := 0
+	for _, field := range credentialFields {
+		switch n := len(text(spec, field)); {
+		case n > 255:
+			return nil, refuse(refusedParts)
+		case n > 0:
+			given++
+		}
+	}
+	switch given {
+	case 0:
+		return nil, nil
+	case len(credentialFields):
+		return &forge.DpuExtensionServiceCredential{
+			RegistryUrl: text(spec, "registry"),
+			Type: &forge.DpuExtensionServiceCredential_UsernamePassword{UsernamePassword: &forge.UsernamePassword{
+				Username: text(spec, "registry_username"), Password: text(spec, "registry_password"),
+			}},
+		}, nil
+	}
+	return nil, refuse(refusedParts)
+}
+
+func readObservability(o *forge.DpuExtensionServiceObservability) []any {
+	return list(o.GetConfigs(), func(c *forge.DpuExtensionServiceObservabilityConfig) any {
+		one := map[string]any{}
+		put(one, "name", c.GetName())
+		if p := c.GetPrometheus(); p != nil {
+			one["prometheus"] = map[string]any{"endpoint": p.GetEndpoint(), "scrape_interval_seconds": int64(p.GetScrapeIntervalSeconds())}
+		}
+		if l := c.GetLogging(); l != nil {
+			one["logging"] = map[string]any{"path": l.GetPath()}
+		}
+		return one
+	})
+}
+
+// writeObservability is nil when nothing is to be collected.
+func writeObservability(spec schema.Object) *forge.DpuExtensionServiceObservability {
+	var out *forge.DpuExtensionServiceObservability
+	for _, one := range structs(spec, "observability") {
+		if out == nil {
+			out = &forge.DpuExtensionServiceObservability{}
+		}
+		c := &forge.DpuExtensionServiceObservabilityConfig{Name: optional(one, "name")}
+		if p, ok := one["prometheus"].(map[string]any); ok {
+			prometheus := &forge.DpuExtensionServiceObservabilityConfigPrometheus{Endpoint: text(p, "endpoint")}
+			if n := number[uint32](p, "scrape_interval_seconds"); n != nil {
+				prometheus.ScrapeIntervalSeconds = *n
+			}
+			c.Config = &forge.DpuExtensionServiceObservabilityConfig_Prometheus{Prometheus: prometheus}
+		}
+		if l, ok := one["logging"].(map[string]any); ok {
+			c.Config = &forge.DpuExtensionServiceObservabilityConfig_Logging{
+				Logging: &forge.DpuExtensionServiceObservabilityConfigLogging{Path: text(l, "path")},
+			}
+		}
+		out.Configs = append(out.Configs, c)
+	}
+	return out
+}

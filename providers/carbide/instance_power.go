@@ -1,0 +1,180 @@
+package carbide
+
+import (
+	"context"
+	"fmt"
+	"time"
+
+	"google.golang.org/grpc/codes"
+	"google.golang.org/grpc/status"
+
+	"converge.dev/converge/providers/carbide/forge"
+)
+
+// What is known about power comes from the site's power manager: it looks at each host every few minutes and remembers what
+// the host is to be. A host that is to be on it turns on by itself. One that is to be off it leaves alone, and with it
+// everything else that the site does with the host, so nothing of an instance that is off can change but its settings,
+// and it cannot be given back. Turning off is a call of its own.
+const (
+	powerOn  = "on"
+	powerOff = "off"
+
+	// offReference marks the maintenance that we set, without which the service does not let a host be off.
+	offReference = "converge: its instance is to be off"
+
+	shutdownGrace = 2 * time.Minute  // for a guest to shut down before its power is cut
+	powerWithin   = 20 * time.Minute // longest wait for a host to be off, and for a change to be over before it goes off
+	powerPause    = 5 * time.Second  // between two looks
+)
+
+// powers reads the power of the hosts of instances, by host. It is empty where nobody looks at it, or where we may not ask.
+func (s *service) powers(ctx context.Context, found []*forge.Instance) (map[string]*forge.PowerOptions, error) {
+	request := &forge.PowerOptionRequest{}
+	for _, i := range found {
+		if i.GetMachineId() != nil {
+			request.MachineId = append(request.MachineId, i.MachineId)
+		}
+	}
+	if len(request.MachineId) == 0 { // which would mean all
+		return nil, nil
+	}
+	r, err := s.GetPowerOptions(ctx, request)
+	switch status.Code(err) {
+	case codes.Unimplemented, codes.PermissionDenied:
+		return nil, nil
+	}
+	powers := make(map[string]*forge.PowerOptions, len(r.GetResponse()))
+	for _, p := range r.GetResponse() {
+		if p.GetDesiredState() != forge.PowerState_PowerManagerDisabled {
+			powers[p.GetHostId().GetId()] = p
+		}
+	}
+	return powers, err
+}
+
+// powerWord is a state of power as the schema calls it; "" when it is not known.
+func powerWord(p *forge.PowerOptions, state forge.PowerState) string {
+	switch {
+	case p == nil:
+		return ""
+	case state == forge.PowerState_Off:
+		return powerOff
+	case state == forge.PowerState_On:
+		return powerOn
+	}
+	return ""
+}
+
+// powerDiffers says that a host is not what the site wants it to be; "" when it is, or nobody knows.
+func powerDiffers(p *forge.PowerOptions) string {
+	if p == nil || p.GetActualState() == p.GetDesiredState() {
+		return ""
+	}
+	return fmt.Sprintf("its host is to be %s and is %s", powerWord(p, p.GetDesiredState()), powerWord(p, p.GetActualState()))
+}
+
+// errUnwatched is the refusal to change power that nobody could see changing.
+var errUnwatched = status.Error(codes.Unimplemented, "the site's power manager does not watch this host, so its power can be neither seen nor kept: leave power out")
+
+// turnOn makes the site want the host on, and turns it on. Where we may not do that the power manager does it, at its own
+// pace.
+func (k instances) turnOn(ctx context.Context, now seenInstance) error {
+	if now.power.GetDesiredState() != forge.PowerState_On {
+		if err := k.wantPower(ctx, now, forge.PowerState_On); err != nil {
+			return err
+		}
+	}
+	if now.power.GetActualState() != forge.PowerState_On {
+		switch err := k.switchPower(ctx, now, forge.AdminPowerControlRequest_On); status.Code(err) {
+		case codes.OK, codes.PermissionDenied, codes.Unimplemented:
+		default:
+			return halfwayError{err}
+		}
+	}
+	found, err := machines{k.service}.get(ctx, []string{now.GetMachineId().GetId()})
+	if err == nil && len(found) == 1 && found[0].GetMaintenanceReference() == offReference {
+		err = machines{k.service}.setMaintenance(ctx, now.MachineId, "")
+	}
+	if err != nil {
+		return halfwayError{err}
+	}
+	return nil
+}
+
+// turnOff asks the guest to shut down, makes the site want the host off, and cuts the power of a guest that does not listen.
+// The first of these calls is the one that we may not be allowed to make.
+func (k instances) turnOff(ctx context.Context, now seenInstance) error {
+	if now.power.GetActualState() != forge.PowerState_Off {
+		if err := k.switchPower(ctx, now, forge.AdminPowerControlRequest_GracefulShutdown); err != nil {
+			if status.Code(err) == codes.PermissionDenied {
+				return fmt.Errorf("this service lets only administrators switch hosts off; shut the guest down from inside, or show an administrator's certificate: %w", err)
+			}
+			return err
+		}
+	}
+	since := now.power.GetActualStateUpdatedAt().AsTime() // by the clock of the service
+	if now.power.GetDesiredState() != forge.PowerState_Off {
+		if err := k.excuse(ctx, now); err != nil {
+			return halfwayError{err}
+		}
+		if err := k.wantPower(ctx, now, forge.PowerState_Off); err != nil {
+			return halfwayError{err}
+		}
+	}
+	err := until(ctx, powerWithin, "the host is still on", func() (bool, error) {
+		powers, err := k.powers(ctx, []*forge.Instance{now.Instance})
+		p := powers[now.GetMachineId().GetId()]
+		if err != nil || p.GetActualState() == forge.PowerState_Off {
+			return err == nil, err
+		}
+		if p.GetActualStateUpdatedAt().AsTime().Before(since.Add(shutdownGrace)) {
+			return false, nil
+		}
+		return true, k.switchPower(ctx, now, forge.AdminPowerControlRequest_ForceOff)
+	})
+	if err != nil {
+		return halfwayError{err}
+	}
+	return nil
+}
+
+// excuse puts a host under maintenance unless it is already.
+func (k instances) excuse(ctx context.Context, now seenInstance) error {
+	found, err := machines{k.service}.get(ctx, []string{now.GetMachineId().GetId()})
+	if err != nil || len(found) == 1 && found[0].GetMaintenanceReference() != "" {
+		return err
+	}
+	return machines{k.service}.setMaintenance(ctx, now.MachineId, offReference)
+}
+
+func (k instances) wantPower(ctx context.Context, now seenInstance, state forge.PowerState) error {
+	_, err := k.UpdatePowerOption(ctx, &forge.PowerOptionUpdateRequest{MachineId: now.MachineId, PowerState: state})
+	return err
+}
+
+func (k instances) switchPower(ctx context.Context, now seenInstance, action forge.AdminPowerControlRequest_SystemPowerControl) error {
+	id := now.GetMachineId().GetId()
+	_, err := k.AdminPowerControl(ctx, &forge.AdminPowerControlRequest{MachineId: &id, Action: action})
+	return err
+}
+
+// until looks again and again, and fails when it takes too long.
+func until(ctx context.Context, within time.Duration, otherwise string, done func() (bool, error)) error {
+	limit := time.NewTimer(within)
+	defer limit.Stop()
+	for {
+		if over, err := done(); over || err != nil {
+			return err
+		}
+		pause := time.NewTimer(powerPause)
+		select {
+		case <-pause.C:
+		case <-limit.C:
+			pause.Stop()
+			return status.Error(codes.DeadlineExceeded, otherwise)
+		case <-ctx.Done():
+			pause.Stop()
+			return fmt.Errorf("%s: %w", otherwise, context.Cause(ctx))
+		}
+	}
+}

@@ -1,0 +1,207 @@
+package carbide
+
+import (
+	"cmp"
+	"context"
+	"slices"
+	"strings"
+	"time"
+
+	"converge.dev/converge/providers"
+	"converge.dev/converge/providers/carbide/forge"
+	"converge.dev/converge/schema"
+)
+
+// The site's copies of artifacts are lost when a definition changes, and are not there at once when it is changed back.
+var operatingSystemTraits = providers.Traits{
+	Create: providers.Conditional, Update: providers.Blind, Delete: providers.Blind,
+	Burned: true, Late: late, ReadyWithin: time.Hour,
+	UndoCreate: providers.Exact, UndoUpdate: providers.Restart, UndoDelete: providers.Replace,
+	Reach: providers.ReachTenant,
+}
+
+var (
+	osTypes = enum[forge.OperatingSystemType]{
+		{"ipxe", forge.OperatingSystemType_OS_TYPE_IPXE},
+		{"template", forge.OperatingSystemType_OS_TYPE_TEMPLATED_IPXE},
+	}
+	cacheStrategies = enum[forge.IpxeTemplateArtifactCacheStrategy]{
+		{"as_needed", forge.IpxeTemplateArtifactCacheStrategy_CACHE_AS_NEEDED},
+		{"local_only", forge.IpxeTemplateArtifactCacheStrategy_LOCAL_ONLY},
+		{"cached_only", forge.IpxeTemplateArtifactCacheStrategy_CACHED_ONLY},
+		{"remote_only", forge.IpxeTemplateArtifactCacheStrategy_REMOTE_ONLY},
+	}
+)
+
+type operatingSystems struct {
+	*service
+	uuidKind
+}
+
+func (k operatingSystems) list(ctx context.Context) ([]string, error) {
+	r, err := k.FindOperatingSystemIds(ctx, &forge.OperatingSystemSearchFilter{})
+	return texts(r.GetIds()), err
+}
+
+func (k operatingSystems) get(ctx context.Context, ids []string) ([]*forge.OperatingSystem, error) {
+	request := &forge.OperatingSystemsByIdsRequest{Ids: make([]*forge.OperatingSystemId, len(ids))}
+	for i, id := range ids {
+		request.Ids[i] = &forge.OperatingSystemId{Value: id}
+	}
+	r, err := k.FindOperatingSystemsByIds(ctx, request)
+	return r.GetOperatingSystems(), err
+}
+
+func (operatingSystems) thing(o *forge.OperatingSystem) providers.Thing {
+	spec := schema.Object{
+		"type":               osTypes.word(o.GetType()),
+		"active":             o.GetIsActive(),
+		"allow_override":     o.GetAllowOverride(),
+		"phone_home_enabled": o.GetPhoneHomeEnabled(),
+	}
+	put(spec, "tenant", o.GetTenantOrganizationId())
+	put(spec, "description", o.GetDescription())
+	put(spec, "script", o.GetIpxeScript())
+	put(spec, "template", o.GetIpxeTemplateId().GetValue())
+	put(spec, "user_data", o.GetUserData())
+	putList(spec, "parameters", list(o.GetIpxeTemplateParameters(), func(p *forge.IpxeTemplateParameter) any {
+		return map[string]any{"name": p.GetName(), "value": p.GetValue()}
+	}))
+	putList(spec, "artifacts", list(o.GetIpxeTemplateArtifacts(), func(a *forge.IpxeTemplateArtifact) any { return readArtifact(a) }))
+	word := stateWords[o.GetStatus()]
+	got := schema.Object{"state": word}
+	put(got, "definition_hash", o.GetIpxeTemplateDefinitionHash())
+	var copies []any
+	var waits []string
+	for _, a := range o.GetIpxeTemplateArtifacts() {
+		switch url := a.GetCachedUrl(); {
+		case url != "":
+			copies = append(copies, map[string]any{"name": a.GetName(), "url": url})
+		case a.GetCacheStrategy() == forge.IpxeTemplateArtifactCacheStrategy_CACHED_ONLY:
+			waits = append(waits, a.GetName())
+		}
+	}
+	putList(got, "copies", copies)
+	phase, detail := phaseOf(o.GetStatus()), ""
+	if phase != providers.Ready {
+		detail = word
+		if len(waits) > 0 {
+			detail += ": the site has no copy yet of " + strings.Join(waits, ", ")
+		}
+	}
+	return providers.Thing{ID: o.GetId().GetValue(), Name: o.GetName(), Spec: spec, Status: got, Phase: phase, Detail: detail}
+}
+
+func (k operatingSystems) create(ctx context.Context, c *providers.Call) error {
+	request := &forge.CreateOperatingSystemRequest{
+		Id:                   &forge.OperatingSystemId{Value: c.ID},
+		Name:                 c.Ref.Name,
+		Description:          optional(c.Want, "description"),
+		TenantOrganizationId: text(c.Want, "tenant"),
+		IsActive:             truth(c.Want, "active"),
+		AllowOverride:        truth(c.Want, "allow_override"),
+		PhoneHomeEnabled:     truth(c.Want, "phone_home_enabled"),
+		UserData:             optional(c.Want, "user_data"),
+		IpxeScript:           optional(c.Want, "script"),
+	}
+	if id := text(c.Want, "template"); id != "" {
+		request.IpxeTemplateId = &forge.IpxeTemplateId{Value: id}
+		request.IpxeTemplateParameters, request.IpxeTemplateArtifacts = writeParameters(c.Want), writeArtifacts(c.Want)
+	}
+	_, err := k.CreateOperatingSystem(ctx, request)
+	return err
+}
+
+// update sends what differs, for the service keeps what it is not told. Artifacts above all: each time that they are sent
+// the site loses its copies of them.
+func (k operatingSystems) update(ctx context.Context, c *providers.Call, now *forge.OperatingSystem) error {
+	have := k.thing(now).Spec
+	request := &forge.UpdateOperatingSystemRequest{Id: now.Id}
+	needed := false
+	differ := func(field string) bool {
+		differs := (schema.Object{field: c.Want[field]}).Digest() != (schema.Object{field: have[field]}).Digest()
+		needed = needed || differs
+		return differs
+	}
+	changed := func(field string) *string { // the empty text clears
+		if !differ(field) {
+			return nil
+		}
+		s := text(c.Want, field)
+		return &s
+	}
+	switched := func(field string) *bool {
+		if _, stated := c.Want[field]; !stated || !differ(field) {
+			return nil
+		}
+		b := truth(c.Want, field)
+		return &b
+	}
+	if now.GetName() != c.Ref.Name {
+		request.Name, needed = &c.Ref.Name, true
+	}
+	request.Description, request.UserData = changed("description"), changed("user_data")
+	request.IsActive, request.AllowOverride, request.PhoneHomeEnabled = switched("active"), switched("allow_override"), switched("phone_home_enabled")
+	if text(c.Want, "script") != "" {
+		request.IpxeScript = changed("script")
+	}
+	if id := text(c.Want, "template"); id != "" && differ("template") {
+		request.IpxeTemplateId = &forge.IpxeTemplateId{Value: id}
+	}
+	if differ("parameters") {
+		request.IpxeTemplateParameters = &forge.IpxeTemplateParameters{Items: writeParameters(c.Want)}
+	}
+	if items := writeArtifacts(c.Want); !slices.EqualFunc(sortedArtifacts(items), sortedArtifacts(now.GetIpxeTemplateArtifacts()), sameArtifact) {
+		request.IpxeTemplateArtifacts, needed = &forge.IpxeTemplateArtifacts{Items: items}, true
+	}
+	if !needed {
+		return nil
+	}
+	_, err := k.UpdateOperatingSystem(ctx, request)
+	return err
+}
+
+func (k operatingSystems) delete(ctx context.Context, c *providers.Call) error {
+	_, err := k.DeleteOperatingSystem(ctx, &forge.DeleteOperatingSystemRequest{Id: &forge.OperatingSystemId{Value: c.ID}})
+	return err
+}
+
+func writeParameters(spec schema.Object) []*forge.IpxeTemplateParameter {
+	var out []*forge.IpxeTemplateParameter
+	for _, p := range structs(spec, "parameters") {
+		out = append(out, &forge.IpxeTemplateParameter{Name: text(p, "name"), Value: text(p, "value")})
+	}
+	return out
+}
+
+func readArtifact(a *forge.IpxeTemplateArtifact) map[string]any {
+	o := map[string]any{
+		"name": a.GetName(), "url": a.GetUrl(), "cache": cacheStrategies.word(a.GetCacheStrategy()),
+		"auth_token": a.GetAuthToken(), // told in clear; the empty text says that there is none
+	}
+	put(o, "sha", a.GetSha())
+	put(o, "auth_type", a.GetAuthType())
+	return o
+}
+
+func writeArtifacts(spec schema.Object) []*forge.IpxeTemplateArtifact {
+	var out []*forge.IpxeTemplateArtifact
+	for _, a := range structs(spec, "artifacts") {
+		out = append(out, &forge.IpxeTemplateArtifact{
+			Name: text(a, "name"), Url: text(a, "url"), Sha: optional(a, "sha"),
+			AuthType: optional(a, "auth_type"), AuthToken: optional(a, "auth_token"),
+			CacheStrategy: cacheStrategies.value(a["cache"]),
+		})
+	}
+	return out
+}
+
+// sortedArtifacts are artifacts by name, for their order means nothing.
+func sortedArtifacts(artifacts []*forge.IpxeTemplateArtifact) []*forge.IpxeTemplateArtifact {
+	return slices.SortedStableFunc(slices.Values(artifacts), func(a, b *forge.IpxeTemplateArtifact) int { return cmp.Compare(a.GetName(), b.GetName()) })
+}
+
+// sameArtifact leaves aside whether the site has a copy.
+func sameArtifact(a, b *forge.IpxeTemplateArtifact) bool {
+	return schema.Object(readArtifact(a)).Digest() == schema.Object(readArtifact(b)).Digest()
+}

@@ -1,0 +1,132 @@
+package carbide
+
+import (
+	"cmp"
+	"context"
+	"math"
+	"strings"
+
+	"google.golang.org/protobuf/proto"
+
+	"converge.dev/converge/providers"
+	"converge.dev/converge/providers/carbide/forge"
+	"converge.dev/converge/schema"
+)
+
+var osImageTraits = providers.Traits{
+	Create: providers.Conditional, Update: providers.Blind, Delete: providers.Blind,
+	Late:       late,
+	UndoCreate: providers.Exact, UndoUpdate: providers.Exact, UndoDelete: providers.Exact,
+	Reach: providers.ReachTenant,
+}
+
+var imageStates = enum[forge.OsImageStatus]{
+	{"uninitialized", forge.OsImageStatus_ImageUninitialized},
+	{"in_progress", forge.OsImageStatus_ImageInProgress},
+	{"failed", forge.OsImageStatus_ImageFailed},
+	{"ready", forge.OsImageStatus_ImageReady},
+	{"disabled", forge.OsImageStatus_ImageDisabled},
+}
+
+// The service can be asked for one image, but fails alike on one that is not there and on anything else. So the list
+// tells what there is.
+type osImages struct {
+	*service
+	uuidKind
+}
+
+func (k osImages) all(ctx context.Context) ([]*forge.OsImage, error) {
+	r, err := k.ListOsImage(ctx, &forge.ListOsImageRequest{})
+	return r.GetImages(), err
+}
+
+// thing leaves out create_volume: the service stores nothing for it, and what it tells about it is always the same.
+func (osImages) thing(o *forge.OsImage) providers.Thing {
+	a := o.GetAttributes()
+	spec := schema.Object{
+		"tenant":     a.GetTenantOrganizationId(),
+		"source_url": a.GetSourceUrl(),
+		"digest":     a.GetDigest(),
+		"auth_token": a.GetAuthToken(), // told in clear; the empty text says that there is none
+	}
+	put(spec, "description", a.GetDescription())
+	put(spec, "auth_type", a.GetAuthType())
+	put(spec, "rootfs_id", a.GetRootfsId())
+	put(spec, "rootfs_label", a.GetRootfsLabel())
+	put(spec, "boot_disk", a.GetBootDisk())
+	put(spec, "capacity", int64(min(a.GetCapacity(), math.MaxInt64)))
+	put(spec, "bootfs_id", a.GetBootfsId())
+	put(spec, "efifs_id", a.GetEfifsId())
+	word := imageStates.word(o.GetStatus())
+	t := providers.Thing{
+		ID: a.GetId().GetValue(), Name: cmp.Or(a.GetName(), a.GetId().GetValue()),
+		Spec: spec, Status: schema.Object{"state": word}, Phase: providers.Ready,
+	}
+	switch o.GetStatus() {
+	case forge.OsImageStatus_ImageFailed:
+		t.Phase = providers.Failed
+	case forge.OsImageStatus_ImageUninitialized, forge.OsImageStatus_ImageInProgress:
+		t.Phase = providers.Pending
+	}
+	if t.Phase != providers.Ready {
+		t.Detail = strings.TrimSuffix(word+": "+o.GetStatusMessage(), ": ")
+	}
+	return t
+}
+
+func (k osImages) create(ctx context.Context, c *providers.Call) error {
+	a := &forge.OsImageAttributes{
+		Id:                   &forge.UUID{Value: c.ID},
+		TenantOrganizationId: text(c.Want, "tenant"),
+		SourceUrl:            text(c.Want, "source_url"),
+		Digest:               text(c.Want, "digest"),
+		RootfsId:             optional(c.Want, "rootfs_id"),
+		RootfsLabel:          optional(c.Want, "rootfs_label"),
+	}
+	if n, ok := c.Want["capacity"].(int64); ok && n > 0 {
+		a.Capacity = proto.Uint64(uint64(n))
+	}
+	writeImage(c, a)
+	_, err := k.CreateOsImage(ctx, a)
+	return err
+}
+
+// update sends back what cannot change as the service keeps it: it refuses anything else, even what it was told first.
+func (k osImages) update(ctx context.Context, c *providers.Call, now *forge.OsImage) error {
+	a := proto.CloneOf(now.GetAttributes())
+	writeImage(c, a)
+	if proto.Equal(a, now.GetAttributes()) {
+		return nil
+	}
+	_, err := k.UpdateOsImage(ctx, a)
+	return err
+}
+
+// delete must say whose image it is, and looks it up when the caller did not see it.
+func (k osImages) delete(ctx context.Context, c *providers.Call) error {
+	tenant := text(c.Have, "tenant")
+	if tenant == "" {
+		all, err := k.all(ctx)
+		if err != nil {
+			return unsentError{err}
+		}
+		for _, o := range all {
+			if o.GetAttributes().GetId().GetValue() == c.ID {
+				tenant = o.GetAttributes().GetTenantOrganizationId()
+			}
+		}
+		if tenant == "" {
+			return nil
+		}
+	}
+	_, err := k.DeleteOsImage(ctx, &forge.DeleteOsImageRequest{Id: &forge.UUID{Value: c.ID}, TenantOrganizationId: tenant})
+	return err
+}
+
+// writeImage changes what may change.
+func writeImage(c *providers.Call, a *forge.OsImageAttributes) {
+	a.Name = &c.Ref.Name
+	a.Description = optional(c.Want, "description")
+	a.AuthType, a.AuthToken = optional(c.Want, "auth_type"), optional(c.Want, "auth_token")
+	a.BootDisk, a.BootfsId, a.EfifsId = optional(c.Want, "boot_disk"), optional(c.Want, "bootfs_id"), optional(c.Want, "efifs_id")
+}

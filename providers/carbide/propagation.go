@@ -1,0 +1,126 @@
+package carbide
+
+import (
+	"context"
+	"fmt"
+	"slices"
+	"strings"
+	"time"
+
+	"google.golang.org/grpc/codes"
+	"google.golang.org/grpc/status"
+
+	"converge.dev/converge/providers"
+	"converge.dev/converge/providers/carbide/forge"
+)
+
+// propagates is the longest wait for a security group to be in force on all hosts that it concerns: many rounds of the
+// agents, which ask the site twice a minute.
+const propagates = 15 * time.Minute
+
+// lacking tells which instances a security group has not reached yet, by the VPC or instance through which it concerns
+// them; objects that it has reached are left out. It costs one call for each hundred objects, so that a list may ask
+// too, and says the same as a look. Objects that have no group should not be asked for. A service that is too old to
+// tell is taken to have nothing to wait for.
+func (s *service) lacking(ctx context.Context, vpcs, instances []string) (map[string][]string, error) {
+	lacks := make(map[string][]string)
+	for len(vpcs)+len(instances) > 0 {
+		request := &forge.GetNetworkSecurityGroupPropagationStatusRequest{}
+		n := min(len(vpcs), s.ids)
+		request.VpcIds, vpcs = vpcs[:n], vpcs[n:]
+		n = min(len(instances), s.ids-n)
+		request.InstanceIds, instances = instances[:n], instances[n:]
+		r, err := s.GetNetworkSecurityGroupPropagationStatus(ctx, request)
+		if status.Code(err) == codes.Unimplemented {
+			return nil, nil
+		}
+		if err != nil {
+			return nil, err
+		}
+		for _, o := range r.GetVpcs() { // one that concerns no instance has nothing to wait for
+			if ids := behind(o); len(ids) > 0 {
+				lacks[o.GetId()] = ids
+			}
+		}
+		for _, o := range r.GetInstances() {
+			if o.GetStatus() != fully {
+				lacks[o.GetId()] = []string{o.GetId()}
+			}
+		}
+	}
+	return lacks, nil
+}
+
+const fully = forge.NetworkSecurityGroupPropagationStatus_NSG_PROP_STATUS_FULL
+
+// behind gives the instances that lack the group of an object; all that it concerns when the service does not say which.
+func behind(o *forge.NetworkSecurityGroupPropagationObjectStatus) []string {
+	switch ids := o.GetUnpropagatedInstanceIds(); {
+	case o.GetStatus() == fully:
+		return nil
+	case len(ids) > 0:
+		return ids
+	}
+	return o.GetRelatedInstanceIds()
+}
+
+// unfinished is what is said about an object whose group is not in force everywhere: which instances lack it. It is ""
+// when none does. At most one call is made, for their names; instances that are being given back are not waited for.
+func (s *service) unfinished(ctx context.Context, lacks map[string][]string) (map[string]string, error) {
+	if len(lacks) == 0 {
+		return nil, nil
+	}
+	var ids []string
+	for _, l := range lacks {
+		ids = append(ids, l...)
+	}
+	slices.Sort(ids)
+	ids = slices.Compact(ids)
+	known, err := instances{service: s}.read(ctx, ids[:min(len(ids), s.ids)])
+	if err != nil {
+		return nil, err
+	}
+	names, leaving := map[string]string{}, map[string]bool{}
+	for _, i := range known {
+		id := i.GetId().GetValue()
+		names[id] = i.GetMetadata().GetName()
+		leaving[id] = phaseOf(i.GetStatus().GetTenant().GetState()) == providers.Leaving
+	}
+	details := make(map[string]string, len(lacks))
+	for object, l := range lacks {
+		l = slices.DeleteFunc(slices.Clone(l), func(id string) bool { return leaving[id] })
+		if len(l) == 0 {
+			continue
+		}
+		slices.Sort(l)
+		details[object] = "the security group is not in force yet on " + counted(slices.Compact(l), func(id string) string {
+			if name := names[id]; name != "" {
+				return fmt.Sprintf("instance %s (%s)", name, id)
+			}
+			return "instance " + id
+		})
+	}
+	return details, nil
+}
+
+// counted names a few things of many.
+func counted(ids []string, name func(string) string) string {
+	const few = 3
+	var said []string
+	for _, id := range ids[:min(len(ids), few)] {
+		said = append(said, name(id))
+	}
+	text := strings.Join(said, ", ")
+	if more := len(ids) - few; more > 0 {
+		text += fmt.Sprintf(" and %d more", more)
+	}
+	return text
+}
+
+// spreading is the phase of an object whose security group lacks something.
+func spreading(lacks string) providers.Phase {
+	if lacks != "" {
+		return providers.Pending
+	}
+	return providers.Ready
+}

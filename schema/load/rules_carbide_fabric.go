@@ -1,0 +1,71 @@
+package load
+
+import (
+	"fmt"
+	"strconv"
+)
+
+// checkInstanceScripts is about entries of the library that are scripts: the service gives an instance the script instead
+// of the entry, so that the document and the site would differ for ever.
+func checkInstanceScripts(st *site, p *reporter) {
+	for r := range st.sound(carbideInstance) {
+		os := objectOf(r.Spec["os"])
+		if os["operating_system"] == nil {
+			continue
+		}
+		entry := st.target(r, carbideOS, os["operating_system"])
+		if entry != nil && textOf(entry.Spec, "type") == "ipxe" {
+			p.report(r, []string{"os", "operating_system"}, "%s is a plain iPXE script, and the service keeps the script in the instance, not the entry: the instance would never be as this document says. Write the script as os.ipxe, or make the entry from a template.", entry.Ref)
+		}
+	}
+}
+
+// A fabricSection is a list of an instance whose elements are told apart by some of their fields. That GPUs are told apart by
+// their number the schema says.
+type fabricSection struct {
+	field string
+	what  string // an element, for people
+	by    []string
+}
+
+var fabricSections = []fabricSection{
+	{"infiniband", "port", []string{"device", "device_instance"}},
+	{"spx", "port", []string{"device", "device_instance"}},
+	{"dpu_extension_services", "service", []string{"service"}},
+}
+
+func checkInstanceFabrics(st *site, p *reporter) {
+	for r := range st.sound(carbideInstance) {
+		for _, section := range fabricSections {
+			seen := make(map[string]bool)
+			for i, e := range listOf(r.Spec, section.field) {
+				name := ""
+				for _, field := range section.by {
+					name += fmt.Sprint(" ", objectOf(e)[field])
+				}
+				if seen[name] {
+					p.report(r, []string{section.field, strconv.Itoa(i)}, "The %s%s is there already. Remove one of the two.", section.what, name)
+				}
+				seen[name] = true
+			}
+		}
+		if boolOf(r.Spec, "auto_network") && len(listOf(r.Spec, "dpu_extension_services")) > 0 {
+			p.report(r, []string{"dpu_extension_services"}, "The services run on managed DPUs, and auto_network is for hosts without one. Remove one of the two.")
+		}
+	}
+}
+
+// eachPartition visits the partitions of an instance's ports that must be of its tenant, nil where one is not sound. Whose
+// an NVLink partition is the service does not ask.
+func (st *site) eachPartition(r *resource, visit func(path []string, on *resource)) {
+	for _, s := range []struct{ section, field, kind string }{
+		{"infiniband", "ib_partition", carbideIBPartition},
+		{"spx", "spx_partition", carbideSPXPartition},
+	} {
+		for i, e := range listOf(r.Spec, s.section) {
+			if name := objectOf(e)[s.field]; name != nil {
+				visit([]string{s.section, strconv.Itoa(i), s.field}, st.target(r, s.kind, name))
+			}
+		}
+	}
+}
