@@ -28,6 +28,11 @@ func TestDatabaseWords(t *testing.T) {
 		{"carbide.ib_partition", opCreate, `resource pool pkey: value 5 cannot be requested or is already allocated`, providers.Invalid},
 		{"carbide.nvlink_logical_partition", opCreate, `duplicate key value violates unique constraint "nvlink_logical_partitions_pkey"`, providers.Exists},
 		{"carbide.spx_partition", opCreate, `duplicate key value violates unique constraint "spx_partitions_pkey"`, providers.Exists},
+		{"carbide.operating_system", opCreate, `duplicate key value violates unique constraint "operating_systems_pkey"`, providers.Exists},
+		{"carbide.os_image", opCreate, `duplicate key value violates unique constraint "os_images_pkey"`, providers.Exists},
+		{"carbide.os_image", opUpdate, `value too long for type character varying(64)`, providers.Invalid},
+		{"carbide.dpu_extension_service", opCreate, `insert or update on table "extension_services" violates foreign key constraint "tenant_fkey"`, providers.Absent},
+		{"carbide.dpu_extension_service", opUpdate, `value too long for type character varying(256)`, providers.Invalid},
 		{"carbide.vpc", opCreate, `pool timed out while waiting for an open connection`, providers.Busy},
 	} {
 		k := &kind[int]{name: c.kind}

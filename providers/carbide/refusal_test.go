@@ -293,6 +293,40 @@ func TestRefusals(t *testing.T) {
 	}
 	s.class("a Spectrum-X number that cannot be asked for", create("spx_partition", "west", schema.Object{"tenant": "acme", "vni": int64(8)}), invalid)
 	s.class("the id of a Spectrum-X partition that is gone", create("spx_partition", "east", schema.Object{"tenant": "acme"}), exists)
+	image := schema.Object{"tenant": "acme", "source_url": "https://a", "digest": "a"}
+	s.make("os_image", "golden", image)
+	if err := s.SetImageStatus(id("os_image", "golden"), forge.OsImageStatus_ImageInProgress, ""); err != nil {
+		t.Fatal(err)
+	}
+	s.class("an image that is being copied", remove("os_image", "golden"), busy)
+	s.class("an image without a digest", create("os_image", "second", schema.Object{"tenant": "acme", "source_url": "https://a"}), invalid)
+	s.class("an operating system from a template that is not there", create("operating_system", "x", schema.Object{"tenant": "acme", "template": id("vpc", "none")}), invalid)
+	service := schema.Object{"tenant": "acme", "manifest": pod("a")}
+	s.make("dpu_extension_service", "collector", service)
+	s.make("dpu_extension_service", "second", service)
+	s.class("a service without its tenant", create("dpu_extension_service", "third", schema.Object{"tenant": "nobody", "manifest": pod("a")}), absent)
+	s.class("a service whose name is taken", create("dpu_extension_service", "Collector", service), exists)
+	u := s.change("dpu_extension_service", "second", id("dpu_extension_service", "second"), schema.Object{})
+	u.Ref.Name = "COLLECTOR"
+	s.class("a service renamed to a name that is taken", s.kind("dpu_extension_service").Update(ctx, u), exists)
+	use := s.see("dpu_extension_service", id("dpu_extension_service", "collector")).Status["version"].(string)
+	_, err := s.Stranger().AllocateInstance(ctx, &forge.InstanceAllocationRequest{
+		MachineId: &forge.MachineId{Id: hosts[3]},
+		Config: &forge.InstanceConfig{
+			Tenant: &forge.TenantConfig{TenantOrganizationId: "acme"},
+			Os:     &forge.InstanceOperatingSystemConfig{Variant: &forge.InstanceOperatingSystemConfig_Ipxe{Ipxe: &forge.InlineIpxe{IpxeScript: "#!ipxe"}}},
+			Network: &forge.InstanceNetworkConfig{Interfaces: []*forge.InstanceInterfaceConfig{{
+				NetworkDetails: &forge.InstanceInterfaceConfig_SegmentId{SegmentId: &forge.NetworkSegmentId{Value: net}},
+			}}},
+			DpuExtensionServices: &forge.InstanceDpuExtensionServicesConfig{ServiceConfigs: []*forge.InstanceDpuExtensionServiceConfig{{
+				ServiceId: id("dpu_extension_service", "collector"), Version: use,
+			}}},
+		},
+	})
+	if err != nil {
+		t.Fatal(err)
+	}
+	s.class("a service that an instance has", remove("dpu_extension_service", "collector"), busy)
 
 	if _, err := s.Stranger().DeleteVpc(ctx, &forge.VpcDeletionRequest{Id: &forge.VpcId{Value: id("vpc", "prod")}}); err != nil {
 		t.Fatal(err)

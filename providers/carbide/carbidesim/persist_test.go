@@ -149,6 +149,11 @@ func TestDumpIsTheSameAfterAChangeIsUndone(t *testing.T) {
 	}
 	b.clock.pass(time.Second)
 	ok(b.UpdateVpc(ctx, &forge.VpcUpdateRequest{Id: v.Id, Metadata: v.Metadata, NetworkSecurityGroupId: v.NetworkSecurityGroupId}))
+	for _, r := range []*forge.UpdateDpuExtensionServiceRequest{{Data: pod("z"), Credential: credential("secret")}, {Data: pod("a"), Credential: credential("secret")}} {
+		r.ServiceId = uid(0x35)
+		ok(b.UpdateDpuExtensionService(ctx, r))
+	}
+	ok(b.UpdateOperatingSystem(ctx, &forge.UpdateOperatingSystemRequest{Id: osID(uid(0x31)), Name: text("rescue")}))
 	b.vpc(uid(0x20), ethernet)
 	ok(b.DeleteVpc(ctx, &forge.VpcDeletionRequest{Id: vpcID(uid(0x20))}))
 	if after := b.world.Dump(); !bytes.Equal(before, after) {
