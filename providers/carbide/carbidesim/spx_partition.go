@@ -51,9 +51,8 @@ func (s *site) DeleteSpxPartition(_ context.Context, r *forge.SpxPartitionDeleti
 	if have == nil {
 		return nil, noRows()
 	}
-	for id, p := range s.spxPartitions.rows {
-		if p.held() == have.VNI && id == r.Id.GetValue() {
-			holder := *p
+	for _, id := range sortedKeys(s.spxPartitions.rows) {
+		if holder := *s.spxPartitions.get(id); holder.held() == have.VNI {
 			holder.Holds = false
 			s.spxPartitions.put(id, &holder)
 		}
