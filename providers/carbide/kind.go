@@ -15,10 +15,6 @@ import (
 // A wire is what differs between kinds: its calls, and the translation between objects and things. Errors are those of
 // the calls.
 type wire[O any] interface {
-	// list gives the ids of all objects.
-	list(ctx context.Context) ([]string, error)
-	// get reads objects, at most service.ids at once. Unknown ids are left out.
-	get(ctx context.Context, ids []string) ([]O, error)
 	// known reports whether id can be one of the kind's; the service fails on one that cannot.
 	known(id string) bool
 	// thing translates an object.
@@ -30,6 +26,21 @@ type wire[O any] interface {
 	delete(ctx context.Context, c *providers.Call) error
 }
 
+// A paged wire reads objects by their ids.
+type paged[O any] interface {
+	wire[O]
+	// list gives the ids of all objects.
+	list(ctx context.Context) ([]string, error)
+	// get reads objects, at most service.ids at once. Unknown ids are left out.
+	get(ctx context.Context, ids []string) ([]O, error)
+}
+
+// A whole wire has no call for ids: it reads all objects at once.
+type whole[O any] interface {
+	wire[O]
+	all(ctx context.Context) ([]O, error)
+}
+
 // errNone is what a wire answers for a verb that the kind does not have.
 var errNone = errors.New("the service has no such call")
 
@@ -39,33 +50,65 @@ type kind[O any] struct {
 	name   string
 	traits providers.Traits
 	wire   wire[O]
+
+	// pages deals ids, or those of all objects when ids is nil, into calls of get.
+	pages func(ctx context.Context, ids []string) ([][]string, error)
+	get   func(ctx context.Context, ids []string) ([]O, error)
 }
 
-func serve[O any](s *service, noun string, t providers.Traits, w wire[O]) providers.Served {
-	name := Name + "." + noun
-	if t.Late > 0 {
-		t.Late = s.late
+func serve[O any](s *service, noun string, t providers.Traits, w paged[O]) providers.Served {
+	pages := func(ctx context.Context, ids []string) (_ [][]string, err error) {
+		if ids == nil {
+			ids, err = w.list(ctx)
+		}
+		return slices.Collect(slices.Chunk(ids, s.ids)), err
 	}
-	return providers.Served{Name: name, Traits: t, Kind: &kind[O]{s, name, t, w}}
+	return served(&kind[O]{s, Name + "." + noun, t, w, pages, w.get})
+}
+
+func serveWhole[O any](s *service, noun string, t providers.Traits, w whole[O]) providers.Served {
+	pages := func(_ context.Context, ids []string) ([][]string, error) {
+		if ids != nil && len(ids) == 0 {
+			return nil, nil
+		}
+		return [][]string{ids}, nil
+	}
+	get := func(ctx context.Context, ids []string) ([]O, error) {
+		objects, err := w.all(ctx)
+		if ids == nil || err != nil {
+			return objects, err
+		}
+		asked := make(map[string]bool, len(ids))
+		for _, id := range ids {
+			asked[id] = true
+		}
+		return slices.DeleteFunc(objects, func(o O) bool { return !asked[w.thing(o).ID] }), nil
+	}
+	return served(&kind[O]{s, Name + "." + noun, t, w, pages, get})
+}
+
+func served[O any](k *kind[O]) providers.Served {
+	if k.traits.Late > 0 {
+		k.traits.Late = k.late
+	}
+	return providers.Served{Name: k.name, Traits: k.traits, Kind: k}
 }
 
 // Observe implements [providers.Kind].
 func (k *kind[O]) Observe(ctx context.Context, ids []string) ([]providers.Thing, error) {
-	if ids == nil {
-		var err error
-		if ids, err = k.wire.list(ctx); err != nil {
-			return nil, k.observeError(err)
-		}
-	} else {
+	if ids != nil {
 		ids = slices.DeleteFunc(slices.Clone(ids), func(id string) bool { return !k.wire.known(id) })
 	}
-	chunks := slices.Collect(slices.Chunk(ids, k.ids))
-	parts := make([][]providers.Thing, len(chunks))
+	pages, err := k.pages(ctx, ids)
+	if err != nil {
+		return nil, k.observeError(err)
+	}
+	parts := make([][]providers.Thing, len(pages))
 	g, gctx := errgroup.WithContext(ctx)
 	g.SetLimit(cap(k.slots))
-	for i, chunk := range chunks {
+	for i, page := range pages {
 		g.Go(func() error {
-			objects, err := k.wire.get(gctx, chunk)
+			objects, err := k.get(gctx, page)
 			if err != nil {
 				return err
 			}
@@ -77,7 +120,7 @@ func (k *kind[O]) Observe(ctx context.Context, ids []string) ([]providers.Thing,
 			return nil
 		})
 	}
-	err := g.Wait()
+	err = g.Wait()
 	if err == nil {
 		err = ctx.Err() // also when there was nothing to ask for
 	}
@@ -92,7 +135,7 @@ func (k *kind[O]) look(ctx context.Context, id string) (o O, ok bool, err error)
 	if !k.wire.known(id) {
 		return o, false, nil
 	}
-	objects, err := k.wire.get(ctx, []string{id})
+	objects, err := k.get(ctx, []string{id})
 	if err != nil || len(objects) == 0 {
 		return o, false, err
 	}
