@@ -73,6 +73,7 @@ func (s *service) provider(close func() error) *providers.Provider {
 		serve(s, "network_segment", segmentTraits, segments{service: s}),
 		serve(s, "network_security_group", groupTraits, groups{s}),
 		serve(s, "instance_type", instanceTypeTraits, instanceTypes{s}),
+		serve(s, "compute_allocation", allocationTraits, allocations{service: s}),
 		serve(s, "instance", instanceTraits, instances{service: s}),
 		serve(s, "machine", machineTraits, machines{s}),
 	)

@@ -203,6 +203,12 @@ func cases(hosts []string) []providertest.Case {
 			Invalid: schema.Object{"capabilities": []any{map[string]any{"name": "nothing"}}},
 		},
 		{
+			Kind: "carbide.compute_allocation", Name: "acme-big", Needs: []providertest.Made{acme, made("instance_type", "any", schema.Object{})},
+			Want:    schema.Object{"tenant": "acme", "instance_type": id("instance_type", "any"), "count": int64(0), "description": "for training", "labels": labels("cost", "42")},
+			Update:  schema.Object{"tenant": "acme", "instance_type": id("instance_type", "any"), "count": int64(0), "labels": labels("cost", "43")},
+			Invalid: schema.Object{"tenant": "acme", "instance_type": id("instance_type", "any"), "count": int64(100_001)},
+		},
+		{
 			Kind: "carbide.instance", Name: "web", Needs: []providertest.Made{acme, keys, group, vpc, segment, second},
 			Want: web, Update: changed,
 			Invalid: func() schema.Object {

@@ -83,6 +83,16 @@ var exceptions = map[verb]map[codes.Code]providers.Class{
 	{"carbide.instance_type", opDelete}: {
 		codes.FailedPrecondition: providers.Busy, // instances run on its machines
 	},
+	{"carbide.compute_allocation", opCreate}: {
+		codes.FailedPrecondition: providers.Exists, // the name is taken
+		codes.Internal:           providers.Absent, // the tenant or the type
+	},
+	{"carbide.compute_allocation", opUpdate}: {
+		codes.FailedPrecondition: providers.Busy, // more machines have to join the type, or instances to go
+	},
+	{"carbide.compute_allocation", opDelete}: {
+		codes.FailedPrecondition: providers.Busy, // the tenant's instances use it
+	},
 	{"carbide.instance", opCreate}: {
 		codes.AlreadyExists: providers.Busy,   // a requested address is in a link network that drains
 		codes.Internal:      providers.Absent, // a VPC prefix

@@ -27,6 +27,7 @@ func (w *World) Objects() []Object {
 	_ = w.transact(func() error {
 		s := w.site
 		out = slices.Concat(
+			list("compute_allocation", s.allocations, func(id string, a *allocation) proto.Message { return a.wire(id) }),
 			list("instance", s.instances, func(id string, i *instance) proto.Message { return s.wireInstance(id, i) }),
 			list("instance_type", s.instanceTypes, func(id string, t *instanceType) proto.Message { return t.wire(id) }),
 			list("machine", s.machines, func(id string, m *machine) proto.Message { return s.wireMachine(id, m) }),

@@ -11,6 +11,8 @@ import (
 
 // newer holds the fields that the older generation of the service does not have.
 var newer = map[protoreflect.FullName][]protoreflect.FieldNumber{
+	"forge.ExpectedHostNic":               {6},
+	"forge.ExpectedMachine":               {15, 16, 17},
 	"forge.InstanceConfig":                {25},
 	"forge.InstanceInterfaceConfig":       {11, 12},
 	"forge.InstanceNetworkConfig":         {2},

@@ -65,6 +65,7 @@ type Rules struct {
 	RequestedVNIs  Range          // may be asked for by number
 	VLANs          Range          // given to tenant segments on the Ethernet virtualizer
 	MaxRules       int            // size of a security group after expansion; 200
+	Allocations    Enforcement    // whether tenants are held to their compute allocations; WarnOnly
 
 	// RoutingProfiles turn the FNN fabric on. The first one is the site's default.
 	RoutingProfiles []RoutingProfile

@@ -32,6 +32,7 @@ type snapshot struct {
 	InstanceTypes  map[string]*instanceType  `json:"instanceTypes"`
 	Instances      map[string]*instance      `json:"instances"`
 	Machines       map[string]*machine       `json:"machines"`
+	Allocations    map[string]*allocation    `json:"computeAllocations"`
 }
 
 const format = 1
@@ -59,6 +60,7 @@ func (w *World) snapshot() *snapshot {
 		InstanceTypes:  maps.Clone(s.instanceTypes.rows),
 		Instances:      maps.Clone(s.instances.rows),
 		Machines:       maps.Clone(s.machines.rows),
+		Allocations:    maps.Clone(s.allocations.rows),
 	}
 	return out
 }
@@ -78,6 +80,7 @@ func (s *site) restore(k *snapshot) {
 	s.instanceTypes.load(k.InstanceTypes)
 	s.instances.load(k.Instances)
 	s.machines.load(k.Machines)
+	s.allocations.load(k.Allocations)
 }
 
 // readFile answers nil when there is no file yet.

@@ -42,6 +42,9 @@ func furnish(b *workbench) {
 	c.Tenant.Hostname = text("node")
 	b.allocate(uid(9), host, c)
 	ok(b.SetMaintenance(ctx, &forge.MaintenanceRequest{HostId: &forge.MachineId{Id: host}, Reference: text("OPS-1234")}))
+	if err := b.promise(uid(10), "acme", "first", 0); err != nil {
+		b.Fatal(err)
+	}
 }
 
 func TestTheFileBringsTheWorldBack(t *testing.T) {

@@ -39,6 +39,14 @@ var DefaultRoles = Roles{"spiffe://nico.local/nico-system/sa/elektra-site-agent"
 var beyondAdmin = []string{
 	"CreateTenant", "CreateTenantKeyset", "UpdateTenantKeyset", "DeleteTenantKeyset", "ValidateTenantPublicKey",
 	"CreateVpc", "DeleteVpc", "CreateNetworkSegment", "UpdateInstanceOperatingSystem",
+	"CreateIBPartition", "UpdateIBPartition", "DeleteIBPartition",
+}
+
+// beyondSite are the methods that the administrator may call and the site agent may not.
+var beyondSite = []string{
+	"CreateSku", "DeleteSku", "UpdateSkuMetadata", "ReplaceSku", "AssignSkuToMachine", "RemoveSkuAssociation",
+	"GetExpectedMachine",
+	"GetOperatingSystemCachableIpxeTemplateArtifacts", "UpdateOperatingSystemCachableIpxeTemplateArtifacts",
 }
 
 // narrow are the methods of the roles with a narrow purpose.
@@ -48,10 +56,13 @@ var narrow = map[Role][]string{
 		"FindNetworkSegmentsByIds", "AllocateInstance", "AllocateInstances", "FindMachineIds", "FindMachinesByIds",
 	},
 	Health: {"FindMachineIds", "FindMachinesByIds"},
-	Flow:   {"FindMachineIds", "FindMachinesByIds", "SetMaintenance"},
-	Agent:  {"FindInstanceByMachineID"},
-	SSH:    {"ValidateTenantPublicKey", "FindInstancesByIds", "FindMachineIds", "FindMachinesByIds"},
-	SSHRs:  {"ValidateTenantPublicKey", "FindInstancesByIds", "FindMachineIds", "FindMachinesByIds"},
+	Flow: {
+		"FindMachineIds", "FindMachinesByIds", "SetMaintenance", "GetAllSkuIds", "FindSkusByIds",
+		"AddExpectedMachine", "GetExpectedMachine", "GetAllExpectedMachines", "GetAllExpectedMachinesLinked",
+	},
+	Agent: {"FindInstanceByMachineID"},
+	SSH:   {"ValidateTenantPublicKey", "FindInstancesByIds", "FindMachineIds", "FindMachinesByIds"},
+	SSHRs: {"ValidateTenantPublicKey", "FindInstancesByIds", "FindMachineIds", "FindMachinesByIds"},
 }
 
 // may tells whether a role may call a method. Everybody may ask for the version.
@@ -60,7 +71,7 @@ func (r Role) may(method string) bool {
 	case method == "Version":
 		return true
 	case r == SiteAgent:
-		return true
+		return !slices.Contains(beyondSite, method)
 	case r == ForgeAdminCLI:
 		return !slices.Contains(beyondAdmin, method)
 	}

@@ -39,6 +39,11 @@ type site struct {
 	instances      *table[instance]
 	machines       *table[machine]
 
+	allocations       *table[allocation]
+	allocationsByName *lookup[allocation] // by "organization/name"
+	allocationsByType *lookup[allocation]
+	instancesByType   *lookup[instance] // by "organization/instance type"
+
 	vpcNumbers       *numbers[vpc]
 	vpcsByOrg        *lookup[vpc]
 	vpcsByGroup      *lookup[vpc]
@@ -82,6 +87,10 @@ func newSite(o Options) *site {
 	s.machinesByType = newLookup(func(m *machine) []string { return some(m.Type) })
 	s.machinesByNet = newLookup(func(m *machine) []string { return some(m.Segment) })
 
+	s.allocationsByName = newLookup(func(a *allocation) []string { return []string{a.name()} })
+	s.allocationsByType = newLookup(func(a *allocation) []string { return []string{a.Type} })
+	s.instancesByType = newLookup(func(i *instance) []string { return []string{i.organization() + "/" + i.Type} })
+
 	s.tenants = newTable[tenant](&s.log)
 	s.keysets = newTable[keyset](&s.log)
 	s.vpcs = newTable[vpc](&s.log, s.vpcNumbers, s.vpcsByOrg, s.vpcsByGroup)
@@ -89,7 +98,8 @@ func newSite(o Options) *site {
 	s.segments = newTable[segment](&s.log, s.segmentSpace, s.segmentVLANs, s.segmentsByVpc, s.segmentsByPrefix)
 	s.securityGroups = newTable[securityGroup](&s.log, s.groupsByName)
 	s.instanceTypes = newTable[instanceType](&s.log, s.typesByName)
-	s.instances = newTable[instance](&s.log, s.instancesByHost, s.instancesByGroup, s.instancesByNet, s.instancesByName)
+	s.instances = newTable[instance](&s.log, s.instancesByHost, s.instancesByGroup, s.instancesByNet, s.instancesByName, s.instancesByType)
+	s.allocations = newTable[allocation](&s.log, s.allocationsByName, s.allocationsByType)
 	s.machines = newTable[machine](&s.log, s.machinesByType, s.machinesByNet)
 	return s
 }
