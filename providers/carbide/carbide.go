@@ -75,6 +75,7 @@ func (s *service) provider(close func() error) *providers.Provider {
 		serve(s, "instance_type", instanceTypeTraits, instanceTypes{s}),
 		serve(s, "compute_allocation", allocationTraits, allocations{service: s}),
 		serve(s, "instance", instanceTraits, instances{service: s}),
+		serve(s, "sku", skuTraits, skus{s}),
 		serve(s, "machine", machineTraits, machines{s}),
 	)
 	p.Limit = cap(s.slots)

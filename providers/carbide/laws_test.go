@@ -59,7 +59,7 @@ func lawWorld(t *testing.T, old bool) providertest.World {
 		Rules: carbidesim.Rules{RoutingProfiles: []carbidesim.RoutingProfile{{Name: "internal"}, {Name: "external", Tier: 1}}},
 	})
 	return providertest.World{
-		Provider: connect(t, w),
+		Provider: connectAs(t, w, nil), // no one role may do everything
 		Dump:     func() string { return string(w.Dump()) },
 		Advance:  func() { w.Advance(2 * time.Minute) },
 	}
@@ -124,6 +124,8 @@ func cases(hosts []string) []providertest.Case {
 			"src_prefix": "0.0.0.0/0", "dst_prefix": "10.0.0.0/8", "dst_ports": map[string]any{"start": port, "end": port},
 		}
 	}
+
+	chassis := map[string]any{"model": "DGX H100", "architecture": "x86_64"}
 
 	return []providertest.Case{
 		{
@@ -221,9 +223,27 @@ func cases(hosts []string) []providertest.Case {
 			},
 		},
 		{
-			Kind: "carbide.machine", Name: hosts[0], Needs: []providertest.Made{made("instance_type", "any", schema.Object{})},
+			Kind: "carbide.sku", Name: "dgx-h100",
+			Want: schema.Object{
+				"description": "eight GPUs", "chassis": map[string]any{"vendor": "NVIDIA", "model": "DGX H100", "architecture": "x86_64"},
+				"cpus":               []any{map[string]any{"vendor": "Intel", "model": "Xeon Platinum 8480C", "thread_count": int64(112), "count": int64(2)}},
+				"gpus":               []any{map[string]any{"vendor": "NVIDIA", "model": "H100", "total_memory": "81559 MiB", "count": int64(8)}},
+				"infiniband_devices": []any{map[string]any{"model": "ConnectX-7", "count": int64(8), "inactive_devices": []any{int64(1), int64(3)}}},
+				"storage":            []any{map[string]any{"model": "MZQL23T8HCLS-00A07", "count": int64(8)}},
+				"memory":             []any{map[string]any{"memory_type": "DDR5", "capacity_mb": int64(65536), "count": int64(32)}},
+				"tpm":                map[string]any{"vendor": "IFX", "version": "2.0"},
+			},
+			Update:  schema.Object{"device_type": "gpu", "chassis": chassis, "gpus": []any{map[string]any{"model": "H100", "count": int64(4)}}},
+			Invalid: schema.Object{"chassis": map[string]any{"model": "twin", "architecture": "x86_64"}},
+			Needs:   []providertest.Made{made("sku", "twin", schema.Object{"chassis": map[string]any{"model": "twin", "architecture": "x86_64"}})},
+			Other: func(i int) providertest.Made {
+				return providertest.Made{Name: fmt.Sprintf("other-%d", i), Spec: schema.Object{"chassis": map[string]any{"model": fmt.Sprintf("model-%d", i), "architecture": "aarch64"}}}
+			},
+		},
+		{
+			Kind: "carbide.machine", Name: hosts[0], Needs: []providertest.Made{made("instance_type", "any", schema.Object{}), made("sku", "dgx", schema.Object{"chassis": chassis})},
 			Want:   schema.Object{},
-			Update: schema.Object{"description": "top of rack", "labels": labels("rack", "r1"), "maintenance": map[string]any{"reference": "TICKET-1"}, "instance_type": id("instance_type", "any")},
+			Update: schema.Object{"description": "top of rack", "labels": labels("rack", "r1"), "maintenance": map[string]any{"reference": "TICKET-1"}, "instance_type": id("instance_type", "any"), "sku": "dgx"},
 			Other: func(i int) providertest.Made {
 				if i+1 < len(hosts) {
 					return providertest.Made{Name: hosts[i+1]}

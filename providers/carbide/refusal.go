@@ -103,8 +103,11 @@ var exceptions = map[verb]map[codes.Code]providers.Class{
 	{"carbide.instance", opDelete}: {
 		codes.InvalidArgument: providers.Busy, // an alert holds the host
 	},
+	{"carbide.sku", opDelete}: {
+		codes.InvalidArgument: providers.Busy, // machines belong to it
+	},
 	{"carbide.machine", opUpdate}: {
-		codes.FailedPrecondition: providers.Busy, // an instance runs on it, which fixes the type
+		codes.FailedPrecondition: providers.Busy, // an instance runs on it, which fixes type and SKU
 	},
 }
 

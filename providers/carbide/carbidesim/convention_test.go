@@ -139,6 +139,10 @@ func TestFindPattern(t *testing.T) {
 			r, err := b.FindComputeAllocationsByIds(ctx, q)
 			return len(r.GetAllocations()), err
 		},
+		"SKU": func(n int) (int, error) {
+			r, err := b.FindSkusByIds(ctx, &forge.SkusByIdsRequest{Ids: ids(n)})
+			return len(r.GetSkus()), err
+		},
 		"instance": func(n int) (int, error) {
 			q := &forge.InstancesByIdsRequest{}
 			for _, id := range ids(n) {

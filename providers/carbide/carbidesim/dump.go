@@ -33,6 +33,7 @@ func (w *World) Objects() []Object {
 			list("machine", s.machines, func(id string, m *machine) proto.Message { return s.wireMachine(id, m) }),
 			list("network_security_group", s.securityGroups, func(id string, g *securityGroup) proto.Message { return g.wire(id) }),
 			list("network_segment", s.segments, func(id string, n *segment) proto.Message { return s.wireSegment(id, n, false, false) }),
+			list("sku", s.skus, func(id string, t *sku) proto.Message { return s.wireSKU(id, t) }),
 			list("tenant", s.tenants, func(id string, t *tenant) proto.Message { return t.wire(id) }),
 			list("tenant_keyset", s.keysets, func(_ string, k *keyset) proto.Message { return k.wire(true) }),
 			list("vpc", s.vpcs, func(id string, v *vpc) proto.Message { return v.wire(id) }),

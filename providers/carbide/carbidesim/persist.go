@@ -33,6 +33,7 @@ type snapshot struct {
 	Instances      map[string]*instance      `json:"instances"`
 	Machines       map[string]*machine       `json:"machines"`
 	Allocations    map[string]*allocation    `json:"computeAllocations"`
+	SKUs           map[string]*sku           `json:"skus"`
 }
 
 const format = 1
@@ -61,6 +62,7 @@ func (w *World) snapshot() *snapshot {
 		Instances:      maps.Clone(s.instances.rows),
 		Machines:       maps.Clone(s.machines.rows),
 		Allocations:    maps.Clone(s.allocations.rows),
+		SKUs:           maps.Clone(s.skus.rows),
 	}
 	return out
 }
@@ -81,6 +83,7 @@ func (s *site) restore(k *snapshot) {
 	s.instances.load(k.Instances)
 	s.machines.load(k.Machines)
 	s.allocations.load(k.Allocations)
+	s.skus.load(k.SKUs)
 }
 
 // readFile answers nil when there is no file yet.

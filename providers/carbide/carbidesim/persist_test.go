@@ -45,6 +45,9 @@ func furnish(b *workbench) {
 	if err := b.promise(uid(10), "acme", "first", 0); err != nil {
 		b.Fatal(err)
 	}
+	if err := b.addSKU(newSKU("dgx", "DGX H100")); err != nil {
+		b.Fatal(err)
+	}
 }
 
 func TestTheFileBringsTheWorldBack(t *testing.T) {
@@ -161,6 +164,7 @@ func TestObjects(t *testing.T) {
 	want := map[string]int{
 		"instance": 1, "instance_type": 1, "machine": 4, "network_security_group": 1, "network_segment": 3,
 		"tenant": 1, "tenant_keyset": 1, "vpc": 1, "vpc_prefix": 1,
+		"compute_allocation": 1, "sku": 1,
 	}
 	for kind, n := range want {
 		if count[kind] != n {

@@ -39,6 +39,8 @@ type site struct {
 	instances      *table[instance]
 	machines       *table[machine]
 
+	skus              *table[sku]
+	machinesBySKU     *lookup[machine]
 	allocations       *table[allocation]
 	allocationsByName *lookup[allocation] // by "organization/name"
 	allocationsByType *lookup[allocation]
@@ -87,6 +89,7 @@ func newSite(o Options) *site {
 	s.machinesByType = newLookup(func(m *machine) []string { return some(m.Type) })
 	s.machinesByNet = newLookup(func(m *machine) []string { return some(m.Segment) })
 
+	s.machinesBySKU = newLookup(func(m *machine) []string { return some(m.SKU) })
 	s.allocationsByName = newLookup(func(a *allocation) []string { return []string{a.name()} })
 	s.allocationsByType = newLookup(func(a *allocation) []string { return []string{a.Type} })
 	s.instancesByType = newLookup(func(i *instance) []string { return []string{i.organization() + "/" + i.Type} })
@@ -100,7 +103,8 @@ func newSite(o Options) *site {
 	s.instanceTypes = newTable[instanceType](&s.log, s.typesByName)
 	s.instances = newTable[instance](&s.log, s.instancesByHost, s.instancesByGroup, s.instancesByNet, s.instancesByName, s.instancesByType)
 	s.allocations = newTable[allocation](&s.log, s.allocationsByName, s.allocationsByType)
-	s.machines = newTable[machine](&s.log, s.machinesByType, s.machinesByNet)
+	s.skus = newTable[sku](&s.log)
+	s.machines = newTable[machine](&s.log, s.machinesByType, s.machinesByNet, s.machinesBySKU)
 	return s
 }
 
