@@ -75,6 +75,9 @@ func (s *service) provider(close func() error) *providers.Provider {
 		serve(s, "instance_type", instanceTypeTraits, instanceTypes{s}),
 		serve(s, "compute_allocation", allocationTraits, allocations{service: s}),
 		serve(s, "instance", instanceTraits, instances{service: s}),
+		serveWhole(s, "expected_machine", expectedTraits, expectedMachines{service: s}),
+		serveWhole(s, "expected_switch", expectedTraits, expectedSwitches{service: s}),
+		serveWhole(s, "expected_power_shelf", expectedTraits, expectedShelves{service: s}),
 		serve(s, "sku", skuTraits, skus{s}),
 		serve(s, "machine", machineTraits, machines{s}),
 	)

@@ -45,10 +45,24 @@ func TestLaws(t *testing.T) {
 	})
 }
 
-// TestLawsOlderServer runs the laws on a server of the older generation, which knows no flat VPCs.
+// TestLawsOlderServer runs the laws on a server of the older generation, which knows no flat VPCs and less about hardware
+// that is to be found.
 func TestLawsOlderServer(t *testing.T) {
+	older := slices.DeleteFunc(cases(hosts(t)), func(c providertest.Case) bool {
+		return c.Name == "guarded" || strings.HasPrefix(c.Kind, "carbide.expected_")
+	})
+	for noun, serial := range map[string]string{
+		"expected_machine": "chassis_serial_number", "expected_switch": "switch_serial_number", "expected_power_shelf": "shelf_serial_number",
+	} {
+		plain := expectedOther(serial)(0).Spec
+		moved := plain.Clone()
+		moved["bmc_ip_address"], moved["rack_id"], moved["bmc_password"] = "2001:db8::9", "rack-01", "other"
+		older = append(older, providertest.Case{Kind: "carbide." + noun, Name: "plain", Want: plain, Update: moved, Other: func(i int) providertest.Made {
+			return expectedOther(serial)(i + 1)
+		}})
+	}
 	providertest.Run(t, providertest.Suite{
-		Cases: slices.DeleteFunc(cases(hosts(t)), func(c providertest.Case) bool { return c.Name == "guarded" }),
+		Cases: older,
 		Open:  func(t *testing.T) providertest.World { return lawWorld(t, true) },
 	})
 }
@@ -77,6 +91,15 @@ func labels(pairs ...any) map[string]any {
 		m[pairs[i].(string)] = pairs[i+1]
 	}
 	return m
+}
+
+// expectedOther describes hardware beside that of a case; serial is the field of its number.
+func expectedOther(serial string) func(i int) providertest.Made {
+	return func(i int) providertest.Made {
+		return providertest.Made{Name: fmt.Sprintf("other-%d", i), Spec: schema.Object{
+			"bmc_mac_address": fmt.Sprintf("0a:00:00:00:02:%02x", i), "bmc_username": "root", "bmc_password": "calvin", serial: fmt.Sprintf("SN-1%03d", i),
+		}}
+	}
 }
 
 func cases(hosts []string) []providertest.Case {
@@ -221,6 +244,56 @@ func cases(hosts []string) []providertest.Case {
 			Other: func(i int) providertest.Made {
 				return providertest.Made{Name: fmt.Sprintf("other-%d", i), Spec: instance(i + 1)}
 			},
+		},
+		{
+			Kind: "carbide.expected_machine", Name: "gpu-01",
+			Want: schema.Object{
+				"bmc_mac_address": "0a:00:00:00:00:01", "bmc_username": "root", "bmc_password": "calvin", "chassis_serial_number": "SN-0001",
+				"bmc_retain_credentials": true, "dpu_mode": "nic_mode", "default_pause_ingestion_and_poweron": true, "is_dpf_enabled": false,
+				"disable_lockdown": true, "bmc_ip_address": "10.0.0.9", "sku": "dgx", "rack_id": "rack-01",
+				"fallback_dpu_serial_numbers": []any{"MT1", "MT2"}, "description": "top of rack", "labels": labels("row", "7"),
+				"host_nics": []any{
+					map[string]any{"mac_address": "0a:00:00:00:01:01", "nic_type": "onboard", "primary": true, "fixed_ip": "10.0.1.9", "fixed_mask": "255.255.255.0", "fixed_gateway": "10.0.1.1"},
+					map[string]any{"mac_address": "0a:00:00:00:01:02", "primary": false},
+				},
+			},
+			Update: schema.Object{
+				"bmc_mac_address": "0a:00:00:00:00:01", "bmc_username": "admin", "bmc_password": "other", "chassis_serial_number": "SN-0002",
+				"bmc_retain_credentials": false, "dpu_mode": "dpu_mode", "default_pause_ingestion_and_poweron": false, "is_dpf_enabled": true,
+				"disable_lockdown": false, "labels": labels("row", "8"),
+				"host_nics": []any{map[string]any{"mac_address": "0a:00:00:00:01:02", "primary": true}},
+			},
+			Invalid: schema.Object{"bmc_mac_address": "0a:00:00:00:00:01", "bmc_username": "root", "bmc_password": strings.Repeat("x", 21), "chassis_serial_number": "SN-0001"},
+			Other:   expectedOther("chassis_serial_number"),
+		},
+		{
+			Kind: "carbide.expected_switch", Name: "leaf-01",
+			Want: schema.Object{
+				"bmc_mac_address": "0a:00:00:00:00:01", "bmc_username": "root", "bmc_password": "calvin", "switch_serial_number": "SN-0001", "bmc_retain_credentials": true,
+				"bmc_ip_address": "10.0.0.9", "rack_id": "rack-01", "nvos_username": "admin", "nvos_password": "nvos", "nvos_mac_addresses": []any{"0a:00:00:00:01:01"},
+				"nvos_ip_address": "10.0.1.9", "description": "spine", "labels": labels("row", "7"),
+			},
+			Update: schema.Object{
+				"bmc_mac_address": "0a:00:00:00:00:01", "bmc_username": "admin", "bmc_password": "other", "switch_serial_number": "SN-0002", "bmc_retain_credentials": false,
+				"nvos_mac_addresses": []any{"0a:00:00:00:01:01", "0a:00:00:00:01:02"}, "labels": labels("row", "8"),
+			},
+			Invalid: schema.Object{
+				"bmc_mac_address": "0a:00:00:00:00:01", "bmc_username": "root", "bmc_password": "calvin", "switch_serial_number": "SN-0001", "nvos_ip_address": "10.0.1.9",
+			},
+			Other: expectedOther("switch_serial_number"),
+		},
+		{
+			Kind: "carbide.expected_power_shelf", Name: "power-01",
+			Want: schema.Object{
+				"bmc_mac_address": "0a:00:00:00:00:01", "bmc_username": "root", "bmc_password": "calvin", "shelf_serial_number": "SN-0001", "bmc_retain_credentials": true,
+				"bmc_ip_address": "10.0.0.9", "rack_id": "rack-01", "description": "top", "labels": labels("row", "7"),
+			},
+			Update: schema.Object{
+				"bmc_mac_address": "0a:00:00:00:00:01", "bmc_username": "admin", "bmc_password": "other", "shelf_serial_number": "SN-0002", "bmc_retain_credentials": false,
+				"labels": labels("row", "8"),
+			},
+			Invalid: schema.Object{"bmc_mac_address": "0a:00:00:00:00:01", "bmc_username": "a user of more than sixteen", "bmc_password": "calvin", "shelf_serial_number": "SN-0001"},
+			Other:   expectedOther("shelf_serial_number"),
 		},
 		{
 			Kind: "carbide.sku", Name: "dgx-h100",

@@ -103,6 +103,16 @@ var exceptions = map[verb]map[codes.Code]providers.Class{
 	{"carbide.instance", opDelete}: {
 		codes.InvalidArgument: providers.Busy, // an alert holds the host
 	},
+	{"carbide.expected_machine", opCreate}: {
+		codes.FailedPrecondition: providers.Exists,  // the MAC address is taken
+		codes.Internal:           providers.Invalid, // the MAC address cannot be read
+	},
+	{"carbide.expected_switch", opCreate}: {
+		codes.Internal: providers.Exists, // the MAC address is taken
+	},
+	{"carbide.expected_power_shelf", opCreate}: {
+		codes.Internal: providers.Exists, // the MAC address is taken
+	},
 	{"carbide.sku", opDelete}: {
 		codes.InvalidArgument: providers.Busy, // machines belong to it
 	},

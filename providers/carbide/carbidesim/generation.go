@@ -13,6 +13,8 @@ import (
 var newer = map[protoreflect.FullName][]protoreflect.FieldNumber{
 	"forge.ExpectedHostNic":               {6},
 	"forge.ExpectedMachine":               {15, 16, 17},
+	"forge.ExpectedPowerShelf":            {9},
+	"forge.ExpectedSwitch":                {12, 13},
 	"forge.InstanceConfig":                {25},
 	"forge.InstanceInterfaceConfig":       {11, 12},
 	"forge.InstanceNetworkConfig":         {2},

@@ -22,6 +22,8 @@ type machine struct {
 	Version      token                               `json:"version"`
 	Type         string                              `json:"type,omitempty"` // the instance type that it is offered under
 	SKU          string                              `json:"sku,omitempty"`
+	BMC          string                              `json:"bmc,omitempty"` // MAC address of its management controller
+	BMCAddress   string                              `json:"bmcAddress,omitempty"`
 	Rack         string                              `json:"rack,omitempty"`
 	Capabilities kept[*forge.MachineCapabilitiesSet] `json:"capabilities"`
 	DPUs         []string                            `json:"dpus,omitempty"`

@@ -31,13 +31,23 @@ func optionalMetadata(m *forge.Metadata) (metadata, error) {
 	return readMetadata(m)
 }
 
-func readMetadata(m *forge.Metadata) (metadata, error) {
+// lenientMetadata reads metadata that may be missing, and whose name may be.
+func lenientMetadata(m *forge.Metadata) (metadata, error) {
+	if m == nil {
+		return metadata{}, nil
+	}
+	return checkMetadata(m, 0)
+}
+
+func readMetadata(m *forge.Metadata) (metadata, error) { return checkMetadata(m, 2) }
+
+func checkMetadata(m *forge.Metadata, shortest int) (metadata, error) {
 	out := metadata{Name: m.Name, Description: m.Description}
 	switch {
 	case !ascii(m.Name):
 		return out, invalid("name must be ASCII")
-	case len(m.Name) < 2 || len(m.Name) > 256:
-		return out, invalid("name must have 2 to 256 bytes, got %d", len(m.Name))
+	case len(m.Name) < shortest || len(m.Name) > 256:
+		return out, invalid("name must have %d to 256 bytes, got %d", shortest, len(m.Name))
 	case len(m.Description) > 1024:
 		return out, invalid("description must have at most 1024 bytes, got %d", len(m.Description))
 	case len(m.Labels) > 10:

@@ -6,6 +6,7 @@ import (
 	"fmt"
 	"io/fs"
 	"maps"
+	"net/netip"
 	"os"
 	"path/filepath"
 	"slices"
@@ -13,6 +14,8 @@ import (
 	"time"
 
 	"github.com/google/uuid"
+
+	"converge.dev/converge/providers/carbide/forge"
 )
 
 // snapshot is everything about a world, as its file has it.
@@ -34,6 +37,12 @@ type snapshot struct {
 	Machines       map[string]*machine       `json:"machines"`
 	Allocations    map[string]*allocation    `json:"computeAllocations"`
 	SKUs           map[string]*sku           `json:"skus"`
+
+	ExpectedMachines map[string]*expected[*forge.ExpectedMachine]    `json:"expectedMachines"`
+	ExpectedSwitches map[string]*expected[*forge.ExpectedSwitch]     `json:"expectedSwitches"`
+	ExpectedShelves  map[string]*expected[*forge.ExpectedPowerShelf] `json:"expectedPowerShelves"`
+	Devices          map[string]*device                              `json:"devices"`
+	Reserved         map[string]*netip.Addr                          `json:"reservedAddresses"`
 }
 
 const format = 1
@@ -63,6 +72,12 @@ func (w *World) snapshot() *snapshot {
 		Machines:       maps.Clone(s.machines.rows),
 		Allocations:    maps.Clone(s.allocations.rows),
 		SKUs:           maps.Clone(s.skus.rows),
+
+		ExpectedMachines: maps.Clone(s.expectedMachines.rows),
+		ExpectedSwitches: maps.Clone(s.expectedSwitches.rows),
+		ExpectedShelves:  maps.Clone(s.expectedShelves.rows),
+		Devices:          maps.Clone(s.devices.rows),
+		Reserved:         maps.Clone(s.reserved.rows),
 	}
 	return out
 }
@@ -84,6 +99,11 @@ func (s *site) restore(k *snapshot) {
 	s.machines.load(k.Machines)
 	s.allocations.load(k.Allocations)
 	s.skus.load(k.SKUs)
+	s.expectedMachines.load(k.ExpectedMachines)
+	s.expectedSwitches.load(k.ExpectedSwitches)
+	s.expectedShelves.load(k.ExpectedShelves)
+	s.devices.load(k.Devices)
+	s.reserved.load(k.Reserved)
 }
 
 // readFile answers nil when there is no file yet.

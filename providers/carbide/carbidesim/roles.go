@@ -45,7 +45,7 @@ var beyondAdmin = []string{
 // beyondSite are the methods that the administrator may call and the site agent may not.
 var beyondSite = []string{
 	"CreateSku", "DeleteSku", "UpdateSkuMetadata", "ReplaceSku", "AssignSkuToMachine", "RemoveSkuAssociation",
-	"GetExpectedMachine",
+	"GetExpectedMachine", "GetExpectedSwitch", "GetExpectedPowerShelf",
 	"GetOperatingSystemCachableIpxeTemplateArtifacts", "UpdateOperatingSystemCachableIpxeTemplateArtifacts",
 }
 
@@ -54,11 +54,16 @@ var narrow = map[Role][]string{
 	Machineatron: {
 		"CreateVpc", "DeleteVpc", "FindVpcIds", "CreateNetworkSegment", "DeleteNetworkSegment", "FindNetworkSegmentIds",
 		"FindNetworkSegmentsByIds", "AllocateInstance", "AllocateInstances", "FindMachineIds", "FindMachinesByIds",
+		"AddExpectedSwitch", "UpdateExpectedSwitch", "DeleteExpectedSwitch", "GetExpectedSwitch", "GetAllExpectedSwitches",
+		"GetAllExpectedSwitchesLinked", "AddExpectedPowerShelf", "UpdateExpectedPowerShelf", "DeleteExpectedPowerShelf",
+		"GetExpectedPowerShelf", "GetAllExpectedPowerShelves", "GetAllExpectedPowerShelvesLinked",
 	},
 	Health: {"FindMachineIds", "FindMachinesByIds"},
 	Flow: {
 		"FindMachineIds", "FindMachinesByIds", "SetMaintenance", "GetAllSkuIds", "FindSkusByIds",
 		"AddExpectedMachine", "GetExpectedMachine", "GetAllExpectedMachines", "GetAllExpectedMachinesLinked",
+		"AddExpectedSwitch", "GetExpectedSwitch", "GetAllExpectedSwitches", "GetAllExpectedSwitchesLinked",
+		"AddExpectedPowerShelf", "GetExpectedPowerShelf", "GetAllExpectedPowerShelves", "GetAllExpectedPowerShelvesLinked",
 	},
 	Agent: {"FindInstanceByMachineID"},
 	SSH:   {"ValidateTenantPublicKey", "FindInstancesByIds", "FindMachineIds", "FindMachinesByIds"},

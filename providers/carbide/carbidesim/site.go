@@ -39,6 +39,18 @@ type site struct {
 	instances      *table[instance]
 	machines       *table[machine]
 
+	expectedMachines *table[expected[*forge.ExpectedMachine]]
+	expectedSwitches *table[expected[*forge.ExpectedSwitch]]
+	expectedShelves  *table[expected[*forge.ExpectedPowerShelf]]
+	expectedByMAC    *lookup[expected[*forge.ExpectedMachine]]
+	switchesByMAC    *lookup[expected[*forge.ExpectedSwitch]]
+	shelvesByMAC     *lookup[expected[*forge.ExpectedPowerShelf]]
+	devices          *table[device] // switches and power shelves that were found, by the MAC addresses of their BMCs
+	devicesBySerial  *lookup[device]
+	reserved         *table[netip.Addr] // addresses of interfaces that operators have chosen, by MAC address
+	reservedFor      *lookup[netip.Addr]
+	machinesByBMC    *lookup[machine]
+
 	skus              *table[sku]
 	machinesBySKU     *lookup[machine]
 	allocations       *table[allocation]
@@ -89,6 +101,14 @@ func newSite(o Options) *site {
 	s.machinesByType = newLookup(func(m *machine) []string { return some(m.Type) })
 	s.machinesByNet = newLookup(func(m *machine) []string { return some(m.Segment) })
 
+	s.expectedMachines, s.expectedByMAC = newExpected(&s.log, (*forge.ExpectedMachine).GetBmcMacAddress)
+	s.expectedSwitches, s.switchesByMAC = newExpected(&s.log, (*forge.ExpectedSwitch).GetBmcMacAddress)
+	s.expectedShelves, s.shelvesByMAC = newExpected(&s.log, (*forge.ExpectedPowerShelf).GetBmcMacAddress)
+	s.devicesBySerial = newLookup(func(d *device) []string { return some(d.Serial) })
+	s.devices = newTable[device](&s.log, s.devicesBySerial)
+	s.reservedFor = newLookup(func(a *netip.Addr) []string { return []string{a.String()} })
+	s.reserved = newTable[netip.Addr](&s.log, s.reservedFor)
+	s.machinesByBMC = newLookup(func(m *machine) []string { return some(m.BMC) })
 	s.machinesBySKU = newLookup(func(m *machine) []string { return some(m.SKU) })
 	s.allocationsByName = newLookup(func(a *allocation) []string { return []string{a.name()} })
 	s.allocationsByType = newLookup(func(a *allocation) []string { return []string{a.Type} })
@@ -104,7 +124,7 @@ func newSite(o Options) *site {
 	s.instances = newTable[instance](&s.log, s.instancesByHost, s.instancesByGroup, s.instancesByNet, s.instancesByName, s.instancesByType)
 	s.allocations = newTable[allocation](&s.log, s.allocationsByName, s.allocationsByType)
 	s.skus = newTable[sku](&s.log)
-	s.machines = newTable[machine](&s.log, s.machinesByType, s.machinesByNet, s.machinesBySKU)
+	s.machines = newTable[machine](&s.log, s.machinesByType, s.machinesByNet, s.machinesBySKU, s.machinesByBMC)
 	return s
 }
 

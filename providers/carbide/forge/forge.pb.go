@@ -28,7 +28,7 @@ var File_carbide_forge_forge_proto protoreflect.FileDescriptor
 
 const file_carbide_forge_forge_proto_rawDesc = "" +
 	"\n" +
-	"\x19carbide/forge/forge.proto\x12\x05forge\x1a\x1acarbide/forge/common.proto\x1a\x1ccarbide/forge/expected.proto\x1a%carbide/forge/extension_service.proto\x1a\x1ccarbide/forge/instance.proto\x1a!carbide/forge/instance_type.proto\x1a\x1bcarbide/forge/machine.proto\x1a$carbide/forge/operating_system.proto\x1a\x1dcarbide/forge/partition.proto\x1a\"carbide/forge/security_group.proto\x1a\x1bcarbide/forge/segment.proto\x1a\x18carbide/forge/site.proto\x1a\x17carbide/forge/sku.proto\x1a\x1acarbide/forge/tenant.proto\x1a\x17carbide/forge/vpc.proto\x1a\x1bgoogle/protobuf/empty.proto2\xaaM\n" +
+	"\x19carbide/forge/forge.proto\x12\x05forge\x1a\x1acarbide/forge/common.proto\x1a\x1ccarbide/forge/expected.proto\x1a%carbide/forge/extension_service.proto\x1a\x1ccarbide/forge/instance.proto\x1a!carbide/forge/instance_type.proto\x1a\x1bcarbide/forge/machine.proto\x1a$carbide/forge/operating_system.proto\x1a\x1dcarbide/forge/partition.proto\x1a\"carbide/forge/security_group.proto\x1a\x1bcarbide/forge/segment.proto\x1a\x18carbide/forge/site.proto\x1a\x17carbide/forge/sku.proto\x1a\x1acarbide/forge/tenant.proto\x1a\x17carbide/forge/vpc.proto\x1a\x1bgoogle/protobuf/empty.proto2\xf0T\n" +
 	"\x05Forge\x122\n" +
 	"\aVersion\x12\x15.forge.VersionRequest\x1a\x10.forge.BuildInfo\x12G\n" +
 	"\fCreateTenant\x12\x1a.forge.CreateTenantRequest\x1a\x1b.forge.CreateTenantResponse\x12A\n" +
@@ -148,7 +148,19 @@ const file_carbide_forge_forge_proto_rawDesc = "" +
 	".forge.Sku\x1a\n" +
 	".forge.Sku\x12C\n" +
 	"\x12AssignSkuToMachine\x12\x15.forge.SkuMachinePair\x1a\x16.google.protobuf.Empty\x12G\n" +
-	"\x14RemoveSkuAssociation\x12\x17.forge.RemoveSkuRequest\x1a\x16.google.protobuf.EmptyB/Z-converge.dev/converge/providers/carbide/forgeb\x06proto3"
+	"\x14RemoveSkuAssociation\x12\x17.forge.RemoveSkuRequest\x1a\x16.google.protobuf.Empty\x12J\n" +
+	"\x15AddExpectedPowerShelf\x12\x19.forge.ExpectedPowerShelf\x1a\x16.google.protobuf.Empty\x12T\n" +
+	"\x18DeleteExpectedPowerShelf\x12 .forge.ExpectedPowerShelfRequest\x1a\x16.google.protobuf.Empty\x12M\n" +
+	"\x18UpdateExpectedPowerShelf\x12\x19.forge.ExpectedPowerShelf\x1a\x16.google.protobuf.Empty\x12T\n" +
+	"\x15GetExpectedPowerShelf\x12 .forge.ExpectedPowerShelfRequest\x1a\x19.forge.ExpectedPowerShelf\x12S\n" +
+	"\x1aGetAllExpectedPowerShelves\x12\x16.google.protobuf.Empty\x1a\x1d.forge.ExpectedPowerShelfList\x12_\n" +
+	" GetAllExpectedPowerShelvesLinked\x12\x16.google.protobuf.Empty\x1a#.forge.LinkedExpectedPowerShelfList\x12B\n" +
+	"\x11AddExpectedSwitch\x12\x15.forge.ExpectedSwitch\x1a\x16.google.protobuf.Empty\x12L\n" +
+	"\x14DeleteExpectedSwitch\x12\x1c.forge.ExpectedSwitchRequest\x1a\x16.google.protobuf.Empty\x12E\n" +
+	"\x14UpdateExpectedSwitch\x12\x15.forge.ExpectedSwitch\x1a\x16.google.protobuf.Empty\x12H\n" +
+	"\x11GetExpectedSwitch\x12\x1c.forge.ExpectedSwitchRequest\x1a\x15.forge.ExpectedSwitch\x12K\n" +
+	"\x16GetAllExpectedSwitches\x12\x16.google.protobuf.Empty\x1a\x19.forge.ExpectedSwitchList\x12W\n" +
+	"\x1cGetAllExpectedSwitchesLinked\x12\x16.google.protobuf.Empty\x1a\x1f.forge.LinkedExpectedSwitchListB/Z-converge.dev/converge/providers/carbide/forgeb\x06proto3"
 
 var file_carbide_forge_forge_proto_goTypes = []any{
 	(*VersionRequest)(nil),                                         // 0: forge.VersionRequest
@@ -258,94 +270,102 @@ var file_carbide_forge_forge_proto_goTypes = []any{
 	(*Sku)(nil),                                                    // 104: forge.Sku
 	(*SkuMachinePair)(nil),                                         // 105: forge.SkuMachinePair
 	(*RemoveSkuRequest)(nil),                                       // 106: forge.RemoveSkuRequest
-	(*BuildInfo)(nil),                                              // 107: forge.BuildInfo
-	(*CreateTenantResponse)(nil),                                   // 108: forge.CreateTenantResponse
-	(*FindTenantResponse)(nil),                                     // 109: forge.FindTenantResponse
-	(*UpdateTenantResponse)(nil),                                   // 110: forge.UpdateTenantResponse
-	(*TenantOrganizationIdList)(nil),                               // 111: forge.TenantOrganizationIdList
-	(*TenantList)(nil),                                             // 112: forge.TenantList
-	(*CreateTenantKeysetResponse)(nil),                             // 113: forge.CreateTenantKeysetResponse
-	(*TenantKeysetIdList)(nil),                                     // 114: forge.TenantKeysetIdList
-	(*TenantKeySetList)(nil),                                       // 115: forge.TenantKeySetList
-	(*UpdateTenantKeysetResponse)(nil),                             // 116: forge.UpdateTenantKeysetResponse
-	(*DeleteTenantKeysetResponse)(nil),                             // 117: forge.DeleteTenantKeysetResponse
-	(*ValidateTenantPublicKeyResponse)(nil),                        // 118: forge.ValidateTenantPublicKeyResponse
-	(*Vpc)(nil),                                                    // 119: forge.Vpc
-	(*VpcUpdateResult)(nil),                                        // 120: forge.VpcUpdateResult
-	(*VpcUpdateVirtualizationResult)(nil),                          // 121: forge.VpcUpdateVirtualizationResult
-	(*VpcDeletionResult)(nil),                                      // 122: forge.VpcDeletionResult
-	(*VpcIdList)(nil),                                              // 123: forge.VpcIdList
-	(*VpcList)(nil),                                                // 124: forge.VpcList
-	(*VpcPrefix)(nil),                                              // 125: forge.VpcPrefix
-	(*VpcPrefixIdList)(nil),                                        // 126: forge.VpcPrefixIdList
-	(*VpcPrefixList)(nil),                                          // 127: forge.VpcPrefixList
-	(*VpcPrefixDeletionResult)(nil),                                // 128: forge.VpcPrefixDeletionResult
-	(*NetworkSegment)(nil),                                         // 129: forge.NetworkSegment
-	(*NetworkSegmentDeletionResult)(nil),                           // 130: forge.NetworkSegmentDeletionResult
-	(*NetworkSegmentIdList)(nil),                                   // 131: forge.NetworkSegmentIdList
-	(*NetworkSegmentList)(nil),                                     // 132: forge.NetworkSegmentList
-	(*CreateNetworkSecurityGroupResponse)(nil),                     // 133: forge.CreateNetworkSecurityGroupResponse
-	(*FindNetworkSecurityGroupIdsResponse)(nil),                    // 134: forge.FindNetworkSecurityGroupIdsResponse
-	(*FindNetworkSecurityGroupsByIdsResponse)(nil),                 // 135: forge.FindNetworkSecurityGroupsByIdsResponse
-	(*UpdateNetworkSecurityGroupResponse)(nil),                     // 136: forge.UpdateNetworkSecurityGroupResponse
-	(*DeleteNetworkSecurityGroupResponse)(nil),                     // 137: forge.DeleteNetworkSecurityGroupResponse
-	(*GetNetworkSecurityGroupPropagationStatusResponse)(nil),       // 138: forge.GetNetworkSecurityGroupPropagationStatusResponse
-	(*GetNetworkSecurityGroupAttachmentsResponse)(nil),             // 139: forge.GetNetworkSecurityGroupAttachmentsResponse
-	(*CreateInstanceTypeResponse)(nil),                             // 140: forge.CreateInstanceTypeResponse
-	(*FindInstanceTypeIdsResponse)(nil),                            // 141: forge.FindInstanceTypeIdsResponse
-	(*FindInstanceTypesByIdsResponse)(nil),                         // 142: forge.FindInstanceTypesByIdsResponse
-	(*UpdateInstanceTypeResponse)(nil),                             // 143: forge.UpdateInstanceTypeResponse
-	(*DeleteInstanceTypeResponse)(nil),                             // 144: forge.DeleteInstanceTypeResponse
-	(*AssociateMachinesWithInstanceTypeResponse)(nil),              // 145: forge.AssociateMachinesWithInstanceTypeResponse
-	(*RemoveMachineInstanceTypeAssociationResponse)(nil),           // 146: forge.RemoveMachineInstanceTypeAssociationResponse
-	(*Instance)(nil),                                               // 147: forge.Instance
-	(*BatchInstanceAllocationResponse)(nil),                        // 148: forge.BatchInstanceAllocationResponse
-	(*InstanceReleaseResult)(nil),                                  // 149: forge.InstanceReleaseResult
-	(*InstanceIdList)(nil),                                         // 150: forge.InstanceIdList
-	(*InstanceList)(nil),                                           // 151: forge.InstanceList
-	(*InstancePowerResult)(nil),                                    // 152: forge.InstancePowerResult
-	(*MachineIdList)(nil),                                          // 153: common.MachineIdList
-	(*MachineList)(nil),                                            // 154: forge.MachineList
-	(*VpcPeering)(nil),                                             // 155: forge.VpcPeering
-	(*VpcPeeringIdList)(nil),                                       // 156: forge.VpcPeeringIdList
-	(*VpcPeeringList)(nil),                                         // 157: forge.VpcPeeringList
-	(*VpcPeeringDeletionResult)(nil),                               // 158: forge.VpcPeeringDeletionResult
-	(*IBPartitionIdList)(nil),                                      // 159: forge.IBPartitionIdList
-	(*IBPartitionList)(nil),                                        // 160: forge.IBPartitionList
-	(*IBPartition)(nil),                                            // 161: forge.IBPartition
-	(*IBPartitionDeletionResult)(nil),                              // 162: forge.IBPartitionDeletionResult
-	(*NVLinkLogicalPartitionIdList)(nil),                           // 163: forge.NVLinkLogicalPartitionIdList
-	(*NVLinkLogicalPartitionList)(nil),                             // 164: forge.NVLinkLogicalPartitionList
-	(*NVLinkLogicalPartition)(nil),                                 // 165: forge.NVLinkLogicalPartition
-	(*NVLinkLogicalPartitionUpdateResult)(nil),                     // 166: forge.NVLinkLogicalPartitionUpdateResult
-	(*NVLinkLogicalPartitionDeletionResult)(nil),                   // 167: forge.NVLinkLogicalPartitionDeletionResult
-	(*SpxPartition)(nil),                                           // 168: forge.SpxPartition
-	(*SpxPartitionDeletionResult)(nil),                             // 169: forge.SpxPartitionDeletionResult
-	(*SpxPartitionIdList)(nil),                                     // 170: forge.SpxPartitionIdList
-	(*SpxPartitionList)(nil),                                       // 171: forge.SpxPartitionList
-	(*OperatingSystem)(nil),                                        // 172: forge.OperatingSystem
-	(*DeleteOperatingSystemResponse)(nil),                          // 173: forge.DeleteOperatingSystemResponse
-	(*OperatingSystemIdList)(nil),                                  // 174: forge.OperatingSystemIdList
-	(*OperatingSystemList)(nil),                                    // 175: forge.OperatingSystemList
-	(*IpxeTemplate)(nil),                                           // 176: forge.IpxeTemplate
-	(*IpxeTemplateList)(nil),                                       // 177: forge.IpxeTemplateList
-	(*IpxeTemplateArtifactList)(nil),                               // 178: forge.IpxeTemplateArtifactList
-	(*OsImage)(nil),                                                // 179: forge.OsImage
-	(*DeleteOsImageResponse)(nil),                                  // 180: forge.DeleteOsImageResponse
-	(*ListOsImageResponse)(nil),                                    // 181: forge.ListOsImageResponse
-	(*DpuExtensionService)(nil),                                    // 182: forge.DpuExtensionService
-	(*DeleteDpuExtensionServiceResponse)(nil),                      // 183: forge.DeleteDpuExtensionServiceResponse
-	(*DpuExtensionServiceIdList)(nil),                              // 184: forge.DpuExtensionServiceIdList
-	(*DpuExtensionServiceList)(nil),                                // 185: forge.DpuExtensionServiceList
-	(*DpuExtensionServiceVersionInfoList)(nil),                     // 186: forge.DpuExtensionServiceVersionInfoList
-	(*FindInstancesByDpuExtensionServiceResponse)(nil),             // 187: forge.FindInstancesByDpuExtensionServiceResponse
-	(*CreateComputeAllocationResponse)(nil),                        // 188: forge.CreateComputeAllocationResponse
-	(*FindComputeAllocationIdsResponse)(nil),                       // 189: forge.FindComputeAllocationIdsResponse
-	(*FindComputeAllocationsByIdsResponse)(nil),                    // 190: forge.FindComputeAllocationsByIdsResponse
-	(*UpdateComputeAllocationResponse)(nil),                        // 191: forge.UpdateComputeAllocationResponse
-	(*DeleteComputeAllocationResponse)(nil),                        // 192: forge.DeleteComputeAllocationResponse
-	(*ExpectedMachineList)(nil),                                    // 193: forge.ExpectedMachineList
-	(*LinkedExpectedMachineList)(nil),                              // 194: forge.LinkedExpectedMachineList
+	(*ExpectedPowerShelf)(nil),                                     // 107: forge.ExpectedPowerShelf
+	(*ExpectedPowerShelfRequest)(nil),                              // 108: forge.ExpectedPowerShelfRequest
+	(*ExpectedSwitch)(nil),                                         // 109: forge.ExpectedSwitch
+	(*ExpectedSwitchRequest)(nil),                                  // 110: forge.ExpectedSwitchRequest
+	(*BuildInfo)(nil),                                              // 111: forge.BuildInfo
+	(*CreateTenantResponse)(nil),                                   // 112: forge.CreateTenantResponse
+	(*FindTenantResponse)(nil),                                     // 113: forge.FindTenantResponse
+	(*UpdateTenantResponse)(nil),                                   // 114: forge.UpdateTenantResponse
+	(*TenantOrganizationIdList)(nil),                               // 115: forge.TenantOrganizationIdList
+	(*TenantList)(nil),                                             // 116: forge.TenantList
+	(*CreateTenantKeysetResponse)(nil),                             // 117: forge.CreateTenantKeysetResponse
+	(*TenantKeysetIdList)(nil),                                     // 118: forge.TenantKeysetIdList
+	(*TenantKeySetList)(nil),                                       // 119: forge.TenantKeySetList
+	(*UpdateTenantKeysetResponse)(nil),                             // 120: forge.UpdateTenantKeysetResponse
+	(*DeleteTenantKeysetResponse)(nil),                             // 121: forge.DeleteTenantKeysetResponse
+	(*ValidateTenantPublicKeyResponse)(nil),                        // 122: forge.ValidateTenantPublicKeyResponse
+	(*Vpc)(nil),                                                    // 123: forge.Vpc
+	(*VpcUpdateResult)(nil),                                        // 124: forge.VpcUpdateResult
+	(*VpcUpdateVirtualizationResult)(nil),                          // 125: forge.VpcUpdateVirtualizationResult
+	(*VpcDeletionResult)(nil),                                      // 126: forge.VpcDeletionResult
+	(*VpcIdList)(nil),                                              // 127: forge.VpcIdList
+	(*VpcList)(nil),                                                // 128: forge.VpcList
+	(*VpcPrefix)(nil),                                              // 129: forge.VpcPrefix
+	(*VpcPrefixIdList)(nil),                                        // 130: forge.VpcPrefixIdList
+	(*VpcPrefixList)(nil),                                          // 131: forge.VpcPrefixList
+	(*VpcPrefixDeletionResult)(nil),                                // 132: forge.VpcPrefixDeletionResult
+	(*NetworkSegment)(nil),                                         // 133: forge.NetworkSegment
+	(*NetworkSegmentDeletionResult)(nil),                           // 134: forge.NetworkSegmentDeletionResult
+	(*NetworkSegmentIdList)(nil),                                   // 135: forge.NetworkSegmentIdList
+	(*NetworkSegmentList)(nil),                                     // 136: forge.NetworkSegmentList
+	(*CreateNetworkSecurityGroupResponse)(nil),                     // 137: forge.CreateNetworkSecurityGroupResponse
+	(*FindNetworkSecurityGroupIdsResponse)(nil),                    // 138: forge.FindNetworkSecurityGroupIdsResponse
+	(*FindNetworkSecurityGroupsByIdsResponse)(nil),                 // 139: forge.FindNetworkSecurityGroupsByIdsResponse
+	(*UpdateNetworkSecurityGroupResponse)(nil),                     // 140: forge.UpdateNetworkSecurityGroupResponse
+	(*DeleteNetworkSecurityGroupResponse)(nil),                     // 141: forge.DeleteNetworkSecurityGroupResponse
+	(*GetNetworkSecurityGroupPropagationStatusResponse)(nil),       // 142: forge.GetNetworkSecurityGroupPropagationStatusResponse
+	(*GetNetworkSecurityGroupAttachmentsResponse)(nil),             // 143: forge.GetNetworkSecurityGroupAttachmentsResponse
+	(*CreateInstanceTypeResponse)(nil),                             // 144: forge.CreateInstanceTypeResponse
+	(*FindInstanceTypeIdsResponse)(nil),                            // 145: forge.FindInstanceTypeIdsResponse
+	(*FindInstanceTypesByIdsResponse)(nil),                         // 146: forge.FindInstanceTypesByIdsResponse
+	(*UpdateInstanceTypeResponse)(nil),                             // 147: forge.UpdateInstanceTypeResponse
+	(*DeleteInstanceTypeResponse)(nil),                             // 148: forge.DeleteInstanceTypeResponse
+	(*AssociateMachinesWithInstanceTypeResponse)(nil),              // 149: forge.AssociateMachinesWithInstanceTypeResponse
+	(*RemoveMachineInstanceTypeAssociationResponse)(nil),           // 150: forge.RemoveMachineInstanceTypeAssociationResponse
+	(*Instance)(nil),                                               // 151: forge.Instance
+	(*BatchInstanceAllocationResponse)(nil),                        // 152: forge.BatchInstanceAllocationResponse
+	(*InstanceReleaseResult)(nil),                                  // 153: forge.InstanceReleaseResult
+	(*InstanceIdList)(nil),                                         // 154: forge.InstanceIdList
+	(*InstanceList)(nil),                                           // 155: forge.InstanceList
+	(*InstancePowerResult)(nil),                                    // 156: forge.InstancePowerResult
+	(*MachineIdList)(nil),                                          // 157: common.MachineIdList
+	(*MachineList)(nil),                                            // 158: forge.MachineList
+	(*VpcPeering)(nil),                                             // 159: forge.VpcPeering
+	(*VpcPeeringIdList)(nil),                                       // 160: forge.VpcPeeringIdList
+	(*VpcPeeringList)(nil),                                         // 161: forge.VpcPeeringList
+	(*VpcPeeringDeletionResult)(nil),                               // 162: forge.VpcPeeringDeletionResult
+	(*IBPartitionIdList)(nil),                                      // 163: forge.IBPartitionIdList
+	(*IBPartitionList)(nil),                                        // 164: forge.IBPartitionList
+	(*IBPartition)(nil),                                            // 165: forge.IBPartition
+	(*IBPartitionDeletionResult)(nil),                              // 166: forge.IBPartitionDeletionResult
+	(*NVLinkLogicalPartitionIdList)(nil),                           // 167: forge.NVLinkLogicalPartitionIdList
+	(*NVLinkLogicalPartitionList)(nil),                             // 168: forge.NVLinkLogicalPartitionList
+	(*NVLinkLogicalPartition)(nil),                                 // 169: forge.NVLinkLogicalPartition
+	(*NVLinkLogicalPartitionUpdateResult)(nil),                     // 170: forge.NVLinkLogicalPartitionUpdateResult
+	(*NVLinkLogicalPartitionDeletionResult)(nil),                   // 171: forge.NVLinkLogicalPartitionDeletionResult
+	(*SpxPartition)(nil),                                           // 172: forge.SpxPartition
+	(*SpxPartitionDeletionResult)(nil),                             // 173: forge.SpxPartitionDeletionResult
+	(*SpxPartitionIdList)(nil),                                     // 174: forge.SpxPartitionIdList
+	(*SpxPartitionList)(nil),                                       // 175: forge.SpxPartitionList
+	(*OperatingSystem)(nil),                                        // 176: forge.OperatingSystem
+	(*DeleteOperatingSystemResponse)(nil),                          // 177: forge.DeleteOperatingSystemResponse
+	(*OperatingSystemIdList)(nil),                                  // 178: forge.OperatingSystemIdList
+	(*OperatingSystemList)(nil),                                    // 179: forge.OperatingSystemList
+	(*IpxeTemplate)(nil),                                           // 180: forge.IpxeTemplate
+	(*IpxeTemplateList)(nil),                                       // 181: forge.IpxeTemplateList
+	(*IpxeTemplateArtifactList)(nil),                               // 182: forge.IpxeTemplateArtifactList
+	(*OsImage)(nil),                                                // 183: forge.OsImage
+	(*DeleteOsImageResponse)(nil),                                  // 184: forge.DeleteOsImageResponse
+	(*ListOsImageResponse)(nil),                                    // 185: forge.ListOsImageResponse
+	(*DpuExtensionService)(nil),                                    // 186: forge.DpuExtensionService
+	(*DeleteDpuExtensionServiceResponse)(nil),                      // 187: forge.DeleteDpuExtensionServiceResponse
+	(*DpuExtensionServiceIdList)(nil),                              // 188: forge.DpuExtensionServiceIdList
+	(*DpuExtensionServiceList)(nil),                                // 189: forge.DpuExtensionServiceList
+	(*DpuExtensionServiceVersionInfoList)(nil),                     // 190: forge.DpuExtensionServiceVersionInfoList
+	(*FindInstancesByDpuExtensionServiceResponse)(nil),             // 191: forge.FindInstancesByDpuExtensionServiceResponse
+	(*CreateComputeAllocationResponse)(nil),                        // 192: forge.CreateComputeAllocationResponse
+	(*FindComputeAllocationIdsResponse)(nil),                       // 193: forge.FindComputeAllocationIdsResponse
+	(*FindComputeAllocationsByIdsResponse)(nil),                    // 194: forge.FindComputeAllocationsByIdsResponse
+	(*UpdateComputeAllocationResponse)(nil),                        // 195: forge.UpdateComputeAllocationResponse
+	(*DeleteComputeAllocationResponse)(nil),                        // 196: forge.DeleteComputeAllocationResponse
+	(*ExpectedMachineList)(nil),                                    // 197: forge.ExpectedMachineList
+	(*LinkedExpectedMachineList)(nil),                              // 198: forge.LinkedExpectedMachineList
+	(*ExpectedPowerShelfList)(nil),                                 // 199: forge.ExpectedPowerShelfList
+	(*LinkedExpectedPowerShelfList)(nil),                           // 200: forge.LinkedExpectedPowerShelfList
+	(*ExpectedSwitchList)(nil),                                     // 201: forge.ExpectedSwitchList
+	(*LinkedExpectedSwitchList)(nil),                               // 202: forge.LinkedExpectedSwitchList
 }
 var file_carbide_forge_forge_proto_depIdxs = []int32{
 	0,   // 0: forge.Forge.Version:input_type -> forge.VersionRequest
@@ -460,120 +480,144 @@ var file_carbide_forge_forge_proto_depIdxs = []int32{
 	104, // 109: forge.Forge.ReplaceSku:input_type -> forge.Sku
 	105, // 110: forge.Forge.AssignSkuToMachine:input_type -> forge.SkuMachinePair
 	106, // 111: forge.Forge.RemoveSkuAssociation:input_type -> forge.RemoveSkuRequest
-	107, // 112: forge.Forge.Version:output_type -> forge.BuildInfo
-	108, // 113: forge.Forge.CreateTenant:output_type -> forge.CreateTenantResponse
-	109, // 114: forge.Forge.FindTenant:output_type -> forge.FindTenantResponse
-	110, // 115: forge.Forge.UpdateTenant:output_type -> forge.UpdateTenantResponse
-	111, // 116: forge.Forge.FindTenantOrganizationIds:output_type -> forge.TenantOrganizationIdList
-	112, // 117: forge.Forge.FindTenantsByOrganizationIds:output_type -> forge.TenantList
-	113, // 118: forge.Forge.CreateTenantKeyset:output_type -> forge.CreateTenantKeysetResponse
-	114, // 119: forge.Forge.FindTenantKeysetIds:output_type -> forge.TenantKeysetIdList
-	115, // 120: forge.Forge.FindTenantKeysetsByIds:output_type -> forge.TenantKeySetList
-	116, // 121: forge.Forge.UpdateTenantKeyset:output_type -> forge.UpdateTenantKeysetResponse
-	117, // 122: forge.Forge.DeleteTenantKeyset:output_type -> forge.DeleteTenantKeysetResponse
-	118, // 123: forge.Forge.ValidateTenantPublicKey:output_type -> forge.ValidateTenantPublicKeyResponse
-	119, // 124: forge.Forge.CreateVpc:output_type -> forge.Vpc
-	120, // 125: forge.Forge.UpdateVpc:output_type -> forge.VpcUpdateResult
-	121, // 126: forge.Forge.UpdateVpcVirtualization:output_type -> forge.VpcUpdateVirtualizationResult
-	122, // 127: forge.Forge.DeleteVpc:output_type -> forge.VpcDeletionResult
-	123, // 128: forge.Forge.FindVpcIds:output_type -> forge.VpcIdList
-	124, // 129: forge.Forge.FindVpcsByIds:output_type -> forge.VpcList
-	125, // 130: forge.Forge.CreateVpcPrefix:output_type -> forge.VpcPrefix
-	126, // 131: forge.Forge.SearchVpcPrefixes:output_type -> forge.VpcPrefixIdList
-	127, // 132: forge.Forge.GetVpcPrefixes:output_type -> forge.VpcPrefixList
-	125, // 133: forge.Forge.UpdateVpcPrefix:output_type -> forge.VpcPrefix
-	128, // 134: forge.Forge.DeleteVpcPrefix:output_type -> forge.VpcPrefixDeletionResult
-	129, // 135: forge.Forge.CreateNetworkSegment:output_type -> forge.NetworkSegment
-	130, // 136: forge.Forge.DeleteNetworkSegment:output_type -> forge.NetworkSegmentDeletionResult
-	131, // 137: forge.Forge.FindNetworkSegmentIds:output_type -> forge.NetworkSegmentIdList
-	132, // 138: forge.Forge.FindNetworkSegmentsByIds:output_type -> forge.NetworkSegmentList
-	133, // 139: forge.Forge.CreateNetworkSecurityGroup:output_type -> forge.CreateNetworkSecurityGroupResponse
-	134, // 140: forge.Forge.FindNetworkSecurityGroupIds:output_type -> forge.FindNetworkSecurityGroupIdsResponse
-	135, // 141: forge.Forge.FindNetworkSecurityGroupsByIds:output_type -> forge.FindNetworkSecurityGroupsByIdsResponse
-	136, // 142: forge.Forge.UpdateNetworkSecurityGroup:output_type -> forge.UpdateNetworkSecurityGroupResponse
-	137, // 143: forge.Forge.DeleteNetworkSecurityGroup:output_type -> forge.DeleteNetworkSecurityGroupResponse
-	138, // 144: forge.Forge.GetNetworkSecurityGroupPropagationStatus:output_type -> forge.GetNetworkSecurityGroupPropagationStatusResponse
-	139, // 145: forge.Forge.GetNetworkSecurityGroupAttachments:output_type -> forge.GetNetworkSecurityGroupAttachmentsResponse
-	140, // 146: forge.Forge.CreateInstanceType:output_type -> forge.CreateInstanceTypeResponse
-	141, // 147: forge.Forge.FindInstanceTypeIds:output_type -> forge.FindInstanceTypeIdsResponse
-	142, // 148: forge.Forge.FindInstanceTypesByIds:output_type -> forge.FindInstanceTypesByIdsResponse
-	143, // 149: forge.Forge.UpdateInstanceType:output_type -> forge.UpdateInstanceTypeResponse
-	144, // 150: forge.Forge.DeleteInstanceType:output_type -> forge.DeleteInstanceTypeResponse
-	145, // 151: forge.Forge.AssociateMachinesWithInstanceType:output_type -> forge.AssociateMachinesWithInstanceTypeResponse
-	146, // 152: forge.Forge.RemoveMachineInstanceTypeAssociation:output_type -> forge.RemoveMachineInstanceTypeAssociationResponse
-	147, // 153: forge.Forge.AllocateInstance:output_type -> forge.Instance
-	148, // 154: forge.Forge.AllocateInstances:output_type -> forge.BatchInstanceAllocationResponse
-	149, // 155: forge.Forge.ReleaseInstance:output_type -> forge.InstanceReleaseResult
-	147, // 156: forge.Forge.UpdateInstanceOperatingSystem:output_type -> forge.Instance
-	147, // 157: forge.Forge.UpdateInstanceConfig:output_type -> forge.Instance
-	150, // 158: forge.Forge.FindInstanceIds:output_type -> forge.InstanceIdList
-	151, // 159: forge.Forge.FindInstancesByIds:output_type -> forge.InstanceList
-	151, // 160: forge.Forge.FindInstanceByMachineID:output_type -> forge.InstanceList
-	152, // 161: forge.Forge.InvokeInstancePower:output_type -> forge.InstancePowerResult
-	153, // 162: forge.Forge.FindMachineIds:output_type -> common.MachineIdList
-	154, // 163: forge.Forge.FindMachinesByIds:output_type -> forge.MachineList
-	99,  // 164: forge.Forge.UpdateMachineMetadata:output_type -> google.protobuf.Empty
-	99,  // 165: forge.Forge.SetMaintenance:output_type -> google.protobuf.Empty
-	155, // 166: forge.Forge.CreateVpcPeering:output_type -> forge.VpcPeering
-	156, // 167: forge.Forge.FindVpcPeeringIds:output_type -> forge.VpcPeeringIdList
-	157, // 168: forge.Forge.FindVpcPeeringsByIds:output_type -> forge.VpcPeeringList
-	158, // 169: forge.Forge.DeleteVpcPeering:output_type -> forge.VpcPeeringDeletionResult
-	159, // 170: forge.Forge.FindIBPartitionIds:output_type -> forge.IBPartitionIdList
-	160, // 171: forge.Forge.FindIBPartitionsByIds:output_type -> forge.IBPartitionList
-	161, // 172: forge.Forge.CreateIBPartition:output_type -> forge.IBPartition
-	161, // 173: forge.Forge.UpdateIBPartition:output_type -> forge.IBPartition
-	162, // 174: forge.Forge.DeleteIBPartition:output_type -> forge.IBPartitionDeletionResult
-	163, // 175: forge.Forge.FindNVLinkLogicalPartitionIds:output_type -> forge.NVLinkLogicalPartitionIdList
-	164, // 176: forge.Forge.FindNVLinkLogicalPartitionsByIds:output_type -> forge.NVLinkLogicalPartitionList
-	165, // 177: forge.Forge.CreateNVLinkLogicalPartition:output_type -> forge.NVLinkLogicalPartition
-	166, // 178: forge.Forge.UpdateNVLinkLogicalPartition:output_type -> forge.NVLinkLogicalPartitionUpdateResult
-	167, // 179: forge.Forge.DeleteNVLinkLogicalPartition:output_type -> forge.NVLinkLogicalPartitionDeletionResult
-	168, // 180: forge.Forge.CreateSpxPartition:output_type -> forge.SpxPartition
-	169, // 181: forge.Forge.DeleteSpxPartition:output_type -> forge.SpxPartitionDeletionResult
-	170, // 182: forge.Forge.FindSpxPartitionIds:output_type -> forge.SpxPartitionIdList
-	171, // 183: forge.Forge.FindSpxPartitionsByIds:output_type -> forge.SpxPartitionList
-	172, // 184: forge.Forge.CreateOperatingSystem:output_type -> forge.OperatingSystem
-	172, // 185: forge.Forge.UpdateOperatingSystem:output_type -> forge.OperatingSystem
-	173, // 186: forge.Forge.DeleteOperatingSystem:output_type -> forge.DeleteOperatingSystemResponse
-	174, // 187: forge.Forge.FindOperatingSystemIds:output_type -> forge.OperatingSystemIdList
-	175, // 188: forge.Forge.FindOperatingSystemsByIds:output_type -> forge.OperatingSystemList
-	176, // 189: forge.Forge.GetIpxeTemplate:output_type -> forge.IpxeTemplate
-	177, // 190: forge.Forge.ListIpxeTemplates:output_type -> forge.IpxeTemplateList
-	178, // 191: forge.Forge.GetOperatingSystemCachableIpxeTemplateArtifacts:output_type -> forge.IpxeTemplateArtifactList
-	178, // 192: forge.Forge.UpdateOperatingSystemCachableIpxeTemplateArtifacts:output_type -> forge.IpxeTemplateArtifactList
-	179, // 193: forge.Forge.CreateOsImage:output_type -> forge.OsImage
-	180, // 194: forge.Forge.DeleteOsImage:output_type -> forge.DeleteOsImageResponse
-	181, // 195: forge.Forge.ListOsImage:output_type -> forge.ListOsImageResponse
-	179, // 196: forge.Forge.GetOsImage:output_type -> forge.OsImage
-	179, // 197: forge.Forge.UpdateOsImage:output_type -> forge.OsImage
-	182, // 198: forge.Forge.CreateDpuExtensionService:output_type -> forge.DpuExtensionService
-	182, // 199: forge.Forge.UpdateDpuExtensionService:output_type -> forge.DpuExtensionService
-	183, // 200: forge.Forge.DeleteDpuExtensionService:output_type -> forge.DeleteDpuExtensionServiceResponse
-	184, // 201: forge.Forge.FindDpuExtensionServiceIds:output_type -> forge.DpuExtensionServiceIdList
-	185, // 202: forge.Forge.FindDpuExtensionServicesByIds:output_type -> forge.DpuExtensionServiceList
-	186, // 203: forge.Forge.GetDpuExtensionServiceVersionsInfo:output_type -> forge.DpuExtensionServiceVersionInfoList
-	187, // 204: forge.Forge.FindInstancesByDpuExtensionService:output_type -> forge.FindInstancesByDpuExtensionServiceResponse
-	188, // 205: forge.Forge.CreateComputeAllocation:output_type -> forge.CreateComputeAllocationResponse
-	189, // 206: forge.Forge.FindComputeAllocationIds:output_type -> forge.FindComputeAllocationIdsResponse
-	190, // 207: forge.Forge.FindComputeAllocationsByIds:output_type -> forge.FindComputeAllocationsByIdsResponse
-	191, // 208: forge.Forge.UpdateComputeAllocation:output_type -> forge.UpdateComputeAllocationResponse
-	192, // 209: forge.Forge.DeleteComputeAllocation:output_type -> forge.DeleteComputeAllocationResponse
-	99,  // 210: forge.Forge.AddExpectedMachine:output_type -> google.protobuf.Empty
-	99,  // 211: forge.Forge.DeleteExpectedMachine:output_type -> google.protobuf.Empty
-	99,  // 212: forge.Forge.UpdateExpectedMachine:output_type -> google.protobuf.Empty
-	97,  // 213: forge.Forge.GetExpectedMachine:output_type -> forge.ExpectedMachine
-	193, // 214: forge.Forge.GetAllExpectedMachines:output_type -> forge.ExpectedMachineList
-	194, // 215: forge.Forge.GetAllExpectedMachinesLinked:output_type -> forge.LinkedExpectedMachineList
-	101, // 216: forge.Forge.CreateSku:output_type -> forge.SkuIdList
-	99,  // 217: forge.Forge.DeleteSku:output_type -> google.protobuf.Empty
-	101, // 218: forge.Forge.GetAllSkuIds:output_type -> forge.SkuIdList
-	100, // 219: forge.Forge.FindSkusByIds:output_type -> forge.SkuList
-	99,  // 220: forge.Forge.UpdateSkuMetadata:output_type -> google.protobuf.Empty
-	104, // 221: forge.Forge.ReplaceSku:output_type -> forge.Sku
-	99,  // 222: forge.Forge.AssignSkuToMachine:output_type -> google.protobuf.Empty
-	99,  // 223: forge.Forge.RemoveSkuAssociation:output_type -> google.protobuf.Empty
-	112, // [112:224] is the sub-list for method output_type
-	0,   // [0:112] is the sub-list for method input_type
+	107, // 112: forge.Forge.AddExpectedPowerShelf:input_type -> forge.ExpectedPowerShelf
+	108, // 113: forge.Forge.DeleteExpectedPowerShelf:input_type -> forge.ExpectedPowerShelfRequest
+	107, // 114: forge.Forge.UpdateExpectedPowerShelf:input_type -> forge.ExpectedPowerShelf
+	108, // 115: forge.Forge.GetExpectedPowerShelf:input_type -> forge.ExpectedPowerShelfRequest
+	99,  // 116: forge.Forge.GetAllExpectedPowerShelves:input_type -> google.protobuf.Empty
+	99,  // 117: forge.Forge.GetAllExpectedPowerShelvesLinked:input_type -> google.protobuf.Empty
+	109, // 118: forge.Forge.AddExpectedSwitch:input_type -> forge.ExpectedSwitch
+	110, // 119: forge.Forge.DeleteExpectedSwitch:input_type -> forge.ExpectedSwitchRequest
+	109, // 120: forge.Forge.UpdateExpectedSwitch:input_type -> forge.ExpectedSwitch
+	110, // 121: forge.Forge.GetExpectedSwitch:input_type -> forge.ExpectedSwitchRequest
+	99,  // 122: forge.Forge.GetAllExpectedSwitches:input_type -> google.protobuf.Empty
+	99,  // 123: forge.Forge.GetAllExpectedSwitchesLinked:input_type -> google.protobuf.Empty
+	111, // 124: forge.Forge.Version:output_type -> forge.BuildInfo
+	112, // 125: forge.Forge.CreateTenant:output_type -> forge.CreateTenantResponse
+	113, // 126: forge.Forge.FindTenant:output_type -> forge.FindTenantResponse
+	114, // 127: forge.Forge.UpdateTenant:output_type -> forge.UpdateTenantResponse
+	115, // 128: forge.Forge.FindTenantOrganizationIds:output_type -> forge.TenantOrganizationIdList
+	116, // 129: forge.Forge.FindTenantsByOrganizationIds:output_type -> forge.TenantList
+	117, // 130: forge.Forge.CreateTenantKeyset:output_type -> forge.CreateTenantKeysetResponse
+	118, // 131: forge.Forge.FindTenantKeysetIds:output_type -> forge.TenantKeysetIdList
+	119, // 132: forge.Forge.FindTenantKeysetsByIds:output_type -> forge.TenantKeySetList
+	120, // 133: forge.Forge.UpdateTenantKeyset:output_type -> forge.UpdateTenantKeysetResponse
+	121, // 134: forge.Forge.DeleteTenantKeyset:output_type -> forge.DeleteTenantKeysetResponse
+	122, // 135: forge.Forge.ValidateTenantPublicKey:output_type -> forge.ValidateTenantPublicKeyResponse
+	123, // 136: forge.Forge.CreateVpc:output_type -> forge.Vpc
+	124, // 137: forge.Forge.UpdateVpc:output_type -> forge.VpcUpdateResult
+	125, // 138: forge.Forge.UpdateVpcVirtualization:output_type -> forge.VpcUpdateVirtualizationResult
+	126, // 139: forge.Forge.DeleteVpc:output_type -> forge.VpcDeletionResult
+	127, // 140: forge.Forge.FindVpcIds:output_type -> forge.VpcIdList
+	128, // 141: forge.Forge.FindVpcsByIds:output_type -> forge.VpcList
+	129, // 142: forge.Forge.CreateVpcPrefix:output_type -> forge.VpcPrefix
+	130, // 143: forge.Forge.SearchVpcPrefixes:output_type -> forge.VpcPrefixIdList
+	131, // 144: forge.Forge.GetVpcPrefixes:output_type -> forge.VpcPrefixList
+	129, // 145: forge.Forge.UpdateVpcPrefix:output_type -> forge.VpcPrefix
+	132, // 146: forge.Forge.DeleteVpcPrefix:output_type -> forge.VpcPrefixDeletionResult
+	133, // 147: forge.Forge.CreateNetworkSegment:output_type -> forge.NetworkSegment
+	134, // 148: forge.Forge.DeleteNetworkSegment:output_type -> forge.NetworkSegmentDeletionResult
+	135, // 149: forge.Forge.FindNetworkSegmentIds:output_type -> forge.NetworkSegmentIdList
+	136, // 150: forge.Forge.FindNetworkSegmentsByIds:output_type -> forge.NetworkSegmentList
+	137, // 151: forge.Forge.CreateNetworkSecurityGroup:output_type -> forge.CreateNetworkSecurityGroupResponse
+	138, // 152: forge.Forge.FindNetworkSecurityGroupIds:output_type -> forge.FindNetworkSecurityGroupIdsResponse
+	139, // 153: forge.Forge.FindNetworkSecurityGroupsByIds:output_type -> forge.FindNetworkSecurityGroupsByIdsResponse
+	140, // 154: forge.Forge.UpdateNetworkSecurityGroup:output_type -> forge.UpdateNetworkSecurityGroupResponse
+	141, // 155: forge.Forge.DeleteNetworkSecurityGroup:output_type -> forge.DeleteNetworkSecurityGroupResponse
+	142, // 156: forge.Forge.GetNetworkSecurityGroupPropagationStatus:output_type -> forge.GetNetworkSecurityGroupPropagationStatusResponse
+	143, // 157: forge.Forge.GetNetworkSecurityGroupAttachments:output_type -> forge.GetNetworkSecurityGroupAttachmentsResponse
+	144, // 158: forge.Forge.CreateInstanceType:output_type -> forge.CreateInstanceTypeResponse
+	145, // 159: forge.Forge.FindInstanceTypeIds:output_type -> forge.FindInstanceTypeIdsResponse
+	146, // 160: forge.Forge.FindInstanceTypesByIds:output_type -> forge.FindInstanceTypesByIdsResponse
+	147, // 161: forge.Forge.UpdateInstanceType:output_type -> forge.UpdateInstanceTypeResponse
+	148, // 162: forge.Forge.DeleteInstanceType:output_type -> forge.DeleteInstanceTypeResponse
+	149, // 163: forge.Forge.AssociateMachinesWithInstanceType:output_type -> forge.AssociateMachinesWithInstanceTypeResponse
+	150, // 164: forge.Forge.RemoveMachineInstanceTypeAssociation:output_type -> forge.RemoveMachineInstanceTypeAssociationResponse
+	151, // 165: forge.Forge.AllocateInstance:output_type -> forge.Instance
+	152, // 166: forge.Forge.AllocateInstances:output_type -> forge.BatchInstanceAllocationResponse
+	153, // 167: forge.Forge.ReleaseInstance:output_type -> forge.InstanceReleaseResult
+	151, // 168: forge.Forge.UpdateInstanceOperatingSystem:output_type -> forge.Instance
+	151, // 169: forge.Forge.UpdateInstanceConfig:output_type -> forge.Instance
+	154, // 170: forge.Forge.FindInstanceIds:output_type -> forge.InstanceIdList
+	155, // 171: forge.Forge.FindInstancesByIds:output_type -> forge.InstanceList
+	155, // 172: forge.Forge.FindInstanceByMachineID:output_type -> forge.InstanceList
+	156, // 173: forge.Forge.InvokeInstancePower:output_type -> forge.InstancePowerResult
+	157, // 174: forge.Forge.FindMachineIds:output_type -> common.MachineIdList
+	158, // 175: forge.Forge.FindMachinesByIds:output_type -> forge.MachineList
+	99,  // 176: forge.Forge.UpdateMachineMetadata:output_type -> google.protobuf.Empty
+	99,  // 177: forge.Forge.SetMaintenance:output_type -> google.protobuf.Empty
+	159, // 178: forge.Forge.CreateVpcPeering:output_type -> forge.VpcPeering
+	160, // 179: forge.Forge.FindVpcPeeringIds:output_type -> forge.VpcPeeringIdList
+	161, // 180: forge.Forge.FindVpcPeeringsByIds:output_type -> forge.VpcPeeringList
+	162, // 181: forge.Forge.DeleteVpcPeering:output_type -> forge.VpcPeeringDeletionResult
+	163, // 182: forge.Forge.FindIBPartitionIds:output_type -> forge.IBPartitionIdList
+	164, // 183: forge.Forge.FindIBPartitionsByIds:output_type -> forge.IBPartitionList
+	165, // 184: forge.Forge.CreateIBPartition:output_type -> forge.IBPartition
+	165, // 185: forge.Forge.UpdateIBPartition:output_type -> forge.IBPartition
+	166, // 186: forge.Forge.DeleteIBPartition:output_type -> forge.IBPartitionDeletionResult
+	167, // 187: forge.Forge.FindNVLinkLogicalPartitionIds:output_type -> forge.NVLinkLogicalPartitionIdList
+	168, // 188: forge.Forge.FindNVLinkLogicalPartitionsByIds:output_type -> forge.NVLinkLogicalPartitionList
+	169, // 189: forge.Forge.CreateNVLinkLogicalPartition:output_type -> forge.NVLinkLogicalPartition
+	170, // 190: forge.Forge.UpdateNVLinkLogicalPartition:output_type -> forge.NVLinkLogicalPartitionUpdateResult
+	171, // 191: forge.Forge.DeleteNVLinkLogicalPartition:output_type -> forge.NVLinkLogicalPartitionDeletionResult
+	172, // 192: forge.Forge.CreateSpxPartition:output_type -> forge.SpxPartition
+	173, // 193: forge.Forge.DeleteSpxPartition:output_type -> forge.SpxPartitionDeletionResult
+	174, // 194: forge.Forge.FindSpxPartitionIds:output_type -> forge.SpxPartitionIdList
+	175, // 195: forge.Forge.FindSpxPartitionsByIds:output_type -> forge.SpxPartitionList
+	176, // 196: forge.Forge.CreateOperatingSystem:output_type -> forge.OperatingSystem
+	176, // 197: forge.Forge.UpdateOperatingSystem:output_type -> forge.OperatingSystem
+	177, // 198: forge.Forge.DeleteOperatingSystem:output_type -> forge.DeleteOperatingSystemResponse
+	178, // 199: forge.Forge.FindOperatingSystemIds:output_type -> forge.OperatingSystemIdList
+	179, // 200: forge.Forge.FindOperatingSystemsByIds:output_type -> forge.OperatingSystemList
+	180, // 201: forge.Forge.GetIpxeTemplate:output_type -> forge.IpxeTemplate
+	181, // 202: forge.Forge.ListIpxeTemplates:output_type -> forge.IpxeTemplateList
+	182, // 203: forge.Forge.GetOperatingSystemCachableIpxeTemplateArtifacts:output_type -> forge.IpxeTemplateArtifactList
+	182, // 204: forge.Forge.UpdateOperatingSystemCachableIpxeTemplateArtifacts:output_type -> forge.IpxeTemplateArtifactList
+	183, // 205: forge.Forge.CreateOsImage:output_type -> forge.OsImage
+	184, // 206: forge.Forge.DeleteOsImage:output_type -> forge.DeleteOsImageResponse
+	185, // 207: forge.Forge.ListOsImage:output_type -> forge.ListOsImageResponse
+	183, // 208: forge.Forge.GetOsImage:output_type -> forge.OsImage
+	183, // 209: forge.Forge.UpdateOsImage:output_type -> forge.OsImage
+	186, // 210: forge.Forge.CreateDpuExtensionService:output_type -> forge.DpuExtensionService
+	186, // 211: forge.Forge.UpdateDpuExtensionService:output_type -> forge.DpuExtensionService
+	187, // 212: forge.Forge.DeleteDpuExtensionService:output_type -> forge.DeleteDpuExtensionServiceResponse
+	188, // 213: forge.Forge.FindDpuExtensionServiceIds:output_type -> forge.DpuExtensionServiceIdList
+	189, // 214: forge.Forge.FindDpuExtensionServicesByIds:output_type -> forge.DpuExtensionServiceList
+	190, // 215: forge.Forge.GetDpuExtensionServiceVersionsInfo:output_type -> forge.DpuExtensionServiceVersionInfoList
+	191, // 216: forge.Forge.FindInstancesByDpuExtensionService:output_type -> forge.FindInstancesByDpuExtensionServiceResponse
+	192, // 217: forge.Forge.CreateComputeAllocation:output_type -> forge.CreateComputeAllocationResponse
+	193, // 218: forge.Forge.FindComputeAllocationIds:output_type -> forge.FindComputeAllocationIdsResponse
+	194, // 219: forge.Forge.FindComputeAllocationsByIds:output_type -> forge.FindComputeAllocationsByIdsResponse
+	195, // 220: forge.Forge.UpdateComputeAllocation:output_type -> forge.UpdateComputeAllocationResponse
+	196, // 221: forge.Forge.DeleteComputeAllocation:output_type -> forge.DeleteComputeAllocationResponse
+	99,  // 222: forge.Forge.AddExpectedMachine:output_type -> google.protobuf.Empty
+	99,  // 223: forge.Forge.DeleteExpectedMachine:output_type -> google.protobuf.Empty
+	99,  // 224: forge.Forge.UpdateExpectedMachine:output_type -> google.protobuf.Empty
+	97,  // 225: forge.Forge.GetExpectedMachine:output_type -> forge.ExpectedMachine
+	197, // 226: forge.Forge.GetAllExpectedMachines:output_type -> forge.ExpectedMachineList
+	198, // 227: forge.Forge.GetAllExpectedMachinesLinked:output_type -> forge.LinkedExpectedMachineList
+	101, // 228: forge.Forge.CreateSku:output_type -> forge.SkuIdList
+	99,  // 229: forge.Forge.DeleteSku:output_type -> google.protobuf.Empty
+	101, // 230: forge.Forge.GetAllSkuIds:output_type -> forge.SkuIdList
+	100, // 231: forge.Forge.FindSkusByIds:output_type -> forge.SkuList
+	99,  // 232: forge.Forge.UpdateSkuMetadata:output_type -> google.protobuf.Empty
+	104, // 233: forge.Forge.ReplaceSku:output_type -> forge.Sku
+	99,  // 234: forge.Forge.AssignSkuToMachine:output_type -> google.protobuf.Empty
+	99,  // 235: forge.Forge.RemoveSkuAssociation:output_type -> google.protobuf.Empty
+	99,  // 236: forge.Forge.AddExpectedPowerShelf:output_type -> google.protobuf.Empty
+	99,  // 237: forge.Forge.DeleteExpectedPowerShelf:output_type -> google.protobuf.Empty
+	99,  // 238: forge.Forge.UpdateExpectedPowerShelf:output_type -> google.protobuf.Empty
+	107, // 239: forge.Forge.GetExpectedPowerShelf:output_type -> forge.ExpectedPowerShelf
+	199, // 240: forge.Forge.GetAllExpectedPowerShelves:output_type -> forge.ExpectedPowerShelfList
+	200, // 241: forge.Forge.GetAllExpectedPowerShelvesLinked:output_type -> forge.LinkedExpectedPowerShelfList
+	99,  // 242: forge.Forge.AddExpectedSwitch:output_type -> google.protobuf.Empty
+	99,  // 243: forge.Forge.DeleteExpectedSwitch:output_type -> google.protobuf.Empty
+	99,  // 244: forge.Forge.UpdateExpectedSwitch:output_type -> google.protobuf.Empty
+	109, // 245: forge.Forge.GetExpectedSwitch:output_type -> forge.ExpectedSwitch
+	201, // 246: forge.Forge.GetAllExpectedSwitches:output_type -> forge.ExpectedSwitchList
+	202, // 247: forge.Forge.GetAllExpectedSwitchesLinked:output_type -> forge.LinkedExpectedSwitchList
+	124, // [124:248] is the sub-list for method output_type
+	0,   // [0:124] is the sub-list for method input_type
 	0,   // [0:0] is the sub-list for extension type_name
 	0,   // [0:0] is the sub-list for extension extendee
 	0,   // [0:0] is the sub-list for field type_name
