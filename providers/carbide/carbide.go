@@ -1,5 +1,6 @@
 // Package carbide serves the kinds of a site's control service, Carbide: tenants and their keys, VPCs, prefixes,
-// segments, security groups, instance types, instances and machines.
+// segments, security groups, instance types and what is allocated of them, instances, machines, and the hardware that is
+// to be found, with its SKUs.
 //
 // One file per kind holds what is particular to it: its traits, its calls, and the translation between messages and
 // specs. Everything else is shared: kind.go has the four verbs, refusal.go says what a failed call means, metadata.go
@@ -11,7 +12,7 @@
 // Promises:
 //
 //   - Observing all of a kind costs one call for the ids and one for each hundred of them (or whatever the site
-//     allows), several at a time.
+//     allows), several at a time; of what the service tells whole, two.
 //   - The service's updates replace everything. Ours start from the object as it is, so that what the schema does
 //     not know is kept.
 //   - The service's codes do not say what they mean: a taken id is INTERNAL, a machine that is not ready yet is

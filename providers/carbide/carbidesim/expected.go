@@ -28,7 +28,7 @@ func newExpected[M proto.Message](log *changes, mac func(M) string) (*table[expe
 // device is a switch or a power shelf that was found.
 type device struct {
 	ID     string `json:"id"`
-	Serial string `json:"serial"`
+	Serial string `json:"serial,omitempty"` // of a power shelf, which is known by it
 }
 
 // chosenUUID is the id of a request about expected hardware, whose handlers parse it themselves: hence it is refused in
@@ -118,8 +118,8 @@ func (w *World) Discover(mac string) error {
 		s := w.site
 		mac, _ := hardwareAddress(mac)
 		hash := sha256.Sum256([]byte(mac))
-		for id := range s.switchesByMAC.of(mac) {
-			s.devices.put(mac, &device{"sw100ns" + hardwareHash.EncodeToString(hash[:]), s.expectedSwitches.get(id).Said.message.SwitchSerialNumber})
+		if len(s.switchesByMAC.of(mac)) > 0 {
+			s.devices.put(mac, &device{ID: "sw100ns" + hardwareHash.EncodeToString(hash[:])})
 			return nil
 		}
 		for id := range s.shelvesByMAC.of(mac) {

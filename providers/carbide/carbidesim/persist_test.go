@@ -48,6 +48,16 @@ func furnish(b *workbench) {
 	if err := b.addSKU(newSKU("dgx", "DGX H100")); err != nil {
 		b.Fatal(err)
 	}
+	if err := b.expectMachine(uid(11), "0a:00:00:00:00:01"); err != nil {
+		b.Fatal(err)
+	}
+	leaf := &forge.ExpectedSwitch{ExpectedSwitchId: wrapped(uid(12)), BmcMacAddress: "0a:00:00:00:00:02", BmcIpAddress: "10.0.0.1"}
+	ok(b.AddExpectedSwitch(ctx, leaf))
+	ok(b.UpdateExpectedSwitch(ctx, leaf))
+	ok(b.AddExpectedPowerShelf(ctx, &forge.ExpectedPowerShelf{ExpectedPowerShelfId: wrapped(uid(13)), BmcMacAddress: "0a:00:00:00:00:03"}))
+	if err := b.world.Discover(leaf.BmcMacAddress); err != nil {
+		b.Fatal(err)
+	}
 }
 
 func TestTheFileBringsTheWorldBack(t *testing.T) {
@@ -164,7 +174,7 @@ func TestObjects(t *testing.T) {
 	want := map[string]int{
 		"instance": 1, "instance_type": 1, "machine": 4, "network_security_group": 1, "network_segment": 3,
 		"tenant": 1, "tenant_keyset": 1, "vpc": 1, "vpc_prefix": 1,
-		"compute_allocation": 1, "sku": 1,
+		"compute_allocation": 1, "sku": 1, "expected_machine": 1, "expected_switch": 1, "expected_power_shelf": 1,
 	}
 	for kind, n := range want {
 		if count[kind] != n {
