@@ -23,6 +23,7 @@ var newer = map[protoreflect.FullName][]protoreflect.FieldNumber{
 	"forge.Machine":                       {46},
 	"forge.MachineInterface":              {17},
 	"forge.NetworkSegment":                {16, 17, 18},
+	"forge.OperatingSystem":               {3, 4, 5, 6, 7, 8, 9, 10, 20, 22, 23, 24, 25}, // the name is another message's there
 	"forge.RuntimeConfig":                 {51, 52},
 }
 
