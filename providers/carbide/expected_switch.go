@@ -44,12 +44,12 @@ func (expectedSwitches) thing(o expectedSwitch) providers.Thing {
 		"bmc_password":           o.GetBmcPassword(),
 		"bmc_retain_credentials": o.GetBmcRetainCredentials(),
 		"switch_serial_number":   o.GetSwitchSerialNumber(),
+		"nvos_password":          o.GetNvosPassword(), // empty when there is none: the service tells
 	}
 	mark := readMetadata(o.GetMetadata(), spec)
 	put(spec, "bmc_ip_address", o.GetBmcIpAddress())
 	put(spec, "rack_id", o.GetRackId().GetId())
 	put(spec, "nvos_username", o.GetNvosUsername())
-	put(spec, "nvos_password", o.GetNvosPassword())
 	put(spec, "nvos_ip_address", o.GetNvosIpAddress())
 	putList(spec, "nvos_mac_addresses", list(o.GetNvosMacAddresses(), func(mac string) any { return strings.ToLower(mac) }))
 	status := schema.Object{}

@@ -65,6 +65,10 @@ func TestExpected(t *testing.T) {
 			t.Errorf("%s: it is %v", noun, th.Spec)
 		}
 
+		if none, told := th.Spec["nvos_password"]; noun == "expected_switch" && (!told || none != "") {
+			t.Errorf("the service has no password of NVOS, and is said to have %v", none)
+		}
+
 		twin := call(noun, "twin")
 		twin.Want = expectedAt(noun, macs[noun])
 		s.class(noun+" with a taken MAC address", s.kind(noun).Create(t.Context(), twin), exists)
