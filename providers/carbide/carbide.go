@@ -1,6 +1,6 @@
 // Package carbide serves the kinds of a site's control service, Carbide: tenants and their keys, VPCs, prefixes,
-// peerings, segments, security groups, partitions of the other fabrics, instance types, instances and machines; operating
-// systems, images, and services on DPUs.
+// peerings, segments, security groups, partitions of the other fabrics, instance types and what is allocated of them,
+// instances and machines; operating systems, images, services on DPUs; and the hardware that is to be found, with its SKUs.
 //
 // One file per kind holds what is particular to it: its traits, its calls, and the translation between messages and
 // specs. Everything else is shared: kind.go has the four verbs, refusal.go says what a failed call means, metadata.go
@@ -13,7 +13,8 @@
 // Promises:
 //
 //   - Observing all of a kind costs one call for the ids and one for each hundred of them (or whatever the site
-//     allows), several at a time. For Spectrum-X partitions it is two for each hundred.
+//     allows), several at a time; of what the service tells whole, two. For Spectrum-X partitions it is two for each
+//     hundred.
 //   - The service's updates replace everything. Ours start from the object as it is, so that what the schema does
 //     not know is kept.
 //   - The service's codes do not say what they mean: a taken id is INTERNAL, a machine that is not ready yet is
@@ -89,7 +90,12 @@ func (s *service) provider(close func() error) *providers.Provider {
 		serve(s, "network_segment", segmentTraits, segments{service: s}),
 		serve(s, "network_security_group", groupTraits, groups{s}),
 		serve(s, "instance_type", instanceTypeTraits, instanceTypes{s}),
+		serve(s, "compute_allocation", allocationTraits, allocations{service: s}),
 		serve(s, "instance", instanceTraits, instances{service: s}),
+		serveWhole(s, "expected_machine", expectedTraits, expectedMachines{service: s}),
+		serveWhole(s, "expected_switch", expectedTraits, expectedSwitches{service: s}),
+		serveWhole(s, "expected_power_shelf", expectedTraits, expectedShelves{service: s}),
+		serve(s, "sku", skuTraits, skus{s}),
 		serve(s, "machine", machineTraits, machines{s}),
 		serve(s, "vpc_peering", peeringTraits, peerings{service: s}),
 		serve(s, "ib_partition", ibTraits, ibPartitions{service: s}),

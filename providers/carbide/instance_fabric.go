@@ -198,11 +198,3 @@ func (k instances) pin(ctx context.Context, services []*forge.InstanceDpuExtensi
 	}
 	return nil
 }
-
-// count gives a whole number of a spec, 0 when it is absent.
-func count(o map[string]any, field string) uint32 {
-	if n := number[uint32](o, field); n != nil {
-		return *n
-	}
-	return 0
-}

@@ -128,12 +128,8 @@ func writeCapability(capability map[string]any) *forge.InstanceTypeMachineCapabi
 		Cores:            number[uint32](capability, "cores"),
 		Threads:          number[uint32](capability, "threads"),
 	}
-	if devices, _ := capability["inactive_devices"].([]any); len(devices) > 0 {
-		w.InactiveDevices = &forge.Uint32List{}
-		for _, d := range devices {
-			n, _ := d.(int64)
-			w.InactiveDevices.Items = append(w.InactiveDevices.Items, uint32(n))
-		}
+	if devices := counts(capability, "inactive_devices"); len(devices) > 0 {
+		w.InactiveDevices = &forge.Uint32List{Items: devices}
 	}
 	if t := deviceTypes.value(capability["device_type"]); t != 0 {
 		w.DeviceType = &t

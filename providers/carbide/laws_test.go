@@ -53,8 +53,22 @@ func TestLaws(t *testing.T) {
 	})
 }
 
-// TestLawsOlderServer runs the laws on a server of the older generation, which knows no flat VPCs and not all kinds.
+// TestLawsOlderServer runs the laws on a server of the older generation, which knows no flat VPCs, not all kinds, and less
+// about hardware that is to be found.
 func TestLawsOlderServer(t *testing.T) {
+	older := slices.DeleteFunc(cases(hosts(t)), func(c providertest.Case) bool {
+		return c.Name == "guarded" || strings.HasPrefix(c.Kind, "carbide.expected_")
+	})
+	for noun, serial := range map[string]string{
+		"expected_machine": "chassis_serial_number", "expected_switch": "switch_serial_number", "expected_power_shelf": "shelf_serial_number",
+	} {
+		plain := expectedOther(serial)(0).Spec
+		moved := plain.Clone()
+		moved["bmc_ip_address"], moved["rack_id"], moved["bmc_password"] = "2001:db8::9", "rack-01", "other"
+		older = append(older, providertest.Case{Kind: "carbide." + noun, Name: "plain", Want: plain, Update: moved, Other: func(i int) providertest.Made {
+			return expectedOther(serial)(i + 1)
+		}})
+	}
 	newer := func(kind string) bool { return kind == "carbide.spx_partition" || kind == "carbide.operating_system" }
 	descriptions, err := load.New()
 	if err != nil {
@@ -64,7 +78,7 @@ func TestLawsOlderServer(t *testing.T) {
 	maps.DeleteFunc(kinds, func(kind string, _ *schema.Kind) bool { return newer(kind) })
 	providertest.Run(t, providertest.Suite{
 		Kinds: kinds,
-		Cases: slices.DeleteFunc(cases(hosts(t)), func(c providertest.Case) bool { return c.Name == "guarded" || newer(c.Kind) }),
+		Cases: slices.DeleteFunc(older, func(c providertest.Case) bool { return newer(c.Kind) }),
 		Open: func(t *testing.T) providertest.World {
 			w := lawWorld(t, true)
 			w.Provider.Kinds = slices.DeleteFunc(w.Provider.Kinds, func(k providers.Served) bool { return newer(k.Name) })
@@ -99,7 +113,7 @@ func lawWorld(t *testing.T, old bool, changes ...func(*carbidesim.Options)) prov
 	}
 	w := newWorld(t, o)
 	return providertest.World{
-		Provider: connect(t, w),
+		Provider: connectAs(t, w, nil), // no one role may do everything
 		Dump:     func() string { return string(w.Dump()) },
 		Advance:  func() { w.Advance(2 * time.Minute) },
 	}
@@ -151,6 +165,15 @@ func fabrics(o schema.Object, device int64) schema.Object {
 	o["nvlink"] = []any{map[string]any{"gpu": device, "logical_partition": id("nvlink_logical_partition", "rack")}}
 	o["dpu_extension_services"] = []any{map[string]any{"service": id("dpu_extension_service", "agent"), "version": int64(1)}}
 	return o
+}
+
+// expectedOther describes hardware beside that of a case; serial is the field of its number.
+func expectedOther(serial string) func(i int) providertest.Made {
+	return func(i int) providertest.Made {
+		return providertest.Made{Name: fmt.Sprintf("other-%d", i), Spec: schema.Object{
+			"bmc_mac_address": fmt.Sprintf("0a:00:00:00:02:%02x", i), "bmc_username": "root", "bmc_password": "calvin", serial: fmt.Sprintf("SN-1%03d", i),
+		}}
+	}
 }
 
 func cases(hosts []string) []providertest.Case {
@@ -205,6 +228,8 @@ func cases(hosts []string) []providertest.Case {
 			"src_prefix": "0.0.0.0/0", "dst_prefix": "10.0.0.0/8", "dst_ports": map[string]any{"start": port, "end": port},
 		}
 	}
+
+	chassis := map[string]any{"model": "DGX H100", "architecture": "x86_64"}
 
 	return []providertest.Case{
 		{
@@ -284,6 +309,12 @@ func cases(hosts []string) []providertest.Case {
 			Invalid: schema.Object{"capabilities": []any{map[string]any{"name": "nothing"}}},
 		},
 		{
+			Kind: "carbide.compute_allocation", Name: "acme-big", Needs: []providertest.Made{acme, made("instance_type", "any", schema.Object{})},
+			Want:    schema.Object{"tenant": "acme", "instance_type": id("instance_type", "any"), "count": int64(0), "description": "for training", "labels": labels("cost", "42")},
+			Update:  schema.Object{"tenant": "acme", "instance_type": id("instance_type", "any"), "count": int64(0), "labels": labels("cost", "43")},
+			Invalid: schema.Object{"tenant": "acme", "instance_type": id("instance_type", "any"), "count": int64(100_001)},
+		},
+		{
 			Kind: "carbide.instance", Name: "web", Needs: []providertest.Made{acme, keys, group, vpc, segment, second},
 			Want: web, Update: changed,
 			Invalid: func() schema.Object {
@@ -344,9 +375,77 @@ func cases(hosts []string) []providertest.Case {
 			},
 		},
 		{
-			Kind: "carbide.machine", Name: hosts[0], Needs: []providertest.Made{made("instance_type", "any", schema.Object{})},
+			Kind: "carbide.expected_machine", Name: "gpu-01",
+			Want: schema.Object{
+				"bmc_mac_address": "0a:00:00:00:00:01", "bmc_username": "root", "bmc_password": "calvin", "chassis_serial_number": "SN-0001",
+				"bmc_retain_credentials": true, "dpu_mode": "nic_mode", "default_pause_ingestion_and_poweron": true, "is_dpf_enabled": false,
+				"disable_lockdown": true, "bmc_ip_address": "10.0.0.9", "sku": "dgx", "rack_id": "rack-01",
+				"fallback_dpu_serial_numbers": []any{"MT1", "MT2"}, "description": "top of rack", "labels": labels("row", "7"),
+				"host_nics": []any{
+					map[string]any{"mac_address": "0a:00:00:00:01:01", "nic_type": "onboard", "primary": true, "fixed_ip": "10.0.1.9", "fixed_mask": "255.255.255.0", "fixed_gateway": "10.0.1.1"},
+					map[string]any{"mac_address": "0a:00:00:00:01:02", "primary": false},
+				},
+			},
+			Update: schema.Object{
+				"bmc_mac_address": "0a:00:00:00:00:01", "bmc_username": "admin", "bmc_password": "other", "chassis_serial_number": "SN-0002",
+				"bmc_retain_credentials": false, "dpu_mode": "dpu_mode", "default_pause_ingestion_and_poweron": false, "is_dpf_enabled": true,
+				"disable_lockdown": false, "labels": labels("row", "8"),
+				"host_nics": []any{map[string]any{"mac_address": "0a:00:00:00:01:02", "primary": true}},
+			},
+			Invalid: schema.Object{"bmc_mac_address": "0a:00:00:00:00:01", "bmc_username": "root", "bmc_password": strings.Repeat("x", 21), "chassis_serial_number": "SN-0001"},
+			Other:   expectedOther("chassis_serial_number"),
+		},
+		{
+			Kind: "carbide.expected_switch", Name: "leaf-01",
+			Want: schema.Object{
+				"bmc_mac_address": "0a:00:00:00:00:01", "bmc_username": "root", "bmc_password": "calvin", "switch_serial_number": "SN-0001", "bmc_retain_credentials": true,
+				"bmc_ip_address": "10.0.0.9", "rack_id": "rack-01", "nvos_username": "admin", "nvos_password": "nvos", "nvos_mac_addresses": []any{"0a:00:00:00:01:01"},
+				"nvos_ip_address": "10.0.1.9", "description": "spine", "labels": labels("row", "7"),
+			},
+			Update: schema.Object{
+				"bmc_mac_address": "0a:00:00:00:00:01", "bmc_username": "admin", "bmc_password": "other", "switch_serial_number": "SN-0002", "bmc_retain_credentials": false,
+				"nvos_mac_addresses": []any{"0a:00:00:00:01:01", "0a:00:00:00:01:02"}, "labels": labels("row", "8"),
+			},
+			Invalid: schema.Object{
+				"bmc_mac_address": "0a:00:00:00:00:01", "bmc_username": "root", "bmc_password": "calvin", "switch_serial_number": "SN-0001", "nvos_ip_address": "10.0.1.9",
+			},
+			Other: expectedOther("switch_serial_number"),
+		},
+		{
+			Kind: "carbide.expected_power_shelf", Name: "power-01",
+			Want: schema.Object{
+				"bmc_mac_address": "0a:00:00:00:00:01", "bmc_username": "root", "bmc_password": "calvin", "shelf_serial_number": "SN-0001", "bmc_retain_credentials": true,
+				"bmc_ip_address": "10.0.0.9", "rack_id": "rack-01", "description": "top", "labels": labels("row", "7"),
+			},
+			Update: schema.Object{
+				"bmc_mac_address": "0a:00:00:00:00:01", "bmc_username": "admin", "bmc_password": "other", "shelf_serial_number": "SN-0002", "bmc_retain_credentials": false,
+				"labels": labels("row", "8"),
+			},
+			Invalid: schema.Object{"bmc_mac_address": "0a:00:00:00:00:01", "bmc_username": "a user of more than sixteen", "bmc_password": "calvin", "shelf_serial_number": "SN-0001"},
+			Other:   expectedOther("shelf_serial_number"),
+		},
+		{
+			Kind: "carbide.sku", Name: "dgx-h100",
+			Want: schema.Object{
+				"description": "eight GPUs", "chassis": map[string]any{"vendor": "NVIDIA", "model": "DGX H100", "architecture": "x86_64"},
+				"cpus":               []any{map[string]any{"vendor": "Intel", "model": "Xeon Platinum 8480C", "thread_count": int64(112), "count": int64(2)}},
+				"gpus":               []any{map[string]any{"vendor": "NVIDIA", "model": "H100", "total_memory": "81559 MiB", "count": int64(8)}},
+				"infiniband_devices": []any{map[string]any{"model": "ConnectX-7", "count": int64(8), "inactive_devices": []any{int64(1), int64(3)}}},
+				"storage":            []any{map[string]any{"model": "MZQL23T8HCLS-00A07", "count": int64(8)}},
+				"memory":             []any{map[string]any{"memory_type": "DDR5", "capacity_mb": int64(65536), "count": int64(32)}},
+				"tpm":                map[string]any{"vendor": "IFX", "version": "2.0"},
+			},
+			Update:  schema.Object{"device_type": "gpu", "chassis": chassis, "gpus": []any{map[string]any{"model": "H100", "count": int64(4)}}},
+			Invalid: schema.Object{"chassis": map[string]any{"model": "twin", "architecture": "x86_64"}},
+			Needs:   []providertest.Made{made("sku", "twin", schema.Object{"chassis": map[string]any{"model": "twin", "architecture": "x86_64"}})},
+			Other: func(i int) providertest.Made {
+				return providertest.Made{Name: fmt.Sprintf("other-%d", i), Spec: schema.Object{"chassis": map[string]any{"model": fmt.Sprintf("model-%d", i), "architecture": "aarch64"}}}
+			},
+		},
+		{
+			Kind: "carbide.machine", Name: hosts[0], Needs: []providertest.Made{made("instance_type", "any", schema.Object{}), made("sku", "dgx", schema.Object{"chassis": chassis})},
 			Want:   schema.Object{},
-			Update: schema.Object{"description": "top of rack", "labels": labels("rack", "r1"), "maintenance": map[string]any{"reference": "TICKET-1"}, "instance_type": id("instance_type", "any")},
+			Update: schema.Object{"description": "top of rack", "labels": labels("rack", "r1"), "maintenance": map[string]any{"reference": "TICKET-1"}, "instance_type": id("instance_type", "any"), "sku": "dgx"},
 			Other: func(i int) providertest.Made {
 				if i+1 < len(hosts) {
 					return providertest.Made{Name: hosts[i+1]}

@@ -57,12 +57,12 @@ func (machines) thing(o *forge.Machine) providers.Thing {
 	spec := schema.Object{}
 	readMetadata(o.GetMetadata(), spec)
 	put(spec, "instance_type", o.GetInstanceTypeId())
+	put(spec, "sku", o.GetHwSku())
 	if reference := maintained(o); reference != "" {
 		spec["maintenance"] = map[string]any{"reference": reference}
 	}
 	status := schema.Object{"state": o.GetState()}
 	put(status, "unavailable", unavailable(o))
-	put(status, "hw_sku", o.GetHwSku())
 	put(status, "rack", o.GetRackId().GetId())
 	putList(status, "alerts", list(o.GetHealth().GetAlerts(), func(a *forge.HealthProbeAlert) any { return a.GetId() }))
 	putList(status, "dpus", list(o.GetAssociatedDpuMachineIds(), func(id *forge.MachineId) any { return id.GetId() }))
@@ -87,8 +87,8 @@ func unavailable(o *forge.Machine) string {
 
 func (machines) create(context.Context, *providers.Call) error { return errNone }
 
-// update makes one call for each of metadata, maintenance and type that changes. Only the first is guarded by the
-// version, so it goes first.
+// update makes one call for each of metadata, maintenance and type that changes, and one or two for the SKU. The SKU goes
+// first because most roles may not change it; of the others only metadata is guarded by the version.
 func (k machines) update(ctx context.Context, c *providers.Call, now *forge.Machine) error {
 	unmarked := *c
 	unmarked.Mark = providers.Mark{}
@@ -103,6 +103,14 @@ func (k machines) update(ctx context.Context, c *providers.Call, now *forge.Mach
 		do     func() error
 	}
 	steps := []step{
+		{now.GetHwSku() != "" && now.GetHwSku() != text(c.Want, "sku"), func() error {
+			_, err := k.RemoveSkuAssociation(ctx, &forge.RemoveSkuRequest{MachineId: now.Id})
+			return administrators(err)
+		}},
+		{text(c.Want, "sku") != "" && now.GetHwSku() != text(c.Want, "sku"), func() error {
+			_, err := k.AssignSkuToMachine(ctx, &forge.SkuMachinePair{MachineId: now.Id, SkuId: text(c.Want, "sku")})
+			return administrators(err)
+		}},
 		{!sameMetadata(before, after), func() error {
 			_, err := k.UpdateMachineMetadata(ctx, &forge.MachineMetadataUpdateRequest{
 				MachineId: now.Id, IfVersionMatch: &now.Version, Metadata: after,

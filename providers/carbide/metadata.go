@@ -143,6 +143,23 @@ func number[N uint32 | int32](spec map[string]any, field string) *N {
 	return &n
 }
 
+// count gives a whole number of a spec, 0 when it is absent.
+func count(spec map[string]any, field string) uint32 {
+	n, _ := spec[field].(int64)
+	return uint32(n)
+}
+
+// counts gives a list of whole numbers of a spec.
+func counts(spec map[string]any, field string) []uint32 {
+	l, _ := spec[field].([]any)
+	var out []uint32
+	for _, e := range l {
+		n, _ := e.(int64)
+		out = append(out, uint32(n))
+	}
+	return out
+}
+
 // truth gives a switch of a spec, false when it is absent.
 func truth(spec map[string]any, field string) bool {
 	b, _ := spec[field].(bool)

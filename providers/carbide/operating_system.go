@@ -15,7 +15,7 @@ import (
 // The site's copies of artifacts are lost when a definition changes, and are not there at once when it is changed back.
 var operatingSystemTraits = providers.Traits{
 	Create: providers.Conditional, Update: providers.Blind, Delete: providers.Blind,
-	Burned: true, Late: late, ReadyWithin: time.Hour,
+	Burned: true, Orphans: true, Late: late, ReadyWithin: time.Hour,
 	UndoCreate: providers.Exact, UndoUpdate: providers.Restart, UndoDelete: providers.Replace,
 	Reach: providers.ReachTenant,
 }

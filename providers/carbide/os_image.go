@@ -15,7 +15,7 @@ import (
 
 var osImageTraits = providers.Traits{
 	Create: providers.Conditional, Update: providers.Blind, Delete: providers.Blind,
-	Late:       late,
+	Late: late, Orphans: true,
 	UndoCreate: providers.Exact, UndoUpdate: providers.Exact, UndoDelete: providers.Exact,
 	Reach: providers.ReachTenant,
 }

@@ -83,6 +83,16 @@ var exceptions = map[verb]map[codes.Code]providers.Class{
 	{"carbide.instance_type", opDelete}: {
 		codes.FailedPrecondition: providers.Busy, // instances run on its machines
 	},
+	{"carbide.compute_allocation", opCreate}: {
+		codes.FailedPrecondition: providers.Exists, // the name is taken
+		codes.Internal:           providers.Absent, // the tenant or the type
+	},
+	{"carbide.compute_allocation", opUpdate}: {
+		codes.FailedPrecondition: providers.Busy, // more machines have to join the type, or instances to go
+	},
+	{"carbide.compute_allocation", opDelete}: {
+		codes.FailedPrecondition: providers.Busy, // the tenant's instances use it
+	},
 	{"carbide.instance", opCreate}: {
 		codes.AlreadyExists: providers.Busy,   // a requested address is in a link network that drains
 		codes.Internal:      providers.Absent, // a VPC prefix
@@ -106,8 +116,21 @@ var exceptions = map[verb]map[codes.Code]providers.Class{
 	{"carbide.dpu_extension_service", opDelete}: {
 		codes.FailedPrecondition: providers.Busy, // instances have it
 	},
+	{"carbide.expected_machine", opCreate}: {
+		codes.FailedPrecondition: providers.Exists,  // the MAC address is taken
+		codes.Internal:           providers.Invalid, // the MAC address cannot be read
+	},
+	{"carbide.expected_switch", opCreate}: {
+		codes.Internal: providers.Exists, // the MAC address is taken
+	},
+	{"carbide.expected_power_shelf", opCreate}: {
+		codes.Internal: providers.Exists, // the MAC address is taken
+	},
+	{"carbide.sku", opDelete}: {
+		codes.InvalidArgument: providers.Busy, // machines belong to it
+	},
 	{"carbide.machine", opUpdate}: {
-		codes.FailedPrecondition: providers.Busy, // an instance runs on it, which fixes the type
+		codes.FailedPrecondition: providers.Busy, // an instance runs on it, which fixes type and SKU
 	},
 	{"carbide.vpc_peering", opCreate}: {
 		codes.FailedPrecondition: providers.Exists, // the pair is peered already

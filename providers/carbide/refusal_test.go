@@ -239,6 +239,21 @@ func TestRefusals(t *testing.T) {
 	s.class("a short reference", update("machine", hosts[1], hosts[1], schema.Object{"maintenance": map[string]any{"reference": "x"}}), invalid)
 	s.class("two changes of a machine of which the second is refused", update("machine", hosts[0], hosts[0], schema.Object{"description": "x", "instance_type": nil}), unknown)
 
+	big := func(n int64) schema.Object {
+		return schema.Object{"tenant": "acme", "instance_type": id("instance_type", "big"), "count": n}
+	}
+	s.class("an allocation of more machines than there are", create("compute_allocation", "acme-big", big(2)), busy)
+	s.make("compute_allocation", "acme-big", big(1))
+	c = call("compute_allocation", "acme-big")
+	c.ID, c.Want = id("compute_allocation", "again"), big(0)
+	s.class("an allocation whose name is taken", s.kind("compute_allocation").Create(ctx, c), exists)
+	c.Want["tenant"] = "nobody"
+	s.class("an allocation without its tenant", s.kind("compute_allocation").Create(ctx, c), absent)
+	s.class("an allocation that grows too far", update("compute_allocation", "acme-big", id("compute_allocation", "acme-big"), schema.Object{"count": int64(2)}), busy)
+	s.class("an allocation that shrinks too far", update("compute_allocation", "acme-big", id("compute_allocation", "acme-big"), schema.Object{"count": int64(0)}), busy)
+	s.class("an allocation that is used", remove("compute_allocation", "acme-big"), busy)
+	s.class("an allocation that is used, for one who never saw it", s.kind("compute_allocation").Delete(ctx, call("compute_allocation", "acme-big")), busy)
+
 	if err := update("instance", "web", id("instance", "web"), schema.Object{"interfaces": on("segment", net)}); err != nil {
 		t.Fatal(err)
 	}

@@ -84,10 +84,17 @@ func mutual(t testing.TB) (carbidesim.ServerOptions, carbide.TLS) {
 		}
 }
 
-// connect opens the provider on a world, over mutual TLS. The caller closes it.
+// connect opens the provider on a world, over mutual TLS, in the role of a site agent. The caller closes it.
 func connect(t testing.TB, w *carbidesim.World) *providers.Provider {
 	t.Helper()
+	return connectAs(t, w, carbidesim.DefaultRoles)
+}
+
+// connectAs is connect with other roles; nil lets us do everything, as no one role may.
+func connectAs(t testing.TB, w *carbidesim.World, roles carbidesim.Roles) *providers.Provider {
+	t.Helper()
 	server, client := mutual(t)
+	server.Roles = roles
 	p, err := carbide.Open(t.Context(), carbide.Options{Address: listen(t, w, server), TLS: client})
 	if err != nil {
 		t.Fatal(err)
@@ -136,7 +143,7 @@ func (s *site) make(noun, name string, want schema.Object) providers.Call {
 	c := call(noun, name)
 	c.Want = want
 	switch noun {
-	case "tenant", "machine":
+	case "tenant", "machine", "sku":
 		c.ID = name
 	case "tenant_keyset":
 		c.ID = want["tenant"].(string) + "/" + name

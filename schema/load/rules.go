@@ -22,7 +22,7 @@ type Rule struct {
 func Rules() []Rule { return slices.Clone(rules) }
 
 // rules is the one table of rules. Codes stay forever: a rule that goes leaves a gap.
-var rules = slices.Concat(genericRules, carbideRules, carbideImageRules, ovsRules)
+var rules = slices.Concat(genericRules, carbideRules, carbideImageRules, carbideHardwareRules, ovsRules)
 
 // A reporter takes what one rule finds.
 type reporter struct {

@@ -218,9 +218,15 @@ func checkPrefixes(st *site, p *reporter) {
 	}
 }
 
-// isMACField reports whether the field holds a hardware address that the document chooses.
+// isMACField reports whether the field holds a hardware address that the document chooses, or several.
 func isMACField(f *schema.Field) bool {
-	return !f.Computed && f.Type == schema.String && (f.Name == "mac" || strings.HasSuffix(f.Name, "_mac") || f.Name == "mac_address")
+	switch {
+	case f.Computed:
+		return false
+	case f.Type == schema.List:
+		return strings.HasSuffix(f.Name, "mac_addresses")
+	}
+	return f.Type == schema.String && (f.Name == "mac" || strings.HasSuffix(f.Name, "_mac") || strings.HasSuffix(f.Name, "mac_address"))
 }
 
 func checkMACs(st *site, p *reporter) {
@@ -230,17 +236,27 @@ func checkMACs(st *site, p *reporter) {
 			continue
 		}
 		eachValue(r.kind.Fields, r.Spec, func(path []string, f *schema.Field, v any) {
-			mac, ok := v.(string)
-			if !ok || !isMACField(f) {
+			if !isMACField(f) {
 				return
 			}
-			mac = strings.ToLower(mac)
-			near, far := onNode.take([2]string{r.Ref.Scope, mac}, r), onSite.take(mac, r)
-			switch {
-			case near != nil:
-				p.report(r, path, "The MAC address %s belongs to %s already; frames for one would reach the other. Choose another.", mac, near.Ref)
-			case far != nil:
-				p.warn(r, path, "The MAC address %s belongs to %s too. That works only while the two never meet in one network.", mac, far.Ref)
+			check := func(path []string, v any) {
+				mac, ok := v.(string)
+				if !ok {
+					return
+				}
+				mac = strings.ToLower(mac)
+				near, far := onNode.take([2]string{r.Ref.Scope, mac}, r), onSite.take(mac, r)
+				switch {
+				case near != nil:
+					p.report(r, path, "The MAC address %s belongs to %s already; frames for one would reach the other. Choose another.", mac, near.Ref)
+				case far != nil:
+					p.warn(r, path, "The MAC address %s belongs to %s too. That works only while the two never meet in one network.", mac, far.Ref)
+				}
+			}
+			check(path, v)
+			list, _ := v.([]any)
+			for i, e := range list {
+				check(append(slices.Clone(path), strconv.Itoa(i)), e)
 			}
 		})
 	}

@@ -132,6 +132,18 @@ func TestFindPattern(t *testing.T) {
 			r, err := b.FindInstanceTypesByIds(ctx, &forge.FindInstanceTypesByIdsRequest{InstanceTypeIds: ids(n)})
 			return len(r.GetInstanceTypes()), err
 		},
+		"compute allocation": func(n int) (int, error) {
+			q := &forge.FindComputeAllocationsByIdsRequest{}
+			for _, id := range ids(n) {
+				q.Ids = append(q.Ids, allocationID(id))
+			}
+			r, err := b.FindComputeAllocationsByIds(ctx, q)
+			return len(r.GetAllocations()), err
+		},
+		"SKU": func(n int) (int, error) {
+			r, err := b.FindSkusByIds(ctx, &forge.SkusByIdsRequest{Ids: ids(n)})
+			return len(r.GetSkus()), err
+		},
 		"instance": func(n int) (int, error) {
 			q := &forge.InstancesByIdsRequest{}
 			for _, id := range ids(n) {

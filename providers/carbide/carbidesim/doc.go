@@ -2,9 +2,10 @@
 // and for tests.
 //
 // A [World] holds what a site holds: tenants, key sets, VPCs, their prefixes and peerings, network segments, security
-// groups, partitions of the other fabrics, instance types, instances and machines. It follows the real service's rules, and its surprises: codes that
-// do not say what they mean, ids that can never be used again, tokens that move when a child changes, deletes
-// that nothing refuses. What it does not model it refuses with UNIMPLEMENTED instead of guessing.
+// groups, partitions of the other fabrics, instance types and allocations, instances, machines, operating systems, images,
+// services on DPUs, SKUs and expected hardware. It follows the real service's rules, and its surprises: codes that do not
+// say what they mean, ids that can never be used again, tokens that move when a child changes, deletes that nothing
+// refuses. What it does not model it refuses with UNIMPLEMENTED instead of guessing.
 //
 // Words: a *site* is the state and its rules; a *world* is a site with a clock, faults and a file; a *server* puts
 // a world on the wire. A *stranger* is a change made past the client under test.

@@ -29,6 +29,10 @@ func (w *World) Objects() []Object {
 		out = slices.Concat(
 			list("ib_partition", s.ibPartitions, func(id string, p *ibPartition) proto.Message { return s.wireIBPartition(id, p) }),
 			list("dpu_extension_service", s.extensionServices, func(id string, e *extensionService) proto.Message { return e.wire(id) }),
+			list("compute_allocation", s.allocations, func(id string, a *allocation) proto.Message { return a.wire(id) }),
+			list("expected_machine", s.expectedMachines, func(id string, e *expected[*forge.ExpectedMachine]) proto.Message { return wireExpectedMachine(id, e) }),
+			list("expected_power_shelf", s.expectedShelves, func(id string, e *expected[*forge.ExpectedPowerShelf]) proto.Message { return wireExpectedShelf(id, e) }),
+			list("expected_switch", s.expectedSwitches, func(id string, e *expected[*forge.ExpectedSwitch]) proto.Message { return wireExpectedSwitch(id, e) }),
 			list("instance", s.instances, func(id string, i *instance) proto.Message { return s.wireInstance(id, i) }),
 			list("instance_type", s.instanceTypes, func(id string, t *instanceType) proto.Message { return t.wire(id) }),
 			list("machine", s.machines, func(id string, m *machine) proto.Message { return s.wireMachine(id, m) }),
@@ -40,6 +44,7 @@ func (w *World) Objects() []Object {
 				func(o Object) bool { return s.spxPartitions.get(o.ID).Deleted }),
 			list("operating_system", s.operatingSystems, func(_ string, o *operatingSystem) proto.Message { return o.message }),
 			list("os_image", s.osImages, func(_ string, i *osImage) proto.Message { return i.message }),
+			list("sku", s.skus, func(id string, t *sku) proto.Message { return s.wireSKU(id, t) }),
 			list("tenant", s.tenants, func(id string, t *tenant) proto.Message { return t.wire(id) }),
 			list("tenant_keyset", s.keysets, func(_ string, k *keyset) proto.Message { return k.wire(true) }),
 			list("vpc", s.vpcs, func(id string, v *vpc) proto.Message { return v.wire(id) }),

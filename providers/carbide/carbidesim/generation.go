@@ -20,6 +20,8 @@ var newMethods = []string{
 var newer = map[protoreflect.FullName][]protoreflect.FieldNumber{
 	"forge.ExpectedHostNic":               {6},
 	"forge.ExpectedMachine":               {15, 16, 17},
+	"forge.ExpectedPowerShelf":            {9},
+	"forge.ExpectedSwitch":                {12, 13},
 	"forge.InstanceConfig":                {25},
 	"forge.InstanceInterfaceConfig":       {11, 12},
 	"forge.InstanceNetworkConfig":         {2},
@@ -28,7 +30,6 @@ var newer = map[protoreflect.FullName][]protoreflect.FieldNumber{
 	"forge.Machine":                       {46},
 	"forge.MachineInterface":              {17},
 	"forge.NetworkSegment":                {16, 17, 18},
-	"forge.OperatingSystem":               {3, 4, 5, 6, 7, 8, 9, 10, 20, 22, 23, 24, 25}, // the name is another message's there
 	"forge.RuntimeConfig":                 {51, 52},
 }
 

@@ -93,6 +93,11 @@ func (s *site) allocate(r *forge.InstanceAllocationRequest) (*forge.Instance, er
 	if err != nil {
 		return nil, err
 	}
+	if r.InstanceTypeId != nil {
+		if err := s.admit(config.GetTenant().GetTenantOrganizationId(), *r.InstanceTypeId); err != nil {
+			return nil, err
+		}
+	}
 	if machine.State != hostReady || s.instanceOn(host) != nil {
 		return nil, invalid("machine %s is in state %s and cannot take an instance", host, machine.State)
 	}

@@ -186,6 +186,10 @@ func (s *site) RemoveMachineInstanceTypeAssociation(_ context.Context, r *forge.
 		return nil, precondition("machine %s has an instance", r.MachineId)
 	}
 	if m.Type != "" {
+		total, some := s.allocated("", m.Type)
+		if len(s.machinesByType.of(m.Type))-1 < int(total) && s.rules.Allocations.holds(some) {
+			return nil, precondition("request to remove machine from instance type would reduce associated machine count below current tenant allocations count")
+		}
 		s.setMachineType(r.MachineId, "")
 	}
 	return &forge.RemoveMachineInstanceTypeAssociationResponse{}, nil

@@ -21,6 +21,9 @@ type machine struct {
 	StateVersion token                               `json:"stateVersion"`
 	Version      token                               `json:"version"`
 	Type         string                              `json:"type,omitempty"` // the instance type that it is offered under
+	SKU          string                              `json:"sku,omitempty"`
+	BMC          string                              `json:"bmc,omitempty"` // MAC address of its management controller
+	BMCAddress   string                              `json:"bmcAddress,omitempty"`
 	Rack         string                              `json:"rack,omitempty"`
 	Capabilities kept[*forge.MachineCapabilitiesSet] `json:"capabilities"`
 	DPUs         []string                            `json:"dpus,omitempty"`
@@ -198,6 +201,9 @@ func (s *site) wireMachine(id string, m *machine) *forge.Machine {
 	}
 	for _, dpu := range m.DPUs {
 		out.AssociatedDpuMachineIds = append(out.AssociatedDpuMachineIds, &forge.MachineId{Id: dpu})
+	}
+	if t := s.skus.get(m.SKU); t != nil {
+		out.HwSku, out.HwSkuDeviceType = &m.SKU, t.DeviceType
 	}
 	if m.Rack != "" {
 		out.RackId = &forge.RackId{Id: m.Rack}

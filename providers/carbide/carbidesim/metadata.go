@@ -31,12 +31,17 @@ func optionalMetadata(m *forge.Metadata) (metadata, error) {
 	return readMetadata(m)
 }
 
-func readMetadata(m *forge.Metadata) (metadata, error) { return boundedMetadata(m, 2) }
+// lenientMetadata reads metadata that may be missing, and whose name may be.
+func lenientMetadata(m *forge.Metadata) (metadata, error) {
+	if m == nil {
+		return metadata{}, nil
+	}
+	return checkMetadata(m, 0)
+}
 
-// lenientMetadata reads metadata that need not have a name.
-func lenientMetadata(m *forge.Metadata) (metadata, error) { return boundedMetadata(m, 0) }
+func readMetadata(m *forge.Metadata) (metadata, error) { return checkMetadata(m, 2) }
 
-func boundedMetadata(m *forge.Metadata, shortest int) (metadata, error) {
+func checkMetadata(m *forge.Metadata, shortest int) (metadata, error) {
 	out := metadata{Name: m.Name, Description: m.Description}
 	switch {
 	case !ascii(m.Name):

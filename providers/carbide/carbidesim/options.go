@@ -84,6 +84,7 @@ type Rules struct {
 	NoNVLink         bool          // the site has no NVLink: deleted logical partitions stay for good
 	AutoSPXVNIs      Range         // given to Spectrum-X partitions that ask for none in particular
 	RequestedSPXVNIs Range         // may be asked for by number
+	Allocations      Enforcement   // whether tenants are held to their compute allocations; WarnOnly
 
 	// RoutingProfiles turn the FNN fabric on. The first one is the site's default.
 	RoutingProfiles []RoutingProfile

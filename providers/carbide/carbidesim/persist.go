@@ -6,6 +6,7 @@ import (
 	"fmt"
 	"io/fs"
 	"maps"
+	"net/netip"
 	"os"
 	"path/filepath"
 	"slices"
@@ -13,6 +14,8 @@ import (
 	"time"
 
 	"github.com/google/uuid"
+
+	"converge.dev/converge/providers/carbide/forge"
 )
 
 // snapshot is everything about a world, as its file has it.
@@ -40,6 +43,14 @@ type snapshot struct {
 	OperatingSystems  map[string]*operatingSystem  `json:"operatingSystems"`
 	OSImages          map[string]*osImage          `json:"osImages"`
 	ExtensionServices map[string]*extensionService `json:"dpuExtensionServices"`
+	Allocations       map[string]*allocation       `json:"computeAllocations"`
+	SKUs              map[string]*sku              `json:"skus"`
+
+	ExpectedMachines map[string]*expected[*forge.ExpectedMachine]    `json:"expectedMachines"`
+	ExpectedSwitches map[string]*expected[*forge.ExpectedSwitch]     `json:"expectedSwitches"`
+	ExpectedShelves  map[string]*expected[*forge.ExpectedPowerShelf] `json:"expectedPowerShelves"`
+	Devices          map[string]*device                              `json:"devices"`
+	Reserved         map[string]*netip.Addr                          `json:"reservedAddresses"`
 }
 
 const format = 1
@@ -75,6 +86,14 @@ func (w *World) snapshot() *snapshot {
 		OperatingSystems:  maps.Clone(s.operatingSystems.rows),
 		OSImages:          maps.Clone(s.osImages.rows),
 		ExtensionServices: maps.Clone(s.extensionServices.rows),
+		Allocations:       maps.Clone(s.allocations.rows),
+		SKUs:              maps.Clone(s.skus.rows),
+
+		ExpectedMachines: maps.Clone(s.expectedMachines.rows),
+		ExpectedSwitches: maps.Clone(s.expectedSwitches.rows),
+		ExpectedShelves:  maps.Clone(s.expectedShelves.rows),
+		Devices:          maps.Clone(s.devices.rows),
+		Reserved:         maps.Clone(s.reserved.rows),
 	}
 	return out
 }
@@ -101,6 +120,13 @@ func (s *site) restore(k *snapshot) {
 	s.operatingSystems.load(k.OperatingSystems)
 	s.osImages.load(k.OSImages)
 	s.extensionServices.load(k.ExtensionServices)
+	s.allocations.load(k.Allocations)
+	s.skus.load(k.SKUs)
+	s.expectedMachines.load(k.ExpectedMachines)
+	s.expectedSwitches.load(k.ExpectedSwitches)
+	s.expectedShelves.load(k.ExpectedShelves)
+	s.devices.load(k.Devices)
+	s.reserved.load(k.Reserved)
 }
 
 // readFile answers nil when there is no file yet.

@@ -54,6 +54,22 @@ func furnish(b *workbench) {
 		}
 	}
 	ok(b.SetMaintenance(ctx, &forge.MaintenanceRequest{HostId: &forge.MachineId{Id: host}, Reference: text("OPS-1234")}))
+	if err := b.promise(uid(10), "acme", "first", 0); err != nil {
+		b.Fatal(err)
+	}
+	if err := b.addSKU(newSKU("dgx", "DGX H100")); err != nil {
+		b.Fatal(err)
+	}
+	if err := b.expectMachine(uid(11), "0a:00:00:00:00:01"); err != nil {
+		b.Fatal(err)
+	}
+	leaf := &forge.ExpectedSwitch{ExpectedSwitchId: wrapped(uid(12)), BmcMacAddress: "0a:00:00:00:00:02", BmcIpAddress: "10.0.0.1"}
+	ok(b.AddExpectedSwitch(ctx, leaf))
+	ok(b.UpdateExpectedSwitch(ctx, leaf))
+	ok(b.AddExpectedPowerShelf(ctx, &forge.ExpectedPowerShelf{ExpectedPowerShelfId: wrapped(uid(13)), BmcMacAddress: "0a:00:00:00:00:03"}))
+	if err := b.world.Discover(leaf.BmcMacAddress); err != nil {
+		b.Fatal(err)
+	}
 }
 
 func TestTheFileBringsTheWorldBack(t *testing.T) {
@@ -184,6 +200,7 @@ func TestObjects(t *testing.T) {
 		"tenant": 1, "tenant_keyset": 1, "vpc": 2, "vpc_peering": 1, "vpc_prefix": 1,
 		"ib_partition": 1, "nvlink_logical_partition": 1, "spx_partition": 1,
 		"operating_system": 2, "os_image": 1, "dpu_extension_service": 1,
+		"compute_allocation": 1, "sku": 1, "expected_machine": 1, "expected_switch": 1, "expected_power_shelf": 1,
 	}
 	for kind, n := range want {
 		if count[kind] != n {

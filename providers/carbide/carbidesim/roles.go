@@ -49,6 +49,7 @@ var beyondAdmin = []string{
 var beyondAgent = []string{
 	"CreateSku", "DeleteSku", "UpdateSkuMetadata", "ReplaceSku", "AssignSkuToMachine", "RemoveSkuAssociation",
 	"GetExpectedMachine", "AdminPowerControl",
+	"GetExpectedSwitch", "GetExpectedPowerShelf",
 	"GetOperatingSystemCachableIpxeTemplateArtifacts", "UpdateOperatingSystemCachableIpxeTemplateArtifacts",
 }
 
@@ -57,12 +58,17 @@ var narrow = map[Role][]string{
 	Machineatron: {
 		"CreateVpc", "DeleteVpc", "FindVpcIds", "CreateNetworkSegment", "DeleteNetworkSegment", "FindNetworkSegmentIds",
 		"FindNetworkSegmentsByIds", "AllocateInstance", "AllocateInstances", "FindMachineIds", "FindMachinesByIds",
+		"AddExpectedSwitch", "UpdateExpectedSwitch", "DeleteExpectedSwitch", "GetExpectedSwitch", "GetAllExpectedSwitches",
+		"GetAllExpectedSwitchesLinked", "AddExpectedPowerShelf", "UpdateExpectedPowerShelf", "DeleteExpectedPowerShelf",
+		"GetExpectedPowerShelf", "GetAllExpectedPowerShelves", "GetAllExpectedPowerShelvesLinked",
 	},
 	Health: {"FindMachineIds", "FindMachinesByIds"},
 	Flow: {
 		"FindMachineIds", "FindMachinesByIds", "SetMaintenance", "GetAllSkuIds", "FindSkusByIds",
 		"AddExpectedMachine", "GetExpectedMachine", "GetAllExpectedMachines", "GetAllExpectedMachinesLinked",
 		"GetPowerOptions", "UpdatePowerOption", "AdminPowerControl",
+		"AddExpectedSwitch", "GetExpectedSwitch", "GetAllExpectedSwitches", "GetAllExpectedSwitchesLinked",
+		"AddExpectedPowerShelf", "GetExpectedPowerShelf", "GetAllExpectedPowerShelves", "GetAllExpectedPowerShelvesLinked",
 	},
 	Agent: {"FindInstanceByMachineID"},
 	SSH:   {"ValidateTenantPublicKey", "FindInstancesByIds", "FindMachineIds", "FindMachinesByIds"},

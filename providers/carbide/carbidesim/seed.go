@@ -5,6 +5,7 @@ import (
 	"encoding/binary"
 	"fmt"
 	"net/netip"
+	"strings"
 
 	"google.golang.org/protobuf/proto"
 
@@ -15,6 +16,7 @@ import (
 var (
 	adminNetwork  = netip.MustParsePrefix("100.64.0.0/11")
 	inbandNetwork = netip.MustParsePrefix("100.96.0.0/11")
+	bmcNetwork    = netip.MustParsePrefix("198.18.0.0/15")
 )
 
 const hostsPerRack = 8
@@ -43,6 +45,8 @@ func (s *site) discover(h Hosts, seed uint64) {
 			Segment:      admin,
 			Address:      nth(adminNetwork, n).String(),
 			Discovered:   s.now,
+			BMC:          strings.ToUpper(s.mac("BMC " + id)),
+			BMCAddress:   nth(bmcNetwork, n).String(),
 		}
 		managed := n < h.Count-h.WithoutDPU
 		m.Capabilities = keep(hardware(n%4 != 3, managed))

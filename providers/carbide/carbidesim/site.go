@@ -50,6 +50,25 @@ type site struct {
 	servicesByName     *lookup[extensionService] // by "organization/name in lower case"
 	instancesByService *lookup[instance]
 
+	expectedMachines *table[expected[*forge.ExpectedMachine]]
+	expectedSwitches *table[expected[*forge.ExpectedSwitch]]
+	expectedShelves  *table[expected[*forge.ExpectedPowerShelf]]
+	expectedByMAC    *lookup[expected[*forge.ExpectedMachine]]
+	switchesByMAC    *lookup[expected[*forge.ExpectedSwitch]]
+	shelvesByMAC     *lookup[expected[*forge.ExpectedPowerShelf]]
+	devices          *table[device] // switches and power shelves that were found, by the MAC addresses of their BMCs
+	devicesBySerial  *lookup[device]
+	reserved         *table[netip.Addr] // addresses of interfaces that operators have chosen, by MAC address
+	reservedFor      *lookup[netip.Addr]
+	machinesByBMC    *lookup[machine]
+
+	skus              *table[sku]
+	machinesBySKU     *lookup[machine]
+	allocations       *table[allocation]
+	allocationsByName *lookup[allocation] // by "organization/name"
+	allocationsByType *lookup[allocation]
+	instancesByType   *lookup[instance] // by "organization/instance type"
+
 	vpcNumbers       *numbers[vpc]
 	vpcsByOrg        *lookup[vpc]
 	vpcsByGroup      *lookup[vpc]
@@ -109,6 +128,19 @@ func newSite(o Options) *site {
 	s.spxNumbers = newNumbers((*spxPartition).held)
 	s.instancesByPartition = newLookup((*instance).partitions)
 
+	s.expectedMachines, s.expectedByMAC = newExpected(&s.log, (*forge.ExpectedMachine).GetBmcMacAddress)
+	s.expectedSwitches, s.switchesByMAC = newExpected(&s.log, (*forge.ExpectedSwitch).GetBmcMacAddress)
+	s.expectedShelves, s.shelvesByMAC = newExpected(&s.log, (*forge.ExpectedPowerShelf).GetBmcMacAddress)
+	s.devicesBySerial = newLookup(func(d *device) []string { return some(d.Serial) })
+	s.devices = newTable[device](&s.log, s.devicesBySerial)
+	s.reservedFor = newLookup(func(a *netip.Addr) []string { return []string{a.String()} })
+	s.reserved = newTable[netip.Addr](&s.log, s.reservedFor)
+	s.machinesByBMC = newLookup(func(m *machine) []string { return some(m.BMC) })
+	s.machinesBySKU = newLookup(func(m *machine) []string { return some(m.SKU) })
+	s.allocationsByName = newLookup(func(a *allocation) []string { return []string{a.name()} })
+	s.allocationsByType = newLookup(func(a *allocation) []string { return []string{a.Type} })
+	s.instancesByType = newLookup(func(i *instance) []string { return []string{i.organization() + "/" + i.Type} })
+
 	s.tenants = newTable[tenant](&s.log)
 	s.keysets = newTable[keyset](&s.log)
 	s.vpcs = newTable[vpc](&s.log, s.vpcNumbers, s.vpcsByOrg, s.vpcsByGroup)
@@ -116,8 +148,7 @@ func newSite(o Options) *site {
 	s.segments = newTable[segment](&s.log, s.segmentSpace, s.segmentVLANs, s.segmentsByVpc, s.segmentsByPrefix)
 	s.securityGroups = newTable[securityGroup](&s.log, s.groupsByName)
 	s.instanceTypes = newTable[instanceType](&s.log, s.typesByName)
-	s.instances = newTable[instance](&s.log, s.instancesByHost, s.instancesByGroup, s.instancesByNet, s.instancesByName, s.instancesByPartition, s.instancesByService)
-	s.machines = newTable[machine](&s.log, s.machinesByType, s.machinesByNet)
+	s.instances = newTable[instance](&s.log, s.instancesByHost, s.instancesByGroup, s.instancesByNet, s.instancesByName, s.instancesByPartition, s.instancesByService, s.instancesByType)
 	s.peerings = newTable[peering](&s.log, s.peeringsByVpc, s.peeringsByPair)
 	s.ibPartitions = newTable[ibPartition](&s.log, s.ibKeys, s.ibPartitionsByOrg)
 	s.nvlinkPartitions = newTable[nvlinkPartition](&s.log)
@@ -125,6 +156,9 @@ func newSite(o Options) *site {
 	s.operatingSystems = newTable[operatingSystem](&s.log)
 	s.osImages = newTable[osImage](&s.log)
 	s.extensionServices = newTable[extensionService](&s.log, s.servicesByName)
+	s.allocations = newTable[allocation](&s.log, s.allocationsByName, s.allocationsByType)
+	s.skus = newTable[sku](&s.log)
+	s.machines = newTable[machine](&s.log, s.machinesByType, s.machinesByNet, s.machinesBySKU, s.machinesByBMC)
 	return s
 }
 

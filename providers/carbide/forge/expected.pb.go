@@ -601,6 +601,702 @@ func (x *LinkedExpectedMachine) GetExpectedMachineId() *UUID {
 	return nil
 }
 
+type ExpectedPowerShelf struct {
+	state                protoimpl.MessageState `protogen:"open.v1"`
+	BmcMacAddress        string                 `protobuf:"bytes,1,opt,name=bmc_mac_address,json=bmcMacAddress,proto3" json:"bmc_mac_address,omitempty"`
+	BmcUsername          string                 `protobuf:"bytes,2,opt,name=bmc_username,json=bmcUsername,proto3" json:"bmc_username,omitempty"`
+	BmcPassword          string                 `protobuf:"bytes,3,opt,name=bmc_password,json=bmcPassword,proto3" json:"bmc_password,omitempty"`
+	ShelfSerialNumber    string                 `protobuf:"bytes,4,opt,name=shelf_serial_number,json=shelfSerialNumber,proto3" json:"shelf_serial_number,omitempty"`
+	BmcIpAddress         string                 `protobuf:"bytes,5,opt,name=bmc_ip_address,json=bmcIpAddress,proto3" json:"bmc_ip_address,omitempty"`
+	Metadata             *Metadata              `protobuf:"bytes,6,opt,name=metadata,proto3" json:"metadata,omitempty"`
+	RackId               *RackId                `protobuf:"bytes,7,opt,name=rack_id,json=rackId,proto3,oneof" json:"rack_id,omitempty"`
+	ExpectedPowerShelfId *UUID                  `protobuf:"bytes,8,opt,name=expected_power_shelf_id,json=expectedPowerShelfId,proto3,oneof" json:"expected_power_shelf_id,omitempty"`
+	BmcRetainCredentials *bool                  `protobuf:"varint,9,opt,name=bmc_retain_credentials,json=bmcRetainCredentials,proto3,oneof" json:"bmc_retain_credentials,omitempty"`
+	unknownFields        protoimpl.UnknownFields
+	sizeCache            protoimpl.SizeCache
+}
+
+func (x *ExpectedPowerShelf) Reset() {
+	*x = ExpectedPowerShelf{}
+	mi := &file_carbide_forge_expected_proto_msgTypes[7]
+	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
+	ms.StoreMessageInfo(mi)
+}
+
+func (x *ExpectedPowerShelf) String() string {
+	return protoimpl.X.MessageStringOf(x)
+}
+
+func (*ExpectedPowerShelf) ProtoMessage() {}
+
+func (x *ExpectedPowerShelf) ProtoReflect() protoreflect.Message {
+	mi := &file_carbide_forge_expected_proto_msgTypes[7]
+	if x != nil {
+		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
+		if ms.LoadMessageInfo() == nil {
+			ms.StoreMessageInfo(mi)
+		}
+		return ms
+	}
+	return mi.MessageOf(x)
+}
+
+// Deprecated: Use ExpectedPowerShelf.ProtoReflect.Descriptor instead.
+func (*ExpectedPowerShelf) Descriptor() ([]byte, []int) {
+	return file_carbide_forge_expected_proto_rawDescGZIP(), []int{7}
+}
+
+func (x *ExpectedPowerShelf) GetBmcMacAddress() string {
+	if x != nil {
+		return x.BmcMacAddress
+	}
+	return ""
+}
+
+func (x *ExpectedPowerShelf) GetBmcUsername() string {
+	if x != nil {
+		return x.BmcUsername
+	}
+	return ""
+}
+
+func (x *ExpectedPowerShelf) GetBmcPassword() string {
+	if x != nil {
+		return x.BmcPassword
+	}
+	return ""
+}
+
+func (x *ExpectedPowerShelf) GetShelfSerialNumber() string {
+	if x != nil {
+		return x.ShelfSerialNumber
+	}
+	return ""
+}
+
+func (x *ExpectedPowerShelf) GetBmcIpAddress() string {
+	if x != nil {
+		return x.BmcIpAddress
+	}
+	return ""
+}
+
+func (x *ExpectedPowerShelf) GetMetadata() *Metadata {
+	if x != nil {
+		return x.Metadata
+	}
+	return nil
+}
+
+func (x *ExpectedPowerShelf) GetRackId() *RackId {
+	if x != nil {
+		return x.RackId
+	}
+	return nil
+}
+
+func (x *ExpectedPowerShelf) GetExpectedPowerShelfId() *UUID {
+	if x != nil {
+		return x.ExpectedPowerShelfId
+	}
+	return nil
+}
+
+func (x *ExpectedPowerShelf) GetBmcRetainCredentials() bool {
+	if x != nil && x.BmcRetainCredentials != nil {
+		return *x.BmcRetainCredentials
+	}
+	return false
+}
+
+type ExpectedPowerShelfRequest struct {
+	state                protoimpl.MessageState `protogen:"open.v1"`
+	BmcMacAddress        string                 `protobuf:"bytes,1,opt,name=bmc_mac_address,json=bmcMacAddress,proto3" json:"bmc_mac_address,omitempty"`
+	ExpectedPowerShelfId *UUID                  `protobuf:"bytes,2,opt,name=expected_power_shelf_id,json=expectedPowerShelfId,proto3,oneof" json:"expected_power_shelf_id,omitempty"`
+	unknownFields        protoimpl.UnknownFields
+	sizeCache            protoimpl.SizeCache
+}
+
+func (x *ExpectedPowerShelfRequest) Reset() {
+	*x = ExpectedPowerShelfRequest{}
+	mi := &file_carbide_forge_expected_proto_msgTypes[8]
+	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
+	ms.StoreMessageInfo(mi)
+}
+
+func (x *ExpectedPowerShelfRequest) String() string {
+	return protoimpl.X.MessageStringOf(x)
+}
+
+func (*ExpectedPowerShelfRequest) ProtoMessage() {}
+
+func (x *ExpectedPowerShelfRequest) ProtoReflect() protoreflect.Message {
+	mi := &file_carbide_forge_expected_proto_msgTypes[8]
+	if x != nil {
+		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
+		if ms.LoadMessageInfo() == nil {
+			ms.StoreMessageInfo(mi)
+		}
+		return ms
+	}
+	return mi.MessageOf(x)
+}
+
+// Deprecated: Use ExpectedPowerShelfRequest.ProtoReflect.Descriptor instead.
+func (*ExpectedPowerShelfRequest) Descriptor() ([]byte, []int) {
+	return file_carbide_forge_expected_proto_rawDescGZIP(), []int{8}
+}
+
+func (x *ExpectedPowerShelfRequest) GetBmcMacAddress() string {
+	if x != nil {
+		return x.BmcMacAddress
+	}
+	return ""
+}
+
+func (x *ExpectedPowerShelfRequest) GetExpectedPowerShelfId() *UUID {
+	if x != nil {
+		return x.ExpectedPowerShelfId
+	}
+	return nil
+}
+
+type ExpectedPowerShelfList struct {
+	state                protoimpl.MessageState `protogen:"open.v1"`
+	ExpectedPowerShelves []*ExpectedPowerShelf  `protobuf:"bytes,1,rep,name=expected_power_shelves,json=expectedPowerShelves,proto3" json:"expected_power_shelves,omitempty"`
+	unknownFields        protoimpl.UnknownFields
+	sizeCache            protoimpl.SizeCache
+}
+
+func (x *ExpectedPowerShelfList) Reset() {
+	*x = ExpectedPowerShelfList{}
+	mi := &file_carbide_forge_expected_proto_msgTypes[9]
+	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
+	ms.StoreMessageInfo(mi)
+}
+
+func (x *ExpectedPowerShelfList) String() string {
+	return protoimpl.X.MessageStringOf(x)
+}
+
+func (*ExpectedPowerShelfList) ProtoMessage() {}
+
+func (x *ExpectedPowerShelfList) ProtoReflect() protoreflect.Message {
+	mi := &file_carbide_forge_expected_proto_msgTypes[9]
+	if x != nil {
+		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
+		if ms.LoadMessageInfo() == nil {
+			ms.StoreMessageInfo(mi)
+		}
+		return ms
+	}
+	return mi.MessageOf(x)
+}
+
+// Deprecated: Use ExpectedPowerShelfList.ProtoReflect.Descriptor instead.
+func (*ExpectedPowerShelfList) Descriptor() ([]byte, []int) {
+	return file_carbide_forge_expected_proto_rawDescGZIP(), []int{9}
+}
+
+func (x *ExpectedPowerShelfList) GetExpectedPowerShelves() []*ExpectedPowerShelf {
+	if x != nil {
+		return x.ExpectedPowerShelves
+	}
+	return nil
+}
+
+type LinkedExpectedPowerShelfList struct {
+	state                protoimpl.MessageState      `protogen:"open.v1"`
+	ExpectedPowerShelves []*LinkedExpectedPowerShelf `protobuf:"bytes,1,rep,name=expected_power_shelves,json=expectedPowerShelves,proto3" json:"expected_power_shelves,omitempty"`
+	unknownFields        protoimpl.UnknownFields
+	sizeCache            protoimpl.SizeCache
+}
+
+func (x *LinkedExpectedPowerShelfList) Reset() {
+	*x = LinkedExpectedPowerShelfList{}
+	mi := &file_carbide_forge_expected_proto_msgTypes[10]
+	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
+	ms.StoreMessageInfo(mi)
+}
+
+func (x *LinkedExpectedPowerShelfList) String() string {
+	return protoimpl.X.MessageStringOf(x)
+}
+
+func (*LinkedExpectedPowerShelfList) ProtoMessage() {}
+
+func (x *LinkedExpectedPowerShelfList) ProtoReflect() protoreflect.Message {
+	mi := &file_carbide_forge_expected_proto_msgTypes[10]
+	if x != nil {
+		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
+		if ms.LoadMessageInfo() == nil {
+			ms.StoreMessageInfo(mi)
+		}
+		return ms
+	}
+	return mi.MessageOf(x)
+}
+
+// Deprecated: Use LinkedExpectedPowerShelfList.ProtoReflect.Descriptor instead.
+func (*LinkedExpectedPowerShelfList) Descriptor() ([]byte, []int) {
+	return file_carbide_forge_expected_proto_rawDescGZIP(), []int{10}
+}
+
+func (x *LinkedExpectedPowerShelfList) GetExpectedPowerShelves() []*LinkedExpectedPowerShelf {
+	if x != nil {
+		return x.ExpectedPowerShelves
+	}
+	return nil
+}
+
+type LinkedExpectedPowerShelf struct {
+	state                   protoimpl.MessageState `protogen:"open.v1"`
+	ShelfSerialNumber       string                 `protobuf:"bytes,1,opt,name=shelf_serial_number,json=shelfSerialNumber,proto3" json:"shelf_serial_number,omitempty"`
+	BmcMacAddress           string                 `protobuf:"bytes,2,opt,name=bmc_mac_address,json=bmcMacAddress,proto3" json:"bmc_mac_address,omitempty"`
+	PowerShelfId            *PowerShelfId          `protobuf:"bytes,3,opt,name=power_shelf_id,json=powerShelfId,proto3,oneof" json:"power_shelf_id,omitempty"`
+	ExpectedPowerShelfId    *UUID                  `protobuf:"bytes,4,opt,name=expected_power_shelf_id,json=expectedPowerShelfId,proto3,oneof" json:"expected_power_shelf_id,omitempty"`
+	ExploredEndpointAddress *string                `protobuf:"bytes,5,opt,name=explored_endpoint_address,json=exploredEndpointAddress,proto3,oneof" json:"explored_endpoint_address,omitempty"`
+	RackId                  *RackId                `protobuf:"bytes,6,opt,name=rack_id,json=rackId,proto3,oneof" json:"rack_id,omitempty"`
+	unknownFields           protoimpl.UnknownFields
+	sizeCache               protoimpl.SizeCache
+}
+
+func (x *LinkedExpectedPowerShelf) Reset() {
+	*x = LinkedExpectedPowerShelf{}
+	mi := &file_carbide_forge_expected_proto_msgTypes[11]
+	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
+	ms.StoreMessageInfo(mi)
+}
+
+func (x *LinkedExpectedPowerShelf) String() string {
+	return protoimpl.X.MessageStringOf(x)
+}
+
+func (*LinkedExpectedPowerShelf) ProtoMessage() {}
+
+func (x *LinkedExpectedPowerShelf) ProtoReflect() protoreflect.Message {
+	mi := &file_carbide_forge_expected_proto_msgTypes[11]
+	if x != nil {
+		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
+		if ms.LoadMessageInfo() == nil {
+			ms.StoreMessageInfo(mi)
+		}
+		return ms
+	}
+	return mi.MessageOf(x)
+}
+
+// Deprecated: Use LinkedExpectedPowerShelf.ProtoReflect.Descriptor instead.
+func (*LinkedExpectedPowerShelf) Descriptor() ([]byte, []int) {
+	return file_carbide_forge_expected_proto_rawDescGZIP(), []int{11}
+}
+
+func (x *LinkedExpectedPowerShelf) GetShelfSerialNumber() string {
+	if x != nil {
+		return x.ShelfSerialNumber
+	}
+	return ""
+}
+
+func (x *LinkedExpectedPowerShelf) GetBmcMacAddress() string {
+	if x != nil {
+		return x.BmcMacAddress
+	}
+	return ""
+}
+
+func (x *LinkedExpectedPowerShelf) GetPowerShelfId() *PowerShelfId {
+	if x != nil {
+		return x.PowerShelfId
+	}
+	return nil
+}
+
+func (x *LinkedExpectedPowerShelf) GetExpectedPowerShelfId() *UUID {
+	if x != nil {
+		return x.ExpectedPowerShelfId
+	}
+	return nil
+}
+
+func (x *LinkedExpectedPowerShelf) GetExploredEndpointAddress() string {
+	if x != nil && x.ExploredEndpointAddress != nil {
+		return *x.ExploredEndpointAddress
+	}
+	return ""
+}
+
+func (x *LinkedExpectedPowerShelf) GetRackId() *RackId {
+	if x != nil {
+		return x.RackId
+	}
+	return nil
+}
+
+type ExpectedSwitch struct {
+	state                protoimpl.MessageState `protogen:"open.v1"`
+	BmcMacAddress        string                 `protobuf:"bytes,1,opt,name=bmc_mac_address,json=bmcMacAddress,proto3" json:"bmc_mac_address,omitempty"`
+	BmcUsername          string                 `protobuf:"bytes,2,opt,name=bmc_username,json=bmcUsername,proto3" json:"bmc_username,omitempty"`
+	BmcPassword          string                 `protobuf:"bytes,3,opt,name=bmc_password,json=bmcPassword,proto3" json:"bmc_password,omitempty"`
+	SwitchSerialNumber   string                 `protobuf:"bytes,4,opt,name=switch_serial_number,json=switchSerialNumber,proto3" json:"switch_serial_number,omitempty"`
+	Metadata             *Metadata              `protobuf:"bytes,5,opt,name=metadata,proto3" json:"metadata,omitempty"`
+	RackId               *RackId                `protobuf:"bytes,6,opt,name=rack_id,json=rackId,proto3,oneof" json:"rack_id,omitempty"`
+	NvosUsername         *string                `protobuf:"bytes,7,opt,name=nvos_username,json=nvosUsername,proto3,oneof" json:"nvos_username,omitempty"`
+	NvosPassword         *string                `protobuf:"bytes,8,opt,name=nvos_password,json=nvosPassword,proto3,oneof" json:"nvos_password,omitempty"`
+	ExpectedSwitchId     *UUID                  `protobuf:"bytes,9,opt,name=expected_switch_id,json=expectedSwitchId,proto3,oneof" json:"expected_switch_id,omitempty"`
+	NvosMacAddresses     []string               `protobuf:"bytes,10,rep,name=nvos_mac_addresses,json=nvosMacAddresses,proto3" json:"nvos_mac_addresses,omitempty"`
+	BmcIpAddress         string                 `protobuf:"bytes,11,opt,name=bmc_ip_address,json=bmcIpAddress,proto3" json:"bmc_ip_address,omitempty"`
+	BmcRetainCredentials *bool                  `protobuf:"varint,12,opt,name=bmc_retain_credentials,json=bmcRetainCredentials,proto3,oneof" json:"bmc_retain_credentials,omitempty"`
+	NvosIpAddress        *string                `protobuf:"bytes,13,opt,name=nvos_ip_address,json=nvosIpAddress,proto3,oneof" json:"nvos_ip_address,omitempty"`
+	unknownFields        protoimpl.UnknownFields
+	sizeCache            protoimpl.SizeCache
+}
+
+func (x *ExpectedSwitch) Reset() {
+	*x = ExpectedSwitch{}
+	mi := &file_carbide_forge_expected_proto_msgTypes[12]
+	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
+	ms.StoreMessageInfo(mi)
+}
+
+func (x *ExpectedSwitch) String() string {
+	return protoimpl.X.MessageStringOf(x)
+}
+
+func (*ExpectedSwitch) ProtoMessage() {}
+
+func (x *ExpectedSwitch) ProtoReflect() protoreflect.Message {
+	mi := &file_carbide_forge_expected_proto_msgTypes[12]
+	if x != nil {
+		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
+		if ms.LoadMessageInfo() == nil {
+			ms.StoreMessageInfo(mi)
+		}
+		return ms
+	}
+	return mi.MessageOf(x)
+}
+
+// Deprecated: Use ExpectedSwitch.ProtoReflect.Descriptor instead.
+func (*ExpectedSwitch) Descriptor() ([]byte, []int) {
+	return file_carbide_forge_expected_proto_rawDescGZIP(), []int{12}
+}
+
+func (x *ExpectedSwitch) GetBmcMacAddress() string {
+	if x != nil {
+		return x.BmcMacAddress
+	}
+	return ""
+}
+
+func (x *ExpectedSwitch) GetBmcUsername() string {
+	if x != nil {
+		return x.BmcUsername
+	}
+	return ""
+}
+
+func (x *ExpectedSwitch) GetBmcPassword() string {
+	if x != nil {
+		return x.BmcPassword
+	}
+	return ""
+}
+
+func (x *ExpectedSwitch) GetSwitchSerialNumber() string {
+	if x != nil {
+		return x.SwitchSerialNumber
+	}
+	return ""
+}
+
+func (x *ExpectedSwitch) GetMetadata() *Metadata {
+	if x != nil {
+		return x.Metadata
+	}
+	return nil
+}
+
+func (x *ExpectedSwitch) GetRackId() *RackId {
+	if x != nil {
+		return x.RackId
+	}
+	return nil
+}
+
+func (x *ExpectedSwitch) GetNvosUsername() string {
+	if x != nil && x.NvosUsername != nil {
+		return *x.NvosUsername
+	}
+	return ""
+}
+
+func (x *ExpectedSwitch) GetNvosPassword() string {
+	if x != nil && x.NvosPassword != nil {
+		return *x.NvosPassword
+	}
+	return ""
+}
+
+func (x *ExpectedSwitch) GetExpectedSwitchId() *UUID {
+	if x != nil {
+		return x.ExpectedSwitchId
+	}
+	return nil
+}
+
+func (x *ExpectedSwitch) GetNvosMacAddresses() []string {
+	if x != nil {
+		return x.NvosMacAddresses
+	}
+	return nil
+}
+
+func (x *ExpectedSwitch) GetBmcIpAddress() string {
+	if x != nil {
+		return x.BmcIpAddress
+	}
+	return ""
+}
+
+func (x *ExpectedSwitch) GetBmcRetainCredentials() bool {
+	if x != nil && x.BmcRetainCredentials != nil {
+		return *x.BmcRetainCredentials
+	}
+	return false
+}
+
+func (x *ExpectedSwitch) GetNvosIpAddress() string {
+	if x != nil && x.NvosIpAddress != nil {
+		return *x.NvosIpAddress
+	}
+	return ""
+}
+
+type ExpectedSwitchRequest struct {
+	state            protoimpl.MessageState `protogen:"open.v1"`
+	BmcMacAddress    string                 `protobuf:"bytes,1,opt,name=bmc_mac_address,json=bmcMacAddress,proto3" json:"bmc_mac_address,omitempty"`
+	ExpectedSwitchId *UUID                  `protobuf:"bytes,2,opt,name=expected_switch_id,json=expectedSwitchId,proto3,oneof" json:"expected_switch_id,omitempty"`
+	unknownFields    protoimpl.UnknownFields
+	sizeCache        protoimpl.SizeCache
+}
+
+func (x *ExpectedSwitchRequest) Reset() {
+	*x = ExpectedSwitchRequest{}
+	mi := &file_carbide_forge_expected_proto_msgTypes[13]
+	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
+	ms.StoreMessageInfo(mi)
+}
+
+func (x *ExpectedSwitchRequest) String() string {
+	return protoimpl.X.MessageStringOf(x)
+}
+
+func (*ExpectedSwitchRequest) ProtoMessage() {}
+
+func (x *ExpectedSwitchRequest) ProtoReflect() protoreflect.Message {
+	mi := &file_carbide_forge_expected_proto_msgTypes[13]
+	if x != nil {
+		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
+		if ms.LoadMessageInfo() == nil {
+			ms.StoreMessageInfo(mi)
+		}
+		return ms
+	}
+	return mi.MessageOf(x)
+}
+
+// Deprecated: Use ExpectedSwitchRequest.ProtoReflect.Descriptor instead.
+func (*ExpectedSwitchRequest) Descriptor() ([]byte, []int) {
+	return file_carbide_forge_expected_proto_rawDescGZIP(), []int{13}
+}
+
+func (x *ExpectedSwitchRequest) GetBmcMacAddress() string {
+	if x != nil {
+		return x.BmcMacAddress
+	}
+	return ""
+}
+
+func (x *ExpectedSwitchRequest) GetExpectedSwitchId() *UUID {
+	if x != nil {
+		return x.ExpectedSwitchId
+	}
+	return nil
+}
+
+type ExpectedSwitchList struct {
+	state            protoimpl.MessageState `protogen:"open.v1"`
+	ExpectedSwitches []*ExpectedSwitch      `protobuf:"bytes,1,rep,name=expected_switches,json=expectedSwitches,proto3" json:"expected_switches,omitempty"`
+	unknownFields    protoimpl.UnknownFields
+	sizeCache        protoimpl.SizeCache
+}
+
+func (x *ExpectedSwitchList) Reset() {
+	*x = ExpectedSwitchList{}
+	mi := &file_carbide_forge_expected_proto_msgTypes[14]
+	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
+	ms.StoreMessageInfo(mi)
+}
+
+func (x *ExpectedSwitchList) String() string {
+	return protoimpl.X.MessageStringOf(x)
+}
+
+func (*ExpectedSwitchList) ProtoMessage() {}
+
+func (x *ExpectedSwitchList) ProtoReflect() protoreflect.Message {
+	mi := &file_carbide_forge_expected_proto_msgTypes[14]
+	if x != nil {
+		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
+		if ms.LoadMessageInfo() == nil {
+			ms.StoreMessageInfo(mi)
+		}
+		return ms
+	}
+	return mi.MessageOf(x)
+}
+
+// Deprecated: Use ExpectedSwitchList.ProtoReflect.Descriptor instead.
+func (*ExpectedSwitchList) Descriptor() ([]byte, []int) {
+	return file_carbide_forge_expected_proto_rawDescGZIP(), []int{14}
+}
+
+func (x *ExpectedSwitchList) GetExpectedSwitches() []*ExpectedSwitch {
+	if x != nil {
+		return x.ExpectedSwitches
+	}
+	return nil
+}
+
+type LinkedExpectedSwitchList struct {
+	state            protoimpl.MessageState  `protogen:"open.v1"`
+	ExpectedSwitches []*LinkedExpectedSwitch `protobuf:"bytes,1,rep,name=expected_switches,json=expectedSwitches,proto3" json:"expected_switches,omitempty"`
+	unknownFields    protoimpl.UnknownFields
+	sizeCache        protoimpl.SizeCache
+}
+
+func (x *LinkedExpectedSwitchList) Reset() {
+	*x = LinkedExpectedSwitchList{}
+	mi := &file_carbide_forge_expected_proto_msgTypes[15]
+	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
+	ms.StoreMessageInfo(mi)
+}
+
+func (x *LinkedExpectedSwitchList) String() string {
+	return protoimpl.X.MessageStringOf(x)
+}
+
+func (*LinkedExpectedSwitchList) ProtoMessage() {}
+
+func (x *LinkedExpectedSwitchList) ProtoReflect() protoreflect.Message {
+	mi := &file_carbide_forge_expected_proto_msgTypes[15]
+	if x != nil {
+		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
+		if ms.LoadMessageInfo() == nil {
+			ms.StoreMessageInfo(mi)
+		}
+		return ms
+	}
+	return mi.MessageOf(x)
+}
+
+// Deprecated: Use LinkedExpectedSwitchList.ProtoReflect.Descriptor instead.
+func (*LinkedExpectedSwitchList) Descriptor() ([]byte, []int) {
+	return file_carbide_forge_expected_proto_rawDescGZIP(), []int{15}
+}
+
+func (x *LinkedExpectedSwitchList) GetExpectedSwitches() []*LinkedExpectedSwitch {
+	if x != nil {
+		return x.ExpectedSwitches
+	}
+	return nil
+}
+
+type LinkedExpectedSwitch struct {
+	state                   protoimpl.MessageState `protogen:"open.v1"`
+	SwitchSerialNumber      string                 `protobuf:"bytes,1,opt,name=switch_serial_number,json=switchSerialNumber,proto3" json:"switch_serial_number,omitempty"`
+	BmcMacAddress           string                 `protobuf:"bytes,2,opt,name=bmc_mac_address,json=bmcMacAddress,proto3" json:"bmc_mac_address,omitempty"`
+	SwitchId                *SwitchId              `protobuf:"bytes,3,opt,name=switch_id,json=switchId,proto3,oneof" json:"switch_id,omitempty"`
+	ExpectedSwitchId        *UUID                  `protobuf:"bytes,4,opt,name=expected_switch_id,json=expectedSwitchId,proto3,oneof" json:"expected_switch_id,omitempty"`
+	ExploredEndpointAddress *string                `protobuf:"bytes,5,opt,name=explored_endpoint_address,json=exploredEndpointAddress,proto3,oneof" json:"explored_endpoint_address,omitempty"`
+	RackId                  *RackId                `protobuf:"bytes,6,opt,name=rack_id,json=rackId,proto3,oneof" json:"rack_id,omitempty"`
+	unknownFields           protoimpl.UnknownFields
+	sizeCache               protoimpl.SizeCache
+}
+
+func (x *LinkedExpectedSwitch) Reset() {
+	*x = LinkedExpectedSwitch{}
+	mi := &file_carbide_forge_expected_proto_msgTypes[16]
+	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
+	ms.StoreMessageInfo(mi)
+}
+
+func (x *LinkedExpectedSwitch) String() string {
+	return protoimpl.X.MessageStringOf(x)
+}
+
+func (*LinkedExpectedSwitch) ProtoMessage() {}
+
+func (x *LinkedExpectedSwitch) ProtoReflect() protoreflect.Message {
+	mi := &file_carbide_forge_expected_proto_msgTypes[16]
+	if x != nil {
+		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
+		if ms.LoadMessageInfo() == nil {
+			ms.StoreMessageInfo(mi)
+		}
+		return ms
+	}
+	return mi.MessageOf(x)
+}
+
+// Deprecated: Use LinkedExpectedSwitch.ProtoReflect.Descriptor instead.
+func (*LinkedExpectedSwitch) Descriptor() ([]byte, []int) {
+	return file_carbide_forge_expected_proto_rawDescGZIP(), []int{16}
+}
+
+func (x *LinkedExpectedSwitch) GetSwitchSerialNumber() string {
+	if x != nil {
+		return x.SwitchSerialNumber
+	}
+	return ""
+}
+
+func (x *LinkedExpectedSwitch) GetBmcMacAddress() string {
+	if x != nil {
+		return x.BmcMacAddress
+	}
+	return ""
+}
+
+func (x *LinkedExpectedSwitch) GetSwitchId() *SwitchId {
+	if x != nil {
+		return x.SwitchId
+	}
+	return nil
+}
+
+func (x *LinkedExpectedSwitch) GetExpectedSwitchId() *UUID {
+	if x != nil {
+		return x.ExpectedSwitchId
+	}
+	return nil
+}
+
+func (x *LinkedExpectedSwitch) GetExploredEndpointAddress() string {
+	if x != nil && x.ExploredEndpointAddress != nil {
+		return *x.ExploredEndpointAddress
+	}
+	return ""
+}
+
+func (x *LinkedExpectedSwitch) GetRackId() *RackId {
+	if x != nil {
+		return x.RackId
+	}
+	return nil
+}
+
 var File_carbide_forge_expected_proto protoreflect.FileDescriptor
 
 const file_carbide_forge_expected_proto_rawDesc = "" +
@@ -673,7 +1369,84 @@ const file_carbide_forge_expected_proto_rawDesc = "" +
 	"\r_interface_idB\x1c\n" +
 	"\x1a_explored_endpoint_addressB\r\n" +
 	"\v_machine_idB\x16\n" +
-	"\x14_expected_machine_id*K\n" +
+	"\x14_expected_machine_id\"\xfb\x03\n" +
+	"\x12ExpectedPowerShelf\x12&\n" +
+	"\x0fbmc_mac_address\x18\x01 \x01(\tR\rbmcMacAddress\x12!\n" +
+	"\fbmc_username\x18\x02 \x01(\tR\vbmcUsername\x12!\n" +
+	"\fbmc_password\x18\x03 \x01(\tR\vbmcPassword\x12.\n" +
+	"\x13shelf_serial_number\x18\x04 \x01(\tR\x11shelfSerialNumber\x12$\n" +
+	"\x0ebmc_ip_address\x18\x05 \x01(\tR\fbmcIpAddress\x12+\n" +
+	"\bmetadata\x18\x06 \x01(\v2\x0f.forge.MetadataR\bmetadata\x12,\n" +
+	"\arack_id\x18\a \x01(\v2\x0e.common.RackIdH\x00R\x06rackId\x88\x01\x01\x12H\n" +
+	"\x17expected_power_shelf_id\x18\b \x01(\v2\f.common.UUIDH\x01R\x14expectedPowerShelfId\x88\x01\x01\x129\n" +
+	"\x16bmc_retain_credentials\x18\t \x01(\bH\x02R\x14bmcRetainCredentials\x88\x01\x01B\n" +
+	"\n" +
+	"\b_rack_idB\x1a\n" +
+	"\x18_expected_power_shelf_idB\x19\n" +
+	"\x17_bmc_retain_credentials\"\xa9\x01\n" +
+	"\x19ExpectedPowerShelfRequest\x12&\n" +
+	"\x0fbmc_mac_address\x18\x01 \x01(\tR\rbmcMacAddress\x12H\n" +
+	"\x17expected_power_shelf_id\x18\x02 \x01(\v2\f.common.UUIDH\x00R\x14expectedPowerShelfId\x88\x01\x01B\x1a\n" +
+	"\x18_expected_power_shelf_id\"i\n" +
+	"\x16ExpectedPowerShelfList\x12O\n" +
+	"\x16expected_power_shelves\x18\x01 \x03(\v2\x19.forge.ExpectedPowerShelfR\x14expectedPowerShelves\"u\n" +
+	"\x1cLinkedExpectedPowerShelfList\x12U\n" +
+	"\x16expected_power_shelves\x18\x01 \x03(\v2\x1f.forge.LinkedExpectedPowerShelfR\x14expectedPowerShelves\"\xc5\x03\n" +
+	"\x18LinkedExpectedPowerShelf\x12.\n" +
+	"\x13shelf_serial_number\x18\x01 \x01(\tR\x11shelfSerialNumber\x12&\n" +
+	"\x0fbmc_mac_address\x18\x02 \x01(\tR\rbmcMacAddress\x12?\n" +
+	"\x0epower_shelf_id\x18\x03 \x01(\v2\x14.common.PowerShelfIdH\x00R\fpowerShelfId\x88\x01\x01\x12H\n" +
+	"\x17expected_power_shelf_id\x18\x04 \x01(\v2\f.common.UUIDH\x01R\x14expectedPowerShelfId\x88\x01\x01\x12?\n" +
+	"\x19explored_endpoint_address\x18\x05 \x01(\tH\x02R\x17exploredEndpointAddress\x88\x01\x01\x12,\n" +
+	"\arack_id\x18\x06 \x01(\v2\x0e.common.RackIdH\x03R\x06rackId\x88\x01\x01B\x11\n" +
+	"\x0f_power_shelf_idB\x1a\n" +
+	"\x18_expected_power_shelf_idB\x1c\n" +
+	"\x1a_explored_endpoint_addressB\n" +
+	"\n" +
+	"\b_rack_id\"\xd2\x05\n" +
+	"\x0eExpectedSwitch\x12&\n" +
+	"\x0fbmc_mac_address\x18\x01 \x01(\tR\rbmcMacAddress\x12!\n" +
+	"\fbmc_username\x18\x02 \x01(\tR\vbmcUsername\x12!\n" +
+	"\fbmc_password\x18\x03 \x01(\tR\vbmcPassword\x120\n" +
+	"\x14switch_serial_number\x18\x04 \x01(\tR\x12switchSerialNumber\x12+\n" +
+	"\bmetadata\x18\x05 \x01(\v2\x0f.forge.MetadataR\bmetadata\x12,\n" +
+	"\arack_id\x18\x06 \x01(\v2\x0e.common.RackIdH\x00R\x06rackId\x88\x01\x01\x12(\n" +
+	"\rnvos_username\x18\a \x01(\tH\x01R\fnvosUsername\x88\x01\x01\x12(\n" +
+	"\rnvos_password\x18\b \x01(\tH\x02R\fnvosPassword\x88\x01\x01\x12?\n" +
+	"\x12expected_switch_id\x18\t \x01(\v2\f.common.UUIDH\x03R\x10expectedSwitchId\x88\x01\x01\x12,\n" +
+	"\x12nvos_mac_addresses\x18\n" +
+	" \x03(\tR\x10nvosMacAddresses\x12$\n" +
+	"\x0ebmc_ip_address\x18\v \x01(\tR\fbmcIpAddress\x129\n" +
+	"\x16bmc_retain_credentials\x18\f \x01(\bH\x04R\x14bmcRetainCredentials\x88\x01\x01\x12+\n" +
+	"\x0fnvos_ip_address\x18\r \x01(\tH\x05R\rnvosIpAddress\x88\x01\x01B\n" +
+	"\n" +
+	"\b_rack_idB\x10\n" +
+	"\x0e_nvos_usernameB\x10\n" +
+	"\x0e_nvos_passwordB\x15\n" +
+	"\x13_expected_switch_idB\x19\n" +
+	"\x17_bmc_retain_credentialsB\x12\n" +
+	"\x10_nvos_ip_address\"\x97\x01\n" +
+	"\x15ExpectedSwitchRequest\x12&\n" +
+	"\x0fbmc_mac_address\x18\x01 \x01(\tR\rbmcMacAddress\x12?\n" +
+	"\x12expected_switch_id\x18\x02 \x01(\v2\f.common.UUIDH\x00R\x10expectedSwitchId\x88\x01\x01B\x15\n" +
+	"\x13_expected_switch_id\"X\n" +
+	"\x12ExpectedSwitchList\x12B\n" +
+	"\x11expected_switches\x18\x01 \x03(\v2\x15.forge.ExpectedSwitchR\x10expectedSwitches\"d\n" +
+	"\x18LinkedExpectedSwitchList\x12H\n" +
+	"\x11expected_switches\x18\x01 \x03(\v2\x1b.forge.LinkedExpectedSwitchR\x10expectedSwitches\"\xa3\x03\n" +
+	"\x14LinkedExpectedSwitch\x120\n" +
+	"\x14switch_serial_number\x18\x01 \x01(\tR\x12switchSerialNumber\x12&\n" +
+	"\x0fbmc_mac_address\x18\x02 \x01(\tR\rbmcMacAddress\x122\n" +
+	"\tswitch_id\x18\x03 \x01(\v2\x10.common.SwitchIdH\x00R\bswitchId\x88\x01\x01\x12?\n" +
+	"\x12expected_switch_id\x18\x04 \x01(\v2\f.common.UUIDH\x01R\x10expectedSwitchId\x88\x01\x01\x12?\n" +
+	"\x19explored_endpoint_address\x18\x05 \x01(\tH\x02R\x17exploredEndpointAddress\x88\x01\x01\x12,\n" +
+	"\arack_id\x18\x06 \x01(\v2\x0e.common.RackIdH\x03R\x06rackId\x88\x01\x01B\f\n" +
+	"\n" +
+	"_switch_idB\x15\n" +
+	"\x13_expected_switch_idB\x1c\n" +
+	"\x1a_explored_endpoint_addressB\n" +
+	"\n" +
+	"\b_rack_id*K\n" +
 	"\aDpuMode\x12\x18\n" +
 	"\x14DPU_MODE_UNSPECIFIED\x10\x00\x12\f\n" +
 	"\bDPU_MODE\x10\x01\x12\f\n" +
@@ -694,38 +1467,68 @@ func file_carbide_forge_expected_proto_rawDescGZIP() []byte {
 }
 
 var file_carbide_forge_expected_proto_enumTypes = make([]protoimpl.EnumInfo, 1)
-var file_carbide_forge_expected_proto_msgTypes = make([]protoimpl.MessageInfo, 7)
+var file_carbide_forge_expected_proto_msgTypes = make([]protoimpl.MessageInfo, 17)
 var file_carbide_forge_expected_proto_goTypes = []any{
-	(DpuMode)(0),                      // 0: forge.DpuMode
-	(*ExpectedMachine)(nil),           // 1: forge.ExpectedMachine
-	(*ExpectedHostNic)(nil),           // 2: forge.ExpectedHostNic
-	(*HostLifecycleProfile)(nil),      // 3: forge.HostLifecycleProfile
-	(*ExpectedMachineRequest)(nil),    // 4: forge.ExpectedMachineRequest
-	(*ExpectedMachineList)(nil),       // 5: forge.ExpectedMachineList
-	(*LinkedExpectedMachineList)(nil), // 6: forge.LinkedExpectedMachineList
-	(*LinkedExpectedMachine)(nil),     // 7: forge.LinkedExpectedMachine
-	(*Metadata)(nil),                  // 8: forge.Metadata
-	(*UUID)(nil),                      // 9: common.UUID
-	(*RackId)(nil),                    // 10: common.RackId
-	(*MachineId)(nil),                 // 11: common.MachineId
+	(DpuMode)(0),                         // 0: forge.DpuMode
+	(*ExpectedMachine)(nil),              // 1: forge.ExpectedMachine
+	(*ExpectedHostNic)(nil),              // 2: forge.ExpectedHostNic
+	(*HostLifecycleProfile)(nil),         // 3: forge.HostLifecycleProfile
+	(*ExpectedMachineRequest)(nil),       // 4: forge.ExpectedMachineRequest
+	(*ExpectedMachineList)(nil),          // 5: forge.ExpectedMachineList
+	(*LinkedExpectedMachineList)(nil),    // 6: forge.LinkedExpectedMachineList
+	(*LinkedExpectedMachine)(nil),        // 7: forge.LinkedExpectedMachine
+	(*ExpectedPowerShelf)(nil),           // 8: forge.ExpectedPowerShelf
+	(*ExpectedPowerShelfRequest)(nil),    // 9: forge.ExpectedPowerShelfRequest
+	(*ExpectedPowerShelfList)(nil),       // 10: forge.ExpectedPowerShelfList
+	(*LinkedExpectedPowerShelfList)(nil), // 11: forge.LinkedExpectedPowerShelfList
+	(*LinkedExpectedPowerShelf)(nil),     // 12: forge.LinkedExpectedPowerShelf
+	(*ExpectedSwitch)(nil),               // 13: forge.ExpectedSwitch
+	(*ExpectedSwitchRequest)(nil),        // 14: forge.ExpectedSwitchRequest
+	(*ExpectedSwitchList)(nil),           // 15: forge.ExpectedSwitchList
+	(*LinkedExpectedSwitchList)(nil),     // 16: forge.LinkedExpectedSwitchList
+	(*LinkedExpectedSwitch)(nil),         // 17: forge.LinkedExpectedSwitch
+	(*Metadata)(nil),                     // 18: forge.Metadata
+	(*UUID)(nil),                         // 19: common.UUID
+	(*RackId)(nil),                       // 20: common.RackId
+	(*MachineId)(nil),                    // 21: common.MachineId
+	(*PowerShelfId)(nil),                 // 22: common.PowerShelfId
+	(*SwitchId)(nil),                     // 23: common.SwitchId
 }
 var file_carbide_forge_expected_proto_depIdxs = []int32{
-	8,  // 0: forge.ExpectedMachine.metadata:type_name -> forge.Metadata
-	9,  // 1: forge.ExpectedMachine.id:type_name -> common.UUID
+	18, // 0: forge.ExpectedMachine.metadata:type_name -> forge.Metadata
+	19, // 1: forge.ExpectedMachine.id:type_name -> common.UUID
 	2,  // 2: forge.ExpectedMachine.host_nics:type_name -> forge.ExpectedHostNic
-	10, // 3: forge.ExpectedMachine.rack_id:type_name -> common.RackId
+	20, // 3: forge.ExpectedMachine.rack_id:type_name -> common.RackId
 	0,  // 4: forge.ExpectedMachine.dpu_mode:type_name -> forge.DpuMode
 	3,  // 5: forge.ExpectedMachine.host_lifecycle_profile:type_name -> forge.HostLifecycleProfile
-	9,  // 6: forge.ExpectedMachineRequest.id:type_name -> common.UUID
+	19, // 6: forge.ExpectedMachineRequest.id:type_name -> common.UUID
 	1,  // 7: forge.ExpectedMachineList.expected_machines:type_name -> forge.ExpectedMachine
 	7,  // 8: forge.LinkedExpectedMachineList.expected_machines:type_name -> forge.LinkedExpectedMachine
-	11, // 9: forge.LinkedExpectedMachine.machine_id:type_name -> common.MachineId
-	9,  // 10: forge.LinkedExpectedMachine.expected_machine_id:type_name -> common.UUID
-	11, // [11:11] is the sub-list for method output_type
-	11, // [11:11] is the sub-list for method input_type
-	11, // [11:11] is the sub-list for extension type_name
-	11, // [11:11] is the sub-list for extension extendee
-	0,  // [0:11] is the sub-list for field type_name
+	21, // 9: forge.LinkedExpectedMachine.machine_id:type_name -> common.MachineId
+	19, // 10: forge.LinkedExpectedMachine.expected_machine_id:type_name -> common.UUID
+	18, // 11: forge.ExpectedPowerShelf.metadata:type_name -> forge.Metadata
+	20, // 12: forge.ExpectedPowerShelf.rack_id:type_name -> common.RackId
+	19, // 13: forge.ExpectedPowerShelf.expected_power_shelf_id:type_name -> common.UUID
+	19, // 14: forge.ExpectedPowerShelfRequest.expected_power_shelf_id:type_name -> common.UUID
+	8,  // 15: forge.ExpectedPowerShelfList.expected_power_shelves:type_name -> forge.ExpectedPowerShelf
+	12, // 16: forge.LinkedExpectedPowerShelfList.expected_power_shelves:type_name -> forge.LinkedExpectedPowerShelf
+	22, // 17: forge.LinkedExpectedPowerShelf.power_shelf_id:type_name -> common.PowerShelfId
+	19, // 18: forge.LinkedExpectedPowerShelf.expected_power_shelf_id:type_name -> common.UUID
+	20, // 19: forge.LinkedExpectedPowerShelf.rack_id:type_name -> common.RackId
+	18, // 20: forge.ExpectedSwitch.metadata:type_name -> forge.Metadata
+	20, // 21: forge.ExpectedSwitch.rack_id:type_name -> common.RackId
+	19, // 22: forge.ExpectedSwitch.expected_switch_id:type_name -> common.UUID
+	19, // 23: forge.ExpectedSwitchRequest.expected_switch_id:type_name -> common.UUID
+	13, // 24: forge.ExpectedSwitchList.expected_switches:type_name -> forge.ExpectedSwitch
+	17, // 25: forge.LinkedExpectedSwitchList.expected_switches:type_name -> forge.LinkedExpectedSwitch
+	23, // 26: forge.LinkedExpectedSwitch.switch_id:type_name -> common.SwitchId
+	19, // 27: forge.LinkedExpectedSwitch.expected_switch_id:type_name -> common.UUID
+	20, // 28: forge.LinkedExpectedSwitch.rack_id:type_name -> common.RackId
+	29, // [29:29] is the sub-list for method output_type
+	29, // [29:29] is the sub-list for method input_type
+	29, // [29:29] is the sub-list for extension type_name
+	29, // [29:29] is the sub-list for extension extendee
+	0,  // [0:29] is the sub-list for field type_name
 }
 
 func init() { file_carbide_forge_expected_proto_init() }
@@ -740,13 +1543,19 @@ func file_carbide_forge_expected_proto_init() {
 	file_carbide_forge_expected_proto_msgTypes[2].OneofWrappers = []any{}
 	file_carbide_forge_expected_proto_msgTypes[3].OneofWrappers = []any{}
 	file_carbide_forge_expected_proto_msgTypes[6].OneofWrappers = []any{}
+	file_carbide_forge_expected_proto_msgTypes[7].OneofWrappers = []any{}
+	file_carbide_forge_expected_proto_msgTypes[8].OneofWrappers = []any{}
+	file_carbide_forge_expected_proto_msgTypes[11].OneofWrappers = []any{}
+	file_carbide_forge_expected_proto_msgTypes[12].OneofWrappers = []any{}
+	file_carbide_forge_expected_proto_msgTypes[13].OneofWrappers = []any{}
+	file_carbide_forge_expected_proto_msgTypes[16].OneofWrappers = []any{}
 	type x struct{}
 	out := protoimpl.TypeBuilder{
 		File: protoimpl.DescBuilder{
 			GoPackagePath: reflect.TypeOf(x{}).PkgPath(),
 			RawDescriptor: unsafe.Slice(unsafe.StringData(file_carbide_forge_expected_proto_rawDesc), len(file_carbide_forge_expected_proto_rawDesc)),
 			NumEnums:      1,
-			NumMessages:   7,
+			NumMessages:   17,
 			NumExtensions: 0,
 			NumServices:   0,
 		},

@@ -1,0 +1,110 @@
+package carbide
+
+import (
+	"context"
+
+	"google.golang.org/grpc/codes"
+	"google.golang.org/grpc/status"
+
+	"converge.dev/converge/providers"
+	"converge.dev/converge/providers/carbide/forge"
+	"converge.dev/converge/schema"
+)
+
+// An allocation is only a number in the service's books.
+var allocationTraits = providers.Traits{
+	Create: providers.Conditional, Update: providers.Versioned, Delete: providers.Blind,
+	Mark: true, Burned: true, Late: late,
+	UndoCreate: providers.Exact, UndoUpdate: providers.Exact, UndoDelete: providers.Replace,
+	Reach: providers.ReachTenant,
+}
+
+type allocations struct {
+	*service
+	uuidKind
+}
+
+func (k allocations) list(ctx context.Context) ([]string, error) {
+	r, err := k.FindComputeAllocationIds(ctx, &forge.FindComputeAllocationIdsRequest{})
+	return texts(r.GetIds()), err
+}
+
+func (k allocations) get(ctx context.Context, ids []string) ([]*forge.ComputeAllocation, error) {
+	request := &forge.FindComputeAllocationsByIdsRequest{Ids: make([]*forge.ComputeAllocationId, len(ids))}
+	for i, id := range ids {
+		request.Ids[i] = &forge.ComputeAllocationId{Value: id}
+	}
+	r, err := k.FindComputeAllocationsByIds(ctx, request)
+	return r.GetAllocations(), err
+}
+
+func (allocations) thing(o *forge.ComputeAllocation) providers.Thing {
+	spec := schema.Object{
+		"tenant":        o.GetTenantOrganizationId(),
+		"instance_type": o.GetAttributes().GetInstanceTypeId(),
+		"count":         int64(o.GetAttributes().GetCount()),
+	}
+	mark := readMetadata(o.GetMetadata(), spec)
+	return providers.Thing{
+		ID: o.GetId().GetValue(), Name: o.GetMetadata().GetName(), Mark: mark, Version: o.GetVersion(), Spec: spec, Phase: providers.Ready,
+	}
+}
+
+func (k allocations) create(ctx context.Context, c *providers.Call) error {
+	tenant := text(c.Want, "tenant")
+	_, err := k.CreateComputeAllocation(ctx, &forge.CreateComputeAllocationRequest{
+		Id:                   &forge.ComputeAllocationId{Value: c.ID},
+		Metadata:             newMetadata(c),
+		TenantOrganizationId: tenant,
+		Attributes:           writeAllocation(c, &forge.ComputeAllocationAttributes{InstanceTypeId: text(c.Want, "instance_type")}),
+	})
+	if status.Code(err) == codes.FailedPrecondition && !k.taken(ctx, tenant, c.Ref.Name) {
+		return earlyError{err} // more machines have to join the type, as this very run may bring about
+	}
+	return err
+}
+
+// taken reports whether the tenant has an allocation of that name, or may have one.
+func (k allocations) taken(ctx context.Context, tenant, name string) bool {
+	r, err := k.FindComputeAllocationIds(ctx, &forge.FindComputeAllocationIdsRequest{TenantOrganizationId: &tenant, Name: &name})
+	return err != nil || len(r.GetIds()) > 0
+}
+
+func (k allocations) update(ctx context.Context, c *providers.Call, now *forge.ComputeAllocation) error {
+	_, err := k.UpdateComputeAllocation(ctx, &forge.UpdateComputeAllocationRequest{
+		Id:                   now.Id,
+		TenantOrganizationId: now.TenantOrganizationId,
+		Metadata:             writeMetadata(c, now.Metadata, c.Ref.Name),
+		Attributes:           writeAllocation(c, now.Attributes),
+		IfVersionMatch:       &now.Version,
+		UpdatedBy:            now.UpdatedBy,
+	})
+	return err
+}
+
+// delete asks the service who the tenant is when the caller did not look: it takes another tenant's for deleted.
+func (k allocations) delete(ctx context.Context, c *providers.Call) error {
+	tenant := text(c.Have, "tenant")
+	if tenant == "" {
+		found, err := k.get(ctx, []string{c.ID})
+		if err != nil {
+			return unsentError{err}
+		}
+		if len(found) == 0 {
+			return nil
+		}
+		tenant = found[0].GetTenantOrganizationId()
+	}
+	_, err := k.DeleteComputeAllocation(ctx, &forge.DeleteComputeAllocationRequest{
+		Id: &forge.ComputeAllocationId{Value: c.ID}, TenantOrganizationId: tenant,
+	})
+	return err
+}
+
+// writeAllocation changes how many machines are allocated.
+func writeAllocation(c *providers.Call, a *forge.ComputeAllocationAttributes) *forge.ComputeAllocationAttributes {
+	if n := number[uint32](c.Want, "count"); n != nil {
+		a.Count = *n
+	}
+	return a
+}

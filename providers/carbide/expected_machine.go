@@ -1,0 +1,172 @@
+package carbide
+
+import (
+	"context"
+	"strings"
+
+	"golang.org/x/sync/errgroup"
+	"google.golang.org/protobuf/proto"
+	"google.golang.org/protobuf/types/known/emptypb"
+
+	"converge.dev/converge/providers"
+	"converge.dev/converge/providers/carbide/forge"
+	"converge.dev/converge/schema"
+)
+
+// What is expected is an entry in the site's inventory. What was found by it stays when the entry goes.
+var expectedTraits = providers.Traits{
+	Create: providers.Conditional, Update: providers.Blind, Delete: providers.Blind,
+	Mark: true, Late: late,
+	UndoCreate: providers.Exact, UndoUpdate: providers.Exact, UndoDelete: providers.Replace,
+	Reach: providers.ReachTenant,
+}
+
+var dpuModes = enum[forge.DpuMode]{
+	{"dpu_mode", forge.DpuMode_DPU_MODE},
+	{"dpu_mode", forge.DpuMode_DPU_MODE_UNSPECIFIED},
+	{"nic_mode", forge.DpuMode_NIC_MODE},
+	{"no_dpu", forge.DpuMode_NO_DPU},
+}
+
+type expectedMachines struct {
+	*service
+	uuidKind
+}
+
+// An expectedMachine is what was said, and the machine that was found, if any.
+type expectedMachine struct {
+	*forge.ExpectedMachine
+	found *forge.LinkedExpectedMachine
+}
+
+func (k expectedMachines) all(ctx context.Context) ([]expectedMachine, error) {
+	said, found, err := both(ctx, k.GetAllExpectedMachines, k.GetAllExpectedMachinesLinked)
+	links := map[string]*forge.LinkedExpectedMachine{}
+	for _, l := range found.GetExpectedMachines() {
+		if id := l.GetExpectedMachineId().GetValue(); links[id].GetMachineId() == nil { // one row for each address of the BMC
+			links[id] = l
+		}
+	}
+	out := make([]expectedMachine, len(said.GetExpectedMachines()))
+	for i, o := range said.GetExpectedMachines() {
+		out[i] = expectedMachine{o, links[o.GetId().GetValue()]}
+	}
+	return out, err
+}
+
+// both asks what was said and what was found at the same time.
+func both[S, F proto.Message, O any](ctx context.Context, said func(context.Context, *emptypb.Empty, ...O) (S, error), found func(context.Context, *emptypb.Empty, ...O) (F, error)) (s S, f F, err error) {
+	g, gctx := errgroup.WithContext(ctx)
+	g.Go(func() (err error) {
+		s, err = said(gctx, &emptypb.Empty{})
+		return err
+	})
+	g.Go(func() (err error) {
+		f, err = found(gctx, &emptypb.Empty{})
+		return err
+	})
+	err = g.Wait()
+	return s, f, err
+}
+
+func (expectedMachines) thing(o expectedMachine) providers.Thing {
+	spec := schema.Object{
+		"bmc_mac_address":                     strings.ToLower(o.GetBmcMacAddress()),
+		"bmc_username":                        o.GetBmcUsername(),
+		"bmc_password":                        o.GetBmcPassword(),
+		"bmc_retain_credentials":              o.GetBmcRetainCredentials(),
+		"chassis_serial_number":               o.GetChassisSerialNumber(),
+		"dpu_mode":                            dpuModes.word(o.GetDpuMode()),
+		"default_pause_ingestion_and_poweron": o.GetDefaultPauseIngestionAndPoweron(),
+		"is_dpf_enabled":                      o.IsDpfEnabled == nil || o.GetIsDpfEnabled(),
+		"disable_lockdown":                    o.GetHostLifecycleProfile().GetDisableLockdown(),
+	}
+	mark := readMetadata(o.GetMetadata(), spec)
+	put(spec, "bmc_ip_address", o.GetBmcIpAddress())
+	put(spec, "sku", o.GetSkuId())
+	put(spec, "rack_id", o.GetRackId().GetId())
+	putList(spec, "fallback_dpu_serial_numbers", list(o.GetFallbackDpuSerialNumbers(), func(s string) any { return s }))
+	putList(spec, "host_nics", list(o.GetHostNics(), func(n *forge.ExpectedHostNic) any {
+		nic := map[string]any{"mac_address": strings.ToLower(n.GetMacAddress()), "primary": n.GetPrimary()}
+		put(nic, "nic_type", n.GetNicType())
+		put(nic, "fixed_ip", n.GetFixedIp())
+		put(nic, "fixed_mask", n.GetFixedMask())
+		put(nic, "fixed_gateway", n.GetFixedGateway())
+		return nic
+	}))
+	status := schema.Object{}
+	put(status, "machine", o.found.GetMachineId().GetId())
+	put(status, "bmc_endpoint", o.found.GetExploredEndpointAddress())
+	return providers.Thing{
+		ID: o.GetId().GetValue(), Name: expectedName(o.GetMetadata(), o.GetBmcMacAddress()), Mark: mark, Spec: spec, Status: status, Phase: providers.Ready,
+	}
+}
+
+// expectedName gives the name of an entry, which may have none.
+func expectedName(m *forge.Metadata, mac string) string {
+	if name := m.GetName(); name != "" {
+		return name
+	}
+	return strings.ToLower(mac)
+}
+
+func (k expectedMachines) create(ctx context.Context, c *providers.Call) error {
+	_, err := k.AddExpectedMachine(ctx, writeExpectedMachine(c, &forge.ExpectedMachine{Id: &forge.UUID{Value: c.ID}}))
+	return err
+}
+
+func (k expectedMachines) update(ctx context.Context, c *providers.Call, now expectedMachine) error {
+	_, err := k.UpdateExpectedMachine(ctx, writeExpectedMachine(c, proto.CloneOf(now.ExpectedMachine)))
+	return err
+}
+
+func (k expectedMachines) delete(ctx context.Context, c *providers.Call) error {
+	_, err := k.DeleteExpectedMachine(ctx, &forge.ExpectedMachineRequest{Id: &forge.UUID{Value: c.ID}})
+	return err
+}
+
+// writeExpectedMachine changes an entry to what is wanted. Every switch is stated, because the service keeps those that are
+// absent.
+func writeExpectedMachine(c *providers.Call, o *forge.ExpectedMachine) *forge.ExpectedMachine {
+	retain, pause, lockdown := truth(c.Want, "bmc_retain_credentials"), truth(c.Want, "default_pause_ingestion_and_poweron"), truth(c.Want, "disable_lockdown")
+	dpf, said := c.Want["is_dpf_enabled"].(bool)
+	dpf = dpf || !said
+	o.BmcMacAddress = text(c.Want, "bmc_mac_address")
+	o.BmcUsername = text(c.Want, "bmc_username")
+	o.BmcPassword = text(c.Want, "bmc_password")
+	o.BmcRetainCredentials = &retain
+	o.BmcIpAddress = optional(c.Want, "bmc_ip_address")
+	o.ChassisSerialNumber = text(c.Want, "chassis_serial_number")
+	o.FallbackDpuSerialNumbers = words(c.Want, "fallback_dpu_serial_numbers")
+	o.Metadata = writeMetadata(c, o.Metadata, c.Ref.Name)
+	o.SkuId = optional(c.Want, "sku")
+	o.RackId = writeRack(c)
+	o.DpuMode = dpuModes.value(c.Want["dpu_mode"]).Enum()
+	o.DefaultPauseIngestionAndPoweron = &pause
+	o.IsDpfEnabled = &dpf
+	//lint:ignore SA1019 it must not contradict its successor
+	o.DpfEnabled = dpf
+	if o.HostLifecycleProfile == nil {
+		o.HostLifecycleProfile = &forge.HostLifecycleProfile{}
+	}
+	o.HostLifecycleProfile.DisableLockdown = &lockdown
+	o.HostNics = nil
+	for _, n := range structs(c.Want, "host_nics") {
+		nic := &forge.ExpectedHostNic{
+			MacAddress: text(n, "mac_address"), NicType: optional(n, "nic_type"),
+			FixedIp: optional(n, "fixed_ip"), FixedMask: optional(n, "fixed_mask"), FixedGateway: optional(n, "fixed_gateway"),
+		}
+		if primary := truth(n, "primary"); primary {
+			nic.Primary = &primary
+		}
+		o.HostNics = append(o.HostNics, nic)
+	}
+	return o
+}
+
+func writeRack(c *providers.Call) *forge.RackId {
+	if id := text(c.Want, "rack_id"); id != "" {
+		return &forge.RackId{Id: id}
+	}
+	return nil
+}

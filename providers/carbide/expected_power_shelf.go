@@ -1,0 +1,86 @@
+package carbide
+
+import (
+	"context"
+	"strings"
+
+	"google.golang.org/protobuf/proto"
+
+	"converge.dev/converge/providers"
+	"converge.dev/converge/providers/carbide/forge"
+	"converge.dev/converge/schema"
+)
+
+type expectedShelves struct {
+	*service
+	uuidKind
+}
+
+// An expectedShelf is what was said, and the power shelf that was found, if any.
+type expectedShelf struct {
+	*forge.ExpectedPowerShelf
+	found *forge.LinkedExpectedPowerShelf
+}
+
+func (k expectedShelves) all(ctx context.Context) ([]expectedShelf, error) {
+	said, found, err := both(ctx, k.GetAllExpectedPowerShelves, k.GetAllExpectedPowerShelvesLinked)
+	links := map[string]*forge.LinkedExpectedPowerShelf{}
+	for _, l := range found.GetExpectedPowerShelves() {
+		if id := l.GetExpectedPowerShelfId().GetValue(); links[id].GetExploredEndpointAddress() == "" { // one row for each address
+			links[id] = l
+		}
+	}
+	out := make([]expectedShelf, len(said.GetExpectedPowerShelves()))
+	for i, o := range said.GetExpectedPowerShelves() {
+		out[i] = expectedShelf{o, links[o.GetExpectedPowerShelfId().GetValue()]}
+	}
+	return out, err
+}
+
+func (expectedShelves) thing(o expectedShelf) providers.Thing {
+	spec := schema.Object{
+		"bmc_mac_address":        strings.ToLower(o.GetBmcMacAddress()),
+		"bmc_username":           o.GetBmcUsername(),
+		"bmc_password":           o.GetBmcPassword(),
+		"bmc_retain_credentials": o.GetBmcRetainCredentials(),
+		"shelf_serial_number":    o.GetShelfSerialNumber(),
+	}
+	mark := readMetadata(o.GetMetadata(), spec)
+	put(spec, "bmc_ip_address", o.GetBmcIpAddress())
+	put(spec, "rack_id", o.GetRackId().GetId())
+	status := schema.Object{}
+	put(status, "power_shelf", o.found.GetPowerShelfId().GetId())
+	put(status, "bmc_endpoint", o.found.GetExploredEndpointAddress())
+	return providers.Thing{
+		ID: o.GetExpectedPowerShelfId().GetValue(), Name: expectedName(o.GetMetadata(), o.GetBmcMacAddress()), Mark: mark, Spec: spec, Status: status, Phase: providers.Ready,
+	}
+}
+
+func (k expectedShelves) create(ctx context.Context, c *providers.Call) error {
+	_, err := k.AddExpectedPowerShelf(ctx, writeExpectedShelf(c, &forge.ExpectedPowerShelf{ExpectedPowerShelfId: &forge.UUID{Value: c.ID}}))
+	return err
+}
+
+func (k expectedShelves) update(ctx context.Context, c *providers.Call, now expectedShelf) error {
+	_, err := k.UpdateExpectedPowerShelf(ctx, writeExpectedShelf(c, proto.CloneOf(now.ExpectedPowerShelf)))
+	return err
+}
+
+func (k expectedShelves) delete(ctx context.Context, c *providers.Call) error {
+	_, err := k.DeleteExpectedPowerShelf(ctx, &forge.ExpectedPowerShelfRequest{ExpectedPowerShelfId: &forge.UUID{Value: c.ID}})
+	return err
+}
+
+// writeExpectedShelf changes an entry to what is wanted. The service keeps bmc_retain_credentials when it is absent.
+func writeExpectedShelf(c *providers.Call, o *forge.ExpectedPowerShelf) *forge.ExpectedPowerShelf {
+	retain := truth(c.Want, "bmc_retain_credentials")
+	o.BmcMacAddress = text(c.Want, "bmc_mac_address")
+	o.BmcUsername = text(c.Want, "bmc_username")
+	o.BmcPassword = text(c.Want, "bmc_password")
+	o.BmcRetainCredentials = &retain
+	o.BmcIpAddress = text(c.Want, "bmc_ip_address")
+	o.ShelfSerialNumber = text(c.Want, "shelf_serial_number")
+	o.Metadata = writeMetadata(c, o.Metadata, c.Ref.Name)
+	o.RackId = writeRack(c)
+	return o
+}
