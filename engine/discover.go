@@ -31,9 +31,7 @@ func (e *Engine) Survey(ctx context.Context, site schema.Site, needs []Need) (*S
 	if err != nil {
 		return nil, err
 	}
-	if err := e.recall(ctx, records, nil); err != nil {
-		return nil, err
-	}
+	e.recall(ctx, records, nil)
 	refs := make([]schema.Ref, len(needs))
 	for i, n := range needs {
 		refs[i] = schema.Ref{Scope: n.Scope, Kind: n.Provider + "."}

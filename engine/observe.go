@@ -22,9 +22,7 @@ func (e *Engine) look(ctx context.Context, doc *schema.Document, strays bool) (p
 	if err != nil {
 		return plan.Input{}, err
 	}
-	if err := e.recall(ctx, records, nil); err != nil {
-		return plan.Input{}, err
-	}
+	e.recall(ctx, records, nil)
 	in := plan.Input{Kinds: e.o.Kinds, Document: doc, Recorded: records}
 	refs := make([]schema.Ref, 0, len(doc.Resources)+len(records))
 	for i := range doc.Resources {
@@ -106,10 +104,7 @@ func (e *Engine) connect(ctx context.Context, site schema.Site, refs []schema.Re
 	for n := range need {
 		list = append(list, n)
 	}
-	vault, err := e.secrets(ctx)
-	if err != nil {
-		return nil, err
-	}
+	vault := e.secrets(ctx)
 	set, err := e.o.Open(ctx, site, list)
 	if err != nil {
 		e.set, e.have = nil, nil

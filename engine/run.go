@@ -104,9 +104,7 @@ func (e *Engine) Apply(ctx context.Context, p *plan.Plan, o ApplyOptions) (Resul
 		if over := plan.OverBudget(p, recorded); len(over) > 0 { // a saved plan was made some time ago
 			return Result{}, &RefusedError{over}
 		}
-		if err := e.recall(ctx, recorded, p); err != nil {
-			return Result{}, err
-		}
+		e.recall(ctx, recorded, p)
 		set, err := e.connect(ctx, p.Site, stepRefs(p))
 		if err != nil {
 			return Result{}, err
@@ -274,9 +272,7 @@ func (e *Engine) again(ctx context.Context, op, id string, o ApplyOptions, decid
 		if err != nil {
 			return Result{}, err
 		}
-		if err := e.recall(ctx, recorded, p); err != nil {
-			return Result{}, err
-		}
+		e.recall(ctx, recorded, p)
 		set, err := e.connect(ctx, p.Site, stepRefs(p))
 		if err != nil {
 			return Result{}, err

@@ -13,38 +13,26 @@ import (
 	"converge.dev/converge/state"
 )
 
-// secrets gives the site's vault. Its key is read from the store when a kind has secrets at all.
-func (e *Engine) secrets(ctx context.Context) (*secret.Vault, error) {
+// secrets gives the site's vault, whose key is in the store.
+func (e *Engine) secrets(ctx context.Context) *secret.Vault {
 	if e.vault != nil {
-		return e.vault, nil
+		return e.vault
 	}
-	var key []byte
 	held := schema.Kinds{}
 	for name, k := range e.o.Kinds {
 		if sealed.Held(k) {
 			held[name] = k
 		}
 	}
-	if len(held) > 0 {
-		var err error
-		if key, err = e.o.Store.SecretKey(ctx); err != nil {
-			return nil, fmt.Errorf("the key for secrets: %w", err)
-		}
-	}
-	v, err := secret.New(key, e.o.Secrets)
-	if err != nil {
-		return nil, err
-	}
-	e.vault, e.secret = v, held
-	return v, nil
+	ctx = context.WithoutCancel(ctx) // whoever meets the first secret may do so later
+	e.vault = secret.New(func() ([]byte, error) { return e.o.Store.SecretKey(ctx) }, e.o.Secrets)
+	e.secret = held
+	return e.vault
 }
 
 // sealed gives a document with the digests of its secrets in the specs. What cannot be read is all named at once.
 func (e *Engine) sealed(ctx context.Context, doc *schema.Document) (*schema.Document, error) {
-	v, err := e.secrets(ctx)
-	if err != nil {
-		return nil, err
-	}
+	v := e.secrets(ctx)
 	out := *doc
 	var errs []error
 	copied := false
@@ -71,11 +59,8 @@ func (e *Engine) sealed(ctx context.Context, doc *schema.Document) (*schema.Docu
 }
 
 // recall makes the secrets of what is recorded and of what is planned known, before anybody tells of them.
-func (e *Engine) recall(ctx context.Context, recorded []state.Record, p *plan.Plan) error {
-	v, err := e.secrets(ctx)
-	if err != nil {
-		return err
-	}
+func (e *Engine) recall(ctx context.Context, recorded []state.Record, p *plan.Plan) {
+	v := e.secrets(ctx)
 	know := func(ref schema.Ref, spec schema.Object) {
 		if kind := e.secret[ref.Kind]; kind != nil {
 			v.Recall(kind, spec)
@@ -89,5 +74,4 @@ func (e *Engine) recall(ctx context.Context, recorded []state.Record, p *plan.Pl
 			know(p.Steps[i].Ref, p.Steps[i].Want)
 		}
 	}
-	return nil
 }

@@ -27,23 +27,39 @@ type Options struct {
 // A Vault reads secrets and knows every value that it has read or observed. Its methods may be called at the same time.
 type Vault struct {
 	*Scrubber
-	key    []byte
+	fetch  func() ([]byte, error)
 	source Source
 
 	mu     sync.Mutex
+	key    []byte           // once it was needed
 	values map[string]Value // by digest
 	dark   map[string]bool  // kinds of which things have secrets that this process does not know
 }
 
-// New makes a vault from the site's key. Without a key it can only scrub: a kind with secrets needs one.
-func New(key []byte, o Options) (*Vault, error) {
-	if len(key) != 0 && len(key) != KeySize {
-		return nil, fmt.Errorf("the key for secrets has %d bytes, want %d", len(key), KeySize)
-	}
+// New makes a vault. The site's key is fetched when the first secret is met: to look at a site without any leaves no trace.
+func New(key func() ([]byte, error), o Options) *Vault {
 	if o.Scrubber == nil {
 		o.Scrubber = NewScrubber()
 	}
-	return &Vault{Scrubber: o.Scrubber, key: key, source: o.Source, values: map[string]Value{}, dark: map[string]bool{}}, nil
+	return &Vault{Scrubber: o.Scrubber, fetch: key, source: o.Source, values: map[string]Value{}, dark: map[string]bool{}}
+}
+
+// siteKey gives the site's key.
+func (v *Vault) siteKey() ([]byte, error) {
+	v.mu.Lock()
+	defer v.mu.Unlock()
+	if v.key != nil {
+		return v.key, nil
+	}
+	key, err := v.fetch()
+	if err == nil && len(key) != KeySize {
+		err = fmt.Errorf("it has %d bytes, want %d", len(key), KeySize)
+	}
+	if err != nil {
+		return nil, fmt.Errorf("the key for secrets: %w", err)
+	}
+	v.key = key
+	return key, nil
 }
 
 // Seal reads the secrets that a desired spec refers to and adds the digests of their values. Whatever else stands in the
@@ -162,11 +178,12 @@ func (v *Vault) Recall(k *schema.Kind, spec schema.Object) {
 
 // remember takes a value in and gives its digest.
 func (v *Vault) remember(value Value) (string, error) {
-	if len(v.key) != KeySize {
-		return "", errors.New("the site has no key for secrets")
-	}
 	v.Learn(value)
-	h := hmac.New(sha256.New, v.key)
+	key, err := v.siteKey()
+	if err != nil {
+		return "", err
+	}
+	h := hmac.New(sha256.New, key)
 	h.Write([]byte(value.Reveal()))
 	digest := sealed.Algorithm + hex.EncodeToString(h.Sum(nil))
 	v.mu.Lock()
