@@ -27,7 +27,7 @@ const gadget = `
 		address?: #IP
 		note?: strings.MinRunes(2) & strings.MaxRunes(5)
 		tags?: [...string] & list.UniqueItems()
-		rules?: list.MaxItems(2) & [...{id!: int, on: *true | bool}] @key(id)
+		rules?: list.MaxItems(2) & [...#GadgetRule] @key(id)
 		pair?: [string, string, ...string]
 		labels?: #Labels
 		nick?: string & !="root"
@@ -38,6 +38,9 @@ const gadget = `
 		pin?: =~"^[0-9]{4}$" @secret()
 		address_seen?: string @computed()
 	}
+
+	// Beside a call such as list.MaxItems, CUE closes only what is a definition.
+	#GadgetRule: {id!: int, on: *true | bool}
 `
 
 func newGadget(t *testing.T) *Schema {
