@@ -197,6 +197,9 @@ func TestImage(t *testing.T) {
 			t.Errorf("an image that is %s is %s, %q", status, got.Phase, got.Detail)
 		}
 	}
+	if err := s.SetImageStatus(th.ID, forge.OsImageStatus_ImageReady, ""); err != nil {
+		t.Fatal(err)
+	}
 	c := call("os_image", "golden") // by one who never saw it
 	s.ResetCalls()
 	if err := s.kind("os_image").Delete(t.Context(), c); err != nil || s.Calls()["DeleteOsImage"] != 1 {
