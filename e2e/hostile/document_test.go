@@ -73,6 +73,19 @@ type position struct {
 
 func (p *position) String() string { return p.kind + " " + p.where }
 
+// path0 gives the field of the kind that the place is in; nothing for names.
+func (p *position) path0() string {
+	if len(p.path) == 0 {
+		return ""
+	}
+	return p.path[0]
+}
+
+// isSecret reports whether the place says where a secret is found.
+func (p *position) isSecret() bool {
+	return p.field != nil && len(p.path) > 1 && p.path[len(p.path)-1] == "from"
+}
+
 // with gives the document with a hostile text in the place.
 func (p *position) with(h hostile) []byte {
 	return bytes.Replace(p.doc, []byte(`"`+placeholder+`"`), []byte(h.literal), 1)

@@ -19,6 +19,7 @@ import (
 	"converge.dev/converge/engine"
 	"converge.dev/converge/engine/apply"
 	"converge.dev/converge/engine/plan"
+	"converge.dev/converge/engine/secret"
 	"converge.dev/converge/providers"
 	"converge.dev/converge/providers/fake"
 	"converge.dev/converge/schema"
@@ -27,6 +28,9 @@ import (
 	"converge.dev/converge/state/mem"
 	"converge.dev/converge/torture"
 )
+
+// foundSecret is what every variable of the environment holds; no message has it by chance.
+const foundSecret = "hostile-1f6b0c"
 
 // step is by how many combinations a sample goes on. It has no divisor in common with the number of names, so every name
 // and every position has its turn.
@@ -113,6 +117,14 @@ func try(ctx context.Context, s *load.Schema, p *position, h hostile) (outcome, 
 	}
 	if h.broken {
 		return "", "", fmt.Errorf("accepted, and it is not JSON")
+	}
+	if p.isSecret() && strings.HasPrefix(h.text, "file:") { // a file that nobody allowed: the run must not begin
+		if err := (&trip{position: p, text: h.text, schema: s}).run(ctx, doc); err == nil || !strings.Contains(err.Error(), "secrets cannot be read") {
+			return "", "", fmt.Errorf("a file that may not be named as a secret: %v", err)
+		} else if err := harmless(err.Error()); err != nil {
+			return "", "", err
+		}
+		return "refused", "", nil
 	}
 	sort, _, _ := strings.Cut(p.where, " ")
 	if sort == "head" { // what every resource may carry is read, not recorded: the run must work
@@ -263,6 +275,12 @@ func (r *trip) run(ctx context.Context, doc *schema.Document) error {
 		if len(things) != 1 || things[0].Name != ref.Name || things[0].Mark.Ref != ref {
 			return fmt.Errorf("the world has %+v for %s", things, ref)
 		}
+		if r.isSecret() {
+			if got := lookup(map[string]any(things[0].Spec), path[:len(path)-1]); got != foundSecret {
+				return fmt.Errorf("the world has %v for the secret", got)
+			}
+			return nil
+		}
 		if r.field == nil || r.field.Ref == "" { // a reference is an id there
 			return r.holds("the world", map[string]any(things[0].Spec), path)
 		}
@@ -294,7 +312,8 @@ func converged(ctx context.Context, kinds schema.Kinds, store *state.Store, doc 
 	open func(context.Context, schema.Site, []engine.Need) (*providers.Set, error)) (*plan.Plan, error) {
 	e := engine.New(engine.Options{
 		Kinds: kinds, Store: store, Open: open, Who: "test@here", Version: "test",
-		Retry: apply.Retry{Base: time.Microsecond, Cap: time.Microsecond, Poll: time.Microsecond},
+		Retry:   apply.Retry{Base: time.Microsecond, Cap: time.Microsecond, Poll: time.Microsecond},
+		Secrets: secret.Options{Source: secret.Source{Lookup: func(string) (string, bool) { return foundSecret, true }}},
 	})
 	defer e.Close()
 	p, err := e.Plan(ctx, doc, plan.Options{})
@@ -312,7 +331,7 @@ func converged(ctx context.Context, kinds schema.Kinds, store *state.Store, doc 
 	if resaved, _, err := read.Encode(); err != nil || !reflect.DeepEqual(saved, resaved) {
 		return nil, fmt.Errorf("the saved plan is another one when it is saved again: %v", err)
 	}
-	res, err := e.Apply(ctx, read, engine.ApplyOptions{})
+	res, err := e.Apply(ctx, read, engine.ApplyOptions{Approve: read.Approval()})
 	if err != nil {
 		return nil, fmt.Errorf("apply: %w", err)
 	}

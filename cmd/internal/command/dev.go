@@ -29,6 +29,7 @@ type simulating struct {
 	world    string
 	tlsDir   string
 	plain    bool
+	roles    bool
 	fast     bool
 	machines int
 	seed     uint64
@@ -59,6 +60,7 @@ The other commands look at it and steer it through its control socket.`,
 	p.StringVar(&f.world, "world", "", "keep the world in this `file`")
 	p.StringVar(&f.tlsDir, "tls-dir", "", "`dir`ectory of the certificates, made when they are missing; dev/tls in -data-dir")
 	p.BoolVar(&f.plain, "plain", false, "no TLS")
+	p.BoolVar(&f.roles, "roles", false, "let converge call only what a real site lets its agent call, so no SKUs")
 	p.BoolVar(&f.fast, "fast", false, "everything takes milliseconds")
 	p.IntVar(&f.machines, "machines", 8, "how many machines the site has, a `n`umber")
 	p.Uint64Var(&f.seed, "seed", 0, "another `n`umber gives other ids and machines")
@@ -200,7 +202,10 @@ func (a *app) simulate(ctx context.Context, f simulating, control string) (err e
 		if certs, err = a.certificates(f); err != nil {
 			return err
 		}
-		so.CertFile, so.KeyFile, so.ClientCA, so.Roles = certs.ServerCert, certs.ServerKey, certs.CA, carbidesim.DefaultRoles
+		so.CertFile, so.KeyFile, so.ClientCA = certs.ServerCert, certs.ServerKey, certs.CA
+		if f.roles {
+			so.Roles = carbidesim.DefaultRoles
+		}
 	}
 	server, err := carbidesim.NewServer(world, so)
 	if err != nil {

@@ -1,0 +1,94 @@
+package e2e
+
+import (
+	"encoding/json"
+	"net"
+	"os"
+	"path/filepath"
+	"regexp"
+	"strings"
+	"testing"
+
+	"converge.dev/converge/providers/carbide/carbidesim"
+	"converge.dev/converge/schema/load"
+)
+
+// exampleSecrets are the variables in which the examples look for secrets.
+var exampleSecrets = []string{
+	"BMC_PASSWORD=factory", "NVOS_PASSWORD=nvos", "IMAGE_TOKEN=token",
+	"REGISTRY=registry.fra1.example", "REGISTRY_USER=puller", "REGISTRY_PASSWORD=pull",
+}
+
+// informed runs converge as run does, with the secrets of the examples in its environment.
+func (s *site) informed(status int, args ...string) *process {
+	s.Helper()
+	p := s.prepare(args...)
+	p.cmd.Env = append(p.cmd.Env, exampleSecrets...)
+	p.start()
+	return p.ended(status)
+}
+
+// established applies a document of which something cannot be undone exactly, with the approval that the plan asks for.
+func (s *site) established(document string) {
+	s.Helper()
+	asked := s.informed(7, "apply", "-auto-approve", document)
+	approval := regexp.MustCompile(`-approve=[0-9a-f]{16}`).FindString(asked.stderr.String())
+	if approval == "" {
+		s.Fatalf("converge %s does not say how to approve:\n%s", asked.args, asked.report())
+	}
+	s.informed(0, "apply", "-auto-approve", document, approval).says("Apply complete!")
+}
+
+// open serves the world a second time, to callers who may do everything, and makes converge.yaml name that.
+func (s *site) open() {
+	s.Helper()
+	server, err := carbidesim.NewServer(s.world, carbidesim.ServerOptions{
+		CertFile: s.certs.ServerCert, KeyFile: s.certs.ServerKey, ClientCA: s.certs.CA, Mutual: true,
+	})
+	s.must(err)
+	l, err := net.Listen("tcp", "127.0.0.1:0")
+	s.must(err)
+	ended := make(chan error, 1)
+	go func() { ended <- server.Serve(l) }()
+	s.Cleanup(func() {
+		server.Stop()
+		if err := <-ended; err != nil {
+			s.Error(err)
+		}
+	})
+	s.write("converge.yaml", strings.Replace(s.read("converge.yaml"), s.address, l.Addr().String(), 1))
+}
+
+// The example of a whole site uses every kind of Carbide, is applied, and comes back from the site as a document whose
+// plan is empty.
+func TestImportWholeSite(t *testing.T) {
+	t.Parallel()
+	s := newSite(t, func(o *carbidesim.Options) {
+		o.Hosts.Count = 64
+		o.Rules.Peering = carbidesim.PeeringMixed
+	})
+	s.open()
+	doc := filepath.Join(s.dir, "doc")
+	s.must(os.CopyFS(doc, os.DirFS("../examples/gpu-site")))
+	s.must(os.Remove(filepath.Join(doc, "nodes.cue"))) // Open vSwitch has tests of its own
+	// A machine that no document mentions would be there to be taken over.
+	rest := "package site\n"
+	for _, id := range regexp.MustCompile(`"fm100ht[0-9a-v]+"`).FindAllString(s.dump(), -1) {
+		rest += "carbide: machine: " + id + ": {}\n"
+	}
+	s.write("doc/rest.cue", rest)
+	s.informed(0, "put", "doc")
+	var said struct{ Carbide map[string]any }
+	s.must(json.Unmarshal([]byte(s.run(0, "get").stdout.String()), &said))
+	known, err := load.New()
+	s.must(err)
+	for name := range known.Kinds() {
+		if noun, ok := strings.CutPrefix(name, "carbide."); ok && said.Carbide[noun] == nil {
+			t.Errorf("the example has no %s", name)
+		}
+	}
+	s.established("doc")
+	s.informed(0, "plan", "-detailed-exitcode", "doc")
+	s.informed(0, "import", "-discover", "-out=found")
+	s.informed(0, "plan", "-detailed-exitcode", "found")
+}
