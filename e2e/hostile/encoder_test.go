@@ -85,6 +85,18 @@ func accepted(t *testing.T, p *position, every, from int) (texts []string) {
 	return texts
 }
 
+// differInLower leaves out texts that another one is but for upper and lower case.
+func differInLower(texts []string) (out []string) {
+	seen := map[string]bool{}
+	for _, s := range texts {
+		if lower := strings.ToLower(s); !seen[lower] {
+			seen[lower] = true
+			out = append(out, s)
+		}
+	}
+	return out
+}
+
 // fill adds the texts of a place to the batch. Vary makes the i-th resource of a kind one that may stand beside the others.
 func (b *batch) fill(t *testing.T, p *position, texts []string, vary func(kind string, i int, spec map[string]any) (name string)) {
 	t.Helper()
@@ -325,7 +337,10 @@ func TestTortureHostileCarbide(t *testing.T) {
 		if strings.HasPrefix(p.where, "value prefix") || p.where == "value pkey" || strings.Contains(p.where, "_address") || strings.HasSuffix(p.where, ".fixed_ip") {
 			continue // each thing needs another one, so that many can be in one world; the round trip has them
 		}
-		some := accepted(t, p, torture.Scale(7, 1, 1), i)
+		some := accepted(t, p, torture.Scale(7, 7, 1), i) // the round trip has them all
+		if p.kind == "carbide.dpu_extension_service" && p.where == "name" {
+			some = differInLower(some)
+		}
 		values += len(some)
 		b.fill(t, p, some, func(kind string, i int, spec map[string]any) string {
 			name := fmt.Sprintf("thing-%d", i)

@@ -27,7 +27,7 @@ type Limits struct {
 
 // DefaultLimits let a site of 10 000 resources that are made by comprehensions pass with room, and refuse a document that
 // burns time within two seconds.
-var DefaultLimits = Limits{Time: 1800 * time.Millisecond, Memory: 256 << 20}
+var DefaultLimits = Limits{Time: 1500 * time.Millisecond, Memory: 256 << 20}
 
 // A request is what the child reads, an answer what it writes.
 type request struct {
