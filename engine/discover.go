@@ -56,6 +56,17 @@ func (e *Engine) Survey(ctx context.Context, site schema.Site, needs []Need) (*S
 	return s, ctx.Err()
 }
 
+// recorded tells which recorded resource an id stands for.
+func (s *Survey) recorded() plan.Names {
+	names := plan.Names{}
+	for i := range s.Recorded {
+		if r := &s.Recorded[i]; !r.Gone {
+			names.Put(r.Ref, r.ID)
+		}
+	}
+	return names
+}
+
 // Unknown lists what could not be seen whole.
 func (s *Survey) Unknown() []plan.Unknown {
 	var list []plan.Unknown
@@ -86,7 +97,7 @@ type Leftover struct {
 // Resources writes what the survey saw as resources, for a document. Fits says whether a name and a spec are valid; what is
 // not is left over. Kinds are patterns of kinds to be kept, with what these refer to; without one all are.
 func (s *Survey) Resources(ks schema.Kinds, kinds []string, fits func(schema.Ref, schema.Object) error) (finds []Find, left []Leftover) {
-	n := s.name(ks, fits)
+	n := s.name(ks)
 	for _, at := range slices.SortedFunc(maps.Keys(s.Observed.Things), func(a, b plan.Place) int {
 		return schema.Ref{Scope: a.Scope, Kind: a.Kind}.Compare(schema.Ref{Scope: b.Scope, Kind: b.Kind})
 	}) {
@@ -142,7 +153,7 @@ func keepKinds(finds []Find, kinds []string) []Find {
 // find writes one thing as a resource.
 func (s *Survey) find(k *schema.Kind, ref schema.Ref, t *providers.Thing, n *naming) Find {
 	f := Find{Resource: schema.Resource{Ref: ref}, ID: t.ID, Managed: t.Mark.Site == s.Site.ID && !t.Mark.IsZero()}
-	spec := diff.Named(k, t.Spec, n.in(ref.Scope))
+	spec := diff.Named(k, t.Spec, n.names.In(ref.Scope))
 	record := n.records[ref]
 	if record != nil && record.ID == t.ID {
 		f.Managed = true
@@ -279,57 +290,37 @@ func terseValue(f *schema.Field, v any) any {
 type naming struct {
 	refs      map[*providers.Thing]schema.Ref
 	used      map[schema.Ref]*providers.Thing
-	names     map[plan.Place]map[string]string // external id to name
-	ambiguous map[*providers.Thing]bool        // its name does not say which thing is meant
+	names     plan.Names
+	ambiguous map[*providers.Thing]bool // its name does not say which thing is meant
 	records   map[schema.Ref]*state.Record
 }
 
-func (n *naming) in(scope string) diff.Names {
-	return func(kind, id string) string {
-		for _, s := range []string{scope, schema.ScopeSite} {
-			if name, ok := n.names[plan.Place{Scope: s, Kind: kind}][id]; ok {
-				return name
-			}
-		}
-		return id
-	}
-}
-
 // name names all things: as recorded, as marked, or as they are called over there. Two of one name get different ones.
-func (s *Survey) name(ks schema.Kinds, fits func(schema.Ref, schema.Object) error) *naming {
+func (s *Survey) name(ks schema.Kinds) *naming {
 	n := &naming{
-		refs: map[*providers.Thing]schema.Ref{}, used: map[schema.Ref]*providers.Thing{}, names: map[plan.Place]map[string]string{},
+		refs: map[*providers.Thing]schema.Ref{}, used: map[schema.Ref]*providers.Thing{}, names: plan.Names{},
 		ambiguous: map[*providers.Thing]bool{}, records: map[schema.Ref]*state.Record{},
 	}
-	recorded := map[plan.Place]map[string]schema.Ref{}
+	recorded := s.recorded()
 	for i := range s.Recorded {
-		r := &s.Recorded[i]
-		if r.Gone {
-			continue
+		if r := &s.Recorded[i]; !r.Gone {
+			n.records[r.Ref] = r
 		}
-		at := plan.Place{Scope: r.Ref.Scope, Kind: r.Ref.Kind}
-		if recorded[at] == nil {
-			recorded[at] = map[string]schema.Ref{}
-		}
-		recorded[at][r.ID], n.records[r.Ref] = r.Ref, r
 	}
-	give := func(at plan.Place, t *providers.Thing, ref schema.Ref) {
+	give := func(t *providers.Thing, ref schema.Ref) {
 		n.refs[t], n.used[ref] = ref, t
-		if n.names[at] == nil {
-			n.names[at] = map[string]string{}
-		}
-		n.names[at][t.ID] = ref.Name
+		n.names.Put(ref, t.ID)
 	}
 	for at, things := range s.Observed.Things {
 		traits, _ := s.Traits(at.Scope, at.Kind)
 		for i := range things { // first those whose name is settled
 			t := &things[i]
-			ref, known := recorded[at][t.ID]
+			ref, known := recorded.Find(at.Scope, at.Kind, t.ID)
 			if !known && t.Mark.Site == s.Site.ID && t.Mark.Ref.Scope == at.Scope && t.Mark.Ref.Kind == at.Kind {
 				ref, known = t.Mark.Ref, true
 			}
 			if known && n.used[ref] == nil {
-				give(at, t, ref)
+				give(t, ref)
 			}
 		}
 		order := make([]*providers.Thing, 0, len(things))
@@ -346,7 +337,7 @@ func (s *Survey) name(ks schema.Kinds, fits func(schema.Ref, schema.Object) erro
 		})
 		for _, t := range order {
 			n.ambiguous[t] = called[t.Name] > 1
-			give(at, t, n.free(at, t, ks[at.Kind], traits, s.Site.ID))
+			give(t, n.free(at, t, ks[at.Kind], traits, s.Site.ID))
 		}
 	}
 	return n
@@ -386,17 +377,11 @@ func (n *naming) free(at plan.Place, t *providers.Thing, k *schema.Kind, traits 
 // the document said of it is lost, so the records state nothing: the next plan compares with the document alone. The
 // newest incarnation of a resource counts; older ones stay strays.
 func (s *Survey) Rebuild(ks schema.Kinds) []state.Record {
-	known := map[schema.Ref]bool{}
-	ids := map[plan.Place]map[string]bool{}
+	known, had := map[schema.Ref]bool{}, s.recorded()
 	for _, r := range s.Recorded {
-		if r.Gone {
-			continue
+		if !r.Gone {
+			known[r.Ref] = true
 		}
-		at := plan.Place{Scope: r.Ref.Scope, Kind: r.Ref.Kind}
-		if ids[at] == nil {
-			ids[at] = map[string]bool{}
-		}
-		known[r.Ref], ids[at][r.ID] = true, true
 	}
 	found := map[schema.Ref]state.Record{}
 	for at, things := range s.Observed.Things {
@@ -404,19 +389,16 @@ func (s *Survey) Rebuild(ks schema.Kinds) []state.Record {
 		for i := range things {
 			t := &things[i]
 			ref, incarnation, ours := s.ours(at, t, traits)
-			if !ours || known[ref] || ids[at][t.ID] || t.Phase == providers.Leaving || found[ref].Incarnation >= incarnation {
+			_, recorded := had.Find(at.Scope, at.Kind, t.ID)
+			if !ours || known[ref] || recorded || t.Phase == providers.Leaving || found[ref].Incarnation >= incarnation {
 				continue
 			}
 			found[ref] = state.Record{Ref: ref, ID: t.ID, Incarnation: incarnation, Spec: schema.Object{}}
 		}
 	}
-	names := map[plan.Place]map[string]string{}
-	for _, r := range slices.Concat(s.Recorded, slices.Collect(maps.Values(found))) {
-		at := plan.Place{Scope: r.Ref.Scope, Kind: r.Ref.Kind}
-		if names[at] == nil {
-			names[at] = map[string]string{}
-		}
-		names[at][r.ID] = r.Ref.Name
+	names := s.recorded()
+	for ref, r := range found {
+		names.Put(ref, r.ID)
 	}
 	records := slices.SortedFunc(maps.Values(found), func(a, b state.Record) int { return a.Ref.Compare(b.Ref) })
 	for i := range records {
@@ -424,11 +406,8 @@ func (s *Survey) Rebuild(ks schema.Kinds) []state.Record {
 		things := s.Observed.Things[plan.Place{Scope: r.Ref.Scope, Kind: r.Ref.Kind}]
 		t := &things[slices.IndexFunc(things, func(t providers.Thing) bool { return t.ID == r.ID })]
 		ks[r.Ref.Kind].EachRef(t.Spec.Clone(), func(kind, id string) string {
-			for _, scope := range []string{r.Ref.Scope, schema.ScopeSite} {
-				if name, ok := names[plan.Place{Scope: scope, Kind: kind}][id]; ok {
-					r.After = append(r.After, schema.Ref{Scope: scope, Kind: kind, Name: name})
-					break
-				}
+			if to, ok := names.Find(r.Ref.Scope, kind, id); ok {
+				r.After = append(r.After, to)
 			}
 			return id
 		})

@@ -163,33 +163,15 @@ func (s *Survey) unseen(i state.InventoryItem) bool {
 
 // items writes all things that were seen, sorted.
 func (s *Survey) items(ks schema.Kinds) []Item {
-	refs := map[plan.Place]map[string]schema.Ref{}
-	names := map[plan.Place]map[string]string{}
-	for i := range s.Recorded {
-		r := &s.Recorded[i]
-		if r.Gone {
-			continue
-		}
-		at := plan.Place{Scope: r.Ref.Scope, Kind: r.Ref.Kind}
-		if refs[at] == nil {
-			refs[at], names[at] = map[string]schema.Ref{}, map[string]string{}
-		}
-		refs[at][r.ID], names[at][r.ID] = r.Ref, r.Ref.Name
-	}
+	names := s.recorded()
 	var items []Item
 	for at, things := range s.Observed.Things {
-		in := func(kind, id string) string {
-			for _, scope := range []string{at.Scope, schema.ScopeSite} {
-				if name, ok := names[plan.Place{Scope: scope, Kind: kind}][id]; ok {
-					return name
-				}
-			}
-			return id
-		}
+		in := names.In(at.Scope)
 		for i := range things {
 			t := &things[i]
+			ref, _ := names.Find(at.Scope, at.Kind, t.ID)
 			items = append(items, Item{
-				Scope: at.Scope, Kind: at.Kind, ID: t.ID, Name: t.Name, Ref: refs[at][t.ID], Site: t.Mark.Site,
+				Scope: at.Scope, Kind: at.Kind, ID: t.ID, Name: t.Name, Ref: ref, Site: t.Mark.Site,
 				Health: healthOf(t), State: t.Phase, Detail: t.Detail, Spec: diff.Named(ks[at.Kind], t.Spec, in), Status: t.Status,
 			})
 		}

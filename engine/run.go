@@ -491,26 +491,19 @@ func sameRecord(a, b *state.Record) bool {
 }
 
 // externalNames gives the names under which a plan knows the things that its specs refer to.
-func externalNames(p *plan.Plan, recorded []state.Record) map[plan.Place]map[string]string {
-	names := map[plan.Place]map[string]string{}
-	put := func(r schema.Ref, id string) {
-		at := plan.Place{Scope: r.Scope, Kind: r.Kind}
-		if names[at] == nil {
-			names[at] = map[string]string{}
-		}
-		names[at][id] = r.Name
-	}
+func externalNames(p *plan.Plan, recorded []state.Record) plan.Names {
+	names := plan.Names{}
 	for i := range recorded {
-		put(recorded[i].Ref, recorded[i].ID)
+		names.Put(recorded[i].Ref, recorded[i].ID)
 	}
 	for i := range p.Steps {
-		put(p.Steps[i].Ref, p.Steps[i].ExternalID)
+		names.Put(p.Steps[i].Ref, p.Steps[i].ExternalID)
 	}
 	return names
 }
 
 // changedSince says how a thing differs from what a step expects; empty when it does not.
-func (e *Engine) changedSince(s *plan.Step, have *providers.Thing, names map[plan.Place]map[string]string) string {
+func (e *Engine) changedSince(s *plan.Step, have *providers.Thing, names plan.Names) string {
 	gone := have == nil || have.Phase == providers.Leaving
 	switch {
 	case s.Action == plan.Create && (gone || s.Replace): // what is replaced is there under the same natural key
@@ -521,14 +514,7 @@ func (e *Engine) changedSince(s *plan.Step, have *providers.Thing, names map[pla
 		return "it is gone"
 	}
 	kind := e.o.Kinds[s.Ref.Kind]
-	now := diff.Named(kind, have.Spec, func(k, id string) string {
-		for _, scope := range []string{s.Ref.Scope, schema.ScopeSite} {
-			if n, ok := names[plan.Place{Scope: scope, Kind: k}][id]; ok {
-				return n
-			}
-		}
-		return id
-	})
+	now := diff.Named(kind, have.Spec, names.In(s.Ref.Scope))
 	if now.Digest() == s.Fingerprint() {
 		return ""
 	}

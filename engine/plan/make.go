@@ -51,7 +51,7 @@ type maker struct {
 	in    Input
 	items []*item
 	byRef map[schema.Ref]*item
-	names map[Place]map[string]string // external id to name
+	names Names
 
 	owners map[*providers.Thing]*item // whose each thing is
 	at     map[schema.Ref]halves
@@ -109,7 +109,7 @@ func (m *maker) decide() {
 		} else {
 			recorded, it.recordStale = it.record.Spec, true
 		}
-		it.changes = diff.Compare(it.kind, want, it.seen(), recorded, it.desired.Lifecycle.Ignore, m.namesIn(it.ref.Scope))
+		it.changes = diff.Compare(it.kind, want, it.seen(), recorded, it.desired.Lifecycle.Ignore, m.names.In(it.ref.Scope))
 		it.replace = whyReplace(it)
 		if it.replace == "" && slices.ContainsFunc(m.in.Options.Replace, func(p string) bool { return Matches(p, it.ref) }) {
 			it.replace = "asked for with -replace"
@@ -135,7 +135,7 @@ func (it *item) seen() schema.Object {
 
 // drift lists where the thing is no longer as it was left.
 func (m *maker) drift(it *item) []diff.Change {
-	cs := diff.Compare(it.kind, it.record.Spec, it.seen(), nil, nil, m.namesIn(it.ref.Scope))
+	cs := diff.Compare(it.kind, it.record.Spec, it.seen(), nil, nil, m.names.In(it.ref.Scope))
 	for i := range cs {
 		cs[i].Before, cs[i].After = cs[i].After, cs[i].Before
 	}
@@ -411,7 +411,7 @@ func (m *maker) step(it *item, a Action, reason string, undo providers.Revert) S
 	}
 	s := Step{Ref: it.ref, Action: a, Reason: reason, Undo: undo, Prior: m.prior(it.ref)}
 	if it.thing != nil {
-		s.Before = diff.Named(it.kind, it.thing.Spec, m.namesIn(it.ref.Scope))
+		s.Before = diff.Named(it.kind, it.thing.Spec, m.names.In(it.ref.Scope))
 		s.ExternalID, s.Mark, s.Version = it.thing.ID, it.thing.Mark, it.thing.Version
 		s.Incarnation = max(it.born, 1)
 	} else if it.record != nil {
@@ -493,16 +493,4 @@ func (m *maker) add(it *item, s Step) {
 
 func (m *maker) refuse(ref schema.Ref, reason, remedy string) {
 	m.plan.Refusals = append(m.plan.Refusals, Refusal{Ref: ref, Reason: reason, Remedy: remedy})
-}
-
-func (m *maker) namesIn(scope string) diff.Names {
-	return func(kind, id string) string {
-		if n, ok := m.names[Place{scope, kind}][id]; ok {
-			return n
-		}
-		if n, ok := m.names[Place{schema.ScopeSite, kind}][id]; ok {
-			return n
-		}
-		return id
-	}
 }

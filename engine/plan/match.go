@@ -256,16 +256,11 @@ func (m *maker) adoptByName(it *item) {
 
 // index makes the table from external ids to names, with which specs are read.
 func (m *maker) index() {
-	m.names = map[Place]map[string]string{}
+	m.names = Names{}
 	for _, it := range m.items {
-		if it.thing == nil {
-			continue
+		if it.thing != nil {
+			m.names.Put(it.ref, it.thing.ID)
 		}
-		at := Place{it.ref.Scope, it.ref.Kind}
-		if m.names[at] == nil {
-			m.names[at] = make(map[string]string, len(m.in.Observed.Things[at]))
-		}
-		m.names[at][it.thing.ID] = it.ref.Name
 	}
 }
 

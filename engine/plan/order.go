@@ -35,8 +35,10 @@ func (m *maker) connect() {
 			}
 		}
 		for _, c := range it.chosen { // it is chosen as it will be
-			if h, ok := m.at[schema.Ref{Scope: it.ref.Scope, Kind: c.Kind, Name: m.namesIn(it.ref.Scope)(c.Kind, c.ID)}]; ok {
-				need(mine.make, h.make)
+			if r, ok := m.names.Find(it.ref.Scope, c.Kind, c.ID); ok {
+				if h, ok := m.at[r]; ok {
+					need(mine.make, h.make)
+				}
 			}
 		}
 		for _, r := range it.refs() {

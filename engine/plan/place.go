@@ -103,7 +103,7 @@ func (m *maker) pool(at Place, user *schema.Kind, f *schema.Field) *pool {
 	p.candidates = make([]candidate, len(things))
 	for i := range things {
 		t := &things[i]
-		spec := diff.Named(kind, t.Spec, m.namesIn(at.Scope))
+		spec := diff.Named(kind, t.Spec, m.names.In(at.Scope))
 		if it := m.owners[t]; it != nil && it.desired != nil {
 			spec = diff.Merge(kind, it.desired.Spec, spec, recordedSpec(it))
 		}
