@@ -1,0 +1,38 @@
+package plan
+
+import (
+	"converge.dev/converge/engine/diff"
+	"converge.dev/converge/schema"
+)
+
+// Names tell which resource an external id stands for, place by place.
+type Names map[Place]map[string]string
+
+// Put notes the id of a resource.
+func (n Names) Put(ref schema.Ref, id string) {
+	at := Place{ref.Scope, ref.Kind}
+	if n[at] == nil {
+		n[at] = map[string]string{}
+	}
+	n[at][id] = ref.Name
+}
+
+// Find gives the resource of a kind that an id in a scope stands for: one of that scope, else one of the site.
+func (n Names) Find(scope, kind, id string) (schema.Ref, bool) {
+	for _, s := range []string{scope, schema.ScopeSite} {
+		if name, ok := n[Place{s, kind}][id]; ok {
+			return schema.Ref{Scope: s, Kind: kind, Name: name}, true
+		}
+	}
+	return schema.Ref{}, false
+}
+
+// In gives names as specs of a scope need them; an id that stands for nothing known stays.
+func (n Names) In(scope string) diff.Names {
+	return func(kind, id string) string {
+		if ref, ok := n.Find(scope, kind, id); ok {
+			return ref.Name
+		}
+		return id
+	}
+}
