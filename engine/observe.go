@@ -173,7 +173,8 @@ func (e *Engine) stale(ctx context.Context, set *providers.Set, p *plan.Plan, re
 	for i := range recorded {
 		records[recorded[i].Ref] = &recorded[i]
 	}
-	byPlace := map[plan.Place][]*plan.Step{}
+	ids := map[plan.Place][]string{}
+	expecting := make([]*plan.Step, 0, len(p.Steps))
 	for i := range p.Steps {
 		s := &p.Steps[i]
 		if !sameRecord(s.Prior, records[s.Ref]) {
@@ -182,32 +183,39 @@ func (e *Engine) stale(ctx context.Context, set *providers.Set, p *plan.Plan, re
 		}
 		if s.Before != nil || s.Action == plan.Create {
 			at := plan.Place{Scope: s.Ref.Scope, Kind: s.Ref.Kind}
-			byPlace[at] = append(byPlace[at], s)
+			ids[at], expecting = append(ids[at], s.ExternalID), append(expecting, s)
 		}
 	}
+	seen, err := e.lookFor(ctx, set, ids)
+	if err != nil {
+		return nil, err
+	}
 	names := externalNames(p, recorded)
-	for at, steps := range byPlace {
-		served, _, _ := set.Find(at.Scope, at.Kind)
-		ids := make([]string, len(steps))
-		for i, s := range steps {
-			ids[i] = s.ExternalID
-		}
-		things, err := apply.Look(ctx, served.Kind, ids, e.o.Retry)
-		if err != nil {
-			return nil, &UnknownError{Unknown: []plan.Unknown{{Scope: at.Scope, Kind: at.Kind, Error: err.Error()}}}
-		}
-		seen := make(map[string]*providers.Thing, len(things))
-		for i := range things {
-			seen[things[i].ID] = &things[i]
-		}
-		for _, s := range steps {
-			if d := e.changedSince(s, seen[s.ExternalID], names); d != "" {
-				ds = append(ds, event.Difference{Ref: s.Ref, Detail: d})
-			}
+	for _, s := range expecting {
+		if d := e.changedSince(s, seen[plan.Place{Scope: s.Ref.Scope, Kind: s.Ref.Kind}][s.ExternalID], names); d != "" {
+			ds = append(ds, event.Difference{Ref: s.Ref, Detail: d})
 		}
 	}
 	unfit, err := e.unfit(ctx, set, p)
 	return append(ds, unfit...), err
+}
+
+// lookFor looks at the things with the given ids, place by place; what is not there is left out. It fails with an
+// *UnknownError.
+func (e *Engine) lookFor(ctx context.Context, set *providers.Set, ids map[plan.Place][]string) (map[plan.Place]map[string]*providers.Thing, error) {
+	seen := make(map[plan.Place]map[string]*providers.Thing, len(ids))
+	for at, list := range ids {
+		served, _, _ := set.Find(at.Scope, at.Kind)
+		things, err := apply.Look(ctx, served.Kind, list, e.o.Retry)
+		if err != nil {
+			return nil, &UnknownError{Unknown: []plan.Unknown{{Scope: at.Scope, Kind: at.Kind, Error: err.Error()}}}
+		}
+		seen[at] = make(map[string]*providers.Thing, len(things))
+		for i := range things {
+			seen[at][things[i].ID] = &things[i]
+		}
+	}
+	return seen, nil
 }
 
 // unfit says which of the things that the plan has chosen can be chosen no more.
@@ -219,17 +227,9 @@ func (e *Engine) unfit(ctx context.Context, set *providers.Set, p *plan.Plan) ([
 			ids[at] = append(ids[at], c.ID)
 		}
 	}
-	seen := map[plan.Place]map[string]*providers.Thing{}
-	for at, list := range ids {
-		served, _, _ := set.Find(at.Scope, at.Kind)
-		things, err := apply.Look(ctx, served.Kind, list, e.o.Retry)
-		if err != nil {
-			return nil, &UnknownError{Unknown: []plan.Unknown{{Scope: at.Scope, Kind: at.Kind, Error: err.Error()}}}
-		}
-		seen[at] = make(map[string]*providers.Thing, len(things))
-		for i := range things {
-			seen[at][things[i].ID] = &things[i]
-		}
+	seen, err := e.lookFor(ctx, set, ids)
+	if err != nil {
+		return nil, err
 	}
 	var ds []event.Difference
 	for i := range p.Steps {

@@ -22,6 +22,7 @@
 //	hold/SCOPE, freeze         stops (obeyed before each effect)
 //	audit/TIME-ID              who forced what, and why
 //	drift/latest, status       what the cloud reads back
+//	inventory/…                what was seen last of everything, with revisions
 //	secret-key                 under which the values of secrets are digested
 //
 // Every value that converge writes there for itself is a JSON object with its version in the field v and a checksum over

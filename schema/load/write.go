@@ -1,7 +1,7 @@
 package load
 
 import (
-	"bytes"
+	"errors"
 	"fmt"
 	"maps"
 	"slices"
@@ -19,13 +19,13 @@ import (
 func (s *Schema) Fits(ref schema.Ref, spec schema.Object) error {
 	k := s.kinds[ref.Kind]
 	if k == nil {
-		return fmt.Errorf("%s", unknown("kind", ref.Kind, s.Kinds().Names()))
+		return errors.New(unknown("kind", ref.Kind, s.Kinds().Names()))
 	}
 	if v := s.checkName(&k.Kind, ref.Name); v != nil {
-		return fmt.Errorf("%s", v.Detail)
+		return errors.New(v.Detail)
 	}
-	for _, v := range s.checkResource(&k.Kind, spec.Clone()) {
-		return fmt.Errorf("%s: %s", strings.Join(v.Path, "."), v.Detail)
+	if found := s.checkResource(&k.Kind, spec.Clone()); len(found) > 0 {
+		return fmt.Errorf("%s: %s", strings.Join(found[0].Path, "."), found[0].Detail)
 	}
 	return nil
 }
@@ -155,5 +155,5 @@ func WriteJSON(site schema.Site, resources []Written) []byte {
 		provider, noun, _ := strings.Cut(r.Ref.Kind, ".")
 		below(below(at, provider), noun)[r.Ref.Name] = map[string]any(r.object())
 	}
-	return bytes.Clone(appendJSON(nil, doc))
+	return appendJSON(nil, doc)
 }

@@ -3,6 +3,7 @@ package command
 import (
 	"context"
 	"fmt"
+	"maps"
 	"os"
 	"path/filepath"
 	"slices"
@@ -164,7 +165,14 @@ func (a *app) writeFinds(site schema.Site, finds []engine.Find, dir string) erro
 		}
 		files[name] = append(files[name], w)
 	}
-	names := make([]string, 0, len(files))
+	var paths []string
+	for _, name := range slices.Sorted(maps.Keys(files)) {
+		path := filepath.Join(dir, name+".cue")
+		if _, err := os.Lstat(path); err == nil { // before the first one is written
+			return &view.Problem{What: path + " is there already", Fix: "Name another directory, or remove the file."}
+		}
+		paths = append(paths, path)
+	}
 	for name, resources := range files {
 		of := schema.Site{}
 		if name == "site" {
@@ -174,23 +182,17 @@ func (a *app) writeFinds(site schema.Site, finds []engine.Find, dir string) erro
 		if err != nil {
 			return err
 		}
-		path := filepath.Join(dir, name+".cue")
-		if err := writeNew(path, text); err != nil {
+		if err := writeNew(filepath.Join(dir, name+".cue"), text); err != nil {
 			return err
 		}
-		names = append(names, path)
 	}
-	slices.Sort(names)
-	a.say(fmt.Sprintf("Wrote %d resources into %s\n", len(finds), strings.Join(names, ", ")))
+	a.say(fmt.Sprintf("Wrote %d resources into %s\n", len(finds), strings.Join(paths, ", ")))
 	return nil
 }
 
 // writeNew writes a file, and never over another one.
 func writeNew(path string, data []byte) error {
 	f, err := os.OpenFile(path, os.O_WRONLY|os.O_CREATE|os.O_EXCL, 0o644)
-	if os.IsExist(err) {
-		return &view.Problem{What: path + " is there already", Fix: "Name another directory, or remove the file.", Err: err}
-	}
 	if err != nil {
 		return err
 	}
