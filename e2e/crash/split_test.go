@@ -274,7 +274,8 @@ func (f *far) split(t *testing.T, point string, nth int) (code, calls int) {
 	case <-time.After(longest):
 	case <-t.Context().Done():
 	}
-	document := f.second(t, first.passed())
+	passed := first.passed()
+	document := f.second(t, passed)
 	world, effects := string(f.world.DumpAll()), f.effects()
 	before := f.world.Calls()
 	if err := first.wake(); err != nil {
@@ -287,8 +288,8 @@ func (f *far) split(t *testing.T, point string, nth int) (code, calls int) {
 	if now := string(f.world.DumpAll()); now != world {
 		t.Errorf("after it was woken it changed the world:\n%s", difference(world, now))
 	}
-	if calls > 0 {
-		t.Errorf("after it was woken it made %d calls that change something: %v, before %v", calls, f.world.Calls(), before)
+	if open := underway(passed, point); calls > open {
+		t.Errorf("after it was woken it made %d calls that change something, and %d were under way: %v, before %v", calls, open, f.world.Calls(), before)
 	}
 	over := point == "journal.end.after" || point == releasing // its run had ended, and was its own to report
 	said := first.said()
@@ -313,6 +314,27 @@ func (f *far) split(t *testing.T, point string, nth int) (code, calls int) {
 	}
 	f.intact(t, document)
 	return first.code(), calls
+}
+
+// underway counts the calls that change something and that another step had begun when the process was stopped: one that
+// had seen that the lock is held, and was not sent yet, cannot be held back any more. It must not do anything either.
+func underway(passed []string, at string) (n int) {
+	for _, point := range passed {
+		what, edge, _ := cutLast([]byte(point), '.')
+		if !bytes.HasPrefix(what, []byte("undo.")) && (!bytes.HasPrefix(what, []byte("call.")) || string(what) == "call.observe") {
+			continue
+		}
+		switch string(edge) {
+		case "before":
+			n++
+		case "after":
+			n--
+		}
+	}
+	if strings.HasSuffix(at, ".before") && (strings.HasPrefix(at, "undo.") || strings.HasPrefix(at, "call.") && at != "call.observe.before") {
+		n-- // it looks for the lock once more when it goes on
+	}
+	return n
 }
 
 // second finishes what the first began, or does something else where the first had not begun or had ended. It gives the

@@ -374,6 +374,24 @@ func newest(t *testing.T, dir string, acknowledged int) int {
 	return 0
 }
 
+// inPage changes a page of the data file in which something is.
+func inPage(t *testing.T, rng *rand.Rand, dir string, change func(page []byte)) {
+	t.Helper()
+	text, err := os.ReadFile(db(dir))
+	if err != nil {
+		t.Fatal(err)
+	}
+	const size = 4096
+	var used [][]byte
+	for page := range slices.Chunk(text[2*size:], size) { // behind those that say where the tree begins
+		if bytes.ContainsFunc(page, func(r rune) bool { return r != 0 }) {
+			used = append(used, page)
+		}
+	}
+	change(used[rng.IntN(len(used))])
+	rewrite(t, db(dir), text)
+}
+
 var spoilings = []spoiling{
 	{"nothing", func(*testing.T, *rand.Rand, string, int) {}, []string{recovered}},
 	// A record that was being written when the machine died: nobody was told that it is there.
@@ -437,13 +455,10 @@ var spoilings = []spoiling{
 		}
 	}, []string{refused, recovered, caught}},
 	{"page of the data zeroed", func(t *testing.T, rng *rand.Rand, dir string, _ int) {
-		text, err := os.ReadFile(db(dir))
-		if err != nil {
-			t.Fatal(err)
-		}
-		page := 2 + rng.IntN(len(text)/4096-2)
-		clear(text[page*4096 : (page+1)*4096])
-		rewrite(t, db(dir), text)
+		inPage(t, rng, dir, func(page []byte) { clear(page) })
+	}, []string{refused, recovered, caught}},
+	{"flip at the beginning of a page", func(t *testing.T, rng *rand.Rand, dir string, _ int) { // what says where things are
+		inPage(t, rng, dir, func(page []byte) { page[rng.IntN(64)] ^= 1 << rng.IntN(8) })
 	}, []string{refused, recovered, caught}},
 	{"data cut", func(t *testing.T, rng *rand.Rand, dir string, _ int) {
 		info, err := os.Stat(db(dir))

@@ -17,6 +17,7 @@ import (
 	"google.golang.org/protobuf/proto"
 
 	"go.etcd.io/etcd/client/pkg/v3/fileutil"
+	"go.etcd.io/etcd/server/v3/storage/mvcc"
 	"go.etcd.io/etcd/server/v3/storage/wal"
 	"go.etcd.io/etcd/server/v3/storage/wal/walpb"
 	"go.etcd.io/raft/v3/raftpb"
@@ -49,15 +50,35 @@ func whole(data string) (err error) {
 	return nil
 }
 
-// appliedEntry gives the number of the last entry of the log that is in the data file.
-func appliedEntry(file string) (applied uint64, err error) {
-	db, err := bolt.Open(file, 0o400, &bolt.Options{ReadOnly: true, Timeout: time.Second})
+// appliedEntry gives the number of the last entry of the log that is in the data file, all of which it has looked at.
+func appliedEntry(name string) (applied uint64, err error) {
+	db, err := bolt.Open(name, 0o400, &bolt.Options{ReadOnly: true, Timeout: time.Second})
 	if err != nil {
 		return 0, err
 	}
+	defer func() { err = errors.Join(err, db.Close()) }()
+	f, err := os.Open(name)
+	if err != nil {
+		return 0, err
+	}
+	defer f.Close()
+	info, err := f.Stat()
+	if err != nil {
+		return 0, err
+	}
+	file, err := unix.Mmap(int(f.Fd()), 0, int(info.Size()), unix.PROT_READ, unix.MAP_SHARED)
+	if err != nil {
+		return 0, err
+	}
+	defer func() { err = errors.Join(err, unix.Munmap(file)) }()
 	err = db.View(func(tx *bolt.Tx) error {
-		if err := walk(tx); err != nil {
+		if err := check(tx, file); err != nil {
 			return err
+		}
+		if keys := tx.Bucket([]byte("key")); keys != nil {
+			if err := keys.ForEach(func(k, _ []byte) error { return revision(k) }); err != nil {
+				return err
+			}
 		}
 		if meta := tx.Bucket([]byte("meta")); meta != nil {
 			if v := meta.Get([]byte("consistent_index")); len(v) == 8 {
@@ -66,22 +87,21 @@ func appliedEntry(file string) (applied uint64, err error) {
 		}
 		return nil
 	})
-	return applied, errors.Join(err, db.Close())
+	return applied, err
 }
 
-// walk visits everything in the data file, so that a page which is damaged shows here, where it is an error, and not in a
-// goroutine of bbolt, where it ends the process. Etcd reads all pages at its start as well.
-func walk(tx *bolt.Tx) error {
-	left := tx.Size() / 8 // more keys cannot be in a file that size: pages that lead in a circle would never end
-	return tx.ForEach(func(name []byte, b *bolt.Bucket) error {
-		c := b.Cursor()
-		for k, _ := c.First(); k != nil; k, _ = c.Next() {
-			if left--; left < 0 {
-				return fmt.Errorf("bucket %q does not end", name)
-			}
+// revision looks at a key of the data file as etcd will, in a goroutine of its own, where a panic ends the process.
+func revision(key []byte) (err error) {
+	defer func() {
+		if p := recover(); p != nil {
+			err = fmt.Errorf("key %x is not a revision: %v", key, p)
 		}
-		return nil
-	})
+	}()
+	mvcc.BytesToBucketKey(key)
+	if len(key) > len(mvcc.NewRevBytes()) && !mvcc.IsTombstone(key) { // what was deleted would be there again
+		return fmt.Errorf("key %x is not a revision: its mark is unknown", key)
+	}
+	return nil
 }
 
 // lastEntry gives the number of the last whole entry of the log. What is torn behind it was never acknowledged.
