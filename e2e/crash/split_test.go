@@ -319,19 +319,17 @@ func (f *far) split(t *testing.T, point string, nth int) (code, calls int) {
 // underway counts the calls that change something and that another step had begun when the process was stopped: one that
 // had seen that the lock is held, and was not sent yet, cannot be held back any more. It must not do anything either.
 func underway(passed []string, at string) (n int) {
+	changes := func(point, edge string) bool {
+		return strings.HasSuffix(point, edge) && (strings.HasPrefix(point, "undo.") || strings.HasPrefix(point, "call.") && !strings.HasPrefix(point, "call.observe"))
+	}
 	for _, point := range passed {
-		what, edge, _ := cutLast([]byte(point), '.')
-		if !bytes.HasPrefix(what, []byte("undo.")) && (!bytes.HasPrefix(what, []byte("call.")) || string(what) == "call.observe") {
-			continue
-		}
-		switch string(edge) {
-		case "before":
+		if changes(point, ".before") {
 			n++
-		case "after":
+		} else if changes(point, ".after") {
 			n--
 		}
 	}
-	if strings.HasSuffix(at, ".before") && (strings.HasPrefix(at, "undo.") || strings.HasPrefix(at, "call.") && at != "call.observe.before") {
+	if changes(at, ".before") {
 		n-- // it looks for the lock once more when it goes on
 	}
 	return n
