@@ -14,6 +14,7 @@ import (
 
 	"converge.dev/converge/schema"
 	"converge.dev/converge/schema/load"
+	"converge.dev/converge/torture"
 )
 
 // placeholder stands in a template for the hostile text. It is in no document and fits no grammar by chance.
@@ -69,6 +70,9 @@ type position struct {
 	isKey bool
 	field *schema.Field // of a value; nil for the rest
 	doc   []byte        // the document, with the placeholder
+
+	serial      int // among all places
+	turn, turns int // among those of its kind, and how many these are
 }
 
 func (p *position) String() string { return p.kind + " " + p.where }
@@ -79,6 +83,18 @@ func (p *position) path0() string {
 		return ""
 	}
 	return p.path[0]
+}
+
+// due tells whether a text is tried here, by its number: nightly, always; on a push, as every name, and at one more place of
+// each kind in turn; in a sample, once in as many combinations.
+func (p *position) due(text, sample int) bool {
+	switch sort, _, _ := strings.Cut(p.where, " "); torture.Scale(0, 1, 2) {
+	case 0:
+		return (p.serial*len(hostiles)+text)%sample == 0
+	case 1:
+		return sort == "name" || sort == "node" || text%p.turns == p.turn
+	}
+	return true
 }
 
 // isSecret reports whether the place says where a secret is found.
@@ -201,6 +217,14 @@ func positions(t testing.TB) []*position {
 			t.Fatal(err)
 		}
 		all = append(all, &position{kind: "document", where: "head " + field, doc: b})
+	}
+	turns := map[string]int{}
+	for i, p := range all {
+		p.serial, p.turn = i, turns[p.kind]
+		turns[p.kind]++
+	}
+	for _, p := range all {
+		p.turns = turns[p.kind]
 	}
 	return all
 }
