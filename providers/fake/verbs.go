@@ -328,8 +328,11 @@ func frozen(fields []schema.Field, old, want map[string]any) string {
 	return ""
 }
 
-// free refuses to let a thing go while others refer to it.
+// free refuses to let a thing go while others refer to it, unless its kind is one whose far side does not look.
 func (w *World) free(at target) *refusal {
+	if w.traits(at.kind).Orphans {
+		return nil
+	}
 	var leaving, staying []string
 	for user := range w.users[at] {
 		if w.things[user.place][user.id].Phase == providers.Leaving {
