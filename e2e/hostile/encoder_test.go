@@ -338,8 +338,11 @@ func TestTortureHostileCarbide(t *testing.T) {
 			continue // each thing needs another one, so that many can be in one world; the round trip has them
 		}
 		some := accepted(t, p, func(j int) bool { return p.due(j, 7) })
-		if p.kind == "carbide.dpu_extension_service" && p.where == "name" {
+		switch {
+		case p.kind == "carbide.dpu_extension_service" && p.where == "name":
 			some = differInLower(some)
+		case p.kind == "carbide.operating_system" && p.path0() == "parameters": // one that its template cannot do without
+			some = slices.DeleteFunc(some, func(text string) bool { return text == "" })
 		}
 		values += len(some)
 		b.fill(t, p, some, func(kind string, i int, spec map[string]any) string {

@@ -56,8 +56,8 @@ func (s *site) CreateComputeAllocation(_ context.Context, r *forge.CreateCompute
 	if s.isBurned("compute allocation", id) {
 		return nil, duplicate("compute_allocations_pkey")
 	}
-	if len(a.Metadata.Description) > 256 {
-		return nil, internal("Database Error: value too long for type character varying(256)")
+	if err := tooLong(a.Metadata.Description, 256); err != nil {
+		return nil, err
 	}
 	if s.tenants.get(a.Organization) == nil {
 		return nil, violation("compute_allocations_tenant_organization_id_fkey")
@@ -101,8 +101,8 @@ func (s *site) UpdateComputeAllocation(_ context.Context, r *forge.UpdateCompute
 	if s.allocationNamed(a, id) {
 		return nil, alreadyExists("ComputeAllocation", a.Metadata.Name)
 	}
-	if len(a.Metadata.Description) > 256 {
-		return nil, internal("Database Error: value too long for type character varying(256)")
+	if err := tooLong(a.Metadata.Description, 256); err != nil {
+		return nil, err
 	}
 	a.Version, a.Created, a.CreatedBy, a.UpdatedBy = have.Version.next(s.now), have.Created, have.CreatedBy, r.UpdatedBy
 	s.allocations.put(id, a)

@@ -6,7 +6,6 @@ import (
 	"slices"
 	"strings"
 	"time"
-	"unicode/utf8"
 
 	"github.com/google/uuid"
 	"google.golang.org/protobuf/proto"
@@ -312,8 +311,8 @@ func (e *extensionService) issue(v serviceVersion, now time.Time) {
 // fits checks what the database checks.
 func (e *extensionService) fits() error {
 	for n, text := range map[int]string{64: e.Name, 256: e.Description} {
-		if utf8.RuneCountInString(text) > n {
-			return internal("Database Error: value too long for type character varying(%d)", n)
+		if err := tooLong(text, n); err != nil {
+			return err
 		}
 	}
 	return nil

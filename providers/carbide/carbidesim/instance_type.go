@@ -33,8 +33,8 @@ func (s *site) CreateInstanceType(_ context.Context, r *forge.CreateInstanceType
 		return nil, invalid("id must not be empty")
 	}
 	id := s.chosen(r.GetId())
-	if len(id) > 64 {
-		return nil, internal("Database Error: value too long for type character varying(64)")
+	if err := tooLong(id, 64); err != nil {
+		return nil, err
 	}
 	if len(s.typesByName.of(m.Name)) > 0 {
 		return nil, alreadyExists("InstanceType", m.Name)

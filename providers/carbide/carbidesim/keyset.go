@@ -106,8 +106,8 @@ func keysetKey(id *forge.TenantKeysetIdentifier) (string, error) {
 }
 
 func readKeyset(id *forge.TenantKeysetIdentifier, content *forge.TenantKeysetContent, version string) (*keyset, error) {
-	if len(version) > 64 {
-		return nil, internal("Database Error: value too long for type character varying(64)")
+	if err := tooLong(version, 64); err != nil {
+		return nil, err
 	}
 	k := &keyset{Organization: id.OrganizationId, ID: id.KeysetId, Version: version}
 	for _, p := range content.GetPublicKeys() {

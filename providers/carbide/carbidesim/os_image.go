@@ -3,7 +3,6 @@ package carbidesim
 import (
 	"context"
 	"math"
-	"unicode/utf8"
 
 	"github.com/google/uuid"
 	"google.golang.org/protobuf/proto"
@@ -147,8 +146,10 @@ func readImage(r *forge.OsImageAttributes) (*forge.OsImageAttributes, error) {
 
 // fitsImage checks what the database checks.
 func fitsImage(a *forge.OsImageAttributes) error {
-	if utf8.RuneCountInString(a.GetName()) > 64 || utf8.RuneCountInString(a.GetBootDisk()) > 64 {
-		return internal("Database Error: value too long for type character varying(64)")
+	for _, text := range []string{a.GetName(), a.GetBootDisk()} {
+		if err := tooLong(text, 64); err != nil {
+			return err
+		}
 	}
 	if a.GetCapacity() > math.MaxInt64 {
 		return internal("Database Error: value out of range")

@@ -35,8 +35,8 @@ func (s *site) CreateNetworkSecurityGroup(_ context.Context, r *forge.CreateNetw
 		return nil, err
 	}
 	id := s.chosen(r.GetId())
-	if len(id) > 64 {
-		return nil, internal("Database Error: value too long for type character varying(64)")
+	if err := tooLong(id, 64); err != nil {
+		return nil, err
 	}
 	if s.tenants.get(r.TenantOrganizationId) == nil {
 		return nil, violation("network_security_groups_tenant_organization_id_fkey")

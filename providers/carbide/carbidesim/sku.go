@@ -177,8 +177,8 @@ func (s *site) readSKU(in *forge.Sku, itself string) (*sku, error) {
 			return nil, invalid("Specified SKU matches SKU with ID: %s", id)
 		}
 	}
-	if len(in.Id) > 256 {
-		return nil, internal("Database Error: value too long for type character varying(256)")
+	if err := tooLong(in.Id, 256); err != nil {
+		return nil, err
 	}
 	return &sku{Description: in.GetDescription(), DeviceType: in.DeviceType, Components: keep(c)}, nil
 }
