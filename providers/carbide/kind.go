@@ -35,12 +35,6 @@ type paged[O any] interface {
 	get(ctx context.Context, ids []string) ([]O, error)
 }
 
-// A whole wire has no call for ids: it reads all objects at once.
-type whole[O any] interface {
-	wire[O]
-	all(ctx context.Context) ([]O, error)
-}
-
 // errNone is what a wire answers for a verb that the kind does not have.
 var errNone = errors.New("the service has no such call")
 
@@ -64,27 +58,6 @@ func serve[O any](s *service, noun string, t providers.Traits, w paged[O]) provi
 		return slices.Collect(slices.Chunk(ids, s.ids)), err
 	}
 	return served(&kind[O]{s, Name + "." + noun, t, w, pages, w.get})
-}
-
-func serveWhole[O any](s *service, noun string, t providers.Traits, w whole[O]) providers.Served {
-	pages := func(_ context.Context, ids []string) ([][]string, error) {
-		if ids != nil && len(ids) == 0 {
-			return nil, nil
-		}
-		return [][]string{ids}, nil
-	}
-	get := func(ctx context.Context, ids []string) ([]O, error) {
-		objects, err := w.all(ctx)
-		if ids == nil || err != nil {
-			return objects, err
-		}
-		asked := make(map[string]bool, len(ids))
-		for _, id := range ids {
-			asked[id] = true
-		}
-		return slices.DeleteFunc(objects, func(o O) bool { return !asked[w.thing(o).ID] }), nil
-	}
-	return served(&kind[O]{s, Name + "." + noun, t, w, pages, get})
 }
 
 func served[O any](k *kind[O]) providers.Served {

@@ -1,0 +1,95 @@
+package carbide
+
+import (
+	"context"
+	"errors"
+	"sync"
+	"sync/atomic"
+	"testing"
+	"testing/synctest"
+
+	"converge.dev/converge/providers"
+)
+
+// numbers is a whole wire: the objects are the numbers below a limit.
+type numbers struct {
+	wire[int]
+	lists atomic.Int64
+	limit atomic.Int64
+	hold  chan struct{}
+}
+
+func (*numbers) thing(o int) providers.Thing { return providers.Thing{ID: string(rune('a' + o))} }
+
+func (n *numbers) all(ctx context.Context) ([]int, error) {
+	n.lists.Add(1)
+	var all []int
+	for i := range n.limit.Load() {
+		all = append(all, int(i))
+	}
+	select {
+	case <-n.hold:
+		return all, nil
+	case <-ctx.Done():
+		return nil, ctx.Err()
+	}
+}
+
+// Who asks while a list is under way shares the next one, which has what happened before he asked.
+func TestReadersShareTheNextList(t *testing.T) {
+	synctest.Test(t, func(t *testing.T) {
+		n := &numbers{hold: make(chan struct{})}
+		n.limit.Store(1)
+		r := &reader[int]{wire: n}
+		var readers sync.WaitGroup
+		read := func(want int) {
+			readers.Go(func() {
+				if l, err := r.read(t.Context()); err != nil || len(l.objects) != want || len(l.byID) != want {
+					t.Errorf("read %v, %v; want %d", l, err, want)
+				}
+			})
+		}
+		read(1)
+		synctest.Wait() // the first list is under way, and does not know of what comes
+		n.limit.Store(2)
+		for range 10 {
+			read(2)
+		}
+		synctest.Wait()
+		close(n.hold)
+		readers.Wait()
+		if lists := n.lists.Load(); lists != 2 {
+			t.Errorf("%d lists were fetched for 11 readers, want 2", lists)
+		}
+	})
+}
+
+// A list that nobody waits for any more ends, and the next reader gets one.
+func TestReadersThatLeave(t *testing.T) {
+	synctest.Test(t, func(t *testing.T) {
+		n := &numbers{hold: make(chan struct{})}
+		n.limit.Store(3)
+		r := &reader[int]{wire: n}
+		ctx, leave := context.WithCancelCause(t.Context())
+		var readers sync.WaitGroup
+		left := errors.New("left")
+		for range 3 { // one under way, and one that was not begun
+			readers.Go(func() {
+				if l, err := r.read(ctx); !errors.Is(err, left) {
+					t.Errorf("read %v, %v; want that it left", l, err)
+				}
+			})
+			synctest.Wait()
+		}
+		leave(left)
+		readers.Wait()
+		synctest.Wait()
+		if n.lists.Load() != 1 || r.busy {
+			t.Errorf("%d lists were begun, want 1; busy %t", n.lists.Load(), r.busy)
+		}
+		close(n.hold)
+		if l, err := r.read(t.Context()); err != nil || len(l.objects) != 3 {
+			t.Errorf("read %v, %v; want 3", l, err)
+		}
+	})
+}
