@@ -16,12 +16,16 @@ import (
 	"converge.dev/converge/schema/load"
 )
 
-// hosts are the ids of the machines in the worlds of these tests, those with GPUs first: the same seed gives the same
-// machines.
+// hosts are the ids of the machines in the worlds of these tests: the same seed gives the same machines.
 func hosts(t testing.TB) []string {
 	t.Helper()
+	return hostsOf(newWorld(t, carbidesim.Options{Hosts: lawHosts}))
+}
+
+// hostsOf are the ids of the machines in a world, those with GPUs first.
+func hostsOf(w *carbidesim.World) []string {
 	var ids, plain []string
-	for _, o := range newWorld(t, carbidesim.Options{Hosts: lawHosts}).Objects() {
+	for _, o := range w.Objects() {
 		switch m, _ := o.Message.(*forge.Machine); {
 		case m.GetMachineType() != forge.MachineType_HOST:
 		case len(m.GetCapabilities().GetGpu()) > 0:

@@ -8,6 +8,8 @@ import (
 	"os"
 	"path/filepath"
 	"strings"
+	"sync"
+	"sync/atomic"
 	"testing"
 
 	"google.golang.org/grpc"
@@ -229,4 +231,39 @@ func TestCutClosesTheConnection(t *testing.T) {
 	if len(got.VpcIds) != 1 || !strings.HasSuffix(got.VpcIds[0].Value, "01") {
 		t.Errorf("after the cut: %v", got)
 	}
+}
+
+// Calls that are under way at the same time are counted as such, those that go one after the other are not.
+func TestCallsAtOnce(t *testing.T) {
+	w := world(t)
+	var came sync.WaitGroup
+	var hold atomic.Bool
+	address := listen(t, w, ServerOptions{Arrived: func(context.Context, string) {
+		if hold.Load() {
+			came.Done()
+			came.Wait()
+		}
+	}})
+	client := connect(t, address, insecure.NewCredentials())
+	check := func(when string, want int) {
+		t.Helper()
+		if n := w.AtOnce(); n != want {
+			t.Errorf("%s: %d calls at once, want %d", when, n, want)
+		}
+	}
+	version := func() { ok(client.Version(ctx, &forge.VersionRequest{})) }
+	check("before any", 0)
+	version()
+	version()
+	check("one after the other", 1)
+	came.Add(3)
+	hold.Store(true)
+	var ended sync.WaitGroup
+	for range 3 {
+		ended.Go(version)
+	}
+	ended.Wait()
+	check("together", 3)
+	w.ResetCalls()
+	check("afterwards", 0)
 }
