@@ -11,6 +11,7 @@ import (
 	"sync"
 	"sync/atomic"
 	"testing"
+	"time"
 
 	"google.golang.org/grpc"
 	"google.golang.org/grpc/codes"
@@ -100,8 +101,21 @@ func TestTransportModes(t *testing.T) {
 	stranger := certificatesIn(t, t.TempDir()) // of another CA
 	mixed := f
 	mixed.ClientCert, mixed.ClientKey = stranger.ClientCert, stranger.ClientKey
+	expired, err := devcert.Made(t.TempDir(), time.Now().AddDate(0, 0, -60))
+	if err != nil {
+		t.Fatal(err)
+	}
+	named, err := devcert.Ensure(t.TempDir(), "elsewhere.example")
+	if err != nil {
+		t.Fatal(err)
+	}
+	late := f
+	late.ClientCert, late.ClientKey = expired.ClientCert, expired.ClientKey
 	w := world(t)
 	plain := listen(t, w, ServerOptions{})
+	old := listen(t, w, ServerOptions{CertFile: expired.ServerCert, KeyFile: expired.ServerKey})
+	elsewhere := listen(t, w, ServerOptions{CertFile: named.ServerCert, KeyFile: named.ServerKey})
+	expiring := listen(t, w, ServerOptions{CertFile: f.ServerCert, KeyFile: f.ServerKey, ClientCA: expired.CA, Mutual: true})
 	tlsOnly := listen(t, w, ServerOptions{CertFile: f.ServerCert, KeyFile: f.ServerKey})
 	optional := listen(t, w, ServerOptions{CertFile: f.ServerCert, KeyFile: f.ServerKey, ClientCA: f.CA})
 	mutual := listen(t, w, ServerOptions{CertFile: f.ServerCert, KeyFile: f.ServerKey, ClientCA: f.CA, Mutual: true})
@@ -116,11 +130,14 @@ func TestTransportModes(t *testing.T) {
 		{"TLS", tlsOnly, trust(t, f, false), codes.OK},
 		{"plaintext to TLS", tlsOnly, insecure.NewCredentials(), codes.Unavailable},
 		{"TLS, other CA", tlsOnly, trust(t, stranger, false), codes.Unavailable},
+		{"TLS, expired", old, trust(t, expired, false), codes.Unavailable},
+		{"TLS, for another name", elsewhere, trust(t, named, false), codes.Unavailable},
 		{"optional certificate, none", optional, trust(t, f, false), codes.OK},
 		{"optional certificate, given", optional, trust(t, f, true), codes.OK},
 		{"optional certificate, of another CA", optional, trust(t, mixed, true), codes.Unavailable},
 		{"mutual TLS", mutual, trust(t, f, true), codes.OK},
 		{"mutual TLS without certificate", mutual, trust(t, f, false), codes.Unavailable},
+		{"mutual TLS, expired", expiring, trust(t, late, true), codes.Unavailable},
 		{"mutual TLS, of another CA", mutual, trust(t, mixed, true), codes.Unavailable},
 	} {
 		if got := code(connect(t, c.address, c.credentials)); got != c.want {
