@@ -54,6 +54,8 @@ func TestLaws(t *testing.T) {
 		Kinds: descriptions.Kinds(),
 		Cases: cases(hosts(t)),
 		Open:  func(t *testing.T) providertest.World { return lawWorld(t, false) },
+
+		Parallel: true,
 	})
 }
 
@@ -88,6 +90,7 @@ func TestLawsOlderServer(t *testing.T) {
 			w.Provider.Kinds = slices.DeleteFunc(w.Provider.Kinds, func(k providers.Served) bool { return newer(k.Name) })
 			return w
 		},
+		Parallel: true,
 	})
 }
 
@@ -101,6 +104,7 @@ func TestLawsWithoutNVLink(t *testing.T) {
 			w.Provider.Kinds = slices.DeleteFunc(w.Provider.Kinds, func(k providers.Served) bool { return other(k.Name) })
 			return w
 		},
+		Parallel: true,
 	})
 }
 

@@ -38,6 +38,9 @@ type Suite struct {
 	Open  func(t *testing.T) World // a fresh world; it registers its own cleanup, but the suite closes the provider
 	Cases []Case                   // at least one for each kind that the provider serves and the far side has
 	Kinds schema.Kinds             // optional: the descriptions of the kinds, for laws about the shape of specs
+
+	// Parallel lets several laws be checked at the same time. Optional: worlds that Open gives must have nothing in common.
+	Parallel bool
 }
 
 // A World is one far side.
@@ -102,6 +105,9 @@ func Run(t *testing.T, s Suite) {
 					continue
 				}
 				t.Run(strings.ReplaceAll(l.name, " ", "-"), func(t *testing.T) {
+					if s.Parallel {
+						t.Parallel()
+					}
 					w := open(t, s)
 					served, _ := find(w.Provider, c.Kind)
 					b := &bench{T: t, world: w, served: served, traits: served.Traits, c: c, kinds: s.Kinds}
