@@ -13,8 +13,9 @@
 // Promises:
 //
 //   - Observing all of a kind costs one call for the ids and one for each hundred of them (or whatever the site
-//     allows), several at a time; of what the service tells whole, two. For Spectrum-X partitions it is two for each
-//     hundred.
+//     allows), several at a time; of what the service tells whole, one or two. Security groups and instances take one
+//     more for each hundred, and what has a security group one or two, for the service tells less at once.
+//     TestCallsToObserve counts them for every kind.
 //   - The service's updates replace everything. Ours start from the object as it is, so that what the schema does
 //     not know is kept.
 //   - The service's codes do not say what they mean: a taken id is INTERNAL, a machine that is not ready yet is
@@ -100,7 +101,7 @@ func (s *service) provider(close func() error) *providers.Provider {
 		serve(s, "vpc_peering", peeringTraits, peerings{service: s}),
 		serve(s, "ib_partition", ibTraits, ibPartitions{service: s}),
 		serve(s, "nvlink_logical_partition", nvlinkTraits, nvlinkPartitions{service: s}),
-		serve(s, "spx_partition", spxTraits, spxPartitions{service: s}),
+		serveListed(s, "spx_partition", spxTraits, spxPartitions{service: s}),
 		serve(s, "operating_system", operatingSystemTraits, operatingSystems{service: s}),
 		serveWhole(s, "os_image", osImageTraits, osImages{service: s}),
 		serve(s, "dpu_extension_service", extensionServiceTraits, extensionServices{service: s}),

@@ -189,10 +189,13 @@ func (c calls) Invoke(ctx context.Context, method string, req, reply any, opts .
 	var sent atomic.Bool
 	start := time.Now()
 	err := k.Invoke(context.WithValue(c.traced(ctx), sentKey{}, &sent), method, req, reply, opts...)
-	if code := status.Code(err); code == codes.Unavailable || code == codes.Unauthenticated {
+	switch status.Code(err) {
+	case codes.Unavailable, codes.Unauthenticated:
 		if stale := k.identity.stale(time.Now()); stale != nil { // which is probably why
 			err = fmt.Errorf("%w: %w", stale, err)
 		}
+	case codes.PermissionDenied: // the service does not say whom it took us for
+		err = fmt.Errorf("the site does not permit this to %s: %w", k.identity.who(), err)
 	}
 	c.health.note(err)
 	if c.log.Enabled(ctx, slog.LevelDebug) {

@@ -102,20 +102,34 @@ func TestOpenRefused(t *testing.T) {
 	}
 }
 
-// TestAnonymous: without a certificate the site tells its version and nothing else.
-func TestAnonymous(t *testing.T) {
+// TestNotPermitted: whom it does not know a site tells its version and nothing else, and the refusal says whom it took us
+// for.
+func TestNotPermitted(t *testing.T) {
 	server, client := mutual(t)
-	server.Mutual = false
-	client = carbide.TLS{Mode: carbide.Server, CA: client.CA}
-	w := newWorld(t, carbidesim.Options{})
-	p, err := carbide.Open(t.Context(), carbide.Options{Address: listen(t, w, server), TLS: client})
-	if err != nil {
-		t.Fatal(err)
+	optional, other := server, server
+	optional.Mutual = false
+	other.Roles = carbidesim.Roles{"spiffe://nico.local/nico-system/sa/somebody-else": carbidesim.SiteAgent}
+	for name, c := range map[string]struct {
+		server carbidesim.ServerOptions
+		tls    carbide.TLS
+		says   string
+	}{
+		"no certificate": {optional, carbide.TLS{Mode: carbide.Server, CA: client.CA}, `without a certificate, and in TLS mode "server" we show none`},
+		"another's name": {other, client, devcert.ClientURI + ", whom our certificate " + client.Cert + " (CN=converge development client"},
+	} {
+		w := newWorld(t, carbidesim.Options{})
+		p, err := carbide.Open(t.Context(), carbide.Options{Address: listen(t, w, c.server), TLS: c.tls})
+		if err != nil {
+			t.Fatal(err)
+		}
+		defer p.Close()
+		s := &site{t, w, p}
+		_, err = s.kind("vpc").Observe(t.Context(), nil)
+		s.class("observe", err, denied)
+		if err != nil && !strings.Contains(err.Error(), c.says) {
+			t.Errorf("%s: %v\nwant %q in it", name, err, c.says)
+		}
 	}
-	defer p.Close()
-	s := &site{t, w, p}
-	_, err = s.kind("vpc").Observe(t.Context(), nil)
-	s.class("observe", err, denied)
 }
 
 // TestDial goes through a dialer and a unix socket, as plain text.

@@ -60,6 +60,22 @@ func serve[O any](s *service, noun string, t providers.Traits, w paged[O]) provi
 	return served(&kind[O]{s, Name + "." + noun, t, w, pages, w.get})
 }
 
+// serveListed is serve for a wire whose get finds also what was deleted: what is not in the list is not asked for.
+func serveListed[O any](s *service, noun string, t providers.Traits, w paged[O]) providers.Served {
+	pages := func(ctx context.Context, ids []string) ([][]string, error) {
+		if ids != nil && len(ids) == 0 {
+			return nil, nil
+		}
+		live, err := w.list(ctx)
+		if ids != nil {
+			asked := setOf(ids)
+			live = slices.DeleteFunc(live, func(id string) bool { return !asked[id] })
+		}
+		return slices.Collect(slices.Chunk(live, s.ids)), err
+	}
+	return served(&kind[O]{s, Name + "." + noun, t, w, pages, w.get})
+}
+
 func served[O any](k *kind[O]) providers.Served {
 	if k.traits.Late > 0 {
 		k.traits.Late = k.late
@@ -108,11 +124,23 @@ func (k *kind[O]) look(ctx context.Context, id string) (o O, ok bool, err error)
 	if !k.wire.known(id) {
 		return o, false, nil
 	}
-	objects, err := k.get(ctx, []string{id})
+	pages, err := k.pages(ctx, []string{id})
+	if err != nil || len(pages) == 0 {
+		return o, false, err
+	}
+	objects, err := k.get(ctx, pages[0])
 	if err != nil || len(objects) == 0 {
 		return o, false, err
 	}
 	return objects[0], true, nil
+}
+
+func setOf(ids []string) map[string]bool {
+	set := make(map[string]bool, len(ids))
+	for _, id := range ids {
+		set[id] = true
+	}
+	return set
 }
 
 // Create implements [providers.Kind].

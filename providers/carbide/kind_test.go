@@ -5,7 +5,6 @@ import (
 	"fmt"
 	"log/slog"
 	"strings"
-	"sync/atomic"
 	"testing"
 	"time"
 
@@ -21,70 +20,10 @@ import (
 	"converge.dev/converge/schema"
 )
 
-// TestCallsToObserve: one call for the ids and one for each hundred, or whatever the site allows.
-func TestCallsToObserve(t *testing.T) {
-	for _, c := range []struct{ objects, limit, calls int }{
-		{10_000, 0, 100},
-		{50, 7, 8},
-		{7, 7, 1},
-		{0, 0, 0},
-	} {
-		t.Run(fmt.Sprintf("%d by %d", c.objects, c.limit), func(t *testing.T) {
-			s := newSite(t, carbidesim.Options{Rules: carbidesim.Rules{MaxFindByIDs: c.limit}})
-			fill(t, s.World, c.objects)
-			for noun, methods := range map[string][2]string{
-				"vpc":             {"FindVpcIds", "FindVpcsByIds"},
-				"network_segment": {"FindNetworkSegmentIds", "FindNetworkSegmentsByIds"},
-			} {
-				s.ResetCalls()
-				things, err := s.kind(noun).Observe(t.Context(), nil)
-				if err != nil {
-					t.Fatal(err)
-				}
-				calls := s.Calls()
-				if len(things) != c.objects || calls[methods[0]] != 1 || calls[methods[1]] != c.calls {
-					t.Errorf("%d things took %v, want %d with 1 and %d calls", len(things), calls, c.objects, c.calls)
-				}
-			}
-		})
-	}
-}
-
-// TestObserveInParallel: as many calls go at once as may. Each waits until they all have arrived.
-func TestObserveInParallel(t *testing.T) {
-	const parallel = 4
-	w := newWorld(t, carbidesim.Options{})
-	fill(t, w, 100*parallel)
-	server, client := mutual(t)
-	var arrived atomic.Int64
-	all := make(chan struct{})
-	server.Arrived = func(ctx context.Context, method string) {
-		if method != "FindVpcsByIds" {
-			return
-		}
-		if arrived.Add(1) == parallel {
-			close(all)
-		}
-		select {
-		case <-all:
-		case <-ctx.Done():
-		}
-	}
-	p, err := carbide.Open(t.Context(), carbide.Options{Address: listen(t, w, server), TLS: client, Parallel: parallel})
-	if err != nil {
-		t.Fatal(err)
-	}
-	defer p.Close()
-	things, err := (&site{t, w, p}).kind("vpc").Observe(t.Context(), nil)
-	if err != nil || len(things) != 100*parallel {
-		t.Errorf("%d things, %v", len(things), err)
-	}
-}
-
 // TestObserveAllOrNothing: one failed call of many fails the observation.
 func TestObserveAllOrNothing(t *testing.T) {
 	s := newSite(t, carbidesim.Options{Rules: carbidesim.Rules{MaxFindByIDs: 7}})
-	fill(t, s.World, 50)
+	plant(t, s.World, "vpc", 50)
 	if err := s.Inject(carbidesim.Fault{Method: "FindVpcsByIds", Nth: 5, Effect: carbidesim.Before}); err != nil {
 		t.Fatal(err)
 	}

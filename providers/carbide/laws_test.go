@@ -16,12 +16,16 @@ import (
 	"converge.dev/converge/schema/load"
 )
 
-// hosts are the ids of the machines in the worlds of these tests, those with GPUs first: the same seed gives the same
-// machines.
+// hosts are the ids of the machines in the worlds of these tests: the same seed gives the same machines.
 func hosts(t testing.TB) []string {
 	t.Helper()
+	return hostsOf(newWorld(t, carbidesim.Options{Hosts: lawHosts}))
+}
+
+// hostsOf are the ids of the machines in a world, those with GPUs first.
+func hostsOf(w *carbidesim.World) []string {
 	var ids, plain []string
-	for _, o := range newWorld(t, carbidesim.Options{Hosts: lawHosts}).Objects() {
+	for _, o := range w.Objects() {
 		switch m, _ := o.Message.(*forge.Machine); {
 		case m.GetMachineType() != forge.MachineType_HOST:
 		case len(m.GetCapabilities().GetGpu()) > 0:
@@ -48,8 +52,10 @@ func TestLaws(t *testing.T) {
 	}
 	providertest.Run(t, providertest.Suite{
 		Kinds: descriptions.Kinds(),
-		Cases: cases(hosts(t)),
-		Open:  func(t *testing.T) providertest.World { return lawWorld(t, false) },
+		Cases: hosted(cases(hosts(t)), func(t *testing.T) providertest.World { return lawWorld(t, withHosts) }),
+		Open:  func(t *testing.T) providertest.World { return lawWorld(t) },
+
+		Parallel: true,
 	})
 }
 
@@ -76,14 +82,24 @@ func TestLawsOlderServer(t *testing.T) {
 	}
 	kinds := maps.Clone(descriptions.Kinds())
 	maps.DeleteFunc(kinds, func(kind string, _ *schema.Kind) bool { return newer(kind) })
-	providertest.Run(t, providertest.Suite{
-		Kinds: kinds,
-		Cases: slices.DeleteFunc(older, func(c providertest.Case) bool { return newer(c.Kind) }),
-		Open: func(t *testing.T) providertest.World {
-			w := lawWorld(t, true)
+	only := ""
+	if race { // elsewhere an older server is called as another is, and one call after the other
+		only = "calls for different things run at the same time"
+	}
+	old := func(o *carbidesim.Options) { o.Old = true }
+	world := func(changes ...func(*carbidesim.Options)) func(t *testing.T) providertest.World {
+		return func(t *testing.T) providertest.World {
+			w := lawWorld(t, changes...)
 			w.Provider.Kinds = slices.DeleteFunc(w.Provider.Kinds, func(k providers.Served) bool { return newer(k.Name) })
 			return w
-		},
+		}
+	}
+	providertest.Run(t, providertest.Suite{
+		Kinds:    kinds,
+		Cases:    hosted(slices.DeleteFunc(older, func(c providertest.Case) bool { return newer(c.Kind) }), world(old, withHosts)),
+		Open:     world(old),
+		Only:     only,
+		Parallel: true,
 	})
 }
 
@@ -93,16 +109,30 @@ func TestLawsWithoutNVLink(t *testing.T) {
 	providertest.Run(t, providertest.Suite{
 		Cases: slices.DeleteFunc(cases(hosts(t)), func(c providertest.Case) bool { return other(c.Kind) }),
 		Open: func(t *testing.T) providertest.World {
-			w := lawWorld(t, false, func(o *carbidesim.Options) { o.Rules.NoNVLink = true })
+			w := lawWorld(t, func(o *carbidesim.Options) { o.Rules.NoNVLink = true })
 			w.Provider.Kinds = slices.DeleteFunc(w.Provider.Kinds, func(k providers.Served) bool { return other(k.Name) })
 			return w
 		},
+		Parallel: true,
 	})
 }
 
-func lawWorld(t *testing.T, old bool, changes ...func(*carbidesim.Options)) providertest.World {
+// hosted gives the cases that need hosts a world that has them. The others do without, for hosts are most of what there
+// is to look at.
+func hosted(cases []providertest.Case, open func(t *testing.T) providertest.World) []providertest.Case {
+	for i := range cases {
+		if kind := cases[i].Kind; kind == "carbide.instance" || kind == "carbide.machine" {
+			cases[i].Open = open
+		}
+	}
+	return cases
+}
+
+func withHosts(o *carbidesim.Options) { o.Hosts = lawHosts }
+
+func lawWorld(t *testing.T, changes ...func(*carbidesim.Options)) providertest.World {
 	o := carbidesim.Options{
-		Hosts: lawHosts, Timing: lawTiming, Old: old,
+		Timing: lawTiming,
 		Rules: carbidesim.Rules{
 			RoutingProfiles: []carbidesim.RoutingProfile{{Name: "internal"}, {Name: "external", Tier: 1}},
 			Peering:         carbidesim.PeeringExclusive,

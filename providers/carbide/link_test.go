@@ -5,6 +5,7 @@ import (
 	"crypto/x509"
 	"encoding/pem"
 	"fmt"
+	"iter"
 	"log/slog"
 	"os"
 	"path/filepath"
@@ -110,8 +111,18 @@ func (r *renewed) place(pairs ...string) {
 	}
 }
 
+// places says which file goes where, in an order.
+func (r *renewed) places(f devcert.Files) iter.Seq2[string, string] {
+	return func(yield func(from, to string) bool) {
+		_ = yield(f.ServerKey, r.live.ServerKey) && yield(f.ServerCert, r.live.ServerCert) && yield(f.CA, r.live.CA) &&
+			yield(f.ClientCert, r.live.ClientCert) && yield(f.ClientKey, r.live.ClientKey)
+	}
+}
+
 func (r *renewed) placeAll(f devcert.Files) {
-	r.place(f.ServerKey, r.live.ServerKey, f.ServerCert, r.live.ServerCert, f.CA, r.live.CA, f.ClientCert, r.live.ClientCert, f.ClientKey, r.live.ClientKey)
+	for from, to := range r.places(f) {
+		r.place(from, to)
+	}
 }
 
 func serial(t testing.TB, file string) string {
@@ -189,45 +200,71 @@ func (l *lines) has(text string) bool {
 	return slices.ContainsFunc(l.text, func(line string) bool { return strings.Contains(line, text) })
 }
 
-// TestRotation replaces the authority and both sides' certificates fifty times under two hundred calls a second.
+// TestRotation replaces the authority and both sides' certificates fifty times. All the while two hundred calls are made in
+// a second, and more of them between any two files; none fails, and each has its effect once.
 func TestRotation(t *testing.T) {
-	const rotations, pace = 50, 5 * time.Millisecond
+	const rotations, workers, perFile, perSecond = 50, 8, 2, 200
 	r := newRenewed(t)
-	var calls, failed atomic.Int64
-	stop, stopped := make(chan struct{}), make(chan struct{})
-	go func() {
-		defer close(stopped)
-		tick := time.NewTicker(pace)
-		defer tick.Stop()
-		var under sync.WaitGroup
-		defer under.Wait()
-		for {
-			select {
-			case <-stop:
-				return
-			case <-tick.C:
-			}
-			n := calls.Add(1)
-			under.Go(func() {
+	var calls, made atomic.Int64
+	turns := make(chan struct{}) // a call is to be made
+	var under sync.WaitGroup
+	for range workers {
+		under.Go(func() {
+			for range turns {
+				n := calls.Add(1)
+				c := call("vpc", fmt.Sprintf("vpc-%d", n-n%4))
 				var err error
-				if c := call("vpc", fmt.Sprintf("vpc-%d", n)); n%4 == 0 {
+				if n%4 == 0 {
 					c.Want = schema.Object{"tenant": "acme"}
 					err = r.kind("vpc").Create(t.Context(), c)
+					made.Add(1)
 				} else {
-					err = r.looks(t.Context())
+					_, err = r.kind("vpc").Observe(t.Context(), []string{c.ID})
 				}
 				if err != nil {
-					failed.Add(1)
 					t.Errorf("call %d: %v", n, err)
 				}
-			})
-		}
-	}()
+			}
+		})
+	}
 	begin := time.Now()
+	stop := make(chan struct{})
+	var pacer sync.WaitGroup
+	pacer.Go(func() { // as many calls as are due; a late tick costs none
+		tick := time.NewTicker(time.Second / perSecond)
+		defer tick.Stop()
+		for paced := 0; ; {
+			for due := int(time.Since(begin).Seconds() * perSecond); paced < due; paced++ {
+				select {
+				case turns <- struct{}{}:
+				case <-stop:
+					return
+				}
+			}
+			select {
+			case <-tick.C:
+			case <-stop:
+				return
+			}
+		}
+	})
+	end := sync.OnceFunc(func() {
+		close(stop)
+		pacer.Wait()
+		close(turns)
+		under.Wait()
+	})
+	defer end()
+
 	limit := time.After(2 * time.Minute) // against a hang; it takes seconds
 	for i := range rotations {
 		f, want := r.certificates()
-		r.placeAll(f)
+		for from, to := range r.places(f) {
+			r.place(from, to)
+			for range perFile {
+				turns <- struct{}{}
+			}
+		}
 		for {
 			r.mu.Lock()
 			last, news := r.last, r.news
@@ -238,21 +275,21 @@ func TestRotation(t *testing.T) {
 			select {
 			case <-news:
 			case <-limit:
-				close(stop)
-				<-stopped
 				t.Fatalf("replacement %d had no effect", i)
 			}
 		}
 	}
-	took := time.Since(begin)
-	close(stop)
-	<-stopped
+	took, n := time.Since(begin), calls.Load()
+	end()
 	r.until("old connections to close", r.alone)
 	_, ever := r.server.Connections()
 	if ever < rotations+1 {
 		t.Errorf("there were %d connections in all", ever)
 	}
-	t.Logf("%d replacements, %d calls in %s (%.0f/s), %d failed, %d connections", rotations, calls.Load(), took.Round(time.Millisecond), float64(calls.Load())/took.Seconds(), failed.Load(), ever)
+	if things, err := r.kind("vpc").Observe(t.Context(), nil); err != nil || len(things) != int(made.Load()) {
+		t.Errorf("%d VPCs were made, and there are %d, %v", made.Load(), len(things), err)
+	}
+	t.Logf("%d replacements, %d calls in %s (%.0f/s), %d connections", rotations, n, took.Round(time.Millisecond), float64(n)/took.Seconds(), ever)
 }
 
 // TestCallEndsWhereItBegan: a call under way keeps its connection, which closes after it and not before.

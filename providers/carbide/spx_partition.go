@@ -30,20 +30,11 @@ func (k spxPartitions) list(ctx context.Context) ([]string, error) {
 	return texts(r.GetSpxPartitionIds()), err
 }
 
-// get leaves out what the service does not list: by its id it finds also what was deleted, and nothing else tells.
+// get finds also what was deleted, and nothing but the list tells.
 func (k spxPartitions) get(ctx context.Context, ids []string) ([]*forge.SpxPartition, error) {
-	live, err := k.list(ctx)
-	if err != nil {
-		return nil, err
-	}
-	request := &forge.SpxPartitionsByIdsRequest{}
-	for _, id := range ids {
-		if slices.Contains(live, id) {
-			request.SpxPartitionIds = append(request.SpxPartitionIds, &forge.SpxPartitionId{Value: id})
-		}
-	}
-	if len(request.SpxPartitionIds) == 0 {
-		return nil, nil
+	request := &forge.SpxPartitionsByIdsRequest{SpxPartitionIds: make([]*forge.SpxPartitionId, len(ids))}
+	for i, id := range ids {
+		request.SpxPartitionIds[i] = &forge.SpxPartitionId{Value: id}
 	}
 	r, err := k.FindSpxPartitionsByIds(ctx, request)
 	return r.GetSpxPartitions(), err
@@ -73,11 +64,11 @@ func (spxPartitions) update(context.Context, *providers.Call, *forge.SpxPartitio
 }
 
 func (k spxPartitions) delete(ctx context.Context, c *providers.Call) error {
-	found, err := k.get(ctx, []string{c.ID})
+	live, err := k.list(ctx)
 	if err != nil {
 		return unsentError{err}
 	}
-	if len(found) == 0 {
+	if !slices.Contains(live, c.ID) {
 		return nil
 	}
 	_, err = k.DeleteSpxPartition(ctx, &forge.SpxPartitionDeletionRequest{Id: &forge.SpxPartitionId{Value: c.ID}})

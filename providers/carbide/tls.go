@@ -130,6 +130,18 @@ func (id identity) stale(at time.Time) error {
 	return nil
 }
 
+// who names us as the service knows us: by the URIs in our certificate.
+func (id identity) who() string {
+	if id.ours == nil {
+		return fmt.Sprintf("somebody without a certificate, and in TLS mode %q we show none", id.files.Mode)
+	}
+	var names []string
+	for _, uri := range id.ours.URIs {
+		names = append(names, uri.String())
+	}
+	return fmt.Sprintf("%s, whom our certificate %s (%s) names", cmp.Or(strings.Join(names, " and "), "nobody"), id.files.Cert, describe(id.ours))
+}
+
 func stamp(t time.Time) string { return t.UTC().Format(time.RFC3339) }
 
 // describe names a certificate, so that it can be found.

@@ -340,9 +340,15 @@ func (b *bench) gone(m Made) {
 // and status: they may move by themselves.
 func (b *bench) snapshot(but ...Made) string {
 	b.Helper()
+	return b.snapshotOf(func(string) bool { return true }, but...)
+}
+
+// snapshotOf is the part of a snapshot that is of some kinds.
+func (b *bench) snapshotOf(some func(kind string) bool, but ...Made) string {
+	b.Helper()
 	var out bytes.Buffer
 	for _, k := range b.world.Provider.Kinds {
-		if k.Name != b.c.Kind && b.lacks(k) {
+		if !some(k.Name) || k.Name != b.c.Kind && b.lacks(k) {
 			continue
 		}
 		for _, th := range b.observe(k.Name, nil) {
@@ -373,23 +379,29 @@ func (b *bench) lacks(k providers.Served) bool {
 	return b.lacking[k.Name]
 }
 
-// watch remembers the world and gives a function that checks that nothing changed since.
+// watch remembers the world and gives a function that checks that nothing changed since. Of a world that shows all that it
+// holds, only the kind of the case and those that it needs are observed besides.
 func (b *bench) watch() (unchanged func(what string)) {
 	b.Helper()
-	dump := b.world.Dump
+	dump, some := b.world.Dump, b.concerned
 	if dump == nil {
-		dump = func() string { return "" }
+		dump, some = func() string { return "" }, func(string) bool { return true }
 	}
-	before, seen := dump(), b.snapshot()
+	before, seen := dump(), b.snapshotOf(some)
 	return func(what string) {
 		b.Helper()
 		if d := cmp.Diff(before, dump()); d != "" {
 			b.Errorf("%s changed the world (-before +after):\n%s", what, d)
 		}
-		if d := cmp.Diff(seen, b.snapshot()); d != "" {
+		if d := cmp.Diff(seen, b.snapshotOf(some)); d != "" {
 			b.Errorf("%s changed what is observed (-before +after):\n%s", what, d)
 		}
 	}
+}
+
+// concerned reports whether a kind is the one of the case, or one that it needs.
+func (b *bench) concerned(kind string) bool {
+	return kind == b.c.Kind || slices.ContainsFunc(b.c.Needs, func(m Made) bool { return m.Kind == kind })
 }
 
 // normal is a copy of a spec in the form that is compared.

@@ -38,6 +38,12 @@ type Suite struct {
 	Open  func(t *testing.T) World // a fresh world; it registers its own cleanup, but the suite closes the provider
 	Cases []Case                   // at least one for each kind that the provider serves and the far side has
 	Kinds schema.Kinds             // optional: the descriptions of the kinds, for laws about the shape of specs
+
+	// Only is the one law to check. Optional: all are.
+	Only string
+
+	// Parallel lets several laws be checked at the same time. Optional: worlds that Open gives must have nothing in common.
+	Parallel bool
 }
 
 // A World is one far side.
@@ -70,6 +76,8 @@ type Case struct {
 	ID    string // as in Made
 	Needs []Made // made before, in this order; what has no create must be there already
 
+	Open func(t *testing.T) World // optional: a world in place of the suite's, with what this case has to find there
+
 	Want    schema.Object
 	Update  schema.Object // a second whole spec; what Want has and it lacks is to be unset. Nil: the kind has no update
 	Invalid schema.Object // a spec that the far side refuses; optional
@@ -90,19 +98,25 @@ func ID(kind, name string) string {
 // Run checks all laws on all cases. Each failing law is a failing subtest.
 func Run(t *testing.T, s Suite) {
 	t.Helper()
+	if s.Only != "" && !slices.ContainsFunc(laws, func(l law) bool { return l.name == s.Only }) {
+		t.Fatalf("there is no law %q", s.Only)
+	}
 	t.Run("provider", func(t *testing.T) { checkProvider(t, s) })
 	for _, c := range s.Cases {
 		t.Run(c.Kind+"/"+c.Name, func(t *testing.T) {
-			served, ok := find(open(t, s).Provider, c.Kind)
+			served, ok := find(c.open(t, s).Provider, c.Kind)
 			if !ok {
 				t.Fatalf("the provider does not serve %s", c.Kind)
 			}
 			for _, l := range laws {
-				if l.when != nil && !l.when(served.Traits, c) {
+				if l.when != nil && !l.when(served.Traits, c) || s.Only != "" && l.name != s.Only {
 					continue
 				}
 				t.Run(strings.ReplaceAll(l.name, " ", "-"), func(t *testing.T) {
-					w := open(t, s)
+					if s.Parallel {
+						t.Parallel()
+					}
+					w := c.open(t, s)
 					served, _ := find(w.Provider, c.Kind)
 					b := &bench{T: t, world: w, served: served, traits: served.Traits, c: c, kinds: s.Kinds}
 					for _, m := range c.Needs {
@@ -113,6 +127,15 @@ func Run(t *testing.T, s Suite) {
 			}
 		})
 	}
+}
+
+// open makes a world for the case.
+func (c *Case) open(t *testing.T, s Suite) World {
+	t.Helper()
+	if c.Open != nil {
+		s.Open = c.Open
+	}
+	return open(t, s)
 }
 
 func open(t *testing.T, s Suite) World {

@@ -120,12 +120,12 @@ func (s *site) GetPowerOptions(_ context.Context, r *forge.PowerOptionRequest) (
 	if s.rules.NoPowerManager {
 		return out, nil
 	}
-	ids := sortedKeys(s.machines.rows)
-	if len(r.MachineId) > 0 {
-		ids = nil
-		for _, id := range r.MachineId {
-			ids = append(ids, id.Id)
-		}
+	var ids []string
+	for _, id := range r.MachineId {
+		ids = append(ids, id.Id)
+	}
+	if len(ids) == 0 {
+		ids = sortedKeys(s.machines.rows)
 	}
 	for _, id := range ids {
 		if m := s.machines.get(id); m != nil && m.Host == "" {

@@ -47,6 +47,7 @@ func NewServer(w *World, o ServerOptions) (*Server, error) {
 	s := &Server{world: w}
 	options := []grpc.ServerOption{
 		grpc.UnaryInterceptor(func(ctx context.Context, request any, info *grpc.UnaryServerInfo, handle grpc.UnaryHandler) (any, error) {
+			defer w.enter()()
 			if o.Arrived != nil {
 				o.Arrived(ctx, info.FullMethod[strings.LastIndexByte(info.FullMethod, '/')+1:])
 			}

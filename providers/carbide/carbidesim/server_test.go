@@ -8,7 +8,10 @@ import (
 	"os"
 	"path/filepath"
 	"strings"
+	"sync"
+	"sync/atomic"
 	"testing"
+	"time"
 
 	"google.golang.org/grpc"
 	"google.golang.org/grpc/codes"
@@ -98,8 +101,21 @@ func TestTransportModes(t *testing.T) {
 	stranger := certificatesIn(t, t.TempDir()) // of another CA
 	mixed := f
 	mixed.ClientCert, mixed.ClientKey = stranger.ClientCert, stranger.ClientKey
+	expired, err := devcert.Made(t.TempDir(), time.Now().AddDate(0, 0, -60))
+	if err != nil {
+		t.Fatal(err)
+	}
+	named, err := devcert.Ensure(t.TempDir(), "elsewhere.example")
+	if err != nil {
+		t.Fatal(err)
+	}
+	late := f
+	late.ClientCert, late.ClientKey = expired.ClientCert, expired.ClientKey
 	w := world(t)
 	plain := listen(t, w, ServerOptions{})
+	old := listen(t, w, ServerOptions{CertFile: expired.ServerCert, KeyFile: expired.ServerKey})
+	elsewhere := listen(t, w, ServerOptions{CertFile: named.ServerCert, KeyFile: named.ServerKey})
+	expiring := listen(t, w, ServerOptions{CertFile: f.ServerCert, KeyFile: f.ServerKey, ClientCA: expired.CA, Mutual: true})
 	tlsOnly := listen(t, w, ServerOptions{CertFile: f.ServerCert, KeyFile: f.ServerKey})
 	optional := listen(t, w, ServerOptions{CertFile: f.ServerCert, KeyFile: f.ServerKey, ClientCA: f.CA})
 	mutual := listen(t, w, ServerOptions{CertFile: f.ServerCert, KeyFile: f.ServerKey, ClientCA: f.CA, Mutual: true})
@@ -114,11 +130,14 @@ func TestTransportModes(t *testing.T) {
 		{"TLS", tlsOnly, trust(t, f, false), codes.OK},
 		{"plaintext to TLS", tlsOnly, insecure.NewCredentials(), codes.Unavailable},
 		{"TLS, other CA", tlsOnly, trust(t, stranger, false), codes.Unavailable},
+		{"TLS, expired", old, trust(t, expired, false), codes.Unavailable},
+		{"TLS, for another name", elsewhere, trust(t, named, false), codes.Unavailable},
 		{"optional certificate, none", optional, trust(t, f, false), codes.OK},
 		{"optional certificate, given", optional, trust(t, f, true), codes.OK},
 		{"optional certificate, of another CA", optional, trust(t, mixed, true), codes.Unavailable},
 		{"mutual TLS", mutual, trust(t, f, true), codes.OK},
 		{"mutual TLS without certificate", mutual, trust(t, f, false), codes.Unavailable},
+		{"mutual TLS, expired", expiring, trust(t, late, true), codes.Unavailable},
 		{"mutual TLS, of another CA", mutual, trust(t, mixed, true), codes.Unavailable},
 	} {
 		if got := code(connect(t, c.address, c.credentials)); got != c.want {
@@ -229,4 +248,39 @@ func TestCutClosesTheConnection(t *testing.T) {
 	if len(got.VpcIds) != 1 || !strings.HasSuffix(got.VpcIds[0].Value, "01") {
 		t.Errorf("after the cut: %v", got)
 	}
+}
+
+// Calls that are under way at the same time are counted as such, those that go one after the other are not.
+func TestCallsAtOnce(t *testing.T) {
+	w := world(t)
+	var came sync.WaitGroup
+	var hold atomic.Bool
+	address := listen(t, w, ServerOptions{Arrived: func(context.Context, string) {
+		if hold.Load() {
+			came.Done()
+			came.Wait()
+		}
+	}})
+	client := connect(t, address, insecure.NewCredentials())
+	check := func(when string, want int) {
+		t.Helper()
+		if n := w.AtOnce(); n != want {
+			t.Errorf("%s: %d calls at once, want %d", when, n, want)
+		}
+	}
+	version := func() { ok(client.Version(ctx, &forge.VersionRequest{})) }
+	check("before any", 0)
+	version()
+	version()
+	check("one after the other", 1)
+	came.Add(3)
+	hold.Store(true)
+	var ended sync.WaitGroup
+	for range 3 {
+		ended.Go(version)
+	}
+	ended.Wait()
+	check("together", 3)
+	w.ResetCalls()
+	check("afterwards", 0)
 }

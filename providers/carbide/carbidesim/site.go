@@ -63,6 +63,7 @@ type site struct {
 	machinesByBMC    *lookup[machine]
 
 	skus              *table[sku]
+	skusByParts       *lookup[sku] // by sameness
 	machinesBySKU     *lookup[machine]
 	allocations       *table[allocation]
 	allocationsByName *lookup[allocation] // by "organization/name"
@@ -136,6 +137,7 @@ func newSite(o Options) *site {
 	s.reservedFor = newLookup(func(a *netip.Addr) []string { return []string{a.String()} })
 	s.reserved = newTable[netip.Addr](&s.log, s.reservedFor)
 	s.machinesByBMC = newLookup(func(m *machine) []string { return some(m.BMC) })
+	s.skusByParts = newLookup(func(t *sku) []string { return []string{sameness(t.Components.message)} })
 	s.machinesBySKU = newLookup(func(m *machine) []string { return some(m.SKU) })
 	s.allocationsByName = newLookup(func(a *allocation) []string { return []string{a.name()} })
 	s.allocationsByType = newLookup(func(a *allocation) []string { return []string{a.Type} })
@@ -157,7 +159,7 @@ func newSite(o Options) *site {
 	s.osImages = newTable[osImage](&s.log)
 	s.extensionServices = newTable[extensionService](&s.log, s.servicesByName)
 	s.allocations = newTable[allocation](&s.log, s.allocationsByName, s.allocationsByType)
-	s.skus = newTable[sku](&s.log)
+	s.skus = newTable[sku](&s.log, s.skusByParts)
 	s.machines = newTable[machine](&s.log, s.machinesByType, s.machinesByNet, s.machinesBySKU, s.machinesByBMC)
 	return s
 }

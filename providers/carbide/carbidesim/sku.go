@@ -3,7 +3,6 @@ package carbidesim
 import (
 	"context"
 	"fmt"
-	"maps"
 	"slices"
 	"time"
 
@@ -171,9 +170,8 @@ func (s *site) readSKU(in *forge.Sku, itself string) (*sku, error) {
 	for _, d := range c.Storage {
 		d.Vendor, d.CapacityMb = "", 0
 	}
-	wanted := sameness(c)
-	for _, id := range sortedKeys(s.skus.rows) {
-		if id != itself && maps.Equal(wanted, sameness(s.skus.get(id).Components.message)) {
+	for _, id := range sortedKeys(s.skusByParts.of(sameness(c))) {
+		if id != itself {
 			return nil, invalid("Specified SKU matches SKU with ID: %s", id)
 		}
 	}
@@ -185,7 +183,7 @@ func (s *site) readSKU(in *forge.Sku, itself string) (*sku, error) {
 
 // sameness is what is looked at when SKUs are compared, with each other and with machines: two are the same when all of it
 // is.
-func sameness(c *forge.SkuComponents) map[string]string {
+func sameness(c *forge.SkuComponents) string {
 	out := map[string]string{}
 	put := func(value any, key ...any) { out[fmt.Sprintf("%q", key)] = fmt.Sprint(value) }
 	put(c.Chassis.Model, "chassis model")
@@ -212,7 +210,7 @@ func sameness(c *forge.SkuComponents) map[string]string {
 	if c.Tpm != nil {
 		put(c.Tpm.Version, "tpm")
 	}
-	return out
+	return fmt.Sprintf("%q", out) // in the order of the keys
 }
 
 func (s *site) wireSKU(id string, t *sku) *forge.Sku {

@@ -30,6 +30,8 @@ type World struct {
 	offset time.Duration // how far the clock has been advanced
 	faults []*armed
 	calls  map[string]int
+	under  int // calls from the wire that are under way
+	most   int // that there were of them at once
 }
 
 // methods are the service's methods by name.
@@ -171,11 +173,32 @@ func (w *World) Calls() map[string]int {
 	return maps.Clone(w.calls)
 }
 
+// AtOnce answers how many calls over the wire were under way at the same time, at most.
+func (w *World) AtOnce() int {
+	w.mu.Lock()
+	defer w.mu.Unlock()
+	return w.most
+}
+
 // ResetCalls starts counting anew.
 func (w *World) ResetCalls() {
 	w.mu.Lock()
 	defer w.mu.Unlock()
 	clear(w.calls)
+	w.most = w.under
+}
+
+// enter counts a call from the wire as under way until left is called.
+func (w *World) enter() (left func()) {
+	w.mu.Lock()
+	defer w.mu.Unlock()
+	w.under++
+	w.most = max(w.most, w.under)
+	return func() {
+		w.mu.Lock()
+		defer w.mu.Unlock()
+		w.under--
+	}
 }
 
 // arrive is a call from the wire: it is counted and may meet a fault.

@@ -1,0 +1,5 @@
+//go:build !race
+
+package carbide_test
+
+const race = false
