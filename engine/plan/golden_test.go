@@ -90,7 +90,7 @@ func TestGolden(t *testing.T) {
 
 func input(t *testing.T, ar *txtar.Archive) plan.Input {
 	s := enginetest.New()
-	var orphans []string // kinds whose far side deletes what is still referred to
+	var orphans, natural []string // kinds whose far side deletes what is still referred to; kinds whose things are there by themselves
 	in := plan.Input{
 		ID: "golden", Kinds: s.Kinds,
 		Observed: plan.Observation{Things: map[plan.Place][]providers.Thing{}, Unknown: map[plan.Place]string{}, Unsupported: map[plan.Place]string{}},
@@ -100,6 +100,9 @@ func input(t *testing.T, ar *txtar.Archive) plan.Input {
 				traits = fake.NodeTraits()
 			}
 			traits.Orphans = slices.Contains(orphans, kind)
+			if slices.Contains(natural, kind) {
+				traits.Create, traits.Delete, traits.Mark = providers.Never, providers.Never, false
+			}
 			return traits, true
 		},
 	}
@@ -119,7 +122,7 @@ func input(t *testing.T, ar *txtar.Archive) plan.Input {
 	for _, f := range ar.Files {
 		into := map[string]any{
 			"desired.json": &desired, "observed.json": &observed, "recorded.json": &recorded,
-			"options.json": &in.Options, "unknown.json": &unknown, "unsupported.json": &unsupported, "policy.json": &policy, "orphans.json": &orphans, "plan.txt": nil,
+			"options.json": &in.Options, "unknown.json": &unknown, "unsupported.json": &unsupported, "policy.json": &policy, "orphans.json": &orphans, "natural.json": &natural, "plan.txt": nil,
 		}[f.Name]
 		if into == nil {
 			continue
