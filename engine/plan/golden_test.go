@@ -9,6 +9,7 @@ import (
 	"strings"
 	"testing"
 
+	"github.com/google/uuid"
 	"github.com/rogpeppe/go-internal/txtar"
 
 	"converge.dev/converge/engine/enginetest"
@@ -156,7 +157,9 @@ func input(t *testing.T, ar *txtar.Archive) plan.Input {
 			if !s.Kinds[kind].Node {
 				scope = schema.ScopeSite
 			}
-			rec.After = append(rec.After, schema.Ref{Scope: scope, Kind: kind, Name: name})
+			if uuid.Validate(name) != nil {
+				rec.After = append(rec.After, schema.Ref{Scope: scope, Kind: kind, Name: name})
+			}
 			return name
 		})
 		rec.After = schema.SortRefs(rec.After)

@@ -33,6 +33,7 @@ func Make(in Input) (*Plan, error) {
 	if in.Options.Sweep {
 		m.sweep()
 	} else {
+		m.outside()
 		m.decide()
 		m.cascade()
 		m.choose()
