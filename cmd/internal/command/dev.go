@@ -169,7 +169,7 @@ func (a *app) steerCall(ctx context.Context, c *carbidesim.Control, args []strin
 // simulate serves a simulated site until ctx ends.
 func (a *app) simulate(ctx context.Context, f simulating, control string) (err error) {
 	o := carbidesim.Options{
-		Seed: f.seed, File: f.world, Hosts: carbidesim.Hosts{Count: f.machines},
+		Seed: f.seed, File: f.world, Hosts: carbidesim.Hosts{Count: f.machines, Lived: true},
 		Rules: carbidesim.Rules{Peering: carbidesim.PeeringMixed},
 	}
 	if f.fast {
