@@ -9,6 +9,7 @@ import (
 	"strings"
 	"testing"
 
+	"converge.dev/converge/engine/plan"
 	"converge.dev/converge/providers/carbide/carbidesim"
 	"converge.dev/converge/schema/load"
 )
@@ -17,6 +18,9 @@ import (
 var exampleSecrets = []string{
 	"BMC_PASSWORD=factory", "NVOS_PASSWORD=nvos", "IMAGE_TOKEN=token",
 	"REGISTRY=registry.fra1.example", "REGISTRY_USER=puller", "REGISTRY_PASSWORD=pull",
+	// The same, under the names that an import makes up when nothing is recorded.
+	"GLOBEX_SIM_AUTH_TOKEN=token", "RACK_09_1_BMC_PASSWORD=factory", "RACK_09_2_BMC_PASSWORD=factory",
+	"RACK_09_NVSWITCH_BMC_PASSWORD=factory", "RACK_09_NVSWITCH_NVOS_PASSWORD=nvos", "RACK_09_POWER_BMC_PASSWORD=factory",
 }
 
 // informed runs converge as run does, with the secrets of the examples in its environment.
@@ -60,23 +64,18 @@ func (s *site) open() {
 }
 
 // The example of a whole site uses every kind of Carbide, is applied, and comes back from the site as a document whose
-// plan is empty.
+// plan is empty as it was written: machines that no document mentioned are in it, and stay nobody's.
 func TestImportWholeSite(t *testing.T) {
 	t.Parallel()
+	const machines = 64
 	s := newSite(t, func(o *carbidesim.Options) {
-		o.Hosts.Count = 64
+		o.Hosts.Count = machines
 		o.Rules.Peering = carbidesim.PeeringMixed
 	})
 	s.open()
 	doc := filepath.Join(s.dir, "doc")
 	s.must(os.CopyFS(doc, os.DirFS("../examples/gpu-site")))
 	s.must(os.Remove(filepath.Join(doc, "nodes.cue"))) // Open vSwitch has tests of its own
-	// A machine that no document mentions would be there to be taken over.
-	rest := "package site\n"
-	for _, id := range regexp.MustCompile(`"fm100ht[0-9a-v]+"`).FindAllString(s.dump(), -1) {
-		rest += "carbide: machine: " + id + ": {}\n"
-	}
-	s.write("doc/rest.cue", rest)
 	s.informed(0, "put", "doc")
 	var said struct{ Carbide map[string]any }
 	s.must(json.Unmarshal([]byte(s.run(0, "get").stdout.String()), &said))
@@ -89,6 +88,25 @@ func TestImportWholeSite(t *testing.T) {
 	}
 	s.established("doc")
 	s.informed(0, "plan", "-detailed-exitcode", "doc")
+	made := s.dump()
 	s.informed(0, "import", "-discover", "-out=found")
-	s.informed(0, "plan", "-detailed-exitcode", "found")
+	if n := len(regexp.MustCompile(`(?m)^\tfm100ht`).FindAllString(s.read("found/carbide_machine.cue"), -1)); n != machines {
+		t.Errorf("%d machines are found, of %d", n, machines)
+	}
+	s.informed(0, "plan", "-detailed-exitcode", "found").says("No changes")
+
+	// With nothing recorded, all that bears our mark, and the rest that no mark fits on, is taken over as it is.
+	s.store = []string{"-data-dir=other"}
+	s.informed(0, "import", "-discover", "-out=again", "doc")
+	s.informed(2, "plan", "-detailed-exitcode", "-out=again.plan", "again")
+	p, err := plan.Decode([]byte(s.read("again.plan")))
+	s.must(err)
+	for _, step := range p.Steps {
+		if step.Action != plan.Adopt {
+			t.Errorf("%s is to %s: %s", step.Ref, step.Action, step.Reason)
+		}
+	}
+	s.informed(0, "apply", "-auto-approve", "again")
+	s.informed(0, "plan", "-detailed-exitcode", "again").says("No changes")
+	s.same(made)
 }

@@ -86,6 +86,10 @@ type Find struct {
 	Depends []schema.Ref
 	Managed bool     // recorded, or bears our mark
 	Secrets []string // fields whose secret has to be named by hand
+
+	// What is there by itself, unmanaged and unused, states nothing, for nothing has to be taken over: this is how it is.
+	Seen     schema.Object
+	byItself bool
 }
 
 // A Leftover is a thing that no resource can describe.
@@ -109,8 +113,8 @@ func (s *Survey) Resources(ks schema.Kinds, kinds []string, fits func(schema.Ref
 				continue
 			}
 			f := s.find(ks[at.Kind], ref, t, n)
-			if !f.Managed && traits.Create == providers.Never && len(f.Spec) == 0 {
-				continue // it is there by itself, and nobody has said anything about it
+			if f.byItself = !f.Managed && plan.ByItself(traits, ref, t); f.byItself && len(f.Spec) == 0 {
+				continue // nobody has said anything about it
 			}
 			if err := fits(ref, f.Spec); err != nil {
 				left = append(left, Leftover{plan.Foreign{Scope: at.Scope, Kind: at.Kind, ID: t.ID, Name: t.Name}, err.Error()})
@@ -120,7 +124,32 @@ func (s *Survey) Resources(ks schema.Kinds, kinds []string, fits func(schema.Ref
 		}
 	}
 	slices.SortFunc(finds, func(a, b Find) int { return a.Ref.Compare(b.Ref) })
+	setAside(ks, finds)
 	return keepKinds(finds, kinds), left
+}
+
+// setAside makes finds state nothing when they are there by themselves, nobody manages them, and nothing else that was found
+// is on them.
+func setAside(ks schema.Kinds, finds []Find) {
+	used := map[schema.Ref]bool{}
+	for i := range finds {
+		f := &finds[i]
+		for _, r := range f.After {
+			used[r] = true
+		}
+		k := ks[f.Ref.Kind]
+		for j := range k.Fields {
+			if c := k.Fields[j].Choose; c != nil {
+				id, _ := f.Spec[k.Fields[j].Name].(string)
+				used[schema.Ref{Scope: f.Ref.Scope, Kind: c.Kind, Name: id}] = true
+			}
+		}
+	}
+	for i := range finds {
+		if f := &finds[i]; f.byItself && !used[f.Ref] {
+			f.Seen, f.Resource, f.Secrets = f.Spec, schema.Resource{Ref: f.Ref, Spec: schema.Object{}}, nil
+		}
+	}
 }
 
 // keepKinds keeps the finds whose kind matches a pattern, and all that those need.

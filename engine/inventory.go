@@ -35,7 +35,7 @@ type Health string
 // Healths of things.
 const (
 	HealthOK      Health = "ok"
-	HealthWarn    Health = "warn"    // on its way, or on its way out
+	HealthWarn    Health = "warn"    // on its way, on its way out, or there and not well
 	HealthError   Health = "error"   // it has failed
 	HealthUnknown Health = "unknown" // it could not be seen this time: what is told of it is gone, that it was there stays
 )
@@ -183,11 +183,11 @@ func (s *Survey) items(ks schema.Kinds) []Item {
 }
 
 func healthOf(t *providers.Thing) Health {
-	switch t.Phase {
-	case providers.Ready:
-		return HealthOK
-	case providers.Failed:
+	switch {
+	case t.Phase == providers.Failed:
 		return HealthError
+	case t.Phase == providers.Ready && t.Detail == "":
+		return HealthOK
 	}
 	return HealthWarn
 }

@@ -73,7 +73,7 @@ type Thing struct {
 	Spec    schema.Object // settable fields, whole, in the shape of the kind's CUE file
 	Status  schema.Object // computed fields
 	Phase   Phase
-	Detail  string // why it is not ready, for people
+	Detail  string // why it is not ready, or what is not well with it all the same, for people
 	Derived bool   // made by the far side itself as a part of something else, with which it comes and goes
 }
 

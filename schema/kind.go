@@ -42,7 +42,7 @@ type Field struct {
 	Ref        string  `json:"ref,omitempty"`        // @ref(KIND): the value is the name of a resource of that kind
 	Immutable  bool    `json:"immutable,omitempty"`  // @immutable(): a change replaces the thing
 	Computed   bool    `json:"computed,omitempty"`   // @computed(): set by the far side, refused in a document
-	Secret     bool    `json:"secret,omitempty"`     // @secret(): a reference to a secret, never printed
+	Secret     bool    `json:"secret,omitempty"`     // a #Secret, or @secret() on what is computed: never printed
 	Set        bool    `json:"set,omitempty"`        // @set(): a list whose order means nothing
 	Key        string  `json:"key,omitempty"`        // @key(NAME): a list of structs told apart by that field; order means nothing
 	Kept       bool    `json:"kept,omitempty"`       // @kept(): stays as it is when it leaves the document

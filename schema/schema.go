@@ -101,6 +101,7 @@ type Resource struct {
 	Ref       Ref
 	Spec      Object    // what the document says, defaults filled in; references are names
 	After     []Ref     // what it refers to or depends on, sorted; found by the loader, never written by hand
+	Outside   []Ref     // what it refers to by external id, for no document declares such a name; also found by the loader
 	Lifecycle Lifecycle // how the resource may be treated
 	Timeouts  Timeouts  // waits that replace those of the kind, where positive
 }

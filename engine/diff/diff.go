@@ -287,7 +287,7 @@ func equal(f *schema.Field, want, have any, names Names) bool {
 			e = &anything
 		}
 		if f.Set && e.Ref != "" {
-			return sameSet(w, h, e, names) // sorted by id over there, by name here
+			return sameSet(w, h, e, names) // sorted by id over there, by name or by id here
 		}
 		for i := range w {
 			if !equal(e, w[i], h[i], names) {
@@ -307,6 +307,9 @@ func sameSet(want, have []any, e *schema.Field, names Names) bool {
 		seen[named(e, h, names)]++
 	}
 	for _, w := range want {
+		if id, ok := w.(string); ok {
+			w = names(e.Ref, id)
+		}
 		if seen[w] == 0 {
 			return false
 		}

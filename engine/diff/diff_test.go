@@ -68,6 +68,7 @@ func TestCompare(t *testing.T) {
 		"a reference by its name":               {want: `{"net":"a"}`, have: `{"net":"id-a"}`},
 		"another reference replaces":            {want: `{"net":"a"}`, have: `{"net":"id-b"}`, changes: []string{"net: \"b\" -> \"a\" (replaces)"}},
 		"a set of references in any order":      {want: `{"hosts":["a","b"]}`, have: `{"hosts":["id-b","id-a"]}`},
+		"a set with one by its id":              {want: `{"hosts":["a","id-b"]}`, have: `{"hosts":["id-b","id-a"]}`},
 		"a set with one too many":               {want: `{"hosts":["a"]}`, have: `{"hosts":["id-a","id-b"]}`, changes: []string{`hosts: ["a","b"] -> ["a"]`}},
 		"a list keeps its order":                {want: `{"ports":[1,2]}`, have: `{"ports":[2,1]}`, changes: []string{"ports: [2,1] -> [1,2]"}},
 		"rules pair by their key":               {want: `{"rules":[{"id":"b","action":"y"},{"id":"a","action":"x"}]}`, have: `{"rules":[{"id":"a","action":"x"},{"id":"b","action":"z"}]}`, changes: []string{`rules[b].action: "z" -> "y"`}},

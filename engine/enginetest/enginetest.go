@@ -14,6 +14,8 @@ import (
 	"testing"
 	"time"
 
+	"github.com/google/uuid"
+
 	"converge.dev/converge/engine"
 	"converge.dev/converge/engine/apply"
 	"converge.dev/converge/engine/event"
@@ -146,7 +148,12 @@ func (s *Site) finish(r schema.Resource) schema.Resource {
 		if s.Kinds[kind].Node {
 			scope = r.Ref.Scope
 		}
-		r.After = append(r.After, schema.Ref{Scope: scope, Kind: kind, Name: name})
+		to := schema.Ref{Scope: scope, Kind: kind, Name: name}
+		if _, err := uuid.Parse(name); err == nil {
+			r.Outside = append(r.Outside, to)
+		} else {
+			r.After = append(r.After, to)
+		}
 		return name
 	})
 	r.After = schema.SortRefs(r.After)

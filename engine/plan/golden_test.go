@@ -9,6 +9,7 @@ import (
 	"strings"
 	"testing"
 
+	"github.com/google/uuid"
 	"github.com/rogpeppe/go-internal/txtar"
 
 	"converge.dev/converge/engine/enginetest"
@@ -90,7 +91,7 @@ func TestGolden(t *testing.T) {
 
 func input(t *testing.T, ar *txtar.Archive) plan.Input {
 	s := enginetest.New()
-	var orphans []string // kinds whose far side deletes what is still referred to
+	var orphans, natural []string // kinds whose far side deletes what is still referred to; kinds whose things are there by themselves
 	in := plan.Input{
 		ID: "golden", Kinds: s.Kinds,
 		Observed: plan.Observation{Things: map[plan.Place][]providers.Thing{}, Unknown: map[plan.Place]string{}, Unsupported: map[plan.Place]string{}},
@@ -100,6 +101,9 @@ func input(t *testing.T, ar *txtar.Archive) plan.Input {
 				traits = fake.NodeTraits()
 			}
 			traits.Orphans = slices.Contains(orphans, kind)
+			if slices.Contains(natural, kind) {
+				traits.Create, traits.Delete, traits.Mark = providers.Never, providers.Never, false
+			}
 			return traits, true
 		},
 	}
@@ -119,7 +123,7 @@ func input(t *testing.T, ar *txtar.Archive) plan.Input {
 	for _, f := range ar.Files {
 		into := map[string]any{
 			"desired.json": &desired, "observed.json": &observed, "recorded.json": &recorded,
-			"options.json": &in.Options, "unknown.json": &unknown, "unsupported.json": &unsupported, "policy.json": &policy, "orphans.json": &orphans, "plan.txt": nil,
+			"options.json": &in.Options, "unknown.json": &unknown, "unsupported.json": &unsupported, "policy.json": &policy, "orphans.json": &orphans, "natural.json": &natural, "plan.txt": nil,
 		}[f.Name]
 		if into == nil {
 			continue
@@ -153,7 +157,9 @@ func input(t *testing.T, ar *txtar.Archive) plan.Input {
 			if !s.Kinds[kind].Node {
 				scope = schema.ScopeSite
 			}
-			rec.After = append(rec.After, schema.Ref{Scope: scope, Kind: kind, Name: name})
+			if uuid.Validate(name) != nil {
+				rec.After = append(rec.After, schema.Ref{Scope: scope, Kind: kind, Name: name})
+			}
 			return name
 		})
 		rec.After = schema.SortRefs(rec.After)

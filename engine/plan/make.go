@@ -33,6 +33,7 @@ func Make(in Input) (*Plan, error) {
 	if in.Options.Sweep {
 		m.sweep()
 	} else {
+		m.outside()
 		m.decide()
 		m.cascade()
 		m.choose()
@@ -253,6 +254,8 @@ func (m *maker) emit() {
 			s.Want = diff.Prune(it.desired.Spec, it.desired.Lifecycle.Ignore)
 			s.After = diff.Merge(it.kind, s.Want, s.Before, recordedSpec(it))
 			m.add(it, s)
+		case it.record == nil && it.statesNothing() && ByItself(it.traits, it.ref, it.thing):
+			m.plan.Unchanged++ // nothing of it could ever be changed, deleted or missed
 		case it.record == nil && it.traits.Mark && it.thing.Mark.IsZero() && it.traits.Update != providers.Never:
 			s := m.step(it, Update, "taken over as it is, and marked as ours", it.traits.UndoUpdate)
 			s.After = s.Before
@@ -266,6 +269,17 @@ func (m *maker) emit() {
 		}
 	}
 	slices.SortFunc(m.plan.Drift, func(a, b Drift) int { return a.Ref.Compare(b.Ref) })
+}
+
+// ByItself reports whether a thing is there whatever converge does, and called by its id: it is described, and never ours.
+func ByItself(t providers.Traits, ref schema.Ref, thing *providers.Thing) bool {
+	return t.Create == providers.Never && t.Delete == providers.Never && !t.Mark && thing.ID == ref.Name
+}
+
+// statesNothing reports whether the document only mentions the thing.
+func (it *item) statesNothing() bool {
+	l := it.desired.Lifecycle
+	return len(diff.Prune(it.desired.Spec, l.Ignore)) == 0 && !l.Protect && l.OnRemove == ""
 }
 
 func recordedSpec(it *item) schema.Object {

@@ -68,8 +68,20 @@ func (machines) thing(o *forge.Machine) providers.Thing {
 	putList(status, "dpus", list(o.GetAssociatedDpuMachineIds(), func(id *forge.MachineId) any { return id.GetId() }))
 	return providers.Thing{
 		ID: o.GetId().GetId(), Name: o.GetId().GetId(), Version: o.GetVersion(),
-		Spec: spec, Status: status, Phase: providers.Ready,
+		Spec: spec, Status: status, Phase: providers.Ready, Detail: unwell(o),
 	}
+}
+
+// unwell says what is wrong with a machine, or that it is not ready yet; empty when it waits for an instance or has one.
+func unwell(o *forge.Machine) string {
+	var words []string
+	if state := o.GetState(); state != machineReady && !strings.HasPrefix(state, "Assigned/") {
+		words = append(words, strings.TrimSuffix("in state "+state+": "+o.GetFailureDetails(), ": "))
+	}
+	for _, a := range o.GetHealth().GetAlerts() {
+		words = append(words, strings.TrimSuffix("alert "+a.GetId()+": "+a.GetMessage(), ": "))
+	}
+	return strings.Join(words, "; ")
 }
 
 // unavailable says why the service would put no new instance on a machine; empty when it would.

@@ -125,6 +125,12 @@ func TestMalformedSchemas(t *testing.T) {
 		{"float", head + "a?: float\n}", []string{"x.thing.a", "use number"}},
 		{"conflict", head + "a?: int & string\n}", []string{"x.thing.a", "no value is allowed"}},
 		{"computed and there", head + "a: string @computed()\n}", []string{"x.thing.a", "optional"}},
+		{"secret in clear", head + "a?: string @secret()\n}", []string{"x/thing.cue:5", "x.thing.a", "@secret()", "nothing would seal it", "declare it as #Secret"}},
+		{"secret in clear below", head + "a?: b?: [...{c?: =~\"^x\" @secret()}]\n}", []string{"x.thing.a.b[].c", "declare it as #Secret"}},
+		{"secrets in clear", head + "a?: [...string] @secret()\n}", []string{"x.thing.a", "declare it as #Secret"}},
+		{"list of secrets", head + "a?: [...#Secret] @secret()\n}", []string{"x.thing.a", "declare it as #Secret"}},
+		{"secret or text", head + "a?: (#Secret | string) @secret()\n}", []string{"x.thing.a", "declare it as #Secret"}},
+		{"secret struct", head + "a?: {from!: string, more?: string} @secret()\n}", []string{"x.thing.a", "declare it as #Secret"}},
 		{"not a resource", "#Site: x?: thing?: [#LabelName]: {a?: int}", []string{"x.thing", "does not embed #Resource"}},
 		{"no names", "#Site: x?: thing?: {a?: int}", []string{"x.thing", "want [NAME]: DEFINITION"}},
 		{"two grammars", "#Site: x?: thing?: {[=~\"a\"]: {#Resource}, [=~\"b\"]: {#Resource}}", []string{"x.thing", "more than one grammar"}},
@@ -171,6 +177,7 @@ func TestKinds(t *testing.T) {
 			weights?: [string]: number
 			password?: #Secret
 			state?: string @computed()
+			token?: string @secret() @computed()
 			free?: int | string
 		}
 		#Part: {
@@ -196,6 +203,7 @@ func TestKinds(t *testing.T) {
 				Doc: "A label: lower-case letters, digits and inner hyphens, at most 63."}},
 			{Name: "size", Type: schema.Int, Constraint: "*4 | (int & >=1 & <=8)", Default: int64(4), Disruption: "restart"},
 			{Name: "state", Type: schema.String, Constraint: "string", Computed: true},
+			{Name: "token", Type: schema.String, Constraint: "string", Secret: true, Computed: true},
 			{Name: "weights", Type: schema.Map, Elem: &schema.Field{Type: schema.Number, Constraint: "number"}},
 		},
 	}

@@ -35,7 +35,6 @@ const gadget = `
 		any?: int | bool
 		password?: #Secret
 		secrets?: [string]: #Secret
-		pin?: =~"^[0-9]{4}$" @secret()
 		address_seen?: string @computed()
 	}
 
@@ -60,7 +59,7 @@ func TestExplain(t *testing.T) {
 		want string // PATH CODE DETAIL
 	}{
 		{`"tennant": 1`, `tennant CV1001 There is no field "tennant". Did you mean "tenant"?`},
-		{`"zzz": 1`, `zzz CV1001 There is no field "zzz". There is address, any, depends_on, labels, level, lifecycle, mode, nick, note, pair, password, pin, port, retries, rules, secrets, tags, tenant, timeouts.`},
+		{`"zzz": 1`, `zzz CV1001 There is no field "zzz". There is address, any, depends_on, labels, level, lifecycle, mode, nick, note, pair, password, port, retries, rules, secrets, tags, tenant, timeouts.`},
 		{`"lifecycle": {"protekt": true}`, `lifecycle.protekt CV1001 There is no field "protekt". Did you mean "protect"?`},
 		{`"rules": [{"on": true}]`, `rules.0.id CV1002 Field "id" is required. Want a whole number.`},
 		{`"port": "80"`, `port CV1003 Found "80". Want a whole number from 1 to 65535.`},
@@ -83,7 +82,6 @@ func TestExplain(t *testing.T) {
 		{`"password": "hunter2"`, `password CV1003 Found (secret). Want an object.`},
 		{`"password": {"from": "hunter2"}`, `password.from CV1005 (secret) does not fit. Want text that matches ^(env|file):.+.`},
 		{`"secrets": {"a": {"from": "hunter2"}}`, `secrets.a.from CV1005 (secret) does not fit. Want text that matches ^(env|file):.+.`},
-		{`"pin": "hunter2"`, `pin CV1005 (secret) does not fit. Want text that matches ^[0-9]{4}$.`},
 		{`"port": 0, "mode": "", "x": 1`, `mode CV1006 "" is not allowed. Want "auto", "manual" or "off". && port CV1004 0 is out of range. Want a whole number from 1 to 65535. && x CV1001 *`},
 	} {
 		var spec schema.Object

@@ -68,8 +68,10 @@ func (s *Schema) anyFields(v cue.Value, path string) ([]schema.Field, error) {
 // field describes one value: a field, an element or what lies under a free key.
 func (s *Schema) field(v cue.Value, path string) (schema.Field, error) {
 	f := schema.Field{Doc: doc(v), Constraint: constraint(v)}
+	place := false // of a secret
 	if name, ok := s.named(v); ok {
-		f.Secret = name == secretDefinition
+		place = name == secretDefinition
+		f.Secret = place
 		if f.Doc == "" {
 			f.Doc = doc(s.definition(name))
 		}
@@ -122,6 +124,9 @@ func (s *Schema) field(v cue.Value, path string) (schema.Field, error) {
 		if err := annotate(&f, a); err != nil {
 			errs = append(errs, fmt.Errorf("%s: %s: @%s(%s): %w", file(v), path, a.Name(), a.Contents(), err))
 		}
+	}
+	if f.Secret && !place && !f.Computed {
+		errs = append(errs, fmt.Errorf("%s: %s: @secret(): a document would hold the secret itself, and nothing would seal it: declare it as %s, which needs no attribute", file(v), path, secretDefinition))
 	}
 	return f, errors.Join(errs...)
 }

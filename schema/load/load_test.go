@@ -121,7 +121,7 @@ nodes: n1: toy: box: y: {}
 		},
 		{ // refers to what no document declares, by its external id
 			Ref: ref("site/toy.thing/c"), Spec: schema.Object{"owner": "0a1b2c3d-0000-4000-8000-00000000000f", "size": int64(7)},
-			Lifecycle: schema.Lifecycle{ID: "7"},
+			Outside: []schema.Ref{ref("site/toy.owner/0a1b2c3d-0000-4000-8000-00000000000f")}, Lifecycle: schema.Lifecycle{ID: "7"},
 		},
 		{Ref: ref("n1/toy.box/y"), Spec: schema.Object{}},
 		{Ref: ref("n2/toy.box/x"), Spec: schema.Object{"thing": "a", "on": []any{"y"}}, After: []schema.Ref{ref("site/toy.thing/a"), ref("n2/toy.box/y")}},

@@ -19,7 +19,7 @@ func (st *site) refTarget(r *resource, kind, name string) schema.Ref {
 	return schema.Ref{Scope: scope, Kind: kind, Name: name}
 }
 
-// refer fills in what r comes after.
+// refer fills in what r comes after, and what it refers to outside of the document.
 func (st *site) refer(r *resource) {
 	add := func(ref schema.Ref) {
 		if st.index[ref] == nil {
@@ -29,7 +29,9 @@ func (st *site) refer(r *resource) {
 		r.After = append(r.After, ref)
 	}
 	r.kind.EachRef(r.Spec, func(kind, name string) string {
-		if ref := st.refTarget(r, kind, name); !st.outside(ref) {
+		if ref := st.refTarget(r, kind, name); st.outside(ref) {
+			r.Outside = append(r.Outside, ref)
+		} else {
 			add(ref)
 		}
 		return name
@@ -42,7 +44,7 @@ func (st *site) refer(r *resource) {
 		}
 		add(ref)
 	}
-	r.After = schema.SortRefs(r.After)
+	r.After, r.Outside = schema.SortRefs(r.After), schema.SortRefs(r.Outside)
 }
 
 // outside reports whether a reference names a thing that no document declares: by its external id, a UUID.

@@ -33,8 +33,9 @@ func (s *Schema) Fits(ref schema.Ref, spec schema.Object) error {
 // A Written is a resource to be written into a document.
 type Written struct {
 	schema.Resource
-	Depends []schema.Ref // of After, what the spec does not refer to
-	Comment string       // stands above it; may have several lines
+	Depends []schema.Ref  // of After, what the spec does not refer to
+	Comment string        // stands above it; may have several lines
+	Aside   schema.Object // instead of a spec: fields that stand in it as a comment, to be stated by whoever wants to
 }
 
 // Write gives resources as a document in CUE, or as a part of one. A site that is not zero is stated with the version of the
@@ -62,14 +63,21 @@ func Write(pack string, site schema.Site, resources []Written) ([]byte, error) {
 		}
 		file.Decls = append(file.Decls, field)
 	}
-	return format.Node(file, format.Simplify())
+	text, err := format.Node(file, format.Simplify())
+	if err != nil {
+		return nil, err
+	}
+	return format.Source(text, format.Simplify()) // what was never text is laid out a little differently
 }
 
 // kindField is the map of all resources of one kind in one scope, below its path.
 func kindField(resources []Written) (*ast.Field, error) {
-	entries := &ast.StructLit{Lbrace: token.Newline.Pos(), Rbrace: token.Newline.Pos()}
+	entries := &ast.StructLit{Lbrace: token.Blank.Pos(), Rbrace: token.Newline.Pos()}
 	for _, r := range resources {
-		x, err := json.Extract(r.Ref.String(), appendJSON(nil, map[string]any(r.object())))
+		x, err := structOf(r.object())
+		if err == nil && len(r.Aside) > 0 {
+			err = putAside(x, r.Aside)
+		}
 		if err != nil {
 			return nil, fmt.Errorf("write %s: %w", r.Ref, err)
 		}
@@ -95,6 +103,43 @@ func kindField(resources []Written) (*ast.Field, error) {
 		value = inner
 	}
 	return &ast.Field{Label: ast.NewString(labels[0]), Value: value}, nil
+}
+
+// structOf writes an object; one that has several fields gives each a line.
+func structOf(o schema.Object) (*ast.StructLit, error) {
+	x, err := json.Extract("", appendJSON(nil, map[string]any(o)))
+	if err != nil {
+		return nil, err
+	}
+	ast.Walk(x, func(n ast.Node) bool {
+		if s, ok := n.(*ast.StructLit); ok && len(s.Elts) > 1 {
+			for _, e := range s.Elts {
+				ast.SetRelPos(e, token.Newline)
+			}
+			s.Rbrace = token.Newline.Pos()
+		}
+		return true
+	}, nil)
+	return x.(*ast.StructLit), nil
+}
+
+// putAside puts fields into a struct without any, as a comment.
+func putAside(s *ast.StructLit, fields schema.Object) error {
+	o, err := structOf(fields)
+	if err != nil {
+		return err
+	}
+	text, err := format.Node(&ast.File{Decls: o.Elts}, format.Simplify())
+	if err != nil {
+		return err
+	}
+	group := &ast.CommentGroup{Position: 1} // after the brace
+	for line := range strings.Lines(string(text)) {
+		group.List = append(group.List, &ast.Comment{Slash: token.Newline.Pos(), Text: "// " + strings.TrimRight(line, "\n")})
+	}
+	s.Lbrace, s.Rbrace = token.Blank.Pos(), token.Newline.Pos()
+	ast.AddComment(s, group)
+	return nil
 }
 
 // object gives the resource as its author would have written it.

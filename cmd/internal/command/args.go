@@ -117,9 +117,22 @@ func splitWords(s string) ([]string, error) {
 	return words, nil
 }
 
+// wanted says what flags of a type take.
+var wanted = map[string]string{
+	"bool": "true or false", "duration": "a duration such as 90s", "int": "a whole number", "int64": "a whole number", "uint64": "a whole number that is not negative",
+}
+
 // flagError explains what is wrong with a flag.
 func flagError(c *cobra.Command, err error) error {
 	var unknown *pflag.NotExistError
+	var wrong *pflag.InvalidValueError
+	if errors.As(err, &wrong) {
+		if want := wanted[wrong.GetFlag().Value.Type()]; want != "" {
+			return &view.Problem{
+				What: fmt.Sprintf("-%s is %q; want %s", wrong.GetFlag().Name, wrong.GetValue(), want), Fix: "See: " + c.CommandPath() + " -help", Err: err,
+			}
+		}
+	}
 	if !errors.As(err, &unknown) {
 		return &view.Problem{What: strings.ReplaceAll(err.Error(), "--", "-"), Fix: "See: " + c.CommandPath() + " -help", Err: err}
 	}

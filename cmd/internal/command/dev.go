@@ -3,6 +3,7 @@ package command
 import (
 	"context"
 	"encoding/json"
+	"errors"
 	"fmt"
 	"io"
 	"maps"
@@ -72,7 +73,12 @@ The other commands look at it and steer it through its control socket.`,
 		child.RunE = func(c *cobra.Command, args []string) error {
 			client := carbidesim.NewControl(a.controlPath(control))
 			defer client.Close()
-			if err := do(c.Context(), client, args); err != nil {
+			err := do(c.Context(), client, args)
+			var unreached *net.OpError
+			switch {
+			case errors.As(err, &unreached) && unreached.Op == "dial":
+				return &view.Problem{What: "no simulated site answers", Where: a.controlPath(control) + ": " + unreached.Err.Error(), Fix: "Start one with converge dev carbide, or name the directory of one with -data-dir, or its control socket with -control.", Err: err}
+			case err != nil:
 				return &view.Problem{What: "the simulator did not do it", Where: err.Error(), Fix: "Its control socket is " + a.controlPath(control) + "; another is named with -control.", Err: err}
 			}
 			return nil
@@ -166,10 +172,16 @@ func (a *app) steerCall(ctx context.Context, c *carbidesim.Control, args []strin
 	return err
 }
 
+// mostMachines fit into the networks of a simulated site.
+const mostMachines = 100_000
+
 // simulate serves a simulated site until ctx ends.
 func (a *app) simulate(ctx context.Context, f simulating, control string) (err error) {
+	if f.machines < 0 || f.machines > mostMachines {
+		return &view.Problem{What: fmt.Sprintf("-machines is %d; want 0 to %d", f.machines, mostMachines)}
+	}
 	o := carbidesim.Options{
-		Seed: f.seed, File: f.world, Hosts: carbidesim.Hosts{Count: f.machines},
+		Seed: f.seed, File: f.world, Hosts: carbidesim.Hosts{Count: f.machines, Lived: true},
 		Rules: carbidesim.Rules{Peering: carbidesim.PeeringMixed},
 	}
 	if f.fast {
@@ -208,8 +220,11 @@ func (a *app) simulate(ctx context.Context, f simulating, control string) (err e
 		}
 	}
 	server, err := carbidesim.NewServer(world, so)
-	if err != nil {
-		return err
+	switch {
+	case errors.Is(err, carbidesim.ErrInUse):
+		return &view.Problem{What: "a simulated site runs here already", Where: control, Fix: "End it, or name another directory with -data-dir, or another control socket with -control.", Err: err}
+	case err != nil:
+		return &view.Problem{What: "the simulated site cannot be served", Where: err.Error(), Err: err}
 	}
 	defer server.Stop()
 	l, err := net.Listen("tcp", f.listen)

@@ -29,7 +29,9 @@ func (a *app) importCommand() *cobra.Command {
 		Long: `Look at everything that the configured providers show, and write it as a document in
 CUE: what converge made under its names, and what it did not make with the lifecycle
 that takes it over. Nothing is changed. Put the parts that you want to manage into the
-site's document; the plan then says precisely what would change.
+site's document; the plan then says precisely what would change. Machines that nobody
+manages and nothing runs on are there with what they have as a comment, and stay
+nobody's until you state it.
 
 With -out=DIR there is one file for each kind. What no document can describe, such as
 the site's own networks, is listed and left out. Secrets are never written: where one
@@ -135,9 +137,13 @@ func (s *session) offers() ([]engine.Need, error) {
 func (a *app) writeFinds(site schema.Site, finds []engine.Find, dir string) error {
 	written := make([]load.Written, len(finds))
 	for i, f := range finds {
-		written[i] = load.Written{Resource: f.Resource, Depends: f.Depends}
+		written[i] = load.Written{Resource: f.Resource, Depends: f.Depends, Aside: f.Seen}
 		var lines []string
-		if !f.Managed {
+		switch {
+		case f.Managed:
+		case f.Seen != nil:
+			lines = append(lines, "Nobody manages it yet. Uncomment what converge is to keep as it is.")
+		default:
 			lines = append(lines, "Exists as "+f.ID+"; nobody manages it yet.")
 		}
 		for _, path := range f.Secrets {

@@ -8,6 +8,7 @@ import (
 	"strings"
 
 	"converge.dev/converge/engine"
+	"converge.dev/converge/providers"
 	"converge.dev/converge/schema"
 )
 
@@ -75,7 +76,11 @@ func InventoryText(inv *engine.Inventory, s Style) string {
 			if i.Health == engine.HealthError {
 				color = red
 			}
-			t.line("  %s %s/%s/%s  %s", t.paint(color, string(i.State)), clean(i.Scope), clean(i.Kind), clean(cmp.Or(i.Name, i.ID)), clean(i.Detail))
+			state := string(i.State)
+			if i.State == providers.Ready { // and not well all the same
+				state = string(i.Health)
+			}
+			t.line("  %s %s/%s/%s  %s", t.paint(color, state), clean(i.Scope), clean(i.Kind), clean(cmp.Or(i.Name, i.ID)), clean(i.Detail))
 		}
 	}
 	t.places("Unknown, so that the inventory is not complete:", inv.Unknown)

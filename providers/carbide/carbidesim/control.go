@@ -35,10 +35,25 @@ type controlServer struct {
 	done  chan struct{}
 }
 
-// listenControl serves on a socket that only the owner may use; a stale one of an earlier run is replaced.
+// ErrInUse says that the control socket is that of another simulated site.
+var ErrInUse = errors.New("another simulated site answers there")
+
+// listenControl serves on a socket that only the owner may use; a stale one of an earlier run is replaced, and nothing else.
 func listenControl(w *World, path string) (*controlServer, error) {
-	if err := os.Remove(path); err != nil && !errors.Is(err, fs.ErrNotExist) {
+	switch there, err := os.Lstat(path); {
+	case errors.Is(err, fs.ErrNotExist):
+	case err != nil:
 		return nil, err
+	case there.Mode().Type() != fs.ModeSocket:
+		return nil, fmt.Errorf("%s is there, and no socket", path)
+	default:
+		if other, err := net.Dial("unix", path); err == nil {
+			other.Close()
+			return nil, fmt.Errorf("%s: %w", path, ErrInUse)
+		}
+		if err := os.Remove(path); err != nil {
+			return nil, err
+		}
 	}
 	l, err := net.Listen("unix", path)
 	if err != nil {

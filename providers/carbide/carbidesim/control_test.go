@@ -2,6 +2,7 @@ package carbidesim
 
 import (
 	"bytes"
+	"errors"
 	"net"
 	"os"
 	"path/filepath"
@@ -13,6 +14,34 @@ import (
 
 	"converge.dev/converge/providers/carbide/forge"
 )
+
+// Neither the socket of another site that runs, nor what is no socket at all, makes way for a new one.
+func TestControlTakesNothingAway(t *testing.T) {
+	b := start(t, Options{})
+	path := filepath.Join(t.TempDir(), "control")
+	s, err := NewServer(b.world, ServerOptions{Control: path})
+	if err != nil {
+		t.Fatal(err)
+	}
+	if _, err := NewServer(b.world, ServerOptions{Control: path}); !errors.Is(err, ErrInUse) {
+		t.Errorf("a second site on one socket: %v", err)
+	}
+	c := NewControl(path)
+	defer c.Close()
+	if got := ok(c.World(ctx, false)); !bytes.Equal(got, b.world.Dump()) {
+		t.Errorf("world %s", got)
+	}
+	s.Stop()
+	if err := os.WriteFile(path, []byte("precious"), 0o600); err != nil {
+		t.Fatal(err)
+	}
+	if _, err := NewServer(b.world, ServerOptions{Control: path}); err == nil {
+		t.Error("a file is taken for a socket")
+	}
+	if text, err := os.ReadFile(path); err != nil || string(text) != "precious" {
+		t.Errorf("the file is now %q, %v", text, err)
+	}
+}
 
 func TestControl(t *testing.T) {
 	b := start(t, Options{Hosts: Hosts{Count: 1}, Rules: Rules{Peering: PeeringMixed}})

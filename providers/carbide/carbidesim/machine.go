@@ -32,6 +32,7 @@ type machine struct {
 	Segment      string                              `json:"segment,omitempty"` // where its own interface is
 	Address      string                              `json:"address,omitempty"`
 	Alerts       []alert                             `json:"alerts,omitempty"`
+	Failure      string                              `json:"failure,omitempty"` // why it is in a state of failure
 	Maintenance  *maintenance                        `json:"maintenance,omitempty"`
 	Discovered   time.Time                           `json:"discovered"`
 	Rebooted     time.Time                           `json:"rebooted,omitzero"`
@@ -194,6 +195,7 @@ func (s *site) wireMachine(id string, m *machine) *forge.Machine {
 		Health:                      &forge.HealthReport{Source: "aggregate-host-health", ObservedAt: timestamppb.New(s.now)},
 		InstanceNetworkRestrictions: &forge.InstanceNetworkRestrictions{},
 	}
+	out.FailureDetails = optional(m.Failure)
 	for _, a := range m.findings() {
 		out.Health.Alerts = append(out.Health.Alerts, &forge.HealthProbeAlert{
 			Id: a.ID, Message: a.Message, Classifications: a.Classifications, InAlertSince: timestamppb.New(a.Since),

@@ -1,6 +1,9 @@
 package carbidesim
 
 import (
+	"bytes"
+	"maps"
+	"slices"
 	"strings"
 	"testing"
 
@@ -63,6 +66,99 @@ func TestSeededMachines(t *testing.T) {
 		if got := b.hosts(c.search); len(got) != c.want {
 			t.Errorf("search by %s: %d machines, want %d", c.name, len(got), c.want)
 		}
+	}
+}
+
+// The machines of a large site follow from the seed, and so does what befell them in the long run.
+func TestSeededSite(t *testing.T) {
+	const count = 500
+	site := func(seed uint64, count int) *World {
+		w, err := New(Options{Seed: seed, Timing: FastTiming, Hosts: Hosts{Count: count, Lived: true}})
+		if err != nil {
+			t.Fatal(err)
+		}
+		t.Cleanup(func() {
+			if err := w.Close(); err != nil {
+				t.Error(err)
+			}
+		})
+		return w
+	}
+	machines := func(w *World) (hosts, dpus map[string]*forge.Machine) {
+		hosts, dpus = map[string]*forge.Machine{}, map[string]*forge.Machine{}
+		for _, o := range w.Objects() {
+			if m, ok := o.Message.(*forge.Machine); ok && m.MachineType == forge.MachineType_HOST {
+				hosts[o.ID] = m
+			} else if ok {
+				dpus[o.ID] = m
+			}
+		}
+		return hosts, dpus
+	}
+	first, again, other := site(7, count), site(7, count), site(8, count)
+	if !bytes.Equal(first.Dump(), again.Dump()) {
+		t.Error("one seed gives two sites")
+	}
+	hosts, dpus := machines(first)
+	others, _ := machines(other)
+	if len(hosts) != count || len(dpus) != count || len(others) != count {
+		t.Fatalf("%d and %d hosts, %d DPUs", len(hosts), len(others), len(dpus))
+	}
+	for id := range others {
+		if hosts[id] != nil {
+			t.Errorf("machine %s is on both sites", id)
+		}
+	}
+	counted := func(hosts map[string]*forge.Machine) map[string]int {
+		n := map[string]int{}
+		for _, m := range hosts {
+			n[m.State]++
+			for _, a := range m.Health.Alerts {
+				n[a.Id]++
+			}
+		}
+		return n
+	}
+	want := map[string]int{
+		"Ready": count - 8, "HostInitializing/WaitingForDiscovery": 4, "HostReprovisioning/CheckingFirmware": 2, "Failed/Discovery": 2,
+		"HeartbeatTimeout": 5, "Maintenance": 5, "BgpPeeringTor": 3, "FanSpeed": 3,
+	}
+	for _, site := range []map[string]*forge.Machine{hosts, others} {
+		if got := counted(site); !maps.Equal(got, want) {
+			t.Errorf("states and alerts are %v, want %v", got, want)
+		}
+	}
+	seen, racks, gpus, troubled := map[string]bool{}, map[string]int{}, 0, map[string]bool{}
+	for id, m := range hosts {
+		place := slices.IndexFunc(m.Metadata.Labels, func(l *forge.Label) bool { return l.Key == "slot" })
+		for _, unique := range []string{
+			m.Interfaces[0].MacAddress, m.Interfaces[0].Address[0], m.RackId.GetId() + "/" + m.Metadata.Labels[place].GetValue(),
+		} {
+			if seen[unique] {
+				t.Errorf("%s is there twice", unique)
+			}
+			seen[unique] = true
+		}
+		racks[m.RackId.GetId()]++
+		if len(m.Capabilities.Gpu) > 0 {
+			gpus++
+		}
+		if len(m.Health.Alerts) > 0 || m.State != "Ready" {
+			troubled[m.RackId.GetId()] = true
+		}
+		if dpu := dpus[m.AssociatedDpuMachineIds[0].Id]; dpu.State != m.State || dpu.AssociatedHostMachineId.Id != id {
+			t.Errorf("the DPU of %s: %v", id, dpu)
+		}
+		if failed := strings.HasPrefix(m.State, "Failed/"); failed != (m.GetFailureDetails() != "") {
+			t.Errorf("%s in state %s: %q", id, m.State, m.GetFailureDetails())
+		}
+	}
+	if len(racks) != 63 || racks["rack-63"] != 4 || gpus != 375 || len(troubled) < 12 {
+		t.Errorf("racks %v, %d of them with trouble, %d hosts with GPUs", racks, len(troubled), gpus)
+	}
+	small, _ := machines(site(7, 99))
+	if got := counted(small); !maps.Equal(got, map[string]int{"Ready": 99}) {
+		t.Errorf("a small site is not whole: %v", got)
 	}
 }
 

@@ -116,6 +116,10 @@ type Hosts struct {
 	WithoutDPU  int // this many of the last ones have no managed DPU and use networks of type HOST_INBAND
 	Unhealthy   int // this many of the first ones carry an alert that prevents allocation
 	Maintenance int // this many of those that follow are under maintenance
+
+	// Lived makes a site of at least a hundred machines look as if it were in use for long: some have alerts, are under
+	// maintenance, have failed or are not ready yet. Which ones the seed says.
+	Lived bool
 }
 
 func (o Options) withDefaults() Options {

@@ -116,8 +116,18 @@ func TestTheFileBringsTheWorldBack(t *testing.T) {
 	if a.Id.Value != c.Id.Value || a.Status.GetVni() != c.Status.GetVni() {
 		t.Errorf("the restored world gives %v, the other %v", c, a)
 	}
+	if err := again.world.Close(); err != nil {
+		t.Error(err)
+	}
 	if left, _ := filepath.Glob(o.File + ".*"); len(left) != 0 {
 		t.Errorf("temporary files are left: %v", left)
+	}
+}
+
+func TestAFileThatCannotBeWritten(t *testing.T) {
+	path := filepath.Join(t.TempDir(), "nowhere", "world.json")
+	if _, err := New(Options{File: path}); err == nil || !strings.Contains(err.Error(), "keep the simulated site in "+path) {
+		t.Errorf("%v", err)
 	}
 }
 
@@ -137,8 +147,15 @@ func TestADamagedFileIsNotReplaced(t *testing.T) {
 }
 
 func TestCloseReportsWhatCouldNotBeWritten(t *testing.T) {
-	w, err := New(Options{File: filepath.Join(t.TempDir(), "none", "world.json")})
+	dir := filepath.Join(t.TempDir(), "gone")
+	if err := os.Mkdir(dir, 0o700); err != nil {
+		t.Fatal(err)
+	}
+	w, err := New(Options{File: filepath.Join(dir, "world.json")})
 	if err != nil {
+		t.Fatal(err)
+	}
+	if err := os.RemoveAll(dir); err != nil {
 		t.Fatal(err)
 	}
 	for range 2 { // closing again says the same

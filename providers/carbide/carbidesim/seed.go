@@ -5,6 +5,7 @@ import (
 	"encoding/binary"
 	"fmt"
 	"net/netip"
+	"slices"
 	"strings"
 
 	"google.golang.org/protobuf/proto"
@@ -77,6 +78,52 @@ func (s *site) discover(h Hosts, seed uint64) {
 			m.Maintenance = &maintenance{"replacing a power supply", s.now}
 		}
 		s.machines.put(id, m)
+	}
+	if h.Lived {
+		s.wear(h.Count, seed)
+	}
+}
+
+// wear gives hosts what befalls them in the long run. Each befalls one host of so many, so small sites are whole.
+func (s *site) wear(count int, seed uint64) {
+	order := make([]int, count)
+	for n := range order {
+		order[n] = n
+	}
+	lot := func(n int) string { return machineID('w', 'w', seed, n) } // as good as drawn, and not the order of ids
+	slices.SortFunc(order, func(a, b int) int { return strings.Compare(lot(a), lot(b)) })
+	alerts := func(id, message string, classifications ...string) func(*machine) {
+		return func(m *machine) {
+			m.Alerts = append(m.Alerts, alert{id, message, classifications, s.now})
+		}
+	}
+	stays := func(state, failure string) func(*machine) {
+		return func(m *machine) { m.State, m.Failure = state, failure }
+	}
+	for _, w := range []struct {
+		of      int
+		befalls func(*machine)
+	}{
+		{100, alerts("HeartbeatTimeout", "no health report from the host for 5 minutes", "PreventAllocations")},
+		{100, func(m *machine) { m.Maintenance = &maintenance{"replacing a power supply", s.now} }},
+		{125, stays("HostInitializing/WaitingForDiscovery", "")},
+		{150, alerts("BgpPeeringTor", "the session with the second leaf switch is down", "PreventAllocations")},
+		{150, alerts("FanSpeed", "fan 7 turns at 40 % of its speed")}, // prevents nothing
+		{200, stays("HostReprovisioning/CheckingFirmware", "")},
+		{250, stays("Failed/Discovery", "one of 32 memory modules was not found")},
+	} {
+		for range count / w.of {
+			id := machineID('h', 't', seed, order[0])
+			order = order[1:]
+			m := *s.machines.get(id)
+			w.befalls(&m)
+			s.machines.put(id, &m)
+			for _, d := range m.DPUs { // which share the state of their host
+				dpu := *s.machines.get(d)
+				dpu.State = m.State
+				s.machines.put(d, &dpu)
+			}
+		}
 	}
 }
 

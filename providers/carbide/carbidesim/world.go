@@ -68,8 +68,10 @@ func New(o Options) (*World, error) {
 		})
 	}
 	if o.File != "" {
+		if err := writeFile(o.File, w.snapshot()); err != nil { // better now than when it ends
+			return nil, fmt.Errorf("keep the simulated site in %s: %w", o.File, err)
+		}
 		w.keeper = startKeeper(o.File, w.snapshot)
-		w.keeper.touch()
 	}
 	return w, nil
 }

@@ -1,0 +1,74 @@
+package plan
+
+import (
+	"fmt"
+	"strings"
+
+	"converge.dev/converge/providers"
+	"converge.dev/converge/schema"
+)
+
+// outside refuses references by external id to what is not outside of the document: to a resource that it declares, which
+// would be ordered, checked and guarded as if nothing referred to it, and to a thing that is to be deleted.
+func (m *maker) outside() {
+	var ids map[Place]map[string]*item
+	for _, it := range m.items {
+		if it.desired == nil || it.unknown {
+			continue
+		}
+		for _, o := range it.desired.Outside {
+			if ids == nil {
+				ids = m.known()
+			}
+			of := ids[Place{o.Scope, o.Kind}][o.Name]
+			if of == nil {
+				continue
+			}
+			var where []string
+			for _, u := range uses(it.kind, it.desired.Spec, o) {
+				where = append(where, u.path)
+			}
+			says := fmt.Sprintf("%s names the %s %s by its external id", strings.Join(where, ", "), o.Kind, o.Name)
+			switch {
+			case of.desired != nil:
+				m.refuse(it.ref, fmt.Sprintf("%s, and the document declares that as %s", says, of.ref), fmt.Sprintf("write %q there", of.ref.Name))
+			case of.record.OnRemove == schema.Forget || of.traits.Delete == providers.Never:
+				continue // it stays, and nobody's
+			default:
+				m.refuse(it.ref, fmt.Sprintf("%s, and the document no longer declares that as %s, so it is to be deleted", says, of.ref),
+					fmt.Sprintf(`declare it and write %q there, or apply it once with lifecycle.on_remove "forget" before it leaves the document`, of.ref.Name))
+			}
+			it.refused = true
+		}
+	}
+}
+
+// known gives what is declared or recorded of the kinds that are referred to by external id: by the id that the thing has,
+// that is recorded, and that it will have when the plan makes it.
+func (m *maker) known() map[Place]map[string]*item {
+	at := map[Place]map[string]*item{}
+	for _, it := range m.items {
+		if it.desired == nil {
+			continue
+		}
+		for _, o := range it.desired.Outside {
+			at[Place{o.Scope, o.Kind}] = map[string]*item{}
+		}
+	}
+	for _, it := range m.items {
+		ids := at[Place{it.ref.Scope, it.ref.Kind}]
+		if ids == nil {
+			continue
+		}
+		if it.record != nil {
+			ids[it.record.ID] = it
+		}
+		if it.desired != nil && it.traits.ID == "" {
+			ids[ExternalID(m.plan.Site.ID, it.traits, it.ref, it.born+1, it.desired.Spec)] = it
+		}
+		if it.thing != nil {
+			ids[it.thing.ID] = it
+		}
+	}
+	return at
+}
