@@ -181,6 +181,29 @@ func TestEveryUpdateReplaces(t *testing.T) {
 	})
 }
 
+// What an update leaves out, apart from metadata, is cleared too.
+func TestUpdatesClearWhatTheyLack(t *testing.T) {
+	b := start(t, Options{Rules: Rules{RoutingProfiles: profiles}})
+	b.tenant("acme")
+	if got := ok(b.UpdateTenant(ctx, &forge.UpdateTenantRequest{OrganizationId: "acme", Metadata: named("acme")})).Tenant; got.RoutingProfileType != nil {
+		t.Errorf("the tenant has still %v", got)
+	}
+	if err := b.instanceType("gpu", "gpu", capability(forge.MachineCapabilityType_CAP_TYPE_GPU, "H100", 8)); err != nil {
+		t.Fatal(err)
+	}
+	if got := ok(b.UpdateInstanceType(ctx, &forge.UpdateInstanceTypeRequest{Id: "gpu", Metadata: named("gpu")})).InstanceType; len(got.Attributes.GetDesiredCapabilities()) != 0 {
+		t.Errorf("the instance type has still %v", got)
+	}
+	ok(b.CreateTenantKeyset(ctx, &forge.CreateTenantKeysetRequest{
+		KeysetIdentifier: keysetOf("ops"), KeysetContent: &forge.TenantKeysetContent{PublicKeys: []*forge.TenantPublicKey{{PublicKey: "ssh-ed25519 AAAA"}}},
+	}))
+	ok(b.UpdateTenantKeyset(ctx, &forge.UpdateTenantKeysetRequest{KeysetIdentifier: keysetOf("ops")}))
+	got := ok(b.FindTenantKeysetsByIds(ctx, &forge.TenantKeysetsByIdsRequest{KeysetIds: all([]string{"ops"}, keysetOf), IncludeKeyData: true})).Keyset[0]
+	if len(got.KeysetContent.PublicKeys) != 0 {
+		t.Errorf("the key set has still %v", got)
+	}
+}
+
 // What metadata must look like, when a thing is made and when it is changed.
 func TestMetadataOfEveryKind(t *testing.T) {
 	long := strings.Repeat("x", 256)
