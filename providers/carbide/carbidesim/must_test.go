@@ -35,6 +35,7 @@ var musts = []struct {
 	}},
 	{"ids", map[string]string{
 		"malformed: INTERNAL":            "TestNoMalformedIDPassesTheDecoder",
+		"malformed, and of no kind":      "TestIDsAsPlainText TestOsImageRefusals TestExpectedMachines TestExtensionServiceRefusals",
 		"an empty wrapper is the nil id": "TestEveryEmptyWrapperIsTheNilUUID TestAnIDIsGivenToWhatHasNone",
 	}},
 	{"finding", map[string]string{
