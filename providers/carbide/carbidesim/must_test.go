@@ -133,6 +133,7 @@ var musts = []struct {
 		"extension services":                  "TestExtensionServiceInUse",
 		"compute allocations":                 "TestAllocationsInUse",
 		"SKUs":                                "TestSKUs",
+		"all that is missing or malformed":    "TestEmptyRequests TestOtherRefusals",
 		"what is deleted although it is used": "TestDeletedAlthoughUsed TestInstancesBootFromTheLibrary",
 	}},
 	{"after a VPC is gone", map[string]string{
