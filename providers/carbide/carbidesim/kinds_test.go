@@ -178,7 +178,7 @@ func subjects() map[string]subject {
 			},
 			find: func(b *workbench, ids ...string) ([]thing, error) {
 				r, err := b.FindNetworkSegmentsByIds(ctx, &forge.NetworkSegmentsByIdsRequest{NetworkSegmentsIds: all(ids, segmentID)})
-				return all(r.GetNetworkSegments(), func(o *forge.NetworkSegment) thing { return thing{o.Id.Value, o.Metadata, o.Version} }), err
+				return all(r.GetNetworkSegments(), func(o *forge.NetworkSegment) thing { return thing{o.Id.Value, o.Metadata, ""} }), err
 			},
 		},
 		"network_security_group": {
