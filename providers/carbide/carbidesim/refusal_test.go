@@ -111,6 +111,7 @@ func TestOtherRefusals(t *testing.T) {
 		{"state of an unknown instance", b.world.SetInstanceState(uid(8), &state), codes.NotFound, "instance"},
 		{"an unknown instance left behind", b.world.LeaveBehind(uid(8), true), codes.NotFound, "instance"},
 		{"alerts of an unknown machine", b.world.SetAlerts(machineID('h', 's', 7, 7), nil), codes.NotFound, "machine"},
+		{"an unexpected device found", b.world.Discover("0a:00:00:00:00:01"), codes.NotFound, "expected device"},
 		{"an unknown machine deafened", b.world.Deafen(machineID('h', 's', 7, 7), true), codes.NotFound, "machine"},
 	})
 }
