@@ -53,7 +53,7 @@ func unknownField(text string) protoreflect.RawFields {
 // TestUpdateKeeps: an update leaves alone what the schema does not have.
 func TestUpdateKeeps(t *testing.T) {
 	hosts := hosts(t)
-	s := newSite(t, carbidesim.Options{Hosts: lawHosts, Timing: lawTiming})
+	s := newSite(t, carbidesim.Options{Later: true, Hosts: lawHosts, Timing: lawTiming})
 	s.make("vpc", "prod", schema.Object{"tenant": "acme"})
 	s.make("vpc_prefix", "links", schema.Object{"vpc": id("vpc", "prod"), "prefix": "10.1.0.0/16"})
 	os := &forge.InstanceOperatingSystemConfig{Variant: &forge.InstanceOperatingSystemConfig_Ipxe{Ipxe: &forge.InlineIpxe{IpxeScript: "#!ipxe"}}}

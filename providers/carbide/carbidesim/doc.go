@@ -5,7 +5,9 @@
 // groups, partitions of the other fabrics, instance types and allocations, instances, machines, operating systems, images,
 // services on DPUs, SKUs and expected hardware. It follows the real service's rules, and its surprises: codes that do not
 // say what they mean, ids that can never be used again, tokens that move when a child changes, deletes that nothing
-// refuses. What it does not model it refuses with UNIMPLEMENTED instead of guessing.
+// refuses. What it does not model it refuses with UNIMPLEMENTED instead of guessing. What it has to do is written down in
+// must_test.go, clause by clause, with the tests that hold it to that; what every kind has to do is tested in laws_test.go
+// and its neighbours.
 //
 // Words: a *site* is the state and its rules; a *world* is a site with a clock, faults and a file; a *server* puts
 // a world on the wire. A *stranger* is a change made past the client under test.

@@ -161,7 +161,6 @@ func readExpectedMachine(in *forge.ExpectedMachine, have *expected[*forge.Expect
 	}
 	primaries := 0
 	for _, nic := range out.HostNics {
-		nic.ProtoReflect().SetUnknown(nil)
 		if nic.GetPrimary() {
 			primaries++
 		}

@@ -112,7 +112,6 @@ func (s *site) GetAllExpectedPowerShelvesLinked(context.Context, *emptypb.Empty)
 // readExpectedShelf makes a new row, which keeps some of what have says.
 func readExpectedShelf(in *forge.ExpectedPowerShelf, have *expected[*forge.ExpectedPowerShelf]) (*expected[*forge.ExpectedPowerShelf], error) {
 	out := proto.CloneOf(in)
-	out.ProtoReflect().SetUnknown(nil)
 	out.ExpectedPowerShelfId, out.Metadata = nil, nil
 	var ok bool
 	if out.BmcMacAddress, ok = hardwareAddress(in.BmcMacAddress); !ok {

@@ -119,7 +119,6 @@ func (s *site) GetAllExpectedSwitchesLinked(context.Context, *emptypb.Empty) (*f
 // readExpectedSwitch makes a new row, which keeps some of what have says.
 func readExpectedSwitch(in *forge.ExpectedSwitch, have *expected[*forge.ExpectedSwitch]) (*expected[*forge.ExpectedSwitch], error) {
 	out := proto.CloneOf(in)
-	out.ProtoReflect().SetUnknown(nil)
 	out.ExpectedSwitchId, out.Metadata = nil, nil
 	var ok bool
 	if out.BmcMacAddress, ok = hardwareAddress(in.BmcMacAddress); !ok {

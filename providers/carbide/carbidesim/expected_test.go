@@ -111,7 +111,7 @@ func TestExpectedMachinesAreUpdated(t *testing.T) {
 		{"the address stays with the interface", update(wrapped(uid(2)), second, "10.0.0.9"), codes.FailedPrecondition, "another interface"},
 	})
 	m := b.expectedMachine(uid(1))
-	if !m.GetBmcRetainCredentials() || !m.GetDefaultPauseIngestionAndPoweron() || m.GetIsDpfEnabled() || !m.GetHostLifecycleProfile().GetDisableLockdown() {
+	if !m.GetBmcRetainCredentials() || !m.GetDefaultPauseIngestionAndPoweron() || m.IsDpfEnabled == nil || *m.IsDpfEnabled || !m.GetHostLifecycleProfile().GetDisableLockdown() {
 		t.Errorf("what was absent did not stay: %v", m)
 	}
 	if m.DpuMode != nil || m.SkuId != nil || m.RackId != nil || m.BmcIpAddress != nil || m.Metadata.Name != "" || m.BmcPassword != "" || m.ChassisSerialNumber != "x" {

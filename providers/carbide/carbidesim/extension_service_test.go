@@ -163,7 +163,7 @@ func TestExtensionServiceRefusals(t *testing.T) {
 		{"no apiVersion", data(strings.Replace(pod("a"), "apiVersion: v1\n", "", 1)), codes.InvalidArgument, "apiVersion"},
 		{"another kind", data(strings.Replace(pod("a"), "Pod", "Job", 1)), codes.InvalidArgument, "kind: Pod"},
 		{"no name of the pod", data(strings.Replace(pod("a"), "{name: a}", "{}", 1)), codes.InvalidArgument, "metadata.name"},
-		{"no list of containers", data("{apiVersion: v1, kind: Pod, metadata: {name: a}, spec: {containers: a}}"), codes.InvalidArgument, "spec.containers"},
+		{"no list of containers", data("{apiVersion: v1, kind: Pod, metadata: {name: a}, spec: {containers: a}}"), codes.InvalidArgument, "must be an array"},
 		{"no containers", data("{apiVersion: v1, kind: Pod, metadata: {name: a}, spec: {containers: []}}"), codes.InvalidArgument, "at least one container"},
 		{"no login", login(func(c *forge.DpuExtensionServiceCredential) { c.Type = nil }), codes.InvalidArgument, "credential type"},
 		{"no user", login(func(c *forge.DpuExtensionServiceCredential) { c.GetUsernamePassword().Username = "" }), codes.InvalidArgument, "username"},

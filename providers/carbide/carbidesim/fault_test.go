@@ -52,19 +52,23 @@ func TestFaultEffects(t *testing.T) {
 	}
 }
 
-func TestAHangingCallEndsWithItsCaller(t *testing.T) {
-	b := start(t, Options{})
-	b.inject(Fault{Method: "CreateVpc", Effect: Hang})
-	mine, cancel := context.WithCancel(ctx)
-	ended := make(chan error)
-	go func() { ended <- failed(b.CreateVpc(mine, &forge.VpcCreationRequest{})) }()
-	for b.world.Calls()["CreateVpc"] == 0 { // until it has arrived
-		ok(b.Version(ctx, &forge.VersionRequest{}))
-	}
-	cancel()
-	b.refuses(<-ended, codes.Canceled, "")
-	if got := ok(b.FindVpcIds(ctx, &forge.VpcSearchFilter{})).VpcIds; len(got) != 0 {
-		t.Errorf("a call that hung has happened: %v", got)
+// A call that hangs, or is slow, waits: it ends with its caller, and nothing has happened.
+func TestAWaitingCallEndsWithItsCaller(t *testing.T) {
+	for _, fault := range []Fault{{Effect: Hang}, {Effect: Slow, Delay: time.Hour}} {
+		b := start(t, Options{})
+		fault.Method = "CreateVpc"
+		b.inject(fault)
+		mine, cancel := context.WithCancel(ctx)
+		ended := make(chan error)
+		go func() { ended <- failed(b.CreateVpc(mine, &forge.VpcCreationRequest{})) }()
+		for b.world.Calls()["CreateVpc"] == 0 { // until it has arrived
+			ok(b.Version(ctx, &forge.VersionRequest{}))
+		}
+		cancel()
+		b.refuses(<-ended, codes.Canceled, "")
+		if got := ok(b.FindVpcIds(ctx, &forge.VpcSearchFilter{})).VpcIds; len(got) != 0 {
+			t.Errorf("a call that is %s has happened: %v", fault.Effect, got)
+		}
 	}
 }
 

@@ -57,6 +57,15 @@ func toOlder(reply proto.Message) proto.Message {
 	return reply
 }
 
+// dropUnknown takes out of a request what the service does not know.
+func dropUnknown(request proto.Message) {
+	walk(request.ProtoReflect(), func(m protoreflect.Message) {
+		if len(m.GetUnknown()) > 0 {
+			m.SetUnknown(nil)
+		}
+	})
+}
+
 func prune(m protoreflect.Message) {
 	for _, number := range newer[m.Descriptor().FullName()] {
 		m.Clear(m.Descriptor().Fields().ByNumber(number))

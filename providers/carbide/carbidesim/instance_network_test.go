@@ -69,7 +69,7 @@ func TestInterfaces(t *testing.T) {
 		{"address with a segment", try(at(viaSegment(segment), "10.0.0.3")), codes.InvalidArgument, "VPC prefix"},
 		{"even address", try(at(viaPrefix(prefix), "10.1.0.2")), codes.InvalidArgument, "host's end"},
 		{"address outside", try(at(viaPrefix(prefix), "10.2.0.3")), codes.InvalidArgument, "host's end"},
-		{"address is text", try(at(viaPrefix(prefix), "first")), codes.InvalidArgument, "address"},
+		{"address is text", try(at(viaPrefix(prefix), "first")), codes.InvalidArgument, "invalid address"},
 		{"odd address", try(at(viaPrefix(prefix), "10.1.0.9")), codes.OK, ""},
 		{"its link network drains", try(at(viaPrefix(prefix), "10.1.0.9")), codes.OK, ""}, // the clock was advanced past the drain
 		{"two VPCs without FNN", try(viaSegment(segment), virtual(viaSegment(uid(0x82)), nil)), codes.InvalidArgument, "FNN"},

@@ -165,8 +165,11 @@ func TestInstanceAdmission(t *testing.T) {
 		}
 	}
 	dpu := b.machine(good).AssociatedDpuMachineIds[0].Id
-	if err := b.instanceType("gpu", "gpu"); err != nil {
-		t.Fatal(err)
+	b.tenant("other")
+	for _, err := range []error{b.instanceType("gpu", "gpu"), b.group("theirs", "other", "theirs")} {
+		if err != nil {
+			t.Fatal(err)
+		}
 	}
 	type request = forge.InstanceAllocationRequest
 	try := func(machine string, change func(*request)) error {
@@ -204,6 +207,7 @@ func TestInstanceAdmission(t *testing.T) {
 		{"blank script", try(good, os(script(" \n"))), codes.InvalidArgument, "script"},
 		{"unknown image", try(good, os(&forge.InstanceOperatingSystemConfig{Variant: &forge.InstanceOperatingSystemConfig_OsImageId{OsImageId: &forge.UUID{Value: uid(0x72)}}})), codes.FailedPrecondition, "image"},
 		{"unknown group", try(good, func(r *request) { r.Config.NetworkSecurityGroupId = text("web") }), codes.FailedPrecondition, "web"},
+		{"another tenant's group", try(good, func(r *request) { r.Config.NetworkSecurityGroupId = text("theirs") }), codes.FailedPrecondition, "theirs"},
 		{"extension service", try(good, func(r *request) {
 			r.Config.DpuExtensionServices = &forge.InstanceDpuExtensionServicesConfig{ServiceConfigs: []*forge.InstanceDpuExtensionServiceConfig{{ServiceId: uid(0x73), Version: "V1-T1"}}}
 		}), codes.FailedPrecondition, "ExtensionService"},

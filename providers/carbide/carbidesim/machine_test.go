@@ -191,6 +191,7 @@ func TestMaintenance(t *testing.T) {
 		{"short reference", set(id, enable, "  OPS-  "), codes.InvalidArgument, "reference"},
 		{"DPU", set(b.machine(id).AssociatedDpuMachineIds[0].Id, enable, "OPS-1234"), codes.InvalidArgument, "DPU"},
 		{"unknown", set(machineID('h', 's', 7, 7), enable, "OPS-1234"), codes.NotFound, "machine"},
+		{"neither", set(id, 7, "OPS-1234"), codes.InvalidArgument, "operation"},
 		{"disable without", set(id, disable, ""), codes.OK, ""},
 		{"enable", set(id, enable, " OPS-1234 "), codes.OK, ""},
 	})

@@ -97,6 +97,9 @@ func TestNVLinkPartitionDeletion(t *testing.T) {
 			if ids := ok(b.FindNVLinkLogicalPartitionIds(ctx, &forge.NVLinkLogicalPartitionSearchFilter{Name: text("rack")})).PartitionIds; len(ids) != 1 {
 				t.Error("the deleted partition is not listed")
 			}
+			if ids := ok(b.FindNVLinkLogicalPartitionIds(ctx, &forge.NVLinkLogicalPartitionSearchFilter{Name: text("pod")})).PartitionIds; len(ids) != 0 {
+				t.Errorf("by another name there are %v", ids)
+			}
 			b.refuses(failed(b.nvlinkPartition(uid(1), "acme", named("rack"))), codes.Internal, "duplicate key")
 		}
 		check()

@@ -16,6 +16,8 @@ type Options struct {
 
 	// Old makes the world speak the older generation: plain names, flat segments, no newer fields.
 	Old bool
+	// Later makes the world keep the fields that we do not know, as a service of a later version does that knows them.
+	Later bool
 	// Unimplemented names methods that this site's version lacks.
 	Unimplemented []string
 }

@@ -139,7 +139,6 @@ func readImage(r *forge.OsImageAttributes) (*forge.OsImageAttributes, error) {
 		return nil, invalid("invalid organization id %q", r.TenantOrganizationId)
 	}
 	a := proto.CloneOf(r)
-	a.ProtoReflect().SetUnknown(nil)
 	a.Id = &forge.UUID{Value: id}
 	return a, nil
 }

@@ -1,10 +1,12 @@
 package carbidesim
 
 import (
+	"fmt"
 	"strings"
 	"testing"
 
 	"google.golang.org/grpc/codes"
+	"google.golang.org/grpc/status"
 	"google.golang.org/protobuf/proto"
 
 	"converge.dev/converge/providers/carbide/forge"
@@ -146,6 +148,34 @@ func TestSegmentAdmission(t *testing.T) {
 		{"tenant in FNN, both families", create(in(uid(2)), prefix("10.0.0.0/24", "fd00::/64")), codes.OK, ""},
 		{"IPv6 in Ethernet", create(prefix("fd00::/64")), codes.InvalidArgument, "IPv6"},
 	})
+}
+
+// Which networks a VPC can have: FLAT ones take those of hosts without a DPU and nothing else, and IPv6 needs FNN or FLAT.
+func TestNetworksFitTheirVpc(t *testing.T) {
+	b := start(t, Options{Rules: Rules{RoutingProfiles: profiles}})
+	b.tenant("acme")
+	n := byte(0)
+	for i, virtualization := range []forge.VpcVirtualizationType{ethernet, fnn, flat} {
+		vpc := uid(byte(0xf0 + i))
+		b.vpc(vpc, virtualization)
+		for _, kind := range []forge.NetworkSegmentType{0, forge.NetworkSegmentType_ADMIN, forge.NetworkSegmentType_UNDERLAY, forge.NetworkSegmentType_HOST_INBAND} {
+			for _, prefix := range []string{"10.%d.0.0/24", "fd00:%d::/64"} {
+				n++
+				fits := (virtualization == flat) == (kind == forge.NetworkSegmentType_HOST_INBAND)
+				fits = fits && (virtualization != ethernet || prefix[0] == '1')
+				err := failed(b.CreateNetworkSegment(ctx, &forge.NetworkSegmentCreationRequest{
+					Id: segmentID(uid(n)), VpcId: vpcID(vpc), SegmentType: kind, Prefixes: []*forge.NetworkPrefix{{Prefix: fmt.Sprintf(prefix, n)}},
+				}))
+				if want := map[bool]codes.Code{true: codes.OK, false: codes.InvalidArgument}[fits]; status.Code(err) != want {
+					t.Errorf("%s %s in %s: %v", kind, prefix, virtualization, err)
+				}
+			}
+		}
+		err := failed(b.CreateVpcPrefix(ctx, &forge.VpcPrefixCreationRequest{VpcId: vpcID(vpc), Prefix: fmt.Sprintf("fd01:%d::/64", i)}))
+		if want := map[bool]codes.Code{true: codes.OK, false: codes.InvalidArgument}[virtualization != ethernet]; status.Code(err) != want {
+			t.Errorf("an IPv6 prefix of %s: %v", virtualization, err)
+		}
+	}
 }
 
 func TestSegmentsOverlapNowhereOnTheSite(t *testing.T) {

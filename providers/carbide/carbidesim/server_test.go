@@ -5,6 +5,7 @@ import (
 	"crypto/tls"
 	"crypto/x509"
 	"net"
+	"net/http"
 	"os"
 	"path/filepath"
 	"strings"
@@ -169,6 +170,27 @@ func TestRolesOverTheWire(t *testing.T) {
 		if status.Code(c.err) != c.want {
 			t.Errorf("%s: %v, want %s", c.name, c.err, c.want)
 		}
+	}
+}
+
+// The service refuses a role with HTTP 403, before gRPC is spoken. We refuse it with what a client
+// makes of that, which goes on to say what else the answer lacks.
+func TestForbiddenIsWhatAClientMakesOfHTTP403(t *testing.T) {
+	l, err := net.Listen("tcp", "127.0.0.1:0")
+	if err != nil {
+		t.Fatal(err)
+	}
+	real := &http.Server{Protocols: new(http.Protocols), Handler: http.HandlerFunc(func(rw http.ResponseWriter, _ *http.Request) {
+		rw.WriteHeader(http.StatusForbidden)
+	})}
+	real.Protocols.SetUnencryptedHTTP2(true)
+	go func() { _ = real.Serve(l) }()
+	t.Cleanup(func() { real.Close() })
+	list := func(c forge.ForgeClient) error { return failed(c.FindVpcIds(ctx, &forge.VpcSearchFilter{})) }
+	want := list(connect(t, l.Addr().String(), insecure.NewCredentials()))
+	got := list(connect(t, listen(t, world(t), ServerOptions{Roles: Roles{}}), insecure.NewCredentials()))
+	if status.Code(want) != codes.PermissionDenied || !strings.HasPrefix(want.Error(), got.Error()) {
+		t.Errorf("we say\n%v\na client of a server with 403 says\n%v", got, want)
 	}
 }
 

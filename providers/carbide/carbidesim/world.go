@@ -228,6 +228,9 @@ func (w *World) carryOut(ctx context.Context, request any, method string, handle
 	if w.options.Old {
 		fromOlder(message)
 	}
+	if !w.options.Later {
+		dropUnknown(message)
+	}
 	var reply any
 	err := w.transact(func() (err error) {
 		reply, err = handle(ctx, request)
