@@ -29,7 +29,37 @@ type World struct {
 	site   *site
 	offset time.Duration // how far the clock has been advanced
 	faults []*armed
+	late   []lateCall // in the order in which they will happen
 	calls  map[string]int
+}
+
+// lateCall is a call that has been given up by its caller, and happens nevertheless. It is not kept in the file.
+type lateCall struct {
+	at   time.Time
+	call func() (any, error)
+}
+
+// putOff has a call happen later: right before the first other one that arrives after that time.
+func (w *World) putOff(d time.Duration, call func() (any, error)) {
+	w.mu.Lock()
+	defer w.mu.Unlock()
+	w.late = append(w.late, lateCall{w.now().Add(d), call})
+	slices.SortStableFunc(w.late, func(a, b lateCall) int { return a.at.Compare(b.at) })
+}
+
+// land makes the late calls whose time has come.
+func (w *World) land() {
+	for {
+		w.mu.Lock()
+		if len(w.late) == 0 || w.late[0].at.After(w.now()) {
+			w.mu.Unlock()
+			return
+		}
+		l := w.late[0]
+		w.late = w.late[1:]
+		w.mu.Unlock()
+		_, _ = l.call() // nobody waits for the answer
+	}
 }
 
 // methods are the service's methods by name.
@@ -84,6 +114,7 @@ func (w *World) now() time.Time { return w.options.Now().Add(w.offset).Round(0) 
 
 // transact runs one call on the site as it is now.
 func (w *World) transact(call func() error) error {
+	w.land()
 	w.mu.Lock()
 	defer w.mu.Unlock()
 	settled := w.site.settle(w.now())
@@ -185,10 +216,17 @@ func (w *World) arrive(ctx context.Context, request any, info *grpc.UnaryServerI
 	w.calls[method]++
 	w.mu.Unlock()
 	call := func() (any, error) { return w.carryOut(ctx, request, method, handle) }
-	if f := w.strike(method, request.(proto.Message)); f != nil {
-		return f.suffer(ctx, call, cut)
+	f := w.strike(method, request.(proto.Message))
+	if f == nil {
+		return call()
 	}
-	return call()
+	if f.past != nil {
+		handle = on(f.past, method)
+	}
+	return f.suffer(ctx, call, cut, func(d time.Duration) {
+		later := context.WithoutCancel(ctx)
+		w.putOff(d, func() (any, error) { return w.carryOut(later, request, method, handle) })
+	})
 }
 
 // carryOut runs a decoded call on the site.
@@ -212,6 +250,16 @@ func (w *World) carryOut(ctx context.Context, request any, method string, handle
 		reply = toOlder(reply.(proto.Message))
 	}
 	return reply, err
+}
+
+// on makes a method's handler for another site than the world's own.
+func on(s *site, method string) grpc.UnaryHandler {
+	return func(ctx context.Context, request any) (any, error) {
+		return methods[method].Handler(s, ctx, func(into any) error {
+			proto.Merge(into.(proto.Message), request.(proto.Message))
+			return nil
+		}, nil)
+	}
 }
 
 // Stranger is a client that changes the world past all faults, counters and role checks: for drift, and for setting up.
