@@ -1,0 +1,183 @@
+package faults
+
+import (
+	"fmt"
+
+	"converge.dev/converge/providers"
+)
+
+// An ending is all that a cell comes to.
+type ending struct {
+	status string // of the run
+	step   string // of x, as the journal has it: done, refused, partial, open; after > that of its undo
+	world  string // what there is of the kind: as wanted, as before
+	holds  string // serial: the revision is not tried again; site: nothing is done until somebody has looked
+	waited bool   // for the late bound
+	next   string // what comes of resume, where the run is open or partial, and of applying the document again
+}
+
+func (e ending) String() string {
+	return fmt.Sprintf("run %s, step %s, %q is there, holds %q, waited %t, next %q", e.status, e.step, e.world, e.holds, e.waited, e.next)
+}
+
+// endings are the ends by name, as in engine/grid_table_test.go. A + says that the late bound was waited for.
+var endings = map[string]ending{
+	// It is as wanted.
+	"done": {"applied", "done", "wanted", "", false, "clean"},
+	// The same, after a wait until no call could come any more.
+	"done+": {"applied", "done", "wanted", "", true, "clean"},
+	// Nothing was changed.
+	"refused": {"reverted", "refused", "before", "serial", false, "again applied, clean"},
+	// What was done was undone.
+	"undone": {"reverted", "done>done", "before", "serial", false, "again applied, clean"},
+	// The same, after a wait.
+	"undone+": {"reverted", "done>done", "before", "serial", true, "again applied, clean"},
+	// It came out wrong, and was undone.
+	"failed": {"reverted", "partial>done", "before", "serial", false, "again applied, clean"},
+	// The unknown was waited for, then undone.
+	"settled+": {"reverted", "open>done", "before", "serial", true, "again applied, clean"},
+	// The undo was refused.
+	"stuck": {"partial", "done>refused", "wanted", "serial+site", false, "resume reverted, again applied, clean"},
+	// No answer to the undo, after a wait: held.
+	"stuck?+": {"partial", "done>open", "wanted", "serial+site", true, "resume reverted, again applied, clean"},
+	// No answer beyond the point of no return: held, and finished forward.
+	"forward": {"partial", "open", "before", "serial+site", false, "resume applied, clean"},
+	// Open: the undo could not be looked at, nor begun.
+	"unseen": {"open", "done>refused", "wanted", "", false, "resume reverted, again applied, clean"},
+	// Open: made but not seen, and the undo could not be looked at.
+	"unseen?": {"open", "open>refused", "wanted", "", false, "resume reverted, again applied, clean"},
+	// The same, after a wait.
+	"unseen?+": {"open", "open>refused", "wanted", "", true, "resume reverted, again applied, clean"},
+	// Open: undone but not seen.
+	"unseen~": {"open", "done>open", "before", "", false, "resume reverted, again applied, clean"},
+	// Open: nobody knows whether it was made, and nothing could be looked at.
+	"adrift+": {"open", "open>refused", "before", "", true, "resume reverted, again applied, clean"},
+}
+
+// A case of the table: a call that meets a fault.
+type met struct {
+	traits  providers.Traits
+	verb    string // create, update, delete: of the call
+	undo    bool   // it undoes what was done
+	exact   bool   // the step can be undone, so that it comes before the point of no return
+	later   bool   // the verb has made another call already, which had its effect
+	refusal string // what INTERNAL means to the verb when reading shows that it had no effect
+}
+
+// expected is the end that docs/reliability.md wants, "Ids and unknown outcomes", read as follows.
+//
+// A refusal is believed only when a look does not say otherwise (promise 1): what was done although it was refused is
+// done. What only said "not yet" is tried again (S2). A refusal of a later call of several is no refusal of the verb:
+// something was changed, which is looked at, and finished.
+//
+// A call of unknown outcome of which nothing is to be seen is made again. Before that it is waited for when it could change
+// something that comes after it (S1): a create of an id that is used again, a blind update, a delete of such an id. An undo
+// without an answer waits as well: only then what is seen is the end.
+//
+// When no answer comes at all, a step before the point of no return is settled and undone; one beyond it is held, to be
+// finished forward. An undo without an answer is held.
+//
+// What cannot be seen is not said to be done, undone or absent (promise 3): the run stays open.
+func expected(f fault, m met) string {
+	ok, no := "done", "refused"
+	if m.undo {
+		ok, no = "undone", "stuck"
+	}
+	waits := m.traits.Eventual
+	switch m.verb {
+	case "create":
+		waits = waits || !m.traits.Burned
+	case "update":
+		waits = waits || m.traits.Update != providers.Versioned
+	case "delete":
+		waits = waits || m.traits.ID != ""
+	}
+	again := ok
+	if waits {
+		again += "+"
+	}
+	if m.later {
+		no = again
+	}
+	switch f.name {
+	case "refused", "busy for good":
+		return no
+	case "not done, said internal":
+		switch {
+		case m.later, m.verb == "update" && m.traits.Update != providers.Versioned: // nothing shows that it had no effect
+			return again
+		case m.refusal == "refused":
+			return no
+		}
+	case "not there, said exists":
+		switch {
+		case m.refusal == "exists is busy", m.traits.Burned && m.traits.ID == "": // the next incarnation
+			return ok
+		}
+		return no
+	case "request lost", "no answer", "late", "flapping":
+		return again
+	case "requests lost":
+		switch {
+		case m.undo:
+			return "stuck?+"
+		case m.exact:
+			return "settled+"
+		}
+		return "forward"
+	case "late each time":
+		switch {
+		case m.undo:
+			return "undone+"
+		case waits:
+			return "done+"
+		case m.exact:
+			return "settled+"
+		}
+		return "forward"
+	case "no list":
+		switch {
+		case m.undo && m.verb == "create":
+			return "unseen~"
+		case m.undo:
+			return "unseen"
+		case m.verb != "create":
+			return "refused"
+		case m.traits.Burned: // which is asked for by creating it again
+			return "unseen?"
+		}
+		return "unseen?+"
+	case "lost server":
+		if m.undo {
+			return "unseen"
+		}
+		return "refused"
+	case "deaf server":
+		switch {
+		case m.undo && m.verb == "create":
+			return "unseen~"
+		case m.undo:
+			return "unseen"
+		case m.verb == "create":
+			return "adrift+"
+		}
+		return "refused"
+	}
+	return ok
+}
+
+// refusals are what INTERNAL or ALREADY_EXISTS mean where they do not mean "not now" or "taken", by kind; see
+// providers/carbide/refusal.go.
+var refusals = map[string]string{
+	"carbide.compute_allocation":    "refused", // the tenant or the type is not there
+	"carbide.dpu_extension_service": "refused", // the tenant is not there
+	"carbide.expected_machine":      "refused", // the MAC address cannot be read
+	"carbide.expected_switch":       "refused", // the MAC address is taken
+	"carbide.expected_power_shelf":  "refused", // the same
+	"carbide.vpc_peering":           "refused", // one of the VPCs is not there
+	"carbide.ib_partition":          "refused", // the key is taken
+	"carbide.instance":              "exists is busy",
+}
+
+// deviations are the cells that end otherwise, each with its reason.
+var deviations = map[string]struct{ end, why string }{}
