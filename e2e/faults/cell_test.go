@@ -12,6 +12,7 @@ import (
 	"sync"
 	"sync/atomic"
 	"testing"
+	"testing/synctest"
 	"time"
 
 	"google.golang.org/grpc/test/bufconn"
@@ -31,7 +32,7 @@ import (
 
 // late is within which time a call of unknown outcome may still have its effect. It is longer than all retries of a step
 // together, so that a run that has waited for it can be told from one that has not.
-const late = 10 * time.Minute
+const late = 4 * time.Minute
 
 // A cell is one site, with one fault at one method of one scene. It lives in a bubble of package synctest.
 type cell struct {
@@ -50,7 +51,7 @@ type cell struct {
 	traits providers.Traits
 	kinds  schema.Kinds
 
-	first, last string // what is seen of the kind before and after
+	first, last string // what is seen of the kind before, ? until that is known, and after
 	ids         atomic.Int64
 	armed       atomic.Bool
 	within      atomic.Bool // the step of x is under way
@@ -89,16 +90,19 @@ func (c *cell) begin() {
 	c.line = bufconn.Listen(1 << 16)
 	go c.server.Serve(c.line)
 	c.store = state.New(mem.New(mem.Options{}), "grid")
-	c.eye = c.open()
+	if c.eye, err = c.open(); err != nil {
+		c.Fatal(err)
+	}
 	for _, k := range c.eye.Kinds {
 		if k.Name == c.ref.Kind {
 			c.traits = k.Traits
 		}
 	}
+	c.first = "?"
 	if got := c.apply(c.scene.first, nil); got.Run.Status != state.RunApplied {
 		c.Fatalf("the beginning ended %s: %s", got.Run.Status, got.Run.Message)
 	}
-	c.first = c.see()
+	c.first, c.arrived = c.see(), nil
 }
 
 // end stops everything.
@@ -114,8 +118,8 @@ func (c *cell) end() {
 }
 
 // open connects as a process does.
-func (c *cell) open() *providers.Provider {
-	p, err := carbide.Open(context.Background(), carbide.Options{
+func (c *cell) open() (*providers.Provider, error) {
+	return carbide.Open(context.Background(), carbide.Options{
 		Address: "127.0.0.1:1079", TLS: carbide.TLS{Mode: carbide.Off}, Late: late,
 		Dial: func(ctx context.Context, _ string) (net.Conn, error) {
 			if c.dark.Load() {
@@ -130,10 +134,6 @@ func (c *cell) open() *providers.Provider {
 			return conn, err
 		},
 	})
-	if err != nil {
-		c.Fatal(err)
-	}
-	return p
 }
 
 // process gives an engine as a process of its own has it: one step at a time, at the real pace of retries. Runs are
@@ -141,7 +141,13 @@ func (c *cell) open() *providers.Provider {
 func (c *cell) process() *engine.Engine {
 	return engine.New(engine.Options{
 		Kinds: c.kinds, Store: c.store, Who: "test@here", Version: "test", Parallelism: 1, Emit: c.follow,
-		Open: func(context.Context, schema.Site, []engine.Need) (*providers.Set, error) { return providers.NewSet(c.open()) },
+		Open: func(context.Context, schema.Site, []engine.Need) (*providers.Set, error) {
+			p, err := c.open()
+			if err != nil {
+				return nil, err
+			}
+			return providers.NewSet(p)
+		},
 		NewID: func(now time.Time) string {
 			return fmt.Sprintf("%s-%06d", now.UTC().Format("20060102-150405.000"), c.ids.Add(1))
 		},
@@ -155,7 +161,7 @@ func (c *cell) follow(ev event.Event) {
 	case event.StepStarted:
 		if e.Step.Ref == c.ref {
 			c.within.Store(true)
-			if e.Undo == c.undo && c.armed.CompareAndSwap(false, true) {
+			if c.first != "?" && e.Undo == c.undo && c.armed.CompareAndSwap(false, true) {
 				c.arm()
 			}
 		}
@@ -176,7 +182,7 @@ func (c *cell) follow(ev event.Event) {
 func (c *cell) say(format string, args ...any) {
 	c.mu.Lock()
 	defer c.mu.Unlock()
-	if len(c.story) < 80 {
+	if len(c.story) < 200 {
 		c.story = append(c.story, fmt.Sprintf(format, args...))
 	}
 }
@@ -188,8 +194,6 @@ func (c *cell) arm() {
 		switch f.Method {
 		case "reads":
 			methods = c.fault.reads
-		case "each":
-			methods = append(slices.Clone(c.fault.reads), c.fault.changes...)
 		case "":
 			f.Nth = c.nth
 		}
@@ -203,6 +207,7 @@ func (c *cell) arm() {
 	if c.fault.dark {
 		c.dark.Store(true)
 		c.cut()
+		synctest.Wait() // until the process has noticed
 	}
 }
 
@@ -238,6 +243,17 @@ func (c *cell) apply(d *schema.Document, between func()) engine.Result {
 	return res
 }
 
+// rollback undoes the run.
+func (c *cell) rollback() engine.Result {
+	e := c.process()
+	defer e.Close()
+	res, err := e.Rollback(context.Background(), "", engine.ApplyOptions{})
+	if err != nil && res.Run.Status != state.RunOpen {
+		c.Fatalf("the undo did not begin: %v", err)
+	}
+	return res
+}
+
 // play carries the scene out, with the fault, and gives its end.
 func (c *cell) play() ending {
 	var res engine.Result
@@ -261,12 +277,7 @@ func (c *cell) play() ending {
 		}
 		c.last = c.see()
 		begin = time.Now()
-		e := c.process()
-		var err error
-		if res, err = e.Rollback(context.Background(), "", engine.ApplyOptions{}); err != nil && res.Run.Status != state.RunOpen {
-			c.Fatalf("the undo did not begin: %v", err)
-		}
-		e.Close()
+		res = c.rollback()
 	} else {
 		res = c.apply(c.scene.last, nil)
 	}
@@ -322,7 +333,8 @@ func (c *cell) word(now string) string {
 			return "wanted" + phase
 		}
 	}
-	return fmt.Sprintf("between: %q, before: %q, wanted: %q", now, c.first, c.last)
+	c.say("before:\n%s\nnow:\n%s\nwanted:\n%s", c.first, now, c.last)
+	return "between"
 }
 
 // standing is how far the step of x has come: forward, and after > as its undo.
@@ -444,7 +456,9 @@ func (c *cell) afterwards(run state.Run) string {
 			time.Sleep(2 * late)
 			return say(c.settled())
 		}
-		say("again " + string(c.apply(c.scene.last, nil).Run.Status))
+		if status := c.apply(c.scene.last, nil).Run.Status; say("again "+string(status)) != "" && status != state.RunApplied {
+			return strings.Join(said, ", ")
+		}
 	}
 	return say("it does not converge")
 }

@@ -12,14 +12,14 @@ import (
 type fault struct {
 	name string
 	// What the simulator does. Without a Method it is the method of the cell; "reads" stands for all methods that read,
-	// "each" for every method, one by one.
+	// one by one.
 	inject  []carbidesim.Fault
 	forward *carbidesim.Fault // of the run that is undone afterwards
 	dark    bool              // nobody listens, and connections break
 	verbs   string            // for which verbs it makes sense; empty: for all
 	patient bool              // the run waits for other reasons than lateness
 
-	reads, changes []string // the methods
+	reads []string // the methods
 }
 
 // always stands for every call from now on.
@@ -46,7 +46,7 @@ func faults() []fault {
 		one("replies lost", carbidesim.Fault{Effect: lost, Code: codes.DeadlineExceeded, Times: always}),
 		one("cut", carbidesim.Fault{Effect: carbidesim.Cut, Times: always}),
 		one("late", carbidesim.Fault{Effect: carbidesim.Late, Delay: 30 * time.Second}),
-		one("late each time", carbidesim.Fault{Effect: carbidesim.Late, Code: codes.DeadlineExceeded, Delay: 8 * time.Minute, Times: always}),
+		one("late each time", carbidesim.Fault{Effect: carbidesim.Late, Code: codes.DeadlineExceeded, Delay: 200 * time.Second, Times: always}),
 		one("slow", carbidesim.Fault{Effect: carbidesim.Slow, Delay: 20 * time.Second}),
 		one("no answer", carbidesim.Fault{Effect: carbidesim.Hang}),
 		one("done, said invalid", carbidesim.Fault{Effect: after, Code: codes.OutOfRange}),
@@ -56,11 +56,14 @@ func faults() []fault {
 		of("create", one("not there, said exists", carbidesim.Fault{Effect: before, Code: codes.AlreadyExists})),
 		of("update delete", one("there, said absent", carbidesim.Fault{Effect: before, Code: codes.NotFound})),
 		one("half a batch", carbidesim.Fault{Method: "*", Effect: carbidesim.Half}),
-		one("partial list", carbidesim.Fault{Method: "reads", Effect: before, Code: codes.Unavailable, Times: 3}),
+		one("partial list", carbidesim.Fault{Method: "reads", Effect: before, Code: codes.Unavailable}),
 		one("no list", carbidesim.Fault{Method: "reads", Effect: before, Code: codes.Unauthenticated, Times: always}),
 		{name: "lost server", dark: true},
 		one("deaf server", carbidesim.Fault{Method: "*", Effect: before, Code: codes.Unavailable, Times: always}),
-		one("flapping", carbidesim.Fault{Method: "each", Effect: before, Code: codes.Unavailable, Every: 2, Times: always}),
-		{name: "late, then undone", forward: &carbidesim.Fault{Effect: carbidesim.Late, Delay: 5 * time.Minute}},
+		{name: "flapping", inject: []carbidesim.Fault{
+			{Effect: before, Code: codes.Unavailable, Every: 2, Times: always},
+			{Method: "reads", Effect: before, Code: codes.Unavailable, Every: 7, Times: always},
+		}},
+		{name: "late, then undone", forward: &carbidesim.Fault{Effect: carbidesim.Late, Delay: 3 * time.Minute}},
 	}
 }

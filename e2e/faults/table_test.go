@@ -42,6 +42,12 @@ var endings = map[string]ending{
 	"stuck?+": {"partial", "done>open", "wanted", "serial+site", true, "resume reverted, again applied, clean"},
 	// No answer beyond the point of no return: held, and finished forward.
 	"forward": {"partial", "open", "before", "serial+site", false, "resume applied, clean"},
+	// The same, after a wait: the kind wants one after every call of unknown outcome.
+	"forward+": {"partial", "open", "before", "serial+site", true, "resume applied, clean"},
+	// Made but not seen, beyond the point of no return: held, and finished forward.
+	"forward?": {"partial", "open", "wanted", "serial+site", false, "resume applied, clean"},
+	// Undone by forgetting it: its kind cannot be deleted.
+	"left+": {"reverted", "open>done", "wanted", "serial", true, "again applied, clean"},
 	// Open: the undo could not be looked at, nor begun.
 	"unseen": {"open", "done>refused", "wanted", "", false, "resume reverted, again applied, clean"},
 	// Open: made but not seen, and the undo could not be looked at.
@@ -50,7 +56,8 @@ var endings = map[string]ending{
 	"unseen?+": {"open", "open>refused", "wanted", "", true, "resume reverted, again applied, clean"},
 	// Open: undone but not seen.
 	"unseen~": {"open", "done>open", "before", "", false, "resume reverted, again applied, clean"},
-	// Open: nobody knows whether it was made, and nothing could be looked at.
+	// Open: nobody knows whether it was made (again), and nothing could be looked at.
+	"adrift~": {"open", "done>open", "wanted", "", false, "resume reverted, again applied, clean"},
 	"adrift+": {"open", "open>refused", "before", "", true, "resume reverted, again applied, clean"},
 }
 
@@ -61,6 +68,7 @@ type met struct {
 	undo    bool   // it undoes what was done
 	exact   bool   // the step can be undone, so that it comes before the point of no return
 	later   bool   // the verb has made another call already, which had its effect
+	looks   bool   // a create that reads something first
 	refusal string // what INTERNAL means to the verb when reading shows that it had no effect
 }
 
@@ -123,6 +131,8 @@ func expected(f fault, m met) string {
 			return "stuck?+"
 		case m.exact:
 			return "settled+"
+		case waits:
+			return "forward+"
 		}
 		return "forward"
 	case "late each time":
@@ -143,6 +153,12 @@ func expected(f fault, m met) string {
 			return "unseen"
 		case m.verb != "create":
 			return "refused"
+		case !m.exact:
+			return "forward?"
+		case m.traits.Delete == providers.Never:
+			return "left+"
+		case m.looks:
+			return "adrift+"
 		case m.traits.Burned: // which is asked for by creating it again
 			return "unseen?"
 		}
@@ -155,13 +171,17 @@ func expected(f fault, m met) string {
 	case "deaf server":
 		switch {
 		case m.undo && m.verb == "create":
-			return "unseen~"
+			return "adrift~"
 		case m.undo:
 			return "unseen"
-		case m.verb == "create":
-			return "adrift+"
+		case m.verb != "create" || m.looks:
+			return "refused"
+		case !m.exact:
+			return "forward"
+		case m.traits.Delete == providers.Never:
+			return "settled+"
 		}
-		return "refused"
+		return "adrift+"
 	}
 	return ok
 }
