@@ -51,6 +51,7 @@ type cell struct {
 	traits providers.Traits
 	kinds  schema.Kinds
 
+	token       bool   // the kind has versions
 	first, last string // what is seen of the kind before, ? until that is known, and after
 	ids         atomic.Int64
 	armed       atomic.Bool
@@ -285,7 +286,7 @@ func (c *cell) play() ending {
 	if !c.armed.Load() {
 		c.Error("nothing was injected")
 	}
-	if n := len(c.world.Faults()); n > 0 && len(c.fault.inject) > 0 && c.fault.inject[0].Times >= 0 && c.fault.inject[0].Method == "" {
+	if n := len(c.world.Faults()); n > 0 && len(c.fault.inject) > 0 && c.fault.inject[0].Times == 0 && c.fault.inject[0].Method == "" {
 		c.Errorf("%d faults were not met", n)
 	}
 	c.mend()
@@ -313,6 +314,7 @@ func (c *cell) see() string {
 		if err != nil {
 			c.Fatal(err)
 		}
+		c.token = c.token || th.Version != ""
 		lines = append(lines, fmt.Sprintf("%s %s %s %s", th.Name, spec, th.Mark.Ref, th.Phase))
 	}
 	slices.Sort(lines)

@@ -52,9 +52,13 @@ var hostIDs = sync.OnceValues(func() ([]string, error) {
 	return ids, w.Close()
 })
 
+// worldOptions are those of every site. What takes its time takes none, but that ids of NVLink partitions are free again is as
+// far away as the late bound, as it is on a real site.
 func worldOptions() carbidesim.Options {
+	timing := carbidesim.FastTiming
+	timing.Purge = late
 	return carbidesim.Options{
-		Timing: carbidesim.FastTiming, Hosts: carbidesim.Hosts{Count: 2},
+		Timing: timing, Hosts: carbidesim.Hosts{Count: 2},
 		Rules: carbidesim.Rules{
 			RoutingProfiles: []carbidesim.RoutingProfile{{Name: "internal"}},
 			Peering:         carbidesim.PeeringMixed,

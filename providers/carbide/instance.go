@@ -16,9 +16,10 @@ import (
 	"converge.dev/converge/schema"
 )
 
-// Giving a machine back wipes its disks: nothing undoes that.
+// Giving a machine back wipes its disks: nothing undoes that. The version guards an instance's configuration and not its
+// power, so an update is blind.
 var instanceTraits = providers.Traits{
-	Create: providers.Conditional, Update: providers.Versioned, Delete: providers.Blind,
+	Create: providers.Conditional, Update: providers.Blind, Delete: providers.Blind,
 	Mark: true, Late: late, ReadyWithin: time.Hour, GoneWithin: time.Hour,
 	UndoCreate: providers.Exact, UndoUpdate: providers.Exact, UndoDelete: providers.NoUndo,
 	Reach: providers.ReachTenant,

@@ -36,30 +36,29 @@ type World struct {
 // lateCall is a call that has been given up by its caller, and happens nevertheless. It is not kept in the file.
 type lateCall struct {
 	at   time.Time
-	call func() (any, error)
+	call func() error
 }
 
-// putOff has a call happen later: right before the first other one that arrives after that time.
-func (w *World) putOff(d time.Duration, call func() (any, error)) {
+// putOff has a call happen later.
+func (w *World) putOff(d time.Duration, call func() error) {
 	w.mu.Lock()
 	defer w.mu.Unlock()
 	w.late = append(w.late, lateCall{w.now().Add(d), call})
 	slices.SortStableFunc(w.late, func(a, b lateCall) int { return a.at.Compare(b.at) })
 }
 
-// land makes the late calls whose time has come.
-func (w *World) land() {
-	for {
-		w.mu.Lock()
-		if len(w.late) == 0 || w.late[0].at.After(w.now()) {
-			w.mu.Unlock()
-			return
-		}
+// settle moves the site to the present, and makes the late calls on the way, each at its time. The lock is held. It reports
+// whether anything changed.
+func (w *World) settle() bool {
+	changed, now := false, w.now()
+	for len(w.late) > 0 && !w.late[0].at.After(now) {
 		l := w.late[0]
 		w.late = w.late[1:]
-		w.mu.Unlock()
-		_, _ = l.call() // nobody waits for the answer
+		settled := w.site.settle(l.at)
+		did, _ := w.site.transact(l.call) // nobody waits for the answer
+		changed = changed || settled || did
 	}
+	return w.site.settle(now) || changed
 }
 
 // methods are the service's methods by name.
@@ -114,10 +113,9 @@ func (w *World) now() time.Time { return w.options.Now().Add(w.offset).Round(0) 
 
 // transact runs one call on the site as it is now.
 func (w *World) transact(call func() error) error {
-	w.land()
 	w.mu.Lock()
 	defer w.mu.Unlock()
-	settled := w.site.settle(w.now())
+	settled := w.settle()
 	changed, err := w.site.transact(call)
 	if (settled || changed) && w.keeper != nil {
 		w.keeper.touch()
@@ -225,21 +223,20 @@ func (w *World) arrive(ctx context.Context, request any, info *grpc.UnaryServerI
 	}
 	return f.suffer(ctx, call, cut, func(d time.Duration) {
 		later := context.WithoutCancel(ctx)
-		w.putOff(d, func() (any, error) { return w.carryOut(later, request, method, handle) })
+		w.putOff(d, func() error {
+			if err := w.accept(method, request.(proto.Message)); err != nil {
+				return err
+			}
+			_, err := handle(later, request)
+			return err
+		})
 	})
 }
 
 // carryOut runs a decoded call on the site.
 func (w *World) carryOut(ctx context.Context, request any, method string, handle grpc.UnaryHandler) (any, error) {
-	if slices.Contains(w.options.Unimplemented, method) || w.options.Old && slices.Contains(newMethods, method) {
-		return nil, status.Errorf(codes.Unimplemented, "this site does not know %s", method)
-	}
-	message := request.(proto.Message)
-	if err := checkID(message.ProtoReflect()); err != nil {
+	if err := w.accept(method, request.(proto.Message)); err != nil {
 		return nil, err
-	}
-	if w.options.Old {
-		fromOlder(message)
 	}
 	var reply any
 	err := w.transact(func() (err error) {
@@ -250,6 +247,20 @@ func (w *World) carryOut(ctx context.Context, request any, method string, handle
 		reply = toOlder(reply.(proto.Message))
 	}
 	return reply, err
+}
+
+// accept checks a request before the site sees it.
+func (w *World) accept(method string, request proto.Message) error {
+	if slices.Contains(w.options.Unimplemented, method) || w.options.Old && slices.Contains(newMethods, method) {
+		return status.Errorf(codes.Unimplemented, "this site does not know %s", method)
+	}
+	if err := checkID(request.ProtoReflect()); err != nil {
+		return err
+	}
+	if w.options.Old {
+		fromOlder(request)
+	}
+	return nil
 }
 
 // on makes a method's handler for another site than the world's own.
