@@ -18,5 +18,5 @@
 //
 //	go test ./e2e/faults                                            a sample
 //	CONVERGE_TORTURE=push go test ./e2e/faults                      all cells
-//	CONVERGE_TORTURE=push go test ./e2e/faults -run 'Faults/vpc/update/UpdateVpc/reply-lost'
+//	CONVERGE_TORTURE=push go test ./e2e/faults -run 'Faults/(rehearsal|^vpc$)'    those of one kind, after which all else counts as not reached
 package faults

@@ -37,7 +37,7 @@ type subject struct {
 	ways  string // empty: create, update and delete
 }
 
-// host is the first machine of every site, spare the second.
+// hostIDs are the hosts of every site: the same options make the same machines.
 var hostIDs = sync.OnceValues(func() ([]string, error) {
 	w, err := carbidesim.New(worldOptions())
 	if err != nil {
@@ -45,7 +45,7 @@ var hostIDs = sync.OnceValues(func() ([]string, error) {
 	}
 	var ids []string
 	for _, o := range w.Objects() {
-		if o.Kind == "machine" && strings.HasPrefix(o.ID, "fm100h") && !strings.HasPrefix(o.ID, "fm100hd") && strings.HasPrefix(o.ID, "fm100ht") {
+		if o.Kind == "machine" && strings.HasPrefix(o.ID, "fm100ht") {
 			ids = append(ids, o.ID)
 		}
 	}
