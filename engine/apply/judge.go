@@ -62,6 +62,13 @@ func (w *worker) judge(ctx context.Context, have *providers.Thing) (res result, 
 	return result{}, false
 }
 
+// incomplete reports whether a create of unknown outcome has made a part of what it was to make, and may make the rest yet: it
+// is not undone before that.
+func (w *worker) incomplete(have *providers.Thing) bool {
+	here := have != nil && have.Phase != providers.Leaving
+	return w.action == plan.Create && here && !w.doubt.IsZero() && w.ours(have) && len(w.unmet(have)) > 0
+}
+
 // ours reports whether a thing found under our id was made by us. An id that we chose says so by itself.
 func (w *worker) ours(have *providers.Thing) bool {
 	if w.served.Traits.ID == "" {

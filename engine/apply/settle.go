@@ -100,7 +100,7 @@ func (w *worker) linger(ctx context.Context) (waited bool, err error) {
 	harmless := !t.Eventual && map[plan.Action]bool{
 		plan.Create: t.Create == providers.Conditional && t.Burned,
 		plan.Update: t.Update == providers.Versioned,
-		plan.Delete: t.Delete == providers.Versioned || t.ID == "",
+		plan.Delete: t.Delete == providers.Versioned || t.ID == "" && !t.UndoDelete.Reversible(), // which makes the same again
 	}[w.action]
 	if w.doubt.IsZero() || harmless {
 		return false, nil

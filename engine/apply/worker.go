@@ -238,6 +238,12 @@ func (w *worker) act(ctx context.Context) result {
 					return w.failed(err)
 				}
 			}
+			if w.incomplete(have) {
+				if err := w.late(ctx); err != nil {
+					return w.failed(err)
+				}
+				continue // and look again
+			}
 			if res, over := w.judge(ctx, have); over {
 				return res
 			}

@@ -16,9 +16,10 @@ import (
 	"converge.dev/converge/schema"
 )
 
-// Giving a machine back wipes its disks: nothing undoes that.
+// Giving a machine back wipes its disks: nothing undoes that. The version guards an instance's configuration and not its
+// power, so an update is blind.
 var instanceTraits = providers.Traits{
-	Create: providers.Conditional, Update: providers.Versioned, Delete: providers.Blind,
+	Create: providers.Conditional, Update: providers.Blind, Delete: providers.Blind,
 	Mark: true, Late: late, ReadyWithin: time.Hour, GoneWithin: time.Hour,
 	UndoCreate: providers.Exact, UndoUpdate: providers.Exact, UndoDelete: providers.NoUndo,
 	Reach: providers.ReachTenant,
@@ -285,7 +286,9 @@ func (k instances) settledNow(ctx context.Context, id string) (bool, error) {
 	return phaseOf(s.GetTenant().GetState()) == providers.Ready && s.GetConfigsSynced() == forge.SyncState_SYNCED, nil
 }
 
-// delete turns an instance on that is to be off: the site would not take it back otherwise.
+// delete turns an instance on that is to be off: the site would not take it back otherwise. An earlier attempt may have come
+// no further than that, so what was the excuse for being off is looked for in any case: no other instance could be put on
+// the host.
 func (k instances) delete(ctx context.Context, c *providers.Call) error {
 	found, err := k.read(ctx, []string{c.ID})
 	if err != nil {
@@ -300,9 +303,13 @@ func (k instances) delete(ctx context.Context, c *providers.Call) error {
 		now := seenInstance{Instance: o, power: powers[o.GetMachineId().GetId()]}
 		if now.power.GetDesiredState() == forge.PowerState_Off {
 			if err := k.turnOn(ctx, now); err != nil {
-				return err
+				return firstError{err}
 			}
 			woken = true
+		} else if now.power != nil {
+			if err := k.unexcuse(ctx, now); err != nil {
+				return err
+			}
 		}
 	}
 	_, err = k.ReleaseInstance(ctx, &forge.InstanceReleaseRequest{Id: &forge.InstanceId{Value: c.ID}})

@@ -91,11 +91,7 @@ func (k instances) turnOn(ctx context.Context, now seenInstance) error {
 			return halfwayError{err}
 		}
 	}
-	found, err := machines{k.service}.get(ctx, []string{now.GetMachineId().GetId()})
-	if err == nil && len(found) == 1 && found[0].GetMaintenanceReference() == offReference {
-		err = machines{k.service}.setMaintenance(ctx, now.MachineId, "")
-	}
-	if err != nil {
+	if err := k.unexcuse(ctx, now); err != nil {
 		return halfwayError{err}
 	}
 	return nil
@@ -134,6 +130,18 @@ func (k instances) turnOff(ctx context.Context, now seenInstance) error {
 	})
 	if err != nil {
 		return halfwayError{err}
+	}
+	return nil
+}
+
+// unexcuse ends the maintenance that excuse began.
+func (k instances) unexcuse(ctx context.Context, now seenInstance) error {
+	found, err := machines{k.service}.get(ctx, []string{now.GetMachineId().GetId()})
+	if err != nil {
+		return unsentError{err}
+	}
+	if len(found) == 1 && found[0].GetMaintenanceReference() == offReference {
+		return machines{k.service}.setMaintenance(ctx, now.MachineId, "")
 	}
 	return nil
 }

@@ -97,7 +97,7 @@ func (k *kind[O]) Observe(ctx context.Context, ids []string) ([]providers.Thing,
 	g.SetLimit(cap(k.slots))
 	for i, page := range pages {
 		g.Go(func() error {
-			objects, err := k.get(gctx, page)
+			objects, err := k.ask(gctx, page)
 			if err != nil {
 				return err
 			}
@@ -119,6 +119,25 @@ func (k *kind[O]) Observe(ctx context.Context, ids []string) ([]providers.Thing,
 	return slices.Concat(parts...), nil
 }
 
+// ask reads objects; ids that are nil mean all of them. An answer has no place to say that it is not whole, so what is
+// missing is asked for once more before it counts as absent.
+func (k *kind[O]) ask(ctx context.Context, ids []string) ([]O, error) {
+	objects, err := k.get(ctx, ids)
+	if err != nil || len(objects) >= len(ids) {
+		return objects, err
+	}
+	found := make(map[string]bool, len(objects))
+	for _, o := range objects {
+		found[k.wire.thing(o).ID] = true
+	}
+	missing := slices.DeleteFunc(slices.Clone(ids), func(id string) bool { return found[id] })
+	if len(missing) == 0 { // they were asked for twice
+		return objects, nil
+	}
+	more, err := k.get(ctx, missing)
+	return append(objects, more...), err
+}
+
 // look reads one object.
 func (k *kind[O]) look(ctx context.Context, id string) (o O, ok bool, err error) {
 	if !k.wire.known(id) {
@@ -128,7 +147,7 @@ func (k *kind[O]) look(ctx context.Context, id string) (o O, ok bool, err error)
 	if err != nil || len(pages) == 0 {
 		return o, false, err
 	}
-	objects, err := k.get(ctx, pages[0])
+	objects, err := k.ask(ctx, pages[0])
 	if err != nil || len(objects) == 0 {
 		return o, false, err
 	}

@@ -12,10 +12,11 @@ import (
 	"converge.dev/converge/schema"
 )
 
-// Machines appear by discovery. They are never ours, so they bear no mark.
+// Machines appear by discovery. They are never ours, so they bear no mark. Of the calls that change one only that for its
+// metadata is guarded by the version, so an update is blind.
 var machineTraits = providers.Traits{
 	ID:     "{name}",
-	Create: providers.Never, Update: providers.Versioned, Delete: providers.Never,
+	Create: providers.Never, Update: providers.Blind, Delete: providers.Never,
 	Late:       late,
 	UndoUpdate: providers.Exact,
 	Reach:      providers.ReachTenant,
@@ -132,18 +133,16 @@ func (k machines) update(ctx context.Context, c *providers.Call, now *forge.Mach
 		{maintenance(c.Want) != maintained(now), func() error { return k.setMaintenance(ctx, now.Id, maintenance(c.Want)) }},
 		{text(c.Want, "instance_type") != now.GetInstanceTypeId(), func() error { return k.setType(ctx, c.ID, text(c.Want, "instance_type")) }},
 	}
-	begun := false
-	for _, s := range steps {
-		if !s.needed {
-			continue
-		}
+	steps = slices.DeleteFunc(steps, func(s step) bool { return !s.needed })
+	for i, s := range steps {
 		switch err := s.do(); {
-		case err != nil && begun:
+		case err != nil && i > 0:
 			return halfwayError{err}
+		case err != nil && len(steps) > 1:
+			return firstError{err}
 		case err != nil:
 			return err
 		}
-		begun = true
 	}
 	return nil
 }

@@ -162,7 +162,7 @@ func (k groups) update(ctx context.Context, c *providers.Call, now seenGroup) er
 		return err
 	}
 	if err != nil {
-		return err
+		return firstError{err}
 	}
 	version := r.GetNetworkSecurityGroup().GetVersion()
 	request.IfVersionMatch = &version

@@ -224,6 +224,20 @@ type halfwayError struct{ error }
 
 func (e halfwayError) Unwrap() error { return e.error }
 
+// A firstError is the refusal of the first of several calls of a verb. When it had its effect nevertheless, the thing is
+// neither as it was nor as it is wanted.
+type firstError struct{ error }
+
+func (e firstError) Unwrap() error { return e.error }
+
+// begun reports whether a thing that is not as it was may be so because of the refused call. The service refuses a version
+// that has moved with FAILED_PRECONDITION: then others changed it.
+func begun(err error, c *providers.Call, t providers.Thing) bool {
+	first := firstError{}
+	return errors.As(err, &first) && status.Code(err) != codes.FailedPrecondition &&
+		(t.Spec.Digest() != c.Have.Digest() || t.Phase == providers.Pending)
+}
+
 // An earlyError is a refusal because of something that is not ready yet, whatever its code.
 type earlyError struct{ error }
 
@@ -284,6 +298,8 @@ func (k *kind[O]) updateClass(ctx context.Context, c *providers.Call, err error)
 		return k.unread(opUpdate, err)
 	case !there:
 		return providers.Absent
+	case begun(err, c, t):
+		return providers.Unknown
 	case c.Version != "" && t.Version != c.Version:
 		return providers.Conflict
 	case t.Phase == providers.Pending && !unhurried[k.name]:
@@ -304,6 +320,8 @@ func (k *kind[O]) deleteClass(ctx context.Context, c *providers.Call, err error)
 		return k.unread(opDelete, err), false
 	case !there, t.Phase == providers.Leaving:
 		return "", true
+	case begun(err, c, t):
+		return providers.Unknown, false
 	}
 	return k.meaning(opDelete, err), false
 }

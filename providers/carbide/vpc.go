@@ -138,7 +138,10 @@ func (k vpcs) update(ctx context.Context, c *providers.Call, now seenVPC) error 
 		IfVersionMatch:            &now.Version,
 		NetworkVirtualizationType: virtualizations.value(want).Enum(),
 	})
-	if err != nil || !rest {
+	switch {
+	case err != nil && rest:
+		return firstError{err}
+	case err != nil || !rest:
 		return err
 	}
 	found, err := k.read(ctx, []string{c.ID})

@@ -95,7 +95,7 @@ The other commands look at it and steer it through its control socket.`,
 		})
 	dump.Flags().BoolVar(&full, "full", false, "everything")
 	steer("fault [JSON | clear]", "Declare a misfortune", `Declare a misfortune, list those that can still strike, or clear them. The effects are
-before, after, reply-lost, cut, slow and hang.`, `  converge dev carbide fault '{"method": "CreateVpc", "nth": 2, "effect": "hang"}'
+before, after, reply-lost, cut, slow, hang, late, half and stale.`, `  converge dev carbide fault '{"method": "CreateVpc", "nth": 2, "effect": "hang"}'
   converge dev carbide fault clear`, between(0, 1), a.steerFault)
 	steer("call METHOD [JSON]", "Make a call as a stranger", "Make a call past converge, as somebody else would; the request is JSON, - reads it from standard input.",
 		`  converge dev carbide call DeleteVpc '{"id": {"value": "5a2f…"}}'`, between(1, 2), a.steerCall)

@@ -71,7 +71,7 @@ func TestControl(t *testing.T) {
 		t.Errorf("calls %v", got)
 	}
 
-	want := Fault{Method: "CreateVpc", Match: "x", Nth: 2, Times: 3, Effect: Slow, Code: codes.Internal, Delay: time.Second}
+	want := Fault{Method: "CreateVpc", Match: "x", Nth: 2, Every: 1, Times: 3, Effect: Slow, Code: codes.Internal, Delay: time.Second}
 	for _, err := range []error{c.ResetCalls(ctx), c.Inject(ctx, want)} {
 		if err != nil {
 			t.Fatal(err)

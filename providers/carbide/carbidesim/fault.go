@@ -10,6 +10,7 @@ import (
 	"google.golang.org/grpc/codes"
 	"google.golang.org/grpc/status"
 	"google.golang.org/protobuf/proto"
+	"google.golang.org/protobuf/reflect/protoreflect"
 )
 
 // Effect says what a fault does to a call.
@@ -23,29 +24,50 @@ const (
 	Cut       Effect = "cut"        // it has happened, and the connection is closed, with all other calls on it
 	Slow      Effect = "slow"       // it happens after Delay
 	Hang      Effect = "hang"       // nothing happens, and no answer ever comes
+	Late      Effect = "late"       // the call ends without an answer, and happens when Delay has passed
+	Half      Effect = "half"       // of every list in the answer every second element is missing, the first among them
+	Stale     Effect = "stale"      // the answer is the one of the time when the fault was declared
 )
 
-// Fault is a declared misfortune: the Nth and following calls that match meet it, Times times.
+// Half and Stale are for calls that read; other calls do not meet them.
+
+// Fault is a declared misfortune: the Nth and following calls that match meet it, Times times in all.
 type Fault struct {
 	Method string        // "CreateVpc", or "*" for every method
 	Match  string        // optional: only requests with this in one of their texts, such as an id or a name
 	Nth    int           // optional: the first matching call that is hit, counted from 1; 1
+	Every  int           // optional: from then on only every so-many-th is hit; 1
 	Times  int           // optional: how many calls are hit, -1 for all; 1
 	Effect Effect        // required
 	Code   codes.Code    // optional: how the call fails; UNAVAILABLE
-	Delay  time.Duration // for Slow
+	Delay  time.Duration // for Slow and Late
 }
 
 // armed is a fault and how far it has come.
 type armed struct {
 	Fault
 	seen, hit int
+	past      *site // for Stale: the site of that time, which nothing changes any more
+}
+
+// reading reports whether a method changes nothing.
+func reading(method string) bool {
+	for _, verb := range []string{"Find", "Get", "Search", "List"} {
+		if strings.HasPrefix(method, verb) {
+			return true
+		}
+	}
+	return false
 }
 
 // Inject declares a fault.
 func (w *World) Inject(f Fault) error {
 	switch f.Effect {
-	case Before, After, ReplyLost, Cut, Slow, Hang:
+	case Before, After, ReplyLost, Cut, Slow, Hang, Late:
+	case Half, Stale:
+		if f.Method != "*" && !reading(f.Method) {
+			return fmt.Errorf("inject a fault: the effect %q is for methods that read, and %s is none", f.Effect, f.Method)
+		}
 	default:
 		return fmt.Errorf("inject a fault: unknown effect %q", f.Effect)
 	}
@@ -55,15 +77,26 @@ func (w *World) Inject(f Fault) error {
 	if f.Nth == 0 {
 		f.Nth = 1
 	}
+	if f.Every == 0 {
+		f.Every = 1
+	}
 	if f.Times == 0 {
 		f.Times = 1
 	}
 	if f.Code == codes.OK {
 		f.Code = codes.Unavailable
 	}
+	a := &armed{Fault: f}
+	if f.Effect == Stale {
+		a.past = newSite(w.options)
+		a.past.restore(w.snapshot())
+	}
 	w.mu.Lock()
 	defer w.mu.Unlock()
-	w.faults = append(w.faults, &armed{Fault: f})
+	if a.past != nil {
+		a.past.now = w.now()
+	}
+	w.faults = append(w.faults, a)
 	return nil
 }
 
@@ -80,7 +113,7 @@ func (w *World) Faults() []Fault {
 	return out
 }
 
-// ClearFaults forgets all faults. Calls that hang already go on hanging.
+// ClearFaults forgets all faults. Calls that hang already go on hanging, and those that are late still happen.
 func (w *World) ClearFaults() {
 	w.mu.Lock()
 	defer w.mu.Unlock()
@@ -89,32 +122,43 @@ func (w *World) ClearFaults() {
 
 // strike answers the fault that hits a call, or nil. Every fault counts the calls that match it, also those that another
 // fault hits.
-func (w *World) strike(method string, request proto.Message) *Fault {
+func (w *World) strike(method string, request proto.Message) *armed {
 	w.mu.Lock()
 	defer w.mu.Unlock()
-	var struck *Fault
+	var struck *armed
 	for _, f := range w.faults {
-		if f.Method != "*" && f.Method != method {
+		if f.Method != "*" && f.Method != method || (f.Effect == Half || f.Effect == Stale) && !reading(method) {
 			continue
 		}
 		if f.Match != "" && !mentions(request, func(text string) bool { return strings.Contains(text, f.Match) }) {
 			continue
 		}
 		f.seen++
-		if struck == nil && f.seen >= f.Nth && (f.Times < 0 || f.hit < f.Times) {
+		if struck == nil && f.seen >= f.Nth && (f.seen-f.Nth)%f.Every == 0 && (f.Times < 0 || f.hit < f.Times) {
 			f.hit++
-			struck = &f.Fault
+			struck = f
 		}
 	}
 	return struck
 }
 
-// suffer carries out a call under a fault; cut closes the caller's connection.
-func (f *Fault) suffer(ctx context.Context, call func() (any, error), cut func()) (any, error) {
+// suffer carries out a call under a fault; cut closes the caller's connection, and put off has the call happen later.
+func (f *Fault) suffer(ctx context.Context, call func() (any, error), cut func(), putOff func(time.Duration)) (any, error) {
 	failure := status.Errorf(f.Code, "injected fault: %s", f.Effect)
 	switch f.Effect {
 	case Before:
 		return nil, failure
+	case Late:
+		putOff(f.Delay)
+		return nil, failure
+	case Stale:
+		return call()
+	case Half:
+		answer, err := call()
+		if err == nil {
+			halve(answer.(proto.Message).ProtoReflect())
+		}
+		return answer, err
 	case Hang:
 		<-ctx.Done()
 		return nil, status.FromContextError(ctx.Err()).Err()
@@ -134,11 +178,27 @@ func (f *Fault) suffer(ctx context.Context, call func() (any, error), cut func()
 	return nil, failure
 }
 
+// halve takes every second element out of the lists of an answer; inner messages are left whole.
+func halve(m protoreflect.Message) {
+	m.Range(func(f protoreflect.FieldDescriptor, v protoreflect.Value) bool {
+		if f.IsList() {
+			l, n := v.List(), 0
+			for i := 1; i < l.Len(); i += 2 {
+				l.Set(n, l.Get(i))
+				n++
+			}
+			l.Truncate(n)
+		}
+		return true
+	})
+}
+
 // plainFault is the JSON of a fault, with code and delay as text.
 type plainFault struct {
 	Method string `json:"method"`
 	Match  string `json:"match,omitempty"`
 	Nth    int    `json:"nth,omitempty"`
+	Every  int    `json:"every,omitempty"`
 	Times  int    `json:"times,omitempty"`
 	Effect Effect `json:"effect"`
 	Code   string `json:"code,omitempty"`
@@ -147,7 +207,7 @@ type plainFault struct {
 
 // MarshalJSON writes the code as its gRPC name and the delay as Go writes durations.
 func (f Fault) MarshalJSON() ([]byte, error) {
-	p := plainFault{f.Method, f.Match, f.Nth, f.Times, f.Effect, codeName(f.Code), ""}
+	p := plainFault{f.Method, f.Match, f.Nth, f.Every, f.Times, f.Effect, codeName(f.Code), ""}
 	if f.Delay != 0 {
 		p.Delay = f.Delay.String()
 	}
@@ -160,7 +220,7 @@ func (f *Fault) UnmarshalJSON(b []byte) error {
 	if err := json.Unmarshal(b, &p); err != nil {
 		return err
 	}
-	*f = Fault{Method: p.Method, Match: p.Match, Nth: p.Nth, Times: p.Times, Effect: p.Effect}
+	*f = Fault{Method: p.Method, Match: p.Match, Nth: p.Nth, Every: p.Every, Times: p.Times, Effect: p.Effect}
 	if p.Code != "" {
 		if err := f.Code.UnmarshalJSON([]byte(`"` + p.Code + `"`)); err != nil {
 			return err

@@ -72,6 +72,73 @@ func TestAWaitingCallEndsWithItsCaller(t *testing.T) {
 	}
 }
 
+func TestALateCallHappensWhenItsCallerHasGone(t *testing.T) {
+	b := start(t, Options{})
+	vpcs := func() int { return len(ok(b.FindVpcIds(ctx, &forge.VpcSearchFilter{})).VpcIds) }
+	b.inject(Fault{Method: "CreateVpc", Effect: Late, Delay: time.Minute, Code: codes.DeadlineExceeded})
+	mine, cancel := context.WithCancel(ctx)
+	b.refuses(failed(b.CreateVpc(mine, &forge.VpcCreationRequest{Id: vpcID(uid(1))})), codes.DeadlineExceeded, "late")
+	cancel()
+	b.world.ClearFaults()
+	b.world.Advance(59 * time.Second)
+	if n := vpcs(); n != 0 {
+		t.Errorf("before its time the call has happened: %d VPCs", n)
+	}
+	b.world.Advance(time.Second)
+	if n := vpcs(); n != 1 {
+		t.Errorf("after its time the call has not happened: %d VPCs", n)
+	}
+	// What stands in its way by then refuses it.
+	b.inject(Fault{Method: "CreateVpc", Effect: Late, Delay: time.Minute})
+	_ = failed(b.CreateVpc(ctx, &forge.VpcCreationRequest{Id: vpcID(uid(2))}))
+	ok(b.CreateVpc(ctx, &forge.VpcCreationRequest{Id: vpcID(uid(2))}))
+	ok(b.DeleteVpc(ctx, &forge.VpcDeletionRequest{Id: vpcID(uid(2))}))
+	b.world.Advance(time.Hour)
+	if n := vpcs(); n != 1 {
+		t.Errorf("a late call used a burned id: %d VPCs", n)
+	}
+}
+
+func TestAnswersThatAreNotWhole(t *testing.T) {
+	b := start(t, Options{})
+	for i := range byte(5) {
+		ok(b.CreateVpc(ctx, &forge.VpcCreationRequest{Id: vpcID(uid(i + 1))}))
+	}
+	listed := func() int { return len(ok(b.FindVpcIds(ctx, &forge.VpcSearchFilter{})).VpcIds) }
+	b.inject(Fault{Method: "*", Effect: Half, Times: 2})
+	b.inject(Fault{Method: "FindVpcsByIds", Effect: Half, Nth: 2})
+	ok(b.CreateVpc(ctx, &forge.VpcCreationRequest{Id: vpcID(uid(6))})) // not a call that reads
+	if n := listed(); n != 3 {
+		t.Errorf("half of 6 ids are %d", n)
+	}
+	asked := &forge.VpcsByIdsRequest{VpcIds: []*forge.VpcId{vpcID(uid(1)), vpcID(uid(2)), vpcID(uid(3))}}
+	got := ok(b.FindVpcsByIds(ctx, asked)).Vpcs
+	if len(got) != 1 || got[0].Id.Value != uid(2) {
+		t.Errorf("half of three VPCs are %v", got)
+	}
+	if n := len(ok(b.FindVpcsByIds(ctx, asked)).Vpcs); n != 1 {
+		t.Errorf("the second call is not hit: %d", n)
+	}
+	if n := listed(); n != 6 {
+		t.Errorf("afterwards %d are listed", n)
+	}
+
+	b.inject(Fault{Method: "FindVpcIds", Effect: Stale, Times: 2})
+	ok(b.CreateVpc(ctx, &forge.VpcCreationRequest{Id: vpcID(uid(7))}))
+	ok(b.DeleteVpc(ctx, &forge.VpcDeletionRequest{Id: vpcID(uid(1))}))
+	ok(b.DeleteVpc(ctx, &forge.VpcDeletionRequest{Id: vpcID(uid(2))}))
+	for i, want := range []int{6, 6, 5} {
+		if n := listed(); n != want {
+			t.Errorf("look %d shows %d, want %d", i+1, n, want)
+		}
+	}
+	for _, f := range []Fault{{Method: "CreateVpc", Effect: Half}, {Method: "DeleteVpc", Effect: Stale}} {
+		if b.world.Inject(f) == nil {
+			t.Errorf("%+v was accepted", f)
+		}
+	}
+}
+
 func TestWhichCallsAFaultHits(t *testing.T) {
 	b := start(t, Options{})
 	hits := func(n int) string {
@@ -94,6 +161,8 @@ func TestWhichCallsAFaultHits(t *testing.T) {
 		{Fault{Method: "CreateVpc", Nth: 3}, "..x..."},
 		{Fault{Method: "CreateVpc", Nth: 2, Times: 3}, ".xxx.."},
 		{Fault{Method: "CreateVpc", Times: -1}, "xxxxxx"},
+		{Fault{Method: "CreateVpc", Nth: 2, Every: 3, Times: -1}, ".x..x."},
+		{Fault{Method: "CreateVpc", Every: 2, Times: 2}, "x.x..."},
 		{Fault{Method: "*", Match: "odd", Nth: 2, Times: 9}, "...x.x"},
 		{Fault{Method: "DeleteVpc", Times: -1}, "......"},
 	} {
@@ -122,7 +191,7 @@ func TestWhichCallsAFaultHits(t *testing.T) {
 func TestFaultJSON(t *testing.T) {
 	for _, f := range []Fault{
 		{Method: "*", Effect: Hang},
-		{Method: "CreateVpc", Match: "prod", Nth: 2, Times: -1, Effect: ReplyLost, Code: codes.DeadlineExceeded, Delay: 1500 * time.Millisecond},
+		{Method: "CreateVpc", Match: "prod", Nth: 2, Every: 4, Times: -1, Effect: ReplyLost, Code: codes.DeadlineExceeded, Delay: 1500 * time.Millisecond},
 	} {
 		b, err := json.Marshal(f)
 		if err != nil {

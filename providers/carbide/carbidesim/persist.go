@@ -61,7 +61,7 @@ func (w *World) snapshot() *snapshot {
 	w.mu.Lock()
 	defer w.mu.Unlock()
 	s := w.site
-	s.settle(w.now())
+	w.settle()
 	out = &snapshot{
 		Format:         format,
 		Names:          s.names,

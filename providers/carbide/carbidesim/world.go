@@ -29,9 +29,38 @@ type World struct {
 	site   *site
 	offset time.Duration // how far the clock has been advanced
 	faults []*armed
+	late   []lateCall // in the order in which they will happen
 	calls  map[string]int
 	under  int // calls from the wire that are under way
 	most   int // that there were of them at once
+}
+
+// lateCall is a call that has been given up by its caller, and happens nevertheless. It is not kept in the file.
+type lateCall struct {
+	at   time.Time
+	call func() error
+}
+
+// putOff has a call happen later.
+func (w *World) putOff(d time.Duration, call func() error) {
+	w.mu.Lock()
+	defer w.mu.Unlock()
+	w.late = append(w.late, lateCall{w.now().Add(d), call})
+	slices.SortStableFunc(w.late, func(a, b lateCall) int { return a.at.Compare(b.at) })
+}
+
+// settle moves the site to the present, and makes the late calls on the way, each at its time. The lock is held. It reports
+// whether anything changed.
+func (w *World) settle() bool {
+	changed, now := false, w.now()
+	for len(w.late) > 0 && !w.late[0].at.After(now) {
+		l := w.late[0]
+		w.late = w.late[1:]
+		settled := w.site.settle(l.at)
+		did, _ := w.site.transact(l.call) // nobody waits for the answer
+		changed = changed || settled || did
+	}
+	return w.site.settle(now) || changed
 }
 
 // methods are the service's methods by name.
@@ -90,7 +119,7 @@ func (w *World) now() time.Time { return w.options.Now().Add(w.offset).Round(0) 
 func (w *World) transact(call func() error) error {
 	w.mu.Lock()
 	defer w.mu.Unlock()
-	settled := w.site.settle(w.now())
+	settled := w.settle()
 	changed, err := w.site.transact(call)
 	if (settled || changed) && w.keeper != nil {
 		w.keeper.touch()
@@ -210,26 +239,29 @@ func (w *World) arrive(ctx context.Context, request any, info *grpc.UnaryServerI
 	w.calls[method]++
 	w.mu.Unlock()
 	call := func() (any, error) { return w.carryOut(ctx, request, method, handle) }
-	if f := w.strike(method, request.(proto.Message)); f != nil {
-		return f.suffer(ctx, call, cut)
+	f := w.strike(method, request.(proto.Message))
+	if f == nil {
+		return call()
 	}
-	return call()
+	if f.past != nil {
+		handle = on(f.past, method)
+	}
+	return f.suffer(ctx, call, cut, func(d time.Duration) {
+		later := context.WithoutCancel(ctx)
+		w.putOff(d, func() error {
+			if err := w.accept(method, request.(proto.Message)); err != nil {
+				return err
+			}
+			_, err := handle(later, request)
+			return err
+		})
+	})
 }
 
 // carryOut runs a decoded call on the site.
 func (w *World) carryOut(ctx context.Context, request any, method string, handle grpc.UnaryHandler) (any, error) {
-	if slices.Contains(w.options.Unimplemented, method) || w.options.Old && slices.Contains(newMethods, method) {
-		return nil, status.Errorf(codes.Unimplemented, "this site does not know %s", method)
-	}
-	message := request.(proto.Message)
-	if err := checkID(message.ProtoReflect()); err != nil {
+	if err := w.accept(method, request.(proto.Message)); err != nil {
 		return nil, err
-	}
-	if w.options.Old {
-		fromOlder(message)
-	}
-	if !w.options.Later {
-		dropUnknown(message)
 	}
 	var reply any
 	err := w.transact(func() (err error) {
@@ -240,6 +272,33 @@ func (w *World) carryOut(ctx context.Context, request any, method string, handle
 		reply = toOlder(reply.(proto.Message))
 	}
 	return reply, err
+}
+
+// accept checks a request before the site sees it, and leaves of it what this site understands.
+func (w *World) accept(method string, request proto.Message) error {
+	if slices.Contains(w.options.Unimplemented, method) || w.options.Old && slices.Contains(newMethods, method) {
+		return status.Errorf(codes.Unimplemented, "this site does not know %s", method)
+	}
+	if err := checkID(request.ProtoReflect()); err != nil {
+		return err
+	}
+	if w.options.Old {
+		fromOlder(request)
+	}
+	if !w.options.Later {
+		dropUnknown(request)
+	}
+	return nil
+}
+
+// on makes a method's handler for another site than the world's own.
+func on(s *site, method string) grpc.UnaryHandler {
+	return func(ctx context.Context, request any) (any, error) {
+		return methods[method].Handler(s, ctx, func(into any) error {
+			proto.Merge(into.(proto.Message), request.(proto.Message))
+			return nil
+		}, nil)
+	}
 }
 
 // Stranger is a client that changes the world past all faults, counters and role checks: for drift, and for setting up.

@@ -1,0 +1,363 @@
+package faults
+
+import (
+	"fmt"
+	"slices"
+
+	"converge.dev/converge/providers"
+)
+
+// An ending is all that a cell comes to.
+type ending struct {
+	status string // of the run
+	step   string // of x, as the journal has it: done, refused, partial, open; after > that of its undo
+	world  string // what there is of the kind: as wanted, as before
+	holds  string // serial: the revision is not tried again; site: nothing is done until somebody has looked
+	waited bool   // for the late bound
+	next   string // what comes of resume, where the run is open or partial, and of applying the document again
+}
+
+func (e ending) String() string {
+	return fmt.Sprintf("run %s, step %s, %q is there, holds %q, waited %t, next %q", e.status, e.step, e.world, e.holds, e.waited, e.next)
+}
+
+// endings are the ends by name, as in engine/grid_table_test.go. A + says that the late bound was waited for.
+var endings = map[string]ending{
+	// It is as wanted.
+	"done": {"applied", "done", "wanted", "", false, "clean"},
+	// The same, after a wait until no call could come any more.
+	"done+": {"applied", "done", "wanted", "", true, "clean"},
+	// Nothing was changed.
+	"refused": {"reverted", "refused", "before", "serial", false, "again applied, clean"},
+	// What was done was undone.
+	"undone": {"reverted", "done>done", "before", "serial", false, "again applied, clean"},
+	// The same, after a wait.
+	"undone+": {"reverted", "done>done", "before", "serial", true, "again applied, clean"},
+	// It came out wrong, and was undone.
+	"failed": {"reverted", "partial>done", "before", "serial", false, "again applied, clean"},
+	// The same, after a wait: the rest could still have come.
+	"failed+": {"reverted", "partial>done", "before", "serial", true, "again applied, clean"},
+	// The unknown was waited for, then undone.
+	"settled+": {"reverted", "open>done", "before", "serial", true, "again applied, clean"},
+	// The undo was refused.
+	"stuck": {"partial", "done>refused", "wanted", "serial+site", false, "resume reverted, again applied, clean"},
+	// No answer to the undo, after a wait: held.
+	"stuck?+": {"partial", "done>open", "wanted", "serial+site", true, "resume reverted, again applied, clean"},
+	// No answer beyond the point of no return: held, and finished forward.
+	"forward": {"partial", "open", "before", "serial+site", false, "resume applied, clean"},
+	// The same, after a wait: the kind wants one after every call of unknown outcome.
+	"forward+": {"partial", "open", "before", "serial+site", true, "resume applied, clean"},
+	// Made but not seen, beyond the point of no return: held, and finished forward.
+	"forward?": {"partial", "open", "wanted", "serial+site", false, "resume applied, clean"},
+	// Undone by forgetting it: its kind cannot be deleted.
+	"left": {"reverted", "done>done", "wanted", "serial", false, "again applied, clean"},
+	// The same, after a wait.
+	"left+": {"reverted", "open>done", "wanted", "serial", true, "again applied, clean"},
+	// A part of it could not be done, and what was done was undone.
+	"settled": {"reverted", "open>done", "before", "serial", false, "again applied, clean"},
+	// The same, but the rest could not be undone either: held.
+	"half": {"partial", "open>refused", "between", "serial+site", false, "resume reverted, again applied, clean"},
+	// The same, after a wait: what came late was not seen in time.
+	"half+": {"partial", "open>partial", "between", "serial+site", true, "resume reverted, again applied, clean"},
+	// The same, without any answer.
+	"half?+": {"partial", "open>open", "between", "serial+site", true, "resume reverted, again applied, clean"},
+	// It came out wrong, and there was no answer to a part of the undo: held.
+	"half!+": {"partial", "partial>open", "between", "serial+site", true, "resume reverted, again applied, clean"},
+	// A part of the undo was refused: held.
+	"half~": {"partial", "done>refused", "between", "serial+site", false, "resume reverted, again applied, clean"},
+	// The same, after a wait: what came late was not seen in time.
+	"half~+": {"partial", "done>partial", "between", "serial+site", true, "resume reverted, again applied, clean"},
+	// The same, and nobody knows whether more will come.
+	"half~?": {"partial", "done>open", "between", "serial+site", false, "resume reverted, again applied, clean"},
+	// The same, after a wait.
+	"half~?+": {"partial", "done>open", "between", "serial+site", true, "resume reverted, again applied, clean"},
+	// None of the undo is to be seen, and nobody knows whether any will come: held.
+	"stuck?": {"partial", "done>open", "wanted", "serial+site", false, "resume reverted, again applied, clean"},
+	// Undone, but a call that was given up long ago still comes.
+	"undone, not for long": {"reverted", "done>done", "before", "serial", false, "not for long"},
+	// A part of it is done beyond the point of no return: held, and finished forward.
+	"forward/": {"partial", "open", "between", "serial+site", false, "resume applied, clean"},
+	// Open: the undo could not be looked at, nor begun.
+	"unseen": {"open", "done>refused", "wanted", "", false, "resume reverted, again applied, clean"},
+	// Open: made but not seen, and the undo could not be looked at.
+	"unseen?": {"open", "open>refused", "wanted", "", false, "resume reverted, again applied, clean"},
+	// The same, after a wait.
+	"unseen?+": {"open", "open>refused", "wanted", "", true, "resume reverted, again applied, clean"},
+	// Open: undone but not seen.
+	"unseen~": {"open", "done>open", "before", "", false, "resume reverted, again applied, clean"},
+	// Open: nobody knows whether it was made (again), and nothing could be looked at.
+	"adrift~": {"open", "done>open", "wanted", "", false, "resume reverted, again applied, clean"},
+	"adrift+": {"open", "open>refused", "before", "", true, "resume reverted, again applied, clean"},
+}
+
+// A case of the table: a call that meets a fault.
+type met struct {
+	traits  providers.Traits
+	verb    string // create, update, delete: of the call
+	undo    bool   // it undoes what was done
+	exact   bool   // the step can be undone, so that it comes before the point of no return
+	later   bool   // the verb has made another call already, which had its effect
+	sooner  bool   // the verb makes another call afterwards
+	token   bool   // things have a version that can be seen to move
+	itself  bool   // what is left of the verb after this call the far side does by itself
+	looks   bool   // a create that reads something first
+	refusal string // what INTERNAL means to the verb when reading shows that it had no effect
+}
+
+// expected is the end that docs/reliability.md wants, "Ids and unknown outcomes", read as follows.
+//
+// A refusal is believed only when a look does not say otherwise (promise 1): what was done although it was refused is
+// done. What only said "not yet" is tried again (S2). A refusal of a later call of several is no refusal of the verb:
+// something was changed, which is looked at, and finished.
+//
+// A call of unknown outcome of which nothing is to be seen is made again, and so is the rest of several of which not all is to
+// be seen. Before that it is waited for when it could change something that comes after it (S1): a create of an id that is used
+// again, a blind update, a delete of such an id. An undo without an answer waits as well: only then what is seen is the end.
+//
+// When no answer comes at all, a step before the point of no return is settled and undone; one beyond it is held, to be
+// finished forward. An undo without an answer is held.
+//
+// What cannot be seen is not said to be done, undone or absent (promise 3): the run stays open.
+func expected(f fault, m met) string {
+	ok, no := "done", "refused"
+	if m.undo {
+		ok, no = "undone", "stuck"
+	}
+	waits := m.traits.Eventual
+	switch m.verb {
+	case "create":
+		waits = waits || !m.traits.Burned
+	case "update":
+		waits = waits || m.traits.Update != providers.Versioned
+	case "delete":
+		waits = waits || m.traits.ID != "" || m.traits.UndoDelete.Reversible()
+	}
+	again := ok
+	if waits {
+		again += "+"
+	}
+	if m.later {
+		no = again
+	}
+	effect := slices.Contains([]string{"reply lost", "replies lost", "cut", "done, said invalid", "done, said internal", "done, said exhausted"}, f.name)
+	if m.itself && (effect || m.later && (len(f.inject) == 1 && f.inject[0].Method == "" || f.name == "flapping")) {
+		return ok
+	}
+	if m.verb == "create" && (m.later || m.sooner) { // it is there, and not as wanted: "ours, different"
+		switch f.name {
+		case "none", "slow", "no list", "lost server", "deaf server", "late, then undone":
+		case "refused", "busy", "busy for good", "not done, said internal", "request lost", "requests lost", "no answer", "not there, said exists":
+			if m.later && f.patient {
+				return "failed"
+			}
+			if m.later {
+				return "failed+"
+			}
+		case "done, said invalid", "done, said internal", "done, said exhausted":
+			if !m.later {
+				return "failed"
+			}
+			if m.sooner {
+				return "failed+"
+			}
+		default:
+			if m.sooner || !effect {
+				return "failed+"
+			}
+		}
+	}
+	if effect && m.sooner {
+		return again
+	}
+	switch f.name {
+	case "refused", "busy for good":
+		return no
+	case "not done, said internal":
+		switch {
+		case m.later, m.verb == "update" && !m.token: // nothing shows that it had no effect
+			return again
+		case m.refusal == "refused":
+			return no
+		}
+	case "busy", "there, said absent":
+		if m.later {
+			return again
+		}
+	case "late, then undone":
+		if m.traits.Delete == providers.Never && m.verb == "delete" {
+			return "left"
+		}
+	case "not there, said exists":
+		switch {
+		case m.refusal == "exists is busy", m.traits.Burned && m.traits.ID == "": // the next incarnation
+			return ok
+		}
+		return no
+	case "request lost", "no answer", "late", "flapping":
+		return again
+	case "requests lost":
+		switch {
+		case m.undo:
+			return "stuck?+"
+		case m.exact:
+			return "settled+"
+		case waits:
+			return "forward+"
+		}
+		return "forward"
+	case "late each time":
+		switch {
+		case m.undo:
+			return "undone+"
+		case waits:
+			return "done+"
+		case m.exact:
+			return "settled+"
+		}
+		return "forward"
+	case "no list":
+		switch {
+		case m.undo && m.verb == "create":
+			return "unseen~"
+		case m.undo:
+			return "unseen"
+		case m.verb != "create":
+			return "refused"
+		case !m.exact:
+			return "forward?"
+		case m.traits.Delete == providers.Never:
+			return "left+"
+		case m.looks:
+			return "adrift+"
+		case m.traits.Burned: // which is asked for by creating it again
+			return "unseen?"
+		}
+		return "unseen?+"
+	case "lost server":
+		if m.undo {
+			return "unseen"
+		}
+		return "refused"
+	case "deaf server":
+		switch {
+		case m.undo && m.verb == "create":
+			return "adrift~"
+		case m.undo:
+			return "unseen"
+		case m.verb != "create" || m.looks:
+			return "refused"
+		case !m.exact:
+			return "forward"
+		case m.traits.Delete == providers.Never:
+			return "settled+"
+		}
+		return "adrift+"
+	}
+	return ok
+}
+
+// refusals are what INTERNAL or ALREADY_EXISTS mean where they do not mean "not now" or "taken", by kind; see
+// providers/carbide/refusal.go.
+var refusals = map[string]string{
+	"carbide.compute_allocation":    "refused", // the tenant or the type is not there
+	"carbide.dpu_extension_service": "refused", // the tenant is not there
+	"carbide.expected_machine":      "refused", // the MAC address cannot be read
+	"carbide.expected_switch":       "refused", // the MAC address is taken
+	"carbide.expected_power_shelf":  "refused", // the same
+	"carbide.vpc_peering":           "refused", // one of the VPCs is not there
+	"carbide.ib_partition":          "refused", // the key is taken
+	"carbide.instance":              "exists is busy",
+}
+
+// deviations are the cells that end otherwise, each with its reason. All are of verbs that take several calls, of which the
+// traits say nothing, and in all of them the run says what is there.
+func deviations() map[string]string {
+	out := map[string]string{}
+	for _, group := range []struct {
+		why   string
+		cells map[string]string
+	}{
+		{"one of several calls never succeeds: what the others did is undone as far as that does not need the same call", map[string]string{
+			"vpc whole/update/UpdateVpc/busy for good":                                        "settled",
+			"vpc whole/~update/UpdateVpc/busy for good":                                       "half~?",
+			"vpc whole/~update/UpdateVpc/requests lost":                                       "half~?+",
+			"network_security_group rules/update/UpdateNetworkSecurityGroup 2/busy for good":  "half",
+			"network_security_group rules/update/UpdateNetworkSecurityGroup 2/requests lost":  "half?+",
+			"network_security_group rules/~update/UpdateNetworkSecurityGroup 2/busy for good": "half~?",
+			"network_security_group rules/~update/UpdateNetworkSecurityGroup 2/requests lost": "half~?+",
+			"machine whole/update/AssignSkuToMachine/busy for good":                           "half",
+			"machine whole/update/AssignSkuToMachine/requests lost":                           "half?+",
+			"machine whole/update/AssociateMachinesWithInstanceType/busy for good":            "settled",
+			"machine whole/update/SetMaintenance/busy for good":                               "settled",
+			"machine whole/update/UpdateMachineMetadata/busy for good":                        "settled",
+			"machine whole/~update/AssignSkuToMachine/busy for good":                          "half~",
+			"machine whole/~update/AssignSkuToMachine/requests lost":                          "half~?+",
+			"machine whole/~update/RemoveMachineInstanceTypeAssociation/busy for good":        "half~",
+			"machine whole/~update/RemoveMachineInstanceTypeAssociation/requests lost":        "half~?+",
+			"machine whole/~update/SetMaintenance/busy for good":                              "half~",
+			"machine whole/~update/SetMaintenance/requests lost":                              "half~?+",
+			"machine whole/~update/UpdateMachineMetadata/busy for good":                       "half~",
+			"machine whole/~update/UpdateMachineMetadata/requests lost":                       "half~?+",
+			"instance off/delete/ReleaseInstance/busy for good":                               "forward/",
+			"instance off/delete/ReleaseInstance/requests lost":                               "forward/",
+			"instance off/delete/ReleaseInstance/late each time":                              "forward/",
+			"instance off/delete/SetMaintenance/busy for good":                                "forward/",
+			"instance off/delete/SetMaintenance/requests lost":                                "forward/",
+			"instance off/delete/SetMaintenance/late each time":                               "forward/",
+			"instance off/~create/ReleaseInstance/busy for good":                              "half~?",
+			"instance off/~create/ReleaseInstance/requests lost":                              "half~?+",
+			"instance off/~create/SetMaintenance/busy for good":                               "half~?",
+			"instance off/~create/SetMaintenance/requests lost":                               "half~?+",
+			"instance off/~update/SetMaintenance/busy for good":                               "stuck?",
+			"instance off/~update/UpdatePowerOption/busy for good":                            "stuck?",
+			"instance on/update/SetMaintenance/busy for good":                                 "settled",
+			"instance on/update/UpdatePowerOption/busy for good":                              "settled",
+		}},
+		{"every one of several calls comes late: the verb gives up before the last has come", map[string]string{
+			"vpc whole/~update/UpdateVpcVirtualization/late each time":                        "half~+",
+			"network_security_group rules/update/UpdateNetworkSecurityGroup 2/late each time": "half+",
+			"network_security_group rules/~update/UpdateNetworkSecurityGroup/late each time":  "half~+",
+			"instance off/create/SetMaintenance/late each time":                               "half!+",
+			"instance off/create/UpdatePowerOption/late each time":                            "half!+",
+			"instance off/~create/SetMaintenance/late each time":                              "half~?+",
+			"instance off/~create/UpdatePowerOption/late each time":                           "half~?+",
+		}},
+		{"a host that is shut down before the site knows that it is to be off is turned on again by the site", map[string]string{
+			"instance off/~update/AdminPowerControl/cut":                  "stuck?+",
+			"instance off/~update/AdminPowerControl/replies lost":         "stuck?+",
+			"instance off/~update/AdminPowerControl/late each time":       "stuck?+",
+			"instance off/~update/AdminPowerControl/done, said invalid":   "stuck",
+			"instance off/~update/AdminPowerControl/done, said exhausted": "undone",
+			"instance off/~update/AdminPowerControl/done, said internal":  "undone",
+			"instance on/update/AdminPowerControl/cut":                    "settled+",
+			"instance on/update/AdminPowerControl/flapping":               "settled+",
+			"instance on/update/AdminPowerControl/late each time":         "settled+",
+			"instance on/update/AdminPowerControl/replies lost":           "settled+",
+			"instance on/update/AdminPowerControl/done, said invalid":     "refused",
+			"instance on/update/AdminPowerControl/done, said exhausted":   "done",
+			"instance on/update/AdminPowerControl/done, said internal":    "done",
+		}},
+		{"what is as wanted counts as done, though one of several calls may still come: the site turned the host on before it", map[string]string{
+			"instance off/~update/AdminPowerControl/late, then undone": "undone, not for long",
+		}},
+		{"a look between two calls fails: it is unknown how far the verb came", map[string]string{
+			"instance off/~update/AdminPowerControl/partial list": "undone+",
+			"instance off/~update/SetMaintenance/partial list":    "undone+",
+			"instance off/~update/UpdatePowerOption/partial list": "undone+",
+			"instance on/update/AdminPowerControl/partial list":   "done+",
+			"instance on/update/SetMaintenance/partial list":      "done+",
+			"instance on/update/UpdatePowerOption/partial list":   "done+",
+		}},
+		{"a host that the answer about power leaves out is one that nobody watches, and its power cannot be set: nothing is begun", map[string]string{
+			"instance off/create/AllocateInstance/half a batch":  "refused",
+			"instance off/create/AdminPowerControl/half a batch": "refused",
+			"instance off/create/SetMaintenance/half a batch":    "refused",
+			"instance off/create/UpdatePowerOption/half a batch": "refused",
+		}},
+	} {
+		for at, end := range group.cells {
+			out[at] = end
+		}
+	}
+	return out
+}

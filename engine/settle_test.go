@@ -1,0 +1,75 @@
+package engine_test
+
+import (
+	"context"
+	"testing"
+	"testing/synctest"
+	"time"
+
+	"converge.dev/converge/engine"
+	"converge.dev/converge/engine/enginetest"
+	"converge.dev/converge/engine/plan"
+	"converge.dev/converge/providers"
+	"converge.dev/converge/providers/fake"
+	"converge.dev/converge/state"
+)
+
+// S1: a delete whose undo makes the same thing again, under the same id, is not forgotten while it may still come.
+func TestLateDeleteOfWhatComesBack(t *testing.T) {
+	synctest.Test(t, func(t *testing.T) {
+		s := enginetest.New()
+		traits := fake.NodeTraits()
+		traits.ID, traits.Delete, traits.UndoDelete, traits.Late = "", providers.Blind, providers.Exact, gridLate
+		s.World.Traits = map[string]providers.Traits{gridHost.Kind: traits, "far.guard": fake.NodeTraits()}
+		s.Converge(t, s.Document(t, map[string]string{gridKeep: `{}`, gridHost.String(): `{"size":1}`}))
+		before := s.World.Dump()
+		time.Sleep(time.Second) // so that the next run is the newer one
+		if err := s.World.Fail(fake.Fault{Op: "delete", Ref: gridHost.String(), Effect: fake.EffectLate, Delay: fake.Duration(time.Minute)}); err != nil {
+			t.Fatal(err)
+		}
+		s.Converge(t, s.Document(t, map[string]string{gridKeep: `{}`}))
+		e := s.Engine(nil)
+		defer e.Close()
+		if res, err := e.Rollback(context.Background(), "", engine.ApplyOptions{}); err != nil || res.Run.Status != state.RunReverted {
+			t.Fatal(res.Run.Status, err)
+		}
+		time.Sleep(gridLate)
+		if err := s.World.Land(); err != nil {
+			t.Fatal(err)
+		}
+		if is := s.World.Dump(); is != before {
+			t.Errorf("a late delete took away what was brought back:\n%s", is)
+		}
+	})
+}
+
+// S1: what was made in part by a call of unknown outcome is not undone while the rest may still come.
+func TestMadeInPart(t *testing.T) {
+	synctest.Test(t, func(t *testing.T) {
+		s := enginetest.New()
+		traits := fake.NodeTraits()
+		traits.ID, traits.Late = "", gridLate
+		s.World.Traits = map[string]providers.Traits{gridHost.Kind: traits}
+		if err := s.World.Fail(fake.Fault{Op: "create", Ref: gridHost.String(), Class: providers.Unknown, Effect: fake.EffectAfter}); err != nil {
+			t.Fatal(err)
+		}
+		var made time.Time
+		s.World.Hook = func(op string, at fake.Moment, c providers.Call) {
+			switch {
+			case op == "create" && at == fake.After:
+				made = time.Now()
+				th := providers.Thing{ID: c.ID, Name: c.Ref.Name, Mark: c.Mark, Spec: c.Want.Clone()}
+				th.Spec["size"] = int64(1)
+				if err := s.World.Put(gridHost.Scope, gridHost.Kind, th); err != nil {
+					t.Error(err)
+				}
+			case op == "delete" && at == fake.Before && time.Since(made) < gridLate:
+				t.Errorf("it was undone %s after the call", time.Since(made))
+			}
+		}
+		res, err := s.Apply(s.Plan(t, s.Document(t, map[string]string{gridHost.String(): `{"size":2}`}), plan.Options{}), engine.ApplyOptions{})
+		if err != nil || res.Run.Status != state.RunReverted || made.IsZero() {
+			t.Fatal(res.Run.Status, made, err)
+		}
+	})
+}
