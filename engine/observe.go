@@ -3,6 +3,7 @@ package engine
 import (
 	"context"
 	"fmt"
+	"slices"
 	"sync"
 	"time"
 
@@ -69,7 +70,7 @@ func (e *Engine) look(ctx context.Context, doc *schema.Document, strays bool) (p
 			}
 		}
 	}
-	in.Observed = e.observe(ctx, set, at)
+	in.Observed = e.observe(ctx, set, at, in.Recorded)
 	return in, ctx.Err()
 }
 
@@ -121,7 +122,14 @@ func (e *Engine) connect(ctx context.Context, site schema.Site, refs []schema.Re
 }
 
 // observe lists every kind that is asked for. One that has neither failed nor answered when ctx ends is unknown.
-func (e *Engine) observe(ctx context.Context, set *providers.Set, at map[plan.Place]bool) plan.Observation {
+func (e *Engine) observe(ctx context.Context, set *providers.Set, at map[plan.Place]bool, recorded []state.Record) plan.Observation {
+	ids := map[plan.Place][]string{}
+	for i := range recorded {
+		if r := &recorded[i]; !r.Gone {
+			p := plan.Place{Scope: r.Ref.Scope, Kind: r.Ref.Kind}
+			ids[p] = append(ids[p], r.ID)
+		}
+	}
 	o := plan.Observation{Things: map[plan.Place][]providers.Thing{}, Unknown: map[plan.Place]string{}, Unsupported: map[plan.Place]string{}}
 	type seen struct {
 		at     plan.Place
@@ -143,7 +151,7 @@ func (e *Engine) observe(ctx context.Context, set *providers.Set, at map[plan.Pl
 		e.o.Emit(event.Observing{Scope: p.Scope, Kind: p.Kind})
 		wg.Go(func() {
 			begin := time.Now()
-			things, err := apply.Look(ctx, served.Kind, nil, e.o.Retry)
+			things, err := e.list(ctx, served.Kind, ids[p])
 			kind := e.o.Kinds[p.Kind]
 			for i := range things {
 				kind.Normalize(things[i].Spec)
@@ -164,6 +172,25 @@ func (e *Engine) observe(ctx context.Context, set *providers.Set, at map[plan.Pl
 		e.o.Emit(event.Observed{Scope: s.at.Scope, Kind: s.at.Kind, Things: len(s.things), Took: s.took, Err: s.err})
 	}
 	return o
+}
+
+// list gives all things of a kind. A list has no place to say that it is not whole, or not new; so what is recorded and not
+// in it is asked for by its id before it counts as gone, for what is gone is made anew.
+func (e *Engine) list(ctx context.Context, k providers.Kind, recorded []string) ([]providers.Thing, error) {
+	things, err := apply.Look(ctx, k, nil, e.o.Retry)
+	if err != nil || len(recorded) == 0 {
+		return things, err
+	}
+	listed := make(map[string]bool, len(things))
+	for i := range things {
+		listed[things[i].ID] = true
+	}
+	missing := slices.DeleteFunc(recorded, func(id string) bool { return listed[id] })
+	if len(missing) == 0 {
+		return things, nil
+	}
+	found, err := apply.Look(ctx, k, missing, e.o.Retry)
+	return append(things, found...), err
 }
 
 // stale says how the site is no longer as a plan expects, resource by resource.

@@ -3,6 +3,7 @@ package carbide
 import (
 	"context"
 	"errors"
+	"maps"
 	"slices"
 	"sync"
 
@@ -60,16 +61,22 @@ func serve[O any](s *service, noun string, t providers.Traits, w paged[O]) provi
 	return served(&kind[O]{s, Name + "." + noun, t, w, pages, w.get})
 }
 
-// serveListed is serve for a wire whose get finds also what was deleted: what is not in the list is not asked for.
+// serveListed is serve for a wire whose get finds also what was deleted: what is not in the list is not asked for. A list
+// may be not whole, so what is missing is looked for in another one.
 func serveListed[O any](s *service, noun string, t providers.Traits, w paged[O]) providers.Served {
 	pages := func(ctx context.Context, ids []string) ([][]string, error) {
 		if ids != nil && len(ids) == 0 {
 			return nil, nil
 		}
 		live, err := w.list(ctx)
-		if ids != nil {
-			asked := setOf(ids)
-			live = slices.DeleteFunc(live, func(id string) bool { return !asked[id] })
+		if err == nil && ids != nil {
+			listed := setOf(live)
+			if slices.ContainsFunc(ids, func(id string) bool { return !listed[id] }) {
+				var more []string
+				more, err = w.list(ctx)
+				maps.Copy(listed, setOf(more))
+			}
+			live = slices.DeleteFunc(slices.Clone(ids), func(id string) bool { return !listed[id] })
 		}
 		return slices.Collect(slices.Chunk(live, s.ids)), err
 	}

@@ -20,7 +20,7 @@ var musts = []struct {
 		"HTTP/2, plain, TLS and mutual TLS":     "TestTransportModes carbide/TestDial",
 		"roles by SPIFFE URI":                   "TestRolesOverTheWire TestRolesAreThoseOfTheTable carbide/TestSKURole",
 		"a refused role is HTTP 403":            "TestForbiddenIsWhatAClientMakesOfHTTP403 TestRolesOverTheWire",
-		"anybody asks for the version":          "TestRolesOverTheWire carbide/TestAnonymous",
+		"anybody asks for the version":          "TestRolesOverTheWire carbide/TestNotPermitted",
 		"certificates are read again":           "TestCertificatesAreReadAgain carbide/TestRotation",
 		"without its files it does not come up": "TestServerNeedsItsFiles",
 	}},
