@@ -5,13 +5,16 @@ import (
 	"context"
 	"encoding/json"
 	"errors"
+	"flag"
 	"fmt"
 	"net"
 	"os"
 	"os/exec"
 	"path/filepath"
 	"regexp"
+	"runtime"
 	"slices"
+	"strconv"
 	"strings"
 	"sync"
 	"syscall"
@@ -42,9 +45,22 @@ func TestMain(m *testing.M) {
 			fmt.Fprintln(os.Stderr, "build the program under test:", err)
 			return 1
 		}
+		flag.Parse()
+		if f := flag.Lookup("test.parallel"); f.Value.String() == f.DefValue {
+			if err := f.Value.Set(strconv.Itoa(waiting * runtime.GOMAXPROCS(0))); err != nil {
+				panic(err) // it is a number
+			}
+		}
 		return m.Run()
 	}())
 }
+
+// waiting is how many tests run for each processor, unless -parallel says otherwise: they mostly wait, for leases to run out
+// and for calls that may come late.
+const waiting = 3
+
+// patientEvaluation lets a document take longer than usual to evaluate: there are many processes at once.
+const patientEvaluation = "CONVERGE_CLI_ARGS=-eval-timeout=1m"
 
 // patience is how long anything may take before a test gives up.
 const patience = 5 * time.Minute
@@ -251,7 +267,8 @@ func (s *site) prepare(args ...string) *process {
 	p := &process{s: s, args: strings.Join(args, " "), cmd: exec.CommandContext(s.ctx, binary, args...)}
 	p.cmd.Dir = s.dir
 	p.cmd.Env = []string{"PATH=" + os.Getenv("PATH"), "HOME=" + s.dir, "TMPDIR=" + os.TempDir(),
-		"GORACE=atexit_sleep_ms=0"} // otherwise the race detector makes every process last a second longer
+		"GORACE=atexit_sleep_ms=0", // otherwise the race detector makes every process last a second longer
+		patientEvaluation}
 	p.cmd.Stdout, p.cmd.Stderr = &p.stdout, &p.stderr
 	p.cmd.SysProcAttr = &syscall.SysProcAttr{Pdeathsig: syscall.SIGKILL}
 	p.cmd.WaitDelay = 10 * time.Second
