@@ -17,6 +17,7 @@
 // Every cell has a site, a store and a clock of its own, and no cell waits for real time.
 //
 //	go test ./e2e/faults                                            a sample
-//	CONVERGE_TORTURE=push go test ./e2e/faults                      all cells
+//	CONVERGE_TORTURE=push go test ./e2e/faults                      every fault of every method
+//	CONVERGE_TORTURE=nightly go test ./e2e/faults                   all cells
 //	CONVERGE_TORTURE=push go test ./e2e/faults -run 'Faults/(rehearsal|^vpc$)'    those of one kind, after which all else counts as not reached
 package faults

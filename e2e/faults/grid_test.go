@@ -159,14 +159,20 @@ func TestTortureCarbideFaults(t *testing.T) {
 			t.Errorf("the provider calls %s, and no scene meets it", m)
 		}
 	}
-	// A sample has every method, each with another fault, and some cells more.
+	// A sample has every method, each with another fault, and some cells more. A push has every fault of every method and of
+	// every end, in one scene or another.
 	var chosen []*cell
-	stride, taken := torture.Scale(40, 1, 1), map[string]bool{}
+	stride, taken := torture.Scale(40, 12, 1), map[string]bool{}
 	for i := range every {
 		c := &every[i]
-		at := slices.Index(changes, c.method) % len(names)
-		if i%stride == 0 || !taken[c.method] && slices.Index(names, c.fault.name) >= at {
-			taken[c.method] = true
+		first := func(what string) bool { defer func() { taken[what] = true }(); return !taken[what] }
+		switch {
+		case !torture.Full():
+			at := slices.Index(changes, c.method) % len(names)
+			if i%stride == 0 || slices.Index(names, c.fault.name) >= at && first(c.method) {
+				chosen = append(chosen, c)
+			}
+		case first(c.fault.name + " × " + c.method), first(c.want(from[c.scene.String()])), i%stride == 0:
 			chosen = append(chosen, c)
 		}
 	}
