@@ -14,6 +14,10 @@ fuzz() {
 	out=$logs/$(echo "$1.$2" | tr -c 'A-Za-z0-9\n' _)
 	status=ok
 	go test -run '^$' -fuzz "^$2\$" -fuzztime "$time" -fuzzminimizetime 2s -parallel 1 "$1" >"$out.text" 2>&1 || status=FAILED
+	# A worker that is busy when the time is over makes go test say FAIL, with this and no input (golang/go issue 75804).
+	if [ "$status" = FAILED ] && [ "$(grep -v '^fuzz: elapsed' "$out.text" | sed -n '2s/^ *//p')" = "context deadline exceeded" ] && ! grep -q 'Failing input' "$out.text"; then
+		status=ok
+	fi
 	last=$(grep 'execs:' "$out.text" | tail -1)
 	execs=$(printf '%s\n' "$last" | sed -n 's/.*execs: \([0-9]*\).*/\1/p')
 	found=$(printf '%s\n' "$last" | sed -n 's/.*total: \([0-9]*\).*/\1/p')
