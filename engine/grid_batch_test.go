@@ -118,8 +118,8 @@ func (c *gridCell) batch(verb, often string) {
 	case often == "for good":
 		status, holds = state.RunReverted, "serial+site" // more than a fifth of the wave failed
 	}
-	if res.Run.Status != status || c.holds() != holds {
-		c.Errorf("ended %s with the holds %q, want %s and %q: %s %v", res.Run.Status, c.holds(), status, holds, res.Run.Message, res.Differences)
+	if res.Run.Status != status || enginetest.Holds(c.T, c.Store) != holds {
+		c.Errorf("ended %s with the holds %q, want %s and %q: %s %v", res.Run.Status, enginetest.Holds(c.T, c.Store), status, holds, res.Run.Message, res.Differences)
 	}
 	c.sizes(verb, status, guess || forward, before)
 	if status == state.RunPartial {

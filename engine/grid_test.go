@@ -17,7 +17,6 @@ import (
 	"converge.dev/converge/engine"
 	"converge.dev/converge/engine/apply"
 	"converge.dev/converge/engine/enginetest"
-	"converge.dev/converge/engine/journal"
 	"converge.dev/converge/engine/plan"
 	"converge.dev/converge/providers"
 	"converge.dev/converge/providers/fake"
@@ -156,7 +155,7 @@ func (c *gridCell) run() gridEnd {
 	if !c.armed.Load() && c.fault.name != "none" {
 		c.Error("nothing was injected")
 	}
-	got := gridEnd{status: string(res.Run.Status), step: c.standing(), world: c.see(), holds: c.holds(), waited: time.Since(begin) >= gridLate}
+	got := gridEnd{status: string(res.Run.Status), step: c.standing(), world: c.see(), holds: enginetest.Holds(c.T, c.Store), waited: time.Since(begin) >= gridLate}
 	got.next = c.follow(c.Site.Document(c, last), res.Run)
 	got.incarnation = c.incarnation()
 	c.usedOnce()
@@ -428,63 +427,13 @@ func (c *gridCell) see() string {
 	return fmt.Sprintf("%+v", is)
 }
 
-// standing is how far the step of x has come: forward, and after > as its undo.
+// standing is how far the step of x has come.
 func (c *gridCell) standing() string {
-	runs, err := c.Store.Runs(context.Background())
-	if err != nil {
-		c.Fatal(err)
+	word, ok := enginetest.Standing(c.T, c.Store, gridHost)
+	if !ok {
+		c.Fatal("the plan has no step for x")
 	}
-	body, err := c.Store.Blob(context.Background(), runs[0].Body)
-	if err != nil {
-		c.Fatal(err)
-	}
-	p, err := plan.Decode(body)
-	if err != nil {
-		c.Fatal(err)
-	}
-	log, err := journal.Read(context.Background(), c.Store, runs[0].ID)
-	if err != nil {
-		c.Fatal(err)
-	}
-	sum, err := journal.Sum(log.Records, len(p.Steps))
-	if err != nil {
-		c.Fatal(err)
-	}
-	word := func(s journal.Standing) string {
-		switch {
-		case s.Open != nil:
-			return "open"
-		case s.Outcome != nil:
-			return string(s.Outcome.Result)
-		}
-		return ""
-	}
-	for i := range p.Steps {
-		if p.Steps[i].Ref == gridHost {
-			forward, undo := word(sum.Forward[i]), word(sum.Undo[i])
-			if undo != "" {
-				return forward + ">" + undo
-			}
-			return forward
-		}
-	}
-	c.Fatal("the plan has no step for x")
-	return ""
-}
-
-// holds are the kinds of holds that are set.
-func (c *gridCell) holds() string {
-	hs, err := c.Store.Holds(context.Background())
-	if err != nil {
-		c.Fatal(err)
-	}
-	var scopes []string
-	for _, h := range hs {
-		scope, _, _ := strings.Cut(h.Scope, ":")
-		scopes = append(scopes, scope)
-	}
-	slices.Sort(scopes)
-	return strings.Join(scopes, "+")
+	return word
 }
 
 func (c *gridCell) mend() {

@@ -18,8 +18,8 @@ import (
 	"google.golang.org/grpc/test/bufconn"
 
 	"converge.dev/converge/engine"
+	"converge.dev/converge/engine/enginetest"
 	"converge.dev/converge/engine/event"
-	"converge.dev/converge/engine/journal"
 	"converge.dev/converge/engine/plan"
 	"converge.dev/converge/engine/secret"
 	"converge.dev/converge/providers"
@@ -290,7 +290,7 @@ func (c *cell) play() ending {
 		c.Errorf("%d faults were not met", n)
 	}
 	c.mend()
-	got := ending{status: string(res.Run.Status), step: c.standing(), world: c.word(c.see()), holds: c.holds(), waited: took >= late && !c.fault.patient}
+	got := ending{status: string(res.Run.Status), step: c.standing(), world: c.word(c.see()), holds: enginetest.Holds(c.T, c.store), waited: took >= late && !c.fault.patient}
 	got.next = c.afterwards(res.Run)
 	return got
 }
@@ -339,71 +339,13 @@ func (c *cell) word(now string) string {
 	return "between"
 }
 
-// standing is how far the step of x has come: forward, and after > as its undo.
+// standing is how far the step of x has come.
 func (c *cell) standing() string {
-	runs, err := c.store.Runs(context.Background())
-	if err != nil {
-		c.Fatal(err)
+	word, ok := enginetest.Standing(c.T, c.store, c.ref)
+	if !ok {
+		return "none"
 	}
-	body, err := c.store.Blob(context.Background(), runs[0].Body)
-	if err != nil {
-		c.Fatal(err)
-	}
-	p, err := plan.Decode(body)
-	if err != nil {
-		c.Fatal(err)
-	}
-	log, err := journal.Read(context.Background(), c.store, runs[0].ID)
-	if err != nil {
-		c.Fatal(err)
-	}
-	sum, err := journal.Sum(log.Records, len(p.Steps))
-	if err != nil {
-		c.Fatal(err)
-	}
-	word := func(s journal.Standing) string {
-		switch {
-		case s.Open != nil:
-			return "open"
-		case s.Outcome != nil:
-			return string(s.Outcome.Result)
-		}
-		return ""
-	}
-	for i := range p.Steps {
-		if p.Steps[i].Ref == c.ref {
-			if undo := word(sum.Undo[i]); undo != "" {
-				return word(sum.Forward[i]) + ">" + undo
-			}
-			return word(sum.Forward[i])
-		}
-	}
-	return "none"
-}
-
-// holds are the kinds of holds that are set.
-func (c *cell) holds() string {
-	hs, err := c.store.Holds(context.Background())
-	if err != nil {
-		c.Fatal(err)
-	}
-	var scopes []string
-	for _, h := range hs {
-		scope, _, _ := strings.Cut(h.Scope, ":")
-		scopes = append(scopes, scope)
-	}
-	slices.Sort(scopes)
-	return strings.Join(scopes, "+")
-}
-
-func (c *cell) release() {
-	hs, err := c.store.Holds(context.Background())
-	for _, h := range hs {
-		err = errors.Join(err, c.store.Release(context.Background(), h.Scope, "test", ""))
-	}
-	if err != nil {
-		c.Fatal(err)
-	}
+	return word
 }
 
 // afterwards does what people do once the far side is well: what is open or partial is resumed, holds are let go, and the
@@ -436,7 +378,7 @@ func (c *cell) afterwards(run state.Run) string {
 		say("resume " + string(res.Run.Status))
 		if res.Run.Status == state.RunPartial { // what takes its time has come, and somebody has looked
 			time.Sleep(2 * late)
-			c.release()
+			enginetest.Release(c.T, c.store)
 			if res, err = resume(); err != nil {
 				return say("resume: " + err.Error())
 			}
@@ -445,7 +387,7 @@ func (c *cell) afterwards(run state.Run) string {
 			}
 		}
 	}
-	c.release()
+	enginetest.Release(c.T, c.store)
 	for range 2 {
 		e := c.process()
 		p, err := e.Plan(context.Background(), c.scene.last, plan.Options{})

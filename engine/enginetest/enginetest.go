@@ -6,7 +6,6 @@ import (
 	"crypto/sha256"
 	"encoding/hex"
 	"encoding/json"
-	"errors"
 	"fmt"
 	"slices"
 	"strings"
@@ -197,16 +196,10 @@ func (s *Site) Apply(p *plan.Plan, o engine.ApplyOptions) (engine.Result, error)
 	return e.Apply(context.Background(), p, o)
 }
 
-// Release lets go of all holds, as a person does who has looked.
+// Release lets go of all holds.
 func (s *Site) Release(tb testing.TB) {
 	tb.Helper()
-	holds, err := s.Store.Holds(context.Background())
-	for _, h := range holds {
-		err = errors.Join(err, s.Store.Release(context.Background(), h.Scope, "test", ""))
-	}
-	if err != nil {
-		tb.Fatal(err)
-	}
+	Release(tb, s.Store)
 }
 
 // Text shows a plan in short: one line a step.

@@ -3,8 +3,8 @@
 // instances and machines; operating systems, images, services on DPUs; and the hardware that is to be found, with its SKUs.
 //
 // One file per kind holds what is particular to it: its traits, its calls, and the translation between messages and
-// specs. Everything else is shared: kind.go has the four verbs, refusal.go says what a failed call means, metadata.go
-// keeps name, description, labels and our mark, dial.go connects and calls, tls.go reads
+// specs. Everything else is shared: kind.go has the four verbs, whole.go reads kinds without ids, refusal.go says what a
+// failed call means, metadata.go keeps name, description, labels and our mark, dial.go connects and calls, tls.go reads
 // certificates and says what is wrong with them, link.go replaces them, health.go counts.
 //
 // Words: an *object* is a message that stands for one thing; *now* is the object as it was read right before an
@@ -26,10 +26,11 @@
 //   - Certificates may be replaced at any time: nothing fails. A new connection takes over once the service has answered on
 //     it; calls under way end on the old one, which closes with the last of them. Files that do not fit together, or that
 //     one of the sides refuses, change nothing, and are logged. TestRotation replaces all certificates of both sides fifty
-//     times, with a call every 5 ms, and none fails.
+//     times, with two hundred calls a second, and none fails.
 //   - A service that cannot be reached, or does not know us, makes the provider's Health bad; what it says about its objects
 //     does not; any success makes it good.
-//   - Nothing is tried twice and no state is kept.
+//   - No state is kept, and no change is tried twice. A look is: what is missing from an answer is asked for once more, for
+//     an answer has no place to say that it is not whole. Looks at a kind that is told whole share a list.
 package carbide
 
 import (
