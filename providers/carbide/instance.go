@@ -44,31 +44,35 @@ type seenInstance struct {
 
 func (k instances) get(ctx context.Context, ids []string) ([]seenInstance, error) {
 	found, err := k.read(ctx, ids)
-	if err != nil {
-		return nil, err
+	seen := make([]seenInstance, len(found))
+	for i, o := range found {
+		seen[i].Instance = o
 	}
+	return seen, err
+}
+
+// complete asks where the groups of all instances are in force, and whether their hosts are on.
+func (k instances) complete(ctx context.Context, all []seenInstance) error {
 	var guarded []string
-	for _, o := range found {
+	hosts := make([]*forge.MachineId, len(all))
+	for i, o := range all {
+		hosts[i] = o.GetMachineId()
 		if o.GetConfig().GetNetworkSecurityGroupId() != "" {
 			guarded = append(guarded, o.GetId().GetValue())
 		}
 	}
 	lacks, err := k.lacking(ctx, nil, guarded)
 	if err != nil {
-		return nil, err
+		return err
 	}
-	powers, err := k.powers(ctx, found)
-	if err != nil {
-		return nil, err
-	}
-	seen := make([]seenInstance, len(found))
-	for i, o := range found {
-		seen[i] = seenInstance{Instance: o, power: powers[o.GetMachineId().GetId()]}
+	powers, err := k.powers(ctx, hosts...)
+	for i, o := range all {
+		all[i].power = powers[o.GetMachineId().GetId()]
 		if len(lacks[o.GetId().GetValue()]) > 0 {
-			seen[i].lacks = "its security group is not in force yet"
+			all[i].lacks = "its security group is not in force yet"
 		}
 	}
-	return seen, nil
+	return err
 }
 
 func (k instances) read(ctx context.Context, ids []string) ([]*forge.Instance, error) {
@@ -125,7 +129,7 @@ func (instances) thing(o seenInstance) providers.Thing {
 }
 
 func (k instances) create(ctx context.Context, c *providers.Call) error {
-	powers, err := k.powers(ctx, []*forge.Instance{{MachineId: &forge.MachineId{Id: text(c.Want, "machine")}}})
+	powers, err := k.powers(ctx, &forge.MachineId{Id: text(c.Want, "machine")})
 	switch {
 	case err != nil:
 		return unsentError{err}
@@ -294,7 +298,11 @@ func (k instances) delete(ctx context.Context, c *providers.Call) error {
 	if err != nil {
 		return unsentError{err}
 	}
-	powers, err := k.powers(ctx, found)
+	hosts := make([]*forge.MachineId, len(found))
+	for i, o := range found {
+		hosts[i] = o.GetMachineId()
+	}
+	powers, err := k.powers(ctx, hosts...)
 	if err != nil {
 		return unsentError{err}
 	}

@@ -3,6 +3,7 @@ package carbide
 import (
 	"context"
 	"fmt"
+	"slices"
 	"time"
 
 	"google.golang.org/grpc/codes"
@@ -27,15 +28,11 @@ const (
 	powerPause    = 5 * time.Second  // between two looks
 )
 
-// powers reads the power of the hosts of instances, by host. It is empty where nobody looks at it, or where we may not ask.
-func (s *service) powers(ctx context.Context, found []*forge.Instance) (map[string]*forge.PowerOptions, error) {
-	request := &forge.PowerOptionRequest{}
-	for _, i := range found {
-		if i.GetMachineId() != nil {
-			request.MachineId = append(request.MachineId, i.MachineId)
-		}
-	}
-	if len(request.MachineId) == 0 { // which would mean all
+// powers reads the power of hosts. It is empty where nobody looks at it, or where we may not ask. One call does for all: the
+// service sets no limit to their number, and tells of every host when none is named.
+func (s *service) powers(ctx context.Context, hosts ...*forge.MachineId) (map[string]*forge.PowerOptions, error) {
+	request := &forge.PowerOptionRequest{MachineId: slices.DeleteFunc(hosts, func(id *forge.MachineId) bool { return id == nil })}
+	if len(request.MachineId) == 0 {
 		return nil, nil
 	}
 	r, err := s.GetPowerOptions(ctx, request)
@@ -118,7 +115,7 @@ func (k instances) turnOff(ctx context.Context, now seenInstance) error {
 		}
 	}
 	err := until(ctx, powerWithin, "the host is still on", func() (bool, error) {
-		powers, err := k.powers(ctx, []*forge.Instance{now.Instance})
+		powers, err := k.powers(ctx, now.GetMachineId())
 		p := powers[now.GetMachineId().GetId()]
 		if err != nil || p.GetActualState() == forge.PowerState_Off {
 			return err == nil, err

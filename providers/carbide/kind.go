@@ -36,6 +36,11 @@ type paged[O any] interface {
 	get(ctx context.Context, ids []string) ([]O, error)
 }
 
+// A completing wire learns more about objects than reading them tells, by calls that are made once for all that were read.
+type completing[O any] interface {
+	complete(ctx context.Context, objects []O) error
+}
+
 // errNone is what a wire answers for a verb that the kind does not have.
 var errNone = errors.New("the service has no such call")
 
@@ -99,31 +104,45 @@ func (k *kind[O]) Observe(ctx context.Context, ids []string) ([]providers.Thing,
 	if err != nil {
 		return nil, k.observeError(err)
 	}
-	parts := make([][]providers.Thing, len(pages))
-	g, gctx := errgroup.WithContext(ctx)
-	g.SetLimit(cap(k.slots))
-	for i, page := range pages {
-		g.Go(func() error {
-			objects, err := k.ask(gctx, page)
-			if err != nil {
-				return err
-			}
-			part := make([]providers.Thing, len(objects))
-			for j, o := range objects {
-				part[j] = k.wire.thing(o)
-			}
-			parts[i] = part
-			return nil
-		})
+	parts := make([][]O, len(pages))
+	err = k.together(ctx, len(pages), func(ctx context.Context, i int) (err error) {
+		parts[i], err = k.ask(ctx, pages[i])
+		return err
+	})
+	objects := slices.Concat(parts...)
+	if err == nil {
+		err = k.complete(ctx, objects)
 	}
-	err = g.Wait()
 	if err == nil {
 		err = ctx.Err() // also when there was nothing to ask for
 	}
 	if err != nil {
 		return nil, k.observeError(err)
 	}
-	return slices.Concat(parts...), nil
+	things := make([]providers.Thing, len(objects))
+	for i, o := range objects {
+		things[i] = k.wire.thing(o)
+	}
+	return things, nil
+}
+
+// complete completes objects of a wire that asks for it.
+func (k *kind[O]) complete(ctx context.Context, objects []O) error {
+	w, ok := k.wire.(completing[O])
+	if !ok || len(objects) == 0 {
+		return nil
+	}
+	return w.complete(ctx, objects)
+}
+
+// together makes n calls, as many at a time as the service may have under way.
+func (s *service) together(ctx context.Context, n int, call func(ctx context.Context, i int) error) error {
+	g, gctx := errgroup.WithContext(ctx)
+	g.SetLimit(cap(s.slots))
+	for i := range n {
+		g.Go(func() error { return call(gctx, i) })
+	}
+	return g.Wait()
 }
 
 // ask reads objects; ids that are nil mean all of them. An answer has no place to say that it is not whole, so what is
@@ -155,6 +174,9 @@ func (k *kind[O]) look(ctx context.Context, id string) (o O, ok bool, err error)
 		return o, false, err
 	}
 	objects, err := k.ask(ctx, pages[0])
+	if err == nil {
+		err = k.complete(ctx, objects)
+	}
 	if err != nil || len(objects) == 0 {
 		return o, false, err
 	}

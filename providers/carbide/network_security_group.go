@@ -57,19 +57,24 @@ type seenGroup struct {
 	lacks string
 }
 
-// get asks for all groups together who has them, and for all of those how far they are.
 func (k groups) get(ctx context.Context, ids []string) ([]seenGroup, error) {
 	found, err := k.read(ctx, ids)
-	if err != nil || len(found) == 0 {
-		return nil, err
+	seen := make([]seenGroup, len(found))
+	for i, o := range found {
+		seen[i].NetworkSecurityGroup = o
 	}
-	users, vpcs, instances, err := k.attached(ctx, found)
+	return seen, err
+}
+
+// complete asks who has the groups, and for all of those how far they are.
+func (k groups) complete(ctx context.Context, all []seenGroup) error {
+	users, vpcs, instances, err := k.attached(ctx, all)
 	if err != nil {
-		return nil, err
+		return err
 	}
 	lacks, err := k.lacking(ctx, vpcs, instances)
 	if err != nil {
-		return nil, err
+		return err
 	}
 	byGroup := map[string][]string{}
 	for group, objects := range users {
@@ -80,30 +85,33 @@ func (k groups) get(ctx context.Context, ids []string) ([]seenGroup, error) {
 		}
 	}
 	details, err := k.unfinished(ctx, byGroup)
-	if err != nil {
-		return nil, err
+	for i, o := range all {
+		all[i].lacks = details[o.GetId()]
 	}
-	seen := make([]seenGroup, len(found))
-	for i, o := range found {
-		seen[i] = seenGroup{o, details[o.GetId()]}
-	}
-	return seen, nil
+	return err
 }
 
 // attached gives the VPCs and instances that have the groups, together and by group.
-func (k groups) attached(ctx context.Context, found []*forge.NetworkSecurityGroup) (users map[string][]string, vpcs, instances []string, err error) {
-	request := &forge.GetNetworkSecurityGroupAttachmentsRequest{}
-	for _, o := range found {
-		request.NetworkSecurityGroupIds = append(request.NetworkSecurityGroupIds, o.GetId())
-	}
-	r, err := k.GetNetworkSecurityGroupAttachments(ctx, request)
+func (k groups) attached(ctx context.Context, all []seenGroup) (users map[string][]string, vpcs, instances []string, err error) {
+	pages := slices.Collect(slices.Chunk(all, k.ids))
+	answers := make([]*forge.GetNetworkSecurityGroupAttachmentsResponse, len(pages))
+	err = k.together(ctx, len(pages), func(ctx context.Context, i int) (err error) {
+		request := &forge.GetNetworkSecurityGroupAttachmentsRequest{}
+		for _, o := range pages[i] {
+			request.NetworkSecurityGroupIds = append(request.NetworkSecurityGroupIds, o.GetId())
+		}
+		answers[i], err = k.GetNetworkSecurityGroupAttachments(ctx, request)
+		return err
+	})
 	if status.Code(err) == codes.Unimplemented {
 		return nil, nil, nil, nil
 	}
 	users = map[string][]string{}
-	for _, a := range r.GetAttachments() {
-		users[a.GetNetworkSecurityGroupId()] = slices.Concat(a.GetVpcIds(), a.GetInstanceIds())
-		vpcs, instances = append(vpcs, a.GetVpcIds()...), append(instances, a.GetInstanceIds()...)
+	for _, r := range answers {
+		for _, a := range r.GetAttachments() {
+			users[a.GetNetworkSecurityGroupId()] = slices.Concat(a.GetVpcIds(), a.GetInstanceIds())
+			vpcs, instances = append(vpcs, a.GetVpcIds()...), append(instances, a.GetInstanceIds()...)
+		}
 	}
 	return users, vpcs, instances, err
 }

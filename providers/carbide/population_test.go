@@ -21,6 +21,7 @@ type population struct {
 	plant func(b *bed, n int) []string   // makes n objects and answers their ids
 	once  int                            // calls for all objects together
 	page  int                            // calls for each page, of as many ids as the site takes
+	after int                            // calls for all objects that were found, where there are any
 	why   string                         // required where it is not one call for the ids and one for each page
 }
 
@@ -46,6 +47,17 @@ var populations = []population{
 		group, err := b.group("web")
 		b.must(err)
 		return b.each(n, func(name string, _ int) (string, error) { return b.vpc(name, group) })
+	}},
+	{kind: "vpc", as: "with a security group here and there", once: 1, page: 1, after: 1, why: "those of all pages that have a group are asked for together", plant: func(b *bed, n int) []string {
+		b.must(b.tenant("acme"))
+		group, err := b.group("web")
+		b.must(err)
+		return b.each(n, func(name string, i int) (string, error) {
+			if i%150 == 0 {
+				return b.vpc(name, group)
+			}
+			return b.vpc(name, "")
+		})
 	}},
 	{kind: "vpc_prefix", once: 1, page: 1, plant: func(b *bed, n int) []string {
 		vpc, err := b.vpc("prod", "")
@@ -99,10 +111,10 @@ var populations = []population{
 			return id, err
 		})
 	}},
-	{kind: "instance", site: plainHosts, once: 1, page: 2, why: "whether hosts are on is told by another call", plant: func(b *bed, n int) []string {
+	{kind: "instance", site: plainHosts, once: 1, page: 1, after: 1, why: "whether hosts are on is told by another call, once for all", plant: func(b *bed, n int) []string {
 		return b.instances(n, "")
 	}},
-	{kind: "instance", as: "with security groups", site: plainHosts, once: 1, page: 3, why: "whether hosts are on is told by another call, and where a group is in force by a third", plant: func(b *bed, n int) []string {
+	{kind: "instance", as: "with security groups", site: plainHosts, once: 1, page: 2, after: 1, why: "whether hosts are on is told by another call, once for all, and where a group is in force by a third, for a page of them", plant: func(b *bed, n int) []string {
 		b.must(b.tenant("acme"))
 		group, err := b.group("web")
 		b.must(err)

@@ -23,20 +23,25 @@ const propagates = 15 * time.Minute
 // too, and says the same as a look. Objects that have no group should not be asked for. A service that is too old to
 // tell is taken to have nothing to wait for.
 func (s *service) lacking(ctx context.Context, vpcs, instances []string) (map[string][]string, error) {
-	lacks := make(map[string][]string)
+	var requests []*forge.GetNetworkSecurityGroupPropagationStatusRequest
 	for len(vpcs)+len(instances) > 0 {
 		request := &forge.GetNetworkSecurityGroupPropagationStatusRequest{}
 		n := min(len(vpcs), s.ids)
 		request.VpcIds, vpcs = vpcs[:n], vpcs[n:]
 		n = min(len(instances), s.ids-n)
 		request.InstanceIds, instances = instances[:n], instances[n:]
-		r, err := s.GetNetworkSecurityGroupPropagationStatus(ctx, request)
-		if status.Code(err) == codes.Unimplemented {
-			return nil, nil
-		}
-		if err != nil {
-			return nil, err
-		}
+		requests = append(requests, request)
+	}
+	answers := make([]*forge.GetNetworkSecurityGroupPropagationStatusResponse, len(requests))
+	err := s.together(ctx, len(requests), func(ctx context.Context, i int) (err error) {
+		answers[i], err = s.GetNetworkSecurityGroupPropagationStatus(ctx, requests[i])
+		return err
+	})
+	if status.Code(err) == codes.Unimplemented {
+		return nil, nil
+	}
+	lacks := make(map[string][]string)
+	for _, r := range answers {
 		for _, o := range r.GetVpcs() { // one that concerns no instance has nothing to wait for
 			if ids := behind(o); len(ids) > 0 {
 				lacks[o.GetId()] = ids
@@ -48,7 +53,7 @@ func (s *service) lacking(ctx context.Context, vpcs, instances []string) (map[st
 			}
 		}
 	}
-	return lacks, nil
+	return lacks, err
 }
 
 const fully = forge.NetworkSecurityGroupPropagationStatus_NSG_PROP_STATUS_FULL

@@ -43,28 +43,30 @@ type seenVPC struct {
 
 func (k vpcs) get(ctx context.Context, ids []string) ([]seenVPC, error) {
 	found, err := k.read(ctx, ids)
-	if err != nil {
-		return nil, err
+	seen := make([]seenVPC, len(found))
+	for i, o := range found {
+		seen[i].Vpc = o
 	}
+	return seen, err
+}
+
+// complete asks where the groups of all VPCs are in force.
+func (k vpcs) complete(ctx context.Context, all []seenVPC) error {
 	var guarded []string
-	for _, o := range found {
+	for _, o := range all {
 		if o.GetNetworkSecurityGroupId() != "" {
 			guarded = append(guarded, o.GetId().GetValue())
 		}
 	}
 	lacks, err := k.lacking(ctx, guarded, nil)
 	if err != nil {
-		return nil, err
+		return err
 	}
 	details, err := k.unfinished(ctx, lacks)
-	if err != nil {
-		return nil, err
+	for i, o := range all {
+		all[i].lacks = details[o.GetId().GetValue()]
 	}
-	seen := make([]seenVPC, len(found))
-	for i, o := range found {
-		seen[i] = seenVPC{o, details[o.GetId().GetValue()]}
-	}
-	return seen, nil
+	return err
 }
 
 func (k vpcs) read(ctx context.Context, ids []string) ([]*forge.Vpc, error) {
