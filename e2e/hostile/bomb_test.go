@@ -15,8 +15,8 @@ import (
 
 // What refusing a document may take.
 const (
-	maxTime   = 2 * time.Second
-	maxMemory = 256 // MiB resident, of the program or of a child of it
+	maxTime   = 2 * time.Second // of processors
+	maxMemory = 256             // MiB resident, of the program or of a child of it
 )
 
 const bombHead = `{"apiVersion":"converge.dev/v1","site":{"name":"hostile","id":"7d9f1c62-3a54-4b0e-9c86-2f1d8e5b7a30"}`
@@ -130,7 +130,7 @@ func TestTortureBombs(t *testing.T) {
 				if route[1] == "-" && b.stdin != "" {
 					want = b.stdin
 				}
-				// The machine may be busy: what the best of three runs takes is what it costs.
+				// Beside others everything takes longer: what the best of three runs takes is what it costs.
 				var r result
 				for range 3 {
 					args := []string{route[0], "bomb." + b.ext}

@@ -147,8 +147,8 @@ type result struct {
 	status int
 	out    string // standard output and standard error
 	stdout string
-	took   time.Duration
-	peak   int64 // MiB resident, of the program or a child of it, the larger
+	took   time.Duration // of processors, by the program and its children: the machine may be busy
+	peak   int64         // MiB resident, of the program or a child of it, the larger
 }
 
 // run runs converge in the work folder.
@@ -166,14 +166,13 @@ func (y *yard) feed(stdin io.Reader, args ...string) result {
 	var stdout, all bytes.Buffer
 	both := &shared{w: &all}
 	cmd.Stdout, cmd.Stderr = io.MultiWriter(&stdout, both), both
-	start := time.Now()
 	y.must(cmd.Start())
 	over := make(chan struct{})
 	peak := make(chan int64)
 	go func() { peak <- watch(cmd.Process.Pid, over) }()
 	err := cmd.Wait()
 	close(over)
-	r := result{args: strings.Join(args, " "), status: cmd.ProcessState.ExitCode(), stdout: stdout.String(), out: all.String(), took: time.Since(start), peak: <-peak >> 10}
+	r := result{args: strings.Join(args, " "), status: cmd.ProcessState.ExitCode(), stdout: stdout.String(), out: all.String(), took: cmd.ProcessState.UserTime() + cmd.ProcessState.SystemTime(), peak: <-peak >> 10}
 	var exit *exec.ExitError
 	if err != nil && !errors.As(err, &exit) {
 		// A program that refuses its input does not read it to the end.

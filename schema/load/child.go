@@ -10,24 +10,27 @@ import (
 	"io"
 	"os"
 	"os/exec"
-	"runtime"
 	"runtime/debug"
 	"strconv"
 	"strings"
-	"sync/atomic"
 	"syscall"
 	"time"
+
+	"golang.org/x/sys/unix"
 )
 
 // Limits bound one evaluation in a child process. Zero fields take the value of [DefaultLimits].
 type Limits struct {
-	Time   time.Duration // from start to answer
+	Time   time.Duration // of processors, so that a busy machine refuses nothing; a child may wait for them for long
 	Memory int64         // bytes resident
 }
 
+// waits is how many times its time an evaluation may take in all.
+const waits = 20
+
 // DefaultLimits let a site of 10 000 resources that are made by comprehensions pass with room, and refuse a document that
 // burns time within two seconds.
-var DefaultLimits = Limits{Time: 1500 * time.Millisecond, Memory: 256 << 20}
+var DefaultLimits = Limits{Time: 1700 * time.Millisecond, Memory: 256 << 20}
 
 // A request is what the child reads, an answer what it writes.
 type request struct {
@@ -56,7 +59,9 @@ func ChildEvaluator(argv []string, limits Limits) Evaluator {
 		case ctx.Err() != nil:
 			return nil, childFailed(codeInterrupted, "Evaluating %s was cancelled: %v.", names(sources), context.Cause(ctx))
 		case errors.Is(err, errTime):
-			return nil, childFailed(codeLimit, "Evaluating %s took more than %v. Simplify it, or raise -eval-timeout.", names(sources), limits.Time)
+			return nil, childFailed(codeLimit, "Evaluating %s took more than %v of processor time. Simplify it, or raise -eval-timeout.", names(sources), limits.Time)
+		case errors.Is(err, errWait):
+			return nil, childFailed(codeLimit, "Evaluating %s was not over after %v: it waited for a file, or for a processor of a busy machine. Try again, or raise -eval-timeout.", names(sources), waits*limits.Time)
 		case errors.Is(err, errMemory):
 			return nil, childFailed(codeLimit, "Evaluating %s took more than %d MiB of memory. Simplify it, or raise -eval-memory.", names(sources), limits.Memory>>20)
 		case err != nil:
@@ -89,25 +94,28 @@ func names(sources []Source) string {
 
 var (
 	errTime   = errors.New("time limit")
+	errWait   = errors.New("limit of waiting")
 	errMemory = errors.New("memory limit")
 )
 
 // runChild runs argv within limits and gives what it wrote.
 func runChild(ctx context.Context, argv []string, limits Limits, in io.Reader) (*bytes.Buffer, error) {
-	limited, cancel := context.WithTimeoutCause(ctx, limits.Time, errTime)
+	limited, cancel := context.WithTimeoutCause(ctx, waits*limits.Time, errWait)
 	defer cancel()
+	limited, stop := context.WithCancelCause(limited)
+	defer stop(nil)
 	var out bytes.Buffer
 	var complaint tail
 	cmd := exec.CommandContext(limited, argv[0], argv[1:]...)
 	cmd.Stdin, cmd.Stdout, cmd.Stderr = in, &out, &complaint
-	cmd.Env = []string{"GOMEMLIMIT=" + strconv.FormatInt(limits.Memory*7/8, 10)}
+	// Memory is bounded, so less of the time goes into saving it.
+	cmd.Env = []string{"GOGC=200", "GOMEMLIMIT=" + strconv.FormatInt(limits.Memory*7/8, 10)}
 	cmd.SysProcAttr = &syscall.SysProcAttr{Setpgid: true} // so that one signal reaches all
 	cmd.Cancel = func() error { return syscall.Kill(-cmd.Process.Pid, syscall.SIGKILL) }
 	cmd.WaitDelay = time.Second
 	if err := cmd.Start(); err != nil {
 		return nil, err
 	}
-	var overweight atomic.Bool
 	watched := make(chan struct{})
 	go func() {
 		defer close(watched)
@@ -120,9 +128,9 @@ func runChild(ctx context.Context, argv []string, limits Limits, in io.Reader) (
 			case <-tick.C:
 				// A part is left for what it takes until it is seen and has gone.
 				if resident(cmd.Process.Pid) > limits.Memory-limits.Memory/16 {
-					overweight.Store(true)
-					cancel()
-					return
+					stop(errMemory)
+				} else if worked(cmd.Process.Pid) > limits.Time {
+					stop(errTime)
 				}
 			}
 		}
@@ -134,9 +142,9 @@ func runChild(ctx context.Context, argv []string, limits Limits, in io.Reader) (
 	switch {
 	case err == nil:
 		return &out, nil
-	case overweight.Load():
-		return nil, errMemory
-	case cause == errTime, cmd.ProcessState != nil && cmd.ProcessState.ExitCode() == exitTime:
+	case cause == errMemory, cause == errTime, cause == errWait:
+		return nil, cause
+	case cmd.ProcessState != nil && cmd.ProcessState.UserTime()+cmd.ProcessState.SystemTime() > limits.Time: // it bounds itself too
 		return nil, errTime
 	case len(complaint) > 0:
 		return nil, fmt.Errorf("%w: %s", err, printable(strings.ReplaceAll(string(complaint), "\n", " ")))
@@ -158,6 +166,16 @@ func resident(pid int) int64 {
 	return pages * int64(os.Getpagesize())
 }
 
+// worked gives the time of processors that a process has taken, 0 when that cannot be told.
+func worked(pid int) time.Duration {
+	const scheduled = 2 // the clock that counts what the scheduler gave; see clock_getcpuclockid(3)
+	var t unix.Timespec
+	if err := unix.ClockGettime(int32(^pid<<3|scheduled), &t); err != nil {
+		return 0
+	}
+	return time.Duration(t.Nano())
+}
+
 // A tail keeps the start of what a failing child says.
 type tail []byte
 
@@ -165,9 +183,6 @@ func (t *tail) Write(b []byte) (int, error) {
 	*t = append(*t, b[:min(len(b), max(0, 300-len(*t)))]...)
 	return len(b), nil
 }
-
-// exitTime is how a child ends that has watched its own time run out.
-const exitTime = 124
 
 // EvaluateMain is the whole of the child process of [ChildEvaluator]: it reads the sources, evaluates them and writes the
 // answer. It bounds itself as well as it is bounded, so that it does not outlive a parent that was killed.
@@ -180,8 +195,8 @@ func EvaluateMain(stdin io.Reader, stdout io.Writer) error {
 		debug.SetMemoryLimit(r.Limits.Memory * 7 / 8)
 	}
 	if r.Limits.Time > 0 {
-		time.AfterFunc(r.Limits.Time, func() { os.Exit(exitTime) })
-		seconds := uint64(r.Limits.Time/time.Second+1) * uint64(runtime.NumCPU())
+		time.AfterFunc((waits+1)*r.Limits.Time, func() { os.Exit(1) })
+		seconds := uint64(r.Limits.Time/time.Second + 1)
 		if err := syscall.Setrlimit(syscall.RLIMIT_CPU, &syscall.Rlimit{Cur: seconds, Max: seconds + 1}); err != nil {
 			return fmt.Errorf("limit the time: %w", err)
 		}

@@ -40,7 +40,7 @@ func TestChildIsTheSame(t *testing.T) {
 func TestChildIsBounded(t *testing.T) {
 	endless := []Source{{Name: "endless.cue", Data: []byte(cueTime)}}
 	_, ds := child(Limits{Time: 300 * time.Millisecond})(context.Background(), endless)
-	wantOne(t, ds, codeLimit, "Evaluating endless.cue took more than 300ms. Simplify it, or raise -eval-timeout.")
+	wantOne(t, ds, codeLimit, "Evaluating endless.cue took more than 300ms of processor time. Simplify it, or raise -eval-timeout.")
 
 	_, ds = child(Limits{Time: time.Minute, Memory: 96 << 20})(context.Background(), []Source{{Name: "big.cue", Data: []byte(cueMemory)}})
 	wantOne(t, ds, codeLimit, "Evaluating big.cue took more than 96 MiB of memory. Simplify it, or raise -eval-memory.")

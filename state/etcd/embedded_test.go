@@ -6,6 +6,7 @@ import (
 	"errors"
 	"fmt"
 	"io/fs"
+	"log/slog"
 	"os"
 	"os/exec"
 	"os/signal"
@@ -18,6 +19,7 @@ import (
 	"golang.org/x/sys/unix"
 
 	clientv3 "go.etcd.io/etcd/client/v3"
+	"go.etcd.io/raft/v3"
 
 	"converge.dev/converge/state"
 )
@@ -349,5 +351,21 @@ func TestHistory(t *testing.T) {
 	}
 	if err := old(second, keepRevisions-1); err != nil {
 		t.Errorf("recent history after a start: %v", err)
+	}
+}
+
+// TestEarlyElection says what etcd says when its first election comes while it drops the log that it has just applied.
+// Nothing is wrong then; what else it cannot go on from ends the store.
+func TestEarlyElection(t *testing.T) {
+	kv := openDir(t, Options{Dir: t.TempDir()})
+	etcd := kv.logger(slog.New(slog.DiscardHandler)).Named("raft").Sugar()
+	etcd.Panicf("error scanning unapplied entries [%d, %d): %v", 1, 121, raft.ErrCompacted)
+	if _, err := kv.Commit(t.Context(), nil, []state.Op{{Key: "/a", Value: []byte("x")}}); err != nil {
+		t.Errorf("after an early election: %v", err)
+	}
+	go etcd.Panicf("error scanning unapplied entries [%d, %d): %v", 1, 121, raft.ErrUnavailable)
+	<-kv.life.Done()
+	if err := context.Cause(kv.life); !strings.Contains(err.Error(), raft.ErrUnavailable.Error()) {
+		t.Errorf("the store ended with %v", err)
 	}
 }

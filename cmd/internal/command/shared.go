@@ -64,7 +64,7 @@ func (f *shared) bind(c *cobra.Command) {
 	p.StringVar(&f.cert, "etcd-cert", "", "PEM `file` of our certificate for etcd")
 	p.StringVar(&f.key, "etcd-key", "", "PEM `file` of its key")
 	p.StringVar(&f.dataDir, "data-dir", "", "the `dir`ectory of the embedded store; .converge")
-	p.DurationVar(&f.evalTimeout, "eval-timeout", 0, fmt.Sprintf("how long a document may take to evaluate, a `duration`; %v", load.DefaultLimits.Time))
+	p.DurationVar(&f.evalTimeout, "eval-timeout", 0, fmt.Sprintf("how much processor time a document may take to evaluate, a `duration`; %v", load.DefaultLimits.Time))
 	p.Int64Var(&f.evalMemory, "eval-memory", 0, fmt.Sprintf("how much memory that may take, in `mib`; %d", load.DefaultLimits.Memory>>20))
 }
 
