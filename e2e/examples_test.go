@@ -76,7 +76,7 @@ func TestDemo(t *testing.T) {
 		t.Fatal(err)
 	}
 	demo := exec.CommandContext(t.Context(), filepath.Join(dir, "examples", "demo.sh"))
-	demo.Env = append(os.Environ(), "TMPDIR="+dir, patientEvaluation)
+	demo.Env = append(os.Environ(), "TMPDIR="+dir)
 	out, err := demo.CombinedOutput()
 	if err != nil {
 		t.Fatalf("the demo: %v\n%s", err, out)

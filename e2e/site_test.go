@@ -59,9 +59,6 @@ func TestMain(m *testing.M) {
 // and for calls that may come late.
 const waiting = 3
 
-// patientEvaluation lets a document take longer than usual to evaluate: there are many processes at once.
-const patientEvaluation = "CONVERGE_CLI_ARGS=-eval-timeout=1m"
-
 // patience is how long anything may take before a test gives up.
 const patience = 5 * time.Minute
 
@@ -267,8 +264,7 @@ func (s *site) prepare(args ...string) *process {
 	p := &process{s: s, args: strings.Join(args, " "), cmd: exec.CommandContext(s.ctx, binary, args...)}
 	p.cmd.Dir = s.dir
 	p.cmd.Env = []string{"PATH=" + os.Getenv("PATH"), "HOME=" + s.dir, "TMPDIR=" + os.TempDir(),
-		"GORACE=atexit_sleep_ms=0", // otherwise the race detector makes every process last a second longer
-		patientEvaluation}
+		"GORACE=atexit_sleep_ms=0"} // otherwise the race detector makes every process last a second longer
 	p.cmd.Stdout, p.cmd.Stderr = &p.stdout, &p.stderr
 	p.cmd.SysProcAttr = &syscall.SysProcAttr{Pdeathsig: syscall.SIGKILL}
 	p.cmd.WaitDelay = 10 * time.Second

@@ -37,7 +37,7 @@ func TestScripts(t *testing.T) {
 		Dir:                 "testdata/script",
 		RequireExplicitExec: true,
 		UpdateScripts:       *update,
-		Setup: func(e *testscript.Env) error { // a busy machine, or the race detector, makes evaluation slow
+		Setup: func(e *testscript.Env) error { // the race detector makes evaluation slow and large
 			e.Setenv("CONVERGE_CLI_ARGS", "-eval-timeout=1m -eval-memory=2048")
 			return nil
 		},
