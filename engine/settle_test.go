@@ -73,3 +73,41 @@ func TestMadeInPart(t *testing.T) {
 		}
 	})
 }
+
+// S1: that what an update asked for is seen does not prove that the call came, where the far side brings it about by itself.
+func TestBroughtAboutByItself(t *testing.T) {
+	synctest.Test(t, func(t *testing.T) {
+		s := enginetest.New()
+		traits := fake.NodeTraits()
+		traits.Update, traits.Late, traits.Itself = providers.Blind, gridLate, []string{"size"}
+		s.World.Traits = map[string]providers.Traits{gridHost.Kind: traits, "far.guard": fake.NodeTraits()}
+		s.Converge(t, s.Document(t, map[string]string{gridKeep: `{}`, gridHost.String(): `{"size":1}`}))
+		before := s.World.Dump()
+		time.Sleep(time.Second) // so that the next run is the newer one
+		if err := s.World.Fail(fake.Fault{Op: "update", Ref: gridHost.String(), Times: 1, Effect: fake.EffectLate, Delay: fake.Duration(time.Minute)}); err != nil {
+			t.Fatal(err)
+		}
+		once := false
+		s.World.Hook = func(op string, at fake.Moment, c providers.Call) {
+			if op == "update" && at == fake.Before && !once {
+				once = true
+				if err := s.World.Put(gridHost.Scope, gridHost.Kind, providers.Thing{ID: c.ID, Name: c.Ref.Name, Mark: c.Mark, Spec: c.Want.Clone()}); err != nil {
+					t.Error(err)
+				}
+			}
+		}
+		s.Converge(t, s.Document(t, map[string]string{gridKeep: `{}`, gridHost.String(): `{"size":2}`}))
+		e := s.Engine(nil)
+		defer e.Close()
+		if res, err := e.Rollback(context.Background(), "", engine.ApplyOptions{}); err != nil || res.Run.Status != state.RunReverted {
+			t.Fatal(res.Run.Status, err)
+		}
+		time.Sleep(gridLate)
+		if err := s.World.Land(); err != nil {
+			t.Fatal(err)
+		}
+		if is := s.World.Dump(); is != before {
+			t.Errorf("a late update changed what was brought back:\n%s", is)
+		}
+	})
+}

@@ -193,6 +193,7 @@ type Traits struct {
 	Burned   bool          // an id cannot be used again after its thing was deleted
 	Eventual bool          // a list may lag behind a change
 	Late     time.Duration // longest time after which a call of unknown outcome may still have its effect
+	Itself   []string      // fields that the far side may bring by itself to what an update asks for: that they are seen proves no call
 
 	ReadyWithin time.Duration // longest wait for Ready after create and update; zero: ready on return
 	GoneWithin  time.Duration // longest wait for absence after delete; zero: gone on return

@@ -111,7 +111,8 @@ func (c *cell) want(s *script) string {
 	// Once the site knows that a host is to be on, it turns it on by itself.
 	on := s.String() == "instance off/update" && !c.undo || s.String() == "instance on/update" && c.undo
 	m.itself = on || c.method == "AdminPowerControl" && verb == "delete"
-	m.looks = c.ref.Kind == "carbide.instance" // whose power is known
+	m.unproven = verb == "update" && strings.HasPrefix(s.String(), "instance o") // of power
+	m.looks = c.ref.Kind == "carbide.instance"                                   // whose power is known
 	if verb == "create" {
 		m.refusal = refusals[c.ref.Kind]
 	}

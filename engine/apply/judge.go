@@ -4,6 +4,7 @@ import (
 	"context"
 	"errors"
 	"fmt"
+	"slices"
 	"strings"
 
 	"converge.dev/converge/engine/diff"
@@ -62,11 +63,20 @@ func (w *worker) judge(ctx context.Context, have *providers.Thing) (res result, 
 	return result{}, false
 }
 
-// incomplete reports whether a create of unknown outcome has made a part of what it was to make, and may make the rest yet: it
-// is not undone before that.
-func (w *worker) incomplete(have *providers.Thing) bool {
-	here := have != nil && have.Phase != providers.Leaving
-	return w.action == plan.Create && here && !w.doubt.IsZero() && w.ours(have) && len(w.unmet(have)) > 0
+// unsettled reports whether what is seen after a call of unknown outcome does not tell what came of it: a create has made a
+// part, and may make the rest yet; an update shows what the far side may have brought about by itself. Nothing is concluded
+// from it while the call may still have its effect.
+func (w *worker) unsettled(have *providers.Thing) bool {
+	if have == nil || have.Phase == providers.Leaving || w.doubt.IsZero() {
+		return false
+	}
+	switch w.action {
+	case plan.Create:
+		return w.ours(have) && len(w.unmet(have)) > 0
+	case plan.Update:
+		return slices.ContainsFunc(w.step.Changes, func(c diff.Change) bool { return slices.Contains(w.served.Traits.Itself, c.Field()) })
+	}
+	return false
 }
 
 // ours reports whether a thing found under our id was made by us. An id that we chose says so by itself.

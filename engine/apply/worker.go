@@ -136,9 +136,7 @@ func (r *run) turn(w *worker, did journal.Standing) {
 	case plan.Update:
 		w.touched = []string{}
 		for _, c := range s.Changes {
-			field, _, _ := strings.Cut(c.Path, ".")
-			field, _, _ = strings.Cut(field, "[")
-			w.touched = append(w.touched, field)
+			w.touched = append(w.touched, c.Field())
 		}
 		w.unsure = true // what is there is our change, whole or in part
 		w.stated, w.dropped = pick(w.before, w.touched), pick(r.resolve(s.Ref, s.After, r.ids), w.touched)
@@ -238,7 +236,7 @@ func (w *worker) act(ctx context.Context) result {
 					return w.failed(err)
 				}
 			}
-			if w.incomplete(have) {
+			if w.unsettled(have) {
 				if err := w.late(ctx); err != nil {
 					return w.failed(err)
 				}

@@ -27,6 +27,13 @@ type Change struct {
 	Disruption string `json:"disruption,omitempty"`
 }
 
+// Field is the field of the resource that the path lies in.
+func (c Change) Field() string {
+	field, _, _ := strings.Cut(c.Path, ".")
+	field, _, _ = strings.Cut(field, "[")
+	return field
+}
+
 // Names gives the name of the resource of a kind that has an external id; the id itself when no resource has it.
 type Names func(kind, id string) string
 

@@ -20,7 +20,7 @@ import (
 // power, so an update is blind.
 var instanceTraits = providers.Traits{
 	Create: providers.Conditional, Update: providers.Blind, Delete: providers.Blind,
-	Mark: true, Late: late, ReadyWithin: time.Hour, GoneWithin: time.Hour,
+	Mark: true, Late: late, Itself: []string{"power"}, ReadyWithin: time.Hour, GoneWithin: time.Hour,
 	UndoCreate: providers.Exact, UndoUpdate: providers.Exact, UndoDelete: providers.NoUndo,
 	Reach: providers.ReachTenant,
 }
