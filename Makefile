@@ -46,7 +46,7 @@ bench: build ## measure what docs/performance.md promises
 	go test -run xxx -bench . ./engine/... ./schema/load ./state/etcd ./providers/carbide
 
 .PHONY: generate
-generate: ## write generated code anew (needs protobuf-compiler and openvswitch-common)
+generate: ## write generated code anew (needs protobuf-compiler and openvswitch-common; the schema alone: go generate ./schema/load)
 	go generate ./...
 
 .PHONY: golden

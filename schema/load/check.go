@@ -2,11 +2,11 @@ package load
 
 import (
 	"cmp"
-	"maps"
 	"math/big"
 	"regexp"
 	"slices"
 	"strings"
+	"sync"
 	"unicode/utf8"
 
 	"cuelang.org/go/cue"
@@ -130,22 +130,20 @@ func (n not) accepts(v any) bool {
 
 // A bound limits numbers from one side.
 type bound struct {
-	op    cue.Op
-	limit any // int64 or float64
+	op    string // as CUE writes it
+	limit any    // int64 or float64
 }
-
-func newBound(op cue.Op, limit any) bound { return bound{op, limit} }
 
 func (b bound) accepts(v any) bool {
 	if typeOf(v)&(isInt|isFloat) == 0 {
 		return true
 	}
 	switch n := compareNumbers(v, b.limit); b.op {
-	case cue.LessThanOp:
+	case "<":
 		return n < 0
-	case cue.LessThanEqualOp:
+	case "<=":
 		return n <= 0
-	case cue.GreaterThanOp:
+	case ">":
 		return n > 0
 	default:
 		return n >= 0
@@ -154,13 +152,20 @@ func (b bound) accepts(v any) bool {
 
 // A pattern is what a text must contain, or must not.
 type pattern struct {
-	re  *regexp.Regexp
-	not bool
+	text string // a regular expression
+	not  bool
+	once sync.Once
+	re   *regexp.Regexp // made when it is first asked for
+}
+
+func (p *pattern) regexp() *regexp.Regexp {
+	p.once.Do(func() { p.re = regexp.MustCompile(p.text) })
+	return p.re
 }
 
 func (p *pattern) accepts(v any) bool {
 	s, ok := v.(string)
-	return !ok || p.re.MatchString(s) != p.not
+	return !ok || p.regexp().MatchString(s) != p.not
 }
 
 // A size limits how many characters a text has, how many elements a list, how many fields a struct.
@@ -241,9 +246,7 @@ func (l *list) accepts(v any) bool {
 
 // An object is what the fields of a struct must be.
 type object struct {
-	fields   map[string]*member
-	sorted   []*member
-	owed     []*member // those that must be there in the end: required ones, and those to fill in
+	members  []*member // sorted by name
 	patterns []keyed
 	open     bool // other fields are allowed
 }
@@ -264,12 +267,17 @@ type member struct {
 type keyed struct{ key, value *check }
 
 func (o *object) add(m *member) {
-	o.fields[m.name] = m
-	o.sorted = append(o.sorted, m)
-	slices.SortFunc(o.sorted, func(a, b *member) int { return strings.Compare(a.name, b.name) })
-	if m.required || m.filled {
-		o.owed = append(o.owed, m)
+	o.members = append(o.members, m)
+	slices.SortFunc(o.members, func(a, b *member) int { return strings.Compare(a.name, b.name) })
+}
+
+// field gives the field of a name, nil when there is none.
+func (o *object) field(name string) *member {
+	i, ok := slices.BinarySearchFunc(o.members, name, func(m *member, n string) int { return strings.Compare(m.name, n) })
+	if !ok {
+		return nil
 	}
+	return o.members[i]
 }
 
 func (o *object) accepts(v any) bool {
@@ -278,7 +286,7 @@ func (o *object) accepts(v any) bool {
 		return true
 	}
 	for name, e := range fields {
-		m := o.fields[name]
+		m := o.field(name)
 		if m == nil {
 			if !o.acceptsFree(name, e) {
 				return false
@@ -287,11 +295,14 @@ func (o *object) accepts(v any) bool {
 			return false
 		}
 	}
-	for _, m := range o.owed {
+	for _, m := range o.members {
+		if !m.required && !m.filled {
+			continue
+		}
 		if _, ok := fields[m.name]; ok {
 			continue
 		}
-		if !m.filled {
+		if m.required {
 			return false
 		}
 		fill := schema.Clone(m.fill)
@@ -335,9 +346,14 @@ func number(v any) *big.Float {
 }
 
 // names lists the fields.
-func (o *object) names() []string { return slices.Sorted(maps.Keys(o.fields)) }
+func (o *object) names() (names []string) {
+	for _, m := range o.members {
+		names = append(names, m.name)
+	}
+	return names
+}
 
 // writable lists the fields that a document may have.
 func (o *object) writable() []string {
-	return slices.DeleteFunc(o.names(), func(name string) bool { return o.fields[name].computed })
+	return slices.DeleteFunc(o.names(), func(name string) bool { return o.field(name).computed })
 }

@@ -15,7 +15,7 @@ import (
 // A compiler turns CUE values into checks. What it does not understand it notes and leaves out: the check then asks for
 // less than CUE does, and the kind is left to CUE.
 type compiler struct {
-	s       *Schema
+	m       *module
 	named   map[string]*check   // by definition: each is compiled once and shared
 	opaque  map[string][]string // by definition: what was not understood in it
 	unknown []string            // what was not understood in the value at hand
@@ -31,16 +31,15 @@ type written struct {
 	lost  bool
 }
 
-func newCompiler(s *Schema) *compiler {
-	return &compiler{s: s, named: make(map[string]*check), members: make(map[written]*member), opaque: make(map[string][]string), syntax: newSyntax(s.files)}
+func newCompiler(m *module) *compiler {
+	return &compiler{m: m, named: make(map[string]*check), members: make(map[written]*member), opaque: make(map[string][]string), syntax: newSyntax(m.files)}
 }
 
 // basics are the names of CUE's types that limit nothing but the type.
 var basics = map[string]types{"string": isString, "int": isInt, "bool": isBool, "number": isInt | isFloat, "_": anything}
 
-// kind compiles the definition of a kind and tells what in it only CUE can judge.
-func (c *compiler) kind(k *kind) {
-	v := k.value
+// kind compiles the definition v of a kind and tells what in it only CUE can judge.
+func (c *compiler) kind(k *kind, v cue.Value) {
 	c.unknown, c.lost = nil, !v.IsClosedRecursively()
 	if n := v.Source(); n == nil {
 		c.misses(v, "a definition in several places")
@@ -60,7 +59,7 @@ func (c *compiler) misses(v cue.Value, what string) {
 
 // value compiles any value. A value that is nothing but the name of a definition gives the check of that definition.
 func (c *compiler) value(v cue.Value) *check {
-	name, ok := c.s.named(v)
+	name, ok := c.m.named(v)
 	if !ok {
 		return c.inline(v)
 	}
@@ -73,7 +72,7 @@ func (c *compiler) definition(name string) *check {
 		c.unknown = append(c.unknown, c.opaque[name]...)
 		return done
 	}
-	d := c.s.definition(name)
+	d := c.m.definition(name)
 	outer, lost := c.unknown, c.lost
 	c.unknown, c.lost = nil, false
 	// A definition that refers to itself finds this while it is compiled.
@@ -166,7 +165,7 @@ func (c *compiler) scalar(v cue.Value, t types) *check {
 		return &check{types: t, tests: c.call(v, args)}
 	case cue.LessThanOp, cue.LessThanEqualOp, cue.GreaterThanOp, cue.GreaterThanEqualOp:
 		if n := c.constant(args[0]); typeOf(n)&(isInt|isFloat) != 0 {
-			return &check{types: t, tests: []test{newBound(op, n)}}
+			return &check{types: t, tests: []test{bound{op.String(), n}}}
 		}
 	case cue.NotEqualOp:
 		if n := c.constant(args[0]); typeOf(n)&(isInt|isFloat) == 0 { // 1 and 1.0 are equal in CUE
@@ -174,8 +173,8 @@ func (c *compiler) scalar(v cue.Value, t types) *check {
 		}
 	case cue.RegexMatchOp, cue.NotRegexMatchOp:
 		text, ok := c.constant(args[0]).(string)
-		if re, err := regexp.Compile(text); ok && err == nil {
-			return &check{types: t, tests: []test{&pattern{re: re, not: op == cue.NotRegexMatchOp}}}
+		if _, err := regexp.Compile(text); ok && err == nil {
+			return &check{types: t, tests: []test{&pattern{text: text, not: op == cue.NotRegexMatchOp}}}
 		}
 	}
 	c.misses(v, "the expression "+text(v))
@@ -206,7 +205,7 @@ func (c *compiler) either(v cue.Value, args []cue.Value) test {
 
 // object compiles the fields of a struct, all but those to skip.
 func (c *compiler) object(v cue.Value, skip func(name string) bool) *object {
-	o := &object{fields: make(map[string]*member), open: v.Allows(cue.AnyString)}
+	o := &object{open: v.Allows(cue.AnyString)}
 	if c.lost && o.open {
 		o.open = c.ellipsis(v)
 	}
@@ -229,7 +228,7 @@ func (c *compiler) object(v cue.Value, skip func(name string) bool) *object {
 	if len(o.patterns) > 0 && o.open && slices.ContainsFunc(o.patterns, func(p keyed) bool { return p.key.types == isString && len(p.key.tests) == 0 }) {
 		o.open = false // [string]: X leaves no name for ...
 	}
-	for _, m := range o.sorted {
+	for _, m := range o.members {
 		if slices.ContainsFunc(o.patterns, func(p keyed) bool { return p.key.accepts(m.name) }) {
 			c.misses(v, "the field "+m.name+", which a pattern matches too")
 		}
@@ -262,7 +261,7 @@ func (c *compiler) ellipsis(v cue.Value) bool {
 	if len(parts) == 1 {
 		switch x := parts[0].(type) {
 		case *ast.Ident:
-			return c.s.definition(x.Name).Allows(cue.AnyString)
+			return c.m.definition(x.Name).Allows(cue.AnyString)
 		case *ast.StructLit:
 			plain := !slices.ContainsFunc(x.Elts, func(d ast.Decl) bool { _, ok := d.(*ast.EmbedDecl); return ok })
 			if plain {
@@ -278,7 +277,7 @@ func (c *compiler) ellipsis(v cue.Value) bool {
 func (c *compiler) names(sel cue.Selector, v cue.Value) *check {
 	if f, ok := v.Source().(*ast.Field); ok {
 		if l, ok := f.Label.(*ast.ListLit); ok && len(l.Elts) == 1 {
-			if id, ok := l.Elts[0].(*ast.Ident); ok && c.s.definition(id.Name).Exists() { // the library loses the name
+			if id, ok := l.Elts[0].(*ast.Ident); ok && c.m.definition(id.Name).Exists() { // the library loses the name
 				return c.definition(id.Name)
 			}
 		}
@@ -391,9 +390,7 @@ func elements(v cue.Value) (part, elem cue.Value) {
 
 // validators compiles the calls that a struct or list is unified with.
 func (c *compiler) validators(v cue.Value) (tests []test) {
-	if d, ok := c.s.dereference(v); ok {
-		v = d
-	}
+	v = c.m.dereference(v)
 	c.depth++
 	defer func() { c.depth-- }()
 	if c.depth > maxNesting {

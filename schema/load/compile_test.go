@@ -10,8 +10,8 @@ import (
 	"converge.dev/converge/schema"
 )
 
-// module is a schema of the real core and one more file.
-func module(t *testing.T, text string) fstest.MapFS {
+// withCore is a schema of the real core and one more file.
+func withCore(t *testing.T, text string) fstest.MapFS {
 	t.Helper()
 	core, err := schema.Files.ReadFile("core/core.cue")
 	if err != nil {
@@ -23,7 +23,7 @@ func module(t *testing.T, text string) fstest.MapFS {
 // thing is a schema with the kind x.thing of these fields.
 func thing(t *testing.T, imports, fields string) (*Schema, *kind) {
 	t.Helper()
-	s, err := NewFrom(module(t, imports+"\n#Site: x?: thing?: [#LabelName]: #Thing\n#Thing: {\n#Resource\n"+fields+"\n}\n"))
+	s, err := NewFrom(withCore(t, imports+"\n#Site: x?: thing?: [#LabelName]: #Thing\n#Thing: {\n#Resource\n"+fields+"\n}\n"))
 	if err != nil {
 		t.Fatal(err)
 	}
@@ -140,7 +140,7 @@ func TestMalformedSchemas(t *testing.T) {
 		{"on both", "#Site: x?: thing?: [#LabelName]: {#Resource}\n#Node: x?: thing?: [#LabelName]: {#Resource}", []string{"x.thing", "both"}},
 	} {
 		t.Run(c.name, func(t *testing.T) {
-			_, err := NewFrom(module(t, c.text))
+			_, err := NewFrom(withCore(t, c.text))
 			if err == nil {
 				t.Fatal("no error")
 			}
@@ -151,7 +151,7 @@ func TestMalformedSchemas(t *testing.T) {
 			}
 		})
 	}
-	fsys := module(t, "")
+	fsys := withCore(t, "")
 	fsys["core/core.cue"].Data = append(slices.Clone(fsys["core/core.cue"].Data), "\n#Document: site!: name!: <\"m\"\n"...)
 	if _, err := NewFrom(fsys); err == nil || !strings.Contains(err.Error(), "#Document: only CUE can judge") {
 		t.Errorf("a head that only CUE can judge: %v", err)
@@ -162,7 +162,7 @@ func TestMalformedSchemas(t *testing.T) {
 }
 
 func TestKinds(t *testing.T) {
-	s, err := NewFrom(module(t, `
+	s, err := NewFrom(withCore(t, `
 		#Node: x?: thing?: [#LabelName]: #Thing
 
 		// A thing is

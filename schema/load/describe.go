@@ -86,7 +86,7 @@ func (d *description) object(o *object, fields []schema.Field, indent int) {
 func (d *description) field(o *object, f *schema.Field, indent int) {
 	var m *member
 	if o != nil {
-		m = o.fields[f.Name]
+		m = o.field(f.Name)
 	}
 	d.hang(strings.Repeat(" ", indent)+f.Name+"  ", indent+len(f.Name)+2, strings.Join(traits(f, m), "; "))
 	if f.Doc != "" {
@@ -173,7 +173,7 @@ func wantDeep(c *check) string {
 		case *list:
 			return want + ", each " + wantDeep(t.elem)
 		case *object:
-			if len(t.patterns) > 0 && len(t.fields) == 0 {
+			if len(t.patterns) > 0 && len(t.members) == 0 {
 				return fmt.Sprintf("%s, each name %s, each value %s", want, t.patterns[0].key.want(), wantDeep(t.patterns[0].value))
 			}
 		}

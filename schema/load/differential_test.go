@@ -26,8 +26,8 @@ func samples(s *Schema, k *kind) (all []sample) {
 	defer func() { sampled[k] = all }()
 	g := newGenerator(seed(k.Name))
 	add := func(spec schema.Object) {
-		filled, err := s.ask(k.value, spec)
-		if err != nil || setsComputed(k.body, map[string]any(spec)) { // CUE does not mind computed fields, converge does
+		filled, refused := s.ask(k, spec)
+		if refused != nil || setsComputed(k.body, map[string]any(spec)) { // CUE does not mind computed fields, converge does
 			filled = nil
 		}
 		all = append(all, sample{spec, filled})
@@ -75,7 +75,7 @@ func setsComputed(c *check, v any) bool {
 		case *object:
 			fields, _ := v.(map[string]any)
 			for name, e := range fields {
-				if m := t.fields[name]; m != nil && (m.computed || setsComputed(m.check, e)) {
+				if m := t.field(name); m != nil && (m.computed || setsComputed(m.check, e)) {
 					return true
 				}
 			}
@@ -181,9 +181,9 @@ func damaged(c *check, n *int, path string, above map[*check]bool) (*check, stri
 			}
 		case *object:
 			o := *t
-			o.fields, o.sorted, o.owed = make(map[string]*member), nil, nil
+			o.members = nil
 			what := ""
-			for _, m := range t.sorted {
+			for _, m := range t.members {
 				m := *m
 				at := path + "." + m.name
 				if what == "" && !m.computed && m.name != "lifecycle" && m.name != "timeouts" {

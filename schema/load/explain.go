@@ -31,8 +31,8 @@ func (s *Schema) checkResource(k *schema.Kind, spec schema.Object) []violation {
 func (s *Schema) explain(k *kind, spec schema.Object) []violation {
 	x := &explainer{}
 	x.value(k.body, map[string]any(spec), nil)
-	filled, err := s.ask(k.value, spec)
-	if err == nil { // the checks refuse only what CUE refuses, and computed fields
+	filled, refused := s.ask(k, spec)
+	if refused == nil { // the checks refuse only what CUE refuses, and computed fields
 		x.found = slices.DeleteFunc(x.found, func(v violation) bool { return v.Code != codeReadOnly })
 		if len(x.found) == 0 {
 			clear(spec)
@@ -40,7 +40,6 @@ func (s *Schema) explain(k *kind, spec schema.Object) []violation {
 		}
 		return x.sorted()
 	}
-	refused := cuePaths(err, k.value)
 	if k.dynamic { // the checks do not see which fields a condition adds
 		x.found = slices.DeleteFunc(x.found, func(v violation) bool {
 			return v.Code == codeUnknownField && !slices.ContainsFunc(refused, func(r refusal) bool { return slices.Equal(r.path, v.Path) })
@@ -58,20 +57,27 @@ func (s *Schema) explain(k *kind, spec schema.Object) []violation {
 	return x.sorted()
 }
 
-// ask lets CUE check a value, and gives it with defaults filled in.
-func (s *Schema) ask(v cue.Value, spec schema.Object) (schema.Object, error) {
-	s.mu.Lock()
-	defer s.mu.Unlock()
-	u := v.Unify(s.ctx.Encode(map[string]any(spec), cue.NilIsAny(false)))
+// ask lets CUE check a resource, and gives it with defaults filled in, or what is refused.
+func (s *Schema) ask(k *kind, spec schema.Object) (filled schema.Object, refused []refusal) {
+	m, err := s.module()
+	if err != nil {
+		return nil, []refusal{{message: err.Error()}}
+	}
+	m.mu.Lock()
+	defer m.mu.Unlock()
+	v := m.values[k.Name]
+	u := v.Unify(m.ctx.Encode(map[string]any(spec), cue.NilIsAny(false)))
 	if err := u.Validate(cue.Concrete(true)); err != nil {
-		return nil, err
+		return nil, cuePaths(err, v)
 	}
 	b, err := u.MarshalJSON()
-	if err != nil {
-		return nil, err
+	if err == nil {
+		err = filled.UnmarshalJSON(b)
 	}
-	var filled schema.Object
-	return filled, filled.UnmarshalJSON(b)
+	if err != nil {
+		return nil, cuePaths(err, v)
+	}
+	return filled, nil
 }
 
 // An explainer collects what a value violates.
@@ -179,7 +185,7 @@ func (x *explainer) anyOf(c *check, t *anyOf, v any, path []string) {
 func (x *explainer) object(o *object, fields map[string]any, path []string) {
 	for _, name := range slices.Sorted(maps.Keys(fields)) {
 		at := append(path[:len(path):len(path)], name)
-		m := o.fields[name]
+		m := o.field(name)
 		switch {
 		case m == nil:
 			x.free(o, name, fields[name], at)
@@ -192,8 +198,8 @@ func (x *explainer) object(o *object, fields map[string]any, path []string) {
 			x.secret = secret
 		}
 	}
-	for _, m := range o.owed {
-		if _, ok := fields[m.name]; ok {
+	for _, m := range o.members {
+		if _, ok := fields[m.name]; ok || !m.required && !m.filled {
 			continue
 		}
 		at := append(path[:len(path):len(path)], m.name)
@@ -216,7 +222,7 @@ func (x *explainer) free(o *object, name string, v any, path []string) {
 	}
 	switch {
 	case known:
-	case len(o.fields) == 0 && len(o.patterns) == 1:
+	case len(o.members) == 0 && len(o.patterns) == 1:
 		x.add(path, codeBadName, fmt.Sprintf("%q does not fit as a name. Want %s", name, o.patterns[0].key.want()))
 	default:
 		x.add(path, codeUnknownField, unknown("field", name, o.writable()))

@@ -44,7 +44,7 @@ const gadget = `
 
 func newGadget(t *testing.T) *Schema {
 	t.Helper()
-	s, err := NewFrom(module(t, "import (\"list\", \"strings\")\n"+gadget))
+	s, err := NewFrom(withCore(t, "import (\"list\", \"strings\")\n"+gadget))
 	if err != nil {
 		t.Fatal(err)
 	}

@@ -14,10 +14,14 @@ import (
 // document as converge does, but for fields that only the far side sets and for rules on the whole site. Equal schemas
 // give equal files.
 func (s *Schema) CUE() ([]byte, error) {
+	m, err := s.module()
+	if err != nil {
+		return nil, err
+	}
 	all := &ast.File{Filename: "converge.cue"}
 	var specs []*ast.ImportSpec
 	var decls []ast.Decl
-	files := slices.Clone(s.files)
+	files := slices.Clone(m.files)
 	slices.SortStableFunc(files, func(a, b *ast.File) int { // core first: it says what the package is
 		return cmp.Compare(outsideCore(a), outsideCore(b))
 	})

@@ -124,8 +124,8 @@ func FuzzChecks(f *testing.F) {
 			return
 		}
 		k := s.kinds[names[int(kind)%len(names)]]
-		filled, err := s.ask(k.value, spec)
-		if err != nil || setsComputed(k.body, spec) {
+		filled, refused := s.ask(k, spec)
+		if refused != nil || setsComputed(k.body, spec) {
 			filled = nil
 		}
 		sm := sample{spec, filled}
@@ -135,7 +135,7 @@ func FuzzChecks(f *testing.F) {
 		}
 		violations := s.checkResource(&k.Kind, schema.Object(spec).Clone())
 		if (len(violations) == 0) != (filled != nil) {
-			t.Errorf("%s: CUE says %v, the messages %v", k.Name, err, violations)
+			t.Errorf("%s: CUE says %v, the messages %v", k.Name, refused, violations)
 		}
 	})
 }

@@ -97,7 +97,7 @@ func (g *generator) text(tests []test) any {
 		switch t := t.(type) {
 		case *pattern:
 			if !t.not {
-				return g.match(t.re)
+				return g.match(t.regexp())
 			}
 		case *size:
 			if length = t.min + g.IntN(3); t.max >= 0 {
@@ -127,7 +127,7 @@ func (g *generator) match(re *regexp.Regexp) string {
 
 func (g *generator) object(o *object) map[string]any {
 	fields := make(map[string]any)
-	for _, m := range o.sorted {
+	for _, m := range o.members {
 		if !m.computed && (m.required || g.all || g.IntN(2) == 0) {
 			fields[m.name] = g.value(m.check)
 		}
@@ -211,7 +211,7 @@ func (g *generator) variants(c *check, v any, yield func(any)) {
 					yield(g.misspell(text))
 				}
 			}
-			yield(g.match(t.re))
+			yield(g.match(t.regexp()))
 		case *size:
 			yield(strings.Repeat("a", max(t.min, t.max)))
 			yield(strings.Repeat("a", max(t.min, t.max)+1))
@@ -244,7 +244,7 @@ func (g *generator) objectVariants(o *object, fields map[string]any, yield func(
 		yield(changed)
 	}
 	with("unheard_of", "x")
-	for _, m := range o.sorted {
+	for _, m := range o.members {
 		v, ok := fields[m.name]
 		if !ok {
 			with(m.name, g.value(m.check))
@@ -262,7 +262,7 @@ func (g *generator) objectVariants(o *object, fields map[string]any, yield func(
 			}
 		}
 		for _, name := range sortedNames(fields) {
-			if o.fields[name] == nil {
+			if o.field(name) == nil {
 				with(g.misspell(name), fields[name])
 				g.variants(p.value, fields[name], func(e any) { with(name, e) })
 				break

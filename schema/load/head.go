@@ -35,7 +35,7 @@ func (s *Schema) checkHead(doc map[string]any) []violation {
 		switch {
 		case name == "nodes":
 			s.checkNodes(x, doc[name])
-		case s.head.fields[name] != nil:
+		case s.head.field(name) != nil:
 			head[name] = doc[name]
 		default:
 			s.checkProvider(x, nil, name, doc[name])

@@ -6,8 +6,6 @@ import (
 	"maps"
 	"slices"
 	"strings"
-
-	"cuelang.org/go/cue"
 )
 
 // JSONSchema gives the JSON Schema (draft 2020-12) of a document. It accepts what the schema accepts, but for what it
@@ -19,7 +17,7 @@ func (s *Schema) JSONSchema() ([]byte, error) {
 	document["type"] = "object"
 	document["$schema"] = "https://json-schema.org/draft/2020-12/schema"
 	document["title"] = "A converge document"
-	document["description"] = doc(s.definition("#Document"))
+	document["description"] = s.doc
 	properties := document["properties"].(map[string]any)
 	maps.Copy(properties, j.providers(s, false))
 	node := map[string]any{"type": "object", "properties": j.providers(s, true), "additionalProperties": false}
@@ -108,11 +106,10 @@ func (j *jsonSchema) test(t test) map[string]any {
 	case not:
 		return map[string]any{"not": map[string]any{"const": t.value}}
 	case bound:
-		word := map[cue.Op]string{cue.LessThanOp: "exclusiveMaximum", cue.LessThanEqualOp: "maximum",
-			cue.GreaterThanOp: "exclusiveMinimum", cue.GreaterThanEqualOp: "minimum"}[t.op]
+		word := map[string]string{"<": "exclusiveMaximum", "<=": "maximum", ">": "exclusiveMinimum", ">=": "minimum"}[t.op]
 		return map[string]any{word: t.limit}
 	case *pattern:
-		p := map[string]any{"pattern": t.re.String()}
+		p := map[string]any{"pattern": t.text}
 		if t.not {
 			return map[string]any{"not": p}
 		}
@@ -144,7 +141,7 @@ func (j *jsonSchema) test(t test) map[string]any {
 func (j *jsonSchema) object(o *object) map[string]any {
 	properties := make(map[string]any)
 	var required []string
-	for _, m := range o.sorted {
+	for _, m := range o.members {
 		properties[m.name] = j.member(m)
 		if m.required {
 			required = append(required, m.name)
@@ -203,7 +200,7 @@ func (j *jsonSchema) names(name *check, thing map[string]any) map[string]any {
 func regexpOf(key *check) (re string, rest []test) {
 	for _, t := range flatten(key) {
 		if p, ok := t.(*pattern); ok && !p.not && re == "" {
-			re = p.re.String()
+			re = p.text
 		} else {
 			rest = append(rest, t)
 		}

@@ -16,14 +16,14 @@ import (
 const secretDefinition = "#Secret"
 
 // fields describes the fields of a struct at path, sorted by name, without those to skip.
-func (s *Schema) fields(v cue.Value, path string, skip []string) ([]schema.Field, error) {
+func (m *module) fields(v cue.Value, path string, skip []string) ([]schema.Field, error) {
 	var fields []schema.Field
 	var errs []error
 	for sel, f := range fieldsOf(v) {
 		if slices.Contains(skip, sel.Unquoted()) {
 			continue
 		}
-		d, err := s.field(f, path+"."+sel.Unquoted())
+		d, err := m.field(f, path+"."+sel.Unquoted())
 		errs = append(errs, err)
 		d.Name = sel.Unquoted()
 		d.Required = sel.ConstraintType() == cue.RequiredConstraint
@@ -41,18 +41,15 @@ func (s *Schema) fields(v cue.Value, path string, skip []string) ([]schema.Field
 }
 
 // anyFields describes the fields of a struct, or those of several structs of which one is chosen.
-func (s *Schema) anyFields(v cue.Value, path string) ([]schema.Field, error) {
+func (m *module) anyFields(v cue.Value, path string) ([]schema.Field, error) {
 	op, args := v.Expr()
 	if op != cue.OrOp {
-		return s.fields(v, path, nil)
+		return m.fields(v, path, nil)
 	}
 	var all []schema.Field
 	var errs []error
 	for _, a := range args {
-		if d, ok := s.dereference(a); ok {
-			a = d
-		}
-		fields, err := s.fields(a, path, nil)
+		fields, err := m.fields(m.dereference(a), path, nil)
 		errs = append(errs, err)
 		for _, f := range fields {
 			f.Required, f.Default = false, nil // that depends on the choice
@@ -66,14 +63,14 @@ func (s *Schema) anyFields(v cue.Value, path string) ([]schema.Field, error) {
 }
 
 // field describes one value: a field, an element or what lies under a free key.
-func (s *Schema) field(v cue.Value, path string) (schema.Field, error) {
+func (m *module) field(v cue.Value, path string) (schema.Field, error) {
 	f := schema.Field{Doc: doc(v), Constraint: constraint(v)}
 	place := false // of a secret
-	if name, ok := s.named(v); ok {
+	if name, ok := m.named(v); ok {
 		place = name == secretDefinition
 		f.Secret = place
 		if f.Doc == "" {
-			f.Doc = doc(s.definition(name))
+			f.Doc = doc(m.definition(name))
 		}
 	}
 	var errs []error
@@ -100,7 +97,7 @@ func (s *Schema) field(v cue.Value, path string) (schema.Field, error) {
 			}
 		}
 		if f.Type == schema.Struct {
-			f.Fields, err = s.anyFields(v, path)
+			f.Fields, err = m.anyFields(v, path)
 			errs = append(errs, err)
 		}
 	case cue.ListKind:
@@ -116,7 +113,7 @@ func (s *Schema) field(v cue.Value, path string) (schema.Field, error) {
 		f.Type = schema.Any
 	}
 	if f.Type == schema.List || f.Type == schema.Map {
-		e, err := s.field(elem, path+"[]")
+		e, err := m.field(elem, path+"[]")
 		f.Elem = &e
 		errs = append(errs, err)
 	}

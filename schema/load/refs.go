@@ -5,6 +5,7 @@ import (
 	"regexp"
 	"slices"
 	"strconv"
+	"sync"
 
 	"converge.dev/converge/schema"
 )
@@ -49,10 +50,12 @@ func (st *site) refer(r *resource) {
 
 // outside reports whether a reference names a thing that no document declares: by its external id, a UUID.
 func (st *site) outside(ref schema.Ref) bool {
-	return st.index[ref] == nil && uuidForm.MatchString(ref.Name)
+	return st.index[ref] == nil && uuidForm().MatchString(ref.Name)
 }
 
-var uuidForm = regexp.MustCompile("^[0-9a-f]{8}(-[0-9a-f]{4}){3}-[0-9a-f]{12}$")
+var uuidForm = sync.OnceValue(func() *regexp.Regexp {
+	return regexp.MustCompile("^[0-9a-f]{8}(-[0-9a-f]{4}){3}-[0-9a-f]{12}$")
+})
 
 // eachValue visits every value of a spec that a field describes, parents first, in the order of names. The path is
 // below the resource and only valid during the call.

@@ -8,8 +8,6 @@ import (
 	"strings"
 	"unicode"
 	"unicode/utf8"
-
-	"cuelang.org/go/cue"
 )
 
 // want says what a check accepts, as it follows "Want ".
@@ -67,7 +65,7 @@ func wants(c *check) (p parts) {
 			p.rest = append(p.rest, "other than "+show(t.value))
 		case *pattern:
 			p.definition = c.sentence()
-			p.patterns = append(p.patterns, map[bool]string{false: "that matches ", true: "that does not match "}[t.not]+t.re.String())
+			p.patterns = append(p.patterns, map[bool]string{false: "that matches ", true: "that does not match "}[t.not]+t.text)
 		case *size:
 			p.size(t)
 		case unique:
@@ -99,7 +97,7 @@ func (p *parts) limit(b *bound) {
 		return
 	}
 	side, tighter := &p.high, -1
-	if b.op == cue.GreaterThanOp || b.op == cue.GreaterThanEqualOp {
+	if b.op == ">" || b.op == ">=" {
 		side, tighter = &p.low, 1
 	}
 	if *side == nil || compareNumbers(b.limit, (*side).limit) == tighter {
@@ -136,24 +134,24 @@ func (p *parts) numbers() string {
 	low, high := "", ""
 	if p.low != nil {
 		low = show(p.low.limit)
-		if p.low.op == cue.GreaterThanOp {
+		if p.low.op == ">" {
 			low = "above " + low
 		}
 	}
 	if p.high != nil {
 		high = show(p.high.limit)
-		if p.high.op == cue.LessThanOp {
+		if p.high.op == "<" {
 			high = "below " + high
 		}
 	}
 	switch {
-	case low != "" && high != "" && p.low.op == cue.GreaterThanEqualOp && p.high.op == cue.LessThanEqualOp:
+	case low != "" && high != "" && p.low.op == ">=" && p.high.op == "<=":
 		return "from " + low + " to " + high
 	case low != "" && high != "":
 		return low + " and " + high
-	case low != "" && p.low.op == cue.GreaterThanEqualOp:
+	case low != "" && p.low.op == ">=":
 		return "of at least " + low
-	case high != "" && p.high.op == cue.LessThanEqualOp:
+	case high != "" && p.high.op == "<=":
 		return "of at most " + high
 	}
 	return low + high

@@ -47,7 +47,7 @@ func valueFlags(root *cobra.Command) map[string]bool {
 	takes := map[string]bool{}
 	var visit func(c *cobra.Command)
 	visit = func(c *cobra.Command) {
-		for _, set := range []*pflag.FlagSet{c.LocalFlags(), c.PersistentFlags()} {
+		for _, set := range []*pflag.FlagSet{c.Flags(), c.PersistentFlags()} {
 			set.VisitAll(func(f *pflag.Flag) { takes[f.Name] = takes[f.Name] || f.NoOptDefVal == "" })
 		}
 		for _, child := range c.Commands() {

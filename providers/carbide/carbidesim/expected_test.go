@@ -50,6 +50,7 @@ func TestExpectedMachines(t *testing.T) {
 		{"short serial", b.expectMachine(uid(1), first, func(m *forge.ExpectedMachine) { m.ChassisSerialNumber = "SN1" }), codes.InvalidArgument, "serial"},
 		{"serial with a blank", b.expectMachine(uid(1), first, func(m *forge.ExpectedMachine) { m.ChassisSerialNumber = "SN 01" }), codes.InvalidArgument, "serial"},
 		{"long serial", b.expectMachine(uid(1), first, func(m *forge.ExpectedMachine) { m.ChassisSerialNumber = long }), codes.Internal, "(32)"},
+		{"longest serial", b.expectMachine(uid(1), first, func(m *forge.ExpectedMachine) { m.ChassisSerialNumber = strings.Repeat("x", 65) }), codes.InvalidArgument, "serial"},
 		{"long user", b.expectMachine(uid(1), first, func(m *forge.ExpectedMachine) { m.BmcUsername = long[:17] }), codes.Internal, "(16)"},
 		{"long password", b.expectMachine(uid(1), first, func(m *forge.ExpectedMachine) { m.BmcPassword = long[:21] }), codes.Internal, "(20)"},
 		{"bad address", b.expectMachine(uid(1), first, func(m *forge.ExpectedMachine) { m.BmcIpAddress = text("ten") }), codes.InvalidArgument, "IP"},

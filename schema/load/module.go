@@ -1,0 +1,271 @@
+package load
+
+import (
+	"cmp"
+	"crypto/sha256"
+	"encoding/hex"
+	"errors"
+	"fmt"
+	"io/fs"
+	"iter"
+	"maps"
+	"slices"
+	"strings"
+	"sync"
+
+	"cuelang.org/go/cue"
+	"cuelang.org/go/cue/ast"
+	"cuelang.org/go/cue/build"
+	"cuelang.org/go/cue/cuecontext"
+	"cuelang.org/go/cue/parser"
+
+	"converge.dev/converge/schema"
+)
+
+// A module is a schema as the CUE library has it: what is compiled, and what judges where the checks cannot.
+type module struct {
+	files     []*ast.File
+	kinds     []described          // as they stand in the package
+	providers map[string]bool      // those that have kinds
+	values    map[string]cue.Value // the definitions of the kinds, by name
+
+	mu  sync.Mutex // guards what follows: a cue.Context is for one goroutine at a time
+	ctx *cue.Context
+	cue cue.Value // the whole package
+}
+
+// A described is where the package says what a kind is: [NAME]: DEFINITION.
+type described struct {
+	name     string
+	node     bool
+	names    cue.Selector
+	resource cue.Value
+}
+
+// readFiles reads the files */*.cue in the order of their names. Equal files have equal digests.
+func readFiles(fsys fs.FS) (files []Source, digest string, err error) {
+	names, err := fs.Glob(fsys, "*/*.cue")
+	h := sha256.New()
+	for _, name := range names {
+		text, err := fs.ReadFile(fsys, name)
+		if err != nil {
+			return nil, "", err
+		}
+		files = append(files, Source{Name: name, Data: text})
+		fmt.Fprintf(h, "%s %d\n%s", name, len(text), text)
+	}
+	return files, hex.EncodeToString(h.Sum(nil)), err
+}
+
+// newModule makes one CUE instance of files and finds the kinds in it.
+func newModule(files []Source) (*module, error) {
+	m := &module{ctx: cuecontext.New(), providers: make(map[string]bool), values: make(map[string]cue.Value)}
+	inst := build.NewContext().NewInstance("", nil)
+	for _, file := range files {
+		f, err := parser.ParseFile(file.Name, file.Data, parser.ParseComments)
+		if err != nil {
+			return nil, explainCUE(err)
+		}
+		if err := inst.AddSyntax(f); err != nil {
+			return nil, explainCUE(err)
+		}
+	}
+	if err := inst.Complete(); err != nil {
+		return nil, explainCUE(err)
+	}
+	m.files = inst.Files
+	m.cue = m.ctx.BuildInstance(inst)
+	if err := m.cue.Err(); err != nil {
+		return nil, explainCUE(err)
+	}
+	return m, m.find()
+}
+
+// find makes sure that the definitions #Document, #Resource, #Site and #Node are there, and lists the kinds that the last
+// two hold: PROVIDER?: NOUN?: [NAME]: DEFINITION.
+func (m *module) find() error {
+	var errs []error
+	for _, name := range []string{"#Document", "#Resource", "#Site", "#Node"} {
+		if v := m.definition(name); v.Err() != nil {
+			errs = append(errs, explainCUE(v.Err()))
+		}
+	}
+	if errs != nil {
+		return errors.Join(errs...)
+	}
+	for _, label := range []string{"#Site", "#Node"} {
+		for provider, v := range fieldsOf(m.definition(label)) {
+			m.providers[provider.Unquoted()] = true
+			for noun, v := range fieldsOf(v) {
+				d := described{name: provider.Unquoted() + "." + noun.Unquoted(), node: label == "#Node"}
+				errs = append(errs, m.add(d, v))
+			}
+		}
+	}
+	slices.SortFunc(m.kinds, func(a, b described) int { return strings.Compare(a.name, b.name) })
+	return errors.Join(errs...)
+}
+
+// add notes a kind, of which v is the map of its resources.
+func (m *module) add(d described, v cue.Value) error {
+	if _, ok := m.values[d.name]; ok {
+		return fmt.Errorf("%s: kind %s is both on the site and on nodes", file(v), d.name)
+	}
+	members, err := v.Fields(cue.Optional(true), cue.Patterns(true))
+	if err != nil || !members.Next() || members.Selector().ConstraintType() != cue.PatternConstraint {
+		return fmt.Errorf("%s: kind %s: want [NAME]: DEFINITION", file(v), d.name)
+	}
+	d.names, d.resource = members.Selector(), members.Value()
+	if members.Next() {
+		return fmt.Errorf("%s: kind %s: more than one grammar of names", file(v), d.name)
+	}
+	m.kinds = append(m.kinds, d)
+	m.values[d.name] = m.dereference(d.resource)
+	return nil
+}
+
+// compile compiles the kinds, and what is above them in a document.
+func (m *module) compile() (*compiled, error) {
+	c := newCompiler(m)
+	var common []string // the fields that every resource may carry, sorted
+	for sel := range fieldsOf(m.definition("#Resource")) {
+		common = append(common, sel.Unquoted())
+	}
+	document := m.definition("#Document")
+	all := &compiled{doc: doc(document)}
+	var errs []error
+	for _, d := range m.kinds {
+		k, err := m.read(c, d, common)
+		all.kinds = append(all.kinds, k)
+		errs = append(errs, err)
+	}
+	if err := errors.Join(errs...); err != nil {
+		return nil, err
+	}
+	c.unknown = nil
+	all.head = c.object(document, func(name string) bool { return name == "nodes" || m.providers[name] })
+	nodes, err := document.LookupPath(cue.MakePath(cue.Str("nodes").Optional())).Fields(cue.Optional(true), cue.Patterns(true))
+	if err != nil || !nodes.Next() || nodes.Selector().ConstraintType() != cue.PatternConstraint {
+		return nil, errors.New("#Document: want nodes?: [NAME]: #Node")
+	}
+	all.nodeName = c.names(nodes.Selector(), nodes.Value())
+	if c.unknown != nil {
+		return nil, fmt.Errorf("#Document: only CUE can judge %s", strings.Join(c.unknown, ", "))
+	}
+	return all, m.checkRefs(all.kinds)
+}
+
+// read compiles one kind.
+func (m *module) read(c *compiler, d described, common []string) (*kind, error) {
+	v := m.values[d.name]
+	k := &kind{Kind: schema.Kind{Name: d.name, Node: d.node, Doc: doc(v)}}
+	c.unknown = nil
+	k.name = c.names(d.names, d.resource)
+	if c.unknown != nil {
+		return nil, fmt.Errorf("%s: kind %s: in the names only CUE can judge %s", file(d.resource), k.Name, strings.Join(c.unknown, ", "))
+	}
+	c.kind(k, v)
+	for _, name := range common {
+		if o := k.body.object(); o == nil || o.field(name) == nil {
+			return nil, fmt.Errorf("%s: kind %s does not embed #Resource", file(v), k.Name)
+		}
+	}
+	var err error
+	k.Fields, err = m.fields(v, k.Name, common)
+	return k, err
+}
+
+// checkRefs makes sure that whatever a field refers to is there.
+func (m *module) checkRefs(kinds []*kind) error {
+	var errs []error
+	for _, k := range kinds {
+		walkFields(k.Fields, k.Name, func(path string, f *schema.Field) {
+			if _, ok := m.values[f.Ref]; f.Ref != "" && !ok {
+				names := slices.Sorted(maps.Keys(m.values))
+				errs = append(errs, fmt.Errorf("%s: %s: @ref(%s): there is no kind %s%s", file(m.values[k.Name]), path, f.Ref, f.Ref, didYouMean(f.Ref, names)))
+			}
+		})
+	}
+	return errors.Join(errs...)
+}
+
+// walkFields visits fields and all below them, with their paths.
+func walkFields(fields []schema.Field, path string, visit func(path string, f *schema.Field)) {
+	for i := range fields {
+		f := &fields[i]
+		for p := path + "." + f.Name; f != nil; f, p = f.Elem, p+"[]" {
+			visit(p, f)
+			walkFields(f.Fields, p, visit)
+		}
+	}
+}
+
+// definition gives a definition of the package.
+func (m *module) definition(name string) cue.Value {
+	return m.cue.LookupPath(cue.MakePath(cue.Def(name)))
+}
+
+// dereference gives the definition of which v is the name, when it is nothing else; v otherwise.
+func (m *module) dereference(v cue.Value) cue.Value {
+	if name, ok := m.named(v); ok {
+		return m.definition(name)
+	}
+	return v
+}
+
+// named gives the name of the definition of the package that v is, when it is nothing else.
+func (m *module) named(v cue.Value) (string, bool) {
+	id, ok := expression(v).(*ast.Ident)
+	if !ok || !strings.HasPrefix(id.Name, "#") || !m.definition(id.Name).Exists() {
+		return "", false
+	}
+	return id.Name, true
+}
+
+// expression gives the source of v, nil when it has none or several.
+func expression(v cue.Value) ast.Expr {
+	var x ast.Expr
+	switch n := v.Source().(type) {
+	case *ast.Field:
+		x = n.Value
+	case ast.Expr:
+		x = n
+	}
+	for {
+		p, ok := x.(*ast.ParenExpr)
+		if !ok {
+			return x
+		}
+		x = p.X
+	}
+}
+
+// fieldsOf lists the fields of a struct, optional ones too, sorted by name.
+func fieldsOf(v cue.Value) iter.Seq2[cue.Selector, cue.Value] {
+	type field struct {
+		sel cue.Selector
+		v   cue.Value
+	}
+	var fields []field
+	it, err := v.Fields(cue.Optional(true))
+	for err == nil && it.Next() {
+		fields = append(fields, field{it.Selector(), it.Value()})
+	}
+	slices.SortFunc(fields, func(a, b field) int { return cmp.Compare(a.sel.Unquoted(), b.sel.Unquoted()) })
+	return func(yield func(cue.Selector, cue.Value) bool) {
+		for _, f := range fields {
+			if !yield(f.sel, f.v) {
+				return
+			}
+		}
+	}
+}
+
+// file gives the place where v is written, as FILE:LINE.
+func file(v cue.Value) string {
+	p := v.Pos()
+	if !p.IsValid() {
+		return "schema"
+	}
+	return fmt.Sprintf("%s:%d", p.Filename(), p.Line())
+}
