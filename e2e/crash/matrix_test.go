@@ -23,7 +23,7 @@ var sample = []string{"run.open.before", "call.create.after", "journal.outcome.b
 
 // workers is how many plans are tried at the same time. Two cores are kept busy by more, because some calls are repeated
 // only after a while.
-var workers = torture.Scale(2, 8, 8)
+var workers = torture.Scale(4, 16, 16)
 
 // A matrix counts what was tried at which point.
 type matrix struct {

@@ -147,7 +147,7 @@ func (kv *kv) start(ctx context.Context, o Options) (*embed.Etcd, error) {
 func (kv *kv) tidy(ctx context.Context) error {
 	ctx, cancel := kv.call(ctx)
 	defer cancel()
-	status, err := kv.client.Get(ctx, "/converge/", clientv3.WithCountOnly())
+	status, err := kv.get(ctx, "/converge/", clientv3.WithCountOnly())
 	if err != nil {
 		return kv.failed(err)
 	}

@@ -202,11 +202,12 @@ func (kv *kv) call(ctx context.Context) (context.Context, context.CancelFunc) {
 	return ctx, func() { stop(); cancel() }
 }
 
-// get reads, and asks another member when one hangs.
+// get reads, and asks another member when one hangs. An only member says to the first who reads that the leader changed,
+// when it has itself become the leader only just now: he asks again.
 func (kv *kv) get(ctx context.Context, key string, opts ...clientv3.OpOption) (resp *clientv3.GetResponse, err error) {
 	ctx, cancel := kv.call(ctx)
 	defer cancel()
-	for hung := true; hung; {
+	for hung := true; hung || errors.Is(err, rpctypes.ErrLeaderChanged); {
 		hung, err = kv.try(ctx, func(ctx context.Context) (err error) {
 			resp, err = kv.client.Get(ctx, key, opts...)
 			return err
