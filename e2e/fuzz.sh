@@ -7,13 +7,16 @@ set -eu
 time=${1:?want a duration for each target, such as 20s}
 cd "$(dirname "$0")/.."
 logs=$(mktemp -d)
+cache=$(go env GOCACHE)/fuzz
 trap 'rm -rf "$logs"' EXIT
 
-# fuzz PACKAGE TARGET: gives one target its time, and leaves its line, and what it found, in its log.
+# fuzz FOLDER TARGET: gives one target its time, and leaves its line, and what it found, in its log.
 fuzz() {
-	out=$logs/$(echo "$1.$2" | tr -c 'A-Za-z0-9\n' _)
+	name=$(echo "$1" | tr / _)
+	out=$logs/$name.$2
 	status=ok
-	go test -run '^$' -fuzz "^$2\$" -fuzztime "$time" -fuzzminimizetime 2s -parallel 1 "$1" >"$out.text" 2>&1 || status=FAILED
+	(cd "$1" && "$logs/$name.test" -test.run '^$' -test.fuzz "^$2\$" -test.fuzztime "$time" -test.fuzzminimizetime 2s -test.parallel 1 \
+		-test.fuzzcachedir "$cache/converge.dev/converge/$1") >"$out.text" 2>&1 || status=FAILED
 	# A worker that is busy when the time is over makes go test say FAIL, with this and no input (golang/go issue 75804).
 	if [ "$status" = FAILED ] && [ "$(grep -v '^fuzz: elapsed' "$out.text" | sed -n '2s/^ *//p')" = "context deadline exceeded" ] && ! grep -q 'Failing input' "$out.text"; then
 		status=ok
@@ -31,14 +34,19 @@ fuzz() {
 	cat "$out.line"
 }
 
-# Four at a time: most of what a target does, it does alone, and much of that is waiting for its worker.
-targets=0
+# Each package is built once.
 for folder in $(git ls-files --cached --others --exclude-standard '*fuzz_test.go' | xargs -n 1 dirname | sort -u); do
-	for target in $(go test -list '^Fuzz' "./$folder" | grep '^Fuzz'); do
-		targets=$((targets + 1))
-		fuzz "./$folder" "$target" &
-		[ $((targets % 4)) -ne 0 ] || wait
-	done
+	name=$(echo "$folder" | tr / _)
+	go test -c -fuzz . -o "$logs/$name.test" "./$folder"
+	(cd "$folder" && "$logs/$name.test" -test.list '^Fuzz') | sed -n "s|^Fuzz|$folder &|p" >>"$logs/targets"
+done
+targets=$(wc -l <"$logs/targets")
+
+# Four at a time: most of what a target does, it does alone, and much of that is waiting for its worker.
+for lane in 0 1 2 3; do
+	awk "NR % 4 == $lane" "$logs/targets" | while read -r folder target; do
+		fuzz "$folder" "$target"
+	done &
 done
 wait
 failed=$(cat "$logs"/*.line | grep -c '^FAILED' || true)
@@ -46,5 +54,6 @@ echo "$targets targets, $failed failed"
 if [ -n "${CONVERGE_TORTURE_REPORT:-}" ]; then
 	printf '{"test":"M","name":"fuzz","figures":"%s targets × %s, %s failed","failed":%s}\n' $targets "$time" $failed "$([ $failed -eq 0 ] && echo false || echo true)" >>"$CONVERGE_TORTURE_REPORT"
 fi
+[ "$(ls "$logs"/*.line | wc -l)" -eq "$targets" ] || { echo "of some targets nothing came"; exit 1; }
 [ "$targets" -ge 10 ] || { echo "want 10 targets at least"; exit 1; }
 [ "$failed" -eq 0 ]

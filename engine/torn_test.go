@@ -11,6 +11,7 @@ import (
 	"math/rand/v2"
 	"slices"
 	"strings"
+	"sync/atomic"
 	"testing"
 	"time"
 
@@ -248,29 +249,31 @@ func TestTortureTornState(t *testing.T) {
 		torture.Cover(t, "verdicts", []string{"refuse resume", "refuse rollback", "refuse apply", "go on resume", "go on rollback", "go on apply"}),
 	}
 	ends := torture.Cover(t, "ends after a crash", []string{"applied", "reverted"})
-	h := &ward{dir: t.TempDir()}
-	prefixes, cases, kept := 0, 0, 0
+	var prefixes, cases, kept atomic.Int64
 	begin := time.Now()
-	for i := range traces {
-		tr := record(t, traceKinds[i%len(traceKinds)], i)
-		covered[0].Reach(tr.kind)
-		rng := rand.New(rand.NewPCG(1, uint64(i)))
-		prefixes += tr.crashes(t, h, ends)
-		// One moment in the middle and the last one; every key there, with damages that are drawn.
-		for _, at := range []int{2 + rng.IntN(len(tr.moments)-3), len(tr.moments) - 1} {
-			cases += tr.harms(t, h, rng, at, covered)
+	t.Run("traces", func(t *testing.T) {
+		for i := range traces {
+			kind := traceKinds[i%len(traceKinds)]
+			t.Run(fmt.Sprintf("%d %s", i, kind), func(t *testing.T) {
+				t.Parallel()
+				tr := record(t, kind, i)
+				covered[0].Reach(tr.kind)
+				rng := rand.New(rand.NewPCG(1, uint64(i)))
+				prefixes.Add(tr.crashes(t, ends))
+				// One moment in the middle and the last one; every key there, with damages that are drawn.
+				for _, at := range []int{2 + rng.IntN(len(tr.moments)-3), len(tr.moments) - 1} {
+					cases.Add(tr.harms(t, rng, at, covered))
+				}
+				kept.Add(tr.kept)
+			})
 		}
-		kept += tr.kept
-		if t.Failed() {
-			t.Fatalf("trace %d: a %s run", i, tr.kind)
-		}
-	}
+	})
 	torture.Report(t, "L", "%d traces, %d crashes after a commit, %d damaged stores in %s; %s; %s; %s; ends after a crash: %s; 0 things twice; %d sites kept a field that a lost record had explained",
-		traces, prefixes, cases, time.Since(begin).Round(time.Second), covered[1], covered[2], covered[3], ends, kept)
+		traces, prefixes.Load(), cases.Load(), time.Since(begin).Round(time.Second), covered[1], covered[2], covered[3], ends, kept.Load())
 }
 
 // crashes lets the process die after each commit, with the world as it was then, and as it was right before the next.
-func (tr *trace) crashes(t *testing.T, h *ward, ends *torture.Coverage) (n int) {
+func (tr *trace) crashes(t *testing.T, ends *torture.Coverage) (n int64) {
 	t.Helper()
 	for at := 0; at < len(tr.moments); at += torture.Scale(4, 1, 1) {
 		m := tr.moments[at]
@@ -279,7 +282,7 @@ func (tr *trace) crashes(t *testing.T, h *ward, ends *torture.Coverage) (n int) 
 			worlds = append(worlds, tr.moments[at+1].world)
 		}
 		for v, world := range worlds {
-			s, end := h.revive(t, withoutLock(m.store), world)
+			s := revive(t, withoutLock(m.store), world)
 			for _, op := range tr.operations(t, m)[:1] {
 				got := tr.do(t, s, op)
 				var held *engine.HeldError
@@ -300,7 +303,6 @@ func (tr *trace) crashes(t *testing.T, h *ward, ends *torture.Coverage) (n int) 
 				}
 				n++
 			}
-			end()
 		}
 	}
 	return n
@@ -313,7 +315,7 @@ func withoutLock(store map[string][]byte) map[string][]byte {
 }
 
 // harms damages the keys of a moment one after the other.
-func (tr *trace) harms(t *testing.T, h *ward, rng *rand.Rand, at int, covered []*torture.Coverage) (n int) {
+func (tr *trace) harms(t *testing.T, rng *rand.Rand, at int, covered []*torture.Coverage) (n int64) {
 	t.Helper()
 	m := tr.moments[at]
 	perKind := map[string]int{}
@@ -340,7 +342,7 @@ func (tr *trace) harms(t *testing.T, h *ward, rng *rand.Rand, at int, covered []
 			covered[2].Reach(d.what)
 			for _, op := range tr.operations(t, m) {
 				covered[3].Reach(string(d.want[op]) + " " + op)
-				tr.suffer(t, h, m, kind, d, op)
+				tr.suffer(t, m, kind, d, op)
 				n++
 			}
 		}
@@ -355,11 +357,10 @@ func (h harm) spoils(m moment, key string) bool {
 }
 
 // suffer carries out an operation on a damaged store and judges it; then the damage is mended and it is tried again.
-func (tr *trace) suffer(t *testing.T, h *ward, m moment, kind string, d harm, op string) {
+func (tr *trace) suffer(t *testing.T, m moment, kind string, d harm, op string) {
 	t.Helper()
 	name := fmt.Sprintf("%s of a %s run, the %s %v %s", op, tr.kind, kind, d.keys, d.what)
-	s, end := h.revive(t, d.store, m.world)
-	defer end()
+	s := revive(t, d.store, m.world)
 	tr.reads(t, s, m, d, name)
 	s.Release(t) // a run that failed holds its revision of the document; what holds do is tried elsewhere
 	got := tr.do(t, s, op)

@@ -7,8 +7,6 @@ import (
 	"errors"
 	"fmt"
 	"maps"
-	"os"
-	"path/filepath"
 	"slices"
 	"strings"
 	"sync"
@@ -40,7 +38,7 @@ type trace struct {
 	exact   bool              // every step can be undone exactly
 	run     string
 	moments []moment
-	kept    int // sites that stayed apart from the document because a lost record had explained a field
+	kept    int64 // sites that stayed apart from the document because a lost record had explained a field
 }
 
 // Kinds of traces.
@@ -169,16 +167,10 @@ func fail(t *testing.T, s *enginetest.Site, f fake.Fault) {
 	}
 }
 
-// A ward is a place for worlds that are brought back to life.
-type ward struct {
-	dir string
-	n   int
-}
-
 // revive makes the site of a moment anew, with the world of another: whatever was on its way then. Nothing fails there.
-func (h *ward) revive(t *testing.T, store map[string][]byte, world string) (s *enginetest.Site, end func()) {
+func revive(t *testing.T, store map[string][]byte, world string) *enginetest.Site {
 	t.Helper()
-	s = enginetest.New()
+	s := enginetest.New()
 	var content map[string]any
 	if err := json.Unmarshal([]byte(world), &content); err != nil {
 		t.Fatal(err)
@@ -188,20 +180,11 @@ func (h *ward) revive(t *testing.T, store map[string][]byte, world string) (s *e
 	if err != nil {
 		t.Fatal(err)
 	}
-	h.n++
-	path := filepath.Join(h.dir, fmt.Sprint(h.n))
-	if err := os.WriteFile(path, text, 0o600); err != nil {
-		t.Fatal(err)
-	}
-	if s.World, err = fake.Open(path, s.Kinds); err != nil {
+	if s.World, err = fake.Parse(text, s.Kinds); err != nil {
 		t.Fatal(err)
 	}
 	put(t, s, store)
-	return s, func() {
-		if err := errors.Join(s.World.Close(), os.Remove(path)); err != nil {
-			t.Error(err)
-		}
-	}
+	return s
 }
 
 // put makes the store hold exactly these values. A lock is not among them: the lease of a dead process runs out.

@@ -75,6 +75,20 @@ func Open(path string, kinds schema.Kinds) (*World, error) {
 	return w, nil
 }
 
+// Parse makes a world in memory of the text of a world's file.
+func Parse(text []byte, kinds schema.Kinds) (*World, error) {
+	w := New(kinds)
+	var c content
+	err := decode(text, &c)
+	if err == nil {
+		err = w.fill(c)
+	}
+	if err != nil {
+		return nil, fmt.Errorf("read world: %w", err)
+	}
+	return w, nil
+}
+
 // lock opens the journal for this process alone.
 func lock(path string) (*os.File, error) {
 	for {
