@@ -70,23 +70,31 @@ func behind(o *forge.NetworkSecurityGroupPropagationObjectStatus) []string {
 }
 
 // unfinished is what is said about an object whose group is not in force everywhere: which instances lack it. It is ""
-// when none does. At most one call is made, for their names; instances that are being given back are not waited for.
+// when none does. They are read for that, a page for each object at the most, as many as a look at it reads; instances that
+// are being given back are not waited for.
 func (s *service) unfinished(ctx context.Context, lacks map[string][]string) (map[string]string, error) {
 	if len(lacks) == 0 {
 		return nil, nil
 	}
 	var ids []string
-	for _, l := range lacks {
-		ids = append(ids, l...)
+	for object, l := range lacks {
+		slices.Sort(l)
+		l = slices.Compact(l)
+		lacks[object] = l
+		ids = append(ids, l[:min(len(l), s.ids)]...)
 	}
 	slices.Sort(ids)
-	ids = slices.Compact(ids)
-	known, err := instances{service: s}.read(ctx, ids[:min(len(ids), s.ids)])
+	pages := slices.Collect(slices.Chunk(slices.Compact(ids), s.ids))
+	known := make([][]*forge.Instance, len(pages))
+	err := s.together(ctx, len(pages), func(ctx context.Context, i int) (err error) {
+		known[i], err = instances{service: s}.read(ctx, pages[i])
+		return err
+	})
 	if err != nil {
 		return nil, err
 	}
 	names, leaving := map[string]string{}, map[string]bool{}
-	for _, i := range known {
+	for _, i := range slices.Concat(known...) {
 		id := i.GetId().GetValue()
 		names[id] = i.GetMetadata().GetName()
 		leaving[id] = phaseOf(i.GetStatus().GetTenant().GetState()) == providers.Leaving
@@ -97,8 +105,7 @@ func (s *service) unfinished(ctx context.Context, lacks map[string][]string) (ma
 		if len(l) == 0 {
 			continue
 		}
-		slices.Sort(l)
-		details[object] = "the security group is not in force yet on " + counted(slices.Compact(l), func(id string) string {
+		details[object] = "the security group is not in force yet on " + counted(l, func(id string) string {
 			if name := names[id]; name != "" {
 				return fmt.Sprintf("instance %s (%s)", name, id)
 			}

@@ -24,9 +24,9 @@ func filter(id, action string, priority, port int64) map[string]any {
 }
 
 // guarded is a site with a group that a VPC has, in which are two instances, and a third has it itself. All are ready.
-func guarded(t *testing.T) *site {
+func guarded(t *testing.T, rules carbidesim.Rules) *site {
 	hosts := hosts(t)
-	s := newSite(t, carbidesim.Options{Hosts: lawHosts, Timing: lawTiming})
+	s := newSite(t, carbidesim.Options{Hosts: lawHosts, Timing: lawTiming, Rules: rules})
 	s.make("tenant", "acme", schema.Object{})
 	s.make("network_security_group", "web", schema.Object{"tenant": "acme", "rules": []any{filter("ssh", "permit", 10, 22)}})
 	group := id("network_security_group", "web")
@@ -53,7 +53,7 @@ func guarded(t *testing.T) *site {
 
 // TestPropagation: a change of a group is done when all hosts that it concerns have it, and the one that lacks it is named.
 func TestPropagation(t *testing.T) {
-	s := guarded(t)
+	s := guarded(t, carbidesim.Rules{})
 	group, vpc := id("network_security_group", "web"), id("vpc", "prod")
 	check := func(when, noun, id string, phase providers.Phase, names ...string) {
 		t.Helper()
@@ -114,6 +114,33 @@ func TestPropagation(t *testing.T) {
 	s.Advance(time.Minute)
 	check("in the end", "vpc", vpc, providers.Ready)
 	check("in the end", "instance", id("instance", "own"), providers.Ready)
+}
+
+// TestPropagationOfMany: a list says of each group what a look at it says, though all together lack more than a page.
+func TestPropagationOfMany(t *testing.T) {
+	s := guarded(t, carbidesim.Rules{MaxFindByIDs: 2})
+	groups := s.kind("network_security_group")
+	s.make("network_security_group", "db", schema.Object{"tenant": "acme"})
+	other := schema.Object{"network_security_group": id("network_security_group", "db")}
+	if err := s.kind("instance").Update(t.Context(), s.change("instance", "own", id("instance", "own"), other)); err != nil {
+		t.Fatal(err)
+	}
+	for _, name := range []string{"web", "db"} {
+		rules := schema.Object{"rules": []any{filter("http", "permit", 20, 80)}}
+		if err := groups.Update(t.Context(), s.change("network_security_group", name, id("network_security_group", name), rules)); err != nil {
+			t.Fatal(err)
+		}
+	}
+	list, err := groups.Observe(t.Context(), nil)
+	if err != nil || len(list) != 2 {
+		t.Fatalf("%d groups, %v", len(list), err)
+	}
+	for _, th := range list {
+		look := s.see("network_security_group", th.ID)
+		if look.Detail != th.Detail || !strings.Contains(th.Detail, "instance o") {
+			t.Errorf("the list says %q of %s, a look %q", th.Detail, th.Name, look.Detail)
+		}
+	}
 }
 
 // TestPropagationCalls: asking how far groups are costs no call per object.
