@@ -27,8 +27,9 @@ type list struct {
 	err    error
 }
 
-// of gives all things of a place as they were at some time after since.
-func (c *census) of(ctx context.Context, at plan.Place, since time.Time, look func(context.Context) ([]providers.Thing, error)) ([]providers.Thing, error) {
+// of gives all things of a place as they were at some time after since. Look belongs to no step: one that gives up does not
+// take the list from the others.
+func (c *census) of(ctx context.Context, at plan.Place, since time.Time, look func() ([]providers.Thing, error)) ([]providers.Thing, error) {
 	c.mu.Lock()
 	l := c.lists[at]
 	if l == nil || l.begun.Before(since) {
@@ -37,10 +38,15 @@ func (c *census) of(ctx context.Context, at plan.Place, since time.Time, look fu
 			c.lists = map[plan.Place]*list{}
 		}
 		c.lists[at] = l
-		c.mu.Unlock()
-		l.things, l.err = look(ctx)
-		close(l.done)
-		return l.things, l.err
+		go func() {
+			defer func() {
+				if p := recover(); p != nil {
+					l.err = fmt.Errorf("the provider panicked: %v", p)
+				}
+				close(l.done)
+			}()
+			l.things, l.err = look()
+		}()
 	}
 	c.mu.Unlock()
 	select {
@@ -76,7 +82,7 @@ func (r *run) referrers(ref schema.Ref, served providers.Served) []referrer {
 // bereft looks whether the delete would leave something behind. What is on its way out is only waited for; leaving names it.
 func (w *worker) bereft(ctx context.Context, since time.Time) (left, leaving []string, err error) {
 	for _, r := range w.referrers {
-		things, err := w.census.of(ctx, r.at, since, func(ctx context.Context) ([]providers.Thing, error) { return Look(ctx, r.far, nil, w.retry) })
+		things, err := w.census.of(ctx, r.at, since, func() ([]providers.Thing, error) { return Look(w.effects, r.far, nil, w.retry) })
 		switch {
 		case providers.ClassOf(err) == providers.Unsupported && err != nil:
 			continue // there can be none
