@@ -28,19 +28,25 @@ func TestLateDeleteOfWhatComesBack(t *testing.T) {
 			t.Fatal(err)
 		}
 		s.Converge(t, s.Document(t, map[string]string{gridKeep: `{}`}))
-		e := s.Engine(nil)
-		defer e.Close()
-		if res, err := e.Rollback(context.Background(), "", engine.ApplyOptions{}); err != nil || res.Run.Status != state.RunReverted {
-			t.Fatal(res.Run.Status, err)
-		}
-		time.Sleep(gridLate)
-		if err := s.World.Land(); err != nil {
-			t.Fatal(err)
-		}
-		if is := s.World.Dump(); is != before {
-			t.Errorf("a late delete took away what was brought back:\n%s", is)
-		}
+		undoneForGood(t, s, before)
 	})
+}
+
+// undoneForGood undoes the last run, and fails unless the world is as before it when all that was late has come.
+func undoneForGood(t *testing.T, s *enginetest.Site, before string) {
+	t.Helper()
+	e := s.Engine(nil)
+	defer e.Close()
+	if res, err := e.Rollback(context.Background(), "", engine.ApplyOptions{}); err != nil || res.Run.Status != state.RunReverted {
+		t.Fatal(res.Run.Status, err)
+	}
+	time.Sleep(gridLate)
+	if err := s.World.Land(); err != nil {
+		t.Fatal(err)
+	}
+	if is := s.World.Dump(); is != before {
+		t.Errorf("a late call changed what was brought back:\n%s", is)
+	}
 }
 
 // S1: what was made in part by a call of unknown outcome is not undone while the rest may still come.
@@ -97,17 +103,6 @@ func TestBroughtAboutByItself(t *testing.T) {
 			}
 		}
 		s.Converge(t, s.Document(t, map[string]string{gridKeep: `{}`, gridHost.String(): `{"size":2}`}))
-		e := s.Engine(nil)
-		defer e.Close()
-		if res, err := e.Rollback(context.Background(), "", engine.ApplyOptions{}); err != nil || res.Run.Status != state.RunReverted {
-			t.Fatal(res.Run.Status, err)
-		}
-		time.Sleep(gridLate)
-		if err := s.World.Land(); err != nil {
-			t.Fatal(err)
-		}
-		if is := s.World.Dump(); is != before {
-			t.Errorf("a late update changed what was brought back:\n%s", is)
-		}
+		undoneForGood(t, s, before)
 	})
 }

@@ -45,6 +45,9 @@ func TestChildIsBounded(t *testing.T) {
 	_, ds = child(Limits{Time: time.Minute, Memory: 96 << 20})(context.Background(), []Source{{Name: "big.cue", Data: []byte(cueMemory)}})
 	wantOne(t, ds, codeLimit, "Evaluating big.cue took more than 96 MiB of memory. Simplify it, or raise -eval-memory.")
 
+	_, ds = ChildEvaluator([]string{"/bin/sleep", "1h"}, Limits{Time: 50 * time.Millisecond})(context.Background(), endless)
+	wantOne(t, ds, codeLimit, "Evaluating endless.cue was not over after 1s: it waited for a file, or for a processor of a busy machine.")
+
 	ctx, cancel := context.WithCancelCause(context.Background())
 	cancel(errors.New("enough"))
 	_, ds = child(Limits{})(ctx, endless)
