@@ -28,8 +28,8 @@ type process struct {
 	interrupt   chan struct{}
 	away        chan struct{} // closed when it dies or stands still: nobody waits for it
 
-	storeFaults map[int]string // by commit
-	farFaults   map[int]string // by change
+	storeFaults map[string]string // by commit, "leader commit 2" say
+	farFaults   map[int]string    // by change
 
 	stillAfterIntent time.Duration // stands still for so long as soon as its first intent is durable
 
@@ -53,7 +53,7 @@ func (s *sim) start(parallelism int) *process {
 	p := &process{
 		s: s, name: fmt.Sprintf("p%d", s.processes), parallelism: parallelism,
 		interrupt: make(chan struct{}), away: make(chan struct{}), counts: map[string]int{},
-		storeFaults: map[int]string{}, farFaults: map[int]string{},
+		storeFaults: map[string]string{}, farFaults: map[int]string{},
 	}
 	p.ctx, p.cancel = context.WithCancel(context.Background())
 	p.kv = &kv{KV: s.root.Connect(mem.Options{}), p: p}

@@ -194,7 +194,11 @@ func (s *sim) troubled(parallelism, mishaps int) *process {
 	s.reach(fmt.Sprintf("parallelism %d", parallelism))
 	for range mishaps {
 		if s.rng.IntN(2) == 0 {
-			p.storeFaults[1+s.rng.IntN(30)] = storeFaults[s.rng.IntN(len(storeFaults))]
+			nth := fmt.Sprintf("%s %d", workCommit, 1+s.rng.IntN(25))
+			if s.rng.IntN(6) == 0 {
+				nth = fmt.Sprintf("%s %d", leaderCommit, 1+s.rng.IntN(5))
+			}
+			p.storeFaults[nth] = storeFaults[s.rng.IntN(len(storeFaults))]
 		} else {
 			p.farFaults[1+s.rng.IntN(8)] = callFaults[s.rng.IntN(len(callFaults))]
 		}

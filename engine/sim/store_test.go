@@ -31,7 +31,7 @@ func (k *kv) enter(ctx context.Context, what string) error {
 	if err := p.awake(); err != nil {
 		return err
 	}
-	if slept && what == "get" { // who looks whether the lock is still there need not be the first to wake
+	if slept && strings.HasPrefix(what, "get ") { // who looks whether the lock is still there need not be the first to wake
 		sleep(context.WithoutCancel(ctx), time.Millisecond)
 	}
 	if time.Now().Before(p.until(&p.down)) {
@@ -45,14 +45,14 @@ func (k *kv) enter(ctx context.Context, what string) error {
 }
 
 func (k *kv) Get(ctx context.Context, key string) (state.Item, error) {
-	if err := k.enter(ctx, "get"); err != nil {
+	if err := k.enter(ctx, "get "+key); err != nil {
 		return state.Item{}, err
 	}
 	return k.KV.Get(ctx, key)
 }
 
 func (k *kv) List(ctx context.Context, prefix string) ([]state.Item, error) {
-	if err := k.enter(ctx, "list"); err != nil {
+	if err := k.enter(ctx, "list "+prefix); err != nil {
 		return nil, err
 	}
 	return k.KV.List(ctx, prefix)
@@ -67,18 +67,20 @@ func (k *kv) Lease(ctx context.Context, ttl time.Duration) (state.Lease, error) 
 
 func (k *kv) Commit(ctx context.Context, guards []state.Guard, ops []state.Op) (int64, error) {
 	p, s := k.p, k.p.s
-	n := p.count("commit")
-	if err := k.enter(ctx, "commit"); err != nil {
+	what := commitOf(ops)
+	n := p.count(what)
+	nth := fmt.Sprintf("%s %d", what, n)
+	if err := k.enter(ctx, what); err != nil {
 		if errors.Is(err, errDown) {
 			err = fmt.Errorf("%w: %w", state.ErrUnknown, err)
 		}
 		return 0, err
 	}
-	if p.parallelism == 1 { // with more, a slow store makes results come at the same instant, and their order is chance
-		sleep(ctx, s.pace(20*time.Millisecond, "%s commit %d", p.name, n))
+	if what == leaderCommit || p.parallelism == 1 { // otherwise a slow store makes results come at the same instant, and their order is chance
+		sleep(ctx, s.pace(20*time.Millisecond, "%s %s", p.name, nth))
 	}
 	unknown := func() (int64, error) { return 0, fmt.Errorf("%w: drawn", state.ErrUnknown) }
-	fault := p.storeFaults[n]
+	fault := p.storeFaults[nth]
 	if fault != "" {
 		s.reach(fault)
 	}
@@ -97,7 +99,7 @@ func (k *kv) Commit(ctx context.Context, guards []state.Guard, ops []state.Op) (
 		p.doom()
 		k.KV.Lapse()
 	case "store away", "quorum gone":
-		d := s.pace(5*time.Second, "%s outage %d", p.name, n)
+		d := s.pace(5*time.Second, "%s outage %s", p.name, nth)
 		if fault == "quorum gone" {
 			d += 40 * time.Second
 			p.doom()
@@ -134,6 +136,21 @@ func (k *kv) Commit(ctx context.Context, guards []state.Guard, ops []state.Op) (
 		k.KV.Lapse()
 	}
 	return revision, nil
+}
+
+// The commits of a process are counted in two rows: what it says of itself in the record of the lock it says beside its
+// work, at times at the same instant, and which of the two is first is chance.
+const (
+	workCommit   = "commit"
+	leaderCommit = "leader commit"
+)
+
+// commitOf gives the row in which a commit counts.
+func commitOf(ops []state.Op) string {
+	if slices.ContainsFunc(ops, func(op state.Op) bool { return !strings.HasSuffix(op.Key, "/leader") }) {
+		return workCommit
+	}
+	return leaderCommit
 }
 
 // checkOutcomes is W3: what is said to be done was looked at after the last call.
