@@ -149,6 +149,9 @@ func (e *Engine) fresh(ctx context.Context, set *providers.Set, p *plan.Plan, re
 // begin stores the document and the plan, spends the plan and opens the run with the first record of its journal, in
 // this order: a crash in between leaves nothing that another run could trip over.
 func (e *Engine) begin(ctx context.Context, lock *state.Lock, p *plan.Plan, op string, body []byte, digest string, o ApplyOptions) (run state.Run, log *journal.Log, err error) {
+	if err := lock.Held(); err != nil { // who stood still since he took it writes nothing, what needs no lock neither
+		return run, nil, err
+	}
 	now := e.o.Now()
 	run = state.Run{
 		ID: e.o.NewID(now), Op: op, Status: state.RunOpen, Plan: digest, Serial: p.Site.Serial, By: e.o.Who,

@@ -91,7 +91,8 @@ func (p *process) open(context.Context, schema.Site, []engine.Need) (*providers.
 	return providers.NewSet(all...)
 }
 
-// emit takes events of the living. A pause after the start of a step keeps two from beginning at the same instant.
+// emit takes events of the living. A pause after the start of a step keeps two from beginning at the same instant; it is
+// short, for what other steps say meanwhile is heard in an order that is chance.
 func (p *process) emit(e event.Event) {
 	p.mu.Lock()
 	dead, doomed := p.dead, p.doomed
@@ -112,7 +113,7 @@ func (p *process) emit(e event.Event) {
 	case event.RunStarted:
 		p.s.begun(e.Run.ID)
 	case event.StepStarted:
-		time.Sleep(p.s.pace(50*time.Millisecond, "%s start %d %v %d", p.name, e.Step.ID, e.Undo, p.count("start")))
+		time.Sleep(p.s.pace(50*time.Microsecond, "%s start %d %v %d", p.name, e.Step.ID, e.Undo, p.count("start")))
 	case event.StepProgress:
 		if e.Phase == event.Settling {
 			what := "settled"

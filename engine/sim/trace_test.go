@@ -1,6 +1,7 @@
 package sim
 
 import (
+	"errors"
 	"fmt"
 	"hash/fnv"
 	"slices"
@@ -69,7 +70,8 @@ func describe(e event.Event) string {
 	case event.RevertStarted:
 		return fmt.Sprintf("revert of %d", e.Steps)
 	case event.Verified:
-		return fmt.Sprintf("verified %d, differences %v, remains %v", e.Things, e.Differences, e.Remains)
+		said := fmt.Sprintf("verified %d, remains %v, differences %v", e.Things, e.Remains, e.Differences)
+		return firstLine(errors.New(said)) // the stack of a panic has numbers that differ
 	case event.RunEnded:
 		return fmt.Sprintf("run %s %s, %d done, %d differences", e.Run.ID, e.Run.Status, e.Run.Done, len(e.Differences))
 	}
