@@ -11,15 +11,19 @@ import (
 	"converge.dev/converge/schema"
 )
 
-// A Hold stops every effect in its scope until it is released.
+// A Hold stops every effect in its scope until it is released. A scope has two at the most, one set by hand and one set by
+// the end of a run: neither hides the other, and neither ends with the other.
 type Hold struct {
 	// Scope is "site", a node's name, a ref, or "serial:N" for a revision of the document that is not tried again.
 	Scope  string    `json:"scope"`
 	Reason string    `json:"reason"`
 	Run    string    `json:"run,omitempty"` // that set it, and that may settle it
-	By     string    `json:"by,omitempty"`  // who set it by hand
+	By     string    `json:"by,omitempty"`  // who set it by hand; empty where a run did
 	At     time.Time `json:"at"`
 }
+
+// ByHand reports whether somebody set the hold, and not a run.
+func (h Hold) ByHand() bool { return h.By != "" }
 
 // OnNode reports whether the hold is of a whole node.
 func (h Hold) OnNode() bool {
@@ -42,11 +46,21 @@ const serialPrefix = "serial:"
 // FrozenScope is the scope under which a freeze is listed among holds.
 const FrozenScope = "everything (frozen)"
 
-// HoldOp sets a hold over the one that its scope may have.
-func (s *Store) HoldOp(h Hold) Op { return s.put(s.key("hold", h.Scope), h) }
+// HoldOp sets a hold over the one that its scope may have from the same side: by hand, or from a run.
+func (s *Store) HoldOp(h Hold) Op { return s.put(s.holdKey(h), h) }
 
-// ReleaseOp removes the hold of a scope.
-func (s *Store) ReleaseOp(scope string) Op { return Op{Key: s.key("hold", scope), Delete: true} }
+// ReleaseOp removes a hold.
+func (s *Store) ReleaseOp(h Hold) Op { return Op{Key: s.holdKey(h), Delete: true} }
+
+// byRun stands before the scope in the key of a hold that a run set.
+const byRun = "run:"
+
+func (s *Store) holdKey(h Hold) string {
+	if h.ByHand() {
+		return s.key("hold", h.Scope)
+	}
+	return s.key("hold", byRun+h.Scope)
+}
 
 // FreezeOp stops every effect on the site, whatever is going on. The scope of h has no meaning.
 func (s *Store) FreezeOp(h Hold) Op { return s.put(s.key("freeze"), h) }
@@ -75,7 +89,7 @@ func (s *Store) Frozen(ctx context.Context) (*Hold, error) {
 // Stops are the holds and the freeze of a site as read at one time. A value that cannot be read stops as well: who wrote
 // it meant something by it.
 type Stops struct {
-	Holds  []Hold // in the order of their scopes
+	Holds  []Hold // in the order of their scopes, that which was set by hand first
 	Freeze *Hold
 
 	store     *Store
@@ -104,8 +118,16 @@ func (s *Store) Stops(ctx context.Context) (*Stops, error) {
 		return h
 	}
 	for _, it := range items {
-		x.Holds = append(x.Holds, read(it, strings.TrimPrefix(it.Key, prefix)))
+		scope, ofRun := strings.CutPrefix(strings.TrimPrefix(it.Key, prefix), byRun)
+		h := read(it, scope)
+		if ofRun {
+			h.By = ""
+		} else if h.Run = ""; h.By == "" {
+			h.By = "somebody" // with a client of his own
+		}
+		x.Holds = append(x.Holds, h)
 	}
+	slices.SortStableFunc(x.Holds, func(a, b Hold) int { return strings.Compare(a.Scope, b.Scope) })
 	if frozen.Modified != 0 {
 		h := read(frozen, FrozenScope)
 		x.Freeze = &h
@@ -136,8 +158,8 @@ func (x *Stops) On(ref schema.Ref, run string) []Hold {
 	return on
 }
 
-// Guard adds to gs what must hold when an effect on a resource is written down: that nothing stops it which did not when
-// these were read.
+// Guard adds to gs what must hold when an effect on a resource is written down: that nobody stopped it by hand who had not
+// when these were read. Holds of runs need no guard: a run sets them at its end and under the lock, never beside another.
 func (x *Stops) Guard(gs []Guard, ref schema.Ref, run string) []Guard {
 	add := func(key string) {
 		if !slices.ContainsFunc(gs, func(g Guard) bool { return g.Key == key }) {
@@ -158,9 +180,10 @@ func (s *Store) Hold(ctx context.Context, scope, by, reason string) error {
 	return s.forced(ctx, Audit{At: now, By: by, Action: "hold", Scope: scope, Reason: reason}, s.HoldOp(h))
 }
 
-// Release lets go of the hold of a scope by hand. It is entered in the audit log.
+// Release lets go of all holds of a scope by hand. It is entered in the audit log.
 func (s *Store) Release(ctx context.Context, scope, by, reason string) error {
-	return s.forced(ctx, Audit{At: time.Now().UTC(), By: by, Action: "release", Scope: scope, Reason: reason}, s.ReleaseOp(scope))
+	return s.forced(ctx, Audit{At: time.Now().UTC(), By: by, Action: "release", Scope: scope, Reason: reason},
+		s.ReleaseOp(Hold{Scope: scope}), s.ReleaseOp(Hold{Scope: scope, By: by}))
 }
 
 // SetFreeze stops every effect on the site, or ends that. It is entered in the audit log.
@@ -173,8 +196,8 @@ func (s *Store) SetFreeze(ctx context.Context, on bool, by, reason string) error
 }
 
 // forced writes what a person forced, together with its audit.
-func (s *Store) forced(ctx context.Context, entry Audit, op Op) error {
-	if _, err := s.kv.Commit(ctx, nil, []Op{op, s.put(s.key("audit", NewRunID(entry.At)), entry)}); err != nil {
+func (s *Store) forced(ctx context.Context, entry Audit, ops ...Op) error {
+	if _, err := s.kv.Commit(ctx, nil, append(ops, s.put(s.key("audit", NewRunID(entry.At)), entry))); err != nil {
 		return fmt.Errorf("%s %s: %w", entry.Action, entry.Scope, err)
 	}
 	return nil

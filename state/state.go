@@ -19,7 +19,8 @@
 //	journal/RUN/SEQ            records of package engine/journal
 //	journal/RUN/head           how far they go
 //	leader, epoch              the lock
-//	hold/SCOPE, freeze         stops (obeyed before each effect)
+//	hold/SCOPE, freeze         stops set by hand (obeyed before each effect)
+//	hold/run:SCOPE             stops set by the end of a run
 //	audit/TIME-ID              who forced what, and why
 //	drift/latest, status       what the cloud reads back
 //	inventory/…                what was seen last of everything, with revisions

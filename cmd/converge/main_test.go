@@ -195,7 +195,7 @@ func hold(ts *testscript.TestScript, neg bool, args []string) {
 	}
 	kv, s := store(ts, args[0])
 	defer func() { ts.Check(kv.Close()) }()
-	_, err := s.Commit(context.Background(), nil, []state.Op{s.HoldOp(state.Hold{Scope: args[1], Reason: args[2], At: time.Now().UTC()})})
+	_, err := s.Commit(context.Background(), nil, []state.Op{s.HoldOp(state.Hold{Scope: args[1], Reason: args[2], By: "operator", At: time.Now().UTC()})})
 	ts.Check(err)
 }
 

@@ -2,6 +2,7 @@ package apply
 
 import (
 	"fmt"
+	"maps"
 	"slices"
 	"strings"
 	"time"
@@ -49,7 +50,7 @@ func (r *run) end(status state.RunStatus, ds []event.Difference, failure *failur
 	}
 	for _, h := range held {
 		if (h.Run == r.Run.ID || h.Before(r.Run.Serial)) && !slices.ContainsFunc(wanted, func(w state.Hold) bool { return w.Scope == h.Scope }) {
-			ops = append(ops, r.Store.ReleaseOp(h.Scope))
+			ops = append(ops, r.Store.ReleaseOp(h))
 		}
 	}
 	if err := r.journal.Append(r.effects, journal.Record{Kind: journal.End, Step: -1, Message: string(status)}, ops...); err != nil {
@@ -79,14 +80,14 @@ func (r *run) holds(now time.Time, ds []event.Difference, held []state.Hold) ([]
 		if scopes[schema.ScopeSite] > 0 || len(ds) == 0 { // what the site has, nodes rest on
 			scopes = map[string]int{schema.ScopeSite: len(ds)}
 		}
-		nodes := len(scopes)
+		nodes := slices.Collect(maps.Keys(scopes))
 		for _, h := range held {
-			if h.OnNode() && scopes[h.Scope] == 0 && now.Sub(h.At) <= heldWithin {
-				nodes++
+			if h.OnNode() && !slices.Contains(nodes, h.Scope) && now.Sub(h.At) <= heldWithin {
+				nodes = append(nodes, h.Scope)
 			}
 		}
-		if scopes[schema.ScopeSite] == 0 && nodes > heldNodes {
-			hold(schema.ScopeSite, r.Run.ID, "%d nodes are held within %s, the last by run %s", nodes, heldWithin, r.Run.ID)
+		if scopes[schema.ScopeSite] == 0 && len(nodes) > heldNodes {
+			hold(schema.ScopeSite, r.Run.ID, "%d nodes are held within %s, the last by run %s", len(nodes), heldWithin, r.Run.ID)
 		}
 		for scope, n := range scopes {
 			hold(scope, r.Run.ID, "run %s ended partial: %d differences", r.Run.ID, n)

@@ -106,14 +106,15 @@ func stops(t *testing.T, kv state.KV, site string) {
 		}
 		return err == nil
 	}
+	held := func(scope string) state.Hold { return state.Hold{Scope: scope, By: "ann"} }
 	for name, c := range map[string]struct {
 		set, end     state.Op
 		node, onsite bool // still free
 	}{
-		"site":     {s.HoldOp(state.Hold{Scope: "site"}), s.ReleaseOp("site"), false, false},
-		"node":     {s.HoldOp(state.Hold{Scope: "gpu-01"}), s.ReleaseOp("gpu-01"), false, true},
-		"resource": {s.HoldOp(state.Hold{Scope: onSite.String()}), s.ReleaseOp(onSite.String()), true, false},
-		"other":    {s.HoldOp(state.Hold{Scope: "gpu-02"}), s.ReleaseOp("gpu-02"), true, true},
+		"site":     {s.HoldOp(held("site")), s.ReleaseOp(held("site")), false, false},
+		"node":     {s.HoldOp(held("gpu-01")), s.ReleaseOp(held("gpu-01")), false, true},
+		"resource": {s.HoldOp(held(onSite.String())), s.ReleaseOp(held(onSite.String())), true, false},
+		"other":    {s.HoldOp(held("gpu-02")), s.ReleaseOp(held("gpu-02")), true, true},
 		"freeze":   {s.FreezeOp(state.Hold{Reason: "stop"}), s.ThawOp(), false, false},
 	} {
 		commit(t, kv, nil, []state.Op{c.set})
@@ -142,7 +143,8 @@ func stops(t *testing.T, kv state.KV, site string) {
 	if got, err := s.Frozen(ctx); err != nil || got != nil {
 		t.Errorf("no freeze: %+v, %v", got, err)
 	}
-	// The run that set a hold goes on under it, until somebody sets another.
+	// The run that set a hold goes on under it, until somebody sets another: that one stands beside it, and stays when the
+	// run's is settled.
 	own, err := s.Stops(ctx)
 	if err != nil {
 		t.Fatal(err)
@@ -161,6 +163,21 @@ func stops(t *testing.T, kv state.KV, site string) {
 	}
 	if _, err := s.Commit(ctx, own.Guard(nil, onNode, "r1"), nil); !errors.Is(err, state.ErrGuard) {
 		t.Errorf("under another's hold: %v", err)
+	}
+	two, err := s.Holds(ctx)
+	if err != nil || len(two) != 2 || two[0].By != "ann" || two[1].Run != "r1" {
+		t.Errorf("a hold by hand beside that of a run: %+v, %v", two, err)
+	}
+	commit(t, kv, nil, []state.Op{s.ReleaseOp(h)})
+	if got, err := s.Holds(ctx); err != nil || len(got) != 1 || got[0].Reason != "not now" {
+		t.Errorf("the hold by hand after the run has settled its own: %+v, %v", got, err)
+	}
+	commit(t, kv, nil, []state.Op{s.HoldOp(h)})
+	if err := s.Release(ctx, onNode.String(), "ann", "now"); err != nil {
+		t.Fatal(err)
+	}
+	if got, err := s.Holds(ctx); err != nil || len(got) != 0 {
+		t.Errorf("after the scope was released: %+v, %v", got, err)
 	}
 	// What cannot be read stops too.
 	put(t, kv, s.Path()+"/hold/gpu-09", "now")
@@ -183,7 +200,7 @@ func stops(t *testing.T, kv state.KV, site string) {
 		did = append(did, a.Action)
 	}
 	slices.Sort(did) // within a millisecond they come in any order
-	if want := []string{"freeze", "hold", "release", "thaw"}; err != nil || !slices.Equal(did, want) {
+	if want := []string{"freeze", "hold", "release", "release", "thaw"}; err != nil || !slices.Equal(did, want) {
 		t.Errorf("the log says %v, %v; want %v", did, err, want)
 	}
 }

@@ -53,8 +53,10 @@ func (a *app) completeRuns(c *cobra.Command, _ []string, _ string) ([]string, co
 func (a *app) completeHolds(c *cobra.Command, _ []string, _ string) ([]string, cobra.ShellCompDirective) {
 	return a.complete(c, func(ctx context.Context, s *session) (words []string, err error) {
 		holds, err := s.store.Holds(ctx)
-		for _, h := range holds {
-			words = append(words, h.Scope+"\t"+h.Reason)
+		for i, h := range holds {
+			if i == 0 || holds[i-1].Scope != h.Scope {
+				words = append(words, h.Scope+"\t"+h.Reason)
+			}
 		}
 		return words, err
 	})

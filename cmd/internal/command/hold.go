@@ -10,6 +10,7 @@ import (
 	"converge.dev/converge/cmd/internal/nearest"
 	"converge.dev/converge/cmd/internal/view"
 	"converge.dev/converge/schema"
+	"converge.dev/converge/state"
 )
 
 func (a *app) holdCommand() *cobra.Command {
@@ -82,14 +83,15 @@ func (a *app) releaseCommand() *cobra.Command {
 	c := &cobra.Command{
 		Use: "release [SCOPE]", Short: "Let go of a hold", Args: between(0, 1),
 		Long: `Release the hold of a scope: site, a node's name, a ref, or serial:N for a revision of
-the document. Without a scope it is the only hold there is. Resuming or rolling back
-the run that set a hold releases it as well. Who did it is kept in the audit log.`,
+the document. Without a scope it is the only hold there is. A scope that somebody and a
+run hold is released with -all: to let go of both. Resuming or rolling back the run
+that set a hold releases it as well. Who did it is kept in the audit log.`,
 		Example: `  converge hold release site
   converge hold release serial:42 -reason="the switch was mended"
   converge hold release -all`,
 		ValidArgsFunction: a.completeHolds,
 	}
-	c.Flags().BoolVar(&all, "all", false, "release all holds")
+	c.Flags().BoolVar(&all, "all", false, "release all holds, or all of the scope")
 	c.Flags().StringVar(&reason, "reason", "", "`why`, for the audit log")
 	c.RunE = func(c *cobra.Command, args []string) error {
 		ctx := c.Context()
@@ -101,24 +103,28 @@ the run that set a hold releases it as well. Who did it is kept in the audit log
 		if err != nil {
 			return err
 		}
-		scopes := make([]string, len(holds))
-		for i, h := range holds {
-			scopes[i] = h.Scope
+		var scopes []string
+		for _, h := range holds {
+			scopes = append(scopes, h.Scope)
 		}
-		switch {
-		case all && len(args) > 0:
-			return &view.Problem{What: "-all and a scope exclude each other"}
-		case len(args) > 0:
-			i := slices.Index(scopes, args[0])
-			if i < 0 {
+		scopes = slices.Compact(scopes)
+		if len(args) > 0 {
+			if !slices.Contains(scopes, args[0]) {
 				return &view.Problem{What: args[0] + " is not held", Fix: "See: converge hold list." + nearest.DidYouMean(args[0], scopes)}
 			}
-			holds = holds[i : i+1]
-		case !all && len(holds) > 1:
-			return &view.Problem{What: "there are several holds", Where: strings.Join(scopes, "\n"), Fix: "Name one of them, or give -all."}
+			scopes = args
+			holds = slices.DeleteFunc(holds, func(h state.Hold) bool { return h.Scope != args[0] })
 		}
-		for _, h := range holds {
-			if err := s.store.Release(ctx, h.Scope, who(), reason); err != nil {
+		if !all && len(holds) > 1 {
+			p := &view.Problem{What: "there are several holds", Where: strings.Join(scopes, "\n"), Fix: "Name one of them, or give -all."}
+			if len(scopes) == 1 {
+				p.What, p.Where = scopes[0]+" is held twice", view.HoldsText(holds, view.Style{})
+				p.Fix = fmt.Sprintf("To let go of both: converge hold release -all %s", scopes[0])
+			}
+			return p
+		}
+		for _, scope := range scopes {
+			if err := s.store.Release(ctx, scope, who(), reason); err != nil {
 				return err
 			}
 		}

@@ -166,9 +166,9 @@ func HoldsText(holds []state.Hold, s Style) string {
 	}
 	rows := [][]string{{"SCOPE", "SINCE", "BY", "REASON"}}
 	for _, h := range holds {
-		by := "run " + h.Run
-		if h.Run == "" {
-			by = h.By
+		by := h.By
+		if !h.ByHand() {
+			by = strings.TrimSpace("run " + h.Run)
 		}
 		rows = append(rows, []string{clean(h.Scope), at(h.At), clean(by), clean(h.Reason)})
 	}
