@@ -3,6 +3,9 @@ package engine_test
 import (
 	"context"
 	"errors"
+	"maps"
+	"slices"
+	"strings"
 	"sync"
 	"testing"
 	"time"
@@ -53,16 +56,16 @@ func (c counted) Create(ctx context.Context, call providers.Call) error {
 	return c.Kind.Create(ctx, call)
 }
 
-func (p *patient) engine(s *enginetest.Site, within time.Duration) *engine.Engine {
+func (p *patient) engine(s *enginetest.Site, within time.Duration, parallelism int) *engine.Engine {
 	return s.Engine(func(o *engine.Options) {
-		o.Retry.Within = within
+		o.Retry.Within, o.Parallelism = within, parallelism
 		o.Open = func(context.Context, schema.Site, []engine.Need) (*providers.Set, error) {
 			far := s.World.Provider("far", schema.ScopeSite)
 			far.Health = p.health
 			for i := range far.Kinds {
 				far.Kinds[i].Kind = counted{far.Kinds[i].Kind, p}
 			}
-			return providers.NewSet(far)
+			return providers.NewSet(far, s.World.Provider("near", "n1"))
 		}
 	})
 }
@@ -76,7 +79,7 @@ func TestNoStepBeginsWhileDown(t *testing.T) {
 	s := enginetest.New()
 	plans := s.Plan(t, s.Document(t, threeNets), plan.Options{})
 	p := &patient{down: func(asked int) bool { return asked < 20 }}
-	e := p.engine(s, 0)
+	e := p.engine(s, 0, 8)
 	defer e.Close()
 	res, err := e.Apply(t.Context(), plans, engine.ApplyOptions{Approve: plans.Approval()})
 	if err != nil || res.Run.Status != state.RunApplied {
@@ -96,6 +99,36 @@ func TestNoStepBeginsWhileDown(t *testing.T) {
 	}
 }
 
+// TestOthersGoOnWhileDown: steps that wait for their provider leave their place to those of others, and every one is begun
+// once and ended once.
+func TestOthersGoOnWhileDown(t *testing.T) {
+	s := enginetest.New()
+	doc := maps.Clone(threeNets)
+	doc["n1/near.bridge/br"], doc["n1/near.port/p"] = `{"mode": "0"}`, `{"bridge": "br", "tag": 1}`
+	plans := s.Plan(t, s.Document(t, doc), plan.Options{})
+	p := &patient{down: func(int) bool { return !strings.Contains(s.World.Dump(), `"p"`) }} // until the other provider's last step is done
+	e := p.engine(s, time.Minute, 1)
+	defer e.Close()
+	res, err := e.Apply(t.Context(), plans, engine.ApplyOptions{Approve: plans.Approval()})
+	if err != nil || res.Run.Status != state.RunApplied || p.bad != 0 {
+		t.Fatalf("the run ended %s, with %d creates while the provider was down: %v", res.Run.Status, p.bad, err)
+	}
+	began, ended := map[schema.Ref]int{}, map[schema.Ref]int{}
+	for _, ev := range s.Events() {
+		switch e := ev.(type) {
+		case event.StepStarted:
+			began[e.Step.Ref]++
+		case event.StepDone:
+			ended[e.Step.Ref]++
+		}
+	}
+	for i := range plans.Steps {
+		if ref := plans.Steps[i].Ref; began[ref] != 1 || ended[ref] != 1 {
+			t.Errorf("%s began %d times and ended %d times", ref, began[ref], ended[ref])
+		}
+	}
+}
+
 // TestInterruptWhileDown: a run that waits can be stopped; nothing was begun, so nothing is unknown.
 func TestInterruptWhileDown(t *testing.T) {
 	s := enginetest.New()
@@ -107,7 +140,7 @@ func TestInterruptWhileDown(t *testing.T) {
 		}
 		return true
 	}}
-	e := p.engine(s, 0)
+	e := p.engine(s, 0, 8)
 	defer e.Close()
 	res, err := e.Apply(t.Context(), plans, engine.ApplyOptions{Approve: plans.Approval(), Interrupt: interrupt})
 	if !errors.Is(err, engine.ErrInterrupted) || res.Run.Status != state.RunOpen {
@@ -121,6 +154,18 @@ func TestInterruptWhileDown(t *testing.T) {
 			t.Errorf("%s: %s", d.Ref, d.Detail)
 		}
 	}
+	open := map[schema.Ref]bool{} // said to start, and nothing since
+	for _, ev := range s.Events() {
+		switch e := ev.(type) {
+		case event.StepStarted:
+			open[e.Step.Ref] = true
+		case event.StepFailed:
+			delete(open, e.Step.Ref)
+		}
+	}
+	if len(open) > 0 {
+		t.Errorf("nobody was told what became of %v", slices.Collect(maps.Keys(open)))
+	}
 	p.down = func(int) bool { return false }
 	if res, err = e.Resume(t.Context(), res.Run.ID, engine.ApplyOptions{}); err != nil || res.Run.Status != state.RunApplied {
 		t.Errorf("resumed, it ended %s: %v", res.Run.Status, err)
@@ -132,7 +177,7 @@ func TestDownForTooLong(t *testing.T) {
 	s := enginetest.New()
 	plans := s.Plan(t, s.Document(t, threeNets), plan.Options{})
 	p := &patient{down: func(int) bool { return true }}
-	e := p.engine(s, 20*time.Millisecond)
+	e := p.engine(s, 20*time.Millisecond, 8)
 	defer e.Close()
 	res, err := e.Apply(t.Context(), plans, engine.ApplyOptions{Approve: plans.Approval()})
 	if p.calls == 0 {

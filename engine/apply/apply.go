@@ -128,7 +128,7 @@ func Carry(ctx context.Context, o Options) (state.Run, []event.Difference, error
 		notes:   make(chan event.Event),
 		flying:  map[*plan.Step]time.Time{},
 		failed:  map[int]int{},
-		gate:    gate{down: map[*providers.Provider]time.Time{}},
+		gate:    newGate(),
 	}
 	r.Retry = o.Retry.defaults()
 	r.effects = o.Lock.Context(context.WithoutCancel(ctx)) // a user's cancel lets a step end; losing the lock does not
@@ -155,7 +155,7 @@ type run struct {
 	flying  map[*plan.Step]time.Time
 	failed  map[int]int // steps that failed, by wave
 	census  census
-	gate    gate
+	gate    *gate
 }
 
 // externalIDs maps refs to ids: those recorded, and those of the steps that tell the side of the plan that is meant.

@@ -25,7 +25,7 @@ type result struct {
 	id      string // the external id in the end; a create may have had to take another
 	err     error  // nil when the step is done
 	fatal   error  // the journal could not be written, or the lock was lost: nothing more may be done
-	idle    error  // why it was not even begun: the run stopped before
+	shut    error  // why it was not even begun: its provider cannot be called
 	took    time.Duration
 
 	attempts int // intents so far
@@ -68,27 +68,20 @@ func (r *run) walk(ctx context.Context, s *graph.Schedule, undo bool, failed *fa
 			told = true
 		}
 		for !stopped && len(r.flying) < r.Parallelism {
-			i, ok := s.Next()
-			if !ok {
+			step := r.next(s, undo)
+			if step == nil {
 				break
 			}
-			if !undo && !r.ready(i) {
-				s.Drop(i)
-				continue
-			}
-			r.start(&r.Plan.Steps[i], undo, stop)
+			r.start(step, undo)
 		}
-		if len(r.flying) == 0 {
+		if len(r.flying) == 0 && len(r.gate.waiting) == 0 {
 			break
 		}
 		select {
 		case res := <-r.results:
 			delete(r.flying, res.step)
-			if res.idle != nil {
-				r.Emit(event.StepFailed{Step: res.step, Undo: undo, Class: providers.Transient, Err: res.idle, Took: res.took})
-				if !stopped { // the lock was lost
-					stopped, fatal = true, res.idle
-				}
+			if res.shut != nil {
+				r.wait(res.step, undo, res.shut, stop)
 				continue
 			}
 			r.settle(res, undo)
@@ -112,6 +105,11 @@ func (r *run) walk(ctx context.Context, s *graph.Schedule, undo bool, failed *fa
 			default:
 				s.Done(res.step.ID)
 			}
+		case o := <-r.gate.opened:
+			r.gate.release(o.provider)
+			if o.err != nil && !stopped { // the lock was lost
+				stopped, fatal = true, o.err
+			}
 		case ev := <-r.notes:
 			r.Emit(ev)
 		case <-beat.C:
@@ -131,6 +129,7 @@ func (r *run) walk(ctx context.Context, s *graph.Schedule, undo bool, failed *fa
 			r.Emit(event.Interrupted{InFlight: len(r.flying)})
 		}
 	}
+	r.leaveWaiting(undo)
 	if fatal != nil {
 		return failed, fatal
 	}
@@ -138,6 +137,31 @@ func (r *run) walk(ctx context.Context, s *graph.Schedule, undo bool, failed *fa
 		return nil, fmt.Errorf("run %s was %w; %d of %d steps are done; settle it with: converge resume %s", r.Run.ID, ErrInterrupted, r.finished(), len(r.Plan.Steps), r.Run.ID)
 	}
 	return failed, nil
+}
+
+// next gives the step that is to be started now; nil when there is none. Those that wait for their provider are not.
+func (r *run) next(s *graph.Schedule, undo bool) *plan.Step {
+	if step := r.gate.pop(); step != nil {
+		return step
+	}
+	for {
+		i, ok := s.Next()
+		if !ok {
+			return nil
+		}
+		step := &r.Plan.Steps[i]
+		switch {
+		case !undo && !r.ready(i):
+			s.Drop(i)
+		case !r.gate.hold(step, r.provider(step)):
+			return step
+		}
+	}
+}
+
+func (r *run) provider(s *plan.Step) *providers.Provider {
+	_, p, _ := r.Providers.Find(s.Ref.Scope, s.Ref.Kind)
+	return p
 }
 
 // tooMany reports whether too many steps of a wave have failed for the rest to be tried, and how many the wave has.
@@ -163,23 +187,50 @@ func (r *run) ready(i int) bool {
 // heartbeat is how often the world is told that a step is still running.
 const heartbeat = 10 * time.Second
 
-// start hands a step to a worker, who begins unless stop is closed before. Everything that the worker needs of the run is
-// looked up here.
-func (r *run) start(s *plan.Step, undo bool, stop <-chan struct{}) {
+// start hands a step to a worker, who begins if the step's provider can be called. Everything that the worker needs of the
+// run is looked up here.
+func (r *run) start(s *plan.Step, undo bool) {
 	r.flying[s] = time.Now()
-	r.Emit(event.StepStarted{Step: s, Undo: undo})
-	w := r.worker(s, undo)
-	_, provider, _ := r.Providers.Find(s.Ref.Scope, s.Ref.Kind)
+	if !r.gate.told[s] {
+		r.Emit(event.StepStarted{Step: s, Undo: undo})
+	}
+	w, provider := r.worker(s, undo), r.provider(s)
 	go func() {
-		begin := time.Now()
 		res := result{step: s}
-		if res.idle = r.gate.pass(r.effects, provider, r.Retry, stop, func(why string) { w.note(event.Waiting, why, 0) }); res.idle == nil {
+		if res.shut = r.gate.ask(r.effects, provider, r.Retry.Within); res.shut == nil {
 			w.begun = time.Now()
 			res = w.guarded()
 		}
-		res.took = time.Since(begin)
+		res.took = time.Since(w.begun)
 		r.results <- res
 	}()
+}
+
+// wait lets a step wait until its provider can be called, in nobody's way. The first one that waits for a provider says why.
+func (r *run) wait(s *plan.Step, undo bool, why error, stop <-chan struct{}) {
+	p := r.provider(s)
+	r.gate.told[s] = true
+	if r.gate.hold(s, p) {
+		return
+	}
+	r.gate.shut(s, p)
+	since := time.Now()
+	go func() {
+		err := r.gate.pass(r.effects, p, r.Retry, stop, why, func(why error) {
+			r.notes <- event.StepProgress{Step: s, Undo: undo, Phase: event.Waiting, Detail: why.Error(), Elapsed: time.Since(since)}
+		})
+		r.gate.opened <- opening{p, err}
+	}()
+}
+
+// leaveWaiting says of the steps that still wait at the end of the walk, and were said to start, that they did not.
+func (r *run) leaveWaiting(undo bool) {
+	for step := r.gate.pop(); step != nil; step = r.gate.pop() {
+		if r.gate.told[step] {
+			r.Emit(event.StepFailed{Step: step, Undo: undo, Class: providers.Transient, Err: errNotBegun})
+		}
+	}
+	clear(r.gate.told)
 }
 
 // settle takes a worker's report into the run's account and tells the world.
