@@ -149,7 +149,7 @@ func (e *Engine) fresh(ctx context.Context, set *providers.Set, p *plan.Plan, re
 // begin stores the document and the plan, spends the plan and opens the run with the first record of its journal, in
 // this order: a crash in between leaves nothing that another run could trip over.
 func (e *Engine) begin(ctx context.Context, lock *state.Lock, p *plan.Plan, op string, body []byte, digest string, o ApplyOptions) (run state.Run, log *journal.Log, err error) {
-	if err := lock.Held(); err != nil { // who stood still since he took it writes nothing, what needs no lock neither
+	if err := lock.Held(); err != nil { // who stood still since he took it writes nothing, also not what needs no lock
 		return run, nil, err
 	}
 	now := e.o.Now()
