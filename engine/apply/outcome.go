@@ -2,10 +2,13 @@ package apply
 
 import (
 	"errors"
+	"maps"
+	"slices"
 
 	"converge.dev/converge/engine/journal"
 	"converge.dev/converge/engine/plan"
 	"converge.dev/converge/providers"
+	"converge.dev/converge/schema"
 	"converge.dev/converge/state"
 )
 
@@ -104,11 +107,9 @@ func (w *worker) outcome(as journal.Result, err error, have *providers.Thing) re
 		rec.Seen = have.Spec.Digest()
 	}
 	var ops []state.Op
-	if as == journal.Partial && !w.undo && w.record != nil && !w.record.Gone && !w.step.Stray {
-		// What was made must be remembered even when it is not as it should be, or nobody would remove it.
-		r := *w.record
+	if r := w.left(); as == journal.Partial && r != nil {
 		r.ID, r.Incarnation, r.Run, r.At = w.id, w.incarnation, w.run, w.begun.UTC()
-		ops = append(ops, w.store.RecordOp(r))
+		ops = append(ops, w.store.RecordOp(*r))
 	}
 	if as == journal.Refused && !w.undo && w.action == plan.Create && w.incarnation > w.step.Incarnation && !w.step.Beside {
 		// The ids that were found used up need not be tried again.
@@ -119,4 +120,48 @@ func (w *worker) outcome(as journal.Result, err error, have *providers.Thing) re
 		return result{step: w.step, attempts: w.attempts, outcome: w.last, fatal: errors.Join(err, jerr)}
 	}
 	return result{step: w.step, attempts: w.attempts, outcome: rec, id: w.id, err: err}
+}
+
+// left is what is remembered of a thing that is not as it should be; nil when that does not change. What was made must be
+// remembered, or nobody would remove it; and what an update was to take away may still be there, and is ours like what it
+// was to bring.
+func (w *worker) left() *state.Record {
+	s := w.step
+	switch {
+	case s.Stray:
+		return nil
+	case s.Action == plan.Update && s.Record != nil:
+		r := *s.Record
+		if s.Prior != nil {
+			r.Spec = union(s.Prior.Spec, r.Spec)
+			r.After = slices.Concat(r.After, s.Prior.After)
+			slices.SortFunc(r.After, schema.Ref.Compare)
+			r.After = slices.Compact(r.After)
+		}
+		return &r
+	case !w.undo && w.record != nil && !w.record.Gone:
+		r := *w.record
+		return &r
+	}
+	return nil
+}
+
+// union is b with what only a states.
+func union(a, b schema.Object) schema.Object {
+	out := maps.Clone(b)
+	if out == nil {
+		out = schema.Object{}
+	}
+	for k, was := range a {
+		is, both := out[k]
+		wasIn, aok := was.(map[string]any)
+		isIn, bok := is.(map[string]any)
+		switch {
+		case !both:
+			out[k] = was
+		case aok && bok:
+			out[k] = map[string]any(union(wasIn, isIn))
+		}
+	}
+	return out
 }

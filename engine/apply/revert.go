@@ -89,8 +89,11 @@ func (r *run) settleLate(ctx context.Context) error {
 		s := &r.Plan.Steps[i]
 		served, _, ok := r.Providers.Find(s.Ref.Scope, s.Ref.Kind)
 		open := r.sum.Forward[i].Open
-		if ok && open != nil && !r.fenced(s.Ref, open.Epoch) && shown(served.Traits) > late && !(s.Action == plan.Create && repeatable(served.Traits)) {
-			late, step = shown(served.Traits), s
+		if !ok || open == nil || s.Action == plan.Create && repeatable(served.Traits) {
+			continue
+		}
+		if rest := r.doubtful(s.Ref, served.Traits, open.Epoch); rest > late {
+			late, step = rest, s
 		}
 	}
 	if step == nil {

@@ -88,8 +88,10 @@ func (r *run) worker(s *plan.Step, undo bool) *worker {
 	}
 	w.attempts, w.unsure = at.Attempts, w.unsure || at.Open != nil
 	w.called = at.Attempts > 0
-	if at.Open != nil && !r.fenced(s.Ref, at.Open.Epoch) { // by a process that is gone: as late as can be
-		w.doubt = w.begun
+	if at.Open != nil { // by a process that is gone: as late as can be
+		if rest := r.doubtful(s.Ref, w.served.Traits, at.Open.Epoch); rest > 0 || !r.fenced(s.Ref, at.Open.Epoch) {
+			w.doubt = w.begun.Add(rest - shown(w.served.Traits))
+		}
 	}
 	if w.action == plan.Delete && w.served.Traits.Delete == providers.Blind {
 		w.quarantine = r.Lock.Quarantine(w.served.Traits.Late)
@@ -109,6 +111,15 @@ func (r *run) worker(s *plan.Step, undo bool) *worker {
 func (r *run) fenced(ref schema.Ref, epoch int64) bool {
 	_, p, ok := r.Providers.Find(ref.Scope, ref.Kind)
 	return ok && p.Fence != nil && epoch < r.Lock.Epoch()
+}
+
+// doubtful is after what time a look tells what became of a call of an earlier holder. That it can have no effect any more
+// does not make a list show sooner what it had before.
+func (r *run) doubtful(ref schema.Ref, t providers.Traits, epoch int64) time.Duration {
+	if r.fenced(ref, epoch) {
+		t.Late = 0
+	}
+	return shown(t)
 }
 
 // turn makes the worker undo what the journal says that the step did.

@@ -19,7 +19,7 @@
 // holds or freezes the thing, and what is there is what the intent says (W5); no greater epoch was seen before (F); a
 // create without conditions meets nothing. At each outcome: the thing was looked at after the last call (W3). At the end of
 // each run: it ended applied, reverted or partial; reverted only when the far side is as it was, apart from what third
-// parties did and what can never be deleted; partial with differences and a hold; no resource has two living things; what
-// nobody declared is as it was. At the end of a seed: the site is as the document says and stays so, nothing of ours is
-// left over, within the budget of actions and hours that the test states.
+// parties did and what can never be deleted; partial with differences and a hold; no resource has two living things, unless
+// a plan hands over from one to the other; what nobody declared is as it was. At the end of a seed: the site is as the
+// document says and stays so, nothing of ours is left over, within the budget of actions and hours that the test states.
 package sim

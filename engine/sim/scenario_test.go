@@ -210,3 +210,62 @@ func TestListThatLagsHidesNoUpdateFromAnUndo(t *testing.T) {
 		s.stays(before)
 	})
 }
+
+// W4: that a node refuses the calls of an earlier holder does not make its lists show sooner what those have changed.
+func TestListThatLagsHidesNoUpdateFromTheNextHolder(t *testing.T) {
+	before := resources{"n1/near.bridge/br": `{"mode":"1"}`}
+	scenario(t, map[string]string{"near.bridge": "named-eventual"}, before, func(s *sim) {
+		p := s.start(1)
+		p.farFaults[1] = "lapse after call"
+		doc := s.tester.Document(t, resources{"n1/near.bridge/br": `{"mode":"2"}`})
+		_ = s.in(p, func() { _, _ = s.apply(p, doc, engine.ApplyOptions{}) })
+		time.Sleep(lag / 2) // the call is made, and nobody can see what it did
+		if res, err := s.command(s.start(1), nil, "rollback", s.open()); err != nil || res.Run.Status != "reverted" {
+			t.Fatal(res.Run.Status, err)
+		}
+		s.stays(before)
+	})
+}
+
+// Promise 1: an update that failed, and whose undo failed too, may have left what it was to take away. That is still ours:
+// the next plan takes it away, before what it refers to is deleted.
+func TestFailedUpdateLeavesNothingUnowned(t *testing.T) {
+	net := map[string]string{"site/far.net/net": `{"cidr":"10.0.0.0/24"}`}
+	with := resources{"site/far.guard/g": `{"size":1}`, "site/far.host/h": `{"net":"net","guard":"g"}`}
+	without := resources{"site/far.host/h": `{"net":"net"}`}
+	maps.Copy(with, net)
+	maps.Copy(without, net)
+	unowned := func(t *testing.T, replace bool) {
+		scenario(t, nil, with, func(s *sim) {
+			s.fault(fake.Fault{Op: "update", Ref: "site/far.host/h", Effect: fake.EffectFailed, Times: 2})
+			doc := s.tester.Document(t, without)
+			if res, err := s.apply(s.start(1), doc, engine.ApplyOptions{}); err != nil || res.Run.Status != "partial" {
+				t.Fatal(res.Run.Status, err)
+			}
+			s.tester.Store = s.raw
+			s.tester.Release(t)
+			o := plan.Options{Unlimited: true, AllowMissing: true}
+			if replace {
+				o.Replace = s.mend()
+			} else { // somebody mends it as it is
+				for at, th := range s.things() {
+					if th.Phase == providers.Failed {
+						s.put(at, providers.Thing{ID: at.id, Name: th.Name, Mark: providers.ParseMark(th.Mark), Spec: th.Spec})
+					}
+				}
+			}
+			p := s.start(1)
+			defer p.engine.Close()
+			pl, err := p.engine.Plan(p.ctx, doc, o)
+			if err != nil {
+				t.Fatal(err)
+			}
+			if res, err := p.engine.Apply(p.ctx, pl, engine.ApplyOptions{Approve: pl.Approval()}); err != nil || res.Run.Status != "applied" {
+				t.Fatal(enginetest.Text(pl), res.Run.Status, err)
+			}
+			s.stays(without)
+		})
+	}
+	t.Run("kept", func(t *testing.T) { unowned(t, false) })
+	t.Run("replaced", func(t *testing.T) { unowned(t, true) })
+}

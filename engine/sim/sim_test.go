@@ -61,6 +61,7 @@ type sim struct {
 	touched   map[target]int // moment at which somebody else changed it last
 	remains   map[schema.Ref]bool
 	foreign   map[target]bool
+	handed    map[target]bool
 	blindness map[string]int
 	views     map[target][]view
 	starts    map[string]*start
@@ -88,7 +89,7 @@ func simulate(t testing.TB, seed uint64) *sim {
 func newSim(t testing.TB, seed uint64, rng *rand.Rand, profile map[string]string) *sim {
 	s := &sim{
 		t: t, seed: seed, rng: rng, kinds: enginetest.Kinds(), root: mem.New(mem.Options{}), profile: profile,
-		changed: map[target]int{}, looked: map[target]int{}, touched: map[target]int{}, foreign: map[target]bool{}, blindness: map[string]int{},
+		changed: map[target]int{}, looked: map[target]int{}, touched: map[target]int{}, foreign: map[target]bool{}, handed: map[target]bool{}, blindness: map[string]int{},
 		views: map[target][]view{}, starts: map[string]*start{}, remains: map[schema.Ref]bool{}, reached: map[string]int{}, decoded: map[string]*journal.Record{},
 		trace: trace{start: time.Now()},
 	}
@@ -255,6 +256,7 @@ func (s *sim) apply(p *process, doc *schema.Document, o engine.ApplyOptions) (en
 		return engine.Result{}, err
 	}
 	s.checkUnknown(pl)
+	s.handsOver(pl)
 	s.log("%s plans:\n%s", p.name, enginetest.Text(pl))
 	if len(pl.Irreversible()) > 0 {
 		var missing *engine.ApprovalError
@@ -353,6 +355,7 @@ func (s *sim) peace(doc *schema.Document) {
 			return
 		}
 		s.log("%s plans in peace:\n%s", p.name, enginetest.Text(pl))
+		s.handsOver(pl)
 		res, err := p.engine.Apply(p.ctx, pl, engine.ApplyOptions{Approve: pl.Approval()})
 		s.ended(p, res, err)
 		p.engine.Close()

@@ -110,11 +110,11 @@ func (k *kv) Commit(ctx context.Context, guards []state.Guard, ops []state.Op) (
 	case "stopped at commit":
 		s.stop(n)
 	}
-	s.checkOutcomes(ops)
 	revision, err := k.KV.Commit(ctx, guards, ops)
 	if err != nil {
-		return 0, err
+		return 0, err // what a sleeper wanted to say is not written
 	}
+	s.checkOutcomes(ops)
 	if p.stillAfterIntent > 0 && slices.ContainsFunc(ops, func(op state.Op) bool { return strings.Contains(string(op.Value), `"kind":"intent"`) }) {
 		p.standStillFor(p.stillAfterIntent)
 		p.stillAfterIntent = 0

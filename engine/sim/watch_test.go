@@ -121,13 +121,26 @@ func (s *sim) records(run string) []*journal.Record {
 	return records
 }
 
-// checkAlone: no resource has two living things.
+// handsOver takes down what a plan replaces only after what is to take its place was made, because others refer to it.
+func (s *sim) handsOver(pl *plan.Plan) {
+	s.mu.Lock()
+	defer s.mu.Unlock()
+	for i := range pl.Steps {
+		made := func(other plan.Step) bool { return other.Action == plan.Create && other.Ref == pl.Steps[i].Ref }
+		if st := &pl.Steps[i]; st.Action == plan.Delete && st.Stray && slices.ContainsFunc(pl.Steps, made) {
+			s.handed[target{st.Ref.Scope, st.Ref.Kind, st.ExternalID}] = true
+			s.reach("handed over")
+		}
+	}
+}
+
+// checkAlone: no resource has two living things, unless a plan hands over from one to the other.
 func (s *sim) checkAlone() {
 	living := map[schema.Ref]target{}
 	s.mu.Lock()
 	defer s.mu.Unlock()
 	for at, th := range s.things() {
-		if s.foreign[at] || th.Phase == providers.Leaving {
+		if s.foreign[at] || s.handed[at] || th.Phase == providers.Leaving {
 			continue
 		}
 		ref := schema.Ref{Scope: at.scope, Kind: at.kind, Name: th.Name}
