@@ -141,9 +141,11 @@ func endure(t *testing.T, c *cluster.Cluster, f cluster.Fault) (r result) {
 	if flows("before the fault", time.Now(), 0); t.Failed() {
 		return r
 	}
+	var writers errgroup.Group
+	full := make(chan struct{})
 	if f.Name == "no-space" {
 		kv := open(t, c)
-		more.Go(func() error { return neverDenied(kv, w.stop) })
+		writers.Go(func() error { return neverDenied(kv, full) })
 	}
 	broken := time.Now()
 	w.diary.note("%s", f.Name)
@@ -159,6 +161,10 @@ func endure(t *testing.T, c *cluster.Cluster, f cluster.Fault) (r result) {
 		t.Errorf("the fault hurts nothing: %v", fault.Hit(t.Context()))
 	}
 	poll(t, patience, func() bool { return time.Since(broken) > lasting })
+	close(full) // or they would fill it once more
+	if err := writers.Wait(); err != nil {
+		t.Error(err)
+	}
 	w.diary.note("heal")
 	quorum, err := fault.Heal(t.Context())
 	if err != nil {
@@ -263,7 +269,7 @@ func listWhole(kv state.KV, stop <-chan struct{}) error {
 	return nil
 }
 
-// neverDenied writes until the space is used up: what was said not to be written is not there. The space runs out between
+// neverDenied writes until the space is used up, or stop is closed: what was said not to be written is not there. The space runs out between
 // two looks of etcd at it, so it writes some and refuses them nevertheless.
 func neverDenied(kv state.KV, stop <-chan struct{}) error {
 	body := make([]byte, 256<<10)

@@ -214,8 +214,35 @@ func filled(ctx context.Context, c *Cluster) (Injected, error) {
 		}
 		return err
 	}
-	heal := func(ctx context.Context) (time.Time, error) { return c.makeRoom(ctx) }
+	heal := func(ctx context.Context) (time.Time, error) {
+		at, err := c.makeRoom(ctx)
+		if err == nil {
+			go c.attend(ctx)
+		}
+		return at, err
+	}
 	return Injected{hit, heal}, writers.Wait()
+}
+
+// attend ends the alarm whenever it is raised again, as an operator does who stays: a write that was refused before there
+// was room may raise it late, and nothing else would end it. It returns when ctx is done.
+func (c *Cluster) attend(ctx context.Context) {
+	tick := time.NewTicker(100 * time.Millisecond)
+	defer tick.Stop()
+	for {
+		select {
+		case <-tick.C:
+		case <-ctx.Done():
+			return
+		}
+		_ = admin(ctx, c.Members, func(ctx context.Context, client *clientv3.Client) error {
+			r, err := client.AlarmList(ctx)
+			if err == nil && len(r.Alarms) > 0 {
+				_, err = client.AlarmDisarm(ctx, &clientv3.AlarmMember{})
+			}
+			return err
+		})
+	}
 }
 
 // makeRoom does what an operator does for a full cluster.
@@ -240,7 +267,7 @@ func (c *Cluster) makeRoom(ctx context.Context) (at time.Time, err error) {
 			return at, fmt.Errorf("defragment %s: %w", m, err)
 		}
 	}
-	// A write that was under way may raise the alarm once more.
+	// A write that was under way may raise the alarm once more; see attend for one that is later still.
 	err = until(ctx, "the alarm to end", func(ctx context.Context) error {
 		at = time.Now()
 		return admin(ctx, c.Members, func(ctx context.Context, client *clientv3.Client) error {
