@@ -269,3 +269,22 @@ func TestFailedUpdateLeavesNothingUnowned(t *testing.T) {
 	t.Run("kept", func(t *testing.T) { unowned(t, false) })
 	t.Run("replaced", func(t *testing.T) { unowned(t, true) })
 }
+
+// F2: a process that stood still right after it took the lock, until it cannot prove its lease, stores nothing when it wakes,
+// not even its document, for which nothing but the revision would be checked.
+func TestNothingIsStoredAfterStandingStill(t *testing.T) {
+	scenario(t, nil, bridge, func(s *sim) {
+		head, err := s.raw.Head(t.Context())
+		if err != nil {
+			t.Fatal(err)
+		}
+		p := s.start(1)
+		p.storeFaults[workCommit+" 1"] = "stand still after commit" // of the epoch
+		if _, err := s.apply(p, s.tester.Document(t, port), engine.ApplyOptions{}); err == nil {
+			t.Error("it was applied without a lock")
+		}
+		if now, err := s.raw.Head(t.Context()); err != nil || now.Revision != head.Revision {
+			t.Errorf("the document is at serial %d, and was at %d: %v", now.Serial, head.Serial, err)
+		}
+	})
+}
