@@ -2,9 +2,9 @@ package apply
 
 import (
 	"errors"
-	"maps"
 	"slices"
 
+	"converge.dev/converge/engine/diff"
 	"converge.dev/converge/engine/journal"
 	"converge.dev/converge/engine/plan"
 	"converge.dev/converge/providers"
@@ -133,7 +133,7 @@ func (w *worker) left() *state.Record {
 	case s.Action == plan.Update && s.Record != nil:
 		r := *s.Record
 		if s.Prior != nil {
-			r.Spec = union(s.Prior.Spec, r.Spec)
+			r.Spec = diff.Merge(w.kind, r.Spec, s.Prior.Spec, nil)
 			r.After = slices.Concat(r.After, s.Prior.After)
 			slices.SortFunc(r.After, schema.Ref.Compare)
 			r.After = slices.Compact(r.After)
@@ -144,24 +144,4 @@ func (w *worker) left() *state.Record {
 		return &r
 	}
 	return nil
-}
-
-// union is b with what only a states.
-func union(a, b schema.Object) schema.Object {
-	out := maps.Clone(b)
-	if out == nil {
-		out = schema.Object{}
-	}
-	for k, was := range a {
-		is, both := out[k]
-		wasIn, aok := was.(map[string]any)
-		isIn, bok := is.(map[string]any)
-		switch {
-		case !both:
-			out[k] = was
-		case aok && bok:
-			out[k] = map[string]any(union(wasIn, isIn))
-		}
-	}
-	return out
 }
