@@ -106,7 +106,7 @@ func (r *run) walk(ctx context.Context, s *graph.Schedule, undo bool, failed *fa
 				s.Done(res.step.ID)
 			}
 		case o := <-r.gate.opened:
-			r.gate.release(o.provider)
+			r.gate.open(o.provider)
 			if o.err != nil && !stopped { // the lock was lost
 				stopped, fatal = true, o.err
 			}
@@ -153,7 +153,7 @@ func (r *run) next(s *graph.Schedule, undo bool) *plan.Step {
 		switch {
 		case !undo && !r.ready(i):
 			s.Drop(i)
-		case !r.gate.hold(step, r.provider(step)):
+		case !r.gate.join(step, r.provider(step)):
 			return step
 		}
 	}
@@ -210,7 +210,7 @@ func (r *run) start(s *plan.Step, undo bool) {
 func (r *run) wait(s *plan.Step, undo bool, why error, stop <-chan struct{}) {
 	p := r.provider(s)
 	r.gate.told[s] = true
-	if r.gate.hold(s, p) {
+	if r.gate.join(s, p) {
 		return
 	}
 	r.gate.shut(s, p)

@@ -48,8 +48,8 @@ func newGate() *gate {
 // shut lets a step be the first that waits for its provider.
 func (g *gate) shut(s *plan.Step, p *providers.Provider) { g.waiting[p] = []*plan.Step{s} }
 
-// hold lets a step wait where others of its provider wait already; it reports whether any do.
-func (g *gate) hold(s *plan.Step, p *providers.Provider) bool {
+// join lets a step wait where others of its provider wait already; it reports whether any do.
+func (g *gate) join(s *plan.Step, p *providers.Provider) bool {
 	steps, shut := g.waiting[p]
 	if shut {
 		g.waiting[p] = append(steps, s)
@@ -57,8 +57,8 @@ func (g *gate) hold(s *plan.Step, p *providers.Provider) bool {
 	return shut
 }
 
-// release ends the waiting for a provider.
-func (g *gate) release(p *providers.Provider) {
+// open ends the waiting for a provider.
+func (g *gate) open(p *providers.Provider) {
 	g.ready = append(g.ready, g.waiting[p]...)
 	delete(g.waiting, p)
 }
