@@ -526,7 +526,7 @@ func (tr *trace) reads(t *testing.T, s *enginetest.Site, m moment, d harm, name 
 // A hold or a freeze stops, whatever became of its value: who wrote it meant something by it. That one is missing cannot be
 // known; a release leaves nothing else behind.
 func TestTortureDamagedStopStops(t *testing.T) {
-	scopes := []string{"site", "n1", "n1/near.port/p0", "serial:1", "freeze"}
+	scopes := []string{"site", "n1", "n1/near.port/p0", "serial:1", "run:site", "run:n1", "run:serial:1", "freeze"} // as their keys have them
 	covered := torture.Cover(t, "stops", scopes)
 	cases := 0
 	for _, scope := range scopes {
@@ -535,7 +535,7 @@ func TestTortureDamagedStopStops(t *testing.T) {
 		d := s.Document(t, base)
 		s.Converge(t, d)
 		p := s.Plan(t, s.Document(t, twelve), plan.Options{})
-		if scope == "serial:1" { // the revision that is the newest, and a plan that would try it again
+		if strings.HasSuffix(scope, "serial:1") { // the revision that is the newest, and a plan that would try it again
 			if err := s.World.Remove("n1", "near.port", "p0"); err != nil {
 				t.Fatal(err)
 			}
@@ -544,6 +544,11 @@ func TestTortureDamagedStopStops(t *testing.T) {
 		before := s.World.Dump()
 		key := "/converge/test/hold/" + scope
 		err := s.Store.Hold(ctx, scope, "ada", "maintenance")
+		if of, run := strings.CutPrefix(scope, "run:"); run {
+			rerr := s.Store.Release(ctx, scope, "ada", "")
+			_, herr := s.KV.Commit(ctx, nil, []state.Op{s.Store.HoldOp(state.Hold{Scope: of, Reason: "a run before"})})
+			err = errors.Join(err, rerr, herr)
+		}
 		if scope == "freeze" {
 			key = "/converge/test/freeze"
 			err = errors.Join(s.Store.Release(ctx, scope, "ada", ""), s.Store.SetFreeze(ctx, true, "ada", "maintenance"))
@@ -551,10 +556,13 @@ func TestTortureDamagedStopStops(t *testing.T) {
 		// One that belongs to a run, which would not stop that run.
 		_, herr := s.KV.Commit(ctx, nil, []state.Op{s.Store.HoldOp(state.Hold{Scope: "elsewhere", Reason: "a run", Run: "r"})})
 		it, gerr := s.KV.Get(ctx, key)
-		other, oerr := s.KV.Get(ctx, "/converge/test/hold/elsewhere")
+		other, oerr := s.KV.Get(ctx, "/converge/test/hold/run:elsewhere")
 		audits, lerr := s.KV.List(ctx, "/converge/test/audit/")
 		if err := errors.Join(err, herr, gerr, oerr, lerr); err != nil {
 			t.Fatal(err)
+		}
+		if it.Modified == 0 || other.Modified == 0 {
+			t.Fatalf("%s: there is nothing to damage", key)
 		}
 		values := map[string][]byte{"whole": it.Value, "emptied": nil, "copied over": other.Value, "an audit": audits[0].Value}
 		for n := 1; n < len(it.Value); n += 7 {

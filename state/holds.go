@@ -1,6 +1,7 @@
 package state
 
 import (
+	"cmp"
 	"context"
 	"fmt"
 	"slices"
@@ -127,7 +128,9 @@ func (s *Store) Stops(ctx context.Context) (*Stops, error) {
 		}
 		x.Holds = append(x.Holds, h)
 	}
-	slices.SortStableFunc(x.Holds, func(a, b Hold) int { return strings.Compare(a.Scope, b.Scope) })
+	slices.SortFunc(x.Holds, func(a, b Hold) int {
+		return cmp.Or(strings.Compare(a.Scope, b.Scope), -strings.Compare(a.By, b.By)) // who set one by hand has a name
+	})
 	if frozen.Modified != 0 {
 		h := read(frozen, FrozenScope)
 		x.Freeze = &h

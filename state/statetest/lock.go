@@ -179,6 +179,14 @@ func stops(t *testing.T, kv state.KV, site string) {
 	if got, err := s.Holds(ctx); err != nil || len(got) != 0 {
 		t.Errorf("after the scope was released: %+v, %v", got, err)
 	}
+	for _, scope := range []string{schema.ScopeSite, "gpu-01", state.SerialScope(3)} {
+		both := []state.Hold{held(scope), {Scope: scope, Run: "r1"}}
+		commit(t, kv, nil, []state.Op{s.HoldOp(both[1]), s.HoldOp(both[0])})
+		if got, err := s.Holds(ctx); err != nil || cmp.Diff(both, got) != "" {
+			t.Errorf("both holds of %s: %+v, %v", scope, got, err)
+		}
+		commit(t, kv, nil, []state.Op{s.ReleaseOp(both[0]), s.ReleaseOp(both[1])})
+	}
 	// What cannot be read stops too.
 	put(t, kv, s.Path()+"/hold/gpu-09", "now")
 	put(t, kv, s.Path()+"/freeze", "now")
