@@ -269,8 +269,8 @@ func listWhole(kv state.KV, stop <-chan struct{}) error {
 	return nil
 }
 
-// neverDenied writes until the space is used up, or stop is closed: what was said not to be written is not there. The space runs out between
-// two looks of etcd at it, so it writes some and refuses them nevertheless.
+// neverDenied writes until the space is used up, or stop is closed: what was said not to be written is not there. The space
+// runs out between two looks of etcd at it, so it writes some and refuses them nevertheless.
 func neverDenied(kv state.KV, stop <-chan struct{}) error {
 	body := make([]byte, 256<<10)
 	var all errgroup.Group

@@ -5,6 +5,7 @@ import (
 	"errors"
 	"fmt"
 	"os"
+	"slices"
 	"strings"
 	"syscall"
 	"time"
@@ -217,7 +218,7 @@ func filled(ctx context.Context, c *Cluster) (Injected, error) {
 	heal := func(ctx context.Context) (time.Time, error) {
 		at, err := c.makeRoom(ctx)
 		if err == nil {
-			go c.attend(ctx)
+			go attend(ctx, slices.Clone(c.Members)) // a later fault may replace one
 		}
 		return at, err
 	}
@@ -226,7 +227,7 @@ func filled(ctx context.Context, c *Cluster) (Injected, error) {
 
 // attend ends the alarm whenever it is raised again, as an operator does who stays: a write that was refused before there
 // was room may raise it late, and nothing else would end it. It returns when ctx is done.
-func (c *Cluster) attend(ctx context.Context) {
+func attend(ctx context.Context, members []*Member) {
 	tick := time.NewTicker(100 * time.Millisecond)
 	defer tick.Stop()
 	for {
@@ -235,7 +236,7 @@ func (c *Cluster) attend(ctx context.Context) {
 		case <-ctx.Done():
 			return
 		}
-		_ = admin(ctx, c.Members, func(ctx context.Context, client *clientv3.Client) error {
+		_ = admin(ctx, members, func(ctx context.Context, client *clientv3.Client) error {
 			r, err := client.AlarmList(ctx)
 			if err == nil && len(r.Alarms) > 0 {
 				_, err = client.AlarmDisarm(ctx, &clientv3.AlarmMember{})
