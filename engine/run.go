@@ -109,6 +109,7 @@ func (e *Engine) Apply(ctx context.Context, p *plan.Plan, o ApplyOptions) (Resul
 		if err != nil {
 			return Result{}, err
 		}
+		defer set.Bind(lock.Held)() // also what waits within a provider begins nothing after the lock was lost
 		if err := reachable(set, p); err != nil {
 			return Result{}, err
 		}
@@ -280,6 +281,7 @@ func (e *Engine) again(ctx context.Context, op, id string, o ApplyOptions, decid
 		if err != nil {
 			return Result{}, err
 		}
+		defer set.Bind(lock.Held)() // also what waits within a provider begins nothing after the lock was lost
 		if err := reachable(set, p); err != nil {
 			return Result{}, err
 		}

@@ -40,7 +40,8 @@ type Kind interface {
 	Observe(ctx context.Context, ids []string) ([]Thing, error)
 
 	// Create makes the thing with id c.ID as c.Want says. When the id or a unique name is taken it fails with Exists.
-	// It returns once the far side has accepted; the engine waits until the thing is Ready.
+	// It returns once the far side has accepted; the engine waits until the thing is Ready. When the far side's answer names
+	// another id than c.ID, c.Chose is called with it: that is the thing's id from then on.
 	Create(ctx context.Context, c Call) error
 
 	// Update turns c.Have into c.Want in place. Only fields that are not immutable differ; both are whole specs, so
@@ -62,6 +63,19 @@ type Call struct {
 	Version string        // Update, Delete: the version token seen right before; empty when the kind has none
 	Key     string        // idempotency key: the same for every attempt of one step
 	Epoch   int64         // fencing epoch of the caller
+	Answer  *Answer       // Create: takes what the far side answers; nil when the caller does not ask
+}
+
+// An Answer is what the far side said of a thing that it made.
+type Answer struct {
+	ID string // the id that it chose instead of the caller's; empty: none
+}
+
+// Chose notes that the far side made the thing of a Create under another id than c.ID. An empty id, or c.ID, says nothing.
+func (c *Call) Chose(id string) {
+	if c.Answer != nil && id != "" && id != c.ID {
+		c.Answer.ID = id
+	}
 }
 
 // A Thing is what a provider saw.
@@ -265,6 +279,11 @@ type Provider struct {
 	Scope string // schema.ScopeSite or a node's name
 	Limit int    // calls at the same time; zero: no limit of its own
 	Kinds []Served
+
+	// Permit is what calls need, right before their bytes leave. A set checks it before each call; a provider that waits
+	// within a call for something else, a connection or its turn, checks it again after that. Never nil.
+	Permit *Permit
+
 	Close func() error // releases connections; never nil
 
 	// Fence makes the far side store, durably, that the holder with this epoch is at work. From then on it refuses calls
@@ -290,7 +309,7 @@ func New(name, scope string, close func() error, kinds ...Served) *Provider {
 	if close == nil {
 		close = func() error { return nil }
 	}
-	return &Provider{Name: name, Scope: scope, Kinds: kinds, Close: close}
+	return &Provider{Name: name, Scope: scope, Kinds: kinds, Close: close, Permit: new(Permit)}
 }
 
 // A Set is all providers of a site, looked up by scope and kind.
@@ -309,11 +328,12 @@ type place struct {
 func NewSet(ps ...*Provider) (*Set, error) {
 	s := &Set{providers: ps, served: map[[2]string]place{}, failed: map[[2]string]error{}}
 	for _, p := range ps {
-		slots := make(chan struct{}, max(p.Limit, 0))
+		var slots chan struct{}
+		if p.Limit > 0 {
+			slots = make(chan struct{}, p.Limit)
+		}
 		for _, k := range p.Kinds {
-			if p.Limit > 0 {
-				k.Kind = limited{k.Kind, k.Name, slots}
-			}
+			k.Kind = admitted{k.Kind, k.Name, slots, p.Permit}
 			at := [2]string{p.Scope, k.Name}
 			if _, dup := s.served[at]; dup {
 				return nil, fmt.Errorf("%s is served twice in scope %s", k.Name, p.Scope)
@@ -341,7 +361,20 @@ func (s *Set) Fences(scopes []string) []*Provider {
 	return slices.DeleteFunc(slices.Clone(s.providers), func(p *Provider) bool { return p.Fence == nil || !slices.Contains(scopes, p.Scope) })
 }
 
-// Wrap puts something around every served kind, as [Provider.Limit] does.
+// Bind makes the permits of all providers last for as long as proof returns nil; release ends that.
+func (s *Set) Bind(proof func() error) (release func()) {
+	releases := make([]func(), len(s.providers))
+	for i, p := range s.providers {
+		releases[i] = p.Permit.Bind(proof)
+	}
+	return func() {
+		for _, release := range releases {
+			release()
+		}
+	}
+}
+
+// Wrap puts something around every served kind.
 func (s *Set) Wrap(around func(scope string, k Served) Kind) {
 	for at, p := range s.served {
 		p.kind.Kind = around(at[0], p.kind)

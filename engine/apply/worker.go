@@ -32,7 +32,6 @@ type worker struct {
 	store   *state.Store
 	retry   Retry
 	effects context.Context
-	held    func() error // fails when the site lock is no longer held
 	notes   chan<- event.Event
 	site    string
 	run     string
@@ -67,7 +66,7 @@ func (r *run) worker(s *plan.Step, undo bool) *worker {
 	served, _, _ := r.Providers.Find(s.Ref.Scope, s.Ref.Kind)
 	w := &worker{
 		step: s, undo: undo, action: s.Action, kind: r.Kinds[s.Ref.Kind], served: served, journal: r.journal, store: r.Store,
-		retry: r.Retry, effects: r.effects, held: r.Lock.Held, notes: r.notes, site: r.Plan.Site.ID, run: r.Run.ID, epoch: r.Lock.Epoch(),
+		retry: r.Retry, effects: r.effects, notes: r.notes, site: r.Plan.Site.ID, run: r.Run.ID, epoch: r.Lock.Epoch(),
 		id: s.ExternalID, incarnation: s.Incarnation, record: s.Record, begun: time.Now(),
 	}
 	at := r.sum.Forward[s.ID]
@@ -432,9 +431,6 @@ func (w *worker) call(ctx context.Context, action plan.Action, want schema.Objec
 		return &providers.Error{Op: string(action), Ref: w.step.Ref, Class: class, Err: err}
 	}
 	if err := failpoint.At(point + ".before"); err != nil {
-		return fail(providers.Transient, err)
-	}
-	if err := w.held(); err != nil { // the process may have stood still since the intent was written
 		return fail(providers.Transient, err)
 	}
 	if err := verb(ctx, c); err != nil {

@@ -107,6 +107,6 @@ func (s *service) provider(close func() error) *providers.Provider {
 		serveWhole(s, "os_image", osImageTraits, osImages{service: s}),
 		serve(s, "dpu_extension_service", extensionServiceTraits, extensionServices{service: s}),
 	)
-	p.Limit, p.Health = cap(s.slots), s.healthy
+	p.Limit, p.Health, p.Permit = cap(s.slots), s.healthy, s.permit
 	return p
 }

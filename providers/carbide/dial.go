@@ -51,6 +51,7 @@ type service struct {
 	options Options
 	ids     int           // most ids in one call
 	slots   chan struct{} // one per call under way
+	permit  *providers.Permit
 	timeout time.Duration // of one call
 	late    time.Duration // how long after that it may have its effect
 	log     *slog.Logger
@@ -65,6 +66,7 @@ func open(ctx context.Context, o Options) (*service, error) {
 	s := &service{
 		options: o,
 		slots:   make(chan struct{}, max(cmp.Or(o.Parallel, defaultParallel), 1)),
+		permit:  new(providers.Permit),
 		timeout: cmp.Or(o.Timeout, defaultTimeout),
 		late:    cmp.Or(o.Late, late),
 		log:     cmp.Or(o.Logger, slog.New(slog.DiscardHandler)),
@@ -116,9 +118,11 @@ func (s *service) connect(ctx context.Context, id identity) (*link, error) {
 		grpc.WithStatsHandler(watcher{}),
 		grpc.WithNoProxy(), // the service is on the site's own network; a proxy for the internet cannot reach it
 	}
+	// Dialled here, so that the permit is checked where bytes leave: gRPC itself lets calls wait for a connection, for a
+	// stream and for room in the far side's window.
+	opts = append(opts, grpc.WithContextDialer(s.permit.Dialer(o.dial)))
 	target := o.Address
 	if o.Dial != nil {
-		opts = append(opts, grpc.WithContextDialer(o.Dial))
 		target = "passthrough:///" + o.Address
 	}
 	conn, err := grpc.NewClient(target, opts...)
@@ -186,6 +190,9 @@ func (c calls) Invoke(ctx context.Context, method string, req, reply any, opts .
 	}
 	k := c.links.take()
 	defer c.links.giveBack(k)
+	if err := c.permit.Check(); err != nil { // the wait for a slot, or for a turn, may have been long
+		return unsentError{status.FromContextError(context.Canceled).Err()}
+	}
 	var sent atomic.Bool
 	start := time.Now()
 	err := k.Invoke(context.WithValue(c.traced(ctx), sentKey{}, &sent), method, req, reply, opts...)

@@ -162,19 +162,21 @@ func local(address string) bool {
 	return host == "localhost" || ip != nil && ip.IsLoopback()
 }
 
+// dial connects to HOST:PORT, unix:PATH or unix://PATH.
+func (o Options) dial(ctx context.Context, address string) (net.Conn, error) {
+	if o.Dial != nil {
+		return o.Dial(ctx, address)
+	}
+	if path, unix := strings.CutPrefix(address, "unix:"); unix {
+		return new(net.Dialer).DialContext(ctx, "unix", strings.TrimPrefix(path, "//"))
+	}
+	return new(net.Dialer).DialContext(ctx, "tcp", address)
+}
+
 // handshake connects once more, outside gRPC, to learn which of the two sides refused the other's certificate and
 // why; gRPC keeps only a text. It gives nil when nobody did.
 func (o Options) handshake(ctx context.Context, id identity) error {
-	var raw net.Conn
-	var err error
-	switch path, unix := strings.CutPrefix(o.Address, "unix:"); {
-	case o.Dial != nil:
-		raw, err = o.Dial(ctx, o.Address)
-	case unix:
-		raw, err = new(net.Dialer).DialContext(ctx, "unix", strings.TrimPrefix(path, "//"))
-	default:
-		raw, err = new(net.Dialer).DialContext(ctx, "tcp", o.Address)
-	}
+	raw, err := o.dial(ctx, o.Address)
 	if err != nil {
 		return nil
 	}

@@ -27,6 +27,14 @@ func refuse(class providers.Class, format string, args ...any) error {
 	return &fault{class, fmt.Errorf(format, args...)}
 }
 
+// unanswered makes a fault of an error of [db.transact].
+func unanswered(err error) error {
+	if f := (*fault)(nil); errors.As(err, &f) {
+		return f
+	}
+	return &fault{providers.Unknown, err}
+}
+
 // A change is one transaction: guards, which must hold, and effects. Either all of it happens or nothing.
 type change struct {
 	db    *db
@@ -132,7 +140,7 @@ func (c *change) commit(ctx context.Context) error {
 	}
 	results, err := c.db.transact(ctx, conn, c.ops)
 	if err != nil {
-		return &fault{providers.Unknown, err}
+		return unanswered(err)
 	}
 	if err := c.check(results); err != nil {
 		return err

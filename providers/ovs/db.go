@@ -8,6 +8,7 @@ import (
 	"slices"
 	"sync"
 
+	"converge.dev/converge/providers"
 	"converge.dev/converge/providers/ovs/vswitch"
 	"github.com/go-logr/logr"
 	"github.com/ovn-org/libovsdb/cache"
@@ -21,6 +22,7 @@ type db struct {
 	Options
 	tables model.ClientDBModel
 	model  model.DatabaseModel
+	permit *providers.Permit
 
 	mu     sync.Mutex
 	conn   *conn // the newest; nil before the first
@@ -55,7 +57,7 @@ func newDB(o Options, nouns map[string]noun) (*db, error) {
 	if len(errs) > 0 {
 		return nil, errors.Join(errs...)
 	}
-	return &db{Options: o, tables: tables, model: m}, nil
+	return &db{Options: o, tables: tables, model: m, permit: new(providers.Permit)}, nil
 }
 
 // connect gives the connection, a new one when there is none or it was lost.
@@ -152,8 +154,15 @@ func (c *conn) reached(ctx context.Context, cfg int) error {
 	}
 }
 
-// transact sends one transaction. An error says that there was no answer: the transaction may have been carried out.
+// transact sends one transaction. An error says that there was no answer, and the transaction may have been carried out; a
+// fault, that it was not sent.
+//
+// The client connects by itself, so the permit is checked here and not where bytes leave. What a suspended process sends
+// after this check has no effect all the same: the database holds the epoch, and every change is guarded by it.
 func (d *db) transact(ctx context.Context, c *conn, ops []ovsdb.Operation) ([]ovsdb.OperationResult, error) {
+	if err := d.permit.Check(); err != nil {
+		return nil, &fault{providers.Transient, err}
+	}
 	limited, cancel := context.WithTimeout(ctx, d.Settle)
 	defer cancel()
 	results, err := c.client.Transact(limited, ops...)

@@ -93,7 +93,7 @@ func (d *db) fenceOnce(ctx context.Context, epoch int64) error {
 	}
 	results, err := d.transact(ctx, conn, c.ops)
 	if err != nil {
-		return &fault{providers.Unknown, err}
+		return unanswered(err)
 	}
 	return c.check(results)
 }

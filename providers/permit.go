@@ -1,0 +1,87 @@
+package providers
+
+import (
+	"context"
+	"fmt"
+	"net"
+	"sync"
+)
+
+// A Permit tells whether this process may still act on the far side. The engine binds it to the proof that the site lock
+// is held, which asks the clock and not the store, for as long as it works under that lock. It is checked where bytes
+// leave, after the last wait: a process that was suspended in any wait finds that out before its next byte.
+//
+// The zero Permit, and a nil one, permit everything until they are bound.
+type Permit struct {
+	mu    sync.Mutex
+	proof func() error
+	term  int // rises with each binding that ended without proof: connections of earlier terms are dead
+}
+
+// Bind makes the permit last for as long as proof returns nil. Release ends that; if the proof fails by then, connections
+// that were made before never write again, whatever they still have in their buffers.
+func (p *Permit) Bind(proof func() error) (release func()) {
+	p.mu.Lock()
+	defer p.mu.Unlock()
+	p.proof = proof
+	return func() {
+		p.mu.Lock()
+		defer p.mu.Unlock()
+		if proof() != nil {
+			p.term++
+		}
+		p.proof = nil
+	}
+}
+
+// Check fails when the process may not act any more.
+func (p *Permit) Check() error {
+	_, err := p.check()
+	return err
+}
+
+func (p *Permit) check() (term int, err error) {
+	if p == nil {
+		return 0, nil
+	}
+	p.mu.Lock()
+	defer p.mu.Unlock()
+	if p.proof != nil {
+		err = p.proof()
+	}
+	return p.term, err
+}
+
+// Dialer returns a dialer whose connections write only while the permit lasts. One that was refused a write is closed, so
+// that nothing of what it had in its buffers leaves later.
+func (p *Permit) Dialer(dial func(ctx context.Context, address string) (net.Conn, error)) func(ctx context.Context, address string) (net.Conn, error) {
+	return func(ctx context.Context, address string) (net.Conn, error) {
+		term, err := p.check()
+		if err != nil {
+			return nil, err
+		}
+		conn, err := dial(ctx, address)
+		if err != nil {
+			return nil, err
+		}
+		return &permitted{conn, p, term}, nil
+	}
+}
+
+type permitted struct {
+	net.Conn
+	permit *Permit
+	term   int
+}
+
+func (c *permitted) Write(b []byte) (int, error) {
+	term, err := c.permit.check()
+	if err == nil && term != c.term {
+		err = fmt.Errorf("this connection was made under a site lock that was lost since")
+	}
+	if err != nil {
+		c.Conn.Close()
+		return 0, fmt.Errorf("write to %s: %w", c.Conn.RemoteAddr(), err)
+	}
+	return c.Conn.Write(b)
+}
