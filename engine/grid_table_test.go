@@ -83,6 +83,14 @@ var gridEnds = map[string]gridEnd{
 	"unseen?": {"open", "open>refused", "wanted", "", false, "resume reverted, again applied, clean", 1},
 	// The same, after a wait.
 	"unseen?+": {"open", "open>refused", "wanted", "", true, "resume reverted, again applied, clean", 1},
+	// Open: nothing could be looked at until the time of the step was over, and nothing was undone.
+	"away+": {"open", "", "before", "", true, "resume applied, clean", 1},
+	// The same, after a call that was not carried out.
+	"away!+": {"open", "refused", "before", "", true, "resume applied, clean", 1},
+	// The same of an undo.
+	"away~+": {"open", "done", "wanted", "", true, "resume reverted, again applied, clean", 1},
+	// The same of an undo, after a call that was not carried out.
+	"away~!+": {"open", "done>refused", "wanted", "", true, "resume reverted, again applied, clean", 1},
 	// Open: undone but not seen.
 	"unseen~": {"open", "done>open", "before", "", false, "resume reverted, again applied, clean", 1},
 }
@@ -131,7 +139,7 @@ partial list          | done       done       done       done       undone/2   u
 no list               | unseen?/2  refused    refused    refused    unseen/2   unseen     -          unseen
 stale list            | done       done       done       done       undone/2   undone     -          undone
 stale, reply lost     | done       done+      done+      done+      undone+/2  undone+    -          undone+
-lost server           | refused    refused    refused    refused    unseen/2   unseen     -          unseen
+lost server           | away!+     away+      away+      away+      away~+/2   away~+     -          away~+
 flapping              | done       done       done       done       undone/2   undone     -          undone
 flapping in step      | refused    refused    refused    refused    stuck/2    stuck      -          stuck
 late, then undone     | -          -          -          -          undone/2   undone     -          undone
@@ -169,7 +177,7 @@ partial list          | done       done       done/0     done       undone     u
 no list               | unseen?+   refused    refused/0  refused    unseen     unseen     unseen~/0  unseen
 stale list            | done       done       done/0     done       undone     undone     undone/0   undone
 stale, reply lost     | done       done+      done+/0    done+      undone+    undone+    undone+/0  undone+
-lost server           | refused    refused    refused/0  refused    unseen     unseen     unseen/0   unseen
+lost server           | away!+     away+      away+/0    away+      away~+     away~+     away~!+/0  away~+
 flapping              | done       done       done/0     done       undone     undone     undone/0   undone
 flapping in step      | refused    refused    refused/0  refused    stuck      stuck      stuck/0    stuck
 late, then undone     | -          -          -          -          undone+    undone     undone/0   undone
@@ -209,7 +217,7 @@ partial list          | done       done       done/0     done       undone     u
 no list               | refused    refused    refused/0  refused    unseen     unseen     unseen/0   unseen
 stale list            | done       done       done/0     done       undone     undone     undone/0   undone
 stale, reply lost     | done+      done+      done+/0    done+      undone+    undone+    undone+/0  undone+
-lost server           | refused    refused    refused/0  refused    unseen     unseen     unseen/0   unseen
+lost server           | away+      away+      away+/0    away+      away~+     away~+     away~+/0   away~+
 flapping              | done       done       done/0     done       undone     undone     undone/0   undone
 flapping in step      | refused    refused    refused/0  refused    stuck      stuck      stuck/0    stuck
 late, then undone     | -          -          -          -          undone+    undone+    undone/0   undone+
@@ -249,7 +257,7 @@ partial list          | done       done       done/0     done       undone     u
 no list               | unseen?+   refused    refused/0  refused    unseen     unseen     unseen~/0  unseen
 stale list            | done       done       done/0     done       undone     undone     undone/0   undone
 stale, reply lost     | done       done+      done+/0    done+      undone+    undone+    undone+/0  undone+
-lost server           | refused    refused    refused/0  refused    unseen     unseen     unseen/0   unseen
+lost server           | away!+     away+      away+/0    away+      away~+     away~+     away~!+/0  away~+
 flapping              | done       done       done/0     done       undone     undone     undone/0   undone
 flapping in step      | refused    refused    refused/0  refused    stuck      stuck      stuck/0    stuck
 late, then undone     | -          -          -          -          undone+    undone     undone+/0  undone
@@ -289,7 +297,7 @@ partial list          | done       done       done/0     -          undone     u
 no list               | unseen?+   refused    refused/0  -          unseen     unseen     unseen~/0  -
 stale list            | done       done       done/0     -          undone     undone     undone/0   -
 stale, reply lost     | done       done+      done+/0    -          undone+    undone+    undone+/0  -
-lost server           | refused    refused    refused/0  -          unseen     unseen     unseen/0   -
+lost server           | away!+     away+      away+/0    -          away~+     away~+     away~!+/0  -
 flapping              | done       done       done/0     -          undone     undone     undone/0   -
 flapping in step      | refused    refused    refused/0  -          stuck      stuck      stuck/0    -
 late, then undone     | -          -          -          -          undone+    undone     undone/0   -

@@ -127,6 +127,7 @@ func Carry(ctx context.Context, o Options) (state.Run, []event.Difference, error
 		results: make(chan result, o.Parallelism),
 		notes:   make(chan event.Event),
 		flying:  map[*plan.Step]time.Time{},
+		halt:    make(chan struct{}),
 		failed:  map[int]int{},
 		gate:    newGate(),
 	}
@@ -153,7 +154,8 @@ type run struct {
 	results chan result
 	notes   chan event.Event // from workers, emitted in order by the run's goroutine
 	flying  map[*plan.Step]time.Time
-	failed  map[int]int // steps that failed, by wave
+	halt    chan struct{} // closed when the run is asked to stop: no step waits for anything any more
+	failed  map[int]int   // steps that failed, by wave
 	census  census
 	gate    *gate
 }
@@ -261,8 +263,9 @@ func (r *run) save(run state.Run, cause error) (state.Run, []event.Difference, e
 // leave gives up a run that stays open, and notes why where that is still possible.
 func (r *run) leave(err error) (state.Run, []event.Difference, error) {
 	var held *journal.HeldError
-	if errors.As(err, &held) {
-		r.Run.Message = held.Error()
+	var silent unreachable
+	if errors.As(err, &held) || errors.As(err, &silent) {
+		r.Run.Message = err.Error()
 		_, _, serr := r.save(r.Run, nil)
 		return r.Run, nil, errors.Join(err, serr)
 	}

@@ -2,6 +2,7 @@ package apply
 
 import (
 	"context"
+	"errors"
 	"fmt"
 	"time"
 
@@ -86,6 +87,8 @@ func (r *run) walk(ctx context.Context, s *graph.Schedule, undo bool, failed *fa
 			}
 			r.settle(res, undo)
 			switch {
+			case errors.Is(res.fatal, ErrInterrupted):
+				stopped, interrupted = true, true
 			case res.fatal != nil:
 				stopped = true
 				if fatal == nil {
@@ -122,11 +125,12 @@ func (r *run) walk(ctx context.Context, s *graph.Schedule, undo bool, failed *fa
 				r.describe("applying")
 			}
 		case <-interrupt:
-			interrupt, stopped, interrupted = nil, true, true
-			r.Emit(event.Interrupted{InFlight: len(r.flying)})
+			interrupt, cancelled, stopped, interrupted = nil, nil, true, true
 		case <-cancelled:
-			cancelled, stopped, interrupted = nil, true, true
-			r.Emit(event.Interrupted{InFlight: len(r.flying)})
+			interrupt, cancelled, stopped, interrupted = nil, nil, true, true
+		}
+		if interrupted {
+			r.stop()
 		}
 	}
 	r.leaveWaiting(undo)
@@ -137,6 +141,16 @@ func (r *run) walk(ctx context.Context, s *graph.Schedule, undo bool, failed *fa
 		return nil, fmt.Errorf("run %s was %w; %d of %d steps are done; settle it with: converge resume %s", r.Run.ID, ErrInterrupted, r.finished(), len(r.Plan.Steps), r.Run.ID)
 	}
 	return failed, nil
+}
+
+// stop lets the steps in flight drop what they wait for.
+func (r *run) stop() {
+	select {
+	case <-r.halt:
+	default:
+		r.Emit(event.Interrupted{InFlight: len(r.flying)})
+		close(r.halt)
+	}
 }
 
 // next gives the step that is to be started now; nil when there is none. Those that wait for their provider are not.

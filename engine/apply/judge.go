@@ -20,6 +20,8 @@ func (w *worker) judge(ctx context.Context, have *providers.Thing) (res result, 
 		switch {
 		case have == nil && w.lost && w.served.Traits.Create == providers.Blind:
 			return w.partial(errBlind, nil), true
+		case have == nil && w.missing:
+			return w.partial(errMissing, nil), true
 		case have == nil:
 			return w.finish(nil), true
 		case !here:

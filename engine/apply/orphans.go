@@ -82,7 +82,11 @@ func (r *run) referrers(ref schema.Ref, served providers.Served) []referrer {
 // bereft looks whether the delete would leave something behind. What is on its way out is only waited for; leaving names it.
 func (w *worker) bereft(ctx context.Context, since time.Time) (left, leaving []string, err error) {
 	for _, r := range w.referrers {
-		things, err := w.census.of(ctx, r.at, since, func() ([]providers.Thing, error) { return Look(w.effects, r.far, nil, w.retry) })
+		things, err := w.census.of(ctx, r.at, since, func() ([]providers.Thing, error) {
+			ctx, cancel := context.WithTimeout(w.effects, w.retry.Within)
+			defer cancel()
+			return w.look(ctx, r.far, nil)
+		})
 		switch {
 		case providers.ClassOf(err) == providers.Unsupported && err != nil:
 			continue // there can be none
@@ -121,7 +125,7 @@ func (w *worker) alone(ctx context.Context) (res result, over bool) {
 			return w.refuse(w.conflict("what refers to it has not gone: " + brief(leaving))), true
 		}
 		w.note(event.Waiting, "still there: "+brief(leaving), 0)
-		if err := sleep(ctx, pause); err != nil {
+		if err := w.pause(ctx, pause); err != nil {
 			return w.failed(err), true
 		}
 		pause, since = min(pause*2, 2*time.Second), time.Now()

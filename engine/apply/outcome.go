@@ -83,14 +83,37 @@ func (w *worker) partial(err error, have *providers.Thing) result {
 
 // failed ends a step that may or may not have had an effect: while an earlier call is unsettled, the step is.
 func (w *worker) failed(err error) result {
+	if left(err) {
+		return w.leave(err)
+	}
 	if w.unsure && !w.undo || !w.doubt.IsZero() {
 		return w.unknown(err)
 	}
 	return w.refuse(err)
 }
 
+// left reports whether a step ended before anybody knows what became of it: its run stays open.
+func left(err error) bool {
+	var silent unreachable
+	return errors.Is(err, ErrInterrupted) || errors.As(err, &silent)
+}
+
+// leave ends a step and with it the run, which stays open: whoever resumes it finds out how the step stands. What certainly
+// had no effect is written down as refused.
+func (w *worker) leave(err error) result {
+	if w.last.Kind == "" || w.unsure && !w.undo || !w.doubt.IsZero() || w.sent {
+		return w.stopped(err)
+	}
+	res := w.refuse(err)
+	res.err, res.fatal = nil, errors.Join(err, res.fatal)
+	return res
+}
+
 // unknown leaves the last intent open: the outcome is settled by whoever continues the run.
 func (w *worker) unknown(err error) result {
+	if left(err) {
+		return w.leave(err)
+	}
 	if w.last.Kind == "" { // nothing was called in this attempt
 		if w.attempts == 0 {
 			return w.refuse(err)

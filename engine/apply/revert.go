@@ -138,6 +138,7 @@ func (r *run) verify() (things int, ds []event.Difference, err error) {
 		return 0, nil, err
 	}
 	byPlace := map[plan.Place][]*worker{}
+	strays := map[plan.Place][]*worker{} // of which there may be more than one: their creates were tried more than once
 	r.Run.Remains = nil
 	for i := range r.Plan.Steps {
 		s := &r.Plan.Steps[i]
@@ -149,7 +150,11 @@ func (r *run) verify() (things int, ds []event.Difference, err error) {
 			continue
 		}
 		at := plan.Place{Scope: s.Ref.Scope, Kind: s.Ref.Kind}
-		byPlace[at] = append(byPlace[at], r.worker(s, true))
+		w, did := r.worker(s, true), r.sum.Forward[i]
+		byPlace[at] = append(byPlace[at], w)
+		if s.Action == plan.Create && w.served.Traits.Mark && (did.Attempts > 1 || did.Open != nil || did.Unseen()) {
+			strays[at] = append(strays[at], w)
+		}
 		things++
 	}
 	for at, ws := range byPlace {
@@ -158,7 +163,7 @@ func (r *run) verify() (things int, ds []event.Difference, err error) {
 			ids[i] = w.id
 		}
 		served, _, _ := r.Providers.Find(at.Scope, at.Kind)
-		seen, err := Look(r.effects, served.Kind, ids, r.Retry)
+		seen, err := r.look(served.Kind, ids, ws[0].step)
 		if err != nil {
 			return things, nil, err
 		}
@@ -178,8 +183,37 @@ func (r *run) verify() (things int, ds []event.Difference, err error) {
 			}
 		}
 	}
+	for at, ws := range strays {
+		served, _, _ := r.Providers.Find(at.Scope, at.Kind)
+		all, err := r.look(served.Kind, nil, ws[0].step)
+		if err != nil {
+			return things, nil, err
+		}
+		marked := map[schema.Ref][]*providers.Thing{}
+		for i := range all {
+			if t := &all[i]; t.Mark.Site == r.Plan.Site.ID && t.Phase != providers.Leaving {
+				marked[t.Mark.Ref] = append(marked[t.Mark.Ref], t)
+			}
+		}
+		for _, w := range ws {
+			for _, t := range marked[w.step.Ref] {
+				if t.ID != w.id && t.Mark.Incarnation >= w.step.Incarnation {
+					ds = append(ds, event.Difference{Ref: w.step.Ref, Detail: fmt.Sprintf("it was created under another id, %s, and is still there", t.ID)})
+				}
+			}
+		}
+	}
 	slices.SortFunc(ds, func(a, b event.Difference) int { return a.Ref.Compare(b.Ref) })
 	return things, ds, nil
+}
+
+// look observes things for the run itself, as patiently as its steps do.
+func (r *run) look(k providers.Kind, ids []string, s *plan.Step) ([]providers.Thing, error) {
+	ctx, cancel := context.WithTimeout(r.effects, r.Retry.Within)
+	defer cancel()
+	return patient(ctx, k, ids, r.Retry, r.Run.ID+"/verify", r.halt, func(why string) {
+		r.Emit(event.StepProgress{Step: s, Undo: r.sum.Reverting, Phase: event.Waiting, Detail: why})
+	})
 }
 
 // differs says how a thing is not as it was; empty when it is.
@@ -206,19 +240,4 @@ func (w *worker) differs(have *providers.Thing, before schema.Object) string {
 		}
 	}
 	return "it is not as before: " + strings.Join(paths, ", ")
-}
-
-// Look observes things by id (nil: all of the kind), again and again while that fails in ways that may pass.
-func Look(ctx context.Context, k providers.Kind, ids []string, retry Retry) ([]providers.Thing, error) {
-	retry = retry.defaults()
-	for try := 1; ; try++ {
-		things, err := k.Observe(ctx, ids)
-		class := providers.ClassOf(err)
-		if err == nil || ctx.Err() != nil || try >= retry.Attempts || !(class.Retryable() || class == providers.Unknown) {
-			return things, err
-		}
-		if err := sleep(ctx, retry.delay("look", try)); err != nil {
-			return nil, err
-		}
-	}
 }

@@ -16,6 +16,9 @@ var errBlind = errors.New("it is unknown whether it was created: it is not to be
 // errCollision is why a create of unknown outcome cannot be settled: something else is there.
 var errCollision = errors.New("it is unknown whether it was created: what is there now is not ours")
 
+// errMissing is why a create cannot be undone: the far side accepted it, and shows nothing that could be removed.
+var errMissing = errors.New("the far side accepted its creation, but shows it neither under its id nor with our mark: whether it exists is unknown")
+
 // unwritten wraps the error of an intent that could not be made durable: no call follows it.
 type unwritten struct{ error }
 
@@ -28,6 +31,9 @@ func repeatable(t providers.Traits) bool {
 // appears finds out about a create of unknown outcome of which nothing is to be seen: by making it again until the answer is
 // definite, where that can be done, and by looking for long enough. It gives what is there in the end.
 func (w *worker) appears(ctx context.Context) (*providers.Thing, error) {
+	if have, err := w.elsewhere(ctx); err != nil || have != nil {
+		return have, err
+	}
 	if w.again != nil {
 		definite, err := w.repeat(ctx)
 		if err != nil {
@@ -35,7 +41,7 @@ func (w *worker) appears(ctx context.Context) (*providers.Thing, error) {
 		}
 		if !definite {
 			w.note(event.Settling, "a call whose outcome is unknown may still have its effect", 0)
-			if err := sleep(ctx, shown(w.served.Traits)); err != nil {
+			if err := w.pause(ctx, shown(w.served.Traits)); err != nil {
 				return nil, err
 			}
 		}
@@ -61,7 +67,7 @@ func (w *worker) lookFor(ctx context.Context) (*providers.Thing, error) {
 		if err != nil || have != nil || try > 1 && !time.Now().Before(limit) {
 			return have, err
 		}
-		if err := sleep(ctx, pause); err != nil {
+		if err := w.pause(ctx, pause); err != nil {
 			return nil, err
 		}
 		pause = min(pause*2, 2*time.Second)
@@ -84,7 +90,7 @@ func (w *worker) late(ctx context.Context) error {
 		return nil
 	}
 	w.note(event.Settling, "a call whose outcome is unknown may still have its effect", 0)
-	if err := sleep(ctx, rest); err != nil {
+	if err := w.pause(ctx, rest); err != nil {
 		return err
 	}
 	w.doubt = time.Time{}
@@ -128,7 +134,7 @@ func (w *worker) refused(ctx context.Context, cause error, had *providers.Thing)
 		if !time.Now().Before(limit) {
 			return w.failed(cause)
 		}
-		if err := sleep(ctx, pause); err != nil {
+		if err := w.pause(ctx, pause); err != nil {
 			w.unsure = true
 			return w.failed(errors.Join(cause, err))
 		}
@@ -168,20 +174,9 @@ func (w *worker) repeat(ctx context.Context) (definite bool, err error) {
 			return false, nil
 		}
 		w.note(event.Settling, err.Error(), try)
-		if err := sleep(ctx, w.retry.delay(w.key()+"/repeat", try)); err != nil {
+		if err := w.pause(ctx, w.retry.delay(w.key()+"/repeat", try)); err != nil {
 			return false, err
 		}
 	}
 	return false, nil
-}
-
-func sleep(ctx context.Context, d time.Duration) error {
-	t := time.NewTimer(d)
-	defer t.Stop()
-	select {
-	case <-t.C:
-		return nil
-	case <-ctx.Done():
-		return context.Cause(ctx)
-	}
 }

@@ -23,19 +23,21 @@ import (
 
 // A worker carries out one step, forward or as its undo. It knows nothing of the run but what it was given.
 type worker struct {
-	step    *plan.Step
-	undo    bool
-	action  plan.Action // of the call: an undone create is a delete
-	kind    *schema.Kind
-	served  providers.Served
-	journal *journal.Journal
-	store   *state.Store
-	retry   Retry
-	effects context.Context
-	notes   chan<- event.Event
-	site    string
-	run     string
-	epoch   int64
+	step     *plan.Step
+	undo     bool
+	action   plan.Action // of the call: an undone create is a delete
+	kind     *schema.Kind
+	served   providers.Served
+	provider *providers.Provider
+	journal  *journal.Journal
+	store    *state.Store
+	retry    Retry
+	effects  context.Context
+	halt     <-chan struct{} // closed when the run is asked to stop
+	notes    chan<- event.Event
+	site     string
+	run      string
+	epoch    int64
 
 	id          string
 	incarnation int
@@ -51,6 +53,8 @@ type worker struct {
 	called      bool          // a call was made, whatever it said
 	made        schema.Object // undone create: what was to be made
 	lost        bool          // undone create: nobody knows whether the thing was made
+	missing     bool          // undone create: the far side accepted it, and it was never seen
+	chosen      bool          // create: the far side chose another id than ours
 	again       schema.Object // undone create of unknown outcome: what to create again until the answer is definite; nil: look only
 	quarantine  time.Time     // before which nothing may be deleted blindly
 	referrers   []referrer    // kinds of which nothing may refer to what is deleted
@@ -63,10 +67,10 @@ type worker struct {
 
 // worker looks up all that a step needs. The forward direction follows the plan; an undo follows the journal.
 func (r *run) worker(s *plan.Step, undo bool) *worker {
-	served, _, _ := r.Providers.Find(s.Ref.Scope, s.Ref.Kind)
+	served, provider, _ := r.Providers.Find(s.Ref.Scope, s.Ref.Kind)
 	w := &worker{
-		step: s, undo: undo, action: s.Action, kind: r.Kinds[s.Ref.Kind], served: served, journal: r.journal, store: r.Store,
-		retry: r.Retry, effects: r.effects, notes: r.notes, site: r.Plan.Site.ID, run: r.Run.ID, epoch: r.Lock.Epoch(),
+		step: s, undo: undo, action: s.Action, kind: r.Kinds[s.Ref.Kind], served: served, provider: provider, journal: r.journal, store: r.Store,
+		retry: r.Retry, effects: r.effects, halt: r.halt, notes: r.notes, site: r.Plan.Site.ID, run: r.Run.ID, epoch: r.Lock.Epoch(),
 		id: s.ExternalID, incarnation: s.Incarnation, record: s.Record, begun: time.Now(),
 	}
 	at := r.sum.Forward[s.ID]
@@ -133,6 +137,7 @@ func (r *run) turn(w *worker, did journal.Standing) {
 		}
 		w.unsure = true // whatever is there under our id is ours to remove
 		w.lost, w.made = did.Open != nil, r.resolve(s.Ref, s.After, r.ids)
+		w.missing = did.Unseen()
 		if w.lost && repeatable(w.served.Traits) {
 			w.again = w.made
 		}
@@ -217,7 +222,7 @@ func (w *worker) remember(ctx context.Context) result {
 		have, err := w.see(ctx)
 		switch {
 		case err != nil:
-			return w.refuse(err)
+			return w.failed(err)
 		case have == nil || have.Spec.Digest() != w.before.Digest():
 			return w.refuse(w.conflict("it changed since the plan was made"))
 		}
@@ -236,7 +241,7 @@ func (w *worker) act(ctx context.Context) result {
 				return w.failed(err)
 			}
 			blind := w.served.Traits.Create == providers.Blind
-			if have == nil && w.unsure && (w.lost || w.action == plan.Create && (!w.undo || blind && w.called)) {
+			if have == nil && w.unsure && (w.lost || w.missing || w.action == plan.Create && (!w.undo || blind && w.called)) {
 				have, err = w.appears(ctx)
 				var unwritten unwritten
 				switch {
@@ -257,7 +262,7 @@ func (w *worker) act(ctx context.Context) result {
 			}
 			if rest := time.Until(w.quarantine); rest > 0 {
 				w.note(event.Settling, fmt.Sprintf("the last holder of the site lock did not give it back: nothing is deleted for %s, in case a call of it is still under way", rest.Round(time.Second)), 0)
-				if err := sleep(ctx, rest); err != nil {
+				if err := w.pause(ctx, rest); err != nil {
 					return w.failed(err)
 				}
 				continue // and look again
@@ -280,12 +285,23 @@ func (w *worker) act(ctx context.Context) result {
 		w.called = true
 		if err == nil {
 			w.sent = true
+			if w.chosen { // whoever continues the run must look for it under the id that it has
+				if err := w.intend(w.action, nil); err != nil {
+					return w.stopped(err)
+				}
+			}
 			return w.await(ctx)
 		}
 		class := providers.ClassOf(err)
 		mustLook = true
 		switch class {
-		case providers.Transient, providers.Busy:
+		case providers.Transient:
+			if waited, err := w.reached(ctx); err != nil {
+				return w.failed(err)
+			} else if waited {
+				continue // it was no try
+			}
+		case providers.Busy:
 		case providers.Unknown:
 			w.unsure, w.doubt = true, time.Now()
 			w.note(event.Settling, err.Error(), try)
@@ -302,14 +318,14 @@ func (w *worker) act(ctx context.Context) result {
 		}
 		if try >= w.retry.Attempts && !(class == providers.Busy && time.Since(w.begun) < w.within()) {
 			if w.undo && !w.doubt.IsZero() { // what is still under way would change what is found afterwards
-				if serr := sleep(ctx, time.Until(w.doubt.Add(shown(w.served.Traits)))); serr != nil {
+				if serr := w.pause(ctx, time.Until(w.doubt.Add(shown(w.served.Traits)))); serr != nil {
 					return w.failed(serr)
 				}
 			}
 			return w.refused(ctx, fmt.Errorf("after %d attempts: %w", try, err), have)
 		}
 		w.note(event.Retrying, err.Error(), try)
-		if err := sleep(ctx, w.retry.delay(w.key(), try)); err != nil {
+		if err := w.pause(ctx, w.retry.delay(w.key(), try)); err != nil {
 			return w.failed(err)
 		}
 		try++
@@ -327,10 +343,10 @@ func (w *worker) stopped(err error) result {
 // await looks until the result is there, or cannot come any more.
 func (w *worker) await(ctx context.Context) result {
 	limit, pause := time.Now().Add(w.within()), w.retry.Poll
-	for {
+	for searched := false; ; {
 		have, err := w.see(ctx)
 		if err != nil {
-			return w.unknown(fmt.Errorf("looking at the result: %w", err))
+			return w.unknown(fmt.Errorf("look at the result: %w", err))
 		}
 		waits := w.served.Traits.Eventual
 		var detail string
@@ -343,7 +359,7 @@ func (w *worker) await(ctx context.Context) result {
 		} else {
 			switch {
 			case have == nil:
-				detail = "it is not to be seen"
+				detail = "the far side accepted it, and it is not there"
 			case have.Phase == providers.Failed:
 				return w.partial(fmt.Errorf("it failed: %s", cmp.Or(have.Detail, "no reason is given")), have)
 			case have.Phase == providers.Pending:
@@ -357,10 +373,18 @@ func (w *worker) await(ctx context.Context) result {
 			}
 		}
 		if !waits || time.Now().After(limit) {
+			if have == nil && w.action == plan.Create && !searched {
+				searched = true
+				if have, err = w.elsewhere(ctx); err != nil {
+					return w.unknown(fmt.Errorf("look for what was made: %w", err))
+				} else if have != nil {
+					continue
+				}
+			}
 			return w.partial(errors.New(detail), have)
 		}
 		w.note(event.Waiting, detail, 0)
-		if err := sleep(ctx, pause); err != nil {
+		if err := w.pause(ctx, pause); err != nil {
 			return w.unknown(fmt.Errorf("%s: %w", detail, err))
 		}
 		pause = min(pause*2, 2*time.Second)
@@ -391,7 +415,7 @@ func (w *worker) see(ctx context.Context) (*providers.Thing, error) {
 	if err := failpoint.At("call.observe.before"); err != nil {
 		return nil, err
 	}
-	things, err := Look(ctx, w.served.Kind, []string{w.id}, w.retry)
+	things, err := w.look(ctx, w.served.Kind, []string{w.id})
 	if err == nil {
 		err = failpoint.At("call.observe.after")
 	}
@@ -433,7 +457,14 @@ func (w *worker) call(ctx context.Context, action plan.Action, want schema.Objec
 	if err := failpoint.At(point + ".before"); err != nil {
 		return fail(providers.Transient, err)
 	}
-	if err := verb(ctx, c); err != nil {
+	if action == plan.Create {
+		c.Answer = new(providers.Answer)
+	}
+	err := verb(ctx, c)
+	if action == plan.Create && c.Answer.ID != "" { // also of a call that failed after that
+		w.id, w.chosen = c.Answer.ID, true
+	}
+	if err != nil {
 		return err
 	}
 	if err := failpoint.At(point + ".after"); err != nil {

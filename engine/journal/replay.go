@@ -17,6 +17,11 @@ func (s Standing) Effect() bool {
 // Finished reports whether the step was seen to be as it should be.
 func (s Standing) Finished() bool { return s.Outcome != nil && s.Outcome.Result == Done }
 
+// Unseen reports whether the far side accepted the call of the step, and what it asked for was never seen.
+func (s Standing) Unseen() bool {
+	return s.Outcome != nil && s.Outcome.Result == Partial && s.Outcome.Seen == ""
+}
+
 // A Replay is what the records of a run add up to.
 type Replay struct {
 	Plan      string     // digest of the plan

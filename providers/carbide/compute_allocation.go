@@ -52,12 +52,13 @@ func (allocations) thing(o *forge.ComputeAllocation) providers.Thing {
 
 func (k allocations) create(ctx context.Context, c *providers.Call) error {
 	tenant := text(c.Want, "tenant")
-	_, err := k.CreateComputeAllocation(ctx, &forge.CreateComputeAllocationRequest{
+	made, err := k.CreateComputeAllocation(ctx, &forge.CreateComputeAllocationRequest{
 		Id:                   &forge.ComputeAllocationId{Value: c.ID},
 		Metadata:             newMetadata(c),
 		TenantOrganizationId: tenant,
 		Attributes:           writeAllocation(c, &forge.ComputeAllocationAttributes{InstanceTypeId: text(c.Want, "instance_type")}),
 	})
+	c.Chose(made.GetAllocation().GetId().GetValue())
 	if status.Code(err) == codes.FailedPrecondition && !k.taken(ctx, tenant, c.Ref.Name) {
 		return earlyError{err} // more machines have to join the type, as this very run may bring about
 	}

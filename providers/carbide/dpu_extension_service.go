@@ -75,7 +75,7 @@ func (k extensionServices) create(ctx context.Context, c *providers.Call) error 
 	if err != nil {
 		return err
 	}
-	_, err = k.CreateDpuExtensionService(ctx, &forge.CreateDpuExtensionServiceRequest{
+	made, err := k.CreateDpuExtensionService(ctx, &forge.CreateDpuExtensionServiceRequest{
 		ServiceId:            &c.ID,
 		ServiceName:          c.Ref.Name,
 		Description:          optional(c.Want, "description"),
@@ -85,6 +85,7 @@ func (k extensionServices) create(ctx context.Context, c *providers.Call) error 
 		Credential:           credential,
 		Observability:        writeObservability(c.Want),
 	})
+	c.Chose(made.GetServiceId())
 	if status.Code(err) == codes.FailedPrecondition || status.Code(err) == codes.AlreadyExists {
 		return toldError{nameTaken, err}
 	}

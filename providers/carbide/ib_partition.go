@@ -77,11 +77,12 @@ func partitionKey(text string) string {
 
 func (k ibPartitions) create(ctx context.Context, c *providers.Call) error {
 	tenant := text(c.Want, "tenant")
-	_, err := k.CreateIBPartition(ctx, &forge.IBPartitionCreationRequest{
+	made, err := k.CreateIBPartition(ctx, &forge.IBPartitionCreationRequest{
 		Id:       &forge.IBPartitionId{Value: c.ID},
 		Metadata: newMetadata(c),
 		Config:   &forge.IBPartitionConfig{Name: c.Ref.Name, TenantOrganizationId: tenant, Pkey: optional(c.Want, "pkey")},
 	})
+	c.Chose(made.GetId().GetValue())
 	if k.early(ctx, tenant, err) {
 		return earlyError{err}
 	}

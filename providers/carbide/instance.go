@@ -154,6 +154,7 @@ func (k instances) create(ctx context.Context, c *providers.Call) error {
 		return err
 	}
 	made, err := k.AllocateInstance(ctx, request)
+	c.Chose(made.GetId().GetValue())
 	if k.early(ctx, text(c.Want, "machine"), err) {
 		return earlyError{err}
 	}
@@ -170,7 +171,7 @@ func (k instances) create(ctx context.Context, c *providers.Call) error {
 		return nil
 	}
 	// A new instance is on, and the site needs it on until it is ready. This takes as long as it takes.
-	err = until(ctx, instanceTraits.ReadyWithin, "the instance is not ready, and so still on", func() (bool, error) { return k.settledNow(ctx, c.ID) })
+	err = until(ctx, instanceTraits.ReadyWithin, "the instance is not ready, and so still on", func() (bool, error) { return k.settledNow(ctx, made.GetId().GetValue()) })
 	if err == nil {
 		err = k.turnOff(ctx, seenInstance{Instance: made, power: powers[text(c.Want, "machine")]})
 	}

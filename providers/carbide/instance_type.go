@@ -59,11 +59,12 @@ func (instanceTypes) thing(o *forge.InstanceType) providers.Thing {
 }
 
 func (k instanceTypes) create(ctx context.Context, c *providers.Call) error {
-	_, err := k.CreateInstanceType(ctx, &forge.CreateInstanceTypeRequest{
+	made, err := k.CreateInstanceType(ctx, &forge.CreateInstanceTypeRequest{
 		Id:                     &c.ID,
 		Metadata:               newMetadata(c),
 		InstanceTypeAttributes: writeCapabilities(c, nil),
 	})
+	c.Chose(made.GetInstanceType().GetId())
 	return err
 }
 

@@ -135,12 +135,13 @@ func (groups) thing(o seenGroup) providers.Thing {
 }
 
 func (k groups) create(ctx context.Context, c *providers.Call) error {
-	_, err := k.CreateNetworkSecurityGroup(ctx, &forge.CreateNetworkSecurityGroupRequest{
+	made, err := k.CreateNetworkSecurityGroup(ctx, &forge.CreateNetworkSecurityGroupRequest{
 		Id:                             &c.ID,
 		TenantOrganizationId:           text(c.Want, "tenant"),
 		Metadata:                       newMetadata(c),
 		NetworkSecurityGroupAttributes: writeRules(c, nil),
 	})
+	c.Chose(made.GetNetworkSecurityGroup().GetId())
 	return unless(ctx, err, tenants(k).get, text(c.Want, "tenant"))
 }
 

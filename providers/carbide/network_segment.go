@@ -110,7 +110,8 @@ func (k segments) create(ctx context.Context, c *providers.Call) error {
 		}
 		request.Prefixes = append(request.Prefixes, p)
 	}
-	_, err := k.CreateNetworkSegment(ctx, request)
+	made, err := k.CreateNetworkSegment(ctx, request)
+	c.Chose(made.GetId().GetValue())
 	return unless(ctx, err, vpcs{service: k.service}.get, text(c.Want, "vpc"))
 }
 

@@ -56,12 +56,13 @@ func (nvlinkPartitions) thing(o *forge.NVLinkLogicalPartition) providers.Thing {
 }
 
 func (k nvlinkPartitions) create(ctx context.Context, c *providers.Call) error {
-	_, err := k.CreateNVLinkLogicalPartition(ctx, &forge.NVLinkLogicalPartitionCreationRequest{
+	made, err := k.CreateNVLinkLogicalPartition(ctx, &forge.NVLinkLogicalPartitionCreationRequest{
 		Id: &forge.NVLinkLogicalPartitionId{Value: c.ID},
 		Config: &forge.NVLinkLogicalPartitionConfig{
 			TenantOrganizationId: text(c.Want, "tenant"), Metadata: unlabelled(c),
 		},
 	})
+	c.Chose(made.GetId().GetValue())
 	return err
 }
 

@@ -108,7 +108,8 @@ func (k operatingSystems) create(ctx context.Context, c *providers.Call) error {
 		request.IpxeTemplateId = &forge.IpxeTemplateId{Value: id}
 		request.IpxeTemplateParameters, request.IpxeTemplateArtifacts = writeParameters(c.Want), writeArtifacts(c.Want)
 	}
-	_, err := k.CreateOperatingSystem(ctx, request)
+	made, err := k.CreateOperatingSystem(ctx, request)
+	c.Chose(made.GetId().GetValue())
 	return err
 }
 

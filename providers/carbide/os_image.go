@@ -87,7 +87,8 @@ func (k osImages) create(ctx context.Context, c *providers.Call) error {
 		a.Capacity = proto.Uint64(uint64(n))
 	}
 	writeImage(c, a)
-	_, err := k.CreateOsImage(ctx, a)
+	made, err := k.CreateOsImage(ctx, a)
+	c.Chose(made.GetAttributes().GetId().GetValue())
 	return err
 }
 

@@ -50,12 +50,13 @@ func (spxPartitions) thing(o *forge.SpxPartition) providers.Thing {
 }
 
 func (k spxPartitions) create(ctx context.Context, c *providers.Call) error {
-	_, err := k.CreateSpxPartition(ctx, &forge.SpxPartitionCreationRequest{
+	made, err := k.CreateSpxPartition(ctx, &forge.SpxPartitionCreationRequest{
 		Id:                   &forge.SpxPartitionId{Value: c.ID},
 		TenantOrganizationId: text(c.Want, "tenant"),
 		Metadata:             unlabelled(c),
 		Vni:                  number[uint32](c.Want, "vni"),
 	})
+	c.Chose(made.GetId().GetValue())
 	return err
 }
 

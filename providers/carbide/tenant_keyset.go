@@ -69,11 +69,14 @@ func keyText(p *forge.TenantPublicKey) string {
 }
 
 func (k keysets) create(ctx context.Context, c *providers.Call) error {
-	_, err := k.CreateTenantKeyset(ctx, &forge.CreateTenantKeysetRequest{
+	made, err := k.CreateTenantKeyset(ctx, &forge.CreateTenantKeysetRequest{
 		KeysetIdentifier: keysetIdentifier(c.ID),
 		KeysetContent:    keysetContent(c, nil),
 		Version:          nextVersion(""),
 	})
+	if at := made.GetKeyset().GetKeysetIdentifier(); at != nil {
+		c.Chose(keysetID(at.GetOrganizationId(), at.GetKeysetId()))
+	}
 	return err
 }
 

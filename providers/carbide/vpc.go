@@ -106,7 +106,8 @@ func (k vpcs) create(ctx context.Context, c *providers.Call) error {
 		NetworkSecurityGroupId:    optional(c.Want, "network_security_group"),
 	}
 	forge.SetLegacyName(request, c.Ref.Name)
-	_, err := k.CreateVpc(ctx, request)
+	made, err := k.CreateVpc(ctx, request)
+	c.Chose(made.GetId().GetValue())
 	return err
 }
 

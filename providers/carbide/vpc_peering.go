@@ -56,7 +56,8 @@ func (k peerings) create(ctx context.Context, c *providers.Call) error {
 			request.PeerVpcId = &forge.VpcId{Value: id}
 		}
 	}
-	_, err := k.CreateVpcPeering(ctx, request)
+	made, err := k.CreateVpcPeering(ctx, request)
+	c.Chose(made.GetId().GetValue())
 	return err
 }
 

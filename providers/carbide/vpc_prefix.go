@@ -73,7 +73,8 @@ func (k prefixes) create(ctx context.Context, c *providers.Call) error {
 		Metadata: newMetadata(c),
 	}
 	forge.SetLegacyName(request, c.Ref.Name)
-	_, err = k.CreateVpcPrefix(ctx, request)
+	made, err := k.CreateVpcPrefix(ctx, request)
+	c.Chose(made.GetId().GetValue())
 	return err
 }
 

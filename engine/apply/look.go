@@ -1,0 +1,143 @@
+package apply
+
+import (
+	"context"
+	"errors"
+	"fmt"
+	"time"
+
+	"converge.dev/converge/engine/event"
+	"converge.dev/converge/providers"
+)
+
+// Look observes things by id (nil: all of the kind), again and again while that fails in ways that may pass.
+func Look(ctx context.Context, k providers.Kind, ids []string, retry Retry) ([]providers.Thing, error) {
+	retry = retry.defaults()
+	for try := 1; ; try++ {
+		things, err := k.Observe(ctx, ids)
+		if err == nil || ctx.Err() != nil || try >= retry.Attempts || !passing(err) {
+			return things, err
+		}
+		if err := sleep(ctx, retry.delay("look", try)); err != nil {
+			return nil, err
+		}
+	}
+}
+
+// passing reports whether a look that failed may succeed later. Looking has no effect, so an unknown outcome is no reason
+// not to look again.
+func passing(err error) bool {
+	class := providers.ClassOf(err)
+	return class.Retryable() || class == providers.Unknown
+}
+
+// An unreachable error ends a step, and leaves its run open, because the far side could not be seen for as long as the step
+// had time. It says nothing about what is there, so nothing is undone because of it.
+type unreachable struct{ error }
+
+func (u unreachable) Unwrap() error { return u.error }
+
+// errDropped is why a step stopped waiting. What came of its call is found out by whoever continues the run.
+var errDropped = fmt.Errorf("%w: it is no longer waited for", ErrInterrupted)
+
+// longestLook is between two looks while the far side cannot be seen.
+const longestLook = 10 * time.Second
+
+// patient observes things for something that waits for what they show. As long as that fails in ways that may pass it goes
+// on until the time of ctx is over: a far side that restarts is no reason to undo what is healthy. It then fails as
+// unreachable. Salt spreads the looks of those who wait at the same time.
+func patient(ctx context.Context, k providers.Kind, ids []string, retry Retry, salt string, halt <-chan struct{}, say func(string)) ([]providers.Thing, error) {
+	for try := 1; ; try++ {
+		things, err := k.Observe(ctx, ids)
+		if err == nil || !passing(err) {
+			return things, err
+		}
+		if try >= retry.Attempts {
+			say("it cannot be seen: " + err.Error())
+		}
+		if perr := pause(ctx, min(retry.delay(salt, try), longestLook), halt); perr != nil {
+			return nil, timedOut(perr, err)
+		}
+	}
+}
+
+// timedOut is why a pause ended early: the run is to stop, the lock was lost, or the time of the step is over and the far
+// side was silent to the end, as cause says.
+func timedOut(perr, cause error) error {
+	if errors.Is(perr, context.DeadlineExceeded) {
+		return unreachable{cause}
+	}
+	return perr
+}
+
+// pause waits, unless the run is asked to stop: what is only waited for can be dropped at once.
+func pause(ctx context.Context, d time.Duration, halt <-chan struct{}) error {
+	t := time.NewTimer(d)
+	defer t.Stop()
+	select {
+	case <-t.C:
+		return nil
+	case <-halt:
+		return errDropped
+	case <-ctx.Done():
+		return context.Cause(ctx)
+	}
+}
+
+func (w *worker) pause(ctx context.Context, d time.Duration) error { return pause(ctx, d, w.halt) }
+
+func (w *worker) look(ctx context.Context, k providers.Kind, ids []string) ([]providers.Thing, error) {
+	return patient(ctx, k, ids, w.retry, w.key()+"/look", w.halt, func(why string) { w.note(event.Waiting, why, 0) })
+}
+
+// reached waits until calls of the provider get through. A call that was not even sent because they do not is no try.
+func (w *worker) reached(ctx context.Context) (waited bool, err error) {
+	p := w.provider
+	if p == nil || p.Health == nil {
+		return false, nil
+	}
+	for pause := w.retry.Poll; ; pause = min(pause*2, longestPause) {
+		down := p.Health(ctx).Down
+		if down == nil {
+			return waited, nil
+		}
+		waited = true
+		w.note(event.Waiting, fmt.Sprintf("%s cannot be reached: %v", p.Name, down), 0)
+		if err := w.pause(ctx, pause); err != nil {
+			return waited, timedOut(err, down)
+		}
+	}
+}
+
+// elsewhere looks for a thing that is not to be seen under its id although it may have been made: a far side may have
+// chosen another id and not told us. Our mark tells. From then on that id is the thing's.
+func (w *worker) elsewhere(ctx context.Context) (*providers.Thing, error) {
+	if !w.served.Traits.Mark {
+		return nil, nil
+	}
+	things, err := w.look(ctx, w.served.Kind, nil)
+	if err != nil {
+		return nil, err
+	}
+	mark := providers.Mark{Site: w.site, Ref: w.step.Ref, Incarnation: max(w.incarnation, 1)}
+	for i := range things {
+		if things[i].Mark == mark && things[i].Phase != providers.Leaving {
+			w.id = things[i].ID
+			w.kind.Normalize(things[i].Spec)
+			return &things[i], nil
+		}
+	}
+	return nil, nil
+}
+
+// sleep waits for d, or until ctx ends.
+func sleep(ctx context.Context, d time.Duration) error {
+	t := time.NewTimer(d)
+	defer t.Stop()
+	select {
+	case <-t.C:
+		return nil
+	case <-ctx.Done():
+		return context.Cause(ctx)
+	}
+}

@@ -1,0 +1,223 @@
+package engine_test
+
+import (
+	"context"
+	"errors"
+	"fmt"
+	"strings"
+	"sync"
+	"testing"
+	"testing/synctest"
+	"time"
+
+	"converge.dev/converge/engine"
+	"converge.dev/converge/engine/apply"
+	"converge.dev/converge/engine/enginetest"
+	"converge.dev/converge/engine/event"
+	"converge.dev/converge/engine/plan"
+	"converge.dev/converge/providers"
+	"converge.dev/converge/providers/fake"
+	"converge.dev/converge/schema"
+	"converge.dev/converge/state"
+	"converge.dev/converge/torture"
+)
+
+// A restarting far side is away for a while from one of its calls on.
+type restarting struct {
+	at     int           // the call with which it begins, from 1; 0: never
+	cut    bool          // that call is carried out, and its answer is lost
+	lasts  time.Duration // how long it is away
+	mu     sync.Mutex
+	calls  int
+	until  time.Time
+	undone []string // deletes of what is healthy
+}
+
+func (r *restarting) health(context.Context) providers.Health {
+	r.mu.Lock()
+	defer r.mu.Unlock()
+	if time.Now().Before(r.until) {
+		return providers.Health{Down: errUnreachable}
+	}
+	return providers.Health{}
+}
+
+// meets counts a call and tells what becomes of it.
+func (r *restarting) meets() (away, cut bool) {
+	r.mu.Lock()
+	defer r.mu.Unlock()
+	r.calls++
+	if r.calls == r.at {
+		r.until = time.Now().Add(r.lasts)
+		return !r.cut, r.cut
+	}
+	return time.Now().Before(r.until), false
+}
+
+// restartable is a kind of it.
+type restartable struct {
+	providers.Kind
+	of *restarting
+}
+
+func (k restartable) call(op string, ref schema.Ref, do func() error) error {
+	away, cut := k.of.meets()
+	fail := func(class providers.Class) error {
+		return &providers.Error{Op: op, Ref: ref, Class: class, Err: errUnreachable}
+	}
+	if away {
+		return fail(providers.Transient)
+	}
+	if err := do(); err != nil || !cut {
+		return err
+	}
+	return fail(providers.Unknown)
+}
+
+func (k restartable) Observe(ctx context.Context, ids []string) (things []providers.Thing, err error) {
+	err = k.call("observe", schema.Ref{}, func() error {
+		things, err = k.Kind.Observe(ctx, ids)
+		return err
+	})
+	return things, err
+}
+
+func (k restartable) Create(ctx context.Context, c providers.Call) error {
+	return k.call("create", c.Ref, func() error { return k.Kind.Create(ctx, c) })
+}
+
+func (k restartable) Update(ctx context.Context, c providers.Call) error {
+	return k.call("update", c.Ref, func() error { return k.Kind.Update(ctx, c) })
+}
+
+func (k restartable) Delete(ctx context.Context, c providers.Call) error {
+	k.of.mu.Lock()
+	if !strings.HasPrefix(c.Ref.Name, "old") {
+		k.of.undone = append(k.of.undone, c.Ref.String())
+	}
+	k.of.mu.Unlock()
+	return k.call("delete", c.Ref, func() error { return k.Kind.Delete(ctx, c) })
+}
+
+func (r *restarting) engine(s *enginetest.Site, interrupt func()) *engine.Engine {
+	return s.Engine(func(o *engine.Options) {
+		o.Retry, o.Parallelism = apply.Retry{}, 3 // as it is in the field, in virtual time
+		emit := o.Emit
+		o.Emit = func(e event.Event) {
+			if p, ok := e.(event.StepProgress); ok && p.Phase == event.Waiting && interrupt != nil {
+				interrupt()
+			}
+			emit(e)
+		}
+		o.Open = func(context.Context, schema.Site, []engine.Need) (*providers.Set, error) {
+			far := s.World.Provider("far", schema.ScopeSite)
+			far.Health = r.health
+			for i := range far.Kinds {
+				far.Kinds[i].Kind = restartable{far.Kinds[i].Kind, r}
+			}
+			return providers.NewSet(far)
+		}
+	})
+}
+
+// outageSite is a site with something to create, to change and to delete, whose hosts take a while to become ready.
+func outageSite(t *testing.T) (*enginetest.Site, *schema.Document) {
+	t.Helper()
+	s := enginetest.New()
+	traits := fake.NodeTraits()
+	traits.ReadyWithin, traits.GoneWithin, traits.Late = 15*time.Minute, 15*time.Minute, time.Minute
+	s.World.Traits = map[string]providers.Traits{"far.host": traits, "far.guard": traits, "far.net": traits}
+	s.Converge(t, s.Document(t, map[string]string{
+		"site/far.guard/g": `{"size":1}`, "site/far.guard/old": `{}`, "site/far.net/n": `{"cidr":"10.0.0.0/24"}`,
+	}))
+	time.Sleep(time.Second)
+	for _, op := range []string{"create", "update", "delete"} {
+		if err := s.World.Fail(fake.Fault{Op: op, Ref: "far.*", Effect: fake.EffectSlow, Delay: fake.Duration(30 * time.Second), Times: gridAlways}); err != nil {
+			t.Fatal(err)
+		}
+	}
+	return s, s.Document(t, map[string]string{
+		"site/far.guard/g": `{"size":2}`, "site/far.net/n": `{"cidr":"10.0.0.0/24","labels":{"a":"b"}}`,
+		"site/far.host/a": `{"guard":"g","net":"n"}`, "site/far.host/b": `{"net":"n"}`,
+	})
+}
+
+// An outage of the far side, however long, at whatever call, undoes nothing: the run goes on when it is over, or it is left
+// open and resumed.
+func TestTortureOutage(t *testing.T) {
+	var (
+		mu             sync.Mutex
+		cells, resumed int
+	)
+	t.Cleanup(func() {
+		torture.Report(t, "E", "%d outages of 1 s, 10 s, 3 min and 40 min, at every call of an apply: nothing healthy undone, %d runs resumed", cells, resumed)
+	})
+	for _, lasts := range []time.Duration{time.Second, 10 * time.Second, 3 * time.Minute, 40 * time.Minute} {
+		for _, cut := range []bool{false, true} {
+			t.Run(fmt.Sprintf("%s, cut %t", lasts, cut), func(t *testing.T) {
+				t.Parallel()
+				for at, more := 1, true; more; at += torture.Scale(9, 1, 1) {
+					synctest.Test(t, func(t *testing.T) {
+						s, doc := outageSite(t)
+						p := s.Plan(t, doc, plan.Options{})
+						far := &restarting{at: at, cut: cut, lasts: lasts}
+						e := far.engine(s, nil)
+						defer e.Close()
+						res, err := e.Apply(t.Context(), p, engine.ApplyOptions{Approve: p.Approval()})
+						more = far.calls >= at
+						var unknown *engine.UnknownError
+						again := false
+						switch {
+						case errors.As(err, &unknown): // before anything was begun
+							time.Sleep(lasts)
+							res, err = e.Apply(t.Context(), p, engine.ApplyOptions{Approve: p.Approval()})
+						case err != nil:
+							again = true
+							if run, rerr := s.Store.Run(t.Context(), res.Run.ID); rerr != nil || run.Status != state.RunOpen || run.Message == "" {
+								t.Fatalf("call %d: the run was left %s, saying %q (%v): %v", at, run.Status, run.Message, rerr, err)
+							}
+							time.Sleep(lasts)
+							res, err = e.Resume(t.Context(), "", engine.ApplyOptions{})
+						}
+						if err != nil || res.Run.Status != state.RunApplied {
+							t.Fatalf("call %d: the run ended %s: %s (%v)", at, res.Run.Status, res.Run.Message, err)
+						}
+						if len(far.undone) > 0 {
+							t.Errorf("call %d: deleted %v", at, far.undone)
+						}
+						if again := s.Plan(t, doc, plan.Options{}); !again.Empty() {
+							t.Errorf("call %d: a second plan has %d steps", at, len(again.Steps))
+						}
+						mu.Lock()
+						defer mu.Unlock()
+						cells++
+						if again {
+							resumed++
+						}
+					})
+				}
+			})
+		}
+	}
+}
+
+// What is only waited for can be dropped at once: an interrupted run does not wait until its things are ready.
+func TestInterruptDropsWaits(t *testing.T) {
+	synctest.Test(t, func(t *testing.T) {
+		s, doc := outageSite(t)
+		p := s.Plan(t, doc, plan.Options{})
+		far := &restarting{}
+		interrupt := make(chan struct{})
+		e := far.engine(s, sync.OnceFunc(func() { close(interrupt) }))
+		defer e.Close()
+		begin := time.Now()
+		_, err := e.Apply(t.Context(), p, engine.ApplyOptions{Approve: p.Approval(), Interrupt: interrupt})
+		if took := time.Since(begin); !errors.Is(err, engine.ErrInterrupted) || took > 5*time.Second {
+			t.Fatalf("it ended after %s: %v", took, err)
+		}
+		res, err := e.Resume(t.Context(), "", engine.ApplyOptions{})
+		if err != nil || res.Run.Status != state.RunApplied {
+			t.Fatalf("resumed, the run ended %s: %s (%v)", res.Run.Status, res.Run.Message, err)
+		}
+	})
+}
