@@ -1,6 +1,7 @@
 package load
 
 import (
+	"bufio"
 	"bytes"
 	"cmp"
 	"context"
@@ -32,10 +33,49 @@ const waits = 20
 // burns time within two seconds.
 var DefaultLimits = Limits{Time: 1700 * time.Millisecond, Memory: 256 << 20}
 
-// A request is what the child reads, an answer what it writes.
+// A request is what the child reads, an answer what it writes. The data of the sources follow the request as they are:
+// encoded with it, each would be in memory several times.
 type request struct {
-	Sources []Source
+	Sources []Source // without data
+	Sizes   []int    // of the data
 	Limits  Limits
+}
+
+// encode gives what is to be read, over which the caller must not write.
+func (r request) encode(sources []Source) (io.Reader, error) {
+	var head bytes.Buffer
+	parts := []io.Reader{&head}
+	for _, s := range sources {
+		r.Sizes = append(r.Sizes, len(s.Data))
+		parts = append(parts, bytes.NewReader(s.Data))
+		s.Data = nil
+		r.Sources = append(r.Sources, s)
+	}
+	return io.MultiReader(parts...), gob.NewEncoder(&head).Encode(r)
+}
+
+// decode reads a request with the data of its sources.
+func (r *request) decode(in io.Reader) error {
+	buffered := bufio.NewReader(in) // so that package gob reads no further than it must
+	if err := gob.NewDecoder(buffered).Decode(r); err != nil {
+		return err
+	}
+	if len(r.Sizes) != len(r.Sources) {
+		return errors.New("it does not say how long its sources are")
+	}
+	for i, size := range r.Sizes {
+		if size == 0 {
+			continue
+		}
+		if size < 0 || size > maxSize {
+			return fmt.Errorf("a source of %d bytes", size)
+		}
+		r.Sources[i].Data = make([]byte, size)
+		if _, err := io.ReadFull(buffered, r.Sources[i].Data); err != nil {
+			return err
+		}
+	}
+	return nil
 }
 
 type answer struct {
@@ -50,11 +90,11 @@ func ChildEvaluator(argv []string, limits Limits) Evaluator {
 	limits.Time = cmp.Or(limits.Time, DefaultLimits.Time)
 	limits.Memory = cmp.Or(limits.Memory, DefaultLimits.Memory)
 	return func(ctx context.Context, sources []Source) (*Evaluated, Diagnostics) {
-		var in bytes.Buffer
-		if err := gob.NewEncoder(&in).Encode(request{sources, limits}); err != nil {
+		in, err := request{Limits: limits}.encode(sources)
+		if err != nil {
 			return nil, childFailed(codeEvaluation, "Evaluating %s failed: %v.", names(sources), err)
 		}
-		out, err := runChild(ctx, argv, limits, &in)
+		out, err := runChild(ctx, argv, limits, in)
 		switch {
 		case ctx.Err() != nil:
 			return nil, childFailed(codeInterrupted, "Evaluating %s was cancelled: %v.", names(sources), context.Cause(ctx))
@@ -188,7 +228,7 @@ func (t *tail) Write(b []byte) (int, error) {
 // answer. It bounds itself as well as it is bounded, so that it does not outlive a parent that was killed.
 func EvaluateMain(stdin io.Reader, stdout io.Writer) error {
 	var r request
-	if err := gob.NewDecoder(stdin).Decode(&r); err != nil {
+	if err := r.decode(stdin); err != nil {
 		return fmt.Errorf("read the request: %w", err)
 	}
 	if r.Limits.Memory > 0 {

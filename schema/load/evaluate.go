@@ -4,6 +4,7 @@ import (
 	"context"
 	stderrors "errors"
 	"fmt"
+	"io/fs"
 	"os"
 	"path/filepath"
 	"slices"
@@ -17,6 +18,8 @@ import (
 	"cuelang.org/go/cue/token"
 	cuejson "cuelang.org/go/encoding/json"
 	cueyaml "cuelang.org/go/encoding/yaml"
+
+	"converge.dev/converge/schema"
 )
 
 // An Evaluator turns sources in CUE, YAML and JSON into one plain document: all of them unified, every value concrete.
@@ -46,7 +49,13 @@ func read(ctx context.Context, o Options, sources []Source) (*origin, map[string
 	if len(sources) == 0 {
 		return nil, nil, Diagnostics{{Severity: Error, Code: codeSyntax, Summary: summaries[codeSyntax], Detail: "There is no source to read a document from."}}
 	}
-	at := &origin{sources: sources}
+	sources, warnings := leftOut(sources)
+	at := &origin{sources: sources, warnings: warnings}
+	for _, s := range sources {
+		if fault := s.unreadable(); fault != nil {
+			return nil, nil, (&origin{sources: []Source{s}, json: s.Data}).fault(fault)
+		}
+	}
 	if len(sources) == 1 && !sources[0].Dir && sources[0].language() == langJSON {
 		at.json = sources[0].Data
 	} else {
@@ -65,6 +74,34 @@ func read(ctx context.Context, o Options, sources []Source) (*origin, map[string
 		return nil, nil, at.fault(fault)
 	}
 	return at, doc, nil
+}
+
+// leftOut takes from sources what lies beside a document and is none, and warns of it: a resource that is missed would
+// otherwise be removed.
+func leftOut(sources []Source) (kept []Source, ds Diagnostics) {
+	for _, s := range sources {
+		if !s.LeftOut {
+			kept = append(kept, s)
+			continue
+		}
+		ds = append(ds, Diagnostic{Severity: Warning, Code: codeLeftOut, Summary: summaries[codeLeftOut], Range: &Range{s.Name, Pos{Line: 1, Column: 1}, Pos{Line: 1, Column: 1}},
+			Detail: fmt.Sprintf("This file of the directory is no part of the document, as it has no apiVersion at its top. If it is one, write apiVersion: %q there; if not, a name that begins with an underscore ends this warning.", schema.APIVersion)})
+	}
+	return kept, ds
+}
+
+// unreadable says why a source is not even text, once, where each of its bytes would be an error to the evaluation.
+func (s Source) unreadable() *fault {
+	if s.Dir || s.language() == langJSON {
+		return nil // the strict decoder says it once too
+	}
+	if len(s.Data) > maxSize {
+		return tooLarge(len(s.Data), maxSize)
+	}
+	if at := notText(s.Data); at >= 0 {
+		return &fault{offset: int64(at), code: codeSyntax, detail: fmt.Sprintf("This is not text: byte %d is %#02x. A document is UTF-8 text, in CUE, JSON or YAML.", at, s.Data[at])}
+	}
+	return nil
 }
 
 // snippets adds the lines of the sources, which an evaluator need not send back.
@@ -187,12 +224,20 @@ func (e *evaluation) directory(dir string) (cue.Value, error) {
 	if err != nil {
 		return cue.Value{}, err
 	}
-	e.names[abs+string(filepath.Separator)] = dir + string(filepath.Separator)
-	files, err := filepath.Glob(filepath.Join(abs, "*.cue"))
+	f, err := openFolder(dir)
+	if errors.Is(err, fs.ErrNotExist) {
+		return cue.Value{}, fmt.Errorf("cannot find package %q", abs)
+	}
 	if err != nil {
 		return cue.Value{}, err
 	}
-	return e.load(files, abs, nil)
+	defer f.tree.close()
+	e.names[f.abs+string(filepath.Separator)] = dir + string(filepath.Separator)
+	args := make([]string, len(f.cue))
+	for i, name := range f.cue {
+		args[i] = filepath.Join(f.abs, name)
+	}
+	return e.load(args, f.abs, f.tree)
 }
 
 // files loads CUE files, which see each other's fields and definitions as files of one package do.
@@ -201,29 +246,43 @@ func (e *evaluation) files(sources []Source) (cue.Value, error) {
 	if err != nil {
 		return cue.Value{}, err
 	}
-	overlay := make(map[string]cueload.Source)
+	given := make(map[string][]byte)
 	var args []string
 	for _, s := range sources {
 		abs := s.Name
 		if !filepath.IsAbs(abs) {
 			abs = filepath.Join(wd, abs)
 		}
+		if real, err := filepath.EvalSymlinks(filepath.Dir(abs)); err == nil { // as the tree has it
+			abs = filepath.Join(real, filepath.Base(abs))
+		}
 		if filepath.Ext(abs) != ".cue" {
 			abs += ".cue"
 		}
 		abs = strings.ReplaceAll(abs, ":", "_") // what precedes a colon would be the type of the file
 		e.names[abs] = s.Name
-		overlay[abs] = cueload.FromBytes(s.Data)
+		given[abs] = s.Data
 		args = append(args, abs)
 	}
-	return e.load(args, filepath.Dir(args[0]), overlay)
+	dir := filepath.Dir(args[0])
+	t, _, err := openTree(dir)
+	if errors.Is(err, fs.ErrNotExist) { // of a source that only is called so
+		dir = wd
+		t, _, err = openTree(dir)
+	}
+	if err != nil {
+		return cue.Value{}, err
+	}
+	defer t.close()
+	t.given = given
+	return e.load(args, dir, t)
 }
 
-func (e *evaluation) load(args []string, dir string, overlay map[string]cueload.Source) (cue.Value, error) {
+func (e *evaluation) load(args []string, dir string, from *tree) (cue.Value, error) {
 	instances := cueload.Instances(args, &cueload.Config{
-		Dir:     dir,
-		Overlay: overlay,
-		Env:     []string{"CUE_REGISTRY=none"}, // nothing is fetched: a document has all it needs beside it
+		Dir: dir,
+		FS:  from,
+		Env: []string{"CUE_REGISTRY=none"}, // nothing is fetched: a document has all it needs beside it
 	})
 	if len(instances) != 1 {
 		return cue.Value{}, fmt.Errorf("%s holds %d CUE packages, want one", dir, len(instances))

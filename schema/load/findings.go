@@ -3,7 +3,7 @@ package load
 import (
 	"cmp"
 	"fmt"
-	"os"
+	"path/filepath"
 	"slices"
 	"strings"
 )
@@ -19,6 +19,7 @@ const (
 	codeIncomplete    = "CV1055"
 	codeLimit         = "CV1056"
 	codeInterrupted   = "CV1057"
+	codeLeftOut       = "CV1058"
 )
 
 // summaries gives the constant summary of each code of reading.
@@ -31,6 +32,7 @@ var summaries = map[string]string{
 	codeIncomplete:    "Value not given",
 	codeLimit:         "Evaluation stopped",
 	codeInterrupted:   "Loading interrupted",
+	codeLeftOut:       "File left out",
 }
 
 const (
@@ -79,6 +81,7 @@ type origin struct {
 	json      []byte     // what was decoded: the one source, or what evaluation made
 	evaluated *Evaluated // nil when the source is JSON
 	texts     map[string]*sourceText
+	warnings  Diagnostics // of the sources themselves
 }
 
 // fault makes the diagnostic of a source that cannot be read.
@@ -183,7 +186,8 @@ func (o *origin) mark(p place) (*Range, string) {
 	return &Range{Filename: name, Start: at, End: at}, snippet(o.text(name).line(at.Line), at.Column)
 }
 
-// text gives the text of a source. A file of a package directory is read again; one that has gone is empty.
+// text gives the text of a source. A file of a package is read again, from where the package may be read; one that has
+// gone is empty.
 func (o *origin) text(name string) *sourceText {
 	if t := o.texts[name]; t != nil {
 		return t
@@ -191,8 +195,8 @@ func (o *origin) text(name string) *sourceText {
 	var data []byte
 	if i := slices.IndexFunc(o.sources, func(s Source) bool { return s.Name == name }); i >= 0 {
 		data = o.sources[i].Data
-	} else if info, err := os.Stat(name); err == nil && info.Size() <= maxSize {
-		data, _ = os.ReadFile(name)
+	} else {
+		data = o.reread(name)
 	}
 	t := newText(name, data)
 	if o.texts == nil {
@@ -200,6 +204,33 @@ func (o *origin) text(name string) *sourceText {
 	}
 	o.texts[name] = t
 	return t
+}
+
+// reread reads a file that evaluation took from the folder of a source, or from the module of that.
+func (o *origin) reread(name string) []byte {
+	dir, err := filepath.EvalSymlinks(filepath.Dir(name))
+	if err == nil {
+		dir, err = filepath.Abs(dir)
+	}
+	if err != nil {
+		return nil
+	}
+	for _, s := range o.sources {
+		folder := s.Name
+		if !s.Dir {
+			folder = filepath.Dir(s.Name)
+		}
+		t, _, err := openTree(folder)
+		if err != nil {
+			continue
+		}
+		data, err := t.read(filepath.Join(dir, filepath.Base(name)))
+		t.close()
+		if err == nil {
+			return data
+		}
+	}
+	return nil
 }
 
 // documentPath gives a path as it is shown and, at the start of a resource, as [schema.Ref.Path] gives it.

@@ -62,7 +62,7 @@ func (s *Schema) Load(ctx context.Context, o Options, sources ...Source) (*schem
 	for _, r := range rules {
 		r.check(st, &reporter{findings: found, rule: r})
 	}
-	ds = origin.diagnostics(found, s.secret)
+	ds = append(origin.warnings, origin.diagnostics(found, s.secret)...)
 	if ds.HasErrors() {
 		return nil, ds
 	}

@@ -2,31 +2,47 @@ package load
 
 import (
 	"bytes"
+	"errors"
 	"fmt"
 	"io"
 	"os"
 	"path/filepath"
+	"regexp"
+	"slices"
 	"strings"
+
+	"github.com/go-json-experiment/json/jsontext"
+
+	"converge.dev/converge/files"
+	"converge.dev/converge/schema"
 )
 
 // Stdin is the path that stands for standard input.
 const Stdin = "-"
 
 // A Source is one piece of a document: a file that was read, or a directory with CUE files, which are read when it is
-// evaluated, because they may import packages beside them. The name says how it is written: .cue, .json, .yaml or .yml; any other name is CUE, or JSON when the data
-// starts like it.
+// evaluated, because they may import packages beside them. The name says how it is written: .cue, .json, .yaml or .yml;
+// any other name is CUE, or JSON when the data starts like it.
 type Source struct {
 	Name string `json:"name"`           // as it appears in diagnostics: the path that the user gave
 	Data []byte `json:"data,omitempty"` // nothing for a directory
 	Dir  bool   `json:"dir,omitempty"`  // Name is a directory; its CUE files are meant
+
+	// LeftOut says that the file lies in a directory and is no document: Load warns of it, and does nothing else.
+	LeftOut bool `json:"left_out,omitempty"`
 }
 
 // configName is a file that lies beside documents and is none.
 const configName = "converge.yaml"
 
+// accepted says what may be named as a document.
+const accepted = "a .cue, .json, .yaml or .yml file, a directory of such files, or " + Stdin + " for standard input"
+
 // ReadSources reads the files that paths name. A path is a file, a directory, or [Stdin]; stdin may be nil when no path
-// is that. Of a directory all CUE, JSON and YAML files are meant, converge.yaml aside, but not its folders. What is beyond
-// the size limit of a document is an error and not kept in memory.
+// is that. Of a directory the CUE files are meant, and those JSON and YAML files that have an apiVersion of ours at their
+// top, but neither converge.yaml, nor names that begin with a dot or an underscore, nor its folders; no link may lead out
+// of it, or out of the CUE module that it is part of. What is no regular file is an error, and so is what is beyond the
+// size limit of a document, of one file as of all together; that is not kept in memory.
 func ReadSources(paths []string, stdin io.Reader) ([]Source, error) {
 	var sources []Source
 	for _, path := range paths {
@@ -35,11 +51,26 @@ func ReadSources(paths []string, stdin io.Reader) ([]Source, error) {
 			return nil, fmt.Errorf("read document: %w", err)
 		}
 		sources = append(sources, some...)
+		if err := together(sources); err != nil {
+			return nil, fmt.Errorf("read document: %w", err)
+		}
 	}
 	if len(sources) == 0 {
-		return nil, fmt.Errorf("read document: no file is named; want a .cue, .json or .yaml file, a directory of such files, or %s for standard input", Stdin)
+		return nil, fmt.Errorf("read document: no file is named; want %s", accepted)
 	}
 	return sources, nil
+}
+
+// together bounds all sources as one is bounded.
+func together(sources []Source) error {
+	size := 0
+	for _, s := range sources {
+		size += len(s.Data)
+	}
+	if size > maxSize {
+		return fmt.Errorf("the files of the document have more than %s together; split the site, or remove what does not belong in it", files.Size(maxSize))
+	}
+	return nil
 }
 
 func readPath(path string, stdin io.Reader) ([]Source, error) {
@@ -47,34 +78,106 @@ func readPath(path string, stdin io.Reader) ([]Source, error) {
 		s, err := readSource(path, stdin)
 		return []Source{s}, err
 	}
+	f, err := openFolder(path)
+	if err != nil {
+		return nil, err
+	}
+	defer f.tree.close()
+	var sources []Source
+	if len(f.cue) > 0 {
+		sources = append(sources, Source{Name: path, Dir: true})
+	}
+	leftOut := ""
+	for _, name := range f.data {
+		data, err := f.tree.read(filepath.Join(f.abs, name))
+		if err != nil {
+			return nil, tooMuch(err)
+		}
+		s := Source{Name: filepath.Join(path, name), Data: data}
+		if !s.isDocument() {
+			s, leftOut = Source{Name: s.Name, LeftOut: true}, s.Name
+		}
+		sources = append(sources, s)
+		if err := together(sources); err != nil {
+			return nil, err
+		}
+	}
+	switch {
+	case len(sources) == 0:
+		return nil, fmt.Errorf("%s has no .cue, .json or .yaml file", path)
+	case !slices.ContainsFunc(sources, func(s Source) bool { return !s.LeftOut }):
+		return nil, fmt.Errorf("%s holds no document: %s has no apiVersion: %q at its top", path, leftOut, schema.APIVersion)
+	}
+	return sources, nil
+}
+
+// A folder is a directory with the names of the files that may belong to a document.
+type folder struct {
+	tree *tree
+	abs  string
+	cue  []string
+	data []string // JSON and YAML
+}
+
+// openFolder finds the files of a directory that may belong to a document, and makes sure that each is a regular file
+// that lies in its tree. The tree is to be closed.
+func openFolder(path string) (_ *folder, err error) {
+	t, abs, err := openTree(path)
+	if err != nil {
+		return nil, err
+	}
+	defer func() {
+		if err != nil {
+			t.close()
+		}
+	}()
+	f := &folder{tree: t, abs: abs}
 	entries, err := os.ReadDir(path)
 	if err != nil {
 		return nil, err
 	}
-	var sources []Source
-	cue := false
 	for _, e := range entries {
-		if e.IsDir() || e.Name() == configName || strings.HasPrefix(e.Name(), ".") {
+		ext := strings.ToLower(filepath.Ext(e.Name()))
+		if hidden(e.Name()) || e.Name() == configName || !documentExt(ext) {
 			continue
 		}
-		switch strings.ToLower(filepath.Ext(e.Name())) {
-		case ".cue":
-			cue = true
-		case ".json", ".yaml", ".yml":
-			s, err := readSource(filepath.Join(path, e.Name()), nil)
-			if err != nil {
-				return nil, err
-			}
-			sources = append(sources, s)
+		below, _ := t.below(filepath.Join(abs, e.Name()))
+		info, err := files.StatIn(t.root, below)
+		switch shown := filepath.Join(path, e.Name()); {
+		case errors.Is(err, files.ErrLeadsOut):
+			return nil, fmt.Errorf("%s is a link that leads out of %s, and is not followed; put the file there, or name the file it leads to", shown, t.dir)
+		case err != nil:
+			return nil, err
+		case info.IsDir():
+			continue
+		case !info.Mode().IsRegular():
+			return nil, fmt.Errorf("%s is %s, not a regular file; remove it, or give it a name that begins with an underscore", shown, files.Kind(info.Mode()))
+		}
+		if ext == ".cue" {
+			f.cue = append(f.cue, e.Name())
+		} else {
+			f.data = append(f.data, e.Name())
 		}
 	}
-	if cue {
-		sources = append([]Source{{Name: path, Dir: true}}, sources...)
+	return f, nil
+}
+
+// FolderCUE gives the CUE files of a directory that belong to a document, as [ReadSources] finds them.
+func FolderCUE(dir string) ([]string, error) {
+	f, err := openFolder(dir)
+	if err != nil {
+		return nil, err
 	}
-	if len(sources) == 0 {
-		return nil, fmt.Errorf("%s has no .cue, .json or .yaml file", path)
+	defer f.tree.close()
+	paths := make([]string, len(f.cue))
+	for i, name := range f.cue {
+		paths[i] = filepath.Join(dir, name)
 	}
-	return sources, nil
+	return paths, nil
+}
+
+func documentExt(ext string) bool {
+	return slices.Contains([]string{".cue", ".json", ".yaml", ".yml"}, ext)
 }
 
 func readSource(path string, stdin io.Reader) (Source, error) {
@@ -84,26 +187,65 @@ func readSource(path string, stdin io.Reader) (Source, error) {
 		}
 		data, err := io.ReadAll(io.LimitReader(stdin, maxSize+1))
 		if err == nil && len(data) > maxSize {
-			err = fmt.Errorf("standard input has more than %d MiB; split the site", maxSize>>20)
+			err = fmt.Errorf("standard input has more than %s; split the site", files.Size(maxSize))
 		}
 		return Source{Name: "<stdin>", Data: data}, err
 	}
-	f, err := os.Open(path)
-	if err != nil {
+	info, err := os.Stat(path)
+	switch {
+	case err != nil:
 		return Source{}, err
+	case info.Mode().IsRegular() && !documentExt(strings.ToLower(filepath.Ext(path))):
+		return Source{}, fmt.Errorf("%s: the name of the file does not tell how it is written; want %s", path, accepted)
 	}
-	defer f.Close()
-	info, err := f.Stat()
-	if err != nil {
-		return Source{}, err
+	data, err := files.Read(path, maxSize)
+	if errors.Is(err, files.ErrNotRegular) {
+		err = fmt.Errorf("%w; a document that comes through a pipe is read from standard input, with %s as its name", err, Stdin)
 	}
-	if info.Size() > maxSize {
-		return Source{}, fmt.Errorf("%s has %d bytes, the limit is %d MiB; split the site, or remove what does not belong in it", path, info.Size(), maxSize>>20)
+	return Source{Name: path, Data: data}, tooMuch(err)
+}
+
+// tooMuch adds to the error for a file that is too large what to do.
+func tooMuch(err error) error {
+	var large *files.TooLargeError
+	if errors.As(err, &large) {
+		return fmt.Errorf("%w; split the site, or remove what does not belong in it", err)
 	}
-	var data bytes.Buffer
-	data.Grow(int(info.Size()) + bytes.MinRead)
-	_, err = data.ReadFrom(io.LimitReader(f, maxSize+1)) // what grows meanwhile, or is no regular file, is for Load to refuse
-	return Source{Name: path, Data: data.Bytes()}, err
+	return err
+}
+
+// ourVersion begins the apiVersion of every document of ours, whatever version it is.
+var ourVersion, _, _ = strings.Cut(schema.APIVersion, "/")
+
+// versionYAML finds an apiVersion of ours at the top of a YAML file. What it finds in a text that only looks like that is
+// refused later; what it overlooks is warned of.
+var versionYAML = regexp.MustCompile(`(?m)^(?:\{\s*)?["']?apiVersion["']?\s*:\s*["']?` + regexp.QuoteMeta(ourVersion) + `/`)
+
+// isDocument reports whether a JSON or YAML file has an apiVersion of ours at its top. One that cannot be read counts as
+// a document: what is wrong with it is worth saying.
+func (s Source) isDocument() bool {
+	if s.language() == langYAML {
+		return versionYAML.Match(s.Data)
+	}
+	in := jsontext.NewDecoder(bytes.NewReader(s.Data))
+	if start, err := in.ReadToken(); err != nil || start.Kind() != '{' {
+		return err != nil
+	}
+	for in.PeekKind() != '}' {
+		name, err := in.ReadToken()
+		if err != nil {
+			return true
+		}
+		if name.String() != "apiVersion" {
+			if err := in.SkipValue(); err != nil {
+				return true
+			}
+			continue
+		}
+		version, err := in.ReadToken()
+		return err != nil || version.Kind() == '"' && strings.HasPrefix(version.String(), ourVersion+"/")
+	}
+	return false
 }
 
 // A language is how a source is written.

@@ -5,7 +5,7 @@ import (
 	"context"
 	"errors"
 	"fmt"
-	"os"
+	"io"
 
 	"github.com/spf13/cobra"
 
@@ -14,6 +14,7 @@ import (
 	"converge.dev/converge/engine"
 	"converge.dev/converge/engine/apply"
 	"converge.dev/converge/engine/plan"
+	"converge.dev/converge/files"
 	"converge.dev/converge/schema"
 	"converge.dev/converge/state"
 )
@@ -202,17 +203,28 @@ func (a *app) applySaved(ctx context.Context, c *cobra.Command, f applying, p *p
 	return s.carry(func(o engine.ApplyOptions) (engine.Result, error) { return e.Apply(ctx, p, o) }, f, false)
 }
 
-// readPlan reads a saved plan; nil when the file is something else.
+// maxPlan bounds a saved plan: several times the largest document there may be.
+const maxPlan = 512 << 20
+
+// planStart begins every saved plan.
+const planStart = `{"format":`
+
+// readPlan reads a saved plan; nil when the file is something else, of which no more than the start is read.
 func readPlan(path string) (*plan.Plan, error) {
-	info, err := os.Stat(path)
-	if err != nil || info.IsDir() {
+	f, err := files.Open(path)
+	if err != nil {
 		return nil, nil // whoever reads it as a document says what is wrong
 	}
-	data, err := os.ReadFile(path)
-	if err != nil || !bytes.HasPrefix(bytes.TrimSpace(data), []byte(`{"format":`)) {
-		return nil, nil
+	start := make([]byte, 512)
+	n, _ := io.ReadFull(f, start)
+	if err := f.Close(); err != nil || !bytes.HasPrefix(bytes.TrimSpace(start[:n]), []byte(planStart)) {
+		return nil, err
 	}
-	p, err := plan.Decode(data)
+	var p *plan.Plan
+	data, err := files.Read(path, maxPlan)
+	if err == nil {
+		p, err = plan.Decode(data)
+	}
 	if err != nil {
 		return nil, &view.Problem{What: "the plan cannot be read", Where: path + ": " + err.Error(), Err: err}
 	}

@@ -15,6 +15,7 @@ import (
 
 	"converge.dev/converge/cmd/internal/nearest"
 	"converge.dev/converge/cmd/internal/view"
+	"converge.dev/converge/files"
 	"converge.dev/converge/schema/load"
 )
 
@@ -83,21 +84,21 @@ With -check nothing is written; the status is 2 when a file is not in its layout
 	return c
 }
 
-// formatFiles replaces directories by the CUE files in them.
+// formatFiles replaces directories by the CUE files of the documents in them.
 func formatFiles(paths []string) ([]string, error) {
-	var files []string
+	var named []string
 	for _, p := range paths {
 		if info, err := os.Stat(p); err != nil || !info.IsDir() {
-			files = append(files, p)
+			named = append(named, p)
 			continue
 		}
-		found, err := filepath.Glob(filepath.Join(p, "*.cue"))
+		found, err := load.FolderCUE(p)
 		if err != nil {
 			return nil, err
 		}
-		files = append(files, found...)
+		named = append(named, found...)
 	}
-	return files, nil
+	return named, nil
 }
 
 // formatFile brings one file into its layout and reports whether it was not.
@@ -133,22 +134,15 @@ func (a *app) showFormatted(path string, src load.Source, text []byte, check, sh
 	}
 }
 
-// rewrite replaces a file, keeping its mode, so that at all times the old or the new one is there.
+// rewrite replaces a file, keeping its mode. Of a link it replaces what the link leads to.
 func rewrite(path string, text []byte) error {
+	path, err := filepath.EvalSymlinks(path)
+	if err != nil {
+		return err
+	}
 	info, err := os.Stat(path)
 	if err != nil {
 		return err
 	}
-	tmp, err := os.CreateTemp(filepath.Dir(path), "."+filepath.Base(path)+".*")
-	if err != nil {
-		return err
-	}
-	_, err = tmp.Write(text)
-	if err = errors.Join(err, tmp.Chmod(info.Mode().Perm()), tmp.Close()); err == nil {
-		err = os.Rename(tmp.Name(), path)
-	}
-	if err != nil {
-		return errors.Join(err, os.Remove(tmp.Name()))
-	}
-	return nil
+	return files.Replace(path, text, info.Mode().Perm())
 }

@@ -4,8 +4,6 @@ import (
 	"context"
 	"errors"
 	"fmt"
-	"os"
-	"path/filepath"
 	"slices"
 	"strings"
 
@@ -14,6 +12,7 @@ import (
 	"converge.dev/converge/cmd/internal/view"
 	"converge.dev/converge/engine"
 	"converge.dev/converge/engine/plan"
+	"converge.dev/converge/files"
 	"converge.dev/converge/schema"
 )
 
@@ -102,6 +101,11 @@ gives a saved plan as one document.`,
 	f.bind(a, c)
 	c.RunE = func(c *cobra.Command, args []string) error {
 		ctx := c.Context()
+		if out != "" {
+			if err := files.Replaceable(out); err != nil { // better said before the work than after it
+				return notSaved(out, err)
+			}
+		}
 		s, doc, err := a.desired(ctx, args)
 		if err != nil {
 			return err
@@ -166,19 +170,8 @@ func (a *app) save(p *plan.Plan, path string) error {
 	if err != nil {
 		return err
 	}
-	problem := func(err error) error {
-		return &view.Problem{What: "the plan was not saved", Where: err.Error(), Err: err}
-	}
-	tmp, err := os.CreateTemp(filepath.Dir(path), "."+filepath.Base(path)+".*") // mode 0600
-	if err != nil {
-		return problem(err)
-	}
-	_, err = tmp.Write(data)
-	if err = errors.Join(err, tmp.Close()); err == nil {
-		err = os.Rename(tmp.Name(), path)
-	}
-	if err != nil {
-		return problem(errors.Join(err, os.Remove(tmp.Name())))
+	if err := files.Replace(path, data, 0o600); err != nil {
+		return notSaved(path, err)
 	}
 	note := fmt.Sprintf("\nSaved the plan to %s\n  sha256:%s", path, digest)
 	if !a.env.automation() && len(p.Refusals) == 0 {
@@ -186,4 +179,13 @@ func (a *app) save(p *plan.Plan, path string) error {
 	}
 	a.view.Note(note)
 	return nil
+}
+
+// notSaved says why a plan is not in its file, and what a plan can be written to.
+func notSaved(path string, err error) error {
+	p := &view.Problem{What: "the plan was not saved", Where: err.Error(), Err: err}
+	if files.Replaceable(path) != nil {
+		p.Fix = "Name a new file, or a regular one to replace: -out=FILE. To get the plan as JSON on standard output: converge show -json FILE"
+	}
+	return p
 }

@@ -17,6 +17,7 @@ import (
 
 	"converge.dev/converge/cmd/internal/nearest"
 	"converge.dev/converge/cmd/internal/view"
+	"converge.dev/converge/files"
 	"converge.dev/converge/schema"
 	"converge.dev/converge/schema/load"
 )
@@ -183,9 +184,9 @@ func (a *app) openLog() error {
 	}
 	var w io.Writer = a.err
 	if path := a.env[envLogPath]; path != "" {
-		f, err := os.OpenFile(path, os.O_WRONLY|os.O_CREATE|os.O_APPEND, 0o600)
+		f, err := files.Append(path)
 		if err != nil {
-			return &view.Problem{What: "the log cannot be opened", Where: err.Error(), Fix: "Correct " + envLogPath + "."}
+			return &view.Problem{What: "the log cannot be opened", Where: err.Error(), Fix: "Name a file with " + envLogPath + ", or unset it to have the log on standard error."}
 		}
 		a.closers = append(a.closers, func() { _ = f.Close() })
 		w = f

@@ -11,6 +11,7 @@ import (
 
 	"converge.dev/converge/cmd/internal/view"
 	"converge.dev/converge/engine/plan"
+	"converge.dev/converge/files"
 	"converge.dev/converge/state"
 )
 
@@ -61,7 +62,9 @@ func (a *app) planFile(path string) (*plan.Plan, error) {
 		return nil, err
 	}
 	if p == nil {
-		if _, err := os.Stat(path); err != nil {
+		if f, err := files.Open(path); err != nil {
+			return nil, err
+		} else if err := f.Close(); err != nil {
 			return nil, err
 		}
 		return nil, &view.Problem{What: path + " is not a saved plan", Fix: "A plan is saved with: converge plan -out=FILE"}

@@ -18,8 +18,12 @@ import (
 	"go.yaml.in/yaml/v3"
 
 	"converge.dev/converge/cmd/internal/nearest"
+	"converge.dev/converge/files"
 	"converge.dev/converge/providers/all"
 )
+
+// maxSize bounds the file.
+const maxSize = 1 << 20
 
 // Name is what the file is called where none is named.
 const Name = "converge.yaml"
@@ -67,7 +71,7 @@ func Find(folders ...string) (string, error) {
 
 // Read reads the file at path. An error names the file and, where it is known, the line.
 func Read(path string) (*File, error) {
-	data, err := os.ReadFile(path)
+	data, err := files.Read(path, maxSize)
 	if err != nil {
 		return nil, fmt.Errorf("read the configuration: %w", err)
 	}
