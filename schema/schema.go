@@ -18,6 +18,9 @@ import (
 // APIVersion is what the field apiVersion of a document must say.
 const APIVersion = "converge.dev/v1"
 
+// MaxSerial is the largest serial of a document: the last whole number that every reader of JSON takes exactly.
+const MaxSerial = 1<<53 - 1
+
 // ScopeSite is the scope of things that belong to the whole site; every other scope is the name of a node.
 const ScopeSite = "site"
 

@@ -7,6 +7,8 @@ import (
 	"errors"
 	"fmt"
 	"time"
+
+	"converge.dev/converge/schema"
 )
 
 // AnyRevision lets [Store.PutDocument] write over whatever is there.
@@ -36,7 +38,8 @@ func (e *ConflictError) Error() string {
 func (e *ConflictError) Unwrap() error { return ErrGuard }
 
 // PutDocument makes body the newest revision of the site's document and returns its head. Digest is the hex SHA-256 of
-// body. A serial of 0 stands for the next one; any other must be above that of the newest revision. IfRevision is the
+// body. A serial of 0 stands for the next one; any other must be above that of the newest revision; there is none above
+// [schema.MaxSerial]. IfRevision is the
 // [Head.Revision] that the writer has seen, 0 for "there is none", [AnyRevision] for any; a *ConflictError tells that it
 // does not fit. A body that is the newest revision already changes nothing and returns that.
 func (s *Store) PutDocument(ctx context.Context, body []byte, digest string, serial int64, by string, ifRevision int64) (Head, error) {
@@ -74,6 +77,10 @@ func (s *Store) putDocument(ctx context.Context, body []byte, digest string, ser
 		return head, nil
 	case ifRevision != AnyRevision && ifRevision != head.Revision:
 		return Head{}, &ConflictError{head, fmt.Sprintf("revision %d was expected", ifRevision)}
+	case serial > schema.MaxSerial:
+		return Head{}, fmt.Errorf("%w: the serial %d is above %d, the largest there is", ErrInvalid, serial, int64(schema.MaxSerial))
+	case head.Serial >= schema.MaxSerial:
+		return Head{}, fmt.Errorf("%w: the newest revision has the serial %d, and %d is the largest there is: no revision can follow", ErrInvalid, head.Serial, int64(schema.MaxSerial))
 	case serial == 0:
 		serial = head.Serial + 1
 	case serial <= head.Serial:

@@ -270,6 +270,8 @@ var checkSecret = check{name: "#Secret", doc: "A secret, by the place where it i
 	{name: "from", check: &check{types: isString, tests: []test{&pattern{text: "^(env|file):.+"}}}, required: true},
 }}}}
 
+var checkSiteID = check{name: "#SiteID", doc: "A UUID in lower case, not all zeros.", types: isString, tests: []test{&checkUUID, &pattern{text: "[1-9a-f]"}}}
+
 var checkTraffic = check{name: "#Traffic", doc: "Packets from somewhere to somewhere.", types: isObject, tests: []test{&object{members: []*member{
 	{name: "direction", doc: "Whether they come in to what is guarded, or go out from it.", check: &check{types: isString, tests: []test{&enum{values: []any{"ingress", "egress"}}}}, filled: true, fill: "ingress"},
 	{name: "dst_prefix", doc: "Where they go; everywhere of the IP version of src_prefix when left out.", check: &checkPrefix},
@@ -282,7 +284,7 @@ var checkUUID = check{name: "#UUID", doc: "A UUID in lower case.", types: isStri
 
 var checkVNI = check{name: "#VNI", doc: "A VXLAN network identifier, 24 bits.", types: isInt, tests: []test{bound{op: ">=", limit: int64(1)}, bound{op: "<=", limit: int64(16777215)}}}
 
-var compiledFiles = compiled{digest: "db57ad1fe1d17959b76ff286c7b851f10d5e384bdb40bc71a99cf96d95616b7e", doc: "A site is described by one document.", head: &object{members: []*member{
+var compiledFiles = compiled{digest: "27da68da3366a841f3d575beb87d24eef7af456f2aaa182709055608c5d76f42", doc: "A site is described by one document.", head: &object{members: []*member{
 	{name: "apiVersion", doc: "The version of this schema.", check: &check{types: isString, tests: []test{&enum{values: []any{"converge.dev/v1"}}}}, required: true},
 	{name: "policy", doc: "What a plan may do.", check: &check{types: isObject, tests: []test{&object{members: []*member{
 		{name: "management", doc: "Traffic by which the site is managed, by a name for people: every security group that guards something must let it through, or the document is refused.", check: &check{types: isObject, tests: []test{&object{patterns: []keyed{
@@ -291,9 +293,9 @@ var compiledFiles = compiled{digest: "db57ad1fe1d17959b76ff286c7b851f10d5e384bdb
 		{name: "max_destroy", doc: "A plan that deletes or replaces more is refused: a number of things, or a share of those recorded.", check: &check{types: isString, tests: []test{&pattern{text: "^([0-9]+|(100|[0-9]{1,2})%)$"}}}},
 	}}}}},
 	{name: "site", doc: "Which site, and which revision of its document.", check: &check{types: isObject, tests: []test{&object{members: []*member{
-		{name: "id", doc: "The identity of the site. The ids of the things that converge makes derive from it, so it never changes.", check: &checkUUID, required: true},
+		{name: "id", doc: "The identity of the site. The ids of the things that converge makes derive from it, so it never changes.", check: &checkSiteID, required: true},
 		{name: "name", doc: "The name of the site, also the key prefix in the store.", check: &checkLabelName, required: true},
-		{name: "serial", doc: "Rises with every revision.", check: &check{types: isInt, tests: []test{bound{op: ">=", limit: int64(0)}}}},
+		{name: "serial", doc: "Rises with every revision. The largest is the last whole number that every reader of JSON takes exactly, 2^53-1.", check: &check{types: isInt, tests: []test{bound{op: ">=", limit: int64(0)}, bound{op: "<=", limit: int64(9007199254740991)}}}},
 	}}}}, required: true},
 }}, nodeName: &checkNodeName, kinds: []*kind{
 	&kindCarbideComputeAllocation,

@@ -14,7 +14,6 @@ import (
 	"fmt"
 	"log/slog"
 	"net"
-	"os"
 	"slices"
 	"strings"
 	"sync"
@@ -28,6 +27,7 @@ import (
 	"go.etcd.io/etcd/api/v3/v3rpc/rpctypes"
 	clientv3 "go.etcd.io/etcd/client/v3"
 
+	"converge.dev/converge/files"
 	"converge.dev/converge/state"
 )
 
@@ -137,6 +137,9 @@ func connect(ctx context.Context, o Options) (state.KV, error) {
 	return kv, nil
 }
 
+// maxPEM bounds a file of TLS.
+const maxPEM = 1 << 20
+
 // tlsConfig is nil when no endpoint speaks TLS.
 func tlsConfig(o Options) (*tls.Config, error) {
 	secure := 0
@@ -156,7 +159,7 @@ func tlsConfig(o Options) (*tls.Config, error) {
 	}
 	config := &tls.Config{MinVersion: tls.VersionTLS12, ServerName: o.ServerName}
 	if o.CA != "" {
-		pem, err := os.ReadFile(o.CA)
+		pem, err := files.Read(o.CA, maxPEM)
 		if err != nil {
 			return nil, fmt.Errorf("read the CA: %w", err)
 		}
@@ -167,7 +170,15 @@ func tlsConfig(o Options) (*tls.Config, error) {
 	}
 	if o.Cert != "" || o.Key != "" {
 		load := func() (*tls.Certificate, error) {
-			cert, err := tls.LoadX509KeyPair(o.Cert, o.Key)
+			certPEM, err := files.Read(o.Cert, maxPEM)
+			if err != nil {
+				return nil, err
+			}
+			keyPEM, err := files.ReadPrivate(o.Key, maxPEM)
+			if err != nil {
+				return nil, err
+			}
+			cert, err := tls.X509KeyPair(certPEM, keyPEM)
 			return &cert, err
 		}
 		if _, err := load(); err != nil {

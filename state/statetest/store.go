@@ -7,6 +7,7 @@ import (
 	"encoding/hex"
 	"errors"
 	"fmt"
+	"math"
 	"math/rand/v2"
 	"strings"
 	"testing"
@@ -133,6 +134,11 @@ func conflict(t *testing.T, kv state.KV, site string) {
 	if err != nil || first.Serial != 10 {
 		t.Fatalf("the first: %+v, %v", first, err)
 	}
+	for _, serial := range []int64{schema.MaxSerial + 1, math.MaxInt64} {
+		if _, err := put("b", serial, first.Revision); !errors.Is(err, state.ErrInvalid) {
+			t.Errorf("serial %d: %v", serial, err)
+		}
+	}
 	if _, err := put("b", 0, 0); !errors.Is(err, state.ErrGuard) {
 		t.Errorf("a second first one: %v", err)
 	}
@@ -183,6 +189,18 @@ func conflict(t *testing.T, kv state.KV, site string) {
 	}
 	if history, err := s.History(t.Context()); err != nil || len(history) != 3+won {
 		t.Errorf("%d revisions, %v; want %d", len(history), err, 3+won)
+	}
+	// At the end of their range serials are refused, and never begin again.
+	if h, err := put("last", schema.MaxSerial, state.AnyRevision); err != nil || h.Serial != schema.MaxSerial {
+		t.Fatalf("the largest serial: %+v, %v", h, err)
+	}
+	for _, serial := range []int64{0, 1, schema.MaxSerial, schema.MaxSerial + 1} {
+		if _, err := put("beyond", serial, state.AnyRevision); !errors.Is(err, state.ErrInvalid) {
+			t.Errorf("serial %d after the largest: %v", serial, err)
+		}
+	}
+	if h, err := s.Head(t.Context()); err != nil || h.Serial != schema.MaxSerial {
+		t.Errorf("the head after that: %+v, %v", h, err)
 	}
 }
 
