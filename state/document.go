@@ -14,6 +14,9 @@ import (
 // AnyRevision lets [Store.PutDocument] write over whatever is there.
 const AnyRevision = -1
 
+// ErrLastSerial says that the document has had the largest serial.
+var ErrLastSerial = errors.New("the serials of the document are used up")
+
 // keepRevisions is how many revisions of the document are kept at least. A tenth more may pile up before the oldest are
 // removed, so that not every write pays for it.
 const keepRevisions = 100
@@ -77,10 +80,10 @@ func (s *Store) putDocument(ctx context.Context, body []byte, digest string, ser
 		return head, nil
 	case ifRevision != AnyRevision && ifRevision != head.Revision:
 		return Head{}, &ConflictError{head, fmt.Sprintf("revision %d was expected", ifRevision)}
+	case head.Serial >= schema.MaxSerial:
+		return Head{}, fmt.Errorf("%w: the newest revision has %d, the largest there is, so none can follow it", ErrLastSerial, head.Serial)
 	case serial > schema.MaxSerial:
 		return Head{}, fmt.Errorf("%w: the serial %d is above %d, the largest there is", ErrInvalid, serial, int64(schema.MaxSerial))
-	case head.Serial >= schema.MaxSerial:
-		return Head{}, fmt.Errorf("%w: the newest revision has the serial %d, and %d is the largest there is: no revision can follow", ErrInvalid, head.Serial, int64(schema.MaxSerial))
 	case serial == 0:
 		serial = head.Serial + 1
 	case serial <= head.Serial:

@@ -4,14 +4,16 @@ import (
 	"errors"
 	"fmt"
 	"io"
-	"io/fs"
 	"os"
 	"path"
 	"path/filepath"
 	"slices"
 	"strings"
-	"syscall"
 	"unicode/utf8"
+
+	"converge.dev/converge/engine/secret/sealed"
+	"converge.dev/converge/files"
+	"converge.dev/converge/schema"
 )
 
 // MaxSize is the most bytes that a secret may have.
@@ -22,6 +24,24 @@ type Source struct {
 	Lookup func(name string) (string, bool) // the environment; nil is os.LookupEnv
 	Names  []string                         // variables that may be named, with * for any text; nil: all
 	Dir    string                           // folder of the files that may be named; empty: none may
+}
+
+// Unreadable reads the secrets that a desired spec refers to, keeps none, and returns why some cannot be read.
+func (s Source) Unreadable(k *schema.Kind, spec schema.Object) (reasons []error) {
+	_, err := sealed.Each(k, spec, func(path string, v any) (any, error) {
+		from, err := reference(v)
+		if err == nil {
+			_, err = s.Read(from)
+		}
+		if err != nil {
+			reasons = append(reasons, fmt.Errorf("%s: %w", path, err))
+		}
+		return v, nil
+	})
+	if err != nil {
+		reasons = append(reasons, err)
+	}
+	return reasons
 }
 
 // Read reads the secret at a place, env:NAME or file:PATH. An error names the place and never the value.
@@ -70,7 +90,8 @@ func (s Source) variable(name string) (string, error) {
 	return text, nil
 }
 
-// file reads a file below Dir. A link may not lead out of Dir, and what would block is not opened.
+// file reads a file below Dir. A link may not lead out of Dir, what would block is not opened, and what others on this
+// machine may read or exchange is no secret.
 func (s Source) file(name string) (text string, err error) {
 	if s.Dir == "" {
 		return "", errors.New("no folder of secrets is configured; say which with secrets.dir")
@@ -91,19 +112,27 @@ func (s Source) file(name string) (text string, err error) {
 		return "", fmt.Errorf("open the folder of secrets: %w", err)
 	}
 	defer func() { err = errors.Join(err, root.Close()) }()
-	f, err := root.OpenFile(name, os.O_RDONLY|syscall.O_NONBLOCK, 0)
+	for dir := filepath.Clean(name); dir != "."; { // from the folder of the file up to Dir
+		dir = filepath.Dir(dir)
+		info, err := files.StatIn(root, dir)
+		if err != nil {
+			return "", err
+		}
+		if mode := info.Mode().Perm(); mode&0o002 != 0 {
+			return "", fmt.Errorf("everybody on this machine may put files into the folder %s (mode %04o): run chmod o-w on it", filepath.Join(s.Dir, dir), mode)
+		}
+	}
+	f, err := files.OpenIn(root, name)
 	if err != nil {
 		return "", err
 	}
 	defer func() { err = errors.Join(err, f.Close()) }()
 	info, err := f.Stat()
-	switch {
-	case err != nil:
+	if err == nil {
+		err = files.Private(f.Name(), info)
+	}
+	if err != nil {
 		return "", err
-	case !info.Mode().IsRegular():
-		return "", fmt.Errorf("it is %s, want a regular file", kindOf(info.Mode()))
-	case info.Mode().Perm()&0o006 != 0:
-		return "", fmt.Errorf("everybody on this machine may read or write it (mode %04o); take that away with chmod o-rw", info.Mode().Perm())
 	}
 	b, err := io.ReadAll(io.LimitReader(f, MaxSize+3)) // the value, a newline of two bytes, and one that is too much
 	if err != nil {
@@ -114,16 +143,4 @@ func (s Source) file(name string) (text string, err error) {
 		text = strings.TrimSuffix(cut, "\r")
 	}
 	return text, nil
-}
-
-func kindOf(m fs.FileMode) string {
-	switch {
-	case m.IsDir():
-		return "a folder"
-	case m&fs.ModeNamedPipe != 0:
-		return "a pipe"
-	case m&fs.ModeSocket != 0:
-		return "a socket"
-	}
-	return "a device"
 }

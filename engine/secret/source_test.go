@@ -39,6 +39,9 @@ func TestSource(t *testing.T) {
 	must(os.Mkdir(filepath.Join(dir, "sub"), 0o700))
 	must(os.Symlink("../plain", filepath.Join(dir, "sub", "inside")))
 	must(os.Symlink("../outside", filepath.Join(dir, "escape")))
+	must(os.Mkdir(filepath.Join(dir, "shared"), 0o700))
+	put("shared/plain", value, 0o600)
+	must(os.Chmod(filepath.Join(dir, "shared"), 0o1777))
 	must(syscall.Mkfifo(filepath.Join(dir, "pipe"), 0o600))
 
 	s := Source{Dir: dir, Names: []string{"PW_*", "EMPTY"}, Lookup: func(name string) (string, bool) {
@@ -48,8 +51,8 @@ func TestSource(t *testing.T) {
 		"file:plain": value, "file:line": value, "file:dos": value, "file:lines": value + "\n", "file:sub/inside": value,
 		"file:" + dir + "/plain": value, "file:full": strings.Repeat("x", MaxSize), "env:PW_A": value,
 		"file:open": "!everybody", "file:writable": "!everybody", "file:empty": "!it is empty", "file:binary": "!not UTF-8", "file:large": "!more than",
-		"file:missing": "!no such file", "file:sub": "!it is a folder", "file:pipe": "!it is a pipe",
-		"file:../outside": "!escapes", "file:escape": "!escapes", "file:/etc/passwd": "!outside the folder of secrets",
+		"file:missing": "!no such file", "file:sub": "!it is a directory", "file:pipe": "!it is a named pipe",
+		"file:../outside": "!leads out of", "file:escape": "!leads out of", "file:shared/plain": "!may put files into the folder " + dir + "/shared", "file:/etc/passwd": "!outside the folder of secrets",
 		"file:" + dir + "/../outside": "!outside the folder of secrets", "file:": "!nothing is named",
 		"env:OTHER": "!may not use", "env:PW_NONE": "!not set", "env:EMPTY": "!it is empty", "env:": "!nothing is named", "http://x": "!want env:NAME",
 	} {
@@ -66,6 +69,10 @@ func TestSource(t *testing.T) {
 	}
 	if _, err := (Source{}).Read("file:plain"); err == nil || !strings.Contains(err.Error(), "secrets.dir") {
 		t.Errorf("without a folder: %v", err)
+	}
+	must(os.Chmod(dir, 0o777))
+	if _, err := s.Read("file:plain"); err == nil || !strings.Contains(err.Error(), "chmod o-w") || strings.Contains(err.Error(), value) {
+		t.Errorf("a folder that everybody may write: %v", err)
 	}
 	t.Setenv("PW_REAL", value)
 	if got, err := (Source{}).Read("env:PW_REAL"); err != nil || got.Reveal() != value {

@@ -10,9 +10,10 @@ import (
 	"errors"
 	"fmt"
 	"net"
-	"os"
 	"strings"
 	"time"
+
+	"converge.dev/converge/files"
 )
 
 // TLS says how the two sides know each other. Files are PEM. They may be replaced at any time, one after the other: what
@@ -34,6 +35,9 @@ const (
 	Server TLSMode = "server" // the server
 	Off    TLSMode = "off"    // nobody: plain text
 )
+
+// maxPEM bounds a file of TLS; the bundles of authorities that systems ship have a fifth of it.
+const maxPEM = 1 << 20
 
 // An identity is what the files of TLS held when they were read.
 type identity struct {
@@ -80,7 +84,11 @@ func (o Options) identity() (identity, error) {
 	var missing error
 	hash := sha256.New()
 	for _, name := range id.files.watched() {
-		b, err := os.ReadFile(name)
+		read := files.Read
+		if name == o.TLS.Key {
+			read = files.ReadPrivate
+		}
+		b, err := read(name, maxPEM)
 		if err != nil {
 			missing = cmp.Or(missing, err)
 			b = []byte(err.Error())

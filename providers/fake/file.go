@@ -10,11 +10,12 @@ import (
 	"io/fs"
 	"maps"
 	"os"
-	"path/filepath"
 	"slices"
 
-	"converge.dev/converge/schema"
 	"golang.org/x/sys/unix"
+
+	"converge.dev/converge/files"
+	"converge.dev/converge/schema"
 )
 
 // content is a world as it is in its file.
@@ -26,6 +27,9 @@ type content struct {
 	Epochs map[string]int64                        `json:"epochs,omitempty"` // of the last holder, by scope
 	Things map[string]map[string]map[string]*thing `json:"things"`           // by scope, kind and id
 }
+
+// maxFile bounds the file of a world and its journal; a world of 200 000 things has a tenth of it.
+const maxFile = 1 << 30
 
 // A record of the journal is one change of the world. It holds what is so afterwards and not what was done, so reading
 // it twice does no harm.
@@ -93,9 +97,12 @@ func Parse(text []byte, kinds schema.Kinds) (*World, error) {
 func lock(path string) (*os.File, error) {
 	for {
 		// The file is written into, so a link in its place must not lead to another.
-		f, err := os.OpenFile(path, os.O_RDWR|os.O_CREATE|unix.O_NOFOLLOW, 0o600)
+		f, err := os.OpenFile(path, os.O_RDWR|os.O_CREATE|unix.O_NOFOLLOW|unix.O_NONBLOCK, 0o600)
 		if err != nil {
 			return nil, err
+		}
+		if info, err := f.Stat(); err != nil || !info.Mode().IsRegular() {
+			return nil, errors.Join(err, fmt.Errorf("%s is no regular file", path), f.Close())
 		}
 		if err := unix.Flock(int(f.Fd()), unix.LOCK_EX|unix.LOCK_NB); err != nil {
 			return nil, errors.Join(fmt.Errorf("another process has it open (lock on %s: %w)", path, err), f.Close())
@@ -118,7 +125,7 @@ func lock(path string) (*os.File, error) {
 // load reads the file, then the journal over it.
 func (w *World) load(path string, journal *os.File) error {
 	var c content
-	data, err := os.ReadFile(path)
+	data, err := files.Read(path, maxFile)
 	if err != nil && !errors.Is(err, fs.ErrNotExist) {
 		return err
 	}
@@ -130,7 +137,10 @@ func (w *World) load(path string, journal *os.File) error {
 	if err := w.fill(c); err != nil {
 		return err
 	}
-	log, err := io.ReadAll(journal)
+	log, err := io.ReadAll(io.LimitReader(journal, maxFile+1))
+	if err == nil && len(log) > maxFile {
+		err = &files.TooLargeError{Path: journal.Name(), Limit: maxFile}
+	}
 	if err != nil {
 		return err
 	}
@@ -346,7 +356,7 @@ func (f *file) append(r record) error {
 // save writes the file anew and empties the journal. A crash in between leaves records that the file already has.
 func (w *World) save() error {
 	f := w.file
-	if err := replace(f.path, encode(w.content())); err != nil {
+	if err := files.Replace(f.path, encode(w.content()), 0o600); err != nil {
 		return err
 	}
 	if err := f.journal.Truncate(0); err != nil {
@@ -354,24 +364,6 @@ func (w *World) save() error {
 	}
 	f.size, f.records = 0, 0
 	return nil
-}
-
-// replace writes a file so that at all times the old or the new one is there.
-func replace(path string, data []byte) (err error) {
-	tmp, err := os.CreateTemp(filepath.Dir(path), "."+filepath.Base(path)+".*") // mode 0600
-	if err != nil {
-		return err
-	}
-	defer func() {
-		if err != nil {
-			err = errors.Join(err, os.Remove(tmp.Name()))
-		}
-	}()
-	_, werr := tmp.Write(data)
-	if err := errors.Join(werr, tmp.Sync(), tmp.Close()); err != nil {
-		return err
-	}
-	return os.Rename(tmp.Name(), path)
 }
 
 // Close writes the world to its file, when it has one and anything changed, and lets others open it. Calls after it

@@ -195,7 +195,7 @@ func conflict(t *testing.T, kv state.KV, site string) {
 		t.Fatalf("the largest serial: %+v, %v", h, err)
 	}
 	for _, serial := range []int64{0, 1, schema.MaxSerial, schema.MaxSerial + 1} {
-		if _, err := put("beyond", serial, state.AnyRevision); !errors.Is(err, state.ErrInvalid) {
+		if _, err := put("beyond", serial, state.AnyRevision); !errors.Is(err, state.ErrLastSerial) {
 			t.Errorf("serial %d after the largest: %v", serial, err)
 		}
 	}

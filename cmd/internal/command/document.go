@@ -6,6 +6,7 @@ import (
 	"errors"
 	"fmt"
 	"strconv"
+	"strings"
 
 	"converge.dev/converge/cmd/internal/view"
 	"converge.dev/converge/schema"
@@ -64,6 +65,9 @@ func (a *app) desired(ctx context.Context, paths []string) (*session, *schema.Do
 			return nil, nil, err
 		}
 		s, err := a.open(ctx, doc, paths)
+		if err == nil {
+			err = s.sameSite(ctx, doc)
+		}
 		return s, doc, err
 	}
 	s, err := a.open(ctx, nil, nil)
@@ -119,6 +123,46 @@ func (s *session) identity(ctx context.Context) (schema.Site, error) {
 	return doc.Site, nil
 }
 
+// sameSite refuses a document with another id than the site has: the ids of all that was made derive from it, so nothing
+// of the site would be known to it as its own.
+func (s *session) sameSite(ctx context.Context, doc *schema.Document) error {
+	head, err := s.store.Head(ctx)
+	if errors.Is(err, state.ErrNotFound) || err == nil && head.Digest == doc.Digest {
+		return nil
+	}
+	if err != nil {
+		return err
+	}
+	site, err := s.identity(ctx)
+	if err != nil { // a document that is damaged must not keep the next one out
+		s.view.Warn("the id of the site was not compared, as its newest document cannot be read: " + err.Error())
+		return nil
+	}
+	if site.ID == doc.Site.ID {
+		return nil
+	}
+	return &view.Problem{
+		What:  "the document is for another site, of the same name",
+		Where: fmt.Sprintf("its site.id is %s, and serial %d of site %s has %s", doc.Site.ID, head.Serial, s.site, site.ID),
+		Fix:   "The id of a site never changes: write that one, or give the other site another name.",
+	}
+}
+
+// unreadable lists the secrets of a document that this process cannot read, one on a line, with the reasons.
+func (s *session) unreadable(doc *schema.Document) string {
+	const shown = 20
+	var lines []string
+	for _, r := range doc.Resources {
+		for _, why := range s.secrets().Unreadable(s.kinds[r.Ref.Kind], r.Spec) {
+			lines = append(lines, r.Ref.String()+": "+why.Error())
+		}
+	}
+	if more := len(lines) - shown; more > 0 {
+		lines = append(lines[:shown], fmt.Sprintf("and %d more", more))
+	}
+	return strings.Join(lines, "\n")
+}
+
 // takeInbox puts the document that a cloud left in the inbox, when it is valid and newer. One that is not stays there.
 func (s *session) takeInbox(ctx context.Context) error {
 	body, revision, err := s.store.Inbox(ctx)
@@ -136,6 +180,16 @@ func (s *session) takeInbox(ctx context.Context) error {
 		return &view.Problem{
 			What: "the document in the inbox is for another site", Where: s.store.Path() + "/inbox says " + doc.Site.Name,
 			Fix: "Have it corrected there, or delete that key.",
+		}
+	}
+	if err := s.sameSite(ctx, doc); err != nil {
+		s.view.Note("It lies in " + s.store.Path() + "/inbox.")
+		return err
+	}
+	if missing := s.unreadable(doc); missing != "" {
+		return &view.Problem{
+			What: "the document in the inbox names secrets that cannot be read", Where: missing,
+			Fix: "Provide them here, or have the document corrected in " + s.store.Path() + "/inbox, or delete that key.",
 		}
 	}
 	head, err := s.store.PutDocument(ctx, doc.JSON, doc.Digest, doc.Site.Serial, "inbox", state.AnyRevision)

@@ -19,7 +19,9 @@ func (a *app) putCommand() *cobra.Command {
 		Short: "Write a document to the store",
 		Long: `Validate a document and make it the newest revision of its site. It is stored as
 plain JSON: CUE is evaluated here, never at the site. Its serial must be above that of
-the newest revision; one without a serial is given the next.`,
+the newest revision; one without a serial is given the next. Its site.id must be that
+of the newest revision. Secrets that cannot be read here are warned of: they must be
+readable where the document is planned.`,
 		Example: `  converge put site.cue
   converge put -if-revision=17 site.json    fails when somebody else wrote meanwhile`,
 		Args:              atLeast(1),
@@ -35,6 +37,13 @@ the newest revision; one without a serial is given the next.`,
 		s, err := a.open(ctx, doc, args)
 		if err != nil {
 			return err
+		}
+		if err := s.sameSite(ctx, doc); err != nil {
+			return err
+		}
+		// Who writes documents need not be able to read the site's secrets: this tells of a misspelt name, and refuses nothing.
+		if missing := s.unreadable(doc); missing != "" {
+			a.view.Warn("secrets that cannot be read here, and that whoever plans this document must be able to read:\n" + missing)
 		}
 		head, err := s.store.PutDocument(ctx, doc.JSON, doc.Digest, doc.Site.Serial, who(), ifRevision)
 		if err != nil {

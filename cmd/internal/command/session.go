@@ -147,7 +147,7 @@ func (s *session) engine() (*engine.Engine, error) {
 	}
 	e := engine.New(engine.Options{
 		Kinds: sch.Kinds(), Store: s.store, Open: s.providers, Who: who(), Version: s.sys.Version, PID: os.Getpid(),
-		Secrets:     secret.Options{Scrubber: s.scrubber, Source: secret.Source{Lookup: s.env.lookup, Names: s.conf.Secrets.Env, Dir: s.conf.Secrets.Dir}},
+		Secrets:     secret.Options{Scrubber: s.scrubber, Source: s.secrets()},
 		Parallelism: s.flags.parallelism, LockWait: s.flags.lockTimeout, Logger: s.log,
 		Emit: func(e event.Event) {
 			if _, ok := e.(event.RunStarted); ok {
@@ -162,6 +162,11 @@ func (s *session) engine() (*engine.Engine, error) {
 		}
 	})
 	return e, nil
+}
+
+// secrets says where the secrets of documents are read.
+func (s *session) secrets() secret.Source {
+	return secret.Source{Lookup: s.env.lookup, Names: s.conf.Secrets.Env, Dir: s.conf.Secrets.Dir}
 }
 
 // providers connects to what the engine needs.

@@ -7,14 +7,13 @@ import (
 	"io/fs"
 	"maps"
 	"net/netip"
-	"os"
-	"path/filepath"
 	"slices"
 	"sync"
 	"time"
 
 	"github.com/google/uuid"
 
+	"converge.dev/converge/files"
 	"converge.dev/converge/providers/carbide/forge"
 )
 
@@ -129,9 +128,12 @@ func (s *site) restore(k *snapshot) {
 	s.reserved.load(k.Reserved)
 }
 
+// maxFile bounds the file of a simulated site.
+const maxFile = 4 << 30
+
 // readFile answers nil when there is no file yet.
 func readFile(path string) (*snapshot, error) {
-	b, err := os.ReadFile(path)
+	b, err := files.Read(path, maxFile)
 	if errors.Is(err, fs.ErrNotExist) {
 		return nil, nil
 	}
@@ -154,19 +156,7 @@ func writeFile(path string, k *snapshot) error {
 	if err != nil {
 		return err
 	}
-	f, err := os.CreateTemp(filepath.Dir(path), filepath.Base(path)+".*") // mode 0600
-	if err != nil {
-		return err
-	}
-	defer os.Remove(f.Name())
-	if _, err := f.Write(b); err != nil {
-		f.Close()
-		return err
-	}
-	if err := f.Close(); err != nil {
-		return err
-	}
-	return os.Rename(f.Name(), path)
+	return files.Replace(path, b, 0o600)
 }
 
 // keeper writes the world's file after changes. Many changes in a row share one writing: the larger the world, the

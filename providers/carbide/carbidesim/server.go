@@ -17,6 +17,7 @@ import (
 	"google.golang.org/grpc/keepalive"
 	"google.golang.org/grpc/peer"
 
+	"converge.dev/converge/files"
 	"converge.dev/converge/providers/carbide/forge"
 )
 
@@ -141,8 +142,19 @@ func (c *certificates) fingerprint() (string, error) {
 	return out, nil
 }
 
+// maxPEM bounds a file of TLS.
+const maxPEM = 1 << 20
+
 func (c *certificates) read() (*tls.Config, error) {
-	pair, err := tls.LoadX509KeyPair(c.options.CertFile, c.options.KeyFile)
+	cert, err := files.Read(c.options.CertFile, maxPEM)
+	if err != nil {
+		return nil, err
+	}
+	key, err := files.ReadPrivate(c.options.KeyFile, maxPEM)
+	if err != nil {
+		return nil, err
+	}
+	pair, err := tls.X509KeyPair(cert, key)
 	if err != nil {
 		return nil, err
 	}
@@ -159,7 +171,7 @@ func (c *certificates) read() (*tls.Config, error) {
 		}
 		return out, nil
 	}
-	pem, err := os.ReadFile(c.options.ClientCA)
+	pem, err := files.Read(c.options.ClientCA, maxPEM)
 	if err != nil {
 		return nil, err
 	}
