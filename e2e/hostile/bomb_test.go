@@ -51,6 +51,17 @@ var bombs = []bomb{
 		}
 	}, "the limit is 64 MiB", "more than 64 MiB"},
 	{"100 MB of YAML", "yaml", padded(100_000_000), "the limit is 64 MiB", "more than 64 MiB"},
+	{"64 MiB of zeros as CUE", "cue", func(w io.Writer) {
+		for range 64 {
+			_, _ = w.Write(make([]byte, 1<<20))
+		}
+	}, "This is not text", ""},
+	{"64 MiB of comments", "cue", func(w io.Writer) { // as much as is read at all: it comes to the evaluating process
+		line := "// " + strings.Repeat("x", 1020) + "\n"
+		for range 64 << 10 {
+			_, _ = io.WriteString(w, line)
+		}
+	}, "CV10", ""},
 	{"JSON lists 1e5 deep", "json", func(w io.Writer) {
 		fmt.Fprint(w, bombHead, `,"x":`, strings.Repeat("[", 100_000), strings.Repeat("]", 100_000), "}")
 	}, "32 deep", ""},

@@ -2,11 +2,13 @@ package carbide_test
 
 import (
 	"context"
+	"errors"
 	"fmt"
 	"net"
 	"os"
 	"path/filepath"
 	"strings"
+	"syscall"
 	"testing"
 	"time"
 
@@ -47,6 +49,14 @@ func TestOpenRefused(t *testing.T) {
 	if err := os.WriteFile(text, []byte("no certificate"), 0o600); err != nil {
 		t.Fatal(err)
 	}
+	open, pipe := filepath.Join(t.TempDir(), "open.key"), filepath.Join(t.TempDir(), "pipe")
+	key, err := os.ReadFile(client.Key)
+	if err != nil {
+		t.Fatal(err)
+	}
+	if err := errors.Join(os.WriteFile(open, key, 0o600), os.Chmod(open, 0o644), syscall.Mkfifo(pipe, 0o600)); err != nil {
+		t.Fatal(err)
+	}
 	plain := carbidesim.ServerOptions{}
 	lenient := server
 	lenient.Mutual = false
@@ -77,6 +87,9 @@ func TestOpenRefused(t *testing.T) {
 		"missing CA file":       {server: server, tls: carbide.TLS{CA: text + "-not", Cert: client.Cert, Key: client.Key}, class: invalid, says: "read the certificates"},
 		"CA without any":        {server: server, tls: carbide.TLS{CA: text, Cert: client.Cert, Key: client.Key}, class: invalid, says: "holds no certificate"},
 		"key of another":        {server: server, tls: carbide.TLS{CA: client.CA, Cert: client.Cert, Key: other.ClientKey}, class: invalid, says: "read our certificate"},
+		"key for everybody":     {server: server, tls: carbide.TLS{CA: client.CA, Cert: client.Cert, Key: open}, class: invalid, says: "everybody on this machine may read or write " + open + " (mode 0644): run chmod o-rw on it"},
+		"key is a pipe":         {server: server, tls: carbide.TLS{CA: client.CA, Cert: client.Cert, Key: pipe}, class: invalid, says: "it is a named pipe"},
+		"CA is a device":        {server: server, tls: carbide.TLS{CA: "/dev/zero", Cert: client.Cert, Key: client.Key}, class: invalid, says: "it is a device"},
 		"certificate optional":  {server: lenient, tls: carbide.TLS{Mode: carbide.Server, CA: client.CA}, class: ""},
 	} {
 		t.Run(name, func(t *testing.T) {

@@ -9,6 +9,7 @@ import (
 	"os/exec"
 	"path/filepath"
 	"strings"
+	"syscall"
 	"testing"
 
 	"converge.dev/converge/providers"
@@ -369,4 +370,24 @@ func fill(b *testing.B, w *fake.World) providers.Kind {
 		}
 	}
 	return nets
+}
+
+// TestOpenOnlyRegular: what would block, or never end, is refused at once, as the world and as its journal.
+func TestOpenOnlyRegular(t *testing.T) {
+	dir := t.TempDir()
+	must(t, syscall.Mkfifo(filepath.Join(dir, "pipe"), 0o600))
+	must(t, syscall.Mkfifo(filepath.Join(dir, "world.journal"), 0o600))
+	must(t, os.Symlink("/dev/zero", filepath.Join(dir, "device")))
+	for name, want := range map[string]string{"pipe": "a named pipe", "world": "no regular file", "device": "a device"} {
+		w, err := fake.Open(filepath.Join(dir, name), nil)
+		if err == nil {
+			_ = w.Close()
+		}
+		if err == nil || !strings.Contains(err.Error(), want) {
+			t.Errorf("%s: %v, want %q", name, err, want)
+		}
+	}
+	if info, err := os.Lstat(filepath.Join(dir, "pipe")); err != nil || info.Mode().IsRegular() {
+		t.Errorf("the pipe was replaced: %v, %v", info, err)
+	}
 }

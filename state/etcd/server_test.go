@@ -223,6 +223,37 @@ func TestServerTLS(t *testing.T) {
 	}
 }
 
+// TestCertificateFiles: files of TLS that block, never end or are open to everybody are refused before anybody is called.
+func TestCertificateFiles(t *testing.T) {
+	dir := t.TempDir()
+	ca := newAuthority(t, dir, "ca")
+	good := etcd.Options{Endpoints: []string{"https://127.0.0.1:1"}, CA: ca.file}
+	good.Cert, good.Key = ca.issue(t, dir, "client", "converge")
+	pipe, open := filepath.Join(dir, "pipe"), filepath.Join(dir, "open.key")
+	key, err := os.ReadFile(good.Key)
+	if err != nil {
+		t.Fatal(err)
+	}
+	if err := errors.Join(syscall.Mkfifo(pipe, 0o600), os.WriteFile(open, key, 0o600), os.Chmod(open, 0o644)); err != nil {
+		t.Fatal(err)
+	}
+	for want, change := range map[string]func(*etcd.Options){
+		"/dev/zero: it is a device":   func(o *etcd.Options) { o.CA = "/dev/zero" },
+		pipe + ": it is a named pipe": func(o *etcd.Options) { o.Cert = pipe },
+		"everybody on this machine may read or write " + open + " (mode 0644): run chmod o-rw": func(o *etcd.Options) { o.Key = open },
+	} {
+		o := good
+		change(&o)
+		kv, err := etcd.Open(t.Context(), o)
+		if err == nil {
+			_ = kv.Close()
+		}
+		if err == nil || !strings.Contains(err.Error(), want) {
+			t.Errorf("%v, want %q", err, want)
+		}
+	}
+}
+
 // TestServerLogin: a cluster with authentication, and a user who may use one site.
 func TestServerLogin(t *testing.T) {
 	s := serve(t, "http", etcd.Options{})
