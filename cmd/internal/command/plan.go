@@ -83,8 +83,10 @@ func (a *app) planCommand() *cobra.Command {
 changed.
 
 The document is one or several files (CUE, JSON, YAML), or a directory of such
-files. Without one it is the newest in the store; a document that the cloud has
-left in the inbox is validated and taken up first.
+files. Of a directory the CUE files are meant, and the JSON and YAML files that have
+an apiVersion of converge, without names that begin with a dot or an underscore.
+Without a document it is the newest in the store; a document that the cloud has left
+in the inbox is validated and taken up first.
 
 With -json the lines of Terraform's JSON UI are written; converge show -json FILE
 gives a saved plan as one document.`,

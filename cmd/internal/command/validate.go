@@ -20,8 +20,8 @@ func (a *app) validateCommand() *cobra.Command {
 		Long: `Check a document against the schema and against the rules that need the whole site,
 and show everything that is wrong at once. The network is not used.
 
-The document is one or several files (CUE, JSON, YAML), or the directory of a CUE
-package; without one it is the package here.`,
+The document is one or several files (CUE, JSON, YAML), or a directory of such files,
+as for converge plan; without one it is the directory here.`,
 		Example: `  converge validate site.cue
   converge validate -format=json site.json
   converge validate -rules                  lists the rules`,
