@@ -26,6 +26,9 @@ const (
 // end closes the run. A partial end holds what is not as it should be; a run that did not reach its desired state holds
 // that revision of the document, so that nobody tries it again unseen; the other holds of the run are released.
 func (r *run) end(status state.RunStatus, ds []event.Difference, failure *failure) (state.Run, []event.Difference, error) {
+	if done, all := r.finished(), len(r.Plan.Steps); status == state.RunApplied && done < all {
+		return r.leave(fmt.Errorf("run %s cannot be called applied: %d of %d steps are done, and the others were never started", r.Run.ID, done, all))
+	}
 	now := time.Now().UTC()
 	r.Run.Status, r.Run.Ended, r.Run.Done = status, &now, r.finished()
 	r.Run.Message = ""
