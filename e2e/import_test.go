@@ -99,9 +99,9 @@ func TestImportWholeSite(t *testing.T) {
 	s.store = []string{"-data-dir=other"}
 	s.informed(0, "import", "-discover", "-out=again", "doc")
 	s.informed(2, "plan", "-detailed-exitcode", "-out=again.plan", "again")
-	p, err := plan.Decode([]byte(s.read("again.plan")))
+	saved, err := plan.DecodeFile([]byte(s.read("again.plan")))
 	s.must(err)
-	for _, step := range p.Steps {
+	for _, step := range saved.Plan.Steps {
 		if step.Action != plan.Adopt {
 			t.Errorf("%s is to %s: %s", step.Ref, step.Action, step.Reason)
 		}

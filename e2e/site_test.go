@@ -401,9 +401,9 @@ func (s *site) released() {
 func (s *site) plan(document, file string) *plan.Plan {
 	s.Helper()
 	s.run(2, "plan", "-detailed-exitcode", "-out="+file, document)
-	p, err := plan.Decode([]byte(s.read(file)))
+	saved, err := plan.DecodeFile([]byte(s.read(file)))
 	s.must(err)
-	return p
+	return saved.Plan
 }
 
 // lastRun gives the newest run.

@@ -37,6 +37,7 @@ type Options struct {
 	Version     string                 // of converge, for locks
 	PID         int                    // for locks
 	Parallelism int                    // steps at the same time; 10 when zero
+	MaxDestroy  string                 // no plan destroys more than this, whatever it says of itself: "3", "10%"; empty: as it says
 	LockTTL     time.Duration          // how long the lock outlives a holder that does not answer; state.DefaultTTL when zero
 	LockWait    time.Duration          // how long to wait for the lock
 	Retry       apply.Retry            // zero: as package apply says

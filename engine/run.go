@@ -60,7 +60,11 @@ func (e *Engine) Plan(ctx context.Context, doc *schema.Document, o plan.Options)
 	case !errors.Is(err, state.ErrNotFound):
 		return nil, err
 	}
-	p.Refusals = append(p.Refusals, plan.OverBudget(p, in.Recorded)...)
+	forbidden, err := e.forbidden(ctx, p, in.Recorded, head)
+	if err != nil {
+		return nil, err
+	}
+	p.Refusals = append(p.Refusals, forbidden...)
 	return p, nil
 }
 
@@ -73,10 +77,14 @@ func (e *Engine) Drift(ctx context.Context, site schema.Site) (*drift.Report, er
 	return drift.Compare(in, e.o.Now().UTC())
 }
 
-// Apply carries out a plan under the site lock, exactly as it is. It fails with a *RefusedError, *UnknownError,
+// Apply carries out a plan under the site lock, exactly as it is, and believes nothing that the plan says of itself: what can
+// be found anew is, before anything is done. It fails with a *RefusedError, *UnknownError,
 // *HeldError, *StaleError, *SpentError or *state.LockedError when nothing was changed; with ErrInterrupted or another
 // error when the run is open. How the run ended otherwise is in the result.
 func (e *Engine) Apply(ctx context.Context, p *plan.Plan, o ApplyOptions) (Result, error) {
+	if err := p.Check(); err != nil {
+		return Result{}, err
+	}
 	if len(p.Refusals) > 0 {
 		return Result{}, &RefusedError{p.Refusals}
 	}
@@ -107,8 +115,14 @@ func (e *Engine) Apply(ctx context.Context, p *plan.Plan, o ApplyOptions) (Resul
 		if err != nil {
 			return Result{}, err
 		}
-		if over := plan.OverBudget(p, recorded); len(over) > 0 { // a saved plan was made some time ago
-			return Result{}, &RefusedError{over}
+		head, err := e.o.Store.Head(ctx)
+		if err != nil && !errors.Is(err, state.ErrNotFound) {
+			return Result{}, err
+		}
+		if refusals, err := e.forbidden(ctx, p, recorded, head); err != nil { // a saved plan was made some time ago
+			return Result{}, err
+		} else if len(refusals) > 0 {
+			return Result{}, &RefusedError{refusals}
 		}
 		e.recall(ctx, recorded, p)
 		set, err := e.connect(ctx, p.Site, stepRefs(p))
@@ -117,6 +131,9 @@ func (e *Engine) Apply(ctx context.Context, p *plan.Plan, o ApplyOptions) (Resul
 		}
 		defer set.Bind(lock.Held)() // also what waits within a provider begins nothing after the lock was lost
 		if err := reachable(set, p); err != nil {
+			return Result{}, err
+		}
+		if err := e.honest(set, p, recorded); err != nil {
 			return Result{}, err
 		}
 		if err := e.fence(ctx, set, lock, p); err != nil {

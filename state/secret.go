@@ -2,7 +2,9 @@ package state
 
 import (
 	"context"
+	"crypto/hkdf"
 	"crypto/rand"
+	"crypto/sha256"
 	"encoding/hex"
 	"errors"
 	"fmt"
@@ -16,22 +18,15 @@ type secretKey struct {
 }
 
 // SecretKey gives the key under which the site's secrets are digested. The first call of a site's life makes it, of random
-// bytes; it never changes, because what is recorded depends on it. Whoever may read it can try guesses against digests,
-// so access to it is best given to converge alone.
+// bytes; it never changes, because what is recorded depends on it. Whoever may read it can try guesses against digests, and
+// can write plan files that are taken as ours: access to it is best given to converge alone.
 func (s *Store) SecretKey(ctx context.Context) ([]byte, error) {
-	at := s.key("secret-key")
 	for {
-		k, _, err := read[secretKey](ctx, s, at)
-		switch {
-		case err == nil:
-			b, err := hex.DecodeString(k.Key)
-			if err != nil || len(b) != secretKeySize {
-				return nil, fmt.Errorf("%s is damaged: want %d bytes in hex", at, secretKeySize) // and not what stands there
-			}
-			return b, nil
-		case !errors.Is(err, ErrNotFound):
-			return nil, err
+		key, err := s.readSecretKey(ctx)
+		if !errors.Is(err, ErrNotFound) {
+			return key, err
 		}
+		at := s.secretKeyAt()
 		var b [secretKeySize]byte
 		_, _ = rand.Read(b[:]) // never fails
 		op := s.put(at, secretKey{hex.EncodeToString(b[:])})
@@ -43,4 +38,31 @@ func (s *Store) SecretKey(ctx context.Context) ([]byte, error) {
 			return nil, err
 		}
 	}
+}
+
+// PlanKey gives the key that authenticates the plan files of the site. It is derived from the secret key, so that what is
+// known about one use of that tells nothing about the other. It makes nothing: a site that has no secret key, and so has
+// saved no plan, has none either (ErrNotFound).
+func (s *Store) PlanKey(ctx context.Context) ([]byte, error) {
+	secret, err := s.readSecretKey(ctx)
+	if err != nil {
+		return nil, err
+	}
+	return hkdf.Key(sha256.New, secret, nil, "converge.dev/plan-file/v1", sha256.Size)
+}
+
+func (s *Store) secretKeyAt() string { return s.key("secret-key") }
+
+// readSecretKey fails with ErrNotFound when there is no key yet.
+func (s *Store) readSecretKey(ctx context.Context) ([]byte, error) {
+	at := s.secretKeyAt()
+	k, _, err := read[secretKey](ctx, s, at)
+	if err != nil {
+		return nil, err
+	}
+	b, err := hex.DecodeString(k.Key)
+	if err != nil || len(b) != secretKeySize {
+		return nil, fmt.Errorf("%s is damaged: want %d bytes in hex", at, secretKeySize) // and not what stands there
+	}
+	return b, nil
 }

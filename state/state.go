@@ -24,7 +24,7 @@
 //	audit/TIME-ID              who forced what, and why
 //	drift/latest, status       what the cloud reads back
 //	inventory/…                what was seen last of everything, with revisions
-//	secret-key                 under which the values of secrets are digested
+//	secret-key                 under which the values of secrets are digested, and from which the key of plan files is derived
 //
 // Every value that converge writes there for itself is a JSON object with its version in the field v and a checksum over
 // its key and the rest; one that is newer than this program knows, or damaged, is refused by name, never misread. (The

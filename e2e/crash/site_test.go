@@ -85,12 +85,14 @@ func makeTemplate(seed int) (*template, error) {
 		return nil, err
 	}
 	data, err := os.ReadFile(filepath.Join(dir, "plan"))
-	if err == nil {
-		t.plan, err = plan.Decode(data)
-	}
 	if err != nil {
 		return nil, err
 	}
+	saved, err := plan.DecodeFile(data)
+	if err != nil {
+		return nil, err
+	}
+	t.plan = saved.Plan
 	var declared []fault
 	if declared, t.exit, err = faults(r, f, t.plan); err != nil {
 		return nil, err

@@ -191,8 +191,9 @@ func newFar(t *testing.T, name, url string, sc scenario) *far {
 	must(f.must(0, "plan", "-out=plan", "after.json"))
 	data, err := os.ReadFile(filepath.Join(dir, "plan"))
 	must(err)
-	f.plan, err = plan.Decode(data)
+	saved, err := plan.DecodeFile(data)
 	must(err)
+	f.plan = saved.Plan
 	if len(f.plan.Irreversible()) > 0 {
 		f.approve = []string{"-approve=" + f.plan.Approval()}
 	}

@@ -134,7 +134,7 @@ func (s *Site) Document(tb testing.TB, resources map[string]string) *schema.Docu
 		d.Resources = append(d.Resources, s.finish(r))
 	}
 	slices.SortFunc(d.Resources, func(a, b schema.Resource) int { return a.Ref.Compare(b.Ref) })
-	d.JSON, _ = json.Marshal(resources)
+	d.JSON, _ = json.Marshal(map[string]any{"site": d.Site, "policy": d.Policy, "resources": resources})
 	sum := sha256.Sum256(d.JSON)
 	d.Digest = hex.EncodeToString(sum[:])
 	return d

@@ -17,7 +17,13 @@ const DefaultMaxDestroy = "10%"
 // OverBudget tells why a plan destroys more than it may. It looks at nothing but what the plan would do and what is
 // recorded, so that a mistake in making the plan does not get past it.
 func OverBudget(p *Plan, recorded []state.Record) []Refusal {
-	if p.MaxDestroy == "" {
+	return Over(p, recorded, p.MaxDestroy, "allow it with -max-destroy=%d or policy.max_destroy")
+}
+
+// Over tells why a plan destroys more than a limit allows; nothing when the limit is empty. The remedy says where a higher
+// limit can be set, with %d for what it would have to be.
+func Over(p *Plan, recorded []state.Record, limit, remedy string) []Refusal {
+	if limit == "" {
 		return nil
 	}
 	count, live := 0, 0
@@ -31,14 +37,14 @@ func OverBudget(p *Plan, recorded []state.Record) []Refusal {
 			live++
 		}
 	}
-	allowed, err := Budget(p.MaxDestroy, live)
+	allowed, err := Budget(limit, live)
 	switch {
 	case err != nil:
 		return []Refusal{{Reason: err.Error(), Remedy: "correct policy.max_destroy or -max-destroy"}}
 	case count > allowed:
 		return []Refusal{{
-			Reason: fmt.Sprintf("it would destroy %d of %d recorded things, and max_destroy (%s) allows %d", count, live, p.MaxDestroy, allowed),
-			Remedy: fmt.Sprintf("look at the plan; if it is what you want, allow it with -max-destroy=%d or policy.max_destroy", count),
+			Reason: fmt.Sprintf("it would destroy %d of %d recorded things, and max_destroy (%s) allows %d", count, live, limit, allowed),
+			Remedy: "look at the plan; if it is what you want, " + fmt.Sprintf(remedy, count),
 		}}
 	}
 	return nil
@@ -121,7 +127,7 @@ func (m *maker) sweep() {
 				continue
 			}
 			it := &item{ref: t.Mark.Ref, kind: m.in.Kinds[at.Kind], traits: traits, thing: t, born: t.Mark.Incarnation}
-			s := m.step(it, Delete, fmt.Sprintf("incarnation %d was given up, and is still there", t.Mark.Incarnation), providers.NoUndo)
+			s := m.step(it, Delete, fmt.Sprintf("incarnation %d was given up, and is still there", t.Mark.Incarnation))
 			s.Stray, s.Record = true, s.Prior
 			s.Within = traits.GoneWithin
 			m.plan.Steps = append(m.plan.Steps, s)

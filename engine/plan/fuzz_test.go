@@ -23,6 +23,11 @@ func FuzzDecode(f *testing.F) {
 	} {
 		f.Add([]byte(s))
 	}
+	body, _, err := somePlan(f).Encode() // of those above none is taken: no planner could have made it
+	if err != nil {
+		f.Fatal(err)
+	}
+	f.Add(body)
 	f.Fuzz(func(t *testing.T, b []byte) {
 		if len(b) > budget.Largest {
 			return
@@ -71,6 +76,37 @@ func FuzzDecode(f *testing.F) {
 		for i := range p.Steps {
 			p.Steps[i].Inverse()
 			p.Steps[i].Fingerprint()
+		}
+	})
+}
+
+// FuzzDecodeFile reads plan files. What can be read and is written again is the same plan.
+func FuzzDecodeFile(f *testing.F) {
+	for _, s := range []string{
+		`{"format":2,"mac":"00","plan":{"format":1}}`, `{"format":1}`, `{"format":2}`, `{"format":2,"mac":"","plan":null}`, ``,
+		`{"format":2,"mac":"00","plan":{"format":1,"id":"x","site":{"name":"a","id":"b"},"destroy":true,"max_destroy":"3","steps":null,"no_return":0,"unchanged":0}}`,
+	} {
+		f.Add([]byte(s))
+	}
+	key := make([]byte, 32)
+	f.Fuzz(func(t *testing.T, b []byte) {
+		file, err := plan.DecodeFile(b)
+		if err != nil {
+			if file != nil || !errors.Is(err, plan.ErrFormat) {
+				t.Errorf("%q is refused with %v", b, err)
+			}
+			return
+		}
+		if file.Verify(key) == nil {
+			t.Errorf("%q is taken as ours", b)
+		}
+		again, digest, err := file.Plan.EncodeFile(key)
+		if err != nil || digest != file.Digest {
+			t.Fatalf("%q is saved again as %q: %v", b, again, err)
+		}
+		read, err := plan.DecodeFile(again)
+		if err != nil || read.Verify(key) != nil {
+			t.Errorf("%q is saved again as %q, which is not taken: %v", b, again, err)
 		}
 	})
 }

@@ -23,6 +23,7 @@ func Make(in Input) (*Plan, error) {
 	if in.Options.Destroy || in.Options.Sweep {
 		m.plan.Document, m.plan.Digest, m.plan.Sweep = nil, "", in.Options.Sweep
 	}
+	m.plan.Asked = in.Options.Unlimited || in.Options.MaxDestroy != ""
 	if !in.Options.Unlimited {
 		m.plan.MaxDestroy = cmp.Or(in.Options.MaxDestroy, in.Document.Policy.MaxDestroy, DefaultMaxDestroy)
 	}
@@ -40,6 +41,11 @@ func Make(in Input) (*Plan, error) {
 		m.emit()
 		m.orphans()
 		m.connect()
+	}
+	for i := range m.plan.Steps {
+		s := &m.plan.Steps[i]
+		traits, _ := in.Traits(s.Ref.Scope, s.Ref.Kind)
+		s.Undo, s.Leaves = s.Consequence(in.Kinds[s.Ref.Kind], traits)
 	}
 	m.narrow()
 	if err := m.order(); err != nil {
@@ -249,7 +255,7 @@ func (m *maker) emit() {
 		case it.replace != "":
 			m.emitReplace(it)
 		case len(it.changes) > 0:
-			s := m.step(it, Update, whyUpdate(it), it.traits.UndoUpdate)
+			s := m.step(it, Update, whyUpdate(it))
 			s.Changes = it.changes
 			s.Want = diff.Prune(it.desired.Spec, it.desired.Lifecycle.Ignore)
 			s.After = diff.Merge(it.kind, s.Want, s.Before, recordedSpec(it))
@@ -257,11 +263,11 @@ func (m *maker) emit() {
 		case it.record == nil && it.statesNothing() && ByItself(it.traits, it.ref, it.thing):
 			m.plan.Unchanged++ // nothing of it could ever be changed, deleted or missed
 		case it.record == nil && it.traits.Mark && it.thing.Mark.IsZero() && it.traits.Update != providers.Never:
-			s := m.step(it, Update, "taken over as it is, and marked as ours", it.traits.UndoUpdate)
+			s := m.step(it, Update, "taken over as it is, and marked as ours")
 			s.After = s.Before
 			m.add(it, s)
 		case it.recordStale:
-			s := m.step(it, Adopt, whyAdopt(it), providers.Exact)
+			s := m.step(it, Adopt, whyAdopt(it))
 			s.After = s.Before
 			m.add(it, s)
 		default:
@@ -324,7 +330,7 @@ func whyAdopt(it *item) string {
 // emitRemoved decides about a recorded resource that has left the document.
 func (m *maker) emitRemoved(it *item) {
 	forget := func(reason string) {
-		s := m.step(it, Forget, reason, providers.Exact)
+		s := m.step(it, Forget, reason)
 		s.Record = nil
 		m.add(it, s)
 	}
@@ -390,7 +396,7 @@ func (m *maker) handsOver(it *item) bool {
 }
 
 func (m *maker) removal(it *item, reason string) Step {
-	s := m.step(it, Delete, reason, it.traits.UndoDelete)
+	s := m.step(it, Delete, reason)
 	s.Record = nil
 	if it.traits.Burned {
 		s.Record = &state.Record{Ref: it.ref, Incarnation: it.born, Gone: true}
@@ -403,7 +409,7 @@ func (m *maker) emitCreate(it *item, incarnation int, reason string) {
 		m.refuse(it.ref, "it is not there, and a "+it.kind.Name+" cannot be created", "remove it from the document, or bring the thing into being")
 		return
 	}
-	s := m.step(it, Create, reason, it.traits.UndoCreate)
+	s := m.step(it, Create, reason)
 	s.Before, s.Mark, s.Version = nil, providers.Mark{}, ""
 	s.After, s.Incarnation, s.Chosen = it.desired.Spec, incarnation, it.chosen
 	if len(it.chosen) > 0 {
@@ -412,18 +418,14 @@ func (m *maker) emitCreate(it *item, incarnation int, reason string) {
 			s.After[c.Field] = c.ID
 		}
 	}
-	s.Leaves = it.traits.Delete == providers.Never
 	s.ExternalID = ExternalID(m.plan.Site.ID, it.traits, it.ref, incarnation, it.desired.Spec)
 	s.Record = m.record(it, s.ExternalID, incarnation)
 	m.add(it, s)
 }
 
 // step fills in what every step of an item has.
-func (m *maker) step(it *item, a Action, reason string, undo providers.Revert) Step {
-	if undo == "" || losesSecret(it, a) {
-		undo = providers.NoUndo
-	}
-	s := Step{Ref: it.ref, Action: a, Reason: reason, Undo: undo, Prior: m.prior(it.ref)}
+func (m *maker) step(it *item, a Action, reason string) Step {
+	s := Step{Ref: it.ref, Action: a, Reason: reason, Prior: m.prior(it.ref)}
 	if it.thing != nil {
 		s.Before = diff.Named(it.kind, it.thing.Spec, m.names.In(it.ref.Scope))
 		s.ExternalID, s.Mark, s.Version = it.thing.ID, it.thing.Mark, it.thing.Version
@@ -442,19 +444,6 @@ func (m *maker) step(it *item, a Action, reason string, undo providers.Revert) S
 		}
 	}
 	return s
-}
-
-// losesSecret reports whether a step makes a secret go that only its digest is known of: it cannot be put back.
-func losesSecret(it *item, a Action) bool {
-	switch {
-	case !it.secretive:
-		return false
-	case a == Update:
-		return slices.ContainsFunc(it.changes, func(c diff.Change) bool { return c.Secret || sealed.Within(c.Before) || sealed.Within(c.After) })
-	case a == Delete:
-		return sealed.Within(it.thing.Spec) || sealed.Within(recordedSpec(it))
-	}
-	return false
 }
 
 // within is the longest wait for the result of a step: the document's, else the kind's.

@@ -135,17 +135,44 @@ func (m *maker) blocked(ref schema.Ref) bool {
 // order lists the steps in waves: first all that can be undone, then what cannot and what needs that.
 func (m *maker) order() error {
 	steps := m.plan.Steps
-	after := make([]bool, len(steps)) // beyond the point of no return
-	for i := range steps {
-		after[i] = !steps[i].Undo.Reversible()
+	wave, after, err := waves(steps)
+	if err != nil {
+		return err
 	}
-	levels, cycle := graph.Levels(m.plan.Needs())
+	stages := stagesOf(steps)
+	for i := range steps {
+		steps[i].Wave, steps[i].Stage = wave[i], stages[steps[i].Ref.Scope]
+	}
+	sorted := make([]int, len(steps))
+	for i := range sorted {
+		sorted[i] = i
+	}
+	slices.SortFunc(sorted, func(a, b int) int {
+		return cmp.Or(cmp.Compare(wave[a], wave[b]), steps[a].Ref.Compare(steps[b].Ref), cmp.Compare(a, b))
+	})
+	m.renumber(slices.Values(sorted))
+	m.plan.NoReturn = slices.IndexFunc(sorted, func(i int) bool { return after[i] })
+	if m.plan.NoReturn < 0 {
+		m.plan.NoReturn = len(steps)
+	}
+	return nil
+}
+
+// waves finds out what the order of steps follows from: the wave of each, and whether it lies beyond the point of no
+// return, because it cannot be undone or needs a step that cannot. All waves beyond that point come after those before it.
+func waves(steps []Step) (wave []int, after []bool, err error) {
+	needs := make([][]int, len(steps))
+	after = make([]bool, len(steps))
+	for i := range steps {
+		needs[i], after[i] = steps[i].Needs, !steps[i].Undo.Reversible()
+	}
+	levels, cycle := graph.Levels(needs)
 	if cycle != nil {
 		refs := make([]string, len(cycle))
 		for i, n := range cycle {
 			refs[i] = string(steps[n].Action) + " " + steps[n].Ref.String()
 		}
-		return fmt.Errorf("these steps need one another: %s", strings.Join(refs, " needs "))
+		return nil, nil, fmt.Errorf("these steps need one another: %s", strings.Join(refs, " needs "))
 	}
 	sorted := make([]int, len(steps))
 	for i := range sorted {
@@ -153,44 +180,39 @@ func (m *maker) order() error {
 	}
 	slices.SortStableFunc(sorted, func(a, b int) int { return cmp.Compare(levels[a], levels[b]) })
 	for _, i := range sorted { // needs come first in this order, so one pass carries the mark along
-		after[i] = after[i] || slices.ContainsFunc(steps[i].Needs, func(n int) bool { return after[n] })
+		after[i] = after[i] || slices.ContainsFunc(needs[i], func(n int) bool { return after[n] })
 	}
-	wave := make([]int, len(steps))
+	wave = make([]int, len(steps))
 	for _, i := range sorted {
-		for _, n := range steps[i].Needs {
+		for _, n := range needs[i] {
 			if after[n] == after[i] {
 				wave[i] = max(wave[i], wave[n]+1)
 			}
 		}
 	}
-	first := 0 // waves before the point of no return
+	first := 0 // wave beyond the point of no return
 	for i := range steps {
 		if !after[i] {
 			first = max(first, wave[i]+1)
 		}
 	}
+	for i := range steps {
+		if after[i] {
+			wave[i] += first
+		}
+	}
+	return wave, after, nil
+}
+
+// stagesOf gives the turns of the nodes that the steps are for; the site itself has none.
+func stagesOf(steps []Step) map[string]int {
 	var nodes []string
 	for i := range steps {
 		if steps[i].Ref.Scope != schema.ScopeSite {
 			nodes = append(nodes, steps[i].Ref.Scope)
 		}
 	}
-	stages := Stages(nodes)
-	for i := range steps {
-		if after[i] {
-			wave[i] += first
-		}
-		steps[i].Wave, steps[i].Stage = wave[i], stages[steps[i].Ref.Scope]
-	}
-	slices.SortFunc(sorted, func(a, b int) int {
-		return cmp.Or(cmp.Compare(wave[a], wave[b]), steps[a].Ref.Compare(steps[b].Ref), cmp.Compare(a, b))
-	})
-	m.renumber(slices.Values(sorted))
-	m.plan.NoReturn = len(m.plan.Steps)
-	if i := slices.IndexFunc(m.plan.Steps, func(s Step) bool { return s.Wave >= first }); i >= 0 && slices.Contains(after, true) {
-		m.plan.NoReturn = i
-	}
-	return nil
+	return Stages(nodes)
 }
 
 // renumber keeps the steps at the given indices, in that order.

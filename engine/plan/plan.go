@@ -17,10 +17,12 @@ import (
 	"encoding/json"
 	"errors"
 	"fmt"
+	"slices"
 	"strings"
 	"time"
 
 	"converge.dev/converge/engine/diff"
+	"converge.dev/converge/engine/secret/sealed"
 	"converge.dev/converge/providers"
 	"converge.dev/converge/schema"
 	"converge.dev/converge/state"
@@ -52,8 +54,10 @@ type Plan struct {
 	Destroy  bool            `json:"destroy,omitempty"`
 	Sweep    bool            `json:"sweep,omitempty"` // removes strays, and nothing else
 
-	// MaxDestroy is how many things the plan may destroy at most, as "3" or "10%"; empty: any number.
+	// MaxDestroy is how many things the plan may destroy at most, as "3" or "10%"; empty: any number. It is the document's
+	// own limit unless Asked: then whoever made the plan set it.
 	MaxDestroy string `json:"max_destroy,omitempty"`
+	Asked      bool   `json:"max_destroy_asked,omitempty"`
 
 	Steps    []Step `json:"steps"`
 	NoReturn int    `json:"no_return"` // index of the first step that cannot be undone exactly; len(Steps) when none
@@ -103,6 +107,36 @@ type Step struct {
 	Chosen []Chosen `json:"chosen,omitempty"` // fields of After that the document left to the planner
 
 	Within time.Duration `json:"within,omitempty"` // longest wait for the result, after the call was accepted
+}
+
+// Consequence tells what undoing the step means, and whether what it creates can never be deleted. It follows from the
+// kind and its traits alone: it is found when the plan is made, and once more before it is applied.
+func (s *Step) Consequence(k *schema.Kind, t providers.Traits) (undo providers.Revert, leaves bool) {
+	switch s.Action {
+	case Create:
+		undo, leaves = t.UndoCreate, t.Delete == providers.Never
+	case Update:
+		undo = t.UndoUpdate
+	case Delete:
+		undo = t.UndoDelete
+	case Adopt, Forget:
+		undo = providers.Exact
+	}
+	if undo == "" || s.Stray && !s.Replace || s.losesSecret(k) {
+		undo = providers.NoUndo
+	}
+	return undo, leaves
+}
+
+// losesSecret reports whether a step makes a secret go that only its digest is known of: it cannot be put back.
+func (s *Step) losesSecret(k *schema.Kind) bool {
+	switch {
+	case s.Action != Update && s.Action != Delete || !sealed.Held(k):
+		return false
+	case s.Action == Update:
+		return slices.ContainsFunc(s.Changes, func(c diff.Change) bool { return c.Secret || sealed.Within(c.Before) || sealed.Within(c.After) })
+	}
+	return sealed.Within(s.Before) || s.Prior != nil && !s.Prior.Gone && sealed.Within(s.Prior.Spec)
 }
 
 // Inverse is what undoing the step does.
@@ -168,28 +202,6 @@ func (p *Plan) Encode() (data []byte, digest string, err error) {
 	data = bytes.TrimSuffix(b.Bytes(), []byte("\n"))
 	sum := sha256.Sum256(data)
 	return data, hex.EncodeToString(sum[:]), nil
-}
-
-// Decode is the inverse of Encode.
-func Decode(data []byte) (*Plan, error) {
-	var p Plan
-	if err := json.Unmarshal(data, &p); err != nil {
-		return nil, fmt.Errorf("%w: %v", ErrFormat, err)
-	}
-	if p.Format != Format {
-		return nil, fmt.Errorf("%w: it has format %d, want %d; plan again", ErrFormat, p.Format, Format)
-	}
-	for i := range p.Steps {
-		if p.Steps[i].ID != i {
-			return nil, fmt.Errorf("%w: step %d is numbered %d", ErrFormat, i, p.Steps[i].ID)
-		}
-		for _, n := range p.Steps[i].Needs {
-			if n < 0 || n >= len(p.Steps) {
-				return nil, fmt.Errorf("%w: step %d needs step %d, which does not exist", ErrFormat, i, n)
-			}
-		}
-	}
-	return &p, nil
 }
 
 // Empty reports whether there is nothing to do.

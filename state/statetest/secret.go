@@ -3,6 +3,7 @@ package statetest
 import (
 	"bytes"
 	"context"
+	"errors"
 	"strings"
 	"sync"
 	"testing"
@@ -46,6 +47,21 @@ func secretKey(t *testing.T, kv state.KV, site string) {
 		if err != nil || aerr != nil || !bytes.Equal(k, again) {
 			t.Errorf("%s: two keys were given out, or none: %v, %v", name, err, aerr)
 		}
+	}
+	// The key of plan files derives from it, is another one, and asking for it makes nothing.
+	planKey, err := state.New(kv, site).PlanKey(ctx)
+	again, aerr := state.New(kv, site).PlanKey(ctx)
+	if err != nil || aerr != nil || len(planKey) != 32 || !bytes.Equal(planKey, again) || bytes.Equal(planKey, keys[0]) {
+		t.Errorf("the key of plan files is not one of its own: %v, %v", err, aerr)
+	}
+	if foreign, err := state.New(kv, site+"-2").PlanKey(ctx); err != nil || bytes.Equal(foreign, planKey) {
+		t.Errorf("another site has the same key of plan files: %v", err)
+	}
+	if _, err := state.New(kv, site+"-3").PlanKey(ctx); !errors.Is(err, state.ErrNotFound) {
+		t.Errorf("a site that is not there has a key of plan files: %v", err)
+	}
+	if items, err := kv.List(ctx, "/converge/"+site+"-3/"); err != nil || len(items) > 0 {
+		t.Errorf("asking for the key of plan files made %v: %v", items, err)
 	}
 	at := "/converge/" + site + "/secret-key"
 	for _, damaged := range []string{`{"v":1,"key":"c0ffee"}`, `{"v":1,"key":"zz"}`, `{"v":99,"key":"c0ffee"}`, `c0ffee`} {

@@ -1,7 +1,6 @@
 package command
 
 import (
-	"bytes"
 	"context"
 	"errors"
 	"fmt"
@@ -9,6 +8,7 @@ import (
 
 	"github.com/spf13/cobra"
 
+	"converge.dev/converge/cmd/internal/config"
 	"converge.dev/converge/cmd/internal/nearest"
 	"converge.dev/converge/cmd/internal/view"
 	"converge.dev/converge/engine"
@@ -55,7 +55,8 @@ func (a *app) applyCommand() *cobra.Command {
 		Short: "Bring the site to what the document says",
 		Long: `Carry out a saved plan exactly as it is, or plan, show the plan, ask, and carry it
 out. A saved plan is applied without a question, and only once; on a terminal there is
-one question when it does what cannot be undone exactly.
+one question when it does what cannot be undone exactly. A file that was edited or
+damaged, or that was saved with another store, is refused.
 
 Each step is seen to be done before the next one that needs it begins. When a step
 fails, everything that was done is undone and looked at again (exit status 3), unless
@@ -106,12 +107,12 @@ func (a *app) apply(c *cobra.Command, f applying, args []string) error {
 		return err
 	}
 	if len(args) == 1 {
-		p, err := readPlan(args[0])
+		saved, err := readPlan(args[0])
 		if err != nil {
 			return err
 		}
-		if p != nil {
-			return a.applySaved(ctx, c, f, p)
+		if saved != nil {
+			return a.applySaved(ctx, c, f, saved)
 		}
 	}
 	if err := a.mayAsk(f.approve || f.approval != ""); err != nil {
@@ -176,13 +177,30 @@ func (a *app) approval(ctx context.Context, f *applying, p *plan.Plan) error {
 }
 
 // applySaved carries out a plan from a file.
-func (a *app) applySaved(ctx context.Context, c *cobra.Command, f applying, p *plan.Plan) error {
+func (a *app) applySaved(ctx context.Context, c *cobra.Command, f applying, saved *plan.File) error {
 	for _, name := range []string{"destroy", "target", "exclude", "replace", "max-destroy", "allow-missing", "sweep"} {
 		if flag := c.Flags().Lookup(name); flag != nil && flag.Changed {
 			return &view.Problem{What: "a saved plan is applied as it is: -" + name + " has no place here", Fix: "Give it to converge plan."}
 		}
 	}
 	if _, err := a.schema(); err != nil { // the view learns which fields are secret
+		return err
+	}
+	p := saved.Plan
+	s, err := a.open(ctx, &schema.Document{Site: p.Site}, c.Flags().Args())
+	if errors.Is(err, errOtherSite) {
+		return &engine.RefusedError{Refusals: []plan.Refusal{{
+			Reason: "the plan is for site " + p.Site.Name + ", and -site, " + envSite + " or " + config.Name + " name another", Remedy: "correct one of them",
+		}}}
+	}
+	if err != nil {
+		return err
+	}
+	e, err := s.engine()
+	if err != nil {
+		return err
+	}
+	if err := e.VerifyFile(ctx, saved); err != nil { // before any of it is shown as what would be done
 		return err
 	}
 	if f.approval == "" && len(p.Irreversible()) > 0 && a.mayAsk(false) == nil {
@@ -192,43 +210,32 @@ func (a *app) applySaved(ctx context.Context, c *cobra.Command, f applying, p *p
 			return err
 		}
 	}
-	s, err := a.open(ctx, &schema.Document{Site: p.Site}, c.Flags().Args())
-	if err != nil {
-		return err
-	}
-	e, err := s.engine()
-	if err != nil {
-		return err
-	}
 	return s.carry(func(o engine.ApplyOptions) (engine.Result, error) { return e.Apply(ctx, p, o) }, f, false)
 }
 
 // maxPlan bounds a saved plan: several times the largest document there may be.
 const maxPlan = 512 << 20
 
-// planStart begins every saved plan.
-const planStart = `{"format":`
-
 // readPlan reads a saved plan; nil when the file is something else, of which no more than the start is read.
-func readPlan(path string) (*plan.Plan, error) {
+func readPlan(path string) (*plan.File, error) {
 	f, err := files.Open(path)
 	if err != nil {
 		return nil, nil // whoever reads it as a document says what is wrong
 	}
 	start := make([]byte, 512)
 	n, _ := io.ReadFull(f, start)
-	if err := f.Close(); err != nil || !bytes.HasPrefix(bytes.TrimSpace(start[:n]), []byte(planStart)) {
+	if err := f.Close(); err != nil || !plan.IsFile(start[:n]) {
 		return nil, err
 	}
-	var p *plan.Plan
+	var saved *plan.File
 	data, err := files.Read(path, maxPlan)
 	if err == nil {
-		p, err = plan.Decode(data)
+		saved, err = plan.DecodeFile(data)
 	}
 	if err != nil {
 		return nil, &view.Problem{What: "the plan cannot be read", Where: path + ": " + err.Error(), Err: err}
 	}
-	return p, nil
+	return saved, nil
 }
 
 // carry runs something that changes the site, and gives the outcome for how it ended. To be undone is what is wanted when

@@ -3,6 +3,7 @@ package command
 import (
 	"errors"
 	"fmt"
+	"slices"
 	"strings"
 
 	"github.com/spf13/cobra"
@@ -148,6 +149,21 @@ func flagError(c *cobra.Command, err error) error {
 		Fix:  strings.TrimSpace(dashed(nearest.Name(name, names)) + " See: " + c.CommandPath() + " -help"),
 		Err:  err,
 	}
+}
+
+// noneEmpty refuses flags that are given the empty text, most often by a variable that a script did not set: none of ours
+// means anything with it, and to go on as if the flag were not there would do something else than was asked for.
+func noneEmpty(c *cobra.Command) (err error) {
+	c.Flags().Visit(func(f *pflag.Flag) {
+		empty := f.Value.Type() == "string" && f.Value.String() == ""
+		if list, ok := f.Value.(pflag.SliceValue); ok {
+			empty = len(list.GetSlice()) == 0 || slices.Contains(list.GetSlice(), "")
+		}
+		if empty && err == nil {
+			err = &view.Problem{What: fmt.Sprintf("-%s is empty", f.Name), Fix: "Give it a value, or leave it out. See: " + c.CommandPath() + " -help"}
+		}
+	})
+	return err
 }
 
 func dashed(name string, ok bool) string {

@@ -53,7 +53,7 @@ func (a *app) graphOf(c *cobra.Command, planFile string, args []string) (view.Gr
 			return view.Graph{}, err
 		}
 		if p != nil {
-			return view.PlanGraph(p), nil
+			return view.PlanGraph(p.Plan), nil
 		}
 	}
 	if planFile != "" {
@@ -61,7 +61,7 @@ func (a *app) graphOf(c *cobra.Command, planFile string, args []string) (view.Gr
 		if err != nil {
 			return view.Graph{}, err
 		}
-		return view.PlanGraph(p), nil
+		return view.PlanGraph(p.Plan), nil
 	}
 	if len(args) > 0 {
 		doc, err := a.load(c.Context(), args)

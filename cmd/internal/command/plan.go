@@ -4,6 +4,7 @@ import (
 	"context"
 	"errors"
 	"fmt"
+	"path/filepath"
 	"slices"
 	"strings"
 
@@ -128,7 +129,7 @@ gives a saved plan as one document.`,
 		}
 		a.view.Plan(made)
 		if out != "" {
-			if err := a.save(made, out); err != nil {
+			if err := s.save(c, e, made, out, f.partial); err != nil {
 				return err
 			}
 		}
@@ -167,8 +168,8 @@ func planOutcome(p *plan.Plan, partial, detailed bool) error {
 }
 
 // save writes a plan to a file that only its owner can read.
-func (a *app) save(p *plan.Plan, path string) error {
-	data, digest, err := p.Encode()
+func (s *session) save(c *cobra.Command, e *engine.Engine, p *plan.Plan, path string, partial bool) error {
+	data, digest, err := e.SavePlan(c.Context(), p)
 	if err != nil {
 		return err
 	}
@@ -176,10 +177,10 @@ func (a *app) save(p *plan.Plan, path string) error {
 		return notSaved(path, err)
 	}
 	note := fmt.Sprintf("\nSaved the plan to %s\n  sha256:%s", path, digest)
-	if !a.env.automation() && len(p.Refusals) == 0 {
-		note += "\nTo carry out exactly this: converge apply " + path
+	if !s.env.automation() && len(p.Refusals) == 0 && (len(p.Unknown) == 0 || partial) {
+		note += "\nTo carry out exactly this: " + s.applying(c, p, path, partial)
 	}
-	a.view.Note(note)
+	s.view.Note(note)
 	return nil
 }
 
@@ -190,4 +191,42 @@ func notSaved(path string, err error) error {
 		p.Fix = "Name a new file, or a regular one to replace: -out=FILE. To get the plan as JSON on standard output: converge show -json FILE"
 	}
 	return p
+}
+
+// applying is what to type to carry out a saved plan: with the approval that the plan needs, and with what says where the
+// store and the configuration are.
+func (s *session) applying(c *cobra.Command, p *plan.Plan, path string, partial bool) string {
+	words := []string{"converge", "apply"}
+	for _, name := range []string{"chdir", "config", "data-dir", "etcd-endpoints", "etcd-ca", "etcd-cert", "etcd-key"} {
+		switch f := c.Flag(name); {
+		case !f.Changed:
+		case name == "etcd-endpoints":
+			words = append(words, shellWord("-"+name+"="+strings.Join(s.flags.endpoints, ",")))
+		default:
+			words = append(words, shellWord("-"+name+"="+f.Value.String()))
+		}
+	}
+	if dir := s.conf.Dir(); s.conf.Path != "" && s.flags.config == "" && dir != "." && dir != filepath.Dir(path) {
+		words = append(words, shellWord("-config="+s.conf.Path)) // it was found beside the document
+	}
+	if len(p.Irreversible()) > 0 {
+		words = append(words, "-approve="+p.Approval()[:plan.ShortApproval])
+	}
+	if partial && len(p.Unknown) > 0 {
+		words = append(words, "-allow-partial")
+	}
+	if strings.HasPrefix(path, "-") {
+		path = "./" + path
+	}
+	return strings.Join(append(words, shellWord(path)), " ")
+}
+
+// shellWord quotes a word for a shell where that is needed.
+func shellWord(word string) string {
+	if word != "" && !strings.ContainsFunc(word, func(r rune) bool {
+		return !(r >= 'a' && r <= 'z' || r >= 'A' && r <= 'Z' || r >= '0' && r <= '9' || strings.ContainsRune("-_./=:@%+,", r))
+	}) {
+		return word
+	}
+	return "'" + strings.ReplaceAll(word, "'", `'\''`) + "'"
 }

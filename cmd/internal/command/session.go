@@ -3,6 +3,7 @@ package command
 import (
 	"cmp"
 	"context"
+	"errors"
 	"maps"
 	"os"
 	"path/filepath"
@@ -71,6 +72,8 @@ func (a *app) configuration(documents []string) (*config.File, error) {
 	return conf, nil
 }
 
+var errOtherSite = errors.New("another site is meant")
+
 // open connects to the store of a site. The site is that of the document, when there is one; otherwise the one that the
 // flag, the environment or the configuration name; otherwise the only one in the store.
 func (a *app) open(ctx context.Context, doc *schema.Document, documents []string) (*session, error) {
@@ -86,6 +89,7 @@ func (a *app) open(ctx context.Context, doc *schema.Document, documents []string
 				What:  "the document is for another site",
 				Where: "the document says " + doc.Site.Name + "; -site, " + envSite + " or " + config.Name + " say " + named,
 				Fix:   "Correct one of them.",
+				Err:   errOtherSite,
 			}
 		}
 		named = doc.Site.Name
@@ -146,7 +150,7 @@ func (s *session) engine() (*engine.Engine, error) {
 		return nil, err
 	}
 	e := engine.New(engine.Options{
-		Kinds: sch.Kinds(), Store: s.store, Open: s.providers, Who: who(), Version: s.sys.Version, PID: os.Getpid(),
+		Kinds: sch.Kinds(), Store: s.store, Open: s.providers, Who: who(), Version: s.sys.Version, PID: os.Getpid(), MaxDestroy: s.conf.Policy.MaxDestroy,
 		Secrets:     secret.Options{Scrubber: s.scrubber, Source: s.secrets()},
 		Parallelism: s.flags.parallelism, LockWait: s.flags.lockTimeout, Logger: s.log,
 		Emit: func(e event.Event) {

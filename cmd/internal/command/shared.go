@@ -103,6 +103,9 @@ func (a *app) begin(c *cobra.Command) error {
 		f.input = false
 	}
 	a.view = a.newView(f.json, c)
+	if err := noneEmpty(c); err != nil {
+		return err
+	}
 	if f.parallelism < 1 {
 		return &view.Problem{What: fmt.Sprintf("-parallelism is %d: want 1 or more", f.parallelism)}
 	}

@@ -22,7 +22,8 @@ func (a *app) showCommand() *cobra.Command {
 		Use:   "show [PLANFILE]",
 		Short: "Show a saved plan, a run, or what is remembered",
 		Long: `Show a saved plan; or a run; or the document; or, without any of these, what converge
-remembers about the site.
+remembers about the site. A saved plan is shown without a store, and so without
+saying whether this site's store made it: converge apply finds that out.
 
 With -json a plan has the keys of terraform show -json, and beside them, under
 "converge", what Terraform does not know; so has what is remembered.`,
@@ -56,12 +57,12 @@ With -json a plan has the keys of terraform show -json, and beside them, under
 }
 
 // planFile reads a saved plan; another file is an error.
-func (a *app) planFile(path string) (*plan.Plan, error) {
-	p, err := readPlan(path)
+func (a *app) planFile(path string) (*plan.File, error) {
+	saved, err := readPlan(path)
 	if err != nil {
 		return nil, err
 	}
-	if p == nil {
+	if saved == nil {
 		if f, err := files.Open(path); err != nil {
 			return nil, err
 		} else if err := f.Close(); err != nil {
@@ -70,27 +71,23 @@ func (a *app) planFile(path string) (*plan.Plan, error) {
 		return nil, &view.Problem{What: path + " is not a saved plan", Fix: "A plan is saved with: converge plan -out=FILE"}
 	}
 	_, err = a.schema() // which knows the secret fields
-	return p, err
+	return saved, err
 }
 
 func (a *app) showPlan(path string) error {
-	p, err := a.planFile(path)
+	saved, err := a.planFile(path)
 	if err != nil {
 		return err
 	}
 	if !a.flags.json {
-		a.print(view.PlanText(p, a.kinds, a.style(a.sys.Stdout)))
+		a.print(view.PlanText(saved.Plan, a.kinds, a.style(a.sys.Stdout)))
 		return nil
-	}
-	_, digest, err := p.Encode()
-	if err != nil {
-		return err
 	}
 	info, err := os.Stat(path)
 	if err != nil {
 		return err
 	}
-	return a.printJSON(view.PlanDocument(p, view.PlanOrigin{Digest: digest, At: info.ModTime(), Converge: a.sys.Version, Kinds: a.kinds}))
+	return a.printJSON(view.PlanDocument(saved.Plan, view.PlanOrigin{Digest: saved.Digest, At: info.ModTime(), Converge: a.sys.Version, Kinds: a.kinds}))
 }
 
 func (s *session) showRun(ctx context.Context, id string) error {

@@ -33,6 +33,7 @@ type File struct {
 	Site       string  `yaml:"site"` // name of the site that is meant when nothing else says so
 	Etcd       Etcd    `yaml:"etcd"` // the store; without endpoints it is embedded
 	Secrets    Secrets `yaml:"secrets"`
+	Policy     Policy  `yaml:"policy"`
 	all.Config `yaml:",inline"`
 
 	Path string `yaml:"-"` // of the file; empty when there is none
@@ -50,6 +51,11 @@ type Etcd struct {
 type Secrets struct {
 	Dir string   `yaml:"dir"` // folder of the files that may be named; without it none may
 	Env []string `yaml:"env"` // variables that may be named, with * for any text; without it all may
+}
+
+// Policy bounds what a plan may do, whatever the document that it was made from allows.
+type Policy struct {
+	MaxDestroy string `yaml:"max_destroy"` // 3, or 10% of what is recorded; without it the document's own limit holds
 }
 
 // Dir is the folder of the file, where its relative paths begin.

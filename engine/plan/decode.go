@@ -1,0 +1,69 @@
+package plan
+
+import (
+	"bytes"
+	"errors"
+	"fmt"
+	"io"
+	"time"
+
+	"github.com/go-json-experiment/json"
+	"github.com/go-json-experiment/json/jsontext"
+
+	"converge.dev/converge/schema"
+)
+
+// maxDepth is how many objects and lists of a plan may lie within each other. A document has at most 32 of them.
+const maxDepth = 64
+
+// strict reads what Encode writes and nothing else: no unknown, repeated or differently spelt names. Whole numbers of any
+// size stay whole, as in [schema.Object].
+var strict = json.JoinOptions(json.RejectUnknownMembers(true), json.WithUnmarshalers(json.JoinUnmarshalers(
+	json.UnmarshalFunc(func(b []byte, v *any) error {
+		var o schema.Object
+		err := o.UnmarshalJSON(append(append([]byte(`{"v":`), b...), '}'))
+		*v = o["v"]
+		return err
+	}),
+	json.UnmarshalFunc(func(b []byte, d *time.Duration) error { return json.Unmarshal(b, (*int64)(d)) }),
+)))
+
+// Decode is the inverse of Encode. It takes nothing that [Make] could not have made: what is read has passed
+// [Plan.Check].
+func Decode(data []byte) (*Plan, error) {
+	if err := shallow(data); err != nil {
+		return nil, fmt.Errorf("%w: %w", ErrFormat, err)
+	}
+	var head struct {
+		Format int `json:"format"`
+	}
+	if err := json.Unmarshal(data, &head); err != nil {
+		return nil, fmt.Errorf("%w: %w", ErrFormat, err)
+	}
+	if head.Format != Format { // said before anything about fields that only another version has
+		return nil, fmt.Errorf("%w: it has format %d, want %d; plan again", ErrFormat, head.Format, Format)
+	}
+	var p Plan
+	if err := json.Unmarshal(data, &p, strict); err != nil {
+		return nil, fmt.Errorf("%w: %w", ErrFormat, err)
+	}
+	if err := p.Check(); err != nil {
+		return nil, err
+	}
+	return &p, nil
+}
+
+// shallow refuses what is not JSON, or nested so deeply that reading it would take more stack than any plan needs.
+func shallow(data []byte) error {
+	d := jsontext.NewDecoder(bytes.NewReader(data))
+	for {
+		switch _, err := d.ReadToken(); {
+		case errors.Is(err, io.EOF):
+			return nil
+		case err != nil:
+			return err
+		case d.StackDepth() > maxDepth:
+			return fmt.Errorf("it has more than %d objects and lists within each other", maxDepth)
+		}
+	}
+}

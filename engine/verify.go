@@ -1,0 +1,184 @@
+package engine
+
+import (
+	"context"
+	"encoding/json"
+	"errors"
+	"fmt"
+	"slices"
+	"strings"
+	"time"
+
+	"converge.dev/converge/engine/event"
+	"converge.dev/converge/engine/plan"
+	"converge.dev/converge/providers"
+	"converge.dev/converge/schema"
+	"converge.dev/converge/state"
+)
+
+// SavePlan returns the plan as a file, and the digest of the plan in it. The file is authenticated with a key from the
+// store of the site, which is made when there is none yet.
+func (e *Engine) SavePlan(ctx context.Context, p *plan.Plan) (file []byte, digest string, err error) {
+	if _, err := e.o.Store.SecretKey(ctx); err != nil {
+		return nil, "", err
+	}
+	key, err := e.o.Store.PlanKey(ctx)
+	if err != nil {
+		return nil, "", err
+	}
+	return p.EncodeFile(key)
+}
+
+// VerifyFile fails with a *RefusedError unless the plan file was saved with this store, and is as it was saved. It writes
+// nothing: not even the existence of a site that only the file speaks of.
+func (e *Engine) VerifyFile(ctx context.Context, f *plan.File) error {
+	key, err := e.o.Store.PlanKey(ctx)
+	switch {
+	case err == nil:
+		err = f.Verify(key)
+	case errors.Is(err, state.ErrNotFound):
+		err = plan.ErrForeign
+	}
+	if errors.Is(err, plan.ErrForeign) {
+		return &RefusedError{[]plan.Refusal{{Reason: err.Error(), Remedy: "plan again, and apply the file as it was saved, with the store it was planned with"}}}
+	}
+	return err
+}
+
+// forbidden says why a plan may not be applied that no single step is to blame for: it is for another site than the one
+// whose things are recorded, or it destroys more than it may. Head is that of the stored document.
+func (e *Engine) forbidden(ctx context.Context, p *plan.Plan, recorded []state.Record, head state.Head) ([]plan.Refusal, error) {
+	var refusals []plan.Refusal
+	stored, err := e.storedHead(ctx, p, head)
+	if err != nil {
+		return nil, err
+	}
+	live := slices.ContainsFunc(recorded, func(r state.Record) bool { return !r.Gone })
+	if id := stored.Site.ID; live && id != "" && id != p.Site.ID {
+		refusals = append(refusals, plan.Refusal{
+			Reason: fmt.Sprintf("it is for a site with the id %s, and what is recorded of %s belongs to the site with the id %s", p.Site.ID, p.Site.Name, id),
+			Remedy: "restore site.id, which never changes; a new site has a new name",
+		})
+	}
+	refusals = append(refusals, plan.OverBudget(p, recorded)...)
+	if (p.Destroy || p.Sweep) && !p.Asked && stored.Policy.MaxDestroy != p.MaxDestroy { // such a plan carries no document of its own
+		refusals = append(refusals, plan.Over(p, recorded, stored.Policy.MaxDestroy, "allow it with -max-destroy=%d or policy.max_destroy")...)
+	}
+	return append(refusals, plan.Over(p, recorded, e.o.MaxDestroy, "raise policy.max_destroy in the configuration to %d")...), nil
+}
+
+// storedHead reads what the stored document says of the site as a whole; nothing when there is none. One that is damaged
+// cannot testify, and must not keep the document from being replaced.
+func (e *Engine) storedHead(ctx context.Context, p *plan.Plan, head state.Head) (plan.Head, error) {
+	if head.Serial == 0 {
+		return plan.Head{}, nil
+	}
+	if head.Digest == p.Digest {
+		return plan.HeadOf(p.Document)
+	}
+	_, body, err := e.o.Store.Document(ctx, head.Serial)
+	if ctx.Err() != nil {
+		return plan.Head{}, err
+	}
+	var stored plan.Head
+	if err == nil {
+		stored, err = plan.HeadOf(body)
+	}
+	if err != nil {
+		e.o.Logger.Warn("reading the stored document", "error", err)
+	}
+	return stored, nil
+}
+
+// honest refuses, as stale, a plan whose steps are not what the kinds and the records make of them. That is so when
+// converge was replaced by another version since, which knows a kind better, and when the plan was tampered with.
+func (e *Engine) honest(set *providers.Set, p *plan.Plan, recorded []state.Record) error {
+	records := make(map[schema.Ref]*state.Record, len(recorded))
+	for i := range recorded {
+		records[recorded[i].Ref] = &recorded[i]
+	}
+	waits := waits{document: p.Document}
+	var ds []event.Difference
+	for i := range p.Steps {
+		s := &p.Steps[i]
+		served, _, _ := set.Find(s.Ref.Scope, s.Ref.Kind)
+		why := dishonest(p, s, e.o.Kinds[s.Ref.Kind], served.Traits, records[s.Ref])
+		if why == "" && s.Within != ownWait(s.Action, served.Traits) && s.Within != waits.of(s) {
+			why = fmt.Sprintf("the plan waits %v for it, and neither its kind nor the document says so", s.Within)
+		}
+		if why != "" {
+			ds = append(ds, event.Difference{Ref: s.Ref, Detail: why})
+		}
+	}
+	if len(ds) > 0 {
+		return &StaleError{ds}
+	}
+	return nil
+}
+
+// dishonest says how a step is not what it must be; empty when it is. Record is the one in the store, if any.
+func dishonest(p *plan.Plan, s *plan.Step, k *schema.Kind, t providers.Traits, record *state.Record) string {
+	if k == nil {
+		return "the schema has no kind " + s.Ref.Kind
+	}
+	verb := map[plan.Action]providers.Mode{plan.Create: t.Create, plan.Update: t.Update, plan.Delete: t.Delete}[s.Action]
+	undo, leaves := s.Consequence(k, t)
+	switch {
+	case verb == providers.Never:
+		return fmt.Sprintf("a %s cannot be changed by a %s", k.Name, s.Action)
+	case undo != s.Undo:
+		return fmt.Sprintf("undoing the %s means %s (%s), and the plan says %s", s.Action, undo, undo.Meaning(), s.Undo)
+	case leaves != s.Leaves:
+		return fmt.Sprintf("whether a %s can be deleted is not as the plan says", k.Name)
+	case s.Action == plan.Create && s.ExternalID != plan.ExternalID(p.Site.ID, t, s.Ref, s.Incarnation, s.Want):
+		return "the id that the plan chose for it is not its own"
+	case s.Action == plan.Create && s.Prior != nil && s.Incarnation <= s.Prior.Incarnation:
+		return fmt.Sprintf("incarnation %d was there already", s.Incarnation)
+	case s.Action == plan.Delete && !p.Sweep && record != nil && !record.Gone && (record.Protect || !s.Replace && (record.OnRemove == schema.Refuse || record.OnRemove == schema.Forget)):
+		return "it is protected from being deleted"
+	}
+	for _, c := range s.Chosen {
+		if f := k.Field(c.Field); f == nil || f.Choose == nil || f.Choose.Kind != c.Kind || s.After[c.Field] != c.ID {
+			return fmt.Sprintf("its %s is not for the planner to choose", c.Field)
+		}
+	}
+	return ""
+}
+
+// ownWait is how long the kind itself lets a step wait for its result.
+func ownWait(a plan.Action, t providers.Traits) time.Duration {
+	switch a {
+	case plan.Create, plan.Update:
+		return t.ReadyWithin
+	case plan.Delete:
+		return t.GoneWithin
+	}
+	return 0
+}
+
+// waits reads the timeouts of resources from a document, when the first of them is asked for.
+type waits struct {
+	document []byte
+	tree     map[string]any
+}
+
+// of gives the document's own wait for the result of a step; zero when it says nothing.
+func (w *waits) of(s *plan.Step) time.Duration {
+	if w.tree == nil {
+		w.tree = map[string]any{}
+		_ = json.Unmarshal(w.document, &w.tree) // it was read before; an empty tree says nothing
+	}
+	provider, noun, _ := strings.Cut(s.Ref.Kind, ".")
+	path := []string{provider, noun, s.Ref.Name, "timeouts", string(s.Action)}
+	if s.Ref.Scope != schema.ScopeSite {
+		path = append([]string{"nodes", s.Ref.Scope}, path...)
+	}
+	var at any = w.tree
+	for _, name := range path {
+		m, _ := at.(map[string]any)
+		at = m[name]
+	}
+	text, _ := at.(string)
+	d, _ := time.ParseDuration(text)
+	return d
+}
