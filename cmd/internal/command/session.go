@@ -150,7 +150,7 @@ func (s *session) engine() (*engine.Engine, error) {
 		return nil, err
 	}
 	e := engine.New(engine.Options{
-		Kinds: sch.Kinds(), Store: s.store, Open: s.providers, Who: who(), Version: s.sys.Version, PID: os.Getpid(), MaxDestroy: s.conf.Policy.MaxDestroy,
+		Kinds: sch.Kinds(), Store: s.store, Open: s.providers, Who: who(), Version: s.sys.Version, PID: os.Getpid(), MaxDestroy: string(s.conf.Policy.MaxDestroy),
 		Secrets:     secret.Options{Scrubber: s.scrubber, Source: s.secrets()},
 		Parallelism: s.flags.parallelism, LockWait: s.flags.lockTimeout, Logger: s.log,
 		Emit: func(e event.Event) {

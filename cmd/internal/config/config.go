@@ -18,6 +18,7 @@ import (
 	"go.yaml.in/yaml/v3"
 
 	"converge.dev/converge/cmd/internal/nearest"
+	"converge.dev/converge/engine/plan"
 	"converge.dev/converge/files"
 	"converge.dev/converge/providers/all"
 )
@@ -55,7 +56,19 @@ type Secrets struct {
 
 // Policy bounds what a plan may do, whatever the document that it was made from allows.
 type Policy struct {
-	MaxDestroy string `yaml:"max_destroy"` // 3, or 10% of what is recorded; without it the document's own limit holds
+	MaxDestroy Limit `yaml:"max_destroy,omitempty"` // without it the document's own limit holds
+}
+
+// A Limit is a number of things, 3, or a share of what is recorded, 10%.
+type Limit string
+
+// UnmarshalYAML refuses what is no limit: it would be found no earlier than when it is needed.
+func (l *Limit) UnmarshalYAML(n *yaml.Node) error {
+	if _, err := plan.Budget(n.Value, 0); err != nil {
+		return fmt.Errorf("line %d: policy.%w", n.Line, err)
+	}
+	*l = Limit(n.Value)
+	return nil
 }
 
 // Dir is the folder of the file, where its relative paths begin.

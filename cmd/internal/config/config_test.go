@@ -30,12 +30,16 @@ carbide:
   tls: {ca: x}
 nodes:
   gpu-01: {ovs: "unix:/run/db.sock"}
+policy: {max_destroy: 3}
 `)
 	if err != nil {
 		t.Fatal(err)
 	}
 	if f.Site != "fra1" || len(f.Etcd.Endpoints) != 2 || f.Carbide.Address != "carbide:1079" || f.Nodes["gpu-01"].OVS == "" {
 		t.Errorf("%+v", f)
+	}
+	if f.Policy.MaxDestroy != "3" {
+		t.Errorf("the limit is %q", f.Policy.MaxDestroy)
 	}
 	if f.Etcd.CA != filepath.Join(f.Dir(), "tls/ca.crt") || f.Etcd.Cert != "/etc/c.crt" || f.Etcd.Key != "" {
 		t.Errorf("paths begin at the folder of the file: %+v", f.Etcd)
@@ -53,6 +57,9 @@ func TestWhatIsNotKnownIsRefused(t *testing.T) {
 		"carbide: {tls: {mod: x}, adress: y}\n":         {`"carbide.tls.mod"`, `"carbide.adress"`},
 		"a: &x {b: 1}\ncarbide: *x\n":                   {`"a"`, `"carbide.b"`},
 		"etcd: [1]\n":                                   {"line 1"},
+		"policy: {max_destroy: many}\n":                 {"line 1", "policy.max_destroy", `"many"`},
+		"policy: {max_destroy: \"\"}\n":                 {"policy.max_destroy"},
+		"policy: {max_destroy: -1}\n":                   {"policy.max_destroy"},
 		"site: [\n":                                     {"line"},
 		"site: a\nsite: b\n":                            {"site"},
 		"carbide:\n  address: a\n  parallel: many\n":    {"line 3"},
