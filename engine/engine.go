@@ -32,7 +32,7 @@ type Options struct {
 	// an error. The engine closes the set.
 	Open func(ctx context.Context, site schema.Site, needs []Need) (*providers.Set, error)
 
-	Secrets     secret.Options         // where secrets are read; zero: the environment, and no file
+	Secrets     secret.Options         // where secrets are read; zero: the environment, by own documents only, and no file
 	Who         string                 // USER@HOST, for locks and runs
 	Version     string                 // of converge, for locks
 	PID         int                    // for locks

@@ -28,6 +28,11 @@ import (
 func (e *Engine) Plan(ctx context.Context, doc *schema.Document, o plan.Options) (*plan.Plan, error) {
 	if !o.Destroy && !o.Sweep { // nothing is set, so nothing need be read
 		var err error
+		if !doc.Author.Own {
+			if err := Foreign(e.o.Kinds, e.o.Secrets.Source, doc); err != nil {
+				return nil, err
+			}
+		}
 		if doc, err = e.sealed(ctx, doc); err != nil {
 			return nil, err
 		}
@@ -41,6 +46,7 @@ func (e *Engine) Plan(ctx context.Context, doc *schema.Document, o plan.Options)
 	if err != nil {
 		return nil, err
 	}
+	p.Author = doc.Author
 	head, err := e.o.Store.Head(ctx)
 	switch {
 	case err == nil:
@@ -87,6 +93,11 @@ func (e *Engine) Apply(ctx context.Context, p *plan.Plan, o ApplyOptions) (Resul
 	}
 	if len(p.Refusals) > 0 {
 		return Result{}, &RefusedError{p.Refusals}
+	}
+	if !p.Author.Own {
+		if err := e.foreign(p); err != nil {
+			return Result{}, err
+		}
 	}
 	if len(p.Unknown) > 0 && !o.AllowPartial {
 		return Result{}, &UnknownError{p.Unknown}

@@ -30,6 +30,59 @@ func (e *Engine) secrets(ctx context.Context) *secret.Vault {
 	return e.vault
 }
 
+// Foreign refuses a document that others wrote when it names secrets that source does not allow such a document. All of
+// them are named in the *RefusedError, each with the setting that would allow it. No secret is read.
+func Foreign(kinds schema.Kinds, source secret.Source, doc *schema.Document) error {
+	var refusals []plan.Refusal
+	for i := range doc.Resources {
+		r := &doc.Resources[i]
+		refusals = append(refusals, notAllowed(kinds, source, r.Ref, r.Spec)...)
+	}
+	if len(refusals) > 0 {
+		return &RefusedError{refusals}
+	}
+	return nil
+}
+
+// foreign is Foreign for a plan that was made before, perhaps with another configuration.
+func (e *Engine) foreign(p *plan.Plan) error {
+	var refusals []plan.Refusal
+	for i := range p.Steps {
+		s := &p.Steps[i]
+		for _, spec := range []schema.Object{s.Want, s.After} {
+			for _, r := range notAllowed(e.o.Kinds, e.o.Secrets.Source, s.Ref, spec) {
+				if !slices.Contains(refusals, r) {
+					refusals = append(refusals, r)
+				}
+			}
+		}
+	}
+	if len(refusals) > 0 {
+		return &RefusedError{refusals}
+	}
+	return nil
+}
+
+func notAllowed(kinds schema.Kinds, source secret.Source, ref schema.Ref, spec schema.Object) (refusals []plan.Refusal) {
+	kind := kinds[ref.Kind]
+	if kind == nil || !sealed.Held(kind) {
+		return nil
+	}
+	_, _ = sealed.Each(kind, spec, func(path string, s any) (any, error) {
+		m, _ := s.(map[string]any)
+		from, _ := m["from"].(string)
+		if only, setting := source.Allows(from); from != "" && only != "" {
+			refusals = append(refusals, plan.Refusal{
+				Ref:    ref,
+				Reason: fmt.Sprintf("%s: %s: a document from the store or the inbox may name only %s", path, from, only),
+				Remedy: "to allow it, say in converge.yaml: " + setting,
+			})
+		}
+		return s, nil
+	})
+	return refusals
+}
+
 // sealed gives a document with the digests of its secrets in the specs. What cannot be read is all named at once.
 func (e *Engine) sealed(ctx context.Context, doc *schema.Document) (*schema.Document, error) {
 	v := e.secrets(ctx)

@@ -163,4 +163,13 @@ type Document struct {
 	Resources []Resource // sorted by Ref
 	JSON      []byte     // the document as plain JSON, as it enters the store: keys sorted, defaults not filled in
 	Digest    string     // hex SHA-256 of JSON
+	Author    Author     // where it comes from; the zero Author is a stranger
+}
+
+// An Author says where a document comes from, which decides what it may name. A signature says who wrote it, and no more.
+type Author struct {
+	Own    bool   `json:"own,omitempty"`    // whoever runs the command named its files: it may name every secret
+	By     string `json:"by,omitempty"`     // who put it into the store: USER@HOST, or inbox
+	Signer string `json:"signer,omitempty"` // whose trusted signature it has, by the name that the configuration gives
+	Key    string `json:"key,omitempty"`    // the key that the signature fits, trusted or not; empty: it is not signed
 }

@@ -6,9 +6,11 @@ import (
 	"encoding/hex"
 	"errors"
 	"fmt"
+	"reflect"
 	"time"
 
 	"converge.dev/converge/schema"
+	"converge.dev/converge/schema/signed"
 )
 
 // AnyRevision lets [Store.PutDocument] write over whatever is there.
@@ -46,13 +48,19 @@ func (e *ConflictError) Unwrap() error { return ErrGuard }
 // [Head.Revision] that the writer has seen, 0 for "there is none", [AnyRevision] for any; a *ConflictError tells that it
 // does not fit. A body that is the newest revision already changes nothing and returns that.
 func (s *Store) PutDocument(ctx context.Context, body []byte, digest string, serial int64, by string, ifRevision int64) (Head, error) {
+	return s.PutSigned(ctx, body, digest, nil, serial, by, ifRevision)
+}
+
+// PutSigned is PutDocument for a document with a signature, which is stored beside it and is not checked here. The newest
+// revision, put again with another signature, keeps its serial and gets that signature; put again without one, it keeps its own.
+func (s *Store) PutSigned(ctx context.Context, body []byte, digest string, sig *signed.Signature, serial int64, by string, ifRevision int64) (Head, error) {
 	if sum := sha256.Sum256(body); hex.EncodeToString(sum[:]) != digest {
 		return Head{}, fmt.Errorf("put the document: %w: the digest is not that of the bytes", ErrInvalid)
 	}
 	var err error
 	for range 10 { // each further turn means that another writer was faster
 		var head Head
-		head, err = s.putDocument(ctx, body, digest, serial, by, ifRevision)
+		head, err = s.putDocument(ctx, body, digest, sig, serial, by, ifRevision)
 		if err == nil {
 			_ = s.trim(ctx, head) // the document is written; what is left lying is for the next writer
 			return head, nil
@@ -66,7 +74,7 @@ func (s *Store) PutDocument(ctx context.Context, body []byte, digest string, ser
 }
 
 // putDocument tries once. It fails with ErrGuard when the store changed between its reads and its write.
-func (s *Store) putDocument(ctx context.Context, body []byte, digest string, serial int64, by string, ifRevision int64) (Head, error) {
+func (s *Store) putDocument(ctx context.Context, body []byte, digest string, sig *signed.Signature, serial int64, by string, ifRevision int64) (Head, error) {
 	head, err := s.Head(ctx)
 	if err != nil && !errors.Is(err, ErrNotFound) {
 		return Head{}, err
@@ -76,10 +84,12 @@ func (s *Store) putDocument(ctx context.Context, body []byte, digest string, ser
 		return Head{}, err
 	}
 	switch {
-	case head.Serial > 0 && head.Digest == digest:
+	case head.Serial > 0 && head.Digest == digest && (sig == nil || reflect.DeepEqual(sig, head.Signature)):
 		return head, nil
 	case ifRevision != AnyRevision && ifRevision != head.Revision:
 		return Head{}, &ConflictError{head, fmt.Sprintf("revision %d was expected", ifRevision)}
+	case head.Serial > 0 && head.Digest == digest:
+		serial = head.Serial
 	case head.Serial >= schema.MaxSerial:
 		return Head{}, fmt.Errorf("%w: the newest revision has %d, the largest there is, so none can follow it", ErrLastSerial, head.Serial)
 	case serial > schema.MaxSerial:
@@ -93,7 +103,7 @@ func (s *Store) putDocument(ctx context.Context, body []byte, digest string, ser
 	if err != nil {
 		return Head{}, err
 	}
-	next := Head{Serial: serial, Digest: digest, Size: len(body), Chunks: chunks, By: by, At: time.Now().UTC()}
+	next := Head{Serial: serial, Digest: digest, Size: len(body), Chunks: chunks, By: by, At: time.Now().UTC(), Signature: sig}
 	next.Revision, err = s.kv.Commit(ctx,
 		[]Guard{
 			{Key: s.key("document/head"), Revision: head.Revision},

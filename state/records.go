@@ -4,6 +4,7 @@ import (
 	"time"
 
 	"converge.dev/converge/schema"
+	"converge.dev/converge/schema/signed"
 )
 
 // A Head is one revision of a site's document.
@@ -15,6 +16,8 @@ type Head struct {
 	By       string    `json:"by"`     // who wrote it: USER@HOST, or inbox
 	At       time.Time `json:"at"`
 	Revision int64     `json:"-"` // of the store, for compare-and-swap
+
+	Signature *signed.Signature `json:"signature,omitempty"` // over the JSON; whoever reads the document checks it
 }
 
 // A Record is what converge remembers about a resource that it made or adopted.

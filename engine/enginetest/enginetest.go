@@ -114,7 +114,7 @@ func (s *Site) Events() []event.Event {
 // Document makes a document of resources, each a ref and its spec as JSON, with references found.
 func (s *Site) Document(tb testing.TB, resources map[string]string) *schema.Document {
 	tb.Helper()
-	d := &schema.Document{Site: schema.Site{Name: "test", ID: SiteID}, Policy: schema.Policy{MaxDestroy: "100%"}}
+	d := &schema.Document{Site: schema.Site{Name: "test", ID: SiteID}, Policy: schema.Policy{MaxDestroy: "100%"}, Author: schema.Author{Own: true}}
 	for text, spec := range resources {
 		ref, err := schema.ParseRef(text)
 		if err != nil {

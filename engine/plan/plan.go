@@ -51,6 +51,7 @@ type Plan struct {
 	Document json.RawMessage `json:"document,omitempty"` // the desired document; absent in a destroy plan
 	Digest   string          `json:"document_digest,omitempty"`
 	Revision int64           `json:"document_revision,omitempty"` // of the store's head when planned from it
+	Author   schema.Author   `json:"author,omitzero"`             // of the document
 	Destroy  bool            `json:"destroy,omitempty"`
 	Sweep    bool            `json:"sweep,omitempty"` // removes strays, and nothing else
 

@@ -8,6 +8,7 @@ import (
 	"path"
 	"path/filepath"
 	"slices"
+	"strconv"
 	"strings"
 	"unicode/utf8"
 
@@ -22,7 +23,7 @@ const MaxSize = 64 << 10
 // A Source says where secrets may be read.
 type Source struct {
 	Lookup func(name string) (string, bool) // the environment; nil is os.LookupEnv
-	Names  []string                         // variables that may be named, with * for any text; nil: all
+	Names  []string                         // variables that may be named, with * for any text; nil: all, by who reads; see Allows
 	Dir    string                           // folder of the files that may be named; empty: none may
 }
 
@@ -42,6 +43,36 @@ func (s Source) Unreadable(k *schema.Kind, spec schema.Object) (reasons []error)
 		reasons = append(reasons, err)
 	}
 	return reasons
+}
+
+// Allows says whether a document that others wrote may name a place: only what is listed, so without a list no variable,
+// without a folder no file, and a file only by its path in the folder, so that nobody learns from an answer what lies
+// elsewhere. Of a place that it may not name it says what it may name instead, and which setting would allow this one.
+func (s Source) Allows(from string) (only, setting string) {
+	scheme, name, _ := strings.Cut(from, ":")
+	switch {
+	case scheme == "env" && s.Names == nil || scheme == "env" && !s.named(name):
+		return "variables that are listed", "secrets: {env: [" + yamlText(name) + "]}"
+	case scheme == "file" && s.Dir == "":
+		return "files in the folder of secrets, and none is configured", "secrets: {dir: FOLDER}"
+	case scheme == "file" && !filepath.IsLocal(name):
+		return "files by a relative path in the folder of secrets", "secrets: {dir: FOLDER}, with the file in that folder"
+	case scheme != "env" && scheme != "file":
+		return "env:NAME and file:PATH", "secrets"
+	}
+	return "", ""
+}
+
+// yamlText writes a name as an element of a list in YAML.
+func yamlText(name string) string {
+	if strings.Trim(name, "ABCDEFGHIJKLMNOPQRSTUVWXYZabcdefghijklmnopqrstuvwxyz0123456789_") == "" && name != "" {
+		return name
+	}
+	return strconv.Quote(name)
+}
+
+func (s Source) named(name string) bool {
+	return slices.ContainsFunc(s.Names, func(p string) bool { ok, err := path.Match(p, name); return ok && err == nil })
 }
 
 // Read reads the secret at a place, env:NAME or file:PATH. An error names the place and never the value.
@@ -76,7 +107,7 @@ func (s Source) text(from string) (string, error) {
 }
 
 func (s Source) variable(name string) (string, error) {
-	if s.Names != nil && !slices.ContainsFunc(s.Names, func(p string) bool { ok, err := path.Match(p, name); return ok && err == nil }) {
+	if s.Names != nil && !s.named(name) {
 		return "", errors.New("documents may not use this variable; secrets.env in the configuration says which they may")
 	}
 	lookup := s.Lookup

@@ -140,6 +140,9 @@ func (a *app) apply(c *cobra.Command, f applying, args []string) error {
 	case len(p.Unknown) > 0 && !f.partial:
 		return &engine.UnknownError{Unknown: p.Unknown}
 	}
+	if err := s.admit(ctx, p); err != nil {
+		return err
+	}
 	if err := a.approval(ctx, &f, p); err != nil {
 		return err
 	}
@@ -194,6 +197,9 @@ func (a *app) applySaved(ctx context.Context, c *cobra.Command, f applying, save
 		}}}
 	}
 	if err != nil {
+		return err
+	}
+	if err := s.admit(ctx, p); err != nil {
 		return err
 	}
 	e, err := s.engine()

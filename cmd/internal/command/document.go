@@ -2,6 +2,8 @@ package command
 
 import (
 	"context"
+	"crypto/sha256"
+	"encoding/hex"
 	"encoding/json"
 	"errors"
 	"fmt"
@@ -9,8 +11,10 @@ import (
 	"strings"
 
 	"converge.dev/converge/cmd/internal/view"
+	"converge.dev/converge/engine"
 	"converge.dev/converge/schema"
 	"converge.dev/converge/schema/load"
+	"converge.dev/converge/schema/signed"
 	"converge.dev/converge/state"
 )
 
@@ -20,7 +24,11 @@ func (a *app) load(ctx context.Context, paths []string) (*schema.Document, error
 	if err != nil {
 		return nil, err
 	}
-	return a.loadSources(ctx, sources...)
+	doc, err := a.loadSources(ctx, sources...)
+	if doc != nil {
+		doc.Author = schema.Author{Own: true} // whoever runs this command says so by naming it
+	}
+	return doc, err
 }
 
 func (a *app) loadSources(ctx context.Context, sources ...load.Source) (*schema.Document, error) {
@@ -66,7 +74,7 @@ func (a *app) desired(ctx context.Context, paths []string) (*session, *schema.Do
 		}
 		s, err := a.open(ctx, doc, paths)
 		if err == nil {
-			err = s.sameSite(ctx, doc)
+			err = s.sameSite(ctx, doc, "the document")
 		}
 		return s, doc, err
 	}
@@ -83,7 +91,7 @@ func (a *app) desired(ctx context.Context, paths []string) (*session, *schema.Do
 
 // stored loads a revision of the document from the store, the newest for serial 0.
 func (s *session) stored(ctx context.Context, serial int64) (*schema.Document, error) {
-	head, body, err := s.store.Document(ctx, serial)
+	head, t, err := s.document(ctx, serial)
 	if errors.Is(err, state.ErrNotFound) {
 		if serial != 0 {
 			return nil, &view.Problem{What: fmt.Sprintf("the store has no document with serial %d", serial), Fix: "See: converge history", Err: err}
@@ -96,23 +104,37 @@ func (s *session) stored(ctx context.Context, serial int64) (*schema.Document, e
 	if err != nil {
 		return nil, err
 	}
-	doc, err := s.loadSources(ctx, load.Source{Name: fmt.Sprintf("serial-%d.json", head.Serial), Data: body})
+	doc, err := s.loadSources(ctx, load.Source{Name: fmt.Sprintf("serial-%d.json", head.Serial), Data: t.body})
 	if err != nil {
 		return nil, err
 	}
-	doc.Site.Serial = head.Serial
+	if t.sig != nil {
+		if doc.Site.Serial != head.Serial {
+			return nil, refusal{&view.Problem{
+				What:  "the document is refused: it was not signed with this serial",
+				Where: fmt.Sprintf("the store has it as serial %d, and it says %d", head.Serial, doc.Site.Serial), Fix: "Have a new one signed, with a higher serial.",
+			}}
+		}
+		doc.JSON, doc.Digest = t.body, head.Digest // the very bytes that were signed
+	}
+	doc.Site.Serial, doc.Author = head.Serial, t.author
 	return doc, nil
 }
 
 // identity gives the site without loading its whole document.
 func (s *session) identity(ctx context.Context) (schema.Site, error) {
-	head, body, err := s.store.Document(ctx, 0)
+	head, t, err := s.document(ctx, 0)
 	if errors.Is(err, state.ErrNotFound) {
 		return schema.Site{Name: s.site}, nil
 	}
 	if err != nil {
 		return schema.Site{}, err
 	}
+	return siteOf(head, t.body)
+}
+
+// siteOf gives the site of a stored document.
+func siteOf(head state.Head, body []byte) (schema.Site, error) {
 	var doc struct {
 		Site schema.Site `json:"site"`
 	}
@@ -121,31 +143,6 @@ func (s *session) identity(ctx context.Context) (schema.Site, error) {
 	}
 	doc.Site.Serial = head.Serial
 	return doc.Site, nil
-}
-
-// sameSite refuses a document with another id than the site has: the ids of all that was made derive from it, so nothing
-// of the site would be known to it as its own.
-func (s *session) sameSite(ctx context.Context, doc *schema.Document) error {
-	head, err := s.store.Head(ctx)
-	if errors.Is(err, state.ErrNotFound) || err == nil && head.Digest == doc.Digest {
-		return nil
-	}
-	if err != nil {
-		return err
-	}
-	site, err := s.identity(ctx)
-	if err != nil { // a document that is damaged must not keep the next one out
-		s.view.Warn("the id of the site was not compared, as its newest document cannot be read: " + err.Error())
-		return nil
-	}
-	if site.ID == doc.Site.ID {
-		return nil
-	}
-	return &view.Problem{
-		What:  "the document is for another site, of the same name",
-		Where: fmt.Sprintf("its site.id is %s, and serial %d of site %s has %s", doc.Site.ID, head.Serial, s.site, site.ID),
-		Fix:   "The id of a site never changes: write that one, or give the other site another name.",
-	}
 }
 
 // unreadable lists the secrets of a document that this process cannot read, one on a line, with the reasons.
@@ -169,36 +166,28 @@ func (s *session) takeInbox(ctx context.Context) error {
 	if err != nil || body == nil {
 		return err
 	}
-	doc, err := s.loadBounded(ctx, load.InboxBounds, load.Source{Name: "inbox.json", Data: body})
+	inbox := s.store.Path() + "/inbox"
+	t, doc, err := s.readInbox(ctx, body, inbox)
+	var refused *engine.RefusedError
+	if said(err) || errors.As(err, &refused) || errors.As(err, new(refusal)) {
+		s.view.Note("It stays in " + inbox + ". Have it corrected there, or delete that key to go on with the newest valid document.")
+	}
 	if err != nil {
-		if said(err) {
-			s.view.Note("It stays in " + s.store.Path() + "/inbox. Have it corrected there, or delete that key to go on with the newest valid document.")
-		}
-		return err
-	}
-	if doc.Site.Name != s.site {
-		return &view.Problem{
-			What: "the document in the inbox is for another site", Where: s.store.Path() + "/inbox says " + doc.Site.Name,
-			Fix: "Have it corrected there, or delete that key.",
-		}
-	}
-	if err := s.sameSite(ctx, doc); err != nil {
-		s.view.Note("It lies in " + s.store.Path() + "/inbox.")
 		return err
 	}
 	if missing := s.unreadable(doc); missing != "" {
-		return &view.Problem{
+		return refusal{&view.Problem{
 			What: "the document in the inbox names secrets that cannot be read", Where: missing,
-			Fix: "Provide them here, or have the document corrected in " + s.store.Path() + "/inbox, or delete that key.",
-		}
+			Fix: "Provide them here, or have the document corrected in " + inbox + ", or delete that key.",
+		}}
 	}
-	head, err := s.store.PutDocument(ctx, doc.JSON, doc.Digest, doc.Site.Serial, "inbox", state.AnyRevision)
+	head, err := s.store.PutSigned(ctx, doc.JSON, doc.Digest, t.sig, doc.Site.Serial, "inbox", state.AnyRevision)
 	var conflict *state.ConflictError
 	if errors.As(err, &conflict) {
-		return &view.Problem{
+		return refusal{&view.Problem{
 			What: "the document in the inbox is not newer than the site's", Where: conflict.Error(),
-			Fix: "Have its serial raised in " + s.store.Path() + "/inbox, or delete that key.", Err: err,
-		}
+			Fix: "Have its serial raised in " + inbox + ", or delete that key.", Err: err,
+		}}
 	}
 	if err != nil {
 		return err
@@ -206,8 +195,42 @@ func (s *session) takeInbox(ctx context.Context) error {
 	if err := s.store.ClearInbox(ctx, revision); err != nil && !errors.Is(err, state.ErrGuard) { // something newer came: next time
 		return err
 	}
-	s.view.Note(fmt.Sprintf("Took serial %d from the inbox.", head.Serial))
+	s.view.Note(fmt.Sprintf("Took serial %d from the inbox, %s.", head.Serial, view.Authorship(t.author)))
 	return nil
+}
+
+// readInbox reads what lies in the inbox, a plain document or one in an envelope, and refuses what the site does not take.
+// The signature is checked before anything of the document is looked at.
+func (s *session) readInbox(ctx context.Context, body []byte, inbox string) (taken, *schema.Document, error) {
+	payload, sig, err := signed.Open(body)
+	if err != nil {
+		return taken{}, nil, refusal{&view.Problem{What: "the document is refused: its envelope is not good", Where: inbox + ": " + err.Error(), Err: err}}
+	}
+	t, err := s.take(payload, sig, "inbox", inbox)
+	if err != nil {
+		return taken{}, nil, err
+	}
+	doc, err := s.loadBounded(ctx, load.InboxBounds, load.Source{Name: "inbox.json", Data: payload})
+	if err != nil {
+		return taken{}, nil, err
+	}
+	switch {
+	case doc.Site.Name != s.site:
+		return taken{}, nil, refusal{&view.Problem{What: "the document in the inbox is for another site", Where: inbox + " says " + doc.Site.Name}}
+	case t.sig != nil && doc.Site.Serial == 0:
+		return taken{}, nil, refusal{unnumbered("the signed document in the inbox")}
+	case t.sig != nil:
+		sum := sha256.Sum256(payload)
+		doc.JSON, doc.Digest = payload, hex.EncodeToString(sum[:]) // the very bytes that were signed
+	}
+	if err := s.sameSite(ctx, doc, inbox); err != nil {
+		return taken{}, nil, err
+	}
+	sch, err := s.schema()
+	if err != nil {
+		return taken{}, nil, err
+	}
+	return t, doc, engine.Foreign(sch.Kinds(), s.secrets(), doc)
 }
 
 // revision gives the document that REV names: a serial, head, or a file.

@@ -8,12 +8,15 @@ import (
 
 	"github.com/spf13/cobra"
 
+	"converge.dev/converge/cmd/internal/config"
 	"converge.dev/converge/cmd/internal/view"
+	"converge.dev/converge/schema/signed"
 	"converge.dev/converge/state"
 )
 
 func (a *app) putCommand() *cobra.Command {
 	ifRevision := int64(state.AnyRevision)
+	var key string
 	c := &cobra.Command{
 		Use:   "put DOCUMENT...",
 		Short: "Write a document to the store",
@@ -21,13 +24,18 @@ func (a *app) putCommand() *cobra.Command {
 plain JSON: CUE is evaluated here, never at the site. Its serial must be above that of
 the newest revision; one without a serial is given the next. Its site.id must be that
 of the newest revision. Secrets that cannot be read here are warned of: they must be
-readable where the document is planned.`,
+readable where the document is planned.
+
+With -sign the stored bytes are signed, so that a site that trusts the key (trust in
+converge.yaml) knows who wrote them. Such a document says its serial itself.`,
 		Example: `  converge put site.cue
+  openssl genpkey -algorithm ed25519 -out me.key; converge put -sign=me.key site.cue
   converge put -if-revision=17 site.json    fails when somebody else wrote meanwhile`,
 		Args:              atLeast(1),
 		ValidArgsFunction: completeDocuments,
 	}
 	c.Flags().Int64Var(&ifRevision, "if-revision", state.AnyRevision, "write only if the newest revision is this `n`umber; 0 for none")
+	c.Flags().StringVar(&key, "sign", "", "sign it with the ed25519 private key in this `file` (PKCS#8, PEM, mode 0600)")
 	c.RunE = func(c *cobra.Command, args []string) error {
 		ctx := c.Context()
 		doc, err := a.load(ctx, args)
@@ -38,16 +46,29 @@ readable where the document is planned.`,
 		if err != nil {
 			return err
 		}
-		if err := s.sameSite(ctx, doc); err != nil {
-			return err
-		}
 		// Who writes documents need not be able to read the site's secrets: this tells of a misspelt name, and refuses nothing.
 		if missing := s.unreadable(doc); missing != "" {
 			a.view.Warn("secrets that cannot be read here, and that whoever plans this document must be able to read:\n" + missing)
 		}
-		head, err := s.store.PutDocument(ctx, doc.JSON, doc.Digest, doc.Site.Serial, who(), ifRevision)
+		var sig *signed.Signature
+		if key != "" {
+			if sig, err = s.sign(doc, key); err != nil {
+				return err
+			}
+		}
+		t, err := s.take(doc.JSON, sig, who(), "this document") // what could not be read again is not written
 		if err != nil {
 			return err
+		}
+		if err := s.sameSite(ctx, doc, "the document"); err != nil {
+			return err
+		}
+		head, err := s.store.PutSigned(ctx, doc.JSON, doc.Digest, t.sig, doc.Site.Serial, who(), ifRevision)
+		if err != nil {
+			return err
+		}
+		if t.sig != nil && t.author.Signer == "" {
+			s.view.Warn("the key is not in trust.documents of " + config.Name + " here; who is to trust it adds there: {name: NAME, key: \"" + t.sig.Key + "\"}")
 		}
 		if a.flags.json {
 			return a.printJSON(revisionOf(head))
@@ -89,7 +110,7 @@ func (a *app) getCommand() *cobra.Command {
 
 // printDocument prints a revision of the document.
 func (s *session) printDocument(c *cobra.Command, serial int64) error {
-	_, body, err := s.store.Document(c.Context(), serial)
+	_, t, err := s.document(c.Context(), serial)
 	if errors.Is(err, state.ErrNotFound) {
 		_, err = s.stored(c.Context(), serial) // which explains it
 	}
@@ -97,7 +118,7 @@ func (s *session) printDocument(c *cobra.Command, serial int64) error {
 		return err
 	}
 	var text bytes.Buffer
-	if err := json.Indent(&text, body, "", "  "); err != nil {
+	if err := json.Indent(&text, t.body, "", "  "); err != nil {
 		return err
 	}
 	s.print(text.String() + "\n")

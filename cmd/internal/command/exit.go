@@ -65,7 +65,7 @@ func (a *app) status(err error) int {
 		return exitLocked
 	case errors.As(err, &stale), errors.As(err, &spent):
 		return exitStale
-	case errors.As(err, &refused), errors.As(err, &held), errors.As(err, &approve):
+	case errors.As(err, &refused), errors.As(err, &held), errors.As(err, &approve), errors.As(err, new(refusal)):
 		return exitRefused
 	case errors.As(err, &unknown):
 		return exitUnknown

@@ -168,7 +168,7 @@ func (s *session) engine() (*engine.Engine, error) {
 	return e, nil
 }
 
-// secrets says where the secrets of documents are read.
+// secrets says where documents find secrets.
 func (s *session) secrets() secret.Source {
 	return secret.Source{Lookup: s.env.lookup, Names: s.conf.Secrets.Env, Dir: s.conf.Secrets.Dir}
 }

@@ -5,6 +5,7 @@
 package config
 
 import (
+	"crypto/ed25519"
 	"errors"
 	"fmt"
 	"io/fs"
@@ -12,6 +13,7 @@ import (
 	"path/filepath"
 	"reflect"
 	"regexp"
+	"slices"
 	"strings"
 	"syscall"
 
@@ -21,6 +23,7 @@ import (
 	"converge.dev/converge/engine/plan"
 	"converge.dev/converge/files"
 	"converge.dev/converge/providers/all"
+	"converge.dev/converge/schema/signed"
 )
 
 // maxSize bounds the file.
@@ -35,6 +38,7 @@ type File struct {
 	Etcd       Etcd    `yaml:"etcd"` // the store; without endpoints it is embedded
 	Secrets    Secrets `yaml:"secrets"`
 	Policy     Policy  `yaml:"policy"`
+	Trust      Trust   `yaml:"trust"`
 	all.Config `yaml:",inline"`
 
 	Path string `yaml:"-"` // of the file; empty when there is none
@@ -51,7 +55,22 @@ type Etcd struct {
 // Secrets says where a document may say that a secret is found.
 type Secrets struct {
 	Dir string   `yaml:"dir"` // folder of the files that may be named; without it none may
-	Env []string `yaml:"env"` // variables that may be named, with * for any text; without it all may
+	Env []string `yaml:"env"` // variables that may be named, with * for any text; without it all by files on the command line, none from the store
+}
+
+// Trust says whose documents the site takes from the store and from the inbox.
+type Trust struct {
+	Documents []Signer `yaml:"documents"` // whose signatures count
+	Require   bool     `yaml:"require"`   // nothing else is taken
+
+	Signers signed.Trust `yaml:"-"` // Documents with their keys, by [Read]
+}
+
+// A Signer is somebody whose signature counts, and his public key: as text or in a file.
+type Signer struct {
+	Name string `yaml:"name"`
+	Key  string `yaml:"key"`  // ed25519:BASE64
+	File string `yaml:"file"` // PEM, as openssl pkey -pubout writes it
 }
 
 // Policy bounds what a plan may do, whatever the document that it was made from allows.
@@ -104,7 +123,40 @@ func Read(path string) (*File, error) {
 			*p = filepath.Join(f.Dir(), *p)
 		}
 	}
+	if err := f.readSigners(); err != nil {
+		return nil, fmt.Errorf("%s: trust: %w", path, err)
+	}
 	return f, nil
+}
+
+// readSigners reads the keys of those whose signatures count.
+func (f *File) readSigners() error {
+	for i, d := range f.Trust.Documents {
+		var key ed25519.PublicKey
+		var err error
+		switch {
+		case d.Name == "" || strings.TrimSpace(d.Name) != d.Name:
+			return fmt.Errorf("documents: number %d has no name", i+1)
+		case slices.ContainsFunc(f.Trust.Signers, func(s signed.Signer) bool { return s.Name == d.Name }):
+			return fmt.Errorf("documents: the name %s is there twice; when somebody changes keys, give the new one another name", d.Name)
+		case (d.Key == "") == (d.File == ""):
+			return fmt.Errorf("documents: %s: want either key or file", d.Name)
+		case d.Key != "":
+			key, err = signed.ParseName(d.Key)
+		case filepath.IsAbs(d.File):
+			key, err = signed.ReadPublicKey(d.File)
+		default:
+			key, err = signed.ReadPublicKey(filepath.Join(f.Dir(), d.File))
+		}
+		if err != nil {
+			return fmt.Errorf("documents: %s: %w", d.Name, err)
+		}
+		f.Trust.Signers = append(f.Trust.Signers, signed.Signer{Name: d.Name, Key: key})
+	}
+	if f.Trust.Require && len(f.Trust.Signers) == 0 {
+		return errors.New("require is set and documents is empty: no document could ever be taken")
+	}
+	return nil
 }
 
 func parse(data []byte) (*File, error) {
@@ -147,6 +199,13 @@ func known(n *yaml.Node, t reflect.Type, path string) error {
 	}
 	if n.Kind == yaml.AliasNode {
 		n = n.Alias
+	}
+	if n.Kind == yaml.SequenceNode && t.Kind() == reflect.Slice {
+		var errs []error
+		for i, below := range n.Content {
+			errs = append(errs, known(below, t.Elem(), fmt.Sprintf("%s%d.", path, i)))
+		}
+		return errors.Join(errs...)
 	}
 	if n.Kind != yaml.MappingNode {
 		return nil // a wrong type is found when it is decoded

@@ -89,7 +89,25 @@ func planOrigin(p *plan.Plan) string {
 	if p.Site.Serial > 0 {
 		site += fmt.Sprintf(", serial %d", p.Site.Serial)
 	}
+	if by := Authorship(p.Author); by != "" {
+		site += ", " + by
+	}
 	return site
+}
+
+// Authorship says who signed a document and who put it into the store; empty for one whose files the command named.
+func Authorship(a schema.Author) string {
+	switch {
+	case a.Own:
+		return ""
+	case a.Signer != "":
+		return "signed by " + a.Signer
+	case a.Key != "":
+		return "signed with a key that is not trusted, put by " + a.By
+	case a.By != "":
+		return "unsigned, put by " + a.By
+	}
+	return ""
 }
 
 func (t *planText) line(format string, args ...any) {

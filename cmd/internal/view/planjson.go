@@ -106,6 +106,9 @@ type planSource struct {
 	Revision int64  `json:"revision,omitempty"`
 	Serial   int64  `json:"serial,omitempty"`
 	Digest   string `json:"digest,omitempty"`
+	PutBy    string `json:"put_by,omitempty"` // who put it into the store; empty for files that the command named
+	Signer   string `json:"signer,omitempty"` // whose trusted signature it has
+	Key      string `json:"key,omitempty"`    // of the signature, trusted or not
 }
 
 type planStep struct {
@@ -138,7 +141,7 @@ func PlanDocument(p *plan.Plan, o PlanOrigin) any {
 		ResourceChanges: []resourceChange{},
 		Converge: planExtra{
 			Version: o.Converge, PlanID: o.Digest, Site: p.Site, Destroy: p.Destroy, Steps: []planStep{}, NoReturn: p.NoReturn, Approval: p.Approval(), Approvals: []string{},
-			Document: planSource{p.Revision, p.Site.Serial, p.Digest}, Counts: p.Counts(), Unchanged: p.Unchanged,
+			Document: planSource{p.Revision, p.Site.Serial, p.Digest, p.Author.By, p.Author.Signer, p.Author.Key}, Counts: p.Counts(), Unchanged: p.Unchanged,
 			Unmanaged: list(p.Unmanaged), Unknown: list(p.Unknown), Unsupported: list(p.Unsupported), Refusals: list(p.Refusals),
 		},
 	}

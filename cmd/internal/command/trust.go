@@ -1,0 +1,137 @@
+package command
+
+import (
+	"context"
+	"errors"
+	"fmt"
+
+	"converge.dev/converge/cmd/internal/config"
+	"converge.dev/converge/cmd/internal/view"
+	"converge.dev/converge/engine/plan"
+	"converge.dev/converge/schema"
+	"converge.dev/converge/schema/signed"
+	"converge.dev/converge/state"
+)
+
+// A refusal is a problem that ends a command with the status of what is refused.
+type refusal struct{ *view.Problem }
+
+// Unwrap gives the problem, in the form in which it is shown.
+func (r refusal) Unwrap() error { return r.Problem }
+
+// A taken document is one of the store or the inbox after its signature was checked.
+type taken struct {
+	body   []byte
+	sig    *signed.Signature // by the key that it fits; nil: it is not signed
+	author schema.Author
+}
+
+// take checks the signature of a document that others may have written, and whether the site takes it. Where says where it
+// lies. Nothing of the document was read before, and nothing of it is repeated.
+func (s *session) take(body []byte, sig *signed.Signature, by, where string) (taken, error) {
+	t := taken{body: body, author: schema.Author{By: by}}
+	if sig != nil {
+		signer, key, err := s.conf.Trust.Signers.Check(*sig, body)
+		if err != nil {
+			return taken{}, refusal{&view.Problem{
+				What: "the document is refused: its signature is not good", Where: where + ": " + err.Error(),
+				Fix: "It was changed after it was signed, or signed with a key that is not in trust.documents of " + config.Name + ". Have it signed again.", Err: err,
+			}}
+		}
+		t.sig = &signed.Signature{Key: key, Sig: sig.Sig}
+		t.author.Signer, t.author.Key = signer, key
+	}
+	if s.conf.Trust.Require && t.author.Signer == "" {
+		why := "it is not signed"
+		if t.author.Key != "" {
+			why = "it is signed with the key " + t.author.Key + ", which is not in trust.documents"
+		}
+		return taken{}, refusal{&view.Problem{
+			What: "the document is refused: the site takes only documents with a trusted signature", Where: where + ": " + why,
+			Fix: "Sign it: converge put -sign=KEYFILE site.cue. Whose signatures count stands in trust.documents of " + s.conf.Path + ".",
+		}}
+	}
+	return t, nil
+}
+
+// document reads a revision of the document, the newest for serial 0, and checks its signature.
+func (s *session) document(ctx context.Context, serial int64) (state.Head, taken, error) {
+	head, body, err := s.store.Document(ctx, serial)
+	if err != nil {
+		return head, taken{}, err
+	}
+	t, err := s.take(body, head.Signature, head.By, fmt.Sprintf("serial %d in the store, put by %s", head.Serial, head.By))
+	return head, t, err
+}
+
+// sign signs a document with the key in a file. A signed document says its serial itself, so that an older one cannot be
+// played again.
+func (s *session) sign(doc *schema.Document, file string) (*signed.Signature, error) {
+	key, err := signed.ReadPrivateKey(file)
+	if err != nil {
+		return nil, &view.Problem{What: "the document cannot be signed", Where: err.Error(), Err: err}
+	}
+	if doc.Site.Serial == 0 {
+		return nil, unnumbered("the document that is to be signed")
+	}
+	sig := signed.Sign(key, doc.JSON)
+	return &sig, nil
+}
+
+func unnumbered(what string) *view.Problem {
+	return &view.Problem{
+		What: what + " has no serial", Where: "without one, an older document with its signature could be played again",
+		Fix: "Say site.serial in the document; converge history shows the last one.",
+	}
+}
+
+// sameSite refuses a document with another site.id than the newest that the site has: the ids of all that was made derive
+// from it, so nothing of the site would be known to it as its own.
+func (s *session) sameSite(ctx context.Context, doc *schema.Document, where string) error {
+	head, err := s.store.Head(ctx)
+	if errors.Is(err, state.ErrNotFound) || err == nil && head.Digest == doc.Digest {
+		return nil
+	}
+	if err != nil {
+		return err
+	}
+	head, body, err := s.store.Document(ctx, 0) // whoever wrote it: where signatures are asked for from now on, it has none
+	var site schema.Site
+	if err == nil {
+		site, err = siteOf(head, body)
+	}
+	if err != nil { // a document that is damaged must not keep the next one out
+		s.view.Warn("the id of the site was not compared, as its newest document cannot be read: " + err.Error())
+		return nil
+	}
+	if site.ID == "" || site.ID == doc.Site.ID {
+		return nil
+	}
+	return refusal{&view.Problem{
+		What:  "the document is for another site, of the same name",
+		Where: fmt.Sprintf("%s says site.id %s, and serial %d of site %s has %s", where, doc.Site.ID, head.Serial, s.site, site.ID),
+		Fix:   "The id of a site never changes: write that one, or give the other site another name.",
+	}}
+}
+
+// admit refuses to carry out a plan whose document the site does not take by now, or whose revision in the store is no
+// longer what was signed. What destroys or sweeps follows no document.
+func (s *session) admit(ctx context.Context, p *plan.Plan) error {
+	if p.Destroy || p.Sweep || !s.conf.Trust.Require && p.Author.Key == "" {
+		return nil
+	}
+	head, t, err := s.document(ctx, 0)
+	switch {
+	case errors.Is(err, state.ErrNotFound):
+	case err != nil:
+		return err
+	case head.Digest != p.Digest && p.Author.Key != "" && head.Revision != p.Revision:
+		return nil // it was replaced: the plan is stale, and the engine says by whom
+	case head.Digest == p.Digest && t.author.Signer == p.Author.Signer || head.Digest == p.Digest && p.Author.Own:
+		return nil
+	}
+	return refusal{&view.Problem{
+		What: "the plan is refused: the site takes only documents with a trusted signature", Where: "the document of the plan is not the signed one in the store",
+		Fix: "Write it there: converge put -sign=KEYFILE site.cue. Then plan without naming a file.",
+	}}
+}

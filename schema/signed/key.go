@@ -1,0 +1,116 @@
+package signed
+
+import (
+	"crypto/ed25519"
+	"crypto/x509"
+	"encoding/base64"
+	"encoding/pem"
+	"errors"
+	"fmt"
+	"io"
+	"os"
+	"strings"
+	"syscall"
+)
+
+// algorithm stands before a public key in base64.
+const algorithm = "ed25519:"
+
+// maxKeyFile is the most bytes of a file with a key.
+const maxKeyFile = 16 << 10
+
+// Name gives the text by which a public key is known: ed25519:BASE64 of its 32 bytes.
+func Name(key ed25519.PublicKey) string {
+	return algorithm + base64.StdEncoding.EncodeToString(key)
+}
+
+// ParseName is the inverse of Name.
+func ParseName(text string) (ed25519.PublicKey, error) {
+	b64, ok := strings.CutPrefix(text, algorithm)
+	b, err := base64.StdEncoding.Strict().DecodeString(b64)
+	if !ok || err != nil || len(b) != ed25519.PublicKeySize || strings.ContainsAny(b64, "\r\n") {
+		return nil, fmt.Errorf("want %s and the %d bytes of a public key in base64", algorithm, ed25519.PublicKeySize)
+	}
+	return b, nil
+}
+
+// ReadPublicKey reads a file as `openssl pkey -pubout` writes it, or with a line as Name does.
+func ReadPublicKey(path string) (ed25519.PublicKey, error) {
+	data, _, err := readFile(path)
+	if err != nil {
+		return nil, err
+	}
+	if key, err := ParseName(strings.TrimSpace(string(data))); err == nil {
+		return key, nil
+	}
+	block, rest := pem.Decode(data)
+	switch {
+	case block == nil:
+		return nil, fmt.Errorf("%s holds no public key: want PEM, as openssl pkey -pubout writes it, or a line with %sBASE64", path, algorithm)
+	case strings.HasSuffix(block.Type, "PRIVATE KEY"):
+		return nil, fmt.Errorf("%s holds a private key, which belongs to its signer alone; take the public one out with openssl pkey -pubout", path)
+	case block.Type != "PUBLIC KEY" || len(strings.TrimSpace(string(rest))) > 0:
+		return nil, fmt.Errorf("%s: want one block of type PUBLIC KEY", path)
+	}
+	parsed, err := x509.ParsePKIXPublicKey(block.Bytes)
+	if err != nil {
+		return nil, fmt.Errorf("%s: the public key is damaged", path)
+	}
+	key, ok := parsed.(ed25519.PublicKey)
+	if !ok {
+		return nil, fmt.Errorf("%s holds a key for another algorithm, want ed25519", path)
+	}
+	return key, nil
+}
+
+// ReadPrivateKey reads a file as `openssl genpkey -algorithm ed25519` writes it, which nobody but its owner may read or
+// write. An error never repeats what stands in it.
+func ReadPrivateKey(path string) (ed25519.PrivateKey, error) {
+	data, mode, err := readFile(path)
+	if err != nil {
+		return nil, err
+	}
+	if mode.Perm()&0o077 != 0 {
+		return nil, fmt.Errorf("others may use the key in %s (mode %04o): make it yours alone with chmod 600 %[1]s; if it was so for long, make a new one", path, mode.Perm())
+	}
+	block, rest := pem.Decode(data)
+	switch {
+	case block == nil:
+		return nil, fmt.Errorf("%s holds no private key: want PKCS#8 in PEM, as openssl genpkey -algorithm ed25519 writes it", path)
+	case block.Type == "ENCRYPTED PRIVATE KEY":
+		return nil, fmt.Errorf("the key in %s is encrypted, which converge does not read; decrypt it with openssl pkey", path)
+	case block.Type == "PUBLIC KEY":
+		return nil, fmt.Errorf("%s holds a public key; to sign takes the private one", path)
+	case block.Type != "PRIVATE KEY" || len(strings.TrimSpace(string(rest))) > 0:
+		return nil, fmt.Errorf("%s: want one block of type PRIVATE KEY (PKCS#8), as openssl genpkey -algorithm ed25519 writes it", path)
+	}
+	parsed, err := x509.ParsePKCS8PrivateKey(block.Bytes)
+	if err != nil {
+		return nil, fmt.Errorf("%s: the private key is damaged", path)
+	}
+	key, ok := parsed.(ed25519.PrivateKey)
+	if !ok {
+		return nil, fmt.Errorf("%s holds a key for another algorithm, want ed25519: openssl genpkey -algorithm ed25519", path)
+	}
+	return key, nil
+}
+
+// readFile reads a small regular file. What would block is not opened.
+func readFile(path string) (data []byte, mode os.FileMode, err error) {
+	f, err := os.OpenFile(path, os.O_RDONLY|syscall.O_NONBLOCK, 0)
+	if err != nil {
+		return nil, 0, err
+	}
+	defer func() { err = errors.Join(err, f.Close()) }()
+	info, err := f.Stat()
+	switch {
+	case err != nil:
+		return nil, 0, err
+	case !info.Mode().IsRegular():
+		return nil, 0, fmt.Errorf("%s is not a regular file", path)
+	case info.Size() > maxKeyFile:
+		return nil, 0, fmt.Errorf("%s has %d bytes: that is no key", path, info.Size())
+	}
+	data, err = io.ReadAll(io.LimitReader(f, maxKeyFile))
+	return data, info.Mode(), err
+}
