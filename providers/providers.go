@@ -167,6 +167,7 @@ type Error struct {
 	Ref   schema.Ref // zero for an observation of many
 	Kind  string     // when Ref is zero
 	Class Class
+	Code  string // optional: the far side's own word for it, out of a fixed list, such as InvalidArgument; never free text
 	Err   error
 }
 

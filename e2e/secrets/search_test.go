@@ -17,6 +17,9 @@ import (
 // encodings are those in which a canary is searched.
 var encodings = []string{"plain", "base64", "hex", "percent", "quoted"}
 
+// mangled are forms in which no scrubber finds a value: what a far side says after it was sent one is withheld as a whole.
+var mangled = []string{"upper case", "reversed", "letter by letter"}
+
 // A canary is a secret that must not come out.
 type canary struct {
 	name  string // what it stands for
@@ -31,6 +34,17 @@ func (c canary) needles(encoding string) []string {
 	switch encoding {
 	case "plain":
 		all = []string{v, v[:16], v[len(v)-12:]} // what stands before and behind the special characters is a leak, too
+	case "upper case":
+		if upper := strings.ToUpper(v); upper != v {
+			all = []string{upper[:16], upper[len(upper)-12:]}
+		}
+	case "reversed":
+		r := []rune(v)
+		slices.Reverse(r)
+		all = []string{string(r)[:12], string(r)[len(string(r))-16:]}
+	case "letter by letter":
+		lines := strings.Join(strings.Split(v[:16], ""), "\n")
+		all = []string{lines, strings.ReplaceAll(lines, "\n", `\n`), strings.ReplaceAll(lines, "\n", `\\n`)}
 	case "base64":
 		for before := range 3 {
 			for _, enc := range []*base64.Encoding{base64.RawStdEncoding, base64.RawURLEncoding} {
@@ -105,7 +119,7 @@ func search(places []place, canaries []canary) []finding {
 			texts = append(texts, plain)
 		}
 		for _, c := range canaries {
-			for _, encoding := range encodings {
+			for _, encoding := range slices.Concat(encodings, mangled) {
 				for _, needle := range c.needles(encoding) {
 					for _, text := range texts {
 						if i := bytes.Index(text, []byte(needle)); i >= 0 {

@@ -22,7 +22,8 @@ const shortest = 4
 // also inside something longer), in hex (either case), as Go prints bytes, and each of these percent-encoded,
 // JSON-escaped or Go-quoted, as a whole or in part, once or several times over. Its methods may be called at the same time.
 //
-// It cannot find a part of a value, nor one that was compressed, encrypted or broken into lines.
+// It cannot find a part of a value, nor one that was reversed, written in another case, compressed, encrypted or broken into
+// lines. So it is for texts of which nobody expects a secret; what answers a call with one is withheld ([Vault.Wrap]).
 type Scrubber struct {
 	mu    sync.Mutex
 	known map[string]bool
@@ -155,7 +156,7 @@ func (s *Scrubber) Scrub(err error) error {
 	if !classed {
 		return errors.New(clean)
 	}
-	inner := &providers.Error{Op: of.Op, Ref: of.Ref, Kind: of.Kind, Class: of.Class, Err: errors.New(s.ScrubText(fmt.Sprint(of.Err)))}
+	inner := &providers.Error{Op: of.Op, Ref: of.Ref, Kind: of.Kind, Class: of.Class, Code: of.Code, Err: errors.New(s.ScrubText(fmt.Sprint(of.Err)))}
 	if err == error(of) {
 		return inner
 	}

@@ -33,7 +33,7 @@ type Vault struct {
 	mu     sync.Mutex
 	key    []byte           // once it was needed
 	values map[string]Value // by digest
-	dark   map[string]bool  // kinds of which things have secrets that this process does not know
+	dark   map[string]bool  // kinds of which things have secrets that this process does not know, or has sent
 }
 
 // New makes a vault. The site's key is fetched when the first secret is met: to look at a site without any leaves no trace.
@@ -168,9 +168,7 @@ func (v *Vault) Recall(k *schema.Kind, spec schema.Object) {
 			}
 		}
 		if !hmac.Equal([]byte(digest), []byte(sealed.Digest(s))) {
-			v.mu.Lock()
-			v.dark[k.Name] = true
-			v.mu.Unlock()
+			v.darken(k)
 		}
 		return s, nil
 	})

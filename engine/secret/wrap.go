@@ -5,6 +5,7 @@ import (
 	"errors"
 	"fmt"
 	"runtime/debug"
+	"strings"
 
 	"converge.dev/converge/engine/secret/sealed"
 	"converge.dev/converge/providers"
@@ -39,7 +40,7 @@ func (w wrapped) Observe(ctx context.Context, ids []string) (things []providers.
 	}()
 	if things, err = w.kind.Observe(ctx, ids); err != nil {
 		if w.vault.darkened(w.of) {
-			return fail(providers.ClassOf(err), errors.New(withheld))
+			return nil, unsaid(&providers.Error{Op: "observe", Kind: w.of.Name}, err)
 		}
 		return nil, w.vault.Scrub(err)
 	}
@@ -59,8 +60,41 @@ func (w wrapped) Observe(ctx context.Context, ids []string) (things []providers.
 	return things, nil
 }
 
-// withheld stands for words that may hold a secret which this process has never seen.
-const withheld = "its words are withheld, for they may tell secrets that cannot be read here"
+// withheld stands for words that may hold a secret: one that this process has never seen, or one that was sent, in a form
+// in which nobody finds it, such as a part of it.
+const withheld = "the far side's words are withheld, because they may repeat a secret; they are in its own log"
+
+// unsaid gives an error without the words of the far side. What is left is from lists of our own: the class, the code, and
+// that the time was over or the call cancelled.
+func unsaid(as *providers.Error, err error) error {
+	as.Class = providers.ClassOf(err)
+	what := string(as.Class)
+	var of *providers.Error
+	if errors.As(err, &of) && isWord(of.Code) {
+		as.Code = of.Code
+		what += " (" + of.Code + ")"
+	}
+	as.Err = errors.New(what + ": " + withheld)
+	for _, ours := range []error{context.DeadlineExceeded, context.Canceled} {
+		if errors.Is(err, ours) {
+			as.Err = fmt.Errorf("%s: %w: %s", what, ours, withheld)
+		}
+	}
+	return as
+}
+
+// isWord reports whether a code can be the word of a list.
+func isWord(code string) bool {
+	const letters = "ABCDEFGHIJKLMNOPQRSTUVWXYZabcdefghijklmnopqrstuvwxyz"
+	return code != "" && len(code) <= 32 && strings.Trim(code, letters) == ""
+}
+
+// darken withholds from now on what failed observations of a kind say.
+func (v *Vault) darken(k *schema.Kind) {
+	v.mu.Lock()
+	defer v.mu.Unlock()
+	v.dark[k.Name] = true
+}
 
 func (v *Vault) darkened(k *schema.Kind) bool {
 	v.mu.Lock()
@@ -84,16 +118,38 @@ func (w wrapped) Delete(ctx context.Context, c providers.Call) error {
 }
 
 func (w wrapped) change(ctx context.Context, op string, c providers.Call, call func(context.Context, providers.Call) error) (err error) {
+	sends := holds(w.of, c.Want) || holds(w.of, c.Have)
 	if c.Want, err = w.vault.Open(w.of, c.Want); err != nil {
 		return refused(op, c, err)
 	}
 	if c.Have, err = w.vault.Open(w.of, c.Have); err != nil {
 		return refused(op, c, fmt.Errorf("as it was seen: %w", err))
 	}
+	if sends {
+		w.vault.darken(w.of)
+	}
 	defer func() {
-		if p := recover(); p != nil {
-			panic(w.vault.said(p)) // whoever catches it will write it down
+		switch p := recover(); {
+		case p == nil:
+		case sends:
+			panic(withheld) // whoever catches it will write it down
+		default:
+			panic(w.vault.said(p))
 		}
 	}()
-	return w.vault.Scrub(call(ctx, c))
+	if err = call(ctx, c); err != nil && sends {
+		return unsaid(&providers.Error{Op: op, Ref: c.Ref}, err)
+	}
+	return w.vault.Scrub(err)
+}
+
+// holds reports whether a sealed spec has a secret that is set.
+func holds(k *schema.Kind, spec schema.Object) (held bool) {
+	_, _ = sealed.Each(k, spec, func(_ string, s any) (any, error) {
+		if m, ok := s.(map[string]any); !ok || len(m) > 0 {
+			held = true
+		}
+		return s, nil
+	})
+	return held
 }

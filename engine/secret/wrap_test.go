@@ -5,6 +5,7 @@ import (
 	"encoding/base64"
 	"errors"
 	"fmt"
+	"slices"
 	"strings"
 	"testing"
 
@@ -84,7 +85,7 @@ func TestWrap(t *testing.T) {
 					}
 				}
 			}()
-			if (way == "") != (words == "") || way != "" && !strings.Contains(words, Shown) {
+			if (way == "") != (words == "") || way != "" && !strings.Contains(words, withheld) {
 				t.Errorf("%s, %q: %s", op, way, words)
 			}
 			none(t, words, env)
@@ -107,6 +108,108 @@ func TestWrap(t *testing.T) {
 		none(t, fmt.Sprint(things), map[string]string{"": "generated-7"})
 	}
 }
+
+// TestWrapWithholds: what a far side says after it was sent a secret is not told in any form, by the call or by a later look;
+// its class and its code are.
+func TestWrapWithholds(t *testing.T) {
+	env, k, ctx := environment(), account(), context.Background()
+	reversed := func(s string) string {
+		r := []rune(s)
+		slices.Reverse(r)
+		return string(r)
+	}
+	forms := map[string]func(string) string{
+		"cut": func(s string) string { return s[:len(s)-2] }, "upper case": strings.ToUpper, "reversed": reversed,
+		"of several lines": func(s string) string { return strings.Join(strings.Split(s, ""), "\n") }, "as it is": strings.Clone,
+	}
+	for name, form := range forms {
+		for _, panics := range []bool{false, true} {
+			v := vault(t, env)
+			want, err := v.Seal(k, everywhere())
+			if err != nil {
+				t.Fatal(err)
+			}
+			leak := form(env["E"])
+			far := &leaking{leak, panics}
+			verbs := map[string]func(context.Context, providers.Call) error{"create": v.Wrap(k, far).Create, "update": v.Wrap(k, far).Update, "delete": v.Wrap(k, far).Delete}
+			for op, verb := range verbs {
+				for _, c := range []providers.Call{{Want: want}, {Have: want}} {
+					words := caught(func() error { return verb(ctx, c) })
+					if strings.Contains(words, leak) || !strings.Contains(words, withheld) {
+						t.Errorf("%s, %s: %s", name, op, words)
+					}
+					if !panics && !strings.Contains(words, "invalid (InvalidArgument)") {
+						t.Errorf("%s, %s: neither class nor code: %s", name, op, words)
+					}
+				}
+			}
+			if words := caught(func() error { _, err := v.Wrap(k, far).Observe(ctx, nil); return err }); strings.Contains(words, leak) || !strings.Contains(words, withheld) {
+				t.Errorf("%s, seen later: %s", name, words)
+			}
+			if words := caught(func() error { return v.Wrap(k, far).Create(ctx, providers.Call{Want: schema.Object{"login": "bob"}}) }); strings.Contains(words, env["E"]) || !strings.Contains(words, "400: bad") {
+				t.Errorf("%s, of another call: %s", name, words)
+			}
+			// Without a secret in the call the words are told, as far as they hold none that is known.
+			if words := caught(func() error { return vault(t, env).Wrap(k, far).Create(ctx, providers.Call{Want: schema.Object{"login": "bob"}}) }); !strings.Contains(words, "400: bad") {
+				t.Errorf("%s, without a secret: %s", name, words)
+			}
+		}
+	}
+}
+
+// TestWrapKeepsItsOwn: that the time was over is our own text, and is known from withheld words too; a code that is no word is not told.
+func TestWrapKeepsItsOwn(t *testing.T) {
+	env, k := environment(), account()
+	v := vault(t, env)
+	want, err := v.Seal(k, everywhere())
+	if err != nil {
+		t.Fatal(err)
+	}
+	for code, told := range map[string]bool{"DeadlineExceeded": true, env["E"] + "!": false} {
+		err := v.Wrap(k, failing{&providers.Error{Class: providers.Unknown, Code: code, Err: fmt.Errorf("%s: %w", env["E"][1:], context.DeadlineExceeded)}}).Create(context.Background(), providers.Call{Want: want})
+		if !errors.Is(err, context.DeadlineExceeded) || providers.ClassOf(err) != providers.Unknown || strings.Contains(err.Error(), code) != told || strings.Contains(err.Error(), env["E"][1:]) {
+			t.Errorf("%v", err)
+		}
+	}
+}
+
+func caught(do func() error) (words string) {
+	defer func() {
+		if p := recover(); p != nil {
+			words = fmt.Sprintf("%v %#v", p, p)
+		}
+	}()
+	if err := do(); err != nil {
+		return fmt.Sprintf("%v %#v", err, err)
+	}
+	return ""
+}
+
+// leaking fails every call with the same words.
+type leaking struct {
+	words  string
+	panics bool
+}
+
+func (l *leaking) fail() error {
+	if l.panics {
+		panic("400: bad " + l.words)
+	}
+	return fmt.Errorf("bad %s: %w", l.words, &providers.Error{Op: "x", Class: providers.Invalid, Code: "InvalidArgument", Err: errors.New("400: bad " + l.words)})
+}
+
+func (l *leaking) Observe(context.Context, []string) ([]providers.Thing, error) { return nil, l.fail() }
+func (l *leaking) Create(context.Context, providers.Call) error                 { return l.fail() }
+func (l *leaking) Update(context.Context, providers.Call) error                 { return l.fail() }
+func (l *leaking) Delete(context.Context, providers.Call) error                 { return l.fail() }
+
+// failing fails every call with one error.
+type failing struct{ err error }
+
+func (f failing) Observe(context.Context, []string) ([]providers.Thing, error) { return nil, f.err }
+func (f failing) Create(context.Context, providers.Call) error                 { return f.err }
+func (f failing) Update(context.Context, providers.Call) error                 { return f.err }
+func (f failing) Delete(context.Context, providers.Call) error                 { return f.err }
 
 // TestWrapRefuses: a call whose secrets cannot be opened is not made.
 func TestWrapRefuses(t *testing.T) {

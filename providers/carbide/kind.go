@@ -8,6 +8,7 @@ import (
 	"sync"
 
 	"golang.org/x/sync/errgroup"
+	"google.golang.org/grpc/status"
 
 	"converge.dev/converge/providers"
 	"converge.dev/converge/schema"
@@ -253,11 +254,19 @@ func (k *kind[O]) Delete(ctx context.Context, c providers.Call) error {
 }
 
 func (k *kind[O]) error(op string, c *providers.Call, class providers.Class, err error) error {
-	return &providers.Error{Op: op, Ref: c.Ref, Class: class, Err: err}
+	return &providers.Error{Op: op, Ref: c.Ref, Class: class, Code: code(err), Err: err}
 }
 
 func (k *kind[O]) observeError(err error) error {
-	return &providers.Error{Op: opObserve, Kind: k.name, Class: readClass(err), Err: err}
+	return &providers.Error{Op: opObserve, Kind: k.name, Class: readClass(err), Code: code(err), Err: err}
+}
+
+// code gives the gRPC code of an error as a word; empty when it is not the service's.
+func code(err error) string {
+	if s, ok := status.FromError(err); ok {
+		return s.Code().String()
+	}
+	return ""
 }
 
 // turns lets callers with the same key go one at a time.

@@ -11,7 +11,9 @@ import (
 	"net/url"
 	"os"
 	"path/filepath"
+	"slices"
 	"strconv"
+	"strings"
 
 	"converge.dev/converge/providers"
 	"converge.dev/converge/providers/fake"
@@ -110,7 +112,7 @@ func (f far) do(ctx context.Context, op string, c providers.Call, call func(cont
 			}
 			<-ctx.Done()
 		case "echo":
-			inner := &providers.Error{Op: op, Ref: c.Ref, Class: providers.Invalid, Err: errors.New("400: " + said(m.Encoding, spec))}
+			inner := &providers.Error{Op: op, Ref: c.Ref, Class: providers.Invalid, Code: "BadRequest", Err: errors.New("400: " + said(m.Encoding, spec))}
 			return fmt.Errorf("the request was %s: %w", said(m.Encoding, spec), inner)
 		}
 	}
@@ -124,6 +126,14 @@ func said(encoding string, spec schema.Object) string {
 	switch encoding {
 	case "base64":
 		return base64.StdEncoding.EncodeToString([]byte(text)) + " " + base64.URLEncoding.EncodeToString([]byte("x"+text)) + " " + base64.RawStdEncoding.EncodeToString([]byte("xx"+text))
+	case "upper case":
+		return strings.ToUpper(text)
+	case "reversed":
+		r := []rune(text)
+		slices.Reverse(r)
+		return string(r)
+	case "letter by letter":
+		return strings.Join(strings.Split(text, ""), "\n")
 	case "hex":
 		return hex.EncodeToString([]byte(text)) + fmt.Sprintf(" %X", text)
 	case "percent":
