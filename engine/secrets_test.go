@@ -342,3 +342,47 @@ func TestSecretUndo(t *testing.T) {
 		s.clean()
 	})
 }
+
+// TestForeign: a document that others wrote names only secrets that are listed, when it is planned and when its plan is
+// applied; none is read before.
+func TestForeign(t *testing.T) {
+	s := newSecretSite(t, false)
+	d := s.document("bob", 1)
+	d.Author = schema.Author{By: "inbox", Signer: "cloud"} // a signature opens nothing
+	read := 0
+	engineWith := func(names ...string) *engine.Engine {
+		return s.Engine(func(o *engine.Options) {
+			o.Secrets = secret.Options{Source: secret.Source{Names: names, Lookup: func(n string) (string, bool) { read++; v, ok := s.env[n]; return v, ok }}}
+		})
+	}
+	var refused *engine.RefusedError
+	for _, names := range [][]string{nil, {}, {"OTHER"}} {
+		_, err := engineWith(names...).Plan(t.Context(), d, plan.Options{})
+		if !errors.As(err, &refused) || len(refused.Refusals) != 1 || refused.Refusals[0].Ref.String() != accountRef || !strings.Contains(err.Error(), "password: env:PW") || !strings.Contains(err.Error(), "secrets: {env: [PW]}") || read > 0 {
+			t.Errorf("%q: %v, %d read", names, err, read)
+		}
+	}
+	p, err := engineWith("PW").Plan(t.Context(), d, plan.Options{})
+	if err != nil || p.Author != d.Author {
+		t.Fatalf("%+v, %v", p, err)
+	}
+	body, _, err := p.Encode()
+	if err != nil {
+		t.Fatal(err)
+	}
+	if p, err = plan.Decode(body); err != nil {
+		t.Fatal(err)
+	}
+	read = 0
+	if _, err := engineWith().Apply(t.Context(), p, engine.ApplyOptions{Approve: p.Approval()}); !errors.As(err, &refused) || read > 0 {
+		t.Errorf("applied with a shorter list: %v, %d read", err, read)
+	}
+	if value, _ := s.password(); value != "" {
+		t.Errorf("the far side got %q", value)
+	}
+	if res, err := engineWith("PW").Apply(t.Context(), p, engine.ApplyOptions{Approve: p.Approval()}); err != nil || res.Run.Status != state.RunApplied {
+		t.Errorf("%v %s", err, res.Run.Status)
+	}
+	s.wantPassword("canary-first")
+	s.clean()
+}

@@ -152,7 +152,7 @@ func (c *cell) process() *engine.Engine {
 		NewID: func(now time.Time) string {
 			return fmt.Sprintf("%s-%06d", now.UTC().Format("20060102-150405.000"), c.ids.Add(1))
 		},
-		Secrets: secret.Options{Source: secret.Source{Lookup: func(string) (string, bool) { return "s3cret", true }}},
+		Secrets: secret.Options{Source: secret.Source{Names: []string{"*"}, Lookup: func(string) (string, bool) { return "s3cret", true }}},
 	})
 }
 

@@ -312,7 +312,7 @@ func converged(ctx context.Context, kinds schema.Kinds, store *state.Store, doc 
 	e := engine.New(engine.Options{
 		Kinds: kinds, Store: store, Open: open, Who: "test@here", Version: "test",
 		Retry:   apply.Retry{Base: time.Microsecond, Cap: time.Microsecond, Poll: time.Microsecond},
-		Secrets: secret.Options{Source: secret.Source{Lookup: func(string) (string, bool) { return foundSecret, true }}},
+		Secrets: secret.Options{Source: secret.Source{Names: []string{"*"}, Lookup: func(string) (string, bool) { return foundSecret, true }}},
 	})
 	defer e.Close()
 	p, err := e.Plan(ctx, doc, plan.Options{})

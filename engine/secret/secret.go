@@ -16,9 +16,11 @@
 // # Promises
 //
 // [Vault.Wrap] puts all of this around a provider's kind, so that no value passes the contract with the outside: not in
-// a spec, not in an error, not in the words of a panic. Every value that the vault has read or observed is replaced by
-// "(secret)" wherever it stands in a text that a provider gives, in the encodings that [Scrubber] lists. Values live as
-// long as the process and are nowhere written.
+// a spec, not in an error, not in the words of a panic. Of an error that answers a call with a secret, and of what failed
+// observations of that kind say from then on, class and code are kept and all words are withheld, because a far side may
+// repeat a secret in a form that nobody finds. In other texts of a provider, such as the detail of a thing, every value that
+// the vault has read or observed is replaced by "(secret)" in the encodings that [Scrubber] lists, and in no others. Values
+// live as long as the process and are nowhere written.
 //
 // The digest is HMAC-SHA256 under the site's key, so that a plan or a log tells nobody which value it is, and cannot be
 // searched by guessing. Equal values of one site have equal digests. Who can read the key in the store can guess.
@@ -26,7 +28,8 @@
 // # What is refused
 //
 // A document's author is not trusted with the machine: files are read below one folder only, symbolic links included, and
-// variables by allowed names only. A file that everybody on the machine may read or write is refused: it is no secret.
+// variables by allowed names only. Where no names are given, a document whose files the command names may name every
+// variable, and one that others wrote none ([Source.Allows]). A file that everybody on the machine may read or write is refused: it is no secret.
 // So is a value that is empty, that is not UTF-8, or that has more than 64 KiB.
 package secret
 

@@ -79,3 +79,25 @@ func TestSource(t *testing.T) {
 		t.Errorf("the real environment: %v, %v", got, err)
 	}
 }
+
+// TestAllows: what a document that others wrote may name: only what is listed, and files only by their path in the folder.
+func TestAllows(t *testing.T) {
+	listed := Source{Names: []string{"PW_*", "TOKEN"}, Dir: "/run/secrets"}
+	for _, c := range []struct {
+		s       Source
+		from    string
+		setting string // that would allow it; empty: it is allowed
+	}{
+		{Source{}, "env:TOKEN", "secrets: {env: [TOKEN]}"}, {Source{Names: []string{}}, "env:TOKEN", "secrets: {env: [TOKEN]}"},
+		{Source{}, "file:token", "secrets: {dir: FOLDER}"}, {Source{}, "env:a b: c", `secrets: {env: ["a b: c"]}`},
+		{listed, "env:TOKEN", ""}, {listed, "env:PW_A", ""}, {listed, "file:token", ""}, {listed, "file:sub/token", ""},
+		{listed, "env:TOKEN2", "secrets: {env: [TOKEN2]}"}, {listed, "env:token", "secrets: {env: [token]}"}, {listed, "env:", `secrets: {env: [""]}`},
+		{listed, "env:*", `secrets: {env: ["*"]}`}, {listed, "env:PW_A/x", `secrets: {env: ["PW_A/x"]}`},
+		{listed, "file:/run/secrets/token", "secrets: {dir: FOLDER}"}, {listed, "file:../token", "secrets: {dir: FOLDER}"},
+		{listed, "file:sub/../../token", "secrets: {dir: FOLDER}"}, {listed, "file:", "secrets: {dir: FOLDER}"}, {listed, "ENV:TOKEN", "secrets"}, {listed, "TOKEN", "secrets"},
+	} {
+		if only, setting := c.s.Allows(c.from); (only == "") != (c.setting == "") || !strings.HasPrefix(setting, c.setting) || c.setting == "" && setting != "" {
+			t.Errorf("%s: %q, %q; want %q", c.from, only, setting, c.setting)
+		}
+	}
+}

@@ -150,7 +150,9 @@ func TestWrapWithholds(t *testing.T) {
 				t.Errorf("%s, of another call: %s", name, words)
 			}
 			// Without a secret in the call the words are told, as far as they hold none that is known.
-			if words := caught(func() error { return vault(t, env).Wrap(k, far).Create(ctx, providers.Call{Want: schema.Object{"login": "bob"}}) }); !strings.Contains(words, "400: bad") {
+			if words := caught(func() error {
+				return vault(t, env).Wrap(k, far).Create(ctx, providers.Call{Want: schema.Object{"login": "bob"}})
+			}); !strings.Contains(words, "400: bad") {
 				t.Errorf("%s, without a secret: %s", name, words)
 			}
 		}

@@ -7,6 +7,7 @@ import (
 	"testing"
 
 	"converge.dev/converge/cmd/internal/config"
+	"converge.dev/converge/schema/signed"
 )
 
 func read(t *testing.T, text string) (*config.File, error) {
@@ -93,5 +94,41 @@ func TestFind(t *testing.T) {
 	}
 	if path, err := config.Find(want); path != "" || err != nil { // a file is no folder
 		t.Errorf("%q, %v", path, err)
+	}
+}
+
+// Whose documents are trusted is read with the keys; a mistake there never means that less is asked for.
+func TestTrust(t *testing.T) {
+	const key = "ed25519:iojj3XQJ8ZX9UtstPLpdcspnCb8dlBIb83SIAbQPb1w="
+	f, err := read(t, "trust: {documents: [{name: cloud, key: \""+key+"\"}], require: true}")
+	if err != nil || !f.Trust.Require || len(f.Trust.Signers) != 1 || f.Trust.Signers[0].Name != "cloud" || signed.Name(f.Trust.Signers[0].Key) != key {
+		t.Errorf("%+v, %v", f, err)
+	}
+	dir := t.TempDir()
+	path := filepath.Join(dir, config.Name)
+	for name, text := range map[string]string{config.Name: "trust: {documents: [{name: cloud, file: cloud.pub}]}", "cloud.pub": key} {
+		if err := os.WriteFile(filepath.Join(dir, name), []byte(text), 0o600); err != nil {
+			t.Fatal(err)
+		}
+	}
+	if f, err := config.Read(path); err != nil || len(f.Trust.Signers) != 1 {
+		t.Errorf("a file beside it: %v", err)
+	}
+	for text, want := range map[string]string{
+		"{documents: [{name: a, kee: b}]}":                                                `"trust.documents.0.kee". Did you mean key?`,
+		"{documents: [{name: a}]}":                                                        "either key or file",
+		"{documents: [{name: a, key: \"" + key + "\", file: x}]}":                         "either key or file",
+		"{documents: [{key: \"" + key + "\"}]}":                                           "number 1 has no name",
+		"{documents: [{name: a, key: x}]}":                                                "a: want ed25519:",
+		"{documents: [{name: a, file: none.pub}]}":                                        "no such file",
+		"{documents: [{name: a, key: \"" + key + "\"}, {name: a, key: \"" + key + "\"}]}": "a is there twice",
+		"{require: true}":                                                                 "no document could ever be taken",
+		"{requires: true}":                                                                "Did you mean require?",
+		"{documents: {name: a}}":                                                          "line 1",
+		"{documents: [{name: a, key: \"" + key + "\"}], require: maybe}":                  "line 1",
+	} {
+		if _, err := read(t, "trust: "+text); err == nil || !strings.Contains(err.Error(), want) {
+			t.Errorf("%s: %v; want %q", text, err, want)
+		}
 	}
 }

@@ -21,7 +21,7 @@ import (
 // written again.
 func FuzzRead(f *testing.F) {
 	for _, s := range []string{
-		"", " ", "site: fra1\n", "fake: {world: world.json}\n", "carbide:\n  address: a:1\n  tls: {ca: tls/ca.crt, cert: c, key: k, mode: mutual}\n  parallel: 3\n",
+		"", " ", "trust: {documents: [{name: a, key: \"ed25519:iojj3XQJ8ZX9UtstPLpdcspnCb8dlBIb83SIAbQPb1w=\"}], require: true}\n", "site: fra1\n", "fake: {world: world.json}\n", "carbide:\n  address: a:1\n  tls: {ca: tls/ca.crt, cert: c, key: k, mode: mutual}\n  parallel: 3\n",
 		"etcd: {endpoints: [https://a:2379], ca: /x, cert: y, key: z}\n", "nodes: {gpu-01: {ovs: unix:/run/x.sock}}\n", "nodes: {a: &a {ovs: x}, b: *a}\n",
 		"a: &a [*a]\n", "a0: &a0 [x,x,x,x,x,x,x,x,x]\na1: &a1 [*a0,*a0,*a0,*a0,*a0,*a0,*a0,*a0]\na2: [*a1,*a1,*a1,*a1,*a1,*a1,*a1,*a1]\n", "nodes: &n {<<: *n}\n",
 		"<<: {site: x}\n", "site: [a]\n", "site: {}\n", "site: ~\n", "site: !!binary aGk=\n", "site: !!int 5\n", "? {a: b}\n: c\n", "- a\n", "site: a\n---\nsite: b\n",
