@@ -199,9 +199,9 @@ var inboxForms = []struct {
 	{"signed, required", true, true, cloud}, {"signed", true, false, cloud}, {"plain, required", false, true, nil}, {"plain", false, false, nil}, {"a stranger's, required", true, true, stranger}, {"a stranger's", true, false, stranger},
 }
 
-// TestTortureInbox: a document in the inbox that was changed in any way is refused, without a change and without its words
+// TestTortureSignedInbox: a document in the inbox that was changed in any way is refused, without a change and without its words
 // where it was to be signed; or it is taken just as one that was written so.
-func TestTortureInbox(t *testing.T) {
+func TestTortureSignedInbox(t *testing.T) {
 	const seed = 20261122
 	a := testApp()
 	var names, forms []string
