@@ -204,6 +204,9 @@ func (e *Engine) stale(ctx context.Context, set *providers.Set, p *plan.Plan, re
 	expecting := make([]*plan.Step, 0, len(p.Steps))
 	for i := range p.Steps {
 		s := &p.Steps[i]
+		if s.Attaches { // it expects what an earlier step leaves
+			continue
+		}
 		if !sameRecord(s.Prior, records[s.Ref]) {
 			ds = append(ds, event.Difference{Ref: s.Ref, Detail: "another run changed it since"})
 			continue

@@ -57,7 +57,20 @@ func site(t *rapid.T, label string) map[string]string {
 			m["site/far.guard/"+name] = spec(map[string]any{"size": small.Draw(t, label+name+"size")})
 		}
 	}
+	var subnets, cidrs []string
 	if len(nets) > 0 {
+		for i := range 3 { // of few addresses, so that they pass from one to another
+			name := fmt.Sprintf("subnet%d", i)
+			if !some.Draw(t, label+name) {
+				continue
+			}
+			cidr := fmt.Sprintf("10.9.%d.0/24", i+small.Draw(t, label+name+"cidr"))
+			if slices.Contains(cidrs, cidr) {
+				continue
+			}
+			cidrs, subnets = append(cidrs, cidr), append(subnets, name)
+			m["site/far.subnet/"+name] = spec(map[string]any{"cidr": cidr, "net": rapid.SampledFrom(nets).Draw(t, label+name+"net"), "size": small.Draw(t, label+name+"size")})
+		}
 		for i := range 4 {
 			name := fmt.Sprintf("host%d", i)
 			if !some.Draw(t, label+name) {
@@ -66,6 +79,15 @@ func site(t *rapid.T, label string) map[string]string {
 			v := map[string]any{"net": rapid.SampledFrom(nets).Draw(t, label+name+"net"), "size": small.Draw(t, label+name+"size"), "labels": labels(label + name)}
 			if len(guards) > 0 && some.Draw(t, label+name+"guarded") {
 				v["guard"] = rapid.SampledFrom(guards).Draw(t, label+name+"guard")
+			}
+			var links []any
+			for _, n := range subnets {
+				if some.Draw(t, label+name+n) {
+					links = append(links, map[string]any{"port": len(links), "subnet": n})
+				}
+			}
+			if links != nil {
+				v["links"] = links
 			}
 			m["site/far.host/"+name] = spec(v)
 		}
@@ -216,6 +238,9 @@ func TestTortureAnyWorldConverges(t *testing.T) {
 	rapid.Check(t, func(t *rapid.T) {
 		tried++
 		s := enginetest.New()
+		subnet, host := fake.SiteTraits(), fake.SiteTraits()
+		subnet.Exclusive, host.Detach = []string{"cidr"}, []providers.Detachable{{Field: "links"}}
+		s.World.Traits = map[string]providers.Traits{"far.subnet": subnet, "far.host": host}
 		first := s.Document(fataler{TB: nil, t: t}, site(t, "first"))
 		run(t, s, first, engine.ApplyOptions{})
 		start := s.World.Dump()

@@ -210,11 +210,29 @@ type Traits struct {
 	Late     time.Duration // longest time after which a call of unknown outcome may still have its effect
 	Itself   []string      // fields that the far side may bring by itself to what an update asks for: that they are seen proves no call
 
+	// Exclusive names what no two things of the kind can have at the same time: fields, as paths through lists
+	// ("prefixes.prefix"), and "{name}", what a thing is called. Address blocks exclude those that they overlap.
+	Exclusive []string
+
+	// Detach names the lists whose elements can be left out for a while, when what they refer to has to be deleted before its
+	// successor is made. No reference elsewhere ever is.
+	Detach []Detachable
+
 	ReadyWithin time.Duration // longest wait for Ready after create and update; zero: ready on return
 	GoneWithin  time.Duration // longest wait for absence after delete; zero: gone on return
 
 	UndoCreate, UndoUpdate, UndoDelete Revert // what undoing each verb means; zero is Never, for caution
 	Reach                              Reach  // what a mistake can cut off
+}
+
+// Detachable is a list, which is a field of a kind, whose elements may be left out for a while.
+type Detachable struct {
+	Field string
+	Least int // how many elements have to stay
+
+	// With an element whose field Head is HeadIs those go that equal it in all fields of Group.
+	Head, HeadIs string
+	Group        []string
 }
 
 // Mode says how a verb guards itself.

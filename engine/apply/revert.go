@@ -142,7 +142,7 @@ func (r *run) verify() (things int, ds []event.Difference, err error) {
 	r.Run.Remains = nil
 	for i := range r.Plan.Steps {
 		s := &r.Plan.Steps[i]
-		if !r.sum.Forward[i].Effect() || s.Action == plan.Forget {
+		if !r.sum.Forward[i].Effect() || s.Action == plan.Forget || s.Attaches { // the step that detached it says how it was
 			continue
 		}
 		if s.Leaves {

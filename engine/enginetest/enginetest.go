@@ -29,7 +29,8 @@ import (
 // SiteID is the UUID of the site of all tests.
 const SiteID = "5a2f8c1e-7b0d-4f3a-9c61-2e8d4b7a9f10"
 
-// Kinds are: far.net on the site, with an immutable cidr; far.host, which lives in a net for good and may have a guard;
+// Kinds are: far.net on the site, with an immutable cidr; far.subnet, a part of a net that cannot change; far.host, which lives in
+// a net for good, may have a guard, and links to subnets;
 // far.guard, which can change; far.account, which has secrets; near.bridge and near.port on nodes, deleted and made again without loss.
 func Kinds() schema.Kinds {
 	field := func(name string, t schema.Type, set ...func(*schema.Field)) schema.Field {
@@ -46,15 +47,17 @@ func Kinds() schema.Kinds {
 	}
 	token := field("", schema.Struct, secret)
 	labels := field("labels", schema.Map, func(f *schema.Field) { f.Elem = &schema.Field{Type: schema.String} })
+	link := schema.Field{Type: schema.Struct, Fields: []schema.Field{field("port", schema.Int), field("subnet", schema.String, ref("far.subnet"))}}
 	kinds := schema.Kinds{}
 	for _, k := range []*schema.Kind{
 		{Name: "far.net", Fields: []schema.Field{field("cidr", schema.String, immutable), labels, field("size", schema.Int)}},
 		{Name: "far.account", Fields: []schema.Field{
 			field("login", schema.String), field("password", schema.Struct, secret), field("tokens", schema.Map, func(f *schema.Field) { f.Elem = &token }),
 		}},
+		{Name: "far.subnet", Fields: []schema.Field{field("cidr", schema.String, immutable), field("net", schema.String, immutable, ref("far.net")), field("size", schema.Int, immutable)}},
 		{Name: "far.guard", Fields: []schema.Field{labels, field("size", schema.Int)}},
 		{Name: "far.host", Fields: []schema.Field{
-			field("guard", schema.String, ref("far.guard")), labels, field("net", schema.String, immutable, ref("far.net")), field("size", schema.Int),
+			field("guard", schema.String, ref("far.guard")), labels, field("links", schema.List, func(f *schema.Field) { f.Elem = &link }), field("net", schema.String, immutable, ref("far.net")), field("size", schema.Int),
 		}},
 		{Name: "near.bridge", Node: true, Fields: []schema.Field{labels, field("mode", schema.String), field("size", schema.Int)}},
 		{Name: "near.port", Node: true, Fields: []schema.Field{

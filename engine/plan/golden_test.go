@@ -91,6 +91,7 @@ func TestGolden(t *testing.T) {
 
 func input(t *testing.T, ar *txtar.Archive) plan.Input {
 	s := enginetest.New()
+	traitsOf := map[string]providers.Traits{} // what matters of them, by kind
 	var orphans, natural []string // kinds whose far side deletes what is still referred to; kinds whose things are there by themselves
 	in := plan.Input{
 		ID: "golden", Kinds: s.Kinds,
@@ -101,6 +102,7 @@ func input(t *testing.T, ar *txtar.Archive) plan.Input {
 				traits = fake.NodeTraits()
 			}
 			traits.Orphans = slices.Contains(orphans, kind)
+			traits.Exclusive, traits.Detach = traitsOf[kind].Exclusive, traitsOf[kind].Detach
 			if slices.Contains(natural, kind) {
 				traits.Create, traits.Delete, traits.Mark = providers.Never, providers.Never, false
 			}
@@ -123,7 +125,7 @@ func input(t *testing.T, ar *txtar.Archive) plan.Input {
 	for _, f := range ar.Files {
 		into := map[string]any{
 			"desired.json": &desired, "observed.json": &observed, "recorded.json": &recorded,
-			"options.json": &in.Options, "unknown.json": &unknown, "unsupported.json": &unsupported, "policy.json": &policy, "orphans.json": &orphans, "natural.json": &natural, "plan.txt": nil,
+			"options.json": &in.Options, "unknown.json": &unknown, "unsupported.json": &unsupported, "policy.json": &policy, "orphans.json": &orphans, "traits.json": &traitsOf, "natural.json": &natural, "plan.txt": nil,
 		}[f.Name]
 		if into == nil {
 			continue

@@ -3,7 +3,6 @@ package plan
 import (
 	"cmp"
 	"slices"
-	"strconv"
 	"strings"
 	"time"
 
@@ -17,7 +16,7 @@ import (
 // Make decides. It modifies none of its inputs; equal inputs give equal plans. An error means that the inputs do not
 // fit together; what may not be done is a Refusal in the plan.
 func Make(in Input) (*Plan, error) {
-	m := &maker{in: in, at: map[schema.Ref]halves{}, secretive: map[*schema.Kind]bool{}, plan: &Plan{
+	m := &maker{in: in, at: map[schema.Ref]halves{}, detached: map[schema.Ref]*detachment{}, dropped: map[int]bool{}, secretive: map[*schema.Kind]bool{}, plan: &Plan{
 		Format: Format, ID: in.ID, Site: in.Document.Site, Document: in.Document.JSON, Digest: in.Document.Digest, Destroy: in.Options.Destroy,
 	}}
 	if in.Options.Destroy || in.Options.Sweep {
@@ -38,9 +37,11 @@ func Make(in Input) (*Plan, error) {
 		m.decide()
 		m.cascade()
 		m.choose()
+		m.handovers()
 		m.emit()
 		m.orphans()
 		m.connect()
+		m.untangle()
 	}
 	for i := range m.plan.Steps {
 		s := &m.plan.Steps[i]
@@ -63,6 +64,9 @@ type maker struct {
 	owners map[*providers.Thing]*item // whose each thing is
 	at     map[schema.Ref]halves
 	plan   *Plan
+
+	detached map[schema.Ref]*detachment
+	dropped  map[int]bool // steps that are refused and left out
 
 	secretive map[*schema.Kind]bool
 }
@@ -204,36 +208,10 @@ type use struct {
 // uses finds where a spec refers to ref.
 func uses(k *schema.Kind, spec schema.Object, ref schema.Ref) []use {
 	var found []use
-	var walk func(f *schema.Field, v any, path string, immutable bool)
-	walk = func(f *schema.Field, v any, path string, immutable bool) {
-		immutable = immutable || f.Immutable
-		switch v := v.(type) {
-		case string:
-			if f.Ref == ref.Kind && v == ref.Name {
-				found = append(found, use{path, immutable})
-			}
-		case []any:
-			for i, e := range v {
-				if f.Elem != nil {
-					walk(f.Elem, e, path+"["+strconv.Itoa(i)+"]", immutable)
-				}
-			}
-		case map[string]any:
-			for n, e := range v {
-				c := f.Elem
-				if f.Type == schema.Struct {
-					c = f.Field(n)
-				}
-				if c != nil {
-					walk(c, e, path+"."+n, immutable)
-				}
-			}
-		}
-	}
 	for i := range k.Fields {
 		f := &k.Fields[i]
 		if v, ok := spec[f.Name]; ok && f.HasRefs() {
-			walk(f, v, f.Name, false)
+			found = append(found, usesIn(f, v, f.Name, ref)...)
 		}
 	}
 	slices.SortFunc(found, func(a, b use) int { return strings.Compare(a.path, b.path) })
@@ -365,7 +343,7 @@ func (m *maker) emitReplace(it *item) {
 	}
 	s := m.removal(it, it.replace)
 	s.Replace = true
-	if it.handover = m.handsOver(it); it.handover { // what refers to it goes over to the new one before the old one goes
+	if it.handover { // what refers to it goes over to the new one before the old one goes
 		m.emitCreate(it, it.born+1, it.replace)
 		made := &m.plan.Steps[len(m.plan.Steps)-1]
 		made.Replace, made.Beside, made.Changes = true, true, it.changes
@@ -381,27 +359,18 @@ func (m *maker) emitReplace(it *item) {
 	made.Needs = append(made.Needs, len(m.plan.Steps)-2)
 }
 
-// handsOver reports whether a replaced thing is made anew before the old one is deleted: when something that stays refers to
-// it in a way that can change, for the far side refuses to delete what is in use. Old and new have different ids, which the
-// engine chooses; where they cannot be there at the same time for another reason, the far side refuses the new one, and
-// nothing is lost.
-func (m *maker) handsOver(it *item) bool {
-	if it.traits.ID != "" {
-		return false
-	}
-	return slices.ContainsFunc(m.items, func(d *item) bool {
-		return d.desired != nil && d.thing != nil && !d.unknown && !d.refused && d.replace == "" && slices.Contains(d.desired.After, it.ref) &&
-			len(uses(d.kind, d.desired.Spec, it.ref)) > 0
-	})
-}
-
 func (m *maker) removal(it *item, reason string) Step {
 	s := m.step(it, Delete, reason)
-	s.Record = nil
-	if it.traits.Burned {
-		s.Record = &state.Record{Ref: it.ref, Incarnation: it.born, Gone: true}
-	}
+	s.Record = m.left(it)
 	return s
+}
+
+// left is what is remembered of a thing that is deleted: that its ids cannot be used again.
+func (m *maker) left(it *item) *state.Record {
+	if !it.traits.Burned {
+		return nil
+	}
+	return &state.Record{Ref: it.ref, Incarnation: it.born, Gone: true}
 }
 
 func (m *maker) emitCreate(it *item, incarnation int, reason string) {

@@ -16,12 +16,12 @@ func compareRecords(a, b state.Record) int { return a.Ref.Compare(b.Ref) }
 // connect finds which steps come before which: a resource is made after what it refers to, and removed after all that
 // refers to it is gone or refers to something else.
 func (m *maker) connect() {
-	steps := m.plan.Steps
 	need := func(step, before int) {
-		if step >= 0 && before >= 0 && step != before && !slices.Contains(steps[step].Needs, before) {
-			steps[step].Needs = append(steps[step].Needs, before)
+		if step >= 0 && before >= 0 {
+			m.need(step, before)
 		}
 	}
+	m.exclude(need)
 	for _, it := range m.items {
 		mine, ok := m.at[it.ref]
 		if !ok {
@@ -53,6 +53,9 @@ func (m *maker) connect() {
 				need(h.remove, mine.make)
 			case it.desired == nil || !slices.Contains(it.desired.After, r):
 				need(h.remove, mine.make)
+			case mine.make < 0 || m.plan.Steps[mine.make].Action != Update:
+			case m.byRef[r] != nil && m.byRef[r].traits.ID == "" && len(uses(it.kind, it.desired.Spec, r)) > 0:
+				need(h.remove, mine.make) // it goes first: what refers to it has to be detached
 			}
 		}
 	}
@@ -74,6 +77,7 @@ func (m *maker) narrow() {
 		})
 	}
 	keep := make([]bool, len(steps))
+	pair := m.pairs()
 	for i := range keep {
 		keep[i] = true
 	}
@@ -86,6 +90,9 @@ func (m *maker) narrow() {
 				for _, n := range steps[i].Needs {
 					take(n)
 				}
+				if n, ok := pair[i]; ok {
+					take(n)
+				}
 			}
 		}
 		for i := range steps {
@@ -95,7 +102,7 @@ func (m *maker) narrow() {
 		}
 	}
 	for i := range steps {
-		if slices.ContainsFunc(m.in.Options.Exclude, func(p string) bool { return Matches(p, steps[i].Ref) }) || m.blocked(steps[i].Ref) {
+		if slices.ContainsFunc(m.in.Options.Exclude, func(p string) bool { return Matches(p, steps[i].Ref) }) || m.blocked(steps[i].Ref) || m.dropped[i] {
 			keep[i] = false
 		}
 	}
@@ -103,7 +110,8 @@ func (m *maker) narrow() {
 	for changed := true; changed; {
 		changed = false
 		for i := range steps {
-			if keep[i] && slices.ContainsFunc(steps[i].Needs, func(n int) bool { return !keep[n] }) {
+			other, paired := pair[i]
+			if keep[i] && (paired && !keep[other] || slices.ContainsFunc(steps[i].Needs, func(n int) bool { return !keep[n] })) {
 				keep[i], changed = false, true
 			}
 		}
@@ -118,6 +126,21 @@ func (m *maker) narrow() {
 			}
 		}
 	})
+}
+
+// pairs gives for the first step of a pair the second one, without which it must not be done: who deletes one half of a
+// replacement makes the other, and who detaches a thing attaches it again.
+func (m *maker) pairs() map[int]int {
+	pair := map[int]int{}
+	for ref, h := range m.at {
+		if h.remove >= 0 && h.make >= 0 && m.plan.Steps[h.remove].Replace {
+			pair[h.remove] = h.make
+		}
+		if d := m.detached[ref]; d != nil {
+			pair[d.step] = h.make
+		}
+	}
+	return pair
 }
 
 // blocked reports whether a resource refers to one about which nothing could be decided.

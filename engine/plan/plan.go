@@ -88,6 +88,11 @@ type Step struct {
 	Stage   int        `json:"stage,omitempty"`   // nodes take turns, from 1; 0: the step waits for no turn. See [Stages]
 	Stray   bool       `json:"stray,omitempty"`   // removes an incarnation that was given up; the resource stays as it is
 
+	// An update may be two: the first takes references away, for what they lead to is deleted before its successor is made;
+	// the second leads from there to what is wanted. Its Before is what the first one leaves.
+	Detaches bool `json:"detaches,omitempty"`
+	Attaches bool `json:"attaches,omitempty"`
+
 	Changes []diff.Change `json:"changes,omitempty"`
 	Before  schema.Object `json:"before,omitzero"` // as seen, references as names; absent for create
 	After   schema.Object `json:"after,omitzero"`  // the whole spec to have; absent for delete and forget
@@ -208,7 +213,7 @@ func (p *Plan) Encode() (data []byte, digest string, err error) {
 // Empty reports whether there is nothing to do.
 func (p *Plan) Empty() bool { return len(p.Steps) == 0 }
 
-// Counts are the numbers of a summary. A replacement counts once.
+// Counts are the numbers of a summary. A replacement counts once, and so does an update in two steps.
 type Counts struct {
 	Create  int `json:"add"`
 	Update  int `json:"change"`
@@ -226,7 +231,7 @@ func (p *Plan) Counts() Counts {
 		switch {
 		case s.Replace && s.Action == Create:
 			c.Replace++
-		case s.Replace:
+		case s.Replace, s.Detaches:
 		case s.Action == Create:
 			c.Create++
 		case s.Action == Update:

@@ -297,6 +297,21 @@ func (k *kind) accept(th *thing, c providers.Call) *refusal {
 			return refuse(providers.Busy, "it refers to %s, which is %s", to, t.Phase)
 		}
 	}
+	return k.exclusive(th, c)
+}
+
+// exclusive refuses what another thing of the kind has and only one can have.
+func (k *kind) exclusive(th *thing, c providers.Call) *refusal {
+	if len(k.traits.Exclusive) == 0 {
+		return nil
+	}
+	for _, mine := range k.traits.Claims(c.Ref.Name, th.Spec) {
+		for id, other := range k.world.things[k.at] {
+			if id != c.ID && slices.ContainsFunc(k.traits.Claims(other.Name, other.Spec), mine.Excludes) {
+				return refuse(providers.Invalid, "%s is taken by %s", mine, id)
+			}
+		}
+	}
 	return nil
 }
 

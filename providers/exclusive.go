@@ -1,0 +1,67 @@
+package providers
+
+import (
+	"fmt"
+	"net/netip"
+	"strings"
+
+	"converge.dev/converge/schema"
+)
+
+// A Claim is one value that the far side lets only one thing of a kind have at a time.
+type Claim struct {
+	Of    string // the entry of Traits.Exclusive
+	Value string
+	Block netip.Prefix // of an address block, which excludes all that overlaps it
+}
+
+// String is for people: prefixes.prefix 10.0.0.0/24.
+func (c Claim) String() string { return strings.Trim(c.Of, "{}") + " " + c.Value }
+
+// Excludes reports whether two things cannot have the two claims at the same time.
+func (c Claim) Excludes(d Claim) bool {
+	if c.Of != d.Of {
+		return false
+	}
+	return c.Value == d.Value || c.Block.IsValid() && d.Block.IsValid() && c.Block.Overlaps(d.Block)
+}
+
+// Claims gives the exclusive values of a thing with a name and a spec.
+func (t Traits) Claims(name string, spec schema.Object) []Claim {
+	var out []Claim
+	for _, of := range t.Exclusive {
+		add := func(v any) {
+			if v == nil || v == "" {
+				return
+			}
+			c := Claim{Of: of, Value: fmt.Sprint(v)}
+			if p, err := netip.ParsePrefix(c.Value); err == nil {
+				c.Block = p.Masked()
+			}
+			out = append(out, c)
+		}
+		if of == "{name}" {
+			add(name)
+			continue
+		}
+		var walk func(v any, path []string)
+		walk = func(v any, path []string) {
+			switch v := v.(type) {
+			case []any:
+				for _, e := range v {
+					walk(e, path)
+				}
+			case map[string]any:
+				if len(path) > 0 {
+					walk(v[path[0]], path[1:])
+				}
+			default:
+				if len(path) == 0 {
+					add(v)
+				}
+			}
+		}
+		walk(map[string]any(spec), strings.Split(of, "."))
+	}
+	return out
+}
