@@ -49,12 +49,12 @@ func (m *maker) connect() {
 			switch {
 			case mine.remove >= 0:
 				need(h.remove, mine.remove)
+			case mine.make < 0 || m.plan.Steps[mine.make].Action == Create: // nothing is there that could refer to the old one
 			case m.byRef[r] != nil && m.byRef[r].handover:
 				need(h.remove, mine.make)
 			case it.desired == nil || !slices.Contains(it.desired.After, r):
 				need(h.remove, mine.make)
-			case mine.make < 0 || m.plan.Steps[mine.make].Action != Update:
-			case m.byRef[r] != nil && m.byRef[r].traits.ID == "" && len(uses(it.kind, it.desired.Spec, r)) > 0:
+			case m.plan.Steps[mine.make].Action == Update && m.byRef[r] != nil && m.byRef[r].traits.ID == "" && len(uses(it.kind, it.desired.Spec, r)) > 0:
 				need(h.remove, mine.make) // it goes first: what refers to it has to be detached
 			}
 		}

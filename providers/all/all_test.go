@@ -19,6 +19,7 @@ import (
 	"converge.dev/converge/providers/carbide/carbidesim"
 	"converge.dev/converge/providers/ovs/ovstest"
 	"converge.dev/converge/schema"
+	"converge.dev/converge/schema/load"
 	"go.yaml.in/yaml/v3"
 )
 
@@ -303,5 +304,45 @@ func TestPaths(t *testing.T) {
 	}
 	if c.Carbide.TLS.CA != "ca.pem" || c.Nodes["n1"].OVS != "unix:db.sock" || c.Fake.World != "world.json" {
 		t.Errorf("the configuration was changed: %+v", c)
+	}
+}
+
+// What traits say of fields is about fields that the kind has: a misspelt one would exclude nothing.
+func TestTraitsNameFields(t *testing.T) {
+	dir := t.TempDir()
+	simulator(t, dir)
+	described, err := load.New()
+	must(t, err)
+	kinds, named := described.Kinds(), 0
+	open(t, Options{
+		Dir: dir, Config: Config{Carbide: &Carbide{Address: "unix:carbide.sock", TLS: TLS{Mode: "off"}}}, Need: []Need{{"site", "carbide"}},
+	}).Each(func(_ string, k providers.Served, _ *providers.Provider) {
+		has := func(path string) bool {
+			f := &schema.Field{Fields: kinds[k.Name].Fields}
+			for word := range strings.SplitSeq(path, ".") {
+				if f = f.Field(word); f == nil {
+					return false
+				}
+				if f.Elem != nil {
+					f = f.Elem
+				}
+			}
+			return true
+		}
+		for _, path := range k.Traits.Exclusive {
+			if named++; path != "{name}" && !has(path) {
+				t.Errorf("%s has no field %s, which is said to be exclusive", k.Name, path)
+			}
+		}
+		for _, d := range k.Traits.Detach {
+			for _, path := range append([]string{d.Head}, d.Group...) {
+				if named++; !has(d.Field) || path != "" && !has(d.Field+"."+path) {
+					t.Errorf("%s has no field %s.%s, which is said to be detachable", k.Name, d.Field, path)
+				}
+			}
+		}
+	})
+	if named == 0 {
+		t.Error("no traits name a field")
 	}
 }

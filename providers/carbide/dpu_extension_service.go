@@ -18,7 +18,8 @@ var extensionServiceTraits = providers.Traits{
 	Create: providers.Conditional, Update: providers.Versioned, Delete: providers.Blind,
 	Burned: true, Late: late,
 	UndoCreate: providers.Replace, UndoUpdate: providers.Exact, UndoDelete: providers.NoUndo,
-	Reach: providers.ReachTenant,
+	Exclusive: []string{"{name}"},
+	Reach:     providers.ReachTenant,
 }
 
 // credentialFields are the three parts of a credential, none of which the service ever tells.

@@ -18,7 +18,8 @@ var expectedTraits = providers.Traits{
 	Create: providers.Conditional, Update: providers.Blind, Delete: providers.Blind,
 	Mark: true, Late: late,
 	UndoCreate: providers.Exact, UndoUpdate: providers.Exact, UndoDelete: providers.Replace,
-	Reach: providers.ReachTenant,
+	Exclusive: []string{"bmc_mac_address"},
+	Reach:     providers.ReachTenant,
 }
 
 var dpuModes = enum[forge.DpuMode]{

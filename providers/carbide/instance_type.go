@@ -13,7 +13,8 @@ var instanceTypeTraits = providers.Traits{
 	Create: providers.Conditional, Update: providers.Versioned, Delete: providers.Blind,
 	Mark: true, Burned: true, Late: late,
 	UndoCreate: providers.Exact, UndoUpdate: providers.Exact, UndoDelete: providers.Replace,
-	Reach: providers.ReachTenant,
+	Exclusive: []string{"{name}"},
+	Reach:     providers.ReachTenant,
 }
 
 var (

@@ -20,7 +20,8 @@ var segmentTraits = providers.Traits{
 	Create: providers.Conditional, Update: providers.Never, Delete: providers.Blind,
 	Late: late, ReadyWithin: 5 * time.Minute, GoneWithin: 20 * time.Minute,
 	UndoCreate: providers.Exact, UndoDelete: providers.Replace,
-	Reach: providers.ReachTenant,
+	Exclusive: []string{"prefixes.prefix"},
+	Reach:     providers.ReachTenant,
 }
 
 var segmentTypes = enum[forge.NetworkSegmentType]{

@@ -15,7 +15,8 @@ var vpcTraits = providers.Traits{
 	Create: providers.Conditional, Update: providers.Versioned, Delete: providers.Blind,
 	Mark: true, Burned: true, Orphans: true, Late: late, ReadyWithin: propagates,
 	UndoCreate: providers.Exact, UndoUpdate: providers.Exact, UndoDelete: providers.Replace,
-	Reach: providers.ReachTenant,
+	Exclusive: []string{"vni"},
+	Reach:     providers.ReachTenant,
 }
 
 var virtualizations = enum[forge.VpcVirtualizationType]{

@@ -14,7 +14,8 @@ var prefixTraits = providers.Traits{
 	Create: providers.Conditional, Update: providers.Blind, Delete: providers.Blind,
 	Mark: true, Late: late,
 	UndoCreate: providers.Exact, UndoUpdate: providers.Exact, UndoDelete: providers.Replace,
-	Reach: providers.ReachTenant,
+	Exclusive: []string{"prefix"},
+	Reach:     providers.ReachTenant,
 }
 
 // Making and deleting a prefix moves the version of its VPC, and fails when another call does so at the same time.
