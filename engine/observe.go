@@ -71,6 +71,7 @@ func (e *Engine) look(ctx context.Context, doc *schema.Document, strays bool) (p
 		}
 	}
 	in.Observed = e.observe(ctx, set, at, in.Recorded)
+	in.Servers = e.servers(ctx, set)
 	return in, ctx.Err()
 }
 

@@ -41,6 +41,11 @@ func (e *Engine) Plan(ctx context.Context, doc *schema.Document, o plan.Options)
 	if err != nil {
 		return nil, err
 	}
+	if !o.AllowMissing {
+		if err := e.distrust(ctx, &in); err != nil {
+			return nil, err
+		}
+	}
 	in.ID, in.Options = e.o.NewID(e.o.Now()), o
 	p, err := plan.Make(in)
 	if err != nil {
@@ -78,6 +83,9 @@ func (e *Engine) Plan(ctx context.Context, doc *schema.Document, o plan.Options)
 func (e *Engine) Drift(ctx context.Context, site schema.Site) (*drift.Report, error) {
 	in, err := e.look(ctx, &schema.Document{Site: site}, true)
 	if err != nil {
+		return nil, err
+	}
+	if err := e.distrust(ctx, &in); err != nil {
 		return nil, err
 	}
 	return drift.Compare(in, e.o.Now().UTC())
@@ -147,10 +155,16 @@ func (e *Engine) Apply(ctx context.Context, p *plan.Plan, o ApplyOptions) (Resul
 		if err := e.honest(set, p, recorded); err != nil {
 			return Result{}, err
 		}
+		if err := e.sameServers(ctx, set, p); err != nil {
+			return Result{}, err
+		}
 		if err := e.fence(ctx, set, lock, p); err != nil {
 			return Result{}, err
 		}
 		if err := e.fresh(ctx, set, p, recorded); err != nil {
+			return Result{}, err
+		}
+		if err := e.rememberServers(ctx, lock, p); err != nil {
 			return Result{}, err
 		}
 		run, log, err := e.begin(ctx, lock, p, op, body, digest, o)
@@ -317,6 +331,9 @@ func (e *Engine) again(ctx context.Context, op, id string, o ApplyOptions, decid
 		}
 		defer set.Bind(lock.Held)() // also what waits within a provider begins nothing after the lock was lost
 		if err := reachable(set, p); err != nil {
+			return Result{}, err
+		}
+		if err := e.sameServers(ctx, set, p); err != nil {
 			return Result{}, err
 		}
 		if err := e.fence(ctx, set, lock, p); err != nil {

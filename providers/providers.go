@@ -310,6 +310,10 @@ type Provider struct {
 	// calls it under the site lock, before it looks. Nil: the far side has no place for an epoch.
 	Fence func(ctx context.Context, epoch int64) error
 
+	// Identity tells which server this is, by a name that it has for good and no other has; empty when it does not say. The
+	// engine remembers it: another server would show an empty site. Nil: the far side has none.
+	Identity func(ctx context.Context) (string, error)
+
 	// Health tells whether calls get through. While they do not it asks the far side again, one caller at a time. The
 	// engine begins no step meanwhile; the calls of steps that have begun are let through. Nil: it is not known.
 	Health func(ctx context.Context) Health
@@ -379,6 +383,9 @@ func (s *Set) Failure(scope, provider string) error { return s.failed[[2]string{
 func (s *Set) Fences(scopes []string) []*Provider {
 	return slices.DeleteFunc(slices.Clone(s.providers), func(p *Provider) bool { return p.Fence == nil || !slices.Contains(scopes, p.Scope) })
 }
+
+// All gives the providers.
+func (s *Set) All() []*Provider { return slices.Clone(s.providers) }
 
 // Bind makes the permits of all providers last for as long as proof returns nil; release ends that.
 func (s *Set) Bind(proof func() error) (release func()) {

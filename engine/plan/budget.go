@@ -69,10 +69,22 @@ func Budget(limit string, live int) (int, error) {
 // fewRecorded is how many recorded things of a kind say nothing yet when most of them are gone.
 const fewRecorded = 5
 
+// A tally counts what is recorded of a provider in a scope, and what is seen of that.
+type tally struct{ recorded, seen int }
+
+func (t tally) add(it *item) tally {
+	t.recorded++
+	if it.thing != nil {
+		t.seen++
+	}
+	return t
+}
+
 // suspect refuses what looks like a mistake of somebody else: a document without resources, and a place where most of
-// what was made is not there any more. An empty answer of the wrong server looks exactly like that.
+// what was made, or a provider in a scope where all of it, is not there any more. An empty answer of the wrong server looks exactly like that.
 func (m *maker) suspect() {
 	recorded, seen := map[Place]int{}, map[Place]int{}
+	of, site := map[Place]tally{}, tally{} // by provider, and in all
 	live := 0
 	for _, it := range m.items {
 		if it.record == nil {
@@ -80,8 +92,11 @@ func (m *maker) suspect() {
 		}
 		live++
 		at := Place{it.ref.Scope, it.ref.Kind}
+		provider := Place{it.ref.Scope, it.ref.Provider()}
 		if !it.unknown {
 			recorded[at]++
+			of[provider] = of[provider].add(it)
+			site = site.add(it)
 		}
 		if it.thing != nil {
 			seen[at]++
@@ -99,6 +114,21 @@ func (m *maker) suspect() {
 			m.refuse(schema.Ref{}, fmt.Sprintf("%d of %d recorded things of kind %s in scope %s are not there any more", n-seen[at], n, at.Kind, at.Scope),
 				"make sure that the provider reaches the right server, and look at converge drift; if they are gone indeed, go on with -allow-missing")
 		}
+	}
+	gone := func(t tally, of string) bool {
+		if t.recorded > 1 && t.seen == 0 {
+			m.refuse(schema.Ref{}, fmt.Sprintf("none of the %d recorded things of %s is there any more", t.recorded, of),
+				"make sure that the right server is reached, and look at converge drift; if they are gone indeed, go on with -allow-missing")
+			return true
+		}
+		return false
+	}
+	told := false
+	for at, t := range of {
+		told = gone(t, at.Kind+" in scope "+at.Scope) || told
+	}
+	if !told {
+		gone(site, "the site")
 	}
 	slices.SortFunc(m.plan.Refusals, func(a, b Refusal) int {
 		if c := a.Ref.Compare(b.Ref); c != 0 {

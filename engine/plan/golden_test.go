@@ -92,7 +92,7 @@ func TestGolden(t *testing.T) {
 func input(t *testing.T, ar *txtar.Archive) plan.Input {
 	s := enginetest.New()
 	traitsOf := map[string]providers.Traits{} // what matters of them, by kind
-	var orphans, natural []string // kinds whose far side deletes what is still referred to; kinds whose things are there by themselves
+	var orphans, natural []string             // kinds whose far side deletes what is still referred to; kinds whose things are there by themselves
 	in := plan.Input{
 		ID: "golden", Kinds: s.Kinds,
 		Observed: plan.Observation{Things: map[plan.Place][]providers.Thing{}, Unknown: map[plan.Place]string{}, Unsupported: map[plan.Place]string{}},

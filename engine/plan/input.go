@@ -30,6 +30,7 @@ type Input struct {
 	Document *schema.Document // its Site says whose things are ours; Resources is empty to destroy
 	Observed Observation
 	Recorded []state.Record
+	Servers  []state.Server // that answered
 	Traits   func(scope, kind string) (providers.Traits, bool)
 	Options  Options
 }

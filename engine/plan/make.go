@@ -17,7 +17,7 @@ import (
 // fit together; what may not be done is a Refusal in the plan.
 func Make(in Input) (*Plan, error) {
 	m := &maker{in: in, at: map[schema.Ref]halves{}, detached: map[schema.Ref]*detachment{}, dropped: map[int]bool{}, secretive: map[*schema.Kind]bool{}, plan: &Plan{
-		Format: Format, ID: in.ID, Site: in.Document.Site, Document: in.Document.JSON, Digest: in.Document.Digest, Destroy: in.Options.Destroy,
+		Format: Format, ID: in.ID, Site: in.Document.Site, Document: in.Document.JSON, Digest: in.Document.Digest, Destroy: in.Options.Destroy, Servers: in.Servers,
 	}}
 	if in.Options.Destroy || in.Options.Sweep {
 		m.plan.Document, m.plan.Digest, m.plan.Sweep = nil, "", in.Options.Sweep

@@ -60,6 +60,9 @@ type Plan struct {
 	MaxDestroy string `json:"max_destroy,omitempty"`
 	Asked      bool   `json:"max_destroy_asked,omitempty"`
 
+	// Servers are those that the plan was made for; others are not changed.
+	Servers []state.Server `json:"servers,omitempty"`
+
 	Steps    []Step `json:"steps"`
 	NoReturn int    `json:"no_return"` // index of the first step that cannot be undone exactly; len(Steps) when none
 

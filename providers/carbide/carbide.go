@@ -108,5 +108,6 @@ func (s *service) provider(close func() error) *providers.Provider {
 		serve(s, "dpu_extension_service", extensionServiceTraits, extensionServices{service: s}),
 	)
 	p.Limit, p.Health, p.Permit = cap(s.slots), s.healthy, s.permit
+	p.Identity = func(context.Context) (string, error) { return *s.site.Load(), nil } // each connection begins with a greeting
 	return p
 }

@@ -19,6 +19,7 @@ import (
 	"google.golang.org/grpc/metadata"
 	"google.golang.org/grpc/stats"
 	"google.golang.org/grpc/status"
+	"google.golang.org/protobuf/proto"
 
 	"converge.dev/converge/providers"
 	"converge.dev/converge/providers/carbide/forge"
@@ -49,8 +50,9 @@ type service struct {
 	watch   *watch // nil when there are no files to watch
 	health  health
 	options Options
-	ids     int           // most ids in one call
-	slots   chan struct{} // one per call under way
+	site    atomic.Pointer[string] // what the service that was greeted last calls its site
+	ids     int                    // most ids in one call
+	slots   chan struct{}          // one per call under way
 	permit  *providers.Permit
 	timeout time.Duration // of one call
 	late    time.Duration // how long after that it may have its effect
@@ -138,6 +140,7 @@ func (s *service) connect(ctx context.Context, id identity) (*link, error) {
 	if s.ids == 0 { // how many ids the site takes is fixed while it runs
 		s.ids = int(cmp.Or(info.GetRuntimeConfig().GetMaxFindByIds(), defaultIDs))
 	}
+	s.site.Store(proto.String(info.GetRuntimeConfig().GetSitename()))
 	s.log.Debug("connected to Carbide", "address", o.Address, "version", info.GetBuildVersion(), "ids_per_call", s.ids)
 	return k, nil
 }

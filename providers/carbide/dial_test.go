@@ -258,3 +258,11 @@ func TestTrace(t *testing.T) {
 		}
 	}
 }
+
+// The service says which site it is; the engine remembers that.
+func TestIdentity(t *testing.T) {
+	p := connect(t, newWorld(t, carbidesim.Options{Rules: carbidesim.Rules{SiteName: "fra1"}}))
+	if id, err := p.Identity(t.Context()); err != nil || id != "fra1" {
+		t.Errorf("it calls itself %q (%v), want fra1", id, err)
+	}
+}

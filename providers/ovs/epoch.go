@@ -28,6 +28,15 @@ func (d *db) epoch(v *view) (int64, error) {
 	return n, nil
 }
 
+// identity is the UUID of the one row of Open_vSwitch: a database that was made anew has another.
+func (d *db) identity(ctx context.Context) (string, error) {
+	v, err := d.view(ctx, nil, nil)
+	if err != nil {
+		return "", &fault{providers.Transient, err}
+	}
+	return v.root.UUID, nil
+}
+
 func outdated(stored, epoch int64) error {
 	return refuse(providers.Denied, "the holder with epoch %d is at work on this switch; this one has epoch %d", stored, epoch)
 }

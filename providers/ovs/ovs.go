@@ -106,6 +106,6 @@ func Open(ctx context.Context, o Options) (*providers.Provider, error) {
 		kinds = append(kinds, providers.Served{Name: name, Traits: traits, Kind: &kind{db: d, name: name, noun: nouns[name]}})
 	}
 	p := providers.New("ovs", o.Node, d.close, kinds...)
-	p.Fence, p.Permit = d.fence, d.permit
+	p.Fence, p.Permit, p.Identity = d.fence, d.permit, d.identity
 	return p, nil
 }

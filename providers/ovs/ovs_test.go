@@ -192,3 +192,24 @@ func certificate(t *testing.T) (tls.Certificate, *x509.CertPool) {
 	pool.AddCert(leaf)
 	return tls.Certificate{Certificate: [][]byte{der}, PrivateKey: key}, pool
 }
+
+// A database says which one it is, whoever asks and however often.
+func TestIdentity(t *testing.T) {
+	on(t, func(t *testing.T, s *ovstest.Switch) {
+		var ids []string
+		for range 2 {
+			p := open(t, ovs.Options{Endpoint: s.Endpoint})
+			id, err := p.Identity(t.Context())
+			if err != nil || id == "" {
+				t.Fatalf("it calls itself %q (%v)", id, err)
+			}
+			ids = append(ids, id)
+			if err := p.Close(); err != nil {
+				t.Fatal(err)
+			}
+		}
+		if ids[0] != ids[1] {
+			t.Errorf("one database calls itself %q and %q", ids[0], ids[1])
+		}
+	})
+}

@@ -36,7 +36,7 @@ func (f *planning) bind(a *app, c *cobra.Command) {
 	p.StringArrayVar(&f.replace, "replace", nil, "make this `ref` anew even when nothing differs; may be repeated")
 	p.StringVar(&f.maxDestroy, "max-destroy", "", "refuse to destroy more than this, a `limit` such as 3 or 10%")
 	p.BoolVar(&f.partial, "allow-partial", false, "go on although a part of the site cannot be seen")
-	p.BoolVar(&f.missing, "allow-missing", false, "go on although most of what was made of a kind is not there any more")
+	p.BoolVar(&f.missing, "allow-missing", false, "go on although most or all of what was made is not there any more, or another server answers")
 	p.BoolVar(&f.sweep, "sweep", false, "remove the strays that converge is certain to have given up, and do nothing else")
 	for _, name := range []string{"target", "exclude", "replace"} {
 		_ = c.RegisterFlagCompletionFunc(name, a.completeRefs)

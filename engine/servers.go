@@ -1,0 +1,114 @@
+package engine
+
+import (
+	"cmp"
+	"context"
+	"fmt"
+	"slices"
+	"sync"
+
+	"converge.dev/converge/engine/event"
+	"converge.dev/converge/engine/plan"
+	"converge.dev/converge/providers"
+	"converge.dev/converge/schema"
+	"converge.dev/converge/state"
+)
+
+// servers asks the far sides who they are. One that does not say, or does not answer, is left out: its kinds show why.
+func (e *Engine) servers(ctx context.Context, set *providers.Set) []state.Server {
+	var mu sync.Mutex
+	var list []state.Server
+	var wg sync.WaitGroup
+	slots := make(chan struct{}, e.o.Parallelism)
+	for _, p := range set.All() {
+		if p.Identity == nil {
+			continue
+		}
+		wg.Go(func() {
+			slots <- struct{}{}
+			defer func() { <-slots }()
+			id, err := p.Identity(ctx)
+			if err != nil {
+				e.o.Logger.Debug("asking a server who it is", "provider", p.Name, "scope", p.Scope, "error", err)
+				return
+			}
+			if id != "" {
+				mu.Lock()
+				defer mu.Unlock()
+				list = append(list, state.Server{Scope: p.Scope, Provider: p.Name, Identity: id})
+			}
+		})
+	}
+	wg.Wait()
+	slices.SortFunc(list, func(a, b state.Server) int {
+		return cmp.Or(cmp.Compare(a.Scope, b.Scope), cmp.Compare(a.Provider, b.Provider))
+	})
+	return list
+}
+
+// strangers pairs the servers that are not those that are known with these.
+func strangers(known, now []state.Server) (pairs [][2]state.Server) {
+	for _, n := range now {
+		for _, k := range known {
+			if k.Scope == n.Scope && k.Provider == n.Provider && k.Identity != n.Identity {
+				pairs = append(pairs, [2]state.Server{k, n})
+			}
+		}
+	}
+	return pairs
+}
+
+// distrust makes unknown what another server shows than the one that is recorded: to it, everything that was made is gone.
+func (e *Engine) distrust(ctx context.Context, in *plan.Input) error {
+	known, err := e.o.Store.Servers(ctx)
+	if err != nil {
+		return err
+	}
+	for _, pair := range strangers(known, in.Servers) {
+		was, is := pair[0], pair[1]
+		for at := range in.Observed.Things {
+			if at.Scope == is.Scope && (schema.Ref{Kind: at.Kind}).Provider() == is.Provider {
+				delete(in.Observed.Things, at)
+				in.Observed.Unknown[at] = fmt.Sprintf("another server answers: it calls itself %s, and what is recorded was made on %s; "+
+					"make sure that the right one is reached, or take this one from now on with -allow-missing", is.Identity, was.Identity)
+			}
+		}
+	}
+	return nil
+}
+
+// sameServers refuses a plan that was made for other servers than those that answer now.
+func (e *Engine) sameServers(ctx context.Context, set *providers.Set, p *plan.Plan) error {
+	var ds []event.Difference
+	for _, pair := range strangers(p.Servers, e.servers(ctx, set)) {
+		ds = append(ds, event.Difference{Detail: fmt.Sprintf("the plan was made for the %s of %s that calls itself %s, and %s answers",
+			pair[0].Provider, pair[0].Scope, pair[0].Identity, pair[1].Identity)})
+	}
+	if len(ds) > 0 {
+		return &StaleError{ds}
+	}
+	return nil
+}
+
+// rememberServers records the servers that a plan is about to change.
+func (e *Engine) rememberServers(ctx context.Context, lock *state.Lock, p *plan.Plan) error {
+	known, err := e.o.Store.Servers(ctx)
+	if err != nil {
+		return err
+	}
+	var ops []state.Op
+	for _, s := range p.Servers {
+		at := slices.IndexFunc(known, func(k state.Server) bool { return k.Scope == s.Scope && k.Provider == s.Provider })
+		used := slices.ContainsFunc(p.Steps, func(st plan.Step) bool { return st.Ref.Scope == s.Scope && st.Ref.Provider() == s.Provider })
+		if used && (at < 0 || known[at].Identity != s.Identity) {
+			s.At = e.o.Now().UTC()
+			ops = append(ops, e.o.Store.ServerOp(s))
+		}
+	}
+	for batch := range slices.Chunk(ops, state.MaxOps/2) {
+		if _, err := lock.Commit(ctx, nil, batch); err != nil {
+			return fmt.Errorf("record the servers: %w", err)
+		}
+	}
+	return nil
+}
