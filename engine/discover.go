@@ -189,7 +189,13 @@ func (s *Survey) find(k *schema.Kind, ref schema.Ref, t *providers.Thing, n *nam
 		f.Lifecycle.Protect, f.Lifecycle.OnRemove = record.Protect, record.OnRemove
 		f.Depends = record.After
 		if record.Run != "" { // a run wrote it; one that was made from marks states nothing
-			spec = stated(k.Fields, spec, record.Spec)
+			said := stated(k.Fields, spec, record.Spec)
+			for field, v := range diff.Rest(k, t.Spec, record.Spec) { // and what changed of the rest since converge left it
+				if record.Rest != nil && !diff.Same(schema.Object{"": v}, schema.Object{"": record.Rest[field]}) {
+					said[field] = spec[field]
+				}
+			}
+			spec = said
 		}
 		for i := range k.Fields { // what only the planner reads, and what it chose, stand in the record alone
 			name := k.Fields[i].Name

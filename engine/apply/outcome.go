@@ -65,12 +65,20 @@ func (w *worker) finish(have *providers.Thing) result {
 		if !w.undo || r.Run == "" {
 			r.Run, r.At = w.run, w.begun.UTC()
 		}
+		w.leave(&r, have)
 		ops = append(ops, w.store.RecordOp(r))
 	}
 	if err := w.journal.Append(w.effects, rec, ops...); err != nil {
 		return result{step: w.step, attempts: w.attempts, outcome: w.last, fatal: err}
 	}
 	return result{step: w.step, attempts: w.attempts, outcome: rec, id: w.id}
+}
+
+// leave notes in a record what was seen last beyond what the record states, so that drift can tell what changed of it.
+func (w *worker) leave(r *state.Record, have *providers.Thing) {
+	if have != nil && !r.Gone {
+		r.Rest = diff.Rest(w.kind, have.Spec, r.Spec)
+	}
 }
 
 // refuse writes that nothing was changed.
@@ -83,8 +91,8 @@ func (w *worker) partial(err error, have *providers.Thing) result {
 
 // failed ends a step that may or may not have had an effect: while an earlier call is unsettled, the step is.
 func (w *worker) failed(err error) result {
-	if left(err) {
-		return w.leave(err)
+	if abandoned(err) {
+		return w.abandon(err)
 	}
 	if w.unsure && !w.undo || !w.doubt.IsZero() {
 		return w.unknown(err)
@@ -92,15 +100,15 @@ func (w *worker) failed(err error) result {
 	return w.refuse(err)
 }
 
-// left reports whether a step ended before anybody knows what became of it: its run stays open.
-func left(err error) bool {
+// abandoned reports whether a step ended before anybody knows what became of it: its run stays open.
+func abandoned(err error) bool {
 	var silent unreachable
 	return errors.Is(err, ErrInterrupted) || errors.As(err, &silent)
 }
 
-// leave ends a step and with it the run, which stays open: whoever resumes it finds out how the step stands. What certainly
+// abandon ends a step and with it the run, which stays open: whoever resumes it finds out how the step stands. What certainly
 // had no effect is written down as refused.
-func (w *worker) leave(err error) result {
+func (w *worker) abandon(err error) result {
 	if w.last.Kind == "" || w.unsure && !w.undo || !w.doubt.IsZero() || w.sent {
 		return w.stopped(err)
 	}
@@ -111,8 +119,8 @@ func (w *worker) leave(err error) result {
 
 // unknown leaves the last intent open: the outcome is settled by whoever continues the run.
 func (w *worker) unknown(err error) result {
-	if left(err) {
-		return w.leave(err)
+	if abandoned(err) {
+		return w.abandon(err)
 	}
 	if w.last.Kind == "" { // nothing was called in this attempt
 		if w.attempts == 0 {
@@ -132,6 +140,7 @@ func (w *worker) outcome(as journal.Result, err error, have *providers.Thing) re
 	var ops []state.Op
 	if r := w.left(); as == journal.Partial && r != nil {
 		r.ID, r.Incarnation, r.Run, r.At = w.id, w.incarnation, w.run, w.begun.UTC()
+		w.leave(r, have)
 		ops = append(ops, w.store.RecordOp(*r))
 	}
 	if as == journal.Refused && !w.undo && w.action == plan.Create && w.incarnation > w.step.Incarnation && !w.step.Beside {

@@ -218,16 +218,17 @@ func (w *worker) within() time.Duration {
 
 // remember changes what is recorded, and nothing else.
 func (w *worker) remember(ctx context.Context) result {
-	if !w.undo && w.action == plan.Adopt {
-		have, err := w.see(ctx)
-		switch {
-		case err != nil:
-			return w.failed(err)
-		case have == nil || have.Spec.Digest() != w.before.Digest():
-			return w.refuse(w.conflict("it changed since the plan was made"))
-		}
+	if w.undo || w.action != plan.Adopt {
+		return w.finish(nil)
 	}
-	return w.finish(nil)
+	have, err := w.see(ctx)
+	switch {
+	case err != nil:
+		return w.failed(err)
+	case have == nil || have.Spec.Digest() != w.before.Digest():
+		return w.refuse(w.conflict("it changed since the plan was made"))
+	}
+	return w.finish(have)
 }
 
 // act makes the call, as often as it may be repeated, and finds out what came of it.

@@ -18,6 +18,7 @@ type Report struct {
 	Complete bool           `json:"complete"` // nothing is unknown
 	Recorded int            `json:"recorded"` // resources looked at
 	Drifted  []Item         `json:"drifted"`
+	Unstated []Item         `json:"unstated"`         // what changed of fields that the document does not state; no plan would undo it
 	Strays   []plan.Foreign `json:"strays,omitempty"` // bear our mark, yet are not recorded
 	Foreign  []plan.Foreign `json:"unmanaged,omitempty"`
 	Unknown  []plan.Unknown `json:"unknown,omitempty"`
@@ -32,8 +33,11 @@ type Item struct {
 	Changes []diff.Change `json:"changes,omitempty"` // Before is what was left, After what is seen
 }
 
-// Clean reports whether the site was seen whole and is as it was left. Unmanaged things do not count, strays do.
-func (r *Report) Clean() bool { return r.Complete && len(r.Drifted) == 0 && len(r.Strays) == 0 }
+// Clean reports whether the site was seen whole and is as it was left, in what the document states and in what it does not.
+// Unmanaged things do not count, strays do.
+func (r *Report) Clean() bool {
+	return r.Complete && len(r.Drifted) == 0 && len(r.Unstated) == 0 && len(r.Strays) == 0
+}
 
 // Compare makes the report from the same inputs as a plan, leaving the document aside: what was recorded is what is
 // compared.
@@ -50,13 +54,17 @@ func Compare(in plan.Input, at time.Time) (*Report, error) {
 		doc.Resources = append(doc.Resources, schema.Resource{Ref: r.Ref, Spec: r.Spec, After: r.After})
 	}
 	slices.SortFunc(doc.Resources, func(a, b schema.Resource) int { return a.Ref.Compare(b.Ref) })
-	in.Document, in.Options = &doc, plan.Options{Unlimited: true}
+	in.Rest, in.Document, in.Options = true, &doc, plan.Options{Unlimited: true}
 	p, err := plan.Make(in)
 	if err != nil {
 		return nil, err
 	}
-	r := &Report{Site: doc.Site, At: at, Recorded: live, Unknown: p.Unknown, Complete: len(p.Unknown) == 0, Drifted: []Item{}}
+	r := &Report{Site: doc.Site, At: at, Recorded: live, Unknown: p.Unknown, Complete: len(p.Unknown) == 0, Drifted: []Item{}, Unstated: []Item{}}
 	for _, d := range p.Drift {
+		if len(d.Unstated) > 0 {
+			r.Unstated = append(r.Unstated, Item{Ref: d.Ref, ID: ids[d.Ref], Changes: d.Unstated})
+			continue
+		}
 		r.Drifted = append(r.Drifted, Item{Ref: d.Ref, ID: ids[d.Ref], Missing: d.Missing, Failed: d.Failed, Changes: d.Changes})
 	}
 	for _, f := range p.Unmanaged {

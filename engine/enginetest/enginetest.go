@@ -238,7 +238,13 @@ func Text(p *plan.Plan) string {
 		fmt.Fprintf(&b, "refused: %s: %s: %s\n", r.Ref, r.Reason, r.Remedy)
 	}
 	for _, d := range p.Drift {
-		fmt.Fprintf(&b, "drift: %s missing=%v changes=%d\n", d.Ref, d.Missing, len(d.Changes))
+		fmt.Fprintf(&b, "drift: %s missing=%v changes=%d", d.Ref, d.Missing, len(d.Changes))
+		for _, c := range d.Unstated {
+			was, _ := json.Marshal(c.Before)
+			is, _ := json.Marshal(c.After)
+			fmt.Fprintf(&b, "\n    unstated %s: %s -> %s", c.Path, was, is)
+		}
+		b.WriteByte('\n')
 	}
 	for _, u := range p.Unmanaged {
 		fmt.Fprintf(&b, "unmanaged: %s/%s/%s stray=%v\n", u.Scope, u.Kind, u.Name, u.Stray)

@@ -39,6 +39,7 @@ type remembered struct {
 	Gone        bool            `json:"gone"`
 	Spec        schema.Object   `json:"spec"`
 	Protect     bool            `json:"protect"`
+	Rest        schema.Object   `json:"rest"`
 	OnRemove    schema.OnRemove `json:"on_remove"`
 }
 
@@ -125,7 +126,7 @@ func input(t *testing.T, ar *txtar.Archive) plan.Input {
 	for _, f := range ar.Files {
 		into := map[string]any{
 			"desired.json": &desired, "observed.json": &observed, "recorded.json": &recorded,
-			"options.json": &in.Options, "unknown.json": &unknown, "unsupported.json": &unsupported, "policy.json": &policy, "orphans.json": &orphans, "traits.json": &traitsOf, "natural.json": &natural, "plan.txt": nil,
+			"options.json": &in.Options, "unknown.json": &unknown, "unsupported.json": &unsupported, "policy.json": &policy, "orphans.json": &orphans, "traits.json": &traitsOf, "natural.json": &natural, "plan.txt": nil, "rest.json": &in.Rest,
 		}[f.Name]
 		if into == nil {
 			continue
@@ -153,7 +154,7 @@ func input(t *testing.T, ar *txtar.Archive) plan.Input {
 	}
 	for key, o := range recorded {
 		r := must(t)(schema.ParseRef(key))
-		rec := state.Record{Ref: r, ID: o.ID, Incarnation: max(o.Incarnation, 1), Gone: o.Gone, Spec: o.Spec, Protect: o.Protect, OnRemove: o.OnRemove, Run: "earlier"}
+		rec := state.Record{Ref: r, ID: o.ID, Incarnation: max(o.Incarnation, 1), Gone: o.Gone, Spec: o.Spec, Rest: o.Rest, Protect: o.Protect, OnRemove: o.OnRemove, Run: "earlier"}
 		s.Kinds[r.Kind].EachRef(o.Spec, func(kind, name string) string {
 			scope := r.Scope
 			if !s.Kinds[kind].Node {

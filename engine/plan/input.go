@@ -31,6 +31,7 @@ type Input struct {
 	Observed Observation
 	Recorded []state.Record
 	Servers  []state.Server // that answered
+	Rest     bool           // Drift is to tell too what changed of what nobody states
 	Traits   func(scope, kind string) (providers.Traits, bool)
 	Options  Options
 }

@@ -128,6 +128,11 @@ func (m *maker) decide() {
 		if it.thing.Phase == providers.Failed {
 			m.plan.Drift = append(m.plan.Drift, Drift{Ref: it.ref, Failed: it.thing.Detail})
 		}
+		if m.in.Rest && it.record != nil && it.record.Rest != nil {
+			if d := m.unstated(it); len(d) > 0 {
+				m.plan.Drift = append(m.plan.Drift, Drift{Ref: it.ref, Unstated: d})
+			}
+		}
 		if len(it.changes) > 0 && it.record != nil {
 			if d := m.drift(it); len(d) > 0 {
 				m.plan.Drift = append(m.plan.Drift, Drift{Ref: it.ref, Changes: d})
@@ -151,6 +156,19 @@ func (m *maker) drift(it *item) []diff.Change {
 		cs[i].Before, cs[i].After = cs[i].After, cs[i].Before
 	}
 	return cs
+}
+
+// unstated lists what nobody states and is no longer as it was left.
+func (m *maker) unstated(it *item) []diff.Change {
+	was, is := it.record.Rest.Clone(), diff.Rest(it.kind, it.thing.Spec, it.record.Spec)
+	for _, f := range it.traits.Itself { // the far side's own doing
+		delete(was, f)
+		delete(is, f)
+	}
+	if diff.Same(was, is) {
+		return nil
+	}
+	return diff.Between(it.kind, was, is, m.names.In(it.ref.Scope))
 }
 
 func whyReplace(it *item) string {

@@ -171,6 +171,8 @@ type Drift struct {
 	Missing bool          `json:"missing,omitempty"`
 	Changes []diff.Change `json:"changes,omitempty"` // Before is what was left, After what is seen
 	Failed  string        `json:"failed,omitempty"`  // the far side says that the thing has failed, and why
+
+	Unstated []diff.Change `json:"unstated,omitempty"` // the same of fields that the record does not state; where they were asked for
 }
 
 // A Foreign is a thing that no resource declares.

@@ -15,8 +15,13 @@ func (a *app) driftCommand() *cobra.Command {
 		Long: `Look at the site and show how it differs from what was applied last. Nothing is
 changed. The report is also written to the store, as drift/latest, for the cloud.
 
-It exits with 0 when there is no drift, with 2 when there is, and with 8 when a part
-of the site could not be seen.`,
+What changed of fields that the document does not state is listed apart, as "unstated"
+in JSON: no plan would undo it. It counts since the last run that touched the resource;
+what only the server sets (status) does not, and neither do elements of stated lists.
+To end it, state in the document how the field is to be, or undo the change there.
+
+It exits with 0 when there is no drift, with 2 when there is of either sort, and with 8
+when a part of the site could not be seen.`,
 		Example: `  converge drift
   converge drift -json`,
 		Args: exactly(0),

@@ -12,23 +12,32 @@ import (
 // DriftText shows how a site differs from what was applied last.
 func DriftText(r *drift.Report, kinds schema.Kinds, s Style) string {
 	t := planText{Style: s, kinds: kinds}
-	var drifted []plan.Drift
+	var drifted, unstated []plan.Drift
+	for _, d := range r.Unstated {
+		unstated = append(unstated, plan.Drift{Ref: d.Ref, Changes: d.Changes})
+	}
 	for _, d := range r.Drifted {
 		drifted = append(drifted, plan.Drift{Ref: d.Ref, Missing: d.Missing, Failed: d.Failed, Changes: d.Changes})
 	}
 	summary := fmt.Sprintf("No drift: %s as converge left them.", count(r.Recorded, "resource"))
 	switch {
-	case !r.Complete && len(drifted) == 0:
+	case !r.Complete && len(drifted)+len(unstated) == 0:
 		summary = "No drift where the site could be seen. Some of it is unknown."
 	case len(drifted)+len(r.Strays) > 0:
 		summary = fmt.Sprintf("Drift: %d of %s changed outside converge", len(drifted), count(r.Recorded, "resource"))
 		if len(r.Strays) > 0 {
 			summary += fmt.Sprintf(", %s", count(len(r.Strays), "stray"))
 		}
+		if len(unstated) > 0 {
+			summary += fmt.Sprintf(", and what the document does not state of %d", len(unstated))
+		}
 		summary += "."
+	case len(unstated) > 0:
+		summary = fmt.Sprintf("Drift: what the document does not state changed outside converge of %d of %s.", len(unstated), count(r.Recorded, "resource"))
 	}
 	t.line("%s", t.paint(bold, summary))
-	t.drift(drifted)
+	t.drift("Changed outside converge since the last run:", drifted)
+	t.drift("Also changed since, not managed (no plan undoes it; state in the document how it is to be, or undo it there):", unstated)
 	t.foreign(append(append([]plan.Foreign{}, r.Foreign...), r.Strays...))
 	t.places("Unknown, so that nothing is decided about it:", r.Unknown)
 	return t.b.String()
@@ -37,12 +46,17 @@ func DriftText(r *drift.Report, kinds schema.Kinds, s Style) string {
 // MaskDrift gives a report without the values of secret fields.
 func MaskDrift(r *drift.Report, kinds schema.Kinds) *drift.Report {
 	out := *r
-	out.Drifted = make([]drift.Item, len(r.Drifted))
-	for i, d := range r.Drifted {
-		d.Changes = concealAll(kinds[d.Ref.Kind], d.Changes)
-		out.Drifted[i] = d
-	}
+	out.Drifted, out.Unstated = maskItems(r.Drifted, kinds), maskItems(r.Unstated, kinds)
 	return &out
+}
+
+func maskItems(items []drift.Item, kinds schema.Kinds) []drift.Item {
+	out := make([]drift.Item, len(items))
+	for i, d := range items {
+		d.Changes = concealAll(kinds[d.Ref.Kind], d.Changes)
+		out[i] = d
+	}
+	return out
 }
 
 func concealAll(k *schema.Kind, cs []diff.Change) []diff.Change {

@@ -58,7 +58,7 @@ func Summary(p *plan.Plan) string {
 func (t *planText) plan(p *plan.Plan) {
 	t.line("%s  %s", t.paint(bold, Summary(p)), t.paint(dim, planOrigin(p)))
 	t.steps(p)
-	t.drift(p.Drift)
+	t.drift("Changed outside converge since the last run:", p.Drift)
 	t.foreign(p.Unmanaged)
 	t.places("Unknown, so that nothing is decided about it:", p.Unknown)
 	t.places("Not supported by the server, and left out with all that refers to it:", p.Unsupported)
@@ -270,11 +270,11 @@ func (t *planText) changes(kind string, changes []diff.Change, replace bool) {
 	}
 }
 
-func (t *planText) drift(drift []plan.Drift) {
+func (t *planText) drift(head string, drift []plan.Drift) {
 	if len(drift) == 0 {
 		return
 	}
-	t.head("Changed outside converge since the last run:")
+	t.head("%s", head)
 	for _, d := range drift {
 		switch {
 		case d.Missing:

@@ -394,16 +394,19 @@ func TestDrift(t *testing.T) {
 	r := &drift.Report{Site: schema.Site{Name: "fra1"}, At: start, Complete: true, Recorded: 3, Drifted: []drift.Item{
 		{Ref: ref("site/carbide.vpc/lost"), Missing: true},
 		{Ref: ref("gpu-01/docker.container/db"), Changes: []diff.Change{{Path: "password", Before: "SECRET", After: "SECRET", Secret: true}, {Path: "image", Before: "a", After: "b"}}},
+	}, Unstated: []drift.Item{
+		{Ref: ref("site/carbide.vpc/prod"), Changes: []diff.Change{{Path: "description", After: "a stranger's"}}},
 	}, Strays: samplePlan().Unmanaged[2:], Foreign: samplePlan().Unmanaged[:2]}
 	text := view.DriftText(r, kinds, view.Style{})
 	clean := view.DriftText(&drift.Report{Complete: true, Recorded: 1}, kinds, view.Style{})
+	unstated := view.DriftText(&drift.Report{Complete: true, Recorded: 3, Unstated: r.Unstated}, kinds, view.Style{})
 	blind := view.DriftText(&drift.Report{Unknown: samplePlan().Unknown}, kinds, view.Style{})
 	masked, err := view.Indent(view.MaskDrift(r, kinds))
 	if err != nil {
 		t.Fatal(err)
 	}
 	noSecrets(t, text+masked)
-	golden(t, "drift.txt", text+"────\n"+clean+"────\n"+blind)
+	golden(t, "drift.txt", text+"────\n"+clean+"────\n"+unstated+"────\n"+blind)
 }
 
 func TestCompare(t *testing.T) {
