@@ -27,7 +27,7 @@ type Record struct {
 	Incarnation int             `json:"incarnation"`    // grows with each creation
 	Gone        bool            `json:"gone,omitempty"` // deleted; kept because its ids cannot be used again
 	Spec        schema.Object   `json:"spec"`           // as last applied; secrets as keyed digests
-	Rest        schema.Object   `json:"rest,omitzero"` // what else was seen when converge left it, with external ids; nil: not known
+	Rest        schema.Object   `json:"rest,omitzero"`  // what else was seen when converge left it, with external ids; nil: not known
 	After       []schema.Ref    `json:"after,omitempty"`
 	Protect     bool            `json:"protect,omitempty"`
 	OnRemove    schema.OnRemove `json:"on_remove,omitempty"`
