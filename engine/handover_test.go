@@ -2,9 +2,11 @@ package engine_test
 
 import (
 	"context"
+	"maps"
 	"testing"
 
 	"converge.dev/converge/engine"
+	"converge.dev/converge/engine/apply"
 	"converge.dev/converge/engine/enginetest"
 	"converge.dev/converge/engine/plan"
 	"converge.dev/converge/providers"
@@ -67,6 +69,25 @@ func TestReplaceHandsOver(t *testing.T) {
 		}
 		if after := s.World.Dump(); after != before {
 			t.Errorf("the world was\n%s\nand is\n%s", before, after)
+		}
+	})
+	t.Run("resumed", func(t *testing.T) { // when the new one is recorded already, and what referred to the old one is deleted
+		s, _, _ := prepare(t)
+		without := map[string]string{"site/far.net/n": `{"cidr": "10.0.0.0/24"}`, "site/far.guard/g": `{"size": 1}`, "site/far.host/h": `{"net": "n", "guard": "g"}`}
+		with := maps.Clone(without)
+		with["site/far.host/leaves"] = `{"net": "n", "guard": "g"}`
+		s.Converge(t, s.Document(t, with))
+		if err := s.World.Fail(fake.Fault{Op: "delete", Ref: "site/far.host/leaves", Times: 1, Class: providers.Denied}); err != nil {
+			t.Fatal(err)
+		}
+		res, err := s.Apply(s.Plan(t, s.Document(t, without), plan.Options{Replace: []string{"site/far.guard/g"}}), engine.ApplyOptions{OnFailure: apply.Stop})
+		if err != nil || res.Run.Status != state.RunOpen {
+			t.Fatal(res, err)
+		}
+		e := s.Engine(nil)
+		defer e.Close()
+		if res, err = e.Resume(context.Background(), res.Run.ID, engine.ApplyOptions{}); err != nil || res.Run.Status != state.RunApplied {
+			t.Fatalf("the run ended %s: %s (%v)", res.Run.Status, res.Run.Message, err)
 		}
 	})
 }

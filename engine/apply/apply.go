@@ -169,7 +169,7 @@ func externalIDs(recorded []state.Record, p *plan.Plan, side func(plan.Action) b
 		}
 	}
 	for i := range p.Steps {
-		if s := &p.Steps[i]; side(s.Action) && !s.Stray {
+		if s := &p.Steps[i]; side(s.Action) && (!s.Stray || s.Replace) { // the old half of a handover is what was there before, also once the new one is recorded
 			ids[s.Ref] = s.ExternalID
 		}
 	}

@@ -262,6 +262,10 @@ func (m *maker) emit() {
 			s := m.step(it, Update, "taken over as it is, and marked as ours")
 			s.After = s.Before
 			m.add(it, s)
+		case it.traits.Mark && it.thing.Mark.Site == m.plan.Site.ID && it.thing.Mark.Ref != it.ref && it.traits.Update != providers.Never:
+			s := m.step(it, Update, "it has another name now: its mark still says "+it.thing.Mark.Ref.String(), it.traits.UndoUpdate)
+			s.After = s.Before
+			m.add(it, s)
 		case it.recordStale:
 			s := m.step(it, Adopt, whyAdopt(it))
 			s.After = s.Before

@@ -35,18 +35,30 @@ func (m *maker) match() error {
 	}
 	m.owners = make(map[*providers.Thing]*item, len(m.items))
 	for _, it := range m.items {
-		at := Place{it.ref.Scope, it.ref.Kind}
-		if err := m.describe(it, at); err != nil {
+		if err := m.describe(it, Place{it.ref.Scope, it.ref.Kind}); err != nil {
 			return err
 		}
+	}
+	owned := func(it *item) {
 		if it.unknown {
-			continue
+			return
 		}
+		at := Place{it.ref.Scope, it.ref.Kind}
 		if t := m.find(it, byID[at], marked); t != nil && m.owners[t] == nil {
 			it.thing, m.owners[t] = t, it
 			if it.record == nil {
 				it.born = max(it.born, t.Mark.Incarnation)
 			}
+		}
+	}
+	for _, it := range m.items { // what is recorded comes before what a mark says, which may be of an earlier name
+		if it.record != nil {
+			owned(it)
+		}
+	}
+	for _, it := range m.items {
+		if it.record == nil {
+			owned(it)
 		}
 	}
 	for _, it := range m.items {
@@ -173,7 +185,7 @@ func (m *maker) find(it *item, ids map[string]*providers.Thing, marked map[schem
 			return nil
 		}
 	}
-	if t := marked[it.ref]; t != nil {
+	if t := marked[it.ref]; t != nil && m.owners[t] == nil {
 		return t
 	}
 	if it.desired == nil || it.record != nil {
@@ -186,8 +198,13 @@ func (m *maker) find(it *item, ids map[string]*providers.Thing, marked map[schem
 		}
 		return nil
 	}
-	for i := it.born + 1; i <= it.born+lookAhead; i++ {
-		if t := ids[ExternalID(m.plan.Site.ID, it.traits, it.ref, i, it.desired.Spec)]; t != nil && t.Phase != providers.Leaving {
+	for i, last := it.born+1, it.born+lookAhead; i <= last; i++ {
+		t := ids[ExternalID(m.plan.Site.ID, it.traits, it.ref, i, it.desired.Spec)]
+		switch {
+		case t == nil || t.Phase == providers.Leaving:
+		case m.owners[t] != nil: // it had this name once
+			it.born = i
+		default:
 			it.born = i
 			return t
 		}

@@ -175,7 +175,11 @@ func (a *app) stateMoveCommand() *cobra.Command {
 		Use:   "mv REF REF",
 		Short: "Record a resource under another name",
 		Long: `Record a resource under another name, after it was renamed in the document: the thing
-stays, and the next plan does not make it anew. Scope and kind remain the same.`,
+stays, and the next plan does not make it anew. Scope and kind remain the same.
+
+The mark on the thing follows with the next plan, as an update. Kinds without a place for a
+mark keep the old name over there: should the store be lost before it is backed up,
+converge state rebuild finds them under that.`,
 		Example:           `  converge state mv site/carbide.vpc/prod site/carbide.vpc/production`,
 		Args:              exactly(2),
 		ValidArgsFunction: a.completeRefs,
@@ -204,7 +208,7 @@ stays, and the next plan does not make it anew. Scope and kind remain the same.`
 			if a.flags.json {
 				return a.printJSON(map[string]any{"from": args[0], "to": to, "dry_run": dry})
 			}
-			a.print(fmt.Sprintf("%s %s to %s. The thing itself stays as it is.\n", verb(dry, "Moved", "Would move"), args[0], to))
+			a.print(fmt.Sprintf("%s %s to %s. The thing itself stays as it is; a mark on it follows with the next apply.\n", verb(dry, "Moved", "Would move"), args[0], to))
 			return nil
 		})
 	}
