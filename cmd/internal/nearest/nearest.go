@@ -2,13 +2,14 @@
 package nearest
 
 import (
+	"path"
 	"slices"
 	"strings"
 )
 
 // Name gives the one of names that is closest to word; ok is false when none is close enough to be worth mentioning.
 func Name(word string, names []string) (name string, ok bool) {
-	best := len(word)/3 + 2 // beyond this it is another word
+	best := far(word)
 	for _, n := range slices.Sorted(slices.Values(names)) {
 		if d := distance(strings.ToLower(word), strings.ToLower(n)); d < best {
 			name, best, ok = n, d, true
@@ -17,12 +18,64 @@ func Name(word string, names []string) (name string, ok bool) {
 	return name, ok
 }
 
+// far is how many letters apart two words are not alike any more: one of four letters may have one that is wrong.
+func far(word string) int { return max(len(word)/3, 1) + 1 }
+
+// Ref is Name for refs, or patterns of refs, that are close part by part: SCOPE/KIND/NAME. A part of the pattern that
+// matches as it is, such as *, is kept.
+func Ref(pattern string, refs []string) (ref string, ok bool) {
+	parts := strings.Split(pattern, "/")
+	best := -1
+	for _, r := range slices.Sorted(slices.Values(refs)) {
+		of := strings.Split(r, "/")
+		if len(of) != len(parts) {
+			continue
+		}
+		total, alike := 0, true
+		for i, p := range parts {
+			if match, err := path.Match(p, of[i]); match && err == nil {
+				of[i] = p
+				continue
+			}
+			d := distance(strings.ToLower(p), strings.ToLower(of[i]))
+			total, alike = total+d, alike && d < far(p)
+		}
+		if alike && (best < 0 || total < best) {
+			ref, best, ok = strings.Join(of, "/"), total, true
+		}
+	}
+	return ref, ok
+}
+
+// DidYouMeanRef is DidYouMean for refs.
+func DidYouMeanRef(pattern string, refs []string) string {
+	if r, ok := Ref(pattern, refs); ok {
+		return " Did you mean " + r + "?"
+	}
+	return ""
+}
+
 // DidYouMean gives a sentence that suggests a name, with a blank before it; nothing when none is close.
 func DidYouMean(word string, names []string) string {
 	if n, ok := Name(word, names); ok {
 		return " Did you mean " + n + "?"
 	}
 	return ""
+}
+
+// DidYouMeanKind is DidYouMean for the names of kinds, whose noun may stand for the whole: vpc for carbide.vpc.
+func DidYouMeanKind(word string, kinds []string) string {
+	if text := DidYouMean(word, kinds); text != "" || strings.Contains(word, ".") {
+		return text
+	}
+	best, found := far(word), ""
+	for _, k := range slices.Sorted(slices.Values(kinds)) {
+		_, noun, _ := strings.Cut(k, ".")
+		if d := distance(strings.ToLower(word), strings.ToLower(noun)); d < best {
+			best, found = d, " Did you mean "+k+"?"
+		}
+	}
+	return found
 }
 
 // distance counts the letters to insert, delete, replace or swap with their neighbour.

@@ -12,3 +12,31 @@ func TestName(t *testing.T) {
 		}
 	}
 }
+
+// A word that is nothing like any name is not explained by a name of another meaning.
+func TestNoName(t *testing.T) {
+	names := []string{"plan", "validate", "put", "get", "drift", "diff", "fmt", "show", "lock", "hold"}
+	for _, word := range []string{"man", "docs", "output", "init", "no", "x"} {
+		if got, ok := Name(word, names); ok {
+			t.Errorf("Name(%q) = %q", word, got)
+		}
+	}
+}
+
+func TestRef(t *testing.T) {
+	refs := []string{"site/carbide.vpc/prod", "site/carbide.vpc/legacy", "site/carbide.tenant/acme", "gpu-01/ovs.bridge/br-slice"}
+	for pattern, want := range map[string]string{
+		"site/carbide.vpc/legcy":   "site/carbide.vpc/legacy",
+		"site/carbide.vpcs/*":      "site/carbide.vpc/*",
+		"sites/carbide.vpc/p*":     "site/carbide.vpc/p*",
+		"gpu-1/ovs.*/br-*":         "gpu-01/ovs.*/br-*",
+		"site/carbide.vpc/zebra":   "",
+		"node/carbide.vpc/prod":    "",
+		"site/carbide.vpc":         "",
+		"site/carbide.tenant/amce": "site/carbide.tenant/acme",
+	} {
+		if got, _ := Ref(pattern, refs); got != want {
+			t.Errorf("Ref(%q) = %q, want %q", pattern, got, want)
+		}
+	}
+}
