@@ -263,7 +263,7 @@ func (m *maker) emit() {
 			s.After = s.Before
 			m.add(it, s)
 		case it.traits.Mark && it.thing.Mark.Site == m.plan.Site.ID && it.thing.Mark.Ref != it.ref && it.traits.Update != providers.Never:
-			s := m.step(it, Update, "it has another name now: its mark still says "+it.thing.Mark.Ref.String(), it.traits.UndoUpdate)
+			s := m.step(it, Update, "it has another name now: its mark still says "+it.thing.Mark.Ref.String())
 			s.After = s.Before
 			m.add(it, s)
 		case it.recordStale:

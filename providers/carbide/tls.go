@@ -69,7 +69,7 @@ func (o Options) identity() (identity, error) {
 	switch id.files.Mode {
 	case Mutual, Server:
 	case Off:
-		if !o.AllowInsecure && !local(o.Address) {
+		if !o.AllowInsecure && !Local(o.Address) {
 			return id, fmt.Errorf("%s is another machine: without TLS anybody between could change the site", o.Address)
 		}
 		return id, nil
@@ -157,8 +157,9 @@ func describe(c *x509.Certificate) string {
 	return fmt.Sprintf("%s, serial %x, signed by %s", cmp.Or(c.Subject.String(), "no subject"), c.SerialNumber, cmp.Or(c.Issuer.String(), "nobody"))
 }
 
-// local reports whether an address is on this machine.
-func local(address string) bool {
+// Local reports whether an address, HOST:PORT or unix:PATH, is on this machine. To another one nothing goes without TLS unless
+// the configuration says so, neither to this service nor to the store.
+func Local(address string) bool {
 	if strings.HasPrefix(address, "unix:") {
 		return true
 	}

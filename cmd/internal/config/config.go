@@ -9,6 +9,7 @@ import (
 	"errors"
 	"fmt"
 	"io/fs"
+	"net"
 	"os"
 	"path/filepath"
 	"reflect"
@@ -23,6 +24,7 @@ import (
 	"converge.dev/converge/engine/plan"
 	"converge.dev/converge/files"
 	"converge.dev/converge/providers/all"
+	"converge.dev/converge/providers/carbide"
 	"converge.dev/converge/schema/signed"
 )
 
@@ -50,6 +52,33 @@ type Etcd struct {
 	CA        string   `yaml:"ca"`        // PEM files
 	Cert      string   `yaml:"cert"`
 	Key       string   `yaml:"key"`
+
+	AllowInsecure bool `yaml:"allow_insecure"` // no TLS to another machine
+}
+
+// Refused gives the first of the endpoints that is on another machine and reached without TLS; empty when there is none, or
+// when that is allowed.
+func (e Etcd) Refused(endpoints []string) string {
+	if e.AllowInsecure {
+		return ""
+	}
+	for _, endpoint := range endpoints {
+		scheme, host, ok := strings.Cut(endpoint, "://")
+		if !ok {
+			scheme, host = "http", endpoint
+		}
+		if scheme == "https" || strings.HasPrefix(scheme, "unix") {
+			continue
+		}
+		host, _, _ = strings.Cut(host, "/")
+		if _, _, err := net.SplitHostPort(host); err != nil {
+			host = net.JoinHostPort(strings.Trim(host, "[]"), "2379")
+		}
+		if !carbide.Local(host) {
+			return endpoint
+		}
+	}
+	return ""
 }
 
 // Secrets says where a document may say that a secret is found.

@@ -132,3 +132,20 @@ func TestTrust(t *testing.T) {
 		}
 	}
 }
+
+// Nothing goes to an etcd on another machine without TLS, unless the file says so.
+func TestRefused(t *testing.T) {
+	for endpoint, refused := range map[string]bool{
+		"https://etcd-0:2379": false, "http://127.0.0.1:2379": false, "http://localhost:2379": false, "http://localhost": false, "http://[::1]:2379": false,
+		"http://[::1]": false, "unix:///run/etcd.sock": false, "unixs:///run/etcd.sock": false, "127.0.0.1:2379": false,
+		"http://etcd-0:2379": true, "http://10.0.0.1:2379/": true, "http://10.0.0.1": true, "etcd-0:2379": true, "http://localhost.example.com:2379": true, "HTTP://10.0.0.1:2379": true,
+	} {
+		endpoints := []string{"https://etcd-1:2379", endpoint}
+		if got := (config.Etcd{}).Refused(endpoints); (got == endpoint) != refused {
+			t.Errorf("%s: %q is refused", endpoint, got)
+		}
+		if got := (config.Etcd{AllowInsecure: true}).Refused(endpoints); got != "" {
+			t.Errorf("%s is refused although it is allowed", endpoint)
+		}
+	}
+}
