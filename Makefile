@@ -11,7 +11,7 @@ help: ## list the targets
 build: $(BIN) ## build bin/converge
 
 $(BIN): $(shell git ls-files '*.go' '*.cue' go.mod go.sum 2>/dev/null)
-	go build -o $(BIN) ./cmd/converge
+	go build -buildvcs=auto -o $(BIN) ./cmd/converge
 
 .PHONY: demo
 demo: build ## watch a site document become a site, and a failing change be undone (starts a simulator; needs nothing else)

@@ -16,10 +16,10 @@ func TestRollbackOfAppliedRun(t *testing.T) {
 	s, _, before := planned(t)
 	s.run(0, "apply", "plan")
 	run := s.lastRun().ID
-	s.run(0, "rollback", run).says("was undone", "verified by looking again at 12 things")
+	s.run(0, "rollback", "-auto-approve", run).says("was undone", "verified by looking again at 12 things")
 	s.same(before)
 	s.settled("before.cue")
-	s.run(1, "rollback", run).says("reverted already")
+	s.run(1, "rollback", "-auto-approve", run).says("reverted already")
 	s.run(1, "resume", run).says("nothing to resume")
 
 	// What was undone can be applied again, and has the same end.
@@ -42,7 +42,7 @@ func TestStoppedRunGoesOnOrBack(t *testing.T) {
 				t.Errorf("the run says that %s failed", got)
 			}
 			if back {
-				s.run(0, "rollback", run)
+				s.run(0, "rollback", "-auto-approve", run)
 				s.same(before)
 				s.settled("before.cue")
 				return

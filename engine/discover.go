@@ -67,11 +67,15 @@ func (s *Survey) recorded() plan.Names {
 	return names
 }
 
-// Unknown lists what could not be seen whole.
+// Unknown lists what could not be seen whole. What the far side does not support was not seen either: an older server may
+// have such things all the same.
 func (s *Survey) Unknown() []plan.Unknown {
 	var list []plan.Unknown
 	for at, why := range s.Observed.Unknown {
 		list = append(list, plan.Unknown{Scope: at.Scope, Kind: at.Kind, Error: why})
+	}
+	for at, why := range s.Observed.Unsupported {
+		list = append(list, plan.Unknown{Scope: at.Scope, Kind: at.Kind, Error: "the server does not support it: " + strings.TrimPrefix(why, "observe "+at.Kind+": ")})
 	}
 	slices.SortFunc(list, func(a, b plan.Unknown) int {
 		return cmp.Or(strings.Compare(a.Scope, b.Scope), strings.Compare(a.Kind, b.Kind))

@@ -87,8 +87,8 @@ func (e *Engine) Close() error {
 // ApplyOptions say how a plan is carried out.
 type ApplyOptions struct {
 	OnFailure    apply.OnFailure // apply.Rollback when empty
-	AllowPartial bool            // go on although some scopes are unknown
-	Approve      string          // the approval of the plan, or its beginning: required when a step cannot be undone exactly
+	AllowPartial bool            // go on although some scopes are unknown, or some resources are left out
+	Approve      string          // the approval of the plan, or its beginning: required when a step cannot be undone exactly. See Rollback
 	Interrupt    <-chan struct{} // when closed, no more steps are started; those under way end
 }
 
@@ -148,7 +148,7 @@ func (e *ApprovalError) Error() string {
 	const shown = 20
 	lines := make([]string, 0, shown+2)
 	for _, s := range e.Steps[:min(len(e.Steps), shown)] {
-		lines = append(lines, fmt.Sprintf("%s %s cannot be undone exactly (%s: %s)", s.Action, s.Ref, s.Undo, s.Undo.Meaning()))
+		lines = append(lines, fmt.Sprintf("%s %s cannot be undone exactly: %s", s.Action, s.Ref, s.Undo.Meaning()))
 	}
 	if more := len(e.Steps) - shown; more > 0 {
 		lines = append(lines, fmt.Sprintf("and %d more; converge plan shows all", more))
@@ -189,13 +189,28 @@ func (e *HeldError) Error() string {
 	return strings.Join(lines, "\n")
 }
 
-// An UnknownError says which places could not be seen whole.
-type UnknownError struct{ Unknown []plan.Unknown }
+// An UnknownError says which places could not be seen whole, and what is left out because of that or because the far side
+// does not support it.
+type UnknownError struct {
+	Unknown []plan.Unknown
+	Omitted []plan.Omission
+}
 
 func (e *UnknownError) Error() string {
-	lines := make([]string, len(e.Unknown))
-	for i, u := range e.Unknown {
-		lines[i] = fmt.Sprintf("%s/%s is unknown: %s", u.Scope, u.Kind, u.Error)
+	var lines []string
+	for _, u := range e.Unknown {
+		lines = append(lines, fmt.Sprintf("%s/%s is unknown: %s", u.Scope, u.Kind, u.Error))
 	}
-	return strings.Join(lines, "\n") + "\nnothing is decided about what cannot be seen; mend the connection, or go on with the rest with -allow-partial"
+	for _, o := range e.Omitted {
+		lines = append(lines, fmt.Sprintf("%s is left out: %s", o.Ref, o.Reason))
+	}
+	return strings.Join(append(lines, e.Remedy()), "\n")
+}
+
+// Remedy says what the operator can do about it.
+func (e *UnknownError) Remedy() string {
+	if len(e.Unknown) == 0 {
+		return "the rest is not applied without your say: remove from the document what the server does not support, or go on with the rest with -allow-partial"
+	}
+	return "nothing is decided about what cannot be seen; mend the connection, or go on with the rest with -allow-partial"
 }

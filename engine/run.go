@@ -107,8 +107,8 @@ func (e *Engine) Apply(ctx context.Context, p *plan.Plan, o ApplyOptions) (Resul
 			return Result{}, err
 		}
 	}
-	if len(p.Unknown) > 0 && !o.AllowPartial {
-		return Result{}, &UnknownError{p.Unknown}
+	if p.Partial() && !o.AllowPartial {
+		return Result{}, &UnknownError{Unknown: p.Unknown, Omitted: p.Omitted}
 	}
 	if steps := p.Irreversible(); len(steps) > 0 && !p.ApprovedBy(o.Approve) {
 		return Result{}, &ApprovalError{Approval: p.Approval(), Given: o.Approve, Steps: steps}
@@ -259,58 +259,19 @@ func (e *Engine) Resume(ctx context.Context, id string, o ApplyOptions) (Result,
 	})
 }
 
-// Rollback undoes the run with that id, or the newest when id is empty. It refuses when the run did something that cannot
-// be undone exactly.
-func (e *Engine) Rollback(ctx context.Context, id string, o ApplyOptions) (Result, error) {
-	return e.again(ctx, "rollback", id, o, func(run state.Run, p *plan.Plan, sum journal.Replay) (undo bool, err error) {
-		if run.Status == state.RunReverted {
-			return true, fmt.Errorf("run %s is reverted already", run.ID)
-		}
-		var refused []plan.Refusal
-		for i := range p.Steps {
-			if s := &p.Steps[i]; !s.Undo.Reversible() && sum.Forward[i].Effect() {
-				refused = append(refused, plan.Refusal{
-					Ref:    s.Ref,
-					Reason: fmt.Sprintf("the run did %s it, which cannot be undone exactly (%s)", s.Action, s.Undo),
-					Remedy: "write a document that describes what you want now, and apply that",
-				})
-			}
-		}
-		if len(refused) > 0 {
-			return true, &RefusedError{refused}
-		}
-		return true, nil
-	})
-}
-
 // again takes up a run that exists.
 func (e *Engine) again(ctx context.Context, op, id string, o ApplyOptions, decide func(state.Run, *plan.Plan, journal.Replay) (bool, error)) (Result, error) {
-	run, err := e.pick(ctx, op, id)
+	run, p, body, err := e.planOf(ctx, op, id)
 	if err != nil {
 		return Result{}, err
-	}
-	body, err := e.o.Store.Blob(ctx, run.Body)
-	if err != nil {
-		return Result{}, fmt.Errorf("the plan of run %s: %w", run.ID, err)
-	}
-	p, err := plan.Decode(body)
-	if err != nil {
-		return Result{}, fmt.Errorf("run %s: %w", run.ID, err)
 	}
 	return e.locked(ctx, op, func(ctx context.Context, lock *state.Lock) (Result, error) {
 		if err := e.free(ctx, run.ID, p); err != nil {
 			return Result{}, err
 		}
-		log, err := journal.Read(ctx, e.o.Store, run.ID)
+		log, sum, err := e.journalOf(ctx, run, p, body)
 		if err != nil {
 			return Result{}, err
-		}
-		sum, err := journal.Sum(log.Records, len(p.Steps))
-		if err != nil {
-			return Result{}, err
-		}
-		if got := digestOf(body); sum.Plan != got {
-			return Result{}, fmt.Errorf("run %s: its journal is about the plan %.12s, and the plan in the store is %.12s: the store is damaged", run.ID, sum.Plan, got)
 		}
 		// What is stored may be newer than what was read before the lock was there.
 		if run, err = e.o.Store.Run(ctx, run.ID); err != nil {
@@ -348,6 +309,39 @@ func (e *Engine) again(ctx context.Context, op, id string, o ApplyOptions, decid
 		}
 		return e.carry(ctx, set, lock, p, run, log, recorded, o, undo)
 	})
+}
+
+// planOf finds the run that is meant, and its plan.
+func (e *Engine) planOf(ctx context.Context, op, id string) (state.Run, *plan.Plan, []byte, error) {
+	run, err := e.pick(ctx, op, id)
+	if err != nil {
+		return run, nil, nil, err
+	}
+	body, err := e.o.Store.Blob(ctx, run.Body)
+	if err != nil {
+		return run, nil, nil, fmt.Errorf("the plan of run %s: %w", run.ID, err)
+	}
+	p, err := plan.Decode(body)
+	if err != nil {
+		return run, nil, nil, fmt.Errorf("run %s: %w", run.ID, err)
+	}
+	return run, p, body, nil
+}
+
+// journalOf reads the journal of a run and what it adds up to.
+func (e *Engine) journalOf(ctx context.Context, run state.Run, p *plan.Plan, body []byte) (*journal.Log, journal.Replay, error) {
+	log, err := journal.Read(ctx, e.o.Store, run.ID)
+	if err != nil {
+		return nil, journal.Replay{}, err
+	}
+	sum, err := journal.Sum(log.Records, len(p.Steps))
+	if err != nil {
+		return nil, sum, err
+	}
+	if got := digestOf(body); sum.Plan != got {
+		return nil, sum, fmt.Errorf("run %s: its journal is about the plan %.12s, and the plan in the store is %.12s: the store is damaged", run.ID, sum.Plan, got)
+	}
+	return log, sum, nil
 }
 
 // pick finds the run that is meant.
@@ -413,7 +407,7 @@ func (e *Engine) Held(ctx context.Context, p *plan.Plan) error {
 	if holder, err := e.o.Store.LockInfo(ctx); err != nil || holder != nil {
 		return err
 	}
-	return e.free(ctx, "", p)
+	return e.free(ctx, p.Undoes, p)
 }
 
 // free refuses to work while an open run, a freeze, or a hold of the site, of what the plan changes or of its revision of
@@ -476,7 +470,12 @@ func (e *Engine) locked(ctx context.Context, op string, do func(context.Context,
 			e.o.Logger.Warn("giving the site lock back", "error", cerr)
 		}
 	}()
-	return do(ctx, lock)
+	res, err = do(ctx, lock)
+	var unknown *UnknownError
+	if errors.As(err, &unknown) && ctx.Err() != nil { // nothing could be seen because nobody waits any longer
+		err = context.Cause(ctx)
+	}
+	return res, err
 }
 
 // fence makes every far side that can store an epoch store ours, before anything is looked at: what an earlier holder
@@ -505,7 +504,7 @@ func (e *Engine) fence(ctx context.Context, set *providers.Set, lock *state.Lock
 	wg.Wait()
 	if len(unknown) > 0 {
 		slices.SortFunc(unknown, func(a, b plan.Unknown) int { return cmp.Compare(a.Scope, b.Scope) })
-		return &UnknownError{unknown}
+		return &UnknownError{Unknown: unknown}
 	}
 	return nil
 }
@@ -526,7 +525,7 @@ func reachable(set *providers.Set, p *plan.Plan) error {
 		}
 	}
 	if len(unknown) > 0 {
-		return &UnknownError{unknown}
+		return &UnknownError{Unknown: unknown}
 	}
 	return nil
 }

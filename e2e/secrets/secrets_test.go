@@ -128,7 +128,7 @@ func TestTortureCanaries(t *testing.T) {
 	happened.Reach("stopped")
 	s.run(done, "runs")
 	s.run(done, "runs", "-json")
-	s.run(done, "rollback", s.newest())
+	s.run(done, "rollback", "-auto-approve", s.newest())
 	happened.Reach("rolled back")
 	s.mischief("create", "", "hang", "")
 	s.kill("apply", "-auto-approve", "site.cue")
@@ -199,7 +199,7 @@ func TestTortureCanaries(t *testing.T) {
 	s.mischief("update", "a", "hang", "")
 	s.kill("apply", "-auto-approve", "-json", "site.cue")
 	s.mischief("", "", "", "")
-	s.run(done, "rollback", "-lock-timeout=1m", s.newest())
+	s.run(done, "rollback", "-auto-approve", "-lock-timeout=1m", s.newest())
 	look()
 
 	// A stranger changes a secret.
@@ -212,7 +212,7 @@ func TestTortureCanaries(t *testing.T) {
 	look()
 	s.mischief("update", "a", "echo", "quoted") // which tells both
 	s.apply([]int{3, 4}, "-auto-approve")
-	s.run([]int{0, 1, 7}, "rollback", s.newest())
+	s.run([]int{0, 1, 7}, "rollback", "-auto-approve", s.newest())
 	s.mischief("", "", "", "")
 	s.apply(done, "-auto-approve")
 

@@ -255,5 +255,11 @@ func Text(p *plan.Plan) string {
 	for _, u := range p.Unsupported {
 		fmt.Fprintf(&b, "unsupported: %s/%s: %s\n", u.Scope, u.Kind, u.Error)
 	}
+	for _, o := range p.Omitted {
+		fmt.Fprintf(&b, "omitted: %s: %s\n", o.Ref, o.Reason)
+	}
+	if p.Narrowed != nil {
+		fmt.Fprintf(&b, "about %d of %d, %d unchanged\n", p.Narrowed.Resources, p.Narrowed.Of, p.Unchanged)
+	}
 	return b.String()
 }

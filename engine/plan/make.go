@@ -29,6 +29,9 @@ func Make(in Input) (*Plan, error) {
 	if err := m.match(); err != nil {
 		return nil, err
 	}
+	if err := m.checkPatterns(); err != nil {
+		return nil, err
+	}
 	m.suspect()
 	if in.Options.Sweep {
 		m.sweep()
@@ -84,6 +87,9 @@ type item struct {
 	born    int           // incarnations so far
 	thing   *providers.Thing
 	unknown bool
+
+	unsupported bool // the far side does not have the kind; it is unknown, too
+	unchanged   bool // it is as it should be
 
 	secretive   bool // the kind has secrets
 	recordStale bool // what is to be remembered differs from what is
@@ -257,7 +263,7 @@ func (m *maker) emit() {
 			s.After = diff.Merge(it.kind, s.Want, s.Before, recordedSpec(it))
 			m.add(it, s)
 		case it.record == nil && it.statesNothing() && ByItself(it.traits, it.ref, it.thing):
-			m.plan.Unchanged++ // nothing of it could ever be changed, deleted or missed
+			it.unchanged = true // nothing of it could ever be changed, deleted or missed
 		case it.record == nil && it.traits.Mark && it.thing.Mark.IsZero() && it.traits.Update != providers.Never:
 			s := m.step(it, Update, "taken over as it is, and marked as ours")
 			s.After = s.Before
@@ -271,7 +277,7 @@ func (m *maker) emit() {
 			s.After = s.Before
 			m.add(it, s)
 		default:
-			m.plan.Unchanged++
+			it.unchanged = true
 		}
 	}
 	slices.SortFunc(m.plan.Drift, func(a, b Drift) int { return a.Ref.Compare(b.Ref) })

@@ -134,7 +134,7 @@ func (m *maker) describe(it *item, at Place) error {
 	why, unknown := m.in.Observed.Unknown[at]
 	if said, ok := m.in.Observed.Unsupported[at]; ok {
 		if !m.recordedAt(at) {
-			it.unknown = true
+			it.unknown, it.unsupported = true, true
 			m.plan.Unsupported = note(m.plan.Unsupported, Unknown{at.Scope, at.Kind, said})
 			return nil
 		}

@@ -65,57 +65,40 @@ func (m *maker) connect() {
 // unknown about the rest does not matter.
 func (m *maker) narrow() {
 	steps := m.plan.Steps
-	asked := func(r schema.Ref) bool {
-		match := func(p string) bool { return Matches(p, r) }
-		return (len(m.in.Options.Target) == 0 || slices.ContainsFunc(m.in.Options.Target, match)) && !slices.ContainsFunc(m.in.Options.Exclude, match)
-	}
-	for _, places := range []*[]Unknown{&m.plan.Unknown, &m.plan.Unsupported} {
-		*places = slices.DeleteFunc(*places, func(u Unknown) bool {
-			return !slices.ContainsFunc(m.items, func(it *item) bool {
-				return it.ref.Scope == u.Scope && it.ref.Kind == u.Kind && asked(it.ref)
-			})
-		})
-	}
 	keep := make([]bool, len(steps))
 	pair := m.pairs()
-	for i := range keep {
-		keep[i] = true
-	}
-	if len(m.in.Options.Target) > 0 {
-		clear(keep)
-		var take func(i int)
-		take = func(i int) {
-			if !keep[i] {
-				keep[i] = true
-				for _, n := range steps[i].Needs {
-					take(n)
-				}
-				if n, ok := pair[i]; ok {
-					take(n)
-				}
+	var take func(i int)
+	take = func(i int) {
+		if !keep[i] {
+			keep[i] = true
+			for _, n := range steps[i].Needs {
+				take(n)
 			}
-		}
-		for i := range steps {
-			if slices.ContainsFunc(m.in.Options.Target, func(p string) bool { return Matches(p, steps[i].Ref) }) {
-				take(i)
+			if n, ok := pair[i]; ok {
+				take(n)
 			}
 		}
 	}
 	for i := range steps {
-		if slices.ContainsFunc(m.in.Options.Exclude, func(p string) bool { return Matches(p, steps[i].Ref) }) || m.blocked(steps[i].Ref) || m.dropped[i] {
+		if m.targets(steps[i].Ref) {
+			take(i)
+		}
+	}
+	excluded := m.excluded()
+	for i := range steps {
+		if excluded[steps[i].Ref] || m.dropped[i] {
 			keep[i] = false
 		}
 	}
-	// What needs a dropped step cannot be done either; needs run in no particular order, so repeat until nothing changes.
-	for changed := true; changed; {
-		changed = false
-		for i := range steps {
-			other, paired := pair[i]
-			if keep[i] && (paired && !keep[other] || slices.ContainsFunc(steps[i].Needs, func(n int) bool { return !keep[n] })) {
-				keep[i], changed = false, true
-			}
-		}
+	drop(steps, keep, pair, func(_, _ *Step) {})
+	in := m.considered(keep, excluded)
+	for _, places := range []*[]Unknown{&m.plan.Unknown, &m.plan.Unsupported} {
+		*places = slices.DeleteFunc(*places, func(u Unknown) bool {
+			return !slices.ContainsFunc(m.items, func(it *item) bool { return it.ref.Scope == u.Scope && it.ref.Kind == u.Kind && in.has(it.ref) })
+		})
 	}
+	m.leaveOut(keep, pair, in)
+	m.count(in)
 	if !slices.Contains(keep, false) {
 		return
 	}
@@ -141,18 +124,6 @@ func (m *maker) pairs() map[int]int {
 		}
 	}
 	return pair
-}
-
-// blocked reports whether a resource refers to one about which nothing could be decided.
-func (m *maker) blocked(ref schema.Ref) bool {
-	it := m.byRef[ref]
-	if it == nil || it.desired == nil {
-		return false
-	}
-	return slices.ContainsFunc(it.desired.After, func(r schema.Ref) bool {
-		p := m.byRef[r]
-		return p != nil && (p.unknown || p.refused)
-	})
 }
 
 // order lists the steps in waves: first all that can be undone, then what cannot and what needs that.

@@ -75,7 +75,15 @@ type Plan struct {
 	// so is what refers to them; the rest goes on.
 	Unsupported []Unknown `json:"unsupported,omitempty"`
 
+	// Omitted are the declared resources that are left out because of what is unsupported or unknown: those of a kind that is
+	// unsupported, and those that need something about which nothing can be decided. What is itself unknown stands in Unknown.
+	Omitted []Omission `json:"omitted,omitempty"`
+
+	Narrowed *Narrowed `json:"narrowed,omitempty"` // the plan is about a part of the site only, by -target or -exclude
+
 	Refusals []Refusal `json:"refusals,omitempty"` // why this plan may not be applied
+
+	Undoes string `json:"-"` // the run that the plan is the undoing of; see [Plan.Inverse]
 }
 
 // A Step does one thing to one resource.
@@ -218,7 +226,10 @@ func (p *Plan) Encode() (data []byte, digest string, err error) {
 // Empty reports whether there is nothing to do.
 func (p *Plan) Empty() bool { return len(p.Steps) == 0 }
 
-// Counts are the numbers of a summary. A replacement counts once, and so does an update in two steps.
+// Partial reports whether something of what the plan is about could not be seen, or is left out.
+func (p *Plan) Partial() bool { return len(p.Unknown)+len(p.Omitted) > 0 }
+
+// Counts are the numbers of a summary. A replacement counts as one to add and one to destroy, an update in two steps once.
 type Counts struct {
 	Create  int `json:"add"`
 	Update  int `json:"change"`
@@ -236,7 +247,10 @@ func (p *Plan) Counts() Counts {
 		switch {
 		case s.Replace && s.Action == Create:
 			c.Replace++
-		case s.Replace, s.Detaches:
+			c.Create++
+		case s.Replace:
+			c.Delete++
+		case s.Detaches:
 		case s.Action == Create:
 			c.Create++
 		case s.Action == Update:

@@ -38,6 +38,9 @@ func (f *applying) bindApplying(c *cobra.Command, otherwise string) {
 	_ = c.RegisterFlagCompletionFunc("on-failure", cobra.FixedCompletions(onFailures, cobra.ShellCompDirectiveNoFileComp))
 }
 
+// applyOtherwise is what to do where nobody can be asked.
+const applyOtherwise = "Apply a saved plan (converge plan -out=tfplan), or give -auto-approve."
+
 var onFailures = []string{string(apply.Rollback), string(apply.Stop), string(apply.Continue)}
 
 func (f *applying) check() error {
@@ -115,7 +118,7 @@ func (a *app) apply(c *cobra.Command, f applying, args []string) error {
 			return a.applySaved(ctx, c, f, saved)
 		}
 	}
-	if err := a.mayAsk(f.approve || f.approval != ""); err != nil {
+	if err := a.mayAsk(f.approve || f.approval != "", applyOtherwise); err != nil {
 		return err
 	}
 	s, doc, err := a.desired(ctx, args)
@@ -137,8 +140,8 @@ func (a *app) apply(c *cobra.Command, f applying, args []string) error {
 	switch {
 	case len(p.Refusals) > 0:
 		return &engine.RefusedError{Refusals: p.Refusals}
-	case len(p.Unknown) > 0 && !f.partial:
-		return &engine.UnknownError{Unknown: p.Unknown}
+	case p.Partial() && !f.partial:
+		return &engine.UnknownError{Unknown: p.Unknown, Omitted: p.Omitted}
 	}
 	if err := s.admit(ctx, p); err != nil {
 		return err
@@ -166,7 +169,7 @@ func (a *app) approval(ctx context.Context, f *applying, p *plan.Plan) error {
 		question += "\n\n  These cannot be undone exactly:"
 		const shown = 20
 		for _, s := range late[:min(len(late), shown)] {
-			question += fmt.Sprintf("\n    %s %s (%s: %s)", s.Action, s.Ref, s.Undo, s.Undo.Meaning())
+			question += fmt.Sprintf("\n    %s %s: %s", s.Action, s.Ref, s.Undo.Meaning())
 		}
 		if len(late) > shown {
 			question += fmt.Sprintf("\n    and %d more, all shown above", len(late)-shown)
@@ -209,7 +212,7 @@ func (a *app) applySaved(ctx context.Context, c *cobra.Command, f applying, save
 	if err := e.VerifyFile(ctx, saved); err != nil { // before any of it is shown as what would be done
 		return err
 	}
-	if f.approval == "" && len(p.Irreversible()) > 0 && a.mayAsk(false) == nil {
+	if f.approval == "" && len(p.Irreversible()) > 0 && a.mayAsk(false, applyOtherwise) == nil {
 		a.view.Plan(p)
 		f.approve = false // -auto-approve does not stand for this
 		if err := a.approval(ctx, &f, p); err != nil {

@@ -12,11 +12,13 @@ package command
 import (
 	"context"
 	"errors"
+	"fmt"
 	"io"
 	"log/slog"
 	"os"
 	"strings"
 	"sync/atomic"
+	"syscall"
 
 	"github.com/spf13/cobra"
 
@@ -45,6 +47,9 @@ func Run(sys System) int {
 	root := a.root()
 	args, err := a.arguments(root, sys.Args)
 	if err == nil {
+		if completing(sys.Args) {
+			root.SetOut(&completions{w: a.out, dash: singleDash(sys.Args)})
+		}
 		root.SetArgs(args)
 		err = root.ExecuteContext(ctx)
 	}
@@ -80,14 +85,15 @@ func (a *app) end(args []string, err error) int {
 		a.view = a.newView(jsonAsked(args), nil)
 	}
 	if err != nil && !said(err) {
-		a.view.Error(a.overtime(err))
+		err = a.overtime(a.cutShort(err))
+		a.view.Error(err)
 	}
 	code := a.status(err)
 	for i := len(a.closers) - 1; i >= 0; i-- {
 		a.closers[i]()
 	}
 	a.view.Close()
-	if werr := a.out.failed; werr != nil {
+	if werr := a.out.failed; werr != nil && !errors.Is(werr, syscall.EPIPE) { // a reader that has read enough is no failure
 		a.err.Write([]byte("Error: standard output: " + werr.Error() + "\n"))
 		if code == 0 && !a.acted {
 			code = exitError
@@ -96,13 +102,25 @@ func (a *app) end(args []string, err error) int {
 	return code
 }
 
-// overtime says of an error that -timeout has brought about that it has.
-func (a *app) overtime(err error) error {
-	var problem *view.Problem
-	if a.limited == nil || a.limited.Err() == nil || !errors.Is(err, context.DeadlineExceeded) || errors.As(err, &problem) {
+// cutShort says of an error that came after a signal, and before a run began, that the signal is the cause: what was under
+// way was cancelled, and not everything on the way back says so.
+func (a *app) cutShort(err error) error {
+	if a.signal.Load() == nil || a.hasStarted() || errors.Is(err, context.Canceled) {
 		return err
 	}
-	return &view.Problem{What: "the time was over", Where: err.Error(), Fix: "Allow more with -timeout.", Err: err}
+	return &view.Problem{What: "interrupted", Where: err.Error(), Err: errors.Join(context.Canceled, err)}
+}
+
+// overtime says of an error that -timeout has brought about that it has.
+func (a *app) overtime(err error) error {
+	if a.limited == nil || a.limited.Err() == nil || !errors.Is(err, context.DeadlineExceeded) {
+		return err
+	}
+	where := err.Error()
+	if errors.Is(context.DeadlineExceeded, err) { // which says nothing more
+		where = ""
+	}
+	return &view.Problem{What: fmt.Sprintf("the command did not finish within -timeout=%s", a.flags.timeout), Where: where, Fix: "Allow more time with -timeout.", Err: err}
 }
 
 // jsonAsked looks for -json where the arguments could not be read.
@@ -166,7 +184,8 @@ Both -flag and --flag are accepted.`,
 	}
 	root.SetOut(a.out)
 	root.SetErr(a.err)
-	root.SetVersionTemplate("converge {{.Version}}\n")
+	root.SetVersionTemplate("converge " + versionText(a.sys.Version) + "\n")
+	root.SetHelpCommand(helpCommand(root))
 	root.SetHelpFunc(func(c *cobra.Command, _ []string) { a.print(helpText(c)) })
 	root.SetFlagErrorFunc(flagError)
 	root.AddGroup(

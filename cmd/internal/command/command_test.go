@@ -2,14 +2,19 @@ package command
 
 import (
 	"bytes"
+	"context"
 	"errors"
+	"os"
+	"runtime/debug"
 	"slices"
 	"strings"
+	"syscall"
 	"testing"
 
 	"github.com/spf13/cobra"
 	"github.com/spf13/pflag"
 
+	"converge.dev/converge/cmd/internal/view"
 	"converge.dev/converge/engine"
 	"converge.dev/converge/state"
 	"converge.dev/converge/state/etcd"
@@ -76,6 +81,18 @@ func TestDoubleDashes(t *testing.T) {
 	}
 }
 
+func TestCommitOf(t *testing.T) {
+	for want, settings := range map[string][]debug.BuildSetting{
+		"":                   {{Key: "GOOS", Value: "linux"}, {Key: "vcs.modified", Value: "true"}},
+		"0123456789ab":       {{Key: "vcs.revision", Value: "0123456789abcdef"}, {Key: "vcs.modified", Value: "false"}},
+		"0123456789ab-dirty": {{Key: "vcs.revision", Value: "0123456789abcdef"}, {Key: "vcs.modified", Value: "true"}},
+	} {
+		if got := commitOf(settings); got != want {
+			t.Errorf("%v: %q, want %q", settings, got, want)
+		}
+	}
+}
+
 func TestSplitWords(t *testing.T) {
 	for in, want := range map[string][]string{
 		"":                         nil,
@@ -109,6 +126,37 @@ func TestStatus(t *testing.T) {
 		if got := a.status(errors.Join(c.err)); got != c.want {
 			t.Errorf("%T: %d, want %d", c.err, got, c.want)
 		}
+	}
+}
+
+// After a signal, what fails before a run begins was interrupted; how a run ended remains true.
+func TestStatusAfterSignal(t *testing.T) {
+	for _, c := range []struct {
+		signal os.Signal
+		err    error
+		want   int
+	}{
+		{syscall.SIGINT, errors.New("rpc error: code = Canceled"), 130},
+		{syscall.SIGTERM, errors.New("rpc error: code = Canceled"), 143},
+		{syscall.SIGTERM, &engine.UnknownError{}, 143},
+		{syscall.SIGINT, &state.LockedError{}, 130},
+		{syscall.SIGINT, context.Canceled, 130},
+		{syscall.SIGTERM, outcome(exitDifferent), 2},
+		{syscall.SIGTERM, nil, 0},
+	} {
+		a := testApp()
+		a.view = view.NewHuman(view.Options{Out: a.out, Err: a.err})
+		a.signal.Store(&c.signal)
+		if got := a.end(nil, c.err); got != c.want {
+			t.Errorf("%v, %v: %d, want %d", c.signal, c.err, got, c.want)
+		}
+	}
+	a, term := testApp(), os.Signal(syscall.SIGTERM)
+	a.view = view.NewHuman(view.Options{Out: a.out, Err: a.err})
+	a.signal.Store(&term)
+	a.started()
+	if got := a.end(nil, &openRun{err: state.ErrFenced}); got != exitPartial {
+		t.Errorf("an open run: %d", got)
 	}
 }
 

@@ -2,6 +2,7 @@ package command
 
 import (
 	"context"
+	"io"
 	"strings"
 	"time"
 
@@ -10,8 +11,41 @@ import (
 	"converge.dev/converge/schema/load"
 )
 
-// completing bounds how long the shell waits for us.
-const completing = time.Second
+// patience bounds how long the shell waits for us.
+const patience = time.Second
+
+// completing reports whether it is the shell that asks.
+func completing(args []string) bool { return len(args) > 0 && strings.HasPrefix(args[0], "__complete") }
+
+// singleDash reports whether the word to be completed is a flag with one dash.
+func singleDash(args []string) bool {
+	last := args[len(args)-1]
+	return strings.HasPrefix(last, "-") && !strings.HasPrefix(last, "--")
+}
+
+// completions writes what cobra offers to the shell as we write it elsewhere: flags with as many dashes as the word has
+// that they complete, for the shell offers only what begins with it, and explanations without the marks of their values.
+type completions struct {
+	w    io.Writer
+	dash bool // one
+}
+
+// Write implements io.Writer. Cobra writes whole lines.
+func (c *completions) Write(b []byte) (int, error) {
+	for line := range strings.Lines(string(b)) {
+		word, explanation, _ := strings.Cut(line, "\t")
+		if c.dash && strings.HasPrefix(word, "--") {
+			word = word[1:]
+		}
+		if explanation != "" {
+			word += "\t" + strings.ReplaceAll(explanation, "`", "")
+		}
+		if _, err := io.WriteString(c.w, word); err != nil {
+			return 0, err
+		}
+	}
+	return len(b), nil
+}
 
 // completeDocuments offers files that may be documents or plans.
 func completeDocuments(*cobra.Command, []string, string) ([]string, cobra.ShellCompDirective) {
@@ -64,7 +98,7 @@ func (a *app) completeHolds(c *cobra.Command, _ []string, _ string) ([]string, c
 
 // complete asks the store, if that is quick.
 func (a *app) complete(c *cobra.Command, words func(context.Context, *session) ([]string, error)) ([]string, cobra.ShellCompDirective) {
-	ctx, cancel := context.WithTimeout(context.Background(), completing)
+	ctx, cancel := context.WithTimeout(context.Background(), patience)
 	defer cancel()
 	if err := a.begin(c); err != nil {
 		return nil, cobra.ShellCompDirectiveError

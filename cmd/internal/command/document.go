@@ -96,10 +96,7 @@ func (s *session) stored(ctx context.Context, serial int64) (*schema.Document, e
 		if serial != 0 {
 			return nil, &view.Problem{What: fmt.Sprintf("the store has no document with serial %d", serial), Fix: "See: converge history", Err: err}
 		}
-		return nil, &view.Problem{
-			What: "site " + s.site + " has no document yet", Err: err,
-			Fix: "Name one: converge plan site.cue. Or write one to the store: converge put site.cue",
-		}
+		return nil, s.noDocument(err)
 	}
 	if err != nil {
 		return nil, err
@@ -119,6 +116,14 @@ func (s *session) stored(ctx context.Context, serial int64) (*schema.Document, e
 	}
 	doc.Site.Serial, doc.Author = head.Serial, t.author
 	return doc, nil
+}
+
+// noDocument says that nothing is known of what the site should be.
+func (s *session) noDocument(err error) error {
+	return &view.Problem{
+		What: "site " + s.site + " has no document yet", Err: err,
+		Fix: "Name one: converge plan site.cue. Or write one to the store: converge put site.cue",
+	}
 }
 
 // identity gives the site without loading its whole document.

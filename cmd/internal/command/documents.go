@@ -5,6 +5,8 @@ import (
 	"encoding/json"
 	"errors"
 	"fmt"
+	"slices"
+	"strconv"
 
 	"github.com/spf13/cobra"
 
@@ -73,7 +75,7 @@ converge.yaml) knows who wrote them. Such a document says its serial itself.`,
 		if a.flags.json {
 			return a.printJSON(revisionOf(head))
 		}
-		a.print(fmt.Sprintf("Site %s is at serial %d (revision %d): %d resources, sha256:%s\n", s.site, head.Serial, head.Revision, len(doc.Resources), head.Digest))
+		a.print(fmt.Sprintf("Site %s is at serial %d (revision %d): %s, sha256:%s\n", s.site, head.Serial, head.Revision, view.Count(len(doc.Resources), "resource"), head.Digest))
 		return nil
 	}
 	return c
@@ -160,17 +162,22 @@ func (a *app) diffCommand() *cobra.Command {
 		Use:   "diff REVISION REVISION",
 		Short: "Compare two documents",
 		Long: `Compare two documents resource by resource. A revision is a serial, the word head, or
-a file; the first is head when only one is given. The site is not looked at.
+a file. With one only, a serial is compared with head, which came after it, and head
+with a file, which would come next. The site is not looked at.
 
 It exits with 0 when they say the same, with 2 when they differ.`,
 		Example: `  converge diff 41 42
+  converge diff 41
   converge diff head site.cue`,
 		Args:              between(1, 2),
 		ValidArgsFunction: completeDocuments,
 	}
 	c.RunE = func(c *cobra.Command, args []string) error {
-		if len(args) == 1 {
+		if len(args) == 1 { // the older one first
 			args = []string{"head", args[0]}
+			if _, err := strconv.ParseInt(args[1], 10, 64); err == nil {
+				slices.Reverse(args)
+			}
 		}
 		var opened *session
 		store := func() (*session, error) {

@@ -36,6 +36,9 @@ when a part of the site could not be seen.`,
 		if err != nil {
 			return err
 		}
+		if site.ID == "" {
+			return s.noDocument(nil)
+		}
 		e, err := s.engine()
 		if err != nil {
 			return err

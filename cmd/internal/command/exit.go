@@ -21,7 +21,7 @@ const (
 	exitLocked      = 5
 	exitStale       = 6 // the plan is stale or spent
 	exitRefused     = 7 // by policy, protection, a hold, an open run or a missing approval
-	exitUnknown     = 8 // a part of the site could not be seen
+	exitUnknown     = 8 // a part of the site could not be seen, or is left out
 	exitInterrupted = 130
 	exitTerminated  = 143
 )

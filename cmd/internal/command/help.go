@@ -8,6 +8,41 @@ import (
 	"github.com/spf13/pflag"
 )
 
+// helpCommand makes converge help COMMAND.
+func helpCommand(root *cobra.Command) *cobra.Command {
+	return &cobra.Command{
+		Use: "help [COMMAND...]", Short: "Explain a command", Long: "Explain a command: what it does, its flags, and examples.",
+		Example: "  converge help plan\n  converge help state mv",
+		RunE: func(_ *cobra.Command, args []string) error {
+			c := root
+			for i, name := range args {
+				child := c
+				for _, one := range c.Commands() {
+					if one.Name() == name {
+						child = one
+					}
+				}
+				if child == c {
+					return subcommand(c, args[i:])
+				}
+				c = child
+			}
+			return c.Help()
+		},
+		ValidArgsFunction: func(_ *cobra.Command, args []string, _ string) (names []string, _ cobra.ShellCompDirective) {
+			c, _, err := root.Find(args)
+			if err == nil {
+				for _, child := range c.Commands() {
+					if child.IsAvailableCommand() {
+						names = append(names, child.Name()+"\t"+child.Short)
+					}
+				}
+			}
+			return names, cobra.ShellCompDirectiveNoFileComp
+		},
+	}
+}
+
 // helpText gives the help of a command, with flags as -flag.
 func helpText(c *cobra.Command) string {
 	var b strings.Builder
@@ -24,7 +59,7 @@ func helpText(c *cobra.Command) string {
 	if !c.HasParent() {
 		listFlags(&b, "Shared flags:", c.PersistentFlags(), false)
 		b.WriteString("\nExit statuses: 0 done · 1 error before any change · 2 differences · 3 failed and reverted ·\n" +
-			"4 partial · 5 locked · 6 plan stale or spent · 7 refused · 8 a part is unknown · 130, 143 interrupted\n")
+			"4 partial · 5 locked · 6 plan stale or spent · 7 refused · 8 a part is unknown or left out · 130, 143 interrupted\n")
 	} else if c.IsAvailableCommand() {
 		b.WriteString("\nShared flags such as -json, -site and -config: converge -help\n")
 	}

@@ -1,7 +1,10 @@
 package command
 
 import (
+	"context"
+	"errors"
 	"fmt"
+	"maps"
 	"slices"
 	"strings"
 
@@ -10,6 +13,7 @@ import (
 	"converge.dev/converge/cmd/internal/nearest"
 	"converge.dev/converge/cmd/internal/view"
 	"converge.dev/converge/schema"
+	"converge.dev/converge/schema/load"
 	"converge.dev/converge/state"
 )
 
@@ -43,14 +47,19 @@ unseen.`, list, a.holdSetCommand(), a.releaseCommand())
 
 func (a *app) holdSetCommand() *cobra.Command {
 	var reason string
+	var force bool
 	c := &cobra.Command{
 		Use: "set SCOPE", Short: "Stop every effect on a scope", Args: exactly(1),
 		Long: `Stop every effect on the site, on a node or on one resource, until the hold is
-released. A run that is under way stops before its next step there, and stays open.`,
+released. A run that is under way stops before its next step there, and stays open.
+
+A node or a resource that is neither declared, recorded nor configured is an error;
+with -force what is not there yet can be held as well.`,
 		Example: `  converge hold set gpu-07 -reason="disk is being replaced"
   converge hold set site/carbide.vpc/prod -reason="customer demo until Friday"`,
 	}
 	c.Flags().StringVar(&reason, "reason", "", "`why`, for those who meet the hold")
+	c.Flags().BoolVar(&force, "force", false, "hold it although nothing of the name is known")
 	c.RunE = func(c *cobra.Command, args []string) error {
 		ctx := c.Context()
 		if scope := args[0]; strings.Contains(scope, "/") || strings.ContainsAny(scope, ": ") {
@@ -65,6 +74,11 @@ released. A run that is under way stops before its next step there, and stays op
 		if err != nil {
 			return err
 		}
+		if !force {
+			if err := s.knows(ctx, args[0]); err != nil {
+				return err
+			}
+		}
 		if err := s.store.Hold(ctx, args[0], who(), reason); err != nil {
 			return err
 		}
@@ -75,6 +89,70 @@ released. A run that is under way stops before its next step there, and stays op
 		return nil
 	}
 	return c
+}
+
+// knows fails when a scope names nothing that is declared or recorded, nor a configured node: a hold on it would stop
+// nothing.
+func (s *session) knows(ctx context.Context, scope string) error {
+	if scope == schema.ScopeSite {
+		return nil
+	}
+	var refs []string
+	nodes := slices.Collect(maps.Keys(s.conf.Nodes))
+	add := func(r schema.Ref) {
+		refs = append(refs, r.String())
+		if r.Scope != schema.ScopeSite {
+			nodes = append(nodes, r.Scope)
+		}
+	}
+	records, err := s.records(ctx)
+	if err != nil {
+		return err
+	}
+	for i := range records {
+		add(records[i].Ref)
+	}
+	declared, err := s.declared(ctx)
+	if err != nil {
+		return err
+	}
+	for _, r := range declared {
+		add(r)
+	}
+	p := &view.Problem{What: "there is no node " + scope, Fix: nearest.DidYouMean(scope, nodes)}
+	if strings.Contains(scope, "/") {
+		if slices.Contains(refs, scope) {
+			return nil
+		}
+		p = &view.Problem{What: scope + " is neither declared nor recorded", Fix: nearest.DidYouMeanRef(scope, refs)}
+	} else if slices.Contains(nodes, scope) {
+		return nil
+	}
+	p.Fix = trimmed(p.Fix, "To hold what is not there yet, give -force.")
+	return p
+}
+
+// declared lists what the newest document declares; nothing when there is none.
+func (s *session) declared(ctx context.Context) ([]schema.Ref, error) {
+	head, body, err := s.store.Document(ctx, 0)
+	if errors.Is(err, state.ErrNotFound) {
+		return nil, nil
+	}
+	if err != nil {
+		return nil, err
+	}
+	doc, _, err := s.check(ctx, load.Bounds{}, load.Source{Name: fmt.Sprintf("serial-%d.json", head.Serial), Data: body})
+	if err != nil {
+		return nil, err
+	}
+	if doc == nil { // it was valid for the converge that stored it
+		return nil, &view.Problem{What: "the newest document is not valid for this version of converge", Fix: "Hold it all the same with -force."}
+	}
+	refs := make([]schema.Ref, len(doc.Resources))
+	for i := range doc.Resources {
+		refs[i] = doc.Resources[i].Ref
+	}
+	return refs, nil
 }
 
 func (a *app) releaseCommand() *cobra.Command {

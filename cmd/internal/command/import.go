@@ -5,6 +5,7 @@ import (
 	"fmt"
 	"maps"
 	"os"
+	"path"
 	"path/filepath"
 	"slices"
 	"strings"
@@ -12,6 +13,7 @@ import (
 	"github.com/google/uuid"
 	"github.com/spf13/cobra"
 
+	"converge.dev/converge/cmd/internal/nearest"
 	"converge.dev/converge/cmd/internal/view"
 	"converge.dev/converge/engine"
 	"converge.dev/converge/providers/all"
@@ -53,7 +55,10 @@ The site is that of DOC, or of the store; a new one gets a new id.`,
 			}
 		}
 		ctx := c.Context()
-		s, site, err := a.whose(ctx, args)
+		if err := a.checkKinds(kinds); err != nil {
+			return err
+		}
+		s, site, err := a.whose(ctx, args, a.connect) // a new site may begin with what exists; nothing is stored
 		if err != nil {
 			return err
 		}
@@ -83,17 +88,32 @@ The site is that of DOC, or of the store; a new one gets a new id.`,
 	return c
 }
 
+// checkKinds refuses patterns that match no kind.
+func (a *app) checkKinds(patterns []string) error {
+	sch, err := a.schema()
+	if err != nil {
+		return err
+	}
+	names := sch.Kinds().Names()
+	for _, p := range patterns {
+		if !slices.ContainsFunc(names, func(name string) bool { ok, err := path.Match(p, name); return ok && err == nil }) {
+			return &view.Problem{What: fmt.Sprintf("-kind=%s matches no kind", p), Fix: trimmed(nearest.DidYouMeanKind(p, names), "See: converge schema")}
+		}
+	}
+	return nil
+}
+
 // whose opens the store of a site, and says which one it is: that of the documents, else of the newest one in the store.
-func (a *app) whose(ctx context.Context, documents []string) (*session, schema.Site, error) {
+func (a *app) whose(ctx context.Context, documents []string, open func(context.Context, *schema.Document, []string) (*session, error)) (*session, schema.Site, error) {
 	if len(documents) > 0 {
 		doc, err := a.load(ctx, documents)
 		if err != nil {
 			return nil, schema.Site{}, err
 		}
-		s, err := a.open(ctx, doc, documents)
+		s, err := open(ctx, doc, documents)
 		return s, doc.Site, err
 	}
-	s, err := a.open(ctx, nil, nil)
+	s, err := open(ctx, nil, nil)
 	if err != nil {
 		return nil, schema.Site{}, err
 	}
@@ -192,7 +212,7 @@ func (a *app) writeFinds(site schema.Site, finds []engine.Find, dir string) erro
 			return err
 		}
 	}
-	a.say(fmt.Sprintf("Wrote %d resources into %s\n", len(finds), strings.Join(paths, ", ")))
+	a.say(fmt.Sprintf("Wrote %s into %s\n", view.Count(len(finds), "resource"), strings.Join(paths, ", ")))
 	return nil
 }
 

@@ -41,7 +41,8 @@ revision at which it changed last, also one that is gone. Keep for each thing th
 with the greatest revision, and no page that comes late brings back what is deleted.
 With -since-revision=N only what changed after N is listed.
 
-It exits with 8 when a part of the site could not be seen; every page says which.`,
+It exits with 8 when a part of the site could not be seen, also because the server does
+not support a kind; every page says which.`,
 		Example: `  converge inventory
   converge inventory -json -page-size=25
   converge inventory -json -since-revision=41`,
@@ -53,7 +54,7 @@ It exits with 8 when a part of the site could not be seen; every page says which
 			return &view.Problem{What: "-page-size is at least 1, and -since-revision is not negative"}
 		}
 		ctx := c.Context()
-		s, site, err := a.whose(ctx, args)
+		s, site, err := a.whose(ctx, args, a.open)
 		if err != nil {
 			return err
 		}

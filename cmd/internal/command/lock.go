@@ -60,13 +60,6 @@ the process is gone. Who did it, and why, is kept in the audit log.`,
 	c.Flags().StringVar(&reason, "reason", "", "`why`, for the audit log")
 	c.RunE = func(c *cobra.Command, args []string) error {
 		ctx := c.Context()
-		if err := a.mayAsk(force); err != nil {
-			var p *view.Problem
-			if errors.As(err, &p) {
-				p.Fix = "Give -force when you are sure that its holder is gone."
-			}
-			return err
-		}
 		s, err := a.open(ctx, nil, nil)
 		if err != nil {
 			return err
@@ -81,6 +74,9 @@ the process is gone. Who did it, and why, is kept in the audit log.`,
 				p.Where = "the lock is held under the id " + info.ID
 			}
 			return p
+		}
+		if err := a.mayAsk(force, "Give -force when you are sure that its holder is gone."); err != nil {
+			return err
 		}
 		if !force {
 			a.print(view.LockText(s.store.Path(), info))

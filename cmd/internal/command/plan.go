@@ -4,6 +4,7 @@ import (
 	"context"
 	"errors"
 	"fmt"
+	"path"
 	"path/filepath"
 	"slices"
 	"strings"
@@ -35,7 +36,7 @@ func (f *planning) bind(a *app, c *cobra.Command) {
 	p.StringArrayVar(&f.exclude, "exclude", nil, "not this `ref` and not what needs it; may be repeated")
 	p.StringArrayVar(&f.replace, "replace", nil, "make this `ref` anew even when nothing differs; may be repeated")
 	p.StringVar(&f.maxDestroy, "max-destroy", "", "refuse to destroy more than this, a `limit` such as 3 or 10%")
-	p.BoolVar(&f.partial, "allow-partial", false, "go on although a part of the site cannot be seen")
+	p.BoolVar(&f.partial, "allow-partial", false, "go on although a part of the site cannot be seen, or is left out")
 	p.BoolVar(&f.missing, "allow-missing", false, "go on although most or all of what was made is not there any more, or another server answers")
 	p.BoolVar(&f.sweep, "sweep", false, "remove the strays that converge is certain to have given up, and do nothing else")
 	for _, name := range []string{"target", "exclude", "replace"} {
@@ -46,6 +47,9 @@ func (f *planning) bind(a *app, c *cobra.Command) {
 // options gives the options of a plan. A person who destroys everything by name needs no budget; in automation the budget
 // holds, because nobody looks.
 func (f *planning) options(automation bool) (plan.Options, error) {
+	if f.destroy && len(f.replace) > 0 {
+		return plan.Options{}, &view.Problem{What: "-destroy and -replace contradict each other: what is destroyed is not made anew"}
+	}
 	if f.sweep && (f.destroy || len(f.replace) > 0) {
 		return plan.Options{}, &view.Problem{What: "-sweep does nothing but remove strays: -destroy and -replace have no place beside it"}
 	}
@@ -63,7 +67,8 @@ func (f *planning) options(automation bool) (plan.Options, error) {
 // checkPatterns refuses what can match no ref.
 func checkPatterns(patterns []string) error {
 	for _, p := range patterns {
-		if parts := strings.Split(p, "/"); len(parts) != 3 || slices.Contains(parts, "") {
+		_, err := path.Match(p, "")
+		if parts := strings.Split(p, "/"); len(parts) != 3 || slices.Contains(parts, "") || err != nil {
 			return &view.Problem{
 				What: fmt.Sprintf("%q is not the pattern of a ref", p),
 				Fix:  "Want SCOPE/KIND/NAME, for example site/carbide.vpc/prod or gpu-01/ovs.*/*. See what there is with: converge state list",
@@ -159,7 +164,7 @@ func planOutcome(p *plan.Plan, partial, detailed bool) error {
 	switch {
 	case len(p.Refusals) > 0:
 		return outcome(exitRefused)
-	case len(p.Unknown) > 0 && !partial:
+	case p.Partial() && !partial:
 		return outcome(exitUnknown)
 	case detailed && !p.Empty():
 		return outcome(exitDifferent)

@@ -11,17 +11,17 @@ import (
 	"converge.dev/converge/cmd/internal/view"
 )
 
-// mayAsk refuses early what would need an answer that nobody can give.
-func (a *app) mayAsk(approved bool) error {
+// mayAsk refuses what would need an answer that nobody can give, and says what else there is to do.
+func (a *app) mayAsk(approved bool, fix string) error {
 	switch {
 	case approved:
 		return nil
 	case a.flags.json:
-		return &view.Problem{What: "with -json nobody can be asked", Fix: "Apply a saved plan, or give -auto-approve."}
+		return &view.Problem{What: "with -json nobody can be asked", Fix: fix}
 	case !a.flags.input:
-		return &view.Problem{What: "this needs an approval, and -input=false says not to ask", Fix: "Apply a saved plan (converge plan -out=tfplan), or give -auto-approve."}
+		return &view.Problem{What: "this needs an approval, and -input=false says not to ask", Fix: fix}
 	case !term.IsTerminal(int(a.sys.Stdin.Fd())):
-		return &view.Problem{What: "this needs an approval, and standard input is not a terminal", Fix: "Apply a saved plan (converge plan -out=tfplan), or give -auto-approve."}
+		return &view.Problem{What: "this needs an approval, and standard input is not a terminal", Fix: fix}
 	}
 	return nil
 }

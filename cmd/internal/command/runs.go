@@ -1,8 +1,6 @@
 package command
 
 import (
-	"context"
-
 	"github.com/spf13/cobra"
 
 	"converge.dev/converge/cmd/internal/view"
@@ -52,7 +50,8 @@ func (a *app) resumeCommand() *cobra.Command {
 		Short: "Go on with a run that did not end",
 		Long: `Go on with the run that is open or partial, from where its journal says that it
 stands. What became of calls whose outcome is unknown is found out by looking. A run
-that was being undone goes on being undone.`,
+that was being undone goes on being undone. Nothing is asked: the plan of the run was
+approved when it began, and nothing but that is done.`,
 		Example: `  converge resume
   converge resume 20261120-121537.042-9f3a01`,
 		Args:              between(0, 1),
@@ -60,30 +59,69 @@ that was being undone goes on being undone.`,
 	})
 	f.bindApplying(c, "")
 	c.RunE = func(c *cobra.Command, args []string) error {
-		return a.again(c, f, args, false, (*engine.Engine).Resume)
+		return a.resume(c, f, args)
 	}
 	return c
 }
 
 func (a *app) rollbackCommand() *cobra.Command {
+	var dry bool
+	var f applying
 	c := lines(&cobra.Command{
 		Use:   "rollback RUN",
 		Short: "Undo a run",
-		Long: `Undo what a run did, in reverse order, and look at all of it once more. It is
-refused when the run did something that cannot be undone exactly, or when something
-has changed since.`,
-		Example:           `  converge rollback 20261120-121537.042-9f3a01`,
+		Long: `Show what undoing a run would do, ask, and do it: in reverse order, with a look at all
+of it once more. It is refused when the run did something that cannot be undone
+exactly, or when something has changed since.`,
+		Example: `  converge rollback 20261120-121537.042-9f3a01
+  converge rollback -dry-run 20261120-121537.042-9f3a01
+  converge rollback -auto-approve 20261120-121537.042-9f3a01`,
 		Args:              exactly(1),
 		ValidArgsFunction: a.completeRuns,
 	})
+	c.Flags().BoolVar(&f.approve, "auto-approve", false, "do not ask")
+	c.Flags().BoolVar(&dry, "dry-run", false, "only show what would be undone")
 	c.RunE = func(c *cobra.Command, args []string) error {
-		return a.again(c, applying{}, args, true, (*engine.Engine).Rollback)
+		ctx := c.Context()
+		s, err := a.open(ctx, nil, nil)
+		if err != nil {
+			return err
+		}
+		e, err := s.engine()
+		if err != nil {
+			return err
+		}
+		p, err := e.Undoing(ctx, args[0])
+		if err != nil {
+			return err
+		}
+		held := e.Held(ctx, p)
+		if !dry && held != nil { // better said before the question than after the answer
+			return held
+		}
+		a.view.Plan(p)
+		if dry {
+			if held != nil {
+				a.view.Warn("this could not be undone now: " + held.Error())
+			}
+			return nil
+		}
+		if !f.approve && !p.Empty() {
+			if err := a.mayAsk(false, "Look at it with -dry-run; when that is what you want, give -auto-approve."); err != nil {
+				return err
+			}
+			if err := a.ask(ctx, "Do you want to undo this run?\n  converge will do what is shown above, and look at all of it once more.", "Rollback cancelled."); err != nil {
+				return err
+			}
+		}
+		f.approval = p.Approval()
+		return s.carry(func(o engine.ApplyOptions) (engine.Result, error) { return e.Rollback(ctx, args[0], o) }, f, true)
 	}
 	return c
 }
 
-// again takes up a run that exists.
-func (a *app) again(c *cobra.Command, f applying, args []string, undo bool, do func(*engine.Engine, context.Context, string, engine.ApplyOptions) (engine.Result, error)) error {
+// resume takes up a run that did not end.
+func (a *app) resume(c *cobra.Command, f applying, args []string) error {
 	ctx := c.Context()
 	if err := f.check(); err != nil {
 		return err
@@ -100,5 +138,5 @@ func (a *app) again(c *cobra.Command, f applying, args []string, undo bool, do f
 	if err != nil {
 		return err
 	}
-	return s.carry(func(o engine.ApplyOptions) (engine.Result, error) { return do(e, ctx, run, o) }, f, undo)
+	return s.carry(func(o engine.ApplyOptions) (engine.Result, error) { return e.Resume(ctx, run, o) }, f, false)
 }

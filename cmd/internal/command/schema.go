@@ -41,7 +41,7 @@ as CUE or as JSON Schema, for editors; as JSON it is converge's own description.
 		if kind == nil {
 			return &view.Problem{
 				What: fmt.Sprintf("there is no kind %q", args[0]),
-				Fix:  strings.TrimSpace(nearest.DidYouMean(args[0], s.Kinds().Names()) + " See: converge schema"),
+				Fix:  strings.TrimSpace(nearest.DidYouMeanKind(args[0], s.Kinds().Names()) + " See: converge schema"),
 			}
 		}
 		switch format {

@@ -12,6 +12,7 @@ import (
 	"time"
 
 	"converge.dev/converge/cmd/internal/config"
+	"converge.dev/converge/cmd/internal/nearest"
 	"converge.dev/converge/cmd/internal/view"
 	"converge.dev/converge/engine"
 	"converge.dev/converge/engine/event"
@@ -75,8 +76,18 @@ func (a *app) configuration(documents []string) (*config.File, error) {
 var errOtherSite = errors.New("another site is meant")
 
 // open connects to the store of a site. The site is that of the document, when there is one; otherwise the one that the
-// flag, the environment or the configuration name; otherwise the only one in the store.
+// flag, the environment or the configuration name; otherwise the only one in the store. Only a document makes a site: one
+// that is named must be in the store.
 func (a *app) open(ctx context.Context, doc *schema.Document, documents []string) (*session, error) {
+	s, err := a.connect(ctx, doc, documents)
+	if err != nil || doc != nil {
+		return s, err
+	}
+	return s, s.known(ctx)
+}
+
+// connect is open for a site that may be new.
+func (a *app) connect(ctx context.Context, doc *schema.Document, documents []string) (*session, error) {
 	conf, err := a.configuration(documents)
 	if err != nil {
 		return nil, err
@@ -116,6 +127,12 @@ func (a *app) openStore(ctx context.Context, conf *config.File) (state.KV, error
 	if len(o.Endpoints) == 0 {
 		o.Endpoints = conf.Etcd.Endpoints
 	}
+	if endpoint := conf.Etcd.Refused(o.Endpoints); endpoint != "" {
+		return nil, &view.Problem{
+			What: "etcd at " + endpoint + " is another machine: without TLS anybody between could change the site",
+			Fix:  "Use an https:// endpoint. If the network in between is trusted: etcd: {allow_insecure: true} in " + config.Name + ".",
+		}
+	}
 	kv, err := etcd.Open(ctx, o)
 	if err != nil {
 		return nil, err
@@ -126,6 +143,22 @@ func (a *app) openStore(ctx context.Context, conf *config.File) (state.KV, error
 		}
 	})
 	return kv, nil
+}
+
+// known fails when the store knows nothing of the site.
+func (s *session) known(ctx context.Context) error {
+	sites, err := state.Sites(ctx, s.kv)
+	if err != nil || slices.Contains(sites, s.site) {
+		return err
+	}
+	where := "It holds no site yet."
+	if len(sites) > 0 {
+		where = "It holds: " + strings.Join(sites, ", ")
+	}
+	return &view.Problem{
+		What: "the store holds no site " + s.site, Where: where,
+		Fix: trimmed(nearest.DidYouMean(s.site, sites), "A site begins with its document: converge plan site.cue, or converge put site.cue"),
+	}
 }
 
 // onlySite finds the one site of a store.

@@ -25,7 +25,8 @@ func (a *app) stateListCommand() *cobra.Command {
 	c := &cobra.Command{
 		Use:   "list [PATTERN...]",
 		Short: "List the recorded resources",
-		Long:  "List the refs of the recorded resources, those that match a pattern if one is given.",
+		Long: `List the refs of the recorded resources, those that match a pattern if one is given. A
+pattern that matches none of them is an error.`,
 		Example: `  converge state list
   converge state list 'site/carbide.*/*'`,
 		ValidArgsFunction: a.completeRefs,
@@ -43,6 +44,11 @@ func (a *app) stateListCommand() *cobra.Command {
 			return err
 		}
 		if len(args) > 0 {
+			for _, p := range args {
+				if !slices.ContainsFunc(records, func(r state.Record) bool { return plan.Matches(p, r.Ref) }) {
+					return unrecorded(p, " matches nothing that is recorded", records)
+				}
+			}
 			records = slices.DeleteFunc(records, func(r state.Record) bool {
 				return !slices.ContainsFunc(args, func(p string) bool { return plan.Matches(p, r.Ref) })
 			})
@@ -107,11 +113,18 @@ func (s *session) record(ctx context.Context, text string) (state.Record, error)
 	if err != nil {
 		return r, err
 	}
+	return r, unrecorded(text, " is not recorded", records)
+}
+
+// unrecorded says of a ref or a pattern that nothing recorded is meant by it.
+func unrecorded(pattern, problem string, records []state.Record) error {
 	names := make([]string, len(records))
 	for i := range records {
 		names[i] = records[i].Ref.String()
 	}
-	return r, &view.Problem{What: text + " is not recorded", Fix: trimmed(nearest.DidYouMean(text, names), "See: converge state list"), Ref: ref}
+	p := &view.Problem{What: pattern + problem, Fix: trimmed(nearest.DidYouMeanRef(pattern, names), "See: converge state list")}
+	p.Ref, _ = schema.ParseRef(pattern) // a pattern is none
+	return p
 }
 
 func (a *app) stateRemoveCommand() *cobra.Command {

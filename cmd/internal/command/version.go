@@ -25,14 +25,18 @@ func (a *app) versionCommand() *cobra.Command {
 				"api_version": schema.APIVersion, "plan_format": plan.Format,
 			})
 		}
-		text := "converge " + a.sys.Version
-		if commit != "" {
-			text += " (" + commit + ")"
-		}
-		a.print(fmt.Sprintf("%s\non %s, %s\ndocuments %s, plans %d\n", text, platform, runtime.Version(), schema.APIVersion, plan.Format))
+		a.print(fmt.Sprintf("converge %s\non %s, %s\ndocuments %s, plans %d\n", versionText(a.sys.Version), platform, runtime.Version(), schema.APIVersion, plan.Format))
 		return nil
 	}
 	return c
+}
+
+// versionText gives the version with the commit, where that is known.
+func versionText(version string) string {
+	if commit := revisionOfBuild(); commit != "" {
+		return version + " (" + commit + ")"
+	}
+	return version
 }
 
 // revisionOfBuild gives the commit that the program was built from, where the build knows it.
@@ -41,10 +45,21 @@ func revisionOfBuild() string {
 	if !ok {
 		return ""
 	}
-	for _, s := range info.Settings {
-		if s.Key == "vcs.revision" {
-			return s.Value[:min(12, len(s.Value))]
+	return commitOf(info.Settings)
+}
+
+func commitOf(settings []debug.BuildSetting) string {
+	commit, changed := "", ""
+	for _, s := range settings {
+		switch {
+		case s.Key == "vcs.revision":
+			commit = s.Value[:min(12, len(s.Value))]
+		case s.Key == "vcs.modified" && s.Value == "true":
+			changed = "-dirty"
 		}
 	}
-	return ""
+	if commit == "" {
+		return ""
+	}
+	return commit + changed
 }

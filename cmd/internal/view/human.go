@@ -1,6 +1,7 @@
 package view
 
 import (
+	"context"
 	"errors"
 	"fmt"
 	"io"
@@ -24,6 +25,7 @@ type Human struct {
 	mu       sync.Mutex
 	running  []*running // in the order in which they started
 	looking  []event.Observing
+	told     map[string]bool // why things cannot be seen; each cause is told once
 	done     int
 	total    int
 	undo     bool
@@ -177,22 +179,35 @@ func (h *Human) tell(e event.Event) {
 		}
 		h.progress("%s: %s", clean(e.Step.Ref.String()), s.paint(red, text))
 	case event.PointOfNoReturn:
-		h.progress("%s", s.paint(yellow, fmt.Sprintf("Point of no return: %s to go, which do not come back as before when undone", count(e.Steps, "step"))))
+		h.progress("%s", s.paint(yellow, "Point of no return: "+h.late(e.Steps)))
 	case event.Interrupted:
 		h.progress("%s", s.paint(yellow, fmt.Sprintf("Gracefully shutting down…: what is under way ends (%s), nothing more is started. Press again to leave at once.", count(e.InFlight, "step"))))
 	case event.RevertStarted:
 		h.undo, h.done, h.total = true, 0, e.Steps
 		text := "Undoing " + count(e.Steps, "step")
+		if e.Steps == 0 {
+			text = "Nothing is left to undo"
+		}
 		if e.Cause != nil {
 			text += ": " + clean(e.Cause.Error())
 		}
 		h.progress("%s", s.paint(yellow, text))
 	case event.Verified:
 		h.verified = &e
-		h.progress("Looked again at %s: %s", count(e.Things, "thing"), differences(len(e.Differences)))
+		if e.Things > 0 || len(e.Differences) > 0 {
+			h.progress("Looked again at %s: %s", count(e.Things, "thing"), differences(len(e.Differences)))
+		}
 	case event.RunEnded:
 		h.report(e)
 	}
+}
+
+// late says what lies behind the point of no return, with the number that the plan had named.
+func (h *Human) late(steps int) string {
+	if h.plan == nil {
+		return count(steps, "step") + " to go"
+	}
+	return count(len(h.plan.Irreversible()), "step") + " from here on cannot be undone exactly"
 }
 
 func message(err error) string {
@@ -225,8 +240,16 @@ func (h *Human) seen(e event.Observed) {
 			break
 		}
 	}
-	if e.Err != nil {
-		h.progress("%s", h.o.ErrStyle.paint(yellow, fmt.Sprintf("%s/%s cannot be seen: %s", clean(e.Scope), clean(e.Kind), clean(e.Err.Error()))))
+	if e.Err != nil && !errors.Is(e.Err, context.Canceled) { // who interrupted it knows why
+		why := reason(e.Kind, e.Err.Error())
+		if h.told[why] {
+			return
+		}
+		if h.told == nil {
+			h.told = map[string]bool{}
+		}
+		h.told[why] = true
+		h.progress("%s", h.o.ErrStyle.paint(yellow, fmt.Sprintf("%s/%s cannot be seen: %s", clean(e.Scope), clean(e.Kind), clean(why))))
 	}
 }
 
@@ -275,13 +298,16 @@ func (h *Human) report(e event.RunEnded) {
 			c = h.plan.Counts()
 		}
 		fmt.Fprintln(&b, s.paint(green, fmt.Sprintf("%s complete! Resources: %s. Each was seen as planned. [run %s, %s]", op, counted(c), e.Run.ID, took(e.Took))))
+		if h.plan != nil && len(h.plan.Omitted) > 0 {
+			fmt.Fprintf(&b, "Left out: %s; converge plan says which, and why.\n", count(len(h.plan.Omitted), "resource"))
+		}
 	case state.RunReverted:
 		text := op + " failed and was reverted"
 		if e.Run.Failed.IsZero() {
 			text = "Run " + e.Run.ID + " was undone"
 		}
 		text += ": the site is as it was before"
-		if h.verified != nil {
+		if h.verified != nil && h.verified.Things > 0 {
 			text += ", verified by looking again at " + count(h.verified.Things, "thing")
 		}
 		fmt.Fprintln(&b, s.paint(yellow, text+"."))

@@ -145,7 +145,7 @@ func (j *JSON) Plan(p *plan.Plan) {
 			continue // its other half tells of both
 		}
 		change := fields{"resource": resource(s.Ref), "action": uiAction(s)}
-		if s.Action == plan.Delete || s.Action == plan.Forget {
+		if (s.Action == plan.Delete || s.Action == plan.Forget) && p.Undoes == "" {
 			change["reason"] = "delete_because_no_resource_config"
 		}
 		j.line("info", "planned_change", s.Ref.String()+": Plan to "+uiAction(s), fields{"change": change})
@@ -162,6 +162,11 @@ func (j *JSON) Plan(p *plan.Plan) {
 			"severity": "warning", "summary": at + " is not supported by the server", "detail": u.Error, "address": at + "/*",
 		}})
 	}
+	for _, o := range p.Omitted {
+		j.line("warn", "diagnostic", "Warning: "+o.Ref.String()+" is left out", fields{"diagnostic": fields{
+			"severity": "warning", "summary": o.Ref.String() + " is left out", "detail": o.Reason, "address": o.Ref,
+		}})
+	}
 	for _, r := range p.Refusals {
 		d := fields{"severity": "error", "summary": "Refused: " + r.Reason, "detail": r.Remedy}
 		if !r.Ref.IsZero() {
@@ -169,13 +174,21 @@ func (j *JSON) Plan(p *plan.Plan) {
 		}
 		j.line("error", "diagnostic", "Error: Refused: "+r.Reason, fields{"diagnostic": d})
 	}
-	j.line("info", "change_summary", Summary(p), fields{"changes": changes(p.Counts(), "plan")})
+	operation := "plan"
+	if p.Undoes != "" {
+		operation = "rollback"
+	}
+	f := fields{"changes": changes(p.Counts(), operation)}
+	if p.Narrowed != nil {
+		f["narrowed"] = p.Narrowed
+	}
+	j.line("info", "change_summary", Summary(p), f)
 }
 
 // changes gives the numbers of a summary with Terraform's meaning: a replacement adds one and removes one.
 func changes(c plan.Counts, operation string) fields {
 	return fields{
-		"add": c.Create + c.Replace, "change": c.Update, "remove": c.Delete + c.Replace, "import": c.Adopt,
+		"add": c.Create, "change": c.Update, "remove": c.Delete, "import": c.Adopt,
 		"replace": c.Replace, "forget": c.Forget, "operation": operation,
 	}
 }
@@ -276,6 +289,9 @@ func (j *JSON) summary(e event.RunEnded) {
 	run := fields{
 		"id": e.Run.ID, "operation": e.Run.Op, "status": e.Run.Status, "steps": e.Run.Steps, "done": e.Run.Done, "plan": e.Run.Plan,
 		"serial": e.Run.Serial, "message": e.Run.Message, "differences": list(e.Differences), "holds": list(e.Holds), "elapsed_seconds": seconds(e.Took),
+	}
+	if j.plan != nil && len(j.plan.Omitted) > 0 {
+		run["omitted"] = j.plan.Omitted
 	}
 	if !e.Run.Failed.IsZero() {
 		run["failed"] = e.Run.Failed

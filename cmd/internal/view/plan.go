@@ -27,32 +27,58 @@ func PlanText(p *plan.Plan, kinds schema.Kinds, s Style) string {
 	return t.b.String()
 }
 
-// Summary gives the numbers of a plan in one line.
+// Summary gives the numbers of a plan in one line. A replacement is one to add and one to destroy, as Terraform counts.
 func Summary(p *plan.Plan) string {
 	if p.Empty() {
-		switch {
-		case len(p.Refusals) > 0:
-			return "No plan: it is refused."
-		case len(p.Unknown) > 0:
-			return "No changes where the site could be seen. Some of it is unknown."
-		case len(p.Unsupported) > 0:
-			return fmt.Sprintf("No changes: %s as declared. The server does not support the rest.", count(p.Unchanged, "resource"))
-		case p.Destroy:
-			return "No changes. Nothing is recorded that could be destroyed."
-		}
-		return fmt.Sprintf("No changes. The site is as the document says: %s.", count(p.Unchanged, "resource"))
+		return nothing(p)
 	}
 	c := p.Counts()
-	text := fmt.Sprintf("Plan: %d to add, %d to change, %d to destroy", c.Create, c.Update, c.Delete)
+	what := "Plan"
+	if p.Undoes != "" {
+		what = "Rollback of run " + p.Undoes
+	}
+	text := fmt.Sprintf("%s: %d to add, %d to change, %d to destroy", what, c.Create, c.Update, c.Delete)
 	for _, more := range []struct {
 		n    int
 		verb string
-	}{{c.Replace, "replace"}, {c.Adopt, "adopt"}, {c.Forget, "forget"}} {
+	}{{c.Adopt, "adopt"}, {c.Forget, "forget"}} {
 		if more.n > 0 {
 			text += fmt.Sprintf(", %d to %s", more.n, more.verb)
 		}
 	}
-	return text + fmt.Sprintf("; %d unchanged.", p.Unchanged)
+	if p.Undoes != "" {
+		return text + "."
+	}
+	text += fmt.Sprintf("; %d unchanged.", p.Unchanged)
+	if n := p.Narrowed; n != nil {
+		text += fmt.Sprintf(" Only %d of %s were considered.", n.Resources, count(n.Of, "resource"))
+	}
+	if n := len(p.Omitted); n > 0 {
+		text += " Left out: " + count(n, "resource") + "."
+	}
+	return text
+}
+
+// nothing says why a plan has no steps.
+func nothing(p *plan.Plan) string {
+	unchanged := count(p.Unchanged, "resource")
+	switch {
+	case p.Undoes != "":
+		return "Rollback of run " + p.Undoes + ": nothing is left to undo."
+	case len(p.Refusals) > 0:
+		return "No plan: it is refused."
+	case len(p.Unknown) > 0 && p.Unchanged == 0:
+		return "The site could not be seen. Nothing is decided."
+	case len(p.Unknown) > 0:
+		return "No changes where the site could be seen. Some of it is unknown."
+	case len(p.Omitted) > 0:
+		return fmt.Sprintf("No changes to what the server supports: %s as declared, %d left out.", unchanged, len(p.Omitted))
+	case p.Narrowed != nil:
+		return fmt.Sprintf("No changes. Only %d of %s were considered.", p.Narrowed.Resources, count(p.Narrowed.Of, "resource"))
+	case p.Destroy:
+		return "No changes. Nothing is recorded that could be destroyed."
+	}
+	return fmt.Sprintf("No changes. The site is as the document says: %s.", unchanged)
 }
 
 func (t *planText) plan(p *plan.Plan) {
@@ -61,9 +87,10 @@ func (t *planText) plan(p *plan.Plan) {
 	t.drift("Changed outside converge since the last run:", p.Drift)
 	t.foreign(p.Unmanaged)
 	t.places("Unknown, so that nothing is decided about it:", p.Unknown)
-	t.places("Not supported by the server, and left out with all that refers to it:", p.Unsupported)
+	t.places("Not supported by the server:", p.Unsupported)
+	t.omitted(p.Omitted)
 	t.refusals(p.Refusals)
-	if !p.Empty() || strings.Count(t.b.String(), "\n") > 1 {
+	if !p.Empty() {
 		t.line("")
 		t.line("%s", t.paint(bold, Summary(p)))
 	}
@@ -164,7 +191,7 @@ func (t *planText) steps(p *plan.Plan) {
 	for i := range p.Steps {
 		s := &p.Steps[i]
 		if i == p.NoReturn {
-			t.noReturn(len(p.Steps) - i)
+			t.noReturn(len(p.Irreversible()))
 		}
 		if s.Wave != wave {
 			wave = s.Wave
@@ -174,26 +201,24 @@ func (t *planText) steps(p *plan.Plan) {
 	}
 }
 
+// noReturn separates what can be undone from what comes after it. N is how many of those steps cannot be undone exactly; the
+// others need them.
 func (t *planText) noReturn(n int) {
-	what := "the step below does not come back"
-	if n > 1 {
-		what = fmt.Sprintf("the %d steps below do not come back", n)
-	}
 	t.line("")
-	t.line("%s", t.paint(red, "──── point of no return: "+what+" as before when they are undone ────"))
+	t.line("%s", t.paint(red, fmt.Sprintf("──── point of no return: %s below cannot be undone exactly ────", count(n, "step"))))
 }
 
-// undoing says in words what a revert class means.
+// undoing says in words what undoing a step brings back.
 func undoing(r providers.Revert) string {
 	switch r {
 	case providers.Exact:
-		return "R1: can be undone exactly"
+		return "can be undone exactly"
 	case providers.Restart:
-		return "R2: can be undone, running state is lost"
+		return "can be undone; what was running is lost"
 	case providers.Replace:
-		return "R3: undone only by an equivalent with a new identity"
+		return "undone only by an equivalent with a new identity"
 	}
-	return "R4: cannot be undone"
+	return "cannot be undone"
 }
 
 func (t *planText) step(s *plan.Step, width int, late bool) {
@@ -315,16 +340,6 @@ func (t *planText) foreign(things []plan.Foreign) {
 		for _, f := range strays {
 			t.line("     %s/%s/%s  id %s", clean(f.Scope), clean(f.Kind), clean(f.Name), clean(f.ID))
 		}
-	}
-}
-
-func (t *planText) places(head string, places []plan.Unknown) {
-	if len(places) == 0 {
-		return
-	}
-	t.head("%s", head)
-	for _, u := range places {
-		t.line("%s %s/%s  %s", t.paint(yellow, "   ?"), clean(u.Scope), clean(u.Kind), clean(u.Error))
 	}
 }
 

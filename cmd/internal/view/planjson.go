@@ -85,21 +85,23 @@ type importing struct {
 
 // planExtra is what converge knows beyond Terraform's keys.
 type planExtra struct {
-	Version     string         `json:"version"`
-	PlanID      string         `json:"plan_id"`
-	Site        schema.Site    `json:"site"`
-	Document    planSource     `json:"document"`
-	Destroy     bool           `json:"destroy"`
-	Steps       []planStep     `json:"steps"`
-	NoReturn    int            `json:"no_return"`
-	Approval    string         `json:"approval"`         // for -approve
-	Approvals   []string       `json:"approvals_needed"` // addresses of what cannot be undone exactly
-	Counts      plan.Counts    `json:"counts"`
-	Unchanged   int            `json:"unchanged"`
-	Unmanaged   []plan.Foreign `json:"unmanaged"`
-	Unknown     []plan.Unknown `json:"unknown"`
-	Unsupported []plan.Unknown `json:"unsupported"`
-	Refusals    []plan.Refusal `json:"refusals"`
+	Version     string          `json:"version"`
+	PlanID      string          `json:"plan_id"`
+	Site        schema.Site     `json:"site"`
+	Document    planSource      `json:"document"`
+	Destroy     bool            `json:"destroy"`
+	Steps       []planStep      `json:"steps"`
+	NoReturn    int             `json:"no_return"`
+	Approval    string          `json:"approval"`         // for -approve
+	Approvals   []string        `json:"approvals_needed"` // addresses of what cannot be undone exactly
+	Counts      plan.Counts     `json:"counts"`
+	Unchanged   int             `json:"unchanged"`
+	Unmanaged   []plan.Foreign  `json:"unmanaged"`
+	Unknown     []plan.Unknown  `json:"unknown"`
+	Unsupported []plan.Unknown  `json:"unsupported"`
+	Omitted     []plan.Omission `json:"omitted"`            // left out, because of what is unsupported or unknown
+	Narrowed    *plan.Narrowed  `json:"narrowed,omitempty"` // by -target or -exclude
+	Refusals    []plan.Refusal  `json:"refusals"`
 }
 
 type planSource struct {
@@ -136,13 +138,13 @@ type planStep struct {
 func PlanDocument(p *plan.Plan, o PlanOrigin) any {
 	d := planDocument{
 		FormatVersion: planFormat, Timestamp: o.At.UTC(), Applyable: !p.Empty() && len(p.Refusals) == 0,
-		Complete: len(p.Unknown) == 0, Errored: len(p.Refusals) > 0,
+		Complete: !p.Partial(), Errored: len(p.Refusals) > 0,
 		PriorState:      stateDocument{FormatVersion: "1.0"},
 		ResourceChanges: []resourceChange{},
 		Converge: planExtra{
 			Version: o.Converge, PlanID: o.Digest, Site: p.Site, Destroy: p.Destroy, Steps: []planStep{}, NoReturn: p.NoReturn, Approval: p.Approval(), Approvals: []string{},
 			Document: planSource{p.Revision, p.Site.Serial, p.Digest, p.Author.By, p.Author.Signer, p.Author.Key}, Counts: p.Counts(), Unchanged: p.Unchanged,
-			Unmanaged: list(p.Unmanaged), Unknown: list(p.Unknown), Unsupported: list(p.Unsupported), Refusals: list(p.Refusals),
+			Unmanaged: list(p.Unmanaged), Unknown: list(p.Unknown), Unsupported: list(p.Unsupported), Omitted: list(p.Omitted), Narrowed: p.Narrowed, Refusals: list(p.Refusals),
 		},
 	}
 	d.PriorState.Values.RootModule.Resources = []resourceValues{}

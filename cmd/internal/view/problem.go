@@ -6,6 +6,7 @@ import (
 	"fmt"
 	"strings"
 
+	"converge.dev/converge/cmd/internal/nearest"
 	"converge.dev/converge/engine"
 	"converge.dev/converge/engine/plan"
 	"converge.dev/converge/schema"
@@ -67,6 +68,8 @@ func Explain(err error) *Problem {
 		held     *engine.HeldError
 		approve  *engine.ApprovalError
 		unknown  *engine.UnknownError
+
+		unmatched *plan.UnmatchedError
 	)
 	switch {
 	case errors.As(err, &problem):
@@ -112,11 +115,11 @@ func Explain(err error) *Problem {
 		}
 		return p
 	case errors.As(err, &unknown):
-		where, fix := unknown.Error(), ""
-		if i := strings.LastIndexByte(where, '\n'); i >= 0 {
-			where, fix = where[:i], upper(where[i+1:])+"."
-		}
-		return &Problem{What: "a part of the site could not be seen", Where: where, Fix: fix, Err: err}
+		p := explainUnknown(unknown)
+		p.Err = err
+		return p
+	case errors.As(err, &unmatched):
+		return explainUnmatched(unmatched)
 	case errors.Is(err, engine.ErrInterrupted):
 		return &Problem{What: err.Error(), Err: err}
 	case errors.Is(err, context.Canceled):
@@ -128,6 +131,16 @@ func Explain(err error) *Problem {
 	}
 	what, where, _ := strings.Cut(err.Error(), "\n")
 	return &Problem{What: what, Where: where, Err: err}
+}
+
+// explainUnmatched says what a pattern that matches nothing probably meant.
+func explainUnmatched(e *plan.UnmatchedError) *Problem {
+	refs := make([]string, len(e.Refs))
+	for i, r := range e.Refs {
+		refs[i] = r.String()
+	}
+	fix := strings.TrimSpace(nearest.DidYouMeanRef(e.Pattern, refs) + " Nothing was changed. See what there is with: converge state list")
+	return &Problem{What: e.Error(), Fix: fix, Err: e}
 }
 
 func upper(s string) string {

@@ -112,6 +112,9 @@ func count(n int, noun string) string {
 	return fmt.Sprintf("%d %ss", n, noun)
 }
 
+// Count names a number of things: 1 step, 2 steps.
+func Count(n int, noun string) string { return count(n, noun) }
+
 // indent puts a margin before every line but empty ones.
 func indent(text, margin string) string {
 	lines := strings.Split(text, "\n")

@@ -157,9 +157,13 @@ func TestSummary(t *testing.T) {
 	}{
 		{plan.Plan{Unchanged: 1}, "No changes. The site is as the document says: 1 resource."},
 		{plan.Plan{Destroy: true}, "No changes. Nothing is recorded that could be destroyed."},
-		{plan.Plan{Unknown: []plan.Unknown{{}}}, "No changes where the site could be seen. Some of it is unknown."},
+		{plan.Plan{Unknown: []plan.Unknown{{}}}, "The site could not be seen. Nothing is decided."},
+		{plan.Plan{Unchanged: 2, Omitted: []plan.Omission{{}}}, "No changes to what the server supports: 2 resources as declared, 1 left out."},
+		{plan.Plan{Unchanged: 2, Narrowed: &plan.Narrowed{Resources: 2, Of: 9}}, "No changes. Only 2 of 9 resources were considered."},
+		{plan.Plan{Undoes: "R1"}, "Rollback of run R1: nothing is left to undo."},
+		{plan.Plan{Unchanged: 1, Unknown: []plan.Unknown{{}}}, "No changes where the site could be seen. Some of it is unknown."},
 		{plan.Plan{Refusals: []plan.Refusal{{}}}, "No plan: it is refused."},
-		{*samplePlan(), "Plan: 2 to add, 1 to change, 1 to destroy, 1 to replace, 1 to adopt, 1 to forget; 12 unchanged."},
+		{*samplePlan(), "Plan: 3 to add, 1 to change, 2 to destroy, 1 to adopt, 1 to forget; 12 unchanged."},
 	} {
 		if got := view.Summary(&c.plan); got != c.want {
 			t.Errorf("got  %s\nwant %s", got, c.want)

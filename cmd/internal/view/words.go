@@ -75,7 +75,7 @@ func counted(c plan.Counts) string {
 	for _, more := range []struct {
 		n    int
 		done string
-	}{{c.Replace, "replaced"}, {c.Adopt, "adopted"}, {c.Forget, "forgotten"}} {
+	}{{c.Adopt, "adopted"}, {c.Forget, "forgotten"}} {
 		if more.n > 0 {
 			parts = append(parts, fmt.Sprintf("%d %s", more.n, more.done))
 		}

@@ -1,0 +1,90 @@
+package view
+
+import (
+	"fmt"
+	"strings"
+
+	"converge.dev/converge/engine"
+	"converge.dev/converge/engine/plan"
+)
+
+// A cause is one reason why places could not be seen, with all that it hides.
+type cause struct {
+	error  string
+	places []string
+}
+
+// causes tells each reason once: a server that does not answer hides all its kinds.
+func causes(unknown []plan.Unknown) []cause {
+	var list []cause
+	at := map[string]int{}
+	for _, u := range unknown {
+		why := reason(u.Kind, u.Error)
+		i, known := at[why]
+		if !known {
+			i = len(list)
+			at[why] = i
+			list = append(list, cause{error: why})
+		}
+		list[i].places = append(list[i].places, u.Scope+"/"+u.Kind)
+	}
+	return list
+}
+
+// reason gives the text of an error without the kind that it is about.
+func reason(kind, text string) string { return strings.TrimPrefix(text, "observe "+kind+": ") }
+
+// places shows what could not be seen, cause by cause.
+func (t *planText) places(head string, places []plan.Unknown) {
+	if len(places) == 0 {
+		return
+	}
+	t.head("%s", head)
+	for _, c := range causes(places) {
+		mark := t.paint(yellow, "   ?")
+		if len(c.places) == 1 {
+			t.line("%s %s  %s", mark, clean(c.places[0]), clean(c.error))
+			continue
+		}
+		t.line("%s %s", mark, clean(c.error))
+		for _, p := range c.places {
+			t.line("       %s", clean(p))
+		}
+	}
+}
+
+// omitted shows what is left out, and why.
+func (t *planText) omitted(list []plan.Omission) {
+	if len(list) == 0 {
+		return
+	}
+	t.head("Left out:")
+	for _, o := range list {
+		t.line("%s %s  %s", t.paint(yellow, "   ?"), clean(o.Ref.String()), clean(o.Reason))
+	}
+}
+
+// explainUnknown says what could not be seen and what is left out, and what to do about it.
+func explainUnknown(e *engine.UnknownError) *Problem {
+	p := &Problem{What: "a part of the site could not be seen", Fix: upper(e.Remedy()) + ".", Err: e}
+	if len(e.Unknown) == 0 {
+		p.What = "the server does not support a part of the document"
+	}
+	var lines []string
+	for _, c := range causes(e.Unknown) {
+		if len(c.places) == 1 {
+			lines = append(lines, c.places[0]+" is unknown: "+c.error)
+			continue
+		}
+		lines = append(lines, c.error, "  unknown: "+strings.Join(c.places, ", "))
+	}
+	const shown = 20
+	for _, o := range e.Omitted[:min(len(e.Omitted), shown)] {
+		lines = append(lines, fmt.Sprintf("%s is left out: %s", o.Ref, o.Reason))
+	}
+	if more := len(e.Omitted) - shown; more > 0 {
+		lines = append(lines, fmt.Sprintf("and %d more; converge plan shows all", more))
+	}
+	p.Where = strings.Join(lines, "\n")
+	return p
+}

@@ -1,0 +1,242 @@
+package plan
+
+import (
+	"fmt"
+	"slices"
+
+	"converge.dev/converge/providers"
+	"converge.dev/converge/schema"
+)
+
+// An UnmatchedError says that a pattern of the options matches nothing. Most likely it is misspelt; to plan all the same
+// would be to destroy what was to be excluded, or to leave alone what was to be changed.
+type UnmatchedError struct {
+	Option  string       // target, exclude or replace
+	Pattern string       // as it was given
+	Refs    []schema.Ref // what it could have matched
+}
+
+func (e *UnmatchedError) Error() string {
+	among := "declared, recorded or observed"
+	if e.Option == "replace" {
+		among = "declared"
+	}
+	return fmt.Sprintf("-%s=%s matches nothing that is %s", e.Option, e.Pattern, among)
+}
+
+// checkPatterns fails with an *UnmatchedError. Only what is declared can be replaced; anything that is there in any way can
+// be named otherwise.
+func (m *maker) checkPatterns() error {
+	var declared, all []schema.Ref
+	for _, o := range []struct {
+		name     string
+		patterns []string
+	}{{"target", m.in.Options.Target}, {"exclude", m.in.Options.Exclude}, {"replace", m.in.Options.Replace}} {
+		for _, p := range o.patterns {
+			if all == nil {
+				declared, all = m.present()
+			}
+			among := all
+			if o.name == "replace" {
+				among = declared
+			}
+			if !slices.ContainsFunc(among, func(r schema.Ref) bool { return Matches(p, r) }) {
+				return &UnmatchedError{Option: o.name, Pattern: p, Refs: among}
+			}
+		}
+	}
+	return nil
+}
+
+// present lists what is declared, and all that is declared, recorded or observed: things by the refs in their marks, by
+// name and by id.
+func (m *maker) present() (declared, all []schema.Ref) {
+	for i := range m.in.Document.Resources {
+		declared = append(declared, m.in.Document.Resources[i].Ref)
+	}
+	all = slices.Clone(declared)
+	for i := range m.in.Recorded {
+		if r := &m.in.Recorded[i]; !r.Gone {
+			all = append(all, r.Ref)
+		}
+	}
+	for at, things := range m.in.Observed.Things {
+		for i := range things {
+			t := &things[i]
+			if !t.Mark.IsZero() {
+				all = append(all, t.Mark.Ref)
+			}
+			for _, name := range []string{t.Name, t.ID} {
+				if name != "" && t.Phase != providers.Leaving {
+					all = append(all, schema.Ref{Scope: at.Scope, Kind: at.Kind, Name: name})
+				}
+			}
+		}
+	}
+	return declared, schema.SortRefs(all)
+}
+
+// Narrowed says how much of the site a plan with -target or -exclude is about.
+type Narrowed struct {
+	Resources int `json:"resources"` // declared or recorded ones that it is about
+	Of        int `json:"of"`        // all that are declared or recorded
+}
+
+// An Omission is a declared resource that the plan does nothing about although it should, and why.
+type Omission struct {
+	Ref    schema.Ref `json:"ref"`
+	Reason string     `json:"reason"`
+}
+
+// A selection says which resources a plan is about. Nil: all.
+type selection map[schema.Ref]bool
+
+func (s selection) has(r schema.Ref) bool { return s == nil || s[r] }
+
+// targets reports whether -target asks for a resource by itself.
+func (m *maker) targets(r schema.Ref) bool {
+	return len(m.in.Options.Target) == 0 || slices.ContainsFunc(m.in.Options.Target, func(p string) bool { return Matches(p, r) })
+}
+
+// excluded finds what -exclude names, and what refers to that.
+func (m *maker) excluded() selection {
+	if len(m.in.Options.Exclude) == 0 {
+		return selection{}
+	}
+	out := make(selection, len(m.items)) // also what is not excluded, so that nothing is looked at twice
+	var leave func(it *item) bool
+	leave = func(it *item) bool {
+		if left, known := out[it.ref]; known {
+			return left
+		}
+		out[it.ref] = slices.ContainsFunc(m.in.Options.Exclude, func(p string) bool { return Matches(p, it.ref) })
+		for _, r := range it.refs() {
+			if of := m.byRef[r]; of != nil && leave(of) {
+				out[it.ref] = true
+			}
+		}
+		return out[it.ref]
+	}
+	for _, it := range m.items {
+		leave(it)
+	}
+	return out
+}
+
+// considered finds what the plan is about: the targets and what they refer to, without what is excluded. Keep says which
+// steps are left.
+func (m *maker) considered(keep []bool, excluded selection) selection {
+	if len(m.in.Options.Target) == 0 && len(m.in.Options.Exclude) == 0 {
+		return nil
+	}
+	in := make(selection, len(m.items))
+	var take func(it *item)
+	take = func(it *item) {
+		if it == nil || in[it.ref] || excluded[it.ref] {
+			return
+		}
+		in[it.ref] = true
+		for _, r := range it.refs() {
+			take(m.byRef[r])
+		}
+	}
+	for _, it := range m.items {
+		if m.targets(it.ref) {
+			take(it)
+		}
+	}
+	for i := range m.plan.Steps { // deletes need the deletes of what refers to them
+		in[m.plan.Steps[i].Ref] = keep[i]
+	}
+	return in
+}
+
+// count counts what is as it should be, and how much the plan is about.
+func (m *maker) count(in selection) {
+	about := 0
+	for _, it := range m.items {
+		if !in.has(it.ref) {
+			continue
+		}
+		about++
+		if it.unchanged {
+			m.plan.Unchanged++
+		}
+	}
+	if in != nil && !m.in.Options.Sweep {
+		m.plan.Narrowed = &Narrowed{Resources: about, Of: len(m.items)}
+	}
+}
+
+// leaveOut lets go of the steps that cannot be done because something that they refer to is unknown, unsupported or refused,
+// and says which resources are left out for another reason than a refusal, which is told by itself.
+func (m *maker) leaveOut(keep []bool, pair map[int]int, in selection) {
+	omitted := map[schema.Ref]string{}
+	for _, it := range m.items {
+		if it.unsupported && in.has(it.ref) {
+			omitted[it.ref] = "the server does not support " + it.ref.Kind
+		}
+	}
+	steps := m.plan.Steps
+	for i := range steps {
+		by := m.blocker(steps[i].Ref)
+		if !keep[i] || by == nil {
+			continue
+		}
+		keep[i] = false
+		switch {
+		case by.unsupported:
+			omitted[steps[i].Ref] = fmt.Sprintf("it refers to %s, which the server does not support", by.ref)
+		case by.unknown:
+			omitted[steps[i].Ref] = fmt.Sprintf("it refers to %s, which could not be seen", by.ref)
+		}
+	}
+	drop(steps, keep, pair, func(step, needed *Step) {
+		if omitted[needed.Ref] != "" && omitted[step.Ref] == "" {
+			omitted[step.Ref] = fmt.Sprintf("it needs %s, which is left out", needed.Ref)
+		}
+	})
+	for _, it := range m.items { // which are sorted by ref
+		if why := omitted[it.ref]; why != "" {
+			m.plan.Omitted = append(m.plan.Omitted, Omission{it.ref, why})
+		}
+	}
+}
+
+// drop lets go of the steps that need one that is let go of, or are the first of a pair with it. Needs run in no particular order, so it repeats until nothing
+// changes.
+func drop(steps []Step, keep []bool, pair map[int]int, tell func(step, needed *Step)) {
+	for changed := true; changed; {
+		changed = false
+		for i := range steps {
+			if !keep[i] {
+				continue
+			}
+			others := steps[i].Needs
+			if n, ok := pair[i]; ok {
+				others = append(slices.Clone(others), n)
+			}
+			for _, n := range others {
+				if !keep[n] {
+					keep[i], changed = false, true
+					tell(&steps[i], &steps[n])
+					break
+				}
+			}
+		}
+	}
+}
+
+// blocker gives what a resource refers to and nothing could be decided about; nil when there is nothing of the kind.
+func (m *maker) blocker(ref schema.Ref) *item {
+	it := m.byRef[ref]
+	if it == nil || it.desired == nil {
+		return nil
+	}
+	for _, r := range it.desired.After {
+		if p := m.byRef[r]; p != nil && (p.unknown || p.refused) {
+			return p
+		}
+	}
+	return nil
+}

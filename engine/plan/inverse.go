@@ -1,0 +1,71 @@
+package plan
+
+import (
+	"slices"
+
+	"converge.dev/converge/engine/diff"
+	"converge.dev/converge/engine/graph"
+	"converge.dev/converge/providers"
+)
+
+// Inverse gives what undoing steps of the plan would do, for people to look at: those that undone reports, in the order in
+// which they are undone. It is never applied; package apply undoes a run step by step, by what its journal says.
+func (p *Plan) Inverse(run string, undone func(step int) bool) *Plan {
+	inv := &Plan{Format: Format, ID: p.ID, Site: p.Site, Steps: []Step{}, Undoes: run}
+	at := map[int]int{} // where each step stands in the inverse
+	for i := len(p.Steps) - 1; i >= 0; i-- {
+		if undone(i) {
+			s := p.Steps[i].inverse()
+			s.ID, at[i] = len(inv.Steps), len(inv.Steps)
+			inv.Steps = append(inv.Steps, s)
+		}
+	}
+	for i, after := range graph.Reverse(p.Needs()) {
+		mine, ok := at[i]
+		if !ok {
+			continue
+		}
+		for _, n := range after {
+			if first, ok := at[n]; ok {
+				inv.Steps[mine].Needs = append(inv.Steps[mine].Needs, first)
+			}
+		}
+	}
+	waves, _ := graph.Levels(inv.Needs()) // a plan has no cycle, so neither has its inverse
+	for i := range inv.Steps {
+		inv.Steps[i].Wave = waves[i]
+	}
+	slices.SortStableFunc(inv.Steps, func(a, b Step) int { return a.Wave - b.Wave })
+	now := make([]int, len(inv.Steps))
+	for i := range inv.Steps {
+		now[inv.Steps[i].ID] = i
+	}
+	for i := range inv.Steps {
+		s := &inv.Steps[i]
+		s.ID = i
+		for j := range s.Needs {
+			s.Needs[j] = now[s.Needs[j]]
+		}
+		slices.Sort(s.Needs)
+	}
+	inv.NoReturn = len(inv.Steps)
+	return inv
+}
+
+// inverse gives the step that undoes a step.
+func (s *Step) inverse() Step {
+	did := map[Action]string{
+		Create: "the run created it", Update: "the run changed it", Delete: "the run destroyed it", Adopt: "the run adopted it", Forget: "the run forgot it",
+	}[s.Action]
+	if s.Undo == providers.Restart {
+		did += "; its running state is lost"
+	}
+	inv := Step{
+		Ref: s.Ref, Action: s.Inverse(), Replace: s.Replace, Reason: did, Before: s.After, After: s.Before, Want: s.Before, ExternalID: s.ExternalID,
+		Incarnation: s.Incarnation, Undo: providers.Exact, Disruption: s.Disruption, Prior: s.Record, Record: s.Prior, Stage: s.Stage,
+	}
+	for _, c := range s.Changes {
+		inv.Changes = append(inv.Changes, diff.Change{Path: c.Path, Before: c.After, After: c.Before, Secret: c.Secret, Disruption: c.Disruption})
+	}
+	return inv
+}
