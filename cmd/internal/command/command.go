@@ -117,7 +117,7 @@ func (a *app) overtime(err error) error {
 		return err
 	}
 	where := err.Error()
-	if errors.Is(context.DeadlineExceeded, err) { // which says nothing more
+	if where == context.DeadlineExceeded.Error() { // which says nothing more
 		where = ""
 	}
 	return &view.Problem{What: fmt.Sprintf("the command did not finish within -timeout=%s", a.flags.timeout), Where: where, Fix: "Allow more time with -timeout.", Err: err}
