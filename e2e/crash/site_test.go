@@ -288,7 +288,7 @@ func (s *site) declare(all []fault) error {
 func (s *site) look(at func(context.Context, *state.Store) error) (err error) {
 	ctx, cancel := context.WithTimeout(context.Background(), patience)
 	defer cancel()
-	kv, err := etcd.Open(ctx, etcd.Options{Dir: filepath.Join(s.dir, ".converge"), Command: "a test", LockTimeout: patience})
+	kv, err := etcd.Open(ctx, etcd.Options{Dir: filepath.Join(s.dir, ".converge"), Command: "a test"})
 	if err != nil {
 		return err
 	}

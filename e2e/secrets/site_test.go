@@ -253,7 +253,7 @@ func (s *site) mischief(op, name, way, encoding string) {
 // store opens the store of the folder.
 func (s *site) store() state.KV {
 	s.Helper()
-	kv, err := etcd.Open(s.Context(), etcd.Options{Dir: filepath.Join(s.dir, ".converge"), LockTimeout: patience})
+	kv, err := etcd.Open(s.Context(), etcd.Options{Dir: filepath.Join(s.dir, ".converge")})
 	s.must(err)
 	return kv
 }

@@ -5,88 +5,130 @@ import (
 	"errors"
 	"fmt"
 	"io"
+	"io/fs"
+	"math/rand/v2"
+	"net"
 	"os"
 	"path/filepath"
 	"strconv"
 	"strings"
+	"syscall"
 	"time"
 
 	"golang.org/x/sys/unix"
+
+	clientv3 "go.etcd.io/etcd/client/v3"
 )
 
-// An InUseError says that another process uses the directory of the embedded member.
-type InUseError struct {
+// A NoAnswerError says that the process that holds the directory of a store does not serve it: it is suspended, or hangs.
+type NoAnswerError struct {
 	Dir     string
-	PID     int // 0 when it has not said so yet
+	PID     int // 0 when it is not known
 	Since   time.Time
 	Command string // as in its Options
 }
 
 // Error implements error.
-func (e *InUseError) Error() string {
+func (e *NoAnswerError) Error() string {
 	if e.PID == 0 {
-		return e.Dir + " is in use by another process"
+		return e.Dir + " is held by another process, which does not answer"
 	}
-	return fmt.Sprintf("%s is in use by PID %d since %s (%s)", e.Dir, e.PID, e.Since.Format(time.DateTime), e.Command)
+	return fmt.Sprintf("%s is held by PID %d since %s (%s), which does not answer", e.Dir, e.PID, e.Since.Format(time.DateTime), e.Command)
 }
 
-// signing is how long a holder may take from locking the directory to saying who it is.
-const signing = time.Second
-
-// lockDir takes a directory for this process, making it when it is missing. The kernel gives it back when the process ends
-// in whatever way, so a lock is never stale; what the file says counts only while it is locked.
-func lockDir(ctx context.Context, dir, command string, wait time.Duration) (*os.File, error) {
-	if err := os.MkdirAll(dir, 0o700); err != nil {
-		return nil, err
-	}
-	// The file is written into, so a link in its place must not lead to another.
-	f, err := os.OpenFile(filepath.Join(dir, "lock"), os.O_RDWR|os.O_CREATE|unix.O_NOFOLLOW, 0o600)
-	if err != nil {
-		return nil, err
-	}
-	deadline := time.Now().Add(wait)
-	for {
-		err := unix.Flock(int(f.Fd()), unix.LOCK_EX|unix.LOCK_NB)
-		switch {
-		case err == nil:
-			return f, sign(f, command)
-		case !errors.Is(err, unix.EWOULDBLOCK) && !errors.Is(err, unix.EINTR):
-			_ = f.Close()
-			return nil, fmt.Errorf("lock %s: %w", f.Name(), err)
-		}
-		rest := time.Until(deadline)
-		if rest <= 0 {
-			if busy := inUse(f, dir); busy.PID != 0 || rest < -signing {
-				_ = f.Close()
-				return nil, busy
-			}
-			rest = signing / 100
-		}
-		select {
-		case <-time.After(min(rest, 50*time.Millisecond)):
-		case <-ctx.Done():
-			_ = f.Close()
-			return nil, fmt.Errorf("wait for %w: %w", inUse(f, dir), context.Cause(ctx))
-		}
-	}
+// A directory is where the processes that share a store meet. One of them has it locked, runs etcd on its data, and serves
+// the others at its socket. The kernel gives everything back when a process ends in whatever way, so nothing here is ever
+// stale: what the lock file says counts only while it is locked, and whoever locks it replaces the socket.
+type directory struct {
+	path    string
+	command string
+	dir     *os.File
+	lock    *os.File
+	owners  *os.File
+	owner   int64 // the byte of owners that is locked as long as this process uses the directory
 }
 
-// sign writes into the lock file who holds it.
-func sign(f *os.File, command string) error {
-	err := f.Truncate(0)
-	if err == nil {
-		_, err = f.WriteAt(fmt.Appendf(nil, "%d %s %s\n", os.Getpid(), time.Now().UTC().Format(time.RFC3339), strings.Join(strings.Fields(command), " ")), 0)
+// openDirectory makes the directory when it is missing.
+func openDirectory(path, command string) (_ *directory, err error) {
+	if err := os.MkdirAll(path, 0o700); err != nil {
+		return nil, err
 	}
+	d := &directory{path: path, command: strings.Join(strings.Fields(command), " ")}
+	defer func() {
+		if err != nil {
+			err = errors.Join(err, d.Close())
+		}
+	}()
+	if d.dir, err = os.Open(path); err != nil {
+		return nil, err
+	}
+	if err := private(d.dir); err != nil {
+		return nil, err
+	}
+	for _, f := range []struct {
+		name string
+		file **os.File
+	}{{"lock", &d.lock}, {"owners", &d.owners}} {
+		// It is written into, so a link in its place must not lead to another.
+		if *f.file, err = os.OpenFile(filepath.Join(path, f.name), os.O_RDWR|os.O_CREATE|unix.O_NOFOLLOW, 0o600); err != nil {
+			return nil, err
+		}
+	}
+	return d, d.own()
+}
+
+// private refuses a directory in which somebody else could replace the data, or answer in the place of the store.
+func private(dir *os.File) error {
+	info, err := dir.Stat()
 	if err != nil {
-		_ = f.Close()
-		return fmt.Errorf("write %s: %w", f.Name(), err)
+		return err
+	}
+	if s, ok := info.Sys().(*syscall.Stat_t); ok && int(s.Uid) != os.Geteuid() {
+		return fmt.Errorf("%s belongs to the user with the id %d, not to you (%d): %w; run converge as its owner, or give it to yourself with chown -R",
+			dir.Name(), s.Uid, os.Geteuid(), fs.ErrPermission)
+	}
+	if mode := info.Mode().Perm(); mode&0o022 != 0 {
+		return fmt.Errorf("%s has the mode %04o, so others can replace what is in it: %w; look at what it holds, then: chmod 700 %[1]s",
+			dir.Name(), mode, fs.ErrPermission)
 	}
 	return nil
 }
 
-func inUse(f *os.File, dir string) *InUseError {
-	e := &InUseError{Dir: dir}
-	text, _ := io.ReadAll(io.NewSectionReader(f, 0, 4096))
+// Close lets go of everything, in the end of the right to serve.
+func (d *directory) Close() error {
+	var errs []error
+	for _, f := range []*os.File{d.owners, d.lock, d.dir} {
+		if f != nil {
+			errs = append(errs, f.Close())
+		}
+	}
+	return errors.Join(errs...)
+}
+
+// tryLock takes the right to serve the store, unless another process has it.
+func (d *directory) tryLock() (bool, error) {
+	err := unix.Flock(int(d.lock.Fd()), unix.LOCK_EX|unix.LOCK_NB)
+	switch {
+	case errors.Is(err, unix.EWOULDBLOCK), errors.Is(err, unix.EINTR):
+		return false, nil
+	case err != nil:
+		return false, fmt.Errorf("lock %s: %w", d.lock.Name(), err)
+	}
+	if err = d.lock.Truncate(0); err == nil {
+		_, err = d.lock.WriteAt(fmt.Appendf(nil, "%d %s %s\n", os.Getpid(), time.Now().UTC().Format(time.RFC3339), d.command), 0)
+	}
+	if err != nil {
+		return false, errors.Join(fmt.Errorf("write %s: %w", d.lock.Name(), err), d.unlock())
+	}
+	return true, nil
+}
+
+func (d *directory) unlock() error { return unix.Flock(int(d.lock.Fd()), unix.LOCK_UN) }
+
+// holder tells who has the right to serve, as an error.
+func (d *directory) holder() *NoAnswerError {
+	e := &NoAnswerError{Dir: d.path}
+	text, _ := io.ReadAll(io.NewSectionReader(d.lock, 0, 4096))
 	words := strings.SplitN(strings.TrimSpace(string(text)), " ", 3)
 	if len(words) < 2 {
 		return e
@@ -97,4 +139,46 @@ func inUse(f *os.File, dir string) *InUseError {
 		e.PID, e.Since, e.Command = n, since, strings.Join(words[2:], "")
 	}
 	return e
+}
+
+// socket is the path of the socket. It leads through the open directory, because the path of a socket has at most 108 bytes.
+func (d *directory) socket() string { return fmt.Sprintf("/proc/self/fd/%d/socket", d.dir.Fd()) }
+
+// listen makes the socket, in place of one that a process left behind that was killed. The caller has the right to serve.
+func (d *directory) listen() (net.Listener, error) {
+	if err := os.Remove(d.socket()); err != nil && !errors.Is(err, fs.ErrNotExist) {
+		return nil, err
+	}
+	var modeErr error
+	c := net.ListenConfig{Control: func(_, _ string, conn syscall.RawConn) error { // the file gets the mode of the socket
+		return errors.Join(conn.Control(func(fd uintptr) { modeErr = unix.Fchmod(int(fd), 0o600) }), modeErr)
+	}}
+	return c.Listen(context.Background(), "unix", d.socket())
+}
+
+// own locks a byte of the file of owners that nobody has.
+func (d *directory) own() error {
+	for {
+		d.owner = 1 + rand.Int64N(1<<31-1)
+		err := unix.FcntlFlock(d.owners.Fd(), unix.F_OFD_SETLK, &unix.Flock_t{Type: unix.F_WRLCK, Start: d.owner, Len: 1})
+		if !errors.Is(err, unix.EAGAIN) && !errors.Is(err, unix.EACCES) && !errors.Is(err, unix.EINTR) {
+			return err
+		}
+	}
+}
+
+// lease makes the id of a lease, which tells whose it is.
+func (d *directory) lease() clientv3.LeaseID {
+	return clientv3.LeaseID(d.owner<<32 | int64(rand.Uint32()))
+}
+
+// gone tells whether the process that a lease belongs to does not use the directory any more.
+func (d *directory) gone(id clientv3.LeaseID) (bool, error) {
+	owner := int64(id) >> 32
+	if owner == d.owner { // what it has locked itself looks free to it
+		return false, nil
+	}
+	l := unix.Flock_t{Type: unix.F_WRLCK, Start: owner, Len: 1}
+	err := unix.FcntlFlock(d.owners.Fd(), unix.F_OFD_GETLK, &l)
+	return err == nil && l.Type == unix.F_UNLCK, err
 }

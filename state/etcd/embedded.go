@@ -15,17 +15,17 @@ import (
 	"go.uber.org/zap"
 	"go.uber.org/zap/zapcore"
 	"golang.org/x/sys/unix"
+	"google.golang.org/grpc"
+	"google.golang.org/grpc/keepalive"
 
 	"go.etcd.io/etcd/api/v3/etcdserverpb"
+	"go.etcd.io/etcd/api/v3/v3rpc/rpctypes"
 	clientv3 "go.etcd.io/etcd/client/v3"
 	"go.etcd.io/etcd/server/v3/embed"
 	"go.etcd.io/etcd/server/v3/etcdserver/api/v3client"
 	"go.etcd.io/etcd/server/v3/etcdserver/api/v3rpc"
-	"go.etcd.io/etcd/server/v3/proxy/grpcproxy/adapter"
 	"go.etcd.io/etcd/server/v3/storage/wal"
 	"go.etcd.io/raft/v3"
-
-	"converge.dev/converge/state"
 )
 
 const (
@@ -37,70 +37,102 @@ const (
 	freeSpaceBytes = 64 << 20 // that the disk must have; etcd cannot go on without
 	tickMs         = 10       // an only member has nobody to wait for
 	electionMs     = 50       // the least that etcd allows for such a tick
+
+	graceful = time.Second // for what others have asked when the member ends; they ask the next one otherwise
 )
 
-// embedded starts the member that lives in o.Dir.
-func embedded(ctx context.Context, o Options) (state.KV, error) {
-	lock, err := lockDir(ctx, o.Dir, o.Command, o.LockTimeout)
-	if err != nil {
-		return nil, fmt.Errorf("open the store: %w", err)
-	}
-	kv := &kv{place: "the store in " + o.Dir}
-	kv.life, kv.end = context.WithCancelCause(context.Background())
-	server, err := kv.start(ctx, o)
-	if err != nil {
-		kv.end(errClosed)
+// A member is the etcd that runs in this process, as long as it does.
+type member struct {
+	server *embed.Etcd
+	grpc   *grpc.Server
+	life   context.Context // ends, with its cause, when etcd cannot go on
+	end    func(error)
+}
+
+// startMember runs etcd on the data of a directory that the caller has locked, and serves it at its socket. What ends it
+// against its will is told to failed as well. A member that takes over from another does not keep its users waiting with
+// what can be tidied up another time.
+func startMember(ctx context.Context, o Options, d *directory, takeover bool, failed func(error)) (*member, error) {
+	m := &member{}
+	var end context.CancelCauseFunc
+	m.life, end = context.WithCancelCause(context.Background())
+	m.end = func(err error) { end(err); failed(err) }
+	if err := m.start(ctx, o, takeover); err != nil {
 		if ctx.Err() == nil {
 			err = advised(o.Dir, err)
 		}
-		return nil, errors.Join(fmt.Errorf("open %s: %w", kv.place, err), lock.Close())
+		return nil, err
 	}
-	kv.client = v3client.New(server.Server)
-	kv.leases = adapter.LeaseServerToLeaseClient(v3rpc.NewQuotaLeaseServer(server.Server))
-	kv.close = func() error {
-		_ = kv.client.Close() // has no connection; says that it was cancelled, which is what closing does
-		if errors.Is(context.Cause(kv.life), errClosed) {
-			server.Close() // a member that failed would keep us waiting for ever
-		}
-		return lock.Close()
+	err := tidy(ctx, v3client.New(m.server.Server))
+	if err == nil {
+		err = m.serve(d)
 	}
-	if err := kv.tidy(ctx); err != nil {
-		return nil, errors.Join(fmt.Errorf("open %s: %w", kv.place, err), kv.Close())
+	if err != nil {
+		m.close()
+		return nil, err
 	}
-	return kv, nil
+	return m, nil
+}
+
+// serve answers the other processes that use the directory.
+func (m *member) serve(d *directory) error {
+	listener, err := d.listen()
+	if err != nil {
+		return fmt.Errorf("listen at its socket: %w", err)
+	}
+	m.grpc = v3rpc.Server(m.server.Server, nil, nil,
+		grpc.KeepaliveEnforcementPolicy(keepalive.EnforcementPolicy{MinTime: keepAliveTime / 2}))
+	context.AfterFunc(m.life, m.grpc.Stop) // they look for another, who cannot come before this process has ended
+	go func() { _ = m.grpc.Serve(listener) }()
+	return nil
+}
+
+// close answers what was asked, for as long as that may be expected to take, and ends etcd. The socket goes first, and the
+// others try to take over from then on.
+func (m *member) close() {
+	if m.grpc != nil {
+		stop := time.AfterFunc(graceful, m.grpc.Stop)
+		m.grpc.GracefulStop()
+		stop.Stop()
+	}
+	if m.life.Err() == nil {
+		m.server.Close() // a member that failed would keep us waiting for ever
+	}
 }
 
 // setSegment is done once, because etcd has the size of a segment in a variable of its package.
 var setSegment = sync.OnceFunc(func() { wal.SegmentSizeBytes = segmentBytes })
 
 // start runs etcd and waits until it answers.
-func (kv *kv) start(ctx context.Context, o Options) (*embed.Etcd, error) {
+func (m *member) start(ctx context.Context, o Options, takeover bool) error {
 	data := filepath.Join(o.Dir, "etcd")
 	if err := os.MkdirAll(data, 0o700); err != nil {
-		return nil, err
+		return err
 	}
 	var disk unix.Statfs_t
 	if err := unix.Statfs(data, &disk); err == nil && disk.Bavail*uint64(disk.Bsize) < freeSpaceBytes {
-		return nil, fmt.Errorf("%w: %d MiB must be free", unix.ENOSPC, freeSpaceBytes>>20)
+		return fmt.Errorf("%w: %d MiB must be free", unix.ENOSPC, freeSpaceBytes>>20)
 	}
 	if err := whole(data); err != nil {
-		return nil, err
+		return err
 	}
 	setSegment()
 
 	c := embed.NewConfig()
 	c.Dir = data
-	// Nobody connects: no URL is listened to. The advertised one is a name that etcd insists on.
+	// No URL is listened to; serve has its own socket. The advertised one is a name that etcd insists on.
 	c.ListenPeerUrls, c.ListenClientUrls, c.AdvertiseClientUrls = nil, nil, nil
 	c.AdvertisePeerUrls = []url.URL{{Scheme: "unix", Host: "embedded:0"}}
 	c.InitialCluster = c.Name + "=" + c.AdvertisePeerUrls[0].String()
 	c.TickMs, c.ElectionMs = tickMs, electionMs
 	c.AutoCompactionMode, c.AutoCompactionRetention = embed.CompactorModeRevision, fmt.Sprint(keepRevisions)
 	c.QuotaBackendBytes = quotaBytes
-	c.BootstrapDefragThresholdMegabytes = defragMiB
+	if !takeover {
+		c.BootstrapDefragThresholdMegabytes = defragMiB
+	}
 	c.SnapshotCount, c.SnapshotCatchUpEntries = 2000, 100 // nobody has to catch up
 	c.MaxSnapFiles, c.MaxWalFiles = 2, 2
-	c.ZapLoggerBuilder = embed.NewZapLoggerBuilder(kv.logger(o.Logger))
+	c.ZapLoggerBuilder = embed.NewZapLoggerBuilder(etcdLogger(o.Logger, m.end))
 
 	type result struct {
 		server *embed.Etcd
@@ -110,80 +142,72 @@ func (kv *kv) start(ctx context.Context, o Options) (*embed.Etcd, error) {
 	go func() { // because etcd ends the goroutine that finds its data damaged; see fatal
 		defer func() {
 			if p := recover(); p != nil {
-				kv.end(fmt.Errorf("it panicked: %v", p))
+				m.end(fmt.Errorf("it panicked: %v", p))
 			}
 		}()
 		server, err := embed.StartEtcd(c)
 		started <- result{server, err}
 	}()
-	var server *embed.Etcd
 	select {
 	case r := <-started:
 		if r.err != nil {
-			return nil, r.err
+			return r.err
 		}
-		server = r.server
-	case <-kv.life.Done():
-		return nil, context.Cause(kv.life)
+		m.server = r.server
+	case <-m.life.Done():
+		return context.Cause(m.life)
 	}
 	select {
-	case <-server.Server.ReadyNotify():
-		return server, nil
-	case err := <-server.Err():
-		return nil, err
-	case <-kv.life.Done():
-		return nil, context.Cause(kv.life)
+	case <-m.server.Server.ReadyNotify():
+		return nil
+	case err := <-m.server.Err():
+		return err
+	case <-m.life.Done():
+		return context.Cause(m.life)
 	case <-time.After(startTimeout):
-		return nil, errSlow
+		return errSlow
 	case <-ctx.Done():
-		server.Close()
-		return nil, context.Cause(ctx)
+		m.server.Close()
+		return context.Cause(ctx)
 	}
 }
 
-// tidy brings what an earlier process left behind in order. It ends the leases, for whoever held them is gone, as the
-// lock of the directory proves. It drops old history. It lifts the alarm that etcd raised when its space was used up: etcd
-// says so again when that is still the case.
-func (kv *kv) tidy(ctx context.Context) error {
-	ctx, cancel := kv.call(ctx)
+// tidy brings what an earlier member left behind in order. It drops old history. It lifts the alarm that etcd raised when its
+// space was used up: etcd says so again when that is still the case.
+func tidy(ctx context.Context, client *clientv3.Client) error {
+	ctx, cancel := context.WithTimeout(ctx, callTimeout)
 	defer cancel()
-	status, err := kv.get(ctx, "/converge/", clientv3.WithCountOnly())
-	if err != nil {
-		return kv.failed(err)
+	status, err := client.Get(ctx, "/converge/", clientv3.WithCountOnly())
+	for errors.Is(err, rpctypes.ErrLeaderChanged) { // only just, and it is the member itself
+		status, err = client.Get(ctx, "/converge/", clientv3.WithCountOnly())
 	}
-	leases, err := kv.client.Leases(ctx)
 	if err != nil {
-		return kv.failed(err)
-	}
-	for _, l := range leases.Leases {
-		if _, err := kv.client.Revoke(ctx, l.ID); err != nil {
-			return kv.failed(err)
-		}
+		return explain(err)
 	}
 	revision := status.Header.Revision
-	if _, err := kv.client.Get(ctx, "/", clientv3.WithCountOnly(), clientv3.WithRev(max(1, revision-compactAfter))); err == nil && revision > compactAfter {
-		if _, err := kv.client.Compact(ctx, revision-keepRevisions); err != nil {
-			return kv.failed(err)
+	if _, err := client.Get(ctx, "/", clientv3.WithCountOnly(), clientv3.WithRev(max(1, revision-compactAfter))); err == nil && revision > compactAfter {
+		if _, err := client.Compact(ctx, revision-keepRevisions); err != nil {
+			return explain(err)
 		}
 	}
-	alarms, err := kv.client.AlarmList(ctx)
+	alarms, err := client.AlarmList(ctx)
 	if err != nil {
-		return kv.failed(err)
+		return explain(err)
 	}
 	for _, a := range alarms.Alarms {
 		if a.Alarm == etcdserverpb.AlarmType_CORRUPT {
 			return errors.New("its data are damaged: etcd raised the alarm CORRUPT")
 		}
-		if _, err := kv.client.AlarmDisarm(ctx, (*clientv3.AlarmMember)(a)); err != nil {
-			return kv.failed(err)
+		if _, err := client.AlarmDisarm(ctx, (*clientv3.AlarmMember)(a)); err != nil {
+			return explain(err)
 		}
 	}
 	return nil
 }
 
-// logger makes etcd's log. Where etcd would end the process or panic, it stops its goroutine for good and ends the life of the backend.
-func (kv *kv) logger(to *slog.Logger) *zap.Logger {
-	return zap.New(logCore{to}, zap.WithFatalHook(fatal{kv}), zap.WithPanicHook(fatal{kv}))
+// etcdLogger makes etcd's log. Where etcd would end the process or panic, it stops its goroutine for good and tells end.
+func etcdLogger(to *slog.Logger, end func(error)) *zap.Logger {
+	return zap.New(logCore{to}, zap.WithFatalHook(fatal{end}), zap.WithPanicHook(fatal{end}))
 }
 
 // fatal is what happens when etcd cannot go on: the disk is full, or the data are damaged. Every call fails from then on,
@@ -193,7 +217,7 @@ func (kv *kv) logger(to *slog.Logger) *zap.Logger {
 // before raft knows that they were applied: an election that comes in between looks among them for changes of the
 // membership and finds them gone. It goes on then as if there were none, and there are none: the only member is not up for
 // election before those that concern it were applied.
-type fatal struct{ kv *kv }
+type fatal struct{ end func(error) }
 
 // OnWrite implements zapcore.CheckWriteHook.
 func (f fatal) OnWrite(e *zapcore.CheckedEntry, fields []zapcore.Field) {
@@ -206,6 +230,6 @@ func (f fatal) OnWrite(e *zapcore.CheckedEntry, fields []zapcore.Field) {
 			err = fmt.Errorf("%s: %w", e.Message, cause)
 		}
 	}
-	f.kv.end(fmt.Errorf("it cannot go on: %w", err))
+	f.end(fmt.Errorf("it cannot go on: %w", err))
 	select {} // not Goexit: what etcd has deferred would close what its other goroutines still send to
 }

@@ -54,8 +54,13 @@ func explain(err error) error {
 	case errors.Is(err, rpctypes.ErrNoLeader), errors.Is(err, rpctypes.ErrTimeout),
 		errors.Is(err, rpctypes.ErrTimeoutDueToLeaderFail), errors.Is(err, rpctypes.ErrTimeoutDueToConnectionLost):
 		return fmt.Errorf("it has no majority of its members at the moment: %w", err)
-	case errors.Is(err, context.DeadlineExceeded), code(err) == codes.DeadlineExceeded, code(err) == codes.Unavailable:
+	case silent(err):
 		return fmt.Errorf("no answer: %w", err)
 	}
 	return err
+}
+
+// silent tells whether nobody has answered.
+func silent(err error) bool {
+	return errors.Is(err, context.DeadlineExceeded) || code(err) == codes.DeadlineExceeded || code(err) == codes.Unavailable
 }

@@ -2,8 +2,11 @@
 // process with its data in a directory. Both are the same store with the same promises; a site that outgrows one machine
 // changes an option and nothing else.
 //
-// The embedded member opens no port and no socket. One process uses a directory at a time; a second one waits for it
-// and then fails with an [InUseError] that names it. Every commit is on the disk when it returns.
+// The embedded member opens no port. The processes of one user share a directory: the first runs the member and serves the
+// others at a socket in the directory, and when it ends, in whatever way, another takes over. Calls that were not sent wait
+// for that; of those that were, the outcome is unknown, as when the connection to a cluster breaks. Leases survive it, and
+// those of a process that is gone end when the next one opens the store. One that holds the directory and is suspended is
+// named by a [NoAnswerError]. Every commit is on the disk when it returns.
 package etcd
 
 import (
@@ -32,9 +35,12 @@ import (
 )
 
 const (
-	openTimeout = 5 * time.Second  // for a cluster to answer at all
+	openTimeout = 5 * time.Second  // for somebody to answer at all
 	callTimeout = 30 * time.Second // for any one answer, whatever the caller allows
 	pageSize    = 4096             // keys in one answer to List
+
+	keepAliveTime    = 10 * time.Second // finds a connection that leads nowhere any more
+	keepAliveTimeout = 5 * time.Second
 )
 
 // Options say where the store is. Either Endpoints or Dir is required.
@@ -51,17 +57,15 @@ type Options struct {
 
 	// Dir holds the data of the embedded member; it is made when it is missing. Used when there are no Endpoints.
 	Dir string
-	// LockTimeout is how long to wait for another process to leave Dir.
-	LockTimeout time.Duration
-	// Command is what another process is told while this one uses Dir, for example "converge apply site.cue".
+	// Command is what another process is told while this one serves Dir, for example "converge apply site.cue".
 	Command string
 
 	// Logger gets what etcd has to say, one level lower than etcd thinks; nil: nobody does.
 	Logger *slog.Logger
 }
 
-// Open connects to a cluster or starts the embedded member. It fails when the cluster does not answer within a few
-// seconds, or with an *InUseError when another process uses Dir.
+// Open connects to a cluster, or to the process that serves Dir, or starts the embedded member. It fails when the cluster
+// does not answer within a few seconds, and with a *NoAnswerError when the process that holds Dir does not.
 func Open(ctx context.Context, o Options) (state.KV, error) {
 	if o.Logger == nil {
 		o.Logger = slog.New(slog.DiscardHandler)
@@ -75,7 +79,7 @@ func Open(ctx context.Context, o Options) (state.KV, error) {
 	case len(o.Endpoints) > 0:
 		return connect(ctx, o)
 	case o.Dir != "":
-		return embedded(ctx, o)
+		return openShared(ctx, o)
 	}
 	return nil, errors.New("open the store: neither endpoints of etcd nor a directory are given")
 }
@@ -84,7 +88,8 @@ func Open(ctx context.Context, o Options) (state.KV, error) {
 type kv struct {
 	client  *clientv3.Client
 	leases  etcdserverpb.LeaseClient
-	members *members        // nil for the embedded one
+	members *members        // nil without several endpoints
+	share   *share          // nil for a cluster
 	place   string          // for messages
 	life    context.Context // ends, with its cause, when the backend is closed or has failed for good
 	end     context.CancelCauseFunc
@@ -100,8 +105,8 @@ func connect(ctx context.Context, o Options) (state.KV, error) {
 	config := clientv3.Config{
 		Endpoints:            o.Endpoints,
 		DialTimeout:          openTimeout,
-		DialKeepAliveTime:    10 * time.Second, // finds a connection that leads nowhere any more
-		DialKeepAliveTimeout: 5 * time.Second,
+		DialKeepAliveTime:    keepAliveTime,
+		DialKeepAliveTimeout: keepAliveTimeout,
 		Username:             o.Username,
 		Password:             o.Password,
 		Logger:               zap.New(logCore{o.Logger}),
@@ -232,7 +237,7 @@ func (kv *kv) failed(err error) error {
 	if cause := context.Cause(kv.life); cause != nil {
 		return fmt.Errorf("%s: %w", kv.place, cause)
 	}
-	return fmt.Errorf("%s: %w", kv.place, explain(err))
+	return fmt.Errorf("%s: %w", kv.place, kv.unanswered(err))
 }
 
 // Get implements state.KV.

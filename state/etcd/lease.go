@@ -9,6 +9,7 @@ import (
 
 	"golang.org/x/sys/unix"
 	"google.golang.org/grpc"
+	"google.golang.org/grpc/codes"
 
 	"go.etcd.io/etcd/api/v3/etcdserverpb"
 	"go.etcd.io/etcd/api/v3/v3rpc/rpctypes"
@@ -61,24 +62,47 @@ func (kv *kv) Lease(ctx context.Context, ttl time.Duration) (state.Lease, error)
 	defer cancel()
 	var (
 		asked moment
-		resp  *clientv3.LeaseGrantResponse
+		id    clientv3.LeaseID
 		err   error
 	)
 	for hung := true; hung; { // a lease that nobody knows of runs out
 		asked = now()
 		hung, err = kv.try(call, func(ctx context.Context) (err error) {
-			resp, err = kv.client.Grant(ctx, int64((ttl+time.Second-1)/time.Second))
+			id, err = kv.grant(ctx, int64((ttl+time.Second-1)/time.Second))
 			return err
 		})
 	}
 	if err != nil {
 		return nil, fmt.Errorf("get a lease: %w", kv.failed(err))
 	}
-	l := &lease{kv: kv, id: resp.ID, ttl: ttl, asked: asked, done: make(chan struct{})}
+	l := &lease{kv: kv, id: id, ttl: ttl, asked: asked, done: make(chan struct{})}
 	life, stop := context.WithCancel(kv.life)
 	l.stop = stop
 	l.keeper.Go(func() { l.keep(life) })
 	return l, nil
+}
+
+// grant gets a lease of so many seconds. In a shared directory its id tells whose it is.
+func (kv *kv) grant(ctx context.Context, seconds int64) (clientv3.LeaseID, error) {
+	if kv.share == nil {
+		resp, err := kv.client.Grant(ctx, seconds)
+		if err != nil {
+			return 0, err
+		}
+		return resp.ID, nil
+	}
+	for {
+		id := kv.share.lease()
+		_, err := kv.leases.LeaseGrant(ctx, &etcdserverpb.LeaseGrantRequest{TTL: seconds, ID: int64(id)})
+		switch {
+		case err == nil:
+			return id, nil
+		case code(err) != codes.Unavailable || ctx.Err() != nil:
+			return 0, err
+		case kv.life.Err() != nil:
+			return 0, context.Cause(kv.life)
+		}
+	}
 }
 
 // keep asks for more time, three times per ttl, until the lease is closed or gone.

@@ -119,7 +119,7 @@ func TestStatus(t *testing.T) {
 		err  error
 		want int
 	}{
-		{nil, 0}, {errors.New("x"), 1}, {outcome(3), 3}, {&state.LockedError{}, 5}, {&etcd.InUseError{}, 5}, {&engine.StaleError{}, 6},
+		{nil, 0}, {errors.New("x"), 1}, {outcome(3), 3}, {&state.LockedError{}, 5}, {&etcd.NoAnswerError{}, 1}, {&engine.StaleError{}, 6},
 		{&engine.SpentError{}, 6}, {&engine.RefusedError{}, 7}, {&engine.HeldError{}, 7}, {&engine.UnknownError{}, 8}, {engine.ErrInterrupted, 130},
 		{&openRun{err: state.ErrFenced}, 4},
 	} {

@@ -8,7 +8,6 @@ import (
 
 	"converge.dev/converge/engine"
 	"converge.dev/converge/state"
-	"converge.dev/converge/state/etcd"
 )
 
 // Exit statuses. They are a promise to scripts.
@@ -44,7 +43,6 @@ func (a *app) status(err error) int {
 		o       outcome
 		open    *openRun
 		locked  *state.LockedError
-		inUse   *etcd.InUseError
 		stale   *engine.StaleError
 		spent   *engine.SpentError
 		refused *engine.RefusedError
@@ -61,7 +59,7 @@ func (a *app) status(err error) int {
 		return exitPartial
 	case errors.Is(err, engine.ErrInterrupted), errors.Is(err, context.Canceled) && a.signal.Load() != nil:
 		return a.interrupted()
-	case errors.As(err, &locked), errors.As(err, &inUse):
+	case errors.As(err, &locked):
 		return exitLocked
 	case errors.As(err, &stale), errors.As(err, &spent):
 		return exitStale

@@ -8,7 +8,6 @@ import (
 
 	"converge.dev/converge/cmd/internal/view"
 	"converge.dev/converge/state"
-	"converge.dev/converge/state/etcd"
 )
 
 func (a *app) lockCommand() *cobra.Command {
@@ -19,14 +18,6 @@ func (a *app) lockCommand() *cobra.Command {
 	}
 	status.RunE = func(c *cobra.Command, _ []string) error {
 		s, err := a.open(c.Context(), nil, nil)
-		var inUse *etcd.InUseError
-		if errors.As(err, &inUse) { // the embedded store is locked as a whole
-			if a.flags.json {
-				return a.printJSON(map[string]any{"locked": true, "lock": map[string]any{"pid": inUse.PID, "operation": inUse.Command, "path": inUse.Dir}})
-			}
-			a.print("The site is locked: " + inUse.Error() + ".\n")
-			return nil
-		}
 		if err != nil {
 			return err
 		}

@@ -121,7 +121,7 @@ func (a *app) connect(ctx context.Context, doc *schema.Document, documents []str
 func (a *app) openStore(ctx context.Context, conf *config.File) (state.KV, error) {
 	o := etcd.Options{
 		Endpoints: a.flags.endpoints, CA: cmp.Or(a.flags.ca, conf.Etcd.CA), Cert: cmp.Or(a.flags.cert, conf.Etcd.Cert),
-		Key: cmp.Or(a.flags.key, conf.Etcd.Key), Dir: a.flags.dataDir, LockTimeout: a.flags.lockTimeout,
+		Key: cmp.Or(a.flags.key, conf.Etcd.Key), Dir: a.flags.dataDir,
 		Command: "converge " + strings.Join(a.sys.Args, " "), Logger: a.log,
 	}
 	if len(o.Endpoints) == 0 {

@@ -60,7 +60,7 @@ func Explain(err error) *Problem {
 	var (
 		problem  *Problem
 		locked   *state.LockedError
-		inUse    *etcd.InUseError
+		silent   *etcd.NoAnswerError
 		conflict *state.ConflictError
 		stale    *engine.StaleError
 		spent    *engine.SpentError
@@ -77,8 +77,8 @@ func Explain(err error) *Problem {
 	case errors.As(err, &locked):
 		what, where, _ := strings.Cut(locked.Error(), "\n\n")
 		return &Problem{What: what, Where: where, Fix: fmt.Sprintf("Wait for it with -lock-timeout=5m. Only if that process is gone for good: converge force-unlock %s", locked.Info.ID), Err: err}
-	case errors.As(err, &inUse):
-		return &Problem{What: "the store is in use by another process", Where: inUse.Error(), Fix: "Wait for it with -lock-timeout=5m, or use another -data-dir. When that process ends, in whatever way, the store is free.", Err: err}
+	case errors.As(err, &silent):
+		return &Problem{What: "the store does not answer", Where: silent.Error(), Fix: "If that process is suspended, continue it (fg, or kill -CONT), or end it. When it ends, in whatever way, the next command takes over.", Err: err}
 	case errors.As(err, &conflict):
 		return &Problem{What: "the document was not written", Where: conflict.Error(), Fix: "Look at what is there with: converge get. Then raise site.serial, or leave it out to have it counted.", Err: err}
 	case errors.As(err, &stale):

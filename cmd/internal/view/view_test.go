@@ -373,7 +373,7 @@ func TestErrors(t *testing.T) {
 	for _, err := range []error{
 		errors.New("plain\nwith a second line"),
 		fmt.Errorf("apply: %w", &state.ConflictError{Head: state.Head{Serial: 4, Revision: 9, By: "me", At: start}, Wanted: "the serial 3 is not above it"}),
-		&etcd.InUseError{Dir: ".converge", PID: 7, Since: time.Date(2026, 11, 20, 12, 0, 0, 0, time.UTC), Command: "converge apply"},
+		&etcd.NoAnswerError{Dir: ".converge", PID: 7, Since: time.Date(2026, 11, 20, 12, 0, 0, 0, time.UTC), Command: "converge apply"},
 		&engine.StaleError{Reasons: []event.Difference{{Ref: ref("site/carbide.vpc/prod"), Detail: "it is gone"}, {Detail: "the document was replaced"}}},
 		&engine.SpentError{Run: "R"},
 		&engine.RefusedError{Refusals: samplePlan().Refusals},

@@ -1,0 +1,215 @@
+package etcd
+
+import (
+	"context"
+	"errors"
+	"fmt"
+	"net"
+	"sync"
+	"time"
+
+	"go.uber.org/zap"
+	"google.golang.org/grpc"
+	"google.golang.org/grpc/backoff"
+
+	"go.etcd.io/etcd/api/v3/etcdserverpb"
+	clientv3 "go.etcd.io/etcd/client/v3"
+	"go.etcd.io/etcd/server/v3/etcdserver/api/v3client"
+	"go.etcd.io/etcd/server/v3/etcdserver/api/v3rpc"
+	"go.etcd.io/etcd/server/v3/proxy/grpcproxy/adapter"
+
+	"converge.dev/converge/state"
+)
+
+// look is how often a process looks whether the directory is free, or served again.
+const look = 10 * time.Millisecond
+
+// A share is what a process has of a store in a directory: it is a client of whoever serves it, and serves it itself when
+// nobody else does. The client never learns who that is: its connection breaks, and the next one leads elsewhere.
+type share struct {
+	*directory
+	o     Options
+	ended func(error) // told when the store cannot be used any more
+
+	mu     sync.Mutex
+	member *member // nil while another process serves
+	err    error   // why this process will not serve
+}
+
+// openShared opens the store in o.Dir.
+func openShared(ctx context.Context, o Options) (_ state.KV, err error) {
+	kv := &kv{place: "the store in " + o.Dir}
+	kv.life, kv.end = context.WithCancelCause(context.Background())
+	d, err := openDirectory(o.Dir, o.Command)
+	if err != nil {
+		return nil, fmt.Errorf("open %s: %w", kv.place, err)
+	}
+	kv.share = &share{directory: d, o: o, ended: kv.end}
+	kv.close = func() error {
+		if kv.client != nil {
+			_ = kv.client.Close() // says that it was cancelled, which is what closing does
+		}
+		return kv.share.close()
+	}
+	defer func() {
+		if err != nil {
+			err = errors.Join(fmt.Errorf("open %s: %w", kv.place, err), kv.Close())
+		}
+	}()
+	kv.share.mu.Lock()
+	first, err := kv.share.takeOver(ctx, false)
+	kv.share.mu.Unlock()
+	if err != nil {
+		return nil, err
+	}
+	if first { // no need to go through the socket
+		server := kv.share.member.server.Server
+		kv.client = v3client.New(server)
+		kv.leases = adapter.LeaseServerToLeaseClient(v3rpc.NewQuotaLeaseServer(server))
+	} else if err := kv.join(ctx); err != nil {
+		return nil, err
+	}
+	return kv, kv.endLeases(ctx)
+}
+
+// join makes the client of a store that another process serves.
+func (kv *kv) join(ctx context.Context) error {
+	wait, cancel := context.WithTimeoutCause(ctx, startTimeout, context.DeadlineExceeded)
+	defer cancel()
+	conn, err := kv.share.dial(wait) // it may only just have begun
+	if err != nil {
+		return err
+	}
+	_ = conn.Close()
+	kv.client, err = clientv3.New(clientv3.Config{
+		Endpoints:            []string{"http://store"}, // a name for messages
+		DialKeepAliveTime:    keepAliveTime,
+		DialKeepAliveTimeout: keepAliveTimeout,
+		Logger:               zap.New(logCore{kv.share.o.Logger}),
+		DialOptions: []grpc.DialOption{
+			grpc.WithContextDialer(func(ctx context.Context, _ string) (net.Conn, error) { return kv.share.dial(ctx) }),
+			grpc.WithConnectParams(grpc.ConnectParams{
+				Backoff:           backoff.Config{BaseDelay: look, Multiplier: 1.6, MaxDelay: time.Second},
+				MinConnectTimeout: openTimeout,
+			}),
+		},
+	})
+	if err != nil {
+		return err
+	}
+	kv.leases = etcdserverpb.NewLeaseClient(kv.client.ActiveConnection())
+	ask, cancel := context.WithTimeout(ctx, openTimeout)
+	defer cancel()
+	if _, err := kv.client.Get(ask, "/converge/", clientv3.WithKeysOnly()); err != nil {
+		return errors.Join(context.Cause(ctx), kv.unanswered(err))
+	}
+	return nil
+}
+
+// dial connects to whoever serves the store, which is this process from now on if nobody else does. It waits while that
+// changes: a call that was not sent yet is sent then, to the next one.
+func (s *share) dial(ctx context.Context) (net.Conn, error) {
+	tick := time.NewTicker(look)
+	defer tick.Stop()
+	for {
+		conn, err := s.reach(ctx)
+		if err != nil {
+			s.ended(err)
+			return nil, err
+		}
+		if conn != nil {
+			return conn, nil
+		}
+		select {
+		case <-tick.C:
+		case <-ctx.Done():
+			if errors.Is(context.Cause(ctx), context.DeadlineExceeded) {
+				return nil, s.holder()
+			}
+			return nil, context.Cause(ctx)
+		}
+	}
+}
+
+// reach connects to whoever serves the store at this moment. There is no connection while that changes.
+func (s *share) reach(ctx context.Context) (net.Conn, error) {
+	s.mu.Lock()
+	defer s.mu.Unlock()
+	if s.err != nil {
+		return nil, s.err
+	}
+	var dialer net.Dialer
+	conn, err := dialer.DialContext(ctx, "unix", s.socket())
+	if err == nil {
+		return conn, nil
+	}
+	// What is started goes on when the caller is gone: it is for all.
+	if took, err := s.takeOver(context.WithoutCancel(ctx), true); err != nil || !took {
+		return nil, err
+	}
+	conn, err = dialer.DialContext(ctx, "unix", s.socket())
+	if err != nil { // it took longer than the caller has time; the next one finds it
+		return nil, nil
+	}
+	return conn, nil
+}
+
+// takeOver serves the store, if nobody else does. The caller has s.mu.
+func (s *share) takeOver(ctx context.Context, takeover bool) (bool, error) {
+	if s.err != nil || s.member != nil {
+		return false, s.err
+	}
+	if took, err := s.tryLock(); err != nil || !took {
+		return false, err
+	}
+	s.member, s.err = startMember(ctx, s.o, s.directory, takeover, s.ended)
+	return s.err == nil, s.err
+}
+
+func (s *share) serves() bool {
+	s.mu.Lock()
+	defer s.mu.Unlock()
+	return s.member != nil
+}
+
+// close leaves the store to the others.
+func (s *share) close() error {
+	s.mu.Lock()
+	defer s.mu.Unlock()
+	s.err = errClosed
+	if s.member != nil {
+		s.member.close()
+	}
+	return s.directory.Close()
+}
+
+// endLeases ends the leases of processes that are gone, as the kernel says: nobody has to wait for them to run out.
+func (kv *kv) endLeases(ctx context.Context) error {
+	ctx, cancel := kv.call(ctx)
+	defer cancel()
+	leases, err := kv.client.Leases(ctx)
+	if err != nil {
+		return explain(err)
+	}
+	for _, l := range leases.Leases {
+		gone, err := kv.share.gone(l.ID)
+		if err != nil {
+			return fmt.Errorf("find out whose lease that is: %w", err)
+		}
+		if !gone {
+			continue
+		}
+		if _, err := kv.client.Revoke(ctx, l.ID); err != nil && !refused(err) { // another process was faster
+			return explain(err)
+		}
+	}
+	return nil
+}
+
+// unanswered says of a call that another process did not answer who that is.
+func (kv *kv) unanswered(err error) error {
+	if kv.share != nil && !kv.share.serves() && silent(err) {
+		return fmt.Errorf("%w (%w)", kv.share.holder(), err)
+	}
+	return explain(err)
+}
