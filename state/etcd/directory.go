@@ -182,3 +182,9 @@ func (d *directory) gone(id clientv3.LeaseID) (bool, error) {
 	err := unix.FcntlFlock(d.owners.Fd(), unix.F_OFD_GETLK, &l)
 	return err == nil && l.Type == unix.F_UNLCK, err
 }
+
+// Exists tells whether a directory holds a store.
+func Exists(dir string) bool {
+	_, err := os.Stat(filepath.Join(dir, "etcd"))
+	return !errors.Is(err, fs.ErrNotExist) && !errors.Is(err, syscall.ENOTDIR)
+}

@@ -121,7 +121,7 @@ func (a *app) apply(c *cobra.Command, f applying, args []string) error {
 	if err := a.mayAsk(f.approve || f.approval != "", applyOtherwise); err != nil {
 		return err
 	}
-	s, doc, err := a.desired(ctx, args)
+	s, doc, err := a.desired(ctx, args, create)
 	if err != nil {
 		return err
 	}
@@ -205,6 +205,7 @@ func (a *app) applySaved(ctx context.Context, c *cobra.Command, f applying, save
 	if err := s.admit(ctx, p); err != nil {
 		return err
 	}
+	s.headline("saved plan " + c.Flags().Arg(0))
 	e, err := s.engine()
 	if err != nil {
 		return err

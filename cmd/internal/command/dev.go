@@ -128,7 +128,11 @@ func (a *app) controlPath(path string) string {
 	if path != "" {
 		return path
 	}
-	return filepath.Join(a.flags.dataDir, "dev", "carbide.sock")
+	dir, err := a.storeDir(nil)
+	if err != nil { // what cannot be read above has no part in this
+		dir = storeName
+	}
+	return filepath.Join(dir, "dev", "carbide.sock")
 }
 
 func (a *app) steerFault(ctx context.Context, c *carbidesim.Control, args []string) error {
@@ -249,7 +253,11 @@ func (a *app) simulate(ctx context.Context, f simulating, control string) (err e
 func (a *app) certificates(f simulating) (devcert.Files, error) {
 	dir := f.tlsDir
 	if dir == "" {
-		dir = filepath.Join(a.flags.dataDir, "dev", "tls")
+		store, err := a.storeDir(nil)
+		if err != nil {
+			return devcert.Files{}, err
+		}
+		dir = filepath.Join(store, "dev", "tls")
 	}
 	dir, err := filepath.Abs(dir)
 	if err != nil {

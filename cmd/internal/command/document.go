@@ -66,17 +66,21 @@ func (a *app) check(ctx context.Context, bounds load.Bounds, sources ...load.Sou
 
 // desired gives the document that a command is about and connects to its site. Without paths it is the newest revision in
 // the store, and what lies in the inbox is taken up first.
-func (a *app) desired(ctx context.Context, paths []string) (*session, *schema.Document, error) {
+func (a *app) desired(ctx context.Context, paths []string, m missing) (*session, *schema.Document, error) {
 	if len(paths) > 0 {
 		doc, err := a.load(ctx, paths)
 		if err != nil {
 			return nil, nil, err
 		}
-		s, err := a.open(ctx, doc, paths)
+		s, err := a.openOr(ctx, doc, paths, m)
 		if err == nil {
 			err = s.sameSite(ctx, doc, "the document")
 		}
-		return s, doc, err
+		if err != nil {
+			return nil, nil, err
+		}
+		s.headline(named(paths))
+		return s, doc, nil
 	}
 	s, err := a.open(ctx, nil, nil)
 	if err != nil {
@@ -86,7 +90,11 @@ func (a *app) desired(ctx context.Context, paths []string) (*session, *schema.Do
 		return nil, nil, err
 	}
 	doc, err := s.stored(ctx, 0)
-	return s, doc, err
+	if err != nil {
+		return nil, nil, err
+	}
+	s.headline(fmt.Sprintf("document in the store, serial %d", doc.Site.Serial))
+	return s, doc, s.warnNewer(ctx)
 }
 
 // stored loads a revision of the document from the store, the newest for serial 0.

@@ -44,7 +44,7 @@ converge.yaml) knows who wrote them. Such a document says its serial itself.`,
 		if err != nil {
 			return err
 		}
-		s, err := a.open(ctx, doc, args)
+		s, err := a.openOr(ctx, doc, args, create)
 		if err != nil {
 			return err
 		}

@@ -39,6 +39,7 @@ when a part of the site could not be seen.`,
 		if site.ID == "" {
 			return s.noDocument(nil)
 		}
+		s.headline("what was applied last")
 		e, err := s.engine()
 		if err != nil {
 			return err

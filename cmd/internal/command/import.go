@@ -58,7 +58,7 @@ The site is that of DOC, or of the store; a new one gets a new id.`,
 		if err := a.checkKinds(kinds); err != nil {
 			return err
 		}
-		s, site, err := a.whose(ctx, args, a.connect) // a new site may begin with what exists; nothing is stored
+		s, site, err := a.whose(ctx, args, pretend) // a new site may begin with what exists; nothing is stored
 		if err != nil {
 			return err
 		}
@@ -104,16 +104,19 @@ func (a *app) checkKinds(patterns []string) error {
 }
 
 // whose opens the store of a site, and says which one it is: that of the documents, else of the newest one in the store.
-func (a *app) whose(ctx context.Context, documents []string, open func(context.Context, *schema.Document, []string) (*session, error)) (*session, schema.Site, error) {
+func (a *app) whose(ctx context.Context, documents []string, m missing) (*session, schema.Site, error) {
 	if len(documents) > 0 {
 		doc, err := a.load(ctx, documents)
 		if err != nil {
 			return nil, schema.Site{}, err
 		}
-		s, err := open(ctx, doc, documents)
+		s, err := a.openOr(ctx, doc, documents, m)
 		return s, doc.Site, err
 	}
-	s, err := open(ctx, nil, nil)
+	s, err := a.openOr(ctx, nil, nil, m)
+	if err == nil && m != pretend {
+		err = s.known(ctx)
+	}
 	if err != nil {
 		return nil, schema.Site{}, err
 	}

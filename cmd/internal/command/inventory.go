@@ -54,7 +54,7 @@ not support a kind; every page says which.`,
 			return &view.Problem{What: "-page-size is at least 1, and -since-revision is not negative"}
 		}
 		ctx := c.Context()
-		s, site, err := a.whose(ctx, args, a.open)
+		s, site, err := a.whose(ctx, args, create)
 		if err != nil {
 			return err
 		}

@@ -114,7 +114,11 @@ gives a saved plan as one document.`,
 				return notSaved(out, err)
 			}
 		}
-		s, doc, err := a.desired(ctx, args)
+		without := pretend
+		if out != "" { // the plan is bound to the secret key of its store
+			without = create
+		}
+		s, doc, err := a.desired(ctx, args, without)
 		if err != nil {
 			return err
 		}

@@ -31,7 +31,7 @@ converge state restored.`,
 	c.Flags().BoolVar(&dry, "dry-run", false, "only say what would be done")
 	c.RunE = func(c *cobra.Command, args []string) error {
 		ctx := c.Context()
-		s, site, err := a.whose(ctx, args, a.open)
+		s, site, err := a.whose(ctx, args, create)
 		if err != nil {
 			return err
 		}

@@ -6,7 +6,6 @@ import (
 	"errors"
 	"maps"
 	"os"
-	"path/filepath"
 	"slices"
 	"strings"
 	"time"
@@ -32,6 +31,7 @@ type session struct {
 	kv    state.KV
 	store *state.Store
 	site  string // its name
+	place string // of the store
 }
 
 // schema compiles the embedded schema, once.
@@ -48,23 +48,11 @@ func (a *app) schema() (*load.Schema, error) {
 	return s, nil
 }
 
-// configuration reads the file that -config names, or converge.yaml here or beside the documents; without one, it is
-// empty.
+// configuration reads the file that -config names, or converge.yaml of the workspace; without one, it is empty.
 func (a *app) configuration(documents []string) (*config.File, error) {
-	path := a.flags.config
-	if path == "" {
-		folders := []string{"."}
-		for _, d := range documents {
-			if info, err := os.Stat(d); err == nil && info.IsDir() {
-				folders = append(folders, d)
-			} else {
-				folders = append(folders, filepath.Dir(d))
-			}
-		}
-		var err error
-		if path, err = config.Find(folders...); err != nil || path == "" {
-			return &config.File{}, err
-		}
+	path, err := a.configPath(documents)
+	if err != nil || path == "" {
+		return &config.File{}, err
 	}
 	conf, err := config.Read(path)
 	if err != nil {
@@ -77,17 +65,17 @@ var errOtherSite = errors.New("another site is meant")
 
 // open connects to the store of a site. The site is that of the document, when there is one; otherwise the one that the
 // flag, the environment or the configuration name; otherwise the only one in the store. Only a document makes a site: one
-// that is named must be in the store.
+// that is named must be in the store. It fails when there is no store.
 func (a *app) open(ctx context.Context, doc *schema.Document, documents []string) (*session, error) {
-	s, err := a.connect(ctx, doc, documents)
+	s, err := a.openOr(ctx, doc, documents, refuse)
 	if err != nil || doc != nil {
 		return s, err
 	}
 	return s, s.known(ctx)
 }
 
-// connect is open for a site that may be new.
-func (a *app) connect(ctx context.Context, doc *schema.Document, documents []string) (*session, error) {
+// openOr is open for a site that may be new, and says what becomes of a store that does not exist.
+func (a *app) openOr(ctx context.Context, doc *schema.Document, documents []string, m missing) (*session, error) {
 	conf, err := a.configuration(documents)
 	if err != nil {
 		return nil, err
@@ -105,7 +93,7 @@ func (a *app) connect(ctx context.Context, doc *schema.Document, documents []str
 		}
 		named = doc.Site.Name
 	}
-	if s.kv, err = a.openStore(ctx, conf); err != nil {
+	if s.kv, s.place, err = a.openStore(ctx, conf, documents, m); err != nil {
 		return nil, err
 	}
 	if s.site = named; s.site == "" {
@@ -117,32 +105,37 @@ func (a *app) connect(ctx context.Context, doc *schema.Document, documents []str
 	return s, nil
 }
 
-// openStore opens etcd, or the embedded store. It is closed at the end of the command.
-func (a *app) openStore(ctx context.Context, conf *config.File) (state.KV, error) {
+// openStore opens etcd, or the embedded store, and says where that is. It is closed at the end of the command.
+func (a *app) openStore(ctx context.Context, conf *config.File, documents []string, m missing) (kv state.KV, place string, err error) {
 	o := etcd.Options{
 		Endpoints: a.flags.endpoints, CA: cmp.Or(a.flags.ca, conf.Etcd.CA), Cert: cmp.Or(a.flags.cert, conf.Etcd.Cert),
-		Key: cmp.Or(a.flags.key, conf.Etcd.Key), Dir: a.flags.dataDir,
+		Key:     cmp.Or(a.flags.key, conf.Etcd.Key),
 		Command: "converge " + strings.Join(a.sys.Args, " "), Logger: a.log,
 	}
 	if len(o.Endpoints) == 0 {
 		o.Endpoints = conf.Etcd.Endpoints
 	}
 	if endpoint := conf.Etcd.Refused(o.Endpoints); endpoint != "" {
-		return nil, &view.Problem{
+		return nil, "", &view.Problem{
 			What: "etcd at " + endpoint + " is another machine: without TLS anybody between could change the site",
 			Fix:  "Use an https:// endpoint. If the network in between is trusted: etcd: {allow_insecure: true} in " + config.Name + ".",
 		}
 	}
-	kv, err := etcd.Open(ctx, o)
+	if place = "etcd at " + strings.Join(o.Endpoints, ","); len(o.Endpoints) > 0 {
+		kv, err = etcd.Open(ctx, o)
+	} else if o.Dir, err = a.storeDir(documents); err == nil {
+		place = o.Dir
+		kv, err = embedded(ctx, o, m)
+	}
 	if err != nil {
-		return nil, err
+		return nil, "", err
 	}
 	a.closers = append(a.closers, func() {
 		if err := kv.Close(); err != nil {
 			a.log.Warn("closing the store", "error", err)
 		}
 	})
-	return kv, nil
+	return kv, place, nil
 }
 
 // known fails when the store knows nothing of the site.
@@ -225,7 +218,7 @@ func (s *session) providers(ctx context.Context, site schema.Site, needs []engin
 // whereConfig says which configuration was used.
 func (s *session) whereConfig() string {
 	if s.conf.Path == "" {
-		return "There is no " + config.Name + " here or beside the document; it says how the providers are reached."
+		return "There is no " + config.Name + " beside the document, here, or above; it says how the providers are reached."
 	}
 	return "The configuration is " + s.conf.Path + "."
 }

@@ -50,7 +50,7 @@ func (f *shared) bind(c *cobra.Command) {
 	p := c.PersistentFlags()
 	p.StringVar(&f.chdir, "chdir", "", "work in this `dir`ectory")
 	p.StringVar(&f.site, "site", "", "the `name` of the site, where no document says it")
-	p.StringVar(&f.config, "config", "", "the configuration `file`; otherwise converge.yaml here or beside the document")
+	p.StringVar(&f.config, "config", "", "the configuration `file`; otherwise converge.yaml beside the document, here, or above")
 	p.BoolVar(&f.json, "json", false, "write JSON to standard output, and nothing else")
 	p.BoolVar(&f.color, "color", false, "use colours even in a pipe")
 	p.BoolVar(&f.noColor, "no-color", false, "use no colours")
@@ -64,7 +64,7 @@ func (f *shared) bind(c *cobra.Command) {
 	p.StringVar(&f.ca, "etcd-ca", "", "PEM `file` of the authorities of etcd")
 	p.StringVar(&f.cert, "etcd-cert", "", "PEM `file` of our certificate for etcd")
 	p.StringVar(&f.key, "etcd-key", "", "PEM `file` of its key")
-	p.StringVar(&f.dataDir, "data-dir", "", "the `dir`ectory of the embedded store; .converge")
+	p.StringVar(&f.dataDir, "data-dir", "", "the `dir`ectory of the embedded store; otherwise .converge beside converge.yaml")
 	p.DurationVar(&f.evalTimeout, "eval-timeout", 0, fmt.Sprintf("how much processor time a document may take to evaluate, a `duration`; %v", load.DefaultLimits.Time))
 	p.Int64Var(&f.evalMemory, "eval-memory", 0, fmt.Sprintf("how much memory that may take, in `mib`; %d", load.DefaultLimits.Memory>>20))
 }
@@ -93,7 +93,7 @@ func (a *app) begin(c *cobra.Command) error {
 			*flag = otherwise
 		}
 	}
-	fallBack(&f.dataDir, envDataDir, ".converge")
+	fallBack(&f.dataDir, envDataDir, "")
 	fallBack(&f.config, envConfig, "")
 	fallBack(&f.logLevel, envLog, "")
 	if len(f.endpoints) == 0 && a.env[envEndpoints] != "" {

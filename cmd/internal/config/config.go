@@ -122,18 +122,35 @@ func (l *Limit) UnmarshalYAML(n *yaml.Node) error {
 // Dir is the folder of the file, where its relative paths begin.
 func (f *File) Dir() string { return filepath.Dir(f.Path) }
 
-// Find gives the path of the first converge.yaml in the folders; empty when none has one.
-func Find(folders ...string) (string, error) {
-	for _, dir := range folders {
-		path := filepath.Join(dir, Name)
+// Upwards finds a file of that name in a folder or the nearest one above it; the path is empty when there is none. It does
+// not look above where strangers may write, such as /tmp: what they put there must not decide where a site is reached.
+func Upwards(dir, name string) (string, error) {
+	path := filepath.Join(dir, name)
+	above, err := filepath.Abs(dir)
+	if err != nil {
+		return "", err
+	}
+	for {
 		switch _, err := os.Stat(path); {
 		case err == nil:
 			return path, nil
 		case !errors.Is(err, fs.ErrNotExist) && !errors.Is(err, syscall.ENOTDIR):
 			return "", err
 		}
+		below := above
+		if above = filepath.Dir(below); above == below {
+			return "", nil
+		}
+		if info, err := os.Stat(above); err == nil && info.Mode().Perm()&0o002 != 0 {
+			return "", nil
+		}
+		path = filepath.Join(above, name)
+		if wd, err := os.Getwd(); err == nil { // shorter to read
+			if rel, err := filepath.Rel(wd, path); err == nil {
+				path = rel
+			}
+		}
 	}
-	return "", nil
 }
 
 // Read reads the file at path. An error names the file and, where it is known, the line.

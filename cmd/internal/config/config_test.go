@@ -80,20 +80,32 @@ func TestWhatIsNotKnownIsRefused(t *testing.T) {
 	}
 }
 
-func TestFind(t *testing.T) {
-	a, b := t.TempDir(), t.TempDir()
-	if path, err := config.Find(a, b); path != "" || err != nil {
-		t.Errorf("%q, %v", path, err)
+// A file is found in a folder or the nearest one above it, but not above one into which strangers may write.
+func TestUpwards(t *testing.T) {
+	root := t.TempDir()
+	shared, mine := filepath.Join(root, "shared"), filepath.Join(root, "mine")
+	for _, dir := range []string{filepath.Join(shared, "a", "b"), filepath.Join(mine, "a", "b")} {
+		if err := os.MkdirAll(dir, 0o700); err != nil {
+			t.Fatal(err)
+		}
 	}
-	want := filepath.Join(b, config.Name)
-	if err := os.WriteFile(want, nil, 0o600); err != nil {
+	for _, dir := range []string{shared, mine} {
+		if err := os.WriteFile(filepath.Join(dir, config.Name), nil, 0o600); err != nil {
+			t.Fatal(err)
+		}
+	}
+	if err := os.Chmod(shared, 0o777|os.ModeSticky); err != nil {
 		t.Fatal(err)
 	}
-	if path, err := config.Find(a, b); path != want || err != nil {
-		t.Errorf("%q, %v", path, err)
-	}
-	if path, err := config.Find(want); path != "" || err != nil { // a file is no folder
-		t.Errorf("%q, %v", path, err)
+	t.Chdir(filepath.Join(mine, "a"))
+	for dir, want := range map[string]string{
+		filepath.Join(mine, "a", "b"): "../converge.yaml", ".": "../converge.yaml", "b": "../converge.yaml", mine: filepath.Join(mine, config.Name),
+		filepath.Join(mine, config.Name): filepath.Join("..", config.Name), // a file is no folder
+		filepath.Join(shared, "a", "b"):  "", shared: filepath.Join(shared, config.Name), filepath.Join(mine, "none"): "../converge.yaml",
+	} {
+		if path, err := config.Upwards(dir, config.Name); path != want || err != nil {
+			t.Errorf("from %s: %q, %v; want %q", dir, path, err, want)
+		}
 	}
 }
 
