@@ -8,6 +8,8 @@ import (
 	"testing"
 	"time"
 
+	"google.golang.org/grpc/codes"
+
 	"converge.dev/converge/providers/carbide/carbidesim"
 )
 
@@ -65,6 +67,38 @@ func TestSecondTerminal(t *testing.T) {
 	s.run(0, "freeze", "-off")
 	s.run(0, "resume")
 	s.settled("after.cue")
+}
+
+// Who follows a run sees its steps begin and end, and how it ends, whoever serves the store meanwhile.
+func TestFollow(t *testing.T) {
+	t.Parallel()
+	s, p, _ := planned(t)
+	s.run(0, "runs", "-follow").says("No run is open")
+	s.inject(carbidesim.Fault{Method: "CreateVpc", Effect: carbidesim.Before, Code: codes.InvalidArgument},
+		carbidesim.Fault{Method: "UpdateVpc", Effect: carbidesim.Slow, Delay: 5 * time.Second}) // longer than it takes to begin to follow
+	slow(s, nil)
+	run := s.start("apply", "-parallelism=1", "plan")
+	run.await(&run.stderr, ended.String(), 1)
+	text, lines, brief := s.start("runs", "-follow"), s.start("runs", "-follow", "-json"), s.start("runs", "-follow")
+	brief.await(&brief.stdout, ended.String(), 1)
+	s.must(brief.cmd.Process.Signal(syscall.SIGINT))
+	brief.ended(130)
+	run.ended(3)
+	text.ended(0)
+	lines.ended(0)
+	failed := stepOf(p, "CreateVpc").Ref.String()
+	for _, line := range strings.Split(run.stderr.String(), "\n") {
+		if began, ok := strings.CutSuffix(line, "…"); ok && !strings.Contains(line, "still") && !strings.Contains(line, "Looking") && strings.HasPrefix(line, "site/") {
+			text.says(began)
+		}
+	}
+	text.says("Run "+s.lastRun().ID, failed+": creation failed after ", "Undoing ", "Apply failed and was reverted")
+	lines.says(`"type":"apply_start"`, `"type":"apply_complete"`, `"type":"apply_errored"`, `"type":"rollback_complete"`, s.lastRun().ID)
+	if text.stderr.String() != "" {
+		t.Errorf("standard error has %s", text.stderr.String())
+	}
+	s.world.ClearFaults()
+	s.settled("before.cue")
 }
 
 func pidOf(p *process) string { return strconv.Itoa(p.cmd.Process.Pid) }

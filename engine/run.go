@@ -259,9 +259,20 @@ func (e *Engine) Resume(ctx context.Context, id string, o ApplyOptions) (Result,
 	})
 }
 
+// planOf reads the plan of a run, and the bytes that its digest is of.
+func planOf(ctx context.Context, store *state.Store, run state.Run) (p *plan.Plan, body []byte, err error) {
+	if body, err = store.Blob(ctx, run.Body); err != nil {
+		return nil, nil, fmt.Errorf("the plan of run %s: %w", run.ID, err)
+	}
+	if p, err = plan.Decode(body); err != nil {
+		return nil, nil, fmt.Errorf("run %s: %w", run.ID, err)
+	}
+	return p, body, nil
+}
+
 // again takes up a run that exists.
 func (e *Engine) again(ctx context.Context, op, id string, o ApplyOptions, decide func(state.Run, *plan.Plan, journal.Replay) (bool, error)) (Result, error) {
-	run, p, body, err := e.planOf(ctx, op, id)
+	run, p, body, err := e.choose(ctx, op, id)
 	if err != nil {
 		return Result{}, err
 	}
@@ -311,21 +322,14 @@ func (e *Engine) again(ctx context.Context, op, id string, o ApplyOptions, decid
 	})
 }
 
-// planOf finds the run that is meant, and its plan.
-func (e *Engine) planOf(ctx context.Context, op, id string) (state.Run, *plan.Plan, []byte, error) {
+// choose finds the run that is meant, and its plan.
+func (e *Engine) choose(ctx context.Context, op, id string) (state.Run, *plan.Plan, []byte, error) {
 	run, err := e.pick(ctx, op, id)
 	if err != nil {
 		return run, nil, nil, err
 	}
-	body, err := e.o.Store.Blob(ctx, run.Body)
-	if err != nil {
-		return run, nil, nil, fmt.Errorf("the plan of run %s: %w", run.ID, err)
-	}
-	p, err := plan.Decode(body)
-	if err != nil {
-		return run, nil, nil, fmt.Errorf("run %s: %w", run.ID, err)
-	}
-	return run, p, body, nil
+	p, body, err := planOf(ctx, e.o.Store, run)
+	return run, p, body, err
 }
 
 // journalOf reads the journal of a run and what it adds up to.

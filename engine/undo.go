@@ -14,7 +14,7 @@ import (
 // Rollback does where that would not begin.
 func (e *Engine) Undoing(ctx context.Context, id string) (*plan.Plan, error) {
 	look := func(ctx context.Context) (*plan.Plan, error) {
-		run, p, body, err := e.planOf(ctx, "rollback", id)
+		run, p, body, err := e.choose(ctx, "rollback", id)
 		if err != nil {
 			return nil, err
 		}

@@ -156,6 +156,22 @@ func Read(ctx context.Context, store *state.Store, run string) (*Log, error) {
 	return log, nil
 }
 
+// Next reads the record that follows number seq, for those who watch a run; there is none while ok is false. Unlike Read it
+// does not prove that the journal is whole.
+func Next(ctx context.Context, store *state.Store, run string, seq int64) (r Record, ok bool, err error) {
+	item, err := store.Get(ctx, store.JournalKey(run, seq+1))
+	if err != nil || item.Modified == 0 {
+		return r, false, err
+	}
+	if err := version(item.Value); err != nil {
+		return r, false, fmt.Errorf("journal of run %s: record %s %w", run, item.Key, err)
+	}
+	if err := json.Unmarshal(item.Value, &r, strict); err != nil {
+		return r, false, fmt.Errorf("journal of run %s: record %s is corrupt: %w", run, item.Key, err)
+	}
+	return r, true, nil
+}
+
 // version tells from which version of converge a value is, before it is read in earnest.
 func version(text []byte) error {
 	var v struct {

@@ -1,23 +1,37 @@
 package command
 
 import (
+	"context"
+	"slices"
+
 	"github.com/spf13/cobra"
 
 	"converge.dev/converge/cmd/internal/view"
 	"converge.dev/converge/engine"
+	"converge.dev/converge/state"
 )
 
 func (a *app) runsCommand() *cobra.Command {
 	c := &cobra.Command{
 		Use:   "runs",
 		Short: "List what was applied, newest first",
-		Long:  "List the runs of the site, newest first: what was carried out, how it ended, and by whom.",
+		Long: `List the runs of the site, newest first: what was carried out, how it ended, and by
+whom.
+
+With -follow the run that is open is shown step by step while another process carries it
+out, from its beginning until it ends; with -json as the lines that apply writes.`,
 		Example: `  converge runs
   converge runs -json
+  converge runs -follow
   converge show -run=20261120-121537.042-9f3a01`,
 		Args: exactly(0),
 	}
+	var follow bool
+	c.Flags().BoolVar(&follow, "follow", false, "show the open run while it is carried out")
 	c.RunE = func(c *cobra.Command, _ []string) error {
+		if follow && a.flags.json {
+			a.view = a.newView(true, lines(c))
+		}
 		s, err := a.open(c.Context(), nil, nil)
 		if err != nil {
 			return err
@@ -26,6 +40,9 @@ func (a *app) runsCommand() *cobra.Command {
 		if err != nil {
 			return err
 		}
+		if follow {
+			return s.follow(c.Context(), runs)
+		}
 		if a.flags.json {
 			return a.printJSON(map[string]any{"runs": nonNil(runs)})
 		}
@@ -33,6 +50,30 @@ func (a *app) runsCommand() *cobra.Command {
 		return nil
 	}
 	return c
+}
+
+// follow shows the newest open run until it ends.
+func (s *session) follow(ctx context.Context, runs []state.Run) error {
+	i := slices.IndexFunc(runs, func(r state.Run) bool { return r.Status == state.RunOpen })
+	if i < 0 {
+		s.view.Note("No run is open.")
+		return nil
+	}
+	if _, err := s.schema(); err != nil { // the view learns which fields are secret
+		return err
+	}
+	steps := s.view
+	if !s.flags.json { // they are the result here, and no progress beside it
+		steps = view.NewHuman(view.Options{Out: s.out, Err: s.out, Kinds: s.kinds, OutStyle: s.style(s.sys.Stdout), ErrStyle: s.style(s.sys.Stdout)})
+		defer steps.Close()
+	}
+	err := engine.Follow(ctx, s.store, runs[i], steps.Event, func() {
+		s.view.Note("No process carries the run out at the moment. To go on with it: converge resume " + runs[i].ID)
+	})
+	if ctx.Err() != nil && s.signal.Load() != nil {
+		return outcome(s.interrupted()) // only the looking on ends
+	}
+	return err
 }
 
 // nonNil makes an empty list of none, which JSON shows as [] instead of null.

@@ -1,0 +1,127 @@
+package engine
+
+import (
+	"context"
+	"errors"
+	"fmt"
+	"time"
+
+	"converge.dev/converge/engine/event"
+	"converge.dev/converge/engine/journal"
+	"converge.dev/converge/engine/plan"
+	"converge.dev/converge/state"
+)
+
+// followPause is how often Follow looks whether the journal has grown.
+const followPause = 100 * time.Millisecond
+
+// Follow tells what another process does: the events of a run, from its journal, from the beginning until the run is no
+// longer open. When nobody carries the run out, idle is called, and again when that happens anew; it may be taken up yet.
+// Events of what is not in the journal, such as the progress of one step, do not come.
+func Follow(ctx context.Context, store *state.Store, run state.Run, emit event.Sink, idle func()) error {
+	p, _, err := planOf(ctx, store, run)
+	if err != nil {
+		return err
+	}
+	emit(event.RunStarted{Run: run, Plan: p})
+	f := follower{plan: p, emit: emit, since: map[call]time.Time{}}
+	pause := time.NewTicker(followPause)
+	defer pause.Stop()
+	var seq int64
+	for resting := false; ; {
+		// In this order: what is in the journal of a run that has ended is all there.
+		now, err := store.Run(ctx, run.ID)
+		if err != nil {
+			return fmt.Errorf("follow run %s: %w", run.ID, err)
+		}
+		holder, err := store.LockInfo(ctx)
+		if err != nil {
+			return fmt.Errorf("follow run %s: %w", run.ID, err)
+		}
+		for {
+			rec, ok, err := journal.Next(ctx, store, run.ID, seq)
+			if err != nil {
+				return err
+			}
+			if !ok {
+				break
+			}
+			seq++
+			f.tell(rec)
+		}
+		if now.Status != state.RunOpen {
+			var took time.Duration
+			if now.Ended != nil {
+				took = now.Ended.Sub(now.Started)
+			}
+			emit(event.RunEnded{Run: now, Took: took})
+			return nil
+		}
+		if rests := holder == nil; rests != resting {
+			if resting = rests; rests {
+				idle()
+			}
+		}
+		select {
+		case <-pause.C:
+		case <-ctx.Done():
+			return context.Cause(ctx)
+		}
+	}
+}
+
+// A call is one of a step, forward or back.
+type call struct {
+	step int
+	undo bool
+}
+
+// A follower makes events of records.
+type follower struct {
+	plan  *plan.Plan
+	emit  event.Sink
+	since map[call]time.Time // when those began that are under way
+	done  int                // steps, forward
+}
+
+func (f *follower) tell(rec journal.Record) {
+	switch rec.Kind {
+	case journal.NoReturn:
+		f.emit(event.PointOfNoReturn{Steps: len(f.plan.Steps) - f.plan.NoReturn})
+	case journal.Revert:
+		var cause error
+		if rec.Message != "" {
+			cause = errors.New(rec.Message)
+		}
+		f.emit(event.RevertStarted{Cause: cause, Steps: f.done})
+	}
+	if rec.Step < 0 || rec.Step >= len(f.plan.Steps) {
+		return
+	}
+	step, c := &f.plan.Steps[rec.Step], call{rec.Step, rec.Undo}
+	began, under := f.since[c]
+	switch {
+	case rec.Kind == journal.Intent && !under:
+		f.since[c] = rec.Wall
+		f.emit(event.StepStarted{Step: step, Undo: rec.Undo})
+	case rec.Kind == journal.Outcome && rec.Result == journal.Done:
+		delete(f.since, c)
+		if !rec.Undo {
+			f.done++
+		}
+		f.emit(event.StepDone{Step: step, Undo: rec.Undo, ID: rec.ExternalID, Took: took(began, rec.Wall)})
+	case rec.Kind == journal.Outcome:
+		delete(f.since, c)
+		f.emit(event.StepFailed{
+			Step: step, Undo: rec.Undo, Class: rec.Error, Err: errors.New(rec.Message), Effect: rec.Result == journal.Partial, Took: took(began, rec.Wall),
+		})
+	}
+}
+
+// took is the time between two records, whose clocks may be those of two machines.
+func took(from, to time.Time) time.Duration {
+	if from.IsZero() {
+		return 0
+	}
+	return max(0, to.Sub(from))
+}
