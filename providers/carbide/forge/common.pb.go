@@ -509,6 +509,102 @@ func (x *UUID) GetValue() string {
 	return ""
 }
 
+type RouteTargets struct {
+	state         protoimpl.MessageState `protogen:"open.v1"`
+	Values        []*RouteTarget         `protobuf:"bytes,1,rep,name=values,proto3" json:"values,omitempty"`
+	unknownFields protoimpl.UnknownFields
+	sizeCache     protoimpl.SizeCache
+}
+
+func (x *RouteTargets) Reset() {
+	*x = RouteTargets{}
+	mi := &file_carbide_forge_common_proto_msgTypes[11]
+	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
+	ms.StoreMessageInfo(mi)
+}
+
+func (x *RouteTargets) String() string {
+	return protoimpl.X.MessageStringOf(x)
+}
+
+func (*RouteTargets) ProtoMessage() {}
+
+func (x *RouteTargets) ProtoReflect() protoreflect.Message {
+	mi := &file_carbide_forge_common_proto_msgTypes[11]
+	if x != nil {
+		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
+		if ms.LoadMessageInfo() == nil {
+			ms.StoreMessageInfo(mi)
+		}
+		return ms
+	}
+	return mi.MessageOf(x)
+}
+
+// Deprecated: Use RouteTargets.ProtoReflect.Descriptor instead.
+func (*RouteTargets) Descriptor() ([]byte, []int) {
+	return file_carbide_forge_common_proto_rawDescGZIP(), []int{11}
+}
+
+func (x *RouteTargets) GetValues() []*RouteTarget {
+	if x != nil {
+		return x.Values
+	}
+	return nil
+}
+
+type RouteTarget struct {
+	state         protoimpl.MessageState `protogen:"open.v1"`
+	Asn           uint32                 `protobuf:"varint,1,opt,name=asn,proto3" json:"asn,omitempty"`
+	Vni           uint32                 `protobuf:"varint,2,opt,name=vni,proto3" json:"vni,omitempty"`
+	unknownFields protoimpl.UnknownFields
+	sizeCache     protoimpl.SizeCache
+}
+
+func (x *RouteTarget) Reset() {
+	*x = RouteTarget{}
+	mi := &file_carbide_forge_common_proto_msgTypes[12]
+	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
+	ms.StoreMessageInfo(mi)
+}
+
+func (x *RouteTarget) String() string {
+	return protoimpl.X.MessageStringOf(x)
+}
+
+func (*RouteTarget) ProtoMessage() {}
+
+func (x *RouteTarget) ProtoReflect() protoreflect.Message {
+	mi := &file_carbide_forge_common_proto_msgTypes[12]
+	if x != nil {
+		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
+		if ms.LoadMessageInfo() == nil {
+			ms.StoreMessageInfo(mi)
+		}
+		return ms
+	}
+	return mi.MessageOf(x)
+}
+
+// Deprecated: Use RouteTarget.ProtoReflect.Descriptor instead.
+func (*RouteTarget) Descriptor() ([]byte, []int) {
+	return file_carbide_forge_common_proto_rawDescGZIP(), []int{12}
+}
+
+func (x *RouteTarget) GetAsn() uint32 {
+	if x != nil {
+		return x.Asn
+	}
+	return 0
+}
+
+func (x *RouteTarget) GetVni() uint32 {
+	if x != nil {
+		return x.Vni
+	}
+	return 0
+}
+
 type VpcId struct {
 	state         protoimpl.MessageState `protogen:"open.v1"`
 	Value         string                 `protobuf:"bytes,1,opt,name=value,proto3" json:"value,omitempty"`
@@ -518,7 +614,7 @@ type VpcId struct {
 
 func (x *VpcId) Reset() {
 	*x = VpcId{}
-	mi := &file_carbide_forge_common_proto_msgTypes[11]
+	mi := &file_carbide_forge_common_proto_msgTypes[13]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -530,7 +626,7 @@ func (x *VpcId) String() string {
 func (*VpcId) ProtoMessage() {}
 
 func (x *VpcId) ProtoReflect() protoreflect.Message {
-	mi := &file_carbide_forge_common_proto_msgTypes[11]
+	mi := &file_carbide_forge_common_proto_msgTypes[13]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -543,7 +639,7 @@ func (x *VpcId) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use VpcId.ProtoReflect.Descriptor instead.
 func (*VpcId) Descriptor() ([]byte, []int) {
-	return file_carbide_forge_common_proto_rawDescGZIP(), []int{11}
+	return file_carbide_forge_common_proto_rawDescGZIP(), []int{13}
 }
 
 func (x *VpcId) GetValue() string {
@@ -562,7 +658,7 @@ type VpcPrefixId struct {
 
 func (x *VpcPrefixId) Reset() {
 	*x = VpcPrefixId{}
-	mi := &file_carbide_forge_common_proto_msgTypes[12]
+	mi := &file_carbide_forge_common_proto_msgTypes[14]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -574,7 +670,7 @@ func (x *VpcPrefixId) String() string {
 func (*VpcPrefixId) ProtoMessage() {}
 
 func (x *VpcPrefixId) ProtoReflect() protoreflect.Message {
-	mi := &file_carbide_forge_common_proto_msgTypes[12]
+	mi := &file_carbide_forge_common_proto_msgTypes[14]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -587,7 +683,7 @@ func (x *VpcPrefixId) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use VpcPrefixId.ProtoReflect.Descriptor instead.
 func (*VpcPrefixId) Descriptor() ([]byte, []int) {
-	return file_carbide_forge_common_proto_rawDescGZIP(), []int{12}
+	return file_carbide_forge_common_proto_rawDescGZIP(), []int{14}
 }
 
 func (x *VpcPrefixId) GetValue() string {
@@ -607,7 +703,7 @@ type MachineId struct {
 
 func (x *MachineId) Reset() {
 	*x = MachineId{}
-	mi := &file_carbide_forge_common_proto_msgTypes[13]
+	mi := &file_carbide_forge_common_proto_msgTypes[15]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -619,7 +715,7 @@ func (x *MachineId) String() string {
 func (*MachineId) ProtoMessage() {}
 
 func (x *MachineId) ProtoReflect() protoreflect.Message {
-	mi := &file_carbide_forge_common_proto_msgTypes[13]
+	mi := &file_carbide_forge_common_proto_msgTypes[15]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -632,7 +728,7 @@ func (x *MachineId) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use MachineId.ProtoReflect.Descriptor instead.
 func (*MachineId) Descriptor() ([]byte, []int) {
-	return file_carbide_forge_common_proto_rawDescGZIP(), []int{13}
+	return file_carbide_forge_common_proto_rawDescGZIP(), []int{15}
 }
 
 func (x *MachineId) GetId() string {
@@ -651,7 +747,7 @@ type MachineIdList struct {
 
 func (x *MachineIdList) Reset() {
 	*x = MachineIdList{}
-	mi := &file_carbide_forge_common_proto_msgTypes[14]
+	mi := &file_carbide_forge_common_proto_msgTypes[16]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -663,7 +759,7 @@ func (x *MachineIdList) String() string {
 func (*MachineIdList) ProtoMessage() {}
 
 func (x *MachineIdList) ProtoReflect() protoreflect.Message {
-	mi := &file_carbide_forge_common_proto_msgTypes[14]
+	mi := &file_carbide_forge_common_proto_msgTypes[16]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -676,7 +772,7 @@ func (x *MachineIdList) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use MachineIdList.ProtoReflect.Descriptor instead.
 func (*MachineIdList) Descriptor() ([]byte, []int) {
-	return file_carbide_forge_common_proto_rawDescGZIP(), []int{14}
+	return file_carbide_forge_common_proto_rawDescGZIP(), []int{16}
 }
 
 func (x *MachineIdList) GetMachineIds() []*MachineId {
@@ -695,7 +791,7 @@ type PowerShelfId struct {
 
 func (x *PowerShelfId) Reset() {
 	*x = PowerShelfId{}
-	mi := &file_carbide_forge_common_proto_msgTypes[15]
+	mi := &file_carbide_forge_common_proto_msgTypes[17]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -707,7 +803,7 @@ func (x *PowerShelfId) String() string {
 func (*PowerShelfId) ProtoMessage() {}
 
 func (x *PowerShelfId) ProtoReflect() protoreflect.Message {
-	mi := &file_carbide_forge_common_proto_msgTypes[15]
+	mi := &file_carbide_forge_common_proto_msgTypes[17]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -720,7 +816,7 @@ func (x *PowerShelfId) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use PowerShelfId.ProtoReflect.Descriptor instead.
 func (*PowerShelfId) Descriptor() ([]byte, []int) {
-	return file_carbide_forge_common_proto_rawDescGZIP(), []int{15}
+	return file_carbide_forge_common_proto_rawDescGZIP(), []int{17}
 }
 
 func (x *PowerShelfId) GetId() string {
@@ -739,7 +835,7 @@ type RackId struct {
 
 func (x *RackId) Reset() {
 	*x = RackId{}
-	mi := &file_carbide_forge_common_proto_msgTypes[16]
+	mi := &file_carbide_forge_common_proto_msgTypes[18]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -751,7 +847,7 @@ func (x *RackId) String() string {
 func (*RackId) ProtoMessage() {}
 
 func (x *RackId) ProtoReflect() protoreflect.Message {
-	mi := &file_carbide_forge_common_proto_msgTypes[16]
+	mi := &file_carbide_forge_common_proto_msgTypes[18]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -764,7 +860,7 @@ func (x *RackId) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use RackId.ProtoReflect.Descriptor instead.
 func (*RackId) Descriptor() ([]byte, []int) {
-	return file_carbide_forge_common_proto_rawDescGZIP(), []int{16}
+	return file_carbide_forge_common_proto_rawDescGZIP(), []int{18}
 }
 
 func (x *RackId) GetId() string {
@@ -783,7 +879,7 @@ type SwitchId struct {
 
 func (x *SwitchId) Reset() {
 	*x = SwitchId{}
-	mi := &file_carbide_forge_common_proto_msgTypes[17]
+	mi := &file_carbide_forge_common_proto_msgTypes[19]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -795,7 +891,7 @@ func (x *SwitchId) String() string {
 func (*SwitchId) ProtoMessage() {}
 
 func (x *SwitchId) ProtoReflect() protoreflect.Message {
-	mi := &file_carbide_forge_common_proto_msgTypes[17]
+	mi := &file_carbide_forge_common_proto_msgTypes[19]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -808,7 +904,7 @@ func (x *SwitchId) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use SwitchId.ProtoReflect.Descriptor instead.
 func (*SwitchId) Descriptor() ([]byte, []int) {
-	return file_carbide_forge_common_proto_rawDescGZIP(), []int{17}
+	return file_carbide_forge_common_proto_rawDescGZIP(), []int{19}
 }
 
 func (x *SwitchId) GetId() string {
@@ -828,7 +924,7 @@ type Uint32List struct {
 
 func (x *Uint32List) Reset() {
 	*x = Uint32List{}
-	mi := &file_carbide_forge_common_proto_msgTypes[18]
+	mi := &file_carbide_forge_common_proto_msgTypes[20]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -840,7 +936,7 @@ func (x *Uint32List) String() string {
 func (*Uint32List) ProtoMessage() {}
 
 func (x *Uint32List) ProtoReflect() protoreflect.Message {
-	mi := &file_carbide_forge_common_proto_msgTypes[18]
+	mi := &file_carbide_forge_common_proto_msgTypes[20]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -853,7 +949,7 @@ func (x *Uint32List) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use Uint32List.ProtoReflect.Descriptor instead.
 func (*Uint32List) Descriptor() ([]byte, []int) {
-	return file_carbide_forge_common_proto_rawDescGZIP(), []int{18}
+	return file_carbide_forge_common_proto_rawDescGZIP(), []int{20}
 }
 
 func (x *Uint32List) GetItems() []uint32 {
@@ -872,7 +968,7 @@ type VpcPeeringId struct {
 
 func (x *VpcPeeringId) Reset() {
 	*x = VpcPeeringId{}
-	mi := &file_carbide_forge_common_proto_msgTypes[19]
+	mi := &file_carbide_forge_common_proto_msgTypes[21]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -884,7 +980,7 @@ func (x *VpcPeeringId) String() string {
 func (*VpcPeeringId) ProtoMessage() {}
 
 func (x *VpcPeeringId) ProtoReflect() protoreflect.Message {
-	mi := &file_carbide_forge_common_proto_msgTypes[19]
+	mi := &file_carbide_forge_common_proto_msgTypes[21]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -897,7 +993,7 @@ func (x *VpcPeeringId) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use VpcPeeringId.ProtoReflect.Descriptor instead.
 func (*VpcPeeringId) Descriptor() ([]byte, []int) {
-	return file_carbide_forge_common_proto_rawDescGZIP(), []int{19}
+	return file_carbide_forge_common_proto_rawDescGZIP(), []int{21}
 }
 
 func (x *VpcPeeringId) GetValue() string {
@@ -916,7 +1012,7 @@ type IpxeTemplateId struct {
 
 func (x *IpxeTemplateId) Reset() {
 	*x = IpxeTemplateId{}
-	mi := &file_carbide_forge_common_proto_msgTypes[20]
+	mi := &file_carbide_forge_common_proto_msgTypes[22]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -928,7 +1024,7 @@ func (x *IpxeTemplateId) String() string {
 func (*IpxeTemplateId) ProtoMessage() {}
 
 func (x *IpxeTemplateId) ProtoReflect() protoreflect.Message {
-	mi := &file_carbide_forge_common_proto_msgTypes[20]
+	mi := &file_carbide_forge_common_proto_msgTypes[22]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -941,7 +1037,7 @@ func (x *IpxeTemplateId) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use IpxeTemplateId.ProtoReflect.Descriptor instead.
 func (*IpxeTemplateId) Descriptor() ([]byte, []int) {
-	return file_carbide_forge_common_proto_rawDescGZIP(), []int{20}
+	return file_carbide_forge_common_proto_rawDescGZIP(), []int{22}
 }
 
 func (x *IpxeTemplateId) GetValue() string {
@@ -960,7 +1056,7 @@ type ComputeAllocationId struct {
 
 func (x *ComputeAllocationId) Reset() {
 	*x = ComputeAllocationId{}
-	mi := &file_carbide_forge_common_proto_msgTypes[21]
+	mi := &file_carbide_forge_common_proto_msgTypes[23]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -972,7 +1068,7 @@ func (x *ComputeAllocationId) String() string {
 func (*ComputeAllocationId) ProtoMessage() {}
 
 func (x *ComputeAllocationId) ProtoReflect() protoreflect.Message {
-	mi := &file_carbide_forge_common_proto_msgTypes[21]
+	mi := &file_carbide_forge_common_proto_msgTypes[23]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -985,7 +1081,7 @@ func (x *ComputeAllocationId) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use ComputeAllocationId.ProtoReflect.Descriptor instead.
 func (*ComputeAllocationId) Descriptor() ([]byte, []int) {
-	return file_carbide_forge_common_proto_rawDescGZIP(), []int{21}
+	return file_carbide_forge_common_proto_rawDescGZIP(), []int{23}
 }
 
 func (x *ComputeAllocationId) GetValue() string {
@@ -1022,7 +1118,12 @@ const file_carbide_forge_common_proto_rawDesc = "" +
 	"\x0eSpxPartitionId\x12\x14\n" +
 	"\x05value\x18\x01 \x01(\tR\x05value\"\x1c\n" +
 	"\x04UUID\x12\x14\n" +
-	"\x05value\x18\x01 \x01(\tR\x05value\"\x1d\n" +
+	"\x05value\x18\x01 \x01(\tR\x05value\";\n" +
+	"\fRouteTargets\x12+\n" +
+	"\x06values\x18\x01 \x03(\v2\x13.common.RouteTargetR\x06values\"1\n" +
+	"\vRouteTarget\x12\x10\n" +
+	"\x03asn\x18\x01 \x01(\rR\x03asn\x12\x10\n" +
+	"\x03vni\x18\x02 \x01(\rR\x03vni\"\x1d\n" +
 	"\x05VpcId\x12\x14\n" +
 	"\x05value\x18\x01 \x01(\tR\x05value\"#\n" +
 	"\vVpcPrefixId\x12\x14\n" +
@@ -1060,7 +1161,7 @@ func file_carbide_forge_common_proto_rawDescGZIP() []byte {
 	return file_carbide_forge_common_proto_rawDescData
 }
 
-var file_carbide_forge_common_proto_msgTypes = make([]protoimpl.MessageInfo, 22)
+var file_carbide_forge_common_proto_msgTypes = make([]protoimpl.MessageInfo, 24)
 var file_carbide_forge_common_proto_goTypes = []any{
 	(*DomainId)(nil),                 // 0: common.DomainId
 	(*IBPartitionId)(nil),            // 1: common.IBPartitionId
@@ -1073,25 +1174,28 @@ var file_carbide_forge_common_proto_goTypes = []any{
 	(*OperatingSystemId)(nil),        // 8: common.OperatingSystemId
 	(*SpxPartitionId)(nil),           // 9: common.SpxPartitionId
 	(*UUID)(nil),                     // 10: common.UUID
-	(*VpcId)(nil),                    // 11: common.VpcId
-	(*VpcPrefixId)(nil),              // 12: common.VpcPrefixId
-	(*MachineId)(nil),                // 13: common.MachineId
-	(*MachineIdList)(nil),            // 14: common.MachineIdList
-	(*PowerShelfId)(nil),             // 15: common.PowerShelfId
-	(*RackId)(nil),                   // 16: common.RackId
-	(*SwitchId)(nil),                 // 17: common.SwitchId
-	(*Uint32List)(nil),               // 18: common.Uint32List
-	(*VpcPeeringId)(nil),             // 19: common.VpcPeeringId
-	(*IpxeTemplateId)(nil),           // 20: common.IpxeTemplateId
-	(*ComputeAllocationId)(nil),      // 21: common.ComputeAllocationId
+	(*RouteTargets)(nil),             // 11: common.RouteTargets
+	(*RouteTarget)(nil),              // 12: common.RouteTarget
+	(*VpcId)(nil),                    // 13: common.VpcId
+	(*VpcPrefixId)(nil),              // 14: common.VpcPrefixId
+	(*MachineId)(nil),                // 15: common.MachineId
+	(*MachineIdList)(nil),            // 16: common.MachineIdList
+	(*PowerShelfId)(nil),             // 17: common.PowerShelfId
+	(*RackId)(nil),                   // 18: common.RackId
+	(*SwitchId)(nil),                 // 19: common.SwitchId
+	(*Uint32List)(nil),               // 20: common.Uint32List
+	(*VpcPeeringId)(nil),             // 21: common.VpcPeeringId
+	(*IpxeTemplateId)(nil),           // 22: common.IpxeTemplateId
+	(*ComputeAllocationId)(nil),      // 23: common.ComputeAllocationId
 }
 var file_carbide_forge_common_proto_depIdxs = []int32{
-	13, // 0: common.MachineIdList.machine_ids:type_name -> common.MachineId
-	1,  // [1:1] is the sub-list for method output_type
-	1,  // [1:1] is the sub-list for method input_type
-	1,  // [1:1] is the sub-list for extension type_name
-	1,  // [1:1] is the sub-list for extension extendee
-	0,  // [0:1] is the sub-list for field type_name
+	12, // 0: common.RouteTargets.values:type_name -> common.RouteTarget
+	15, // 1: common.MachineIdList.machine_ids:type_name -> common.MachineId
+	2,  // [2:2] is the sub-list for method output_type
+	2,  // [2:2] is the sub-list for method input_type
+	2,  // [2:2] is the sub-list for extension type_name
+	2,  // [2:2] is the sub-list for extension extendee
+	0,  // [0:2] is the sub-list for field type_name
 }
 
 func init() { file_carbide_forge_common_proto_init() }
@@ -1105,7 +1209,7 @@ func file_carbide_forge_common_proto_init() {
 			GoPackagePath: reflect.TypeOf(x{}).PkgPath(),
 			RawDescriptor: unsafe.Slice(unsafe.StringData(file_carbide_forge_common_proto_rawDesc), len(file_carbide_forge_common_proto_rawDesc)),
 			NumEnums:      0,
-			NumMessages:   22,
+			NumMessages:   24,
 			NumExtensions: 0,
 			NumServices:   0,
 		},

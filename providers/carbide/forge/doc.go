@@ -1,12 +1,13 @@
 // Package forge is the wire of the site's control service, forge.Forge: the messages and methods that converge
 // needs, with the real service's names, numbers and types.
 //
-// Two generations of the service are in use. Newer servers keep an object's name in its metadata; older ones, and
+// Several generations of the service are in use. Newer servers keep an object's name in its metadata; older ones, and
 // clients built from the older files, keep it in a plain field whose number is reserved today. [SetLegacyName] and
-// [LegacyName] reach that field, so that one request and one reader serve both. On reading prefer the metadata.
+// [LegacyName] reach that field, so that one request and one reader serve both. On reading prefer the metadata. Likewise
+// with what moved from flat fields into config and status: read the newest place that is filled.
 //
-// The .proto files are the source; go generate compiles them. A test compares every compiled descriptor with
-// testdata/forge-wire.json, the table of facts about the real service.
+// The .proto files are the source; go generate compiles them. Tests compare every compiled descriptor with the tables of
+// facts about the real service: testdata/forge-wire.json, as of May 2026, and testdata/forge-wire-2026-08.json, v2.0.
 package forge
 
 //go:generate sh generate.sh

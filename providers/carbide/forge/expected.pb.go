@@ -23,6 +23,168 @@ const (
 	_ = protoimpl.EnforceVersion(protoimpl.MaxVersion - 20)
 )
 
+type ExpectedInterfaceRole int32
+
+const (
+	ExpectedInterfaceRole_EXPECTED_INTERFACE_ROLE_UNSPECIFIED ExpectedInterfaceRole = 0
+	ExpectedInterfaceRole_EXPECTED_INTERFACE_ROLE_HOST        ExpectedInterfaceRole = 1
+	ExpectedInterfaceRole_EXPECTED_INTERFACE_ROLE_DPU_OS      ExpectedInterfaceRole = 2
+	ExpectedInterfaceRole_EXPECTED_INTERFACE_ROLE_DPU_BMC     ExpectedInterfaceRole = 3
+	ExpectedInterfaceRole_EXPECTED_INTERFACE_ROLE_HOST_BMC    ExpectedInterfaceRole = 4
+)
+
+// Enum value maps for ExpectedInterfaceRole.
+var (
+	ExpectedInterfaceRole_name = map[int32]string{
+		0: "EXPECTED_INTERFACE_ROLE_UNSPECIFIED",
+		1: "EXPECTED_INTERFACE_ROLE_HOST",
+		2: "EXPECTED_INTERFACE_ROLE_DPU_OS",
+		3: "EXPECTED_INTERFACE_ROLE_DPU_BMC",
+		4: "EXPECTED_INTERFACE_ROLE_HOST_BMC",
+	}
+	ExpectedInterfaceRole_value = map[string]int32{
+		"EXPECTED_INTERFACE_ROLE_UNSPECIFIED": 0,
+		"EXPECTED_INTERFACE_ROLE_HOST":        1,
+		"EXPECTED_INTERFACE_ROLE_DPU_OS":      2,
+		"EXPECTED_INTERFACE_ROLE_DPU_BMC":     3,
+		"EXPECTED_INTERFACE_ROLE_HOST_BMC":    4,
+	}
+)
+
+func (x ExpectedInterfaceRole) Enum() *ExpectedInterfaceRole {
+	p := new(ExpectedInterfaceRole)
+	*p = x
+	return p
+}
+
+func (x ExpectedInterfaceRole) String() string {
+	return protoimpl.X.EnumStringOf(x.Descriptor(), protoreflect.EnumNumber(x))
+}
+
+func (ExpectedInterfaceRole) Descriptor() protoreflect.EnumDescriptor {
+	return file_carbide_forge_expected_proto_enumTypes[0].Descriptor()
+}
+
+func (ExpectedInterfaceRole) Type() protoreflect.EnumType {
+	return &file_carbide_forge_expected_proto_enumTypes[0]
+}
+
+func (x ExpectedInterfaceRole) Number() protoreflect.EnumNumber {
+	return protoreflect.EnumNumber(x)
+}
+
+// Deprecated: Use ExpectedInterfaceRole.Descriptor instead.
+func (ExpectedInterfaceRole) EnumDescriptor() ([]byte, []int) {
+	return file_carbide_forge_expected_proto_rawDescGZIP(), []int{0}
+}
+
+type ExpectedInterfaceIpAllocation int32
+
+const (
+	ExpectedInterfaceIpAllocation_EXPECTED_INTERFACE_IP_ALLOCATION_UNSPECIFIED ExpectedInterfaceIpAllocation = 0
+	ExpectedInterfaceIpAllocation_EXPECTED_INTERFACE_IP_ALLOCATION_DYNAMIC     ExpectedInterfaceIpAllocation = 1
+	ExpectedInterfaceIpAllocation_EXPECTED_INTERFACE_IP_ALLOCATION_FIXED       ExpectedInterfaceIpAllocation = 2
+	ExpectedInterfaceIpAllocation_EXPECTED_INTERFACE_IP_ALLOCATION_RETAINED    ExpectedInterfaceIpAllocation = 3
+)
+
+// Enum value maps for ExpectedInterfaceIpAllocation.
+var (
+	ExpectedInterfaceIpAllocation_name = map[int32]string{
+		0: "EXPECTED_INTERFACE_IP_ALLOCATION_UNSPECIFIED",
+		1: "EXPECTED_INTERFACE_IP_ALLOCATION_DYNAMIC",
+		2: "EXPECTED_INTERFACE_IP_ALLOCATION_FIXED",
+		3: "EXPECTED_INTERFACE_IP_ALLOCATION_RETAINED",
+	}
+	ExpectedInterfaceIpAllocation_value = map[string]int32{
+		"EXPECTED_INTERFACE_IP_ALLOCATION_UNSPECIFIED": 0,
+		"EXPECTED_INTERFACE_IP_ALLOCATION_DYNAMIC":     1,
+		"EXPECTED_INTERFACE_IP_ALLOCATION_FIXED":       2,
+		"EXPECTED_INTERFACE_IP_ALLOCATION_RETAINED":    3,
+	}
+)
+
+func (x ExpectedInterfaceIpAllocation) Enum() *ExpectedInterfaceIpAllocation {
+	p := new(ExpectedInterfaceIpAllocation)
+	*p = x
+	return p
+}
+
+func (x ExpectedInterfaceIpAllocation) String() string {
+	return protoimpl.X.EnumStringOf(x.Descriptor(), protoreflect.EnumNumber(x))
+}
+
+func (ExpectedInterfaceIpAllocation) Descriptor() protoreflect.EnumDescriptor {
+	return file_carbide_forge_expected_proto_enumTypes[1].Descriptor()
+}
+
+func (ExpectedInterfaceIpAllocation) Type() protoreflect.EnumType {
+	return &file_carbide_forge_expected_proto_enumTypes[1]
+}
+
+func (x ExpectedInterfaceIpAllocation) Number() protoreflect.EnumNumber {
+	return protoreflect.EnumNumber(x)
+}
+
+// Deprecated: Use ExpectedInterfaceIpAllocation.Descriptor instead.
+func (ExpectedInterfaceIpAllocation) EnumDescriptor() ([]byte, []int) {
+	return file_carbide_forge_expected_proto_rawDescGZIP(), []int{1}
+}
+
+type BmcIpAllocationType int32
+
+const (
+	BmcIpAllocationType_BMC_IP_ALLOCATION_TYPE_UNSPECIFIED BmcIpAllocationType = 0
+	BmcIpAllocationType_BMC_IP_ALLOCATION_TYPE_AUTO        BmcIpAllocationType = 1
+	BmcIpAllocationType_BMC_IP_ALLOCATION_TYPE_DYNAMIC     BmcIpAllocationType = 2
+	BmcIpAllocationType_BMC_IP_ALLOCATION_TYPE_FIXED       BmcIpAllocationType = 3
+	BmcIpAllocationType_BMC_IP_ALLOCATION_TYPE_RETAINED    BmcIpAllocationType = 4
+)
+
+// Enum value maps for BmcIpAllocationType.
+var (
+	BmcIpAllocationType_name = map[int32]string{
+		0: "BMC_IP_ALLOCATION_TYPE_UNSPECIFIED",
+		1: "BMC_IP_ALLOCATION_TYPE_AUTO",
+		2: "BMC_IP_ALLOCATION_TYPE_DYNAMIC",
+		3: "BMC_IP_ALLOCATION_TYPE_FIXED",
+		4: "BMC_IP_ALLOCATION_TYPE_RETAINED",
+	}
+	BmcIpAllocationType_value = map[string]int32{
+		"BMC_IP_ALLOCATION_TYPE_UNSPECIFIED": 0,
+		"BMC_IP_ALLOCATION_TYPE_AUTO":        1,
+		"BMC_IP_ALLOCATION_TYPE_DYNAMIC":     2,
+		"BMC_IP_ALLOCATION_TYPE_FIXED":       3,
+		"BMC_IP_ALLOCATION_TYPE_RETAINED":    4,
+	}
+)
+
+func (x BmcIpAllocationType) Enum() *BmcIpAllocationType {
+	p := new(BmcIpAllocationType)
+	*p = x
+	return p
+}
+
+func (x BmcIpAllocationType) String() string {
+	return protoimpl.X.EnumStringOf(x.Descriptor(), protoreflect.EnumNumber(x))
+}
+
+func (BmcIpAllocationType) Descriptor() protoreflect.EnumDescriptor {
+	return file_carbide_forge_expected_proto_enumTypes[2].Descriptor()
+}
+
+func (BmcIpAllocationType) Type() protoreflect.EnumType {
+	return &file_carbide_forge_expected_proto_enumTypes[2]
+}
+
+func (x BmcIpAllocationType) Number() protoreflect.EnumNumber {
+	return protoreflect.EnumNumber(x)
+}
+
+// Deprecated: Use BmcIpAllocationType.Descriptor instead.
+func (BmcIpAllocationType) EnumDescriptor() ([]byte, []int) {
+	return file_carbide_forge_expected_proto_rawDescGZIP(), []int{2}
+}
+
 type DpuMode int32
 
 const (
@@ -59,11 +221,11 @@ func (x DpuMode) String() string {
 }
 
 func (DpuMode) Descriptor() protoreflect.EnumDescriptor {
-	return file_carbide_forge_expected_proto_enumTypes[0].Descriptor()
+	return file_carbide_forge_expected_proto_enumTypes[3].Descriptor()
 }
 
 func (DpuMode) Type() protoreflect.EnumType {
-	return &file_carbide_forge_expected_proto_enumTypes[0]
+	return &file_carbide_forge_expected_proto_enumTypes[3]
 }
 
 func (x DpuMode) Number() protoreflect.EnumNumber {
@@ -72,7 +234,7 @@ func (x DpuMode) Number() protoreflect.EnumNumber {
 
 // Deprecated: Use DpuMode.Descriptor instead.
 func (DpuMode) EnumDescriptor() ([]byte, []int) {
-	return file_carbide_forge_expected_proto_rawDescGZIP(), []int{0}
+	return file_carbide_forge_expected_proto_rawDescGZIP(), []int{3}
 }
 
 type ExpectedMachine struct {
@@ -95,6 +257,8 @@ type ExpectedMachine struct {
 	BmcRetainCredentials *bool                 `protobuf:"varint,15,opt,name=bmc_retain_credentials,json=bmcRetainCredentials,proto3,oneof" json:"bmc_retain_credentials,omitempty"`
 	DpuMode              *DpuMode              `protobuf:"varint,16,opt,name=dpu_mode,json=dpuMode,proto3,enum=forge.DpuMode,oneof" json:"dpu_mode,omitempty"`
 	HostLifecycleProfile *HostLifecycleProfile `protobuf:"bytes,17,opt,name=host_lifecycle_profile,json=hostLifecycleProfile,proto3,oneof" json:"host_lifecycle_profile,omitempty"`
+	BmcIpAllocation      *BmcIpAllocationType  `protobuf:"varint,18,opt,name=bmc_ip_allocation,json=bmcIpAllocation,proto3,enum=forge.BmcIpAllocationType,oneof" json:"bmc_ip_allocation,omitempty"`
+	ReplaceHostNics      bool                  `protobuf:"varint,19,opt,name=replace_host_nics,json=replaceHostNics,proto3" json:"replace_host_nics,omitempty"` // in an update: the list has all that there is to be
 	unknownFields        protoimpl.UnknownFields
 	sizeCache            protoimpl.SizeCache
 }
@@ -249,16 +413,33 @@ func (x *ExpectedMachine) GetHostLifecycleProfile() *HostLifecycleProfile {
 	return nil
 }
 
+func (x *ExpectedMachine) GetBmcIpAllocation() BmcIpAllocationType {
+	if x != nil && x.BmcIpAllocation != nil {
+		return *x.BmcIpAllocation
+	}
+	return BmcIpAllocationType_BMC_IP_ALLOCATION_TYPE_UNSPECIFIED
+}
+
+func (x *ExpectedMachine) GetReplaceHostNics() bool {
+	if x != nil {
+		return x.ReplaceHostNics
+	}
+	return false
+}
+
 type ExpectedHostNic struct {
-	state         protoimpl.MessageState `protogen:"open.v1"`
-	MacAddress    string                 `protobuf:"bytes,1,opt,name=mac_address,json=macAddress,proto3" json:"mac_address,omitempty"`
-	NicType       *string                `protobuf:"bytes,2,opt,name=nic_type,json=nicType,proto3,oneof" json:"nic_type,omitempty"`
-	FixedIp       *string                `protobuf:"bytes,3,opt,name=fixed_ip,json=fixedIp,proto3,oneof" json:"fixed_ip,omitempty"`
-	FixedMask     *string                `protobuf:"bytes,4,opt,name=fixed_mask,json=fixedMask,proto3,oneof" json:"fixed_mask,omitempty"`
-	FixedGateway  *string                `protobuf:"bytes,5,opt,name=fixed_gateway,json=fixedGateway,proto3,oneof" json:"fixed_gateway,omitempty"`
-	Primary       *bool                  `protobuf:"varint,6,opt,name=primary,proto3,oneof" json:"primary,omitempty"`
-	unknownFields protoimpl.UnknownFields
-	sizeCache     protoimpl.SizeCache
+	state              protoimpl.MessageState         `protogen:"open.v1"`
+	MacAddress         string                         `protobuf:"bytes,1,opt,name=mac_address,json=macAddress,proto3" json:"mac_address,omitempty"`
+	NicType            *string                        `protobuf:"bytes,2,opt,name=nic_type,json=nicType,proto3,oneof" json:"nic_type,omitempty"`
+	FixedIp            *string                        `protobuf:"bytes,3,opt,name=fixed_ip,json=fixedIp,proto3,oneof" json:"fixed_ip,omitempty"`
+	FixedMask          *string                        `protobuf:"bytes,4,opt,name=fixed_mask,json=fixedMask,proto3,oneof" json:"fixed_mask,omitempty"`
+	FixedGateway       *string                        `protobuf:"bytes,5,opt,name=fixed_gateway,json=fixedGateway,proto3,oneof" json:"fixed_gateway,omitempty"`
+	Primary            *bool                          `protobuf:"varint,6,opt,name=primary,proto3,oneof" json:"primary,omitempty"`
+	NetworkSegmentType *NetworkSegmentType            `protobuf:"varint,7,opt,name=network_segment_type,json=networkSegmentType,proto3,enum=forge.NetworkSegmentType,oneof" json:"network_segment_type,omitempty"`
+	Role               *ExpectedInterfaceRole         `protobuf:"varint,8,opt,name=role,proto3,enum=forge.ExpectedInterfaceRole,oneof" json:"role,omitempty"`
+	IpAllocation       *ExpectedInterfaceIpAllocation `protobuf:"varint,9,opt,name=ip_allocation,json=ipAllocation,proto3,enum=forge.ExpectedInterfaceIpAllocation,oneof" json:"ip_allocation,omitempty"`
+	unknownFields      protoimpl.UnknownFields
+	sizeCache          protoimpl.SizeCache
 }
 
 func (x *ExpectedHostNic) Reset() {
@@ -331,6 +512,27 @@ func (x *ExpectedHostNic) GetPrimary() bool {
 		return *x.Primary
 	}
 	return false
+}
+
+func (x *ExpectedHostNic) GetNetworkSegmentType() NetworkSegmentType {
+	if x != nil && x.NetworkSegmentType != nil {
+		return *x.NetworkSegmentType
+	}
+	return NetworkSegmentType_TENANT
+}
+
+func (x *ExpectedHostNic) GetRole() ExpectedInterfaceRole {
+	if x != nil && x.Role != nil {
+		return *x.Role
+	}
+	return ExpectedInterfaceRole_EXPECTED_INTERFACE_ROLE_UNSPECIFIED
+}
+
+func (x *ExpectedHostNic) GetIpAllocation() ExpectedInterfaceIpAllocation {
+	if x != nil && x.IpAllocation != nil {
+		return *x.IpAllocation
+	}
+	return ExpectedInterfaceIpAllocation_EXPECTED_INTERFACE_IP_ALLOCATION_UNSPECIFIED
 }
 
 type HostLifecycleProfile struct {
@@ -1301,7 +1503,7 @@ var File_carbide_forge_expected_proto protoreflect.FileDescriptor
 
 const file_carbide_forge_expected_proto_rawDesc = "" +
 	"\n" +
-	"\x1ccarbide/forge/expected.proto\x12\x05forge\x1a\x1acarbide/forge/common.proto\x1a\x1acarbide/forge/object.proto\"\x81\b\n" +
+	"\x1ccarbide/forge/expected.proto\x12\x05forge\x1a\x1acarbide/forge/common.proto\x1a\x1acarbide/forge/object.proto\x1a\x1bcarbide/forge/segment.proto\"\x90\t\n" +
 	"\x0fExpectedMachine\x12&\n" +
 	"\x0fbmc_mac_address\x18\x01 \x01(\tR\rbmcMacAddress\x12!\n" +
 	"\fbmc_username\x18\x02 \x01(\tR\vbmcUsername\x12!\n" +
@@ -1321,7 +1523,9 @@ const file_carbide_forge_expected_proto_rawDesc = "" +
 	"\x0ebmc_ip_address\x18\x0e \x01(\tH\x05R\fbmcIpAddress\x88\x01\x01\x129\n" +
 	"\x16bmc_retain_credentials\x18\x0f \x01(\bH\x06R\x14bmcRetainCredentials\x88\x01\x01\x12.\n" +
 	"\bdpu_mode\x18\x10 \x01(\x0e2\x0e.forge.DpuModeH\aR\adpuMode\x88\x01\x01\x12V\n" +
-	"\x16host_lifecycle_profile\x18\x11 \x01(\v2\x1b.forge.HostLifecycleProfileH\bR\x14hostLifecycleProfile\x88\x01\x01B\t\n" +
+	"\x16host_lifecycle_profile\x18\x11 \x01(\v2\x1b.forge.HostLifecycleProfileH\bR\x14hostLifecycleProfile\x88\x01\x01\x12K\n" +
+	"\x11bmc_ip_allocation\x18\x12 \x01(\x0e2\x1a.forge.BmcIpAllocationTypeH\tR\x0fbmcIpAllocation\x88\x01\x01\x12*\n" +
+	"\x11replace_host_nics\x18\x13 \x01(\bR\x0freplaceHostNicsB\t\n" +
 	"\a_sku_idB\x05\n" +
 	"\x03_idB\n" +
 	"\n" +
@@ -1331,7 +1535,8 @@ const file_carbide_forge_expected_proto_rawDesc = "" +
 	"\x0f_bmc_ip_addressB\x19\n" +
 	"\x17_bmc_retain_credentialsB\v\n" +
 	"\t_dpu_modeB\x19\n" +
-	"\x17_host_lifecycle_profile\"\xa6\x02\n" +
+	"\x17_host_lifecycle_profileB\x14\n" +
+	"\x12_bmc_ip_allocation\"\xb3\x04\n" +
 	"\x0fExpectedHostNic\x12\x1f\n" +
 	"\vmac_address\x18\x01 \x01(\tR\n" +
 	"macAddress\x12\x1e\n" +
@@ -1340,13 +1545,19 @@ const file_carbide_forge_expected_proto_rawDesc = "" +
 	"\n" +
 	"fixed_mask\x18\x04 \x01(\tH\x02R\tfixedMask\x88\x01\x01\x12(\n" +
 	"\rfixed_gateway\x18\x05 \x01(\tH\x03R\ffixedGateway\x88\x01\x01\x12\x1d\n" +
-	"\aprimary\x18\x06 \x01(\bH\x04R\aprimary\x88\x01\x01B\v\n" +
+	"\aprimary\x18\x06 \x01(\bH\x04R\aprimary\x88\x01\x01\x12P\n" +
+	"\x14network_segment_type\x18\a \x01(\x0e2\x19.forge.NetworkSegmentTypeH\x05R\x12networkSegmentType\x88\x01\x01\x125\n" +
+	"\x04role\x18\b \x01(\x0e2\x1c.forge.ExpectedInterfaceRoleH\x06R\x04role\x88\x01\x01\x12N\n" +
+	"\rip_allocation\x18\t \x01(\x0e2$.forge.ExpectedInterfaceIpAllocationH\aR\fipAllocation\x88\x01\x01B\v\n" +
 	"\t_nic_typeB\v\n" +
 	"\t_fixed_ipB\r\n" +
 	"\v_fixed_maskB\x10\n" +
 	"\x0e_fixed_gatewayB\n" +
 	"\n" +
-	"\b_primary\"[\n" +
+	"\b_primaryB\x17\n" +
+	"\x15_network_segment_typeB\a\n" +
+	"\x05_roleB\x10\n" +
+	"\x0e_ip_allocation\"[\n" +
 	"\x14HostLifecycleProfile\x12.\n" +
 	"\x10disable_lockdown\x18\x01 \x01(\bH\x00R\x0fdisableLockdown\x88\x01\x01B\x13\n" +
 	"\x11_disable_lockdown\"j\n" +
@@ -1446,7 +1657,24 @@ const file_carbide_forge_expected_proto_rawDesc = "" +
 	"\x13_expected_switch_idB\x1c\n" +
 	"\x1a_explored_endpoint_addressB\n" +
 	"\n" +
-	"\b_rack_id*K\n" +
+	"\b_rack_id*\xd1\x01\n" +
+	"\x15ExpectedInterfaceRole\x12'\n" +
+	"#EXPECTED_INTERFACE_ROLE_UNSPECIFIED\x10\x00\x12 \n" +
+	"\x1cEXPECTED_INTERFACE_ROLE_HOST\x10\x01\x12\"\n" +
+	"\x1eEXPECTED_INTERFACE_ROLE_DPU_OS\x10\x02\x12#\n" +
+	"\x1fEXPECTED_INTERFACE_ROLE_DPU_BMC\x10\x03\x12$\n" +
+	" EXPECTED_INTERFACE_ROLE_HOST_BMC\x10\x04*\xda\x01\n" +
+	"\x1dExpectedInterfaceIpAllocation\x120\n" +
+	",EXPECTED_INTERFACE_IP_ALLOCATION_UNSPECIFIED\x10\x00\x12,\n" +
+	"(EXPECTED_INTERFACE_IP_ALLOCATION_DYNAMIC\x10\x01\x12*\n" +
+	"&EXPECTED_INTERFACE_IP_ALLOCATION_FIXED\x10\x02\x12-\n" +
+	")EXPECTED_INTERFACE_IP_ALLOCATION_RETAINED\x10\x03*\xc9\x01\n" +
+	"\x13BmcIpAllocationType\x12&\n" +
+	"\"BMC_IP_ALLOCATION_TYPE_UNSPECIFIED\x10\x00\x12\x1f\n" +
+	"\x1bBMC_IP_ALLOCATION_TYPE_AUTO\x10\x01\x12\"\n" +
+	"\x1eBMC_IP_ALLOCATION_TYPE_DYNAMIC\x10\x02\x12 \n" +
+	"\x1cBMC_IP_ALLOCATION_TYPE_FIXED\x10\x03\x12#\n" +
+	"\x1fBMC_IP_ALLOCATION_TYPE_RETAINED\x10\x04*K\n" +
 	"\aDpuMode\x12\x18\n" +
 	"\x14DPU_MODE_UNSPECIFIED\x10\x00\x12\f\n" +
 	"\bDPU_MODE\x10\x01\x12\f\n" +
@@ -1466,69 +1694,77 @@ func file_carbide_forge_expected_proto_rawDescGZIP() []byte {
 	return file_carbide_forge_expected_proto_rawDescData
 }
 
-var file_carbide_forge_expected_proto_enumTypes = make([]protoimpl.EnumInfo, 1)
+var file_carbide_forge_expected_proto_enumTypes = make([]protoimpl.EnumInfo, 4)
 var file_carbide_forge_expected_proto_msgTypes = make([]protoimpl.MessageInfo, 17)
 var file_carbide_forge_expected_proto_goTypes = []any{
-	(DpuMode)(0),                         // 0: forge.DpuMode
-	(*ExpectedMachine)(nil),              // 1: forge.ExpectedMachine
-	(*ExpectedHostNic)(nil),              // 2: forge.ExpectedHostNic
-	(*HostLifecycleProfile)(nil),         // 3: forge.HostLifecycleProfile
-	(*ExpectedMachineRequest)(nil),       // 4: forge.ExpectedMachineRequest
-	(*ExpectedMachineList)(nil),          // 5: forge.ExpectedMachineList
-	(*LinkedExpectedMachineList)(nil),    // 6: forge.LinkedExpectedMachineList
-	(*LinkedExpectedMachine)(nil),        // 7: forge.LinkedExpectedMachine
-	(*ExpectedPowerShelf)(nil),           // 8: forge.ExpectedPowerShelf
-	(*ExpectedPowerShelfRequest)(nil),    // 9: forge.ExpectedPowerShelfRequest
-	(*ExpectedPowerShelfList)(nil),       // 10: forge.ExpectedPowerShelfList
-	(*LinkedExpectedPowerShelfList)(nil), // 11: forge.LinkedExpectedPowerShelfList
-	(*LinkedExpectedPowerShelf)(nil),     // 12: forge.LinkedExpectedPowerShelf
-	(*ExpectedSwitch)(nil),               // 13: forge.ExpectedSwitch
-	(*ExpectedSwitchRequest)(nil),        // 14: forge.ExpectedSwitchRequest
-	(*ExpectedSwitchList)(nil),           // 15: forge.ExpectedSwitchList
-	(*LinkedExpectedSwitchList)(nil),     // 16: forge.LinkedExpectedSwitchList
-	(*LinkedExpectedSwitch)(nil),         // 17: forge.LinkedExpectedSwitch
-	(*Metadata)(nil),                     // 18: forge.Metadata
-	(*UUID)(nil),                         // 19: common.UUID
-	(*RackId)(nil),                       // 20: common.RackId
-	(*MachineId)(nil),                    // 21: common.MachineId
-	(*PowerShelfId)(nil),                 // 22: common.PowerShelfId
-	(*SwitchId)(nil),                     // 23: common.SwitchId
+	(ExpectedInterfaceRole)(0),           // 0: forge.ExpectedInterfaceRole
+	(ExpectedInterfaceIpAllocation)(0),   // 1: forge.ExpectedInterfaceIpAllocation
+	(BmcIpAllocationType)(0),             // 2: forge.BmcIpAllocationType
+	(DpuMode)(0),                         // 3: forge.DpuMode
+	(*ExpectedMachine)(nil),              // 4: forge.ExpectedMachine
+	(*ExpectedHostNic)(nil),              // 5: forge.ExpectedHostNic
+	(*HostLifecycleProfile)(nil),         // 6: forge.HostLifecycleProfile
+	(*ExpectedMachineRequest)(nil),       // 7: forge.ExpectedMachineRequest
+	(*ExpectedMachineList)(nil),          // 8: forge.ExpectedMachineList
+	(*LinkedExpectedMachineList)(nil),    // 9: forge.LinkedExpectedMachineList
+	(*LinkedExpectedMachine)(nil),        // 10: forge.LinkedExpectedMachine
+	(*ExpectedPowerShelf)(nil),           // 11: forge.ExpectedPowerShelf
+	(*ExpectedPowerShelfRequest)(nil),    // 12: forge.ExpectedPowerShelfRequest
+	(*ExpectedPowerShelfList)(nil),       // 13: forge.ExpectedPowerShelfList
+	(*LinkedExpectedPowerShelfList)(nil), // 14: forge.LinkedExpectedPowerShelfList
+	(*LinkedExpectedPowerShelf)(nil),     // 15: forge.LinkedExpectedPowerShelf
+	(*ExpectedSwitch)(nil),               // 16: forge.ExpectedSwitch
+	(*ExpectedSwitchRequest)(nil),        // 17: forge.ExpectedSwitchRequest
+	(*ExpectedSwitchList)(nil),           // 18: forge.ExpectedSwitchList
+	(*LinkedExpectedSwitchList)(nil),     // 19: forge.LinkedExpectedSwitchList
+	(*LinkedExpectedSwitch)(nil),         // 20: forge.LinkedExpectedSwitch
+	(*Metadata)(nil),                     // 21: forge.Metadata
+	(*UUID)(nil),                         // 22: common.UUID
+	(*RackId)(nil),                       // 23: common.RackId
+	(NetworkSegmentType)(0),              // 24: forge.NetworkSegmentType
+	(*MachineId)(nil),                    // 25: common.MachineId
+	(*PowerShelfId)(nil),                 // 26: common.PowerShelfId
+	(*SwitchId)(nil),                     // 27: common.SwitchId
 }
 var file_carbide_forge_expected_proto_depIdxs = []int32{
-	18, // 0: forge.ExpectedMachine.metadata:type_name -> forge.Metadata
-	19, // 1: forge.ExpectedMachine.id:type_name -> common.UUID
-	2,  // 2: forge.ExpectedMachine.host_nics:type_name -> forge.ExpectedHostNic
-	20, // 3: forge.ExpectedMachine.rack_id:type_name -> common.RackId
-	0,  // 4: forge.ExpectedMachine.dpu_mode:type_name -> forge.DpuMode
-	3,  // 5: forge.ExpectedMachine.host_lifecycle_profile:type_name -> forge.HostLifecycleProfile
-	19, // 6: forge.ExpectedMachineRequest.id:type_name -> common.UUID
-	1,  // 7: forge.ExpectedMachineList.expected_machines:type_name -> forge.ExpectedMachine
-	7,  // 8: forge.LinkedExpectedMachineList.expected_machines:type_name -> forge.LinkedExpectedMachine
-	21, // 9: forge.LinkedExpectedMachine.machine_id:type_name -> common.MachineId
-	19, // 10: forge.LinkedExpectedMachine.expected_machine_id:type_name -> common.UUID
-	18, // 11: forge.ExpectedPowerShelf.metadata:type_name -> forge.Metadata
-	20, // 12: forge.ExpectedPowerShelf.rack_id:type_name -> common.RackId
-	19, // 13: forge.ExpectedPowerShelf.expected_power_shelf_id:type_name -> common.UUID
-	19, // 14: forge.ExpectedPowerShelfRequest.expected_power_shelf_id:type_name -> common.UUID
-	8,  // 15: forge.ExpectedPowerShelfList.expected_power_shelves:type_name -> forge.ExpectedPowerShelf
-	12, // 16: forge.LinkedExpectedPowerShelfList.expected_power_shelves:type_name -> forge.LinkedExpectedPowerShelf
-	22, // 17: forge.LinkedExpectedPowerShelf.power_shelf_id:type_name -> common.PowerShelfId
-	19, // 18: forge.LinkedExpectedPowerShelf.expected_power_shelf_id:type_name -> common.UUID
-	20, // 19: forge.LinkedExpectedPowerShelf.rack_id:type_name -> common.RackId
-	18, // 20: forge.ExpectedSwitch.metadata:type_name -> forge.Metadata
-	20, // 21: forge.ExpectedSwitch.rack_id:type_name -> common.RackId
-	19, // 22: forge.ExpectedSwitch.expected_switch_id:type_name -> common.UUID
-	19, // 23: forge.ExpectedSwitchRequest.expected_switch_id:type_name -> common.UUID
-	13, // 24: forge.ExpectedSwitchList.expected_switches:type_name -> forge.ExpectedSwitch
-	17, // 25: forge.LinkedExpectedSwitchList.expected_switches:type_name -> forge.LinkedExpectedSwitch
-	23, // 26: forge.LinkedExpectedSwitch.switch_id:type_name -> common.SwitchId
-	19, // 27: forge.LinkedExpectedSwitch.expected_switch_id:type_name -> common.UUID
-	20, // 28: forge.LinkedExpectedSwitch.rack_id:type_name -> common.RackId
-	29, // [29:29] is the sub-list for method output_type
-	29, // [29:29] is the sub-list for method input_type
-	29, // [29:29] is the sub-list for extension type_name
-	29, // [29:29] is the sub-list for extension extendee
-	0,  // [0:29] is the sub-list for field type_name
+	21, // 0: forge.ExpectedMachine.metadata:type_name -> forge.Metadata
+	22, // 1: forge.ExpectedMachine.id:type_name -> common.UUID
+	5,  // 2: forge.ExpectedMachine.host_nics:type_name -> forge.ExpectedHostNic
+	23, // 3: forge.ExpectedMachine.rack_id:type_name -> common.RackId
+	3,  // 4: forge.ExpectedMachine.dpu_mode:type_name -> forge.DpuMode
+	6,  // 5: forge.ExpectedMachine.host_lifecycle_profile:type_name -> forge.HostLifecycleProfile
+	2,  // 6: forge.ExpectedMachine.bmc_ip_allocation:type_name -> forge.BmcIpAllocationType
+	24, // 7: forge.ExpectedHostNic.network_segment_type:type_name -> forge.NetworkSegmentType
+	0,  // 8: forge.ExpectedHostNic.role:type_name -> forge.ExpectedInterfaceRole
+	1,  // 9: forge.ExpectedHostNic.ip_allocation:type_name -> forge.ExpectedInterfaceIpAllocation
+	22, // 10: forge.ExpectedMachineRequest.id:type_name -> common.UUID
+	4,  // 11: forge.ExpectedMachineList.expected_machines:type_name -> forge.ExpectedMachine
+	10, // 12: forge.LinkedExpectedMachineList.expected_machines:type_name -> forge.LinkedExpectedMachine
+	25, // 13: forge.LinkedExpectedMachine.machine_id:type_name -> common.MachineId
+	22, // 14: forge.LinkedExpectedMachine.expected_machine_id:type_name -> common.UUID
+	21, // 15: forge.ExpectedPowerShelf.metadata:type_name -> forge.Metadata
+	23, // 16: forge.ExpectedPowerShelf.rack_id:type_name -> common.RackId
+	22, // 17: forge.ExpectedPowerShelf.expected_power_shelf_id:type_name -> common.UUID
+	22, // 18: forge.ExpectedPowerShelfRequest.expected_power_shelf_id:type_name -> common.UUID
+	11, // 19: forge.ExpectedPowerShelfList.expected_power_shelves:type_name -> forge.ExpectedPowerShelf
+	15, // 20: forge.LinkedExpectedPowerShelfList.expected_power_shelves:type_name -> forge.LinkedExpectedPowerShelf
+	26, // 21: forge.LinkedExpectedPowerShelf.power_shelf_id:type_name -> common.PowerShelfId
+	22, // 22: forge.LinkedExpectedPowerShelf.expected_power_shelf_id:type_name -> common.UUID
+	23, // 23: forge.LinkedExpectedPowerShelf.rack_id:type_name -> common.RackId
+	21, // 24: forge.ExpectedSwitch.metadata:type_name -> forge.Metadata
+	23, // 25: forge.ExpectedSwitch.rack_id:type_name -> common.RackId
+	22, // 26: forge.ExpectedSwitch.expected_switch_id:type_name -> common.UUID
+	22, // 27: forge.ExpectedSwitchRequest.expected_switch_id:type_name -> common.UUID
+	16, // 28: forge.ExpectedSwitchList.expected_switches:type_name -> forge.ExpectedSwitch
+	20, // 29: forge.LinkedExpectedSwitchList.expected_switches:type_name -> forge.LinkedExpectedSwitch
+	27, // 30: forge.LinkedExpectedSwitch.switch_id:type_name -> common.SwitchId
+	22, // 31: forge.LinkedExpectedSwitch.expected_switch_id:type_name -> common.UUID
+	23, // 32: forge.LinkedExpectedSwitch.rack_id:type_name -> common.RackId
+	33, // [33:33] is the sub-list for method output_type
+	33, // [33:33] is the sub-list for method input_type
+	33, // [33:33] is the sub-list for extension type_name
+	33, // [33:33] is the sub-list for extension extendee
+	0,  // [0:33] is the sub-list for field type_name
 }
 
 func init() { file_carbide_forge_expected_proto_init() }
@@ -1538,6 +1774,7 @@ func file_carbide_forge_expected_proto_init() {
 	}
 	file_carbide_forge_common_proto_init()
 	file_carbide_forge_object_proto_init()
+	file_carbide_forge_segment_proto_init()
 	file_carbide_forge_expected_proto_msgTypes[0].OneofWrappers = []any{}
 	file_carbide_forge_expected_proto_msgTypes[1].OneofWrappers = []any{}
 	file_carbide_forge_expected_proto_msgTypes[2].OneofWrappers = []any{}
@@ -1554,7 +1791,7 @@ func file_carbide_forge_expected_proto_init() {
 		File: protoimpl.DescBuilder{
 			GoPackagePath: reflect.TypeOf(x{}).PkgPath(),
 			RawDescriptor: unsafe.Slice(unsafe.StringData(file_carbide_forge_expected_proto_rawDesc), len(file_carbide_forge_expected_proto_rawDesc)),
-			NumEnums:      1,
+			NumEnums:      4,
 			NumMessages:   17,
 			NumExtensions: 0,
 			NumServices:   0,

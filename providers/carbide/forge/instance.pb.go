@@ -24,6 +24,58 @@ const (
 	_ = protoimpl.EnforceVersion(protoimpl.MaxVersion - 20)
 )
 
+type InstanceInterfaceIpFamilyMode int32
+
+const (
+	InstanceInterfaceIpFamilyMode_INSTANCE_INTERFACE_IP_FAMILY_MODE_UNSPECIFIED InstanceInterfaceIpFamilyMode = 0
+	InstanceInterfaceIpFamilyMode_INSTANCE_INTERFACE_IP_FAMILY_MODE_IPV4_ONLY   InstanceInterfaceIpFamilyMode = 1
+	InstanceInterfaceIpFamilyMode_INSTANCE_INTERFACE_IP_FAMILY_MODE_IPV6_ONLY   InstanceInterfaceIpFamilyMode = 2
+	InstanceInterfaceIpFamilyMode_INSTANCE_INTERFACE_IP_FAMILY_MODE_DUAL_STACK  InstanceInterfaceIpFamilyMode = 3
+)
+
+// Enum value maps for InstanceInterfaceIpFamilyMode.
+var (
+	InstanceInterfaceIpFamilyMode_name = map[int32]string{
+		0: "INSTANCE_INTERFACE_IP_FAMILY_MODE_UNSPECIFIED",
+		1: "INSTANCE_INTERFACE_IP_FAMILY_MODE_IPV4_ONLY",
+		2: "INSTANCE_INTERFACE_IP_FAMILY_MODE_IPV6_ONLY",
+		3: "INSTANCE_INTERFACE_IP_FAMILY_MODE_DUAL_STACK",
+	}
+	InstanceInterfaceIpFamilyMode_value = map[string]int32{
+		"INSTANCE_INTERFACE_IP_FAMILY_MODE_UNSPECIFIED": 0,
+		"INSTANCE_INTERFACE_IP_FAMILY_MODE_IPV4_ONLY":   1,
+		"INSTANCE_INTERFACE_IP_FAMILY_MODE_IPV6_ONLY":   2,
+		"INSTANCE_INTERFACE_IP_FAMILY_MODE_DUAL_STACK":  3,
+	}
+)
+
+func (x InstanceInterfaceIpFamilyMode) Enum() *InstanceInterfaceIpFamilyMode {
+	p := new(InstanceInterfaceIpFamilyMode)
+	*p = x
+	return p
+}
+
+func (x InstanceInterfaceIpFamilyMode) String() string {
+	return protoimpl.X.EnumStringOf(x.Descriptor(), protoreflect.EnumNumber(x))
+}
+
+func (InstanceInterfaceIpFamilyMode) Descriptor() protoreflect.EnumDescriptor {
+	return file_carbide_forge_instance_proto_enumTypes[0].Descriptor()
+}
+
+func (InstanceInterfaceIpFamilyMode) Type() protoreflect.EnumType {
+	return &file_carbide_forge_instance_proto_enumTypes[0]
+}
+
+func (x InstanceInterfaceIpFamilyMode) Number() protoreflect.EnumNumber {
+	return protoreflect.EnumNumber(x)
+}
+
+// Deprecated: Use InstanceInterfaceIpFamilyMode.Descriptor instead.
+func (InstanceInterfaceIpFamilyMode) EnumDescriptor() ([]byte, []int) {
+	return file_carbide_forge_instance_proto_rawDescGZIP(), []int{0}
+}
+
 type InterfaceFunctionType int32
 
 const (
@@ -54,11 +106,11 @@ func (x InterfaceFunctionType) String() string {
 }
 
 func (InterfaceFunctionType) Descriptor() protoreflect.EnumDescriptor {
-	return file_carbide_forge_instance_proto_enumTypes[0].Descriptor()
+	return file_carbide_forge_instance_proto_enumTypes[1].Descriptor()
 }
 
 func (InterfaceFunctionType) Type() protoreflect.EnumType {
-	return &file_carbide_forge_instance_proto_enumTypes[0]
+	return &file_carbide_forge_instance_proto_enumTypes[1]
 }
 
 func (x InterfaceFunctionType) Number() protoreflect.EnumNumber {
@@ -67,7 +119,7 @@ func (x InterfaceFunctionType) Number() protoreflect.EnumNumber {
 
 // Deprecated: Use InterfaceFunctionType.Descriptor instead.
 func (InterfaceFunctionType) EnumDescriptor() ([]byte, []int) {
-	return file_carbide_forge_instance_proto_rawDescGZIP(), []int{0}
+	return file_carbide_forge_instance_proto_rawDescGZIP(), []int{1}
 }
 
 type SpxAttachmentType int32
@@ -103,11 +155,11 @@ func (x SpxAttachmentType) String() string {
 }
 
 func (SpxAttachmentType) Descriptor() protoreflect.EnumDescriptor {
-	return file_carbide_forge_instance_proto_enumTypes[1].Descriptor()
+	return file_carbide_forge_instance_proto_enumTypes[2].Descriptor()
 }
 
 func (SpxAttachmentType) Type() protoreflect.EnumType {
-	return &file_carbide_forge_instance_proto_enumTypes[1]
+	return &file_carbide_forge_instance_proto_enumTypes[2]
 }
 
 func (x SpxAttachmentType) Number() protoreflect.EnumNumber {
@@ -116,7 +168,7 @@ func (x SpxAttachmentType) Number() protoreflect.EnumNumber {
 
 // Deprecated: Use SpxAttachmentType.Descriptor instead.
 func (SpxAttachmentType) EnumDescriptor() ([]byte, []int) {
-	return file_carbide_forge_instance_proto_rawDescGZIP(), []int{1}
+	return file_carbide_forge_instance_proto_rawDescGZIP(), []int{2}
 }
 
 type DpuExtensionServiceDeploymentStatus int32
@@ -164,11 +216,11 @@ func (x DpuExtensionServiceDeploymentStatus) String() string {
 }
 
 func (DpuExtensionServiceDeploymentStatus) Descriptor() protoreflect.EnumDescriptor {
-	return file_carbide_forge_instance_proto_enumTypes[2].Descriptor()
+	return file_carbide_forge_instance_proto_enumTypes[3].Descriptor()
 }
 
 func (DpuExtensionServiceDeploymentStatus) Type() protoreflect.EnumType {
-	return &file_carbide_forge_instance_proto_enumTypes[2]
+	return &file_carbide_forge_instance_proto_enumTypes[3]
 }
 
 func (x DpuExtensionServiceDeploymentStatus) Number() protoreflect.EnumNumber {
@@ -177,7 +229,7 @@ func (x DpuExtensionServiceDeploymentStatus) Number() protoreflect.EnumNumber {
 
 // Deprecated: Use DpuExtensionServiceDeploymentStatus.Descriptor instead.
 func (DpuExtensionServiceDeploymentStatus) EnumDescriptor() ([]byte, []int) {
-	return file_carbide_forge_instance_proto_rawDescGZIP(), []int{2}
+	return file_carbide_forge_instance_proto_rawDescGZIP(), []int{3}
 }
 
 type IssueCategory int32
@@ -219,11 +271,11 @@ func (x IssueCategory) String() string {
 }
 
 func (IssueCategory) Descriptor() protoreflect.EnumDescriptor {
-	return file_carbide_forge_instance_proto_enumTypes[3].Descriptor()
+	return file_carbide_forge_instance_proto_enumTypes[4].Descriptor()
 }
 
 func (IssueCategory) Type() protoreflect.EnumType {
-	return &file_carbide_forge_instance_proto_enumTypes[3]
+	return &file_carbide_forge_instance_proto_enumTypes[4]
 }
 
 func (x IssueCategory) Number() protoreflect.EnumNumber {
@@ -232,7 +284,7 @@ func (x IssueCategory) Number() protoreflect.EnumNumber {
 
 // Deprecated: Use IssueCategory.Descriptor instead.
 func (IssueCategory) EnumDescriptor() ([]byte, []int) {
-	return file_carbide_forge_instance_proto_rawDescGZIP(), []int{3}
+	return file_carbide_forge_instance_proto_rawDescGZIP(), []int{4}
 }
 
 type InstanceUpdateStatus_Module int32
@@ -262,11 +314,11 @@ func (x InstanceUpdateStatus_Module) String() string {
 }
 
 func (InstanceUpdateStatus_Module) Descriptor() protoreflect.EnumDescriptor {
-	return file_carbide_forge_instance_proto_enumTypes[4].Descriptor()
+	return file_carbide_forge_instance_proto_enumTypes[5].Descriptor()
 }
 
 func (InstanceUpdateStatus_Module) Type() protoreflect.EnumType {
-	return &file_carbide_forge_instance_proto_enumTypes[4]
+	return &file_carbide_forge_instance_proto_enumTypes[5]
 }
 
 func (x InstanceUpdateStatus_Module) Number() protoreflect.EnumNumber {
@@ -275,7 +327,7 @@ func (x InstanceUpdateStatus_Module) Number() protoreflect.EnumNumber {
 
 // Deprecated: Use InstanceUpdateStatus_Module.Descriptor instead.
 func (InstanceUpdateStatus_Module) EnumDescriptor() ([]byte, []int) {
-	return file_carbide_forge_instance_proto_rawDescGZIP(), []int{32, 0}
+	return file_carbide_forge_instance_proto_rawDescGZIP(), []int{33, 0}
 }
 
 type InstancePowerRequest_Operation int32
@@ -305,11 +357,11 @@ func (x InstancePowerRequest_Operation) String() string {
 }
 
 func (InstancePowerRequest_Operation) Descriptor() protoreflect.EnumDescriptor {
-	return file_carbide_forge_instance_proto_enumTypes[5].Descriptor()
+	return file_carbide_forge_instance_proto_enumTypes[6].Descriptor()
 }
 
 func (InstancePowerRequest_Operation) Type() protoreflect.EnumType {
-	return &file_carbide_forge_instance_proto_enumTypes[5]
+	return &file_carbide_forge_instance_proto_enumTypes[6]
 }
 
 func (x InstancePowerRequest_Operation) Number() protoreflect.EnumNumber {
@@ -318,7 +370,7 @@ func (x InstancePowerRequest_Operation) Number() protoreflect.EnumNumber {
 
 // Deprecated: Use InstancePowerRequest_Operation.Descriptor instead.
 func (InstancePowerRequest_Operation) EnumDescriptor() ([]byte, []int) {
-	return file_carbide_forge_instance_proto_rawDescGZIP(), []int{45, 0}
+	return file_carbide_forge_instance_proto_rawDescGZIP(), []int{46, 0}
 }
 
 type Instance struct {
@@ -784,6 +836,7 @@ type InstanceNetworkConfig struct {
 	state         protoimpl.MessageState     `protogen:"open.v1"`
 	Interfaces    []*InstanceInterfaceConfig `protobuf:"bytes,1,rep,name=interfaces,proto3" json:"interfaces,omitempty"`
 	Auto          bool                       `protobuf:"varint,2,opt,name=auto,proto3" json:"auto,omitempty"`
+	AutoConfig    *InstanceNetworkAutoConfig `protobuf:"bytes,3,opt,name=auto_config,json=autoConfig,proto3,oneof" json:"auto_config,omitempty"`
 	unknownFields protoimpl.UnknownFields
 	sizeCache     protoimpl.SizeCache
 }
@@ -832,6 +885,58 @@ func (x *InstanceNetworkConfig) GetAuto() bool {
 	return false
 }
 
+func (x *InstanceNetworkConfig) GetAutoConfig() *InstanceNetworkAutoConfig {
+	if x != nil {
+		return x.AutoConfig
+	}
+	return nil
+}
+
+// Takes the place of auto from v2.0 on, which ignores it.
+type InstanceNetworkAutoConfig struct {
+	state         protoimpl.MessageState `protogen:"open.v1"`
+	VpcId         *VpcId                 `protobuf:"bytes,1,opt,name=vpc_id,json=vpcId,proto3,oneof" json:"vpc_id,omitempty"`
+	unknownFields protoimpl.UnknownFields
+	sizeCache     protoimpl.SizeCache
+}
+
+func (x *InstanceNetworkAutoConfig) Reset() {
+	*x = InstanceNetworkAutoConfig{}
+	mi := &file_carbide_forge_instance_proto_msgTypes[6]
+	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
+	ms.StoreMessageInfo(mi)
+}
+
+func (x *InstanceNetworkAutoConfig) String() string {
+	return protoimpl.X.MessageStringOf(x)
+}
+
+func (*InstanceNetworkAutoConfig) ProtoMessage() {}
+
+func (x *InstanceNetworkAutoConfig) ProtoReflect() protoreflect.Message {
+	mi := &file_carbide_forge_instance_proto_msgTypes[6]
+	if x != nil {
+		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
+		if ms.LoadMessageInfo() == nil {
+			ms.StoreMessageInfo(mi)
+		}
+		return ms
+	}
+	return mi.MessageOf(x)
+}
+
+// Deprecated: Use InstanceNetworkAutoConfig.ProtoReflect.Descriptor instead.
+func (*InstanceNetworkAutoConfig) Descriptor() ([]byte, []int) {
+	return file_carbide_forge_instance_proto_rawDescGZIP(), []int{6}
+}
+
+func (x *InstanceNetworkAutoConfig) GetVpcId() *VpcId {
+	if x != nil {
+		return x.VpcId
+	}
+	return nil
+}
+
 type InstanceInterfaceConfig struct {
 	state            protoimpl.MessageState `protogen:"open.v1"`
 	FunctionType     InterfaceFunctionType  `protobuf:"varint,1,opt,name=function_type,json=functionType,proto3,enum=forge.InterfaceFunctionType" json:"function_type,omitempty"`
@@ -840,6 +945,7 @@ type InstanceInterfaceConfig struct {
 	//
 	//	*InstanceInterfaceConfig_SegmentId
 	//	*InstanceInterfaceConfig_VpcPrefixId
+	//	*InstanceInterfaceConfig_Vpc
 	NetworkDetails      isInstanceInterfaceConfig_NetworkDetails `protobuf_oneof:"network_details"`
 	Device              *string                                  `protobuf:"bytes,7,opt,name=device,proto3,oneof" json:"device,omitempty"`
 	DeviceInstance      uint32                                   `protobuf:"varint,8,opt,name=device_instance,json=deviceInstance,proto3" json:"device_instance,omitempty"`
@@ -853,7 +959,7 @@ type InstanceInterfaceConfig struct {
 
 func (x *InstanceInterfaceConfig) Reset() {
 	*x = InstanceInterfaceConfig{}
-	mi := &file_carbide_forge_instance_proto_msgTypes[6]
+	mi := &file_carbide_forge_instance_proto_msgTypes[7]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -865,7 +971,7 @@ func (x *InstanceInterfaceConfig) String() string {
 func (*InstanceInterfaceConfig) ProtoMessage() {}
 
 func (x *InstanceInterfaceConfig) ProtoReflect() protoreflect.Message {
-	mi := &file_carbide_forge_instance_proto_msgTypes[6]
+	mi := &file_carbide_forge_instance_proto_msgTypes[7]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -878,7 +984,7 @@ func (x *InstanceInterfaceConfig) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use InstanceInterfaceConfig.ProtoReflect.Descriptor instead.
 func (*InstanceInterfaceConfig) Descriptor() ([]byte, []int) {
-	return file_carbide_forge_instance_proto_rawDescGZIP(), []int{6}
+	return file_carbide_forge_instance_proto_rawDescGZIP(), []int{7}
 }
 
 func (x *InstanceInterfaceConfig) GetFunctionType() InterfaceFunctionType {
@@ -915,6 +1021,15 @@ func (x *InstanceInterfaceConfig) GetVpcPrefixId() *VpcPrefixId {
 	if x != nil {
 		if x, ok := x.NetworkDetails.(*InstanceInterfaceConfig_VpcPrefixId); ok {
 			return x.VpcPrefixId
+		}
+	}
+	return nil
+}
+
+func (x *InstanceInterfaceConfig) GetVpc() *InstanceInterfaceVpcSelection {
+	if x != nil {
+		if x, ok := x.NetworkDetails.(*InstanceInterfaceConfig_Vpc); ok {
+			return x.Vpc
 		}
 	}
 	return nil
@@ -974,9 +1089,68 @@ type InstanceInterfaceConfig_VpcPrefixId struct {
 	VpcPrefixId *VpcPrefixId `protobuf:"bytes,6,opt,name=vpc_prefix_id,json=vpcPrefixId,proto3,oneof"`
 }
 
+type InstanceInterfaceConfig_Vpc struct {
+	Vpc *InstanceInterfaceVpcSelection `protobuf:"bytes,13,opt,name=vpc,proto3,oneof"`
+}
+
 func (*InstanceInterfaceConfig_SegmentId) isInstanceInterfaceConfig_NetworkDetails() {}
 
 func (*InstanceInterfaceConfig_VpcPrefixId) isInstanceInterfaceConfig_NetworkDetails() {}
+
+func (*InstanceInterfaceConfig_Vpc) isInstanceInterfaceConfig_NetworkDetails() {}
+
+// Leaves the choice of VPC prefixes to the site.
+type InstanceInterfaceVpcSelection struct {
+	state         protoimpl.MessageState        `protogen:"open.v1"`
+	VpcId         *VpcId                        `protobuf:"bytes,1,opt,name=vpc_id,json=vpcId,proto3" json:"vpc_id,omitempty"`
+	FamilyMode    InstanceInterfaceIpFamilyMode `protobuf:"varint,2,opt,name=family_mode,json=familyMode,proto3,enum=forge.InstanceInterfaceIpFamilyMode" json:"family_mode,omitempty"`
+	unknownFields protoimpl.UnknownFields
+	sizeCache     protoimpl.SizeCache
+}
+
+func (x *InstanceInterfaceVpcSelection) Reset() {
+	*x = InstanceInterfaceVpcSelection{}
+	mi := &file_carbide_forge_instance_proto_msgTypes[8]
+	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
+	ms.StoreMessageInfo(mi)
+}
+
+func (x *InstanceInterfaceVpcSelection) String() string {
+	return protoimpl.X.MessageStringOf(x)
+}
+
+func (*InstanceInterfaceVpcSelection) ProtoMessage() {}
+
+func (x *InstanceInterfaceVpcSelection) ProtoReflect() protoreflect.Message {
+	mi := &file_carbide_forge_instance_proto_msgTypes[8]
+	if x != nil {
+		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
+		if ms.LoadMessageInfo() == nil {
+			ms.StoreMessageInfo(mi)
+		}
+		return ms
+	}
+	return mi.MessageOf(x)
+}
+
+// Deprecated: Use InstanceInterfaceVpcSelection.ProtoReflect.Descriptor instead.
+func (*InstanceInterfaceVpcSelection) Descriptor() ([]byte, []int) {
+	return file_carbide_forge_instance_proto_rawDescGZIP(), []int{8}
+}
+
+func (x *InstanceInterfaceVpcSelection) GetVpcId() *VpcId {
+	if x != nil {
+		return x.VpcId
+	}
+	return nil
+}
+
+func (x *InstanceInterfaceVpcSelection) GetFamilyMode() InstanceInterfaceIpFamilyMode {
+	if x != nil {
+		return x.FamilyMode
+	}
+	return InstanceInterfaceIpFamilyMode_INSTANCE_INTERFACE_IP_FAMILY_MODE_UNSPECIFIED
+}
 
 type InstanceInterfaceIpv6Config struct {
 	state         protoimpl.MessageState `protogen:"open.v1"`
@@ -988,7 +1162,7 @@ type InstanceInterfaceIpv6Config struct {
 
 func (x *InstanceInterfaceIpv6Config) Reset() {
 	*x = InstanceInterfaceIpv6Config{}
-	mi := &file_carbide_forge_instance_proto_msgTypes[7]
+	mi := &file_carbide_forge_instance_proto_msgTypes[9]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -1000,7 +1174,7 @@ func (x *InstanceInterfaceIpv6Config) String() string {
 func (*InstanceInterfaceIpv6Config) ProtoMessage() {}
 
 func (x *InstanceInterfaceIpv6Config) ProtoReflect() protoreflect.Message {
-	mi := &file_carbide_forge_instance_proto_msgTypes[7]
+	mi := &file_carbide_forge_instance_proto_msgTypes[9]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -1013,7 +1187,7 @@ func (x *InstanceInterfaceIpv6Config) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use InstanceInterfaceIpv6Config.ProtoReflect.Descriptor instead.
 func (*InstanceInterfaceIpv6Config) Descriptor() ([]byte, []int) {
-	return file_carbide_forge_instance_proto_rawDescGZIP(), []int{7}
+	return file_carbide_forge_instance_proto_rawDescGZIP(), []int{9}
 }
 
 func (x *InstanceInterfaceIpv6Config) GetVpcPrefixId() *VpcPrefixId {
@@ -1039,7 +1213,7 @@ type InstanceInterfaceRoutingProfile struct {
 
 func (x *InstanceInterfaceRoutingProfile) Reset() {
 	*x = InstanceInterfaceRoutingProfile{}
-	mi := &file_carbide_forge_instance_proto_msgTypes[8]
+	mi := &file_carbide_forge_instance_proto_msgTypes[10]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -1051,7 +1225,7 @@ func (x *InstanceInterfaceRoutingProfile) String() string {
 func (*InstanceInterfaceRoutingProfile) ProtoMessage() {}
 
 func (x *InstanceInterfaceRoutingProfile) ProtoReflect() protoreflect.Message {
-	mi := &file_carbide_forge_instance_proto_msgTypes[8]
+	mi := &file_carbide_forge_instance_proto_msgTypes[10]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -1064,7 +1238,7 @@ func (x *InstanceInterfaceRoutingProfile) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use InstanceInterfaceRoutingProfile.ProtoReflect.Descriptor instead.
 func (*InstanceInterfaceRoutingProfile) Descriptor() ([]byte, []int) {
-	return file_carbide_forge_instance_proto_rawDescGZIP(), []int{8}
+	return file_carbide_forge_instance_proto_rawDescGZIP(), []int{10}
 }
 
 func (x *InstanceInterfaceRoutingProfile) GetAllowedAnycastPrefixes() []*PrefixFilterPolicyEntry {
@@ -1072,50 +1246,6 @@ func (x *InstanceInterfaceRoutingProfile) GetAllowedAnycastPrefixes() []*PrefixF
 		return x.AllowedAnycastPrefixes
 	}
 	return nil
-}
-
-type PrefixFilterPolicyEntry struct {
-	state         protoimpl.MessageState `protogen:"open.v1"`
-	Prefix        string                 `protobuf:"bytes,1,opt,name=prefix,proto3" json:"prefix,omitempty"`
-	unknownFields protoimpl.UnknownFields
-	sizeCache     protoimpl.SizeCache
-}
-
-func (x *PrefixFilterPolicyEntry) Reset() {
-	*x = PrefixFilterPolicyEntry{}
-	mi := &file_carbide_forge_instance_proto_msgTypes[9]
-	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
-	ms.StoreMessageInfo(mi)
-}
-
-func (x *PrefixFilterPolicyEntry) String() string {
-	return protoimpl.X.MessageStringOf(x)
-}
-
-func (*PrefixFilterPolicyEntry) ProtoMessage() {}
-
-func (x *PrefixFilterPolicyEntry) ProtoReflect() protoreflect.Message {
-	mi := &file_carbide_forge_instance_proto_msgTypes[9]
-	if x != nil {
-		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
-		if ms.LoadMessageInfo() == nil {
-			ms.StoreMessageInfo(mi)
-		}
-		return ms
-	}
-	return mi.MessageOf(x)
-}
-
-// Deprecated: Use PrefixFilterPolicyEntry.ProtoReflect.Descriptor instead.
-func (*PrefixFilterPolicyEntry) Descriptor() ([]byte, []int) {
-	return file_carbide_forge_instance_proto_rawDescGZIP(), []int{9}
-}
-
-func (x *PrefixFilterPolicyEntry) GetPrefix() string {
-	if x != nil {
-		return x.Prefix
-	}
-	return ""
 }
 
 type InstanceInfinibandConfig struct {
@@ -1127,7 +1257,7 @@ type InstanceInfinibandConfig struct {
 
 func (x *InstanceInfinibandConfig) Reset() {
 	*x = InstanceInfinibandConfig{}
-	mi := &file_carbide_forge_instance_proto_msgTypes[10]
+	mi := &file_carbide_forge_instance_proto_msgTypes[11]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -1139,7 +1269,7 @@ func (x *InstanceInfinibandConfig) String() string {
 func (*InstanceInfinibandConfig) ProtoMessage() {}
 
 func (x *InstanceInfinibandConfig) ProtoReflect() protoreflect.Message {
-	mi := &file_carbide_forge_instance_proto_msgTypes[10]
+	mi := &file_carbide_forge_instance_proto_msgTypes[11]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -1152,7 +1282,7 @@ func (x *InstanceInfinibandConfig) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use InstanceInfinibandConfig.ProtoReflect.Descriptor instead.
 func (*InstanceInfinibandConfig) Descriptor() ([]byte, []int) {
-	return file_carbide_forge_instance_proto_rawDescGZIP(), []int{10}
+	return file_carbide_forge_instance_proto_rawDescGZIP(), []int{11}
 }
 
 func (x *InstanceInfinibandConfig) GetIbInterfaces() []*InstanceIBInterfaceConfig {
@@ -1176,7 +1306,7 @@ type InstanceIBInterfaceConfig struct {
 
 func (x *InstanceIBInterfaceConfig) Reset() {
 	*x = InstanceIBInterfaceConfig{}
-	mi := &file_carbide_forge_instance_proto_msgTypes[11]
+	mi := &file_carbide_forge_instance_proto_msgTypes[12]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -1188,7 +1318,7 @@ func (x *InstanceIBInterfaceConfig) String() string {
 func (*InstanceIBInterfaceConfig) ProtoMessage() {}
 
 func (x *InstanceIBInterfaceConfig) ProtoReflect() protoreflect.Message {
-	mi := &file_carbide_forge_instance_proto_msgTypes[11]
+	mi := &file_carbide_forge_instance_proto_msgTypes[12]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -1201,7 +1331,7 @@ func (x *InstanceIBInterfaceConfig) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use InstanceIBInterfaceConfig.ProtoReflect.Descriptor instead.
 func (*InstanceIBInterfaceConfig) Descriptor() ([]byte, []int) {
-	return file_carbide_forge_instance_proto_rawDescGZIP(), []int{11}
+	return file_carbide_forge_instance_proto_rawDescGZIP(), []int{12}
 }
 
 func (x *InstanceIBInterfaceConfig) GetDevice() string {
@@ -1255,7 +1385,7 @@ type InstanceDpuExtensionServicesConfig struct {
 
 func (x *InstanceDpuExtensionServicesConfig) Reset() {
 	*x = InstanceDpuExtensionServicesConfig{}
-	mi := &file_carbide_forge_instance_proto_msgTypes[12]
+	mi := &file_carbide_forge_instance_proto_msgTypes[13]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -1267,7 +1397,7 @@ func (x *InstanceDpuExtensionServicesConfig) String() string {
 func (*InstanceDpuExtensionServicesConfig) ProtoMessage() {}
 
 func (x *InstanceDpuExtensionServicesConfig) ProtoReflect() protoreflect.Message {
-	mi := &file_carbide_forge_instance_proto_msgTypes[12]
+	mi := &file_carbide_forge_instance_proto_msgTypes[13]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -1280,7 +1410,7 @@ func (x *InstanceDpuExtensionServicesConfig) ProtoReflect() protoreflect.Message
 
 // Deprecated: Use InstanceDpuExtensionServicesConfig.ProtoReflect.Descriptor instead.
 func (*InstanceDpuExtensionServicesConfig) Descriptor() ([]byte, []int) {
-	return file_carbide_forge_instance_proto_rawDescGZIP(), []int{12}
+	return file_carbide_forge_instance_proto_rawDescGZIP(), []int{13}
 }
 
 func (x *InstanceDpuExtensionServicesConfig) GetServiceConfigs() []*InstanceDpuExtensionServiceConfig {
@@ -1300,7 +1430,7 @@ type InstanceDpuExtensionServiceConfig struct {
 
 func (x *InstanceDpuExtensionServiceConfig) Reset() {
 	*x = InstanceDpuExtensionServiceConfig{}
-	mi := &file_carbide_forge_instance_proto_msgTypes[13]
+	mi := &file_carbide_forge_instance_proto_msgTypes[14]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -1312,7 +1442,7 @@ func (x *InstanceDpuExtensionServiceConfig) String() string {
 func (*InstanceDpuExtensionServiceConfig) ProtoMessage() {}
 
 func (x *InstanceDpuExtensionServiceConfig) ProtoReflect() protoreflect.Message {
-	mi := &file_carbide_forge_instance_proto_msgTypes[13]
+	mi := &file_carbide_forge_instance_proto_msgTypes[14]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -1325,7 +1455,7 @@ func (x *InstanceDpuExtensionServiceConfig) ProtoReflect() protoreflect.Message 
 
 // Deprecated: Use InstanceDpuExtensionServiceConfig.ProtoReflect.Descriptor instead.
 func (*InstanceDpuExtensionServiceConfig) Descriptor() ([]byte, []int) {
-	return file_carbide_forge_instance_proto_rawDescGZIP(), []int{13}
+	return file_carbide_forge_instance_proto_rawDescGZIP(), []int{14}
 }
 
 func (x *InstanceDpuExtensionServiceConfig) GetServiceId() string {
@@ -1351,7 +1481,7 @@ type InstanceNVLinkConfig struct {
 
 func (x *InstanceNVLinkConfig) Reset() {
 	*x = InstanceNVLinkConfig{}
-	mi := &file_carbide_forge_instance_proto_msgTypes[14]
+	mi := &file_carbide_forge_instance_proto_msgTypes[15]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -1363,7 +1493,7 @@ func (x *InstanceNVLinkConfig) String() string {
 func (*InstanceNVLinkConfig) ProtoMessage() {}
 
 func (x *InstanceNVLinkConfig) ProtoReflect() protoreflect.Message {
-	mi := &file_carbide_forge_instance_proto_msgTypes[14]
+	mi := &file_carbide_forge_instance_proto_msgTypes[15]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -1376,7 +1506,7 @@ func (x *InstanceNVLinkConfig) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use InstanceNVLinkConfig.ProtoReflect.Descriptor instead.
 func (*InstanceNVLinkConfig) Descriptor() ([]byte, []int) {
-	return file_carbide_forge_instance_proto_rawDescGZIP(), []int{14}
+	return file_carbide_forge_instance_proto_rawDescGZIP(), []int{15}
 }
 
 func (x *InstanceNVLinkConfig) GetGpuConfigs() []*InstanceNVLinkGpuConfig {
@@ -1396,7 +1526,7 @@ type InstanceNVLinkGpuConfig struct {
 
 func (x *InstanceNVLinkGpuConfig) Reset() {
 	*x = InstanceNVLinkGpuConfig{}
-	mi := &file_carbide_forge_instance_proto_msgTypes[15]
+	mi := &file_carbide_forge_instance_proto_msgTypes[16]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -1408,7 +1538,7 @@ func (x *InstanceNVLinkGpuConfig) String() string {
 func (*InstanceNVLinkGpuConfig) ProtoMessage() {}
 
 func (x *InstanceNVLinkGpuConfig) ProtoReflect() protoreflect.Message {
-	mi := &file_carbide_forge_instance_proto_msgTypes[15]
+	mi := &file_carbide_forge_instance_proto_msgTypes[16]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -1421,7 +1551,7 @@ func (x *InstanceNVLinkGpuConfig) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use InstanceNVLinkGpuConfig.ProtoReflect.Descriptor instead.
 func (*InstanceNVLinkGpuConfig) Descriptor() ([]byte, []int) {
-	return file_carbide_forge_instance_proto_rawDescGZIP(), []int{15}
+	return file_carbide_forge_instance_proto_rawDescGZIP(), []int{16}
 }
 
 func (x *InstanceNVLinkGpuConfig) GetDeviceInstance() uint32 {
@@ -1447,7 +1577,7 @@ type InstanceSpxConfig struct {
 
 func (x *InstanceSpxConfig) Reset() {
 	*x = InstanceSpxConfig{}
-	mi := &file_carbide_forge_instance_proto_msgTypes[16]
+	mi := &file_carbide_forge_instance_proto_msgTypes[17]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -1459,7 +1589,7 @@ func (x *InstanceSpxConfig) String() string {
 func (*InstanceSpxConfig) ProtoMessage() {}
 
 func (x *InstanceSpxConfig) ProtoReflect() protoreflect.Message {
-	mi := &file_carbide_forge_instance_proto_msgTypes[16]
+	mi := &file_carbide_forge_instance_proto_msgTypes[17]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -1472,7 +1602,7 @@ func (x *InstanceSpxConfig) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use InstanceSpxConfig.ProtoReflect.Descriptor instead.
 func (*InstanceSpxConfig) Descriptor() ([]byte, []int) {
-	return file_carbide_forge_instance_proto_rawDescGZIP(), []int{16}
+	return file_carbide_forge_instance_proto_rawDescGZIP(), []int{17}
 }
 
 func (x *InstanceSpxConfig) GetSpxAttachments() []*InstanceSpxAttachment {
@@ -1495,7 +1625,7 @@ type InstanceSpxAttachment struct {
 
 func (x *InstanceSpxAttachment) Reset() {
 	*x = InstanceSpxAttachment{}
-	mi := &file_carbide_forge_instance_proto_msgTypes[17]
+	mi := &file_carbide_forge_instance_proto_msgTypes[18]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -1507,7 +1637,7 @@ func (x *InstanceSpxAttachment) String() string {
 func (*InstanceSpxAttachment) ProtoMessage() {}
 
 func (x *InstanceSpxAttachment) ProtoReflect() protoreflect.Message {
-	mi := &file_carbide_forge_instance_proto_msgTypes[17]
+	mi := &file_carbide_forge_instance_proto_msgTypes[18]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -1520,7 +1650,7 @@ func (x *InstanceSpxAttachment) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use InstanceSpxAttachment.ProtoReflect.Descriptor instead.
 func (*InstanceSpxAttachment) Descriptor() ([]byte, []int) {
-	return file_carbide_forge_instance_proto_rawDescGZIP(), []int{17}
+	return file_carbide_forge_instance_proto_rawDescGZIP(), []int{18}
 }
 
 func (x *InstanceSpxAttachment) GetDevice() string {
@@ -1575,7 +1705,7 @@ type InstanceStatus struct {
 
 func (x *InstanceStatus) Reset() {
 	*x = InstanceStatus{}
-	mi := &file_carbide_forge_instance_proto_msgTypes[18]
+	mi := &file_carbide_forge_instance_proto_msgTypes[19]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -1587,7 +1717,7 @@ func (x *InstanceStatus) String() string {
 func (*InstanceStatus) ProtoMessage() {}
 
 func (x *InstanceStatus) ProtoReflect() protoreflect.Message {
-	mi := &file_carbide_forge_instance_proto_msgTypes[18]
+	mi := &file_carbide_forge_instance_proto_msgTypes[19]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -1600,7 +1730,7 @@ func (x *InstanceStatus) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use InstanceStatus.ProtoReflect.Descriptor instead.
 func (*InstanceStatus) Descriptor() ([]byte, []int) {
-	return file_carbide_forge_instance_proto_rawDescGZIP(), []int{18}
+	return file_carbide_forge_instance_proto_rawDescGZIP(), []int{19}
 }
 
 func (x *InstanceStatus) GetTenant() *InstanceTenantStatus {
@@ -1669,7 +1799,7 @@ type InstanceTenantStatus struct {
 
 func (x *InstanceTenantStatus) Reset() {
 	*x = InstanceTenantStatus{}
-	mi := &file_carbide_forge_instance_proto_msgTypes[19]
+	mi := &file_carbide_forge_instance_proto_msgTypes[20]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -1681,7 +1811,7 @@ func (x *InstanceTenantStatus) String() string {
 func (*InstanceTenantStatus) ProtoMessage() {}
 
 func (x *InstanceTenantStatus) ProtoReflect() protoreflect.Message {
-	mi := &file_carbide_forge_instance_proto_msgTypes[19]
+	mi := &file_carbide_forge_instance_proto_msgTypes[20]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -1694,7 +1824,7 @@ func (x *InstanceTenantStatus) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use InstanceTenantStatus.ProtoReflect.Descriptor instead.
 func (*InstanceTenantStatus) Descriptor() ([]byte, []int) {
-	return file_carbide_forge_instance_proto_rawDescGZIP(), []int{19}
+	return file_carbide_forge_instance_proto_rawDescGZIP(), []int{20}
 }
 
 func (x *InstanceTenantStatus) GetState() TenantState {
@@ -1721,7 +1851,7 @@ type InstanceNetworkStatus struct {
 
 func (x *InstanceNetworkStatus) Reset() {
 	*x = InstanceNetworkStatus{}
-	mi := &file_carbide_forge_instance_proto_msgTypes[20]
+	mi := &file_carbide_forge_instance_proto_msgTypes[21]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -1733,7 +1863,7 @@ func (x *InstanceNetworkStatus) String() string {
 func (*InstanceNetworkStatus) ProtoMessage() {}
 
 func (x *InstanceNetworkStatus) ProtoReflect() protoreflect.Message {
-	mi := &file_carbide_forge_instance_proto_msgTypes[20]
+	mi := &file_carbide_forge_instance_proto_msgTypes[21]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -1746,7 +1876,7 @@ func (x *InstanceNetworkStatus) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use InstanceNetworkStatus.ProtoReflect.Descriptor instead.
 func (*InstanceNetworkStatus) Descriptor() ([]byte, []int) {
-	return file_carbide_forge_instance_proto_rawDescGZIP(), []int{20}
+	return file_carbide_forge_instance_proto_rawDescGZIP(), []int{21}
 }
 
 func (x *InstanceNetworkStatus) GetInterfaces() []*InstanceInterfaceStatus {
@@ -1778,7 +1908,7 @@ type InstanceInterfaceStatus struct {
 
 func (x *InstanceInterfaceStatus) Reset() {
 	*x = InstanceInterfaceStatus{}
-	mi := &file_carbide_forge_instance_proto_msgTypes[21]
+	mi := &file_carbide_forge_instance_proto_msgTypes[22]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -1790,7 +1920,7 @@ func (x *InstanceInterfaceStatus) String() string {
 func (*InstanceInterfaceStatus) ProtoMessage() {}
 
 func (x *InstanceInterfaceStatus) ProtoReflect() protoreflect.Message {
-	mi := &file_carbide_forge_instance_proto_msgTypes[21]
+	mi := &file_carbide_forge_instance_proto_msgTypes[22]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -1803,7 +1933,7 @@ func (x *InstanceInterfaceStatus) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use InstanceInterfaceStatus.ProtoReflect.Descriptor instead.
 func (*InstanceInterfaceStatus) Descriptor() ([]byte, []int) {
-	return file_carbide_forge_instance_proto_rawDescGZIP(), []int{21}
+	return file_carbide_forge_instance_proto_rawDescGZIP(), []int{22}
 }
 
 func (x *InstanceInterfaceStatus) GetVirtualFunctionId() uint32 {
@@ -1865,7 +1995,7 @@ type InstanceInfinibandStatus struct {
 
 func (x *InstanceInfinibandStatus) Reset() {
 	*x = InstanceInfinibandStatus{}
-	mi := &file_carbide_forge_instance_proto_msgTypes[22]
+	mi := &file_carbide_forge_instance_proto_msgTypes[23]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -1877,7 +2007,7 @@ func (x *InstanceInfinibandStatus) String() string {
 func (*InstanceInfinibandStatus) ProtoMessage() {}
 
 func (x *InstanceInfinibandStatus) ProtoReflect() protoreflect.Message {
-	mi := &file_carbide_forge_instance_proto_msgTypes[22]
+	mi := &file_carbide_forge_instance_proto_msgTypes[23]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -1890,7 +2020,7 @@ func (x *InstanceInfinibandStatus) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use InstanceInfinibandStatus.ProtoReflect.Descriptor instead.
 func (*InstanceInfinibandStatus) Descriptor() ([]byte, []int) {
-	return file_carbide_forge_instance_proto_rawDescGZIP(), []int{22}
+	return file_carbide_forge_instance_proto_rawDescGZIP(), []int{23}
 }
 
 func (x *InstanceInfinibandStatus) GetIbInterfaces() []*InstanceIBInterfaceStatus {
@@ -1918,7 +2048,7 @@ type InstanceIBInterfaceStatus struct {
 
 func (x *InstanceIBInterfaceStatus) Reset() {
 	*x = InstanceIBInterfaceStatus{}
-	mi := &file_carbide_forge_instance_proto_msgTypes[23]
+	mi := &file_carbide_forge_instance_proto_msgTypes[24]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -1930,7 +2060,7 @@ func (x *InstanceIBInterfaceStatus) String() string {
 func (*InstanceIBInterfaceStatus) ProtoMessage() {}
 
 func (x *InstanceIBInterfaceStatus) ProtoReflect() protoreflect.Message {
-	mi := &file_carbide_forge_instance_proto_msgTypes[23]
+	mi := &file_carbide_forge_instance_proto_msgTypes[24]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -1943,7 +2073,7 @@ func (x *InstanceIBInterfaceStatus) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use InstanceIBInterfaceStatus.ProtoReflect.Descriptor instead.
 func (*InstanceIBInterfaceStatus) Descriptor() ([]byte, []int) {
-	return file_carbide_forge_instance_proto_rawDescGZIP(), []int{23}
+	return file_carbide_forge_instance_proto_rawDescGZIP(), []int{24}
 }
 
 func (x *InstanceIBInterfaceStatus) GetPfGuid() string {
@@ -1977,7 +2107,7 @@ type InstanceDpuExtensionServicesStatus struct {
 
 func (x *InstanceDpuExtensionServicesStatus) Reset() {
 	*x = InstanceDpuExtensionServicesStatus{}
-	mi := &file_carbide_forge_instance_proto_msgTypes[24]
+	mi := &file_carbide_forge_instance_proto_msgTypes[25]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -1989,7 +2119,7 @@ func (x *InstanceDpuExtensionServicesStatus) String() string {
 func (*InstanceDpuExtensionServicesStatus) ProtoMessage() {}
 
 func (x *InstanceDpuExtensionServicesStatus) ProtoReflect() protoreflect.Message {
-	mi := &file_carbide_forge_instance_proto_msgTypes[24]
+	mi := &file_carbide_forge_instance_proto_msgTypes[25]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -2002,7 +2132,7 @@ func (x *InstanceDpuExtensionServicesStatus) ProtoReflect() protoreflect.Message
 
 // Deprecated: Use InstanceDpuExtensionServicesStatus.ProtoReflect.Descriptor instead.
 func (*InstanceDpuExtensionServicesStatus) Descriptor() ([]byte, []int) {
-	return file_carbide_forge_instance_proto_rawDescGZIP(), []int{24}
+	return file_carbide_forge_instance_proto_rawDescGZIP(), []int{25}
 }
 
 func (x *InstanceDpuExtensionServicesStatus) GetDpuExtensionServices() []*InstanceDpuExtensionServiceStatus {
@@ -2032,7 +2162,7 @@ type InstanceDpuExtensionServiceStatus struct {
 
 func (x *InstanceDpuExtensionServiceStatus) Reset() {
 	*x = InstanceDpuExtensionServiceStatus{}
-	mi := &file_carbide_forge_instance_proto_msgTypes[25]
+	mi := &file_carbide_forge_instance_proto_msgTypes[26]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -2044,7 +2174,7 @@ func (x *InstanceDpuExtensionServiceStatus) String() string {
 func (*InstanceDpuExtensionServiceStatus) ProtoMessage() {}
 
 func (x *InstanceDpuExtensionServiceStatus) ProtoReflect() protoreflect.Message {
-	mi := &file_carbide_forge_instance_proto_msgTypes[25]
+	mi := &file_carbide_forge_instance_proto_msgTypes[26]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -2057,7 +2187,7 @@ func (x *InstanceDpuExtensionServiceStatus) ProtoReflect() protoreflect.Message 
 
 // Deprecated: Use InstanceDpuExtensionServiceStatus.ProtoReflect.Descriptor instead.
 func (*InstanceDpuExtensionServiceStatus) Descriptor() ([]byte, []int) {
-	return file_carbide_forge_instance_proto_rawDescGZIP(), []int{25}
+	return file_carbide_forge_instance_proto_rawDescGZIP(), []int{26}
 }
 
 func (x *InstanceDpuExtensionServiceStatus) GetServiceId() string {
@@ -2107,7 +2237,7 @@ type DpuExtensionServiceStatus struct {
 
 func (x *DpuExtensionServiceStatus) Reset() {
 	*x = DpuExtensionServiceStatus{}
-	mi := &file_carbide_forge_instance_proto_msgTypes[26]
+	mi := &file_carbide_forge_instance_proto_msgTypes[27]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -2119,7 +2249,7 @@ func (x *DpuExtensionServiceStatus) String() string {
 func (*DpuExtensionServiceStatus) ProtoMessage() {}
 
 func (x *DpuExtensionServiceStatus) ProtoReflect() protoreflect.Message {
-	mi := &file_carbide_forge_instance_proto_msgTypes[26]
+	mi := &file_carbide_forge_instance_proto_msgTypes[27]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -2132,7 +2262,7 @@ func (x *DpuExtensionServiceStatus) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use DpuExtensionServiceStatus.ProtoReflect.Descriptor instead.
 func (*DpuExtensionServiceStatus) Descriptor() ([]byte, []int) {
-	return file_carbide_forge_instance_proto_rawDescGZIP(), []int{26}
+	return file_carbide_forge_instance_proto_rawDescGZIP(), []int{27}
 }
 
 func (x *DpuExtensionServiceStatus) GetDpuMachineId() *MachineId {
@@ -2175,7 +2305,7 @@ type DpuExtensionServiceComponent struct {
 
 func (x *DpuExtensionServiceComponent) Reset() {
 	*x = DpuExtensionServiceComponent{}
-	mi := &file_carbide_forge_instance_proto_msgTypes[27]
+	mi := &file_carbide_forge_instance_proto_msgTypes[28]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -2187,7 +2317,7 @@ func (x *DpuExtensionServiceComponent) String() string {
 func (*DpuExtensionServiceComponent) ProtoMessage() {}
 
 func (x *DpuExtensionServiceComponent) ProtoReflect() protoreflect.Message {
-	mi := &file_carbide_forge_instance_proto_msgTypes[27]
+	mi := &file_carbide_forge_instance_proto_msgTypes[28]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -2200,7 +2330,7 @@ func (x *DpuExtensionServiceComponent) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use DpuExtensionServiceComponent.ProtoReflect.Descriptor instead.
 func (*DpuExtensionServiceComponent) Descriptor() ([]byte, []int) {
-	return file_carbide_forge_instance_proto_rawDescGZIP(), []int{27}
+	return file_carbide_forge_instance_proto_rawDescGZIP(), []int{28}
 }
 
 func (x *DpuExtensionServiceComponent) GetName() string {
@@ -2241,7 +2371,7 @@ type InstanceNVLinkStatus struct {
 
 func (x *InstanceNVLinkStatus) Reset() {
 	*x = InstanceNVLinkStatus{}
-	mi := &file_carbide_forge_instance_proto_msgTypes[28]
+	mi := &file_carbide_forge_instance_proto_msgTypes[29]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -2253,7 +2383,7 @@ func (x *InstanceNVLinkStatus) String() string {
 func (*InstanceNVLinkStatus) ProtoMessage() {}
 
 func (x *InstanceNVLinkStatus) ProtoReflect() protoreflect.Message {
-	mi := &file_carbide_forge_instance_proto_msgTypes[28]
+	mi := &file_carbide_forge_instance_proto_msgTypes[29]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -2266,7 +2396,7 @@ func (x *InstanceNVLinkStatus) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use InstanceNVLinkStatus.ProtoReflect.Descriptor instead.
 func (*InstanceNVLinkStatus) Descriptor() ([]byte, []int) {
-	return file_carbide_forge_instance_proto_rawDescGZIP(), []int{28}
+	return file_carbide_forge_instance_proto_rawDescGZIP(), []int{29}
 }
 
 func (x *InstanceNVLinkStatus) GetGpuStatuses() []*InstanceNVLinkGpuStatus {
@@ -2294,7 +2424,7 @@ type InstanceNVLinkGpuStatus struct {
 
 func (x *InstanceNVLinkGpuStatus) Reset() {
 	*x = InstanceNVLinkGpuStatus{}
-	mi := &file_carbide_forge_instance_proto_msgTypes[29]
+	mi := &file_carbide_forge_instance_proto_msgTypes[30]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -2306,7 +2436,7 @@ func (x *InstanceNVLinkGpuStatus) String() string {
 func (*InstanceNVLinkGpuStatus) ProtoMessage() {}
 
 func (x *InstanceNVLinkGpuStatus) ProtoReflect() protoreflect.Message {
-	mi := &file_carbide_forge_instance_proto_msgTypes[29]
+	mi := &file_carbide_forge_instance_proto_msgTypes[30]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -2319,7 +2449,7 @@ func (x *InstanceNVLinkGpuStatus) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use InstanceNVLinkGpuStatus.ProtoReflect.Descriptor instead.
 func (*InstanceNVLinkGpuStatus) Descriptor() ([]byte, []int) {
-	return file_carbide_forge_instance_proto_rawDescGZIP(), []int{29}
+	return file_carbide_forge_instance_proto_rawDescGZIP(), []int{30}
 }
 
 func (x *InstanceNVLinkGpuStatus) GetGpuGuid() string {
@@ -2353,7 +2483,7 @@ type InstanceSpxStatus struct {
 
 func (x *InstanceSpxStatus) Reset() {
 	*x = InstanceSpxStatus{}
-	mi := &file_carbide_forge_instance_proto_msgTypes[30]
+	mi := &file_carbide_forge_instance_proto_msgTypes[31]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -2365,7 +2495,7 @@ func (x *InstanceSpxStatus) String() string {
 func (*InstanceSpxStatus) ProtoMessage() {}
 
 func (x *InstanceSpxStatus) ProtoReflect() protoreflect.Message {
-	mi := &file_carbide_forge_instance_proto_msgTypes[30]
+	mi := &file_carbide_forge_instance_proto_msgTypes[31]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -2378,7 +2508,7 @@ func (x *InstanceSpxStatus) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use InstanceSpxStatus.ProtoReflect.Descriptor instead.
 func (*InstanceSpxStatus) Descriptor() ([]byte, []int) {
-	return file_carbide_forge_instance_proto_rawDescGZIP(), []int{30}
+	return file_carbide_forge_instance_proto_rawDescGZIP(), []int{31}
 }
 
 func (x *InstanceSpxStatus) GetAttachmentStatuses() []*InstanceSpxAttachmentStatus {
@@ -2408,7 +2538,7 @@ type InstanceSpxAttachmentStatus struct {
 
 func (x *InstanceSpxAttachmentStatus) Reset() {
 	*x = InstanceSpxAttachmentStatus{}
-	mi := &file_carbide_forge_instance_proto_msgTypes[31]
+	mi := &file_carbide_forge_instance_proto_msgTypes[32]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -2420,7 +2550,7 @@ func (x *InstanceSpxAttachmentStatus) String() string {
 func (*InstanceSpxAttachmentStatus) ProtoMessage() {}
 
 func (x *InstanceSpxAttachmentStatus) ProtoReflect() protoreflect.Message {
-	mi := &file_carbide_forge_instance_proto_msgTypes[31]
+	mi := &file_carbide_forge_instance_proto_msgTypes[32]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -2433,7 +2563,7 @@ func (x *InstanceSpxAttachmentStatus) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use InstanceSpxAttachmentStatus.ProtoReflect.Descriptor instead.
 func (*InstanceSpxAttachmentStatus) Descriptor() ([]byte, []int) {
-	return file_carbide_forge_instance_proto_rawDescGZIP(), []int{31}
+	return file_carbide_forge_instance_proto_rawDescGZIP(), []int{32}
 }
 
 func (x *InstanceSpxAttachmentStatus) GetMacAddr() string {
@@ -2484,7 +2614,7 @@ type InstanceUpdateStatus struct {
 
 func (x *InstanceUpdateStatus) Reset() {
 	*x = InstanceUpdateStatus{}
-	mi := &file_carbide_forge_instance_proto_msgTypes[32]
+	mi := &file_carbide_forge_instance_proto_msgTypes[33]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -2496,7 +2626,7 @@ func (x *InstanceUpdateStatus) String() string {
 func (*InstanceUpdateStatus) ProtoMessage() {}
 
 func (x *InstanceUpdateStatus) ProtoReflect() protoreflect.Message {
-	mi := &file_carbide_forge_instance_proto_msgTypes[32]
+	mi := &file_carbide_forge_instance_proto_msgTypes[33]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -2509,7 +2639,7 @@ func (x *InstanceUpdateStatus) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use InstanceUpdateStatus.ProtoReflect.Descriptor instead.
 func (*InstanceUpdateStatus) Descriptor() ([]byte, []int) {
-	return file_carbide_forge_instance_proto_rawDescGZIP(), []int{32}
+	return file_carbide_forge_instance_proto_rawDescGZIP(), []int{33}
 }
 
 func (x *InstanceUpdateStatus) GetModule() InstanceUpdateStatus_Module {
@@ -2562,7 +2692,7 @@ type InstanceAllocationRequest struct {
 
 func (x *InstanceAllocationRequest) Reset() {
 	*x = InstanceAllocationRequest{}
-	mi := &file_carbide_forge_instance_proto_msgTypes[33]
+	mi := &file_carbide_forge_instance_proto_msgTypes[34]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -2574,7 +2704,7 @@ func (x *InstanceAllocationRequest) String() string {
 func (*InstanceAllocationRequest) ProtoMessage() {}
 
 func (x *InstanceAllocationRequest) ProtoReflect() protoreflect.Message {
-	mi := &file_carbide_forge_instance_proto_msgTypes[33]
+	mi := &file_carbide_forge_instance_proto_msgTypes[34]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -2587,7 +2717,7 @@ func (x *InstanceAllocationRequest) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use InstanceAllocationRequest.ProtoReflect.Descriptor instead.
 func (*InstanceAllocationRequest) Descriptor() ([]byte, []int) {
-	return file_carbide_forge_instance_proto_rawDescGZIP(), []int{33}
+	return file_carbide_forge_instance_proto_rawDescGZIP(), []int{34}
 }
 
 func (x *InstanceAllocationRequest) GetMachineId() *MachineId {
@@ -2641,7 +2771,7 @@ type BatchInstanceAllocationRequest struct {
 
 func (x *BatchInstanceAllocationRequest) Reset() {
 	*x = BatchInstanceAllocationRequest{}
-	mi := &file_carbide_forge_instance_proto_msgTypes[34]
+	mi := &file_carbide_forge_instance_proto_msgTypes[35]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -2653,7 +2783,7 @@ func (x *BatchInstanceAllocationRequest) String() string {
 func (*BatchInstanceAllocationRequest) ProtoMessage() {}
 
 func (x *BatchInstanceAllocationRequest) ProtoReflect() protoreflect.Message {
-	mi := &file_carbide_forge_instance_proto_msgTypes[34]
+	mi := &file_carbide_forge_instance_proto_msgTypes[35]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -2666,7 +2796,7 @@ func (x *BatchInstanceAllocationRequest) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use BatchInstanceAllocationRequest.ProtoReflect.Descriptor instead.
 func (*BatchInstanceAllocationRequest) Descriptor() ([]byte, []int) {
-	return file_carbide_forge_instance_proto_rawDescGZIP(), []int{34}
+	return file_carbide_forge_instance_proto_rawDescGZIP(), []int{35}
 }
 
 func (x *BatchInstanceAllocationRequest) GetInstanceRequests() []*InstanceAllocationRequest {
@@ -2685,7 +2815,7 @@ type BatchInstanceAllocationResponse struct {
 
 func (x *BatchInstanceAllocationResponse) Reset() {
 	*x = BatchInstanceAllocationResponse{}
-	mi := &file_carbide_forge_instance_proto_msgTypes[35]
+	mi := &file_carbide_forge_instance_proto_msgTypes[36]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -2697,7 +2827,7 @@ func (x *BatchInstanceAllocationResponse) String() string {
 func (*BatchInstanceAllocationResponse) ProtoMessage() {}
 
 func (x *BatchInstanceAllocationResponse) ProtoReflect() protoreflect.Message {
-	mi := &file_carbide_forge_instance_proto_msgTypes[35]
+	mi := &file_carbide_forge_instance_proto_msgTypes[36]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -2710,7 +2840,7 @@ func (x *BatchInstanceAllocationResponse) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use BatchInstanceAllocationResponse.ProtoReflect.Descriptor instead.
 func (*BatchInstanceAllocationResponse) Descriptor() ([]byte, []int) {
-	return file_carbide_forge_instance_proto_rawDescGZIP(), []int{35}
+	return file_carbide_forge_instance_proto_rawDescGZIP(), []int{36}
 }
 
 func (x *BatchInstanceAllocationResponse) GetInstances() []*Instance {
@@ -2731,7 +2861,7 @@ type InstanceReleaseRequest struct {
 
 func (x *InstanceReleaseRequest) Reset() {
 	*x = InstanceReleaseRequest{}
-	mi := &file_carbide_forge_instance_proto_msgTypes[36]
+	mi := &file_carbide_forge_instance_proto_msgTypes[37]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -2743,7 +2873,7 @@ func (x *InstanceReleaseRequest) String() string {
 func (*InstanceReleaseRequest) ProtoMessage() {}
 
 func (x *InstanceReleaseRequest) ProtoReflect() protoreflect.Message {
-	mi := &file_carbide_forge_instance_proto_msgTypes[36]
+	mi := &file_carbide_forge_instance_proto_msgTypes[37]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -2756,7 +2886,7 @@ func (x *InstanceReleaseRequest) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use InstanceReleaseRequest.ProtoReflect.Descriptor instead.
 func (*InstanceReleaseRequest) Descriptor() ([]byte, []int) {
-	return file_carbide_forge_instance_proto_rawDescGZIP(), []int{36}
+	return file_carbide_forge_instance_proto_rawDescGZIP(), []int{37}
 }
 
 func (x *InstanceReleaseRequest) GetId() *InstanceId {
@@ -2791,7 +2921,7 @@ type Issue struct {
 
 func (x *Issue) Reset() {
 	*x = Issue{}
-	mi := &file_carbide_forge_instance_proto_msgTypes[37]
+	mi := &file_carbide_forge_instance_proto_msgTypes[38]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -2803,7 +2933,7 @@ func (x *Issue) String() string {
 func (*Issue) ProtoMessage() {}
 
 func (x *Issue) ProtoReflect() protoreflect.Message {
-	mi := &file_carbide_forge_instance_proto_msgTypes[37]
+	mi := &file_carbide_forge_instance_proto_msgTypes[38]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -2816,7 +2946,7 @@ func (x *Issue) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use Issue.ProtoReflect.Descriptor instead.
 func (*Issue) Descriptor() ([]byte, []int) {
-	return file_carbide_forge_instance_proto_rawDescGZIP(), []int{37}
+	return file_carbide_forge_instance_proto_rawDescGZIP(), []int{38}
 }
 
 func (x *Issue) GetCategory() IssueCategory {
@@ -2848,7 +2978,7 @@ type InstanceReleaseResult struct {
 
 func (x *InstanceReleaseResult) Reset() {
 	*x = InstanceReleaseResult{}
-	mi := &file_carbide_forge_instance_proto_msgTypes[38]
+	mi := &file_carbide_forge_instance_proto_msgTypes[39]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -2860,7 +2990,7 @@ func (x *InstanceReleaseResult) String() string {
 func (*InstanceReleaseResult) ProtoMessage() {}
 
 func (x *InstanceReleaseResult) ProtoReflect() protoreflect.Message {
-	mi := &file_carbide_forge_instance_proto_msgTypes[38]
+	mi := &file_carbide_forge_instance_proto_msgTypes[39]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -2873,7 +3003,7 @@ func (x *InstanceReleaseResult) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use InstanceReleaseResult.ProtoReflect.Descriptor instead.
 func (*InstanceReleaseResult) Descriptor() ([]byte, []int) {
-	return file_carbide_forge_instance_proto_rawDescGZIP(), []int{38}
+	return file_carbide_forge_instance_proto_rawDescGZIP(), []int{39}
 }
 
 type InstanceConfigUpdateRequest struct {
@@ -2888,7 +3018,7 @@ type InstanceConfigUpdateRequest struct {
 
 func (x *InstanceConfigUpdateRequest) Reset() {
 	*x = InstanceConfigUpdateRequest{}
-	mi := &file_carbide_forge_instance_proto_msgTypes[39]
+	mi := &file_carbide_forge_instance_proto_msgTypes[40]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -2900,7 +3030,7 @@ func (x *InstanceConfigUpdateRequest) String() string {
 func (*InstanceConfigUpdateRequest) ProtoMessage() {}
 
 func (x *InstanceConfigUpdateRequest) ProtoReflect() protoreflect.Message {
-	mi := &file_carbide_forge_instance_proto_msgTypes[39]
+	mi := &file_carbide_forge_instance_proto_msgTypes[40]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -2913,7 +3043,7 @@ func (x *InstanceConfigUpdateRequest) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use InstanceConfigUpdateRequest.ProtoReflect.Descriptor instead.
 func (*InstanceConfigUpdateRequest) Descriptor() ([]byte, []int) {
-	return file_carbide_forge_instance_proto_rawDescGZIP(), []int{39}
+	return file_carbide_forge_instance_proto_rawDescGZIP(), []int{40}
 }
 
 func (x *InstanceConfigUpdateRequest) GetInstanceId() *InstanceId {
@@ -2955,7 +3085,7 @@ type InstanceOperatingSystemUpdateRequest struct {
 
 func (x *InstanceOperatingSystemUpdateRequest) Reset() {
 	*x = InstanceOperatingSystemUpdateRequest{}
-	mi := &file_carbide_forge_instance_proto_msgTypes[40]
+	mi := &file_carbide_forge_instance_proto_msgTypes[41]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -2967,7 +3097,7 @@ func (x *InstanceOperatingSystemUpdateRequest) String() string {
 func (*InstanceOperatingSystemUpdateRequest) ProtoMessage() {}
 
 func (x *InstanceOperatingSystemUpdateRequest) ProtoReflect() protoreflect.Message {
-	mi := &file_carbide_forge_instance_proto_msgTypes[40]
+	mi := &file_carbide_forge_instance_proto_msgTypes[41]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -2980,7 +3110,7 @@ func (x *InstanceOperatingSystemUpdateRequest) ProtoReflect() protoreflect.Messa
 
 // Deprecated: Use InstanceOperatingSystemUpdateRequest.ProtoReflect.Descriptor instead.
 func (*InstanceOperatingSystemUpdateRequest) Descriptor() ([]byte, []int) {
-	return file_carbide_forge_instance_proto_rawDescGZIP(), []int{40}
+	return file_carbide_forge_instance_proto_rawDescGZIP(), []int{41}
 }
 
 func (x *InstanceOperatingSystemUpdateRequest) GetInstanceId() *InstanceId {
@@ -3016,7 +3146,7 @@ type InstanceSearchFilter struct {
 
 func (x *InstanceSearchFilter) Reset() {
 	*x = InstanceSearchFilter{}
-	mi := &file_carbide_forge_instance_proto_msgTypes[41]
+	mi := &file_carbide_forge_instance_proto_msgTypes[42]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -3028,7 +3158,7 @@ func (x *InstanceSearchFilter) String() string {
 func (*InstanceSearchFilter) ProtoMessage() {}
 
 func (x *InstanceSearchFilter) ProtoReflect() protoreflect.Message {
-	mi := &file_carbide_forge_instance_proto_msgTypes[41]
+	mi := &file_carbide_forge_instance_proto_msgTypes[42]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -3041,7 +3171,7 @@ func (x *InstanceSearchFilter) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use InstanceSearchFilter.ProtoReflect.Descriptor instead.
 func (*InstanceSearchFilter) Descriptor() ([]byte, []int) {
-	return file_carbide_forge_instance_proto_rawDescGZIP(), []int{41}
+	return file_carbide_forge_instance_proto_rawDescGZIP(), []int{42}
 }
 
 func (x *InstanceSearchFilter) GetLabel() *Label {
@@ -3081,7 +3211,7 @@ type InstanceIdList struct {
 
 func (x *InstanceIdList) Reset() {
 	*x = InstanceIdList{}
-	mi := &file_carbide_forge_instance_proto_msgTypes[42]
+	mi := &file_carbide_forge_instance_proto_msgTypes[43]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -3093,7 +3223,7 @@ func (x *InstanceIdList) String() string {
 func (*InstanceIdList) ProtoMessage() {}
 
 func (x *InstanceIdList) ProtoReflect() protoreflect.Message {
-	mi := &file_carbide_forge_instance_proto_msgTypes[42]
+	mi := &file_carbide_forge_instance_proto_msgTypes[43]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -3106,7 +3236,7 @@ func (x *InstanceIdList) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use InstanceIdList.ProtoReflect.Descriptor instead.
 func (*InstanceIdList) Descriptor() ([]byte, []int) {
-	return file_carbide_forge_instance_proto_rawDescGZIP(), []int{42}
+	return file_carbide_forge_instance_proto_rawDescGZIP(), []int{43}
 }
 
 func (x *InstanceIdList) GetInstanceIds() []*InstanceId {
@@ -3125,7 +3255,7 @@ type InstancesByIdsRequest struct {
 
 func (x *InstancesByIdsRequest) Reset() {
 	*x = InstancesByIdsRequest{}
-	mi := &file_carbide_forge_instance_proto_msgTypes[43]
+	mi := &file_carbide_forge_instance_proto_msgTypes[44]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -3137,7 +3267,7 @@ func (x *InstancesByIdsRequest) String() string {
 func (*InstancesByIdsRequest) ProtoMessage() {}
 
 func (x *InstancesByIdsRequest) ProtoReflect() protoreflect.Message {
-	mi := &file_carbide_forge_instance_proto_msgTypes[43]
+	mi := &file_carbide_forge_instance_proto_msgTypes[44]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -3150,7 +3280,7 @@ func (x *InstancesByIdsRequest) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use InstancesByIdsRequest.ProtoReflect.Descriptor instead.
 func (*InstancesByIdsRequest) Descriptor() ([]byte, []int) {
-	return file_carbide_forge_instance_proto_rawDescGZIP(), []int{43}
+	return file_carbide_forge_instance_proto_rawDescGZIP(), []int{44}
 }
 
 func (x *InstancesByIdsRequest) GetInstanceIds() []*InstanceId {
@@ -3169,7 +3299,7 @@ type InstanceList struct {
 
 func (x *InstanceList) Reset() {
 	*x = InstanceList{}
-	mi := &file_carbide_forge_instance_proto_msgTypes[44]
+	mi := &file_carbide_forge_instance_proto_msgTypes[45]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -3181,7 +3311,7 @@ func (x *InstanceList) String() string {
 func (*InstanceList) ProtoMessage() {}
 
 func (x *InstanceList) ProtoReflect() protoreflect.Message {
-	mi := &file_carbide_forge_instance_proto_msgTypes[44]
+	mi := &file_carbide_forge_instance_proto_msgTypes[45]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -3194,7 +3324,7 @@ func (x *InstanceList) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use InstanceList.ProtoReflect.Descriptor instead.
 func (*InstanceList) Descriptor() ([]byte, []int) {
-	return file_carbide_forge_instance_proto_rawDescGZIP(), []int{44}
+	return file_carbide_forge_instance_proto_rawDescGZIP(), []int{45}
 }
 
 func (x *InstanceList) GetInstances() []*Instance {
@@ -3217,7 +3347,7 @@ type InstancePowerRequest struct {
 
 func (x *InstancePowerRequest) Reset() {
 	*x = InstancePowerRequest{}
-	mi := &file_carbide_forge_instance_proto_msgTypes[45]
+	mi := &file_carbide_forge_instance_proto_msgTypes[46]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -3229,7 +3359,7 @@ func (x *InstancePowerRequest) String() string {
 func (*InstancePowerRequest) ProtoMessage() {}
 
 func (x *InstancePowerRequest) ProtoReflect() protoreflect.Message {
-	mi := &file_carbide_forge_instance_proto_msgTypes[45]
+	mi := &file_carbide_forge_instance_proto_msgTypes[46]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -3242,7 +3372,7 @@ func (x *InstancePowerRequest) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use InstancePowerRequest.ProtoReflect.Descriptor instead.
 func (*InstancePowerRequest) Descriptor() ([]byte, []int) {
-	return file_carbide_forge_instance_proto_rawDescGZIP(), []int{45}
+	return file_carbide_forge_instance_proto_rawDescGZIP(), []int{46}
 }
 
 func (x *InstancePowerRequest) GetMachineId() *MachineId {
@@ -3288,7 +3418,7 @@ type InstancePowerResult struct {
 
 func (x *InstancePowerResult) Reset() {
 	*x = InstancePowerResult{}
-	mi := &file_carbide_forge_instance_proto_msgTypes[46]
+	mi := &file_carbide_forge_instance_proto_msgTypes[47]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -3300,7 +3430,7 @@ func (x *InstancePowerResult) String() string {
 func (*InstancePowerResult) ProtoMessage() {}
 
 func (x *InstancePowerResult) ProtoReflect() protoreflect.Message {
-	mi := &file_carbide_forge_instance_proto_msgTypes[46]
+	mi := &file_carbide_forge_instance_proto_msgTypes[47]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -3313,14 +3443,14 @@ func (x *InstancePowerResult) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use InstancePowerResult.ProtoReflect.Descriptor instead.
 func (*InstancePowerResult) Descriptor() ([]byte, []int) {
-	return file_carbide_forge_instance_proto_rawDescGZIP(), []int{46}
+	return file_carbide_forge_instance_proto_rawDescGZIP(), []int{47}
 }
 
 var File_carbide_forge_instance_proto protoreflect.FileDescriptor
 
 const file_carbide_forge_instance_proto_rawDesc = "" +
 	"\n" +
-	"\x1ccarbide/forge/instance.proto\x12\x05forge\x1a\x1acarbide/forge/common.proto\x1a\x1acarbide/forge/object.proto\x1a\x1fgoogle/protobuf/timestamp.proto\"\x86\x05\n" +
+	"\x1ccarbide/forge/instance.proto\x12\x05forge\x1a\x1acarbide/forge/common.proto\x1a\x1acarbide/forge/object.proto\x1a\x17carbide/forge/vpc.proto\x1a\x1fgoogle/protobuf/timestamp.proto\"\x86\x05\n" +
 	"\bInstance\x12\"\n" +
 	"\x02id\x18\x01 \x01(\v2\x12.common.InstanceIdR\x02id\x120\n" +
 	"\n" +
@@ -3368,18 +3498,25 @@ const file_carbide_forge_instance_proto_rawDesc = "" +
 	"\n" +
 	"InlineIpxe\x12\x1f\n" +
 	"\vipxe_script\x18\x01 \x01(\tR\n" +
-	"ipxeScriptJ\x04\b\x02\x10\x03\"k\n" +
+	"ipxeScriptJ\x04\b\x02\x10\x03\"\xc3\x01\n" +
 	"\x15InstanceNetworkConfig\x12>\n" +
 	"\n" +
 	"interfaces\x18\x01 \x03(\v2\x1e.forge.InstanceInterfaceConfigR\n" +
 	"interfaces\x12\x12\n" +
-	"\x04auto\x18\x02 \x01(\bR\x04auto\"\xdf\x05\n" +
+	"\x04auto\x18\x02 \x01(\bR\x04auto\x12F\n" +
+	"\vauto_config\x18\x03 \x01(\v2 .forge.InstanceNetworkAutoConfigH\x00R\n" +
+	"autoConfig\x88\x01\x01B\x0e\n" +
+	"\f_auto_config\"Q\n" +
+	"\x19InstanceNetworkAutoConfig\x12)\n" +
+	"\x06vpc_id\x18\x01 \x01(\v2\r.common.VpcIdH\x00R\x05vpcId\x88\x01\x01B\t\n" +
+	"\a_vpc_id\"\x99\x06\n" +
 	"\x17InstanceInterfaceConfig\x12A\n" +
 	"\rfunction_type\x18\x01 \x01(\x0e2\x1c.forge.InterfaceFunctionTypeR\ffunctionType\x12F\n" +
 	"\x12network_segment_id\x18\x03 \x01(\v2\x18.common.NetworkSegmentIdR\x10networkSegmentId\x129\n" +
 	"\n" +
 	"segment_id\x18\x05 \x01(\v2\x18.common.NetworkSegmentIdH\x00R\tsegmentId\x129\n" +
-	"\rvpc_prefix_id\x18\x06 \x01(\v2\x13.common.VpcPrefixIdH\x00R\vvpcPrefixId\x12\x1b\n" +
+	"\rvpc_prefix_id\x18\x06 \x01(\v2\x13.common.VpcPrefixIdH\x00R\vvpcPrefixId\x128\n" +
+	"\x03vpc\x18\r \x01(\v2$.forge.InstanceInterfaceVpcSelectionH\x00R\x03vpc\x12\x1b\n" +
 	"\x06device\x18\a \x01(\tH\x01R\x06device\x88\x01\x01\x12'\n" +
 	"\x0fdevice_instance\x18\b \x01(\rR\x0edeviceInstance\x123\n" +
 	"\x13virtual_function_id\x18\t \x01(\rH\x02R\x11virtualFunctionId\x88\x01\x01\x12\"\n" +
@@ -3393,16 +3530,18 @@ const file_carbide_forge_instance_proto_rawDesc = "" +
 	"\x14_virtual_function_idB\r\n" +
 	"\v_ip_addressB\x18\n" +
 	"\x16_ipv6_interface_configB\x12\n" +
-	"\x10_routing_profile\"\x89\x01\n" +
+	"\x10_routing_profile\"\x8c\x01\n" +
+	"\x1dInstanceInterfaceVpcSelection\x12$\n" +
+	"\x06vpc_id\x18\x01 \x01(\v2\r.common.VpcIdR\x05vpcId\x12E\n" +
+	"\vfamily_mode\x18\x02 \x01(\x0e2$.forge.InstanceInterfaceIpFamilyModeR\n" +
+	"familyMode\"\x89\x01\n" +
 	"\x1bInstanceInterfaceIpv6Config\x127\n" +
 	"\rvpc_prefix_id\x18\x01 \x01(\v2\x13.common.VpcPrefixIdR\vvpcPrefixId\x12\"\n" +
 	"\n" +
 	"ip_address\x18\x02 \x01(\tH\x00R\tipAddress\x88\x01\x01B\r\n" +
 	"\v_ip_address\"{\n" +
 	"\x1fInstanceInterfaceRoutingProfile\x12X\n" +
-	"\x18allowed_anycast_prefixes\x18\x01 \x03(\v2\x1e.forge.PrefixFilterPolicyEntryR\x16allowedAnycastPrefixes\"1\n" +
-	"\x17PrefixFilterPolicyEntry\x12\x16\n" +
-	"\x06prefix\x18\x01 \x01(\tR\x06prefix\"a\n" +
+	"\x18allowed_anycast_prefixes\x18\x01 \x03(\v2\x1e.forge.PrefixFilterPolicyEntryR\x16allowedAnycastPrefixes\"a\n" +
 	"\x18InstanceInfinibandConfig\x12E\n" +
 	"\rib_interfaces\x18\x01 \x03(\v2 .forge.InstanceIBInterfaceConfigR\fibInterfaces\"\xd9\x02\n" +
 	"\x19InstanceIBInterfaceConfig\x12\x16\n" +
@@ -3597,7 +3736,12 @@ const file_carbide_forge_instance_proto_rawDesc = "" +
 	"instanceId\"\x1c\n" +
 	"\tOperation\x12\x0f\n" +
 	"\vPOWER_RESET\x10\x00\"\x15\n" +
-	"\x13InstancePowerResult*2\n" +
+	"\x13InstancePowerResult*\xe6\x01\n" +
+	"\x1dInstanceInterfaceIpFamilyMode\x121\n" +
+	"-INSTANCE_INTERFACE_IP_FAMILY_MODE_UNSPECIFIED\x10\x00\x12/\n" +
+	"+INSTANCE_INTERFACE_IP_FAMILY_MODE_IPV4_ONLY\x10\x01\x12/\n" +
+	"+INSTANCE_INTERFACE_IP_FAMILY_MODE_IPV6_ONLY\x10\x02\x120\n" +
+	",INSTANCE_INTERFACE_IP_FAMILY_MODE_DUAL_STACK\x10\x03*2\n" +
 	"\x15InterfaceFunctionType\x12\f\n" +
 	"\bPHYSICAL\x10\x00\x12\v\n" +
 	"\aVIRTUAL\x10\x01*7\n" +
@@ -3632,169 +3776,178 @@ func file_carbide_forge_instance_proto_rawDescGZIP() []byte {
 	return file_carbide_forge_instance_proto_rawDescData
 }
 
-var file_carbide_forge_instance_proto_enumTypes = make([]protoimpl.EnumInfo, 6)
-var file_carbide_forge_instance_proto_msgTypes = make([]protoimpl.MessageInfo, 47)
+var file_carbide_forge_instance_proto_enumTypes = make([]protoimpl.EnumInfo, 7)
+var file_carbide_forge_instance_proto_msgTypes = make([]protoimpl.MessageInfo, 48)
 var file_carbide_forge_instance_proto_goTypes = []any{
-	(InterfaceFunctionType)(0),                   // 0: forge.InterfaceFunctionType
-	(SpxAttachmentType)(0),                       // 1: forge.SpxAttachmentType
-	(DpuExtensionServiceDeploymentStatus)(0),     // 2: forge.DpuExtensionServiceDeploymentStatus
-	(IssueCategory)(0),                           // 3: forge.IssueCategory
-	(InstanceUpdateStatus_Module)(0),             // 4: forge.InstanceUpdateStatus.Module
-	(InstancePowerRequest_Operation)(0),          // 5: forge.InstancePowerRequest.Operation
-	(*Instance)(nil),                             // 6: forge.Instance
-	(*InstanceConfig)(nil),                       // 7: forge.InstanceConfig
-	(*TenantConfig)(nil),                         // 8: forge.TenantConfig
-	(*InstanceOperatingSystemConfig)(nil),        // 9: forge.InstanceOperatingSystemConfig
-	(*InlineIpxe)(nil),                           // 10: forge.InlineIpxe
-	(*InstanceNetworkConfig)(nil),                // 11: forge.InstanceNetworkConfig
-	(*InstanceInterfaceConfig)(nil),              // 12: forge.InstanceInterfaceConfig
-	(*InstanceInterfaceIpv6Config)(nil),          // 13: forge.InstanceInterfaceIpv6Config
-	(*InstanceInterfaceRoutingProfile)(nil),      // 14: forge.InstanceInterfaceRoutingProfile
-	(*PrefixFilterPolicyEntry)(nil),              // 15: forge.PrefixFilterPolicyEntry
-	(*InstanceInfinibandConfig)(nil),             // 16: forge.InstanceInfinibandConfig
-	(*InstanceIBInterfaceConfig)(nil),            // 17: forge.InstanceIBInterfaceConfig
-	(*InstanceDpuExtensionServicesConfig)(nil),   // 18: forge.InstanceDpuExtensionServicesConfig
-	(*InstanceDpuExtensionServiceConfig)(nil),    // 19: forge.InstanceDpuExtensionServiceConfig
-	(*InstanceNVLinkConfig)(nil),                 // 20: forge.InstanceNVLinkConfig
-	(*InstanceNVLinkGpuConfig)(nil),              // 21: forge.InstanceNVLinkGpuConfig
-	(*InstanceSpxConfig)(nil),                    // 22: forge.InstanceSpxConfig
-	(*InstanceSpxAttachment)(nil),                // 23: forge.InstanceSpxAttachment
-	(*InstanceStatus)(nil),                       // 24: forge.InstanceStatus
-	(*InstanceTenantStatus)(nil),                 // 25: forge.InstanceTenantStatus
-	(*InstanceNetworkStatus)(nil),                // 26: forge.InstanceNetworkStatus
-	(*InstanceInterfaceStatus)(nil),              // 27: forge.InstanceInterfaceStatus
-	(*InstanceInfinibandStatus)(nil),             // 28: forge.InstanceInfinibandStatus
-	(*InstanceIBInterfaceStatus)(nil),            // 29: forge.InstanceIBInterfaceStatus
-	(*InstanceDpuExtensionServicesStatus)(nil),   // 30: forge.InstanceDpuExtensionServicesStatus
-	(*InstanceDpuExtensionServiceStatus)(nil),    // 31: forge.InstanceDpuExtensionServiceStatus
-	(*DpuExtensionServiceStatus)(nil),            // 32: forge.DpuExtensionServiceStatus
-	(*DpuExtensionServiceComponent)(nil),         // 33: forge.DpuExtensionServiceComponent
-	(*InstanceNVLinkStatus)(nil),                 // 34: forge.InstanceNVLinkStatus
-	(*InstanceNVLinkGpuStatus)(nil),              // 35: forge.InstanceNVLinkGpuStatus
-	(*InstanceSpxStatus)(nil),                    // 36: forge.InstanceSpxStatus
-	(*InstanceSpxAttachmentStatus)(nil),          // 37: forge.InstanceSpxAttachmentStatus
-	(*InstanceUpdateStatus)(nil),                 // 38: forge.InstanceUpdateStatus
-	(*InstanceAllocationRequest)(nil),            // 39: forge.InstanceAllocationRequest
-	(*BatchInstanceAllocationRequest)(nil),       // 40: forge.BatchInstanceAllocationRequest
-	(*BatchInstanceAllocationResponse)(nil),      // 41: forge.BatchInstanceAllocationResponse
-	(*InstanceReleaseRequest)(nil),               // 42: forge.InstanceReleaseRequest
-	(*Issue)(nil),                                // 43: forge.Issue
-	(*InstanceReleaseResult)(nil),                // 44: forge.InstanceReleaseResult
-	(*InstanceConfigUpdateRequest)(nil),          // 45: forge.InstanceConfigUpdateRequest
-	(*InstanceOperatingSystemUpdateRequest)(nil), // 46: forge.InstanceOperatingSystemUpdateRequest
-	(*InstanceSearchFilter)(nil),                 // 47: forge.InstanceSearchFilter
-	(*InstanceIdList)(nil),                       // 48: forge.InstanceIdList
-	(*InstancesByIdsRequest)(nil),                // 49: forge.InstancesByIdsRequest
-	(*InstanceList)(nil),                         // 50: forge.InstanceList
-	(*InstancePowerRequest)(nil),                 // 51: forge.InstancePowerRequest
-	(*InstancePowerResult)(nil),                  // 52: forge.InstancePowerResult
-	(*InstanceId)(nil),                           // 53: common.InstanceId
-	(*MachineId)(nil),                            // 54: common.MachineId
-	(*Metadata)(nil),                             // 55: forge.Metadata
-	(*UUID)(nil),                                 // 56: common.UUID
-	(*OperatingSystemId)(nil),                    // 57: common.OperatingSystemId
-	(*NetworkSegmentId)(nil),                     // 58: common.NetworkSegmentId
-	(*VpcPrefixId)(nil),                          // 59: common.VpcPrefixId
-	(*IBPartitionId)(nil),                        // 60: common.IBPartitionId
-	(*NVLinkLogicalPartitionId)(nil),             // 61: common.NVLinkLogicalPartitionId
-	(*SpxPartitionId)(nil),                       // 62: common.SpxPartitionId
-	(SyncState)(0),                               // 63: forge.SyncState
-	(TenantState)(0),                             // 64: forge.TenantState
-	(*NVLinkDomainId)(nil),                       // 65: common.NVLinkDomainId
-	(*timestamppb.Timestamp)(nil),                // 66: google.protobuf.Timestamp
-	(*Label)(nil),                                // 67: forge.Label
+	(InstanceInterfaceIpFamilyMode)(0),           // 0: forge.InstanceInterfaceIpFamilyMode
+	(InterfaceFunctionType)(0),                   // 1: forge.InterfaceFunctionType
+	(SpxAttachmentType)(0),                       // 2: forge.SpxAttachmentType
+	(DpuExtensionServiceDeploymentStatus)(0),     // 3: forge.DpuExtensionServiceDeploymentStatus
+	(IssueCategory)(0),                           // 4: forge.IssueCategory
+	(InstanceUpdateStatus_Module)(0),             // 5: forge.InstanceUpdateStatus.Module
+	(InstancePowerRequest_Operation)(0),          // 6: forge.InstancePowerRequest.Operation
+	(*Instance)(nil),                             // 7: forge.Instance
+	(*InstanceConfig)(nil),                       // 8: forge.InstanceConfig
+	(*TenantConfig)(nil),                         // 9: forge.TenantConfig
+	(*InstanceOperatingSystemConfig)(nil),        // 10: forge.InstanceOperatingSystemConfig
+	(*InlineIpxe)(nil),                           // 11: forge.InlineIpxe
+	(*InstanceNetworkConfig)(nil),                // 12: forge.InstanceNetworkConfig
+	(*InstanceNetworkAutoConfig)(nil),            // 13: forge.InstanceNetworkAutoConfig
+	(*InstanceInterfaceConfig)(nil),              // 14: forge.InstanceInterfaceConfig
+	(*InstanceInterfaceVpcSelection)(nil),        // 15: forge.InstanceInterfaceVpcSelection
+	(*InstanceInterfaceIpv6Config)(nil),          // 16: forge.InstanceInterfaceIpv6Config
+	(*InstanceInterfaceRoutingProfile)(nil),      // 17: forge.InstanceInterfaceRoutingProfile
+	(*InstanceInfinibandConfig)(nil),             // 18: forge.InstanceInfinibandConfig
+	(*InstanceIBInterfaceConfig)(nil),            // 19: forge.InstanceIBInterfaceConfig
+	(*InstanceDpuExtensionServicesConfig)(nil),   // 20: forge.InstanceDpuExtensionServicesConfig
+	(*InstanceDpuExtensionServiceConfig)(nil),    // 21: forge.InstanceDpuExtensionServiceConfig
+	(*InstanceNVLinkConfig)(nil),                 // 22: forge.InstanceNVLinkConfig
+	(*InstanceNVLinkGpuConfig)(nil),              // 23: forge.InstanceNVLinkGpuConfig
+	(*InstanceSpxConfig)(nil),                    // 24: forge.InstanceSpxConfig
+	(*InstanceSpxAttachment)(nil),                // 25: forge.InstanceSpxAttachment
+	(*InstanceStatus)(nil),                       // 26: forge.InstanceStatus
+	(*InstanceTenantStatus)(nil),                 // 27: forge.InstanceTenantStatus
+	(*InstanceNetworkStatus)(nil),                // 28: forge.InstanceNetworkStatus
+	(*InstanceInterfaceStatus)(nil),              // 29: forge.InstanceInterfaceStatus
+	(*InstanceInfinibandStatus)(nil),             // 30: forge.InstanceInfinibandStatus
+	(*InstanceIBInterfaceStatus)(nil),            // 31: forge.InstanceIBInterfaceStatus
+	(*InstanceDpuExtensionServicesStatus)(nil),   // 32: forge.InstanceDpuExtensionServicesStatus
+	(*InstanceDpuExtensionServiceStatus)(nil),    // 33: forge.InstanceDpuExtensionServiceStatus
+	(*DpuExtensionServiceStatus)(nil),            // 34: forge.DpuExtensionServiceStatus
+	(*DpuExtensionServiceComponent)(nil),         // 35: forge.DpuExtensionServiceComponent
+	(*InstanceNVLinkStatus)(nil),                 // 36: forge.InstanceNVLinkStatus
+	(*InstanceNVLinkGpuStatus)(nil),              // 37: forge.InstanceNVLinkGpuStatus
+	(*InstanceSpxStatus)(nil),                    // 38: forge.InstanceSpxStatus
+	(*InstanceSpxAttachmentStatus)(nil),          // 39: forge.InstanceSpxAttachmentStatus
+	(*InstanceUpdateStatus)(nil),                 // 40: forge.InstanceUpdateStatus
+	(*InstanceAllocationRequest)(nil),            // 41: forge.InstanceAllocationRequest
+	(*BatchInstanceAllocationRequest)(nil),       // 42: forge.BatchInstanceAllocationRequest
+	(*BatchInstanceAllocationResponse)(nil),      // 43: forge.BatchInstanceAllocationResponse
+	(*InstanceReleaseRequest)(nil),               // 44: forge.InstanceReleaseRequest
+	(*Issue)(nil),                                // 45: forge.Issue
+	(*InstanceReleaseResult)(nil),                // 46: forge.InstanceReleaseResult
+	(*InstanceConfigUpdateRequest)(nil),          // 47: forge.InstanceConfigUpdateRequest
+	(*InstanceOperatingSystemUpdateRequest)(nil), // 48: forge.InstanceOperatingSystemUpdateRequest
+	(*InstanceSearchFilter)(nil),                 // 49: forge.InstanceSearchFilter
+	(*InstanceIdList)(nil),                       // 50: forge.InstanceIdList
+	(*InstancesByIdsRequest)(nil),                // 51: forge.InstancesByIdsRequest
+	(*InstanceList)(nil),                         // 52: forge.InstanceList
+	(*InstancePowerRequest)(nil),                 // 53: forge.InstancePowerRequest
+	(*InstancePowerResult)(nil),                  // 54: forge.InstancePowerResult
+	(*InstanceId)(nil),                           // 55: common.InstanceId
+	(*MachineId)(nil),                            // 56: common.MachineId
+	(*Metadata)(nil),                             // 57: forge.Metadata
+	(*UUID)(nil),                                 // 58: common.UUID
+	(*OperatingSystemId)(nil),                    // 59: common.OperatingSystemId
+	(*VpcId)(nil),                                // 60: common.VpcId
+	(*NetworkSegmentId)(nil),                     // 61: common.NetworkSegmentId
+	(*VpcPrefixId)(nil),                          // 62: common.VpcPrefixId
+	(*PrefixFilterPolicyEntry)(nil),              // 63: forge.PrefixFilterPolicyEntry
+	(*IBPartitionId)(nil),                        // 64: common.IBPartitionId
+	(*NVLinkLogicalPartitionId)(nil),             // 65: common.NVLinkLogicalPartitionId
+	(*SpxPartitionId)(nil),                       // 66: common.SpxPartitionId
+	(SyncState)(0),                               // 67: forge.SyncState
+	(TenantState)(0),                             // 68: forge.TenantState
+	(*NVLinkDomainId)(nil),                       // 69: common.NVLinkDomainId
+	(*timestamppb.Timestamp)(nil),                // 70: google.protobuf.Timestamp
+	(*Label)(nil),                                // 71: forge.Label
 }
 var file_carbide_forge_instance_proto_depIdxs = []int32{
-	53, // 0: forge.Instance.id:type_name -> common.InstanceId
-	54, // 1: forge.Instance.machine_id:type_name -> common.MachineId
-	55, // 2: forge.Instance.metadata:type_name -> forge.Metadata
-	7,  // 3: forge.Instance.config:type_name -> forge.InstanceConfig
-	24, // 4: forge.Instance.status:type_name -> forge.InstanceStatus
-	8,  // 5: forge.InstanceConfig.tenant:type_name -> forge.TenantConfig
-	9,  // 6: forge.InstanceConfig.os:type_name -> forge.InstanceOperatingSystemConfig
-	11, // 7: forge.InstanceConfig.network:type_name -> forge.InstanceNetworkConfig
-	16, // 8: forge.InstanceConfig.infiniband:type_name -> forge.InstanceInfinibandConfig
-	18, // 9: forge.InstanceConfig.dpu_extension_services:type_name -> forge.InstanceDpuExtensionServicesConfig
-	20, // 10: forge.InstanceConfig.nvlink:type_name -> forge.InstanceNVLinkConfig
-	22, // 11: forge.InstanceConfig.spxconfig:type_name -> forge.InstanceSpxConfig
-	10, // 12: forge.InstanceOperatingSystemConfig.ipxe:type_name -> forge.InlineIpxe
-	56, // 13: forge.InstanceOperatingSystemConfig.os_image_id:type_name -> common.UUID
-	57, // 14: forge.InstanceOperatingSystemConfig.operating_system_id:type_name -> common.OperatingSystemId
-	12, // 15: forge.InstanceNetworkConfig.interfaces:type_name -> forge.InstanceInterfaceConfig
-	0,  // 16: forge.InstanceInterfaceConfig.function_type:type_name -> forge.InterfaceFunctionType
-	58, // 17: forge.InstanceInterfaceConfig.network_segment_id:type_name -> common.NetworkSegmentId
-	58, // 18: forge.InstanceInterfaceConfig.segment_id:type_name -> common.NetworkSegmentId
-	59, // 19: forge.InstanceInterfaceConfig.vpc_prefix_id:type_name -> common.VpcPrefixId
-	13, // 20: forge.InstanceInterfaceConfig.ipv6_interface_config:type_name -> forge.InstanceInterfaceIpv6Config
-	14, // 21: forge.InstanceInterfaceConfig.routing_profile:type_name -> forge.InstanceInterfaceRoutingProfile
-	59, // 22: forge.InstanceInterfaceIpv6Config.vpc_prefix_id:type_name -> common.VpcPrefixId
-	15, // 23: forge.InstanceInterfaceRoutingProfile.allowed_anycast_prefixes:type_name -> forge.PrefixFilterPolicyEntry
-	17, // 24: forge.InstanceInfinibandConfig.ib_interfaces:type_name -> forge.InstanceIBInterfaceConfig
-	0,  // 25: forge.InstanceIBInterfaceConfig.function_type:type_name -> forge.InterfaceFunctionType
-	60, // 26: forge.InstanceIBInterfaceConfig.ib_partition_id:type_name -> common.IBPartitionId
-	19, // 27: forge.InstanceDpuExtensionServicesConfig.service_configs:type_name -> forge.InstanceDpuExtensionServiceConfig
-	21, // 28: forge.InstanceNVLinkConfig.gpu_configs:type_name -> forge.InstanceNVLinkGpuConfig
-	61, // 29: forge.InstanceNVLinkGpuConfig.logical_partition_id:type_name -> common.NVLinkLogicalPartitionId
-	23, // 30: forge.InstanceSpxConfig.spx_attachments:type_name -> forge.InstanceSpxAttachment
-	62, // 31: forge.InstanceSpxAttachment.spx_partition_id:type_name -> common.SpxPartitionId
-	1,  // 32: forge.InstanceSpxAttachment.attachment_type:type_name -> forge.SpxAttachmentType
-	25, // 33: forge.InstanceStatus.tenant:type_name -> forge.InstanceTenantStatus
-	26, // 34: forge.InstanceStatus.network:type_name -> forge.InstanceNetworkStatus
-	28, // 35: forge.InstanceStatus.infiniband:type_name -> forge.InstanceInfinibandStatus
-	30, // 36: forge.InstanceStatus.dpu_extension_services:type_name -> forge.InstanceDpuExtensionServicesStatus
-	63, // 37: forge.InstanceStatus.configs_synced:type_name -> forge.SyncState
-	38, // 38: forge.InstanceStatus.update:type_name -> forge.InstanceUpdateStatus
-	34, // 39: forge.InstanceStatus.nvlink:type_name -> forge.InstanceNVLinkStatus
-	36, // 40: forge.InstanceStatus.spx_status:type_name -> forge.InstanceSpxStatus
-	64, // 41: forge.InstanceTenantStatus.state:type_name -> forge.TenantState
-	27, // 42: forge.InstanceNetworkStatus.interfaces:type_name -> forge.InstanceInterfaceStatus
-	63, // 43: forge.InstanceNetworkStatus.configs_synced:type_name -> forge.SyncState
-	29, // 44: forge.InstanceInfinibandStatus.ib_interfaces:type_name -> forge.InstanceIBInterfaceStatus
-	63, // 45: forge.InstanceInfinibandStatus.configs_synced:type_name -> forge.SyncState
-	31, // 46: forge.InstanceDpuExtensionServicesStatus.dpu_extension_services:type_name -> forge.InstanceDpuExtensionServiceStatus
-	63, // 47: forge.InstanceDpuExtensionServicesStatus.configs_synced:type_name -> forge.SyncState
-	2,  // 48: forge.InstanceDpuExtensionServiceStatus.deployment_status:type_name -> forge.DpuExtensionServiceDeploymentStatus
-	32, // 49: forge.InstanceDpuExtensionServiceStatus.dpu_statuses:type_name -> forge.DpuExtensionServiceStatus
-	54, // 50: forge.DpuExtensionServiceStatus.dpu_machine_id:type_name -> common.MachineId
-	2,  // 51: forge.DpuExtensionServiceStatus.status:type_name -> forge.DpuExtensionServiceDeploymentStatus
-	33, // 52: forge.DpuExtensionServiceStatus.components:type_name -> forge.DpuExtensionServiceComponent
-	35, // 53: forge.InstanceNVLinkStatus.gpu_statuses:type_name -> forge.InstanceNVLinkGpuStatus
-	63, // 54: forge.InstanceNVLinkStatus.configs_synced:type_name -> forge.SyncState
-	65, // 55: forge.InstanceNVLinkGpuStatus.domain_id:type_name -> common.NVLinkDomainId
-	61, // 56: forge.InstanceNVLinkGpuStatus.logical_partition_id:type_name -> common.NVLinkLogicalPartitionId
-	37, // 57: forge.InstanceSpxStatus.attachment_statuses:type_name -> forge.InstanceSpxAttachmentStatus
-	63, // 58: forge.InstanceSpxStatus.configs_synced:type_name -> forge.SyncState
-	1,  // 59: forge.InstanceSpxAttachmentStatus.attachment_type:type_name -> forge.SpxAttachmentType
-	62, // 60: forge.InstanceSpxAttachmentStatus.spx_partition_id:type_name -> common.SpxPartitionId
-	4,  // 61: forge.InstanceUpdateStatus.module:type_name -> forge.InstanceUpdateStatus.Module
-	66, // 62: forge.InstanceUpdateStatus.trigger_received_at:type_name -> google.protobuf.Timestamp
-	66, // 63: forge.InstanceUpdateStatus.update_triggered_at:type_name -> google.protobuf.Timestamp
-	54, // 64: forge.InstanceAllocationRequest.machine_id:type_name -> common.MachineId
-	7,  // 65: forge.InstanceAllocationRequest.config:type_name -> forge.InstanceConfig
-	53, // 66: forge.InstanceAllocationRequest.instance_id:type_name -> common.InstanceId
-	55, // 67: forge.InstanceAllocationRequest.metadata:type_name -> forge.Metadata
-	39, // 68: forge.BatchInstanceAllocationRequest.instance_requests:type_name -> forge.InstanceAllocationRequest
-	6,  // 69: forge.BatchInstanceAllocationResponse.instances:type_name -> forge.Instance
-	53, // 70: forge.InstanceReleaseRequest.id:type_name -> common.InstanceId
-	43, // 71: forge.InstanceReleaseRequest.issue:type_name -> forge.Issue
-	3,  // 72: forge.Issue.category:type_name -> forge.IssueCategory
-	53, // 73: forge.InstanceConfigUpdateRequest.instance_id:type_name -> common.InstanceId
-	7,  // 74: forge.InstanceConfigUpdateRequest.config:type_name -> forge.InstanceConfig
-	55, // 75: forge.InstanceConfigUpdateRequest.metadata:type_name -> forge.Metadata
-	53, // 76: forge.InstanceOperatingSystemUpdateRequest.instance_id:type_name -> common.InstanceId
-	9,  // 77: forge.InstanceOperatingSystemUpdateRequest.os:type_name -> forge.InstanceOperatingSystemConfig
-	67, // 78: forge.InstanceSearchFilter.label:type_name -> forge.Label
-	53, // 79: forge.InstanceIdList.instance_ids:type_name -> common.InstanceId
-	53, // 80: forge.InstancesByIdsRequest.instance_ids:type_name -> common.InstanceId
-	6,  // 81: forge.InstanceList.instances:type_name -> forge.Instance
-	54, // 82: forge.InstancePowerRequest.machine_id:type_name -> common.MachineId
-	5,  // 83: forge.InstancePowerRequest.operation:type_name -> forge.InstancePowerRequest.Operation
-	53, // 84: forge.InstancePowerRequest.instance_id:type_name -> common.InstanceId
-	85, // [85:85] is the sub-list for method output_type
-	85, // [85:85] is the sub-list for method input_type
-	85, // [85:85] is the sub-list for extension type_name
-	85, // [85:85] is the sub-list for extension extendee
-	0,  // [0:85] is the sub-list for field type_name
+	55, // 0: forge.Instance.id:type_name -> common.InstanceId
+	56, // 1: forge.Instance.machine_id:type_name -> common.MachineId
+	57, // 2: forge.Instance.metadata:type_name -> forge.Metadata
+	8,  // 3: forge.Instance.config:type_name -> forge.InstanceConfig
+	26, // 4: forge.Instance.status:type_name -> forge.InstanceStatus
+	9,  // 5: forge.InstanceConfig.tenant:type_name -> forge.TenantConfig
+	10, // 6: forge.InstanceConfig.os:type_name -> forge.InstanceOperatingSystemConfig
+	12, // 7: forge.InstanceConfig.network:type_name -> forge.InstanceNetworkConfig
+	18, // 8: forge.InstanceConfig.infiniband:type_name -> forge.InstanceInfinibandConfig
+	20, // 9: forge.InstanceConfig.dpu_extension_services:type_name -> forge.InstanceDpuExtensionServicesConfig
+	22, // 10: forge.InstanceConfig.nvlink:type_name -> forge.InstanceNVLinkConfig
+	24, // 11: forge.InstanceConfig.spxconfig:type_name -> forge.InstanceSpxConfig
+	11, // 12: forge.InstanceOperatingSystemConfig.ipxe:type_name -> forge.InlineIpxe
+	58, // 13: forge.InstanceOperatingSystemConfig.os_image_id:type_name -> common.UUID
+	59, // 14: forge.InstanceOperatingSystemConfig.operating_system_id:type_name -> common.OperatingSystemId
+	14, // 15: forge.InstanceNetworkConfig.interfaces:type_name -> forge.InstanceInterfaceConfig
+	13, // 16: forge.InstanceNetworkConfig.auto_config:type_name -> forge.InstanceNetworkAutoConfig
+	60, // 17: forge.InstanceNetworkAutoConfig.vpc_id:type_name -> common.VpcId
+	1,  // 18: forge.InstanceInterfaceConfig.function_type:type_name -> forge.InterfaceFunctionType
+	61, // 19: forge.InstanceInterfaceConfig.network_segment_id:type_name -> common.NetworkSegmentId
+	61, // 20: forge.InstanceInterfaceConfig.segment_id:type_name -> common.NetworkSegmentId
+	62, // 21: forge.InstanceInterfaceConfig.vpc_prefix_id:type_name -> common.VpcPrefixId
+	15, // 22: forge.InstanceInterfaceConfig.vpc:type_name -> forge.InstanceInterfaceVpcSelection
+	16, // 23: forge.InstanceInterfaceConfig.ipv6_interface_config:type_name -> forge.InstanceInterfaceIpv6Config
+	17, // 24: forge.InstanceInterfaceConfig.routing_profile:type_name -> forge.InstanceInterfaceRoutingProfile
+	60, // 25: forge.InstanceInterfaceVpcSelection.vpc_id:type_name -> common.VpcId
+	0,  // 26: forge.InstanceInterfaceVpcSelection.family_mode:type_name -> forge.InstanceInterfaceIpFamilyMode
+	62, // 27: forge.InstanceInterfaceIpv6Config.vpc_prefix_id:type_name -> common.VpcPrefixId
+	63, // 28: forge.InstanceInterfaceRoutingProfile.allowed_anycast_prefixes:type_name -> forge.PrefixFilterPolicyEntry
+	19, // 29: forge.InstanceInfinibandConfig.ib_interfaces:type_name -> forge.InstanceIBInterfaceConfig
+	1,  // 30: forge.InstanceIBInterfaceConfig.function_type:type_name -> forge.InterfaceFunctionType
+	64, // 31: forge.InstanceIBInterfaceConfig.ib_partition_id:type_name -> common.IBPartitionId
+	21, // 32: forge.InstanceDpuExtensionServicesConfig.service_configs:type_name -> forge.InstanceDpuExtensionServiceConfig
+	23, // 33: forge.InstanceNVLinkConfig.gpu_configs:type_name -> forge.InstanceNVLinkGpuConfig
+	65, // 34: forge.InstanceNVLinkGpuConfig.logical_partition_id:type_name -> common.NVLinkLogicalPartitionId
+	25, // 35: forge.InstanceSpxConfig.spx_attachments:type_name -> forge.InstanceSpxAttachment
+	66, // 36: forge.InstanceSpxAttachment.spx_partition_id:type_name -> common.SpxPartitionId
+	2,  // 37: forge.InstanceSpxAttachment.attachment_type:type_name -> forge.SpxAttachmentType
+	27, // 38: forge.InstanceStatus.tenant:type_name -> forge.InstanceTenantStatus
+	28, // 39: forge.InstanceStatus.network:type_name -> forge.InstanceNetworkStatus
+	30, // 40: forge.InstanceStatus.infiniband:type_name -> forge.InstanceInfinibandStatus
+	32, // 41: forge.InstanceStatus.dpu_extension_services:type_name -> forge.InstanceDpuExtensionServicesStatus
+	67, // 42: forge.InstanceStatus.configs_synced:type_name -> forge.SyncState
+	40, // 43: forge.InstanceStatus.update:type_name -> forge.InstanceUpdateStatus
+	36, // 44: forge.InstanceStatus.nvlink:type_name -> forge.InstanceNVLinkStatus
+	38, // 45: forge.InstanceStatus.spx_status:type_name -> forge.InstanceSpxStatus
+	68, // 46: forge.InstanceTenantStatus.state:type_name -> forge.TenantState
+	29, // 47: forge.InstanceNetworkStatus.interfaces:type_name -> forge.InstanceInterfaceStatus
+	67, // 48: forge.InstanceNetworkStatus.configs_synced:type_name -> forge.SyncState
+	31, // 49: forge.InstanceInfinibandStatus.ib_interfaces:type_name -> forge.InstanceIBInterfaceStatus
+	67, // 50: forge.InstanceInfinibandStatus.configs_synced:type_name -> forge.SyncState
+	33, // 51: forge.InstanceDpuExtensionServicesStatus.dpu_extension_services:type_name -> forge.InstanceDpuExtensionServiceStatus
+	67, // 52: forge.InstanceDpuExtensionServicesStatus.configs_synced:type_name -> forge.SyncState
+	3,  // 53: forge.InstanceDpuExtensionServiceStatus.deployment_status:type_name -> forge.DpuExtensionServiceDeploymentStatus
+	34, // 54: forge.InstanceDpuExtensionServiceStatus.dpu_statuses:type_name -> forge.DpuExtensionServiceStatus
+	56, // 55: forge.DpuExtensionServiceStatus.dpu_machine_id:type_name -> common.MachineId
+	3,  // 56: forge.DpuExtensionServiceStatus.status:type_name -> forge.DpuExtensionServiceDeploymentStatus
+	35, // 57: forge.DpuExtensionServiceStatus.components:type_name -> forge.DpuExtensionServiceComponent
+	37, // 58: forge.InstanceNVLinkStatus.gpu_statuses:type_name -> forge.InstanceNVLinkGpuStatus
+	67, // 59: forge.InstanceNVLinkStatus.configs_synced:type_name -> forge.SyncState
+	69, // 60: forge.InstanceNVLinkGpuStatus.domain_id:type_name -> common.NVLinkDomainId
+	65, // 61: forge.InstanceNVLinkGpuStatus.logical_partition_id:type_name -> common.NVLinkLogicalPartitionId
+	39, // 62: forge.InstanceSpxStatus.attachment_statuses:type_name -> forge.InstanceSpxAttachmentStatus
+	67, // 63: forge.InstanceSpxStatus.configs_synced:type_name -> forge.SyncState
+	2,  // 64: forge.InstanceSpxAttachmentStatus.attachment_type:type_name -> forge.SpxAttachmentType
+	66, // 65: forge.InstanceSpxAttachmentStatus.spx_partition_id:type_name -> common.SpxPartitionId
+	5,  // 66: forge.InstanceUpdateStatus.module:type_name -> forge.InstanceUpdateStatus.Module
+	70, // 67: forge.InstanceUpdateStatus.trigger_received_at:type_name -> google.protobuf.Timestamp
+	70, // 68: forge.InstanceUpdateStatus.update_triggered_at:type_name -> google.protobuf.Timestamp
+	56, // 69: forge.InstanceAllocationRequest.machine_id:type_name -> common.MachineId
+	8,  // 70: forge.InstanceAllocationRequest.config:type_name -> forge.InstanceConfig
+	55, // 71: forge.InstanceAllocationRequest.instance_id:type_name -> common.InstanceId
+	57, // 72: forge.InstanceAllocationRequest.metadata:type_name -> forge.Metadata
+	41, // 73: forge.BatchInstanceAllocationRequest.instance_requests:type_name -> forge.InstanceAllocationRequest
+	7,  // 74: forge.BatchInstanceAllocationResponse.instances:type_name -> forge.Instance
+	55, // 75: forge.InstanceReleaseRequest.id:type_name -> common.InstanceId
+	45, // 76: forge.InstanceReleaseRequest.issue:type_name -> forge.Issue
+	4,  // 77: forge.Issue.category:type_name -> forge.IssueCategory
+	55, // 78: forge.InstanceConfigUpdateRequest.instance_id:type_name -> common.InstanceId
+	8,  // 79: forge.InstanceConfigUpdateRequest.config:type_name -> forge.InstanceConfig
+	57, // 80: forge.InstanceConfigUpdateRequest.metadata:type_name -> forge.Metadata
+	55, // 81: forge.InstanceOperatingSystemUpdateRequest.instance_id:type_name -> common.InstanceId
+	10, // 82: forge.InstanceOperatingSystemUpdateRequest.os:type_name -> forge.InstanceOperatingSystemConfig
+	71, // 83: forge.InstanceSearchFilter.label:type_name -> forge.Label
+	55, // 84: forge.InstanceIdList.instance_ids:type_name -> common.InstanceId
+	55, // 85: forge.InstancesByIdsRequest.instance_ids:type_name -> common.InstanceId
+	7,  // 86: forge.InstanceList.instances:type_name -> forge.Instance
+	56, // 87: forge.InstancePowerRequest.machine_id:type_name -> common.MachineId
+	6,  // 88: forge.InstancePowerRequest.operation:type_name -> forge.InstancePowerRequest.Operation
+	55, // 89: forge.InstancePowerRequest.instance_id:type_name -> common.InstanceId
+	90, // [90:90] is the sub-list for method output_type
+	90, // [90:90] is the sub-list for method input_type
+	90, // [90:90] is the sub-list for extension type_name
+	90, // [90:90] is the sub-list for extension extendee
+	0,  // [0:90] is the sub-list for field type_name
 }
 
 func init() { file_carbide_forge_instance_proto_init() }
@@ -3804,6 +3957,7 @@ func file_carbide_forge_instance_proto_init() {
 	}
 	file_carbide_forge_common_proto_init()
 	file_carbide_forge_object_proto_init()
+	file_carbide_forge_vpc_proto_init()
 	file_carbide_forge_instance_proto_msgTypes[0].OneofWrappers = []any{}
 	file_carbide_forge_instance_proto_msgTypes[1].OneofWrappers = []any{}
 	file_carbide_forge_instance_proto_msgTypes[2].OneofWrappers = []any{}
@@ -3812,33 +3966,36 @@ func file_carbide_forge_instance_proto_init() {
 		(*InstanceOperatingSystemConfig_OsImageId)(nil),
 		(*InstanceOperatingSystemConfig_OperatingSystemId)(nil),
 	}
-	file_carbide_forge_instance_proto_msgTypes[6].OneofWrappers = []any{
+	file_carbide_forge_instance_proto_msgTypes[5].OneofWrappers = []any{}
+	file_carbide_forge_instance_proto_msgTypes[6].OneofWrappers = []any{}
+	file_carbide_forge_instance_proto_msgTypes[7].OneofWrappers = []any{
 		(*InstanceInterfaceConfig_SegmentId)(nil),
 		(*InstanceInterfaceConfig_VpcPrefixId)(nil),
+		(*InstanceInterfaceConfig_Vpc)(nil),
 	}
-	file_carbide_forge_instance_proto_msgTypes[7].OneofWrappers = []any{}
-	file_carbide_forge_instance_proto_msgTypes[11].OneofWrappers = []any{}
-	file_carbide_forge_instance_proto_msgTypes[17].OneofWrappers = []any{}
+	file_carbide_forge_instance_proto_msgTypes[9].OneofWrappers = []any{}
+	file_carbide_forge_instance_proto_msgTypes[12].OneofWrappers = []any{}
 	file_carbide_forge_instance_proto_msgTypes[18].OneofWrappers = []any{}
-	file_carbide_forge_instance_proto_msgTypes[21].OneofWrappers = []any{}
-	file_carbide_forge_instance_proto_msgTypes[23].OneofWrappers = []any{}
-	file_carbide_forge_instance_proto_msgTypes[25].OneofWrappers = []any{}
+	file_carbide_forge_instance_proto_msgTypes[19].OneofWrappers = []any{}
+	file_carbide_forge_instance_proto_msgTypes[22].OneofWrappers = []any{}
+	file_carbide_forge_instance_proto_msgTypes[24].OneofWrappers = []any{}
 	file_carbide_forge_instance_proto_msgTypes[26].OneofWrappers = []any{}
-	file_carbide_forge_instance_proto_msgTypes[29].OneofWrappers = []any{}
-	file_carbide_forge_instance_proto_msgTypes[31].OneofWrappers = []any{}
+	file_carbide_forge_instance_proto_msgTypes[27].OneofWrappers = []any{}
+	file_carbide_forge_instance_proto_msgTypes[30].OneofWrappers = []any{}
 	file_carbide_forge_instance_proto_msgTypes[32].OneofWrappers = []any{}
 	file_carbide_forge_instance_proto_msgTypes[33].OneofWrappers = []any{}
-	file_carbide_forge_instance_proto_msgTypes[36].OneofWrappers = []any{}
-	file_carbide_forge_instance_proto_msgTypes[39].OneofWrappers = []any{}
+	file_carbide_forge_instance_proto_msgTypes[34].OneofWrappers = []any{}
+	file_carbide_forge_instance_proto_msgTypes[37].OneofWrappers = []any{}
 	file_carbide_forge_instance_proto_msgTypes[40].OneofWrappers = []any{}
 	file_carbide_forge_instance_proto_msgTypes[41].OneofWrappers = []any{}
+	file_carbide_forge_instance_proto_msgTypes[42].OneofWrappers = []any{}
 	type x struct{}
 	out := protoimpl.TypeBuilder{
 		File: protoimpl.DescBuilder{
 			GoPackagePath: reflect.TypeOf(x{}).PkgPath(),
 			RawDescriptor: unsafe.Slice(unsafe.StringData(file_carbide_forge_instance_proto_rawDesc), len(file_carbide_forge_instance_proto_rawDesc)),
-			NumEnums:      6,
-			NumMessages:   47,
+			NumEnums:      7,
+			NumMessages:   48,
 			NumExtensions: 0,
 			NumServices:   0,
 		},

@@ -371,7 +371,7 @@ func (x AdminPowerControlRequest_SystemPowerControl) Number() protoreflect.EnumN
 
 // Deprecated: Use AdminPowerControlRequest_SystemPowerControl.Descriptor instead.
 func (AdminPowerControlRequest_SystemPowerControl) EnumDescriptor() ([]byte, []int) {
-	return file_carbide_forge_machine_proto_rawDescGZIP(), []int{23, 0}
+	return file_carbide_forge_machine_proto_rawDescGZIP(), []int{25, 0}
 }
 
 type Machine struct {
@@ -408,6 +408,8 @@ type Machine struct {
 	UpdateComplete              bool                         `protobuf:"varint,42,opt,name=update_complete,json=updateComplete,proto3" json:"update_complete,omitempty"`
 	RackId                      *RackId                      `protobuf:"bytes,45,opt,name=rack_id,json=rackId,proto3,oneof" json:"rack_id,omitempty"`
 	PlacementInRack             *PlacementInRack             `protobuf:"bytes,46,opt,name=placement_in_rack,json=placementInRack,proto3,oneof" json:"placement_in_rack,omitempty"`
+	Config                      *MachineConfig               `protobuf:"bytes,50,opt,name=config,proto3" json:"config,omitempty"`
+	Status                      *MachineStatus               `protobuf:"bytes,51,opt,name=status,proto3" json:"status,omitempty"`
 	unknownFields               protoimpl.UnknownFields
 	sizeCache                   protoimpl.SizeCache
 }
@@ -659,6 +661,166 @@ func (x *Machine) GetPlacementInRack() *PlacementInRack {
 	return nil
 }
 
+func (x *Machine) GetConfig() *MachineConfig {
+	if x != nil {
+		return x.Config
+	}
+	return nil
+}
+
+func (x *Machine) GetStatus() *MachineStatus {
+	if x != nil {
+		return x.Status
+	}
+	return nil
+}
+
+// What an operator says about a machine. Servers from v2.0 on fill it as well as the flat fields.
+type MachineConfig struct {
+	state                protoimpl.MessageState `protogen:"open.v1"`
+	MaintenanceReference *string                `protobuf:"bytes,1,opt,name=maintenance_reference,json=maintenanceReference,proto3,oneof" json:"maintenance_reference,omitempty"`
+	MaintenanceStartTime *timestamppb.Timestamp `protobuf:"bytes,2,opt,name=maintenance_start_time,json=maintenanceStartTime,proto3,oneof" json:"maintenance_start_time,omitempty"`
+	FirmwareAutoupdate   *bool                  `protobuf:"varint,3,opt,name=firmware_autoupdate,json=firmwareAutoupdate,proto3,oneof" json:"firmware_autoupdate,omitempty"`
+	InstanceTypeId       *string                `protobuf:"bytes,4,opt,name=instance_type_id,json=instanceTypeId,proto3,oneof" json:"instance_type_id,omitempty"`
+	HwSku                *string                `protobuf:"bytes,6,opt,name=hw_sku,json=hwSku,proto3,oneof" json:"hw_sku,omitempty"`
+	unknownFields        protoimpl.UnknownFields
+	sizeCache            protoimpl.SizeCache
+}
+
+func (x *MachineConfig) Reset() {
+	*x = MachineConfig{}
+	mi := &file_carbide_forge_machine_proto_msgTypes[1]
+	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
+	ms.StoreMessageInfo(mi)
+}
+
+func (x *MachineConfig) String() string {
+	return protoimpl.X.MessageStringOf(x)
+}
+
+func (*MachineConfig) ProtoMessage() {}
+
+func (x *MachineConfig) ProtoReflect() protoreflect.Message {
+	mi := &file_carbide_forge_machine_proto_msgTypes[1]
+	if x != nil {
+		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
+		if ms.LoadMessageInfo() == nil {
+			ms.StoreMessageInfo(mi)
+		}
+		return ms
+	}
+	return mi.MessageOf(x)
+}
+
+// Deprecated: Use MachineConfig.ProtoReflect.Descriptor instead.
+func (*MachineConfig) Descriptor() ([]byte, []int) {
+	return file_carbide_forge_machine_proto_rawDescGZIP(), []int{1}
+}
+
+func (x *MachineConfig) GetMaintenanceReference() string {
+	if x != nil && x.MaintenanceReference != nil {
+		return *x.MaintenanceReference
+	}
+	return ""
+}
+
+func (x *MachineConfig) GetMaintenanceStartTime() *timestamppb.Timestamp {
+	if x != nil {
+		return x.MaintenanceStartTime
+	}
+	return nil
+}
+
+func (x *MachineConfig) GetFirmwareAutoupdate() bool {
+	if x != nil && x.FirmwareAutoupdate != nil {
+		return *x.FirmwareAutoupdate
+	}
+	return false
+}
+
+func (x *MachineConfig) GetInstanceTypeId() string {
+	if x != nil && x.InstanceTypeId != nil {
+		return *x.InstanceTypeId
+	}
+	return ""
+}
+
+func (x *MachineConfig) GetHwSku() string {
+	if x != nil && x.HwSku != nil {
+		return *x.HwSku
+	}
+	return ""
+}
+
+// What the site has found out about a machine; of it, what is read here.
+type MachineStatus struct {
+	state                   protoimpl.MessageState `protogen:"open.v1"`
+	AssociatedDpuMachineIds []*MachineId           `protobuf:"bytes,6,rep,name=associated_dpu_machine_ids,json=associatedDpuMachineIds,proto3" json:"associated_dpu_machine_ids,omitempty"`
+	Health                  *HealthReport          `protobuf:"bytes,10,opt,name=health,proto3" json:"health,omitempty"`
+	FailureDetails          *string                `protobuf:"bytes,12,opt,name=failure_details,json=failureDetails,proto3,oneof" json:"failure_details,omitempty"`
+	Lifecycle               *LifecycleStatus       `protobuf:"bytes,24,opt,name=lifecycle,proto3" json:"lifecycle,omitempty"`
+	unknownFields           protoimpl.UnknownFields
+	sizeCache               protoimpl.SizeCache
+}
+
+func (x *MachineStatus) Reset() {
+	*x = MachineStatus{}
+	mi := &file_carbide_forge_machine_proto_msgTypes[2]
+	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
+	ms.StoreMessageInfo(mi)
+}
+
+func (x *MachineStatus) String() string {
+	return protoimpl.X.MessageStringOf(x)
+}
+
+func (*MachineStatus) ProtoMessage() {}
+
+func (x *MachineStatus) ProtoReflect() protoreflect.Message {
+	mi := &file_carbide_forge_machine_proto_msgTypes[2]
+	if x != nil {
+		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
+		if ms.LoadMessageInfo() == nil {
+			ms.StoreMessageInfo(mi)
+		}
+		return ms
+	}
+	return mi.MessageOf(x)
+}
+
+// Deprecated: Use MachineStatus.ProtoReflect.Descriptor instead.
+func (*MachineStatus) Descriptor() ([]byte, []int) {
+	return file_carbide_forge_machine_proto_rawDescGZIP(), []int{2}
+}
+
+func (x *MachineStatus) GetAssociatedDpuMachineIds() []*MachineId {
+	if x != nil {
+		return x.AssociatedDpuMachineIds
+	}
+	return nil
+}
+
+func (x *MachineStatus) GetHealth() *HealthReport {
+	if x != nil {
+		return x.Health
+	}
+	return nil
+}
+
+func (x *MachineStatus) GetFailureDetails() string {
+	if x != nil && x.FailureDetails != nil {
+		return *x.FailureDetails
+	}
+	return ""
+}
+
+func (x *MachineStatus) GetLifecycle() *LifecycleStatus {
+	if x != nil {
+		return x.Lifecycle
+	}
+	return nil
+}
+
 type MachineEvent struct {
 	state         protoimpl.MessageState `protogen:"open.v1"`
 	Event         string                 `protobuf:"bytes,3,opt,name=event,proto3" json:"event,omitempty"`
@@ -670,7 +832,7 @@ type MachineEvent struct {
 
 func (x *MachineEvent) Reset() {
 	*x = MachineEvent{}
-	mi := &file_carbide_forge_machine_proto_msgTypes[1]
+	mi := &file_carbide_forge_machine_proto_msgTypes[3]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -682,7 +844,7 @@ func (x *MachineEvent) String() string {
 func (*MachineEvent) ProtoMessage() {}
 
 func (x *MachineEvent) ProtoReflect() protoreflect.Message {
-	mi := &file_carbide_forge_machine_proto_msgTypes[1]
+	mi := &file_carbide_forge_machine_proto_msgTypes[3]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -695,7 +857,7 @@ func (x *MachineEvent) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use MachineEvent.ProtoReflect.Descriptor instead.
 func (*MachineEvent) Descriptor() ([]byte, []int) {
-	return file_carbide_forge_machine_proto_rawDescGZIP(), []int{1}
+	return file_carbide_forge_machine_proto_rawDescGZIP(), []int{3}
 }
 
 func (x *MachineEvent) GetEvent() string {
@@ -745,7 +907,7 @@ type MachineInterface struct {
 
 func (x *MachineInterface) Reset() {
 	*x = MachineInterface{}
-	mi := &file_carbide_forge_machine_proto_msgTypes[2]
+	mi := &file_carbide_forge_machine_proto_msgTypes[4]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -757,7 +919,7 @@ func (x *MachineInterface) String() string {
 func (*MachineInterface) ProtoMessage() {}
 
 func (x *MachineInterface) ProtoReflect() protoreflect.Message {
-	mi := &file_carbide_forge_machine_proto_msgTypes[2]
+	mi := &file_carbide_forge_machine_proto_msgTypes[4]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -770,7 +932,7 @@ func (x *MachineInterface) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use MachineInterface.ProtoReflect.Descriptor instead.
 func (*MachineInterface) Descriptor() ([]byte, []int) {
-	return file_carbide_forge_machine_proto_rawDescGZIP(), []int{2}
+	return file_carbide_forge_machine_proto_rawDescGZIP(), []int{4}
 }
 
 func (x *MachineInterface) GetId() *MachineInterfaceId {
@@ -903,7 +1065,7 @@ type InstanceNetworkRestrictions struct {
 
 func (x *InstanceNetworkRestrictions) Reset() {
 	*x = InstanceNetworkRestrictions{}
-	mi := &file_carbide_forge_machine_proto_msgTypes[3]
+	mi := &file_carbide_forge_machine_proto_msgTypes[5]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -915,7 +1077,7 @@ func (x *InstanceNetworkRestrictions) String() string {
 func (*InstanceNetworkRestrictions) ProtoMessage() {}
 
 func (x *InstanceNetworkRestrictions) ProtoReflect() protoreflect.Message {
-	mi := &file_carbide_forge_machine_proto_msgTypes[3]
+	mi := &file_carbide_forge_machine_proto_msgTypes[5]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -928,7 +1090,7 @@ func (x *InstanceNetworkRestrictions) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use InstanceNetworkRestrictions.ProtoReflect.Descriptor instead.
 func (*InstanceNetworkRestrictions) Descriptor() ([]byte, []int) {
-	return file_carbide_forge_machine_proto_rawDescGZIP(), []int{3}
+	return file_carbide_forge_machine_proto_rawDescGZIP(), []int{5}
 }
 
 func (x *InstanceNetworkRestrictions) GetNetworkSegmentMembershipType() InstanceNetworkSegmentMembershipType {
@@ -956,7 +1118,7 @@ type SkuStatus struct {
 
 func (x *SkuStatus) Reset() {
 	*x = SkuStatus{}
-	mi := &file_carbide_forge_machine_proto_msgTypes[4]
+	mi := &file_carbide_forge_machine_proto_msgTypes[6]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -968,7 +1130,7 @@ func (x *SkuStatus) String() string {
 func (*SkuStatus) ProtoMessage() {}
 
 func (x *SkuStatus) ProtoReflect() protoreflect.Message {
-	mi := &file_carbide_forge_machine_proto_msgTypes[4]
+	mi := &file_carbide_forge_machine_proto_msgTypes[6]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -981,7 +1143,7 @@ func (x *SkuStatus) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use SkuStatus.ProtoReflect.Descriptor instead.
 func (*SkuStatus) Descriptor() ([]byte, []int) {
-	return file_carbide_forge_machine_proto_rawDescGZIP(), []int{4}
+	return file_carbide_forge_machine_proto_rawDescGZIP(), []int{6}
 }
 
 func (x *SkuStatus) GetVerifyRequestTime() *timestamppb.Timestamp {
@@ -1015,7 +1177,7 @@ type PlacementInRack struct {
 
 func (x *PlacementInRack) Reset() {
 	*x = PlacementInRack{}
-	mi := &file_carbide_forge_machine_proto_msgTypes[5]
+	mi := &file_carbide_forge_machine_proto_msgTypes[7]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -1027,7 +1189,7 @@ func (x *PlacementInRack) String() string {
 func (*PlacementInRack) ProtoMessage() {}
 
 func (x *PlacementInRack) ProtoReflect() protoreflect.Message {
-	mi := &file_carbide_forge_machine_proto_msgTypes[5]
+	mi := &file_carbide_forge_machine_proto_msgTypes[7]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -1040,7 +1202,7 @@ func (x *PlacementInRack) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use PlacementInRack.ProtoReflect.Descriptor instead.
 func (*PlacementInRack) Descriptor() ([]byte, []int) {
-	return file_carbide_forge_machine_proto_rawDescGZIP(), []int{5}
+	return file_carbide_forge_machine_proto_rawDescGZIP(), []int{7}
 }
 
 func (x *PlacementInRack) GetSlotNumber() int32 {
@@ -1073,7 +1235,7 @@ type MachineCapabilitiesSet struct {
 
 func (x *MachineCapabilitiesSet) Reset() {
 	*x = MachineCapabilitiesSet{}
-	mi := &file_carbide_forge_machine_proto_msgTypes[6]
+	mi := &file_carbide_forge_machine_proto_msgTypes[8]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -1085,7 +1247,7 @@ func (x *MachineCapabilitiesSet) String() string {
 func (*MachineCapabilitiesSet) ProtoMessage() {}
 
 func (x *MachineCapabilitiesSet) ProtoReflect() protoreflect.Message {
-	mi := &file_carbide_forge_machine_proto_msgTypes[6]
+	mi := &file_carbide_forge_machine_proto_msgTypes[8]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -1098,7 +1260,7 @@ func (x *MachineCapabilitiesSet) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use MachineCapabilitiesSet.ProtoReflect.Descriptor instead.
 func (*MachineCapabilitiesSet) Descriptor() ([]byte, []int) {
-	return file_carbide_forge_machine_proto_rawDescGZIP(), []int{6}
+	return file_carbide_forge_machine_proto_rawDescGZIP(), []int{8}
 }
 
 func (x *MachineCapabilitiesSet) GetCpu() []*MachineCapabilityAttributesCpu {
@@ -1163,7 +1325,7 @@ type MachineCapabilityAttributesCpu struct {
 
 func (x *MachineCapabilityAttributesCpu) Reset() {
 	*x = MachineCapabilityAttributesCpu{}
-	mi := &file_carbide_forge_machine_proto_msgTypes[7]
+	mi := &file_carbide_forge_machine_proto_msgTypes[9]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -1175,7 +1337,7 @@ func (x *MachineCapabilityAttributesCpu) String() string {
 func (*MachineCapabilityAttributesCpu) ProtoMessage() {}
 
 func (x *MachineCapabilityAttributesCpu) ProtoReflect() protoreflect.Message {
-	mi := &file_carbide_forge_machine_proto_msgTypes[7]
+	mi := &file_carbide_forge_machine_proto_msgTypes[9]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -1188,7 +1350,7 @@ func (x *MachineCapabilityAttributesCpu) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use MachineCapabilityAttributesCpu.ProtoReflect.Descriptor instead.
 func (*MachineCapabilityAttributesCpu) Descriptor() ([]byte, []int) {
-	return file_carbide_forge_machine_proto_rawDescGZIP(), []int{7}
+	return file_carbide_forge_machine_proto_rawDescGZIP(), []int{9}
 }
 
 func (x *MachineCapabilityAttributesCpu) GetName() string {
@@ -1242,7 +1404,7 @@ type MachineCapabilityAttributesGpu struct {
 
 func (x *MachineCapabilityAttributesGpu) Reset() {
 	*x = MachineCapabilityAttributesGpu{}
-	mi := &file_carbide_forge_machine_proto_msgTypes[8]
+	mi := &file_carbide_forge_machine_proto_msgTypes[10]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -1254,7 +1416,7 @@ func (x *MachineCapabilityAttributesGpu) String() string {
 func (*MachineCapabilityAttributesGpu) ProtoMessage() {}
 
 func (x *MachineCapabilityAttributesGpu) ProtoReflect() protoreflect.Message {
-	mi := &file_carbide_forge_machine_proto_msgTypes[8]
+	mi := &file_carbide_forge_machine_proto_msgTypes[10]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -1267,7 +1429,7 @@ func (x *MachineCapabilityAttributesGpu) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use MachineCapabilityAttributesGpu.ProtoReflect.Descriptor instead.
 func (*MachineCapabilityAttributesGpu) Descriptor() ([]byte, []int) {
-	return file_carbide_forge_machine_proto_rawDescGZIP(), []int{8}
+	return file_carbide_forge_machine_proto_rawDescGZIP(), []int{10}
 }
 
 func (x *MachineCapabilityAttributesGpu) GetName() string {
@@ -1338,7 +1500,7 @@ type MachineCapabilityAttributesMemory struct {
 
 func (x *MachineCapabilityAttributesMemory) Reset() {
 	*x = MachineCapabilityAttributesMemory{}
-	mi := &file_carbide_forge_machine_proto_msgTypes[9]
+	mi := &file_carbide_forge_machine_proto_msgTypes[11]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -1350,7 +1512,7 @@ func (x *MachineCapabilityAttributesMemory) String() string {
 func (*MachineCapabilityAttributesMemory) ProtoMessage() {}
 
 func (x *MachineCapabilityAttributesMemory) ProtoReflect() protoreflect.Message {
-	mi := &file_carbide_forge_machine_proto_msgTypes[9]
+	mi := &file_carbide_forge_machine_proto_msgTypes[11]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -1363,7 +1525,7 @@ func (x *MachineCapabilityAttributesMemory) ProtoReflect() protoreflect.Message 
 
 // Deprecated: Use MachineCapabilityAttributesMemory.ProtoReflect.Descriptor instead.
 func (*MachineCapabilityAttributesMemory) Descriptor() ([]byte, []int) {
-	return file_carbide_forge_machine_proto_rawDescGZIP(), []int{9}
+	return file_carbide_forge_machine_proto_rawDescGZIP(), []int{11}
 }
 
 func (x *MachineCapabilityAttributesMemory) GetName() string {
@@ -1406,7 +1568,7 @@ type MachineCapabilityAttributesStorage struct {
 
 func (x *MachineCapabilityAttributesStorage) Reset() {
 	*x = MachineCapabilityAttributesStorage{}
-	mi := &file_carbide_forge_machine_proto_msgTypes[10]
+	mi := &file_carbide_forge_machine_proto_msgTypes[12]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -1418,7 +1580,7 @@ func (x *MachineCapabilityAttributesStorage) String() string {
 func (*MachineCapabilityAttributesStorage) ProtoMessage() {}
 
 func (x *MachineCapabilityAttributesStorage) ProtoReflect() protoreflect.Message {
-	mi := &file_carbide_forge_machine_proto_msgTypes[10]
+	mi := &file_carbide_forge_machine_proto_msgTypes[12]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -1431,7 +1593,7 @@ func (x *MachineCapabilityAttributesStorage) ProtoReflect() protoreflect.Message
 
 // Deprecated: Use MachineCapabilityAttributesStorage.ProtoReflect.Descriptor instead.
 func (*MachineCapabilityAttributesStorage) Descriptor() ([]byte, []int) {
-	return file_carbide_forge_machine_proto_rawDescGZIP(), []int{10}
+	return file_carbide_forge_machine_proto_rawDescGZIP(), []int{12}
 }
 
 func (x *MachineCapabilityAttributesStorage) GetName() string {
@@ -1474,7 +1636,7 @@ type MachineCapabilityAttributesNetwork struct {
 
 func (x *MachineCapabilityAttributesNetwork) Reset() {
 	*x = MachineCapabilityAttributesNetwork{}
-	mi := &file_carbide_forge_machine_proto_msgTypes[11]
+	mi := &file_carbide_forge_machine_proto_msgTypes[13]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -1486,7 +1648,7 @@ func (x *MachineCapabilityAttributesNetwork) String() string {
 func (*MachineCapabilityAttributesNetwork) ProtoMessage() {}
 
 func (x *MachineCapabilityAttributesNetwork) ProtoReflect() protoreflect.Message {
-	mi := &file_carbide_forge_machine_proto_msgTypes[11]
+	mi := &file_carbide_forge_machine_proto_msgTypes[13]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -1499,7 +1661,7 @@ func (x *MachineCapabilityAttributesNetwork) ProtoReflect() protoreflect.Message
 
 // Deprecated: Use MachineCapabilityAttributesNetwork.ProtoReflect.Descriptor instead.
 func (*MachineCapabilityAttributesNetwork) Descriptor() ([]byte, []int) {
-	return file_carbide_forge_machine_proto_rawDescGZIP(), []int{11}
+	return file_carbide_forge_machine_proto_rawDescGZIP(), []int{13}
 }
 
 func (x *MachineCapabilityAttributesNetwork) GetName() string {
@@ -1542,7 +1704,7 @@ type MachineCapabilityAttributesInfiniband struct {
 
 func (x *MachineCapabilityAttributesInfiniband) Reset() {
 	*x = MachineCapabilityAttributesInfiniband{}
-	mi := &file_carbide_forge_machine_proto_msgTypes[12]
+	mi := &file_carbide_forge_machine_proto_msgTypes[14]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -1554,7 +1716,7 @@ func (x *MachineCapabilityAttributesInfiniband) String() string {
 func (*MachineCapabilityAttributesInfiniband) ProtoMessage() {}
 
 func (x *MachineCapabilityAttributesInfiniband) ProtoReflect() protoreflect.Message {
-	mi := &file_carbide_forge_machine_proto_msgTypes[12]
+	mi := &file_carbide_forge_machine_proto_msgTypes[14]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -1567,7 +1729,7 @@ func (x *MachineCapabilityAttributesInfiniband) ProtoReflect() protoreflect.Mess
 
 // Deprecated: Use MachineCapabilityAttributesInfiniband.ProtoReflect.Descriptor instead.
 func (*MachineCapabilityAttributesInfiniband) Descriptor() ([]byte, []int) {
-	return file_carbide_forge_machine_proto_rawDescGZIP(), []int{12}
+	return file_carbide_forge_machine_proto_rawDescGZIP(), []int{14}
 }
 
 func (x *MachineCapabilityAttributesInfiniband) GetName() string {
@@ -1609,7 +1771,7 @@ type MachineCapabilityAttributesDpu struct {
 
 func (x *MachineCapabilityAttributesDpu) Reset() {
 	*x = MachineCapabilityAttributesDpu{}
-	mi := &file_carbide_forge_machine_proto_msgTypes[13]
+	mi := &file_carbide_forge_machine_proto_msgTypes[15]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -1621,7 +1783,7 @@ func (x *MachineCapabilityAttributesDpu) String() string {
 func (*MachineCapabilityAttributesDpu) ProtoMessage() {}
 
 func (x *MachineCapabilityAttributesDpu) ProtoReflect() protoreflect.Message {
-	mi := &file_carbide_forge_machine_proto_msgTypes[13]
+	mi := &file_carbide_forge_machine_proto_msgTypes[15]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -1634,7 +1796,7 @@ func (x *MachineCapabilityAttributesDpu) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use MachineCapabilityAttributesDpu.ProtoReflect.Descriptor instead.
 func (*MachineCapabilityAttributesDpu) Descriptor() ([]byte, []int) {
-	return file_carbide_forge_machine_proto_rawDescGZIP(), []int{13}
+	return file_carbide_forge_machine_proto_rawDescGZIP(), []int{15}
 }
 
 func (x *MachineCapabilityAttributesDpu) GetName() string {
@@ -1678,7 +1840,7 @@ type MachineSearchConfig struct {
 
 func (x *MachineSearchConfig) Reset() {
 	*x = MachineSearchConfig{}
-	mi := &file_carbide_forge_machine_proto_msgTypes[14]
+	mi := &file_carbide_forge_machine_proto_msgTypes[16]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -1690,7 +1852,7 @@ func (x *MachineSearchConfig) String() string {
 func (*MachineSearchConfig) ProtoMessage() {}
 
 func (x *MachineSearchConfig) ProtoReflect() protoreflect.Message {
-	mi := &file_carbide_forge_machine_proto_msgTypes[14]
+	mi := &file_carbide_forge_machine_proto_msgTypes[16]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -1703,7 +1865,7 @@ func (x *MachineSearchConfig) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use MachineSearchConfig.ProtoReflect.Descriptor instead.
 func (*MachineSearchConfig) Descriptor() ([]byte, []int) {
-	return file_carbide_forge_machine_proto_rawDescGZIP(), []int{14}
+	return file_carbide_forge_machine_proto_rawDescGZIP(), []int{16}
 }
 
 func (x *MachineSearchConfig) GetIncludeDpus() bool {
@@ -1793,7 +1955,7 @@ type MachinesByIdsRequest struct {
 
 func (x *MachinesByIdsRequest) Reset() {
 	*x = MachinesByIdsRequest{}
-	mi := &file_carbide_forge_machine_proto_msgTypes[15]
+	mi := &file_carbide_forge_machine_proto_msgTypes[17]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -1805,7 +1967,7 @@ func (x *MachinesByIdsRequest) String() string {
 func (*MachinesByIdsRequest) ProtoMessage() {}
 
 func (x *MachinesByIdsRequest) ProtoReflect() protoreflect.Message {
-	mi := &file_carbide_forge_machine_proto_msgTypes[15]
+	mi := &file_carbide_forge_machine_proto_msgTypes[17]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -1818,7 +1980,7 @@ func (x *MachinesByIdsRequest) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use MachinesByIdsRequest.ProtoReflect.Descriptor instead.
 func (*MachinesByIdsRequest) Descriptor() ([]byte, []int) {
-	return file_carbide_forge_machine_proto_rawDescGZIP(), []int{15}
+	return file_carbide_forge_machine_proto_rawDescGZIP(), []int{17}
 }
 
 func (x *MachinesByIdsRequest) GetMachineIds() []*MachineId {
@@ -1844,7 +2006,7 @@ type MachineList struct {
 
 func (x *MachineList) Reset() {
 	*x = MachineList{}
-	mi := &file_carbide_forge_machine_proto_msgTypes[16]
+	mi := &file_carbide_forge_machine_proto_msgTypes[18]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -1856,7 +2018,7 @@ func (x *MachineList) String() string {
 func (*MachineList) ProtoMessage() {}
 
 func (x *MachineList) ProtoReflect() protoreflect.Message {
-	mi := &file_carbide_forge_machine_proto_msgTypes[16]
+	mi := &file_carbide_forge_machine_proto_msgTypes[18]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -1869,7 +2031,7 @@ func (x *MachineList) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use MachineList.ProtoReflect.Descriptor instead.
 func (*MachineList) Descriptor() ([]byte, []int) {
-	return file_carbide_forge_machine_proto_rawDescGZIP(), []int{16}
+	return file_carbide_forge_machine_proto_rawDescGZIP(), []int{18}
 }
 
 func (x *MachineList) GetMachines() []*Machine {
@@ -1890,7 +2052,7 @@ type MachineMetadataUpdateRequest struct {
 
 func (x *MachineMetadataUpdateRequest) Reset() {
 	*x = MachineMetadataUpdateRequest{}
-	mi := &file_carbide_forge_machine_proto_msgTypes[17]
+	mi := &file_carbide_forge_machine_proto_msgTypes[19]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -1902,7 +2064,7 @@ func (x *MachineMetadataUpdateRequest) String() string {
 func (*MachineMetadataUpdateRequest) ProtoMessage() {}
 
 func (x *MachineMetadataUpdateRequest) ProtoReflect() protoreflect.Message {
-	mi := &file_carbide_forge_machine_proto_msgTypes[17]
+	mi := &file_carbide_forge_machine_proto_msgTypes[19]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -1915,7 +2077,7 @@ func (x *MachineMetadataUpdateRequest) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use MachineMetadataUpdateRequest.ProtoReflect.Descriptor instead.
 func (*MachineMetadataUpdateRequest) Descriptor() ([]byte, []int) {
-	return file_carbide_forge_machine_proto_rawDescGZIP(), []int{17}
+	return file_carbide_forge_machine_proto_rawDescGZIP(), []int{19}
 }
 
 func (x *MachineMetadataUpdateRequest) GetMachineId() *MachineId {
@@ -1950,7 +2112,7 @@ type MaintenanceRequest struct {
 
 func (x *MaintenanceRequest) Reset() {
 	*x = MaintenanceRequest{}
-	mi := &file_carbide_forge_machine_proto_msgTypes[18]
+	mi := &file_carbide_forge_machine_proto_msgTypes[20]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -1962,7 +2124,7 @@ func (x *MaintenanceRequest) String() string {
 func (*MaintenanceRequest) ProtoMessage() {}
 
 func (x *MaintenanceRequest) ProtoReflect() protoreflect.Message {
-	mi := &file_carbide_forge_machine_proto_msgTypes[18]
+	mi := &file_carbide_forge_machine_proto_msgTypes[20]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -1975,7 +2137,7 @@ func (x *MaintenanceRequest) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use MaintenanceRequest.ProtoReflect.Descriptor instead.
 func (*MaintenanceRequest) Descriptor() ([]byte, []int) {
-	return file_carbide_forge_machine_proto_rawDescGZIP(), []int{18}
+	return file_carbide_forge_machine_proto_rawDescGZIP(), []int{20}
 }
 
 func (x *MaintenanceRequest) GetOperation() MaintenanceOperation {
@@ -2009,7 +2171,7 @@ type PowerOptionRequest struct {
 
 func (x *PowerOptionRequest) Reset() {
 	*x = PowerOptionRequest{}
-	mi := &file_carbide_forge_machine_proto_msgTypes[19]
+	mi := &file_carbide_forge_machine_proto_msgTypes[21]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -2021,7 +2183,7 @@ func (x *PowerOptionRequest) String() string {
 func (*PowerOptionRequest) ProtoMessage() {}
 
 func (x *PowerOptionRequest) ProtoReflect() protoreflect.Message {
-	mi := &file_carbide_forge_machine_proto_msgTypes[19]
+	mi := &file_carbide_forge_machine_proto_msgTypes[21]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -2034,7 +2196,7 @@ func (x *PowerOptionRequest) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use PowerOptionRequest.ProtoReflect.Descriptor instead.
 func (*PowerOptionRequest) Descriptor() ([]byte, []int) {
-	return file_carbide_forge_machine_proto_rawDescGZIP(), []int{19}
+	return file_carbide_forge_machine_proto_rawDescGZIP(), []int{21}
 }
 
 func (x *PowerOptionRequest) GetMachineId() []*MachineId {
@@ -2054,7 +2216,7 @@ type PowerOptionUpdateRequest struct {
 
 func (x *PowerOptionUpdateRequest) Reset() {
 	*x = PowerOptionUpdateRequest{}
-	mi := &file_carbide_forge_machine_proto_msgTypes[20]
+	mi := &file_carbide_forge_machine_proto_msgTypes[22]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -2066,7 +2228,7 @@ func (x *PowerOptionUpdateRequest) String() string {
 func (*PowerOptionUpdateRequest) ProtoMessage() {}
 
 func (x *PowerOptionUpdateRequest) ProtoReflect() protoreflect.Message {
-	mi := &file_carbide_forge_machine_proto_msgTypes[20]
+	mi := &file_carbide_forge_machine_proto_msgTypes[22]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -2079,7 +2241,7 @@ func (x *PowerOptionUpdateRequest) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use PowerOptionUpdateRequest.ProtoReflect.Descriptor instead.
 func (*PowerOptionUpdateRequest) Descriptor() ([]byte, []int) {
-	return file_carbide_forge_machine_proto_rawDescGZIP(), []int{20}
+	return file_carbide_forge_machine_proto_rawDescGZIP(), []int{22}
 }
 
 func (x *PowerOptionUpdateRequest) GetMachineId() *MachineId {
@@ -2105,7 +2267,7 @@ type PowerOptionResponse struct {
 
 func (x *PowerOptionResponse) Reset() {
 	*x = PowerOptionResponse{}
-	mi := &file_carbide_forge_machine_proto_msgTypes[21]
+	mi := &file_carbide_forge_machine_proto_msgTypes[23]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -2117,7 +2279,7 @@ func (x *PowerOptionResponse) String() string {
 func (*PowerOptionResponse) ProtoMessage() {}
 
 func (x *PowerOptionResponse) ProtoReflect() protoreflect.Message {
-	mi := &file_carbide_forge_machine_proto_msgTypes[21]
+	mi := &file_carbide_forge_machine_proto_msgTypes[23]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -2130,7 +2292,7 @@ func (x *PowerOptionResponse) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use PowerOptionResponse.ProtoReflect.Descriptor instead.
 func (*PowerOptionResponse) Descriptor() ([]byte, []int) {
-	return file_carbide_forge_machine_proto_rawDescGZIP(), []int{21}
+	return file_carbide_forge_machine_proto_rawDescGZIP(), []int{23}
 }
 
 func (x *PowerOptionResponse) GetResponse() []*PowerOptions {
@@ -2159,7 +2321,7 @@ type PowerOptions struct {
 
 func (x *PowerOptions) Reset() {
 	*x = PowerOptions{}
-	mi := &file_carbide_forge_machine_proto_msgTypes[22]
+	mi := &file_carbide_forge_machine_proto_msgTypes[24]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -2171,7 +2333,7 @@ func (x *PowerOptions) String() string {
 func (*PowerOptions) ProtoMessage() {}
 
 func (x *PowerOptions) ProtoReflect() protoreflect.Message {
-	mi := &file_carbide_forge_machine_proto_msgTypes[22]
+	mi := &file_carbide_forge_machine_proto_msgTypes[24]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -2184,7 +2346,7 @@ func (x *PowerOptions) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use PowerOptions.ProtoReflect.Descriptor instead.
 func (*PowerOptions) Descriptor() ([]byte, []int) {
-	return file_carbide_forge_machine_proto_rawDescGZIP(), []int{22}
+	return file_carbide_forge_machine_proto_rawDescGZIP(), []int{24}
 }
 
 func (x *PowerOptions) GetDesiredState() PowerState {
@@ -2274,7 +2436,7 @@ type AdminPowerControlRequest struct {
 
 func (x *AdminPowerControlRequest) Reset() {
 	*x = AdminPowerControlRequest{}
-	mi := &file_carbide_forge_machine_proto_msgTypes[23]
+	mi := &file_carbide_forge_machine_proto_msgTypes[25]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -2286,7 +2448,7 @@ func (x *AdminPowerControlRequest) String() string {
 func (*AdminPowerControlRequest) ProtoMessage() {}
 
 func (x *AdminPowerControlRequest) ProtoReflect() protoreflect.Message {
-	mi := &file_carbide_forge_machine_proto_msgTypes[23]
+	mi := &file_carbide_forge_machine_proto_msgTypes[25]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -2299,7 +2461,7 @@ func (x *AdminPowerControlRequest) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use AdminPowerControlRequest.ProtoReflect.Descriptor instead.
 func (*AdminPowerControlRequest) Descriptor() ([]byte, []int) {
-	return file_carbide_forge_machine_proto_rawDescGZIP(), []int{23}
+	return file_carbide_forge_machine_proto_rawDescGZIP(), []int{25}
 }
 
 func (x *AdminPowerControlRequest) GetMachineId() string {
@@ -2325,7 +2487,7 @@ type AdminPowerControlResponse struct {
 
 func (x *AdminPowerControlResponse) Reset() {
 	*x = AdminPowerControlResponse{}
-	mi := &file_carbide_forge_machine_proto_msgTypes[24]
+	mi := &file_carbide_forge_machine_proto_msgTypes[26]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -2337,7 +2499,7 @@ func (x *AdminPowerControlResponse) String() string {
 func (*AdminPowerControlResponse) ProtoMessage() {}
 
 func (x *AdminPowerControlResponse) ProtoReflect() protoreflect.Message {
-	mi := &file_carbide_forge_machine_proto_msgTypes[24]
+	mi := &file_carbide_forge_machine_proto_msgTypes[26]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -2350,7 +2512,7 @@ func (x *AdminPowerControlResponse) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use AdminPowerControlResponse.ProtoReflect.Descriptor instead.
 func (*AdminPowerControlResponse) Descriptor() ([]byte, []int) {
-	return file_carbide_forge_machine_proto_rawDescGZIP(), []int{24}
+	return file_carbide_forge_machine_proto_rawDescGZIP(), []int{26}
 }
 
 func (x *AdminPowerControlResponse) GetMsg() string {
@@ -2364,7 +2526,7 @@ var File_carbide_forge_machine_proto protoreflect.FileDescriptor
 
 const file_carbide_forge_machine_proto_rawDesc = "" +
 	"\n" +
-	"\x1bcarbide/forge/machine.proto\x12\x05forge\x1a\x1acarbide/forge/common.proto\x1a\x1acarbide/forge/health.proto\x1a!carbide/forge/instance_type.proto\x1a\x1acarbide/forge/object.proto\x1a\x1fgoogle/protobuf/timestamp.proto\"\x86\x11\n" +
+	"\x1bcarbide/forge/machine.proto\x12\x05forge\x1a\x1acarbide/forge/common.proto\x1a\x1acarbide/forge/health.proto\x1a!carbide/forge/instance_type.proto\x1a\x1acarbide/forge/object.proto\x1a\x1fgoogle/protobuf/timestamp.proto\"\xe2\x11\n" +
 	"\aMachine\x12!\n" +
 	"\x02id\x18\x01 \x01(\v2\x11.common.MachineIdR\x02id\x12\x14\n" +
 	"\x05state\x18\a \x01(\tR\x05state\x12#\n" +
@@ -2399,7 +2561,9 @@ const file_carbide_forge_machine_proto_rawDesc = "" +
 	"\x12hw_sku_device_type\x18) \x01(\tH\rR\x0fhwSkuDeviceType\x88\x01\x01\x12'\n" +
 	"\x0fupdate_complete\x18* \x01(\bR\x0eupdateComplete\x12,\n" +
 	"\arack_id\x18- \x01(\v2\x0e.common.RackIdH\x0eR\x06rackId\x88\x01\x01\x12G\n" +
-	"\x11placement_in_rack\x18. \x01(\v2\x16.forge.PlacementInRackH\x0fR\x0fplacementInRack\x88\x01\x01B\x0f\n" +
+	"\x11placement_in_rack\x18. \x01(\v2\x16.forge.PlacementInRackH\x0fR\x0fplacementInRack\x88\x01\x01\x12,\n" +
+	"\x06config\x182 \x01(\v2\x14.forge.MachineConfigR\x06config\x12,\n" +
+	"\x06status\x183 \x01(\v2\x14.forge.MachineStatusR\x06statusB\x0f\n" +
 	"\r_state_reasonB\x18\n" +
 	"\x16_maintenance_referenceB\x19\n" +
 	"\x17_maintenance_start_timeB\x1d\n" +
@@ -2416,7 +2580,25 @@ const file_carbide_forge_machine_proto_rawDesc = "" +
 	"\x13_hw_sku_device_typeB\n" +
 	"\n" +
 	"\b_rack_idB\x14\n" +
-	"\x12_placement_in_rackJ\x04\b\x04\x10\x05J\x04\b\x05\x10\x06J\x04\b\x06\x10\aJ\x04\b\x0f\x10\x10J\x04\b\x14\x10\x15\"z\n" +
+	"\x12_placement_in_rackJ\x04\b\x04\x10\x05J\x04\b\x05\x10\x06J\x04\b\x06\x10\aJ\x04\b\x0f\x10\x10J\x04\b\x14\x10\x15\"\x8e\x03\n" +
+	"\rMachineConfig\x128\n" +
+	"\x15maintenance_reference\x18\x01 \x01(\tH\x00R\x14maintenanceReference\x88\x01\x01\x12U\n" +
+	"\x16maintenance_start_time\x18\x02 \x01(\v2\x1a.google.protobuf.TimestampH\x01R\x14maintenanceStartTime\x88\x01\x01\x124\n" +
+	"\x13firmware_autoupdate\x18\x03 \x01(\bH\x02R\x12firmwareAutoupdate\x88\x01\x01\x12-\n" +
+	"\x10instance_type_id\x18\x04 \x01(\tH\x03R\x0einstanceTypeId\x88\x01\x01\x12\x1a\n" +
+	"\x06hw_sku\x18\x06 \x01(\tH\x04R\x05hwSku\x88\x01\x01B\x18\n" +
+	"\x16_maintenance_referenceB\x19\n" +
+	"\x17_maintenance_start_timeB\x16\n" +
+	"\x14_firmware_autoupdateB\x13\n" +
+	"\x11_instance_type_idB\t\n" +
+	"\a_hw_sku\"\x85\x02\n" +
+	"\rMachineStatus\x12N\n" +
+	"\x1aassociated_dpu_machine_ids\x18\x06 \x03(\v2\x11.common.MachineIdR\x17associatedDpuMachineIds\x12,\n" +
+	"\x06health\x18\n" +
+	" \x01(\v2\x14.health.HealthReportR\x06health\x12,\n" +
+	"\x0ffailure_details\x18\f \x01(\tH\x00R\x0efailureDetails\x88\x01\x01\x124\n" +
+	"\tlifecycle\x18\x18 \x01(\v2\x16.forge.LifecycleStatusR\tlifecycleB\x12\n" +
+	"\x10_failure_details\"z\n" +
 	"\fMachineEvent\x12\x14\n" +
 	"\x05event\x18\x03 \x01(\tR\x05event\x12\x18\n" +
 	"\aversion\x18\x05 \x01(\tR\aversion\x12.\n" +
@@ -2660,7 +2842,7 @@ func file_carbide_forge_machine_proto_rawDescGZIP() []byte {
 }
 
 var file_carbide_forge_machine_proto_enumTypes = make([]protoimpl.EnumInfo, 7)
-var file_carbide_forge_machine_proto_msgTypes = make([]protoimpl.MessageInfo, 25)
+var file_carbide_forge_machine_proto_msgTypes = make([]protoimpl.MessageInfo, 27)
 var file_carbide_forge_machine_proto_goTypes = []any{
 	(MachineType)(0),                                 // 0: forge.MachineType
 	(InterfaceAssociationType)(0),                    // 1: forge.InterfaceAssociationType
@@ -2670,115 +2852,124 @@ var file_carbide_forge_machine_proto_goTypes = []any{
 	(PowerState)(0),                                  // 5: forge.PowerState
 	(AdminPowerControlRequest_SystemPowerControl)(0), // 6: forge.AdminPowerControlRequest.SystemPowerControl
 	(*Machine)(nil),                                  // 7: forge.Machine
-	(*MachineEvent)(nil),                             // 8: forge.MachineEvent
-	(*MachineInterface)(nil),                         // 9: forge.MachineInterface
-	(*InstanceNetworkRestrictions)(nil),              // 10: forge.InstanceNetworkRestrictions
-	(*SkuStatus)(nil),                                // 11: forge.SkuStatus
-	(*PlacementInRack)(nil),                          // 12: forge.PlacementInRack
-	(*MachineCapabilitiesSet)(nil),                   // 13: forge.MachineCapabilitiesSet
-	(*MachineCapabilityAttributesCpu)(nil),           // 14: forge.MachineCapabilityAttributesCpu
-	(*MachineCapabilityAttributesGpu)(nil),           // 15: forge.MachineCapabilityAttributesGpu
-	(*MachineCapabilityAttributesMemory)(nil),        // 16: forge.MachineCapabilityAttributesMemory
-	(*MachineCapabilityAttributesStorage)(nil),       // 17: forge.MachineCapabilityAttributesStorage
-	(*MachineCapabilityAttributesNetwork)(nil),       // 18: forge.MachineCapabilityAttributesNetwork
-	(*MachineCapabilityAttributesInfiniband)(nil),    // 19: forge.MachineCapabilityAttributesInfiniband
-	(*MachineCapabilityAttributesDpu)(nil),           // 20: forge.MachineCapabilityAttributesDpu
-	(*MachineSearchConfig)(nil),                      // 21: forge.MachineSearchConfig
-	(*MachinesByIdsRequest)(nil),                     // 22: forge.MachinesByIdsRequest
-	(*MachineList)(nil),                              // 23: forge.MachineList
-	(*MachineMetadataUpdateRequest)(nil),             // 24: forge.MachineMetadataUpdateRequest
-	(*MaintenanceRequest)(nil),                       // 25: forge.MaintenanceRequest
-	(*PowerOptionRequest)(nil),                       // 26: forge.PowerOptionRequest
-	(*PowerOptionUpdateRequest)(nil),                 // 27: forge.PowerOptionUpdateRequest
-	(*PowerOptionResponse)(nil),                      // 28: forge.PowerOptionResponse
-	(*PowerOptions)(nil),                             // 29: forge.PowerOptions
-	(*AdminPowerControlRequest)(nil),                 // 30: forge.AdminPowerControlRequest
-	(*AdminPowerControlResponse)(nil),                // 31: forge.AdminPowerControlResponse
-	(*MachineId)(nil),                                // 32: common.MachineId
-	(*ControllerStateReason)(nil),                    // 33: forge.ControllerStateReason
-	(*StateSla)(nil),                                 // 34: forge.StateSla
-	(*timestamppb.Timestamp)(nil),                    // 35: google.protobuf.Timestamp
-	(*HealthReport)(nil),                             // 36: health.HealthReport
-	(*Metadata)(nil),                                 // 37: forge.Metadata
-	(*RackId)(nil),                                   // 38: common.RackId
-	(*MachineInterfaceId)(nil),                       // 39: common.MachineInterfaceId
-	(*NetworkSegmentId)(nil),                         // 40: common.NetworkSegmentId
-	(*DomainId)(nil),                                 // 41: common.DomainId
-	(*PowerShelfId)(nil),                             // 42: common.PowerShelfId
-	(*SwitchId)(nil),                                 // 43: common.SwitchId
-	(MachineCapabilityDeviceType)(0),                 // 44: forge.MachineCapabilityDeviceType
+	(*MachineConfig)(nil),                            // 8: forge.MachineConfig
+	(*MachineStatus)(nil),                            // 9: forge.MachineStatus
+	(*MachineEvent)(nil),                             // 10: forge.MachineEvent
+	(*MachineInterface)(nil),                         // 11: forge.MachineInterface
+	(*InstanceNetworkRestrictions)(nil),              // 12: forge.InstanceNetworkRestrictions
+	(*SkuStatus)(nil),                                // 13: forge.SkuStatus
+	(*PlacementInRack)(nil),                          // 14: forge.PlacementInRack
+	(*MachineCapabilitiesSet)(nil),                   // 15: forge.MachineCapabilitiesSet
+	(*MachineCapabilityAttributesCpu)(nil),           // 16: forge.MachineCapabilityAttributesCpu
+	(*MachineCapabilityAttributesGpu)(nil),           // 17: forge.MachineCapabilityAttributesGpu
+	(*MachineCapabilityAttributesMemory)(nil),        // 18: forge.MachineCapabilityAttributesMemory
+	(*MachineCapabilityAttributesStorage)(nil),       // 19: forge.MachineCapabilityAttributesStorage
+	(*MachineCapabilityAttributesNetwork)(nil),       // 20: forge.MachineCapabilityAttributesNetwork
+	(*MachineCapabilityAttributesInfiniband)(nil),    // 21: forge.MachineCapabilityAttributesInfiniband
+	(*MachineCapabilityAttributesDpu)(nil),           // 22: forge.MachineCapabilityAttributesDpu
+	(*MachineSearchConfig)(nil),                      // 23: forge.MachineSearchConfig
+	(*MachinesByIdsRequest)(nil),                     // 24: forge.MachinesByIdsRequest
+	(*MachineList)(nil),                              // 25: forge.MachineList
+	(*MachineMetadataUpdateRequest)(nil),             // 26: forge.MachineMetadataUpdateRequest
+	(*MaintenanceRequest)(nil),                       // 27: forge.MaintenanceRequest
+	(*PowerOptionRequest)(nil),                       // 28: forge.PowerOptionRequest
+	(*PowerOptionUpdateRequest)(nil),                 // 29: forge.PowerOptionUpdateRequest
+	(*PowerOptionResponse)(nil),                      // 30: forge.PowerOptionResponse
+	(*PowerOptions)(nil),                             // 31: forge.PowerOptions
+	(*AdminPowerControlRequest)(nil),                 // 32: forge.AdminPowerControlRequest
+	(*AdminPowerControlResponse)(nil),                // 33: forge.AdminPowerControlResponse
+	(*MachineId)(nil),                                // 34: common.MachineId
+	(*ControllerStateReason)(nil),                    // 35: forge.ControllerStateReason
+	(*StateSla)(nil),                                 // 36: forge.StateSla
+	(*timestamppb.Timestamp)(nil),                    // 37: google.protobuf.Timestamp
+	(*HealthReport)(nil),                             // 38: health.HealthReport
+	(*Metadata)(nil),                                 // 39: forge.Metadata
+	(*RackId)(nil),                                   // 40: common.RackId
+	(*LifecycleStatus)(nil),                          // 41: forge.LifecycleStatus
+	(*MachineInterfaceId)(nil),                       // 42: common.MachineInterfaceId
+	(*NetworkSegmentId)(nil),                         // 43: common.NetworkSegmentId
+	(*DomainId)(nil),                                 // 44: common.DomainId
+	(*PowerShelfId)(nil),                             // 45: common.PowerShelfId
+	(*SwitchId)(nil),                                 // 46: common.SwitchId
+	(MachineCapabilityDeviceType)(0),                 // 47: forge.MachineCapabilityDeviceType
 }
 var file_carbide_forge_machine_proto_depIdxs = []int32{
-	32, // 0: forge.Machine.id:type_name -> common.MachineId
-	33, // 1: forge.Machine.state_reason:type_name -> forge.ControllerStateReason
-	34, // 2: forge.Machine.state_sla:type_name -> forge.StateSla
-	8,  // 3: forge.Machine.events:type_name -> forge.MachineEvent
-	9,  // 4: forge.Machine.interfaces:type_name -> forge.MachineInterface
+	34, // 0: forge.Machine.id:type_name -> common.MachineId
+	35, // 1: forge.Machine.state_reason:type_name -> forge.ControllerStateReason
+	36, // 2: forge.Machine.state_sla:type_name -> forge.StateSla
+	10, // 3: forge.Machine.events:type_name -> forge.MachineEvent
+	11, // 4: forge.Machine.interfaces:type_name -> forge.MachineInterface
 	0,  // 5: forge.Machine.machine_type:type_name -> forge.MachineType
-	35, // 6: forge.Machine.last_reboot_time:type_name -> google.protobuf.Timestamp
-	35, // 7: forge.Machine.last_observation_time:type_name -> google.protobuf.Timestamp
-	35, // 8: forge.Machine.maintenance_start_time:type_name -> google.protobuf.Timestamp
-	32, // 9: forge.Machine.associated_host_machine_id:type_name -> common.MachineId
-	35, // 10: forge.Machine.last_reboot_requested_time:type_name -> google.protobuf.Timestamp
-	32, // 11: forge.Machine.associated_dpu_machine_ids:type_name -> common.MachineId
-	36, // 12: forge.Machine.health:type_name -> health.HealthReport
-	37, // 13: forge.Machine.metadata:type_name -> forge.Metadata
-	10, // 14: forge.Machine.instance_network_restrictions:type_name -> forge.InstanceNetworkRestrictions
-	13, // 15: forge.Machine.capabilities:type_name -> forge.MachineCapabilitiesSet
-	11, // 16: forge.Machine.hw_sku_status:type_name -> forge.SkuStatus
-	38, // 17: forge.Machine.rack_id:type_name -> common.RackId
-	12, // 18: forge.Machine.placement_in_rack:type_name -> forge.PlacementInRack
-	35, // 19: forge.MachineEvent.time:type_name -> google.protobuf.Timestamp
-	39, // 20: forge.MachineInterface.id:type_name -> common.MachineInterfaceId
-	32, // 21: forge.MachineInterface.attached_dpu_machine_id:type_name -> common.MachineId
-	32, // 22: forge.MachineInterface.machine_id:type_name -> common.MachineId
-	40, // 23: forge.MachineInterface.segment_id:type_name -> common.NetworkSegmentId
-	41, // 24: forge.MachineInterface.domain_id:type_name -> common.DomainId
-	35, // 25: forge.MachineInterface.created:type_name -> google.protobuf.Timestamp
-	35, // 26: forge.MachineInterface.last_dhcp:type_name -> google.protobuf.Timestamp
-	42, // 27: forge.MachineInterface.power_shelf_id:type_name -> common.PowerShelfId
-	43, // 28: forge.MachineInterface.switch_id:type_name -> common.SwitchId
-	1,  // 29: forge.MachineInterface.association_type:type_name -> forge.InterfaceAssociationType
-	2,  // 30: forge.MachineInterface.interface_type:type_name -> forge.InterfaceType
-	3,  // 31: forge.InstanceNetworkRestrictions.network_segment_membership_type:type_name -> forge.InstanceNetworkSegmentMembershipType
-	40, // 32: forge.InstanceNetworkRestrictions.network_segment_ids:type_name -> common.NetworkSegmentId
-	35, // 33: forge.SkuStatus.verify_request_time:type_name -> google.protobuf.Timestamp
-	35, // 34: forge.SkuStatus.last_match_attempt:type_name -> google.protobuf.Timestamp
-	35, // 35: forge.SkuStatus.last_generate_attempt:type_name -> google.protobuf.Timestamp
-	14, // 36: forge.MachineCapabilitiesSet.cpu:type_name -> forge.MachineCapabilityAttributesCpu
-	15, // 37: forge.MachineCapabilitiesSet.gpu:type_name -> forge.MachineCapabilityAttributesGpu
-	16, // 38: forge.MachineCapabilitiesSet.memory:type_name -> forge.MachineCapabilityAttributesMemory
-	17, // 39: forge.MachineCapabilitiesSet.storage:type_name -> forge.MachineCapabilityAttributesStorage
-	18, // 40: forge.MachineCapabilitiesSet.network:type_name -> forge.MachineCapabilityAttributesNetwork
-	19, // 41: forge.MachineCapabilitiesSet.infiniband:type_name -> forge.MachineCapabilityAttributesInfiniband
-	20, // 42: forge.MachineCapabilitiesSet.dpu:type_name -> forge.MachineCapabilityAttributesDpu
-	44, // 43: forge.MachineCapabilityAttributesGpu.device_type:type_name -> forge.MachineCapabilityDeviceType
-	44, // 44: forge.MachineCapabilityAttributesNetwork.device_type:type_name -> forge.MachineCapabilityDeviceType
-	38, // 45: forge.MachineSearchConfig.rack_id:type_name -> common.RackId
-	32, // 46: forge.MachinesByIdsRequest.machine_ids:type_name -> common.MachineId
-	7,  // 47: forge.MachineList.machines:type_name -> forge.Machine
-	32, // 48: forge.MachineMetadataUpdateRequest.machine_id:type_name -> common.MachineId
-	37, // 49: forge.MachineMetadataUpdateRequest.metadata:type_name -> forge.Metadata
-	4,  // 50: forge.MaintenanceRequest.operation:type_name -> forge.MaintenanceOperation
-	32, // 51: forge.MaintenanceRequest.host_id:type_name -> common.MachineId
-	32, // 52: forge.PowerOptionRequest.machine_id:type_name -> common.MachineId
-	32, // 53: forge.PowerOptionUpdateRequest.machine_id:type_name -> common.MachineId
-	5,  // 54: forge.PowerOptionUpdateRequest.power_state:type_name -> forge.PowerState
-	29, // 55: forge.PowerOptionResponse.response:type_name -> forge.PowerOptions
-	5,  // 56: forge.PowerOptions.desired_state:type_name -> forge.PowerState
-	35, // 57: forge.PowerOptions.desired_state_updated_at:type_name -> google.protobuf.Timestamp
-	5,  // 58: forge.PowerOptions.actual_state:type_name -> forge.PowerState
-	35, // 59: forge.PowerOptions.actual_state_updated_at:type_name -> google.protobuf.Timestamp
-	32, // 60: forge.PowerOptions.host_id:type_name -> common.MachineId
-	35, // 61: forge.PowerOptions.next_power_state_fetch_at:type_name -> google.protobuf.Timestamp
-	35, // 62: forge.PowerOptions.tried_triggering_on_at:type_name -> google.protobuf.Timestamp
-	35, // 63: forge.PowerOptions.wait_until_time_before_performing_next_power_action:type_name -> google.protobuf.Timestamp
-	6,  // 64: forge.AdminPowerControlRequest.action:type_name -> forge.AdminPowerControlRequest.SystemPowerControl
-	65, // [65:65] is the sub-list for method output_type
-	65, // [65:65] is the sub-list for method input_type
-	65, // [65:65] is the sub-list for extension type_name
-	65, // [65:65] is the sub-list for extension extendee
-	0,  // [0:65] is the sub-list for field type_name
+	37, // 6: forge.Machine.last_reboot_time:type_name -> google.protobuf.Timestamp
+	37, // 7: forge.Machine.last_observation_time:type_name -> google.protobuf.Timestamp
+	37, // 8: forge.Machine.maintenance_start_time:type_name -> google.protobuf.Timestamp
+	34, // 9: forge.Machine.associated_host_machine_id:type_name -> common.MachineId
+	37, // 10: forge.Machine.last_reboot_requested_time:type_name -> google.protobuf.Timestamp
+	34, // 11: forge.Machine.associated_dpu_machine_ids:type_name -> common.MachineId
+	38, // 12: forge.Machine.health:type_name -> health.HealthReport
+	39, // 13: forge.Machine.metadata:type_name -> forge.Metadata
+	12, // 14: forge.Machine.instance_network_restrictions:type_name -> forge.InstanceNetworkRestrictions
+	15, // 15: forge.Machine.capabilities:type_name -> forge.MachineCapabilitiesSet
+	13, // 16: forge.Machine.hw_sku_status:type_name -> forge.SkuStatus
+	40, // 17: forge.Machine.rack_id:type_name -> common.RackId
+	14, // 18: forge.Machine.placement_in_rack:type_name -> forge.PlacementInRack
+	8,  // 19: forge.Machine.config:type_name -> forge.MachineConfig
+	9,  // 20: forge.Machine.status:type_name -> forge.MachineStatus
+	37, // 21: forge.MachineConfig.maintenance_start_time:type_name -> google.protobuf.Timestamp
+	34, // 22: forge.MachineStatus.associated_dpu_machine_ids:type_name -> common.MachineId
+	38, // 23: forge.MachineStatus.health:type_name -> health.HealthReport
+	41, // 24: forge.MachineStatus.lifecycle:type_name -> forge.LifecycleStatus
+	37, // 25: forge.MachineEvent.time:type_name -> google.protobuf.Timestamp
+	42, // 26: forge.MachineInterface.id:type_name -> common.MachineInterfaceId
+	34, // 27: forge.MachineInterface.attached_dpu_machine_id:type_name -> common.MachineId
+	34, // 28: forge.MachineInterface.machine_id:type_name -> common.MachineId
+	43, // 29: forge.MachineInterface.segment_id:type_name -> common.NetworkSegmentId
+	44, // 30: forge.MachineInterface.domain_id:type_name -> common.DomainId
+	37, // 31: forge.MachineInterface.created:type_name -> google.protobuf.Timestamp
+	37, // 32: forge.MachineInterface.last_dhcp:type_name -> google.protobuf.Timestamp
+	45, // 33: forge.MachineInterface.power_shelf_id:type_name -> common.PowerShelfId
+	46, // 34: forge.MachineInterface.switch_id:type_name -> common.SwitchId
+	1,  // 35: forge.MachineInterface.association_type:type_name -> forge.InterfaceAssociationType
+	2,  // 36: forge.MachineInterface.interface_type:type_name -> forge.InterfaceType
+	3,  // 37: forge.InstanceNetworkRestrictions.network_segment_membership_type:type_name -> forge.InstanceNetworkSegmentMembershipType
+	43, // 38: forge.InstanceNetworkRestrictions.network_segment_ids:type_name -> common.NetworkSegmentId
+	37, // 39: forge.SkuStatus.verify_request_time:type_name -> google.protobuf.Timestamp
+	37, // 40: forge.SkuStatus.last_match_attempt:type_name -> google.protobuf.Timestamp
+	37, // 41: forge.SkuStatus.last_generate_attempt:type_name -> google.protobuf.Timestamp
+	16, // 42: forge.MachineCapabilitiesSet.cpu:type_name -> forge.MachineCapabilityAttributesCpu
+	17, // 43: forge.MachineCapabilitiesSet.gpu:type_name -> forge.MachineCapabilityAttributesGpu
+	18, // 44: forge.MachineCapabilitiesSet.memory:type_name -> forge.MachineCapabilityAttributesMemory
+	19, // 45: forge.MachineCapabilitiesSet.storage:type_name -> forge.MachineCapabilityAttributesStorage
+	20, // 46: forge.MachineCapabilitiesSet.network:type_name -> forge.MachineCapabilityAttributesNetwork
+	21, // 47: forge.MachineCapabilitiesSet.infiniband:type_name -> forge.MachineCapabilityAttributesInfiniband
+	22, // 48: forge.MachineCapabilitiesSet.dpu:type_name -> forge.MachineCapabilityAttributesDpu
+	47, // 49: forge.MachineCapabilityAttributesGpu.device_type:type_name -> forge.MachineCapabilityDeviceType
+	47, // 50: forge.MachineCapabilityAttributesNetwork.device_type:type_name -> forge.MachineCapabilityDeviceType
+	40, // 51: forge.MachineSearchConfig.rack_id:type_name -> common.RackId
+	34, // 52: forge.MachinesByIdsRequest.machine_ids:type_name -> common.MachineId
+	7,  // 53: forge.MachineList.machines:type_name -> forge.Machine
+	34, // 54: forge.MachineMetadataUpdateRequest.machine_id:type_name -> common.MachineId
+	39, // 55: forge.MachineMetadataUpdateRequest.metadata:type_name -> forge.Metadata
+	4,  // 56: forge.MaintenanceRequest.operation:type_name -> forge.MaintenanceOperation
+	34, // 57: forge.MaintenanceRequest.host_id:type_name -> common.MachineId
+	34, // 58: forge.PowerOptionRequest.machine_id:type_name -> common.MachineId
+	34, // 59: forge.PowerOptionUpdateRequest.machine_id:type_name -> common.MachineId
+	5,  // 60: forge.PowerOptionUpdateRequest.power_state:type_name -> forge.PowerState
+	31, // 61: forge.PowerOptionResponse.response:type_name -> forge.PowerOptions
+	5,  // 62: forge.PowerOptions.desired_state:type_name -> forge.PowerState
+	37, // 63: forge.PowerOptions.desired_state_updated_at:type_name -> google.protobuf.Timestamp
+	5,  // 64: forge.PowerOptions.actual_state:type_name -> forge.PowerState
+	37, // 65: forge.PowerOptions.actual_state_updated_at:type_name -> google.protobuf.Timestamp
+	34, // 66: forge.PowerOptions.host_id:type_name -> common.MachineId
+	37, // 67: forge.PowerOptions.next_power_state_fetch_at:type_name -> google.protobuf.Timestamp
+	37, // 68: forge.PowerOptions.tried_triggering_on_at:type_name -> google.protobuf.Timestamp
+	37, // 69: forge.PowerOptions.wait_until_time_before_performing_next_power_action:type_name -> google.protobuf.Timestamp
+	6,  // 70: forge.AdminPowerControlRequest.action:type_name -> forge.AdminPowerControlRequest.SystemPowerControl
+	71, // [71:71] is the sub-list for method output_type
+	71, // [71:71] is the sub-list for method input_type
+	71, // [71:71] is the sub-list for extension type_name
+	71, // [71:71] is the sub-list for extension extendee
+	0,  // [0:71] is the sub-list for field type_name
 }
 
 func init() { file_carbide_forge_machine_proto_init() }
@@ -2791,29 +2982,31 @@ func file_carbide_forge_machine_proto_init() {
 	file_carbide_forge_instance_type_proto_init()
 	file_carbide_forge_object_proto_init()
 	file_carbide_forge_machine_proto_msgTypes[0].OneofWrappers = []any{}
+	file_carbide_forge_machine_proto_msgTypes[1].OneofWrappers = []any{}
 	file_carbide_forge_machine_proto_msgTypes[2].OneofWrappers = []any{}
 	file_carbide_forge_machine_proto_msgTypes[4].OneofWrappers = []any{}
-	file_carbide_forge_machine_proto_msgTypes[5].OneofWrappers = []any{}
+	file_carbide_forge_machine_proto_msgTypes[6].OneofWrappers = []any{}
 	file_carbide_forge_machine_proto_msgTypes[7].OneofWrappers = []any{}
-	file_carbide_forge_machine_proto_msgTypes[8].OneofWrappers = []any{}
 	file_carbide_forge_machine_proto_msgTypes[9].OneofWrappers = []any{}
 	file_carbide_forge_machine_proto_msgTypes[10].OneofWrappers = []any{}
 	file_carbide_forge_machine_proto_msgTypes[11].OneofWrappers = []any{}
 	file_carbide_forge_machine_proto_msgTypes[12].OneofWrappers = []any{}
 	file_carbide_forge_machine_proto_msgTypes[13].OneofWrappers = []any{}
 	file_carbide_forge_machine_proto_msgTypes[14].OneofWrappers = []any{}
-	file_carbide_forge_machine_proto_msgTypes[17].OneofWrappers = []any{}
-	file_carbide_forge_machine_proto_msgTypes[18].OneofWrappers = []any{}
-	file_carbide_forge_machine_proto_msgTypes[22].OneofWrappers = []any{}
-	file_carbide_forge_machine_proto_msgTypes[23].OneofWrappers = []any{}
+	file_carbide_forge_machine_proto_msgTypes[15].OneofWrappers = []any{}
+	file_carbide_forge_machine_proto_msgTypes[16].OneofWrappers = []any{}
+	file_carbide_forge_machine_proto_msgTypes[19].OneofWrappers = []any{}
+	file_carbide_forge_machine_proto_msgTypes[20].OneofWrappers = []any{}
 	file_carbide_forge_machine_proto_msgTypes[24].OneofWrappers = []any{}
+	file_carbide_forge_machine_proto_msgTypes[25].OneofWrappers = []any{}
+	file_carbide_forge_machine_proto_msgTypes[26].OneofWrappers = []any{}
 	type x struct{}
 	out := protoimpl.TypeBuilder{
 		File: protoimpl.DescBuilder{
 			GoPackagePath: reflect.TypeOf(x{}).PkgPath(),
 			RawDescriptor: unsafe.Slice(unsafe.StringData(file_carbide_forge_machine_proto_rawDesc), len(file_carbide_forge_machine_proto_rawDesc)),
 			NumEnums:      7,
-			NumMessages:   25,
+			NumMessages:   27,
 			NumExtensions: 0,
 			NumServices:   0,
 		},

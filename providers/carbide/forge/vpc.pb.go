@@ -82,6 +82,56 @@ func (VpcVirtualizationType) EnumDescriptor() ([]byte, []int) {
 	return file_carbide_forge_vpc_proto_rawDescGZIP(), []int{0}
 }
 
+// Whether an answer has what was deleted and is not gone yet. Servers before v2.0 do not read it: there nothing lingers.
+type DeletedFilter int32
+
+const (
+	DeletedFilter_DELETED_FILTER_EXCLUDE DeletedFilter = 0
+	DeletedFilter_DELETED_FILTER_ONLY    DeletedFilter = 1
+	DeletedFilter_DELETED_FILTER_INCLUDE DeletedFilter = 2
+)
+
+// Enum value maps for DeletedFilter.
+var (
+	DeletedFilter_name = map[int32]string{
+		0: "DELETED_FILTER_EXCLUDE",
+		1: "DELETED_FILTER_ONLY",
+		2: "DELETED_FILTER_INCLUDE",
+	}
+	DeletedFilter_value = map[string]int32{
+		"DELETED_FILTER_EXCLUDE": 0,
+		"DELETED_FILTER_ONLY":    1,
+		"DELETED_FILTER_INCLUDE": 2,
+	}
+)
+
+func (x DeletedFilter) Enum() *DeletedFilter {
+	p := new(DeletedFilter)
+	*p = x
+	return p
+}
+
+func (x DeletedFilter) String() string {
+	return protoimpl.X.EnumStringOf(x.Descriptor(), protoreflect.EnumNumber(x))
+}
+
+func (DeletedFilter) Descriptor() protoreflect.EnumDescriptor {
+	return file_carbide_forge_vpc_proto_enumTypes[1].Descriptor()
+}
+
+func (DeletedFilter) Type() protoreflect.EnumType {
+	return &file_carbide_forge_vpc_proto_enumTypes[1]
+}
+
+func (x DeletedFilter) Number() protoreflect.EnumNumber {
+	return protoreflect.EnumNumber(x)
+}
+
+// Deprecated: Use DeletedFilter.Descriptor instead.
+func (DeletedFilter) EnumDescriptor() ([]byte, []int) {
+	return file_carbide_forge_vpc_proto_rawDescGZIP(), []int{1}
+}
+
 type PrefixMatchType int32
 
 const (
@@ -115,11 +165,11 @@ func (x PrefixMatchType) String() string {
 }
 
 func (PrefixMatchType) Descriptor() protoreflect.EnumDescriptor {
-	return file_carbide_forge_vpc_proto_enumTypes[1].Descriptor()
+	return file_carbide_forge_vpc_proto_enumTypes[2].Descriptor()
 }
 
 func (PrefixMatchType) Type() protoreflect.EnumType {
-	return &file_carbide_forge_vpc_proto_enumTypes[1]
+	return &file_carbide_forge_vpc_proto_enumTypes[2]
 }
 
 func (x PrefixMatchType) Number() protoreflect.EnumNumber {
@@ -128,10 +178,11 @@ func (x PrefixMatchType) Number() protoreflect.EnumNumber {
 
 // Deprecated: Use PrefixMatchType.Descriptor instead.
 func (PrefixMatchType) EnumDescriptor() ([]byte, []int) {
-	return file_carbide_forge_vpc_proto_rawDescGZIP(), []int{1}
+	return file_carbide_forge_vpc_proto_rawDescGZIP(), []int{2}
 }
 
-// A VPC is a tenant's routing domain. Updates replace metadata and security group.
+// A VPC is a tenant's routing domain. Updates replace metadata and security group. Servers from v2.0 on fill config as
+// well as the flat fields; those that follow fill only config and status.
 type Vpc struct {
 	state                           protoimpl.MessageState    `protogen:"open.v1"`
 	Id                              *VpcId                    `protobuf:"bytes,1,opt,name=id,proto3" json:"id,omitempty"`
@@ -149,6 +200,7 @@ type Vpc struct {
 	Status                          *VpcStatus                `protobuf:"bytes,14,opt,name=status,proto3,oneof" json:"status,omitempty"`
 	Vni                             *uint32                   `protobuf:"varint,15,opt,name=vni,proto3,oneof" json:"vni,omitempty"`
 	RoutingProfileType              *string                   `protobuf:"bytes,16,opt,name=routing_profile_type,json=routingProfileType,proto3,oneof" json:"routing_profile_type,omitempty"`
+	Config                          *VpcConfig                `protobuf:"bytes,17,opt,name=config,proto3" json:"config,omitempty"`
 	unknownFields                   protoimpl.UnknownFields
 	sizeCache                       protoimpl.SizeCache
 }
@@ -288,6 +340,293 @@ func (x *Vpc) GetRoutingProfileType() string {
 	return ""
 }
 
+func (x *Vpc) GetConfig() *VpcConfig {
+	if x != nil {
+		return x.Config
+	}
+	return nil
+}
+
+type VpcConfig struct {
+	state                           protoimpl.MessageState      `protogen:"open.v1"`
+	TenantOrganizationId            string                      `protobuf:"bytes,1,opt,name=tenant_organization_id,json=tenantOrganizationId,proto3" json:"tenant_organization_id,omitempty"`
+	TenantKeysetId                  *string                     `protobuf:"bytes,2,opt,name=tenant_keyset_id,json=tenantKeysetId,proto3,oneof" json:"tenant_keyset_id,omitempty"`
+	NetworkVirtualizationType       *VpcVirtualizationType      `protobuf:"varint,3,opt,name=network_virtualization_type,json=networkVirtualizationType,proto3,enum=forge.VpcVirtualizationType,oneof" json:"network_virtualization_type,omitempty"`
+	NetworkSecurityGroupId          *string                     `protobuf:"bytes,4,opt,name=network_security_group_id,json=networkSecurityGroupId,proto3,oneof" json:"network_security_group_id,omitempty"`
+	DefaultNvlinkLogicalPartitionId *NVLinkLogicalPartitionId   `protobuf:"bytes,5,opt,name=default_nvlink_logical_partition_id,json=defaultNvlinkLogicalPartitionId,proto3,oneof" json:"default_nvlink_logical_partition_id,omitempty"`
+	Vni                             *uint32                     `protobuf:"varint,6,opt,name=vni,proto3,oneof" json:"vni,omitempty"`
+	RoutingProfileType              *string                     `protobuf:"bytes,7,opt,name=routing_profile_type,json=routingProfileType,proto3,oneof" json:"routing_profile_type,omitempty"`
+	RoutingProfileOverrides         *VpcRoutingProfileOverrides `protobuf:"bytes,8,opt,name=routing_profile_overrides,json=routingProfileOverrides,proto3,oneof" json:"routing_profile_overrides,omitempty"`
+	unknownFields                   protoimpl.UnknownFields
+	sizeCache                       protoimpl.SizeCache
+}
+
+func (x *VpcConfig) Reset() {
+	*x = VpcConfig{}
+	mi := &file_carbide_forge_vpc_proto_msgTypes[1]
+	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
+	ms.StoreMessageInfo(mi)
+}
+
+func (x *VpcConfig) String() string {
+	return protoimpl.X.MessageStringOf(x)
+}
+
+func (*VpcConfig) ProtoMessage() {}
+
+func (x *VpcConfig) ProtoReflect() protoreflect.Message {
+	mi := &file_carbide_forge_vpc_proto_msgTypes[1]
+	if x != nil {
+		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
+		if ms.LoadMessageInfo() == nil {
+			ms.StoreMessageInfo(mi)
+		}
+		return ms
+	}
+	return mi.MessageOf(x)
+}
+
+// Deprecated: Use VpcConfig.ProtoReflect.Descriptor instead.
+func (*VpcConfig) Descriptor() ([]byte, []int) {
+	return file_carbide_forge_vpc_proto_rawDescGZIP(), []int{1}
+}
+
+func (x *VpcConfig) GetTenantOrganizationId() string {
+	if x != nil {
+		return x.TenantOrganizationId
+	}
+	return ""
+}
+
+func (x *VpcConfig) GetTenantKeysetId() string {
+	if x != nil && x.TenantKeysetId != nil {
+		return *x.TenantKeysetId
+	}
+	return ""
+}
+
+func (x *VpcConfig) GetNetworkVirtualizationType() VpcVirtualizationType {
+	if x != nil && x.NetworkVirtualizationType != nil {
+		return *x.NetworkVirtualizationType
+	}
+	return VpcVirtualizationType_ETHERNET_VIRTUALIZER
+}
+
+func (x *VpcConfig) GetNetworkSecurityGroupId() string {
+	if x != nil && x.NetworkSecurityGroupId != nil {
+		return *x.NetworkSecurityGroupId
+	}
+	return ""
+}
+
+func (x *VpcConfig) GetDefaultNvlinkLogicalPartitionId() *NVLinkLogicalPartitionId {
+	if x != nil {
+		return x.DefaultNvlinkLogicalPartitionId
+	}
+	return nil
+}
+
+func (x *VpcConfig) GetVni() uint32 {
+	if x != nil && x.Vni != nil {
+		return *x.Vni
+	}
+	return 0
+}
+
+func (x *VpcConfig) GetRoutingProfileType() string {
+	if x != nil && x.RoutingProfileType != nil {
+		return *x.RoutingProfileType
+	}
+	return ""
+}
+
+func (x *VpcConfig) GetRoutingProfileOverrides() *VpcRoutingProfileOverrides {
+	if x != nil {
+		return x.RoutingProfileOverrides
+	}
+	return nil
+}
+
+type VpcRoutingProfileOverrides struct {
+	state                          protoimpl.MessageState     `protogen:"open.v1"`
+	RouteTargetImports             *RouteTargets              `protobuf:"bytes,1,opt,name=route_target_imports,json=routeTargetImports,proto3,oneof" json:"route_target_imports,omitempty"`
+	RouteTargetsOnExports          *RouteTargets              `protobuf:"bytes,2,opt,name=route_targets_on_exports,json=routeTargetsOnExports,proto3,oneof" json:"route_targets_on_exports,omitempty"`
+	LeakDefaultRouteFromUnderlay   *bool                      `protobuf:"varint,3,opt,name=leak_default_route_from_underlay,json=leakDefaultRouteFromUnderlay,proto3,oneof" json:"leak_default_route_from_underlay,omitempty"`
+	LeakTenantHostRoutesToUnderlay *bool                      `protobuf:"varint,4,opt,name=leak_tenant_host_routes_to_underlay,json=leakTenantHostRoutesToUnderlay,proto3,oneof" json:"leak_tenant_host_routes_to_underlay,omitempty"`
+	TenantLeakCommunitiesAccepted  *bool                      `protobuf:"varint,5,opt,name=tenant_leak_communities_accepted,json=tenantLeakCommunitiesAccepted,proto3,oneof" json:"tenant_leak_communities_accepted,omitempty"`
+	AcceptedLeaksFromUnderlay      *PrefixFilterPolicyEntries `protobuf:"bytes,6,opt,name=accepted_leaks_from_underlay,json=acceptedLeaksFromUnderlay,proto3,oneof" json:"accepted_leaks_from_underlay,omitempty"`
+	AllowedAnycastPrefixes         *PrefixFilterPolicyEntries `protobuf:"bytes,7,opt,name=allowed_anycast_prefixes,json=allowedAnycastPrefixes,proto3,oneof" json:"allowed_anycast_prefixes,omitempty"`
+	unknownFields                  protoimpl.UnknownFields
+	sizeCache                      protoimpl.SizeCache
+}
+
+func (x *VpcRoutingProfileOverrides) Reset() {
+	*x = VpcRoutingProfileOverrides{}
+	mi := &file_carbide_forge_vpc_proto_msgTypes[2]
+	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
+	ms.StoreMessageInfo(mi)
+}
+
+func (x *VpcRoutingProfileOverrides) String() string {
+	return protoimpl.X.MessageStringOf(x)
+}
+
+func (*VpcRoutingProfileOverrides) ProtoMessage() {}
+
+func (x *VpcRoutingProfileOverrides) ProtoReflect() protoreflect.Message {
+	mi := &file_carbide_forge_vpc_proto_msgTypes[2]
+	if x != nil {
+		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
+		if ms.LoadMessageInfo() == nil {
+			ms.StoreMessageInfo(mi)
+		}
+		return ms
+	}
+	return mi.MessageOf(x)
+}
+
+// Deprecated: Use VpcRoutingProfileOverrides.ProtoReflect.Descriptor instead.
+func (*VpcRoutingProfileOverrides) Descriptor() ([]byte, []int) {
+	return file_carbide_forge_vpc_proto_rawDescGZIP(), []int{2}
+}
+
+func (x *VpcRoutingProfileOverrides) GetRouteTargetImports() *RouteTargets {
+	if x != nil {
+		return x.RouteTargetImports
+	}
+	return nil
+}
+
+func (x *VpcRoutingProfileOverrides) GetRouteTargetsOnExports() *RouteTargets {
+	if x != nil {
+		return x.RouteTargetsOnExports
+	}
+	return nil
+}
+
+func (x *VpcRoutingProfileOverrides) GetLeakDefaultRouteFromUnderlay() bool {
+	if x != nil && x.LeakDefaultRouteFromUnderlay != nil {
+		return *x.LeakDefaultRouteFromUnderlay
+	}
+	return false
+}
+
+func (x *VpcRoutingProfileOverrides) GetLeakTenantHostRoutesToUnderlay() bool {
+	if x != nil && x.LeakTenantHostRoutesToUnderlay != nil {
+		return *x.LeakTenantHostRoutesToUnderlay
+	}
+	return false
+}
+
+func (x *VpcRoutingProfileOverrides) GetTenantLeakCommunitiesAccepted() bool {
+	if x != nil && x.TenantLeakCommunitiesAccepted != nil {
+		return *x.TenantLeakCommunitiesAccepted
+	}
+	return false
+}
+
+func (x *VpcRoutingProfileOverrides) GetAcceptedLeaksFromUnderlay() *PrefixFilterPolicyEntries {
+	if x != nil {
+		return x.AcceptedLeaksFromUnderlay
+	}
+	return nil
+}
+
+func (x *VpcRoutingProfileOverrides) GetAllowedAnycastPrefixes() *PrefixFilterPolicyEntries {
+	if x != nil {
+		return x.AllowedAnycastPrefixes
+	}
+	return nil
+}
+
+type PrefixFilterPolicyEntries struct {
+	state         protoimpl.MessageState     `protogen:"open.v1"`
+	Values        []*PrefixFilterPolicyEntry `protobuf:"bytes,1,rep,name=values,proto3" json:"values,omitempty"`
+	unknownFields protoimpl.UnknownFields
+	sizeCache     protoimpl.SizeCache
+}
+
+func (x *PrefixFilterPolicyEntries) Reset() {
+	*x = PrefixFilterPolicyEntries{}
+	mi := &file_carbide_forge_vpc_proto_msgTypes[3]
+	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
+	ms.StoreMessageInfo(mi)
+}
+
+func (x *PrefixFilterPolicyEntries) String() string {
+	return protoimpl.X.MessageStringOf(x)
+}
+
+func (*PrefixFilterPolicyEntries) ProtoMessage() {}
+
+func (x *PrefixFilterPolicyEntries) ProtoReflect() protoreflect.Message {
+	mi := &file_carbide_forge_vpc_proto_msgTypes[3]
+	if x != nil {
+		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
+		if ms.LoadMessageInfo() == nil {
+			ms.StoreMessageInfo(mi)
+		}
+		return ms
+	}
+	return mi.MessageOf(x)
+}
+
+// Deprecated: Use PrefixFilterPolicyEntries.ProtoReflect.Descriptor instead.
+func (*PrefixFilterPolicyEntries) Descriptor() ([]byte, []int) {
+	return file_carbide_forge_vpc_proto_rawDescGZIP(), []int{3}
+}
+
+func (x *PrefixFilterPolicyEntries) GetValues() []*PrefixFilterPolicyEntry {
+	if x != nil {
+		return x.Values
+	}
+	return nil
+}
+
+type PrefixFilterPolicyEntry struct {
+	state         protoimpl.MessageState `protogen:"open.v1"`
+	Prefix        string                 `protobuf:"bytes,1,opt,name=prefix,proto3" json:"prefix,omitempty"`
+	unknownFields protoimpl.UnknownFields
+	sizeCache     protoimpl.SizeCache
+}
+
+func (x *PrefixFilterPolicyEntry) Reset() {
+	*x = PrefixFilterPolicyEntry{}
+	mi := &file_carbide_forge_vpc_proto_msgTypes[4]
+	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
+	ms.StoreMessageInfo(mi)
+}
+
+func (x *PrefixFilterPolicyEntry) String() string {
+	return protoimpl.X.MessageStringOf(x)
+}
+
+func (*PrefixFilterPolicyEntry) ProtoMessage() {}
+
+func (x *PrefixFilterPolicyEntry) ProtoReflect() protoreflect.Message {
+	mi := &file_carbide_forge_vpc_proto_msgTypes[4]
+	if x != nil {
+		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
+		if ms.LoadMessageInfo() == nil {
+			ms.StoreMessageInfo(mi)
+		}
+		return ms
+	}
+	return mi.MessageOf(x)
+}
+
+// Deprecated: Use PrefixFilterPolicyEntry.ProtoReflect.Descriptor instead.
+func (*PrefixFilterPolicyEntry) Descriptor() ([]byte, []int) {
+	return file_carbide_forge_vpc_proto_rawDescGZIP(), []int{4}
+}
+
+func (x *PrefixFilterPolicyEntry) GetPrefix() string {
+	if x != nil {
+		return x.Prefix
+	}
+	return ""
+}
+
 type VpcStatus struct {
 	state         protoimpl.MessageState `protogen:"open.v1"`
 	Vni           *uint32                `protobuf:"varint,1,opt,name=vni,proto3,oneof" json:"vni,omitempty"`
@@ -297,7 +636,7 @@ type VpcStatus struct {
 
 func (x *VpcStatus) Reset() {
 	*x = VpcStatus{}
-	mi := &file_carbide_forge_vpc_proto_msgTypes[1]
+	mi := &file_carbide_forge_vpc_proto_msgTypes[5]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -309,7 +648,7 @@ func (x *VpcStatus) String() string {
 func (*VpcStatus) ProtoMessage() {}
 
 func (x *VpcStatus) ProtoReflect() protoreflect.Message {
-	mi := &file_carbide_forge_vpc_proto_msgTypes[1]
+	mi := &file_carbide_forge_vpc_proto_msgTypes[5]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -322,7 +661,7 @@ func (x *VpcStatus) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use VpcStatus.ProtoReflect.Descriptor instead.
 func (*VpcStatus) Descriptor() ([]byte, []int) {
-	return file_carbide_forge_vpc_proto_rawDescGZIP(), []int{1}
+	return file_carbide_forge_vpc_proto_rawDescGZIP(), []int{5}
 }
 
 func (x *VpcStatus) GetVni() uint32 {
@@ -333,23 +672,24 @@ func (x *VpcStatus) GetVni() uint32 {
 }
 
 type VpcCreationRequest struct {
-	state                           protoimpl.MessageState    `protogen:"open.v1"`
-	TenantOrganizationId            string                    `protobuf:"bytes,3,opt,name=tenantOrganizationId,proto3" json:"tenantOrganizationId,omitempty"`
-	TenantKeysetId                  *string                   `protobuf:"bytes,4,opt,name=tenantKeysetId,proto3,oneof" json:"tenantKeysetId,omitempty"`
-	NetworkVirtualizationType       *VpcVirtualizationType    `protobuf:"varint,5,opt,name=network_virtualization_type,json=networkVirtualizationType,proto3,enum=forge.VpcVirtualizationType,oneof" json:"network_virtualization_type,omitempty"`
-	Id                              *VpcId                    `protobuf:"bytes,6,opt,name=id,proto3,oneof" json:"id,omitempty"`
-	Metadata                        *Metadata                 `protobuf:"bytes,12,opt,name=metadata,proto3" json:"metadata,omitempty"`
-	NetworkSecurityGroupId          *string                   `protobuf:"bytes,13,opt,name=network_security_group_id,json=networkSecurityGroupId,proto3,oneof" json:"network_security_group_id,omitempty"`
-	DefaultNvlinkLogicalPartitionId *NVLinkLogicalPartitionId `protobuf:"bytes,14,opt,name=default_nvlink_logical_partition_id,json=defaultNvlinkLogicalPartitionId,proto3,oneof" json:"default_nvlink_logical_partition_id,omitempty"`
-	Vni                             *uint32                   `protobuf:"varint,15,opt,name=vni,proto3,oneof" json:"vni,omitempty"`
-	RoutingProfileType              *string                   `protobuf:"bytes,17,opt,name=routing_profile_type,json=routingProfileType,proto3,oneof" json:"routing_profile_type,omitempty"`
+	state                           protoimpl.MessageState      `protogen:"open.v1"`
+	TenantOrganizationId            string                      `protobuf:"bytes,3,opt,name=tenantOrganizationId,proto3" json:"tenantOrganizationId,omitempty"`
+	TenantKeysetId                  *string                     `protobuf:"bytes,4,opt,name=tenantKeysetId,proto3,oneof" json:"tenantKeysetId,omitempty"`
+	NetworkVirtualizationType       *VpcVirtualizationType      `protobuf:"varint,5,opt,name=network_virtualization_type,json=networkVirtualizationType,proto3,enum=forge.VpcVirtualizationType,oneof" json:"network_virtualization_type,omitempty"`
+	Id                              *VpcId                      `protobuf:"bytes,6,opt,name=id,proto3,oneof" json:"id,omitempty"`
+	Metadata                        *Metadata                   `protobuf:"bytes,12,opt,name=metadata,proto3" json:"metadata,omitempty"`
+	NetworkSecurityGroupId          *string                     `protobuf:"bytes,13,opt,name=network_security_group_id,json=networkSecurityGroupId,proto3,oneof" json:"network_security_group_id,omitempty"`
+	DefaultNvlinkLogicalPartitionId *NVLinkLogicalPartitionId   `protobuf:"bytes,14,opt,name=default_nvlink_logical_partition_id,json=defaultNvlinkLogicalPartitionId,proto3,oneof" json:"default_nvlink_logical_partition_id,omitempty"`
+	Vni                             *uint32                     `protobuf:"varint,15,opt,name=vni,proto3,oneof" json:"vni,omitempty"`
+	RoutingProfileType              *string                     `protobuf:"bytes,17,opt,name=routing_profile_type,json=routingProfileType,proto3,oneof" json:"routing_profile_type,omitempty"`
+	RoutingProfileOverrides         *VpcRoutingProfileOverrides `protobuf:"bytes,18,opt,name=routing_profile_overrides,json=routingProfileOverrides,proto3,oneof" json:"routing_profile_overrides,omitempty"`
 	unknownFields                   protoimpl.UnknownFields
 	sizeCache                       protoimpl.SizeCache
 }
 
 func (x *VpcCreationRequest) Reset() {
 	*x = VpcCreationRequest{}
-	mi := &file_carbide_forge_vpc_proto_msgTypes[2]
+	mi := &file_carbide_forge_vpc_proto_msgTypes[6]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -361,7 +701,7 @@ func (x *VpcCreationRequest) String() string {
 func (*VpcCreationRequest) ProtoMessage() {}
 
 func (x *VpcCreationRequest) ProtoReflect() protoreflect.Message {
-	mi := &file_carbide_forge_vpc_proto_msgTypes[2]
+	mi := &file_carbide_forge_vpc_proto_msgTypes[6]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -374,7 +714,7 @@ func (x *VpcCreationRequest) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use VpcCreationRequest.ProtoReflect.Descriptor instead.
 func (*VpcCreationRequest) Descriptor() ([]byte, []int) {
-	return file_carbide_forge_vpc_proto_rawDescGZIP(), []int{2}
+	return file_carbide_forge_vpc_proto_rawDescGZIP(), []int{6}
 }
 
 func (x *VpcCreationRequest) GetTenantOrganizationId() string {
@@ -440,20 +780,28 @@ func (x *VpcCreationRequest) GetRoutingProfileType() string {
 	return ""
 }
 
+func (x *VpcCreationRequest) GetRoutingProfileOverrides() *VpcRoutingProfileOverrides {
+	if x != nil {
+		return x.RoutingProfileOverrides
+	}
+	return nil
+}
+
 type VpcUpdateRequest struct {
-	state                           protoimpl.MessageState    `protogen:"open.v1"`
-	Id                              *VpcId                    `protobuf:"bytes,1,opt,name=id,proto3" json:"id,omitempty"`
-	IfVersionMatch                  *string                   `protobuf:"bytes,2,opt,name=if_version_match,json=ifVersionMatch,proto3,oneof" json:"if_version_match,omitempty"`
-	Metadata                        *Metadata                 `protobuf:"bytes,6,opt,name=metadata,proto3" json:"metadata,omitempty"`
-	NetworkSecurityGroupId          *string                   `protobuf:"bytes,17,opt,name=network_security_group_id,json=networkSecurityGroupId,proto3,oneof" json:"network_security_group_id,omitempty"`
-	DefaultNvlinkLogicalPartitionId *NVLinkLogicalPartitionId `protobuf:"bytes,18,opt,name=default_nvlink_logical_partition_id,json=defaultNvlinkLogicalPartitionId,proto3,oneof" json:"default_nvlink_logical_partition_id,omitempty"`
+	state                           protoimpl.MessageState      `protogen:"open.v1"`
+	Id                              *VpcId                      `protobuf:"bytes,1,opt,name=id,proto3" json:"id,omitempty"`
+	IfVersionMatch                  *string                     `protobuf:"bytes,2,opt,name=if_version_match,json=ifVersionMatch,proto3,oneof" json:"if_version_match,omitempty"`
+	Metadata                        *Metadata                   `protobuf:"bytes,6,opt,name=metadata,proto3" json:"metadata,omitempty"`
+	NetworkSecurityGroupId          *string                     `protobuf:"bytes,17,opt,name=network_security_group_id,json=networkSecurityGroupId,proto3,oneof" json:"network_security_group_id,omitempty"`
+	DefaultNvlinkLogicalPartitionId *NVLinkLogicalPartitionId   `protobuf:"bytes,18,opt,name=default_nvlink_logical_partition_id,json=defaultNvlinkLogicalPartitionId,proto3,oneof" json:"default_nvlink_logical_partition_id,omitempty"`
+	RoutingProfileOverrides         *VpcRoutingProfileOverrides `protobuf:"bytes,19,opt,name=routing_profile_overrides,json=routingProfileOverrides,proto3,oneof" json:"routing_profile_overrides,omitempty"`
 	unknownFields                   protoimpl.UnknownFields
 	sizeCache                       protoimpl.SizeCache
 }
 
 func (x *VpcUpdateRequest) Reset() {
 	*x = VpcUpdateRequest{}
-	mi := &file_carbide_forge_vpc_proto_msgTypes[3]
+	mi := &file_carbide_forge_vpc_proto_msgTypes[7]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -465,7 +813,7 @@ func (x *VpcUpdateRequest) String() string {
 func (*VpcUpdateRequest) ProtoMessage() {}
 
 func (x *VpcUpdateRequest) ProtoReflect() protoreflect.Message {
-	mi := &file_carbide_forge_vpc_proto_msgTypes[3]
+	mi := &file_carbide_forge_vpc_proto_msgTypes[7]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -478,7 +826,7 @@ func (x *VpcUpdateRequest) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use VpcUpdateRequest.ProtoReflect.Descriptor instead.
 func (*VpcUpdateRequest) Descriptor() ([]byte, []int) {
-	return file_carbide_forge_vpc_proto_rawDescGZIP(), []int{3}
+	return file_carbide_forge_vpc_proto_rawDescGZIP(), []int{7}
 }
 
 func (x *VpcUpdateRequest) GetId() *VpcId {
@@ -516,6 +864,13 @@ func (x *VpcUpdateRequest) GetDefaultNvlinkLogicalPartitionId() *NVLinkLogicalPa
 	return nil
 }
 
+func (x *VpcUpdateRequest) GetRoutingProfileOverrides() *VpcRoutingProfileOverrides {
+	if x != nil {
+		return x.RoutingProfileOverrides
+	}
+	return nil
+}
+
 type VpcUpdateResult struct {
 	state         protoimpl.MessageState `protogen:"open.v1"`
 	Vpc           *Vpc                   `protobuf:"bytes,1,opt,name=vpc,proto3" json:"vpc,omitempty"`
@@ -525,7 +880,7 @@ type VpcUpdateResult struct {
 
 func (x *VpcUpdateResult) Reset() {
 	*x = VpcUpdateResult{}
-	mi := &file_carbide_forge_vpc_proto_msgTypes[4]
+	mi := &file_carbide_forge_vpc_proto_msgTypes[8]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -537,7 +892,7 @@ func (x *VpcUpdateResult) String() string {
 func (*VpcUpdateResult) ProtoMessage() {}
 
 func (x *VpcUpdateResult) ProtoReflect() protoreflect.Message {
-	mi := &file_carbide_forge_vpc_proto_msgTypes[4]
+	mi := &file_carbide_forge_vpc_proto_msgTypes[8]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -550,7 +905,7 @@ func (x *VpcUpdateResult) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use VpcUpdateResult.ProtoReflect.Descriptor instead.
 func (*VpcUpdateResult) Descriptor() ([]byte, []int) {
-	return file_carbide_forge_vpc_proto_rawDescGZIP(), []int{4}
+	return file_carbide_forge_vpc_proto_rawDescGZIP(), []int{8}
 }
 
 func (x *VpcUpdateResult) GetVpc() *Vpc {
@@ -571,7 +926,7 @@ type VpcUpdateVirtualizationRequest struct {
 
 func (x *VpcUpdateVirtualizationRequest) Reset() {
 	*x = VpcUpdateVirtualizationRequest{}
-	mi := &file_carbide_forge_vpc_proto_msgTypes[5]
+	mi := &file_carbide_forge_vpc_proto_msgTypes[9]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -583,7 +938,7 @@ func (x *VpcUpdateVirtualizationRequest) String() string {
 func (*VpcUpdateVirtualizationRequest) ProtoMessage() {}
 
 func (x *VpcUpdateVirtualizationRequest) ProtoReflect() protoreflect.Message {
-	mi := &file_carbide_forge_vpc_proto_msgTypes[5]
+	mi := &file_carbide_forge_vpc_proto_msgTypes[9]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -596,7 +951,7 @@ func (x *VpcUpdateVirtualizationRequest) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use VpcUpdateVirtualizationRequest.ProtoReflect.Descriptor instead.
 func (*VpcUpdateVirtualizationRequest) Descriptor() ([]byte, []int) {
-	return file_carbide_forge_vpc_proto_rawDescGZIP(), []int{5}
+	return file_carbide_forge_vpc_proto_rawDescGZIP(), []int{9}
 }
 
 func (x *VpcUpdateVirtualizationRequest) GetId() *VpcId {
@@ -628,7 +983,7 @@ type VpcUpdateVirtualizationResult struct {
 
 func (x *VpcUpdateVirtualizationResult) Reset() {
 	*x = VpcUpdateVirtualizationResult{}
-	mi := &file_carbide_forge_vpc_proto_msgTypes[6]
+	mi := &file_carbide_forge_vpc_proto_msgTypes[10]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -640,7 +995,7 @@ func (x *VpcUpdateVirtualizationResult) String() string {
 func (*VpcUpdateVirtualizationResult) ProtoMessage() {}
 
 func (x *VpcUpdateVirtualizationResult) ProtoReflect() protoreflect.Message {
-	mi := &file_carbide_forge_vpc_proto_msgTypes[6]
+	mi := &file_carbide_forge_vpc_proto_msgTypes[10]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -653,7 +1008,7 @@ func (x *VpcUpdateVirtualizationResult) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use VpcUpdateVirtualizationResult.ProtoReflect.Descriptor instead.
 func (*VpcUpdateVirtualizationResult) Descriptor() ([]byte, []int) {
-	return file_carbide_forge_vpc_proto_rawDescGZIP(), []int{6}
+	return file_carbide_forge_vpc_proto_rawDescGZIP(), []int{10}
 }
 
 type VpcDeletionRequest struct {
@@ -665,7 +1020,7 @@ type VpcDeletionRequest struct {
 
 func (x *VpcDeletionRequest) Reset() {
 	*x = VpcDeletionRequest{}
-	mi := &file_carbide_forge_vpc_proto_msgTypes[7]
+	mi := &file_carbide_forge_vpc_proto_msgTypes[11]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -677,7 +1032,7 @@ func (x *VpcDeletionRequest) String() string {
 func (*VpcDeletionRequest) ProtoMessage() {}
 
 func (x *VpcDeletionRequest) ProtoReflect() protoreflect.Message {
-	mi := &file_carbide_forge_vpc_proto_msgTypes[7]
+	mi := &file_carbide_forge_vpc_proto_msgTypes[11]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -690,7 +1045,7 @@ func (x *VpcDeletionRequest) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use VpcDeletionRequest.ProtoReflect.Descriptor instead.
 func (*VpcDeletionRequest) Descriptor() ([]byte, []int) {
-	return file_carbide_forge_vpc_proto_rawDescGZIP(), []int{7}
+	return file_carbide_forge_vpc_proto_rawDescGZIP(), []int{11}
 }
 
 func (x *VpcDeletionRequest) GetId() *VpcId {
@@ -708,7 +1063,7 @@ type VpcDeletionResult struct {
 
 func (x *VpcDeletionResult) Reset() {
 	*x = VpcDeletionResult{}
-	mi := &file_carbide_forge_vpc_proto_msgTypes[8]
+	mi := &file_carbide_forge_vpc_proto_msgTypes[12]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -720,7 +1075,7 @@ func (x *VpcDeletionResult) String() string {
 func (*VpcDeletionResult) ProtoMessage() {}
 
 func (x *VpcDeletionResult) ProtoReflect() protoreflect.Message {
-	mi := &file_carbide_forge_vpc_proto_msgTypes[8]
+	mi := &file_carbide_forge_vpc_proto_msgTypes[12]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -733,7 +1088,7 @@ func (x *VpcDeletionResult) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use VpcDeletionResult.ProtoReflect.Descriptor instead.
 func (*VpcDeletionResult) Descriptor() ([]byte, []int) {
-	return file_carbide_forge_vpc_proto_rawDescGZIP(), []int{8}
+	return file_carbide_forge_vpc_proto_rawDescGZIP(), []int{12}
 }
 
 type VpcSearchFilter struct {
@@ -747,7 +1102,7 @@ type VpcSearchFilter struct {
 
 func (x *VpcSearchFilter) Reset() {
 	*x = VpcSearchFilter{}
-	mi := &file_carbide_forge_vpc_proto_msgTypes[9]
+	mi := &file_carbide_forge_vpc_proto_msgTypes[13]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -759,7 +1114,7 @@ func (x *VpcSearchFilter) String() string {
 func (*VpcSearchFilter) ProtoMessage() {}
 
 func (x *VpcSearchFilter) ProtoReflect() protoreflect.Message {
-	mi := &file_carbide_forge_vpc_proto_msgTypes[9]
+	mi := &file_carbide_forge_vpc_proto_msgTypes[13]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -772,7 +1127,7 @@ func (x *VpcSearchFilter) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use VpcSearchFilter.ProtoReflect.Descriptor instead.
 func (*VpcSearchFilter) Descriptor() ([]byte, []int) {
-	return file_carbide_forge_vpc_proto_rawDescGZIP(), []int{9}
+	return file_carbide_forge_vpc_proto_rawDescGZIP(), []int{13}
 }
 
 func (x *VpcSearchFilter) GetName() string {
@@ -805,7 +1160,7 @@ type VpcIdList struct {
 
 func (x *VpcIdList) Reset() {
 	*x = VpcIdList{}
-	mi := &file_carbide_forge_vpc_proto_msgTypes[10]
+	mi := &file_carbide_forge_vpc_proto_msgTypes[14]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -817,7 +1172,7 @@ func (x *VpcIdList) String() string {
 func (*VpcIdList) ProtoMessage() {}
 
 func (x *VpcIdList) ProtoReflect() protoreflect.Message {
-	mi := &file_carbide_forge_vpc_proto_msgTypes[10]
+	mi := &file_carbide_forge_vpc_proto_msgTypes[14]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -830,7 +1185,7 @@ func (x *VpcIdList) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use VpcIdList.ProtoReflect.Descriptor instead.
 func (*VpcIdList) Descriptor() ([]byte, []int) {
-	return file_carbide_forge_vpc_proto_rawDescGZIP(), []int{10}
+	return file_carbide_forge_vpc_proto_rawDescGZIP(), []int{14}
 }
 
 func (x *VpcIdList) GetVpcIds() []*VpcId {
@@ -849,7 +1204,7 @@ type VpcsByIdsRequest struct {
 
 func (x *VpcsByIdsRequest) Reset() {
 	*x = VpcsByIdsRequest{}
-	mi := &file_carbide_forge_vpc_proto_msgTypes[11]
+	mi := &file_carbide_forge_vpc_proto_msgTypes[15]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -861,7 +1216,7 @@ func (x *VpcsByIdsRequest) String() string {
 func (*VpcsByIdsRequest) ProtoMessage() {}
 
 func (x *VpcsByIdsRequest) ProtoReflect() protoreflect.Message {
-	mi := &file_carbide_forge_vpc_proto_msgTypes[11]
+	mi := &file_carbide_forge_vpc_proto_msgTypes[15]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -874,7 +1229,7 @@ func (x *VpcsByIdsRequest) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use VpcsByIdsRequest.ProtoReflect.Descriptor instead.
 func (*VpcsByIdsRequest) Descriptor() ([]byte, []int) {
-	return file_carbide_forge_vpc_proto_rawDescGZIP(), []int{11}
+	return file_carbide_forge_vpc_proto_rawDescGZIP(), []int{15}
 }
 
 func (x *VpcsByIdsRequest) GetVpcIds() []*VpcId {
@@ -893,7 +1248,7 @@ type VpcList struct {
 
 func (x *VpcList) Reset() {
 	*x = VpcList{}
-	mi := &file_carbide_forge_vpc_proto_msgTypes[12]
+	mi := &file_carbide_forge_vpc_proto_msgTypes[16]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -905,7 +1260,7 @@ func (x *VpcList) String() string {
 func (*VpcList) ProtoMessage() {}
 
 func (x *VpcList) ProtoReflect() protoreflect.Message {
-	mi := &file_carbide_forge_vpc_proto_msgTypes[12]
+	mi := &file_carbide_forge_vpc_proto_msgTypes[16]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -918,7 +1273,7 @@ func (x *VpcList) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use VpcList.ProtoReflect.Descriptor instead.
 func (*VpcList) Descriptor() ([]byte, []int) {
-	return file_carbide_forge_vpc_proto_rawDescGZIP(), []int{12}
+	return file_carbide_forge_vpc_proto_rawDescGZIP(), []int{16}
 }
 
 func (x *VpcList) GetVpcs() []*Vpc {
@@ -945,7 +1300,7 @@ type VpcPrefix struct {
 
 func (x *VpcPrefix) Reset() {
 	*x = VpcPrefix{}
-	mi := &file_carbide_forge_vpc_proto_msgTypes[13]
+	mi := &file_carbide_forge_vpc_proto_msgTypes[17]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -957,7 +1312,7 @@ func (x *VpcPrefix) String() string {
 func (*VpcPrefix) ProtoMessage() {}
 
 func (x *VpcPrefix) ProtoReflect() protoreflect.Message {
-	mi := &file_carbide_forge_vpc_proto_msgTypes[13]
+	mi := &file_carbide_forge_vpc_proto_msgTypes[17]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -970,7 +1325,7 @@ func (x *VpcPrefix) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use VpcPrefix.ProtoReflect.Descriptor instead.
 func (*VpcPrefix) Descriptor() ([]byte, []int) {
-	return file_carbide_forge_vpc_proto_rawDescGZIP(), []int{13}
+	return file_carbide_forge_vpc_proto_rawDescGZIP(), []int{17}
 }
 
 func (x *VpcPrefix) GetId() *VpcPrefixId {
@@ -1038,7 +1393,7 @@ type VpcPrefixConfig struct {
 
 func (x *VpcPrefixConfig) Reset() {
 	*x = VpcPrefixConfig{}
-	mi := &file_carbide_forge_vpc_proto_msgTypes[14]
+	mi := &file_carbide_forge_vpc_proto_msgTypes[18]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -1050,7 +1405,7 @@ func (x *VpcPrefixConfig) String() string {
 func (*VpcPrefixConfig) ProtoMessage() {}
 
 func (x *VpcPrefixConfig) ProtoReflect() protoreflect.Message {
-	mi := &file_carbide_forge_vpc_proto_msgTypes[14]
+	mi := &file_carbide_forge_vpc_proto_msgTypes[18]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -1063,7 +1418,7 @@ func (x *VpcPrefixConfig) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use VpcPrefixConfig.ProtoReflect.Descriptor instead.
 func (*VpcPrefixConfig) Descriptor() ([]byte, []int) {
-	return file_carbide_forge_vpc_proto_rawDescGZIP(), []int{14}
+	return file_carbide_forge_vpc_proto_rawDescGZIP(), []int{18}
 }
 
 func (x *VpcPrefixConfig) GetPrefix() string {
@@ -1079,13 +1434,15 @@ type VpcPrefixStatus struct {
 	Available_31Segments     uint32                 `protobuf:"varint,2,opt,name=available_31_segments,json=available31Segments,proto3" json:"available_31_segments,omitempty"`
 	TotalLinknetSegments     uint64                 `protobuf:"varint,3,opt,name=total_linknet_segments,json=totalLinknetSegments,proto3" json:"total_linknet_segments,omitempty"`
 	AvailableLinknetSegments uint64                 `protobuf:"varint,4,opt,name=available_linknet_segments,json=availableLinknetSegments,proto3" json:"available_linknet_segments,omitempty"`
+	Lifecycle                *LifecycleStatus       `protobuf:"bytes,5,opt,name=lifecycle,proto3" json:"lifecycle,omitempty"`
+	TenantState              TenantState            `protobuf:"varint,6,opt,name=tenant_state,json=tenantState,proto3,enum=forge.TenantState" json:"tenant_state,omitempty"`
 	unknownFields            protoimpl.UnknownFields
 	sizeCache                protoimpl.SizeCache
 }
 
 func (x *VpcPrefixStatus) Reset() {
 	*x = VpcPrefixStatus{}
-	mi := &file_carbide_forge_vpc_proto_msgTypes[15]
+	mi := &file_carbide_forge_vpc_proto_msgTypes[19]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -1097,7 +1454,7 @@ func (x *VpcPrefixStatus) String() string {
 func (*VpcPrefixStatus) ProtoMessage() {}
 
 func (x *VpcPrefixStatus) ProtoReflect() protoreflect.Message {
-	mi := &file_carbide_forge_vpc_proto_msgTypes[15]
+	mi := &file_carbide_forge_vpc_proto_msgTypes[19]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -1110,7 +1467,7 @@ func (x *VpcPrefixStatus) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use VpcPrefixStatus.ProtoReflect.Descriptor instead.
 func (*VpcPrefixStatus) Descriptor() ([]byte, []int) {
-	return file_carbide_forge_vpc_proto_rawDescGZIP(), []int{15}
+	return file_carbide_forge_vpc_proto_rawDescGZIP(), []int{19}
 }
 
 func (x *VpcPrefixStatus) GetTotal_31Segments() uint32 {
@@ -1141,6 +1498,20 @@ func (x *VpcPrefixStatus) GetAvailableLinknetSegments() uint64 {
 	return 0
 }
 
+func (x *VpcPrefixStatus) GetLifecycle() *LifecycleStatus {
+	if x != nil {
+		return x.Lifecycle
+	}
+	return nil
+}
+
+func (x *VpcPrefixStatus) GetTenantState() TenantState {
+	if x != nil {
+		return x.TenantState
+	}
+	return TenantState_PROVISIONING
+}
+
 type VpcPrefixCreationRequest struct {
 	state         protoimpl.MessageState `protogen:"open.v1"`
 	Id            *VpcPrefixId           `protobuf:"bytes,1,opt,name=id,proto3,oneof" json:"id,omitempty"`
@@ -1154,7 +1525,7 @@ type VpcPrefixCreationRequest struct {
 
 func (x *VpcPrefixCreationRequest) Reset() {
 	*x = VpcPrefixCreationRequest{}
-	mi := &file_carbide_forge_vpc_proto_msgTypes[16]
+	mi := &file_carbide_forge_vpc_proto_msgTypes[20]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -1166,7 +1537,7 @@ func (x *VpcPrefixCreationRequest) String() string {
 func (*VpcPrefixCreationRequest) ProtoMessage() {}
 
 func (x *VpcPrefixCreationRequest) ProtoReflect() protoreflect.Message {
-	mi := &file_carbide_forge_vpc_proto_msgTypes[16]
+	mi := &file_carbide_forge_vpc_proto_msgTypes[20]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -1179,7 +1550,7 @@ func (x *VpcPrefixCreationRequest) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use VpcPrefixCreationRequest.ProtoReflect.Descriptor instead.
 func (*VpcPrefixCreationRequest) Descriptor() ([]byte, []int) {
-	return file_carbide_forge_vpc_proto_rawDescGZIP(), []int{16}
+	return file_carbide_forge_vpc_proto_rawDescGZIP(), []int{20}
 }
 
 func (x *VpcPrefixCreationRequest) GetId() *VpcPrefixId {
@@ -1229,7 +1600,7 @@ type VpcPrefixUpdateRequest struct {
 
 func (x *VpcPrefixUpdateRequest) Reset() {
 	*x = VpcPrefixUpdateRequest{}
-	mi := &file_carbide_forge_vpc_proto_msgTypes[17]
+	mi := &file_carbide_forge_vpc_proto_msgTypes[21]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -1241,7 +1612,7 @@ func (x *VpcPrefixUpdateRequest) String() string {
 func (*VpcPrefixUpdateRequest) ProtoMessage() {}
 
 func (x *VpcPrefixUpdateRequest) ProtoReflect() protoreflect.Message {
-	mi := &file_carbide_forge_vpc_proto_msgTypes[17]
+	mi := &file_carbide_forge_vpc_proto_msgTypes[21]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -1254,7 +1625,7 @@ func (x *VpcPrefixUpdateRequest) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use VpcPrefixUpdateRequest.ProtoReflect.Descriptor instead.
 func (*VpcPrefixUpdateRequest) Descriptor() ([]byte, []int) {
-	return file_carbide_forge_vpc_proto_rawDescGZIP(), []int{17}
+	return file_carbide_forge_vpc_proto_rawDescGZIP(), []int{21}
 }
 
 func (x *VpcPrefixUpdateRequest) GetId() *VpcPrefixId {
@@ -1294,7 +1665,7 @@ type VpcPrefixDeletionRequest struct {
 
 func (x *VpcPrefixDeletionRequest) Reset() {
 	*x = VpcPrefixDeletionRequest{}
-	mi := &file_carbide_forge_vpc_proto_msgTypes[18]
+	mi := &file_carbide_forge_vpc_proto_msgTypes[22]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -1306,7 +1677,7 @@ func (x *VpcPrefixDeletionRequest) String() string {
 func (*VpcPrefixDeletionRequest) ProtoMessage() {}
 
 func (x *VpcPrefixDeletionRequest) ProtoReflect() protoreflect.Message {
-	mi := &file_carbide_forge_vpc_proto_msgTypes[18]
+	mi := &file_carbide_forge_vpc_proto_msgTypes[22]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -1319,7 +1690,7 @@ func (x *VpcPrefixDeletionRequest) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use VpcPrefixDeletionRequest.ProtoReflect.Descriptor instead.
 func (*VpcPrefixDeletionRequest) Descriptor() ([]byte, []int) {
-	return file_carbide_forge_vpc_proto_rawDescGZIP(), []int{18}
+	return file_carbide_forge_vpc_proto_rawDescGZIP(), []int{22}
 }
 
 func (x *VpcPrefixDeletionRequest) GetId() *VpcPrefixId {
@@ -1337,7 +1708,7 @@ type VpcPrefixDeletionResult struct {
 
 func (x *VpcPrefixDeletionResult) Reset() {
 	*x = VpcPrefixDeletionResult{}
-	mi := &file_carbide_forge_vpc_proto_msgTypes[19]
+	mi := &file_carbide_forge_vpc_proto_msgTypes[23]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -1349,7 +1720,7 @@ func (x *VpcPrefixDeletionResult) String() string {
 func (*VpcPrefixDeletionResult) ProtoMessage() {}
 
 func (x *VpcPrefixDeletionResult) ProtoReflect() protoreflect.Message {
-	mi := &file_carbide_forge_vpc_proto_msgTypes[19]
+	mi := &file_carbide_forge_vpc_proto_msgTypes[23]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -1362,7 +1733,7 @@ func (x *VpcPrefixDeletionResult) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use VpcPrefixDeletionResult.ProtoReflect.Descriptor instead.
 func (*VpcPrefixDeletionResult) Descriptor() ([]byte, []int) {
-	return file_carbide_forge_vpc_proto_rawDescGZIP(), []int{19}
+	return file_carbide_forge_vpc_proto_rawDescGZIP(), []int{23}
 }
 
 type VpcPrefixSearchQuery struct {
@@ -1372,13 +1743,14 @@ type VpcPrefixSearchQuery struct {
 	Name            *string                `protobuf:"bytes,3,opt,name=name,proto3,oneof" json:"name,omitempty"`
 	PrefixMatch     *string                `protobuf:"bytes,4,opt,name=prefix_match,json=prefixMatch,proto3,oneof" json:"prefix_match,omitempty"`
 	PrefixMatchType *PrefixMatchType       `protobuf:"varint,5,opt,name=prefix_match_type,json=prefixMatchType,proto3,enum=forge.PrefixMatchType,oneof" json:"prefix_match_type,omitempty"`
+	Deleted         DeletedFilter          `protobuf:"varint,6,opt,name=deleted,proto3,enum=forge.DeletedFilter" json:"deleted,omitempty"`
 	unknownFields   protoimpl.UnknownFields
 	sizeCache       protoimpl.SizeCache
 }
 
 func (x *VpcPrefixSearchQuery) Reset() {
 	*x = VpcPrefixSearchQuery{}
-	mi := &file_carbide_forge_vpc_proto_msgTypes[20]
+	mi := &file_carbide_forge_vpc_proto_msgTypes[24]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -1390,7 +1762,7 @@ func (x *VpcPrefixSearchQuery) String() string {
 func (*VpcPrefixSearchQuery) ProtoMessage() {}
 
 func (x *VpcPrefixSearchQuery) ProtoReflect() protoreflect.Message {
-	mi := &file_carbide_forge_vpc_proto_msgTypes[20]
+	mi := &file_carbide_forge_vpc_proto_msgTypes[24]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -1403,7 +1775,7 @@ func (x *VpcPrefixSearchQuery) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use VpcPrefixSearchQuery.ProtoReflect.Descriptor instead.
 func (*VpcPrefixSearchQuery) Descriptor() ([]byte, []int) {
-	return file_carbide_forge_vpc_proto_rawDescGZIP(), []int{20}
+	return file_carbide_forge_vpc_proto_rawDescGZIP(), []int{24}
 }
 
 func (x *VpcPrefixSearchQuery) GetVpcId() *VpcId {
@@ -1441,6 +1813,13 @@ func (x *VpcPrefixSearchQuery) GetPrefixMatchType() PrefixMatchType {
 	return PrefixMatchType_PREFIX_EXACT
 }
 
+func (x *VpcPrefixSearchQuery) GetDeleted() DeletedFilter {
+	if x != nil {
+		return x.Deleted
+	}
+	return DeletedFilter_DELETED_FILTER_EXCLUDE
+}
+
 type VpcPrefixIdList struct {
 	state         protoimpl.MessageState `protogen:"open.v1"`
 	VpcPrefixIds  []*VpcPrefixId         `protobuf:"bytes,1,rep,name=vpc_prefix_ids,json=vpcPrefixIds,proto3" json:"vpc_prefix_ids,omitempty"`
@@ -1450,7 +1829,7 @@ type VpcPrefixIdList struct {
 
 func (x *VpcPrefixIdList) Reset() {
 	*x = VpcPrefixIdList{}
-	mi := &file_carbide_forge_vpc_proto_msgTypes[21]
+	mi := &file_carbide_forge_vpc_proto_msgTypes[25]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -1462,7 +1841,7 @@ func (x *VpcPrefixIdList) String() string {
 func (*VpcPrefixIdList) ProtoMessage() {}
 
 func (x *VpcPrefixIdList) ProtoReflect() protoreflect.Message {
-	mi := &file_carbide_forge_vpc_proto_msgTypes[21]
+	mi := &file_carbide_forge_vpc_proto_msgTypes[25]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -1475,7 +1854,7 @@ func (x *VpcPrefixIdList) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use VpcPrefixIdList.ProtoReflect.Descriptor instead.
 func (*VpcPrefixIdList) Descriptor() ([]byte, []int) {
-	return file_carbide_forge_vpc_proto_rawDescGZIP(), []int{21}
+	return file_carbide_forge_vpc_proto_rawDescGZIP(), []int{25}
 }
 
 func (x *VpcPrefixIdList) GetVpcPrefixIds() []*VpcPrefixId {
@@ -1488,13 +1867,14 @@ func (x *VpcPrefixIdList) GetVpcPrefixIds() []*VpcPrefixId {
 type VpcPrefixGetRequest struct {
 	state         protoimpl.MessageState `protogen:"open.v1"`
 	VpcPrefixIds  []*VpcPrefixId         `protobuf:"bytes,1,rep,name=vpc_prefix_ids,json=vpcPrefixIds,proto3" json:"vpc_prefix_ids,omitempty"`
+	Deleted       DeletedFilter          `protobuf:"varint,2,opt,name=deleted,proto3,enum=forge.DeletedFilter" json:"deleted,omitempty"`
 	unknownFields protoimpl.UnknownFields
 	sizeCache     protoimpl.SizeCache
 }
 
 func (x *VpcPrefixGetRequest) Reset() {
 	*x = VpcPrefixGetRequest{}
-	mi := &file_carbide_forge_vpc_proto_msgTypes[22]
+	mi := &file_carbide_forge_vpc_proto_msgTypes[26]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -1506,7 +1886,7 @@ func (x *VpcPrefixGetRequest) String() string {
 func (*VpcPrefixGetRequest) ProtoMessage() {}
 
 func (x *VpcPrefixGetRequest) ProtoReflect() protoreflect.Message {
-	mi := &file_carbide_forge_vpc_proto_msgTypes[22]
+	mi := &file_carbide_forge_vpc_proto_msgTypes[26]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -1519,7 +1899,7 @@ func (x *VpcPrefixGetRequest) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use VpcPrefixGetRequest.ProtoReflect.Descriptor instead.
 func (*VpcPrefixGetRequest) Descriptor() ([]byte, []int) {
-	return file_carbide_forge_vpc_proto_rawDescGZIP(), []int{22}
+	return file_carbide_forge_vpc_proto_rawDescGZIP(), []int{26}
 }
 
 func (x *VpcPrefixGetRequest) GetVpcPrefixIds() []*VpcPrefixId {
@@ -1527,6 +1907,13 @@ func (x *VpcPrefixGetRequest) GetVpcPrefixIds() []*VpcPrefixId {
 		return x.VpcPrefixIds
 	}
 	return nil
+}
+
+func (x *VpcPrefixGetRequest) GetDeleted() DeletedFilter {
+	if x != nil {
+		return x.Deleted
+	}
+	return DeletedFilter_DELETED_FILTER_EXCLUDE
 }
 
 type VpcPrefixList struct {
@@ -1538,7 +1925,7 @@ type VpcPrefixList struct {
 
 func (x *VpcPrefixList) Reset() {
 	*x = VpcPrefixList{}
-	mi := &file_carbide_forge_vpc_proto_msgTypes[23]
+	mi := &file_carbide_forge_vpc_proto_msgTypes[27]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -1550,7 +1937,7 @@ func (x *VpcPrefixList) String() string {
 func (*VpcPrefixList) ProtoMessage() {}
 
 func (x *VpcPrefixList) ProtoReflect() protoreflect.Message {
-	mi := &file_carbide_forge_vpc_proto_msgTypes[23]
+	mi := &file_carbide_forge_vpc_proto_msgTypes[27]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -1563,7 +1950,7 @@ func (x *VpcPrefixList) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use VpcPrefixList.ProtoReflect.Descriptor instead.
 func (*VpcPrefixList) Descriptor() ([]byte, []int) {
-	return file_carbide_forge_vpc_proto_rawDescGZIP(), []int{23}
+	return file_carbide_forge_vpc_proto_rawDescGZIP(), []int{27}
 }
 
 func (x *VpcPrefixList) GetVpcPrefixes() []*VpcPrefix {
@@ -1584,7 +1971,7 @@ type VpcPeeringCreationRequest struct {
 
 func (x *VpcPeeringCreationRequest) Reset() {
 	*x = VpcPeeringCreationRequest{}
-	mi := &file_carbide_forge_vpc_proto_msgTypes[24]
+	mi := &file_carbide_forge_vpc_proto_msgTypes[28]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -1596,7 +1983,7 @@ func (x *VpcPeeringCreationRequest) String() string {
 func (*VpcPeeringCreationRequest) ProtoMessage() {}
 
 func (x *VpcPeeringCreationRequest) ProtoReflect() protoreflect.Message {
-	mi := &file_carbide_forge_vpc_proto_msgTypes[24]
+	mi := &file_carbide_forge_vpc_proto_msgTypes[28]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -1609,7 +1996,7 @@ func (x *VpcPeeringCreationRequest) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use VpcPeeringCreationRequest.ProtoReflect.Descriptor instead.
 func (*VpcPeeringCreationRequest) Descriptor() ([]byte, []int) {
-	return file_carbide_forge_vpc_proto_rawDescGZIP(), []int{24}
+	return file_carbide_forge_vpc_proto_rawDescGZIP(), []int{28}
 }
 
 func (x *VpcPeeringCreationRequest) GetVpcId() *VpcId {
@@ -1644,7 +2031,7 @@ type VpcPeering struct {
 
 func (x *VpcPeering) Reset() {
 	*x = VpcPeering{}
-	mi := &file_carbide_forge_vpc_proto_msgTypes[25]
+	mi := &file_carbide_forge_vpc_proto_msgTypes[29]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -1656,7 +2043,7 @@ func (x *VpcPeering) String() string {
 func (*VpcPeering) ProtoMessage() {}
 
 func (x *VpcPeering) ProtoReflect() protoreflect.Message {
-	mi := &file_carbide_forge_vpc_proto_msgTypes[25]
+	mi := &file_carbide_forge_vpc_proto_msgTypes[29]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -1669,7 +2056,7 @@ func (x *VpcPeering) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use VpcPeering.ProtoReflect.Descriptor instead.
 func (*VpcPeering) Descriptor() ([]byte, []int) {
-	return file_carbide_forge_vpc_proto_rawDescGZIP(), []int{25}
+	return file_carbide_forge_vpc_proto_rawDescGZIP(), []int{29}
 }
 
 func (x *VpcPeering) GetId() *VpcPeeringId {
@@ -1702,7 +2089,7 @@ type VpcPeeringSearchFilter struct {
 
 func (x *VpcPeeringSearchFilter) Reset() {
 	*x = VpcPeeringSearchFilter{}
-	mi := &file_carbide_forge_vpc_proto_msgTypes[26]
+	mi := &file_carbide_forge_vpc_proto_msgTypes[30]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -1714,7 +2101,7 @@ func (x *VpcPeeringSearchFilter) String() string {
 func (*VpcPeeringSearchFilter) ProtoMessage() {}
 
 func (x *VpcPeeringSearchFilter) ProtoReflect() protoreflect.Message {
-	mi := &file_carbide_forge_vpc_proto_msgTypes[26]
+	mi := &file_carbide_forge_vpc_proto_msgTypes[30]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -1727,7 +2114,7 @@ func (x *VpcPeeringSearchFilter) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use VpcPeeringSearchFilter.ProtoReflect.Descriptor instead.
 func (*VpcPeeringSearchFilter) Descriptor() ([]byte, []int) {
-	return file_carbide_forge_vpc_proto_rawDescGZIP(), []int{26}
+	return file_carbide_forge_vpc_proto_rawDescGZIP(), []int{30}
 }
 
 func (x *VpcPeeringSearchFilter) GetVpcId() *VpcId {
@@ -1746,7 +2133,7 @@ type VpcPeeringIdList struct {
 
 func (x *VpcPeeringIdList) Reset() {
 	*x = VpcPeeringIdList{}
-	mi := &file_carbide_forge_vpc_proto_msgTypes[27]
+	mi := &file_carbide_forge_vpc_proto_msgTypes[31]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -1758,7 +2145,7 @@ func (x *VpcPeeringIdList) String() string {
 func (*VpcPeeringIdList) ProtoMessage() {}
 
 func (x *VpcPeeringIdList) ProtoReflect() protoreflect.Message {
-	mi := &file_carbide_forge_vpc_proto_msgTypes[27]
+	mi := &file_carbide_forge_vpc_proto_msgTypes[31]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -1771,7 +2158,7 @@ func (x *VpcPeeringIdList) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use VpcPeeringIdList.ProtoReflect.Descriptor instead.
 func (*VpcPeeringIdList) Descriptor() ([]byte, []int) {
-	return file_carbide_forge_vpc_proto_rawDescGZIP(), []int{27}
+	return file_carbide_forge_vpc_proto_rawDescGZIP(), []int{31}
 }
 
 func (x *VpcPeeringIdList) GetVpcPeeringIds() []*VpcPeeringId {
@@ -1790,7 +2177,7 @@ type VpcPeeringsByIdsRequest struct {
 
 func (x *VpcPeeringsByIdsRequest) Reset() {
 	*x = VpcPeeringsByIdsRequest{}
-	mi := &file_carbide_forge_vpc_proto_msgTypes[28]
+	mi := &file_carbide_forge_vpc_proto_msgTypes[32]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -1802,7 +2189,7 @@ func (x *VpcPeeringsByIdsRequest) String() string {
 func (*VpcPeeringsByIdsRequest) ProtoMessage() {}
 
 func (x *VpcPeeringsByIdsRequest) ProtoReflect() protoreflect.Message {
-	mi := &file_carbide_forge_vpc_proto_msgTypes[28]
+	mi := &file_carbide_forge_vpc_proto_msgTypes[32]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -1815,7 +2202,7 @@ func (x *VpcPeeringsByIdsRequest) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use VpcPeeringsByIdsRequest.ProtoReflect.Descriptor instead.
 func (*VpcPeeringsByIdsRequest) Descriptor() ([]byte, []int) {
-	return file_carbide_forge_vpc_proto_rawDescGZIP(), []int{28}
+	return file_carbide_forge_vpc_proto_rawDescGZIP(), []int{32}
 }
 
 func (x *VpcPeeringsByIdsRequest) GetVpcPeeringIds() []*VpcPeeringId {
@@ -1834,7 +2221,7 @@ type VpcPeeringList struct {
 
 func (x *VpcPeeringList) Reset() {
 	*x = VpcPeeringList{}
-	mi := &file_carbide_forge_vpc_proto_msgTypes[29]
+	mi := &file_carbide_forge_vpc_proto_msgTypes[33]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -1846,7 +2233,7 @@ func (x *VpcPeeringList) String() string {
 func (*VpcPeeringList) ProtoMessage() {}
 
 func (x *VpcPeeringList) ProtoReflect() protoreflect.Message {
-	mi := &file_carbide_forge_vpc_proto_msgTypes[29]
+	mi := &file_carbide_forge_vpc_proto_msgTypes[33]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -1859,7 +2246,7 @@ func (x *VpcPeeringList) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use VpcPeeringList.ProtoReflect.Descriptor instead.
 func (*VpcPeeringList) Descriptor() ([]byte, []int) {
-	return file_carbide_forge_vpc_proto_rawDescGZIP(), []int{29}
+	return file_carbide_forge_vpc_proto_rawDescGZIP(), []int{33}
 }
 
 func (x *VpcPeeringList) GetVpcPeerings() []*VpcPeering {
@@ -1878,7 +2265,7 @@ type VpcPeeringDeletionRequest struct {
 
 func (x *VpcPeeringDeletionRequest) Reset() {
 	*x = VpcPeeringDeletionRequest{}
-	mi := &file_carbide_forge_vpc_proto_msgTypes[30]
+	mi := &file_carbide_forge_vpc_proto_msgTypes[34]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -1890,7 +2277,7 @@ func (x *VpcPeeringDeletionRequest) String() string {
 func (*VpcPeeringDeletionRequest) ProtoMessage() {}
 
 func (x *VpcPeeringDeletionRequest) ProtoReflect() protoreflect.Message {
-	mi := &file_carbide_forge_vpc_proto_msgTypes[30]
+	mi := &file_carbide_forge_vpc_proto_msgTypes[34]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -1903,7 +2290,7 @@ func (x *VpcPeeringDeletionRequest) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use VpcPeeringDeletionRequest.ProtoReflect.Descriptor instead.
 func (*VpcPeeringDeletionRequest) Descriptor() ([]byte, []int) {
-	return file_carbide_forge_vpc_proto_rawDescGZIP(), []int{30}
+	return file_carbide_forge_vpc_proto_rawDescGZIP(), []int{34}
 }
 
 func (x *VpcPeeringDeletionRequest) GetId() *VpcPeeringId {
@@ -1921,7 +2308,7 @@ type VpcPeeringDeletionResult struct {
 
 func (x *VpcPeeringDeletionResult) Reset() {
 	*x = VpcPeeringDeletionResult{}
-	mi := &file_carbide_forge_vpc_proto_msgTypes[31]
+	mi := &file_carbide_forge_vpc_proto_msgTypes[35]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -1933,7 +2320,7 @@ func (x *VpcPeeringDeletionResult) String() string {
 func (*VpcPeeringDeletionResult) ProtoMessage() {}
 
 func (x *VpcPeeringDeletionResult) ProtoReflect() protoreflect.Message {
-	mi := &file_carbide_forge_vpc_proto_msgTypes[31]
+	mi := &file_carbide_forge_vpc_proto_msgTypes[35]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -1946,14 +2333,14 @@ func (x *VpcPeeringDeletionResult) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use VpcPeeringDeletionResult.ProtoReflect.Descriptor instead.
 func (*VpcPeeringDeletionResult) Descriptor() ([]byte, []int) {
-	return file_carbide_forge_vpc_proto_rawDescGZIP(), []int{31}
+	return file_carbide_forge_vpc_proto_rawDescGZIP(), []int{35}
 }
 
 var File_carbide_forge_vpc_proto protoreflect.FileDescriptor
 
 const file_carbide_forge_vpc_proto_rawDesc = "" +
 	"\n" +
-	"\x17carbide/forge/vpc.proto\x12\x05forge\x1a\x1acarbide/forge/common.proto\x1a\x1acarbide/forge/object.proto\x1a\x1fgoogle/protobuf/timestamp.proto\"\xf3\a\n" +
+	"\x17carbide/forge/vpc.proto\x12\x05forge\x1a\x1acarbide/forge/common.proto\x1a\x1acarbide/forge/object.proto\x1a\x1fgoogle/protobuf/timestamp.proto\"\x9d\b\n" +
 	"\x03Vpc\x12\x1d\n" +
 	"\x02id\x18\x01 \x01(\v2\r.common.VpcIdR\x02id\x122\n" +
 	"\x14tenantOrganizationId\x18\x03 \x01(\tR\x14tenantOrganizationId\x12\x18\n" +
@@ -1970,7 +2357,8 @@ const file_carbide_forge_vpc_proto_rawDesc = "" +
 	"#default_nvlink_logical_partition_id\x18\r \x01(\v2 .common.NVLinkLogicalPartitionIdH\x04R\x1fdefaultNvlinkLogicalPartitionId\x88\x01\x01\x12-\n" +
 	"\x06status\x18\x0e \x01(\v2\x10.forge.VpcStatusH\x05R\x06status\x88\x01\x01\x12\x15\n" +
 	"\x03vni\x18\x0f \x01(\rH\x06R\x03vni\x88\x01\x01\x125\n" +
-	"\x14routing_profile_type\x18\x10 \x01(\tH\aR\x12routingProfileType\x88\x01\x01B\x11\n" +
+	"\x14routing_profile_type\x18\x10 \x01(\tH\aR\x12routingProfileType\x88\x01\x01\x12(\n" +
+	"\x06config\x18\x11 \x01(\v2\x10.forge.VpcConfigR\x06configB\x11\n" +
 	"\x0f_tenantKeysetIdB\x11\n" +
 	"\x0f_deprecated_vniB\x1e\n" +
 	"\x1c_network_virtualization_typeB\x1c\n" +
@@ -1978,10 +2366,45 @@ const file_carbide_forge_vpc_proto_rawDesc = "" +
 	"$_default_nvlink_logical_partition_idB\t\n" +
 	"\a_statusB\x06\n" +
 	"\x04_vniB\x17\n" +
-	"\x15_routing_profile_typeJ\x04\b\x02\x10\x03J\x04\b\f\x10\r\"*\n" +
+	"\x15_routing_profile_typeJ\x04\b\x02\x10\x03J\x04\b\f\x10\r\"\xf4\x05\n" +
+	"\tVpcConfig\x124\n" +
+	"\x16tenant_organization_id\x18\x01 \x01(\tR\x14tenantOrganizationId\x12-\n" +
+	"\x10tenant_keyset_id\x18\x02 \x01(\tH\x00R\x0etenantKeysetId\x88\x01\x01\x12a\n" +
+	"\x1bnetwork_virtualization_type\x18\x03 \x01(\x0e2\x1c.forge.VpcVirtualizationTypeH\x01R\x19networkVirtualizationType\x88\x01\x01\x12>\n" +
+	"\x19network_security_group_id\x18\x04 \x01(\tH\x02R\x16networkSecurityGroupId\x88\x01\x01\x12s\n" +
+	"#default_nvlink_logical_partition_id\x18\x05 \x01(\v2 .common.NVLinkLogicalPartitionIdH\x03R\x1fdefaultNvlinkLogicalPartitionId\x88\x01\x01\x12\x15\n" +
+	"\x03vni\x18\x06 \x01(\rH\x04R\x03vni\x88\x01\x01\x125\n" +
+	"\x14routing_profile_type\x18\a \x01(\tH\x05R\x12routingProfileType\x88\x01\x01\x12b\n" +
+	"\x19routing_profile_overrides\x18\b \x01(\v2!.forge.VpcRoutingProfileOverridesH\x06R\x17routingProfileOverrides\x88\x01\x01B\x13\n" +
+	"\x11_tenant_keyset_idB\x1e\n" +
+	"\x1c_network_virtualization_typeB\x1c\n" +
+	"\x1a_network_security_group_idB&\n" +
+	"$_default_nvlink_logical_partition_idB\x06\n" +
+	"\x04_vniB\x17\n" +
+	"\x15_routing_profile_typeB\x1c\n" +
+	"\x1a_routing_profile_overrides\"\xd9\x06\n" +
+	"\x1aVpcRoutingProfileOverrides\x12K\n" +
+	"\x14route_target_imports\x18\x01 \x01(\v2\x14.common.RouteTargetsH\x00R\x12routeTargetImports\x88\x01\x01\x12R\n" +
+	"\x18route_targets_on_exports\x18\x02 \x01(\v2\x14.common.RouteTargetsH\x01R\x15routeTargetsOnExports\x88\x01\x01\x12K\n" +
+	" leak_default_route_from_underlay\x18\x03 \x01(\bH\x02R\x1cleakDefaultRouteFromUnderlay\x88\x01\x01\x12P\n" +
+	"#leak_tenant_host_routes_to_underlay\x18\x04 \x01(\bH\x03R\x1eleakTenantHostRoutesToUnderlay\x88\x01\x01\x12L\n" +
+	" tenant_leak_communities_accepted\x18\x05 \x01(\bH\x04R\x1dtenantLeakCommunitiesAccepted\x88\x01\x01\x12f\n" +
+	"\x1caccepted_leaks_from_underlay\x18\x06 \x01(\v2 .forge.PrefixFilterPolicyEntriesH\x05R\x19acceptedLeaksFromUnderlay\x88\x01\x01\x12_\n" +
+	"\x18allowed_anycast_prefixes\x18\a \x01(\v2 .forge.PrefixFilterPolicyEntriesH\x06R\x16allowedAnycastPrefixes\x88\x01\x01B\x17\n" +
+	"\x15_route_target_importsB\x1b\n" +
+	"\x19_route_targets_on_exportsB#\n" +
+	"!_leak_default_route_from_underlayB&\n" +
+	"$_leak_tenant_host_routes_to_underlayB#\n" +
+	"!_tenant_leak_communities_acceptedB\x1f\n" +
+	"\x1d_accepted_leaks_from_underlayB\x1b\n" +
+	"\x19_allowed_anycast_prefixes\"S\n" +
+	"\x19PrefixFilterPolicyEntries\x126\n" +
+	"\x06values\x18\x01 \x03(\v2\x1e.forge.PrefixFilterPolicyEntryR\x06values\"1\n" +
+	"\x17PrefixFilterPolicyEntry\x12\x16\n" +
+	"\x06prefix\x18\x01 \x01(\tR\x06prefix\"*\n" +
 	"\tVpcStatus\x12\x15\n" +
 	"\x03vni\x18\x01 \x01(\rH\x00R\x03vni\x88\x01\x01B\x06\n" +
-	"\x04_vni\"\xd9\x05\n" +
+	"\x04_vni\"\xdb\x06\n" +
 	"\x12VpcCreationRequest\x122\n" +
 	"\x14tenantOrganizationId\x18\x03 \x01(\tR\x14tenantOrganizationId\x12+\n" +
 	"\x0etenantKeysetId\x18\x04 \x01(\tH\x00R\x0etenantKeysetId\x88\x01\x01\x12a\n" +
@@ -1991,23 +2414,27 @@ const file_carbide_forge_vpc_proto_rawDesc = "" +
 	"\x19network_security_group_id\x18\r \x01(\tH\x03R\x16networkSecurityGroupId\x88\x01\x01\x12s\n" +
 	"#default_nvlink_logical_partition_id\x18\x0e \x01(\v2 .common.NVLinkLogicalPartitionIdH\x04R\x1fdefaultNvlinkLogicalPartitionId\x88\x01\x01\x12\x15\n" +
 	"\x03vni\x18\x0f \x01(\rH\x05R\x03vni\x88\x01\x01\x125\n" +
-	"\x14routing_profile_type\x18\x11 \x01(\tH\x06R\x12routingProfileType\x88\x01\x01B\x11\n" +
+	"\x14routing_profile_type\x18\x11 \x01(\tH\x06R\x12routingProfileType\x88\x01\x01\x12b\n" +
+	"\x19routing_profile_overrides\x18\x12 \x01(\v2!.forge.VpcRoutingProfileOverridesH\aR\x17routingProfileOverrides\x88\x01\x01B\x11\n" +
 	"\x0f_tenantKeysetIdB\x1e\n" +
 	"\x1c_network_virtualization_typeB\x05\n" +
 	"\x03_idB\x1c\n" +
 	"\x1a_network_security_group_idB&\n" +
 	"$_default_nvlink_logical_partition_idB\x06\n" +
 	"\x04_vniB\x17\n" +
-	"\x15_routing_profile_typeJ\x04\b\x02\x10\x03J\x04\b\x10\x10\x11\"\xaf\x03\n" +
+	"\x15_routing_profile_typeB\x1c\n" +
+	"\x1a_routing_profile_overridesJ\x04\b\x02\x10\x03J\x04\b\x10\x10\x11\"\xb1\x04\n" +
 	"\x10VpcUpdateRequest\x12\x1d\n" +
 	"\x02id\x18\x01 \x01(\v2\r.common.VpcIdR\x02id\x12-\n" +
 	"\x10if_version_match\x18\x02 \x01(\tH\x00R\x0eifVersionMatch\x88\x01\x01\x12+\n" +
 	"\bmetadata\x18\x06 \x01(\v2\x0f.forge.MetadataR\bmetadata\x12>\n" +
 	"\x19network_security_group_id\x18\x11 \x01(\tH\x01R\x16networkSecurityGroupId\x88\x01\x01\x12s\n" +
-	"#default_nvlink_logical_partition_id\x18\x12 \x01(\v2 .common.NVLinkLogicalPartitionIdH\x02R\x1fdefaultNvlinkLogicalPartitionId\x88\x01\x01B\x13\n" +
+	"#default_nvlink_logical_partition_id\x18\x12 \x01(\v2 .common.NVLinkLogicalPartitionIdH\x02R\x1fdefaultNvlinkLogicalPartitionId\x88\x01\x01\x12b\n" +
+	"\x19routing_profile_overrides\x18\x13 \x01(\v2!.forge.VpcRoutingProfileOverridesH\x03R\x17routingProfileOverrides\x88\x01\x01B\x13\n" +
 	"\x11_if_version_matchB\x1c\n" +
 	"\x1a_network_security_group_idB&\n" +
-	"$_default_nvlink_logical_partition_idJ\x04\b\x03\x10\x04J\x04\b\x04\x10\x05J\x04\b\x05\x10\x06\"/\n" +
+	"$_default_nvlink_logical_partition_idB\x1c\n" +
+	"\x1a_routing_profile_overridesJ\x04\b\x03\x10\x04J\x04\b\x04\x10\x05J\x04\b\x05\x10\x06\"/\n" +
 	"\x0fVpcUpdateResult\x12\x1c\n" +
 	"\x03vpc\x18\x01 \x01(\v2\n" +
 	".forge.VpcR\x03vpc\"\x86\x02\n" +
@@ -2046,12 +2473,14 @@ const file_carbide_forge_vpc_proto_rawDesc = "" +
 	"\bmetadata\x18\n" +
 	" \x01(\v2\x0f.forge.MetadataR\bmetadataJ\x04\b\x03\x10\x04J\x04\b\x05\x10\x06\")\n" +
 	"\x0fVpcPrefixConfig\x12\x16\n" +
-	"\x06prefix\x18\x01 \x01(\tR\x06prefix\"\xe5\x01\n" +
+	"\x06prefix\x18\x01 \x01(\tR\x06prefix\"\xd2\x02\n" +
 	"\x0fVpcPrefixStatus\x12*\n" +
 	"\x11total_31_segments\x18\x01 \x01(\rR\x0ftotal31Segments\x122\n" +
 	"\x15available_31_segments\x18\x02 \x01(\rR\x13available31Segments\x124\n" +
 	"\x16total_linknet_segments\x18\x03 \x01(\x04R\x14totalLinknetSegments\x12<\n" +
-	"\x1aavailable_linknet_segments\x18\x04 \x01(\x04R\x18availableLinknetSegments\"\xf2\x01\n" +
+	"\x1aavailable_linknet_segments\x18\x04 \x01(\x04R\x18availableLinknetSegments\x124\n" +
+	"\tlifecycle\x18\x05 \x01(\v2\x16.forge.LifecycleStatusR\tlifecycle\x125\n" +
+	"\ftenant_state\x18\x06 \x01(\x0e2\x12.forge.TenantStateR\vtenantState\"\xf2\x01\n" +
 	"\x18VpcPrefixCreationRequest\x12(\n" +
 	"\x02id\x18\x01 \x01(\v2\x13.common.VpcPrefixIdH\x00R\x02id\x88\x01\x01\x12\x16\n" +
 	"\x06prefix\x18\x02 \x01(\tR\x06prefix\x12$\n" +
@@ -2067,22 +2496,24 @@ const file_carbide_forge_vpc_proto_rawDesc = "" +
 	"\a_prefixJ\x04\b\x03\x10\x04\"?\n" +
 	"\x18VpcPrefixDeletionRequest\x12#\n" +
 	"\x02id\x18\x01 \x01(\v2\x13.common.VpcPrefixIdR\x02id\"\x19\n" +
-	"\x17VpcPrefixDeletionResult\"\xdf\x02\n" +
+	"\x17VpcPrefixDeletionResult\"\x8f\x03\n" +
 	"\x14VpcPrefixSearchQuery\x12)\n" +
 	"\x06vpc_id\x18\x01 \x01(\v2\r.common.VpcIdH\x00R\x05vpcId\x88\x01\x01\x12B\n" +
 	"\x10tenant_prefix_id\x18\x02 \x01(\v2\x13.common.VpcPrefixIdH\x01R\x0etenantPrefixId\x88\x01\x01\x12\x17\n" +
 	"\x04name\x18\x03 \x01(\tH\x02R\x04name\x88\x01\x01\x12&\n" +
 	"\fprefix_match\x18\x04 \x01(\tH\x03R\vprefixMatch\x88\x01\x01\x12G\n" +
-	"\x11prefix_match_type\x18\x05 \x01(\x0e2\x16.forge.PrefixMatchTypeH\x04R\x0fprefixMatchType\x88\x01\x01B\t\n" +
+	"\x11prefix_match_type\x18\x05 \x01(\x0e2\x16.forge.PrefixMatchTypeH\x04R\x0fprefixMatchType\x88\x01\x01\x12.\n" +
+	"\adeleted\x18\x06 \x01(\x0e2\x14.forge.DeletedFilterR\adeletedB\t\n" +
 	"\a_vpc_idB\x13\n" +
 	"\x11_tenant_prefix_idB\a\n" +
 	"\x05_nameB\x0f\n" +
 	"\r_prefix_matchB\x14\n" +
 	"\x12_prefix_match_type\"L\n" +
 	"\x0fVpcPrefixIdList\x129\n" +
-	"\x0evpc_prefix_ids\x18\x01 \x03(\v2\x13.common.VpcPrefixIdR\fvpcPrefixIds\"P\n" +
+	"\x0evpc_prefix_ids\x18\x01 \x03(\v2\x13.common.VpcPrefixIdR\fvpcPrefixIds\"\x80\x01\n" +
 	"\x13VpcPrefixGetRequest\x129\n" +
-	"\x0evpc_prefix_ids\x18\x01 \x03(\v2\x13.common.VpcPrefixIdR\fvpcPrefixIds\"D\n" +
+	"\x0evpc_prefix_ids\x18\x01 \x03(\v2\x13.common.VpcPrefixIdR\fvpcPrefixIds\x12.\n" +
+	"\adeleted\x18\x02 \x01(\x0e2\x14.forge.DeletedFilterR\adeleted\"D\n" +
 	"\rVpcPrefixList\x123\n" +
 	"\fvpc_prefixes\x18\x01 \x03(\v2\x10.forge.VpcPrefixR\vvpcPrefixes\"\xa2\x01\n" +
 	"\x19VpcPeeringCreationRequest\x12$\n" +
@@ -2114,7 +2545,11 @@ const file_carbide_forge_vpc_proto_rawDesc = "" +
 	"\n" +
 	"\x06FNN_L3\x10\x04\x12\a\n" +
 	"\x03FNN\x10\x05\x12\b\n" +
-	"\x04FLAT\x10\x06*Q\n" +
+	"\x04FLAT\x10\x06*`\n" +
+	"\rDeletedFilter\x12\x1a\n" +
+	"\x16DELETED_FILTER_EXCLUDE\x10\x00\x12\x17\n" +
+	"\x13DELETED_FILTER_ONLY\x10\x01\x12\x1a\n" +
+	"\x16DELETED_FILTER_INCLUDE\x10\x02*Q\n" +
 	"\x0fPrefixMatchType\x12\x10\n" +
 	"\fPREFIX_EXACT\x10\x00\x12\x13\n" +
 	"\x0fPREFIX_CONTAINS\x10\x01\x12\x17\n" +
@@ -2132,110 +2567,133 @@ func file_carbide_forge_vpc_proto_rawDescGZIP() []byte {
 	return file_carbide_forge_vpc_proto_rawDescData
 }
 
-var file_carbide_forge_vpc_proto_enumTypes = make([]protoimpl.EnumInfo, 2)
-var file_carbide_forge_vpc_proto_msgTypes = make([]protoimpl.MessageInfo, 32)
+var file_carbide_forge_vpc_proto_enumTypes = make([]protoimpl.EnumInfo, 3)
+var file_carbide_forge_vpc_proto_msgTypes = make([]protoimpl.MessageInfo, 36)
 var file_carbide_forge_vpc_proto_goTypes = []any{
 	(VpcVirtualizationType)(0),             // 0: forge.VpcVirtualizationType
-	(PrefixMatchType)(0),                   // 1: forge.PrefixMatchType
-	(*Vpc)(nil),                            // 2: forge.Vpc
-	(*VpcStatus)(nil),                      // 3: forge.VpcStatus
-	(*VpcCreationRequest)(nil),             // 4: forge.VpcCreationRequest
-	(*VpcUpdateRequest)(nil),               // 5: forge.VpcUpdateRequest
-	(*VpcUpdateResult)(nil),                // 6: forge.VpcUpdateResult
-	(*VpcUpdateVirtualizationRequest)(nil), // 7: forge.VpcUpdateVirtualizationRequest
-	(*VpcUpdateVirtualizationResult)(nil),  // 8: forge.VpcUpdateVirtualizationResult
-	(*VpcDeletionRequest)(nil),             // 9: forge.VpcDeletionRequest
-	(*VpcDeletionResult)(nil),              // 10: forge.VpcDeletionResult
-	(*VpcSearchFilter)(nil),                // 11: forge.VpcSearchFilter
-	(*VpcIdList)(nil),                      // 12: forge.VpcIdList
-	(*VpcsByIdsRequest)(nil),               // 13: forge.VpcsByIdsRequest
-	(*VpcList)(nil),                        // 14: forge.VpcList
-	(*VpcPrefix)(nil),                      // 15: forge.VpcPrefix
-	(*VpcPrefixConfig)(nil),                // 16: forge.VpcPrefixConfig
-	(*VpcPrefixStatus)(nil),                // 17: forge.VpcPrefixStatus
-	(*VpcPrefixCreationRequest)(nil),       // 18: forge.VpcPrefixCreationRequest
-	(*VpcPrefixUpdateRequest)(nil),         // 19: forge.VpcPrefixUpdateRequest
-	(*VpcPrefixDeletionRequest)(nil),       // 20: forge.VpcPrefixDeletionRequest
-	(*VpcPrefixDeletionResult)(nil),        // 21: forge.VpcPrefixDeletionResult
-	(*VpcPrefixSearchQuery)(nil),           // 22: forge.VpcPrefixSearchQuery
-	(*VpcPrefixIdList)(nil),                // 23: forge.VpcPrefixIdList
-	(*VpcPrefixGetRequest)(nil),            // 24: forge.VpcPrefixGetRequest
-	(*VpcPrefixList)(nil),                  // 25: forge.VpcPrefixList
-	(*VpcPeeringCreationRequest)(nil),      // 26: forge.VpcPeeringCreationRequest
-	(*VpcPeering)(nil),                     // 27: forge.VpcPeering
-	(*VpcPeeringSearchFilter)(nil),         // 28: forge.VpcPeeringSearchFilter
-	(*VpcPeeringIdList)(nil),               // 29: forge.VpcPeeringIdList
-	(*VpcPeeringsByIdsRequest)(nil),        // 30: forge.VpcPeeringsByIdsRequest
-	(*VpcPeeringList)(nil),                 // 31: forge.VpcPeeringList
-	(*VpcPeeringDeletionRequest)(nil),      // 32: forge.VpcPeeringDeletionRequest
-	(*VpcPeeringDeletionResult)(nil),       // 33: forge.VpcPeeringDeletionResult
-	(*VpcId)(nil),                          // 34: common.VpcId
-	(*timestamppb.Timestamp)(nil),          // 35: google.protobuf.Timestamp
-	(*Metadata)(nil),                       // 36: forge.Metadata
-	(*NVLinkLogicalPartitionId)(nil),       // 37: common.NVLinkLogicalPartitionId
-	(*Label)(nil),                          // 38: forge.Label
-	(*VpcPrefixId)(nil),                    // 39: common.VpcPrefixId
-	(*VpcPeeringId)(nil),                   // 40: common.VpcPeeringId
+	(DeletedFilter)(0),                     // 1: forge.DeletedFilter
+	(PrefixMatchType)(0),                   // 2: forge.PrefixMatchType
+	(*Vpc)(nil),                            // 3: forge.Vpc
+	(*VpcConfig)(nil),                      // 4: forge.VpcConfig
+	(*VpcRoutingProfileOverrides)(nil),     // 5: forge.VpcRoutingProfileOverrides
+	(*PrefixFilterPolicyEntries)(nil),      // 6: forge.PrefixFilterPolicyEntries
+	(*PrefixFilterPolicyEntry)(nil),        // 7: forge.PrefixFilterPolicyEntry
+	(*VpcStatus)(nil),                      // 8: forge.VpcStatus
+	(*VpcCreationRequest)(nil),             // 9: forge.VpcCreationRequest
+	(*VpcUpdateRequest)(nil),               // 10: forge.VpcUpdateRequest
+	(*VpcUpdateResult)(nil),                // 11: forge.VpcUpdateResult
+	(*VpcUpdateVirtualizationRequest)(nil), // 12: forge.VpcUpdateVirtualizationRequest
+	(*VpcUpdateVirtualizationResult)(nil),  // 13: forge.VpcUpdateVirtualizationResult
+	(*VpcDeletionRequest)(nil),             // 14: forge.VpcDeletionRequest
+	(*VpcDeletionResult)(nil),              // 15: forge.VpcDeletionResult
+	(*VpcSearchFilter)(nil),                // 16: forge.VpcSearchFilter
+	(*VpcIdList)(nil),                      // 17: forge.VpcIdList
+	(*VpcsByIdsRequest)(nil),               // 18: forge.VpcsByIdsRequest
+	(*VpcList)(nil),                        // 19: forge.VpcList
+	(*VpcPrefix)(nil),                      // 20: forge.VpcPrefix
+	(*VpcPrefixConfig)(nil),                // 21: forge.VpcPrefixConfig
+	(*VpcPrefixStatus)(nil),                // 22: forge.VpcPrefixStatus
+	(*VpcPrefixCreationRequest)(nil),       // 23: forge.VpcPrefixCreationRequest
+	(*VpcPrefixUpdateRequest)(nil),         // 24: forge.VpcPrefixUpdateRequest
+	(*VpcPrefixDeletionRequest)(nil),       // 25: forge.VpcPrefixDeletionRequest
+	(*VpcPrefixDeletionResult)(nil),        // 26: forge.VpcPrefixDeletionResult
+	(*VpcPrefixSearchQuery)(nil),           // 27: forge.VpcPrefixSearchQuery
+	(*VpcPrefixIdList)(nil),                // 28: forge.VpcPrefixIdList
+	(*VpcPrefixGetRequest)(nil),            // 29: forge.VpcPrefixGetRequest
+	(*VpcPrefixList)(nil),                  // 30: forge.VpcPrefixList
+	(*VpcPeeringCreationRequest)(nil),      // 31: forge.VpcPeeringCreationRequest
+	(*VpcPeering)(nil),                     // 32: forge.VpcPeering
+	(*VpcPeeringSearchFilter)(nil),         // 33: forge.VpcPeeringSearchFilter
+	(*VpcPeeringIdList)(nil),               // 34: forge.VpcPeeringIdList
+	(*VpcPeeringsByIdsRequest)(nil),        // 35: forge.VpcPeeringsByIdsRequest
+	(*VpcPeeringList)(nil),                 // 36: forge.VpcPeeringList
+	(*VpcPeeringDeletionRequest)(nil),      // 37: forge.VpcPeeringDeletionRequest
+	(*VpcPeeringDeletionResult)(nil),       // 38: forge.VpcPeeringDeletionResult
+	(*VpcId)(nil),                          // 39: common.VpcId
+	(*timestamppb.Timestamp)(nil),          // 40: google.protobuf.Timestamp
+	(*Metadata)(nil),                       // 41: forge.Metadata
+	(*NVLinkLogicalPartitionId)(nil),       // 42: common.NVLinkLogicalPartitionId
+	(*RouteTargets)(nil),                   // 43: common.RouteTargets
+	(*Label)(nil),                          // 44: forge.Label
+	(*VpcPrefixId)(nil),                    // 45: common.VpcPrefixId
+	(*LifecycleStatus)(nil),                // 46: forge.LifecycleStatus
+	(TenantState)(0),                       // 47: forge.TenantState
+	(*VpcPeeringId)(nil),                   // 48: common.VpcPeeringId
 }
 var file_carbide_forge_vpc_proto_depIdxs = []int32{
-	34, // 0: forge.Vpc.id:type_name -> common.VpcId
-	35, // 1: forge.Vpc.created:type_name -> google.protobuf.Timestamp
-	35, // 2: forge.Vpc.updated:type_name -> google.protobuf.Timestamp
-	35, // 3: forge.Vpc.deleted:type_name -> google.protobuf.Timestamp
+	39, // 0: forge.Vpc.id:type_name -> common.VpcId
+	40, // 1: forge.Vpc.created:type_name -> google.protobuf.Timestamp
+	40, // 2: forge.Vpc.updated:type_name -> google.protobuf.Timestamp
+	40, // 3: forge.Vpc.deleted:type_name -> google.protobuf.Timestamp
 	0,  // 4: forge.Vpc.network_virtualization_type:type_name -> forge.VpcVirtualizationType
-	36, // 5: forge.Vpc.metadata:type_name -> forge.Metadata
-	37, // 6: forge.Vpc.default_nvlink_logical_partition_id:type_name -> common.NVLinkLogicalPartitionId
-	3,  // 7: forge.Vpc.status:type_name -> forge.VpcStatus
-	0,  // 8: forge.VpcCreationRequest.network_virtualization_type:type_name -> forge.VpcVirtualizationType
-	34, // 9: forge.VpcCreationRequest.id:type_name -> common.VpcId
-	36, // 10: forge.VpcCreationRequest.metadata:type_name -> forge.Metadata
-	37, // 11: forge.VpcCreationRequest.default_nvlink_logical_partition_id:type_name -> common.NVLinkLogicalPartitionId
-	34, // 12: forge.VpcUpdateRequest.id:type_name -> common.VpcId
-	36, // 13: forge.VpcUpdateRequest.metadata:type_name -> forge.Metadata
-	37, // 14: forge.VpcUpdateRequest.default_nvlink_logical_partition_id:type_name -> common.NVLinkLogicalPartitionId
-	2,  // 15: forge.VpcUpdateResult.vpc:type_name -> forge.Vpc
-	34, // 16: forge.VpcUpdateVirtualizationRequest.id:type_name -> common.VpcId
-	0,  // 17: forge.VpcUpdateVirtualizationRequest.network_virtualization_type:type_name -> forge.VpcVirtualizationType
-	34, // 18: forge.VpcDeletionRequest.id:type_name -> common.VpcId
-	38, // 19: forge.VpcSearchFilter.label:type_name -> forge.Label
-	34, // 20: forge.VpcIdList.vpc_ids:type_name -> common.VpcId
-	34, // 21: forge.VpcsByIdsRequest.vpc_ids:type_name -> common.VpcId
-	2,  // 22: forge.VpcList.vpcs:type_name -> forge.Vpc
-	39, // 23: forge.VpcPrefix.id:type_name -> common.VpcPrefixId
-	34, // 24: forge.VpcPrefix.vpc_id:type_name -> common.VpcId
-	16, // 25: forge.VpcPrefix.config:type_name -> forge.VpcPrefixConfig
-	17, // 26: forge.VpcPrefix.status:type_name -> forge.VpcPrefixStatus
-	36, // 27: forge.VpcPrefix.metadata:type_name -> forge.Metadata
-	39, // 28: forge.VpcPrefixCreationRequest.id:type_name -> common.VpcPrefixId
-	34, // 29: forge.VpcPrefixCreationRequest.vpc_id:type_name -> common.VpcId
-	16, // 30: forge.VpcPrefixCreationRequest.config:type_name -> forge.VpcPrefixConfig
-	36, // 31: forge.VpcPrefixCreationRequest.metadata:type_name -> forge.Metadata
-	39, // 32: forge.VpcPrefixUpdateRequest.id:type_name -> common.VpcPrefixId
-	16, // 33: forge.VpcPrefixUpdateRequest.config:type_name -> forge.VpcPrefixConfig
-	36, // 34: forge.VpcPrefixUpdateRequest.metadata:type_name -> forge.Metadata
-	39, // 35: forge.VpcPrefixDeletionRequest.id:type_name -> common.VpcPrefixId
-	34, // 36: forge.VpcPrefixSearchQuery.vpc_id:type_name -> common.VpcId
-	39, // 37: forge.VpcPrefixSearchQuery.tenant_prefix_id:type_name -> common.VpcPrefixId
-	1,  // 38: forge.VpcPrefixSearchQuery.prefix_match_type:type_name -> forge.PrefixMatchType
-	39, // 39: forge.VpcPrefixIdList.vpc_prefix_ids:type_name -> common.VpcPrefixId
-	39, // 40: forge.VpcPrefixGetRequest.vpc_prefix_ids:type_name -> common.VpcPrefixId
-	15, // 41: forge.VpcPrefixList.vpc_prefixes:type_name -> forge.VpcPrefix
-	34, // 42: forge.VpcPeeringCreationRequest.vpc_id:type_name -> common.VpcId
-	34, // 43: forge.VpcPeeringCreationRequest.peer_vpc_id:type_name -> common.VpcId
-	40, // 44: forge.VpcPeeringCreationRequest.id:type_name -> common.VpcPeeringId
-	40, // 45: forge.VpcPeering.id:type_name -> common.VpcPeeringId
-	34, // 46: forge.VpcPeering.vpc_id:type_name -> common.VpcId
-	34, // 47: forge.VpcPeering.peer_vpc_id:type_name -> common.VpcId
-	34, // 48: forge.VpcPeeringSearchFilter.vpc_id:type_name -> common.VpcId
-	40, // 49: forge.VpcPeeringIdList.vpc_peering_ids:type_name -> common.VpcPeeringId
-	40, // 50: forge.VpcPeeringsByIdsRequest.vpc_peering_ids:type_name -> common.VpcPeeringId
-	27, // 51: forge.VpcPeeringList.vpc_peerings:type_name -> forge.VpcPeering
-	40, // 52: forge.VpcPeeringDeletionRequest.id:type_name -> common.VpcPeeringId
-	53, // [53:53] is the sub-list for method output_type
-	53, // [53:53] is the sub-list for method input_type
-	53, // [53:53] is the sub-list for extension type_name
-	53, // [53:53] is the sub-list for extension extendee
-	0,  // [0:53] is the sub-list for field type_name
+	41, // 5: forge.Vpc.metadata:type_name -> forge.Metadata
+	42, // 6: forge.Vpc.default_nvlink_logical_partition_id:type_name -> common.NVLinkLogicalPartitionId
+	8,  // 7: forge.Vpc.status:type_name -> forge.VpcStatus
+	4,  // 8: forge.Vpc.config:type_name -> forge.VpcConfig
+	0,  // 9: forge.VpcConfig.network_virtualization_type:type_name -> forge.VpcVirtualizationType
+	42, // 10: forge.VpcConfig.default_nvlink_logical_partition_id:type_name -> common.NVLinkLogicalPartitionId
+	5,  // 11: forge.VpcConfig.routing_profile_overrides:type_name -> forge.VpcRoutingProfileOverrides
+	43, // 12: forge.VpcRoutingProfileOverrides.route_target_imports:type_name -> common.RouteTargets
+	43, // 13: forge.VpcRoutingProfileOverrides.route_targets_on_exports:type_name -> common.RouteTargets
+	6,  // 14: forge.VpcRoutingProfileOverrides.accepted_leaks_from_underlay:type_name -> forge.PrefixFilterPolicyEntries
+	6,  // 15: forge.VpcRoutingProfileOverrides.allowed_anycast_prefixes:type_name -> forge.PrefixFilterPolicyEntries
+	7,  // 16: forge.PrefixFilterPolicyEntries.values:type_name -> forge.PrefixFilterPolicyEntry
+	0,  // 17: forge.VpcCreationRequest.network_virtualization_type:type_name -> forge.VpcVirtualizationType
+	39, // 18: forge.VpcCreationRequest.id:type_name -> common.VpcId
+	41, // 19: forge.VpcCreationRequest.metadata:type_name -> forge.Metadata
+	42, // 20: forge.VpcCreationRequest.default_nvlink_logical_partition_id:type_name -> common.NVLinkLogicalPartitionId
+	5,  // 21: forge.VpcCreationRequest.routing_profile_overrides:type_name -> forge.VpcRoutingProfileOverrides
+	39, // 22: forge.VpcUpdateRequest.id:type_name -> common.VpcId
+	41, // 23: forge.VpcUpdateRequest.metadata:type_name -> forge.Metadata
+	42, // 24: forge.VpcUpdateRequest.default_nvlink_logical_partition_id:type_name -> common.NVLinkLogicalPartitionId
+	5,  // 25: forge.VpcUpdateRequest.routing_profile_overrides:type_name -> forge.VpcRoutingProfileOverrides
+	3,  // 26: forge.VpcUpdateResult.vpc:type_name -> forge.Vpc
+	39, // 27: forge.VpcUpdateVirtualizationRequest.id:type_name -> common.VpcId
+	0,  // 28: forge.VpcUpdateVirtualizationRequest.network_virtualization_type:type_name -> forge.VpcVirtualizationType
+	39, // 29: forge.VpcDeletionRequest.id:type_name -> common.VpcId
+	44, // 30: forge.VpcSearchFilter.label:type_name -> forge.Label
+	39, // 31: forge.VpcIdList.vpc_ids:type_name -> common.VpcId
+	39, // 32: forge.VpcsByIdsRequest.vpc_ids:type_name -> common.VpcId
+	3,  // 33: forge.VpcList.vpcs:type_name -> forge.Vpc
+	45, // 34: forge.VpcPrefix.id:type_name -> common.VpcPrefixId
+	39, // 35: forge.VpcPrefix.vpc_id:type_name -> common.VpcId
+	21, // 36: forge.VpcPrefix.config:type_name -> forge.VpcPrefixConfig
+	22, // 37: forge.VpcPrefix.status:type_name -> forge.VpcPrefixStatus
+	41, // 38: forge.VpcPrefix.metadata:type_name -> forge.Metadata
+	46, // 39: forge.VpcPrefixStatus.lifecycle:type_name -> forge.LifecycleStatus
+	47, // 40: forge.VpcPrefixStatus.tenant_state:type_name -> forge.TenantState
+	45, // 41: forge.VpcPrefixCreationRequest.id:type_name -> common.VpcPrefixId
+	39, // 42: forge.VpcPrefixCreationRequest.vpc_id:type_name -> common.VpcId
+	21, // 43: forge.VpcPrefixCreationRequest.config:type_name -> forge.VpcPrefixConfig
+	41, // 44: forge.VpcPrefixCreationRequest.metadata:type_name -> forge.Metadata
+	45, // 45: forge.VpcPrefixUpdateRequest.id:type_name -> common.VpcPrefixId
+	21, // 46: forge.VpcPrefixUpdateRequest.config:type_name -> forge.VpcPrefixConfig
+	41, // 47: forge.VpcPrefixUpdateRequest.metadata:type_name -> forge.Metadata
+	45, // 48: forge.VpcPrefixDeletionRequest.id:type_name -> common.VpcPrefixId
+	39, // 49: forge.VpcPrefixSearchQuery.vpc_id:type_name -> common.VpcId
+	45, // 50: forge.VpcPrefixSearchQuery.tenant_prefix_id:type_name -> common.VpcPrefixId
+	2,  // 51: forge.VpcPrefixSearchQuery.prefix_match_type:type_name -> forge.PrefixMatchType
+	1,  // 52: forge.VpcPrefixSearchQuery.deleted:type_name -> forge.DeletedFilter
+	45, // 53: forge.VpcPrefixIdList.vpc_prefix_ids:type_name -> common.VpcPrefixId
+	45, // 54: forge.VpcPrefixGetRequest.vpc_prefix_ids:type_name -> common.VpcPrefixId
+	1,  // 55: forge.VpcPrefixGetRequest.deleted:type_name -> forge.DeletedFilter
+	20, // 56: forge.VpcPrefixList.vpc_prefixes:type_name -> forge.VpcPrefix
+	39, // 57: forge.VpcPeeringCreationRequest.vpc_id:type_name -> common.VpcId
+	39, // 58: forge.VpcPeeringCreationRequest.peer_vpc_id:type_name -> common.VpcId
+	48, // 59: forge.VpcPeeringCreationRequest.id:type_name -> common.VpcPeeringId
+	48, // 60: forge.VpcPeering.id:type_name -> common.VpcPeeringId
+	39, // 61: forge.VpcPeering.vpc_id:type_name -> common.VpcId
+	39, // 62: forge.VpcPeering.peer_vpc_id:type_name -> common.VpcId
+	39, // 63: forge.VpcPeeringSearchFilter.vpc_id:type_name -> common.VpcId
+	48, // 64: forge.VpcPeeringIdList.vpc_peering_ids:type_name -> common.VpcPeeringId
+	48, // 65: forge.VpcPeeringsByIdsRequest.vpc_peering_ids:type_name -> common.VpcPeeringId
+	32, // 66: forge.VpcPeeringList.vpc_peerings:type_name -> forge.VpcPeering
+	48, // 67: forge.VpcPeeringDeletionRequest.id:type_name -> common.VpcPeeringId
+	68, // [68:68] is the sub-list for method output_type
+	68, // [68:68] is the sub-list for method input_type
+	68, // [68:68] is the sub-list for extension type_name
+	68, // [68:68] is the sub-list for extension extendee
+	0,  // [0:68] is the sub-list for field type_name
 }
 
 func init() { file_carbide_forge_vpc_proto_init() }
@@ -2248,21 +2706,23 @@ func file_carbide_forge_vpc_proto_init() {
 	file_carbide_forge_vpc_proto_msgTypes[0].OneofWrappers = []any{}
 	file_carbide_forge_vpc_proto_msgTypes[1].OneofWrappers = []any{}
 	file_carbide_forge_vpc_proto_msgTypes[2].OneofWrappers = []any{}
-	file_carbide_forge_vpc_proto_msgTypes[3].OneofWrappers = []any{}
 	file_carbide_forge_vpc_proto_msgTypes[5].OneofWrappers = []any{}
+	file_carbide_forge_vpc_proto_msgTypes[6].OneofWrappers = []any{}
+	file_carbide_forge_vpc_proto_msgTypes[7].OneofWrappers = []any{}
 	file_carbide_forge_vpc_proto_msgTypes[9].OneofWrappers = []any{}
-	file_carbide_forge_vpc_proto_msgTypes[16].OneofWrappers = []any{}
-	file_carbide_forge_vpc_proto_msgTypes[17].OneofWrappers = []any{}
+	file_carbide_forge_vpc_proto_msgTypes[13].OneofWrappers = []any{}
 	file_carbide_forge_vpc_proto_msgTypes[20].OneofWrappers = []any{}
+	file_carbide_forge_vpc_proto_msgTypes[21].OneofWrappers = []any{}
 	file_carbide_forge_vpc_proto_msgTypes[24].OneofWrappers = []any{}
-	file_carbide_forge_vpc_proto_msgTypes[26].OneofWrappers = []any{}
+	file_carbide_forge_vpc_proto_msgTypes[28].OneofWrappers = []any{}
+	file_carbide_forge_vpc_proto_msgTypes[30].OneofWrappers = []any{}
 	type x struct{}
 	out := protoimpl.TypeBuilder{
 		File: protoimpl.DescBuilder{
 			GoPackagePath: reflect.TypeOf(x{}).PkgPath(),
 			RawDescriptor: unsafe.Slice(unsafe.StringData(file_carbide_forge_vpc_proto_rawDesc), len(file_carbide_forge_vpc_proto_rawDesc)),
-			NumEnums:      2,
-			NumMessages:   32,
+			NumEnums:      3,
+			NumMessages:   36,
 			NumExtensions: 0,
 			NumServices:   0,
 		},
