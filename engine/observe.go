@@ -157,6 +157,9 @@ func (e *Engine) observe(ctx context.Context, set *providers.Set, at map[plan.Pl
 			for i := range things {
 				kind.Normalize(things[i].Spec)
 			}
+			if err == nil {
+				err = untold(kind, things)
+			}
 			results <- seen{p, things, time.Since(begin), err}
 		})
 	}
@@ -173,6 +176,19 @@ func (e *Engine) observe(ctx context.Context, set *providers.Set, at map[plan.Pl
 		e.o.Emit(event.Observed{Scope: s.at.Scope, Kind: s.at.Kind, Things: len(s.things), Took: s.took, Err: s.err})
 	}
 	return o
+}
+
+// untold fails with Unsupported when the far side leaves out, in everything that it lists, a field that the kind requires:
+// it has moved elsewhere, and nothing could be said about such a thing.
+func untold(k *schema.Kind, things []providers.Thing) error {
+	for _, f := range k.Fields {
+		missing := func(t providers.Thing) bool { return slices.Contains(t.Unfilled, f.Name) }
+		if f.Required && len(things) > 0 && !slices.ContainsFunc(things, func(t providers.Thing) bool { return !missing(t) }) {
+			return &providers.Error{Op: "observe", Kind: k.Name, Class: providers.Unsupported, Err: fmt.Errorf(
+				"the far side does not tell the %s of any of its %d things: its version is not one that this program can manage", f.Name, len(things))}
+		}
+	}
+	return nil
 }
 
 // list gives all things of a kind. A list has no place to say that it is not whole, or not new; so what is recorded and not

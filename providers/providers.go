@@ -89,6 +89,10 @@ type Thing struct {
 	Phase   Phase
 	Detail  string // why it is not ready, or what is not well with it all the same, for people
 	Derived bool   // made by the far side itself as a part of something else, with which it comes and goes
+
+	// Unfilled names the fields of the spec that this far side does not tell, an older or a newer version for example. They
+	// are absent from Spec, and unknown: no difference, no replacement, no drift.
+	Unfilled []string
 }
 
 // Phase is how far a thing has come.

@@ -399,7 +399,7 @@ func (w *worker) unmet(have *providers.Thing) []string {
 	if w.sent || w.action == plan.Create { // what our create made was made with all that it sent
 		known = w.stated
 	}
-	spec := sealed.Assume(w.kind, have.Spec, known)
+	spec := sealed.Assume(w.kind, diff.Assume(have.Spec, have.Unfilled, known), known)
 	changes := diff.Compare(w.kind, w.stated, spec, w.dropped, nil, same)
 	paths := make([]string, len(changes))
 	for i, c := range changes {

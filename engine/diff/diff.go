@@ -8,6 +8,7 @@ package diff
 
 import (
 	"fmt"
+	"maps"
 	"slices"
 	"strconv"
 	"strings"
@@ -44,6 +45,23 @@ func Compare(k *schema.Kind, want, have, recorded schema.Object, ignore []string
 	c := comparison{names: names, ignore: ignore}
 	c.fields(k.Fields, nil, flags{}, want, have, recorded)
 	return c.changes
+}
+
+// Assume gives what was observed, completed with the fields that the far side does not tell (providers.Thing.Unfilled):
+// each is taken to be as in the first of known that states it. Observed is not modified.
+func Assume(observed schema.Object, unfilled []string, known ...schema.Object) schema.Object {
+	if len(unfilled) == 0 {
+		return observed
+	}
+	seen := maps.Clone(observed)
+	for _, field := range unfilled {
+		for _, k := range slices.Backward(known) {
+			if v, ok := k[field]; ok {
+				seen[field] = v
+			}
+		}
+	}
+	return seen
 }
 
 type comparison struct {

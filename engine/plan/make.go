@@ -147,12 +147,14 @@ func (m *maker) decide() {
 	}
 }
 
-// seen is what was observed of the thing. Of its secrets that never come back, what was recorded is taken for granted.
+// seen is what was observed of the thing. Of its secrets that never come back, and of what the far side does not tell, what
+// was recorded is taken for granted.
 func (it *item) seen() schema.Object {
+	seen := diff.Assume(it.thing.Spec, it.thing.Unfilled, recordedSpec(it), it.desired.Spec)
 	if !it.secretive {
-		return it.thing.Spec
+		return seen
 	}
-	return sealed.Assume(it.kind, it.thing.Spec, recordedSpec(it))
+	return sealed.Assume(it.kind, seen, recordedSpec(it))
 }
 
 // drift lists where the thing is no longer as it was left.

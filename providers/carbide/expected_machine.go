@@ -5,6 +5,8 @@ import (
 	"strings"
 
 	"golang.org/x/sync/errgroup"
+	"google.golang.org/grpc/codes"
+	"google.golang.org/grpc/status"
 	"google.golang.org/protobuf/proto"
 	"google.golang.org/protobuf/types/known/emptypb"
 
@@ -117,7 +119,18 @@ func (k expectedMachines) create(ctx context.Context, c *providers.Call) error {
 }
 
 func (k expectedMachines) update(ctx context.Context, c *providers.Call, now expectedMachine) error {
-	_, err := k.UpdateExpectedMachine(ctx, writeExpectedMachine(c, proto.CloneOf(now.ExpectedMachine)))
+	request := writeExpectedMachine(c, proto.CloneOf(now.ExpectedMachine))
+	// From v2.0 of the service on an entry that is a BMC stays unless the list is said to be whole.
+	request.ReplaceHostNics = len(request.HostNics) < len(now.HostNics)
+	if request.BmcIpAddress == nil && now.BmcIpAddress != nil {
+		// There the empty text takes the address away, and its absence keeps it. Before, it is the other way round.
+		emptied := proto.CloneOf(request)
+		emptied.BmcIpAddress = new(string)
+		if _, err := k.UpdateExpectedMachine(ctx, emptied); status.Code(err) != codes.InvalidArgument {
+			return err
+		}
+	}
+	_, err := k.UpdateExpectedMachine(ctx, request)
 	return err
 }
 

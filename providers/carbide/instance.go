@@ -95,7 +95,7 @@ func (instances) thing(o seenInstance) providers.Thing {
 		"tenant":       tenant.GetTenantOrganizationId(),
 		"machine":      o.GetMachineId().GetId(),
 		"os":           readOS(config.GetOs()),
-		"auto_network": config.GetNetwork().GetAuto(),
+		"auto_network": config.GetNetwork().GetAuto() || config.GetNetwork().GetAutoConfig() != nil,
 	}
 	mark := readMetadata(o.GetMetadata(), spec)
 	put(spec, "instance_type", o.GetInstanceTypeId())

@@ -122,9 +122,25 @@ func (k *kind[O]) Observe(ctx context.Context, ids []string) ([]providers.Thing,
 	}
 	things := make([]providers.Thing, len(objects))
 	for i, o := range objects {
-		things[i] = k.wire.thing(o)
+		things[i] = k.thing(o)
 	}
 	return things, nil
+}
+
+// inherent are fields that no object is without. One that comes without was not told: by a version of the service that keeps
+// it in another place.
+var inherent = []string{"tenant", "vpc", "machine", "prefix"}
+
+// thing translates an object.
+func (k *kind[O]) thing(o O) providers.Thing {
+	t := k.wire.thing(o)
+	for _, field := range inherent {
+		if t.Spec[field] == "" {
+			delete(t.Spec, field)
+			t.Unfilled = append(t.Unfilled, field)
+		}
+	}
+	return t
 }
 
 // complete completes objects of a wire that asks for it.
@@ -222,7 +238,7 @@ func (k *kind[O]) Update(ctx context.Context, c providers.Call) error {
 	if !ok {
 		return k.error(opUpdate, &c, providers.Absent, errAbsent)
 	}
-	if t := k.wire.thing(now); c.Version != "" && t.Version != c.Version {
+	if t := k.thing(now); c.Version != "" && t.Version != c.Version {
 		return k.error(opUpdate, &c, providers.Conflict, errMoved(t.Version))
 	}
 	if err = k.wire.update(ctx, &c, now); err == nil {

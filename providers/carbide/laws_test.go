@@ -45,6 +45,11 @@ var lawTiming = carbidesim.Timing{
 	Configure: time.Minute, Release: time.Minute, Cleanup: time.Minute, Purge: time.Minute,
 }
 
+var lawRules = carbidesim.Rules{
+	RoutingProfiles: []carbidesim.RoutingProfile{{Name: "internal"}, {Name: "external", Tier: 1}},
+	Peering:         carbidesim.PeeringExclusive,
+}
+
 func TestLaws(t *testing.T) {
 	descriptions, err := load.New()
 	if err != nil {
@@ -133,10 +138,7 @@ func withHosts(o *carbidesim.Options) { o.Hosts = lawHosts }
 func lawWorld(t *testing.T, changes ...func(*carbidesim.Options)) providertest.World {
 	o := carbidesim.Options{
 		Timing: lawTiming,
-		Rules: carbidesim.Rules{
-			RoutingProfiles: []carbidesim.RoutingProfile{{Name: "internal"}, {Name: "external", Tier: 1}},
-			Peering:         carbidesim.PeeringExclusive,
-		},
+		Rules:  lawRules,
 	}
 	for _, change := range changes {
 		change(&o)

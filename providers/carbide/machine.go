@@ -1,7 +1,9 @@
 package carbide
 
 import (
+	"cmp"
 	"context"
+	"encoding/json"
 	"slices"
 	"strings"
 
@@ -51,7 +53,43 @@ func (k machines) get(ctx context.Context, ids []string) ([]*forge.Machine, erro
 		request.MachineIds[i] = &forge.MachineId{Id: id}
 	}
 	r, err := k.FindMachinesByIds(ctx, request)
+	for _, o := range r.GetMachines() {
+		flatten(o)
+	}
 	return r.GetMachines(), err
+}
+
+// flatten fills the flat fields of a machine, which are all that older servers have, from config and status. Where both say
+// something the newer place counts; but not for the state, which has other words there.
+func flatten(o *forge.Machine) {
+	if c := o.GetConfig(); c != nil {
+		o.MaintenanceReference = cmp.Or(c.MaintenanceReference, o.MaintenanceReference)
+		o.InstanceTypeId = cmp.Or(c.InstanceTypeId, o.InstanceTypeId)
+		o.HwSku = cmp.Or(c.HwSku, o.HwSku)
+	}
+	if s := o.GetStatus(); s != nil {
+		o.Health = cmp.Or(s.Health, o.Health)
+		o.FailureDetails = cmp.Or(s.FailureDetails, o.FailureDetails)
+		o.State = cmp.Or(o.State, stateOf(s.GetLifecycle()))
+		if len(s.AssociatedDpuMachineIds) > 0 {
+			o.AssociatedDpuMachineIds = s.AssociatedDpuMachineIds
+		}
+	}
+}
+
+// stateOf gives the state of a machine from its lifecycle, in the words of the flat field: {"state":"ready"} is Ready.
+func stateOf(l *forge.LifecycleStatus) string {
+	var at struct {
+		State    string `json:"state"`
+		Instance struct {
+			State string `json:"state"`
+		} `json:"instance_state"`
+	}
+	if json.Unmarshal([]byte(l.GetState()), &at) != nil {
+		return l.GetState()
+	}
+	title := func(s string) string { return strings.ToUpper(s[:min(len(s), 1)]) + s[min(len(s), 1):] }
+	return strings.TrimSuffix(title(at.State)+"/"+title(at.Instance.State), "/")
 }
 
 func (machines) thing(o *forge.Machine) providers.Thing {

@@ -66,6 +66,10 @@ func (segments) thing(o *forge.NetworkSegment) providers.Thing {
 	put(spec, "vpc", config.GetVpcId().GetValue())
 	putNumber(spec, "mtu", config.Mtu)
 	put(spec, "subdomain_id", config.GetSubdomainId().GetValue())
+	var unfilled []string
+	if len(prefixes) == 0 { // none is without: the service tells all of this in another place
+		spec, unfilled = schema.Object{}, []string{"vpc", "type", "prefixes", "mtu", "subdomain_id"}
+	}
 	name := cmp.Or(o.GetMetadata().GetName(), o.GetName())
 	stretches := slices.Contains(o.GetStatus().GetFlags(), forge.NetworkSegmentFlag_CAN_STRETCH)
 	linknet := strings.HasPrefix(name, linknetName) && !stretches
@@ -74,7 +78,7 @@ func (segments) thing(o *forge.NetworkSegment) providers.Thing {
 		detail = word
 	}
 	return providers.Thing{
-		ID: o.GetId().GetValue(), Name: name, Spec: spec,
+		ID: o.GetId().GetValue(), Name: name, Spec: spec, Unfilled: unfilled,
 		Status: schema.Object{"state": word, "linknet": linknet}, Derived: linknet,
 		Phase: phase, Detail: detail,
 	}

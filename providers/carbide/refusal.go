@@ -51,6 +51,9 @@ var exceptions = map[verb]map[codes.Code]providers.Class{
 		codes.FailedPrecondition: providers.Absent, // the security group
 		codes.Internal:           providers.Busy,   // instances have addresses, which fixes the virtualization
 	},
+	{"carbide.vpc", opDelete}: {
+		codes.FailedPrecondition: providers.Busy, // prefixes are there, or on their way out
+	},
 	{"carbide.vpc_prefix", opCreate}: {
 		codes.FailedPrecondition: providers.Busy, // the VPC changed meanwhile
 	},
@@ -261,7 +264,7 @@ func unless[O any](ctx context.Context, err error, get func(context.Context, []s
 func (k *kind[O]) settled(ctx context.Context, c *providers.Call) (t providers.Thing, there bool, err error) {
 	o, there, err := k.look(ctx, c.ID)
 	if there {
-		t = k.wire.thing(o)
+		t = k.thing(o)
 	}
 	return t, there, err
 }

@@ -46,7 +46,7 @@ var grid = []struct {
 	{codes.AlreadyExists, exists, meaning{exists, exists}, meaning{exists, conflict}, meaning{exists, success}},
 	{codes.PermissionDenied, denied, meaning{denied, exists}, meaning{denied, conflict}, meaning{denied, success}},
 	{codes.ResourceExhausted, busy, meaning{busy, exists}, meaning{busy, conflict}, meaning{busy, success}},
-	{codes.FailedPrecondition, invalid, meaning{invalid, exists}, meaning{absent, conflict}, meaning{invalid, success}},
+	{codes.FailedPrecondition, invalid, meaning{invalid, exists}, meaning{absent, conflict}, meaning{busy, success}},
 	{codes.Aborted, transient, meaning{unknown, unknown}, meaning{unknown, unknown}, meaning{unknown, unknown}},
 	{codes.OutOfRange, invalid, meaning{invalid, exists}, meaning{invalid, conflict}, meaning{invalid, success}},
 	{codes.Unimplemented, unsupported, meaning{unsupported, exists}, meaning{unsupported, conflict}, meaning{unsupported, success}},

@@ -3,6 +3,8 @@ package carbide
 import (
 	"cmp"
 	"context"
+	"slices"
+	"time"
 
 	"google.golang.org/protobuf/proto"
 
@@ -11,9 +13,10 @@ import (
 	"converge.dev/converge/schema"
 )
 
+// From v2.0 of the service on a VPC cannot be deleted before its prefixes are gone, which takes as long as theirs.
 var vpcTraits = providers.Traits{
 	Create: providers.Conditional, Update: providers.Versioned, Delete: providers.Blind,
-	Mark: true, Burned: true, Orphans: true, Late: late, ReadyWithin: propagates,
+	Mark: true, Burned: true, Orphans: true, Late: late, ReadyWithin: propagates, GoneWithin: 20 * time.Minute,
 	UndoCreate: providers.Exact, UndoUpdate: providers.Exact, UndoDelete: providers.Replace,
 	Exclusive: []string{"vni"},
 	Reach:     providers.ReachTenant,
@@ -55,7 +58,7 @@ func (k vpcs) get(ctx context.Context, ids []string) ([]seenVPC, error) {
 func (k vpcs) complete(ctx context.Context, all []seenVPC) error {
 	var guarded []string
 	for _, o := range all {
-		if o.GetNetworkSecurityGroupId() != "" {
+		if settings(o.Vpc).GetNetworkSecurityGroupId() != "" {
 			guarded = append(guarded, o.GetId().GetValue())
 		}
 	}
@@ -79,20 +82,44 @@ func (k vpcs) read(ctx context.Context, ids []string) ([]*forge.Vpc, error) {
 	return r.GetVpcs(), err
 }
 
+// settings are those of a VPC: from its config, where newer servers keep them, and what that lacks from the flat fields,
+// which are all that older ones have.
+func settings(o *forge.Vpc) *forge.VpcConfig {
+	out := &forge.VpcConfig{
+		TenantOrganizationId:            o.GetTenantOrganizationId(),
+		TenantKeysetId:                  o.TenantKeysetId,
+		NetworkVirtualizationType:       o.NetworkVirtualizationType,
+		NetworkSecurityGroupId:          o.NetworkSecurityGroupId,
+		DefaultNvlinkLogicalPartitionId: o.DefaultNvlinkLogicalPartitionId,
+		Vni:                             o.Vni,
+		RoutingProfileType:              o.RoutingProfileType,
+	}
+	proto.Merge(out, o.GetConfig())
+	return out
+}
+
 func (vpcs) thing(o seenVPC) providers.Thing {
-	spec := schema.Object{
-		"tenant":         o.GetTenantOrganizationId(),
-		"virtualization": virtualizations.word(o.GetNetworkVirtualizationType()),
+	config := settings(o.Vpc)
+	spec := schema.Object{"tenant": config.GetTenantOrganizationId()}
+	var unfilled []string
+	if config.GetTenantOrganizationId() == "" { // in neither place, and so with all the rest
+		unfilled = []string{"vni", "routing_profile", "network_security_group"}
+	}
+	if config.NetworkVirtualizationType != nil {
+		spec["virtualization"] = virtualizations.word(config.GetNetworkVirtualizationType())
+	} else {
+		unfilled = append(unfilled, "virtualization")
 	}
 	mark := readMetadata(o.GetMetadata(), spec)
-	putNumber(spec, "vni", o.Vni)
-	put(spec, "routing_profile", o.GetRoutingProfileType())
-	put(spec, "network_security_group", o.GetNetworkSecurityGroupId())
+	putNumber(spec, "vni", config.Vni)
+	put(spec, "routing_profile", config.GetRoutingProfileType())
+	put(spec, "network_security_group", config.GetNetworkSecurityGroupId())
+	unfilled = slices.DeleteFunc(unfilled, func(field string) bool { return spec[field] != nil })
 	status := schema.Object{}
 	put(status, "allocated_vni", int64(cmp.Or(o.GetStatus().GetVni(), o.GetDeprecatedVni())))
 	return providers.Thing{
 		ID: o.GetId().GetValue(), Name: nameOf(o.GetMetadata(), o.Vpc), Mark: mark, Version: o.GetVersion(),
-		Spec: spec, Status: status, Phase: spreading(o.lacks), Detail: o.lacks,
+		Spec: spec, Unfilled: unfilled, Status: status, Phase: spreading(o.lacks), Detail: o.lacks,
 	}
 }
 
@@ -120,17 +147,19 @@ func (k vpcs) update(ctx context.Context, c *providers.Call, now seenVPC) error 
 		return err
 	}
 	defer done()
+	before := settings(now.Vpc)
 	request := &forge.VpcUpdateRequest{
 		Id:                              now.Id,
 		IfVersionMatch:                  &now.Version,
 		Metadata:                        writeMetadata(c, proto.CloneOf(now.Metadata), c.Ref.Name),
 		NetworkSecurityGroupId:          optional(c.Want, "network_security_group"),
-		DefaultNvlinkLogicalPartitionId: now.DefaultNvlinkLogicalPartitionId,
+		DefaultNvlinkLogicalPartitionId: before.DefaultNvlinkLogicalPartitionId,
+		RoutingProfileOverrides:         before.RoutingProfileOverrides,
 	}
 	forge.SetLegacyName(request, c.Ref.Name)
-	rest := !sameMetadata(now.Metadata, request.Metadata) || now.GetNetworkSecurityGroupId() != request.GetNetworkSecurityGroupId()
+	rest := !sameMetadata(now.Metadata, request.Metadata) || before.GetNetworkSecurityGroupId() != request.GetNetworkSecurityGroupId()
 	want, ok := c.Want["virtualization"]
-	if !ok || want == virtualizations.word(now.GetNetworkVirtualizationType()) {
+	if !ok || before.NetworkVirtualizationType != nil && want == virtualizations.word(before.GetNetworkVirtualizationType()) {
 		if !rest {
 			return nil
 		}
@@ -154,7 +183,7 @@ func (k vpcs) update(ctx context.Context, c *providers.Call, now seenVPC) error 
 		return halfwayError{err}
 	case len(found) == 0:
 		return halfwayError{errAbsent}
-	case !sameMetadata(now.Metadata, found[0].Metadata) || now.GetNetworkSecurityGroupId() != found[0].GetNetworkSecurityGroupId():
+	case !sameMetadata(now.Metadata, found[0].Metadata) || before.GetNetworkSecurityGroupId() != settings(found[0]).GetNetworkSecurityGroupId():
 		return halfwayError{errMoved(found[0].GetVersion())} // somebody else was quicker
 	}
 	request.IfVersionMatch = &found[0].Version

@@ -4,15 +4,18 @@ import (
 	"cmp"
 	"context"
 	"math"
+	"time"
 
 	"converge.dev/converge/providers"
 	"converge.dev/converge/providers/carbide/forge"
 	"converge.dev/converge/schema"
 )
 
+// From v2.0 of the service on a prefix becomes ready, and goes, with the next rounds of its controller; and a VPC cannot go
+// before it. Before that, it is done when the call returns.
 var prefixTraits = providers.Traits{
 	Create: providers.Conditional, Update: providers.Blind, Delete: providers.Blind,
-	Mark: true, Late: late,
+	Mark: true, Late: late, ReadyWithin: 5 * time.Minute, GoneWithin: 20 * time.Minute,
 	UndoCreate: providers.Exact, UndoUpdate: providers.Exact, UndoDelete: providers.Replace,
 	Exclusive: []string{"prefix"},
 	Reach:     providers.ReachTenant,
@@ -26,12 +29,12 @@ type prefixes struct {
 }
 
 func (k prefixes) list(ctx context.Context) ([]string, error) {
-	r, err := k.SearchVpcPrefixes(ctx, &forge.VpcPrefixSearchQuery{})
+	r, err := k.SearchVpcPrefixes(ctx, &forge.VpcPrefixSearchQuery{Deleted: forge.DeletedFilter_DELETED_FILTER_INCLUDE})
 	return texts(r.GetVpcPrefixIds()), err
 }
 
 func (k prefixes) get(ctx context.Context, ids []string) ([]*forge.VpcPrefix, error) {
-	request := &forge.VpcPrefixGetRequest{VpcPrefixIds: make([]*forge.VpcPrefixId, len(ids))}
+	request := &forge.VpcPrefixGetRequest{VpcPrefixIds: make([]*forge.VpcPrefixId, len(ids)), Deleted: forge.DeletedFilter_DELETED_FILTER_INCLUDE}
 	for i, id := range ids {
 		request.VpcPrefixIds[i] = &forge.VpcPrefixId{Value: id}
 	}
@@ -50,9 +53,16 @@ func (prefixes) thing(o *forge.VpcPrefix) providers.Thing {
 		total = uint64(cmp.Or(o.GetStatus().GetTotal_31Segments(), o.GetTotal_31Segments()))
 		available = uint64(cmp.Or(o.GetStatus().GetAvailable_31Segments(), o.GetAvailable_31Segments()))
 	}
+	phase, detail := providers.Ready, ""
+	if o.GetStatus().GetLifecycle() != nil { // an older server does all of it at once
+		state := o.GetStatus().GetTenantState()
+		if phase = phaseOf(state); phase != providers.Ready {
+			detail = stateWords[state]
+		}
+	}
 	return providers.Thing{
 		ID: o.GetId().GetValue(), Name: nameOf(o.GetMetadata(), o), Mark: mark,
-		Spec: spec, Phase: providers.Ready,
+		Spec: spec, Phase: phase, Detail: detail,
 		Status: schema.Object{
 			"total_linknets":     int64(min(total, math.MaxInt64)),
 			"available_linknets": int64(min(available, math.MaxInt64)),

@@ -11,6 +11,7 @@ import (
 	"os"
 	"path/filepath"
 	"slices"
+	"strings"
 	"time"
 
 	"github.com/spf13/cobra"
@@ -34,6 +35,7 @@ type simulating struct {
 	fast     bool
 	machines int
 	seed     uint64
+	version  string
 	faults   []string
 }
 
@@ -65,6 +67,8 @@ The other commands look at it and steer it through its control socket.`,
 	p.BoolVar(&f.fast, "fast", false, "everything takes milliseconds")
 	p.IntVar(&f.machines, "machines", 8, "how many machines the site has, a `n`umber")
 	p.Uint64Var(&f.seed, "seed", 0, "another `n`umber gives other ids and machines")
+	p.StringVar(&f.version, "generation", string(carbidesim.May), "the `version` of the service that it speaks: may, august (v2.0), september or next")
+	_ = c.RegisterFlagCompletionFunc("generation", cobra.FixedCompletions(generations(), cobra.ShellCompDirectiveNoFileComp))
 	p.StringArrayVar(&f.faults, "fault", nil, "a declared misfortune, as `json`; may be repeated")
 	c.RunE = func(c *cobra.Command, _ []string) error { return a.simulate(c.Context(), f, a.controlPath(control)) }
 
@@ -176,6 +180,15 @@ func (a *app) steerCall(ctx context.Context, c *carbidesim.Control, args []strin
 	return err
 }
 
+// generations are the values of -generation.
+func generations() []string {
+	words := make([]string, len(carbidesim.Generations))
+	for i, g := range carbidesim.Generations {
+		words[i] = string(g)
+	}
+	return words
+}
+
 // mostMachines fit into the networks of a simulated site.
 const mostMachines = 100_000
 
@@ -184,8 +197,11 @@ func (a *app) simulate(ctx context.Context, f simulating, control string) (err e
 	if f.machines < 0 || f.machines > mostMachines {
 		return &view.Problem{What: fmt.Sprintf("-machines is %d; want 0 to %d", f.machines, mostMachines)}
 	}
+	if words := generations(); !slices.Contains(words, f.version) {
+		return &view.Problem{What: fmt.Sprintf("-generation is %s; want %s", f.version, strings.Join(words, ", "))}
+	}
 	o := carbidesim.Options{
-		Seed: f.seed, File: f.world, Hosts: carbidesim.Hosts{Count: f.machines, Lived: true},
+		Generation: carbidesim.Generation(f.version), Seed: f.seed, File: f.world, Hosts: carbidesim.Hosts{Count: f.machines, Lived: true},
 		Rules: carbidesim.Rules{Peering: carbidesim.PeeringMixed},
 	}
 	if f.fast {

@@ -47,7 +47,7 @@ func (w *World) Objects() []Object {
 			list("sku", s.skus, func(id string, t *sku) proto.Message { return s.wireSKU(id, t) }),
 			list("tenant", s.tenants, func(id string, t *tenant) proto.Message { return t.wire(id) }),
 			list("tenant_keyset", s.keysets, func(_ string, k *keyset) proto.Message { return k.wire(true) }),
-			list("vpc", s.vpcs, func(id string, v *vpc) proto.Message { return v.wire(id) }),
+			list("vpc", s.vpcs, func(id string, v *vpc) proto.Message { return s.wireVpc(id, v) }),
 			list("vpc_peering", s.peerings, func(id string, p *peering) proto.Message { return p.wire(id) }),
 			list("vpc_prefix", s.prefixes, func(id string, p *vpcPrefix) proto.Message { return s.wirePrefix(id, p) }),
 		)

@@ -5,6 +5,8 @@ import (
 	"context"
 	"net/netip"
 	"regexp"
+	"slices"
+	"strings"
 
 	"google.golang.org/protobuf/proto"
 	"google.golang.org/protobuf/types/known/emptypb"
@@ -50,6 +52,9 @@ func (s *site) UpdateExpectedMachine(_ context.Context, r *forge.ExpectedMachine
 	if err != nil {
 		return nil, err
 	}
+	if s.later && have != nil {
+		keepLater(r, have.Said.message)
+	}
 	e, err := readExpectedMachine(r, have)
 	if err != nil {
 		return nil, err
@@ -68,6 +73,19 @@ func (s *site) UpdateExpectedMachine(_ context.Context, r *forge.ExpectedMachine
 	e.Said.message.BmcMacAddress = have.Said.message.BmcMacAddress
 	s.expectedMachines.put(id, e)
 	return &emptypb.Empty{}, nil
+}
+
+// keepLater puts into an update what servers from v2.0 on keep when it is left out: the address of the BMC, and an interface
+// that is a BMC, which has to be taken out in so many words.
+func keepLater(r *forge.ExpectedMachine, have *forge.ExpectedMachine) {
+	r.BmcIpAddress = cmp.Or(r.BmcIpAddress, have.BmcIpAddress)
+	r.BmcIpAllocation = cmp.Or(r.BmcIpAllocation, have.BmcIpAllocation)
+	for _, nic := range have.HostNics {
+		stays := slices.ContainsFunc(r.HostNics, func(n *forge.ExpectedHostNic) bool { return strings.EqualFold(n.MacAddress, nic.MacAddress) })
+		if nic.GetRole() == forge.ExpectedInterfaceRole_EXPECTED_INTERFACE_ROLE_HOST_BMC && !stays && !r.ReplaceHostNics {
+			r.HostNics = append(r.HostNics, nic)
+		}
+	}
 }
 
 // DeleteExpectedMachine forgets what was said.
@@ -152,6 +170,7 @@ func readExpectedMachine(in *forge.ExpectedMachine, have *expected[*forge.Expect
 		SkuId:                    in.SkuId,
 		RackId:                   in.RackId,
 		HostNics:                 proto.CloneOf(in).HostNics,
+		BmcIpAllocation:          in.BmcIpAllocation,
 	}
 	if in.GetBmcIpAddress() != "" {
 		ip, err := netip.ParseAddr(in.GetBmcIpAddress())

@@ -9,6 +9,69 @@ import (
 	"converge.dev/converge/providers/carbide/forge"
 )
 
+// A Generation is a version of the service, as its clients see it.
+type Generation string
+
+// Generations, by the month of 2026 in which each was read.
+const (
+	May       Generation = "may"
+	August    Generation = "august"    // v2.0: fills config beside the flat fields, and deletes prefixes in its own time
+	September Generation = "september" // fills config and status of VPCs alone
+	Next      Generation = "next"      // does so with segments and machines too, as is announced
+)
+
+// Generations are all of them, in their order.
+var Generations = []Generation{May, August, September, Next}
+
+// later reports whether a generation is v2.0 or follows it.
+func (g Generation) later() bool { return g != "" && g != May }
+
+type fields map[protoreflect.FullName][]protoreflect.FieldNumber
+
+// unread holds for each generation the fields of requests that it does not have.
+var unread = map[Generation]fields{
+	May: {
+		"forge.ExpectedHostNic":         {7, 8, 9},
+		"forge.ExpectedMachine":         {18, 19},
+		"forge.InstanceInterfaceConfig": {13},
+		"forge.InstanceNetworkConfig":   {3},
+		"forge.SkuComponentStorage":     {5, 6, 7},
+		"forge.VpcCreationRequest":      {18},
+		"forge.VpcPrefixGetRequest":     {2},
+		"forge.VpcPrefixSearchQuery":    {6},
+		"forge.VpcUpdateRequest":        {19},
+	},
+	August:    readLater,
+	September: readLater,
+	Next:      readLater,
+}
+
+var readLater = fields{
+	"forge.InstanceNetworkConfig": {2}, // its place is taken by auto_config
+	"forge.InstancePowerRequest":  {1},
+}
+
+// unfilled holds for each generation the fields of replies that it has no more. What it does not have yet is not made.
+var unfilled = map[Generation]fields{
+	September: {"forge.Vpc": flatVPC},
+	Next: {
+		"forge.Vpc":            flatVPC,
+		"forge.NetworkSegment": {2, 3, 4, 5, 6, 14, 15, 100, 101, 102, 103},
+		"forge.Machine":        {7, 17, 18, 26, 27, 30, 36, 38},
+	},
+}
+
+var flatVPC = []protoreflect.FieldNumber{3, 7, 8, 9, 11, 13, 15, 16}
+
+// without takes fields out of a message and all that is in it.
+func (f fields) without(m proto.Message) {
+	walk(m.ProtoReflect(), func(m protoreflect.Message) {
+		for _, number := range f[m.Descriptor().FullName()] {
+			m.Clear(m.Descriptor().Fields().ByNumber(number))
+		}
+	})
+}
+
 // newMethods are those that the older generation does not have.
 var newMethods = []string{
 	"CreateSpxPartition", "DeleteSpxPartition", "FindSpxPartitionIds", "FindSpxPartitionsByIds",
@@ -17,7 +80,7 @@ var newMethods = []string{
 }
 
 // newer holds the fields that the older generation of the service does not have, in messages that it has.
-var newer = map[protoreflect.FullName][]protoreflect.FieldNumber{
+var newer = fields{
 	"forge.ExpectedHostNic":               {6},
 	"forge.ExpectedMachine":               {15, 16, 17},
 	"forge.ExpectedPowerShelf":            {9},
@@ -36,8 +99,8 @@ var newer = map[protoreflect.FullName][]protoreflect.FieldNumber{
 // fromOlder turns a request into what a server of the older generation understands of it: names come from the plain
 // field alone, and newer fields do not exist.
 func fromOlder(request proto.Message) {
+	newer.without(request)
 	walk(request.ProtoReflect(), func(m protoreflect.Message) {
-		prune(m)
 		if forge.HasLegacyName(m.Interface()) {
 			setMetadataName(m, forge.LegacyName(m.Interface()))
 		}
@@ -48,8 +111,8 @@ func fromOlder(request proto.Message) {
 // world.
 func toOlder(reply proto.Message) proto.Message {
 	reply = proto.Clone(reply)
+	newer.without(reply)
 	walk(reply.ProtoReflect(), func(m protoreflect.Message) {
-		prune(m)
 		if forge.HasLegacyName(m.Interface()) {
 			forge.SetLegacyName(m.Interface(), setMetadataName(m, ""))
 		}
@@ -64,12 +127,6 @@ func dropUnknown(request proto.Message) {
 			m.SetUnknown(nil)
 		}
 	})
-}
-
-func prune(m protoreflect.Message) {
-	for _, number := range newer[m.Descriptor().FullName()] {
-		m.Clear(m.Descriptor().Fields().ByNumber(number))
-	}
 }
 
 // setMetadataName changes the name in a message's metadata and answers the one that was there.

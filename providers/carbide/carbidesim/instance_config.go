@@ -125,10 +125,11 @@ func readNetwork(in *forge.InstanceNetworkConfig) (*forge.InstanceNetworkConfig,
 	if in == nil {
 		return nil, missing("config.network")
 	}
-	if in.Auto != (len(in.Interfaces) == 0) {
+	out := proto.Clone(in).(*forge.InstanceNetworkConfig)
+	out.Auto = in.Auto || in.AutoConfig != nil // each generation has only one of the two
+	if out.Auto != (len(in.Interfaces) == 0) {
 		return nil, invalid("a network is either auto or has interfaces")
 	}
-	out := proto.Clone(in).(*forge.InstanceNetworkConfig)
 	physical := map[locator]int{}
 	next := map[locator]uint32{}
 	taken := map[locator]map[uint32]bool{}

@@ -2,6 +2,7 @@ package carbidesim
 
 import (
 	"context"
+	"fmt"
 	"slices"
 	"strings"
 	"time"
@@ -241,5 +242,25 @@ func (s *site) wireMachine(id string, m *machine) *forge.Machine {
 		}
 		out.Interfaces = []*forge.MachineInterface{i}
 	}
+	if s.later {
+		out.Config = &forge.MachineConfig{
+			MaintenanceReference: out.MaintenanceReference, MaintenanceStartTime: out.MaintenanceStartTime,
+			InstanceTypeId: out.InstanceTypeId, HwSku: out.HwSku,
+		}
+		out.Status = &forge.MachineStatus{
+			AssociatedDpuMachineIds: out.AssociatedDpuMachineIds, Health: out.Health, FailureDetails: out.FailureDetails,
+			Lifecycle: &forge.LifecycleStatus{State: lifecycle(out.State), Version: out.StateVersion},
+		}
+	}
 	return out
+}
+
+// lifecycle is the state of a machine as its controller writes it.
+func lifecycle(state string) string {
+	lower := func(s string) string { return strings.ToLower(s[:min(len(s), 1)]) + s[min(len(s), 1):] }
+	word, inner, ok := strings.Cut(state, "/")
+	if !ok {
+		return fmt.Sprintf(`{"state":%q}`, lower(word))
+	}
+	return fmt.Sprintf(`{"state":%q,"instance_state":{"state":%q}}`, lower(word), lower(inner))
 }

@@ -14,6 +14,8 @@ type Options struct {
 	Hosts  Hosts            // optional: the machines that the site has discovered
 	File   string           // optional: where the world is kept between runs; it wins over Hosts
 
+	// Generation is the version of the service; May when empty.
+	Generation Generation
 	// Old makes the world speak the older generation: plain names, flat segments, no newer fields.
 	Old bool
 	// Later makes the world keep the fields that we do not know, as a service of a later version does that knows them.

@@ -20,6 +20,7 @@ type site struct {
 	rules  Rules
 	timing Timing
 	old    bool
+	later  bool      // v2.0 or newer
 	names  uuid.UUID // the name space of generated ids
 	now    time.Time
 
@@ -74,6 +75,7 @@ type site struct {
 	vpcsByOrg        *lookup[vpc]
 	vpcsByGroup      *lookup[vpc]
 	prefixSpace      *prefixes[vpcPrefix]
+	prefixesByVpc    *lookup[vpcPrefix]
 	segmentSpace     *prefixes[segment]
 	segmentVLANs     *numbers[segment]
 	segmentsByVpc    *lookup[segment]
@@ -100,6 +102,7 @@ func newSite(o Options) *site {
 		rules:  o.Rules,
 		timing: o.Timing,
 		old:    o.Old,
+		later:  o.Generation.later(),
 		names:  uuid.NewSHA1(uuid.NameSpaceOID, fmt.Appendf(nil, "carbidesim %d", o.Seed)),
 		burned: map[string]bool{},
 	}
@@ -107,6 +110,7 @@ func newSite(o Options) *site {
 	s.vpcsByOrg = newLookup(func(v *vpc) []string { return some(v.Organization) })
 	s.vpcsByGroup = newLookup(func(v *vpc) []string { return some(v.SecurityGroup) })
 	s.prefixSpace = newPrefixes(func(p *vpcPrefix) []netip.Prefix { return []netip.Prefix{p.Prefix} })
+	s.prefixesByVpc = newLookup(func(p *vpcPrefix) []string { return []string{p.VPC} })
 	s.segmentSpace = newPrefixes((*segment).spans)
 	s.segmentVLANs = newNumbers(func(n *segment) uint32 { return n.VLAN })
 	s.segmentsByVpc = newLookup(func(n *segment) []string { return some(n.VPC) })
@@ -146,7 +150,7 @@ func newSite(o Options) *site {
 	s.tenants = newTable[tenant](&s.log)
 	s.keysets = newTable[keyset](&s.log)
 	s.vpcs = newTable[vpc](&s.log, s.vpcNumbers, s.vpcsByOrg, s.vpcsByGroup)
-	s.prefixes = newTable[vpcPrefix](&s.log, s.prefixSpace)
+	s.prefixes = newTable[vpcPrefix](&s.log, s.prefixSpace, s.prefixesByVpc)
 	s.segments = newTable[segment](&s.log, s.segmentSpace, s.segmentVLANs, s.segmentsByVpc, s.segmentsByPrefix)
 	s.securityGroups = newTable[securityGroup](&s.log, s.groupsByName)
 	s.instanceTypes = newTable[instanceType](&s.log, s.typesByName)
@@ -191,6 +195,8 @@ type timer struct {
 // deeds are what timers may ask for. An object remembers when the site acts on it next; a timer with another time has
 // been overtaken, by a later change or by another object with the same id.
 var deeds = map[string]func(s *site, id string){
+	"prefix ready":          (*site).prefixReady,
+	"prefix gone":           (*site).prefixGone,
 	"segment ready":         (*site).segmentReady,
 	"segment drained":       (*site).segmentDrained,
 	"instance ready":        (*site).instanceReady,

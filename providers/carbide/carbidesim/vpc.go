@@ -24,6 +24,8 @@ type vpc struct {
 	Created       time.Time                   `json:"created"`
 	Updated       time.Time                   `json:"updated"`
 	GroupSince    time.Time                   `json:"groupSince"` // when the security group was attached
+
+	Overrides kept[*forge.VpcRoutingProfileOverrides] `json:"overrides,omitzero"` // of the routing profile
 }
 
 // CreateVpc makes a VPC, which is ready at once. It does not ask whether the tenant exists.
@@ -57,8 +59,9 @@ func (s *site) CreateVpc(_ context.Context, r *forge.VpcCreationRequest) (*forge
 		return nil, err
 	}
 	v.Requested = r.Vni != nil
+	v.Overrides = keep(r.RoutingProfileOverrides)
 	s.vpcs.put(id, v)
-	return v.wire(id), nil
+	return s.wireVpc(id, v), nil
 }
 
 // virtualization accepts the types that a VPC can have.
@@ -140,6 +143,7 @@ func (s *site) UpdateVpc(_ context.Context, r *forge.VpcUpdateRequest) (*forge.V
 	}
 	v := *have
 	v.Metadata = m
+	v.Overrides = keep(r.RoutingProfileOverrides)
 	if v.SecurityGroup, err = s.groupFor(v.Organization, r.NetworkSecurityGroupId); err != nil {
 		return nil, err
 	}
@@ -147,7 +151,7 @@ func (s *site) UpdateVpc(_ context.Context, r *forge.VpcUpdateRequest) (*forge.V
 		v.GroupSince = s.now
 	}
 	s.changeVpc(id, &v)
-	return &forge.VpcUpdateResult{Vpc: v.wire(id)}, nil
+	return &forge.VpcUpdateResult{Vpc: s.wireVpc(id, &v)}, nil
 }
 
 // UpdateVpcVirtualization changes the type, as long as no instance has an address in the VPC.
@@ -193,7 +197,8 @@ func (s *site) changeVpc(id string, v *vpc) {
 	s.vpcs.put(id, v)
 }
 
-// DeleteVpc deletes softly and checks nothing: segments, prefixes and instances stay behind. Peerings go with it.
+// DeleteVpc deletes softly and checks nothing, before v2.0: segments, prefixes and instances stay behind. From then on
+// prefixes, also those that drain, prevent it. Peerings go with it.
 func (s *site) DeleteVpc(_ context.Context, r *forge.VpcDeletionRequest) (*forge.VpcDeletionResult, error) {
 	id := r.Id.GetValue()
 	if id == "" {
@@ -201,6 +206,9 @@ func (s *site) DeleteVpc(_ context.Context, r *forge.VpcDeletionRequest) (*forge
 	}
 	if s.vpcs.get(id) == nil {
 		return nil, notFound("vpc", id)
+	}
+	if n := len(s.prefixesByVpc.of(id)); n > 0 && s.later {
+		return nil, precondition("VPC %s cannot be deleted while %d VPC prefixes still exist or are pending deletion", id, n)
 	}
 	s.endPeerings(id)
 	s.vpcs.drop(id)
@@ -227,11 +235,11 @@ func (s *site) FindVpcsByIds(_ context.Context, r *forge.VpcsByIdsRequest) (*for
 		return nil, err
 	}
 	return &forge.VpcList{
-		Vpcs: each(s.vpcs, texts(r.VpcIds), func(id string, v *vpc) *forge.Vpc { return v.wire(id) }),
+		Vpcs: each(s.vpcs, texts(r.VpcIds), s.wireVpc),
 	}, nil
 }
 
-func (v *vpc) wire(id string) *forge.Vpc {
+func (s *site) wireVpc(id string, v *vpc) *forge.Vpc {
 	out := &forge.Vpc{
 		Id:                        &forge.VpcId{Value: id},
 		TenantOrganizationId:      v.Organization,
@@ -247,6 +255,16 @@ func (v *vpc) wire(id string) *forge.Vpc {
 	}
 	if v.Requested {
 		out.Vni = proto.Uint32(v.VNI)
+	}
+	if s.later {
+		out.Config = &forge.VpcConfig{
+			TenantOrganizationId:      v.Organization,
+			NetworkVirtualizationType: v.Type.Enum(),
+			NetworkSecurityGroupId:    out.NetworkSecurityGroupId,
+			Vni:                       out.Vni,
+			RoutingProfileType:        out.RoutingProfileType,
+			RoutingProfileOverrides:   v.Overrides.message,
+		}
 	}
 	return out
 }

@@ -2,8 +2,11 @@ package carbidesim
 
 import (
 	"context"
+	"fmt"
 	"math"
 	"net/netip"
+	"slices"
+	"time"
 
 	"converge.dev/converge/providers/carbide/forge"
 )
@@ -13,6 +16,10 @@ type vpcPrefix struct {
 	VPC      string       `json:"vpc"`
 	Prefix   netip.Prefix `json:"prefix"`
 	Metadata metadata     `json:"metadata"`
+
+	// From v2.0 on a prefix becomes ready, and goes, with time.
+	State forge.TenantState `json:"state,omitempty"`
+	Due   time.Time         `json:"due,omitzero"` // when the site acts on it next
 }
 
 // CreateVpcPrefix makes a prefix, adopts the VPC's own segments in it, and moves the VPC's token.
@@ -57,6 +64,9 @@ func (s *site) CreateVpcPrefix(_ context.Context, r *forge.VpcPrefixCreationRequ
 		return nil, duplicate("network_vpc_prefixes_pkey")
 	}
 	p := &vpcPrefix{VPC: vpcID, Prefix: prefix, Metadata: m}
+	if s.later {
+		p.State, p.Due = forge.TenantState_PROVISIONING, s.after(s.timing.Tick, "prefix ready", id)
+	}
 	s.prefixes.put(id, p)
 	for segmentID := range inside {
 		n := *s.segments.get(segmentID)
@@ -108,10 +118,38 @@ func (s *site) DeleteVpcPrefix(_ context.Context, r *forge.VpcPrefixDeletionRequ
 	if len(s.segmentsByPrefix.of(id)) > 0 {
 		return nil, violation("network_prefixes_vpc_prefix_id_fkey")
 	}
-	s.prefixes.drop(id)
+	if s.later {
+		if p.State != forge.TenantState_TERMINATING {
+			leaving := *p
+			leaving.State, leaving.Due = forge.TenantState_TERMINATING, s.after(s.timing.Drain, "prefix gone", id)
+			s.prefixes.put(id, &leaving)
+		}
+	} else {
+		s.prefixes.drop(id)
+	}
 	moved := *v
 	s.changeVpc(p.VPC, &moved)
 	return &forge.VpcPrefixDeletionResult{}, nil
+}
+
+func (s *site) prefixReady(id string) {
+	if have := s.prefixes.get(id); have != nil && have.Due.Equal(s.now) {
+		p := *have
+		p.State = forge.TenantState_READY
+		s.prefixes.put(id, &p)
+	}
+}
+
+func (s *site) prefixGone(id string) {
+	if have := s.prefixes.get(id); have != nil && have.Due.Equal(s.now) {
+		s.prefixes.drop(id)
+	}
+}
+
+// passes reports whether an answer has a prefix, which may be on its way out.
+func (p *vpcPrefix) passes(filter forge.DeletedFilter) bool {
+	leaving := p.State == forge.TenantState_TERMINATING
+	return filter == forge.DeletedFilter_DELETED_FILTER_INCLUDE || leaving == (filter == forge.DeletedFilter_DELETED_FILTER_ONLY)
 }
 
 // SearchVpcPrefixes filters by VPC, name, and how a prefix relates to a given one.
@@ -140,7 +178,7 @@ func (s *site) SearchVpcPrefixes(_ context.Context, r *forge.VpcPrefixSearchQuer
 		}
 	}
 	pass := func(p *vpcPrefix) bool {
-		return (r.VpcId == nil || r.VpcId.GetValue() == p.VPC) && is(r.Name, p.Metadata.Name) && matches(p.Prefix)
+		return p.passes(r.Deleted) && (r.VpcId == nil || r.VpcId.GetValue() == p.VPC) && is(r.Name, p.Metadata.Name) && matches(p.Prefix)
 	}
 	return &forge.VpcPrefixIdList{
 		VpcPrefixIds: where(s.prefixes, pass, func(id string) *forge.VpcPrefixId { return &forge.VpcPrefixId{Value: id} }),
@@ -152,7 +190,16 @@ func (s *site) GetVpcPrefixes(_ context.Context, r *forge.VpcPrefixGetRequest) (
 	if err := s.atMost(len(r.VpcPrefixIds)); err != nil {
 		return nil, err
 	}
-	return &forge.VpcPrefixList{VpcPrefixes: each(s.prefixes, texts(r.VpcPrefixIds), s.wirePrefix)}, nil
+	ids := slices.DeleteFunc(texts(r.VpcPrefixIds), func(id string) bool {
+		p := s.prefixes.get(id)
+		return p != nil && !p.passes(r.Deleted)
+	})
+	return &forge.VpcPrefixList{VpcPrefixes: each(s.prefixes, ids, s.wirePrefix)}, nil
+}
+
+// prefixWords are the states as the controller writes them.
+var prefixWords = map[forge.TenantState]string{
+	forge.TenantState_PROVISIONING: "provisioning", forge.TenantState_READY: "ready", forge.TenantState_TERMINATING: "deleting",
 }
 
 func (s *site) wirePrefix(id string, p *vpcPrefix) *forge.VpcPrefix {
@@ -166,6 +213,14 @@ func (s *site) wirePrefix(id string, p *vpcPrefix) *forge.VpcPrefix {
 		}
 	}
 	status := &forge.VpcPrefixStatus{TotalLinknetSegments: total, AvailableLinknetSegments: available}
+	if s.later {
+		state := p.State
+		if p.Due.IsZero() { // from a world of before v2.0
+			state = forge.TenantState_READY
+		}
+		status.Lifecycle = &forge.LifecycleStatus{State: fmt.Sprintf(`{"state":%q}`, prefixWords[state])}
+		status.TenantState = state
+	}
 	if p.Prefix.Addr().Is4() {
 		status.Total_31Segments = uint32(min(total, math.MaxUint32))
 		status.Available_31Segments = uint32(min(available, math.MaxUint32))

@@ -1,6 +1,7 @@
 package carbidesim
 
 import (
+	"cmp"
 	"context"
 	"encoding/json"
 	"fmt"
@@ -268,6 +269,11 @@ func (w *World) carryOut(ctx context.Context, request any, method string, handle
 		reply, err = handle(ctx, request)
 		return err
 	})
+	if gone := unfilled[w.options.Generation]; err == nil && gone != nil {
+		later := proto.Clone(reply.(proto.Message)) // it shares parts with the world
+		gone.without(later)
+		reply = later
+	}
 	if err == nil && w.options.Old {
 		reply = toOlder(reply.(proto.Message))
 	}
@@ -282,6 +288,7 @@ func (w *World) accept(method string, request proto.Message) error {
 	if err := checkID(request.ProtoReflect()); err != nil {
 		return err
 	}
+	unread[cmp.Or(w.options.Generation, May)].without(request)
 	if w.options.Old {
 		fromOlder(request)
 	}

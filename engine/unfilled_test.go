@@ -1,0 +1,120 @@
+package engine_test
+
+import (
+	"context"
+	"maps"
+	"slices"
+	"strings"
+	"testing"
+
+	"converge.dev/converge/engine"
+	"converge.dev/converge/engine/enginetest"
+	"converge.dev/converge/engine/plan"
+	"converge.dev/converge/providers"
+	"converge.dev/converge/schema"
+	"converge.dev/converge/state"
+)
+
+// A mute far side does not tell some fields of some things of a kind.
+type mute struct {
+	providers.Kind
+	fields []string
+	of     func(name string) bool
+}
+
+func (m mute) Observe(ctx context.Context, ids []string) ([]providers.Thing, error) {
+	things, err := m.Kind.Observe(ctx, ids)
+	for i, t := range things {
+		if m.of(t.Name) {
+			things[i].Spec = maps.Clone(t.Spec)
+			for _, f := range m.fields {
+				delete(things[i].Spec, f)
+			}
+			things[i].Unfilled = m.fields
+		}
+	}
+	return things, err
+}
+
+func (m mute) engine(s *enginetest.Site, kind string) *engine.Engine {
+	return s.Engine(func(o *engine.Options) {
+		open := o.Open
+		o.Open = func(ctx context.Context, site schema.Site, needs []engine.Need) (*providers.Set, error) {
+			set, err := open(ctx, site, needs)
+			set.Wrap(func(_ string, k providers.Served) providers.Kind {
+				if k.Name != kind {
+					return k.Kind
+				}
+				return mute{k.Kind, m.fields, m.of}
+			})
+			return set, err
+		}
+	})
+}
+
+// What a far side does not tell is unknown: no change, no replacement, no drift, and what is changed in the document is sent.
+func TestUnfilledIsUnknown(t *testing.T) {
+	s := enginetest.New()
+	doc := s.Document(t, base)
+	s.Converge(t, doc)
+	all := func(string) bool { return true }
+	e := mute{fields: []string{"bridge", "tag"}, of: all}.engine(s, "near.port")
+	defer e.Close()
+	p, err := e.Plan(t.Context(), doc, plan.Options{})
+	if err != nil {
+		t.Fatal(err)
+	}
+	if len(p.Steps) > 0 || len(p.Drift) > 0 || len(p.Unsupported) > 0 {
+		t.Errorf("steps %v, drift %v, unsupported %v", p.Steps, p.Drift, p.Unsupported)
+	}
+	r, err := e.Drift(t.Context(), doc.Site)
+	if err != nil {
+		t.Fatal(err)
+	}
+	if len(r.Drifted) > 0 {
+		t.Errorf("drift: %+v", r.Drifted)
+	}
+	moved := s.Document(t, with(map[string]string{"n1/near.port/p0": `{"bridge":"br0","tag":12}`}))
+	if p, err = e.Plan(t.Context(), moved, plan.Options{}); err != nil {
+		t.Fatal(err)
+	}
+	if len(p.Steps) != 1 || p.Steps[0].Action != plan.Update {
+		t.Fatalf("a change of the document makes the steps %v", p.Steps)
+	}
+	if r, err := e.Apply(t.Context(), p, engine.ApplyOptions{Approve: p.Approval()}); err != nil || r.Run.Status != state.RunApplied {
+		t.Fatalf("%s %s: %v", r.Run.Status, r.Run.Message, err)
+	}
+	if port := thingOf(t, s, "n1", "near.port", "p0"); port.Spec["tag"] != int64(12) {
+		t.Errorf("the tag is %v", port.Spec["tag"])
+	}
+}
+
+// A kind of which a required field is told of nothing that is there cannot be managed; where it is told of something, what
+// lacks it is unknown in that alone.
+func TestRequiredFieldThatNobodyTells(t *testing.T) {
+	s := enginetest.New()
+	doc := s.Document(t, base)
+	s.Converge(t, doc)
+	const at, field = "far.net", "cidr"
+	s.Kinds[at].Field(field).Required = true
+	count := 0
+	for _, c := range []struct {
+		of  func(string) bool
+		bad bool
+	}{
+		{func(string) bool { return true }, true},
+		{func(string) bool { count++; return count%2 == 0 }, false},
+	} {
+		e := mute{fields: []string{field}, of: c.of}.engine(s, at)
+		p, err := e.Plan(t.Context(), doc, plan.Options{})
+		e.Close()
+		if err != nil {
+			t.Fatal(err)
+		}
+		// Things of it are recorded: this may as well be a wrong server.
+		said := slices.ContainsFunc(p.Unknown, func(u plan.Unknown) bool { return u.Kind == at && strings.Contains(u.Error, "does not tell the cidr") })
+		if said != c.bad || len(p.Steps) > 0 {
+			t.Errorf("%s without %s: unknown %v, steps %v", at, field, p.Unknown, p.Steps)
+		}
+	}
+}

@@ -1,0 +1,118 @@
+package carbide_test
+
+import (
+	"slices"
+	"testing"
+	"time"
+
+	"github.com/google/go-cmp/cmp"
+
+	"converge.dev/converge/providers"
+	"converge.dev/converge/providers/carbide/carbidesim"
+	"converge.dev/converge/providers/providertest"
+	"converge.dev/converge/schema"
+	"converge.dev/converge/schema/load"
+)
+
+// TestLawsOfGenerations runs the laws of what differs on servers of later generations.
+func TestLawsOfGenerations(t *testing.T) {
+	differs := []string{
+		"carbide.tenant", "carbide.vpc", "carbide.vpc_prefix", "carbide.network_segment", "carbide.network_security_group",
+		"carbide.expected_machine", "carbide.machine", "carbide.instance_type", "carbide.sku",
+	}
+	other := func(kind string) bool { return !slices.Contains(differs, kind) }
+	descriptions, err := load.New()
+	if err != nil {
+		t.Fatal(err)
+	}
+	kinds := map[string]*schema.Kind{}
+	for _, kind := range differs {
+		kinds[kind] = descriptions.Kinds()[kind]
+	}
+	for _, g := range carbidesim.Generations[1:] {
+		t.Run(string(g), func(t *testing.T) {
+			world := func(changes ...func(*carbidesim.Options)) func(t *testing.T) providertest.World {
+				return func(t *testing.T) providertest.World {
+					w := lawWorld(t, append(changes, func(o *carbidesim.Options) { o.Generation = g })...)
+					w.Provider.Kinds = slices.DeleteFunc(w.Provider.Kinds, func(k providers.Served) bool { return other(k.Name) })
+					return w
+				}
+			}
+			sample := slices.DeleteFunc(cases(hosts(t)), func(c providertest.Case) bool { return other(c.Kind) || c.Name == "guarded" })
+			providertest.Run(t, providertest.Suite{
+				Kinds: kinds, Cases: hosted(sample, world(withHosts)), Open: world(), Parallel: true,
+			})
+		})
+	}
+}
+
+// Whatever a generation fills, the same things are seen of it.
+func TestGenerationsReadAlike(t *testing.T) {
+	look := func(g carbidesim.Generation) map[string]providers.Thing {
+		s := newSite(t, carbidesim.Options{Generation: g, Hosts: carbidesim.Hosts{Count: 3, Unhealthy: 1, Maintenance: 1}, Rules: lawRules})
+		s.make("tenant", "acme", schema.Object{"display_name": "Acme", "routing_profile": "internal"})
+		s.make("network_security_group", "web", schema.Object{"tenant": "acme", "stateful_egress": false})
+		s.make("vpc", "prod", schema.Object{
+			"tenant": "acme", "virtualization": "fnn", "vni": int64(60001), "routing_profile": "internal",
+			"network_security_group": id("network_security_group", "web"), "labels": labels("env", "prod"),
+		})
+		s.make("vpc_prefix", "ten", schema.Object{"vpc": id("vpc", "prod"), "prefix": "10.0.0.0/16"})
+		s.make("network_segment", "a", schema.Object{
+			"vpc": id("vpc", "prod"), "type": "tenant", "mtu": int64(1500),
+			"prefixes": []any{map[string]any{"prefix": "10.0.1.0/24", "gateway": "10.0.1.1", "reserve_first": int64(2)}},
+		})
+		s.Advance(time.Hour)
+		seen := map[string]providers.Thing{}
+		for _, noun := range []string{"vpc", "vpc_prefix", "network_segment", "machine"} {
+			things, err := s.kind(noun).Observe(t.Context(), nil)
+			if err != nil {
+				t.Fatal(err)
+			}
+			for _, thing := range things {
+				thing.Version = ""
+				seen[noun+" "+thing.ID] = thing
+			}
+		}
+		return seen
+	}
+	want := look(carbidesim.May)
+	if len(want) < 6 {
+		t.Fatalf("%d things", len(want))
+	}
+	for _, g := range carbidesim.Generations[1:] {
+		got := look(g)
+		for at, w := range want {
+			if diff := cmp.Diff(w, got[at]); diff != "" {
+				t.Errorf("%s: %s (-may +%s):\n%s", g, at, g, diff)
+			}
+		}
+	}
+}
+
+// A VPC goes once its prefixes are gone, and what is on its way out is told as such.
+func TestVPCWaitsForItsPrefixes(t *testing.T) {
+	s := newSite(t, carbidesim.Options{Generation: carbidesim.August})
+	vpc := s.make("vpc", "prod", schema.Object{"tenant": "acme", "virtualization": "ethernet_virtualizer"})
+	prefix := s.make("vpc_prefix", "ten", schema.Object{"vpc": vpc.ID, "prefix": "10.0.0.0/16"})
+	if p := s.see("vpc_prefix", prefix.ID); p.Phase != providers.Pending {
+		t.Errorf("a new prefix is %s", p.Phase)
+	}
+	s.Advance(time.Minute)
+	now := s.see("vpc_prefix", prefix.ID)
+	if now.Phase != providers.Ready {
+		t.Errorf("a prefix is %s after a minute", now.Phase)
+	}
+	prefix.Have = now.Spec
+	s.class("deleting a VPC with a prefix", s.kind("vpc").Delete(t.Context(), vpc), providers.Busy)
+	if err := s.kind("vpc_prefix").Delete(t.Context(), prefix); err != nil {
+		t.Fatal(err)
+	}
+	if p := s.see("vpc_prefix", prefix.ID); p.Phase != providers.Leaving {
+		t.Errorf("a deleted prefix is %s", p.Phase)
+	}
+	s.class("deleting a VPC whose prefix drains", s.kind("vpc").Delete(t.Context(), vpc), providers.Busy)
+	s.Advance(time.Hour)
+	if err := s.kind("vpc").Delete(t.Context(), vpc); err != nil {
+		t.Error(err)
+	}
+}
