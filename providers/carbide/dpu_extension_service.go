@@ -1,11 +1,13 @@
 package carbide
 
 import (
+	"cmp"
 	"context"
 	"strconv"
 
 	"google.golang.org/grpc/codes"
 	"google.golang.org/grpc/status"
+	"google.golang.org/protobuf/proto"
 
 	"converge.dev/converge/providers"
 	"converge.dev/converge/providers/carbide/forge"
@@ -84,7 +86,7 @@ func (k extensionServices) create(ctx context.Context, c *providers.Call) error 
 		TenantOrganizationId: text(c.Want, "tenant"),
 		Data:                 text(c.Want, "manifest"),
 		Credential:           credential,
-		Observability:        writeObservability(c.Want),
+		Observability:        writeObservability(c.Want, nil),
 	})
 	c.Chose(made.GetServiceId())
 	if status.Code(err) == codes.FailedPrecondition || status.Code(err) == codes.AlreadyExists {
@@ -113,7 +115,8 @@ func (k extensionServices) update(ctx context.Context, c *providers.Call, now *f
 	latest, description := now.GetLatestVersionInfo(), text(c.Want, "description")
 	described := now.GetServiceName() != c.Ref.Name || now.GetDescription() != description
 	data := text(c.Want, "manifest") != latest.GetData()
-	collected := schema.Object{"": readObservability(writeObservability(c.Want))}.Digest() != schema.Object{"": readObservability(latest.GetObservability())}.Digest()
+	observability := writeObservability(c.Want, latest.GetObservability())
+	collected := schema.Object{"": readObservability(observability)}.Digest() != schema.Object{"": readObservability(latest.GetObservability())}.Digest()
 	taken := credential == nil && latest.GetHasCredential()
 	request := &forge.UpdateDpuExtensionServiceRequest{ServiceId: c.ID, IfVersionCtrMatch: &now.VersionCtr}
 	if described {
@@ -131,7 +134,7 @@ func (k extensionServices) update(ctx context.Context, c *providers.Call, now *f
 	whole := &forge.UpdateDpuExtensionServiceRequest{
 		ServiceId: request.ServiceId, IfVersionCtrMatch: request.IfVersionCtrMatch,
 		ServiceName: request.ServiceName, Description: request.Description,
-		Data: text(c.Want, "manifest"), Credential: credential, Observability: writeObservability(c.Want),
+		Data: text(c.Want, "manifest"), Credential: credential, Observability: observability,
 	}
 	_, err = k.UpdateDpuExtensionService(ctx, whole)
 	if status.Code(err) == codes.InvalidArgument && !data && !taken { // all of it is as it was accepted once, so nothing runs differently
@@ -189,40 +192,46 @@ func credentialOf(spec schema.Object) (*forge.DpuExtensionServiceCredential, err
 }
 
 func readObservability(o *forge.DpuExtensionServiceObservability) []any {
-	return list(o.GetConfigs(), func(c *forge.DpuExtensionServiceObservabilityConfig) any {
-		one := map[string]any{}
-		put(one, "name", c.GetName())
-		if p := c.GetPrometheus(); p != nil {
-			one["prometheus"] = map[string]any{"endpoint": p.GetEndpoint(), "scrape_interval_seconds": int64(p.GetScrapeIntervalSeconds())}
-		}
-		if l := c.GetLogging(); l != nil {
-			one["logging"] = map[string]any{"path": l.GetPath()}
-		}
-		return one
-	})
+	return list(o.GetConfigs(), func(c *forge.DpuExtensionServiceObservabilityConfig) any { return readCollector(c) })
 }
 
-// writeObservability is nil when nothing is to be collected.
-func writeObservability(spec schema.Object) *forge.DpuExtensionServiceObservability {
-	var out *forge.DpuExtensionServiceObservability
-	for _, one := range structs(spec, "observability") {
-		if out == nil {
-			out = &forge.DpuExtensionServiceObservability{}
-		}
-		c := &forge.DpuExtensionServiceObservabilityConfig{Name: optional(one, "name")}
-		if p, ok := one["prometheus"].(map[string]any); ok {
-			prometheus := &forge.DpuExtensionServiceObservabilityConfigPrometheus{Endpoint: text(p, "endpoint")}
-			if n := number[uint32](p, "scrape_interval_seconds"); n != nil {
-				prometheus.ScrapeIntervalSeconds = *n
-			}
-			c.Config = &forge.DpuExtensionServiceObservabilityConfig_Prometheus{Prometheus: prometheus}
-		}
-		if l, ok := one["logging"].(map[string]any); ok {
-			c.Config = &forge.DpuExtensionServiceObservabilityConfig_Logging{
-				Logging: &forge.DpuExtensionServiceObservabilityConfigLogging{Path: text(l, "path")},
-			}
-		}
-		out.Configs = append(out.Configs, c)
+func readCollector(c *forge.DpuExtensionServiceObservabilityConfig) map[string]any {
+	one := map[string]any{}
+	put(one, "name", c.GetName())
+	if p := c.GetPrometheus(); p != nil {
+		one["prometheus"] = map[string]any{"endpoint": p.GetEndpoint(), "scrape_interval_seconds": int64(p.GetScrapeIntervalSeconds())}
 	}
+	if l := c.GetLogging(); l != nil {
+		one["logging"] = map[string]any{"path": l.GetPath()}
+	}
+	return one
+}
+
+// writeObservability changes what is collected, which is nil for a new service, to what is wanted. It is nil when nothing is
+// to be collected.
+func writeObservability(spec schema.Object, now *forge.DpuExtensionServiceObservability) *forge.DpuExtensionServiceObservability {
+	configs := renew(now.GetConfigs(), structs(spec, "observability"), readCollector, writeCollector, "name")
+	if len(configs) == 0 {
+		return nil
+	}
+	out := &forge.DpuExtensionServiceObservability{}
+	if now != nil {
+		out = proto.CloneOf(now)
+	}
+	out.Configs = configs
 	return out
+}
+
+func writeCollector(one map[string]any, c *forge.DpuExtensionServiceObservabilityConfig) {
+	c.Name = optional(one, "name")
+	if p, ok := one["prometheus"].(map[string]any); ok {
+		prometheus := cmp.Or(c.GetPrometheus(), &forge.DpuExtensionServiceObservabilityConfigPrometheus{})
+		prometheus.Endpoint, prometheus.ScrapeIntervalSeconds = text(p, "endpoint"), count(p, "scrape_interval_seconds")
+		c.Config = &forge.DpuExtensionServiceObservabilityConfig_Prometheus{Prometheus: prometheus}
+	}
+	if l, ok := one["logging"].(map[string]any); ok {
+		logging := cmp.Or(c.GetLogging(), &forge.DpuExtensionServiceObservabilityConfigLogging{})
+		logging.Path = text(l, "path")
+		c.Config = &forge.DpuExtensionServiceObservabilityConfig_Logging{Logging: logging}
+	}
 }

@@ -89,14 +89,7 @@ func (expectedMachines) thing(o expectedMachine) providers.Thing {
 	put(spec, "sku", o.GetSkuId())
 	put(spec, "rack_id", o.GetRackId().GetId())
 	putList(spec, "fallback_dpu_serial_numbers", list(o.GetFallbackDpuSerialNumbers(), func(s string) any { return s }))
-	putList(spec, "host_nics", list(o.GetHostNics(), func(n *forge.ExpectedHostNic) any {
-		nic := map[string]any{"mac_address": strings.ToLower(n.GetMacAddress()), "primary": n.GetPrimary()}
-		put(nic, "nic_type", n.GetNicType())
-		put(nic, "fixed_ip", n.GetFixedIp())
-		put(nic, "fixed_mask", n.GetFixedMask())
-		put(nic, "fixed_gateway", n.GetFixedGateway())
-		return nic
-	}))
+	putList(spec, "host_nics", list(o.GetHostNics(), func(n *forge.ExpectedHostNic) any { return readNIC(n) }))
 	status := schema.Object{}
 	put(status, "machine", o.found.GetMachineId().GetId())
 	put(status, "bmc_endpoint", o.found.GetExploredEndpointAddress())
@@ -154,8 +147,10 @@ func writeExpectedMachine(c *providers.Call, o *forge.ExpectedMachine) *forge.Ex
 	o.FallbackDpuSerialNumbers = words(c.Want, "fallback_dpu_serial_numbers")
 	o.Metadata = writeMetadata(c, o.Metadata, c.Ref.Name)
 	o.SkuId = optional(c.Want, "sku")
-	o.RackId = writeRack(c)
-	o.DpuMode = dpuModes.value(c.Want["dpu_mode"]).Enum()
+	o.RackId = writeRack(c, o.RackId)
+	if mode := c.Want["dpu_mode"]; mode != dpuModes.word(o.GetDpuMode()) {
+		o.DpuMode = dpuModes.value(mode).Enum()
+	}
 	o.DefaultPauseIngestionAndPoweron = &pause
 	o.IsDpfEnabled = &dpf
 	//lint:ignore SA1019 it must not contradict its successor
@@ -164,23 +159,35 @@ func writeExpectedMachine(c *providers.Call, o *forge.ExpectedMachine) *forge.Ex
 		o.HostLifecycleProfile = &forge.HostLifecycleProfile{}
 	}
 	o.HostLifecycleProfile.DisableLockdown = &lockdown
-	o.HostNics = nil
-	for _, n := range structs(c.Want, "host_nics") {
-		nic := &forge.ExpectedHostNic{
-			MacAddress: text(n, "mac_address"), NicType: optional(n, "nic_type"),
-			FixedIp: optional(n, "fixed_ip"), FixedMask: optional(n, "fixed_mask"), FixedGateway: optional(n, "fixed_gateway"),
-		}
-		if primary := truth(n, "primary"); primary {
-			nic.Primary = &primary
-		}
-		o.HostNics = append(o.HostNics, nic)
-	}
+	o.HostNics = renew(o.HostNics, structs(c.Want, "host_nics"), readNIC, writeNIC, "mac_address")
 	return o
 }
 
-func writeRack(c *providers.Call) *forge.RackId {
-	if id := text(c.Want, "rack_id"); id != "" {
+func readNIC(n *forge.ExpectedHostNic) map[string]any {
+	nic := map[string]any{"mac_address": strings.ToLower(n.GetMacAddress()), "primary": n.GetPrimary()}
+	put(nic, "nic_type", n.GetNicType())
+	put(nic, "fixed_ip", n.GetFixedIp())
+	put(nic, "fixed_mask", n.GetFixedMask())
+	put(nic, "fixed_gateway", n.GetFixedGateway())
+	return nic
+}
+
+func writeNIC(n map[string]any, nic *forge.ExpectedHostNic) {
+	nic.MacAddress, nic.NicType = text(n, "mac_address"), optional(n, "nic_type")
+	nic.FixedIp, nic.FixedMask, nic.FixedGateway = optional(n, "fixed_ip"), optional(n, "fixed_mask"), optional(n, "fixed_gateway")
+	nic.Primary = nil
+	if primary := truth(n, "primary"); primary {
+		nic.Primary = &primary
+	}
+}
+
+func writeRack(c *providers.Call, now *forge.RackId) *forge.RackId {
+	switch id := text(c.Want, "rack_id"); id {
+	case "":
+		return nil
+	case now.GetId():
+		return now
+	default:
 		return &forge.RackId{Id: id}
 	}
-	return nil
 }

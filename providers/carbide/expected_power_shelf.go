@@ -81,6 +81,6 @@ func writeExpectedShelf(c *providers.Call, o *forge.ExpectedPowerShelf) *forge.E
 	o.BmcIpAddress = text(c.Want, "bmc_ip_address")
 	o.ShelfSerialNumber = text(c.Want, "shelf_serial_number")
 	o.Metadata = writeMetadata(c, o.Metadata, c.Ref.Name)
-	o.RackId = writeRack(c)
+	o.RackId = writeRack(c, o.RackId)
 	return o
 }

@@ -1,12 +1,12 @@
 package carbide
 
 import (
+	"cmp"
 	"context"
 	"strings"
 
 	"converge.dev/converge/providers"
 	"converge.dev/converge/providers/carbide/forge"
-	"converge.dev/converge/schema"
 )
 
 // writeConfig changes what may change in a configuration that is there.
@@ -61,7 +61,7 @@ func readInterface(i *forge.InstanceInterfaceConfig) map[string]any {
 		"device_instance": int64(i.GetDeviceInstance()),
 	}
 	put(o, "vpc_prefix", i.GetVpcPrefixId().GetValue())
-	if i.GetVpcPrefixId() == nil { // otherwise this is the link network that the site made
+	if i.GetVpcPrefixId() == nil && i.GetVpc() == nil { // otherwise this is the link network that the site made
 		segment := i.GetSegmentId().GetValue()
 		if segment == "" {
 			segment = i.GetNetworkSegmentId().GetValue()
@@ -92,39 +92,10 @@ func readInterfaceStatus(i *forge.InstanceInterfaceStatus) map[string]any {
 	return o
 }
 
-// A port says which function of a host an interface is.
-type port struct {
-	function, device string
-	instance, number int64
-}
-
-func portOf(o map[string]any) port {
-	p := port{text(o, "function"), text(o, "device"), 0, -1}
-	p.instance, _ = o["device_instance"].(int64)
-	if n, ok := o["virtual_function_id"].(int64); ok {
-		p.number = n
-	}
-	return p
-}
-
 // writeInterfaces replaces the interfaces. One that is on the same port and says the same is left as it is, so that the
 // service sees no change.
 func writeInterfaces(want []map[string]any, network *forge.InstanceNetworkConfig) {
-	have := make(map[port]*forge.InstanceInterfaceConfig, len(network.Interfaces))
-	for _, i := range network.Interfaces {
-		have[portOf(readInterface(i))] = i
-	}
-	network.Interfaces = nil
-	for _, o := range want {
-		i := have[portOf(o)]
-		if i == nil {
-			i = &forge.InstanceInterfaceConfig{}
-		}
-		if schema.Object(readInterface(i)).Digest() != schema.Object(o).Digest() {
-			writeInterface(o, i)
-		}
-		network.Interfaces = append(network.Interfaces, i)
-	}
+	network.Interfaces = renew(network.Interfaces, want, readInterface, writeInterface, "function", "device", "device_instance", "virtual_function_id")
 }
 
 func writeInterface(o map[string]any, i *forge.InstanceInterfaceConfig) {
@@ -136,30 +107,31 @@ func writeInterface(o map[string]any, i *forge.InstanceInterfaceConfig) {
 	if n := number[uint32](o, "device_instance"); n != nil {
 		i.DeviceInstance = *n
 	}
-	i.NetworkSegmentId, i.NetworkDetails = nil, nil
 	if id := text(o, "segment"); id != "" {
+		i.NetworkSegmentId = nil
 		i.NetworkDetails = &forge.InstanceInterfaceConfig_SegmentId{SegmentId: &forge.NetworkSegmentId{Value: id}}
 	}
 	if id := text(o, "vpc_prefix"); id != "" {
+		i.NetworkSegmentId = nil
 		i.NetworkDetails = &forge.InstanceInterfaceConfig_VpcPrefixId{VpcPrefixId: &forge.VpcPrefixId{Value: id}}
 	}
-	i.Ipv6InterfaceConfig = nil
 	if six, ok := o["ipv6"].(map[string]any); ok {
-		i.Ipv6InterfaceConfig = &forge.InstanceInterfaceIpv6Config{
-			VpcPrefixId: &forge.VpcPrefixId{Value: text(six, "vpc_prefix")},
-			IpAddress:   optional(six, "ip_address"),
-		}
+		i.Ipv6InterfaceConfig = cmp.Or(i.Ipv6InterfaceConfig, &forge.InstanceInterfaceIpv6Config{})
+		i.Ipv6InterfaceConfig.VpcPrefixId = &forge.VpcPrefixId{Value: text(six, "vpc_prefix")}
+		i.Ipv6InterfaceConfig.IpAddress = optional(six, "ip_address")
+	} else {
+		i.Ipv6InterfaceConfig = nil
 	}
-	prefixes := words(o, "anycast_prefixes")
+	var prefixes []map[string]any
+	for _, p := range words(o, "anycast_prefixes") {
+		prefixes = append(prefixes, map[string]any{"prefix": p})
+	}
 	if len(prefixes) == 0 {
 		i.RoutingProfile = nil
 		return
 	}
-	if i.RoutingProfile == nil {
-		i.RoutingProfile = &forge.InstanceInterfaceRoutingProfile{}
-	}
-	i.RoutingProfile.AllowedAnycastPrefixes = nil
-	for _, p := range prefixes {
-		i.RoutingProfile.AllowedAnycastPrefixes = append(i.RoutingProfile.AllowedAnycastPrefixes, &forge.PrefixFilterPolicyEntry{Prefix: p})
-	}
+	i.RoutingProfile = cmp.Or(i.RoutingProfile, &forge.InstanceInterfaceRoutingProfile{})
+	i.RoutingProfile.AllowedAnycastPrefixes = renew(i.RoutingProfile.AllowedAnycastPrefixes, prefixes,
+		func(p *forge.PrefixFilterPolicyEntry) map[string]any { return map[string]any{"prefix": p.GetPrefix()} },
+		func(o map[string]any, p *forge.PrefixFilterPolicyEntry) { p.Prefix = text(o, "prefix") }, "prefix")
 }

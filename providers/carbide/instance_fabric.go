@@ -1,6 +1,7 @@
 package carbide
 
 import (
+	"cmp"
 	"context"
 	"strconv"
 	"strings"
@@ -68,40 +69,35 @@ var deployments = enum[forge.DpuExtensionServiceDeploymentStatus]{
 // writeFabrics replaces these sections. What is asked for as it is there is left as it is, so that the service sees no
 // change and what the schema does not have is kept.
 func (k instances) writeFabrics(ctx context.Context, c *providers.Call, config *forge.InstanceConfig) error {
-	ib := renew(config.GetInfiniband().GetIbInterfaces(), structs(c.Want, "infiniband"), readIB, writeIB)
-	if config.Infiniband = nil; len(ib) > 0 {
-		config.Infiniband = &forge.InstanceInfinibandConfig{IbInterfaces: ib}
+	ib := renew(config.GetInfiniband().GetIbInterfaces(), structs(c.Want, "infiniband"), readIB, writeIB, "device", "device_instance")
+	if len(ib) == 0 {
+		config.Infiniband = nil
+	} else {
+		config.Infiniband = cmp.Or(config.Infiniband, &forge.InstanceInfinibandConfig{})
+		config.Infiniband.IbInterfaces = ib
 	}
-	gpus := renew(config.GetNvlink().GetGpuConfigs(), structs(c.Want, "nvlink"), readGPU, writeGPU)
-	if config.Nvlink = nil; len(gpus) > 0 {
-		config.Nvlink = &forge.InstanceNVLinkConfig{GpuConfigs: gpus}
+	gpus := renew(config.GetNvlink().GetGpuConfigs(), structs(c.Want, "nvlink"), readGPU, writeGPU, "gpu")
+	if len(gpus) == 0 {
+		config.Nvlink = nil
+	} else {
+		config.Nvlink = cmp.Or(config.Nvlink, &forge.InstanceNVLinkConfig{})
+		config.Nvlink.GpuConfigs = gpus
 	}
-	spx := renew(config.GetSpxconfig().GetSpxAttachments(), structs(c.Want, "spx"), readSpx, writeSpx)
-	if config.Spxconfig = nil; len(spx) > 0 {
-		config.Spxconfig = &forge.InstanceSpxConfig{SpxAttachments: spx}
+	spx := renew(config.GetSpxconfig().GetSpxAttachments(), structs(c.Want, "spx"), readSpx, writeSpx, "device", "device_instance")
+	if len(spx) == 0 {
+		config.Spxconfig = nil
+	} else {
+		config.Spxconfig = cmp.Or(config.Spxconfig, &forge.InstanceSpxConfig{})
+		config.Spxconfig.SpxAttachments = spx
 	}
-	services := renew(config.GetDpuExtensionServices().GetServiceConfigs(), structs(c.Want, "dpu_extension_services"), readService, writeService)
-	if config.DpuExtensionServices = nil; len(services) > 0 {
-		config.DpuExtensionServices = &forge.InstanceDpuExtensionServicesConfig{ServiceConfigs: services}
+	services := renew(config.GetDpuExtensionServices().GetServiceConfigs(), structs(c.Want, "dpu_extension_services"), readService, writeService, "service")
+	if len(services) == 0 {
+		config.DpuExtensionServices = nil
+	} else {
+		config.DpuExtensionServices = cmp.Or(config.DpuExtensionServices, &forge.InstanceDpuExtensionServicesConfig{})
+		config.DpuExtensionServices.ServiceConfigs = services
 	}
 	return k.pin(ctx, services)
-}
-
-// renew gives the wanted elements of a list of messages, those that are there already as they are.
-func renew[M any](have []M, want []map[string]any, read func(M) map[string]any, write func(map[string]any) M) []M {
-	same := make(map[string]M, len(have))
-	for _, m := range have {
-		same[schema.Object(read(m)).Digest()] = m
-	}
-	var out []M
-	for _, o := range want {
-		m, ok := same[schema.Object(o).Digest()]
-		if !ok {
-			m = write(o)
-		}
-		out = append(out, m)
-	}
-	return out
 }
 
 func readIB(i *forge.InstanceIBInterfaceConfig) map[string]any {
@@ -113,11 +109,9 @@ func readIB(i *forge.InstanceIBInterfaceConfig) map[string]any {
 }
 
 // writeIB asks for a physical function: the service has no other on InfiniBand.
-func writeIB(o map[string]any) *forge.InstanceIBInterfaceConfig {
-	return &forge.InstanceIBInterfaceConfig{
-		IbPartitionId: &forge.IBPartitionId{Value: text(o, "ib_partition")}, Device: text(o, "device"), Vendor: optional(o, "vendor"),
-		DeviceInstance: count(o, "device_instance"), FunctionType: forge.InterfaceFunctionType_PHYSICAL,
-	}
+func writeIB(o map[string]any, i *forge.InstanceIBInterfaceConfig) {
+	i.IbPartitionId, i.Device, i.Vendor = &forge.IBPartitionId{Value: text(o, "ib_partition")}, text(o, "device"), optional(o, "vendor")
+	i.DeviceInstance, i.FunctionType = count(o, "device_instance"), forge.InterfaceFunctionType_PHYSICAL
 }
 
 func readGPU(g *forge.InstanceNVLinkGpuConfig) map[string]any {
@@ -126,12 +120,11 @@ func readGPU(g *forge.InstanceNVLinkGpuConfig) map[string]any {
 	return o
 }
 
-func writeGPU(o map[string]any) *forge.InstanceNVLinkGpuConfig {
-	g := &forge.InstanceNVLinkGpuConfig{DeviceInstance: count(o, "gpu")}
+func writeGPU(o map[string]any, g *forge.InstanceNVLinkGpuConfig) {
+	g.DeviceInstance, g.LogicalPartitionId = count(o, "gpu"), nil
 	if id := text(o, "logical_partition"); id != "" {
 		g.LogicalPartitionId = &forge.NVLinkLogicalPartitionId{Value: id}
 	}
-	return g
 }
 
 var attachmentTypes = enum[forge.SpxAttachmentType]{
@@ -147,11 +140,9 @@ func readSpx(a *forge.InstanceSpxAttachment) map[string]any {
 	}
 }
 
-func writeSpx(o map[string]any) *forge.InstanceSpxAttachment {
-	return &forge.InstanceSpxAttachment{
-		Device: text(o, "device"), DeviceInstance: count(o, "device_instance"),
-		SpxPartitionId: &forge.SpxPartitionId{Value: text(o, "spx_partition")}, AttachmentType: attachmentTypes.value(o["type"]),
-	}
+func writeSpx(o map[string]any, a *forge.InstanceSpxAttachment) {
+	a.Device, a.DeviceInstance = text(o, "device"), count(o, "device_instance")
+	a.SpxPartitionId, a.AttachmentType = &forge.SpxPartitionId{Value: text(o, "spx_partition")}, attachmentTypes.value(o["type"])
 }
 
 func readService(e *forge.InstanceDpuExtensionServiceConfig) map[string]any {
@@ -159,8 +150,8 @@ func readService(e *forge.InstanceDpuExtensionServiceConfig) map[string]any {
 }
 
 // writeService leaves the version as its number; pin completes it.
-func writeService(o map[string]any) *forge.InstanceDpuExtensionServiceConfig {
-	return &forge.InstanceDpuExtensionServiceConfig{ServiceId: text(o, "service"), Version: "V" + strconv.Itoa(int(count(o, "version")))}
+func writeService(o map[string]any, e *forge.InstanceDpuExtensionServiceConfig) {
+	e.ServiceId, e.Version = text(o, "service"), "V"+strconv.Itoa(int(count(o, "version")))
 }
 
 // pin completes the versions of services. A document has their numbers, which the service counts up and never uses twice;

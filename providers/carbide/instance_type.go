@@ -1,6 +1,7 @@
 package carbide
 
 import (
+	"cmp"
 	"context"
 
 	"converge.dev/converge/providers"
@@ -100,41 +101,33 @@ func readCapability(c *forge.InstanceTypeMachineCapabilityFilterAttributes) map[
 }
 
 // writeCapabilities replaces the capabilities of a type. The service compares them in order and field by field, and
-// allows no difference once machines belong to the type: those in the same place that say the same are left as they
-// are.
+// allows no difference once machines belong to the type: those that say the same are left as they are.
 func writeCapabilities(c *providers.Call, now *forge.InstanceTypeAttributes) *forge.InstanceTypeAttributes {
 	if now == nil {
 		now = &forge.InstanceTypeAttributes{}
 	}
-	have := now.DesiredCapabilities
-	now.DesiredCapabilities = nil
-	for i, capability := range structs(c.Want, "capabilities") {
-		if i < len(have) && schema.Object(capability).Digest() == schema.Object(readCapability(have[i])).Digest() {
-			now.DesiredCapabilities = append(now.DesiredCapabilities, have[i])
-			continue
-		}
-		now.DesiredCapabilities = append(now.DesiredCapabilities, writeCapability(capability))
-	}
+	now.DesiredCapabilities = renew(now.DesiredCapabilities, structs(c.Want, "capabilities"), readCapability, writeCapability, "type", "name")
 	return now
 }
 
-func writeCapability(capability map[string]any) *forge.InstanceTypeMachineCapabilityFilterAttributes {
-	w := &forge.InstanceTypeMachineCapabilityFilterAttributes{
-		CapabilityType:   capabilityTypes.value(capability["type"]),
-		Name:             optional(capability, "name"),
-		Frequency:        optional(capability, "frequency"),
-		Capacity:         optional(capability, "capacity"),
-		Vendor:           optional(capability, "vendor"),
-		Count:            number[uint32](capability, "count"),
-		HardwareRevision: optional(capability, "hardware_revision"),
-		Cores:            number[uint32](capability, "cores"),
-		Threads:          number[uint32](capability, "threads"),
-	}
+func writeCapability(capability map[string]any, w *forge.InstanceTypeMachineCapabilityFilterAttributes) {
+	w.CapabilityType = capabilityTypes.value(capability["type"])
+	w.Name = optional(capability, "name")
+	w.Frequency = optional(capability, "frequency")
+	w.Capacity = optional(capability, "capacity")
+	w.Vendor = optional(capability, "vendor")
+	w.Count = number[uint32](capability, "count")
+	w.HardwareRevision = optional(capability, "hardware_revision")
+	w.Cores = number[uint32](capability, "cores")
+	w.Threads = number[uint32](capability, "threads")
 	if devices := counts(capability, "inactive_devices"); len(devices) > 0 {
-		w.InactiveDevices = &forge.Uint32List{Items: devices}
+		w.InactiveDevices = cmp.Or(w.InactiveDevices, &forge.Uint32List{})
+		w.InactiveDevices.Items = devices
+	} else {
+		w.InactiveDevices = nil
 	}
+	w.DeviceType = nil
 	if t := deviceTypes.value(capability["device_type"]); t != 0 {
 		w.DeviceType = &t
 	}
-	return w
 }

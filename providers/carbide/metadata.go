@@ -1,9 +1,6 @@
 package carbide
 
 import (
-	"maps"
-	"slices"
-
 	"google.golang.org/protobuf/proto"
 
 	"converge.dev/converge/providers"
@@ -78,9 +75,14 @@ func readMetadata(m *forge.Metadata, spec schema.Object) (mark providers.Mark) {
 // newMetadata makes the metadata of a new object.
 func newMetadata(c *providers.Call) *forge.Metadata { return writeMetadata(c, nil, c.Ref.Name) }
 
-// unlabelled makes metadata for kinds whose labels the service does not keep: there is no place for the mark.
-func unlabelled(c *providers.Call) *forge.Metadata {
-	return &forge.Metadata{Name: c.Ref.Name, Description: text(c.Want, "description")}
+// unlabelled changes metadata, which is nil for a new object, of kinds whose labels the service does not keep: there is no
+// place for the mark.
+func unlabelled(c *providers.Call, now *forge.Metadata) *forge.Metadata {
+	if now == nil {
+		now = &forge.Metadata{}
+	}
+	now.Name, now.Description = c.Ref.Name, text(c.Want, "description")
+	return now
 }
 
 // writeMetadata changes metadata, which is nil for a new object, to what is wanted, with the mark that the call brings.
@@ -88,15 +90,7 @@ func writeMetadata(c *providers.Call, now *forge.Metadata, name string) *forge.M
 	if now == nil {
 		now = &forge.Metadata{}
 	}
-	now.Name, now.Description, now.Labels = name, text(c.Want, "description"), nil
-	labels, _ := c.Want["labels"].(map[string]any)
-	for _, key := range slices.Sorted(maps.Keys(labels)) {
-		value, _ := labels[key].(string)
-		now.Labels = append(now.Labels, &forge.Label{Key: key, Value: &value})
-	}
-	if mark := c.Mark.String(); mark != "" {
-		now.Labels = append(now.Labels, &forge.Label{Key: providers.MarkKey, Value: &mark})
-	}
+	now.Name, now.Description, now.Labels = name, text(c.Want, "description"), labelled(c.Want, c.Mark, now.Labels)
 	return now
 }
 

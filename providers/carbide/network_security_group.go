@@ -225,19 +225,8 @@ func writeRules(c *providers.Call, now *forge.NetworkSecurityGroupAttributes) *f
 	if now == nil {
 		now = &forge.NetworkSecurityGroupAttributes{}
 	}
-	have := make(map[string]*forge.NetworkSecurityGroupRuleAttributes, len(now.Rules))
-	for _, r := range now.Rules {
-		have[r.GetId()] = r
-	}
-	now.StatefulEgress, now.Rules = truth(c.Want, "stateful_egress"), nil
-	for _, rule := range structs(c.Want, "rules") {
-		r := have[text(rule, "id")]
-		if r == nil {
-			r = &forge.NetworkSecurityGroupRuleAttributes{}
-		}
-		writeRule(rule, r)
-		now.Rules = append(now.Rules, r)
-	}
+	now.StatefulEgress = truth(c.Want, "stateful_egress")
+	now.Rules = renew(now.Rules, structs(c.Want, "rules"), readRule, writeRule, "id")
 	sortRules(now.Rules)
 	return now
 }
@@ -272,9 +261,8 @@ func wider(now, after *forge.NetworkSecurityGroupAttributes) *forge.NetworkSecur
 	for effect, r := range had {
 		shuts = shuts || permits(r) && has[effect] == nil
 	}
-	between := &forge.NetworkSecurityGroupAttributes{
-		StatefulEgress: now.GetStatefulEgress() || after.GetStatefulEgress(), Rules: slices.Clone(now.GetRules()),
-	}
+	between := proto.CloneOf(after)
+	between.StatefulEgress, between.Rules = now.GetStatefulEgress() || after.GetStatefulEgress(), slices.Clone(now.GetRules())
 	for effect, r := range has {
 		switch {
 		case had[effect] != nil:

@@ -59,7 +59,7 @@ func (k nvlinkPartitions) create(ctx context.Context, c *providers.Call) error {
 	made, err := k.CreateNVLinkLogicalPartition(ctx, &forge.NVLinkLogicalPartitionCreationRequest{
 		Id: &forge.NVLinkLogicalPartitionId{Value: c.ID},
 		Config: &forge.NVLinkLogicalPartitionConfig{
-			TenantOrganizationId: text(c.Want, "tenant"), Metadata: unlabelled(c),
+			TenantOrganizationId: text(c.Want, "tenant"), Metadata: unlabelled(c, nil),
 		},
 	})
 	c.Chose(made.GetId().GetValue())
@@ -72,7 +72,7 @@ func (k nvlinkPartitions) update(ctx context.Context, c *providers.Call, now *fo
 	if config == nil {
 		config = &forge.NVLinkLogicalPartitionConfig{TenantOrganizationId: text(c.Want, "tenant")}
 	}
-	config.Metadata = unlabelled(c)
+	config.Metadata = unlabelled(c, config.Metadata)
 	_, err := k.UpdateNVLinkLogicalPartition(ctx, &forge.NVLinkLogicalPartitionUpdateRequest{
 		Id: now.Id, Config: config, IfVersionMatch: &now.ConfigVersion,
 	})

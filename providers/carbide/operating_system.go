@@ -64,9 +64,7 @@ func (operatingSystems) thing(o *forge.OperatingSystem) providers.Thing {
 	put(spec, "script", o.GetIpxeScript())
 	put(spec, "template", o.GetIpxeTemplateId().GetValue())
 	put(spec, "user_data", o.GetUserData())
-	putList(spec, "parameters", list(o.GetIpxeTemplateParameters(), func(p *forge.IpxeTemplateParameter) any {
-		return map[string]any{"name": p.GetName(), "value": p.GetValue()}
-	}))
+	putList(spec, "parameters", list(o.GetIpxeTemplateParameters(), func(p *forge.IpxeTemplateParameter) any { return readParameter(p) }))
 	putList(spec, "artifacts", list(o.GetIpxeTemplateArtifacts(), func(a *forge.IpxeTemplateArtifact) any { return readArtifact(a) }))
 	word := stateWords[o.GetStatus()]
 	got := schema.Object{"state": word}
@@ -106,7 +104,7 @@ func (k operatingSystems) create(ctx context.Context, c *providers.Call) error {
 	}
 	if id := text(c.Want, "template"); id != "" {
 		request.IpxeTemplateId = &forge.IpxeTemplateId{Value: id}
-		request.IpxeTemplateParameters, request.IpxeTemplateArtifacts = writeParameters(c.Want), writeArtifacts(c.Want)
+		request.IpxeTemplateParameters, request.IpxeTemplateArtifacts = writeParameters(c.Want, nil), writeArtifacts(c.Want, nil)
 	}
 	made, err := k.CreateOperatingSystem(ctx, request)
 	c.Chose(made.GetId().GetValue())
@@ -150,9 +148,9 @@ func (k operatingSystems) update(ctx context.Context, c *providers.Call, now *fo
 		request.IpxeTemplateId = &forge.IpxeTemplateId{Value: id}
 	}
 	if differ("parameters") {
-		request.IpxeTemplateParameters = &forge.IpxeTemplateParameters{Items: writeParameters(c.Want)}
+		request.IpxeTemplateParameters = &forge.IpxeTemplateParameters{Items: writeParameters(c.Want, now.GetIpxeTemplateParameters())}
 	}
-	if items := writeArtifacts(c.Want); !slices.EqualFunc(sortedArtifacts(items), sortedArtifacts(now.GetIpxeTemplateArtifacts()), sameArtifact) {
+	if items := writeArtifacts(c.Want, now.GetIpxeTemplateArtifacts()); !slices.EqualFunc(sortedArtifacts(items), sortedArtifacts(now.GetIpxeTemplateArtifacts()), sameArtifact) {
 		request.IpxeTemplateArtifacts, needed = &forge.IpxeTemplateArtifacts{Items: items}, true
 	}
 	if !needed {
@@ -167,12 +165,15 @@ func (k operatingSystems) delete(ctx context.Context, c *providers.Call) error {
 	return err
 }
 
-func writeParameters(spec schema.Object) []*forge.IpxeTemplateParameter {
-	var out []*forge.IpxeTemplateParameter
-	for _, p := range structs(spec, "parameters") {
-		out = append(out, &forge.IpxeTemplateParameter{Name: text(p, "name"), Value: text(p, "value")})
-	}
-	return out
+func readParameter(p *forge.IpxeTemplateParameter) map[string]any {
+	return map[string]any{"name": p.GetName(), "value": p.GetValue()}
+}
+
+// writeParameters changes parameters, of which a new entry has none, to what is wanted.
+func writeParameters(spec schema.Object, now []*forge.IpxeTemplateParameter) []*forge.IpxeTemplateParameter {
+	return renew(now, structs(spec, "parameters"), readParameter, func(o map[string]any, p *forge.IpxeTemplateParameter) {
+		p.Name, p.Value = text(o, "name"), text(o, "value")
+	}, "name")
 }
 
 func readArtifact(a *forge.IpxeTemplateArtifact) map[string]any {
@@ -185,14 +186,15 @@ func readArtifact(a *forge.IpxeTemplateArtifact) map[string]any {
 	return o
 }
 
-func writeArtifacts(spec schema.Object) []*forge.IpxeTemplateArtifact {
-	var out []*forge.IpxeTemplateArtifact
-	for _, a := range structs(spec, "artifacts") {
-		out = append(out, &forge.IpxeTemplateArtifact{
-			Name: text(a, "name"), Url: text(a, "url"), Sha: optional(a, "sha"),
-			AuthType: optional(a, "auth_type"), AuthToken: optional(a, "auth_token"),
-			CacheStrategy: cacheStrategies.value(a["cache"]),
-		})
+// writeArtifacts changes artifacts, of which a new entry has none, to what is wanted.
+func writeArtifacts(spec schema.Object, now []*forge.IpxeTemplateArtifact) []*forge.IpxeTemplateArtifact {
+	out := renew(now, structs(spec, "artifacts"), readArtifact, func(o map[string]any, a *forge.IpxeTemplateArtifact) {
+		a.Name, a.Url, a.Sha = text(o, "name"), text(o, "url"), optional(o, "sha")
+		a.AuthType, a.AuthToken = optional(o, "auth_type"), optional(o, "auth_token")
+		a.CacheStrategy = cacheStrategies.value(o["cache"])
+	}, "name")
+	for _, a := range out {
+		a.CachedUrl = nil // the site's own business
 	}
 	return out
 }

@@ -1,6 +1,7 @@
 package carbide
 
 import (
+	"cmp"
 	"context"
 	"fmt"
 	"slices"
@@ -89,35 +90,45 @@ func readSKU(o *forge.SkuComponents) schema.Object {
 	chassis := map[string]any{"model": o.GetChassis().GetModel(), "architecture": o.GetChassis().GetArchitecture()}
 	put(chassis, "vendor", o.GetChassis().GetVendor())
 	spec := schema.Object{"chassis": chassis}
-	putList(spec, "cpus", list(o.GetCpus(), func(p *forge.SkuComponentCpu) any {
-		part := map[string]any{"model": p.GetModel(), "thread_count": int64(p.GetThreadCount()), "count": int64(p.GetCount())}
-		put(part, "vendor", p.GetVendor())
-		return part
-	}))
-	putList(spec, "gpus", list(o.GetGpus(), func(p *forge.SkuComponentGpu) any {
-		part := map[string]any{"model": p.GetModel(), "count": int64(p.GetCount())}
-		put(part, "vendor", p.GetVendor())
-		put(part, "total_memory", p.GetTotalMemory())
-		return part
-	}))
-	putList(spec, "infiniband_devices", list(o.GetInfinibandDevices(), func(p *forge.SkuComponentInfinibandDevices) any {
-		part := map[string]any{"model": p.GetModel(), "count": int64(p.GetCount())}
-		put(part, "vendor", p.GetVendor())
-		putList(part, "inactive_devices", list(p.GetInactiveDevices(), func(n uint32) any { return int64(n) }))
-		return part
-	}))
-	putList(spec, "storage", list(o.GetStorage(), func(p *forge.SkuComponentStorage) any {
-		return map[string]any{"model": p.GetModel(), "count": int64(p.GetCount())}
-	}))
-	putList(spec, "memory", list(o.GetMemory(), func(p *forge.SkuComponentMemory) any {
-		return map[string]any{"memory_type": p.GetMemoryType(), "capacity_mb": int64(p.GetCapacityMb()), "count": int64(p.GetCount())}
-	}))
+	putList(spec, "cpus", list(o.GetCpus(), func(p *forge.SkuComponentCpu) any { return readCPU(p) }))
+	putList(spec, "gpus", list(o.GetGpus(), func(p *forge.SkuComponentGpu) any { return readSKUGPU(p) }))
+	putList(spec, "infiniband_devices", list(o.GetInfinibandDevices(), func(p *forge.SkuComponentInfinibandDevices) any { return readSKUIB(p) }))
+	putList(spec, "storage", list(o.GetStorage(), func(p *forge.SkuComponentStorage) any { return readStorage(p) }))
+	putList(spec, "memory", list(o.GetMemory(), func(p *forge.SkuComponentMemory) any { return readMemory(p) }))
 	if o.GetTpm() != nil {
 		tpm := map[string]any{"version": o.GetTpm().GetVersion()}
 		put(tpm, "vendor", o.GetTpm().GetVendor())
 		spec["tpm"] = tpm
 	}
 	return spec
+}
+
+func readCPU(p *forge.SkuComponentCpu) map[string]any {
+	part := map[string]any{"model": p.GetModel(), "thread_count": int64(p.GetThreadCount()), "count": int64(p.GetCount())}
+	put(part, "vendor", p.GetVendor())
+	return part
+}
+
+func readSKUGPU(p *forge.SkuComponentGpu) map[string]any {
+	part := map[string]any{"model": p.GetModel(), "count": int64(p.GetCount())}
+	put(part, "vendor", p.GetVendor())
+	put(part, "total_memory", p.GetTotalMemory())
+	return part
+}
+
+func readSKUIB(p *forge.SkuComponentInfinibandDevices) map[string]any {
+	part := map[string]any{"model": p.GetModel(), "count": int64(p.GetCount())}
+	put(part, "vendor", p.GetVendor())
+	putList(part, "inactive_devices", list(p.GetInactiveDevices(), func(n uint32) any { return int64(n) }))
+	return part
+}
+
+func readStorage(p *forge.SkuComponentStorage) map[string]any {
+	return map[string]any{"model": p.GetModel(), "count": int64(p.GetCount())}
+}
+
+func readMemory(p *forge.SkuComponentMemory) map[string]any {
+	return map[string]any{"memory_type": p.GetMemoryType(), "capacity_mb": int64(p.GetCapacityMb()), "count": int64(p.GetCount())}
 }
 
 // sameParts reports whether two SKUs consist of the same, in whatever order.
@@ -145,35 +156,28 @@ func writeSKU(c *providers.Call, o *forge.Sku) *forge.Sku {
 	}
 	w := o.Components
 	chassis, _ := c.Want["chassis"].(map[string]any)
-	w.Chassis = &forge.SkuComponentChassis{
-		Vendor: text(chassis, "vendor"), Model: text(chassis, "model"), Architecture: text(chassis, "architecture"),
-	}
-	w.Cpus, w.Gpus, w.InfinibandDevices, w.Storage, w.Memory, w.Tpm = nil, nil, nil, nil, nil, nil
-	for _, p := range structs(c.Want, "cpus") {
-		w.Cpus = append(w.Cpus, &forge.SkuComponentCpu{
-			Vendor: text(p, "vendor"), Model: text(p, "model"), ThreadCount: count(p, "thread_count"), Count: count(p, "count"),
-		})
-	}
-	for _, p := range structs(c.Want, "gpus") {
-		w.Gpus = append(w.Gpus, &forge.SkuComponentGpu{
-			Vendor: text(p, "vendor"), Model: text(p, "model"), TotalMemory: text(p, "total_memory"), Count: count(p, "count"),
-		})
-	}
-	for _, p := range structs(c.Want, "infiniband_devices") {
-		w.InfinibandDevices = append(w.InfinibandDevices, &forge.SkuComponentInfinibandDevices{
-			Vendor: text(p, "vendor"), Model: text(p, "model"), Count: count(p, "count"), InactiveDevices: counts(p, "inactive_devices"),
-		})
-	}
-	for _, p := range structs(c.Want, "storage") {
-		w.Storage = append(w.Storage, &forge.SkuComponentStorage{Model: text(p, "model"), Count: count(p, "count")})
-	}
-	for _, p := range structs(c.Want, "memory") {
-		w.Memory = append(w.Memory, &forge.SkuComponentMemory{
-			MemoryType: text(p, "memory_type"), CapacityMb: count(p, "capacity_mb"), Count: count(p, "count"),
-		})
-	}
+	w.Chassis = cmp.Or(w.Chassis, &forge.SkuComponentChassis{})
+	w.Chassis.Vendor, w.Chassis.Model, w.Chassis.Architecture = text(chassis, "vendor"), text(chassis, "model"), text(chassis, "architecture")
+	w.Cpus = renew(w.Cpus, structs(c.Want, "cpus"), readCPU, func(p map[string]any, o *forge.SkuComponentCpu) {
+		o.Vendor, o.Model, o.ThreadCount, o.Count = text(p, "vendor"), text(p, "model"), count(p, "thread_count"), count(p, "count")
+	}, "vendor", "model")
+	w.Gpus = renew(w.Gpus, structs(c.Want, "gpus"), readSKUGPU, func(p map[string]any, o *forge.SkuComponentGpu) {
+		o.Vendor, o.Model, o.TotalMemory, o.Count = text(p, "vendor"), text(p, "model"), text(p, "total_memory"), count(p, "count")
+	}, "vendor", "model")
+	w.InfinibandDevices = renew(w.InfinibandDevices, structs(c.Want, "infiniband_devices"), readSKUIB, func(p map[string]any, o *forge.SkuComponentInfinibandDevices) {
+		o.Vendor, o.Model, o.Count, o.InactiveDevices = text(p, "vendor"), text(p, "model"), count(p, "count"), counts(p, "inactive_devices")
+	}, "vendor", "model")
+	w.Storage = renew(w.Storage, structs(c.Want, "storage"), readStorage, func(p map[string]any, o *forge.SkuComponentStorage) {
+		o.Model, o.Count = text(p, "model"), count(p, "count")
+	}, "model")
+	w.Memory = renew(w.Memory, structs(c.Want, "memory"), readMemory, func(p map[string]any, o *forge.SkuComponentMemory) {
+		o.MemoryType, o.CapacityMb, o.Count = text(p, "memory_type"), count(p, "capacity_mb"), count(p, "count")
+	}, "memory_type", "capacity_mb")
 	if tpm, ok := c.Want["tpm"].(map[string]any); ok {
-		w.Tpm = &forge.SkuComponentTpm{Vendor: text(tpm, "vendor"), Version: text(tpm, "version")}
+		w.Tpm = cmp.Or(w.Tpm, &forge.SkuComponentTpm{})
+		w.Tpm.Vendor, w.Tpm.Version = text(tpm, "vendor"), text(tpm, "version")
+	} else {
+		w.Tpm = nil
 	}
 	return o
 }

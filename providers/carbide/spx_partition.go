@@ -53,7 +53,7 @@ func (k spxPartitions) create(ctx context.Context, c *providers.Call) error {
 	made, err := k.CreateSpxPartition(ctx, &forge.SpxPartitionCreationRequest{
 		Id:                   &forge.SpxPartitionId{Value: c.ID},
 		TenantOrganizationId: text(c.Want, "tenant"),
-		Metadata:             unlabelled(c),
+		Metadata:             unlabelled(c, nil),
 		Vni:                  number[uint32](c.Want, "vni"),
 	})
 	c.Chose(made.GetId().GetValue())

@@ -5,6 +5,8 @@ import (
 	"context"
 	"time"
 
+	"google.golang.org/protobuf/proto"
+
 	"converge.dev/converge/providers"
 	"converge.dev/converge/providers/carbide/forge"
 	"converge.dev/converge/schema"
@@ -56,9 +58,14 @@ func (k tenants) create(ctx context.Context, c *providers.Call) error {
 }
 
 func (k tenants) update(ctx context.Context, c *providers.Call, now *forge.Tenant) error {
+	metadata := &forge.Metadata{}
+	if now.Metadata != nil {
+		metadata = proto.CloneOf(now.Metadata)
+	}
+	metadata.Name = cmp.Or(text(c.Want, "display_name"), c.ID)
 	_, err := k.UpdateTenant(ctx, &forge.UpdateTenantRequest{
 		OrganizationId:     c.ID,
-		Metadata:           &forge.Metadata{Name: cmp.Or(text(c.Want, "display_name"), c.ID)},
+		Metadata:           metadata,
 		IfVersionMatch:     &now.Version,
 		RoutingProfileType: optional(c.Want, "routing_profile"),
 	})

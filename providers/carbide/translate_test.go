@@ -4,6 +4,7 @@ import (
 	"testing"
 
 	"google.golang.org/protobuf/encoding/protowire"
+	"google.golang.org/protobuf/proto"
 
 	"converge.dev/converge/providers"
 	"converge.dev/converge/providers/carbide/forge"
@@ -79,22 +80,23 @@ func TestInterfacesKept(t *testing.T) {
 	delete(want[0], "vpc_prefix")
 	want[0]["segment"] = "net"
 	writeInterfaces(want, network)
-	if got := network.Interfaces[1]; got != same || got.GetVpcPrefixId().GetValue() != "block" || got.GetNetworkSegmentId().GetValue() != "linknet" {
+	if got := network.Interfaces[1]; !proto.Equal(got, same) || got.GetVpcPrefixId().GetValue() != "block" || got.GetNetworkSegmentId().GetValue() != "linknet" {
 		t.Errorf("the interface that stays became %v", got)
 	}
-	if got := network.Interfaces[0]; got != moved || got.GetSegmentId().GetValue() != "net" || got.GetNetworkSegmentId() != nil {
+	if got := network.Interfaces[0]; len(got.ProtoReflect().GetUnknown()) == 0 || got.GetDevice() != "b" || got.GetSegmentId().GetValue() != "net" || got.GetNetworkSegmentId() != nil {
 		t.Errorf("the interface that moves became %v", got)
 	}
 }
 
 // TestCapabilitiesKept: the service allows no difference in the capabilities of a type that has machines.
 func TestCapabilitiesKept(t *testing.T) {
-	gpu := writeCapability(map[string]any{"type": "gpu"})
+	gpu := &forge.InstanceTypeMachineCapabilityFilterAttributes{}
+	writeCapability(map[string]any{"type": "gpu"}, gpu)
 	gpu.ProtoReflect().SetUnknown(protowire.AppendVarint(protowire.AppendTag(nil, 4000, protowire.VarintType), 1))
 	now := &forge.InstanceTypeAttributes{DesiredCapabilities: []*forge.InstanceTypeMachineCapabilityFilterAttributes{gpu}}
 	want := schema.Object{"capabilities": []any{map[string]any{"type": "gpu"}, map[string]any{"type": "cpu"}}}
 	after := writeCapabilities(&providers.Call{Want: want}, now).DesiredCapabilities
-	if len(after) != 2 || after[0] != gpu || after[1].GetCapabilityType() != forge.MachineCapabilityType_CAP_TYPE_CPU {
+	if len(after) != 2 || !proto.Equal(after[0], gpu) || after[1].GetCapabilityType() != forge.MachineCapabilityType_CAP_TYPE_CPU {
 		t.Errorf("the capabilities became %v", after)
 	}
 }
