@@ -54,6 +54,7 @@ type service struct {
 	ids     int                    // most ids in one call
 	slots   chan struct{}          // one per call under way
 	permit  *providers.Permit
+	scale   scale         // what answers weigh
 	timeout time.Duration // of one call
 	late    time.Duration // how long after that it may have its effect
 	log     *slog.Logger
@@ -198,7 +199,16 @@ func (c calls) Invoke(ctx context.Context, method string, req, reply any, opts .
 	}
 	var sent atomic.Bool
 	start := time.Now()
-	err := k.Invoke(context.WithValue(c.traced(ctx), sentKey{}, &sent), method, req, reply, opts...)
+	held, ok := ctx.Value(loadKey{}).(*load)
+	if !ok {
+		held = &load{on: &c.scale}
+		defer held.end("")
+	}
+	codec := newWeighing(method, held)
+	err := k.Invoke(context.WithValue(c.traced(ctx), sentKey{}, &sent), method, req, reply, append(opts, grpc.ForceCodecV2(codec))...)
+	if err != nil && codec.heavy != nil {
+		err = heavyError{codec.heavy.Error(), err}
+	}
 	switch status.Code(err) {
 	case codes.Unavailable, codes.Unauthenticated:
 		if stale := k.identity.stale(time.Now()); stale != nil { // which is probably why

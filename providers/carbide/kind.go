@@ -101,6 +101,12 @@ func (k *kind[O]) Observe(ctx context.Context, ids []string) ([]providers.Thing,
 	if ids != nil {
 		ids = slices.DeleteFunc(slices.Clone(ids), func(id string) bool { return !k.wire.known(id) })
 	}
+	list, seen := "", ""
+	if ids == nil {
+		list = k.name
+	}
+	ctx, held := k.scale.weighed(ctx, list)
+	defer func() { held.end(seen) }()
 	pages, err := k.pages(ctx, ids)
 	if err != nil {
 		return nil, k.observeError(err)
@@ -111,6 +117,9 @@ func (k *kind[O]) Observe(ctx context.Context, ids []string) ([]providers.Thing,
 		return err
 	})
 	objects := slices.Concat(parts...)
+	if err == nil {
+		err = held.add(thingWeight * len(objects))
+	}
 	if err == nil {
 		err = k.complete(ctx, objects)
 	}
@@ -124,6 +133,7 @@ func (k *kind[O]) Observe(ctx context.Context, ids []string) ([]providers.Thing,
 	for i, o := range objects {
 		things[i] = k.thing(o)
 	}
+	seen = list
 	return things, nil
 }
 

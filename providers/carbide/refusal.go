@@ -198,6 +198,9 @@ func (k *kind[O]) meaning(op string, err error) providers.Class {
 
 // readClass gives the class of a failed read, which never has an effect.
 func readClass(err error) providers.Class {
+	if heavy := (heavyError{}); errors.As(err, &heavy) {
+		return providers.Invalid // it would be as heavy the next time
+	}
 	if class, ok := meanings[status.Code(err)]; ok {
 		return class
 	}
