@@ -57,16 +57,19 @@ func (k expectedMachines) all(ctx context.Context) ([]expectedMachine, error) {
 	return out, err
 }
 
-// both asks what was said and what was found at the same time.
+// both asks what was said and what was found at the same time. The latter only completes the status: when it cannot be had,
+// or the service has no such call, nothing is found.
 func both[S, F proto.Message, O any](ctx context.Context, said func(context.Context, *emptypb.Empty, ...O) (S, error), found func(context.Context, *emptypb.Empty, ...O) (F, error)) (s S, f F, err error) {
 	g, gctx := errgroup.WithContext(ctx)
 	g.Go(func() (err error) {
 		s, err = said(gctx, &emptypb.Empty{})
 		return err
 	})
-	g.Go(func() (err error) {
-		f, err = found(gctx, &emptypb.Empty{})
-		return err
+	g.Go(func() error {
+		if known, err := found(gctx, &emptypb.Empty{}); err == nil {
+			f = known
+		}
+		return nil
 	})
 	err = g.Wait()
 	return s, f, err

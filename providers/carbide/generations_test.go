@@ -6,6 +6,7 @@ import (
 	"time"
 
 	"github.com/google/go-cmp/cmp"
+	"google.golang.org/grpc/codes"
 
 	"converge.dev/converge/providers"
 	"converge.dev/converge/providers/carbide/carbidesim"
@@ -114,5 +115,27 @@ func TestVPCWaitsForItsPrefixes(t *testing.T) {
 	s.Advance(time.Hour)
 	if err := s.kind("vpc").Delete(t.Context(), vpc); err != nil {
 		t.Error(err)
+	}
+}
+
+// What only completes the status of a kind may be missing, or fail.
+func TestStatusMayBeMissing(t *testing.T) {
+	serials := map[string]string{"expected_machine": "chassis_serial_number", "expected_switch": "switch_serial_number", "expected_power_shelf": "shelf_serial_number"}
+	for noun, method := range map[string]string{
+		"expected_machine": "GetAllExpectedMachinesLinked", "expected_switch": "GetAllExpectedSwitchesLinked", "expected_power_shelf": "GetAllExpectedPowerShelvesLinked",
+	} {
+		for _, o := range []carbidesim.Options{{}, {Unimplemented: []string{method}}} {
+			s := newSite(t, o)
+			c := s.make(noun, "new", schema.Object{"bmc_mac_address": "0a:00:00:00:00:01", "bmc_username": "root", "bmc_password": "calvin", serials[noun]: "SN-1000"})
+			if err := s.Inject(carbidesim.Fault{Method: method, Effect: carbidesim.Before, Code: codes.Internal}); err != nil {
+				t.Fatal(err)
+			}
+			if seen := s.see(noun, c.ID); len(seen.Status) != 0 || seen.Spec["bmc_username"] != "root" {
+				t.Errorf("%s: %v, status %v", noun, seen.Spec, seen.Status)
+			}
+			if err := s.kind(noun).Delete(t.Context(), c); err != nil {
+				t.Error(err)
+			}
+		}
 	}
 }
