@@ -65,7 +65,7 @@ Each step is seen to be done before the next one that needs it begins. When a st
 fails, everything that was done is undone and looked at again (exit status 3), unless
 -on-failure says otherwise. What cannot be undone exactly runs last, and only when the
 plan was approved by its digest: with -approve, or with yes to the question that names
-it. Press Ctrl-C once to end what is under way and start
+it. Press Ctrl-C once to let calls in flight end, drop what is only waited for, and start
 nothing more; converge resume goes on from there.`,
 		Example: `  converge apply site.cue
   converge apply tfplan
