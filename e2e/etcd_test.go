@@ -177,7 +177,7 @@ func TestInboxFromEtcdctl(t *testing.T) {
 		t.Errorf("what was wrong left the inbox: %q", got)
 	}
 	c.ctl(document("8", "other"), "put", inbox)
-	s.run(1, "plan").says("not newer", inbox)
+	s.run(7, "plan").says("not newer", inbox)
 	c.ctl("", "del", inbox)
 	s.run(0, "plan", "-detailed-exitcode")
 	s.same(world)

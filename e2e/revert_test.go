@@ -105,7 +105,11 @@ func TestRefusedStepIsReverted(t *testing.T) {
 			s.inject(carbidesim.Fault{Method: methodOf(step), Times: callsOf(step), Effect: carbidesim.Before, Code: codes.InvalidArgument})
 			a := s.run(3, "apply", "-parallelism=1", "plan")
 			done := len(regexp.MustCompile(`(?m): (created|changed|destroyed) after `).FindAllString(a.stderr.String(), -1))
-			a.says(fmt.Sprintf("Undoing %d step", done), fmt.Sprintf("verified by looking again at %d thing", done))
+			if done == 0 {
+				a.says("Nothing is left to undo")
+			} else {
+				a.says(fmt.Sprintf("Undoing %d step", done), fmt.Sprintf("verified by looking again at %d thing", done))
+			}
 			s.reverted(a, step, before)
 		})
 	}

@@ -56,7 +56,7 @@ func TestSecondTerminal(t *testing.T) {
 	done := len(ended.FindAllString(run.stderr.String(), -1))
 	for _, args := range [][]string{
 		{"plan", "after.cue"}, {"runs"}, {"state", "list"}, {"show"}, {"history"}, {"lock", "status"},
-		{"hold", "set", "gpu-01", "-reason=a look at its fans"}, {"release", "gpu-01"},
+		{"hold", "set", "-force", "gpu-01", "-reason=a look at its fans"}, {"release", "gpu-01"},
 	} {
 		s.run(0, args...)
 	}

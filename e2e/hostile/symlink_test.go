@@ -54,11 +54,11 @@ func TestSymlinks(t *testing.T) {
 		"lock of the store": {func(y *yard) {
 			y.must(os.Mkdir(filepath.Join(y.work, ".converge"), 0o700))
 			y.link(".converge/lock", "precious")
-		}, []string{"plan", "site.json"}, []int{1}, false},
+		}, []string{"put", "site.json"}, []int{1}, false},
 		"lock of the store, dangling": {func(y *yard) {
 			y.must(os.Mkdir(filepath.Join(y.work, ".converge"), 0o700))
 			y.link(".converge/lock", "nothing")
-		}, []string{"plan", "site.json"}, []int{1}, false},
+		}, []string{"put", "site.json"}, []int{1}, false},
 		"temporary files": {func(y *yard) {
 			for _, name := range []string{".tfplan.", ".tfplan.0", ".world.json.", ".world.json.0", "world.json.tmp", "tfplan.tmp"} {
 				y.link(name, "precious")

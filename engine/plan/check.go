@@ -84,7 +84,7 @@ func (p *Plan) checkSteps() error {
 			return fmt.Errorf("step %d is numbered %d", i, s.ID)
 		}
 		why := s.wrong(p)
-		if other := of[s.Ref]; why == "" && other != nil && !p.Sweep && !(s.Replace && other.Replace && s.Action != other.Action) {
+		if other := of[s.Ref]; why == "" && other != nil && !p.Sweep && !halvesOf(s, other) {
 			why = fmt.Sprintf("step %d does something to the same resource", other.ID)
 		}
 		if why != "" {
@@ -93,6 +93,13 @@ func (p *Plan) checkSteps() error {
 		of[s.Ref] = s
 	}
 	return nil
+}
+
+// halvesOf reports whether two steps do to one resource what takes two: replace it, or detach it and attach it again.
+func halvesOf(a, b *Step) bool {
+	replace := a.Replace && b.Replace && a.Action != b.Action
+	detach := a.Action == Update && b.Action == Update && (a.Detaches && b.Attaches || a.Attaches && b.Detaches)
+	return replace || detach
 }
 
 // wrong says what no step of a plan can be; empty when there is nothing.
@@ -178,11 +185,15 @@ func (p *Plan) checkNeeds() error {
 		return nil
 	}
 	makes, removes := make(map[schema.Ref]*Step, len(p.Steps)), make(map[schema.Ref]*Step, len(p.Steps))
+	detaches := map[schema.Ref]*Step{}
 	for i := range p.Steps {
 		s := &p.Steps[i]
-		if s.Action == Delete || s.Action == Forget {
+		switch {
+		case s.Action == Delete || s.Action == Forget:
 			removes[s.Ref] = s
-		} else {
+		case s.Detaches:
+			detaches[s.Ref] = s
+		default:
 			makes[s.Ref] = s
 		}
 	}
@@ -223,6 +234,9 @@ func (p *Plan) checkNeeds() error {
 			last := removes[s.Ref]
 			if last == nil && (made != nil && made.Beside || !slices.Contains(after, r)) {
 				last = mine
+			}
+			if d := detaches[s.Ref]; d != nil && last == mine && gone != nil && slices.Contains(gone.Needs, d.ID) {
+				last = nil // it was let go of before
 			}
 			if gone != nil && last != nil {
 				if err := need(gone, last); err != nil {

@@ -54,6 +54,7 @@ func trusting(tb testing.TB, a *app, require bool) (*session, *bytes.Buffer) {
 	}
 	defer null.Close()
 	a.out, a.err = &output{w: &said}, &output{w: &said}
+	a.env["IMAGE_TOKEN"] = "of the images"
 	a.sys.Stdout, a.sys.Stderr = null, null
 	a.view = a.newView(false, nil)
 	if _, err := a.schema(); err != nil {
