@@ -232,7 +232,8 @@ func (p *Plan) checkNeeds() error {
 		for _, r := range were {
 			gone, made := removes[r], makes[r]
 			last := removes[s.Ref]
-			if last == nil && (made != nil && made.Beside || !slices.Contains(after, r)) {
+			// A thing that is to be created is not there, so nothing of it refers to the old one.
+			if last == nil && mine != nil && mine.Action != Create && (made != nil && made.Beside || !slices.Contains(after, r)) {
 				last = mine
 			}
 			if d := detaches[s.Ref]; d != nil && last == mine && gone != nil && slices.Contains(gone.Needs, d.ID) {
