@@ -85,8 +85,18 @@ var endings = map[string]ending{
 	// Open: undone but not seen.
 	"unseen~": {"open", "done>open", "before", "", false, "resume reverted, again applied, clean"},
 	// Open: nobody knows whether it was made (again), and nothing could be looked at.
-	"adrift~": {"open", "done>open", "wanted", "", false, "resume reverted, again applied, clean"},
-	"adrift+": {"open", "open>refused", "before", "", true, "resume reverted, again applied, clean"},
+	"adrift~+": {"open", "done>open", "wanted", "", true, "resume reverted, again applied, clean"},
+	"adrift+":  {"open", "open>refused", "before", "", true, "resume reverted, again applied, clean"},
+	// Open: nothing could be looked at until the time of the step was over, and nothing was undone.
+	"away+": {"open", "", "before", "", true, "resume applied, clean"},
+	// The same, after a call that was not carried out.
+	"away!+": {"open", "refused", "before", "", true, "resume applied, clean"},
+	// The same, after a call without an answer.
+	"away?+": {"open", "open", "before", "", true, "resume applied, clean"},
+	// The same of an undo.
+	"away~+": {"open", "done", "wanted", "", true, "resume reverted, again applied, clean"},
+	// The same of an undo, after a call that was not carried out.
+	"away~!+": {"open", "done>refused", "wanted", "", true, "resume reverted, again applied, clean"},
 }
 
 // A case of the table: a call that meets a fault.
@@ -240,24 +250,27 @@ func expected(f fault, m met) string {
 		}
 		return "unseen?+"
 	case "lost server":
-		if m.undo {
-			return "unseen"
+		switch {
+		case m.undo && m.verb == "create":
+			return "away~!+"
+		case m.undo:
+			return "away~+"
+		case m.verb == "create":
+			return "away!+"
 		}
-		return "refused"
+		return "away+"
 	case "deaf server":
 		switch {
 		case m.undo && m.verb == "create":
-			return "adrift~"
+			return "adrift~+"
 		case m.undo:
-			return "unseen"
-		case m.verb != "create" || m.looks:
-			return "refused"
-		case !m.exact:
-			return "forward"
-		case m.traits.Delete == providers.Never:
-			return "settled+"
+			return "away~+"
+		case m.verb != "create":
+			return "away+"
+		case m.looks:
+			return "away!+"
 		}
-		return "adrift+"
+		return "away?+"
 	}
 	return ok
 }

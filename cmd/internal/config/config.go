@@ -71,6 +71,9 @@ func (e Etcd) Refused(endpoints []string) string {
 			continue
 		}
 		host, _, _ = strings.Cut(host, "/")
+		if strings.Contains(host, "@") {
+			continue // refused for that, without being repeated
+		}
 		if _, _, err := net.SplitHostPort(host); err != nil {
 			host = net.JoinHostPort(strings.Trim(host, "[]"), "2379")
 		}
