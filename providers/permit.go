@@ -2,6 +2,7 @@ package providers
 
 import (
 	"context"
+	"errors"
 	"fmt"
 	"net"
 	"sync"
@@ -77,7 +78,7 @@ type permitted struct {
 func (c *permitted) Write(b []byte) (int, error) {
 	term, err := c.permit.check()
 	if err == nil && term != c.term {
-		err = fmt.Errorf("this connection was made under a site lock that was lost since")
+		err = errors.New("this connection was made under a site lock that was lost since")
 	}
 	if err != nil {
 		c.Conn.Close()

@@ -11,7 +11,8 @@
 //
 // Before a call that changes something its intent is durable; afterwards its outcome is, together with what is to be
 // remembered of the resource. A run ends applied, reverted or partial, each by observation. A run that was interrupted, or
-// met a hold or a freeze, stays open, and [Carry] continues it from its journal. No step begins while the calls of its
+// met a hold or a freeze, or whose far side stayed away for longer than its steps have time, stays open, and [Carry]
+// continues it from its journal. An interrupt drops what is only waited for. No step begins while the calls of its
 // provider do not get through. When the site lock is lost, calls in
 // flight are cancelled, none begins, and nothing more is written.
 //
@@ -19,7 +20,7 @@
 //
 // forward.go and revert.go walk the plan; gate.go lets steps begin; worker.go makes one call; judge.go compares what is
 // there with what the call expects; orphans.go proves that nothing refers to what is deleted; settle.go finds out about
-// calls of unknown outcome; outcome.go writes the journal; end.go closes the run.
+// calls of unknown outcome; look.go observes, patiently while the far side is away; outcome.go writes the journal; end.go closes the run.
 package apply
 
 import (
