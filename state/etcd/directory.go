@@ -36,6 +36,13 @@ func (e *NoAnswerError) Error() string {
 	return fmt.Sprintf("%s is held by PID %d since %s (%s), which does not answer", e.Dir, e.PID, e.Since.Format(time.DateTime), e.Command)
 }
 
+const (
+	dataName = "etcd"
+	// unbegunName is of an empty file that is there as long as the data have never answered. Etcd cannot go on with what it
+	// leaves when its very first start is interrupted: a log without the entry that makes it a member never has a leader.
+	unbegunName = "etcd.unbegun"
+)
+
 // A directory is where the processes that share a store meet. One of them has it locked, runs etcd on its data, and serves
 // the others at its socket. The kernel gives everything back when a process ends in whatever way, so nothing here is ever
 // stale: what the lock file says counts only while it is locked, and whoever locks it replaces the socket.
@@ -141,6 +148,41 @@ func (d *directory) holder() *NoAnswerError {
 	return e
 }
 
+// begin makes the folder of the data when it is missing, or when what is in it was never begun with. The caller has the right
+// to serve.
+func (d *directory) begin() error {
+	data, mark := filepath.Join(d.path, dataName), filepath.Join(d.path, unbegunName)
+	_, err := os.Lstat(mark)
+	switch {
+	case err == nil: // nobody was ever told that something is in there
+		if err := os.RemoveAll(data); err != nil {
+			return err
+		}
+	case !errors.Is(err, fs.ErrNotExist):
+		return err
+	case Exists(d.path):
+		return nil
+	default:
+		f, err := os.OpenFile(mark, os.O_WRONLY|os.O_CREATE|os.O_EXCL, 0o600)
+		if err != nil {
+			return err
+		}
+		if err := errors.Join(f.Close(), d.dir.Sync()); err != nil {
+			return err
+		}
+	}
+	return os.Mkdir(data, 0o700)
+}
+
+// begun says that the data have answered. It is durable before anybody may write into them.
+func (d *directory) begun() error {
+	err := os.Remove(filepath.Join(d.path, unbegunName))
+	if errors.Is(err, fs.ErrNotExist) {
+		return nil
+	}
+	return errors.Join(err, d.dir.Sync())
+}
+
 // socket is the path of the socket. It leads through the open directory, because the path of a socket has at most 108 bytes.
 func (d *directory) socket() string { return fmt.Sprintf("/proc/self/fd/%d/socket", d.dir.Fd()) }
 
@@ -185,6 +227,6 @@ func (d *directory) gone(id clientv3.LeaseID) (bool, error) {
 
 // Exists tells whether a directory holds a store.
 func Exists(dir string) bool {
-	_, err := os.Stat(filepath.Join(dir, "etcd"))
+	_, err := os.Stat(filepath.Join(dir, dataName))
 	return !errors.Is(err, fs.ErrNotExist) && !errors.Is(err, syscall.ENOTDIR)
 }

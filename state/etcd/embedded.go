@@ -6,7 +6,6 @@ import (
 	"fmt"
 	"log/slog"
 	"net/url"
-	"os"
 	"path/filepath"
 	"strings"
 	"sync"
@@ -57,6 +56,9 @@ func startMember(ctx context.Context, o Options, d *directory, takeover bool, fa
 	var end context.CancelCauseFunc
 	m.life, end = context.WithCancelCause(context.Background())
 	m.end = func(err error) { end(err); failed(err) }
+	if err := d.begin(); err != nil {
+		return nil, err
+	}
 	if err := m.start(ctx, o, takeover); err != nil {
 		if ctx.Err() == nil {
 			err = advised(o.Dir, err)
@@ -64,6 +66,9 @@ func startMember(ctx context.Context, o Options, d *directory, takeover bool, fa
 		return nil, err
 	}
 	err := tidy(ctx, v3client.New(m.server.Server))
+	if err == nil {
+		err = d.begun()
+	}
 	if err == nil {
 		err = m.serve(d)
 	}
@@ -105,10 +110,7 @@ var setSegment = sync.OnceFunc(func() { wal.SegmentSizeBytes = segmentBytes })
 
 // start runs etcd and waits until it answers.
 func (m *member) start(ctx context.Context, o Options, takeover bool) error {
-	data := filepath.Join(o.Dir, "etcd")
-	if err := os.MkdirAll(data, 0o700); err != nil {
-		return err
-	}
+	data := filepath.Join(o.Dir, dataName)
 	var disk unix.Statfs_t
 	if err := unix.Statfs(data, &disk); err == nil && disk.Bavail*uint64(disk.Bsize) < freeSpaceBytes {
 		return fmt.Errorf("%w: %d MiB must be free", unix.ENOSPC, freeSpaceBytes>>20)

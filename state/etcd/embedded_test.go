@@ -140,6 +140,67 @@ func TestKilled(t *testing.T) {
 	}
 }
 
+// TestKilledAtFirstStart: a process that is killed before its new store ever answered stands in nobody's way.
+func TestKilledAtFirstStart(t *testing.T) {
+	for range 8 {
+		dir := filepath.Join(t.TempDir(), "store")
+		cmd := child(t, "hold", dir)
+		if err := cmd.Start(); err != nil {
+			t.Fatal(err)
+		}
+		for { // until there is a log, in which etcd has yet to become a member
+			logs, err := filepath.Glob(filepath.Join(dir, dataName, "member", "wal", "*.wal"))
+			if err != nil {
+				t.Fatal(err)
+			}
+			if len(logs) > 0 {
+				break
+			}
+		}
+		_ = cmd.Process.Kill()
+		_ = cmd.Wait()
+		ctx, cancel := context.WithTimeout(t.Context(), time.Minute)
+		kv, err := Open(ctx, Options{Dir: dir})
+		cancel()
+		if err != nil {
+			t.Fatal(err)
+		}
+		if err := kv.Close(); err != nil {
+			t.Error(err)
+		}
+	}
+}
+
+// TestInterruptedFirstStart is the same for an interrupt, wherever it comes.
+func TestInterruptedFirstStart(t *testing.T) {
+	for n := range 8 {
+		dir := filepath.Join(t.TempDir(), "store")
+		ctx, interrupt := context.WithTimeout(t.Context(), time.Duration(n)*10*time.Millisecond)
+		if kv, err := Open(ctx, Options{Dir: dir}); err == nil {
+			_ = kv.Close()
+		}
+		interrupt()
+		ctx, cancel := context.WithTimeout(t.Context(), time.Minute)
+		kv, err := Open(ctx, Options{Dir: dir})
+		cancel()
+		if err != nil {
+			t.Fatal(err)
+		}
+		if _, err := os.Lstat(filepath.Join(dir, unbegunName)); !errors.Is(err, fs.ErrNotExist) {
+			t.Errorf("what would be begun anew has been used: %v", err)
+		}
+		if _, err := kv.Commit(t.Context(), nil, []state.Op{{Key: "/a", Value: []byte("kept")}}); err != nil {
+			t.Error(err)
+		}
+		if err := kv.Close(); err != nil {
+			t.Error(err)
+		}
+		if it, err := openDir(t, Options{Dir: dir}).Get(t.Context(), "/a"); err != nil || string(it.Value) != "kept" {
+			t.Errorf("what was written first is %q, %v", it.Value, err)
+		}
+	}
+}
+
 // TestPrivate: nobody else can read the data or connect, and no port is opened.
 func TestPrivate(t *testing.T) {
 	ports := func() (n int) {
