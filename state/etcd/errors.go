@@ -44,7 +44,7 @@ func compacted(err error) bool { return errors.Is(err, rpctypes.ErrCompacted) }
 func explain(err error) error {
 	switch {
 	case errors.Is(err, rpctypes.ErrNoSpace):
-		return fmt.Errorf("its space quota is used up; compact and defragment it, then run `etcdctl alarm disarm`: %w", err)
+		return fmt.Errorf("its space quota is used up; compact it, defragment every member, then run `etcdctl alarm disarm`: %w", err)
 	case errors.Is(err, rpctypes.ErrPermissionDenied):
 		return fmt.Errorf("the user lacks the permission to read and write below /converge/SITE/: %w", err)
 	case errors.Is(err, rpctypes.ErrAuthFailed):

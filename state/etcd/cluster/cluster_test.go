@@ -132,7 +132,9 @@ func endure(t *testing.T, c *cluster.Cluster, f cluster.Fault) (r result) {
 		})
 		now := time.Now()
 		writes, effects := gap(since, now, w.prober.moments(since)), gap(since, now, w.world.moments(since))
-		if writes > writesBack || effects > effectsBack {
+		// What tests a push does other things meanwhile, and its disk may keep a member waiting for seconds.
+		noise := time.Duration(torture.Scale(4, 4, 1))
+		if writes > noise*writesBack || effects > noise*effectsBack {
 			t.Errorf("%s: no write for %v, no effect for %v; %v and %v are promised", what, writes, effects, writesBack, effectsBack)
 		}
 		w.diary.note("%s: no write for %v, no effect for %v", what, writes, effects)
