@@ -49,35 +49,58 @@ func undoneForGood(t *testing.T, s *enginetest.Site, before string) {
 	}
 }
 
-// S1: what was made in part by a call of unknown outcome is not undone while the rest may still come.
+// S1: what was made in part by a call of unknown outcome is neither completed nor undone while the rest may still come. Then
+// it is completed by a change, in the same step, unless the far side refuses that.
 func TestMadeInPart(t *testing.T) {
-	synctest.Test(t, func(t *testing.T) {
-		s := enginetest.New()
-		traits := fake.NodeTraits()
-		traits.ID, traits.Late = "", gridLate
-		s.World.Traits = map[string]providers.Traits{gridHost.Kind: traits}
-		if err := s.World.Fail(fake.Fault{Op: "create", Ref: gridHost.String(), Class: providers.Unknown, Effect: fake.EffectAfter}); err != nil {
-			t.Fatal(err)
-		}
-		var made time.Time
-		s.World.Hook = func(op string, at fake.Moment, c providers.Call) {
-			switch {
-			case op == "create" && at == fake.After:
-				made = time.Now()
-				th := providers.Thing{ID: c.ID, Name: c.Ref.Name, Mark: c.Mark, Spec: c.Want.Clone()}
-				th.Spec["size"] = int64(1)
-				if err := s.World.Put(gridHost.Scope, gridHost.Kind, th); err != nil {
-					t.Error(err)
+	for name, c := range map[string]struct {
+		fault *fake.Fault // of the update
+		want  state.RunStatus
+	}{
+		"completed": {nil, state.RunApplied},
+		"refused":   {&fake.Fault{Op: "update", Ref: gridHost.String(), Class: providers.Invalid, Effect: fake.EffectBefore}, state.RunReverted},
+	} {
+		t.Run(name, func(t *testing.T) {
+			synctest.Test(t, func(t *testing.T) {
+				s := enginetest.New()
+				traits := fake.NodeTraits()
+				traits.ID, traits.Late = "", gridLate
+				s.World.Traits = map[string]providers.Traits{gridHost.Kind: traits}
+				faults := []fake.Fault{{Op: "create", Ref: gridHost.String(), Class: providers.Unknown, Effect: fake.EffectAfter}}
+				if c.fault != nil {
+					faults = append(faults, *c.fault)
 				}
-			case op == "delete" && at == fake.Before && time.Since(made) < gridLate:
-				t.Errorf("it was undone %s after the call", time.Since(made))
-			}
-		}
-		res, err := s.Apply(s.Plan(t, s.Document(t, map[string]string{gridHost.String(): `{"size":2}`}), plan.Options{}), engine.ApplyOptions{})
-		if err != nil || res.Run.Status != state.RunReverted || made.IsZero() {
-			t.Fatal(res.Run.Status, made, err)
-		}
-	})
+				for _, f := range faults {
+					if err := s.World.Fail(f); err != nil {
+						t.Fatal(err)
+					}
+				}
+				var made time.Time
+				s.World.Hook = func(op string, at fake.Moment, c providers.Call) {
+					switch {
+					case op == "create" && at == fake.After:
+						made = time.Now()
+						th := providers.Thing{ID: c.ID, Name: c.Ref.Name, Mark: c.Mark, Spec: c.Want.Clone()}
+						th.Spec["size"] = int64(1)
+						if err := s.World.Put(gridHost.Scope, gridHost.Kind, th); err != nil {
+							t.Error(err)
+						}
+					case op != "observe" && at == fake.Before && !made.IsZero() && time.Since(made) < gridLate:
+						t.Errorf("%s is called %s after the create", op, time.Since(made))
+					}
+				}
+				doc := s.Document(t, map[string]string{gridHost.String(): `{"size":2}`})
+				res, err := s.Apply(s.Plan(t, doc, plan.Options{}), engine.ApplyOptions{})
+				if err != nil || res.Run.Status != c.want || made.IsZero() {
+					t.Fatal(res.Run.Status, made, err)
+				}
+				if c.want == state.RunApplied {
+					if p := s.Plan(t, doc, plan.Options{}); !p.Empty() {
+						t.Errorf("a second plan has %d steps", len(p.Steps))
+					}
+				}
+			})
+		})
+	}
 }
 
 // S1: that what an update asked for is seen does not prove that the call came, where the far side brings it about by itself.

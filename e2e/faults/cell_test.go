@@ -54,6 +54,7 @@ type cell struct {
 	token       bool   // the kind has versions
 	first, last string // what is seen of the kind before, ? until that is known, and after
 	ids         atomic.Int64
+	met         atomic.Pointer[func(method string)] // what is done when a call arrives
 	armed       atomic.Bool
 	within      atomic.Bool // the step of x is under way
 	mu          sync.Mutex
@@ -76,6 +77,9 @@ func (c *cell) begin() {
 	}
 	c.world, c.kinds = world, known.Kinds()
 	c.server, err = carbidesim.NewServer(world, carbidesim.ServerOptions{Arrived: func(_ context.Context, method string) {
+		if met := c.met.Load(); met != nil {
+			(*met)(method)
+		}
 		c.mu.Lock()
 		defer c.mu.Unlock()
 		if c.within.Load() && changing(method) {

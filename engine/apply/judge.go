@@ -44,6 +44,7 @@ func (w *worker) judge(ctx context.Context, have *providers.Thing) (res result, 
 		case !here:
 		case len(w.unmet(have)) == 0 && w.ours(have):
 			return w.await(ctx), true
+		case w.half(have):
 		case w.unsure && w.ours(have):
 			return w.partial(fmt.Errorf("it was created, but differs: %s", strings.Join(w.unmet(have), ", ")), have), true
 		default:
@@ -63,6 +64,16 @@ func (w *worker) judge(ctx context.Context, have *providers.Thing) (res result, 
 		}
 	}
 	return result{}, false
+}
+
+// half reports whether a create that broke off has made a part of the thing, and the rest is a change that can be made in
+// place. It is made then, in the same step: what is healthy need not go because a far side was away for a moment.
+func (w *worker) half(have *providers.Thing) bool {
+	if w.action != plan.Create || !w.unsure || have == nil || have.Phase == providers.Leaving || have.Phase == providers.Failed || !w.ours(have) {
+		return false
+	}
+	missing := w.missed(have)
+	return len(missing) > 0 && !slices.ContainsFunc(missing, func(c diff.Change) bool { return c.Replaces })
 }
 
 // unsettled reports whether what is seen after a call of unknown outcome does not tell what came of it: a create has made a

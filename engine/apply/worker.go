@@ -234,7 +234,7 @@ func (w *worker) remember(ctx context.Context) result {
 // act makes the call, as often as it may be repeated, and finds out what came of it.
 func (w *worker) act(ctx context.Context) result {
 	mustLook := w.unsure || w.action != plan.Create || w.served.Traits.Create == providers.Blind
-	for try := 1; ; { // what is only waited for is no try
+	for try, pause := 1, w.retry.Poll; ; { // what is only waited for is no try
 		var have *providers.Thing
 		if mustLook {
 			var err error
@@ -258,6 +258,14 @@ func (w *worker) act(ctx context.Context) result {
 				}
 				continue // and look again
 			}
+			if w.half(have) && have.Phase == providers.Pending && time.Since(w.begun) < w.within() { // it takes no change yet
+				w.note(event.Waiting, cmp.Or(have.Detail, "not ready"), 0)
+				if err := w.pause(ctx, pause); err != nil {
+					return w.failed(err)
+				}
+				pause = min(pause*2, 2*time.Second)
+				continue // and look again
+			}
 			if res, over := w.judge(ctx, have); over {
 				return res
 			}
@@ -279,10 +287,14 @@ func (w *worker) act(ctx context.Context) result {
 				continue
 			}
 		}
-		if err := w.intend(w.action, have); err != nil {
+		action := w.action
+		if w.half(have) {
+			action = plan.Update
+		}
+		if err := w.intend(action, have); err != nil {
 			return w.stopped(err)
 		}
-		err := w.call(ctx, w.action, w.want, have)
+		err := w.call(ctx, action, w.want, have)
 		w.called = true
 		if err == nil {
 			w.sent = true
@@ -392,15 +404,20 @@ func (w *worker) await(ctx context.Context) result {
 	}
 }
 
-// unmet lists the paths that are not as they must be afterwards.
-func (w *worker) unmet(have *providers.Thing) []string {
+// missed lists what is not as it must be afterwards.
+func (w *worker) missed(have *providers.Thing) []diff.Change {
 	same := func(_, id string) string { return id }
 	known := w.dropped
 	if w.sent || w.action == plan.Create { // what our create made was made with all that it sent
 		known = w.stated
 	}
 	spec := sealed.Assume(w.kind, diff.Assume(have.Spec, have.Unfilled, known), known)
-	changes := diff.Compare(w.kind, w.stated, spec, w.dropped, nil, same)
+	return diff.Compare(w.kind, w.stated, spec, w.dropped, nil, same)
+}
+
+// unmet lists the paths of that.
+func (w *worker) unmet(have *providers.Thing) []string {
+	changes := w.missed(have)
 	paths := make([]string, len(changes))
 	for i, c := range changes {
 		paths[i] = c.Path
