@@ -6,6 +6,7 @@ import (
 	"fmt"
 	"slices"
 
+	"converge.dev/converge/engine/event"
 	"converge.dev/converge/engine/plan"
 	"converge.dev/converge/engine/secret"
 	"converge.dev/converge/engine/secret/sealed"
@@ -109,6 +110,34 @@ func (e *Engine) sealed(ctx context.Context, doc *schema.Document) (*schema.Docu
 		return nil, fmt.Errorf("secrets cannot be read:\n%w", err)
 	}
 	return &out, nil
+}
+
+// unchanged refuses a plan whose secrets cannot be read, or are no longer those that it was made with. Steps would find that
+// out one by one, when others are done already.
+func (e *Engine) unchanged(p *plan.Plan) error {
+	v := e.secrets(context.Background())
+	var missing []error
+	var changed []event.Difference
+	for i := range p.Steps {
+		s := &p.Steps[i]
+		kind := e.secret[s.Ref.Kind]
+		if kind == nil || s.Action != plan.Create && s.Action != plan.Update {
+			continue
+		}
+		switch err := v.Check(kind, s.After); {
+		case errors.Is(err, secret.ErrChanged):
+			changed = append(changed, event.Difference{Ref: s.Ref, Detail: err.Error()})
+		case err != nil:
+			missing = append(missing, fmt.Errorf("%s: %w", s.Ref, err))
+		}
+	}
+	if err := errors.Join(missing...); err != nil {
+		return fmt.Errorf("secrets cannot be read:\n%w", err)
+	}
+	if len(changed) > 0 {
+		return &StaleError{changed}
+	}
+	return nil
 }
 
 // recall makes the secrets of what is recorded and of what is planned known, before anybody tells of them.

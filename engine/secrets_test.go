@@ -215,20 +215,31 @@ func TestSecretDrift(t *testing.T) {
 	s.clean()
 }
 
-// TestSecretChangedMeanwhile: what is not the planned secret is not sent.
+// TestSecretChangedMeanwhile: a plan whose secret is another by now, or cannot be read, is refused before anything is done.
 func TestSecretChangedMeanwhile(t *testing.T) {
-	both(t, func(s *secretSite) {
-		p := s.plan(s.document("bob", 1))
-		s.env["PW"] = "canary-second"
-		res, err := s.apply(p)
-		if err != nil || res.Run.Status != state.RunReverted || !strings.Contains(res.Run.Message, "the secret changed since the plan was made") {
-			s.Errorf("%v %s %q", err, res.Run.Status, res.Run.Message)
-		}
-		if _, sent := s.password(); sent != 0 {
-			s.Errorf("it was sent: %v", s.World.Log())
-		}
-		s.clean()
-	})
+	for now, want := range map[string]string{"canary-second": "the secret changed since the plan was made", "": "the variable is not set"} {
+		both(t, func(s *secretSite) {
+			d := s.document("bob", 1)
+			p := s.plan(d)
+			s.env["PW"] = now
+			if now == "" {
+				delete(s.env, "PW")
+			}
+			res, err := s.apply(p)
+			var stale *engine.StaleError
+			if err == nil || !strings.Contains(err.Error(), want) || errors.As(err, &stale) != (now != "") || res.Run.ID != "" {
+				s.Errorf("%v, run %s %s", err, res.Run.ID, res.Run.Status)
+			}
+			if log := s.World.Log(); len(log) != 0 {
+				s.Errorf("calls were made: %v", log)
+			}
+			s.env["PW"] = "canary-first"
+			if res, err := s.apply(p); err != nil || res.Run.Status != state.RunApplied {
+				s.Errorf("with the secret that was planned: %v %s", err, res.Run.Status)
+			}
+			s.clean()
+		})
+	}
 }
 
 // TestSecretMissing: a plan names all that is missing; to destroy, nothing need be there.

@@ -103,38 +103,52 @@ var ErrChanged = errors.New("the secret changed since the plan was made")
 
 // Open puts the values in the place of sealed secrets. A value that was read anew must have the digest that was planned;
 // one that was only ever observed is known by its digest. The spec is not modified. What it returns is for one call.
-func (v *Vault) Open(k *schema.Kind, spec schema.Object) (schema.Object, error) {
-	return sealed.Each(k, spec, func(path string, closed any) (any, error) {
-		if m, ok := closed.(map[string]any); ok && len(m) == 0 {
-			return "", nil // none is set
+func (v *Vault) Open(k *schema.Kind, spec schema.Object) (schema.Object, error) { return sealed.Each(k, spec, v.open) }
+
+// Check reads the secrets whose place a sealed spec names. They must be there, and be what was planned; all that are not are
+// named at once. An error says [ErrChanged] when one was read and is another.
+func (v *Vault) Check(k *schema.Kind, spec schema.Object) error {
+	var errs []error
+	_, _ = sealed.Each(k, spec, func(path string, closed any) (any, error) {
+		if _, err := reference(closed); err == nil {
+			_, err = v.open(path, closed)
+			errs = append(errs, err)
 		}
-		digest := sealed.Digest(closed)
-		if !sealed.IsDigest(digest) {
-			return nil, fmt.Errorf("%s: the secret is not sealed", path)
-		}
-		from, err := reference(closed)
-		if err != nil {
-			v.mu.Lock()
-			value, known := v.values[digest]
-			v.mu.Unlock()
-			if !known {
-				return nil, fmt.Errorf("%s: only the digest of the secret is known, not where it is found", path)
-			}
-			return value.Reveal(), nil
-		}
-		value, err := v.read(from)
-		if err != nil {
-			return nil, fmt.Errorf("%s: %w", path, err)
-		}
-		now, err := v.remember(value)
-		if err != nil {
-			return nil, fmt.Errorf("%s: %w", path, err)
-		}
-		if !hmac.Equal([]byte(now), []byte(digest)) {
-			return nil, fmt.Errorf("%s: %s: %w", path, from, ErrChanged)
+		return closed, nil
+	})
+	return errors.Join(errs...)
+}
+
+func (v *Vault) open(path string, closed any) (any, error) {
+	if m, ok := closed.(map[string]any); ok && len(m) == 0 {
+		return "", nil // none is set
+	}
+	digest := sealed.Digest(closed)
+	if !sealed.IsDigest(digest) {
+		return nil, fmt.Errorf("%s: the secret is not sealed", path)
+	}
+	from, err := reference(closed)
+	if err != nil {
+		v.mu.Lock()
+		value, known := v.values[digest]
+		v.mu.Unlock()
+		if !known {
+			return nil, fmt.Errorf("%s: only the digest of the secret is known, not where it is found", path)
 		}
 		return value.Reveal(), nil
-	})
+	}
+	value, err := v.read(from)
+	if err != nil {
+		return nil, fmt.Errorf("%s: %w", path, err)
+	}
+	now, err := v.remember(value)
+	if err != nil {
+		return nil, fmt.Errorf("%s: %w", path, err)
+	}
+	if !hmac.Equal([]byte(now), []byte(digest)) {
+		return nil, fmt.Errorf("%s: %s: %w", path, from, ErrChanged)
+	}
+	return value.Reveal(), nil
 }
 
 // Conceal puts digests in the place of the values that a provider observed. The spec is not modified.
