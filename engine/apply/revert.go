@@ -66,8 +66,8 @@ func (r *run) revert(ctx context.Context, cause *failure) (state.Run, []event.Di
 	if err != nil {
 		return r.Run, nil, fmt.Errorf("looking at what was reverted: %w; settle it with: converge resume %s", err, r.Run.ID)
 	}
-	if failed != nil && len(ds) == 0 && !r.undone() {
-		ds = append(ds, event.Difference{Ref: failed.step.Ref, Detail: "undoing failed: " + failed.err.Error()})
+	if failed != nil {
+		ds = append(ds, r.notUndone(ds)...)
 	}
 	r.Emit(event.Verified{Things: things, Differences: ds, Remains: r.Run.Remains})
 	if len(ds) > 0 {
@@ -122,14 +122,22 @@ func (r *run) remembered() *failure {
 	return nil
 }
 
-// undone reports whether every step that had an effect was seen to be undone.
-func (r *run) undone() bool {
+// notUndone lists the things whose undo failed, without those that are known to differ. Some may look as before: what was
+// asked for may still come.
+func (r *run) notUndone(known []event.Difference) (ds []event.Difference) {
 	for i := range r.Plan.Steps {
-		if r.sum.Forward[i].Effect() && !r.sum.Undo[i].Finished() {
-			return false
+		s, at := &r.Plan.Steps[i], r.sum.Undo[i]
+		same := func(d event.Difference) bool { return d.Ref == s.Ref }
+		if !r.sum.Forward[i].Effect() || at.Finished() || slices.ContainsFunc(known, same) || slices.ContainsFunc(ds, same) {
+			continue
 		}
+		detail := "undoing it failed, or was not tried"
+		if at.Outcome != nil && at.Outcome.Message != "" {
+			detail = "undoing failed: " + at.Outcome.Message
+		}
+		ds = append(ds, event.Difference{Ref: s.Ref, Detail: detail})
 	}
-	return true
+	return ds
 }
 
 // verify looks at everything that the run touched and compares it with what was there before.

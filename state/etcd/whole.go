@@ -157,7 +157,7 @@ func lastEntry(dir string) (last uint64, err error) {
 // advised adds to what keeps a member from starting what a person should do about it, where the reason is not one that he
 // sees from the error itself.
 func advised(dir string, err error) error {
-	for _, plain := range []error{fs.ErrPermission, unix.EROFS, unix.ENOSPC, unix.EDQUOT, unix.EFBIG, unix.EMFILE, errSlow} {
+	for _, plain := range []error{fs.ErrPermission, unix.EROFS, unix.ENOSPC, unix.EDQUOT, unix.EFBIG, unix.EMFILE, unix.ENFILE, unix.ENOMEM, errSlow} {
 		if errors.Is(err, plain) {
 			return err
 		}
