@@ -79,7 +79,7 @@ func callsOf(s *plan.Step) int {
 // the world as it was.
 func (s *site) reverted(p *process, failed *plan.Step, before string) {
 	s.Helper()
-	p.says("failed and was reverted: the site is as it was before", failed.Ref.String()+": ")
+	p.says("failed and was reverted: ", failed.Ref.String()+": ")
 	if !strings.Contains(p.stdout.String(), failed.Ref.String()+": ") {
 		s.Errorf("the report does not name %s:\n%s", failed.Ref, p.stdout.String())
 	}
@@ -245,7 +245,7 @@ func TestStrangerDuringRunIsRespected(t *testing.T) {
 	a := s.start("apply", "-parallelism=1", "plan")
 	s.struck()
 	s.stranger("mine now")
-	a.ended(3).says("site/carbide.vpc/prod", "it changed since the plan was made", "the site is as it was before")
+	a.ended(3).says("site/carbide.vpc/prod", "it changed since the plan was made", "was reverted: ")
 	s.same(strings.Replace(before, `"description": "Production"`, `"description": "mine now"`, 1))
 	s.run(2, "drift").says("site/carbide.vpc/prod", "mine now")
 	s.apply("before.cue")

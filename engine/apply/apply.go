@@ -10,7 +10,8 @@
 // # Promises
 //
 // Before a call that changes something its intent is durable; afterwards its outcome is, together with what is to be
-// remembered of the resource. A run ends applied, reverted or partial, each by observation. A run that was interrupted, or
+// remembered of the resource. A run ends applied, reverted or partial, each by observation: before it is called applied or
+// reverted, everything that it touched is looked at once more. A run that was interrupted, or
 // met a hold or a freeze, or whose far side stayed away for longer than its steps have time, stays open, and [Carry]
 // continues it from its journal. An interrupt drops what is only waited for. No step begins while the calls of its
 // provider do not get through. When the site lock is lost, calls in
@@ -20,7 +21,8 @@
 //
 // forward.go and revert.go walk the plan; gate.go lets steps begin; worker.go makes one call; judge.go compares what is
 // there with what the call expects; orphans.go proves that nothing refers to what is deleted; settle.go finds out about
-// calls of unknown outcome; look.go observes, patiently while the far side is away; outcome.go writes the journal; end.go closes the run.
+// calls of unknown outcome; look.go observes, patiently while the far side is away; last.go looks at all of it once
+// more; outcome.go writes the journal; end.go closes the run.
 package apply
 
 import (
@@ -187,13 +189,11 @@ func (r *run) carry(ctx context.Context) (state.Run, []event.Difference, error) 
 	failure, err := r.forward(ctx)
 	switch {
 	case errors.Is(err, ErrInterrupted):
-		r.Run.Message = "interrupted"
-		run, ds, serr := r.save(r.Run, nil)
-		return run, ds, errors.Join(err, serr)
+		return r.interrupted(err)
 	case err != nil:
 		return r.leave(err)
 	case failure == nil:
-		return r.end(state.RunApplied, nil, nil)
+		return r.conclude(ctx)
 	case r.OnFailure == Stop:
 		r.Run.Message, r.Run.Failed = "stopped: "+failure.err.Error(), failure.step.Ref
 		return r.save(r.Run, failure.err)
@@ -201,6 +201,13 @@ func (r *run) carry(ctx context.Context) (state.Run, []event.Difference, error) 
 		return r.end(state.RunPartial, r.differences(), failure)
 	}
 	return r.revert(ctx, failure)
+}
+
+// interrupted leaves a run open that was asked to stop.
+func (r *run) interrupted(err error) (state.Run, []event.Difference, error) {
+	r.Run.Message = "interrupted"
+	run, ds, serr := r.save(r.Run, nil)
+	return run, ds, errors.Join(err, serr)
 }
 
 // describe tells those who wait for the lock what is going on. That nobody can be told stops nothing.

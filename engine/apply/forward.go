@@ -262,7 +262,7 @@ func (r *run) settle(res result, undo bool) {
 		in := res.outcome
 		at.Open, at.Outcome = &in, nil
 	}
-	if res.id != "" && !undo {
+	if res.id != "" && !undo && res.step.Action != plan.Delete {
 		r.ids[res.step.Ref] = res.id
 	}
 	if res.err == nil && res.fatal == nil {

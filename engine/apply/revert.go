@@ -69,7 +69,7 @@ func (r *run) revert(ctx context.Context, cause *failure) (state.Run, []event.Di
 	if failed != nil {
 		ds = append(ds, r.notUndone(ds)...)
 	}
-	r.Emit(event.Verified{Things: things, Differences: ds, Remains: r.Run.Remains})
+	r.Emit(event.Verified{Undo: true, Things: things, Differences: ds, Remains: r.Run.Remains})
 	if len(ds) > 0 {
 		return r.end(state.RunPartial, ds, cause)
 	}
@@ -165,13 +165,12 @@ func (r *run) verify() (things int, ds []event.Difference, err error) {
 		}
 		things++
 	}
-	for at, ws := range byPlace {
+	for _, ws := range byPlace {
 		ids := make([]string, len(ws))
 		for i, w := range ws {
 			ids[i] = w.id
 		}
-		served, _, _ := r.Providers.Find(at.Scope, at.Kind)
-		seen, err := r.look(served.Kind, ids, ws[0].step)
+		seen, err := r.look(ws[0], ids, r.halt, r.tell(ws[0]))
 		if err != nil {
 			return things, nil, err
 		}
@@ -191,9 +190,8 @@ func (r *run) verify() (things int, ds []event.Difference, err error) {
 			}
 		}
 	}
-	for at, ws := range strays {
-		served, _, _ := r.Providers.Find(at.Scope, at.Kind)
-		all, err := r.look(served.Kind, nil, ws[0].step)
+	for _, ws := range strays {
+		all, err := r.look(ws[0], nil, r.halt, r.tell(ws[0]))
 		if err != nil {
 			return things, nil, err
 		}
@@ -215,13 +213,18 @@ func (r *run) verify() (things int, ds []event.Difference, err error) {
 	return things, ds, nil
 }
 
-// look observes things for the run itself, as patiently as its steps do.
-func (r *run) look(k providers.Kind, ids []string, s *plan.Step) ([]providers.Thing, error) {
+// look observes things of the kind of a step for the run itself, as patiently as its steps do.
+func (r *run) look(w *worker, ids []string, halt <-chan struct{}, say func(why string)) ([]providers.Thing, error) {
 	ctx, cancel := context.WithTimeout(r.effects, r.Retry.Within)
 	defer cancel()
-	return patient(ctx, k, ids, r.Retry, r.Run.ID+"/verify", r.halt, func(why string) {
-		r.Emit(event.StepProgress{Step: s, Undo: r.sum.Reverting, Phase: event.Waiting, Detail: why})
-	})
+	return patient(ctx, w.served.Kind, ids, r.Retry, r.Run.ID+"/verify", halt, say)
+}
+
+// tell says what the run itself waits for.
+func (r *run) tell(w *worker) func(why string) {
+	return func(why string) {
+		r.Emit(event.StepProgress{Step: w.step, Undo: r.sum.Reverting, Phase: event.Waiting, Detail: why})
+	}
 }
 
 // differs says how a thing is not as it was; empty when it is.

@@ -103,8 +103,9 @@ type Difference struct {
 	Detail string     `json:"detail"`
 }
 
-// Verified says that everything a revert touched was looked at once more.
+// Verified says that everything a run touched was looked at once more, before the run is called applied or reverted.
 type Verified struct {
+	Undo        bool
 	Things      int
 	Differences []Difference
 	Remains     []schema.Ref // what the run created, cannot be deleted, and is forgotten

@@ -5,6 +5,7 @@ import (
 	"errors"
 	"fmt"
 	"io"
+	"time"
 
 	"github.com/spf13/cobra"
 
@@ -13,6 +14,7 @@ import (
 	"converge.dev/converge/cmd/internal/view"
 	"converge.dev/converge/engine"
 	"converge.dev/converge/engine/apply"
+	"converge.dev/converge/engine/journal"
 	"converge.dev/converge/engine/plan"
 	"converge.dev/converge/files"
 	"converge.dev/converge/schema"
@@ -257,7 +259,7 @@ func (s *session) carry(run func(engine.ApplyOptions) (engine.Result, error), f 
 	case err != nil && s.acted && !errors.Is(err, engine.ErrInterrupted):
 		return &openRun{run: res.Run.ID, err: &view.Problem{
 			What: "run " + res.Run.ID + " is open: its end could not be reached", Where: err.Error(), Err: err,
-			Fix: "The journal is intact. When that is mended, settle it with: converge resume " + res.Run.ID,
+			Fix: s.remembered(res.Run.ID),
 		}}
 	case err != nil:
 		return err
@@ -271,6 +273,26 @@ func (s *session) carry(run func(engine.ApplyOptions) (engine.Result, error), f 
 		return outcome(exitPartial)
 	}
 	return nil
+}
+
+// remembered says what the store has of a run whose end could not be reached, and what to do then.
+func (s *session) remembered(run string) string {
+	ctx, cancel := context.WithTimeout(context.Background(), 5*time.Second)
+	defer cancel()
+	_, err := s.store.Run(ctx, run)
+	if err == nil {
+		var log *journal.Log
+		if log, err = journal.Read(ctx, s.store, run); err == nil && len(log.Records) == 0 {
+			err = state.ErrNotFound
+		}
+	}
+	switch {
+	case err == nil:
+		return "The journal is intact. When that is mended, settle it with: converge resume " + run
+	case errors.Is(err, state.ErrNotFound):
+		return "The store does not have this run any more: it was emptied, or another one answers. Restore a backup, then: converge state restored\nWithout one, record again what bears our mark: converge state rebuild DOC, then: converge state restored"
+	}
+	return "The journal could not be read: " + err.Error() + "\nWhen that is mended, settle it with: converge resume " + run
 }
 
 // An openRun is an error after which a run is open.

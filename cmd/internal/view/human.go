@@ -195,7 +195,7 @@ func (h *Human) tell(e event.Event) {
 	case event.Verified:
 		h.verified = &e
 		if e.Things > 0 || len(e.Differences) > 0 {
-			h.progress("Looked again at %s: %s", count(e.Things, "thing"), differences(len(e.Differences)))
+			h.progress("Looked again at %s: %s", count(e.Things, "thing"), differences(e))
 		}
 	case event.RunEnded:
 		h.report(e)
@@ -226,11 +226,14 @@ func plain(err error, ref schema.Ref) string {
 	return message(err)
 }
 
-func differences(n int) string {
-	if n == 0 {
+func differences(e event.Verified) string {
+	switch {
+	case len(e.Differences) > 0:
+		return count(len(e.Differences), "difference")
+	case e.Undo:
 		return "all as before"
 	}
-	return count(n, "difference")
+	return "all as planned"
 }
 
 func (h *Human) seen(e event.Observed) {
@@ -306,9 +309,13 @@ func (h *Human) report(e event.RunEnded) {
 		if e.Run.Failed.IsZero() {
 			text = "Run " + e.Run.ID + " was undone"
 		}
-		text += ": the site is as it was before"
-		if h.verified != nil && h.verified.Things > 0 {
-			text += ", verified by looking again at " + count(h.verified.Things, "thing")
+		switch {
+		case h.verified == nil || h.verified.Things == 0:
+			text += ": nothing of the site is changed"
+		case h.verified.Things == 1:
+			text += ": the one thing of this run is as it was before, verified by looking again"
+		default:
+			text += fmt.Sprintf(": the %d things of this run are as they were before, verified by looking again", h.verified.Things)
 		}
 		fmt.Fprintln(&b, s.paint(yellow, text+"."))
 		for _, r := range e.Run.Remains {

@@ -227,7 +227,7 @@ func (j *JSON) Event(e event.Event) {
 	case event.RevertStarted:
 		j.line("warn", "checkpoint", "Undoing "+count(e.Steps, "step"), fields{"checkpoint": fields{"name": "revert", "steps": e.Steps, "cause": message(e.Cause)}})
 	case event.Verified:
-		j.line("info", "checkpoint", "Looked again at "+count(e.Things, "thing")+": "+differences(len(e.Differences)), fields{"checkpoint": fields{"name": "verified", "things": e.Things, "differences": list(e.Differences), "remains": list(e.Remains)}})
+		j.line("info", "checkpoint", "Looked again at "+count(e.Things, "thing")+": "+differences(e), fields{"checkpoint": fields{"name": "verified", "undo": e.Undo, "things": e.Things, "differences": list(e.Differences), "remains": list(e.Remains)}})
 	case event.RunEnded:
 		j.summary(e)
 	}

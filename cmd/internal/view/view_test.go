@@ -198,6 +198,7 @@ func story(end state.RunStatus) []event.Event {
 		return append(es,
 			event.StepDone{Step: db, Took: 90 * time.Second},
 			event.PointOfNoReturn{Steps: 3},
+			event.Verified{Things: 2},
 			event.RunEnded{Run: run, Took: 2 * time.Minute})
 	case state.RunOpen:
 		run.Done, run.Message, run.Failed = 2, "stopped: out of memory", db.Ref
@@ -214,13 +215,13 @@ func story(end state.RunStatus) []event.Event {
 		return append(es,
 			event.StepProgress{Step: web, Undo: true, Phase: event.Acting, Elapsed: 10 * time.Second},
 			event.StepDone{Step: web, Undo: true, Took: time.Second},
-			event.Verified{Things: 2},
+			event.Verified{Undo: true, Things: 2},
 			event.RunEnded{Run: run, Took: time.Minute})
 	}
 	ds := []event.Difference{{Ref: web.Ref, Detail: "it was created and is still there"}}
 	return append(es,
 		event.StepFailed{Step: web, Undo: true, Class: providers.Denied, Err: errors.New("not allowed"), Took: time.Second},
-		event.Verified{Things: 2, Differences: ds},
+		event.Verified{Undo: true, Things: 2, Differences: ds},
 		event.RunEnded{Run: run, Differences: ds, Took: time.Minute})
 }
 

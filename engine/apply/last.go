@@ -1,0 +1,180 @@
+package apply
+
+import (
+	"cmp"
+	"context"
+	"errors"
+	"fmt"
+	"slices"
+	"strings"
+	"time"
+
+	"converge.dev/converge/engine/event"
+	"converge.dev/converge/engine/plan"
+	"converge.dev/converge/failpoint"
+	"converge.dev/converge/providers"
+	"converge.dev/converge/state"
+)
+
+// conclude ends a run of which every step is done: it is applied when a last look finds everything as the steps left it. A
+// far side that restarted empty meanwhile took no step back, and yet nothing is as planned. What is not leaves the run
+// partial; nothing is undone, for nothing that the run did went wrong.
+func (r *run) conclude(ctx context.Context) (state.Run, []event.Difference, error) {
+	if r.finished() < len(r.Plan.Steps) {
+		return r.end(state.RunApplied, nil, nil) // which says that it cannot be
+	}
+	things, ds, err := r.last(ctx)
+	if err == nil {
+		err = failpoint.At("verify.after")
+	}
+	switch {
+	case errors.Is(err, ErrInterrupted):
+		return r.interrupted(fmt.Errorf("run %s was %w; all of its steps are done, and it was not looked at once more; settle it with: converge resume %s", r.Run.ID, ErrInterrupted, r.Run.ID))
+	case err != nil:
+		return r.leave(fmt.Errorf("looking at what was applied: %w", err))
+	}
+	r.Emit(event.Verified{Things: things, Differences: ds})
+	if len(ds) == 0 {
+		return r.end(state.RunApplied, nil, nil)
+	}
+	i := slices.IndexFunc(r.Plan.Steps, func(s plan.Step) bool { return s.Ref == ds[0].Ref })
+	return r.end(state.RunPartial, ds, &failure{&r.Plan.Steps[i], fmt.Errorf(
+		"all %d steps were done, and at the last look %d of %d things were not as planned any more. To look again, resume the run; to make them anew, release the holds and plan again", len(r.Plan.Steps), len(ds), things)})
+}
+
+// last looks once more at everything that the steps left, by ids and kind by kind: in as few calls as there are kinds, and
+// where a list may lag or a thing be at work on itself for as long as its step would have waited.
+func (r *run) last(ctx context.Context) (things int, ds []event.Difference, err error) {
+	if err := failpoint.At("verify.before"); err != nil {
+		return 0, nil, err
+	}
+	over, halt := make(chan struct{}), make(chan struct{})
+	go func() { // an interrupt drops what is only waited for
+		defer close(halt)
+		select {
+		case <-r.halt:
+		case <-r.Interrupt:
+		case <-ctx.Done():
+		case <-over:
+		}
+	}()
+	defer func() { close(over); <-halt }()
+
+	left := map[plan.Place]map[string]*worker{} // of several steps for one thing the last one says how it is
+	for i := range r.Plan.Steps {
+		s := &r.Plan.Steps[i]
+		if s.Action == plan.Forget {
+			continue
+		}
+		at, w := plan.Place{Scope: s.Ref.Scope, Kind: s.Ref.Kind}, r.worker(s, false)
+		if left[at] == nil {
+			left[at] = map[string]*worker{}
+		}
+		left[at][w.id] = w
+	}
+	type found struct {
+		ds  []event.Difference
+		err error
+	}
+	results, slots := make(chan found, len(left)), make(chan struct{}, r.Parallelism)
+	for _, ws := range left {
+		things += len(ws)
+		go func() {
+			slots <- struct{}{}
+			defer func() { <-slots }()
+			ds, err := r.lastOf(ws, halt)
+			results <- found{ds, err}
+		}()
+	}
+	for n := 0; n < len(left); {
+		select {
+		case ev := <-r.notes:
+			r.Emit(ev)
+		case f := <-results:
+			n++
+			ds = append(ds, f.ds...)
+			if err == nil {
+				err = f.err
+			}
+		}
+	}
+	slices.SortFunc(ds, func(a, b event.Difference) int { return a.Ref.Compare(b.Ref) })
+	return things, ds, err
+}
+
+// lastOf looks at things of one kind in one scope, by their ids.
+func (r *run) lastOf(left map[string]*worker, halt <-chan struct{}) (ds []event.Difference, err error) {
+	defer func() {
+		if p := recover(); p != nil {
+			err = fmt.Errorf("the provider panicked: %v", p)
+		}
+	}()
+	ids := make([]string, 0, len(left))
+	for id := range left {
+		ids = append(ids, id)
+	}
+	slices.Sort(ids)
+	first := left[ids[0]]
+	for begun, wait := time.Now(), r.Retry.Poll; ; wait = min(wait*2, longestPause) {
+		seen, err := r.look(first, ids, halt, func(why string) { first.note(event.Waiting, why, 0) })
+		if err != nil {
+			return nil, err
+		}
+		byID := make(map[string]*providers.Thing, len(seen))
+		for i := range seen {
+			byID[seen[i].ID] = &seen[i]
+		}
+		ds = nil
+		var amiss []string
+		late := ""
+		for _, id := range ids {
+			w, have := left[id], byID[id]
+			detail := w.amiss(have)
+			if detail == "" {
+				continue
+			}
+			amiss, ds = append(amiss, id), append(ds, event.Difference{Ref: w.step.Ref, Detail: detail})
+			if w.passes(have) && time.Since(begun) < w.within() {
+				late = detail
+			}
+		}
+		if late == "" {
+			return ds, nil
+		}
+		first.note(event.Waiting, late, 0)
+		if err := pause(r.effects, wait, halt); err != nil {
+			return nil, err
+		}
+		ids = amiss
+	}
+}
+
+// amiss says how a thing is not as its step left it; empty when it is.
+func (w *worker) amiss(have *providers.Thing) string {
+	here := have != nil && have.Phase != providers.Leaving
+	switch {
+	case w.action == plan.Delete && (!here || w.stranger(have)):
+		return ""
+	case w.action == plan.Delete:
+		return "it was destroyed, and is there again"
+	case !here:
+		return "it was as planned, and is gone"
+	case have.Phase == providers.Failed && w.action != plan.Adopt:
+		return "it failed since: " + cmp.Or(have.Detail, "no reason is given")
+	}
+	w.kind.Normalize(have.Spec)
+	w.sent = true
+	unmet := w.unmet(have)
+	if w.action == plan.Create && w.served.Traits.Mark && have.Mark != w.mark {
+		unmet = append(unmet, "its mark")
+	}
+	if len(unmet) == 0 {
+		return ""
+	}
+	return "it is not as planned any more: " + strings.Join(unmet, ", ")
+}
+
+// passes reports whether a thing that is not as its step left it may be so yet.
+func (w *worker) passes(have *providers.Thing) bool {
+	return w.served.Traits.Eventual || have != nil && have.Phase == providers.Pending
+}
