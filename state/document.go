@@ -189,7 +189,7 @@ func (s *Store) Document(ctx context.Context, serial int64) (Head, []byte, error
 		return h, nil, fmt.Errorf("read the document with serial %d: %w", h.Serial, err)
 	}
 	if sum := sha256.Sum256(body); hex.EncodeToString(sum[:]) != h.Digest {
-		return h, nil, fmt.Errorf("%s is damaged: its chunks do not add up to its digest", key)
+		return h, nil, &DamagedError{key, "its chunks do not add up to its digest"}
 	}
 	return h, body, nil
 }

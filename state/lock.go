@@ -382,7 +382,7 @@ func (s *Store) LockInfo(ctx context.Context) (*LockInfo, error) {
 type Audit struct {
 	At     time.Time `json:"at"`
 	By     string    `json:"by"`
-	Action string    `json:"action"` // force-unlock, restored, hold, release, freeze, thaw
+	Action string    `json:"action"` // force-unlock, restored, repair, hold, release, freeze, thaw
 	Scope  string    `json:"scope,omitempty"`
 	Reason string    `json:"reason"`
 	Lock   *LockInfo `json:"lock,omitempty"`  // that was broken
@@ -390,23 +390,25 @@ type Audit struct {
 }
 
 // ForceUnlock breaks the lock with that id. The epoch rises, so that the holder can write nothing more even if it still
-// runs, and the audit log says who did it and why. It fails with ErrNotFound when nobody holds the lock.
+// runs, and the audit log says who did it and why. It fails with ErrNotFound when nobody holds the lock. One
+// that cannot be read has the id [DamagedLock].
 func (s *Store) ForceUnlock(ctx context.Context, id, by, reason string) error {
 	holder, it, err := read[LockInfo](ctx, s, s.key("leader"))
 	if errors.Is(err, ErrNotFound) {
 		return fmt.Errorf("force-unlock %s: the lock is %w", id, ErrNotFound)
 	}
-	if err != nil {
-		return err
-	}
-	if holder.ID != id {
-		return fmt.Errorf("force-unlock %s: %w: the lock is held under the id %s", id, ErrGuard, holder.ID)
+	if err := brokenBy(id, holder, err); err != nil {
+		return fmt.Errorf("force-unlock %s: %w", id, err)
 	}
 	old, turn, err := read[epoch](ctx, s, s.key("epoch"))
 	if err != nil && !errors.Is(err, ErrNotFound) {
 		return err
 	}
-	entry := Audit{At: time.Now().UTC(), By: by, Action: "force-unlock", Reason: reason, Lock: &holder, Epoch: old.Epoch + 1}
+	earlier, err := s.runEpoch(ctx)
+	if err != nil {
+		return err
+	}
+	entry := Audit{At: time.Now().UTC(), By: by, Action: "force-unlock", Reason: reason, Lock: &holder, Epoch: max(old.Epoch, earlier) + 1}
 	_, err = s.kv.Commit(ctx,
 		[]Guard{{Key: it.Key, Created: true, Revision: it.Created}, {Key: s.key("epoch"), Revision: turn.Modified}},
 		[]Op{

@@ -35,7 +35,7 @@ func (s *Store) Records(ctx context.Context) ([]Record, error) {
 					return err
 				}
 				if items[i].Key[len(prefix):] != records[i].Ref.String() {
-					return fmt.Errorf("%s is damaged: it holds the record of %s", items[i].Key, records[i].Ref)
+					return &DamagedError{items[i].Key, "it holds the record of " + records[i].Ref.String()}
 				}
 			}
 			return nil
@@ -62,7 +62,7 @@ func (s *Store) Record(ctx context.Context, ref schema.Ref) (Record, error) {
 		return Record{}, err
 	}
 	if r.Ref != ref {
-		return Record{}, fmt.Errorf("%s is damaged: it holds the record of %s", key, r.Ref)
+		return Record{}, &DamagedError{key, "it holds the record of " + r.Ref.String()}
 	}
 	return r, nil
 }
@@ -109,10 +109,10 @@ func (r *recordReader) read(it Item, into *Record) error {
 	r.source.Reset(it.Value)
 	r.decoder.Reset(r.source)
 	if err := json.UnmarshalDecode(r.decoder, into, r.options); err != nil {
-		return fmt.Errorf("%s is damaged: %w", it.Key, err)
+		return &DamagedError{it.Key, err.Error()}
 	}
 	if _, err := r.decoder.ReadToken(); !errors.Is(err, io.EOF) {
-		return fmt.Errorf("%s is damaged: something follows the record", it.Key)
+		return &DamagedError{it.Key, "something follows the record"}
 	}
 	return nil
 }

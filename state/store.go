@@ -97,16 +97,22 @@ func decode(it Item, into any) error {
 		return err
 	}
 	if err := json.Unmarshal(it.Value, into); err != nil {
-		return fmt.Errorf("%s is damaged: %w", it.Key, err)
+		return &DamagedError{it.Key, err.Error()}
 	}
 	return nil
 }
+
+// A DamagedError says that the value of a key is not what converge wrote there.
+type DamagedError struct{ Key, Why string }
+
+// Error implements error.
+func (e *DamagedError) Error() string { return e.Key + " is damaged: " + e.Why }
 
 // check tells whether a value is whole and of a version that this program knows.
 func check(it Item) error {
 	if rest, ok := bytes.CutPrefix(it.Value, versionField); ok && len(rest) > sumSize+2 {
 		if checksum(it.Key, rest[sumSize+2:]) != string(rest[:sumSize]) || string(rest[sumSize:sumSize+2]) != `",` {
-			return fmt.Errorf("%s is damaged: its bytes are not those of its checksum", it.Key)
+			return &DamagedError{it.Key, "its bytes are not those of its checksum"}
 		}
 		return nil
 	}
@@ -114,12 +120,12 @@ func check(it Item) error {
 		V int `json:"v"`
 	}
 	if err := json.Unmarshal(it.Value, &head); err != nil {
-		return fmt.Errorf("%s is damaged: %w", it.Key, err)
+		return &DamagedError{it.Key, err.Error()}
 	}
 	if head.V > version {
 		return fmt.Errorf("%s has the layout %d, this program knows up to %d: use a newer converge", it.Key, head.V, version)
 	}
-	return fmt.Errorf("%s is damaged: it has no checksum", it.Key)
+	return &DamagedError{it.Key, "it has no checksum"}
 }
 
 // read gets one stored value; it fails with ErrNotFound when there is none.

@@ -43,7 +43,7 @@ func TestScripts(t *testing.T) {
 		},
 		Cmds: map[string]func(ts *testscript.TestScript, neg bool, args []string){
 			"status": status, "approved": approved, "await": await, "dump": dump, "jsonlines": jsonLines, "jsonvalue": jsonValue, "inbox": inbox,
-			"changed": changed, "hold": hold, "signal": signal, "etcd": serveEtcd,
+			"changed": changed, "damage": damage, "hold": hold, "signal": signal, "etcd": serveEtcd,
 		},
 	})
 }
@@ -196,6 +196,23 @@ func hold(ts *testscript.TestScript, neg bool, args []string) {
 	kv, s := store(ts, args[0])
 	defer func() { ts.Check(kv.Close()) }()
 	_, err := s.Commit(context.Background(), nil, []state.Op{s.HoldOp(state.Hold{Scope: args[1], Reason: args[2], By: "operator", At: time.Now().UTC()})})
+	ts.Check(err)
+}
+
+// damage SITE KEY: spoils a value of the store, or with a KEY that ends in / the last one below it, as a disk does.
+func damage(ts *testscript.TestScript, neg bool, args []string) {
+	if neg || len(args) != 2 {
+		ts.Fatalf("usage: damage SITE KEY")
+	}
+	kv, s := store(ts, args[0])
+	defer func() { ts.Check(kv.Close()) }()
+	key := s.Path() + "/" + args[1]
+	if strings.HasSuffix(key, "/") {
+		items, err := kv.List(context.Background(), key)
+		ts.Check(err)
+		key = items[len(items)-1].Key
+	}
+	_, err := kv.Commit(context.Background(), nil, []state.Op{{Key: key, Value: []byte(`{"v":1,"sum":"0000000000000000","x":1}`)}})
 	ts.Check(err)
 }
 

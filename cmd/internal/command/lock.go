@@ -42,7 +42,8 @@ func (a *app) forceUnlockCommand() *cobra.Command {
 		Short: "Break the lock of a process that is gone",
 		Long: `Break the lock with that ID. What its holder still tries to write is refused from then
 on, but a call that it has under way may still have its effect: make sure first that
-the process is gone. Who did it, and why, is kept in the audit log.`,
+the process is gone. Who did it, and why, is kept in the audit log. A lock that cannot be
+read, because its value in the store is damaged, has the ID damaged.`,
 		Example: `  converge force-unlock 8b1f4a0e-6f0c-4d8e-a5f1-0f6a6f1f3a52
   converge force-unlock -force -reason="node lost" 8b1f4a0e-6f0c-4d8e-a5f1-0f6a6f1f3a52`,
 		Args: exactly(1),
@@ -56,6 +57,9 @@ the process is gone. Who did it, and why, is kept in the audit log.`,
 			return err
 		}
 		info, err := s.store.LockInfo(ctx)
+		if errors.As(err, new(*state.DamagedError)) {
+			info, err = &state.LockInfo{ID: state.DamagedLock, Who: "somebody: the lock cannot be read"}, nil
+		}
 		if err != nil {
 			return err
 		}

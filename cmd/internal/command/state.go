@@ -18,7 +18,7 @@ import (
 func (a *app) stateCommand() *cobra.Command {
 	return group("state", "Look at and correct what converge remembers", `Look at what converge remembers about the resources that it made or adopted, and
 correct it. None of these commands touches the site itself.`,
-		a.stateListCommand(), a.stateShowCommand(), a.stateRemoveCommand(), a.stateMoveCommand(), a.stateRebuildCommand(), a.stateRestoredCommand())
+		a.stateListCommand(), a.stateShowCommand(), a.stateRemoveCommand(), a.stateMoveCommand(), a.stateRebuildCommand(), a.stateRepairCommand(), a.stateRestoredCommand())
 }
 
 func (a *app) stateListCommand() *cobra.Command {

@@ -43,3 +43,18 @@ func RebuiltText(refs []string, dry bool) string {
 	}
 	return fmt.Sprintf("%s %s:\n  %s\n", done, count(len(refs), "resource"), strings.Join(refs, "\n  "))
 }
+
+// RepairsText says what becomes of what is damaged in the store.
+func RepairsText(repairs []engine.Repair, dry bool) string {
+	if len(repairs) == 0 {
+		return "Nothing is damaged of the document, the runs and the records.\n"
+	}
+	var b strings.Builder
+	if dry {
+		b.WriteString("Would be done:\n")
+	}
+	for _, r := range repairs {
+		fmt.Fprintf(&b, "%s\n  %s\n  %s\n", clean(r.Key), clean(r.Damage), clean(r.Done))
+	}
+	return b.String()
+}

@@ -70,6 +70,7 @@ func Explain(err error) *Problem {
 		unknown  *engine.UnknownError
 
 		unmatched *plan.UnmatchedError
+		damaged   *state.DamagedError
 	)
 	switch {
 	case errors.As(err, &problem):
@@ -120,6 +121,8 @@ func Explain(err error) *Problem {
 		return p
 	case errors.As(err, &unmatched):
 		return explainUnmatched(unmatched)
+	case errors.As(err, &damaged):
+		return &Problem{What: "the store is damaged", Where: err.Error(), Fix: mending(damaged.Key), Err: err}
 	case errors.Is(err, engine.ErrInterrupted):
 		return &Problem{What: err.Error(), Err: err}
 	case errors.Is(err, context.Canceled):
@@ -131,6 +134,20 @@ func Explain(err error) *Problem {
 	}
 	what, where, _ := strings.Cut(err.Error(), "\n")
 	return &Problem{What: what, Where: where, Err: err}
+}
+
+// mending says what brings a store back to use in which a key is damaged.
+func mending(key string) string {
+	_, key, _ = strings.Cut(strings.TrimPrefix(key, "/converge/"), "/")
+	switch part, _, _ := strings.Cut(key, "/"); {
+	case key == "leader":
+		return "It is the lock of the site. Only if nobody works on the site: converge force-unlock " + state.DamagedLock
+	case key == "epoch":
+		return "Restore a backup. Without one: converge state restored"
+	case part == "run", part == "resource", key == "document/head", strings.HasPrefix(key, "document/log/"):
+		return "Restore a backup. Or see what the rest of the store can mend: converge state repair -dry-run"
+	}
+	return "Restore a backup."
 }
 
 // explainUnmatched says what a pattern that matches nothing probably meant.

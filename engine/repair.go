@@ -1,0 +1,163 @@
+package engine
+
+import (
+	"context"
+	"errors"
+	"fmt"
+	"slices"
+
+	"converge.dev/converge/engine/journal"
+	"converge.dev/converge/engine/plan"
+	"converge.dev/converge/schema"
+	"converge.dev/converge/state"
+)
+
+// A Repair is one damaged value of the store and what becomes of it.
+type Repair struct {
+	Key    string `json:"key"`
+	Damage string `json:"damage"`
+	Done   string `json:"done"`           // what is done about it, in words
+	Left   bool   `json:"left,omitempty"` // nothing is: it needs a decision
+}
+
+// RepairOptions say what Repair may do.
+type RepairOptions struct {
+	DryRun  bool // only say what would be done
+	Abandon bool // forget runs that did not end, too; the site is held then
+	Reason  string
+}
+
+// Repair mends what is damaged in the store, as far as the rest of the store tells: the head of the document becomes its newest
+// revision that is whole, a record what the newest run that touched the resource made of it. A run that ended is forgotten.
+// The site itself is neither looked at nor changed.
+func (e *Engine) Repair(ctx context.Context, o RepairOptions) (repairs []Repair, err error) {
+	if o.DryRun {
+		repairs, _, err = e.repairs(ctx, o)
+		return repairs, err
+	}
+	_, err = e.locked(ctx, "state repair", func(ctx context.Context, lock *state.Lock) (res Result, err error) {
+		var ops [][]state.Op
+		if repairs, ops, err = e.repairs(ctx, o); err != nil {
+			return res, err
+		}
+		for i := range ops {
+			if len(ops[i]) == 0 {
+				continue
+			}
+			entry := state.Audit{At: e.o.Now().UTC(), By: e.o.Who, Action: "repair", Scope: repairs[i].Key, Reason: o.Reason}
+			if _, err := lock.Commit(ctx, nil, append(ops[i], e.o.Store.AuditOp(entry))); err != nil {
+				return res, fmt.Errorf("repair %s: %w", repairs[i].Key, err)
+			}
+		}
+		return res, nil
+	})
+	return repairs, err
+}
+
+// repairs gives what is to be done about each damage.
+func (e *Engine) repairs(ctx context.Context, o RepairOptions) (repairs []Repair, ops [][]state.Op, err error) {
+	damages, err := e.o.Store.Damaged(ctx)
+	if err != nil || len(damages) == 0 {
+		return nil, nil, err
+	}
+	runs, err := e.o.Store.WholeRuns(ctx)
+	if err != nil {
+		return nil, nil, err
+	}
+	for _, d := range damages {
+		r, op := Repair{Key: d.Err.Key, Damage: d.Err.Why}, []state.Op(nil)
+		switch {
+		case d.Head:
+			h, err := e.o.Store.LastWhole(ctx)
+			switch {
+			case err == nil:
+				r.Done, op = fmt.Sprintf("serial %d is the newest revision of the document again", h.Serial), []state.Op{e.o.Store.HeadOp(&h)}
+			case errors.Is(err, state.ErrNotFound):
+				r.Done, op = "no revision of the document is whole: the site has none until one is put", []state.Op{e.o.Store.HeadOp(nil)}
+			default:
+				return nil, nil, err
+			}
+		case d.Run != "":
+			r, op = e.repairRun(ctx, d.Run, r, o)
+		case !d.Ref.IsZero():
+			rec, run := e.rewrite(ctx, d.Ref, runs)
+			switch {
+			case rec != nil:
+				r.Done, op = fmt.Sprintf("recorded again as run %s left it", run), []state.Op{e.o.Store.RecordOp(*rec)}
+			default:
+				r.Done, op = "not recorded any more, for no run that is kept touched it; what bears our mark is recorded again by: converge state rebuild", []state.Op{e.o.Store.ForgetOp(d.Ref)}
+			}
+		default:
+			r.Done, op = "forgotten: a kept revision of the document", []state.Op{e.o.Store.DropRevisionOp(d.Revision)}
+		}
+		repairs, ops = append(repairs, r), append(ops, op)
+	}
+	return repairs, ops, nil
+}
+
+// repairRun says what becomes of a run whose record cannot be read: where its plan lies is lost with it, so it can be neither
+// resumed nor undone.
+func (e *Engine) repairRun(ctx context.Context, id string, r Repair, o RepairOptions) (Repair, []state.Op) {
+	log, err := journal.Read(ctx, e.o.Store, id)
+	settled := false
+	if err == nil && len(log.Records) > 0 {
+		last := log.Records[len(log.Records)-1]
+		settled = last.Kind == journal.End && last.Message != string(state.RunPartial)
+	}
+	ops := e.o.Store.DropRunOps(id)
+	switch {
+	case settled:
+		r.Done = "forgotten with its journal, which says that the run ended"
+	case o.Abandon:
+		r.Done = "given up with its journal; the site is held until somebody has looked at converge drift"
+		ops = append(ops, e.o.Store.HoldOp(state.Hold{
+			Scope: schema.ScopeSite, By: e.o.Who, At: e.o.Now().UTC(),
+			Reason: fmt.Sprintf("run %s did not end and was given up, because its record could not be read: look at converge drift first", id),
+		}))
+	default:
+		r.Left, ops = true, nil
+		r.Done = "left: the journal does not say that the run was settled, and where its plan lies is lost. Restore a backup, or give the run up with -abandon"
+	}
+	return r, ops
+}
+
+// rewrite gives what the newest run that touched a resource remembered of it, and that run; nil when no run that is kept did.
+func (e *Engine) rewrite(ctx context.Context, ref schema.Ref, runs []state.Run) (*state.Record, string) {
+	for _, run := range runs {
+		p, body, err := planOf(ctx, e.o.Store, run)
+		if err != nil {
+			continue
+		}
+		_, sum, err := e.journalOf(ctx, run, p, body)
+		if err != nil {
+			continue
+		}
+		var prior *state.Record
+		for i := range slices.Backward(p.Steps) {
+			s, did, undo := &p.Steps[i], sum.Forward[i], sum.Undo[i]
+			if s.Ref != ref || s.Stray {
+				continue
+			}
+			prior = s.Prior
+			if !did.Effect() || undo.Finished() {
+				if undo.Finished() && s.Action == plan.Create && s.Prior == nil { // its id is used up
+					return &state.Record{Ref: ref, Incarnation: s.Incarnation, Gone: true, Run: run.ID, At: run.Started}, run.ID
+				}
+				continue
+			}
+			if s.Record == nil {
+				return nil, ""
+			}
+			rec := *s.Record
+			if at := did.Outcome; !rec.Gone && at != nil && at.ExternalID != "" {
+				rec.ID, rec.Incarnation = at.ExternalID, at.Incarnation
+			}
+			rec.Run, rec.At = run.ID, run.Started
+			return &rec, run.ID
+		}
+		if prior != nil {
+			return prior, run.ID
+		}
+	}
+	return nil, ""
+}

@@ -1,0 +1,137 @@
+package state
+
+import (
+	"cmp"
+	"context"
+	"errors"
+	"fmt"
+	"slices"
+	"strconv"
+	"strings"
+
+	"converge.dev/converge/schema"
+)
+
+// A Damage is a value that cannot be read, and keeps others from being used. Exactly one of the other fields tells what it
+// was.
+type Damage struct {
+	Err      *DamagedError
+	Head     bool       // the head of the document
+	Revision int64      // a revision of the document: its serial
+	Run      string     // a run
+	Ref      schema.Ref // the record of a resource
+}
+
+// Damaged finds what is damaged of the document's head and revisions, the runs and the records, in the order of their keys.
+// What a newer version of converge wrote is not damaged.
+func (s *Store) Damaged(ctx context.Context) ([]Damage, error) {
+	var all []Damage
+	find := func(err error, d Damage) {
+		if errors.As(err, &d.Err) {
+			all = append(all, d)
+		}
+	}
+	head, err := s.kv.Get(ctx, s.key("document/head"))
+	if err != nil {
+		return nil, fmt.Errorf("read %s: %w", s.key("document/head"), err)
+	}
+	if head.Modified != 0 {
+		find(decode(head, new(Head)), Damage{Head: true})
+	}
+	for _, p := range []struct {
+		prefix string
+		look   func(it Item, name string)
+	}{
+		{s.key("document/log") + "/", func(it Item, name string) {
+			serial, _ := strconv.ParseInt(name, 10, 64)
+			find(decode(it, new(Head)), Damage{Revision: serial})
+		}},
+		{s.key("run") + "/", func(it Item, name string) { find(decode(it, new(Run)), Damage{Run: name}) }},
+		{s.key("resource") + "/", func(it Item, name string) {
+			var r Record
+			ref, err := schema.ParseRef(name)
+			if err != nil {
+				return
+			}
+			if err = newRecordReader().read(it, &r); err == nil && r.Ref != ref {
+				err = &DamagedError{it.Key, "it holds the record of " + r.Ref.String()}
+			}
+			find(err, Damage{Ref: ref})
+		}},
+	} {
+		items, err := s.kv.List(ctx, p.prefix)
+		if err != nil {
+			return nil, fmt.Errorf("list %s: %w", p.prefix, err)
+		}
+		for _, it := range items {
+			p.look(it, strings.TrimPrefix(it.Key, p.prefix))
+		}
+	}
+	return all, nil
+}
+
+// WholeRuns reads the runs that can be read, newest first.
+func (s *Store) WholeRuns(ctx context.Context) ([]Run, error) {
+	items, err := s.kv.List(ctx, s.key("run")+"/")
+	if err != nil {
+		return nil, fmt.Errorf("list the runs: %w", err)
+	}
+	var runs []Run
+	for _, it := range slices.Backward(items) {
+		var r Run
+		if decode(it, &r) == nil {
+			runs = append(runs, r)
+		}
+	}
+	return runs, nil
+}
+
+// LastWhole describes the newest revision of the document of which everything can be read; ErrNotFound when there is none.
+func (s *Store) LastWhole(ctx context.Context) (Head, error) {
+	items, err := s.kv.List(ctx, s.key("document/log")+"/")
+	if err != nil {
+		return Head{}, fmt.Errorf("list the revisions of the document: %w", err)
+	}
+	for _, it := range slices.Backward(items) {
+		var h Head
+		if decode(it, &h) != nil {
+			continue
+		}
+		if _, _, err := s.Document(ctx, h.Serial); err == nil {
+			return h, nil
+		} else if ctx.Err() != nil {
+			return Head{}, err
+		}
+	}
+	return Head{}, fmt.Errorf("a revision of the document that is whole: %w", ErrNotFound)
+}
+
+// HeadOp makes a revision of the document the newest; nil: the site has none.
+func (s *Store) HeadOp(h *Head) Op {
+	if h == nil {
+		return Op{Key: s.key("document/head"), Delete: true}
+	}
+	return s.put(s.key("document/head"), *h)
+}
+
+// DropRevisionOp forgets one revision of the document.
+func (s *Store) DropRevisionOp(serial int64) Op { return Op{Key: s.logKey(serial), Delete: true} }
+
+// AuditOp enters what somebody forced.
+func (s *Store) AuditOp(a Audit) Op { return s.put(s.key("audit", NewRunID(a.At)), a) }
+
+// DamagedLock is the id by which a lock is broken that cannot be read.
+const DamagedLock = "damaged"
+
+// brokenBy tells whether the lock that was read has the given id.
+func brokenBy(id string, holder LockInfo, err error) error {
+	switch {
+	case errors.As(err, new(*DamagedError)) && id == DamagedLock:
+		return nil
+	case err != nil:
+		return err
+	case holder.ID != id:
+		return fmt.Errorf("%w: the lock is held under the id %s", ErrGuard, cmp.Or(holder.ID, "of nobody"))
+	}
+	return nil
+}
