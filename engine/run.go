@@ -486,7 +486,8 @@ func (e *Engine) locked(ctx context.Context, op string, do func(context.Context,
 }
 
 // fence makes every far side that can store an epoch store ours, before anything is looked at: what an earlier holder
-// still sends there is refused from then on. One that cannot be reached is unknown.
+// still sends there is refused from then on. One that cannot be reached is unknown. One that has obeyed a higher epoch, while
+// the lock is ours, remembers more than the store does: the site is held until somebody says that the store is an older one.
 func (e *Engine) fence(ctx context.Context, set *providers.Set, lock *state.Lock, p *plan.Plan) error {
 	var scopes []string
 	for _, r := range stepRefs(p) {
@@ -495,6 +496,7 @@ func (e *Engine) fence(ctx context.Context, set *providers.Set, lock *state.Lock
 	ctx = lock.Context(ctx)
 	var mu sync.Mutex
 	var unknown []plan.Unknown
+	var outdated *providers.OutdatedError
 	var wg sync.WaitGroup
 	slots := make(chan struct{}, e.o.Parallelism)
 	for _, far := range set.Fences(scopes) {
@@ -504,11 +506,20 @@ func (e *Engine) fence(ctx context.Context, set *providers.Set, lock *state.Lock
 			if err := far.Fence(ctx, lock.Epoch()); err != nil {
 				mu.Lock()
 				defer mu.Unlock()
+				errors.As(err, &outdated)
 				unknown = append(unknown, plan.Unknown{Scope: far.Scope, Kind: far.Name, Error: err.Error()})
 			}
 		})
 	}
 	wg.Wait()
+	if outdated != nil {
+		h := state.Hold{Scope: schema.ScopeSite, By: e.o.Who, At: e.o.Now().UTC(), Reason: fmt.Sprintf(
+			"%s has obeyed a holder of the lock with the epoch %d, and the store has come to %d: the store was lost, or is an older one. Say so first: converge state restored", outdated.On, outdated.Stored, outdated.Epoch)}
+		if _, err := lock.Commit(ctx, nil, []state.Op{e.o.Store.HoldOp(h)}); err != nil {
+			return err
+		}
+		return &HeldError{Holds: []state.Hold{h}}
+	}
 	if len(unknown) > 0 {
 		slices.SortFunc(unknown, func(a, b plan.Unknown) int { return cmp.Compare(a.Scope, b.Scope) })
 		return &UnknownError{Unknown: unknown}

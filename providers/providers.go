@@ -196,6 +196,17 @@ func ClassOf(err error) Class {
 	return Unknown
 }
 
+// An OutdatedError says that the far side has obeyed a holder of the site lock with a higher epoch.
+type OutdatedError struct {
+	On            string
+	Stored, Epoch int64
+}
+
+// Error implements error.
+func (e *OutdatedError) Error() string {
+	return fmt.Sprintf("the holder with epoch %d is at work on %s; this one has epoch %d", e.Stored, e.On, e.Epoch)
+}
+
 // Traits say as data how a kind behaves; the engine reads them instead of asking for more methods.
 type Traits struct {
 	// ID tells how external ids come about. Empty: the engine chooses a UUID for each incarnation. Otherwise a

@@ -179,7 +179,7 @@ func (w *World) fence(ctx context.Context, scope string, epoch int64) error {
 // outdated refuses who was replaced.
 func (w *World) outdated(scope string, epoch int64) error {
 	if stored := w.epochs[scope]; stored > epoch {
-		return fmt.Errorf("the holder with epoch %d is at work on %s; this one has epoch %d", stored, scope, epoch)
+		return &providers.OutdatedError{On: scope, Stored: stored, Epoch: epoch}
 	}
 	return nil
 }

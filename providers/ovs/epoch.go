@@ -38,7 +38,7 @@ func (d *db) identity(ctx context.Context) (string, error) {
 }
 
 func outdated(stored, epoch int64) error {
-	return refuse(providers.Denied, "the holder with epoch %d is at work on this switch; this one has epoch %d", stored, epoch)
+	return &fault{providers.Denied, &providers.OutdatedError{On: "the switch", Stored: stored, Epoch: epoch}}
 }
 
 // fenced makes a change happen only while no holder with a higher epoch has been here.
