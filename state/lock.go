@@ -94,8 +94,17 @@ func (s *Store) Lock(ctx context.Context, info LockInfo, o LockOptions) (*Lock, 
 	var told LockInfo
 	for tries := 0; ; {
 		holder, err := s.LockInfo(ctx)
-		if err != nil {
+		var damaged *DamagedError
+		switch rest := time.Until(deadline); {
+		case err == nil:
+		case rest <= 0 || ctx.Err() != nil || errors.As(err, &damaged):
 			return nil, err
+		default: // a store that is slow now may answer while there is time to wait
+			select {
+			case <-time.After(min(rest, pollLock)):
+			case <-ctx.Done():
+			}
+			continue
 		}
 		if holder == nil {
 			l, err := s.tryLock(ctx, info, ttl)
@@ -404,11 +413,7 @@ func (s *Store) ForceUnlock(ctx context.Context, id, by, reason string) error {
 	if err != nil && !errors.Is(err, ErrNotFound) {
 		return err
 	}
-	earlier, err := s.runEpoch(ctx)
-	if err != nil {
-		return err
-	}
-	entry := Audit{At: time.Now().UTC(), By: by, Action: "force-unlock", Reason: reason, Lock: &holder, Epoch: max(old.Epoch, earlier) + 1}
+	entry := Audit{At: time.Now().UTC(), By: by, Action: "force-unlock", Reason: reason, Lock: &holder, Epoch: old.Epoch + 1}
 	_, err = s.kv.Commit(ctx,
 		[]Guard{{Key: it.Key, Created: true, Revision: it.Created}, {Key: s.key("epoch"), Revision: turn.Modified}},
 		[]Op{

@@ -1,7 +1,6 @@
 package state
 
 import (
-	"cmp"
 	"context"
 	"errors"
 	"fmt"
@@ -131,7 +130,7 @@ func brokenBy(id string, holder LockInfo, err error) error {
 	case err != nil:
 		return err
 	case holder.ID != id:
-		return fmt.Errorf("%w: the lock is held under the id %s", ErrGuard, cmp.Or(holder.ID, "of nobody"))
+		return fmt.Errorf("%w: the lock is held under the id %s", ErrGuard, holder.ID)
 	}
 	return nil
 }

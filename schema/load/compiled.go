@@ -120,7 +120,7 @@ var checkCarbideObservability = check{name: "#CarbideObservability", doc: "One t
 	}}}}},
 }}}}
 
-var checkCarbideOrg = check{name: "#CarbideOrg", doc: "The organization id of a tenant: 2 to 64 letters, digits, underscores and hyphens.", types: isString, tests: []test{&pattern{text: "^[A-Za-z0-9_-]{2,64}$"}}}
+var checkCarbideOrg = check{name: "#CarbideOrg", doc: "The organization id of a tenant: 2 to 64 letters, digits, underscores and hyphens, no hyphen first.", types: isString, tests: []test{&pattern{text: "^[A-Za-z0-9_][A-Za-z0-9_-]{1,63}$"}}}
 
 var checkCarbidePKey = check{name: "#CarbidePKey", doc: "A partition key: 0x and hexadecimal digits in lower case, without leading zeros, from 0x1 to 0x7fff.", types: isString, tests: []test{&pattern{text: "^0x([1-9a-f][0-9a-f]{0,2}|[1-7][0-9a-f]{3})$"}}}
 
@@ -284,7 +284,7 @@ var checkUUID = check{name: "#UUID", doc: "A UUID in lower case.", types: isStri
 
 var checkVNI = check{name: "#VNI", doc: "A VXLAN network identifier, 24 bits.", types: isInt, tests: []test{bound{op: ">=", limit: int64(1)}, bound{op: "<=", limit: int64(16777215)}}}
 
-var compiledFiles = compiled{digest: "27da68da3366a841f3d575beb87d24eef7af456f2aaa182709055608c5d76f42", doc: "A site is described by one document.", head: &object{members: []*member{
+var compiledFiles = compiled{digest: "bbbd322a1e87bf1e2d8a76c3b61eb2a3e647dfbbe4ed57857cf1a0f5a969b474", doc: "A site is described by one document.", head: &object{members: []*member{
 	{name: "apiVersion", doc: "The version of this schema.", check: &check{types: isString, tests: []test{&enum{values: []any{"converge.dev/v1"}}}}, required: true},
 	{name: "policy", doc: "What a plan may do.", check: &check{types: isObject, tests: []test{&object{members: []*member{
 		{name: "management", doc: "Traffic by which the site is managed, by a name for people: every security group that guards something must let it through, or the document is refused.", check: &check{types: isObject, tests: []test{&object{patterns: []keyed{
