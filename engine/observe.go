@@ -1,9 +1,12 @@
 package engine
 
 import (
+	"cmp"
 	"context"
 	"fmt"
+	"maps"
 	"slices"
+	"strings"
 	"sync"
 	"time"
 
@@ -122,6 +125,9 @@ func (e *Engine) connect(ctx context.Context, site schema.Site, refs []schema.Re
 	return set, nil
 }
 
+// stillLooking is how often the world is told of what does not answer.
+const stillLooking = 10 * time.Second
+
 // observe lists every kind that is asked for. One that has neither failed nor answered when ctx ends is unknown.
 func (e *Engine) observe(ctx context.Context, set *providers.Set, at map[plan.Place]bool, recorded []state.Record) plan.Observation {
 	ids := map[plan.Place][]string{}
@@ -138,7 +144,7 @@ func (e *Engine) observe(ctx context.Context, set *providers.Set, at map[plan.Pl
 		took   time.Duration
 		err    error
 	}
-	results := make(chan seen, len(at))
+	results, waiting := make(chan seen, len(at)), map[plan.Place]bool{}
 	var wg sync.WaitGroup
 	for p := range at {
 		served, _, ok := set.Find(p.Scope, p.Kind)
@@ -150,6 +156,7 @@ func (e *Engine) observe(ctx context.Context, set *providers.Set, at map[plan.Pl
 			continue
 		}
 		e.o.Emit(event.Observing{Scope: p.Scope, Kind: p.Kind})
+		waiting[p] = true
 		wg.Go(func() {
 			begin := time.Now()
 			things, err := e.list(ctx, served.Kind, ids[p])
@@ -164,7 +171,26 @@ func (e *Engine) observe(ctx context.Context, set *providers.Set, at map[plan.Pl
 		})
 	}
 	go func() { wg.Wait(); close(results) }()
-	for s := range results {
+	begin, beat := time.Now(), time.NewTicker(stillLooking)
+	defer beat.Stop()
+	for {
+		var s seen
+		var more bool
+		select {
+		case s, more = <-results:
+		case <-beat.C:
+			if len(waiting) > 0 {
+				p := slices.MinFunc(slices.Collect(maps.Keys(waiting)), func(a, b plan.Place) int {
+					return cmp.Or(strings.Compare(a.Scope, b.Scope), strings.Compare(a.Kind, b.Kind))
+				})
+				e.o.Emit(event.Observing{Scope: p.Scope, Kind: p.Kind, Elapsed: time.Since(begin), More: len(waiting) - 1})
+			}
+			continue
+		}
+		if !more {
+			break
+		}
+		delete(waiting, s.at)
 		switch {
 		case s.err == nil:
 			o.Things[s.at] = s.things

@@ -399,12 +399,14 @@ func digestOf(body []byte) string {
 // Free says why nothing new may be applied to the site: *state.LockedError when another process still works on it after
 // the wait for the lock, *HeldError when a run is open or the site is held. What else is held shows when there is a plan.
 func (e *Engine) Free(ctx context.Context) error {
-	if holder, err := e.o.Store.LockInfo(ctx); err != nil {
-		return err
-	} else if holder == nil {
+	holder, err := e.o.Store.LockInfo(ctx)
+	switch {
+	case err == nil && holder == nil:
 		return e.free(ctx, "", nil)
+	case err != nil && e.o.LockWait <= 0:
+		return err
 	}
-	_, err := e.locked(ctx, "look", func(ctx context.Context, _ *state.Lock) (Result, error) { return Result{}, e.free(ctx, "", nil) })
+	_, err = e.locked(ctx, "look", func(ctx context.Context, _ *state.Lock) (Result, error) { return Result{}, e.free(ctx, "", nil) })
 	return err
 }
 

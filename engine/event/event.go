@@ -17,9 +17,12 @@ type Event interface{ event() }
 // A Sink takes events. It must not block for long: the run waits.
 type Sink func(Event)
 
-// Observing says that a kind is being looked at; Observed that it was, or why it could not be.
+// Observing says that a kind is being looked at, once at the beginning and now and then while no answer comes; Observed that
+// it was, or why it could not be.
 type Observing struct {
 	Scope, Kind string
+	Elapsed     time.Duration // zero at the beginning
+	More        int           // how many others have not answered either; zero at the beginning
 }
 
 // Observed says what came of Observing.

@@ -144,7 +144,12 @@ func (h *Human) tell(e event.Event) {
 	s := h.o.ErrStyle
 	switch e := e.(type) {
 	case event.Observing:
-		h.looking = append(h.looking, e)
+		switch {
+		case e.Elapsed == 0:
+			h.looking = append(h.looking, e)
+		case h.o.Live == nil:
+			h.progress("%s", stillLooking(e))
+		}
 	case event.Observed:
 		h.seen(e)
 	case event.LockWait:
@@ -234,6 +239,15 @@ func differences(e event.Verified) string {
 		return "all as before"
 	}
 	return "all as planned"
+}
+
+// stillLooking says what has not answered yet.
+func stillLooking(e event.Observing) string {
+	text := "still looking at " + clean(e.Scope+"/"+e.Kind)
+	if e.More > 0 {
+		text += fmt.Sprintf(" and %d more", e.More)
+	}
+	return text + fmt.Sprintf("… [%s]", e.Elapsed.Round(time.Second))
 }
 
 func (h *Human) seen(e event.Observed) {

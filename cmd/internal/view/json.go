@@ -198,6 +198,10 @@ func (j *JSON) Event(e event.Event) {
 	switch e := e.(type) {
 	case event.Observing:
 		at := schema.Ref{Scope: e.Scope, Kind: e.Kind, Name: "*"}
+		if e.Elapsed > 0 {
+			j.line("info", "refresh_progress", at.String()+": "+stillLooking(e), fields{"hook": fields{"resource": resource(at), "elapsed_seconds": seconds(e.Elapsed), "more": e.More}})
+			return
+		}
 		j.line("info", "refresh_start", at.String()+": Refreshing state...", fields{"hook": fields{"resource": resource(at)}})
 	case event.Observed:
 		j.observed(e)

@@ -130,7 +130,7 @@ func Explain(err error) *Problem {
 	case errors.Is(err, context.DeadlineExceeded):
 		return &Problem{What: "there was no answer in time", Where: err.Error(), Err: err}
 	case errors.Is(err, state.ErrFenced):
-		return &Problem{What: err.Error(), Fix: "Another process may be at work. When it is done, settle this run with: converge resume", Err: err}
+		return &Problem{What: err.Error(), Fix: "Another process may be at work: converge lock status. When it is done, try again; what was begun then shows in: converge runs", Err: err}
 	}
 	what, where, _ := strings.Cut(err.Error(), "\n")
 	return &Problem{What: what, Where: where, Err: err}

@@ -179,6 +179,7 @@ func story(end state.RunStatus) []event.Event {
 	es := []event.Event{
 		event.Observing{Scope: "site", Kind: "carbide.vpc"},
 		event.Observing{Scope: "gpu-02", Kind: "ovs.bridge"},
+		event.Observing{Scope: "gpu-02", Kind: "ovs.bridge", Elapsed: 10 * time.Second, More: 1},
 		event.Observed{Scope: "site", Kind: "carbide.vpc", Things: 3, Took: 12 * time.Millisecond},
 		event.Observed{Scope: "gpu-02", Kind: "ovs.bridge", Err: errors.New("connection refused")},
 		event.LockWait{Holder: state.LockInfo{ID: "l", Who: "ci@runner", PID: 7, Operation: "apply", Created: start, Info: "step 3"}},
