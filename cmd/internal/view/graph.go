@@ -5,6 +5,7 @@ import (
 	"strconv"
 	"strings"
 
+	"converge.dev/converge/engine/graph"
 	"converge.dev/converge/engine/plan"
 	"converge.dev/converge/schema"
 )
@@ -31,12 +32,17 @@ func DocumentGraph(d *schema.Document) Graph {
 		index[d.Resources[i].Ref] = i
 		g.Nodes = append(g.Nodes, GraphNode{Address: d.Resources[i].Ref.String()})
 	}
+	needs := make([][]int, len(d.Resources))
 	for i := range d.Resources {
 		for _, r := range d.Resources[i].After {
 			if n, ok := index[r]; ok {
-				g.Edges = append(g.Edges, [2]int{i, n})
+				g.Edges, needs[i] = append(g.Edges, [2]int{i, n}), append(needs[i], n)
 			}
 		}
+	}
+	waves, _ := graph.Levels(needs) // a document has no cycle
+	for i := range waves {
+		g.Nodes[i].Wave = waves[i]
 	}
 	return g
 }
