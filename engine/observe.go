@@ -28,7 +28,18 @@ func (e *Engine) look(ctx context.Context, doc *schema.Document, strays bool) (p
 	}
 	e.recall(ctx, records, nil)
 	in := plan.Input{Kinds: e.o.Kinds, Document: doc, Recorded: records}
-	refs := make([]schema.Ref, 0, len(doc.Resources)+len(records))
+	var outside []schema.Ref
+	if strays { // of what is only referred to, it is a matter whether it is there
+		for i := range records {
+			if r := &records[i]; !r.Gone {
+				for _, to := range plan.Outside(e.o.Kinds, r.Ref, r.Spec, r.After) {
+					outside = append(outside, to)
+				}
+			}
+		}
+	}
+	refs := make([]schema.Ref, 0, len(doc.Resources)+len(records)+len(outside))
+	refs = append(refs, outside...)
 	for i := range doc.Resources {
 		refs = append(refs, doc.Resources[i].Ref)
 	}
@@ -66,6 +77,9 @@ func (e *Engine) look(ctx context.Context, doc *schema.Document, strays bool) (p
 	}
 	for i := range doc.Resources { // what the planner is to choose from
 		r := &doc.Resources[i]
+		if r.External != nil {
+			continue
+		}
 		for j := range e.o.Kinds[r.Ref.Kind].Fields {
 			f := &e.o.Kinds[r.Ref.Kind].Fields[j]
 			if _, stated := r.Spec[f.Name]; f.Choose != nil && !stated {
@@ -270,7 +284,32 @@ func (e *Engine) stale(ctx context.Context, set *providers.Set, p *plan.Plan, re
 		}
 	}
 	unfit, err := e.unfit(ctx, set, p)
-	return append(ds, unfit...), err
+	if err != nil {
+		return nil, err
+	}
+	gone, err := e.gone(ctx, set, p)
+	return slices.Concat(ds, unfit, gone), err
+}
+
+// gone says which of the things that the plan only refers to are there no more.
+func (e *Engine) gone(ctx context.Context, set *providers.Set, p *plan.Plan) (ds []event.Difference, err error) {
+	ids := map[plan.Place][]string{}
+	for _, x := range p.Externals {
+		if at := (plan.Place{Scope: x.Ref.Scope, Kind: x.Ref.Kind}); x.Unchecked == "" {
+			ids[at] = append(ids[at], x.ID)
+		}
+	}
+	seen, err := e.lookFor(ctx, set, ids)
+	if err != nil {
+		return nil, err
+	}
+	for _, x := range p.Externals {
+		t := seen[plan.Place{Scope: x.Ref.Scope, Kind: x.Ref.Kind}][x.ID]
+		if x.Unchecked == "" && (t == nil || t.Phase == providers.Leaving) {
+			ds = append(ds, event.Difference{Ref: x.Ref, Detail: "it is external, and it is gone"})
+		}
+	}
+	return ds, nil
 }
 
 // lookFor looks at the things with the given ids, place by place; what is not there is left out. It fails with an

@@ -147,7 +147,7 @@ func (e *Engine) Apply(ctx context.Context, p *plan.Plan, o ApplyOptions) (Resul
 		if err := e.unchanged(p); err != nil {
 			return Result{}, err
 		}
-		set, err := e.connect(ctx, p.Site, stepRefs(p))
+		set, err := e.connect(ctx, p.Site, neededRefs(p))
 		if err != nil {
 			return Result{}, err
 		}
@@ -300,7 +300,7 @@ func (e *Engine) again(ctx context.Context, op, id string, o ApplyOptions, decid
 			return Result{}, err
 		}
 		e.recall(ctx, recorded, p)
-		set, err := e.connect(ctx, p.Site, stepRefs(p))
+		set, err := e.connect(ctx, p.Site, neededRefs(p))
 		if err != nil {
 			return Result{}, err
 		}
@@ -532,7 +532,7 @@ func (e *Engine) fence(ctx context.Context, set *providers.Set, lock *state.Lock
 // reachable fails with an *UnknownError when a provider that the plan needs could not be opened.
 func reachable(set *providers.Set, p *plan.Plan) error {
 	var unknown []plan.Unknown
-	for _, r := range stepRefs(p) {
+	for _, r := range neededRefs(p) {
 		if _, _, ok := set.Find(r.Scope, r.Kind); ok {
 			continue
 		}
@@ -554,6 +554,17 @@ func stepRefs(p *plan.Plan) []schema.Ref {
 	refs := make([]schema.Ref, len(p.Steps))
 	for i := range p.Steps {
 		refs[i] = p.Steps[i].Ref
+	}
+	return refs
+}
+
+// neededRefs are those of the steps and of what is looked at for them.
+func neededRefs(p *plan.Plan) []schema.Ref {
+	refs := stepRefs(p)
+	for _, x := range p.Externals {
+		if x.Unchecked == "" {
+			refs = append(refs, x.Ref)
+		}
 	}
 	return refs
 }

@@ -107,6 +107,12 @@ type Resource struct {
 	Outside   []Ref     // what it refers to by external id, for no document declares such a name; also found by the loader
 	Lifecycle Lifecycle // how the resource may be treated
 	Timeouts  Timeouts  // waits that replace those of the kind, where positive
+	External  *External // it exists, and others look after it: there is nothing else to it but the ref; nil: it is converge's
+}
+
+// External says which thing is meant by a resource that is only referred to.
+type External struct {
+	ID string // its external id; empty: the thing that is called like the resource
 }
 
 // Lifecycle says how converge may treat a resource.

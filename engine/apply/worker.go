@@ -57,6 +57,7 @@ type worker struct {
 	chosen      bool          // create: the far side chose another id than ours
 	again       schema.Object // undone create of unknown outcome: what to create again until the answer is definite; nil: look only
 	quarantine  time.Time     // before which nothing may be deleted blindly
+	outside     []outsider    // what is referred to, nobody declares and has to be there
 	referrers   []referrer    // kinds of which nothing may refer to what is deleted
 	census      *census
 	sent        bool     // the call was accepted: the secrets that never come back are as they were sent
@@ -98,6 +99,9 @@ func (r *run) worker(s *plan.Step, undo bool) *worker {
 	}
 	if w.action == plan.Delete && w.served.Traits.Delete == providers.Blind {
 		w.quarantine = r.Lock.Quarantine(w.served.Traits.Late)
+	}
+	if !undo && (w.action == plan.Create || w.action == plan.Update) {
+		w.outside = r.outsiders(s.Ref, w.want)
 	}
 	if w.action == plan.Delete {
 		w.referrers, w.census = r.referrers(s.Ref, w.served), &r.census
@@ -286,6 +290,9 @@ func (w *worker) act(ctx context.Context) result {
 			} else if waited {
 				continue
 			}
+		}
+		if res, over := w.present(ctx); over {
+			return res
 		}
 		action := w.action
 		if w.half(have) {

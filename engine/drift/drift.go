@@ -3,11 +3,13 @@
 package drift
 
 import (
+	"maps"
 	"slices"
 	"time"
 
 	"converge.dev/converge/engine/diff"
 	"converge.dev/converge/engine/plan"
+	"converge.dev/converge/providers"
 	"converge.dev/converge/schema"
 )
 
@@ -24,7 +26,8 @@ type Report struct {
 	Unknown  []plan.Unknown `json:"unknown,omitempty"`
 }
 
-// An Item is one recorded resource that is not as it was left.
+// An Item is one recorded resource that is not as it was left; or what such a one refers to and nobody declares, by its
+// external id, and is Missing.
 type Item struct {
 	Ref     schema.Ref    `json:"ref"`
 	ID      string        `json:"id"`
@@ -43,7 +46,7 @@ func (r *Report) Clean() bool {
 // compared.
 func Compare(in plan.Input, at time.Time) (*Report, error) {
 	doc := schema.Document{Site: in.Document.Site}
-	live := 0
+	live, outside := 0, map[schema.Ref]bool{}
 	ids := map[schema.Ref]string{}
 	for _, r := range in.Recorded {
 		if r.Gone {
@@ -51,6 +54,9 @@ func Compare(in plan.Input, at time.Time) (*Report, error) {
 		}
 		live++
 		ids[r.Ref] = r.ID
+		for _, to := range plan.Outside(in.Kinds, r.Ref, r.Spec, r.After) {
+			outside[to] = true
+		}
 		doc.Resources = append(doc.Resources, schema.Resource{Ref: r.Ref, Spec: r.Spec, After: r.After})
 	}
 	slices.SortFunc(doc.Resources, func(a, b schema.Resource) int { return a.Ref.Compare(b.Ref) })
@@ -66,6 +72,19 @@ func Compare(in plan.Input, at time.Time) (*Report, error) {
 			continue
 		}
 		r.Drifted = append(r.Drifted, Item{Ref: d.Ref, ID: ids[d.Ref], Missing: d.Missing, Failed: d.Failed, Changes: d.Changes})
+	}
+	for _, to := range slices.SortedFunc(maps.Keys(outside), schema.Ref.Compare) {
+		at := plan.Place{Scope: to.Scope, Kind: to.Kind}
+		things, seen := in.Observed.Things[at]
+		there := slices.ContainsFunc(things, func(t providers.Thing) bool { return t.ID == to.Name && t.Phase != providers.Leaving })
+		why, unknown := in.Observed.Unknown[at]
+		u := plan.Unknown{Scope: at.Scope, Kind: at.Kind, Error: why}
+		switch {
+		case unknown && !slices.Contains(r.Unknown, u):
+			r.Unknown, r.Complete = append(r.Unknown, u), false
+		case seen && !there:
+			r.Drifted = append(r.Drifted, Item{Ref: to, ID: to.Name, Missing: true})
+		}
 	}
 	for _, f := range p.Unmanaged {
 		if f.Stray {

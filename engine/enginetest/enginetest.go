@@ -134,6 +134,11 @@ func (s *Site) Document(tb testing.TB, resources map[string]string) *schema.Docu
 			}
 			delete(r.Spec, "lifecycle")
 		}
+		if x, ok := r.Spec["external"]; ok {
+			by, _ := x.(map[string]any)
+			id, _ := by["id"].(string)
+			r.External, r.Spec = &schema.External{ID: id}, schema.Object{}
+		}
 		d.Resources = append(d.Resources, s.finish(r))
 	}
 	slices.SortFunc(d.Resources, func(a, b schema.Resource) int { return a.Ref.Compare(b.Ref) })
@@ -254,6 +259,13 @@ func Text(p *plan.Plan) string {
 	}
 	for _, u := range p.Unsupported {
 		fmt.Fprintf(&b, "unsupported: %s/%s: %s\n", u.Scope, u.Kind, u.Error)
+	}
+	for _, x := range p.Externals {
+		fmt.Fprintf(&b, "external: %s is %s", x.Ref, x.ID)
+		if x.Unchecked != "" {
+			fmt.Fprintf(&b, ", not checked: %s", x.Unchecked)
+		}
+		b.WriteByte('\n')
 	}
 	for _, o := range p.Omitted {
 		fmt.Fprintf(&b, "omitted: %s: %s\n", o.Ref, o.Reason)

@@ -115,6 +115,11 @@ func (m *maker) excluded() selection {
 				out[it.ref] = true
 			}
 		}
+		for _, of := range m.awaits[it.ref] {
+			if leave(of) {
+				out[it.ref] = true
+			}
+		}
 		return out[it.ref]
 	}
 	for _, it := range m.items {
@@ -173,8 +178,12 @@ func (m *maker) count(in selection) {
 func (m *maker) leaveOut(keep []bool, pair map[int]int, in selection) {
 	omitted := map[schema.Ref]string{}
 	for _, it := range m.items {
-		if it.unsupported && in.has(it.ref) {
+		switch {
+		case !in.has(it.ref):
+		case it.unsupported:
 			omitted[it.ref] = "the server does not support " + it.ref.Kind
+		case !it.lacks.IsZero():
+			omitted[it.ref] = fmt.Sprintf("it refers to %s, which could not be seen", it.lacks)
 		}
 	}
 	steps := m.plan.Steps
@@ -185,6 +194,8 @@ func (m *maker) leaveOut(keep []bool, pair map[int]int, in selection) {
 		}
 		keep[i] = false
 		switch {
+		case !by.lacks.IsZero():
+			omitted[steps[i].Ref] = fmt.Sprintf("it refers to %s, which is left out", by.ref)
 		case by.unsupported:
 			omitted[steps[i].Ref] = fmt.Sprintf("it refers to %s, which the server does not support", by.ref)
 		case by.unknown:

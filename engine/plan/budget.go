@@ -102,7 +102,7 @@ func (m *maker) suspect() {
 			seen[at]++
 		}
 	}
-	if len(m.in.Document.Resources) == 0 && live > 0 && !m.in.Options.Destroy && !m.in.Options.Sweep {
+	if len(m.desired) == 0 && live > 0 && !m.in.Options.Destroy && !m.in.Options.Sweep {
 		m.refuse(schema.Ref{}, fmt.Sprintf("the document has no resources, and %d are recorded", live),
 			"if all of them are to go, say so with converge destroy; otherwise correct the document")
 	}

@@ -68,6 +68,11 @@ type maker struct {
 	at     map[schema.Ref]halves
 	plan   *Plan
 
+	desired   []schema.Resource         // of the document, what is converge's; what they refer to outside by external id
+	external  map[schema.Ref]*item      // what the document only refers to
+	outsiders map[*providers.Thing]bool // the same as it was seen
+	awaits    map[schema.Ref][]*item    // by resource: what it refers to of that
+
 	detached map[schema.Ref]*detachment
 	dropped  map[int]bool // steps that are refused and left out
 
@@ -87,6 +92,8 @@ type item struct {
 	born    int           // incarnations so far
 	thing   *providers.Thing
 	unknown bool
+
+	lacks schema.Ref // what it refers to, is external and could not be seen, so that it is unknown itself
 
 	unsupported bool // the far side does not have the kind; it is unknown, too
 	unchanged   bool // it is as it should be
@@ -349,6 +356,8 @@ func (m *maker) emitRemoved(it *item) {
 	switch {
 	case it.thing == nil:
 		forget(left + ", and gone already")
+	case m.external[it.ref] != nil:
+		forget("declared external: the thing stays")
 	case it.record.OnRemove == schema.Forget:
 		forget(left + "; on_remove is forget: the thing stays")
 	case it.traits.Delete == providers.Never:

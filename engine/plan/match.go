@@ -16,6 +16,9 @@ const lookAhead = 3
 // match brings together what is desired, recorded and observed of each resource: by recorded id, then by mark, then by
 // the ids that we would have chosen, then by natural key.
 func (m *maker) match() error {
+	if err := m.externals(); err != nil {
+		return err
+	}
 	m.collect()
 	byID := make(map[Place]map[string]*providers.Thing, len(m.in.Observed.Things))
 	marked := map[schema.Ref]*providers.Thing{}
@@ -72,12 +75,13 @@ func (m *maker) match() error {
 	}
 	m.index()
 	m.foreign()
+	m.await()
 	return nil
 }
 
 // collect makes one item of each resource that is desired or recorded, in the order of refs.
 func (m *maker) collect() {
-	desired := m.in.Document.Resources
+	desired := m.desired
 	if m.in.Options.Destroy {
 		desired = nil
 	}
@@ -158,9 +162,9 @@ func (m *maker) describe(it *item, at Place) error {
 	return nil
 }
 
-// note adds a place once: items come sorted by scope and kind.
+// note adds a place once.
 func note(places []Unknown, u Unknown) []Unknown {
-	if n := len(places); n > 0 && places[n-1] == u {
+	if slices.Contains(places, u) {
 		return places
 	}
 	return append(places, u)
@@ -286,7 +290,7 @@ func (m *maker) foreign() {
 	for at, things := range m.in.Observed.Things {
 		for i := range things {
 			t := &things[i]
-			if m.owners[t] != nil || t.Phase == providers.Leaving || t.Derived {
+			if m.owners[t] != nil || m.outsiders[t] || t.Phase == providers.Leaving || t.Derived {
 				continue
 			}
 			if it := m.byRef[schema.Ref{Scope: at.Scope, Kind: at.Kind, Name: t.Name}]; it != nil && it.refused {

@@ -94,9 +94,10 @@ func (m *maker) narrow() {
 	in := m.considered(keep, excluded)
 	for _, places := range []*[]Unknown{&m.plan.Unknown, &m.plan.Unsupported} {
 		*places = slices.DeleteFunc(*places, func(u Unknown) bool {
-			return !slices.ContainsFunc(m.items, func(it *item) bool { return it.ref.Scope == u.Scope && it.ref.Kind == u.Kind && in.has(it.ref) })
+			return !m.about(Place{u.Scope, u.Kind}, "", in)
 		})
 	}
+	m.leaveAside(in)
 	m.leaveOut(keep, pair, in)
 	m.count(in)
 	if !slices.Contains(keep, false) {

@@ -32,7 +32,7 @@ func (m *maker) outside() {
 			switch {
 			case of.desired != nil:
 				m.refuse(it.ref, fmt.Sprintf("%s, and the document declares that as %s", says, of.ref), fmt.Sprintf("write %q there", of.ref.Name))
-			case of.record.OnRemove == schema.Forget || of.traits.Delete == providers.Never:
+			case m.external[of.ref] != nil, of.record.OnRemove == schema.Forget || of.traits.Delete == providers.Never:
 				continue // it stays, and nobody's
 			default:
 				m.refuse(it.ref, fmt.Sprintf("%s, and the document no longer declares that as %s, so it is to be deleted", says, of.ref),

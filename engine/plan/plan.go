@@ -79,6 +79,8 @@ type Plan struct {
 	// unsupported, and those that need something about which nothing can be decided. What is itself unknown stands in Unknown.
 	Omitted []Omission `json:"omitted,omitempty"`
 
+	Externals []External `json:"externals,omitempty"` // what is only referred to
+
 	Narrowed *Narrowed `json:"narrowed,omitempty"` // the plan is about a part of the site only, by -target or -exclude
 
 	Refusals []Refusal `json:"refusals,omitempty"` // why this plan may not be applied

@@ -192,12 +192,14 @@ func (c *compiler) either(v cue.Value, args []cue.Value) test {
 	if len(all.values) == len(args) {
 		return all
 	}
-	e := &anyOf{}
+	e, nested := &anyOf{}, types(0)
 	for _, a := range args {
 		part := c.value(a)
-		if part.types&(isObject|isList) != 0 { // CUE must then tell which of them is meant, and may find that it cannot
+		inner := part.types & (isObject | isList)
+		if nested&inner != 0 || inner != 0 && part.name == "" { // CUE must then tell which of them is meant, and may find that it cannot
 			c.misses(v, "a choice of structs or lists")
 		}
+		nested |= inner
 		e.checks = append(e.checks, part)
 	}
 	return e

@@ -59,6 +59,7 @@ func TestConstructs(t *testing.T) {
 		{name: "let", fields: `let x = 5, a?: int & <x`, opaque: "let"},
 		{name: "alias", fields: `X=a?: int, b?: X`, opaque: "alias"},
 		{name: "label alias", fields: `m?: [N=string]: {name: N}`, opaque: "alias"},
+		{name: "choice by type", fields: "a?: true | #Part}\n#Part: {b!: int"},
 		{name: "choice of structs", fields: `a?: {b!: int} | {c!: string}`, opaque: "choice"},
 		{name: "choice of definitions", fields: "a?: #B | #C}\n#B: {b!: int}\n#C: {c!: int", opaque: "choice"},
 		{name: "exactly one", fields: `matchN(1, [{b!: _}, {c!: _}]), b?: int, c?: int`, opaque: "matchN"},

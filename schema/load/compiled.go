@@ -224,6 +224,17 @@ var checkCarbideText = check{name: "#CarbideText", doc: "Text that a machine rep
 
 var checkDuration = check{name: "#Duration", doc: "A duration as Go writes it: 90s, 1h30m.", types: isString, tests: []test{&pattern{text: `^([0-9]+(\.[0-9]+)?(ns|us|ms|s|m|h))+$`}}}
 
+var checkExternal = check{name: "#External", doc: "A thing that exists and that others look after: it is referred to by its name here, as any resource is, and never created, changed, destroyed or recorded. It states nothing else.", types: isObject, tests: []test{&object{members: []*member{
+	{name: "external", doc: "True: the one thing that is called so, looked up for every plan. Or its external id, where the name does not say which one it is, or where the far side cannot list the kind: the id is then taken as it is, and not checked.", check: &check{types: isBool | isObject, tests: []test{&anyOf{checks: []*check{
+		{types: isBool, tests: []test{&enum{values: []any{true}}}},
+		&checkExternalID,
+	}}}}, required: true},
+}}}}
+
+var checkExternalID = check{name: "#ExternalID", doc: "A thing by the id that the far side knows it by.", types: isObject, tests: []test{&object{members: []*member{
+	{name: "id", check: &check{types: isString, tests: []test{&pattern{text: "^[!-~]{1,255}$"}}}, required: true},
+}}}}
+
 var checkIP = check{name: "#IP", doc: "An IPv4 or IPv6 address.", types: isString, tests: []test{&anyOf{checks: []*check{
 	&checkIPv4,
 	&checkIPv6,
@@ -284,7 +295,7 @@ var checkUUID = check{name: "#UUID", doc: "A UUID in lower case.", types: isStri
 
 var checkVNI = check{name: "#VNI", doc: "A VXLAN network identifier, 24 bits.", types: isInt, tests: []test{bound{op: ">=", limit: int64(1)}, bound{op: "<=", limit: int64(16777215)}}}
 
-var compiledFiles = compiled{digest: "bbbd322a1e87bf1e2d8a76c3b61eb2a3e647dfbbe4ed57857cf1a0f5a969b474", doc: "A site is described by one document.", head: &object{members: []*member{
+var compiledFiles = compiled{digest: "5fb57cae291f7124c32aad159e415110ff060cff9b6a5a43780968aa770f7f41", doc: "A site is described by one document.", head: &object{members: []*member{
 	{name: "apiVersion", doc: "The version of this schema.", check: &check{types: isString, tests: []test{&enum{values: []any{"converge.dev/v1"}}}}, required: true},
 	{name: "policy", doc: "What a plan may do.", check: &check{types: isObject, tests: []test{&object{members: []*member{
 		{name: "management", doc: "Traffic by which the site is managed, by a name for people: every security group that guards something must let it through, or the document is refused.", check: &check{types: isObject, tests: []test{&object{patterns: []keyed{
@@ -339,7 +350,7 @@ var kindCarbideComputeAllocation = kind{Kind: schema.Kind{Name: "carbide.compute
 	&memberLifecycle,
 	{name: "tenant", doc: "The tenant that the machines are for.", check: &checkCarbideOrg, required: true},
 	&memberTimeouts,
-}}}}}
+}}}}, external: &checkExternal}
 
 var kindCarbideDpuExtensionService = kind{Kind: schema.Kind{Name: "carbide.dpu_extension_service", Doc: "A DPU extension service is a pod that instances may have run on their DPUs. What it runs comes in versions, of which instances pin one: a change of manifest or credential makes another, and the old ones stay. Its name is taken in its tenant for ever, upper and lower case being the same: the service refuses to make one again under a name that one had that was deleted.", Fields: []schema.Field{
 	{Name: "active_versions", Type: "list", Doc: "The versions that instances may have, the newest first.", Constraint: "[...string]", Computed: true, Elem: &schema.Field{Type: "string", Constraint: "string"}},
@@ -379,7 +390,7 @@ var kindCarbideDpuExtensionService = kind{Kind: schema.Kind{Name: "carbide.dpu_e
 	{name: "tenant", doc: "The tenant that owns it.", check: &checkCarbideOrg, required: true},
 	&memberTimeouts,
 	{name: "version", doc: "The version that a change of the service has made last.", check: &check{types: isString}, computed: true},
-}}}}}
+}}}}, external: &checkExternal}
 
 var kindCarbideExpectedMachine = kind{Kind: schema.Kind{Name: "carbide.expected_machine", Doc: "An expected machine is one that the site is to find: who its BMC is, and how to get in. What was found stays when this goes.", Fields: []schema.Field{
 	{Name: "bmc_endpoint", Type: "string", Doc: "Where the BMC was found.", Constraint: "string", Computed: true},
@@ -431,7 +442,7 @@ var kindCarbideExpectedMachine = kind{Kind: schema.Kind{Name: "carbide.expected_
 	{name: "rack_id", doc: "The rack that it stands in.", check: &checkCarbideText},
 	{name: "sku", doc: "The SKU that it will belong to.", check: &checkCarbideName},
 	&memberTimeouts,
-}}}}}
+}}}}, external: &checkExternal}
 
 var kindCarbideExpectedPowerShelf = kind{Kind: schema.Kind{Name: "carbide.expected_power_shelf", Doc: "An expected power shelf is one that the site is to find: who its BMC is, and how to get in. One that was found can only be deleted after the site has forgotten the shelf.", Fields: []schema.Field{
 	{Name: "bmc_endpoint", Type: "string", Doc: "Where the BMC was found.", Constraint: "string", Computed: true},
@@ -462,7 +473,7 @@ var kindCarbideExpectedPowerShelf = kind{Kind: schema.Kind{Name: "carbide.expect
 	{name: "rack_id", doc: "The rack that it stands in; at most 64 characters.", check: &check{types: isString, tests: []test{&pattern{text: "^.{1,64}$"}}}},
 	{name: "shelf_serial_number", doc: "The serial number, by which the site tells which shelf was found.", check: &check{types: isString, tests: []test{&pattern{text: "^[ -~]{1,32}$"}}}, required: true},
 	&memberTimeouts,
-}}}}}
+}}}}, external: &checkExternal}
 
 var kindCarbideExpectedSwitch = kind{Kind: schema.Kind{Name: "carbide.expected_switch", Doc: "An expected switch is one that the site is to find: who its BMC is, and how to get in. One that was found can only be deleted after the site has forgotten the switch.", Fields: []schema.Field{
 	{Name: "bmc_endpoint", Type: "string", Doc: "Where the BMC was found.", Constraint: "string", Computed: true},
@@ -503,7 +514,7 @@ var kindCarbideExpectedSwitch = kind{Kind: schema.Kind{Name: "carbide.expected_s
 	{name: "switch", doc: "The switch that was found, by id.", check: &check{types: isString}, computed: true},
 	{name: "switch_serial_number", doc: "The serial number.", check: &check{types: isString, tests: []test{&pattern{text: "^[ -~]{1,32}$"}}}, required: true},
 	&memberTimeouts,
-}}}}}
+}}}}, external: &checkExternal}
 
 var kindCarbideIbPartition = kind{Kind: schema.Kind{Name: "carbide.ib_partition", Doc: "An InfiniBand partition keeps the ports of a tenant's instances on the InfiniBand fabric to themselves. A tenant has at most 31, counting those that are still being deleted, unless the site says otherwise. It cannot be deleted while an instance uses it, and stays listed until the fabric has forgotten it.", Fields: []schema.Field{
 	{Name: "allocated_pkey", Type: "string", Doc: "The partition key in use.", Constraint: "#CarbidePKey", Computed: true},
@@ -522,7 +533,7 @@ var kindCarbideIbPartition = kind{Kind: schema.Kind{Name: "carbide.ib_partition"
 	{name: "state", doc: "How far it has come: provisioning, ready, failed, terminating.", check: &check{types: isString}, computed: true},
 	{name: "tenant", doc: "The tenant that owns it.", check: &checkCarbideOrg, required: true},
 	&memberTimeouts,
-}}}}}
+}}}}, external: &checkExternal}
 
 var kindCarbideInstance = kind{Kind: schema.Kind{Name: "carbide.instance", Doc: "An instance is a machine in the hands of a tenant. A new one takes many minutes; a machine that was given back is cleaned for minutes to hours before it can be used again.", Fields: []schema.Field{
 	{Name: "auto_network", Type: "bool", Doc: "Whether the site chooses the interfaces: needed on hosts without a managed DPU, refused on others.", Constraint: "*false | bool", Default: false, Immutable: true},
@@ -637,7 +648,7 @@ var kindCarbideInstance = kind{Kind: schema.Kind{Name: "carbide.instance", Doc: 
 	{name: "state", doc: "How far it has come: provisioning, ready, configuring, updating, repairing, failed, terminating.", check: &check{types: isString}, computed: true},
 	{name: "tenant", doc: "The tenant that uses it.", check: &checkCarbideOrg, required: true},
 	&memberTimeouts,
-}}}}}
+}}}}, external: &checkExternal}
 
 var kindCarbideInstanceType = kind{Kind: schema.Kind{Name: "carbide.instance_type", Doc: "An instance type says what a machine must have to be offered under a name. Its name is unique on the site. Machines join a type by naming it.", Fields: []schema.Field{
 	{Name: "capabilities", Type: "list", Doc: "What a machine must have. The order counts; refused while machines belong to the type.", Constraint: "[...#CarbideCapability]", Elem: &schema.Field{Type: "struct", Doc: "One thing that a machine must have. Fields that are left out fit everything.", Constraint: "#CarbideCapability", Fields: []schema.Field{
@@ -662,7 +673,7 @@ var kindCarbideInstanceType = kind{Kind: schema.Kind{Name: "carbide.instance_typ
 	&memberLabels,
 	&memberLifecycle,
 	&memberTimeouts,
-}}}}}
+}}}}, external: &checkExternal}
 
 var kindCarbideMachine = kind{Kind: schema.Kind{Name: "carbide.machine", Doc: "A machine is a host that the site has discovered. It cannot be made or deleted, only described, offered under a type and taken out of service. One that leaves the document stays as it is.", Fields: []schema.Field{
 	{Name: "alerts", Type: "list", Doc: "The ids of the health probes that found something.", Constraint: "[...string]", Computed: true, Elem: &schema.Field{Type: "string", Constraint: "string"}},
@@ -693,7 +704,7 @@ var kindCarbideMachine = kind{Kind: schema.Kind{Name: "carbide.machine", Doc: "A
 	{name: "state", doc: "How far it has come in its life, for example Ready or Assigned/Ready.", check: &check{types: isString}, computed: true},
 	&memberTimeouts,
 	{name: "unavailable", doc: "Why no new instance can be put on it; absent when one can.", check: &check{types: isString}, computed: true},
-}}}}}
+}}}}, external: &checkExternal}
 
 var kindCarbideNetworkSecurityGroup = kind{Kind: schema.Kind{Name: "carbide.network_security_group", Doc: "A network security group filters the packets of the VPCs and instances that name it. Its name is unique in its tenant.", Fields: []schema.Field{
 	{Name: "description", Type: "string", Doc: "What it is for; at most 1024 bytes.", Constraint: "#CarbideDescription"},
@@ -727,7 +738,7 @@ var kindCarbideNetworkSecurityGroup = kind{Kind: schema.Kind{Name: "carbide.netw
 	{name: "stateful_egress", doc: "Whether replies to packets that were let out are let in.", check: &check{types: isBool}, filled: true, fill: false},
 	{name: "tenant", doc: "The tenant that owns it.", check: &checkCarbideOrg, required: true},
 	&memberTimeouts,
-}}}}}
+}}}}, external: &checkExternal}
 
 var kindCarbideNetworkSegment = kind{Kind: schema.Kind{Name: "carbide.network_segment", Doc: "A network segment is a subnet. The service cannot change one: every change replaces it.", Fields: []schema.Field{
 	{Name: "linknet", Type: "bool", Doc: "Whether the site made it by itself, as the link network of an instance's interface.", Constraint: "bool", Computed: true},
@@ -752,7 +763,7 @@ var kindCarbideNetworkSegment = kind{Kind: schema.Kind{Name: "carbide.network_se
 	&memberTimeouts,
 	{name: "type", doc: "What it is for. Flat VPCs take host_inband only, the others the rest.", check: &check{types: isString, tests: []test{&enum{values: []any{"tenant", "admin", "underlay", "host_inband"}}}}, filled: true, fill: "tenant"},
 	{name: "vpc", doc: "The VPC that it belongs to.", check: &checkCarbideName, required: true},
-}}}}}
+}}}}, external: &checkExternal}
 
 var kindCarbideNvlinkLogicalPartition = kind{Kind: schema.Kind{Name: "carbide.nvlink_logical_partition", Doc: "An NVLink logical partition is a set of GPUs of a tenant's instances that reach each other through NVLink; instances say which of their GPUs belong to it. The service keeps no labels for it. It cannot be deleted while an instance uses it. A deleted one is of no use to anybody, but a site without NVLink keeps it as terminating for good; converge regards it as gone.", Fields: []schema.Field{
 	{Name: "description", Type: "string", Doc: "What it is for; at most 1024 bytes.", Constraint: "#CarbideDescription"},
@@ -765,7 +776,7 @@ var kindCarbideNvlinkLogicalPartition = kind{Kind: schema.Kind{Name: "carbide.nv
 	{name: "state", doc: "How far it has come: ready, updating, failed.", check: &check{types: isString}, computed: true},
 	{name: "tenant", doc: "The tenant that owns it.", check: &checkCarbideOrg, required: true},
 	&memberTimeouts,
-}}}}}
+}}}}, external: &checkExternal}
 
 var kindCarbideOperatingSystem = kind{Kind: schema.Kind{Name: "carbide.operating_system", Doc: "An operating system is an entry of the site's library from which instances boot: an iPXE script, or one of the site's templates with what fills it. Older sites have no library.", Fields: []schema.Field{
 	{Name: "active", Type: "bool", Doc: "Whether instances may boot it.", Constraint: "*true | bool", Default: true},
@@ -815,7 +826,7 @@ var kindCarbideOperatingSystem = kind{Kind: schema.Kind{Name: "carbide.operating
 	&memberTimeouts,
 	{name: "type", doc: "Whether it is a script of its own or made from a template.", check: &check{types: isString, tests: []test{&enum{values: []any{"ipxe", "template"}}}}, filled: true, fill: "ipxe"},
 	{name: "user_data", doc: "What the operating system gets at its first boot, such as cloud-config, unless the instance says otherwise.", check: &check{types: isString, tests: []test{&pattern{text: "."}}}},
-}}}}}
+}}}}, external: &checkExternal}
 
 var kindCarbideOsImage = kind{Kind: schema.Kind{Name: "carbide.os_image", Doc: "An OS image is a disk image from which instances boot. Where it comes from cannot change. The service's switch for a volume is not here: it has no effect.", Fields: []schema.Field{
 	{Name: "auth_token", Type: "struct", Doc: "What authorizes the request. The service tells it in clear to everybody who may read the image.", Constraint: "#Secret", Secret: true, Fields: []schema.Field{
@@ -850,7 +861,7 @@ var kindCarbideOsImage = kind{Kind: schema.Kind{Name: "carbide.os_image", Doc: "
 	{name: "state", doc: "Its status: ready, which is the only one in use today, uninitialized, in_progress, failed, disabled.", check: &check{types: isString}, computed: true},
 	{name: "tenant", doc: "The tenant that owns it.", check: &checkCarbideOrg, required: true},
 	&memberTimeouts,
-}}}}}
+}}}}, external: &checkExternal}
 
 var kindCarbideSku = kind{Kind: schema.Kind{Name: "carbide.sku", Doc: "A SKU says which parts a machine consists of; machines that belong to it are checked against it. Its name is the SKU's id. No two SKUs of the site say the same. Only the administrator's role may make, change and delete SKUs.", Fields: []schema.Field{
 	{Name: "chassis", Type: "struct", Doc: "The chassis.", Constraint: "#CarbideSKUChassis", Required: true, Disruption: "verification", Fields: []schema.Field{
@@ -906,7 +917,7 @@ var kindCarbideSku = kind{Kind: schema.Kind{Name: "carbide.sku", Doc: "A SKU say
 	{name: "storage", doc: "The disks, each model once.", check: &check{types: isList, tests: []test{&list{elem: &checkCarbideSKUStorage}}}},
 	&memberTimeouts,
 	{name: "tpm", doc: "The trusted platform module, where there is one.", check: &checkCarbideSKUTPM},
-}}}}}
+}}}}, external: &checkExternal}
 
 var kindCarbideSpxPartition = kind{Kind: schema.Kind{Name: "carbide.spx_partition", Doc: "A Spectrum-X partition keeps the traffic that a tenant's instances have on the Spectrum-X fabric to themselves; each is a VXLAN network of that fabric. The service cannot change one, so every change replaces it, and it does not refuse to delete one that instances use. Only newer sites know this kind.", Fields: []schema.Field{
 	{Name: "description", Type: "string", Doc: "What it is for; at most 1024 bytes.", Constraint: "#CarbideDescription", Immutable: true},
@@ -919,7 +930,7 @@ var kindCarbideSpxPartition = kind{Kind: schema.Kind{Name: "carbide.spx_partitio
 	{name: "tenant", doc: "The tenant that owns it.", check: &checkCarbideOrg, required: true},
 	&memberTimeouts,
 	{name: "vni", doc: "The VXLAN network identifier to ask for, from the site's range for such requests; when left out the site chooses. These numbers are not those of VPCs. Either way the one in use is shown here.", check: &checkVNI},
-}}}}}
+}}}}, external: &checkExternal}
 
 var kindCarbideTenant = kind{Kind: schema.Kind{Name: "carbide.tenant", Doc: "A tenant is an organization that owns networks and instances. Its name is the organization id. The service cannot delete tenants: one that leaves the document stays, and is only forgotten.", Fields: []schema.Field{
 	{Name: "display_name", Type: "string", Doc: "The name for people, ASCII; the organization id when left out.", Constraint: `=~"^[ -~]{2,256}$"`},
@@ -930,7 +941,7 @@ var kindCarbideTenant = kind{Kind: schema.Kind{Name: "carbide.tenant", Doc: "A t
 	&memberLifecycle,
 	{name: "routing_profile", doc: "The routing profile that the tenant's FNN VPCs inherit; the site's own when left out. Refused while the tenant has VPCs.", check: &check{types: isString, tests: []test{&pattern{text: "^[ -~]{1,255}$"}}}},
 	&memberTimeouts,
-}}}}}
+}}}}, external: &checkExternal}
 
 var kindCarbideTenantKeyset = kind{Kind: schema.Kind{Name: "carbide.tenant_keyset", Doc: "A keyset is a group of SSH public keys that a tenant's instances let in. Its name is the keyset's id.", Fields: []schema.Field{
 	{Name: "keys", Type: "list", Doc: "Public keys, as ALGORITHM KEY or ALGORITHM KEY COMMENT. The comment is one word: the service drops the rest.", Constraint: `[...=~"^[a-z0-9@.-]+ [A-Za-z0-9+/]+={0,3}( [!-~]+)?$"]`, Set: true, Elem: &schema.Field{Type: "string", Constraint: `=~"^[a-z0-9@.-]+ [A-Za-z0-9+/]+={0,3}( [!-~]+)?$"`}},
@@ -941,7 +952,7 @@ var kindCarbideTenantKeyset = kind{Kind: schema.Kind{Name: "carbide.tenant_keyse
 	&memberLifecycle,
 	{name: "tenant", doc: "The tenant that owns it.", check: &checkCarbideOrg, required: true},
 	&memberTimeouts,
-}}}}}
+}}}}, external: &checkExternal}
 
 var kindCarbideVpc = kind{Kind: schema.Kind{Name: "carbide.vpc", Doc: "A VPC is a tenant's routing domain. Segments and prefixes give it addresses.", Fields: []schema.Field{
 	{Name: "allocated_vni", Type: "int", Doc: "The VXLAN network identifier in use.", Constraint: "#VNI", Computed: true},
@@ -964,7 +975,7 @@ var kindCarbideVpc = kind{Kind: schema.Kind{Name: "carbide.vpc", Doc: "A VPC is 
 	&memberTimeouts,
 	{name: "virtualization", doc: "How its network is built: Ethernet virtualization, the fabric's native networking (FNN), or none (flat). Refused while an instance has an address in the VPC.", check: &check{types: isString, tests: []test{&enum{values: []any{"ethernet_virtualizer", "fnn", "flat"}}}}, filled: true, fill: "ethernet_virtualizer"},
 	{name: "vni", doc: "The VXLAN network identifier to ask for, from the site's range for such requests; when left out the site chooses.", check: &checkVNI},
-}}}}}
+}}}}, external: &checkExternal}
 
 var kindCarbideVpcPeering = kind{Kind: schema.Kind{Name: "carbide.vpc_peering", Doc: "A VPC peering lets two VPCs reach each other. The service keeps no name for it: the name is the document's own. Sites permit peerings by policy: none, between VPCs of like virtualization only, or between any.", Fields: []schema.Field{
 	{Name: "vpcs", Type: "list", Doc: "The two VPCs, in any order. A pair is peered once. When one of them is deleted, the peering goes with it.", Constraint: "list.MinItems(2) & list.MaxItems(2) & list.UniqueItems() & [...#CarbideName]", Required: true, Immutable: true, Set: true, Elem: &schema.Field{Type: "string", Doc: "The name of a Carbide object: 2 to 128 letters, digits, dots, underscores and inner hyphens. The site's service shows it as the object's name.", Constraint: "#CarbideName", Ref: "carbide.vpc"}},
@@ -973,7 +984,7 @@ var kindCarbideVpcPeering = kind{Kind: schema.Kind{Name: "carbide.vpc_peering", 
 	&memberLifecycle,
 	&memberTimeouts,
 	{name: "vpcs", doc: "The two VPCs, in any order. A pair is peered once. When one of them is deleted, the peering goes with it.", check: &check{types: isList, tests: []test{&list{elem: &checkCarbideName}, &size{of: "list.MinItems", min: 2, max: -1}, &size{of: "list.MaxItems", max: 2}, unique{}}}, required: true},
-}}}}}
+}}}}, external: &checkExternal}
 
 var kindCarbideVpcPrefix = kind{Kind: schema.Kind{Name: "carbide.vpc_prefix", Doc: "A VPC prefix is a block of addresses from which the site cuts link networks for the interfaces of instances.", Fields: []schema.Field{
 	{Name: "available_linknets", Type: "int", Doc: "How many of them are free.", Constraint: "int & >=0", Computed: true},
@@ -992,7 +1003,7 @@ var kindCarbideVpcPrefix = kind{Kind: schema.Kind{Name: "carbide.vpc_prefix", Do
 	&memberTimeouts,
 	{name: "total_linknets", doc: "How many link networks the block holds.", check: &check{types: isInt, tests: []test{bound{op: ">=", limit: int64(0)}}}, computed: true},
 	{name: "vpc", doc: "The VPC that it belongs to.", check: &checkCarbideName, required: true},
-}}}}}
+}}}}, external: &checkExternal}
 
 var kindOvsBridge = kind{Kind: schema.Kind{Name: "ovs.bridge", Node: true, Doc: "A virtual switch of Open vSwitch, by its name. Its local port and the internal interface of that port, both called like the bridge, come and go with it and are no resources of their own. A bridge that still has other ports, or mirrors, controllers or collectors that others gave it, is not deleted.", Fields: []schema.Field{
 	{Name: "datapath_id", Type: "string", Doc: "The OpenFlow datapath id, 16 hexadecimal digits.", Constraint: "string", Computed: true},
@@ -1017,7 +1028,7 @@ var kindOvsBridge = kind{Kind: schema.Kind{Name: "ovs.bridge", Node: true, Doc: 
 	{name: "rstp_enable", doc: "Whether the Rapid Spanning Tree Protocol runs. OVS runs one of the two.", check: &check{types: isBool}},
 	{name: "stp_enable", doc: "Whether the Spanning Tree Protocol runs. Ports pass nothing for up to 30 s after it is switched on.", check: &check{types: isBool}},
 	&memberTimeouts,
-}}}}}
+}}}}, external: &checkExternal}
 
 var kindOvsMirror = kind{Kind: schema.Kind{Name: "ovs.mirror", Node: true, Doc: "A mirror of a bridge: packets that it selects are also sent to its output. To be selected a packet has to enter or leave the bridge through a selected port, and to be in a selected VLAN. Names are unique on a node; mirrors that others made are reported and never touched, under their UUIDs where their names do not tell them apart.", Fields: []schema.Field{
 	{Name: "bridge", Type: "string", Doc: "The bridge that the mirror belongs to.", Constraint: "#OVSName", Required: true, Ref: "ovs.bridge", Immutable: true},
@@ -1042,7 +1053,7 @@ var kindOvsMirror = kind{Kind: schema.Kind{Name: "ovs.mirror", Node: true, Doc: 
 	{name: "select_vlan", doc: "The VLANs in which packets are selected. Empty: all of them.", check: &check{types: isList, tests: []test{&list{elem: &checkOVSVLAN}}}},
 	{name: "snaplen", doc: "How many bytes of a packet are sent to the output. Unset: all of them.", check: &check{types: isInt, tests: []test{bound{op: ">=", limit: int64(14)}, bound{op: "<=", limit: int64(65535)}}}},
 	&memberTimeouts,
-}}}}}
+}}}}, external: &checkExternal}
 
 var kindOvsPort = kind{Kind: schema.Kind{Name: "ovs.port", Node: true, Doc: "A port of a bridge and the one interface behind it, both called by its name. Ports that others made, such as those of libvirt's domains, are reported and never touched.", Fields: []schema.Field{
 	{Name: "bridge", Type: "string", Doc: "The bridge that the port belongs to.", Constraint: "#OVSName", Required: true, Ref: "ovs.bridge", Immutable: true},
@@ -1083,7 +1094,7 @@ var kindOvsPort = kind{Kind: schema.Kind{Name: "ovs.port", Node: true, Doc: "A p
 	&memberTimeouts,
 	{name: "trunks", doc: "The VLANs that a trunk carries. Empty: all of them.", check: &check{types: isList, tests: []test{&list{elem: &checkOVSVLAN}}}},
 	{name: "vlan_mode", doc: "How the port treats VLANs. Unset: access when there is a tag, otherwise trunk.", check: &check{types: isString, tests: []test{&enum{values: []any{"access", "trunk", "native-tagged", "native-untagged", "dot1q-tunnel"}}}}},
-}}}}}
+}}}}, external: &checkExternal}
 
 var memberDependsOn = member{name: "depends_on", doc: "Resources that must be there before this one, beside those that its fields refer to.", check: &check{types: isList, tests: []test{&list{elem: &checkRef}}}}
 

@@ -18,6 +18,11 @@ import (
 // is sorted by path. When there is nothing, spec has its defaults filled in and is normalized. spec is not nil.
 func (s *Schema) checkResource(k *schema.Kind, spec schema.Object) []violation {
 	kd := s.kinds[k.Name]
+	if isExternal(kd, spec) {
+		x := &explainer{}
+		x.value(kd.external, map[string]any(spec), nil)
+		return x.sorted()
+	}
 	if len(kd.opaque) > 0 || !kd.body.accepts(map[string]any(spec)) {
 		if found := s.explain(kd, spec); len(found) > 0 {
 			return found
@@ -25,6 +30,12 @@ func (s *Schema) checkResource(k *schema.Kind, spec schema.Object) []violation {
 	}
 	k.Normalize(spec)
 	return nil
+}
+
+// isExternal reports whether a document says of a resource that it exists and that nobody declares it.
+func isExternal(k *kind, spec schema.Object) bool {
+	_, ok := spec["external"]
+	return ok && k.external != nil
 }
 
 // explain lets CUE judge a resource, and says in our words what CUE refuses. What CUE accepts is filled in.

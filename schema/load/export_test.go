@@ -81,6 +81,13 @@ func testCUEExport(t *testing.T, s *Schema) {
 		if err := vet(oneResource(k, called, spec)); err != nil {
 			t.Errorf("a %s is refused: %v", name, err)
 		}
+		if k.external != nil {
+			for external, ok := range map[any]bool{true: true, false: false} {
+				if err := vet(oneResource(k, called, schema.Object{"external": external})); (err == nil) != ok {
+					t.Errorf("a %s that is external: %v: %v", name, external, err)
+				}
+			}
+		}
 		spec["unheard_of"] = true
 		if err := vet(oneResource(k, called, spec)); err == nil {
 			t.Errorf("a %s with an unknown field is accepted", name)

@@ -49,6 +49,9 @@ func (j *jsonSchema) providers(s *Schema, onNode bool) map[string]any {
 		if len(k.opaque) == 0 {
 			body = j.ref(k.body)
 		}
+		if k.external != nil {
+			body = map[string]any{"anyOf": []any{body, j.ref(k.external)}}
+		}
 		nouns[noun] = j.keyed(k.name, body, cmp.Or(k.Doc, name))
 	}
 	return all

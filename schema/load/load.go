@@ -85,7 +85,7 @@ type resource struct {
 	kind     *schema.Kind
 	path     []string
 	json     rawJSON        // the spec as the document has it
-	sound    bool           // its fields have the types that the kind says
+	sound    bool           // its fields have the types that the kind says; never of what is external, which states none
 	depends  []string       // depends_on
 	waits    map[string]any // timeouts
 	number   int            // place in the site
@@ -195,7 +195,11 @@ func (s *Schema) checkChunk(st *site, chunk []*resource, found *findings) {
 			found.violation(r.path, v)
 		}
 		r.sound = len(violations) == 0
-		if r.sound {
+		switch {
+		case !r.sound:
+		case isExternal(s.kinds[r.kind.Name], r.Spec):
+			r.External, r.Spec, r.sound = external(r.Spec), schema.Object{}, false
+		default:
 			r.detach()
 			st.refer(r)
 		}
@@ -205,6 +209,12 @@ func (s *Schema) checkChunk(st *site, chunk []*resource, found *findings) {
 		r.json = rawJSON(text[start:ends[i]:ends[i]])
 		start = ends[i]
 	}
+}
+
+// external reads what a document says of a thing that nobody declares.
+func external(spec schema.Object) *schema.External {
+	id := textOf(objectOf(spec["external"]), "id")
+	return &schema.External{ID: id}
 }
 
 // detach moves what every resource may carry from the spec into the fields of the resource.

@@ -202,6 +202,45 @@ func TestSecretIsNotShown(t *testing.T) {
 	}
 }
 
+// TestExternal reads what exists and nobody declares, of which no field is stated and none is missed.
+func TestExternal(t *testing.T) {
+	s := newSchema(t)
+	doc, ds := loadCUE(t, s, `carbide: {
+	vpc: shared: external: true
+	tenant: acme: external: id: "acme-1"
+	vpc: prod: tenant: "acme"
+	vpc_peering: both: vpcs: ["shared", "prod"]
+}`)
+	if doc == nil {
+		t.Fatal(ds)
+	}
+	got := map[string]any{}
+	for _, r := range doc.Resources {
+		if r.External != nil {
+			got[r.Ref.String()] = *r.External
+		} else {
+			got[r.Ref.String()] = len(r.After)
+		}
+	}
+	want := map[string]any{
+		"site/carbide.vpc/shared": schema.External{}, "site/carbide.tenant/acme": schema.External{ID: "acme-1"},
+		"site/carbide.vpc/prod": 1, "site/carbide.vpc_peering/both": 2,
+	}
+	if diff := cmp.Diff(want, got); diff != "" {
+		t.Error(diff)
+	}
+	for text, says := range map[string]string{
+		`carbide: vpc: x: external: false`:                            "true",
+		`carbide: vpc: x: external: {}`:                               "id",
+		`carbide: vpc: x: {external: true, virtualization: "fnn"}`:    "virtualization",
+		`carbide: vpc: x: {external: true, lifecycle: protect: true}`: "lifecycle",
+	} {
+		if doc, ds := loadCUE(t, s, text); doc != nil || !strings.Contains(ds.Err().Error(), says) {
+			t.Errorf("%s: %v", text, ds)
+		}
+	}
+}
+
 // TestManyProblems checks that the first hundred are shown, in order, the same each time, and the rest counted.
 func TestManyProblems(t *testing.T) {
 	s := small(t)

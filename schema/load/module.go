@@ -40,6 +40,7 @@ type described struct {
 	node     bool
 	names    cue.Selector
 	resource cue.Value
+	external bool // or what is external: [NAME]: DEFINITION | #External
 }
 
 // readFiles reads the files */*.cue in the order of their names. Equal files have equal digests.
@@ -81,6 +82,9 @@ func newModule(files []Source) (*module, error) {
 	return m, m.find()
 }
 
+// externalDefinition is the definition of what may stand in the place of a resource.
+const externalDefinition = "#External"
+
 // find makes sure that the definitions #Document, #Resource, #Site and #Node are there, and lists the kinds that the last
 // two hold: PROVIDER?: NOUN?: [NAME]: DEFINITION.
 func (m *module) find() error {
@@ -119,8 +123,14 @@ func (m *module) add(d described, v cue.Value) error {
 	if members.Next() {
 		return fmt.Errorf("%s: kind %s: more than one grammar of names", file(v), d.name)
 	}
+	v = d.resource
+	if op, args := v.Expr(); op == cue.OrOp && len(args) == 2 {
+		if name, _ := m.named(args[1]); name == externalDefinition {
+			v, d.external = args[0], true
+		}
+	}
 	m.kinds = append(m.kinds, d)
-	m.values[d.name] = m.dereference(d.resource)
+	m.values[d.name] = m.dereference(v)
 	return nil
 }
 
@@ -165,6 +175,12 @@ func (m *module) read(c *compiler, d described, common []string) (*kind, error) 
 		return nil, fmt.Errorf("%s: kind %s: in the names only CUE can judge %s", file(d.resource), k.Name, strings.Join(c.unknown, ", "))
 	}
 	c.kind(k, v)
+	if d.external {
+		c.unknown = nil
+		if k.external = c.definition(externalDefinition); c.unknown != nil {
+			return nil, fmt.Errorf("%s: only CUE can judge %s", externalDefinition, strings.Join(c.unknown, ", "))
+		}
+	}
 	for _, name := range common {
 		if o := k.body.object(); o == nil || o.field(name) == nil {
 			return nil, fmt.Errorf("%s: kind %s does not embed #Resource", file(v), k.Name)

@@ -30,10 +30,11 @@ type compiled struct {
 // A kind is a schema.Kind with its checks.
 type kind struct {
 	schema.Kind
-	name    *check   // the grammar of names
-	body    *check   // what a resource must be
-	opaque  []string // what in the definition only CUE can judge; empty: body judges alone
-	dynamic bool     // some of that depends on the values of fields
+	name     *check   // the grammar of names
+	body     *check   // what a resource must be
+	external *check   // what may stand in the place of a resource; nil: nothing
+	opaque   []string // what in the definition only CUE can judge; empty: body judges alone
+	dynamic  bool     // some of that depends on the values of fields
 }
 
 //go:generate go test -tags uncompiled -run ^TestCompiledIsOfTheFiles$ . -update

@@ -82,7 +82,7 @@ func (a *app) validate(ctx context.Context, paths []string, report bool) (*schem
 }
 
 func valid(doc *schema.Document, ds load.Diagnostics) string {
-	text := fmt.Sprintf("Success! The document of site %s is valid: %s", doc.Site.Name, view.Count(len(doc.Resources), "resource"))
+	text := fmt.Sprintf("Success! The document of site %s is valid: %s", doc.Site.Name, view.Resources(doc))
 	if s := view.DiagnosticsSummary(ds); s != "" {
 		text += ", " + s
 	}

@@ -18,10 +18,11 @@ type Graph struct {
 
 // A GraphNode is a resource, or a step of a plan.
 type GraphNode struct {
-	Address string      `json:"address"`
-	Action  plan.Action `json:"action,omitempty"` // none for a resource
-	Replace bool        `json:"replace,omitempty"`
-	Wave    int         `json:"wave"`
+	Address  string      `json:"address"`
+	Action   plan.Action `json:"action,omitempty"` // none for a resource
+	Replace  bool        `json:"replace,omitempty"`
+	Wave     int         `json:"wave"`
+	External bool        `json:"external,omitempty"` // it is only referred to
 }
 
 // DocumentGraph gives the resources of a document and what they refer to.
@@ -30,7 +31,7 @@ func DocumentGraph(d *schema.Document) Graph {
 	index := make(map[schema.Ref]int, len(d.Resources))
 	for i := range d.Resources {
 		index[d.Resources[i].Ref] = i
-		g.Nodes = append(g.Nodes, GraphNode{Address: d.Resources[i].Ref.String()})
+		g.Nodes = append(g.Nodes, GraphNode{Address: d.Resources[i].Ref.String(), External: d.Resources[i].External != nil})
 	}
 	needs := make([][]int, len(d.Resources))
 	for i := range d.Resources {
@@ -52,7 +53,7 @@ func PlanGraph(p *plan.Plan) Graph {
 	g := Graph{Nodes: []GraphNode{}, Edges: [][2]int{}}
 	for i := range p.Steps {
 		s := &p.Steps[i]
-		g.Nodes = append(g.Nodes, GraphNode{s.Ref.String(), s.Action, s.Replace, s.Wave})
+		g.Nodes = append(g.Nodes, GraphNode{Address: s.Ref.String(), Action: s.Action, Replace: s.Replace, Wave: s.Wave})
 		for _, n := range s.Needs {
 			g.Edges = append(g.Edges, [2]int{i, n})
 		}
@@ -76,6 +77,9 @@ func (n GraphNode) color() string {
 }
 
 func (n GraphNode) label() string {
+	if n.External {
+		return clean(n.Address) + " (external)"
+	}
 	if n.Action == "" {
 		return clean(n.Address)
 	}

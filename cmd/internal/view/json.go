@@ -167,6 +167,13 @@ func (j *JSON) Plan(p *plan.Plan) {
 			"severity": "warning", "summary": o.Ref.String() + " is left out", "detail": o.Reason, "address": o.Ref,
 		}})
 	}
+	for _, x := range p.Externals {
+		if x.Unchecked != "" {
+			j.line("warn", "diagnostic", "Warning: "+x.Ref.String()+" is not checked", fields{"diagnostic": fields{
+				"severity": "warning", "summary": x.Ref.String() + " is not checked", "detail": x.Unchecked, "address": x.Ref,
+			}})
+		}
+	}
 	for _, r := range p.Refusals {
 		d := fields{"severity": "error", "summary": "Refused: " + r.Reason, "detail": r.Remedy}
 		if !r.Ref.IsZero() {

@@ -89,6 +89,7 @@ func (t *planText) plan(p *plan.Plan) {
 	t.places("Unknown, so that nothing is decided about it:", p.Unknown)
 	t.places("Not supported by the server:", p.Unsupported)
 	t.omitted(p.Omitted)
+	t.externals(p.Externals)
 	t.refusals(p.Refusals)
 	if !p.Empty() {
 		t.line("")

@@ -100,6 +100,7 @@ type planExtra struct {
 	Unknown     []plan.Unknown  `json:"unknown"`
 	Unsupported []plan.Unknown  `json:"unsupported"`
 	Omitted     []plan.Omission `json:"omitted"`            // left out, because of what is unsupported or unknown
+	Externals   []plan.External `json:"externals"`          // what is only referred to, and whether it was seen
 	Narrowed    *plan.Narrowed  `json:"narrowed,omitempty"` // by -target or -exclude
 	Refusals    []plan.Refusal  `json:"refusals"`
 }
@@ -144,7 +145,7 @@ func PlanDocument(p *plan.Plan, o PlanOrigin) any {
 		Converge: planExtra{
 			Version: o.Converge, PlanID: o.Digest, Site: p.Site, Destroy: p.Destroy, Steps: []planStep{}, NoReturn: p.NoReturn, Approval: p.Approval(), Approvals: []string{},
 			Document: planSource{p.Revision, p.Site.Serial, p.Digest, p.Author.By, p.Author.Signer, p.Author.Key}, Counts: p.Counts(), Unchanged: p.Unchanged,
-			Unmanaged: list(p.Unmanaged), Unknown: list(p.Unknown), Unsupported: list(p.Unsupported), Omitted: list(p.Omitted), Narrowed: p.Narrowed, Refusals: list(p.Refusals),
+			Unmanaged: list(p.Unmanaged), Unknown: list(p.Unknown), Unsupported: list(p.Unsupported), Omitted: list(p.Omitted), Externals: list(p.Externals), Narrowed: p.Narrowed, Refusals: list(p.Refusals),
 		},
 	}
 	d.PriorState.Values.RootModule.Resources = []resourceValues{}

@@ -1,0 +1,41 @@
+package view
+
+import (
+	"fmt"
+
+	"converge.dev/converge/engine/plan"
+	"converge.dev/converge/schema"
+)
+
+// externals lists what the plan refers to and never changes, and what of that nobody has looked at.
+func (t *planText) externals(list []plan.External) {
+	if len(list) == 0 {
+		return
+	}
+	t.head("External, referred to and never changed:")
+	for _, x := range list {
+		text := "   " + clean(x.Ref.String())
+		if x.ID != x.Ref.Name {
+			text += "  is " + clean(x.ID)
+		}
+		if x.Unchecked != "" {
+			text += "  " + t.paint(yellow, "not checked: "+clean(x.Unchecked))
+		}
+		t.line("%s", text)
+	}
+}
+
+// Resources counts the resources of a document, and what it only refers to.
+func Resources(d *schema.Document) string {
+	external := 0
+	for i := range d.Resources {
+		if d.Resources[i].External != nil {
+			external++
+		}
+	}
+	text := fmt.Sprintf("%d resources", len(d.Resources)-external)
+	if external > 0 {
+		text += fmt.Sprintf(", %d external", external)
+	}
+	return text
+}

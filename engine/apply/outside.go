@@ -1,0 +1,42 @@
+package apply
+
+import (
+	"context"
+	"fmt"
+
+	"converge.dev/converge/engine/plan"
+	"converge.dev/converge/providers"
+	"converge.dev/converge/schema"
+)
+
+// An outsider is a thing that a step refers to and that nobody declares.
+type outsider struct {
+	plan.External
+	far providers.Kind
+}
+
+// outsiders gives those that a spec with external ids refers to, as far as they can be looked at.
+func (r *run) outsiders(ref schema.Ref, spec schema.Object) (found []outsider) {
+	for _, x := range r.Plan.Externals {
+		s, _, ok := r.Providers.Find(x.Ref.Scope, x.Ref.Kind)
+		if ok && x.Unchecked == "" && plan.Refers(r.Kinds[ref.Kind], spec, x.Ref.Kind, x.ID) {
+			found = append(found, outsider{x, s.Kind})
+		}
+	}
+	return found
+}
+
+// present looks again, right before a call, at what it refers to and nobody looks after here. Over means that the call must
+// not be made.
+func (w *worker) present(ctx context.Context) (res result, over bool) {
+	for _, x := range w.outside {
+		things, err := w.look(ctx, x.far, []string{x.ID})
+		if err != nil {
+			return w.failed(fmt.Errorf("looking whether %s, which is external, is there: %w", x.Ref, err)), true
+		}
+		if len(things) == 0 || things[0].Phase == providers.Leaving {
+			return w.refuse(w.conflict(fmt.Sprintf("it refers to %s (id %s), which is external and is gone", x.Ref, x.ID))), true
+		}
+	}
+	return result{}, false
+}

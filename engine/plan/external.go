@@ -1,0 +1,176 @@
+package plan
+
+import (
+	"fmt"
+	"slices"
+
+	"converge.dev/converge/providers"
+	"converge.dev/converge/schema"
+)
+
+// An External is a thing that the document only refers to: it exists, and others look after it.
+type External struct {
+	Ref       schema.Ref `json:"ref"` // as the document calls it
+	ID        string     `json:"id"`
+	Unchecked string     `json:"unchecked,omitempty"` // why nobody has looked whether it is there; empty: it was seen
+}
+
+// externals finds what the document only refers to, and makes of every reference to it, which is a name, one by external id.
+// From then on it is as if the document had said so: to converge, what is external has no name, no record and no step.
+func (m *maker) externals() error {
+	m.desired = m.in.Document.Resources
+	if m.in.Options.Destroy || m.in.Options.Sweep || !slices.ContainsFunc(m.desired, func(r schema.Resource) bool { return r.External != nil }) {
+		return nil
+	}
+	m.external, m.outsiders, m.awaits = map[schema.Ref]*item{}, map[*providers.Thing]bool{}, map[schema.Ref][]*item{}
+	ids := map[schema.Ref]string{}
+	m.desired = nil
+	for i := range m.in.Document.Resources {
+		if r := &m.in.Document.Resources[i]; r.External != nil {
+			it := &item{ref: r.Ref, desired: r}
+			m.external[r.Ref] = it
+			id, err := m.lookUp(it)
+			if err != nil {
+				return err
+			}
+			ids[r.Ref] = id
+		}
+	}
+	for _, r := range m.in.Document.Resources {
+		if r.External != nil {
+			continue
+		}
+		if slices.ContainsFunc(r.After, func(to schema.Ref) bool { return m.external[to] != nil }) {
+			m.refer(&r, ids)
+		}
+		m.desired = append(m.desired, r)
+	}
+	return nil
+}
+
+// lookUp gives the external id of a thing; empty when that is refused or unknown.
+func (m *maker) lookUp(it *item) (id string, err error) {
+	at := Place{it.ref.Scope, it.ref.Kind}
+	id = it.desired.External.ID
+	if said, ok := m.in.Observed.Unsupported[at]; ok {
+		if id == "" {
+			it.refused = true
+			m.refuse(it.ref, fmt.Sprintf("it is external, and the server cannot tell which %s is called so: %s", at.Kind, said),
+				`say which one it is with external: {id: "..."}, which is then not checked`)
+			return "", nil
+		}
+		m.plan.Externals = append(m.plan.Externals, External{it.ref, id, "the server cannot list " + at.Kind})
+		return id, nil
+	}
+	if err := m.describe(it, at); err != nil || it.unknown {
+		return "", err
+	}
+	var found []*providers.Thing
+	things := m.in.Observed.Things[at]
+	for i := range things {
+		t := &things[i]
+		if t.Phase != providers.Leaving && (t.ID == id || id == "" && (t.Name == it.ref.Name || t.ID == it.ref.Name)) {
+			found = append(found, t)
+		}
+	}
+	switch {
+	case len(found) == 1:
+		it.thing, m.outsiders[found[0]] = found[0], true
+		m.plan.Externals = append(m.plan.Externals, External{Ref: it.ref, ID: found[0].ID})
+		return found[0].ID, nil
+	case len(found) > 1:
+		m.refuse(it.ref, fmt.Sprintf("it is external, and %d things of kind %s are called so", len(found), at.Kind), `say which one it is with external: {id: "..."}`)
+	case id != "":
+		m.refuse(it.ref, fmt.Sprintf("it is external, and there is no %s with the id %s", at.Kind, id), "correct the id, or bring the thing into being")
+	default:
+		m.refuse(it.ref, fmt.Sprintf("it is external, and there is no %s called so", at.Kind),
+			`bring it into being, say which one it is with external: {id: "..."}, or leave out external to have it made`)
+	}
+	it.refused = true
+	return "", nil
+}
+
+// refer writes external ids into a resource, of which it leaves the document's own as it is.
+func (m *maker) refer(r *schema.Resource, ids map[schema.Ref]string) {
+	kind := m.in.Kinds[r.Ref.Kind]
+	if kind == nil {
+		return
+	}
+	var after []schema.Ref
+	outside := slices.Clone(r.Outside)
+	for _, to := range r.After {
+		if m.external[to] == nil {
+			after = append(after, to)
+			continue
+		}
+		m.awaits[r.Ref] = append(m.awaits[r.Ref], m.external[to])
+	}
+	r.Spec = r.Spec.Clone()
+	kind.EachRef(r.Spec, func(k, name string) string {
+		for _, to := range []schema.Ref{{Scope: r.Ref.Scope, Kind: k, Name: name}, {Scope: schema.ScopeSite, Kind: k, Name: name}} {
+			if id := ids[to]; id != "" {
+				outside = append(outside, schema.Ref{Scope: to.Scope, Kind: k, Name: id})
+				return id
+			}
+		}
+		return name
+	})
+	kind.Normalize(r.Spec)
+	r.After, r.Outside = after, schema.SortRefs(outside)
+}
+
+// await decides nothing about what refers to something external that could not be found.
+func (m *maker) await() {
+	for _, it := range m.items {
+		if it.desired == nil {
+			continue
+		}
+		for _, of := range m.awaits[it.ref] {
+			it.refused = it.refused || of.refused
+			if of.unknown && !it.unknown {
+				it.unknown, it.lacks = true, of.ref
+			}
+		}
+	}
+}
+
+// leaveAside keeps of the externals those that the plan is about.
+func (m *maker) leaveAside(in selection) {
+	m.plan.Externals = slices.DeleteFunc(m.plan.Externals, func(e External) bool { return !m.about(Place{e.Ref.Scope, e.Ref.Kind}, e.Ref.Name, in) })
+}
+
+// about reports whether the plan is about a resource of a place, or about what refers to something external there; with a
+// name, to that.
+func (m *maker) about(at Place, name string, in selection) bool {
+	if in == nil {
+		return true
+	}
+	return slices.ContainsFunc(m.items, func(it *item) bool {
+		if !in.has(it.ref) {
+			return false
+		}
+		return name == "" && it.ref.Scope == at.Scope && it.ref.Kind == at.Kind || slices.ContainsFunc(m.awaits[it.ref], func(of *item) bool {
+			return of.ref.Scope == at.Scope && of.ref.Kind == at.Kind && (name == "" || of.ref.Name == name)
+		})
+	})
+}
+
+// Outside gives what a spec refers to by external id: what is neither declared nor recorded under a name. After is what it
+// refers to by name.
+func Outside(ks schema.Kinds, ref schema.Ref, spec schema.Object, after []schema.Ref) (refs []schema.Ref) {
+	kind := ks[ref.Kind]
+	if kind == nil || !slices.ContainsFunc(kind.Fields, func(f schema.Field) bool { return f.HasRefs() }) {
+		return nil
+	}
+	kind.EachRef(spec.Clone(), func(k, name string) string {
+		to := schema.Ref{Scope: schema.ScopeSite, Kind: k, Name: name}
+		if of := ks[k]; of != nil && of.Node {
+			to.Scope = ref.Scope
+		}
+		if !slices.Contains(after, to) {
+			refs = append(refs, to)
+		}
+		return name
+	})
+	return schema.SortRefs(refs)
+}
