@@ -401,14 +401,36 @@ func (w *worker) await(ctx context.Context) result {
 					continue
 				}
 			}
+			if waits && w.within() > 0 {
+				detail = fmt.Sprintf("after %s: %s", short(w.within()), detail)
+			}
 			return w.partial(errors.New(detail), have)
 		}
-		w.note(event.Waiting, detail, 0)
+		w.note(event.Waiting, detail+w.upTo(), 0)
 		if err := w.pause(ctx, pause); err != nil {
 			return w.unknown(fmt.Errorf("%s: %w", detail, err))
 		}
 		pause = min(pause*2, 2*time.Second)
 	}
+}
+
+// upTo says how long the step waits for the result of its call, for a message.
+func (w *worker) upTo() string {
+	if w.within() <= 0 {
+		return ""
+	}
+	return " (for up to " + short(w.within()) + ")"
+}
+
+// short writes a duration without what is zero at its end: 5m, not 5m0s.
+func short(d time.Duration) string {
+	text := d.String()
+	for _, zero := range []string{"m0s", "h0m"} {
+		if strings.HasSuffix(text, zero) {
+			text = text[:len(text)-2]
+		}
+	}
+	return text
 }
 
 // missed lists what is not as it must be afterwards.

@@ -50,10 +50,7 @@ func (ibPartitions) thing(o *forge.IBPartition) providers.Thing {
 	state := o.GetStatus().GetState()
 	word, phase, detail := stateWords[state], phaseOf(state), ""
 	if phase != providers.Ready {
-		detail = word
-		if reason := o.GetStatus().GetStateReason().GetOutcomeMsg(); reason != "" {
-			detail += ": " + reason
-		}
+		detail = because(word, o.GetStatus().GetStateReason())
 	}
 	got := schema.Object{"state": word}
 	put(got, "allocated_pkey", partitionKey(o.GetStatus().GetPkey()))

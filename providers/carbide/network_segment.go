@@ -75,7 +75,7 @@ func (segments) thing(o *forge.NetworkSegment) providers.Thing {
 	linknet := strings.HasPrefix(name, linknetName) && !stretches
 	word, phase, detail := stateWords[state], phaseOf(state), ""
 	if phase != providers.Ready {
-		detail = word
+		detail = because(word, o.GetStatus().GetLifecycle().GetStateReason(), o.GetStateReason())
 	}
 	return providers.Thing{
 		ID: o.GetId().GetValue(), Name: name, Spec: spec, Unfilled: unfilled,
@@ -135,6 +135,16 @@ var stateWords = func() map[forge.TenantState]string {
 	}
 	return words
 }()
+
+// because says of a state why it lasts, as far as the service tells: servers of one generation tell it in one place.
+func because(word string, told ...*forge.ControllerStateReason) string {
+	for _, r := range told {
+		if msg := r.GetOutcomeMsg(); msg != "" {
+			return word + ": " + msg
+		}
+	}
+	return word
+}
 
 // phaseOf gives the phase of what has a tenant state.
 func phaseOf(s forge.TenantState) providers.Phase {

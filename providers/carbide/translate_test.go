@@ -26,6 +26,20 @@ func TestInstanceNotInSync(t *testing.T) {
 	}
 }
 
+// TestWhyNotReady: what is waited for says why, wherever the service tells it.
+func TestWhyNotReady(t *testing.T) {
+	said := "no VLAN is free"
+	reason := &forge.ControllerStateReason{OutcomeMsg: &said}
+	flat := &forge.NetworkSegment{State: forge.TenantState_PROVISIONING, StateReason: reason}
+	nested := &forge.NetworkSegment{Status: &forge.NetworkSegmentStatus{TenantState: forge.TenantState_PROVISIONING, Lifecycle: &forge.LifecycleStatus{StateReason: reason}}}
+	prefix := &forge.VpcPrefix{Status: &forge.VpcPrefixStatus{TenantState: forge.TenantState_PROVISIONING, Lifecycle: &forge.LifecycleStatus{StateReason: reason}}}
+	for _, th := range []providers.Thing{segments{}.thing(flat), segments{}.thing(nested), prefixes{}.thing(prefix)} {
+		if th.Detail != "provisioning: no VLAN is free" {
+			t.Errorf("it waits because of %q", th.Detail)
+		}
+	}
+}
+
 func TestLinknet(t *testing.T) {
 	stretches := []forge.NetworkSegmentFlag{forge.NetworkSegmentFlag_CAN_STRETCH}
 	for _, c := range []struct {

@@ -57,7 +57,7 @@ func (prefixes) thing(o *forge.VpcPrefix) providers.Thing {
 	if o.GetStatus().GetLifecycle() != nil { // an older server does all of it at once
 		state := o.GetStatus().GetTenantState()
 		if phase = phaseOf(state); phase != providers.Ready {
-			detail = stateWords[state]
+			detail = because(stateWords[state], o.GetStatus().GetLifecycle().GetStateReason())
 		}
 	}
 	return providers.Thing{

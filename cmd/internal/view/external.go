@@ -33,7 +33,7 @@ func Resources(d *schema.Document) string {
 			external++
 		}
 	}
-	text := fmt.Sprintf("%d resources", len(d.Resources)-external)
+	text := count(len(d.Resources)-external, "resource")
 	if external > 0 {
 		text += fmt.Sprintf(", %d external", external)
 	}
