@@ -257,7 +257,10 @@ func (h *Human) seen(e event.Observed) {
 			break
 		}
 	}
-	if e.Err != nil && !errors.Is(e.Err, context.Canceled) { // who interrupted it knows why
+	switch {
+	case errors.Is(e.Err, context.Canceled): // who interrupted it knows why
+	case e.Err != nil && providers.ClassOf(e.Err) == providers.Unsupported: // the result tells it, where it matters
+	case e.Err != nil:
 		why := reason(e.Kind, e.Err.Error())
 		if h.told[why] {
 			return
