@@ -25,7 +25,7 @@ type Carbide struct {
 	Address       string `json:"address" yaml:"address"` // HOST:PORT or unix:PATH
 	TLS           TLS    `json:"tls,omitzero" yaml:"tls,omitempty"`
 	AllowInsecure bool   `json:"allow_insecure,omitempty" yaml:"allow_insecure,omitempty"` // no TLS to another machine
-	Parallel      int    `json:"parallel,omitempty" yaml:"parallel,omitempty"`             // calls at the same time; zero: the provider's choice
+	Parallel      int    `json:"parallel,omitempty" yaml:"parallel,omitempty"`             // calls at the same time, of all steps that -parallelism lets run; zero: the provider's choice
 	Late          string `json:"late,omitempty" yaml:"late,omitempty"`                     // how late a call that got no answer may have its effect; empty: 1m
 }
 
