@@ -23,6 +23,7 @@ type db struct {
 	tables model.ClientDBModel
 	model  model.DatabaseModel
 	permit *providers.Permit
+	health health
 
 	mu     sync.Mutex
 	conn   *conn // the newest; nil before the first
@@ -74,11 +75,13 @@ func (d *db) connect(ctx context.Context) (*conn, error) {
 			return d.conn, nil
 		}
 	}
-	ctx, cancel := context.WithTimeout(ctx, d.Settle)
+	limited, cancel := context.WithTimeout(ctx, d.Settle)
 	defer cancel()
-	c, err := d.dial(ctx)
+	c, err := d.dial(limited)
 	if err != nil {
-		return nil, fmt.Errorf("connecting to %s: %w", d.Endpoint, err)
+		err = fmt.Errorf("connecting to %s: %w", d.Endpoint, err)
+		d.health.note(ctx, err)
+		return nil, err
 	}
 	d.conn = c
 	return c, nil
@@ -170,8 +173,11 @@ func (d *db) transact(ctx context.Context, c *conn, ops []ovsdb.Operation) ([]ov
 		if ctx.Err() == nil {
 			c.drop() // it is lost, or the far side hangs
 		}
-		return nil, fmt.Errorf("no answer from ovsdb-server: %w", err)
+		err = fmt.Errorf("no answer from ovsdb-server: %w", err)
+		d.health.note(ctx, err)
+		return nil, err
 	}
+	d.health.note(ctx, nil)
 	return results, nil
 }
 

@@ -22,6 +22,11 @@
 // before he looks, durably; every change is guarded by that row, so that a holder who was replaced without knowing it
 // changes nothing any more.
 //
+// # When it is away
+//
+// A server that cannot be reached, or does not answer, makes the provider's Health bad, and runs wait until it is back. Any
+// answer makes it good again, whatever it says.
+//
 // # What is ours
 //
 // A thing that converge made carries its mark in external_ids. Things without a mark are reported and never
@@ -106,6 +111,6 @@ func Open(ctx context.Context, o Options) (*providers.Provider, error) {
 		kinds = append(kinds, providers.Served{Name: name, Traits: traits, Kind: &kind{db: d, name: name, noun: nouns[name]}})
 	}
 	p := providers.New("ovs", o.Node, d.close, kinds...)
-	p.Fence, p.Permit, p.Identity = d.fence, d.permit, d.identity
+	p.Fence, p.Permit, p.Identity, p.Health = d.fence, d.permit, d.identity, d.healthy
 	return p, nil
 }
