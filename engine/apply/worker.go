@@ -263,7 +263,7 @@ func (w *worker) act(ctx context.Context) result {
 				continue // and look again
 			}
 			if w.half(have) && have.Phase == providers.Pending && time.Since(w.begun) < w.within() { // it takes no change yet
-				w.note(event.Waiting, cmp.Or(have.Detail, "not ready"), 0)
+				w.note(event.Waiting, cmp.Or(have.Detail, "not ready")+w.upTo(), 0)
 				if err := w.pause(ctx, pause); err != nil {
 					return w.failed(err)
 				}
