@@ -7,12 +7,14 @@ import (
 	"os"
 	"os/exec"
 	"path/filepath"
+	"slices"
 	"strings"
 	"syscall"
 	"testing"
 
 	"converge.dev/converge/providers/carbide/carbidesim"
 	"converge.dev/converge/providers/carbide/carbidesim/devcert"
+	"converge.dev/converge/state"
 	"converge.dev/converge/state/etcd"
 )
 
@@ -144,8 +146,8 @@ func TestEtcd(t *testing.T) {
 	}
 }
 
-// A document that the cloud leaves in the inbox with its own client is taken up by plan and by apply; one that is wrong
-// stays there, and the site keeps the one before it.
+// A document that the cloud leaves in the inbox with its own client is planned where it lies, and accepted by apply; one that
+// is wrong stays there, and the site keeps the one before it. The cloud reads what became of it with its own client.
 func TestInboxFromEtcdctl(t *testing.T) {
 	t.Parallel()
 	s := newSite(t)
@@ -155,12 +157,31 @@ func TestInboxFromEtcdctl(t *testing.T) {
 		return `{"apiVersion": "converge.dev/v1", "site": {"name": "fra1", "id": "5a2f0a4e-8d1f-4f0e-9b62-0f3f1b2c3d4e", "serial": ` + serial + `},
 			"carbide": {"tenant": {"acme": {}}, "vpc": {"` + vpc + `": {"tenant": "acme"}}}}`
 	}
-	c.ctl(document("7", "prod"), "put", inbox)
-	s.run(2, "plan", "-detailed-exitcode").says("Took serial 7 from the inbox", "site/carbide.vpc/prod", "2 to add")
+	answer := func() (r state.InboxResult) {
+		t.Helper()
+		s.must(json.Unmarshal([]byte(c.ctl("", "get", "--print-value-only", inbox+"/result")), &r))
+		return r
+	}
+	var put struct {
+		Header struct {
+			Revision int64 `json:"revision"`
+		} `json:"header"`
+	}
+	s.must(json.Unmarshal([]byte(c.ctl(document("7", "prod"), "put", inbox, "-w", "json")), &put))
+	s.run(2, "plan", "-detailed-exitcode").says("serial 7, not yet accepted", "site/carbide.vpc/prod", "2 to add")
+	if got := c.ctl("", "get", inbox); got == "" {
+		t.Error("a plan took the document out of the inbox")
+	}
+	if r := answer(); r.Verdict != state.Pending || r.Revision != put.Header.Revision {
+		t.Errorf("after a plan the cloud is told %+v, want pending at revision %d", r, put.Header.Revision)
+	}
+	s.run(0, "apply", "-auto-approve").says("Took serial 7 from the inbox", "2 added")
 	if got := c.ctl("", "get", inbox); got != "" {
 		t.Errorf("the inbox still holds %s", got)
 	}
-	s.run(0, "apply", "-auto-approve").says("2 added")
+	if r := answer(); r.Verdict != state.Accepted || r.Revision != put.Header.Revision || r.Serial != 7 || r.Applied == nil || r.Applied.Status != "applied" || r.Applied.Run == "" {
+		t.Errorf("after it was applied the cloud is told %+v", r)
+	}
 
 	c.ctl(document("8", "main"), "put", inbox)
 	s.run(7, "apply", "-auto-approve").says("Took serial 8 from the inbox")
@@ -175,6 +196,9 @@ func TestInboxFromEtcdctl(t *testing.T) {
 	s.run(1, "apply", "-auto-approve").says("tennant", "tenant", "It stays in "+inbox)
 	if got := c.ctl("", "get", inbox); !strings.Contains(got, "tennant") {
 		t.Errorf("what was wrong left the inbox: %q", got)
+	}
+	if r := answer(); r.Verdict != state.Refused || !slices.ContainsFunc(r.Problems, func(p state.InboxProblem) bool { return p.Path == "carbide.vpc.main.tennant" }) {
+		t.Errorf("of what was wrong the cloud is told %+v", r)
 	}
 	c.ctl(document("8", "other"), "put", inbox)
 	s.run(7, "plan").says("not newer", inbox)

@@ -88,16 +88,9 @@ func (s *Store) putDocument(ctx context.Context, body []byte, digest string, sig
 		return head, nil
 	case ifRevision != AnyRevision && ifRevision != head.Revision:
 		return Head{}, &ConflictError{head, fmt.Sprintf("revision %d was expected", ifRevision)}
-	case head.Serial > 0 && head.Digest == digest:
-		serial = head.Serial
-	case head.Serial >= schema.MaxSerial:
-		return Head{}, fmt.Errorf("%w: the newest revision has %d, the largest there is, so none can follow it", ErrLastSerial, head.Serial)
-	case serial > schema.MaxSerial:
-		return Head{}, fmt.Errorf("%w: the serial %d is above %d, the largest there is", ErrInvalid, serial, int64(schema.MaxSerial))
-	case serial == 0:
-		serial = head.Serial + 1
-	case serial <= head.Serial:
-		return Head{}, &ConflictError{head, fmt.Sprintf("the serial %d is not above it", serial)}
+	}
+	if serial, err = head.next(digest, serial); err != nil {
+		return Head{}, err
 	}
 	chunks, err := s.putChunks(ctx, s.key("document/chunk")+"/", body, head.Chunks)
 	if err != nil {
@@ -114,6 +107,34 @@ func (s *Store) putDocument(ctx context.Context, body []byte, digest string, sig
 			s.put(s.logKey(serial), next),
 		})
 	return next, err
+}
+
+// next gives the serial of a document that is put on top of the head: its own, the head's when it is the same document, or
+// the next one for 0.
+func (h Head) next(digest string, serial int64) (int64, error) {
+	switch {
+	case h.Serial > 0 && h.Digest == digest:
+		return h.Serial, nil
+	case h.Serial >= schema.MaxSerial:
+		return 0, fmt.Errorf("%w: the newest revision has %d, the largest there is, so none can follow it", ErrLastSerial, h.Serial)
+	case serial > schema.MaxSerial:
+		return 0, fmt.Errorf("%w: the serial %d is above %d, the largest there is", ErrInvalid, serial, int64(schema.MaxSerial))
+	case serial == 0:
+		return h.Serial + 1, nil
+	case serial <= h.Serial:
+		return 0, &ConflictError{h, fmt.Sprintf("the serial %d is not above it", serial)}
+	}
+	return serial, nil
+}
+
+// NextSerial gives the serial that a document would get if it were put now, and fails as [Store.PutDocument] would for the
+// sake of its serial. It writes nothing.
+func (s *Store) NextSerial(ctx context.Context, digest string, serial int64) (int64, error) {
+	head, err := s.Head(ctx)
+	if err != nil && !errors.Is(err, ErrNotFound) {
+		return 0, err
+	}
+	return head.next(digest, serial)
 }
 
 func (s *Store) logKey(serial int64) string {
@@ -206,23 +227,4 @@ func (s *Store) History(ctx context.Context) ([]Head, error) {
 		heads[len(log)-1-i] = log[i]
 	}
 	return heads, nil
-}
-
-// Inbox reads the document that a cloud left with its own client, and the revision for [Store.ClearInbox]; nil and 0 when
-// there is none. Nothing about the bytes has been checked.
-func (s *Store) Inbox(ctx context.Context) (body []byte, revision int64, err error) {
-	it, err := s.kv.Get(ctx, s.key("inbox"))
-	if err != nil {
-		return nil, 0, fmt.Errorf("read the inbox: %w", err)
-	}
-	return it.Value, it.Modified, nil
-}
-
-// ClearInbox empties the inbox when it still is at that revision; ErrGuard tells that something newer lies in it.
-func (s *Store) ClearInbox(ctx context.Context, revision int64) error {
-	key := s.key("inbox")
-	if _, err := s.kv.Commit(ctx, []Guard{{Key: key, Revision: revision}}, []Op{{Key: key, Delete: true}}); err != nil {
-		return fmt.Errorf("clear the inbox: %w", err)
-	}
-	return nil
 }

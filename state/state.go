@@ -8,6 +8,7 @@
 // Keys, below /converge/SITE/:
 //
 //	inbox                      a JSON document that a cloud wrote with its own client, plain or in an envelope of package signed
+//	inbox/result               what became of it: accepted or refused, and why; then how the run ended that was for it
 //	document/head              the newest revision; compare-and-swap
 //	document/log/SERIAL        at least the last 100 revisions
 //	document/chunk/DIGEST      zstd chunks of at most 512 KiB, named by the SHA-256 of their plain text, shared by revisions

@@ -43,7 +43,7 @@ func TestScripts(t *testing.T) {
 		},
 		Cmds: map[string]func(ts *testscript.TestScript, neg bool, args []string){
 			"status": status, "approved": approved, "await": await, "dump": dump, "jsonlines": jsonLines, "jsonvalue": jsonValue, "inbox": inbox,
-			"changed": changed, "damage": damage, "hold": hold, "signal": signal, "etcd": serveEtcd,
+			"answer": answer, "changed": changed, "damage": damage, "hold": hold, "signal": signal, "etcd": serveEtcd,
 		},
 	})
 }
@@ -186,6 +186,25 @@ func inbox(ts *testscript.TestScript, neg bool, args []string) {
 	if (body == nil) == neg {
 		ts.Fatalf("the inbox holds %q", body)
 	}
+}
+
+// answer SITE FILE: writes what the cloud is told of the document in the inbox. With ! it must be told nothing.
+func answer(ts *testscript.TestScript, neg bool, args []string) {
+	if len(args) != 2 {
+		ts.Fatalf("usage: [!] answer SITE FILE")
+	}
+	kv, s := store(ts, args[0])
+	defer func() { ts.Check(kv.Close()) }()
+	it, err := s.Get(context.Background(), s.Path()+"/inbox/result")
+	ts.Check(err)
+	if (it.Modified == 0) != neg {
+		ts.Fatalf("the cloud is told %q", it.Value)
+	}
+	var text bytes.Buffer
+	if !neg {
+		ts.Check(json.Indent(&text, it.Value, "", "  "))
+	}
+	ts.Check(os.WriteFile(ts.MkAbs(args[1]), append(text.Bytes(), '\n'), 0o600))
 }
 
 // hold SITE SCOPE REASON: sets a hold, as an operator's tool does.

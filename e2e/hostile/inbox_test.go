@@ -97,10 +97,15 @@ func TestTortureInbox(t *testing.T) {
 		y.unchanged(before)
 	}
 
-	// What is within the bounds is taken up, to the last byte and the last resource.
+	// What is within the bounds is taken up, to the last byte and the last resource: planned where it lies, and accepted also
+	// when the plan needs an approval.
 	for i, text := range []string{tenants(20_000), sized(1 << 20)} {
 		y.leave(t, key, text)
 		y.ended(y.run("plan", "-site=hostile", "-max-destroy=100%"), 0)
+		if got := y.left(t, key); got != text {
+			t.Errorf("document %d within the bounds left the inbox for a plan", i)
+		}
+		y.run("apply", "-site=hostile", "-max-destroy=100%", "-auto-approve", "-approve=0000000000000000")
 		if got := y.left(t, key); got != "" {
 			t.Errorf("document %d within the bounds still lies in the inbox", i)
 		}

@@ -103,7 +103,9 @@ var ErrChanged = errors.New("the secret changed since the plan was made")
 
 // Open puts the values in the place of sealed secrets. A value that was read anew must have the digest that was planned;
 // one that was only ever observed is known by its digest. The spec is not modified. What it returns is for one call.
-func (v *Vault) Open(k *schema.Kind, spec schema.Object) (schema.Object, error) { return sealed.Each(k, spec, v.open) }
+func (v *Vault) Open(k *schema.Kind, spec schema.Object) (schema.Object, error) {
+	return sealed.Each(k, spec, v.open)
+}
 
 // Check reads the secrets whose place a sealed spec names. They must be there, and be what was planned; all that are not are
 // named at once. An error says [ErrChanged] when one was read and is another.

@@ -132,7 +132,7 @@ func TestServer(t *testing.T) {
 		if err != nil || strings.TrimSpace(string(body)) != `{"apiVersion": "converge.dev/v1"}` {
 			t.Fatalf("the inbox holds %q, %v", body, err)
 		}
-		if err := store.ClearInbox(t.Context(), revision); err != nil {
+		if err := store.Answer(t.Context(), state.InboxResult{Revision: revision, Verdict: state.Accepted}); err != nil {
 			t.Error(err)
 		}
 	})

@@ -155,6 +155,17 @@ func conflict(t *testing.T, kv state.KV, site string) {
 		if _, err := put("c", serial, state.AnyRevision); !errors.As(err, &conflict) {
 			t.Errorf("serial %d after 11: %v", serial, err)
 		}
+		if _, err := s.NextSerial(t.Context(), digest([]byte("c")), serial); !errors.As(err, &conflict) {
+			t.Errorf("serial %d would follow 11: %v", serial, err)
+		}
+	}
+	for serial, want := range map[int64]int64{0: 12, 12: 12, 20: 20} {
+		if got, err := s.NextSerial(t.Context(), digest([]byte("c")), serial); err != nil || got != want {
+			t.Errorf("serial %d would become %d, %v; want %d", serial, got, err, want)
+		}
+	}
+	if got, err := s.NextSerial(t.Context(), digest([]byte("b")), 3); err != nil || got != 11 {
+		t.Errorf("the same document again would become %d, %v; want 11", got, err)
 	}
 	if h, err := put("c", 12, second.Revision); err != nil || h.Serial != 12 {
 		t.Errorf("serial 12 after 11: %+v, %v", h, err)
@@ -263,24 +274,74 @@ func inbox(t *testing.T, kv state.KV, site string) {
 	if body, revision, err := s.Inbox(ctx); err != nil || body != nil || revision != 0 {
 		t.Errorf("an empty inbox: %q, %d, %v", body, revision, err)
 	}
+	if _, err := s.Answered(ctx); !errors.Is(err, state.ErrNotFound) {
+		t.Errorf("an answer before there was a question: %v", err)
+	}
+	if err := s.AnswerApplied(ctx, 7, state.InboxApplied{Status: "applied"}); err != nil {
+		t.Errorf("a run without an answer to add to: %v", err)
+	}
 	put(t, kv, "/converge/"+site+"/inbox", "{one}")
 	body, revision, err := s.Inbox(ctx)
 	if err != nil || string(body) != "{one}" || revision == 0 {
 		t.Fatalf("%q, %d, %v", body, revision, err)
 	}
 	put(t, kv, "/converge/"+site+"/inbox", "{two}")
-	if err := s.ClearInbox(ctx, revision); !errors.Is(err, state.ErrGuard) {
-		t.Errorf("clear what was written over: %v", err)
+	accepted := state.InboxResult{Revision: revision, Digest: digest([]byte("{one}")), Verdict: state.Accepted, Serial: 7, By: "ann@host", At: time.Unix(1, 0).UTC()}
+	if err := s.Answer(ctx, accepted); !errors.Is(err, state.ErrGuard) {
+		t.Errorf("answer what was written over: %v", err)
+	}
+	if _, err := s.Answered(ctx); !errors.Is(err, state.ErrNotFound) {
+		t.Errorf("what was written over got an answer: %v", err)
 	}
 	body, revision, _ = s.Inbox(ctx)
 	if string(body) != "{two}" {
 		t.Fatalf("the inbox holds %q", body)
 	}
-	if err := s.ClearInbox(ctx, revision); err != nil {
+	accepted.Revision = revision
+	for _, verdict := range []state.Verdict{state.Pending, state.Refused} { // which leave it where it lies
+		r := accepted
+		r.Verdict, r.Problems = verdict, []state.InboxProblem{{Severity: "error", Summary: "wrong", Line: 1}}
+		if err := s.Answer(ctx, r); err != nil {
+			t.Error(err)
+		}
+		if got, err := s.Answered(ctx); err != nil || cmp.Diff(r, got) != "" {
+			t.Errorf("%s: %v %s", verdict, err, cmp.Diff(r, got))
+		}
+		if body, again, _ := s.Inbox(ctx); string(body) != "{two}" || again != revision {
+			t.Errorf("%s: the inbox holds %q at %d, want the same at %d", verdict, body, again, revision)
+		}
+		if err := s.AnswerApplied(ctx, 7, state.InboxApplied{Status: "applied"}); err != nil {
+			t.Error(err)
+		}
+		if got, _ := s.Answered(ctx); got.Applied != nil {
+			t.Errorf("%s: a run was added to what was not accepted", verdict)
+		}
+	}
+	if err := s.Answer(ctx, accepted); err != nil {
 		t.Error(err)
 	}
 	if body, _, _ := s.Inbox(ctx); body != nil {
 		t.Errorf("the inbox still holds %q", body)
+	}
+	reverted := state.InboxApplied{Status: "reverted", Run: "r", Problem: "why", At: time.Unix(2, 0).UTC()}
+	for _, serial := range []int64{6, 7} {
+		if err := s.AnswerApplied(ctx, serial, reverted); err != nil {
+			t.Error(err)
+		}
+		if got, err := s.Answered(ctx); err != nil || (got.Applied != nil) != (serial == accepted.Serial) {
+			t.Errorf("a run for serial %d, and serial 7 was accepted: %+v, %v", serial, got.Applied, err)
+		}
+	}
+	if err := s.AnswerApplied(ctx, 7, state.InboxApplied{Status: "refused", Problem: "held"}); err != nil {
+		t.Error(err)
+	}
+	accepted.Applied = &reverted
+	if got, _ := s.Answered(ctx); cmp.Diff(accepted, got) != "" {
+		t.Error(cmp.Diff(accepted, got))
+	}
+	accepted.Applied = nil
+	if err := s.Answer(ctx, accepted); !errors.Is(err, state.ErrGuard) {
+		t.Errorf("answer an empty inbox: %v", err)
 	}
 }
 

@@ -106,7 +106,7 @@ unless -max-destroy allows more.`,
 	return c
 }
 
-func (a *app) apply(c *cobra.Command, f applying, args []string) error {
+func (a *app) apply(c *cobra.Command, f applying, args []string) (err error) {
 	ctx := c.Context()
 	if err := f.check(); err != nil {
 		return err
@@ -123,9 +123,12 @@ func (a *app) apply(c *cobra.Command, f applying, args []string) error {
 	if err := a.mayAsk(f.approve || f.approval != "", applyOtherwise); err != nil {
 		return err
 	}
-	s, doc, err := a.desired(ctx, args, create)
+	s, doc, err := a.desired(ctx, args, create, true)
 	if err != nil {
 		return err
+	}
+	if !f.destroy && !f.sweep { // which follow no document
+		defer func() { s.answerRefused(doc.Site.Serial, err) }()
 	}
 	e, err := s.engine()
 	if err != nil {
@@ -204,15 +207,18 @@ func (a *app) applySaved(ctx context.Context, c *cobra.Command, f applying, save
 	if err != nil {
 		return err
 	}
-	if err := s.admit(ctx, p); err != nil {
-		return err
-	}
 	s.headline("saved plan " + c.Flags().Arg(0))
 	e, err := s.engine()
 	if err != nil {
 		return err
 	}
-	if err := e.VerifyFile(ctx, saved); err != nil { // before any of it is shown as what would be done
+	if err := e.VerifyFile(ctx, saved); err != nil { // before any of it is shown as what would be done, or is accepted for it
+		return err
+	}
+	if err := s.takePlanned(ctx, p); err != nil {
+		return err
+	}
+	if err := s.admit(ctx, p); err != nil {
 		return err
 	}
 	if f.approval == "" && len(p.Irreversible()) > 0 && a.mayAsk(false, applyOtherwise) == nil {
@@ -222,6 +228,7 @@ func (a *app) applySaved(ctx context.Context, c *cobra.Command, f applying, save
 			return err
 		}
 	}
+	f.sweep = p.Sweep
 	return s.carry(func(o engine.ApplyOptions) (engine.Result, error) { return e.Apply(ctx, p, o) }, f, false)
 }
 
@@ -255,6 +262,9 @@ func readPlan(path string) (*plan.File, error) {
 func (s *session) carry(run func(engine.ApplyOptions) (engine.Result, error), f applying, undo bool) error {
 	res, err := run(engine.ApplyOptions{OnFailure: apply.OnFailure(f.onFailure), AllowPartial: f.partial, Approve: f.approval, Interrupt: s.running()})
 	s.acted = s.hasStarted()
+	if res.Run.Op == "apply" && !f.sweep && (err == nil || errors.Is(err, engine.ErrInterrupted)) {
+		s.answerRun(res.Run)
+	}
 	switch {
 	case err != nil && s.acted && !errors.Is(err, engine.ErrInterrupted):
 		return &openRun{run: res.Run.ID, err: &view.Problem{

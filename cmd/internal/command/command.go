@@ -59,6 +59,7 @@ func Run(sys System) int {
 // An app is one invocation.
 type app struct {
 	sys   System
+	name  string // of the command
 	env   env
 	flags shared
 	out   *output

@@ -2,8 +2,6 @@ package command
 
 import (
 	"context"
-	"crypto/sha256"
-	"encoding/hex"
 	"encoding/json"
 	"errors"
 	"fmt"
@@ -11,10 +9,8 @@ import (
 	"strings"
 
 	"converge.dev/converge/cmd/internal/view"
-	"converge.dev/converge/engine"
 	"converge.dev/converge/schema"
 	"converge.dev/converge/schema/load"
-	"converge.dev/converge/schema/signed"
 	"converge.dev/converge/state"
 )
 
@@ -32,22 +28,26 @@ func (a *app) load(ctx context.Context, paths []string) (*schema.Document, error
 }
 
 func (a *app) loadSources(ctx context.Context, sources ...load.Source) (*schema.Document, error) {
-	return a.loadBounded(ctx, load.Bounds{}, sources...)
-}
-
-func (a *app) loadBounded(ctx context.Context, bounds load.Bounds, sources ...load.Source) (*schema.Document, error) {
-	doc, ds, err := a.check(ctx, bounds, sources...)
+	doc, ds, err := a.check(ctx, load.Bounds{}, sources...)
+	if err == nil {
+		err = a.report(doc, ds)
+	}
 	if err != nil {
 		return nil, err
 	}
+	return doc, nil
+}
+
+// report shows what is wrong with a document, which is nil when it is not valid: that is an outcome.
+func (a *app) report(doc *schema.Document, ds load.Diagnostics) error {
 	if len(ds) > 0 {
 		a.view.Diagnostics(ds)
 	}
 	if doc == nil {
 		a.view.Note("\nThe document is not valid: " + view.DiagnosticsSummary(ds) + ".")
-		return nil, outcome(exitError)
+		return outcome(exitError)
 	}
-	return doc, nil
+	return nil
 }
 
 // check validates a document without showing anything.
@@ -64,9 +64,9 @@ func (a *app) check(ctx context.Context, bounds load.Bounds, sources ...load.Sou
 	return doc, ds, nil
 }
 
-// desired gives the document that a command is about and connects to its site. Without paths it is the newest revision in
-// the store, and what lies in the inbox is taken up first.
-func (a *app) desired(ctx context.Context, paths []string, m missing) (*session, *schema.Document, error) {
+// desired gives the document that a command is about and connects to its site. Without paths it is what lies in the inbox,
+// and otherwise the newest revision in the store. Only when it accepts does what lies in the inbox become that revision.
+func (a *app) desired(ctx context.Context, paths []string, m missing, accept bool) (*session, *schema.Document, error) {
 	if len(paths) > 0 {
 		doc, err := a.load(ctx, paths)
 		if err != nil {
@@ -86,7 +86,16 @@ func (a *app) desired(ctx context.Context, paths []string, m missing) (*session,
 	if err != nil {
 		return nil, nil, err
 	}
-	if err := s.takeInbox(ctx); err != nil {
+	if accept {
+		err = s.takeInbox(ctx)
+	} else if offer, oerr := s.offered(ctx); oerr != nil || offer != nil {
+		if oerr == nil {
+			s.pending(ctx, offer)
+			return s, offer.doc, nil
+		}
+		err = oerr
+	}
+	if err != nil {
 		return nil, nil, err
 	}
 	doc, err := s.stored(ctx, 0)
@@ -171,79 +180,6 @@ func (s *session) unreadable(doc *schema.Document) string {
 		lines = append(lines[:shown], fmt.Sprintf("and %d more", more))
 	}
 	return strings.Join(lines, "\n")
-}
-
-// takeInbox puts the document that a cloud left in the inbox, when it is valid and newer. One that is not stays there.
-func (s *session) takeInbox(ctx context.Context) error {
-	body, revision, err := s.store.Inbox(ctx)
-	if err != nil || body == nil {
-		return err
-	}
-	inbox := s.store.Path() + "/inbox"
-	t, doc, err := s.readInbox(ctx, body, inbox)
-	var refused *engine.RefusedError
-	if said(err) || errors.As(err, &refused) || errors.As(err, new(refusal)) {
-		s.view.Note("It stays in " + inbox + ". Have it corrected there, or delete that key to go on with the newest valid document.")
-	}
-	if err != nil {
-		return err
-	}
-	if missing := s.unreadable(doc); missing != "" {
-		return refusal{&view.Problem{
-			What: "the document in the inbox names secrets that cannot be read", Where: missing,
-			Fix: "Provide them here, or have the document corrected in " + inbox + ", or delete that key.",
-		}}
-	}
-	head, err := s.store.PutSigned(ctx, doc.JSON, doc.Digest, t.sig, doc.Site.Serial, "inbox", state.AnyRevision)
-	var conflict *state.ConflictError
-	if errors.As(err, &conflict) {
-		return refusal{&view.Problem{
-			What: "the document in the inbox is not newer than the site's", Where: conflict.Error(),
-			Fix: "Have its serial raised in " + inbox + ", or delete that key.", Err: err,
-		}}
-	}
-	if err != nil {
-		return err
-	}
-	if err := s.store.ClearInbox(ctx, revision); err != nil && !errors.Is(err, state.ErrGuard) { // something newer came: next time
-		return err
-	}
-	s.view.Note(fmt.Sprintf("Took serial %d from the inbox, %s.", head.Serial, view.Authorship(t.author)))
-	return nil
-}
-
-// readInbox reads what lies in the inbox, a plain document or one in an envelope, and refuses what the site does not take.
-// The signature is checked before anything of the document is looked at.
-func (s *session) readInbox(ctx context.Context, body []byte, inbox string) (taken, *schema.Document, error) {
-	payload, sig, err := signed.Open(body)
-	if err != nil {
-		return taken{}, nil, refusal{&view.Problem{What: "the document is refused: its envelope is not good", Where: inbox + ": " + err.Error(), Err: err}}
-	}
-	t, err := s.take(payload, sig, "inbox", inbox)
-	if err != nil {
-		return taken{}, nil, err
-	}
-	doc, err := s.loadBounded(ctx, load.InboxBounds, load.Source{Name: "inbox.json", Data: payload})
-	if err != nil {
-		return taken{}, nil, err
-	}
-	switch {
-	case doc.Site.Name != s.site:
-		return taken{}, nil, refusal{&view.Problem{What: "the document in the inbox is for another site", Where: inbox + " says " + doc.Site.Name}}
-	case t.sig != nil && doc.Site.Serial == 0:
-		return taken{}, nil, refusal{unnumbered("the signed document in the inbox")}
-	case t.sig != nil:
-		sum := sha256.Sum256(payload)
-		doc.JSON, doc.Digest = payload, hex.EncodeToString(sum[:]) // the very bytes that were signed
-	}
-	if err := s.sameSite(ctx, doc, inbox); err != nil {
-		return taken{}, nil, err
-	}
-	sch, err := s.schema()
-	if err != nil {
-		return taken{}, nil, err
-	}
-	return t, doc, engine.Foreign(sch.Kinds(), s.secrets(), doc)
 }
 
 // revision gives the document that REV names: a serial, head, or a file.

@@ -91,8 +91,8 @@ changed.
 The document is one or several files (CUE, JSON, YAML), or a directory of such
 files. Of a directory the CUE files are meant, and the JSON and YAML files that have
 an apiVersion of converge, without names that begin with a dot or an underscore.
-Without a document it is the newest in the store; a document that the cloud has left
-in the inbox is validated and taken up first.
+Without a document it is what the cloud has left in the inbox, which stays there, and
+otherwise the newest in the store; converge apply accepts what lies in the inbox.
 
 With -json the lines of Terraform's JSON UI are written; converge show -json FILE
 gives a saved plan as one document.`,
@@ -118,7 +118,7 @@ gives a saved plan as one document.`,
 		if out != "" { // the plan is bound to the secret key of its store
 			without = create
 		}
-		s, doc, err := a.desired(ctx, args, without)
+		s, doc, err := a.desired(ctx, args, without, false)
 		if err != nil {
 			return err
 		}

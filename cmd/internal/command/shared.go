@@ -79,6 +79,7 @@ func lines(c *cobra.Command) *cobra.Command {
 
 // begin prepares what every command needs.
 func (a *app) begin(c *cobra.Command) error {
+	a.name = c.Name()
 	f := &a.flags
 	if f.chdir != "" {
 		if err := os.Chdir(f.chdir); err != nil {

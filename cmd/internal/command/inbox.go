@@ -1,0 +1,234 @@
+package command
+
+import (
+	"context"
+	"crypto/sha256"
+	"encoding/hex"
+	"errors"
+	"fmt"
+	"strings"
+	"time"
+
+	"converge.dev/converge/cmd/internal/view"
+	"converge.dev/converge/engine"
+	"converge.dev/converge/engine/event"
+	"converge.dev/converge/engine/plan"
+	"converge.dev/converge/schema"
+	"converge.dev/converge/schema/load"
+	"converge.dev/converge/schema/signed"
+	"converge.dev/converge/state"
+)
+
+// An offer is the document in the inbox, which the site would accept.
+type offer struct {
+	taken
+	doc      *schema.Document
+	stated   int64 // the serial that it says itself; 0: none
+	warnings load.Diagnostics
+	answer   state.InboxResult // verdict open
+}
+
+// offered gives the document in the inbox; nil when there is none. One that the site does not accept is an error, stays
+// where it is, and the cloud is told why. Nothing else is written.
+func (s *session) offered(ctx context.Context) (*offer, error) {
+	body, revision, err := s.store.Inbox(ctx)
+	if err != nil || body == nil {
+		return nil, err
+	}
+	inbox := s.store.Path() + "/inbox"
+	o := &offer{answer: state.InboxResult{Revision: revision, Digest: hexDigest(body), Command: s.name, By: who(), At: time.Now().UTC()}}
+	ds, err := s.readInbox(ctx, o, body, inbox)
+	if refused := (*engine.RefusedError)(nil); said(err) || errors.As(err, &refused) || errors.As(err, new(refusal)) {
+		o.answer.Verdict = state.Refused
+		s.answer(ctx, o, ds, err)
+		s.view.Note("It stays in " + inbox + ". Have it corrected there, or delete that key to go on with the newest valid document.")
+	}
+	if err != nil {
+		return nil, err
+	}
+	o.warnings = ds
+	return o, nil
+}
+
+// readInbox reads what lies in the inbox, a plain document or one in an envelope, into an offer, and refuses what the site
+// does not accept. The signature is checked before anything of the document is looked at. It gives what is to be told of the
+// document.
+func (s *session) readInbox(ctx context.Context, o *offer, body []byte, inbox string) (load.Diagnostics, error) {
+	payload, sig, err := signed.Open(body)
+	if err != nil {
+		return nil, refusal{&view.Problem{What: "the document is refused: its envelope is not good", Where: inbox + ": " + err.Error(), Err: err}}
+	}
+	if o.taken, err = s.take(payload, sig, "inbox", inbox); err != nil {
+		return nil, err
+	}
+	doc, ds, err := s.check(ctx, load.InboxBounds, load.Source{Name: "inbox.json", Data: payload})
+	if err != nil {
+		return nil, err
+	}
+	if err := s.report(doc, ds); err != nil {
+		return ds, err
+	}
+	switch {
+	case doc.Site.Name != s.site:
+		return ds, refusal{&view.Problem{What: "the document in the inbox is for another site", Where: inbox + " says " + doc.Site.Name}}
+	case o.sig != nil && doc.Site.Serial == 0:
+		return ds, refusal{unnumbered("the signed document in the inbox")}
+	case o.sig != nil:
+		doc.JSON, doc.Digest = payload, hexDigest(payload) // the very bytes that were signed
+	}
+	if err := s.sameSite(ctx, doc, inbox); err != nil {
+		return ds, err
+	}
+	sch, err := s.schema()
+	if err != nil {
+		return ds, err
+	}
+	if err := engine.Foreign(sch.Kinds(), s.secrets(), doc); err != nil {
+		return ds, err
+	}
+	if missing := s.unreadable(doc); missing != "" {
+		return ds, refusal{&view.Problem{
+			What: "the document in the inbox names secrets that cannot be read", Where: missing,
+			Fix: "Provide them here, or have the document corrected in " + inbox + ", or delete that key.",
+		}}
+	}
+	serial, err := s.store.NextSerial(ctx, doc.Digest, doc.Site.Serial)
+	if err != nil {
+		return ds, notNewer(err, inbox)
+	}
+	o.stated, doc.Site.Serial, doc.Author = doc.Site.Serial, serial, o.author
+	o.doc, o.answer.Serial, o.answer.Signer = doc, serial, o.author.Signer
+	return ds, nil
+}
+
+// notNewer says of a document in the inbox that it cannot follow the one that the site has.
+func notNewer(err error, inbox string) error {
+	var conflict *state.ConflictError
+	if !errors.As(err, &conflict) && !errors.Is(err, state.ErrLastSerial) {
+		return err
+	}
+	return refusal{&view.Problem{
+		What: "the document in the inbox is not newer than the site's", Where: err.Error(),
+		Fix: "Have its serial raised in " + inbox + ", or delete that key.", Err: err,
+	}}
+}
+
+// pending says that a document is planned which the site has not accepted.
+func (s *session) pending(ctx context.Context, o *offer) {
+	s.headline(fmt.Sprintf("document in the inbox, serial %d, not yet accepted", o.doc.Site.Serial))
+	s.view.Note(fmt.Sprintf("The document in the inbox, %s, is planned and stays there: converge apply accepts it.", view.Authorship(o.author)))
+	o.answer.Verdict = state.Pending
+	s.answer(ctx, o, o.warnings, nil)
+}
+
+// takeInbox accepts the document that a cloud left in the inbox, when the site takes it.
+func (s *session) takeInbox(ctx context.Context) error {
+	o, err := s.offered(ctx)
+	if err != nil || o == nil {
+		return err
+	}
+	return s.accept(ctx, o, state.AnyRevision)
+}
+
+// accept makes an offer the newest revision of the site's document, on top of ifRevision.
+func (s *session) accept(ctx context.Context, o *offer, ifRevision int64) error {
+	head, err := s.store.PutSigned(ctx, o.doc.JSON, o.doc.Digest, o.sig, o.stated, "inbox", ifRevision)
+	if err != nil {
+		return notNewer(err, s.store.Path()+"/inbox")
+	}
+	o.answer.Verdict, o.answer.Serial = state.Accepted, head.Serial
+	s.answer(ctx, o, o.warnings, nil)
+	s.view.Note(fmt.Sprintf("Took serial %d from the inbox, %s.", head.Serial, view.Authorship(o.author)))
+	return nil
+}
+
+// takePlanned accepts the document of a saved plan that was made of what lay in the inbox then, when it lies there still. When
+// it does not, the cloud has taken it back, and the plan is stale.
+func (s *session) takePlanned(ctx context.Context, p *plan.Plan) error {
+	if p.Author.By != "inbox" || p.Destroy || p.Sweep {
+		return nil
+	}
+	head, err := s.store.Head(ctx)
+	if err != nil && !errors.Is(err, state.ErrNotFound) {
+		return err
+	}
+	if head.Digest == p.Digest || head.Revision != p.Revision { // it was accepted; or another was, and the engine says so
+		return nil
+	}
+	o, err := s.offered(ctx)
+	if err != nil {
+		return err
+	}
+	if o == nil || o.doc.Digest != p.Digest {
+		return &engine.StaleError{Reasons: []event.Difference{{Detail: "its document no longer lies in the inbox"}}}
+	}
+	return s.accept(ctx, o, p.Revision)
+}
+
+// answer tells the cloud what becomes of its document. That this fails keeps nobody from going on.
+func (s *session) answer(ctx context.Context, o *offer, ds load.Diagnostics, err error) {
+	o.answer.Problems, o.answer.More = problems(ds, err)
+	if err := s.store.Answer(ctx, o.answer); err != nil && !errors.Is(err, state.ErrGuard) { // something newer came: next time
+		s.view.Warn("the cloud was not told what became of the document in the inbox: " + err.Error())
+	}
+}
+
+// answerRun tells the cloud how a run stands that was for its document.
+func (s *session) answerRun(run state.Run) {
+	a := state.InboxApplied{Status: string(run.Status), Problem: run.Message}
+	if len(run.Body) > 0 { // otherwise there was nothing to do, and no run is kept
+		a.Run = run.ID
+	}
+	s.answerApplied(run.Serial, a)
+}
+
+// answerRefused tells the cloud why its document is not applied. What has nothing to do with the document, such as a lock
+// that another process holds, is not said.
+func (s *session) answerRefused(serial int64, err error) {
+	if code := s.status(err); code != exitRefused && code != exitUnknown || said(err) {
+		return
+	}
+	p := view.Explain(err)
+	s.answerApplied(serial, state.InboxApplied{Status: "refused", Problem: strings.TrimSuffix(p.What+"\n"+p.Where, "\n")})
+}
+
+func (s *session) answerApplied(serial int64, a state.InboxApplied) {
+	ctx, cancel := context.WithTimeout(context.Background(), 5*time.Second) // also when the command was interrupted
+	defer cancel()
+	a.Problem, a.At = bounded(a.Problem), time.Now().UTC()
+	if err := s.store.AnswerApplied(ctx, serial, a); err != nil {
+		s.view.Warn(fmt.Sprintf("the cloud was not told what became of serial %d: %v", serial, err))
+	}
+}
+
+// problems lists for the cloud what is wrong with its document: what is shown here, without the lines of the source.
+func problems(ds load.Diagnostics, err error) (list []state.InboxProblem, more int) {
+	const most = 100
+	for i := range ds[:min(len(ds), most)] {
+		d := &ds[i]
+		p := state.InboxProblem{Severity: string(d.Severity), Code: d.Code, Summary: bounded(d.Summary), Detail: bounded(d.Detail), Path: bounded(d.Path)}
+		if d.Range != nil {
+			p.Line, p.Column = d.Range.Start.Line, d.Range.Start.Column
+		}
+		list = append(list, p)
+	}
+	if err != nil && !said(err) {
+		p := view.Explain(err)
+		list = append(list, state.InboxProblem{Severity: string(load.Error), Summary: bounded(p.What), Detail: bounded(p.Where)})
+	}
+	return list, max(0, len(ds)-most)
+}
+
+// bounded cuts a text that could be as long as a document.
+func bounded(text string) string {
+	const most = 2 << 10
+	if len(text) <= most {
+		return text
+	}
+	return strings.ToValidUTF8(text[:most], "") + "…"
+}
+
+func hexDigest(b []byte) string {
+	sum := sha256.Sum256(b)
+	return hex.EncodeToString(sum[:])
+}

@@ -1,0 +1,106 @@
+package state
+
+import (
+	"context"
+	"errors"
+	"fmt"
+	"time"
+)
+
+// A Verdict is what the site makes of the document in its inbox.
+type Verdict string
+
+// Verdicts.
+const (
+	Pending  Verdict = "pending"  // it would be accepted; so far it was only planned, and it lies in the inbox still
+	Accepted Verdict = "accepted" // it is a revision of the site's document, and no longer in the inbox
+	Refused  Verdict = "refused"  // it lies in the inbox still
+)
+
+// An InboxResult tells the cloud what became of the document that it left in the inbox. It is about one write of that key:
+// a document that was written over before anybody looked gets no answer.
+type InboxResult struct {
+	Revision int64          `json:"revision"` // of the store at which the document was left: what etcdctl put -w json answers
+	Digest   string         `json:"digest"`   // hex SHA-256 of the bytes that lay in the inbox
+	Verdict  Verdict        `json:"verdict"`
+	Serial   int64          `json:"serial,omitempty"`   // of the document in the site's history; pending: the one that it would get
+	Signer   string         `json:"signer,omitempty"`   // whose trusted signature it has
+	Problems []InboxProblem `json:"problems,omitempty"` // why it was refused; what is warned of
+	More     int            `json:"more_problems,omitempty"`
+	Command  string         `json:"command"` // that looked: plan, apply
+	By       string         `json:"by"`      // USER@HOST
+	At       time.Time      `json:"at"`
+
+	Applied *InboxApplied `json:"applied,omitempty"` // what became of it after it was accepted; absent as long as nothing has
+}
+
+// An InboxProblem is one thing that is wrong with a document. It repeats no line of it.
+type InboxProblem struct {
+	Severity string `json:"severity"` // error, warning
+	Code     string `json:"code,omitempty"`
+	Summary  string `json:"summary"`
+	Detail   string `json:"detail,omitempty"`
+	Path     string `json:"path,omitempty"` // place in the document
+	Line     int    `json:"line,omitempty"`
+	Column   int    `json:"column,omitempty"`
+}
+
+// InboxApplied is how the last run for an accepted document stands; or, as long as there was none, why none began.
+type InboxApplied struct {
+	Status  string    `json:"status"`        // as of a [Run]; or refused, when none began
+	Run     string    `json:"run,omitempty"` // empty: there was nothing to do, or none began
+	Problem string    `json:"problem,omitempty"`
+	At      time.Time `json:"at"`
+}
+
+// Inbox reads the document that a cloud left with its own client, and the revision for [Store.Answer]; nil and 0 when
+// there is none. Nothing about the bytes has been checked.
+func (s *Store) Inbox(ctx context.Context) (body []byte, revision int64, err error) {
+	it, err := s.kv.Get(ctx, s.key("inbox"))
+	if err != nil {
+		return nil, 0, fmt.Errorf("read the inbox: %w", err)
+	}
+	return it.Value, it.Modified, nil
+}
+
+// Answer writes what became of the document in the inbox, and empties the inbox when it was accepted, in one transaction.
+// ErrGuard tells that something newer lies there; nothing was written.
+func (s *Store) Answer(ctx context.Context, r InboxResult) error {
+	key := s.key("inbox")
+	ops := []Op{s.put(s.key("inbox/result"), r)}
+	if r.Verdict == Accepted {
+		ops = append(ops, Op{Key: key, Delete: true})
+	}
+	if _, err := s.kv.Commit(ctx, []Guard{{Key: key, Revision: r.Revision}}, ops); err != nil {
+		return fmt.Errorf("answer what lies in the inbox: %w", err)
+	}
+	return nil
+}
+
+// Answered reads the last answer; ErrNotFound when there is none.
+func (s *Store) Answered(ctx context.Context) (InboxResult, error) {
+	r, _, err := read[InboxResult](ctx, s, s.key("inbox/result"))
+	return r, err
+}
+
+// AnswerApplied adds to the last answer what became of the document, when that was accepted with this serial; why no run
+// began is not said over how one ended. Otherwise it changes nothing, also when somebody answered meanwhile.
+func (s *Store) AnswerApplied(ctx context.Context, serial int64, a InboxApplied) error {
+	key := s.key("inbox/result")
+	r, it, err := read[InboxResult](ctx, s, key)
+	if errors.Is(err, ErrNotFound) {
+		return nil
+	}
+	if err != nil {
+		return err
+	}
+	if r.Verdict != Accepted || r.Serial != serial || a.Run == "" && r.Applied != nil && r.Applied.Run != "" {
+		return nil
+	}
+	r.Applied = &a
+	_, err = s.kv.Commit(ctx, []Guard{{Key: key, Revision: it.Modified}}, []Op{s.put(key, r)})
+	if err != nil && !errors.Is(err, ErrGuard) {
+		return fmt.Errorf("answer what became of serial %d: %w", serial, err)
+	}
+	return nil
+}
