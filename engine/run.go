@@ -58,13 +58,13 @@ func (e *Engine) Plan(ctx context.Context, doc *schema.Document, o plan.Options)
 		p.Revision = head.Revision
 		if doc.Site.Serial == 0 && !o.Destroy && !o.Sweep && head.Serial >= schema.MaxSerial && doc.Digest != head.Digest {
 			p.Refusals = append(p.Refusals, plan.Refusal{
-				Reason: fmt.Sprintf("the newest revision of the document has the serial %d, the largest there is", head.Serial),
+				Rule: plan.RuleSerial, Reason: fmt.Sprintf("the newest revision of the document has the serial %d, the largest there is", head.Serial),
 				Remedy: "no revision can follow it in this store",
 			})
 		}
 		if n := doc.Site.Serial; !o.Destroy && n != 0 && n <= head.Serial && doc.Digest != head.Digest {
 			p.Refusals = append(p.Refusals, plan.Refusal{
-				Reason: fmt.Sprintf("site.serial is %d, and the newest revision of the document has %d", n, head.Serial),
+				Rule: plan.RuleSerial, Reason: fmt.Sprintf("site.serial is %d, and the newest revision of the document has %d", n, head.Serial),
 				Remedy: "raise site.serial, or leave it out to have it counted",
 			})
 		}

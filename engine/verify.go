@@ -56,7 +56,7 @@ func (e *Engine) forbidden(ctx context.Context, p *plan.Plan, recorded []state.R
 	live := slices.ContainsFunc(recorded, func(r state.Record) bool { return !r.Gone })
 	if id := stored.Site.ID; live && id != "" && id != p.Site.ID {
 		refusals = append(refusals, plan.Refusal{
-			Reason: fmt.Sprintf("it is for a site with the id %s, and what is recorded of %s belongs to the site with the id %s", p.Site.ID, p.Site.Name, id),
+			Rule: plan.RuleSameSite, Reason: fmt.Sprintf("it is for a site with the id %s, and what is recorded of %s belongs to the site with the id %s", p.Site.ID, p.Site.Name, id),
 			Remedy: "restore site.id, which never changes; a new site has a new name",
 		})
 	}

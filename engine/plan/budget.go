@@ -40,10 +40,10 @@ func Over(p *Plan, recorded []state.Record, limit, remedy string) []Refusal {
 	allowed, err := Budget(limit, live)
 	switch {
 	case err != nil:
-		return []Refusal{{Reason: err.Error(), Remedy: "correct policy.max_destroy or -max-destroy"}}
+		return []Refusal{{Rule: RuleMaxDestroy, Reason: err.Error(), Remedy: "correct policy.max_destroy or -max-destroy"}}
 	case count > allowed:
 		return []Refusal{{
-			Reason: fmt.Sprintf("it would destroy %d of %d recorded things, and max_destroy (%s) allows %d", count, live, limit, allowed),
+			Rule: RuleMaxDestroy, Reason: fmt.Sprintf("it would destroy %d of %d recorded things, and max_destroy (%s) allows %d", count, live, limit, allowed),
 			Remedy: "look at the plan; if it is what you want, " + fmt.Sprintf(remedy, count),
 		}}
 	}
@@ -103,7 +103,7 @@ func (m *maker) suspect() {
 		}
 	}
 	if len(m.desired) == 0 && live > 0 && !m.in.Options.Destroy && !m.in.Options.Sweep {
-		m.refuse(schema.Ref{}, fmt.Sprintf("the document has no resources, and %d are recorded", live),
+		m.disappeared(fmt.Sprintf("the document has no resources, and %d are recorded", live),
 			"if all of them are to go, say so with converge destroy; otherwise correct the document")
 	}
 	if m.in.Options.AllowMissing {
@@ -111,13 +111,13 @@ func (m *maker) suspect() {
 	}
 	for at, n := range recorded {
 		if n >= fewRecorded && seen[at]*2 <= n {
-			m.refuse(schema.Ref{}, fmt.Sprintf("%d of %d recorded things of kind %s in scope %s are not there any more", n-seen[at], n, at.Kind, at.Scope),
+			m.disappeared(fmt.Sprintf("%d of %d recorded things of kind %s in scope %s are not there any more", n-seen[at], n, at.Kind, at.Scope),
 				"make sure that the provider reaches the right server, and look at converge drift; if they are gone indeed, go on with -allow-missing")
 		}
 	}
 	gone := func(t tally, of string) bool {
 		if t.recorded > 1 && t.seen == 0 {
-			m.refuse(schema.Ref{}, fmt.Sprintf("none of the %d recorded things of %s is there any more", t.recorded, of),
+			m.disappeared(fmt.Sprintf("none of the %d recorded things of %s is there any more", t.recorded, of),
 				"make sure that the right server is reached, and look at converge drift; if they are gone indeed, go on with -allow-missing")
 			return true
 		}

@@ -136,7 +136,7 @@ func (m *maker) decide() {
 		it.changes = diff.Compare(it.kind, want, it.seen(), recorded, it.desired.Lifecycle.Ignore, m.names.In(it.ref.Scope))
 		it.replace = whyReplace(it)
 		if it.replace == "" && slices.ContainsFunc(m.in.Options.Replace, func(p string) bool { return Matches(p, it.ref) }) {
-			it.replace = "asked for with -replace"
+			it.replace = AskedReplace
 		}
 		if it.thing.Phase == providers.Failed {
 			m.plan.Drift = append(m.plan.Drift, Drift{Ref: it.ref, Failed: it.thing.Detail})
@@ -504,4 +504,9 @@ func (m *maker) add(it *item, s Step) {
 
 func (m *maker) refuse(ref schema.Ref, reason, remedy string) {
 	m.plan.Refusals = append(m.plan.Refusals, Refusal{Ref: ref, Reason: reason, Remedy: remedy})
+}
+
+// disappeared refuses a plan because the document, or the site, has lost what nobody loses at once.
+func (m *maker) disappeared(reason, remedy string) {
+	m.plan.Refusals = append(m.plan.Refusals, Refusal{Rule: RuleDisappearance, Reason: reason, Remedy: remedy})
 }

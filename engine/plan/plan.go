@@ -204,9 +204,24 @@ type Unknown struct {
 // A Refusal is a reason why a plan may not be applied.
 type Refusal struct {
 	Ref    schema.Ref `json:"ref,omitzero"`
+	Rule   Rule       `json:"rule,omitempty"` // what it breaks, where that concerns the site as a whole
 	Reason string     `json:"reason"`
 	Remedy string     `json:"remedy"` // what the operator can do about it
 }
+
+// A Rule is one that a whole plan keeps or breaks. The names are a promise to programs that read plans.
+type Rule string
+
+// Rules.
+const (
+	RuleMaxDestroy    Rule = "max_destroy"        // no more is destroyed than the budget allows
+	RuleDisappearance Rule = "mass_disappearance" // neither the document nor the site has lost most of what is recorded
+	RuleSameSite      Rule = "same_site"          // the id of the site is that of what is recorded
+	RuleSerial        Rule = "serial"             // the document is newer than the newest revision
+)
+
+// AskedReplace is why a resource is replaced that need not be.
+const AskedReplace = "asked for with -replace"
 
 // ErrFormat says that a saved plan is not of this version.
 var ErrFormat = errors.New("this is not a plan that this version of converge can apply")

@@ -12,6 +12,7 @@ import (
 	"converge.dev/converge/cmd/internal/view"
 	"converge.dev/converge/engine/plan"
 	"converge.dev/converge/files"
+	"converge.dev/converge/schema/load"
 	"converge.dev/converge/state"
 )
 
@@ -39,7 +40,7 @@ With -json a plan has the keys of terraform show -json, and beside them, under
 	c.MarkFlagsMutuallyExclusive("run", "document")
 	c.RunE = func(c *cobra.Command, args []string) error {
 		if len(args) == 1 {
-			return a.showPlan(args[0])
+			return a.showPlan(c.Context(), args[0])
 		}
 		s, err := a.open(c.Context(), nil, nil)
 		if err != nil {
@@ -74,7 +75,7 @@ func (a *app) planFile(path string) (*plan.File, error) {
 	return saved, err
 }
 
-func (a *app) showPlan(path string) error {
+func (a *app) showPlan(ctx context.Context, path string) error {
 	saved, err := a.planFile(path)
 	if err != nil {
 		return err
@@ -87,7 +88,17 @@ func (a *app) showPlan(path string) error {
 	if err != nil {
 		return err
 	}
-	return a.printJSON(view.PlanDocument(saved.Plan, view.PlanOrigin{Digest: saved.Digest, At: info.ModTime(), Converge: a.sys.Version, Kinds: a.kinds}))
+	o := view.PlanOrigin{Digest: saved.Digest, At: info.ModTime(), Converge: a.sys.Version, Kinds: a.kinds}
+	if len(saved.Plan.Document) > 0 {
+		doc, _, err := a.check(ctx, load.Bounds{}, load.Source{Name: "document.json", Data: saved.Plan.Document})
+		if err != nil {
+			return err
+		}
+		if doc != nil { // otherwise another version made the plan
+			o.Declared = doc.Resources
+		}
+	}
+	return a.printJSON(view.PlanDocument(saved.Plan, o))
 }
 
 func (s *session) showRun(ctx context.Context, id string) error {

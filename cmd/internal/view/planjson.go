@@ -1,6 +1,7 @@
 package view
 
 import (
+	"slices"
 	"strconv"
 	"strings"
 	"time"
@@ -15,12 +16,18 @@ import (
 // planFormat is the version of Terraform's plan format that PlanDocument follows.
 const planFormat = "1.2"
 
+// extraFormat is the version of what is under "converge" and of the names of checks. Its first number grows when a reader
+// could misread them, its second when something was added.
+const extraFormat = "1.1"
+
 // A PlanOrigin says where a plan document comes from.
 type PlanOrigin struct {
 	Digest   string    // of the saved plan
 	At       time.Time // when it was made
 	Converge string    // version
 	Kinds    schema.Kinds
+
+	Declared []schema.Resource // those of the plan's document, sorted by ref, to list what does not change; optional
 }
 
 type planDocument struct {
@@ -29,6 +36,7 @@ type planDocument struct {
 	PlannedValues   valuesDocument   `json:"planned_values"`
 	ResourceDrift   []resourceChange `json:"resource_drift,omitempty"`
 	ResourceChanges []resourceChange `json:"resource_changes"`
+	Checks          []check          `json:"checks"`
 	Timestamp       time.Time        `json:"timestamp"`
 	Applyable       bool             `json:"applyable"`
 	Complete        bool             `json:"complete"`
@@ -85,6 +93,7 @@ type importing struct {
 
 // planExtra is what converge knows beyond Terraform's keys.
 type planExtra struct {
+	Format      string          `json:"format_version"`
 	Version     string          `json:"version"`
 	PlanID      string          `json:"plan_id"`
 	Site        schema.Site     `json:"site"`
@@ -96,6 +105,7 @@ type planExtra struct {
 	Approvals   []string        `json:"approvals_needed"` // addresses of what cannot be undone exactly
 	Counts      plan.Counts     `json:"counts"`
 	Unchanged   int             `json:"unchanged"`
+	Listed      bool            `json:"unchanged_listed"` // each of them is a no-op among the resource changes
 	Unmanaged   []plan.Foreign  `json:"unmanaged"`
 	Unknown     []plan.Unknown  `json:"unknown"`
 	Unsupported []plan.Unknown  `json:"unsupported"`
@@ -135,15 +145,16 @@ type planStep struct {
 }
 
 // PlanDocument gives a plan with the keys of Terraform's plan format; what only converge knows is under "converge".
-// The halves of a replacement are one resource change, in the place of the second. Adoptions are no-ops that import.
+// The halves of a replacement are one resource change, in the place of the second. Adoptions are no-ops that import. What does
+// not change follows as no-ops, in the order of the refs, with the values that the document states.
 func PlanDocument(p *plan.Plan, o PlanOrigin) any {
 	d := planDocument{
 		FormatVersion: planFormat, Timestamp: o.At.UTC(), Applyable: !p.Empty() && len(p.Refusals) == 0,
 		Complete: !p.Partial(), Errored: len(p.Refusals) > 0,
 		PriorState:      stateDocument{FormatVersion: "1.0"},
-		ResourceChanges: []resourceChange{},
+		ResourceChanges: []resourceChange{}, Checks: checksOf(p),
 		Converge: planExtra{
-			Version: o.Converge, PlanID: o.Digest, Site: p.Site, Destroy: p.Destroy, Steps: []planStep{}, NoReturn: p.NoReturn, Approval: p.Approval(), Approvals: []string{},
+			Format: extraFormat, Version: o.Converge, PlanID: o.Digest, Site: p.Site, Destroy: p.Destroy, Steps: []planStep{}, NoReturn: p.NoReturn, Approval: p.Approval(), Approvals: []string{},
 			Document: planSource{p.Revision, p.Site.Serial, p.Digest, p.Author.By, p.Author.Signer, p.Author.Key}, Counts: p.Counts(), Unchanged: p.Unchanged,
 			Unmanaged: list(p.Unmanaged), Unknown: list(p.Unknown), Unsupported: list(p.Unsupported), Omitted: list(p.Omitted), Externals: list(p.Externals), Narrowed: p.Narrowed, Refusals: list(p.Refusals),
 		},
@@ -173,10 +184,58 @@ func PlanDocument(p *plan.Plan, o PlanOrigin) any {
 		}
 		d.ResourceChanges = append(d.ResourceChanges, changeOf(s, removed[s.Ref], o.Kinds))
 	}
+	unchanged, all := unchangedOf(p, o.Declared)
+	d.Converge.Listed = all
+	for _, r := range unchanged {
+		add(&d.PriorState.Values, r.Ref, o.Kinds, r.Spec)
+		add(&d.PlannedValues, r.Ref, o.Kinds, r.Spec)
+		c := resourceChange{resourceID: identify(r.Ref), Change: change{Actions: []string{"no-op"}, AfterUnknown: map[string]any{}}}
+		c.Change.Before, c.Change.BeforeSensitive = mask(o.Kinds[r.Ref.Kind], r.Spec)
+		c.Change.After, c.Change.AfterSensitive = c.Change.Before, c.Change.BeforeSensitive
+		d.ResourceChanges = append(d.ResourceChanges, c)
+	}
 	for i := range p.Drift {
 		d.ResourceDrift = append(d.ResourceDrift, driftOf(&p.Drift[i], steps[p.Drift[i].Ref], o.Kinds))
 	}
 	return d
+}
+
+// unchangedOf finds the declared resources that are as they should be. A plan only counts them, so that its size follows what
+// it does: they are those of which it says nothing else. All is false, and none are given, when these are not as many as it
+// counted, as with -target.
+func unchangedOf(p *plan.Plan, declared []schema.Resource) (rs []schema.Resource, all bool) {
+	said, strays := map[schema.Ref]bool{}, map[schema.Ref]bool{}
+	for i := range p.Steps {
+		if s := &p.Steps[i]; s.Stray {
+			strays[s.Ref] = true // an incarnation that was given up goes, and the resource stays
+		} else {
+			said[s.Ref] = true
+		}
+	}
+	for i := range p.Refusals {
+		said[p.Refusals[i].Ref] = true
+	}
+	for i := range p.Omitted {
+		said[p.Omitted[i].Ref] = true
+	}
+	type place struct{ scope, kind string }
+	unseen := map[place]bool{}
+	for _, u := range slices.Concat(p.Unknown, p.Unsupported) {
+		unseen[place{u.Scope, u.Kind}] = true
+	}
+	n := 0
+	for _, r := range declared {
+		if said[r.Ref] || unseen[place{r.Ref.Scope, r.Ref.Kind}] {
+			continue
+		}
+		if n++; !strays[r.Ref] { // which has a change already
+			rs = append(rs, r)
+		}
+	}
+	if n != p.Unchanged || p.Narrowed != nil {
+		return nil, false
+	}
+	return rs, true
 }
 
 // list makes an empty list of none, which JSON shows as [] instead of null.
@@ -232,10 +291,14 @@ func changeOf(s, removed *plan.Step, kinds schema.Kinds) resourceChange {
 	if s.Replace && removed != nil {
 		have = removed.Before
 		c.Actions, r.ActionReason = []string{"delete", "create"}, "replace_by_request"
-		for _, ch := range s.Changes {
-			if ch.Replaces {
-				r.ActionReason = "replace_because_cannot_update"
-				c.ReplacePaths = append(c.ReplacePaths, segments(ch.Path))
+		if s.Reason != plan.AskedReplace {
+			r.ActionReason = "replace_because_cannot_update"
+			// Of a kind that never changes in place no field is marked: all that differs forces it.
+			none := !slices.ContainsFunc(s.Changes, func(ch diff.Change) bool { return ch.Replaces })
+			for _, ch := range s.Changes {
+				if ch.Replaces || none {
+					c.ReplacePaths = append(c.ReplacePaths, segments(ch.Path))
+				}
 			}
 		}
 	}

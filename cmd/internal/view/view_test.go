@@ -150,6 +150,82 @@ func TestPlanDocument(t *testing.T) {
 	golden(t, "plan.json", text)
 }
 
+// What does not change is listed when it is known which that is: what the document declares and the plan says nothing of.
+func TestPlanDocumentUnchanged(t *testing.T) {
+	secret := schema.Object{"image": "nginx", "password": map[string]any{"from": "env:SECRET-A"}}
+	declared := []schema.Resource{
+		{Ref: ref("gpu-01/docker.container/quiet"), Spec: secret}, {Ref: ref("gpu-02/ovs.bridge/unseen")}, {Ref: ref("site/carbide.vpc/kept")},
+		{Ref: ref("site/carbide.vpc/left-out")}, {Ref: ref("site/carbide.vpc/new")}, {Ref: ref("site/carbide.vpc/still"), Spec: schema.Object{"tenant": "acme"}},
+		{Ref: ref("site/carbide.vpc/strayed"), Spec: schema.Object{"tenant": "acme"}},
+	}
+	p := &plan.Plan{
+		Unchanged: 3, Omitted: []plan.Omission{{Ref: ref("site/carbide.vpc/left-out"), Reason: "r"}}, Unknown: []plan.Unknown{{Scope: "gpu-02", Kind: "ovs.bridge", Error: "e"}},
+		Refusals: []plan.Refusal{{Ref: ref("site/carbide.vpc/kept"), Reason: "it is protected", Remedy: "r"}, {Rule: plan.RuleMaxDestroy, Reason: "too much", Remedy: "r"}},
+		Steps: []plan.Step{
+			{Ref: ref("site/carbide.vpc/new"), Action: plan.Create, After: schema.Object{"tenant": "acme"}},
+			{Ref: ref("site/carbide.vpc/strayed"), Action: plan.Delete, Stray: true},
+		},
+	}
+	type listed struct {
+		Address string
+		Change  struct {
+			Actions       []string
+			Before, After schema.Object
+		}
+	}
+	var got struct {
+		Changes []listed `json:"resource_changes"`
+		Checks  []struct {
+			Address struct {
+				ToDisplay string `json:"to_display"`
+			}
+			Status string
+		}
+		Converge struct {
+			Listed bool `json:"unchanged_listed"`
+		}
+	}
+	read := func() {
+		t.Helper()
+		text, err := view.Indent(view.PlanDocument(p, view.PlanOrigin{Kinds: kinds, Declared: declared}))
+		if err != nil {
+			t.Fatal(err)
+		}
+		noSecrets(t, text)
+		if err := json.Unmarshal([]byte(text), &got); err != nil {
+			t.Fatal(err)
+		}
+	}
+	read()
+	var noOps []string
+	for _, c := range got.Changes {
+		if c.Change.Actions[0] == "no-op" {
+			noOps = append(noOps, c.Address)
+			if c.Change.After == nil || cmp.Diff(c.Change.Before, c.Change.After) != "" {
+				t.Errorf("%s does not change from %v to %v", c.Address, c.Change.Before, c.Change.After)
+			}
+		}
+	}
+	if d := cmp.Diff([]string{"gpu-01/docker.container/quiet", "site/carbide.vpc/still"}, noOps); d != "" || !got.Converge.Listed {
+		t.Errorf("listed: %v, as unchanged: %s", got.Converge.Listed, d)
+	}
+	status := map[string]string{}
+	for _, c := range got.Checks {
+		status[c.Address.ToDisplay] = c.Status
+	}
+	want := map[string]string{
+		"check.max_destroy": "fail", "check.mass_disappearance": "pass", "check.same_site": "pass", "check.serial": "pass", "check.refusals": "pass",
+		"check.observed": "unknown", "check.supported": "fail", "check.outside_changes": "pass", "check.reversible": "fail", "site/carbide.vpc/kept": "fail",
+	}
+	if d := cmp.Diff(want, status); d != "" {
+		t.Errorf("checks (-want +got):\n%s", d)
+	}
+	p.Unchanged++ // it counts one that nobody can name
+	if read(); got.Converge.Listed || len(got.Changes) != len(p.Steps) {
+		t.Errorf("what is unchanged is guessed: %v", got.Changes)
+	}
+}
+
 func TestSummary(t *testing.T) {
 	for _, c := range []struct {
 		plan plan.Plan
