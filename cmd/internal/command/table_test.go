@@ -1,0 +1,272 @@
+package command
+
+import (
+	"bytes"
+	"errors"
+	"io"
+	"net"
+	"os"
+	"os/exec"
+	"path/filepath"
+	"slices"
+	"strings"
+	"syscall"
+	"testing"
+	"time"
+
+	"github.com/spf13/cobra"
+)
+
+// asProgram makes the test binary be the program.
+const asProgram = "CONVERGE_TEST_AS_PROGRAM"
+
+func TestMain(m *testing.M) {
+	if os.Getenv(asProgram) == "" {
+		os.Exit(m.Run())
+	}
+	exe, err := os.Executable()
+	if err != nil {
+		panic(err)
+	}
+	environ := slices.DeleteFunc(os.Environ(), func(v string) bool { return strings.HasPrefix(v, "CONVERGE_") })
+	os.Exit(Run(System{
+		Args: os.Args[1:], Stdin: os.Stdin, Stdout: os.Stdout, Stderr: os.Stderr, Environ: environ, Executable: exe, Version: "test", Exit: os.Exit,
+	}))
+}
+
+// A use is how a command is called so that it gets past its arguments, and what it needs.
+type use struct {
+	args    string // DOC is a document
+	offline bool   // it needs no store
+	silent  bool   // it writes nothing to standard output when all is well
+}
+
+// uses has every command; those of dev carbide speak to a simulator, which the scripts do.
+var uses = map[string]use{
+	"validate":              {args: "DOC", offline: true},
+	"plan":                  {args: "DOC"},
+	"apply":                 {args: "-auto-approve DOC"},
+	"destroy":               {args: "-auto-approve DOC"},
+	"drift":                 {},
+	"fmt":                   {args: "DOC", offline: true, silent: true},
+	"schema":                {args: "carbide.vpc", offline: true},
+	"put":                   {args: "DOC"},
+	"get":                   {},
+	"history":               {},
+	"diff":                  {args: "DOC DOC", offline: true},
+	"show":                  {},
+	"graph":                 {args: "DOC", offline: true},
+	"import":                {args: "-discover"},
+	"inventory":             {},
+	"runs":                  {},
+	"resume":                {},
+	"rollback":              {args: "-auto-approve R"},
+	"state list":            {},
+	"state show":            {args: "site/carbide.vpc/prod"},
+	"state rm":              {args: "site/carbide.vpc/prod"},
+	"state mv":              {args: "site/carbide.vpc/a site/carbide.vpc/b"},
+	"state rebuild":         {args: "DOC"},
+	"state restored":        {args: "-reason=r"},
+	"hold list":             {},
+	"hold set":              {args: "-reason=r site"},
+	"hold release":          {args: "site"},
+	"release":               {},
+	"freeze":                {args: "-reason=r"},
+	"lock status":           {},
+	"force-unlock":          {args: "ID"},
+	"audit":                 {},
+	"version":               {offline: true},
+	"completion bash":       {offline: true},
+	"completion fish":       {offline: true},
+	"completion zsh":        {offline: true},
+	"completion powershell": {offline: true},
+}
+
+// commands gives every command that does something, by what is typed for it.
+func commands() []string {
+	a := testApp()
+	root := a.root()
+	root.InitDefaultCompletionCmd()
+	var all []string
+	var visit func(c *cobra.Command)
+	visit = func(c *cobra.Command) {
+		name := strings.TrimPrefix(c.CommandPath(), "converge ")
+		if !c.HasSubCommands() && !c.Hidden && !strings.HasPrefix(name, "dev ") {
+			all = append(all, name)
+		}
+		for _, child := range c.Commands() {
+			visit(child)
+		}
+	}
+	visit(root)
+	return all
+}
+
+// A bench runs commands as processes, in a folder with a document and a converge.yaml that names an etcd.
+type bench struct {
+	*testing.T
+	dir string
+}
+
+func newBench(t *testing.T, endpoint string) bench {
+	b := bench{t, t.TempDir()}
+	for name, text := range map[string]string{
+		"site.json":     string(inboxDocument("fra1", siteID, 1, allowed)),
+		"converge.yaml": "site: fra1\nfake: {world: world.json}\netcd: {endpoints: [\"" + endpoint + "\"]}\n",
+	} {
+		if err := os.WriteFile(filepath.Join(b.dir, name), []byte(text), 0o600); err != nil {
+			t.Fatal(err)
+		}
+	}
+	// As fmt would write it.
+	if status, out := b.ended(b.command("fmt", "DOC")); status != 0 {
+		t.Fatalf("%d\n%s", status, out)
+	}
+	return b
+}
+
+func (b bench) command(name, args string) (*exec.Cmd, *bytes.Buffer) {
+	words := append(strings.Fields(name), strings.Fields(strings.ReplaceAll(args, "DOC", "site.json"))...)
+	cmd := exec.Command(os.Args[0], words...)
+	var out bytes.Buffer
+	cmd.Dir, cmd.Stdout, cmd.Stderr, cmd.Env = b.dir, &out, &out, append(os.Environ(), asProgram+"=1")
+	return cmd, &out
+}
+
+// ended runs or waits for a command and gives its exit status.
+func (b bench) ended(cmd *exec.Cmd, out *bytes.Buffer) (int, string) {
+	b.Helper()
+	run := cmd.Run
+	if cmd.Process != nil {
+		run = cmd.Wait
+	}
+	var exit *exec.ExitError
+	if err := run(); err != nil && !errors.As(err, &exit) {
+		b.Fatal(err)
+	}
+	if status := cmd.ProcessState.ExitCode(); status >= 0 {
+		return status, out.String()
+	}
+	return -1, cmd.ProcessState.String() + "\n" + out.String()
+}
+
+// Every command refuses a flag that it does not have, says what it cannot reach, and outlives a reader that goes away.
+func TestEveryCommand(t *testing.T) {
+	t.Parallel()
+	for name := range uses {
+		if !slices.Contains(commands(), name) {
+			t.Errorf("there is no command %s", name)
+		}
+	}
+	nobody := closedAddress(t)
+	b := newBench(t, "http://"+nobody)
+	for _, name := range commands() {
+		u, ok := uses[name]
+		if !ok {
+			t.Errorf("%s is not in the table of uses", name)
+			continue
+		}
+		t.Run(name, func(t *testing.T) {
+			b := bench{t, b.dir}
+			if status, out := b.ended(b.command(name, "-nonsense "+u.args)); status != exitError || !strings.Contains(out, "has no flag -nonsense") {
+				t.Errorf("a wrong flag: exit status %d\n%s", status, out)
+			}
+			status, out := b.ended(b.command(name, u.args))
+			switch {
+			case u.offline && status != exitDone:
+				t.Errorf("without a store: exit status %d\n%s", status, out)
+			case !u.offline && (status != exitError || !strings.Contains(out, nobody)):
+				t.Errorf("nobody answers at %s: exit status %d\n%s", nobody, status, out)
+			}
+			if !u.offline {
+				return
+			}
+			full, err := os.OpenFile("/dev/full", os.O_WRONLY, 0)
+			if err != nil {
+				t.Fatal(err)
+			}
+			defer full.Close()
+			cmd, said := b.command(name, u.args)
+			cmd.Stdout = full
+			if status, _ := b.ended(cmd, said); (status == exitError) == u.silent {
+				t.Errorf("a full disk: exit status %d\n%s", status, said)
+			}
+			r, w, err := os.Pipe()
+			if err != nil {
+				t.Fatal(err)
+			}
+			r.Close()
+			cmd, said = b.command(name, u.args)
+			cmd.Stdout = w
+			if status, _ := b.ended(cmd, said); status != exitDone || said.Len() > 0 {
+				t.Errorf("a reader that went away: exit status %d\n%s", status, said)
+			}
+			w.Close()
+		})
+	}
+}
+
+// Every command that waits for its store ends as interrupted when it is told to.
+func TestEveryCommandInterrupted(t *testing.T) {
+	t.Parallel()
+	type waiting struct {
+		name string
+		cmd  *exec.Cmd
+		out  *bytes.Buffer
+		want int
+	}
+	var all []waiting
+	b := bench{T: t}
+	for i, name := range commands() { // first all of them are made to wait, as each takes its time to let go
+		u, ok := uses[name]
+		if !ok || u.offline {
+			continue
+		}
+		l, err := net.Listen("tcp", "127.0.0.1:0") // which takes connections and never answers
+		if err != nil {
+			t.Fatal(err)
+		}
+		defer l.Close()
+		b = newBench(t, "http://"+l.Addr().String())
+		w := waiting{name: name, want: exitInterrupted}
+		w.cmd, w.out = b.command(name, u.args)
+		if err := w.cmd.Start(); err != nil {
+			t.Fatal(err)
+		}
+		defer w.cmd.Process.Kill()
+		if err := l.(*net.TCPListener).SetDeadline(time.Now().Add(time.Minute)); err != nil {
+			t.Fatal(err)
+		}
+		c, err := l.Accept()
+		if err != nil {
+			t.Fatalf("%s asks nobody: %v", name, err)
+		}
+		defer c.Close()
+		if _, err := io.ReadFull(c, make([]byte, 1)); err != nil { // it has asked
+			t.Fatal(err)
+		}
+		signal := syscall.SIGINT
+		if i%2 == 0 {
+			signal, w.want = syscall.SIGTERM, exitTerminated
+		}
+		if err := w.cmd.Process.Signal(signal); err != nil {
+			t.Fatal(err)
+		}
+		all = append(all, w)
+	}
+	for _, w := range all {
+		if status, said := b.ended(w.cmd, w.out); status != w.want || !strings.Contains(said, "interrupted") {
+			t.Errorf("%s: exit status %d, want %d\n%s", w.name, status, w.want, said)
+		}
+	}
+}
+
+// closedAddress is one at which nobody listens.
+func closedAddress(t *testing.T) string {
+	l, err := net.Listen("tcp", "127.0.0.1:0")
+	if err != nil {
+		t.Fatal(err)
+	}
+	defer l.Close()
+	return l.Addr().String()
+}
