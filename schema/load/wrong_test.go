@@ -108,3 +108,19 @@ func TestEveryRuleIsShown(t *testing.T) {
 		}
 	}
 }
+
+// Every code can be explained: in words, and, but for a few that no small document brings about, with an example.
+func TestEveryCodeIsExplained(t *testing.T) {
+	s := embedded(t)
+	without := map[string]bool{codeSchema: true, codeTooMany: true, codeLimit: true, codeInterrupted: true, codeLeftOut: true}
+	seen := make(map[string]bool)
+	for _, c := range Codes() {
+		if seen[c.Code] || c.Summary == "" || c.Doc == "" {
+			t.Errorf("%+v: want a code of its own, and words", c)
+		}
+		seen[c.Code] = true
+		if d, ok := s.Example(context.Background(), c.Code); ok == without[c.Code] || ok && d.Code != c.Code {
+			t.Errorf("%s has the example %+v, %v", c.Code, d, ok)
+		}
+	}
+}
