@@ -4,6 +4,8 @@ import (
 	"context"
 	"errors"
 	"fmt"
+	"strconv"
+	"strings"
 	"syscall"
 
 	"converge.dev/converge/engine"
@@ -24,6 +26,43 @@ const (
 	exitInterrupted = 130
 	exitTerminated  = 143
 )
+
+// statuses says what each exit status means: briefly, and in sentences. It is the one table of them.
+var statuses = []struct {
+	code         int
+	brief, means string
+}{
+	{exitDone, "done", "The command did what it was asked to do. A plan with changes also ends so, unless -detailed-exitcode is given."},
+	{exitError, "error before any change", "Something was wrong before anything was changed: the arguments, the document, the configuration, or the connection to the store. What the error says is wrong is to be mended; nothing is to be undone."},
+	{exitDifferent, "differences", "There is a difference: plan -detailed-exitcode has changes, drift found some, diff or fmt -check did. Nothing failed."},
+	{exitReverted, "failed and reverted", "A step failed, and all that the run had done was undone. That was verified by looking again: the site is as it was before. The serial is held, so that the same revision is not tried again by itself: write a new one, or let go with converge hold release."},
+	{exitPartial, "partial", "A run failed and could not be undone whole, or has not ended: the site is in between. converge runs shows which; converge resume goes on with it, converge rollback undoes it. Until then the site is held."},
+	{exitLocked, "locked", "Another command is changing this site. Wait for it with -lock-timeout, or see who it is with: converge lock status."},
+	{exitStale, "plan stale or spent", "The saved plan does not fit any more: the site or the document is not as it was when it was made, or it was applied already. Nothing was changed. Plan again."},
+	{exitRefused, "refused", "The plan may not be applied: a budget, a protection, a hold, a freeze, a missing signature, or an approval that was not given. Nothing was changed; the message says what is in the way, and what lets it through."},
+	{exitUnknown, "a part is unknown or left out", "A part of the site could not be seen, or the server does not support a kind that the document has. Unknown is never taken for absent: nothing was decided about it. Mend the connection, or go on with the rest with -allow-partial."},
+	{exitInterrupted, "interrupted", "It was interrupted with Ctrl-C. The journal is intact: converge runs shows whether a run is open, converge resume goes on with it."},
+	{exitTerminated, "interrupted", "It was told to end with SIGTERM. The journal is intact: converge runs shows whether a run is open, converge resume goes on with it."},
+}
+
+// briefly lists the exit statuses; those that mean the same stand together.
+func briefly() []string {
+	var list []string
+	for i, s := range statuses {
+		number := strconv.Itoa(s.code)
+		if i+1 < len(statuses) && statuses[i+1].brief == s.brief {
+			list = append(list, number+",")
+			continue
+		}
+		text := number + " " + s.brief
+		if n := len(list); n > 0 && strings.HasSuffix(list[n-1], ",") {
+			list[n-1] += " " + text
+			continue
+		}
+		list = append(list, text)
+	}
+	return list
+}
 
 // An outcome ends a command with a status of which everything was said already.
 type outcome int

@@ -58,8 +58,8 @@ func helpText(c *cobra.Command) string {
 	listFlags(&b, "Flags:", c.NonInheritedFlags(), !c.HasParent())
 	if !c.HasParent() {
 		listFlags(&b, "Shared flags:", c.PersistentFlags(), false)
-		b.WriteString("\nExit statuses: 0 done · 1 error before any change · 2 differences · 3 failed and reverted ·\n" +
-			"4 partial · 5 locked · 6 plan stale or spent · 7 refused · 8 a part is unknown or left out · 130, 143 interrupted\n")
+		list := briefly()
+		b.WriteString("\nExit statuses: " + strings.Join(list[:4], " · ") + " ·\n" + strings.Join(list[4:], " · ") + "\n")
 	} else if c.IsAvailableCommand() {
 		b.WriteString("\nShared flags such as -json, -site and -config: converge -help\n")
 	}
