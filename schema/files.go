@@ -9,3 +9,8 @@ import "embed"
 //
 //go:embed */*.cue
 var Files embed.FS
+
+// Example is a document in CUE that has at least one resource of every kind.
+//
+//go:embed example.cue
+var Example string

@@ -198,7 +198,7 @@ func TestKinds(t *testing.T) {
 				{Name: "on", Type: schema.Bool, Constraint: "*false | bool", Default: false},
 			}}},
 			{Name: "password", Type: schema.Struct, Constraint: "#Secret", Secret: true, Doc: "A secret, by the place where it is found: env:NAME or file:PATH.",
-				Fields: []schema.Field{{Name: "from", Type: schema.String, Constraint: `=~"^(env|file):.+"`, Required: true}}},
+				Fields: []schema.Field{{Name: "from", Type: schema.String, Doc: "The place of a secret: env:NAME or file:PATH.", Constraint: "#SecretPlace", Required: true}}},
 			{Name: "peer", Type: schema.String, Doc: "Its peer.", Constraint: "#LabelName", Required: true, Ref: "x.thing", Immutable: true},
 			{Name: "peers", Type: schema.List, Constraint: "[...#LabelName]", Set: true, Elem: &schema.Field{Type: schema.String, Constraint: "#LabelName", Ref: "x.thing",
 				Doc: "A label: lower-case letters, digits and inner hyphens, at most 63."}},

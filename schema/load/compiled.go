@@ -38,6 +38,8 @@ var checkCarbideExpectedNIC = check{name: "#CarbideExpectedNIC", doc: "A network
 	{name: "primary", doc: "Whether the host boots from it; at most one.", check: &check{types: isBool}, filled: true, fill: false},
 }}}}
 
+var checkCarbideFileSystemLabel = check{name: "#CarbideFileSystemLabel", doc: "The label of a file system: 1 to 64 characters on one line, of which neither the first nor the last is a blank.", types: isString, tests: []test{&pattern{text: `^\S(.{0,62}\S)?$`}}}
+
 var checkCarbideIBInterface = check{name: "#CarbideIBInterface", doc: "A port of an instance on InfiniBand.", types: isObject, tests: []test{&object{members: []*member{
 	{name: "device", doc: `The model of the device, as the host reports it: "MT2910 Family [ConnectX-7]".`, check: &checkCarbideText, required: true},
 	{name: "device_instance", doc: "Which of the devices of that model, in the order of their slots.", check: &check{types: isInt, tests: []test{bound{op: ">=", limit: int64(0)}, bound{op: "<=", limit: int64(255)}}}, filled: true, fill: int64(0)},
@@ -129,6 +131,10 @@ var checkCarbidePortRange = check{name: "#CarbidePortRange", doc: "Ports from st
 	{name: "start", doc: "The first port.", check: &check{types: isInt, tests: []test{bound{op: ">=", limit: int64(0)}, bound{op: "<=", limit: int64(65535)}}}, required: true},
 }}}}
 
+var checkCarbideReference = check{name: "#CarbideReference", doc: "At least 5 characters on one line, of which neither the first nor the last is a blank.", types: isString, tests: []test{&pattern{text: `^\S.{3,}\S$`}}}
+
+var checkCarbideRuleID = check{name: "#CarbideRuleID", doc: "The id of a rule: 1 to 64 letters, digits, dots, underscores and hyphens, the first of them a letter or a digit.", types: isString, tests: []test{&pattern{text: "^[A-Za-z0-9][A-Za-z0-9._-]{0,63}$"}}}
+
 var checkCarbideSKUCPU = check{name: "#CarbideSKUCPU", doc: "Processors of a SKU that are alike.", types: isObject, tests: []test{&object{members: []*member{
 	{name: "count", doc: "How many sockets.", check: &checkCarbideCount, required: true},
 	{name: "model", doc: "The model.", check: &checkCarbideText, required: true},
@@ -172,12 +178,14 @@ var checkCarbideSKUTPM = check{name: "#CarbideSKUTPM", doc: "The trusted platfor
 	{name: "version", doc: "The version of the specification that it follows.", check: &checkCarbideText, required: true},
 }}}}
 
+var checkCarbideSSHKey = check{name: "#CarbideSSHKey", doc: "An SSH public key: its algorithm, the key in base64 and, if wanted, one word of comment, with one blank between them.", types: isString, tests: []test{&pattern{text: "^[a-z0-9@.-]+ [A-Za-z0-9+/]+={0,3}( [!-~]+)?$"}}}
+
 var checkCarbideSecurityRule = check{name: "#CarbideSecurityRule", doc: "One rule of a network security group.", types: isObject, tests: []test{&object{members: []*member{
 	{name: "action", doc: "What becomes of the packet.", check: &check{types: isString, tests: []test{&enum{values: []any{"permit", "deny"}}}}, required: true},
 	{name: "direction", doc: "Which packets: those that come in or those that go out.", check: &check{types: isString, tests: []test{&enum{values: []any{"ingress", "egress"}}}}, required: true},
 	{name: "dst_ports", doc: "Ports that packets go to, only with udp and tcp; all when left out.", check: &checkCarbidePortRange},
 	{name: "dst_prefix", doc: "Where packets go.", check: &checkPrefix, required: true},
-	{name: "id", doc: "Tells the rule from the others of the group, and stays the same when the rule changes.", check: &check{types: isString, tests: []test{&pattern{text: "^[A-Za-z0-9][A-Za-z0-9._-]{0,63}$"}}}, required: true},
+	{name: "id", doc: "Tells the rule from the others of the group, and stays the same when the rule changes.", check: &checkCarbideRuleID, required: true},
 	{name: "ipv6", doc: "Whether the rule is for IPv6; both prefixes must agree.", check: &check{types: isBool}, filled: true, fill: false},
 	{name: "priority", doc: "The rule's rank.", check: &check{types: isInt, tests: []test{bound{op: ">=", limit: int64(0)}, bound{op: "<=", limit: int64(60000)}}}, required: true},
 	{name: "protocol", doc: "The protocol; icmp only without ipv6, icmp6 only with it.", check: &check{types: isString, tests: []test{&enum{values: []any{"any", "icmp", "icmp6", "udp", "tcp"}}}}, required: true},
@@ -210,13 +218,15 @@ var checkCarbideTemplateArtifact = check{name: "#CarbideTemplateArtifact", doc: 
 	{name: "auth_token", doc: "What authorizes the request. The service tells it in clear to everybody who may read the entry.", check: &checkSecret, secret: true},
 	{name: "auth_type", doc: "How the request for it is authorized, for example bearer.", check: &check{types: isString, tests: []test{&pattern{text: `^\S{1,255}$`}}}},
 	{name: "cache", doc: "Whether hosts get it from the site's copy: if there is one, never because it is local anyway, always, or never.", check: &check{types: isString, tests: []test{&enum{values: []any{"as_needed", "local_only", "cached_only", "remote_only"}}}}, filled: true, fill: "as_needed"},
-	{name: "name", doc: "Which one; upper and lower case are the same.", check: &check{types: isString, tests: []test{&pattern{text: `^[^\s\v\x85\p{Z}](.{0,253}\S)?$`}}}, required: true},
+	{name: "name", doc: "Which one; upper and lower case are the same.", check: &checkCarbideTemplateName, required: true},
 	{name: "sha", doc: "The digest of its content.", check: &check{types: isString, tests: []test{&pattern{text: `^\S{1,255}$`}}}},
 	{name: "url", doc: "Where it comes from.", check: &check{types: isString, tests: []test{&pattern{text: `^[^\s\v\x85\p{Z}]+$`}, &size{of: "strings.MaxRunes", max: 4096}}}, required: true},
 }}}}
 
+var checkCarbideTemplateName = check{name: "#CarbideTemplateName", doc: "What a template calls something: 1 to 255 characters on one line, of which neither the first nor the last is a blank.", types: isString, tests: []test{&pattern{text: `^[^\s\v\x85\p{Z}](.{0,253}\S)?$`}}}
+
 var checkCarbideTemplateParameter = check{name: "#CarbideTemplateParameter", doc: "A value for a template.", types: isObject, tests: []test{&object{members: []*member{
-	{name: "name", doc: "Which one; upper and lower case are the same. The site's own, such as base_url and console, cannot be given.", check: &check{types: isString, tests: []test{&pattern{text: `^[^\s\v\x85\p{Z}](.{0,253}\S)?$`}}}, required: true},
+	{name: "name", doc: "Which one; upper and lower case are the same. The site's own, such as base_url and console, cannot be given.", check: &checkCarbideTemplateName, required: true},
 	{name: "value", doc: "What it is.", check: &check{types: isString, tests: []test{&size{of: "strings.MaxRunes", max: 65536}}}, required: true},
 }}}}
 
@@ -278,8 +288,10 @@ var checkPrefix = check{name: "#Prefix", doc: "An IPv4 or IPv6 network, ADDRESS/
 var checkRef = check{name: "#Ref", doc: "A ref: SCOPE/KIND/NAME, for example site/carbide.vpc/prod or gpu-01/ovs.bridge/br-slice.", types: isString, tests: []test{&pattern{text: `^[a-z0-9-]+/[a-z0-9_]+\.[a-z0-9_]+/[^/]+$`}}}
 
 var checkSecret = check{name: "#Secret", doc: "A secret, by the place where it is found: env:NAME or file:PATH.", types: isObject, tests: []test{&object{members: []*member{
-	{name: "from", check: &check{types: isString, tests: []test{&pattern{text: "^(env|file):.+"}}}, required: true},
+	{name: "from", check: &checkSecretPlace, required: true},
 }}}}
+
+var checkSecretPlace = check{name: "#SecretPlace", doc: "The place of a secret: env:NAME or file:PATH.", types: isString, tests: []test{&pattern{text: "^(env|file):.+"}}}
 
 var checkSiteID = check{name: "#SiteID", doc: "A UUID in lower case, not all zeros.", types: isString, tests: []test{&checkUUID, &pattern{text: "[1-9a-f]"}}}
 
@@ -295,7 +307,7 @@ var checkUUID = check{name: "#UUID", doc: "A UUID in lower case.", types: isStri
 
 var checkVNI = check{name: "#VNI", doc: "A VXLAN network identifier, 24 bits.", types: isInt, tests: []test{bound{op: ">=", limit: int64(1)}, bound{op: "<=", limit: int64(16777215)}}}
 
-var compiledFiles = compiled{digest: "5fb57cae291f7124c32aad159e415110ff060cff9b6a5a43780968aa770f7f41", doc: "A site is described by one document.", head: &object{members: []*member{
+var compiledFiles = compiled{digest: "2c70ddb17ce9b32c78dee636b2215fefe6e4d0fa190606d0c973f26e1d2037b4", doc: "A site is described by one document.", head: &object{members: []*member{
 	{name: "apiVersion", doc: "The version of this schema.", check: &check{types: isString, tests: []test{&enum{values: []any{"converge.dev/v1"}}}}, required: true},
 	{name: "policy", doc: "What a plan may do.", check: &check{types: isObject, tests: []test{&object{members: []*member{
 		{name: "management", doc: "Traffic by which the site is managed, by a name for people: every security group that guards something must let it through, or the document is refused.", check: &check{types: isObject, tests: []test{&object{patterns: []keyed{
@@ -367,13 +379,13 @@ var kindCarbideDpuExtensionService = kind{Kind: schema.Kind{Name: "carbide.dpu_e
 		}},
 	}}},
 	{Name: "registry", Type: "struct", Doc: "The registry that images come from, and all below it, for example nvcr.io/nvforge. All three parts of the credential, or none. They are kept as secrets because the service never shows them.", Constraint: "#Secret", Secret: true, Fields: []schema.Field{
-		{Name: "from", Type: "string", Constraint: `=~"^(env|file):.+"`, Required: true},
+		{Name: "from", Type: "string", Doc: "The place of a secret: env:NAME or file:PATH.", Constraint: "#SecretPlace", Required: true},
 	}},
 	{Name: "registry_password", Type: "struct", Doc: "The user's password.", Constraint: "#Secret", Secret: true, Fields: []schema.Field{
-		{Name: "from", Type: "string", Constraint: `=~"^(env|file):.+"`, Required: true},
+		{Name: "from", Type: "string", Doc: "The place of a secret: env:NAME or file:PATH.", Constraint: "#SecretPlace", Required: true},
 	}},
 	{Name: "registry_username", Type: "struct", Doc: "The user at the registry.", Constraint: "#Secret", Secret: true, Fields: []schema.Field{
-		{Name: "from", Type: "string", Constraint: `=~"^(env|file):.+"`, Required: true},
+		{Name: "from", Type: "string", Doc: "The place of a secret: env:NAME or file:PATH.", Constraint: "#SecretPlace", Required: true},
 	}},
 	{Name: "tenant", Type: "string", Doc: "The tenant that owns it.", Constraint: "#CarbideOrg", Required: true, Ref: "carbide.tenant", Immutable: true},
 	{Name: "version", Type: "string", Doc: "The version that a change of the service has made last.", Constraint: "string", Computed: true},
@@ -397,7 +409,7 @@ var kindCarbideExpectedMachine = kind{Kind: schema.Kind{Name: "carbide.expected_
 	{Name: "bmc_ip_address", Type: "string", Doc: "The address of the BMC; when left out the site gives it one. One that the BMC has already stays in use.", Constraint: "#IP"},
 	{Name: "bmc_mac_address", Type: "string", Doc: "The hardware address of its BMC, which tells it from all others.", Constraint: "#MAC", Required: true, Immutable: true},
 	{Name: "bmc_password", Type: "struct", Doc: "The BMC's password, as the machine came from the factory; at most 20 characters.", Constraint: "#Secret", Required: true, Secret: true, Fields: []schema.Field{
-		{Name: "from", Type: "string", Constraint: `=~"^(env|file):.+"`, Required: true},
+		{Name: "from", Type: "string", Doc: "The place of a secret: env:NAME or file:PATH.", Constraint: "#SecretPlace", Required: true},
 	}},
 	{Name: "bmc_retain_credentials", Type: "bool", Doc: "Whether the site goes on with these instead of choosing a password of its own.", Constraint: "*false | bool", Default: false},
 	{Name: "bmc_username", Type: "string", Doc: "The BMC's user, as the machine came from the factory.", Constraint: `=~"^[ -~]{1,16}$"`, Required: true},
@@ -449,7 +461,7 @@ var kindCarbideExpectedPowerShelf = kind{Kind: schema.Kind{Name: "carbide.expect
 	{Name: "bmc_ip_address", Type: "string", Doc: "The address of the BMC; when left out the site gives it one. One that the BMC has already stays in use.", Constraint: "#IP"},
 	{Name: "bmc_mac_address", Type: "string", Doc: "The hardware address of its BMC, which tells it from all others.", Constraint: "#MAC", Required: true, Immutable: true},
 	{Name: "bmc_password", Type: "struct", Doc: "The BMC's password; at most 255 characters.", Constraint: "#Secret", Required: true, Secret: true, Fields: []schema.Field{
-		{Name: "from", Type: "string", Constraint: `=~"^(env|file):.+"`, Required: true},
+		{Name: "from", Type: "string", Doc: "The place of a secret: env:NAME or file:PATH.", Constraint: "#SecretPlace", Required: true},
 	}},
 	{Name: "bmc_retain_credentials", Type: "bool", Doc: "Whether the site goes on with these instead of choosing a password of its own.", Constraint: "*false | bool", Default: false},
 	{Name: "bmc_username", Type: "string", Doc: "The BMC's user.", Constraint: `=~"^[ -~]{1,16}$"`, Required: true},
@@ -480,7 +492,7 @@ var kindCarbideExpectedSwitch = kind{Kind: schema.Kind{Name: "carbide.expected_s
 	{Name: "bmc_ip_address", Type: "string", Doc: "The address of the BMC; when left out the site gives it one. One that the BMC has already stays in use.", Constraint: "#IP"},
 	{Name: "bmc_mac_address", Type: "string", Doc: "The hardware address of its BMC, which tells it from all others.", Constraint: "#MAC", Required: true, Immutable: true},
 	{Name: "bmc_password", Type: "struct", Doc: "The BMC's password; at most 16 characters.", Constraint: "#Secret", Required: true, Secret: true, Fields: []schema.Field{
-		{Name: "from", Type: "string", Constraint: `=~"^(env|file):.+"`, Required: true},
+		{Name: "from", Type: "string", Doc: "The place of a secret: env:NAME or file:PATH.", Constraint: "#SecretPlace", Required: true},
 	}},
 	{Name: "bmc_retain_credentials", Type: "bool", Doc: "Whether the site goes on with these instead of choosing a password of its own.", Constraint: "*false | bool", Default: false},
 	{Name: "bmc_username", Type: "string", Doc: "The BMC's user.", Constraint: `=~"^[ -~]{1,16}$"`, Required: true},
@@ -489,7 +501,7 @@ var kindCarbideExpectedSwitch = kind{Kind: schema.Kind{Name: "carbide.expected_s
 	{Name: "nvos_ip_address", Type: "string", Doc: "The address of its management interface; needs exactly one of nvos_mac_addresses.", Constraint: "#IP"},
 	{Name: "nvos_mac_addresses", Type: "list", Doc: "The hardware addresses of its management interfaces. The site writes down what it finds, so leave them out unless it cannot.", Constraint: "[...#MAC]", Set: true, Elem: &schema.Field{Type: "string", Doc: "A MAC address in lower case with colons.", Constraint: "#MAC"}},
 	{Name: "nvos_password", Type: "struct", Doc: "The password of that user; at most 64 characters.", Constraint: "#Secret", Secret: true, Fields: []schema.Field{
-		{Name: "from", Type: "string", Constraint: `=~"^(env|file):.+"`, Required: true},
+		{Name: "from", Type: "string", Doc: "The place of a secret: env:NAME or file:PATH.", Constraint: "#SecretPlace", Required: true},
 	}},
 	{Name: "nvos_username", Type: "string", Doc: "The user of its operating system, NVOS.", Constraint: `=~"^[ -~]{1,64}$"`},
 	{Name: "rack_id", Type: "string", Doc: "The rack that it stands in; at most 64 characters.", Constraint: `=~"^.{1,64}$"`},
@@ -548,7 +560,7 @@ var kindCarbideInstance = kind{Kind: schema.Kind{Name: "carbide.instance", Doc: 
 		{Name: "service", Type: "string", Doc: "The service, once in an instance.", Constraint: "#CarbideName", Required: true, Ref: "carbide.dpu_extension_service"},
 		{Name: "version", Type: "int", Doc: "Which version of it, by number: the first is 1, and each change of the service's workload makes the next.", Constraint: "int & >=1 & <=2147483647", Required: true},
 	}}},
-	{Name: "hostname", Type: "string", Doc: "The host name, unique in the tenant.", Constraint: `=~"^[a-z0-9]([a-z0-9-]{0,61}[a-z0-9])?$"`, Immutable: true},
+	{Name: "hostname", Type: "string", Doc: "The host name, unique in the tenant.", Constraint: "#LabelName", Immutable: true},
 	{Name: "infiniband", Type: "list", Doc: "Its ports on InfiniBand, in order. Each is the whole device: the service has no virtual functions there.", Constraint: "[...#CarbideIBInterface]", Disruption: "traffic", Elem: &schema.Field{Type: "struct", Doc: "A port of an instance on InfiniBand.", Constraint: "#CarbideIBInterface", Fields: []schema.Field{
 		{Name: "device", Type: "string", Doc: `The model of the device, as the host reports it: "MT2910 Family [ConnectX-7]".`, Constraint: "#CarbideText", Required: true},
 		{Name: "device_instance", Type: "int", Doc: "Which of the devices of that model, in the order of their slots.", Constraint: "*0 | (int & >=0 & <=255)", Default: int64(0)},
@@ -625,7 +637,7 @@ var kindCarbideInstance = kind{Kind: schema.Kind{Name: "carbide.instance", Doc: 
 	&memberDescription,
 	{name: "dpu_extension_service_status", doc: "How far the services are, those that are on their way out too.", check: &check{types: isList, tests: []test{&list{elem: &checkCarbideInstanceServiceStatus}}}, computed: true},
 	{name: "dpu_extension_services", doc: "Services that run on its DPUs; none on hosts without a managed one.", check: &check{types: isList, tests: []test{&list{elem: &checkCarbideInstanceService}}}},
-	{name: "hostname", doc: "The host name, unique in the tenant.", check: &check{types: isString, tests: []test{&pattern{text: "^[a-z0-9]([a-z0-9-]{0,61}[a-z0-9])?$"}}}},
+	{name: "hostname", doc: "The host name, unique in the tenant.", check: &checkLabelName},
 	{name: "infiniband", doc: "Its ports on InfiniBand, in order. Each is the whole device: the service has no virtual functions there.", check: &check{types: isList, tests: []test{&list{elem: &checkCarbideIBInterface}}}},
 	{name: "infiniband_status", doc: "What the ports on InfiniBand got, in the order of infiniband.", check: &check{types: isList, tests: []test{&list{elem: &checkCarbideIBInterfaceStatus}}}, computed: true},
 	{name: "instance_type", doc: "The type that the machine must belong to.", check: &checkCarbideName},
@@ -682,7 +694,7 @@ var kindCarbideMachine = kind{Kind: schema.Kind{Name: "carbide.machine", Doc: "A
 	{Name: "instance_type", Type: "string", Doc: "The type that it is offered under. Refused while an instance runs on it.", Constraint: "#CarbideName", Ref: "carbide.instance_type"},
 	{Name: "labels", Type: "map", Doc: "Labels; at most 9, because the service keeps 10 and converge needs one to mark what it made.", Constraint: "#Labels", Elem: &schema.Field{Type: "string", Constraint: "strings.MaxRunes(255)"}},
 	{Name: "maintenance", Type: "struct", Doc: "Taken out of service while this is here: no new instance is put on the machine.", Fields: []schema.Field{
-		{Name: "reference", Type: "string", Doc: "Why, for example a ticket; at least 5 characters.", Constraint: `=~"^\\S.{3,}\\S$"`, Required: true},
+		{Name: "reference", Type: "string", Doc: "Why, for example a ticket; at least 5 characters.", Constraint: "#CarbideReference", Required: true},
 	}},
 	{Name: "rack", Type: "string", Doc: "The rack that it stands in.", Constraint: "string", Computed: true},
 	{Name: "sku", Type: "string", Doc: "The SKU that it belongs to, against which the site checks its parts. Refused while an instance runs on it; only the administrator's role may change it.", Constraint: "#CarbideName", Ref: "carbide.sku"},
@@ -697,7 +709,7 @@ var kindCarbideMachine = kind{Kind: schema.Kind{Name: "carbide.machine", Doc: "A
 	&memberLabels,
 	&memberLifecycle,
 	{name: "maintenance", doc: "Taken out of service while this is here: no new instance is put on the machine.", check: &check{types: isObject, tests: []test{&object{members: []*member{
-		{name: "reference", doc: "Why, for example a ticket; at least 5 characters.", check: &check{types: isString, tests: []test{&pattern{text: `^\S.{3,}\S$`}}}, required: true},
+		{name: "reference", doc: "Why, for example a ticket; at least 5 characters.", check: &checkCarbideReference, required: true},
 	}}}}},
 	{name: "rack", doc: "The rack that it stands in.", check: &check{types: isString}, computed: true},
 	{name: "sku", doc: "The SKU that it belongs to, against which the site checks its parts. Refused while an instance runs on it; only the administrator's role may change it.", check: &checkCarbideName},
@@ -717,7 +729,7 @@ var kindCarbideNetworkSecurityGroup = kind{Kind: schema.Kind{Name: "carbide.netw
 			{Name: "start", Type: "int", Doc: "The first port.", Constraint: "int & >=0 & <=65535", Required: true},
 		}},
 		{Name: "dst_prefix", Type: "string", Doc: "Where packets go.", Constraint: "#Prefix", Required: true},
-		{Name: "id", Type: "string", Doc: "Tells the rule from the others of the group, and stays the same when the rule changes.", Constraint: `=~"^[A-Za-z0-9][A-Za-z0-9._-]{0,63}$"`, Required: true},
+		{Name: "id", Type: "string", Doc: "Tells the rule from the others of the group, and stays the same when the rule changes.", Constraint: "#CarbideRuleID", Required: true},
 		{Name: "ipv6", Type: "bool", Doc: "Whether the rule is for IPv6; both prefixes must agree.", Constraint: "*false | bool", Default: false},
 		{Name: "priority", Type: "int", Doc: "The rule's rank.", Constraint: "int & >=0 & <=60000", Required: true},
 		{Name: "protocol", Type: "string", Doc: "The protocol; icmp only without ipv6, icmp6 only with it.", Constraint: `"any" | "icmp" | "icmp6" | "udp" | "tcp"`, Required: true},
@@ -783,11 +795,11 @@ var kindCarbideOperatingSystem = kind{Kind: schema.Kind{Name: "carbide.operating
 	{Name: "allow_override", Type: "bool", Doc: "Whether an instance may bring user data of its own.", Constraint: "*true | bool", Default: true},
 	{Name: "artifacts", Type: "list", Doc: "Files that the template loads.", Constraint: "[...#CarbideTemplateArtifact]", Key: "name", Elem: &schema.Field{Type: "struct", Doc: "A file for a template.", Constraint: "#CarbideTemplateArtifact", Fields: []schema.Field{
 		{Name: "auth_token", Type: "struct", Doc: "What authorizes the request. The service tells it in clear to everybody who may read the entry.", Constraint: "#Secret", Secret: true, Fields: []schema.Field{
-			{Name: "from", Type: "string", Constraint: `=~"^(env|file):.+"`, Required: true},
+			{Name: "from", Type: "string", Doc: "The place of a secret: env:NAME or file:PATH.", Constraint: "#SecretPlace", Required: true},
 		}},
 		{Name: "auth_type", Type: "string", Doc: "How the request for it is authorized, for example bearer.", Constraint: `=~"^\\S{1,255}$"`},
 		{Name: "cache", Type: "string", Doc: "Whether hosts get it from the site's copy: if there is one, never because it is local anyway, always, or never.", Constraint: `*"as_needed" | "local_only" | "cached_only" | "remote_only"`, Default: "as_needed"},
-		{Name: "name", Type: "string", Doc: "Which one; upper and lower case are the same.", Constraint: `=~"^[^\\s\\v\\x85\\p{Z}](.{0,253}\\S)?$"`, Required: true},
+		{Name: "name", Type: "string", Doc: "Which one; upper and lower case are the same.", Constraint: "#CarbideTemplateName", Required: true},
 		{Name: "sha", Type: "string", Doc: "The digest of its content.", Constraint: `=~"^\\S{1,255}$"`},
 		{Name: "url", Type: "string", Doc: "Where it comes from.", Constraint: `=~"^[^\\s\\v\\x85\\p{Z}]+$" & strings.MaxRunes(4096)`, Required: true},
 	}}},
@@ -798,7 +810,7 @@ var kindCarbideOperatingSystem = kind{Kind: schema.Kind{Name: "carbide.operating
 	{Name: "definition_hash", Type: "string", Doc: "Tells definitions apart; made by the service from template, parameters and artifacts.", Constraint: "string", Computed: true},
 	{Name: "description", Type: "string", Doc: "What it is for; at most 1024 bytes.", Constraint: "strings.MinRunes(1) & strings.MaxRunes(1024)"},
 	{Name: "parameters", Type: "list", Doc: "What fills the template, beside the artifacts. The order counts where the template takes parameters that it does not name, and a name may be there more than once.", Constraint: "[...#CarbideTemplateParameter]", Elem: &schema.Field{Type: "struct", Doc: "A value for a template.", Constraint: "#CarbideTemplateParameter", Fields: []schema.Field{
-		{Name: "name", Type: "string", Doc: "Which one; upper and lower case are the same. The site's own, such as base_url and console, cannot be given.", Constraint: `=~"^[^\\s\\v\\x85\\p{Z}](.{0,253}\\S)?$"`, Required: true},
+		{Name: "name", Type: "string", Doc: "Which one; upper and lower case are the same. The site's own, such as base_url and console, cannot be given.", Constraint: "#CarbideTemplateName", Required: true},
 		{Name: "value", Type: "string", Doc: "What it is.", Constraint: "strings.MaxRunes(65536)", Required: true},
 	}}},
 	{Name: "phone_home_enabled", Type: "bool", Doc: "Whether an instance counts as ready only after it has called the site.", Constraint: "*false | bool", Default: false},
@@ -830,7 +842,7 @@ var kindCarbideOperatingSystem = kind{Kind: schema.Kind{Name: "carbide.operating
 
 var kindCarbideOsImage = kind{Kind: schema.Kind{Name: "carbide.os_image", Doc: "An OS image is a disk image from which instances boot. Where it comes from cannot change. The service's switch for a volume is not here: it has no effect.", Fields: []schema.Field{
 	{Name: "auth_token", Type: "struct", Doc: "What authorizes the request. The service tells it in clear to everybody who may read the image.", Constraint: "#Secret", Secret: true, Fields: []schema.Field{
-		{Name: "from", Type: "string", Constraint: `=~"^(env|file):.+"`, Required: true},
+		{Name: "from", Type: "string", Doc: "The place of a secret: env:NAME or file:PATH.", Constraint: "#SecretPlace", Required: true},
 	}},
 	{Name: "auth_type", Type: "string", Doc: "How the request for it is authorized, for example bearer.", Constraint: `=~"^\\S{1,64}$"`},
 	{Name: "boot_disk", Type: "string", Doc: "The disk to boot from.", Constraint: `=~"^\\S{1,64}$"`},
@@ -840,7 +852,7 @@ var kindCarbideOsImage = kind{Kind: schema.Kind{Name: "carbide.os_image", Doc: "
 	{Name: "digest", Type: "string", Doc: "The digest of its content.", Constraint: `=~"^\\S{1,255}$"`, Required: true, Immutable: true},
 	{Name: "efifs_id", Type: "string", Doc: "The id of the EFI file system.", Constraint: `=~"^\\S{1,64}$"`},
 	{Name: "rootfs_id", Type: "string", Doc: "The id of the file system with the root folder.", Constraint: `=~"^\\S{1,64}$"`, Immutable: true},
-	{Name: "rootfs_label", Type: "string", Doc: "The label of the file system with the root folder.", Constraint: `=~"^\\S(.{0,62}\\S)?$"`, Immutable: true},
+	{Name: "rootfs_label", Type: "string", Doc: "The label of the file system with the root folder.", Constraint: "#CarbideFileSystemLabel", Immutable: true},
 	{Name: "source_url", Type: "string", Doc: "Where it comes from.", Constraint: `=~"^\\S+$" & strings.MaxRunes(4096)`, Required: true, Immutable: true},
 	{Name: "state", Type: "string", Doc: "Its status: ready, which is the only one in use today, uninitialized, in_progress, failed, disabled.", Constraint: "string", Computed: true},
 	{Name: "tenant", Type: "string", Doc: "The tenant that owns it.", Constraint: "#CarbideOrg", Required: true, Ref: "carbide.tenant", Immutable: true},
@@ -856,7 +868,7 @@ var kindCarbideOsImage = kind{Kind: schema.Kind{Name: "carbide.os_image", Doc: "
 	{name: "efifs_id", doc: "The id of the EFI file system.", check: &check{types: isString, tests: []test{&pattern{text: `^\S{1,64}$`}}}},
 	&memberLifecycle,
 	{name: "rootfs_id", doc: "The id of the file system with the root folder.", check: &check{types: isString, tests: []test{&pattern{text: `^\S{1,64}$`}}}},
-	{name: "rootfs_label", doc: "The label of the file system with the root folder.", check: &check{types: isString, tests: []test{&pattern{text: `^\S(.{0,62}\S)?$`}}}},
+	{name: "rootfs_label", doc: "The label of the file system with the root folder.", check: &checkCarbideFileSystemLabel},
 	{name: "source_url", doc: "Where it comes from.", check: &check{types: isString, tests: []test{&pattern{text: `^\S+$`}, &size{of: "strings.MaxRunes", max: 4096}}}, required: true},
 	{name: "state", doc: "Its status: ready, which is the only one in use today, uninitialized, in_progress, failed, disabled.", check: &check{types: isString}, computed: true},
 	{name: "tenant", doc: "The tenant that owns it.", check: &checkCarbideOrg, required: true},
@@ -944,11 +956,11 @@ var kindCarbideTenant = kind{Kind: schema.Kind{Name: "carbide.tenant", Doc: "A t
 }}}}, external: &checkExternal}
 
 var kindCarbideTenantKeyset = kind{Kind: schema.Kind{Name: "carbide.tenant_keyset", Doc: "A keyset is a group of SSH public keys that a tenant's instances let in. Its name is the keyset's id.", Fields: []schema.Field{
-	{Name: "keys", Type: "list", Doc: "Public keys, as ALGORITHM KEY or ALGORITHM KEY COMMENT. The comment is one word: the service drops the rest.", Constraint: `[...=~"^[a-z0-9@.-]+ [A-Za-z0-9+/]+={0,3}( [!-~]+)?$"]`, Set: true, Elem: &schema.Field{Type: "string", Constraint: `=~"^[a-z0-9@.-]+ [A-Za-z0-9+/]+={0,3}( [!-~]+)?$"`}},
+	{Name: "keys", Type: "list", Doc: "Public keys, as ALGORITHM KEY or ALGORITHM KEY COMMENT. The comment is one word: the service drops the rest.", Constraint: "[...#CarbideSSHKey]", Set: true, Elem: &schema.Field{Type: "string", Doc: "An SSH public key: its algorithm, the key in base64 and, if wanted, one word of comment, with one blank between them.", Constraint: "#CarbideSSHKey"}},
 	{Name: "tenant", Type: "string", Doc: "The tenant that owns it.", Constraint: "#CarbideOrg", Required: true, Ref: "carbide.tenant", Immutable: true},
 }}, name: &checkCarbideName, body: &check{types: isObject, tests: []test{&object{members: []*member{
 	&memberDependsOn,
-	{name: "keys", doc: "Public keys, as ALGORITHM KEY or ALGORITHM KEY COMMENT. The comment is one word: the service drops the rest.", check: &check{types: isList, tests: []test{&list{elem: &check{types: isString, tests: []test{&pattern{text: "^[a-z0-9@.-]+ [A-Za-z0-9+/]+={0,3}( [!-~]+)?$"}}}}}}},
+	{name: "keys", doc: "Public keys, as ALGORITHM KEY or ALGORITHM KEY COMMENT. The comment is one word: the service drops the rest.", check: &check{types: isList, tests: []test{&list{elem: &checkCarbideSSHKey}}}},
 	&memberLifecycle,
 	{name: "tenant", doc: "The tenant that owns it.", check: &checkCarbideOrg, required: true},
 	&memberTimeouts,

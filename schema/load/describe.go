@@ -2,10 +2,33 @@ package load
 
 import (
 	"fmt"
+	"regexp"
 	"strings"
 
 	"converge.dev/converge/schema"
 )
+
+// onNode is how the part of a node begins.
+var onNode = regexp.MustCompile(`^nodes: "[^"]*": `)
+
+// Example gives the part of [schema.Example] that has the resources of a kind, as CUE; empty when there is none.
+func Example(kind *schema.Kind) string {
+	place := strings.Replace(kind.Name, ".", ": ", 1) + ": "
+	for part := range strings.SplitSeq(schema.Example, "\n\n") {
+		path := part
+		if kind.Node {
+			node := onNode.FindString(part)
+			if node == "" {
+				continue
+			}
+			path = part[len(node):]
+		}
+		if strings.HasPrefix(path, place) {
+			return strings.TrimSuffix(part, "\n") + "\n"
+		}
+	}
+	return ""
+}
 
 // Describe explains one kind to people: what it is, where it lives, what its names look like, and each field with what
 // it takes, what it becomes when left out, and what a change does. An error names the kinds when there is none of that
@@ -29,6 +52,14 @@ func (s *Schema) Describe(name string) (string, error) {
 	d.line(0, "written   %s", where)
 	d.hang("NAME      ", 10, k.name.want())
 	d.object(k.body.object(), k.Kind.Fields, 0)
+	if text := Example(&k.Kind); text != "" {
+		d.line(0, "")
+		d.line(0, "for example")
+		d.line(0, "")
+		for line := range strings.Lines(text) {
+			d.line(0, "    %s", strings.TrimSuffix(line, "\n"))
+		}
+	}
 	return d.String(), nil
 }
 
@@ -89,7 +120,7 @@ func (d *description) field(o *object, f *schema.Field, indent int) {
 		m = o.field(f.Name)
 	}
 	d.hang(strings.Repeat(" ", indent)+f.Name+"  ", indent+len(f.Name)+2, strings.Join(traits(f, m), "; "))
-	if f.Doc != "" {
+	if f.Doc != "" && (m == nil || !strings.EqualFold(strings.TrimSuffix(f.Doc, "."), m.check.want())) {
 		d.wrap(indent+4, f.Doc)
 	}
 	if m == nil {

@@ -75,13 +75,13 @@ func TestExplain(t *testing.T) {
 		{`"nick": "root"`, `nick CV1006 "root" is not allowed. Want text other than "root".`},
 		{`"tags": ["a", "b", "a"]`, `tags CV1006 "a" is there twice. Want every element once.`},
 		{`"address_seen": "x"`, `address_seen CV1007 The far side sets "address_seen". Remove it from the document.`},
-		{`"labels": {"é": "x"}`, `labels.é CV1008 "é" does not fit as a name. Want text that matches ^[ -~]{1,255}$.`},
+		{`"labels": {"é": "x"}`, `labels.é CV1008 "é" does not fit as a name. Want text of 1 to 255 printable ASCII characters.`},
 		{`"note": "toolong"`, `note CV1011 Found 7 characters. Want at most 5 characters.`},
 		{`"pair": ["a"]`, `pair CV1011 Found 1 element. Want at least 2 elements.`},
 		{`"rules": [{"id": 1}, {"id": 2}, {"id": 3}]`, `rules CV1011 Found 3 elements. Want at most 2 elements.`},
 		{`"password": "hunter2"`, `password CV1003 Found (secret). Want an object.`},
-		{`"password": {"from": "hunter2"}`, `password.from CV1005 (secret) does not fit. Want text that matches ^(env|file):.+.`},
-		{`"secrets": {"a": {"from": "hunter2"}}`, `secrets.a.from CV1005 (secret) does not fit. Want text that matches ^(env|file):.+.`},
+		{`"password": {"from": "hunter2"}`, `password.from CV1005 (secret) does not fit. Want the place of a secret: env:NAME or file:PATH.`},
+		{`"secrets": {"a": {"from": "hunter2"}}`, `secrets.a.from CV1005 (secret) does not fit. Want the place of a secret: env:NAME or file:PATH.`},
 		{`"port": 0, "mode": "", "x": 1`, `mode CV1006 "" is not allowed. Want "auto", "manual" or "off". && port CV1004 0 is out of range. Want a whole number from 1 to 65535. && x CV1001 *`},
 	} {
 		var spec schema.Object

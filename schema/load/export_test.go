@@ -2,6 +2,7 @@ package load
 
 import (
 	"bytes"
+	"context"
 	"encoding/json"
 	"os"
 	"path/filepath"
@@ -188,7 +189,7 @@ func TestDescribe(t *testing.T) {
 		"\ntenant  a label: lower-case letters, digits and inner hyphens, at most 63; required\n    The tenant that owns it.\n",
 		"\nmode  \"auto\", \"manual\" or \"off\"; default \"auto\"\n",
 		"\nrules  a list of at most 2 elements, each an object; order means nothing, elements are told apart by\n       id\n    id  a whole number; required\n    on  true or false; default true\n",
-		"\nlabels  an object, each name text that matches ^[ -~]{1,255}$, each value text of at most 255\n        characters\n",
+		"\nlabels  an object, each name text of 1 to 255 printable ASCII characters, each value text of at most\n        255 characters\n",
 		"\npassword  an object; secret, never shown\n",
 		"\naddress_seen  text; read only\n",
 	} {
@@ -201,5 +202,53 @@ func TestDescribe(t *testing.T) {
 	}
 	if _, err = s.Describe("x.gadgett"); err == nil || !strings.Contains(err.Error(), `Did you mean "x.gadget"?`) {
 		t.Errorf("error %v", err)
+	}
+}
+
+// Every kind has an example, all of which are one valid document; and what a kind takes is said in words, not patterns.
+func TestExample(t *testing.T) {
+	s := embedded(t)
+	doc, ds := s.Load(context.Background(), Options{}, Source{Name: "example.cue", Data: []byte(schema.Example)})
+	if len(ds) > 0 {
+		t.Fatalf("the example is not valid:\n%s", render(ds))
+	}
+	has := make(map[string]bool)
+	for _, r := range doc.Resources {
+		has[r.Ref.Kind] = true
+	}
+	for name, k := range s.Kinds() {
+		text, err := s.Describe(name)
+		if err != nil {
+			t.Fatal(err)
+		}
+		part := Example(k)
+		if !has[name] || part == "" || !strings.Contains(text, "\nfor example\n\n    "+part[:10]) {
+			t.Errorf("%s has the example %q", name, part)
+		}
+		if strings.Contains(text, "matches ^") {
+			t.Errorf("%s is described by a pattern; give it a definition with a comment:\n%s", name, text)
+		}
+	}
+	if part := Example(s.Kinds()["ovs.bridge"]); !strings.HasPrefix(part, `nodes: "gpu-01": ovs: bridge: `) {
+		t.Errorf("the example of ovs.bridge is %q", part)
+	}
+}
+
+func TestSpelled(t *testing.T) {
+	for pattern, want := range map[string]string{
+		`^[ -~]{1,64}$`:             "of 1 to 64 printable ASCII characters",
+		`^[!-~]{1,255}$`:            "of 1 to 255 printable ASCII characters other than blanks",
+		`^[A-Za-z0-9:-]{1,128}$`:    "of 1 to 128 letters, digits, colons and hyphens",
+		`^\S+$`:                     "of characters other than blanks",
+		`^[^\s\v\x85\p{Z}]{3,}$`:    "of at least 3 characters other than blanks",
+		`[^\s\v\x85\p{Z}]`:          "with at least 1 character other than blanks",
+		`.`:                         "with at least 1 character",
+		`^[0-9a-v]{52}$`:            "", // not letters
+		`^[^a]{1,2}$`:               "", // not only blanks
+		`^[a-z]([a-z-]{0,3}[a-z])$`: "",
+	} {
+		if got, ok := spelled(pattern); ok != (want != "") || ok && got != want {
+			t.Errorf("%s is spelled %q, %v; want %q", pattern, got, ok, want)
+		}
 	}
 }

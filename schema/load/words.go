@@ -27,6 +27,9 @@ func (c *check) want() string {
 			words = append(words, w)
 		}
 	}
+	if len(p.patterns) > 0 && p.sizes() != "" {
+		words[len(words)-1] += ","
+	}
 	if rest := slices.Concat(p.patterns, p.rest); len(rest) > 0 {
 		words = append(words, strings.Join(rest, ", "))
 	}
@@ -65,7 +68,7 @@ func wants(c *check) (p parts) {
 			p.rest = append(p.rest, "other than "+show(t.value))
 		case *pattern:
 			p.definition = c.sentence()
-			p.patterns = append(p.patterns, map[bool]string{false: "that matches ", true: "that does not match "}[t.not]+t.text)
+			p.patterns = append(p.patterns, t.want())
 		case *size:
 			p.size(t)
 		case unique:
@@ -166,6 +169,17 @@ func (c *check) sentence() string {
 		text = string(unicode.ToLower(first)) + text[size:]
 	}
 	return text
+}
+
+func (p *pattern) want() string {
+	words, ok := spelled(p.text)
+	switch {
+	case p.not:
+		return "that does not match " + p.text
+	case !ok:
+		return "that matches " + p.text
+	}
+	return words
 }
 
 func (s *size) unit() string {

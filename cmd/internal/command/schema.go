@@ -8,6 +8,8 @@ import (
 
 	"converge.dev/converge/cmd/internal/nearest"
 	"converge.dev/converge/cmd/internal/view"
+	"converge.dev/converge/schema"
+	"converge.dev/converge/schema/load"
 )
 
 func (a *app) schemaCommand() *cobra.Command {
@@ -15,8 +17,9 @@ func (a *app) schemaCommand() *cobra.Command {
 	c := &cobra.Command{
 		Use:   "schema [KIND]",
 		Short: "Show what a document may hold",
-		Long: `Show the fields of a kind, or without one the list of kinds. The whole schema comes
-as CUE or as JSON Schema, for editors; as JSON it is converge's own description.`,
+		Long: `Show the fields of a kind and an example of one, or without KIND the list of kinds.
+The whole schema comes as CUE or as JSON Schema, for editors; as JSON it is converge's
+own description.`,
 		Example: `  converge schema
   converge schema carbide.vpc
   converge schema -format=jsonschema > converge.schema.json`,
@@ -46,7 +49,10 @@ as CUE or as JSON Schema, for editors; as JSON it is converge's own description.
 		}
 		switch format {
 		case "json":
-			return a.printJSON(kind)
+			return a.printJSON(struct {
+				*schema.Kind
+				Example string `json:"example"` // CUE
+			}{kind, load.Example(kind)})
 		case "text":
 			text, err := s.Describe(kind.Name)
 			a.print(text)
