@@ -1,0 +1,270 @@
+package command
+
+import (
+	"context"
+	"fmt"
+	"maps"
+	"os"
+	"path/filepath"
+	"slices"
+	"strings"
+
+	"github.com/google/uuid"
+	"github.com/spf13/cobra"
+	"go.yaml.in/yaml/v3"
+
+	"converge.dev/converge/cmd/internal/config"
+	"converge.dev/converge/cmd/internal/view"
+	"converge.dev/converge/engine"
+	"converge.dev/converge/providers/all"
+	"converge.dev/converge/schema"
+	"converge.dev/converge/schema/load"
+	"converge.dev/converge/state"
+	"converge.dev/converge/state/mem"
+)
+
+// documentName is what the document of a new workspace is called.
+const documentName = "site.cue"
+
+func (a *app) initCommand() *cobra.Command {
+	var far all.Carbide
+	c := &cobra.Command{
+		Use:   "init [DIR]",
+		Short: "Begin a workspace",
+		Long: `Write what a workspace begins with into a directory, which is made, or into the one
+here: converge.yaml, a document of a new site without resources, and a .gitignore that
+leaves out the store. The site is called as -site says, or else as the directory. No
+file is ever overwritten.
+
+With -carbide the service is looked at first, and what it has is counted; when it does
+not answer, nothing is written. Files of certificates are named as from here.`,
+		Example: `  converge init fra1
+  converge init -carbide=carbide.example:1079 -tls-ca=ca.crt -tls-cert=tls.crt -tls-key=tls.key fra1`,
+		Args: between(0, 1),
+	}
+	p := c.Flags()
+	p.StringVar(&far.Address, "carbide", "", "the `address` of the site's Carbide service, HOST:PORT or unix:PATH")
+	p.StringVar(&far.TLS.CA, "tls-ca", "", "`file` of the authorities that Carbide's certificate is from; without it the system's")
+	p.StringVar(&far.TLS.Cert, "tls-cert", "", "`file` of the certificate to show to Carbide")
+	p.StringVar(&far.TLS.Key, "tls-key", "", "`file` of its key")
+	p.StringVar(&far.TLS.Mode, "tls-mode", "", "off, server or mutual, a `mode`; mutual when left out")
+	p.StringVar(&far.TLS.ServerName, "tls-server-name", "", "the `name` in Carbide's certificate, where it is not that of the address")
+	p.BoolVar(&far.AllowInsecure, "allow-insecure", false, "reach Carbide on another machine without TLS")
+	_ = c.RegisterFlagCompletionFunc("tls-mode", cobra.FixedCompletions([]string{"off", "server", "mutual"}, cobra.ShellCompDirectiveNoFileComp))
+	c.ValidArgsFunction = func(*cobra.Command, []string, string) ([]string, cobra.ShellCompDirective) {
+		return nil, cobra.ShellCompDirectiveFilterDirs
+	}
+	c.RunE = func(c *cobra.Command, args []string) error {
+		if far.Address == "" && far != (all.Carbide{}) {
+			return &view.Problem{What: "the flags of TLS are for -carbide, which is not given", Fix: "Say where the service is: -carbide=HOST:PORT"}
+		}
+		dir := "."
+		if len(args) == 1 {
+			dir = args[0]
+		}
+		return a.begun(c.Context(), dir, far)
+	}
+	return c
+}
+
+// begun makes a workspace.
+func (a *app) begun(ctx context.Context, dir string, far all.Carbide) error {
+	site, err := a.newSite(dir)
+	if err != nil {
+		return err
+	}
+	if err := noneThere(dir); err != nil {
+		return err
+	}
+	conf := &config.File{Site: site.Name, Path: filepath.Join(dir, config.Name)}
+	var found *engine.Survey
+	if far.Address != "" {
+		for _, file := range []*string{&far.TLS.CA, &far.TLS.Cert, &far.TLS.Key} {
+			if *file, err = fromDir(dir, *file); err != nil {
+				return err
+			}
+		}
+		conf.Carbide = &far
+		if found, err = a.lookAt(ctx, conf, site); err != nil {
+			return err
+		}
+	}
+	if err := os.MkdirAll(dir, 0o755); err != nil {
+		return err
+	}
+	texts, err := beginnings(site, conf.Config)
+	if err != nil {
+		return err
+	}
+	wrote := []string{}
+	for _, name := range slices.Sorted(maps.Keys(texts)) {
+		path := filepath.Join(dir, name)
+		if err := writeNew(path, []byte(texts[name])); err != nil {
+			return err
+		}
+		wrote = append(wrote, path)
+	}
+	return a.sayBegun(dir, site, wrote, found)
+}
+
+// newSite gives a site that nobody has yet, by the name that is asked for or the directory's.
+func (a *app) newSite(dir string) (schema.Site, error) {
+	sch, err := a.schema()
+	if err != nil {
+		return schema.Site{}, err
+	}
+	site := schema.Site{Name: a.flags.site, ID: uuid.NewString()}
+	if site.Name == "" {
+		whole, err := filepath.Abs(dir)
+		if err != nil {
+			return schema.Site{}, err
+		}
+		site.Name = strings.ToLower(filepath.Base(whole))
+	}
+	text, err := beginnings(site, all.Config{})
+	if err != nil {
+		return schema.Site{}, err
+	}
+	if _, ds := sch.Load(context.Background(), load.Options{}, load.Source{Name: documentName, Data: []byte(text[documentName])}); ds.HasErrors() {
+		return schema.Site{}, &view.Problem{
+			What: fmt.Sprintf("a site cannot be called %q", site.Name), Where: ds[0].Detail, Fix: "Say what it is called: -site=NAME",
+		}
+	}
+	return site, nil
+}
+
+// noneThere refuses a directory that has one of the files already, and names all of those.
+func noneThere(dir string) error {
+	var there []string
+	for _, name := range []string{config.Name, documentName, ".gitignore"} {
+		if _, err := os.Lstat(filepath.Join(dir, name)); err == nil {
+			there = append(there, filepath.Join(dir, name))
+		}
+	}
+	if len(there) == 0 {
+		return nil
+	}
+	verb := "is"
+	if len(there) > 1 {
+		verb = "are"
+	}
+	return &view.Problem{
+		What: strings.Join(there, ", ") + " " + verb + " there already, and nothing is overwritten: nothing was written",
+		Fix:  "Name another directory: converge init DIR. In a workspace go on with: converge plan " + documentName,
+	}
+}
+
+// fromDir gives a path as it is from a directory, where converge.yaml is going to be.
+func fromDir(dir, path string) (string, error) {
+	if path == "" || filepath.IsAbs(path) {
+		return path, nil
+	}
+	from, err := filepath.Abs(dir)
+	if err != nil {
+		return "", err
+	}
+	to, err := filepath.Abs(path)
+	if err != nil {
+		return "", err
+	}
+	return filepath.Rel(from, to)
+}
+
+// lookAt looks at all that the configuration reaches. It fails when nothing answers.
+func (a *app) lookAt(ctx context.Context, conf *config.File, site schema.Site) (*engine.Survey, error) {
+	s := &session{app: a, conf: conf, site: site.Name}
+	s.store = state.New(mem.New(mem.Options{}), site.Name)
+	found, err := s.survey(ctx, site)
+	if err != nil {
+		return nil, err
+	}
+	if unknown := found.Unknown(); len(unknown) > 0 && len(found.Observed.Things) == 0 {
+		return nil, &view.Problem{
+			What: "Carbide at " + conf.Carbide.Address + " cannot be looked at: nothing was written", Where: unknown[0].Error,
+			Fix: "Mend that, or leave out -carbide and say later in " + config.Name + " where it is.",
+		}
+	}
+	return found, nil
+}
+
+// beginnings gives the files of a new workspace.
+func beginnings(site schema.Site, reached all.Config) (map[string]string, error) {
+	conf, err := yaml.Marshal(struct {
+		Site       string `yaml:"site"`
+		all.Config `yaml:",inline"`
+	}{site.Name, reached})
+	if err != nil {
+		return nil, err
+	}
+	text := string(conf)
+	if reached.Carbide == nil {
+		text += `
+# Where the site is reached:
+#
+# carbide:
+#   address: HOST:PORT
+#   tls: {ca: ca.crt, cert: tls.crt, key: tls.key}
+# nodes:
+#   gpu-01: {ovs: "unix:/run/openvswitch/db.sock"}
+`
+	}
+	return map[string]string{
+		config.Name: text,
+		documentName: `apiVersion: "converge.dev/v1"
+
+// The ids of what converge makes derive from this one: it never changes.
+site: {name: "` + site.Name + `", id: "` + site.ID + `"}
+
+// What the site has, for example:
+//
+//	carbide: tenant: acme: {}
+//	carbide: vpc: prod: tenant: "acme"
+//
+// converge schema lists the kinds, converge schema carbide.vpc says what one may hold.
+carbide: {}
+`,
+		".gitignore": "/" + storeName + "/\n",
+	}, nil
+}
+
+// sayBegun says what was written and found, and what may come next.
+func (a *app) sayBegun(dir string, site schema.Site, wrote []string, found *engine.Survey) error {
+	counts, missing := map[string]int{}, []string{}
+	if found != nil {
+		for at, things := range found.Observed.Things {
+			counts[at.Kind] += len(things)
+		}
+		for at := range found.Observed.Unsupported {
+			missing = append(missing, at.Kind)
+		}
+		slices.Sort(missing)
+	}
+	if a.flags.json {
+		return a.printJSON(map[string]any{"site": site, "wrote": wrote, "found": counts, "unsupported": missing})
+	}
+	text := fmt.Sprintf("Wrote %s.\n", strings.Join(wrote, ", "))
+	total := 0
+	if found != nil {
+		text += fmt.Sprintf("\nCarbide answers, and serves %s:\n", view.Count(len(counts), "kind"))
+		for _, kind := range slices.Sorted(maps.Keys(counts)) {
+			text += fmt.Sprintf("  %6d  %s\n", counts[kind], kind)
+			total += counts[kind]
+		}
+		for _, kind := range missing {
+			text += fmt.Sprintf("       -  %s, which this server does not have\n", kind)
+		}
+		for _, u := range found.Unknown() {
+			text += fmt.Sprintf("       ?  %s: %s\n", u.Kind, u.Error)
+		}
+	}
+	at := ""
+	if dir != "." {
+		at = " -chdir=" + shellWord(dir)
+	}
+	text += "\nNext: converge" + at + " plan " + documentName + "\n"
+	if total > 0 {
+		text += "To see what exists as a document: converge" + at + " import -discover " + documentName + "\n"
+	}
+	a.print(text)
+	return nil
+}
