@@ -210,7 +210,7 @@ Both -flag and --flag are accepted.`,
 	add(groupLook, a.fmtCommand(), a.schemaCommand(), a.putCommand(), a.getCommand(), a.historyCommand(), a.diffCommand(), a.showCommand(), a.explainCommand(), a.graphCommand(), a.importCommand(), a.inventoryCommand())
 	add(groupRuns, a.runsCommand(), a.resumeCommand(), a.rollbackCommand())
 	add(groupState, a.stateCommand(), a.holdCommand(), a.releaseCommand(), a.freezeCommand(), a.lockCommand(), a.forceUnlockCommand(), a.auditCommand())
-	add(groupTools, a.devCommand(), a.versionCommand())
+	add(groupTools, a.devCommand(), a.manCommand(), a.versionCommand())
 	root.AddCommand(a.evalCommand())
 	return root
 }

@@ -103,11 +103,25 @@ func listCommands(b *strings.Builder, c *cobra.Command) {
 	}
 }
 
-func listFlags(b *strings.Builder, title string, set *pflag.FlagSet, skipPersistent bool) {
-	var rows [][2]string
+func listFlags(b *strings.Builder, title string, set *pflag.FlagSet, skip bool) {
+	rows := flagRows(set)
+	if skip || len(rows) == 0 {
+		return
+	}
 	width := 0
+	for _, r := range rows {
+		width = max(width, len(r[0]))
+	}
+	fmt.Fprintf(b, "\n%s\n", title)
+	for _, r := range rows {
+		fmt.Fprintf(b, "  %-*s  %s\n", width, r[0], r[1])
+	}
+}
+
+// flagRows gives each flag as it is written, and what it does.
+func flagRows(set *pflag.FlagSet) (rows [][2]string) {
 	set.VisitAll(func(f *pflag.Flag) {
-		if f.Hidden || f.Name == "help" || f.Name == "version" || skipPersistent {
+		if f.Hidden || f.Name == "help" || f.Name == "version" {
 			return
 		}
 		value, usage := pflag.UnquoteUsage(f)
@@ -116,13 +130,6 @@ func listFlags(b *strings.Builder, title string, set *pflag.FlagSet, skipPersist
 			name += "=" + strings.ToUpper(value)
 		}
 		rows = append(rows, [2]string{name, usage})
-		width = max(width, len(name))
 	})
-	if len(rows) == 0 {
-		return
-	}
-	fmt.Fprintf(b, "\n%s\n", title)
-	for _, r := range rows {
-		fmt.Fprintf(b, "  %-*s  %s\n", width, r[0], r[1])
-	}
+	return rows
 }
