@@ -141,7 +141,10 @@ func (a *app) apply(c *cobra.Command, f applying, args []string) (err error) {
 	if err != nil {
 		return err
 	}
-	a.view.Plan(p)
+	asked := !f.approve && f.approval == "" && !p.Empty()
+	if asked || !a.flags.quiet || a.flags.json || len(p.Refusals) > 0 || p.Partial() {
+		a.view.Plan(p)
+	}
 	switch {
 	case len(p.Refusals) > 0:
 		return &engine.RefusedError{Refusals: p.Refusals}

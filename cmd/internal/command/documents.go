@@ -172,6 +172,7 @@ It exits with 0 when they say the same, with 2 when they differ.`,
 		Args:              between(1, 2),
 		ValidArgsFunction: completeDocuments,
 	}
+	a.bindFull(c)
 	c.RunE = func(c *cobra.Command, args []string) error {
 		if len(args) == 1 { // the older one first
 			args = []string{"head", args[0]}
@@ -199,7 +200,7 @@ It exits with 0 when they say the same, with 2 when they differ.`,
 		if a.flags.json {
 			err = a.printJSON(d)
 		} else {
-			a.print(view.DiffText(d, a.style(a.sys.Stdout)))
+			a.print(view.DiffText(d, a.kinds, a.style(a.sys.Stdout), a.flags.layout))
 		}
 		if err == nil && len(d.Changed) > 0 {
 			err = outcome(exitDifferent)

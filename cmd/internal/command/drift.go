@@ -26,6 +26,7 @@ when a part of the site could not be seen.`,
   converge drift -json`,
 		Args: exactly(0),
 	}
+	a.bindFull(c)
 	c.RunE = func(c *cobra.Command, _ []string) error {
 		ctx := c.Context()
 		s, err := a.open(ctx, nil, nil)
@@ -59,7 +60,7 @@ when a part of the site could not be seen.`,
 		if a.flags.json {
 			err = a.printJSON(r)
 		} else {
-			a.print(view.DriftText(r, a.kinds, a.style(a.sys.Stdout)))
+			a.print(view.DriftText(r, a.kinds, a.style(a.sys.Stdout), a.flags.layout))
 		}
 		switch {
 		case err != nil:

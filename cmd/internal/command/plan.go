@@ -31,6 +31,7 @@ type planning struct {
 }
 
 func (f *planning) bind(a *app, c *cobra.Command) {
+	a.bindLayout(c)
 	p := c.Flags()
 	p.StringArrayVar(&f.target, "target", nil, "only this `ref` and what it needs; * stands for anything, may be repeated")
 	p.StringArrayVar(&f.exclude, "exclude", nil, "not this `ref` and not what needs it; may be repeated")
@@ -98,6 +99,8 @@ With -json the lines of Terraform's JSON UI are written; converge show -json FIL
 gives a saved plan as one document.`,
 		Example: `  converge plan site.cue
   converge plan -out=tfplan site.cue
+  converge plan -summary site.cue           counts instead of steps
+  converge plan -full -group-by=kind site.cue
   converge plan -detailed-exitcode          exits with 2 when there are changes
   converge plan -target='site/carbide.vpc/*' site.cue`,
 		ValidArgsFunction: completeDocuments,

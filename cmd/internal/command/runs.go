@@ -121,6 +121,7 @@ exactly, or when something has changed since.`,
 		ValidArgsFunction: a.completeRuns,
 	})
 	c.Flags().BoolVar(&f.approve, "auto-approve", false, "do not ask")
+	a.bindLayout(c)
 	c.Flags().BoolVar(&dry, "dry-run", false, "only show what would be undone")
 	c.RunE = func(c *cobra.Command, args []string) error {
 		ctx := c.Context()

@@ -42,6 +42,8 @@ type shared struct {
 	endpoints     []string
 	ca, cert, key string
 
+	layout view.PlanLayout // flags of the commands that show plans
+
 	evalTimeout time.Duration
 	evalMemory  int64
 }
@@ -54,7 +56,7 @@ func (f *shared) bind(c *cobra.Command) {
 	p.BoolVar(&f.json, "json", false, "write JSON to standard output, and nothing else")
 	p.BoolVar(&f.color, "color", false, "use colours even in a pipe")
 	p.BoolVar(&f.noColor, "no-color", false, "use no colours")
-	p.BoolVar(&f.quiet, "quiet", false, "show no progress")
+	p.BoolVar(&f.quiet, "quiet", false, "show no progress, and no plan where nobody is asked about it")
 	p.BoolVar(&f.input, "input", true, "ask where an answer is needed; -input=false never asks")
 	p.DurationVar(&f.lockTimeout, "lock-timeout", 0, "how long to wait for another process, a `duration` such as 5m")
 	p.IntVar(&f.parallelism, "parallelism", 10, "how many steps at the same time, a `n`umber; calls: carbide.parallel")
@@ -107,6 +109,9 @@ func (a *app) begin(c *cobra.Command) error {
 	if err := noneEmpty(c); err != nil {
 		return err
 	}
+	if g := string(f.layout.Group); g != "" && !slices.Contains(view.Groupings, g) {
+		return &view.Problem{What: fmt.Sprintf("-group-by: there is no grouping %q", g), Fix: "It is one of " + strings.Join(view.Groupings, ", ") + "." + nearest.DidYouMean(g, view.Groupings)}
+	}
 	if f.parallelism < 1 {
 		return &view.Problem{What: fmt.Sprintf("-parallelism is %d: want 1 or more", f.parallelism)}
 	}
@@ -132,19 +137,14 @@ func (a *app) newView(json bool, c *cobra.Command) view.View {
 	}
 	o := view.Options{
 		Out: a.out, Err: a.err, Kinds: a.kinds, Version: a.sys.Version, Quiet: a.flags.quiet,
-		OutStyle: a.style(a.sys.Stdout), ErrStyle: a.style(a.sys.Stderr),
+		OutStyle: a.style(a.sys.Stdout), ErrStyle: a.style(a.sys.Stderr), Layout: a.flags.layout,
 	}
 	if json && (c == nil || c.Annotations[jsonLines] != "") {
 		return view.NewJSON(o)
 	}
-	if fd := int(a.sys.Stderr.Fd()); term.IsTerminal(fd) && a.env["TERM"] != "dumb" && !a.env.automation() {
-		o.Live = func() int {
-			width, _, err := term.GetSize(fd)
-			if err != nil || width <= 0 { // some terminals do not say
-				return 80
-			}
-			return width
-		}
+	if f := a.sys.Stderr; term.IsTerminal(int(f.Fd())) && a.env["TERM"] != "dumb" && !a.env.automation() {
+		o.Live = func() int { return columns(f) }
+		o.Together = term.IsTerminal(int(a.sys.Stdout.Fd()))
 	}
 	if json {
 		return view.Document{Human: view.NewHuman(o)}
@@ -152,17 +152,40 @@ func (a *app) newView(json bool, c *cobra.Command) view.View {
 	return view.NewHuman(o)
 }
 
-// style says whether colours are shown on a file.
+// columns is how wide a terminal is.
+func columns(f *os.File) int {
+	width, _, err := term.GetSize(int(f.Fd()))
+	if err != nil || width <= 0 { // it is none, or one that does not say
+		return 80
+	}
+	return width
+}
+
+// style says whether colours are shown on a file, and how wide it is.
 func (a *app) style(f *os.File) view.Style {
+	s := view.Style{Width: columns(f)}
 	switch {
 	case a.flags.noColor:
-		return view.Style{}
 	case a.flags.color, a.env.yes("CLICOLOR_FORCE"):
-		return view.Style{Color: true}
+		s.Color = true
 	case a.env["NO_COLOR"] != "", a.env["TERM"] == "dumb":
-		return view.Style{}
+	default:
+		s.Color = term.IsTerminal(int(f.Fd()))
 	}
-	return view.Style{Color: term.IsTerminal(int(f.Fd()))}
+	return s
+}
+
+// bindLayout adds the flags that say how a plan is shown.
+func (a *app) bindLayout(c *cobra.Command) {
+	a.bindFull(c)
+	c.Flags().BoolVar(&a.flags.layout.Summary, "summary", false, "show only numbers: of each scope and kind, or of what -group-by says")
+	c.Flags().StringVar((*string)(&a.flags.layout.Group), "group-by", "", "put steps together by wave (the order of the run; the default), scope, kind or action, a `part`")
+	_ = c.RegisterFlagCompletionFunc("group-by", cobra.FixedCompletions(view.Groupings, cobra.ShellCompDirectiveNoFileComp))
+}
+
+// bindFull adds the flag that shows values completely.
+func (a *app) bindFull(c *cobra.Command) {
+	c.Flags().BoolVar(&a.flags.layout.Full, "full", false, "cut no value, however long")
 }
 
 // openLog starts the log when one is asked for.

@@ -29,6 +29,7 @@ saying whether this site's store made it: converge apply finds that out.
 With -json a plan has the keys of terraform show -json, and beside them, under
 "converge", what Terraform does not know; so has what is remembered.`,
 		Example: `  converge show tfplan
+  converge show -full tfplan
   converge show -json tfplan
   converge show -run=20261120-121537.042-9f3a01
   converge show`,
@@ -36,6 +37,7 @@ With -json a plan has the keys of terraform show -json, and beside them, under
 	}
 	c.Flags().StringVar(&run, "run", "", "show the run with this `id`")
 	c.Flags().BoolVar(&document, "document", false, "show the newest document")
+	a.bindLayout(c)
 	_ = c.RegisterFlagCompletionFunc("run", a.completeRuns)
 	c.MarkFlagsMutuallyExclusive("run", "document")
 	c.RunE = func(c *cobra.Command, args []string) error {
@@ -81,7 +83,7 @@ func (a *app) showPlan(ctx context.Context, path string) error {
 		return err
 	}
 	if !a.flags.json {
-		a.print(view.PlanText(saved.Plan, a.kinds, a.style(a.sys.Stdout)))
+		a.print(view.PlanText(saved.Plan, a.kinds, a.style(a.sys.Stdout), a.flags.layout))
 		return nil
 	}
 	info, err := os.Stat(path)

@@ -10,8 +10,8 @@ import (
 )
 
 // DriftText shows how a site differs from what was applied last.
-func DriftText(r *drift.Report, kinds schema.Kinds, s Style) string {
-	t := planText{Style: s, kinds: kinds}
+func DriftText(r *drift.Report, kinds schema.Kinds, s Style, l PlanLayout) string {
+	t := planText{Style: s, PlanLayout: l, kinds: kinds}
 	var drifted, unstated []plan.Drift
 	for _, d := range r.Unstated {
 		unstated = append(unstated, plan.Drift{Ref: d.Ref, Changes: d.Changes})
@@ -35,12 +35,12 @@ func DriftText(r *drift.Report, kinds schema.Kinds, s Style) string {
 	case len(unstated) > 0:
 		summary = fmt.Sprintf("Drift: what the document does not state changed outside converge of %d of %s.", len(unstated), count(r.Recorded, "resource"))
 	}
-	t.line("%s", t.paint(bold, summary))
+	t.words(0, 0, span{text: summary, color: bold})
 	t.drift("Changed outside converge since the last run:", drifted)
 	t.drift("Also changed since, not managed (no plan undoes it; state in the document how it is to be, or undo it there):", unstated)
 	t.foreign(append(append([]plan.Foreign{}, r.Foreign...), r.Strays...))
 	t.places("Unknown, so that nothing is decided about it:", r.Unknown)
-	return t.b.String()
+	return t.text()
 }
 
 // MaskDrift gives a report without the values of secret fields.
@@ -121,8 +121,8 @@ func Compare(kinds schema.Kinds, from, to *schema.Document, fromName, toName str
 }
 
 // DiffText shows how two documents differ.
-func DiffText(d DocumentDiff, s Style) string {
-	t := planText{Style: s}
+func DiffText(d DocumentDiff, kinds schema.Kinds, s Style, l PlanLayout) string {
+	t := planText{Style: s, PlanLayout: l, kinds: kinds}
 	if len(d.Changed) == 0 {
 		t.line("No differences between %s and %s.", clean(d.From), clean(d.To))
 		return t.b.String()
@@ -135,7 +135,7 @@ func DiffText(d DocumentDiff, s Style) string {
 			note = "  lifecycle, timeouts or depends_on"
 		}
 		t.line("%s %s%s", t.paint(color, fmt.Sprintf("%4s", sign)), clean(r.Ref.String()), note)
-		t.changes(r.Ref.Kind, r.Changes, true)
+		t.changes(r.Ref.Kind, r.Changes, nil, nil, true)
 	}
-	return t.b.String()
+	return t.text()
 }

@@ -5,10 +5,12 @@ import (
 	"errors"
 	"fmt"
 	"io"
+	"slices"
 	"strings"
 	"sync"
 	"time"
 
+	"converge.dev/converge/engine"
 	"converge.dev/converge/engine/event"
 	"converge.dev/converge/engine/plan"
 	"converge.dev/converge/providers"
@@ -29,7 +31,8 @@ type Human struct {
 	done     int
 	total    int
 	undo     bool
-	plan     *plan.Plan
+	plan     *plan.Plan // that is carried out
+	shown    *plan.Plan // that was shown last
 	verified *event.Verified
 	drawn    int // lines on the terminal that the next drawing replaces
 	ended    bool
@@ -88,7 +91,10 @@ func (h *Human) Close() {
 
 // Plan implements [View].
 func (h *Human) Plan(p *plan.Plan) {
-	h.result(PlanText(p, h.o.Kinds, h.o.OutStyle))
+	h.mu.Lock()
+	h.shown = p
+	h.mu.Unlock()
+	h.result(PlanText(p, h.o.Kinds, h.o.OutStyle, h.o.Layout))
 }
 
 // Diagnostics implements [View].
@@ -98,7 +104,27 @@ func (h *Human) Diagnostics(ds load.Diagnostics) {
 
 // Error implements [View].
 func (h *Human) Error(err error) {
-	h.print(h.o.Err, Explain(err).Text(h.o.ErrStyle))
+	h.print(h.o.Err, h.explain(err).Text(h.o.ErrStyle))
+}
+
+// explain gives an error as a problem, without the reasons that the plan told that stands above it.
+func (h *Human) explain(err error) *Problem {
+	p := Explain(err)
+	h.mu.Lock()
+	defer h.mu.Unlock()
+	if !h.o.Together || h.shown == nil {
+		return p
+	}
+	var refused *engine.RefusedError
+	var unknown *engine.UnknownError
+	above := *p
+	above.Where = "The plan above says why."
+	switch {
+	case errors.As(err, &refused) && len(refused.Refusals) > 0 && slices.Equal(refused.Refusals, h.shown.Refusals),
+		errors.As(err, &unknown) && len(h.shown.Unknown)+len(h.shown.Omitted) > 0:
+		return &above
+	}
+	return p
 }
 
 // Warn implements [View].
@@ -269,6 +295,9 @@ func (h *Human) seen(e event.Observed) {
 			h.told = map[string]bool{}
 		}
 		h.told[why] = true
+		if h.o.Together && h.plan == nil { // what is shown next says it
+			return
+		}
 		h.progress("%s", h.o.ErrStyle.paint(yellow, fmt.Sprintf("%s/%s cannot be seen: %s", clean(e.Scope), clean(e.Kind), clean(why))))
 	}
 }

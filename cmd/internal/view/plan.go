@@ -1,7 +1,9 @@
 package view
 
 import (
+	"bytes"
 	"fmt"
+	"maps"
 	"slices"
 	"strings"
 	"unicode/utf8"
@@ -12,19 +14,63 @@ import (
 	"converge.dev/converge/schema"
 )
 
+// A PlanLayout says how much of a plan is shown, and in which order.
+type PlanLayout struct {
+	Full    bool     // no value is cut
+	Summary bool     // only numbers
+	Group   Grouping // of the steps; of what is counted, the kinds of each scope when empty
+}
+
+// A Grouping is what steps are put together by.
+type Grouping string
+
+// The groupings.
+const (
+	ByWave   Grouping = "wave" // the order in which they are carried out; so is no grouping
+	ByScope  Grouping = "scope"
+	ByKind   Grouping = "kind"
+	ByAction Grouping = "action"
+)
+
+// Groupings lists all of them.
+var Groupings = []string{string(ByWave), string(ByScope), string(ByKind), string(ByAction)}
+
+// of names the group of a step.
+func (g Grouping) of(s *plan.Step) string {
+	switch g {
+	case ByScope:
+		return s.Ref.Scope
+	case ByKind:
+		return s.Ref.Kind
+	case ByAction:
+		sign, _ := symbol(s)
+		return meaning(sign)
+	}
+	return fmt.Sprintf("Wave %d", s.Wave+1)
+}
+
 // A planText writes a plan for people.
 type planText struct {
 	Style
-	kinds schema.Kinds
-	b     strings.Builder
+	PlanLayout
+	kinds  schema.Kinds
+	b      bytes.Buffer
+	cuts   int          // how many values are not shown completely
+	second map[int]bool // steps that end a replacement, whose cause is told
 }
 
-// PlanText gives a plan as text: a summary, the steps wave by wave with what changes, everything that was noticed, and
-// the summary once more.
-func PlanText(p *plan.Plan, kinds schema.Kinds, s Style) string {
-	t := planText{Style: s, kinds: kinds}
+// PlanText gives a plan as text: the steps with what changes, everything that was noticed, each thing once, and at the
+// end, where a terminal stands then, the numbers of it.
+func PlanText(p *plan.Plan, kinds schema.Kinds, s Style, l PlanLayout) string {
+	t := planText{Style: s, PlanLayout: l, kinds: kinds}
 	t.plan(p)
-	return t.b.String()
+	return t.text()
+}
+
+// text gives what was written, with a word about what was cut.
+func (t *planText) text() string {
+	t.cut()
+	return strings.TrimPrefix(t.b.String(), "\n")
 }
 
 // Summary gives the numbers of a plan in one line. A replacement is one to add and one to destroy, as Terraform counts.
@@ -81,20 +127,31 @@ func nothing(p *plan.Plan) string {
 	return fmt.Sprintf("No changes. The site is as the document says: %s.", unchanged)
 }
 
+// cut says that something is not shown completely, and how it is shown.
+func (t *planText) cut() {
+	if t.cuts > 0 {
+		t.line("")
+		t.words(0, 0, span{text: fmt.Sprintf("… stands where %s cut. To see everything: -full", map[bool]string{true: "a value is", false: count(t.cuts, "value") + " are"}[t.cuts == 1]), color: dim})
+		t.cuts = 0
+	}
+}
+
 func (t *planText) plan(p *plan.Plan) {
-	t.line("%s  %s", t.paint(bold, Summary(p)), t.paint(dim, planOrigin(p)))
-	t.steps(p)
-	t.drift("Changed outside converge since the last run:", p.Drift)
+	if t.Summary {
+		t.totals(p)
+	} else {
+		t.steps(p)
+		t.drift("Changed outside converge since the last run:", p.Drift)
+	}
 	t.foreign(p.Unmanaged)
 	t.places("Unknown, so that nothing is decided about it:", p.Unknown)
 	t.places("Not supported by the server:", p.Unsupported)
 	t.omitted(p.Omitted)
 	t.externals(p.Externals)
 	t.refusals(p.Refusals)
-	if !p.Empty() {
-		t.line("")
-		t.line("%s", t.paint(bold, Summary(p)))
-	}
+	t.cut()
+	t.line("")
+	t.words(0, 2, span{text: Summary(p), color: bold}, span{text: "  " + strings.ReplaceAll(planOrigin(p), " ", stuck), color: dim})
 	t.ends(p)
 }
 
@@ -108,8 +165,8 @@ func (t *planText) ends(p *plan.Plan) {
 	if p.NoReturn == 0 {
 		before = ""
 	}
-	t.line("It ends applied, %sor partial when one fails after it.", before)
-	t.line("What cannot be undone exactly (%s) needs an approval of this plan: yes to the question, or -approve=%s", count(late, "step"), p.Approval()[:plan.ShortApproval])
+	t.words(0, 0, span{text: "It ends applied, " + before + "or partial when one fails after it."})
+	t.words(0, 0, span{text: fmt.Sprintf("What cannot be undone exactly (%s) needs an approval of this plan: yes to the question, or -approve=%s", count(late, "step"), p.Approval()[:plan.ShortApproval])})
 }
 
 func planOrigin(p *plan.Plan) string {
@@ -142,9 +199,19 @@ func (t *planText) line(format string, args ...any) {
 	t.b.WriteString(strings.TrimRight(fmt.Sprintf(format, args...), " ") + "\n")
 }
 
+// words writes text, broken at blanks: at begins the first line, hang all others.
+func (t *planText) words(at, hang int, spans ...span) {
+	t.b.WriteString(strings.Repeat(" ", at) + t.flow(at, hang, spans) + "\n")
+}
+
+// item writes something with a mark before it, such as a thing that was noticed.
+func (t *planText) item(color, sign string, spans ...span) {
+	t.b.WriteString(t.paint(color, fmt.Sprintf("%4s", sign)) + " " + t.flow(5, margin, spans) + "\n")
+}
+
 func (t *planText) head(format string, args ...any) {
 	t.line("")
-	t.line("%s", t.paint(bold, fmt.Sprintf(format, args...)))
+	t.words(0, 0, span{text: fmt.Sprintf(format, args...), color: bold})
 }
 
 // symbol gives the sign of a step and its colour.
@@ -169,44 +236,104 @@ var meanings = []struct{ sign, meaning string }{
 	{"=", "adopt: take over what is there"}, {".", "forget: leave what is there"},
 }
 
+// meaning says what a sign stands for.
+func meaning(sign string) string {
+	for _, m := range meanings {
+		if m.sign == sign {
+			return m.meaning
+		}
+	}
+	return sign
+}
+
 func (t *planText) steps(p *plan.Plan) {
 	if p.Empty() {
 		return
 	}
-	used := map[string]bool{}
-	width := 0
+	t.second = map[int]bool{}
+	first := map[schema.Ref]bool{}
 	for i := range p.Steps {
-		sign, _ := symbol(&p.Steps[i])
-		used[sign] = true
+		if s := &p.Steps[i]; s.Replace && !s.Stray {
+			t.second[i] = first[s.Ref]
+			first[s.Ref] = true
+		}
+	}
+	shared := t.legend(p)
+	width := 0
+	order := make([]*plan.Step, len(p.Steps))
+	for i := range p.Steps {
+		order[i] = &p.Steps[i]
 		width = max(width, utf8.RuneCountInString(p.Steps[i].Ref.String()))
 	}
 	width = min(width, 60)
-	var legend []string
-	for _, m := range meanings {
-		if used[m.sign] {
-			legend = append(legend, m.sign+" "+m.meaning)
+	sizes := map[string]string{}
+	if t.Group != "" && t.Group != ByWave {
+		slices.SortStableFunc(order, func(a, b *plan.Step) int { return strings.Compare(t.Group.of(a), t.Group.of(b)) })
+		n := map[string]int{}
+		for _, s := range order {
+			n[t.Group.of(s)]++
+			sizes[t.Group.of(s)] = "  " + count(n[t.Group.of(s)], "step")
 		}
 	}
-	t.line("%s", t.paint(dim, strings.Join(legend, "   ")))
-	wave := -1
-	for i := range p.Steps {
-		s := &p.Steps[i]
-		if i == p.NoReturn {
-			t.noReturn(len(p.Irreversible()))
+	group, alike := "", false
+	for i, s := range order {
+		if len(order) > p.NoReturn && s == &p.Steps[p.NoReturn] && (t.Group == "" || t.Group == ByWave) {
+			alike = t.noReturn(p.Irreversible())
 		}
-		if s.Wave != wave {
-			wave = s.Wave
-			t.head("Wave %d", wave+1)
+		if g := t.Group.of(s); i == 0 || g != group {
+			group = g
+			t.line("")
+			t.words(0, 0, span{text: clean(g), color: bold}, span{text: sizes[g], color: dim})
 		}
-		t.step(s, width, i >= p.NoReturn)
+		t.step(s, width, s.ID >= p.NoReturn, alike, shared)
 	}
 }
 
-// noReturn separates what can be undone from what comes after it. N is how many of those steps cannot be undone exactly; the
-// others need them.
-func (t *planText) noReturn(n int) {
+// legend explains the signs. A reason that all steps of a sign have is told there, once, and returned.
+func (t *planText) legend(p *plan.Plan) (shared map[string]string) {
+	counts := map[string]int{}
+	shared = map[string]string{}
+	for i := range p.Steps {
+		sign, _ := symbol(&p.Steps[i])
+		why := t.reason(&p.Steps[i])
+		if counts[sign]++; counts[sign] == 1 {
+			shared[sign] = why
+		} else if shared[sign] != why {
+			shared[sign] = ""
+		}
+	}
+	var legend []span
+	for _, m := range meanings {
+		if counts[m.sign] == 0 {
+			continue
+		}
+		plain := p.Destroy && m.sign == "-" // nobody asks why
+		if counts[m.sign] == 1 && !plain {
+			delete(shared, m.sign)
+		}
+		text := strings.ReplaceAll(m.sign+" "+m.meaning, " ", stuck)
+		if why := shared[m.sign]; why != "" && !plain {
+			text += " (" + why + ")"
+		}
+		if len(legend) > 0 {
+			text = "   " + text
+		}
+		legend = append(legend, span{text: text, color: dim})
+	}
+	t.words(0, 2, legend...)
+	return shared
+}
+
+// noReturn separates what can be undone from what comes after it. Late are those of the steps below that cannot be undone
+// exactly; the others need them. When undoing means the same for all of them, it is said here, once.
+func (t *planText) noReturn(late []*plan.Step) (alike bool) {
+	alike = !slices.ContainsFunc(late, func(s *plan.Step) bool { return s.Undo != late[0].Undo })
 	t.line("")
-	t.line("%s", t.paint(red, fmt.Sprintf("──── point of no return: %s below cannot be undone exactly ────", count(n, "step"))))
+	t.words(0, 5, span{text: fmt.Sprintf("──── point of no return: %s below cannot be undone exactly ────", count(len(late), "step")), color: red})
+	if alike {
+		t.words(5, 5, span{text: "[" + undoing(late[0].Undo) + "]", color: dim})
+	}
+	return alike
 }
 
 // undoing says in words what undoing a step brings back.
@@ -222,77 +349,87 @@ func undoing(r providers.Revert) string {
 	return "cannot be undone"
 }
 
-func (t *planText) step(s *plan.Step, width int, late bool) {
-	sign, color := symbol(s)
+// reason says why a step is there, and what it interrupts. The cause of a replacement is told by its first half.
+func (t *planText) reason(s *plan.Step) string {
 	reason := clean(s.Reason)
-	if s.Replace && s.Action == plan.Delete {
+	told := t.second[s.ID]
+	switch {
+	case !s.Replace:
+	case s.Stray:
+		reason = "the old one is removed when nothing refers to it any more"
+	case s.Action == plan.Delete && told:
+		reason = "removed"
+	case s.Action == plan.Delete:
 		reason = "removed first: " + reason
-		if s.Stray {
-			reason = "the old one is removed when nothing refers to it any more"
-		}
-	}
-	if s.Replace && s.Action == plan.Create {
+	case s.Action == plan.Create && told:
+		reason = "made anew"
+	case s.Action == plan.Create:
 		reason = "made anew: " + reason
 	}
 	if s.Disruption != "" {
 		reason += ", interrupts " + clean(s.Disruption)
 	}
+	return reason
+}
+
+func (t *planText) step(s *plan.Step, width int, late, alike bool, shared map[string]string) {
+	sign, color := symbol(s)
+	reason := t.reason(s)
+	if shared[sign] == reason {
+		reason = ""
+	}
 	switch {
 	case s.Leaves:
 		reason += "  [can never be deleted: an undo forgets it, and it stays]"
+	case alike && !s.Undo.Reversible():
 	case late || s.Undo == providers.Restart:
 		reason += "  [" + undoing(s.Undo) + "]"
 	}
-	t.line("%s %s  %s", t.paint(color, fmt.Sprintf("%4s", sign)), pad(clean(s.Ref.String()), width), t.paint(dim, reason))
+	reason = strings.TrimSpace(reason)
+	ref := clean(s.Ref.String())
+	lead := t.paint(color, fmt.Sprintf("%4s", sign)) + " "
 	switch {
+	case reason == "":
+		t.line("%s%s", lead, ref)
+	case 5+max(width, utf8.RuneCountInString(ref))+2+utf8.RuneCountInString(reason) <= t.width():
+		t.line("%s%s  %s", lead, pad(ref, width), t.paint(dim, reason))
+	default:
+		t.line("%s%s", lead, ref)
+		t.words(margin, margin, span{text: reason, color: dim})
+	}
+	switch {
+	case s.Replace && s.Action == plan.Delete, s.Action == plan.Adopt, s.Action == plan.Forget: // nothing of it is lost
 	case s.Action == plan.Create && !s.Replace:
-		t.fields(s)
-	case s.Action == plan.Create || s.Action == plan.Update:
-		t.changes(s.Ref.Kind, s.Changes, s.Replace)
+		t.spec(added, s.Ref.Kind, s.After)
+	case s.Action == plan.Delete:
+		t.spec(removed, s.Ref.Kind, s.Before)
+	default:
+		t.changes(s.Ref.Kind, s.Changes, s.Before, s.After, s.Replace)
 	}
 	for _, c := range s.Chosen {
-		t.line("         %s", t.paint(dim, fmt.Sprintf("%s was chosen: %s", clean(c.Field), clean(c.Why))))
+		t.words(margin+2, margin+2, span{text: fmt.Sprintf("%s was chosen: %s", clean(c.Field), clean(c.Why)), color: dim})
 	}
 }
 
-// fields shows what a new thing will be.
-func (t *planText) fields(s *plan.Step) {
-	spec, _ := mask(t.kinds[s.Ref.Kind], s.After)
-	names := make([]string, 0, len(spec))
-	width := 0
-	for n := range spec {
-		names = append(names, n)
-		width = max(width, utf8.RuneCountInString(n))
+// spec shows what a new thing will be, or what one was that goes.
+func (t *planText) spec(m mark, kind string, spec schema.Object) {
+	in := slot{depth: -1}
+	if k := t.kinds[kind]; k != nil {
+		in.field = &schema.Field{Type: schema.Struct, Fields: k.Fields}
 	}
-	slices.Sort(names)
-	for _, n := range names {
-		t.line("       %s  %s", pad(clean(n), width), t.paint(green, value(spec[n])))
+	shown, _ := mask(t.kinds[kind], spec)
+	for _, s := range in.of(shown, "") {
+		t.whole(func() { t.lay(m, s, keyOf(s.field), shown[s.name]) })
 	}
 }
 
-// changes shows paths with their values before and after, in columns.
-func (t *planText) changes(kind string, changes []diff.Change, replace bool) {
-	paths, olds := 0, 0
-	shown := make([]diff.Change, len(changes))
-	for i, c := range changes {
-		shown[i] = conceal(t.kinds[kind], c)
-		paths = max(paths, utf8.RuneCountInString(c.Path))
-		if !shown[i].Secret {
-			olds = max(olds, utf8.RuneCountInString(value(shown[i].Before)))
-		}
-	}
-	paths, olds = min(paths, 48), min(olds, 40)
-	for _, c := range shown {
-		text := "       " + pad(clean(c.Path), paths) + "  "
-		if c.Secret {
-			text += "(sensitive value)"
-		} else {
-			text += pad(value(c.Before), olds) + " → " + t.paint(green, value(c.After))
-		}
-		if c.Replaces && replace {
-			text += t.paint(red, "  # forces replacement")
-		}
-		t.line("%s", text)
+// changes shows what differs, where it lies in the document. Before and after are the whole specs, where they are known.
+func (t *planText) changes(kind string, changes []diff.Change, before, after schema.Object, replace bool) {
+	k := t.kinds[kind]
+	was, _ := mask(k, before)
+	is, _ := mask(k, after)
+	for _, b := range tree(k, concealAll(k, changes)) {
+		t.whole(func() { t.branches([]*branch{b}, "", map[string]any(was), map[string]any(is), replace) })
 	}
 }
 
@@ -302,44 +439,55 @@ func (t *planText) drift(head string, drift []plan.Drift) {
 	}
 	t.head("%s", head)
 	for _, d := range drift {
+		ref := span{text: clean(d.Ref.String())}
 		switch {
 		case d.Missing:
-			t.line("%s %s  is gone", t.paint(red, "   -"), clean(d.Ref.String()))
+			t.item(red, "-", ref, span{text: "  is gone"})
 		case d.Failed != "":
-			t.line("%s %s  has failed: %s", t.paint(red, "   !"), clean(d.Ref.String()), clean(d.Failed))
+			t.item(red, "!", ref, span{text: "  has failed: " + clean(d.Failed)})
 		default:
-			t.line("%s %s", t.paint(yellow, "   ~"), clean(d.Ref.String()))
+			t.item(yellow, "~", ref)
 		}
-		t.changes(d.Ref.Kind, d.Changes, false)
+		t.changes(d.Ref.Kind, d.Changes, nil, nil, false)
 	}
 }
 
-// foreign counts what nobody declared, by scope and kind. Strays are named: they are ours, and lost.
+// foreign counts what nobody declared, by kind. Strays are named: they are ours, and lost.
 func (t *planText) foreign(things []plan.Foreign) {
-	type place struct{ scope, kind string }
-	var places []place
-	counts := map[place]int{}
+	counts := map[string]int{}
+	scopes := map[string]map[string]bool{}
 	var strays []plan.Foreign
 	for _, f := range things {
 		if f.Stray {
 			strays = append(strays, f)
 			continue
 		}
-		at := place{f.Scope, f.Kind}
-		if counts[at]++; counts[at] == 1 {
-			places = append(places, at)
+		if counts[f.Kind]++; scopes[f.Kind] == nil {
+			scopes[f.Kind] = map[string]bool{}
 		}
+		scopes[f.Kind][f.Scope] = true
 	}
-	if len(places) > 0 {
-		t.head("Not managed here, and left alone:")
-		for _, at := range places {
-			t.line("     %d × %s/%s", counts[at], clean(at.scope), clean(at.kind))
+	if len(counts) > 0 {
+		var parts []string
+		for _, kind := range slices.Sorted(maps.Keys(counts)) {
+			text := fmt.Sprintf("%d %s", counts[kind], clean(kind))
+			if in := slices.Collect(maps.Keys(scopes[kind])); len(in) > 1 {
+				text += fmt.Sprintf(" in %d scopes", len(in))
+			} else if in[0] != schema.ScopeSite {
+				text += " on " + clean(in[0])
+			}
+			parts = append(parts, text)
 		}
+		t.line("")
+		t.words(0, 2, span{text: "Not managed here, and left alone: ", color: bold}, span{text: strings.Join(parts, ", ")})
 	}
 	if len(strays) > 0 {
 		t.head("Made for this site by converge, but neither declared nor recorded (declare them to adopt them, or remove them by hand):")
-		for _, f := range strays {
-			t.line("     %s/%s/%s  id %s", clean(f.Scope), clean(f.Kind), clean(f.Name), clean(f.ID))
+		for i, f := range strays {
+			if t.more(i, len(strays)) {
+				break
+			}
+			t.item("", "", span{text: fmt.Sprintf("%s/%s/%s  id %s", clean(f.Scope), clean(f.Kind), clean(f.Name), clean(f.ID))})
 		}
 	}
 }
@@ -349,12 +497,25 @@ func (t *planText) refusals(rs []plan.Refusal) {
 		return
 	}
 	t.head("Refused. This plan cannot be applied:")
-	for _, r := range rs {
+	for i, r := range rs {
+		if t.more(i, len(rs)) {
+			break
+		}
 		on := ""
 		if !r.Ref.IsZero() {
 			on = clean(r.Ref.String()) + ": "
 		}
-		t.line("%s %s%s", t.paint(red, "   ✗"), on, clean(r.Reason))
-		t.line("     %s", clean(r.Remedy))
+		t.item(red, "✗", span{text: on + clean(r.Reason)})
+		t.words(margin, margin, span{text: clean(r.Remedy), color: dim})
 	}
+}
+
+// more reports whether item i of a list of n is one too many for a summary, and says then how many there are.
+func (t *planText) more(i, n int) bool {
+	const most = 3
+	if !t.Summary || i < most {
+		return false
+	}
+	t.item("", "", span{text: fmt.Sprintf("and %d more", n-most), color: dim})
+	return true
 }

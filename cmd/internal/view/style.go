@@ -1,8 +1,6 @@
 package view
 
 import (
-	"bytes"
-	"encoding/json"
 	"fmt"
 	"strconv"
 	"strings"
@@ -13,6 +11,15 @@ import (
 // A Style says how text looks.
 type Style struct {
 	Color bool
+	Width int // columns that a line may have; 80 when zero
+}
+
+// width is how many columns a line may have. On very narrow terminals lines are wider than they are.
+func (s Style) width() int {
+	if s.Width == 0 {
+		return 80
+	}
+	return max(s.Width, 40)
 }
 
 // Colours, as parameters of the escape sequence.
@@ -27,8 +34,100 @@ const (
 	cyan   = "36"
 )
 
+// A span is text in one colour.
+type span struct {
+	text, color string
+	value       bool // may be cut where a word is longer than a line
+}
+
+// stuck is a blank at which no line is broken.
+const stuck = "\u00a0"
+
+// flow breaks text at blanks, so that no line is longer than the width. The text begins in column at, and every further
+// line at hang. A word that is wider than that, such as a key, is cut where that is allowed and longer otherwise.
+func (t *planText) flow(at, hang int, spans []span) string {
+	words := [][]span{nil}
+	for _, s := range spans {
+		for i, piece := range strings.Split(s.text, " ") {
+			if i > 0 {
+				words = append(words, nil)
+			}
+			if piece != "" {
+				words[len(words)-1] = append(words[len(words)-1], span{strings.ReplaceAll(piece, stuck, " "), s.color, s.value})
+			}
+		}
+	}
+	var b, run strings.Builder // run: what has one colour
+	color := ""
+	write := func(text, c string) {
+		if c != color {
+			b.WriteString(t.paint(color, run.String()))
+			run.Reset()
+			color = c
+		}
+		run.WriteString(text)
+	}
+	blanks := 0
+	for i, word := range words {
+		n := length(word)
+		if i > 0 {
+			blanks++
+		}
+		if n == 0 {
+			continue
+		}
+		if room := t.room(at+blanks, words[i+1:]); n > opaque && n > room && at+blanks+n > t.width() && word[0].value && !t.Full {
+			if room < opaque { // it begins on a line of its own
+				room = t.room(hang, words[i+1:])
+			}
+			if n > room {
+				word = []span{{cut(word[0].text, room-length(word[1:])), word[0].color, true}}
+				n = length(word)
+				t.cuts++
+			}
+		}
+		if at+blanks+n > t.width() && at > hang {
+			write("\n"+strings.Repeat(" ", hang), "")
+			at, blanks = hang, 0
+		}
+		if blanks > 0 && color != word[0].color {
+			write(strings.Repeat(" ", blanks), "")
+		} else {
+			write(strings.Repeat(" ", blanks), color)
+		}
+		for _, s := range word {
+			write(s.text, s.color)
+		}
+		at, blanks = at+blanks+n, 0
+	}
+	write("", "end")
+	return b.String()
+}
+
+// opaque is how long words are that nobody reads letter by letter.
+const opaque = 32
+
+// room is how long a word may be that begins in a column, so that what follows it stands on the same line if that is short.
+func (t *planText) room(at int, rest [][]span) int {
+	after := 0
+	for _, word := range rest {
+		after += 1 + length(word)
+	}
+	if after > opaque {
+		after = 0
+	}
+	return t.width() - at - after
+}
+
+func length(word []span) (n int) {
+	for _, s := range word {
+		n += utf8.RuneCountInString(s.text)
+	}
+	return n
+}
+
 func (s Style) paint(color, text string) string {
-	if !s.Color || text == "" {
+	if !s.Color || color == "" || strings.TrimSpace(text) == "" {
 		return text
 	}
 	return "\x1b[" + color + "m" + text + "\x1b[0m"
@@ -67,24 +166,10 @@ func cleanLines(s string) string {
 	return strings.Join(lines, "\n")
 }
 
-// longest is how many characters of one value are shown.
-const longest = 100
-
 // value shows one JSON value on one line; what does not fit is cut.
 func value(v any) string {
-	if v == nil {
-		return "(none)"
-	}
-	if s, ok := v.(string); ok {
-		return cut(strconv.Quote(s), longest)
-	}
-	var b bytes.Buffer
-	e := json.NewEncoder(&b)
-	e.SetEscapeHTML(false)
-	if err := e.Encode(v); err != nil {
-		return "(not JSON: " + err.Error() + ")"
-	}
-	return cut(clean(strings.TrimSuffix(b.String(), "\n")), longest)
+	text, _ := inline(v, "")
+	return cut(text, 100)
 }
 
 // cut shortens text to n characters.

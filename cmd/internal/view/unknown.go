@@ -40,16 +40,21 @@ func (t *planText) places(head string, places []plan.Unknown) {
 		return
 	}
 	t.head("%s", head)
-	for _, c := range causes(places) {
-		mark := t.paint(yellow, "   ?")
+	list := causes(places)
+	for i, c := range list {
+		if t.more(i, len(list)) {
+			break
+		}
+		where := strings.Join(c.places, ", ")
+		if t.Summary && len(c.places) > 1 {
+			where = count(len(c.places), "kind")
+		}
 		if len(c.places) == 1 {
-			t.line("%s %s  %s", mark, clean(c.places[0]), clean(c.error))
+			t.item(yellow, "?", span{text: clean(where) + "  " + clean(c.error)})
 			continue
 		}
-		t.line("%s %s", mark, clean(c.error))
-		for _, p := range c.places {
-			t.line("       %s", clean(p))
-		}
+		t.item(yellow, "?", span{text: clean(c.error)})
+		t.words(margin, margin, span{text: clean(where), color: dim})
 	}
 }
 
@@ -59,8 +64,11 @@ func (t *planText) omitted(list []plan.Omission) {
 		return
 	}
 	t.head("Left out:")
-	for _, o := range list {
-		t.line("%s %s  %s", t.paint(yellow, "   ?"), clean(o.Ref.String()), clean(o.Reason))
+	for i, o := range list {
+		if t.more(i, len(list)) {
+			break
+		}
+		t.item(yellow, "?", span{text: clean(o.Ref.String()) + "  " + clean(o.Reason)})
 	}
 }
 

@@ -51,6 +51,8 @@ type Options struct {
 
 	// Human only.
 	OutStyle, ErrStyle Style
+	Layout             PlanLayout         // of plans
+	Together           bool               // whoever reads standard output reads standard error too: nothing is told on both
 	Live               func() (width int) // optional: redraw what is running on Err, a terminal of that many columns
 	Quiet              bool               // no progress
 

@@ -133,10 +133,10 @@ func noSecrets(t *testing.T, text string) {
 }
 
 func TestPlanText(t *testing.T) {
-	text := view.PlanText(samplePlan(), kinds, view.Style{})
+	text := view.PlanText(samplePlan(), kinds, view.Style{}, view.PlanLayout{})
 	noSecrets(t, text)
 	golden(t, "plan.txt", text)
-	colored := view.PlanText(samplePlan(), kinds, view.Style{Color: true})
+	colored := view.PlanText(samplePlan(), kinds, view.Style{Color: true}, view.PlanLayout{})
 	noSecrets(t, colored)
 	golden(t, "plan-color.txt", colored)
 }
@@ -479,10 +479,10 @@ func TestDrift(t *testing.T) {
 	}, Unstated: []drift.Item{
 		{Ref: ref("site/carbide.vpc/prod"), Changes: []diff.Change{{Path: "description", After: "a stranger's"}}},
 	}, Strays: samplePlan().Unmanaged[2:], Foreign: samplePlan().Unmanaged[:2]}
-	text := view.DriftText(r, kinds, view.Style{})
-	clean := view.DriftText(&drift.Report{Complete: true, Recorded: 1}, kinds, view.Style{})
-	unstated := view.DriftText(&drift.Report{Complete: true, Recorded: 3, Unstated: r.Unstated}, kinds, view.Style{})
-	blind := view.DriftText(&drift.Report{Unknown: samplePlan().Unknown}, kinds, view.Style{})
+	text := view.DriftText(r, kinds, view.Style{}, view.PlanLayout{})
+	clean := view.DriftText(&drift.Report{Complete: true, Recorded: 1}, kinds, view.Style{}, view.PlanLayout{})
+	unstated := view.DriftText(&drift.Report{Complete: true, Recorded: 3, Unstated: r.Unstated}, kinds, view.Style{}, view.PlanLayout{})
+	blind := view.DriftText(&drift.Report{Unknown: samplePlan().Unknown}, kinds, view.Style{}, view.PlanLayout{})
 	masked, err := view.Indent(view.MaskDrift(r, kinds))
 	if err != nil {
 		t.Fatal(err)
@@ -505,9 +505,9 @@ func TestCompare(t *testing.T) {
 		{Ref: ref("gpu-01/docker.container/s"), Spec: schema.Object{"password": map[string]any{"from": "SECRET-2"}}},
 	}}
 	d := view.Compare(kinds, a, b, "serial 1", "serial 2")
-	text := view.DiffText(d, view.Style{})
+	text := view.DiffText(d, kinds, view.Style{}, view.PlanLayout{})
 	noSecrets(t, text)
-	golden(t, "diff.txt", text+view.DiffText(view.Compare(kinds, a, a, "x", "y"), view.Style{}))
+	golden(t, "diff.txt", text+view.DiffText(view.Compare(kinds, a, a, "x", "y"), kinds, view.Style{}, view.PlanLayout{}))
 }
 
 func TestGraph(t *testing.T) {
