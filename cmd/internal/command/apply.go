@@ -169,9 +169,13 @@ func (a *app) approval(ctx context.Context, f *applying, p *plan.Plan) error {
 	case f.approve, f.approval != "", p.Empty():
 		return nil
 	}
-	question := "Do you want to perform these actions?\n  converge will do what is shown above."
+	above, all := "what is shown above", "all shown above"
+	if a.flags.layout.Summary {
+		above, all = "what is counted above", "which converge plan shows"
+	}
+	question := "Do you want to perform these actions?\n  converge will do " + above + "."
 	if f.destroy {
-		question = "Do you really want to destroy all of this?\n  converge will do what is shown above. What is destroyed does not come back."
+		question = "Do you really want to destroy all of this?\n  converge will do " + above + ". What is destroyed does not come back."
 	}
 	if len(late) > 0 {
 		question += "\n\n  These cannot be undone exactly:"
@@ -180,7 +184,7 @@ func (a *app) approval(ctx context.Context, f *applying, p *plan.Plan) error {
 			question += fmt.Sprintf("\n    %s %s: %s", s.Action, s.Ref, s.Undo.Meaning())
 		}
 		if len(late) > shown {
-			question += fmt.Sprintf("\n    and %d more, all shown above", len(late)-shown)
+			question += fmt.Sprintf("\n    and %d more, %s", len(late)-shown, all)
 		}
 	}
 	if err := a.ask(ctx, question, "Apply cancelled."); err != nil {

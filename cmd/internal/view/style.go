@@ -81,9 +81,11 @@ func (t *planText) flow(at, hang int, spans []span) string {
 				room = t.room(hang, words[i+1:])
 			}
 			if n > room {
-				word = []span{{cut(word[0].text, room-length(word[1:])), word[0].color, true}}
+				if !strings.HasSuffix(word[0].text, "…") {
+					t.cuts++
+				}
+				word = []span{{cut(word[0].text, room), word[0].color, true}}
 				n = length(word)
-				t.cuts++
 			}
 		}
 		if at+blanks+n > t.width() && at > hang {

@@ -41,21 +41,18 @@ func (t *planText) totals(p *plan.Plan) {
 		parts = append(parts, fmt.Sprintf("%s (%s)", clean(d), count(interrupted[d], "step")))
 	}
 	first := true
-	note := func(color, head, text string) {
+	note := func(head, text string) {
 		if first {
 			t.line("")
 			first = false
 		}
-		t.words(0, 2, span{text: head + ": ", color: bold}, span{text: text, color: color})
+		t.words(0, 2, span{text: head + ": ", color: bold}, span{text: text})
 	}
 	if len(parts) > 0 {
-		note("", "Interrupts", strings.Join(parts, ", "))
-	}
-	if n := len(p.Irreversible()); n > 0 {
-		note(red, "Point of no return", count(n, "step")+" cannot be undone exactly")
+		note("Interrupts", strings.Join(parts, ", "))
 	}
 	if n := len(p.Drift); n > 0 {
-		note("", "Changed outside converge since the last run", count(n, "resource"))
+		note("Changed outside converge since the last run", count(n, "resource"))
 	}
 }
 

@@ -301,10 +301,6 @@ func longestCommon(before, after []any, b, a []string) []edit {
 				}
 			}
 		}
-	} else {
-		for i := range kept {
-			kept[i] = nil
-		}
 	}
 	var out []edit
 	i, j := 0, 0
@@ -487,7 +483,7 @@ func within(v any, b *branch, id string) any {
 
 // whole shows a value completely, or so much of it as is bearable and how much is not shown.
 func (t *planText) whole(show func()) {
-	from := t.b.Len()
+	from, cuts := t.b.Len(), t.cuts
 	show()
 	text := t.b.Bytes()[from:]
 	n := bytes.Count(text, []byte("\n"))
@@ -499,7 +495,7 @@ func (t *planText) whole(show func()) {
 		keep += bytes.IndexByte(text[keep:], '\n') + 1
 	}
 	t.b.Truncate(from + keep)
-	t.cuts++
+	t.cuts = cuts + 1
 	t.put(same, slot{}, span{text: fmt.Sprintf("… %d more lines", n-(tallest-4)), color: dim})
 }
 

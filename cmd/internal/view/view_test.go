@@ -141,6 +141,90 @@ func TestPlanText(t *testing.T) {
 	golden(t, "plan-color.txt", colored)
 }
 
+// What is nested is shown where it lies, with what tells it apart, and nothing of what stays but how much there is of it.
+func TestNestedChanges(t *testing.T) {
+	port := func(n int) map[string]any { return map[string]any{"start": n, "end": n} }
+	rule := func(id, action string) map[string]any {
+		return map[string]any{"id": id, "action": action, "ports": port(22), "token": "SECRET-" + id}
+	}
+	rules := &schema.Field{Type: schema.Struct, Fields: []schema.Field{
+		{Name: "action", Type: schema.String}, {Name: "id", Type: schema.String}, {Name: "ports", Type: schema.Struct}, {Name: "token", Type: schema.String, Secret: true},
+	}}
+	text := &schema.Field{Type: schema.String}
+	k := schema.Kinds{"carbide.vpc": {Name: "carbide.vpc", Fields: []schema.Field{
+		{Name: "labels", Type: schema.Map, Elem: text},
+		{Name: "prefixes", Type: schema.List, Elem: &schema.Field{Type: schema.Struct, Fields: []schema.Field{{Name: "gateway", Type: schema.String}, {Name: "prefix", Type: schema.String}}}},
+		{Name: "rules", Type: schema.List, Key: "id", Elem: rules},
+		{Name: "script", Type: schema.String},
+		{Name: "zones", Type: schema.List, Set: true, Elem: text},
+	}}}
+	before := schema.Object{
+		"labels": map[string]any{"a.b/c": "x", "stays": "y"}, "prefixes": []any{map[string]any{"prefix": "10.0.0.0/8", "gateway": "10.0.0.1"}},
+		"rules": []any{rule("a", "permit"), rule("b", "permit"), rule("c", "permit"), rule("d", "permit")},
+	}
+	after := schema.Object{
+		"labels": map[string]any{"a.b/c": "z", "stays": "y"}, "prefixes": []any{map[string]any{"prefix": "10.0.0.0/8", "gateway": "10.0.0.2"}},
+		"rules": []any{rule("a", "deny"), rule("c", "permit"), rule("d", "permit"), rule("e", "permit")},
+	}
+	long := strings.Repeat("0123456789", 30)
+	p := &plan.Plan{Site: schema.Site{Name: "fra1"}, NoReturn: 2, Steps: []plan.Step{
+		{Ref: ref("site/carbide.vpc/v"), Action: plan.Update, Reason: "the document changed", Undo: providers.Exact, Before: before, After: after, Changes: []diff.Change{
+			{Path: "labels.a.b/c", Before: "x", After: "z"},
+			{Path: "prefixes[0].gateway", Before: "10.0.0.1", After: "10.0.0.2"},
+			{Path: "rules[a].action", Before: "permit", After: "deny"}, {Path: "rules[b]", Before: rule("b", "permit")}, {Path: "rules[e]", After: rule("e", "permit")},
+			{Path: "script", Before: "one\ntwo\nthree\nfour\nfive\nsix\n", After: "one\ntwo\nthree\nfour\n5\nsix\n"},
+			{Path: "zones", Before: []any{"x", "y", "z"}, After: []any{"z", "x", "w"}},
+		}},
+		{ID: 1, Ref: ref("site/carbide.vpc/w"), Action: plan.Create, Reason: "declared, not there yet", Undo: providers.Exact, After: schema.Object{
+			"script": strings.Repeat("line\n", 99), "labels": map[string]any{"escape": "\x1b[31m", "long": long, "words": strings.Repeat("word ", 30)}, "zones": []any{},
+		}},
+	}}
+	cut := view.PlanText(p, k, view.Style{}, view.PlanLayout{})
+	noSecrets(t, cut)
+	golden(t, "nested.txt", cut)
+	if strings.Contains(cut, long) || !strings.Contains(cut, "-full") {
+		t.Error("a long value is not cut, or it is not said how to see it")
+	}
+	full := view.PlanText(p, k, view.Style{}, view.PlanLayout{Full: true})
+	noSecrets(t, full)
+	if !strings.Contains(full, long) || strings.Count(full, "line\n") != 99 || strings.ContainsAny(full, "…\x1b") {
+		t.Errorf("something is cut:\n%s", full)
+	}
+	for _, width := range []int{60, 80, 100, 200} {
+		for line := range strings.Lines(view.PlanText(p, k, view.Style{Width: width}, view.PlanLayout{})) {
+			if n := len([]rune(line)) - 1; n > width {
+				t.Errorf("%d columns of %d: %s", n, width, line)
+			}
+		}
+	}
+}
+
+// A plan of 10 000 changes fits on one screen in numbers, whatever is the matter with it.
+func TestSummaryOfALargePlan(t *testing.T) {
+	p := samplePlan()
+	p.Steps = nil
+	actions := []plan.Action{plan.Create, plan.Update, plan.Delete, plan.Adopt, plan.Forget}
+	for i := range 10_000 {
+		s := plan.Step{ID: i, Ref: ref(fmt.Sprintf("gpu-%03d/ovs.port/p%d", i%500, i)), Action: actions[i/3%len(actions)], Disruption: "link", Undo: providers.Exact}
+		if i%3 == 0 {
+			s.Ref = ref(fmt.Sprintf("site/carbide.kind%d/r%d", i%19, i))
+		}
+		p.Steps = append(p.Steps, s)
+	}
+	p.NoReturn, p.Refusals, p.Unmanaged = len(p.Steps), nil, nil
+	text := view.PlanText(p, kinds, view.Style{}, view.PlanLayout{Summary: true})
+	if n := strings.Count(text, "\n"); n > 24 {
+		t.Errorf("%d lines", n)
+	}
+	golden(t, "summary.txt", text)
+	for _, g := range view.Groupings {
+		text := view.PlanText(p, kinds, view.Style{}, view.PlanLayout{Summary: true, Group: view.Grouping(g)})
+		if n := strings.Count(text, "\n"); n > 24 || !strings.Contains(text, strings.ToUpper(g)) {
+			t.Errorf("by %s: %d lines:\n%s", g, n, text)
+		}
+	}
+}
+
 func TestPlanDocument(t *testing.T) {
 	text, err := view.Indent(view.PlanDocument(samplePlan(), view.PlanOrigin{Digest: "abc", At: start, Converge: "1.0.0", Kinds: kinds}))
 	if err != nil {
