@@ -95,6 +95,9 @@ an apiVersion of converge, without names that begin with a dot or an underscore.
 Without a document it is what the cloud has left in the inbox, which stays there, and
 otherwise the newest in the store; converge apply accepts what lies in the inbox.
 
+Values that are very long are cut; -full shows everything, -summary only numbers, one
+screen for the largest plan. They and -group-by shape the text alone.
+
 With -json the lines of Terraform's JSON UI are written; converge show -json FILE
 gives a saved plan as one document.`,
 		Example: `  converge plan site.cue

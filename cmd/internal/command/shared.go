@@ -179,7 +179,7 @@ func (a *app) style(f *os.File) view.Style {
 func (a *app) bindLayout(c *cobra.Command) {
 	a.bindFull(c)
 	c.Flags().BoolVar(&a.flags.layout.Summary, "summary", false, "show only numbers: of each scope and kind, or of what -group-by says")
-	c.Flags().StringVar((*string)(&a.flags.layout.Group), "group-by", "", "put steps together by wave (the order of the run; the default), scope, kind or action, a `part`")
+	c.Flags().StringVar((*string)(&a.flags.layout.Group), "group-by", "", "put steps together by this `part` of them: wave (their order, the default), scope, kind or action")
 	_ = c.RegisterFlagCompletionFunc("group-by", cobra.FixedCompletions(view.Groupings, cobra.ShellCompDirectiveNoFileComp))
 }
 

@@ -76,7 +76,7 @@ func (t *planText) flow(at, hang int, spans []span) string {
 		if n == 0 {
 			continue
 		}
-		if room := t.room(at+blanks, words[i+1:]); n > opaque && n > room && at+blanks+n > t.width() && word[0].value && !t.Full {
+		if room := t.room(at+blanks, words[i+1:]); len(word) == 1 && word[0].value && n > opaque && n > room && at+blanks+n > t.width() && !t.Full {
 			if room < opaque { // it begins on a line of its own
 				room = t.room(hang, words[i+1:])
 			}

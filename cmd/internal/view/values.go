@@ -505,7 +505,11 @@ func (t *planText) short(text string) string {
 		return text
 	}
 	t.cuts++
-	return cut(text, longest)
+	text = cut(text, longest)
+	if i := strings.LastIndexByte(text, ' '); i > len(text)-opaque { // not within a word that somebody reads
+		text = text[:i] + " …"
+	}
+	return text
 }
 
 // inline gives a value on one line, in a form that both YAML and CUE read; ok is false for what is better laid out.
