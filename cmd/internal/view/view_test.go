@@ -225,6 +225,33 @@ func TestSummaryOfALargePlan(t *testing.T) {
 	}
 }
 
+// Who reads both outputs on one terminal is told once why a plan cannot be applied; who reads errors alone is told too.
+func TestReasonsAreToldOnce(t *testing.T) {
+	p := samplePlan()
+	for _, together := range []bool{true, false} {
+		for _, err := range []error{&engine.RefusedError{Refusals: p.Refusals}, &engine.UnknownError{Unknown: p.Unknown}} {
+			var out, errs bytes.Buffer
+			h := view.NewHuman(view.Options{Out: &out, Err: &errs, Kinds: kinds, Together: together})
+			h.Event(event.Observing{Scope: "gpu-02", Kind: "ovs.bridge"})
+			h.Event(event.Observed{Scope: "gpu-02", Kind: "ovs.bridge", Err: errors.New("connection refused")})
+			h.Plan(p)
+			h.Error(err)
+			h.Close()
+			for _, reason := range []string{"it is protected", "connection refused"} {
+				if !strings.Contains(out.String(), reason) {
+					t.Errorf("the plan does not say: %s", reason)
+				}
+				if strings.Contains(errs.String(), reason) && together {
+					t.Errorf("%q is told twice:\n%s", reason, errs.String())
+				}
+			}
+			if !together && !strings.Contains(errs.String(), "connection refused") {
+				t.Errorf("nothing is said where only errors are read:\n%s", errs.String())
+			}
+		}
+	}
+}
+
 func TestPlanDocument(t *testing.T) {
 	text, err := view.Indent(view.PlanDocument(samplePlan(), view.PlanOrigin{Digest: "abc", At: start, Converge: "1.0.0", Kinds: kinds}))
 	if err != nil {
