@@ -335,7 +335,7 @@ var decided = map[string]string{
 
 // ExplainText shows an explanation to people.
 func ExplainText(e *Explanation, s Style) string {
-	t := planText{Style: s}
+	t := planText{Style: s, PlanLayout: PlanLayout{Full: true}}
 	t.line("%s: %s", t.paint(bold, clean(e.Address)), decided[e.Decision])
 	for _, w := range e.Why {
 		t.line("  %s", clean(w))
@@ -346,7 +346,7 @@ func ExplainText(e *Explanation, s Style) string {
 		t.line("  does not have it")
 	default:
 		t.line("  has it at %s", clean(e.Declared.Path))
-		t.spec(e.Declared.Spec)
+		t.spec(same, "", e.Declared.Spec) // which hides its secrets already
 	}
 	t.head("Recorded")
 	switch r := e.Recorded; {
@@ -385,11 +385,6 @@ func times(n int) string {
 	return fmt.Sprintf("%d times", n)
 }
 
-// spec shows the fields of a spec that hides its secrets already.
-func (t *planText) spec(spec schema.Object) {
-	t.fields(&plan.Step{After: spec})
-}
-
 func (t *planText) observed(e *Explanation) {
 	t.head("Observed")
 	var changes []diff.Change
@@ -409,7 +404,7 @@ func (t *planText) observed(e *Explanation) {
 		t.line("  not there")
 	case len(changes) > 0:
 		t.line("  differs from the document, what is observed first:")
-		t.changes("", changes, true)
+		t.changes("", changes, nil, nil, true)
 	case e.Declared != nil && e.Decision != "refused":
 		t.line("  as the document says")
 	default:
@@ -424,7 +419,7 @@ func (t *planText) observed(e *Explanation) {
 		default:
 			t.line("  changed outside converge since the last run:")
 		}
-		t.changes("", d.Changes, false)
+		t.changes("", d.Changes, nil, nil, false)
 	}
 }
 
