@@ -48,7 +48,7 @@ const (
 
 // A Run is one application of a plan.
 type Run struct {
-	ID      string       `json:"id"` // sorts by time
+	ID      string       `json:"id"` // of NewRunID
 	Op      string       `json:"op"` // apply, destroy, rollback
 	Status  RunStatus    `json:"status"`
 	Plan    string       `json:"plan"`   // digest

@@ -1,6 +1,7 @@
 package state
 
 import (
+	"cmp"
 	"context"
 	"crypto/rand"
 	"encoding/hex"
@@ -12,7 +13,8 @@ import (
 	"time"
 )
 
-// NewRunID names a run that starts at t, for example 20261120-121537.042-9f3a01. Names order as their times do.
+// NewRunID names a run that starts at t, for example 20261120-121537.042-9f3a01. Names order as their times do, which a
+// clock that was set tells wrong.
 func NewRunID(t time.Time) string {
 	var b [3]byte
 	_, _ = rand.Read(b[:]) // never fails
@@ -28,11 +30,24 @@ func (s *Store) Run(ctx context.Context, id string) (Run, error) {
 	return r, err
 }
 
-// Runs reads all runs, newest first.
+// Runs reads all runs, newest first: in the order in which the store got them, whatever the clocks of their processes said.
 func (s *Store) Runs(ctx context.Context) ([]Run, error) {
-	rs, _, err := list[Run](ctx, s, s.key("run")+"/")
-	slices.Reverse(rs)
-	return rs, err
+	rs, items, err := list[Run](ctx, s, s.key("run")+"/")
+	if err != nil {
+		return nil, err
+	}
+	at := make([]int, len(rs))
+	for i := range at {
+		at[i] = i
+	}
+	slices.SortFunc(at, func(a, b int) int {
+		return cmp.Or(cmp.Compare(items[b].Created, items[a].Created), strings.Compare(rs[b].ID, rs[a].ID))
+	})
+	sorted := make([]Run, len(rs))
+	for i, j := range at {
+		sorted[i] = rs[j]
+	}
+	return sorted, nil
 }
 
 // DropRunOps remove a run and its journal. Its plan goes with [Store.DropBlobs].

@@ -1,12 +1,16 @@
 package journal
 
-import "fmt"
+import (
+	"fmt"
+	"time"
+)
 
 // Standing is how far a step came in one direction.
 type Standing struct {
-	Attempts int     // intents written
-	Open     *Record // the last intent, when no outcome followed it
-	Outcome  *Record // the last outcome, when it is newer than the last intent
+	Attempts int       // intents written
+	Open     *Record   // the last intent, when no outcome followed it
+	Outcome  *Record   // the last outcome, when it is newer than the last intent
+	Began    time.Time // when the first of all these was written, by the clock of whoever wrote it
 }
 
 // Effect reports whether something was changed, or may have been.
@@ -56,6 +60,9 @@ func Sum(records []Record, n int) (Replay, error) {
 			s := &r.Forward[rec.Step]
 			if rec.Undo {
 				s = &r.Undo[rec.Step]
+			}
+			if s.Began.IsZero() {
+				s.Began = rec.Wall
 			}
 			if rec.Kind == Intent {
 				s.Attempts++

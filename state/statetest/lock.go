@@ -28,7 +28,8 @@ func runs(t *testing.T, kv state.KV, site string) {
 		t.Errorf("the names are %q", ids)
 	}
 	ended := start.Add(time.Hour)
-	for _, i := range []int{3, 0, 4, 1, 2} {
+	began := []int{3, 0, 4, 1, 2} // whatever the clock says, by which they are named
+	for _, i := range began {
 		commit(t, kv, nil, []state.Op{s.PutRunOp(state.Run{
 			ID: ids[i], Op: "apply", Status: state.RunPartial, Serial: 7, Started: start, Ended: &ended, Steps: 3, Done: i,
 			Failed: record("a").Ref, Partial: []string{"x"},
@@ -39,7 +40,7 @@ func runs(t *testing.T, kv state.KV, site string) {
 		t.Fatalf("%d runs, %v", len(all), err)
 	}
 	for i, r := range all {
-		if r.ID != ids[4-i] || r.Done != 4-i || !r.Ended.Equal(ended) || r.Failed != record("a").Ref {
+		if want := began[4-i]; r.ID != ids[want] || r.Done != want || !r.Ended.Equal(ended) || r.Failed != record("a").Ref {
 			t.Errorf("place %d holds %+v", i, r)
 		}
 	}

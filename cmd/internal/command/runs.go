@@ -43,6 +43,9 @@ out, from its beginning until it ends; with -json as the lines that apply writes
 		if follow {
 			return s.follow(c.Context(), runs)
 		}
+		for i := range runs {
+			s.recount(c.Context(), &runs[i])
+		}
 		if a.flags.json {
 			return a.printJSON(map[string]any{"runs": nonNil(runs)})
 		}
@@ -50,6 +53,17 @@ out, from its beginning until it ends; with -json as the lines that apply writes
 		return nil
 	}
 	return c
+}
+
+// recount makes the count of a run that has not ended that of its journal; where that cannot be read, the run is shown all
+// the same.
+func (s *session) recount(ctx context.Context, run *state.Run) {
+	done, err := engine.Finished(ctx, s.store, *run)
+	if err != nil {
+		s.view.Warn("how far run " + run.ID + " came is not known: " + err.Error())
+		return
+	}
+	run.Done = done
 }
 
 // follow shows the newest open run until it ends.

@@ -10,6 +10,7 @@ import (
 	"github.com/spf13/cobra"
 
 	"converge.dev/converge/cmd/internal/view"
+	"converge.dev/converge/engine"
 	"converge.dev/converge/engine/plan"
 	"converge.dev/converge/files"
 	"converge.dev/converge/schema/load"
@@ -22,7 +23,8 @@ func (a *app) showCommand() *cobra.Command {
 	c := &cobra.Command{
 		Use:   "show [PLANFILE]",
 		Short: "Show a saved plan, a run, or what is remembered",
-		Long: `Show a saved plan; or a run; or the document; or, without any of these, what converge
+		Long: `Show a saved plan; or a run with each of its steps: what came of it, when it began,
+how long it took, and what was undone; or the document; or, without any of these, what converge
 remembers about the site. A saved plan is shown without a store, and so without
 saying whether this site's store made it: converge apply finds that out.
 
@@ -111,10 +113,19 @@ func (s *session) showRun(ctx context.Context, id string) error {
 	if err != nil {
 		return err
 	}
-	if s.flags.json {
-		return s.printJSON(run)
+	steps, err := engine.Steps(ctx, s.store, run)
+	if err != nil { // what is recorded of the run itself is there
+		s.view.Warn("how its steps stand is not known: " + err.Error())
+	} else {
+		s.recount(ctx, &run)
 	}
-	s.print(view.RunText(run, s.style(s.sys.Stdout)))
+	if s.flags.json {
+		return s.printJSON(struct {
+			state.Run
+			Each []engine.StepReport `json:"each_step,omitempty"`
+		}{run, steps})
+	}
+	s.print(view.RunText(run, steps, s.style(s.sys.Stdout)))
 	return nil
 }
 
@@ -140,6 +151,7 @@ func (s *session) showSite(ctx context.Context) error {
 		return err
 	}
 	if len(runs) > 0 {
+		s.recount(ctx, &runs[0])
 		m.LastRun = &runs[0]
 	}
 	stops, err := s.store.Stops(ctx)

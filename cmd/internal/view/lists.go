@@ -6,6 +6,7 @@ import (
 	"strings"
 	"time"
 
+	"converge.dev/converge/engine"
 	"converge.dev/converge/schema"
 	"converge.dev/converge/schema/load"
 	"converge.dev/converge/state"
@@ -20,18 +21,25 @@ func RunsText(runs []state.Run, s Style) string {
 	}
 	rows := [][]string{{"RUN", "OPERATION", "STATUS", "STEPS", "STARTED", "TOOK", "BY"}}
 	for _, r := range runs {
-		duration := "-"
-		if r.Ended != nil {
-			duration = took(r.Ended.Sub(r.Started))
-		}
-		rows = append(rows, []string{r.ID, r.Op, string(r.Status), fmt.Sprintf("%d/%d", r.Done, r.Steps), at(r.Started), duration, clean(r.By)})
+		rows = append(rows, []string{r.ID, r.Op, string(r.Status), fmt.Sprintf("%d/%d", r.Done, r.Steps), at(r.Started), lasted(r.Started, r.Ended), clean(r.By)})
 	}
 	return table(s, rows)
 }
 
-// RunText shows one run.
-func RunText(r state.Run, s Style) string {
-	rows := [][]string{{"Run", r.ID}, {"Operation", r.Op}, {"Status", string(r.Status)}, {"Steps", fmt.Sprintf("%d of %d done", r.Done, r.Steps)}}
+// lasted shows the time between two that somebody's clock told; it may have been set in between.
+func lasted(from time.Time, to *time.Time) string {
+	switch {
+	case to == nil:
+		return "-"
+	case to.Before(from):
+		return "unknown"
+	}
+	return took(to.Sub(from))
+}
+
+// RunText shows one run, and how each of its steps stands where that is known.
+func RunText(r state.Run, steps []engine.StepReport, s Style) string {
+	rows := [][]string{{"Run", r.ID}, {"Operation", r.Op}, {"Status", string(r.Status)}, {"Steps", stepsDone(r, steps)}}
 	add := func(name, value string) {
 		if value != "" {
 			rows = append(rows, []string{name, value})
@@ -39,7 +47,11 @@ func RunText(r state.Run, s Style) string {
 	}
 	add("Started", at(r.Started)+" UTC by "+clean(r.By))
 	if r.Ended != nil {
-		add("Ended", at(*r.Ended)+" UTC, after "+took(r.Ended.Sub(r.Started)))
+		after := ", after " + lasted(r.Started, r.Ended)
+		if r.Ended.Before(r.Started) {
+			after = "; the clock was set back meanwhile"
+		}
+		add("Ended", at(*r.Ended)+" UTC"+after)
 	}
 	if r.Serial > 0 {
 		add("Document", fmt.Sprintf("serial %d", r.Serial))
@@ -60,10 +72,69 @@ func RunText(r state.Run, s Style) string {
 			text += "  " + clean(d) + "\n"
 		}
 	}
-	if r.Status == state.RunOpen || r.Status == state.RunPartial {
+	if len(steps) > 0 {
+		text += "\n" + stepsText(steps, s)
+	}
+	if (r.Status == state.RunOpen || r.Status == state.RunPartial) && !slices.ContainsFunc(steps, underWay) {
 		text += s.paint(yellow, fmt.Sprintf("To go on:   converge resume %s\nTo undo it: converge rollback %s\n", r.ID, r.ID))
 	}
 	return text
+}
+
+func stepsDone(r state.Run, steps []engine.StepReport) string {
+	text := fmt.Sprintf("%d of %d done", r.Done, r.Steps)
+	undone := 0
+	for _, step := range steps {
+		if step.Undo != nil && step.Undo.Result == engine.StepDone {
+			undone++
+		}
+	}
+	if undone > 0 {
+		text += fmt.Sprintf(", %d undone", undone)
+	}
+	return text
+}
+
+// underWay reports whether a process is at a step.
+func underWay(r engine.StepReport) bool {
+	return r.Result == engine.StepRunning || r.Undo != nil && r.Undo.Result == engine.StepRunning
+}
+
+// stepsText lists the steps of a run in the order of its plan, and below what was undone, in the order in which that began.
+func stepsText(steps []engine.StepReport, s Style) string {
+	rows := [][]string{{"RESULT", "ACTION", "STARTED", "TOOK", "RESOURCE"}}
+	add := func(action string, ref schema.Ref, r engine.StepResult) {
+		began := "-"
+		if r.Began != nil {
+			began = at(*r.Began)
+		}
+		duration := "-"
+		if r.Ended != nil {
+			duration = lasted(*r.Began, r.Ended)
+		}
+		on := clean(ref.String())
+		if r.Message != "" {
+			on += ": " + clean(r.Message)
+		}
+		rows = append(rows, []string{stepWords[r.Result], action, began, duration, on})
+	}
+	var undone []engine.StepReport
+	for _, step := range steps {
+		add(string(step.Action), step.Ref, step.StepResult)
+		if step.Undo != nil {
+			undone = append(undone, step)
+		}
+	}
+	slices.SortStableFunc(undone, func(a, b engine.StepReport) int { return a.Undo.Began.Compare(*b.Undo.Began) })
+	for _, step := range undone {
+		add("undo "+string(step.Action), step.Ref, *step.Undo)
+	}
+	return table(s, rows)
+}
+
+var stepWords = map[engine.StepState]string{
+	engine.StepPending: "not started", engine.StepRunning: "running", engine.StepUnknown: "unknown",
+	engine.StepDone: "done", engine.StepRefused: "failed", engine.StepPartial: "failed half-way",
 }
 
 // RecordsText lists recorded resources, one ref per line.

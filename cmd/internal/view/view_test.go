@@ -635,13 +635,28 @@ func TestLists(t *testing.T) {
 		{ID: "R2", Op: "apply", Status: state.RunPartial, Steps: 4, Done: 2, Started: start, By: "me@here", Failed: ref("site/carbide.vpc/a"), Message: "not today", Partial: []string{"site/carbide.vpc/a: create failed"}},
 		{ID: "R1", Op: "destroy", Status: state.RunApplied, Steps: 1, Done: 1, Started: start, Ended: &ended, By: "me@here", Serial: 4, Plan: "abc"},
 	}
+	runs = append(runs, state.Run{ID: "R0", Op: "apply", Status: state.RunApplied, Steps: 1, Done: 1, Started: ended, Ended: &start, By: "me@here"})
+	result := func(state engine.StepState, from, took time.Duration, message string) engine.StepResult {
+		began, over := start.Add(from), start.Add(from+took)
+		return engine.StepResult{Result: state, Began: &began, Ended: &over, Message: message}
+	}
+	undo := []engine.StepResult{result(engine.StepDone, 3*time.Second, -time.Hour, ""), result(engine.StepDone, 2*time.Second, time.Second, "")}
+	unknown := result(engine.StepUnknown, 0, 0, "")
+	unknown.Ended = nil
+	steps := []engine.StepReport{
+		{Action: plan.Create, Ref: ref("site/carbide.vpc/b"), StepResult: result(engine.StepDone, 0, 12*time.Millisecond, ""), Undo: &undo[0]},
+		{Action: plan.Update, Ref: ref("site/carbide.vpc/c"), StepResult: result(engine.StepPartial, 0, time.Minute, "half of it \x1b[31m"), Undo: &undo[1]},
+		{Action: plan.Create, Ref: ref("site/carbide.vpc/a"), StepResult: result(engine.StepRefused, time.Second, time.Millisecond, "not today")},
+		{Action: plan.Delete, Ref: ref("site/carbide.vpc/e"), StepResult: unknown},
+		{Action: plan.Create, Ref: ref("site/carbide.vpc/d"), StepResult: engine.StepResult{Result: engine.StepPending}},
+	}
 	rec := state.Record{Ref: ref("gpu-01/docker.container/web"), ID: "c0ffee", Incarnation: 2, Spec: schema.Object{"image": "nginx", "password": map[string]any{"from": "SECRET"}}, Run: "R1", At: start, Protect: true, After: []schema.Ref{ref("site/carbide.vpc/a")}}
 	holds := []state.Hold{{Scope: "site", Reason: "broken fan", At: start, Run: "R2"}}
 	lock := &state.LockInfo{ID: "8b1f", Operation: "apply", Who: "ci@runner", PID: 7, Version: "1.0.0", Created: start, Epoch: 3, Run: "R2", Info: "step 3"}
 	head := state.Head{Serial: 4, Digest: "0123456789abcdef", Size: 100, By: "me@here", At: start, Revision: 9}
 	summary := view.SiteSummary{Site: "fra1", Document: &head, Kinds: map[string]int{"carbide.vpc": 2}, LastRun: &runs[0], Holds: holds, Lock: lock}
 	text := strings.Join([]string{
-		view.RunsText(runs, view.Style{}), view.RunText(runs[0], view.Style{}), view.RunText(runs[1], view.Style{}),
+		view.RunsText(runs, view.Style{}), view.RunText(runs[0], steps, view.Style{}), view.RunText(runs[1], nil, view.Style{}), view.RunText(runs[2], nil, view.Style{}),
 		view.RecordText(rec, kinds["docker.container"], view.Style{}), view.HoldsText(holds, view.Style{}), view.LockText("/converge/fra1", lock),
 		view.HistoryText([]state.Head{head}, view.Style{}), view.SummaryText(summary, view.Style{}), view.SummaryText(view.SiteSummary{Site: "new"}, view.Style{}),
 		view.KindsText(kinds, view.Style{}),
