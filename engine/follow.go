@@ -23,7 +23,7 @@ func Follow(ctx context.Context, store *state.Store, run state.Run, emit event.S
 	if err != nil {
 		return err
 	}
-	emit(event.RunStarted{Run: run, Plan: p})
+	emit(event.RunStarted{Run: run, Plan: p, Ago: took(run.Started, time.Now())})
 	f := follower{plan: p, emit: emit, since: map[call]time.Time{}}
 	pause := time.NewTicker(followPause)
 	defer pause.Stop()
@@ -103,7 +103,7 @@ func (f *follower) tell(rec journal.Record) {
 	switch {
 	case rec.Kind == journal.Intent && !under:
 		f.since[c] = rec.Wall
-		f.emit(event.StepStarted{Step: step, Undo: rec.Undo})
+		f.emit(event.StepStarted{Step: step, Undo: rec.Undo, Ago: took(rec.Wall, time.Now())})
 	case rec.Kind == journal.Outcome && rec.Result == journal.Done:
 		delete(f.since, c)
 		if !rec.Undo {

@@ -40,13 +40,15 @@ type LockWait struct{ Holder state.LockInfo }
 type RunStarted struct {
 	Run  state.Run
 	Plan *plan.Plan
-	Done int // steps that an earlier attempt finished
+	Done int           // steps that an earlier attempt finished
+	Ago  time.Duration // how long before this it was opened; zero where this is news
 }
 
 // StepStarted says that a step begins, forward or as an undo.
 type StepStarted struct {
 	Step *plan.Step
 	Undo bool
+	Ago  time.Duration // how long before this it began; zero where this is news
 }
 
 // Phase is where a step is.

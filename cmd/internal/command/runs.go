@@ -78,7 +78,7 @@ func (s *session) follow(ctx context.Context, runs []state.Run) error {
 	}
 	steps := s.view
 	if !s.flags.json { // they are the result here, and no progress beside it
-		steps = view.NewHuman(view.Options{Out: s.out, Err: s.out, Kinds: s.kinds, OutStyle: s.style(s.sys.Stdout), ErrStyle: s.style(s.sys.Stdout)})
+		steps = view.NewHuman(view.Options{Out: s.out, Err: s.out, Kinds: s.kinds, Live: s.live(s.sys.Stdout), OutStyle: s.style(s.sys.Stdout), ErrStyle: s.style(s.sys.Stdout)})
 		defer steps.Close()
 	}
 	err := engine.Follow(ctx, s.store, runs[i], steps.Event, func() {

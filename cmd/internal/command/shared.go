@@ -142,8 +142,7 @@ func (a *app) newView(json bool, c *cobra.Command) view.View {
 	if json && (c == nil || c.Annotations[jsonLines] != "") {
 		return view.NewJSON(o)
 	}
-	if f := a.sys.Stderr; term.IsTerminal(int(f.Fd())) && a.env["TERM"] != "dumb" && !a.env.automation() {
-		o.Live = func() int { return columns(f) }
+	if o.Live = a.live(a.sys.Stderr); o.Live != nil {
 		o.Together = term.IsTerminal(int(a.sys.Stdout.Fd()))
 	}
 	if json {
@@ -159,6 +158,14 @@ func columns(f *os.File) int {
 		return 80
 	}
 	return width
+}
+
+// live tells the width of a terminal on which lines may be redrawn; nil when the file is none.
+func (a *app) live(f *os.File) func() (width int) {
+	if !term.IsTerminal(int(f.Fd())) || a.env["TERM"] == "dumb" || a.env.automation() {
+		return nil
+	}
+	return func() int { return columns(f) }
 }
 
 // style says whether colours are shown on a file, and how wide it is.

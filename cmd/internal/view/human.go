@@ -19,14 +19,18 @@ import (
 	"converge.dev/converge/state"
 )
 
-// A Human view writes for people. On a terminal what is running is redrawn in place; in a pipe each line is written once,
-// and a step that takes long is mentioned again whenever the engine tells of it.
+// A Human view writes for people. On a terminal what is going on is redrawn in place; in a pipe each line is written once,
+// and what goes on for long is said again every 30 s.
 type Human struct {
 	o Options
 
 	mu       sync.Mutex
 	running  []*running // in the order in which they started
 	looking  []event.Observing
+	lock     *state.LockInfo // that is waited for
+	waited   time.Time       // since when for the lock, or for the first that is looked at
+	began    time.Time       // the run
+	needed   [][]int         // by step of the plan: those that need it; nil until somebody asks
 	told     map[string]bool // why things cannot be seen; each cause is told once
 	done     int
 	total    int
@@ -47,20 +51,32 @@ type running struct {
 	undo  bool
 	since time.Time
 	phase string
+
+	dependants *int // steps that wait for it; nil until somebody asks
 }
 
 // NewHuman makes a view for people. Close must be called.
 func NewHuman(o Options) *Human {
 	h := &Human{o: o, stop: make(chan struct{})}
-	if o.Live != nil {
+	if !o.Quiet {
 		h.tick.Go(h.beat)
 	}
 	return h
 }
 
-// beat redraws what is running, so that its times go on.
+// How often is shown what is going on: where it is redrawn, so that its times go on, and where each time is one more line.
+const (
+	redraw    = 200 * time.Millisecond
+	heartbeat = 30 * time.Second
+)
+
+// beat shows what is going on, again and again.
 func (h *Human) beat() {
-	t := time.NewTicker(200 * time.Millisecond)
+	pause := heartbeat
+	if h.o.Live != nil {
+		pause = redraw
+	}
+	t := time.NewTicker(pause)
 	defer t.Stop()
 	for {
 		select {
@@ -68,6 +84,9 @@ func (h *Human) beat() {
 			return
 		case <-t.C:
 			h.mu.Lock()
+			if h.o.Live == nil {
+				h.say()
+			}
 			h.erase()
 			h.draw()
 			h.mu.Unlock()
@@ -92,7 +111,7 @@ func (h *Human) Close() {
 // Plan implements [View].
 func (h *Human) Plan(p *plan.Plan) {
 	h.mu.Lock()
-	h.shown = p
+	h.lock, h.shown = nil, p
 	h.mu.Unlock()
 	h.result(PlanText(p, h.o.Kinds, h.o.OutStyle, h.o.Layout))
 }
@@ -168,27 +187,36 @@ func (h *Human) Event(e event.Event) {
 
 func (h *Human) tell(e event.Event) {
 	s := h.o.ErrStyle
+	if _, waits := e.(event.LockWait); !waits {
+		h.lock = nil
+	}
 	switch e := e.(type) {
 	case event.Observing:
-		switch {
-		case e.Elapsed == 0:
-			h.looking = append(h.looking, e)
-		case h.o.Live == nil:
-			h.progress("%s", stillLooking(e))
+		if e.Elapsed > 0 { // which is told by what goes on
+			break
 		}
+		if len(h.looking) == 0 {
+			h.waited = h.o.now()
+		}
+		h.looking = append(h.looking, e)
 	case event.Observed:
 		h.seen(e)
 	case event.LockWait:
+		if h.lock == nil {
+			h.waited = h.o.now()
+		}
+		h.lock = &e.Holder
 		h.progress("Waiting for the lock of the site, held by %s", holder(e.Holder))
 	case event.RunStarted:
 		h.plan, h.total, h.done = e.Plan, len(e.Plan.Steps), e.Done
+		h.began, h.needed = h.o.now().Add(-e.Ago), nil
 		text := fmt.Sprintf("Run %s: %s", e.Run.ID, count(h.total, "step"))
 		if e.Done > 0 {
 			text += fmt.Sprintf(", %d done before", e.Done)
 		}
 		h.progress("%s", s.paint(bold, text))
 	case event.StepStarted:
-		h.running = append(h.running, &running{step: e.Step, undo: e.Undo, since: h.o.now()})
+		h.running = append(h.running, &running{step: e.Step, undo: e.Undo, since: h.o.now().Add(-e.Ago)})
 		if h.o.Live == nil {
 			h.progress("%s: %s…", clean(e.Step.Ref.String()), verbsOf(e.Step, e.Undo).doing)
 		}
@@ -267,15 +295,6 @@ func differences(e event.Verified) string {
 	return "all as planned"
 }
 
-// stillLooking says what has not answered yet.
-func stillLooking(e event.Observing) string {
-	text := "still looking at " + clean(e.Scope+"/"+e.Kind)
-	if e.More > 0 {
-		text += fmt.Sprintf(" and %d more", e.More)
-	}
-	return text + fmt.Sprintf("… [%s]", e.Elapsed.Round(time.Second))
-}
-
 func (h *Human) seen(e event.Observed) {
 	for i, l := range h.looking {
 		if l.Scope == e.Scope && l.Kind == e.Kind {
@@ -302,18 +321,14 @@ func (h *Human) seen(e event.Observed) {
 	}
 }
 
-// phase notes what a step is at. In a pipe it is told when it is news; that the call is under way is news each time, for
-// the engine says so only now and then.
+// phase notes what a step is at. In a pipe it is told when it is news.
 func (h *Human) phase(e event.StepProgress) {
 	for _, r := range h.running {
 		if r.step != e.Step {
 			continue
 		}
 		on := clean(e.Step.Ref.String())
-		if e.Phase == event.Acting {
-			if h.o.Live == nil {
-				h.progress("%s: still %s… [%s]", on, verbsOf(e.Step, e.Undo).doing, e.Elapsed.Round(time.Second))
-			}
+		if e.Phase == event.Acting { // how long it takes is said with everything else
 			return
 		}
 		text := phaseText(e)

@@ -206,7 +206,7 @@ func (j *JSON) Event(e event.Event) {
 	case event.Observing:
 		at := schema.Ref{Scope: e.Scope, Kind: e.Kind, Name: "*"}
 		if e.Elapsed > 0 {
-			j.line("info", "refresh_progress", at.String()+": "+stillLooking(e), fields{"hook": fields{"resource": resource(at), "elapsed_seconds": seconds(e.Elapsed), "more": e.More}})
+			j.line("info", "refresh_progress", at.String()+": Still looking ["+e.Elapsed.Round(time.Second).String()+" elapsed]", fields{"hook": fields{"resource": resource(at), "elapsed_seconds": seconds(e.Elapsed), "more": e.More}})
 			return
 		}
 		j.line("info", "refresh_start", at.String()+": Refreshing state...", fields{"hook": fields{"resource": resource(at)}})

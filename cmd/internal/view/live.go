@@ -18,13 +18,13 @@ func (h *Human) erase() {
 	}
 }
 
-// draw shows what is running below everything else. The lock is held.
+// draw shows what is going on below everything else. The lock is held.
 func (h *Human) draw() {
-	if h.o.Live == nil || h.o.Quiet || h.ended || (len(h.running) == 0 && len(h.looking) == 0) {
+	if h.o.Live == nil || h.o.Quiet || h.ended {
 		return
 	}
-	width := max(h.o.Live(), 20)
 	lines := h.rows(h.o.now())
+	width := max(h.o.Live(), 20)
 	var b strings.Builder
 	for _, l := range lines {
 		b.WriteString(h.o.ErrStyle.paint(dim, cut(l, width-1)) + "\n")
@@ -33,30 +33,83 @@ func (h *Human) draw() {
 	_, _ = io.WriteString(h.o.Err, b.String())
 }
 
-// rows lists what is running.
+// say writes what is going on where nothing can be redrawn, so that a log of a long run does not look dead. The lock is held.
+func (h *Human) say() {
+	if h.ended {
+		return
+	}
+	for _, l := range h.rows(h.o.now()) {
+		h.progress("%s", l)
+	}
+}
+
+// rows says what is going on: how much is left, what runs for how long, what that waits for, and what waits for it. There are
+// none when nothing is.
 func (h *Human) rows(now time.Time) []string {
-	if len(h.running) == 0 {
+	switch {
+	case len(h.running) > 0:
+	case len(h.looking) > 0:
 		l := h.looking[0]
-		text := fmt.Sprintf("looking at %s/%s", clean(l.Scope), clean(l.Kind))
+		text := fmt.Sprintf("Looking at %s/%s", clean(l.Scope), clean(l.Kind))
 		if n := len(h.looking) - 1; n > 0 {
 			text += fmt.Sprintf(" and %d more", n)
 		}
-		return []string{text}
+		return []string{text + since(now, h.waited)}
+	case h.lock != nil:
+		return []string{"Waiting for the lock of the site" + since(now, h.waited) + ", held by " + holder(*h.lock)}
+	default:
+		return nil
 	}
 	word := "done"
 	if h.undo {
 		word = "undone"
 	}
-	lines := []string{fmt.Sprintf("%d of %d %s, %d running", h.done, h.total, word, len(h.running))}
+	lines := []string{fmt.Sprintf("%d of %d %s, %d running%s", h.done, h.total, word, len(h.running), since(now, h.began))}
 	for i, r := range h.running {
 		if i == rows {
 			return append(lines, fmt.Sprintf("  and %d more", len(h.running)-rows))
 		}
-		text := fmt.Sprintf("  %s: %s %s", clean(r.step.Ref.String()), verbsOf(r.step, r.undo).doing, now.Sub(r.since).Round(time.Second))
+		text := fmt.Sprintf("  %s: %s%s", clean(r.step.Ref.String()), verbsOf(r.step, r.undo).doing, since(now, r.since))
+		if n := h.dependants(r); n > 0 {
+			text += fmt.Sprintf(", %d waiting for it", n)
+		}
 		if r.phase != "" {
 			text += ", " + r.phase
 		}
 		lines = append(lines, text)
 	}
 	return lines
+}
+
+func since(now, then time.Time) string {
+	return fmt.Sprintf(" [%s elapsed]", max(0, now.Sub(then)).Round(time.Second))
+}
+
+// dependants counts the steps that cannot begin before a running one has ended: all that need it, and those that need these.
+// Which steps are undone is not known beforehand, so nothing is said of them.
+func (h *Human) dependants(r *running) int {
+	if r.undo || h.plan == nil {
+		return 0
+	}
+	if r.dependants == nil {
+		if h.needed == nil {
+			h.needed = make([][]int, len(h.plan.Steps))
+			for i := range h.plan.Steps {
+				for _, n := range h.plan.Steps[i].Needs {
+					h.needed[n] = append(h.needed[n], i)
+				}
+			}
+		}
+		seen := map[int]bool{r.step.ID: true}
+		for todo := []int{r.step.ID}; len(todo) > 0; todo = todo[1:] {
+			for _, i := range h.needed[todo[0]] {
+				if !seen[i] {
+					seen[i] = true
+					todo = append(todo, i)
+				}
+			}
+		}
+		r.dependants = new(len(seen) - 1)
+	}
+	return *r.dependants
 }
