@@ -19,14 +19,23 @@ finish() {
 trap finish EXIT
 trap 'exit 130' INT TERM
 
-say() { printf '\n\033[1m%s\033[0m\n' "# $*"; }
-[ -t 1 ] || say() { printf '\n%s\n' "# $*"; }
+# say TEXT...: opens a chapter. A person reads the one before in peace: Enter goes on; nobody else is kept waiting.
+chapters=0
+say() {
+	if [ -t 0 ] && [ -t 1 ] && [ $chapters -gt 0 ]; then
+		printf '\n[Enter]'
+		read -r _ || exit 130
+	fi
+	chapters=$((chapters + 1))
+	text=$(printf '# %s\n' "$*" | fold -s -w 78 | sed -e '2,$s/^/# /' -e 's/ *$//')
+	if [ -t 1 ]; then printf '\n\033[1m%s\033[0m\n' "$text"; else printf '\n%s\n' "$text"; fi
+}
 
 # run [-STATUS] COMMAND...: shows the command, runs it, and stops the demo unless it ends with STATUS (0).
 run() {
 	want=0
 	case $1 in -[0-9]*) want=${1#-}; shift ;; esac
-	printf '$ %s\n' "$*"
+	printf '$ %s\n' "$*" | fold -s -w 80
 	got=0
 	"$@" || got=$?
 	[ "$got" = 0 ] || echo "(exit status $got)"
@@ -35,7 +44,7 @@ run() {
 
 # quietly COMMAND...: shows the command and not its output.
 quietly() {
-	printf '$ %s\n' "$*"
+	printf '$ %s\n' "$*" | fold -s -w 80
 	"$@" >/dev/null
 }
 
@@ -57,11 +66,11 @@ say "The document: one tenant with a production network. It is checked offline, 
 run converge validate site
 run converge put site
 
-say "What would it take? Nothing is changed by asking."
-run -2 converge plan -detailed-exitcode
+say "What would it take? Nothing is changed by asking, and the answer is saved."
+run -2 converge plan -detailed-exitcode -out=first.plan
 
-say "Make it so. Each step is journaled before it acts, and done only when its result was seen."
-run converge apply -auto-approve -quiet
+say "Make it so: exactly that plan, once. Each step is journaled before it acts, and done only when its result was seen."
+run converge apply -quiet first.plan
 
 say "The second plan is empty."
 run converge plan -detailed-exitcode
@@ -97,3 +106,9 @@ say "Reverted, and proven: the simulator's world is what it was, byte for byte."
 converge dev carbide dump >after.json
 run cmp before.json after.json
 run converge runs
+say "That was all, and nothing of it stays. To try next, from here:"
+cat <<'NEXT'
+  bin/converge validate examples/gpu-site   # every kind, checked offline
+  bin/converge schema carbide.vpc           # what a kind may hold
+  bin/converge help apply                   # each command, with examples
+NEXT
