@@ -391,7 +391,7 @@ func (s *Store) LockInfo(ctx context.Context) (*LockInfo, error) {
 type Audit struct {
 	At     time.Time `json:"at"`
 	By     string    `json:"by"`
-	Action string    `json:"action"` // force-unlock, restored, repair, hold, release, freeze, thaw
+	Action string    `json:"action"` // force-unlock, restored, repair, cancel, hold, release, freeze, thaw
 	Scope  string    `json:"scope,omitempty"`
 	Reason string    `json:"reason"`
 	Lock   *LockInfo `json:"lock,omitempty"`  // that was broken

@@ -22,6 +22,7 @@
 //	leader, epoch              the lock
 //	hold/SCOPE, freeze         stops set by hand (obeyed before each effect)
 //	hold/run:SCOPE             stops set by the end of a run
+//	cancel                     asks the holder of the lock to end its run
 //	audit/TIME-ID              who forced what, and why
 //	drift/latest, status       what the cloud reads back
 //	inventory/…                what was seen last of everything, with revisions

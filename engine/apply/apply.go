@@ -106,6 +106,7 @@ type Options struct {
 	Parallelism int
 	Retry       Retry
 	Interrupt   <-chan struct{} // optional; when closed no more steps are started
+	By          func() string   // optional; once that is closed: who asked for it from elsewhere, empty when it was this process
 	Emit        event.Sink
 	Logger      *slog.Logger
 }
@@ -163,6 +164,14 @@ type run struct {
 	gate    *gate
 }
 
+// by tells who asked the run to stop from elsewhere.
+func (r *run) by() string {
+	if r.By == nil {
+		return ""
+	}
+	return r.By()
+}
+
 // externalIDs maps refs to ids: those recorded, and those of the steps that tell the side of the plan that is meant.
 func externalIDs(recorded []state.Record, p *plan.Plan, side func(plan.Action) bool) map[schema.Ref]string {
 	ids := make(map[schema.Ref]string, len(recorded))
@@ -206,6 +215,9 @@ func (r *run) carry(ctx context.Context) (state.Run, []event.Difference, error) 
 // interrupted leaves a run open that was asked to stop.
 func (r *run) interrupted(err error) (state.Run, []event.Difference, error) {
 	r.Run.Message = "interrupted"
+	if by := r.by(); by != "" {
+		r.Run.Message = "cancelled by " + by
+	}
 	run, ds, serr := r.save(r.Run, nil)
 	return run, ds, errors.Join(err, serr)
 }

@@ -148,7 +148,7 @@ func (r *run) stop() {
 	select {
 	case <-r.halt:
 	default:
-		r.Emit(event.Interrupted{InFlight: len(r.flying)})
+		r.Emit(event.Interrupted{InFlight: len(r.flying), By: r.by()})
 		close(r.halt)
 	}
 }

@@ -94,7 +94,10 @@ type StepFailed struct {
 type PointOfNoReturn struct{ Steps int }
 
 // Interrupted says that no more steps are started, and how many are still under way.
-type Interrupted struct{ InFlight int }
+type Interrupted struct {
+	InFlight int
+	By       string // who asked for it from elsewhere; empty when it was this process
+}
 
 // RevertStarted says that what was done is being undone.
 type RevertStarted struct {

@@ -208,7 +208,7 @@ Both -flag and --flag are accepted.`,
 	}
 	add(groupMain, a.initCommand(), a.validateCommand(), a.planCommand(), a.applyCommand(), a.destroyCommand(), a.driftCommand())
 	add(groupLook, a.fmtCommand(), a.schemaCommand(), a.putCommand(), a.getCommand(), a.historyCommand(), a.diffCommand(), a.showCommand(), a.explainCommand(), a.graphCommand(), a.importCommand(), a.inventoryCommand())
-	add(groupRuns, a.runsCommand(), a.resumeCommand(), a.rollbackCommand())
+	add(groupRuns, a.runsCommand(), a.cancelCommand(), a.resumeCommand(), a.rollbackCommand())
 	add(groupState, a.stateCommand(), a.holdCommand(), a.releaseCommand(), a.freezeCommand(), a.lockCommand(), a.forceUnlockCommand(), a.auditCommand())
 	add(groupTools, a.devCommand(), a.manCommand(), a.versionCommand())
 	root.AddCommand(a.evalCommand())

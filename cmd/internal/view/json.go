@@ -234,7 +234,11 @@ func (j *JSON) Event(e event.Event) {
 	case event.PointOfNoReturn:
 		j.line("warn", "checkpoint", "Point of no return: "+count(e.Steps, "step")+" to go", fields{"checkpoint": fields{"name": "no_return", "steps": e.Steps}})
 	case event.Interrupted:
-		j.line("warn", "checkpoint", "Gracefully shutting down...", fields{"checkpoint": fields{"name": "interrupted", "in_flight": e.InFlight}})
+		checkpoint := fields{"name": "interrupted", "in_flight": e.InFlight}
+		if e.By != "" {
+			checkpoint["by"] = e.By
+		}
+		j.line("warn", "checkpoint", "Gracefully shutting down...", fields{"checkpoint": checkpoint})
 	case event.RevertStarted:
 		j.line("warn", "checkpoint", "Undoing "+count(e.Steps, "step"), fields{"checkpoint": fields{"name": "revert", "steps": e.Steps, "cause": message(e.Cause)}})
 	case event.Verified:

@@ -1,0 +1,123 @@
+package command
+
+import (
+	"context"
+	"errors"
+	"fmt"
+	"time"
+
+	"github.com/spf13/cobra"
+
+	"converge.dev/converge/cmd/internal/view"
+	"converge.dev/converge/state"
+)
+
+// cancelPause is how often cancel looks whether the other process has ended its run.
+const cancelPause = 100 * time.Millisecond
+
+func (a *app) cancelCommand() *cobra.Command {
+	c := &cobra.Command{
+		Use:   "cancel [RUN]",
+		Short: "End a run that another process carries out",
+		Long: `Ask the process that carries out a run to end it, as Ctrl-C there would: calls in
+flight end, what is only waited for is dropped, nothing more is started, and the run
+stays open. It is asked through the store, wherever it runs, and obeys within seconds.
+Then say what became of the run: converge resume goes on with it, converge rollback
+undoes it. With a RUN nothing but that run is cancelled.
+
+Interrupted, the command stops waiting; what it asked for still stands.`,
+		Example: `  converge cancel
+  converge cancel 20261120-121537.042-9f3a01`,
+		Args:              between(0, 1),
+		ValidArgsFunction: a.completeRuns,
+	}
+	c.RunE = func(c *cobra.Command, args []string) error {
+		s, err := a.open(c.Context(), nil, nil)
+		if err != nil {
+			return err
+		}
+		id := ""
+		if len(args) > 0 {
+			id = args[0]
+		}
+		return s.cancel(c.Context(), id)
+	}
+	return c
+}
+
+func (s *session) cancel(ctx context.Context, id string) error {
+	holder, err := s.store.LockInfo(ctx)
+	if err != nil {
+		return err
+	}
+	if holder == nil || holder.Run == "" || id != "" && holder.Run != id {
+		return s.notRunning(ctx, id, holder)
+	}
+	if err := s.store.Cancel(ctx, *holder, who()); errors.Is(err, state.ErrGuard) { // it has ended meanwhile
+		return s.notRunning(ctx, holder.Run, nil)
+	} else if err != nil {
+		return err
+	}
+	s.view.Note(fmt.Sprintf("Asked %s (PID %d) to end run %s; waiting until what is under way has ended.", holder.Who, holder.PID, holder.Run))
+	pause := time.NewTicker(cancelPause)
+	defer pause.Stop()
+	for now := holder; now != nil && now.ID == holder.ID; {
+		select {
+		case <-pause.C:
+		case <-ctx.Done():
+			if s.signal.Load() != nil {
+				return outcome(s.interrupted())
+			}
+			return context.Cause(ctx)
+		}
+		if now, err = s.store.LockInfo(ctx); err != nil {
+			return err
+		}
+	}
+	run, err := s.store.Run(ctx, holder.Run)
+	if err != nil {
+		return err
+	}
+	s.recount(ctx, &run)
+	if s.flags.json {
+		return s.printJSON(map[string]any{"run": run.ID, "status": run.Status, "steps": run.Steps, "done": run.Done})
+	}
+	if run.Status != state.RunOpen {
+		s.print(fmt.Sprintf("Run %s had come to its end before: it ended %s.\n", run.ID, run.Status))
+		return nil
+	}
+	s.print(fmt.Sprintf("Run %s is cancelled: %d of %s done, and the journal is intact.\nTo go on:   converge resume %s\nTo undo it: converge rollback %s\n",
+		run.ID, run.Done, view.Count(run.Steps, "step"), run.ID, run.ID))
+	return nil
+}
+
+// notRunning says why there is nothing to cancel, and what to do instead. Id is empty when no run was named.
+func (s *session) notRunning(ctx context.Context, id string, holder *state.LockInfo) error {
+	runs, err := s.store.Runs(ctx)
+	if err != nil {
+		return err
+	}
+	for _, r := range runs {
+		if id != "" && r.ID != id || id == "" && r.Status != state.RunOpen {
+			continue
+		}
+		p := &view.Problem{What: "no process carries out run " + r.ID}
+		switch r.Status {
+		case state.RunOpen, state.RunPartial:
+			p.Fix = fmt.Sprintf("To go on with it: converge resume %s. To undo it: converge rollback %s", r.ID, r.ID)
+		case state.RunApplied:
+			p.What = fmt.Sprintf("run %s has ended %s", r.ID, r.Status)
+			p.Fix = "To undo it: converge rollback " + r.ID
+		default:
+			p.What = fmt.Sprintf("run %s has ended %s", r.ID, r.Status)
+		}
+		return p
+	}
+	switch {
+	case id != "":
+		return &view.Problem{What: "there is no run " + id, Fix: "See: converge runs"}
+	case holder != nil:
+		return &view.Problem{What: "no run is under way", Where: fmt.Sprintf("%s holds the lock of the site for another operation: %s", holder.Who, holder.Operation)}
+	}
+	return &view.Problem{What: "no run is under way", Fix: "See: converge runs"}
+}
