@@ -2,65 +2,41 @@ package engine
 
 import (
 	"context"
-	"sync/atomic"
 	"time"
 
+	"converge.dev/converge/engine/apply"
 	"converge.dev/converge/state"
 )
 
 // cancelPause is how often the holder of the lock looks whether it was asked to end its run.
 const cancelPause = time.Second
 
-// A watch waits for an interrupt of this process, or for a request in the store.
-type watch struct {
-	interrupt chan struct{}
-	by        atomic.Pointer[string] // who asked through the store
-	end       chan struct{}
-	ended     chan struct{}
-}
-
-// watch begins to wait; whoever asked for it closes it.
-func (e *Engine) watch(ctx context.Context, lock *state.Lock, interrupt <-chan struct{}) *watch {
-	w := &watch{interrupt: make(chan struct{}), end: make(chan struct{}), ended: make(chan struct{})}
-	ctx, cancel := context.WithCancel(lock.Context(context.WithoutCancel(ctx)))
+// cancellable gives a context that ends, with an [apply.CancelledError], when somebody asks through the store that the run of
+// this holder end. Release ends the looking.
+func (e *Engine) cancellable(ctx context.Context, lock *state.Lock) (_ context.Context, release func()) {
+	ctx, end := context.WithCancelCause(ctx)
+	look, stop := context.WithCancel(lock.Context(context.WithoutCancel(ctx)))
+	ended := make(chan struct{})
 	go func() {
-		defer close(w.ended)
-		defer cancel()
+		defer close(ended)
 		pause := time.NewTicker(cancelPause)
 		defer pause.Stop()
 		for {
 			select {
-			case <-interrupt:
-				close(w.interrupt)
-				return
-			case <-w.end:
+			case <-look.Done():
 				return
 			case <-pause.C:
 			}
-			read, done := context.WithTimeout(ctx, cancelPause)
+			read, done := context.WithTimeout(look, cancelPause)
 			asked, err := lock.Cancelled(read)
 			done()
 			if err != nil {
 				e.o.Logger.Debug("looking whether the run is cancelled", "error", err)
 			} else if asked != nil {
-				w.by.Store(&asked.By)
-				close(w.interrupt)
+				end(&apply.CancelledError{By: asked.By})
 				return
 			}
 		}
 	}()
-	return w
-}
-
-// asked tells who asked through the store; empty when nobody did.
-func (w *watch) asked() string {
-	if by := w.by.Load(); by != nil {
-		return *by
-	}
-	return ""
-}
-
-func (w *watch) close() {
-	close(w.end)
-	<-w.ended
+	return ctx, func() { stop(); <-ended; end(nil) }
 }

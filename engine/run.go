@@ -378,11 +378,11 @@ func (e *Engine) carry(ctx context.Context, set *providers.Set, lock *state.Lock
 	if o.OnFailure == "" {
 		o.OnFailure = apply.Rollback
 	}
-	w := e.watch(ctx, lock, o.Interrupt)
-	defer w.close()
-	run, ds, err := apply.Carry(ctx, apply.Options{
+	carried, release := e.cancellable(ctx, lock)
+	defer release()
+	run, ds, err := apply.Carry(carried, apply.Options{
 		Kinds: e.o.Kinds, Providers: set, Store: e.o.Store, Lock: lock, Plan: p, Run: run, Log: log, Recorded: recorded,
-		Undo: undo, OnFailure: o.OnFailure, Parallelism: e.o.Parallelism, Retry: e.o.Retry, Interrupt: w.interrupt, By: w.asked,
+		Undo: undo, OnFailure: o.OnFailure, Parallelism: e.o.Parallelism, Retry: e.o.Retry, Interrupt: o.Interrupt,
 		Emit: e.o.Emit, Logger: e.o.Logger,
 	})
 	if err == nil && run.Status != state.RunOpen {

@@ -106,7 +106,6 @@ type Options struct {
 	Parallelism int
 	Retry       Retry
 	Interrupt   <-chan struct{} // optional; when closed no more steps are started
-	By          func() string   // optional; once that is closed: who asked for it from elsewhere, empty when it was this process
 	Emit        event.Sink
 	Logger      *slog.Logger
 }
@@ -164,12 +163,17 @@ type run struct {
 	gate    *gate
 }
 
-// by tells who asked the run to stop from elsewhere.
-func (r *run) by() string {
-	if r.By == nil {
-		return ""
+// A CancelledError is the cause of a context whose end ends a run: somebody asked for that from elsewhere.
+type CancelledError struct{ By string }
+
+func (e *CancelledError) Error() string { return "cancelled by " + e.By }
+
+// canceller tells who asked from elsewhere that the run end; empty when nobody did.
+func canceller(ctx context.Context) string {
+	if asked, ok := errors.AsType[*CancelledError](context.Cause(ctx)); ok {
+		return asked.By
 	}
-	return r.By()
+	return ""
 }
 
 // externalIDs maps refs to ids: those recorded, and those of the steps that tell the side of the plan that is meant.
@@ -198,7 +202,7 @@ func (r *run) carry(ctx context.Context) (state.Run, []event.Difference, error) 
 	failure, err := r.forward(ctx)
 	switch {
 	case errors.Is(err, ErrInterrupted):
-		return r.interrupted(err)
+		return r.interrupted(ctx, err)
 	case err != nil:
 		return r.leave(err)
 	case failure == nil:
@@ -213,9 +217,9 @@ func (r *run) carry(ctx context.Context) (state.Run, []event.Difference, error) 
 }
 
 // interrupted leaves a run open that was asked to stop.
-func (r *run) interrupted(err error) (state.Run, []event.Difference, error) {
+func (r *run) interrupted(ctx context.Context, err error) (state.Run, []event.Difference, error) {
 	r.Run.Message = "interrupted"
-	if by := r.by(); by != "" {
+	if by := canceller(ctx); by != "" {
 		r.Run.Message = "cancelled by " + by
 	}
 	run, ds, serr := r.save(r.Run, nil)

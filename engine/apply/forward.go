@@ -130,7 +130,7 @@ func (r *run) walk(ctx context.Context, s *graph.Schedule, undo bool, failed *fa
 			interrupt, cancelled, stopped, interrupted = nil, nil, true, true
 		}
 		if interrupted {
-			r.stop()
+			r.stop(ctx)
 		}
 	}
 	r.leaveWaiting(undo)
@@ -144,11 +144,11 @@ func (r *run) walk(ctx context.Context, s *graph.Schedule, undo bool, failed *fa
 }
 
 // stop lets the steps in flight drop what they wait for.
-func (r *run) stop() {
+func (r *run) stop(ctx context.Context) {
 	select {
 	case <-r.halt:
 	default:
-		r.Emit(event.Interrupted{InFlight: len(r.flying), By: r.by()})
+		r.Emit(event.Interrupted{InFlight: len(r.flying), By: canceller(ctx)})
 		close(r.halt)
 	}
 }

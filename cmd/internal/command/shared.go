@@ -151,10 +151,14 @@ func (a *app) newView(json bool, c *cobra.Command) view.View {
 	return view.NewHuman(o)
 }
 
-// columns is how wide a terminal is.
+// columns is how wide a terminal is. What is no terminal has lines of any length: who reads it looks for words that follow
+// each other.
 func columns(f *os.File) int {
+	if !term.IsTerminal(int(f.Fd())) {
+		return view.Unbroken
+	}
 	width, _, err := term.GetSize(int(f.Fd()))
-	if err != nil || width <= 0 { // it is none, or one that does not say
+	if err != nil || width <= 0 { // it does not say
 		return 80
 	}
 	return width

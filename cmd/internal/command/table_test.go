@@ -2,6 +2,7 @@ package command
 
 import (
 	"bytes"
+	"crypto/rand"
 	"errors"
 	"io"
 	"net"
@@ -36,13 +37,14 @@ func TestMain(m *testing.M) {
 
 // A use is how a command is called so that it gets past its arguments, and what it needs.
 type use struct {
-	args    string // DOC is a document
+	args    string // DOC is a document, NEW a folder that is not there
 	offline bool   // it needs no store
 	silent  bool   // it writes nothing to standard output when all is well
 }
 
 // uses has every command; those of dev carbide speak to a simulator, which the scripts do.
 var uses = map[string]use{
+	"init":                  {args: "NEW", offline: true},
 	"validate":              {args: "DOC", offline: true},
 	"plan":                  {args: "DOC"},
 	"apply":                 {args: "-auto-approve DOC"},
@@ -55,10 +57,12 @@ var uses = map[string]use{
 	"history":               {},
 	"diff":                  {args: "DOC DOC", offline: true},
 	"show":                  {},
+	"explain":               {args: "R1", offline: true},
 	"graph":                 {args: "DOC", offline: true},
 	"import":                {args: "-discover"},
 	"inventory":             {},
 	"runs":                  {},
+	"cancel":                {},
 	"resume":                {},
 	"rollback":              {args: "-auto-approve R"},
 	"state list":            {},
@@ -66,6 +70,7 @@ var uses = map[string]use{
 	"state rm":              {args: "site/carbide.vpc/prod"},
 	"state mv":              {args: "site/carbide.vpc/a site/carbide.vpc/b"},
 	"state rebuild":         {args: "DOC"},
+	"state repair":          {},
 	"state restored":        {args: "-reason=r"},
 	"hold list":             {},
 	"hold set":              {args: "-reason=r site"},
@@ -75,6 +80,7 @@ var uses = map[string]use{
 	"lock status":           {},
 	"force-unlock":          {args: "ID"},
 	"audit":                 {},
+	"man":                   {args: "NEW", offline: true},
 	"version":               {offline: true},
 	"completion bash":       {offline: true},
 	"completion fish":       {offline: true},
@@ -126,7 +132,8 @@ func newBench(t *testing.T, endpoint string) bench {
 }
 
 func (b bench) command(name, args string) (*exec.Cmd, *bytes.Buffer) {
-	words := append(strings.Fields(name), strings.Fields(strings.ReplaceAll(args, "DOC", "site.json"))...)
+	args = strings.NewReplacer("DOC", "site.json", "NEW", "new-"+rand.Text()).Replace(args)
+	words := append(strings.Fields(name), strings.Fields(args)...)
 	cmd := exec.Command(os.Args[0], words...)
 	var out bytes.Buffer
 	cmd.Dir, cmd.Stdout, cmd.Stderr, cmd.Env = b.dir, &out, &out, append(os.Environ(), asProgram+"=1")

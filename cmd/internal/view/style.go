@@ -14,6 +14,9 @@ type Style struct {
 	Width int // columns that a line may have; 80 when zero
 }
 
+// Unbroken is a width that no line has.
+const Unbroken = 1 << 20
+
 // width is how many columns a line may have. On very narrow terminals lines are wider than they are.
 func (s Style) width() int {
 	if s.Width == 0 {
