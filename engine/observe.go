@@ -32,9 +32,7 @@ func (e *Engine) look(ctx context.Context, doc *schema.Document, strays bool) (p
 	if strays { // of what is only referred to, it is a matter whether it is there
 		for i := range records {
 			if r := &records[i]; !r.Gone {
-				for _, to := range plan.Outside(e.o.Kinds, r.Ref, r.Spec, r.After) {
-					outside = append(outside, to)
-				}
+				outside = append(outside, plan.Outside(e.o.Kinds, r.Ref, r.Spec, r.After)...)
 			}
 		}
 	}

@@ -250,12 +250,12 @@ func changed(ts *testscript.TestScript, neg bool, args []string) {
 // signal NAME: sends INT or TERM to the process that uses the embedded store.
 func signal(ts *testscript.TestScript, neg bool, args []string) {
 	if neg || len(args) != 1 {
-		ts.Fatalf("usage: signal INT|TERM|KILL")
+		ts.Fatalf("usage: signal INT|TERM|HUP|KILL")
 	}
 	pid, _, _ := strings.Cut(ts.ReadFile(".converge/lock"), " ")
 	n, err := strconv.Atoi(pid)
 	ts.Check(err)
-	sig := map[string]syscall.Signal{"INT": syscall.SIGINT, "TERM": syscall.SIGTERM, "KILL": syscall.SIGKILL}[args[0]]
+	sig := map[string]syscall.Signal{"INT": syscall.SIGINT, "TERM": syscall.SIGTERM, "HUP": syscall.SIGHUP, "KILL": syscall.SIGKILL}[args[0]]
 	ts.Check(syscall.Kill(n, sig))
 }
 

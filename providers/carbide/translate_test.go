@@ -30,6 +30,7 @@ func TestInstanceNotInSync(t *testing.T) {
 func TestWhyNotReady(t *testing.T) {
 	said := "no VLAN is free"
 	reason := &forge.ControllerStateReason{OutcomeMsg: &said}
+	//lint:ignore SA1019 the flat fields are all that the older generations have
 	flat := &forge.NetworkSegment{State: forge.TenantState_PROVISIONING, StateReason: reason}
 	nested := &forge.NetworkSegment{Status: &forge.NetworkSegmentStatus{TenantState: forge.TenantState_PROVISIONING, Lifecycle: &forge.LifecycleStatus{StateReason: reason}}}
 	prefix := &forge.VpcPrefix{Status: &forge.VpcPrefixStatus{TenantState: forge.TenantState_PROVISIONING, Lifecycle: &forge.LifecycleStatus{StateReason: reason}}}

@@ -139,6 +139,7 @@ func TestStatusAfterSignal(t *testing.T) {
 		{syscall.SIGINT, errors.New("rpc error: code = Canceled"), 130},
 		{syscall.SIGTERM, errors.New("rpc error: code = Canceled"), 143},
 		{syscall.SIGTERM, &engine.UnknownError{}, 143},
+		{syscall.SIGHUP, context.Canceled, 129},
 		{syscall.SIGINT, &state.LockedError{}, 130},
 		{syscall.SIGINT, context.Canceled, 130},
 		{syscall.SIGTERM, outcome(exitDifferent), 2},

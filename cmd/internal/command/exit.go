@@ -23,6 +23,7 @@ const (
 	exitStale       = 6 // the plan is stale or spent
 	exitRefused     = 7 // by policy, protection, a hold, an open run or a missing approval
 	exitUnknown     = 8 // a part of the site could not be seen, or is left out
+	exitHungUp      = 129
 	exitInterrupted = 130
 	exitTerminated  = 143
 )
@@ -41,6 +42,7 @@ var statuses = []struct {
 	{exitStale, "plan stale or spent", "The saved plan does not fit any more: the site or the document is not as it was when it was made, or it was applied already. Nothing was changed. Plan again."},
 	{exitRefused, "refused", "The plan may not be applied: a budget, a protection, a hold, a freeze, a missing signature, or an approval that was not given. Nothing was changed; the message says what is in the way, and what lets it through."},
 	{exitUnknown, "a part is unknown or left out", "A part of the site could not be seen, or the server does not support a kind that the document has. Unknown is never taken for absent: nothing was decided about it. Mend the connection, or go on with the rest with -allow-partial."},
+	{exitHungUp, "interrupted", "The terminal that it ran on is gone. The journal is intact: converge runs shows whether a run is open, converge resume goes on with it."},
 	{exitInterrupted, "interrupted", "It was interrupted with Ctrl-C. The journal is intact: converge runs shows whether a run is open, converge resume goes on with it."},
 	{exitTerminated, "interrupted", "It was told to end with SIGTERM. The journal is intact: converge runs shows whether a run is open, converge resume goes on with it."},
 }
@@ -112,8 +114,13 @@ func (a *app) status(err error) int {
 
 // interrupted gives the status for the signal that came.
 func (a *app) interrupted() int {
-	if s := a.signal.Load(); s != nil && *s == syscall.SIGTERM {
-		return exitTerminated
+	if s := a.signal.Load(); s != nil {
+		switch *s {
+		case syscall.SIGTERM:
+			return exitTerminated
+		case syscall.SIGHUP:
+			return exitHungUp
+		}
 	}
 	return exitInterrupted
 }

@@ -4,6 +4,7 @@ import (
 	"context"
 	"errors"
 	"fmt"
+	"os"
 	"path"
 	"path/filepath"
 	"slices"
@@ -116,7 +117,7 @@ gives a saved plan as one document.`,
 	c.RunE = func(c *cobra.Command, args []string) error {
 		ctx := c.Context()
 		if out != "" {
-			if err := files.Replaceable(out); err != nil { // better said before the work than after it
+			if err := replaceable(out); err != nil { // better said before the work than after it
 				return notSaved(out, err)
 			}
 		}
@@ -199,11 +200,26 @@ func (s *session) save(c *cobra.Command, e *engine.Engine, p *plan.Plan, path st
 	return nil
 }
 
+// replaceable refuses to write a plan over what is something else, such as a document whose name stands behind -out.
+func replaceable(path string) error {
+	if err := files.Replaceable(path); err != nil {
+		return err
+	}
+	info, err := os.Stat(path)
+	if err != nil || info.Size() == 0 { // there is nothing to lose
+		return nil
+	}
+	if saved, err := readPlan(path); saved == nil && err == nil {
+		return fmt.Errorf("%s is there, and is no saved plan", path)
+	}
+	return nil
+}
+
 // notSaved says why a plan is not in its file, and what a plan can be written to.
 func notSaved(path string, err error) error {
 	p := &view.Problem{What: "the plan was not saved", Where: err.Error(), Err: err}
-	if files.Replaceable(path) != nil {
-		p.Fix = "Name a new file, or a regular one to replace: -out=FILE. To get the plan as JSON on standard output: converge show -json FILE"
+	if replaceable(path) != nil {
+		p.Fix = "Name a new file, or a saved plan to replace: -out=FILE. To get the plan as JSON on standard output: converge show -json FILE"
 	}
 	return p
 }

@@ -17,19 +17,23 @@ type interrupt struct {
 	started bool // the run has its lock and carries out steps
 }
 
-// listen handles SIGINT and SIGTERM. The first ends a run in order, and everything else by cancelling the context; the
+// listen handles SIGINT, SIGTERM and, unless it is ignored as under nohup, SIGHUP. The first ends a run in order, and everything else by cancelling the context; the
 // second ends the process at once. A reader of our output that goes away is no signal but an error of writing.
 func (a *app) listen(parent context.Context) (context.Context, func()) {
 	ctx, cancel := context.WithCancel(parent)
 	signals := make(chan os.Signal, 4)
 	signal.Notify(signals, os.Interrupt, syscall.SIGTERM)
+	if !signal.Ignored(syscall.SIGHUP) {
+		signal.Notify(signals, syscall.SIGHUP)
+	}
 	signal.Ignore(syscall.SIGPIPE)
 	done := make(chan struct{})
 	go func() {
 		for {
 			select {
 			case s := <-signals:
-				if a.signal.Swap(&s) != nil {
+				// Both the kernel and a shell say that a terminal is gone: that is said twice, and meant once.
+				if last := a.signal.Swap(&s); last != nil && s != syscall.SIGHUP {
 					a.leave()
 				}
 				a.shutDown(cancel)
