@@ -23,7 +23,7 @@ func TestNodesWithOpenVSwitch(t *testing.T) {
 	first.Vsctl(t, "add-br", "br-theirs", "--", "set", "bridge", "br-theirs", "datapath_type=netdev")
 	theirs := first.Vsctl(t, "--columns=_uuid,name,datapath_type,fail_mode,external_ids", "list", "bridge", "br-theirs")
 
-	s.run(2, "plan", "-detailed-exitcode", "doc").says("gpu-01/ovs.bridge/br-slice", "gpu-02/ovs.bridge/br-slice", "gpu-01/ovs.port/vm-1", "site/carbide.vpc/prod", "1 × gpu-01/ovs.bridge")
+	s.run(2, "plan", "-detailed-exitcode", "doc").says("gpu-01/ovs.bridge/br-slice", "gpu-02/ovs.bridge/br-slice", "gpu-01/ovs.port/vm-1", "site/carbide.vpc/prod", "1 ovs.bridge on gpu-01")
 	s.run(0, "apply", "-auto-approve", "doc")
 	s.run(0, "plan", "-detailed-exitcode", "doc")
 	s.run(0, "drift").says("No drift")

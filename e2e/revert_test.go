@@ -108,7 +108,11 @@ func TestRefusedStepIsReverted(t *testing.T) {
 			if done == 0 {
 				a.says("Nothing is left to undo")
 			} else {
-				a.says(fmt.Sprintf("Undoing %d step", done), fmt.Sprintf("verified by looking again at %d thing", done))
+				things := fmt.Sprintf("the %d things of this run are as they were before, verified by looking again", done)
+				if done == 1 {
+					things = "the one thing of this run is as it was before, verified by looking again"
+				}
+				a.says(fmt.Sprintf("Undoing %d step", done), things)
 			}
 			s.reverted(a, step, before)
 		})

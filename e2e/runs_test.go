@@ -16,7 +16,7 @@ func TestRollbackOfAppliedRun(t *testing.T) {
 	s, _, before := planned(t)
 	s.run(0, "apply", "plan")
 	run := s.lastRun().ID
-	s.run(0, "rollback", "-auto-approve", run).says("was undone", "verified by looking again at 12 things")
+	s.run(0, "rollback", "-auto-approve", run).says("was undone", "the 12 things of this run are as they were before, verified by looking again")
 	s.same(before)
 	s.settled("before.cue")
 	s.run(1, "rollback", "-auto-approve", run).says("reverted already")
