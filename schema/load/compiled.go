@@ -307,7 +307,7 @@ var checkUUID = check{name: "#UUID", doc: "A UUID in lower case.", types: isStri
 
 var checkVNI = check{name: "#VNI", doc: "A VXLAN network identifier, 24 bits.", types: isInt, tests: []test{bound{op: ">=", limit: int64(1)}, bound{op: "<=", limit: int64(16777215)}}}
 
-var compiledFiles = compiled{digest: "2c70ddb17ce9b32c78dee636b2215fefe6e4d0fa190606d0c973f26e1d2037b4", doc: "A site is described by one document.", head: &object{members: []*member{
+var compiledFiles = compiled{digest: "1472dec57240fddf7d2a52b780b75647da65fcd0e44938d6307d66ff99f4e553", doc: "A site is described by one document.", head: &object{members: []*member{
 	{name: "apiVersion", doc: "The version of this schema.", check: &check{types: isString, tests: []test{&enum{values: []any{"converge.dev/v1"}}}}, required: true},
 	{name: "policy", doc: "What a plan may do.", check: &check{types: isObject, tests: []test{&object{members: []*member{
 		{name: "management", doc: "Traffic by which the site is managed, by a name for people: every security group that guards something must let it through, or the document is refused.", check: &check{types: isObject, tests: []test{&object{patterns: []keyed{

@@ -40,7 +40,7 @@ type described struct {
 	node     bool
 	names    cue.Selector
 	resource cue.Value
-	external bool // or what is external: [NAME]: DEFINITION | #External
+	external bool // or what is external: [NAME]: *DEFINITION | #External
 }
 
 // readFiles reads the files */*.cue in the order of their names. Equal files have equal digests.
