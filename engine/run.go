@@ -144,7 +144,7 @@ func (e *Engine) Apply(ctx context.Context, p *plan.Plan, o ApplyOptions) (Resul
 			return Result{}, &RefusedError{refusals}
 		}
 		e.recall(ctx, recorded, p)
-		if err := e.unchanged(p); err != nil {
+		if err := e.unchanged(ctx, p); err != nil {
 			return Result{}, err
 		}
 		set, err := e.connect(ctx, p.Site, neededRefs(p))

@@ -114,8 +114,8 @@ func (e *Engine) sealed(ctx context.Context, doc *schema.Document) (*schema.Docu
 
 // unchanged refuses a plan whose secrets cannot be read, or are no longer those that it was made with. Steps would find that
 // out one by one, when others are done already.
-func (e *Engine) unchanged(p *plan.Plan) error {
-	v := e.secrets(context.Background())
+func (e *Engine) unchanged(ctx context.Context, p *plan.Plan) error {
+	v := e.secrets(ctx)
 	var missing []error
 	var changed []event.Difference
 	for i := range p.Steps {
