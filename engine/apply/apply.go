@@ -11,11 +11,10 @@
 //
 // Before a call that changes something its intent is durable; afterwards its outcome is, together with what is to be
 // remembered of the resource. A run ends applied, reverted or partial, each by observation: before it is called applied or
-// reverted, everything that it touched is looked at once more. A run that was interrupted, or
-// met a hold or a freeze, or whose far side stayed away for longer than its steps have time, stays open, and [Carry]
-// continues it from its journal. An interrupt drops what is only waited for. No step begins while the calls of its
-// provider do not get through. When the site lock is lost, calls in
-// flight are cancelled, none begins, and nothing more is written.
+// reverted, everything that it touched is looked at once more. A run that was interrupted, or met a hold or a freeze, or
+// whose far side stayed away for longer than its steps have time, stays open, and [Carry] continues it from its journal. An
+// interrupt drops what is only waited for. No step begins while the calls of its provider do not get through. When the site
+// lock is lost, calls in flight are cancelled, none begins, and nothing more is written.
 //
 // # Files
 //
