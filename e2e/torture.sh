@@ -20,6 +20,7 @@ step() {
 }
 packages=$(git grep -l '^func TestTorture' -- '*_test.go' | xargs -n 1 dirname | sort -u | sed 's|^|./|')
 step "tests" go test -count=1 -p 3 -timeout 8h -run '^TestTorture' $packages
+[ "$CONVERGE_TORTURE" = push ] || step "the program conftest" go test -C e2e/outside -count=1 -timeout 1h .
 step "fuzzing, $fuzz a target" e2e/fuzz.sh "$fuzz"
 step "seeded bugs" e2e/mutants/run.sh
 echo "── figures ($(($(date +%s) - begun)) s)"
