@@ -9,7 +9,6 @@ import (
 	"net/netip"
 	"slices"
 	"sync"
-	"time"
 
 	"github.com/google/uuid"
 
@@ -159,52 +158,61 @@ func writeFile(path string, k *snapshot) error {
 	return files.Replace(path, b, 0o600)
 }
 
-// keeper writes the world's file after changes. Many changes in a row share one writing: the larger the world, the
-// longer it waits, so that it takes at most a fifth of one processor.
+// keeper writes the world's file after changes. What changes while it writes shares the next writing.
 type keeper struct {
-	dirty chan struct{}
-	stop  chan struct{}
-	once  sync.Once
-	done  chan error
-	err   error
+	mu      sync.Mutex
+	moved   *sync.Cond // one of these has:
+	touched int        // how often the file went out of date
+	written int        // how many of those the file has
+	closing bool
+	closed  bool  // after the last writing
+	err     error // of that
 }
 
-const writingPause = 100 * time.Millisecond
-
 func startKeeper(path string, take func() *snapshot) *keeper {
-	k := &keeper{dirty: make(chan struct{}, 1), stop: make(chan struct{}), done: make(chan error, 1)}
+	k := &keeper{}
+	k.moved = sync.NewCond(&k.mu)
 	go func() {
-		for {
-			select {
-			case <-k.stop:
-				k.done <- writeFile(path, take())
-				return
-			case <-k.dirty:
+		k.mu.Lock()
+		defer k.mu.Unlock()
+		for !k.closed {
+			for k.written == k.touched && !k.closing {
+				k.moved.Wait()
 			}
-			start := time.Now()
-			// A failed write is repeated with the next change, and reported by the last one.
-			_ = writeFile(path, take())
-			select {
-			case <-k.stop:
-			case <-time.After(max(writingPause, 4*time.Since(start))):
-			}
+			has, last := k.touched, k.closing
+			k.mu.Unlock()
+			err := writeFile(path, take()) // one that failed is repeated with the next change, and reported by the last one
+			k.mu.Lock()
+			k.written, k.closed, k.err = has, last, err
+			k.moved.Broadcast()
 		}
 	}()
 	return k
 }
 
-// touch says that the file is out of date. It never waits.
-func (k *keeper) touch() {
-	select {
-	case k.dirty <- struct{}{}:
-	default:
+// touch says that the file is out of date. It never waits; kept waits until the file has what it is told of.
+func (k *keeper) touch() (kept func()) {
+	k.mu.Lock()
+	defer k.mu.Unlock()
+	k.touched++
+	n := k.touched
+	k.moved.Broadcast()
+	return func() {
+		k.mu.Lock()
+		defer k.mu.Unlock()
+		for k.written < n && !k.closed {
+			k.moved.Wait()
+		}
 	}
 }
 
 func (k *keeper) close() error {
-	k.once.Do(func() {
-		close(k.stop)
-		k.err = <-k.done
-	})
+	k.mu.Lock()
+	defer k.mu.Unlock()
+	k.closing = true
+	k.moved.Broadcast()
+	for !k.closed {
+		k.moved.Wait()
+	}
 	return k.err
 }

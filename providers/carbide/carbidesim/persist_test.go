@@ -124,6 +124,23 @@ func TestTheFileBringsTheWorldBack(t *testing.T) {
 	}
 }
 
+// A site that is killed has lost nothing that it has answered.
+func TestTheFileHasWhatWasAnswered(t *testing.T) {
+	o := Options{File: filepath.Join(t.TempDir(), "world.json")}
+	b := start(t, o)
+	b.tenant("acme")
+	for i := range byte(5) {
+		b.vpc(uid(i), ethernet)
+		kept, err := os.ReadFile(o.File)
+		if err != nil {
+			t.Fatal(err)
+		}
+		if !bytes.Contains(kept, []byte(uid(i))) {
+			t.Errorf("the file does not have the VPC %s", uid(i))
+		}
+	}
+}
+
 func TestAFileThatCannotBeWritten(t *testing.T) {
 	path := filepath.Join(t.TempDir(), "nowhere", "world.json")
 	if _, err := New(Options{File: path}); err == nil || !strings.Contains(err.Error(), "keep the simulated site in "+path) {

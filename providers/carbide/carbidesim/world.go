@@ -116,16 +116,27 @@ func (w *World) Close() error {
 
 func (w *World) now() time.Time { return w.options.Now().Add(w.offset).Round(0) }
 
-// transact runs one call on the site as it is now.
+// transact runs one call on the site as it is now. What it changes is in the file, if there is one, before it returns: a
+// service that is killed has lost nothing that it has answered.
 func (w *World) transact(call func() error) error {
+	changed, kept, err := w.try(call)
+	if changed {
+		kept()
+	}
+	return err
+}
+
+// try is transact without the wait, which is kept.
+func (w *World) try(call func() error) (changed bool, kept func(), err error) {
 	w.mu.Lock()
 	defer w.mu.Unlock()
 	settled := w.settle()
-	changed, err := w.site.transact(call)
+	changed, err = w.site.transact(call)
+	kept = func() {}
 	if (settled || changed) && w.keeper != nil {
-		w.keeper.touch()
+		kept = w.keeper.touch()
 	}
-	return err
+	return changed, kept, err
 }
 
 // Advance moves the world's clock forward, and the world with it.
@@ -135,7 +146,7 @@ func (w *World) Advance(d time.Duration) {
 	w.mu.Unlock()
 	_ = w.transact(func() error { return nil })
 	if w.keeper != nil {
-		w.keeper.touch() // the offset is kept too
+		w.keeper.touch()() // the offset is kept too
 	}
 }
 
