@@ -1,7 +1,10 @@
 package e2e
 
 import (
+	"fmt"
+	"maps"
 	"regexp"
+	"slices"
 	"strconv"
 	"strings"
 	"syscall"
@@ -11,6 +14,7 @@ import (
 	"google.golang.org/grpc/codes"
 
 	"converge.dev/converge/providers/carbide/carbidesim"
+	"converge.dev/converge/torture"
 )
 
 // ended is a line about a step that was carried out.
@@ -64,6 +68,57 @@ func TestSecondTerminal(t *testing.T) {
 	if n := len(ended.FindAllString(run.stderr.String(), -1)); n > done+1 {
 		t.Errorf("%d steps were done under the freeze, want the one at most that was under way", n-done)
 	}
+	s.run(0, "freeze", "-off")
+	s.run(0, "resume")
+	s.settled("after.cue")
+}
+
+// For three minutes of an apply, everything works in a second terminal after each of its steps, and how long it takes is
+// reported; then a freeze stops it.
+func TestTortureSecondTerminal(t *testing.T) {
+	t.Parallel()
+	if torture.Scale(0, 0, 1) == 0 {
+		t.Skip("it takes three minutes: set CONVERGE_TORTURE=nightly")
+	}
+	s, p, _ := planned(t)
+	for i := range p.Steps {
+		s.inject(carbidesim.Fault{Method: methodOf(&p.Steps[i]), Effect: carbidesim.Slow, Delay: 18 * time.Second})
+	}
+	took := map[string][]time.Duration{}
+	timed := func(args ...string) {
+		begun := time.Now()
+		s.run(0, args...)
+		took[args[0]] = append(took[args[0]], time.Since(begun).Round(time.Millisecond))
+	}
+	begun := time.Now()
+	run := s.start("apply", "-parallelism=1", "plan")
+	run.await(&run.stderr, "creating…|changing…|destroying…", 1)
+	for done := range len(p.Steps) - 1 {
+		run.await(&run.stderr, ended.String(), done)
+		timed("plan", "after.cue")
+		timed("hold", "set", "-force", "gpu-01", "-reason=a look at its fans")
+		timed("release", "gpu-01")
+		timed("runs")
+		before := time.Now()
+		follow := s.start("runs", "-follow")
+		follow.await(&follow.stdout, "Run ", 1)
+		took["runs -follow"] = append(took["runs -follow"], time.Since(before).Round(time.Millisecond))
+		follow.kill()
+	}
+	timed("freeze", "-reason=fire")
+	done := len(ended.FindAllString(run.stderr.String(), -1))
+	run.ended(4).says("fire")
+	lasted := time.Since(begun)
+	if n := len(ended.FindAllString(run.stderr.String(), -1)); n > done+1 {
+		t.Errorf("%d steps were done under the freeze, want the one at most that was under way", n-done)
+	}
+	var figures []string
+	for _, command := range slices.Sorted(maps.Keys(took)) {
+		all := slices.Sorted(slices.Values(took[command]))
+		figures = append(figures, fmt.Sprintf("%s %s (%s)", command, all[len(all)/2], all[len(all)-1]))
+	}
+	torture.Report(t, "E", "a second terminal beside an apply of %s: median and longest: %s; a freeze was obeyed before the next effect", lasted.Round(time.Second), strings.Join(figures, ", "))
+	s.world.ClearFaults()
 	s.run(0, "freeze", "-off")
 	s.run(0, "resume")
 	s.settled("after.cue")
