@@ -1,6 +1,7 @@
 package carbidesim
 
 import (
+	"bytes"
 	"context"
 	"encoding/json"
 	"fmt"
@@ -214,10 +215,12 @@ func (f Fault) MarshalJSON() ([]byte, error) {
 	return json.Marshal(p)
 }
 
-// UnmarshalJSON reads what MarshalJSON writes.
+// UnmarshalJSON reads what MarshalJSON writes, and nothing else.
 func (f *Fault) UnmarshalJSON(b []byte) error {
 	var p plainFault
-	if err := json.Unmarshal(b, &p); err != nil {
+	d := json.NewDecoder(bytes.NewReader(b))
+	d.DisallowUnknownFields()
+	if err := d.Decode(&p); err != nil {
 		return err
 	}
 	*f = Fault{Method: p.Method, Match: p.Match, Nth: p.Nth, Every: p.Every, Times: p.Times, Effect: p.Effect}

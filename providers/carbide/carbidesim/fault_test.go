@@ -3,6 +3,7 @@ package carbidesim
 import (
 	"context"
 	"encoding/json"
+	"strings"
 	"testing"
 	"time"
 
@@ -208,6 +209,9 @@ func TestFaultJSON(t *testing.T) {
 	var f Fault
 	if err := json.Unmarshal([]byte(`{"method":"*","effect":"before","code":"SAD"}`), &f); err == nil {
 		t.Error("an unknown code was accepted")
+	}
+	if err := json.Unmarshal([]byte(`{"method":"*","effect":"before","time":3}`), &f); err == nil || !strings.Contains(err.Error(), "time") {
+		t.Errorf("an unknown field: %v", err)
 	}
 }
 
