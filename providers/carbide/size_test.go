@@ -7,6 +7,7 @@ import (
 	"runtime"
 	"strings"
 	"testing"
+	"unsafe"
 
 	"google.golang.org/grpc"
 	"google.golang.org/grpc/encoding"
@@ -113,6 +114,15 @@ func TestHeavyAnswers(t *testing.T) {
 				t.Errorf("%d bytes are held after a refusal", s.scale.held)
 			}
 		})
+	}
+}
+
+// What has two bytes on the wire weighs what its struct takes.
+func TestEmptyElementsWeigh(t *testing.T) {
+	const n = 1000
+	weight, err := weigh(bytes.Repeat(entry(1, nil), n), (&forge.ListOsImageResponse{}).ProtoReflect().Type(), 0)
+	if size := int(unsafe.Sizeof(forge.OsImage{})); err != nil || weight < n*size {
+		t.Errorf("%d images of %d bytes weigh %d (%v)", n, size, weight, err)
 	}
 }
 
