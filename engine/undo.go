@@ -22,7 +22,7 @@ func (e *Engine) Undoing(ctx context.Context, id string) (*plan.Plan, error) {
 		if err != nil {
 			return nil, err
 		}
-		return undoing(run, p, sum)
+		return e.undoing(ctx, run, p, sum)
 	}
 	if holder, err := e.o.Store.LockInfo(ctx); err != nil {
 		return nil, err
@@ -42,7 +42,7 @@ func (e *Engine) Undoing(ctx context.Context, id string) (*plan.Plan, error) {
 // something else by now that would be undone.
 func (e *Engine) Rollback(ctx context.Context, id string, o ApplyOptions) (Result, error) {
 	return e.again(ctx, "rollback", id, o, func(run state.Run, p *plan.Plan, sum journal.Replay) (undo bool, err error) {
-		inverse, err := undoing(run, p, sum)
+		inverse, err := e.undoing(ctx, run, p, sum)
 		if err == nil && o.Approve != "" && !inverse.ApprovedBy(o.Approve) {
 			err = &StaleError{[]event.Difference{{Detail: fmt.Sprintf("run %s went on since it was shown what would be undone", run.ID)}}}
 		}
@@ -51,7 +51,7 @@ func (e *Engine) Rollback(ctx context.Context, id string, o ApplyOptions) (Resul
 }
 
 // undoing gives what is left to undo of a run, or says why it cannot be undone.
-func undoing(run state.Run, p *plan.Plan, sum journal.Replay) (*plan.Plan, error) {
+func (e *Engine) undoing(ctx context.Context, run state.Run, p *plan.Plan, sum journal.Replay) (*plan.Plan, error) {
 	if run.Status == state.RunReverted {
 		return nil, fmt.Errorf("run %s is reverted already", run.ID)
 	}
@@ -65,8 +65,13 @@ func undoing(run state.Run, p *plan.Plan, sum journal.Replay) (*plan.Plan, error
 			})
 		}
 	}
-	if len(refused) > 0 {
+	left := func(i int) bool { return sum.Forward[i].Effect() && !sum.Undo[i].Finished() }
+	since, err := e.since(ctx, run, p, left)
+	if err != nil {
+		return nil, err
+	}
+	if refused = append(refused, since...); len(refused) > 0 {
 		return nil, &RefusedError{refused}
 	}
-	return p.Inverse(run.ID, func(i int) bool { return sum.Forward[i].Effect() && !sum.Undo[i].Finished() }), nil
+	return p.Inverse(run.ID, left), nil
 }

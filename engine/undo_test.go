@@ -4,6 +4,7 @@ import (
 	"context"
 	"errors"
 	"slices"
+	"strings"
 	"testing"
 
 	"converge.dev/converge/engine"
@@ -111,5 +112,115 @@ func TestOmittedNeedsAllowPartial(t *testing.T) {
 	}
 	if res, err := s.Apply(p, engine.ApplyOptions{AllowPartial: true}); err != nil || res.Run.Status != state.RunApplied {
 		t.Fatal(res, err)
+	}
+}
+
+// A run is not undone over what happened since it ended: another run, somebody at the site, or something that refers by now to
+// what would be deleted. Who only looks is told the same, and nothing is changed. What changed nothing of it stands in no way.
+func TestRollbackOverWhatHappenedSince(t *testing.T) {
+	ctx := context.Background()
+	docs := []map[string]string{
+		{"site/far.net/n": `{"cidr":"10.0.0.0/24","size":1}`, "site/far.guard/g": `{"size":1}`},
+		{"site/far.net/n": `{"cidr":"10.0.0.0/24","size":2}`, "site/far.guard/g": `{"size":1}`},
+		{"site/far.net/n": `{"cidr":"10.0.0.0/24","size":3}`, "site/far.guard/g": `{"size":1}`},
+		{"site/far.net/n": `{"cidr":"10.0.0.0/24","size":1}`, "site/far.guard/g": `{"size":1}`, "site/far.host/h": `{"net":"n"}`},
+		{"site/far.net/n": `{"cidr":"10.0.0.0/24","size":3}`},
+		{"site/far.net/n": `{"cidr":"10.0.0.0/24","size":3}`, "site/far.guard/g": `{"size":1}`, "site/far.net/other": `{"cidr":"10.0.1.0/24"}`},
+	}
+	edit := func(ref string, change func(*providers.Thing)) func(*testing.T, *enginetest.Site) {
+		return func(t *testing.T, s *enginetest.Site) {
+			r, _ := schema.ParseRef(ref)
+			rec, err := s.Store.Record(ctx, r)
+			if err != nil {
+				t.Fatal(err)
+			}
+			thing := thingOf(t, s, r.Scope, r.Kind, rec.ID)
+			thing.Spec = thing.Spec.Clone()
+			if change == nil {
+				err = s.World.Remove(r.Scope, r.Kind, rec.ID)
+			} else {
+				change(&thing)
+				err = s.World.Put(r.Scope, r.Kind, thing)
+			}
+			if err != nil {
+				t.Fatal(err)
+			}
+		}
+	}
+	apply := func(docs ...map[string]string) func(*testing.T, *enginetest.Site) {
+		return func(t *testing.T, s *enginetest.Site) {
+			for _, d := range docs {
+				s.Converge(t, s.Document(t, d))
+			}
+		}
+	}
+	for name, c := range map[string]struct {
+		done  []map[string]string // of these the last one is undone
+		since func(*testing.T, *enginetest.Site)
+		says  string // empty: it is undone
+	}{
+		"changed by a later run, undoing the change":   {docs[:2], apply(docs[2]), "has changed it since"},
+		"changed by a later run, undoing the creation": {docs[:1], apply(docs[1]), "has changed it since"},
+		"removed by a later run":                       {docs[:1], apply(docs[4]), "has changed it since"},
+		"changed there and back":                       {docs[:1], apply(docs[1], docs[0]), ""},
+		"a later run that changed something else":      {docs[:3], apply(docs[5]), ""},
+		"referred to by what a later run made":         {docs[:1], apply(docs[3]), "site/far.host/h refers to it"},
+		"referred to by a stranger's thing": {docs[:1], func(t *testing.T, s *enginetest.Site) {
+			rec, err := s.Store.Record(ctx, schema.Ref{Scope: "site", Kind: "far.net", Name: "n"})
+			if err != nil {
+				t.Fatal(err)
+			}
+			theirs := providers.Thing{ID: "theirs", Name: "theirs", Spec: schema.Object{"net": rec.ID}, Phase: providers.Ready}
+			if err := s.World.Put("site", "far.host", theirs); err != nil {
+				t.Fatal(err)
+			}
+		}, "which converge does not manage, refers to it"},
+		"changed by hand, undoing the change": {docs[:2], edit("site/far.net/n", func(t *providers.Thing) { t.Spec["size"] = int64(7) }), "somebody has changed size since"},
+		"changed by hand, undoing the creation": {docs[:1], edit("site/far.net/n", func(t *providers.Thing) { t.Spec["size"] = int64(7) }),
+			"somebody has changed size since"},
+		"changed by hand where the document states nothing": {docs[:1], edit("site/far.net/n", func(t *providers.Thing) {
+			t.Spec["labels"] = map[string]any{"env": "mine"}
+		}), "somebody has changed labels"},
+		"deleted by hand, undoing the change":   {docs[:2], edit("site/far.net/n", nil), "it is gone"},
+		"deleted by hand, undoing the creation": {docs[:1], edit("site/far.net/n", nil), ""},
+		"taken out of the records": {docs[:1], func(t *testing.T, s *enginetest.Site) {
+			forget := s.Store.ForgetOp(schema.Ref{Scope: "site", Kind: "far.net", Name: "n"})
+			if _, err := s.Store.Commit(ctx, nil, []state.Op{forget}); err != nil {
+				t.Fatal(err)
+			}
+		}, "not recorded any more"},
+	} {
+		t.Run(name, func(t *testing.T) {
+			s := enginetest.New()
+			apply(c.done...)(t, s)
+			runs, err := s.Store.Runs(ctx)
+			if err != nil {
+				t.Fatal(err)
+			}
+			c.since(t, s)
+			before := s.World.Dump()
+			e := s.Engine(nil)
+			defer e.Close()
+			var refused *engine.RefusedError
+			_, looking := e.Undoing(ctx, runs[0].ID)
+			if s.World.Dump() != before {
+				t.Error("looking changed the world")
+			}
+			res, undoing := e.Rollback(ctx, runs[0].ID, engine.ApplyOptions{})
+			if c.says == "" {
+				if looking != nil || undoing != nil || res.Run.Status != state.RunReverted {
+					t.Errorf("looking: %v; undoing: %s, %v", looking, res.Run.Status, undoing)
+				}
+				return
+			}
+			for op, err := range map[string]error{"looking": looking, "undoing": undoing} {
+				if !errors.As(err, &refused) || !strings.Contains(err.Error(), c.says) {
+					t.Errorf("%s: %v", op, err)
+				}
+			}
+			if s.World.Dump() != before {
+				t.Error("the world was changed")
+			}
+		})
 	}
 }

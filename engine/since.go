@@ -1,0 +1,170 @@
+package engine
+
+import (
+	"context"
+	"fmt"
+	"slices"
+	"strings"
+
+	"converge.dev/converge/engine/diff"
+	"converge.dev/converge/engine/drift"
+	"converge.dev/converge/engine/plan"
+	"converge.dev/converge/providers"
+	"converge.dev/converge/schema"
+	"converge.dev/converge/state"
+)
+
+// since says what has happened to the things of a run since it ended, and forbids undoing it: a later run changed one of
+// them, somebody else did, or something refers by now to what would be deleted. The last two are asked only of a run that
+// came to the end it was meant to have; how one that stopped in between left its things is found out step by step. left
+// reports which steps would be undone.
+//
+// It fails with an *UnknownError when it cannot see what the run touched.
+func (e *Engine) since(ctx context.Context, run state.Run, p *plan.Plan, left func(step int) bool) ([]plan.Refusal, error) {
+	recorded, err := e.o.Store.Records(ctx)
+	if err != nil {
+		return nil, err
+	}
+	u := undo{run: run, kinds: e.o.Kinds, records: map[schema.Ref]*state.Record{}, steps: map[schema.Ref]*plan.Step{}}
+	for i := range recorded {
+		u.records[recorded[i].Ref] = &recorded[i]
+	}
+	for i := range p.Steps {
+		s := &p.Steps[i]
+		if first := s.Detaches || s.Replace && s.Action == plan.Delete; left(i) && (!first || u.steps[s.Ref] == nil) {
+			u.steps[s.Ref] = s
+		}
+	}
+	settled := run.Status != state.RunOpen && run.Status != state.RunPartial
+	u.overtaken(settled)
+	if settled && len(u.refusals) == 0 {
+		in, err := e.look(ctx, &schema.Document{Site: p.Site}, true) // what strangers made may refer to ours
+		if err != nil {
+			return nil, err
+		}
+		if err := e.distrust(ctx, &in); err != nil {
+			return nil, err
+		}
+		if err := u.compare(in); err != nil {
+			return nil, err
+		}
+	}
+	slices.SortFunc(u.refusals, func(a, b plan.Refusal) int { return a.Ref.Compare(b.Ref) })
+	return u.refusals, nil
+}
+
+// undo is a run that is to be undone, and what stands in the way.
+type undo struct {
+	run      state.Run
+	kinds    schema.Kinds
+	records  map[schema.Ref]*state.Record
+	steps    map[schema.Ref]*plan.Step // to be undone; of the two halves of one change the second
+	refusals []plan.Refusal
+}
+
+func (u *undo) refuse(ref schema.Ref, first, reason string, args ...any) {
+	u.refusals = append(u.refusals, plan.Refusal{
+		Ref: ref, Reason: fmt.Sprintf(reason, args...),
+		Remedy: first + ", or write a document that describes what you want now, and apply that",
+	})
+}
+
+// overtaken refuses what a later run has changed or, when the run was settled, somebody has taken out of the records.
+func (u *undo) overtaken(settled bool) {
+	for ref, s := range u.steps {
+		r := u.records[ref]
+		switch {
+		case r != nil && r.Run != u.run.ID && !alike(r, s.Record) && !alike(r, s.Prior):
+			u.refuse(ref, "undo that run first (converge rollback "+r.Run+")", "run %s has changed it since", r.Run)
+		case r == nil && settled && s.Record != nil && !s.Record.Gone:
+			u.refuse(ref, "record it again (converge state rebuild)", "it is not recorded any more")
+		}
+	}
+}
+
+// alike reports whether two records say the same of a resource, whichever run wrote them. Nothing is recorded of what is gone.
+func alike(a, b *state.Record) bool {
+	if a == nil || b == nil || a.Gone || b.Gone {
+		return (a == nil || a.Gone) == (b == nil || b.Gone)
+	}
+	return a.Incarnation == b.Incarnation && a.Protect == b.Protect && a.OnRemove == b.OnRemove && slices.Equal(a.After, b.After) &&
+		diff.Same(a.Spec, b.Spec)
+}
+
+// compare refuses what is no longer as the run left it, and what something else refers to by now.
+func (u *undo) compare(in plan.Input) error {
+	unknown := &UnknownError{}
+	seen := map[plan.Place]bool{}
+	for ref := range u.steps {
+		at := plan.Place{Scope: ref.Scope, Kind: ref.Kind}
+		if why, hidden := in.Observed.Unknown[at]; hidden && !seen[at] {
+			unknown.Unknown = append(unknown.Unknown, plan.Unknown{Scope: at.Scope, Kind: at.Kind, Error: why})
+		}
+		seen[at] = true
+	}
+	if len(unknown.Unknown) > 0 {
+		slices.SortFunc(unknown.Unknown, func(a, b plan.Unknown) int { return strings.Compare(a.Scope+"/"+a.Kind, b.Scope+"/"+b.Kind) })
+		return unknown
+	}
+	report, err := drift.Compare(in, u.run.Started)
+	if err != nil {
+		return err
+	}
+	for _, d := range slices.Concat(report.Drifted, report.Unstated) {
+		switch s := u.steps[d.Ref]; {
+		case s == nil || s.Action != plan.Create && s.Action != plan.Update:
+		case d.Missing && s.Action == plan.Update:
+			u.refuse(d.Ref, "have it made again (converge apply)", "it is gone")
+		case len(d.Changes) > 0:
+			u.refuse(d.Ref, "take that back", "somebody has changed %s since (converge drift)", paths(d.Changes))
+		}
+	}
+	owners := map[plan.Place]map[string]schema.Ref{}
+	for ref, r := range u.records {
+		at := plan.Place{Scope: ref.Scope, Kind: ref.Kind}
+		if owners[at] == nil {
+			owners[at] = map[string]schema.Ref{}
+		}
+		if !r.Gone {
+			owners[at][r.ID] = ref
+		}
+	}
+	for ref, s := range u.steps {
+		if r := u.records[ref]; r != nil && !r.Gone && s.Inverse() == plan.Delete {
+			u.referred(in, r, owners)
+		}
+	}
+	return nil
+}
+
+func paths(changes []diff.Change) string {
+	const shown = 5
+	var names []string
+	for _, c := range changes[:min(len(changes), shown)] {
+		names = append(names, c.Path)
+	}
+	if len(changes) > shown {
+		names = append(names, "more")
+	}
+	return strings.Join(names, ", ")
+}
+
+// referred refuses to delete what something refers to that is not itself undone. owners says whose a thing is, by its id.
+func (u *undo) referred(in plan.Input, to *state.Record, owners map[plan.Place]map[string]schema.Ref) {
+	for _, k := range plan.Referrers(u.kinds, to.Ref.Kind) {
+		at := plan.Place{Scope: to.Ref.Scope, Kind: k.Name}
+		for _, t := range in.Observed.Things[at] {
+			if t.Derived || t.Phase == providers.Leaving || !plan.Refers(k, t.Spec, to.Ref.Kind, to.ID) {
+				continue
+			}
+			owner, ours := owners[at][t.ID]
+			switch {
+			case !ours:
+				u.refuse(to.Ref, "remove that", "%s %s (id %s), which converge does not manage, refers to it", k.Name, t.Name, t.ID)
+			case u.steps[owner] == nil:
+				run := u.records[owner].Run
+				u.refuse(to.Ref, "undo that run first (converge rollback "+run+")", "%s refers to it, which run %s left", owner, run)
+			}
+		}
+	}
+}
