@@ -220,7 +220,7 @@ type Traits struct {
 
 	Mark     bool          // the kind has a place for our mark
 	Orphans  bool          // Delete does not look whether anything still refers to the thing, and would leave that behind
-	Burned   bool          // an id cannot be used again after its thing was deleted
+	Burned   bool          // the far side refuses an id whose thing was deleted
 	Eventual bool          // a list may lag behind a change
 	Late     time.Duration // longest time after which a call of unknown outcome may still have its effect
 	Itself   []string      // fields that the far side may bring by itself to what an update asks for: that they are seen proves no call
@@ -239,6 +239,10 @@ type Traits struct {
 	UndoCreate, UndoUpdate, UndoDelete Revert // what undoing each verb means; zero is Never, for caution
 	Reach                              Reach  // what a mistake can cut off
 }
+
+// UsedOnce reports whether an id is never used again after its thing was deleted: because the far side would refuse it, or
+// because the engine chooses a new one for each incarnation, so that a call which arrives late meets nothing newer.
+func (t Traits) UsedOnce() bool { return t.Burned || t.ID == "" }
 
 // Detachable is a list, which is a field of a kind, whose elements may be left out for a while.
 type Detachable struct {

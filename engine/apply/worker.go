@@ -145,7 +145,7 @@ func (r *run) turn(w *worker, did journal.Standing) {
 		if w.lost && repeatable(w.served.Traits) {
 			w.again = w.made
 		}
-		if w.served.Traits.Burned && !s.Beside {
+		if w.served.Traits.UsedOnce() && !s.Beside {
 			w.record = &state.Record{Ref: s.Ref, Incarnation: w.incarnation, Gone: true}
 		}
 	case plan.Delete:

@@ -139,7 +139,7 @@ func (m *maker) suspect() {
 }
 
 // sweep removes the strays that are certainly nobody's: incarnations of a resource that were given up before the one that
-// is recorded. Their ids are burned, so nothing else can have them. Other strays are left for people to judge.
+// is recorded. Their ids are never used again, so nothing else can have them. Other strays are left for people to judge.
 func (m *maker) sweep() {
 	born := map[schema.Ref]int{}
 	for i := range m.in.Recorded {
@@ -152,7 +152,7 @@ func (m *maker) sweep() {
 		traits, served := m.in.Traits(at.Scope, at.Kind)
 		for i := range things {
 			t := &things[i]
-			given := served && traits.Burned && t.Mark.Site == m.plan.Site.ID && t.Phase != providers.Leaving && t.Mark.Incarnation < born[t.Mark.Ref]
+			given := served && traits.UsedOnce() && t.Mark.Site == m.plan.Site.ID && t.Phase != providers.Leaving && t.Mark.Incarnation < born[t.Mark.Ref]
 			if !given || t.Mark.Ref.Kind != at.Kind {
 				continue
 			}

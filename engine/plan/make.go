@@ -404,9 +404,9 @@ func (m *maker) removal(it *item, reason string) Step {
 	return s
 }
 
-// left is what is remembered of a thing that is deleted: that its ids cannot be used again.
+// left is what is remembered of a thing that is deleted: which of its ids are used up.
 func (m *maker) left(it *item) *state.Record {
-	if !it.traits.Burned {
+	if !it.traits.UsedOnce() {
 		return nil
 	}
 	return &state.Record{Ref: it.ref, Incarnation: it.born, Gone: true}
