@@ -65,37 +65,45 @@ func TestExternalThatVanishedIsDrift(t *testing.T) {
 	}
 }
 
-// What a plan refers to may vanish after it was looked at: before the run, and right before the call.
+// What a plan refers to may vanish after it was looked at, or give its name to something else: before the run, and right before
+// the call.
 func TestExternalIsLookedAtAgain(t *testing.T) {
-	s, doc := external(t)
-	p := s.Plan(t, doc, plan.Options{})
-	vanish := func() {
-		if err := s.World.Remove(schema.ScopeSite, "far.net", theirs); err != nil {
-			t.Error(err)
-		}
-	}
-	e := s.Engine(func(o *engine.Options) {
-		o.Emit = func(ev event.Event) {
-			if _, ok := ev.(event.RunStarted); ok {
-				vanish()
+	theirNet := providers.Thing{ID: theirs, Name: "another", Spec: schema.Object{"cidr": "10.0.0.0/8"}, Phase: providers.Ready}
+	for name, change := range map[string]func(*enginetest.Site) error{
+		"gone":    func(s *enginetest.Site) error { return s.World.Remove(schema.ScopeSite, "far.net", theirs) },
+		"renamed": func(s *enginetest.Site) error { return s.World.Put(schema.ScopeSite, "far.net", theirNet) },
+	} {
+		t.Run(name, func(t *testing.T) {
+			s, doc := external(t)
+			p := s.Plan(t, doc, plan.Options{})
+			e := s.Engine(func(o *engine.Options) {
+				o.Emit = func(ev event.Event) {
+					if _, ok := ev.(event.RunStarted); ok {
+						if err := change(s); err != nil {
+							t.Error(err)
+						}
+					}
+				}
+			})
+			defer e.Close()
+			res, err := e.Apply(t.Context(), p, engine.ApplyOptions{})
+			if err != nil || res.Run.Status != state.RunReverted || !strings.Contains(res.Run.Message, "site/far.net/theirs") {
+				t.Errorf("the run ended %s: %s, %v", res.Run.Status, res.Run.Message, err)
 			}
-		}
-	})
-	defer e.Close()
-	res, err := e.Apply(t.Context(), p, engine.ApplyOptions{})
-	if err != nil || res.Run.Status != state.RunReverted || !strings.Contains(res.Run.Message, "site/far.net/theirs") {
-		t.Errorf("the run ended %s: %s, %v", res.Run.Status, res.Run.Message, err)
-	}
-	if n := s.World.Count("create"); n != 0 {
-		t.Errorf("%d creates were called", n)
-	}
+			if n := s.World.Count("create"); n != 0 {
+				t.Errorf("%d creates were called", n)
+			}
 
-	s, doc = external(t)
-	p = s.Plan(t, doc, plan.Options{})
-	vanish()
-	_, err = s.Apply(p, engine.ApplyOptions{})
-	var stale *engine.StaleError
-	if !errors.As(err, &stale) || !slices.ContainsFunc(stale.Reasons, func(d event.Difference) bool { return d.Ref.Name == "theirs" }) {
-		t.Errorf("applied: %v", err)
+			s, doc = external(t)
+			p = s.Plan(t, doc, plan.Options{})
+			if err := change(s); err != nil {
+				t.Fatal(err)
+			}
+			_, err = s.Apply(p, engine.ApplyOptions{})
+			var stale *engine.StaleError
+			if !errors.As(err, &stale) || !slices.ContainsFunc(stale.Reasons, func(d event.Difference) bool { return d.Ref.Name == "theirs" }) {
+				t.Errorf("applied: %v", err)
+			}
+		})
 	}
 }

@@ -289,7 +289,7 @@ func (e *Engine) stale(ctx context.Context, set *providers.Set, p *plan.Plan, re
 	return slices.Concat(ds, unfit, gone), err
 }
 
-// gone says which of the things that the plan only refers to are there no more.
+// gone says which of the things that the plan only refers to are there no more, or are no longer called so.
 func (e *Engine) gone(ctx context.Context, set *providers.Set, p *plan.Plan) (ds []event.Difference, err error) {
 	ids := map[plan.Place][]string{}
 	for _, x := range p.Externals {
@@ -302,9 +302,11 @@ func (e *Engine) gone(ctx context.Context, set *providers.Set, p *plan.Plan) (ds
 		return nil, err
 	}
 	for _, x := range p.Externals {
-		t := seen[plan.Place{Scope: x.Ref.Scope, Kind: x.Ref.Kind}][x.ID]
-		if x.Unchecked == "" && (t == nil || t.Phase == providers.Leaving) {
-			ds = append(ds, event.Difference{Ref: x.Ref, Detail: "it is external, and it is gone"})
+		if x.Unchecked != "" {
+			continue
+		}
+		if lost := x.Lost(seen[plan.Place{Scope: x.Ref.Scope, Kind: x.Ref.Kind}][x.ID]); lost != "" {
+			ds = append(ds, event.Difference{Ref: x.Ref, Detail: lost})
 		}
 	}
 	return ds, nil

@@ -34,8 +34,12 @@ func (w *worker) present(ctx context.Context) (res result, over bool) {
 		if err != nil {
 			return w.failed(fmt.Errorf("looking whether %s, which is external, is there: %w", x.Ref, err)), true
 		}
-		if len(things) == 0 || things[0].Phase == providers.Leaving {
-			return w.refuse(w.conflict(fmt.Sprintf("it refers to %s (id %s), which is external and is gone", x.Ref, x.ID))), true
+		var t *providers.Thing
+		if len(things) > 0 {
+			t = &things[0]
+		}
+		if lost := x.Lost(t); lost != "" {
+			return w.refuse(w.conflict(fmt.Sprintf("it refers to %s (id %s): %s", x.Ref, x.ID, lost))), true
 		}
 	}
 	return result{}, false

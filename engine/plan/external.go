@@ -12,7 +12,20 @@ import (
 type External struct {
 	Ref       schema.Ref `json:"ref"` // as the document calls it
 	ID        string     `json:"id"`
+	Name      string     `json:"name,omitempty"`      // what it was found by; empty: the document says its id
 	Unchecked string     `json:"unchecked,omitempty"` // why nobody has looked whether it is there; empty: it was seen
+}
+
+// Lost says why the thing that was found with the external id of x is no longer the one that the document refers to; empty when
+// it is. t is nil where there is none.
+func (x External) Lost(t *providers.Thing) string {
+	switch {
+	case t == nil || t.Phase == providers.Leaving:
+		return "it is external, and it is gone"
+	case x.Name != "" && t.Name != x.Name:
+		return fmt.Sprintf("it is external, and it is called %q by now", t.Name)
+	}
+	return ""
 }
 
 // externals finds what the document only refers to, and makes of every reference to it, which is a name, one by external id.
@@ -59,7 +72,7 @@ func (m *maker) lookUp(it *item) (id string, err error) {
 				`say which one it is with external: {id: "..."}, which is then not checked`)
 			return "", nil
 		}
-		m.plan.Externals = append(m.plan.Externals, External{it.ref, id, "the server cannot list " + at.Kind})
+		m.plan.Externals = append(m.plan.Externals, External{Ref: it.ref, ID: id, Unchecked: "the server cannot list " + at.Kind})
 		return id, nil
 	}
 	if err := m.describe(it, at); err != nil || it.unknown {
@@ -76,7 +89,11 @@ func (m *maker) lookUp(it *item) (id string, err error) {
 	switch {
 	case len(found) == 1:
 		it.thing, m.outsiders[found[0]] = found[0], true
-		m.plan.Externals = append(m.plan.Externals, External{Ref: it.ref, ID: found[0].ID})
+		x := External{Ref: it.ref, ID: found[0].ID}
+		if id == "" {
+			x.Name = found[0].Name
+		}
+		m.plan.Externals = append(m.plan.Externals, x)
 		return found[0].ID, nil
 	case len(found) > 1:
 		m.refuse(it.ref, fmt.Sprintf("it is external, and %d things of kind %s are called so", len(found), at.Kind), `say which one it is with external: {id: "..."}`)
