@@ -93,7 +93,7 @@ func (r *run) holds(now time.Time, ds []event.Difference, held []state.Hold) ([]
 			hold(schema.ScopeSite, r.Run.ID, "%d nodes are held within %s, the last by run %s", len(nodes), heldWithin, r.Run.ID)
 		}
 		for scope, n := range scopes {
-			hold(scope, r.Run.ID, "run %s ended partial: %d differences", r.Run.ID, n)
+			hold(scope, r.Run.ID, "run %s ended partial (differences: %d)", r.Run.ID, n)
 		}
 	}
 	if r.Run.Serial > 0 && !r.Plan.Destroy && !r.Plan.Sweep {

@@ -70,9 +70,6 @@ func ReadPrivateKey(path string) (ed25519.PrivateKey, error) {
 	if err != nil {
 		return nil, err
 	}
-	if mode.Perm()&0o077 != 0 {
-		return nil, fmt.Errorf("others may use the key in %s (mode %04o): make it yours alone with chmod 600 %[1]s; if it was so for long, make a new one", path, mode.Perm())
-	}
 	block, rest := pem.Decode(data)
 	switch {
 	case block == nil:
@@ -83,6 +80,9 @@ func ReadPrivateKey(path string) (ed25519.PrivateKey, error) {
 		return nil, fmt.Errorf("%s holds a public key; to sign takes the private one", path)
 	case block.Type != "PRIVATE KEY" || len(strings.TrimSpace(string(rest))) > 0:
 		return nil, fmt.Errorf("%s: want one block of type PRIVATE KEY (PKCS#8), as openssl genpkey -algorithm ed25519 writes it", path)
+	}
+	if mode.Perm()&0o077 != 0 {
+		return nil, fmt.Errorf("others may use the key in %s (mode %04o): make it yours alone with chmod 600 %[1]s; if it was so for long, make a new one", path, mode.Perm())
 	}
 	parsed, err := x509.ParsePKCS8PrivateKey(block.Bytes)
 	if err != nil {

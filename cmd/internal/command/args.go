@@ -184,10 +184,26 @@ func subcommand(c *cobra.Command, args []string) error {
 			names = append(names, child.Name())
 		}
 	}
+	instead := nearest.DidYouMean(args[0], names)
+	if use := elsewhere[strings.TrimPrefix(c.CommandPath()+" "+args[0], "converge ")]; use != "" {
+		instead = "Here it is: " + use + "."
+	}
 	return &view.Problem{
 		What: fmt.Sprintf("%s has no command %q", c.CommandPath(), args[0]),
-		Fix:  strings.TrimSpace(nearest.DidYouMean(args[0], names) + " See: " + c.CommandPath() + " -help"),
+		Fix:  strings.TrimSpace(instead + " See: " + c.CommandPath() + " -help"),
 	}
+}
+
+// elsewhere says what takes the place of a command that other tools of this kind have.
+var elsewhere = map[string]string{
+	"taint":      "converge plan -replace=SCOPE/KIND/NAME",
+	"refresh":    "converge drift, which looks and changes nothing; every plan looks anew",
+	"output":     "converge inventory -json, or converge state show SCOPE/KIND/NAME",
+	"workspace":  "-site=NAME for another site in the same store, -chdir=DIR for another workspace",
+	"login":      "the certificates in converge.yaml",
+	"console":    "cue eval, with the schema of converge schema -format=cue",
+	"state pull": "converge state list -json",
+	"state push": "converge state rebuild SITE.cue, which records again what bears our mark",
 }
 
 // exactly, between and atLeast check the number of arguments.
@@ -198,15 +214,19 @@ func between(least, most int) cobra.PositionalArgs {
 		if len(args) >= least && len(args) <= most {
 			return nil
 		}
-		what := fmt.Sprintf("%s takes %d arguments, %d are given", c.CommandPath(), most, len(args))
+		takes, were := view.Count(most, "argument"), "were"
 		switch {
 		case most == 0:
-			what = fmt.Sprintf("%s takes no arguments, %q is given", c.CommandPath(), args[0])
+			takes = "no arguments"
+		case least == 0:
+			takes = "at most " + takes
 		case least < most:
-			what = fmt.Sprintf("%s takes %d to %d arguments, %d are given", c.CommandPath(), least, most, len(args))
-		case most == 1:
-			what = fmt.Sprintf("%s takes one argument, %d are given", c.CommandPath(), len(args))
+			takes = fmt.Sprintf("%d or %s", least, takes)
 		}
+		if len(args) == 1 {
+			were = "was"
+		}
+		what := fmt.Sprintf("%s takes %s, and %d %s given", c.CommandPath(), takes, len(args), were)
 		return &view.Problem{What: what, Fix: "Usage: " + strings.ReplaceAll(c.UseLine(), " [flags]", "")}
 	}
 }

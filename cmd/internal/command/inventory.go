@@ -2,6 +2,7 @@ package command
 
 import (
 	"encoding/json"
+	"fmt"
 	"slices"
 
 	"github.com/spf13/cobra"
@@ -50,8 +51,11 @@ not support a kind; every page says which.`,
 	c.Flags().IntVar(&size, "page-size", 100, "how many items a page has, a `n`umber")
 	c.Flags().Int64Var(&since, "since-revision", 0, "only what changed after this `revision`")
 	c.RunE = func(c *cobra.Command, args []string) error {
-		if size < 1 || since < 0 {
-			return &view.Problem{What: "-page-size is at least 1, and -since-revision is not negative"}
+		if size < 1 {
+			return &view.Problem{What: fmt.Sprintf("-page-size is %d: want at least 1", size)}
+		}
+		if since < 0 {
+			return &view.Problem{What: fmt.Sprintf("-since-revision is %d: want no less than 0", since)}
 		}
 		ctx := c.Context()
 		s, site, err := a.whose(ctx, args, create)

@@ -56,9 +56,13 @@ func (a *app) configuration(documents []string) (*config.File, error) {
 	}
 	conf, err := config.Read(path)
 	if err != nil {
-		return nil, &view.Problem{What: "the configuration cannot be used", Where: err.Error(), Err: err}
+		return nil, unusable(err)
 	}
 	return conf, nil
+}
+
+func unusable(err error) error {
+	return &view.Problem{What: "the configuration cannot be used", Where: err.Error(), Err: err}
 }
 
 var errOtherSite = errors.New("another site is meant")

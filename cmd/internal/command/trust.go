@@ -31,7 +31,11 @@ type taken struct {
 func (s *session) take(body []byte, sig *signed.Signature, by, where string) (taken, error) {
 	t := taken{body: body, author: schema.Author{By: by}}
 	if sig != nil {
-		signer, key, err := s.conf.Trust.Signers.Check(*sig, body)
+		signers, err := s.conf.Signers()
+		if err != nil {
+			return taken{}, unusable(err)
+		}
+		signer, key, err := signers.Check(*sig, body)
 		if err != nil {
 			return taken{}, refusal{&view.Problem{
 				What: "the document is refused: its signature is not good", Where: where + ": " + err.Error(),

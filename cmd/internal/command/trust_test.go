@@ -63,7 +63,7 @@ func trusting(tb testing.TB, a *app, require bool) (*session, *bytes.Buffer) {
 	kv := mem.New(mem.Options{})
 	s := &session{app: a, kv: kv, site: "fra1", store: state.New(kv, "fra1"), conf: &config.File{
 		Secrets: config.Secrets{Env: []string{"IMAGE_TOKEN"}},
-		Trust:   config.Trust{Require: require, Signers: signed.Trust{{Name: "cloud", Key: cloud.Public().(ed25519.PublicKey)}}},
+		Trust:   config.Trust{Require: require, Documents: []config.Signer{{Name: "cloud", Key: signed.Name(cloud.Public().(ed25519.PublicKey))}}},
 	}}
 	putSigned(tb, s, inboxDocument("fra1", siteID, 41, allowed), cloud, 41)
 	return s, &said

@@ -94,8 +94,6 @@ type Secrets struct {
 type Trust struct {
 	Documents []Signer `yaml:"documents"` // whose signatures count
 	Require   bool     `yaml:"require"`   // nothing else is taken
-
-	Signers signed.Trust `yaml:"-"` // Documents with their keys, by [Read]
 }
 
 // A Signer is somebody whose signature counts, and his public key: as text or in a file.
@@ -172,24 +170,38 @@ func Read(path string) (*File, error) {
 			*p = filepath.Join(f.Dir(), *p)
 		}
 	}
-	if err := f.readSigners(); err != nil {
+	if err := f.Trust.check(); err != nil {
 		return nil, fmt.Errorf("%s: trust: %w", path, err)
 	}
 	return f, nil
 }
 
-// readSigners reads the keys of those whose signatures count.
-func (f *File) readSigners() error {
-	for i, d := range f.Trust.Documents {
-		var key ed25519.PublicKey
-		var err error
+// check refuses what no key could mend.
+func (t *Trust) check() error {
+	for i, d := range t.Documents {
 		switch {
 		case d.Name == "" || strings.TrimSpace(d.Name) != d.Name:
 			return fmt.Errorf("documents: number %d has no name", i+1)
-		case slices.ContainsFunc(f.Trust.Signers, func(s signed.Signer) bool { return s.Name == d.Name }):
+		case slices.ContainsFunc(t.Documents[:i], func(s Signer) bool { return s.Name == d.Name }):
 			return fmt.Errorf("documents: the name %s is there twice; when somebody changes keys, give the new one another name", d.Name)
 		case (d.Key == "") == (d.File == ""):
 			return fmt.Errorf("documents: %s: want either key or file", d.Name)
+		}
+	}
+	if t.Require && len(t.Documents) == 0 {
+		return errors.New("require is set and documents is empty: no document could ever be taken")
+	}
+	return nil
+}
+
+// Signers reads the keys of those whose signatures count. They are read only where a signature is looked at: a key that is
+// missing must not stand in the way of converge freeze.
+func (f *File) Signers() (signed.Trust, error) {
+	var signers signed.Trust
+	for _, d := range f.Trust.Documents {
+		var key ed25519.PublicKey
+		var err error
+		switch {
 		case d.Key != "":
 			key, err = signed.ParseName(d.Key)
 		case filepath.IsAbs(d.File):
@@ -198,14 +210,11 @@ func (f *File) readSigners() error {
 			key, err = signed.ReadPublicKey(filepath.Join(f.Dir(), d.File))
 		}
 		if err != nil {
-			return fmt.Errorf("documents: %s: %w", d.Name, err)
+			return nil, fmt.Errorf("%s: trust: documents: %s: %w", f.Path, d.Name, err)
 		}
-		f.Trust.Signers = append(f.Trust.Signers, signed.Signer{Name: d.Name, Key: key})
+		signers = append(signers, signed.Signer{Name: d.Name, Key: key})
 	}
-	if f.Trust.Require && len(f.Trust.Signers) == 0 {
-		return errors.New("require is set and documents is empty: no document could ever be taken")
-	}
-	return nil
+	return signers, nil
 }
 
 func parse(data []byte) (*File, error) {
@@ -230,8 +239,9 @@ func parse(data []byte) (*File, error) {
 	return &f, nil
 }
 
-// quoted is how package yaml repeats what it found, which may be a secret in the wrong place.
-var quoted = regexp.MustCompile("(?s) (`.*`|'.*')")
+// quoted is how package yaml repeats what it found, which may be a secret in the wrong place. A single character is of the
+// grammar: did not find expected ',' or '}'.
+var quoted = regexp.MustCompile("(?s) (`.*`|'[^']{2,}')")
 
 func unquoted(texts ...string) []string {
 	clean := make([]string, len(texts))

@@ -62,6 +62,7 @@ func TestWhatIsNotKnownIsRefused(t *testing.T) {
 		"policy: {max_destroy: \"\"}\n":                 {"policy.max_destroy"},
 		"policy: {max_destroy: -1}\n":                   {"policy.max_destroy"},
 		"site: [\n":                                     {"line"},
+		"fake: {world: w.json\n":                        {"line 1", "did not find expected ',' or '}'"},
 		"site: a\nsite: b\n":                            {"site"},
 		"carbide:\n  address: a\n  parallel: many\n":    {"line 3"},
 		"fake: {world: w, wolrd: v}\n":                  {"Did you mean world?"},
@@ -113,8 +114,11 @@ func TestUpwards(t *testing.T) {
 func TestTrust(t *testing.T) {
 	const key = "ed25519:iojj3XQJ8ZX9UtstPLpdcspnCb8dlBIb83SIAbQPb1w="
 	f, err := read(t, "trust: {documents: [{name: cloud, key: \""+key+"\"}], require: true}")
-	if err != nil || !f.Trust.Require || len(f.Trust.Signers) != 1 || f.Trust.Signers[0].Name != "cloud" || signed.Name(f.Trust.Signers[0].Key) != key {
-		t.Errorf("%+v, %v", f, err)
+	if err != nil {
+		t.Fatal(err)
+	}
+	if signers, err := f.Signers(); err != nil || !f.Trust.Require || len(signers) != 1 || signers[0].Name != "cloud" || signed.Name(signers[0].Key) != key {
+		t.Errorf("%+v, %v, %v", f, signers, err)
 	}
 	dir := t.TempDir()
 	path := filepath.Join(dir, config.Name)
@@ -123,8 +127,11 @@ func TestTrust(t *testing.T) {
 			t.Fatal(err)
 		}
 	}
-	if f, err := config.Read(path); err != nil || len(f.Trust.Signers) != 1 {
-		t.Errorf("a file beside it: %v", err)
+	if f, err = config.Read(path); err != nil {
+		t.Fatal(err)
+	}
+	if signers, err := f.Signers(); err != nil || len(signers) != 1 {
+		t.Errorf("a file beside it: %v, %v", signers, err)
 	}
 	for text, want := range map[string]string{
 		"{documents: [{name: a, kee: b}]}":                                                `"trust.documents.0.kee". Did you mean key?`,
@@ -139,7 +146,11 @@ func TestTrust(t *testing.T) {
 		"{documents: {name: a}}":                                                          "line 1",
 		"{documents: [{name: a, key: \"" + key + "\"}], require: maybe}":                  "line 1",
 	} {
-		if _, err := read(t, "trust: "+text); err == nil || !strings.Contains(err.Error(), want) {
+		f, err := read(t, "trust: "+text)
+		if err == nil {
+			_, err = f.Signers()
+		}
+		if err == nil || !strings.Contains(err.Error(), want) {
 			t.Errorf("%s: %v; want %q", text, err, want)
 		}
 	}

@@ -18,8 +18,14 @@ func Name(word string, names []string) (name string, ok bool) {
 	return name, ok
 }
 
-// far is how many letters apart two words are not alike any more: one of four letters may have one that is wrong.
-func far(word string) int { return max(len(word)/3, 1) + 1 }
+// far is how many letters apart two words are not alike any more: one of three to five letters may have one that is wrong, a
+// shorter one none.
+func far(word string) int {
+	if len(word) < 3 {
+		return 1
+	}
+	return max(len(word)/3, 1) + 1
+}
 
 // Ref is Name for refs, or patterns of refs, that are close part by part: SCOPE/KIND/NAME. A part of the pattern that
 // matches as it is, such as *, is kept.
@@ -43,6 +49,9 @@ func Ref(pattern string, refs []string) (ref string, ok bool) {
 		if alike && (best < 0 || total < best) {
 			ref, best, ok = strings.Join(of, "/"), total, true
 		}
+	}
+	if ref == pattern {
+		return "", false
 	}
 	return ref, ok
 }

@@ -16,7 +16,7 @@ func TestName(t *testing.T) {
 // A word that is nothing like any name is not explained by a name of another meaning.
 func TestNoName(t *testing.T) {
 	names := []string{"plan", "validate", "put", "get", "drift", "diff", "fmt", "show", "lock", "hold"}
-	for _, word := range []string{"man", "docs", "output", "init", "no", "x"} {
+	for _, word := range []string{"man", "docs", "output", "init", "no", "x", "R5", ""} {
 		if got, ok := Name(word, names); ok {
 			t.Errorf("Name(%q) = %q", word, got)
 		}
@@ -34,6 +34,7 @@ func TestRef(t *testing.T) {
 		"node/carbide.vpc/prod":    "",
 		"site/carbide.vpc":         "",
 		"site/carbide.tenant/amce": "site/carbide.tenant/acme",
+		"site/carbide.vpc/*":       "", // it is that already
 	} {
 		if got, _ := Ref(pattern, refs); got != want {
 			t.Errorf("Ref(%q) = %q, want %q", pattern, got, want)

@@ -38,7 +38,8 @@ func DriftText(r *drift.Report, kinds schema.Kinds, s Style, l PlanLayout) strin
 	t.words(0, 0, span{text: summary, color: bold})
 	t.drift("Changed outside converge since the last run:", drifted)
 	t.drift("Also changed since, not managed (no plan undoes it; state in the document how it is to be, or undo it there):", unstated)
-	t.foreign(append(append([]plan.Foreign{}, r.Foreign...), r.Strays...))
+	t.foreign(append(append([]plan.Foreign{}, r.Foreign...), r.Strays...),
+		"Made for this site by converge, but not recorded (a plan adopts those that the document declares; the others are to be removed by hand):")
 	t.places("Unknown, so that nothing is decided about it:", r.Unknown)
 	return t.text()
 }

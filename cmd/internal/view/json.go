@@ -144,7 +144,7 @@ func (j *JSON) Plan(p *plan.Plan) {
 		if s.Replace && s.Action == plan.Delete {
 			continue // its other half tells of both
 		}
-		change := fields{"resource": resource(s.Ref), "action": uiAction(s)}
+		change := fields{"resource": resource(s.Ref), "action": uiAction(s), "undo": s.Undo, "late": i >= p.NoReturn}
 		if (s.Action == plan.Delete || s.Action == plan.Forget) && p.Undoes == "" {
 			change["reason"] = "delete_because_no_resource_config"
 		}
@@ -188,6 +188,9 @@ func (j *JSON) Plan(p *plan.Plan) {
 	f := fields{"changes": changes(p.Counts(), operation)}
 	if p.Narrowed != nil {
 		f["narrowed"] = p.Narrowed
+	}
+	if steps := p.Irreversible(); len(steps) > 0 && p.Undoes == "" {
+		f["approval"] = p.Approval()
 	}
 	j.line("info", "change_summary", Summary(p), f)
 }

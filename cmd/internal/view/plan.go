@@ -143,7 +143,7 @@ func (t *planText) plan(p *plan.Plan) {
 		t.steps(p)
 		t.drift("Changed outside converge since the last run:", p.Drift)
 	}
-	t.foreign(p.Unmanaged)
+	t.foreign(p.Unmanaged, "Made for this site by converge, but neither declared nor recorded (declare them to adopt them, or remove them by hand):")
 	t.places("Unknown, so that nothing is decided about it:", p.Unknown)
 	t.places("Not supported by the server:", p.Unsupported)
 	t.omitted(p.Omitted)
@@ -453,7 +453,7 @@ func (t *planText) drift(head string, drift []plan.Drift) {
 }
 
 // foreign counts what nobody declared, by kind. Strays are named: they are ours, and lost.
-func (t *planText) foreign(things []plan.Foreign) {
+func (t *planText) foreign(things []plan.Foreign, stray string) {
 	counts := map[string]int{}
 	scopes := map[string]map[string]bool{}
 	var strays []plan.Foreign
@@ -482,7 +482,7 @@ func (t *planText) foreign(things []plan.Foreign) {
 		t.words(0, 2, span{text: "Not managed here, and left alone: ", color: bold}, span{text: strings.Join(parts, ", ")})
 	}
 	if len(strays) > 0 {
-		t.head("Made for this site by converge, but neither declared nor recorded (declare them to adopt them, or remove them by hand):")
+		t.head("%s", stray)
 		for i, f := range strays {
 			if t.more(i, len(strays)) {
 				break

@@ -81,7 +81,7 @@ func Explain(err error) *Problem {
 	case errors.As(err, &silent):
 		return &Problem{What: "the store does not answer", Where: silent.Error(), Fix: "If that process is suspended, continue it (fg, or kill -CONT), or end it. When it ends, in whatever way, the next command takes over.", Err: err}
 	case errors.As(err, &conflict):
-		return &Problem{What: "the document was not written", Where: conflict.Error(), Fix: "Look at what is there with: converge get. Then raise site.serial, or leave it out to have it counted.", Err: err}
+		return &Problem{What: "the document was not written", Where: conflict.Error(), Fix: "Look at what is there with: converge get. Then write what you want on top of it: with the revision that it has now, and with a higher site.serial, or none, which is counted.", Err: err}
 	case errors.As(err, &stale):
 		var lines []string
 		for _, d := range stale.Reasons {
