@@ -89,6 +89,7 @@ type ApplyOptions struct {
 	OnFailure    apply.OnFailure // apply.Rollback when empty
 	AllowPartial bool            // go on although some scopes are unknown, or some resources are left out
 	Approve      string          // the approval of the plan, or its beginning: required when a step cannot be undone exactly. See Rollback
+	Keep         int             // of a rollback: how many of the first steps of the run are not undone
 	Interrupt    <-chan struct{} // when closed, no more steps are started; those under way end
 }
 

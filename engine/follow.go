@@ -47,7 +47,9 @@ func Follow(ctx context.Context, store *state.Store, run state.Run, emit event.S
 				break
 			}
 			seq++
-			f.tell(rec)
+			if err := f.tell(rec); err != nil {
+				return err
+			}
 		}
 		if now.Status != state.RunOpen {
 			var took time.Duration
@@ -81,10 +83,11 @@ type follower struct {
 	plan  *plan.Plan
 	emit  event.Sink
 	since map[call]time.Time // when those began that are under way
-	done  int                // steps, forward
+	told  []journal.Record
 }
 
-func (f *follower) tell(rec journal.Record) {
+func (f *follower) tell(rec journal.Record) error {
+	f.told = append(f.told, rec)
 	switch rec.Kind {
 	case journal.NoReturn:
 		f.emit(event.PointOfNoReturn{Steps: len(f.plan.Steps) - f.plan.NoReturn})
@@ -93,10 +96,14 @@ func (f *follower) tell(rec journal.Record) {
 		if rec.Message != "" {
 			cause = errors.New(rec.Message)
 		}
-		f.emit(event.RevertStarted{Cause: cause, Steps: f.done})
+		sum, err := journal.Sum(f.told, len(f.plan.Steps))
+		if err != nil {
+			return err
+		}
+		f.emit(event.RevertStarted{Cause: cause, Steps: sum.Count(), Keep: rec.Keep})
 	}
 	if rec.Step < 0 || rec.Step >= len(f.plan.Steps) {
-		return
+		return nil
 	}
 	step, c := &f.plan.Steps[rec.Step], call{rec.Step, rec.Undo}
 	began, under := f.since[c]
@@ -106,9 +113,6 @@ func (f *follower) tell(rec journal.Record) {
 		f.emit(event.StepStarted{Step: step, Undo: rec.Undo, Ago: took(rec.Wall, time.Now())})
 	case rec.Kind == journal.Outcome && rec.Result == journal.Done:
 		delete(f.since, c)
-		if !rec.Undo {
-			f.done++
-		}
 		f.emit(event.StepDone{Step: step, Undo: rec.Undo, ID: rec.ExternalID, Took: took(began, rec.Wall)})
 	case rec.Kind == journal.Outcome:
 		delete(f.since, c)
@@ -116,6 +120,7 @@ func (f *follower) tell(rec journal.Record) {
 			Step: step, Undo: rec.Undo, Class: rec.Error, Err: errors.New(rec.Message), Effect: rec.Result == journal.Partial, Took: took(began, rec.Wall),
 		})
 	}
+	return nil
 }
 
 // took is the time between two records, whose clocks may be those of two machines.

@@ -252,11 +252,11 @@ func (e *Engine) begin(ctx context.Context, lock *state.Lock, p *plan.Plan, op s
 }
 
 // Resume continues the open or partial run with that id; the only such run when id is empty. A run that was being
-// reverted goes on being reverted; any other goes on forward.
+// undone goes on being undone, as far as it was wanted; any other goes on forward.
 func (e *Engine) Resume(ctx context.Context, id string, o ApplyOptions) (Result, error) {
 	return e.again(ctx, "resume", id, o, func(run state.Run, _ *plan.Plan, _ journal.Replay) (undo bool, err error) {
 		if run.Status != state.RunOpen && run.Status != state.RunPartial {
-			return false, fmt.Errorf("run %s ended %s: there is nothing to resume", run.ID, run.Status)
+			return false, fmt.Errorf("run %s ended %s: there is nothing to resume", run.ID, run.Stands())
 		}
 		return false, nil
 	})
@@ -280,9 +280,6 @@ func (e *Engine) again(ctx context.Context, op, id string, o ApplyOptions, decid
 		return Result{}, err
 	}
 	return e.locked(ctx, op, func(ctx context.Context, lock *state.Lock) (Result, error) {
-		if err := e.free(ctx, run.ID, p); err != nil {
-			return Result{}, err
-		}
 		log, sum, err := e.journalOf(ctx, run, p, body)
 		if err != nil {
 			return Result{}, err
@@ -292,31 +289,46 @@ func (e *Engine) again(ctx context.Context, op, id string, o ApplyOptions, decid
 			return Result{}, err
 		}
 		undo, err := decide(run, p, sum)
+		if errors.Is(err, errNothingLeft) {
+			return Result{Run: run}, nil
+		}
 		if err != nil {
 			return Result{Run: run}, err
+		}
+		touched := *p
+		switch { // what a rollback keeps is not called, and need not be free or reached
+		case undo:
+			touched.Steps = p.Steps[o.Keep:]
+		case sum.Reverting:
+			touched.Steps = p.Steps[sum.Keep:]
+		}
+		if err := e.free(ctx, run.ID, &touched); err != nil {
+			return Result{}, err
 		}
 		recorded, err := e.o.Store.Records(ctx)
 		if err != nil {
 			return Result{}, err
 		}
 		e.recall(ctx, recorded, p)
-		set, err := e.connect(ctx, p.Site, neededRefs(p))
+		set, err := e.connect(ctx, p.Site, neededRefs(&touched))
 		if err != nil {
 			return Result{}, err
 		}
 		defer set.Bind(lock.Held)() // also what waits within a provider begins nothing after the lock was lost
-		if err := reachable(set, p); err != nil {
+		if err := reachable(set, &touched); err != nil {
 			return Result{}, err
 		}
 		if err := e.sameServers(ctx, set, p); err != nil {
 			return Result{}, err
 		}
-		if err := e.fence(ctx, set, lock, p); err != nil {
+		if err := e.fence(ctx, set, lock, &touched); err != nil {
 			return Result{}, err
 		}
-		run.Status, run.Ended, run.Epoch = state.RunOpen, nil, lock.Epoch()
-		if _, err := lock.Commit(ctx, nil, []state.Op{e.o.Store.PutRunOp(run)}); err != nil {
-			return Result{}, fmt.Errorf("open run %s: %w", run.ID, err)
+		run.Status, run.Kept, run.Ended, run.Epoch = state.RunOpen, 0, nil, lock.Epoch()
+		if !undo { // otherwise the record that says so opens it: a crash in between must not leave it open to go forward again
+			if _, err := lock.Commit(ctx, nil, []state.Op{e.o.Store.PutRunOp(run)}); err != nil {
+				return Result{}, fmt.Errorf("open run %s: %w", run.ID, err)
+			}
 		}
 		if o.OnFailure == "" {
 			o.OnFailure = apply.OnFailure(run.OnFail)
@@ -365,7 +377,7 @@ func (e *Engine) pick(ctx context.Context, op, id string) (state.Run, error) {
 		return state.Run{}, err
 	}
 	i := slices.IndexFunc(runs, func(r state.Run) bool {
-		return r.Status == state.RunOpen || r.Status == state.RunPartial || (op == "rollback" && r.Status == state.RunApplied)
+		return r.Status == state.RunOpen || r.Status == state.RunPartial || (op == "rollback" && r.Status != state.RunReverted)
 	})
 	if i < 0 {
 		return state.Run{}, fmt.Errorf("there is no run to %s", op)
@@ -382,7 +394,7 @@ func (e *Engine) carry(ctx context.Context, set *providers.Set, lock *state.Lock
 	defer release()
 	run, ds, err := apply.Carry(carried, apply.Options{
 		Kinds: e.o.Kinds, Providers: set, Store: e.o.Store, Lock: lock, Plan: p, Run: run, Log: log, Recorded: recorded,
-		Undo: undo, OnFailure: o.OnFailure, Parallelism: e.o.Parallelism, Retry: e.o.Retry, Interrupt: o.Interrupt,
+		Undo: undo, Keep: o.Keep, OnFailure: o.OnFailure, Parallelism: e.o.Parallelism, Retry: e.o.Retry, Interrupt: o.Interrupt,
 		Emit: e.o.Emit, Logger: e.o.Logger,
 	})
 	if err == nil && run.Status != state.RunOpen {

@@ -35,9 +35,8 @@ func (e *Engine) since(ctx context.Context, run state.Run, p *plan.Plan, left fu
 			u.steps[s.Ref] = s
 		}
 	}
-	settled := run.Status != state.RunOpen && run.Status != state.RunPartial
-	u.overtaken(settled)
-	if settled && len(u.refusals) == 0 {
+	u.overtaken(ended(run))
+	if ended(run) && len(u.refusals) == 0 {
 		in, err := e.look(ctx, &schema.Document{Site: p.Site}, true) // what strangers made may refer to ours
 		if err != nil {
 			return nil, err

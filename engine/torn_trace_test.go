@@ -49,9 +49,10 @@ const (
 	traceInterrupted = "interrupted"
 	traceResumed     = "resumed"
 	traceRolledBack  = "rolled back"
+	traceToStep      = "rolled back to a step"
 )
 
-var traceKinds = []string{traceApplied, traceReverted, tracePartial, traceInterrupted, traceResumed, traceRolledBack}
+var traceKinds = []string{traceApplied, traceReverted, tracePartial, traceInterrupted, traceResumed, traceRolledBack, traceToStep}
 
 // anySite draws a document by number.
 var anySite = rapid.Custom(func(t *rapid.T) map[string]string { return site(t, "") })
@@ -81,7 +82,9 @@ func tryRecord(t *testing.T, kind string, seed int) *trace {
 	tr := &trace{kind: kind, desired: anySite.Example(2*seed + 1), start: s.World.Dump()}
 	p := s.Plan(t, s.Document(t, tr.desired), plan.Options{Unlimited: true})
 	tr.exact = p.NoReturn == len(p.Steps)
-	if len(p.Steps) < 5 || p.NoReturn < 4 || len(p.Refusals) > 0 || (kind == traceRolledBack && !tr.exact) {
+	keep, _ := p.Whole(len(p.Steps) / 2)
+	exact := kind != traceRolledBack && kind != traceToStep || tr.exact
+	if len(p.Steps) < 5 || p.NoReturn < 4 || len(p.Refusals) > 0 || !exact || (kind == traceToStep && keep == 0) {
 		return nil
 	}
 	var mu sync.Mutex
@@ -140,7 +143,7 @@ func tryRecord(t *testing.T, kind string, seed int) *trace {
 	s.World.Hook = nil
 	tr.run = res.Run.ID
 	want := map[string]state.RunStatus{traceApplied: state.RunApplied, traceReverted: state.RunReverted, tracePartial: state.RunPartial,
-		traceInterrupted: state.RunOpen, traceResumed: state.RunOpen, traceRolledBack: state.RunApplied}[kind]
+		traceInterrupted: state.RunOpen, traceResumed: state.RunOpen, traceRolledBack: state.RunApplied, traceToStep: state.RunApplied}[kind]
 	if err != nil && !errors.Is(err, engine.ErrInterrupted) {
 		t.Fatalf("%s, seed %d: %v", kind, seed, err)
 	}
@@ -152,9 +155,11 @@ func tryRecord(t *testing.T, kind string, seed int) *trace {
 		res, err = e.Resume(ctx, tr.run, engine.ApplyOptions{})
 	case traceRolledBack:
 		res, err = e.Rollback(ctx, tr.run, engine.ApplyOptions{})
+	case traceToStep:
+		res, err = e.Rollback(ctx, tr.run, engine.ApplyOptions{Keep: keep})
 	}
-	if err != nil && !errors.Is(err, engine.ErrInterrupted) {
-		t.Fatalf("%s, seed %d: %v", kind, seed, err)
+	if err != nil && !errors.Is(err, engine.ErrInterrupted) || kind == traceToStep && res.Run.Kept != keep {
+		t.Fatalf("%s, seed %d: %s, %v", kind, seed, res.Run.Stands(), err)
 	}
 	look()
 	return tr
@@ -361,7 +366,7 @@ func seems(t *testing.T, old []byte) map[string]verdict {
 	switch run.Status {
 	case state.RunOpen:
 		want[opApply] = refuse // it seems to be open
-	case state.RunApplied, state.RunReverted:
+	case state.RunApplied, state.RunReverted, state.RunRolledBack:
 		want[opResume] = refuse // there seems to be nothing to resume
 	}
 	return want

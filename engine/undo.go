@@ -2,6 +2,7 @@ package engine
 
 import (
 	"context"
+	"errors"
 	"fmt"
 
 	"converge.dev/converge/engine/event"
@@ -10,9 +11,9 @@ import (
 	"converge.dev/converge/state"
 )
 
-// Undoing gives what a rollback of the run with that id would do, as a plan to look at. It changes nothing, and fails as
-// Rollback does where that would not begin.
-func (e *Engine) Undoing(ctx context.Context, id string) (*plan.Plan, error) {
+// Undoing gives what a rollback of the run with that id would do that keeps so many of its first steps, as a plan to look at.
+// It changes nothing, and fails as Rollback does where that would not begin.
+func (e *Engine) Undoing(ctx context.Context, id string, keep int) (*plan.Plan, error) {
 	look := func(ctx context.Context) (*plan.Plan, error) {
 		run, p, body, err := e.choose(ctx, "rollback", id)
 		if err != nil {
@@ -22,7 +23,7 @@ func (e *Engine) Undoing(ctx context.Context, id string) (*plan.Plan, error) {
 		if err != nil {
 			return nil, err
 		}
-		return e.undoing(ctx, run, p, sum)
+		return e.undoing(ctx, run, p, sum, keep)
 	}
 	if holder, err := e.o.Store.LockInfo(ctx); err != nil {
 		return nil, err
@@ -37,27 +38,38 @@ func (e *Engine) Undoing(ctx context.Context, id string) (*plan.Plan, error) {
 	return inverse, err
 }
 
-// Rollback undoes the run with that id, or the newest when id is empty. It refuses when the run did something that cannot
-// be undone exactly. When the options hold the approval of a plan from Undoing, it fails with a *StaleError if it is
-// something else by now that would be undone.
+// Rollback undoes the run with that id, or the newest when id is empty: all of it, or what came after the first steps that the
+// options keep. These must be done, and the run then ends rolled back; where nothing comes after them, a run that has ended
+// stays as it is. It refuses when what is to be undone cannot be undone exactly. When the options hold the approval of a plan
+// from Undoing, it fails with a *StaleError if it is something else by now that would be undone.
 func (e *Engine) Rollback(ctx context.Context, id string, o ApplyOptions) (Result, error) {
 	return e.again(ctx, "rollback", id, o, func(run state.Run, p *plan.Plan, sum journal.Replay) (undo bool, err error) {
-		inverse, err := e.undoing(ctx, run, p, sum)
-		if err == nil && o.Approve != "" && !inverse.ApprovedBy(o.Approve) {
+		inverse, err := e.undoing(ctx, run, p, sum, o.Keep)
+		switch {
+		case err != nil:
+		case o.Approve != "" && !inverse.ApprovedBy(o.Approve):
 			err = &StaleError{[]event.Difference{{Detail: fmt.Sprintf("run %s went on since it was shown what would be undone", run.ID)}}}
+		case o.Keep > 0 && inverse.Empty() && ended(run):
+			err = errNothingLeft
 		}
 		return true, err
 	})
 }
 
-// undoing gives what is left to undo of a run, or says why it cannot be undone.
-func (e *Engine) undoing(ctx context.Context, run state.Run, p *plan.Plan, sum journal.Replay) (*plan.Plan, error) {
+// errNothingLeft says that a run is already as it is wanted.
+var errNothingLeft = errors.New("nothing is left to undo")
+
+// undoing gives what is left to undo of a run after the first keep steps, or says why it cannot be undone.
+func (e *Engine) undoing(ctx context.Context, run state.Run, p *plan.Plan, sum journal.Replay, keep int) (*plan.Plan, error) {
 	if run.Status == state.RunReverted {
 		return nil, fmt.Errorf("run %s is reverted already", run.ID)
 	}
+	if err := keeps(run, p, sum, keep); err != nil {
+		return nil, fmt.Errorf("run %s cannot be rolled back to step %d: %w", run.ID, keep, err)
+	}
 	var refused []plan.Refusal
 	for i := range p.Steps {
-		if s := &p.Steps[i]; !s.Undo.Reversible() && sum.Forward[i].Effect() {
+		if s := &p.Steps[i]; i >= keep && !s.Undo.Reversible() && sum.Forward[i].Effect() {
 			refused = append(refused, plan.Refusal{
 				Ref:    s.Ref,
 				Reason: fmt.Sprintf("the run did %s it, which cannot be undone exactly: %s", s.Action, s.Undo.Meaning()),
@@ -65,13 +77,40 @@ func (e *Engine) undoing(ctx context.Context, run state.Run, p *plan.Plan, sum j
 			})
 		}
 	}
-	left := func(i int) bool { return sum.Forward[i].Effect() && !sum.Undo[i].Finished() }
-	since, err := e.since(ctx, run, p, left)
+	sum.Keep = keep
+	since, err := e.since(ctx, run, p, sum.Left)
 	if err != nil {
 		return nil, err
 	}
 	if refused = append(refused, since...); len(refused) > 0 {
 		return nil, &RefusedError{refused}
 	}
-	return p.Inverse(run.ID, left), nil
+	return p.Inverse(run.ID, keep, sum.Left), nil
+}
+
+// keeps says why the first keep steps of a run cannot be kept while the others are undone; nil when they can.
+func keeps(run state.Run, p *plan.Plan, sum journal.Replay, keep int) error {
+	if keep < 0 {
+		return errors.New("steps are counted from 1; step 0 means all of the run")
+	}
+	for i := range min(keep, len(p.Steps)) {
+		s := &p.Steps[i]
+		switch {
+		case !sum.Forward[i].Finished():
+			return fmt.Errorf("step %d, %s %s, is not done, and what is kept has to be. To go on with the run: converge resume %s", i+1, s.Action, s.Ref, run.ID)
+		case sum.Undo[i].Effect():
+			return fmt.Errorf("step %d, %s %s, was undone before, in whole or in part", i+1, s.Action, s.Ref)
+		}
+	}
+	if keep >= len(p.Steps) && !ended(run) {
+		return fmt.Errorf("no step comes after it. To bring the run to its end: converge resume %s", run.ID)
+	}
+	if below, above := p.Whole(keep); below < keep {
+		return fmt.Errorf("%s is changed in more than one step, and these are kept or undone together: roll back to step %d or %d", p.Steps[below].Ref, below, above)
+	}
+	return nil
+}
+
+func ended(run state.Run) bool {
+	return run.Status != state.RunOpen && run.Status != state.RunPartial
 }

@@ -25,7 +25,7 @@ func TestUndoingShowsWhatRollbackDoes(t *testing.T) {
 	applied := s.World.Dump()
 	e := s.Engine(nil)
 	defer e.Close()
-	inverse, err := e.Undoing(context.Background(), "")
+	inverse, err := e.Undoing(context.Background(), "", 0)
 	if err != nil {
 		t.Fatal(err)
 	}
@@ -61,7 +61,7 @@ func TestUndoingShowsWhatRollbackDoes(t *testing.T) {
 	if res, err := e.Rollback(context.Background(), "", engine.ApplyOptions{Approve: inverse.Approval()}); err != nil || res.Run.Status != state.RunReverted {
 		t.Fatal(res.Run.Status, err)
 	}
-	if _, err := e.Undoing(context.Background(), inverse.Undoes); err == nil {
+	if _, err := e.Undoing(context.Background(), inverse.Undoes, 0); err == nil {
 		t.Error("a run that is reverted could be undone")
 	}
 }
@@ -78,7 +78,7 @@ func TestRollbackOfMoreThanWasShown(t *testing.T) {
 	}
 	e := s.Engine(nil)
 	defer e.Close()
-	inverse, err := e.Undoing(context.Background(), "")
+	inverse, err := e.Undoing(context.Background(), "", 0)
 	if err != nil {
 		t.Fatal(err)
 	}

@@ -1,6 +1,7 @@
 package state
 
 import (
+	"fmt"
 	"time"
 
 	"converge.dev/converge/schema"
@@ -38,12 +39,13 @@ type Record struct {
 // RunStatus is how a run stands.
 type RunStatus string
 
-// The ways in which a run stands. There is no fourth end.
+// The ways in which a run stands. By itself it ends applied, reverted or partial; rolled back is what somebody asked for.
 const (
-	RunOpen     RunStatus = "open"     // going on, or interrupted: resume settles it
-	RunApplied  RunStatus = "applied"  // every step done and seen
-	RunReverted RunStatus = "reverted" // undone, and seen to be as before
-	RunPartial  RunStatus = "partial"  // neither; the differences are listed and a hold is set
+	RunOpen       RunStatus = "open"        // going on, or interrupted: resume settles it
+	RunApplied    RunStatus = "applied"     // every step done and seen
+	RunReverted   RunStatus = "reverted"    // undone, and seen to be as before
+	RunRolledBack RunStatus = "rolled-back" // its first steps kept, the others undone and seen to be as before
+	RunPartial    RunStatus = "partial"     // none of these; the differences are listed and a hold is set
 )
 
 // A Run is one application of a plan.
@@ -60,11 +62,20 @@ type Run struct {
 	Ended   *time.Time   `json:"ended,omitempty"`
 	Steps   int          `json:"steps"`
 	Done    int          `json:"done"`
+	Kept    int          `json:"kept,omitempty"` // of one that is rolled back: how many of its first steps were not undone
 	Message string       `json:"message,omitempty"`
 	Failed  schema.Ref   `json:"failed,omitzero"`
 	OnFail  string       `json:"on_failure,omitempty"`
 	Remains []schema.Ref `json:"remains,omitempty"` // created, never to be deleted, and forgotten by the revert
 	Partial []string     `json:"differences,omitempty"`
+}
+
+// Stands says in words how the run stands.
+func (r *Run) Stands() string {
+	if r.Status == RunRolledBack {
+		return fmt.Sprintf("rolled back to step %d", r.Kept)
+	}
+	return string(r.Status)
 }
 
 // LockInfo says who holds the site lock.

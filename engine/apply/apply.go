@@ -11,7 +11,8 @@
 //
 // Before a call that changes something its intent is durable; afterwards its outcome is, together with what is to be
 // remembered of the resource. A run ends applied, reverted or partial, each by observation: before it is called applied or
-// reverted, everything that it touched is looked at once more. A run that was interrupted, or met a hold or a freeze, or
+// reverted, everything that it touched is looked at once more. One that somebody wanted undone in part ends rolled back:
+// what its later steps touched is looked at, what its first steps made is kept and not called. A run that was interrupted, or met a hold or a freeze, or
 // whose far side stayed away for longer than its steps have time, stays open, and [Carry] continues it from its journal. An
 // interrupt drops what is only waited for. No step begins while the calls of its provider do not get through. When the site
 // lock is lost, calls in flight are cancelled, none begins, and nothing more is written.
@@ -97,10 +98,11 @@ type Options struct {
 	Store       *state.Store
 	Lock        *state.Lock
 	Plan        *plan.Plan
-	Run         state.Run      // as stored; Status is RunOpen
+	Run         state.Run      // Status is RunOpen; as stored, unless Undo is set: then it is stored with the first record
 	Log         *journal.Log   // of the run so far
 	Recorded    []state.Record // what the store recorded before this call, for looking up ids
 	Undo        bool           // carry back instead of forward
+	Keep        int            // with Undo: how many of the first steps are not undone
 	OnFailure   OnFailure
 	Parallelism int
 	Retry       Retry
@@ -193,9 +195,14 @@ func externalIDs(recorded []state.Record, p *plan.Plan, side func(plan.Action) b
 
 // carry is the whole life of a run.
 func (r *run) carry(ctx context.Context) (state.Run, []event.Difference, error) {
+	if r.Undo {
+		if err := r.turnBack(r.Keep, nil, r.Store.PutRunOp(r.Run)); err != nil {
+			return r.Run, nil, err
+		}
+	}
 	r.describe("applying")
 	r.Emit(event.RunStarted{Run: r.Run, Plan: r.Plan, Done: r.finished()})
-	if r.Undo || r.sum.Reverting {
+	if r.sum.Reverting {
 		return r.revert(ctx, nil)
 	}
 	failure, err := r.forward(ctx)

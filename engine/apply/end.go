@@ -30,7 +30,10 @@ func (r *run) end(status state.RunStatus, ds []event.Difference, failure *failur
 		return r.leave(fmt.Errorf("run %s cannot be called applied: %d of %d steps are done, and the others were never started", r.Run.ID, done, all))
 	}
 	now := time.Now().UTC()
-	r.Run.Status, r.Run.Ended, r.Run.Done = status, &now, r.finished()
+	r.Run.Status, r.Run.Ended, r.Run.Done, r.Run.Kept = status, &now, r.finished(), 0
+	if status == state.RunRolledBack {
+		r.Run.Kept = r.sum.Keep
+	}
 	r.Run.Message = ""
 	if failure != nil {
 		r.Run.Message, r.Run.Failed = failure.err.Error(), failure.step.Ref
@@ -97,7 +100,7 @@ func (r *run) holds(now time.Time, ds []event.Difference, held []state.Hold) ([]
 		}
 	}
 	if r.Run.Serial > 0 && !r.Plan.Destroy && !r.Plan.Sweep {
-		hold(state.SerialScope(r.Run.Serial), r.Run.ID, "run %s tried this revision of the document and ended %s", r.Run.ID, status)
+		hold(state.SerialScope(r.Run.Serial), r.Run.ID, "run %s tried this revision of the document and ended %s", r.Run.ID, r.Run.Stands())
 	}
 	for wave, n := range r.failed {
 		if size, many := r.tooMany(wave); many {
@@ -136,8 +139,8 @@ func (r *run) failures(now time.Time) (int, error) {
 	}
 	n := 1
 	for _, run := range runs {
-		failed := run.Status == state.RunReverted || run.Status == state.RunPartial
-		if run.ID != r.Run.ID && failed && run.Message != "" && run.Ended != nil && run.Ended.After(since) {
+		short := run.Status != state.RunOpen && run.Status != state.RunApplied
+		if run.ID != r.Run.ID && short && run.Message != "" && run.Ended != nil && run.Ended.After(since) {
 			n++
 		}
 	}

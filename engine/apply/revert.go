@@ -18,30 +18,33 @@ import (
 	"converge.dev/converge/state"
 )
 
+// turnBack makes it durable that the run is undone from here on, and how many of its first steps are kept: whoever continues
+// it goes on with that.
+func (r *run) turnBack(keep int, cause *failure, ops ...state.Op) error {
+	rec := journal.Record{Kind: journal.Revert, Step: -1, Keep: keep}
+	if cause != nil {
+		rec.Message = cause.err.Error()
+	}
+	if err := r.journal.Append(r.effects, rec, ops...); err != nil {
+		return err
+	}
+	r.sum.Reverting, r.sum.Keep = true, keep
+	return nil
+}
+
 // revert undoes what the journal says that the run did, in reverse order, and looks at all of it once more. The run ends
-// reverted when everything is as it was, and partial, with the differences, when it is not.
+// reverted when everything is as it was, rolled back when its first steps are kept and the rest is as it was, and partial,
+// with the differences, when it is not.
 func (r *run) revert(ctx context.Context, cause *failure) (state.Run, []event.Difference, error) {
 	if !r.sum.Reverting {
-		rec := journal.Record{Kind: journal.Revert, Step: -1}
-		if cause != nil {
-			rec.Message = cause.err.Error()
-		}
-		if err := r.journal.Append(r.effects, rec); err != nil {
+		if err := r.turnBack(0, cause); err != nil {
 			return r.Run, nil, err
 		}
-		r.sum.Reverting = true
 	}
 	if cause == nil && r.Run.Message != "" { // continued: the cause is remembered
 		cause = r.remembered()
 	}
-	left := func(i int) bool { return r.sum.Forward[i].Effect() && !r.sum.Undo[i].Finished() }
-	count := 0
-	for i := range r.Plan.Steps {
-		if left(i) {
-			count++
-		}
-	}
-	started := event.RevertStarted{Steps: count}
+	started := event.RevertStarted{Steps: r.sum.Count(), Keep: r.sum.Keep}
 	if cause != nil {
 		started.Cause = cause.err
 		r.Run.Message, r.Run.Failed = cause.err.Error(), cause.step.Ref
@@ -54,7 +57,7 @@ func (r *run) revert(ctx context.Context, cause *failure) (state.Run, []event.Di
 	if err := r.settleLate(ctx); err != nil {
 		return r.Run, nil, err
 	}
-	schedule := graph.NewSchedule(graph.Reverse(r.Plan.Needs()), func(i int) bool { return !left(i) }, nil)
+	schedule := graph.NewSchedule(graph.Reverse(r.Plan.Needs()), func(i int) bool { return !r.sum.Left(i) }, nil)
 	failed, err := r.walk(ctx, schedule, true, nil)
 	if err != nil {
 		return r.leave(err)
@@ -70,8 +73,11 @@ func (r *run) revert(ctx context.Context, cause *failure) (state.Run, []event.Di
 		ds = append(ds, r.notUndone(ds)...)
 	}
 	r.Emit(event.Verified{Undo: true, Things: things, Differences: ds, Remains: r.Run.Remains})
-	if len(ds) > 0 {
+	switch {
+	case len(ds) > 0:
 		return r.end(state.RunPartial, ds, cause)
+	case r.sum.Keep > 0:
+		return r.end(state.RunRolledBack, nil, cause)
 	}
 	return r.end(state.RunReverted, nil, cause)
 }
@@ -128,7 +134,7 @@ func (r *run) notUndone(known []event.Difference) (ds []event.Difference) {
 	for i := range r.Plan.Steps {
 		s, at := &r.Plan.Steps[i], r.sum.Undo[i]
 		same := func(d event.Difference) bool { return d.Ref == s.Ref }
-		if !r.sum.Forward[i].Effect() || at.Finished() || slices.ContainsFunc(known, same) || slices.ContainsFunc(ds, same) {
+		if i < r.sum.Keep || !r.sum.Forward[i].Effect() || at.Finished() || slices.ContainsFunc(known, same) || slices.ContainsFunc(ds, same) {
 			continue
 		}
 		detail := "undoing it failed, or was not tried"
@@ -140,7 +146,7 @@ func (r *run) notUndone(known []event.Difference) (ds []event.Difference) {
 	return ds
 }
 
-// verify looks at everything that the run touched and compares it with what was there before.
+// verify looks at everything that the run touched, but for what is kept of it, and compares it with what was there before.
 func (r *run) verify() (things int, ds []event.Difference, err error) {
 	if err := failpoint.At("verify.before"); err != nil {
 		return 0, nil, err
@@ -150,7 +156,7 @@ func (r *run) verify() (things int, ds []event.Difference, err error) {
 	r.Run.Remains = nil
 	for i := range r.Plan.Steps {
 		s := &r.Plan.Steps[i]
-		if !r.sum.Forward[i].Effect() || s.Action == plan.Forget || s.Attaches { // the step that detached it says how it was
+		if i < r.sum.Keep || !r.sum.Forward[i].Effect() || s.Action == plan.Forget || s.Attaches { // the step that detached it says how it was
 			continue
 		}
 		if s.Leaves {

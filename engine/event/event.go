@@ -102,7 +102,8 @@ type Interrupted struct {
 // RevertStarted says that what was done is being undone.
 type RevertStarted struct {
 	Cause error
-	Steps int
+	Steps int // to be undone
+	Keep  int // how many of the first steps are not undone, because somebody wanted them kept
 }
 
 // A Difference is something that is not as it should be at the end of a run.

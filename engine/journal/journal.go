@@ -72,6 +72,7 @@ type Record struct {
 	Undo    bool      `json:"undo,omitempty"`
 	Attempt int       `json:"attempt,omitempty"`
 	Plan    string    `json:"plan,omitempty"` // digest of the plan; in the first record
+	Keep    int       `json:"keep,omitempty"` // how many of the first steps are not undone; in a revert
 
 	Action      plan.Action      `json:"action,omitempty"`
 	Class       providers.Revert `json:"undo_class,omitempty"` // what undoing the call would mean

@@ -249,3 +249,31 @@ func TestIntentObeysHolds(t *testing.T) {
 	try(journal.Intent, node, true) // its own
 	read(t, s)
 }
+
+// A journal that says nothing of steps that are kept, as older ones do not, means all of the run. The last word counts, and one
+// that the plan cannot mean is damage.
+func TestHowFarBack(t *testing.T) {
+	sum := func(kept ...int) (journal.Replay, error) {
+		records := []journal.Record{{Kind: journal.Begin, Step: -1}}
+		for i := range 3 {
+			records = append(records, journal.Record{Kind: journal.Outcome, Step: i, Result: journal.Done})
+		}
+		for _, n := range kept {
+			records = append(records, journal.Record{Kind: journal.Revert, Step: -1, Keep: n})
+		}
+		return journal.Sum(records, 3)
+	}
+	for _, c := range []struct {
+		kept []int
+		left int
+	}{{[]int{0}, 3}, {[]int{2}, 1}, {[]int{2, 1}, 2}, {[]int{2, 0}, 3}, {[]int{3}, 0}} {
+		if got, err := sum(c.kept...); err != nil || !got.Reverting || got.Count() != c.left {
+			t.Errorf("%v: %d are left to undo, want %d: %v", c.kept, got.Count(), c.left, err)
+		}
+	}
+	for _, n := range []int{-1, 4} {
+		if _, err := sum(n); err == nil {
+			t.Errorf("%d of 3 steps are kept", n)
+		}
+	}
+}

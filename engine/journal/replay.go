@@ -33,7 +33,24 @@ type Replay struct {
 	Undo      []Standing // per step
 	NoReturn  bool       // the point of no return was passed
 	Reverting bool       // undoing has begun
+	Keep      int        // how many of the first steps are not undone, as whoever asked for it last wanted
 	Ended     bool
+}
+
+// Left reports whether undoing all but the first steps that are kept has still to undo a step.
+func (r *Replay) Left(step int) bool {
+	return step >= r.Keep && r.Forward[step].Effect() && !r.Undo[step].Finished()
+}
+
+// Count counts the steps that are left to undo.
+func (r *Replay) Count() int {
+	n := 0
+	for i := range r.Forward {
+		if r.Left(i) {
+			n++
+		}
+	}
+	return n
 }
 
 // Sum adds up the records of a run whose plan has n steps.
@@ -50,7 +67,10 @@ func Sum(records []Record, n int) (Replay, error) {
 		case NoReturn:
 			r.NoReturn = true
 		case Revert:
-			r.Reverting, r.Ended = true, false
+			if rec.Keep < 0 || rec.Keep > n {
+				return r, fmt.Errorf("journal of run %s: record %d keeps %d steps; the plan has %d", rec.Run, rec.Seq, rec.Keep, n)
+			}
+			r.Reverting, r.Keep, r.Ended = true, rec.Keep, false
 		case End:
 			r.Ended = true
 		case Intent, Outcome:

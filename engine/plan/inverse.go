@@ -6,12 +6,39 @@ import (
 	"converge.dev/converge/engine/diff"
 	"converge.dev/converge/engine/graph"
 	"converge.dev/converge/providers"
+	"converge.dev/converge/schema"
 )
 
+// Whole gives the numbers of steps nearest to keep that may be kept while the steps after them are undone: at most keep, and
+// at least keep. Both are keep itself unless it would part the halves of one change: a replacement, or an update in two steps.
+// What is kept never needs what is undone, for each step of a plan has a higher number than those it needs.
+func (p *Plan) Whole(keep int) (below, above int) {
+	below, above = keep, keep
+	for moved := true; moved; {
+		moved = false
+		first := map[schema.Ref]int{}
+		for i := range p.Steps {
+			half, second := first[p.Steps[i].Ref]
+			if !second {
+				first[p.Steps[i].Ref] = i
+				continue
+			}
+			if half < below && below <= i {
+				below, moved = half, true
+			}
+			if half < above && above <= i {
+				above, moved = i+1, true
+			}
+		}
+	}
+	return below, above
+}
+
 // Inverse gives what undoing steps of the plan would do, for people to look at: those that undone reports, in the order in
-// which they are undone. It is never applied; package apply undoes a run step by step, by what its journal says.
-func (p *Plan) Inverse(run string, undone func(step int) bool) *Plan {
-	inv := &Plan{Format: Format, ID: p.ID, Site: p.Site, Steps: []Step{}, Undoes: run}
+// which they are undone; keep is how many of the first steps are not. It is never applied; package apply undoes a run step by
+// step, by what its journal says.
+func (p *Plan) Inverse(run string, keep int, undone func(step int) bool) *Plan {
+	inv := &Plan{Format: Format, ID: p.ID, Site: p.Site, Steps: []Step{}, Undoes: run, Keeps: keep}
 	at := map[int]int{} // where each step stands in the inverse
 	for i := len(p.Steps) - 1; i >= 0; i-- {
 		if undone(i) {

@@ -86,6 +86,7 @@ type Plan struct {
 	Refusals []Refusal `json:"refusals,omitempty"` // why this plan may not be applied
 
 	Undoes string `json:"-"` // the run that the plan is the undoing of; see [Plan.Inverse]
+	Keeps  int    `json:"-"` // how many of the first steps of that run stay done
 }
 
 // A Step does one thing to one resource.

@@ -120,7 +120,8 @@ func splitWords(s string) ([]string, error) {
 
 // wanted says what flags of a type take.
 var wanted = map[string]string{
-	"bool": "true or false", "duration": "a duration such as 90s", "int": "a whole number", "int64": "a whole number", "uint64": "a whole number that is not negative",
+	"bool": "true or false", "duration": "a duration such as 90s", "int": "a whole number", "int64": "a whole number", "uint32": "a whole number that is not negative",
+	"uint64": "a whole number that is not negative",
 }
 
 // flagError explains what is wrong with a flag.

@@ -83,7 +83,7 @@ func (s *session) cancel(ctx context.Context, id string) error {
 		return s.printJSON(map[string]any{"run": run.ID, "status": run.Status, "steps": run.Steps, "done": run.Done})
 	}
 	if run.Status != state.RunOpen {
-		s.print(fmt.Sprintf("Run %s had come to its end before: it ended %s.\n", run.ID, run.Status))
+		s.print(fmt.Sprintf("Run %s had come to its end before: it ended %s.\n", run.ID, run.Stands()))
 		return nil
 	}
 	s.print(fmt.Sprintf("Run %s is cancelled: %d of %s done, and the journal is intact.\nTo go on:   converge resume %s\nTo undo it: converge rollback %s\n",
@@ -105,11 +105,11 @@ func (s *session) notRunning(ctx context.Context, id string, holder *state.LockI
 		switch r.Status {
 		case state.RunOpen, state.RunPartial:
 			p.Fix = fmt.Sprintf("To go on with it: converge resume %s. To undo it: converge rollback %s", r.ID, r.ID)
-		case state.RunApplied:
-			p.What = fmt.Sprintf("run %s has ended %s", r.ID, r.Status)
-			p.Fix = "To undo it: converge rollback " + r.ID
+		case state.RunReverted:
+			p.What = fmt.Sprintf("run %s has ended %s", r.ID, r.Stands())
 		default:
-			p.What = fmt.Sprintf("run %s has ended %s", r.ID, r.Status)
+			p.What = fmt.Sprintf("run %s has ended %s", r.ID, r.Stands())
+			p.Fix = "To undo it: converge rollback " + r.ID
 		}
 		return p
 	}

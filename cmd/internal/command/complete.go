@@ -2,12 +2,14 @@ package command
 
 import (
 	"context"
+	"fmt"
 	"io"
 	"strings"
 	"time"
 
 	"github.com/spf13/cobra"
 
+	"converge.dev/converge/engine"
 	"converge.dev/converge/schema/load"
 )
 
@@ -77,7 +79,25 @@ func (a *app) completeRuns(c *cobra.Command, _ []string, _ string) ([]string, co
 	return a.complete(c, func(ctx context.Context, s *session) (words []string, err error) {
 		runs, err := s.store.Runs(ctx)
 		for _, r := range runs {
-			words = append(words, r.ID+"\t"+strings.TrimSpace(r.Op+" "+string(r.Status)))
+			words = append(words, r.ID+"\t"+strings.TrimSpace(r.Op+" "+r.Stands()))
+		}
+		return words, err
+	})
+}
+
+// completeSteps offers the steps of the run that is named already.
+func (a *app) completeSteps(c *cobra.Command, args []string, _ string) ([]string, cobra.ShellCompDirective) {
+	if len(args) == 0 {
+		return nil, cobra.ShellCompDirectiveNoFileComp
+	}
+	return a.complete(c, func(ctx context.Context, s *session) (words []string, err error) {
+		run, err := s.store.Run(ctx, args[0])
+		if err != nil {
+			return nil, err
+		}
+		steps, err := engine.Steps(ctx, s.store, run)
+		for _, r := range steps {
+			words = append(words, fmt.Sprintf("%d\t%s %s", r.Step+1, r.Action, r.Ref))
 		}
 		return words, err
 	})

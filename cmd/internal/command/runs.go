@@ -2,6 +2,7 @@ package command
 
 import (
 	"context"
+	"fmt"
 	"slices"
 
 	"github.com/spf13/cobra"
@@ -105,7 +106,7 @@ func (a *app) resumeCommand() *cobra.Command {
 		Short: "Go on with a run that did not end",
 		Long: `Go on with the run that is open or partial, from where its journal says that it
 stands. What became of calls whose outcome is unknown is found out by looking. A run
-that was being undone goes on being undone. Nothing is asked: the plan of the run was
+that was being undone goes on being undone, to the step that was asked for. Nothing is asked: the plan of the run was
 approved when it began, and nothing but that is done.`,
 		Example: `  converge resume
   converge resume 20261120-121537.042-9f3a01`,
@@ -121,15 +122,23 @@ approved when it began, and nothing but that is done.`,
 
 func (a *app) rollbackCommand() *cobra.Command {
 	var dry bool
+	var to uint32
 	var f applying
 	c := lines(&cobra.Command{
 		Use:   "rollback RUN",
 		Short: "Undo a run",
 		Long: `Show what undoing a run would do, ask, and do it: in reverse order, with a look at all
 of it once more. It is refused when the run did something that cannot be undone
-exactly, or when something has changed since.`,
+exactly, or when something has changed since.
+
+With -to-step=N the first N steps are kept, as converge show -run numbers them, and only
+those after them are undone and looked at. What is kept must be done; it needs nothing of
+what is undone. The run then ends "rolled back to step N": the site is neither as before
+the run nor as its document says, and the next plan has the undone steps again. It can be
+rolled back further. When a rollback is killed, converge resume goes on to the same step.`,
 		Example: `  converge rollback 20261120-121537.042-9f3a01
   converge rollback -dry-run 20261120-121537.042-9f3a01
+  converge rollback -to-step=3 20261120-121537.042-9f3a01
   converge rollback -auto-approve 20261120-121537.042-9f3a01`,
 		Args:              exactly(1),
 		ValidArgsFunction: a.completeRuns,
@@ -137,6 +146,8 @@ exactly, or when something has changed since.`,
 	c.Flags().BoolVar(&f.approve, "auto-approve", false, "do not ask")
 	a.bindLayout(c)
 	c.Flags().BoolVar(&dry, "dry-run", false, "only show what would be undone")
+	c.Flags().Uint32Var(&to, "to-step", 0, "keep the steps up to this `n`umber and undo those after it; 0 undoes all")
+	_ = c.RegisterFlagCompletionFunc("to-step", a.completeSteps)
 	c.RunE = func(c *cobra.Command, args []string) error {
 		ctx := c.Context()
 		s, err := a.open(ctx, nil, nil)
@@ -147,7 +158,7 @@ exactly, or when something has changed since.`,
 		if err != nil {
 			return err
 		}
-		p, err := e.Undoing(ctx, args[0])
+		p, err := e.Undoing(ctx, args[0], int(to))
 		if err != nil {
 			return err
 		}
@@ -166,12 +177,19 @@ exactly, or when something has changed since.`,
 			if err := a.mayAsk(false, "Look at it with -dry-run; when that is what you want, give -auto-approve."); err != nil {
 				return err
 			}
-			if err := a.ask(ctx, "Do you want to undo this run?\n  converge will do what is shown above, and look at all of it once more.", "Rollback cancelled."); err != nil {
+			what := "this run"
+			if to > 0 {
+				what = fmt.Sprintf("what this run did after step %d", to)
+			}
+			if err := a.ask(ctx, "Do you want to undo "+what+"?\n  converge will do what is shown above, and look at all of it once more.", "Rollback cancelled."); err != nil {
 				return err
 			}
 		}
 		f.approval = p.Approval()
-		return s.carry(func(o engine.ApplyOptions) (engine.Result, error) { return e.Rollback(ctx, args[0], o) }, f, true)
+		return s.carry(func(o engine.ApplyOptions) (engine.Result, error) {
+			o.Keep = int(to)
+			return e.Rollback(ctx, args[0], o)
+		}, f, true)
 	}
 	return c
 }

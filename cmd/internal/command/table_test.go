@@ -64,7 +64,7 @@ var uses = map[string]use{
 	"runs":                  {},
 	"cancel":                {},
 	"resume":                {},
-	"rollback":              {args: "-auto-approve R"},
+	"rollback":              {args: "-auto-approve -to-step=1 R"},
 	"state list":            {},
 	"state show":            {args: "site/carbide.vpc/prod"},
 	"state rm":              {args: "site/carbide.vpc/prod"},

@@ -247,10 +247,7 @@ func (h *Human) tell(e event.Event) {
 		h.progress("%s", s.paint(yellow, fmt.Sprintf("Gracefully shutting down…: what is under way ends (%s), nothing more is started. Press again to leave at once.", count(e.InFlight, "step"))))
 	case event.RevertStarted:
 		h.undo, h.done, h.total = true, 0, e.Steps
-		text := "Undoing " + count(e.Steps, "step")
-		if e.Steps == 0 {
-			text = "Nothing is left to undo"
-		}
+		text := revertText(e)
 		if e.Cause != nil {
 			text += ": " + clean(e.Cause.Error())
 		}
@@ -263,6 +260,19 @@ func (h *Human) tell(e event.Event) {
 	case event.RunEnded:
 		h.report(e)
 	}
+}
+
+// revertText says what is begun when a run is undone.
+func revertText(e event.RevertStarted) string {
+	switch {
+	case e.Steps == 0 && e.Keep == 0:
+		return "Nothing is left to undo"
+	case e.Steps == 0:
+		return fmt.Sprintf("Nothing is left to undo after step %d", e.Keep)
+	case e.Keep == 0:
+		return "Undoing " + count(e.Steps, "step")
+	}
+	return fmt.Sprintf("Undoing %s, back to step %d", count(e.Steps, "step"), e.Keep)
 }
 
 // late says what lies behind the point of no return, with the number that the plan had named.
@@ -369,20 +379,28 @@ func (h *Human) report(e event.RunEnded) {
 		if h.plan != nil && len(h.plan.Omitted) > 0 {
 			fmt.Fprintf(&b, "Left out: %s; converge plan says which, and why.\n", count(len(h.plan.Omitted), "resource"))
 		}
-	case state.RunReverted:
-		text := op + " failed and was reverted"
-		if e.Run.Failed.IsZero() {
+	case state.RunReverted, state.RunRolledBack:
+		text, of := op+" failed and was reverted", "this run"
+		switch {
+		case e.Run.Status == state.RunRolledBack:
+			text, of = "Run "+e.Run.ID+" was "+e.Run.Stands(), "the steps after it"
+		case e.Run.Failed.IsZero():
 			text = "Run " + e.Run.ID + " was undone"
 		}
 		switch {
+		case (h.verified == nil || h.verified.Things == 0) && e.Run.Kept > 0:
+			text += ": nothing of the site is changed by " + of
 		case h.verified == nil || h.verified.Things == 0:
 			text += ": nothing of the site is changed"
 		case h.verified.Things == 1:
-			text += ": the one thing of this run is as it was before, verified by looking again"
+			text += ": the one thing of " + of + " is as it was before, verified by looking again"
 		default:
-			text += fmt.Sprintf(": the %d things of this run are as they were before, verified by looking again", h.verified.Things)
+			text += fmt.Sprintf(": the %d things of %s are as they were before, verified by looking again", h.verified.Things, of)
 		}
 		fmt.Fprintln(&b, s.paint(yellow, text+"."))
+		if n := e.Run.Kept; n > 0 {
+			fmt.Fprintf(&b, "What was done up to step %d is kept, and was not looked at again.\n", n)
+		}
 		for _, r := range e.Run.Remains {
 			fmt.Fprintf(&b, "  %s stays: it can never be deleted. It is not managed any more.\n", clean(r.String()))
 		}

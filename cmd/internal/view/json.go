@@ -192,6 +192,9 @@ func (j *JSON) Plan(p *plan.Plan) {
 	if steps := p.Irreversible(); len(steps) > 0 && p.Undoes == "" {
 		f["approval"] = p.Approval()
 	}
+	if p.Keeps > 0 {
+		f["kept"] = p.Keeps
+	}
 	j.line("info", "change_summary", Summary(p), f)
 }
 
@@ -243,7 +246,11 @@ func (j *JSON) Event(e event.Event) {
 		}
 		j.line("warn", "checkpoint", "Gracefully shutting down...", fields{"checkpoint": checkpoint})
 	case event.RevertStarted:
-		j.line("warn", "checkpoint", "Undoing "+count(e.Steps, "step"), fields{"checkpoint": fields{"name": "revert", "steps": e.Steps, "cause": message(e.Cause)}})
+		checkpoint := fields{"name": "revert", "steps": e.Steps, "cause": message(e.Cause)}
+		if e.Keep > 0 {
+			checkpoint["kept"] = e.Keep
+		}
+		j.line("warn", "checkpoint", revertText(e), fields{"checkpoint": checkpoint})
 	case event.Verified:
 		j.line("info", "checkpoint", "Looked again at "+count(e.Things, "thing")+": "+differences(e), fields{"checkpoint": fields{"name": "verified", "undo": e.Undo, "things": e.Things, "differences": list(e.Differences), "remains": list(e.Remains)}})
 	case event.RunEnded:
@@ -290,7 +297,10 @@ func (j *JSON) progress(e event.StepProgress) {
 
 func (j *JSON) summary(e event.RunEnded) {
 	level := "error"
-	text := operation(e.Run) + " ended " + string(e.Run.Status)
+	text := operation(e.Run) + " ended " + e.Run.Stands()
+	if e.Run.Status == state.RunRolledBack { // which somebody wanted
+		level = "info"
+	}
 	if e.Run.Status == state.RunApplied {
 		level = "info"
 		var c plan.Counts
@@ -310,6 +320,9 @@ func (j *JSON) summary(e event.RunEnded) {
 	}
 	if j.plan != nil && len(j.plan.Omitted) > 0 {
 		run["omitted"] = j.plan.Omitted
+	}
+	if e.Run.Status == state.RunRolledBack {
+		run["kept"] = e.Run.Kept
 	}
 	if !e.Run.Failed.IsZero() {
 		run["failed"] = e.Run.Failed

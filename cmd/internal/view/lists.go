@@ -21,7 +21,7 @@ func RunsText(runs []state.Run, s Style) string {
 	}
 	rows := [][]string{{"RUN", "OPERATION", "STATUS", "STEPS", "STARTED", "TOOK", "BY"}}
 	for _, r := range runs {
-		rows = append(rows, []string{r.ID, r.Op, string(r.Status), fmt.Sprintf("%d/%d", r.Done, r.Steps), at(r.Started), lasted(r.Started, r.Ended), clean(r.By)})
+		rows = append(rows, []string{r.ID, r.Op, r.Stands(), fmt.Sprintf("%d/%d", r.Done, r.Steps), at(r.Started), lasted(r.Started, r.Ended), clean(r.By)})
 	}
 	return table(s, rows)
 }
@@ -39,7 +39,7 @@ func lasted(from time.Time, to *time.Time) string {
 
 // RunText shows one run, and how each of its steps stands where that is known.
 func RunText(r state.Run, steps []engine.StepReport, s Style) string {
-	rows := [][]string{{"Run", r.ID}, {"Operation", r.Op}, {"Status", string(r.Status)}, {"Steps", stepsDone(r, steps)}}
+	rows := [][]string{{"Run", r.ID}, {"Operation", r.Op}, {"Status", r.Stands()}, {"Steps", stepsDone(r, steps)}}
 	add := func(name, value string) {
 		if value != "" {
 			rows = append(rows, []string{name, value})
@@ -100,10 +100,10 @@ func underWay(r engine.StepReport) bool {
 	return r.Result == engine.StepRunning || r.Undo != nil && r.Undo.Result == engine.StepRunning
 }
 
-// stepsText lists the steps of a run in the order of its plan, and below what was undone, in the order in which that began.
+// stepsText lists the steps of a run in the order of its plan, counted from 1, and below what was undone, in the order in which that began.
 func stepsText(steps []engine.StepReport, s Style) string {
-	rows := [][]string{{"RESULT", "ACTION", "STARTED", "TOOK", "RESOURCE"}}
-	add := func(action string, ref schema.Ref, r engine.StepResult) {
+	rows := [][]string{{"STEP", "RESULT", "ACTION", "STARTED", "TOOK", "RESOURCE"}}
+	add := func(step engine.StepReport, action string, r engine.StepResult) {
 		began := "-"
 		if r.Began != nil {
 			began = at(*r.Began)
@@ -112,22 +112,22 @@ func stepsText(steps []engine.StepReport, s Style) string {
 		if r.Ended != nil {
 			duration = lasted(*r.Began, r.Ended)
 		}
-		on := clean(ref.String())
+		on := clean(step.Ref.String())
 		if r.Message != "" {
 			on += ": " + clean(r.Message)
 		}
-		rows = append(rows, []string{stepWords[r.Result], action, began, duration, on})
+		rows = append(rows, []string{fmt.Sprint(step.Step + 1), stepWords[r.Result], action, began, duration, on})
 	}
 	var undone []engine.StepReport
 	for _, step := range steps {
-		add(string(step.Action), step.Ref, step.StepResult)
+		add(step, string(step.Action), step.StepResult)
 		if step.Undo != nil {
 			undone = append(undone, step)
 		}
 	}
 	slices.SortStableFunc(undone, func(a, b engine.StepReport) int { return a.Undo.Began.Compare(*b.Undo.Began) })
 	for _, step := range undone {
-		add("undo "+string(step.Action), step.Ref, *step.Undo)
+		add(step, "undo "+string(step.Action), *step.Undo)
 	}
 	return table(s, rows)
 }
@@ -212,7 +212,7 @@ func SummaryText(m SiteSummary, s Style) string {
 		fmt.Fprintf(&b, "  %10d %s\n", m.Kinds[k], clean(k))
 	}
 	if r := m.LastRun; r != nil {
-		fmt.Fprintf(&b, "  last run   %s: %s, %s UTC\n", r.ID, r.Status, at(r.Started))
+		fmt.Fprintf(&b, "  last run   %s: %s, %s UTC\n", r.ID, r.Stands(), at(r.Started))
 	}
 	for _, h := range m.Holds {
 		fmt.Fprintf(&b, "  %s %s: %s\n", s.paint(yellow, "held      "), clean(h.Scope), clean(h.Reason))

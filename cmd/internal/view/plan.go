@@ -81,7 +81,7 @@ func Summary(p *plan.Plan) string {
 	c := p.Counts()
 	what := "Plan"
 	if p.Undoes != "" {
-		what = "Rollback of run " + p.Undoes
+		what = rollback(p)
 	}
 	text := fmt.Sprintf("%s: %d to add, %d to change, %d to destroy", what, c.Create, c.Update, c.Delete)
 	for _, more := range []struct {
@@ -105,12 +105,21 @@ func Summary(p *plan.Plan) string {
 	return text
 }
 
+// rollback names a plan that is the undoing of a run.
+func rollback(p *plan.Plan) string {
+	text := "Rollback of run " + p.Undoes
+	if p.Keeps > 0 {
+		text += fmt.Sprintf(" to step %d", p.Keeps)
+	}
+	return text
+}
+
 // nothing says why a plan has no steps.
 func nothing(p *plan.Plan) string {
 	unchanged := count(p.Unchanged, "resource")
 	switch {
 	case p.Undoes != "":
-		return "Rollback of run " + p.Undoes + ": nothing is left to undo."
+		return rollback(p) + ": nothing is left to undo."
 	case len(p.Refusals) > 0:
 		return "No plan: it is refused."
 	case len(p.Unknown) > 0 && p.Unchanged == 0:

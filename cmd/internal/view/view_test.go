@@ -348,6 +348,7 @@ func TestSummary(t *testing.T) {
 		{plan.Plan{Unchanged: 2, Omitted: []plan.Omission{{}}}, "No changes to what the server supports: 2 resources as declared, 1 left out."},
 		{plan.Plan{Unchanged: 2, Narrowed: &plan.Narrowed{Resources: 2, Of: 9}}, "No changes. Only 2 of 9 resources were considered."},
 		{plan.Plan{Undoes: "R1"}, "Rollback of run R1: nothing is left to undo."},
+		{plan.Plan{Undoes: "R1", Keeps: 2}, "Rollback of run R1 to step 2: nothing is left to undo."},
 		{plan.Plan{Unchanged: 1, Unknown: []plan.Unknown{{}}}, "No changes where the site could be seen. Some of it is unknown."},
 		{plan.Plan{Refusals: []plan.Refusal{{}}}, "No plan: it is refused."},
 		{*samplePlan(), "Plan: 3 to add, 1 to change, 2 to destroy, 1 to adopt, 1 to forget; 12 unchanged."},
@@ -393,6 +394,17 @@ func story(end state.RunStatus) []event.Event {
 		ds := []event.Difference{{Ref: db.Ref, Detail: "update was not started"}}
 		return append(es, event.Interrupted{InFlight: 1}, event.RunEnded{Run: run, Differences: ds, Took: time.Minute})
 	}
+	if end == state.RunRolledBack { // by a command of its own
+		run.Done, run.Kept = len(p.Steps), 2
+		return []event.Event{
+			event.RunStarted{Run: run, Plan: p, Done: run.Done},
+			event.RevertStarted{Steps: 1, Keep: run.Kept},
+			event.StepStarted{Step: db, Undo: true},
+			event.StepDone{Step: db, Undo: true, Took: time.Second},
+			event.Verified{Undo: true, Things: 1},
+			event.RunEnded{Run: run, Took: time.Minute, Holds: []state.Hold{{Scope: "serial:42", Reason: "why"}}},
+		}
+	}
 	cause := fmt.Errorf("after 5 attempts: %w", &providers.Error{Op: "update", Ref: db.Ref, Class: providers.Unknown, Err: errors.New("out of memory")})
 	run.Message, run.Failed = cause.Error(), db.Ref
 	es = append(es,
@@ -413,7 +425,7 @@ func story(end state.RunStatus) []event.Event {
 		event.RunEnded{Run: run, Differences: ds, Took: time.Minute})
 }
 
-var ends = []state.RunStatus{state.RunApplied, state.RunReverted, state.RunPartial, state.RunOpen}
+var ends = []state.RunStatus{state.RunApplied, state.RunReverted, state.RunRolledBack, state.RunPartial, state.RunOpen}
 
 func TestHumanInAPipe(t *testing.T) {
 	for _, end := range ends {
@@ -635,7 +647,8 @@ func TestLists(t *testing.T) {
 		{ID: "R2", Op: "apply", Status: state.RunPartial, Steps: 4, Done: 2, Started: start, By: "me@here", Failed: ref("site/carbide.vpc/a"), Message: "not today", Partial: []string{"site/carbide.vpc/a: create failed"}},
 		{ID: "R1", Op: "destroy", Status: state.RunApplied, Steps: 1, Done: 1, Started: start, Ended: &ended, By: "me@here", Serial: 4, Plan: "abc"},
 	}
-	runs = append(runs, state.Run{ID: "R0", Op: "apply", Status: state.RunApplied, Steps: 1, Done: 1, Started: ended, Ended: &start, By: "me@here"})
+	runs = append(runs, state.Run{ID: "R0", Op: "apply", Status: state.RunApplied, Steps: 1, Done: 1, Started: ended, Ended: &start, By: "me@here"},
+		state.Run{ID: "R3", Op: "apply", Status: state.RunRolledBack, Steps: 5, Done: 5, Kept: 3, Started: start, Ended: &ended, By: "me@here"})
 	result := func(state engine.StepState, from, took time.Duration, message string) engine.StepResult {
 		began, over := start.Add(from), start.Add(from+took)
 		return engine.StepResult{Result: state, Began: &began, Ended: &over, Message: message}
@@ -650,13 +663,16 @@ func TestLists(t *testing.T) {
 		{Action: plan.Delete, Ref: ref("site/carbide.vpc/e"), StepResult: unknown},
 		{Action: plan.Create, Ref: ref("site/carbide.vpc/d"), StepResult: engine.StepResult{Result: engine.StepPending}},
 	}
+	for i := range steps {
+		steps[i].Step = i
+	}
 	rec := state.Record{Ref: ref("gpu-01/docker.container/web"), ID: "c0ffee", Incarnation: 2, Spec: schema.Object{"image": "nginx", "password": map[string]any{"from": "SECRET"}}, Run: "R1", At: start, Protect: true, After: []schema.Ref{ref("site/carbide.vpc/a")}}
 	holds := []state.Hold{{Scope: "site", Reason: "broken fan", At: start, Run: "R2"}}
 	lock := &state.LockInfo{ID: "8b1f", Operation: "apply", Who: "ci@runner", PID: 7, Version: "1.0.0", Created: start, Epoch: 3, Run: "R2", Info: "step 3"}
 	head := state.Head{Serial: 4, Digest: "0123456789abcdef", Size: 100, By: "me@here", At: start, Revision: 9}
 	summary := view.SiteSummary{Site: "fra1", Document: &head, Kinds: map[string]int{"carbide.vpc": 2}, LastRun: &runs[0], Holds: holds, Lock: lock}
 	text := strings.Join([]string{
-		view.RunsText(runs, view.Style{}), view.RunText(runs[0], steps, view.Style{}), view.RunText(runs[1], nil, view.Style{}), view.RunText(runs[2], nil, view.Style{}),
+		view.RunsText(runs, view.Style{}), view.RunText(runs[0], steps, view.Style{}), view.RunText(runs[1], nil, view.Style{}), view.RunText(runs[2], nil, view.Style{}), view.RunText(runs[3], nil, view.Style{}),
 		view.RecordText(rec, kinds["docker.container"], view.Style{}), view.HoldsText(holds, view.Style{}), view.LockText("/converge/fra1", lock),
 		view.HistoryText([]state.Head{head}, view.Style{}), view.SummaryText(summary, view.Style{}), view.SummaryText(view.SiteSummary{Site: "new"}, view.Style{}),
 		view.KindsText(kinds, view.Style{}),
