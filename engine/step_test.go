@@ -13,6 +13,7 @@ import (
 	"converge.dev/converge/engine"
 	"converge.dev/converge/engine/apply"
 	"converge.dev/converge/engine/enginetest"
+	"converge.dev/converge/engine/event"
 	"converge.dev/converge/engine/plan"
 	"converge.dev/converge/providers"
 	"converge.dev/converge/providers/fake"
@@ -426,6 +427,11 @@ func TestRollbackToAnyStep(t *testing.T) {
 		if p.Empty() || len(p.Refusals) > 0 {
 			return
 		}
+		for i := range p.Steps { // so what is kept needs nothing of what is undone
+			if slices.ContainsFunc(p.Steps[i].Needs, func(n int) bool { return n >= i }) {
+				rt.Fatalf("step %d needs a later one:\n%s", i, enginetest.Text(p))
+			}
+		}
 		res, err := s.Apply(p, engine.ApplyOptions{})
 		if err != nil || res.Run.Status != state.RunApplied {
 			rt.Fatal(res.Run.Stands(), err)
@@ -477,4 +483,42 @@ func TestRollbackToAnyStep(t *testing.T) {
 		}
 	})
 	t.Logf("ends: %v", ends)
+	if ends["rolled back"] == 0 || ends["parts a change"] == 0 {
+		t.Errorf("not every end was reached: %v", ends)
+	}
+}
+
+// Who looks on is told how far back a run goes, and how much that is to undo, each time that somebody wants it.
+func TestFollowTellsHowFarBack(t *testing.T) {
+	s := enginetest.New()
+	s.Converge(t, s.Document(t, base))
+	_, run := change(t, s, twelve)
+	var want []event.RevertStarted
+	for _, keep := range []int{9, 4, 0} {
+		want = append(want, event.RevertStarted{Steps: []int{3, 5, 4}[len(want)], Keep: keep})
+		if res, err := rollback(s, run, keep); err != nil || res.Run.Stands() != stands(keep) {
+			t.Fatal(res.Run.Stands(), err)
+		}
+	}
+	var told []event.RevertStarted
+	for _, e := range s.Events() {
+		if e, ok := e.(event.RevertStarted); ok {
+			told = append(told, e)
+		}
+	}
+	stored, err := s.Store.Run(context.Background(), run)
+	if err != nil {
+		t.Fatal(err)
+	}
+	var followed []event.RevertStarted
+	if err := engine.Follow(context.Background(), s.Store, stored, func(e event.Event) {
+		if e, ok := e.(event.RevertStarted); ok {
+			followed = append(followed, e)
+		}
+	}, func() {}); err != nil {
+		t.Fatal(err)
+	}
+	if !slices.Equal(told, want) || !slices.Equal(followed, want) {
+		t.Errorf("told %v, and who follows %v, want %v", told, followed, want)
+	}
 }

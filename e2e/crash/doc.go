@@ -14,6 +14,9 @@
 // fail. The world must then be the same, nothing may have been made, changed or removed more often than in the reference,
 // no resource may ever have had two things, and the store must hold nothing but what that end sets.
 //
+// A rollback to a step is killed at each point that it passes, and its recovery at another one: the run must come to that
+// step all the same, and the world must be as it is when nobody kills anything.
+//
 //	CONVERGE_TORTURE=push go test ./e2e/crash -run TestTortureKilled
 //	go test ./e2e/crash -run TestTortureKilled -crash.plan=17 -v        one plan, at all points that it reaches
 //
