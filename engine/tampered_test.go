@@ -4,7 +4,6 @@ import (
 	"bytes"
 	"cmp"
 	"context"
-	"crypto/hmac"
 	"crypto/sha256"
 	"encoding/hex"
 	"encoding/json"
@@ -100,13 +99,6 @@ func (s *tampering) history(t *testing.T) []state.Run {
 		t.Fatal(err)
 	}
 	return runs
-}
-
-// sealed puts a plan into a file with a proof that holds: what is left to refuse it is what it says.
-func (s *tampering) sealed(body []byte) []byte {
-	h := hmac.New(sha256.New, s.key)
-	h.Write(body)
-	return fmt.Appendf(nil, `{"format":2,"mac":"%s","plan":%s}`, hex.EncodeToString(h.Sum(nil)), body)
 }
 
 // apply applies a file as the command does.
@@ -301,7 +293,7 @@ func TestTamperedPlan(t *testing.T) {
 	} {
 		t.Run(c.name, func(t *testing.T) {
 			body := edit(t, s.body, c.change)
-			_, res, err := s.apply(t.Context(), s.sealed(body), (*plan.Plan).Approval)
+			_, res, err := s.apply(t.Context(), plan.Seal(body, s.key), (*plan.Plan).Approval)
 			if err == nil || !strings.Contains(err.Error(), c.says) {
 				t.Errorf("the run is %s, the error %v; want one that says %q", res.Run.Status, err, c.says)
 			}
@@ -330,7 +322,7 @@ func TestTamperedPlan(t *testing.T) {
 			delete(p, "refusals")
 			reorder(t, p)
 		})
-		_, _, err = s.apply(t.Context(), s.sealed(body), (*plan.Plan).Approval)
+		_, _, err = s.apply(t.Context(), plan.Seal(body, s.key), (*plan.Plan).Approval)
 		if err == nil || !strings.Contains(err.Error(), "protected from being deleted") {
 			t.Errorf("the error is %v", err)
 		}

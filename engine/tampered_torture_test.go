@@ -194,7 +194,7 @@ func (s *tampering) try(t *testing.T, what string, body []byte, rng *rand.Rand, 
 	if rng.IntN(2) == 0 { // what was approved is the plan as it was before
 		approve = func(*plan.Plan) string { return s.plan.Approval() }
 	}
-	p, res, err := s.apply(t.Context(), s.sealed(body), approve)
+	p, res, err := s.apply(t.Context(), plan.Seal(body, s.key), approve)
 	if err != nil && res.Run.ID == "" {
 		s.untouched(t, what)
 		ends.Reach("refused")

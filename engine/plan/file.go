@@ -20,11 +20,11 @@ type File struct {
 	Plan   *Plan
 	Digest string // hex SHA-256 of the plan's bytes, as it was shown when the plan was saved
 
-	body []byte
-	mac  []byte
+	data []byte // of the whole file
+	body []byte // of the plan, as Encode writes it
 }
 
-// envelope is how a File is written.
+// envelope is how a File is read; [Seal] writes it.
 type envelope struct {
 	Format int            `json:"format"`
 	MAC    string         `json:"mac"` // hex HMAC-SHA256 of the exact bytes of the plan
@@ -34,21 +34,27 @@ type envelope struct {
 // ErrForeign says that a plan file was not saved with the key that it is to be applied with.
 var ErrForeign = errors.New("the plan file is not one that this site's store saved: it was edited, damaged, or made with another store")
 
-// EncodeFile returns the plan as a file whose plan nobody can change without the key, and the digest of that plan.
+// EncodeFile returns the plan as a file in which nobody can change a byte without the key, and the digest of that plan.
 func (p *Plan) EncodeFile(key []byte) (file []byte, digest string, err error) {
 	body, digest, err := p.Encode()
 	if err != nil {
 		return nil, "", err
 	}
-	head := fmt.Sprintf(`{"format":%d,"mac":"%s","plan":`, FileFormat, hex.EncodeToString(authenticate(body, key)))
-	return append(append([]byte(head), body...), "}\n"...), digest, nil
+	return Seal(body, key), digest, nil
+}
+
+// Seal writes the bytes of a plan as a file, with the proof of the key.
+func Seal(body, key []byte) []byte {
+	h := hmac.New(sha256.New, key)
+	_, _ = h.Write(body) // never fails
+	return fmt.Appendf(nil, `{"format":%d,"mac":"%s","plan":%s}`+"\n", FileFormat, hex.EncodeToString(h.Sum(nil)), body)
 }
 
 // IsFile reports whether data looks like a plan file, of whatever version, and not like a document.
 func IsFile(data []byte) bool { return bytes.HasPrefix(bytes.TrimSpace(data), []byte(`{"format":`)) }
 
 // DecodeFile reads a plan file. It proves that the plan is well-formed, and nothing about where it came from: for that
-// ask [File.Verify].
+// ask [File.Verify]. It keeps data.
 func DecodeFile(data []byte) (*File, error) {
 	refuse := func(err error) (*File, error) { return nil, fmt.Errorf("%w: %w", ErrFormat, err) }
 	if err := shallow(data); err != nil {
@@ -67,34 +73,21 @@ func DecodeFile(data []byte) (*File, error) {
 	if err := json.Unmarshal(data, &e, strict); err != nil {
 		return refuse(err)
 	}
-	mac, err := hex.DecodeString(e.MAC)
-	if err != nil {
-		return refuse(fmt.Errorf("its mac: %w", err))
-	}
 	p, err := Decode(e.Plan)
 	if err != nil {
 		return nil, err
 	}
-	again, digest, err := p.Encode() // what is applied is encoded once more: it must be what was saved, byte for byte
+	body, digest, err := p.Encode()
 	if err != nil {
 		return refuse(err)
 	}
-	if !bytes.Equal(again, e.Plan) {
-		return refuse(errors.New("the plan is not written as converge writes it"))
-	}
-	return &File{Plan: p, Digest: digest, body: e.Plan, mac: mac}, nil
+	return &File{Plan: p, Digest: digest, data: data, body: body}, nil
 }
 
-// Verify fails with [ErrForeign] unless the file was encoded with the key.
+// Verify fails with [ErrForeign] unless the file is, byte for byte, what EncodeFile makes of its plan with the key.
 func (f *File) Verify(key []byte) error {
-	if !hmac.Equal(authenticate(f.body, key), f.mac) { // takes the same time wherever they differ
+	if !hmac.Equal(Seal(f.body, key), f.data) { // takes the same time wherever they differ
 		return ErrForeign
 	}
 	return nil
-}
-
-func authenticate(body, key []byte) []byte {
-	h := hmac.New(sha256.New, key)
-	_, _ = h.Write(body) // never fails
-	return h.Sum(nil)
 }
