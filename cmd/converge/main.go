@@ -12,6 +12,10 @@ import (
 var version = "0.1.0-dev"
 
 func main() {
+	if err := crashByAbort(); err != nil {
+		fmt.Fprintln(os.Stderr, "Error:", err)
+		os.Exit(1)
+	}
 	executable, err := os.Executable()
 	if err != nil {
 		fmt.Fprintln(os.Stderr, "Error: cannot find the program's own file:", err)

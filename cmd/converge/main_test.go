@@ -28,7 +28,20 @@ import (
 var update = flag.Bool("update", false, "rewrite what the scripts compare")
 
 func TestMain(m *testing.M) {
-	testscript.Main(m, map[string]func(){"converge": main})
+	testscript.Main(m, map[string]func(){"converge": main, "crash": crash})
+}
+
+// crash is converge with a mistake, made as soon as there is a file with the name mistake, where nothing recovers from it.
+func crash() {
+	go func() {
+		for {
+			if _, err := os.Stat("mistake"); err == nil {
+				panic("a mistake of ours")
+			}
+			time.Sleep(5 * time.Millisecond) // between two looks at what another process writes
+		}
+	}()
+	main()
 }
 
 // TestScripts runs the scripts of testdata/script, each in a folder of its own, on the fake world.
@@ -250,12 +263,12 @@ func changed(ts *testscript.TestScript, neg bool, args []string) {
 // signal NAME: sends INT or TERM to the process that uses the embedded store.
 func signal(ts *testscript.TestScript, neg bool, args []string) {
 	if neg || len(args) != 1 {
-		ts.Fatalf("usage: signal INT|TERM|HUP|KILL")
+		ts.Fatalf("usage: signal INT|TERM|HUP|QUIT|KILL")
 	}
 	pid, _, _ := strings.Cut(ts.ReadFile(".converge/lock"), " ")
 	n, err := strconv.Atoi(pid)
 	ts.Check(err)
-	sig := map[string]syscall.Signal{"INT": syscall.SIGINT, "TERM": syscall.SIGTERM, "HUP": syscall.SIGHUP, "KILL": syscall.SIGKILL}[args[0]]
+	sig := map[string]syscall.Signal{"INT": syscall.SIGINT, "TERM": syscall.SIGTERM, "HUP": syscall.SIGHUP, "QUIT": syscall.SIGQUIT, "KILL": syscall.SIGKILL}[args[0]]
 	ts.Check(syscall.Kill(n, sig))
 }
 

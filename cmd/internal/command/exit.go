@@ -5,7 +5,6 @@ import (
 	"errors"
 	"fmt"
 	"strconv"
-	"strings"
 	"syscall"
 
 	"converge.dev/converge/engine"
@@ -25,7 +24,9 @@ const (
 	exitUnknown     = 8 // a part of the site could not be seen, or is left out
 	exitHungUp      = 129
 	exitInterrupted = 130
+	exitQuit        = 131
 	exitTerminated  = 143
+	exitCrashed     = 134 // by Go, with SIGABRT; see crashByAbort
 )
 
 // statuses says what each exit status means: briefly, and in sentences. It is the one table of them.
@@ -44,24 +45,23 @@ var statuses = []struct {
 	{exitUnknown, "a part is unknown or left out", "A part of the site could not be seen, or the server does not support a kind that the document has. Unknown is never taken for absent: nothing was decided about it. Mend the connection, or go on with the rest with -allow-partial."},
 	{exitHungUp, "interrupted", "The terminal that it ran on is gone. The journal is intact: converge runs shows whether a run is open, converge resume goes on with it."},
 	{exitInterrupted, "interrupted", "It was interrupted with Ctrl-C. The journal is intact: converge runs shows whether a run is open, converge resume goes on with it."},
+	{exitQuit, "interrupted", "It was asked with SIGQUIT (Ctrl-\\) where it stands: it wrote the stacks of all that was under way and ended at once. The journal is intact: converge runs shows whether a run is open, converge resume goes on with it."},
 	{exitTerminated, "interrupted", "It was told to end with SIGTERM. The journal is intact: converge runs shows whether a run is open, converge resume goes on with it."},
+	{exitCrashed, "crashed", "A mistake in converge itself ended it, with SIGABRT; standard error says where: please report that. The journal is intact: converge runs shows whether a run is open, converge resume goes on with it. As the first process of a container, which that signal does not reach, it ends with 2 instead: give the container an init (docker run --init)."},
 }
 
 // briefly lists the exit statuses; those that mean the same stand together.
 func briefly() []string {
 	var list []string
+	same := ""
 	for i, s := range statuses {
-		number := strconv.Itoa(s.code)
+		same += strconv.Itoa(s.code)
 		if i+1 < len(statuses) && statuses[i+1].brief == s.brief {
-			list = append(list, number+",")
+			same += ", "
 			continue
 		}
-		text := number + " " + s.brief
-		if n := len(list); n > 0 && strings.HasSuffix(list[n-1], ",") {
-			list[n-1] += " " + text
-			continue
-		}
-		list = append(list, text)
+		list = append(list, same+" "+s.brief)
+		same = ""
 	}
 	return list
 }
@@ -120,6 +120,8 @@ func (a *app) interrupted() int {
 			return exitTerminated
 		case syscall.SIGHUP:
 			return exitHungUp
+		case syscall.SIGQUIT:
+			return exitQuit
 		}
 	}
 	return exitInterrupted

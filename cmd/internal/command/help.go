@@ -2,6 +2,7 @@ package command
 
 import (
 	"fmt"
+	"slices"
 	"strings"
 
 	"github.com/spf13/cobra"
@@ -58,8 +59,11 @@ func helpText(c *cobra.Command) string {
 	listFlags(&b, "Flags:", c.NonInheritedFlags(), !c.HasParent())
 	if !c.HasParent() {
 		listFlags(&b, "Shared flags:", c.PersistentFlags(), false)
-		list := briefly()
-		b.WriteString("\nExit statuses: " + strings.Join(list[:4], " · ") + " ·\n" + strings.Join(list[4:], " · ") + "\n")
+		var rows []string
+		for row := range slices.Chunk(briefly(), 4) {
+			rows = append(rows, strings.Join(row, " · "))
+		}
+		b.WriteString("\nExit statuses: " + strings.Join(rows, " ·\n") + "\n")
 	} else if c.IsAvailableCommand() {
 		b.WriteString("\nShared flags such as -json, -site and -config: converge -help\n")
 	}

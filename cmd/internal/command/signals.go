@@ -5,6 +5,7 @@ import (
 	"fmt"
 	"os"
 	"os/signal"
+	"runtime/pprof"
 	"sync"
 	"syscall"
 )
@@ -17,12 +18,13 @@ type interrupt struct {
 	started bool // the run has its lock and carries out steps
 }
 
-// listen handles SIGINT, SIGTERM and, unless it is ignored as under nohup, SIGHUP. The first ends a run in order, and everything else by cancelling the context; the
-// second ends the process at once. A reader of our output that goes away is no signal but an error of writing.
+// listen handles SIGINT, SIGTERM and, unless it is ignored as under nohup, SIGHUP. The first ends a run in order, and
+// everything else by cancelling the context; the second ends the process at once. So does SIGQUIT, after it was said where
+// everything stands. A reader of our output that goes away is no signal but an error of writing.
 func (a *app) listen(parent context.Context) (context.Context, func()) {
 	ctx, cancel := context.WithCancel(parent)
 	signals := make(chan os.Signal, 4)
-	signal.Notify(signals, os.Interrupt, syscall.SIGTERM)
+	signal.Notify(signals, os.Interrupt, syscall.SIGTERM, syscall.SIGQUIT)
 	if !signal.Ignored(syscall.SIGHUP) {
 		signal.Notify(signals, syscall.SIGHUP)
 	}
@@ -33,7 +35,11 @@ func (a *app) listen(parent context.Context) (context.Context, func()) {
 			select {
 			case s := <-signals:
 				// Both the kernel and a shell say that a terminal is gone: that is said twice, and meant once.
-				if last := a.signal.Swap(&s); last != nil && s != syscall.SIGHUP {
+				last := a.signal.Swap(&s)
+				if s == syscall.SIGQUIT {
+					_ = pprof.Lookup("goroutine").WriteTo(a.sys.Stderr, 2) // as Go writes them when it crashes
+				}
+				if s == syscall.SIGQUIT || last != nil && s != syscall.SIGHUP {
 					a.leave()
 				}
 				a.shutDown(cancel)
