@@ -9,6 +9,7 @@ import (
 	"context"
 	"fmt"
 	"log/slog"
+	"slices"
 	"strings"
 	"time"
 
@@ -164,11 +165,17 @@ func (e *ApprovalError) Error() string {
 type HeldError struct {
 	Holds []state.Hold
 	Open  string // id of the run that has not ended; empty when there are only holds
+
+	Undoable []string // those of the runs that can also be undone; see [Undoable]
 }
 
 func (e *HeldError) Error() string {
 	if e.Open != "" {
-		return fmt.Sprintf("run %s has not ended; settle it with: converge resume %s, or undo it with: converge rollback %s", e.Open, e.Open, e.Open)
+		text := fmt.Sprintf("run %s has not ended; settle it with: converge resume %s", e.Open, e.Open)
+		if slices.Contains(e.Undoable, e.Open) {
+			text += ", or undo it with: converge rollback " + e.Open
+		}
+		return text
 	}
 	lines := make([]string, len(e.Holds))
 	for i, h := range e.Holds {
@@ -184,7 +191,11 @@ func (e *HeldError) Error() string {
 		case h.Run == "":
 			lines[i] += fmt.Sprintf("; when that is mended: converge hold release %s", h.Scope)
 		default:
-			lines[i] += fmt.Sprintf(" (run %s: settle it with converge resume %s or converge rollback %s)", h.Run, h.Run, h.Run)
+			lines[i] += fmt.Sprintf(" (run %s: settle it with converge resume %s", h.Run, h.Run)
+			if slices.Contains(e.Undoable, h.Run) {
+				lines[i] += " or converge rollback " + h.Run
+			}
+			lines[i] += ")"
 		}
 	}
 	return strings.Join(lines, "\n")

@@ -56,7 +56,7 @@ func Follow(ctx context.Context, store *state.Store, run state.Run, emit event.S
 			if now.Ended != nil {
 				took = now.Ended.Sub(now.Started)
 			}
-			emit(event.RunEnded{Run: now, Took: took})
+			emit(event.RunEnded{Run: now, Undoable: Undoable(ctx, store, now), Took: took})
 			return nil
 		}
 		if rests := holder == nil; rests != resting {

@@ -462,21 +462,45 @@ func (e *Engine) free(ctx context.Context, run string, p *plan.Plan) error {
 		}
 	}
 	if len(holds) > 0 {
-		return &HeldError{Holds: holds}
+		held := &HeldError{Holds: holds}
+		for _, h := range holds {
+			if r, err := e.o.Store.Run(ctx, h.Run); h.Run != "" && err == nil && Undoable(ctx, e.o.Store, r) {
+				held.Undoable = append(held.Undoable, h.Run)
+			}
+		}
+		return held
 	}
-	if run != "" {
-		return nil
-	}
-	runs, err := e.o.Store.Runs(ctx)
-	if err != nil {
+	return Settled(ctx, e.o.Store, run)
+}
+
+// Settled fails with a *HeldError while a run is open, other than one that is itself to be taken up.
+func Settled(ctx context.Context, store *state.Store, run string) error {
+	open, err := openBeside(ctx, store, run)
+	if err != nil || open == nil {
 		return err
 	}
-	for _, r := range runs {
-		if r.Status == state.RunOpen {
-			return &HeldError{Open: r.ID}
+	held := &HeldError{Open: open.ID}
+	if Undoable(ctx, store, *open) {
+		held.Undoable = []string{open.ID}
+	}
+	return held
+}
+
+// openBeside finds a run that is open; none when that run itself is.
+func openBeside(ctx context.Context, store *state.Store, run string) (*state.Run, error) {
+	runs, err := store.Runs(ctx)
+	if err != nil {
+		return nil, err
+	}
+	var open *state.Run
+	for i := range runs {
+		if runs[i].Status == state.RunOpen {
+			if open = &runs[i]; open.ID == run {
+				return nil, nil
+			}
 		}
 	}
-	return nil
+	return open, nil
 }
 
 // locked does something while the site lock is held.

@@ -21,11 +21,28 @@ import (
 //
 // It fails with an *UnknownError when it cannot see what the run touched.
 func (e *Engine) since(ctx context.Context, run state.Run, p *plan.Plan, left func(step int) bool) ([]plan.Refusal, error) {
-	recorded, err := e.o.Store.Records(ctx)
+	u, err := since(ctx, e.o.Store, run, p, left)
+	if err != nil || len(u.refusals) > 0 || !ended(run) {
+		return u.sorted(), err
+	}
+	in, err := e.look(ctx, &schema.Document{Site: p.Site}, true) // what strangers made may refer to ours
 	if err != nil {
 		return nil, err
 	}
-	u := undo{run: run, kinds: e.o.Kinds, records: map[schema.Ref]*state.Record{}, steps: map[schema.Ref]*plan.Step{}}
+	if err := e.distrust(ctx, &in); err != nil {
+		return nil, err
+	}
+	err = u.compare(in)
+	return u.sorted(), err
+}
+
+// since is what the store alone tells of that.
+func since(ctx context.Context, store *state.Store, run state.Run, p *plan.Plan, left func(step int) bool) (undo, error) {
+	u := undo{run: run, records: map[schema.Ref]*state.Record{}, steps: map[schema.Ref]*plan.Step{}}
+	recorded, err := store.Records(ctx)
+	if err != nil {
+		return u, err
+	}
 	for i := range recorded {
 		u.records[recorded[i].Ref] = &recorded[i]
 	}
@@ -36,26 +53,12 @@ func (e *Engine) since(ctx context.Context, run state.Run, p *plan.Plan, left fu
 		}
 	}
 	u.overtaken(ended(run))
-	if ended(run) && len(u.refusals) == 0 {
-		in, err := e.look(ctx, &schema.Document{Site: p.Site}, true) // what strangers made may refer to ours
-		if err != nil {
-			return nil, err
-		}
-		if err := e.distrust(ctx, &in); err != nil {
-			return nil, err
-		}
-		if err := u.compare(in); err != nil {
-			return nil, err
-		}
-	}
-	slices.SortFunc(u.refusals, func(a, b plan.Refusal) int { return a.Ref.Compare(b.Ref) })
-	return u.refusals, nil
+	return u, nil
 }
 
 // undo is a run that is to be undone, and what stands in the way.
 type undo struct {
 	run      state.Run
-	kinds    schema.Kinds
 	records  map[schema.Ref]*state.Record
 	steps    map[schema.Ref]*plan.Step // to be undone; of the two halves of one change the second
 	refusals []plan.Refusal
@@ -66,6 +69,11 @@ func (u *undo) refuse(ref schema.Ref, first, reason string, args ...any) {
 		Ref: ref, Reason: fmt.Sprintf(reason, args...),
 		Remedy: first + ", or write a document that describes what you want now, and apply that",
 	})
+}
+
+func (u *undo) sorted() []plan.Refusal {
+	slices.SortFunc(u.refusals, func(a, b plan.Refusal) int { return a.Ref.Compare(b.Ref) })
+	return u.refusals
 }
 
 // overtaken refuses what a later run has changed or, when the run was settled, somebody has taken out of the records.
@@ -150,7 +158,7 @@ func paths(changes []diff.Change) string {
 
 // referred refuses to delete what something refers to that is not itself undone. owners says whose a thing is, by its id.
 func (u *undo) referred(in plan.Input, to *state.Record, owners map[plan.Place]map[string]schema.Ref) {
-	for _, k := range plan.Referrers(u.kinds, to.Ref.Kind) {
+	for _, k := range plan.Referrers(in.Kinds, to.Ref.Kind) {
 		at := plan.Place{Scope: to.Ref.Scope, Kind: k.Name}
 		for _, t := range in.Observed.Things[at] {
 			if t.Derived || t.Phase == providers.Leaving || !plan.Refers(k, t.Spec, to.Ref.Kind, to.ID) {

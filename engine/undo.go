@@ -23,7 +23,7 @@ func (e *Engine) Undoing(ctx context.Context, id string, keep int) (*plan.Plan, 
 		if err != nil {
 			return nil, err
 		}
-		return e.undoing(ctx, run, p, sum, keep)
+		return e.inverse(ctx, run, p, sum, keep)
 	}
 	if holder, err := e.o.Store.LockInfo(ctx); err != nil {
 		return nil, err
@@ -44,7 +44,7 @@ func (e *Engine) Undoing(ctx context.Context, id string, keep int) (*plan.Plan, 
 // from Undoing, it fails with a *StaleError if it is something else by now that would be undone.
 func (e *Engine) Rollback(ctx context.Context, id string, o ApplyOptions) (Result, error) {
 	return e.again(ctx, "rollback", id, o, func(run state.Run, p *plan.Plan, sum journal.Replay) (undo bool, err error) {
-		inverse, err := e.undoing(ctx, run, p, sum, o.Keep)
+		inverse, err := e.inverse(ctx, run, p, sum, o.Keep)
 		switch {
 		case err != nil:
 		case o.Approve != "" && !inverse.ApprovedBy(o.Approve):
@@ -59,8 +59,44 @@ func (e *Engine) Rollback(ctx context.Context, id string, o ApplyOptions) (Resul
 // errNothingLeft says that a run is already as it is wanted.
 var errNothingLeft = errors.New("nothing is left to undo")
 
-// undoing gives what is left to undo of a run after the first keep steps, or says why it cannot be undone.
-func (e *Engine) undoing(ctx context.Context, run state.Run, p *plan.Plan, sum journal.Replay, keep int) (*plan.Plan, error) {
+// Undoable tells whether Rollback takes up a run once nothing holds the site: not when the run is undone already or did what
+// cannot be undone exactly, nor while another one is open. Where that cannot be known, it does not either.
+func Undoable(ctx context.Context, store *state.Store, run state.Run) bool {
+	p, _, err := planOf(ctx, store, run)
+	if err != nil {
+		return false
+	}
+	sum, err := sumOf(ctx, store, run, len(p.Steps))
+	if err != nil {
+		return false
+	}
+	if _, err := undoing(run, p, sum, 0); err != nil {
+		return false
+	}
+	if u, err := since(ctx, store, run, p, sum.Left); err != nil || len(u.refusals) > 0 {
+		return false
+	}
+	open, err := openBeside(ctx, store, run.ID)
+	return err == nil && open == nil
+}
+
+// inverse gives what is left to undo of a run after the first keep steps, or says why it cannot be undone, as far as the plan,
+// the journal, the records and the site tell.
+func (e *Engine) inverse(ctx context.Context, run state.Run, p *plan.Plan, sum journal.Replay, keep int) (*plan.Plan, error) {
+	inverse, err := undoing(run, p, sum, keep)
+	if err != nil {
+		return nil, err
+	}
+	sum.Keep = keep
+	refused, err := e.since(ctx, run, p, sum.Left)
+	if err == nil && len(refused) > 0 {
+		err = &RefusedError{refused}
+	}
+	return inverse, err
+}
+
+// undoing is what plan and journal say of that.
+func undoing(run state.Run, p *plan.Plan, sum journal.Replay, keep int) (*plan.Plan, error) {
 	if run.Status == state.RunReverted {
 		return nil, fmt.Errorf("run %s is reverted already", run.ID)
 	}
@@ -68,8 +104,8 @@ func (e *Engine) undoing(ctx context.Context, run state.Run, p *plan.Plan, sum j
 		return nil, fmt.Errorf("run %s cannot be rolled back to step %d: %w", run.ID, keep, err)
 	}
 	var refused []plan.Refusal
-	for i := range p.Steps {
-		if s := &p.Steps[i]; i >= keep && !s.Undo.Reversible() && sum.Forward[i].Effect() {
+	for _, s := range p.Irreversible() {
+		if s.ID >= keep && sum.Forward[s.ID].Effect() {
 			refused = append(refused, plan.Refusal{
 				Ref:    s.Ref,
 				Reason: fmt.Sprintf("the run did %s it, which cannot be undone exactly: %s", s.Action, s.Undo.Meaning()),
@@ -77,14 +113,10 @@ func (e *Engine) undoing(ctx context.Context, run state.Run, p *plan.Plan, sum j
 			})
 		}
 	}
-	sum.Keep = keep
-	since, err := e.since(ctx, run, p, sum.Left)
-	if err != nil {
-		return nil, err
-	}
-	if refused = append(refused, since...); len(refused) > 0 {
+	if len(refused) > 0 {
 		return nil, &RefusedError{refused}
 	}
+	sum.Keep = keep
 	return p.Inverse(run.ID, keep, sum.Left), nil
 }
 

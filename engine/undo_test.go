@@ -202,7 +202,7 @@ func TestRollbackOverWhatHappenedSince(t *testing.T) {
 			e := s.Engine(nil)
 			defer e.Close()
 			var refused *engine.RefusedError
-			_, looking := e.Undoing(ctx, runs[0].ID)
+			_, looking := e.Undoing(ctx, runs[0].ID, 0)
 			if s.World.Dump() != before {
 				t.Error("looking changed the world")
 			}

@@ -215,7 +215,7 @@ func (r *run) carry(ctx context.Context) (state.Run, []event.Difference, error) 
 		return r.conclude(ctx)
 	case r.OnFailure == Stop:
 		r.Run.Message, r.Run.Failed = "stopped: "+failure.err.Error(), failure.step.Ref
-		return r.save(r.Run, failure.err)
+		return r.save(r.Run, failure.err, nil)
 	case r.OnFailure == Continue || r.irreversible():
 		return r.end(state.RunPartial, r.differences(), failure)
 	}
@@ -228,7 +228,7 @@ func (r *run) interrupted(ctx context.Context, err error) (state.Run, []event.Di
 	if by := canceller(ctx); by != "" {
 		r.Run.Message = "cancelled by " + by
 	}
-	run, ds, serr := r.save(r.Run, nil)
+	run, ds, serr := r.save(r.Run, nil, nil)
 	return run, ds, errors.Join(err, serr)
 }
 
@@ -278,15 +278,15 @@ func (r *run) differences() []event.Difference {
 	return ds
 }
 
-// save stores the run as it stands, open.
-func (r *run) save(run state.Run, cause error) (state.Run, []event.Difference, error) {
+// save stores the run as it stands, open. Holds are those that stopped it.
+func (r *run) save(run state.Run, cause error, holds []state.Hold) (state.Run, []event.Difference, error) {
 	run.Done = r.finished()
 	_, err := r.Lock.Commit(r.effects, nil, []state.Op{r.Store.PutRunOp(run)})
 	if err != nil {
 		return run, nil, errors.Join(cause, err)
 	}
 	r.Run = run
-	r.Emit(event.RunEnded{Run: run, Differences: r.differences(), Took: time.Since(r.started)})
+	r.Emit(event.RunEnded{Run: run, Differences: r.differences(), Holds: holds, Undoable: !r.irreversible(), Took: time.Since(r.started)})
 	return run, r.differences(), nil
 }
 
@@ -296,7 +296,11 @@ func (r *run) leave(err error) (state.Run, []event.Difference, error) {
 	var silent unreachable
 	if errors.As(err, &held) || errors.As(err, &silent) {
 		r.Run.Message = err.Error()
-		_, _, serr := r.save(r.Run, nil)
+		var holds []state.Hold
+		if held != nil {
+			holds = held.Holds
+		}
+		_, _, serr := r.save(r.Run, nil, holds)
 		return r.Run, nil, errors.Join(err, serr)
 	}
 	return r.Run, nil, err

@@ -124,7 +124,8 @@ type Verified struct {
 type RunEnded struct {
 	Run         state.Run
 	Differences []Difference
-	Holds       []state.Hold // that the run set
+	Holds       []state.Hold // that the run set, or that stopped it
+	Undoable    bool         // it did nothing that cannot be undone exactly
 	Took        time.Duration
 }
 

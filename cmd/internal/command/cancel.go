@@ -4,11 +4,13 @@ import (
 	"context"
 	"errors"
 	"fmt"
+	"strings"
 	"time"
 
 	"github.com/spf13/cobra"
 
 	"converge.dev/converge/cmd/internal/view"
+	"converge.dev/converge/engine"
 	"converge.dev/converge/state"
 )
 
@@ -23,7 +25,7 @@ func (a *app) cancelCommand() *cobra.Command {
 flight end, what is only waited for is dropped, nothing more is started, and the run
 stays open. It is asked through the store, wherever it runs, and obeys within seconds.
 Then say what became of the run: converge resume goes on with it, converge rollback
-undoes it. With a RUN nothing but that run is cancelled.
+undoes it where that can be done. With a RUN nothing but that run is cancelled.
 
 Interrupted, the command stops waiting; what it asked for still stands.`,
 		Example: `  converge cancel
@@ -86,8 +88,8 @@ func (s *session) cancel(ctx context.Context, id string) error {
 		s.print(fmt.Sprintf("Run %s had come to its end before: it ended %s.\n", run.ID, run.Stands()))
 		return nil
 	}
-	s.print(fmt.Sprintf("Run %s is cancelled: %d of %s done, and the journal is intact.\nTo go on:   converge resume %s\nTo undo it: converge rollback %s\n",
-		run.ID, run.Done, view.Count(run.Steps, "step"), run.ID, run.ID))
+	s.print(fmt.Sprintf("Run %s is cancelled: %d of %s done, and the journal is intact.\n", run.ID, run.Done, view.Count(run.Steps, "step")) +
+		view.Settling(run, engine.Undoable(ctx, s.store, run)))
 	return nil
 }
 
@@ -101,14 +103,11 @@ func (s *session) notRunning(ctx context.Context, id string, holder *state.LockI
 		if id != "" && r.ID != id || id == "" && r.Status != state.RunOpen {
 			continue
 		}
-		p := &view.Problem{What: "no process carries out run " + r.ID}
-		switch r.Status {
-		case state.RunOpen, state.RunPartial:
-			p.Fix = fmt.Sprintf("To go on with it: converge resume %s. To undo it: converge rollback %s", r.ID, r.ID)
-		case state.RunReverted:
-			p.What = fmt.Sprintf("run %s has ended %s", r.ID, r.Stands())
-		default:
-			p.What = fmt.Sprintf("run %s has ended %s", r.ID, r.Stands())
+		p := &view.Problem{What: fmt.Sprintf("run %s has ended %s", r.ID, r.Stands())}
+		if undoable := engine.Undoable(ctx, s.store, r); r.Status == state.RunOpen || r.Status == state.RunPartial {
+			p.What = "no process carries out run " + r.ID
+			p.Fix = strings.TrimSpace(view.Settling(r, undoable))
+		} else if undoable {
 			p.Fix = "To undo it: converge rollback " + r.ID
 		}
 		return p

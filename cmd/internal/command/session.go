@@ -239,14 +239,8 @@ func (s *session) locked(ctx context.Context, operation string, do func(*state.L
 			s.log.Warn("giving the site lock back", "error", cerr)
 		}
 	}()
-	runs, err := s.store.Runs(ctx)
-	if err != nil {
+	if err := engine.Settled(ctx, s.store, ""); err != nil {
 		return err
-	}
-	for _, r := range runs {
-		if r.Status == state.RunOpen {
-			return &engine.HeldError{Open: r.ID}
-		}
 	}
 	return do(lock)
 }

@@ -125,7 +125,7 @@ func (s *session) showRun(ctx context.Context, id string) error {
 			Each []engine.StepReport `json:"each_step,omitempty"`
 		}{run, steps})
 	}
-	s.print(view.RunText(run, steps, s.style(s.sys.Stdout)))
+	s.print(view.RunText(run, steps, engine.Undoable(ctx, s.store, run), s.style(s.sys.Stdout)))
 	return nil
 }
 

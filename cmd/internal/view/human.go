@@ -409,15 +409,22 @@ func (h *Human) report(e event.RunEnded) {
 		fmt.Fprintln(&b, s.paint(red, op+" failed and left the site in between."))
 		h.cause(&b, e.Run)
 		listDifferences(&b, e.Differences)
-		h.next(&b, e.Run)
 	default:
 		fmt.Fprintln(&b, s.paint(yellow, fmt.Sprintf("%s stopped after %d of %s. The journal is intact.", op, e.Run.Done, count(e.Run.Steps, "step"))))
 		h.cause(&b, e.Run)
 		listDifferences(&b, e.Differences)
-		h.next(&b, e.Run)
 	}
+	own := func(hold state.Hold) bool { return hold.Run == e.Run.ID } // in the way of other runs only
 	for _, hold := range e.Holds {
-		fmt.Fprintf(&b, "Held: %s (%s). To let go: converge hold release %s\n", clean(hold.Scope), clean(hold.Reason), clean(hold.Scope))
+		if !own(hold) {
+			b.WriteString(holdText(hold))
+		}
+	}
+	b.WriteString(Settling(e.Run, e.Undoable))
+	for _, hold := range e.Holds {
+		if own(hold) {
+			b.WriteString(holdText(hold))
+		}
 	}
 	_, _ = io.WriteString(h.o.Out, b.String())
 }
@@ -446,6 +453,22 @@ func listDifferences(b *strings.Builder, ds []event.Difference) {
 	}
 }
 
-func (h *Human) next(b *strings.Builder, r state.Run) {
-	fmt.Fprintf(b, "To go on:   converge resume %s\nTo undo it: converge rollback %s\n", r.ID, r.ID)
+// holdText says what is held, and how to let go.
+func holdText(h state.Hold) string {
+	if h.Scope == state.FrozenScope {
+		return fmt.Sprintf("The site is frozen (%s). To end that: converge freeze -off\n", clean(h.Reason))
+	}
+	return fmt.Sprintf("Held: %s (%s). To let go: converge hold release %s\n", clean(h.Scope), clean(h.Reason), clean(h.Scope))
+}
+
+// Settling says what takes up a run that did not end as it was to; nothing of one that did.
+func Settling(r state.Run, undoable bool) string {
+	if r.Status != state.RunOpen && r.Status != state.RunPartial {
+		return ""
+	}
+	text := "To go on:   converge resume " + r.ID + "\n"
+	if undoable {
+		text += "To undo it: converge rollback " + r.ID + "\n"
+	}
+	return text
 }

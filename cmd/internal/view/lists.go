@@ -38,7 +38,7 @@ func lasted(from time.Time, to *time.Time) string {
 }
 
 // RunText shows one run, and how each of its steps stands where that is known.
-func RunText(r state.Run, steps []engine.StepReport, s Style) string {
+func RunText(r state.Run, steps []engine.StepReport, undoable bool, s Style) string {
 	rows := [][]string{{"Run", r.ID}, {"Operation", r.Op}, {"Status", r.Stands()}, {"Steps", stepsDone(r, steps)}}
 	add := func(name, value string) {
 		if value != "" {
@@ -75,8 +75,8 @@ func RunText(r state.Run, steps []engine.StepReport, s Style) string {
 	if len(steps) > 0 {
 		text += "\n" + stepsText(steps, s)
 	}
-	if (r.Status == state.RunOpen || r.Status == state.RunPartial) && !slices.ContainsFunc(steps, underWay) {
-		text += s.paint(yellow, fmt.Sprintf("To go on:   converge resume %s\nTo undo it: converge rollback %s\n", r.ID, r.ID))
+	if settling := Settling(r, undoable); settling != "" && !slices.ContainsFunc(steps, underWay) {
+		text += s.paint(yellow, settling)
 	}
 	return text
 }

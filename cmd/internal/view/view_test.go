@@ -392,7 +392,7 @@ func story(end state.RunStatus) []event.Event {
 	case state.RunOpen:
 		run.Done, run.Message, run.Failed = 2, "stopped: out of memory", db.Ref
 		ds := []event.Difference{{Ref: db.Ref, Detail: "update was not started"}}
-		return append(es, event.Interrupted{InFlight: 1}, event.RunEnded{Run: run, Differences: ds, Took: time.Minute})
+		return append(es, event.Interrupted{InFlight: 1}, event.RunEnded{Run: run, Differences: ds, Undoable: true, Took: time.Minute})
 	}
 	if end == state.RunRolledBack { // by a command of its own
 		run.Done, run.Kept = len(p.Steps), 2
@@ -422,7 +422,7 @@ func story(end state.RunStatus) []event.Event {
 	return append(es,
 		event.StepFailed{Step: web, Undo: true, Class: providers.Denied, Err: errors.New("not allowed"), Took: time.Second},
 		event.Verified{Undo: true, Things: 2, Differences: ds},
-		event.RunEnded{Run: run, Differences: ds, Took: time.Minute})
+		event.RunEnded{Run: run, Differences: ds, Undoable: true, Took: time.Minute})
 }
 
 var ends = []state.RunStatus{state.RunApplied, state.RunReverted, state.RunRolledBack, state.RunPartial, state.RunOpen}
@@ -579,6 +579,7 @@ func TestErrors(t *testing.T) {
 		&engine.SpentError{Run: "R"},
 		&engine.RefusedError{Refusals: samplePlan().Refusals},
 		&engine.HeldError{Open: "R"},
+		&engine.HeldError{Open: "R", Undoable: []string{"R"}},
 		&engine.HeldError{Holds: []state.Hold{{Scope: "site", Reason: "broken fan"}}},
 		&engine.UnknownError{Unknown: samplePlan().Unknown},
 		fmt.Errorf("run R was %w; 3 of 4 steps are done", engine.ErrInterrupted),
@@ -672,7 +673,7 @@ func TestLists(t *testing.T) {
 	head := state.Head{Serial: 4, Digest: "0123456789abcdef", Size: 100, By: "me@here", At: start, Revision: 9}
 	summary := view.SiteSummary{Site: "fra1", Document: &head, Kinds: map[string]int{"carbide.vpc": 2}, LastRun: &runs[0], Holds: holds, Lock: lock}
 	text := strings.Join([]string{
-		view.RunsText(runs, view.Style{}), view.RunText(runs[0], steps, view.Style{}), view.RunText(runs[1], nil, view.Style{}), view.RunText(runs[2], nil, view.Style{}), view.RunText(runs[3], nil, view.Style{}),
+		view.RunsText(runs, view.Style{}), view.RunText(runs[0], steps, true, view.Style{}), view.RunText(runs[1], nil, true, view.Style{}), view.RunText(runs[2], nil, false, view.Style{}), view.RunText(runs[3], nil, true, view.Style{}),
 		view.RecordText(rec, kinds["docker.container"], view.Style{}), view.HoldsText(holds, view.Style{}), view.LockText("/converge/fra1", lock),
 		view.HistoryText([]state.Head{head}, view.Style{}), view.SummaryText(summary, view.Style{}), view.SummaryText(view.SiteSummary{Site: "new"}, view.Style{}),
 		view.KindsText(kinds, view.Style{}),
