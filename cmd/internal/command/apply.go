@@ -1,6 +1,7 @@
 package command
 
 import (
+	"cmp"
 	"context"
 	"errors"
 	"fmt"
@@ -120,12 +121,17 @@ func (a *app) apply(c *cobra.Command, f applying, args []string) (err error) {
 			return a.applySaved(ctx, c, f, saved)
 		}
 	}
-	if err := a.mayAsk(f.approve || f.approval != "", applyOtherwise); err != nil {
-		return err
+	unasked := a.mayAsk(f.approve || f.approval != "", applyOtherwise)
+	m := create
+	if unasked != nil { // and so nothing is written
+		m = pretend
 	}
-	s, doc, err := a.desired(ctx, args, create, true)
+	s, doc, err := a.desired(ctx, args, m, unasked == nil)
 	if err != nil {
 		return err
+	}
+	if unasked != nil {
+		return s.heldOr(ctx, unasked)
 	}
 	if !f.destroy && !f.sweep { // which follow no document
 		defer func() { s.answerRefused(doc.Site.Serial, err) }()
@@ -158,6 +164,15 @@ func (a *app) apply(c *cobra.Command, f applying, args []string) (err error) {
 		return err
 	}
 	return s.carry(func(o engine.ApplyOptions) (engine.Result, error) { return e.Apply(ctx, p, o) }, f, false)
+}
+
+// heldOr says that the site is held or a run is open, which an approval would not change; otherwise what is given.
+func (s *session) heldOr(ctx context.Context, unasked error) error {
+	e, err := s.engine()
+	if err != nil {
+		return err
+	}
+	return cmp.Or(e.Held(ctx, &plan.Plan{}), unasked)
 }
 
 // approval gets the approval of a plan: from a flag, or by asking.
