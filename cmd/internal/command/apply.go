@@ -257,15 +257,20 @@ func (a *app) applySaved(ctx context.Context, c *cobra.Command, f applying, save
 // maxPlan bounds a saved plan: several times the largest document there may be.
 const maxPlan = 512 << 20
 
-// readPlan reads a saved plan; nil when the file is something else, of which no more than the start is read.
-func readPlan(path string) (*plan.File, error) {
+// isPlan tells whether a file looks like a saved plan. No more than its start is read.
+func isPlan(path string) (bool, error) {
 	f, err := files.Open(path)
 	if err != nil {
-		return nil, nil // whoever reads it as a document says what is wrong
+		return false, nil // whoever reads it as a document says what is wrong
 	}
 	start := make([]byte, 512)
 	n, _ := io.ReadFull(f, start)
-	if err := f.Close(); err != nil || !plan.IsFile(start[:n]) {
+	return plan.IsFile(start[:n]), f.Close()
+}
+
+// readPlan reads a saved plan; nil when the file is something else.
+func readPlan(path string) (*plan.File, error) {
+	if saved, err := isPlan(path); err != nil || !saved {
 		return nil, err
 	}
 	var saved *plan.File

@@ -114,7 +114,8 @@ func (s *session) notRunning(ctx context.Context, id string, holder *state.LockI
 	}
 	switch {
 	case id != "":
-		return &view.Problem{What: "there is no run " + id, Fix: "See: converge runs"}
+		_, err := s.run(ctx, id, "there is no run "+id)
+		return err
 	case holder != nil:
 		return &view.Problem{What: "no run is under way", Where: fmt.Sprintf("%s holds the lock of the site for another operation: %s", holder.Who, holder.Operation)}
 	}

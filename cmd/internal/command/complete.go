@@ -4,6 +4,7 @@ import (
 	"context"
 	"fmt"
 	"io"
+	"path/filepath"
 	"strings"
 	"time"
 
@@ -101,6 +102,19 @@ func (a *app) completeSteps(c *cobra.Command, args []string, _ string) ([]string
 		}
 		return words, err
 	})
+}
+
+// completePlansAndRuns offers saved plans, and runs.
+func (a *app) completePlansAndRuns(c *cobra.Command, args []string, begun string) ([]string, cobra.ShellCompDirective) {
+	runs, _ := a.completeRuns(c, args, begun)
+	var words []string
+	paths, _ := filepath.Glob(begun + "*") // a strange pattern matches nothing
+	for _, path := range paths {
+		if saved, err := isPlan(path); err == nil && saved {
+			words = append(words, path+"\ta saved plan")
+		}
+	}
+	return append(words, runs...), cobra.ShellCompDirectiveKeepOrder // where nothing fits, the shell offers files
 }
 
 // completeHolds completes what is held.

@@ -24,7 +24,7 @@ out, from its beginning until it ends; with -json as the lines that apply writes
 		Example: `  converge runs
   converge runs -json
   converge runs -follow
-  converge show -run=20261120-121537.042-9f3a01`,
+  converge show 20261120-121537.042-9f3a01`,
 		Args: exactly(0),
 	}
 	var follow bool
@@ -154,6 +154,9 @@ rolled back further. When a rollback is killed, converge resume goes on to the s
 		if err != nil {
 			return err
 		}
+		if _, err := s.run(ctx, args[0], "there is no run "+args[0]); err != nil {
+			return err
+		}
 		e, err := s.engine()
 		if err != nil {
 			return err
@@ -200,13 +203,16 @@ func (a *app) resume(c *cobra.Command, f applying, args []string) error {
 	if err := f.check(); err != nil {
 		return err
 	}
-	run := ""
-	if len(args) > 0 {
-		run = args[0]
-	}
 	s, err := a.open(ctx, nil, nil)
 	if err != nil {
 		return err
+	}
+	run := ""
+	if len(args) > 0 {
+		run = args[0]
+		if _, err := s.run(ctx, run, "there is no run "+run); err != nil {
+			return err
+		}
 	}
 	e, err := s.engine()
 	if err != nil {

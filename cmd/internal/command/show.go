@@ -3,12 +3,13 @@ package command
 import (
 	"context"
 	"errors"
-	"fmt"
+	"io/fs"
 	"os"
 	"slices"
 
 	"github.com/spf13/cobra"
 
+	"converge.dev/converge/cmd/internal/nearest"
 	"converge.dev/converge/cmd/internal/view"
 	"converge.dev/converge/engine"
 	"converge.dev/converge/engine/plan"
@@ -21,7 +22,7 @@ func (a *app) showCommand() *cobra.Command {
 	var run string
 	var document bool
 	c := &cobra.Command{
-		Use:   "show [PLANFILE]",
+		Use:   "show [PLANFILE | RUN]",
 		Short: "Show a saved plan, a run, or what is remembered",
 		Long: `Show a saved plan; or a run with each of its steps: what came of it, when it began,
 how long it took, and what was undone; or the document; or, without any of these, what converge
@@ -33,28 +34,34 @@ With -json a plan has the keys of terraform show -json, and beside them, under
 		Example: `  converge show tfplan
   converge show -full tfplan
   converge show -json tfplan
-  converge show -run=20261120-121537.042-9f3a01
+  converge show 20261120-121537.042-9f3a01
   converge show`,
-		Args: between(0, 1),
+		Args:              between(0, 1),
+		ValidArgsFunction: a.completePlansAndRuns,
 	}
-	c.Flags().StringVar(&run, "run", "", "show the run with this `id`")
+	c.Flags().StringVar(&run, "run", "", "show the run with this `id`, whatever files there are")
 	c.Flags().BoolVar(&document, "document", false, "show the newest document")
 	a.bindLayout(c)
 	_ = c.RegisterFlagCompletionFunc("run", a.completeRuns)
 	c.MarkFlagsMutuallyExclusive("run", "document")
 	c.RunE = func(c *cobra.Command, args []string) error {
 		if len(args) == 1 {
-			return a.showPlan(c.Context(), args[0])
+			if _, err := os.Lstat(args[0]); !errors.Is(err, fs.ErrNotExist) {
+				return a.showPlan(c.Context(), args[0])
+			}
 		}
 		s, err := a.open(c.Context(), nil, nil)
-		if err != nil {
-			return err
-		}
 		switch {
+		case err != nil && len(args) == 1:
+			return &view.Problem{What: "there is no saved plan " + args[0], Where: "whether it is a run is not known: " + err.Error(), Fix: "A plan is saved with: converge plan -out=FILE", Err: err}
+		case err != nil:
+			return err
+		case len(args) == 1:
+			return s.showRun(c.Context(), args[0], args[0]+" is neither a saved plan nor a run")
 		case document:
 			return s.printDocument(c, 0)
 		case run != "":
-			return s.showRun(c.Context(), run)
+			return s.showRun(c.Context(), run, "there is no run "+run)
 		}
 		return s.showSite(c.Context())
 	}
@@ -105,11 +112,25 @@ func (a *app) showPlan(ctx context.Context, path string) error {
 	return a.printJSON(view.PlanDocument(saved.Plan, o))
 }
 
-func (s *session) showRun(ctx context.Context, id string) error {
+// run reads a run; absent is what is said when there is none.
+func (s *session) run(ctx context.Context, id, absent string) (state.Run, error) {
 	run, err := s.store.Run(ctx, id)
-	if errors.Is(err, state.ErrNotFound) {
-		return &view.Problem{What: fmt.Sprintf("there is no run %s", id), Fix: "See: converge runs", Err: err}
+	if !errors.Is(err, state.ErrNotFound) {
+		return run, err
 	}
+	runs, lerr := s.store.Runs(ctx)
+	if lerr != nil {
+		return run, lerr
+	}
+	ids := make([]string, len(runs))
+	for i := range runs {
+		ids[i] = runs[i].ID
+	}
+	return run, &view.Problem{What: absent, Fix: trimmed(nearest.DidYouMean(id, ids), "See: converge runs"), Err: err}
+}
+
+func (s *session) showRun(ctx context.Context, id, absent string) error {
+	run, err := s.run(ctx, id, absent)
 	if err != nil {
 		return err
 	}
