@@ -201,7 +201,7 @@ func (s *Store) SetFreeze(ctx context.Context, on bool, by, reason string) error
 // forced writes what a person forced, together with its audit.
 func (s *Store) forced(ctx context.Context, entry Audit, ops ...Op) error {
 	if _, err := s.kv.Commit(ctx, nil, append(ops, s.put(s.key("audit", NewRunID(entry.At)), entry))); err != nil {
-		return fmt.Errorf("%s %s: %w", entry.Action, entry.Scope, err)
+		return fmt.Errorf("%s: %w", strings.TrimSpace(entry.Action+" "+entry.Scope), err)
 	}
 	return nil
 }

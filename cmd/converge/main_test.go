@@ -17,6 +17,8 @@ import (
 	"time"
 
 	"github.com/rogpeppe/go-internal/testscript"
+	"go.etcd.io/etcd/api/v3/etcdserverpb"
+	clientv3 "go.etcd.io/etcd/client/v3"
 	"go.etcd.io/etcd/server/v3/embed"
 
 	"converge.dev/converge/providers/fake"
@@ -56,7 +58,7 @@ func TestScripts(t *testing.T) {
 		},
 		Cmds: map[string]func(ts *testscript.TestScript, neg bool, args []string){
 			"status": status, "approved": approved, "await": await, "dump": dump, "jsonlines": jsonLines, "jsonvalue": jsonValue, "inbox": inbox,
-			"answer": answer, "changed": changed, "damage": damage, "hold": hold, "signal": signal, "etcd": serveEtcd,
+			"answer": answer, "changed": changed, "damage": damage, "hold": hold, "signal": signal, "etcd": serveEtcd, "full": fill,
 		},
 	})
 }
@@ -270,6 +272,19 @@ func signal(ts *testscript.TestScript, neg bool, args []string) {
 	ts.Check(err)
 	sig := map[string]syscall.Signal{"INT": syscall.SIGINT, "TERM": syscall.SIGTERM, "HUP": syscall.SIGHUP, "QUIT": syscall.SIGQUIT, "KILL": syscall.SIGKILL}[args[0]]
 	ts.Check(syscall.Kill(n, sig))
+}
+
+// full: makes the etcd at the URL in the variable ETCD refuse to take more, as when its space is used up.
+func fill(ts *testscript.TestScript, neg bool, args []string) {
+	if neg || len(args) != 0 {
+		ts.Fatalf("usage: full")
+	}
+	client, err := clientv3.New(clientv3.Config{Endpoints: []string{ts.Getenv("ETCD")}})
+	ts.Check(err)
+	_, err = etcdserverpb.NewMaintenanceClient(client.ActiveConnection()).Alarm(context.Background(),
+		&etcdserverpb.AlarmRequest{Action: etcdserverpb.AlarmRequest_ACTIVATE, Alarm: etcdserverpb.AlarmType_NOSPACE})
+	ts.Check(err)
+	ts.Check(client.Close())
 }
 
 // etcd: starts an etcd that others can reach, at the URL in the variable ETCD.
