@@ -8,6 +8,7 @@ import (
 	"path"
 	"slices"
 	"strings"
+	"time"
 
 	"converge.dev/converge/engine/diff"
 	"converge.dev/converge/engine/plan"
@@ -413,9 +414,9 @@ func (n *naming) free(at plan.Place, t *providers.Thing, k *schema.Kind, traits 
 }
 
 // Rebuild makes the records of what bears this site's mark, or has an id that only this site gives, and is not recorded. What
-// the document said of it is lost, so the records state nothing: the next plan compares with the document alone. The
+// the document said of it is lost, so the records, as of when, state nothing: the next plan compares with the document alone. The
 // newest incarnation of a resource counts; older ones stay strays.
-func (s *Survey) Rebuild(ks schema.Kinds) []state.Record {
+func (s *Survey) Rebuild(ks schema.Kinds, when time.Time) []state.Record {
 	known, had := map[schema.Ref]bool{}, s.recorded()
 	for _, r := range s.Recorded {
 		if !r.Gone {
@@ -432,7 +433,7 @@ func (s *Survey) Rebuild(ks schema.Kinds) []state.Record {
 			if !ours || known[ref] || recorded || t.Phase == providers.Leaving || found[ref].Incarnation >= incarnation {
 				continue
 			}
-			found[ref] = state.Record{Ref: ref, ID: t.ID, Incarnation: incarnation, Spec: schema.Object{}}
+			found[ref] = state.Record{Ref: ref, ID: t.ID, Incarnation: incarnation, Spec: schema.Object{}, At: when}
 		}
 	}
 	names := s.recorded()

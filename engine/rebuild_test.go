@@ -2,6 +2,7 @@ package engine_test
 
 import (
 	"testing"
+	"time"
 
 	"converge.dev/converge/engine"
 	"converge.dev/converge/engine/enginetest"
@@ -41,7 +42,7 @@ func TestRebuildFromMarks(t *testing.T) {
 			}},
 			Traits: func(string, string) (providers.Traits, bool) { return fake.SiteTraits(), true },
 		}
-		got := s.Rebuild(enginetest.Kinds())
+		got := s.Rebuild(enginetest.Kinds(), time.Now())
 		if len(got) != 2 || got[0].Ref != host || got[0].ID != "host-1" || got[1].Ref != net || got[1].ID != "net-2" || got[1].Incarnation != 2 {
 			t.Fatalf("rebuilt %+v, want the host and incarnation 2 of the net", got)
 		}

@@ -7,6 +7,7 @@ import (
 	"slices"
 	"strconv"
 	"strings"
+	"time"
 
 	"converge.dev/converge/schema"
 )
@@ -118,6 +119,22 @@ func (s *Store) DropRevisionOp(serial int64) Op { return Op{Key: s.logKey(serial
 
 // AuditOp enters what somebody forced.
 func (s *Store) AuditOp(a Audit) Op { return s.put(s.key("audit", NewRunID(a.At)), a) }
+
+// A Rebuilt says that records were made anew from what bears the mark of a site, because the store was lost: of which site,
+// for as long as no document says that, and when.
+type Rebuilt struct {
+	Site schema.Site `json:"site"`
+	At   time.Time   `json:"at"`
+}
+
+// RebuiltOp notes a rebuild, in the place of an earlier one.
+func (s *Store) RebuiltOp(r Rebuilt) Op { return s.put(s.key("rebuilt"), r) }
+
+// Rebuilt reads the last rebuild; ErrNotFound when there was none.
+func (s *Store) Rebuilt(ctx context.Context) (Rebuilt, error) {
+	r, _, err := read[Rebuilt](ctx, s, s.key("rebuilt"))
+	return r, err
+}
 
 // DamagedLock is the id by which a lock is broken that cannot be read.
 const DamagedLock = "damaged"

@@ -17,13 +17,20 @@ import (
 type Report struct {
 	Site     schema.Site    `json:"site"`
 	At       time.Time      `json:"at"`
-	Complete bool           `json:"complete"` // nothing is unknown
-	Recorded int            `json:"recorded"` // resources looked at
+	Complete bool           `json:"complete"`         // nothing is unknown
+	Recorded int            `json:"recorded"`         // resources looked at
+	Marked   *Marked        `json:"marked,omitempty"` // those of them of which only that they are there can be told
 	Drifted  []Item         `json:"drifted"`
 	Unstated []Item         `json:"unstated"`         // what changed of fields that the document does not state; no plan would undo it
 	Strays   []plan.Foreign `json:"strays,omitempty"` // bear our mark, yet are not recorded
 	Foreign  []plan.Foreign `json:"unmanaged,omitempty"`
 	Unknown  []plan.Unknown `json:"unknown,omitempty"`
+}
+
+// Marked are resources that were recorded again by their marks, after the store was lost: how converge left them is not known.
+type Marked struct {
+	Resources int       `json:"resources"`
+	Since     time.Time `json:"since"` // the last of them was recorded again
 }
 
 // An Item is one recorded resource that is not as it was left; or what such a one refers to and nobody declares, by its
@@ -46,13 +53,19 @@ func (r *Report) Clean() bool {
 // compared.
 func Compare(in plan.Input, at time.Time) (*Report, error) {
 	doc := schema.Document{Site: in.Document.Site}
-	live, outside := 0, map[schema.Ref]bool{}
+	live, marked, outside := 0, Marked{}, map[schema.Ref]bool{}
 	ids := map[schema.Ref]string{}
 	for _, r := range in.Recorded {
 		if r.Gone {
 			continue
 		}
 		live++
+		if r.Run == "" {
+			marked.Resources++
+			if r.At.After(marked.Since) {
+				marked.Since = r.At
+			}
+		}
 		ids[r.Ref] = r.ID
 		for _, to := range plan.Outside(in.Kinds, r.Ref, r.Spec, r.After) {
 			outside[to] = true
@@ -66,6 +79,9 @@ func Compare(in plan.Input, at time.Time) (*Report, error) {
 		return nil, err
 	}
 	r := &Report{Site: doc.Site, At: at, Recorded: live, Unknown: p.Unknown, Complete: len(p.Unknown) == 0, Drifted: []Item{}, Unstated: []Item{}}
+	if marked.Resources > 0 {
+		r.Marked = &marked
+	}
 	for _, d := range p.Drift {
 		if len(d.Unstated) > 0 {
 			r.Unstated = append(r.Unstated, Item{Ref: d.Ref, ID: ids[d.Ref], Changes: d.Unstated})

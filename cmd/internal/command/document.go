@@ -147,6 +147,9 @@ func (s *session) noDocument(err error) error {
 func (s *session) identity(ctx context.Context) (schema.Site, error) {
 	head, t, err := s.document(ctx, 0)
 	if errors.Is(err, state.ErrNotFound) {
+		if r, err := s.store.Rebuilt(ctx); !errors.Is(err, state.ErrNotFound) {
+			return r.Site, err
+		}
 		return schema.Site{Name: s.site}, nil
 	}
 	if err != nil {

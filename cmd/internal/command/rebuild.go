@@ -2,6 +2,7 @@ package command
 
 import (
 	"slices"
+	"time"
 
 	"github.com/spf13/cobra"
 
@@ -21,8 +22,8 @@ func (a *app) stateRebuildCommand() *cobra.Command {
 of this site, or has an id that only this site gives, and is not recorded: after the
 store was lost, or lost some of it. Records that are there stay as they are.
 
-What the documents said of these things is not known any more, so drift shows nothing
-about them until the next apply, which compares the document with what is there. The
+What the documents said of these things is not known any more, so drift shows only which
+of them are gone, until the next apply compares the document with what is there. The
 site is that of DOC, or of the store. After the loss of a whole store say so as well:
 converge state restored.`,
 		Example: `  converge state rebuild -dry-run site.cue
@@ -43,7 +44,8 @@ converge state restored.`,
 			if err != nil {
 				return err
 			}
-			records := survey.Rebuild(a.kinds)
+			now := time.Now().UTC()
+			records := survey.Rebuild(a.kinds, now)
 			refs := make([]string, len(records))
 			for i := range records {
 				refs[i] = records[i].Ref.String()
@@ -53,6 +55,7 @@ converge state restored.`,
 				for i, r := range part {
 					ops[i] = s.store.RecordOp(r)
 				}
+				ops = append(ops, s.store.RebuiltOp(state.Rebuilt{Site: site, At: now}))
 				if dry {
 					break
 				}

@@ -21,6 +21,8 @@ func DriftText(r *drift.Report, kinds schema.Kinds, s Style, l PlanLayout) strin
 	}
 	summary := fmt.Sprintf("No drift: %s as converge left them.", count(r.Recorded, "resource"))
 	switch {
+	case r.Marked != nil && r.Clean():
+		summary = fmt.Sprintf("No drift that is known of: %s are still there.", count(r.Recorded, "resource"))
 	case !r.Complete && len(drifted)+len(unstated) == 0:
 		summary = "No drift where the site could be seen. Some of it is unknown."
 	case len(drifted)+len(r.Strays) > 0:
@@ -36,6 +38,9 @@ func DriftText(r *drift.Report, kinds schema.Kinds, s Style, l PlanLayout) strin
 		summary = fmt.Sprintf("Drift: what the document does not state changed outside converge of %d of %s.", len(unstated), count(r.Recorded, "resource"))
 	}
 	t.words(0, 0, span{text: summary, color: bold})
+	if m := r.Marked; m != nil {
+		t.words(0, 0, span{text: fmt.Sprintf("Known only by their marks since state rebuild at %s UTC, so that nothing but their absence shows: %s.", at(m.Since), count(m.Resources, "resource"))})
+	}
 	t.drift("Changed outside converge since the last run:", drifted)
 	t.drift("Also changed since, not managed (no plan undoes it; state in the document how it is to be, or undo it there):", unstated)
 	t.foreign(append(append([]plan.Foreign{}, r.Foreign...), r.Strays...),
