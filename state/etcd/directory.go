@@ -84,6 +84,20 @@ func openDirectory(path, command string) (_ *directory, err error) {
 	return d, d.own()
 }
 
+// unwritable adds to an error what to do where nothing can be written: there is no way to use the store without.
+func unwritable(err error) error {
+	const reading = "also what only reads writes there: "
+	switch {
+	case errors.Is(err, unix.EACCES), errors.Is(err, unix.EPERM):
+		return fmt.Errorf("%w; %smake it and all in it writable for yourself, or run converge as its owner", err, reading)
+	case errors.Is(err, unix.EROFS):
+		return fmt.Errorf("%w; %smount it writable, or name a copy elsewhere with -data-dir", err, reading)
+	case errors.Is(err, unix.ENOSPC), errors.Is(err, unix.EDQUOT):
+		return fmt.Errorf("%w, also for what only reads: make room there", err)
+	}
+	return err
+}
+
 // private refuses a directory in which somebody else could replace the data, or answer in the place of the store.
 func private(dir *os.File) error {
 	info, err := dir.Stat()

@@ -42,7 +42,7 @@ func openShared(ctx context.Context, o Options) (_ state.KV, err error) {
 	kv.life, kv.end = context.WithCancelCause(context.Background())
 	d, err := openDirectory(o.Dir, o.Command)
 	if err != nil {
-		return nil, fmt.Errorf("open %s: %w", kv.place, err)
+		return nil, fmt.Errorf("open %s: %w", kv.place, unwritable(err))
 	}
 	kv.share = &share{directory: d, o: o, ended: kv.end}
 	kv.close = func() error {
@@ -53,7 +53,7 @@ func openShared(ctx context.Context, o Options) (_ state.KV, err error) {
 	}
 	defer func() {
 		if err != nil {
-			err = errors.Join(fmt.Errorf("open %s: %w", kv.place, err), kv.Close())
+			err = errors.Join(fmt.Errorf("open %s: %w", kv.place, unwritable(err)), kv.Close())
 		}
 	}()
 	kv.share.mu.Lock()
