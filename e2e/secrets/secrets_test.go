@@ -70,7 +70,7 @@ far: account: {
 `
 
 // TestTortureCanaries proves W6: canaries in every place where a secret can come from, through every failure path of the
-// real program, at debug level. Afterwards none of them may stand in what the program has written anywhere.
+// real program, with all logs. Afterwards none of them may stand in what the program has written anywhere.
 func TestTortureCanaries(t *testing.T) {
 	s := newSite(t)
 	names := make([]string, 0, len(canaries))
@@ -258,7 +258,7 @@ func TestTortureCanaries(t *testing.T) {
 			t.Errorf("%s, in %s, is in the %s: …%q…", f.canary, f.encoding, f.place, f.excerpt)
 		}
 	}
-	torture.Report(t, "Q", "%d canaries in %d encodings: 0 found in %d places (%d commands, %d keys of the store, %d bytes of log at debug level)",
+	torture.Report(t, "Q", "%d canaries in %d encodings: 0 found in %d places (%d commands, %d keys of the store, %d bytes of log)",
 		len(list), len(encodings), len(places), s.number, keys, len(log))
 }
 

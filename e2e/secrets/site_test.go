@@ -114,7 +114,7 @@ func (r result) all() string { return r.stdout + r.stderr }
 func (s *site) command(ctx context.Context, args ...string) *exec.Cmd {
 	cmd := exec.CommandContext(ctx, binary, args...)
 	cmd.Dir = s.dir
-	cmd.Env = []string{"HOME=" + s.dir, "PATH=/usr/bin:/bin", "CONVERGE_LOG=debug", "CONVERGE_LOG_PATH=" + filepath.Join(s.dir, "log.txt")}
+	cmd.Env = []string{"HOME=" + s.dir, "PATH=/usr/bin:/bin", "CONVERGE_LOG=trace", "CONVERGE_LOG_PATH=" + filepath.Join(s.dir, "log.txt")}
 	for name, value := range s.env {
 		cmd.Env = append(cmd.Env, name+"="+value)
 	}

@@ -60,7 +60,7 @@ type Options struct {
 	// Command is what another process is told while this one serves Dir, for example "converge apply site.cue".
 	Command string
 
-	// Logger gets what etcd has to say, one level lower than etcd thinks; nil: nobody does.
+	// Logger gets what etcd has to say, at lower levels than etcd thinks: all but errors at debug and [Trace]; nil: nobody does.
 	Logger *slog.Logger
 }
 

@@ -7,8 +7,11 @@ import (
 	"go.uber.org/zap/zapcore"
 )
 
-// logCore hands what etcd logs to slog, one level lower: its warnings are our information. What etcd cannot do for us
-// comes back as an error anyway.
+// Trace is the level of what etcd tells of itself as it starts, works and ends: some fifty lines a command.
+const Trace = slog.LevelDebug - 4
+
+// logCore hands what etcd logs to slog, at lower levels: its warnings, of which every start has some, are for those who look
+// for a mistake. What etcd cannot do for us comes back as an error anyway.
 type logCore struct{ logger *slog.Logger }
 
 func slogLevel(l zapcore.Level) slog.Level {
@@ -16,11 +19,11 @@ func slogLevel(l zapcore.Level) slog.Level {
 	case l >= zapcore.ErrorLevel:
 		return slog.LevelWarn
 	case l == zapcore.WarnLevel:
-		return slog.LevelInfo
-	case l == zapcore.InfoLevel:
 		return slog.LevelDebug
+	case l == zapcore.InfoLevel:
+		return Trace
 	}
-	return slog.LevelDebug - 4
+	return Trace - 4
 }
 
 // Enabled implements zapcore.Core.

@@ -20,6 +20,7 @@ import (
 	"converge.dev/converge/files"
 	"converge.dev/converge/schema"
 	"converge.dev/converge/schema/load"
+	"converge.dev/converge/state/etcd"
 )
 
 // shared are the flags of every command.
@@ -61,7 +62,7 @@ func (f *shared) bind(c *cobra.Command) {
 	p.DurationVar(&f.lockTimeout, "lock-timeout", 0, "how long to wait for another process, a `duration` such as 5m")
 	p.IntVar(&f.parallelism, "parallelism", 10, "how many steps at the same time, a `n`umber; calls: carbide.parallel")
 	p.DurationVar(&f.timeout, "timeout", 0, "end in order after this `duration`")
-	p.StringVar(&f.logLevel, "log-level", "", "log to standard error: debug, info, warn or error, a `level`")
+	p.StringVar(&f.logLevel, "log-level", "", "log to standard error: trace (etcd as well), debug, info, warn or error, a `level`")
 	p.StringSliceVar(&f.endpoints, "etcd-endpoints", nil, "the `urls` of the store's etcd, with commas; without any it is embedded")
 	p.StringVar(&f.ca, "etcd-ca", "", "PEM `file` of the authorities of etcd")
 	p.StringVar(&f.cert, "etcd-cert", "", "PEM `file` of our certificate for etcd")
@@ -210,9 +211,9 @@ func (a *app) openLog() error {
 	case "off":
 		return nil
 	case "trace":
-		level = slog.LevelDebug
+		level = etcd.Trace
 	default:
-		names := []string{"debug", "info", "warn", "error"}
+		names := []string{"trace", "debug", "info", "warn", "error"}
 		if !slices.Contains(names, name) {
 			return &view.Problem{What: fmt.Sprintf("-log-level: there is no level %q", name), Fix: "It is one of " + strings.Join(names, ", ") + "." + nearest.DidYouMean(name, names)}
 		}
