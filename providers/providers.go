@@ -283,7 +283,7 @@ func (r Revert) Reversible() bool { return r == Exact || r == Restart }
 func (r Revert) Meaning() string {
 	switch r {
 	case Exact:
-		return "it comes back exactly as it was"
+		return "it is exactly as before"
 	case Restart:
 		return "its configuration comes back, what was running is lost"
 	case Replace:

@@ -246,12 +246,18 @@ func (j *JSON) Event(e event.Event) {
 		}
 		j.line("warn", "checkpoint", "Gracefully shutting down...", fields{"checkpoint": checkpoint})
 	case event.RevertStarted:
+		if e.Steps == 0 {
+			return
+		}
 		checkpoint := fields{"name": "revert", "steps": e.Steps, "cause": message(e.Cause)}
 		if e.Keep > 0 {
 			checkpoint["kept"] = e.Keep
 		}
 		j.line("warn", "checkpoint", revertText(e), fields{"checkpoint": checkpoint})
 	case event.Verified:
+		if e.Things == 0 && len(e.Differences) == 0 {
+			return
+		}
 		j.line("info", "checkpoint", "Looked again at "+count(e.Things, "thing")+": "+differences(e), fields{"checkpoint": fields{"name": "verified", "undo": e.Undo, "things": e.Things, "differences": list(e.Differences), "remains": list(e.Remains)}})
 	case event.RunEnded:
 		j.summary(e)

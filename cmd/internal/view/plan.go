@@ -340,22 +340,9 @@ func (t *planText) noReturn(late []*plan.Step) (alike bool) {
 	t.line("")
 	t.words(0, 5, span{text: fmt.Sprintf("──── point of no return: %s below cannot be undone exactly ────", count(len(late), "step")), color: red})
 	if alike {
-		t.words(5, 5, span{text: "[" + undoing(late[0].Undo) + "]", color: dim})
+		t.words(5, 5, span{text: "[undone: " + late[0].Undo.Meaning() + "]", color: dim})
 	}
 	return alike
-}
-
-// undoing says in words what undoing a step brings back.
-func undoing(r providers.Revert) string {
-	switch r {
-	case providers.Exact:
-		return "can be undone exactly"
-	case providers.Restart:
-		return "can be undone; what was running is lost"
-	case providers.Replace:
-		return "undone only by an equivalent with a new identity"
-	}
-	return "cannot be undone"
 }
 
 // reason says why a step is there, and what it interrupts. The cause of a replacement is told by its first half.
@@ -392,7 +379,7 @@ func (t *planText) step(s *plan.Step, width int, late, alike bool, shared map[st
 		reason += "  [can never be deleted: an undo forgets it, and it stays]"
 	case alike && !s.Undo.Reversible():
 	case late || s.Undo == providers.Restart:
-		reason += "  [" + undoing(s.Undo) + "]"
+		reason += "  [undone: " + s.Undo.Meaning() + "]"
 	}
 	reason = strings.TrimSpace(reason)
 	ref := clean(s.Ref.String())
