@@ -29,12 +29,13 @@ func Follow(ctx context.Context, store *state.Store, run state.Run, emit event.S
 	defer pause.Stop()
 	var seq int64
 	for resting := false; ; {
-		// In this order: what is in the journal of a run that has ended is all there.
-		now, err := store.Run(ctx, run.ID)
+		// In this order: a run that is open when nobody had the lock is carried out by nobody, and what is in the journal of
+		// one that has ended is all there.
+		holder, err := store.LockInfo(ctx)
 		if err != nil {
 			return fmt.Errorf("follow run %s: %w", run.ID, err)
 		}
-		holder, err := store.LockInfo(ctx)
+		now, err := store.Run(ctx, run.ID)
 		if err != nil {
 			return fmt.Errorf("follow run %s: %w", run.ID, err)
 		}
