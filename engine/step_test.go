@@ -299,7 +299,8 @@ func TestRollbackToLastStepOfOpenRun(t *testing.T) {
 		s := enginetest.New()
 		s.Converge(t, s.Document(t, base))
 		p := s.Plan(t, s.Document(t, twelve), plan.Options{})
-		e, kv, died := dying(s, n, false)
+		_, kv, died := dying(s, n, false)
+		e := s.Engine(func(o *engine.Options) { o.Store, o.Parallelism = state.New(kv, "test"), 1 }) // the same writes each time
 		res, err := e.Apply(context.Background(), p, engine.ApplyOptions{})
 		e.Close()
 		kv.Lapse()
@@ -308,8 +309,8 @@ func TestRollbackToLastStepOfOpenRun(t *testing.T) {
 		}
 		run := res.Run.ID
 		left, err := s.Store.Run(context.Background(), run)
-		if err != nil {
-			continue // none had begun
+		if err != nil || left.Status != state.RunOpen {
+			continue
 		}
 		if done, err := engine.Finished(context.Background(), s.Store, left); err != nil || done < len(p.Steps) {
 			continue
