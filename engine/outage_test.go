@@ -22,21 +22,32 @@ import (
 	"converge.dev/converge/torture"
 )
 
+// The ways of an outage.
+const (
+	outageSilent = "silent" // no call gets through
+	outageCut    = "cut"    // the same, but the call with which it begins is carried out, and its answer is lost
+	outageIdle   = "idle"   // what is asked for is taken down, as all looks show, and nothing is done about it
+)
+
 // A restarting far side is away for a while from one of its calls on.
 type restarting struct {
-	at     int           // the call with which it begins, from 1; 0: never
-	cut    bool          // that call is carried out, and its answer is lost
+	at     int // the call with which it begins, from 1; 0: never
+	way    string
 	lasts  time.Duration // how long it is away
 	mu     sync.Mutex
 	calls  int
 	until  time.Time
-	undone []string // deletes of what is healthy
+	owes   time.Time // since when an idle one has not done what it was asked for; zero: it was not asked
+	undone []string  // deletes of what is healthy
 }
+
+// idleFor is how long an idle far side is waited for by a call, and half of it is after what time it is known for one.
+const idleFor = 10 * time.Second
 
 func (r *restarting) health(context.Context) providers.Health {
 	r.mu.Lock()
 	defer r.mu.Unlock()
-	if time.Now().Before(r.until) {
+	if time.Now().Before(r.until) && (r.way != outageIdle || !r.owes.IsZero() && time.Since(r.owes) >= idleFor/2) {
 		return providers.Health{Down: errUnreachable}
 	}
 	return providers.Health{}
@@ -49,9 +60,19 @@ func (r *restarting) meets() (away, cut bool) {
 	r.calls++
 	if r.calls == r.at {
 		r.until = time.Now().Add(r.lasts)
-		return !r.cut, r.cut
+		return r.way != outageCut, r.way == outageCut
 	}
 	return time.Now().Before(r.until), false
+}
+
+// asked has an idle far side owe something, and waits for as long as a call does; it tells when the far side is back.
+func (r *restarting) asked() (back time.Duration) {
+	r.mu.Lock()
+	defer r.mu.Unlock()
+	if r.owes.IsZero() {
+		r.owes = time.Now()
+	}
+	return time.Until(r.until)
 }
 
 // restartable is a kind of it.
@@ -64,6 +85,17 @@ func (k restartable) call(op string, ref schema.Ref, do func() error) error {
 	away, cut := k.of.meets()
 	fail := func(class providers.Class) error {
 		return &providers.Error{Op: op, Ref: ref, Class: class, Err: errUnreachable}
+	}
+	if away && k.of.way == outageIdle {
+		if err := do(); err != nil || op == "observe" {
+			return err
+		}
+		back := k.of.asked()
+		time.Sleep(min(back, idleFor))
+		if back > idleFor {
+			return fail(providers.Unknown)
+		}
+		return nil
 	}
 	if away {
 		return fail(providers.Transient)
@@ -79,6 +111,15 @@ func (k restartable) Observe(ctx context.Context, ids []string) (things []provid
 		things, err = k.Kind.Observe(ctx, ids)
 		return err
 	})
+	k.of.mu.Lock()
+	defer k.of.mu.Unlock()
+	if k.of.way == outageIdle && !k.of.owes.IsZero() && time.Now().Before(k.of.until) {
+		for i := range things {
+			if things[i].Phase == providers.Ready {
+				things[i].Phase, things[i].Detail = providers.Pending, "nobody acts"
+			}
+		}
+	}
 	return things, err
 }
 
@@ -126,7 +167,9 @@ func outageSite(t *testing.T) (*enginetest.Site, *schema.Document) {
 	s := enginetest.New()
 	traits := fake.NodeTraits()
 	traits.ReadyWithin, traits.GoneWithin, traits.Late = 15*time.Minute, 15*time.Minute, time.Minute
-	s.World.Traits = map[string]providers.Traits{"far.host": traits, "far.guard": traits, "far.net": traits}
+	quick := traits
+	quick.ReadyWithin, quick.GoneWithin, quick.Late = time.Minute, time.Minute, idleFor
+	s.World.Traits = map[string]providers.Traits{"far.host": traits, "far.guard": quick, "far.net": traits}
 	s.Converge(t, s.Document(t, map[string]string{
 		"site/far.guard/g": `{"size":1}`, "site/far.guard/old": `{}`, "site/far.net/n": `{"cidr":"10.0.0.0/24"}`,
 	}))
@@ -153,14 +196,14 @@ func TestTortureOutage(t *testing.T) {
 		torture.Report(t, "E", "%d outages of 1 s, 10 s, 3 min and 40 min, at every call of an apply: nothing healthy undone, %d runs resumed", cells, resumed)
 	})
 	for _, lasts := range []time.Duration{time.Second, 10 * time.Second, 3 * time.Minute, 40 * time.Minute} {
-		for _, cut := range []bool{false, true} {
-			t.Run(fmt.Sprintf("%s, cut %t", lasts, cut), func(t *testing.T) {
+		for _, way := range []string{outageSilent, outageCut, outageIdle} {
+			t.Run(fmt.Sprintf("%s, %s", lasts, way), func(t *testing.T) {
 				t.Parallel()
 				for at, more := 1, true; more; at += torture.Scale(9, 1, 1) {
 					synctest.Test(t, func(t *testing.T) {
 						s, doc := outageSite(t)
 						p := s.Plan(t, doc, plan.Options{})
-						far := &restarting{at: at, cut: cut, lasts: lasts}
+						far := &restarting{at: at, way: way, lasts: lasts}
 						e := far.engine(s, nil)
 						defer e.Close()
 						res, err := e.Apply(t.Context(), p, engine.ApplyOptions{Approve: p.Approval()})

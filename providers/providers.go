@@ -333,14 +333,17 @@ type Provider struct {
 	// engine remembers it: another server would show an empty site. Nil: the far side has none.
 	Identity func(ctx context.Context) (string, error)
 
-	// Health tells whether calls get through. While they do not it asks the far side again, one caller at a time. The
-	// engine begins no step meanwhile; the calls of steps that have begun are let through. Nil: it is not known.
+	// Health tells whether the far side does what it is asked: whether calls get through, and where others bring about what
+	// the far side has only written down, whether they do. While it does not Health looks again, one caller at a time. The
+	// engine begins no step meanwhile; those that have begun wait, and that is no fault of theirs; their calls are let
+	// through. Health errs on neither side for long: what nobody asked for is not owed, slow is not away, and it is good
+	// again with the first thing that is done. Nil: it is not known.
 	Health func(ctx context.Context) Health
 }
 
 // Health is what the calls of a provider have shown.
 type Health struct {
-	Down              error // why calls do not get through; nil while they do
+	Down              error // why the far side is away; nil while it is there
 	Succeeded, Failed int   // calls so far
 	Last              error // of the call that failed last, whatever the reason; nil when none has
 	LastAt            time.Time

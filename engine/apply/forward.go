@@ -26,7 +26,7 @@ type result struct {
 	id      string // the external id in the end; a create may have had to take another
 	err     error  // nil when the step is done
 	fatal   error  // the journal could not be written, or the lock was lost: nothing more may be done
-	shut    error  // why it was not even begun: its provider cannot be called
+	shut    error  // why it was not even begun: its provider is away
 	took    time.Duration
 
 	attempts int // intents so far
@@ -201,7 +201,7 @@ func (r *run) ready(i int) bool {
 // heartbeat is how often the world is told that a step is still running.
 const heartbeat = 10 * time.Second
 
-// start hands a step to a worker, who begins if the step's provider can be called. Everything that the worker needs of the
+// start hands a step to a worker, who begins if the step's provider is not away. Everything that the worker needs of the
 // run is looked up here.
 func (r *run) start(s *plan.Step, undo bool) {
 	r.flying[s] = time.Now()
@@ -220,7 +220,7 @@ func (r *run) start(s *plan.Step, undo bool) {
 	}()
 }
 
-// wait lets a step wait until its provider can be called, in nobody's way. The first one that waits for a provider says why.
+// wait lets a step wait until its provider is there, in nobody's way. The first one that waits for a provider says why.
 func (r *run) wait(s *plan.Step, undo bool, why error, stop <-chan struct{}) {
 	p := r.provider(s)
 	r.gate.told[s] = true

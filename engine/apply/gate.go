@@ -11,10 +11,10 @@ import (
 	"converge.dev/converge/providers"
 )
 
-// A gate holds steps back while the calls of their provider do not get through. Begun, they would fail one after the other,
+// A gate holds steps back while the far side of their provider is away. Begun, they would fail one after the other,
 // and what was done would be undone, in vain too. Steps that have begun are not its business: they have to find out what
 // came of their calls. Those that wait take no part in what may be done at the same time, so that the rest of the site
-// goes on; for each provider one goroutine asks whether calls get through again.
+// goes on; for each provider one goroutine asks whether it is there again.
 type gate struct {
 	mu   sync.Mutex
 	down map[*providers.Provider]time.Time // since when, for those that are
@@ -33,9 +33,9 @@ type opening struct {
 }
 
 // errNotBegun is what becomes of a step that waited until the run stopped.
-var errNotBegun = errors.New("it was not begun: the run stopped before its provider could be called")
+var errNotBegun = errors.New("it was not begun: the run stopped before its provider was there")
 
-// longestPause is between two questions whether calls get through again.
+// longestPause is between two questions whether it is there again.
 const longestPause = 2 * time.Second
 
 func newGate() *gate {
@@ -82,7 +82,7 @@ func (g *gate) ask(ctx context.Context, p *providers.Provider, patience time.Dur
 	if g.over(p, down, patience) {
 		return nil
 	}
-	return fmt.Errorf("%s in scope %s cannot be called: %w", p.Name, p.Scope, down)
+	return fmt.Errorf("%s in scope %s is away: %w", p.Name, p.Scope, down)
 }
 
 // pass waits until steps of the provider may begin. It is patient for Retry.Within in one run, however many steps wait, and

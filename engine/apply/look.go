@@ -45,18 +45,19 @@ const longestLook = 10 * time.Second
 
 // patient observes things for something that waits for what they show. As long as that fails in ways that may pass it goes
 // on until the time of ctx is over: a far side that restarts is no reason to undo what is healthy. It then fails as
-// unreachable. Salt spreads the looks of those who wait at the same time.
-func patient(ctx context.Context, k providers.Kind, ids []string, retry Retry, salt string, halt <-chan struct{}, say func(string)) ([]providers.Thing, error) {
+// unreachable. Away says that some looks failed so: whoever waits has lost that time. Salt spreads the looks of those who wait
+// at the same time.
+func patient(ctx context.Context, k providers.Kind, ids []string, retry Retry, salt string, halt <-chan struct{}, say func(string)) (things []providers.Thing, away bool, err error) {
 	for try := 1; ; try++ {
 		things, err := k.Observe(ctx, ids)
 		if err == nil || !passing(err) {
-			return things, err
+			return things, try > 1, err
 		}
 		if try >= retry.Attempts {
 			say("it cannot be seen: " + err.Error())
 		}
 		if perr := pause(ctx, min(retry.delay(salt, try), longestLook), halt); perr != nil {
-			return nil, timedOut(perr, err)
+			return nil, true, timedOut(perr, err)
 		}
 	}
 }
@@ -84,26 +85,41 @@ func pause(ctx context.Context, d time.Duration, halt <-chan struct{}) error {
 	}
 }
 
-func (w *worker) pause(ctx context.Context, d time.Duration) error { return pause(ctx, d, w.halt) }
+// errAway is why a step that lost time to an outage has none left.
+var errAway = errors.New("the far side was away for much of the time that there was")
 
-func (w *worker) look(ctx context.Context, k providers.Kind, ids []string) ([]providers.Thing, error) {
-	return patient(ctx, k, ids, w.retry, w.key()+"/look", w.halt, func(why string) { w.note(event.Waiting, why, 0) })
+// pause waits as [pause] does. A step that lost time to an outage is not to blame when it has none left.
+func (w *worker) pause(ctx context.Context, d time.Duration) error {
+	err := pause(ctx, d, w.halt)
+	if !w.away.IsZero() {
+		err = timedOut(err, errAway)
+	}
+	return err
 }
 
-// reached waits until calls of the provider get through. A call that was not even sent because they do not is no try.
+func (w *worker) look(ctx context.Context, k providers.Kind, ids []string) ([]providers.Thing, error) {
+	things, away, err := patient(ctx, k, ids, w.retry, w.key()+"/look", w.halt, func(why string) { w.note(event.Waiting, why, 0) })
+	if away {
+		w.away = time.Now()
+	}
+	return things, err
+}
+
+// reached waits until the provider's far side is there again, and does what it is asked. A call that it did not even get is
+// no try, and what it has not done yet may come when it is back.
 func (w *worker) reached(ctx context.Context) (waited bool, err error) {
 	p := w.provider
 	if p == nil || p.Health == nil {
 		return false, nil
 	}
-	for pause := w.retry.Poll; ; pause = min(pause*2, longestPause) {
+	for wait := w.retry.Poll; ; wait = min(wait*2, longestPause) {
 		down := p.Health(ctx).Down
 		if down == nil {
 			return waited, nil
 		}
-		waited = true
-		w.note(event.Waiting, fmt.Sprintf("%s cannot be reached: %v", p.Name, down), 0)
-		if err := w.pause(ctx, pause); err != nil {
+		waited, w.away = true, time.Now()
+		w.note(event.Waiting, fmt.Sprintf("%s is away: %v", p.Name, down), 0)
+		if err := pause(ctx, wait, w.halt); err != nil {
 			return waited, timedOut(err, down)
 		}
 	}

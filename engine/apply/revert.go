@@ -176,7 +176,7 @@ func (r *run) verify() (things int, ds []event.Difference, err error) {
 		for i, w := range ws {
 			ids[i] = w.id
 		}
-		seen, err := r.look(ws[0], ids, r.halt, r.tell(ws[0]))
+		seen, _, err := r.look(ws[0], ids, r.halt, r.tell(ws[0]))
 		if err != nil {
 			return things, nil, err
 		}
@@ -197,7 +197,7 @@ func (r *run) verify() (things int, ds []event.Difference, err error) {
 		}
 	}
 	for _, ws := range strays {
-		all, err := r.look(ws[0], nil, r.halt, r.tell(ws[0]))
+		all, _, err := r.look(ws[0], nil, r.halt, r.tell(ws[0]))
 		if err != nil {
 			return things, nil, err
 		}
@@ -219,8 +219,8 @@ func (r *run) verify() (things int, ds []event.Difference, err error) {
 	return things, ds, nil
 }
 
-// look observes things of the kind of a step for the run itself, as patiently as its steps do.
-func (r *run) look(w *worker, ids []string, halt <-chan struct{}, say func(why string)) ([]providers.Thing, error) {
+// look observes things of the kind of a step for the run itself, as [patient] does.
+func (r *run) look(w *worker, ids []string, halt <-chan struct{}, say func(why string)) (things []providers.Thing, away bool, err error) {
 	ctx, cancel := context.WithTimeout(r.effects, r.Retry.Within)
 	defer cancel()
 	return patient(ctx, w.served.Kind, ids, r.Retry, r.Run.ID+"/verify", halt, say)

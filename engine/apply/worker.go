@@ -50,6 +50,7 @@ type worker struct {
 	attempts    int           // intents so far
 	unsure      bool          // an earlier call may have had its effect, or may have it yet
 	doubt       time.Time     // when the last call of this direction whose effect may still come was made; zero: none
+	away        time.Time     // when the far side was last seen to be away; zero: never
 	called      bool          // a call was made, whatever it said
 	made        schema.Object // undone create: what was to be made
 	lost        bool          // undone create: nobody knows whether the thing was made
@@ -262,7 +263,7 @@ func (w *worker) act(ctx context.Context) result {
 				}
 				continue // and look again
 			}
-			if w.half(have) && have.Phase == providers.Pending && time.Since(w.begun) < w.within() { // it takes no change yet
+			if w.half(have) && have.Phase == providers.Pending && !w.over(w.begun) { // it takes no change yet
 				w.note(event.Waiting, cmp.Or(have.Detail, "not ready")+w.upTo(), 0)
 				if err := w.pause(ctx, pause); err != nil {
 					return w.failed(err)
@@ -325,6 +326,11 @@ func (w *worker) act(ctx context.Context) result {
 		case providers.Unknown:
 			w.unsure, w.doubt = true, time.Now()
 			w.note(event.Settling, err.Error(), try)
+			if waited, err := w.reached(ctx); err != nil {
+				return w.failed(err)
+			} else if waited {
+				continue // it was no try
+			}
 		case providers.Exists:
 			if res, over := w.collide(ctx, err); over {
 				return res
@@ -336,7 +342,7 @@ func (w *worker) act(ctx context.Context) result {
 		default:
 			return w.refused(ctx, err, have)
 		}
-		if try >= w.retry.Attempts && !(class == providers.Busy && time.Since(w.begun) < w.within()) {
+		if try >= w.retry.Attempts && !(class == providers.Busy && !w.over(w.begun)) {
 			if w.undo && !w.doubt.IsZero() { // what is still under way would change what is found afterwards
 				if serr := w.pause(ctx, time.Until(w.doubt.Add(shown(w.served.Traits)))); serr != nil {
 					return w.failed(serr)
@@ -362,7 +368,7 @@ func (w *worker) stopped(err error) result {
 
 // await looks until the result is there, or cannot come any more.
 func (w *worker) await(ctx context.Context) result {
-	limit, pause := time.Now().Add(w.within()), w.retry.Poll
+	begun, pause := time.Now(), w.retry.Poll
 	for searched := false; ; {
 		have, err := w.see(ctx)
 		if err != nil {
@@ -392,7 +398,12 @@ func (w *worker) await(ctx context.Context) result {
 				detail = "not taken over: " + strings.Join(unmet, ", ")
 			}
 		}
-		if !waits || time.Now().After(limit) {
+		if over := w.over(begun); !waits || over {
+			if waited, err := w.reached(ctx); err != nil {
+				return w.unknown(fmt.Errorf("%s: %w", detail, err))
+			} else if waited {
+				continue
+			}
 			if have == nil && w.action == plan.Create && !searched {
 				searched = true
 				if have, err = w.elsewhere(ctx); err != nil {
@@ -412,6 +423,15 @@ func (w *worker) await(ctx context.Context) result {
 		}
 		pause = min(pause*2, 2*time.Second)
 	}
+}
+
+// over reports whether what was asked for has had all the time to come that it may need. While the far side is away nothing
+// can come, so from its return on there is all of that again.
+func (w *worker) over(since time.Time) bool {
+	if w.away.After(since) {
+		since = w.away
+	}
+	return time.Since(since) > w.within()
 }
 
 // upTo says how long the step waits for the result of its call, for a message.

@@ -153,6 +153,7 @@ func (c *change) commit(ctx context.Context) error {
 	if _, err := c.db.read(rows[0], &after); err != nil {
 		return &fault{providers.Unknown, err}
 	}
+	c.db.health.acts(after.CurCfg, after.NextCfg)
 	limited, cancel := context.WithTimeout(ctx, c.db.Settle)
 	defer cancel()
 	if err := conn.reached(limited, after.NextCfg); err != nil {

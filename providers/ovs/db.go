@@ -58,7 +58,7 @@ func newDB(o Options, nouns map[string]noun) (*db, error) {
 	if len(errs) > 0 {
 		return nil, errors.Join(errs...)
 	}
-	return &db{Options: o, tables: tables, model: m, permit: new(providers.Permit)}, nil
+	return &db{Options: o, tables: tables, model: m, permit: new(providers.Permit), health: health{idle: o.Settle / 2}}, nil
 }
 
 // connect gives the connection, a new one when there is none or it was lost.
@@ -262,6 +262,7 @@ func (d *db) picture(ops []ovsdb.Operation, results []ovsdb.OperationResult) (*v
 	if v.root = find(v, func(*vswitch.OpenvSwitch) bool { return true }); v.root == nil {
 		return nil, errors.New("the database is empty: Open vSwitch was never started on it")
 	}
+	d.health.acts(v.root.CurCfg, v.root.NextCfg)
 	return v, nil
 }
 

@@ -1,11 +1,14 @@
 package ovs_test
 
 import (
+	"strings"
 	"testing"
+	"time"
 
 	"converge.dev/converge/providers"
 	"converge.dev/converge/providers/ovs"
 	"converge.dev/converge/providers/ovs/ovstest"
+	"converge.dev/converge/schema"
 )
 
 // TestHealth: while a real ovsdb-server is away the provider says so, its calls have no effect and may be made again, and
@@ -50,4 +53,34 @@ func TestHealth(t *testing.T) {
 			t.Errorf("looking after it came back: %v", err)
 		}
 	}
+}
+
+// TestHealthOfDaemon: an ovs-vswitchd that was asked for something and does not act makes the health bad, also for somebody
+// who comes later. One that nobody asked does not, and one that goes on makes it good again.
+func TestHealthOfDaemon(t *testing.T) {
+	on(t, func(t *testing.T, s *ovstest.Switch) {
+		n := newNode(t, s, ovs.Options{Settle: time.Second})
+		n.must(n.create("ovs.bridge", "br0", aBridge))
+		s.Freeze(t)
+		n.look("ovs.bridge", "br0")
+		if down := n.p.Health(t.Context()).Down; down != nil {
+			t.Errorf("while nobody wants anything of ovs-vswitchd: %v", down)
+		}
+		n.fails(n.update("ovs.bridge", "br0", schema.Object{"stp_enable": true}), providers.Unknown)
+		down := n.p.Health(t.Context()).Down
+		for later := newNode(t, s, ovs.Options{Settle: time.Second}); down != nil && t.Context().Err() == nil; {
+			later.look("ovs.bridge", "br0")
+			if h := later.p.Health(t.Context()); h.Down != nil {
+				break
+			}
+		}
+		if down == nil || !strings.Contains(down.Error(), "ovs-vswitchd does not act") {
+			t.Errorf("while ovs-vswitchd stands still: %v", down)
+		}
+		s.Thaw(t)
+		s.Settle(t)
+		if down := n.p.Health(t.Context()).Down; down != nil {
+			t.Errorf("after it went on: %v", down)
+		}
+	})
 }

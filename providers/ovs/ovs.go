@@ -25,7 +25,9 @@
 // # When it is away
 //
 // A server that cannot be reached, or does not answer, makes the provider's Health bad, and runs wait until it is back. Any
-// answer makes it good again, whatever it says.
+// answer makes that good again, whatever it says. So does an ovs-vswitchd that is asked for a configuration (next_cfg) and for
+// half of Options.Settle has taken none (cur_cfg), until it takes one: the database answers all the while, and shows as
+// pending what nobody brings about.
 //
 // # What is ours
 //

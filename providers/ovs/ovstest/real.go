@@ -23,10 +23,13 @@ ip link set lo up
 ovsdb-tool create "$OVS_DBDIR/conf.db" /usr/share/openvswitch/vswitch.ovsschema
 ovsdb-server "$OVS_DBDIR/conf.db" --remote=punix:"$OVS_RUNDIR/db.sock" --pidfile --detach --no-chdir --log-file
 ovs-vsctl --no-wait init
-ovs-vswitchd --disable-system --pidfile --detach --no-chdir --log-file
+` + daemon + `
 echo ready
 exec cat
 `
+
+// daemon starts ovs-vswitchd.
+const daemon = "ovs-vswitchd --disable-system --pidfile --detach --no-chdir --log-file"
 
 // Start runs ovsdb-server and ovs-vswitchd with the userspace datapath in network and process namespaces of their own,
 // with private directories, until the test ends. Without root or without the programs it skips the test, or fails it
@@ -89,4 +92,23 @@ func Start(t testing.TB) *Switch {
 	}
 	s.connect(t)
 	return s
+}
+
+// Kill ends ovs-vswitchd of a real switch at once, as a crash does.
+func (s *Switch) Kill(t testing.TB) {
+	t.Helper()
+	s.sh(t, `kill -9 $(cat "$OVS_RUNDIR/ovs-vswitchd.pid")`)
+}
+
+// Restart starts ovs-vswitchd of a real switch anew after Kill.
+func (s *Switch) Restart(t testing.TB) {
+	t.Helper()
+	s.sh(t, daemon)
+}
+
+func (s *Switch) sh(t testing.TB, script string) {
+	t.Helper()
+	if out, err := s.Command(t, "sh", "-c", script).CombinedOutput(); err != nil {
+		t.Fatalf("%s: %v: %s", script, err, out)
+	}
 }
