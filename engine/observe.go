@@ -27,7 +27,7 @@ func (e *Engine) look(ctx context.Context, doc *schema.Document, strays bool) (p
 		return plan.Input{}, err
 	}
 	e.recall(ctx, records, nil)
-	in := plan.Input{Kinds: e.o.Kinds, Document: doc, Recorded: records}
+	in := plan.Input{Kinds: e.o.Kinds, Document: doc, Recorded: records, Begun: e.begun(ctx)}
 	var outside []schema.Ref
 	if strays { // of what is only referred to, it is a matter whether it is there
 		for i := range records {
@@ -88,6 +88,34 @@ func (e *Engine) look(ctx context.Context, doc *schema.Document, strays bool) (p
 	in.Observed = e.observe(ctx, set, at, in.Recorded)
 	in.Servers = e.servers(ctx, set)
 	return in, ctx.Err()
+}
+
+// begun gives what an open run has yet to settle. A run that cannot be read settles nothing here: who takes it up is told why.
+func (e *Engine) begun(ctx context.Context) map[schema.Ref]bool {
+	runs, err := e.o.Store.Runs(ctx)
+	if err != nil {
+		return nil
+	}
+	refs := map[schema.Ref]bool{}
+	for _, run := range runs {
+		if run.Status != state.RunOpen {
+			continue
+		}
+		p, _, err := planOf(ctx, e.o.Store, run)
+		if err != nil {
+			continue
+		}
+		sum, err := sumOf(ctx, e.o.Store, run, len(p.Steps))
+		if err != nil {
+			continue
+		}
+		for i := range p.Steps {
+			if sum.Unsettled(i) {
+				refs[p.Steps[i].Ref] = true
+			}
+		}
+	}
+	return refs
 }
 
 func places(refs []schema.Ref) map[plan.Place]bool {

@@ -251,8 +251,11 @@ func TestTortureAnyWorldConverges(t *testing.T) {
 		if budgetHolds(t, s, second, p) {
 			overBudget++
 		}
+		blind := false
 		for i := range rapid.IntRange(0, 2).Draw(t, "faults") {
-			if err := s.World.Fail(fault(t, i)); err != nil {
+			f := fault(t, i)
+			blind = blind || f.Op == "observe"
+			if err := s.World.Fail(f); err != nil {
 				t.Fatal(err)
 			}
 		}
@@ -275,7 +278,14 @@ func TestTortureAnyWorldConverges(t *testing.T) {
 		}
 		ends[res.Run.Status]++
 
+		blamesNobody := func(when string) {
+			if r := driftOf(fataler{TB: nil, t: t}, s, second.Site); !blind && len(r.Drifted)+len(r.Unstated) > 0 {
+				t.Fatalf("%s (%s) somebody else is blamed: %+v %+v\n%s", when, res.Run.Status, r.Drifted, r.Unstated, enginetest.Text(p))
+			}
+		}
+		blamesNobody("after the run")
 		settle(t, s, res)
+		blamesNobody("after it was settled")
 		for range 20 { // faults run out
 			again := makePlan(t, s, second)
 			if again.Empty() && len(again.Unknown) == 0 {

@@ -29,11 +29,20 @@ type Record struct {
 	Gone        bool            `json:"gone,omitempty"` // deleted; kept because its ids cannot be used again
 	Spec        schema.Object   `json:"spec"`           // as last applied; secrets as keyed digests
 	Rest        schema.Object   `json:"rest,omitzero"`  // what else was seen when converge left it, with external ids; nil: not known
+	Left        *Left           `json:"left,omitempty"` // by a run that did not finish with it; nil: it was left as Spec and Rest say
 	After       []schema.Ref    `json:"after,omitempty"`
 	Protect     bool            `json:"protect,omitempty"`
 	OnRemove    schema.OnRemove `json:"on_remove,omitempty"`
 	Run         string          `json:"run"` // that last changed it; empty while it is known only by its mark, since a rebuild
 	At          time.Time       `json:"at"`
+}
+
+// Left is how a run that ended partial last saw a resource that it had begun to change, or to put back: neither as it was nor
+// as it was to be, perhaps.
+type Left struct {
+	Gone   bool          `json:"gone,omitempty"`   // it was not there, or on its way out
+	Failed bool          `json:"failed,omitempty"` // the far side said that it had failed
+	Spec   schema.Object `json:"spec,omitempty"`   // all that was seen, as in Rest
 }
 
 // RunStatus is how a run stands.

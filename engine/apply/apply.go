@@ -22,7 +22,8 @@
 // forward.go and revert.go walk the plan; gate.go lets steps begin; worker.go makes one call; judge.go compares what is
 // there with what the call expects; orphans.go proves that nothing refers to what is deleted, outside.go that what nobody
 // declares is still there; settle.go finds out about calls of unknown outcome; look.go observes, patiently while the far
-// side is away; last.go looks at all of it once more; outcome.go writes the journal; end.go closes the run.
+// side is away; last.go looks at all of it once more; outcome.go writes the journal; left.go remembers how it left what it did
+// not settle; end.go closes the run.
 package apply
 
 import (

@@ -50,6 +50,11 @@ func (r *run) end(status state.RunStatus, ds []event.Difference, failure *failur
 	if err != nil {
 		return r.Run, ds, err
 	}
+	if status == state.RunPartial {
+		if err := r.left(); err != nil {
+			return r.Run, ds, err
+		}
+	}
 	ops := []state.Op{r.Store.PutRunOp(r.Run)}
 	for _, h := range wanted {
 		ops = append(ops, r.Store.HoldOp(h))

@@ -24,6 +24,7 @@ type Report struct {
 	Unstated []Item         `json:"unstated"`         // what changed of fields that the document does not state; no plan would undo it
 	Strays   []plan.Foreign `json:"strays,omitempty"` // bear our mark, yet are not recorded
 	Foreign  []plan.Foreign `json:"unmanaged,omitempty"`
+	Begun    []schema.Ref   `json:"begun,omitempty"` // left aside: how they are is the doing of an open run, which has yet to settle them
 	Unknown  []plan.Unknown `json:"unknown,omitempty"`
 }
 
@@ -82,6 +83,7 @@ func Compare(in plan.Input, at time.Time) (*Report, error) {
 	if marked.Resources > 0 {
 		r.Marked = &marked
 	}
+	r.Begun = slices.SortedFunc(maps.Keys(in.Begun), schema.Ref.Compare)
 	for _, d := range p.Drift {
 		if len(d.Unstated) > 0 {
 			r.Unstated = append(r.Unstated, Item{Ref: d.Ref, ID: ids[d.Ref], Changes: d.Unstated})

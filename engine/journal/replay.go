@@ -53,6 +53,15 @@ func (r *Replay) Count() int {
 	return n
 }
 
+// Unsettled reports whether a step changed something, or may have, and did not come to its end in the direction that the run
+// has taken.
+func (r *Replay) Unsettled(step int) bool {
+	if r.Reverting {
+		return r.Left(step)
+	}
+	return r.Forward[step].Effect() && !r.Forward[step].Finished()
+}
+
 // Sum adds up the records of a run whose plan has n steps.
 func Sum(records []Record, n int) (Replay, error) {
 	r := Replay{Forward: make([]Standing, n), Undo: make([]Standing, n)}

@@ -30,8 +30,9 @@ type Input struct {
 	Document *schema.Document // its Site says whose things are ours; Resources is empty to destroy
 	Observed Observation
 	Recorded []state.Record
-	Servers  []state.Server // that answered
-	Rest     bool           // Drift is to tell too what changed of what nobody states
+	Servers  []state.Server      // that answered
+	Rest     bool                // Drift is to tell too what changed of what nobody states
+	Begun    map[schema.Ref]bool // what an open run has yet to settle: how that is, is the run's doing
 	Traits   func(scope, kind string) (providers.Traits, bool)
 	Options  Options
 }

@@ -138,20 +138,49 @@ func (m *maker) decide() {
 		if it.replace == "" && slices.ContainsFunc(m.in.Options.Replace, func(p string) bool { return Matches(p, it.ref) }) {
 			it.replace = AskedReplace
 		}
-		if it.thing.Phase == providers.Failed {
-			m.plan.Drift = append(m.plan.Drift, Drift{Ref: it.ref, Failed: it.thing.Detail})
+		m.compare(it)
+	}
+}
+
+// compare notes where a thing that is there is no longer as it was left.
+func (m *maker) compare(it *item) {
+	if m.in.Begun[it.ref] {
+		return
+	}
+	note := func(d Drift) {
+		d.Ref = it.ref
+		m.plan.Drift = append(m.plan.Drift, d)
+	}
+	left := it.left()
+	if it.thing.Phase == providers.Failed && (left == nil || !left.Failed) {
+		note(Drift{Failed: it.thing.Detail})
+	}
+	switch {
+	case it.record == nil:
+	case left != nil && !left.Gone:
+		if d := m.between(it, left.Spec, diff.Rest(it.kind, diff.Assume(it.thing.Spec, it.thing.Unfilled, left.Spec), nil)); len(d) > 0 {
+			note(Drift{Changes: d})
 		}
-		if m.in.Rest && it.record != nil && it.record.Rest != nil {
-			if d := m.unstated(it); len(d) > 0 {
-				m.plan.Drift = append(m.plan.Drift, Drift{Ref: it.ref, Unstated: d})
+	default:
+		if m.in.Rest && it.record.Rest != nil {
+			if d := m.between(it, it.record.Rest, diff.Rest(it.kind, it.thing.Spec, it.record.Spec)); len(d) > 0 {
+				note(Drift{Unstated: d})
 			}
 		}
-		if len(it.changes) > 0 && it.record != nil {
+		if len(it.changes) > 0 {
 			if d := m.drift(it); len(d) > 0 {
-				m.plan.Drift = append(m.plan.Drift, Drift{Ref: it.ref, Changes: d})
+				note(Drift{Changes: d})
 			}
 		}
 	}
+}
+
+// left is how the last run left the thing, when that is not as its record says; nil otherwise.
+func (it *item) left() *state.Left {
+	if it.record == nil {
+		return nil
+	}
+	return it.record.Left
 }
 
 // seen is what was observed of the thing. Of its secrets that never come back, and of what the far side does not tell, what
@@ -164,7 +193,7 @@ func (it *item) seen() schema.Object {
 	return sealed.Assume(it.kind, seen, recordedSpec(it))
 }
 
-// drift lists where the thing is no longer as it was left.
+// drift lists where the thing is no longer as was stated when it was left.
 func (m *maker) drift(it *item) []diff.Change {
 	cs := diff.Compare(it.kind, it.record.Spec, it.seen(), nil, nil, m.names.In(it.ref.Scope))
 	for i := range cs {
@@ -173,10 +202,10 @@ func (m *maker) drift(it *item) []diff.Change {
 	return cs
 }
 
-// unstated lists what nobody states and is no longer as it was left.
-func (m *maker) unstated(it *item) []diff.Change {
-	was, is := it.record.Rest.Clone(), diff.Rest(it.kind, it.thing.Spec, it.record.Spec)
-	for _, f := range it.traits.Itself { // the far side's own doing
+// between lists what differs of two specs with external ids, in either direction, without what the far side does by itself.
+func (m *maker) between(it *item, was, is schema.Object) []diff.Change {
+	was, is = was.Clone(), is.Clone()
+	for _, f := range it.traits.Itself {
 		delete(was, f)
 		delete(is, f)
 	}
@@ -260,7 +289,7 @@ func (m *maker) emit() {
 			m.emitRemoved(it)
 		case it.thing == nil:
 			m.emitCreate(it, it.born+1, whyCreate(it))
-			if it.record != nil {
+			if left := it.left(); it.record != nil && !m.in.Begun[it.ref] && (left == nil || !left.Gone) {
 				m.plan.Drift = append(m.plan.Drift, Drift{Ref: it.ref, Missing: true})
 			}
 		case it.replace != "":

@@ -20,6 +20,9 @@ in JSON: no plan would undo it. It counts since the last run that touched the re
 what only the server sets (status) does not, and neither do elements of stated lists.
 To end it, state in the document how the field is to be, or undo the change there.
 
+What a run itself left half done, or half undone, is no drift: it is compared with how
+that run saw it last. While the run is open, what it has begun with is left aside.
+
 It exits with 0 when there is no drift, with 2 when there is of either sort, and with 8
 when a part of the site could not be seen.`,
 		Example: `  converge drift

@@ -43,6 +43,12 @@ func DriftText(r *drift.Report, kinds schema.Kinds, s Style, l PlanLayout) strin
 	}
 	t.drift("Changed outside converge since the last run:", drifted)
 	t.drift("Also changed since, not managed (no plan undoes it; state in the document how it is to be, or undo it there):", unstated)
+	if len(r.Begun) > 0 {
+		t.head("Left aside, for a run that is open has begun with it and is to settle it (converge resume):")
+		for _, ref := range r.Begun {
+			t.item(yellow, "~", span{text: clean(ref.String())})
+		}
+	}
 	t.foreign(append(append([]plan.Foreign{}, r.Foreign...), r.Strays...),
 		"Made for this site by converge, but not recorded (a plan adopts those that the document declares; the others are to be removed by hand):")
 	t.places("Unknown, so that nothing is decided about it:", r.Unknown)

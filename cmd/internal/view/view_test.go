@@ -606,13 +606,14 @@ func TestDrift(t *testing.T) {
 	text := view.DriftText(r, kinds, view.Style{}, view.PlanLayout{})
 	clean := view.DriftText(&drift.Report{Complete: true, Recorded: 1}, kinds, view.Style{}, view.PlanLayout{})
 	unstated := view.DriftText(&drift.Report{Complete: true, Recorded: 3, Unstated: r.Unstated}, kinds, view.Style{}, view.PlanLayout{})
+	begun := view.DriftText(&drift.Report{Complete: true, Recorded: 3, Begun: []schema.Ref{ref("site/carbide.vpc/prod")}}, kinds, view.Style{}, view.PlanLayout{})
 	blind := view.DriftText(&drift.Report{Unknown: samplePlan().Unknown}, kinds, view.Style{}, view.PlanLayout{})
 	masked, err := view.Indent(view.MaskDrift(r, kinds))
 	if err != nil {
 		t.Fatal(err)
 	}
 	noSecrets(t, text+masked)
-	golden(t, "drift.txt", text+"────\n"+clean+"────\n"+unstated+"────\n"+blind)
+	golden(t, "drift.txt", text+"────\n"+clean+"────\n"+unstated+"────\n"+begun+"────\n"+blind)
 }
 
 func TestCompare(t *testing.T) {

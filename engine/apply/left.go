@@ -1,0 +1,67 @@
+package apply
+
+import (
+	"context"
+	"errors"
+	"slices"
+	"time"
+
+	"converge.dev/converge/engine/diff"
+	"converge.dev/converge/engine/plan"
+	"converge.dev/converge/providers"
+	"converge.dev/converge/schema"
+	"converge.dev/converge/state"
+)
+
+// longestLeft is how long the end of a run waits for a look that it can do without.
+const longestLeft = time.Minute
+
+// left remembers, when a run ends partial, how the things are that it did not settle: what differs later from that is not its
+// doing. What cannot be seen keeps the record that it has.
+func (r *run) left() error {
+	byPlace := map[plan.Place][]state.Record{}
+	first := map[plan.Place]*worker{}
+	known := map[schema.Ref]bool{}
+	for i := range r.Plan.Steps {
+		s := &r.Plan.Steps[i]
+		if known[s.Ref] || !r.sum.Unsettled(i) {
+			continue
+		}
+		known[s.Ref] = true
+		rec, err := r.Store.Record(r.effects, s.Ref)
+		switch w := r.worker(s, r.sum.Reverting); {
+		case errors.Is(err, state.ErrNotFound):
+		case err != nil:
+			return err
+		case !rec.Gone && w.kind != nil && w.served.Kind != nil:
+			at := plan.Place{Scope: s.Ref.Scope, Kind: s.Ref.Kind}
+			byPlace[at], first[at] = append(byPlace[at], rec), w
+		}
+	}
+	for at, recs := range byPlace {
+		ids := make([]string, len(recs))
+		for i := range recs {
+			ids[i] = recs[i].ID
+		}
+		w := first[at]
+		ctx, cancel := context.WithTimeout(r.effects, min(r.Retry.Within, longestLeft))
+		things, _, err := patient(ctx, w.served.Kind, ids, r.Retry, r.Run.ID+"/left", r.halt, r.tell(w))
+		cancel()
+		if err != nil {
+			continue
+		}
+		for _, rec := range recs {
+			rec.Left = &state.Left{Gone: true}
+			if i := slices.IndexFunc(things, func(t providers.Thing) bool { return t.ID == rec.ID && t.Phase != providers.Leaving }); i >= 0 {
+				have := &things[i]
+				w.kind.Normalize(have.Spec)
+				rec.Left = &state.Left{Failed: have.Phase == providers.Failed, Spec: diff.Rest(w.kind, have.Spec, nil)}
+				rec.Rest = diff.Rest(w.kind, have.Spec, rec.Spec)
+			}
+			if _, err := r.Lock.Commit(r.effects, nil, []state.Op{r.Store.RecordOp(rec)}); err != nil {
+				return err
+			}
+		}
+	}
+	return context.Cause(r.effects)
+}
