@@ -337,7 +337,8 @@ type Provider struct {
 	// the far side has only written down, whether they do. While it does not Health looks again, one caller at a time. The
 	// engine begins no step meanwhile; those that have begun wait, and that is no fault of theirs; their calls are let
 	// through. Health errs on neither side for long: what nobody asked for is not owed, slow is not away, and it is good
-	// again with the first thing that is done. Nil: it is not known.
+	// again with the first thing that is done. Where only a change can find that out, it is good now and then, so that one is
+	// tried. Nil: it is not known.
 	Health func(ctx context.Context) Health
 }
 

@@ -12,16 +12,22 @@ import (
 	"testing/synctest"
 	"time"
 
+	"google.golang.org/grpc/codes"
+
 	"converge.dev/converge/engine"
 	"converge.dev/converge/engine/plan"
+	"converge.dev/converge/providers/carbide/carbidesim"
 	"converge.dev/converge/state"
 	"converge.dev/converge/torture"
 )
 
-// An outage begins when a call of an apply arrives: all connections break, that call's too, and nobody listens for a while.
+// An outage begins when a call of an apply arrives: all connections break, that call's too, and nobody listens for a while;
+// or the service goes on answering, and takes no changes meanwhile, as when its database is being handed over.
 type outage struct {
 	at    int // the call, from 1; 0: there is none
 	lasts time.Duration
+	reads bool     // go on
+	stops []string // the methods that do not, then
 
 	mu    sync.Mutex
 	calls []string // all of the apply
@@ -31,7 +37,17 @@ type outage struct {
 func (o *outage) meet(c *cell, method string) {
 	o.mu.Lock()
 	defer o.mu.Unlock()
-	if o.calls = append(o.calls, method); len(o.calls) == o.at {
+	if o.calls = append(o.calls, method); len(o.calls) != o.at {
+		return
+	}
+	if o.reads {
+		for _, m := range o.stops {
+			if err := c.world.Inject(carbidesim.Fault{Method: m, Effect: carbidesim.Before, Code: codes.Unavailable, Times: always}); err != nil {
+				c.Error(err)
+			}
+		}
+		time.AfterFunc(o.lasts, c.world.ClearFaults)
+	} else {
 		c.dark.Store(true)
 		c.cut()
 		time.AfterFunc(o.lasts, func() { c.dark.Store(false) })
@@ -77,6 +93,7 @@ func TestTortureCarbideOutages(t *testing.T) {
 	t.Cleanup(func() {
 		torture.Report(t, "E", "Carbide: %d outages of 1 s, 10 s and 3 min, at the calls of an apply of every scene: nothing undone, %d runs resumed", cells.Load(), resumed.Load())
 	})
+	changes, _ := called(t)
 	lengths := []time.Duration{time.Second, 10 * time.Second, 3 * time.Minute}
 	for nth, s := range scenes(t) {
 		t.Run(strings.ReplaceAll(s.String(), " ", "-"), func(t *testing.T) {
@@ -102,10 +119,10 @@ func TestTortureCarbideOutages(t *testing.T) {
 			}
 			calm := &outage{}
 			wanted := play(calm)
-			stride := torture.Scale(3*len(calm.calls), 4, 1) // each length is begun with at another call
-			for i := nth % stride; i < len(lengths)*len(calm.calls); i += stride {
-				o := &outage{at: i/len(lengths) + 1, lasts: lengths[i%len(lengths)]}
-				at := fmt.Sprintf("%s at call %d, %s", o.lasts, o.at, calm.calls[o.at-1])
+			stride := torture.Scale(6*len(calm.calls), 7, 1) // each length is begun with at another call
+			for i := nth % stride; i < 2*len(lengths)*len(calm.calls); i += stride {
+				o := &outage{at: i/2/len(lengths) + 1, lasts: lengths[i/2%len(lengths)], reads: i%2 == 0, stops: changes}
+				at := fmt.Sprintf("%s at call %d, %s, reads go on: %t", o.lasts, o.at, calm.calls[o.at-1], o.reads)
 				for _, m := range play(o) {
 					if !slices.Contains(wanted, m) {
 						t.Errorf("%s: it calls %s, which it has no reason to", at, m)

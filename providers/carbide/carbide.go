@@ -28,7 +28,8 @@
 //     one of the sides refuses, change nothing, and are logged. TestRotation replaces all certificates of both sides fifty
 //     times, with two hundred calls a second, and none fails.
 //   - A service that cannot be reached, or does not know us, makes the provider's Health bad; what it says about its objects
-//     does not; any success makes it good.
+//     does not; any success makes it good. So does one that answers and takes no changes, as when it or its database is
+//     handed over: for a while, after which the next change finds out.
 //   - No state is kept, and no change is tried twice. A look is: what is missing from an answer is asked for once more, for
 //     an answer has no place to say that it is not whole. Looks at a kind that is told whole share a list.
 package carbide

@@ -7,6 +7,8 @@ import (
 	"fmt"
 	"log/slog"
 	"regexp"
+	"slices"
+	"strings"
 	"sync/atomic"
 	"time"
 
@@ -218,6 +220,9 @@ func (c calls) Invoke(ctx context.Context, method string, req, reply any, opts .
 		err = fmt.Errorf("the site does not permit this to %s: %w", k.identity.who(), err)
 	}
 	c.health.note(err)
+	if changes(method) {
+		c.health.change(err)
+	}
 	if c.log.Enabled(ctx, slog.LevelDebug) {
 		c.log.Debug("call", "method", method, "took", time.Since(start), "code", status.Code(err))
 	}
@@ -225,6 +230,12 @@ func (c calls) Invoke(ctx context.Context, method string, req, reply any, opts .
 		return unsentError{err}
 	}
 	return err
+}
+
+// changes reports whether a method of the service, by its whole name, changes something.
+func changes(method string) bool {
+	name := method[strings.LastIndexByte(method, '/')+1:]
+	return !slices.ContainsFunc([]string{"Find", "Get", "Search", "List", "Version"}, func(verb string) bool { return strings.HasPrefix(name, verb) })
 }
 
 // NewStream implements [grpc.ClientConnInterface].

@@ -3,6 +3,7 @@ package carbide
 import (
 	"context"
 	"errors"
+	"fmt"
 	"sync"
 	"time"
 
@@ -12,14 +13,45 @@ import (
 	"converge.dev/converge/providers"
 )
 
-// health is what the calls tell of the connection. Only a call that gets no answer because the service cannot be reached,
+// health is what the calls tell of the service. Only a call that gets no answer because the service cannot be reached,
 // or does not know us, makes it bad; what the service says about its objects does not, and any success makes it good.
+//
+// A service that is handed over may answer whoever reads, and take no changes. What it answers to a change says so, and
+// nothing but another change can find out that it is over: so it is bad for a while, and then lets changes try again.
 type health struct {
 	mu    sync.Mutex
 	seen  providers.Health
 	probe sync.Mutex // held by the one who asks whether it is good again
+
+	closed error         // what the last change was answered instead of being taken; nil: changes are taken
+	until  time.Time     // when another one may try
+	pause  time.Duration // how long that was put off
 }
 
+// How long changes are put off that the service does not take: at first, and at most.
+const (
+	firstPause   = time.Second
+	longestPause = 15 * time.Second
+)
+
+// change counts a call that changes something.
+func (h *health) change(err error) {
+	h.mu.Lock()
+	defer h.mu.Unlock()
+	switch status.Code(err) {
+	case codes.Unavailable:
+		if now := time.Now(); !now.Before(h.until) { // not one of those that were under way when it was found out
+			h.pause = min(max(2*h.pause, firstPause), longestPause)
+			h.until = now.Add(h.pause)
+		}
+		h.closed = err
+	case codes.Canceled, codes.DeadlineExceeded, codes.Unauthenticated: // which say nothing of it
+	default:
+		h.closed, h.until, h.pause = nil, time.Time{}, 0
+	}
+}
+
+// note counts a call.
 func (h *health) note(err error) {
 	h.mu.Lock()
 	defer h.mu.Unlock()
@@ -42,14 +74,25 @@ func (h *health) note(err error) {
 func (h *health) now() providers.Health {
 	h.mu.Lock()
 	defer h.mu.Unlock()
-	return h.seen
+	seen := h.seen
+	if seen.Down == nil && h.closed != nil && time.Now().Before(h.until) {
+		seen.Down = fmt.Errorf("the service answers, and takes no changes: %w", h.closed)
+	}
+	return seen
+}
+
+// reached reports whether the service can be reached, so that greeting it would tell nothing new.
+func (h *health) reached() bool {
+	h.mu.Lock()
+	defer h.mu.Unlock()
+	return h.seen.Down == nil
 }
 
 // healthy is the provider's Health. While the connection is bad the first to ask has the service greeted, and the others
 // get what is known.
 func (s *service) healthy(ctx context.Context) providers.Health {
 	known := s.health.now()
-	if known.Down == nil || !s.health.probe.TryLock() {
+	if known.Down == nil || s.health.reached() || !s.health.probe.TryLock() {
 		return known
 	}
 	defer s.health.probe.Unlock()

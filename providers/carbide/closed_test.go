@@ -1,0 +1,35 @@
+package carbide
+
+import (
+	"testing"
+	"testing/synctest"
+	"time"
+
+	"google.golang.org/grpc/codes"
+	"google.golang.org/grpc/status"
+)
+
+// A service that takes no changes is away, also while it answers those who read: for longer with each change that it does not
+// take, and it is there again with the first that it answers.
+func TestClosedForChanges(t *testing.T) {
+	synctest.Test(t, func(t *testing.T) {
+		var h health
+		for _, pause := range []time.Duration{firstPause, 2 * firstPause, 4 * firstPause, 8 * firstPause, longestPause, longestPause} {
+			for range 2 { // what was under way at the same time counts once
+				h.change(status.Error(codes.Unavailable, "read only"))
+			}
+			h.note(nil)
+			if time.Sleep(pause - 1); h.now().Down == nil {
+				t.Errorf("a change may try before %s", pause)
+			}
+			if time.Sleep(1); h.now().Down != nil {
+				t.Errorf("no change may try after %s", pause)
+			}
+		}
+		h.change(status.Error(codes.Unavailable, "read only"))
+		h.change(status.Error(codes.NotFound, "no such thing"))
+		if down := h.now().Down; down != nil {
+			t.Errorf("after it was answered: %v", down)
+		}
+	})
+}
