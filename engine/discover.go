@@ -10,6 +10,8 @@ import (
 	"strings"
 	"time"
 
+	"github.com/google/uuid"
+
 	"converge.dev/converge/engine/diff"
 	"converge.dev/converge/engine/plan"
 	"converge.dev/converge/engine/secret/sealed"
@@ -84,7 +86,7 @@ func (s *Survey) Unknown() []plan.Unknown {
 	return list
 }
 
-// A Find is an existing thing, written as a resource that would become it.
+// A Find is an existing thing, written as a resource that would become it, or, when it is external, that would refer to it.
 type Find struct {
 	schema.Resource
 	ID      string // external id
@@ -101,36 +103,127 @@ type Find struct {
 type Leftover struct {
 	plan.Foreign
 	Reason string
+
+	ref schema.Ref
+}
+
+// A Choice says what of a survey is to be written, and as what. The zero Choice is all, as converge's own.
+type Choice struct {
+	Kinds    []string // patterns of kinds: these, and what they refer to; none: all
+	External []string // patterns of refs (plan.Matches) that others look after
 }
 
 // Resources writes what the survey saw as resources, for a document. Fits says whether a name and a spec are valid; what is
-// not is left over. Kinds are patterns of kinds to be kept, with what these refer to; without one all are.
-func (s *Survey) Resources(ks schema.Kinds, kinds []string, fits func(schema.Ref, schema.Object) error) (finds []Find, left []Leftover) {
+// not is left over. What others look after is external, and there only when something else that is written refers to it: what
+// the choice says, what recorded resources refer to by id, what another site or the far side itself has made, and what no
+// resource can describe. It fails with a *plan.UnmatchedError.
+func (s *Survey) Resources(ks schema.Kinds, o Choice, fits func(schema.Ref, schema.Object) error) (finds []Find, left []Leftover, err error) {
 	n := s.name(ks)
-	for _, at := range slices.SortedFunc(maps.Keys(s.Observed.Things), func(a, b plan.Place) int {
-		return schema.Ref{Scope: a.Scope, Kind: a.Kind}.Compare(schema.Ref{Scope: b.Scope, Kind: b.Kind})
-	}) {
+	for _, p := range o.External {
+		refs := slices.SortedFunc(maps.Keys(n.used), schema.Ref.Compare)
+		if !slices.ContainsFunc(refs, func(r schema.Ref) bool { return plan.Matches(p, r) }) {
+			return nil, nil, &plan.UnmatchedError{Option: "external", Pattern: p, Refs: refs}
+		}
+	}
+	others := s.others(ks)
+	for at, things := range s.Observed.Things {
 		traits, _ := s.Traits(at.Scope, at.Kind)
-		for i := range s.Observed.Things[at] {
-			t := &s.Observed.Things[at][i]
+		for i := range things {
+			t := &things[i]
 			ref, ok := n.refs[t]
 			if !ok {
 				continue
 			}
 			f := s.find(ks[at.Kind], ref, t, n)
+			if n.others[t] || others[plan.Place{Scope: at.Scope, Kind: at.Kind}][t.ID] && !f.Managed ||
+				slices.ContainsFunc(o.External, func(p string) bool { return plan.Matches(p, ref) }) {
+				finds = append(finds, f.external(things))
+				continue
+			}
 			if f.byItself = !f.Managed && plan.ByItself(traits, ref, t); f.byItself && len(f.Spec) == 0 {
 				continue // nobody has said anything about it
 			}
 			if err := fits(ref, f.Spec); err != nil {
-				left = append(left, Leftover{plan.Foreign{Scope: at.Scope, Kind: at.Kind, ID: t.ID, Name: t.Name}, err.Error()})
-				continue
+				left = append(left, Leftover{plan.Foreign{Scope: at.Scope, Kind: at.Kind, ID: t.ID, Name: t.Name}, err.Error(), ref})
+				f = f.external(things)
 			}
 			finds = append(finds, f)
 		}
 	}
+	finds = append(finds, s.unlisted(finds, n)...)
 	slices.SortFunc(finds, func(a, b Find) int { return a.Ref.Compare(b.Ref) })
 	setAside(ks, finds)
-	return keepKinds(finds, kinds), left
+	finds = slices.DeleteFunc(keepNeeded(keepKinds(finds, o.Kinds)), func(f Find) bool {
+		if f.External == nil {
+			return false
+		}
+		err := fits(f.Ref, schema.Object{"external": true})
+		if err != nil {
+			left = append(left, Leftover{plan.Foreign{Scope: f.Ref.Scope, Kind: f.Ref.Kind, ID: f.ID, Name: f.Ref.Name}, err.Error(), f.Ref})
+		}
+		return err != nil
+	})
+	left = slices.DeleteFunc(left, func(l Leftover) bool {
+		return slices.ContainsFunc(finds, func(f Find) bool { return f.Ref == l.ref })
+	})
+	slices.SortFunc(left, func(a, b Leftover) int { return a.ref.Compare(b.ref) })
+	return finds, slices.CompactFunc(left, func(a, b Leftover) bool { return a.ref == b.ref }), nil
+}
+
+// others gives, place by place, the ids by which recorded resources refer to something: to converge that has no name.
+func (s *Survey) others(ks schema.Kinds) map[plan.Place]map[string]bool {
+	ids := map[plan.Place]map[string]bool{}
+	for i := range s.Recorded {
+		r := &s.Recorded[i]
+		if r.Gone {
+			continue
+		}
+		for _, to := range plan.Outside(ks, r.Ref, r.Spec, r.After) {
+			at := plan.Place{Scope: to.Scope, Kind: to.Kind}
+			if ids[at] == nil {
+				ids[at] = map[string]bool{}
+			}
+			ids[at][to.Name] = true
+		}
+	}
+	return ids
+}
+
+// external makes the find one that others look after, with an id where the name does not say which of the things is meant.
+func (f Find) external(things []providers.Thing) Find {
+	x := Find{Resource: schema.Resource{Ref: f.Ref, Spec: schema.Object{}, External: &schema.External{}}, ID: f.ID, Managed: f.Managed}
+	for i := range things {
+		if t := &things[i]; plan.Called(t, f.Ref.Name) != (t.ID == f.ID) {
+			x.External.ID = f.ID
+		}
+	}
+	return x
+}
+
+// unlisted gives what finds refer to and the far side cannot list: it is there under its id.
+func (s *Survey) unlisted(finds []Find, n *naming) (more []Find) {
+	seen := map[schema.Ref]bool{}
+	for i := range finds {
+		for _, to := range finds[i].After {
+			_, unsupported := s.Observed.Unsupported[plan.Place{Scope: to.Scope, Kind: to.Kind}]
+			if unsupported && n.used[to] == nil && !seen[to] && uuid.Validate(to.Name) != nil { // a UUID needs no declaration
+				seen[to] = true
+				more = append(more, Find{Resource: schema.Resource{Ref: to, Spec: schema.Object{}, External: &schema.External{ID: to.Name}}, ID: to.Name})
+			}
+		}
+	}
+	return more
+}
+
+// keepNeeded drops what is external and nothing else refers to.
+func keepNeeded(finds []Find) []Find {
+	needed := map[schema.Ref]bool{}
+	for i := range finds {
+		for _, to := range finds[i].After {
+			needed[to] = true
+		}
+	}
+	return slices.DeleteFunc(finds, func(f Find) bool { return f.External != nil && !needed[f.Ref] })
 }
 
 // setAside makes finds state nothing when they are there by themselves, nobody manages them, and nothing else that was found
@@ -223,7 +316,7 @@ func (s *Survey) find(k *schema.Kind, ref schema.Ref, t *providers.Thing, n *nam
 	spec, f.Secrets = secretPlaces(k, ref, spec, record)
 	k.EachRef(spec, func(kind, name string) string {
 		r := schema.Ref{Scope: schema.ScopeSite, Kind: kind, Name: name}
-		if _, here := n.used[schema.Ref{Scope: ref.Scope, Kind: kind, Name: name}]; here {
+		if of := n.kinds[kind]; of != nil && of.Node {
 			r.Scope = ref.Scope
 		}
 		f.After = append(f.After, r)
@@ -332,6 +425,8 @@ type naming struct {
 	used      map[schema.Ref]*providers.Thing
 	names     plan.Names
 	ambiguous map[*providers.Thing]bool // its name does not say which thing is meant
+	others    map[*providers.Thing]bool // another site, or the far side itself, has made it
+	kinds     schema.Kinds
 	records   map[schema.Ref]*state.Record
 }
 
@@ -339,7 +434,7 @@ type naming struct {
 func (s *Survey) name(ks schema.Kinds) *naming {
 	n := &naming{
 		refs: map[*providers.Thing]schema.Ref{}, used: map[schema.Ref]*providers.Thing{}, names: plan.Names{},
-		ambiguous: map[*providers.Thing]bool{}, records: map[schema.Ref]*state.Record{},
+		ambiguous: map[*providers.Thing]bool{}, others: map[*providers.Thing]bool{}, kinds: ks, records: map[schema.Ref]*state.Record{},
 	}
 	recorded := s.recorded()
 	for i := range s.Recorded {
@@ -367,13 +462,20 @@ func (s *Survey) name(ks schema.Kinds) *naming {
 		called := map[string]int{}
 		for i := range things {
 			t := &things[i]
-			if _, done := n.refs[t]; !done && t.Phase != providers.Leaving && !t.Derived && (t.Mark.IsZero() || t.Mark.Site == s.Site.ID) {
+			if _, done := n.refs[t]; !done && t.Phase != providers.Leaving {
 				order = append(order, t)
+				n.others[t] = t.Derived || !t.Mark.IsZero() && t.Mark.Site != s.Site.ID
 			}
 			called[t.Name]++
 		}
-		slices.SortFunc(order, func(a, b *providers.Thing) int {
-			return cmp.Or(strings.Compare(a.Name, b.Name), strings.Compare(a.ID, b.ID))
+		slices.SortFunc(order, func(a, b *providers.Thing) int { // what could become ours chooses its name first
+			first := func(t *providers.Thing) int {
+				if n.others[t] {
+					return 1
+				}
+				return 0
+			}
+			return cmp.Or(first(a)-first(b), strings.Compare(a.Name, b.Name), strings.Compare(a.ID, b.ID))
 		})
 		for _, t := range order {
 			n.ambiguous[t] = called[t.Name] > 1

@@ -11,15 +11,18 @@ import (
 // An UnmatchedError says that a pattern of the options matches nothing. Most likely it is misspelt; to plan all the same
 // would be to destroy what was to be excluded, or to leave alone what was to be changed.
 type UnmatchedError struct {
-	Option  string       // target, exclude or replace
+	Option  string       // target, exclude, replace, or external of an import
 	Pattern string       // as it was given
 	Refs    []schema.Ref // what it could have matched
 }
 
 func (e *UnmatchedError) Error() string {
 	among := "declared, recorded or observed"
-	if e.Option == "replace" {
+	switch e.Option {
+	case "replace":
 		among = "declared"
+	case "external":
+		among = "there"
 	}
 	return fmt.Sprintf("-%s=%s matches nothing that is %s", e.Option, e.Pattern, among)
 }

@@ -82,7 +82,7 @@ func (m *maker) lookUp(it *item) (id string, err error) {
 	things := m.in.Observed.Things[at]
 	for i := range things {
 		t := &things[i]
-		if t.Phase != providers.Leaving && (t.ID == id || id == "" && (t.Name == it.ref.Name || t.ID == it.ref.Name)) {
+		if t.Phase != providers.Leaving && t.ID == id || id == "" && Called(t, it.ref.Name) {
 			found = append(found, t)
 		}
 	}
@@ -105,6 +105,11 @@ func (m *maker) lookUp(it *item) (id string, err error) {
 	}
 	it.refused = true
 	return "", nil
+}
+
+// Called reports whether a thing can be meant by the name of something external.
+func Called(t *providers.Thing, name string) bool {
+	return t.Phase != providers.Leaving && (t.Name == name || t.ID == name)
 }
 
 // refer writes external ids into a resource, of which it leaves the document's own as it is.

@@ -144,6 +144,12 @@ func putAside(s *ast.StructLit, fields schema.Object) error {
 
 // object gives the resource as its author would have written it.
 func (r Written) object() schema.Object {
+	switch x := r.External; {
+	case x != nil && x.ID != "":
+		return schema.Object{"external": map[string]any{"id": x.ID}}
+	case x != nil:
+		return schema.Object{"external": true}
+	}
 	o := maps.Clone(r.Spec)
 	if o == nil {
 		o = schema.Object{}

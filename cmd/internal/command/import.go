@@ -23,7 +23,7 @@ import (
 
 func (a *app) importCommand() *cobra.Command {
 	var discover bool
-	var kinds []string
+	var o engine.Choice
 	var out string
 	c := &cobra.Command{
 		Use:   "import -discover [DOC...]",
@@ -35,6 +35,10 @@ site's document; the plan then says precisely what would change. Machines that n
 manages and nothing runs on are there with what they have as a comment, and stay
 nobody's until you state it.
 
+What others look after, and what is written refers to, is there as external: true: what
+another site made, what the site's document declares so, and what you name with
+-external. It is never made, changed or removed.
+
 With -out=DIR there is one file for each kind. What no document can describe, such as
 the site's own networks, is listed and left out. Secrets are never written: where one
 is set, the document names an environment variable to be filled.
@@ -42,10 +46,12 @@ is set, the document names an environment variable to be filled.
 The site is that of DOC, or of the store; a new one gets a new id.`,
 		Example: `  converge import -discover
   converge import -discover -kind=carbide.vpc -kind='carbide.network_*'
+  converge import -discover -kind=carbide.vpc -external='site/carbide.tenant/*'
   converge import -discover -out=site`,
 	}
 	c.Flags().BoolVar(&discover, "discover", false, "find all that exists")
-	c.Flags().StringArrayVar(&kinds, "kind", nil, "only this `kind` and what it refers to, with * for any text; may be repeated")
+	c.Flags().StringArrayVar(&o.Kinds, "kind", nil, "only this `kind` and what it refers to, with * for any text; may be repeated")
+	c.Flags().StringArrayVar(&o.External, "external", nil, "write resources matching this `pattern` of refs as external: others look after them; may be repeated")
 	c.Flags().StringVar(&out, "out", "", "write files into this `dir`ectory, which is made")
 	c.RunE = func(c *cobra.Command, args []string) error {
 		if !discover {
@@ -55,7 +61,7 @@ The site is that of DOC, or of the store; a new one gets a new id.`,
 			}
 		}
 		ctx := c.Context()
-		if err := a.checkKinds(kinds); err != nil {
+		if err := a.checkKinds(o.Kinds); err != nil {
 			return err
 		}
 		s, site, err := a.whose(ctx, args, pretend) // a new site may begin with what exists; nothing is stored
@@ -74,7 +80,10 @@ The site is that of DOC, or of the store; a new one gets a new id.`,
 		if err != nil {
 			return err
 		}
-		finds, left := survey.Resources(sch.Kinds(), kinds, sch.Fits)
+		finds, left, err := survey.Resources(sch.Kinds(), o, sch.Fits)
+		if err != nil {
+			return err
+		}
 		if err := a.writeFinds(site, finds, out); err != nil {
 			return err
 		}
@@ -163,7 +172,9 @@ func (a *app) writeFinds(site schema.Site, finds []engine.Find, dir string) erro
 		written[i] = load.Written{Resource: f.Resource, Depends: f.Depends, Aside: f.Seen}
 		var lines []string
 		switch {
-		case f.Managed:
+		case f.External != nil && f.Managed:
+			lines = append(lines, "Managed until now. As external it is forgotten, and stays as it is.")
+		case f.External != nil, f.Managed:
 		case f.Seen != nil:
 			lines = append(lines, "Nobody manages it yet. Uncomment what converge is to keep as it is.")
 		default:
