@@ -94,7 +94,8 @@ type Find struct {
 	Managed bool     // recorded, or bears our mark
 	Secrets []string // fields whose secret has to be named by hand
 
-	// What is there by itself, unmanaged and unused, states nothing, for nothing has to be taken over: this is how it is.
+	// Seen is what is there and not stated. Of what converge made that is what the far side filled in; what is there by
+	// itself, unmanaged and unused, states nothing at all, for nothing has to be taken over.
 	Seen     schema.Object
 	byItself bool
 }
@@ -293,6 +294,7 @@ func (s *Survey) find(k *schema.Kind, ref schema.Ref, t *providers.Thing, n *nam
 					said[field] = spec[field]
 				}
 			}
+			f.Seen = diff.Beyond(k, spec, said)
 			spec = said
 		}
 		for i := range k.Fields { // what only the planner reads, and what it chose, stand in the record alone
@@ -303,6 +305,7 @@ func (s *Survey) find(k *schema.Kind, ref schema.Ref, t *providers.Thing, n *nam
 				spec[name] = stated
 			case k.Fields[i].Choose != nil && !ok:
 				delete(spec, name)
+				delete(f.Seen, name)
 			case ok && sealed.Within(stated) && spec[name] == nil: // it never comes back
 				spec[name] = schema.Clone(stated)
 			}
@@ -326,6 +329,8 @@ func (s *Survey) find(k *schema.Kind, ref schema.Ref, t *providers.Thing, n *nam
 	f.Depends = slices.DeleteFunc(slices.Clone(f.Depends), func(r schema.Ref) bool { return slices.Contains(f.After, r) || n.used[r] == nil })
 	f.After = schema.SortRefs(append(f.After, f.Depends...))
 	f.Spec = terse(k.Fields, spec)
+	f.Seen, _ = secretPlaces(k, ref, f.Seen, record)
+	f.Seen = terse(k.Fields, f.Seen)
 	return f
 }
 

@@ -16,10 +16,16 @@ const largeRest = 4 << 10
 // Rest gives what was seen of a thing beyond what is stated: settable fields that nobody stated, and those of stated structs
 // and maps. Lists are stated as wholes. Large values are given as their digests.
 func Rest(k *schema.Kind, seen, stated schema.Object) schema.Object {
-	return rest(k.Fields, seen, stated)
+	return beyond(k.Fields, seen, stated, compact)
 }
 
-func rest(fields []schema.Field, seen, stated map[string]any) map[string]any {
+// Beyond is Rest with all values as they are.
+func Beyond(k *schema.Kind, seen, stated schema.Object) schema.Object {
+	return beyond(k.Fields, seen, stated, func(_ *schema.Field, v any) any { return schema.Clone(v) })
+}
+
+// beyond gives each value as keep has it.
+func beyond(fields []schema.Field, seen, stated map[string]any, keep func(*schema.Field, any) any) map[string]any {
 	out := map[string]any{}
 	for i := range fields {
 		f := &fields[i]
@@ -30,11 +36,11 @@ func rest(fields []schema.Field, seen, stated map[string]any) map[string]any {
 		s, said := stated[f.Name]
 		if !said {
 			if f.Default == nil || !same(v, f.Default) { // the schema says it
-				out[f.Name] = compact(f, v)
+				out[f.Name] = keep(f, v)
 			}
 			continue
 		}
-		if m := below(f, v, s); len(m) > 0 {
+		if m := below(f, v, s, keep); len(m) > 0 {
 			out[f.Name] = m
 		}
 	}
@@ -42,7 +48,7 @@ func rest(fields []schema.Field, seen, stated map[string]any) map[string]any {
 }
 
 // below gives what a stated struct or map has beyond what is stated of it.
-func below(f *schema.Field, seen, stated any) map[string]any {
+func below(f *schema.Field, seen, stated any, keep func(*schema.Field, any) any) map[string]any {
 	v, vok := seen.(map[string]any)
 	s, sok := stated.(map[string]any)
 	if !vok || !sok || f.Secret {
@@ -50,13 +56,13 @@ func below(f *schema.Field, seen, stated any) map[string]any {
 	}
 	switch f.Type {
 	case schema.Struct:
-		return rest(f.Fields, v, s)
+		return beyond(f.Fields, v, s, keep)
 	case schema.Map:
 		out := map[string]any{}
 		for key, e := range v {
 			if se, said := s[key]; !said {
-				out[key] = compact(f.Elem, e)
-			} else if m := below(f.Elem, e, se); len(m) > 0 {
+				out[key] = keep(f.Elem, e)
+			} else if m := below(f.Elem, e, se, keep); len(m) > 0 {
 				out[key] = m
 			}
 		}

@@ -35,7 +35,7 @@ type Written struct {
 	schema.Resource
 	Depends []schema.Ref  // of After, what the spec does not refer to
 	Comment string        // stands above it; may have several lines
-	Aside   schema.Object // instead of a spec: fields that stand in it as a comment, to be stated by whoever wants to
+	Aside   schema.Object // fields beyond the spec, which stand in it as a comment, to be stated by whoever wants to
 }
 
 // Write gives resources as a document in CUE, or as a part of one. A site that is not zero is stated with the version of the
@@ -123,7 +123,7 @@ func structOf(o schema.Object) (*ast.StructLit, error) {
 	return x.(*ast.StructLit), nil
 }
 
-// putAside puts fields into a struct without any, as a comment.
+// putAside puts fields into a struct as a comment.
 func putAside(s *ast.StructLit, fields schema.Object) error {
 	o, err := structOf(fields)
 	if err != nil {
@@ -138,6 +138,9 @@ func putAside(s *ast.StructLit, fields schema.Object) error {
 		group.List = append(group.List, &ast.Comment{Slash: token.Newline.Pos(), Text: "// " + strings.TrimRight(line, "\n")})
 	}
 	s.Lbrace, s.Rbrace = token.Blank.Pos(), token.Newline.Pos()
+	for _, e := range s.Elts {
+		ast.SetRelPos(e, token.Newline)
+	}
 	ast.AddComment(s, group)
 	return nil
 }

@@ -33,7 +33,8 @@ CUE: what converge made under its names, and what it did not make with the lifec
 that takes it over. Nothing is changed. Put the parts that you want to manage into the
 site's document; the plan then says precisely what would change. Machines that nobody
 manages and nothing runs on are there with what they have as a comment, and stay
-nobody's until you state it.
+nobody's until you state it. So are fields that no document states, with what the
+far side filled in; a document in JSON has no comments, and leaves them out.
 
 What others look after, and what is written refers to, is there as external: true: what
 another site made, what the site's document declares so, and what you name with
@@ -174,8 +175,11 @@ func (a *app) writeFinds(site schema.Site, finds []engine.Find, dir string) erro
 		switch {
 		case f.External != nil && f.Managed:
 			lines = append(lines, "Managed until now. As external it is forgotten, and stays as it is.")
-		case f.External != nil, f.Managed:
-		case f.Seen != nil:
+		case f.External != nil:
+		case f.Managed && len(f.Seen) > 0:
+			lines = append(lines, "The fields in comments are not stated; this is how they are. Uncomment what converge is to keep so.")
+		case f.Managed:
+		case len(f.Seen) > 0:
 			lines = append(lines, "Nobody manages it yet. Uncomment what converge is to keep as it is.")
 		default:
 			lines = append(lines, "Exists as "+f.ID+"; nobody manages it yet.")
