@@ -38,17 +38,35 @@ type Written struct {
 	Aside   schema.Object // fields beyond the spec, which stand in it as a comment, to be stated by whoever wants to
 }
 
-// Write gives resources as a document in CUE, or as a part of one. A site that is not zero is stated with the version of the
+// A Head is what stands in a document above its resources. The serial of the site is never written.
+type Head struct {
+	Site   schema.Site   `json:"site"`
+	Policy schema.Object `json:"policy"` // as in the document; nil: none
+}
+
+// noPolicy stands in the place of the policy where nobody stated one.
+var noPolicy = []string{
+	"// What a plan may do cannot be seen anywhere, and has to be stated. For example:",
+	"//",
+	"// policy: {",
+	"// \tmax_destroy: \"10%\" // of what is recorded, in one plan",
+	"// \tmanagement: ssh: {src_prefix: \"10.0.0.0/8\", port: 22} // gets through every security group",
+	"// }",
+}
+
+// Write gives resources as a document in CUE, or as a part of one. A head that is not nil is stated with the version of the
 // schema; a pack, when it is not empty, is the package clause.
-func Write(pack string, site schema.Site, resources []Written) ([]byte, error) {
+func Write(pack string, head *Head, resources []Written) ([]byte, error) {
 	file := &ast.File{}
 	if pack != "" {
 		file.Decls = append(file.Decls, &ast.Package{Name: ast.NewIdent(pack)})
 	}
-	if site != (schema.Site{}) {
-		file.Decls = append(file.Decls,
-			&ast.Field{Label: ast.NewIdent("apiVersion"), Value: ast.NewString(schema.APIVersion)},
-			&ast.Field{Label: ast.NewIdent("site"), Value: ast.NewStruct("name", ast.NewString(site.Name), "id", ast.NewString(site.ID))})
+	if head != nil {
+		decls, err := head.fields()
+		if err != nil {
+			return nil, err
+		}
+		file.Decls = append(file.Decls, decls...)
 	}
 	written := slices.Clone(resources)
 	slices.SortFunc(written, func(a, b Written) int { return a.Ref.Compare(b.Ref) })
@@ -68,6 +86,27 @@ func Write(pack string, site schema.Site, resources []Written) ([]byte, error) {
 		return nil, err
 	}
 	return format.Source(text, format.Simplify()) // what was never text is laid out a little differently
+}
+
+// fields are those of the head in CUE.
+func (h *Head) fields() ([]ast.Decl, error) {
+	decls := []ast.Decl{
+		&ast.Field{Label: ast.NewIdent("apiVersion"), Value: ast.NewString(schema.APIVersion)},
+		&ast.Field{Label: ast.NewIdent("site"), Value: ast.NewStruct("name", ast.NewString(h.Site.Name), "id", ast.NewString(h.Site.ID))},
+	}
+	if len(h.Policy) > 0 {
+		policy, err := structOf(h.Policy)
+		return append(decls, &ast.Field{Label: ast.NewIdent("policy"), Value: policy}), err
+	}
+	group := &ast.CommentGroup{}
+	for i, line := range noPolicy {
+		c := &ast.Comment{Text: line}
+		if i == 0 {
+			c.Slash = token.NewSection.Pos()
+		}
+		group.List = append(group.List, c)
+	}
+	return append(decls, group), nil
 }
 
 // kindField is the map of all resources of one kind in one scope, below its path.
@@ -191,8 +230,11 @@ func anyList(texts []string) []any {
 }
 
 // WriteJSON gives resources as a document in JSON.
-func WriteJSON(site schema.Site, resources []Written) []byte {
-	doc := map[string]any{"apiVersion": schema.APIVersion, "site": map[string]any{"name": site.Name, "id": site.ID}}
+func WriteJSON(head Head, resources []Written) []byte {
+	doc := map[string]any{"apiVersion": schema.APIVersion, "site": map[string]any{"name": head.Site.Name, "id": head.Site.ID}}
+	if len(head.Policy) > 0 {
+		doc["policy"] = map[string]any(head.Policy)
+	}
 	below := func(m map[string]any, name string) map[string]any {
 		child, ok := m[name].(map[string]any)
 		if !ok {

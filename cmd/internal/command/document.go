@@ -143,31 +143,26 @@ func (s *session) noDocument(err error) error {
 	}
 }
 
-// identity gives the site without loading its whole document.
-func (s *session) identity(ctx context.Context) (schema.Site, error) {
+// head gives the head of the newest document without loading it whole; of a site without one, its name.
+func (s *session) head(ctx context.Context) (load.Head, error) {
 	head, t, err := s.document(ctx, 0)
 	if errors.Is(err, state.ErrNotFound) {
 		if r, err := s.store.Rebuilt(ctx); !errors.Is(err, state.ErrNotFound) {
-			return r.Site, err
+			return load.Head{Site: r.Site}, err
 		}
-		return schema.Site{Name: s.site}, nil
+		return load.Head{Site: schema.Site{Name: s.site}}, nil
 	}
 	if err != nil {
-		return schema.Site{}, err
+		return load.Head{}, err
 	}
-	return siteOf(head, t.body)
+	return headOf(head.Serial, t.body)
 }
 
-// siteOf gives the site of a stored document.
-func siteOf(head state.Head, body []byte) (schema.Site, error) {
-	var doc struct {
-		Site schema.Site `json:"site"`
-	}
-	if err := json.Unmarshal(body, &doc); err != nil {
-		return schema.Site{}, err
-	}
-	doc.Site.Serial = head.Serial
-	return doc.Site, nil
+// headOf gives the head of a document that has a serial.
+func headOf(serial int64, body []byte) (head load.Head, err error) {
+	err = json.Unmarshal(body, &head)
+	head.Site.Serial = serial
+	return head, err
 }
 
 // unreadable lists the secrets of a document that this process cannot read, one on a line, with the reasons.

@@ -36,11 +36,11 @@ when a part of the site could not be seen.`,
 		if err != nil {
 			return err
 		}
-		site, err := s.identity(ctx)
+		head, err := s.head(ctx)
 		if err != nil {
 			return err
 		}
-		if site.ID == "" {
+		if head.Site.ID == "" {
 			return s.noDocument(nil)
 		}
 		s.headline("what was applied last")
@@ -48,7 +48,7 @@ when a part of the site could not be seen.`,
 		if err != nil {
 			return err
 		}
-		r, err := e.Drift(ctx, site)
+		r, err := e.Drift(ctx, head.Site)
 		if err != nil {
 			return err
 		}

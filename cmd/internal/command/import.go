@@ -44,7 +44,8 @@ With -out=DIR there is one file for each kind. What no document can describe, su
 the site's own networks, is listed and left out. Secrets are never written: where one
 is set, the document names an environment variable to be filled.
 
-The site is that of DOC, or of the store; a new one gets a new id.`,
+The site and its policy are those of DOC, or of the newest document in the store; a new
+site gets a new id, and a policy in a comment.`,
 		Example: `  converge import -discover
   converge import -discover -kind=carbide.vpc -kind='carbide.network_*'
   converge import -discover -kind=carbide.vpc -external='site/carbide.tenant/*'
@@ -65,15 +66,15 @@ The site is that of DOC, or of the store; a new one gets a new id.`,
 		if err := a.checkKinds(o.Kinds); err != nil {
 			return err
 		}
-		s, site, err := a.whose(ctx, args, pretend) // a new site may begin with what exists; nothing is stored
+		s, head, err := a.whose(ctx, args, pretend) // a new site may begin with what exists; nothing is stored
 		if err != nil {
 			return err
 		}
-		if site.ID == "" {
-			site.ID = uuid.NewString()
-			a.view.Note("The site has no document yet. The new id " + site.ID + " stands in what is written: keep it.")
+		if head.Site.ID == "" {
+			head.Site.ID = uuid.NewString()
+			a.view.Note("The site has no document yet. The new id " + head.Site.ID + " stands in what is written: keep it.")
 		}
-		survey, err := s.survey(ctx, site)
+		survey, err := s.survey(ctx, head.Site)
 		if err != nil {
 			return err
 		}
@@ -85,7 +86,7 @@ The site is that of DOC, or of the store; a new one gets a new id.`,
 		if err != nil {
 			return err
 		}
-		if err := a.writeFinds(site, finds, out); err != nil {
+		if err := a.writeFinds(head, finds, out); err != nil {
 			return err
 		}
 		unknown := survey.Unknown()
@@ -113,25 +114,29 @@ func (a *app) checkKinds(patterns []string) error {
 	return nil
 }
 
-// whose opens the store of a site, and says which one it is: that of the documents, else of the newest one in the store.
-func (a *app) whose(ctx context.Context, documents []string, m missing) (*session, schema.Site, error) {
+// whose opens the store of a site, and gives the head of the documents, else of the newest one in the store.
+func (a *app) whose(ctx context.Context, documents []string, m missing) (*session, load.Head, error) {
 	if len(documents) > 0 {
 		doc, err := a.load(ctx, documents)
 		if err != nil {
-			return nil, schema.Site{}, err
+			return nil, load.Head{}, err
 		}
 		s, err := a.openOr(ctx, doc, documents, m)
-		return s, doc.Site, err
+		if err != nil {
+			return nil, load.Head{}, err
+		}
+		head, err := headOf(doc.Site.Serial, doc.JSON)
+		return s, head, err
 	}
 	s, err := a.openOr(ctx, nil, nil, m)
 	if err == nil && m != pretend {
 		err = s.known(ctx)
 	}
 	if err != nil {
-		return nil, schema.Site{}, err
+		return nil, load.Head{}, err
 	}
-	site, err := s.identity(ctx)
-	return s, site, err
+	head, err := s.head(ctx)
+	return s, head, err
 }
 
 // survey looks at all that the configuration reaches.
@@ -167,7 +172,7 @@ func (s *session) offers() ([]engine.Need, error) {
 }
 
 // writeFinds prints the document, or writes a file for each kind.
-func (a *app) writeFinds(site schema.Site, finds []engine.Find, dir string) error {
+func (a *app) writeFinds(head load.Head, finds []engine.Find, dir string) error {
 	written := make([]load.Written, len(finds))
 	for i, f := range finds {
 		written[i] = load.Written{Resource: f.Resource, Depends: f.Depends, Aside: f.Seen}
@@ -191,10 +196,10 @@ func (a *app) writeFinds(site schema.Site, finds []engine.Find, dir string) erro
 	}
 	switch {
 	case a.flags.json && dir == "":
-		a.print(string(load.WriteJSON(site, written)) + "\n")
+		a.print(string(load.WriteJSON(head, written)) + "\n")
 		return nil
 	case dir == "":
-		text, err := load.Write("", site, written)
+		text, err := load.Write("", &head, written)
 		a.print(string(text))
 		return err
 	}
@@ -218,9 +223,9 @@ func (a *app) writeFinds(site schema.Site, finds []engine.Find, dir string) erro
 		paths = append(paths, path)
 	}
 	for name, resources := range files {
-		of := schema.Site{}
+		var of *load.Head
 		if name == "site" {
-			of = site
+			of = &head
 		}
 		text, err := load.Write("site", of, resources)
 		if err != nil {

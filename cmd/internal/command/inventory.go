@@ -58,7 +58,7 @@ not support a kind; every page says which.`,
 			return &view.Problem{What: fmt.Sprintf("-since-revision is %d: want no less than 0", since)}
 		}
 		ctx := c.Context()
-		s, site, err := a.whose(ctx, args, create)
+		s, head, err := a.whose(ctx, args, create)
 		if err != nil {
 			return err
 		}
@@ -70,7 +70,7 @@ not support a kind; every page says which.`,
 		if err != nil {
 			return err
 		}
-		inv, err := e.Inventory(ctx, site, needs, since)
+		inv, err := e.Inventory(ctx, head.Site, needs, since)
 		if err != nil {
 			return err
 		}

@@ -32,15 +32,15 @@ converge state restored.`,
 	c.Flags().BoolVar(&dry, "dry-run", false, "only say what would be done")
 	c.RunE = func(c *cobra.Command, args []string) error {
 		ctx := c.Context()
-		s, site, err := a.whose(ctx, args, create)
+		s, head, err := a.whose(ctx, args, create)
 		if err != nil {
 			return err
 		}
-		if site.ID == "" {
+		if head.Site.ID == "" {
 			return &view.Problem{What: "the id of the site is not known", Fix: "Name the site's document, or any with the same site.id: converge state rebuild site.cue"}
 		}
 		return s.locked(ctx, "state rebuild", func(lock *state.Lock) error {
-			survey, err := s.survey(ctx, site)
+			survey, err := s.survey(ctx, head.Site)
 			if err != nil {
 				return err
 			}
@@ -55,7 +55,7 @@ converge state restored.`,
 				for i, r := range part {
 					ops[i] = s.store.RecordOp(r)
 				}
-				ops = append(ops, s.store.RebuiltOp(state.Rebuilt{Site: site, At: now}))
+				ops = append(ops, s.store.RebuiltOp(state.Rebuilt{Site: head.Site, At: now}))
 				if dry {
 					break
 				}

@@ -9,6 +9,7 @@ import (
 	"converge.dev/converge/cmd/internal/view"
 	"converge.dev/converge/engine/plan"
 	"converge.dev/converge/schema"
+	"converge.dev/converge/schema/load"
 	"converge.dev/converge/schema/signed"
 	"converge.dev/converge/state"
 )
@@ -100,20 +101,20 @@ func (s *session) sameSite(ctx context.Context, doc *schema.Document, where stri
 		return err
 	}
 	head, body, err := s.store.Document(ctx, 0) // whoever wrote it: where signatures are asked for from now on, it has none
-	var site schema.Site
+	var newest load.Head
 	if err == nil {
-		site, err = siteOf(head, body)
+		newest, err = headOf(head.Serial, body)
 	}
 	if err != nil { // a document that is damaged must not keep the next one out
 		s.view.Warn("the id of the site was not compared, as its newest document cannot be read: " + err.Error())
 		return nil
 	}
-	if site.ID == "" || site.ID == doc.Site.ID {
+	if newest.Site.ID == "" || newest.Site.ID == doc.Site.ID {
 		return nil
 	}
 	return refusal{&view.Problem{
 		What:  "the document is for another site, of the same name",
-		Where: fmt.Sprintf("%s says site.id %s, and serial %d of site %s has %s", where, doc.Site.ID, head.Serial, s.site, site.ID),
+		Where: fmt.Sprintf("%s says site.id %s, and serial %d of site %s has %s", where, doc.Site.ID, head.Serial, s.site, newest.Site.ID),
 		Fix:   "The id of a site never changes: write that one, or give the other site another name.",
 	}}
 }
