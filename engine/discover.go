@@ -285,12 +285,13 @@ func (s *Survey) find(k *schema.Kind, ref schema.Ref, t *providers.Thing, n *nam
 	record := n.records[ref]
 	if record != nil && record.ID == t.ID {
 		f.Managed = true
-		f.Lifecycle.Protect, f.Lifecycle.OnRemove = record.Protect, record.OnRemove
+		f.Lifecycle.Protect, f.Lifecycle.OnRemove, f.Lifecycle.Ignore = record.Protect, record.OnRemove, record.Ignore
 		f.Depends = record.After
 		if record.Run != "" { // a run wrote it; one that was made from marks states nothing
-			said := stated(k.Fields, spec, record.Spec)
-			for field, v := range diff.Rest(k, t.Spec, record.Spec) { // and what changed of the rest since converge left it
-				if record.Rest != nil && !diff.Same(schema.Object{"": v}, schema.Object{"": record.Rest[field]}) {
+			said := stated(k.Fields, spec, record.Spec, "", record.Ignore)
+			was := diff.Prune(record.Rest, record.Ignore)
+			for field, v := range diff.Prune(diff.Rest(k, t.Spec, record.Spec), record.Ignore) { // and what changed of the rest since converge left it
+				if record.Rest != nil && !diff.Same(schema.Object{"": v}, schema.Object{"": was[field]}) {
 					said[field] = spec[field]
 				}
 			}
@@ -334,10 +335,15 @@ func (s *Survey) find(k *schema.Kind, ref schema.Ref, t *providers.Thing, n *nam
 	return f
 }
 
-// stated keeps of what was seen what the document had stated: the rest is the far side's business.
-func stated(fields []schema.Field, seen, said map[string]any) map[string]any {
+// stated keeps of what was seen what the document had stated: the rest is the far side's business. Of what is ignored it
+// keeps what the document had stated, whatever was seen.
+func stated(fields []schema.Field, seen, said map[string]any, at string, ignore []string) map[string]any {
 	out := make(map[string]any, len(said))
 	for name, s := range said {
+		if diff.Ignored(at+name, ignore) {
+			out[name] = schema.Clone(s)
+			continue
+		}
 		v, ok := seen[name]
 		if !ok {
 			continue
@@ -345,7 +351,7 @@ func stated(fields []schema.Field, seen, said map[string]any) map[string]any {
 		f := (&schema.Field{Fields: fields}).Field(name)
 		if m, isMap := v.(map[string]any); isMap && f != nil && !f.Secret {
 			if sm, ok := s.(map[string]any); ok {
-				v = stated(f.Fields, m, sm)
+				v = stated(f.Fields, m, sm, at+name+".", ignore)
 			}
 		}
 		out[name] = v

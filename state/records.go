@@ -33,7 +33,8 @@ type Record struct {
 	After       []schema.Ref    `json:"after,omitempty"`
 	Protect     bool            `json:"protect,omitempty"`
 	OnRemove    schema.OnRemove `json:"on_remove,omitempty"`
-	Run         string          `json:"run"` // that last changed it; empty while it is known only by its mark, since a rebuild
+	Ignore      []string        `json:"ignore,omitempty"` // paths of the spec that are never compared, sorted
+	Run         string          `json:"run"`              // that last changed it; empty while it is known only by its mark, since a rebuild
 	At          time.Time       `json:"at"`
 }
 

@@ -88,7 +88,7 @@ func (r *run) worker(s *plan.Step, undo bool) *worker {
 	} else {
 		w.want, w.stated = r.resolve(s.Ref, s.After, r.ids), r.resolve(s.Ref, s.Want, r.ids)
 		if s.Prior != nil && s.Action == plan.Update {
-			w.dropped = r.resolve(s.Ref, s.Prior.Spec, r.were)
+			w.dropped = r.resolve(s.Ref, diff.Prune(s.Prior.Spec, s.Record.Ignore), r.were)
 		}
 	}
 	w.attempts, w.unsure = at.Attempts, w.unsure || at.Open != nil

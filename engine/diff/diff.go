@@ -253,11 +253,12 @@ func (c *comparison) ignored(at *path) bool {
 	if len(c.ignore) == 0 {
 		return false
 	}
-	p := at.String()
-	return slices.ContainsFunc(c.ignore, func(i string) bool {
-		rest, ok := strings.CutPrefix(p, i)
-		return ok && (rest == "" || rest[0] == '.' || rest[0] == '[')
-	})
+	return Ignored(at.String(), c.ignore)
+}
+
+// Ignored reports whether a path is one of those to ignore, or lies below one.
+func Ignored(path string, ignore []string) bool {
+	return slices.ContainsFunc(ignore, func(up string) bool { return within(path, up) })
 }
 
 // equal reports whether everything that want states is seen in have.
@@ -442,19 +443,29 @@ func kept(fields []schema.Field, name string) bool {
 	return f != nil && (f.Kept || f.Choose != nil)
 }
 
-// Prune gives spec without the paths in ignore, which name fields and map keys: labels.env. It copies what it changes.
+// Prune gives spec without the paths in ignore, which name fields and map keys: labels.env. A map of which nothing is left
+// goes with them. Spec is not modified.
 func Prune(spec schema.Object, ignore []string) schema.Object {
 	if len(ignore) == 0 {
 		return spec
 	}
-	out := spec.Clone()
-	for _, p := range ignore {
-		m := map[string]any(out)
-		words := strings.Split(p, ".")
-		for _, w := range words[:len(words)-1] {
-			m, _ = m[w].(map[string]any)
+	return prune(spec, "", ignore)
+}
+
+func prune(m map[string]any, at string, ignore []string) map[string]any {
+	out := make(map[string]any, len(m))
+	for name, v := range m { // a key of a map may have dots
+		path := at + name
+		if Ignored(path, ignore) {
+			continue
 		}
-		delete(m, words[len(words)-1])
+		if below, ok := v.(map[string]any); ok && len(below) > 0 {
+			if below = prune(below, path+".", ignore); len(below) == 0 {
+				continue
+			}
+			v = below
+		}
+		out[name] = v
 	}
 	return out
 }

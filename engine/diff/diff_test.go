@@ -74,6 +74,7 @@ func TestCompare(t *testing.T) {
 		"rules pair by their key":               {want: `{"rules":[{"id":"b","action":"y"},{"id":"a","action":"x"}]}`, have: `{"rules":[{"id":"a","action":"x"},{"id":"b","action":"z"}]}`, changes: []string{`rules[b].action: "z" -> "y"`}},
 		"a rule more and a rule less":           {want: `{"rules":[{"id":"a","action":"x"}]}`, have: `{"rules":[{"id":"b","action":"x"}]}`, changes: []string{`rules[a]: null -> {"action":"x","id":"a"}`, `rules[b]: {"action":"x","id":"b"} -> null`}},
 		"ignored":                               {want: `{"size":1,"labels":{"a":"1"}}`, have: `{"size":2,"labels":{"a":"2"}}`, ignore: []string{"size", "labels.a"}},
+		"a key that has dots":                   {want: `{"labels":{"a.b/c":"1","a":"1"}}`, have: `{"labels":{"a.b/c":"2","a":"2"}}`, ignore: []string{"labels.a.b/c"}, changes: []string{`labels.a: "2" -> "1"`}},
 		"ignoring a field ignores all below it": {want: `{"labels":{"a":"1"}}`, have: `{"labels":{"a":"2"}}`, ignore: []string{"labels"}},
 		"ignoring is not a matter of prefixes":  {want: `{"labels":{"ab":"1"}}`, have: `{"labels":{"ab":"2"}}`, ignore: []string{"labels.a"}, changes: []string{`labels.ab: "2" -> "1"`}},
 		"what a change interrupts":              {want: `{"os":{"image":"b"}}`, have: `{"os":{"image":"a"}}`, changes: []string{`os.image: "a" -> "b" (restart)`}},

@@ -71,7 +71,7 @@ func Compare(in plan.Input, at time.Time) (*Report, error) {
 		for _, to := range plan.Outside(in.Kinds, r.Ref, r.Spec, r.After) {
 			outside[to] = true
 		}
-		doc.Resources = append(doc.Resources, schema.Resource{Ref: r.Ref, Spec: r.Spec, After: r.After})
+		doc.Resources = append(doc.Resources, schema.Resource{Ref: r.Ref, Spec: r.Spec, After: r.After, Lifecycle: schema.Lifecycle{Ignore: r.Ignore}})
 	}
 	slices.SortFunc(doc.Resources, func(a, b schema.Resource) int { return a.Ref.Compare(b.Ref) })
 	in.Rest, in.Document, in.Options = true, &doc, plan.Options{Unlimited: true}

@@ -167,7 +167,7 @@ func (m *maker) attaching(it *item, s, first *Step) {
 	if it.traits.Mark {
 		s.Mark = providers.Mark{Site: m.plan.Site.ID, Ref: it.ref, Incarnation: s.Incarnation}
 	}
-	s.After = diff.Merge(it.kind, s.Want, s.Before, recordedSpec(it))
+	s.After = it.becomes(s.Before)
 	s.Changes = diff.Compare(it.kind, s.Want, s.Before, recordedSpec(it), it.desired.Lifecycle.Ignore, names)
 	for _, c := range it.changes { // what refers to a successor of the same name differs by the id alone
 		if !slices.ContainsFunc(s.Changes, func(d diff.Change) bool { return d.Field() == c.Field() }) {

@@ -41,6 +41,7 @@ type remembered struct {
 	Protect     bool            `json:"protect"`
 	Rest        schema.Object   `json:"rest"`
 	OnRemove    schema.OnRemove `json:"on_remove"`
+	Ignore      []string        `json:"ignore"`
 }
 
 // One file is one case: desired.json, observed.json and recorded.json in, plan.txt out. Observed things are keyed by
@@ -154,7 +155,7 @@ func input(t *testing.T, ar *txtar.Archive) plan.Input {
 	}
 	for key, o := range recorded {
 		r := must(t)(schema.ParseRef(key))
-		rec := state.Record{Ref: r, ID: o.ID, Incarnation: max(o.Incarnation, 1), Gone: o.Gone, Spec: o.Spec, Rest: o.Rest, Protect: o.Protect, OnRemove: o.OnRemove, Run: "earlier"}
+		rec := state.Record{Ref: r, ID: o.ID, Incarnation: max(o.Incarnation, 1), Gone: o.Gone, Spec: o.Spec, Rest: o.Rest, Protect: o.Protect, OnRemove: o.OnRemove, Ignore: o.Ignore, Run: "earlier"}
 		s.Kinds[r.Kind].EachRef(o.Spec, func(kind, name string) string {
 			scope := r.Scope
 			if !s.Kinds[kind].Node {

@@ -129,7 +129,7 @@ func (m *maker) decide() {
 			it.recordStale = true
 		} else if diff.Same(want, it.record.Spec) {
 			it.recordStale = it.record.Protect != it.desired.Lifecycle.Protect || it.record.OnRemove != it.desired.Lifecycle.OnRemove ||
-				!slices.Equal(it.record.After, it.desired.After)
+				!slices.Equal(it.record.After, it.desired.After) || !slices.Equal(it.record.Ignore, it.ignored())
 		} else {
 			recorded, it.recordStale = it.record.Spec, true
 		}
@@ -195,7 +195,7 @@ func (it *item) seen() schema.Object {
 
 // drift lists where the thing is no longer as was stated when it was left.
 func (m *maker) drift(it *item) []diff.Change {
-	cs := diff.Compare(it.kind, it.record.Spec, it.seen(), nil, nil, m.names.In(it.ref.Scope))
+	cs := diff.Compare(it.kind, it.record.Spec, it.seen(), nil, it.desired.Lifecycle.Ignore, m.names.In(it.ref.Scope))
 	for i := range cs {
 		cs[i].Before, cs[i].After = cs[i].After, cs[i].Before
 	}
@@ -209,6 +209,7 @@ func (m *maker) between(it *item, was, is schema.Object) []diff.Change {
 		delete(was, f)
 		delete(is, f)
 	}
+	was, is = diff.Prune(was, it.desired.Lifecycle.Ignore), diff.Prune(is, it.desired.Lifecycle.Ignore)
 	if diff.Same(was, is) {
 		return nil
 	}
@@ -298,7 +299,7 @@ func (m *maker) emit() {
 			s := m.step(it, Update, whyUpdate(it))
 			s.Changes = it.changes
 			s.Want = diff.Prune(it.desired.Spec, it.desired.Lifecycle.Ignore)
-			s.After = diff.Merge(it.kind, s.Want, s.Before, recordedSpec(it))
+			s.After = it.becomes(s.Before)
 			m.add(it, s)
 		case it.record == nil && it.statesNothing() && ByItself(it.traits, it.ref, it.thing):
 			it.unchanged = true // nothing of it could ever be changed, deleted or missed
@@ -338,6 +339,15 @@ func recordedSpec(it *item) schema.Object {
 	}
 	return it.record.Spec
 }
+
+// becomes is what the thing is like after it was changed as the document says. What the document ignores stays as it is.
+func (it *item) becomes(have schema.Object) schema.Object {
+	ignore := it.desired.Lifecycle.Ignore
+	return diff.Merge(it.kind, diff.Prune(it.desired.Spec, ignore), have, diff.Prune(recordedSpec(it), ignore))
+}
+
+// ignored are the paths that the document ignores, sorted.
+func (it *item) ignored() []string { return slices.Sorted(slices.Values(it.desired.Lifecycle.Ignore)) }
 
 func whyCreate(it *item) string {
 	switch {
@@ -503,7 +513,7 @@ func within(it *item, a Action) time.Duration {
 func (m *maker) record(it *item, id string, incarnation int) *state.Record {
 	return &state.Record{
 		Ref: it.ref, ID: id, Incarnation: incarnation, Spec: it.desired.Spec, After: it.desired.After,
-		Protect: it.desired.Lifecycle.Protect, OnRemove: it.desired.Lifecycle.OnRemove,
+		Protect: it.desired.Lifecycle.Protect, OnRemove: it.desired.Lifecycle.OnRemove, Ignore: it.ignored(),
 	}
 }
 

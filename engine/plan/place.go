@@ -105,7 +105,7 @@ func (m *maker) pool(at Place, user *schema.Kind, f *schema.Field) *pool {
 		t := &things[i]
 		spec := diff.Named(kind, t.Spec, m.names.In(at.Scope))
 		if it := m.owners[t]; it != nil && it.desired != nil {
-			spec = diff.Merge(kind, it.desired.Spec, spec, recordedSpec(it))
+			spec = it.becomes(spec)
 		}
 		p.candidates[i] = candidate{thing: t, spec: spec}
 		byID[t.ID] = &p.candidates[i]

@@ -130,9 +130,14 @@ func checkIgnore(st *site, p *reporter) {
 	for _, r := range st.resources {
 		for i, text := range r.Lifecycle.Ignore {
 			fields, elem := r.kind.Fields, (*schema.Field)(nil)
-			for _, name := range strings.Split(text, ".") {
-				if elem != nil && (elem.Type == schema.Map || elem.Type == schema.List) {
-					elem = elem.Elem // any key, any index
+			words := strings.Split(text, ".")
+			for n, name := range words {
+				if elem != nil && elem.Type == schema.List {
+					p.report(r, []string{"lifecycle", "ignore", strconv.Itoa(i)}, "Ignoring %s has no effect: a list is compared and applied as a whole. Ignore %s.", show(text), show(strings.Join(words[:n], ".")))
+					break
+				}
+				if elem != nil && elem.Type == schema.Map {
+					elem = elem.Elem // any key
 				} else if elem != nil && elem.Type == schema.Any {
 					break
 				} else if elem = fieldOf(fields, name); elem == nil {

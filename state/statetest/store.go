@@ -422,6 +422,7 @@ func record(name string) state.Record {
 		After:    []schema.Ref{{Scope: "site", Kind: "carbide.tenant", Name: "acme"}},
 		Protect:  true,
 		OnRemove: schema.Forget,
+		Ignore:   []string{"labels"},
 		Run:      "r1",
 		At:       time.Date(2026, 1, 2, 3, 4, 5, 6, time.UTC),
 	}

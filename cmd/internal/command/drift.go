@@ -18,7 +18,9 @@ changed. The report is also written to the store, as drift/latest, for the cloud
 What changed of fields that the document does not state is listed apart, as "unstated"
 in JSON: no plan would undo it. It counts since the last run that touched the resource;
 what only the server sets (status) does not, and neither do elements of stated lists.
-To end it, state in the document how the field is to be, or undo the change there.
+To end it, state in the document how the field is to be, or undo the change there; or,
+where it is nobody's business, name the field in lifecycle.ignore and apply that: what
+is ignored is no drift, stated or not.
 
 What a run itself left half done, or half undone, is no drift: it is compared with how
 that run saw it last. While the run is open, what it has begun with is left aside.

@@ -159,6 +159,9 @@ func RecordText(r state.Record, k *schema.Kind, s Style) string {
 	if r.OnRemove != "" {
 		rows = append(rows, []string{"on_remove", string(r.OnRemove)})
 	}
+	for _, path := range r.Ignore {
+		rows = append(rows, []string{"ignore", clean(path)})
+	}
 	rows = append(rows, []string{"run", fmt.Sprintf("%s (%s UTC)", r.Run, at(r.At))})
 	for _, a := range r.After {
 		rows = append(rows, []string{"after", clean(a.String())})
