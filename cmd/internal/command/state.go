@@ -72,7 +72,7 @@ func (a *app) stateShowCommand() *cobra.Command {
 	c := &cobra.Command{
 		Use:               "show REF",
 		Short:             "Show one recorded resource",
-		Long:              "Show what converge remembers about one resource.",
+		Long:              "Show what converge remembers about one resource: what was applied last, and what else\nwas there when it was left, as fields of a document and with all that is in them.",
 		Example:           `  converge state show site/carbide.vpc/prod`,
 		Args:              exactly(1),
 		ValidArgsFunction: a.completeRefs,

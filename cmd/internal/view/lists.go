@@ -148,7 +148,6 @@ func RecordsText(records []state.Record) string {
 
 // RecordText shows one recorded resource.
 func RecordText(r state.Record, k *schema.Kind, s Style) string {
-	spec, _ := mask(k, r.Spec)
 	rows := [][]string{{"id", clean(r.ID)}, {"incarnation", fmt.Sprint(r.Incarnation)}}
 	if r.Gone {
 		rows = append(rows, []string{"gone", "true"})
@@ -166,21 +165,21 @@ func RecordText(r state.Record, k *schema.Kind, s Style) string {
 	for _, a := range r.After {
 		rows = append(rows, []string{"after", clean(a.String())})
 	}
-	var names []string
-	for n := range spec {
-		names = append(names, n)
+	t := planText{Style: s, PlanLayout: PlanLayout{Full: true}, kinds: schema.Kinds{r.Ref.Kind: k}}
+	t.b.WriteString(s.paint(bold, clean(r.Ref.String())) + "\n" + indent(table(Style{}, rows), "  "))
+	t.head("As last applied")
+	t.spec(same, r.Ref.Kind, r.Spec)
+	if len(r.Rest) > 0 {
+		t.head("Not stated, as it was left")
+		t.spec(same, r.Ref.Kind, r.Rest)
 	}
-	slices.Sort(names)
-	fields := make([][]string, 0, len(names))
-	for _, n := range names {
-		fields = append(fields, []string{clean(n), value(spec[n])})
-	}
-	return s.paint(bold, clean(r.Ref.String())) + "\n" + indent(table(Style{}, rows), "  ") + "spec\n" + indent(table(Style{}, fields), "  ")
+	return t.b.String()
 }
 
 // MaskRecord gives a record without the values of secret fields.
 func MaskRecord(r state.Record, k *schema.Kind) state.Record {
 	r.Spec, _ = mask(k, r.Spec)
+	r.Rest, _ = mask(k, r.Rest)
 	return r
 }
 

@@ -171,12 +171,6 @@ func cleanLines(s string) string {
 	return strings.Join(lines, "\n")
 }
 
-// value shows one JSON value on one line; what does not fit is cut.
-func value(v any) string {
-	text, _ := inline(v, "")
-	return cut(text, 100)
-}
-
 // cut shortens text to n characters.
 func cut(s string, n int) string {
 	if utf8.RuneCountInString(s) <= n {
