@@ -64,6 +64,7 @@ func (e *Engine) distrust(ctx context.Context, in *plan.Input) error {
 	if err != nil {
 		return err
 	}
+	in.Known = known
 	for _, pair := range strangers(known, in.Servers) {
 		was, is := pair[0], pair[1]
 		for at := range in.Observed.Things {

@@ -66,3 +66,69 @@ func TestAnotherServer(t *testing.T) {
 		t.Errorf("the next plan is %s (%v), want none", enginetest.Text(p), err)
 	}
 }
+
+// A lone thing that is gone looks like an empty server as much as many do; only a server that says that it is the same one
+// can tell that it is gone by itself, and not when it was all that the site had.
+func TestLoneThingGone(t *testing.T) {
+	node := schema.Ref{Scope: "n1", Kind: "near.bridge", Name: "b"}
+	for name, c := range map[string]struct {
+		site, node string // what the servers call themselves
+		resources  map[string]string
+		goes       []schema.Ref
+		refused    string // a part of the reason; empty: it is made again
+	}{
+		"all of a site":                     {resources: map[string]string{node.String(): `{"mode": "a"}`}, goes: []schema.Ref{node}, refused: "the only recorded thing of near in scope n1"},
+		"all of a site, on the same server": {node: "N1", resources: map[string]string{node.String(): `{"mode": "a"}`}, goes: []schema.Ref{node}, refused: "the only recorded thing of the site"},
+		"one of a node":                     {resources: map[string]string{node.String(): `{"mode": "a"}`, "site/far.guard/g": `{}`}, goes: []schema.Ref{node}, refused: "the only recorded thing of near in scope n1"},
+		"one of the same node":              {node: "N1", resources: map[string]string{node.String(): `{"mode": "a"}`, "site/far.guard/g": `{}`}, goes: []schema.Ref{node}},
+		"one of each of the same": {site: "S", node: "N1", resources: map[string]string{node.String(): `{"mode": "a"}`, "site/far.guard/g": `{}`},
+			goes: []schema.Ref{node, {Scope: "site", Kind: "far.guard", Name: "g"}}, refused: "none of the 2 recorded things of the site"},
+	} {
+		t.Run(name, func(t *testing.T) {
+			s := enginetest.New()
+			called := func(o *engine.Options) {
+				open := o.Open
+				o.Open = func(ctx context.Context, site schema.Site, needs []engine.Need) (*providers.Set, error) {
+					set, err := open(ctx, site, needs)
+					for _, p := range set.All() {
+						if id := map[string]string{"site": c.site, "n1": c.node}[p.Scope]; id != "" {
+							p.Identity = func(context.Context) (string, error) { return id, nil }
+						}
+					}
+					return set, err
+				}
+			}
+			e := s.Engine(called)
+			defer e.Close()
+			doc := s.Document(t, c.resources)
+			p, err := e.Plan(t.Context(), doc, plan.Options{})
+			if err != nil {
+				t.Fatal(err)
+			}
+			if _, err := e.Apply(t.Context(), p, engine.ApplyOptions{}); err != nil {
+				t.Fatal(err)
+			}
+			for _, ref := range c.goes {
+				r, err := s.Store.Record(t.Context(), ref)
+				if err != nil {
+					t.Fatal(err)
+				}
+				if err := s.World.Remove(ref.Scope, ref.Kind, r.ID); err != nil {
+					t.Fatal(err)
+				}
+			}
+			p, err = e.Plan(t.Context(), doc, plan.Options{})
+			switch {
+			case err != nil:
+				t.Fatal(err)
+			case c.refused == "" && (len(p.Refusals) > 0 || len(p.Steps) != 1):
+				t.Errorf("planned:\n%s", enginetest.Text(p))
+			case c.refused != "" && (len(p.Refusals) != 1 || !strings.HasPrefix(p.Refusals[0].Reason, c.refused) || !strings.Contains(p.Refusals[0].Remedy, "-allow-missing")):
+				t.Errorf("planned:\n%s", enginetest.Text(p))
+			}
+			if p, err = e.Plan(t.Context(), doc, plan.Options{AllowMissing: true}); err != nil || len(p.Refusals) > 0 || len(p.Steps) != len(c.goes) {
+				t.Errorf("asked to go on: %v\n%s", err, enginetest.Text(p))
+			}
+		})
+	}
+}

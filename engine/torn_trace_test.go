@@ -80,7 +80,7 @@ func tryRecord(t *testing.T, kind string, seed int) *trace {
 	}
 	s.Converge(t, s.Document(t, anySite.Example(2*seed)))
 	tr := &trace{kind: kind, desired: anySite.Example(2*seed + 1), start: s.World.Dump()}
-	p := s.Plan(t, s.Document(t, tr.desired), plan.Options{Unlimited: true})
+	p := s.Plan(t, s.Document(t, tr.desired), plan.Options{Unlimited: true, AllowMissing: true})
 	tr.exact = p.NoReturn == len(p.Steps)
 	keep, _ := p.Whole(len(p.Steps) / 2)
 	exact := kind != traceRolledBack && kind != traceToStep || tr.exact
@@ -247,7 +247,7 @@ func (tr *trace) do(t *testing.T, s *enginetest.Site, op string) (got end) {
 		res, err = e.Rollback(ctx, tr.run, engine.ApplyOptions{})
 	case opApply:
 		var p *plan.Plan
-		if p, err = e.Plan(ctx, s.Document(t, tr.desired), plan.Options{Unlimited: true}); err == nil {
+		if p, err = e.Plan(ctx, s.Document(t, tr.desired), plan.Options{Unlimited: true, AllowMissing: true}); err == nil {
 			res, err = e.Apply(ctx, p, engine.ApplyOptions{Approve: p.Approval()})
 		}
 	}
@@ -291,7 +291,7 @@ func (tr *trace) right(t *testing.T, s *enginetest.Site, op string, got end, for
 	}
 	// Whatever the end was, a next apply converges, and then nothing is left to do and nothing is there twice.
 	for range 3 {
-		p := s.Plan(t, s.Document(t, tr.desired), plan.Options{Unlimited: true})
+		p := s.Plan(t, s.Document(t, tr.desired), plan.Options{Unlimited: true, AllowMissing: true})
 		strays := slices.DeleteFunc(p.Unmanaged, func(f plan.Foreign) bool {
 			return slices.Contains(forgotten, "/converge/test/resource/"+f.Scope+"/"+f.Kind+"/"+f.Name)
 		})
@@ -302,7 +302,7 @@ func (tr *trace) right(t *testing.T, s *enginetest.Site, op string, got end, for
 			return fmt.Sprintf("after %s ended %s: %v", op, got.status, next.err)
 		}
 	}
-	return "it does not converge:\n" + enginetest.Text(s.Plan(t, s.Document(t, tr.desired), plan.Options{Unlimited: true}))
+	return "it does not converge:\n" + enginetest.Text(s.Plan(t, s.Document(t, tr.desired), plan.Options{Unlimited: true, AllowMissing: true}))
 }
 
 // lines lists the lines that only one of two texts has.

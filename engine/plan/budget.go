@@ -80,8 +80,9 @@ func (t tally) add(it *item) tally {
 	return t
 }
 
-// suspect refuses what looks like a mistake of somebody else: a document without resources, and a place where most of
-// what was made, or a provider in a scope where all of it, is not there any more. An empty answer of the wrong server looks exactly like that.
+// suspect refuses what looks like a mistake of somebody else: a document without resources, a place where most of what was
+// made, and a provider in a scope, or a site, where all of it is not there any more. An empty answer of the wrong server looks
+// exactly like that. A lone thing of a provider may well be gone by itself where the server is known to be the same.
 func (m *maker) suspect() {
 	recorded, seen := map[Place]int{}, map[Place]int{}
 	of, site := map[Place]tally{}, tally{} // by provider, and in all
@@ -116,18 +117,23 @@ func (m *maker) suspect() {
 		}
 	}
 	gone := func(t tally, of string) bool {
-		if t.recorded > 1 && t.seen == 0 {
-			m.disappeared(fmt.Sprintf("none of the %d recorded things of %s is there any more", t.recorded, of),
-				"make sure that the right server is reached, and look at converge drift; if they are gone indeed, go on with -allow-missing")
-			return true
+		if t.recorded == 0 || t.seen > 0 {
+			return false
 		}
-		return false
+		reason, all := fmt.Sprintf("none of the %d recorded things of %s is there any more", t.recorded, of), "they are"
+		if t.recorded == 1 {
+			reason, all = "the only recorded thing of "+of+" is not there any more", "it is"
+		}
+		m.disappeared(reason, "make sure that the right server is reached, and look at converge drift; if "+all+" gone indeed, go on with -allow-missing")
+		return true
 	}
 	told := false
 	for at, t := range of {
-		told = gone(t, at.Kind+" in scope "+at.Scope) || told
+		if t.recorded > 1 || !m.same(at) {
+			told = gone(t, at.Kind+" in scope "+at.Scope) || told
+		}
 	}
-	if !told {
+	if !told && (site.recorded > 1 || site.recorded == live) {
 		gone(site, "the site")
 	}
 	slices.SortFunc(m.plan.Refusals, func(a, b Refusal) int {
@@ -135,6 +141,15 @@ func (m *maker) suspect() {
 			return c
 		}
 		return strings.Compare(a.Reason, b.Reason)
+	})
+}
+
+// same reports whether the server of a provider in a scope says that it is the one on which what is recorded was made.
+func (m *maker) same(at Place) bool {
+	return slices.ContainsFunc(m.in.Known, func(k state.Server) bool {
+		return k.Scope == at.Scope && k.Provider == at.Kind && slices.ContainsFunc(m.in.Servers, func(s state.Server) bool {
+			return s.Scope == k.Scope && s.Provider == k.Provider && s.Identity == k.Identity
+		})
 	})
 }
 

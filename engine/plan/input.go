@@ -31,6 +31,7 @@ type Input struct {
 	Observed Observation
 	Recorded []state.Record
 	Servers  []state.Server      // that answered
+	Known    []state.Server      // on which what is recorded was made
 	Rest     bool                // Drift is to tell too what changed of what nobody states
 	Begun    map[schema.Ref]bool // what an open run has yet to settle: how that is, is the run's doing
 	Traits   func(scope, kind string) (providers.Traits, bool)
