@@ -2,6 +2,7 @@ package command
 
 import (
 	"bytes"
+	"context"
 	"encoding/json"
 	"errors"
 	"fmt"
@@ -12,6 +13,7 @@ import (
 
 	"converge.dev/converge/cmd/internal/config"
 	"converge.dev/converge/cmd/internal/view"
+	"converge.dev/converge/schema/load"
 	"converge.dev/converge/schema/signed"
 	"converge.dev/converge/state"
 )
@@ -73,7 +75,7 @@ converge.yaml) knows who wrote them. Such a document says its serial itself.`,
 			s.view.Warn("the key is not in trust.documents of " + config.Name + " here; who is to trust it adds there: {name: NAME, key: \"" + t.sig.Key + "\"}")
 		}
 		if a.flags.json {
-			return a.printJSON(revisionOf(head))
+			return a.printJSON(s.judged(ctx, head))
 		}
 		a.print(fmt.Sprintf("Site %s is at serial %d (revision %d): %s, sha256:%s\n", s.site, head.Serial, head.Revision, view.Count(len(doc.Resources), "resource"), head.Digest))
 		return nil
@@ -81,13 +83,27 @@ converge.yaml) knows who wrote them. Such a document says its serial itself.`,
 	return c
 }
 
-// A revision is a head with the number by which it is compared and swapped.
-type revision struct {
-	state.Head
-	Revision int64 `json:"revision"`
+// judged gives a revision with what its signature is worth by now.
+func (s *session) judged(ctx context.Context, h state.Head) view.Revision {
+	r := view.Revision{Head: h, Revision: h.Revision}
+	if h.Signature == nil {
+		return r
+	}
+	_, body, err := s.store.Document(ctx, h.Serial)
+	if err == nil {
+		r.Signer, r.Key, err = s.conf.Trust.Signers.Check(*h.Signature, body)
+	}
+	if err == nil {
+		var said load.Head
+		if err = json.Unmarshal(body, &said); err == nil && said.Site.Serial != h.Serial {
+			err = fmt.Errorf("it was signed with serial %d", said.Site.Serial)
+		}
+	}
+	if err != nil {
+		r.Signer, r.Bad = "", err.Error()
+	}
+	return r
 }
-
-func revisionOf(h state.Head) revision { return revision{h, h.Revision} }
 
 func (a *app) getCommand() *cobra.Command {
 	var serial int64
@@ -129,9 +145,11 @@ func (s *session) printDocument(c *cobra.Command, serial int64) error {
 
 func (a *app) historyCommand() *cobra.Command {
 	c := &cobra.Command{
-		Use:     "history",
-		Short:   "List the revisions of the document",
-		Long:    "List the revisions of the site's document that are kept, newest first.",
+		Use:   "history",
+		Short: "List the revisions of the document",
+		Long: `List the revisions of the site's document that are kept, newest first: who put each
+there, and whose signature it has by the keys that trust.documents names now. One that
+was signed with a key that has left that list is not by anybody who is trusted.`,
 		Example: "  converge history\n  converge diff 41 42",
 		Args:    exactly(0),
 	}
@@ -144,14 +162,14 @@ func (a *app) historyCommand() *cobra.Command {
 		if err != nil {
 			return err
 		}
+		list := make([]view.Revision, len(heads))
+		for i, h := range heads {
+			list[i] = s.judged(c.Context(), h)
+		}
 		if a.flags.json {
-			list := make([]revision, len(heads))
-			for i, h := range heads {
-				list[i] = revisionOf(h)
-			}
 			return a.printJSON(map[string]any{"revisions": list})
 		}
-		a.print(view.HistoryText(heads, a.style(a.sys.Stdout)))
+		a.print(view.HistoryText(list, a.style(a.sys.Stdout)))
 		return nil
 	}
 	return c

@@ -47,13 +47,14 @@ func (s *session) take(body []byte, sig *signed.Signature, by, where string) (ta
 		t.author.Signer, t.author.Key = signer, key
 	}
 	if s.conf.Trust.Require && t.author.Signer == "" {
-		why := "it is not signed"
+		why, fix := "it is not signed", "Sign it: converge put -sign=KEYFILE site.cue. Whose signatures count stands in trust.documents of "+s.conf.Path+"."
 		if t.author.Key != "" {
 			why = "it is signed with the key " + t.author.Key + ", which is not in trust.documents"
+			fix = "Have it signed with a key that is, under a higher serial: converge put -sign=KEYFILE site.cue. Or, if this key is good, add it to trust.documents of " + s.conf.Path + "."
 		}
 		return taken{}, refusal{&view.Problem{
 			What: "the document is refused: the site takes only documents with a trusted signature", Where: where + ": " + why,
-			Fix: "Sign it: converge put -sign=KEYFILE site.cue. Whose signatures count stands in trust.documents of " + s.conf.Path + ".",
+			Fix: fix,
 		}}
 	}
 	return t, nil

@@ -286,15 +286,37 @@ func LockText(path string, l *state.LockInfo) string {
 }
 
 // HistoryText lists revisions of the document.
-func HistoryText(heads []state.Head, s Style) string {
-	if len(heads) == 0 {
+func HistoryText(list []Revision, s Style) string {
+	if len(list) == 0 {
 		return "The site has no document yet.\n"
 	}
-	rows := [][]string{{"SERIAL", "REVISION", "DIGEST", "BYTES", "WRITTEN", "BY"}}
-	for _, h := range heads {
-		rows = append(rows, []string{fmt.Sprint(h.Serial), fmt.Sprint(h.Revision), short(h.Digest), fmt.Sprint(h.Size), at(h.At), clean(h.By)})
+	rows := [][]string{{"SERIAL", "REVISION", "DIGEST", "BYTES", "WRITTEN", "BY", "SIGNED"}}
+	for _, r := range list {
+		rows = append(rows, []string{fmt.Sprint(r.Serial), fmt.Sprint(r.Revision), short(r.Digest), fmt.Sprint(r.Size), at(r.At), clean(r.By), r.signed()})
 	}
 	return table(s, rows)
+}
+
+// A Revision is one of the document, with the number by which it is compared and swapped, and whose signature it has by the
+// keys that are trusted now.
+type Revision struct {
+	state.Head
+	Revision int64  `json:"revision"`
+	Signer   string `json:"signer,omitempty"` // of a trusted signature
+	Key      string `json:"key,omitempty"`    // that the signature fits, trusted or not
+	Bad      string `json:"bad,omitempty"`    // what is wrong with the signature
+}
+
+func (r *Revision) signed() string {
+	switch {
+	case r.Bad != "":
+		return "refused: " + clean(r.Bad)
+	case r.Signer != "":
+		return "by " + clean(r.Signer)
+	case r.Key != "":
+		return "with a key that is not trusted: " + clean(r.Key)
+	}
+	return "no"
 }
 
 // RulesText lists the rules that every document must keep.

@@ -676,7 +676,7 @@ func TestLists(t *testing.T) {
 	text := strings.Join([]string{
 		view.RunsText(runs, view.Style{}), view.RunText(runs[0], steps, true, view.Style{}), view.RunText(runs[1], nil, true, view.Style{}), view.RunText(runs[2], nil, false, view.Style{}), view.RunText(runs[3], nil, true, view.Style{}),
 		view.RecordText(rec, kinds["docker.container"], view.Style{}), view.HoldsText(holds, view.Style{}), view.LockText("/converge/fra1", lock),
-		view.HistoryText([]state.Head{head}, view.Style{}), view.SummaryText(summary, view.Style{}), view.SummaryText(view.SiteSummary{Site: "new"}, view.Style{}),
+		view.HistoryText([]view.Revision{{Head: head, Revision: 9}, {Head: head, Signer: "cloud"}, {Head: head, Key: "ed25519:AA"}, {Head: head, Bad: "no \x1b[31m"}}, view.Style{}), view.SummaryText(summary, view.Style{}), view.SummaryText(view.SiteSummary{Site: "new"}, view.Style{}),
 		view.KindsText(kinds, view.Style{}),
 	}, "────\n")
 	document, err := view.Indent(view.StateDocument([]state.Record{rec}, kinds, summary))
