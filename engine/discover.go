@@ -26,6 +26,13 @@ type Survey struct {
 	Observed plan.Observation
 	Recorded []state.Record
 	Traits   func(scope, kind string) (providers.Traits, bool)
+	Servers  []Server
+}
+
+// A Server is a far side that answered, as it describes itself.
+type Server struct {
+	state.Server
+	Build string // the software that it runs, and with it the generation of its API; empty when it does not say
 }
 
 // Survey looks at every kind that the needs serve, and changes nothing.
@@ -51,6 +58,9 @@ func (e *Engine) Survey(ctx context.Context, site schema.Site, needs []Need) (*S
 		k, _, ok := set.Find(scope, kind)
 		return k.Traits, ok
 	}}
+	for _, known := range e.servers(ctx, set) {
+		s.Servers = append(s.Servers, Server{Server: known, Build: e.build(ctx, set, known)})
+	}
 	for _, n := range needs { // what could not be opened shows nothing, which is not the same as being empty
 		if err := set.Failure(n.Scope, n.Provider); err != nil {
 			s.Observed.Unknown[plan.Place{Scope: n.Scope, Kind: n.Provider + ".*"}] = err.Error()

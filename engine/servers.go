@@ -46,6 +46,21 @@ func (e *Engine) servers(ctx context.Context, set *providers.Set) []state.Server
 	return list
 }
 
+// build asks a server what it runs; empty when it does not say.
+func (e *Engine) build(ctx context.Context, set *providers.Set, s state.Server) string {
+	for _, p := range set.All() {
+		if p.Scope != s.Scope || p.Name != s.Provider || p.Build == nil {
+			continue
+		}
+		build, err := p.Build(ctx)
+		if err != nil {
+			e.o.Logger.Debug("asking a server what it runs", "provider", p.Name, "scope", p.Scope, "error", err)
+		}
+		return build
+	}
+	return ""
+}
+
 // strangers pairs the servers that are not those that are known with these.
 func strangers(known, now []state.Server) (pairs [][2]state.Server) {
 	for _, n := range now {

@@ -333,6 +333,10 @@ type Provider struct {
 	// engine remembers it: another server would show an empty site. Nil: the far side has none.
 	Identity func(ctx context.Context) (string, error)
 
+	// Build names the software that the far side runs, as it says so itself, and with it the generation of its API: what a
+	// server can do is found out from what it answers, so this is for people alone. Nil: the far side does not say.
+	Build func(ctx context.Context) (string, error)
+
 	// Health tells whether the far side does what it is asked: whether calls get through, and where others bring about what
 	// the far side has only written down, whether they do. While it does not Health looks again, one caller at a time. The
 	// engine begins no step meanwhile; those that have begun wait, and that is no fault of theirs; their calls are let

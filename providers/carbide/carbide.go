@@ -110,5 +110,6 @@ func (s *service) provider(close func() error) *providers.Provider {
 	)
 	p.Limit, p.Health, p.Permit = cap(s.slots), s.healthy, s.permit
 	p.Identity = func(context.Context) (string, error) { return *s.site.Load(), nil } // each connection begins with a greeting
+	p.Build = func(context.Context) (string, error) { return *s.build.Load(), nil }
 	return p
 }

@@ -53,6 +53,7 @@ type service struct {
 	health  health
 	options Options
 	site    atomic.Pointer[string] // what the service that was greeted last calls its site
+	build   atomic.Pointer[string] // and its build
 	ids     int                    // most ids in one call
 	slots   chan struct{}          // one per call under way
 	permit  *providers.Permit
@@ -144,6 +145,7 @@ func (s *service) connect(ctx context.Context, id identity) (*link, error) {
 		s.ids = int(cmp.Or(info.GetRuntimeConfig().GetMaxFindByIds(), defaultIDs))
 	}
 	s.site.Store(proto.String(info.GetRuntimeConfig().GetSitename()))
+	s.build.Store(proto.String(info.GetBuildVersion()))
 	s.log.Debug("connected to Carbide", "address", o.Address, "version", info.GetBuildVersion(), "ids_per_call", s.ids)
 	return k, nil
 }

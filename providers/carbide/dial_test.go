@@ -259,9 +259,12 @@ func TestTrace(t *testing.T) {
 	}
 }
 
-// The service says which site it is; the engine remembers that.
+// The service says which site it is, which the engine remembers, and what it runs.
 func TestIdentity(t *testing.T) {
-	p := connect(t, newWorld(t, carbidesim.Options{Rules: carbidesim.Rules{SiteName: "fra1"}}))
+	p := connect(t, newWorld(t, carbidesim.Options{Generation: carbidesim.August, Rules: carbidesim.Rules{SiteName: "fra1"}}))
+	if build, err := p.Build(t.Context()); err != nil || build != "v0.0.0-simulator-august" {
+		t.Errorf("it runs %q (%v)", build, err)
+	}
 	if id, err := p.Identity(t.Context()); err != nil || id != "fra1" {
 		t.Errorf("it calls itself %q (%v), want fra1", id, err)
 	}

@@ -90,8 +90,12 @@ func (s *session) judged(ctx context.Context, h state.Head) view.Revision {
 		return r
 	}
 	_, body, err := s.store.Document(ctx, h.Serial)
+	var signers signed.Trust
 	if err == nil {
-		r.Signer, r.Key, err = s.conf.Trust.Signers.Check(*h.Signature, body)
+		signers, err = s.conf.Signers()
+	}
+	if err == nil {
+		r.Signer, r.Key, err = signers.Check(*h.Signature, body)
 	}
 	if err == nil {
 		var said load.Head

@@ -36,8 +36,10 @@ here: converge.yaml, a document of a new site without resources, and a .gitignor
 leaves out the store. The site is called as -site says, or else as the directory. No
 file is ever overwritten.
 
-With -carbide the service is looked at first, and what it has is counted; when it does
-not answer, nothing is written. Files of certificates are named as from here.`,
+With -carbide the service is looked at first: what it calls itself, the build that it
+runs, which tells the generation of its API, and how much it has of what; kinds that
+this generation lacks are named. When it does not answer, nothing is written.
+Files of certificates are named as from here.`,
 		Example: `  converge init fra1
   converge init -carbide=carbide.example:1079 -tls-ca=ca.crt -tls-cert=tls.crt -tls-key=tls.key fra1`,
 		Args: between(0, 1),
@@ -229,7 +231,7 @@ carbide: {}
 
 // sayBegun says what was written and found, and what may come next.
 func (a *app) sayBegun(dir string, site schema.Site, wrote []string, found *engine.Survey) error {
-	counts, missing := map[string]int{}, []string{}
+	counts, missing, server := map[string]int{}, []string{}, engine.Server{}
 	if found != nil {
 		for at, things := range found.Observed.Things {
 			counts[at.Kind] += len(things)
@@ -238,14 +240,24 @@ func (a *app) sayBegun(dir string, site schema.Site, wrote []string, found *engi
 			missing = append(missing, at.Kind)
 		}
 		slices.Sort(missing)
+		if len(found.Servers) > 0 {
+			server = found.Servers[0] // no other system is reached yet
+		}
 	}
 	if a.flags.json {
-		return a.printJSON(map[string]any{"site": site, "wrote": wrote, "found": counts, "unsupported": missing})
+		return a.printJSON(map[string]any{"site": site, "wrote": wrote, "found": counts, "unsupported": missing, "identity": server.Identity, "build": server.Build})
 	}
 	text := fmt.Sprintf("Wrote %s.\n", strings.Join(wrote, ", "))
 	total := 0
 	if found != nil {
-		text += fmt.Sprintf("\nCarbide answers, and serves %s:\n", view.Count(len(counts), "kind"))
+		text += "\nCarbide answers"
+		if server.Identity != "" {
+			text += fmt.Sprintf(", calls itself %q", server.Identity)
+		}
+		if server.Build != "" {
+			text += fmt.Sprintf(", runs %q", server.Build)
+		}
+		text += fmt.Sprintf(", and serves %s:\n", view.Count(len(counts), "kind"))
 		for _, kind := range slices.Sorted(maps.Keys(counts)) {
 			text += fmt.Sprintf("  %6d  %s\n", counts[kind], kind)
 			total += counts[kind]

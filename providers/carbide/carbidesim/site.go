@@ -1,6 +1,7 @@
 package carbidesim
 
 import (
+	"cmp"
 	"container/heap"
 	"context"
 	"fmt"
@@ -17,12 +18,13 @@ import (
 // calls it from one goroutine at a time and tells it what time it is. Its methods are the service's methods.
 type site struct {
 	forge.UnimplementedForgeServer
-	rules  Rules
-	timing Timing
-	old    bool
-	later  bool      // v2.0 or newer
-	names  uuid.UUID // the name space of generated ids
-	now    time.Time
+	rules      Rules
+	timing     Timing
+	old        bool
+	later      bool      // v2.0 or newer
+	generation string    // as it says in its build
+	names      uuid.UUID // the name space of generated ids
+	now        time.Time
 
 	serial uint64          // counts generated ids
 	burned map[string]bool // "kind/id" of what was deleted softly and stays reserved
@@ -99,12 +101,13 @@ type site struct {
 
 func newSite(o Options) *site {
 	s := &site{
-		rules:  o.Rules,
-		timing: o.Timing,
-		old:    o.Old,
-		later:  o.Generation.later(),
-		names:  uuid.NewSHA1(uuid.NameSpaceOID, fmt.Appendf(nil, "carbidesim %d", o.Seed)),
-		burned: map[string]bool{},
+		rules:      o.Rules,
+		timing:     o.Timing,
+		old:        o.Old,
+		later:      o.Generation.later(),
+		generation: string(cmp.Or(o.Generation, May)),
+		names:      uuid.NewSHA1(uuid.NameSpaceOID, fmt.Appendf(nil, "carbidesim %d", o.Seed)),
+		burned:     map[string]bool{},
 	}
 	s.vpcNumbers = newNumbers(func(v *vpc) uint32 { return v.VNI })
 	s.vpcsByOrg = newLookup(func(v *vpc) []string { return some(v.Organization) })
@@ -328,7 +331,7 @@ func is(filter *string, have string) bool { return filter == nil || *filter == h
 // Version tells about the build, and about the settings when asked to.
 func (s *site) Version(_ context.Context, r *forge.VersionRequest) (*forge.BuildInfo, error) {
 	out := &forge.BuildInfo{
-		BuildVersion: "v0.0.0-simulator", BuildDate: "2026-05-30T00:00:00Z", GitSha: "a02fa34b71dc",
+		BuildVersion: "v0.0.0-simulator-" + s.generation, BuildDate: "2026-05-30T00:00:00Z", GitSha: "a02fa34b71dc",
 		RustVersion: "1.90.0", BuildUser: "carbidesim", BuildHostname: "carbidesim",
 	}
 	if r.DisplayConfig {
