@@ -223,6 +223,7 @@ type Traits struct {
 	Burned   bool          // the far side refuses an id whose thing was deleted
 	Eventual bool          // a list may lag behind a change
 	Late     time.Duration // longest time after which a call of unknown outcome may still have its effect
+	Fixed    bool          // no call changes an immutable field: one that is not told any more, or as its default, is as it was recorded
 	Itself   []string      // fields that the far side may bring by itself to what an update asks for: that they are seen proves no call
 
 	// Exclusive names what no two things of the kind can have at the same time: fields, as paths through lists

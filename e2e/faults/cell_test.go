@@ -16,6 +16,7 @@ import (
 	"time"
 
 	"google.golang.org/grpc/test/bufconn"
+	"google.golang.org/protobuf/proto"
 
 	"converge.dev/converge/engine"
 	"converge.dev/converge/engine/enginetest"
@@ -43,6 +44,9 @@ type cell struct {
 	nth    int // which call of the method in the step
 	fault  fault
 
+	generation carbidesim.Generation
+	answer     func(method string, reply proto.Message) proto.Message // optional: gives what is answered in place of a reply
+
 	world  *carbidesim.World
 	server *carbidesim.Server
 	line   *bufconn.Listener
@@ -67,7 +71,9 @@ type cell struct {
 
 // begin makes the site and brings it to the first document.
 func (c *cell) begin() {
-	world, err := carbidesim.New(worldOptions())
+	options := worldOptions()
+	options.Generation = c.generation
+	world, err := carbidesim.New(options)
 	if err != nil {
 		c.Fatal(err)
 	}
@@ -76,7 +82,7 @@ func (c *cell) begin() {
 		c.Fatal(err)
 	}
 	c.world, c.kinds = world, known.Kinds()
-	c.server, err = carbidesim.NewServer(world, carbidesim.ServerOptions{Arrived: func(_ context.Context, method string) {
+	c.server, err = carbidesim.NewServer(world, carbidesim.ServerOptions{Answer: c.answer, Arrived: func(_ context.Context, method string) {
 		if met := c.met.Load(); met != nil {
 			(*met)(method)
 		}

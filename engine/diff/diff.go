@@ -64,6 +64,58 @@ func Assume(observed schema.Object, unfilled []string, known ...schema.Object) s
 	return seen
 }
 
+// Lasting gives what was observed, with its immutable fields as they were recorded where the far side tells nothing of them,
+// or the default, which is what a field reads as that nobody filled. It is for kinds of which no call changes such a field
+// (providers.Traits.Fixed). Observed is not modified.
+func Lasting(k *schema.Kind, observed, recorded schema.Object) schema.Object {
+	if recorded == nil {
+		return observed
+	}
+	seen := maps.Clone(observed)
+	for i := range k.Fields {
+		f := &k.Fields[i]
+		if was, ok := recorded[f.Name]; ok && f.Immutable {
+			seen[f.Name] = lasting(f, seen[f.Name], was)
+		}
+	}
+	return seen
+}
+
+func lasting(f *schema.Field, is, was any) any {
+	if empty(is) || is == "" || f.Default != nil && is == f.Default {
+		return was
+	}
+	switch was := was.(type) {
+	case map[string]any:
+		m, ok := is.(map[string]any)
+		if !ok || f.Type != schema.Struct {
+			return is
+		}
+		m = maps.Clone(m)
+		for name, w := range was {
+			if part := f.Field(name); part != nil {
+				m[name] = lasting(part, m[name], w)
+			}
+		}
+		return m
+	case []any:
+		l, ok := is.([]any)
+		if !ok || f.Key == "" {
+			return is
+		}
+		l = slices.Clone(l)
+		for i, e := range l {
+			for _, w := range was {
+				if keyText(e, f.Key) == keyText(w, f.Key) {
+					l[i] = lasting(f.Elem, e, w)
+				}
+			}
+		}
+		return l
+	}
+	return is
+}
+
 type comparison struct {
 	names   Names
 	ignore  []string

@@ -145,6 +145,41 @@ func draw(t *rapid.T, label string) schema.Object {
 	return o
 }
 
+// What is immutable, was recorded, and is told no more, or as its default, is as it was. All else is as it is told.
+func TestLasting(t *testing.T) {
+	fixed := &schema.Kind{Name: "t.fixed", Fields: []schema.Field{
+		{Name: "blocks", Type: schema.List, Key: "at", Immutable: true, Elem: &schema.Field{Type: schema.Struct, Fields: []schema.Field{
+			{Name: "at", Type: schema.String}, {Name: "gateway", Type: schema.String}, {Name: "skip", Type: schema.Int, Default: int64(0)},
+		}}},
+		{Name: "net", Type: schema.String, Immutable: true},
+		{Name: "size", Type: schema.Int},
+		{Name: "type", Type: schema.String, Immutable: true, Default: "plain"},
+	}}
+	spec := func(text string) schema.Object {
+		o := object(t, text)
+		fixed.Normalize(o)
+		return o
+	}
+	for name, c := range map[string]struct{ observed, recorded, want string }{
+		"all is told":           {`{"net":"a","size":1,"type":"x"}`, `{"net":"a","size":2,"type":"x"}`, `{"net":"a","size":1,"type":"x"}`},
+		"another value":         {`{"net":"b","type":"y"}`, `{"net":"a","type":"x"}`, `{"net":"b","type":"y"}`},
+		"not told":              {`{"size":1}`, `{"net":"a","size":2,"type":"x"}`, `{"net":"a","size":1,"type":"x"}`},
+		"told as the default":   {`{"net":"","type":"plain"}`, `{"net":"a","type":"x"}`, `{"net":"a","type":"x"}`},
+		"can change":            {`{}`, `{"size":2}`, `{}`},
+		"not recorded":          {`{"type":"plain"}`, `{}`, `{"type":"plain"}`},
+		"a part of an element":  {`{"blocks":[{"at":"1","skip":0},{"at":"2","skip":5}]}`, `{"blocks":[{"at":"1","gateway":"g","skip":4},{"at":"2","skip":6}]}`, `{"blocks":[{"at":"1","gateway":"g","skip":4},{"at":"2","skip":5}]}`},
+		"an element is missing": {`{"blocks":[{"at":"1","skip":0}]}`, `{"blocks":[{"at":"1","skip":0},{"at":"2","skip":0}]}`, `{"blocks":[{"at":"1","skip":0}]}`},
+	} {
+		observed := spec(c.observed)
+		if got := diff.Lasting(fixed, observed, spec(c.recorded)); !diff.Same(got, spec(c.want)) {
+			t.Errorf("%s: %v", name, got)
+		}
+		if !diff.Same(observed, spec(c.observed)) {
+			t.Errorf("%s: what was observed is modified: %v", name, observed)
+		}
+	}
+}
+
 // After a merge nothing differs any more, what others set is still there, and neither input was changed.
 func TestMergeSettlesEveryDifference(t *testing.T) {
 	same := func(_, id string) string { return id }

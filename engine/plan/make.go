@@ -187,6 +187,9 @@ func (it *item) left() *state.Left {
 // was recorded is taken for granted.
 func (it *item) seen() schema.Object {
 	seen := diff.Assume(it.thing.Spec, it.thing.Unfilled, recordedSpec(it), it.desired.Spec)
+	if it.traits.Fixed {
+		seen = diff.Lasting(it.kind, seen, recordedSpec(it))
+	}
 	if !it.secretive {
 		return seen
 	}

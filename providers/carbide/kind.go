@@ -45,6 +45,9 @@ type completing[O any] interface {
 // errNone is what a wire answers for a verb that the kind does not have.
 var errNone = errors.New("the service has no such call")
 
+// errNameless is what an observation fails with when the service does not tell the id of something.
+var errNameless = errors.New("the far side does not tell the id of something that it has: its version is not one that this program can manage")
+
 // A kind makes the four verbs from a wire.
 type kind[O any] struct {
 	*service
@@ -93,6 +96,7 @@ func served[O any](k *kind[O]) providers.Served {
 	if k.traits.Late > 0 {
 		k.traits.Late = k.late
 	}
+	k.traits.Fixed = true // that is what immutable means in the schema of this service
 	return providers.Served{Name: k.name, Traits: k.traits, Kind: k}
 }
 
@@ -110,6 +114,11 @@ func (k *kind[O]) Observe(ctx context.Context, ids []string) ([]providers.Thing,
 	pages, err := k.pages(ctx, ids)
 	if err != nil {
 		return nil, k.observeError(err)
+	}
+	for _, page := range pages {
+		if slices.Contains(page, "") {
+			return nil, &providers.Error{Op: opObserve, Kind: k.name, Class: providers.Unsupported, Err: errNameless}
+		}
 	}
 	parts := make([][]O, len(pages))
 	err = k.together(ctx, len(pages), func(ctx context.Context, i int) (err error) {
@@ -131,15 +140,17 @@ func (k *kind[O]) Observe(ctx context.Context, ids []string) ([]providers.Thing,
 	}
 	things := make([]providers.Thing, len(objects))
 	for i, o := range objects {
-		things[i] = k.thing(o)
+		if things[i] = k.thing(o); things[i].ID == "" { // without it, what is there would count as gone
+			return nil, &providers.Error{Op: opObserve, Kind: k.name, Class: providers.Unsupported, Err: errNameless}
+		}
 	}
 	seen = list
 	return things, nil
 }
 
-// inherent are fields that no object is without. One that comes without was not told: by a version of the service that keeps
-// it in another place.
-var inherent = []string{"tenant", "vpc", "machine", "prefix"}
+// inherent are fields that no object has empty. One that comes empty was not told: by a version of the service that keeps it
+// in another place.
+var inherent = []string{"tenant", "vpc", "machine", "prefix", "type", "instance_type", "bmc_mac_address", "source_url", "digest"}
 
 // thing translates an object.
 func (k *kind[O]) thing(o O) providers.Thing {

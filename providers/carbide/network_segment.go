@@ -57,7 +57,9 @@ func (segments) thing(o *forge.NetworkSegment) providers.Thing {
 	o = nested(o)
 	config, state := o.GetConfig(), o.GetStatus().GetTenantState()
 	prefixes := make([]any, len(config.GetPrefixes()))
+	told := len(prefixes) > 0 // no segment is without: the service tells all of this in another place
 	for i, p := range config.GetPrefixes() {
+		told = told && p.GetPrefix() != ""
 		block := map[string]any{"prefix": p.GetPrefix(), "reserve_first": int64(p.GetReserveFirst())}
 		put(block, "gateway", p.GetGateway())
 		prefixes[i] = block
@@ -67,7 +69,7 @@ func (segments) thing(o *forge.NetworkSegment) providers.Thing {
 	putNumber(spec, "mtu", config.Mtu)
 	put(spec, "subdomain_id", config.GetSubdomainId().GetValue())
 	var unfilled []string
-	if len(prefixes) == 0 { // none is without: the service tells all of this in another place
+	if !told {
 		spec, unfilled = schema.Object{}, []string{"vpc", "type", "prefixes", "mtu", "subdomain_id"}
 	}
 	name := cmp.Or(o.GetMetadata().GetName(), o.GetName())

@@ -24,6 +24,7 @@ var (
 	osTypes = enum[forge.OperatingSystemType]{
 		{"ipxe", forge.OperatingSystemType_OS_TYPE_IPXE},
 		{"template", forge.OperatingSystemType_OS_TYPE_TEMPLATED_IPXE},
+		{"", forge.OperatingSystemType_OS_TYPE_UNSPECIFIED}, // not told
 	}
 	cacheStrategies = enum[forge.IpxeTemplateArtifactCacheStrategy]{
 		{"as_needed", forge.IpxeTemplateArtifactCacheStrategy_CACHE_AS_NEEDED},

@@ -24,8 +24,13 @@ type keysets struct{ *service }
 
 func (keysets) known(id string) bool { return strings.Contains(id, "/") }
 
-// keysetID is the external id of a keyset.
-func keysetID(tenant, name string) string { return tenant + "/" + name }
+// keysetID is the external id of a keyset; empty when the service tells only a part of it.
+func keysetID(tenant, name string) string {
+	if tenant == "" || name == "" {
+		return ""
+	}
+	return tenant + "/" + name
+}
 
 func keysetIdentifier(id string) *forge.TenantKeysetIdentifier {
 	tenant, name, _ := strings.Cut(id, "/")

@@ -40,10 +40,14 @@ func (k peerings) get(ctx context.Context, ids []string) ([]*forge.VpcPeering, e
 func (peerings) thing(o *forge.VpcPeering) providers.Thing {
 	pair := []string{o.GetVpcId().GetValue(), o.GetPeerVpcId().GetValue()}
 	slices.Sort(pair)
-	return providers.Thing{
+	t := providers.Thing{
 		ID: o.GetId().GetValue(), Name: pair[0] + "/" + pair[1], Phase: providers.Ready,
 		Spec: schema.Object{"vpcs": []any{pair[0], pair[1]}},
 	}
+	if pair[0] == "" {
+		t.Spec, t.Unfilled = schema.Object{}, []string{"vpcs"}
+	}
+	return t
 }
 
 func (k peerings) create(ctx context.Context, c *providers.Call) error {

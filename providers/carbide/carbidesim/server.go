@@ -8,7 +8,7 @@ import (
 	"fmt"
 	"net"
 	"os"
-	"strings"
+	"path"
 	"sync"
 	"time"
 
@@ -16,6 +16,7 @@ import (
 	"google.golang.org/grpc/credentials"
 	"google.golang.org/grpc/keepalive"
 	"google.golang.org/grpc/peer"
+	"google.golang.org/protobuf/proto"
 
 	"converge.dev/converge/files"
 	"converge.dev/converge/providers/carbide/forge"
@@ -33,6 +34,9 @@ type ServerOptions struct {
 	// Arrived is told of every call before anything happens. Optional. The context has the peer, its certificate and the
 	// metadata.
 	Arrived func(ctx context.Context, method string)
+
+	// Answer gives what is answered in place of a reply, which it must not change: it shares parts with the world. Optional.
+	Answer func(method string, reply proto.Message) proto.Message
 }
 
 // Server puts a world on the wire.
@@ -50,14 +54,18 @@ func NewServer(w *World, o ServerOptions) (*Server, error) {
 		grpc.UnaryInterceptor(func(ctx context.Context, request any, info *grpc.UnaryServerInfo, handle grpc.UnaryHandler) (any, error) {
 			defer w.enter()()
 			if o.Arrived != nil {
-				o.Arrived(ctx, info.FullMethod[strings.LastIndexByte(info.FullMethod, '/')+1:])
+				o.Arrived(ctx, path.Base(info.FullMethod))
 			}
 			if o.Roles != nil {
 				if err := o.Roles.check(ctx, info.FullMethod); err != nil {
 					return nil, err
 				}
 			}
-			return w.arrive(ctx, request, info, handle, func() { s.conns.cut(ctx) })
+			reply, err := w.arrive(ctx, request, info, handle, func() { s.conns.cut(ctx) })
+			if err == nil && o.Answer != nil {
+				reply = o.Answer(path.Base(info.FullMethod), reply.(proto.Message))
+			}
+			return reply, err
 		}),
 		// Clients of the service ping every ten seconds, with or without calls.
 		grpc.KeepaliveEnforcementPolicy(keepalive.EnforcementPolicy{MinTime: time.Second, PermitWithoutStream: true}),
