@@ -28,6 +28,9 @@ var ErrNotRegular = errors.New("not a regular file")
 // ErrLeadsOut is in the error for a path that leads, by a link or otherwise, out of the folder it lies in.
 var ErrLeadsOut = errors.New("the path leads out of the folder")
 
+// ErrInUse is in the error for a file that another has locked.
+var ErrInUse = errors.New("another process has it open")
+
 // A TooLargeError says that a file holds more than its reader takes.
 type TooLargeError struct {
 	Path  string
@@ -259,4 +262,37 @@ func Append(path string) (*os.File, error) {
 		return nil, errors.Join(err, f.Close())
 	}
 	return f, nil
+}
+
+// Lock opens a file to read and write, and makes a new one when there is none, for this opening alone: until it is closed
+// every other Lock fails with [ErrInUse], in whatever process. Who holds it may remove the file.
+func Lock(path string) (*os.File, error) {
+	for {
+		// The file is written into, so a link in its place must not lead to another.
+		f, err := os.OpenFile(path, os.O_RDWR|os.O_CREATE|syscall.O_NOFOLLOW|syscall.O_NONBLOCK, 0o600)
+		if err != nil {
+			return nil, err
+		}
+		mine, err := f.Stat()
+		if err == nil {
+			err = regular("open", path, mine)
+		}
+		if err == nil {
+			err = syscall.Flock(int(f.Fd()), syscall.LOCK_EX|syscall.LOCK_NB)
+			if errors.Is(err, syscall.EWOULDBLOCK) {
+				err = fmt.Errorf("%w (lock on %s)", ErrInUse, path)
+			}
+		}
+		if err != nil {
+			return nil, errors.Join(err, f.Close())
+		}
+		// Whoever had it before may have removed it, perhaps between our open and our lock.
+		now, err := os.Stat(path)
+		if err == nil && os.SameFile(mine, now) {
+			return f, nil
+		}
+		if err := f.Close(); err != nil {
+			return nil, err
+		}
+	}
 }

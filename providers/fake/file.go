@@ -12,8 +12,6 @@ import (
 	"os"
 	"slices"
 
-	"golang.org/x/sys/unix"
-
 	"converge.dev/converge/files"
 	"converge.dev/converge/schema"
 )
@@ -64,7 +62,7 @@ type file struct {
 // Open opens the world in a file; one that does not exist is an empty world. It fails when another process has it
 // open, and when the file holds what the kinds do not know.
 func Open(path string, kinds schema.Kinds) (*World, error) {
-	journal, err := lock(path + ".journal")
+	journal, err := files.Lock(path + ".journal")
 	if err != nil {
 		return nil, fmt.Errorf("open world %s: %w", path, err)
 	}
@@ -91,35 +89,6 @@ func Parse(text []byte, kinds schema.Kinds) (*World, error) {
 		return nil, fmt.Errorf("read world: %w", err)
 	}
 	return w, nil
-}
-
-// lock opens the journal for this process alone.
-func lock(path string) (*os.File, error) {
-	for {
-		// The file is written into, so a link in its place must not lead to another.
-		f, err := os.OpenFile(path, os.O_RDWR|os.O_CREATE|unix.O_NOFOLLOW|unix.O_NONBLOCK, 0o600)
-		if err != nil {
-			return nil, err
-		}
-		if info, err := f.Stat(); err != nil || !info.Mode().IsRegular() {
-			return nil, errors.Join(err, fmt.Errorf("%s is no regular file", path), f.Close())
-		}
-		if err := unix.Flock(int(f.Fd()), unix.LOCK_EX|unix.LOCK_NB); err != nil {
-			return nil, errors.Join(fmt.Errorf("another process has it open (lock on %s: %w)", path, err), f.Close())
-		}
-		mine, err := f.Stat()
-		if err != nil {
-			return nil, errors.Join(err, f.Close())
-		}
-		// Whoever had it open before removes the journal at the end, perhaps between our open and our lock.
-		now, err := os.Stat(path)
-		if err == nil && os.SameFile(mine, now) {
-			return f, nil
-		}
-		if err := f.Close(); err != nil {
-			return nil, err
-		}
-	}
 }
 
 // load reads the file, then the journal over it.

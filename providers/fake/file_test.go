@@ -378,7 +378,7 @@ func TestOpenOnlyRegular(t *testing.T) {
 	must(t, syscall.Mkfifo(filepath.Join(dir, "pipe"), 0o600))
 	must(t, syscall.Mkfifo(filepath.Join(dir, "world.journal"), 0o600))
 	must(t, os.Symlink("/dev/zero", filepath.Join(dir, "device")))
-	for name, want := range map[string]string{"pipe": "a named pipe", "world": "no regular file", "device": "a device"} {
+	for name, want := range map[string]string{"pipe": "a named pipe", "world": "not a regular file", "device": "a device"} {
 		w, err := fake.Open(filepath.Join(dir, name), nil)
 		if err == nil {
 			_ = w.Close()

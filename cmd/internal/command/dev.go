@@ -17,6 +17,7 @@ import (
 	"github.com/spf13/cobra"
 
 	"converge.dev/converge/cmd/internal/view"
+	"converge.dev/converge/files"
 	"converge.dev/converge/providers/carbide/carbidesim"
 	"converge.dev/converge/providers/carbide/carbidesim/devcert"
 )
@@ -208,6 +209,9 @@ func (a *app) simulate(ctx context.Context, f simulating, control string) (err e
 		o.Timing = carbidesim.FastTiming
 	}
 	world, err := carbidesim.New(o)
+	if errors.Is(err, files.ErrInUse) {
+		return &view.Problem{What: "another simulated site keeps its world there", Where: f.world, Fix: "End it, or name another file with -world.", Err: err}
+	}
 	if err != nil {
 		return err
 	}

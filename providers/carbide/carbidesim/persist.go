@@ -7,6 +7,7 @@ import (
 	"io/fs"
 	"maps"
 	"net/netip"
+	"os"
 	"slices"
 	"sync"
 
@@ -169,7 +170,7 @@ type keeper struct {
 	err     error // of that
 }
 
-func startKeeper(path string, take func() *snapshot) *keeper {
+func startKeeper(path string, lock *os.File, take func() *snapshot) *keeper {
 	k := &keeper{}
 	k.moved = sync.NewCond(&k.mu)
 	go func() {
@@ -182,6 +183,9 @@ func startKeeper(path string, take func() *snapshot) *keeper {
 			has, last := k.touched, k.closing
 			k.mu.Unlock()
 			err := writeFile(path, take()) // one that failed is repeated with the next change, and reported by the last one
+			if last {
+				err = errors.Join(err, unlock(lock))
+			}
 			k.mu.Lock()
 			k.written, k.closed, k.err = has, last, err
 			k.moved.Broadcast()
@@ -216,3 +220,6 @@ func (k *keeper) close() error {
 	}
 	return k.err
 }
+
+// unlock leaves a file to others.
+func unlock(lock *os.File) error { return errors.Join(os.Remove(lock.Name()), lock.Close()) }

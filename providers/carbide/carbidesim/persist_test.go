@@ -2,6 +2,7 @@ package carbidesim
 
 import (
 	"bytes"
+	"errors"
 	"os"
 	"path/filepath"
 	"strings"
@@ -10,6 +11,7 @@ import (
 
 	"google.golang.org/grpc/codes"
 
+	"converge.dev/converge/files"
 	"converge.dev/converge/providers/carbide/forge"
 )
 
@@ -243,5 +245,31 @@ func TestObjects(t *testing.T) {
 	}
 	if len(count) != len(want) {
 		t.Errorf("kinds %v", count)
+	}
+}
+
+// Two worlds do not keep the same file: the second would write over what the first has made.
+func TestFileIsOfOneWorld(t *testing.T) {
+	o := Options{File: filepath.Join(t.TempDir(), "world.json")}
+	first, err := New(o)
+	if err != nil {
+		t.Fatal(err)
+	}
+	if second, err := New(o); !errors.Is(err, files.ErrInUse) || !strings.Contains(err.Error(), o.File) {
+		t.Errorf("a second world: %v, %v", second, err)
+	}
+	if err := first.Close(); err != nil {
+		t.Fatal(err)
+	}
+	next, err := New(o)
+	if err != nil {
+		t.Fatal(err)
+	}
+	if err := next.Close(); err != nil {
+		t.Error(err)
+	}
+	left, err := os.ReadDir(filepath.Dir(o.File))
+	if err != nil || len(left) != 1 {
+		t.Errorf("left are %v, %v", left, err)
 	}
 }

@@ -4,8 +4,10 @@ import (
 	"cmp"
 	"context"
 	"encoding/json"
+	"errors"
 	"fmt"
 	"maps"
+	"os"
 	"path"
 	"slices"
 	"sync"
@@ -18,6 +20,7 @@ import (
 	"google.golang.org/protobuf/proto"
 	"google.golang.org/protobuf/reflect/protoreflect"
 
+	"converge.dev/converge/files"
 	"converge.dev/converge/providers/carbide/forge"
 )
 
@@ -73,12 +76,22 @@ var methods = func() map[string]grpc.MethodDesc {
 	return out
 }()
 
-// New makes a world, or brings back the one in the file. Close it to be sure that the file has everything.
-func New(o Options) (*World, error) {
+// New makes a world, or brings back the one in the file, which is its own until it is closed: while another world has the
+// file it fails with [files.ErrInUse]. Close it to be sure that the file has everything.
+func New(o Options) (_ *World, err error) {
 	o = o.withDefaults()
 	w := &World{options: o, site: newSite(o), calls: map[string]int{}}
 	restored := false
+	var lock *os.File
 	if o.File != "" {
+		if lock, err = files.Lock(o.File + ".lock"); err != nil { // the file itself is replaced with every writing
+			return nil, fmt.Errorf("keep the simulated site in %s: %w", o.File, err)
+		}
+		defer func() {
+			if err != nil {
+				err = errors.Join(err, unlock(lock))
+			}
+		}()
 		kept, err := readFile(o.File)
 		if err != nil {
 			return nil, fmt.Errorf("restore the simulated site from %s: %w", o.File, err)
@@ -101,7 +114,7 @@ func New(o Options) (*World, error) {
 		if err := writeFile(o.File, w.snapshot()); err != nil { // better now than when it ends
 			return nil, fmt.Errorf("keep the simulated site in %s: %w", o.File, err)
 		}
-		w.keeper = startKeeper(o.File, w.snapshot)
+		w.keeper = startKeeper(o.File, lock, w.snapshot)
 	}
 	return w, nil
 }
