@@ -44,8 +44,8 @@ type cell struct {
 	nth    int // which call of the method in the step
 	fault  fault
 
-	generation carbidesim.Generation
-	answer     func(method string, reply proto.Message) proto.Message // optional: gives what is answered in place of a reply
+	options func(*carbidesim.Options)                              // optional: changes those of the world
+	answer  func(method string, reply proto.Message) proto.Message // optional: gives what is answered in place of a reply
 
 	world  *carbidesim.World
 	server *carbidesim.Server
@@ -72,7 +72,9 @@ type cell struct {
 // begin makes the site and brings it to the first document.
 func (c *cell) begin() {
 	options := worldOptions()
-	options.Generation = c.generation
+	if c.options != nil {
+		c.options(&options)
+	}
 	world, err := carbidesim.New(options)
 	if err != nil {
 		c.Fatal(err)

@@ -38,8 +38,10 @@ type subject struct {
 }
 
 // hostIDs are the hosts of every site: the same options make the same machines.
-var hostIDs = sync.OnceValues(func() ([]string, error) {
-	w, err := carbidesim.New(worldOptions())
+var hostIDs = sync.OnceValues(func() ([]string, error) { return hostsOf(worldOptions()) })
+
+func hostsOf(o carbidesim.Options) ([]string, error) {
+	w, err := carbidesim.New(o)
 	if err != nil {
 		return nil, err
 	}
@@ -50,7 +52,7 @@ var hostIDs = sync.OnceValues(func() ([]string, error) {
 		}
 	}
 	return ids, w.Close()
-})
+}
 
 // worldOptions are those of every site. What takes its time takes none, but that ids of NVLink partitions are free again is as
 // far away as the late bound, as it is on a real site.

@@ -2,6 +2,7 @@ package faults
 
 import (
 	"context"
+	"errors"
 	"fmt"
 	"slices"
 	"strings"
@@ -21,17 +22,23 @@ import (
 )
 
 // everything is a site with every kind, whose resources say all that the site will take.
-func everything(t *testing.T) *schema.Document {
+func everything(t *testing.T, change func(*carbidesim.Options)) *schema.Document {
 	t.Helper()
 	known, err := compiled()
 	if err != nil {
 		t.Fatal(err)
 	}
-	hosts, err := hostIDs()
-	if err != nil || len(hosts) < 2 {
+	options := worldOptions()
+	change(&options)
+	managed := options
+	managed.Hosts = carbidesim.Hosts{Count: options.Hosts.Count - options.Hosts.WithoutDPU}
+	hosts, err := hostsOf(managed)
+	all, err2 := hostsOf(options)
+	if err = errors.Join(err, err2); err != nil || len(hosts) < 2 {
 		t.Fatalf("the site has %d machines: %v", len(hosts), err)
 	}
-	doc, ds := known.Load(context.Background(), load.Options{}, load.Source{Name: "all.cue", Data: fmt.Appendf(nil, allKinds, siteID, hosts[0], hosts[1])})
+	bare := slices.DeleteFunc(all, func(id string) bool { return slices.Contains(hosts, id) })[0]
+	doc, ds := known.Load(context.Background(), load.Options{}, load.Source{Name: "all.cue", Data: fmt.Appendf(nil, allKinds, siteID, hosts[0], hosts[1], bare)})
 	if doc == nil {
 		t.Fatal(ds.Err())
 	}
@@ -68,6 +75,7 @@ carbide: {
 	vpc: {
 		prod: {_meta, tenant: "acme", virtualization: "fnn", vni: 60001, routing_profile: "internal", network_security_group: "web"}
 		test: {tenant: "acme", virtualization: "fnn"}
+		level: {tenant: "acme", virtualization: "flat"}
 	}
 	vpc_peering: both: vpcs: ["prod", "test"]
 	vpc_prefix: links: {_meta, vpc: "prod", prefix: "10.1.0.0/16"}
@@ -116,8 +124,9 @@ carbide: {
 		(%[3]q): {sku: "dgx", maintenance: reference: "OPS-1234"}
 	}
 	compute_allocation: one: {_meta, tenant: "acme", instance_type: "big", count: 1, depends_on: ["site/carbide.machine/%[2]s"]}
+	instance: bare: {tenant: "acme", machine: %[4]q, auto_network: true, auto_vpc: "level", os: ipxe: "#!ipxe"}
 	instance: train: {
-		_meta, tenant: "acme", machine: %[2]q, instance_type: "big", hostname: "train", keysets: ["ops"], auto_network: false
+		_meta, tenant: "acme", machine: %[2]q, instance_type: "big", hostname: "train", keysets: ["ops"]
 		os: {ipxe: "#!ipxe", user_data: "#cloud-config", run_provisioning_instructions_on_every_boot: true}
 		interfaces: [
 			{vpc_prefix: "links", ip_address: "10.1.0.1", device: "MT43244 BlueField-3 SuperNIC"},
@@ -189,10 +198,11 @@ func TestTortureCarbideUntold(t *testing.T) {
 		t.Run(string(g), func(t *testing.T) {
 			t.Parallel()
 			synctest.Test(t, func(t *testing.T) {
-				doc := everything(t)
+				options := func(o *carbidesim.Options) { o.Generation, o.Hosts = g, carbidesim.Hosts{Count: 3, WithoutDPU: 1} }
+				doc := everything(t, options)
 				var mu sync.Mutex
 				told, silent := map[string]map[string]bool{}, ""
-				c := &cell{T: t, scene: &scene{first: doc, ref: doc.Resources[0].Ref}, generation: g}
+				c := &cell{T: t, scene: &scene{first: doc, ref: doc.Resources[0].Ref}, options: options}
 				c.answer = func(method string, reply proto.Message) proto.Message {
 					mu.Lock()
 					defer mu.Unlock()

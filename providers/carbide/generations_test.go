@@ -90,6 +90,44 @@ func TestGenerationsReadAlike(t *testing.T) {
 	}
 }
 
+// The hosts of instances without interfaces join the VPC that is asked for, where the service knows of it.
+func TestAutoNetwork(t *testing.T) {
+	host := hostsOf(newWorld(t, carbidesim.Options{Hosts: carbidesim.Hosts{Count: 1, WithoutDPU: 1}}))[0]
+	for _, g := range carbidesim.Generations {
+		s := newSite(t, carbidesim.Options{Generation: g, Hosts: carbidesim.Hosts{Count: 1, WithoutDPU: 1}})
+		for name, how := range map[string]string{"level": "flat", "over": "ethernet_virtualizer"} {
+			s.make("vpc", name, schema.Object{"tenant": "acme", "virtualization": how})
+		}
+		s.make("vpc", "theirs", schema.Object{"tenant": "other", "virtualization": "flat"})
+		c := call("instance", "bare")
+		for vpc, class := range map[string]providers.Class{"": providers.Invalid, "over": providers.Invalid, "theirs": providers.Invalid, "gone": providers.Invalid} {
+			if g == carbidesim.May {
+				break
+			}
+			c.Want = schema.Object{"tenant": "acme", "machine": host, "auto_network": true, "os": map[string]any{"ipxe": "#!ipxe"}}
+			if vpc != "" {
+				c.Want["auto_vpc"] = id("vpc", vpc)
+			}
+			s.class(string(g)+" with the VPC "+vpc, s.kind("instance").Create(t.Context(), c), class)
+		}
+		c = s.make("instance", "bare", schema.Object{
+			"tenant": "acme", "machine": host, "auto_network": true, "auto_vpc": id("vpc", "level"), "os": map[string]any{"ipxe": "#!ipxe"},
+		})
+		s.Advance(time.Hour)
+		told := g != carbidesim.May
+		is := s.see("instance", c.ID)
+		if is.Spec["auto_network"] != true || (is.Spec["auto_vpc"] == id("vpc", "level")) != told || slices.Contains(is.Unfilled, "auto_vpc") == told {
+			t.Errorf("%s: %v, not told %v", g, is.Spec, is.Unfilled)
+		}
+		if err := s.kind("instance").Update(t.Context(), s.change("instance", "bare", c.ID, schema.Object{"description": "new"})); err != nil {
+			t.Errorf("%s: %v", g, err)
+		}
+		if now := s.see("instance", c.ID); now.Spec["auto_vpc"] != is.Spec["auto_vpc"] || now.Spec["description"] != "new" {
+			t.Errorf("%s: after a change %v", g, now.Spec)
+		}
+	}
+}
+
 // A VPC goes once its prefixes are gone, and what is on its way out is told as such.
 func TestVPCWaitsForItsPrefixes(t *testing.T) {
 	s := newSite(t, carbidesim.Options{Generation: carbidesim.August})

@@ -97,6 +97,12 @@ func (instances) thing(o seenInstance) providers.Thing {
 		"os":           readOS(config.GetOs()),
 		"auto_network": config.GetNetwork().GetAuto() || config.GetNetwork().GetAutoConfig() != nil,
 	}
+	var unfilled []string
+	if id := config.GetNetwork().GetAutoConfig().GetVpcId().GetValue(); id != "" {
+		spec["auto_vpc"] = id
+	} else if spec["auto_network"] == true {
+		unfilled = []string{"auto_vpc"}
+	}
 	mark := readMetadata(o.GetMetadata(), spec)
 	put(spec, "instance_type", o.GetInstanceTypeId())
 	put(spec, "hostname", tenant.GetHostname())
@@ -129,7 +135,7 @@ func (instances) thing(o seenInstance) providers.Thing {
 	}
 	return providers.Thing{
 		ID: o.GetId().GetValue(), Name: o.GetMetadata().GetName(), Mark: mark, Version: o.GetConfigVersion(),
-		Spec: spec, Status: got, Phase: phase, Detail: detail,
+		Spec: spec, Unfilled: unfilled, Status: got, Phase: phase, Detail: detail,
 	}
 }
 
@@ -154,6 +160,9 @@ func (k instances) create(ctx context.Context, c *providers.Call) error {
 			Os:      &forge.InstanceOperatingSystemConfig{},
 			Network: &forge.InstanceNetworkConfig{Auto: truth(c.Want, "auto_network")},
 		},
+	}
+	if id := text(c.Want, "auto_vpc"); id != "" { // which takes the place of auto
+		request.Config.Network.AutoConfig = &forge.InstanceNetworkAutoConfig{VpcId: &forge.VpcId{Value: id}}
 	}
 	if err := k.writeConfig(ctx, c, request.Config); err != nil {
 		return err

@@ -307,7 +307,7 @@ var checkUUID = check{name: "#UUID", doc: "A UUID in lower case.", types: isStri
 
 var checkVNI = check{name: "#VNI", doc: "A VXLAN network identifier, 24 bits.", types: isInt, tests: []test{bound{op: ">=", limit: int64(1)}, bound{op: "<=", limit: int64(16777215)}}}
 
-var compiledFiles = compiled{digest: "3814064f29ca662a47b1a774c319cb5e47865e1887e8df9a6e293b24b118294d", doc: "A site is described by one document.", head: &object{members: []*member{
+var compiledFiles = compiled{digest: "f198e2aa8bf6a678ed06653ef1c76aa81a06b3d1426fcd6b8d22ea766d9c5cc4", doc: "A site is described by one document.", head: &object{members: []*member{
 	{name: "apiVersion", doc: "The version of this schema.", check: &check{types: isString, tests: []test{&enum{values: []any{"converge.dev/v1"}}}}, required: true},
 	{name: "policy", doc: "What a plan may do.", check: &check{types: isObject, tests: []test{&object{members: []*member{
 		{name: "management", doc: "Traffic by which the site is managed, by a name for people: every security group that guards something must let it through, or the document is refused.", check: &check{types: isObject, tests: []test{&object{patterns: []keyed{
@@ -549,6 +549,7 @@ var kindCarbideIbPartition = kind{Kind: schema.Kind{Name: "carbide.ib_partition"
 
 var kindCarbideInstance = kind{Kind: schema.Kind{Name: "carbide.instance", Doc: "An instance is a machine in the hands of a tenant. A new one takes many minutes; a machine that was given back is cleaned for minutes to hours before it can be used again.", Fields: []schema.Field{
 	{Name: "auto_network", Type: "bool", Doc: "Whether the site chooses the interfaces: needed on hosts without a managed DPU, refused on others.", Constraint: "*false | bool", Default: false, Immutable: true},
+	{Name: "auto_vpc", Type: "string", Doc: "With auto_network, the flat VPC that the instance joins. From v2.0 on the service refuses auto_network without it; before, it knew none.", Constraint: "#CarbideName", Ref: "carbide.vpc", Immutable: true},
 	{Name: "description", Type: "string", Doc: "What it is for; at most 1024 bytes.", Constraint: "#CarbideDescription"},
 	{Name: "dpu_extension_service_status", Type: "list", Doc: "How far the services are, those that are on their way out too.", Constraint: "[...#CarbideInstanceServiceStatus]", Computed: true, Elem: &schema.Field{Type: "struct", Doc: "How far a service is.", Constraint: "#CarbideInstanceServiceStatus", Fields: []schema.Field{
 		{Name: "removed", Type: "string", Doc: "Since when it is on its way out.", Constraint: "string"},
@@ -633,6 +634,7 @@ var kindCarbideInstance = kind{Kind: schema.Kind{Name: "carbide.instance", Doc: 
 	{Name: "tenant", Type: "string", Doc: "The tenant that uses it.", Constraint: "#CarbideOrg", Required: true, Ref: "carbide.tenant", Immutable: true},
 }}, name: &checkCarbideName, body: &check{types: isObject, tests: []test{&object{members: []*member{
 	{name: "auto_network", doc: "Whether the site chooses the interfaces: needed on hosts without a managed DPU, refused on others.", check: &check{types: isBool}, filled: true, fill: false},
+	{name: "auto_vpc", doc: "With auto_network, the flat VPC that the instance joins. From v2.0 on the service refuses auto_network without it; before, it knew none.", check: &checkCarbideName},
 	&memberDependsOn,
 	&memberDescription,
 	{name: "dpu_extension_service_status", doc: "How far the services are, those that are on their way out too.", check: &check{types: isList, tests: []test{&list{elem: &checkCarbideInstanceServiceStatus}}}, computed: true},

@@ -198,6 +198,15 @@ func checkVirtualization(st *site, p *reporter) {
 			p.report(r, []string{"routing_profile"}, "Only a VPC with virtualization \"fnn\" has a routing profile; this one has %q. Remove one of the two.", how)
 		}
 	}
+	for r := range st.sound(carbideInstance) {
+		vpc := st.target(r, carbideVPC, r.Spec["auto_vpc"])
+		if vpc == nil {
+			continue
+		}
+		if how := textOf(vpc.Spec, "virtualization"); how != "flat" {
+			p.report(r, []string{"auto_vpc"}, "Only a flat VPC takes hosts as they are; %s is %q. Use another VPC.", vpc.Ref.Name, how)
+		}
+	}
 	for r := range st.sound(carbidePrefix) {
 		vpc := st.target(r, carbideVPC, r.Spec["vpc"])
 		prefix, err := netip.ParsePrefix(textOf(r.Spec, "prefix"))

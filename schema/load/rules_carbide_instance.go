@@ -26,6 +26,7 @@ func checkTenants(st *site, p *reporter) {
 		for i, name := range listOf(r.Spec, "keysets") {
 			same(r, tenant, []string{"keysets", strconv.Itoa(i)}, st.target(r, carbideKeyset, name))
 		}
+		same(r, tenant, []string{"auto_vpc"}, st.target(r, carbideVPC, r.Spec["auto_vpc"]))
 		st.eachPartition(r, func(path []string, on *resource) { same(r, tenant, path, on) })
 		st.eachAttachment(r, func(path []string, _ map[string]any, on *resource) {
 			if on == nil {
@@ -118,6 +119,9 @@ func checkInterfaces(st *site, p *reporter) {
 			p.report(r, []string{"interfaces"}, "With auto_network the site chooses the interfaces. Remove these, or auto_network.")
 		case !auto && len(interfaces) == 0:
 			p.report(r, nil, "The instance has no network. Give it interfaces, or auto_network: true where the host has no managed DPU.")
+		}
+		if !boolOf(r.Spec, "auto_network") && r.Spec["auto_vpc"] != nil {
+			p.report(r, []string{"auto_vpc"}, "Only an instance with auto_network joins a VPC as a whole; others do so with their interfaces. Remove this, or write auto_network: true.")
 		}
 		st.checkInterfacesOf(r, interfaces, p)
 	}

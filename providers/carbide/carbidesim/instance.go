@@ -402,6 +402,9 @@ func (s *site) UpdateInstanceConfig(_ context.Context, r *forge.InstanceConfigUp
 	if config.Network.Auto != old.Network.Auto {
 		return nil, invalid("network.auto of an instance cannot change")
 	}
+	if !proto.Equal(config.Network.AutoConfig, old.Network.AutoConfig) {
+		return nil, invalid("cannot change `InstanceNetworkConfig.auto_config`")
+	}
 	config.Tenant.Hostname = old.Tenant.Hostname // changes are ignored without a word
 
 	i := *have

@@ -25,6 +25,9 @@ func (s *site) readConfig(in *forge.InstanceConfig) (*forge.InstanceConfig, erro
 	if err != nil {
 		return nil, err
 	}
+	if err := s.autoVPC(tenant.TenantOrganizationId, network.AutoConfig); err != nil {
+		return nil, err
+	}
 	if _, err := s.groupFor(tenant.TenantOrganizationId, in.NetworkSecurityGroupId); err != nil {
 		return nil, err
 	}
@@ -110,6 +113,26 @@ func (s *site) readOS(in *forge.InstanceOperatingSystemConfig) (*forge.InstanceO
 	return out, nil
 }
 
+// autoVPC checks the VPC that a host without a managed DPU joins.
+func (s *site) autoVPC(tenant string, c *forge.InstanceNetworkAutoConfig) error {
+	if c == nil {
+		return nil
+	}
+	if c.VpcId == nil {
+		return missing("vpc_id")
+	}
+	v := s.vpcs.get(c.VpcId.Value)
+	switch {
+	case v == nil:
+		return precondition("VPC `%s` does not exist", c.VpcId.Value)
+	case v.Organization != tenant:
+		return precondition("VPC `%s` is not owned by Tenant `%s`", c.VpcId.Value, tenant)
+	case v.Type != forge.VpcVirtualizationType_FLAT:
+		return precondition("zero-DPU auto allocation requires a Flat VPC; VPC %s uses %s", c.VpcId.Value, v.Type)
+	}
+	return nil
+}
+
 // locator names the device of an interface.
 type locator struct {
 	device   string
@@ -126,7 +149,7 @@ func readNetwork(in *forge.InstanceNetworkConfig) (*forge.InstanceNetworkConfig,
 		return nil, missing("config.network")
 	}
 	out := proto.Clone(in).(*forge.InstanceNetworkConfig)
-	out.Auto = in.Auto || in.AutoConfig != nil // each generation has only one of the two
+	out.Auto = in.Auto || in.AutoConfig != nil // each generation reads only one of the two
 	if out.Auto != (len(in.Interfaces) == 0) {
 		return nil, invalid("a network is either auto or has interfaces")
 	}
