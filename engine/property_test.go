@@ -239,7 +239,7 @@ func TestTortureAnyWorldConverges(t *testing.T) {
 		tried++
 		s := enginetest.New()
 		subnet, host := fake.SiteTraits(), fake.SiteTraits()
-		subnet.Exclusive, host.Detach = []string{"cidr"}, []providers.Detachable{{Field: "links"}}
+		subnet.Exclusive, host.Detach = []providers.Exclusive{{Field: "cidr"}}, []providers.Detachable{{Field: "links"}}
 		s.World.Traits = map[string]providers.Traits{"far.subnet": subnet, "far.host": host}
 		first := s.Document(fataler{TB: nil, t: t}, site(t, "first"))
 		run(t, s, first, engine.ApplyOptions{})

@@ -3,6 +3,7 @@ package providers
 import (
 	"fmt"
 	"net/netip"
+	"slices"
 	"strings"
 
 	"converge.dev/converge/schema"
@@ -10,9 +11,10 @@ import (
 
 // A Claim is one value that the far side lets only one thing of a kind have at a time.
 type Claim struct {
-	Of    string // the entry of Traits.Exclusive
-	Value string
-	Block netip.Prefix // of an address block, which excludes all that overlaps it
+	Of     string // the field of Traits.Exclusive
+	Value  string
+	Within string       // where it counts: among things with the same; empty: everywhere
+	Block  netip.Prefix // of an address block, which excludes all that overlaps it
 }
 
 // String is for people: prefixes.prefix 10.0.0.0/24.
@@ -20,7 +22,7 @@ func (c Claim) String() string { return strings.Trim(c.Of, "{}") + " " + c.Value
 
 // Excludes reports whether two things cannot have the two claims at the same time.
 func (c Claim) Excludes(d Claim) bool {
-	if c.Of != d.Of {
+	if c.Of != d.Of || c.Within != d.Within {
 		return false
 	}
 	return c.Value == d.Value || c.Block.IsValid() && d.Block.IsValid() && c.Block.Overlaps(d.Block)
@@ -34,13 +36,19 @@ func (t Traits) Claims(name string, spec schema.Object) []Claim {
 			if v == nil || v == "" {
 				return
 			}
-			c := Claim{Of: of, Value: fmt.Sprint(v)}
+			c := Claim{Of: of.Field, Value: fmt.Sprint(v)}
+			if of.Folded {
+				c.Value = strings.ToLower(c.Value)
+			}
+			if of.Within != "" {
+				c.Within, _ = spec[of.Within].(string)
+			}
 			if p, err := netip.ParsePrefix(c.Value); err == nil {
 				c.Block = p.Masked()
 			}
 			out = append(out, c)
 		}
-		if of == "{name}" {
+		if of.Field == "{name}" {
 			add(name)
 			continue
 		}
@@ -48,6 +56,15 @@ func (t Traits) Claims(name string, spec schema.Object) []Claim {
 		walk = func(v any, path []string) {
 			switch v := v.(type) {
 			case []any:
+				if of.Whole {
+					words := make([]string, len(v))
+					for i, e := range v {
+						words[i] = fmt.Sprint(e)
+					}
+					slices.Sort(words)
+					add(strings.Join(words, " "))
+					return
+				}
 				for _, e := range v {
 					walk(e, path)
 				}
@@ -61,7 +78,7 @@ func (t Traits) Claims(name string, spec schema.Object) []Claim {
 				}
 			}
 		}
-		walk(map[string]any(spec), strings.Split(of, "."))
+		walk(map[string]any(spec), strings.Split(of.Field, "."))
 	}
 	return out
 }

@@ -226,9 +226,8 @@ type Traits struct {
 	Fixed    bool          // no call changes an immutable field: one that is not told any more, or as its default, is as it was recorded
 	Itself   []string      // fields that the far side may bring by itself to what an update asks for: that they are seen proves no call
 
-	// Exclusive names what no two things of the kind can have at the same time: fields, as paths through lists
-	// ("prefixes.prefix"), and "{name}", what a thing is called. Address blocks exclude those that they overlap.
-	Exclusive []string
+	// Exclusive names what no two things of the kind can have at the same time.
+	Exclusive []Exclusive
 
 	// Detach names the lists whose elements can be left out for a while, when what they refer to has to be deleted before its
 	// successor is made. No reference elsewhere ever is.
@@ -244,6 +243,15 @@ type Traits struct {
 // UsedOnce reports whether an id is never used again after its thing was deleted: because the far side would refuse it, or
 // because the engine chooses a new one for each incarnation, so that a call which arrives late meets nothing newer.
 func (t Traits) UsedOnce() bool { return t.Burned || t.ID == "" }
+
+// Exclusive is what only one thing of a kind has at a time: a field, as a path through lists ("prefixes.prefix"), or "{name}",
+// what the thing is called. Address blocks exclude those that they overlap.
+type Exclusive struct {
+	Field  string
+	Within string // optional: a field; things that differ in it do not exclude each other
+	Folded bool   // upper and lower case are the same
+	Whole  bool   // the list is one value, whatever its order, and not one for each element
+}
 
 // Detachable is a list, which is a field of a kind, whose elements may be left out for a while.
 type Detachable struct {

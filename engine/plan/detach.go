@@ -236,7 +236,7 @@ func (m *maker) stuck(gone *Step, it *item, at []use) {
 	if gone.Replace {
 		what = "it has to be replaced (" + gone.Reason + ") and cannot be there twice"
 		if g := m.byRef[gone.Ref]; g != nil && g.thing != nil && g.desired != nil {
-			if c, ok := shared(g.had(), g.has(g.desired.Spec)); ok {
+			if c, ok := shared(m.had(g), g.has(g.desired.Spec)); ok {
 				what += " with " + c.String()
 			}
 		}

@@ -4,6 +4,7 @@ import (
 	"net/netip"
 	"slices"
 
+	"converge.dev/converge/engine/diff"
 	"converge.dev/converge/providers"
 	"converge.dev/converge/schema"
 )
@@ -18,8 +19,8 @@ func shared(a, b []providers.Claim) (providers.Claim, bool) {
 	return providers.Claim{}, false
 }
 
-// had and has are what the thing claims now, and what it is to claim.
-func (it *item) had() []providers.Claim {
+// had and has are what the thing claims now, and what it is to claim. What they refer to goes by its name.
+func (m *maker) had(it *item) []providers.Claim {
 	if len(it.traits.Exclusive) == 0 {
 		return nil
 	}
@@ -27,7 +28,7 @@ func (it *item) had() []providers.Claim {
 	if name == "" {
 		name = it.ref.Name
 	}
-	return it.traits.Claims(name, it.thing.Spec)
+	return it.traits.Claims(name, diff.Named(it.kind, it.thing.Spec, m.names.In(it.ref.Scope)))
 }
 
 func (it *item) has(spec schema.Object) []providers.Claim { return it.traits.Claims(it.ref.Name, spec) }
@@ -56,7 +57,7 @@ func (m *maker) handovers() {
 		if ok, known := can[it]; known {
 			return ok
 		}
-		_, clash := shared(it.had(), it.has(it.desired.Spec))
+		_, clash := shared(m.had(it), it.has(it.desired.Spec))
 		ok := it.traits.ID == "" && !clash
 		for _, r := range it.desired.After {
 			if p := replaced[r]; ok && p != nil {
@@ -122,7 +123,7 @@ func (m *maker) exclude(need func(step, before int)) {
 		}
 		var had []providers.Claim
 		if it.thing != nil {
-			had = it.had()
+			had = m.had(it)
 		}
 		if h.remove >= 0 && m.plan.Steps[h.remove].Action == Delete {
 			give(it, h.remove, had)
@@ -166,7 +167,7 @@ func (m *maker) exclude(need func(step, before int)) {
 			}
 			for bits := c.Block.Bits() - 1; bits >= 0; bits-- {
 				around := netip.PrefixFrom(c.Block.Addr(), bits).Masked()
-				for _, g := range byValue[at][providers.Claim{Of: c.Of, Value: around.String(), Block: around}] {
+				for _, g := range byValue[at][providers.Claim{Of: c.Of, Value: around.String(), Within: c.Within, Block: around}] {
 					from(g)
 				}
 			}

@@ -329,9 +329,9 @@ func TestTraitsNameFields(t *testing.T) {
 			}
 			return true
 		}
-		for _, path := range k.Traits.Exclusive {
-			if named++; path != "{name}" && !has(path) {
-				t.Errorf("%s has no field %s, which is said to be exclusive", k.Name, path)
+		for _, e := range k.Traits.Exclusive {
+			if named++; e.Field != "{name}" && !has(e.Field) || e.Within != "" && !has(e.Within) {
+				t.Errorf("%s has no field %s within %s, which is said to be exclusive", k.Name, e.Field, e.Within)
 			}
 		}
 		for _, d := range k.Traits.Detach {

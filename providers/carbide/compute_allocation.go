@@ -16,7 +16,7 @@ var allocationTraits = providers.Traits{
 	Create: providers.Conditional, Update: providers.Versioned, Delete: providers.Blind,
 	Mark: true, Burned: true, Late: late,
 	UndoCreate: providers.Exact, UndoUpdate: providers.Exact, UndoDelete: providers.Replace,
-	Exclusive: []string{"{name}"},
+	Exclusive: []providers.Exclusive{{Field: "{name}", Within: "tenant"}},
 	Reach:     providers.ReachTenant,
 }
 

@@ -20,7 +20,7 @@ var extensionServiceTraits = providers.Traits{
 	Create: providers.Conditional, Update: providers.Versioned, Delete: providers.Blind,
 	Burned: true, Late: late,
 	UndoCreate: providers.Replace, UndoUpdate: providers.Exact, UndoDelete: providers.NoUndo,
-	Exclusive: []string{"{name}"},
+	Exclusive: []providers.Exclusive{{Field: "{name}", Within: "tenant", Folded: true}},
 	Reach:     providers.ReachTenant,
 }
 

@@ -20,7 +20,7 @@ var expectedTraits = providers.Traits{
 	Create: providers.Conditional, Update: providers.Blind, Delete: providers.Blind,
 	Mark: true, Late: late,
 	UndoCreate: providers.Exact, UndoUpdate: providers.Exact, UndoDelete: providers.Replace,
-	Exclusive: []string{"bmc_mac_address"},
+	Exclusive: []providers.Exclusive{{Field: "bmc_mac_address"}},
 	Reach:     providers.ReachTenant,
 }
 

@@ -21,7 +21,8 @@ var ibTraits = providers.Traits{
 	Create: providers.Conditional, Update: providers.Blind, Delete: providers.Blind,
 	Mark: true, Late: late, ReadyWithin: 5 * time.Minute, GoneWithin: 20 * time.Minute,
 	UndoCreate: providers.Exact, UndoUpdate: providers.Exact, UndoDelete: providers.Replace,
-	Reach: providers.ReachTenant,
+	Exclusive: []providers.Exclusive{{Field: "pkey"}},
+	Reach:     providers.ReachTenant,
 }
 
 type ibPartitions struct {

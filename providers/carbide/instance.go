@@ -22,7 +22,7 @@ var instanceTraits = providers.Traits{
 	Create: providers.Conditional, Update: providers.Blind, Delete: providers.Blind,
 	Mark: true, Late: late, Itself: []string{"power"}, ReadyWithin: time.Hour, GoneWithin: time.Hour,
 	UndoCreate: providers.Exact, UndoUpdate: providers.Exact, UndoDelete: providers.NoUndo,
-	Exclusive: []string{"machine", "hostname"},
+	Exclusive: []providers.Exclusive{{Field: "machine"}, {Field: "hostname", Within: "tenant"}},
 	Detach: []providers.Detachable{ // an instance without interfaces is refused, and so is a device without its physical function
 		{Field: "interfaces", Least: 1, Head: "function", HeadIs: "physical", Group: []string{"device", "device_instance"}},
 		{Field: "infiniband"}, {Field: "nvlink"}, {Field: "spx"}, {Field: "dpu_extension_services"},

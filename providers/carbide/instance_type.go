@@ -14,7 +14,7 @@ var instanceTypeTraits = providers.Traits{
 	Create: providers.Conditional, Update: providers.Versioned, Delete: providers.Blind,
 	Mark: true, Burned: true, Late: late,
 	UndoCreate: providers.Exact, UndoUpdate: providers.Exact, UndoDelete: providers.Replace,
-	Exclusive: []string{"{name}"},
+	Exclusive: []providers.Exclusive{{Field: "{name}"}},
 	Reach:     providers.ReachTenant,
 }
 

@@ -18,7 +18,7 @@ var groupTraits = providers.Traits{
 	Create: providers.Conditional, Update: providers.Versioned, Delete: providers.Blind,
 	Mark: true, Burned: true, Late: late, ReadyWithin: propagates,
 	UndoCreate: providers.Exact, UndoUpdate: providers.Exact, UndoDelete: providers.Replace,
-	Exclusive: []string{"{name}"},
+	Exclusive: []providers.Exclusive{{Field: "{name}", Within: "tenant"}},
 	Reach:     providers.ReachTenant,
 }
 

@@ -20,7 +20,7 @@ var segmentTraits = providers.Traits{
 	Create: providers.Conditional, Update: providers.Never, Delete: providers.Blind,
 	Late: late, ReadyWithin: 5 * time.Minute, GoneWithin: 20 * time.Minute,
 	UndoCreate: providers.Exact, UndoDelete: providers.Replace,
-	Exclusive: []string{"prefixes.prefix"},
+	Exclusive: []providers.Exclusive{{Field: "prefixes.prefix"}},
 	Reach:     providers.ReachTenant,
 }
 

@@ -17,7 +17,8 @@ var spxTraits = providers.Traits{
 	Create: providers.Conditional, Update: providers.Never, Delete: providers.Blind,
 	Burned: true, Eventual: true, Late: late,
 	UndoCreate: providers.Exact, UndoDelete: providers.Replace,
-	Reach: providers.ReachTenant,
+	Exclusive: []providers.Exclusive{{Field: "vni"}},
+	Reach:     providers.ReachTenant,
 }
 
 type spxPartitions struct {

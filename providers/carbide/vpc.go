@@ -18,7 +18,7 @@ var vpcTraits = providers.Traits{
 	Create: providers.Conditional, Update: providers.Versioned, Delete: providers.Blind,
 	Mark: true, Burned: true, Orphans: true, Late: late, ReadyWithin: propagates, GoneWithin: 20 * time.Minute,
 	UndoCreate: providers.Exact, UndoUpdate: providers.Exact, UndoDelete: providers.Replace,
-	Exclusive: []string{"vni"},
+	Exclusive: []providers.Exclusive{{Field: "vni"}},
 	Reach:     providers.ReachTenant,
 }
 

@@ -14,7 +14,8 @@ var peeringTraits = providers.Traits{
 	Create: providers.Conditional, Update: providers.Never, Delete: providers.Blind,
 	Late:       late,
 	UndoCreate: providers.Exact, UndoDelete: providers.Replace,
-	Reach: providers.ReachTenant,
+	Exclusive: []providers.Exclusive{{Field: "vpcs", Whole: true}},
+	Reach:     providers.ReachTenant,
 }
 
 type peerings struct {

@@ -17,7 +17,7 @@ var prefixTraits = providers.Traits{
 	Create: providers.Conditional, Update: providers.Blind, Delete: providers.Blind,
 	Mark: true, Late: late, ReadyWithin: 5 * time.Minute, GoneWithin: 20 * time.Minute,
 	UndoCreate: providers.Exact, UndoUpdate: providers.Exact, UndoDelete: providers.Replace,
-	Exclusive: []string{"prefix"},
+	Exclusive: []providers.Exclusive{{Field: "prefix"}},
 	Reach:     providers.ReachTenant,
 }
 
