@@ -17,7 +17,8 @@ import (
 
 const root = "../.."
 
-// documents are what the tests write: a site, the same with something changed and taken away, and a wrong one.
+// documents are what the tests write: a site, the same with something changed and taken away, with things of others, and
+// wrong ones.
 var documents = map[string]string{
 	"site.json":     document(`"prod": {"tenant": "acme", "labels": {"env": "prod"}}, "old": {"tenant": "acme"}`),
 	"less.json":     document(`"prod": {"tenant": "acme", "labels": {"env": "test"}}`),
@@ -25,6 +26,11 @@ var documents = map[string]string{
 	"labelled.json": document(`"prod": {"tenant": "acme", "labels": {"env": "prod"}}, "old": {"tenant": "acme", "labels": {"env": "prod"}}`),
 	"wrong.json":    document(`"prod": {"tenant": "acme", "lables": {"env": "prod"}}`),
 	"typed.json":    document(`"prod": {"tenant": 7}`),
+
+	// What others look after stands in a document by its name alone, or with its id, and says nothing else.
+	"external.json": document(`"prod": {"tenant": "acme"}, "theirs": {"external": true}, "known": {"external": {"id": "5a2f0a4e-8d1f-4f0e-9b62-0f3f1b2c3d4f"}}`),
+	"stated.json":   document(`"prod": {"tenant": "acme"}, "theirs": {"external": true, "tenant": "acme"}`),
+	"false.json":    document(`"prod": {"tenant": "acme"}, "theirs": {"external": false}`),
 }
 
 func document(vpcs string) string {
@@ -190,7 +196,9 @@ func jsonSchema(t *testing.T, data []byte) {
 	}
 }
 
-func wrong(name string) bool { return name == "wrong.json" || name == "typed.json" }
+func wrong(name string) bool {
+	return slices.Contains([]string{"wrong.json", "typed.json", "stated.json", "false.json"}, name)
+}
 
 // cueVet: the command cue takes the exported schema, and agrees with converge about documents.
 func cueVet(t *testing.T, s *site) {

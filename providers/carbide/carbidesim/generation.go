@@ -53,8 +53,10 @@ var readLater = fields{
 
 // unfilled holds for each generation the fields of replies that it has no more. What it does not have yet is not made.
 var unfilled = map[Generation]fields{
-	September: {"forge.Vpc": flatVPC},
+	August:    {"forge.IpxeTemplate": {7}},
+	September: {"forge.IpxeTemplate": {7}, "forge.Vpc": flatVPC},
 	Next: {
+		"forge.IpxeTemplate":   {7},
 		"forge.Vpc":            flatVPC,
 		"forge.NetworkSegment": {2, 3, 4, 5, 6, 14, 15, 100, 101, 102, 103},
 		"forge.Machine":        {7, 17, 18, 26, 27, 30, 36, 38},

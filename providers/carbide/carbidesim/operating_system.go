@@ -48,7 +48,7 @@ func (s *site) CreateOperatingSystem(_ context.Context, r *forge.CreateOperating
 	if o.Name == "" {
 		return nil, missing("name")
 	}
-	if o.TenantOrganizationId == "" {
+	if o.TenantOrganizationId == "" && !s.later { // from v2.0 on an entry may be of no tenant
 		return nil, missing("tenant_organization_id")
 	}
 	o.Id = &forge.OperatingSystemId{Value: s.chosen(r.Id.GetValue())}
