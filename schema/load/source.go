@@ -41,14 +41,19 @@ const accepted = "a .cue, .json, .yaml or .yml file, a directory of such files, 
 // ReadSources reads the files that paths name. A path is a file, a directory, or [Stdin]; stdin may be nil when no path
 // is that. Of a directory the CUE files are meant, and those JSON and YAML files that have an apiVersion of ours at their
 // top, but neither converge.yaml, nor names that begin with a dot or an underscore, nor its folders; no link may lead out
-// of it, or out of the CUE module that it is part of. What is no regular file is an error, and so is what is beyond the
-// size limit of a document, of one file as of all together; that is not kept in memory.
+// of it, or out of the CUE module that it is part of. What is no regular file is an error, and so is what is named twice, or
+// is beyond the size limit of a document, of one file as of all together; that is not kept in memory.
 func ReadSources(paths []string, stdin io.Reader) ([]Source, error) {
 	var sources []Source
 	for _, path := range paths {
 		some, err := readPath(path, stdin)
 		if err != nil {
 			return nil, fmt.Errorf("read document: %w", err)
+		}
+		for _, s := range some {
+			if i := slices.IndexFunc(sources, s.same); i >= 0 {
+				return nil, fmt.Errorf("read document: %s is named twice, first as %s", s.Name, sources[i].Name)
+			}
 		}
 		sources = append(sources, some...)
 		if err := together(sources); err != nil {
@@ -59,6 +64,19 @@ func ReadSources(paths []string, stdin io.Reader) ([]Source, error) {
 		return nil, fmt.Errorf("read document: no file is named; want %s", accepted)
 	}
 	return sources, nil
+}
+
+// same reports whether two sources were read from one file or directory.
+func (s Source) same(other Source) bool {
+	if s.Name == other.Name {
+		return true
+	}
+	one, err := os.Stat(s.Name)
+	if err != nil {
+		return false
+	}
+	two, err := os.Stat(other.Name)
+	return err == nil && os.SameFile(one, two)
 }
 
 // together bounds all sources as one is bounded.

@@ -17,15 +17,23 @@ import (
 
 // Fits reports what is wrong with a resource by itself: its name, or its spec. References are not followed.
 func (s *Schema) Fits(ref schema.Ref, spec schema.Object) error {
+	if err := s.FitsName(ref); err != nil {
+		return err
+	}
+	if found := s.checkResource(&s.kinds[ref.Kind].Kind, spec.Clone()); len(found) > 0 {
+		return fmt.Errorf("%s: %s", strings.Join(found[0].Path, "."), found[0].Detail)
+	}
+	return nil
+}
+
+// FitsName reports why a document cannot declare a resource under a name.
+func (s *Schema) FitsName(ref schema.Ref) error {
 	k := s.kinds[ref.Kind]
 	if k == nil {
 		return errors.New(unknown("kind", ref.Kind, s.Kinds().Names()))
 	}
 	if v := s.checkName(&k.Kind, ref.Name); v != nil {
 		return errors.New(v.Detail)
-	}
-	if found := s.checkResource(&k.Kind, spec.Clone()); len(found) > 0 {
-		return fmt.Errorf("%s: %s", strings.Join(found[0].Path, "."), found[0].Detail)
 	}
 	return nil
 }
