@@ -15,10 +15,13 @@ import (
 // followPause is how often Follow looks whether the journal has grown.
 const followPause = 100 * time.Millisecond
 
+// ErrAbandoned says that a run is open and no process carries it out: Resume settles it.
+var ErrAbandoned = errors.New("no process carries it out")
+
 // Follow tells what another process does: the events of a run, from its journal, from the beginning until the run is no
-// longer open. When nobody carries the run out, idle is called, and again when that happens anew; it may be taken up yet.
-// Events of what is not in the journal, such as the progress of one step, do not come.
-func Follow(ctx context.Context, store *state.Store, run state.Run, emit event.Sink, idle func()) error {
+// longer open, or with ErrAbandoned until nobody carries it out. Events of what is not in the journal, such as the progress
+// of one step, do not come.
+func Follow(ctx context.Context, store *state.Store, run state.Run, emit event.Sink) error {
 	p, _, err := planOf(ctx, store, run)
 	if err != nil {
 		return err
@@ -28,9 +31,9 @@ func Follow(ctx context.Context, store *state.Store, run state.Run, emit event.S
 	pause := time.NewTicker(followPause)
 	defer pause.Stop()
 	var seq int64
-	for resting := false; ; {
-		// In this order: a run that is open when nobody had the lock is carried out by nobody, and what is in the journal of
-		// one that has ended is all there.
+	for {
+		// In this order: who gave the lock back has ended the run before, and what is in the journal of a run that has ended
+		// is all there.
 		holder, err := store.LockInfo(ctx)
 		if err != nil {
 			return fmt.Errorf("follow run %s: %w", run.ID, err)
@@ -60,10 +63,8 @@ func Follow(ctx context.Context, store *state.Store, run state.Run, emit event.S
 			emit(event.RunEnded{Run: now, Undoable: Undoable(ctx, store, now), Took: took})
 			return nil
 		}
-		if rests := holder == nil; rests != resting {
-			if resting = rests; rests {
-				idle()
-			}
+		if holder == nil {
+			return fmt.Errorf("run %s has not ended: %w", run.ID, ErrAbandoned)
 		}
 		select {
 		case <-pause.C:

@@ -519,7 +519,7 @@ func TestFollowTellsHowFarBack(t *testing.T) {
 		if e, ok := e.(event.RevertStarted); ok {
 			followed = append(followed, e)
 		}
-	}, func() {}); err != nil {
+	}); err != nil {
 		t.Fatal(err)
 	}
 	if !slices.Equal(told, want) || !slices.Equal(followed, want) {

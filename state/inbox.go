@@ -53,8 +53,8 @@ type InboxApplied struct {
 	At      time.Time `json:"at"`
 }
 
-// Inbox reads the document that a cloud left with its own client, and the revision for [Store.Answer]; nil and 0 when
-// there is none. Nothing about the bytes has been checked.
+// Inbox reads the document that a cloud left with its own client, and the revision for [Store.Answer], which is 0 when
+// there is none. Nothing about the bytes has been checked: there may be none of them.
 func (s *Store) Inbox(ctx context.Context) (body []byte, revision int64, err error) {
 	it, err := s.kv.Get(ctx, s.key("inbox"))
 	if err != nil {

@@ -196,9 +196,9 @@ func inbox(ts *testscript.TestScript, neg bool, args []string) {
 		ts.Check(err)
 		return
 	}
-	body, _, err := s.Inbox(context.Background())
+	body, revision, err := s.Inbox(context.Background())
 	ts.Check(err)
-	if (body == nil) == neg {
+	if (revision == 0) == neg {
 		ts.Fatalf("the inbox holds %q", body)
 	}
 }

@@ -6,6 +6,7 @@ import (
 	"errors"
 	"fmt"
 	"io"
+	"io/fs"
 	"time"
 
 	"github.com/spf13/cobra"
@@ -19,6 +20,7 @@ import (
 	"converge.dev/converge/engine/plan"
 	"converge.dev/converge/files"
 	"converge.dev/converge/schema"
+	"converge.dev/converge/schema/load"
 	"converge.dev/converge/state"
 )
 
@@ -47,6 +49,9 @@ const applyOtherwise = "Apply a saved plan (converge plan -out=tfplan), or give 
 var onFailures = []string{string(apply.Rollback), string(apply.Stop), string(apply.Continue)}
 
 func (f *applying) check() error {
+	if err := f.planning.check(); err != nil {
+		return err
+	}
 	switch apply.OnFailure(f.onFailure) {
 	case apply.Rollback, apply.Stop, apply.Continue, "":
 		return nil
@@ -210,7 +215,7 @@ func (a *app) approval(ctx context.Context, f *applying, p *plan.Plan) error {
 }
 
 // applySaved carries out a plan from a file.
-func (a *app) applySaved(ctx context.Context, c *cobra.Command, f applying, saved *plan.File) error {
+func (a *app) applySaved(ctx context.Context, c *cobra.Command, f applying, saved *plan.File) (err error) {
 	for _, name := range []string{"destroy", "target", "exclude", "replace", "max-destroy", "allow-missing", "sweep"} {
 		if flag := c.Flags().Lookup(name); flag != nil && flag.Changed {
 			return &view.Problem{What: "a saved plan is applied as it is: -" + name + " has no place here", Fix: "Give it to converge plan."}
@@ -240,6 +245,9 @@ func (a *app) applySaved(ctx context.Context, c *cobra.Command, f applying, save
 	if err := s.takePlanned(ctx, p); err != nil {
 		return err
 	}
+	if !p.Destroy && !p.Sweep { // which follow no document
+		defer func() { s.answerRefused(p.Site.Serial, err) }()
+	}
 	if err := s.admit(ctx, p); err != nil {
 		return err
 	}
@@ -260,6 +268,9 @@ const maxPlan = 512 << 20
 // isPlan tells whether a file looks like a saved plan. No more than its start is read.
 func isPlan(path string) (bool, error) {
 	f, err := files.Open(path)
+	if errors.Is(err, fs.ErrNotExist) && path != load.Stdin {
+		return false, &view.Problem{What: "there is no file " + path, Fix: "A plan is saved with: converge plan -out=FILE", Err: err}
+	}
 	if err != nil {
 		return false, nil // whoever reads it as a document says what is wrong
 	}
@@ -288,12 +299,13 @@ func readPlan(path string) (*plan.File, error) {
 // undo is set, and what is left when not.
 func (s *session) carry(run func(engine.ApplyOptions) (engine.Result, error), f applying, undo bool) error {
 	res, err := run(engine.ApplyOptions{OnFailure: apply.OnFailure(f.onFailure), AllowPartial: f.partial, Approve: f.approval, Interrupt: s.running()})
-	s.acted = s.hasStarted()
+	started := s.hasStarted()
+	s.acted = s.acted || started
 	if res.Run.Op == "apply" && !f.sweep && (err == nil || errors.Is(err, engine.ErrInterrupted)) {
 		s.answerRun(res.Run)
 	}
 	switch {
-	case err != nil && s.acted && !errors.Is(err, engine.ErrInterrupted):
+	case err != nil && started && !errors.Is(err, engine.ErrInterrupted):
 		return &openRun{run: res.Run.ID, err: &view.Problem{
 			What: "run " + res.Run.ID + " is open: its end could not be reached", Where: err.Error(), Err: err,
 			Fix: s.remembered(res.Run.ID),

@@ -152,20 +152,45 @@ func flagError(c *cobra.Command, err error) error {
 	}
 }
 
-// noneEmpty refuses flags that are given the empty text, most often by a variable that a script did not set: none of ours
-// means anything with it, and to go on as if the flag were not there would do something else than was asked for.
-func noneEmpty(c *cobra.Command) (err error) {
-	c.Flags().Visit(func(f *pflag.Flag) {
-		empty := f.Value.Type() == "string" && f.Value.String() == ""
-		if list, ok := f.Value.(pflag.SliceValue); ok {
-			empty = len(list.GetSlice()) == 0 || slices.Contains(list.GetSlice(), "")
+// exclusive is where the flag library keeps the names of flags that [cobra.Command.MarkFlagsMutuallyExclusive] was given.
+const exclusive = "cobra_annotation_mutually_exclusive"
+
+// meant refuses flags and arguments that are empty, most often by a variable that a script did not set, numbers below zero,
+// and flags that exclude each other: none of ours means anything with them, and to go on as if nothing were given would do
+// something else than was asked for.
+func meant(c *cobra.Command, args []string) (err error) {
+	refuse := func(what, fix string) {
+		if err == nil {
+			err = &view.Problem{What: what, Fix: trimmed(fix, "See: "+c.CommandPath()+" -help")}
 		}
-		if empty && err == nil {
-			err = &view.Problem{What: fmt.Sprintf("-%s is empty", f.Name), Fix: "Give it a value, or leave it out. See: " + c.CommandPath() + " -help"}
+	}
+	c.Flags().Visit(func(f *pflag.Flag) {
+		text, kind := f.Value.String(), f.Value.Type()
+		empty := kind == "string" && blank(text)
+		if list, ok := f.Value.(pflag.SliceValue); ok {
+			empty = len(list.GetSlice()) == 0 || slices.ContainsFunc(list.GetSlice(), blank)
+		}
+		switch {
+		case empty:
+			refuse(fmt.Sprintf("-%s is empty", f.Name), "Give it a value, or leave it out.")
+		case wanted[kind] != "" && strings.HasPrefix(text, "-"):
+			refuse(fmt.Sprintf("-%s is %s: want no less than 0", f.Name, text), "")
+		}
+		for _, group := range f.Annotations[exclusive] {
+			for _, other := range strings.Fields(group) {
+				if other != f.Name && c.Flags().Changed(other) {
+					refuse(fmt.Sprintf("-%s and -%s do not go together", f.Name, other), "Give one of them.")
+				}
+			}
 		}
 	})
+	if !c.DisableFlagParsing && slices.ContainsFunc(args, blank) { // a shell that completes words asks for those that begin with nothing
+		refuse("an argument of "+c.CommandPath()+" is empty", "Give it a value, or leave it out.")
+	}
 	return err
 }
+
+func blank(text string) bool { return strings.TrimSpace(text) == "" }
 
 func dashed(name string, ok bool) string {
 	if !ok {

@@ -81,6 +81,7 @@ func (s *session) cancel(ctx context.Context, id string) error {
 		return err
 	}
 	s.recount(ctx, &run)
+	s.acted = true
 	if s.flags.json {
 		return s.printJSON(map[string]any{"run": run.ID, "status": run.Status, "steps": run.Steps, "done": run.Done})
 	}

@@ -23,6 +23,7 @@ import (
 	"github.com/spf13/cobra"
 
 	"converge.dev/converge/cmd/internal/view"
+	"converge.dev/converge/engine"
 	"converge.dev/converge/engine/secret"
 	"converge.dev/converge/schema"
 	"converge.dev/converge/schema/load"
@@ -77,7 +78,7 @@ type app struct {
 	closers   []func() // in the order in which they were opened
 	signal    atomic.Pointer[os.Signal]
 	interrupt interrupt
-	acted     bool // the site was changed: the status says how, whatever becomes of the output
+	acted     bool // something was changed: the status tells of that, whatever becomes of the output
 }
 
 // end shows the error, closes everything and gives the exit status.
@@ -94,9 +95,14 @@ func (a *app) end(args []string, err error) int {
 		a.closers[i]()
 	}
 	a.view.Close()
-	if werr := a.out.failed; werr != nil && !errors.Is(werr, syscall.EPIPE) { // a reader that has read enough is no failure
-		a.err.Write([]byte("Error: standard output: " + werr.Error() + "\n"))
-		if code == 0 && !a.acted {
+	werr := a.out.failed
+	switch {
+	case werr == nil || errors.Is(werr, syscall.EPIPE): // a reader that has read enough is no failure
+	case a.acted:
+		a.say("Warning: standard output: " + werr.Error() + "\n  What was done is done, and the exit status tells of that.\n")
+	default:
+		a.say("Error: standard output: " + werr.Error() + "\n")
+		if code == exitDone || code == exitDifferent { // which say that nothing failed
 			code = exitError
 		}
 	}
@@ -112,16 +118,20 @@ func (a *app) cutShort(err error) error {
 	return &view.Problem{What: "interrupted", Where: err.Error(), Err: errors.Join(context.Canceled, err)}
 }
 
-// overtime says of an error that -timeout has brought about that it has.
+// overtime says of an error that -timeout has brought about that it has. A run that it ended is open.
 func (a *app) overtime(err error) error {
-	if a.limited == nil || a.limited.Err() == nil || !errors.Is(err, context.DeadlineExceeded) {
+	interrupted := errors.Is(err, engine.ErrInterrupted) && a.signal.Load() == nil
+	if a.limited == nil || a.limited.Err() == nil || !interrupted && !errors.Is(err, context.DeadlineExceeded) {
 		return err
 	}
-	where := err.Error()
-	if where == context.DeadlineExceeded.Error() { // which says nothing more
-		where = ""
+	p := &view.Problem{What: fmt.Sprintf("the command did not finish within -timeout=%s", a.flags.timeout), Where: err.Error(), Fix: "Allow more time with -timeout.", Err: context.DeadlineExceeded}
+	if p.Where == context.DeadlineExceeded.Error() { // which says nothing more
+		p.Where = ""
 	}
-	return &view.Problem{What: fmt.Sprintf("the command did not finish within -timeout=%s", a.flags.timeout), Where: where, Fix: "Allow more time with -timeout.", Err: err}
+	if a.hasStarted() {
+		return &openRun{err: p}
+	}
+	return p
 }
 
 // jsonAsked looks for -json where the arguments could not be read.
@@ -199,7 +209,7 @@ Both -flag and --flag are accepted.`,
 	root.SetHelpCommandGroupID(groupTools)
 	root.SetCompletionCommandGroupID(groupTools)
 	a.flags.bind(root)
-	root.PersistentPreRunE = func(c *cobra.Command, _ []string) error { return a.begin(c) }
+	root.PersistentPreRunE = func(c *cobra.Command, args []string) error { return a.begin(c, args) }
 	add := func(group string, cs ...*cobra.Command) {
 		for _, c := range cs {
 			c.GroupID = group

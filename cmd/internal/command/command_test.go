@@ -4,12 +4,14 @@ import (
 	"bytes"
 	"context"
 	"errors"
+	"fmt"
 	"os"
 	"runtime/debug"
 	"slices"
 	"strings"
 	"syscall"
 	"testing"
+	"time"
 
 	"github.com/spf13/cobra"
 	"github.com/spf13/pflag"
@@ -158,6 +160,34 @@ func TestStatusAfterSignal(t *testing.T) {
 	a.started()
 	if got := a.end(nil, &openRun{err: state.ErrFenced}); got != exitPartial {
 		t.Errorf("an open run: %d", got)
+	}
+}
+
+// What -timeout ends says so. A run that it ended is open, which is no matter of a signal.
+func TestOvertime(t *testing.T) {
+	for _, c := range []struct {
+		err     error
+		started bool
+		want    int
+	}{
+		{fmt.Errorf("run R was %w; 3 of 4 steps are done", engine.ErrInterrupted), true, exitPartial},
+		{fmt.Errorf("look: %w", context.DeadlineExceeded), true, exitPartial},
+		{context.DeadlineExceeded, false, exitError},
+		{errors.Join(engine.ErrInterrupted), false, exitError},
+	} {
+		a, said := testApp(), &bytes.Buffer{}
+		a.err = &output{w: said}
+		a.view = view.NewHuman(view.Options{Out: a.out, Err: a.err})
+		a.flags.timeout = time.Second
+		ctx, cancel := context.WithDeadline(t.Context(), time.Unix(0, 0))
+		a.limited = ctx
+		if c.started {
+			a.started()
+		}
+		if got := a.end(nil, c.err); got != c.want || !strings.Contains(said.String(), "did not finish within -timeout=1s") {
+			t.Errorf("%v: %d, want %d\n%s", c.err, got, c.want, said)
+		}
+		cancel()
 	}
 }
 

@@ -134,7 +134,7 @@ func (a *app) completeHolds(c *cobra.Command, _ []string, _ string) ([]string, c
 func (a *app) complete(c *cobra.Command, words func(context.Context, *session) ([]string, error)) ([]string, cobra.ShellCompDirective) {
 	ctx, cancel := context.WithTimeout(context.Background(), patience)
 	defer cancel()
-	if err := a.begin(c); err != nil {
+	if err := a.begin(c, nil); err != nil {
 		return nil, cobra.ShellCompDirectiveError
 	}
 	s, err := a.open(ctx, nil, nil)

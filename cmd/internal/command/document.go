@@ -187,6 +187,9 @@ func (a *app) revision(ctx context.Context, rev string, s func() (*session, erro
 		doc, err := a.load(ctx, []string{rev})
 		return doc, rev, err
 	}
+	if rev != "head" && serial < 1 {
+		return nil, "", &view.Problem{What: fmt.Sprintf("no revision has the serial %d", serial), Fix: "The first is 1, the newest is head. See: converge history"}
+	}
 	at, err := s()
 	if err != nil {
 		return nil, "", err

@@ -74,11 +74,8 @@ converge.yaml) knows who wrote them. Such a document says its serial itself.`,
 		if t.sig != nil && t.author.Signer == "" {
 			s.view.Warn("the key is not in trust.documents of " + config.Name + " here; who is to trust it adds there: {name: NAME, key: \"" + t.sig.Key + "\"}")
 		}
-		if a.flags.json {
-			return a.printJSON(s.judged(ctx, head))
-		}
-		a.print(fmt.Sprintf("Site %s is at serial %d (revision %d): %s, sha256:%s\n", s.site, head.Serial, head.Revision, view.Count(len(doc.Resources), "resource"), head.Digest))
-		return nil
+		text := fmt.Sprintf("Site %s is at serial %d (revision %d): %s, sha256:%s\n", s.site, head.Serial, head.Revision, view.Count(len(doc.Resources), "resource"), head.Digest)
+		return a.did(false, s.judged(ctx, head), text)
 	}
 	return c
 }
@@ -121,6 +118,9 @@ func (a *app) getCommand() *cobra.Command {
 	}
 	c.Flags().Int64Var(&serial, "serial", 0, "the serial of the revision, a `n`umber; the newest when left out")
 	c.RunE = func(c *cobra.Command, _ []string) error {
+		if serial == 0 && c.Flags().Changed("serial") {
+			return &view.Problem{What: "-serial is 0: no revision has that", Fix: "The first is 1. Leave -serial out for the newest."}
+		}
 		s, err := a.open(c.Context(), nil, nil)
 		if err != nil {
 			return err

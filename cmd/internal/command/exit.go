@@ -35,7 +35,7 @@ var statuses = []struct {
 	brief, means string
 }{
 	{exitDone, "done", "The command did what it was asked to do. A plan with changes also ends so, unless -detailed-exitcode is given."},
-	{exitError, "error before any change", "Something was wrong before anything was changed: the arguments, the document, the configuration, or the connection to the store. What the error says is wrong is to be mended; nothing is to be undone."},
+	{exitError, "error before any change", "Something was wrong before anything was changed: the arguments, the document, the configuration, or the connection to the store; or what the command was to show could not be written. What the error says is wrong is to be mended; nothing is to be undone."},
 	{exitDifferent, "differences", "There is a difference: plan -detailed-exitcode has changes, drift found some, diff or fmt -check did. Nothing failed."},
 	{exitReverted, "failed and reverted", "A step failed, and all that the run had done was undone. That was verified by looking again at all that it touched. The serial is held, so that the same revision is not tried again by itself: write a new one, or let go with converge hold release."},
 	{exitPartial, "partial", "A run failed and could not be undone whole, or has not ended: the site is in between. converge runs shows which; converge resume goes on with it, and converge rollback undoes it unless it did what cannot be undone exactly. Until then the site is held."},

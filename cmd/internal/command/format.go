@@ -19,9 +19,12 @@ import (
 	"converge.dev/converge/schema/load"
 )
 
-// format gives the value of a -format flag, the first of formats when it is not set; -json stands for json.
+// format gives the value of a -format flag, the first of formats when it is not set; -json stands for json, and contradicts
+// any other.
 func (a *app) format(value string, formats ...string) (string, error) {
 	switch {
+	case a.flags.json && value != "" && value != "json":
+		return "", &view.Problem{What: "-json and -format=" + value + " contradict each other", Fix: "Give one of them."}
 	case value == "" && a.flags.json && slices.Contains(formats, "json"):
 		return "json", nil
 	case value == "":
@@ -66,6 +69,7 @@ With -check nothing is written; the status is 2 when a file is not in its layout
 			errs = append(errs, err)
 			if diff {
 				changed = append(changed, file)
+				a.acted = a.acted || !check && file != load.Stdin
 			}
 		}
 		if err := errors.Join(errs...); err != nil {

@@ -79,16 +79,25 @@ with -force what is not there yet can be held as well.`,
 				return err
 			}
 		}
+		holds, err := s.store.Holds(ctx)
+		if err != nil {
+			return err
+		}
+		holds = slices.DeleteFunc(holds, func(h state.Hold) bool { return h.Scope != args[0] || !h.ByHand() })
 		if err := s.store.Hold(ctx, args[0], who(), reason); err != nil {
 			return err
 		}
-		if a.flags.json {
-			return a.printJSON(map[string]any{"held": args[0]})
-		}
-		a.print("Held: " + args[0] + "\n")
-		return nil
+		return a.did(false, map[string]any{"held": args[0], "replaced": nonNil(holds)}, "Held: "+args[0]+"\n"+replacedText(holds))
 	}
 	return c
+}
+
+// replacedText says what was set before, and is not in force any more with its reason.
+func replacedText(holds []state.Hold) string {
+	if len(holds) == 0 {
+		return ""
+	}
+	return "\nThis replaces what was set before; converge audit has both:\n" + view.HoldsText(holds, view.Style{})
 }
 
 // knows fails when a scope names nothing that is declared or recorded, nor a configured node: a hold on it would stop
@@ -206,16 +215,14 @@ that set a hold releases it as well. Who did it is kept in the audit log.`,
 				return err
 			}
 		}
-		if a.flags.json {
-			return a.printJSON(map[string]any{"released": nonNil(holds)})
-		}
+		text := ""
 		if len(holds) == 0 {
-			a.print("Nothing is held.\n")
+			text = "Nothing is held.\n"
 		}
 		for _, h := range holds {
-			a.print(fmt.Sprintf("Released %s, which was held: %s\n", h.Scope, h.Reason))
+			text += fmt.Sprintf("Released %s, which was held: %s\n", h.Scope, h.Reason)
 		}
-		return nil
+		return a.did(len(holds) == 0, map[string]any{"released": nonNil(holds)}, text)
 	}
 	return c
 }
@@ -249,7 +256,11 @@ the store can freeze the site with its own client, whatever the value.`,
 		if err != nil {
 			return err
 		}
-		text := "The site is frozen. End that with: converge freeze -off\n"
+		text, replaced := "The site is frozen. End that with: converge freeze -off\n", []state.Hold{}
+		if !off && frozen != nil {
+			replaced = append(replaced, *frozen)
+			text += replacedText(replaced)
+		}
 		switch {
 		case off && frozen == nil:
 			text = "The site was not frozen.\n"
@@ -261,11 +272,7 @@ the store can freeze the site with its own client, whatever the value.`,
 				return err
 			}
 		}
-		if a.flags.json {
-			return a.printJSON(map[string]any{"frozen": !off})
-		}
-		a.print(text)
-		return nil
+		return a.did(off && frozen == nil, map[string]any{"frozen": !off, "replaced": replaced}, text)
 	}
 	return c
 }
@@ -318,11 +325,8 @@ converge drift and released it.`,
 		if err != nil {
 			return err
 		}
-		if a.flags.json {
-			return a.printJSON(map[string]any{"epoch": epoch, "held": schema.ScopeSite})
-		}
-		a.print(fmt.Sprintf("The epoch is %d, and the site is held. Look at converge drift; then: converge hold release site\n", epoch))
-		return nil
+		text := fmt.Sprintf("The epoch is %d, and the site is held. Look at converge drift; then: converge hold release site\n", epoch)
+		return a.did(false, map[string]any{"epoch": epoch, "held": schema.ScopeSite}, text)
 	}
 	return c
 }

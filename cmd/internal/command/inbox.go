@@ -32,7 +32,7 @@ type offer struct {
 // where it is, and the cloud is told why. Nothing else is written.
 func (s *session) offered(ctx context.Context) (*offer, error) {
 	body, revision, err := s.store.Inbox(ctx)
-	if err != nil || body == nil {
+	if err != nil || revision == 0 {
 		return nil, err
 	}
 	inbox := s.store.Path() + "/inbox"
@@ -136,6 +136,7 @@ func (s *session) accept(ctx context.Context, o *offer, ifRevision int64) error 
 	if err != nil {
 		return notNewer(err, s.store.Path()+"/inbox")
 	}
+	s.acted = true
 	o.answer.Verdict, o.answer.Serial = state.Accepted, head.Serial
 	s.answer(ctx, o, o.warnings, nil)
 	s.view.Note(fmt.Sprintf("Took serial %d from the inbox, %s.", head.Serial, view.Authorship(o.author)))

@@ -75,7 +75,7 @@ func (a *app) begun(ctx context.Context, dir string, far all.Carbide) error {
 	if err != nil {
 		return err
 	}
-	if err := noneThere(dir); err != nil {
+	if err := a.noneThere(dir); err != nil {
 		return err
 	}
 	conf := &config.File{Site: site.Name, Path: filepath.Join(dir, config.Name)}
@@ -136,7 +136,7 @@ func (a *app) newSite(dir string) (schema.Site, error) {
 }
 
 // noneThere refuses a directory that has one of the files already, and names all of those.
-func noneThere(dir string) error {
+func (a *app) noneThere(dir string) error {
 	var there []string
 	for _, name := range []string{config.Name, documentName, ".gitignore"} {
 		if _, err := os.Lstat(filepath.Join(dir, name)); err == nil {
@@ -152,7 +152,7 @@ func noneThere(dir string) error {
 	}
 	return &view.Problem{
 		What: strings.Join(there, ", ") + " " + verb + " there already, and nothing is overwritten: nothing was written",
-		Fix:  "Name another directory: converge init DIR. In a workspace go on with: converge plan " + documentName,
+		Fix:  "Name another directory: converge init DIR. In a workspace go on with: " + a.within(dir) + " plan " + documentName,
 	}
 }
 
@@ -244,9 +244,6 @@ func (a *app) sayBegun(dir string, site schema.Site, wrote []string, found *engi
 			server = found.Servers[0] // no other system is reached yet
 		}
 	}
-	if a.flags.json {
-		return a.printJSON(map[string]any{"site": site, "wrote": wrote, "found": counts, "unsupported": missing, "identity": server.Identity, "build": server.Build})
-	}
 	text := fmt.Sprintf("Wrote %s.\n", strings.Join(wrote, ", "))
 	total := 0
 	if found != nil {
@@ -269,14 +266,20 @@ func (a *app) sayBegun(dir string, site schema.Site, wrote []string, found *engi
 			text += fmt.Sprintf("       ?  %s: %s\n", u.Kind, u.Error)
 		}
 	}
-	at := ""
-	if dir != "." {
-		at = " -chdir=" + shellWord(dir)
-	}
-	text += "\nNext: converge" + at + " plan " + documentName + "\n"
+	text += "\nNext: " + a.within(dir) + " plan " + documentName + "\n"
 	if total > 0 {
-		text += "To see what exists as a document: converge" + at + " import -discover " + documentName + "\n"
+		text += "To see what exists as a document: " + a.within(dir) + " import -discover " + documentName + "\n"
 	}
-	a.print(text)
-	return nil
+	return a.did(false, map[string]any{"site": site, "wrote": wrote, "found": counts, "unsupported": missing, "identity": server.Identity, "build": server.Build}, text)
+}
+
+// within is how a command in a directory begins, typed where this one was.
+func (a *app) within(dir string) string {
+	if !filepath.IsAbs(dir) {
+		dir = filepath.Join(a.flags.chdir, dir)
+	}
+	if dir == "." {
+		return "converge"
+	}
+	return "converge -chdir=" + shellWord(dir)
 }

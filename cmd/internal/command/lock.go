@@ -85,11 +85,8 @@ read, because its value in the store is damaged, has the ID damaged.`,
 			}
 			return err
 		}
-		if a.flags.json {
-			return a.printJSON(map[string]any{"unlocked": info})
-		}
-		a.print(fmt.Sprintf("The lock was broken. It was held by %s.\nIf a run is open, settle it with: converge resume\n", info.Who))
-		return nil
+		text := fmt.Sprintf("The lock was broken. It was held by %s.\nIf a run is open, settle it with: converge resume\n", info.Who)
+		return a.did(false, map[string]any{"unlocked": info}, text)
 	}
 	return c
 }

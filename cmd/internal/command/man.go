@@ -49,11 +49,7 @@ command. They say what -help says. Pages of an earlier version are replaced.`,
 		if err := write(c.Root()); err != nil {
 			return err
 		}
-		if a.flags.json {
-			return a.printJSON(map[string]any{"wrote": wrote})
-		}
-		a.print(fmt.Sprintf("Wrote %d pages into %s\n", len(wrote), args[0]))
-		return nil
+		return a.did(false, map[string]any{"wrote": wrote}, fmt.Sprintf("Wrote %d pages into %s\n", len(wrote), args[0]))
 	}
 	return c
 }

@@ -46,6 +46,12 @@ func (f *planning) bind(a *app, c *cobra.Command) {
 	}
 }
 
+// check refuses what no plan can be made with.
+func (f *planning) check() error {
+	_, err := f.options(false)
+	return err
+}
+
 // options gives the options of a plan. A person who destroys everything by name needs no budget; in automation the budget
 // holds, because nobody looks.
 func (f *planning) options(automation bool) (plan.Options, error) {
@@ -54,6 +60,11 @@ func (f *planning) options(automation bool) (plan.Options, error) {
 	}
 	if f.sweep && (f.destroy || len(f.replace) > 0) {
 		return plan.Options{}, &view.Problem{What: "-sweep does nothing but remove strays: -destroy and -replace have no place beside it"}
+	}
+	if f.maxDestroy != "" {
+		if _, err := plan.Budget(f.maxDestroy, 0); err != nil {
+			return plan.Options{}, &view.Problem{What: fmt.Sprintf("-max-destroy is %q; want a number such as 3 or a share such as 10%%", f.maxDestroy), Err: err}
+		}
 	}
 	for _, list := range [][]string{f.target, f.exclude, f.replace} {
 		if err := checkPatterns(list); err != nil {
@@ -116,8 +127,11 @@ gives a saved plan as one document.`,
 	f.bind(a, c)
 	c.RunE = func(c *cobra.Command, args []string) error {
 		ctx := c.Context()
+		if err := f.check(); err != nil { // better said before the work than after it
+			return err
+		}
 		if out != "" {
-			if err := replaceable(out); err != nil { // better said before the work than after it
+			if err := replaceable(out); err != nil {
 				return notSaved(out, err)
 			}
 		}
@@ -142,6 +156,13 @@ gives a saved plan as one document.`,
 			a.view.Warn("this plan could not be applied: " + held.Error())
 		} else if err != nil {
 			return err
+		}
+		if len(args) > 0 { // what lies in the store or the inbox was checked when it was read
+			if err := s.admit(ctx, made); errors.As(err, new(refusal)) {
+				a.view.Warn("this plan could not be applied: " + err.Error())
+			} else if err != nil {
+				return err
+			}
 		}
 		a.view.Plan(made)
 		if out != "" {

@@ -64,10 +64,8 @@ converge state restored.`,
 				}
 			}
 			unknown := survey.Unknown()
-			if a.flags.json {
-				err = a.printJSON(map[string]any{"resources": nonNil(refs), "unknown": nonNil(unknown), "dry_run": dry})
-			} else {
-				a.print(view.RebuiltText(refs, dry))
+			err = a.did(dry, map[string]any{"resources": nonNil(refs), "unknown": nonNil(unknown), "dry_run": dry}, view.RebuiltText(refs, dry))
+			if !a.flags.json {
 				a.say(view.LeftoversText(nil, unknown))
 			}
 			if err == nil && len(unknown) > 0 {

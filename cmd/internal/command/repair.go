@@ -39,11 +39,7 @@ The site itself is not touched. A lock that cannot be read is broken with force-
 		if err != nil {
 			return err
 		}
-		if a.flags.json {
-			err = a.printJSON(map[string]any{"repairs": nonNil(repairs), "dry_run": o.DryRun})
-		} else {
-			a.print(view.RepairsText(repairs, o.DryRun))
-		}
+		err = a.did(o.DryRun, map[string]any{"repairs": nonNil(repairs), "dry_run": o.DryRun}, view.RepairsText(repairs, o.DryRun))
 		if err == nil && slices.ContainsFunc(repairs, func(r engine.Repair) bool { return r.Left }) {
 			return outcome(exitRefused)
 		}

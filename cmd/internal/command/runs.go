@@ -2,6 +2,7 @@ package command
 
 import (
 	"context"
+	"errors"
 	"fmt"
 	"slices"
 
@@ -20,7 +21,8 @@ func (a *app) runsCommand() *cobra.Command {
 whom.
 
 With -follow the run that is open is shown step by step while another process carries it
-out, from its beginning until it ends; with -json as the lines that apply writes.`,
+out, from its beginning until it ends; with -json as the lines that apply writes. When
+that process is gone and the run has not ended, it exits with 4.`,
 		Example: `  converge runs
   converge runs -json
   converge runs -follow
@@ -82,9 +84,10 @@ func (s *session) follow(ctx context.Context, runs []state.Run) error {
 		steps = view.NewHuman(view.Options{Out: s.out, Err: s.out, Kinds: s.kinds, Live: s.live(s.sys.Stdout), OutStyle: s.style(s.sys.Stdout), ErrStyle: s.style(s.sys.Stdout)})
 		defer steps.Close()
 	}
-	err := engine.Follow(ctx, s.store, runs[i], steps.Event, func() {
-		s.view.Note("No process carries the run out at the moment. To go on with it: converge resume " + runs[i].ID)
-	})
+	err := engine.Follow(ctx, s.store, runs[i], steps.Event)
+	if errors.Is(err, engine.ErrAbandoned) {
+		return &openRun{run: runs[i].ID, err: &view.Problem{What: err.Error(), Fix: "To go on with it: converge resume " + runs[i].ID, Err: err}}
+	}
 	if ctx.Err() != nil && s.signal.Load() != nil {
 		return outcome(s.interrupted()) // only the looking on ends
 	}
@@ -148,6 +151,7 @@ rolled back further. When a rollback is killed, converge resume goes on to the s
 	c.Flags().BoolVar(&dry, "dry-run", false, "only show what would be undone")
 	c.Flags().Uint32Var(&to, "to-step", 0, "keep the steps up to this `n`umber and undo those after it; 0 undoes all")
 	_ = c.RegisterFlagCompletionFunc("to-step", a.completeSteps)
+	c.MarkFlagsMutuallyExclusive("dry-run", "auto-approve")
 	c.RunE = func(c *cobra.Command, args []string) error {
 		ctx := c.Context()
 		s, err := a.open(ctx, nil, nil)
@@ -169,7 +173,9 @@ rolled back further. When a rollback is killed, converge resume goes on to the s
 		if !dry && held != nil { // better said before the question than after the answer
 			return held
 		}
-		a.view.Plan(p)
+		if asked := !f.approve && !p.Empty(); dry || asked || !a.flags.quiet || a.flags.json {
+			a.view.Plan(p)
+		}
 		if dry {
 			if held != nil {
 				a.view.Warn("this could not be undone now: " + held.Error())

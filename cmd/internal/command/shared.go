@@ -81,7 +81,7 @@ func lines(c *cobra.Command) *cobra.Command {
 }
 
 // begin prepares what every command needs.
-func (a *app) begin(c *cobra.Command) error {
+func (a *app) begin(c *cobra.Command, args []string) error {
 	a.name = c.Name()
 	f := &a.flags
 	if f.chdir != "" {
@@ -107,7 +107,7 @@ func (a *app) begin(c *cobra.Command) error {
 		f.input = false
 	}
 	a.view = a.newView(f.json, c)
-	if err := noneEmpty(c); err != nil {
+	if err := meant(c, args); err != nil {
 		return err
 	}
 	if g := string(f.layout.Group); g != "" && !slices.Contains(view.Groupings, g) {
@@ -192,6 +192,7 @@ func (a *app) bindLayout(c *cobra.Command) {
 	a.bindFull(c)
 	c.Flags().BoolVar(&a.flags.layout.Summary, "summary", false, "show only numbers: of each scope and kind, or of what -group-by says")
 	c.Flags().StringVar((*string)(&a.flags.layout.Group), "group-by", "", "put steps together by this `part` of them: wave (their order, the default), scope, kind or action")
+	c.MarkFlagsMutuallyExclusive("full", "summary")
 	_ = c.RegisterFlagCompletionFunc("group-by", cobra.FixedCompletions(view.Groupings, cobra.ShellCompDirectiveNoFileComp))
 }
 
@@ -245,6 +246,17 @@ func who() string {
 		host = "localhost"
 	}
 	return name + "@" + host
+}
+
+// did says what a command has done, as JSON or as text. From then on the status tells that, whatever becomes of the output.
+// Where nothing was done, as in a dry run, what it says is all that it gives.
+func (a *app) did(nothing bool, v any, text string) error {
+	a.acted = a.acted || !nothing
+	if a.flags.json {
+		return a.printJSON(v)
+	}
+	a.print(text)
+	return nil
 }
 
 // printJSON writes the single value of a command.

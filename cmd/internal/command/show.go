@@ -45,6 +45,9 @@ With -json a plan has the keys of terraform show -json, and beside them, under
 	_ = c.RegisterFlagCompletionFunc("run", a.completeRuns)
 	c.MarkFlagsMutuallyExclusive("run", "document")
 	c.RunE = func(c *cobra.Command, args []string) error {
+		if len(args) == 1 && (document || run != "") {
+			return &view.Problem{What: "a saved plan and -run or -document are two things to show", Fix: "Give one of them."}
+		}
 		if len(args) == 1 {
 			if _, err := os.Lstat(args[0]); !errors.Is(err, fs.ErrNotExist) {
 				return a.showPlan(c.Context(), args[0])

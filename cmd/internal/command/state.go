@@ -165,11 +165,7 @@ it bears our mark.`,
 					return err
 				}
 			}
-			if a.flags.json {
-				return a.printJSON(map[string]any{"forgotten": args, "dry_run": dry})
-			}
-			a.print(text)
-			return nil
+			return a.did(dry, map[string]any{"forgotten": args, "dry_run": dry}, text)
 		})
 	}
 	return c
@@ -204,6 +200,16 @@ converge state rebuild finds them under that.`,
 		if err != nil {
 			return &view.Problem{What: err.Error()}
 		}
+		if args[0] == args[1] {
+			return &view.Problem{What: args[0] + " is the name that it has", Fix: "Name it as the document does by now."}
+		}
+		sch, err := a.schema()
+		if err != nil {
+			return err
+		}
+		if err := sch.FitsName(to); err != nil {
+			return &view.Problem{What: "no document can declare " + args[1], Where: err.Error(), Err: err}
+		}
 		s, err := a.open(ctx, nil, nil)
 		if err != nil {
 			return err
@@ -218,11 +224,8 @@ converge state rebuild finds them under that.`,
 					return err
 				}
 			}
-			if a.flags.json {
-				return a.printJSON(map[string]any{"from": args[0], "to": to, "dry_run": dry})
-			}
-			a.print(fmt.Sprintf("%s %s to %s. The thing itself stays as it is; a mark on it follows with the next apply.\n", verb(dry, "Moved", "Would move"), args[0], to))
-			return nil
+			text := fmt.Sprintf("%s %s to %s. The thing itself stays as it is; a mark on it follows with the next apply.\n", verb(dry, "Moved", "Would move"), args[0], to)
+			return a.did(dry, map[string]any{"from": args[0], "to": to, "dry_run": dry}, text)
 		})
 	}
 	return c

@@ -9,6 +9,7 @@ import (
 	"os"
 	"os/exec"
 	"path/filepath"
+	"regexp"
 	"slices"
 	"strings"
 	"syscall"
@@ -40,19 +41,22 @@ type use struct {
 	args    string // DOC is a document, NEW a folder that is not there
 	offline bool   // it needs no store
 	silent  bool   // it writes nothing to standard output when all is well
+	acts    bool   // it changes something: what it writes only tells of that
+	after   string // a command that must come first for that
+	undone  bool   // it has nothing to do after another command
 }
 
 // uses has every command; those of dev carbide speak to a simulator, which the scripts do.
 var uses = map[string]use{
-	"init":                  {args: "NEW", offline: true},
+	"init":                  {args: "NEW", offline: true, acts: true},
 	"validate":              {args: "DOC", offline: true},
 	"plan":                  {args: "DOC"},
-	"apply":                 {args: "-auto-approve DOC"},
-	"destroy":               {args: "-auto-approve DOC"},
+	"apply":                 {args: "-auto-approve DOC", acts: true},
+	"destroy":               {args: "-auto-approve DOC", undone: true},
 	"drift":                 {},
 	"fmt":                   {args: "DOC", offline: true, silent: true},
 	"schema":                {args: "carbide.vpc", offline: true},
-	"put":                   {args: "DOC"},
+	"put":                   {args: "DOC", acts: true},
 	"get":                   {},
 	"history":               {},
 	"diff":                  {args: "DOC DOC", offline: true},
@@ -62,25 +66,25 @@ var uses = map[string]use{
 	"import":                {args: "-discover"},
 	"inventory":             {},
 	"runs":                  {},
-	"cancel":                {},
-	"resume":                {},
-	"rollback":              {args: "-auto-approve -to-step=1 R"},
+	"cancel":                {undone: true},
+	"resume":                {undone: true},
+	"rollback":              {args: "-auto-approve RUN", acts: true},
 	"state list":            {},
 	"state show":            {args: "site/carbide.vpc/prod"},
-	"state rm":              {args: "site/carbide.vpc/prod"},
-	"state mv":              {args: "site/carbide.vpc/a site/carbide.vpc/b"},
-	"state rebuild":         {args: "DOC"},
-	"state repair":          {},
-	"state restored":        {args: "-reason=r"},
+	"state rm":              {args: "site/carbide.vpc/prod", acts: true},
+	"state mv":              {args: "site/carbide.vpc/prod site/carbide.vpc/main", acts: true},
+	"state rebuild":         {args: "DOC", acts: true},
+	"state repair":          {acts: true},
+	"state restored":        {args: "-reason=r", acts: true},
 	"hold list":             {},
-	"hold set":              {args: "-reason=r site"},
-	"hold release":          {args: "site"},
-	"release":               {},
-	"freeze":                {args: "-reason=r"},
+	"hold set":              {args: "-reason=r site", acts: true},
+	"hold release":          {args: "site", acts: true, after: "hold set -reason=r site"},
+	"release":               {acts: true, after: "hold set -reason=r site"},
+	"freeze":                {args: "-reason=r", acts: true},
 	"lock status":           {},
-	"force-unlock":          {args: "ID"},
+	"force-unlock":          {args: "ID", undone: true},
 	"audit":                 {},
-	"man":                   {args: "NEW", offline: true},
+	"man":                   {args: "NEW", offline: true, acts: true},
 	"version":               {offline: true},
 	"completion bash":       {offline: true},
 	"completion fish":       {offline: true},
@@ -175,6 +179,11 @@ func TestEveryCommand(t *testing.T) {
 		}
 		t.Run(name, func(t *testing.T) {
 			b := bench{t, b.dir}
+			cmd, said := b.command(name, "")
+			cmd.Args = append(cmd.Args, "")
+			if status, out := b.ended(cmd, said); status != exitError || !regexp.MustCompile(`is empty| takes |command ""`).MatchString(out) {
+				t.Errorf("an empty argument: exit status %d\n%s", status, out)
+			}
 			if status, out := b.ended(b.command(name, "-nonsense "+u.args)); status != exitError || !strings.Contains(out, "has no flag -nonsense") {
 				t.Errorf("a wrong flag: exit status %d\n%s", status, out)
 			}
@@ -188,16 +197,7 @@ func TestEveryCommand(t *testing.T) {
 			if !u.offline {
 				return
 			}
-			full, err := os.OpenFile("/dev/full", os.O_WRONLY, 0)
-			if err != nil {
-				t.Fatal(err)
-			}
-			defer full.Close()
-			cmd, said := b.command(name, u.args)
-			cmd.Stdout = full
-			if status, _ := b.ended(cmd, said); (status == exitError) == u.silent {
-				t.Errorf("a full disk: exit status %d\n%s", status, said)
-			}
+			b.unsaid(name, u)
 			r, w, err := os.Pipe()
 			if err != nil {
 				t.Fatal(err)
@@ -209,6 +209,64 @@ func TestEveryCommand(t *testing.T) {
 				t.Errorf("a reader that went away: exit status %d\n%s", status, said)
 			}
 			w.Close()
+		})
+	}
+}
+
+// unsaid runs a command whose output cannot be written. What only shows fails then; what has changed something has done so.
+func (b bench) unsaid(name string, u use) {
+	b.Helper()
+	full, err := os.OpenFile("/dev/full", os.O_WRONLY, 0)
+	if err != nil {
+		b.Fatal(err)
+	}
+	defer full.Close()
+	want, sign := exitError, "Error: standard output: "
+	if u.acts || u.silent {
+		want, sign = exitDone, "Warning: standard output: "
+	}
+	cmd, said := b.command(name, u.args)
+	cmd.Stdout = full
+	if status, said := b.ended(cmd, said); status != want || strings.Contains(said, sign) == u.silent {
+		b.Errorf("a full disk: exit status %d, want %d and %q\n%s", status, want, sign, said)
+	}
+}
+
+// Every command that uses a store tells with its exit status what became of the site, also when it cannot write.
+func TestEveryCommandUnsaid(t *testing.T) {
+	t.Parallel()
+	files := map[string]string{
+		"converge.yaml": "site: fra1\nfake: {world: world.json}\n",
+		"site.json":     `{"apiVersion": "converge.dev/v1", "site": {"name": "fra1", "id": "` + siteID + `"}, "carbide": {"tenant": {"acme": {}}, "vpc": {"prod": {"tenant": "acme"}}}}`,
+	}
+	for _, name := range commands() {
+		u := uses[name]
+		if u.offline || u.undone {
+			continue
+		}
+		t.Run(name, func(t *testing.T) {
+			t.Parallel()
+			b := bench{t, t.TempDir()}
+			for name, text := range files {
+				if err := os.WriteFile(filepath.Join(b.dir, name), []byte(text), 0o600); err != nil {
+					t.Fatal(err)
+				}
+			}
+			must := func(name, args string) string {
+				status, out := b.ended(b.command(name, args))
+				if status != exitDone {
+					t.Fatalf("%s %s: exit status %d\n%s", name, args, status, out)
+				}
+				return out
+			}
+			if name != "apply" {
+				run := regexp.MustCompile(`Run (\S+):`).FindStringSubmatch(must("apply", "-auto-approve DOC"))
+				u.args = strings.Replace(u.args, "RUN", run[1], 1)
+			}
+			if u.after != "" {
+				must(u.after, "")
+			}
+			b.unsaid(name, u)
 		})
 	}
 }
