@@ -45,15 +45,13 @@ const accepted = "a .cue, .json, .yaml or .yml file, a directory of such files, 
 // is beyond the size limit of a document, of one file as of all together; that is not kept in memory.
 func ReadSources(paths []string, stdin io.Reader) ([]Source, error) {
 	var sources []Source
-	for _, path := range paths {
+	for i, path := range paths {
+		if first := slices.IndexFunc(paths[:i], func(other string) bool { return same(path, other) }); first >= 0 {
+			return nil, fmt.Errorf("read document: %s is named twice, first as %s", path, paths[first])
+		}
 		some, err := readPath(path, stdin)
 		if err != nil {
 			return nil, fmt.Errorf("read document: %w", err)
-		}
-		for _, s := range some {
-			if i := slices.IndexFunc(sources, s.same); i >= 0 {
-				return nil, fmt.Errorf("read document: %s is named twice, first as %s", s.Name, sources[i].Name)
-			}
 		}
 		sources = append(sources, some...)
 		if err := together(sources); err != nil {
@@ -66,16 +64,16 @@ func ReadSources(paths []string, stdin io.Reader) ([]Source, error) {
 	return sources, nil
 }
 
-// same reports whether two sources were read from one file or directory.
-func (s Source) same(other Source) bool {
-	if s.Name == other.Name {
+// same reports whether two paths name one file or directory.
+func same(path, other string) bool {
+	if path == other {
 		return true
 	}
-	one, err := os.Stat(s.Name)
+	one, err := os.Stat(path)
 	if err != nil {
 		return false
 	}
-	two, err := os.Stat(other.Name)
+	two, err := os.Stat(other)
 	return err == nil && os.SameFile(one, two)
 }
 

@@ -68,6 +68,7 @@ func TestReadSources(t *testing.T) {
 		{[]string{filepath.Join(dir, "empty")}, "has no .cue, .json or .yaml file"},
 		{[]string{filepath.Join(dir, "stray")}, "holds no document"},
 		{[]string{Stdin}, "standard input is not there"},
+		{[]string{file, folder + "/./site.yaml"}, "/./site.yaml is named twice, first as " + file},
 		{[]string{big}, "the limit is 64 MiB"},
 		{[]string{filepath.Join(dir, "half.json"), filepath.Join(dir, "rest.json")}, "more than 64 MiB together"},
 		{[]string{filepath.Join(dir, "notes.txt")}, "want a .cue, .json, .yaml or .yml file, a directory of such files, or - for"},
