@@ -23,21 +23,27 @@ import (
 // A NoAnswerError says that the process that holds the directory of a store does not serve it: it is suspended, or hangs.
 type NoAnswerError struct {
 	Dir     string
-	PID     int // 0 when it is not known
-	Since   time.Time
-	Command string // as in its Options
+	PID     int       // 0 when it is not known
+	Since   time.Time // zero when it is not known, and then there is no Command
+	Command string    // as in its Options
 }
 
 // Error implements error.
 func (e *NoAnswerError) Error() string {
-	if e.PID == 0 {
+	switch {
+	case e.PID == 0:
 		return e.Dir + " is held by another process, which does not answer"
+	case e.Since.IsZero():
+		return fmt.Sprintf("%s is held by PID %d, which does not answer", e.Dir, e.PID)
 	}
 	return fmt.Sprintf("%s is held by PID %d since %s (%s), which does not answer", e.Dir, e.PID, e.Since.Format(time.DateTime), e.Command)
 }
 
 const (
+	lockName = "lock"
 	dataName = "etcd"
+	dbName   = "snap/db"
+	walName  = "wal"
 	// unbegunName is of an empty file that is there as long as the data have never answered. Etcd cannot go on with what it
 	// leaves when its very first start is interrupted: a log without the entry that makes it a member never has a leader.
 	unbegunName = "etcd.unbegun"
@@ -47,9 +53,9 @@ const (
 // the others at its socket. The kernel gives everything back when a process ends in whatever way, so nothing here is ever
 // stale: what the lock file says counts only while it is locked, and whoever locks it replaces the socket.
 type directory struct {
+	places
 	path    string
 	command string
-	dir     *os.File
 	lock    *os.File
 	owners  *os.File
 	owner   int64 // the byte of owners that is locked as long as this process uses the directory
@@ -72,14 +78,11 @@ func openDirectory(path, command string) (_ *directory, err error) {
 	if err := private(d.dir); err != nil {
 		return nil, err
 	}
-	for _, f := range []struct {
-		name string
-		file **os.File
-	}{{"lock", &d.lock}, {"owners", &d.owners}} {
-		// It is written into, so a link in its place must not lead to another.
-		if *f.file, err = os.OpenFile(filepath.Join(path, f.name), os.O_RDWR|os.O_CREATE|unix.O_NOFOLLOW, 0o600); err != nil {
-			return nil, err
-		}
+	if err := d.openLock(); err != nil {
+		return nil, err
+	}
+	if d.owners, err = d.create("owners"); err != nil {
+		return nil, err
 	}
 	return d, d.own()
 }
@@ -96,6 +99,28 @@ func unwritable(err error) error {
 		return fmt.Errorf("%w, also for what only reads: make room there", err)
 	}
 	return err
+}
+
+// create opens a file of the directory, and makes it when it is missing. It is written into, so a link in its place must not
+// lead to another.
+func (d *directory) create(name string) (*os.File, error) {
+	return os.OpenFile(filepath.Join(d.path, name), os.O_RDWR|os.O_CREATE|unix.O_NOFOLLOW, 0o600)
+}
+
+// openLock opens the lock file, anew when it is not the one any more that others find.
+func (d *directory) openLock() error {
+	if d.lock != nil && d.same(d.lock) == nil {
+		return nil
+	}
+	f, err := d.create(lockName)
+	if err != nil {
+		return err
+	}
+	if d.lock != nil {
+		_ = d.lock.Close()
+	}
+	d.lock = f
+	return nil
 }
 
 // private refuses a directory in which somebody else could replace the data, or answer in the place of the store.
@@ -117,6 +142,9 @@ func private(dir *os.File) error {
 
 // Close lets go of everything, in the end of the right to serve.
 func (d *directory) Close() error {
+	d.mu.Lock()
+	defer d.mu.Unlock()
+	d.forget()
 	var errs []error
 	for _, f := range []*os.File{d.owners, d.lock, d.dir} {
 		if f != nil {
@@ -126,14 +154,24 @@ func (d *directory) Close() error {
 	return errors.Join(errs...)
 }
 
-// tryLock takes the right to serve the store, unless another process has it.
+// tryLock takes the right to serve the store, unless another process has it. Who has it may have lost the lock file, which
+// says no more than that somebody removed it: he is found at the socket then.
 func (d *directory) tryLock() (bool, error) {
+	if err := d.kept(); err != nil {
+		return false, err
+	}
+	if err := d.openLock(); err != nil {
+		return false, err
+	}
 	err := unix.Flock(int(d.lock.Fd()), unix.LOCK_EX|unix.LOCK_NB)
 	switch {
 	case errors.Is(err, unix.EWOULDBLOCK), errors.Is(err, unix.EINTR):
 		return false, nil
 	case err != nil:
 		return false, fmt.Errorf("lock %s: %w", d.lock.Name(), err)
+	}
+	if conn, err := net.Dial("unix", d.socket()); err == nil {
+		return false, errors.Join(conn.Close(), d.unlock())
 	}
 	if err = d.lock.Truncate(0); err == nil {
 		_, err = d.lock.WriteAt(fmt.Appendf(nil, "%d %s %s\n", os.Getpid(), time.Now().UTC().Format(time.RFC3339), d.command), 0)
@@ -146,20 +184,44 @@ func (d *directory) tryLock() (bool, error) {
 
 func (d *directory) unlock() error { return unix.Flock(int(d.lock.Fd()), unix.LOCK_UN) }
 
-// holder tells who has the right to serve, as an error.
+// holder tells who has the right to serve, as an error. Where the lock file does not say, the kernel may know who has the
+// data open.
 func (d *directory) holder() *NoAnswerError {
-	e := &NoAnswerError{Dir: d.path}
-	text, _ := io.ReadAll(io.NewSectionReader(d.lock, 0, 4096))
+	e := &NoAnswerError{Dir: d.path, PID: locker(d.data(dbName))}
+	f, err := os.OpenFile(filepath.Join(d.path, lockName), os.O_RDONLY|unix.O_NOFOLLOW, 0)
+	if err != nil {
+		return e
+	}
+	defer f.Close()
+	text, _ := io.ReadAll(io.LimitReader(f, 4096))
 	words := strings.SplitN(strings.TrimSpace(string(text)), " ", 3)
 	if len(words) < 2 {
 		return e
 	}
 	n, nerr := strconv.Atoi(words[0])
 	since, terr := time.Parse(time.RFC3339, words[1])
-	if nerr == nil && terr == nil {
+	if nerr == nil && terr == nil && (e.PID == 0 || e.PID == n) {
 		e.PID, e.Since, e.Command = n, since, strings.Join(words[2:], "")
 	}
 	return e
+}
+
+// locker finds the process that has a file locked; 0 when that is not known.
+func locker(path string) int {
+	var file unix.Stat_t
+	locks, err := os.ReadFile("/proc/locks")
+	if err != nil || unix.Stat(path, &file) != nil {
+		return 0
+	}
+	at := fmt.Sprintf("%02x:%02x:%d", unix.Major(file.Dev), unix.Minor(file.Dev), file.Ino)
+	for line := range strings.Lines(string(locks)) { // 1: FLOCK  ADVISORY  WRITE 4711 fe:01:1234 0 EOF
+		words := strings.Fields(line)
+		if len(words) > 5 && words[1] == "FLOCK" && words[5] == at {
+			pid, _ := strconv.Atoi(words[4])
+			return max(pid, 0) // of another PID namespace: 0, or -1
+		}
+	}
+	return 0
 }
 
 // begin makes the folder of the data when it is missing, or when what is in it was never begun with. The caller has the right

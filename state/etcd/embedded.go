@@ -60,7 +60,10 @@ func startMember(ctx context.Context, o Options, d *directory, takeover bool, fa
 		return nil, err
 	}
 	if err := m.start(ctx, o, takeover); err != nil {
-		if ctx.Err() == nil {
+		switch {
+		case held(err):
+			err = d.holder()
+		case ctx.Err() == nil:
 			err = advised(o.Dir, err)
 		}
 		return nil, err
@@ -68,6 +71,9 @@ func startMember(ctx context.Context, o Options, d *directory, takeover bool, fa
 	err := tidy(ctx, v3client.New(m.server.Server))
 	if err == nil {
 		err = d.begun()
+	}
+	if err == nil {
+		err = d.remember(dbName)
 	}
 	if err == nil {
 		err = m.serve(d)
@@ -85,7 +91,18 @@ func (m *member) serve(d *directory) error {
 	if err != nil {
 		return fmt.Errorf("listen at its socket: %w", err)
 	}
-	m.grpc = v3rpc.Server(m.server.Server, nil, nil,
+	// An answer says that what was asked for lies in the directory, whatever whoever asked can see of that himself.
+	prove := func(ctx context.Context, req any, _ *grpc.UnaryServerInfo, do grpc.UnaryHandler) (any, error) {
+		resp, err := do(ctx, req)
+		if _, writes := req.(*etcdserverpb.TxnRequest); writes && err == nil {
+			if err := d.kept(); err != nil {
+				m.end(err)
+				return nil, err
+			}
+		}
+		return resp, err
+	}
+	m.grpc = v3rpc.Server(m.server.Server, nil, prove,
 		grpc.KeepaliveEnforcementPolicy(keepalive.EnforcementPolicy{MinTime: keepAliveTime / 2}))
 	context.AfterFunc(m.life, m.grpc.Stop) // they look for another, who cannot come before this process has ended
 	go func() { _ = m.grpc.Serve(listener) }()

@@ -6,7 +6,8 @@
 // others at a socket in the directory, and when it ends, in whatever way, another takes over. Calls that were not sent wait
 // for that; of those that were, the outcome is unknown, as when the connection to a cluster breaks. Leases survive it, and
 // those of a process that is gone end when the next one opens the store. One that holds the directory and is suspended is
-// named by a [NoAnswerError]. Every commit is on the disk when it returns.
+// named by a [NoAnswerError]. Every commit is on the disk when it returns, in the files that lie in the directory then: when
+// they were removed, moved or covered meanwhile it fails with an [AwayError], and so does all that comes after.
 package etcd
 
 import (
@@ -377,6 +378,11 @@ func (kv *kv) Commit(ctx context.Context, guards []state.Guard, ops []state.Op) 
 		return 0, fmt.Errorf("%w: %w", state.ErrUnknown, kv.failed(err))
 	case !resp.Succeeded:
 		return 0, state.ErrGuard
+	}
+	if kv.share != nil {
+		if err := kv.share.proven(); err != nil {
+			return 0, fmt.Errorf("%w: %w", state.ErrUnknown, kv.failed(err))
+		}
 	}
 	return resp.Header.Revision, nil
 }

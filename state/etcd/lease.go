@@ -123,6 +123,9 @@ func (l *lease) keep(life context.Context) {
 			close(l.done)
 			return
 		}
+		if err == nil && l.kv.share != nil {
+			err = l.kv.share.proven() // also while nothing is written
+		}
 		if err == nil {
 			l.mu.Lock()
 			l.asked = asked

@@ -103,7 +103,7 @@ func (kv *kv) join(ctx context.Context) error {
 	if _, err := kv.client.Get(ask, "/converge/", clientv3.WithKeysOnly()); err != nil {
 		return errors.Join(context.Cause(ctx), kv.unanswered(err))
 	}
-	return nil
+	return kv.share.remember() // not the data file, which the next to serve may write anew
 }
 
 // dial connects to whoever serves the store, which is this process from now on if nobody else does. It waits while that
@@ -159,11 +159,25 @@ func (s *share) takeOver(ctx context.Context, takeover bool) (bool, error) {
 	if s.err != nil || s.member != nil {
 		return false, s.err
 	}
-	if took, err := s.tryLock(); err != nil || !took {
+	took, err := s.tryLock()
+	if err != nil || !took {
 		return false, err
 	}
-	s.member, s.err = startMember(ctx, s.o, s.directory, takeover, s.ended)
-	return s.err == nil, s.err
+	m, err := startMember(ctx, s.o, s.directory, takeover, s.ended)
+	if takeover && errors.As(err, new(*NoAnswerError)) { // who served before is about to end
+		return false, s.unlock()
+	}
+	s.member, s.err = m, err
+	return err == nil, err
+}
+
+// proven fails, and ends the store for this process, when its files do not lie where they were: what was just written is lost.
+func (s *share) proven() error {
+	err := s.kept()
+	if err != nil {
+		s.ended(err)
+	}
+	return err
 }
 
 func (s *share) serves() bool {
@@ -208,7 +222,13 @@ func (kv *kv) endLeases(ctx context.Context) error {
 
 // unanswered says of a call that another process did not answer who that is.
 func (kv *kv) unanswered(err error) error {
-	if kv.share != nil && !kv.share.serves() && silent(err) {
+	if kv.share == nil {
+		return explain(err)
+	}
+	if away := kv.share.proven(); away != nil {
+		return away
+	}
+	if !kv.share.serves() && silent(err) {
 		return fmt.Errorf("%w (%w)", kv.share.holder(), err)
 	}
 	return explain(err)

@@ -13,6 +13,7 @@ import (
 	"time"
 
 	bolt "go.etcd.io/bbolt"
+	berrors "go.etcd.io/bbolt/errors"
 	"golang.org/x/sys/unix"
 	"google.golang.org/protobuf/proto"
 
@@ -32,7 +33,7 @@ func whole(data string) (err error) {
 			err = fmt.Errorf("read the data file: %v", p)
 		}
 	}()
-	file := filepath.Join(data, "member", "snap", "db")
+	file := filepath.Join(data, "member", dbName)
 	if _, err := os.Stat(file); errors.Is(err, fs.ErrNotExist) {
 		return nil // etcd makes it anew from the log, or says that it cannot
 	}
@@ -40,7 +41,7 @@ func whole(data string) (err error) {
 	if err != nil {
 		return fmt.Errorf("read the data file: %w", err)
 	}
-	last, err := lastEntry(filepath.Join(data, "member", "wal"))
+	last, err := lastEntry(filepath.Join(data, "member", walName))
 	if err != nil {
 		return fmt.Errorf("read the write-ahead log: %w", err)
 	}
@@ -167,5 +168,10 @@ func advised(dir string, err error) error {
 
 // startTimeout is how long a member may take to answer: a start that reads a long log from a slow disk takes seconds.
 const startTimeout = time.Minute
+
+// held tells whether a member did not start because another process has its data open.
+func held(err error) bool {
+	return errors.Is(err, berrors.ErrTimeout) || errors.Is(err, fileutil.ErrLocked)
+}
 
 var errSlow = fmt.Errorf("it did not answer within %s", startTimeout)

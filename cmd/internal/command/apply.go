@@ -22,6 +22,7 @@ import (
 	"converge.dev/converge/schema"
 	"converge.dev/converge/schema/load"
 	"converge.dev/converge/state"
+	"converge.dev/converge/state/etcd"
 )
 
 // applying are the flags that say how a plan is carried out.
@@ -336,6 +337,8 @@ func (s *session) remembered(run string) string {
 		}
 	}
 	switch {
+	case errors.As(err, new(*etcd.AwayError)):
+		return "Put the store back where it was, or mount it again; then settle the run with: converge resume " + run + "\nIf it is lost, put a backup in its place, then: converge state restored"
 	case err == nil:
 		return "The journal is intact. When that is mended, settle it with: converge resume " + run
 	case errors.Is(err, state.ErrNotFound):

@@ -4,6 +4,7 @@ import (
 	"context"
 	"errors"
 	"fmt"
+	"slices"
 	"strings"
 
 	"converge.dev/converge/cmd/internal/nearest"
@@ -61,6 +62,7 @@ func Explain(err error) *Problem {
 		problem  *Problem
 		locked   *state.LockedError
 		silent   *etcd.NoAnswerError
+		away     *etcd.AwayError
 		conflict *state.ConflictError
 		stale    *engine.StaleError
 		spent    *engine.SpentError
@@ -80,6 +82,11 @@ func Explain(err error) *Problem {
 		return &Problem{What: what, Where: where, Fix: fmt.Sprintf("Wait for it with -lock-timeout=5m. Only if that process is gone for good: converge force-unlock %s", locked.Info.ID), Err: err}
 	case errors.As(err, &silent):
 		return &Problem{What: "the store does not answer", Where: silent.Error(), Fix: "If that process is suspended, continue it (fg, or kill -CONT), or end it. When it ends, in whatever way, the next command takes over.", Err: err}
+	case errors.As(err, &away):
+		return &Problem{
+			What: "the store is away", Where: away.Error(), Err: err,
+			Fix: "Nothing more was begun. Put it back where it was, or mount it again, and settle what is open with converge resume. If it is lost: put a backup in its place, and say so with converge state restored.",
+		}
 	case errors.As(err, &conflict):
 		return &Problem{What: "the document was not written", Where: conflict.Error(), Fix: "Look at what is there with: converge get. Then write what you want on top of it: with the revision that it has now, and with a higher site.serial, or none, which is counted.", Err: err}
 	case errors.As(err, &stale):
@@ -144,7 +151,7 @@ func mending(key string) string {
 		return "It is the lock of the site. Only if nobody works on the site: converge force-unlock " + state.DamagedLock
 	case key == "epoch":
 		return "Restore a backup. Without one: converge state restored"
-	case part == "run", part == "resource", key == "document/head", strings.HasPrefix(key, "document/log/"):
+	case slices.Contains([]string{"run", "resource", "server", "spent", "audit", "cancel"}, part), key == "inbox/result", key == "document/head", strings.HasPrefix(key, "document/log/"):
 		return "Restore a backup. Or see what the rest of the store can mend: converge state repair -dry-run"
 	}
 	return "Restore a backup."

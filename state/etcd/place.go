@@ -1,0 +1,120 @@
+package etcd
+
+import (
+	"os"
+	"path/filepath"
+	"slices"
+	"sync"
+
+	"golang.org/x/sys/unix"
+)
+
+// An AwayError says that the files of a store do not lie any more where they were when it was opened: they were removed or
+// moved, or something else was mounted over them. What is written into them then, nobody finds again.
+type AwayError struct {
+	Dir  string // of the store
+	Path string // what is not there, or is another file
+}
+
+// Error implements error.
+func (e *AwayError) Error() string {
+	return e.Path + " is not the one any more that was opened: it was removed, moved or covered"
+}
+
+// places are the files of a store as they were found. They are held open, so that no other file can have their numbers.
+type places struct {
+	dir *os.File // the directory
+
+	mu      sync.Mutex
+	files   []*os.File // of the data, named by their paths; none before the data have answered
+	segment *os.File   // the newest of the write-ahead log
+}
+
+// data is the path of what etcd has in its folder.
+func (p *places) data(name string) string {
+	return filepath.Join(p.dir.Name(), dataName, "member", name)
+}
+
+// remember finds the log of data that have answered, and what else is named.
+func (p *places) remember(names ...string) error {
+	p.mu.Lock()
+	defer p.mu.Unlock()
+	p.forget()
+	for _, name := range append(names, walName) {
+		path := p.data(name)
+		f, err := os.OpenFile(path, unix.O_PATH, 0)
+		if err != nil {
+			return p.away(path)
+		}
+		p.files = append(p.files, f)
+	}
+	return p.grown()
+}
+
+// grown finds the newest segment of the log. Segments follow each other; none is ever the newest twice.
+func (p *places) grown() error {
+	entries, err := os.ReadDir(p.data(walName))
+	var newest string
+	for _, e := range slices.Backward(entries) {
+		if filepath.Ext(e.Name()) == ".wal" {
+			newest = filepath.Join(p.data(walName), e.Name())
+			break
+		}
+	}
+	if p.segment != nil && newest <= p.segment.Name() {
+		return p.same(p.segment)
+	}
+	if err != nil || newest == "" {
+		return p.away(p.data(walName))
+	}
+	f, err := os.OpenFile(newest, unix.O_PATH, 0)
+	if err != nil {
+		return p.away(newest)
+	}
+	if p.segment != nil {
+		_ = p.segment.Close()
+	}
+	p.segment = f
+	return nil
+}
+
+func (p *places) away(path string) error { return &AwayError{p.dir.Name(), path} }
+
+// same fails when a file is not at its path.
+func (p *places) same(f *os.File) error {
+	was, err := f.Stat()
+	now, perr := os.Stat(f.Name())
+	if err != nil || perr != nil || !os.SameFile(was, now) {
+		return p.away(f.Name())
+	}
+	return nil
+}
+
+// kept proves that the files lie where they were found; an *AwayError tells which does not. It takes a few system calls.
+// Before they were found that is the directory alone.
+func (p *places) kept() error {
+	p.mu.Lock()
+	defer p.mu.Unlock()
+	for _, f := range append([]*os.File{p.dir}, p.files...) {
+		if err := p.same(f); err != nil {
+			return err
+		}
+	}
+	if p.segment == nil {
+		return nil
+	}
+	if _, err := os.Stat(p.data(dbName)); err != nil {
+		return p.away(p.data(dbName))
+	}
+	return p.grown()
+}
+
+// forget lets go of the files. The caller has p.mu, or is alone.
+func (p *places) forget() {
+	for _, f := range append(p.files, p.segment) {
+		if f != nil {
+			_ = f.Close()
+		}
+	}
+	p.files, p.segment = nil, nil
+}
