@@ -5,6 +5,7 @@ import (
 	"errors"
 	"fmt"
 	"slices"
+	"strings"
 
 	"converge.dev/converge/engine/journal"
 	"converge.dev/converge/engine/plan"
@@ -28,7 +29,8 @@ type RepairOptions struct {
 }
 
 // Repair mends what is damaged in the store, as far as the rest of the store tells: the head of the document becomes its newest
-// revision that is whole, a record what the newest run that touched the resource made of it. A run that ended is forgotten.
+// revision that is whole, a record what the newest run that touched the resource made of it. A run that ended is forgotten, and
+// so is what comes anew by itself. For what only a backup or another command mends, that is said.
 // The site itself is neither looked at nor changed.
 func (e *Engine) Repair(ctx context.Context, o RepairOptions) (repairs []Repair, err error) {
 	if o.DryRun {
@@ -57,7 +59,7 @@ func (e *Engine) Repair(ctx context.Context, o RepairOptions) (repairs []Repair,
 // repairs gives what is to be done about each damage.
 func (e *Engine) repairs(ctx context.Context, o RepairOptions) (repairs []Repair, ops [][]state.Op, err error) {
 	damages, err := e.o.Store.Damaged(ctx)
-	if err != nil || len(damages) == 0 {
+	if err != nil {
 		return nil, nil, err
 	}
 	runs, err := e.o.Store.WholeRuns(ctx)
@@ -87,16 +89,68 @@ func (e *Engine) repairs(ctx context.Context, o RepairOptions) (repairs []Repair
 			default:
 				r.Done, op = "not recorded any more, for no run that is kept touched it; what bears our mark is recorded again by: converge state rebuild", []state.Op{e.o.Store.ForgetOp(d.Ref)}
 			}
+		case d.Part != "":
+			r, op = e.repairPart(d, r, runs)
 		default:
 			r.Done, op = "forgotten: a kept revision of the document", []state.Op{e.o.Store.DropRevisionOp(d.Revision)}
 		}
 		repairs, ops = append(repairs, r), append(ops, op)
 	}
+	for _, run := range runs {
+		if run.Status != state.RunOpen && run.Status != state.RunPartial {
+			continue
+		}
+		_, _, err := planOf(ctx, e.o.Store, run)
+		if err == nil {
+			_, err = journal.Read(ctx, e.o.Store, run.ID)
+		}
+		if !errors.As(err, new(*state.DamagedError)) && !errors.As(err, new(*journal.DamagedError)) {
+			continue // whole, or of another version; a store that does not answer says so in what follows
+		}
+		r, op := e.repairRun(ctx, run.ID, Repair{Key: e.o.Store.Path() + "/run/" + run.ID, Damage: err.Error()}, o)
+		repairs, ops = append(repairs, r), append(ops, op)
+	}
 	return repairs, ops, nil
 }
 
-// repairRun says what becomes of a run whose record cannot be read: where its plan lies is lost with it, so it can be neither
-// resumed nor undone.
+// repairPart says what becomes of what lies beside documents, runs and records.
+func (e *Engine) repairPart(d state.Damage, r Repair, runs []state.Run) (Repair, []state.Op) {
+	drop := []state.Op{{Key: d.Err.Key, Delete: true}}
+	left := func(why string) (Repair, []state.Op) {
+		r.Left, r.Done = true, "left: "+why
+		return r, nil
+	}
+	switch d.Part {
+	case state.PartLock:
+		return left("it is the lock of the site. Only if nobody works on the site: converge force-unlock " + state.DamagedLock)
+	case state.PartEpoch:
+		return left("restore a backup. Without one: converge state restored")
+	case state.PartSecret:
+		return left("the digests of secrets and the saved plans depend on it. Restore a backup")
+	case state.PartInventory:
+		return left("its revisions must not fall. Restore a backup; or remove the key when all who read inventories begin anew")
+	case state.PartServer:
+		r.Done = "forgotten: the next apply records the server that answers then, so make sure that it is the right one"
+	case state.PartAudit:
+		r.Done = "forgotten: an entry of the audit log"
+	case state.PartInbox:
+		r.Done = "forgotten: the last answer to what lay in the inbox"
+	case state.PartCancel:
+		r.Done = "forgotten: whoever wanted a run to end asks again, with converge cancel"
+	case state.PartSpent:
+		digest := d.Err.Key[strings.LastIndex(d.Err.Key, "/")+1:]
+		run := "that is not kept any more"
+		if at := slices.IndexFunc(runs, func(run state.Run) bool { return run.Plan == digest }); at >= 0 {
+			run = runs[at].ID
+		}
+		r.Done = "the plan remains spent, by the run " + run
+		return r, []state.Op{e.o.Store.SpentOp(digest, run)}
+	}
+	return r, drop
+}
+
+// repairRun says what becomes of a run whose record, plan or journal cannot be read, so that it can be neither resumed nor
+// undone.
 func (e *Engine) repairRun(ctx context.Context, id string, r Repair, o RepairOptions) (Repair, []state.Op) {
 	log, err := journal.Read(ctx, e.o.Store, id)
 	settled := false
@@ -112,11 +166,11 @@ func (e *Engine) repairRun(ctx context.Context, id string, r Repair, o RepairOpt
 		r.Done = "given up with its journal; the site is held until somebody has looked at converge drift"
 		ops = append(ops, e.o.Store.HoldOp(state.Hold{
 			Scope: schema.ScopeSite, By: e.o.Who, At: e.o.Now().UTC(),
-			Reason: fmt.Sprintf("run %s did not end and was given up, because its record could not be read: look at converge drift first", id),
+			Reason: fmt.Sprintf("run %s did not end and was given up, because it could not be read: look at converge drift first", id),
 		}))
 	default:
 		r.Left, ops = true, nil
-		r.Done = "left: the journal does not say that the run was settled, and where its plan lies is lost. Restore a backup, or give the run up with -abandon"
+		r.Done = "left: the journal does not say that the run was settled, and it cannot go on. Restore a backup, or give the run up with -abandon"
 	}
 	return r, ops
 }

@@ -93,10 +93,20 @@ func (e *Engine) distrust(ctx context.Context, in *plan.Input) error {
 	return nil
 }
 
-// sameServers refuses a plan that was made for other servers than those that answer now.
+// sameServers refuses a plan that is for other servers than those that answer now.
 func (e *Engine) sameServers(ctx context.Context, set *providers.Set, p *plan.Plan) error {
+	recorded, err := e.o.Store.Servers(ctx)
+	if err != nil {
+		return err
+	}
+	expected := slices.Clone(p.Servers)
+	for _, k := range recorded { // the plan was made while it did not say who it is
+		if !slices.ContainsFunc(p.Servers, func(s state.Server) bool { return s.Scope == k.Scope && s.Provider == k.Provider }) {
+			expected = append(expected, k)
+		}
+	}
 	var ds []event.Difference
-	for _, pair := range strangers(p.Servers, e.servers(ctx, set)) {
+	for _, pair := range strangers(expected, e.servers(ctx, set)) {
 		ds = append(ds, event.Difference{Detail: fmt.Sprintf("the plan was made for the %s of %s that calls itself %s, and %s answers",
 			pair[0].Provider, pair[0].Scope, pair[0].Identity, pair[1].Identity)})
 	}

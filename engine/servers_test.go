@@ -11,6 +11,7 @@ import (
 	"converge.dev/converge/engine/plan"
 	"converge.dev/converge/providers"
 	"converge.dev/converge/schema"
+	"converge.dev/converge/state"
 )
 
 // The first apply remembers which server it changed. Another one, which shows nothing of what was made, is not planned for,
@@ -64,6 +65,26 @@ func TestAnotherServer(t *testing.T) {
 	}
 	if p, err = with().Plan(ctx, doc, plan.Options{}); err != nil || !p.Empty() || len(p.Unknown) > 0 {
 		t.Errorf("the next plan is %s (%v), want none", enginetest.Text(p), err)
+	}
+
+	// What is recorded of the server cannot be read: it is found and forgotten, and the next apply records it again.
+	servers, err := s.Store.Servers(ctx)
+	if err != nil || len(servers) != 1 {
+		t.Fatalf("recorded are %+v (%v)", servers, err)
+	}
+	key := s.Store.Path() + "/server/" + servers[0].Scope + "/" + servers[0].Provider
+	if _, err := s.Store.Commit(ctx, nil, []state.Op{{Key: key, Value: []byte("x")}}); err != nil {
+		t.Fatal(err)
+	}
+	if _, err := with().Plan(ctx, doc, plan.Options{}); !errors.As(err, new(*state.DamagedError)) {
+		t.Errorf("a plan on a damaged server: %v", err)
+	}
+	repairs, err := with().Repair(ctx, engine.RepairOptions{})
+	if err != nil || len(repairs) != 1 || repairs[0].Key != key || repairs[0].Left {
+		t.Errorf("repaired %+v (%v), want %s", repairs, err, key)
+	}
+	if servers, err := s.Store.Servers(ctx); err != nil || len(servers) > 0 {
+		t.Errorf("recorded are %+v (%v), want none", servers, err)
 	}
 }
 

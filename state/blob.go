@@ -122,10 +122,10 @@ func (s *Store) chunks(ctx context.Context, prefix string, digests []string) ([]
 			}
 			plain, err := s.codec.unpack(it.Value)
 			if err != nil {
-				return fmt.Errorf("%s is damaged: %w", key, err)
+				return &DamagedError{key, err.Error()}
 			}
 			if sum := sha256.Sum256(plain); hex.EncodeToString(sum[:]) != digest {
-				return fmt.Errorf("%s is damaged: its bytes are not those of its name", key)
+				return &DamagedError{key, "its bytes are not those of its name"}
 			}
 			parts[i] = plain
 			return nil

@@ -20,7 +20,7 @@ type Hold struct {
 	Reason string    `json:"reason"`
 	Run    string    `json:"run,omitempty"` // that set it, and that may settle it
 	By     string    `json:"by,omitempty"`  // who set it by hand; empty where a run did
-	At     time.Time `json:"at"`
+	At     time.Time `json:"at,omitzero"`   // zero where it was set with another client
 }
 
 // ByHand reports whether somebody set the hold, and not a run.
@@ -109,22 +109,25 @@ func (s *Store) Stops(ctx context.Context) (*Stops, error) {
 		return nil, fmt.Errorf("read %s: %w", s.key("freeze"), err)
 	}
 	x := &Stops{store: s, revisions: make(map[string]int64, len(items)+1)}
-	read := func(it Item, scope string) Hold {
+	read := func(it Item, scope string, ofRun bool) Hold {
 		var h Hold
 		if err := decode(it, &h); err != nil {
-			h = Hold{Reason: "its value cannot be read: " + err.Error()}
+			h = Hold{Reason: "set with another client: its value is not one that converge writes"}
 		}
 		h.Scope = scope
+		if !ofRun && h.By == "" && (h.Run == "" || scope != FrozenScope) { // with a client of his own
+			h.By = "somebody"
+		}
 		x.revisions[it.Key] = it.Modified
 		return h
 	}
 	for _, it := range items {
 		scope, ofRun := strings.CutPrefix(strings.TrimPrefix(it.Key, prefix), byRun)
-		h := read(it, scope)
+		h := read(it, scope, ofRun)
 		if ofRun {
 			h.By = ""
-		} else if h.Run = ""; h.By == "" {
-			h.By = "somebody" // with a client of his own
+		} else {
+			h.Run = ""
 		}
 		x.Holds = append(x.Holds, h)
 	}
@@ -132,7 +135,7 @@ func (s *Store) Stops(ctx context.Context) (*Stops, error) {
 		return cmp.Or(strings.Compare(a.Scope, b.Scope), -strings.Compare(a.By, b.By)) // who set one by hand has a name
 	})
 	if frozen.Modified != 0 {
-		h := read(frozen, FrozenScope)
+		h := read(frozen, FrozenScope, false)
 		x.Freeze = &h
 	}
 	return x, nil

@@ -20,10 +20,28 @@ type Damage struct {
 	Revision int64      // a revision of the document: its serial
 	Run      string     // a run
 	Ref      schema.Ref // the record of a resource
+	Part     Part       // anything else
 }
 
-// Damaged finds what is damaged of the document's head and revisions, the runs and the records, in the order of their keys.
-// What a newer version of converge wrote is not damaged.
+// A Part is what converge keeps beside documents, runs and records: the first word of its keys below those of the site.
+type Part string
+
+// The parts.
+const (
+	PartServer    Part = "server"     // how a far side calls itself
+	PartSpent     Part = "spent"      // that a plan was applied
+	PartAudit     Part = "audit"      // an entry of the audit log
+	PartInbox     Part = "inbox"      // the last answer to what lay in the inbox
+	PartCancel    Part = "cancel"     // what the holder of the lock was asked
+	PartLock      Part = "leader"     // the lock
+	PartEpoch     Part = "epoch"      // the number of its holder
+	PartSecret    Part = "secret-key" // the key of digests and plan files
+	PartInventory Part = "inventory"  // what was seen last of everything
+)
+
+// Damaged finds every value that keeps a command from being carried out because it cannot be read, except within journals
+// and the bodies of plans. What a newer version of converge wrote is not damaged; a hold or a freeze that
+// cannot be read is obeyed.
 func (s *Store) Damaged(ctx context.Context) ([]Damage, error) {
 	var all []Damage
 	find := func(err error, d Damage) {
@@ -36,7 +54,11 @@ func (s *Store) Damaged(ctx context.Context) ([]Damage, error) {
 		return nil, fmt.Errorf("read %s: %w", s.key("document/head"), err)
 	}
 	if head.Modified != 0 {
-		find(decode(head, new(Head)), Damage{Head: true})
+		err := decode(head, new(Head))
+		if err == nil {
+			_, _, err = s.Document(ctx, 0)
+		}
+		find(err, Damage{Head: true})
 	}
 	for _, p := range []struct {
 		prefix string
@@ -65,6 +87,29 @@ func (s *Store) Damaged(ctx context.Context) ([]Damage, error) {
 		}
 		for _, it := range items {
 			p.look(it, strings.TrimPrefix(it.Key, p.prefix))
+		}
+	}
+	for _, p := range []struct {
+		part   Part
+		prefix string
+		into   any
+	}{
+		{PartServer, "server/", new(Server)},
+		{PartSpent, "spent/", new(spent)},
+		{PartAudit, "audit/", new(Audit)},
+		{PartInbox, "inbox/result", new(InboxResult)},
+		{PartCancel, "cancel", new(Cancel)},
+		{PartLock, "leader", new(LockInfo)},
+		{PartEpoch, "epoch", new(epoch)},
+		{PartSecret, "secret-key", new(secretKey)},
+		{PartInventory, "inventory/head", new(inventoryHead)},
+	} {
+		items, err := s.kv.List(ctx, s.key(p.prefix))
+		if err != nil {
+			return nil, fmt.Errorf("list %s: %w", s.key(p.prefix), err)
+		}
+		for _, it := range items {
+			find(decode(it, p.into), Damage{Part: p.part})
 		}
 	}
 	return all, nil

@@ -62,7 +62,7 @@ func (s *Store) readSecretKey(ctx context.Context) ([]byte, error) {
 	}
 	b, err := hex.DecodeString(k.Key)
 	if err != nil || len(b) != secretKeySize {
-		return nil, fmt.Errorf("%s is damaged: want %d bytes in hex", at, secretKeySize) // and not what stands there
+		return nil, &DamagedError{at, fmt.Sprintf("want %d bytes in hex", secretKeySize)} // and not what stands there
 	}
 	return b, nil
 }

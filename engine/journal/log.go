@@ -110,15 +110,18 @@ func (b *batch) write(ctx context.Context, store *state.Store, lock *state.Lock,
 // strict reads what this version writes and nothing else: no unknown, repeated or differently spelt names.
 var strict = json.JoinOptions(json.RejectUnknownMembers(true))
 
+// A DamagedError says that a journal is not what converge wrote.
+type DamagedError struct{ error }
+
 // Read gives the records of a run, oldest first, and verifies that they are whole: a gap, a broken chain, a cut end or
-// an unknown version is an error that names the record.
+// an unknown version is a *DamagedError that names the record.
 func Read(ctx context.Context, store *state.Store, run string) (*Log, error) {
 	fail := func(format string, args ...any) (*Log, error) {
-		return nil, fmt.Errorf("journal of run %s: "+format, append([]any{run}, args...)...)
+		return nil, &DamagedError{fmt.Errorf("journal of run %s: "+format, append([]any{run}, args...)...)}
 	}
 	items, err := store.List(ctx, store.JournalPrefix(run))
 	if err != nil {
-		return fail("%w", err)
+		return nil, fmt.Errorf("journal of run %s: %w", run, err)
 	}
 	if len(items) == 0 {
 		return &Log{}, nil

@@ -2,7 +2,6 @@ package command
 
 import (
 	"errors"
-	"fmt"
 
 	"github.com/spf13/cobra"
 
@@ -58,7 +57,7 @@ read, because its value in the store is damaged, has the ID damaged.`,
 		}
 		info, err := s.store.LockInfo(ctx)
 		if errors.As(err, new(*state.DamagedError)) {
-			info, err = &state.LockInfo{ID: state.DamagedLock, Who: "somebody: the lock cannot be read"}, nil
+			info, err = &state.LockInfo{ID: state.DamagedLock}, nil
 		}
 		if err != nil {
 			return err
@@ -74,7 +73,11 @@ read, because its value in the store is damaged, has the ID damaged.`,
 			return err
 		}
 		if !force {
-			a.print(view.LockText(s.store.Path(), info))
+			if info.Who == "" {
+				a.print("The lock of the site is damaged: who holds it cannot be read.\n")
+			} else {
+				a.print(view.LockText(s.store.Path(), info))
+			}
 			if err := a.ask(ctx, "Do you really want to break this lock?\n  Its holder can write nothing more, but what it has under way may still happen.", "force-unlock cancelled."); err != nil {
 				return err
 			}
@@ -85,7 +88,11 @@ read, because its value in the store is damaged, has the ID damaged.`,
 			}
 			return err
 		}
-		text := fmt.Sprintf("The lock was broken. It was held by %s.\nIf a run is open, settle it with: converge resume\n", info.Who)
+		by := "It was held by " + info.Who + "."
+		if info.Who == "" {
+			by = "It was damaged, so who held it is not known."
+		}
+		text := "The lock was broken. " + by + "\nIf a run is open, settle it with: converge resume\n"
 		return a.did(false, map[string]any{"unlocked": info}, text)
 	}
 	return c

@@ -18,8 +18,12 @@ the document becomes its newest revision that is whole. A record becomes what th
 run that touched the resource made of it; without such a run it is dropped, and state
 rebuild finds the thing by its mark. A run that ended is forgotten. One that did not end is
 left, unless -abandon gives it up: then the site is held until somebody has looked at it.
+What comes anew by itself is forgotten, such as how a server called itself: make sure
+before the next apply that the right one answers. What only a backup or another command
+mends is listed with what to do, and the command ends with 7.
 
-The site itself is not touched. A lock that cannot be read is broken with force-unlock.`,
+The site itself is not touched. A lock that cannot be read is broken with force-unlock. A
+hold or a freeze that cannot be read is obeyed, and ends with release and freeze -off.`,
 		Example: `  converge state repair -dry-run
   converge state repair -reason="bad sector"`,
 	}

@@ -47,7 +47,7 @@ func RebuiltText(refs []string, dry bool) string {
 // RepairsText says what becomes of what is damaged in the store.
 func RepairsText(repairs []engine.Repair, dry bool) string {
 	if len(repairs) == 0 {
-		return "Nothing is damaged of the document, the runs and the records.\n"
+		return "Nothing in the store that a command depends on is damaged.\n"
 	}
 	var b strings.Builder
 	if dry {

@@ -243,7 +243,11 @@ func HoldsText(holds []state.Hold, s Style) string {
 		if !h.ByHand() {
 			by = strings.TrimSpace("run " + h.Run)
 		}
-		rows = append(rows, []string{clean(h.Scope), at(h.At), clean(by), clean(h.Reason)})
+		since := "-"
+		if !h.At.IsZero() {
+			since = at(h.At)
+		}
+		rows = append(rows, []string{clean(h.Scope), since, clean(by), clean(h.Reason)})
 	}
 	return table(s, rows)
 }
@@ -257,7 +261,9 @@ func AuditsText(entries []state.Audit, s Style) string {
 	for _, e := range entries {
 		on := e.Scope
 		if e.Lock != nil {
-			on = "the lock of " + e.Lock.Who
+			if on = "the lock of " + e.Lock.Who; e.Lock.Who == "" {
+				on = "a damaged lock"
+			}
 		}
 		rows = append(rows, []string{at(e.At), clean(e.By), e.Action, clean(on), clean(e.Reason)})
 	}
