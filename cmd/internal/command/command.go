@@ -59,14 +59,15 @@ func Run(sys System) int {
 
 // An app is one invocation.
 type app struct {
-	sys   System
-	name  string // of the command
-	env   env
-	flags shared
-	out   *output
-	err   *output
-	view  view.View
-	log   *slog.Logger
+	sys       System
+	name      string // of the command
+	documents bool   // it takes documents
+	env       env
+	flags     shared
+	out       *output
+	err       *output
+	view      view.View
+	log       *slog.Logger
 
 	scrubber *secret.Scrubber // knows the secrets that were read, for the log
 

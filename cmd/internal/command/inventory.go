@@ -58,7 +58,11 @@ not support a kind; every page says which.`,
 			return &view.Problem{What: fmt.Sprintf("-since-revision is %d: want no less than 0", since)}
 		}
 		ctx := c.Context()
-		s, head, err := a.whose(ctx, args, create)
+		m := refuse
+		if len(args) > 0 {
+			m = pretend // there is nothing to compare with: all is new
+		}
+		s, head, err := a.whose(ctx, args, m)
 		if err != nil {
 			return err
 		}

@@ -101,7 +101,7 @@ func (a *app) openOr(ctx context.Context, doc *schema.Document, documents []stri
 		return nil, err
 	}
 	if s.site = named; s.site == "" {
-		if s.site, err = onlySite(ctx, s.kv); err != nil {
+		if s.site, err = a.onlySite(ctx, s.kv); err != nil {
 			return nil, err
 		}
 	}
@@ -129,7 +129,7 @@ func (a *app) openStore(ctx context.Context, conf *config.File, documents []stri
 		kv, err = etcd.Open(ctx, o)
 	} else if o.Dir, err = a.storeDir(documents); err == nil {
 		place = o.Dir
-		kv, err = embedded(ctx, o, m)
+		kv, err = a.embedded(ctx, o, m)
 	}
 	if err != nil {
 		return nil, "", err
@@ -159,14 +159,14 @@ func (s *session) known(ctx context.Context) error {
 }
 
 // onlySite finds the one site of a store.
-func onlySite(ctx context.Context, kv state.KV) (string, error) {
+func (a *app) onlySite(ctx context.Context, kv state.KV) (string, error) {
 	sites, err := state.Sites(ctx, kv)
 	if err != nil {
 		return "", err
 	}
 	switch len(sites) {
 	case 0:
-		return "", &view.Problem{What: "the store holds no site yet", Fix: "Name a document: converge plan site.cue. Or write one to the store: converge put site.cue"}
+		return "", &view.Problem{What: "the store holds no site yet", Fix: a.firstDocument()}
 	case 1:
 		return sites[0], nil
 	}

@@ -82,7 +82,7 @@ func lines(c *cobra.Command) *cobra.Command {
 
 // begin prepares what every command needs.
 func (a *app) begin(c *cobra.Command, args []string) error {
-	a.name = c.Name()
+	a.name, a.documents = c.Name(), strings.Contains(c.Use, "[DOC")
 	f := &a.flags
 	if f.chdir != "" {
 		if err := os.Chdir(f.chdir); err != nil {

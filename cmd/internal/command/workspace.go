@@ -73,20 +73,29 @@ func (a *app) storeDir(documents []string) (string, error) {
 }
 
 // absent opens what stands for a store that does not exist.
-func absent(dir string, m missing) (state.KV, error) {
+func (a *app) absent(dir string, m missing) (state.KV, error) {
 	if m == pretend {
 		return mem.New(mem.Options{}), nil
 	}
 	return nil, &view.Problem{
-		What: "there is no store yet", Where: "nothing was ever applied or put with " + dir,
-		Fix: "Begin with a document: converge plan site.cue. The first converge apply or put makes the store. If there is one in another folder, say where with -chdir or -data-dir.",
+		What: "there is no store in " + dir,
+		Fix: "If there was one, put it back, or restore a backup. If it is in another folder, say where with -chdir or -data-dir. " +
+			a.firstDocument() + " The first converge apply or put makes the store.",
 	}
 }
 
+// firstDocument says how a site begins, in the words of a command that takes a document or takes none.
+func (a *app) firstDocument() string {
+	if a.documents {
+		return "Name a document: converge plan site.cue. Or write one to the store: converge put site.cue."
+	}
+	return "A site begins with its document: converge plan site.cue, then converge apply site.cue."
+}
+
 // embedded opens the embedded store of a workspace, or what stands for it.
-func embedded(ctx context.Context, o etcd.Options, m missing) (state.KV, error) {
+func (a *app) embedded(ctx context.Context, o etcd.Options, m missing) (state.KV, error) {
 	if m != create && !etcd.Exists(o.Dir) {
-		return absent(o.Dir, m)
+		return a.absent(o.Dir, m)
 	}
 	return etcd.Open(ctx, o)
 }
