@@ -84,6 +84,9 @@ func Undoable(ctx context.Context, store *state.Store, run state.Run) bool {
 // the journal, the records and the site tell.
 func (e *Engine) inverse(ctx context.Context, run state.Run, p *plan.Plan, sum journal.Replay, keep int) (*plan.Plan, error) {
 	inverse, err := undoing(run, p, sum, keep)
+	if err == nil {
+		err = Settled(ctx, e.o.Store, run.ID)
+	}
 	if err != nil {
 		return nil, err
 	}

@@ -63,15 +63,26 @@ func (s *Store) Inbox(ctx context.Context) (body []byte, revision int64, err err
 	return it.Value, it.Modified, nil
 }
 
-// Answer writes what became of the document in the inbox, and empties the inbox when it was accepted, in one transaction.
-// ErrGuard tells that something newer lies there; nothing was written.
+// Answer writes what became of the document in the inbox, and empties the inbox when it was accepted, in one transaction. When
+// something newer lies there by now, that stays; what was accepted is answered nevertheless, unless the newer one was answered
+// already. ErrGuard tells that nothing was written.
 func (s *Store) Answer(ctx context.Context, r InboxResult) error {
-	key := s.key("inbox")
-	ops := []Op{s.put(s.key("inbox/result"), r)}
+	key, result := s.key("inbox"), s.key("inbox/result")
+	guards, ops := []Guard{{Key: key, Revision: r.Revision}}, []Op{s.put(result, r)}
 	if r.Verdict == Accepted {
 		ops = append(ops, Op{Key: key, Delete: true})
 	}
-	if _, err := s.kv.Commit(ctx, []Guard{{Key: key, Revision: r.Revision}}, ops); err != nil {
+	_, err := s.kv.Commit(ctx, guards, ops)
+	if errors.Is(err, ErrGuard) && r.Verdict == Accepted {
+		last, it, rerr := read[InboxResult](ctx, s, result)
+		switch {
+		case rerr != nil && !errors.Is(rerr, ErrNotFound):
+			err = rerr
+		case last.Revision < r.Revision || last.Revision == r.Revision && last.Verdict != Accepted:
+			_, err = s.kv.Commit(ctx, []Guard{{Key: result, Revision: it.Modified}}, ops[:1])
+		}
+	}
+	if err != nil {
 		return fmt.Errorf("answer what lies in the inbox: %w", err)
 	}
 	return nil

@@ -12,10 +12,10 @@
 // Before a call that changes something its intent is durable; afterwards its outcome is, together with what is to be
 // remembered of the resource. A run ends applied, reverted or partial, each by observation: before it is called applied or
 // reverted, everything that it touched is looked at once more. One that somebody wanted undone in part ends rolled back:
-// what its later steps touched is looked at, what its first steps made is kept and not called. A run that was interrupted, or met a hold or a freeze, or
-// whose far side stayed away for longer than its steps have time, stays open, and [Carry] continues it from its journal. An
-// interrupt drops what is only waited for. No step begins while its provider's far side is away. When the site
-// lock is lost, calls in flight are cancelled, none begins, and nothing more is written.
+// what its later steps touched is looked at, what its first steps made is kept and not called. A run that was interrupted,
+// or met a hold or a freeze, or whose far side stayed away for longer than its steps have time, stays open, and [Carry]
+// continues it from its journal. An interrupt drops what is only waited for. No step begins while its provider's far side
+// is away. When the site lock is lost, calls in flight are cancelled, none begins, and nothing more is written.
 //
 // # Files
 //

@@ -287,11 +287,19 @@ func inbox(t *testing.T, kv state.KV, site string) {
 	}
 	put(t, kv, "/converge/"+site+"/inbox", "{two}")
 	accepted := state.InboxResult{Revision: revision, Digest: digest([]byte("{one}")), Verdict: state.Accepted, Serial: 7, By: "ann@host", At: time.Unix(1, 0).UTC()}
-	if err := s.Answer(ctx, accepted); !errors.Is(err, state.ErrGuard) {
+	pending := accepted
+	pending.Verdict = state.Pending
+	if err := s.Answer(ctx, pending); !errors.Is(err, state.ErrGuard) {
 		t.Errorf("answer what was written over: %v", err)
 	}
 	if _, err := s.Answered(ctx); !errors.Is(err, state.ErrNotFound) {
 		t.Errorf("what was written over got an answer: %v", err)
+	}
+	if err := s.Answer(ctx, accepted); err != nil { // it is a revision, whatever lies there by now
+		t.Errorf("answer what was accepted and written over: %v", err)
+	}
+	if got, err := s.Answered(ctx); err != nil || cmp.Diff(accepted, got) != "" {
+		t.Errorf("%v %s", err, cmp.Diff(accepted, got))
 	}
 	body, revision, _ = s.Inbox(ctx)
 	if string(body) != "{two}" {
