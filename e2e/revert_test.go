@@ -290,7 +290,7 @@ func TestFailedUndoIsHeldAndResumed(t *testing.T) {
 	if list, _, _ = strings.Cut(list, "To go on:"); strings.Count(list, "\n") != 1 {
 		t.Errorf("one thing is not as it should be, and the report lists:\n%s", list)
 	}
-	s.run(0, "hold", "list").says("site", s.lastRun().ID, "ended partial: 1 difference")
+	s.run(0, "hold", "list").says("site", s.lastRun().ID, "ended partial (differences: 1)")
 	s.run(7, "apply", "-auto-approve", "before.cue").says("is held")
 
 	// Still refused: nothing is lost.

@@ -245,7 +245,7 @@ func TestTortureTornState(t *testing.T) {
 		torture.Cover(t, "kinds of traces", traceKinds),
 		torture.Cover(t, "kinds of keys", kinds),
 		torture.Cover(t, "kinds of damage", damages),
-		torture.Cover(t, "verdicts", []string{"refuse resume", "refuse rollback", "refuse apply", "go on resume", "go on rollback", "go on apply"}),
+		torture.Cover(t, "verdicts", []string{"refuse resume", "refuse rollback", "refuse apply", "go on resume", "go on rollback", "go on apply", "either rollback"}),
 	}
 	ends := torture.Cover(t, "ends after a crash", []string{"applied", "reverted", "rolled-back"})
 	var prefixes, cases, kept atomic.Int64

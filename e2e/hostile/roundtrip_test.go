@@ -54,8 +54,9 @@ func TestTortureHostileNames(t *testing.T) {
 	var chosen []combination
 	for _, p := range all {
 		for j, h := range hostiles {
-			// One place where a rule, and not the grammar, repeats what it refuses is in every sample.
-			if p.due(j, step) || p.String() == "carbide.vpc head depends_on" {
+			// In every sample are one place where a rule, and not the grammar, repeats what it refuses, and the head of the
+			// document, of which few texts are taken.
+			if p.due(j, step) || p.String() == "carbide.vpc head depends_on" || p.kind == "document" {
 				chosen = append(chosen, combination{p, h})
 			}
 		}
