@@ -19,10 +19,10 @@ func TestClosedForChanges(t *testing.T) {
 				h.change(status.Error(codes.Unavailable, "read only"))
 			}
 			h.note(nil)
-			if time.Sleep(pause - 1); h.now().Down == nil {
+			if time.Sleep(pause - time.Nanosecond); h.now().Down == nil {
 				t.Errorf("a change may try before %s", pause)
 			}
-			if time.Sleep(1); h.now().Down != nil {
+			if time.Sleep(time.Nanosecond); h.now().Down != nil {
 				t.Errorf("no change may try after %s", pause)
 			}
 		}
