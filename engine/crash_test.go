@@ -19,7 +19,7 @@ import (
 )
 
 // dying gives an engine whose connection to the store dies with the nth commit, before or after its effect.
-func dying(s *enginetest.Site, n int64, after bool) (e *engine.Engine, kv *mem.KV, died *atomic.Bool) {
+func dying(s *enginetest.Site, n int64, after bool, more ...func(*engine.Options)) (e *engine.Engine, kv *mem.KV, died *atomic.Bool) {
 	var commits atomic.Int64
 	died = &atomic.Bool{}
 	kv = s.KV.Connect(mem.Options{Fault: func(c mem.Call) error {
@@ -39,7 +39,12 @@ func dying(s *enginetest.Site, n int64, after bool) (e *engine.Engine, kv *mem.K
 		}
 		return nil
 	}})
-	return s.Engine(func(o *engine.Options) { o.Store = state.New(kv, "test") }), kv, died
+	return s.Engine(func(o *engine.Options) {
+		o.Store = state.New(kv, "test")
+		for _, m := range more {
+			m(o)
+		}
+	}), kv, died
 }
 
 // W1, W4: whichever write to the store is the last of a process, before or after its effect, the next process settles the

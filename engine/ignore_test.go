@@ -1,6 +1,7 @@
 package engine_test
 
 import (
+	"slices"
 	"testing"
 
 	"converge.dev/converge/engine"
@@ -58,6 +59,7 @@ func TestIgnoredIsNoDrift(t *testing.T) {
 	for _, f := range finds {
 		found.Resources = append(found.Resources, f.Resource)
 	}
+	slices.SortFunc(found.Resources, func(a, b schema.Resource) int { return a.Ref.Compare(b.Ref) })
 	if p := s.Plan(t, found, plan.Options{}); !p.Empty() {
 		t.Errorf("of what is imported:\n%s", enginetest.Text(p))
 	}

@@ -109,11 +109,7 @@ func (e *Engine) begun(ctx context.Context) map[schema.Ref]bool {
 		if err != nil {
 			continue
 		}
-		for i := range p.Steps {
-			if sum.Unsettled(i) {
-				refs[p.Steps[i].Ref] = true
-			}
-		}
+		maps.Copy(refs, apply.Unsettled(p, &sum))
 	}
 	return refs
 }

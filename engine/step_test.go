@@ -155,6 +155,9 @@ func standsAt(t *testing.T, s *enginetest.Site, p *plan.Plan, n int) {
 	}
 }
 
+// inTurn lets a run make the same writes each time.
+func inTurn(o *engine.Options) { o.Parallelism = 1 }
+
 // Whichever write to the store is the last of a process that rolls back, to a step or all of a run, before or after its effect,
 // and of the one that goes on with that: the run is as it was, or comes to that step and no further.
 func TestKilledRollbackToStep(t *testing.T) {
@@ -176,7 +179,7 @@ func TestKilledRollbackToStep(t *testing.T) {
 						t.Fatal(res.Run.Stands(), err)
 					}
 				}
-				e, kv, died := dying(s, n, after)
+				e, kv, died := dying(s, n, after, inTurn)
 				_, err := e.Rollback(ctx, run, engine.ApplyOptions{Keep: c.to})
 				e.Close()
 				if !died.Load() {
@@ -187,7 +190,7 @@ func TestKilledRollbackToStep(t *testing.T) {
 				}
 				name, wanted := fmt.Sprintf("%d to %d, write %d, after=%v", c.from, c.to, n, after), stands(c.to)
 				kv.Lapse()
-				e, kv, _ = dying(s, 3+n%5, !after) // the next one dies too
+				e, kv, _ = dying(s, 3+n%5, !after, inTurn) // the next one dies too
 				_, _ = e.Resume(ctx, "", engine.ApplyOptions{})
 				e.Close()
 				kv.Lapse()
@@ -299,8 +302,7 @@ func TestRollbackToLastStepOfOpenRun(t *testing.T) {
 		s := enginetest.New()
 		s.Converge(t, s.Document(t, base))
 		p := s.Plan(t, s.Document(t, twelve), plan.Options{})
-		_, kv, died := dying(s, n, false)
-		e := s.Engine(func(o *engine.Options) { o.Store, o.Parallelism = state.New(kv, "test"), 1 }) // the same writes each time
+		e, kv, died := dying(s, n, false, inTurn)
 		res, err := e.Apply(context.Background(), p, engine.ApplyOptions{})
 		e.Close()
 		kv.Lapse()

@@ -7,6 +7,7 @@ import (
 	"time"
 
 	"converge.dev/converge/engine/diff"
+	"converge.dev/converge/engine/journal"
 	"converge.dev/converge/engine/plan"
 	"converge.dev/converge/providers"
 	"converge.dev/converge/schema"
@@ -16,18 +17,42 @@ import (
 // longestLeft is how long the end of a run waits for a look that it can do without.
 const longestLeft = time.Minute
 
+// Unsettled gives what a run, by its journal, has not brought to its end, forward or back: the resources of steps that changed
+// something and are not done; and what refers to one that is replaced so far that its name means another thing by now.
+func Unsettled(p *plan.Plan, sum *journal.Replay) map[schema.Ref]bool {
+	refs, halfway := map[schema.Ref]bool{}, map[schema.Ref]bool{}
+	for i := range p.Steps {
+		s := &p.Steps[i]
+		if sum.Unsettled(i) {
+			refs[s.Ref] = true
+		}
+		if s.Replace && sum.Forward[i].Effect() {
+			halfway[s.Ref] = true
+		}
+	}
+	refers := func(r *state.Record) bool {
+		return r != nil && slices.ContainsFunc(r.After, func(to schema.Ref) bool { return halfway[to] })
+	}
+	for i := range p.Steps {
+		if s := &p.Steps[i]; refers(s.Prior) || refers(s.Record) {
+			refs[s.Ref] = true
+		}
+	}
+	return refs
+}
+
 // left remembers, when a run ends partial, how the things are that it did not settle: what differs later from that is not its
 // doing. What cannot be seen keeps the record that it has.
 func (r *run) left() error {
 	byPlace := map[plan.Place][]state.Record{}
 	first := map[plan.Place]*worker{}
-	known := map[schema.Ref]bool{}
+	unsettled := Unsettled(r.Plan, &r.sum)
 	for i := range r.Plan.Steps {
 		s := &r.Plan.Steps[i]
-		if known[s.Ref] || !r.sum.Unsettled(i) {
+		if !unsettled[s.Ref] {
 			continue
 		}
-		known[s.Ref] = true
+		delete(unsettled, s.Ref)
 		rec, err := r.Store.Record(r.effects, s.Ref)
 		switch w := r.worker(s, r.sum.Reverting); {
 		case errors.Is(err, state.ErrNotFound):
