@@ -193,7 +193,7 @@ func TestInboxFromEtcdctl(t *testing.T) {
 	}
 
 	c.ctl(strings.Replace(document("9", "main"), `"tenant": "acme"`, `"tennant": "acme"`, 1), "put", inbox)
-	s.run(1, "apply", "-auto-approve").says("tennant", "tenant", "It stays in "+inbox)
+	s.run(1, "apply", "-auto-approve").says("tennant", "tenant", "Have it corrected in "+inbox)
 	if got := c.ctl("", "get", inbox); !strings.Contains(got, "tennant") {
 		t.Errorf("what was wrong left the inbox: %q", got)
 	}

@@ -61,7 +61,7 @@ func (a *app) explainRef(ctx context.Context, text string, documents []string, p
 	}
 	ref, err := schema.ParseRef(text)
 	if err != nil {
-		return &view.Problem{What: fmt.Sprintf("%q is not a ref", text), Where: err.Error(), Fix: "Want SCOPE/KIND/NAME, for example site/carbide.vpc/prod or gpu-01/ovs.bridge/br-slice.", Err: err}
+		return &view.Problem{What: err.Error(), Fix: "See: converge state list", Err: err}
 	}
 	if sch.Kinds()[ref.Kind] == nil {
 		return &view.Problem{What: fmt.Sprintf("there is no kind %q", ref.Kind), Fix: trimmed(nearest.DidYouMeanKind(ref.Kind, sch.Kinds().Names()), "See: converge schema")}

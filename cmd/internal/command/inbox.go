@@ -41,7 +41,7 @@ func (s *session) offered(ctx context.Context) (*offer, error) {
 	if refused := (*engine.RefusedError)(nil); said(err) || errors.As(err, &refused) || errors.As(err, new(refusal)) {
 		o.answer.Verdict = state.Refused
 		s.answer(ctx, o, ds, err)
-		s.view.Note("It stays in " + inbox + ". Have it corrected there, or delete that key to go on with the newest valid document.")
+		s.view.Note("The document in the inbox stays there. Have it corrected in " + inbox + ", or delete that key to go on with the newest valid document.")
 	}
 	if err != nil {
 		return nil, err

@@ -23,8 +23,11 @@ import (
 	"converge.dev/converge/state/mem"
 )
 
-// documentName is what the document of a new workspace is called.
-const documentName = "site.cue"
+// documentName is what the document of a new workspace is called, ignoreName what keeps its store out of a repository.
+const (
+	documentName = "site.cue"
+	ignoreName   = ".gitignore"
+)
 
 func (a *app) initCommand() *cobra.Command {
 	var far all.Carbide
@@ -101,6 +104,10 @@ func (a *app) begun(ctx context.Context, dir string, far all.Carbide) error {
 	wrote := []string{}
 	for _, name := range slices.Sorted(maps.Keys(texts)) {
 		path := filepath.Join(dir, name)
+		if _, err := os.Lstat(path); name == ignoreName && err == nil { // of a repository that is there
+			a.view.Note(path + " is there and stays as it is: see that it has " + strings.TrimSpace(texts[name]) + ", which is the store.")
+			continue
+		}
 		if err := writeNew(path, []byte(texts[name])); err != nil {
 			return err
 		}
@@ -115,13 +122,14 @@ func (a *app) newSite(dir string) (schema.Site, error) {
 	if err != nil {
 		return schema.Site{}, err
 	}
-	site := schema.Site{Name: a.flags.site, ID: uuid.NewString()}
+	site, from := schema.Site{Name: a.flags.site, ID: uuid.NewString()}, ""
 	if site.Name == "" {
 		whole, err := filepath.Abs(dir)
 		if err != nil {
 			return schema.Site{}, err
 		}
 		site.Name = strings.ToLower(filepath.Base(whole))
+		from = "That is what the name of the directory gives. "
 	}
 	text, err := beginnings(site, all.Config{})
 	if err != nil {
@@ -129,16 +137,16 @@ func (a *app) newSite(dir string) (schema.Site, error) {
 	}
 	if _, ds := sch.Load(context.Background(), load.Options{}, load.Source{Name: documentName, Data: []byte(text[documentName])}); ds.HasErrors() {
 		return schema.Site{}, &view.Problem{
-			What: fmt.Sprintf("a site cannot be called %q", site.Name), Where: ds[0].Detail, Fix: "Say what it is called: -site=NAME",
+			What: fmt.Sprintf("a site cannot be called %q", site.Name), Where: from + ds[0].Detail, Fix: "Say what it is called: -site=NAME",
 		}
 	}
 	return site, nil
 }
 
-// noneThere refuses a directory that has one of the files already, and names all of those.
+// noneThere refuses a directory that has the configuration or the document already, and names what is there.
 func (a *app) noneThere(dir string) error {
 	var there []string
-	for _, name := range []string{config.Name, documentName, ".gitignore"} {
+	for _, name := range []string{config.Name, documentName} {
 		if _, err := os.Lstat(filepath.Join(dir, name)); err == nil {
 			there = append(there, filepath.Join(dir, name))
 		}
@@ -225,7 +233,7 @@ site: {name: "` + site.Name + `", id: "` + site.ID + `"}
 // converge schema lists the kinds, converge schema carbide.vpc says what one may hold.
 carbide: {}
 `,
-		".gitignore": "/" + storeName + "/\n",
+		ignoreName: "/" + storeName + "/\n",
 	}, nil
 }
 

@@ -17,12 +17,13 @@ import (
 // An Explanation tells of one resource what a plan does about it, and why. Secret values are not in it.
 type Explanation struct {
 	Address  string   `json:"address"`
-	Decision string   `json:"decision"` // create, update, replace, delete, adopt, forget, unchanged, unknown, left_out, refused, unmanaged, not_considered or none
+	Decision string   `json:"decision"` // create, update, replace, delete, adopt, forget, unchanged, external, unknown, left_out, refused, unmanaged, not_considered or none
 	Why      []string `json:"why"`      // in words
 
-	Declared *Declared   `json:"declared,omitempty"` // absent when the document does not have it
-	Recorded *Remembered `json:"recorded,omitempty"` // absent when nothing is recorded
-	Drift    *drifted    `json:"drift,omitempty"`    // what was changed outside converge
+	Declared *Declared      `json:"declared,omitempty"` // absent when the document does not have it
+	External *plan.External `json:"external,omitempty"` // of what the document only refers to: which thing that is
+	Recorded *Remembered    `json:"recorded,omitempty"` // absent when nothing is recorded
+	Drift    *drifted       `json:"drift,omitempty"`    // what was changed outside converge
 
 	RefersTo   []Neighbour `json:"refers_to"`
 	ReferredBy []Neighbour `json:"referred_by"`
@@ -92,6 +93,9 @@ func ExplainRef(ref schema.Ref, p *plan.Plan, doc *schema.Document, records []st
 		for _, o := range declared.Outside {
 			e.Outside = append(e.Outside, o.String())
 		}
+	}
+	if i := x.external(ref); i >= 0 {
+		e.External = &p.Externals[i]
 	}
 	if recorded != nil {
 		e.Recorded = &Remembered{
@@ -165,6 +169,11 @@ func (x *explaining) recorded(ref schema.Ref) *state.Record {
 	return nil
 }
 
+// external gives the index of what the document only refers to; -1 when it is none of that.
+func (x *explaining) external(ref schema.Ref) int {
+	return slices.IndexFunc(x.plan.Externals, func(e plan.External) bool { return e.Ref == ref })
+}
+
 // after gives what a resource refers to: as the document says, or else as it is recorded.
 func (x *explaining) after(ref schema.Ref) []schema.Ref {
 	if d := x.declared(ref); d != nil {
@@ -230,6 +239,8 @@ func (x *explaining) decision(ref schema.Ref) string {
 		return "left_out"
 	case (d != nil || r != nil) && slices.ContainsFunc(p.Unknown, func(u plan.Unknown) bool { return u.Scope == ref.Scope && u.Kind == ref.Kind }):
 		return "unknown"
+	case x.external(ref) >= 0:
+		return "external"
 	case d != nil && p.Narrowed != nil:
 		return "not_considered"
 	case d != nil:
@@ -271,6 +282,8 @@ func (x *explaining) why(ref schema.Ref, e *Explanation) []string {
 	switch e.Decision {
 	case "unchanged":
 		why = append(why, "it is as the document says")
+	case "external":
+		why = append(why, "the document only refers to it: others look after it, and it is never created, changed, destroyed or recorded")
 	case "unmanaged":
 		why = append(why, "it is there, and no document declares it: it is left alone. converge import -discover writes what exists as a document")
 	case "not_considered":
@@ -329,7 +342,7 @@ func undone(s *plan.Step) string {
 // decided puts a decision in words.
 var decided = map[string]string{
 	"create": "will be created", "update": "will be changed in place", "replace": "will be replaced", "delete": "will be destroyed",
-	"adopt": "will be adopted", "forget": "will be forgotten", "unchanged": "no change", "unknown": "unknown", "left_out": "left out",
+	"adopt": "will be adopted", "forget": "will be forgotten", "unchanged": "no change", "external": "external", "unknown": "unknown", "left_out": "left out",
 	"refused": "refused", "unmanaged": "not managed", "not_considered": "not considered", "none": "not there",
 }
 
@@ -350,6 +363,8 @@ func ExplainText(e *Explanation, s Style) string {
 	}
 	t.head("Recorded")
 	switch r := e.Recorded; {
+	case r == nil && e.External != nil:
+		t.line("  nothing: what is external is not recorded")
 	case r == nil:
 		t.line("  nothing: converge neither made nor adopted it")
 	case r.Gone:
@@ -394,6 +409,10 @@ func (t *planText) observed(e *Explanation) {
 		}
 	}
 	switch {
+	case e.External != nil && e.External.Unchecked != "":
+		t.line("  not looked at: %s; by the document it is %s", clean(e.External.Unchecked), clean(e.External.ID))
+	case e.External != nil:
+		t.line("  there, it is %s", clean(e.External.ID))
 	case e.Decision == "create":
 		t.line("  not there")
 	case e.Decision == "unknown", e.Decision == "left_out":

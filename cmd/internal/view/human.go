@@ -244,7 +244,7 @@ func (h *Human) tell(e event.Event) {
 			h.progress("%s", s.paint(yellow, fmt.Sprintf("Cancelled by %s: what is under way ends (%s), nothing more is started.", clean(e.By), count(e.InFlight, "step"))))
 			return
 		}
-		h.progress("%s", s.paint(yellow, fmt.Sprintf("Gracefully shutting down…: what is under way ends (%s), nothing more is started. Press again to leave at once.", count(e.InFlight, "step"))))
+		h.progress("%s", s.paint(yellow, fmt.Sprintf("Gracefully shutting down: what is under way ends (%s), nothing more is started. A second Ctrl-C, or signal, leaves at once.", count(e.InFlight, "step"))))
 	case event.RevertStarted:
 		h.undo, h.done, h.total = true, 0, e.Steps
 		text := revertText(e)
