@@ -89,7 +89,8 @@ func (u *undo) overtaken(settled bool) {
 	}
 }
 
-// alike reports whether two records say the same of a resource, whichever run wrote them. Nothing is recorded of what is gone.
+// alike reports whether two records say the same of a resource, whichever run wrote them. That something is gone is the same as
+// that nothing was ever recorded of it.
 func alike(a, b *state.Record) bool {
 	if a == nil || b == nil || a.Gone || b.Gone {
 		return (a == nil || a.Gone) == (b == nil || b.Gone)

@@ -59,8 +59,9 @@ func (e *Engine) Rollback(ctx context.Context, id string, o ApplyOptions) (Resul
 // errNothingLeft says that a run is already as it is wanted.
 var errNothingLeft = errors.New("nothing is left to undo")
 
-// Undoable tells whether Rollback takes up a run once nothing holds the site: not when the run is undone already or did what
-// cannot be undone exactly, nor while another one is open. Where that cannot be known, it does not either.
+// Undoable tells whether Rollback takes up a run once nothing holds the site, as far as the store alone tells: not when the run
+// is undone already or did what cannot be undone exactly, when a later one has changed what it left, nor while another one is
+// open. Where that cannot be known, it does not either.
 func Undoable(ctx context.Context, store *state.Store, run state.Run) bool {
 	p, _, err := planOf(ctx, store, run)
 	if err != nil {

@@ -29,7 +29,7 @@ func TestNoIDTwice(t *testing.T) {
 				}
 				chosen++
 				used := map[string]string{}
-				make := func(when string) {
+				converge := func(when string) {
 					t.Helper()
 					c.must(c.scene.last)
 					r, err := c.store.Record(context.Background(), c.ref)
@@ -41,14 +41,14 @@ func TestNoIDTwice(t *testing.T) {
 					}
 					used[r.ID] = when
 				}
-				make("at first")
+				converge("at first")
 				c.must(c.scene.first)
-				make("after the document removed it")
+				converge("after the document removed it")
 				if got := c.rollback(); got.Run.Status != state.RunReverted {
 					t.Fatalf("it ended %s: %s", got.Run.Status, got.Run.Message)
 				}
 				enginetest.Release(t, c.store)
-				make("after an undo removed it")
+				converge("after an undo removed it")
 			})
 		})
 	}
