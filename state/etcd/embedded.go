@@ -25,6 +25,8 @@ import (
 	"go.etcd.io/etcd/server/v3/etcdserver/api/v3rpc"
 	"go.etcd.io/etcd/server/v3/storage/wal"
 	"go.etcd.io/raft/v3"
+
+	_ "converge.dev/converge/state/etcd/unmeasured" // before those above: see there
 )
 
 const (
