@@ -112,7 +112,7 @@ func undoing(run state.Run, p *plan.Plan, sum journal.Replay, keep int) (*plan.P
 		if s.ID >= keep && sum.Forward[s.ID].Effect() {
 			refused = append(refused, plan.Refusal{
 				Ref:    s.Ref,
-				Reason: fmt.Sprintf("the run did %s it, which cannot be undone exactly: %s", s.Action, s.Undo.Meaning()),
+				Reason: fmt.Sprintf("its %s step cannot be undone exactly: %s", s.Action, s.Undo.Meaning()),
 				Remedy: "write a document that describes what you want now, and apply that",
 			})
 		}

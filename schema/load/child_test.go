@@ -88,6 +88,7 @@ func TestCUERefuses(t *testing.T) {
 		{Source{Name: "a.cue", Data: []byte("import \"example.com/x\"\na: x.y\n")}, "a.cue:1:8: error CV1054: Evaluation failed: CUE says: import failed: imports are unavailable"},
 		{Source{Name: "odd:name.cue", Data: []byte("a: b\n")}, "odd:name.cue:1:4: error CV1054: Evaluation failed: a: CUE says: reference \"b\" not found."},
 		{Source{Name: "<stdin>", Data: []byte("a: 1 & 2\n")}, "<stdin>:1:8: error CV1054: Evaluation failed: a: CUE says: conflicting values 2 and 1. See also <stdin>:1:4."},
+		{Source{Name: "a.cue", Data: []byte(" \n")}, "a.cue:1:1: error CV1051: Unreadable document: The source is empty. A document says at least apiVersion: \"converge.dev/v1\" and site."},
 		{Source{Name: "a.cue", Data: []byte("[1]")}, "this is a list"},
 		{Source{Name: "a.cue", Data: []byte("x: 10000000000000000000000")}, "a.cue:1:1: error CV1051: Unreadable document: x: A whole number does not fit into 64 bits"},
 	} {

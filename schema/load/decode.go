@@ -244,7 +244,7 @@ func (d *decoder) fault(err error) *fault {
 		return f
 	}
 	if err == io.EOF {
-		return &fault{code: codeSyntax, detail: fmt.Sprintf("The source is empty. A document says at least apiVersion: %q and site.", schema.APIVersion)}
+		return nothing(strconv.Quote(schema.APIVersion))
 	}
 	f := &fault{offset: d.in.InputOffset(), code: codeSyntax, detail: err.Error()}
 	var syntax *jsontext.SyntacticError

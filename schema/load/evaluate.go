@@ -1,6 +1,7 @@
 package load
 
 import (
+	"bytes"
 	"context"
 	stderrors "errors"
 	"fmt"
@@ -8,6 +9,7 @@ import (
 	"os"
 	"path/filepath"
 	"slices"
+	"strconv"
 	"strings"
 
 	"cuelang.org/go/cue"
@@ -56,9 +58,12 @@ func read(ctx context.Context, o Options, sources []Source) (*origin, map[string
 			return nil, nil, (&origin{sources: []Source{s}, json: s.Data}).fault(fault)
 		}
 	}
-	if len(sources) == 1 && !sources[0].Dir && sources[0].language() == langJSON {
+	switch alone := len(sources) == 1 && !sources[0].Dir; {
+	case alone && sources[0].language() == langJSON:
 		at.json = sources[0].Data
-	} else {
+	case alone && sources[0].language() == langCUE && len(bytes.TrimSpace(sources[0].Data)) == 0: // one of several may be empty
+		return nil, nil, at.fault(nothing(strconv.Quote(schema.APIVersion)))
+	default:
 		evaluate := o.Evaluator
 		if evaluate == nil {
 			evaluate = evaluateHere
@@ -102,6 +107,11 @@ func (s Source) unreadable() *fault {
 		return &fault{offset: int64(at), code: codeSyntax, detail: fmt.Sprintf("This is not text: byte %d is %#02x. A document is UTF-8 text, in CUE, JSON or YAML.", at, s.Data[at])}
 	}
 	return nil
+}
+
+// nothing is the fault of a source in which nothing is written. It says what would be, as its language writes it.
+func nothing(apiVersion string) *fault {
+	return &fault{code: codeSyntax, detail: fmt.Sprintf("The source is empty. A document says at least apiVersion: %s and site.", apiVersion)}
 }
 
 // snippets adds the lines of the sources, which an evaluator need not send back.

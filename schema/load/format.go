@@ -17,6 +17,9 @@ func Format(s Source) ([]byte, error) {
 	if s.Dir {
 		return nil, fmt.Errorf("format %s: it is a directory, name its files", s.Name)
 	}
+	if fault := s.unreadable(); fault != nil {
+		return nil, (&origin{sources: []Source{s}, json: s.Data}).fault(fault).Err()
+	}
 	switch s.language() {
 	case langJSON:
 		if _, fault := decodeJSON(s.Data); fault != nil {

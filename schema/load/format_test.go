@@ -22,6 +22,7 @@ func TestFormat(t *testing.T) {
 	}
 	for _, c := range []struct{ name, in, want string }{
 		{"a.cue", "a: {\n", "a.cue:1:"},
+		{"a.cue", "a: \"\xff\"\n", "a.cue:1:5: error CV1051: Unreadable document: This is not text: byte 4 is 0xff"},
 		{"a.json", "{\n\"a\": }", "a.json:2:6"},
 		{"a.json", `{"a":1,"a":2}`, "twice"},
 		{"a.yaml", "a: 1\n b: 2\n", "a.yaml:2:1"},

@@ -22,7 +22,7 @@ func checkYAML(s Source) *fault {
 	c := yamlCheck{text: newText(s.Name, s.Data), unfolded: make(map[*yaml.Node]int)}
 	var doc, next yaml.Node
 	if err := in.Decode(&doc); err == io.EOF {
-		return &fault{code: codeSyntax, detail: fmt.Sprintf("The source is empty. A document says at least apiVersion: %s and site.", schema.APIVersion)}
+		return nothing(schema.APIVersion)
 	} else if err != nil {
 		return c.broken(err)
 	}

@@ -12,6 +12,7 @@ import (
 	"path/filepath"
 	"strconv"
 	"strings"
+	"sync/atomic"
 	"syscall"
 	"time"
 
@@ -40,10 +41,11 @@ func (e *NoAnswerError) Error() string {
 }
 
 const (
-	lockName = "lock"
-	dataName = "etcd"
-	dbName   = "snap/db"
-	walName  = "wal"
+	lockName   = "lock"
+	ownersName = "owners"
+	dataName   = "etcd"
+	dbName     = "snap/db"
+	walName    = "wal"
 	// unbegunName is of an empty file that is there as long as the data have never answered. Etcd cannot go on with what it
 	// leaves when its very first start is interrupted: a log without the entry that makes it a member never has a leader.
 	unbegunName = "etcd.unbegun"
@@ -59,6 +61,7 @@ type directory struct {
 	lock    *os.File
 	owners  *os.File
 	owner   int64 // the byte of owners that is locked as long as this process uses the directory
+	leases  atomic.Int64
 }
 
 // openDirectory makes the directory when it is missing.
@@ -81,7 +84,7 @@ func openDirectory(path, command string) (_ *directory, err error) {
 	if err := d.openLock(); err != nil {
 		return nil, err
 	}
-	if d.owners, err = d.create("owners"); err != nil {
+	if d.owners, err = d.create(ownersName); err != nil {
 		return nil, err
 	}
 	return d, d.own()
@@ -277,7 +280,7 @@ func (d *directory) listen() (net.Listener, error) {
 // own locks a byte of the file of owners that nobody has.
 func (d *directory) own() error {
 	for {
-		d.owner = 1 + rand.Int64N(1<<31-1)
+		d.owner = 1 + rand.Int64N(1<<ownerBits-1)
 		err := unix.FcntlFlock(d.owners.Fd(), unix.F_OFD_SETLK, &unix.Flock_t{Type: unix.F_WRLCK, Start: d.owner, Len: 1})
 		if !errors.Is(err, unix.EAGAIN) && !errors.Is(err, unix.EACCES) && !errors.Is(err, unix.EINTR) {
 			return err
@@ -285,19 +288,41 @@ func (d *directory) own() error {
 	}
 }
 
-// lease makes the id of a lease, which tells whose it is.
-func (d *directory) lease() clientv3.LeaseID {
-	return clientv3.LeaseID(d.owner<<32 | int64(rand.Uint32()))
+// The id of a lease tells, from its first bits to its last, whose it is, in which file of owners that has a byte, and which of
+// its leases it is.
+const (
+	ownerBits = 23
+	fileBits  = 16
+	countBits = 24
+)
+
+// lease makes the id of a lease. No two of a process are the same.
+func (d *directory) lease() (clientv3.LeaseID, error) {
+	file, err := d.ownersFile()
+	return clientv3.LeaseID(d.owner<<(fileBits+countBits) | file<<countBits | d.leases.Add(1)&(1<<countBits-1)), err
 }
 
-// gone tells whether the process that a lease belongs to does not use the directory any more.
+// ownersFile tells the file of owners from another that was made in its place: as long as somebody has a byte of it, no other
+// file has its number.
+func (d *directory) ownersFile() (int64, error) {
+	var st unix.Stat_t
+	if err := unix.Fstat(int(d.owners.Fd()), &st); err != nil {
+		return 0, err
+	}
+	n := st.Ino ^ st.Dev
+	return int64((n ^ n>>16 ^ n>>32 ^ n>>48) & (1<<fileBits - 1)), nil
+}
+
+// gone tells whether the process that a lease belongs to does not use the directory any more. Of one that has its byte in
+// another file, which was removed or was elsewhere, nobody knows: its leases run out.
 func (d *directory) gone(id clientv3.LeaseID) (bool, error) {
-	owner := int64(id) >> 32
-	if owner == d.owner { // what it has locked itself looks free to it
-		return false, nil
+	file, err := d.ownersFile()
+	owner := int64(id) >> (fileBits + countBits)
+	if err != nil || int64(id)>>countBits&(1<<fileBits-1) != file || owner == d.owner { // what it has locked itself looks free to it
+		return false, err
 	}
 	l := unix.Flock_t{Type: unix.F_WRLCK, Start: owner, Len: 1}
-	err := unix.FcntlFlock(d.owners.Fd(), unix.F_OFD_GETLK, &l)
+	err = unix.FcntlFlock(d.owners.Fd(), unix.F_OFD_GETLK, &l)
 	return err == nil && l.Type == unix.F_UNLCK, err
 }
 

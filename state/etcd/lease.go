@@ -92,8 +92,11 @@ func (kv *kv) grant(ctx context.Context, seconds int64) (clientv3.LeaseID, error
 		return resp.ID, nil
 	}
 	for {
-		id := kv.share.lease()
-		_, err := kv.leases.LeaseGrant(ctx, &etcdserverpb.LeaseGrantRequest{TTL: seconds, ID: int64(id)})
+		id, err := kv.share.lease()
+		if err != nil {
+			return 0, err
+		}
+		_, err = kv.leases.LeaseGrant(ctx, &etcdserverpb.LeaseGrantRequest{TTL: seconds, ID: int64(id)})
 		switch {
 		case err == nil:
 			return id, nil

@@ -126,7 +126,11 @@ func TestKilledServer(t *testing.T) {
 
 // count adds a line of its own under a key, exactly once: an outcome that is unknown is settled by reading.
 func count(ctx context.Context, kv *kv) error {
-	line := strconv.FormatInt(int64(kv.share.lease()), 10) + "\n"
+	id, err := kv.share.lease()
+	if err != nil {
+		return err
+	}
+	line := strconv.FormatInt(int64(id), 10) + "\n"
 	for {
 		it, err := kv.Get(ctx, "/count")
 		if err != nil {
@@ -187,6 +191,25 @@ func TestKilledUser(t *testing.T) {
 	defer l.Close()
 	if l.Epoch() != 2 {
 		t.Errorf("epoch %d, want 2", l.Epoch())
+	}
+}
+
+// TestNoOwnersFile: when the file that tells who is there was removed, nobody is taken for dead who lives, neither by the
+// process that makes it anew nor by those after it.
+func TestNoOwnersFile(t *testing.T) {
+	dir := t.TempDir()
+	holding(t, dir)
+	if err := os.Remove(filepath.Join(dir, ownersName)); err != nil {
+		t.Fatal(err)
+	}
+	for range 2 {
+		var locked *state.LockedError
+		if l, err := state.New(openDir(t, Options{Dir: dir}), "s").Lock(t.Context(), state.LockInfo{}, state.LockOptions{}); !errors.As(err, &locked) {
+			t.Errorf("the lock of one that lives: %v", err)
+			if err == nil {
+				_ = l.Close()
+			}
+		}
 	}
 }
 

@@ -3,6 +3,7 @@ package command
 import (
 	"context"
 	"errors"
+	"fmt"
 	"io/fs"
 	"os"
 	"slices"
@@ -14,6 +15,7 @@ import (
 	"converge.dev/converge/engine"
 	"converge.dev/converge/engine/plan"
 	"converge.dev/converge/files"
+	"converge.dev/converge/schema"
 	"converge.dev/converge/schema/load"
 	"converge.dev/converge/state"
 )
@@ -52,6 +54,9 @@ With -json a plan has the keys of terraform show -json, and beside them, under
 			if _, err := os.Lstat(args[0]); !errors.Is(err, fs.ErrNotExist) {
 				return a.showPlan(c.Context(), args[0])
 			}
+			if err := a.notResource(args[0]); err != nil {
+				return err
+			}
 		}
 		s, err := a.open(c.Context(), nil, nil)
 		switch {
@@ -69,6 +74,19 @@ With -json a plan has the keys of terraform show -json, and beside them, under
 		return s.showSite(c.Context())
 	}
 	return c
+}
+
+// notResource says how a resource is shown; other words are none of its business.
+func (a *app) notResource(word string) error {
+	ref, err := schema.ParseRef(word)
+	if err != nil {
+		return nil // the word is no address
+	}
+	sch, err := a.schema()
+	if err != nil || sch.Kinds()[ref.Kind] == nil {
+		return err
+	}
+	return &view.Problem{What: word + " is a resource; show takes a saved plan or a run", Fix: fmt.Sprintf("Use: converge state show %s, or converge explain %[1]s", word)}
 }
 
 // planFile reads a saved plan; another file is an error.

@@ -77,7 +77,7 @@ func (j *JSON) Close() {
 }
 
 // Note implements [View].
-func (j *JSON) Note(text string) { j.line("info", "log", text, nil) }
+func (j *JSON) Note(text string) { j.line("info", "log", strings.TrimSpace(text), nil) }
 
 // Warn implements [View].
 func (j *JSON) Warn(text string) {
