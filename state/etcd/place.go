@@ -5,6 +5,7 @@ import (
 	"path/filepath"
 	"slices"
 	"sync"
+	"time"
 
 	"golang.org/x/sys/unix"
 )
@@ -28,6 +29,7 @@ type places struct {
 	mu      sync.Mutex
 	files   []*os.File // of the data, named by their paths; none before the data have answered
 	segment *os.File   // the newest of the write-ahead log
+	changed time.Time  // when the folder of the log had changed last, as it was read
 }
 
 // data is the path of what etcd has in its folder.
@@ -51,8 +53,20 @@ func (p *places) remember(names ...string) error {
 	return p.grown()
 }
 
-// grown finds the newest segment of the log. Segments follow each other; none is ever the newest twice.
+// grown finds the newest segment of the log. Segments follow each other; none is ever the newest twice. The folder is read
+// when it has changed since, or had changed so lately that its time may stand for another change as well.
 func (p *places) grown() error {
+	info, err := os.Stat(p.data(walName))
+	if err != nil {
+		return p.away(p.data(walName))
+	}
+	if p.segment != nil && info.ModTime().Equal(p.changed) {
+		return p.same(p.segment)
+	}
+	p.changed = time.Time{}
+	if time.Since(info.ModTime()) > time.Second {
+		p.changed = info.ModTime()
+	}
 	entries, err := os.ReadDir(p.data(walName))
 	var newest string
 	for _, e := range slices.Backward(entries) {
@@ -116,5 +130,5 @@ func (p *places) forget() {
 			_ = f.Close()
 		}
 	}
-	p.files, p.segment = nil, nil
+	p.files, p.segment, p.changed = nil, nil, time.Time{}
 }
