@@ -1,0 +1,67 @@
+package engine_test
+
+import (
+	"context"
+	"strings"
+	"testing"
+
+	"converge.dev/converge/engine"
+	"converge.dev/converge/engine/enginetest"
+	"converge.dev/converge/engine/plan"
+	"converge.dev/converge/state"
+)
+
+// A host whose record was lost keeps the old half of a replacement from going. The run is partial and names what stays; no
+// later plan does, for which it is a stray. Once the host is gone, that run can be resumed to its end, whatever ran meanwhile.
+func TestForgottenKeepsOldHalf(t *testing.T) {
+	const (
+		key  = "/converge/test/resource/site/far.host/h"
+		host = `{"net":"n","links":[{"port":0,"subnet":"s"}],"size":1}`
+	)
+	with := func(subnet string, d map[string]string) map[string]string {
+		d["site/far.net/n"] = `{"cidr":"10.0.0.0/24"}`
+		d["site/far.subnet/s"] = subnet
+		d["site/far.host/k"] = host // is moved over, so that the new subnet comes before the old one goes
+		return d
+	}
+	s, ctx := enginetest.New(), context.Background()
+	s.Converge(t, s.Document(t, with(`{"cidr":"10.0.0.0/25","net":"n","size":1}`, map[string]string{
+		"site/far.host/h": host,
+		"site/far.host/o": host}))) // goes first, and does not come back
+	it, err := s.KV.Get(ctx, key)
+	if err != nil || it.Modified == 0 {
+		t.Fatalf("the host is not recorded: %v", err)
+	}
+	put := func(op state.Op) {
+		if _, err := s.KV.Commit(ctx, nil, []state.Op{op}); err != nil {
+			t.Fatal(err)
+		}
+	}
+	d := s.Document(t, with(`{"cidr":"10.0.0.0/25","net":"n","size":2}`, map[string]string{}))
+	next := func() *plan.Plan { return s.Plan(t, d, plan.Options{Unlimited: true}) }
+
+	put(state.Op{Key: key, Delete: true})
+	p := next()
+	res, err := s.Apply(p, engine.ApplyOptions{Approve: p.Approval()})
+	if err != nil || res.Run.Status != state.RunPartial || !strings.Contains(strings.Join(res.Run.Partial, "\n"), "site/far.subnet/s: delete failed: ") {
+		t.Fatalf("it ended %s (%v) and named %q, want partial because of the old subnet", res.Run.Status, err, res.Run.Partial)
+	}
+	s.Release(t)
+	if p = next(); !p.Empty() || len(p.Unmanaged) != 2 {
+		t.Fatalf("want nothing to do, and the host and the old subnet as strays:\n%s", enginetest.Text(p))
+	}
+
+	put(state.Op{Key: key, Value: it.Value})
+	p = next()
+	if res, err = s.Apply(p, engine.ApplyOptions{Approve: p.Approval()}); err != nil || res.Run.Status != state.RunApplied {
+		t.Fatalf("the host did not go: %s (%v)", res.Run.Status, err)
+	}
+	e := s.Engine(nil)
+	defer e.Close()
+	if res, err = e.Resume(ctx, "", engine.ApplyOptions{}); err != nil || res.Run.Status != state.RunApplied {
+		t.Fatalf("resumed, it ended %s (%v), want applied", res.Run.Status, err)
+	}
+	if p = next(); !p.Empty() || len(p.Unmanaged) > 0 {
+		t.Errorf("there is something left:\n%s", enginetest.Text(p))
+	}
+}
