@@ -25,7 +25,11 @@ func (e *Engine) since(ctx context.Context, run state.Run, p *plan.Plan, left fu
 	if err != nil || len(u.refusals) > 0 || !ended(run) {
 		return u.sorted(), err
 	}
-	in, err := e.look(ctx, &schema.Document{Site: p.Site}, true) // what strangers made may refer to ours
+	touched := schema.Document{Site: p.Site}
+	for ref := range u.steps {
+		touched.Resources = append(touched.Resources, schema.Resource{Ref: ref})
+	}
+	in, err := e.look(ctx, &touched, true) // what strangers made may refer to ours
 	if err != nil {
 		return nil, err
 	}
@@ -114,19 +118,49 @@ func (u *undo) compare(in plan.Input) error {
 		slices.SortFunc(unknown.Unknown, func(a, b plan.Unknown) int { return strings.Compare(a.Scope+"/"+a.Kind, b.Scope+"/"+b.Kind) })
 		return unknown
 	}
+	owners := u.owners()
+	for ref, s := range u.steps {
+		if s.Action == plan.Forget && s.Before != nil && u.records[ref] == nil {
+			in.Recorded = append(in.Recorded, asForgotten(s))
+		}
+		if s.Action == plan.Forget || s.Action == plan.Delete {
+			u.occupied(in, s, owners)
+		}
+	}
 	report, err := drift.Compare(in, u.run.Started)
 	if err != nil {
 		return err
 	}
 	for _, d := range slices.Concat(report.Drifted, report.Unstated) {
 		switch s := u.steps[d.Ref]; {
-		case s == nil || s.Action != plan.Create && s.Action != plan.Update:
-		case d.Missing && s.Action == plan.Update:
+		case s == nil || s.Action == plan.Delete:
+		case !d.TakenBy.IsZero():
+			u.refuse(d.Ref, "find out who took it over", "the thing is now marked as %s of site %s", d.TakenBy.Ref, d.TakenBy.Site)
+		case d.Missing && s.Action == plan.Forget:
+			u.refuse(d.Ref, "have whoever it was left to make it again", "it is gone")
+		case d.Missing && s.Action != plan.Create:
 			u.refuse(d.Ref, "have it made again (converge apply)", "it is gone")
 		case len(d.Changes) > 0:
 			u.refuse(d.Ref, "take that back", "somebody has changed %s since (converge drift)", paths(d.Changes))
 		}
 	}
+	for ref, s := range u.steps {
+		if r := u.records[ref]; r != nil && !r.Gone && s.Inverse() == plan.Delete {
+			u.referred(in, r, owners)
+		}
+	}
+	return nil
+}
+
+// asForgotten is a record of what a step forgot, as it was then: with all that was seen of it, not only what was stated.
+func asForgotten(s *plan.Step) state.Record {
+	r := *s.Prior
+	r.Spec, r.Rest, r.Left = s.Before, schema.Object{}, nil
+	return r
+}
+
+// owners says whose a thing is, by its id.
+func (u *undo) owners() map[plan.Place]map[string]schema.Ref {
 	owners := map[plan.Place]map[string]schema.Ref{}
 	for ref, r := range u.records {
 		at := plan.Place{Scope: ref.Scope, Kind: ref.Kind}
@@ -137,12 +171,20 @@ func (u *undo) compare(in plan.Input) error {
 			owners[at][r.ID] = ref
 		}
 	}
-	for ref, s := range u.steps {
-		if r := u.records[ref]; r != nil && !r.Gone && s.Inverse() == plan.Delete {
-			u.referred(in, r, owners)
-		}
+	return owners
+}
+
+// occupied refuses to record anew what is recorded under another name by now, and to make anew what somebody else made.
+func (u *undo) occupied(in plan.Input, s *plan.Step, owners map[plan.Place]map[string]schema.Ref) {
+	at := plan.Place{Scope: s.Ref.Scope, Kind: s.Ref.Kind}
+	owner, ours := owners[at][s.ExternalID]
+	switch {
+	case ours && owner != s.Ref:
+		u.refuse(s.Ref, "forget that (converge state rm "+owner.String()+")", "its thing (id %s) is recorded as %s by now", s.ExternalID, owner)
+	case ours || s.Action != plan.Delete:
+	case slices.ContainsFunc(in.Observed.Things[at], func(t providers.Thing) bool { return t.ID == s.ExternalID && t.Phase != providers.Leaving }):
+		u.refuse(s.Ref, "remove that", "a %s with its id (%s), which converge does not manage, is there again", s.Ref.Kind, s.ExternalID)
 	}
-	return nil
 }
 
 func paths(changes []diff.Change) string {

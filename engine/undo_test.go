@@ -126,18 +126,20 @@ func TestRollbackOverWhatHappenedSince(t *testing.T) {
 		{"site/far.net/n": `{"cidr":"10.0.0.0/24","size":1}`, "site/far.guard/g": `{"size":1}`, "site/far.host/h": `{"net":"n"}`},
 		{"site/far.net/n": `{"cidr":"10.0.0.0/24","size":3}`},
 		{"site/far.net/n": `{"cidr":"10.0.0.0/24","size":3}`, "site/far.guard/g": `{"size":1}`, "site/far.net/other": `{"cidr":"10.0.1.0/24"}`},
+		{"site/far.net/n": `{"external": true}`, "site/far.guard/g": `{"size":1}`},
+		{"site/far.net/n": `{"cidr":"10.0.0.0/24","size":1,"lifecycle":{"protect":true}}`, "site/far.guard/g": `{"size":1}`},
+		{"site/far.guard/g": `{"size":1}`, "n1/near.bridge/b": `{"size":1}`},
+		{"site/far.guard/g": `{"size":1}`},
 	}
 	edit := func(ref string, change func(*providers.Thing)) func(*testing.T, *enginetest.Site) {
 		return func(t *testing.T, s *enginetest.Site) {
 			r, _ := schema.ParseRef(ref)
-			rec, err := s.Store.Record(ctx, r)
-			if err != nil {
-				t.Fatal(err)
-			}
-			thing := thingOf(t, s, r.Scope, r.Kind, rec.ID)
+			id := plan.ExternalID(enginetest.SiteID, providers.Traits{}, r, 1, nil)
+			thing := thingOf(t, s, r.Scope, r.Kind, id)
 			thing.Spec = thing.Spec.Clone()
+			var err error
 			if change == nil {
-				err = s.World.Remove(r.Scope, r.Kind, rec.ID)
+				err = s.World.Remove(r.Scope, r.Kind, id)
 			} else {
 				change(&thing)
 				err = s.World.Put(r.Scope, r.Kind, thing)
@@ -154,6 +156,11 @@ func TestRollbackOverWhatHappenedSince(t *testing.T) {
 			}
 		}
 	}
+	taken := edit("site/far.net/n", func(t *providers.Thing) { t.Mark.Site = "22222222-2222-4222-8222-222222222222" })
+	handed := []map[string]string{docs[0], docs[6]}
+	nothing := func(*testing.T, *enginetest.Site) {}
+	labelled := edit("site/far.net/n", func(t *providers.Thing) { t.Spec["labels"] = map[string]any{"env": "mine"} })
+	resized := edit("site/far.net/n", func(t *providers.Thing) { t.Spec["size"] = int64(7) })
 	for name, c := range map[string]struct {
 		done  []map[string]string // of these the last one is undone
 		since func(*testing.T, *enginetest.Site)
@@ -181,8 +188,23 @@ func TestRollbackOverWhatHappenedSince(t *testing.T) {
 		"changed by hand where the document states nothing": {docs[:1], edit("site/far.net/n", func(t *providers.Thing) {
 			t.Spec["labels"] = map[string]any{"env": "mine"}
 		}), "somebody has changed labels"},
-		"deleted by hand, undoing the change":   {docs[:2], edit("site/far.net/n", nil), "it is gone"},
-		"deleted by hand, undoing the creation": {docs[:1], edit("site/far.net/n", nil), ""},
+		"deleted by hand, undoing the change":            {docs[:2], edit("site/far.net/n", nil), "it is gone"},
+		"deleted by hand, undoing the creation":          {docs[:1], edit("site/far.net/n", nil), ""},
+		"taken by another site, undoing the creation":    {docs[:1], taken, "marked as site/far.net/n of site 22222222"},
+		"taken by another site, undoing the change":      {docs[:2], taken, "marked as site/far.net/n of site 22222222"},
+		"taken by another site, undoing that it is left": {handed, taken, "marked as site/far.net/n of site 22222222"},
+		"taken by another site, undoing what is kept in mind": {
+			[]map[string]string{docs[0], docs[7]}, taken, "marked as site/far.net/n of site 22222222"},
+		"left to others":               {handed, nothing, ""},
+		"left to others, who change":   {handed, resized, "somebody has changed size since"},
+		"left to others, who add":      {handed, labelled, "somebody has changed labels.env since"},
+		"left to others, who delete":   {handed, edit("site/far.net/n", nil), "it is gone"},
+		"kept in mind, and gone since": {[]map[string]string{docs[0], docs[7]}, edit("site/far.net/n", nil), "it is gone"},
+		"made again by another": {docs[8:], func(t *testing.T, s *enginetest.Site) {
+			if err := s.World.Put("n1", "near.bridge", providers.Thing{ID: "b", Name: "b", Spec: schema.Object{}, Phase: providers.Ready}); err != nil {
+				t.Fatal(err)
+			}
+		}, "is there again"},
 		"taken out of the records": {docs[:1], func(t *testing.T, s *enginetest.Site) {
 			forget := s.Store.ForgetOp(schema.Ref{Scope: "site", Kind: "far.net", Name: "n"})
 			if _, err := s.Store.Commit(ctx, nil, []state.Op{forget}); err != nil {

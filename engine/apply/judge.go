@@ -26,12 +26,14 @@ func (w *worker) judge(ctx context.Context, have *providers.Thing) (res result, 
 			return w.finish(nil), true
 		case !here:
 			return w.await(ctx), true
+		case w.undo && w.served.Traits.ID == "" && w.stranger(have):
+			return w.partial(w.conflict(errTaken), have), true
 		case w.undo && !w.ours(have) && w.lost:
 			return w.partial(errCollision, nil), true
 		case w.undo && !w.ours(have):
 			return w.finish(nil), true // nothing of ours is there
 		case !w.undo && w.stranger(have):
-			return w.refuse(w.conflict("it changed hands since the plan was made")), true
+			return w.refuse(w.conflict(errTaken)), true
 		case w.before != nil && !w.unsure && have.Spec.Digest() != w.before.Digest():
 			return w.refuse(w.conflict("it changed since the plan was made")), true
 		}
@@ -55,7 +57,7 @@ func (w *worker) judge(ctx context.Context, have *providers.Thing) (res result, 
 		case !here:
 			return w.failed(w.conflict("it is gone")), true
 		case w.stranger(have):
-			return w.failed(w.conflict("it changed hands since the plan was made")), true
+			return w.failed(w.conflict(errTaken)), true
 		case len(w.unmet(have)) == 0:
 			return w.await(ctx), true
 		case w.unsure:
@@ -65,6 +67,9 @@ func (w *worker) judge(ctx context.Context, have *providers.Thing) (res result, 
 	}
 	return result{}, false
 }
+
+// errTaken is why a thing is left alone that bears another mark than it did.
+const errTaken = "it changed hands since the plan was made"
 
 // half reports whether a create that broke off has made a part of the thing, and the rest is a change that can be made in
 // place. It is made then, in the same step: what is healthy need not go because a far side was away for a moment.

@@ -156,7 +156,7 @@ func (r *run) verify() (things int, ds []event.Difference, err error) {
 	r.Run.Remains = nil
 	for i := range r.Plan.Steps {
 		s := &r.Plan.Steps[i]
-		if i < r.sum.Keep || !r.sum.Forward[i].Effect() || s.Action == plan.Forget || s.Attaches { // the step that detached it says how it was
+		if i < r.sum.Keep || !r.sum.Forward[i].Effect() || s.Action == plan.Forget && s.Before == nil || s.Attaches { // the step that detached it says how it was
 			continue
 		}
 		if s.Leaves {
@@ -244,6 +244,8 @@ func (w *worker) differs(have *providers.Thing, before schema.Object) string {
 		return "it was created and is still there"
 	case have == nil:
 		return "it was there before and is gone"
+	case w.stranger(have):
+		return errTaken
 	}
 	w.kind.Normalize(have.Spec)
 	if diff.Same(have.Spec, before) {

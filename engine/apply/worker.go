@@ -232,6 +232,8 @@ func (w *worker) remember(ctx context.Context) result {
 		return w.failed(err)
 	case have == nil || have.Spec.Digest() != w.before.Digest():
 		return w.refuse(w.conflict("it changed since the plan was made"))
+	case w.stranger(have):
+		return w.refuse(w.conflict(errTaken))
 	}
 	return w.finish(have)
 }

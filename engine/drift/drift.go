@@ -37,11 +37,12 @@ type Marked struct {
 // An Item is one recorded resource that is not as it was left; or what such a one refers to and nobody declares, by its
 // external id, and is Missing.
 type Item struct {
-	Ref     schema.Ref    `json:"ref"`
-	ID      string        `json:"id"`
-	Missing bool          `json:"missing,omitempty"`
-	Failed  string        `json:"failed,omitempty"`
-	Changes []diff.Change `json:"changes,omitempty"` // Before is what was left, After what is seen
+	Ref     schema.Ref     `json:"ref"`
+	ID      string         `json:"id"`
+	Missing bool           `json:"missing,omitempty"`
+	Failed  string         `json:"failed,omitempty"`
+	TakenBy providers.Mark `json:"taken_by,omitzero"` // another site's mark, which it bears now
+	Changes []diff.Change  `json:"changes,omitempty"` // Before is what was left, After what is seen
 }
 
 // Clean reports whether the site was seen whole and is as it was left, in what the document states and in what it does not.
@@ -89,7 +90,7 @@ func Compare(in plan.Input, at time.Time) (*Report, error) {
 			r.Unstated = append(r.Unstated, Item{Ref: d.Ref, ID: ids[d.Ref], Changes: d.Unstated})
 			continue
 		}
-		r.Drifted = append(r.Drifted, Item{Ref: d.Ref, ID: ids[d.Ref], Missing: d.Missing, Failed: d.Failed, Changes: d.Changes})
+		r.Drifted = append(r.Drifted, Item{Ref: d.Ref, ID: ids[d.Ref], Missing: d.Missing, Failed: d.Failed, TakenBy: d.TakenBy, Changes: d.Changes})
 	}
 	for _, to := range slices.SortedFunc(maps.Keys(outside), schema.Ref.Compare) {
 		at := plan.Place{Scope: to.Scope, Kind: to.Kind}

@@ -74,7 +74,7 @@ type tally struct{ recorded, seen int }
 
 func (t tally) add(it *item) tally {
 	t.recorded++
-	if it.thing != nil {
+	if it.there() {
 		t.seen++
 	}
 	return t
@@ -99,7 +99,7 @@ func (m *maker) suspect() {
 			of[provider] = of[provider].add(it)
 			site = site.add(it)
 		}
-		if it.thing != nil {
+		if it.there() {
 			seen[at]++
 		}
 	}

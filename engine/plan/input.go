@@ -32,7 +32,7 @@ type Input struct {
 	Recorded []state.Record
 	Servers  []state.Server      // that answered
 	Known    []state.Server      // on which what is recorded was made
-	Rest     bool                // Drift is to tell too what changed of what nobody states
+	Rest     bool                // Drift is to tell too what changed of what nobody states, and what another site has taken
 	Begun    map[schema.Ref]bool // what an open run has yet to settle: how that is, is the run's doing
 	Traits   func(scope, kind string) (providers.Traits, bool)
 	Options  Options

@@ -106,7 +106,11 @@ type item struct {
 	chosen      []Chosen
 	handover    bool // replaced, and made anew before the old one goes
 	refused     bool
+	taken       bool // its thing is there, marked by another site
 }
+
+// there reports whether the thing that was recorded is there, whosever it is.
+func (it *item) there() bool { return it.thing != nil || it.taken }
 
 func (it *item) refs() []schema.Ref {
 	if it.record != nil {

@@ -183,7 +183,10 @@ func (m *maker) find(it *item, ids map[string]*providers.Thing, marked map[schem
 			if t.Mark.IsZero() || t.Mark.Site == m.plan.Site.ID { // it may have had another name once
 				return t
 			}
-			it.refused = true
+			it.refused, it.taken = true, true
+			if m.in.Rest { // a plan says it by refusing
+				m.plan.Drift = append(m.plan.Drift, Drift{Ref: it.ref, TakenBy: t.Mark})
+			}
 			m.refuse(it.ref, fmt.Sprintf("the thing that was recorded is now marked as %s of site %s", t.Mark.Ref, t.Mark.Site),
 				"find out who took it over; remove the mark if that site is gone, or forget the resource with converge state rm")
 			return nil

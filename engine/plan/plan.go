@@ -183,7 +183,8 @@ type Drift struct {
 	Changes []diff.Change `json:"changes,omitempty"` // Before is what was left, After what is seen
 	Failed  string        `json:"failed,omitempty"`  // the far side says that the thing has failed, and why
 
-	Unstated []diff.Change `json:"unstated,omitempty"` // the same of fields that the record does not state; where they were asked for
+	TakenBy  providers.Mark `json:"taken_by,omitzero"`  // another site's mark, which the thing bears now; where Rest asked for it
+	Unstated []diff.Change  `json:"unstated,omitempty"` // the same of fields that the record does not state; where they were asked for
 }
 
 // A Foreign is a thing that no resource declares.

@@ -441,6 +441,8 @@ func (t *planText) drift(head string, drift []plan.Drift) {
 			t.item(red, "-", ref, span{text: "  is gone"})
 		case d.Failed != "":
 			t.item(red, "!", ref, span{text: "  has failed: " + clean(d.Failed)})
+		case !d.TakenBy.IsZero():
+			t.item(red, "!", ref, span{text: clean(fmt.Sprintf("  is marked as %s of site %s now", d.TakenBy.Ref, d.TakenBy.Site))})
 		default:
 			t.item(yellow, "~", ref)
 		}
