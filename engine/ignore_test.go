@@ -1,14 +1,20 @@
 package engine_test
 
 import (
+	"fmt"
 	"slices"
+	"strings"
 	"testing"
 
 	"converge.dev/converge/engine"
+	"converge.dev/converge/engine/diff"
 	"converge.dev/converge/engine/enginetest"
+	"converge.dev/converge/engine/event"
 	"converge.dev/converge/engine/plan"
 	"converge.dev/converge/providers"
+	"converge.dev/converge/providers/fake"
 	"converge.dev/converge/schema"
+	"converge.dev/converge/state"
 )
 
 // What a document ignores is nobody's drift: neither where it states a value nor where it states none, neither in a report
@@ -98,5 +104,80 @@ func TestIgnoringIsRemembered(t *testing.T) {
 	}
 	if p := s.Plan(t, s.Document(t, map[string]string{"site/far.guard/g": `{"size": 1, "lifecycle": {"ignore": ["labels", "size"]}}`}), plan.Options{}); !p.Empty() {
 		t.Errorf("in another order:\n%s", enginetest.Text(p))
+	}
+}
+
+// An undo leaves what is ignored as it is by then, and puts back what only an earlier document ignored: a stranger's either way.
+func TestUndoLeavesIgnored(t *testing.T) {
+	const (
+		one   = `{"cidr": "10.0.0.0/8", "labels": {"a": "1", "b": "ours"}, "size": 1`
+		two   = `{"cidr": "10.0.0.0/8", "labels": {"a": "2", "b": "ours"}, "size": 1`
+		spare = `, "lifecycle": {"ignore": ["labels.b", "labels.c", "size"]}}`
+	)
+	for name, c := range map[string]struct {
+		before, after string
+		late          bool // the stranger comes when the run has done its step, not before the run
+	}{
+		"ignored by both":                     {one + spare, two + spare, true},
+		"ignored by both, set before the run": {one + spare, two + spare, false},
+		"ignored by what was done":            {one + "}", two + spare, true},
+		"ignored before":                      {one + spare, two + "}", false},
+		"handed over":                         {one + spare, `{"external": true}`, true},
+		"only remembered":                     {one + "}", one + spare, true},
+	} {
+		for _, asked := range []bool{true, false} { // by a person, or since a later step fails
+			t.Run(fmt.Sprintf("%s, asked %v", name, asked), func(t *testing.T) {
+				s := enginetest.New()
+				s.Converge(t, s.Document(t, map[string]string{"site/far.net/n": c.before}))
+				find := func() providers.Thing {
+					r, err := s.Store.Record(t.Context(), theNet)
+					if err != nil {
+						r.ID = plan.ExternalID(enginetest.SiteID, providers.Traits{}, theNet, 1, nil)
+					}
+					return thingOf(t, s, theNet.Scope, theNet.Kind, r.ID)
+				}
+				stranger := func() {
+					th := find()
+					th.Spec = th.Spec.Clone()
+					th.Spec["size"], th.Spec["labels"].(map[string]any)["b"], th.Spec["labels"].(map[string]any)["c"] = int64(9), "theirs", "too"
+					if err := s.World.Put(theNet.Scope, theNet.Kind, th); err != nil {
+						t.Fatal(err)
+					}
+				}
+				if !c.late {
+					stranger()
+				}
+				doc := s.Document(t, map[string]string{"site/far.guard/g": `{"size": 1}`, "site/far.net/n": c.after})
+				doc.Resources[0].After = []schema.Ref{theNet}
+				e := s.Engine(func(o *engine.Options) {
+					o.Emit = func(ev event.Event) {
+						if c.late && done(ev) {
+							stranger()
+						}
+					}
+				})
+				defer e.Close()
+				p := s.Plan(t, doc, plan.Options{})
+				if !asked {
+					if err := s.World.Fail(fake.Fault{Op: "create", Ref: "far.guard", Class: providers.Invalid}); err != nil {
+						t.Fatal(err)
+					}
+				}
+				res, err := e.Apply(t.Context(), p, engine.ApplyOptions{})
+				if asked && err == nil {
+					res, err = e.Rollback(t.Context(), res.Run.ID, engine.ApplyOptions{})
+				}
+				if err != nil || res.Run.Status != state.RunReverted {
+					t.Fatalf("%s: %s, %v", res.Run.Status, res.Run.Message, err)
+				}
+				want := schema.Object{"cidr": "10.0.0.0/8", "labels": map[string]any{"a": "1", "b": "theirs", "c": "too"}, "size": int64(9)}
+				if have := find().Spec; !diff.Same(have, want) {
+					t.Errorf("left as %v", have)
+				}
+				if p := s.Plan(t, s.Document(t, map[string]string{"site/far.net/n": one + spare}), plan.Options{}); strings.HasSuffix(c.before, spare) && !p.Empty() {
+					t.Errorf("planned:\n%s", enginetest.Text(p))
+				}
+			})
+		}
 	}
 }

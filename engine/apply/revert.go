@@ -248,12 +248,13 @@ func (w *worker) differs(have *providers.Thing, before schema.Object) string {
 		return errTaken
 	}
 	w.kind.Normalize(have.Spec)
-	if diff.Same(have.Spec, before) {
+	is := diff.Prune(have.Spec, w.ignore)
+	if before = diff.Prune(before, w.ignore); diff.Same(is, before) {
 		return ""
 	}
 	same := func(_, id string) string { return id }
 	var paths []string
-	for _, c := range append(diff.Compare(w.kind, before, have.Spec, nil, nil, same), diff.Compare(w.kind, have.Spec, before, nil, nil, same)...) {
+	for _, c := range append(diff.Compare(w.kind, before, is, nil, nil, same), diff.Compare(w.kind, is, before, nil, nil, same)...) {
 		if !slices.Contains(paths, c.Path) {
 			paths = append(paths, c.Path)
 		}

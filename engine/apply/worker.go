@@ -62,6 +62,7 @@ type worker struct {
 	referrers   []referrer    // kinds of which nothing may refer to what is deleted
 	census      *census
 	sent        bool     // the call was accepted: the secrets that never come back are as they were sent
+	ignore      []string // what is ignored of the spec: an undo leaves it as it is
 	touched     []string // undone update: the fields that the step changed; what others changed meanwhile stays
 	last        journal.Record
 	begun       time.Time
@@ -134,6 +135,7 @@ func (r *run) doubtful(ref schema.Ref, t providers.Traits, epoch int64) time.Dur
 func (r *run) turn(w *worker, did journal.Standing) {
 	s := w.step
 	w.record = s.Prior
+	w.ignore = ignored(s)
 	switch s.Action {
 	case plan.Create:
 		w.action, w.before, w.want = plan.Delete, nil, nil
@@ -151,7 +153,7 @@ func (r *run) turn(w *worker, did journal.Standing) {
 		}
 	case plan.Delete:
 		w.action, w.want, w.before = plan.Create, w.before, nil
-		w.stated = w.want
+		w.stated = diff.Prune(w.want, w.ignore)
 		w.unsure = did.Open != nil // it may be there still
 	case plan.Update:
 		w.touched = []string{}
@@ -159,8 +161,21 @@ func (r *run) turn(w *worker, did journal.Standing) {
 			w.touched = append(w.touched, c.Field())
 		}
 		w.unsure = true // what is there is our change, whole or in part
-		w.stated, w.dropped = pick(w.before, w.touched), pick(r.resolve(s.Ref, s.After, r.ids), w.touched)
+		w.stated = diff.Prune(pick(w.before, w.touched), w.ignore)
+		w.dropped = diff.Prune(pick(r.resolve(s.Ref, s.After, r.ids), w.touched), w.ignore)
 	}
+}
+
+// ignored is what the run ignored of a resource while a step was at work, or what was ignored of one that the step took away.
+// What only an earlier document ignored is put back like all that the step changed.
+func ignored(s *plan.Step) []string {
+	switch {
+	case s.Record != nil && !s.Record.Gone:
+		return s.Record.Ignore
+	case s.Prior != nil:
+		return s.Prior.Ignore
+	}
+	return nil
 }
 
 // pick copies the named fields.
@@ -510,7 +525,7 @@ func (w *worker) call(ctx context.Context, action plan.Action, want schema.Objec
 		for _, f := range w.touched {
 			delete(c.Want, f)
 		}
-		maps.Copy(c.Want, w.stated)
+		maps.Copy(c.Want, diff.Spare(w.stated, pick(have.Spec, w.touched), w.ignore))
 		c.Want = sealed.Assume(w.kind, c.Want, w.step.Want) // a far side that replaces everything must not lose them
 	}
 	verb := map[plan.Action]func(context.Context, providers.Call) error{

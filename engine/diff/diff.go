@@ -522,6 +522,34 @@ func prune(m map[string]any, at string, ignore []string) map[string]any {
 	return out
 }
 
+// Spare gives spec with the paths in ignore as have has them, absent ones included. Neither is modified.
+func Spare(spec, have schema.Object, ignore []string) schema.Object {
+	if len(ignore) == 0 {
+		return spec
+	}
+	return spare(spec, have, "", ignore)
+}
+
+func spare(m, have map[string]any, at string, ignore []string) map[string]any {
+	out := prune(m, at, ignore)
+	for name, v := range have {
+		path := at + name
+		if Ignored(path, ignore) {
+			out[name] = v
+			continue
+		}
+		below, ok := v.(map[string]any)
+		if !ok {
+			continue
+		}
+		mine, _ := m[name].(map[string]any)
+		if both := spare(mine, below, path+".", ignore); len(both) > 0 {
+			out[name] = both
+		}
+	}
+	return out
+}
+
 // Same reports whether two trees of JSON values are equal.
 func Same(a, b schema.Object) bool { return same(map[string]any(a), map[string]any(b)) }
 

@@ -228,3 +228,19 @@ func ExampleCompare() {
 	}
 	// Output: tag 20 → 10
 }
+
+func TestSpare(t *testing.T) {
+	ignore := []string{"size", "labels.x.example/who", "deep.a.b", "gone"}
+	for _, c := range []struct{ spec, have, want string }{
+		{`{"size": 1, "cidr": "a"}`, `{"size": 2, "cidr": "b"}`, `{"size": 2, "cidr": "a"}`},
+		{`{"size": 1}`, `{}`, `{}`},
+		{`{}`, `{"size": 2, "labels": {"x.example/who": "they", "mine": "no"}}`, `{"size": 2, "labels": {"x.example/who": "they"}}`},
+		{`{"labels": {"mine": "yes"}}`, `{"labels": {"x.example/who": "they", "mine": "no"}}`, `{"labels": {"x.example/who": "they", "mine": "yes"}}`},
+		{`{"deep": {"a": {"b": 1, "c": 1}}}`, `{"deep": {"a": {"b": 2, "c": 2, "d": 2}}}`, `{"deep": {"a": {"b": 2, "c": 1}}}`},
+		{`{"gone": {"a": 1}, "labels": {"mine": "yes"}}`, `{"labels": {"other": "no"}}`, `{"labels": {"mine": "yes"}}`},
+	} {
+		if got := diff.Spare(object(t, c.spec), object(t, c.have), ignore); !diff.Same(got, object(t, c.want)) {
+			t.Errorf("%s over %s: %v, want %s", c.spec, c.have, got, c.want)
+		}
+	}
+}
