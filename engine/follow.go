@@ -60,7 +60,7 @@ func Follow(ctx context.Context, store *state.Store, run state.Run, emit event.S
 			if now.Ended != nil {
 				took = now.Ended.Sub(now.Started)
 			}
-			emit(event.RunEnded{Run: now, Undoable: Undoable(ctx, store, now), Took: took})
+			emit(event.RunEnded{Run: now, Undoable: Undoable(ctx, store, now), Asked: f.asked, Took: took})
 			return nil
 		}
 		if holder == nil {
@@ -86,6 +86,7 @@ type follower struct {
 	emit  event.Sink
 	since map[call]time.Time // when those began that are under way
 	told  []journal.Record
+	asked bool // somebody asked for the run to be undone
 }
 
 func (f *follower) tell(rec journal.Record) error {
@@ -102,6 +103,7 @@ func (f *follower) tell(rec journal.Record) error {
 		if err != nil {
 			return err
 		}
+		f.asked = sum.Asked
 		f.emit(event.RevertStarted{Cause: cause, Steps: sum.Count(), Keep: rec.Keep})
 	}
 	if rec.Step < 0 || rec.Step >= len(f.plan.Steps) {

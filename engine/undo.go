@@ -129,6 +129,9 @@ func keeps(run state.Run, p *plan.Plan, sum journal.Replay, keep int) error {
 	if keep < 0 {
 		return errors.New("steps are counted from 1; step 0 means all of the run")
 	}
+	if n := len(p.Steps); keep > n {
+		return fmt.Errorf("that is beyond its last step, %d. Its steps: converge show -run=%s", n, run.ID)
+	}
 	for i := range min(keep, len(p.Steps)) {
 		s := &p.Steps[i]
 		switch {

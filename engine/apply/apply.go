@@ -287,7 +287,7 @@ func (r *run) save(run state.Run, cause error, holds []state.Hold) (state.Run, [
 		return run, nil, errors.Join(cause, err)
 	}
 	r.Run = run
-	r.Emit(event.RunEnded{Run: run, Differences: r.differences(), Holds: holds, Undoable: !r.irreversible(), Took: time.Since(r.started)})
+	r.Emit(event.RunEnded{Run: run, Differences: r.differences(), Holds: holds, Undoable: !r.irreversible(), Asked: r.sum.Asked, Took: time.Since(r.started)})
 	return run, r.differences(), nil
 }
 

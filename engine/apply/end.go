@@ -67,7 +67,7 @@ func (r *run) end(status state.RunStatus, ds []event.Difference, failure *failur
 	if err := r.journal.Append(r.effects, journal.Record{Kind: journal.End, Step: -1, Message: string(status)}, ops...); err != nil {
 		return r.Run, ds, err
 	}
-	r.Emit(event.RunEnded{Run: r.Run, Differences: ds, Holds: wanted, Undoable: !r.irreversible(), Took: time.Since(r.started)})
+	r.Emit(event.RunEnded{Run: r.Run, Differences: ds, Holds: wanted, Undoable: !r.irreversible(), Asked: r.sum.Asked, Took: time.Since(r.started)})
 	return r.Run, ds, nil
 }
 

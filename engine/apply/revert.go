@@ -1,6 +1,7 @@
 package apply
 
 import (
+	"cmp"
 	"context"
 	"fmt"
 	"slices"
@@ -28,7 +29,7 @@ func (r *run) turnBack(keep int, cause *failure, ops ...state.Op) error {
 	if err := r.journal.Append(r.effects, rec, ops...); err != nil {
 		return err
 	}
-	r.sum.Reverting, r.sum.Keep = true, keep
+	r.sum.Reverting, r.sum.Asked, r.sum.Keep = true, rec.Message == "", keep
 	return nil
 }
 
@@ -70,7 +71,7 @@ func (r *run) revert(ctx context.Context, cause *failure) (state.Run, []event.Di
 		return r.Run, nil, fmt.Errorf("looking at what was reverted: %w; settle it with: converge resume %s", err, r.Run.ID)
 	}
 	if failed != nil {
-		ds = append(ds, r.notUndone(ds)...)
+		ds = r.notUndone(ds)
 	}
 	r.Emit(event.Verified{Undo: true, Things: things, Differences: ds, Remains: r.Run.Remains})
 	switch {
@@ -128,20 +129,25 @@ func (r *run) remembered() *failure {
 	return nil
 }
 
-// notUndone lists the things whose undo failed, without those that are known to differ. Some may look as before: what was
-// asked for may still come.
-func (r *run) notUndone(known []event.Difference) (ds []event.Difference) {
+// notUndone adds the things whose undo failed to those that differ, and says of these why. Some may look as before: what
+// was asked for may still come.
+func (r *run) notUndone(ds []event.Difference) []event.Difference {
 	for i := range r.Plan.Steps {
 		s, at := &r.Plan.Steps[i], r.sum.Undo[i]
-		same := func(d event.Difference) bool { return d.Ref == s.Ref }
-		if i < r.sum.Keep || !r.sum.Forward[i].Effect() || at.Finished() || slices.ContainsFunc(known, same) || slices.ContainsFunc(ds, same) {
+		if i < r.sum.Keep || !r.sum.Forward[i].Effect() || at.Finished() {
 			continue
 		}
-		detail := "undoing it failed, or was not tried"
+		why := ""
 		if at.Outcome != nil && at.Outcome.Message != "" {
-			detail = "undoing failed: " + at.Outcome.Message
+			why = "undoing failed: " + at.Outcome.Message
 		}
-		ds = append(ds, event.Difference{Ref: s.Ref, Detail: detail})
+		known := slices.IndexFunc(ds, func(d event.Difference) bool { return d.Ref == s.Ref })
+		switch {
+		case known < 0:
+			ds = append(ds, event.Difference{Ref: s.Ref, Detail: cmp.Or(why, "undoing it failed, or was not tried")})
+		case why != "" && !strings.Contains(ds[known].Detail, at.Outcome.Message):
+			ds[known].Detail += "; " + why
+		}
 	}
 	return ds
 }

@@ -126,6 +126,7 @@ type RunEnded struct {
 	Differences []Difference
 	Holds       []state.Hold // that the run set, or that stopped it
 	Undoable    bool         // it did nothing that cannot be undone exactly
+	Asked       bool         // it was at being undone, because somebody asked for that
 	Took        time.Duration
 }
 

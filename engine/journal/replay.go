@@ -33,6 +33,7 @@ type Replay struct {
 	Undo      []Standing // per step
 	NoReturn  bool       // the point of no return was passed
 	Reverting bool       // undoing has begun
+	Asked     bool       // somebody asked for that; no step failed
 	Keep      int        // how many of the first steps are not undone, as whoever asked for it last wanted
 	Ended     bool
 }
@@ -79,7 +80,7 @@ func Sum(records []Record, n int) (Replay, error) {
 			if rec.Keep < 0 || rec.Keep > n {
 				return r, fmt.Errorf("journal of run %s: record %d keeps %d steps; the plan has %d", rec.Run, rec.Seq, rec.Keep, n)
 			}
-			r.Reverting, r.Keep, r.Ended = true, rec.Keep, false
+			r.Reverting, r.Asked, r.Keep, r.Ended = true, rec.Message == "", rec.Keep, false
 		case End:
 			r.Ended = true
 		case Intent, Outcome:

@@ -368,7 +368,7 @@ func (h *Human) report(e event.RunEnded) {
 	s := h.o.OutStyle
 	var b strings.Builder
 	fmt.Fprintln(&b)
-	op := operation(e.Run)
+	op := operation(e)
 	switch e.Run.Status {
 	case state.RunApplied:
 		var c plan.Counts
@@ -384,7 +384,7 @@ func (h *Human) report(e event.RunEnded) {
 		switch {
 		case e.Run.Status == state.RunRolledBack:
 			text, of = "Run "+e.Run.ID+" was "+e.Run.Stands(), "the steps after it"
-		case e.Run.Failed.IsZero():
+		case e.Asked, e.Run.Failed.IsZero():
 			text = "Run " + e.Run.ID + " was undone"
 		}
 		switch {
@@ -404,13 +404,19 @@ func (h *Human) report(e event.RunEnded) {
 		for _, r := range e.Run.Remains {
 			fmt.Fprintf(&b, "  %s stays: it can never be deleted. It is not managed any more.\n", clean(r.String()))
 		}
-		h.cause(&b, e.Run)
+		if !e.Asked {
+			h.cause(&b, e.Run)
+		}
 	case state.RunPartial:
 		fmt.Fprintln(&b, s.paint(red, op+" failed and left the site in between."))
 		h.cause(&b, e.Run)
 		listDifferences(&b, e.Differences)
 	default:
-		fmt.Fprintln(&b, s.paint(yellow, fmt.Sprintf("%s stopped after %d of %s. The journal is intact.", op, e.Run.Done, count(e.Run.Steps, "step"))))
+		text := fmt.Sprintf("%s stopped after %d of %s.", op, e.Run.Done, count(e.Run.Steps, "step"))
+		if e.Asked {
+			text = op + " stopped before its end."
+		}
+		fmt.Fprintln(&b, s.paint(yellow, text+" The journal is intact."))
 		h.cause(&b, e.Run)
 		listDifferences(&b, e.Differences)
 	}

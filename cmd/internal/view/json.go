@@ -303,9 +303,13 @@ func (j *JSON) progress(e event.StepProgress) {
 
 func (j *JSON) summary(e event.RunEnded) {
 	level := "error"
-	text := operation(e.Run) + " ended " + e.Run.Stands()
-	if e.Run.Status == state.RunRolledBack { // which somebody wanted
-		level = "info"
+	text := operation(e) + " ended " + e.Run.Stands()
+	op := e.Run.Op
+	if e.Asked {
+		op = "rollback"
+		if e.Run.Status == state.RunReverted || e.Run.Status == state.RunRolledBack {
+			level, text = "info", "Run "+e.Run.ID+" was "+e.Run.Stands()
+		}
 	}
 	if e.Run.Status == state.RunApplied {
 		level = "info"
@@ -313,15 +317,11 @@ func (j *JSON) summary(e event.RunEnded) {
 		if j.plan != nil {
 			c = j.plan.Counts()
 		}
-		text = operation(e.Run) + " complete! Resources: " + counted(c)
-		op := "apply"
-		if e.Run.Op == "destroy" {
-			op = "destroy"
-		}
+		text = operation(e) + " complete! Resources: " + counted(c)
 		j.line("info", "change_summary", text, fields{"changes": changes(c, op)})
 	}
 	run := fields{
-		"id": e.Run.ID, "operation": e.Run.Op, "status": e.Run.Status, "steps": e.Run.Steps, "done": e.Run.Done, "plan": e.Run.Plan,
+		"id": e.Run.ID, "operation": op, "status": e.Run.Status, "steps": e.Run.Steps, "done": e.Run.Done, "plan": e.Run.Plan,
 		"serial": e.Run.Serial, "message": e.Run.Message, "differences": list(e.Differences), "holds": list(e.Holds), "elapsed_seconds": seconds(e.Took),
 	}
 	if j.plan != nil && len(j.plan.Omitted) > 0 {

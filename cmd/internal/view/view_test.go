@@ -402,7 +402,7 @@ func story(end state.RunStatus) []event.Event {
 			event.StepStarted{Step: db, Undo: true},
 			event.StepDone{Step: db, Undo: true, Took: time.Second},
 			event.Verified{Undo: true, Things: 1},
-			event.RunEnded{Run: run, Took: time.Minute, Holds: []state.Hold{{Scope: "serial:42", Reason: "why"}}},
+			event.RunEnded{Run: run, Asked: true, Took: time.Minute, Holds: []state.Hold{{Scope: "serial:42", Reason: "why"}}},
 		}
 	}
 	cause := fmt.Errorf("after 5 attempts: %w", &providers.Error{Op: "update", Ref: db.Ref, Class: providers.Unknown, Err: errors.New("out of memory")})

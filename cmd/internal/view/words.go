@@ -83,9 +83,12 @@ func counted(c plan.Counts) string {
 	return strings.Join(parts, ", ")
 }
 
-// operation names what a run does, as the first word of a sentence.
-func operation(r state.Run) string {
-	if r.Op == "destroy" {
+// operation names what has ended, as the first word of a sentence.
+func operation(e event.RunEnded) string {
+	switch {
+	case e.Asked:
+		return "Rollback"
+	case e.Run.Op == "destroy":
 		return "Destroy"
 	}
 	return "Apply"
