@@ -69,10 +69,11 @@ type undo struct {
 }
 
 func (u *undo) refuse(ref schema.Ref, first, reason string, args ...any) {
-	u.refusals = append(u.refusals, plan.Refusal{
-		Ref: ref, Reason: fmt.Sprintf(reason, args...),
-		Remedy: first + ", or write a document that describes what you want now, and apply that",
-	})
+	remedy := "write a document that describes what you want now, and apply that"
+	if first != "" {
+		remedy = first + ", or " + remedy
+	}
+	u.refusals = append(u.refusals, plan.Refusal{Ref: ref, Reason: fmt.Sprintf(reason, args...), Remedy: remedy})
 }
 
 func (u *undo) sorted() []plan.Refusal {
@@ -82,9 +83,15 @@ func (u *undo) sorted() []plan.Refusal {
 
 // overtaken refuses what a later run has changed or, when the run was settled, somebody has taken out of the records.
 func (u *undo) overtaken(settled bool) {
+	owners := u.owners()
 	for ref, s := range u.steps {
 		r := u.records[ref]
+		now, renamed := owners[plan.Place{Scope: ref.Scope, Kind: ref.Kind}][s.ExternalID]
 		switch {
+		case r != nil && r.Run == "" && !alike(r, s.Record) && !alike(r, s.Prior):
+			u.refuse(ref, "", "it was recorded anew since, by its mark alone (converge state rebuild)")
+		case r == nil && settled && renamed:
+			u.refuse(ref, fmt.Sprintf("give it its name back (converge state mv %s %s)", now, ref), "it is recorded as %s now", now)
 		case r != nil && r.Run != u.run.ID && !alike(r, s.Record) && !alike(r, s.Prior):
 			u.refuse(ref, "undo that run first (converge rollback "+r.Run+")", "run %s has changed it since", r.Run)
 		case r == nil && settled && s.Record != nil && !s.Record.Gone:
@@ -180,7 +187,7 @@ func (u *undo) occupied(in plan.Input, s *plan.Step, owners map[plan.Place]map[s
 	owner, ours := owners[at][s.ExternalID]
 	switch {
 	case ours && owner != s.Ref:
-		u.refuse(s.Ref, "forget that (converge state rm "+owner.String()+")", "its thing (id %s) is recorded as %s by now", s.ExternalID, owner)
+		u.refuse(s.Ref, "forget that (converge state rm "+owner.String()+")", "its thing (id %s) is recorded as %s now", s.ExternalID, owner)
 	case ours || s.Action != plan.Delete:
 	case slices.ContainsFunc(in.Observed.Things[at], func(t providers.Thing) bool { return t.ID == s.ExternalID && t.Phase != providers.Leaving }):
 		u.refuse(s.Ref, "remove that", "a %s with its id (%s), which converge does not manage, is there again", s.Ref.Kind, s.ExternalID)

@@ -205,6 +205,27 @@ func TestRollbackOverWhatHappenedSince(t *testing.T) {
 				t.Fatal(err)
 			}
 		}, "is there again"},
+		"recorded under another name": {docs[:1], func(t *testing.T, s *enginetest.Site) {
+			rec, err := s.Store.Record(ctx, theNet)
+			if err != nil {
+				t.Fatal(err)
+			}
+			forget := s.Store.ForgetOp(rec.Ref)
+			rec.Ref.Name = "renamed"
+			if _, err := s.Store.Commit(ctx, nil, []state.Op{forget, s.Store.RecordOp(rec)}); err != nil {
+				t.Fatal(err)
+			}
+		}, "it is recorded as site/far.net/renamed now: give it its name back (converge state mv site/far.net/renamed site/far.net/n)"},
+		"recorded anew": {docs[:1], func(t *testing.T, s *enginetest.Site) {
+			rec, err := s.Store.Record(ctx, theNet)
+			if err != nil {
+				t.Fatal(err)
+			}
+			rec.Run, rec.Spec = "", schema.Object{}
+			if _, err := s.Store.Commit(ctx, nil, []state.Op{s.Store.RecordOp(rec)}); err != nil {
+				t.Fatal(err)
+			}
+		}, "it was recorded anew since, by its mark alone (converge state rebuild): write a document"},
 		"taken out of the records": {docs[:1], func(t *testing.T, s *enginetest.Site) {
 			forget := s.Store.ForgetOp(schema.Ref{Scope: "site", Kind: "far.net", Name: "n"})
 			if _, err := s.Store.Commit(ctx, nil, []state.Op{forget}); err != nil {

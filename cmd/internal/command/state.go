@@ -215,7 +215,7 @@ converge state rebuild finds them under that.`,
 			return err
 		}
 		return s.locked(ctx, "state mv", func(lock *state.Lock) error {
-			ops, err := s.move(ctx, args[0], to)
+			ops, err := s.move(ctx, sch.Kinds(), args[0], to)
 			if err != nil {
 				return err
 			}
@@ -232,7 +232,7 @@ converge state rebuild finds them under that.`,
 }
 
 // move gives the operations that record a resource under another ref, also where others refer to it.
-func (s *session) move(ctx context.Context, from string, to schema.Ref) ([]state.Op, error) {
+func (s *session) move(ctx context.Context, kinds schema.Kinds, from string, to schema.Ref) ([]state.Op, error) {
 	r, err := s.record(ctx, from)
 	if err != nil {
 		return nil, err
@@ -263,6 +263,14 @@ func (s *session) move(ctx context.Context, from string, to schema.Ref) ([]state
 		after := slices.Clone(other.After)
 		after[slices.Index(after, was)] = to
 		other.After = schema.SortRefs(after)
+		if k := kinds[other.Ref.Kind]; k != nil {
+			k.EachRef(other.Spec, func(kind, name string) string {
+				if kind == was.Kind && name == was.Name {
+					return to.Name
+				}
+				return name
+			})
+		}
 		ops = append(ops, s.store.RecordOp(other))
 	}
 	if len(ops) > state.MaxOps {
