@@ -36,11 +36,12 @@ unit: ## the tests that need no root, network or daemon; takes seconds
 	go test ./...
 
 .PHONY: lint
-lint: ## vet, staticcheck (pinned in go.mod), gofmt
+lint: ## vet, staticcheck (pinned in go.mod), gofmt, and that every seeded bug still applies
 	@test -z "$$(gofmt -l $$(git ls-files '*.go'))" || { echo "gofmt would change:"; gofmt -l $$(git ls-files '*.go'); exit 1; }
 	go vet ./...
 	cd e2e/outside && go vet ./...
 	go tool staticcheck ./...
+	e2e/mutants/run.sh -n
 
 .PHONY: bench
 bench: build ## measure what docs/performance.md promises

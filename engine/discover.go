@@ -538,8 +538,8 @@ func (n *naming) free(at plan.Place, t *providers.Thing, k *schema.Kind, traits 
 
 // Rebuild makes the records of what bears this site's mark, or has an id that only this site gives, and is not recorded. What
 // the document said of it is lost, so the records, as of when, state nothing: the next plan compares with the document alone. The
-// newest incarnation of a resource counts; older ones stay strays.
-func (s *Survey) Rebuild(ks schema.Kinds, when time.Time) []state.Record {
+// newest incarnation of a resource counts; older ones stay strays. What is external is left to others.
+func (s *Survey) Rebuild(ks schema.Kinds, when time.Time, external ...schema.Resource) []state.Record {
 	known, had := map[schema.Ref]bool{}, s.recorded()
 	for _, r := range s.Recorded {
 		if !r.Gone {
@@ -553,7 +553,10 @@ func (s *Survey) Rebuild(ks schema.Kinds, when time.Time) []state.Record {
 			t := &things[i]
 			ref, incarnation, ours := s.ours(at, t, traits)
 			_, recorded := had.Find(at.Scope, at.Kind, t.ID)
-			if !ours || known[ref] || recorded || t.Phase == providers.Leaving || found[ref].Incarnation >= incarnation {
+			others := slices.ContainsFunc(external, func(r schema.Resource) bool {
+				return r.Ref.Scope == at.Scope && r.Ref.Kind == at.Kind && plan.Meant(&r, t)
+			})
+			if !ours || others || known[ref] || recorded || t.Phase == providers.Leaving || found[ref].Incarnation >= incarnation {
 				continue
 			}
 			found[ref] = state.Record{Ref: ref, ID: t.ID, Incarnation: incarnation, Spec: schema.Object{}, At: when}

@@ -79,9 +79,10 @@ func (e *Engine) Plan(ctx context.Context, doc *schema.Document, o plan.Options)
 	return p, nil
 }
 
-// Drift looks at the site and reports how it differs from what was applied last. It changes nothing.
-func (e *Engine) Drift(ctx context.Context, site schema.Site) (*drift.Report, error) {
-	in, err := e.look(ctx, &schema.Document{Site: site}, true)
+// Drift looks at the site and reports how it differs from what was applied last, leaving to others what is external. It changes
+// nothing.
+func (e *Engine) Drift(ctx context.Context, site schema.Site, external ...schema.Resource) (*drift.Report, error) {
+	in, err := e.look(ctx, &schema.Document{Site: site, Resources: external}, true)
 	if err != nil {
 		return nil, err
 	}

@@ -25,14 +25,15 @@ func (e *Engine) since(ctx context.Context, run state.Run, p *plan.Plan, left fu
 	if err != nil || len(u.refusals) > 0 || !ended(run) {
 		return u.sorted(), err
 	}
-	touched := schema.Document{Site: p.Site}
+	touched := schema.Document{Site: p.Site} // what is to be seen, recorded or not
 	for ref := range u.steps {
-		touched.Resources = append(touched.Resources, schema.Resource{Ref: ref})
+		touched.Resources = append(touched.Resources, schema.Resource{Ref: ref, External: &schema.External{}})
 	}
 	in, err := e.look(ctx, &touched, true) // what strangers made may refer to ours
 	if err != nil {
 		return nil, err
 	}
+	in.Document = &schema.Document{Site: p.Site}
 	if err := e.distrust(ctx, &in); err != nil {
 		return nil, err
 	}
@@ -134,6 +135,7 @@ func (u *undo) compare(in plan.Input) error {
 			u.occupied(in, s, owners)
 		}
 	}
+	slices.SortFunc(in.Recorded, func(a, b state.Record) int { return a.Ref.Compare(b.Ref) })
 	report, err := drift.Compare(in, u.run.Started)
 	if err != nil {
 		return err

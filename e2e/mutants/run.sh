@@ -3,15 +3,26 @@
 # because most of what a test of one package costs, the linker does alone.
 #
 #	e2e/mutants/run.sh [NAME...]
+#	e2e/mutants/run.sh -n [NAME...]	only say which patches do not apply
 #
 # Each NAME.patch says in its head which rule of docs/reliability.md it breaks, how, and which test must turn red. A patch that does
 # not apply or does not compile, and a test that stays green, end it with 1.
 set -u
 cd "$(dirname "$0")/../.."
+here=e2e/mutants
+dry=
+[ "${1:-}" != -n ] || { dry=yes; shift; }
+names=${*:-$(cd $here && ls *.patch | sed 's/\.patch$//')}
+if [ -n "$dry" ]; then
+	for name in $names; do
+		patch -p1 -s -f --dry-run <"$here/$name.patch" >/dev/null || { echo "$here/$name.patch does not apply"; dry=no; }
+	done
+	[ $dry = yes ]
+	exit
+fi
 export CONVERGE_TORTURE="${CONVERGE_TORTURE:-push}" CONVERGE_REAL=1
 report=${CONVERGE_TORTURE_REPORT:-}
 unset CONVERGE_TORTURE_REPORT # what a mutant reaches is no figure
-here=e2e/mutants
 work=$(mktemp -d)
 trap 'rm -rf "$work"' EXIT INT TERM
 
@@ -42,7 +53,6 @@ try() {
 	fi
 }
 
-names=${*:-$(cd $here && ls *.patch | sed 's/\.patch$//')}
 touch "$work/caught" "$work/lost"
 for turn in 0 1; do
 	(

@@ -62,10 +62,14 @@ func (w *worker) finish(have *providers.Thing) result {
 		if !w.undo && !r.Gone {
 			r.ID, r.Incarnation = w.id, w.incarnation
 		}
-		if !w.undo || r.Run == "" {
+		switch {
+		case w.undo && r.Run == "" && !r.Gone: // it was known only by its mark, and is again
+		case w.undo && r.Run != "":
+			w.leave(&r, have)
+		default:
 			r.Run, r.At = w.run, w.begun.UTC()
+			w.leave(&r, have)
 		}
-		w.leave(&r, have)
 		ops = append(ops, w.store.RecordOp(r))
 	}
 	if err := w.journal.Append(w.effects, rec, ops...); err != nil {

@@ -51,8 +51,8 @@ func (r *Report) Clean() bool {
 	return r.Complete && len(r.Drifted) == 0 && len(r.Unstated) == 0 && len(r.Strays) == 0
 }
 
-// Compare makes the report from the same inputs as a plan, leaving the document aside: what was recorded is what is
-// compared.
+// Compare makes the report from the same inputs as a plan. What was recorded is what is compared; of the document it takes only
+// what that leaves to others.
 func Compare(in plan.Input, at time.Time) (*Report, error) {
 	doc := schema.Document{Site: in.Document.Site}
 	live, marked, outside := 0, Marked{}, map[schema.Ref]bool{}
@@ -73,6 +73,11 @@ func Compare(in plan.Input, at time.Time) (*Report, error) {
 			outside[to] = true
 		}
 		doc.Resources = append(doc.Resources, schema.Resource{Ref: r.Ref, Spec: r.Spec, After: r.After, Lifecycle: schema.Lifecycle{Ignore: r.Ignore}})
+	}
+	for _, r := range in.Document.Resources {
+		if _, managed := ids[r.Ref]; r.External != nil && !managed {
+			doc.Resources = append(doc.Resources, r)
+		}
 	}
 	slices.SortFunc(doc.Resources, func(a, b schema.Resource) int { return a.Ref.Compare(b.Ref) })
 	in.Rest, in.Document, in.Options = true, &doc, plan.Options{Unlimited: true}

@@ -82,7 +82,7 @@ func (m *maker) lookUp(it *item) (id string, err error) {
 	things := m.in.Observed.Things[at]
 	for i := range things {
 		t := &things[i]
-		if t.Phase != providers.Leaving && t.ID == id || id == "" && Called(t, it.ref.Name) {
+		if Meant(it.desired, t) {
 			found = append(found, t)
 		}
 	}
@@ -105,6 +105,14 @@ func (m *maker) lookUp(it *item) (id string, err error) {
 	}
 	it.refused = true
 	return "", nil
+}
+
+// Meant reports whether a thing, of the place of an external resource, can be what that refers to.
+func Meant(r *schema.Resource, t *providers.Thing) bool {
+	if r.External.ID != "" {
+		return t.Phase != providers.Leaving && t.ID == r.External.ID
+	}
+	return Called(t, r.Ref.Name)
 }
 
 // Called reports whether a thing can be meant by the name of something external.

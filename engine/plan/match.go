@@ -299,9 +299,11 @@ func (m *maker) foreign() {
 			if it := m.byRef[schema.Ref{Scope: at.Scope, Kind: at.Kind, Name: t.Name}]; it != nil && it.refused {
 				continue
 			}
-			m.plan.Unmanaged = append(m.plan.Unmanaged, Foreign{
-				Scope: at.Scope, Kind: at.Kind, ID: t.ID, Name: t.Name, Stray: t.Mark.Site == m.plan.Site.ID && !t.Mark.IsZero(),
-			})
+			ours := t.Mark.Site == m.plan.Site.ID && !t.Mark.IsZero()
+			if ours && m.in.Begun[t.Mark.Ref] { // an open run made it, and has not recorded it yet
+				continue
+			}
+			m.plan.Unmanaged = append(m.plan.Unmanaged, Foreign{Scope: at.Scope, Kind: at.Kind, ID: t.ID, Name: t.Name, Stray: ours})
 		}
 	}
 	slices.SortFunc(m.plan.Unmanaged, func(a, b Foreign) int {

@@ -1,6 +1,7 @@
 package command
 
 import (
+	"bytes"
 	"context"
 	"encoding/json"
 	"errors"
@@ -156,6 +157,32 @@ func (s *session) head(ctx context.Context) (load.Head, error) {
 		return load.Head{}, err
 	}
 	return headOf(head.Serial, t.body)
+}
+
+// external lists what the newest document only refers to.
+func (s *session) external(ctx context.Context) ([]schema.Resource, error) {
+	_, t, err := s.document(ctx, 0)
+	if errors.Is(err, state.ErrNotFound) || err == nil && !bytes.Contains(t.body, []byte(`"external"`)) { // loading is for those who need it
+		return nil, nil
+	}
+	if err != nil {
+		return nil, err
+	}
+	doc, err := s.stored(ctx, 0)
+	if err != nil {
+		return nil, err
+	}
+	return externals(doc), nil
+}
+
+// externals lists what a document only refers to.
+func externals(doc *schema.Document) (rs []schema.Resource) {
+	for _, r := range doc.Resources {
+		if r.External != nil {
+			rs = append(rs, r)
+		}
+	}
+	return rs
 }
 
 // headOf gives the head of a document that has a serial.

@@ -50,7 +50,11 @@ when a part of the site could not be seen.`,
 		if err != nil {
 			return err
 		}
-		r, err := e.Drift(ctx, head.Site)
+		external, err := s.external(ctx)
+		if err != nil {
+			return err
+		}
+		r, err := e.Drift(ctx, head.Site, external...)
 		if err != nil {
 			return err
 		}

@@ -66,15 +66,15 @@ site gets a new id, and a policy in a comment.`,
 		if err := a.checkKinds(o.Kinds); err != nil {
 			return err
 		}
-		s, head, err := a.whose(ctx, args, pretend) // a new site may begin with what exists; nothing is stored
+		s, of, err := a.whose(ctx, args, pretend) // a new site may begin with what exists; nothing is stored
 		if err != nil {
 			return err
 		}
-		if head.Site.ID == "" {
-			head.Site.ID = uuid.NewString()
-			a.view.Note("The site has no document yet. The new id " + head.Site.ID + " stands in what is written: keep it.")
+		if of.Site.ID == "" {
+			of.Site.ID = uuid.NewString()
+			a.view.Note("The site has no document yet. The new id " + of.Site.ID + " stands in what is written: keep it.")
 		}
-		survey, err := s.survey(ctx, head.Site)
+		survey, err := s.survey(ctx, of.Site)
 		if err != nil {
 			return err
 		}
@@ -86,7 +86,7 @@ site gets a new id, and a policy in a comment.`,
 		if err != nil {
 			return err
 		}
-		if err := a.writeFinds(head, finds, out); err != nil {
+		if err := a.writeFinds(of.Head, finds, out); err != nil {
 			return err
 		}
 		unknown := survey.Unknown()
@@ -114,29 +114,37 @@ func (a *app) checkKinds(patterns []string) error {
 	return nil
 }
 
-// whose opens the store of a site, and gives the head of the documents, else of the newest one in the store.
-func (a *app) whose(ctx context.Context, documents []string, m missing) (*session, load.Head, error) {
+// An owner is the site that a command looks at, by the documents that were named, else by the newest one in the store.
+type owner struct {
+	load.Head
+	external []schema.Resource // what the document only refers to
+}
+
+// whose opens the store of a site, and says which one that is.
+func (a *app) whose(ctx context.Context, documents []string, m missing) (s *session, of owner, err error) {
 	if len(documents) > 0 {
 		doc, err := a.load(ctx, documents)
 		if err != nil {
-			return nil, load.Head{}, err
+			return nil, of, err
 		}
-		s, err := a.openOr(ctx, doc, documents, m)
-		if err != nil {
-			return nil, load.Head{}, err
+		if s, err = a.openOr(ctx, doc, documents, m); err != nil {
+			return nil, of, err
 		}
-		head, err := headOf(doc.Site.Serial, doc.JSON)
-		return s, head, err
+		of.external = externals(doc)
+		of.Head, err = headOf(doc.Site.Serial, doc.JSON)
+		return s, of, err
 	}
-	s, err := a.openOr(ctx, nil, nil, m)
+	s, err = a.openOr(ctx, nil, nil, m)
 	if err == nil && m != pretend {
 		err = s.known(ctx)
 	}
 	if err != nil {
-		return nil, load.Head{}, err
+		return nil, of, err
 	}
-	head, err := s.head(ctx)
-	return s, head, err
+	if of.Head, err = s.head(ctx); err == nil {
+		of.external, err = s.external(ctx)
+	}
+	return s, of, err
 }
 
 // survey looks at all that the configuration reaches.

@@ -62,7 +62,7 @@ not support a kind; every page says which.`,
 		if len(args) > 0 {
 			m = pretend // there is nothing to compare with: all is new
 		}
-		s, head, err := a.whose(ctx, args, m)
+		s, of, err := a.whose(ctx, args, m)
 		if err != nil {
 			return err
 		}
@@ -74,7 +74,7 @@ not support a kind; every page says which.`,
 		if err != nil {
 			return err
 		}
-		inv, err := e.Inventory(ctx, head.Site, needs, since)
+		inv, err := e.Inventory(ctx, of.Site, needs, since)
 		if err != nil {
 			return err
 		}

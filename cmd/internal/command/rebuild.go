@@ -20,7 +20,8 @@ func (a *app) stateRebuildCommand() *cobra.Command {
 		Short: "Record again what bears the mark of this site",
 		Long: `Look at everything that the configured providers show, and record what bears the mark
 of this site, or has an id that only this site gives, and is not recorded: after the
-store was lost, or lost some of it. Records that are there stay as they are.
+store was lost, or lost some of it. Records that are there stay as they are, and what
+the document says is external is left to others.
 
 What the documents said of these things is not known any more, so drift shows only which
 of them are gone, until the next apply compares the document with what is there. The
@@ -32,20 +33,20 @@ converge state restored.`,
 	c.Flags().BoolVar(&dry, "dry-run", false, "only say what would be done")
 	c.RunE = func(c *cobra.Command, args []string) error {
 		ctx := c.Context()
-		s, head, err := a.whose(ctx, args, create)
+		s, of, err := a.whose(ctx, args, create)
 		if err != nil {
 			return err
 		}
-		if head.Site.ID == "" {
+		if of.Site.ID == "" {
 			return &view.Problem{What: "the id of the site is not known", Fix: "Name the site's document, or any with the same site.id: converge state rebuild site.cue"}
 		}
 		return s.locked(ctx, "state rebuild", func(lock *state.Lock) error {
-			survey, err := s.survey(ctx, head.Site)
+			survey, err := s.survey(ctx, of.Site)
 			if err != nil {
 				return err
 			}
 			now := time.Now().UTC()
-			records := survey.Rebuild(a.kinds, now)
+			records := survey.Rebuild(a.kinds, now, of.external...)
 			refs := make([]string, len(records))
 			for i := range records {
 				refs[i] = records[i].Ref.String()
@@ -55,7 +56,7 @@ converge state restored.`,
 				for i, r := range part {
 					ops[i] = s.store.RecordOp(r)
 				}
-				ops = append(ops, s.store.RebuiltOp(state.Rebuilt{Site: head.Site, At: now}))
+				ops = append(ops, s.store.RebuiltOp(state.Rebuilt{Site: of.Site, At: now}))
 				if dry {
 					break
 				}
