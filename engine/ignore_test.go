@@ -107,11 +107,33 @@ func TestIgnoringIsRemembered(t *testing.T) {
 	}
 }
 
+// A change leaves what is ignored as it is, where the document no longer states anything beside it either.
+func TestChangeLeavesIgnored(t *testing.T) {
+	const spare = `, "lifecycle": {"ignore": ["labels.b", "labels.c", "size"]}}`
+	s := enginetest.New()
+	s.Converge(t, s.Document(t, map[string]string{"site/far.net/n": `{"cidr": "10.0.0.0/8", "labels": {"a": "1"}, "size": 1` + spare}))
+	r, err := s.Store.Record(t.Context(), theNet)
+	if err != nil {
+		t.Fatal(err)
+	}
+	th := thingOf(t, s, theNet.Scope, theNet.Kind, r.ID)
+	th.Spec = schema.Object{"cidr": "10.0.0.0/8", "labels": map[string]any{"a": "1", "b": "theirs", "c": "too"}, "size": int64(9)}
+	if err := s.World.Put(theNet.Scope, theNet.Kind, th); err != nil {
+		t.Fatal(err)
+	}
+	s.Converge(t, s.Document(t, map[string]string{"site/far.net/n": `{"cidr": "10.0.0.0/8"` + spare}))
+	want := schema.Object{"cidr": "10.0.0.0/8", "labels": map[string]any{"b": "theirs", "c": "too"}, "size": int64(9)}
+	if have := thingOf(t, s, theNet.Scope, theNet.Kind, r.ID).Spec; !diff.Same(have, want) {
+		t.Errorf("left as %v", have)
+	}
+}
+
 // An undo leaves what is ignored as it is by then, and puts back what only an earlier document ignored: a stranger's either way.
 func TestUndoLeavesIgnored(t *testing.T) {
 	const (
 		one   = `{"cidr": "10.0.0.0/8", "labels": {"a": "1", "b": "ours"}, "size": 1`
 		two   = `{"cidr": "10.0.0.0/8", "labels": {"a": "2", "b": "ours"}, "size": 1`
+		bare  = `{"cidr": "10.0.0.0/8", "labels": {}`
 		spare = `, "lifecycle": {"ignore": ["labels.b", "labels.c", "size"]}}`
 	)
 	for name, c := range map[string]struct {
@@ -124,6 +146,8 @@ func TestUndoLeavesIgnored(t *testing.T) {
 		"ignored before":                      {one + spare, two + "}", false},
 		"handed over":                         {one + spare, `{"external": true}`, true},
 		"only remembered":                     {one + "}", one + spare, true},
+		"stated anew":                         {bare + spare, one + spare, true},
+		"stated no more":                      {one + spare, bare + spare, false},
 	} {
 		for _, asked := range []bool{true, false} { // by a person, or since a later step fails
 			t.Run(fmt.Sprintf("%s, asked %v", name, asked), func(t *testing.T) {
@@ -171,10 +195,13 @@ func TestUndoLeavesIgnored(t *testing.T) {
 					t.Fatalf("%s: %s, %v", res.Run.Status, res.Run.Message, err)
 				}
 				want := schema.Object{"cidr": "10.0.0.0/8", "labels": map[string]any{"a": "1", "b": "theirs", "c": "too"}, "size": int64(9)}
+				if c.before == bare+spare {
+					delete(want["labels"].(map[string]any), "a")
+				}
 				if have := find().Spec; !diff.Same(have, want) {
 					t.Errorf("left as %v", have)
 				}
-				if p := s.Plan(t, s.Document(t, map[string]string{"site/far.net/n": one + spare}), plan.Options{}); strings.HasSuffix(c.before, spare) && !p.Empty() {
+				if p := s.Plan(t, s.Document(t, map[string]string{"site/far.net/n": c.before}), plan.Options{}); strings.HasSuffix(c.before, spare) && !p.Empty() {
 					t.Errorf("planned:\n%s", enginetest.Text(p))
 				}
 			})

@@ -169,7 +169,7 @@ func (w *worker) left() *state.Record {
 	case s.Action == plan.Update && s.Record != nil:
 		r := *s.Record
 		if s.Prior != nil {
-			r.Spec = diff.Merge(w.kind, r.Spec, s.Prior.Spec, nil)
+			r.Spec = diff.Merge(w.kind, r.Spec, s.Prior.Spec, nil, nil)
 			r.After = slices.Concat(r.After, s.Prior.After)
 			slices.SortFunc(r.After, schema.Ref.Compare)
 			r.After = slices.Compact(r.After)

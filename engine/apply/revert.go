@@ -254,8 +254,8 @@ func (w *worker) differs(have *providers.Thing, before schema.Object) string {
 		return errTaken
 	}
 	w.kind.Normalize(have.Spec)
-	is := diff.Prune(have.Spec, w.ignore)
-	if before = diff.Prune(before, w.ignore); diff.Same(is, before) {
+	is := have.Spec
+	if before = diff.Spare(before, is, w.ignore); diff.Same(is, before) {
 		return ""
 	}
 	same := func(_, id string) string { return id }

@@ -62,7 +62,7 @@ type worker struct {
 	referrers   []referrer    // kinds of which nothing may refer to what is deleted
 	census      *census
 	sent        bool     // the call was accepted: the secrets that never come back are as they were sent
-	ignore      []string // what is ignored of the spec: an undo leaves it as it is
+	ignore      []string // what is ignored of the spec: nobody asks how it is afterwards, and an undo leaves it so
 	touched     []string // undone update: the fields that the step changed; what others changed meanwhile stays
 	last        journal.Record
 	begun       time.Time
@@ -74,7 +74,7 @@ func (r *run) worker(s *plan.Step, undo bool) *worker {
 	w := &worker{
 		step: s, undo: undo, action: s.Action, kind: r.Kinds[s.Ref.Kind], served: served, provider: provider, journal: r.journal, store: r.Store,
 		retry: r.Retry, effects: r.effects, halt: r.halt, notes: r.notes, site: r.Plan.Site.ID, run: r.Run.ID, epoch: r.Lock.Epoch(),
-		id: s.ExternalID, incarnation: s.Incarnation, record: s.Record, begun: time.Now(),
+		id: s.ExternalID, incarnation: s.Incarnation, record: s.Record, ignore: ignored(s), begun: time.Now(),
 	}
 	at := r.sum.Forward[s.ID]
 	for _, rec := range []*journal.Record{at.Outcome, at.Open} { // a create may have had to take another id
@@ -89,7 +89,7 @@ func (r *run) worker(s *plan.Step, undo bool) *worker {
 	} else {
 		w.want, w.stated = r.resolve(s.Ref, s.After, r.ids), r.resolve(s.Ref, s.Want, r.ids)
 		if s.Prior != nil && s.Action == plan.Update {
-			w.dropped = r.resolve(s.Ref, diff.Prune(s.Prior.Spec, s.Record.Ignore), r.were)
+			w.dropped = r.resolve(s.Ref, s.Prior.Spec, r.were)
 		}
 	}
 	w.attempts, w.unsure = at.Attempts, w.unsure || at.Open != nil
@@ -135,7 +135,6 @@ func (r *run) doubtful(ref schema.Ref, t providers.Traits, epoch int64) time.Dur
 func (r *run) turn(w *worker, did journal.Standing) {
 	s := w.step
 	w.record = s.Prior
-	w.ignore = ignored(s)
 	switch s.Action {
 	case plan.Create:
 		w.action, w.before, w.want = plan.Delete, nil, nil
@@ -153,7 +152,7 @@ func (r *run) turn(w *worker, did journal.Standing) {
 		}
 	case plan.Delete:
 		w.action, w.want, w.before = plan.Create, w.before, nil
-		w.stated = diff.Prune(w.want, w.ignore)
+		w.stated = w.want
 		w.unsure = did.Open != nil // it may be there still
 	case plan.Update:
 		w.touched = []string{}
@@ -161,8 +160,7 @@ func (r *run) turn(w *worker, did journal.Standing) {
 			w.touched = append(w.touched, c.Field())
 		}
 		w.unsure = true // what is there is our change, whole or in part
-		w.stated = diff.Prune(pick(w.before, w.touched), w.ignore)
-		w.dropped = diff.Prune(pick(r.resolve(s.Ref, s.After, r.ids), w.touched), w.ignore)
+		w.stated, w.dropped = pick(w.before, w.touched), pick(r.resolve(s.Ref, s.After, r.ids), w.touched)
 	}
 }
 
@@ -478,7 +476,7 @@ func (w *worker) missed(have *providers.Thing) []diff.Change {
 		known = w.stated
 	}
 	spec := sealed.Assume(w.kind, diff.Assume(have.Spec, have.Unfilled, known), known)
-	return diff.Compare(w.kind, w.stated, spec, w.dropped, nil, same)
+	return diff.Compare(w.kind, w.stated, spec, w.dropped, w.ignore, same)
 }
 
 // unmet lists the paths of that.

@@ -291,14 +291,31 @@ func keyText(v any, key string) string {
 }
 
 func (c *comparison) add(at *path, f *schema.Field, fl flags, before, after any) {
-	if c.ignored(at) {
-		return
+	if len(c.ignore) > 0 {
+		name := at.String()
+		was, is := c.spare(name, before), c.spare(name, after)
+		if Ignored(name, c.ignore) || was == nil && is == nil {
+			return
+		}
+		before, after = was, is
 	}
 	ch := Change{
 		Path: at.String(), Before: named(f, before, c.names), After: after,
 		Replaces: fl.replaces, Secret: fl.secret, Disruption: fl.disruption,
 	}
 	c.changes = append(c.changes, ch)
+}
+
+// spare leaves out what is ignored below a path; nil when that is all there is.
+func (c *comparison) spare(at string, v any) any {
+	below, ok := v.(map[string]any)
+	if !ok || len(below) == 0 {
+		return v
+	}
+	if below = prune(below, at+".", c.ignore); len(below) == 0 {
+		return nil
+	}
+	return below
 }
 
 func (c *comparison) ignored(at *path) bool {
@@ -456,11 +473,11 @@ func named(f *schema.Field, v any, names Names) any {
 }
 
 // Merge gives the spec to have afterwards: have, overlaid with what want states, without what recorded states and want
-// does not. References are names in all three.
-func Merge(k *schema.Kind, want, have, recorded schema.Object) schema.Object {
+// does not, and with the paths in ignore as have has them. References are names in all three.
+func Merge(k *schema.Kind, want, have, recorded schema.Object, ignore []string) schema.Object {
 	out := merge(k.Fields, want, have, recorded)
 	k.Normalize(out)
-	return out
+	return Spare(out, have, ignore)
 }
 
 func merge(fields []schema.Field, want, have, recorded map[string]any) map[string]any {

@@ -186,9 +186,13 @@ func TestMergeSettlesEveryDifference(t *testing.T) {
 	rapid.Check(t, func(t *rapid.T) {
 		want, have, recorded := draw(t, "want"), draw(t, "have"), draw(t, "recorded")
 		w, h, r := want.Digest(), have.Digest(), recorded.Digest()
-		merged := diff.Merge(kind, want, have, recorded)
-		if cs := diff.Compare(kind, want, merged, recorded, nil, same); len(cs) > 0 {
-			t.Fatalf("want %v, have %v, recorded %v, merged %v: still differs at %s", want, have, recorded, merged, cs[0].Path)
+		ignore := rapid.SampledFrom([][]string{nil, {"size"}, {"labels"}, {"labels.b"}, {"labels.a", "labels.c", "os.image"}, {"os", "rules"}}).Draw(t, "ignore")
+		merged := diff.Merge(kind, want, have, recorded, ignore)
+		if cs := diff.Compare(kind, want, merged, recorded, ignore, same); len(cs) > 0 {
+			t.Fatalf("want %v, have %v, recorded %v, ignored %v, merged %v: still differs at %s", want, have, recorded, ignore, merged, cs[0].Path)
+		}
+		if !diff.Same(diff.Spare(nil, have, ignore), diff.Spare(nil, merged, ignore)) {
+			t.Fatalf("want %v, have %v, recorded %v: of what is ignored, %v, became %v", want, have, recorded, ignore, merged)
 		}
 		for k, v := range have {
 			_, wanted := want[k]
@@ -200,7 +204,7 @@ func TestMergeSettlesEveryDifference(t *testing.T) {
 		if want.Digest() != w || have.Digest() != h || recorded.Digest() != r {
 			t.Fatal("an input was changed")
 		}
-		if len(diff.Compare(kind, want, have, nil, nil, same)) == 0 && diff.Same(want, recorded) {
+		if len(diff.Compare(kind, want, have, nil, ignore, same)) == 0 && diff.Same(want, recorded) {
 			if !diff.Same(merged, have) {
 				t.Fatalf("nothing differs, and merging changes %v to %v", have, merged)
 			}

@@ -349,8 +349,7 @@ func recordedSpec(it *item) schema.Object {
 
 // becomes is what the thing is like after it was changed as the document says. What the document ignores stays as it is.
 func (it *item) becomes(have schema.Object) schema.Object {
-	ignore := it.desired.Lifecycle.Ignore
-	return diff.Merge(it.kind, diff.Prune(it.desired.Spec, ignore), have, diff.Prune(recordedSpec(it), ignore))
+	return diff.Merge(it.kind, it.desired.Spec, have, recordedSpec(it), it.desired.Lifecycle.Ignore)
 }
 
 // ignored are the paths that the document ignores, sorted.
