@@ -107,7 +107,7 @@ func alike(a, b *state.Record) bool {
 	if a == nil || b == nil || a.Gone || b.Gone {
 		return (a == nil || a.Gone) == (b == nil || b.Gone)
 	}
-	return a.Incarnation == b.Incarnation && a.Protect == b.Protect && a.OnRemove == b.OnRemove && slices.Equal(a.After, b.After) &&
+	return a.Incarnation == b.Incarnation && a.Protect == b.Protect && a.OnRemove == b.OnRemove && slices.Equal(a.After, b.After) && slices.Equal(a.Ignore, b.Ignore) &&
 		diff.Same(a.Spec, b.Spec)
 }
 

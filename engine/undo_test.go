@@ -168,10 +168,12 @@ func TestRollbackOverWhatHappenedSince(t *testing.T) {
 	}{
 		"changed by a later run, undoing the change":   {docs[:2], apply(docs[2]), "has changed it since"},
 		"changed by a later run, undoing the creation": {docs[:1], apply(docs[1]), "has changed it since"},
-		"removed by a later run":                       {docs[:1], apply(docs[4]), "has changed it since"},
-		"changed there and back":                       {docs[:1], apply(docs[1], docs[0]), ""},
-		"a later run that changed something else":      {docs[:3], apply(docs[5]), ""},
-		"referred to by what a later run made":         {docs[:1], apply(docs[3]), "site/far.host/h refers to it"},
+		"ignored by a later run": {docs[:2], apply(map[string]string{
+			"site/far.net/n": `{"cidr":"10.0.0.0/24","size":2,"lifecycle":{"ignore":["labels"]}}`, "site/far.guard/g": `{"size":1}`}), "has changed it since"},
+		"removed by a later run":                  {docs[:1], apply(docs[4]), "has changed it since"},
+		"changed there and back":                  {docs[:1], apply(docs[1], docs[0]), ""},
+		"a later run that changed something else": {docs[:3], apply(docs[5]), ""},
+		"referred to by what a later run made":    {docs[:1], apply(docs[3]), "site/far.host/h refers to it"},
 		"referred to by a stranger's thing": {docs[:1], func(t *testing.T, s *enginetest.Site) {
 			rec, err := s.Store.Record(ctx, schema.Ref{Scope: "site", Kind: "far.net", Name: "n"})
 			if err != nil {
