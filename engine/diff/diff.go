@@ -39,7 +39,7 @@ func (c Change) Field() string {
 type Names func(kind, id string) string
 
 // Compare lists the paths in which have differs from want, in the order of the schema. Recorded is the spec that was
-// applied last (nil when none was): what it states and want does not is to be unset. Paths in ignore, and all below
+// applied last (nil when none was): what it states and want does not is to be unset, of a map the keys that it states. Paths in ignore, and all below
 // them, are not compared. All specs are normalized (schema.Kind.Normalize). Nothing is modified.
 func Compare(k *schema.Kind, want, have, recorded schema.Object, ignore []string, names Names) []Change {
 	c := comparison{names: names, ignore: ignore}
@@ -168,6 +168,10 @@ func (c *comparison) fields(fields []schema.Field, at *path, fl flags, want, hav
 			if _, was := recorded[f.Name]; was && !f.Kept && f.Choose == nil {
 				if h, ok := have[f.Name]; ok && !empty(h) {
 					p := path{at, f.Name, false}
+					if hm, rm := entries(f, h), entries(f, recorded[f.Name]); hm != nil && rm != nil {
+						c.entries(f, &p, fl.with(f), nil, hm, rm)
+						continue
+					}
 					c.add(&p, f, fl.with(f), h, nil)
 				}
 			}
@@ -215,6 +219,15 @@ func (c *comparison) value(f *schema.Field, up *path, name string, key bool, fl 
 		}
 	}
 	c.add(at, f, fl, have, want)
+}
+
+// entries gives the map that a field holds whose keys need not all be ours; nil when it holds none.
+func entries(f *schema.Field, v any) map[string]any {
+	if f == nil || f.Type != schema.Map || f.Elem == nil || f.Secret {
+		return nil
+	}
+	m, _ := v.(map[string]any)
+	return m
 }
 
 // entries compares the values of a map by key.
@@ -485,6 +498,12 @@ func merge(fields []schema.Field, want, have, recorded map[string]any) map[strin
 	for n, h := range have {
 		_, was := recorded[n]
 		if _, wanted := want[n]; was && !wanted && !kept(fields, n) {
+			f := (&schema.Field{Fields: fields}).Field(n)
+			if hm, rm := entries(f, h), entries(f, recorded[n]); hm != nil && rm != nil {
+				if theirs := merge(f.Fields, nil, hm, rm); len(theirs) > 0 {
+					out[n] = theirs
+				}
+			}
 			continue
 		}
 		out[n] = schema.Clone(h)

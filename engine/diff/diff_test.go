@@ -201,6 +201,14 @@ func TestMergeSettlesEveryDifference(t *testing.T) {
 				t.Fatalf("%s was theirs, and became %v", k, merged[k])
 			}
 		}
+		labels := func(o schema.Object) map[string]any { m, _ := o["labels"].(map[string]any); return m }
+		for k, v := range labels(have) {
+			_, wanted := labels(want)[k]
+			_, was := labels(recorded)[k]
+			if !wanted && !was && labels(merged)[k] != v {
+				t.Fatalf("label %s was theirs, and went", k)
+			}
+		}
 		if want.Digest() != w || have.Digest() != h || recorded.Digest() != r {
 			t.Fatal("an input was changed")
 		}
