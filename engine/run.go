@@ -255,11 +255,11 @@ func (e *Engine) begin(ctx context.Context, lock *state.Lock, p *plan.Plan, op s
 // Resume continues the open or partial run with that id; the only such run when id is empty. A run that was being
 // undone goes on being undone, as far as it was wanted; any other goes on forward.
 func (e *Engine) Resume(ctx context.Context, id string, o ApplyOptions) (Result, error) {
-	return e.again(ctx, "resume", id, o, func(run state.Run, _ *plan.Plan, _ journal.Replay) (undo bool, err error) {
+	return e.again(ctx, "resume", id, o, func(run state.Run, p *plan.Plan, sum journal.Replay) (undo bool, err error) {
 		if run.Status != state.RunOpen && run.Status != state.RunPartial {
 			return false, fmt.Errorf("run %s ended %s: there is nothing to resume", run.ID, run.Stands())
 		}
-		return false, nil
+		return false, passed(ctx, e.o.Store, run, p, sum)
 	})
 }
 

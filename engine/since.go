@@ -8,21 +8,24 @@ import (
 
 	"converge.dev/converge/engine/diff"
 	"converge.dev/converge/engine/drift"
+	"converge.dev/converge/engine/journal"
 	"converge.dev/converge/engine/plan"
 	"converge.dev/converge/providers"
 	"converge.dev/converge/schema"
 	"converge.dev/converge/state"
 )
 
-// since says what has happened to the things of a run since it ended, and forbids undoing it: a later run changed one of
-// them, somebody else did, or something refers by now to what would be deleted. The last two are asked only of a run that
-// came to the end it was meant to have; how one that stopped in between left its things is found out step by step. left
-// reports which steps would be undone.
+// since says what has happened to the things of a run since it left them, and forbids undoing it: a later run changed one of
+// them, somebody else did, or something refers by now to what would be deleted. The last two are asked of the steps that came
+// to their end; how the run left what it did not finish with is found out when that is undone.
 //
 // It fails with an *UnknownError when it cannot see what the run touched.
-func (e *Engine) since(ctx context.Context, run state.Run, p *plan.Plan, left func(step int) bool) ([]plan.Refusal, error) {
-	u, err := since(ctx, e.o.Store, run, p, left)
-	if err != nil || len(u.refusals) > 0 || !ended(run) {
+func (e *Engine) since(ctx context.Context, run state.Run, p *plan.Plan, sum journal.Replay) ([]plan.Refusal, error) {
+	u, err := since(ctx, e.o.Store, run, p, sum)
+	if err == nil {
+		u.leaveAside(p, sum)
+	}
+	if err != nil || len(u.refusals) > 0 || len(u.steps) == 0 {
 		return u.sorted(), err
 	}
 	touched := schema.Document{Site: p.Site} // what is to be seen, recorded or not
@@ -42,8 +45,23 @@ func (e *Engine) since(ctx context.Context, run state.Run, p *plan.Plan, left fu
 }
 
 // since is what the store alone tells of that.
-func since(ctx context.Context, store *state.Store, run state.Run, p *plan.Plan, left func(step int) bool) (undo, error) {
-	u := undo{run: run, records: map[schema.Ref]*state.Record{}, steps: map[schema.Ref]*plan.Step{}}
+func since(ctx context.Context, store *state.Store, run state.Run, p *plan.Plan, sum journal.Replay) (undo, error) {
+	u, err := recorded(ctx, store, run, p, sum.Left)
+	if err != nil {
+		return u, err
+	}
+	return u, u.released(ctx, store, p, func(step int) bool { return sum.Left(step) && unsettled(sum, step) })
+}
+
+// unsettled reports whether a run has begun with a step, or with undoing it, and did not come to the end of that.
+func unsettled(sum journal.Replay, step int) bool {
+	did, undid := sum.Forward[step], sum.Undo[step]
+	return did.Effect() && !did.Finished() || undid.Effect() && !undid.Finished()
+}
+
+// recorded compares the records with those that a run found and left.
+func recorded(ctx context.Context, store *state.Store, run state.Run, p *plan.Plan, left func(step int) bool) (undo, error) {
+	u := undo{run: run, records: map[schema.Ref]*state.Record{}, steps: map[schema.Ref]*plan.Step{}, found: map[schema.Ref][]string{}}
 	recorded, err := store.Records(ctx)
 	if err != nil {
 		return u, err
@@ -53,6 +71,9 @@ func since(ctx context.Context, store *state.Store, run state.Run, p *plan.Plan,
 	}
 	for i := range p.Steps {
 		s := &p.Steps[i]
+		if s.Prior != nil {
+			u.found[s.Ref] = append(u.found[s.Ref], s.Prior.Run)
+		}
 		if first := s.Detaches || s.Replace && s.Action == plan.Delete; left(i) && (!first || u.steps[s.Ref] == nil) {
 			u.steps[s.Ref] = s
 		}
@@ -61,11 +82,41 @@ func since(ctx context.Context, store *state.Store, run state.Run, p *plan.Plan,
 	return u, nil
 }
 
+// leaveAside keeps of what is to be undone what the run finished with: how that is is known.
+func (u *undo) leaveAside(p *plan.Plan, sum journal.Replay) {
+	for i := range p.Steps {
+		if unsettled(sum, i) {
+			delete(u.steps, p.Steps[i].Ref)
+		}
+	}
+}
+
+// passed says why a run that ended partial is not taken up where it stands: a later run has changed what it touched, or has
+// judged what it has yet to do, or to undo.
+func passed(ctx context.Context, store *state.Store, run state.Run, p *plan.Plan, sum journal.Replay) error {
+	if run.Status != state.RunPartial {
+		return nil
+	}
+	u, err := recorded(ctx, store, run, p, func(step int) bool { return !sum.Reverting || step >= sum.Keep && sum.Forward[step].Effect() })
+	if err == nil {
+		err = u.released(ctx, store, p, func(step int) bool {
+			s := &p.Steps[step]
+			givenUp := s.Replace && s.Action == plan.Delete // no document can want the old one back
+			return sum.Reverting && sum.Left(step) || !sum.Reverting && !sum.Forward[step].Finished() && !givenUp
+		})
+	}
+	if err == nil && len(u.refusals) > 0 {
+		err = &RefusedError{u.sorted()}
+	}
+	return err
+}
+
 // undo is a run that is to be undone, and what stands in the way.
 type undo struct {
 	run      state.Run
 	records  map[schema.Ref]*state.Record
 	steps    map[schema.Ref]*plan.Step // to be undone; of the two halves of one change the second
+	found    map[schema.Ref][]string   // the runs that had changed it last before this one
 	refusals []plan.Refusal
 }
 
@@ -89,16 +140,54 @@ func (u *undo) overtaken(settled bool) {
 		r := u.records[ref]
 		now, renamed := owners[plan.Place{Scope: ref.Scope, Kind: ref.Kind}][s.ExternalID]
 		switch {
-		case r != nil && r.Run == "" && !alike(r, s.Record) && !alike(r, s.Prior):
+		case r != nil && r.Run == "" && !u.was(r, s):
 			u.refuse(ref, "", "it was recorded anew since, by its mark alone (converge state rebuild)")
 		case r == nil && settled && renamed:
 			u.refuse(ref, fmt.Sprintf("give it its name back (converge state mv %s %s)", now, ref), "it is recorded as %s now", now)
-		case r != nil && r.Run != u.run.ID && !alike(r, s.Record) && !alike(r, s.Prior):
+		case r != nil && r.Run != u.run.ID && !u.was(r, s):
 			u.refuse(ref, "undo that run first (converge rollback "+r.Run+")", "run %s has changed it since", r.Run)
 		case r == nil && settled && s.Record != nil && !s.Record.Gone:
 			u.refuse(ref, "record it again (converge state rebuild)", "it is not recorded any more")
 		}
 	}
+}
+
+// released refuses what a partial run has left over when somebody has let go of it, and another run has been carried out since:
+// that one has judged how it stands, whether or not there was anything to change.
+func (u *undo) released(ctx context.Context, store *state.Store, p *plan.Plan, over func(step int) bool) error {
+	if u.run.Status != state.RunPartial {
+		return nil
+	}
+	runs, err := store.Runs(ctx)
+	if err != nil {
+		return err
+	}
+	this := slices.IndexFunc(runs, func(r state.Run) bool { return r.ID == u.run.ID })
+	later := slices.IndexFunc(runs[:max(this, 0)], func(r state.Run) bool { return r.Status != state.RunReverted })
+	if later < 0 {
+		return nil
+	}
+	stops, err := store.Stops(ctx)
+	if err != nil {
+		return err
+	}
+	for i := range p.Steps {
+		ref := p.Steps[i].Ref
+		held := slices.ContainsFunc(stops.On(ref, ""), func(h state.Hold) bool { return h.Run == u.run.ID })
+		told := slices.ContainsFunc(u.refusals, func(r plan.Refusal) bool { return r.Ref == ref })
+		if over(i) && !held && !told {
+			u.refuse(ref, "", "the run no longer holds it, and run %s has been carried out since", runs[later].ID)
+		}
+	}
+	return nil
+}
+
+// was reports whether a record is as the run found it, or left it.
+func (u *undo) was(r *state.Record, s *plan.Step) bool {
+	if u.run.Status == state.RunPartial { // a later run may have come to the same
+		return slices.Contains(u.found[s.Ref], r.Run)
+	}
+	return alike(r, s.Record) || alike(r, s.Prior)
 }
 
 // alike reports whether two records say the same of a resource, whichever run wrote them. That something is gone is the same as

@@ -74,7 +74,7 @@ func Undoable(ctx context.Context, store *state.Store, run state.Run) bool {
 	if _, err := undoing(run, p, sum, 0); err != nil {
 		return false
 	}
-	if u, err := since(ctx, store, run, p, sum.Left); err != nil || len(u.refusals) > 0 {
+	if u, err := since(ctx, store, run, p, sum); err != nil || len(u.refusals) > 0 {
 		return false
 	}
 	open, err := openBeside(ctx, store, run.ID)
@@ -92,7 +92,7 @@ func (e *Engine) inverse(ctx context.Context, run state.Run, p *plan.Plan, sum j
 		return nil, err
 	}
 	sum.Keep = keep
-	refused, err := e.since(ctx, run, p, sum.Left)
+	refused, err := e.since(ctx, run, p, sum)
 	if err == nil && len(refused) > 0 {
 		err = &RefusedError{refused}
 	}

@@ -109,8 +109,11 @@ func (a *app) resumeCommand() *cobra.Command {
 		Short: "Go on with a run that did not end",
 		Long: `Go on with the run that is open or partial, from where its journal says that it
 stands. What became of calls whose outcome is unknown is found out by looking. A run
-that was being undone goes on being undone, to the step that was asked for. Nothing is asked: the plan of the run was
-approved when it began, and nothing but that is done.`,
+that was being undone goes on being undone, to the step that was asked for. Nothing is
+asked: the plan of the run was approved when it began, and nothing but that is done.
+
+A partial run is refused (7) when a later run has changed what it touched, or was
+carried out after its hold was released.`,
 		Example: `  converge resume
   converge resume 20261120-121537.042-9f3a01`,
 		Args:              between(0, 1),
