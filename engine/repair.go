@@ -104,8 +104,8 @@ func (e *Engine) repairs(ctx context.Context, o RepairOptions) (repairs []Repair
 		if err == nil {
 			_, err = journal.Read(ctx, e.o.Store, run.ID)
 		}
-		if !errors.As(err, new(*state.DamagedError)) && !errors.As(err, new(*journal.DamagedError)) {
-			continue // whole, or of another version; a store that does not answer says so in what follows
+		if !errors.As(err, new(*state.DamagedError)) && !errors.As(err, new(*journal.DamagedError)) && !errors.Is(err, plan.ErrFormat) {
+			continue // whole; a store that does not answer says so in what follows
 		}
 		r, op := e.repairRun(ctx, run.ID, Repair{Key: e.o.Store.Path() + "/run/" + run.ID, Damage: err.Error()}, o)
 		repairs, ops = append(repairs, r), append(ops, op)

@@ -23,6 +23,7 @@ import (
 
 	"converge.dev/converge/providers/fake"
 	"converge.dev/converge/schema/load"
+	"converge.dev/converge/schema/signed"
 	"converge.dev/converge/state"
 	"converge.dev/converge/state/etcd"
 )
@@ -187,12 +188,18 @@ func store(ts *testscript.TestScript, site string) (state.KV, *state.Store) {
 // inbox must be empty; with ! it must not.
 func inbox(ts *testscript.TestScript, neg bool, args []string) {
 	if len(args) < 1 {
-		ts.Fatalf("usage: [!] inbox SITE [FILE]")
+		ts.Fatalf("usage: [!] inbox SITE [FILE [KEYFILE]]")
 	}
 	kv, s := store(ts, args[0])
 	defer func() { ts.Check(kv.Close()) }()
-	if len(args) == 2 {
-		_, err := kv.Commit(context.Background(), nil, []state.Op{{Key: s.Path() + "/inbox", Value: []byte(ts.ReadFile(args[1]))}})
+	if len(args) > 1 {
+		body := []byte(ts.ReadFile(args[1]))
+		if len(args) > 2 {
+			key, err := signed.ReadPrivateKey(ts.MkAbs(args[2]))
+			ts.Check(err)
+			body = signed.Envelope(signed.Sign(key, body), body)
+		}
+		_, err := kv.Commit(context.Background(), nil, []state.Op{{Key: s.Path() + "/inbox", Value: body}})
 		ts.Check(err)
 		return
 	}

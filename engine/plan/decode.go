@@ -2,6 +2,7 @@ package plan
 
 import (
 	"bytes"
+	jsonv1 "encoding/json"
 	"errors"
 	"fmt"
 	"io"
@@ -27,6 +28,31 @@ var strict = json.JoinOptions(json.RejectUnknownMembers(true), json.WithUnmarsha
 	}),
 	json.UnmarshalFunc(func(b []byte, d *time.Duration) error { return json.Unmarshal(b, (*int64)(d)) }),
 )))
+
+// A Verbatim is JSON that comes back byte for byte, because a digest or a signature is of its bytes. In a plan it stands as
+// what it is when it is compact, as encoding/json would write it, and otherwise as text in base64.
+type Verbatim []byte
+
+// MarshalJSON implements json.Marshaler.
+func (v Verbatim) MarshalJSON() ([]byte, error) {
+	var compact bytes.Buffer
+	if err := jsonv1.Compact(&compact, v); err != nil {
+		return nil, err
+	}
+	if bytes.Equal(compact.Bytes(), v) {
+		return v, nil
+	}
+	return jsonv1.Marshal([]byte(v))
+}
+
+// UnmarshalJSON implements json.Unmarshaler.
+func (v *Verbatim) UnmarshalJSON(data []byte) error {
+	if bytes.HasPrefix(data, []byte(`"`)) {
+		return jsonv1.Unmarshal(data, (*[]byte)(v))
+	}
+	*v = bytes.Clone(data)
+	return nil
+}
 
 // Decode is the inverse of Encode. It takes nothing that [Make] could not have made: what is read has passed
 // [Plan.Check].

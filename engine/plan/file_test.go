@@ -2,6 +2,8 @@ package plan_test
 
 import (
 	"bytes"
+	"crypto/sha256"
+	"encoding/hex"
 	"errors"
 	"strings"
 	"testing"
@@ -51,6 +53,37 @@ func TestFile(t *testing.T) {
 	}
 	if err := f.Verify(key); !errors.Is(err, plan.ErrForeign) {
 		t.Errorf("an edited plan is taken: %v", err)
+	}
+}
+
+// The document of a plan comes back byte for byte, however it is written: its digest, and what was signed, is of its bytes.
+func TestDocumentComesBack(t *testing.T) {
+	p := somePlan(t)
+	for name, form := range map[string]func(compact string) string{
+		"compact":             func(c string) string { return c },
+		"a blank at its end":  func(c string) string { return c + " " },
+		"a line at its end":   func(c string) string { return c + "\n" },
+		"a blank in front":    func(c string) string { return " " + c },
+		"blanks between":      func(c string) string { return strings.ReplaceAll(c, ":", ": ") },
+		"letters escaped":     func(c string) string { return strings.ReplaceAll(c, "far", `\u0066ar`) },
+		"what HTML escapes":   func(c string) string { return strings.Replace(c, "{", `{"<&>":"\u2028`+"\u2028"+`",`, 1) },
+		"numbers of any form": func(c string) string { return strings.Replace(c, "{", `{"n":[1.0,1e2,-0,9007199254740993],`, 1) },
+	} {
+		p.Document = plan.Verbatim(form(string(somePlan(t).Document)))
+		sum := sha256.Sum256(p.Document)
+		p.Digest = hex.EncodeToString(sum[:])
+		body, _, err := p.Encode()
+		if err != nil {
+			t.Fatal(err)
+		}
+		again, err := plan.Decode(body)
+		if err != nil {
+			t.Errorf("%s: %v", name, err)
+			continue
+		}
+		if !bytes.Equal(again.Document, p.Document) {
+			t.Errorf("%s: %s became %s", name, p.Document, again.Document)
+		}
 	}
 }
 

@@ -45,15 +45,15 @@ const (
 
 // A Plan is a decision about a whole site.
 type Plan struct {
-	Format   int             `json:"format"`
-	ID       string          `json:"id"` // tells this plan from an equal one made at another time: each is applied once
-	Site     schema.Site     `json:"site"`
-	Document json.RawMessage `json:"document,omitempty"` // the desired document; absent in a destroy plan
-	Digest   string          `json:"document_digest,omitempty"`
-	Revision int64           `json:"document_revision,omitempty"` // of the store's head when planned from it
-	Author   schema.Author   `json:"author,omitzero"`             // of the document
-	Destroy  bool            `json:"destroy,omitempty"`
-	Sweep    bool            `json:"sweep,omitempty"` // removes strays, and nothing else
+	Format   int           `json:"format"`
+	ID       string        `json:"id"` // tells this plan from an equal one made at another time: each is applied once
+	Site     schema.Site   `json:"site"`
+	Document Verbatim      `json:"document,omitempty"` // the desired document; absent in a destroy plan
+	Digest   string        `json:"document_digest,omitempty"`
+	Revision int64         `json:"document_revision,omitempty"` // of the store's head when planned from it
+	Author   schema.Author `json:"author,omitzero"`             // of the document
+	Destroy  bool          `json:"destroy,omitempty"`
+	Sweep    bool          `json:"sweep,omitempty"` // removes strays, and nothing else
 
 	// MaxDestroy is how many things the plan may destroy at most, as "3" or "10%"; empty: any number. It is the document's
 	// own limit unless Asked: then whoever made the plan set it.
@@ -230,7 +230,7 @@ var ErrFormat = errors.New("this is not a plan that this version of converge can
 
 // Encode gives the plan as it is saved and its digest, the hex SHA-256 of that.
 func (p *Plan) Encode() (data []byte, digest string, err error) {
-	// The document must come back byte for byte, because its digest is of its bytes: nothing in it may be escaped anew.
+	// What is compact has to stay so, and readable: nothing in the document may be escaped anew.
 	var b bytes.Buffer
 	e := json.NewEncoder(&b)
 	e.SetEscapeHTML(false)

@@ -74,6 +74,12 @@ func (s *session) readInbox(ctx context.Context, o *offer, body []byte, inbox st
 	case o.sig != nil && doc.Site.Serial == 0:
 		return ds, refusal{unnumbered("the signed document in the inbox")}
 	case o.sig != nil:
+		if _, err := plan.HeadOf(payload); err != nil { // what is valid may be written so that only some read it, as 1.0 for 1
+			return ds, refusal{&view.Problem{
+				What: "the signed document in the inbox cannot be kept as it is", Where: inbox + ": " + err.Error(),
+				Fix: "Have site and policy written plainly, the serial in digits alone, and signed again.", Err: err,
+			}}
+		}
 		doc.JSON, doc.Digest = payload, hexDigest(payload) // the very bytes that were signed
 	}
 	if err := s.sameSite(ctx, doc, inbox); err != nil {

@@ -178,6 +178,9 @@ gives a saved plan as one document.`,
 // makePlan plans, and explains a missing configuration.
 func (s *session) makePlan(ctx context.Context, e *engine.Engine, doc *schema.Document, f planning) (*plan.Plan, error) {
 	o, err := f.options(s.env.automation())
+	if err == nil && (o.Destroy || o.Sweep) {
+		err = s.vouched(ctx, doc)
+	}
 	if err != nil {
 		return nil, err
 	}

@@ -120,8 +120,24 @@ func (s *session) sameSite(ctx context.Context, doc *schema.Document, where stri
 	}}
 }
 
+// vouched refuses a file as the document of a plan that only removes, where the site takes none but signed documents and this
+// is not the newest of them: the plan carries no document that could be looked at later, and goes by its policy.
+func (s *session) vouched(ctx context.Context, doc *schema.Document) error {
+	if !s.conf.Trust.Require || !doc.Author.Own {
+		return nil
+	}
+	head, _, err := s.document(ctx, 0)
+	if err == nil && head.Digest == doc.Digest || err != nil && !errors.Is(err, state.ErrNotFound) {
+		return err
+	}
+	return refusal{&view.Problem{
+		What: "the plan is refused: the site takes only documents with a trusted signature", Where: "the document that was named is not the signed one in the store",
+		Fix: "Name no file: what is removed is what is recorded.",
+	}}
+}
+
 // admit refuses to carry out a plan whose document the site does not take by now, or whose revision in the store is no
-// longer what was signed. What destroys or sweeps follows no document.
+// longer what was signed. What destroys or sweeps follows no document; see [session.vouched].
 func (s *session) admit(ctx context.Context, p *plan.Plan) error {
 	if p.Destroy || p.Sweep || !s.conf.Trust.Require && p.Author.Key == "" {
 		return nil

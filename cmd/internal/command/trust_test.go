@@ -16,6 +16,8 @@ import (
 
 	"converge.dev/converge/cmd/internal/config"
 	"converge.dev/converge/engine"
+	"converge.dev/converge/engine/plan"
+	"converge.dev/converge/schema"
 	"converge.dev/converge/schema/signed"
 	"converge.dev/converge/state"
 	"converge.dev/converge/state/mem"
@@ -185,6 +187,9 @@ var mutations = []mutation{
 		}
 		return inboxDocument("ber1", siteID, 42, allowed)
 	}, true},
+	{"a serial that is no digits", func(r *rand.Rand, doc []byte) []byte {
+		return bytes.Replace(doc, []byte("42"), []byte([]string{"42.0", "42e0", "4.2e1", "420e-1"}[r.IntN(4)]), 1)
+	}, true},
 	{"lower serial", func(r *rand.Rand, _ []byte) []byte { return inboxDocument("fra1", siteID, r.IntN(42), allowed) }, true},
 	{"a secret", func(r *rand.Rand, _ []byte) []byte {
 		return inboxDocument("fra1", siteID, 42, []string{"env:AWS_SECRET_ACCESS_KEY", "env:IMAGE_TOKEN2", "file:/etc/shadow", "file:../x", "file:x", "env:*"}[r.IntN(6)])
@@ -198,6 +203,15 @@ var inboxForms = []struct {
 	by              ed25519.PrivateKey
 }{
 	{"signed, required", true, true, cloud}, {"signed", true, false, cloud}, {"plain, required", false, true, nil}, {"plain", false, false, nil}, {"a stranger's, required", true, true, stranger}, {"a stranger's", true, false, stranger},
+}
+
+// carried makes a plan of a document and reads it as whoever resumes the run does.
+func carried(doc *schema.Document) error {
+	body, _, err := (&plan.Plan{Format: plan.Format, ID: "1", Site: doc.Site, Document: doc.JSON, Digest: doc.Digest, MaxDestroy: plan.DefaultMaxDestroy}).Encode()
+	if err == nil {
+		_, err = plan.Decode(body)
+	}
+	return err
 }
 
 // TestTortureSignedInbox: a document in the inbox that was changed in any way is refused, without a change and without its words
@@ -309,6 +323,9 @@ func TestTortureSignedInbox(t *testing.T) {
 		case read.Author.Signer != "":
 			if read.Author.Signer != "cloud" || !f.signed || !bytes.Equal(f.by, cloud) || !bytes.Equal(stored, doc) {
 				fail("it counts as signed by %s: %s", read.Author.Signer, stored)
+			}
+			if err := carried(read); err != nil {
+				fail("a plan of it cannot be kept: %v", err)
 			}
 			ends.Reach("taken signed")
 		case f.require:
