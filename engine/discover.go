@@ -537,9 +537,10 @@ func (n *naming) free(at plan.Place, t *providers.Thing, k *schema.Kind, traits 
 }
 
 // Rebuild makes the records of what bears this site's mark, or has an id that only this site gives, and is not recorded. What
-// the document said of it is lost, so the records, as of when, state nothing: the next plan compares with the document alone. The
-// newest incarnation of a resource counts; older ones stay strays. What is external is left to others.
-func (s *Survey) Rebuild(ks schema.Kinds, when time.Time, external ...schema.Resource) []state.Record {
+// the document said of it then is lost, so the records, as of when, state no field: the next plan compares with the document
+// alone. What declared, the document of today, says of a resource's life holds from now on: a protected one does not lose that
+// with the store. The newest incarnation of a resource counts; older ones stay strays. What is external is left to others.
+func (s *Survey) Rebuild(ks schema.Kinds, when time.Time, declared ...schema.Resource) []state.Record {
 	known, had := map[schema.Ref]bool{}, s.recorded()
 	for _, r := range s.Recorded {
 		if !r.Gone {
@@ -553,8 +554,8 @@ func (s *Survey) Rebuild(ks schema.Kinds, when time.Time, external ...schema.Res
 			t := &things[i]
 			ref, incarnation, ours := s.ours(at, t, traits)
 			_, recorded := had.Find(at.Scope, at.Kind, t.ID)
-			others := slices.ContainsFunc(external, func(r schema.Resource) bool {
-				return r.Ref.Scope == at.Scope && r.Ref.Kind == at.Kind && plan.Meant(&r, t)
+			others := slices.ContainsFunc(declared, func(r schema.Resource) bool {
+				return r.External != nil && r.Ref.Scope == at.Scope && r.Ref.Kind == at.Kind && plan.Meant(&r, t)
 			})
 			if !ours || others || known[ref] || recorded || t.Phase == providers.Leaving || found[ref].Incarnation >= incarnation {
 				continue
@@ -565,6 +566,10 @@ func (s *Survey) Rebuild(ks schema.Kinds, when time.Time, external ...schema.Res
 	names := s.recorded()
 	for ref, r := range found {
 		names.Put(ref, r.ID)
+	}
+	lives := make(map[schema.Ref]*schema.Resource, len(declared))
+	for i := range declared {
+		lives[declared[i].Ref] = &declared[i]
 	}
 	records := slices.SortedFunc(maps.Values(found), func(a, b state.Record) int { return a.Ref.Compare(b.Ref) })
 	for i := range records {
@@ -578,6 +583,9 @@ func (s *Survey) Rebuild(ks schema.Kinds, when time.Time, external ...schema.Res
 			return id
 		})
 		r.After = schema.SortRefs(r.After)
+		if d := lives[r.Ref]; d != nil {
+			r.Protect, r.OnRemove, r.Ignore = d.Lifecycle.Protect, d.Lifecycle.OnRemove, d.Lifecycle.Ignore
+		}
 	}
 	return records
 }

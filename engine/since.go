@@ -147,7 +147,7 @@ func (u *undo) overtaken(settled bool) {
 		case r != nil && r.Run != u.run.ID && !u.was(r, s):
 			u.refuse(ref, "undo that run first (converge rollback "+r.Run+")", "run %s has changed it since", r.Run)
 		case r == nil && settled && s.Record != nil && !s.Record.Gone:
-			u.refuse(ref, "record it again (converge state rebuild)", "it is not recorded any more")
+			u.refuse(ref, "", "it is not recorded any more")
 		}
 	}
 }

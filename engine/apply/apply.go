@@ -233,9 +233,10 @@ func (r *run) interrupted(ctx context.Context, err error) (state.Run, []event.Di
 	return run, ds, errors.Join(err, serr)
 }
 
-// describe tells those who wait for the lock what is going on. That nobody can be told stops nothing.
+// describe tells those who wait for the lock what is going on, and as of when: it is said once in a while, and stays when the
+// process dies. That nobody can be told stops nothing.
 func (r *run) describe(doing string) {
-	text := fmt.Sprintf("%s run %s, %d of %d steps done", doing, r.Run.ID, r.finished(), len(r.Plan.Steps))
+	text := fmt.Sprintf("%s run %s, %d of %d steps done by %s", doing, r.Run.ID, r.finished(), len(r.Plan.Steps), time.Now().UTC().Format("15:04:05 UTC"))
 	if err := r.Lock.Describe(r.effects, r.Run.ID, text); err != nil {
 		r.Logger.Warn("describing the lock", "error", err)
 	}

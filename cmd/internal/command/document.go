@@ -6,6 +6,7 @@ import (
 	"encoding/json"
 	"errors"
 	"fmt"
+	"slices"
 	"strconv"
 	"strings"
 
@@ -168,21 +169,23 @@ func (s *session) external(ctx context.Context) ([]schema.Resource, error) {
 	if err != nil {
 		return nil, err
 	}
+	rs, err := s.resources(ctx)
+	return slices.DeleteFunc(rs, func(r schema.Resource) bool { return r.External == nil }), err
+}
+
+// resources gives what the newest document declares, external or not; none when there is no document.
+func (s *session) resources(ctx context.Context) ([]schema.Resource, error) {
+	if _, err := s.store.Head(ctx); err != nil {
+		if errors.Is(err, state.ErrNotFound) {
+			err = nil
+		}
+		return nil, err
+	}
 	doc, err := s.stored(ctx, 0)
 	if err != nil {
 		return nil, err
 	}
-	return externals(doc), nil
-}
-
-// externals lists what a document only refers to.
-func externals(doc *schema.Document) (rs []schema.Resource) {
-	for _, r := range doc.Resources {
-		if r.External != nil {
-			rs = append(rs, r)
-		}
-	}
-	return rs
+	return doc.Resources, nil
 }
 
 // headOf gives the head of a document that has a serial.

@@ -117,7 +117,7 @@ func (a *app) checkKinds(patterns []string) error {
 // An owner is the site that a command looks at, by the documents that were named, else by the newest one in the store.
 type owner struct {
 	load.Head
-	external []schema.Resource // what the document only refers to
+	declared []schema.Resource // of the documents that were named
 }
 
 // whose opens the store of a site, and says which one that is.
@@ -130,7 +130,7 @@ func (a *app) whose(ctx context.Context, documents []string, m missing) (s *sess
 		if s, err = a.openOr(ctx, doc, documents, m); err != nil {
 			return nil, of, err
 		}
-		of.external = externals(doc)
+		of.declared = doc.Resources
 		of.Head, err = headOf(doc.Site.Serial, doc.JSON)
 		return s, of, err
 	}
@@ -141,9 +141,7 @@ func (a *app) whose(ctx context.Context, documents []string, m missing) (s *sess
 	if err != nil {
 		return nil, of, err
 	}
-	if of.Head, err = s.head(ctx); err == nil {
-		of.external, err = s.external(ctx)
-	}
+	of.Head, err = s.head(ctx)
 	return s, of, err
 }
 

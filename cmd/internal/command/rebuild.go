@@ -24,9 +24,10 @@ store was lost, or lost some of it. Records that are there stay as they are, and
 the document says is external is left to others.
 
 What the documents said of these things is not known any more, so drift shows only which
-of them are gone, until the next apply compares the document with what is there. The
-site is that of DOC, or of the store. After the loss of a whole store say so as well:
-converge state restored.`,
+of them are gone, until the next apply compares the document with what is there. What
+DOC, or the document in the store, says now of protect, on_remove and ignore holds at
+once. The site is that of DOC, or of the store. After the loss of a whole store say so
+as well: converge state restored.`,
 		Example: `  converge state rebuild -dry-run site.cue
   converge state rebuild site.cue`,
 	}
@@ -40,13 +41,18 @@ converge state restored.`,
 		if of.Site.ID == "" {
 			return &view.Problem{What: "the id of the site is not known", Fix: "Name the site's document, or any with the same site.id: converge state rebuild site.cue"}
 		}
+		if len(args) == 0 {
+			if of.declared, err = s.resources(ctx); err != nil {
+				return err
+			}
+		}
 		return s.locked(ctx, "state rebuild", func(lock *state.Lock) error {
 			survey, err := s.survey(ctx, of.Site)
 			if err != nil {
 				return err
 			}
 			now := time.Now().UTC()
-			records := survey.Rebuild(a.kinds, now, of.external...)
+			records := survey.Rebuild(a.kinds, now, of.declared...)
 			refs := make([]string, len(records))
 			for i := range records {
 				refs[i] = records[i].Ref.String()

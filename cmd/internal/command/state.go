@@ -219,12 +219,19 @@ converge state rebuild finds them under that.`,
 			if err != nil {
 				return err
 			}
+			held, guard, err := s.moveHolds(ctx, args[0], to)
+			if err != nil {
+				return err
+			}
 			if !dry {
-				if _, err := lock.Commit(ctx, nil, ops); err != nil {
+				if _, err := lock.Commit(ctx, guard, append(ops, held...)); err != nil {
 					return err
 				}
 			}
 			text := fmt.Sprintf("%s %s to %s. The thing itself stays as it is; a mark on it follows with the next apply.\n", verb(dry, "Moved", "Would move"), args[0], to)
+			if len(held) > 0 {
+				text += "The hold on it goes with it.\n"
+			}
 			return a.did(dry, map[string]any{"from": args[0], "to": to, "dry_run": dry}, text)
 		})
 	}
@@ -273,8 +280,32 @@ func (s *session) move(ctx context.Context, kinds schema.Kinds, from string, to 
 		}
 		ops = append(ops, s.store.RecordOp(other))
 	}
-	if len(ops) > state.MaxOps {
+	if len(ops) > state.MaxOps-maxHolds {
 		return nil, &view.Problem{What: fmt.Sprintf("%d resources refer to %s: too many to change at once", len(ops)-2, was), Fix: "Rename it in the document and let it be made anew, or keep its name."}
 	}
 	return ops, nil
+}
+
+// maxHolds is how many operations moving the holds of a resource takes at most: it has one from each side.
+const maxHolds = 4
+
+// moveHolds gives the operations that let the holds of a resource go with it to its new name, and what must still be true
+// when they are carried out: nobody has held it, or let go of it, since.
+func (s *session) moveHolds(ctx context.Context, from string, to schema.Ref) (ops []state.Op, guard []state.Guard, err error) {
+	stops, err := s.store.Stops(ctx)
+	if err != nil {
+		return nil, nil, err
+	}
+	for _, h := range stops.Holds {
+		if h.Scope != from {
+			continue
+		}
+		ops = append(ops, s.store.ReleaseOp(h))
+		h.Scope = to.String()
+		if !slices.ContainsFunc(stops.Holds, func(o state.Hold) bool { return o.Scope == h.Scope && o.ByHand() == h.ByHand() }) {
+			ops = append(ops, s.store.HoldOp(h))
+		}
+	}
+	was, err := schema.ParseRef(from)
+	return ops, stops.Guard(nil, was, ""), err
 }
