@@ -15,6 +15,10 @@ import (
 // judge compares what is there right before a call with what the call expects. Over means that no call is to be made.
 func (w *worker) judge(ctx context.Context, have *providers.Thing) (res result, over bool) {
 	here := have != nil && have.Phase != providers.Leaving
+	var taken []string
+	if here && w.touched != nil {
+		taken = w.meanwhile(have)
+	}
 	switch w.action {
 	case plan.Delete:
 		switch {
@@ -60,6 +64,8 @@ func (w *worker) judge(ctx context.Context, have *providers.Thing) (res result, 
 			return w.failed(w.conflict(errTaken)), true
 		case len(w.unmet(have)) == 0:
 			return w.await(ctx), true
+		case len(taken) > 0:
+			return w.partial(w.conflict("somebody has changed "+strings.Join(taken, ", ")+" since the run did"), have), true
 		case w.unsure:
 		case w.before != nil && have.Spec.Digest() != w.before.Digest():
 			return w.refuse(w.conflict("it changed since the plan was made")), true

@@ -258,12 +258,9 @@ func (w *worker) differs(have *providers.Thing, before schema.Object) string {
 	if before = diff.Spare(before, is, w.ignore); diff.Same(is, before) {
 		return ""
 	}
-	same := func(_, id string) string { return id }
 	var paths []string
-	for _, c := range append(diff.Compare(w.kind, before, is, nil, nil, same), diff.Compare(w.kind, is, before, nil, nil, same)...) {
-		if !slices.Contains(paths, c.Path) {
-			paths = append(paths, c.Path)
-		}
+	for _, c := range diff.Between(w.kind, before, is, func(_, id string) string { return id }) {
+		paths = append(paths, c.Path)
 	}
 	return "it is not as before: " + strings.Join(paths, ", ")
 }

@@ -5,7 +5,6 @@ import (
 	"context"
 	"errors"
 	"fmt"
-	"maps"
 	"runtime/debug"
 	"strings"
 	"time"
@@ -64,6 +63,7 @@ type worker struct {
 	sent        bool     // the call was accepted: the secrets that never come back are as they were sent
 	ignore      []string // what is ignored of the spec: nobody asks how it is afterwards, and an undo leaves it so
 	touched     []string // undone update: the fields that the step changed; what others changed meanwhile stays
+	seen        string   // undone update: digest of what was seen when the step was done; empty when it did not come to that
 	last        journal.Record
 	begun       time.Time
 }
@@ -158,6 +158,9 @@ func (r *run) turn(w *worker, did journal.Standing) {
 		w.touched = []string{}
 		for _, c := range s.Changes {
 			w.touched = append(w.touched, c.Field())
+		}
+		if did.Finished() {
+			w.seen = did.Outcome.Seen
 		}
 		w.unsure = true // what is there is our change, whole or in part
 		w.stated, w.dropped = pick(w.before, w.touched), pick(r.resolve(s.Ref, s.After, r.ids), w.touched)
@@ -519,12 +522,7 @@ func (w *worker) call(ctx context.Context, action plan.Action, want schema.Objec
 		c.Have, c.Version = have.Spec, have.Version
 	}
 	if w.touched != nil {
-		c.Want = have.Spec.Clone()
-		for _, f := range w.touched {
-			delete(c.Want, f)
-		}
-		maps.Copy(c.Want, diff.Spare(w.stated, pick(have.Spec, w.touched), w.ignore))
-		c.Want = sealed.Assume(w.kind, c.Want, w.step.Want) // a far side that replaces everything must not lose them
+		c.Want = sealed.Assume(w.kind, w.back(have), w.step.Want) // a far side that replaces everything must not lose them
 	}
 	verb := map[plan.Action]func(context.Context, providers.Call) error{
 		plan.Create: w.served.Kind.Create, plan.Update: w.served.Kind.Update, plan.Delete: w.served.Kind.Delete,
