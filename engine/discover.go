@@ -541,9 +541,11 @@ func (n *naming) free(at plan.Place, t *providers.Thing, k *schema.Kind, traits 
 // alone. What declared, the document of today, says of a resource's life holds from now on: a protected one does not lose that
 // with the store. The newest incarnation of a resource counts; older ones stay strays. What is external is left to others.
 func (s *Survey) Rebuild(ks schema.Kinds, when time.Time, declared ...schema.Resource) []state.Record {
-	known, had := map[schema.Ref]bool{}, s.recorded()
+	known, left, had := map[schema.Ref]bool{}, map[string]bool{}, s.recorded()
 	for _, r := range s.Recorded {
-		if !r.Gone {
+		if r.Gone {
+			left[r.ID] = r.ID != "" // to others, marked as it is
+		} else {
 			known[r.Ref] = true
 		}
 	}
@@ -557,7 +559,7 @@ func (s *Survey) Rebuild(ks schema.Kinds, when time.Time, declared ...schema.Res
 			others := slices.ContainsFunc(declared, func(r schema.Resource) bool {
 				return r.External != nil && r.Ref.Scope == at.Scope && r.Ref.Kind == at.Kind && plan.Meant(&r, t)
 			})
-			if !ours || others || known[ref] || recorded || t.Phase == providers.Leaving || found[ref].Incarnation >= incarnation {
+			if !ours || others || left[t.ID] || known[ref] || recorded || t.Phase == providers.Leaving || found[ref].Incarnation >= incarnation {
 				continue
 			}
 			found[ref] = state.Record{Ref: ref, ID: t.ID, Incarnation: incarnation, Spec: schema.Object{}, At: when}

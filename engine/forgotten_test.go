@@ -4,10 +4,12 @@ import (
 	"context"
 	"strings"
 	"testing"
+	"time"
 
 	"converge.dev/converge/engine"
 	"converge.dev/converge/engine/enginetest"
 	"converge.dev/converge/engine/plan"
+	"converge.dev/converge/schema"
 	"converge.dev/converge/state"
 )
 
@@ -63,5 +65,58 @@ func TestForgottenKeepsOldHalf(t *testing.T) {
 	}
 	if p = next(); !p.Empty() || len(p.Unmanaged) > 0 {
 		t.Errorf("there is something left:\n%s", enginetest.Text(p))
+	}
+}
+
+// What on_remove gives up stays, marked as it is, and is no stray from then on: drift is clean, no sweep takes it, no rebuild takes
+// it back. Declared again it is ours again, and undoing that it was given up gives it back as well.
+func TestGivenUpIsNoStray(t *testing.T) {
+	s, ctx := enginetest.New(), t.Context()
+	const guard = "site/far.guard/g"
+	site := schema.Site{Name: "test", ID: enginetest.SiteID}
+	both := s.Document(t, map[string]string{theNet.String(): `{"size":1,"lifecycle":{"on_remove":"forget"}}`, guard: `{}`})
+	one := s.Document(t, map[string]string{guard: `{}`})
+	e := s.Engine(nil)
+	defer e.Close()
+	clean := func(when string) {
+		t.Helper()
+		if r, err := e.Drift(ctx, site); err != nil || !r.Clean() {
+			t.Errorf("%s: drift %+v, %v", when, r, err)
+		}
+		p, err := e.Plan(ctx, one, plan.Options{Sweep: true, Unlimited: true})
+		if err != nil || !p.Empty() {
+			t.Errorf("%s: a sweep would do:\n%s%v", when, enginetest.Text(p), err)
+		}
+	}
+	s.Converge(t, both)
+	p := s.Converge(t, one)
+	clean("given up")
+	survey, err := e.Survey(ctx, site, []engine.Need{{Scope: "site", Provider: "far"}})
+	if err != nil {
+		t.Fatal(err)
+	}
+	if found := survey.Rebuild(s.Kinds, time.Now()); len(found) > 0 {
+		t.Errorf("a rebuild takes back %+v", found)
+	}
+	runs, err := s.Store.Runs(ctx)
+	if err != nil {
+		t.Fatal(err)
+	}
+	if res, err := e.Rollback(ctx, runs[0].ID, engine.ApplyOptions{}); err != nil || res.Run.Status != state.RunReverted {
+		t.Fatalf("undone: %s, %v", res.Run.Status, err)
+	}
+	if again := s.Plan(t, both, plan.Options{}); !again.Empty() {
+		t.Errorf("after it was undone:\n%s", enginetest.Text(again))
+	}
+	s.Release(t)
+	p = s.Converge(t, one)
+	clean("given up again")
+	p = s.Plan(t, both, plan.Options{})
+	if p.Counts().Adopt != 1 || len(p.Steps) != 1 || p.Steps[0].Incarnation != 1 {
+		t.Errorf("declared again:\n%s", enginetest.Text(p))
+	}
+	s.Converge(t, both)
+	if p = s.Plan(t, both, plan.Options{}); !p.Empty() {
+		t.Errorf("declared again, and applied:\n%s", enginetest.Text(p))
 	}
 }

@@ -217,7 +217,8 @@ func (u *undo) compare(in plan.Input) error {
 	}
 	owners := u.owners()
 	for ref, s := range u.steps {
-		if s.Action == plan.Forget && s.Before != nil && u.records[ref] == nil {
+		if r := u.records[ref]; s.Action == plan.Forget && s.Before != nil && (r == nil || r.Gone) {
+			in.Recorded = slices.DeleteFunc(in.Recorded, func(r state.Record) bool { return r.Ref == ref })
 			in.Recorded = append(in.Recorded, asForgotten(s))
 		}
 		if s.Action == plan.Forget || s.Action == plan.Delete {

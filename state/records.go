@@ -24,9 +24,9 @@ type Head struct {
 // A Record is what converge remembers about a resource that it made or adopted.
 type Record struct {
 	Ref         schema.Ref      `json:"ref"`
-	ID          string          `json:"id"`             // external id
+	ID          string          `json:"id"`             // external id; of what is gone only when it was left to others, marked as ours
 	Incarnation int             `json:"incarnation"`    // grows with each creation
-	Gone        bool            `json:"gone,omitempty"` // deleted; kept because its ids cannot be used again
+	Gone        bool            `json:"gone,omitempty"` // deleted, or left to others; kept because its ids cannot be used again
 	Spec        schema.Object   `json:"spec"`           // as last applied; secrets as keyed digests
 	Rest        schema.Object   `json:"rest,omitzero"`  // what else was seen when converge left it, with external ids; nil: not known
 	Left        *Left           `json:"left,omitempty"` // by a run that did not finish with it; nil: it was left as Spec and Rest say

@@ -168,7 +168,7 @@ func (m *maker) sweep() {
 		for i := range things {
 			t := &things[i]
 			given := served && traits.UsedOnce() && t.Mark.Site == m.plan.Site.ID && t.Phase != providers.Leaving && t.Mark.Incarnation < born[t.Mark.Ref]
-			if !given || t.Mark.Ref.Kind != at.Kind {
+			if !given || t.Mark.Ref.Kind != at.Kind || m.leftToOthers(t) {
 				continue
 			}
 			it := &item{ref: t.Mark.Ref, kind: m.in.Kinds[at.Kind], traits: traits, thing: t, born: t.Mark.Incarnation}

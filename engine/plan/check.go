@@ -134,7 +134,7 @@ func (s *Step) wrong(p *Plan) string {
 		return "what it starts from is not what such a step starts from"
 	case makes && (s.Record == nil || s.Record.Gone || s.Record.ID != s.ExternalID || s.Record.Incarnation != s.Incarnation):
 		return "it does not record what it makes"
-	case s.Action == Forget && (s.Record != nil || s.Prior == nil || s.Prior.Gone):
+	case s.Action == Forget && (s.Record != nil && (!s.Record.Gone || s.Record.ID != s.ExternalID) || s.Prior == nil || s.Prior.Gone):
 		return "it forgets nothing"
 	case s.Action == Delete && !s.Stray && s.Record != nil && !s.Record.Gone:
 		return "it records what it deletes"

@@ -392,6 +392,9 @@ func (m *maker) emitRemoved(it *item) {
 	forget := func(reason string) {
 		s := m.step(it, Forget, reason)
 		s.Record = nil
+		if it.thing != nil && it.thing.Mark.Site == m.plan.Site.ID { // its mark stays, and makes it no stray
+			s.Record = &state.Record{Ref: it.ref, ID: it.thing.ID, Incarnation: it.born, Gone: true}
+		}
 		m.add(it, s)
 	}
 	left := "no longer declared"

@@ -299,7 +299,7 @@ func (m *maker) foreign() {
 			if it := m.byRef[schema.Ref{Scope: at.Scope, Kind: at.Kind, Name: t.Name}]; it != nil && it.refused {
 				continue
 			}
-			ours := t.Mark.Site == m.plan.Site.ID && !t.Mark.IsZero()
+			ours := t.Mark.Site == m.plan.Site.ID && !t.Mark.IsZero() && !m.leftToOthers(t)
 			if ours && m.in.Begun[t.Mark.Ref] { // an open run made it, and has not recorded it yet
 				continue
 			}
@@ -310,4 +310,10 @@ func (m *maker) foreign() {
 		x, y := schema.Ref{Scope: a.Scope, Kind: a.Kind, Name: a.ID}, schema.Ref{Scope: b.Scope, Kind: b.Kind, Name: b.ID}
 		return x.Compare(y)
 	})
+}
+
+// leftToOthers reports whether a thing that bears a mark of ours was given up on purpose, so that it is no stray.
+func (m *maker) leftToOthers(t *providers.Thing) bool {
+	r := m.prior(t.Mark.Ref)
+	return r != nil && r.Gone && r.ID == t.ID
 }
