@@ -2,6 +2,7 @@ package engine_test
 
 import (
 	"fmt"
+	"maps"
 	"slices"
 	"strings"
 	"testing"
@@ -206,5 +207,98 @@ func TestUndoLeavesIgnored(t *testing.T) {
 				}
 			})
 		}
+	}
+}
+
+// What others made a thing refer to, where the document ignores that, is removed after it all the same.
+func TestRemovedAfterWhatIsSeenToReferToIt(t *testing.T) {
+	for _, parallel := range []int{1, 8} {
+		s := enginetest.New()
+		s.Converge(t, s.Document(t, map[string]string{
+			theNet.String(): `{}`, "site/far.guard/a": `{}`, "site/far.guard/b": `{}`, "site/far.guard/z": `{}`,
+			"site/far.host/h": `{"net":"n","guard":"b","lifecycle":{"ignore":["guard"]}}`,
+		}))
+		rec := func(kind, name string) string {
+			r, err := s.Store.Record(t.Context(), schema.Ref{Scope: schema.ScopeSite, Kind: kind, Name: name})
+			if err != nil {
+				t.Fatal(err)
+			}
+			return r.ID
+		}
+		host := thingOf(t, s, schema.ScopeSite, "far.host", rec("far.host", "h"))
+		host.Spec = host.Spec.Clone()
+		host.Spec["guard"] = rec("far.guard", "a")
+		if err := s.World.Put(schema.ScopeSite, "far.host", host); err != nil {
+			t.Fatal(err)
+		}
+		p := s.Plan(t, s.Document(t, map[string]string{theNet.String(): `{}`, "site/far.guard/z": `{}`}), plan.Options{})
+		e := s.Engine(func(o *engine.Options) { o.Parallelism = parallel })
+		res, err := e.Apply(t.Context(), p, engine.ApplyOptions{Approve: p.Approval()})
+		if err != nil || res.Run.Status != state.RunApplied {
+			t.Errorf("%d at a time it ended %s: %s %v\n%s", parallel, res.Run.Status, res.Run.Message, err, enginetest.Text(p))
+		}
+		e.Close()
+	}
+}
+
+// A replaced thing is made anew with what the document ignores as it is, not as the document says; and after what it refers to
+// there. A reference to what goes is not taken along.
+func TestReplacedWithWhatIsIgnored(t *testing.T) {
+	const ignoring = `,"lifecycle":{"ignore":["size","labels.by","labels.more","guard"]}}`
+	for name, c := range map[string]struct {
+		next        map[string]string // beside the host and the nets
+		guard       string
+		wantedGuard string
+	}{
+		"what it refers to stays":   {map[string]string{"site/far.guard/a": `{}`, "site/far.guard/b": `{}`}, "a", "a"},
+		"what it refers to changes": {map[string]string{"site/far.guard/a": `{"size":5}`, "site/far.guard/b": `{}`}, "a", "a"},
+		"what it refers to goes":    {map[string]string{"site/far.guard/b": `{}`}, "a", "b"},
+		"a stranger's":              {map[string]string{"site/far.guard/a": `{}`, "site/far.guard/b": `{}`}, "", "stranger"},
+	} {
+		t.Run(name, func(t *testing.T) {
+			s := enginetest.New()
+			doc := func(net string, more map[string]string) *schema.Document {
+				d := map[string]string{theNet.String(): `{}`, "site/far.net/m": `{}`, "site/far.host/h": `{"net":"` + net + `","guard":"b","size":1,"labels":{"by":"us","env":"prod"}` + ignoring}
+				maps.Copy(d, more)
+				return s.Document(t, d)
+			}
+			rec := func(kind, name string) string {
+				r, err := s.Store.Record(t.Context(), schema.Ref{Scope: schema.ScopeSite, Kind: kind, Name: name})
+				if err != nil {
+					t.Fatal(err)
+				}
+				return r.ID
+			}
+			s.Converge(t, doc("n", map[string]string{"site/far.guard/a": `{}`, "site/far.guard/b": `{}`}))
+			if err := s.World.Put(schema.ScopeSite, "far.guard", providers.Thing{ID: "stranger", Name: "x", Spec: schema.Object{}, Phase: providers.Ready}); err != nil {
+				t.Fatal(err)
+			}
+			guard := "stranger"
+			if c.guard != "" {
+				guard = rec("far.guard", c.guard)
+			}
+			host := thingOf(t, s, schema.ScopeSite, "far.host", rec("far.host", "h"))
+			host.Spec = host.Spec.Clone()
+			host.Spec["guard"], host.Spec["size"], host.Spec["labels"] = guard, int64(9), map[string]any{"by": "others", "more": "theirs", "env": "prod"}
+			if err := s.World.Put(schema.ScopeSite, "far.host", host); err != nil {
+				t.Fatal(err)
+			}
+			next := doc("m", c.next)
+			p := s.Plan(t, next, plan.Options{Unlimited: true})
+			res, err := s.Apply(p, engine.ApplyOptions{Approve: p.Approval()})
+			if err != nil || res.Run.Status != state.RunApplied {
+				t.Fatalf("%s %s %v\n%s", res.Run.Status, res.Run.Message, err, enginetest.Text(p))
+			}
+			want := schema.Object{"net": rec("far.net", "m"), "size": int64(9), "labels": map[string]any{"by": "others", "more": "theirs", "env": "prod"}, "guard": "stranger"}
+			if c.wantedGuard != "stranger" {
+				want["guard"] = rec("far.guard", c.wantedGuard)
+			}
+			if have := thingOf(t, s, schema.ScopeSite, "far.host", rec("far.host", "h")).Spec; !diff.Same(have, want) {
+				t.Errorf("made anew as %v, want %v", have, want)
+			}
+			if again := s.Plan(t, next, plan.Options{}); !again.Empty() {
+				t.Errorf("planned again:\n%s", enginetest.Text(again))
+			}
+		})
 	}
 }

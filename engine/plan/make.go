@@ -433,7 +433,7 @@ func (m *maker) emitReplace(it *item) {
 	if it.handover { // what refers to it goes over to the new one before the old one goes
 		m.emitCreate(it, it.born+1, it.replace)
 		made := &m.plan.Steps[len(m.plan.Steps)-1]
-		made.Replace, made.Beside, made.Changes = true, true, it.changes
+		made.Replace, made.Beside, made.Changes, made.After = true, true, it.changes, m.carried(it, made.After)
 		s.Stray, s.Record = true, made.Record
 		s.Needs = append(s.Needs, len(m.plan.Steps)-1)
 		m.add(it, s)
@@ -442,8 +442,29 @@ func (m *maker) emitReplace(it *item) {
 	m.add(it, s)
 	m.emitCreate(it, it.born+1, it.replace)
 	made := &m.plan.Steps[len(m.plan.Steps)-1]
-	made.Replace, made.Changes = true, it.changes
+	made.Replace, made.Changes, made.After = true, it.changes, m.carried(it, made.After)
 	made.Needs = append(made.Needs, len(m.plan.Steps)-2)
+}
+
+// carried gives what a replaced thing is made anew as: what the document ignores is as the old one has it, for others have seen to
+// that. What nobody can see of the old one, and a reference to what this plan removes, is as the document says.
+func (m *maker) carried(it *item, after schema.Object) schema.Object {
+	is := diff.Named(it.kind, it.thing.Spec, m.names.In(it.ref.Scope))
+	lost := func(path string) bool {
+		name := diff.Change{Path: path}.Field()
+		f := it.kind.Field(name)
+		if f == nil || f.Computed || sealed.Holds(f) || slices.Contains(it.thing.Unfilled, name) {
+			return true
+		}
+		k, gone := schema.Kind{Fields: []schema.Field{*f}}, false
+		k.EachRef(schema.Object{name: schema.Clone(it.thing.Spec[name])}, func(kind, id string) string {
+			r, ok := m.names.Find(it.ref.Scope, kind, id)
+			gone = gone || ok && m.byRef[r] != nil && m.byRef[r].desired == nil
+			return id
+		})
+		return gone
+	}
+	return diff.Spare(after, is, slices.DeleteFunc(it.ignored(), lost))
 }
 
 func (m *maker) removal(it *item, reason string) Step {

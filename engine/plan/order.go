@@ -59,6 +59,63 @@ func (m *maker) connect() {
 			}
 		}
 	}
+	m.connectSeen()
+	m.connectCarried()
+}
+
+// connectCarried lets what is made anew wait for what it refers to like the old one, although the document does not say so.
+func (m *maker) connectCarried() {
+	for _, it := range m.items {
+		mine, ok := m.at[it.ref]
+		if !ok || it.replace == "" || mine.make < 0 || len(it.desired.Lifecycle.Ignore) == 0 {
+			continue
+		}
+		it.kind.EachRef(m.plan.Steps[mine.make].After.Clone(), func(kind, name string) string {
+			for _, scope := range []string{it.ref.Scope, schema.ScopeSite} {
+				h, ok := m.at[schema.Ref{Scope: scope, Kind: kind, Name: name}]
+				if ok && h.make >= 0 && !m.waitsFor(h.make, mine.make) {
+					m.need(mine.make, h.make)
+				}
+			}
+			return name
+		})
+	}
+}
+
+// connectSeen lets what is removed wait for the removal of what is seen to refer to it, whether or not that is recorded: others
+// may have made it refer to that, in a field that is ignored for example. It adds nothing that would turn the order round.
+func (m *maker) connectSeen() {
+	for _, it := range m.items {
+		mine, ok := m.at[it.ref]
+		if !ok || mine.remove < 0 || it.thing == nil || m.plan.Steps[mine.remove].Action != Delete {
+			continue
+		}
+		it.kind.EachRef(it.thing.Spec.Clone(), func(kind, id string) string {
+			if r, ok := m.names.Find(it.ref.Scope, kind, id); ok && !slices.Contains(it.refs(), r) {
+				if h, ok := m.at[r]; ok && h.remove >= 0 && !m.waitsFor(mine.remove, h.remove) {
+					m.need(h.remove, mine.remove)
+				}
+			}
+			return id
+		})
+	}
+}
+
+// waitsFor reports whether a step comes after another one, by what it needs or by what that needs.
+func (m *maker) waitsFor(step, other int) bool {
+	seen := map[int]bool{}
+	var walk func(i int) bool
+	walk = func(i int) bool {
+		if i == other {
+			return true
+		}
+		if seen[i] {
+			return false
+		}
+		seen[i] = true
+		return slices.ContainsFunc(m.plan.Steps[i].Needs, walk)
+	}
+	return walk(step)
 }
 
 // narrow keeps the steps that -target and -exclude leave, and drops those that need something unknown or refused. What is

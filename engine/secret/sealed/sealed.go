@@ -27,7 +27,9 @@ func IsDigest(s string) bool {
 // Held reports whether a kind has secret fields.
 func Held(k *schema.Kind) bool { return slices.ContainsFunc(k.Fields, held) }
 
-// held reports whether a field, or anything below it, is secret.
+// Holds reports whether a field, or anything below it, is secret.
+func Holds(f *schema.Field) bool { return held(*f) }
+
 func held(f schema.Field) bool {
 	return f.Secret || (f.Elem != nil && held(*f.Elem)) || slices.ContainsFunc(f.Fields, held)
 }
