@@ -562,7 +562,11 @@ func (s *Survey) Rebuild(ks schema.Kinds, when time.Time, declared ...schema.Res
 			if !ours || others || left[t.ID] || known[ref] || recorded || t.Phase == providers.Leaving || found[ref].Incarnation >= incarnation {
 				continue
 			}
-			found[ref] = state.Record{Ref: ref, ID: t.ID, Incarnation: incarnation, Spec: schema.Object{}, At: when}
+			r := state.Record{Ref: ref, ID: t.ID, Incarnation: incarnation, Spec: schema.Object{}, At: when}
+			if traits.Named() && t.Name != ref.Name && t.Name != t.ID {
+				r.Name = t.Name
+			}
+			found[ref] = r
 		}
 	}
 	names := s.recorded()

@@ -22,7 +22,7 @@ func TestMoved(t *testing.T) {
 		t.Fatal(err)
 	}
 	forget := s.Store.ForgetOp(old)
-	r.Ref = now
+	r.Move(now)
 	if _, err := s.Store.Commit(ctx, nil, []state.Op{forget, s.Store.RecordOp(r)}); err != nil {
 		t.Fatal(err)
 	}

@@ -612,7 +612,7 @@ func sameRecord(a, b *state.Record) bool {
 	if a == nil || b == nil {
 		return a == b
 	}
-	return a.ID == b.ID && a.Incarnation == b.Incarnation && a.Gone == b.Gone && a.Run == b.Run && diff.Same(a.Spec, b.Spec)
+	return a.ID == b.ID && a.Incarnation == b.Incarnation && a.Gone == b.Gone && a.Name == b.Name && a.Run == b.Run && diff.Same(a.Spec, b.Spec)
 }
 
 // externalNames gives the names under which a plan knows the things that its specs refer to.

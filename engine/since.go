@@ -196,7 +196,7 @@ func alike(a, b *state.Record) bool {
 	if a == nil || b == nil || a.Gone || b.Gone {
 		return (a == nil || a.Gone) == (b == nil || b.Gone)
 	}
-	return a.Incarnation == b.Incarnation && a.Protect == b.Protect && a.OnRemove == b.OnRemove && slices.Equal(a.After, b.After) && slices.Equal(a.Ignore, b.Ignore) &&
+	return a.Incarnation == b.Incarnation && a.Protect == b.Protect && a.OnRemove == b.OnRemove && slices.Equal(a.After, b.After) && slices.Equal(a.Ignore, b.Ignore) && a.Name == b.Name &&
 		diff.Same(a.Spec, b.Spec)
 }
 

@@ -213,7 +213,7 @@ func TestRollbackOverWhatHappenedSince(t *testing.T) {
 				t.Fatal(err)
 			}
 			forget := s.Store.ForgetOp(rec.Ref)
-			rec.Ref.Name = "renamed"
+			rec.Move(schema.Ref{Scope: "site", Kind: "far.net", Name: "renamed"})
 			if _, err := s.Store.Commit(ctx, nil, []state.Op{forget, s.Store.RecordOp(rec)}); err != nil {
 				t.Fatal(err)
 			}

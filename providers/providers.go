@@ -20,6 +20,7 @@
 package providers
 
 import (
+	"cmp"
 	"context"
 	"errors"
 	"fmt"
@@ -57,6 +58,7 @@ type Kind interface {
 type Call struct {
 	Ref     schema.Ref    // for messages
 	ID      string        // external id
+	Name    string        // Create, Update: what the thing is to be called, where it has a name beside its id; empty: like its ref
 	Mark    Mark          // to be written on the thing where the kind has a place for it; zero in Update: to be taken away
 	Want    schema.Object // Create, Update: the spec to have afterwards; read only
 	Have    schema.Object // Update, Delete: the spec seen right before; read only
@@ -70,6 +72,9 @@ type Call struct {
 type Answer struct {
 	ID string // the id that it chose instead of the caller's; empty: none
 }
+
+// Called gives what the thing of a Create or Update is to be called.
+func (c *Call) Called() string { return cmp.Or(c.Name, c.Ref.Name) }
 
 // Chose notes that the far side made the thing of a Create under another id than c.ID. An empty id, or c.ID, says nothing.
 func (c *Call) Chose(id string) {
@@ -239,6 +244,9 @@ type Traits struct {
 	UndoCreate, UndoUpdate, UndoDelete Revert // what undoing each verb means; zero is Never, for caution
 	Reach                              Reach  // what a mistake can cut off
 }
+
+// Named reports whether a thing has a name beside its id, which an update writes: others may call it something else meanwhile.
+func (t Traits) Named() bool { return t.ID == "" && t.Update != Never }
 
 // UsedOnce reports whether an id is never used again after its thing was deleted: because the far side would refuse it, or
 // because the engine chooses a new one for each incarnation, so that a call which arrives late meets nothing newer.

@@ -1,6 +1,7 @@
 package state
 
 import (
+	"cmp"
 	"fmt"
 	"time"
 
@@ -25,6 +26,7 @@ type Head struct {
 type Record struct {
 	Ref         schema.Ref      `json:"ref"`
 	ID          string          `json:"id"`             // external id; of what is gone only when it was left to others, marked as ours
+	Name        string          `json:"name,omitempty"` // what it is called over there, where that is not its name here: it was taken over by its id
 	Incarnation int             `json:"incarnation"`    // grows with each creation
 	Gone        bool            `json:"gone,omitempty"` // deleted, or left to others; kept because its ids cannot be used again
 	Spec        schema.Object   `json:"spec"`           // as last applied; secrets as keyed digests
@@ -36,6 +38,17 @@ type Record struct {
 	Ignore      []string        `json:"ignore,omitempty"` // paths of the spec that are never compared, sorted
 	Run         string          `json:"run"`              // that last changed it; empty while it is known only by its mark, since a rebuild
 	At          time.Time       `json:"at"`
+}
+
+// Called is what the thing of a record is called over there.
+func (r *Record) Called() string { return cmp.Or(r.Name, r.Ref.Name) }
+
+// Move gives the record another resource of its scope and kind; the thing is called what it was.
+func (r *Record) Move(to schema.Ref) {
+	called := r.Called()
+	if r.Ref, r.Name = to, called; called == to.Name {
+		r.Name = ""
+	}
 }
 
 // Left is how a run that ended partial last saw a resource that it had begun to change, or to put back: neither as it was nor

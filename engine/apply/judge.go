@@ -67,6 +67,8 @@ func (w *worker) judge(ctx context.Context, have *providers.Thing) (res result, 
 		case len(taken) > 0:
 			return w.partial(w.conflict("somebody has changed "+strings.Join(taken, ", ")+" since the run did"), have), true
 		case w.unsure:
+		case w.name != "" && have.Name != w.unnamed:
+			return w.refuse(w.conflict(fmt.Sprintf("it is called %q since the plan was made", have.Name))), true
 		case w.before != nil && have.Spec.Digest() != w.before.Digest():
 			return w.refuse(w.conflict("it changed since the plan was made")), true
 		}

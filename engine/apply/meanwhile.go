@@ -4,6 +4,7 @@ import (
 	"slices"
 
 	"converge.dev/converge/engine/diff"
+	"converge.dev/converge/engine/plan"
 	"converge.dev/converge/engine/secret/sealed"
 	"converge.dev/converge/providers"
 	"converge.dev/converge/schema"
@@ -12,8 +13,14 @@ import (
 // meanwhile tells what others have made of what the step had changed, between its end and the first call that undoes it: that
 // is not written over. What they changed beside it is no matter of the call; it stays, and the run says that it is not as before.
 func (w *worker) meanwhile(have *providers.Thing) (taken []string) {
-	if w.seen == "" || w.called || have.Spec.Digest() == w.seen {
+	if w.seen == "" || w.called {
 		return nil
+	}
+	if w.name != "" && have.Name != w.name && have.Name != w.unnamed {
+		taken = append(taken, plan.NamePath)
+	}
+	if have.Spec.Digest() == w.seen {
+		return taken
 	}
 	same := func(_, id string) string { return id }
 	is := pick(sealed.Assume(w.kind, diff.Assume(have.Spec, have.Unfilled, w.dropped), w.dropped), w.touched)

@@ -255,12 +255,17 @@ func (w *worker) differs(have *providers.Thing, before schema.Object) string {
 	}
 	w.kind.Normalize(have.Spec)
 	is := have.Spec
-	if before = diff.Spare(before, is, w.ignore); diff.Same(is, before) {
+	before = diff.Spare(before, is, w.ignore)
+	renamed := w.name != "" && have.Name != w.name
+	if diff.Same(is, before) && !renamed {
 		return ""
 	}
 	var paths []string
 	for _, c := range diff.Between(w.kind, before, is, func(_, id string) string { return id }) {
 		paths = append(paths, c.Path)
+	}
+	if renamed {
+		paths = append(paths, plan.NamePath)
 	}
 	return "it is not as before: " + strings.Join(paths, ", ")
 }

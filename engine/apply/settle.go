@@ -156,7 +156,7 @@ func (w *worker) moved(had, have *providers.Thing) bool {
 	case plan.Delete:
 		return !here
 	}
-	return here && had != nil && (have.Spec.Digest() != had.Spec.Digest() || have.Mark != had.Mark)
+	return here && had != nil && (have.Spec.Digest() != had.Spec.Digest() || have.Mark != had.Mark || have.Name != had.Name)
 }
 
 // repeat makes the create whose outcome is unknown again until the answer is definite: accepted, or its id is taken. It

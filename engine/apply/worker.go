@@ -40,6 +40,8 @@ type worker struct {
 
 	id          string
 	incarnation int
+	name        string // what it is to be called afterwards; empty: as it is called
+	unnamed     string // what it may be called until then
 	mark        providers.Mark
 	before      schema.Object // to be seen right before acting, with external ids; nil: nothing
 	want        schema.Object // the whole spec to have, with external ids; nil: nothing
@@ -83,6 +85,10 @@ func (r *run) worker(s *plan.Step, undo bool) *worker {
 		}
 	}
 	w.before = r.resolve(s.Ref, s.Before, r.were)
+	if c := s.Renames(); c != nil {
+		w.name, _ = c.After.(string)
+		w.unnamed, _ = c.Before.(string)
+	}
 	if undo {
 		r.turn(w, at)
 		at = r.sum.Undo[s.ID]
@@ -155,6 +161,7 @@ func (r *run) turn(w *worker, did journal.Standing) {
 		w.stated = w.want
 		w.unsure = did.Open != nil // it may be there still
 	case plan.Update:
+		w.name, w.unnamed = w.unnamed, w.name
 		w.touched = []string{}
 		for _, c := range s.Changes {
 			w.touched = append(w.touched, c.Field())
@@ -492,6 +499,9 @@ func (w *worker) unmet(have *providers.Thing) []string {
 	if w.action == plan.Update && w.served.Traits.Mark && have.Mark != w.mark {
 		paths = append(paths, "its mark")
 	}
+	if w.name != "" && have.Name != w.name {
+		paths = append(paths, "its name")
+	}
 	return paths
 }
 
@@ -518,8 +528,14 @@ func (w *worker) see(ctx context.Context) (*providers.Thing, error) {
 
 func (w *worker) call(ctx context.Context, action plan.Action, want schema.Object, have *providers.Thing) error {
 	c := providers.Call{Ref: w.step.Ref, ID: w.id, Mark: w.mark, Want: want, Key: w.key(), Epoch: w.epoch}
+	if w.record != nil && action == plan.Create {
+		c.Name = w.record.Called()
+	}
 	if have != nil {
 		c.Have, c.Version = have.Spec, have.Version
+		if c.Name = cmp.Or(w.name, have.Name); have.Name == have.ID { // it has none
+			c.Name = w.name
+		}
 	}
 	if w.touched != nil {
 		c.Want = sealed.Assume(w.kind, w.back(have), w.step.Want) // a far side that replaces everything must not lose them

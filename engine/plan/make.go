@@ -138,6 +138,9 @@ func (m *maker) decide() {
 			recorded, it.recordStale = it.record.Spec, true
 		}
 		it.changes = diff.Compare(it.kind, want, it.seen(), recorded, it.desired.Lifecycle.Ignore, m.names.In(it.ref.Scope))
+		if it.named() && it.thing.Name != it.called() {
+			it.changes = append(it.changes, diff.Change{Path: NamePath, Before: it.thing.Name, After: it.called()})
+		}
 		it.replace = whyReplace(it)
 		if it.replace == "" && slices.ContainsFunc(m.in.Options.Replace, func(p string) bool { return Matches(p, it.ref) }) {
 			it.replace = AskedReplace
@@ -203,10 +206,36 @@ func (it *item) seen() schema.Object {
 // drift lists where the thing is no longer as was stated when it was left.
 func (m *maker) drift(it *item) []diff.Change {
 	cs := diff.Compare(it.kind, it.record.Spec, it.seen(), nil, it.desired.Lifecycle.Ignore, m.names.In(it.ref.Scope))
+	if was := it.record.Called(); it.named() && it.thing.Name != was {
+		cs = append(cs, diff.Change{Path: NamePath, Before: it.thing.Name, After: was})
+	}
 	for i := range cs {
 		cs[i].Before, cs[i].After = cs[i].After, cs[i].Before
 	}
 	return cs
+}
+
+// called is what the thing is to be called: like the resource, unless it was taken over by its id and had a name.
+func (it *item) called() string {
+	switch {
+	case it.moved() && it.thing.Name == it.thing.Mark.Ref.Name:
+	case it.record != nil:
+		return it.record.Called()
+	case it.desired.Lifecycle.ID != "" && it.thing != nil && it.thing.ID == it.desired.Lifecycle.ID:
+		return it.thing.Name
+	}
+	return it.ref.Name
+}
+
+// named reports whether the thing has a name that could differ. One that shows none, or its id in place of one, has none that
+// could be told.
+func (it *item) named() bool {
+	return it.traits.Named() && it.thing != nil && it.thing.Name != "" && it.thing.Name != it.thing.ID
+}
+
+// moved reports whether the resource was recorded under another name before, and its mark still says so.
+func (it *item) moved() bool {
+	return it.thing != nil && it.record != nil && it.record.ID == it.thing.ID && !it.thing.Mark.IsZero() && it.thing.Mark.Ref != it.ref && it.traits.Update != providers.Never
 }
 
 // between lists what differs of two specs with external ids, in either direction, without what the far side does by itself.
@@ -315,7 +344,7 @@ func (m *maker) emit() {
 			s.After = s.Before
 			m.add(it, s)
 		case it.traits.Mark && it.thing.Mark.Site == m.plan.Site.ID && it.thing.Mark.Ref != it.ref && it.traits.Update != providers.Never:
-			s := m.step(it, Update, "it has another name now: its mark still says "+it.thing.Mark.Ref.String())
+			s := m.step(it, Update, whyMoved(it))
 			s.After = s.Before
 			m.add(it, s)
 		case it.recordStale:
@@ -369,12 +398,18 @@ func whyUpdate(it *item) string {
 	switch {
 	case it.renewed != "":
 		return it.renewed
+	case it.moved():
+		return whyMoved(it)
 	case it.record == nil:
 		return "taken over, and differs from the document"
 	case it.recordStale:
 		return "the document changed"
 	}
 	return "changed outside converge"
+}
+
+func whyMoved(it *item) string {
+	return "it has another name now: its mark still says " + it.thing.Mark.Ref.String()
 }
 
 func whyAdopt(it *item) string {
@@ -541,10 +576,14 @@ func within(it *item, a Action) time.Duration {
 }
 
 func (m *maker) record(it *item, id string, incarnation int) *state.Record {
-	return &state.Record{
+	r := &state.Record{
 		Ref: it.ref, ID: id, Incarnation: incarnation, Spec: it.desired.Spec, After: it.desired.After,
 		Protect: it.desired.Lifecycle.Protect, OnRemove: it.desired.Lifecycle.OnRemove, Ignore: it.ignored(),
 	}
+	if it.named() && it.thing.ID == id && it.called() != it.ref.Name {
+		r.Name = it.called()
+	}
+	return r
 }
 
 func (m *maker) prior(ref schema.Ref) *state.Record {

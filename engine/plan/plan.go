@@ -31,6 +31,9 @@ import (
 // Format is the version of the saved form. A plan with another format is refused.
 const Format = 1
 
+// NamePath is the path of a change of what a thing is called over there, which is no field of its spec.
+const NamePath = "name"
+
 // Action is what a step does.
 type Action string
 
@@ -339,4 +342,12 @@ func (s *Step) Fingerprint() string {
 		return ""
 	}
 	return s.Before.Digest()
+}
+
+// Renames gives the change of what the thing is called, which an update may make beside others; nil when it makes none.
+func (s *Step) Renames() *diff.Change {
+	if i := slices.IndexFunc(s.Changes, func(c diff.Change) bool { return s.Action == Update && c.Path == NamePath }); i >= 0 {
+		return &s.Changes[i]
+	}
+	return nil
 }

@@ -60,7 +60,7 @@ func (k allocations) create(ctx context.Context, c *providers.Call) error {
 		Attributes:           writeAllocation(c, &forge.ComputeAllocationAttributes{InstanceTypeId: text(c.Want, "instance_type")}),
 	})
 	c.Chose(made.GetAllocation().GetId().GetValue())
-	if status.Code(err) == codes.FailedPrecondition && !k.taken(ctx, tenant, c.Ref.Name) {
+	if status.Code(err) == codes.FailedPrecondition && !k.taken(ctx, tenant, c.Called()) {
 		return earlyError{err} // more machines have to join the type, as this very run may bring about
 	}
 	return err
@@ -76,7 +76,7 @@ func (k allocations) update(ctx context.Context, c *providers.Call, now *forge.C
 	_, err := k.UpdateComputeAllocation(ctx, &forge.UpdateComputeAllocationRequest{
 		Id:                   now.Id,
 		TenantOrganizationId: now.TenantOrganizationId,
-		Metadata:             writeMetadata(c, now.Metadata, c.Ref.Name),
+		Metadata:             writeMetadata(c, now.Metadata, c.Called()),
 		Attributes:           writeAllocation(c, now.Attributes),
 		IfVersionMatch:       &now.Version,
 		UpdatedBy:            now.UpdatedBy,

@@ -80,7 +80,7 @@ func (k extensionServices) create(ctx context.Context, c *providers.Call) error 
 	}
 	made, err := k.CreateDpuExtensionService(ctx, &forge.CreateDpuExtensionServiceRequest{
 		ServiceId:            &c.ID,
-		ServiceName:          c.Ref.Name,
+		ServiceName:          c.Called(),
 		Description:          optional(c.Want, "description"),
 		ServiceType:          forge.DpuExtensionServiceType_KUBERNETES_POD,
 		TenantOrganizationId: text(c.Want, "tenant"),
@@ -113,14 +113,14 @@ func (k extensionServices) update(ctx context.Context, c *providers.Call, now *f
 		return err
 	}
 	latest, description := now.GetLatestVersionInfo(), text(c.Want, "description")
-	described := now.GetServiceName() != c.Ref.Name || now.GetDescription() != description
+	described := now.GetServiceName() != c.Called() || now.GetDescription() != description
 	data := text(c.Want, "manifest") != latest.GetData()
 	observability := writeObservability(c.Want, latest.GetObservability())
 	collected := schema.Object{"": readObservability(observability)}.Digest() != schema.Object{"": readObservability(latest.GetObservability())}.Digest()
 	taken := credential == nil && latest.GetHasCredential()
 	request := &forge.UpdateDpuExtensionServiceRequest{ServiceId: c.ID, IfVersionCtrMatch: &now.VersionCtr}
 	if described {
-		request.ServiceName, request.Description = &c.Ref.Name, &description
+		request.ServiceName, request.Description = proto.String(c.Called()), &description
 	}
 	switch {
 	case taken && (data || collected || described):

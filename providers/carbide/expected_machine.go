@@ -148,7 +148,7 @@ func writeExpectedMachine(c *providers.Call, o *forge.ExpectedMachine) *forge.Ex
 	o.BmcIpAddress = optional(c.Want, "bmc_ip_address")
 	o.ChassisSerialNumber = text(c.Want, "chassis_serial_number")
 	o.FallbackDpuSerialNumbers = words(c.Want, "fallback_dpu_serial_numbers")
-	o.Metadata = writeMetadata(c, o.Metadata, c.Ref.Name)
+	o.Metadata = writeMetadata(c, o.Metadata, c.Called())
 	o.SkuId = optional(c.Want, "sku")
 	o.RackId = writeRack(c, o.RackId)
 	if mode := c.Want["dpu_mode"]; mode != dpuModes.word(o.GetDpuMode()) {

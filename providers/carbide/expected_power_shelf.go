@@ -80,7 +80,7 @@ func writeExpectedShelf(c *providers.Call, o *forge.ExpectedPowerShelf) *forge.E
 	o.BmcRetainCredentials = &retain
 	o.BmcIpAddress = text(c.Want, "bmc_ip_address")
 	o.ShelfSerialNumber = text(c.Want, "shelf_serial_number")
-	o.Metadata = writeMetadata(c, o.Metadata, c.Ref.Name)
+	o.Metadata = writeMetadata(c, o.Metadata, c.Called())
 	o.RackId = writeRack(c, o.RackId)
 	return o
 }

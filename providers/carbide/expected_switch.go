@@ -84,7 +84,7 @@ func writeExpectedSwitch(c *providers.Call, o *forge.ExpectedSwitch) *forge.Expe
 	o.BmcRetainCredentials = &retain
 	o.BmcIpAddress = text(c.Want, "bmc_ip_address")
 	o.SwitchSerialNumber = text(c.Want, "switch_serial_number")
-	o.Metadata = writeMetadata(c, o.Metadata, c.Ref.Name)
+	o.Metadata = writeMetadata(c, o.Metadata, c.Called())
 	o.RackId = writeRack(c, o.RackId)
 	o.NvosUsername = optional(c.Want, "nvos_username")
 	o.NvosPassword = optional(c.Want, "nvos_password")

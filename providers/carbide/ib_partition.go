@@ -78,7 +78,7 @@ func (k ibPartitions) create(ctx context.Context, c *providers.Call) error {
 	made, err := k.CreateIBPartition(ctx, &forge.IBPartitionCreationRequest{
 		Id:       &forge.IBPartitionId{Value: c.ID},
 		Metadata: newMetadata(c),
-		Config:   &forge.IBPartitionConfig{Name: c.Ref.Name, TenantOrganizationId: tenant, Pkey: optional(c.Want, "pkey")},
+		Config:   &forge.IBPartitionConfig{Name: c.Called(), TenantOrganizationId: tenant, Pkey: optional(c.Want, "pkey")},
 	})
 	c.Chose(made.GetId().GetValue())
 	if k.early(ctx, tenant, err) {
@@ -115,9 +115,9 @@ func (k ibPartitions) update(ctx context.Context, c *providers.Call, now *forge.
 	if config == nil {
 		config = &forge.IBPartitionConfig{TenantOrganizationId: text(c.Want, "tenant")}
 	}
-	config.Name = c.Ref.Name
+	config.Name = c.Called()
 	_, err := k.UpdateIBPartition(ctx, &forge.IBPartitionUpdateRequest{
-		Id: now.Id, Config: config, IfVersionMatch: &now.ConfigVersion, Metadata: writeMetadata(c, now.Metadata, c.Ref.Name),
+		Id: now.Id, Config: config, IfVersionMatch: &now.ConfigVersion, Metadata: writeMetadata(c, now.Metadata, c.Called()),
 	})
 	return err
 }

@@ -216,7 +216,7 @@ func (k instances) update(ctx context.Context, c *providers.Call, now seenInstan
 	if err := k.writeConfig(ctx, c, config); err != nil {
 		return err
 	}
-	metadata := writeMetadata(c, proto.CloneOf(now.Metadata), c.Ref.Name)
+	metadata := writeMetadata(c, proto.CloneOf(now.Metadata), c.Called())
 	works := !proto.Equal(wired(config), wired(wholeConfig(now.Instance, "")))
 	switch {
 	case switches && now.power == nil:

@@ -73,7 +73,7 @@ func (k instanceTypes) create(ctx context.Context, c *providers.Call) error {
 func (k instanceTypes) update(ctx context.Context, c *providers.Call, now *forge.InstanceType) error {
 	_, err := k.UpdateInstanceType(ctx, &forge.UpdateInstanceTypeRequest{
 		Id:                     now.Id,
-		Metadata:               writeMetadata(c, now.Metadata, c.Ref.Name),
+		Metadata:               writeMetadata(c, now.Metadata, c.Called()),
 		InstanceTypeAttributes: writeCapabilities(c, now.Attributes),
 		IfVersionMatch:         &now.Version,
 	})

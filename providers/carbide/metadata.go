@@ -73,7 +73,7 @@ func readMetadata(m *forge.Metadata, spec schema.Object) (mark providers.Mark) {
 }
 
 // newMetadata makes the metadata of a new object.
-func newMetadata(c *providers.Call) *forge.Metadata { return writeMetadata(c, nil, c.Ref.Name) }
+func newMetadata(c *providers.Call) *forge.Metadata { return writeMetadata(c, nil, c.Called()) }
 
 // unlabelled changes metadata, which is nil for a new object, of kinds whose labels the service does not keep: there is no
 // place for the mark.
@@ -81,7 +81,7 @@ func unlabelled(c *providers.Call, now *forge.Metadata) *forge.Metadata {
 	if now == nil {
 		now = &forge.Metadata{}
 	}
-	now.Name, now.Description = c.Ref.Name, text(c.Want, "description")
+	now.Name, now.Description = c.Called(), text(c.Want, "description")
 	return now
 }
 

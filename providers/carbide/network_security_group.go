@@ -154,7 +154,7 @@ func (k groups) update(ctx context.Context, c *providers.Call, now seenGroup) er
 	request := &forge.UpdateNetworkSecurityGroupRequest{
 		Id:                             now.Id,
 		TenantOrganizationId:           now.TenantOrganizationId,
-		Metadata:                       writeMetadata(c, proto.CloneOf(now.Metadata), c.Ref.Name),
+		Metadata:                       writeMetadata(c, proto.CloneOf(now.Metadata), c.Called()),
 		IfVersionMatch:                 &now.Version,
 		NetworkSecurityGroupAttributes: after,
 	}

@@ -102,7 +102,7 @@ func nested(o *forge.NetworkSegment) *forge.NetworkSegment {
 func (k segments) create(ctx context.Context, c *providers.Call) error {
 	request := &forge.NetworkSegmentCreationRequest{
 		Id:          &forge.NetworkSegmentId{Value: c.ID},
-		Name:        c.Ref.Name,
+		Name:        c.Called(),
 		VpcId:       &forge.VpcId{Value: text(c.Want, "vpc")},
 		SegmentType: segmentTypes.value(c.Want["type"]),
 		Mtu:         number[int32](c.Want, "mtu"),

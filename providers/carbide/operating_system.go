@@ -94,7 +94,7 @@ func (operatingSystems) thing(o *forge.OperatingSystem) providers.Thing {
 func (k operatingSystems) create(ctx context.Context, c *providers.Call) error {
 	request := &forge.CreateOperatingSystemRequest{
 		Id:                   &forge.OperatingSystemId{Value: c.ID},
-		Name:                 c.Ref.Name,
+		Name:                 c.Called(),
 		Description:          optional(c.Want, "description"),
 		TenantOrganizationId: text(c.Want, "tenant"),
 		IsActive:             truth(c.Want, "active"),
@@ -137,8 +137,9 @@ func (k operatingSystems) update(ctx context.Context, c *providers.Call, now *fo
 		b := truth(c.Want, field)
 		return &b
 	}
-	if now.GetName() != c.Ref.Name {
-		request.Name, needed = &c.Ref.Name, true
+	if now.GetName() != c.Called() {
+		name := c.Called()
+		request.Name, needed = &name, true
 	}
 	request.Description, request.UserData = changed("description"), changed("user_data")
 	request.IsActive, request.AllowOverride, request.PhoneHomeEnabled = switched("active"), switched("allow_override"), switched("phone_home_enabled")

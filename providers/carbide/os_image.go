@@ -126,7 +126,7 @@ func (k osImages) delete(ctx context.Context, c *providers.Call) error {
 
 // writeImage changes what may change.
 func writeImage(c *providers.Call, a *forge.OsImageAttributes) {
-	a.Name = &c.Ref.Name
+	a.Name = proto.String(c.Called())
 	a.Description = optional(c.Want, "description")
 	a.AuthType, a.AuthToken = optional(c.Want, "auth_type"), optional(c.Want, "auth_token")
 	a.BootDisk, a.BootfsId, a.EfifsId = optional(c.Want, "boot_disk"), optional(c.Want, "bootfs_id"), optional(c.Want, "efifs_id")

@@ -133,7 +133,7 @@ func (k vpcs) create(ctx context.Context, c *providers.Call) error {
 		RoutingProfileType:        optional(c.Want, "routing_profile"),
 		NetworkSecurityGroupId:    optional(c.Want, "network_security_group"),
 	}
-	forge.SetLegacyName(request, c.Ref.Name)
+	forge.SetLegacyName(request, c.Called())
 	made, err := k.CreateVpc(ctx, request)
 	c.Chose(made.GetId().GetValue())
 	return err
@@ -151,12 +151,12 @@ func (k vpcs) update(ctx context.Context, c *providers.Call, now seenVPC) error 
 	request := &forge.VpcUpdateRequest{
 		Id:                              now.Id,
 		IfVersionMatch:                  &now.Version,
-		Metadata:                        writeMetadata(c, proto.CloneOf(now.Metadata), c.Ref.Name),
+		Metadata:                        writeMetadata(c, proto.CloneOf(now.Metadata), c.Called()),
 		NetworkSecurityGroupId:          optional(c.Want, "network_security_group"),
 		DefaultNvlinkLogicalPartitionId: before.DefaultNvlinkLogicalPartitionId,
 		RoutingProfileOverrides:         before.RoutingProfileOverrides,
 	}
-	forge.SetLegacyName(request, c.Ref.Name)
+	forge.SetLegacyName(request, c.Called())
 	rest := !sameMetadata(now.Metadata, request.Metadata) || before.GetNetworkSecurityGroupId() != request.GetNetworkSecurityGroupId()
 	want, ok := c.Want["virtualization"]
 	if !ok || before.NetworkVirtualizationType != nil && want == virtualizations.word(before.GetNetworkVirtualizationType()) {

@@ -83,15 +83,15 @@ func (k prefixes) create(ctx context.Context, c *providers.Call) error {
 		Config:   &forge.VpcPrefixConfig{Prefix: text(c.Want, "prefix")},
 		Metadata: newMetadata(c),
 	}
-	forge.SetLegacyName(request, c.Ref.Name)
+	forge.SetLegacyName(request, c.Called())
 	made, err := k.CreateVpcPrefix(ctx, request)
 	c.Chose(made.GetId().GetValue())
 	return err
 }
 
 func (k prefixes) update(ctx context.Context, c *providers.Call, now *forge.VpcPrefix) error {
-	request := &forge.VpcPrefixUpdateRequest{Id: now.Id, Metadata: writeMetadata(c, now.Metadata, c.Ref.Name)}
-	forge.SetLegacyName(request, c.Ref.Name)
+	request := &forge.VpcPrefixUpdateRequest{Id: now.Id, Metadata: writeMetadata(c, now.Metadata, c.Called())}
+	forge.SetLegacyName(request, c.Called())
 	_, err := k.UpdateVpcPrefix(ctx, request)
 	return err
 }

@@ -196,6 +196,7 @@ type late struct {
 	Op      string        `json:"op"`
 	Ref     schema.Ref    `json:"ref"`
 	ID      string        `json:"id"`
+	Name    string        `json:"name,omitempty"`
 	Mark    string        `json:"mark,omitempty"`
 	Want    schema.Object `json:"want,omitempty"`
 	Version string        `json:"version,omitempty"`
@@ -204,5 +205,5 @@ type late struct {
 }
 
 func (l late) call() providers.Call {
-	return providers.Call{Ref: l.Ref, ID: l.ID, Mark: providers.ParseMark(l.Mark), Want: l.Want, Version: l.Version, Epoch: l.Epoch}
+	return providers.Call{Ref: l.Ref, ID: l.ID, Name: l.Name, Mark: providers.ParseMark(l.Mark), Want: l.Want, Version: l.Version, Epoch: l.Epoch}
 }

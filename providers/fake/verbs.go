@@ -1,6 +1,7 @@
 package fake
 
 import (
+	"cmp"
 	"context"
 	"errors"
 	"fmt"
@@ -184,7 +185,7 @@ func (k *kind) answer(op string, mode providers.Mode, c providers.Call) (*refusa
 		return told, delay
 	case EffectLate:
 		lates := append(slices.Clone(w.late), late{
-			Op: op, Ref: c.Ref, ID: c.ID, Mark: c.Mark.String(), Want: c.Want.Clone(), Version: c.Version, Epoch: c.Epoch, Due: until,
+			Op: op, Ref: c.Ref, ID: c.ID, Name: c.Name, Mark: c.Mark.String(), Want: c.Want.Clone(), Version: c.Version, Epoch: c.Epoch, Due: until,
 		})
 		if err := w.commit(record{Late: &lates}); err != nil {
 			return refuse(providers.Transient, "%w", err), 0
@@ -220,7 +221,7 @@ func (k *kind) effect(op string, c providers.Call, o outcome) *refusal {
 	}
 	at := target{k.at, c.ID}
 	old := w.things[k.at][c.ID]
-	th := &thing{Name: c.Ref.Name, Phase: o.phase, Detail: o.detail, Until: o.until}
+	th := &thing{Name: c.Called(), Phase: o.phase, Detail: o.detail, Until: o.until}
 	var err error
 	switch op {
 	case "create":
@@ -253,7 +254,7 @@ func (k *kind) effect(op string, c providers.Call, o outcome) *refusal {
 		if name := k.frozen(old.Spec, th.Spec); name != "" {
 			return refuse(providers.Invalid, "%s cannot be changed", name)
 		}
-		th.Name, th.Mark, th.Status = old.Name, c.Mark.String(), old.Status
+		th.Name, th.Mark, th.Status = cmp.Or(c.Name, old.Name), c.Mark.String(), old.Status
 		err = w.put(at, th)
 	case "delete":
 		if old == nil || old.Phase == providers.Leaving {

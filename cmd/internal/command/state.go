@@ -257,7 +257,7 @@ func (s *session) move(ctx context.Context, kinds schema.Kinds, from string, to 
 		return nil, err
 	}
 	was := r.Ref
-	r.Ref = to
+	r.Move(to)
 	ops := []state.Op{s.store.ForgetOp(was), s.store.RecordOp(r)}
 	records, err := s.records(ctx)
 	if err != nil {
