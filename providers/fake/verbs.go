@@ -1,7 +1,6 @@
 package fake
 
 import (
-	"cmp"
 	"context"
 	"errors"
 	"fmt"
@@ -254,7 +253,10 @@ func (k *kind) effect(op string, c providers.Call, o outcome) *refusal {
 		if name := k.frozen(old.Spec, th.Spec); name != "" {
 			return refuse(providers.Invalid, "%s cannot be changed", name)
 		}
-		th.Name, th.Mark, th.Status = cmp.Or(c.Name, old.Name), c.Mark.String(), old.Status
+		th.Mark, th.Status = c.Mark.String(), old.Status
+		if !k.traits.Named() {
+			th.Name = old.Name
+		}
 		err = w.put(at, th)
 	case "delete":
 		if old == nil || old.Phase == providers.Leaving {

@@ -33,6 +33,7 @@ var laws = []law{
 	{"an update is observed", updates, updateObserved},
 	{"an update can be repeated", updates, updateTwice},
 	{"a mark is given and taken", func(t providers.Traits, c Case) bool { return updates(t, c) && t.Mark }, markTaken},
+	{"an update gives the name", func(t providers.Traits, c Case) bool { return updates(t, c) && t.Named() }, named},
 	{"an exact update can be undone", func(t providers.Traits, c Case) bool { return updates(t, c) && t.UndoUpdate == providers.Exact }, undoUpdate},
 	{"a stale update is refused", func(t providers.Traits, c Case) bool { return updates(t, c) && t.Update == providers.Versioned }, staleUpdate},
 	{"a stale delete is refused", func(t providers.Traits, c Case) bool { return updates(t, c) && t.Delete == providers.Versioned }, staleDelete},
@@ -332,6 +333,21 @@ func updateTwice(b *bench) {
 	again.Version, once.Version = "", ""
 	if d := cmp.Diff(once, again); d != "" {
 		b.Errorf("the same update again changed the thing (-once +twice):\n%s", d)
+	}
+}
+
+// named: others may call a thing something else, and an update says what it is called from then on.
+func named(b *bench) {
+	m := b.mine()
+	th := b.make(m)
+	for _, name := range []string{m.Name + "-2", ""} { // the empty name is that of the resource
+		c := b.updating(m, th, b.c.Want, b.c.Want)
+		c.Name = name
+		b.must("update", c)
+		if th = b.settled(m); th.Name != c.Called() {
+			b.Errorf("it is called %q, want %q", th.Name, c.Called())
+		}
+		b.has(m, th.Spec, b.c.Want)
 	}
 }
 

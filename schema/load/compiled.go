@@ -307,7 +307,7 @@ var checkUUID = check{name: "#UUID", doc: "A UUID in lower case.", types: isStri
 
 var checkVNI = check{name: "#VNI", doc: "A VXLAN network identifier, 24 bits.", types: isInt, tests: []test{bound{op: ">=", limit: int64(1)}, bound{op: "<=", limit: int64(16777215)}}}
 
-var compiledFiles = compiled{digest: "f198e2aa8bf6a678ed06653ef1c76aa81a06b3d1426fcd6b8d22ea766d9c5cc4", doc: "A site is described by one document.", head: &object{members: []*member{
+var compiledFiles = compiled{digest: "97d94224620c2555317c4771b1aa4b2f37316200cad8a1263df7ef8d686d5ac8", doc: "A site is described by one document.", head: &object{members: []*member{
 	{name: "apiVersion", doc: "The version of this schema.", check: &check{types: isString, tests: []test{&enum{values: []any{"converge.dev/v1"}}}}, required: true},
 	{name: "policy", doc: "What a plan may do.", check: &check{types: isObject, tests: []test{&object{members: []*member{
 		{name: "management", doc: "Traffic by which the site is managed, by a name for people: every security group that guards something must let it through, or the document is refused.", check: &check{types: isObject, tests: []test{&object{patterns: []keyed{
@@ -1118,7 +1118,7 @@ var memberLabels = member{name: "labels", doc: "Labels; at most 9, because the s
 
 var memberLifecycle = member{name: "lifecycle", doc: "How converge may treat the resource.", check: &check{types: isObject, tests: []test{&object{members: []*member{
 	{name: "adopt", doc: "Whether a thing that is already there may become the resource: never (the default), or when its natural key is the same.", check: &check{types: isString, tests: []test{&enum{values: []any{"never", "match"}}}}},
-	{name: "id", doc: "The external id of the thing that becomes the resource, where its name does not say which one it is. It counts until the thing is taken over.", check: &check{types: isString, tests: []test{&pattern{text: "^[!-~]{1,255}$"}}}},
+	{name: "id", doc: "The external id of the thing that becomes the resource, where its name does not say which one it is. It counts until the thing is taken over, which keeps the name that it has.", check: &check{types: isString, tests: []test{&pattern{text: "^[!-~]{1,255}$"}}}},
 	{name: "ignore", doc: "Paths below the resource that are never compared: fields, those within them, and keys of maps, such as labels.env. What is there stays as it is, whether the document states it or not, and is no drift.", check: &check{types: isList, tests: []test{&list{elem: &check{types: isString, tests: []test{&pattern{text: `^[^.\s]+(\.[^.\s]+)*$`}}}}}}},
 	{name: "on_remove", doc: "What happens when the resource leaves the document: the thing is deleted (the default), left alone and forgotten, or the plan is refused.", check: &check{types: isString, tests: []test{&enum{values: []any{"delete", "forget", "refuse"}}}}},
 	{name: "protect", doc: "Refuse any plan that deletes or replaces the thing.", check: &check{types: isBool}},

@@ -20,7 +20,8 @@ in JSON: no plan would undo it. It counts since the last run that touched the re
 what only the server sets (status) does not, and neither do elements of stated lists.
 To end it, state in the document how the field is to be, or undo the change there; or,
 where it is nobody's business, name the field in lifecycle.ignore and apply that: what
-is ignored is no drift, stated or not.
+is ignored is no drift, stated or not. What a thing is called there is compared as well,
+as "name": like the resource, or as it was when it was taken over by its id.
 
 What a run itself left half done, or half undone, is no drift: it is compared with how
 that run saw it last. While the run is open, what it has begun with is left aside.
