@@ -89,7 +89,7 @@ func TestGivenUpIsNoStray(t *testing.T) {
 		}
 	}
 	s.Converge(t, both)
-	p := s.Converge(t, one)
+	s.Converge(t, one)
 	clean("given up")
 	survey, err := e.Survey(ctx, site, []engine.Need{{Scope: "site", Provider: "far"}})
 	if err != nil {
@@ -109,9 +109,9 @@ func TestGivenUpIsNoStray(t *testing.T) {
 		t.Errorf("after it was undone:\n%s", enginetest.Text(again))
 	}
 	s.Release(t)
-	p = s.Converge(t, one)
+	s.Converge(t, one)
 	clean("given up again")
-	p = s.Plan(t, both, plan.Options{})
+	p := s.Plan(t, both, plan.Options{})
 	if p.Counts().Adopt != 1 || len(p.Steps) != 1 || p.Steps[0].Incarnation != 1 {
 		t.Errorf("declared again:\n%s", enginetest.Text(p))
 	}
