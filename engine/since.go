@@ -61,7 +61,7 @@ func unsettled(sum journal.Replay, step int) bool {
 
 // recorded compares the records with those that a run found and left.
 func recorded(ctx context.Context, store *state.Store, run state.Run, p *plan.Plan, left func(step int) bool) (undo, error) {
-	u := undo{run: run, records: map[schema.Ref]*state.Record{}, steps: map[schema.Ref]*plan.Step{}, found: map[schema.Ref][]string{}}
+	u := undo{run: run, records: map[schema.Ref]*state.Record{}, steps: map[schema.Ref]*plan.Step{}, aside: map[schema.Ref]bool{}, found: map[schema.Ref][]string{}}
 	recorded, err := store.Records(ctx)
 	if err != nil {
 		return u, err
@@ -85,8 +85,9 @@ func recorded(ctx context.Context, store *state.Store, run state.Run, p *plan.Pl
 // leaveAside keeps of what is to be undone what the run finished with: how that is is known.
 func (u *undo) leaveAside(p *plan.Plan, sum journal.Replay) {
 	for i := range p.Steps {
-		if unsettled(sum, i) {
-			delete(u.steps, p.Steps[i].Ref)
+		if ref := p.Steps[i].Ref; unsettled(sum, i) && u.steps[ref] != nil {
+			delete(u.steps, ref)
+			u.aside[ref] = true
 		}
 	}
 }
@@ -116,6 +117,7 @@ type undo struct {
 	run      state.Run
 	records  map[schema.Ref]*state.Record
 	steps    map[schema.Ref]*plan.Step // to be undone; of the two halves of one change the second
+	aside    map[schema.Ref]bool       // to be undone as well, and not asked about
 	found    map[schema.Ref][]string   // the runs that had changed it last before this one
 	refusals []plan.Refusal
 }
@@ -310,7 +312,7 @@ func (u *undo) referred(in plan.Input, to *state.Record, owners map[plan.Place]m
 			switch {
 			case !ours:
 				u.refuse(to.Ref, "remove that", "%s %s (id %s), which converge does not manage, refers to it", k.Name, t.Name, t.ID)
-			case u.steps[owner] == nil:
+			case u.steps[owner] == nil && !u.aside[owner]:
 				run := u.records[owner].Run
 				u.refuse(to.Ref, "undo that run first (converge rollback "+run+")", "%s refers to it, which run %s left", owner, run)
 			}

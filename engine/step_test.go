@@ -531,3 +531,36 @@ func TestFollowTellsHowFarBack(t *testing.T) {
 		t.Errorf("told %v, and who follows %v, want %v", told, followed, want)
 	}
 }
+
+// A rollback that died on its way is asked for anew, wherever it died: what it had begun with is undone as well, so what refers to
+// it, or it to, stands in no way.
+func TestRollbackAfterARollbackThatDied(t *testing.T) {
+	died := 0
+	for n := int64(1); ; n++ {
+		s := enginetest.New()
+		s.Converge(t, s.Document(t, base))
+		before := s.World.Dump()
+		p, run := change(t, s, with(map[string]string{"site/far.net/x": `{}`, "site/far.subnet/s": `{"net":"x"}`, "site/far.host/y": `{"net":"x","links":[{"port":0,"subnet":"s"}]}`}))
+		e, kv, dead := dying(s, n, true, func(o *engine.Options) { o.Parallelism = 1 })
+		_, err := e.Rollback(t.Context(), run, engine.ApplyOptions{})
+		e.Close()
+		if !dead.Load() {
+			if err != nil || died < len(p.Steps) {
+				t.Fatalf("undone after it had died %d times: %v", died, err)
+			}
+			return
+		}
+		died++
+		kv.Lapse()
+		e = s.Engine(nil)
+		if r, err := s.Store.Run(t.Context(), run); err != nil || r.Status == state.RunReverted {
+			e.Close()
+			continue
+		}
+		res, err := e.Rollback(t.Context(), run, engine.ApplyOptions{})
+		if err != nil || res.Run.Status != state.RunReverted || s.World.Dump() != before {
+			t.Fatalf("died at write %d; undone again: %s, %v, as before %v", n, res.Run.Status, err, s.World.Dump() == before)
+		}
+		e.Close()
+	}
+}
