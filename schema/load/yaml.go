@@ -16,8 +16,11 @@ import (
 const maxAliasValues = 50_000
 
 // checkYAML refuses what YAML allows and a document must not have: several documents in one file, a name that is there
-// twice, aliases that unfold to more than any document holds, deep nesting.
+// twice, aliases that unfold to more than any document holds, deep nesting, lines that only some readers take for lines.
 func checkYAML(s Source) *fault {
+	if f := oddBreak(s.Data); f != nil {
+		return f
+	}
 	in := yaml.NewDecoder(bytes.NewReader(s.Data))
 	c := yamlCheck{text: newText(s.Name, s.Data), unfolded: make(map[*yaml.Node]int)}
 	var doc, next yaml.Node
@@ -33,6 +36,18 @@ func checkYAML(s Source) *fault {
 	}
 	_, f := c.walk(&doc, 0)
 	return f
+}
+
+// oddBreak refuses ends of lines that the YAML library knows and the CUE library, which asks it for lines, does not: all
+// positions after one would be wrong, or beyond the text.
+func oddBreak(data []byte) *fault {
+	for i, r := range string(data) {
+		switch {
+		case r == '\u0085', r == '\u2028', r == '\u2029', r == '\r' && !bytes.HasPrefix(data[i:], []byte("\r\n")):
+			return &fault{offset: int64(i), code: codeSyntax, detail: fmt.Sprintf("Here a line ends with %U. Lines end with a line feed, alone or after a carriage return: save the file so; in a quoted text write \\u%04x.", r, r)}
+		}
+	}
+	return nil
 }
 
 // broken makes the fault of text that is not YAML. The library gives the line in its text only.
