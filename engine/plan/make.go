@@ -66,6 +66,7 @@ type maker struct {
 
 	owners map[*providers.Thing]*item // whose each thing is
 	at     map[schema.Ref]halves
+	refers map[Place]map[referred][]*providers.Thing // see referring
 	plan   *Plan
 
 	desired   []schema.Resource         // of the document, what is converge's; what they refer to outside by external id

@@ -35,8 +35,9 @@ func Refers(k *schema.Kind, spec schema.Object, kind, id string) bool {
 	return found
 }
 
-// orphans refuses to delete what something else still refers to, where the far side would not notice. What this plan
-// deletes too, or points elsewhere, is in nobody's way; package apply looks once more right before each such delete.
+// orphans refuses to delete what something that stays is seen to refer to: anything where the far side would not notice, and
+// everywhere what the document declares, which would make the plan fail. What this plan deletes too, or points elsewhere, is in
+// nobody's way; package apply looks once more right before each delete that the far side does not guard.
 func (m *maker) orphans() {
 	for i := range m.plan.Steps {
 		s := &m.plan.Steps[i]
@@ -44,11 +45,12 @@ func (m *maker) orphans() {
 			continue
 		}
 		traits, _ := m.in.Traits(s.Ref.Scope, s.Ref.Kind)
-		if !traits.Orphans {
-			continue
-		}
-		left, unseen := m.referrers(s)
+		left, unseen := m.referrers(s, !traits.Orphans)
 		switch {
+		case !traits.Orphans && len(left) > 0:
+			m.refuse(s.Ref, "it would be deleted, but "+strings.Join(left, ", ")+" still "+plural(len(left), "refers", "refer")+" to it, where the document does not say what to refer to, or ignores it",
+				"have "+plural(len(left), "that", "those")+" refer to something else first, or to nothing")
+		case !traits.Orphans:
 		case unseen != "":
 			m.refuse(s.Ref, "it would be deleted, and it is not known whether anything still refers to it: "+unseen,
 				"the server would leave such things behind for good; mend the connection, or set lifecycle.on_remove to \"forget\"")
@@ -59,22 +61,23 @@ func (m *maker) orphans() {
 	}
 }
 
-// referrers names what would be left behind by a delete, or says what could not be seen.
-func (m *maker) referrers(s *Step) (left []string, unseen string) {
+// referrers names what would be left behind by a delete, of all things or of those that are declared, or says what could not be
+// seen.
+func (m *maker) referrers(s *Step, declared bool) (left []string, unseen string) {
 	const shown = 5
 	for _, k := range Referrers(m.in.Kinds, s.Ref.Kind) {
 		at := Place{s.Ref.Scope, k.Name}
 		_, served := m.in.Traits(at.Scope, at.Kind)
 		things, seen := m.in.Observed.Things[at]
-		if _, never := m.in.Observed.Unsupported[at]; !served || never {
+		if _, never := m.in.Observed.Unsupported[at]; !served || never || declared && !seen {
 			continue // there can be none
 		}
 		if !seen {
 			return nil, at.Scope + "/" + at.Kind + " could not be seen"
 		}
-		for i := range things {
-			t := &things[i]
-			if t.Derived || t.Phase == providers.Leaving || !Refers(k, t.Spec, s.Ref.Kind, s.ExternalID) || m.letsGo(m.owners[t], s) {
+		for _, t := range m.referring(at, k, things)[referred{s.Ref.Kind, s.ExternalID}] {
+			of := m.owners[t]
+			if m.letsGo(of, s) || declared && (of == nil || of.desired == nil || of.refused) {
 				continue
 			}
 			if len(left) == shown {
@@ -85,6 +88,40 @@ func (m *maker) referrers(s *Step) (left []string, unseen string) {
 	}
 	return left, ""
 }
+
+// referring gives the things of a place that refer to something and stay, by the kind and the id of that.
+func (m *maker) referring(at Place, k *schema.Kind, things []providers.Thing) map[referred][]*providers.Thing {
+	if by, ok := m.refers[at]; ok {
+		return by
+	}
+	by := map[referred][]*providers.Thing{}
+	for i := range things {
+		t := &things[i]
+		if t.Derived || t.Phase == providers.Leaving {
+			continue
+		}
+		spec := schema.Object{}
+		for i := range k.Fields {
+			if f := &k.Fields[i]; f.HasRefs() {
+				spec[f.Name] = schema.Clone(t.Spec[f.Name])
+			}
+		}
+		k.EachRef(spec, func(kind, id string) string {
+			if to := (referred{kind, id}); len(by[to]) == 0 || by[to][len(by[to])-1] != t {
+				by[to] = append(by[to], t)
+			}
+			return id
+		})
+	}
+	if m.refers == nil {
+		m.refers = map[Place]map[referred][]*providers.Thing{}
+	}
+	m.refers[at] = by
+	return by
+}
+
+// referred is what a thing refers to.
+type referred struct{ kind, id string }
 
 // letsGo reports whether a resource no longer refers to what a step deletes once its own steps are done.
 func (m *maker) letsGo(it *item, s *Step) bool {
@@ -100,7 +137,7 @@ func (m *maker) letsGo(it *item, s *Step) bool {
 	case slices.Contains(it.desired.After, s.Ref):
 		return s.Replace
 	}
-	return h.make >= 0
+	return h.make >= 0 && (s.Replace || !Refers(it.kind, m.plan.Steps[h.make].After, s.Ref.Kind, s.Ref.Name))
 }
 
 func plural(n int, one, many string) string {
