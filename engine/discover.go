@@ -539,7 +539,8 @@ func (n *naming) free(at plan.Place, t *providers.Thing, k *schema.Kind, traits 
 // Rebuild makes the records of what bears this site's mark, or has an id that only this site gives, and is not recorded. What
 // the document said of it then is lost, so the records, as of when, state no field: the next plan compares with the document
 // alone. What declared, the document of today, says of a resource's life holds from now on: a protected one does not lose that
-// with the store. The newest incarnation of a resource counts; older ones stay strays. What is external is left to others.
+// with the store. The newest incarnation of a resource counts; older ones stay strays. What is external is left to others, and
+// its record says so: it is Gone.
 func (s *Survey) Rebuild(ks schema.Kinds, when time.Time, declared ...schema.Resource) []state.Record {
 	known, left, had := map[schema.Ref]bool{}, map[string]bool{}, s.recorded()
 	for _, r := range s.Recorded {
@@ -559,11 +560,11 @@ func (s *Survey) Rebuild(ks schema.Kinds, when time.Time, declared ...schema.Res
 			others := slices.ContainsFunc(declared, func(r schema.Resource) bool {
 				return r.External != nil && r.Ref.Scope == at.Scope && r.Ref.Kind == at.Kind && plan.Meant(&r, t)
 			})
-			if !ours || others || left[t.ID] || known[ref] || recorded || t.Phase == providers.Leaving || found[ref].Incarnation >= incarnation {
+			if !ours || left[t.ID] || known[ref] || recorded || t.Phase == providers.Leaving || found[ref].Incarnation >= incarnation {
 				continue
 			}
-			r := state.Record{Ref: ref, ID: t.ID, Incarnation: incarnation, Spec: schema.Object{}, At: when}
-			if traits.Named() && t.Name != ref.Name && t.Name != t.ID {
+			r := state.Record{Ref: ref, ID: t.ID, Incarnation: incarnation, Spec: schema.Object{}, At: when, Gone: others}
+			if !others && traits.Named() && t.Name != ref.Name && t.Name != t.ID {
 				r.Name = t.Name
 			}
 			found[ref] = r
@@ -571,7 +572,9 @@ func (s *Survey) Rebuild(ks schema.Kinds, when time.Time, declared ...schema.Res
 	}
 	names := s.recorded()
 	for ref, r := range found {
-		names.Put(ref, r.ID)
+		if !r.Gone {
+			names.Put(ref, r.ID)
+		}
 	}
 	lives := make(map[schema.Ref]*schema.Resource, len(declared))
 	for i := range declared {
@@ -580,6 +583,9 @@ func (s *Survey) Rebuild(ks schema.Kinds, when time.Time, declared ...schema.Res
 	records := slices.SortedFunc(maps.Values(found), func(a, b state.Record) int { return a.Ref.Compare(b.Ref) })
 	for i := range records {
 		r := &records[i]
+		if r.Gone {
+			continue
+		}
 		things := s.Observed.Things[plan.Place{Scope: r.Ref.Scope, Kind: r.Ref.Kind}]
 		t := &things[slices.IndexFunc(things, func(t providers.Thing) bool { return t.ID == r.ID })]
 		ks[r.Ref.Kind].EachRef(t.Spec.Clone(), func(kind, id string) string {

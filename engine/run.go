@@ -619,7 +619,9 @@ func sameRecord(a, b *state.Record) bool {
 func externalNames(p *plan.Plan, recorded []state.Record) plan.Names {
 	names := plan.Names{}
 	for i := range recorded {
-		names.Put(recorded[i].Ref, recorded[i].ID)
+		if !recorded[i].Gone {
+			names.Put(recorded[i].Ref, recorded[i].ID)
+		}
 	}
 	for i := range p.Steps {
 		names.Put(p.Steps[i].Ref, p.Steps[i].ExternalID)

@@ -7,6 +7,7 @@ import (
 	"github.com/spf13/cobra"
 
 	"converge.dev/converge/cmd/internal/view"
+	"converge.dev/converge/schema"
 	"converge.dev/converge/state"
 )
 
@@ -26,8 +27,10 @@ the document says is external is left to others.
 What the documents said of these things is not known any more, so drift shows only which
 of them are gone, until the next apply compares the document with what is there. What
 DOC, or the document in the store, says now of protect, on_remove and ignore holds at
-once. The site is that of DOC, or of the store. After the loss of a whole store say so
-as well: converge state restored.`,
+once. What DOC does not declare is listed: the next apply removes it. Whether it had been
+left to others (on_remove: forget) is not known any more; if so, declare it with
+external: true. The site is that of DOC, or of the store. After the loss of a whole
+store say so as well: converge state restored.`,
 		Example: `  converge state rebuild -dry-run site.cue
   converge state rebuild site.cue`,
 	}
@@ -53,10 +56,7 @@ as well: converge state restored.`,
 			}
 			now := time.Now().UTC()
 			records := survey.Rebuild(a.kinds, now, of.declared...)
-			refs := make([]string, len(records))
-			for i := range records {
-				refs[i] = records[i].Ref.String()
-			}
+			done := rebuilt(records, of.declared, dry)
 			for part := range slices.Chunk(records, rebuildBatch) {
 				ops := make([]state.Op, len(part))
 				for i, r := range part {
@@ -71,7 +71,8 @@ as well: converge state restored.`,
 				}
 			}
 			unknown := survey.Unknown()
-			err = a.did(dry, map[string]any{"resources": nonNil(refs), "unknown": nonNil(unknown), "dry_run": dry}, view.RebuiltText(refs, dry))
+			done.Unknown = nonNil(unknown)
+			err = a.did(dry, done, done.Text())
 			if !a.flags.json {
 				a.say(view.LeftoversText(nil, unknown))
 			}
@@ -82,4 +83,25 @@ as well: converge state restored.`,
 		})
 	}
 	return c
+}
+
+// rebuilt says what has become of the records. Without a document nothing is known to be declared, and nothing missed.
+func rebuilt(records []state.Record, declared []schema.Resource, dry bool) view.Rebuilt {
+	managed := map[schema.Ref]bool{}
+	for i := range declared {
+		managed[declared[i].Ref] = declared[i].External == nil
+	}
+	done := view.Rebuilt{Resources: []schema.Ref{}, Dry: dry}
+	for i := range records {
+		switch ref := records[i].Ref; {
+		case records[i].Gone:
+			done.Left = append(done.Left, ref)
+		default:
+			done.Resources = append(done.Resources, ref)
+			if len(declared) > 0 && !managed[ref] {
+				done.Undeclared = append(done.Undeclared, ref)
+			}
+		}
+	}
+	return done
 }

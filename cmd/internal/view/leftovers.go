@@ -9,6 +9,7 @@ import (
 
 	"converge.dev/converge/engine"
 	"converge.dev/converge/engine/plan"
+	"converge.dev/converge/schema"
 )
 
 // LeftoversText says what an import could not write as a document, kind by kind and reason by reason, and what it could not
@@ -32,16 +33,38 @@ func LeftoversText(left []engine.Leftover, unknown []plan.Unknown) string {
 	return t.b.String()
 }
 
-// RebuiltText says what was recorded anew.
-func RebuiltText(refs []string, dry bool) string {
-	if len(refs) == 0 {
+// Rebuilt is what was recorded anew, or would be, by its marks.
+type Rebuilt struct {
+	Resources  []schema.Ref   `json:"resources"`
+	Undeclared []schema.Ref   `json:"undeclared,omitempty"` // of these: the next apply removes them
+	Left       []schema.Ref   `json:"external,omitempty"`   // bear our mark, and the document leaves them to others
+	Unknown    []plan.Unknown `json:"unknown"`
+	Dry        bool           `json:"dry_run"`
+}
+
+// Text says it to people.
+func (r Rebuilt) Text() string {
+	if len(r.Resources)+len(r.Left) == 0 {
 		return "Nothing bears the mark of this site that is not recorded.\n"
 	}
-	done := "Recorded"
-	if dry {
-		done = "Would record"
+	done, left := "Recorded", "Left to others, as the document says"
+	if r.Dry {
+		done, left = "Would record", "Would be left to others, as the document says"
 	}
-	return fmt.Sprintf("%s %s:\n  %s\n", done, count(len(refs), "resource"), strings.Join(refs, "\n  "))
+	var b strings.Builder
+	list := func(title string, refs []schema.Ref) {
+		if len(refs) == 0 {
+			return
+		}
+		fmt.Fprintf(&b, "%s:\n", title)
+		for _, ref := range refs {
+			fmt.Fprintf(&b, "  %s\n", clean(ref.String()))
+		}
+	}
+	list(done+" "+count(len(r.Resources), "resource"), r.Resources)
+	list(left, r.Left)
+	list("Of these the document does not declare the following, and the next apply removes them. Declare what is to stay: with external: true what had been left to others (on_remove: forget)", r.Undeclared)
+	return b.String()
 }
 
 // RepairsText says what becomes of what is damaged in the store.
