@@ -19,7 +19,11 @@ func DriftText(r *drift.Report, kinds schema.Kinds, s Style, l PlanLayout) strin
 	for _, d := range r.Drifted {
 		drifted = append(drifted, plan.Drift{Ref: d.Ref, Missing: d.Missing, Failed: d.Failed, TakenBy: d.TakenBy, Changes: d.Changes})
 	}
-	summary := fmt.Sprintf("No drift: %s as converge left them.", count(r.Recorded, "resource"))
+	them := "them"
+	if r.Recorded == 1 {
+		them = "it"
+	}
+	summary := fmt.Sprintf("No drift: %s as converge left %s.", count(r.Recorded, "resource"), them)
 	switch {
 	case r.Marked != nil && r.Clean():
 		summary = fmt.Sprintf("No drift that is known of: %s are still there.", count(r.Recorded, "resource"))

@@ -170,11 +170,7 @@ func (t *planText) ends(p *plan.Plan) {
 	if p.Empty() || len(p.Refusals) > 0 || late == 0 {
 		return
 	}
-	ends := "It ends applied, reverted when a step fails before the point of no return, or partial when one fails after it."
-	if p.NoReturn == 0 {
-		ends = "It ends applied, or partial when a step fails."
-	}
-	t.words(0, 0, span{text: ends})
+	t.words(0, 0, span{text: "It ends applied; when a step fails reverted, or partial if something was done by then that cannot be undone exactly."})
 	t.words(0, 0, span{text: fmt.Sprintf("What cannot be undone exactly (%s) needs an approval of this plan: yes to the question, or -approve=%s", count(late, "step"), p.Approval()[:plan.ShortApproval])})
 }
 
