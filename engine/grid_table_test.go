@@ -45,8 +45,10 @@ var gridEnds = map[string]gridEnd{
 	"gone": {"reverted", "refused", "nothing", "serial", false, "again applied, clean", 1},
 	// Refused, and what others made stays.
 	"theirs": {"reverted", "refused", "theirs", "serial", false, "refused", 1},
-	// Undone: nothing of ours is there, what others made stays.
-	"passed": {"reverted", "done>done", "theirs", "serial", false, "refused", 1},
+	// What was made is not undone, for others have changed it since: held.
+	"kept~": {"partial", "done>partial", "wanted+edit", "serial+site", false, "resume partial, later partial", 1},
+	// The same: it bears the mark of another site by now.
+	"taken~": {"partial", "done>partial", "theirs", "serial+site", false, "resume partial, later partial", 1},
 	// The undo was refused.
 	"stuck": {"partial", "done>refused", "wanted", "serial+site", false, "resume reverted, again applied, clean", 1},
 	// No answer to the undo, after a wait: held.
@@ -145,7 +147,7 @@ flapping in step      | refused    refused    refused    refused    stuck/2    s
 late, then undone     | -          -          -          -          undone/2   undone     -          undone
 version moved         | -          done       done       done       undone/2   undone     -          undone
 edited                | -          edited     done       edited     undone/2   mixed      -          mixed/0
-edited early          | -          edited     edited     edited     undone/2   mixed      -          mixed/0
+edited early          | -          edited     edited     edited     kept~      mixed      -          mixed/0
 vanished              | -          gone/2     done       gone       undone/2   lost       -          lost
 id burned             | done/2     -          -          -          -          -          -          -
 killed before         | done       done       done+      done       undone+/2  undone     -          undone
@@ -182,12 +184,12 @@ flapping              | done       done       done/0     done       undone     u
 flapping in step      | refused    refused    refused/0  refused    stuck      stuck      stuck/0    stuck
 late, then undone     | -          -          -          -          undone+    undone     undone/0   undone
 version moved         | -          done       done/0     done       undone     undone     -          undone
-edited                | -          edited     edited/0   edited     undone     mixed      -          mixed/0
-edited early          | -          edited     edited/0   edited     undone     mixed      -          mixed/0
+edited                | -          edited     edited/0   edited     kept~      mixed      -          mixed/0
+edited early          | -          edited     edited/0   edited     kept~      mixed      -          mixed/0
 vanished              | -          gone/2     done/0     gone       undone     lost       -          lost
 foreign               | theirs/0   -          -          -          -          -          clash~     -
 foreign, no reply     | clash+/0   -          -          -          -          -          clash~?    -
-changed hands         | -          theirs     theirs     theirs/0   passed/0   clash~     -          -
+changed hands         | -          theirs     theirs     theirs/0   taken~     clash~     -          -
 killed before         | done+      done       done/0     done       undone     undone     undone+/0  undone
 killed after          | done       done       done/0     done       undone     undone     undone/0   undone
 `,
@@ -222,12 +224,12 @@ flapping              | done       done       done/0     done       undone     u
 flapping in step      | refused    refused    refused/0  refused    stuck      stuck      stuck/0    stuck
 late, then undone     | -          -          -          -          undone+    undone+    undone/0   undone+
 version moved         | -          done       done/0     done       undone     undone     -          undone
-edited                | -          done       edited/0   done       undone     undone     -          undone
-edited early          | -          edited     edited/0   edited     undone     mixed      -          mixed/0
+edited                | -          done       edited/0   done       kept~      undone     -          undone
+edited early          | -          edited     edited/0   edited     kept~      mixed      -          mixed/0
 vanished              | -          gone/2     done/0     gone       undone     lost       -          lost
 foreign               | theirs/0   -          -          -          -          -          clash~/0   -
 foreign, no reply     | clash+/0   -          -          -          -          -          clash~?    -
-changed hands         | -          theirs     theirs     theirs/0   passed/0   clash~     -          -
+changed hands         | -          theirs     theirs     theirs/0   taken~     clash~     -          -
 killed before         | blind+/0   done+      done/0     done+      undone     undone+    blind~+/0  undone+
 killed after          | done       done       done/0     done       undone     undone     undone/0   undone
 `,
@@ -263,11 +265,11 @@ flapping in step      | refused    refused    refused/0  refused    stuck      s
 late, then undone     | -          -          -          -          undone+    undone     undone+/0  undone
 version moved         | -          done       done/0     done       undone     undone     -          undone
 edited                | -          edited     done/0     edited     undone     mixed      -          mixed/0
-edited early          | -          edited     edited/0   edited     undone     mixed      -          mixed/0
+edited early          | -          edited     edited/0   edited     kept~      mixed      -          mixed/0
 vanished              | -          gone/2     done/0     gone       undone     lost       -          lost
 foreign               | theirs/0   -          -          -          -          -          clash~     -
 foreign, no reply     | clash+/0   -          -          -          -          -          clash~?    -
-changed hands         | -          theirs     theirs     theirs/0   passed/0   clash~     -          -
+changed hands         | -          theirs     theirs     theirs/0   taken~     clash~     -          -
 killed before         | done+      done       done+/0    done       undone+    undone     undone+/0  undone
 killed after          | done       done       done/0     done       undone     undone     undone/0   undone
 `,
@@ -302,8 +304,8 @@ flapping              | done       done       done/0     -          undone     u
 flapping in step      | refused    refused    refused/0  -          stuck      stuck      stuck/0    -
 late, then undone     | -          -          -          -          undone+    undone     undone/0   -
 version moved         | -          done       done/0     -          undone     undone     -          -
-edited                | -          edited     edited/0   -          undone     mixed      -          -
-edited early          | -          edited     edited/0   -          undone     mixed      -          -
+edited                | -          edited     edited/0   -          kept~      mixed      -          -
+edited early          | -          edited     edited/0   -          kept~      mixed      -          -
 vanished              | -          gone/2     done/0     -          undone     lost       -          -
 foreign               | theirs/0   -          -          -          -          -          clash~     -
 foreign, no reply     | clash+/0   -          -          -          -          -          clash~?    -

@@ -1,6 +1,7 @@
 package engine_test
 
 import (
+	"errors"
 	"strings"
 	"testing"
 
@@ -56,11 +57,12 @@ func TestUndoingBesideOthers(t *testing.T) {
 			doc := s.Document(t, map[string]string{theNet.String(): c.after, "site/far.guard/g": `{"size":1}`})
 			doc.Resources[0].After = []schema.Ref{theNet}
 			id := plan.ExternalID(enginetest.SiteID, providers.Traits{}, theNet, 1, nil)
+			var was schema.Object // as the step left it
 			e := s.Engine(func(o *engine.Options) {
 				o.Emit = func(ev event.Event) {
 					if done, ok := ev.(event.StepDone); ok && !done.Undo && done.Step.Ref == theNet {
 						thing := thingOf(t, s, theNet.Scope, theNet.Kind, id)
-						thing.Spec = thing.Spec.Clone()
+						was, thing.Spec = thing.Spec, thing.Spec.Clone()
 						c.edit(thing.Spec)
 						if err := s.World.Put(theNet.Scope, theNet.Kind, thing); err != nil {
 							t.Error(err)
@@ -87,6 +89,19 @@ func TestUndoingBesideOthers(t *testing.T) {
 				}
 			case res.Run.Status != state.RunPartial || len(res.Differences) != 1 || !strings.Contains(res.Differences[0].Detail, c.says):
 				t.Errorf("ended %s: %v, want partial with %q", res.Run.Status, res.Differences, c.says)
+			case strings.HasPrefix(c.says, "somebody"): // a rollback comes to the same, and says so; what is taken back can be undone
+				refused := new(engine.RefusedError)
+				if _, err := e.Rollback(t.Context(), res.Run.ID, engine.ApplyOptions{}); !errors.As(err, &refused) || !strings.Contains(refused.Error(), c.says) {
+					t.Errorf("a rollback: %v, want a refusal with %q", err, c.says)
+				}
+				thing := thingOf(t, s, theNet.Scope, theNet.Kind, id)
+				thing.Spec = was
+				if err := s.World.Put(theNet.Scope, theNet.Kind, thing); err != nil {
+					t.Fatal(err)
+				}
+				if res, err := e.Resume(t.Context(), res.Run.ID, engine.ApplyOptions{}); err != nil || res.Run.Status != state.RunReverted {
+					t.Errorf("taken back: %s %v, want reverted", res.Run.Status, err)
+				}
 			}
 		})
 	}

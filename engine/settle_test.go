@@ -80,7 +80,7 @@ func TestMadeInPart(t *testing.T) {
 					case op == "create" && at == fake.After:
 						made = time.Now()
 						th := providers.Thing{ID: c.ID, Name: c.Ref.Name, Mark: c.Mark, Spec: c.Want.Clone()}
-						th.Spec["size"] = int64(1)
+						delete(th.Spec, "size")
 						if err := s.World.Put(gridHost.Scope, gridHost.Kind, th); err != nil {
 							t.Error(err)
 						}

@@ -82,12 +82,19 @@ func recorded(ctx context.Context, store *state.Store, run state.Run, p *plan.Pl
 	return u, nil
 }
 
-// leaveAside keeps of what is to be undone what the run finished with: how that is is known.
+// leaveAside keeps of what is to be undone what the run finished with: how that is is known. It refuses what the run itself did
+// not undo because of what others had made of it.
 func (u *undo) leaveAside(p *plan.Plan, sum journal.Replay) {
 	for i := range p.Steps {
-		if ref := p.Steps[i].Ref; unsettled(sum, i) && u.steps[ref] != nil {
-			delete(u.steps, ref)
-			u.aside[ref] = true
+		ref := p.Steps[i].Ref
+		if !unsettled(sum, i) || u.steps[ref] == nil {
+			continue
+		}
+		delete(u.steps, ref)
+		u.aside[ref] = true
+		if did := sum.Undo[i]; did.Spared() {
+			_, why, _ := strings.Cut(did.Outcome.Message, ref.String()+": ")
+			u.refuse(ref, "take that back and go on with the run (converge resume "+u.run.ID+")", "the run has not undone it: %s", why)
 		}
 	}
 }

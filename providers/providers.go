@@ -230,6 +230,7 @@ type Traits struct {
 	Late     time.Duration // longest time after which a call of unknown outcome may still have its effect
 	Fixed    bool          // no call changes an immutable field: one that is not told any more, or as its default, is as it was recorded
 	Itself   []string      // fields that the far side may bring by itself to what an update asks for: that they are seen proves no call
+	Overlap  []string      // keyed lists of which an update, on its way, has new elements under other keys beside the old ones
 
 	// Exclusive names what no two things of the kind can have at the same time.
 	Exclusive []Exclusive

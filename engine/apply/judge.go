@@ -10,14 +10,15 @@ import (
 	"converge.dev/converge/engine/diff"
 	"converge.dev/converge/engine/plan"
 	"converge.dev/converge/providers"
+	"converge.dev/converge/schema"
 )
 
 // judge compares what is there right before a call with what the call expects. Over means that no call is to be made.
 func (w *worker) judge(ctx context.Context, have *providers.Thing) (res result, over bool) {
 	here := have != nil && have.Phase != providers.Leaving
 	var taken []string
-	if here && w.touched != nil {
-		taken = w.meanwhile(have)
+	if here {
+		taken = w.taken(have)
 	}
 	switch w.action {
 	case plan.Delete:
@@ -34,10 +35,19 @@ func (w *worker) judge(ctx context.Context, have *providers.Thing) (res result, 
 			return w.partial(w.conflict(errTaken), have), true
 		case w.undo && !w.ours(have) && w.lost:
 			return w.partial(errCollision, nil), true
-		case w.undo && !w.ours(have):
+		case w.undo && !w.ours(have) && !(w.finished && (w.served.Traits.UsedOnce() || have.Spec.Digest() == w.seen)):
 			return w.finish(nil), true // nothing of ours is there
+		case w.undo:
+			switch altered, err := w.altered(ctx, have); {
+			case err != nil:
+				return w.failed(err), true
+			case len(altered) > 0:
+				return w.partial(w.conflict("somebody has changed "+strings.Join(altered, ", ")+" since the run made it"), nil), true
+			}
 		case !w.undo && w.stranger(have):
 			return w.refuse(w.conflict(errTaken)), true
+		case len(taken) > 0:
+			return w.partial(w.conflict("somebody has changed "+strings.Join(taken, ", ")+" since the run began to delete it"), nil), true
 		case w.before != nil && !w.unsure && have.Spec.Digest() != w.before.Digest():
 			return w.refuse(w.conflict("it changed since the plan was made")), true
 		}
@@ -52,7 +62,7 @@ func (w *worker) judge(ctx context.Context, have *providers.Thing) (res result, 
 			return w.await(ctx), true
 		case w.half(have):
 		case w.unsure && w.ours(have):
-			return w.partial(fmt.Errorf("it was created, but differs: %s", strings.Join(w.unmet(have), ", ")), have), true
+			return w.partial(w.conflict("it was created, but differs: "+strings.Join(w.unmet(have), ", ")), nil), true // as others left it
 		default:
 			return w.failed(&providers.Error{Op: "create", Ref: w.step.Ref, Class: providers.Exists, Err: errors.New("it is there already and was not made by this step")}), true
 		}
@@ -64,8 +74,8 @@ func (w *worker) judge(ctx context.Context, have *providers.Thing) (res result, 
 			return w.failed(w.conflict(errTaken)), true
 		case len(w.unmet(have)) == 0:
 			return w.await(ctx), true
-		case len(taken) > 0:
-			return w.partial(w.conflict("somebody has changed "+strings.Join(taken, ", ")+" since the run did"), have), true
+		case len(taken) > 0: // what is there now is not how the step left it
+			return w.partial(w.conflict("somebody has changed "+strings.Join(taken, ", ")+" since the run did"), nil), true
 		case w.unsure:
 		case w.name != "" && have.Name != w.unnamed:
 			return w.refuse(w.conflict(fmt.Sprintf("it is called %q since the plan was made", have.Name))), true
@@ -80,13 +90,19 @@ func (w *worker) judge(ctx context.Context, have *providers.Thing) (res result, 
 const errTaken = "it changed hands since the plan was made"
 
 // half reports whether a create that broke off has made a part of the thing, and the rest is a change that can be made in
-// place. It is made then, in the same step: what is healthy need not go because a far side was away for a moment.
+// place. It is made then, in the same step: what is healthy need not go because a far side was away for a moment. A value that
+// is there and is another one is no part of ours.
 func (w *worker) half(have *providers.Thing) bool {
 	if w.action != plan.Create || !w.unsure || have == nil || have.Phase == providers.Leaving || have.Phase == providers.Failed || !w.ours(have) {
 		return false
 	}
 	missing := w.missed(have)
-	return len(missing) > 0 && !slices.ContainsFunc(missing, func(c diff.Change) bool { return c.Replaces })
+	return len(missing) > 0 && !slices.ContainsFunc(missing, func(c diff.Change) bool {
+		if f := w.kind.Field(c.Field()); c.Before == nil || f != nil && diff.Same(schema.Object{c.Path: c.Before}, schema.Object{c.Path: f.Default}) {
+			return c.Replaces
+		}
+		return c.Replaces || !slices.Contains(w.served.Traits.Itself, c.Field())
+	})
 }
 
 // unsettled reports whether what is seen after a call of unknown outcome does not tell what came of it: a create has made a
@@ -99,6 +115,8 @@ func (w *worker) unsettled(have *providers.Thing) bool {
 	switch w.action {
 	case plan.Create:
 		return w.ours(have) && len(w.unmet(have)) > 0
+	case plan.Delete: // what others have changed is not deleted again, and may be gone yet
+		return len(w.taken(have)) > 0
 	case plan.Update:
 		return slices.ContainsFunc(w.step.Changes, func(c diff.Change) bool { return slices.Contains(w.served.Traits.Itself, c.Field()) })
 	}

@@ -42,7 +42,8 @@ func Unsettled(p *plan.Plan, sum *journal.Replay) map[schema.Ref]bool {
 }
 
 // left remembers, when a run ends partial, how the things are that it did not settle: what differs later from that is not its
-// doing. What cannot be seen keeps the record that it has.
+// doing. What cannot be seen keeps the record that it has, and so does what was not undone because of what others made of it:
+// that is drift.
 func (r *run) left() error {
 	byPlace := map[plan.Place][]state.Record{}
 	first := map[plan.Place]*worker{}
@@ -53,6 +54,9 @@ func (r *run) left() error {
 			continue
 		}
 		delete(unsettled, s.Ref)
+		if undo := r.sum.Undo[i]; r.sum.Forward[i].Finished() && undo.Spared() { // the record says how the step left it
+			continue
+		}
 		rec, err := r.Store.Record(r.effects, s.Ref)
 		switch w := r.worker(s, r.sum.Reverting); {
 		case errors.Is(err, state.ErrNotFound):
@@ -81,7 +85,6 @@ func (r *run) left() error {
 				have := &things[i]
 				w.kind.Normalize(have.Spec)
 				rec.Left = &state.Left{Failed: have.Phase == providers.Failed, Spec: diff.Rest(w.kind, have.Spec, nil)}
-				rec.Rest = diff.Rest(w.kind, have.Spec, rec.Spec)
 			}
 			if _, err := r.Lock.Commit(r.effects, nil, []state.Op{r.Store.RecordOp(rec)}); err != nil {
 				return err

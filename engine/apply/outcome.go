@@ -164,7 +164,7 @@ func (w *worker) outcome(as journal.Result, err error, have *providers.Thing) re
 func (w *worker) left() *state.Record {
 	s := w.step
 	switch {
-	case s.Stray:
+	case s.Stray, w.undo && w.attempts == 0: // it is as the step left it, or as others made it
 		return nil
 	case s.Action == plan.Update && s.Record != nil:
 		r := *s.Record

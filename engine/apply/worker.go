@@ -65,7 +65,8 @@ type worker struct {
 	sent        bool     // the call was accepted: the secrets that never come back are as they were sent
 	ignore      []string // what is ignored of the spec: nobody asks how it is afterwards, and an undo leaves it so
 	touched     []string // undone update: the fields that the step changed; what others changed meanwhile stays
-	seen        string   // undone update: digest of what was seen when the step was done; empty when it did not come to that
+	seen        string   // undone: digest of what was seen when the step ended; empty when it did not come to that
+	finished    bool     // undone: the step was done
 	last        journal.Record
 	begun       time.Time
 }
@@ -140,7 +141,10 @@ func (r *run) doubtful(ref schema.Ref, t providers.Traits, epoch int64) time.Dur
 // turn makes the worker undo what the journal says that the step did.
 func (r *run) turn(w *worker, did journal.Standing) {
 	s := w.step
-	w.record = s.Prior
+	w.record, w.finished = s.Prior, did.Finished()
+	if did.Outcome != nil {
+		w.seen = did.Outcome.Seen
+	}
 	switch s.Action {
 	case plan.Create:
 		w.action, w.before, w.want = plan.Delete, nil, nil
@@ -165,9 +169,6 @@ func (r *run) turn(w *worker, did journal.Standing) {
 		w.touched = []string{}
 		for _, c := range s.Changes {
 			w.touched = append(w.touched, c.Field())
-		}
-		if did.Finished() {
-			w.seen = did.Outcome.Seen
 		}
 		w.unsure = true // what is there is our change, whole or in part
 		w.stated, w.dropped = pick(w.before, w.touched), pick(r.resolve(s.Ref, s.After, r.ids), w.touched)

@@ -3,6 +3,8 @@ package journal
 import (
 	"fmt"
 	"time"
+
+	"converge.dev/converge/providers"
 )
 
 // Standing is how far a step came in one direction.
@@ -23,7 +25,12 @@ func (s Standing) Finished() bool { return s.Outcome != nil && s.Outcome.Result 
 
 // Unseen reports whether the far side accepted the call of the step, and what it asked for was never seen.
 func (s Standing) Unseen() bool {
-	return s.Outcome != nil && s.Outcome.Result == Partial && s.Outcome.Seen == ""
+	return s.Outcome != nil && s.Outcome.Result == Partial && s.Outcome.Seen == "" && s.Outcome.Error != providers.Conflict
+}
+
+// Spared reports whether no call was made because the thing was not as it was to be: others have changed it, or removed it.
+func (s Standing) Spared() bool {
+	return s.Attempts == 0 && s.Outcome != nil && s.Outcome.Error == providers.Conflict
 }
 
 // A Replay is what the records of a run add up to.

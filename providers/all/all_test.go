@@ -334,6 +334,11 @@ func TestTraitsNameFields(t *testing.T) {
 				t.Errorf("%s has no field %s within %s, which is said to be exclusive", k.Name, e.Field, e.Within)
 			}
 		}
+		for _, field := range slices.Concat(k.Traits.Itself, k.Traits.Overlap) {
+			if named++; !has(field) {
+				t.Errorf("%s has no field %s, which its traits name", k.Name, field)
+			}
+		}
 		for _, d := range k.Traits.Detach {
 			for _, path := range append([]string{d.Head}, d.Group...) {
 				if named++; !has(d.Field) || path != "" && !has(d.Field+"."+path) {

@@ -16,7 +16,7 @@ import (
 
 var groupTraits = providers.Traits{
 	Create: providers.Conditional, Update: providers.Versioned, Delete: providers.Blind,
-	Mark: true, Burned: true, Late: late, ReadyWithin: propagates,
+	Mark: true, Burned: true, Late: late, Overlap: []string{"rules"}, ReadyWithin: propagates,
 	UndoCreate: providers.Exact, UndoUpdate: providers.Exact, UndoDelete: providers.Replace,
 	Exclusive: []providers.Exclusive{{Field: "{name}", Within: "tenant"}},
 	Reach:     providers.ReachTenant,
