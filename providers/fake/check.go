@@ -1,6 +1,7 @@
 package fake
 
 import (
+	"errors"
 	"fmt"
 	"maps"
 	"slices"
@@ -9,20 +10,56 @@ import (
 	"converge.dev/converge/schema"
 )
 
-// checkThing finds what is wrong with a thing that comes from outside, and completes it.
-func (w *World) checkThing(at target, th *thing) error {
+// checkPlace finds out why there can be nothing at a place.
+func (w *World) checkPlace(at place) error {
 	k := w.kinds[at.kind]
 	switch {
 	case k == nil:
-		return fmt.Errorf("%s: there is no kind %s", at, at.kind)
+		return fmt.Errorf("there is no kind %s", at.kind)
 	case k.Node != (at.scope != schema.ScopeSite):
-		return fmt.Errorf("%s: the kind does not live in scope %s", at, at.scope)
-	case at.id == "":
-		return fmt.Errorf("%s: the id is empty", at)
-	case !slices.Contains([]providers.Phase{"", providers.Ready, providers.Pending, providers.Failed, providers.Leaving}, th.Phase):
+		return fmt.Errorf("the kind does not live in scope %s", at.scope)
+	}
+	return nil
+}
+
+// checkMark finds out whether a text is no mark; none is as good.
+func checkMark(mark string) error {
+	if mark != "" && providers.ParseMark(mark).IsZero() {
+		return fmt.Errorf("%q is not a mark", mark)
+	}
+	return nil
+}
+
+// checkLate finds what is wrong with a late effect that comes from outside. What it asks for is looked at when it arrives.
+func (w *World) checkLate(l late) error {
+	err := checkMark(l.Mark)
+	if !slices.Contains([]string{"create", "update", "delete"}, l.Op) {
+		err = fmt.Errorf("op is %q, want create, update or delete", l.Op)
+	}
+	if err == nil {
+		err = w.checkPlace(place{l.Ref.Scope, l.Ref.Kind})
+	}
+	if err != nil {
+		return fmt.Errorf("late %s %s: %w", l.Op, l.Ref, err)
+	}
+	return nil
+}
+
+// checkThing finds what is wrong with a thing that comes from outside, and completes it.
+func (w *World) checkThing(at target, th *thing) error {
+	err := w.checkPlace(at.place)
+	if err == nil && at.id == "" {
+		err = errors.New("the id is empty")
+	}
+	if err == nil {
+		err = checkMark(th.Mark)
+	}
+	if err != nil {
+		return fmt.Errorf("%s: %w", at, err)
+	}
+	k := w.kinds[at.kind]
+	if !slices.Contains([]providers.Phase{"", providers.Ready, providers.Pending, providers.Failed, providers.Leaving}, th.Phase) {
 		return fmt.Errorf("%s: there is no phase %q", at, th.Phase)
-	case th.Mark != "" && providers.ParseMark(th.Mark).IsZero():
-		return fmt.Errorf("%s: %q is not a mark", at, th.Mark)
 	}
 	if th.Spec == nil {
 		th.Spec = schema.Object{}

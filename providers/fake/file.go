@@ -166,8 +166,8 @@ func (w *World) fill(c content) error {
 		}
 	}
 	for _, l := range c.Late {
-		if w.kinds[l.Ref.Kind] == nil {
-			return fmt.Errorf("late %s: there is no kind %s", l.Op, l.Ref.Kind)
+		if err := w.checkLate(l); err != nil {
+			return err
 		}
 	}
 	w.serial, w.faults, w.late = c.Serial, c.Faults, c.Late
@@ -259,8 +259,8 @@ func (w *World) checkRecord(r record) error {
 			if err := w.checkThing(at, r.Thing); err != nil {
 				return err
 			}
-		} else if w.kinds[at.kind] == nil {
-			return fmt.Errorf("%s: there is no kind %s", at, at.kind)
+		} else if err := w.checkPlace(at.place); err != nil {
+			return fmt.Errorf("%s: %w", at, err)
 		}
 	}
 	if r.Faults != nil {
@@ -272,8 +272,8 @@ func (w *World) checkRecord(r record) error {
 	}
 	if r.Late != nil {
 		for _, l := range *r.Late {
-			if w.kinds[l.Ref.Kind] == nil {
-				return fmt.Errorf("late %s: there is no kind %s", l.Op, l.Ref.Kind)
+			if err := w.checkLate(l); err != nil {
+				return err
 			}
 		}
 	}
