@@ -28,7 +28,7 @@ test: deps ## all tests, against real daemons too
 	CONVERGE_REAL=1 go test -count=1 -race -timeout 20m ./schema/... ./providers/... ./state/... ./engine/...
 
 .PHONY: torture
-torture: deps ## prove docs/reliability.md at the promised figures: crashes, split brains, faults, fuzzing (NIGHTLY=1: for hours)
+torture: deps ## prove docs/reliability.md at the promised figures: crashes, split brains, faults, mutated input (NIGHTLY=1: for hours)
 	e2e/torture.sh $(if $(NIGHTLY),nightly,push)
 
 .PHONY: unit

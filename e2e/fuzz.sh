@@ -1,11 +1,45 @@
 #!/bin/sh
-# Fuzzes every decoder of the module for a while: e2e/fuzz.sh 20s
+# Fuzzes every decoder of the module.
 #
-# It finds the Fuzz functions of all packages that have a fuzz_test.go, gives each its time, and prints one line for each.
-# It ends with 1 when one found something; the input is then in testdata/fuzz of its package, and stays a test for ever.
+#	e2e/fuzz.sh        tries the inputs that are the same in every run (package fuzzed)
+#	e2e/fuzz.sh 10m    looks for others, for a while each, guided by coverage
+#
+# It finds the Fuzz functions of all packages that have a fuzz_test.go, and prints one line for each. It ends with 1 when one
+# found something. What the search found is then in testdata/fuzz of its package, and stays a test for ever.
 set -eu
-time=${1:?want a duration for each target, such as 20s}
 cd "$(dirname "$0")/.."
+
+# report writes the line of the table of figures: FIGURES FAILED
+report() {
+	[ -z "${CONVERGE_TORTURE_REPORT:-}" ] || printf '{"test":"M","name":"fuzz","figures":"%s, %s failed","failed":%s}\n' "$1" "$2" "$([ "$2" -eq 0 ] && echo false || echo true)" >>"$CONVERGE_TORTURE_REPORT"
+}
+
+folders() {
+	git ls-files --cached --others --exclude-standard '*fuzz_test.go' | xargs -n 1 dirname | sort -u
+}
+
+if [ $# -eq 0 ]; then
+	out=$(mktemp)
+	trap 'rm -f "$out"' EXIT
+	# shellcheck disable=SC2046 # a list of packages
+	go test -count=1 -timeout 30m -run '^Fuzz' -v $(folders | sed 's|^|./|') >"$out" 2>&1 || true
+	awk '
+		/^=== RUN +Fuzz[A-Za-z]+$/ { name = $3 }
+		/^=== RUN +Fuzz[A-Za-z]+\// { n[name]++ }
+		/^(---|panic:|FAIL)/ && !/^--- PASS/ { failed = 1 }
+		/^--- (PASS|FAIL): Fuzz/ { lines[++ended] = sprintf("%-9s", $2 == "PASS:" ? "ok" : "FAILED"); of[ended] = sprintf("%-18s %6d inputs", $3, n[$3]); red += $2 != "PASS:"; inputs += n[$3]; n[$3] = 0 }
+		/^(ok|FAIL)[ \t]/ { sub("^[^/]*/converge/", "", $2); while (told < ended) { told++; print lines[told], sprintf("%-22s", $2), of[told] } }
+		END { print ended + 0, inputs + 0, red + (failed && !red) >"/dev/stderr" }' "$out" 2>"$out.sum"
+	read -r targets inputs failed <"$out.sum"
+	rm -f "$out.sum"
+	[ "$failed" -eq 0 ] || grep -v '^ *\(=== RUN\|--- PASS\|PASS\|ok \)' "$out" | head -100
+	report "$targets decoders, $inputs inputs" "$failed"
+	echo "$targets targets, $inputs inputs, $failed failed"
+	[ "$targets" -ge 10 ] || { echo "want 10 targets at least"; exit 1; }
+	[ "$failed" -eq 0 ]
+	exit
+fi
+time=$1
 cache=$(go env GOCACHE)/fuzz
 
 # fuzz FOLDER TARGET: gives one target its time, and leaves its line, and what it found, in its log.
@@ -42,7 +76,7 @@ export logs
 
 # build builds each package while those before it are tried, and says which targets are in it.
 build() {
-	for folder in $(git ls-files --cached --others --exclude-standard '*fuzz_test.go' | xargs -n 1 dirname | sort -u); do
+	for folder in $(folders); do
 		name=$(echo "$folder" | tr / _)
 		nice -n 19 go test -c -fuzz . -o "$logs/$name.test" "./$folder" || touch "$logs/unbuilt"
 		(cd "$folder" && "$logs/$name.test" -test.list '^Fuzz') | sed -n "s|^Fuzz|$folder &|p"
@@ -55,9 +89,7 @@ build | xargs -P 4 -L 1 e2e/fuzz.sh "$time"
 targets=$(wc -l <"$logs/targets")
 failed=$(cat "$logs"/*.line | grep -c '^FAILED' || true)
 echo "$targets targets, $failed failed"
-if [ -n "${CONVERGE_TORTURE_REPORT:-}" ]; then
-	printf '{"test":"M","name":"fuzz","figures":"%s targets × %s, %s failed","failed":%s}\n' $targets "$time" $failed "$([ $failed -eq 0 ] && echo false || echo true)" >>"$CONVERGE_TORTURE_REPORT"
-fi
+report "$targets targets × $time" "$failed"
 [ ! -e "$logs/unbuilt" ] && [ "$(ls "$logs"/*.line | wc -l)" -eq "$targets" ] || { echo "of some targets nothing came"; exit 1; }
 [ "$targets" -ge 10 ] || { echo "want 10 targets at least"; exit 1; }
 [ "$failed" -eq 0 ]

@@ -5,12 +5,14 @@ import (
 	"testing"
 
 	"converge.dev/converge/e2e/hostile/budget"
+	"converge.dev/converge/e2e/hostile/fuzzed"
 	"converge.dev/converge/providers"
 	"converge.dev/converge/schema"
 )
 
 // FuzzParseMark lets a mark be what it was read from: whose a thing is must not depend on who wrote it down.
-func FuzzParseMark(f *testing.F) {
+func FuzzParseMark(tf *testing.F) {
+	f := fuzzed.New(tf)
 	for _, s := range []string{
 		"5a2f8c1e-7b0d-4f3a-9c61-2e8d4b7a9f10/site/carbide.vpc/prod#1", "x/gpu-01/ovs.bridge/br-slice#12", "", "/", "#", "a/b/c.d/e#0", "a/b/c.d/e#-1",
 		"a/b/c.d/e#+1", "a/b/c.d/e#01", "a/b/c.d/e#1#2", "a/b/c.d/#1", "/b/c.d/e#1", "a/b/c.d/e/f#1", "a/b/c.d/e#99999999999999999999", "a/b/c.d/e#1 ", "a/b/c.d/e#",
@@ -37,7 +39,8 @@ func FuzzParseMark(f *testing.F) {
 }
 
 // FuzzMark lets every mark that can be written be read, whatever its resource is called.
-func FuzzMark(f *testing.F) {
+func FuzzMark(tf *testing.F) {
+	f := fuzzed.New(tf)
 	f.Add("5a2f8c1e-7b0d-4f3a-9c61-2e8d4b7a9f10", "site/carbide.vpc/prod", 1)
 	f.Add("s", "gpu-01/ovs.bridge/br#1", 2)
 	f.Add("s", "a/b.c/#", 9223372036854775807)

@@ -7,11 +7,13 @@ import (
 	"testing"
 
 	"converge.dev/converge/e2e/hostile/budget"
+	"converge.dev/converge/e2e/hostile/fuzzed"
 	"converge.dev/converge/schema"
 )
 
 // FuzzParseRef lets a ref be what it was read from, in every form that it has.
-func FuzzParseRef(f *testing.F) {
+func FuzzParseRef(tf *testing.F) {
+	f := fuzzed.New(tf)
 	for _, s := range []string{
 		"site/carbide.vpc/prod", "gpu-01/ovs.bridge/br-slice", "site/pci.function/0000:3b:00.0", "", "/", "//", "///", "a/b/c", "a/./b",
 		"a/b.c/", "/b.c/d", "a/b.c/d/e", "../b.c/..", "a/b.c/\x00", "a/b.c/\xff", "site/carbide.vpc/\u202eprod", "a\n/b.c/d", "a/.../b",
@@ -47,7 +49,8 @@ func FuzzParseRef(f *testing.F) {
 }
 
 // FuzzObject lets an object of JSON be the same after it was written, digest for digest.
-func FuzzObject(f *testing.F) {
+func FuzzObject(tf *testing.F) {
+	f := fuzzed.New(tf)
 	for _, s := range []string{
 		`{}`, `null`, `[]`, `{"a":1}`, `{"a":1.0}`, `{"a":1e3}`, `{"a":-0}`, `{"a":0.1}`, `{"a":9223372036854775807}`, `{"a":9223372036854775808}`,
 		`{"a":1e400}`, `{"a":[1,2.5,"x",null,true,{"b":[]}]}`, `{"a":"\u0000\ud83d\ude00"}`, `{"a":"<&>"}`, `{"a":9007199254740993.0}`,

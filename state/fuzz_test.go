@@ -15,6 +15,7 @@ import (
 	"github.com/klauspost/compress/zstd"
 
 	"converge.dev/converge/e2e/hostile/budget"
+	"converge.dev/converge/e2e/hostile/fuzzed"
 	"converge.dev/converge/schema"
 	"converge.dev/converge/state"
 	"converge.dev/converge/state/mem"
@@ -67,7 +68,8 @@ func reread[T any](t *testing.T, op func(*state.Store) state.Op, read func(*stat
 
 // FuzzRecords reads recorded resources that somebody may have written; both readers agree, and what they read is written as
 // it was read.
-func FuzzRecords(f *testing.F) {
+func FuzzRecords(tf *testing.F) {
+	f := fuzzed.New(tf)
 	for _, s := range append(nasty,
 		`{"v":1,"ref":"site/carbide.vpc/prod","id":"i","incarnation":1,"spec":{"tenant":"acme","n":1,"x":1.5,"labels":{"a":"b"}},"run":"r","at":"2026-11-21T10:00:00Z"}`,
 		`{"v":1,"ref":"gpu-01/ovs.port/p","id":"p","incarnation":3,"gone":true,"spec":{},"after":["gpu-01/ovs.bridge/b"],"protect":true,"on_remove":"forget","run":"r","at":"2026-11-21T10:00:00Z"}`,
@@ -116,7 +118,8 @@ func FuzzRecords(f *testing.F) {
 
 // FuzzValues reads the other values of the store: runs, holds, the freeze, the head of the document and the holder of the
 // lock.
-func FuzzValues(f *testing.F) {
+func FuzzValues(tf *testing.F) {
+	f := fuzzed.New(tf)
 	for _, s := range append(nasty,
 		`{"v":1,"id":"20261121-100000.000-abcdef","op":"apply","status":"open","plan":"d","body":["x"],"serial":1,"by":"a@b","epoch":2,"started":"2026-11-21T10:00:00Z","steps":3,"done":1}`,
 		`{"v":1,"id":"r","status":"partial","failed":"site/carbide.vpc/prod","remains":["site/carbide.tenant/acme"],"differences":["x"],"ended":"2026-11-21T10:00:00Z"}`,
@@ -162,7 +165,8 @@ func FuzzValues(f *testing.F) {
 
 // FuzzBlob reads chunks that somebody may have written: only bytes that their name promises come back, and what unpacks to
 // more than a chunk holds is refused before it is there.
-func FuzzBlob(f *testing.F) {
+func FuzzBlob(tf *testing.F) {
+	f := fuzzed.New(tf)
 	enc, err := zstd.NewWriter(nil)
 	if err != nil {
 		f.Fatal(err)

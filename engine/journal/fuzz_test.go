@@ -13,6 +13,7 @@ import (
 	"github.com/go-json-experiment/json/jsontext"
 
 	"converge.dev/converge/e2e/hostile/budget"
+	"converge.dev/converge/e2e/hostile/fuzzed"
 	"converge.dev/converge/engine/journal"
 	"converge.dev/converge/state"
 	"converge.dev/converge/state/mem"
@@ -21,7 +22,8 @@ import (
 // FuzzRead gives the journal records that somebody may have written: a first, a second, and the head that says how far it
 // goes, which may be mended to fit. They are whole, or refused; what is whole adds up or is refused, and reads the same when
 // it is written again.
-func FuzzRead(f *testing.F) {
+func FuzzRead(tf *testing.F) {
+	f := fuzzed.New(tf)
 	version := fmt.Sprintf(`"v":%d`, journal.Version)
 	one, two := chain(f, journal.Record{Kind: journal.Begin, Step: -1}, journal.Record{Kind: journal.Intent, Step: 1})
 	if log, err := journal.Read(context.Background(), stored(f, one, two, headOf(one, two)), "r"); err != nil || len(log.Records) != 2 {

@@ -6,11 +6,13 @@ import (
 	"testing"
 
 	"converge.dev/converge/e2e/hostile/budget"
+	"converge.dev/converge/e2e/hostile/fuzzed"
 	"converge.dev/converge/engine/plan"
 )
 
 // FuzzDecode reads saved plans. What can be read is written as it was read, document and all.
-func FuzzDecode(f *testing.F) {
+func FuzzDecode(tf *testing.F) {
+	f := fuzzed.New(tf)
 	for _, s := range []string{
 		`{"format":1,"id":"x","site":{"name":"a","id":"b"},"steps":[],"no_return":0,"unchanged":0}`,
 		`{"format":1,"id":"20261121-225530.650-137675","site":{"name":"fra1","id":"5a2f8c1e-7b0d-4f3a-9c61-2e8d4b7a9f10"},"document":{"apiVersion":"converge.dev/v1","carbide":{"vpc":{"prod":{"description":"a<b && c>d\u2028"}}}},"steps":[{"id":0,"ref":"site/carbide.vpc/prod","action":"create","reason":"declared","wave":0,"after":{"description":"a<b"},"external_id":"i","incarnation":1,"undo":"R1","record":{"ref":"site/carbide.vpc/prod","id":"i","incarnation":1,"spec":{"n":1},"run":"","at":"0001-01-01T00:00:00Z"}}],"no_return":1,"unchanged":0}`,
@@ -80,7 +82,8 @@ func FuzzDecode(f *testing.F) {
 }
 
 // FuzzDecodeFile reads plan files. What can be read and is written again is the same plan.
-func FuzzDecodeFile(f *testing.F) {
+func FuzzDecodeFile(tf *testing.F) {
+	f := fuzzed.New(tf)
 	for _, s := range []string{
 		`{"format":2,"mac":"00","plan":{"format":1}}`, `{"format":1}`, `{"format":2}`, `{"format":2,"mac":"","plan":null}`, ``,
 		`{"format":2,"mac":"00","plan":{"format":1,"id":"x","site":{"name":"a","id":"b"},"destroy":true,"max_destroy":"3","steps":null,"no_return":0,"unchanged":0}}`,

@@ -8,6 +8,7 @@ import (
 	"google.golang.org/protobuf/proto"
 
 	"converge.dev/converge/e2e/hostile/budget"
+	"converge.dev/converge/e2e/hostile/fuzzed"
 	"converge.dev/converge/providers"
 	"converge.dev/converge/providers/carbide/forge"
 	"converge.dev/converge/schema"
@@ -15,7 +16,8 @@ import (
 
 // FuzzThing gives every kind objects that a service may send, from none of its fields to all with the wrong values. Each
 // becomes a thing of plain values, and labels come back as they were read.
-func FuzzThing(f *testing.F) {
+func FuzzThing(tf *testing.F) {
+	f := fuzzed.New(tf)
 	add := func(kind byte, text string, m proto.Message) {
 		if err := protojson.Unmarshal([]byte(text), m); err != nil {
 			f.Fatal(err)

@@ -7,13 +7,15 @@ import (
 	"testing"
 
 	"converge.dev/converge/e2e/hostile/budget"
+	"converge.dev/converge/e2e/hostile/fuzzed"
 	"converge.dev/converge/providers/fake"
 	"converge.dev/converge/schema"
 )
 
 // FuzzOpen opens worlds that somebody may have written, file and journal. One that opens can be looked at, and is the same
 // when it is closed and opened again.
-func FuzzOpen(f *testing.F) {
+func FuzzOpen(tf *testing.F) {
+	f := fuzzed.New(tf)
 	kinds := schema.Kinds{
 		"far.net": {Name: "far.net", Fields: []schema.Field{
 			{Name: "cidr", Type: schema.String, Immutable: true}, {Name: "size", Type: schema.Int, Default: int64(7)},
@@ -29,7 +31,7 @@ func FuzzOpen(f *testing.F) {
 		`{"things":{"site":{"far.net":{"a":null}}}}`, `{"things":{"site":{"no.kind":{"a":{"spec":{}}}}}}`, `{"things":{"n1":{"far.net":{"a":{"spec":{}}}}}}`, `{"things":{"site":{"far.net":{"":{"spec":{}}}}}}`,
 		`{"things":{"site":{"far.net":{"a":{"spec":{"size":1.5}}}}}}`, `{"things":{"site":{"far.net":{"a":{"spec":{"nope":1}}}}}}`, `{"burned":{"site":{"far.net":["a","a"]}},"things":{}}`, `{"burned":{"x":{"no.kind":["a"]}}}`,
 		`{"faults":[{"op":"create","ref":"site/far.net/a","class":"invalid"}],"things":{}}`, `{"faults":[{"op":"x"}]}`, `{"late":[{"op":"create","ref":"site/far.net/a","id":"i","due":"2026-11-21T10:00:00Z"}]}`,
-		`{"late":[{"op":"create","ref":"site/no.kind/a"}]}`, `{"late":[{"op":"delete","ref":"n1/far.net/a","id":"a"}]}`, `{"serial":-1}`, `{"nope":1}`, `{}{}`, "\xff",
+		`{"late":[{"op":"create","ref":"site/no.kind/a"}]}`, `{"late":[{"op":"create","ref":"sipe/far.net/a","id":"i","due":"2026-11-21T10:00:00Z"}]}`, `{"late":[{"op":"delete","ref":"n1/far.net/a","id":"a"}]}`, `{"serial":-1}`, `{"nope":1}`, `{}{}`, "\xff",
 		`{"things":{"site":{"far.net":{"a":{"phase":"leaving","until":"2026-01-01T00:00:00Z","spec":{}}}}}}`,
 	}
 	journals := []string{

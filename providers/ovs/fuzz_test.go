@@ -12,13 +12,15 @@ import (
 	"github.com/ovn-org/libovsdb/ovsdb"
 
 	"converge.dev/converge/e2e/hostile/budget"
+	"converge.dev/converge/e2e/hostile/fuzzed"
 	"converge.dev/converge/schema"
 )
 
 // FuzzView gives every kind answers that a database may send: rows with the wrong columns, references that lead nowhere,
 // names that are there twice. They are things of plain values, or an error; a row that could be read is written as it was
 // read.
-func FuzzView(f *testing.F) {
+func FuzzView(tf *testing.F) {
+	f := fuzzed.New(tf)
 	const (
 		root  = `[{"rows":[{"_uuid":["uuid","00000000-0000-4000-8000-000000000001"],"next_cfg":1,"cur_cfg":1}]},`
 		a     = `["uuid","00000000-0000-4000-8000-00000000000a"]`

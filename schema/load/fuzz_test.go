@@ -16,6 +16,7 @@ import (
 	"github.com/go-json-experiment/json/jsontext"
 
 	"converge.dev/converge/e2e/hostile/budget"
+	"converge.dev/converge/e2e/hostile/fuzzed"
 	"converge.dev/converge/schema"
 	"converge.dev/converge/schema/load/loadtest"
 )
@@ -32,7 +33,8 @@ var documents = []string{
 
 // FuzzDocument reads documents strictly. What it takes every reader of JSON takes, as the same values; it has one
 // canonical form.
-func FuzzDocument(f *testing.F) {
+func FuzzDocument(tf *testing.F) {
+	f := fuzzed.New(tf)
 	for _, d := range documents {
 		f.Add([]byte(d))
 	}
@@ -69,7 +71,8 @@ func FuzzDocument(f *testing.F) {
 
 // FuzzLoad takes documents all the way. A refusal can be told; what is accepted is the same document when it is loaded from
 // its own JSON.
-func FuzzLoad(f *testing.F) {
+func FuzzLoad(tf *testing.F) {
+	f := fuzzed.New(tf)
 	for _, d := range documents {
 		f.Add([]byte(d))
 	}
@@ -101,7 +104,8 @@ func FuzzLoad(f *testing.F) {
 }
 
 // FuzzChecks lets the checks and CUE judge the same resource of every kind: they agree, and fill in the same defaults.
-func FuzzChecks(f *testing.F) {
+func FuzzChecks(tf *testing.F) {
+	f := fuzzed.New(tf)
 	for kind := range byte(12) {
 		for _, d := range []string{
 			`{}`, `{"tenant":"acme"}`, `{"tenant":"acme","vni":0}`, `{"tenant":"acme","vni":70000.0,"labels":{"a":"b","é":"c"}}`, `{"tenant":"acme","virtualization":"x"}`,
@@ -141,7 +145,8 @@ func FuzzChecks(f *testing.F) {
 }
 
 // FuzzYAML checks YAML before anything evaluates it, and evaluates what passes.
-func FuzzYAML(f *testing.F) {
+func FuzzYAML(tf *testing.F) {
+	f := fuzzed.New(tf)
 	for _, d := range documents {
 		f.Add([]byte(d))
 	}
@@ -150,6 +155,7 @@ func FuzzYAML(f *testing.F) {
 		"- a\n", "a: b\n---\nc: d\n", "a: !!binary aGk=\n", "a: !!float 1\n", "? [a]\n: b\n", "a: 0o17\nb: 0x1F\nc: 1_000\nd: .inf\ne: .nan\n", "a: 2001-12-14t21:59:43.10-05:00\n", "a: |\n  x\n  y\n",
 		"a: 'x\n", "\ta: b\n", "a: @b\n", "%YAML 1.2\n---\na: b\n", "a: *nobody\n", "yes: no\n", "~: 1\n", "1: a\n", "a: 1\na: 2\n", "\"\\x00\": 1\n", strings.Repeat("a: {", 50), strings.Repeat("- ", 50), "#", "a: [\n",
 		"&a a: *a\n", "a: &a\n  b: *a\n", "*a : b\n", "{a: b}: c\n", "a: \"\\ud800\"\n", "a: !<tag:x> b\n",
+		"\r\r0", "a: b\r\nc: d\r\n", "# \u2028\na: \"\u0085\"\n",
 	} {
 		f.Add([]byte(d))
 	}
@@ -177,7 +183,8 @@ func FuzzYAML(f *testing.F) {
 
 // FuzzFormatCUE gives text to the parser of CUE and its printer, which is all of CUE that sees a document outside of a
 // process with limits.
-func FuzzFormatCUE(f *testing.F) {
+func FuzzFormatCUE(tf *testing.F) {
+	f := fuzzed.New(tf)
 	for _, d := range documents {
 		f.Add([]byte(d))
 	}
@@ -207,7 +214,8 @@ func FuzzFormatCUE(f *testing.F) {
 }
 
 // FuzzFormatJSON lays JSON out: the same values, numbers as they were written, and nothing changes the second time.
-func FuzzFormatJSON(f *testing.F) {
+func FuzzFormatJSON(tf *testing.F) {
+	f := fuzzed.New(tf)
 	for _, d := range documents {
 		f.Add([]byte(d))
 	}

@@ -20,7 +20,7 @@ var tests = []struct{ letter, about string }{
 	{"E", "provider faults × methods × kinds of kinds"},
 	{"J", "hostile input"},
 	{"L", "torn and corrupted state, full disk"},
-	{"M", "fuzzing of decoders"},
+	{"M", "decoders on mutated input"},
 	{"N", "random worlds"},
 	{"O", "linearizability of store and epoch"},
 	{"P", "seeded safety bugs"},

@@ -15,11 +15,13 @@ import (
 
 	"converge.dev/converge/cmd/internal/config"
 	"converge.dev/converge/e2e/hostile/budget"
+	"converge.dev/converge/e2e/hostile/fuzzed"
 )
 
 // FuzzRead reads configurations. One that is taken says nothing that it does not know, and reads the same when it is
 // written again.
-func FuzzRead(f *testing.F) {
+func FuzzRead(tf *testing.F) {
+	f := fuzzed.New(tf)
 	for _, s := range []string{
 		"", " ", "trust: {documents: [{name: a, key: \"ed25519:iojj3XQJ8ZX9UtstPLpdcspnCb8dlBIb83SIAbQPb1w=\"}], require: true}\n", "site: fra1\n", "fake: {world: world.json}\n", "carbide:\n  address: a:1\n  tls: {ca: tls/ca.crt, cert: c, key: k, mode: mutual}\n  parallel: 3\n",
 		"etcd: {endpoints: [https://a:2379], ca: /x, cert: y, key: z}\n", "nodes: {gpu-01: {ovs: unix:/run/x.sock}}\n", "nodes: {a: &a {ovs: x}, b: *a}\n",
