@@ -9,6 +9,7 @@ import (
 	"net/url"
 	"os"
 	"os/exec"
+	"os/signal"
 	"regexp"
 	"strconv"
 	"strings"
@@ -49,6 +50,8 @@ func crash() {
 
 // TestScripts runs the scripts of testdata/script, each in a folder of its own, on the fake world.
 func TestScripts(t *testing.T) {
+	// Under nohup programs begin with SIGHUP ignored, and converge leaves it so. Those of a process that catches it do not.
+	signal.Notify(make(chan os.Signal, 1), syscall.SIGHUP)
 	testscript.Run(t, testscript.Params{
 		Dir:                 "testdata/script",
 		RequireExplicitExec: true,
@@ -59,7 +62,7 @@ func TestScripts(t *testing.T) {
 		},
 		Cmds: map[string]func(ts *testscript.TestScript, neg bool, args []string){
 			"status": status, "approved": approved, "await": await, "dump": dump, "jsonlines": jsonLines, "jsonvalue": jsonValue, "inbox": inbox,
-			"answer": answer, "changed": changed, "damage": damage, "hold": hold, "signal": signal, "etcd": serveEtcd, "full": fill,
+			"answer": answer, "changed": changed, "damage": damage, "hold": hold, "signal": kill, "etcd": serveEtcd, "full": fill,
 		},
 	})
 }
@@ -269,8 +272,8 @@ func changed(ts *testscript.TestScript, neg bool, args []string) {
 	ts.Check(os.WriteFile(ts.MkAbs(args[0]), []byte(strings.ReplaceAll(text, args[1], args[2])), 0o600))
 }
 
-// signal NAME: sends INT or TERM to the process that uses the embedded store.
-func signal(ts *testscript.TestScript, neg bool, args []string) {
+// signal NAME: sends a signal to the process that uses the embedded store.
+func kill(ts *testscript.TestScript, neg bool, args []string) {
 	if neg || len(args) != 1 {
 		ts.Fatalf("usage: signal INT|TERM|HUP|QUIT|KILL")
 	}
