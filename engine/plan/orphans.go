@@ -35,9 +35,10 @@ func Refers(k *schema.Kind, spec schema.Object, kind, id string) bool {
 	return found
 }
 
-// orphans refuses to delete what something that stays is seen to refer to: anything where the far side would not notice, and
-// everywhere what the document declares, which would make the plan fail. What this plan deletes too, or points elsewhere, is in
-// nobody's way; package apply looks once more right before each delete that the far side does not guard.
+// orphans refuses to delete what something that stays is seen to refer to: the far side would refuse that half way through the
+// plan, or would not notice and leave that behind; then nothing may be unseen either, and package apply looks once more right
+// before each such delete. What this plan deletes too, or points elsewhere, is in nobody's way. What converge knows nothing of
+// is left to a far side that looks.
 func (m *maker) orphans() {
 	for i := range m.plan.Steps {
 		s := &m.plan.Steps[i]
@@ -47,46 +48,47 @@ func (m *maker) orphans() {
 		traits, _ := m.in.Traits(s.Ref.Scope, s.Ref.Kind)
 		left, unseen := m.referrers(s, !traits.Orphans)
 		switch {
-		case !traits.Orphans && len(left) > 0:
-			m.refuse(s.Ref, "it would be deleted, but "+strings.Join(left, ", ")+" still "+plural(len(left), "refers", "refer")+" to it, where the document does not say what to refer to, or ignores it",
-				"have "+plural(len(left), "that", "those")+" refer to something else first, or to nothing")
-		case !traits.Orphans:
-		case unseen != "":
+		case len(left) > 0:
+			then := "the server would refuse that, half way through the plan"
+			if traits.Orphans {
+				then = "the server would leave that behind for good"
+			}
+			m.refuse(s.Ref, "it would be deleted, but "+strings.Join(left, ", ")+" still "+plural(len(left), "refers", "refer")+" to it",
+				then+"; remove it first or have it refer to something else, or declare it and have it removed by the same plan")
+		case traits.Orphans && unseen != "":
 			m.refuse(s.Ref, "it would be deleted, and it is not known whether anything still refers to it: "+unseen,
 				"the server would leave such things behind for good; mend the connection, or set lifecycle.on_remove to \"forget\"")
-		case len(left) > 0:
-			m.refuse(s.Ref, "it would be deleted, but "+strings.Join(left, ", ")+" still "+plural(len(left), "refers", "refer")+" to it",
-				"the server would leave that behind for good; remove it first, or declare it and have it removed by the same plan")
 		}
 	}
 }
 
-// referrers names what would be left behind by a delete, of all things or of those that are declared, or says what could not be
-// seen.
-func (m *maker) referrers(s *Step, declared bool) (left []string, unseen string) {
+// referrers names what stays and refers to what a step deletes, all of it or what is declared or recorded, and says what could not
+// be seen.
+func (m *maker) referrers(s *Step, ours bool) (left []string, unseen string) {
 	const shown = 5
 	for _, k := range Referrers(m.in.Kinds, s.Ref.Kind) {
 		at := Place{s.Ref.Scope, k.Name}
 		_, served := m.in.Traits(at.Scope, at.Kind)
 		things, seen := m.in.Observed.Things[at]
-		if _, never := m.in.Observed.Unsupported[at]; !served || never || declared && !seen {
+		if _, never := m.in.Observed.Unsupported[at]; !served || never {
 			continue // there can be none
 		}
 		if !seen {
-			return nil, at.Scope + "/" + at.Kind + " could not be seen"
+			unseen = at.Scope + "/" + at.Kind + " could not be seen"
+			continue
 		}
 		for _, t := range m.referring(at, k, things)[referred{s.Ref.Kind, s.ExternalID}] {
 			of := m.owners[t]
-			if m.letsGo(of, s) || declared && (of == nil || of.desired == nil || of.refused) {
+			if m.letsGo(of, s) || ours && (of == nil || of.refused) {
 				continue
 			}
 			if len(left) == shown {
-				return append(left, "and more"), ""
+				return append(left, "and more"), unseen
 			}
 			left = append(left, fmt.Sprintf("%s %s (id %s)", k.Name, t.Name, t.ID))
 		}
 	}
-	return left, ""
+	return left, unseen
 }
 
 // referring gives the things of a place that refer to something and stay, by the kind and the id of that.
