@@ -97,8 +97,10 @@ func (e *Engine) Drift(ctx context.Context, site schema.Site, external ...schema
 // *HeldError, *StaleError, *SpentError or *state.LockedError when nothing was changed; with ErrInterrupted or another
 // error when the run is open. How the run ended otherwise is in the result.
 func (e *Engine) Apply(ctx context.Context, p *plan.Plan, o ApplyOptions) (Result, error) {
-	if err := p.Check(); err != nil {
-		return Result{}, err
+	for _, check := range []func() error{p.Check, p.CheckDocument} {
+		if err := check(); err != nil {
+			return Result{}, err
+		}
 	}
 	if len(p.Refusals) > 0 {
 		return Result{}, &RefusedError{p.Refusals}
@@ -453,7 +455,7 @@ func (e *Engine) free(ctx context.Context, run string, p *plan.Plan) error {
 			}
 		}
 	}
-	if p != nil && run == "" && len(p.Document) > 0 {
+	if p != nil && run == "" && p.Digest != "" {
 		head, err := e.o.Store.Head(ctx)
 		if err != nil && !errors.Is(err, state.ErrNotFound) {
 			return err

@@ -14,7 +14,7 @@ import (
 )
 
 // Check refuses a plan that [Make] could not have made, with an error that wraps [ErrFormat]. It knows the plan alone: not
-// the kinds, not the site. What it finds is a plan that was edited or damaged, or a mistake of the planner.
+// the kinds, not the site, not the document, for which see [Plan.CheckDocument]. What it finds is a plan that was edited or damaged, or a mistake of the planner.
 func (p *Plan) Check() error {
 	for _, check := range []func() error{p.checkHead, p.checkSteps, p.checkOrder, p.checkNeeds} {
 		if err := check(); err != nil {
@@ -55,8 +55,30 @@ func (p *Plan) checkHead() error {
 		}
 	}
 	if p.Destroy || p.Sweep {
-		if len(p.Document) > 0 || p.Digest != "" {
-			return fmt.Errorf("it carries a document, and a plan that only removes has none")
+		if p.Digest != "" {
+			return fmt.Errorf("it is for a document, and a plan that only removes has none")
+		}
+		return nil
+	}
+	if sum, err := hex.DecodeString(p.Digest); err != nil || len(sum) != sha256.Size {
+		return fmt.Errorf("its document_digest is not a SHA-256 in hex")
+	}
+	return nil
+}
+
+// CheckDocument refuses a plan whose [Plan.Document] is missing, or is not the one that it was made for, with an error that
+// wraps [ErrFormat].
+func (p *Plan) CheckDocument() error {
+	if err := p.checkDocument(); err != nil {
+		return fmt.Errorf("%w: %w", ErrFormat, err)
+	}
+	return nil
+}
+
+func (p *Plan) checkDocument() error {
+	if p.Digest == "" {
+		if len(p.Document) > 0 {
+			return fmt.Errorf("it comes with a document, and a plan that only removes has none")
 		}
 		return nil
 	}

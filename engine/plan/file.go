@@ -12,10 +12,11 @@ import (
 	"github.com/go-json-experiment/json/jsontext"
 )
 
-// FileFormat is the version of a plan file. Format 1 was a plan without a proof of where it came from.
-const FileFormat = 2
+// FileFormat is the version of a plan file. Format 1 was a plan without a proof of where it came from, format 2 one with the
+// document in the plan.
+const FileFormat = 3
 
-// A File is a plan as it was saved: its exact bytes, and the proof of which store they came from.
+// A File is a plan as it was saved, with its document: the exact bytes, and the proof of which store they came from.
 type File struct {
 	Plan   *Plan
 	Digest string // hex SHA-256 of the plan's bytes, as it was shown when the plan was saved
@@ -29,6 +30,8 @@ type envelope struct {
 	Format int            `json:"format"`
 	MAC    string         `json:"mac"` // hex HMAC-SHA256 of the exact bytes of the plan
 	Plan   jsontext.Value `json:"plan"`
+
+	Document Verbatim `json:"document,omitzero"` // whose digest is in the plan
 }
 
 // ErrForeign says that a plan file was not saved with the key that it is to be applied with.
@@ -40,14 +43,24 @@ func (p *Plan) EncodeFile(key []byte) (file []byte, digest string, err error) {
 	if err != nil {
 		return nil, "", err
 	}
-	return Seal(body, key), digest, nil
+	file, err = Seal(body, p.Document, key)
+	return file, digest, err
 }
 
-// Seal writes the bytes of a plan as a file, with the proof of the key.
-func Seal(body, key []byte) []byte {
+// Seal writes the bytes of a plan as a file, with the proof of the key, and with its document if it has one. The proof is of
+// the plan, which has the digest of the document.
+func Seal(body []byte, document Verbatim, key []byte) ([]byte, error) {
 	h := hmac.New(sha256.New, key)
 	_, _ = h.Write(body) // never fails
-	return fmt.Appendf(nil, `{"format":%d,"mac":"%s","plan":%s}`+"\n", FileFormat, hex.EncodeToString(h.Sum(nil)), body)
+	file := fmt.Appendf(nil, `{"format":%d,"mac":"%s","plan":%s`, FileFormat, hex.EncodeToString(h.Sum(nil)), body)
+	if len(document) > 0 {
+		text, err := document.MarshalJSON()
+		if err != nil {
+			return nil, fmt.Errorf("the document of a plan: %w", err)
+		}
+		file = append(append(file, `,"document":`...), text...)
+	}
+	return append(file, "}\n"...), nil
 }
 
 // IsFile reports whether data looks like a plan file, of whatever version, and not like a document.
@@ -77,6 +90,10 @@ func DecodeFile(data []byte) (*File, error) {
 	if err != nil {
 		return nil, err
 	}
+	p.Document = e.Document
+	if err := p.CheckDocument(); err != nil {
+		return nil, err
+	}
 	body, digest, err := p.Encode()
 	if err != nil {
 		return refuse(err)
@@ -86,7 +103,8 @@ func DecodeFile(data []byte) (*File, error) {
 
 // Verify fails with [ErrForeign] unless the file is, byte for byte, what EncodeFile makes of its plan with the key.
 func (f *File) Verify(key []byte) error {
-	if !hmac.Equal(Seal(f.body, key), f.data) { // takes the same time wherever they differ
+	sealed, err := Seal(f.body, f.Plan.Document, key)
+	if err != nil || !hmac.Equal(sealed, f.data) { // takes the same time wherever they differ
 		return ErrForeign
 	}
 	return nil

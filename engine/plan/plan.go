@@ -28,8 +28,8 @@ import (
 	"converge.dev/converge/state"
 )
 
-// Format is the version of the saved form. A plan with another format is refused.
-const Format = 1
+// Format is the version of the saved form. A plan with another format is refused. Format 1 held the document.
+const Format = 2
 
 // NamePath is the path of a change of what a thing is called over there, which is no field of its spec.
 const NamePath = "name"
@@ -51,8 +51,7 @@ type Plan struct {
 	Format   int           `json:"format"`
 	ID       string        `json:"id"` // tells this plan from an equal one made at another time: each is applied once
 	Site     schema.Site   `json:"site"`
-	Document Verbatim      `json:"document,omitempty"` // the desired document; absent in a destroy plan
-	Digest   string        `json:"document_digest,omitempty"`
+	Digest   string        `json:"document_digest,omitempty"`   // of the desired document; empty when the plan only removes
 	Revision int64         `json:"document_revision,omitempty"` // of the store's head when planned from it
 	Author   schema.Author `json:"author,omitzero"`             // of the document
 	Destroy  bool          `json:"destroy,omitempty"`
@@ -87,6 +86,10 @@ type Plan struct {
 	Narrowed *Narrowed `json:"narrowed,omitempty"` // the plan is about a part of the site only, by -target or -exclude
 
 	Refusals []Refusal `json:"refusals,omitempty"` // why this plan may not be applied
+
+	// Document is the desired document itself, the one of Digest. It is not part of the plan, whose size follows what it
+	// changes: a plan file holds both, side by side, and a run keeps the plan alone, for the store has the document.
+	Document Verbatim `json:"-"`
 
 	Undoes string `json:"-"` // the run that the plan is the undoing of; see [Plan.Inverse]
 	Keeps  int    `json:"-"` // how many of the first steps of that run stay done
