@@ -142,18 +142,25 @@ func TestFailedUndoIsPartial(t *testing.T) {
 	}
 }
 
+// fromFile is the plan as it comes back from a plan file.
+func fromFile(t *testing.T, p *plan.Plan) *plan.Plan {
+	t.Helper()
+	data, _, err := p.EncodeFile(make([]byte, 32))
+	if err != nil {
+		t.Fatal(err)
+	}
+	file, err := plan.DecodeFile(data)
+	if err != nil {
+		t.Fatal(err)
+	}
+	return file.Plan
+}
+
 func TestSavedPlan(t *testing.T) {
 	s := enginetest.New()
 	s.Converge(t, s.Document(t, base))
 	p := s.Plan(t, s.Document(t, with(map[string]string{"n1/near.port/p0": `{"bridge":"br0","tag":30}`})), plan.Options{})
-	body, _, err := p.Encode()
-	if err != nil {
-		t.Fatal(err)
-	}
-	saved, err := plan.Decode(body)
-	if err != nil {
-		t.Fatal(err)
-	}
+	saved := fromFile(t, p)
 	t.Run("stale", func(t *testing.T) {
 		thing := thingOf(t, s, "n1", "near.port", "p0")
 		changed := thing

@@ -377,13 +377,7 @@ func TestForeign(t *testing.T) {
 	if err != nil || p.Author != d.Author {
 		t.Fatalf("%+v, %v", p, err)
 	}
-	body, _, err := p.Encode()
-	if err != nil {
-		t.Fatal(err)
-	}
-	if p, err = plan.Decode(body); err != nil {
-		t.Fatal(err)
-	}
+	p = fromFile(t, p)
 	read = 0
 	if _, err := engineWith().Apply(t.Context(), p, engine.ApplyOptions{Approve: p.Approval()}); !errors.As(err, &refused) || read > 0 {
 		t.Errorf("applied with a shorter list: %v, %d read", err, read)

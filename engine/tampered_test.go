@@ -4,6 +4,7 @@ import (
 	"bytes"
 	"cmp"
 	"context"
+	"crypto/hmac"
 	"crypto/sha256"
 	"encoding/hex"
 	"encoding/json"
@@ -26,7 +27,7 @@ type tampering struct {
 	doc     *schema.Document
 	key     []byte
 	file    []byte     // as it was saved
-	body    []byte     // the plan in it
+	said    []byte     // what it says: the plan, and its document
 	plan    *plan.Plan // the same
 	deletes int        // things that it destroys, and the most that anybody may
 
@@ -77,7 +78,7 @@ func tampered(t *testing.T) *tampering {
 	if s.key, err = s.Store.PlanKey(t.Context()); err != nil {
 		t.Fatal(err)
 	}
-	if s.body, _, err = s.plan.Encode(); err != nil {
+	if s.said, err = said(s.plan); err != nil {
 		t.Fatal(err)
 	}
 	s.before, s.calls, s.runs, s.deleted = s.World.Dump(), s.changes(), len(s.history(t)), s.World.Count("delete")
@@ -127,24 +128,48 @@ func (s *tampering) untouched(t *testing.T, what string) {
 	}
 }
 
-// edit changes the steps or the head of a plan as JSON; numbers stay as they are.
-func edit(t testing.TB, body []byte, change func(p map[string]any, steps []map[string]any)) []byte {
+// said is what a plan file says: the plan and its document, as they stand in it.
+func said(p *plan.Plan) ([]byte, error) {
+	body, _, err := p.Encode()
+	if err == nil && len(p.Document) > 0 {
+		body = slices.Concat(body, []byte(`,"document":`), p.Document)
+	}
+	return body, err
+}
+
+// sealed is the plan file that says it, as somebody who has the key would write it.
+func (s *tampering) sealed(said []byte) []byte {
+	var file struct{ Plan json.RawMessage }
+	_ = json.Unmarshal(slices.Concat([]byte(`{"plan":`), said, []byte("}")), &file) // of what is none, there is no proof
+	h := hmac.New(sha256.New, s.key)
+	h.Write(file.Plan)
+	return fmt.Appendf(nil, `{"format":%d,"mac":"%x","plan":%s}`+"\n", plan.FileFormat, h.Sum(nil), said)
+}
+
+// edit changes the steps or the head of a plan, or its document, as JSON; numbers stay as they are.
+func edit(t testing.TB, said []byte, change func(p map[string]any, steps []map[string]any)) []byte {
 	t.Helper()
-	d := json.NewDecoder(bytes.NewReader(body))
+	d := json.NewDecoder(bytes.NewReader(slices.Concat([]byte(`{"plan":`), said, []byte("}"))))
 	d.UseNumber()
-	var p map[string]any
-	if err := d.Decode(&p); err != nil {
+	var file struct {
+		Plan     map[string]any
+		Document json.RawMessage
+	}
+	if err := d.Decode(&file); err != nil {
 		t.Fatal(err)
 	}
-	var whole struct{ Document json.RawMessage }
-	if err := json.Unmarshal(body, &whole); err != nil {
-		t.Fatal(err)
-	}
-	if len(whole.Document) > 0 {
-		p["document"] = whole.Document // its digest is of its bytes
+	p := file.Plan
+	if len(file.Document) > 0 {
+		p["document"] = file.Document // its digest is of its bytes
 	}
 	change(p, stepsOf(p))
-	return ordered(t, p)
+	document, there := p["document"]
+	delete(p, "document")
+	edited := ordered(t, p)
+	if there {
+		edited = slices.Concat(edited, []byte(`,"document":`), compact(t, document))
+	}
+	return edited
 }
 
 func stepsOf(p map[string]any) []map[string]any {
@@ -160,13 +185,7 @@ func stepsOf(p map[string]any) []map[string]any {
 // plan that does not fit the types is written in any order.
 func ordered(t testing.TB, p map[string]any) []byte {
 	t.Helper()
-	var b bytes.Buffer
-	e := json.NewEncoder(&b)
-	e.SetEscapeHTML(false)
-	if err := e.Encode(p); err != nil {
-		t.Fatal(err)
-	}
-	edited := bytes.TrimSpace(b.Bytes())
+	edited := compact(t, p)
 	var typed plan.Plan
 	if err := json.Unmarshal(edited, &typed); err != nil {
 		return edited
@@ -176,6 +195,17 @@ func ordered(t testing.TB, p map[string]any) []byte {
 		return edited
 	}
 	return again
+}
+
+func compact(t testing.TB, v any) []byte {
+	t.Helper()
+	var b bytes.Buffer
+	e := json.NewEncoder(&b)
+	e.SetEscapeHTML(false)
+	if err := e.Encode(v); err != nil {
+		t.Fatal(err)
+	}
+	return bytes.TrimSpace(b.Bytes())
 }
 
 func number(v any) int {
@@ -292,8 +322,7 @@ func TestTamperedPlan(t *testing.T) {
 		{"a later point of no return", "wrong side", func(p map[string]any, steps []map[string]any) { p["no_return"] = len(steps) }},
 	} {
 		t.Run(c.name, func(t *testing.T) {
-			body := edit(t, s.body, c.change)
-			_, res, err := s.apply(t.Context(), plan.Seal(body, s.key), (*plan.Plan).Approval)
+			_, res, err := s.apply(t.Context(), s.sealed(edit(t, s.said, c.change)), (*plan.Plan).Approval)
 			if err == nil || !strings.Contains(err.Error(), c.says) {
 				t.Errorf("the run is %s, the error %v; want one that says %q", res.Run.Status, err, c.says)
 			}
@@ -302,7 +331,7 @@ func TestTamperedPlan(t *testing.T) {
 	}
 	t.Run("deletes what is protected", func(t *testing.T) {
 		all := s.Plan(t, s.Document(t, map[string]string{}), plan.Options{Destroy: true, Target: []string{"site/far.guard/web", "site/far.host/*"}, Unlimited: true})
-		body, _, err := all.Encode()
+		text, err := said(all)
 		if err != nil {
 			t.Fatal(err)
 		}
@@ -311,7 +340,7 @@ func TestTamperedPlan(t *testing.T) {
 			t.Fatal(err)
 		}
 		i := slices.IndexFunc(records, func(r state.Record) bool { return r.Ref.Name == "kept" })
-		body = edit(t, body, func(p map[string]any, steps []map[string]any) {
+		text = edit(t, text, func(p map[string]any, steps []map[string]any) {
 			step := find(steps, "delete", "site/far.guard/web")
 			rec := records[i]
 			spec := map[string]any{"size": 5}
@@ -322,7 +351,7 @@ func TestTamperedPlan(t *testing.T) {
 			delete(p, "refusals")
 			reorder(t, p)
 		})
-		_, _, err = s.apply(t.Context(), plan.Seal(body, s.key), (*plan.Plan).Approval)
+		_, _, err = s.apply(t.Context(), s.sealed(text), (*plan.Plan).Approval)
 		if err == nil || !strings.Contains(err.Error(), "protected from being deleted") {
 			t.Errorf("the error is %v", err)
 		}

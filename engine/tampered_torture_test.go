@@ -20,35 +20,35 @@ import (
 )
 
 // manglings are the ways to change a plan file, by name. Each gets the bytes of the plan and returns others.
-var manglings = map[string]func(t testing.TB, rng *rand.Rand, body []byte) []byte{
-	"a byte": func(_ testing.TB, rng *rand.Rand, body []byte) []byte {
-		body = slices.Clone(body)
-		body[rng.IntN(len(body))] ^= 1 << rng.IntN(8)
-		return body
+var manglings = map[string]func(t testing.TB, rng *rand.Rand, said []byte) []byte{
+	"a byte": func(_ testing.TB, rng *rand.Rand, said []byte) []byte {
+		said = slices.Clone(said)
+		said[rng.IntN(len(said))] ^= 1 << rng.IntN(8)
+		return said
 	},
-	"a digit": func(_ testing.TB, rng *rand.Rand, body []byte) []byte {
-		body = slices.Clone(body)
+	"a digit": func(_ testing.TB, rng *rand.Rand, said []byte) []byte {
+		said = slices.Clone(said)
 		for {
-			if i := rng.IntN(len(body)); body[i] >= '0' && body[i] <= '9' {
-				body[i] = byte('0' + rng.IntN(10))
-				return body
+			if i := rng.IntN(len(said)); said[i] >= '0' && said[i] <= '9' {
+				said[i] = byte('0' + rng.IntN(10))
+				return said
 			}
 		}
 	},
-	"a piece": func(_ testing.TB, rng *rand.Rand, body []byte) []byte {
-		i := rng.IntN(len(body))
-		j := min(i+1+rng.IntN(200), len(body))
+	"a piece": func(_ testing.TB, rng *rand.Rand, said []byte) []byte {
+		i := rng.IntN(len(said))
+		j := min(i+1+rng.IntN(200), len(said))
 		if rng.IntN(2) == 0 {
-			return slices.Concat(body[:i], body[j:])
+			return slices.Concat(said[:i], said[j:])
 		}
-		return slices.Concat(body[:j], body[i:])
+		return slices.Concat(said[:j], said[i:])
 	},
-	"a folded name": func(_ testing.TB, rng *rand.Rand, body []byte) []byte {
-		at := slices.Collect(namesIn(body))
+	"a folded name": func(_ testing.TB, rng *rand.Rand, said []byte) []byte {
+		at := slices.Collect(namesIn(said))
 		i := at[rng.IntN(len(at))]
-		body = slices.Clone(body)
-		body[i] -= 'a' - 'A'
-		return body
+		said = slices.Clone(said)
+		said[i] -= 'a' - 'A'
+		return said
 	},
 	"a field of a step": withSteps(func(rng *rand.Rand, p map[string]any, steps []map[string]any) {
 		step := steps[rng.IntN(len(steps))]
@@ -115,10 +115,10 @@ var manglings = map[string]func(t testing.TB, rng *rand.Rand, body []byte) []byt
 var odd = []any{nil, "", "x", "another", json.Number("0"), json.Number("-1"), json.Number("7"), json.Number("1e99"), true, []any{}, []any{json.Number("0")},
 	map[string]any{}, map[string]any{"size": json.Number("3")}, "site/far.guard/kept", "R1", "6a2f8c1e-7b0d-4f3a-9c61-2e8d4b7a9f10"}
 
-// withSteps makes a mangling of a change to the plan as JSON; the half of the time somebody puts the order right after it.
+// withSteps makes a mangling of a change to the plan as JSON; the half of the time somesaid puts the order right after it.
 func withSteps(change func(rng *rand.Rand, p map[string]any, steps []map[string]any)) func(testing.TB, *rand.Rand, []byte) []byte {
-	return func(t testing.TB, rng *rand.Rand, body []byte) []byte {
-		return edit(t, body, func(p map[string]any, steps []map[string]any) {
+	return func(t testing.TB, rng *rand.Rand, said []byte) []byte {
+		return edit(t, said, func(p map[string]any, steps []map[string]any) {
 			change(rng, p, steps)
 			_, isList := p["steps"].([]any)
 			if isList && !slices.ContainsFunc(stepsOf(p), func(s map[string]any) bool { return s == nil }) && rng.IntN(2) == 0 {
@@ -134,10 +134,10 @@ func pick(rng *rand.Rand, m map[string]any) string {
 }
 
 // namesIn finds where names of members begin with a small letter.
-func namesIn(body []byte) func(yield func(int) bool) {
+func namesIn(said []byte) func(yield func(int) bool) {
 	return func(yield func(int) bool) {
-		for i := 1; i+1 < len(body); i++ {
-			begins := (body[i-1] == '{' || body[i-1] == ',') && body[i] == '"' && body[i+1] >= 'a' && body[i+1] <= 'z'
+		for i := 1; i+1 < len(said); i++ {
+			begins := (said[i-1] == '{' || said[i-1] == ',') && said[i] == '"' && said[i+1] >= 'a' && said[i+1] <= 'z'
 			if begins && !yield(i+1) {
 				return
 			}
@@ -145,8 +145,8 @@ func namesIn(body []byte) func(yield func(int) bool) {
 	}
 }
 
-// A plan file that was changed in any way is refused, and nothing is done. When somebody who has the key changed it, it is
-// refused, or carried out as a plan that could have been made: within the budget, with nobody's things touched, what does not
+// A plan file that was changed in any way is refused, and nothing is done. When somesaid who has the key changed it, it is
+// refused, or carried out as a plan that could have been made: within the budget, with nosaid's things touched, what does not
 // come back only with the approval of that very plan, and applied only when each of its steps is done.
 func TestTortureTamperedPlans(t *testing.T) {
 	const shards = 4
@@ -163,7 +163,7 @@ func TestTortureTamperedPlans(t *testing.T) {
 				for try := range tries / shards {
 					name := names[try%len(names)]
 					kinds.Reach(name)
-					if s.try(t, fmt.Sprintf("try %d, %s", try, name), manglings[name](t, rng, s.body), rng, ends) {
+					if s.try(t, fmt.Sprintf("try %d, %s", try, name), manglings[name](t, rng, s.said), rng, ends) {
 						s = tampered(t)
 					}
 				}
@@ -174,12 +174,12 @@ func TestTortureTamperedPlans(t *testing.T) {
 }
 
 // try applies a changed plan, without the key and with it, and reports whether it was carried out.
-func (s *tampering) try(t *testing.T, what string, body []byte, rng *rand.Rand, ends *torture.Coverage) bool {
+func (s *tampering) try(t *testing.T, what string, said []byte, rng *rand.Rand, ends *torture.Coverage) bool {
 	t.Helper()
-	if bytes.Equal(body, s.body) {
+	if bytes.Equal(said, s.said) {
 		return false
 	}
-	_, _, err := s.apply(t.Context(), bytes.Replace(s.file, s.body, body, 1), (*plan.Plan).Approval)
+	_, _, err := s.apply(t.Context(), bytes.Replace(s.file, s.said, said, 1), (*plan.Plan).Approval)
 	var refusal *engine.RefusedError
 	switch {
 	case errors.Is(err, plan.ErrFormat):
@@ -187,14 +187,14 @@ func (s *tampering) try(t *testing.T, what string, body []byte, rng *rand.Rand, 
 	case errors.As(err, &refusal) && strings.Contains(err.Error(), plan.ErrForeign.Error()):
 		ends.Reach("foreign")
 	default:
-		t.Fatalf("%s: it is taken as ours: %v\n%s", what, err, body)
+		t.Fatalf("%s: it is taken as ours: %v\n%s", what, err, said)
 	}
 
 	approve := (*plan.Plan).Approval
 	if rng.IntN(2) == 0 { // what was approved is the plan as it was before
 		approve = func(*plan.Plan) string { return s.plan.Approval() }
 	}
-	p, res, err := s.apply(t.Context(), plan.Seal(body, s.key), approve)
+	p, res, err := s.apply(t.Context(), s.sealed(said), approve)
 	if err != nil && res.Run.ID == "" {
 		s.untouched(t, what)
 		ends.Reach("refused")
@@ -218,11 +218,11 @@ func (s *tampering) allowed(t *testing.T, what string, p *plan.Plan, res engine.
 	for i := range p.Steps {
 		late := strings.HasPrefix(p.Steps[i].Ref.Kind, "far.") && p.Steps[i].Action == plan.Delete
 		if late && (p.Steps[i].Undo.Reversible() || approved != p.Approval()) {
-			fail("it deletes for good what nobody approved of")
+			fail("it deletes for good what nosaid approved of")
 		}
 	}
 	dump := s.World.Dump()
-	for _, kept := range []string{`"kept"`, `"nobodys"`, `"another"`} {
+	for _, kept := range []string{`"kept"`, `"nosaids"`, `"another"`} {
 		if block(dump, kept) != block(s.before, kept) {
 			fail("%s is not as it was", kept)
 		}

@@ -4,7 +4,6 @@ import (
 	"context"
 	"encoding/json"
 	"fmt"
-	"reflect"
 	"regexp"
 	"runtime"
 	"slices"
@@ -320,17 +319,18 @@ func converged(ctx context.Context, kinds schema.Kinds, store *state.Store, doc 
 	if err != nil {
 		return nil, fmt.Errorf("plan: %w", err)
 	}
-	saved, _, err := p.Encode()
+	saved, _, err := e.SavePlan(ctx, p)
 	if err != nil {
 		return nil, fmt.Errorf("save the plan: %w", err)
 	}
-	read, err := plan.Decode(saved)
+	file, err := plan.DecodeFile(saved)
 	if err != nil {
 		return nil, fmt.Errorf("read the saved plan: %w", err)
 	}
-	if resaved, _, err := read.Encode(); err != nil || !reflect.DeepEqual(saved, resaved) {
-		return nil, fmt.Errorf("the saved plan is another one when it is saved again: %v", err)
+	if err := e.VerifyFile(ctx, file); err != nil {
+		return nil, fmt.Errorf("the saved plan is another one when it is saved again: %w", err)
 	}
+	read := file.Plan
 	res, err := e.Apply(ctx, read, engine.ApplyOptions{Approve: read.Approval()})
 	if err != nil {
 		return nil, fmt.Errorf("apply: %w", err)

@@ -14,7 +14,8 @@ import (
 )
 
 // Check refuses a plan that [Make] could not have made, with an error that wraps [ErrFormat]. It knows the plan alone: not
-// the kinds, not the site, not the document, for which see [Plan.CheckDocument]. What it finds is a plan that was edited or damaged, or a mistake of the planner.
+// the kinds, not the site, not the document, for which see [Plan.CheckDocument]. What it finds is a plan that was edited or
+// damaged, or a mistake of the planner.
 func (p *Plan) Check() error {
 	for _, check := range []func() error{p.checkHead, p.checkSteps, p.checkOrder, p.checkNeeds} {
 		if err := check(); err != nil {

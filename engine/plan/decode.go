@@ -29,8 +29,8 @@ var strict = json.JoinOptions(json.RejectUnknownMembers(true), json.WithUnmarsha
 	json.UnmarshalFunc(func(b []byte, d *time.Duration) error { return json.Unmarshal(b, (*int64)(d)) }),
 )))
 
-// A Verbatim is JSON that comes back byte for byte, because a digest or a signature is of its bytes. In a plan file it stands as
-// what it is when it is compact, as encoding/json would write it, and otherwise as text in base64.
+// A Verbatim is JSON that comes back byte for byte, because a digest or a signature is of its bytes. In a plan file it
+// stands as what it is when it is compact, as encoding/json would write it, and otherwise as text in base64.
 type Verbatim []byte
 
 // MarshalJSON implements json.Marshaler.

@@ -22,6 +22,15 @@ func somePlan(t testing.TB) *plan.Plan {
 	}), plan.Options{})
 }
 
+func seal(t testing.TB, body []byte, document plan.Verbatim, key []byte) []byte {
+	t.Helper()
+	file, err := plan.Seal(body, document, key)
+	if err != nil {
+		t.Fatal(err)
+	}
+	return file
+}
+
 // A plan file holds the plan byte for byte. Only who has the key can have written it.
 func TestFile(t *testing.T) {
 	key, other := bytes.Repeat([]byte{1}, 32), bytes.Repeat([]byte{2}, 32)
@@ -58,7 +67,7 @@ func TestFile(t *testing.T) {
 
 // The document of a plan comes back byte for byte, however it is written: its digest, and what was signed, is of its bytes.
 func TestDocumentComesBack(t *testing.T) {
-	p := somePlan(t)
+	key, p := bytes.Repeat([]byte{1}, 32), somePlan(t)
 	for name, form := range map[string]func(compact string) string{
 		"compact":             func(c string) string { return c },
 		"a blank at its end":  func(c string) string { return c + " " },
@@ -72,17 +81,20 @@ func TestDocumentComesBack(t *testing.T) {
 		p.Document = plan.Verbatim(form(string(somePlan(t).Document)))
 		sum := sha256.Sum256(p.Document)
 		p.Digest = hex.EncodeToString(sum[:])
-		body, _, err := p.Encode()
+		file, _, err := p.EncodeFile(key)
 		if err != nil {
 			t.Fatal(err)
 		}
-		again, err := plan.Decode(body)
+		again, err := plan.DecodeFile(file)
 		if err != nil {
 			t.Errorf("%s: %v", name, err)
 			continue
 		}
-		if !bytes.Equal(again.Document, p.Document) {
-			t.Errorf("%s: %s became %s", name, p.Document, again.Document)
+		if !bytes.Equal(again.Plan.Document, p.Document) {
+			t.Errorf("%s: %s became %s", name, p.Document, again.Plan.Document)
+		}
+		if err := again.Verify(key); err != nil {
+			t.Errorf("%s: %v", name, err)
 		}
 	}
 }
@@ -101,9 +113,9 @@ func TestFileIsExact(t *testing.T) {
 	}
 	text := string(file)
 	id := `"id":"` + p.ID + `",`
-	_, between, _ := strings.Cut(string(body[:bytes.Index(body, []byte(`"document"`))]), id)
+	_, between, _ := strings.Cut(string(body[:bytes.Index(body, []byte(`"document_digest"`))]), id)
 	resealed := func(old, becomes string) string { // with the key
-		return string(plan.Seal([]byte(strings.Replace(string(body), old, becomes, 1)), key))
+		return string(seal(t, []byte(strings.Replace(string(body), old, becomes, 1)), p.Document, key))
 	}
 	mac := text[strings.Index(text, `"mac":`):strings.Index(text, `"plan":`)]
 	for name, edited := range map[string]string{
@@ -119,8 +131,8 @@ func TestFileIsExact(t *testing.T) {
 		"a capital in its proof":  strings.Replace(text, mac, strings.Replace(strings.ToUpper(mac), "MAC", "mac", 1), 1),
 		"no proof":                strings.Replace(text, mac, `"mac":"",`, 1),
 		"no hex":                  strings.Replace(text, mac, `"mac":"zz",`, 1),
-		"a blank in the plan":     strings.Replace(text, `{"format":1,`, `{"format":1, `, 1),
-		"a blank, with the key":   resealed(`{"format":1,`, `{"format":1, `),
+		"a blank in the plan":     strings.Replace(text, `{"format":2,`, `{"format":2, `, 1),
+		"a blank, with the key":   resealed(`{"format":2,`, `{"format":2, `),
 		"an order, with the key":  resealed(id+between, between+id),
 	} {
 		t.Run(name, func(t *testing.T) {
@@ -145,21 +157,24 @@ func TestFileIsStrict(t *testing.T) {
 	if err != nil {
 		t.Fatal(err)
 	}
-	wrap := func(body string) string { return string(plan.Seal([]byte(body), make([]byte, 32))) }
+	wrap := func(body string) string { return string(seal(t, []byte(body), p.Document, make([]byte, 32))) }
 	if _, err := plan.DecodeFile([]byte(wrap(string(body)))); err != nil {
 		t.Fatal(err)
 	}
 	for name, c := range map[string]struct{ text, says string }{
 		"nothing":             {"", "not a plan"},
 		"a plan as it was":    {string(body), "plan again"},
-		"a later format":      {strings.Replace(wrap(string(body)), `"format":2`, `"format":3`, 1), "plan again"},
+		"a later format":      {strings.Replace(wrap(string(body)), `"format":3`, `"format":4`, 1), "plan again"},
 		"trailing data":       {wrap(string(body)) + "{}", "not a plan"},
-		"no plan":             {`{"format":2,"mac":"00"}`, "not a plan"},
-		"an unknown name":     {wrap(strings.Replace(string(body), `{"format":1,`, `{"format":1,"nope":1,`, 1)), "nope"},
+		"no plan":             {`{"format":3,"mac":"00"}`, "not a plan"},
+		"an unknown name":     {wrap(strings.Replace(string(body), `{"format":2,`, `{"format":2,"nope":1,`, 1)), "nope"},
 		"a folded name":       {wrap(strings.Replace(string(body), `"steps":`, `"STEPS":`, 1)), "STEPS"},
 		"a name twice":        {wrap(strings.Replace(string(body), `"steps":`, `"steps":[],"steps":`, 1)), "steps"},
 		"a folded step":       {wrap(strings.Replace(string(body), `"undo":`, `"Undo":`, 1)), "Undo"},
 		"a folded name file":  {strings.Replace(wrap(string(body)), `"mac":`, `"MAC":`, 1), "MAC"},
+		"no document":         {string(seal(t, body, nil, make([]byte, 32))), "document"},
+		"another document":    {string(seal(t, body, plan.Verbatim(`{"site":{}}`), make([]byte, 32))), "document_digest"},
+		"a document inside":   {wrap(strings.Replace(string(body), `{"format":2,`, `{"format":2,"document":{},`, 1)), "document"},
 		"a step needs itself": {wrap(strings.Replace(string(body), `{"id":0,`, `{"id":0,"needs":[0],`, 1)), "need one another"},
 		"not UTF-8":           {wrap(strings.Replace(string(body), `declared, not`, "declared\xff not", 1)), "not a plan"},
 		"deep":                {wrap(strings.Repeat(`[`, 200) + strings.Repeat(`]`, 200)), "within each other"},

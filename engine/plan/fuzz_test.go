@@ -10,17 +10,17 @@ import (
 	"converge.dev/converge/engine/plan"
 )
 
-// FuzzDecode reads saved plans. What can be read is written as it was read, document and all.
+// FuzzDecode reads saved plans. What can be read is written as it was read.
 func FuzzDecode(tf *testing.F) {
 	f := fuzzed.New(tf)
 	for _, s := range []string{
-		`{"format":1,"id":"x","site":{"name":"a","id":"b"},"steps":[],"no_return":0,"unchanged":0}`,
-		`{"format":1,"id":"20261121-225530.650-137675","site":{"name":"fra1","id":"5a2f8c1e-7b0d-4f3a-9c61-2e8d4b7a9f10"},"document":{"apiVersion":"converge.dev/v1","carbide":{"vpc":{"prod":{"description":"a<b && c>d\u2028"}}}},"steps":[{"id":0,"ref":"site/carbide.vpc/prod","action":"create","reason":"declared","wave":0,"after":{"description":"a<b"},"external_id":"i","incarnation":1,"undo":"R1","record":{"ref":"site/carbide.vpc/prod","id":"i","incarnation":1,"spec":{"n":1},"run":"","at":"0001-01-01T00:00:00Z"}}],"no_return":1,"unchanged":0}`,
-		`{"format":1,"steps":[{"id":0,"ref":"a/b.c/d","needs":[0]}]}`, `{"format":1,"steps":[{"id":1}]}`, `{"format":1,"steps":[{"id":0,"needs":[-1]}]}`,
-		`{"format":1,"steps":[{"id":0,"needs":[1]},{"id":1,"needs":[0]}]}`, `{"format":1,"no_return":-5,"steps":[]}`, `{"format":1,"no_return":7}`,
-		`{"format":2}`, `{}`, `null`, ``, `[]`, `{"format":1,"document":"x"}`, `{"format":1,"document":null}`, `{"format":1,"steps":[{"id":0,"ref":"../../x"}]}`,
-		`{"format":1,"steps":[{"id":0,"ref":"a/b.c/d","within":-1,"before":{"x":1e999}}]}`, `{"format":1}{"format":1}`, `{"format":1,"FORMAT":1,"steps":null}`,
-		"{\"format\":1,\"id\":\"\xff\"}", `{"format":1,"nope":1}`,
+		`{"format":2,"id":"x","site":{"name":"a","id":"b"},"steps":[],"no_return":0,"unchanged":0}`,
+		`{"format":2,"id":"20261121-225530.650-137675","site":{"name":"fra1","id":"5a2f8c1e-7b0d-4f3a-9c61-2e8d4b7a9f10"},"document":{"apiVersion":"converge.dev/v1","carbide":{"vpc":{"prod":{"description":"a<b && c>d\u2028"}}}},"steps":[{"id":0,"ref":"site/carbide.vpc/prod","action":"create","reason":"declared","wave":0,"after":{"description":"a<b"},"external_id":"i","incarnation":1,"undo":"R1","record":{"ref":"site/carbide.vpc/prod","id":"i","incarnation":1,"spec":{"n":1},"run":"","at":"0001-01-01T00:00:00Z"}}],"no_return":1,"unchanged":0}`,
+		`{"format":2,"steps":[{"id":0,"ref":"a/b.c/d","needs":[0]}]}`, `{"format":2,"steps":[{"id":1}]}`, `{"format":2,"steps":[{"id":0,"needs":[-1]}]}`,
+		`{"format":2,"steps":[{"id":0,"needs":[1]},{"id":1,"needs":[0]}]}`, `{"format":2,"no_return":-5,"steps":[]}`, `{"format":2,"no_return":7}`,
+		`{"format":3}`, `{}`, `null`, ``, `[]`, `{"format":2,"document":"x"}`, `{"format":2,"document":null}`, `{"format":2,"steps":[{"id":0,"ref":"../../x"}]}`,
+		`{"format":2,"steps":[{"id":0,"ref":"a/b.c/d","within":-1,"before":{"x":1e999}}]}`, `{"format":2}{"format":2}`, `{"format":2,"FORMAT":1,"steps":null}`,
+		"{\"format\":1,\"id\":\"\xff\"}", `{"format":2,"nope":1}`,
 	} {
 		f.Add([]byte(s))
 	}
@@ -67,9 +67,6 @@ func FuzzDecode(tf *testing.F) {
 		if err != nil || !bytes.Equal(text, same) || digest != digestAgain {
 			t.Errorf("%q is saved as %q and then as %q: %v", b, text, same, err)
 		}
-		if !bytes.Equal(again.Document, p.Document) {
-			t.Errorf("the document was %q and is %q", p.Document, again.Document)
-		}
 		// What walks a plan may ask it anything.
 		p.Counts()
 		p.Needs()
@@ -85,8 +82,8 @@ func FuzzDecode(tf *testing.F) {
 func FuzzDecodeFile(tf *testing.F) {
 	f := fuzzed.New(tf)
 	for _, s := range []string{
-		`{"format":2,"mac":"00","plan":{"format":1}}`, `{"format":1}`, `{"format":2}`, `{"format":2,"mac":"","plan":null}`, ``,
-		`{"format":2,"mac":"00","plan":{"format":1,"id":"x","site":{"name":"a","id":"b"},"destroy":true,"max_destroy":"3","steps":null,"no_return":0,"unchanged":0}}`,
+		`{"format":3,"mac":"00","plan":{"format":2}}`, `{"format":2}`, `{"format":3}`, `{"format":3,"mac":"","plan":null}`, ``,
+		`{"format":3,"mac":"00","plan":{"format":2,"id":"x","site":{"name":"a","id":"b"},"destroy":true,"max_destroy":"3","steps":null,"no_return":0,"unchanged":0}}`,
 	} {
 		f.Add([]byte(s))
 	}

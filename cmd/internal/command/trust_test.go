@@ -207,9 +207,9 @@ var inboxForms = []struct {
 
 // carried makes a plan of a document and reads it as whoever resumes the run does.
 func carried(doc *schema.Document) error {
-	body, _, err := (&plan.Plan{Format: plan.Format, ID: "1", Site: doc.Site, Document: doc.JSON, Digest: doc.Digest, MaxDestroy: plan.DefaultMaxDestroy}).Encode()
+	file, _, err := (&plan.Plan{Format: plan.Format, ID: "1", Site: doc.Site, Document: doc.JSON, Digest: doc.Digest, MaxDestroy: plan.DefaultMaxDestroy}).EncodeFile(make([]byte, 32))
 	if err == nil {
-		_, err = plan.Decode(body)
+		_, err = plan.DecodeFile(file)
 	}
 	return err
 }
