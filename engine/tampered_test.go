@@ -4,7 +4,6 @@ import (
 	"bytes"
 	"cmp"
 	"context"
-	"crypto/hmac"
 	"crypto/sha256"
 	"encoding/hex"
 	"encoding/json"
@@ -78,9 +77,7 @@ func tampered(t *testing.T) *tampering {
 	if s.key, err = s.Store.PlanKey(t.Context()); err != nil {
 		t.Fatal(err)
 	}
-	if s.said, err = said(s.plan); err != nil {
-		t.Fatal(err)
-	}
+	s.said = said(t, s.plan)
 	s.before, s.calls, s.runs, s.deleted = s.World.Dump(), s.changes(), len(s.history(t)), s.World.Count("delete")
 	return s
 }
@@ -128,32 +125,25 @@ func (s *tampering) untouched(t *testing.T, what string) {
 	}
 }
 
-// said is what a plan file says: the plan and its document, as they stand in it.
-func said(p *plan.Plan) ([]byte, error) {
-	body, _, err := p.Encode()
-	if err == nil && len(p.Document) > 0 {
-		body = slices.Concat(body, []byte(`,"document":`), p.Document)
+// said is what a plan file says: its members from the plan on, as they stand in it.
+func said(t testing.TB, p *plan.Plan) []byte {
+	t.Helper()
+	file, _, err := p.EncodeFile(nil)
+	if err != nil {
+		t.Fatal(err)
 	}
-	return body, err
-}
-
-// sealed is the plan file that says it, as somebody who has the key would write it.
-func (s *tampering) sealed(said []byte) []byte {
-	var file struct{ Plan json.RawMessage }
-	_ = json.Unmarshal(slices.Concat([]byte(`{"plan":`), said, []byte("}")), &file) // of what is none, there is no proof
-	h := hmac.New(sha256.New, s.key)
-	h.Write(file.Plan)
-	return fmt.Appendf(nil, `{"format":%d,"mac":"%x","plan":%s}`+"\n", plan.FileFormat, h.Sum(nil), said)
+	return bytes.TrimSuffix(file[bytes.Index(file, []byte(`"plan":`)):], []byte("}\n"))
 }
 
 // edit changes the steps or the head of a plan, or its document, as JSON; numbers stay as they are.
 func edit(t testing.TB, said []byte, change func(p map[string]any, steps []map[string]any)) []byte {
 	t.Helper()
-	d := json.NewDecoder(bytes.NewReader(slices.Concat([]byte(`{"plan":`), said, []byte("}"))))
+	d := json.NewDecoder(bytes.NewReader(slices.Concat([]byte("{"), said, []byte("}"))))
 	d.UseNumber()
 	var file struct {
-		Plan     map[string]any
-		Document json.RawMessage
+		Plan             map[string]any
+		Document         json.RawMessage
+		Drift, Unmanaged json.RawMessage
 	}
 	if err := d.Decode(&file); err != nil {
 		t.Fatal(err)
@@ -163,11 +153,13 @@ func edit(t testing.TB, said []byte, change func(p map[string]any, steps []map[s
 		p["document"] = file.Document // its digest is of its bytes
 	}
 	change(p, stepsOf(p))
-	document, there := p["document"]
+	members := []any{"document", p["document"], "drift", file.Drift, "unmanaged", file.Unmanaged}
 	delete(p, "document")
-	edited := ordered(t, p)
-	if there {
-		edited = slices.Concat(edited, []byte(`,"document":`), compact(t, document))
+	edited := slices.Concat([]byte(`"plan":`), ordered(t, p))
+	for i := 0; i < len(members); i += 2 {
+		if v, raw := members[i+1].(json.RawMessage); members[i+1] != nil && (!raw || len(v) > 0) {
+			edited = fmt.Appendf(edited, `,"%s":%s`, members[i], compact(t, members[i+1]))
+		}
 	}
 	return edited
 }
@@ -322,7 +314,7 @@ func TestTamperedPlan(t *testing.T) {
 		{"a later point of no return", "wrong side", func(p map[string]any, steps []map[string]any) { p["no_return"] = len(steps) }},
 	} {
 		t.Run(c.name, func(t *testing.T) {
-			_, res, err := s.apply(t.Context(), s.sealed(edit(t, s.said, c.change)), (*plan.Plan).Approval)
+			_, res, err := s.apply(t.Context(), plan.Seal(edit(t, s.said, c.change), s.key), (*plan.Plan).Approval)
 			if err == nil || !strings.Contains(err.Error(), c.says) {
 				t.Errorf("the run is %s, the error %v; want one that says %q", res.Run.Status, err, c.says)
 			}
@@ -331,10 +323,7 @@ func TestTamperedPlan(t *testing.T) {
 	}
 	t.Run("deletes what is protected", func(t *testing.T) {
 		all := s.Plan(t, s.Document(t, map[string]string{}), plan.Options{Destroy: true, Target: []string{"site/far.guard/web", "site/far.host/*"}, Unlimited: true})
-		text, err := said(all)
-		if err != nil {
-			t.Fatal(err)
-		}
+		text := said(t, all)
 		records, err := s.Store.Records(t.Context())
 		if err != nil {
 			t.Fatal(err)
@@ -351,7 +340,7 @@ func TestTamperedPlan(t *testing.T) {
 			delete(p, "refusals")
 			reorder(t, p)
 		})
-		_, _, err = s.apply(t.Context(), s.sealed(text), (*plan.Plan).Approval)
+		_, _, err = s.apply(t.Context(), plan.Seal(text, s.key), (*plan.Plan).Approval)
 		if err == nil || !strings.Contains(err.Error(), "protected from being deleted") {
 			t.Errorf("the error is %v", err)
 		}

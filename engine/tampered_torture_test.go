@@ -194,7 +194,7 @@ func (s *tampering) try(t *testing.T, what string, said []byte, rng *rand.Rand, 
 	if rng.IntN(2) == 0 { // what was approved is the plan as it was before
 		approve = func(*plan.Plan) string { return s.plan.Approval() }
 	}
-	p, res, err := s.apply(t.Context(), s.sealed(said), approve)
+	p, res, err := s.apply(t.Context(), plan.Seal(said, s.key), approve)
 	if err != nil && res.Run.ID == "" {
 		s.untouched(t, what)
 		ends.Reach("refused")

@@ -12,26 +12,32 @@ import (
 	"github.com/go-json-experiment/json/jsontext"
 )
 
-// FileFormat is the version of a plan file. Format 1 was a plan without a proof of where it came from, format 2 one with the
-// document in the plan.
+// FileFormat is the version of a plan file. Format 1 was a plan without a proof of where it came from, format 2 one with its
+// document inside.
 const FileFormat = 3
 
-// A File is a plan as it was saved, with its document: the exact bytes, and the proof of which store they came from.
+// A File is a plan as it was saved, and what was saved beside it for its readers: the exact bytes, and the proof of which
+// store they came from.
 type File struct {
 	Plan   *Plan
 	Digest string // hex SHA-256 of the plan's bytes, as it was shown when the plan was saved
 
 	data []byte // of the whole file
-	body []byte // of the plan, as Encode writes it
+	body []byte // what the proof is of, as encodeBody writes it
 }
 
-// envelope is how a File is read; [Seal] writes it.
+// envelope is how a File is read; [Seal] writes its head, encodeBody the rest.
 type envelope struct {
-	Format int            `json:"format"`
-	MAC    string         `json:"mac"` // hex HMAC-SHA256 of the exact bytes of the plan
-	Plan   jsontext.Value `json:"plan"`
+	Format int    `json:"format"`
+	MAC    string `json:"mac"` // hex HMAC-SHA256 of the exact bytes of the rest, from the name of its first member to the value of its last
+	body
+}
 
-	Document Verbatim `json:"document,omitzero"` // whose digest is in the plan
+type body struct {
+	Plan      jsontext.Value `json:"plan"`
+	Document  Verbatim       `json:"document,omitempty"`
+	Drift     []Drift        `json:"drift,omitempty"`
+	Unmanaged []Foreign      `json:"unmanaged,omitempty"`
 }
 
 // ErrForeign says that a plan file was not saved with the key that it is to be applied with.
@@ -39,28 +45,31 @@ var ErrForeign = errors.New("the plan file is not one that this site's store sav
 
 // EncodeFile returns the plan as a file in which nobody can change a byte without the key, and the digest of that plan.
 func (p *Plan) EncodeFile(key []byte) (file []byte, digest string, err error) {
-	body, digest, err := p.Encode()
+	members, digest, err := p.encodeBody()
 	if err != nil {
 		return nil, "", err
 	}
-	file, err = Seal(body, p.Document, key)
-	return file, digest, err
+	return Seal(members, key), digest, nil
 }
 
-// Seal writes the bytes of a plan as a file, with the proof of the key, and with its document if it has one. The proof is of
-// the plan, which has the digest of the document.
-func Seal(body []byte, document Verbatim, key []byte) ([]byte, error) {
-	h := hmac.New(sha256.New, key)
-	_, _ = h.Write(body) // never fails
-	file := fmt.Appendf(nil, `{"format":%d,"mac":"%s","plan":%s`, FileFormat, hex.EncodeToString(h.Sum(nil)), body)
-	if len(document) > 0 {
-		text, err := document.MarshalJSON()
-		if err != nil {
-			return nil, fmt.Errorf("the document of a plan: %w", err)
-		}
-		file = append(append(file, `,"document":`...), text...)
+// encodeBody gives the members of a plan file that its proof is of, and the digest of the plan.
+func (p *Plan) encodeBody() (members []byte, digest string, err error) {
+	encoded, digest, err := p.Encode()
+	if err != nil {
+		return nil, "", err
 	}
-	return append(file, "}\n"...), nil
+	object, err := compact(body{Plan: encoded, Document: p.Document, Drift: p.Drift, Unmanaged: p.Unmanaged})
+	if err != nil {
+		return nil, "", err
+	}
+	return object[1 : len(object)-1], digest, nil
+}
+
+// Seal writes the members of a plan file as a whole one, with the proof of the key in front.
+func Seal(members, key []byte) []byte {
+	h := hmac.New(sha256.New, key)
+	_, _ = h.Write(members) // never fails
+	return fmt.Appendf(nil, `{"format":%d,"mac":"%s",%s}`+"\n", FileFormat, hex.EncodeToString(h.Sum(nil)), members)
 }
 
 // IsFile reports whether data looks like a plan file, of whatever version, and not like a document.
@@ -90,21 +99,20 @@ func DecodeFile(data []byte) (*File, error) {
 	if err != nil {
 		return nil, err
 	}
-	p.Document = e.Document
+	p.Document, p.Drift, p.Unmanaged = e.Document, e.Drift, e.Unmanaged
 	if err := p.CheckDocument(); err != nil {
 		return nil, err
 	}
-	body, digest, err := p.Encode()
+	members, digest, err := p.encodeBody()
 	if err != nil {
 		return refuse(err)
 	}
-	return &File{Plan: p, Digest: digest, data: data, body: body}, nil
+	return &File{Plan: p, Digest: digest, data: data, body: members}, nil
 }
 
 // Verify fails with [ErrForeign] unless the file is, byte for byte, what EncodeFile makes of its plan with the key.
 func (f *File) Verify(key []byte) error {
-	sealed, err := Seal(f.body, f.Plan.Document, key)
-	if err != nil || !hmac.Equal(sealed, f.data) { // takes the same time wherever they differ
+	if !hmac.Equal(Seal(f.body, key), f.data) { // takes the same time wherever they differ
 		return ErrForeign
 	}
 	return nil

@@ -66,6 +66,7 @@ func TestGolden(t *testing.T) {
 			} else {
 				p.Refusals = append(p.Refusals, plan.OverBudget(p, in.Recorded)...)
 				got = enginetest.Text(p)
+				comesBack(t, p)
 			}
 			again, _ := plan.Make(in)
 			if err == nil {

@@ -11,7 +11,6 @@
 package plan
 
 import (
-	"bytes"
 	"crypto/sha256"
 	"encoding/hex"
 	"encoding/json"
@@ -69,8 +68,6 @@ type Plan struct {
 	NoReturn int    `json:"no_return"` // index of the first step that cannot be undone exactly; len(Steps) when none
 
 	Unchanged int       `json:"unchanged"` // declared resources that are as they should be
-	Drift     []Drift   `json:"drift,omitempty"`
-	Unmanaged []Foreign `json:"unmanaged,omitempty"`
 	Unknown   []Unknown `json:"unknown,omitempty"`
 
 	// Unsupported lists declared kinds that the far side does not have, an older server for example. They are left out, and
@@ -87,9 +84,12 @@ type Plan struct {
 
 	Refusals []Refusal `json:"refusals,omitempty"` // why this plan may not be applied
 
-	// Document is the desired document itself, the one of Digest. It is not part of the plan, whose size follows what it
-	// changes: a plan file holds both, side by side, and a run keeps the plan alone, for the store has the document.
-	Document Verbatim `json:"-"`
+	// What follows is for who reads the plan, and no part of it: the size of a plan follows what it changes. A plan file has
+	// it beside the plan, see [File]; a run keeps the plan alone.
+
+	Document  Verbatim  `json:"-"` // the desired document itself, the one of Digest
+	Drift     []Drift   `json:"-"`
+	Unmanaged []Foreign `json:"-"`
 
 	Undoes string `json:"-"` // the run that the plan is the undoing of; see [Plan.Inverse]
 	Keeps  int    `json:"-"` // how many of the first steps of that run stay done
@@ -116,7 +116,7 @@ type Step struct {
 	Changes []diff.Change `json:"changes,omitempty"`
 	Before  schema.Object `json:"before,omitzero"` // as seen, references as names; absent for create
 	After   schema.Object `json:"after,omitzero"`  // the whole spec to have; absent for delete and forget
-	Want    schema.Object `json:"want,omitzero"`   // what the document states; recorded afterwards
+	Want    schema.Object `json:"want,omitzero"`   // what the document states; saved where it is not After
 
 	ExternalID  string         `json:"external_id"`
 	Incarnation int            `json:"incarnation"`
@@ -128,7 +128,7 @@ type Step struct {
 	Leaves     bool             `json:"leaves,omitempty"` // what it creates can never be deleted: an undo forgets it, and it stays
 
 	Prior  *state.Record `json:"prior,omitempty"`  // the record before the step
-	Record *state.Record `json:"record,omitempty"` // the record after the step, without run and time; nil: none
+	Record *state.Record `json:"record,omitempty"` // the record after the step, without run and time; nil: none. Its spec is saved where it is not Want
 
 	Chosen []Chosen `json:"chosen,omitempty"` // fields of After that the document left to the planner
 
@@ -233,20 +233,6 @@ const AskedReplace = "asked for with -replace"
 
 // ErrFormat says that a saved plan is not of this version.
 var ErrFormat = errors.New("this is not a plan that this version of converge can apply")
-
-// Encode gives the plan as it is saved and its digest, the hex SHA-256 of that.
-func (p *Plan) Encode() (data []byte, digest string, err error) {
-	// What is compact has to stay so, and readable: nothing in the document may be escaped anew.
-	var b bytes.Buffer
-	e := json.NewEncoder(&b)
-	e.SetEscapeHTML(false)
-	if err := e.Encode(p); err != nil {
-		return nil, "", err
-	}
-	data = bytes.TrimSuffix(b.Bytes(), []byte("\n"))
-	sum := sha256.Sum256(data)
-	return data, hex.EncodeToString(sum[:]), nil
-}
 
 // Empty reports whether there is nothing to do.
 func (p *Plan) Empty() bool { return len(p.Steps) == 0 }

@@ -2,10 +2,14 @@ package plan
 
 import (
 	"bytes"
+	"crypto/sha256"
+	"encoding/hex"
 	jsonv1 "encoding/json"
 	"errors"
 	"fmt"
 	"io"
+	"reflect"
+	"slices"
 	"time"
 
 	"github.com/go-json-experiment/json"
@@ -54,6 +58,54 @@ func (v *Verbatim) UnmarshalJSON(data []byte) error {
 	return nil
 }
 
+// Encode gives the plan as it is saved and its digest, the hex SHA-256 of that. Each spec of a step is saved once.
+func (p *Plan) Encode() (data []byte, digest string, err error) {
+	saved := *p
+	saved.Steps = slices.Clone(p.Steps)
+	for i := range saved.Steps {
+		saved.Steps[i].fold()
+	}
+	if data, err = compact(&saved); err != nil {
+		return nil, "", err
+	}
+	sum := sha256.Sum256(data)
+	return data, hex.EncodeToString(sum[:]), nil
+}
+
+// compact is v as JSON without blanks in which nothing is escaped that need not be: it has to be readable.
+func compact(v any) ([]byte, error) {
+	var b bytes.Buffer
+	e := jsonv1.NewEncoder(&b)
+	e.SetEscapeHTML(false)
+	if err := e.Encode(v); err != nil {
+		return nil, err
+	}
+	return bytes.TrimSuffix(b.Bytes(), []byte("\n")), nil
+}
+
+// fold leaves out what unfold finds.
+func (s *Step) fold() {
+	if r := s.Record; r != nil && r.Spec != nil && reflect.DeepEqual(r.Spec, s.Want) {
+		folded := *r
+		folded.Spec = nil
+		s.Record = &folded
+	}
+	if s.Want != nil && reflect.DeepEqual(s.Want, s.After) {
+		s.Want = nil
+	}
+}
+
+// unfold is the inverse of fold. What makes something states a spec, and what is recorded has one unless it is gone: there is
+// no other meaning of their absence.
+func (s *Step) unfold() {
+	if s.Want == nil {
+		s.Want = s.After
+	}
+	if r := s.Record; r != nil && r.Spec == nil && !r.Gone {
+		r.Spec = s.Want
+	}
+}
+
 // Decode is the inverse of Encode. It takes nothing that [Make] could not have made: what is read has passed
 // [Plan.Check].
 func Decode(data []byte) (*Plan, error) {
@@ -72,6 +124,9 @@ func Decode(data []byte) (*Plan, error) {
 	var p Plan
 	if err := json.Unmarshal(data, &p, strict); err != nil {
 		return nil, fmt.Errorf("%w: %w", ErrFormat, err)
+	}
+	for i := range p.Steps {
+		p.Steps[i].unfold()
 	}
 	if err := p.Check(); err != nil {
 		return nil, err
