@@ -1,0 +1,63 @@
+package plan_test
+
+import (
+	"encoding/json"
+	"fmt"
+	"testing"
+
+	"converge.dev/converge/engine/plan"
+	"converge.dev/converge/providers"
+	"converge.dev/converge/schema"
+)
+
+// comesBack fails unless a plan says the same after it was saved and read.
+func comesBack(t *testing.T, p *plan.Plan) {
+	t.Helper()
+	saved, _, err := p.Encode()
+	if err != nil {
+		t.Fatal(err)
+	}
+	read, err := plan.Decode(saved)
+	if err != nil {
+		t.Fatalf("%v\n%s", err, saved)
+	}
+	if got, want := whole(t, read), whole(t, p); got != want {
+		t.Errorf("it is another plan when it is read:\n%s\n%s", got, want)
+	}
+}
+
+// whole is all that a plan says, each spec where it stands in memory.
+func whole(t *testing.T, p *plan.Plan) string {
+	t.Helper()
+	b, err := json.Marshal(p)
+	if err != nil {
+		t.Fatal(err)
+	}
+	return string(b)
+}
+
+// A plan is as large as what it changes, not as the site. Each spec of a step is in it once.
+func TestSizeFollowsChange(t *testing.T) {
+	size := func(n int) int {
+		in := converged(t, n)
+		at := plan.Place{Scope: schema.ScopeSite, Kind: "far.host"}
+		for i := range n { // as many things of others
+			in.Observed.Things[at] = append(in.Observed.Things[at], providers.Thing{ID: fmt.Sprintf("foreign-%06d", i), Name: "foreign", Phase: providers.Ready, Spec: schema.Object{}})
+		}
+		in.Document.JSON = make([]byte, 100*n)
+		in.Document.Resources[17].Spec = schema.Object{"labels": map[string]any{"mark": "once"}, "net": in.Document.Resources[17].Spec["net"], "size": int64(17)}
+		p, err := plan.Make(in)
+		if err != nil || len(p.Steps) != 1 || len(p.Unmanaged) != n {
+			t.Fatal(err, len(p.Steps), len(p.Unmanaged))
+		}
+		saved, _, err := p.Encode()
+		if err != nil {
+			t.Fatal(err)
+		}
+		return len(saved)
+	}
+	small, large := size(1_000), size(20_000)
+	if large > small+16 || large > 4<<10 {
+		t.Errorf("a plan of one step has %d bytes over 1 000 resources and %d over 20 000", small, large)
+	}
+}
