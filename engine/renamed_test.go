@@ -1,6 +1,7 @@
 package engine_test
 
 import (
+	"errors"
 	"strings"
 	"testing"
 
@@ -106,6 +107,36 @@ func TestRenamedOutside(t *testing.T) {
 			t.Errorf("%s, called %q, %v", res.Run.Status, called(t, s), err)
 		}
 	})
+	for when, begins := range map[string]func(event.Event) bool{
+		"before it": nil,
+		"during it": func(ev event.Event) bool { _, ok := ev.(event.StepStarted); return ok },
+	} {
+		t.Run("to be deleted, by a plan from "+when, func(t *testing.T) {
+			s, _ := site(t)
+			s.Converge(t, s.Document(t, map[string]string{theNet.String(): `{"size":1}`, "site/far.host/h": `{"net":"n"}`, "site/far.guard/g": `{}`}))
+			p := s.Plan(t, s.Document(t, map[string]string{"site/far.guard/g": `{}`}), plan.Options{Unlimited: true})
+			if begins == nil {
+				rename(t, s, "late")
+				var stale *engine.StaleError
+				if res, err := s.Apply(p, engine.ApplyOptions{}); !errors.As(err, &stale) || !strings.Contains(err.Error(), `called "late"`) || called(t, s) != "late" {
+					t.Errorf("%s, called %q, %v", res.Run.Status, called(t, s), err)
+				}
+				return
+			}
+			e := s.Engine(func(o *engine.Options) {
+				o.Emit = func(ev event.Event) {
+					if begins(ev) { // the host goes first, and comes back as another one
+						rename(t, s, "late")
+					}
+				}
+			})
+			defer e.Close()
+			res, err := e.Apply(t.Context(), p, engine.ApplyOptions{Approve: p.Approval()})
+			if err != nil || res.Run.Status != state.RunPartial || called(t, s) != "late" {
+				t.Errorf("%s, called %q, %v", res.Run.Status, called(t, s), err)
+			}
+		})
+	}
 	t.Run("before it is undone", func(t *testing.T) {
 		s, doc := site(t)
 		res := during(t, s, s.Plan(t, doc, plan.Options{}), done, "again")

@@ -641,6 +641,8 @@ func (e *Engine) changedSince(s *plan.Step, have *providers.Thing, names plan.Na
 		return "it exists by now"
 	case gone:
 		return "it is gone"
+	case s.Called != "" && have.Name != s.Called:
+		return fmt.Sprintf("it is called %q by now", have.Name)
 	}
 	kind := e.o.Kinds[s.Ref.Kind]
 	now := diff.Named(kind, have.Spec, names.In(s.Ref.Scope))

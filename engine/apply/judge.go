@@ -50,6 +50,8 @@ func (w *worker) judge(ctx context.Context, have *providers.Thing) (res result, 
 			return w.partial(w.conflict("somebody has changed "+strings.Join(taken, ", ")+" since the run began to delete it"), nil), true
 		case w.before != nil && !w.unsure && have.Spec.Digest() != w.before.Digest():
 			return w.refuse(w.conflict("it changed since the plan was made")), true
+		case w.step.Called != "" && !w.unsure && have.Name != w.step.Called:
+			return w.refuse(w.renamed(have)), true
 		}
 	case plan.Create:
 		switch {
@@ -78,12 +80,16 @@ func (w *worker) judge(ctx context.Context, have *providers.Thing) (res result, 
 			return w.partial(w.conflict("somebody has changed "+strings.Join(taken, ", ")+" since the run did"), nil), true
 		case w.unsure:
 		case w.name != "" && have.Name != w.unnamed:
-			return w.refuse(w.conflict(fmt.Sprintf("it is called %q since the plan was made", have.Name))), true
+			return w.refuse(w.renamed(have)), true
 		case w.before != nil && have.Spec.Digest() != w.before.Digest():
 			return w.refuse(w.conflict("it changed since the plan was made")), true
 		}
 	}
 	return result{}, false
+}
+
+func (w *worker) renamed(have *providers.Thing) error {
+	return w.conflict(fmt.Sprintf("it is called %q since the plan was made", have.Name))
 }
 
 // errTaken is why a thing is left alone that bears another mark than it did.

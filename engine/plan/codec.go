@@ -39,11 +39,11 @@ type Verbatim []byte
 
 // MarshalJSON implements json.Marshaler.
 func (v Verbatim) MarshalJSON() ([]byte, error) {
-	var compact bytes.Buffer
-	if err := jsonv1.Compact(&compact, v); err != nil {
+	var compacted bytes.Buffer
+	if err := jsonv1.Compact(&compacted, v); err != nil {
 		return nil, err
 	}
-	if bytes.Equal(compact.Bytes(), v) {
+	if bytes.Equal(compacted.Bytes(), v) {
 		return v, nil
 	}
 	return jsonv1.Marshal([]byte(v))

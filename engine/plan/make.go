@@ -543,6 +543,9 @@ func (m *maker) step(it *item, a Action, reason string) Step {
 		s.Before = diff.Named(it.kind, it.thing.Spec, m.names.In(it.ref.Scope))
 		s.ExternalID, s.Mark, s.Version = it.thing.ID, it.thing.Mark, it.thing.Version
 		s.Incarnation = max(it.born, 1)
+		if a == Delete && it.named() {
+			s.Called = it.thing.Name
+		}
 	} else if it.record != nil {
 		s.ExternalID, s.Incarnation = it.record.ID, it.record.Incarnation
 	}

@@ -122,6 +122,7 @@ type Step struct {
 	Incarnation int            `json:"incarnation"`
 	Mark        providers.Mark `json:"mark,omitzero"` // the mark seen on the thing
 	Version     string         `json:"version,omitempty"`
+	Called      string         `json:"called,omitempty"` // what a thing to delete was called over there: under another name it stays
 
 	Undo       providers.Revert `json:"undo"` // what undoing the step means
 	Disruption string           `json:"disruption,omitempty"`
