@@ -38,6 +38,7 @@ package state
 import (
 	"context"
 	"errors"
+	"iter"
 	"time"
 )
 
@@ -69,6 +70,11 @@ type KV interface {
 	// A failure after which the transaction may have been written wraps ErrUnknown; after any other failure it was not.
 	// What [Check] refuses is refused before it is sent.
 	Commit(ctx context.Context, guards []Guard, ops []Op) (revision int64, err error)
+	// Watch yields what has a prefix, and then how it changes, until the loop is left: each commit in one piece, in the order
+	// in which they were written, none left out. What it cannot go on with it yields whole once more. It ends with an error
+	// when the store cannot be followed: context.Cause of ctx when that has ended, else whoever goes on watches anew. A store
+	// that does not answer is waited for, without a word.
+	Watch(ctx context.Context, prefix string) iter.Seq2[Batch, error]
 	// Lease makes keys vanish: those put with it are deleted when it is closed or not kept alive for ttl.
 	Lease(ctx context.Context, ttl time.Duration) (Lease, error)
 	// Close releases the backend. Leases still open are abandoned: they run out.
@@ -81,6 +87,19 @@ type Item struct {
 	Value    []byte
 	Created  int64
 	Modified int64
+}
+
+// A Batch is what one commit changed, or, when it is Whole, all that there is: what is not in it is not there.
+type Batch struct {
+	Whole    bool
+	Revision int64    // of the store
+	Changes  []Change // by key, ascending
+}
+
+// A Change is a key as a commit left it.
+type Change struct {
+	Item
+	Gone bool // it was deleted, at the revision Modified; it has no value and no creation
 }
 
 // A Guard must hold for a transaction to be written. Revision 0 stands for "does not exist".

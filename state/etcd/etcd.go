@@ -98,7 +98,10 @@ type kv struct {
 	once    sync.Once
 }
 
-var errClosed = errors.New("the store is closed")
+var (
+	errClosed     = errors.New("the store is closed")
+	errUnfollowed = errors.New("the watch ended")
+)
 
 // connect reaches a cluster.
 func connect(ctx context.Context, o Options) (state.KV, error) {
@@ -262,27 +265,29 @@ func (kv *kv) List(ctx context.Context, prefix string) ([]state.Item, error) {
 	if err := kv.ready(ctx); err != nil {
 		return nil, err
 	}
+	items, _, err := kv.list(ctx, prefix)
+	return items, err
+}
+
+// list gives the keys with a prefix, and as of which revision that is.
+func (kv *kv) list(ctx context.Context, prefix string) (items []state.Item, revision int64, err error) {
 	for {
-		items, err := kv.list(ctx, prefix)
+		items, revision, err = kv.pages(ctx, prefix)
 		if !compacted(err) { // between two pages; start over
-			return items, err
+			return items, revision, err
 		}
 	}
 }
 
-func (kv *kv) list(ctx context.Context, prefix string) ([]state.Item, error) {
-	var (
-		items    []state.Item
-		from     = prefix
-		revision int64 // of the first page; the others follow it
-	)
+func (kv *kv) pages(ctx context.Context, prefix string) (items []state.Item, revision int64, err error) {
+	from := prefix
 	for {
 		resp, err := kv.get(ctx, from, clientv3.WithRange(clientv3.GetPrefixRangeEnd(prefix)),
 			clientv3.WithLimit(pageSize), clientv3.WithRev(revision))
 		if err != nil {
-			return nil, kv.failed(err)
+			return nil, 0, kv.failed(err)
 		}
-		if revision == 0 {
+		if revision == 0 { // of the first page; the others follow it
 			revision = resp.Header.Revision
 			items = make([]state.Item, 0, resp.Count)
 		}
@@ -290,7 +295,7 @@ func (kv *kv) list(ctx context.Context, prefix string) ([]state.Item, error) {
 			items = append(items, state.Item{Key: string(p.Key), Value: p.Value, Created: p.CreateRevision, Modified: p.ModRevision})
 		}
 		if !resp.More {
-			return items, nil
+			return items, revision, nil
 		}
 		from = string(resp.Kvs[len(resp.Kvs)-1].Key) + "\x00"
 	}

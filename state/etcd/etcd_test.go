@@ -28,6 +28,7 @@ func TestLaws(t *testing.T) {
 	kv := open(t, t.TempDir())
 	statetest.KV(t, func(*testing.T) state.KV { return kv })
 	statetest.Store(t, func(*testing.T) state.KV { return kv })
+	statetest.WatchClosed(t, open(t, t.TempDir()))
 }
 
 func digest(b []byte) string {

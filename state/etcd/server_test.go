@@ -119,6 +119,7 @@ func TestServer(t *testing.T) {
 		kv := connect(t, o)
 		statetest.KV(t, func(*testing.T) state.KV { return kv })
 		statetest.Store(t, func(*testing.T) state.KV { return kv })
+		statetest.WatchClosed(t, connect(t, o))
 	})
 	t.Run("Inbox", func(t *testing.T) { // written by the client that a cloud would use
 		ctl := exec.Command(program(t, "etcdctl", "etcd-client"), "--endpoints", s.url, "put", "/converge/inbox-site/inbox")

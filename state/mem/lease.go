@@ -37,6 +37,7 @@ func (kv *KV) Pause() {
 		kv.seen = time.Now()
 	}
 	kv.paused = true
+	kv.db.rouse()
 }
 
 // Lapse makes all leases of this client run out at once, on the far side only: the client does not know yet.
@@ -106,14 +107,5 @@ func (db *db) end(l *lease) {
 // drop forgets a lease with its keys.
 func (db *db) drop(l *lease) {
 	delete(db.leases, l)
-	gone := false
-	for key, e := range db.items {
-		if e.lease == l {
-			delete(db.items, key)
-			gone = true
-		}
-	}
-	if gone {
-		db.revision++
-	}
+	db.changed(db.remove(func(_ string, e entry) bool { return e.lease == l }))
 }

@@ -20,7 +20,7 @@ import (
 
 // A Call is one use of the backend, as a fault hook sees it.
 type Call struct {
-	Name string   // get, list, commit or lease
+	Name string   // get, list, commit, lease or watch
 	Keys []string // the key, the prefix, or the keys of all operations
 	Done bool     // the call has had its effect; what remains is the reply
 }
@@ -48,6 +48,7 @@ type db struct {
 	revision int64
 	items    map[string]entry
 	leases   map[*lease]bool
+	watchers map[*watcher]bool
 }
 
 type entry struct {
@@ -57,7 +58,7 @@ type entry struct {
 
 // New makes an empty store and its first client.
 func New(o Options) *KV {
-	return &KV{db: &db{revision: 1, items: map[string]entry{}, leases: map[*lease]bool{}}, fault: o.Fault}
+	return &KV{db: &db{revision: 1, items: map[string]entry{}, leases: map[*lease]bool{}, watchers: map[*watcher]bool{}}, fault: o.Fault}
 }
 
 // Connect gives another client of the same keys, as a second process would have. Closing or pausing one does not touch
@@ -168,31 +169,44 @@ func (db *db) commit(guards []state.Guard, ops []state.Op) (int64, error) {
 			return 0, fmt.Errorf("put %s: the lease has run out", op.Key)
 		}
 	}
-	changed := false
+	var changes []state.Change
 	for _, op := range ops {
-		changed = db.do(op, db.revision+1) || changed
+		changes = append(changes, db.do(op, db.revision+1)...)
 	}
-	if changed {
-		db.revision++
-	}
+	db.changed(changes)
 	return db.revision, nil
 }
 
-// do carries out one operation and tells whether it changed anything.
-func (db *db) do(op state.Op, revision int64) (changed bool) {
+// changed counts what was changed as one revision, and tells it.
+func (db *db) changed(changes []state.Change) {
+	if len(changes) > 0 {
+		db.revision++
+		db.tell(changes)
+	}
+}
+
+// remove deletes the keys that are chosen, and tells which they were.
+func (db *db) remove(chosen func(key string, e entry) bool) (changes []state.Change) {
+	for key, e := range db.items {
+		if chosen(key, e) {
+			delete(db.items, key)
+			changes = append(changes, state.Change{Item: state.Item{Key: key, Modified: db.revision + 1}, Gone: true})
+		}
+	}
+	return changes
+}
+
+// do carries out one operation and tells what it changed.
+func (db *db) do(op state.Op, revision int64) []state.Change {
 	switch {
 	case op.Delete && op.Prefix:
-		for key := range db.items {
-			if strings.HasPrefix(key, op.Key) {
-				delete(db.items, key)
-				changed = true
-			}
-		}
-		return changed
+		return db.remove(func(key string, _ entry) bool { return strings.HasPrefix(key, op.Key) })
 	case op.Delete:
-		_, changed = db.items[op.Key]
+		if _, ok := db.items[op.Key]; !ok {
+			return nil
+		}
 		delete(db.items, op.Key)
-		return changed
+		return []state.Change{{Item: state.Item{Key: op.Key, Modified: revision}, Gone: true}}
 	}
 	e := entry{Item: state.Item{Key: op.Key, Value: slices.Clone(op.Value), Created: revision, Modified: revision}}
 	if old, ok := db.items[op.Key]; ok {
@@ -200,7 +214,7 @@ func (db *db) do(op state.Op, revision int64) (changed bool) {
 	}
 	e.lease, _ = op.Lease.(*lease)
 	db.items[op.Key] = e
-	return true
+	return []state.Change{{Item: e.Item}}
 }
 
 // Close implements state.KV.
@@ -212,6 +226,7 @@ func (kv *KV) Close() error {
 		kv.seen = time.Now()
 	}
 	kv.closed = true
+	kv.db.rouse()
 	return nil
 }
 

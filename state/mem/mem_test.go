@@ -10,5 +10,6 @@ import (
 
 func TestLaws(t *testing.T) {
 	statetest.KV(t, func(*testing.T) state.KV { return mem.New(mem.Options{}) })
+	statetest.WatchClosed(t, mem.New(mem.Options{}))
 	statetest.Store(t, func(*testing.T) state.KV { return mem.New(mem.Options{}) })
 }

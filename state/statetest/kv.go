@@ -39,6 +39,11 @@ func KV(t *testing.T, open func(t *testing.T) state.KV) {
 		"LeaseDetach":   leaseDetach,
 		"Cancelled":     cancelled,
 		"Isolated":      isolated,
+		"Watch":         watch,
+		"WatchNothing":  watchNothing,
+		"WatchLease":    watchLease,
+		"WatchEnds":     watchEnds,
+		"WatchAll":      watchAll,
 		"RandomHistory": randomHistory,
 	} {
 		t.Run(name, func(t *testing.T) { law(t, open(t)) })
