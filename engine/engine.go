@@ -29,8 +29,8 @@ type Need struct{ Scope, Provider string }
 type Options struct {
 	Kinds schema.Kinds // required
 	Store *state.Store // required
-	// Open connects to the providers that are needed. Required. One that cannot be reached is a Failure of the set, not
-	// an error. The engine closes the set.
+	// Open connects to the providers that are needed, and to no others. Required. One that cannot be reached is a Failure of
+	// the set, not an error. It is called again for what else is needed later; the engine closes what it gave.
 	Open func(ctx context.Context, site schema.Site, needs []Need) (*providers.Set, error)
 
 	Secrets     secret.Options         // where secrets are read; zero: the environment, by own documents only, and no file
@@ -51,10 +51,10 @@ type Options struct {
 // An Engine works on one site.
 type Engine struct {
 	o      Options
-	set    *providers.Set
-	have   map[Need]bool
-	vault  *secret.Vault // nil until it is needed
-	secret schema.Kinds  // those that have secrets; valid with vault
+	set    *providers.Set // nil until something is needed
+	open   map[Need]bool  // what is in the set, or has failed to be
+	vault  *secret.Vault  // nil until it is needed
+	secret schema.Kinds   // those that have secrets; valid with vault
 }
 
 // New makes an engine. Close releases its connections; the store stays open.

@@ -3,6 +3,7 @@ package engine
 import (
 	"cmp"
 	"context"
+	"errors"
 	"fmt"
 	"maps"
 	"slices"
@@ -38,6 +39,9 @@ func (e *Engine) look(ctx context.Context, doc *schema.Document, strays bool) (p
 	}
 	refs := make([]schema.Ref, 0, len(doc.Resources)+len(records)+len(outside))
 	refs = append(refs, outside...)
+	if strays { // what an open run makes lies there too
+		refs = slices.AppendSeq(refs, maps.Keys(in.Begun))
+	}
 	for i := range doc.Resources {
 		refs = append(refs, doc.Resources[i].Ref)
 	}
@@ -122,33 +126,25 @@ func places(refs []schema.Ref) map[plan.Place]bool {
 	return at
 }
 
-// connect opens the providers that serve the refs, unless they are open already.
+// connect opens the providers that serve the refs. What is open stays so; what could not be opened before is tried again.
 func (e *Engine) connect(ctx context.Context, site schema.Site, refs []schema.Ref) (*providers.Set, error) {
-	need := map[Need]bool{}
+	missing := map[Need]bool{}
 	for _, r := range refs {
-		need[Need{r.Scope, r.Provider()}] = true
+		n := Need{r.Scope, r.Provider()}
+		missing[n] = !e.open[n] || e.set.Failure(n.Scope, n.Provider) != nil
 	}
-	missing := e.set == nil
-	for n := range need {
-		missing = missing || !e.have[n]
+	var needs []Need
+	for n, is := range missing {
+		if is {
+			needs = append(needs, n)
+		}
 	}
-	if !missing {
+	if e.set != nil && len(needs) == 0 {
 		return e.set, nil
 	}
-	if err := e.Close(); err != nil {
-		e.o.Logger.Warn("closing providers", "error", err)
-	}
-	for n := range e.have {
-		need[n] = true
-	}
-	list := make([]Need, 0, len(need))
-	for n := range need {
-		list = append(list, n)
-	}
 	vault := e.secrets(ctx)
-	set, err := e.o.Open(ctx, site, list)
+	set, err := e.o.Open(ctx, site, needs)
 	if err != nil {
-		e.set, e.have = nil, nil
 		return nil, vault.Scrub(err)
 	}
 	set.Wrap(func(_ string, k providers.Served) providers.Kind {
@@ -157,8 +153,15 @@ func (e *Engine) connect(ctx context.Context, site schema.Site, refs []schema.Re
 		}
 		return k.Kind
 	})
-	e.set, e.have = set, need
-	return set, nil
+	if e.set == nil {
+		e.set, e.open = set, map[Need]bool{}
+	} else if err := e.set.Join(set); err != nil {
+		return nil, errors.Join(err, set.Close())
+	}
+	for _, n := range needs {
+		e.open[n] = true
+	}
+	return e.set, nil
 }
 
 // stillLooking is how often the world is told of what does not answer.

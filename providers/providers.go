@@ -24,6 +24,7 @@ import (
 	"context"
 	"errors"
 	"fmt"
+	"maps"
 	"slices"
 	"strconv"
 	"strings"
@@ -410,6 +411,23 @@ func NewSet(ps ...*Provider) (*Set, error) {
 		}
 	}
 	return s, nil
+}
+
+// Join adds what another set has, its failures too, and closes it with this one. When both serve the same kind in the same
+// scope, that is an error, and nothing is added.
+func (s *Set) Join(other *Set) error {
+	for at := range other.served {
+		if _, dup := s.served[at]; dup {
+			return fmt.Errorf("%s is served twice in scope %s", at[1], at[0])
+		}
+	}
+	for _, p := range other.providers {
+		delete(s.failed, [2]string{p.Scope, p.Name})
+	}
+	s.providers = append(s.providers, other.providers...)
+	maps.Copy(s.served, other.served)
+	maps.Copy(s.failed, other.failed)
+	return nil
 }
 
 // Find gives the kind as it is served in a scope, and its provider.

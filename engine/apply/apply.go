@@ -133,8 +133,12 @@ func Carry(ctx context.Context, o Options) (state.Run, []event.Difference, error
 		notes:   make(chan event.Event),
 		flying:  map[*plan.Step]time.Time{},
 		halt:    make(chan struct{}),
+		waves:   map[int]int{},
 		failed:  map[int]int{},
 		gate:    newGate(),
+	}
+	for i := range o.Plan.Steps {
+		r.waves[o.Plan.Steps[i].Wave]++
 	}
 	r.Retry = o.Retry.defaults()
 	r.effects = o.Lock.Context(context.WithoutCancel(ctx)) // a user's cancel lets a step end; losing the lock does not
@@ -160,7 +164,8 @@ type run struct {
 	notes   chan event.Event // from workers, emitted in order by the run's goroutine
 	flying  map[*plan.Step]time.Time
 	halt    chan struct{} // closed when the run is asked to stop: no step waits for anything any more
-	failed  map[int]int   // steps that failed, by wave
+	waves   map[int]int   // steps of each wave
+	failed  map[int]int   // those of them that failed
 	census  census
 	gate    *gate
 }

@@ -180,11 +180,7 @@ func (r *run) provider(s *plan.Step) *providers.Provider {
 
 // tooMany reports whether too many steps of a wave have failed for the rest to be tried, and how many the wave has.
 func (r *run) tooMany(wave int) (size int, many bool) {
-	for i := range r.Plan.Steps {
-		if r.Plan.Steps[i].Wave == wave {
-			size++
-		}
-	}
+	size = r.waves[wave]
 	return size, size >= smallWave && r.failed[wave]*100 > failedShare*size
 }
 

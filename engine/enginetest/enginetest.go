@@ -91,8 +91,14 @@ func New() *Site {
 func (s *Site) Engine(change func(*engine.Options)) *engine.Engine {
 	o := engine.Options{
 		Kinds: s.Kinds, Store: s.Store, Who: "test@here", Version: "test",
-		Open: func(context.Context, schema.Site, []engine.Need) (*providers.Set, error) {
-			return providers.NewSet(s.World.Provider("far", schema.ScopeSite), s.World.Provider("near", "n1"), s.World.Provider("near", "n2"))
+		Open: func(_ context.Context, _ schema.Site, needs []engine.Need) (*providers.Set, error) {
+			var open []*providers.Provider
+			for _, n := range []engine.Need{{Scope: schema.ScopeSite, Provider: "far"}, {Scope: "n1", Provider: "near"}, {Scope: "n2", Provider: "near"}} {
+				if slices.Contains(needs, n) {
+					open = append(open, s.World.Provider(n.Provider, n.Scope))
+				}
+			}
+			return providers.NewSet(open...)
 		},
 		Retry: apply.Retry{Base: time.Microsecond, Cap: time.Microsecond, Poll: time.Microsecond},
 		Emit: func(e event.Event) {

@@ -64,10 +64,11 @@ type maker struct {
 	byRef map[schema.Ref]*item
 	names Names
 
-	owners map[*providers.Thing]*item // whose each thing is
-	at     map[schema.Ref]halves
-	refers map[Place]map[referred][]*providers.Thing // see referring
-	plan   *Plan
+	recorded map[Place]bool             // where something is recorded as being there
+	owners   map[*providers.Thing]*item // whose each thing is
+	at       map[schema.Ref]halves
+	refers   map[Place]map[referred][]*providers.Thing // see referring
+	plan     *Plan
 
 	desired   []schema.Resource         // of the document, what is converge's; what they refer to outside by external id
 	external  map[schema.Ref]*item      // what the document only refers to

@@ -7,7 +7,6 @@ import (
 	"converge.dev/converge/engine/secret/sealed"
 	"converge.dev/converge/providers"
 	"converge.dev/converge/schema"
-	"converge.dev/converge/state"
 )
 
 // lookAhead is how many incarnations beyond the recorded one are looked for when a record or a mark was lost.
@@ -16,6 +15,12 @@ const lookAhead = 3
 // match brings together what is desired, recorded and observed of each resource: by recorded id, then by mark, then by
 // the ids that we would have chosen, then by natural key.
 func (m *maker) match() error {
+	m.recorded = map[Place]bool{}
+	for i := range m.in.Recorded {
+		if r := &m.in.Recorded[i]; !r.Gone {
+			m.recorded[Place{r.Ref.Scope, r.Ref.Kind}] = true
+		}
+	}
 	if err := m.externals(); err != nil {
 		return err
 	}
@@ -137,7 +142,7 @@ func (m *maker) describe(it *item, at Place) error {
 	it.secretive = m.secretive[it.kind]
 	why, unknown := m.in.Observed.Unknown[at]
 	if said, ok := m.in.Observed.Unsupported[at]; ok {
-		if !m.recordedAt(at) {
+		if !m.recorded[at] {
 			it.unknown, it.unsupported = true, true
 			m.plan.Unsupported = note(m.plan.Unsupported, Unknown{at.Scope, at.Kind, said})
 			return nil
@@ -168,13 +173,6 @@ func note(places []Unknown, u Unknown) []Unknown {
 		return places
 	}
 	return append(places, u)
-}
-
-// recordedAt reports whether anything of a place is recorded as being there.
-func (m *maker) recordedAt(at Place) bool {
-	return slices.ContainsFunc(m.in.Recorded, func(r state.Record) bool {
-		return !r.Gone && r.Ref.Scope == at.Scope && r.Ref.Kind == at.Kind
-	})
 }
 
 func (m *maker) find(it *item, ids map[string]*providers.Thing, marked map[schema.Ref]*providers.Thing) *providers.Thing {

@@ -11,6 +11,7 @@ import (
 	"maps"
 	"slices"
 	"strings"
+	"sync"
 	"time"
 
 	"converge.dev/converge/providers"
@@ -39,29 +40,43 @@ type Options struct {
 	Dir    string       // the folder of the configuration file, where relative paths in it begin
 	Kinds  schema.Kinds // required for the fake world
 	Site   schema.Site  // required
-	Need   []Need       // what is opened, and nothing else
 	Trace  string       // optional: W3C trace context of the command, sent to where there is a place for it
 	Logger *slog.Logger // nil: nothing is logged
 }
 
-// Open opens what is needed, all at the same time. A provider that cannot be opened is a Failure of the set, so that
-// its things are unknown and the rest goes on. It fails when the configuration cannot work, when the fake world cannot
-// be opened, and when ctx ends. Closing the set closes everything.
-func Open(ctx context.Context, o Options) (*providers.Set, error) {
+// An Opener opens providers as they are needed.
+type Opener struct {
+	o Options
+
+	mu    sync.Mutex
+	world *fake.World // while something of it is open
+	users int         // how many providers are open in it
+}
+
+// New makes an opener.
+func New(o Options) *Opener {
 	o.Logger = cmp.Or(o.Logger, slog.New(slog.DiscardHandler))
+	return &Opener{o: o}
+}
+
+// Open opens what is needed, all at the same time, and nothing else. A provider that cannot be opened is a Failure of the set,
+// so that its things are unknown and the rest goes on. It fails when the configuration cannot work, when the fake world cannot
+// be opened, and when ctx ends. Closing the set closes what it has. It may be called again for what is needed later.
+func (p *Opener) Open(ctx context.Context, needs ...Need) (*providers.Set, error) {
+	o := p.o
 	if err := o.Config.check(); err != nil {
 		return nil, err
 	}
 	o.Config = o.Config.in(o.Dir)
 	if o.Config.Fake != nil {
-		return openFake(o)
+		return p.openFake(o, needs)
 	}
 
-	opened := make([]*providers.Provider, len(o.Need))
-	failed := make([]error, len(o.Need))
+	opened := make([]*providers.Provider, len(needs))
+	failed := make([]error, len(needs))
 	var group errgroup.Group
 	group.SetLimit(parallel)
-	for i, n := range o.Need {
+	for i, n := range needs {
 		group.Go(func() error {
 			open, ok := list[n.Provider]
 			if !ok {
@@ -87,7 +102,7 @@ func Open(ctx context.Context, o Options) (*providers.Set, error) {
 		}
 		return nil, fmt.Errorf("open providers: %w", err)
 	}
-	for i, n := range o.Need {
+	for i, n := range needs {
 		if failed[i] != nil {
 			o.Logger.Warn("provider cannot be opened", "scope", n.Scope, "provider", n.Provider, "error", failed[i])
 			set.Fail(n.Scope, n.Provider, failed[i])
@@ -96,25 +111,51 @@ func Open(ctx context.Context, o Options) (*providers.Set, error) {
 	return set, nil
 }
 
-// openFake serves everything from one world.
-func openFake(o Options) (*providers.Set, error) {
-	if len(o.Need) == 0 {
+// openFake serves everything from one world, which is closed with the last provider in it.
+func (p *Opener) openFake(o Options, needs []Need) (*providers.Set, error) {
+	p.mu.Lock()
+	defer p.mu.Unlock()
+	if len(needs) == 0 {
 		return providers.NewSet()
 	}
-	w, err := fake.Open(o.Config.Fake.World, o.Kinds)
-	if err != nil {
-		return nil, fmt.Errorf("fake.world: %w", err)
+	if p.world == nil {
+		w, err := fake.Open(o.Config.Fake.World, o.Kinds)
+		if err != nil {
+			return nil, fmt.Errorf("fake.world: %w", err)
+		}
+		p.world = w
 	}
-	ps := make([]*providers.Provider, len(o.Need))
-	for i, n := range o.Need {
-		ps[i] = w.Provider(n.Provider, n.Scope)
-		ps[i].Close = w.Close // they are closed together, and closing the world twice does no harm
+	ps := make([]*providers.Provider, len(needs))
+	for i, n := range needs {
+		ps[i] = p.world.Provider(n.Provider, n.Scope)
+		ps[i].Close = sync.OnceValue(p.leave)
+		p.users++
 	}
 	set, err := providers.NewSet(ps...)
 	if err != nil {
-		return nil, errors.Join(fmt.Errorf("open providers: %w", err), w.Close())
+		err = fmt.Errorf("open providers: %w", err)
+		for range ps {
+			err = errors.Join(err, p.left())
+		}
+		return nil, err
 	}
 	return set, nil
+}
+
+func (p *Opener) leave() error {
+	p.mu.Lock()
+	defer p.mu.Unlock()
+	return p.left()
+}
+
+// left counts one provider less in the world. The caller holds the lock.
+func (p *Opener) left() error {
+	if p.users--; p.users > 0 {
+		return nil
+	}
+	w := p.world
+	p.world = nil
+	return w.Close()
 }
 
 func openCarbide(ctx context.Context, o Options, scope string) (*providers.Provider, error) {
@@ -153,8 +194,10 @@ func openOVS(ctx context.Context, o Options, scope string) (*providers.Provider,
 	return ovs.Open(ctx, ovs.Options{Endpoint: endpoint, Node: scope, Site: o.Site.ID, Logger: o.Logger})
 }
 
-// Offers lists every provider that the configuration can reach, in every scope: what to open to see a whole site.
-func Offers(o Options) ([]Need, error) {
+// Offers lists every provider that the configuration can reach, in every scope: what to open to see a whole site. Nothing of
+// the fake world is open then.
+func (p *Opener) Offers() ([]Need, error) {
+	o := p.o
 	o.Config = o.Config.in(o.Dir)
 	if o.Config.Fake == nil {
 		var needs []Need

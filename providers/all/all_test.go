@@ -32,10 +32,10 @@ func must(t *testing.T, err error) {
 	}
 }
 
-func open(t *testing.T, o Options) *providers.Set {
+func open(t *testing.T, o Options, needs ...Need) *providers.Set {
 	t.Helper()
 	o.Site = site
-	set, err := Open(t.Context(), o)
+	set, err := New(o).Open(t.Context(), needs...)
 	must(t, err)
 	t.Cleanup(func() { must(t, set.Close()) })
 	return set
@@ -101,8 +101,7 @@ func TestOpen(t *testing.T) {
 				"n3": {OVS: "unix:not-needed.sock"},
 			},
 		},
-		Need: []Need{{"site", "carbide"}, {"n1", "ovs"}, {"n2", "ovs"}, {"n4", "ovs"}, {"n1", "carbide"}, {"site", "magic"}},
-	})
+	}, Need{"site", "carbide"}, Need{"n1", "ovs"}, Need{"n2", "ovs"}, Need{"n4", "ovs"}, Need{"n1", "carbide"}, Need{"site", "magic"})
 
 	vpc, p, ok := set.Find("site", "carbide.vpc")
 	if !ok || p.Limit != 3 {
@@ -143,7 +142,7 @@ func TestOpen(t *testing.T) {
 
 // A document that needs what the configuration does not know is told what to write.
 func TestNotConfigured(t *testing.T) {
-	set := open(t, Options{Need: []Need{{"site", "carbide"}}})
+	set := open(t, Options{}, Need{"site", "carbide"})
 	if err := set.Failure("site", "carbide"); err == nil || !strings.Contains(err.Error(), `carbide: {address: "HOST:PORT"}`) {
 		t.Errorf("the failure is %v, want it to say what to write", err)
 	}
@@ -183,7 +182,7 @@ func TestOpenInParallel(t *testing.T) {
 		}
 		cancel()
 	}()
-	if _, err := Open(ctx, Options{Dir: dir, Config: config, Need: need, Site: site}); err == nil {
+	if _, err := New(Options{Dir: dir, Config: config, Site: site}).Open(ctx, need...); err == nil {
 		t.Error("open succeeded though its context was cancelled")
 	}
 	<-ctx.Done()
@@ -203,10 +202,13 @@ func TestFake(t *testing.T) {
 			"ovs.bridge":     {Name: "ovs.bridge", Node: true},
 		},
 		Site: site,
-		Need: []Need{{"site", "carbide"}, {"n1", "ovs"}, {"n2", "ovs"}},
 	}
-	set, err := Open(t.Context(), o)
+	opener := New(o)
+	set, err := opener.Open(t.Context(), Need{"site", "carbide"}, Need{"n1", "ovs"})
 	must(t, err)
+	more, err := opener.Open(t.Context(), Need{"n2", "ovs"}) // later, and in the same world
+	must(t, err)
+	must(t, set.Join(more))
 	for _, at := range [][2]string{{"site", "carbide.tenant"}, {"n1", "ovs.bridge"}, {"n2", "ovs.bridge"}} {
 		k, _, ok := set.Find(at[0], at[1])
 		if !ok {
@@ -223,11 +225,10 @@ func TestFake(t *testing.T) {
 	}
 
 	must(t, os.WriteFile(filepath.Join(dir, "world.json"), []byte("{"), 0o600))
-	if _, err := Open(t.Context(), o); err == nil || !strings.Contains(err.Error(), filepath.Join(dir, "world.json")) {
+	if _, err := opener.Open(t.Context(), Need{"n1", "ovs"}); err == nil || !strings.Contains(err.Error(), filepath.Join(dir, "world.json")) {
 		t.Errorf("a broken world gave %v, want an error with its path", err)
 	}
-	o.Need = nil
-	set, err = Open(t.Context(), o)
+	set, err = opener.Open(t.Context())
 	must(t, err)
 	must(t, set.Close())
 }
@@ -251,7 +252,7 @@ func TestImpossible(t *testing.T) {
 	} {
 		var config Config
 		must(t, yaml.Unmarshal([]byte(c.yaml), &config))
-		_, err := Open(t.Context(), Options{Config: config, Site: site})
+		_, err := New(Options{Config: config, Site: site}).Open(t.Context())
 		for _, says := range c.says {
 			if err == nil || !strings.Contains(err.Error(), says) {
 				t.Errorf("%s: error is %v, want it to say %q", c.yaml, err, says)
@@ -315,8 +316,8 @@ func TestTraitsNameFields(t *testing.T) {
 	must(t, err)
 	kinds, named := described.Kinds(), 0
 	open(t, Options{
-		Dir: dir, Config: Config{Carbide: &Carbide{Address: "unix:carbide.sock", TLS: TLS{Mode: "off"}}}, Need: []Need{{"site", "carbide"}},
-	}).Each(func(_ string, k providers.Served, _ *providers.Provider) {
+		Dir: dir, Config: Config{Carbide: &Carbide{Address: "unix:carbide.sock", TLS: TLS{Mode: "off"}}},
+	}, Need{"site", "carbide"}).Each(func(_ string, k providers.Served, _ *providers.Provider) {
 		has := func(path string) bool {
 			f := &schema.Field{Fields: kinds[k.Name].Fields}
 			for word := range strings.SplitSeq(path, ".") {

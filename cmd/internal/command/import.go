@@ -163,7 +163,7 @@ func (s *session) offers() ([]engine.Need, error) {
 	if _, err := s.schema(); err != nil {
 		return nil, err
 	}
-	offers, err := all.Offers(all.Options{Config: s.conf.Config, Dir: s.conf.Dir(), Kinds: s.kinds})
+	offers, err := all.New(all.Options{Config: s.conf.Config, Dir: s.conf.Dir(), Kinds: s.kinds}).Offers()
 	if err == nil && len(offers) == 0 {
 		return nil, &view.Problem{What: "no provider is configured", Where: s.whereConfig()}
 	}

@@ -180,7 +180,7 @@ func (s *session) engine() (*engine.Engine, error) {
 		return nil, err
 	}
 	e := engine.New(engine.Options{
-		Kinds: sch.Kinds(), Store: s.store, Open: s.providers, Who: who(), Version: s.sys.Version, PID: os.Getpid(), MaxDestroy: string(s.conf.Policy.MaxDestroy),
+		Kinds: sch.Kinds(), Store: s.store, Open: s.opener(), Who: who(), Version: s.sys.Version, PID: os.Getpid(), MaxDestroy: string(s.conf.Policy.MaxDestroy),
 		Secrets:     secret.Options{Scrubber: s.scrubber, Source: s.secrets()},
 		Parallelism: s.flags.parallelism, LockWait: s.flags.lockTimeout, Logger: s.log,
 		Emit: func(e event.Event) {
@@ -203,20 +203,26 @@ func (s *session) secrets() secret.Source {
 	return secret.Source{Lookup: s.env.lookup, Names: s.conf.Secrets.Env, Dir: s.conf.Secrets.Dir}
 }
 
-// providers connects to what the engine needs.
-func (s *session) providers(ctx context.Context, site schema.Site, needs []engine.Need) (*providers.Set, error) {
-	o := all.Options{Config: s.conf.Config, Dir: s.conf.Dir(), Kinds: s.kinds, Site: site, Trace: s.env[envTrace], Logger: s.log}
-	for _, n := range needs {
-		o.Need = append(o.Need, all.Need{Scope: n.Scope, Provider: n.Provider})
+// opener connects to what an engine needs.
+func (s *session) opener() func(context.Context, schema.Site, []engine.Need) (*providers.Set, error) {
+	var opener *all.Opener
+	return func(ctx context.Context, site schema.Site, needs []engine.Need) (*providers.Set, error) {
+		if opener == nil {
+			opener = all.New(all.Options{Config: s.conf.Config, Dir: s.conf.Dir(), Kinds: s.kinds, Site: site, Trace: s.env[envTrace], Logger: s.log})
+		}
+		asked := make([]all.Need, len(needs))
+		for i, n := range needs {
+			asked[i] = all.Need{Scope: n.Scope, Provider: n.Provider}
+		}
+		slices.SortFunc(asked, func(a, b all.Need) int {
+			return cmp.Or(strings.Compare(a.Scope, b.Scope), strings.Compare(a.Provider, b.Provider))
+		})
+		set, err := opener.Open(ctx, asked...)
+		if err != nil {
+			return nil, &view.Problem{What: "the providers cannot be opened", Where: err.Error(), Fix: s.whereConfig(), Err: err}
+		}
+		return set, nil
 	}
-	slices.SortFunc(o.Need, func(a, b all.Need) int {
-		return cmp.Or(strings.Compare(a.Scope, b.Scope), strings.Compare(a.Provider, b.Provider))
-	})
-	set, err := all.Open(ctx, o)
-	if err != nil {
-		return nil, &view.Problem{What: "the providers cannot be opened", Where: err.Error(), Fix: s.whereConfig(), Err: err}
-	}
-	return set, nil
 }
 
 // whereConfig says which configuration was used.
