@@ -6,6 +6,7 @@ import (
 	"encoding/json"
 	"errors"
 	"fmt"
+	"maps"
 	"slices"
 	"strings"
 	"time"
@@ -69,7 +70,7 @@ func (e *Engine) Inventory(ctx context.Context, site schema.Site, needs []Need, 
 		return nil, err
 	}
 	for {
-		was, guard, err := e.o.Store.Inventory(ctx)
+		was, err := e.o.Store.Inventory(ctx)
 		if err != nil {
 			return nil, err
 		}
@@ -79,9 +80,9 @@ func (e *Engine) Inventory(ctx context.Context, site schema.Site, needs []Need, 
 		if since > 0 && since < was.Oldest {
 			return nil, fmt.Errorf("what changed since revision %d is not known any more: deletions are told for %d days; begin anew with the whole inventory", since, int(tombstones.Hours()/24))
 		}
-		inv, next, changed := s.inventory(e.o.Kinds, was, e.o.Now().UTC())
+		inv, next, oldest, changed := s.inventory(e.o.Kinds, was, e.o.Now().UTC())
 		if changed {
-			err = e.o.Store.PutInventory(ctx, next, guard)
+			was, err = e.o.Store.PutInventory(ctx, was, next, oldest, inv.At)
 			if errors.Is(err, state.ErrGuard) {
 				continue // another look was quicker, and has given the next revision
 			}
@@ -89,97 +90,107 @@ func (e *Engine) Inventory(ctx context.Context, site schema.Site, needs []Need, 
 				return nil, err
 			}
 		}
-		inv.Since = since
+		inv.Since, inv.Revision = since, was.Revision
+		items := inv.Items
+		for _, p := range was.Places {
+			for i := range p.Items {
+				items[i].Revision = p.Items[i].Revision
+			}
+			items = items[len(p.Items):]
+		}
 		inv.Items = slices.DeleteFunc(inv.Items, func(i Item) bool { return i.Revision <= since })
 		return inv, nil
 	}
 }
 
-// inventory compares what was seen with what was seen before.
-func (s *Survey) inventory(ks schema.Kinds, was state.Inventory, now time.Time) (*Inventory, state.Inventory, bool) {
-	inv := &Inventory{Site: s.Site, At: now, Unknown: s.Unknown(), Items: s.items(ks)}
+// inventory compares what was seen with what was seen before, and gives the inventory, for which revisions are to follow; what
+// the store is to hold of it, in the same order; and up to which revision deletions are no longer told.
+func (s *Survey) inventory(ks schema.Kinds, was state.Inventory, now time.Time) (inv *Inventory, next []state.InventoryPlace, oldest int64, changed bool) {
+	inv = &Inventory{Site: s.Site, At: now, Unknown: s.Unknown()}
 	inv.Complete = len(inv.Unknown) == 0
-	next := state.Inventory{Revision: was.Revision + 1, At: now, Oldest: was.Oldest}
-	items, changed := []Item{}, false
-	seen, old := inv.Items, was.Items
-	for len(seen) > 0 || len(old) > 0 {
-		c := 0
-		switch {
-		case len(seen) == 0:
-			c = 1
-		case len(old) == 0:
-			c = -1
-		default:
-			c = cmp.Or(strings.Compare(seen[0].Scope, old[0].Scope), strings.Compare(seen[0].Kind, old[0].Kind), strings.Compare(seen[0].ID, old[0].ID))
+	seen := s.items(ks)
+	before := map[plan.Place][]state.InventoryItem{}
+	places := slices.Collect(maps.Keys(seen))
+	for _, p := range was.Places {
+		at := plan.Place{Scope: p.Scope, Kind: p.Kind}
+		before[at] = p.Items
+		if _, ok := seen[at]; !ok {
+			places = append(places, at)
 		}
+	}
+	slices.SortFunc(places, func(a, b plan.Place) int {
+		return cmp.Or(strings.Compare(a.Scope, b.Scope), strings.Compare(a.Kind, b.Kind))
+	})
+	for _, at := range places {
+		_, looked := s.Observed.Things[at]
+		items, entries, dropped := merge(seen[at], before[at], looked, now)
+		for i := range items {
+			items[i].Scope, items[i].Kind = at.Scope, at.Kind
+			changed = changed || entries[i].Revision == 0
+		}
+		oldest, changed = max(oldest, dropped), changed || dropped > 0
+		inv.Items = append(inv.Items, items...)
+		next = append(next, state.InventoryPlace{Scope: at.Scope, Kind: at.Kind, Items: entries})
+	}
+	return inv, next, oldest, changed
+}
+
+// merge compares what was seen of a place, sorted, with what was there before, and gives the greatest revision of the deletions
+// that are told no more.
+func merge(seen []Item, before []state.InventoryItem, looked bool, now time.Time) (items []Item, entries []state.InventoryItem, dropped int64) {
+	for len(seen) > 0 || len(before) > 0 {
 		var item Item
-		entry := state.InventoryItem{Revision: next.Revision}
-		if c <= 0 {
+		var entry state.InventoryItem
+		had := len(before) > 0 && (len(seen) == 0 || before[0].ID <= seen[0].ID)
+		if len(seen) > 0 && (!had || before[0].ID == seen[0].ID) {
 			item, seen = seen[0], seen[1:]
-			entry.Scope, entry.Kind, entry.ID, entry.Digest = item.Scope, item.Kind, item.ID, digestOfItem(&item)
-		}
-		if c >= 0 {
-			before := old[0]
-			old = old[1:]
+			entry = state.InventoryItem{ID: item.ID, Digest: digestOfItem(&item)}
+			if had && before[0].Deleted == nil && before[0].Digest == entry.Digest {
+				entry.Revision = before[0].Revision
+			}
+		} else {
+			entry = before[0]
 			switch {
-			case c == 0:
-				if before.Deleted == nil && before.Digest == entry.Digest {
-					entry.Revision = before.Revision
-				}
-			case before.Deleted != nil && now.Sub(*before.Deleted) > tombstones:
-				next.Oldest, changed = max(next.Oldest, before.Revision), true
+			case entry.Deleted != nil && now.Sub(*entry.Deleted) > tombstones:
+				dropped, before = max(dropped, entry.Revision), before[1:]
 				continue
-			case before.Deleted != nil:
-				entry = before
-				item = Item{Deleted: before.Deleted}
-			case s.unseen(before):
-				entry = before
+			case entry.Deleted != nil:
+				item = Item{Deleted: entry.Deleted}
+			case !looked:
 				item = Item{Health: HealthUnknown}
 			default:
-				entry.Deleted = &now
+				entry = state.InventoryItem{ID: entry.ID, Deleted: &now}
 				item = Item{Deleted: &now}
 			}
-			if c > 0 {
-				entry.Scope, entry.Kind, entry.ID = before.Scope, before.Kind, before.ID
-				item.Scope, item.Kind, item.ID = before.Scope, before.Kind, before.ID
-			}
+			item.ID = entry.ID
 		}
-		item.Revision = entry.Revision
-		changed = changed || entry.Revision == next.Revision
-		items, next.Items = append(items, item), append(next.Items, entry)
+		if had {
+			before = before[1:]
+		}
+		items, entries = append(items, item), append(entries, entry)
 	}
-	if !changed {
-		next.Revision = was.Revision
-	}
-	inv.Revision, inv.Items = next.Revision, items
-	return inv, next, changed
+	return items, entries, dropped
 }
 
-// unseen reports whether nothing could be said about the place of an item this time.
-func (s *Survey) unseen(i state.InventoryItem) bool {
-	_, seen := s.Observed.Things[plan.Place{Scope: i.Scope, Kind: i.Kind}]
-	return !seen
-}
-
-// items writes all things that were seen, sorted.
-func (s *Survey) items(ks schema.Kinds) []Item {
+// items writes all things that were seen, by place, sorted by id.
+func (s *Survey) items(ks schema.Kinds) map[plan.Place][]Item {
 	names := s.recorded()
-	var items []Item
+	all := make(map[plan.Place][]Item, len(s.Observed.Things))
 	for at, things := range s.Observed.Things {
 		in := names.In(at.Scope)
+		items := make([]Item, len(things))
 		for i := range things {
 			t := &things[i]
 			ref, _ := names.Find(at.Scope, at.Kind, t.ID)
-			items = append(items, Item{
+			items[i] = Item{
 				Scope: at.Scope, Kind: at.Kind, ID: t.ID, Name: t.Name, Ref: ref, Site: t.Mark.Site,
 				Health: healthOf(t), State: t.Phase, Detail: t.Detail, Spec: diff.Named(ks[at.Kind], t.Spec, in), Status: t.Status,
-			})
+			}
 		}
+		slices.SortFunc(items, func(a, b Item) int { return strings.Compare(a.ID, b.ID) })
+		all[at] = items
 	}
-	slices.SortFunc(items, func(a, b Item) int {
-		return cmp.Or(strings.Compare(a.Scope, b.Scope), strings.Compare(a.Kind, b.Kind), strings.Compare(a.ID, b.ID))
-	})
-	return items
+	return all
 }
 
 func healthOf(t *providers.Thing) Health {

@@ -120,21 +120,26 @@ func (s *Store) chunks(ctx context.Context, prefix string, digests []string) ([]
 			if it.Modified == 0 {
 				return fmt.Errorf("%s: %w", key, ErrNotFound)
 			}
-			plain, err := s.codec.unpack(it.Value)
-			if err != nil {
-				return &DamagedError{key, err.Error()}
-			}
-			if sum := sha256.Sum256(plain); hex.EncodeToString(sum[:]) != digest {
-				return &DamagedError{key, "its bytes are not those of its name"}
-			}
-			parts[i] = plain
-			return nil
+			parts[i], err = s.chunk(key, digest, it.Value)
+			return err
 		})
 	}
 	if err := g.Wait(); err != nil {
 		return nil, err
 	}
 	return bytes.Join(parts, nil), nil
+}
+
+// chunk reads one chunk as it is stored.
+func (s *Store) chunk(key, digest string, packed []byte) ([]byte, error) {
+	plain, err := s.codec.unpack(packed)
+	if err != nil {
+		return nil, &DamagedError{key, err.Error()}
+	}
+	if sum := sha256.Sum256(plain); hex.EncodeToString(sum[:]) != digest {
+		return nil, &DamagedError{key, "its bytes are not those of its name"}
+	}
+	return plain, nil
 }
 
 // cut finds where the first chunk of body ends. The place depends on the 64 bytes before it alone, so that an insertion

@@ -6,76 +6,218 @@ import (
 	"errors"
 	"fmt"
 	"slices"
+	"strings"
 	"time"
 )
 
-// An Inventory is what was seen of a site last, and when each part of it changed. Its revision rises with every look that
-// found a change, and never falls.
+// An Inventory is what was seen of a site last, and when each part of it changed. Its revision rises with every change that is
+// noted, and never falls.
 type Inventory struct {
-	Revision int64           `json:"revision"`
-	At       time.Time       `json:"at"`
-	Oldest   int64           `json:"oldest"` // deletions after this revision are all in it; older ones may have been dropped
-	Items    []InventoryItem `json:"items"`  // sorted by scope, kind and id
+	Revision int64
+	At       time.Time        // when it last changed
+	Oldest   int64            // deletions after this revision are all in it; older ones may have been dropped
+	Places   []InventoryPlace // sorted by scope and kind
+
+	guard  Guard    // holds until somebody else notes a change
+	unused []string // keys of chunks that belong to no place: of writers who were too late
+}
+
+// An InventoryPlace is what a kind has in a scope. Each lies in the store by itself: a change of one writes no other.
+type InventoryPlace struct {
+	Scope, Kind string
+	Items       []InventoryItem // sorted by id
+
+	chunks []string // digests of what is stored
 }
 
 // An InventoryItem is one thing, or that it is gone.
 type InventoryItem struct {
-	Scope    string     `json:"scope"`
-	Kind     string     `json:"kind"`
 	ID       string     `json:"id"`
 	Digest   string     `json:"digest,omitempty"` // of all that is told about it
-	Revision int64      `json:"revision"`         // at which it changed last
+	Revision int64      `json:"revision"`         // at which it changed last; 0: it is to be noted as changed
 	Deleted  *time.Time `json:"deleted,omitempty"`
 }
 
 type inventoryHead struct {
-	Body []string `json:"body"` // digests of its chunks
+	Revision int64     `json:"revision"`
+	At       time.Time `json:"at"`
+	Oldest   int64     `json:"oldest"`
 }
 
-// Inventory reads the inventory; an empty one when there is none. The guard holds until somebody else writes one.
-func (s *Store) Inventory(ctx context.Context) (Inventory, Guard, error) {
-	key := s.key("inventory/head")
-	head, it, err := read[inventoryHead](ctx, s, key)
-	guard := Guard{Key: key, Revision: it.Modified}
-	if errors.Is(err, ErrNotFound) {
-		return Inventory{}, guard, nil
-	}
-	if err != nil {
-		return Inventory{}, guard, err
-	}
-	body, err := s.chunks(ctx, s.key("inventory/chunk")+"/", head.Body)
-	if err != nil {
-		return Inventory{}, guard, fmt.Errorf("read the inventory: %w", err)
-	}
-	var inv Inventory
-	if err := json.Unmarshal(body, &inv); err != nil {
-		return Inventory{}, guard, fmt.Errorf("read the inventory: %w", err)
-	}
-	return inv, guard, nil
+type inventoryPlace struct {
+	Chunks []string `json:"chunks"` // digests
 }
 
-// PutInventory replaces the inventory that the guard was given with. It fails with ErrGuard when somebody else was quicker.
-func (s *Store) PutInventory(ctx context.Context, inv Inventory, guard Guard) error {
-	body, err := json.Marshal(inv)
-	if err != nil {
-		return fmt.Errorf("write the inventory: %w", err)
+func (p *InventoryPlace) compare(q *InventoryPlace) int {
+	if c := strings.Compare(p.Scope, q.Scope); c != 0 {
+		return c
 	}
-	old, _, err := read[inventoryHead](ctx, s, guard.Key)
-	if err != nil && !errors.Is(err, ErrNotFound) {
-		return err
-	}
-	digests, err := s.putChunks(ctx, s.key("inventory/chunk")+"/", body, old.Body)
-	if err != nil {
-		return fmt.Errorf("write the inventory: %w", err)
-	}
-	ops := []Op{s.put(guard.Key, inventoryHead{digests})}
-	for _, d := range old.Body {
-		if !slices.Contains(digests, d) && len(ops) < MaxOps {
-			ops = append(ops, Op{Key: s.key("inventory/chunk", d), Delete: true})
+	return strings.Compare(p.Kind, q.Kind)
+}
+
+func (s *Store) inventoryChunks(scope, kind string) string {
+	return s.key("inventory/chunk", scope, kind) + "/"
+}
+
+// Inventory reads the inventory; an empty one when there is none.
+func (s *Store) Inventory(ctx context.Context) (Inventory, error) {
+	for {
+		inv, err := s.inventory(ctx)
+		if !errors.Is(err, ErrNotFound) {
+			return inv, err
+		}
+		// A chunk is missing: it was replaced meanwhile, or it is lost.
+		now, rerr := s.kv.Get(ctx, inv.guard.Key)
+		if rerr != nil || now.Modified == inv.guard.Revision {
+			return inv, errors.Join(err, rerr)
 		}
 	}
-	if _, err := s.kv.Commit(ctx, []Guard{guard}, ops); err != nil {
-		return fmt.Errorf("write the inventory: %w", err)
+}
+
+func (s *Store) inventory(ctx context.Context) (Inventory, error) {
+	inv := Inventory{guard: Guard{Key: s.key("inventory/head")}}
+	head, it, err := read[inventoryHead](ctx, s, inv.guard.Key)
+	if errors.Is(err, ErrNotFound) {
+		return inv, nil
 	}
-	return nil
+	if err != nil {
+		return inv, err
+	}
+	inv.Revision, inv.At, inv.Oldest, inv.guard.Revision = head.Revision, head.At, head.Oldest, it.Modified
+	at := s.key("inventory/at") + "/"
+	places, items, err := list[inventoryPlace](ctx, s, at)
+	if err != nil {
+		return inv, err
+	}
+	chunks, err := s.kv.List(ctx, s.key("inventory/chunk")+"/")
+	if err != nil {
+		return inv, fmt.Errorf("read the inventory: %w", err)
+	}
+	stored, used := make(map[string][]byte, len(chunks)), make(map[string]bool, len(chunks))
+	for _, c := range chunks {
+		stored[c.Key] = c.Value
+	}
+	for i, p := range places {
+		scope, kind, _ := strings.Cut(strings.TrimPrefix(items[i].Key, at), "/")
+		place := InventoryPlace{Scope: scope, Kind: kind, chunks: p.Chunks}
+		var body []byte
+		for _, digest := range p.Chunks {
+			key := s.inventoryChunks(scope, kind) + digest
+			packed, ok := stored[key]
+			if !ok {
+				return inv, fmt.Errorf("read the inventory: %s: %w", key, ErrNotFound)
+			}
+			plain, err := s.chunk(key, digest, packed)
+			if err != nil {
+				return inv, fmt.Errorf("read the inventory: %w", err)
+			}
+			body = append(body, plain...)
+			used[key] = true
+		}
+		if err := json.Unmarshal(body, &place.Items); err != nil {
+			return inv, fmt.Errorf("read the inventory: %w", &DamagedError{items[i].Key, err.Error()})
+		}
+		inv.Places = append(inv.Places, place)
+	}
+	for _, c := range chunks {
+		if !used[c.Key] {
+			inv.unused = append(inv.unused, c.Key)
+		}
+	}
+	slices.SortFunc(inv.Places, func(a, b InventoryPlace) int { return a.compare(&b) })
+	return inv, nil
+}
+
+// PutInventory notes what changed since an inventory was read. Next has every place of it, and maybe more, sorted; items
+// without a revision get one, and a place without items is dropped. What does not fit into one transaction becomes several
+// revisions, each of them whole: an inventory that was left in the middle does not know some changes yet, and is right
+// otherwise. It fails with ErrGuard when somebody else was quicker; what it noted until then stays.
+func (s *Store) PutInventory(ctx context.Context, was Inventory, next []InventoryPlace, oldest int64, at time.Time) (Inventory, error) {
+	inv, err := s.putInventory(ctx, was, next, oldest, at)
+	if err != nil {
+		return inv, fmt.Errorf("write the inventory: %w", err)
+	}
+	return inv, nil
+}
+
+func (s *Store) putInventory(ctx context.Context, was Inventory, next []InventoryPlace, oldest int64, at time.Time) (Inventory, error) {
+	now := Inventory{Revision: was.Revision, At: at, Oldest: max(was.Oldest, oldest), guard: was.guard}
+	var (
+		ops  []Op
+		size int
+	)
+	commit := func() error {
+		ops = append(ops, s.put(now.guard.Key, inventoryHead{now.Revision + 1, now.At, now.Oldest}))
+		revision, err := s.kv.Commit(ctx, []Guard{now.guard}, ops)
+		if err != nil {
+			return err
+		}
+		now.Revision, now.guard.Revision, ops, size = now.Revision+1, revision, nil, 0
+		return nil
+	}
+	had := was.Places
+	for _, p := range next {
+		old := InventoryPlace{}
+		if len(had) > 0 && had[0].compare(&p) == 0 {
+			old, had = had[0], had[1:]
+		}
+		p.chunks = old.chunks
+		if noted := !slices.ContainsFunc(p.Items, func(i InventoryItem) bool { return i.Revision == 0 }); noted && len(p.Items) == len(old.Items) {
+			now.Places = append(now.Places, p)
+			continue
+		}
+		if len(ops) >= MaxOps/2 || size > MaxBytes/2 {
+			if err := commit(); err != nil {
+				return now, err
+			}
+		}
+		more, err := s.putPlace(ctx, &p, now.Revision+1)
+		if err != nil {
+			return now, err
+		}
+		for _, op := range more {
+			size += len(op.Key) + len(op.Value)
+		}
+		ops = append(ops, more...)
+		if len(p.Items) > 0 {
+			now.Places = append(now.Places, p)
+		}
+	}
+	for _, key := range was.unused[:min(len(was.unused), MaxOps-1-len(ops))] {
+		ops = append(ops, Op{Key: key, Delete: true})
+	}
+	if len(ops) == 0 {
+		return now, nil
+	}
+	return now, commit()
+}
+
+// putPlace stores the items of a place, which change at a revision, and gives the operations that make them the place's: at
+// most half of what a transaction may have.
+func (s *Store) putPlace(ctx context.Context, p *InventoryPlace, revision int64) (ops []Op, err error) {
+	old, key, prefix := p.chunks, s.key("inventory/at", p.Scope, p.Kind), s.inventoryChunks(p.Scope, p.Kind)
+	if p.chunks = nil; len(p.Items) == 0 {
+		ops = append(ops, Op{Key: key, Delete: true})
+	} else {
+		p.Items = slices.Clone(p.Items)
+		for i := range p.Items {
+			if p.Items[i].Revision == 0 {
+				p.Items[i].Revision = revision
+			}
+		}
+		body, err := json.Marshal(p.Items)
+		if err != nil {
+			return nil, err
+		}
+		if p.chunks, err = s.putChunks(ctx, prefix, body, old); err != nil {
+			return nil, err
+		}
+		ops = append(ops, s.put(key, inventoryPlace{p.chunks}))
+	}
+	for _, d := range old {
+		if !slices.Contains(p.chunks, d) && len(ops) < MaxOps/2 { // the next one removes the rest
+			ops = append(ops, Op{Key: prefix + d, Delete: true})
+		}
+	}
+	return ops, nil
 }

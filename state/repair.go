@@ -103,6 +103,7 @@ func (s *Store) Damaged(ctx context.Context) ([]Damage, error) {
 		{PartEpoch, "epoch", new(epoch)},
 		{PartSecret, "secret-key", new(secretKey)},
 		{PartInventory, "inventory/head", new(inventoryHead)},
+		{PartInventory, "inventory/at/", new(inventoryPlace)},
 	} {
 		items, err := s.kv.List(ctx, s.key(p.prefix))
 		if err != nil {

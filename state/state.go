@@ -25,7 +25,9 @@
 //	cancel                     asks the holder of the lock to end its run
 //	audit/TIME-ID              who forced what, and why
 //	drift/latest, status       what the cloud reads back
-//	inventory/…                what was seen last of everything, with revisions
+//	inventory/at/SCOPE/KIND    what was seen last of everything, with revisions
+//	inventory/chunk/SCOPE/KIND/DIGEST
+//	inventory/head             the newest revision
 //	secret-key                 under which the values of secrets are digested, and from which the key of plan files is derived
 //
 // Every value that converge writes there for itself is a JSON object with its version in the field v and a checksum over
