@@ -8,7 +8,7 @@ import (
 	"google.golang.org/grpc/codes"
 
 	"converge.dev/converge/engine/plan"
-	"converge.dev/converge/providers/carbide/carbidesim"
+	"converge.dev/converge/internal/carbidesim"
 )
 
 // A moment is when a run is killed.

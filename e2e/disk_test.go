@@ -12,8 +12,8 @@ import (
 	"testing"
 	"time"
 
-	"converge.dev/converge/providers/carbide/carbidesim"
-	"converge.dev/converge/torture"
+	"converge.dev/converge/internal/carbidesim"
+	"converge.dev/converge/internal/torture"
 )
 
 // diskMiB is the size of the disk: etcd must find 64 MiB free when it starts.

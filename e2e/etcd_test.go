@@ -12,8 +12,8 @@ import (
 	"syscall"
 	"testing"
 
-	"converge.dev/converge/providers/carbide/carbidesim"
-	"converge.dev/converge/providers/carbide/carbidesim/devcert"
+	"converge.dev/converge/internal/carbidesim"
+	"converge.dev/converge/internal/carbidesim/devcert"
 	"converge.dev/converge/state"
 	"converge.dev/converge/state/etcd"
 )

@@ -8,8 +8,8 @@ import (
 	"strings"
 	"testing"
 
-	"converge.dev/converge/providers/carbide/carbidesim"
-	"converge.dev/converge/providers/ovs/ovstest"
+	"converge.dev/converge/internal/carbidesim"
+	"converge.dev/converge/internal/ovstest"
 )
 
 // Every example is a valid document and can be planned on an empty site.

@@ -9,7 +9,7 @@ import (
 	"strings"
 	"testing"
 
-	"converge.dev/converge/providers/carbide/carbidesim"
+	"converge.dev/converge/internal/carbidesim"
 )
 
 // Peerings and partitions are made, stay as they are, and go; also where the site never forgets a deleted NVLink

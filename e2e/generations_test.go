@@ -3,7 +3,7 @@ package e2e
 import (
 	"testing"
 
-	"converge.dev/converge/providers/carbide/carbidesim"
+	"converge.dev/converge/internal/carbidesim"
 )
 
 // TestGenerations brings a site about on servers of all generations. Whatever a server fills, the plan is empty afterwards,

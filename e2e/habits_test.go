@@ -12,8 +12,8 @@ import (
 
 	"golang.org/x/sys/unix"
 
-	"converge.dev/converge/providers/carbide/carbidesim"
-	"converge.dev/converge/providers/carbide/carbidesim/devcert"
+	"converge.dev/converge/internal/carbidesim"
+	"converge.dev/converge/internal/carbidesim/devcert"
 )
 
 // The exit statuses that scripts know from Terraform.

@@ -10,7 +10,7 @@ import (
 	"testing"
 
 	"converge.dev/converge/engine/plan"
-	"converge.dev/converge/providers/carbide/carbidesim"
+	"converge.dev/converge/internal/carbidesim"
 	"converge.dev/converge/schema/load"
 )
 

@@ -6,7 +6,7 @@ import (
 	"strings"
 	"testing"
 
-	"converge.dev/converge/providers/ovs/ovstest"
+	"converge.dev/converge/internal/ovstest"
 )
 
 // The site of examples/multi-file on two real switches and a simulated Carbide: it is made, changed behind converge's

@@ -16,8 +16,8 @@ import (
 	"testing"
 	"time"
 
-	"converge.dev/converge/providers/carbide/carbidesim"
-	"converge.dev/converge/torture"
+	"converge.dev/converge/internal/carbidesim"
+	"converge.dev/converge/internal/torture"
 )
 
 // A far side is a simulated Carbide site that is a process of its own, and keeps its world in a file.

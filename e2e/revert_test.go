@@ -12,7 +12,7 @@ import (
 	"google.golang.org/grpc/codes"
 
 	"converge.dev/converge/engine/plan"
-	"converge.dev/converge/providers/carbide/carbidesim"
+	"converge.dev/converge/internal/carbidesim"
 	"converge.dev/converge/providers/carbide/forge"
 )
 

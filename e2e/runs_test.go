@@ -7,7 +7,7 @@ import (
 
 	"google.golang.org/grpc/codes"
 
-	"converge.dev/converge/providers/carbide/carbidesim"
+	"converge.dev/converge/internal/carbidesim"
 )
 
 // A run that worked can be undone as a whole, later, as long as every step of it can.

@@ -22,8 +22,8 @@ import (
 	"time"
 
 	"converge.dev/converge/engine/plan"
-	"converge.dev/converge/providers/carbide/carbidesim"
-	"converge.dev/converge/providers/carbide/carbidesim/devcert"
+	"converge.dev/converge/internal/carbidesim"
+	"converge.dev/converge/internal/carbidesim/devcert"
 	"converge.dev/converge/providers/carbide/forge"
 )
 

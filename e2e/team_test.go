@@ -13,8 +13,8 @@ import (
 
 	"google.golang.org/grpc/codes"
 
-	"converge.dev/converge/providers/carbide/carbidesim"
-	"converge.dev/converge/torture"
+	"converge.dev/converge/internal/carbidesim"
+	"converge.dev/converge/internal/torture"
 )
 
 // ended is a line about a step that was carried out.

@@ -27,5 +27,5 @@ if [ "$CONVERGE_TORTURE" = nightly ]; then # what chance finds judges no push
 fi
 step "seeded bugs" e2e/mutants/run.sh
 echo "── figures ($(($(date +%s) - begun)) s)"
-go run ./torture/table "$CONVERGE_TORTURE_REPORT" || status=1
+go run ./internal/torture/table "$CONVERGE_TORTURE_REPORT" || status=1
 exit $status

@@ -6,8 +6,8 @@ import (
 	"testing"
 
 	"converge.dev/converge/engine"
-	"converge.dev/converge/engine/enginetest"
 	"converge.dev/converge/engine/plan"
+	"converge.dev/converge/internal/enginetest"
 	"converge.dev/converge/state"
 	"converge.dev/converge/state/etcd"
 )

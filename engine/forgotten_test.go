@@ -7,8 +7,8 @@ import (
 	"time"
 
 	"converge.dev/converge/engine"
-	"converge.dev/converge/engine/enginetest"
 	"converge.dev/converge/engine/plan"
+	"converge.dev/converge/internal/enginetest"
 	"converge.dev/converge/schema"
 	"converge.dev/converge/state"
 )

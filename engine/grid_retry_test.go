@@ -9,12 +9,12 @@ import (
 
 	"converge.dev/converge/engine"
 	"converge.dev/converge/engine/apply"
-	"converge.dev/converge/engine/enginetest"
 	"converge.dev/converge/engine/plan"
+	"converge.dev/converge/internal/enginetest"
+	"converge.dev/converge/internal/torture"
 	"converge.dev/converge/providers"
 	"converge.dev/converge/providers/fake"
 	"converge.dev/converge/state"
-	"converge.dev/converge/torture"
 )
 
 // gridCalls applies a plan that creates one host, whose create meets a fault, and gives at which times it was called, and

@@ -8,14 +8,14 @@ import (
 	"time"
 
 	"converge.dev/converge/engine"
-	"converge.dev/converge/engine/enginetest"
 	"converge.dev/converge/engine/plan"
+	"converge.dev/converge/internal/enginetest"
+	"converge.dev/converge/internal/torture"
 	"converge.dev/converge/providers"
 	"converge.dev/converge/providers/fake"
 	"converge.dev/converge/schema"
 	"converge.dev/converge/state"
 	"converge.dev/converge/state/mem"
-	"converge.dev/converge/torture"
 )
 
 // gridStrays gives the ids that a look for drift reports as strays.

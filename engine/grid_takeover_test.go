@@ -7,13 +7,13 @@ import (
 	"time"
 
 	"converge.dev/converge/engine"
-	"converge.dev/converge/engine/enginetest"
 	"converge.dev/converge/engine/plan"
+	"converge.dev/converge/internal/enginetest"
+	"converge.dev/converge/internal/torture"
 	"converge.dev/converge/providers"
 	"converge.dev/converge/providers/fake"
 	"converge.dev/converge/state"
 	"converge.dev/converge/state/mem"
-	"converge.dev/converge/torture"
 )
 
 // gridQuarantine is how long nothing is deleted blindly after a takeover: the TTL of the lock, the longest call, and 5 s.

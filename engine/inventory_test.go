@@ -7,7 +7,7 @@ import (
 	"time"
 
 	"converge.dev/converge/engine"
-	"converge.dev/converge/engine/enginetest"
+	"converge.dev/converge/internal/enginetest"
 	"converge.dev/converge/providers"
 	"converge.dev/converge/providers/fake"
 	"converge.dev/converge/schema"

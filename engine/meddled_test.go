@@ -10,14 +10,14 @@ import (
 
 	"converge.dev/converge/engine"
 	"converge.dev/converge/engine/apply"
-	"converge.dev/converge/engine/enginetest"
 	"converge.dev/converge/engine/event"
 	"converge.dev/converge/engine/plan"
+	"converge.dev/converge/internal/enginetest"
+	"converge.dev/converge/internal/torture"
 	"converge.dev/converge/providers"
 	"converge.dev/converge/providers/fake"
 	"converge.dev/converge/schema"
 	"converge.dev/converge/state"
-	"converge.dev/converge/torture"
 )
 
 // A meddler changes one thing between two steps of a run, in a field that documents state or in one that they do not.

@@ -4,8 +4,8 @@ import (
 	"context"
 	"testing"
 
-	"converge.dev/converge/engine/enginetest"
 	"converge.dev/converge/engine/plan"
+	"converge.dev/converge/internal/enginetest"
 	"converge.dev/converge/schema"
 	"converge.dev/converge/state"
 )

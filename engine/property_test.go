@@ -14,14 +14,14 @@ import (
 
 	"converge.dev/converge/engine"
 	"converge.dev/converge/engine/apply"
-	"converge.dev/converge/engine/enginetest"
 	"converge.dev/converge/engine/event"
 	"converge.dev/converge/engine/plan"
+	"converge.dev/converge/internal/enginetest"
+	"converge.dev/converge/internal/torture"
 	"converge.dev/converge/providers"
 	"converge.dev/converge/providers/fake"
 	"converge.dev/converge/schema"
 	"converge.dev/converge/state"
-	"converge.dev/converge/torture"
 )
 
 // site draws a document: any subset of a fixed set of names, with references that exist.

@@ -17,7 +17,7 @@ import (
 	"converge.dev/converge/engine/event"
 	"converge.dev/converge/engine/journal"
 	"converge.dev/converge/engine/plan"
-	"converge.dev/converge/failpoint"
+	"converge.dev/converge/internal/failpoint"
 	"converge.dev/converge/providers"
 	"converge.dev/converge/schema"
 	"converge.dev/converge/state"

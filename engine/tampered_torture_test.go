@@ -12,11 +12,11 @@ import (
 	"testing"
 
 	"converge.dev/converge/engine"
-	"converge.dev/converge/engine/enginetest"
 	"converge.dev/converge/engine/journal"
 	"converge.dev/converge/engine/plan"
+	"converge.dev/converge/internal/enginetest"
+	"converge.dev/converge/internal/torture"
 	"converge.dev/converge/state"
-	"converge.dev/converge/torture"
 )
 
 // manglings are the ways to change a plan file, by name. Each gets the bytes of the plan and returns others.

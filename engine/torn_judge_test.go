@@ -10,8 +10,8 @@ import (
 	"strings"
 	"testing"
 
-	"converge.dev/converge/engine/enginetest"
 	"converge.dev/converge/engine/plan"
+	"converge.dev/converge/internal/enginetest"
 	"converge.dev/converge/schema"
 	"converge.dev/converge/state"
 )

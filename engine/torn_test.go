@@ -15,11 +15,11 @@ import (
 	"time"
 
 	"converge.dev/converge/engine"
-	"converge.dev/converge/engine/enginetest"
 	"converge.dev/converge/engine/journal"
 	"converge.dev/converge/engine/plan"
+	"converge.dev/converge/internal/enginetest"
+	"converge.dev/converge/internal/torture"
 	"converge.dev/converge/state"
-	"converge.dev/converge/torture"
 )
 
 // A verdict is what an operation on a damaged store must do.

@@ -9,8 +9,8 @@ import (
 
 	"converge.dev/converge/engine"
 	"converge.dev/converge/engine/apply"
-	"converge.dev/converge/engine/enginetest"
 	"converge.dev/converge/engine/plan"
+	"converge.dev/converge/internal/enginetest"
 	"converge.dev/converge/providers"
 	"converge.dev/converge/providers/fake"
 	"converge.dev/converge/schema"

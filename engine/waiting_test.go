@@ -8,9 +8,9 @@ import (
 	"time"
 
 	"converge.dev/converge/engine"
-	"converge.dev/converge/engine/enginetest"
 	"converge.dev/converge/engine/event"
 	"converge.dev/converge/engine/plan"
+	"converge.dev/converge/internal/enginetest"
 	"converge.dev/converge/providers/fake"
 )
 

@@ -11,7 +11,7 @@ import (
 
 	"github.com/google/uuid"
 
-	"converge.dev/converge/failpoint"
+	"converge.dev/converge/internal/failpoint"
 	"converge.dev/converge/schema"
 )
 

@@ -20,7 +20,7 @@ import (
 	"syscall"
 	"time"
 
-	"converge.dev/converge/schema/load/loadtest"
+	"converge.dev/converge/internal/loadtest"
 )
 
 var (

@@ -13,9 +13,9 @@ import (
 	"testing"
 	"time"
 
-	"converge.dev/converge/failpoint"
+	"converge.dev/converge/internal/failpoint"
+	"converge.dev/converge/internal/torture"
 	"converge.dev/converge/state"
-	"converge.dev/converge/torture"
 )
 
 // sample are the points that every test run tries.

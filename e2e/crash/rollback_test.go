@@ -9,8 +9,8 @@ import (
 	"testing"
 
 	"converge.dev/converge/engine/plan"
+	"converge.dev/converge/internal/torture"
 	"converge.dev/converge/state"
-	"converge.dev/converge/torture"
 )
 
 // Wherever a rollback to a step is killed, and its recovery is killed, the run comes to that step: not further back, and not

@@ -10,8 +10,8 @@ import (
 
 	"google.golang.org/grpc/codes"
 
-	"converge.dev/converge/providers/carbide/carbidesim"
-	"converge.dev/converge/torture"
+	"converge.dev/converge/internal/carbidesim"
+	"converge.dev/converge/internal/torture"
 )
 
 // Documents with and without more keysets than the provider has slots: most steps wait for one, with their intents written.

@@ -19,11 +19,11 @@ import (
 
 	"converge.dev/converge/engine/journal"
 	"converge.dev/converge/engine/plan"
-	"converge.dev/converge/failpoint"
-	"converge.dev/converge/providers/carbide/carbidesim"
+	"converge.dev/converge/internal/carbidesim"
+	"converge.dev/converge/internal/failpoint"
+	"converge.dev/converge/internal/torture"
 	"converge.dev/converge/state"
 	"converge.dev/converge/state/etcd"
-	"converge.dev/converge/torture"
 )
 
 // A scenario is a plan on the simulated Carbide service.

@@ -11,8 +11,8 @@ import (
 	"testing"
 	"time"
 
-	"converge.dev/converge/providers/ovs/ovstest"
-	"converge.dev/converge/torture"
+	"converge.dev/converge/internal/ovstest"
+	"converge.dev/converge/internal/torture"
 )
 
 // A process that stood still while it changed a real switch, and was replaced twice, changes nothing there when it wakes:

@@ -5,7 +5,7 @@ import (
 
 	"google.golang.org/grpc/codes"
 
-	"converge.dev/converge/providers/carbide/carbidesim"
+	"converge.dev/converge/internal/carbidesim"
 )
 
 // A fault is what goes wrong when the step of x begins.

@@ -11,9 +11,9 @@ import (
 	"testing/synctest"
 	"time"
 
+	"converge.dev/converge/internal/torture"
 	"converge.dev/converge/providers"
 	"converge.dev/converge/state"
-	"converge.dev/converge/torture"
 )
 
 // A script is a scene that was played without a fault.

@@ -6,7 +6,7 @@ import (
 	"testing"
 	"testing/synctest"
 
-	"converge.dev/converge/engine/enginetest"
+	"converge.dev/converge/internal/enginetest"
 	"converge.dev/converge/schema"
 	"converge.dev/converge/state"
 )

@@ -8,9 +8,9 @@ import (
 	"testing/synctest"
 
 	"converge.dev/converge/engine/plan"
-	"converge.dev/converge/providers/carbide/carbidesim"
+	"converge.dev/converge/internal/carbidesim"
+	"converge.dev/converge/internal/torture"
 	"converge.dev/converge/state"
-	"converge.dev/converge/torture"
 )
 
 // E: a list that is older than what was made, and one of which a part is missing, do not make a recorded thing gone: the

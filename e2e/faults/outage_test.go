@@ -16,9 +16,9 @@ import (
 
 	"converge.dev/converge/engine"
 	"converge.dev/converge/engine/plan"
-	"converge.dev/converge/providers/carbide/carbidesim"
+	"converge.dev/converge/internal/carbidesim"
+	"converge.dev/converge/internal/torture"
 	"converge.dev/converge/state"
-	"converge.dev/converge/torture"
 )
 
 // An outage begins when a call of an apply arrives: all connections break, that call's too, and nobody listens for a while;

@@ -7,7 +7,7 @@ import (
 	"sync"
 	"testing"
 
-	"converge.dev/converge/providers/carbide/carbidesim"
+	"converge.dev/converge/internal/carbidesim"
 	"converge.dev/converge/schema"
 	"converge.dev/converge/schema/load"
 )

@@ -15,10 +15,10 @@ import (
 	"google.golang.org/protobuf/reflect/protoreflect"
 
 	"converge.dev/converge/engine/plan"
-	"converge.dev/converge/providers/carbide/carbidesim"
+	"converge.dev/converge/internal/carbidesim"
+	"converge.dev/converge/internal/torture"
 	"converge.dev/converge/schema"
 	"converge.dev/converge/schema/load"
-	"converge.dev/converge/torture"
 )
 
 // everything is a site with every kind, whose resources say all that the site will take.

@@ -10,7 +10,7 @@ import (
 	"testing"
 	"time"
 
-	"converge.dev/converge/torture"
+	"converge.dev/converge/internal/torture"
 )
 
 // What refusing a document may take.

@@ -12,9 +12,9 @@ import (
 	"sync"
 	"testing"
 
+	"converge.dev/converge/internal/torture"
 	"converge.dev/converge/schema"
 	"converge.dev/converge/schema/load"
-	"converge.dev/converge/torture"
 )
 
 // placeholder stands in a template for the hostile text. It is in no document and fits no grammar by chance.

@@ -17,18 +17,18 @@ import (
 	"google.golang.org/protobuf/reflect/protoreflect"
 
 	"converge.dev/converge/engine"
+	"converge.dev/converge/internal/carbidesim"
+	"converge.dev/converge/internal/ovstest"
+	"converge.dev/converge/internal/torture"
 	"converge.dev/converge/providers"
 	"converge.dev/converge/providers/carbide"
-	"converge.dev/converge/providers/carbide/carbidesim"
 	"converge.dev/converge/providers/carbide/forge"
 	"converge.dev/converge/providers/ovs"
-	"converge.dev/converge/providers/ovs/ovstest"
 	"converge.dev/converge/providers/ovs/vswitch"
 	"converge.dev/converge/schema"
 	"converge.dev/converge/schema/load"
 	"converge.dev/converge/state"
 	"converge.dev/converge/state/mem"
-	"converge.dev/converge/torture"
 )
 
 // An expectation is what the far side must hold of one resource of a batch.

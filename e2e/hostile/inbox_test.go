@@ -7,9 +7,9 @@ import (
 	"strings"
 	"testing"
 
+	"converge.dev/converge/internal/torture"
 	"converge.dev/converge/state"
 	"converge.dev/converge/state/etcd"
-	"converge.dev/converge/torture"
 )
 
 // TestTortureInbox proves E5: it lets a cloud leave documents in the store with its own client, past every check of ours. The site takes

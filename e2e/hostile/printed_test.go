@@ -9,7 +9,7 @@ import (
 	"strings"
 	"testing"
 
-	"converge.dev/converge/torture"
+	"converge.dev/converge/internal/torture"
 )
 
 // TestTortureHostileText lets the program itself say what is wrong with hostile names, on a terminal's and on a program's

@@ -19,13 +19,13 @@ import (
 	"converge.dev/converge/engine/apply"
 	"converge.dev/converge/engine/plan"
 	"converge.dev/converge/engine/secret"
+	"converge.dev/converge/internal/torture"
 	"converge.dev/converge/providers"
 	"converge.dev/converge/providers/fake"
 	"converge.dev/converge/schema"
 	"converge.dev/converge/schema/load"
 	"converge.dev/converge/state"
 	"converge.dev/converge/state/mem"
-	"converge.dev/converge/torture"
 )
 
 // foundSecret is what every variable of the environment holds; no message has it by chance.

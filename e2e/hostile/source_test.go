@@ -17,7 +17,7 @@ import (
 	"strings"
 	"testing"
 
-	"converge.dev/converge/torture"
+	"converge.dev/converge/internal/torture"
 )
 
 const module = "converge.dev/converge"

@@ -8,7 +8,7 @@ import (
 	"sync"
 	"testing"
 
-	"converge.dev/converge/torture"
+	"converge.dev/converge/internal/torture"
 )
 
 const linkDocument = bombHead + `,"carbide":{"tenant":{"acme":{}},"vpc":{"prod":{"tenant":"acme"}}}}`

@@ -11,9 +11,9 @@ import (
 	"strings"
 	"testing"
 
+	"converge.dev/converge/internal/torture"
 	"converge.dev/converge/schema"
 	"converge.dev/converge/state"
-	"converge.dev/converge/torture"
 )
 
 // The canaries: what each stands for, and characters that encodings treat differently.

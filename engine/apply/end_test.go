@@ -9,10 +9,10 @@ import (
 	"time"
 
 	"converge.dev/converge/engine/apply"
-	"converge.dev/converge/engine/enginetest"
 	"converge.dev/converge/engine/event"
 	"converge.dev/converge/engine/journal"
 	"converge.dev/converge/engine/plan"
+	"converge.dev/converge/internal/enginetest"
 	"converge.dev/converge/providers"
 	"converge.dev/converge/schema"
 	"converge.dev/converge/state"

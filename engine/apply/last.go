@@ -11,7 +11,7 @@ import (
 
 	"converge.dev/converge/engine/event"
 	"converge.dev/converge/engine/plan"
-	"converge.dev/converge/failpoint"
+	"converge.dev/converge/internal/failpoint"
 	"converge.dev/converge/providers"
 	"converge.dev/converge/state"
 )

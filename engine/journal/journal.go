@@ -26,7 +26,7 @@ import (
 	"time"
 
 	"converge.dev/converge/engine/plan"
-	"converge.dev/converge/failpoint"
+	"converge.dev/converge/internal/failpoint"
 	"converge.dev/converge/providers"
 	"converge.dev/converge/schema"
 	"converge.dev/converge/state"

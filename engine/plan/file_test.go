@@ -8,8 +8,8 @@ import (
 	"strings"
 	"testing"
 
-	"converge.dev/converge/engine/enginetest"
 	"converge.dev/converge/engine/plan"
+	"converge.dev/converge/internal/enginetest"
 )
 
 func somePlan(t testing.TB) *plan.Plan {

@@ -12,8 +12,8 @@ import (
 	"github.com/google/uuid"
 	"github.com/rogpeppe/go-internal/txtar"
 
-	"converge.dev/converge/engine/enginetest"
 	"converge.dev/converge/engine/plan"
+	"converge.dev/converge/internal/enginetest"
 	"converge.dev/converge/providers"
 	"converge.dev/converge/providers/fake"
 	"converge.dev/converge/schema"

@@ -13,7 +13,7 @@ import (
 	"unicode/utf8"
 
 	"converge.dev/converge/engine/secret/sealed"
-	"converge.dev/converge/files"
+	"converge.dev/converge/internal/files"
 	"converge.dev/converge/schema"
 )
 

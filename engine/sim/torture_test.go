@@ -10,7 +10,7 @@ import (
 	"testing"
 	"testing/synctest"
 
-	"converge.dev/converge/torture"
+	"converge.dev/converge/internal/torture"
 )
 
 var seedFlag = flag.Uint64("sim.seed", 0, "play this seed alone, and tell what happens")

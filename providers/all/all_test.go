@@ -15,9 +15,9 @@ import (
 	"sync/atomic"
 	"testing"
 
+	"converge.dev/converge/internal/carbidesim"
+	"converge.dev/converge/internal/ovstest"
 	"converge.dev/converge/providers"
-	"converge.dev/converge/providers/carbide/carbidesim"
-	"converge.dev/converge/providers/ovs/ovstest"
 	"converge.dev/converge/schema"
 	"converge.dev/converge/schema/load"
 	"go.yaml.in/yaml/v3"

@@ -3,7 +3,7 @@ package carbide_test
 import (
 	"testing"
 
-	"converge.dev/converge/providers/carbide/carbidesim"
+	"converge.dev/converge/internal/carbidesim"
 )
 
 func BenchmarkObserve(b *testing.B) {

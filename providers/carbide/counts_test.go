@@ -9,8 +9,8 @@ import (
 	"testing"
 	"time"
 
+	"converge.dev/converge/internal/carbidesim"
 	"converge.dev/converge/providers/carbide"
-	"converge.dev/converge/providers/carbide/carbidesim"
 )
 
 // atOnce is how many calls go at the same time in these tests.

@@ -14,10 +14,10 @@ import (
 
 	"google.golang.org/grpc/metadata"
 
+	"converge.dev/converge/internal/carbidesim"
+	"converge.dev/converge/internal/carbidesim/devcert"
 	"converge.dev/converge/providers"
 	"converge.dev/converge/providers/carbide"
-	"converge.dev/converge/providers/carbide/carbidesim"
-	"converge.dev/converge/providers/carbide/carbidesim/devcert"
 	"converge.dev/converge/schema"
 )
 

@@ -6,9 +6,9 @@ import (
 	"log"
 	"net"
 
+	"converge.dev/converge/internal/carbidesim"
 	"converge.dev/converge/providers"
 	"converge.dev/converge/providers/carbide"
-	"converge.dev/converge/providers/carbide/carbidesim"
 	"converge.dev/converge/schema"
 )
 

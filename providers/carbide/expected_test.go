@@ -4,7 +4,7 @@ import (
 	"strings"
 	"testing"
 
-	"converge.dev/converge/providers/carbide/carbidesim"
+	"converge.dev/converge/internal/carbidesim"
 	"converge.dev/converge/schema"
 )
 

@@ -8,9 +8,9 @@ import (
 	"github.com/google/go-cmp/cmp"
 	"google.golang.org/grpc/codes"
 
+	"converge.dev/converge/internal/carbidesim"
+	"converge.dev/converge/internal/providertest"
 	"converge.dev/converge/providers"
-	"converge.dev/converge/providers/carbide/carbidesim"
-	"converge.dev/converge/providers/providertest"
 	"converge.dev/converge/schema"
 	"converge.dev/converge/schema/load"
 )

@@ -6,8 +6,8 @@ import (
 
 	"google.golang.org/grpc/codes"
 
+	"converge.dev/converge/internal/carbidesim"
 	"converge.dev/converge/providers"
-	"converge.dev/converge/providers/carbide/carbidesim"
 	"converge.dev/converge/providers/carbide/forge"
 	"converge.dev/converge/schema"
 )

@@ -11,9 +11,9 @@ import (
 	"google.golang.org/grpc/codes"
 	"google.golang.org/grpc/test/bufconn"
 
+	"converge.dev/converge/internal/carbidesim"
 	"converge.dev/converge/providers"
 	"converge.dev/converge/providers/carbide"
-	"converge.dev/converge/providers/carbide/carbidesim"
 	"converge.dev/converge/providers/carbide/forge"
 	"converge.dev/converge/schema"
 )

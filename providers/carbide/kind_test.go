@@ -13,9 +13,9 @@ import (
 	"google.golang.org/protobuf/proto"
 	"google.golang.org/protobuf/reflect/protoreflect"
 
+	"converge.dev/converge/internal/carbidesim"
 	"converge.dev/converge/providers"
 	"converge.dev/converge/providers/carbide"
-	"converge.dev/converge/providers/carbide/carbidesim"
 	"converge.dev/converge/providers/carbide/forge"
 	"converge.dev/converge/schema"
 )

@@ -8,10 +8,10 @@ import (
 	"testing"
 	"time"
 
+	"converge.dev/converge/internal/carbidesim"
+	"converge.dev/converge/internal/providertest"
 	"converge.dev/converge/providers"
-	"converge.dev/converge/providers/carbide/carbidesim"
 	"converge.dev/converge/providers/carbide/forge"
-	"converge.dev/converge/providers/providertest"
 	"converge.dev/converge/schema"
 	"converge.dev/converge/schema/load"
 )

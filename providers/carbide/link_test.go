@@ -19,9 +19,9 @@ import (
 	"google.golang.org/grpc/credentials"
 	"google.golang.org/grpc/peer"
 
+	"converge.dev/converge/internal/carbidesim"
+	"converge.dev/converge/internal/carbidesim/devcert"
 	"converge.dev/converge/providers/carbide"
-	"converge.dev/converge/providers/carbide/carbidesim"
-	"converge.dev/converge/providers/carbide/carbidesim/devcert"
 	"converge.dev/converge/schema"
 )
 

@@ -10,9 +10,9 @@ import (
 	"sync/atomic"
 	"testing"
 
+	"converge.dev/converge/internal/carbidesim"
 	"converge.dev/converge/providers"
 	"converge.dev/converge/providers/carbide"
-	"converge.dev/converge/providers/carbide/carbidesim"
 	"converge.dev/converge/schema"
 )
 

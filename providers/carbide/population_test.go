@@ -7,8 +7,8 @@ import (
 
 	"google.golang.org/protobuf/proto"
 
+	"converge.dev/converge/internal/carbidesim"
 	"converge.dev/converge/providers"
-	"converge.dev/converge/providers/carbide/carbidesim"
 	"converge.dev/converge/providers/carbide/forge"
 	"converge.dev/converge/schema"
 )

@@ -5,7 +5,7 @@ import (
 
 	"google.golang.org/grpc/codes"
 
-	"converge.dev/converge/providers/carbide/carbidesim"
+	"converge.dev/converge/internal/carbidesim"
 	"converge.dev/converge/providers/carbide/forge"
 	"converge.dev/converge/schema"
 )

@@ -13,7 +13,7 @@ import (
 	"strings"
 	"time"
 
-	"converge.dev/converge/files"
+	"converge.dev/converge/internal/files"
 )
 
 // TLS says how the two sides know each other. Files are PEM. They may be replaced at any time, one after the other: what

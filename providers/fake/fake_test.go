@@ -11,9 +11,9 @@ import (
 	"testing/synctest"
 	"time"
 
+	"converge.dev/converge/internal/providertest"
 	"converge.dev/converge/providers"
 	"converge.dev/converge/providers/fake"
-	"converge.dev/converge/providers/providertest"
 	"converge.dev/converge/schema"
 )
 

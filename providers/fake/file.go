@@ -12,7 +12,7 @@ import (
 	"os"
 	"slices"
 
-	"converge.dev/converge/files"
+	"converge.dev/converge/internal/files"
 	"converge.dev/converge/schema"
 )
 

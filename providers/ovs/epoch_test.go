@@ -3,9 +3,9 @@ package ovs_test
 import (
 	"testing"
 
+	"converge.dev/converge/internal/ovstest"
 	"converge.dev/converge/providers"
 	"converge.dev/converge/providers/ovs"
-	"converge.dev/converge/providers/ovs/ovstest"
 	"converge.dev/converge/schema"
 )
 

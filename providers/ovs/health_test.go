@@ -5,9 +5,9 @@ import (
 	"testing"
 	"time"
 
+	"converge.dev/converge/internal/ovstest"
 	"converge.dev/converge/providers"
 	"converge.dev/converge/providers/ovs"
-	"converge.dev/converge/providers/ovs/ovstest"
 	"converge.dev/converge/schema"
 )
 

@@ -6,11 +6,11 @@ import (
 	"strings"
 	"testing"
 
+	"converge.dev/converge/internal/ovstest"
+	"converge.dev/converge/internal/providertest"
 	"converge.dev/converge/providers"
 	"converge.dev/converge/providers/ovs"
-	"converge.dev/converge/providers/ovs/ovstest"
 	"converge.dev/converge/providers/ovs/vswitch"
-	"converge.dev/converge/providers/providertest"
 	"converge.dev/converge/schema"
 	"github.com/google/go-cmp/cmp"
 	"github.com/ovn-org/libovsdb/ovsdb"

@@ -13,10 +13,10 @@ import (
 	"testing"
 	"time"
 
+	"converge.dev/converge/internal/ovstest"
+	"converge.dev/converge/internal/providertest"
 	"converge.dev/converge/providers"
 	"converge.dev/converge/providers/ovs"
-	"converge.dev/converge/providers/ovs/ovstest"
-	"converge.dev/converge/providers/providertest"
 	"converge.dev/converge/schema"
 	"converge.dev/converge/schema/load"
 )

@@ -11,7 +11,7 @@ import (
 	"sync"
 	"testing"
 
-	"converge.dev/converge/providers/ovs/ovstest"
+	"converge.dev/converge/internal/ovstest"
 )
 
 // A fate is what becomes of a transaction on its way.

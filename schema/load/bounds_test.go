@@ -6,7 +6,7 @@ import (
 	"strings"
 	"testing"
 
-	"converge.dev/converge/schema/load/loadtest"
+	"converge.dev/converge/internal/loadtest"
 )
 
 // TestInboxBounds lets a document be as large as the bounds of the inbox say, and not larger.

@@ -11,7 +11,7 @@ import (
 
 	"github.com/google/go-cmp/cmp"
 
-	"converge.dev/converge/schema/load/loadtest"
+	"converge.dev/converge/internal/loadtest"
 )
 
 // TestChildIsTheSame evaluates good and bad sources in a child and in this process.

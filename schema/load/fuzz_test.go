@@ -17,8 +17,8 @@ import (
 
 	"converge.dev/converge/e2e/hostile/budget"
 	"converge.dev/converge/e2e/hostile/fuzzed"
+	"converge.dev/converge/internal/loadtest"
 	"converge.dev/converge/schema"
-	"converge.dev/converge/schema/load/loadtest"
 )
 
 // documents are small documents, good and bad, for all that reads documents.

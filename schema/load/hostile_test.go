@@ -12,7 +12,7 @@ import (
 	"syscall"
 	"testing"
 
-	"converge.dev/converge/schema/load/loadtest"
+	"converge.dev/converge/internal/loadtest"
 )
 
 const hostileHead = `{"apiVersion":"converge.dev/v1","site":{"name":"x","id":"` + loadtest.SiteID + `"}`

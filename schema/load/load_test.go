@@ -14,8 +14,8 @@ import (
 
 	"github.com/google/go-cmp/cmp"
 
+	"converge.dev/converge/internal/loadtest"
 	"converge.dev/converge/schema"
-	"converge.dev/converge/schema/load/loadtest"
 )
 
 // embedded compiles the embedded schema.

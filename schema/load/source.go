@@ -13,7 +13,7 @@ import (
 
 	"github.com/go-json-experiment/json/jsontext"
 
-	"converge.dev/converge/files"
+	"converge.dev/converge/internal/files"
 	"converge.dev/converge/schema"
 )
 

@@ -11,7 +11,7 @@ import (
 	"time"
 	"unicode/utf8"
 
-	"converge.dev/converge/files"
+	"converge.dev/converge/internal/files"
 )
 
 // A tree is the part of the file system that a folder of CUE may be read from: its module, which is the nearest folder

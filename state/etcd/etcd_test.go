@@ -5,9 +5,9 @@ import (
 	"encoding/hex"
 	"testing"
 
+	"converge.dev/converge/internal/statetest"
 	"converge.dev/converge/state"
 	"converge.dev/converge/state/etcd"
-	"converge.dev/converge/state/statetest"
 )
 
 func open(t testing.TB, dir string) state.KV {

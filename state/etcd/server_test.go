@@ -19,9 +19,9 @@ import (
 	"testing"
 	"time"
 
+	"converge.dev/converge/internal/statetest"
 	"converge.dev/converge/state"
 	"converge.dev/converge/state/etcd"
-	"converge.dev/converge/state/statetest"
 )
 
 // program finds a program of a Debian package. Without it the test is skipped, unless the run promised real systems.

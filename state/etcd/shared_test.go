@@ -16,8 +16,8 @@ import (
 	"testing"
 	"time"
 
+	"converge.dev/converge/internal/statetest"
 	"converge.dev/converge/state"
-	"converge.dev/converge/state/statetest"
 )
 
 // holding starts another process that opens the directory, takes the lock of site s, and waits.

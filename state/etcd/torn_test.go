@@ -23,10 +23,10 @@ import (
 
 	bolt "go.etcd.io/bbolt"
 
+	"converge.dev/converge/internal/torture"
 	"converge.dev/converge/schema"
 	"converge.dev/converge/state"
 	"converge.dev/converge/state/etcd"
-	"converge.dev/converge/torture"
 )
 
 // What the other process of these tests does is said in its environment. It is a process of its own because it is killed, and

@@ -3,9 +3,9 @@ package mem_test
 import (
 	"testing"
 
+	"converge.dev/converge/internal/statetest"
 	"converge.dev/converge/state"
 	"converge.dev/converge/state/mem"
-	"converge.dev/converge/state/statetest"
 )
 
 func TestLaws(t *testing.T) {

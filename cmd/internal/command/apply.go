@@ -18,7 +18,7 @@ import (
 	"converge.dev/converge/engine/apply"
 	"converge.dev/converge/engine/journal"
 	"converge.dev/converge/engine/plan"
-	"converge.dev/converge/files"
+	"converge.dev/converge/internal/files"
 	"converge.dev/converge/schema"
 	"converge.dev/converge/schema/load"
 	"converge.dev/converge/state"

@@ -17,9 +17,9 @@ import (
 	"github.com/spf13/cobra"
 
 	"converge.dev/converge/cmd/internal/view"
-	"converge.dev/converge/files"
-	"converge.dev/converge/providers/carbide/carbidesim"
-	"converge.dev/converge/providers/carbide/carbidesim/devcert"
+	"converge.dev/converge/internal/carbidesim"
+	"converge.dev/converge/internal/carbidesim/devcert"
+	"converge.dev/converge/internal/files"
 )
 
 func (a *app) devCommand() *cobra.Command {

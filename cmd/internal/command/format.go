@@ -15,7 +15,7 @@ import (
 
 	"converge.dev/converge/cmd/internal/nearest"
 	"converge.dev/converge/cmd/internal/view"
-	"converge.dev/converge/files"
+	"converge.dev/converge/internal/files"
 	"converge.dev/converge/schema/load"
 )
 

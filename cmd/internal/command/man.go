@@ -10,7 +10,7 @@ import (
 	"github.com/spf13/cobra"
 	"github.com/spf13/pflag"
 
-	"converge.dev/converge/files"
+	"converge.dev/converge/internal/files"
 )
 
 func (a *app) manCommand() *cobra.Command {

@@ -15,7 +15,7 @@ import (
 	"converge.dev/converge/cmd/internal/view"
 	"converge.dev/converge/engine"
 	"converge.dev/converge/engine/plan"
-	"converge.dev/converge/files"
+	"converge.dev/converge/internal/files"
 	"converge.dev/converge/schema"
 )
 

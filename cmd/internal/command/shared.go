@@ -17,7 +17,7 @@ import (
 
 	"converge.dev/converge/cmd/internal/nearest"
 	"converge.dev/converge/cmd/internal/view"
-	"converge.dev/converge/files"
+	"converge.dev/converge/internal/files"
 	"converge.dev/converge/schema"
 	"converge.dev/converge/schema/load"
 	"converge.dev/converge/state/etcd"

@@ -17,11 +17,11 @@ import (
 	"converge.dev/converge/cmd/internal/config"
 	"converge.dev/converge/engine"
 	"converge.dev/converge/engine/plan"
+	"converge.dev/converge/internal/torture"
 	"converge.dev/converge/schema"
 	"converge.dev/converge/schema/signed"
 	"converge.dev/converge/state"
 	"converge.dev/converge/state/mem"
-	"converge.dev/converge/torture"
 )
 
 func keyOf(seed byte) ed25519.PrivateKey {

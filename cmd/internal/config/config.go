@@ -22,7 +22,7 @@ import (
 
 	"converge.dev/converge/cmd/internal/nearest"
 	"converge.dev/converge/engine/plan"
-	"converge.dev/converge/files"
+	"converge.dev/converge/internal/files"
 	"converge.dev/converge/providers/all"
 	"converge.dev/converge/providers/carbide"
 	"converge.dev/converge/schema/signed"

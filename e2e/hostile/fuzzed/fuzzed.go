@@ -15,7 +15,7 @@ import (
 	"slices"
 	"testing"
 
-	"converge.dev/converge/torture"
+	"converge.dev/converge/internal/torture"
 )
 
 // F is a fuzz test that changes its own seeds.

@@ -201,7 +201,7 @@ func TestMust(t *testing.T) {
 	if len(musts) != 22 {
 		t.Errorf("%d lines, the facts have 22", len(musts))
 	}
-	here, there := testsIn(t, "."), testsIn(t, "..")
+	here, there := testsIn(t, "."), testsIn(t, "../../providers/carbide")
 	used := map[string]bool{}
 	for _, m := range musts {
 		if len(m.clauses) == 0 {

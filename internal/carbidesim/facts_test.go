@@ -31,7 +31,7 @@ type facts struct {
 
 func readFacts(t *testing.T) facts {
 	t.Helper()
-	b, err := os.ReadFile("../forge/testdata/forge-wire.json")
+	b, err := os.ReadFile("../../providers/carbide/forge/testdata/forge-wire.json")
 	if err != nil {
 		t.Fatal(err)
 	}

@@ -7,9 +7,9 @@ import (
 	"testing"
 	"time"
 
+	"converge.dev/converge/internal/cluster"
 	"converge.dev/converge/state"
 	"converge.dev/converge/state/etcd"
-	"converge.dev/converge/state/etcd/cluster"
 )
 
 // TestMain lets the test binary be a member.

@@ -9,11 +9,11 @@ import (
 	"testing"
 	"time"
 
+	"converge.dev/converge/internal/cluster"
+	"converge.dev/converge/internal/torture"
 	"converge.dev/converge/state"
 	"converge.dev/converge/state/etcd"
-	"converge.dev/converge/state/etcd/cluster"
 	"converge.dev/converge/state/mem"
-	"converge.dev/converge/torture"
 )
 
 // clients is how many there are at once, of the keys and as many of the lock.

@@ -1,6 +1,6 @@
 // Command table prints what the torture tests reported, one line a test, and fails when a test failed or never reported.
 //
-//	go run ./torture/table REPORT
+//	go run ./internal/torture/table REPORT
 package main
 
 import (

@@ -11,7 +11,7 @@ import (
 
 	"google.golang.org/grpc/codes"
 
-	"converge.dev/converge/files"
+	"converge.dev/converge/internal/files"
 	"converge.dev/converge/providers/carbide/forge"
 )
 

@@ -20,7 +20,7 @@ import (
 	"google.golang.org/grpc/credentials/insecure"
 	"google.golang.org/grpc/status"
 
-	"converge.dev/converge/providers/carbide/carbidesim/devcert"
+	"converge.dev/converge/internal/carbidesim/devcert"
 	"converge.dev/converge/providers/carbide/forge"
 )
 

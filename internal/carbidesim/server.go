@@ -18,7 +18,7 @@ import (
 	"google.golang.org/grpc/peer"
 	"google.golang.org/protobuf/proto"
 
-	"converge.dev/converge/files"
+	"converge.dev/converge/internal/files"
 	"converge.dev/converge/providers/carbide/forge"
 )
 

@@ -10,8 +10,8 @@ import (
 	"testing"
 	"time"
 
+	"converge.dev/converge/internal/torture"
 	"converge.dev/converge/state"
-	"converge.dev/converge/torture"
 )
 
 // kvOutcomes are what calls may come to.

@@ -13,7 +13,7 @@ import (
 
 	"github.com/google/uuid"
 
-	"converge.dev/converge/files"
+	"converge.dev/converge/internal/files"
 	"converge.dev/converge/providers/carbide/forge"
 )
 

@@ -11,9 +11,9 @@ import (
 
 	"golang.org/x/sync/errgroup"
 
+	"converge.dev/converge/internal/cluster"
+	"converge.dev/converge/internal/torture"
 	"converge.dev/converge/state"
-	"converge.dev/converge/state/etcd/cluster"
-	"converge.dev/converge/torture"
 )
 
 const (

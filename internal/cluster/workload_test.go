@@ -15,9 +15,9 @@ import (
 	"golang.org/x/sync/errgroup"
 
 	"converge.dev/converge/engine/journal"
+	"converge.dev/converge/internal/cluster"
 	"converge.dev/converge/schema"
 	"converge.dev/converge/state"
-	"converge.dev/converge/state/etcd/cluster"
 )
 
 const (
