@@ -12,35 +12,35 @@ help: ## list the targets
 	@awk -F ':.*## ' '/^[a-z-]+:.*## /{printf "  make %-10s %s\n", $$1, $$2}' $(MAKEFILE_LIST)
 
 .PHONY: build
-build: $(BIN) ## build bin/converge
+build: $(BIN) ## build bin/converge (the first time 2 min, then seconds)
 
 $(BIN): $(shell git ls-files '*.go' '*.cue' go.mod go.sum 2>/dev/null)
 	go build -buildvcs=auto -o $(BIN) ./cmd/converge
 
 .PHONY: demo
-demo: build ## watch a site document become a site, and a failing change be undone (starts a simulator; needs nothing else)
+demo: build ## watch a site document become a site, and a failing change be undone (1 min; starts a simulator, needs nothing else)
 	examples/demo.sh
 
 .PHONY: deps
-deps: ## install the daemons that the tests start (Debian packages; as root)
+deps: ## install the daemons that the tests start (Debian packages, as root; 1 min, then at once)
 	.ci/deps
 
 .PHONY: test
-test: deps ## all tests, against real daemons too
+test: deps ## all tests, against real daemons too (20 min)
 	CONVERGE_REAL=1 go test -count=1 -timeout 20m $(TESTFLAGS) ./...
 	cd e2e/outside && go test -count=1 ./...
 	CONVERGE_REAL=1 go test -count=1 -race -timeout 20m ./schema/... ./providers/... ./state/... ./engine/... ./internal/...
 
 .PHONY: torture
-torture: deps ## prove docs/reliability.md at the promised figures: crashes, split brains, faults, mutated input (NIGHTLY=1: for hours)
+torture: deps ## prove docs/reliability.md at the promised figures: crashes, split brains, faults, mutated input (25 min; NIGHTLY=1: for hours)
 	e2e/torture.sh $(if $(NIGHTLY),nightly,push)
 
 .PHONY: unit
-unit: ## the tests that need no root, network or daemon; takes seconds
+unit: ## the tests that need no root, network or daemon (5 min)
 	go test ./...
 
 .PHONY: lint
-lint: ## vet, staticcheck (pinned in go.mod), gofmt, and that every seeded bug still applies
+lint: ## vet, staticcheck (pinned in go.mod), gofmt, and that every seeded bug still applies (1 min)
 	@test -z "$$(gofmt -l $$(git ls-files '*.go'))" || { echo "gofmt would change:"; gofmt -l $$(git ls-files '*.go'); exit 1; }
 	go vet ./...
 	cd e2e/outside && go vet ./...
@@ -48,7 +48,7 @@ lint: ## vet, staticcheck (pinned in go.mod), gofmt, and that every seeded bug s
 	e2e/mutants/run.sh -n
 
 .PHONY: bench
-bench: build ## measure what docs/performance.md promises
+bench: build ## measure what docs/performance.md promises (10 min)
 	go run ./e2e/bench
 	go test -run xxx -bench . ./engine/... ./schema/load ./state/etcd ./providers/carbide
 
