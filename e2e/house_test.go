@@ -24,6 +24,7 @@ var layers = []struct {
 }{
 	{"internal/failpoint", nil},
 	{"internal/files", nil},
+	{"internal/nearest", nil},
 	{"internal/torture", nil},
 	{"internal/loadtest", []string{"schema"}},
 	{"internal/providertest", []string{"schema", "providers$"}},
@@ -32,7 +33,7 @@ var layers = []struct {
 	{"internal/statetest", []string{"schema", "state"}},
 	{"internal/cluster", []string{"schema", "state", "engine", "internal/torture"}},
 	{"internal/enginetest", []string{"schema", "providers", "state", "engine"}},
-	{"schema/load", []string{"schema", "internal/files"}},
+	{"schema/load", []string{"schema", "internal/files", "internal/nearest"}},
 	{"schema", nil},
 	{"providers/all", []string{"schema", "providers"}},
 	{"providers/fake", []string{"schema", "providers$", "internal/files"}},
@@ -48,7 +49,7 @@ var layers = []struct {
 	{"engine/graph", nil},
 	{"engine/plan", []string{"schema$", "providers$", "state$", "engine/diff", "engine/graph", "engine/secret/sealed"}},
 	{"engine", []string{"schema$", "providers$", "state$", "engine", "internal/failpoint"}},
-	{"cmd", []string{"schema", "providers", "state", "engine", "internal/files", "internal/carbidesim"}},
+	{"cmd", []string{"schema", "providers", "state", "engine", "internal/files", "internal/nearest", "internal/carbidesim"}},
 	{"e2e", []string{"schema", "providers", "state", "engine", "cmd", "internal"}},
 }
 

@@ -11,6 +11,7 @@ import (
 	"cuelang.org/go/cue/errors"
 	"cuelang.org/go/cue/literal"
 
+	"converge.dev/converge/internal/nearest"
 	"converge.dev/converge/schema"
 )
 
@@ -151,7 +152,7 @@ func (x *explainer) refused(c *check, t test, v any, path []string) {
 		x.value(t, v, path)
 	case *enum:
 		if text, ok := v.(string); ok && !x.secret {
-			if s := suggest(text, textsOf(t.values)); s != "" {
+			if s, ok := nearest.Name(text, textsOf(t.values)); ok {
 				want += fmt.Sprintf(". Did you mean %q?", s)
 			}
 		}

@@ -170,7 +170,7 @@ func TestCheckHead(t *testing.T) {
 			[]string{`apiVersion CV1006 Want "converge.dev/v1"`, `site.id CV1005`, `site.name CV1005 lower-case letters`, `site.serial CV1004 from 0 to 9007199254740991`}},
 		{head + `, "policy": {"max_destroi": "1"}`, []string{`policy.max_destroi CV1001 Did you mean "max_destroy"?`}},
 		{head + `, "polcy": {}`, []string{`polcy CV1010 Did you mean "policy"?`}},
-		{head + `, "xx": {}`, []string{`xx CV1010 Did you mean "x"?`}},
+		{head + `, "xx": {}`, []string{`xx CV1010 There is no field or provider "xx".`}},
 		{head + `, "x": {"gadgets": {}}`, []string{`x.gadgets CV1009 Did you mean "gadget"?`}},
 		{head + `, "x": {"gadget": {"a": 1}}`, []string{`x.gadget.a CV1003 Found 1. Want an object with the fields of a x.gadget.`}},
 		{head + `, "x": {"gadget": null}`, []string{`x.gadget CV1003`}},
@@ -198,15 +198,6 @@ func TestCheckHead(t *testing.T) {
 		}
 		if !reflect.DeepEqual(doc, before) {
 			t.Errorf("%s: the document was changed", c.doc)
-		}
-	}
-}
-
-func TestSuggest(t *testing.T) {
-	names := []string{"vpc", "vpc_prefix", "network_segment", "instance"}
-	for name, want := range map[string]string{"vcp": "vpc", "VPC": "vpc", "vpcprefix": "vpc_prefix", "network_segments": "network_segment", "instnace": "instance", "tenant": "", "": "", "x": ""} {
-		if got := suggest(name, names); got != want {
-			t.Errorf("suggest(%q) = %q, want %q", name, got, want)
 		}
 	}
 }

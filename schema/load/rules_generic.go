@@ -8,6 +8,7 @@ import (
 	"strings"
 	"time"
 
+	"converge.dev/converge/internal/nearest"
 	"converge.dev/converge/schema"
 )
 
@@ -57,7 +58,7 @@ func (st *site) suggest(ref schema.Ref) string {
 			names = append(names, n)
 		}
 	}
-	if s := suggest(ref.Name, names); s != "" {
+	if s, ok := nearest.Name(ref.Name, names); ok {
 		return fmt.Sprintf(" Did you mean %q?", s)
 	}
 	return fmt.Sprintf(" Declare it at %s, or name one that is declared.", printable(ref.Path()))

@@ -8,6 +8,8 @@ import (
 	"strings"
 	"unicode"
 	"unicode/utf8"
+
+	"converge.dev/converge/internal/nearest"
 )
 
 // want says what a check accepts, as it follows "Want ".
@@ -290,7 +292,7 @@ func textsOf(values []any) (texts []string) {
 
 // unknown says that there is no such name, and which one was meant or which there are.
 func unknown(what, name string, names []string) string {
-	if s := suggest(name, names); s != "" {
+	if s, ok := nearest.Name(name, names); ok {
 		return fmt.Sprintf("There is no %s %s. Did you mean %q?", what, show(name), s)
 	}
 	if len(names) == 0 {
@@ -301,48 +303,10 @@ func unknown(what, name string, names []string) string {
 
 // didYouMean continues a sentence of an error with the name that was meant.
 func didYouMean(name string, names []string) string {
-	if s := suggest(name, names); s != "" {
+	if s, ok := nearest.Name(name, names); ok {
 		return fmt.Sprintf("; did you mean %s?", s)
 	}
 	return ""
-}
-
-// suggest gives the one of names that name was probably meant to be; nothing when none is near.
-func suggest(name string, names []string) string {
-	best, least := "", max(1, min(utf8.RuneCountInString(name)/3, 4))+1
-	for _, n := range slices.Sorted(slices.Values(names)) {
-		if d := distance(strings.ToLower(name), strings.ToLower(n)); d < least {
-			best, least = n, d
-		}
-	}
-	return best
-}
-
-// distance counts the letters to add, drop, change or swap with their neighbour to make b of a.
-func distance(a, b string) int {
-	x, y := []rune(a), []rune(b)
-	if len(x) > 2*maxShown { // no name of ours is that long
-		return len(x)
-	}
-	before, last, row := make([]int, len(y)+1), make([]int, len(y)+1), make([]int, len(y)+1)
-	for j := range last {
-		last[j] = j
-	}
-	for i := range x {
-		row[0] = i + 1
-		for j := range y {
-			change := last[j]
-			if x[i] != y[j] {
-				change++
-			}
-			row[j+1] = min(change, last[j+1]+1, row[j]+1)
-			if i > 0 && j > 0 && x[i] == y[j-1] && x[i-1] == y[j] {
-				row[j+1] = min(row[j+1], before[j-1]+1)
-			}
-		}
-		before, last, row = last, row, before
-	}
-	return last[len(y)]
 }
 
 // stop ends a sentence.

@@ -9,8 +9,8 @@ import (
 	"github.com/spf13/cobra"
 	"github.com/spf13/pflag"
 
-	"converge.dev/converge/cmd/internal/nearest"
 	"converge.dev/converge/cmd/internal/view"
+	"converge.dev/converge/internal/nearest"
 )
 
 // arguments brings the command line into the form that the flag library reads: -flag becomes --flag, and what the

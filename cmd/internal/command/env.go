@@ -4,7 +4,7 @@ import (
 	"slices"
 	"strings"
 
-	"converge.dev/converge/cmd/internal/nearest"
+	"converge.dev/converge/internal/nearest"
 )
 
 // Names of environment variables.

@@ -13,9 +13,9 @@ import (
 	"github.com/rogpeppe/go-internal/diff"
 	"github.com/spf13/cobra"
 
-	"converge.dev/converge/cmd/internal/nearest"
 	"converge.dev/converge/cmd/internal/view"
 	"converge.dev/converge/internal/files"
+	"converge.dev/converge/internal/nearest"
 	"converge.dev/converge/schema/load"
 )
 

@@ -10,8 +10,8 @@ import (
 
 	"github.com/spf13/cobra"
 
-	"converge.dev/converge/cmd/internal/nearest"
 	"converge.dev/converge/cmd/internal/view"
+	"converge.dev/converge/internal/nearest"
 	"converge.dev/converge/schema"
 	"converge.dev/converge/schema/load"
 	"converge.dev/converge/state"

@@ -13,9 +13,9 @@ import (
 	"github.com/google/uuid"
 	"github.com/spf13/cobra"
 
-	"converge.dev/converge/cmd/internal/nearest"
 	"converge.dev/converge/cmd/internal/view"
 	"converge.dev/converge/engine"
+	"converge.dev/converge/internal/nearest"
 	"converge.dev/converge/providers/all"
 	"converge.dev/converge/schema"
 	"converge.dev/converge/schema/load"

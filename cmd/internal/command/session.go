@@ -11,11 +11,11 @@ import (
 	"time"
 
 	"converge.dev/converge/cmd/internal/config"
-	"converge.dev/converge/cmd/internal/nearest"
 	"converge.dev/converge/cmd/internal/view"
 	"converge.dev/converge/engine"
 	"converge.dev/converge/engine/event"
 	"converge.dev/converge/engine/secret"
+	"converge.dev/converge/internal/nearest"
 	"converge.dev/converge/providers"
 	"converge.dev/converge/providers/all"
 	"converge.dev/converge/schema"

@@ -8,9 +8,9 @@ import (
 
 	"github.com/spf13/cobra"
 
-	"converge.dev/converge/cmd/internal/nearest"
 	"converge.dev/converge/cmd/internal/view"
 	"converge.dev/converge/engine/plan"
+	"converge.dev/converge/internal/nearest"
 	"converge.dev/converge/schema"
 	"converge.dev/converge/state"
 )

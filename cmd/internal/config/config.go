@@ -20,9 +20,9 @@ import (
 
 	"go.yaml.in/yaml/v3"
 
-	"converge.dev/converge/cmd/internal/nearest"
 	"converge.dev/converge/engine/plan"
 	"converge.dev/converge/internal/files"
+	"converge.dev/converge/internal/nearest"
 	"converge.dev/converge/providers/all"
 	"converge.dev/converge/providers/carbide"
 	"converge.dev/converge/schema/signed"

@@ -7,9 +7,9 @@ import (
 	"slices"
 	"strings"
 
-	"converge.dev/converge/cmd/internal/nearest"
 	"converge.dev/converge/engine"
 	"converge.dev/converge/engine/plan"
+	"converge.dev/converge/internal/nearest"
 	"converge.dev/converge/schema"
 	"converge.dev/converge/state"
 	"converge.dev/converge/state/etcd"

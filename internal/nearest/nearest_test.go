@@ -1,6 +1,9 @@
 package nearest
 
-import "testing"
+import (
+	"strings"
+	"testing"
+)
 
 func TestName(t *testing.T) {
 	names := []string{"plan", "apply", "parallelism", "target"}
@@ -19,6 +22,19 @@ func TestNoName(t *testing.T) {
 	for _, word := range []string{"man", "docs", "output", "init", "no", "x", "R5", ""} {
 		if got, ok := Name(word, names); ok {
 			t.Errorf("Name(%q) = %q", word, got)
+		}
+	}
+}
+
+// The kinds and names of documents are told with the same measure as commands and flags.
+func TestNameOfAKind(t *testing.T) {
+	names := []string{"vpc", "vpc_prefix", "network_segment", "instance"}
+	for word, want := range map[string]string{
+		"vcp": "vpc", "VPC": "vpc", "vpcprefix": "vpc_prefix", "network_segments": "network_segment", "instnace": "instance", "tenant": "", "": "", "x": "",
+		strings.Repeat("instance", 1<<16): "",
+	} {
+		if got, _ := Name(word, append(names, strings.Repeat("instance", 1<<16)+"s")); got != want {
+			t.Errorf("Name(%.20q) = %.20q, want %q", word, got, want)
 		}
 	}
 }

@@ -5,26 +5,44 @@ import (
 	"path"
 	"slices"
 	"strings"
+	"unicode/utf8"
+
+	"github.com/hbollon/go-edlib"
 )
 
 // Name gives the one of names that is closest to word; ok is false when none is close enough to be worth mentioning.
 func Name(word string, names []string) (name string, ok bool) {
 	best := far(word)
 	for _, n := range slices.Sorted(slices.Values(names)) {
-		if d := distance(strings.ToLower(word), strings.ToLower(n)); d < best {
+		if d := distance(word, n, best); d < best {
 			name, best, ok = n, d, true
 		}
 	}
 	return name, ok
 }
 
+// longest is how many letters a word has at the most that somebody mistypes.
+const longest = 128
+
 // far is how many letters apart two words are not alike any more: one of three to five letters may have one that is wrong, a
-// shorter one none.
+// shorter one none, and the longest four.
 func far(word string) int {
-	if len(word) < 3 {
+	n := utf8.RuneCountInString(word)
+	if n < 3 || n > longest {
 		return 1
 	}
-	return max(len(word)/3, 1) + 1
+	return max(1, min(n/3, 4)) + 1
+}
+
+// distance counts the letters to insert, delete, replace or swap with their neighbour; it is at least limit when that is so.
+// Capitals are letters like small ones.
+func distance(a, b string, limit int) int {
+	a, b = strings.ToLower(a), strings.ToLower(b)
+	apart := utf8.RuneCountInString(a) - utf8.RuneCountInString(b)
+	if apart = max(apart, -apart); apart >= limit || a != b && limit <= 1 {
+		return max(apart, limit)
+	}
+	return edlib.OSADamerauLevenshteinDistance(a, b)
 }
 
 // Ref is Name for refs, or patterns of refs, that are close part by part: SCOPE/KIND/NAME. A part of the pattern that
@@ -43,7 +61,7 @@ func Ref(pattern string, refs []string) (ref string, ok bool) {
 				of[i] = p
 				continue
 			}
-			d := distance(strings.ToLower(p), strings.ToLower(of[i]))
+			d := distance(p, of[i], far(p))
 			total, alike = total+d, alike && d < far(p)
 		}
 		if alike && (best < 0 || total < best) {
@@ -80,35 +98,9 @@ func DidYouMeanKind(word string, kinds []string) string {
 	best, found := far(word), ""
 	for _, k := range slices.Sorted(slices.Values(kinds)) {
 		_, noun, _ := strings.Cut(k, ".")
-		if d := distance(strings.ToLower(word), strings.ToLower(noun)); d < best {
+		if d := distance(word, noun, best); d < best {
 			best, found = d, " Did you mean "+k+"?"
 		}
 	}
 	return found
-}
-
-// distance counts the letters to insert, delete, replace or swap with their neighbour.
-func distance(a, b string) int {
-	rows := make([][]int, len(a)+1)
-	for i := range rows {
-		rows[i] = make([]int, len(b)+1)
-		rows[i][0] = i
-	}
-	for j := range rows[0] {
-		rows[0][j] = j
-	}
-	for i := 1; i <= len(a); i++ {
-		for j := 1; j <= len(b); j++ {
-			cost := 1
-			if a[i-1] == b[j-1] {
-				cost = 0
-			}
-			d := min(rows[i-1][j]+1, rows[i][j-1]+1, rows[i-1][j-1]+cost)
-			if i > 1 && j > 1 && a[i-1] == b[j-2] && a[i-2] == b[j-1] {
-				d = min(d, rows[i-2][j-2]+1)
-			}
-			rows[i][j] = d
-		}
-	}
-	return rows[len(a)][len(b)]
 }
