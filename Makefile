@@ -32,11 +32,11 @@ test: deps ## all tests, against real daemons too (20 min)
 	CONVERGE_REAL=1 go test -count=1 -race -timeout 20m ./schema/... ./providers/... ./state/... ./engine/... ./internal/...
 
 .PHONY: torture
-torture: deps ## prove docs/reliability.md at the promised figures: crashes, split brains, faults, mutated input (25 min; NIGHTLY=1: for hours)
+torture: deps ## prove docs/reliability.md at the promised figures: crashes, split brains, faults, mutated input (30 min; NIGHTLY=1: for hours)
 	e2e/torture.sh $(if $(NIGHTLY),nightly,push)
 
 .PHONY: unit
-unit: ## the tests that need no root, network or daemon (5 min)
+unit: ## the tests that need no root, network or daemon (5 to 10 min)
 	go test ./...
 
 .PHONY: lint

@@ -72,10 +72,11 @@ type KV interface {
 	// A failure after which the transaction may have been written wraps ErrUnknown; after any other failure it was not.
 	// What [Check] refuses is refused before it is sent.
 	Commit(ctx context.Context, guards []Guard, ops []Op) (revision int64, err error)
-	// Watch yields what has a prefix, and then how it changes, until the loop is left: each commit in one piece, in the order
-	// in which they were written, none left out. What it cannot go on with it yields whole once more. It ends with an error
-	// when the store cannot be followed: context.Cause of ctx when that has ended, else whoever goes on watches anew. A store
-	// that does not answer is waited for, without a word.
+	// Watch yields all keys with a prefix, and then every change to them until the caller leaves the loop: one batch for each
+	// commit, in the order of the commits, none left out. When the backend no longer has the changes that come next, it
+	// yields all keys again, as a batch that is Whole. It ends with an error: context.Cause of ctx when that is done, or the
+	// reason why the store cannot be followed; the caller may then call Watch again. While the store does not answer, Watch
+	// waits and yields nothing.
 	Watch(ctx context.Context, prefix string) iter.Seq2[Batch, error]
 	// Lease makes keys vanish: those put with it are deleted when it is closed or not kept alive for ttl.
 	Lease(ctx context.Context, ttl time.Duration) (Lease, error)

@@ -1,6 +1,6 @@
 // Package mem keeps a store in the memory of the process, for tests and for trying things out.
 //
-// It obeys the laws of package state/statetest exactly as etcd does, and can do what no etcd does on command: fail a
+// It obeys the laws of package internal/statetest exactly as etcd does, and can do what no etcd does on command: fail a
 // given call before or after its effect ([Options]), and stop keeping leases alive as if the process stood still
 // ([KV.Pause]). It starts no goroutine and reads the time from package time only, so that a test in a bubble of
 // testing/synctest decides when a lease runs out.
