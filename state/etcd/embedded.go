@@ -203,24 +203,24 @@ func tidy(ctx context.Context, client *clientv3.Client) error {
 		status, err = client.Get(ctx, "/converge/", clientv3.WithCountOnly())
 	}
 	if err != nil {
-		return explain(err)
+		return explain(ctx, err)
 	}
 	revision := status.Header.Revision
 	if _, err := client.Get(ctx, "/", clientv3.WithCountOnly(), clientv3.WithRev(max(1, revision-compactAfter))); err == nil && revision > compactAfter {
 		if _, err := client.Compact(ctx, revision-keepRevisions); err != nil {
-			return explain(err)
+			return explain(ctx, err)
 		}
 	}
 	alarms, err := client.AlarmList(ctx)
 	if err != nil {
-		return explain(err)
+		return explain(ctx, err)
 	}
 	for _, a := range alarms.Alarms {
 		if a.Alarm == etcdserverpb.AlarmType_CORRUPT {
 			return errors.New("its data are damaged: etcd raised the alarm CORRUPT")
 		}
 		if _, err := client.AlarmDisarm(ctx, (*clientv3.AlarmMember)(a)); err != nil {
-			return explain(err)
+			return explain(ctx, err)
 		}
 	}
 	return nil

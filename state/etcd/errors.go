@@ -40,9 +40,12 @@ func refused(err error) bool {
 // compacted tells whether a read at a revision came too late.
 func compacted(err error) bool { return errors.Is(err, rpctypes.ErrCompacted) }
 
-// explain adds to an error of etcd what a person should do about it.
-func explain(err error) error {
-	switch {
+// explain adds to an error of etcd what a person should do about it. When ctx has ended, the error says so: a member that
+// answers to a caller whose time is up calls it a timeout of its own, as if it had lost its majority.
+func explain(ctx context.Context, err error) error {
+	switch ended := ctx.Err(); {
+	case ended != nil && !errors.Is(err, ended):
+		return fmt.Errorf("no answer: %w: %w", ended, err)
 	case errors.Is(err, rpctypes.ErrNoSpace):
 		return fmt.Errorf("its space quota is used up; compact it, defragment every member, then run `etcdctl alarm disarm`: %w", err)
 	case errors.Is(err, rpctypes.ErrPermissionDenied):

@@ -128,7 +128,7 @@ func connect(ctx context.Context, o Options) (state.KV, error) {
 	}
 	client, err := clientv3.New(config)
 	if err != nil {
-		return nil, fmt.Errorf("open %s: %w", place, explain(err))
+		return nil, fmt.Errorf("open %s: %w", place, explain(ctx, err))
 	}
 	kv := &kv{client: client, leases: etcdserverpb.NewLeaseClient(client.ActiveConnection()), place: place, close: client.Close}
 	kv.life, kv.end = context.WithCancelCause(context.Background())
@@ -141,7 +141,7 @@ func connect(ctx context.Context, o Options) (state.KV, error) {
 	defer cancel()
 	if _, err := client.Get(ask, "/converge/", clientv3.WithKeysOnly()); err != nil && !refused(err) {
 		_ = client.Close()
-		return nil, fmt.Errorf("open %s: %w", place, explain(err))
+		return nil, fmt.Errorf("open %s: %w", place, explain(ctx, err))
 	}
 	return kv, nil
 }
@@ -237,11 +237,11 @@ func (kv *kv) get(ctx context.Context, key string, opts ...clientv3.OpOption) (r
 }
 
 // failed words the failure of a call.
-func (kv *kv) failed(err error) error {
+func (kv *kv) failed(ctx context.Context, err error) error {
 	if cause := context.Cause(kv.life); cause != nil {
 		return fmt.Errorf("%s: %w", kv.place, cause)
 	}
-	return fmt.Errorf("%s: %w", kv.place, kv.unanswered(err))
+	return fmt.Errorf("%s: %w", kv.place, kv.unanswered(ctx, err))
 }
 
 // Get implements state.KV.
@@ -251,7 +251,7 @@ func (kv *kv) Get(ctx context.Context, key string) (state.Item, error) {
 	}
 	resp, err := kv.get(ctx, key)
 	if err != nil {
-		return state.Item{}, kv.failed(err)
+		return state.Item{}, kv.failed(ctx, err)
 	}
 	if len(resp.Kvs) == 0 {
 		return state.Item{}, nil
@@ -285,7 +285,7 @@ func (kv *kv) pages(ctx context.Context, prefix string) (items []state.Item, rev
 		resp, err := kv.get(ctx, from, clientv3.WithRange(clientv3.GetPrefixRangeEnd(prefix)),
 			clientv3.WithLimit(pageSize), clientv3.WithRev(revision))
 		if err != nil {
-			return nil, 0, kv.failed(err)
+			return nil, 0, kv.failed(ctx, err)
 		}
 		if revision == 0 { // of the first page; the others follow it
 			revision = resp.Header.Revision
@@ -310,7 +310,7 @@ func (kv *kv) Below(ctx context.Context, prefix string) ([]string, error) {
 	for from, end := prefix, clientv3.GetPrefixRangeEnd(prefix); ; {
 		resp, err := kv.get(ctx, from, clientv3.WithRange(end), clientv3.WithLimit(1), clientv3.WithKeysOnly())
 		if err != nil {
-			return nil, kv.failed(err)
+			return nil, kv.failed(ctx, err)
 		}
 		if len(resp.Kvs) == 0 {
 			slices.Sort(words) // "a-b" comes before "a" as a key, because of the slash
@@ -378,15 +378,15 @@ func (kv *kv) Commit(ctx context.Context, guards []state.Guard, ops []state.Op) 
 	}
 	switch {
 	case err != nil && refused(err):
-		return 0, kv.failed(err)
+		return 0, kv.failed(ctx, err)
 	case err != nil:
-		return 0, fmt.Errorf("%w: %w", state.ErrUnknown, kv.failed(err))
+		return 0, fmt.Errorf("%w: %w", state.ErrUnknown, kv.failed(ctx, err))
 	case !resp.Succeeded:
 		return 0, state.ErrGuard
 	}
 	if kv.share != nil {
 		if err := kv.share.proven(); err != nil {
-			return 0, fmt.Errorf("%w: %w", state.ErrUnknown, kv.failed(err))
+			return 0, fmt.Errorf("%w: %w", state.ErrUnknown, kv.failed(ctx, err))
 		}
 	}
 	return resp.Header.Revision, nil

@@ -73,7 +73,7 @@ func (kv *kv) Lease(ctx context.Context, ttl time.Duration) (state.Lease, error)
 		})
 	}
 	if err != nil {
-		return nil, fmt.Errorf("get a lease: %w", kv.failed(err))
+		return nil, fmt.Errorf("get a lease: %w", kv.failed(ctx, err))
 	}
 	l := &lease{kv: kv, id: id, ttl: ttl, asked: asked, done: make(chan struct{})}
 	life, stop := context.WithCancel(kv.life)
@@ -184,7 +184,7 @@ func (l *lease) Close() error {
 	defer cancel()
 	_, err := l.kv.client.Revoke(call, l.id)
 	if err != nil && !errors.Is(err, rpctypes.ErrLeaseNotFound) {
-		return fmt.Errorf("give back a lease: %w", l.kv.failed(err))
+		return fmt.Errorf("give back a lease: %w", l.kv.failed(call, err))
 	}
 	return nil
 }

@@ -101,7 +101,7 @@ func (kv *kv) join(ctx context.Context) error {
 	ask, cancel := context.WithTimeout(ctx, openTimeout)
 	defer cancel()
 	if _, err := kv.client.Get(ask, "/converge/", clientv3.WithKeysOnly()); err != nil {
-		return errors.Join(context.Cause(ctx), kv.unanswered(err))
+		return errors.Join(context.Cause(ctx), kv.unanswered(ctx, err))
 	}
 	return kv.share.remember() // not the data file, which the next to serve may write anew
 }
@@ -203,7 +203,7 @@ func (kv *kv) endLeases(ctx context.Context) error {
 	defer cancel()
 	leases, err := kv.client.Leases(ctx)
 	if err != nil {
-		return explain(err)
+		return explain(ctx, err)
 	}
 	for _, l := range leases.Leases {
 		gone, err := kv.share.gone(l.ID)
@@ -214,16 +214,16 @@ func (kv *kv) endLeases(ctx context.Context) error {
 			continue
 		}
 		if _, err := kv.client.Revoke(ctx, l.ID); err != nil && !refused(err) { // another process was faster
-			return explain(err)
+			return explain(ctx, err)
 		}
 	}
 	return nil
 }
 
 // unanswered says of a call that another process did not answer who that is.
-func (kv *kv) unanswered(err error) error {
+func (kv *kv) unanswered(ctx context.Context, err error) error {
 	if kv.share == nil {
-		return explain(err)
+		return explain(ctx, err)
 	}
 	if away := kv.share.proven(); away != nil {
 		return away
@@ -231,5 +231,5 @@ func (kv *kv) unanswered(err error) error {
 	if !kv.share.serves() && silent(err) {
 		return fmt.Errorf("%w (%w)", kv.share.holder(), err)
 	}
-	return explain(err)
+	return explain(ctx, err)
 }

@@ -51,7 +51,7 @@ func (kv *kv) follow(ctx context.Context, prefix string, from int64, yield func(
 		case resp.CompactRevision > 0:
 			return true
 		case err != nil && ctx.Err() == nil:
-			yield(state.Batch{}, kv.failed(err))
+			yield(state.Batch{}, kv.failed(ctx, err))
 			return false
 		case err != nil:
 			continue // to its end, which is the context's
@@ -64,7 +64,7 @@ func (kv *kv) follow(ctx context.Context, prefix string, from int64, yield func(
 	}
 	err := kv.ready(ctx)
 	if err == nil { // the client library gives nothing up without a word
-		err = kv.failed(errUnfollowed)
+		err = kv.failed(ctx, errUnfollowed)
 	}
 	yield(state.Batch{}, err)
 	return false
