@@ -25,7 +25,7 @@ if [ "$CONVERGE_TORTURE" = nightly ]; then # what chance finds judges no push
 	step "decoders, fuzzed for 10m each" e2e/fuzz.sh 10m
 	step "the program conftest" go test -C e2e/outside -count=1 -timeout 1h .
 fi
-step "seeded bugs" e2e/mutants/run.sh
+step "seeded bugs" go run ./e2e/mutants
 echo "── figures ($(($(date +%s) - begun)) s)"
 go run ./internal/torture/table "$CONVERGE_TORTURE_REPORT" || status=1
 exit $status

@@ -1,0 +1,325 @@
+// Mutants seeds one safety bug after the other and runs the tests that must catch it:
+//
+//	go run ./e2e/mutants [-n] [NAME...]
+//
+// Each NAME.patch says in its head which rule of docs/reliability.md it breaks, how, and which tests must turn red. All bugs
+// are built into one tree, each in a function of its own that an environment variable switches on, because the linker costs
+// more than the tests. A bug that changes more than the bodies of functions is built by itself. With -n it only says which
+// patches do not apply. A patch that does not apply or compile, and a bug that no test catches, end it with 1.
+package main
+
+import (
+	"bytes"
+	"encoding/json"
+	"errors"
+	"flag"
+	"fmt"
+	"os"
+	"os/exec"
+	"path/filepath"
+	"regexp"
+	"slices"
+	"strings"
+	"sync"
+)
+
+const folder = "e2e/mutants"
+
+// A mutant is one seeded bug.
+type mutant struct {
+	name, rule string
+	packages   []string // whose tests must catch it, like "./engine"
+	flags      []string // of the test binary, which choose these tests
+	patch      string
+	files      map[string][]byte // as the patch leaves them, by their names from the top
+}
+
+func main() {
+	check := flag.Bool("n", false, "only say which patches do not apply")
+	flag.Parse()
+	ok, err := run(*check, flag.Args())
+	if err != nil {
+		fmt.Fprintln(os.Stderr, "mutants:", err)
+	}
+	if err != nil || !ok {
+		os.Exit(1)
+	}
+}
+
+func run(check bool, names []string) (bool, error) {
+	top, err := exec.Command("git", "rev-parse", "--show-toplevel").Output()
+	if err != nil {
+		return false, fmt.Errorf("find the top of the tree: %w", err)
+	}
+	if err := os.Chdir(strings.TrimSpace(string(top))); err != nil {
+		return false, err
+	}
+	work, err := os.MkdirTemp("", "mutants")
+	if err != nil {
+		return false, err
+	}
+	defer os.RemoveAll(work)
+	mutants, err := read(names, work)
+	if err != nil || check {
+		return err == nil, err
+	}
+	report := os.Getenv("CONVERGE_TORTURE_REPORT")
+	for name, value := range map[string]string{"CONVERGE_TORTURE": "push", "CONVERGE_REAL": "1"} {
+		if os.Getenv(name) == "" {
+			os.Setenv(name, value)
+		}
+	}
+	os.Unsetenv("CONVERGE_TORTURE_REPORT") // what a mutant reaches is no figure
+	lost, err := try(mutants, work)
+	if err != nil {
+		return false, err
+	}
+	figure := fmt.Sprintf("%d of %d seeded bugs caught", len(mutants)-len(lost), len(mutants))
+	fmt.Println(figure)
+	if len(lost) > 0 {
+		fmt.Println("not caught:", strings.Join(lost, " "))
+	}
+	if report != "" {
+		err = note(report, figure, len(lost) > 0)
+	}
+	return len(lost) == 0, err
+}
+
+// note adds the figure to the report of the torture suite.
+func note(report, figure string, failed bool) error {
+	line, err := json.Marshal(struct {
+		Test    string `json:"test"`
+		Name    string `json:"name"`
+		Figures string `json:"figures"`
+		Failed  bool   `json:"failed"`
+	}{"P", "mutants", figure, failed})
+	if err != nil {
+		return err
+	}
+	f, err := os.OpenFile(report, os.O_APPEND|os.O_WRONLY, 0)
+	if err != nil {
+		return err
+	}
+	_, err = f.Write(append(line, '\n'))
+	return errors.Join(err, f.Close())
+}
+
+// read reads the patches and applies each to a copy of what it changes. Without names that is all.
+func read(names []string, work string) ([]*mutant, error) {
+	if len(names) == 0 {
+		all, err := filepath.Glob(folder + "/*.patch")
+		if err != nil {
+			return nil, err
+		}
+		for _, path := range all {
+			names = append(names, strings.TrimSuffix(filepath.Base(path), ".patch"))
+		}
+	}
+	var mutants []*mutant
+	var errs []error
+	for _, name := range names {
+		m, err := readOne(name, filepath.Join(work, "patched", name))
+		mutants, errs = append(mutants, m), append(errs, err)
+	}
+	return mutants, errors.Join(errs...)
+}
+
+var (
+	header  = regexp.MustCompile(`(?m)^# (rule|test): (.*)$`)
+	touched = regexp.MustCompile(`(?m)^\+\+\+ b/(\S+)`)
+	word    = regexp.MustCompile(`'[^']*'|\S+`)
+)
+
+func readOne(name, tree string) (*mutant, error) {
+	m := &mutant{name: name, patch: filepath.Join(folder, name+".patch"), files: map[string][]byte{}}
+	patch, err := os.ReadFile(m.patch)
+	if err != nil {
+		return nil, err
+	}
+	for _, h := range header.FindAllSubmatch(patch, -1) {
+		if string(h[1]) == "rule" {
+			m.rule = string(h[2])
+			continue
+		}
+		for _, w := range word.FindAllString(string(h[2]), -1) {
+			switch {
+			case strings.HasPrefix(w, "./"):
+				m.packages = append(m.packages, w)
+			case w == "-run":
+				m.flags = append(m.flags, "-test.run")
+			default:
+				m.flags = append(m.flags, strings.Trim(w, "'"))
+			}
+		}
+	}
+	if len(m.packages) == 0 {
+		return nil, fmt.Errorf("%s: its head names no test", m.patch)
+	}
+	for _, f := range touched.FindAllSubmatch(patch, -1) {
+		file := string(f[1])
+		b, err := os.ReadFile(file)
+		if err != nil {
+			return nil, fmt.Errorf("%s: %w", m.patch, err)
+		}
+		if err := write(filepath.Join(tree, file), b); err != nil {
+			return nil, err
+		}
+		m.files[file] = nil
+	}
+	apply := exec.Command("patch", "-p1", "-s", "-f", "-d", tree)
+	apply.Stdin = bytes.NewReader(patch)
+	if out, err := apply.CombinedOutput(); err != nil {
+		return nil, fmt.Errorf("%s does not apply: %s", m.patch, out)
+	}
+	for file := range m.files {
+		if m.files[file], err = os.ReadFile(filepath.Join(tree, file)); err != nil {
+			return nil, err
+		}
+	}
+	return m, nil
+}
+
+func write(path string, b []byte) error {
+	if err := os.MkdirAll(filepath.Dir(path), 0o755); err != nil {
+		return err
+	}
+	return os.WriteFile(path, b, 0o644)
+}
+
+// try runs the tests of all mutants and returns the names of those that stayed green.
+func try(mutants []*mutant, work string) (lost []string, err error) {
+	together, alone, err := weave(mutants)
+	if err != nil {
+		return nil, err
+	}
+	if len(together.mutants) > 0 {
+		alone = append([]*build{together}, alone...)
+	}
+	var mu sync.Mutex
+	for _, b := range alone {
+		if err := b.make(filepath.Join(work, b.mutants[0].name)); err != nil {
+			return nil, err
+		}
+		var jobs []func()
+		if b == together {
+			for p, patterns := range b.tests() {
+				jobs = append(jobs, func() {
+					out, failed := b.test(p, "", "10m", "-test.run", strings.Join(patterns, "|"))
+					if failed == nil {
+						return
+					}
+					mu.Lock()
+					defer mu.Unlock()
+					err = errors.Join(err, fmt.Errorf("the tests of %s fail without a bug: %w\n%s", p, failed, out))
+				})
+			}
+		}
+		for _, m := range b.mutants {
+			jobs = append(jobs, func() {
+				red := b.run(m)
+				mu.Lock()
+				defer mu.Unlock()
+				if red == "" {
+					fmt.Printf("✗ %s (%s): SURVIVED %s %s\n", m.name, m.rule, strings.Join(m.packages, " "), strings.Join(m.flags, " "))
+					lost = append(lost, m.name)
+					return
+				}
+				fmt.Printf("✓ %s (%s): %s\n", m.name, m.rule, red)
+			})
+		}
+		twoAtATime(jobs)
+	}
+	slices.Sort(lost)
+	return lost, err
+}
+
+func twoAtATime(jobs []func()) {
+	var running sync.WaitGroup
+	slots := make(chan struct{}, 2)
+	for _, job := range jobs {
+		slots <- struct{}{}
+		running.Go(func() { job(); <-slots })
+	}
+	running.Wait()
+}
+
+// A build is a tree with bugs in it.
+type build struct {
+	mutants  []*mutant
+	files    map[string][]byte // what differs from the tree, or is not in it
+	binaries string            // a folder: a test binary per package
+}
+
+// make builds the tests of the mutants into dir.
+func (b *build) make(dir string) error {
+	here, err := os.Getwd()
+	if err != nil {
+		return err
+	}
+	overlay := struct{ Replace map[string]string }{map[string]string{}}
+	for file, text := range b.files {
+		path := filepath.Join(dir, "tree", file)
+		if err := write(path, text); err != nil {
+			return err
+		}
+		overlay.Replace[filepath.Join(here, file)] = path
+	}
+	list, err := json.Marshal(overlay)
+	if err != nil {
+		return err
+	}
+	if err := write(filepath.Join(dir, "overlay.json"), list); err != nil {
+		return err
+	}
+	b.binaries = dir
+	for p := range b.tests() {
+		c := exec.Command("go", "test", "-c", "-vet=off", "-ldflags=-s -w", "-overlay", filepath.Join(dir, "overlay.json"), "-o", b.binary(p), p)
+		if out, err := c.CombinedOutput(); err != nil {
+			return fmt.Errorf("build the tests of %s with %d bugs, of which %s is the first: %w\n%s", p, len(b.mutants), b.mutants[0].name, err, out)
+		}
+	}
+	return nil
+}
+
+// binary is where the test binary of a package lies.
+func (b *build) binary(pkg string) string {
+	return filepath.Join(b.binaries, strings.ReplaceAll(pkg[2:], "/", "_")+".test")
+}
+
+var failed = regexp.MustCompile(`--- FAIL: [A-Za-z0-9_/#-]+|panic: .*`)
+
+// tests returns the patterns that choose the tests of all mutants, by package. Without a bug they have to be green: what is
+// red anyway would catch nothing.
+func (b *build) tests() map[string][]string {
+	tests := map[string][]string{}
+	for _, m := range b.mutants {
+		for _, p := range m.packages {
+			pattern := "." // all
+			if len(m.flags) > 0 {
+				pattern = m.flags[1]
+			}
+			tests[p] = append(tests[p], pattern)
+		}
+	}
+	return tests
+}
+
+// run runs the tests of a mutant, and returns what turned red first, or nothing.
+func (b *build) run(m *mutant) string {
+	for _, p := range m.packages {
+		out, err := b.test(p, m.name, "2m", m.flags...)
+		var exit *exec.ExitError
+		if errors.As(err, &exit) {
+			return strings.TrimPrefix(string(failed.Find(out)), "--- FAIL: ")
+		}
+	}
+	return ""
+}
+
+// test runs tests of a package with a bug.
+func (b *build) test(pkg, bug, timeout string, flags ...string) ([]byte, error) {
+	c := exec.Command(b.binary(pkg), append([]string{"-test.failfast", "-test.paniconexit0", "-test.timeout=" + timeout}, flags...)...)
+	c.Dir = pkg
+	c.Env = append(os.Environ(), variable+"="+bug)
+	return c.CombinedOutput()
+}
