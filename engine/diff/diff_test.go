@@ -232,15 +232,6 @@ func TestPrune(t *testing.T) {
 	}
 }
 
-func ExampleCompare() {
-	k := &schema.Kind{Name: "ovs.port", Fields: []schema.Field{{Name: "tag", Type: schema.Int}}}
-	id := func(_, id string) string { return id }
-	for _, c := range diff.Compare(k, schema.Object{"tag": int64(10)}, schema.Object{"tag": int64(20)}, nil, nil, id) {
-		fmt.Println(c.Path, c.Before, "→", c.After)
-	}
-	// Output: tag 20 → 10
-}
-
 func TestSpare(t *testing.T) {
 	ignore := []string{"size", "labels.x.example/who", "deep.a.b", "gone"}
 	for _, c := range []struct{ spec, have, want string }{
