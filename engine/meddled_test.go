@@ -114,7 +114,7 @@ func (m *meddler) things(at plan.Place) []providers.Thing {
 // nor removed, and no run that stated it says that it was applied. What is not stated of a thing that may just have been made can
 // be the far side's doing as well.
 func TestTortureAnyWorldMeddledWith(t *testing.T) {
-	worlds(t)
+	torture.Worlds(t, 100, 1000, 100000)
 	ends, deaths := map[state.RunStatus]int{}, 0
 	rapid.Check(t, func(t *rapid.T) {
 		s := enginetest.New()

@@ -4,7 +4,6 @@ import (
 	"context"
 	"encoding/json"
 	"errors"
-	"flag"
 	"fmt"
 	"slices"
 	"strings"
@@ -152,21 +151,6 @@ func orderHolds(t *rapid.T, p *plan.Plan, d *schema.Document) {
 	}
 }
 
-// worlds says how many worlds are tried, unless -rapid.checks does.
-func worlds(t *testing.T) {
-	checks := flag.Lookup("rapid.checks")
-	if checks == nil {
-		t.Fatal("rapid has no flag -rapid.checks any more")
-	}
-	if checks.Value.String() != checks.DefValue {
-		return
-	}
-	if err := checks.Value.Set(fmt.Sprint(torture.Scale(100, 1000, 100000))); err != nil {
-		t.Fatal(err)
-	}
-	t.Cleanup(func() { _ = checks.Value.Set(checks.DefValue) })
-}
-
 // turnsHold notes every start of a step and checks that no node of a later turn begins while an earlier turn has a step
 // that could be done: stages are a caution, and what nodes need of one another comes first.
 func turnsHold(t *rapid.T, p *plan.Plan, events []event.Event, turns *int) {
@@ -232,7 +216,7 @@ func budgetHolds(t *rapid.T, s *enginetest.Site, d *schema.Document, p *plan.Pla
 // that it did neither; and once nothing goes wrong any more, the site converges and the second plan is empty. No run
 // destroys more than it may, and nodes take their turns.
 func TestTortureAnyWorldConverges(t *testing.T) {
-	worlds(t)
+	torture.Worlds(t, 100, 1000, 100000)
 	ends := map[state.RunStatus]int{}
 	tried, turns, overBudget := 0, 0, 0
 	rapid.Check(t, func(t *rapid.T) {

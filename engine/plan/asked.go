@@ -162,6 +162,7 @@ func (m *maker) considered(keep []bool, excluded selection) selection {
 // count counts what is as it should be, and how much the plan is about.
 func (m *maker) count(in selection) {
 	about := 0
+	m.plan.Unchanged = m.rest.resources
 	for _, it := range m.items {
 		if !in.has(it.ref) {
 			continue

@@ -87,6 +87,13 @@ func (m *maker) suspect() {
 	recorded, seen := map[Place]int{}, map[Place]int{}
 	of, site := map[Place]tally{}, tally{} // by provider, and in all
 	live := 0
+	for at, n := range m.rest.recorded { // and all of it is there
+		provider := Place{at.Scope, schema.Ref{Kind: at.Kind}.Provider()}
+		recorded[at], seen[at] = n, n
+		of[provider] = tally{of[provider].recorded + n, of[provider].seen + n}
+		site = tally{site.recorded + n, site.seen + n}
+		live += n
+	}
 	for _, it := range m.items {
 		if it.record == nil {
 			continue
@@ -103,7 +110,7 @@ func (m *maker) suspect() {
 			seen[at]++
 		}
 	}
-	if len(m.desired) == 0 && live > 0 && !m.in.Options.Destroy && !m.in.Options.Sweep {
+	if len(m.desired)+m.rest.resources == 0 && live > 0 && !m.in.Options.Destroy && !m.in.Options.Sweep {
 		m.disappeared(fmt.Sprintf("the document has no resources, and %d are recorded", live),
 			"if all of them are to go, say so with converge destroy; otherwise correct the document")
 	}

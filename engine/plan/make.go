@@ -16,7 +16,16 @@ import (
 // Make decides. It modifies none of its inputs; equal inputs give equal plans. An error means that the inputs do not
 // fit together; what may not be done is a Refusal in the plan.
 func Make(in Input) (*Plan, error) {
-	m := &maker{in: in, at: map[schema.Ref]halves{}, detached: map[schema.Ref]*detachment{}, dropped: map[int]bool{}, secretive: map[*schema.Kind]bool{}, plan: &Plan{
+	m, err := decided(in, rest{})
+	if err != nil {
+		return nil, err
+	}
+	return m.plan, nil
+}
+
+// decided makes a plan of inputs that leave out what is as it should be and has nothing to do with the others; see [Planner].
+func decided(in Input, left rest) (*maker, error) {
+	m := &maker{in: in, rest: left, at: map[schema.Ref]halves{}, detached: map[schema.Ref]*detachment{}, dropped: map[int]bool{}, secretive: map[*schema.Kind]bool{}, plan: &Plan{
 		Format: Format, ID: in.ID, Site: in.Document.Site, Document: in.Document.JSON, Digest: in.Document.Digest, Destroy: in.Options.Destroy, Servers: in.Servers,
 	}}
 	if in.Options.Destroy || in.Options.Sweep {
@@ -55,11 +64,12 @@ func Make(in Input) (*Plan, error) {
 	if err := m.order(); err != nil {
 		return nil, err
 	}
-	return m.plan, nil
+	return m, nil
 }
 
 type maker struct {
 	in    Input
+	rest  rest
 	items []*item
 	byRef map[schema.Ref]*item
 	names Names
@@ -68,6 +78,7 @@ type maker struct {
 	owners   map[*providers.Thing]*item // whose each thing is
 	at       map[schema.Ref]halves
 	refers   map[Place]map[referred][]*providers.Thing // see referring
+	chose    bool                                      // something was chosen, from all that there is
 	plan     *Plan
 
 	desired   []schema.Resource         // of the document, what is converge's; what they refer to outside by external id

@@ -28,6 +28,9 @@ func (m *maker) match() error {
 	byID := make(map[Place]map[string]*providers.Thing, len(m.in.Observed.Things))
 	marked := map[schema.Ref]*providers.Thing{}
 	for at, things := range m.in.Observed.Things {
+		if len(things) == 0 {
+			continue
+		}
 		ids := make(map[string]*providers.Thing, len(things))
 		for i := range things {
 			t := &things[i]
@@ -304,10 +307,12 @@ func (m *maker) foreign() {
 			m.plan.Unmanaged = append(m.plan.Unmanaged, Foreign{Scope: at.Scope, Kind: at.Kind, ID: t.ID, Name: t.Name, Stray: ours})
 		}
 	}
-	slices.SortFunc(m.plan.Unmanaged, func(a, b Foreign) int {
-		x, y := schema.Ref{Scope: a.Scope, Kind: a.Kind, Name: a.ID}, schema.Ref{Scope: b.Scope, Kind: b.Kind, Name: b.ID}
-		return x.Compare(y)
-	})
+	slices.SortFunc(m.plan.Unmanaged, compareForeign)
+}
+
+func compareForeign(a, b Foreign) int {
+	x, y := schema.Ref{Scope: a.Scope, Kind: a.Kind, Name: a.ID}, schema.Ref{Scope: b.Scope, Kind: b.Kind, Name: b.ID}
+	return x.Compare(y)
 }
 
 // leftToOthers reports whether a thing that bears a mark of ours was given up on purpose, so that it is no stray.

@@ -69,7 +69,7 @@ func (m *maker) choose() {
 			}
 			at := Place{it.ref.Scope, f.Choose.Kind}
 			if pools[at] == nil {
-				pools[at] = m.pool(at, it.kind, f)
+				pools[at], m.chose = m.pool(at, it.kind, f), true
 			}
 			chosen, none := pools[at].choose(it, f)
 			if none != "" {

@@ -7,6 +7,7 @@ package torture
 
 import (
 	"encoding/json"
+	"flag"
 	"fmt"
 	"os"
 	"slices"
@@ -24,6 +25,22 @@ func Scale(sample, push, nightly int) int {
 		return nightly
 	}
 	return sample
+}
+
+// Worlds has rapid.Check try that many random worlds in this test, as Scale gives them, unless -rapid.checks says how many.
+func Worlds(t *testing.T, sample, push, nightly int) {
+	t.Helper()
+	checks := flag.Lookup("rapid.checks")
+	if checks == nil {
+		t.Fatal("rapid has no flag -rapid.checks any more")
+	}
+	if checks.Value.String() != checks.DefValue {
+		return
+	}
+	if err := checks.Value.Set(fmt.Sprint(Scale(sample, push, nightly))); err != nil {
+		t.Fatal(err)
+	}
+	t.Cleanup(func() { _ = checks.Value.Set(checks.DefValue) })
 }
 
 // Full says whether the promised figures are to be reached, not a sample.

@@ -1,0 +1,298 @@
+package plan
+
+import (
+	"errors"
+	"maps"
+	"reflect"
+	"slices"
+
+	"converge.dev/converge/providers"
+	"converge.dev/converge/schema"
+	"converge.dev/converge/state"
+)
+
+// A Planner makes one plan of a site after the other. Each is the one that [Make] makes of the same inputs, with the things of
+// each place in the order of their ids; what it costs follows what changed since the plan before, and what is not as it should
+// be, and not how large the site is.
+//
+// It decides anew about three sorts of resources: those that changed; those that are not quiet, which is to say for which there
+// is a step, a refusal or a drift; and those to which either may matter, because one refers to the other, both claim one
+// thing, or what is deleted is in use. All others are as they should be, and are counted.
+//
+// A Planner is not for concurrent use. What it is given belongs to it: nobody may change that any more.
+type Planner struct {
+	in    Input // with nothing desired or recorded, and of the things only which places there are
+	world world
+
+	rest    rest                // all that is quiet
+	quiet   map[schema.Ref]bool // the same one by one, and whether it is recorded
+	restive map[schema.Ref]bool // all other resources
+
+	external map[schema.Ref]string // what the document only refers to, and as which id that was found
+	foreign  []Foreign             // as the last plan has them
+	stale    bool                  // the last plan failed, so that all of this is of an earlier one
+}
+
+// A rest is what is as it should be: in the document, and seen there.
+type rest struct {
+	resources int
+	recorded  map[Place]int // how many of these are recorded; those that only come by themselves are not
+}
+
+func (r *rest) count(ref schema.Ref, recorded bool, n int) {
+	r.resources += n
+	if recorded {
+		r.recorded[Place{ref.Scope, ref.Kind}] += n
+	}
+}
+
+// Changes are what is different from the inputs of the plan before. Each map holds what is new or has changed, and nil for what
+// is gone.
+type Changes struct {
+	ID        string                          // of the plan
+	Document  *schema.Document                // another revision, of which Resources is not read; nil: the same
+	Resources map[schema.Ref]*schema.Resource // of the document
+	Records   map[schema.Ref]*state.Record
+	Things    map[Place]map[string]*providers.Thing // by external id; of the places that were observed to begin with
+
+	// The following stand for what was there before, when they are not nil.
+	Begun   map[schema.Ref]bool
+	Servers []state.Server
+	Known   []state.Server
+}
+
+// NewPlanner makes the first plan, of everything. The options have to be none: what is asked for once is asked of [Make].
+func NewPlanner(in Input) (*Planner, *Plan, error) {
+	if !reflect.ValueOf(in.Options).IsZero() {
+		return nil, nil, errors.New("a planner that goes on takes no options")
+	}
+	p := &Planner{in: in, world: newWorld(in)}
+	header := *in.Document
+	header.Resources = nil
+	p.in.Document, p.in.Recorded = &header, nil
+	p.in.Observed.Things = make(map[Place][]providers.Thing, len(in.Observed.Things))
+	for at := range in.Observed.Things {
+		p.in.Observed.Things[at] = nil
+	}
+	plan, err := p.all()
+	return p, plan, err
+}
+
+// Plan makes the plan after some changes. Where it fails, the changes are made all the same.
+func (p *Planner) Plan(ch Changes) (*Plan, error) {
+	p.in.ID = ch.ID
+	s := p.selection()
+	p.take(ch, s)
+	if p.stale {
+		return p.all()
+	}
+	for ref := range p.restive {
+		s.add(ref)
+	}
+	for ref := range p.in.Begun {
+		s.add(ref)
+	}
+	for {
+		m, err := p.some(s)
+		if err != nil || m.chose { // a choice is made among all that there is
+			return p.all()
+		}
+		if !p.spread(m, s) {
+			p.settle(m, s)
+			return m.plan, nil
+		}
+	}
+}
+
+// take makes the changes, and selects what they are about.
+func (p *Planner) take(ch Changes, s *chosen) {
+	if ch.Document != nil {
+		header := *ch.Document
+		header.Resources = nil
+		p.in.Document = &header
+	}
+	if ch.Servers != nil {
+		p.in.Servers = ch.Servers
+	}
+	if ch.Known != nil {
+		p.in.Known = ch.Known
+	}
+	if ch.Begun != nil {
+		for ref := range p.in.Begun {
+			s.add(ref)
+		}
+		p.in.Begun = ch.Begun
+	}
+	for ref, r := range ch.Resources {
+		s.users(ref) // what names it by its external id may not, once it is declared
+		p.world.setResource(ref, r)
+		s.add(ref)
+		s.users(ref)
+	}
+	for ref, r := range ch.Records {
+		s.users(ref)
+		p.world.setRecord(ref, r)
+		s.add(ref)
+		s.users(ref)
+	}
+	for at, things := range ch.Things {
+		for id, t := range things {
+			k := thingKey{at, id}
+			s.addThing(k)
+			p.world.setThing(k, t)
+			s.thingAgain(k)
+		}
+	}
+}
+
+// all decides about everything.
+func (p *Planner) all() (*Plan, error) {
+	p.stale = true
+	in := p.in
+	in.Document, in.Recorded, in.Observed.Things = p.world.whole(p.in)
+	m, err := decided(in, rest{})
+	if err != nil {
+		return nil, err
+	}
+	p.stale = false
+	p.rest = rest{recorded: map[Place]int{}}
+	p.quiet, p.restive, p.external = make(map[schema.Ref]bool, len(m.items)), map[schema.Ref]bool{}, map[schema.Ref]string{}
+	p.world.forgetOwners()
+	p.learn(m)
+	p.foreign = m.plan.Unmanaged
+	return m.plan, nil
+}
+
+// some decides about what is selected.
+func (p *Planner) some(s *chosen) (*maker, error) {
+	s.close()
+	left := rest{p.rest.resources, maps.Clone(p.rest.recorded)}
+	in := p.in
+	in.Document, in.Recorded = p.world.part(p.in, s)
+	for ref := range s.refs {
+		if recorded, quiet := p.quiet[ref]; quiet {
+			left.count(ref, recorded, -1)
+		}
+	}
+	touched := map[Place][]*held{}
+	for k := range s.things {
+		if h := p.world.things[k]; h != nil {
+			touched[k.Place] = append(touched[k.Place], h)
+		}
+	}
+	for at, list := range touched {
+		in.Observed.Things[at] = inOrder(list)
+	}
+	defer func() { // it has all places, and may be large
+		for at := range touched {
+			in.Observed.Things[at] = nil
+		}
+	}()
+	for at, n := range left.recorded {
+		if n == 0 {
+			delete(left.recorded, at)
+		}
+	}
+	return decided(in, left)
+}
+
+// spread selects besides what a decision may matter to: what refers to a thing that goes or is replaced, or that is another one
+// now. It reports whether there was anything.
+func (p *Planner) spread(m *maker, s *chosen) bool {
+	before := len(s.refs) + len(s.things)
+	for _, it := range m.items {
+		if h, ok := m.at[it.ref]; it.replace != "" || it.desired == nil || ok && h.remove >= 0 || p.another(it) {
+			s.dependents(it.ref)
+			if it.thing != nil {
+				s.referrers(thingKey{Place{it.ref.Scope, it.ref.Kind}, it.thing.ID})
+			}
+		}
+	}
+	for ref := range s.refs {
+		was, known := p.external[ref]
+		is := m.external[ref]
+		if known != (is != nil) || known && was != foundAs(is) || is == nil && m.byRef[ref] == nil { // no longer a resource at all
+			s.dependents(ref)
+		}
+	}
+	s.close()
+	return len(s.refs)+len(s.things) > before
+}
+
+// another reports whether a resource has a thing that was not its own before, or has lost one.
+func (p *Planner) another(it *item) bool {
+	had, ok := p.world.owned[it.ref]
+	if it.thing == nil {
+		return ok
+	}
+	return !ok || had.id != it.thing.ID
+}
+
+// foundAs is how something external was found.
+func foundAs(it *item) string {
+	switch {
+	case it.thing != nil:
+		return it.thing.ID
+	case it.unknown:
+		return "\x00unknown"
+	case it.refused:
+		return "\x00refused"
+	}
+	return it.desired.External.ID
+}
+
+// settle keeps what was decided about what is selected.
+func (p *Planner) settle(m *maker, s *chosen) {
+	for ref := range s.refs {
+		if recorded, quiet := p.quiet[ref]; quiet {
+			p.rest.count(ref, recorded, -1)
+			delete(p.quiet, ref)
+		}
+		delete(p.restive, ref)
+		delete(p.external, ref)
+		p.world.disown(ref)
+	}
+	p.learn(m)
+	others := slices.DeleteFunc(slices.Clone(p.foreign), func(f Foreign) bool { return s.things[thingKey{Place{f.Scope, f.Kind}, f.ID}] })
+	m.plan.Unmanaged = merged(others, m.plan.Unmanaged)
+	p.foreign = m.plan.Unmanaged
+}
+
+// learn notes which resources are quiet, and whose each thing is.
+func (p *Planner) learn(m *maker) {
+	drifted := make(map[schema.Ref]bool, len(m.plan.Drift))
+	for i := range m.plan.Drift {
+		drifted[m.plan.Drift[i].Ref] = true
+	}
+	for _, it := range m.items {
+		if it.thing != nil {
+			p.world.own(it.ref, thingKey{Place{it.ref.Scope, it.ref.Kind}, it.thing.ID})
+		}
+		if it.unchanged && !it.refused && !drifted[it.ref] {
+			p.quiet[it.ref] = it.record != nil
+			p.rest.count(it.ref, it.record != nil, 1)
+		} else {
+			p.restive[it.ref] = true
+		}
+	}
+	for ref, it := range m.external {
+		p.restive[ref] = true
+		p.external[ref] = foundAs(it)
+	}
+}
+
+// merged puts two sorted lists together.
+func merged(a, b []Foreign) []Foreign {
+	if len(a) == 0 {
+		return b
+	}
+	all := make([]Foreign, 0, len(a)+len(b))
+	for len(a) > 0 && len(b) > 0 {
+		if compareForeign(a[0], b[0]) < 0 {
+			all, a = append(all, a[0]), a[1:]
+		} else {
+			all, b = append(all, b[0]), b[1:]
+		}
+	}
+	return append(append(all, a...), b...)
+}

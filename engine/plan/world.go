@@ -1,0 +1,465 @@
+package plan
+
+import (
+	"cmp"
+	"maps"
+	"slices"
+
+	"converge.dev/converge/providers"
+	"converge.dev/converge/schema"
+	"converge.dev/converge/state"
+)
+
+// A world is all inputs of a [Planner], with what leads from one to the other.
+type world struct {
+	in Input // its kinds and traits, and the site
+
+	resources map[schema.Ref]*schema.Resource
+	records   map[schema.Ref]*state.Record
+	things    map[thingKey]*held
+
+	owned map[schema.Ref]thingKey
+	owner map[thingKey]schema.Ref
+
+	users     index[schema.Ref, schema.Ref]       // what depends on a resource, as the document or the record says
+	recorded  index[thingKey, schema.Ref]         // what is recorded as the thing with an id
+	outside   index[thingKey, schema.Ref]         // what names a thing by its id in the document
+	named     index[thingName, thingKey]          // the things that are called so
+	marked    index[schema.Ref, thingKey]         // the things with a mark of ours
+	referring index[referred, thingKey]           // the things that are seen to refer to an id
+	futures   map[Place]index[string, schema.Ref] // the ids that things will have when they are made; only where outside leads
+}
+
+type thingKey struct {
+	Place
+	id string
+}
+
+type thingName struct {
+	Place
+	name string
+}
+
+// held is a thing, and what it refers to.
+type held struct {
+	*providers.Thing
+	refers []referred
+}
+
+// An index lists what belongs to a key, some of it more than once.
+type index[K, V comparable] map[K][]V
+
+func (x index[K, V]) add(k K, v V) { x[k] = append(x[k], v) }
+
+func (x index[K, V]) remove(k K, v V) {
+	list := x[k]
+	i := slices.Index(list, v)
+	if i < 0 {
+		return
+	}
+	if list[i] = list[len(list)-1]; len(list) == 1 {
+		delete(x, k)
+		return
+	}
+	x[k] = list[:len(list)-1]
+}
+
+func newWorld(in Input) world {
+	w := world{
+		in:        Input{Kinds: in.Kinds, Traits: in.Traits, Document: &schema.Document{Site: in.Document.Site}},
+		resources: make(map[schema.Ref]*schema.Resource, len(in.Document.Resources)), records: make(map[schema.Ref]*state.Record, len(in.Recorded)),
+		things: map[thingKey]*held{}, users: index[schema.Ref, schema.Ref]{}, recorded: index[thingKey, schema.Ref]{},
+		outside: index[thingKey, schema.Ref]{}, named: index[thingName, thingKey]{}, marked: index[schema.Ref, thingKey]{},
+		referring: index[referred, thingKey]{}, futures: map[Place]index[string, schema.Ref]{},
+	}
+	for i := range in.Document.Resources {
+		w.setResource(in.Document.Resources[i].Ref, &in.Document.Resources[i])
+	}
+	for i := range in.Recorded {
+		w.setRecord(in.Recorded[i].Ref, &in.Recorded[i])
+	}
+	for at, things := range in.Observed.Things {
+		for i := range things {
+			w.setThing(thingKey{at, things[i].ID}, &things[i])
+		}
+	}
+	return w
+}
+
+func (w *world) setResource(ref schema.Ref, r *schema.Resource) {
+	w.unforesee(ref)
+	defer w.foresee(ref)
+	if had := w.resources[ref]; had != nil {
+		for _, to := range had.After {
+			w.users.remove(to, ref)
+		}
+		for _, to := range had.Outside {
+			w.outside.remove(outsideKey(to), ref)
+		}
+		delete(w.resources, ref)
+	}
+	if r == nil {
+		return
+	}
+	w.resources[ref] = r
+	for _, to := range r.After {
+		w.users.add(to, ref)
+	}
+	for _, to := range r.Outside {
+		w.outside.add(outsideKey(to), ref)
+	}
+}
+
+// outsideKey is the thing that a reference by external id leads to.
+func outsideKey(to schema.Ref) thingKey { return thingKey{Place{to.Scope, to.Kind}, to.Name} }
+
+func (w *world) setRecord(ref schema.Ref, r *state.Record) {
+	w.unforesee(ref)
+	defer w.foresee(ref)
+	at := Place{ref.Scope, ref.Kind}
+	if had := w.records[ref]; had != nil {
+		for _, to := range had.After {
+			w.users.remove(to, ref)
+		}
+		w.recorded.remove(thingKey{at, had.ID}, ref)
+		delete(w.records, ref)
+	}
+	if r == nil {
+		return
+	}
+	w.records[ref] = r
+	for _, to := range r.After {
+		w.users.add(to, ref)
+	}
+	w.recorded.add(thingKey{at, r.ID}, ref)
+}
+
+func (w *world) setThing(k thingKey, t *providers.Thing) {
+	if had := w.things[k]; had != nil {
+		for _, to := range had.refers {
+			w.referring.remove(to, k)
+		}
+		w.named.remove(thingName{k.Place, had.Name}, k)
+		w.marked.remove(had.Mark.Ref, k)
+		delete(w.things, k)
+	}
+	if t == nil {
+		return
+	}
+	h := &held{Thing: t}
+	w.things[k] = h
+	if kind := w.in.Kinds[k.Kind]; kind != nil {
+		h.refers = references(kind, t.Spec)
+	}
+	for _, to := range h.refers {
+		w.referring.add(to, k)
+	}
+	w.named.add(thingName{k.Place, t.Name}, k)
+	w.marked.add(t.Mark.Ref, k)
+}
+
+// references lists what an observed spec refers to.
+func references(k *schema.Kind, spec schema.Object) (all []referred) {
+	part := schema.Object{}
+	for i := range k.Fields {
+		if f := &k.Fields[i]; f.HasRefs() {
+			if v, ok := spec[f.Name]; ok {
+				part[f.Name] = schema.Clone(v)
+			}
+		}
+	}
+	k.EachRef(part, func(kind, id string) string {
+		if to := (referred{kind, id}); !slices.Contains(all, to) {
+			all = append(all, to)
+		}
+		return id
+	})
+	return all
+}
+
+func (w *world) own(ref schema.Ref, k thingKey) { w.owned[ref], w.owner[k] = k, ref }
+
+func (w *world) disown(ref schema.Ref) {
+	if k, ok := w.owned[ref]; ok {
+		delete(w.owned, ref)
+		if w.owner[k] == ref {
+			delete(w.owner, k)
+		}
+	}
+}
+
+func (w *world) forgetOwners() {
+	w.owned, w.owner = make(map[schema.Ref]thingKey, len(w.records)), make(map[thingKey]schema.Ref, len(w.records))
+}
+
+// future is the id that the thing of a resource would have if it were made now; empty where it says what it is called.
+func (w *world) future(ref schema.Ref) string {
+	r := w.resources[ref]
+	if r == nil || r.External != nil {
+		return ""
+	}
+	traits, served := w.in.Traits(ref.Scope, ref.Kind)
+	if !served || traits.ID != "" {
+		return ""
+	}
+	born := 0
+	if had := w.records[ref]; had != nil {
+		born = had.Incarnation
+	}
+	return ExternalID(w.in.Document.Site.ID, traits, ref, born+1, r.Spec)
+}
+
+// foresee and unforesee keep the futures of the places where somebody has asked for them.
+func (w *world) foresee(ref schema.Ref) {
+	if ids := w.futures[Place{ref.Scope, ref.Kind}]; ids != nil {
+		ids.add(w.future(ref), ref)
+	}
+}
+
+func (w *world) unforesee(ref schema.Ref) {
+	if ids := w.futures[Place{ref.Scope, ref.Kind}]; ids != nil {
+		ids.remove(w.future(ref), ref)
+	}
+}
+
+// awaited are the resources whose things will have an id.
+func (w *world) awaited(k thingKey) []schema.Ref {
+	if w.futures[k.Place] == nil {
+		w.futures[k.Place] = index[string, schema.Ref]{}
+		for ref := range w.resources {
+			if ref.Scope == k.Scope && ref.Kind == k.Kind {
+				w.foresee(ref)
+			}
+		}
+	}
+	return w.futures[k.Place][k.id]
+}
+
+// whole gives everything, in order.
+func (w *world) whole(header Input) (*schema.Document, []state.Record, map[Place][]providers.Thing) {
+	doc, recorded := documentOf(header, w, slices.Collect(maps.Keys(w.resources))), recordsOf(w, slices.Collect(maps.Keys(w.records)))
+	lists := make(map[Place][]*held, len(header.Observed.Things))
+	for k, h := range w.things {
+		lists[k.Place] = append(lists[k.Place], h)
+	}
+	things := make(map[Place][]providers.Thing, len(header.Observed.Things))
+	for at := range header.Observed.Things {
+		things[at] = inOrder(lists[at])
+	}
+	return doc, recorded, things
+}
+
+// part gives what is selected of the document and of what is recorded.
+func (w *world) part(header Input, s *chosen) (*schema.Document, []state.Record) {
+	refs := slices.Collect(maps.Keys(s.refs))
+	return documentOf(header, w, refs), recordsOf(w, refs)
+}
+
+func documentOf(header Input, w *world, refs []schema.Ref) *schema.Document {
+	doc := *header.Document
+	for _, ref := range schema.SortRefs(refs) {
+		if r := w.resources[ref]; r != nil {
+			doc.Resources = append(doc.Resources, *r)
+		}
+	}
+	return &doc
+}
+
+func recordsOf(w *world, refs []schema.Ref) (recorded []state.Record) {
+	for _, ref := range schema.SortRefs(refs) {
+		if r := w.records[ref]; r != nil {
+			recorded = append(recorded, *r)
+		}
+	}
+	return recorded
+}
+
+func inOrder(list []*held) []providers.Thing {
+	slices.SortFunc(list, func(a, b *held) int { return cmp.Compare(a.ID, b.ID) })
+	things := make([]providers.Thing, len(list))
+	for i, h := range list {
+		things[i] = *h.Thing
+	}
+	return things
+}
+
+// chosen is what a plan decides about anew: resources, and things.
+type chosen struct {
+	world  *world
+	refs   map[schema.Ref]bool
+	things map[thingKey]bool
+
+	newRefs   []schema.Ref // of which nobody has looked yet what they lead to
+	newThings []thingKey
+}
+
+func (p *Planner) selection() *chosen {
+	return &chosen{world: &p.world, refs: map[schema.Ref]bool{}, things: map[thingKey]bool{}}
+}
+
+func (s *chosen) add(ref schema.Ref) {
+	if !s.refs[ref] {
+		s.refs[ref] = true
+		s.newRefs = append(s.newRefs, ref)
+	}
+}
+
+func (s *chosen) addAll(refs []schema.Ref) {
+	for _, ref := range refs {
+		s.add(ref)
+	}
+}
+
+func (s *chosen) addThing(k thingKey) {
+	if !s.things[k] {
+		s.things[k] = true
+		s.newThings = append(s.newThings, k)
+	}
+}
+
+func (s *chosen) addThings(keys []thingKey) {
+	for _, k := range keys {
+		s.addThing(k)
+	}
+}
+
+// close adds what the selected leads to, step by step: to decide about a resource takes all that it refers to, and all that
+// could be its thing.
+func (s *chosen) close() {
+	for len(s.newRefs)+len(s.newThings) > 0 {
+		for len(s.newRefs) > 0 {
+			ref := s.newRefs[len(s.newRefs)-1]
+			s.newRefs = s.newRefs[:len(s.newRefs)-1]
+			s.fromRef(ref)
+		}
+		for len(s.newThings) > 0 {
+			k := s.newThings[len(s.newThings)-1]
+			s.newThings = s.newThings[:len(s.newThings)-1]
+			s.fromThing(k)
+		}
+	}
+}
+
+func (s *chosen) fromRef(ref schema.Ref) {
+	w, at := s.world, Place{ref.Scope, ref.Kind}
+	if k, ok := w.owned[ref]; ok {
+		s.addThing(k)
+	}
+	s.addThings(w.marked[ref])
+	if ref.Name != "" {
+		s.addThings(w.named[thingName{at, ref.Name}])
+	}
+	record := w.records[ref]
+	if record != nil {
+		s.addAll(record.After)
+		s.addThing(thingKey{at, record.ID})
+		s.addAll(w.recorded[thingKey{at, record.ID}])
+	}
+	r := w.resources[ref]
+	if r == nil {
+		return
+	}
+	s.addAll(r.After)
+	for _, to := range r.Outside {
+		k := outsideKey(to)
+		s.addThing(k)
+		s.addAll(w.recorded[k])
+		s.addAll(w.awaited(k))
+	}
+	for _, id := range s.idsOf(r, record) {
+		s.addThing(thingKey{at, id})
+	}
+}
+
+// idsOf lists the ids that the thing of a resource may have.
+func (s *chosen) idsOf(r *schema.Resource, record *state.Record) []string {
+	if r.External != nil {
+		return []string{cmp.Or(r.External.ID, r.Ref.Name)} // or that is its name
+	}
+	var ids []string
+	if r.Lifecycle.ID != "" {
+		ids = append(ids, r.Lifecycle.ID)
+	}
+	traits, served := s.world.in.Traits(r.Ref.Scope, r.Ref.Kind)
+	if !served {
+		return ids
+	}
+	born := 0
+	if record != nil {
+		born = record.Incarnation
+	}
+	last := born + lookAhead
+	if record != nil && !record.Gone || traits.ID != "" {
+		last = born + 1
+	}
+	for i := born + 1; i <= last; i++ {
+		ids = append(ids, ExternalID(s.world.in.Document.Site.ID, traits, r.Ref, i, r.Spec))
+	}
+	return ids
+}
+
+func (s *chosen) fromThing(k thingKey) {
+	w := s.world
+	if ref, ok := w.owner[k]; ok {
+		s.add(ref)
+	}
+	s.addAll(w.recorded[k])
+	h := w.things[k]
+	if h == nil {
+		return
+	}
+	if h.Mark.Site == w.in.Document.Site.ID && !h.Mark.IsZero() {
+		s.add(h.Mark.Ref)
+	}
+	s.add(schema.Ref{Scope: k.Scope, Kind: k.Kind, Name: h.Name})
+	for _, to := range h.refers {
+		for _, scope := range []string{k.Scope, schema.ScopeSite} {
+			of := thingKey{Place{scope, to.kind}, to.id}
+			if ref, ok := w.owner[of]; ok {
+				s.add(ref)
+			}
+			s.addAll(w.recorded[of])
+		}
+	}
+}
+
+// thingAgain looks once more at what a thing leads to, which has changed.
+func (s *chosen) thingAgain(k thingKey) {
+	s.things[k] = true
+	s.newThings = append(s.newThings, k)
+}
+
+// dependents adds what depends on a resource, as the document and the records say, and what refers to its thing.
+func (s *chosen) dependents(ref schema.Ref) {
+	w, at := s.world, Place{ref.Scope, ref.Kind}
+	s.addAll(w.users[ref])
+	if k, ok := w.owned[ref]; ok {
+		s.referrers(k)
+	}
+	if record := w.records[ref]; record != nil {
+		s.referrers(thingKey{at, record.ID})
+	}
+}
+
+// referrers adds the things that are seen to refer to one, and what names it by its id in the document.
+func (s *chosen) referrers(k thingKey) {
+	s.addThings(s.world.referring[referred{k.Kind, k.id}])
+	s.addAll(s.world.outside[k])
+}
+
+// users adds what names the thing of a resource by its id in the document.
+func (s *chosen) users(ref schema.Ref) {
+	w, at := s.world, Place{ref.Scope, ref.Kind}
+	if k, ok := w.owned[ref]; ok {
+		s.addAll(w.outside[k])
+	}
+	record := w.records[ref]
+	if record != nil {
+		s.addAll(w.outside[thingKey{at, record.ID}])
+	}
+	if r := w.resources[ref]; r != nil {
+		for _, id := range s.idsOf(r, record) {
+			s.addAll(w.outside[thingKey{at, id}])
+		}
+	}
+}
