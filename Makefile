@@ -48,9 +48,9 @@ lint: ## vet, staticcheck (pinned in go.mod), gofmt, and that every seeded bug s
 	go run ./e2e/mutants -n
 
 .PHONY: bench
-bench: build ## measure what docs/performance.md promises (10 min)
-	go run ./e2e/bench
+bench: build ## measure what docs/performance.md promises, each figure beside its floor; fails when a budget is missed (15 min)
 	go test -run xxx -bench . ./engine/... ./schema/load ./state/etcd ./providers/carbide
+	go run ./e2e/bench
 
 .PHONY: generate
 generate: ## write generated code anew (needs protobuf-compiler and openvswitch-common; the schema alone: go generate ./schema/load)

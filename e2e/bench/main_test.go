@@ -20,7 +20,25 @@ func TestBench(t *testing.T) {
 	if err != nil {
 		t.Fatalf("%v\n%s", err, out)
 	}
-	if rows := strings.Count(string(out), "\n| ") - 1; rows != 7 { // the first is the head of the table
-		t.Errorf("%d rows, want 7:\n%s", rows, out)
+	if rows := strings.Count(string(out), "\n| ") - 1; rows != 10 { // the first is the head of the table
+		t.Errorf("%d rows, want 10:\n%s", rows, out)
+	}
+}
+
+// The median of the ratios is held against a budget, whatever the machine was at in a single round; bytes are as they are.
+func TestVerdict(t *testing.T) {
+	t.Parallel()
+	for _, r := range []row{
+		{"ok", []float64{1, 2, 40}, []float64{1, 1, 1}, 2},
+		{"missed", []float64{3, 3, 1}, []float64{1, 1, 1}, 2},
+		{"ok", []float64{8, 3, 9}, []float64{4, 3, 1}, 2}, // slower and slower, and so is the floor
+		{"", []float64{8}, []float64{1}, 0},
+		{"ok", []float64{64 << 20}, nil, 64 << 20},
+		{"missed", []float64{65 << 20}, nil, 64 << 20},
+	} {
+		line, missed := r.verdict()
+		if cells := strings.Split(line, "|"); strings.Trim(cells[len(cells)-2], " *") != r.what || missed != (r.what == "missed") {
+			t.Errorf("%v against %v with budget %v: %s", r.figures, r.floors, r.budget, line)
+		}
 	}
 }

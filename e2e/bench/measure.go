@@ -1,0 +1,235 @@
+package main
+
+import (
+	"bufio"
+	"bytes"
+	"context"
+	"fmt"
+	"os"
+	"os/exec"
+	"path/filepath"
+	"regexp"
+	"strings"
+	"time"
+
+	"golang.org/x/perf/benchfmt"
+)
+
+// A scale is how large a site is, and what is promised of that.
+type scale struct {
+	n      int
+	ratio  float64 // to the floor; zero: nothing
+	memory float64 // in MiB; zero: nothing
+}
+
+// measure measures something round by round, at each scale.
+func measure(scales []scale, do func(s scale, round int) error) error {
+	for _, s := range scales {
+		if s.n > *most {
+			break
+		}
+		for round := range *rounds {
+			if err := do(s, round); err != nil {
+				return err
+			}
+		}
+	}
+	return nil
+}
+
+// start is the time to the first output, with a store in which there is nothing but a document. The floor is a process that
+// opens such a store, from its start to its end.
+func (b *bencher) start() error {
+	at, err := b.folder("start", "networks:1", "")
+	if err != nil {
+		return err
+	}
+	if _, err := b.run(at, 0, "put", "site.json"); err != nil {
+		return err
+	}
+	if _, err := b.floor(at, "commit", store, "floor", "0"); err != nil {
+		return err
+	}
+	return measure([]scale{{n: 1, ratio: 2}}, func(s scale, _ int) error {
+		for range 3 { // it is short
+			c, err := b.run(at, 0, "runs")
+			if err != nil {
+				return err
+			}
+			floor, err := execute(b.self, at, 0, "-floor=open", "floor")
+			if err != nil {
+				return err
+			}
+			b.row(s.ratio, "start to first output, empty store").time(c.wall, floor.wall)
+		}
+		return nil
+	})
+}
+
+// validate has as its floor to decode the same bytes.
+func (b *bencher) validate() error {
+	return measure([]scale{{n: 1_000}, {10_000, 2.5, 120}, {n: 100_000, ratio: 2.5}}, func(s scale, _ int) error {
+		at, err := b.folder(fmt.Sprint("validate-", s.n), fmt.Sprint("mixed:", s.n), "")
+		if err != nil {
+			return err
+		}
+		c, err := b.run(at, 0, "validate", "site.json")
+		if err != nil {
+			return err
+		}
+		floor, err := b.floor(at, "decode", "site.json")
+		if err != nil {
+			return err
+		}
+		b.row(s.ratio, "validate %d (JSON)", s.n).time(c.wall, floor.Took)
+		b.row(s.memory*(1<<20), "validate %d: memory", s.n).bytes(c.rss)
+		return nil
+	})
+}
+
+// plan runs the benchmark of planning in memory, which has a floor of its own beside each figure.
+func (b *bencher) plan() error {
+	test := filepath.Join(b.dir, "plan.test")
+	if _, err := execute("go", ".", 0, "test", "-c", "-o", test, "converge.dev/converge/engine/plan"); err != nil {
+		return err
+	}
+	return measure([]scale{{n: 1_000}, {n: 10_000, ratio: 3}, {n: 100_000, ratio: 3}}, func(s scale, _ int) error {
+		c, err := execute(test, b.dir, 0, "-test.run=^$", fmt.Sprintf("-test.bench=^BenchmarkNoOp$/^n=%d$", s.n), "-test.benchtime=500ms")
+		if err != nil {
+			return err
+		}
+		took := map[string]time.Duration{}
+		for r := benchfmt.NewReader(strings.NewReader(c.said), test); r.Scan(); {
+			if result, ok := r.Result().(*benchfmt.Result); ok {
+				_, parts := result.Name.Parts()
+				seconds, _ := result.Value("sec/op")
+				took[string(parts[1])] = time.Duration(seconds * float64(time.Second))
+			}
+		}
+		figure, floor := took["/by=plan"], took["/by=floor"]
+		if figure == 0 || floor == 0 {
+			return fmt.Errorf("not what is asked for was measured: %s", c.said)
+		}
+		b.row(s.ratio, "no-op plan of %d in memory", s.n).time(figure, floor)
+		return nil
+	})
+}
+
+// world applies and destroys sites on the fake world, with the embedded store and its durable journal. The floor commits what
+// that left in the store once more.
+func (b *bencher) world() error {
+	return measure([]scale{{n: 1_000}, {n: 10_000, ratio: 2}}, func(s scale, round int) error {
+		at, err := b.folder(fmt.Sprintf("world-%d-%d", s.n, round), fmt.Sprint("networks:", s.n), "fake: {world: world.json}\n")
+		if err != nil {
+			return err
+		}
+		var floor done // has all that converge stored up to its revision
+		both := func(args ...string) (took time.Duration, err error) {
+			c, err := b.run(at, 0, args...)
+			if err == nil {
+				floor, err = b.floor(at, "commit", store, "floor", fmt.Sprint(floor.Revision))
+			}
+			return c.wall, err
+		}
+
+		took, err := both("apply", "-auto-approve", "-quiet", "site.json")
+		if err != nil {
+			return err
+		}
+		b.row(s.ratio, "apply %d on the fake world", s.n).time(took, floor.Took)
+
+		site := filepath.Join(at, "site.json")
+		text, err := os.ReadFile(site)
+		if err != nil {
+			return err
+		}
+		if err := os.WriteFile(site, bytes.Replace(text, []byte(`"bench"`), []byte(`"edited"`), 1), 0o600); err != nil {
+			return err
+		}
+		if _, err := both("apply", "-auto-approve", "-quiet", "site.json"); err != nil {
+			return err
+		}
+		b.row(64<<10, "apply one change in %d: stored", s.n).bytes(floor.Stored)
+
+		asked, err := b.run(at, 7, "destroy", "-auto-approve", "-quiet")
+		if err != nil {
+			return err
+		}
+		took, err = both("destroy", regexp.MustCompile(`-approve=[0-9a-f]+`).FindString(asked.said), "-quiet")
+		if err != nil {
+			return err
+		}
+		b.row(s.ratio, "destroy %d on the fake world", s.n).time(took, floor.Took)
+		return nil
+	})
+}
+
+// carbide applies and plans against the simulator, in a process of its own, over mutual TLS. The floors make the same calls
+// with a bare client: for the apply at a simulator in which there is nothing yet.
+func (b *bencher) carbide() error {
+	return measure([]scale{{n: 1_000}, {10_000, 2, 130}}, func(s scale, round int) error {
+		at, err := b.folder(fmt.Sprintf("carbide-%d-%d", s.n, round), fmt.Sprint("networks:", s.n), "")
+		if err != nil {
+			return err
+		}
+		var apply, plan cost
+		var floor done
+		err = b.simulated(at, func() (err error) {
+			if apply, err = b.run(at, 0, "apply", "-auto-approve", "-quiet", "site.json"); err != nil {
+				return err
+			}
+			if _, err = b.floor(at, "commit", store, "floor", "0"); err != nil { // whose records are read
+				return err
+			}
+			if plan, err = b.run(at, 0, "plan", "-quiet", "site.json"); err != nil {
+				return err
+			}
+			floor, err = b.floor(at, "look", "converge.yaml", "site.json", "floor")
+			return err
+		})
+		if err != nil {
+			return err
+		}
+		b.row(s.ratio, "no-op plan of %d against the simulator", s.n).time(plan.wall, floor.Took)
+		b.row(s.memory*(1<<20), "no-op plan of %d: memory", s.n).bytes(plan.rss)
+
+		err = b.simulated(at, func() (err error) {
+			floor, err = b.floor(at, "make", "converge.yaml", "site.json")
+			return err
+		})
+		if err != nil {
+			return err
+		}
+		b.row(min(s.ratio, 1.5), "apply %d on the simulator", s.n).time(apply.wall, floor.Took)
+		return nil
+	})
+}
+
+// simulated does something while a new simulator runs. How that is reached stands in converge.yaml.
+func (b *bencher) simulated(at string, do func() error) error {
+	ctx, cancel := context.WithCancel(context.Background())
+	defer cancel()
+	sim := exec.CommandContext(ctx, b.converge, "dev", "carbide", "-listen=127.0.0.1:0", "-tls-dir=tls", "-fast")
+	sim.Dir = at
+	said, err := sim.StderrPipe()
+	if err != nil {
+		return err
+	}
+	config, err := os.Create(filepath.Join(at, "converge.yaml")) // what it prints is what belongs there
+	if err != nil {
+		return err
+	}
+	defer config.Close()
+	sim.Stdout = config
+	if err := sim.Start(); err != nil {
+		return err
+	}
+	defer func() { cancel(); _ = sim.Wait() }()
+	var told []string
+	for lines := bufio.NewScanner(said); lines.Scan(); told = append(told, lines.Text()) {
+		if strings.HasPrefix(lines.Text(), "Press") {
+			return do()
+		}
+	}
+	return fmt.Errorf("the simulator ended: %s", strings.Join(told, "\n"))
+}
