@@ -58,7 +58,7 @@ func TestScripts(t *testing.T) {
 		UpdateScripts:       *update,
 		Setup: func(e *testscript.Env) error { // the race detector makes evaluation slow and large
 			e.Setenv("CONVERGE_CLI_ARGS", "-eval-timeout=1m -eval-memory=2048")
-			e.Setenv("CONVERGE_SEEDED_BUG", os.Getenv("CONVERGE_SEEDED_BUG")) // of e2e/mutants
+			e.Setenv("SEEDED_BUG", os.Getenv("SEEDED_BUG")) // of e2e/mutants
 			return nil
 		},
 		Cmds: map[string]func(ts *testscript.TestScript, neg bool, args []string){

@@ -15,7 +15,7 @@ import (
 )
 
 // variable names in the environment of a test the bug that is switched on.
-const variable = "CONVERGE_SEEDED_BUG"
+const variable = "SEEDED_BUG"
 
 // weave puts all mutants that change nothing but bodies of functions into one build, and each of the others into its own.
 func weave(mutants []*mutant) (together *build, alone []*build, err error) {
