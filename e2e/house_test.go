@@ -34,6 +34,7 @@ var layers = []struct {
 	{"internal/cluster", []string{"schema", "state", "engine", "internal/torture"}},
 	{"internal/enginetest", []string{"schema", "providers", "state", "engine"}},
 	{"schema/load", []string{"schema", "internal/files", "internal/nearest"}},
+	{"schema/internal/message", []string{"internal/nearest"}},
 	{"schema", nil},
 	{"providers/all", []string{"schema", "providers"}},
 	{"providers/fake", []string{"schema", "providers$", "internal/files"}},

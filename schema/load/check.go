@@ -12,6 +12,7 @@ import (
 	"cuelang.org/go/cue"
 
 	"converge.dev/converge/schema"
+	"converge.dev/converge/schema/internal/canonical"
 )
 
 // types is a set of types of JSON values, as they stand in a [schema.Object].
@@ -205,7 +206,7 @@ func repeated(l []any) int {
 	seen := make(map[any]bool, len(l))
 	for i, e := range l {
 		if typeOf(e)&(isList|isObject) != 0 {
-			e = jsonText(appendJSON(nil, e))
+			e = jsonText(canonical.Append(nil, e))
 		}
 		if seen[e] {
 			return i

@@ -18,6 +18,8 @@ import (
 	"time"
 
 	"golang.org/x/sys/unix"
+
+	"converge.dev/converge/schema/internal/message"
 )
 
 // Limits bound one evaluation in a child process. Zero fields take the value of [DefaultLimits].
@@ -127,7 +129,7 @@ func names(sources []Source) string {
 			list = append(list, fmt.Sprintf("%d more", len(sources)-i))
 			break
 		}
-		list = append(list, printable(s.Name))
+		list = append(list, message.Printable(s.Name))
 	}
 	return strings.Join(list, ", ")
 }
@@ -187,7 +189,7 @@ func runChild(ctx context.Context, argv []string, limits Limits, in io.Reader) (
 	case cmd.ProcessState != nil && cmd.ProcessState.UserTime()+cmd.ProcessState.SystemTime() > limits.Time: // it bounds itself too
 		return nil, errTime
 	case len(complaint) > 0:
-		return nil, fmt.Errorf("%w: %s", err, printable(strings.ReplaceAll(string(complaint), "\n", " ")))
+		return nil, fmt.Errorf("%w: %s", err, message.Printable(strings.ReplaceAll(string(complaint), "\n", " ")))
 	}
 	return nil, err
 }

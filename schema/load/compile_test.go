@@ -8,6 +8,7 @@ import (
 	"testing/fstest"
 
 	"converge.dev/converge/schema"
+	"converge.dev/converge/schema/internal/canonical"
 )
 
 // withCore is a schema of the real core and one more file.
@@ -81,13 +82,13 @@ func TestConstructs(t *testing.T) {
 				found := s.checkResource(&k.Kind, checked)
 				switch {
 				case (len(found) == 0) != (sm.filled != nil):
-					t.Fatalf("%s\nviolations %v, but CUE fills in %v", appendJSON(nil, map[string]any(sm.spec)), found, sm.filled)
+					t.Fatalf("%s\nviolations %v, but CUE fills in %v", canonical.Append(nil, map[string]any(sm.spec)), found, sm.filled)
 				case sm.filled == nil:
 					bad++
 				default:
 					good++
 					if !reflect.DeepEqual(checked, sm.filled) {
-						t.Fatalf("%s\nis filled in as %v, by CUE as %v", appendJSON(nil, map[string]any(sm.spec)), checked, sm.filled)
+						t.Fatalf("%s\nis filled in as %v, by CUE as %v", canonical.Append(nil, map[string]any(sm.spec)), checked, sm.filled)
 					}
 				}
 				if c.opaque == "" {

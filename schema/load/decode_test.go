@@ -10,6 +10,7 @@ import (
 
 	"converge.dev/converge/e2e/hostile/fuzzed"
 	"converge.dev/converge/schema"
+	"converge.dev/converge/schema/internal/canonical"
 )
 
 func TestDecodeRefuses(t *testing.T) {
@@ -99,12 +100,12 @@ func FuzzDecodeJSON(tf *testing.F) {
 		if diff := cmp.Diff(map[string]any(want), got); diff != "" {
 			t.Fatalf("%q (-want +got):\n%s", data, diff)
 		}
-		text := appendJSON(nil, got)
+		text := canonical.Append(nil, got)
 		again, fault := decodeJSON(text)
 		if fault != nil {
 			t.Fatalf("canonical %q: %v", text, fault)
 		}
-		if twice := appendJSON(nil, again); !bytes.Equal(text, twice) {
+		if twice := canonical.Append(nil, again); !bytes.Equal(text, twice) {
 			t.Fatalf("canonical form is not stable: %q, %q", text, twice)
 		}
 	})

@@ -6,6 +6,8 @@ import (
 	"strings"
 
 	"converge.dev/converge/schema"
+	"converge.dev/converge/schema/internal/canonical"
+	"converge.dev/converge/schema/internal/message"
 )
 
 // onNode is how the part of a node begins.
@@ -36,7 +38,7 @@ func Example(kind *schema.Kind) string {
 func (s *Schema) Describe(name string) (string, error) {
 	k := s.kinds[name]
 	if k == nil {
-		return "", fmt.Errorf("describe: %s", unknown("kind", name, s.public.Names()))
+		return "", fmt.Errorf("describe: %s", message.Unknown("kind", name, s.public.Names()))
 	}
 	provider, noun, _ := strings.Cut(name, ".")
 	d := &description{}
@@ -163,7 +165,7 @@ func traits(f *schema.Field, m *member) (all []string) {
 	case f.Required:
 		all = append(all, "required")
 	case f.Default != nil:
-		all = append(all, "default "+string(appendJSON(nil, f.Default)))
+		all = append(all, "default "+string(canonical.Append(nil, f.Default)))
 	}
 	ref := f.Ref
 	for e := f.Elem; e != nil && ref == ""; e = e.Elem {

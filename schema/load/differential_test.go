@@ -7,6 +7,7 @@ import (
 	"testing"
 
 	"converge.dev/converge/schema"
+	"converge.dev/converge/schema/internal/canonical"
 )
 
 // The checks must agree with CUE on every resource, and fill in the same defaults. These tests make resources of every
@@ -59,11 +60,11 @@ func (sm sample) differs(c *check) string {
 	checked := sm.spec.Clone()
 	switch accepted := c.accepts(map[string]any(checked)); {
 	case accepted && sm.filled == nil:
-		return "the checks accept what CUE refuses: " + string(appendJSON(nil, map[string]any(sm.spec)))
+		return "the checks accept what CUE refuses: " + string(canonical.Append(nil, map[string]any(sm.spec)))
 	case !accepted && sm.filled != nil:
-		return "the checks refuse what CUE accepts: " + string(appendJSON(nil, map[string]any(sm.spec)))
+		return "the checks refuse what CUE accepts: " + string(canonical.Append(nil, map[string]any(sm.spec)))
 	case accepted && !reflect.DeepEqual(checked, sm.filled):
-		return "the checks fill in " + string(appendJSON(nil, map[string]any(checked))) + "\nCUE fills in " + string(appendJSON(nil, map[string]any(sm.filled)))
+		return "the checks fill in " + string(canonical.Append(nil, map[string]any(checked))) + "\nCUE fills in " + string(canonical.Append(nil, map[string]any(sm.filled)))
 	}
 	return ""
 }
@@ -129,11 +130,11 @@ func TestChecksAgreeWithCUE(t *testing.T) {
 				}
 				found := s.checkResource(&k.Kind, sm.spec.Clone())
 				if (len(found) == 0) != (sm.filled != nil) {
-					t.Fatalf("%s\nviolations %v, but CUE fills in %v", appendJSON(nil, map[string]any(sm.spec)), found, sm.filled)
+					t.Fatalf("%s\nviolations %v, but CUE fills in %v", canonical.Append(nil, map[string]any(sm.spec)), found, sm.filled)
 				}
 				for _, v := range found {
 					if v.Code == codeSchema || v.Summary == "" || v.Detail == "" {
-						t.Fatalf("%s\nis refused in words that are not ours: %+v", appendJSON(nil, map[string]any(sm.spec)), v)
+						t.Fatalf("%s\nis refused in words that are not ours: %+v", canonical.Append(nil, map[string]any(sm.spec)), v)
 					}
 				}
 				if sm.filled != nil {

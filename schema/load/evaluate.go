@@ -22,6 +22,8 @@ import (
 	cueyaml "cuelang.org/go/encoding/yaml"
 
 	"converge.dev/converge/schema"
+	"converge.dev/converge/schema/internal/canonical"
+	"converge.dev/converge/schema/internal/message"
 )
 
 // An Evaluator turns sources in CUE, YAML and JSON into one plain document: all of them unified, every value concrete.
@@ -332,9 +334,9 @@ func (e *evaluation) refuse(code string, err error) Diagnostics {
 		if len(ds) == enough {
 			return arrange(ds, Error)
 		}
-		detail := message(ce)
+		detail := said(ce)
 		if len(detail) > 400 {
-			detail = detail[:400] + snippetCut
+			detail = detail[:400] + message.Cut
 		}
 		d := Diagnostic{Severity: Error, Code: code, Summary: summaries[code], Path: documentPath(ce.Path()), Range: e.pos(ce.Position())}
 		var others []string
@@ -348,7 +350,7 @@ func (e *evaluation) refuse(code string, err error) Diagnostics {
 				others = append(others, fmt.Sprintf("%s:%d:%d", r.Filename, r.Start.Line, r.Start.Column))
 			}
 		}
-		d.Detail = fmt.Sprintf("CUE says: %s.", strings.TrimSuffix(printable(detail), "."))
+		d.Detail = fmt.Sprintf("CUE says: %s.", strings.TrimSuffix(message.Printable(detail), "."))
 		if code == codeIncomplete {
 			d.Detail += " A document holds values, not conditions: give this field one value, or a default with *."
 		}
@@ -360,15 +362,15 @@ func (e *evaluation) refuse(code string, err error) Diagnostics {
 	return arrange(ds, "")
 }
 
-// message gives what an error of the CUE library says, with its cause and without places.
-func message(ce errors.Error) string {
+// said gives what an error of the CUE library says, with its cause and without places.
+func said(ce errors.Error) string {
 	format, args := ce.Msg()
 	text := fmt.Sprintf(format, args...)
 	if text == "" { // of an error that comes from below the library
 		return ce.Error()
 	}
 	for _, cause := range errors.Errors(stderrors.Unwrap(ce)) {
-		if m := message(cause); !strings.Contains(text, m) {
+		if m := said(cause); !strings.Contains(text, m) {
 			text += ": " + m
 		}
 	}
@@ -405,7 +407,7 @@ func (w *writer) value(v cue.Value) error {
 		return nil
 	case cue.StringKind:
 		s, err := v.String()
-		w.out.JSON = appendString(w.out.JSON, s)
+		w.out.JSON = canonical.AppendString(w.out.JSON, s)
 		return err
 	}
 	text, err := v.MarshalJSON()
@@ -432,7 +434,7 @@ func (w *writer) object(v cue.Value) error {
 		if i > 0 {
 			w.out.JSON = append(w.out.JSON, ',')
 		}
-		w.out.JSON = append(appendString(w.out.JSON, m.name), ':')
+		w.out.JSON = append(canonical.AppendString(w.out.JSON, m.name), ':')
 		if err := w.value(m.value); err != nil {
 			return err
 		}

@@ -13,6 +13,7 @@ import (
 
 	"converge.dev/converge/internal/nearest"
 	"converge.dev/converge/schema"
+	"converge.dev/converge/schema/internal/message"
 )
 
 // checkResource checks what a document says of one resource: its spec and what every resource may carry. What it finds
@@ -237,7 +238,7 @@ func (x *explainer) free(o *object, name string, v any, path []string) {
 	case len(o.members) == 0 && len(o.patterns) == 1:
 		x.add(path, codeBadName, fmt.Sprintf("%q does not fit as a name. Want %s", name, o.patterns[0].key.want()))
 	default:
-		x.add(path, codeUnknownField, unknown("field", name, o.writable()))
+		x.add(path, codeUnknownField, message.Unknown("field", name, o.writable()))
 	}
 }
 
@@ -255,7 +256,7 @@ func (x *explainer) show(v any) string {
 	if x.secret {
 		return "(secret)"
 	}
-	return show(v)
+	return message.Value(v)
 }
 
 // A refusal is one thing that CUE refuses, at a path below the resource.

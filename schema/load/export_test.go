@@ -15,6 +15,7 @@ import (
 	"cuelang.org/go/encoding/jsonschema"
 
 	"converge.dev/converge/schema"
+	"converge.dev/converge/schema/internal/canonical"
 )
 
 // oneResource is a document with one resource, or none when k is nil.
@@ -58,7 +59,7 @@ func testCUEExport(t *testing.T, s *Schema) {
 	}
 	vet := func(doc map[string]any) error {
 		file := filepath.Join(dir, "doc.json")
-		if err := os.WriteFile(file, appendJSON(nil, doc), 0o600); err != nil {
+		if err := os.WriteFile(file, canonical.Append(nil, doc), 0o600); err != nil {
 			t.Fatal(err)
 		}
 		c, err := cmd.New([]string{"vet", "-d", "#Document", schemaFile, file})
@@ -143,10 +144,10 @@ func testJSONSchema(t *testing.T, s *Schema) {
 		doc := oneResource(nil, "", nil)
 		c.change(doc)
 		if got := accepts(doc); got != c.want {
-			t.Errorf("%s: accepted %v", appendJSON(nil, doc), got)
+			t.Errorf("%s: accepted %v", canonical.Append(nil, doc), got)
 		}
 		if got := len(s.checkHead(doc)) == 0; got != c.want {
-			t.Errorf("%s: checkHead accepts %v", appendJSON(nil, doc), got)
+			t.Errorf("%s: checkHead accepts %v", canonical.Append(nil, doc), got)
 		}
 	}
 	for _, name := range s.Kinds().Names() {
@@ -163,7 +164,7 @@ func testJSONSchema(t *testing.T, s *Schema) {
 				continue
 			}
 			if got := accepts(oneResource(k, called, sm.spec)); got != (sm.filled != nil) {
-				t.Errorf("%s: accepted %v: %s", name, got, appendJSON(nil, map[string]any(sm.spec)))
+				t.Errorf("%s: accepted %v: %s", name, got, canonical.Append(nil, map[string]any(sm.spec)))
 				break
 			}
 		}

@@ -6,6 +6,8 @@ import (
 	"path/filepath"
 	"slices"
 	"strings"
+
+	"converge.dev/converge/schema/internal/message"
 )
 
 // Codes of what keeps a document from being read. The codes of the schema are in codes.go, those of the rules in the
@@ -238,10 +240,10 @@ func documentPath(path []string) string {
 	shown := slices.Clone(path)
 	for i, name := range shown {
 		if len(name) > maxName {
-			shown[i] = name[:maxName] + snippetCut
+			shown[i] = name[:maxName] + message.Cut
 		}
 	}
-	return printable(strings.Join(shown, "."))
+	return message.Printable(strings.Join(shown, "."))
 }
 
 // secret reports whether path lies in a field that holds a secret, so that its source must not be shown.

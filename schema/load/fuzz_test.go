@@ -19,6 +19,7 @@ import (
 	"converge.dev/converge/e2e/hostile/fuzzed"
 	"converge.dev/converge/internal/loadtest"
 	"converge.dev/converge/schema"
+	"converge.dev/converge/schema/internal/canonical"
 )
 
 // documents are small documents, good and bad, for all that reads documents.
@@ -58,9 +59,9 @@ func FuzzDocument(tf *testing.F) {
 		if err := plain.UnmarshalJSON(data); err != nil || !reflect.DeepEqual(map[string]any(plain), doc) {
 			t.Fatalf("%q reads as %#v, and for package json as %#v, %v", data, doc, plain, err)
 		}
-		text := appendJSON(nil, doc)
+		text := canonical.Append(nil, doc)
 		again, fault := decodeJSON(text)
-		if fault != nil || !reflect.DeepEqual(again, doc) || !bytes.Equal(appendJSON(nil, again), text) {
+		if fault != nil || !reflect.DeepEqual(again, doc) || !bytes.Equal(canonical.Append(nil, again), text) {
 			t.Errorf("%q is written as %q, which reads as %#v, %v", data, text, again, fault)
 		}
 		if !json.Valid(text) {

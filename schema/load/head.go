@@ -7,6 +7,7 @@ import (
 	"strings"
 
 	"converge.dev/converge/schema"
+	"converge.dev/converge/schema/internal/message"
 )
 
 // noObject is said of what should hold names.
@@ -19,7 +20,7 @@ func (s *Schema) checkName(k *schema.Kind, name string) *violation {
 		v := newViolation(nil, codeBadName, fmt.Sprintf("%q cannot name anything. Want a name that is not empty and has no slash.", name))
 		return &v
 	case !kd.name.accepts(name):
-		v := newViolation(nil, codeBadName, stop(fmt.Sprintf("%s cannot name a %s. Want %s", show(name), k.Name, kd.name.want())))
+		v := newViolation(nil, codeBadName, stop(fmt.Sprintf("%s cannot name a %s. Want %s", message.Value(name), k.Name, kd.name.want())))
 		return &v
 	}
 	return nil
@@ -55,7 +56,7 @@ func (s *Schema) checkNodes(x *explainer, v any) {
 	for _, node := range slices.Sorted(maps.Keys(nodes)) {
 		at := append(path[:1:1], node)
 		if !s.nodeName.accepts(node) {
-			x.add(at, codeBadName, fmt.Sprintf("%s cannot name a node. Want %s", show(node), s.nodeName.want()))
+			x.add(at, codeBadName, fmt.Sprintf("%s cannot name a node. Want %s", message.Value(node), s.nodeName.want()))
 		}
 		providers, ok := nodes[node].(map[string]any)
 		if !ok {
@@ -92,7 +93,7 @@ func (s *Schema) checkProvider(x *explainer, path []string, provider string, v a
 			if slices.Contains(elsewhere, noun) {
 				x.add(at, codeWrongScope, s.wrongScope(provider+"."+noun, onNode))
 			} else {
-				x.add(at, codeUnknownKind, unknown("kind of "+provider, noun, nouns))
+				x.add(at, codeUnknownKind, message.Unknown("kind of "+provider, noun, nouns))
 			}
 			continue
 		}
@@ -103,7 +104,7 @@ func (s *Schema) checkProvider(x *explainer, path []string, provider string, v a
 		}
 		for name, r := range resources {
 			if _, ok := r.(map[string]any); !ok {
-				x.add(append(at[:len(at):len(at)], name), codeWrongType, fmt.Sprintf("Found %s. Want an object with the fields of a %s.%s", show(r), provider, noun))
+				x.add(append(at[:len(at):len(at)], name), codeWrongType, fmt.Sprintf("Found %s. Want an object with the fields of a %s.%s", message.Value(r), provider, noun))
 			}
 		}
 	}
@@ -131,7 +132,7 @@ func (s *Schema) unknownName(name string, onNode bool) string {
 		names = append(append(names, s.head.names()...), "nodes")
 	}
 	slices.Sort(names)
-	return unknown(what, name, slices.Compact(names))
+	return message.Unknown(what, name, slices.Compact(names))
 }
 
 // nouns lists the second halves of a provider's kinds on the site or on nodes.

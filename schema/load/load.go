@@ -30,6 +30,7 @@ import (
 	"time"
 
 	"converge.dev/converge/schema"
+	"converge.dev/converge/schema/internal/canonical"
 )
 
 // Options say how a document is loaded. The zero value is good for documents one trusts.
@@ -84,7 +85,7 @@ type resource struct {
 	schema.Resource
 	kind     *schema.Kind
 	path     []string
-	json     rawJSON        // the spec as the document has it
+	json     canonical.Raw  // the spec as the document has it
 	sound    bool           // its fields have the types that the kind says; never of what is external, which states none
 	depends  []string       // depends_on
 	waits    map[string]any // timeouts
@@ -185,7 +186,7 @@ func (s *Schema) checkChunk(st *site, chunk []*resource, found *findings) {
 	var text []byte
 	ends := make([]int, len(chunk))
 	for i, r := range chunk {
-		text = appendJSON(text, map[string]any(r.Spec)) // before defaults are filled in
+		text = canonical.Append(text, map[string]any(r.Spec)) // before defaults are filled in
 		ends[i] = len(text)
 		if v := s.checkName(r.kind, r.Ref.Name); v != nil {
 			found.violation(r.path, *v)
@@ -206,7 +207,7 @@ func (s *Schema) checkChunk(st *site, chunk []*resource, found *findings) {
 	}
 	start := 0
 	for i, r := range chunk {
-		r.json = rawJSON(text[start:ends[i]:ends[i]])
+		r.json = canonical.Raw(text[start:ends[i]:ends[i]])
 		start = ends[i]
 	}
 }
@@ -276,7 +277,7 @@ func (st *site) document(doc map[string]any) *schema.Document {
 	if p, ok := doc["policy"].(map[string]any); ok {
 		d.Policy.MaxDestroy, _ = p["max_destroy"].(string)
 	}
-	d.JSON = appendJSON(make([]byte, 0, size), doc)
+	d.JSON = canonical.Append(make([]byte, 0, size), doc)
 	sum := sha256.Sum256(d.JSON)
 	d.Digest = hex.EncodeToString(sum[:])
 	return d

@@ -5,10 +5,10 @@ import (
 	"cmp"
 	"slices"
 	"strconv"
-	"unicode"
-	"unicode/utf8"
 
 	"github.com/go-json-experiment/json/jsontext"
+
+	"converge.dev/converge/schema/internal/message"
 )
 
 // A place is where one value lies in a JSON text.
@@ -195,37 +195,15 @@ func (t *sourceText) line(n int) []byte {
 // snippetSize bounds what is shown of a line: a whole site may be one line.
 const snippetSize = 160
 
-// snippetCut starts a snippet whose line was cut before the place that matters, which then follows at once.
-const snippetCut = "…"
-
 // snippet makes a line fit to be shown: short, and without bytes that a terminal could obey.
 func snippet(line []byte, column int) string {
 	head := ""
 	if len(line) > snippetSize && column-1 > snippetSize/2 {
-		head, line = snippetCut, line[min(column-1, len(line)):]
+		head, line = message.Cut, line[min(column-1, len(line)):]
 	}
 	tail := ""
 	if len(line) > snippetSize {
-		line, tail = line[:snippetSize], snippetCut
+		line, tail = line[:snippetSize], message.Cut
 	}
-	return head + printable(string(line)) + tail
-}
-
-// printable replaces what is not printable with question marks, byte by byte, so that columns stay right.
-func printable(s string) string {
-	ok := func(r rune, size int) bool {
-		return r == '\t' || unicode.IsPrint(r) && (r != utf8.RuneError || size > 1)
-	}
-	var b []byte
-	for i := 0; i < len(s); {
-		r, size := utf8.DecodeRuneInString(s[i:])
-		switch {
-		case ok(r, size):
-			b = append(b, s[i:i+size]...)
-		default:
-			b = append(b, bytes.Repeat([]byte("?"), size)...)
-		}
-		i += size
-	}
-	return string(b)
+	return head + message.Printable(string(line)) + tail
 }

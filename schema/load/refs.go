@@ -8,6 +8,7 @@ import (
 	"sync"
 
 	"converge.dev/converge/schema"
+	"converge.dev/converge/schema/internal/canonical"
 )
 
 // refTarget gives the ref that a name stands for in a field of r that refers to a kind: what lives on a node refers to
@@ -156,9 +157,9 @@ func writtenIndex(now, was []any, at int, key string) int {
 		if key != "" {
 			x, _ := a.(map[string]any)
 			y, _ := b.(map[string]any)
-			return string(appendJSON(nil, x[key])) == string(appendJSON(nil, y[key]))
+			return string(canonical.Append(nil, x[key])) == string(canonical.Append(nil, y[key]))
 		}
-		return string(appendJSON(nil, a)) == string(appendJSON(nil, b))
+		return string(canonical.Append(nil, a)) == string(canonical.Append(nil, b))
 	}
 	skip := 0
 	for _, e := range now[:at] {

@@ -1,6 +1,10 @@
 package load
 
-import "strings"
+import (
+	"strings"
+
+	"converge.dev/converge/schema/internal/message"
+)
 
 // A Report is diagnostics in the JSON form of `terraform validate -json`, with the code and the path added.
 type Report struct {
@@ -57,8 +61,8 @@ func (d Diagnostic) Highlight() (start, end int) {
 		return 0, 0
 	}
 	start = d.Range.Start.Column - 1
-	if strings.HasPrefix(d.Snippet, snippetCut) { // see snippet
-		start = len(snippetCut)
+	if strings.HasPrefix(d.Snippet, message.Cut) { // see snippet
+		start = len(message.Cut)
 	}
 	start = min(start, len(d.Snippet))
 	return start, min(start+max(d.Range.End.Byte-d.Range.Start.Byte, 0), len(d.Snippet))

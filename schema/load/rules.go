@@ -3,9 +3,9 @@ package load
 import (
 	"fmt"
 	"slices"
-	"strings"
 
 	"converge.dev/converge/schema"
+	"converge.dev/converge/schema/internal/message"
 )
 
 // A Rule is something that every document must keep and that only a look at the whole site can tell.
@@ -53,7 +53,7 @@ func (p *reporter) reportAs(severity Severity, r *resource, path []string, forma
 	p.found++
 	for i, a := range args {
 		if text, ok := a.(string); ok {
-			args[i] = brief(text)
+			args[i] = message.Brief(text)
 		}
 	}
 	p.add(problem{
@@ -61,19 +61,8 @@ func (p *reporter) reportAs(severity Severity, r *resource, path []string, forma
 		severity: severity,
 		code:     p.rule.Code,
 		summary:  p.rule.Summary,
-		detail:   printable(fmt.Sprintf(format, args...)), // a document may hold what a terminal would obey
+		detail:   message.Printable(fmt.Sprintf(format, args...)), // a document may hold what a terminal would obey
 	})
-}
-
-// maxBrief is how many bytes of one text a message repeats. The longest that converge puts into one is a list of fields.
-const maxBrief = 1000
-
-// brief cuts a text that nobody would read to its end. It cuts between characters.
-func brief(text string) string {
-	if len(text) <= maxBrief {
-		return text
-	}
-	return strings.ToValidUTF8(text[:maxBrief], "") + snippetCut
 }
 
 // sound gives the resources of a kind whose fields can be trusted to have the kind's types.

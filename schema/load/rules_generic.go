@@ -10,6 +10,7 @@ import (
 
 	"converge.dev/converge/internal/nearest"
 	"converge.dev/converge/schema"
+	"converge.dev/converge/schema/internal/message"
 )
 
 // genericRules hold for all kinds. They know fields by what the schema says of them.
@@ -61,7 +62,7 @@ func (st *site) suggest(ref schema.Ref) string {
 	if s, ok := nearest.Name(ref.Name, names); ok {
 		return fmt.Sprintf(" Did you mean %q?", s)
 	}
-	return fmt.Sprintf(" Declare it at %s, or name one that is declared.", printable(ref.Path()))
+	return fmt.Sprintf(" Declare it at %s, or name one that is declared.", message.Printable(ref.Path()))
 }
 
 func checkDependsOn(st *site, p *reporter) {
@@ -77,7 +78,7 @@ func checkDependsOn(st *site, p *reporter) {
 			case err != nil:
 				p.report(r, path, "%q is not a ref: write SCOPE/KIND/NAME, for example site/carbide.vpc/prod.", text)
 			case kind == nil:
-				p.report(r, path, "%s", unknown("kind", ref.Kind, st.kinds.Names()))
+				p.report(r, path, "%s", message.Unknown("kind", ref.Kind, st.kinds.Names()))
 			case kind.Node && ref.Scope == schema.ScopeSite:
 				p.report(r, path, "The kind %s lives on nodes: write NODE/%s/%s.", ref.Kind, ref.Kind, ref.Name)
 			case !kind.Node && ref.Scope != schema.ScopeSite:
@@ -134,7 +135,7 @@ func checkIgnore(st *site, p *reporter) {
 			words := strings.Split(text, ".")
 			for n, name := range words {
 				if elem != nil && elem.Type == schema.List {
-					p.report(r, []string{"lifecycle", "ignore", strconv.Itoa(i)}, "Ignoring %s has no effect: a list is compared and applied as a whole. Ignore %s.", show(text), show(strings.Join(words[:n], ".")))
+					p.report(r, []string{"lifecycle", "ignore", strconv.Itoa(i)}, "Ignoring %s has no effect: a list is compared and applied as a whole. Ignore %s.", message.Value(text), message.Value(strings.Join(words[:n], ".")))
 					break
 				}
 				if elem != nil && elem.Type == schema.Map {
@@ -142,7 +143,7 @@ func checkIgnore(st *site, p *reporter) {
 				} else if elem != nil && elem.Type == schema.Any {
 					break
 				} else if elem = fieldOf(fields, name); elem == nil {
-					p.report(r, []string{"lifecycle", "ignore", strconv.Itoa(i)}, "Ignoring %s has no effect. %s", show(text), unknown("field", name, fieldNames(fields)))
+					p.report(r, []string{"lifecycle", "ignore", strconv.Itoa(i)}, "Ignoring %s has no effect. %s", message.Value(text), message.Unknown("field", name, fieldNames(fields)))
 					break
 				}
 				if elem == nil {
@@ -184,7 +185,7 @@ func checkMaxDestroy(st *site, p *reporter) {
 		return
 	}
 	p.add(problem{path: []string{"policy", "max_destroy"}, code: p.rule.Code, summary: p.rule.Summary,
-		detail: fmt.Sprintf("%s is neither a number of things, such as \"3\", nor a share from \"0%%\" to \"100%%\".", show(text))})
+		detail: fmt.Sprintf("%s is neither a number of things, such as \"3\", nor a share from \"0%%\" to \"100%%\".", message.Value(text))})
 }
 
 // isPrefixField reports whether the field holds networks as ADDRESS/BITS: fields are called so in every provider.

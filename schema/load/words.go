@@ -2,14 +2,13 @@ package load
 
 import (
 	"fmt"
-	"math"
 	"slices"
-	"strconv"
 	"strings"
 	"unicode"
 	"unicode/utf8"
 
 	"converge.dev/converge/internal/nearest"
+	"converge.dev/converge/schema/internal/message"
 )
 
 // want says what a check accepts, as it follows "Want ".
@@ -67,7 +66,7 @@ func wants(c *check) (p parts) {
 		case bound:
 			p.limit(&t)
 		case not:
-			p.rest = append(p.rest, "other than "+show(t.value))
+			p.rest = append(p.rest, "other than "+message.Value(t.value))
 		case *pattern:
 			p.definition = c.sentence()
 			p.patterns = append(p.patterns, t.want())
@@ -138,13 +137,13 @@ func (p *parts) sizes() string {
 func (p *parts) numbers() string {
 	low, high := "", ""
 	if p.low != nil {
-		low = show(p.low.limit)
+		low = message.Value(p.low.limit)
 		if p.low.op == ">" {
 			low = "above " + low
 		}
 	}
 	if p.high != nil {
-		high = show(p.high.limit)
+		high = message.Value(p.high.limit)
 		if p.high.op == "<" {
 			high = "below " + high
 		}
@@ -240,40 +239,11 @@ func nouns(t types) string {
 	return strings.Join(names, " or ")
 }
 
-const maxShown = 60 // characters of a value in a message
-
-// show gives a value as it stands in a message: short, quoted, on one line.
-func show(v any) string {
-	switch v := v.(type) {
-	case nil:
-		return "null"
-	case string:
-		if utf8.RuneCountInString(v) > maxShown {
-			v = string([]rune(v)[:maxShown]) + "…"
-		}
-		return strconv.Quote(v)
-	case int64:
-		return strconv.FormatInt(v, 10)
-	case float64:
-		if math.Abs(v) < 1e6 {
-			return strconv.FormatFloat(v, 'f', -1, 64)
-		}
-		return strconv.FormatFloat(v, 'g', -1, 64)
-	case bool:
-		return strconv.FormatBool(v)
-	case []any:
-		return fmt.Sprintf("a list of %d", len(v))
-	case map[string]any:
-		return "an object"
-	}
-	return fmt.Sprint(v)
-}
-
 // choice gives constants as "a", "b" or "c".
 func choice(values []any) string {
 	shown := make([]string, len(values))
 	for i, v := range values {
-		shown[i] = show(v)
+		shown[i] = message.Value(v)
 	}
 	if len(shown) == 1 {
 		return shown[0]
@@ -288,17 +258,6 @@ func textsOf(values []any) (texts []string) {
 		}
 	}
 	return texts
-}
-
-// unknown says that there is no such name, and which one was meant or which there are.
-func unknown(what, name string, names []string) string {
-	if s, ok := nearest.Name(name, names); ok {
-		return fmt.Sprintf("There is no %s %s. Did you mean %q?", what, show(name), s)
-	}
-	if len(names) == 0 {
-		return fmt.Sprintf("There is no %s %s.", what, show(name))
-	}
-	return fmt.Sprintf("There is no %s %s. There is %s.", what, show(name), strings.Join(names, ", "))
 }
 
 // didYouMean continues a sentence of an error with the name that was meant.

@@ -13,6 +13,8 @@ import (
 	"cuelang.org/go/encoding/json"
 
 	"converge.dev/converge/schema"
+	"converge.dev/converge/schema/internal/canonical"
+	"converge.dev/converge/schema/internal/message"
 )
 
 // Fits reports what is wrong with a resource by itself: its name, or its spec. References are not followed.
@@ -30,7 +32,7 @@ func (s *Schema) Fits(ref schema.Ref, spec schema.Object) error {
 func (s *Schema) FitsName(ref schema.Ref) error {
 	k := s.kinds[ref.Kind]
 	if k == nil {
-		return errors.New(unknown("kind", ref.Kind, s.Kinds().Names()))
+		return errors.New(message.Unknown("kind", ref.Kind, s.Kinds().Names()))
 	}
 	if v := s.checkName(&k.Kind, ref.Name); v != nil {
 		return errors.New(v.Detail)
@@ -154,7 +156,7 @@ func kindField(resources []Written) (*ast.Field, error) {
 
 // structOf writes an object; one that has several fields gives each a line.
 func structOf(o schema.Object) (*ast.StructLit, error) {
-	x, err := json.Extract("", appendJSON(nil, map[string]any(o)))
+	x, err := json.Extract("", canonical.Append(nil, map[string]any(o)))
 	if err != nil {
 		return nil, err
 	}
@@ -259,5 +261,5 @@ func WriteJSON(head Head, resources []Written) []byte {
 		provider, noun, _ := strings.Cut(r.Ref.Kind, ".")
 		below(below(at, provider), noun)[r.Ref.Name] = map[string]any(r.object())
 	}
-	return appendJSON(nil, doc)
+	return canonical.Append(nil, doc)
 }

@@ -1,4 +1,5 @@
-package load
+// Package canonical writes JSON values in one form: equal trees give equal text, however they were written before.
+package canonical
 
 import (
 	"slices"
@@ -7,12 +8,12 @@ import (
 	"github.com/go-json-experiment/json/jsontext"
 )
 
-// A rawJSON stands in a tree for a value that is canonical JSON already.
-type rawJSON []byte
+// A Raw stands in a tree for a value that is canonical JSON already.
+type Raw []byte
 
-// appendJSON appends a tree of JSON values in the one canonical form: names sorted by bytes, no blanks. Equal trees give
-// equal text. A [rawJSON] in the tree is copied as it is.
-func appendJSON(b []byte, v any) []byte {
+// Append appends a tree of JSON values in the one canonical form: names sorted by bytes, no blanks. Equal trees give
+// equal text. A [Raw] in the tree is copied as it is.
+func Append(b []byte, v any) []byte {
 	switch v := v.(type) {
 	case map[string]any:
 		var few [16]string // most objects are small: their names need no allocation
@@ -26,9 +27,9 @@ func appendJSON(b []byte, v any) []byte {
 			if i > 0 {
 				b = append(b, ',')
 			}
-			b = appendString(b, name)
+			b = AppendString(b, name)
 			b = append(b, ':')
-			b = appendJSON(b, v[name])
+			b = Append(b, v[name])
 		}
 		return append(b, '}')
 	case []any:
@@ -37,25 +38,25 @@ func appendJSON(b []byte, v any) []byte {
 			if i > 0 {
 				b = append(b, ',')
 			}
-			b = appendJSON(b, e)
+			b = Append(b, e)
 		}
 		return append(b, ']')
 	case string:
-		return appendString(b, v)
+		return AppendString(b, v)
 	case int64:
 		return strconv.AppendInt(b, v, 10)
 	case float64:
 		return strconv.AppendFloat(b, v, 'g', -1, 64)
 	case bool:
 		return strconv.AppendBool(b, v)
-	case rawJSON:
+	case Raw:
 		return append(b, v...)
 	}
 	return append(b, "null"...)
 }
 
-// appendString quotes s, which is valid UTF-8: every reader has seen to that.
-func appendString(b []byte, s string) []byte {
+// AppendString quotes s, which is valid UTF-8: every reader has seen to that.
+func AppendString(b []byte, s string) []byte {
 	b, _ = jsontext.AppendQuote(b, s)
 	return b
 }

@@ -1,0 +1,88 @@
+// Package message puts what stands in a document into messages: short, on one line, and without anything that a terminal
+// would obey.
+package message
+
+import (
+	"bytes"
+	"fmt"
+	"math"
+	"strconv"
+	"strings"
+	"unicode"
+	"unicode/utf8"
+
+	"converge.dev/converge/internal/nearest"
+)
+
+// Cut stands for what was left out of a text.
+const Cut = "…"
+
+const maxValue = 60 // characters of a value in a message
+
+// Value gives a value as it stands in a message: short, quoted, on one line.
+func Value(v any) string {
+	switch v := v.(type) {
+	case nil:
+		return "null"
+	case string:
+		if utf8.RuneCountInString(v) > maxValue {
+			v = string([]rune(v)[:maxValue]) + Cut
+		}
+		return strconv.Quote(v)
+	case int64:
+		return strconv.FormatInt(v, 10)
+	case float64:
+		if math.Abs(v) < 1e6 {
+			return strconv.FormatFloat(v, 'f', -1, 64)
+		}
+		return strconv.FormatFloat(v, 'g', -1, 64)
+	case bool:
+		return strconv.FormatBool(v)
+	case []any:
+		return fmt.Sprintf("a list of %d", len(v))
+	case map[string]any:
+		return "an object"
+	}
+	return fmt.Sprint(v)
+}
+
+// Unknown says that there is no such name, and which one was meant or which there are.
+func Unknown(what, name string, names []string) string {
+	if s, ok := nearest.Name(name, names); ok {
+		return fmt.Sprintf("There is no %s %s. Did you mean %q?", what, Value(name), s)
+	}
+	if len(names) == 0 {
+		return fmt.Sprintf("There is no %s %s.", what, Value(name))
+	}
+	return fmt.Sprintf("There is no %s %s. There is %s.", what, Value(name), strings.Join(names, ", "))
+}
+
+// maxBrief is how many bytes of one text a message repeats. The longest that converge puts into one is a list of fields.
+const maxBrief = 1000
+
+// Brief cuts a text that nobody would read to its end. It cuts between characters.
+func Brief(text string) string {
+	if len(text) <= maxBrief {
+		return text
+	}
+	return strings.ToValidUTF8(text[:maxBrief], "") + Cut
+}
+
+// Printable replaces what is not printable with question marks, byte by byte, so that columns stay right.
+func Printable(s string) string {
+	ok := func(r rune, size int) bool {
+		return r == '\t' || unicode.IsPrint(r) && (r != utf8.RuneError || size > 1)
+	}
+	var b []byte
+	for i := 0; i < len(s); {
+		r, size := utf8.DecodeRuneInString(s[i:])
+		switch {
+		case ok(r, size):
+			b = append(b, s[i:i+size]...)
+		default:
+			b = append(b, bytes.Repeat([]byte("?"), size)...)
+		}
+		i += size
+	}
+	return string(b)
+}
