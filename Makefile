@@ -49,11 +49,11 @@ lint: ## vet, staticcheck (pinned in go.mod), gofmt, and that every seeded bug s
 
 .PHONY: bench
 bench: build ## measure what docs/performance.md promises, each figure beside its floor; fails when a budget is missed (15 min)
-	go test -run xxx -bench . ./engine/... ./schema/load ./state/etcd ./providers/carbide
+	go test -run xxx -bench . ./engine/... ./schema/kinds ./schema/load ./state/etcd ./providers/carbide
 	go run ./e2e/bench
 
 .PHONY: generate
-generate: ## write generated code anew (needs protobuf-compiler and openvswitch-common; the schema alone: go generate ./schema/load)
+generate: ## write generated code anew (needs protobuf-compiler and openvswitch-common; the schema alone: go generate ./schema/kinds)
 	go generate ./...
 
 .PHONY: golden

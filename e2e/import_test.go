@@ -11,7 +11,7 @@ import (
 
 	"converge.dev/converge/engine/plan"
 	"converge.dev/converge/internal/carbidesim"
-	"converge.dev/converge/schema/load"
+	"converge.dev/converge/schema/kinds"
 )
 
 // exampleSecrets are the variables in which the examples look for secrets.
@@ -87,7 +87,7 @@ func TestImportWholeSite(t *testing.T) {
 	s.informed(0, "put", "doc")
 	var said struct{ Carbide map[string]any }
 	s.must(json.Unmarshal([]byte(s.run(0, "get").stdout.String()), &said))
-	known, err := load.New()
+	known, err := kinds.New()
 	s.must(err)
 	for name := range known.Kinds() {
 		if noun, ok := strings.CutPrefix(name, "carbide."); ok && said.Carbide[noun] == nil {

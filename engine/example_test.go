@@ -10,6 +10,7 @@ import (
 	"converge.dev/converge/providers"
 	"converge.dev/converge/providers/fake"
 	"converge.dev/converge/schema"
+	"converge.dev/converge/schema/kinds"
 	"converge.dev/converge/schema/load"
 	"converge.dev/converge/state"
 	"converge.dev/converge/state/mem"
@@ -18,11 +19,11 @@ import (
 // A document becomes a plan, the plan a run; after that there is nothing left to do.
 func Example() {
 	ctx := context.Background()
-	kinds, err := load.New()
+	kinds, err := kinds.New()
 	if err != nil {
 		log.Fatal(err)
 	}
-	doc, problems := kinds.Load(ctx, load.Options{}, load.Source{Name: "site.cue", Data: []byte(`
+	doc, problems := load.Document(ctx, kinds, load.Options{}, load.Source{Name: "site.cue", Data: []byte(`
 apiVersion: "converge.dev/v1"
 site: {name: "fra1", id: "5a2f0c9e-7d41-4c8b-9a36-1b0e5d7f2c44"}
 nodes: "gpu-01": ovs: {

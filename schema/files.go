@@ -4,7 +4,7 @@ import "embed"
 
 // Files is the embedded CUE module: one folder per provider, one file per kind, and core for what kinds share.
 // All files are of one CUE package. A kind's file says with #Site or #Node where in a document the kind lives; files
-// are found by wildcard and listed nowhere. After a change of them `go generate ./schema/load` writes anew what they
+// are found by wildcard and listed nowhere. After a change of them `go generate ./schema/kinds` writes anew what they
 // compile to.
 //
 //go:embed */*.cue

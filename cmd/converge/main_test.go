@@ -23,7 +23,7 @@ import (
 	"go.etcd.io/etcd/server/v3/embed"
 
 	"converge.dev/converge/providers/fake"
-	"converge.dev/converge/schema/load"
+	"converge.dev/converge/schema/kinds"
 	"converge.dev/converge/schema/signed"
 	"converge.dev/converge/state"
 	"converge.dev/converge/state/etcd"
@@ -126,7 +126,7 @@ func dump(ts *testscript.TestScript, neg bool, args []string) {
 	if neg || len(args) != 2 {
 		ts.Fatalf("usage: dump WORLD FILE")
 	}
-	s, err := load.New()
+	s, err := kinds.New()
 	ts.Check(err)
 	w, err := fake.Open(ts.MkAbs(args[0]), s.Kinds())
 	ts.Check(err)

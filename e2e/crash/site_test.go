@@ -20,14 +20,14 @@ import (
 	"converge.dev/converge/engine/plan"
 	"converge.dev/converge/providers/fake"
 	"converge.dev/converge/schema"
-	"converge.dev/converge/schema/load"
+	"converge.dev/converge/schema/kinds"
 	"converge.dev/converge/state"
 	"converge.dev/converge/state/etcd"
 )
 
-// kinds are those of the embedded schema, compiled once.
-var kinds = sync.OnceValues(func() (schema.Kinds, error) {
-	s, err := load.New()
+// known are the kinds of the embedded schema, compiled once.
+var known = sync.OnceValues(func() (schema.Kinds, error) {
+	s, err := kinds.New()
 	if err != nil {
 		return nil, err
 	}
@@ -245,7 +245,7 @@ func (s *site) report() string { return strings.Join(s.said, "\n") }
 
 // dump tells what the world holds.
 func (s *site) dump() (string, error) {
-	k, err := kinds()
+	k, err := known()
 	if err != nil {
 		return "", err
 	}

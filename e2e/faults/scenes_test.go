@@ -9,6 +9,7 @@ import (
 
 	"converge.dev/converge/internal/carbidesim"
 	"converge.dev/converge/schema"
+	"converge.dev/converge/schema/kinds"
 	"converge.dev/converge/schema/load"
 )
 
@@ -153,7 +154,7 @@ func subjects(host string) []subject {
 }
 
 // compiled is the embedded schema, compiled once.
-var compiled = sync.OnceValues(load.New)
+var compiled = sync.OnceValues(kinds.New)
 
 // scenes loads the documents of all subjects.
 func scenes(t *testing.T) []*scene {
@@ -172,7 +173,7 @@ func scenes(t *testing.T) []*scene {
 		if x != "" {
 			text += fmt.Sprintf("\t%s: %q: %s\n", s.noun, s.x, x)
 		}
-		doc, ds := known.Load(context.Background(), load.Options{}, load.Source{Name: "grid.cue", Data: []byte(text + "}\n")})
+		doc, ds := load.Document(context.Background(), known, load.Options{}, load.Source{Name: "grid.cue", Data: []byte(text + "}\n")})
 		if doc == nil {
 			t.Fatalf("%s: %v\n%s", s.name, ds.Err(), text)
 		}

@@ -50,7 +50,7 @@ func TestSwitchDaemonAway(t *testing.T) {
 				document := func(ports string) *schema.Document {
 					text := fmt.Sprintf("apiVersion: \"converge.dev/v1\"\nsite: {name: \"grid\", id: %q}\npolicy: max_destroy: \"100%%\"\n"+
 						"nodes: n: ovs: bridge: br: datapath_type: %q\nnodes: n: ovs: port: [string]: bridge: \"br\"\nnodes: n: ovs: port: {%s}\n", siteID, ovstest.Datapath, ports)
-					doc, ds := known.Load(context.Background(), load.Options{}, load.Source{Name: "switch.cue", Data: []byte(text)})
+					doc, ds := load.Document(context.Background(), known, load.Options{}, load.Source{Name: "switch.cue", Data: []byte(text)})
 					if doc == nil {
 						t.Fatalf("%v\n%s", ds.Err(), text)
 					}

@@ -38,7 +38,7 @@ func everything(t *testing.T, change func(*carbidesim.Options)) *schema.Document
 		t.Fatalf("the site has %d machines: %v", len(hosts), err)
 	}
 	bare := slices.DeleteFunc(all, func(id string) bool { return slices.Contains(hosts, id) })[0]
-	doc, ds := known.Load(context.Background(), load.Options{}, load.Source{Name: "all.cue", Data: fmt.Appendf(nil, allKinds, siteID, hosts[0], hosts[1], bare)})
+	doc, ds := load.Document(context.Background(), known, load.Options{}, load.Source{Name: "all.cue", Data: fmt.Appendf(nil, allKinds, siteID, hosts[0], hosts[1], bare)})
 	if doc == nil {
 		t.Fatal(ds.Err())
 	}

@@ -14,6 +14,7 @@ import (
 
 	"converge.dev/converge/internal/torture"
 	"converge.dev/converge/schema"
+	"converge.dev/converge/schema/kinds"
 	"converge.dev/converge/schema/load"
 )
 
@@ -50,9 +51,9 @@ var targets = map[string][]string{
 }
 
 // compiled is the embedded schema, compiled once.
-var compiled = sync.OnceValues(load.New)
+var compiled = sync.OnceValues(kinds.New)
 
-func embedded(tb testing.TB) *load.Schema {
+func embedded(tb testing.TB) *kinds.Schema {
 	tb.Helper()
 	s, err := compiled()
 	if err != nil {
@@ -131,7 +132,7 @@ func positions(t testing.TB) []*position {
 	if err != nil {
 		t.Fatal(err)
 	}
-	doc, ds := s.Load(t.Context(), load.Options{}, load.Source{Name: "site.json", Data: text})
+	doc, ds := load.Document(t.Context(), s, load.Options{}, load.Source{Name: "site.json", Data: text})
 	if doc == nil {
 		t.Fatal(ds.Err())
 	}

@@ -78,7 +78,7 @@ func accepted(t *testing.T, p *position, due func(text int) bool) (texts []strin
 		if h.broken || !due(j) || slices.Contains(texts, h.text) {
 			continue
 		}
-		if doc, _ := embedded(t).Load(t.Context(), load.Options{}, load.Source{Name: "hostile.json", Data: p.with(h)}); doc != nil {
+		if doc, _ := load.Document(t.Context(), embedded(t), load.Options{}, load.Source{Name: "hostile.json", Data: p.with(h)}); doc != nil {
 			texts = append(texts, h.text)
 		}
 	}
@@ -198,7 +198,7 @@ func (b *batch) apply(t *testing.T, ps ...*providers.Provider) *state.Store {
 	if err != nil {
 		t.Fatal(err)
 	}
-	doc, ds := embedded(t).Load(t.Context(), load.Options{}, load.Source{Name: "batch.json", Data: text})
+	doc, ds := load.Document(t.Context(), embedded(t), load.Options{}, load.Source{Name: "batch.json", Data: text})
 	if doc == nil {
 		t.Fatalf("what is valid one by one is not together: %v", ds.Err())
 	}
@@ -477,7 +477,7 @@ func TestReservedKeyIsTheMark(t *testing.T) {
 		if !p.isKey {
 			continue
 		}
-		doc, ds := embedded(t).Load(t.Context(), load.Options{}, load.Source{Name: "mark.json", Data: bytes.Replace(p.doc, []byte(placeholder), []byte(providers.MarkKey), 1)})
+		doc, ds := load.Document(t.Context(), embedded(t), load.Options{}, load.Source{Name: "mark.json", Data: bytes.Replace(p.doc, []byte(placeholder), []byte(providers.MarkKey), 1)})
 		if doc != nil || !slices.ContainsFunc(ds, func(d load.Diagnostic) bool { return d.Code == "CV1110" }) {
 			t.Errorf("%s: a document may write the key %s: %v", p, providers.MarkKey, ds)
 		}

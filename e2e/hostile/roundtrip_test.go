@@ -23,6 +23,7 @@ import (
 	"converge.dev/converge/providers"
 	"converge.dev/converge/providers/fake"
 	"converge.dev/converge/schema"
+	"converge.dev/converge/schema/kinds"
 	"converge.dev/converge/schema/load"
 	"converge.dev/converge/state"
 	"converge.dev/converge/state/mem"
@@ -103,8 +104,8 @@ func texts(all []*position) []string {
 }
 
 // try puts one text into one place. It gives the outcome that is counted, and the first code of a refusal.
-func try(ctx context.Context, s *load.Schema, p *position, h hostile) (outcome, code string, err error) {
-	doc, ds := s.Load(ctx, load.Options{}, load.Source{Name: "hostile.json", Data: p.with(h)})
+func try(ctx context.Context, s *kinds.Schema, p *position, h hostile) (outcome, code string, err error) {
+	doc, ds := load.Document(ctx, s, load.Options{}, load.Source{Name: "hostile.json", Data: p.with(h)})
 	if doc == nil {
 		if err := refusal(ds); err != nil {
 			return "", "", err
@@ -176,7 +177,7 @@ func harmless(text string) error {
 type trip struct {
 	*position
 	text   string
-	schema *load.Schema
+	schema *kinds.Schema
 }
 
 func (r *trip) run(ctx context.Context, doc *schema.Document) error {
@@ -197,7 +198,7 @@ func (r *trip) run(ctx context.Context, doc *schema.Document) error {
 			return fmt.Errorf("the ref %s reads as %v, %v", ref, back, err)
 		}
 	}
-	again, ds := r.schema.Load(ctx, load.Options{}, load.Source{Name: "again.json", Data: doc.JSON})
+	again, ds := load.Document(ctx, r.schema, load.Options{}, load.Source{Name: "again.json", Data: doc.JSON})
 	if again == nil || again.Digest != doc.Digest {
 		return fmt.Errorf("its own JSON does not load as the same document: %v", ds)
 	}
@@ -351,7 +352,7 @@ func converged(ctx context.Context, kinds schema.Kinds, store *state.Store, doc 
 // loadOne tells whether a document is valid.
 func loadOne(t testing.TB, text []byte) (bool, load.Diagnostics) {
 	t.Helper()
-	doc, ds := embedded(t).Load(t.Context(), load.Options{}, load.Source{Name: "hostile.json", Data: text})
+	doc, ds := load.Document(t.Context(), embedded(t), load.Options{}, load.Source{Name: "hostile.json", Data: text})
 	return doc != nil, ds
 }
 

@@ -15,12 +15,13 @@ import (
 	"sync/atomic"
 	"testing"
 
+	"go.yaml.in/yaml/v3"
+
 	"converge.dev/converge/internal/carbidesim"
 	"converge.dev/converge/internal/ovstest"
 	"converge.dev/converge/providers"
 	"converge.dev/converge/schema"
-	"converge.dev/converge/schema/load"
-	"go.yaml.in/yaml/v3"
+	"converge.dev/converge/schema/kinds"
 )
 
 var site = schema.Site{Name: "lab", ID: "6f1c3c5e-4a4e-4f0e-9d53-0f1d3c6f7a10"}
@@ -312,7 +313,7 @@ func TestPaths(t *testing.T) {
 func TestTraitsNameFields(t *testing.T) {
 	dir := t.TempDir()
 	simulator(t, dir)
-	described, err := load.New()
+	described, err := kinds.New()
 	must(t, err)
 	kinds, named := described.Kinds(), 0
 	open(t, Options{

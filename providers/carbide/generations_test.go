@@ -12,7 +12,7 @@ import (
 	"converge.dev/converge/internal/providertest"
 	"converge.dev/converge/providers"
 	"converge.dev/converge/schema"
-	"converge.dev/converge/schema/load"
+	"converge.dev/converge/schema/kinds"
 )
 
 // TestLawsOfGenerations runs the laws of what differs on servers of later generations.
@@ -22,7 +22,7 @@ func TestLawsOfGenerations(t *testing.T) {
 		"carbide.expected_machine", "carbide.machine", "carbide.instance_type", "carbide.sku",
 	}
 	other := func(kind string) bool { return !slices.Contains(differs, kind) }
-	descriptions, err := load.New()
+	descriptions, err := kinds.New()
 	if err != nil {
 		t.Fatal(err)
 	}

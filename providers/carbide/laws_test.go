@@ -13,7 +13,7 @@ import (
 	"converge.dev/converge/providers"
 	"converge.dev/converge/providers/carbide/forge"
 	"converge.dev/converge/schema"
-	"converge.dev/converge/schema/load"
+	"converge.dev/converge/schema/kinds"
 )
 
 // hosts are the ids of the machines in the worlds of these tests: the same seed gives the same machines.
@@ -51,7 +51,7 @@ var lawRules = carbidesim.Rules{
 }
 
 func TestLaws(t *testing.T) {
-	descriptions, err := load.New()
+	descriptions, err := kinds.New()
 	if err != nil {
 		t.Fatal(err)
 	}
@@ -81,7 +81,7 @@ func TestLawsOlderServer(t *testing.T) {
 		}})
 	}
 	newer := func(kind string) bool { return kind == "carbide.spx_partition" || kind == "carbide.operating_system" }
-	descriptions, err := load.New()
+	descriptions, err := kinds.New()
 	if err != nil {
 		t.Fatal(err)
 	}

@@ -18,7 +18,7 @@ import (
 	"converge.dev/converge/providers"
 	"converge.dev/converge/providers/ovs"
 	"converge.dev/converge/schema"
-	"converge.dev/converge/schema/load"
+	"converge.dev/converge/schema/kinds"
 )
 
 // on runs a test on the database in memory and on a real Open vSwitch.
@@ -95,7 +95,7 @@ func TestLaws(t *testing.T) {
 		mirrorCases,
 		portCases,
 	)
-	schemas, err := load.New()
+	schemas, err := kinds.New()
 	if err != nil {
 		t.Fatal(err)
 	}

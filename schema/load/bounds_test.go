@@ -35,7 +35,7 @@ func TestInboxBounds(t *testing.T) {
 		"1 MiB and a byte, elsewhere": {sized(1<<20 + 1), Bounds{}, ""},
 	} {
 		t.Run(name, func(t *testing.T) {
-			doc, ds := s.Load(context.Background(), Options{Bounds: c.bounds}, Source{Name: "inbox.json", Data: []byte(c.text)})
+			doc, ds := Document(context.Background(), s, Options{Bounds: c.bounds}, Source{Name: "inbox.json", Data: []byte(c.text)})
 			switch {
 			case c.want == "" && doc == nil:
 				t.Errorf("refused: %v", ds)

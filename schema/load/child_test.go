@@ -92,7 +92,7 @@ func TestCUERefuses(t *testing.T) {
 		{Source{Name: "a.cue", Data: []byte("[1]")}, "this is a list"},
 		{Source{Name: "a.cue", Data: []byte("x: 10000000000000000000000")}, "a.cue:1:1: error CV1051: Unreadable document: x: A whole number does not fit into 64 bits"},
 	} {
-		doc, ds := small(t).Load(context.Background(), Options{}, c.source)
+		doc, ds := Document(context.Background(), small(t), Options{}, c.source)
 		if doc != nil || len(ds) != 1 || !strings.Contains(ds[0].String(), c.want) {
 			t.Errorf("%s: %v\nwant %q", c.source.Name, ds, c.want)
 		}
@@ -102,12 +102,12 @@ func TestCUERefuses(t *testing.T) {
 // TestPackage loads a package directory: two files, a package of the same module, and one file that is wrong.
 func TestPackage(t *testing.T) {
 	s := small(t)
-	doc, ds := s.Load(context.Background(), Options{}, Source{Name: "testdata/package", Dir: true})
+	doc, ds := Document(context.Background(), s, Options{}, Source{Name: "testdata/package", Dir: true})
 	if doc == nil || len(doc.Resources) != 2 {
 		t.Fatalf("%v", ds)
 	}
 	override := Source{Name: "override.cue", Data: []byte("toy: thing: a: owner: \"acne\"\n")}
-	doc, ds = s.Load(context.Background(), Options{}, Source{Name: "testdata/package", Dir: true}, override)
+	doc, ds = Document(context.Background(), s, Options{}, Source{Name: "testdata/package", Dir: true}, override)
 	if doc != nil {
 		t.Fatal("a conflict is accepted")
 	}

@@ -9,66 +9,48 @@ import (
 	"strings"
 
 	"github.com/rogpeppe/go-internal/txtar"
+
+	"converge.dev/converge/schema/kinds"
 )
 
-// Codes of what the schema refuses. They are stable: tests, filters and `converge explain CODE` name them.
+// Codes of what keeps a document from being read. Those of what a schema refuses are in package kinds, those of the rules in
+// the table of rules.
 const (
-	codeUnknownField    = "CV1001"
-	codeMissingField    = "CV1002"
-	codeWrongType       = "CV1003"
-	codeOutOfRange      = "CV1004"
-	codePattern         = "CV1005"
-	codeEnum            = "CV1006"
-	codeReadOnly        = "CV1007"
-	codeBadName         = "CV1008"
-	codeUnknownKind     = "CV1009"
-	codeUnknownProvider = "CV1010"
-	codeLength          = "CV1011"
-	codeWrongScope      = "CV1012"
-	codeSchema          = "CV1013"
+	codeTooMany       = "CV1050"
+	codeSyntax        = "CV1051"
+	codeDuplicateName = "CV1052"
+	codeTooLarge      = "CV1053"
+	codeEvaluation    = "CV1054"
+	codeIncomplete    = "CV1055"
+	codeLimit         = "CV1056"
+	codeInterrupted   = "CV1057"
+	codeLeftOut       = "CV1058"
 )
 
-// shapes gives the constant summary of each code of the schema.
-var shapes = map[string]string{
-	codeUnknownField:    "Unknown field",
-	codeMissingField:    "Required field is missing",
-	codeWrongType:       "Value is of the wrong type",
-	codeOutOfRange:      "Number is out of range",
-	codePattern:         "Text is not of the right form",
-	codeEnum:            "Value is not one of those allowed",
-	codeReadOnly:        "Field is read only",
-	codeBadName:         "Name is not allowed",
-	codeUnknownKind:     "Unknown kind",
-	codeUnknownProvider: "Unknown provider",
-	codeLength:          "Too many or too few",
-	codeWrongScope:      "Kind lives elsewhere",
-	codeSchema:          "Value is refused by the schema",
+// summaries gives the constant summary of each code of reading.
+var summaries = map[string]string{
+	codeTooMany:       "More problems",
+	codeSyntax:        "Unreadable document",
+	codeDuplicateName: "Duplicate name",
+	codeTooLarge:      "Document too large",
+	codeEvaluation:    "Evaluation failed",
+	codeIncomplete:    "Value not given",
+	codeLimit:         "Evaluation stopped",
+	codeInterrupted:   "Loading interrupted",
+	codeLeftOut:       "File left out",
 }
 
-// remedies says of each code that is no rule's what must be so, or what to do. Of a rule it is [Rule.Doc].
+// remedies says of each code of reading what must be so, or what to do.
 var remedies = map[string]string{
-	codeUnknownField:    "A field is one that the schema has. converge schema KIND lists them.",
-	codeMissingField:    "A field that the schema requires is there. converge schema KIND says which those are.",
-	codeWrongType:       "A value is of the type that its field takes: text in quotes, numbers and true or false without.",
-	codeOutOfRange:      "A number is within the bounds that its field takes.",
-	codePattern:         "A text has the form that its field takes.",
-	codeEnum:            "A value is one of those that its field takes, spelt as they are.",
-	codeReadOnly:        "A field that only the far side sets stands in no document. Leave it out.",
-	codeBadName:         "A name has the form that its kind takes.",
-	codeUnknownKind:     "A kind is one of those that converge schema lists, under its provider.",
-	codeUnknownProvider: "The fields of a document beside apiVersion, site, nodes and policy are providers.",
-	codeLength:          "A text, a list or an object is as long as its field takes.",
-	codeWrongScope:      "A kind of the site stands under its provider at the top, a kind of nodes under nodes: NODE.",
-	codeSchema:          "A value fits the schema also where only CUE can tell. The detail is what CUE says.",
-	codeTooMany:         "Mend what is shown and validate again: what is not shown is often the same mistake, or its consequence.",
-	codeSyntax:          "A document is CUE, JSON or YAML as the name of its file says.",
-	codeDuplicateName:   "A name is there once. Which of two was meant is not guessed.",
-	codeTooLarge:        "A document stays within the limits of size, depth and number of values. Split off what is generated, or have less of it.",
-	codeEvaluation:      "The files of a document agree with each other, and with the schema, when CUE puts them together. Both places are named.",
-	codeIncomplete:      "Every value of a document is given: none is left as a type or as a choice.",
-	codeLimit:           "A document is evaluated within the limits of time and memory. Simplify its CUE, or raise -eval-timeout or -eval-memory for one that you trust.",
-	codeInterrupted:     "Loading was stopped from outside. Nothing is known of the document; do it again.",
-	codeLeftOut:         "Of a folder the CUE files are the document, and the JSON and YAML files that have converge's apiVersion. Name a file to have it taken whatever it says.",
+	codeTooMany:       "Mend what is shown and validate again: what is not shown is often the same mistake, or its consequence.",
+	codeSyntax:        "A document is CUE, JSON or YAML as the name of its file says.",
+	codeDuplicateName: "A name is there once. Which of two was meant is not guessed.",
+	codeTooLarge:      "A document stays within the limits of size, depth and number of values. Split off what is generated, or have less of it.",
+	codeEvaluation:    "The files of a document agree with each other, and with the schema, when CUE puts them together. Both places are named.",
+	codeIncomplete:    "Every value of a document is given: none is left as a type or as a choice.",
+	codeLimit:         "A document is evaluated within the limits of time and memory. Simplify its CUE, or raise -eval-timeout or -eval-memory for one that you trust.",
+	codeInterrupted:   "Loading was stopped from outside. Nothing is known of the document; do it again.",
+	codeLeftOut:       "Of a folder the CUE files are the document, and the JSON and YAML files that have converge's apiVersion. Name a file to have it taken whatever it says.",
 }
 
 // A Code is what diagnostics have in common that bear it. Codes stay forever.
@@ -82,10 +64,11 @@ type Code struct {
 // Codes lists all codes that a diagnostic may bear, in their order.
 func Codes() []Code {
 	var all []Code
-	for _, of := range []map[string]string{shapes, summaries} {
-		for code, summary := range of {
-			all = append(all, Code{Code: code, Summary: summary, Doc: remedies[code]})
-		}
+	for code, summary := range summaries {
+		all = append(all, Code{Code: code, Summary: summary, Doc: remedies[code]})
+	}
+	for _, c := range kinds.Codes() {
+		all = append(all, Code{Code: c.Code, Summary: c.Summary, Doc: c.Doc})
 	}
 	for _, r := range rules {
 		all = append(all, Code{Code: r.Code, Name: r.Name, Summary: r.Summary, Doc: r.Doc + "."})
@@ -100,7 +83,7 @@ func Codes() []Code {
 var wrong embed.FS
 
 // Example loads a wrong document and gives a diagnostic of it that bears the code; ok is false when none is kept.
-func (s *Schema) Example(ctx context.Context, code string) (d Diagnostic, ok bool) {
+func Example(ctx context.Context, s *kinds.Schema, code string) (d Diagnostic, ok bool) {
 	names, _ := fs.Glob(wrong, "testdata/wrong/*.txtar")
 	for _, name := range names {
 		text, err := wrong.ReadFile(name)
@@ -113,22 +96,10 @@ func (s *Schema) Example(ctx context.Context, code string) (d Diagnostic, ok boo
 				sources = append(sources, Source{Name: f.Name, Data: f.Data})
 			}
 		}
-		_, ds := s.Load(ctx, Options{}, sources...)
+		_, ds := Document(ctx, s, Options{}, sources...)
 		if i := slices.IndexFunc(ds, func(d Diagnostic) bool { return d.Code == code }); i >= 0 {
 			return ds[i], true
 		}
 	}
 	return Diagnostic{}, false
-}
-
-// A violation is one thing in a document that the schema refuses.
-type violation struct {
-	Path    []string // below the resource, or below the document for its head; elements of lists by their index
-	Code    string
-	Summary string // constant per code
-	Detail  string // full sentences
-}
-
-func newViolation(path []string, code, detail string) violation {
-	return violation{Path: path, Code: code, Summary: shapes[code], Detail: detail}
 }

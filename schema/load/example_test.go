@@ -4,15 +4,16 @@ import (
 	"context"
 	"fmt"
 
+	"converge.dev/converge/schema/kinds"
 	"converge.dev/converge/schema/load"
 )
 
 func Example() {
-	s, err := load.New()
+	s, err := kinds.New()
 	if err != nil {
 		panic(err)
 	}
-	doc, ds := s.Load(context.Background(), load.Options{}, load.Source{Name: "site.cue", Data: []byte(`
+	doc, ds := load.Document(context.Background(), s, load.Options{}, load.Source{Name: "site.cue", Data: []byte(`
 apiVersion: "converge.dev/v1"
 site: {name: "fra1", id: "5a2f0c9e-7d41-4c8b-9a36-1b0e5d7f2c44", serial: 42}
 carbide: {
@@ -27,7 +28,7 @@ carbide: {
 		fmt.Println(r.Ref, "after", r.After)
 	}
 
-	_, ds = s.Load(context.Background(), load.Options{}, load.Source{Name: "site.json", Data: []byte(`{
+	_, ds = load.Document(context.Background(), s, load.Options{}, load.Source{Name: "site.json", Data: []byte(`{
 	"apiVersion": "converge.dev/v1",
 	"site": {"name": "fra1", "id": "5a2f0c9e-7d41-4c8b-9a36-1b0e5d7f2c44", "serial": 43},
 	"carbide": {"vpc": {"prod": {"tenant": "acme", "vnni": 7001}}}

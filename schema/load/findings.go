@@ -8,34 +8,8 @@ import (
 	"strings"
 
 	"converge.dev/converge/schema/internal/message"
+	"converge.dev/converge/schema/kinds"
 )
-
-// Codes of what keeps a document from being read. The codes of the schema are in codes.go, those of the rules in the
-// table of rules.
-const (
-	codeTooMany       = "CV1050"
-	codeSyntax        = "CV1051"
-	codeDuplicateName = "CV1052"
-	codeTooLarge      = "CV1053"
-	codeEvaluation    = "CV1054"
-	codeIncomplete    = "CV1055"
-	codeLimit         = "CV1056"
-	codeInterrupted   = "CV1057"
-	codeLeftOut       = "CV1058"
-)
-
-// summaries gives the constant summary of each code of reading.
-var summaries = map[string]string{
-	codeTooMany:       "More problems",
-	codeSyntax:        "Unreadable document",
-	codeDuplicateName: "Duplicate name",
-	codeTooLarge:      "Document too large",
-	codeEvaluation:    "Evaluation failed",
-	codeIncomplete:    "Value not given",
-	codeLimit:         "Evaluation stopped",
-	codeInterrupted:   "Loading interrupted",
-	codeLeftOut:       "File left out",
-}
 
 const (
 	maxDiagnostics = 100  // what one load returns at most, beside the one that counts the rest
@@ -73,7 +47,7 @@ func (f *findings) drop(severity Severity) {
 }
 
 // violation adds what the schema says of the value at path.
-func (f *findings) violation(path []string, v violation) {
+func (f *findings) violation(path []string, v kinds.Problem) {
 	f.add(problem{path: slices.Concat(path, v.Path), code: v.Code, summary: v.Summary, detail: v.Detail})
 }
 
@@ -244,16 +218,4 @@ func documentPath(path []string) string {
 		}
 	}
 	return message.Printable(strings.Join(shown, "."))
-}
-
-// secret reports whether path lies in a field that holds a secret, so that its source must not be shown.
-func (s *Schema) secret(path []string) bool {
-	if len(path) > 2 && path[0] == "nodes" {
-		path = path[2:]
-	}
-	if len(path) < 4 {
-		return false
-	}
-	k := s.kinds[path[0]+"."+path[1]]
-	return k != nil && secretAt(k, path[3:])
 }

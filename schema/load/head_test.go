@@ -7,11 +7,12 @@ import (
 	"testing"
 
 	"converge.dev/converge/schema"
+	"converge.dev/converge/schema/kinds"
 )
 
 // TestIdentityIsBounded: serials end where readers of JSON begin to round, and an id says something.
 func TestIdentityIsBounded(t *testing.T) {
-	s, err := New()
+	s, err := kinds.New()
 	if err != nil {
 		t.Fatal(err)
 	}
@@ -26,7 +27,7 @@ func TestIdentityIsBounded(t *testing.T) {
 		{"00000000-0000-0000-0000-000000000000", 1, "not all zeros"},
 	} {
 		text := fmt.Sprintf(`{"apiVersion":"converge.dev/v1","site":{"name":"x","id":%q,"serial":%d}}`, c.id, c.serial)
-		doc, ds := s.Load(t.Context(), Options{}, Source{Name: "a.json", Data: []byte(text)})
+		doc, ds := Document(t.Context(), s, Options{}, Source{Name: "a.json", Data: []byte(text)})
 		switch {
 		case c.want == "" && (doc == nil || doc.Site.Serial != c.serial):
 			t.Errorf("%s: %v", text, ds)

@@ -1,20 +1,3 @@
-// Package load turns documents in CUE, JSON or YAML into resources or diagnostics. It is the only importer of the CUE
-// library.
-//
-// A [Schema] is made once from the embedded CUE module and then loads any number of documents. A document goes three
-// ways in one:
-//
-//   - Reading. One JSON file, the form in which documents are stored, is read by a strict decoder in one pass. CUE, YAML
-//     and several files together are first evaluated to JSON by an [Evaluator], best in a child process with limits:
-//     evaluating CUE can take any amount of time and memory.
-//   - Checking. Each resource is checked against its kind, in parallel; defaults are filled in.
-//   - Ruling. The [Rules] look at the whole site: references, cycles, overlaps, things used twice.
-//
-// All that is wrong is said at once, each [Diagnostic] with file, line, column, the path in the document and what to do.
-//
-// The package promises that what it returns obeys the schema and all rules, that equal documents have equal digests
-// however they were written, that reading stops at fixed limits before it takes much time or memory, and that time and
-// memory grow linearly with the number of resources. References to secrets are passed on, never followed.
 package load
 
 import (
@@ -31,6 +14,7 @@ import (
 
 	"converge.dev/converge/schema"
 	"converge.dev/converge/schema/internal/canonical"
+	"converge.dev/converge/schema/kinds"
 )
 
 // Options say how a document is loaded. The zero value is good for documents one trusts.
@@ -43,27 +27,27 @@ type Options struct {
 	Bounds Bounds
 }
 
-// Load reads, checks and rules on the document that the sources make together. It returns the document, or nil and
+// Document reads, checks and rules on the document that the sources make together. It returns the document, or nil and
 // diagnostics of which at least one is an error; warnings may come with a document. At most 100 diagnostics are
 // returned, the last of them saying how many more there are.
-func (s *Schema) Load(ctx context.Context, o Options, sources ...Source) (*schema.Document, Diagnostics) {
+func Document(ctx context.Context, s *kinds.Schema, o Options, sources ...Source) (*schema.Document, Diagnostics) {
 	origin, doc, ds := read(ctx, o, sources)
 	if doc == nil {
 		return nil, ds
 	}
 	found := &findings{}
-	for _, v := range s.checkHead(doc) {
+	for _, v := range s.CheckHead(doc) {
 		found.violation(nil, v)
 	}
-	st := s.split(doc)
-	s.checkAll(ctx, st, found)
+	st := split(s, doc)
+	checkAll(ctx, s, st, found)
 	if err := ctx.Err(); err != nil {
 		return nil, Diagnostics{{Severity: Error, Code: codeInterrupted, Summary: summaries[codeInterrupted], Detail: fmt.Sprintf("Loading the document was cancelled: %v.", context.Cause(ctx))}}
 	}
 	for _, r := range rules {
 		r.check(st, &reporter{findings: found, rule: r})
 	}
-	ds = append(origin.warnings, origin.diagnostics(found, s.secret)...)
+	ds = append(origin.warnings, origin.diagnostics(found, s.IsSecret)...)
 	if ds.HasErrors() {
 		return nil, ds
 	}
@@ -94,7 +78,7 @@ type resource struct {
 }
 
 // split finds the resources in a document. What is not where a resource can be has been reported by checkHead.
-func (s *Schema) split(doc map[string]any) *site {
+func split(s *kinds.Schema, doc map[string]any) *site {
 	st := &site{doc: doc, kinds: s.Kinds(), byKind: make(map[string][]*resource)}
 	st.add(schema.ScopeSite, nil, doc)
 	for node, at := range sorted(doc["nodes"]) {
@@ -114,8 +98,8 @@ func (s *Schema) split(doc map[string]any) *site {
 
 // add finds the resources of one scope.
 func (st *site) add(scope string, path []string, at any) {
-	for provider, kinds := range sorted(at) {
-		for noun, resources := range sorted(kinds) {
+	for provider, nouns := range sorted(at) {
+		for noun, resources := range sorted(nouns) {
 			kind := st.kinds[provider+"."+noun]
 			if kind == nil || kind.Node != (scope != schema.ScopeSite) {
 				continue
@@ -150,7 +134,7 @@ const chunkSize = 256
 
 // checkAll checks every resource against its kind and finds what it refers to. It stops early when there is more to say
 // than anyone will read; what it found by then does not depend on the number of workers.
-func (s *Schema) checkAll(ctx context.Context, st *site, found *findings) {
+func checkAll(ctx context.Context, s *kinds.Schema, st *site, found *findings) {
 	chunks := slices.Collect(slices.Chunk(st.resources, chunkSize))
 	results := make([]findings, len(chunks))
 	var next, total atomic.Int64
@@ -162,7 +146,7 @@ func (s *Schema) checkAll(ctx context.Context, st *site, found *findings) {
 				if i >= len(chunks) {
 					return
 				}
-				s.checkChunk(st, chunks[i], &results[i])
+				checkChunk(s, st, chunks[i], &results[i])
 				total.Add(int64(len(results[i].problems)))
 			}
 		})
@@ -182,23 +166,23 @@ func (s *Schema) checkAll(ctx context.Context, st *site, found *findings) {
 	}
 }
 
-func (s *Schema) checkChunk(st *site, chunk []*resource, found *findings) {
+func checkChunk(s *kinds.Schema, st *site, chunk []*resource, found *findings) {
 	var text []byte
 	ends := make([]int, len(chunk))
 	for i, r := range chunk {
 		text = canonical.Append(text, map[string]any(r.Spec)) // before defaults are filled in
 		ends[i] = len(text)
-		if v := s.checkName(r.kind, r.Ref.Name); v != nil {
+		if v := s.CheckName(r.kind, r.Ref.Name); v != nil {
 			found.violation(r.path, *v)
 		}
-		violations := s.checkResource(r.kind, r.Spec)
+		violations := s.CheckSpec(r.kind, r.Spec)
 		for _, v := range violations {
 			found.violation(r.path, v)
 		}
 		r.sound = len(violations) == 0
 		switch {
 		case !r.sound:
-		case isExternal(s.kinds[r.kind.Name], r.Spec):
+		case s.IsExternal(r.kind, r.Spec):
 			r.External, r.Spec, r.sound = external(r.Spec), schema.Object{}, false
 		default:
 			r.detach()

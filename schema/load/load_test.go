@@ -16,12 +16,13 @@ import (
 
 	"converge.dev/converge/internal/loadtest"
 	"converge.dev/converge/schema"
+	"converge.dev/converge/schema/kinds"
 )
 
 // embedded compiles the embedded schema.
-func embedded(t testing.TB) *Schema {
+func embedded(t testing.TB) *kinds.Schema {
 	t.Helper()
-	s, err := New()
+	s, err := kinds.New()
 	if err != nil {
 		t.Fatal(err)
 	}
@@ -29,13 +30,13 @@ func embedded(t testing.TB) *Schema {
 }
 
 // small compiles a schema of two kinds of the site and one of nodes.
-func small(t testing.TB) *Schema {
+func small(t testing.TB) *kinds.Schema {
 	t.Helper()
 	core, err := schema.Files.ReadFile("core/core.cue")
 	if err != nil {
 		t.Fatal(err)
 	}
-	s, err := NewFrom(fstest.MapFS{
+	s, err := kinds.NewFrom(fstest.MapFS{
 		"core/core.cue": {Data: core},
 		"toy/toy.cue": {Data: []byte(`package converge
 
@@ -75,9 +76,9 @@ const head = `apiVersion: "converge.dev/v1"
 site: {name: "x", id: "` + loadtest.SiteID + `"}
 `
 
-func loadCUE(t *testing.T, s *Schema, text string) (*schema.Document, Diagnostics) {
+func loadCUE(t *testing.T, s *kinds.Schema, text string) (*schema.Document, Diagnostics) {
 	t.Helper()
-	return s.Load(context.Background(), Options{}, Source{Name: "site.cue", Data: []byte(head + text)})
+	return Document(context.Background(), s, Options{}, Source{Name: "site.cue", Data: []byte(head + text)})
 }
 
 func TestDocument(t *testing.T) {
@@ -156,7 +157,7 @@ func TestOneDigest(t *testing.T) {
 		},
 		{{Name: "<stdin>", Data: []byte(`{"toy": {"thing": {"a": {"size": 3, "owner": "o1"}}, "owner": {"o1": {}}}, "site": {"id": "` + loadtest.SiteID + `", "name": "x"}, "apiVersion": "converge.dev/v1"}`)}},
 	} {
-		doc, ds := s.Load(context.Background(), Options{}, sources...)
+		doc, ds := Document(context.Background(), s, Options{}, sources...)
 		if doc == nil {
 			t.Fatalf("%s: %v", sources[0].Name, ds)
 		}
@@ -167,7 +168,7 @@ func TestOneDigest(t *testing.T) {
 			t.Errorf("%s differs (-JSON +this):\n%s", sources[0].Name, diff)
 		}
 	}
-	again, ds := s.Load(context.Background(), Options{}, Source{Name: "again.json", Data: first.JSON})
+	again, ds := Document(context.Background(), s, Options{}, Source{Name: "again.json", Data: first.JSON})
 	if again == nil || again.Digest != first.Digest || !bytes.Equal(again.JSON, first.JSON) {
 		t.Errorf("the text of a document loads to another: %v", ds)
 	}
@@ -204,7 +205,7 @@ func TestSecretIsNotShown(t *testing.T) {
 
 // TestExternal reads what exists and nobody declares, of which no field is stated and none is missed.
 func TestExternal(t *testing.T) {
-	s := newSchema(t)
+	s := embedded(t)
 	doc, ds := loadCUE(t, s, `carbide: {
 	vpc: shared: external: true
 	tenant: acme: external: id: "acme-1"
@@ -299,14 +300,14 @@ func TestErrorAmongWarnings(t *testing.T) {
 func TestLoadIsCancelled(t *testing.T) {
 	ctx, cancel := context.WithCancel(context.Background())
 	cancel()
-	doc, ds := embedded(t).Load(ctx, Options{}, Source{Name: "site.json", Data: loadtest.Site(1000)})
+	doc, ds := Document(ctx, embedded(t), Options{}, Source{Name: "site.json", Data: loadtest.Site(1000)})
 	if doc != nil || len(ds) != 1 || ds[0].Code != codeInterrupted {
 		t.Errorf("%v %v", doc, ds)
 	}
 }
 
 func TestNoSource(t *testing.T) {
-	if doc, ds := embedded(t).Load(context.Background(), Options{}); doc != nil || !ds.HasErrors() {
+	if doc, ds := Document(context.Background(), embedded(t), Options{}); doc != nil || !ds.HasErrors() {
 		t.Errorf("%v %v", doc, ds)
 	}
 }
@@ -314,7 +315,7 @@ func TestNoSource(t *testing.T) {
 func TestSiteLoads(t *testing.T) {
 	s := embedded(t)
 	for _, n := range []int{1, 7, 20, 1000} {
-		doc, ds := s.Load(context.Background(), Options{}, Source{Name: "site.json", Data: loadtest.Site(n)})
+		doc, ds := Document(context.Background(), s, Options{}, Source{Name: "site.json", Data: loadtest.Site(n)})
 		if len(ds) > 0 || doc == nil {
 			t.Fatalf("site of %d: %v", n, ds)
 		}
@@ -323,7 +324,7 @@ func TestSiteLoads(t *testing.T) {
 		}
 	}
 	for _, n := range []int{4, 1000} {
-		doc, ds := s.Load(context.Background(), Options{}, Source{Name: "site.cue", Data: loadtest.SiteCUE(n)})
+		doc, ds := Document(context.Background(), s, Options{}, Source{Name: "site.cue", Data: loadtest.SiteCUE(n)})
 		if len(ds) > 0 || doc == nil {
 			t.Fatalf("CUE site of %d: %v", n, ds)
 		}
@@ -340,7 +341,7 @@ func TestLoadIsLinear(t *testing.T) {
 		source := Source{Name: "site.json", Data: loadtest.Site(n)}
 		var before, after runtime.MemStats
 		runtime.ReadMemStats(&before)
-		if _, ds := s.Load(context.Background(), Options{}, source); ds.HasErrors() {
+		if _, ds := Document(context.Background(), s, Options{}, source); ds.HasErrors() {
 			t.Fatal(ds)
 		}
 		runtime.ReadMemStats(&after)
@@ -383,7 +384,7 @@ func BenchmarkLoad(b *testing.B) {
 			b.SetBytes(int64(len(source.Data)))
 			b.ReportAllocs()
 			for b.Loop() {
-				if _, ds := s.Load(context.Background(), Options{}, source); ds.HasErrors() {
+				if _, ds := Document(context.Background(), s, Options{}, source); ds.HasErrors() {
 					b.Fatal(ds[0])
 				}
 			}

@@ -5,6 +5,8 @@ import (
 	"fmt"
 	"os"
 	"testing"
+
+	"converge.dev/converge/schema/kinds"
 )
 
 // TestMain lets the test binary be the processes that some tests start: "evaluate" is the child of [ChildEvaluator],
@@ -29,7 +31,7 @@ func TestMain(m *testing.M) {
 }
 
 func loadMain(paths []string) int {
-	s, err := New()
+	s, err := kinds.New()
 	if err != nil {
 		fmt.Println(err)
 		return 1
@@ -39,7 +41,7 @@ func loadMain(paths []string) int {
 		fmt.Println(err)
 		return 1
 	}
-	doc, ds := s.Load(context.Background(), Options{Evaluator: child(Limits{})}, sources...)
+	doc, ds := Document(context.Background(), s, Options{Evaluator: child(Limits{})}, sources...)
 	for _, d := range ds {
 		fmt.Println(d)
 	}

@@ -94,7 +94,7 @@ func TestFolder(t *testing.T) {
 	if err != nil {
 		t.Fatal(err)
 	}
-	doc, ds := small(t).Load(t.Context(), Options{Evaluator: child(Limits{})}, sources...)
+	doc, ds := Document(t.Context(), small(t), Options{Evaluator: child(Limits{})}, sources...)
 	if doc == nil || len(doc.Resources) != 2 {
 		t.Fatalf("%v, %v", doc, ds)
 	}
@@ -122,7 +122,7 @@ func TestFolder(t *testing.T) {
 	if sources, err = ReadSources([]string{dir}, nil); err != nil {
 		t.Fatal(err)
 	}
-	if doc, ds := small(t).Load(t.Context(), Options{}, sources...); doc != nil || !ds.HasErrors() || !strings.Contains(ds[0].String(), "broken.json") {
+	if doc, ds := Document(t.Context(), small(t), Options{}, sources...); doc != nil || !ds.HasErrors() || !strings.Contains(ds[0].String(), "broken.json") {
 		t.Errorf("%v, %v", doc, ds)
 	}
 }
@@ -173,7 +173,7 @@ func TestFolderIsNotLeft(t *testing.T) {
 					said += err.Error()
 					continue
 				}
-				doc, ds := small(t).Load(t.Context(), Options{}, sources...)
+				doc, ds := Document(t.Context(), small(t), Options{}, sources...)
 				if doc != nil && paths[0] == filepath.Join(dir, c.folder) {
 					t.Errorf("%v is taken", paths)
 				}
@@ -202,7 +202,7 @@ func TestFolderIsNotLeft(t *testing.T) {
 	if err != nil {
 		t.Fatal(err)
 	}
-	if doc, ds := small(t).Load(t.Context(), Options{}, sources...); doc == nil || len(doc.Resources) != 1 {
+	if doc, ds := Document(t.Context(), small(t), Options{}, sources...); doc == nil || len(doc.Resources) != 1 {
 		t.Errorf("%v, %v", doc, ds)
 	}
 }
@@ -215,7 +215,7 @@ func TestNoText(t *testing.T) {
 		if name == "folder" {
 			source = Source{Name: lay(t, map[string]string{"a.cue": binary, "b.cue": head}), Dir: true}
 		}
-		doc, ds := small(t).Load(t.Context(), Options{}, source)
+		doc, ds := Document(t.Context(), small(t), Options{}, source)
 		if doc != nil || len(ds) != 1 || len(ds[0].String()) > 500 {
 			t.Errorf("%s: %d diagnostics: %.2000v", name, len(ds), ds)
 		}

@@ -1,7 +1,6 @@
 package load
 
 import (
-	"errors"
 	"fmt"
 	"maps"
 	"slices"
@@ -14,31 +13,7 @@ import (
 
 	"converge.dev/converge/schema"
 	"converge.dev/converge/schema/internal/canonical"
-	"converge.dev/converge/schema/internal/message"
 )
-
-// Fits reports what is wrong with a resource by itself: its name, or its spec. References are not followed.
-func (s *Schema) Fits(ref schema.Ref, spec schema.Object) error {
-	if err := s.FitsName(ref); err != nil {
-		return err
-	}
-	if found := s.checkResource(&s.kinds[ref.Kind].Kind, spec.Clone()); len(found) > 0 {
-		return fmt.Errorf("%s: %s", strings.Join(found[0].Path, "."), found[0].Detail)
-	}
-	return nil
-}
-
-// FitsName reports why a document cannot declare a resource under a name.
-func (s *Schema) FitsName(ref schema.Ref) error {
-	k := s.kinds[ref.Kind]
-	if k == nil {
-		return errors.New(message.Unknown("kind", ref.Kind, s.Kinds().Names()))
-	}
-	if v := s.checkName(&k.Kind, ref.Name); v != nil {
-		return errors.New(v.Detail)
-	}
-	return nil
-}
 
 // A Written is a resource to be written into a document.
 type Written struct {

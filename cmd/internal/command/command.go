@@ -26,7 +26,7 @@ import (
 	"converge.dev/converge/engine"
 	"converge.dev/converge/engine/secret"
 	"converge.dev/converge/schema"
-	"converge.dev/converge/schema/load"
+	"converge.dev/converge/schema/kinds"
 )
 
 // A System is what a command has of the process that it runs in. All fields are required.
@@ -73,8 +73,8 @@ type app struct {
 
 	limited context.Context // ends with -timeout; nil without one
 
-	loaded *load.Schema // nil until it is needed
-	kinds  schema.Kinds // those of loaded
+	loaded *kinds.Schema // nil until it is needed
+	kinds  schema.Kinds  // those of loaded
 
 	closers   []func() // in the order in which they were opened
 	signal    atomic.Pointer[os.Signal]

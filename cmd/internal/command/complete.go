@@ -11,7 +11,7 @@ import (
 	"github.com/spf13/cobra"
 
 	"converge.dev/converge/engine"
-	"converge.dev/converge/schema/load"
+	"converge.dev/converge/schema/kinds"
 )
 
 // patience bounds how long the shell waits for us.
@@ -57,7 +57,7 @@ func completeDocuments(*cobra.Command, []string, string) ([]string, cobra.ShellC
 
 // completeKinds offers the kinds of the schema.
 func (a *app) completeKinds(*cobra.Command, []string, string) ([]string, cobra.ShellCompDirective) {
-	s, err := load.New()
+	s, err := kinds.New()
 	if err != nil {
 		return nil, cobra.ShellCompDirectiveError
 	}

@@ -59,7 +59,7 @@ func (a *app) check(ctx context.Context, bounds load.Bounds, sources ...load.Sou
 		return nil, nil, err
 	}
 	limits := load.Limits{Time: a.flags.evalTimeout, Memory: a.flags.evalMemory << 20}
-	doc, ds := s.Load(ctx, load.Options{Bounds: bounds, Evaluator: load.ChildEvaluator([]string{a.sys.Executable, evalName}, limits)}, sources...)
+	doc, ds := load.Document(ctx, s, load.Options{Bounds: bounds, Evaluator: load.ChildEvaluator([]string{a.sys.Executable, evalName}, limits)}, sources...)
 	if doc == nil && ctx.Err() != nil {
 		return nil, nil, context.Cause(ctx)
 	}

@@ -141,7 +141,7 @@ func (a *app) explainCode(ctx context.Context, word string) error {
 	if !ok {
 		return unknownCode(word, sch.Kinds().Names())
 	}
-	if d, found := sch.Example(ctx, e.Code); found {
+	if d, found := load.Example(ctx, sch, e.Code); found {
 		e.Example = &d
 	}
 	if a.flags.json {

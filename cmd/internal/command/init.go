@@ -135,7 +135,7 @@ func (a *app) newSite(dir string) (schema.Site, error) {
 	if err != nil {
 		return schema.Site{}, err
 	}
-	if _, ds := sch.Load(context.Background(), load.Options{}, load.Source{Name: documentName, Data: []byte(text[documentName])}); ds.HasErrors() {
+	if _, ds := load.Document(context.Background(), sch, load.Options{}, load.Source{Name: documentName, Data: []byte(text[documentName])}); ds.HasErrors() {
 		return schema.Site{}, &view.Problem{
 			What: fmt.Sprintf("a site cannot be called %q", site.Name), Where: from + ds[0].Detail, Fix: "Say what it is called: -site=NAME",
 		}

@@ -9,7 +9,7 @@ import (
 	"converge.dev/converge/cmd/internal/view"
 	"converge.dev/converge/internal/nearest"
 	"converge.dev/converge/schema"
-	"converge.dev/converge/schema/load"
+	"converge.dev/converge/schema/kinds"
 )
 
 func (a *app) schemaCommand() *cobra.Command {
@@ -52,7 +52,7 @@ own description.`,
 			return a.printJSON(struct {
 				*schema.Kind
 				Example string `json:"example"` // CUE
-			}{kind, load.Example(kind)})
+			}{kind, kinds.Example(kind)})
 		case "text":
 			text, err := s.Describe(kind.Name)
 			a.print(text)

@@ -19,7 +19,7 @@ import (
 	"converge.dev/converge/providers"
 	"converge.dev/converge/providers/all"
 	"converge.dev/converge/schema"
-	"converge.dev/converge/schema/load"
+	"converge.dev/converge/schema/kinds"
 	"converge.dev/converge/state"
 	"converge.dev/converge/state/etcd"
 )
@@ -35,11 +35,11 @@ type session struct {
 }
 
 // schema compiles the embedded schema, once.
-func (a *app) schema() (*load.Schema, error) {
+func (a *app) schema() (*kinds.Schema, error) {
 	if a.loaded != nil {
 		return a.loaded, nil
 	}
-	s, err := load.New()
+	s, err := kinds.New()
 	if err != nil {
 		return nil, err
 	}

@@ -1,4 +1,4 @@
-package load
+package kinds
 
 import (
 	"hash/fnv"
@@ -128,9 +128,9 @@ func TestChecksAgreeWithCUE(t *testing.T) {
 				if d := sm.differs(k.body); d != "" {
 					t.Fatal(d)
 				}
-				found := s.checkResource(&k.Kind, sm.spec.Clone())
+				found := s.CheckSpec(&k.Kind, sm.spec.Clone())
 				if (len(found) == 0) != (sm.filled != nil) {
-					t.Fatalf("%s\nviolations %v, but CUE fills in %v", canonical.Append(nil, map[string]any(sm.spec)), found, sm.filled)
+					t.Fatalf("%s\nproblems %v, but CUE fills in %v", canonical.Append(nil, map[string]any(sm.spec)), found, sm.filled)
 				}
 				for _, v := range found {
 					if v.Code == codeSchema || v.Summary == "" || v.Detail == "" {

@@ -1,4 +1,4 @@
-package load
+package kinds
 
 import (
 	"fmt"
@@ -6,30 +6,16 @@ import (
 	"slices"
 	"strings"
 
-	"converge.dev/converge/schema"
 	"converge.dev/converge/schema/internal/message"
 )
 
 // noObject is said of what should hold names.
 const noObject = "Names belong here, each followed by what it names: write an object."
 
-// checkName checks the name of a resource against the grammar of its kind; nil when it fits.
-func (s *Schema) checkName(k *schema.Kind, name string) *violation {
-	switch kd := s.kinds[k.Name]; {
-	case name == "" || strings.Contains(name, "/"): // a ref is SCOPE/KIND/NAME
-		v := newViolation(nil, codeBadName, fmt.Sprintf("%q cannot name anything. Want a name that is not empty and has no slash.", name))
-		return &v
-	case !kd.name.accepts(name):
-		v := newViolation(nil, codeBadName, stop(fmt.Sprintf("%s cannot name a %s. Want %s", message.Value(name), k.Name, kd.name.want())))
-		return &v
-	}
-	return nil
-}
-
-// checkHead checks everything of a document above its resources: apiVersion, site and policy, the names of nodes,
-// providers and kinds, and that every resource is an object. Names of resources are left to checkName, what is in them
-// to checkResource.
-func (s *Schema) checkHead(doc map[string]any) []violation {
+// CheckHead checks everything of a document above its resources: apiVersion, site and policy, the names of nodes,
+// providers and kinds, and that every resource is an object. Names of resources are left to CheckName, what is in them
+// to CheckSpec.
+func (s *Schema) CheckHead(doc map[string]any) []Problem {
 	x := &explainer{}
 	head := make(map[string]any)
 	for _, name := range slices.Sorted(maps.Keys(doc)) {

@@ -1,6 +1,6 @@
 //go:build uncompiled
 
-package load
+package kinds
 
 // compiledFiles is nothing while compiled.go is written, so that it may be of other types than those at hand.
 var compiledFiles compiled

@@ -1,4 +1,4 @@
-package load
+package kinds
 
 import (
 	"reflect"
@@ -88,7 +88,7 @@ func TestExplain(t *testing.T) {
 		if err := spec.UnmarshalJSON([]byte(`{"tenant": "a", ` + c.spec + `}`)); err != nil {
 			t.Fatal(err)
 		}
-		found := s.checkResource(kind, spec)
+		found := s.CheckSpec(kind, spec)
 		wants := strings.Split(c.want, " && ")
 		if len(found) != len(wants) {
 			t.Errorf("%s: %v", c.spec, found)
@@ -104,7 +104,7 @@ func TestExplain(t *testing.T) {
 			}
 		}
 	}
-	if found := s.checkResource(kind, schema.Object{}); len(found) != 1 || found[0].Code != codeMissingField || !strings.Contains(found[0].Detail, "The tenant that owns it.") {
+	if found := s.CheckSpec(kind, schema.Object{}); len(found) != 1 || found[0].Code != codeMissingField || !strings.Contains(found[0].Detail, "The tenant that owns it.") {
 		t.Errorf("of an empty resource: %v", found)
 	}
 }
@@ -112,7 +112,7 @@ func TestExplain(t *testing.T) {
 func TestCheckResourceFillsAndNormalizes(t *testing.T) {
 	s := newGadget(t)
 	spec := schema.Object{"tenant": "a", "rules": []any{map[string]any{"id": int64(2), "on": false}, map[string]any{"id": int64(1)}}}
-	if found := s.checkResource(s.Kinds()["x.gadget"], spec); found != nil {
+	if found := s.CheckSpec(s.Kinds()["x.gadget"], spec); found != nil {
 		t.Fatal(found)
 	}
 	want := schema.Object{"tenant": "a", "mode": "auto", "rules": []any{map[string]any{"id": int64(1), "on": true}, map[string]any{"id": int64(2), "on": false}}}
@@ -127,7 +127,7 @@ func TestCheckResourceInParallel(t *testing.T) {
 	for _, name := range []string{"x.gadget", "x.free", "x.gadget", "x.free"} { // x.free is left to CUE
 		wg.Go(func() {
 			for range 20 {
-				if found := s.checkResource(s.Kinds()[name], schema.Object{"tenant": "a", "a": "b"}); len(found) == 0 {
+				if found := s.CheckSpec(s.Kinds()[name], schema.Object{"tenant": "a", "a": "b"}); len(found) == 0 {
 					t.Errorf("%s accepts what it should not", name)
 				}
 			}
@@ -146,7 +146,7 @@ func TestCheckName(t *testing.T) {
 		{"x.free", "a/", `"a/" cannot name anything. Want a name that is not empty and has no slash.`},
 		{"x.free", "a", `"a" cannot name a x.free. Want text that matches ^..$.`},
 	} {
-		v := s.checkName(s.Kinds()[c.kind], c.name)
+		v := s.CheckName(s.Kinds()[c.kind], c.name)
 		switch {
 		case v == nil && c.detail != "":
 			t.Errorf("%s may be called %q", c.kind, c.name)
@@ -185,7 +185,7 @@ func TestCheckHead(t *testing.T) {
 			t.Fatal(err)
 		}
 		before := doc.Clone()
-		found := s.checkHead(doc)
+		found := s.CheckHead(doc)
 		if len(found) != len(c.want) {
 			t.Errorf("%s: %v", c.doc, found)
 			continue

@@ -1,4 +1,4 @@
-package load
+package kinds
 
 import (
 	"fmt"
@@ -39,7 +39,7 @@ func BenchmarkCheck(b *testing.B) {
 			b.Run(fmt.Sprintf("kind=%s/n=%d/by=go", name, n), func(b *testing.B) {
 				for b.Loop() {
 					for _, spec := range specs {
-						if found := s.checkResource(&k.Kind, spec); found != nil {
+						if found := s.CheckSpec(&k.Kind, spec); found != nil {
 							b.Fatal(found)
 						}
 					}

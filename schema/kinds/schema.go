@@ -1,4 +1,4 @@
-package load
+package kinds
 
 import (
 	"fmt"
@@ -18,7 +18,7 @@ type Schema struct {
 }
 
 // A compiled is what CUE files say, as plain data. That of the embedded files is in compiled.go, so that a process starts
-// without CUE; `go generate ./schema/load` writes it anew, and a test says when that was forgotten. Nothing changes it.
+// without CUE; `go generate ./schema/kinds` writes it anew, and a test says when that was forgotten. Nothing changes it.
 type compiled struct {
 	digest   string  // of the files
 	doc      string  // of #Document

@@ -1,4 +1,4 @@
-package load
+package kinds
 
 import (
 	"reflect"
@@ -79,10 +79,10 @@ func TestConstructs(t *testing.T) {
 			good, bad := 0, 0
 			for _, sm := range samples(s, k) {
 				checked := sm.spec.Clone()
-				found := s.checkResource(&k.Kind, checked)
+				found := s.CheckSpec(&k.Kind, checked)
 				switch {
 				case (len(found) == 0) != (sm.filled != nil):
-					t.Fatalf("%s\nviolations %v, but CUE fills in %v", canonical.Append(nil, map[string]any(sm.spec)), found, sm.filled)
+					t.Fatalf("%s\nproblems %v, but CUE fills in %v", canonical.Append(nil, map[string]any(sm.spec)), found, sm.filled)
 				case sm.filled == nil:
 					bad++
 				default:

@@ -1,13 +1,11 @@
-package load
+package kinds
 
 import (
-	"cmp"
 	"crypto/sha256"
 	"encoding/hex"
 	"errors"
 	"fmt"
 	"io/fs"
-	"iter"
 	"maps"
 	"slices"
 	"strings"
@@ -43,8 +41,14 @@ type described struct {
 	external bool // or what is external: [NAME]: *DEFINITION | #External
 }
 
+// A source is a CUE file of the schema.
+type source struct {
+	name string
+	data []byte
+}
+
 // readFiles reads the files */*.cue in the order of their names. Equal files have equal digests.
-func readFiles(fsys fs.FS) (files []Source, digest string, err error) {
+func readFiles(fsys fs.FS) (files []source, digest string, err error) {
 	names, err := fs.Glob(fsys, "*/*.cue")
 	h := sha256.New()
 	for _, name := range names {
@@ -52,18 +56,18 @@ func readFiles(fsys fs.FS) (files []Source, digest string, err error) {
 		if err != nil {
 			return nil, "", err
 		}
-		files = append(files, Source{Name: name, Data: text})
+		files = append(files, source{name, text})
 		fmt.Fprintf(h, "%s %d\n%s", name, len(text), text)
 	}
 	return files, hex.EncodeToString(h.Sum(nil)), err
 }
 
 // newModule makes one CUE instance of files and finds the kinds in it.
-func newModule(files []Source) (*module, error) {
+func newModule(files []source) (*module, error) {
 	m := &module{ctx: cuecontext.New(), providers: make(map[string]bool), values: make(map[string]cue.Value)}
 	inst := build.NewContext().NewInstance("", nil)
 	for _, file := range files {
-		f, err := parser.ParseFile(file.Name, file.Data, parser.ParseComments)
+		f, err := parser.ParseFile(file.name, file.data, parser.ParseComments)
 		if err != nil {
 			return nil, explainCUE(err)
 		}
@@ -214,74 +218,4 @@ func walkFields(fields []schema.Field, path string, visit func(path string, f *s
 			walkFields(f.Fields, p, visit)
 		}
 	}
-}
-
-// definition gives a definition of the package.
-func (m *module) definition(name string) cue.Value {
-	return m.cue.LookupPath(cue.MakePath(cue.Def(name)))
-}
-
-// dereference gives the definition of which v is the name, when it is nothing else; v otherwise.
-func (m *module) dereference(v cue.Value) cue.Value {
-	if name, ok := m.named(v); ok {
-		return m.definition(name)
-	}
-	return v
-}
-
-// named gives the name of the definition of the package that v is, when it is nothing else.
-func (m *module) named(v cue.Value) (string, bool) {
-	id, ok := expression(v).(*ast.Ident)
-	if !ok || !strings.HasPrefix(id.Name, "#") || !m.definition(id.Name).Exists() {
-		return "", false
-	}
-	return id.Name, true
-}
-
-// expression gives the source of v, nil when it has none or several.
-func expression(v cue.Value) ast.Expr {
-	var x ast.Expr
-	switch n := v.Source().(type) {
-	case *ast.Field:
-		x = n.Value
-	case ast.Expr:
-		x = n
-	}
-	for {
-		p, ok := x.(*ast.ParenExpr)
-		if !ok {
-			return x
-		}
-		x = p.X
-	}
-}
-
-// fieldsOf lists the fields of a struct, optional ones too, sorted by name.
-func fieldsOf(v cue.Value) iter.Seq2[cue.Selector, cue.Value] {
-	type field struct {
-		sel cue.Selector
-		v   cue.Value
-	}
-	var fields []field
-	it, err := v.Fields(cue.Optional(true))
-	for err == nil && it.Next() {
-		fields = append(fields, field{it.Selector(), it.Value()})
-	}
-	slices.SortFunc(fields, func(a, b field) int { return cmp.Compare(a.sel.Unquoted(), b.sel.Unquoted()) })
-	return func(yield func(cue.Selector, cue.Value) bool) {
-		for _, f := range fields {
-			if !yield(f.sel, f.v) {
-				return
-			}
-		}
-	}
-}
-
-// file gives the place where v is written, as FILE:LINE.
-func file(v cue.Value) string {
-	p := v.Pos()
-	if !p.IsValid() {
-		return "schema"
-	}
-	return fmt.Sprintf("%s:%d", p.Filename(), p.Line())
 }

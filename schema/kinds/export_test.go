@@ -1,8 +1,7 @@
-package load
+package kinds
 
 import (
 	"bytes"
-	"context"
 	"encoding/json"
 	"os"
 	"path/filepath"
@@ -146,8 +145,8 @@ func testJSONSchema(t *testing.T, s *Schema) {
 		if got := accepts(doc); got != c.want {
 			t.Errorf("%s: accepted %v", canonical.Append(nil, doc), got)
 		}
-		if got := len(s.checkHead(doc)) == 0; got != c.want {
-			t.Errorf("%s: checkHead accepts %v", canonical.Append(nil, doc), got)
+		if got := len(s.CheckHead(doc)) == 0; got != c.want {
+			t.Errorf("%s: CheckHead accepts %v", canonical.Append(nil, doc), got)
 		}
 	}
 	for _, name := range s.Kinds().Names() {
@@ -203,35 +202,6 @@ func TestDescribe(t *testing.T) {
 	}
 	if _, err = s.Describe("x.gadgett"); err == nil || !strings.Contains(err.Error(), `Did you mean "x.gadget"?`) {
 		t.Errorf("error %v", err)
-	}
-}
-
-// Every kind has an example, all of which are one valid document; and what a kind takes is said in words, not patterns.
-func TestExample(t *testing.T) {
-	s := embedded(t)
-	doc, ds := s.Load(context.Background(), Options{}, Source{Name: "example.cue", Data: []byte(schema.Example)})
-	if len(ds) > 0 {
-		t.Fatalf("the example is not valid:\n%s", render(ds))
-	}
-	has := make(map[string]bool)
-	for _, r := range doc.Resources {
-		has[r.Ref.Kind] = true
-	}
-	for name, k := range s.Kinds() {
-		text, err := s.Describe(name)
-		if err != nil {
-			t.Fatal(err)
-		}
-		part := Example(k)
-		if !has[name] || part == "" || !strings.Contains(text, "\nfor example\n\n    "+part[:10]) {
-			t.Errorf("%s has the example %q", name, part)
-		}
-		if strings.Contains(text, "matches ^") {
-			t.Errorf("%s is described by a pattern; give it a definition with a comment:\n%s", name, text)
-		}
-	}
-	if part := Example(s.Kinds()["ovs.bridge"]); !strings.HasPrefix(part, `nodes: "gpu-01": ovs: bridge: `) {
-		t.Errorf("the example of ovs.bridge is %q", part)
 	}
 }
 

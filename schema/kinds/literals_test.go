@@ -1,4 +1,4 @@
-package load
+package kinds
 
 import (
 	"cmp"
@@ -65,7 +65,7 @@ func walk(v reflect.Value, visit func(p reflect.Value) bool) {
 
 // text gives an expression. Inside a slice that tells their type, elements are bare.
 func (l *literals) text(v reflect.Value, bare bool) string {
-	typ := strings.NewReplacer("load.", "", "interface {}", "any").Replace(v.Type().String())
+	typ := strings.NewReplacer("kinds.", "", "interface {}", "any").Replace(v.Type().String())
 	switch v.Kind() {
 	case reflect.Interface:
 		if e := v.Elem(); e.Kind() == reflect.Int64 || e.Kind() == reflect.Float64 {

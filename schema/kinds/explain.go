@@ -1,4 +1,4 @@
-package load
+package kinds
 
 import (
 	"fmt"
@@ -16,37 +16,13 @@ import (
 	"converge.dev/converge/schema/internal/message"
 )
 
-// checkResource checks what a document says of one resource: its spec and what every resource may carry. What it finds
-// is sorted by path. When there is nothing, spec has its defaults filled in and is normalized. spec is not nil.
-func (s *Schema) checkResource(k *schema.Kind, spec schema.Object) []violation {
-	kd := s.kinds[k.Name]
-	if isExternal(kd, spec) {
-		x := &explainer{}
-		x.value(kd.external, map[string]any(spec), nil)
-		return x.sorted()
-	}
-	if len(kd.opaque) > 0 || !kd.body.accepts(map[string]any(spec)) {
-		if found := s.explain(kd, spec); len(found) > 0 {
-			return found
-		}
-	}
-	k.Normalize(spec)
-	return nil
-}
-
-// isExternal reports whether a document says of a resource that it exists and that nobody declares it.
-func isExternal(k *kind, spec schema.Object) bool {
-	_, ok := spec["external"]
-	return ok && k.external != nil
-}
-
 // explain lets CUE judge a resource, and says in our words what CUE refuses. What CUE accepts is filled in.
-func (s *Schema) explain(k *kind, spec schema.Object) []violation {
+func (s *Schema) explain(k *kind, spec schema.Object) []Problem {
 	x := &explainer{}
 	x.value(k.body, map[string]any(spec), nil)
 	filled, refused := s.ask(k, spec)
 	if refused == nil { // the checks refuse only what CUE refuses, and computed fields
-		x.found = slices.DeleteFunc(x.found, func(v violation) bool { return v.Code != codeReadOnly })
+		x.found = slices.DeleteFunc(x.found, func(v Problem) bool { return v.Code != codeReadOnly })
 		if len(x.found) == 0 {
 			clear(spec)
 			maps.Copy(spec, filled)
@@ -54,7 +30,7 @@ func (s *Schema) explain(k *kind, spec schema.Object) []violation {
 		return x.sorted()
 	}
 	if k.dynamic { // the checks do not see which fields a condition adds
-		x.found = slices.DeleteFunc(x.found, func(v violation) bool {
+		x.found = slices.DeleteFunc(x.found, func(v Problem) bool {
 			return v.Code == codeUnknownField && !slices.ContainsFunc(refused, func(r refusal) bool { return slices.Equal(r.path, v.Path) })
 		})
 	}
@@ -64,7 +40,7 @@ func (s *Schema) explain(k *kind, spec schema.Object) []violation {
 			if secretAt(k, r.path) {
 				detail = "The value is not shown: it is a secret."
 			}
-			x.found = append(x.found, newViolation(r.path, codeSchema, stop(detail)))
+			x.found = append(x.found, newProblem(r.path, codeSchema, stop(detail)))
 		}
 	}
 	return x.sorted()
@@ -95,22 +71,22 @@ func (s *Schema) ask(k *kind, spec schema.Object) (filled schema.Object, refused
 
 // An explainer collects what a value violates.
 type explainer struct {
-	found  []violation
+	found  []Problem
 	secret bool // values are not to be shown
 }
 
 func (x *explainer) add(path []string, code, detail string) {
-	x.found = append(x.found, newViolation(slices.Clone(path), code, stop(detail)))
+	x.found = append(x.found, newProblem(slices.Clone(path), code, stop(detail)))
 }
 
-func (x *explainer) sorted() []violation {
-	slices.SortStableFunc(x.found, func(a, b violation) int { return slices.Compare(a.Path, b.Path) })
+func (x *explainer) sorted() []Problem {
+	slices.SortStableFunc(x.found, func(a, b Problem) int { return slices.Compare(a.Path, b.Path) })
 	return x.found
 }
 
 // covers reports whether something was found at path, above or below it.
 func (x *explainer) covers(path []string) bool {
-	return slices.ContainsFunc(x.found, func(v violation) bool {
+	return slices.ContainsFunc(x.found, func(v Problem) bool {
 		n := min(len(v.Path), len(path))
 		return slices.Equal(v.Path[:n], path[:n])
 	})
@@ -284,51 +260,4 @@ func cuePaths(err error, v cue.Value) (all []refusal) {
 		all = append(all, refusal{below, fmt.Sprintf(format, args...)})
 	}
 	return all
-}
-
-// secretAt reports whether path leads into a field that holds a secret, or to one that the kind does not have while it has
-// secrets: the name may be misspelt.
-func secretAt(k *kind, path []string) bool {
-	if len(path) == 0 {
-		return false
-	}
-	f := k.Field(path[0])
-	for _, name := range path[1:] {
-		switch {
-		case f == nil || f.Secret:
-		case f.Elem != nil:
-			f = f.Elem
-		default:
-			f = f.Field(name)
-		}
-	}
-	if f == nil {
-		return slices.ContainsFunc(k.Fields, hasSecret)
-	}
-	return f.Secret
-}
-
-func hasSecret(f schema.Field) bool {
-	return f.Secret || f.Elem != nil && hasSecret(*f.Elem) || slices.ContainsFunc(f.Fields, hasSecret)
-}
-
-// explainCUE makes one error of all that a CUE error holds, each with its place.
-func explainCUE(err error) error {
-	if err == nil {
-		return nil
-	}
-	return fmt.Errorf("%s", strings.TrimSpace(errors.Details(err, &errors.Config{ToSlash: true})))
-}
-
-// decodeCUE gives the JSON value of a concrete CUE value.
-func decodeCUE(v cue.Value) (any, error) {
-	b, err := v.MarshalJSON()
-	if err != nil {
-		return nil, err
-	}
-	var o schema.Object
-	if err := o.UnmarshalJSON(slices.Concat([]byte(`{"v":`), b, []byte("}"))); err != nil {
-		return nil, err
-	}
-	return o["v"], nil
 }

@@ -1,0 +1,109 @@
+package kinds
+
+import (
+	"errors"
+	"fmt"
+	"slices"
+	"strings"
+
+	"converge.dev/converge/schema"
+	"converge.dev/converge/schema/internal/message"
+)
+
+// CheckName checks the name of a resource against the grammar of its kind; nil when it fits.
+func (s *Schema) CheckName(k *schema.Kind, name string) *Problem {
+	switch kd := s.kinds[k.Name]; {
+	case name == "" || strings.Contains(name, "/"): // a ref is SCOPE/KIND/NAME
+		v := newProblem(nil, codeBadName, fmt.Sprintf("%q cannot name anything. Want a name that is not empty and has no slash.", name))
+		return &v
+	case !kd.name.accepts(name):
+		v := newProblem(nil, codeBadName, stop(fmt.Sprintf("%s cannot name a %s. Want %s", message.Value(name), k.Name, kd.name.want())))
+		return &v
+	}
+	return nil
+}
+
+// CheckSpec checks what a document says of one resource: its spec and what every resource may carry. What it finds
+// is sorted by path. When there is nothing, spec has its defaults filled in and is normalized. spec is not nil.
+func (s *Schema) CheckSpec(k *schema.Kind, spec schema.Object) []Problem {
+	kd := s.kinds[k.Name]
+	if s.IsExternal(k, spec) {
+		x := &explainer{}
+		x.value(kd.external, map[string]any(spec), nil)
+		return x.sorted()
+	}
+	if len(kd.opaque) > 0 || !kd.body.accepts(map[string]any(spec)) {
+		if found := s.explain(kd, spec); len(found) > 0 {
+			return found
+		}
+	}
+	k.Normalize(spec)
+	return nil
+}
+
+// IsExternal reports whether a document says of a resource that it exists and that nobody declares it.
+func (s *Schema) IsExternal(k *schema.Kind, spec schema.Object) bool {
+	_, ok := spec["external"]
+	return ok && s.kinds[k.Name].external != nil
+}
+
+// secretAt reports whether path leads into a field that holds a secret, or to one that the kind does not have while it has
+// secrets: the name may be misspelt.
+func secretAt(k *kind, path []string) bool {
+	if len(path) == 0 {
+		return false
+	}
+	f := k.Field(path[0])
+	for _, name := range path[1:] {
+		switch {
+		case f == nil || f.Secret:
+		case f.Elem != nil:
+			f = f.Elem
+		default:
+			f = f.Field(name)
+		}
+	}
+	if f == nil {
+		return slices.ContainsFunc(k.Fields, hasSecret)
+	}
+	return f.Secret
+}
+
+func hasSecret(f schema.Field) bool {
+	return f.Secret || f.Elem != nil && hasSecret(*f.Elem) || slices.ContainsFunc(f.Fields, hasSecret)
+}
+
+// IsSecret reports whether a path in a document lies in a field that holds a secret, so that its source must not be shown.
+func (s *Schema) IsSecret(path []string) bool {
+	if len(path) > 2 && path[0] == "nodes" {
+		path = path[2:]
+	}
+	if len(path) < 4 {
+		return false
+	}
+	k := s.kinds[path[0]+"."+path[1]]
+	return k != nil && secretAt(k, path[3:])
+}
+
+// Fits reports what is wrong with a resource by itself: its name, or its spec. References are not followed.
+func (s *Schema) Fits(ref schema.Ref, spec schema.Object) error {
+	if err := s.FitsName(ref); err != nil {
+		return err
+	}
+	if found := s.CheckSpec(&s.kinds[ref.Kind].Kind, spec.Clone()); len(found) > 0 {
+		return fmt.Errorf("%s: %s", strings.Join(found[0].Path, "."), found[0].Detail)
+	}
+	return nil
+}
+
+// FitsName reports why a document cannot declare a resource under a name.
+func (s *Schema) FitsName(ref schema.Ref) error {
+	k := s.kinds[ref.Kind]
+	if k == nil {
+		return errors.New(message.Unknown("kind", ref.Kind, s.Kinds().Names()))
+	}
+	if v := s.CheckName(&k.Kind, ref.Name); v != nil {
+		return errors.New(v.Detail)
+	}
+	return nil
+}
