@@ -69,6 +69,37 @@ func (k *Kind) Field(name string) *Field { return field(k.Fields, name) }
 // Field finds a field of a struct by name; nil when there is none.
 func (f *Field) Field(name string) *Field { return field(f.Fields, name) }
 
+// Spec gives the whole spec of the kind as one field, a struct.
+func (k *Kind) Spec() *Field { return &Field{Type: Struct, Fields: k.Fields} }
+
+// Under gives what a name leads to below f: a field of a struct, or what all elements of a list and all values of a map are.
+// It is nil when the name leads nowhere.
+func (f *Field) Under(name string) *Field {
+	if f.Elem != nil {
+		return f.Elem
+	}
+	return f.Field(name)
+}
+
+// Has reports whether ok holds for f or for anything below it.
+func (f *Field) Has(ok func(*Field) bool) bool {
+	return !f.Walk(nil, func(_ []string, f *Field) bool { return !ok(f) })
+}
+
+// Walk visits f and all below it, parents first, until visit returns false, and reports whether it never did. In a path, which
+// is valid during the call only, [] stands for the elements of a list and the values of a map.
+func (f *Field) Walk(path []string, visit func(path []string, f *Field) bool) bool {
+	if !visit(path, f) || f.Elem != nil && !f.Elem.Walk(append(path, "[]"), visit) {
+		return false
+	}
+	for i := range f.Fields {
+		if !f.Fields[i].Walk(append(path, f.Fields[i].Name), visit) {
+			return false
+		}
+	}
+	return true
+}
+
 func field(fields []Field, name string) *Field {
 	i, ok := slices.BinarySearchFunc(fields, name, func(f Field, n string) int { return strings.Compare(f.Name, n) })
 	if !ok {
@@ -151,7 +182,7 @@ func (k *Kind) EachRef(spec Object, visit func(kind, value string) string) {
 
 // HasRefs reports whether any field below f is a reference.
 func (f *Field) HasRefs() bool {
-	return f.Ref != "" || (f.Elem != nil && f.Elem.HasRefs()) || slices.ContainsFunc(f.Fields, func(c Field) bool { return c.HasRefs() })
+	return f.Has(func(f *Field) bool { return f.Ref != "" })
 }
 
 // eachRef returns what v becomes, or nil when v stays as it is (changed below at most).

@@ -8,5 +8,5 @@
 // What the embedded files compile to is in compiled.go, so that a process starts without CUE.
 //
 // The package looks at one resource, and at what is above the resources in a document. What only several resources together
-// can break is for the rules of package load.
+// can break is for package rules.
 package kinds

@@ -199,23 +199,13 @@ func (m *module) read(c *compiler, d described, common []string) (*kind, error) 
 func (m *module) checkRefs(kinds []*kind) error {
 	var errs []error
 	for _, k := range kinds {
-		walkFields(k.Fields, k.Name, func(path string, f *schema.Field) {
+		k.Spec().Walk([]string{k.Name}, func(path []string, f *schema.Field) bool {
 			if _, ok := m.values[f.Ref]; f.Ref != "" && !ok {
-				names := slices.Sorted(maps.Keys(m.values))
-				errs = append(errs, fmt.Errorf("%s: %s: @ref(%s): there is no kind %s%s", file(m.values[k.Name]), path, f.Ref, f.Ref, didYouMean(f.Ref, names)))
+				at, names := strings.ReplaceAll(strings.Join(path, "."), ".[]", "[]"), slices.Sorted(maps.Keys(m.values))
+				errs = append(errs, fmt.Errorf("%s: %s: @ref(%s): there is no kind %s%s", file(m.values[k.Name]), at, f.Ref, f.Ref, didYouMean(f.Ref, names)))
 			}
+			return true
 		})
 	}
 	return errors.Join(errs...)
-}
-
-// walkFields visits fields and all below them, with their paths.
-func walkFields(fields []schema.Field, path string, visit func(path string, f *schema.Field)) {
-	for i := range fields {
-		f := &fields[i]
-		for p := path + "." + f.Name; f != nil; f, p = f.Elem, p+"[]" {
-			visit(p, f)
-			walkFields(f.Fields, p, visit)
-		}
-	}
 }

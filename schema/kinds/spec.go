@@ -3,7 +3,6 @@ package kinds
 import (
 	"errors"
 	"fmt"
-	"slices"
 	"strings"
 
 	"converge.dev/converge/schema"
@@ -53,24 +52,15 @@ func secretAt(k *kind, path []string) bool {
 	if len(path) == 0 {
 		return false
 	}
-	f := k.Field(path[0])
-	for _, name := range path[1:] {
-		switch {
-		case f == nil || f.Secret:
-		case f.Elem != nil:
-			f = f.Elem
-		default:
-			f = f.Field(name)
+	f := k.Spec()
+	for _, name := range path {
+		if f = f.Under(name); f == nil {
+			return k.Spec().Has(func(f *schema.Field) bool { return f.Secret })
+		} else if f.Secret {
+			return true
 		}
 	}
-	if f == nil {
-		return slices.ContainsFunc(k.Fields, hasSecret)
-	}
-	return f.Secret
-}
-
-func hasSecret(f schema.Field) bool {
-	return f.Secret || f.Elem != nil && hasSecret(*f.Elem) || slices.ContainsFunc(f.Fields, hasSecret)
+	return false
 }
 
 // IsSecret reports whether a path in a document lies in a field that holds a secret, so that its source must not be shown.

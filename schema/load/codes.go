@@ -11,6 +11,7 @@ import (
 	"github.com/rogpeppe/go-internal/txtar"
 
 	"converge.dev/converge/schema/kinds"
+	"converge.dev/converge/schema/rules"
 )
 
 // Codes of what keeps a document from being read. Those of what a schema refuses are in package kinds, those of the rules in
@@ -70,7 +71,7 @@ func Codes() []Code {
 	for _, c := range kinds.Codes() {
 		all = append(all, Code{Code: c.Code, Summary: c.Summary, Doc: c.Doc})
 	}
-	for _, r := range rules {
+	for _, r := range rules.All() {
 		all = append(all, Code{Code: r.Code, Name: r.Name, Summary: r.Summary, Doc: r.Doc + "."})
 	}
 	slices.SortFunc(all, func(a, b Code) int { return strings.Compare(a.Code, b.Code) })

@@ -6,7 +6,7 @@
 //     pass. CUE, YAML and several files together are first evaluated to JSON by an [Evaluator], best in a child process with
 //     limits: evaluating CUE can take any amount of time and memory.
 //   - Checking, by package kinds. Each resource is checked against its kind, in parallel; defaults are filled in.
-//   - Ruling. The [Rules] look at the whole site: references, cycles, overlaps, things used twice.
+//   - Ruling, by package rules, on the whole site: references, cycles, overlaps, things used twice.
 //
 // All that is wrong is said at once, each [Diagnostic] with file, line, column, the path in the document and what to do.
 //

@@ -7,8 +7,10 @@ import (
 	"slices"
 	"strings"
 
+	"converge.dev/converge/schema/internal/canonical"
 	"converge.dev/converge/schema/internal/message"
 	"converge.dev/converge/schema/kinds"
+	"converge.dev/converge/schema/rules"
 )
 
 const (
@@ -46,9 +48,29 @@ func (f *findings) drop(severity Severity) {
 	}
 }
 
-// violation adds what the schema says of the value at path.
-func (f *findings) violation(path []string, v kinds.Problem) {
-	f.add(problem{path: slices.Concat(path, v.Path), code: v.Code, summary: v.Summary, detail: v.Detail})
+// refused adds what the schema refuses at path.
+func (f *findings) refused(path []string, p kinds.Problem) {
+	f.add(problem{path: slices.Concat(path, p.Path), code: p.Code, summary: p.Summary, detail: p.Detail})
+}
+
+// broken adds what breaks rules. Of each resource the spec is given as the document has it.
+func (f *findings) broken(by rules.Findings, specs []canonical.Raw) {
+	for _, p := range by.Problems {
+		out := problem{path: p.Path, code: p.Rule.Code, summary: p.Rule.Summary, detail: p.Detail}
+		if p.Warning {
+			out.severity = Warning
+		}
+		if r := p.Of; r != nil {
+			out.path = slices.Concat(r.Path, written(r, specs[r.Number], p.Path))
+		}
+		f.add(out)
+	}
+	if by.Errors > 0 {
+		f.drop(Error)
+	}
+	if by.Warnings > 0 {
+		f.drop(Warning)
+	}
 }
 
 // An origin knows where the values of a document came from.

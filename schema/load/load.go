@@ -5,16 +5,15 @@ import (
 	"crypto/sha256"
 	"encoding/hex"
 	"fmt"
-	"maps"
 	"runtime"
 	"slices"
 	"sync"
 	"sync/atomic"
-	"time"
 
 	"converge.dev/converge/schema"
 	"converge.dev/converge/schema/internal/canonical"
 	"converge.dev/converge/schema/kinds"
+	"converge.dev/converge/schema/rules"
 )
 
 // Options say how a document is loaded. The zero value is good for documents one trusts.
@@ -36,106 +35,31 @@ func Document(ctx context.Context, s *kinds.Schema, o Options, sources ...Source
 		return nil, ds
 	}
 	found := &findings{}
-	for _, v := range s.CheckHead(doc) {
-		found.violation(nil, v)
+	for _, p := range s.CheckHead(doc) {
+		found.refused(nil, p)
 	}
-	st := split(s, doc)
-	checkAll(ctx, s, st, found)
+	st := rules.NewSite(s.Kinds(), doc)
+	specs := checkAll(ctx, s, st, found)
 	if err := ctx.Err(); err != nil {
 		return nil, Diagnostics{{Severity: Error, Code: codeInterrupted, Summary: summaries[codeInterrupted], Detail: fmt.Sprintf("Loading the document was cancelled: %v.", context.Cause(ctx))}}
 	}
-	for _, r := range rules {
-		r.check(st, &reporter{findings: found, rule: r})
-	}
+	found.broken(st.Check(maxDiagnostics), specs)
 	ds = append(origin.warnings, origin.diagnostics(found, s.IsSecret)...)
 	if ds.HasErrors() {
 		return nil, ds
 	}
-	return st.document(doc), ds
-}
-
-// A site is what rules look at: every resource of a document. What rules must not trust is marked.
-type site struct {
-	doc       map[string]any
-	kinds     schema.Kinds
-	resources []*resource            // sorted by ref
-	byKind    map[string][]*resource // the same by kind, in the same order
-	index     map[schema.Ref]*resource
-	macs      map[string]bool // by kind: see macKinds
-}
-
-// A resource is a resource of the document while it is being loaded.
-type resource struct {
-	schema.Resource
-	kind     *schema.Kind
-	path     []string
-	json     canonical.Raw  // the spec as the document has it
-	sound    bool           // its fields have the types that the kind says; never of what is external, which states none
-	depends  []string       // depends_on
-	waits    map[string]any // timeouts
-	number   int            // place in the site
-	dangling bool           // some of After is not in the document
-}
-
-// split finds the resources in a document. What is not where a resource can be has been reported by checkHead.
-func split(s *kinds.Schema, doc map[string]any) *site {
-	st := &site{doc: doc, kinds: s.Kinds(), byKind: make(map[string][]*resource)}
-	st.add(schema.ScopeSite, nil, doc)
-	for node, at := range sorted(doc["nodes"]) {
-		if node != schema.ScopeSite {
-			st.add(node, []string{"nodes", node}, at)
-		}
-	}
-	slices.SortFunc(st.resources, func(a, b *resource) int { return a.Ref.Compare(b.Ref) })
-	st.index = make(map[schema.Ref]*resource, len(st.resources))
-	for i, r := range st.resources {
-		r.number = i
-		st.index[r.Ref] = r
-		st.byKind[r.Ref.Kind] = append(st.byKind[r.Ref.Kind], r)
-	}
-	return st
-}
-
-// add finds the resources of one scope.
-func (st *site) add(scope string, path []string, at any) {
-	for provider, nouns := range sorted(at) {
-		for noun, resources := range sorted(nouns) {
-			kind := st.kinds[provider+"."+noun]
-			if kind == nil || kind.Node != (scope != schema.ScopeSite) {
-				continue
-			}
-			for name, spec := range sorted(resources) {
-				if spec, ok := spec.(map[string]any); ok {
-					st.resources = append(st.resources, &resource{
-						Resource: schema.Resource{Ref: schema.Ref{Scope: scope, Kind: kind.Name, Name: name}, Spec: spec},
-						kind:     kind,
-						path:     slices.Concat(path, []string{provider, noun, name}),
-					})
-				}
-			}
-		}
-	}
-}
-
-// sorted ranges over an object in the order of its names; over nothing when v is none.
-func sorted(v any) func(yield func(string, any) bool) {
-	m, _ := v.(map[string]any)
-	return func(yield func(string, any) bool) {
-		for _, name := range slices.Sorted(maps.Keys(m)) {
-			if !yield(name, m[name]) {
-				return
-			}
-		}
-	}
+	return result(st, specs, doc), ds
 }
 
 // chunkSize is how many resources one worker checks at a time.
 const chunkSize = 256
 
-// checkAll checks every resource against its kind and finds what it refers to. It stops early when there is more to say
-// than anyone will read; what it found by then does not depend on the number of workers.
-func checkAll(ctx context.Context, s *kinds.Schema, st *site, found *findings) {
-	chunks := slices.Collect(slices.Chunk(st.resources, chunkSize))
+// checkAll checks every resource against its kind and lets the site accept those that are good. It returns the specs as the
+// document has them, by resource. It stops early when there is more to say than anyone will read; what it found by then does
+// not depend on the number of workers.
+func checkAll(ctx context.Context, s *kinds.Schema, st *rules.Site, found *findings) []canonical.Raw {
+	specs := make([]canonical.Raw, len(st.Resources))
+	chunks := slices.Collect(slices.Chunk(st.Resources, chunkSize))
 	results := make([]findings, len(chunks))
 	var next, total atomic.Int64
 	var wg sync.WaitGroup
@@ -146,7 +70,7 @@ func checkAll(ctx context.Context, s *kinds.Schema, st *site, found *findings) {
 				if i >= len(chunks) {
 					return
 				}
-				checkChunk(s, st, chunks[i], &results[i])
+				checkChunk(s, st, chunks[i], specs[i*chunkSize:], &results[i])
 				total.Add(int64(len(results[i].problems)))
 			}
 		})
@@ -161,97 +85,52 @@ func checkAll(ctx context.Context, s *kinds.Schema, st *site, found *findings) {
 			if i+1 < len(chunks) {
 				found.drop(Error)
 			}
-			return
+			break
 		}
 	}
+	return specs
 }
 
-func checkChunk(s *kinds.Schema, st *site, chunk []*resource, found *findings) {
+func checkChunk(s *kinds.Schema, st *rules.Site, chunk []*rules.Resource, specs []canonical.Raw, found *findings) {
 	var text []byte
 	ends := make([]int, len(chunk))
 	for i, r := range chunk {
 		text = canonical.Append(text, map[string]any(r.Spec)) // before defaults are filled in
 		ends[i] = len(text)
-		if v := s.CheckName(r.kind, r.Ref.Name); v != nil {
-			found.violation(r.path, *v)
+		if p := s.CheckName(r.Kind, r.Ref.Name); p != nil {
+			found.refused(r.Path, *p)
 		}
-		violations := s.CheckSpec(r.kind, r.Spec)
-		for _, v := range violations {
-			found.violation(r.path, v)
+		problems := s.CheckSpec(r.Kind, r.Spec)
+		for _, p := range problems {
+			found.refused(r.Path, p)
 		}
-		r.sound = len(violations) == 0
 		switch {
-		case !r.sound:
-		case s.IsExternal(r.kind, r.Spec):
-			r.External, r.Spec, r.sound = external(r.Spec), schema.Object{}, false
+		case len(problems) > 0:
+		case s.IsExternal(r.Kind, r.Spec):
+			st.AcceptExternal(r)
 		default:
-			r.detach()
-			st.refer(r)
+			st.Accept(r)
 		}
 	}
 	start := 0
-	for i, r := range chunk {
-		r.json = canonical.Raw(text[start:ends[i]:ends[i]])
+	for i := range chunk {
+		specs[i] = canonical.Raw(text[start:ends[i]:ends[i]])
 		start = ends[i]
 	}
 }
 
-// external reads what a document says of a thing that nobody declares.
-func external(spec schema.Object) *schema.External {
-	id := textOf(objectOf(spec["external"]), "id")
-	return &schema.External{ID: id}
-}
-
-// detach moves what every resource may carry from the spec into the fields of the resource.
-func (r *resource) detach() {
-	if l, ok := r.Spec["lifecycle"].(map[string]any); ok {
-		r.Lifecycle.Protect, _ = l["protect"].(bool)
-		onRemove, _ := l["on_remove"].(string)
-		adopt, _ := l["adopt"].(string)
-		r.Lifecycle.OnRemove, r.Lifecycle.Adopt = schema.OnRemove(onRemove), schema.Adopt(adopt)
-		r.Lifecycle.ID, _ = l["id"].(string)
-		r.Lifecycle.Ignore = stringsOf(l["ignore"])
-	}
-	if t, ok := r.Spec["timeouts"].(map[string]any); ok {
-		r.waits = t
-		r.Timeouts = schema.Timeouts{Create: duration(t["create"]), Update: duration(t["update"]), Delete: duration(t["delete"])}
-	}
-	r.depends = stringsOf(r.Spec["depends_on"])
-	delete(r.Spec, "lifecycle")
-	delete(r.Spec, "timeouts")
-	delete(r.Spec, "depends_on")
-}
-
-func stringsOf(v any) []string {
-	l, _ := v.([]any)
-	var out []string
-	for _, e := range l {
-		if s, ok := e.(string); ok {
-			out = append(out, s)
-		}
-	}
-	return out
-}
-
-// duration reads a wait; one that cannot be read is zero here and reported by the rule timeout-range.
-func duration(v any) time.Duration {
-	s, _ := v.(string)
-	d, _ := time.ParseDuration(s)
-	return d
-}
-
-// document makes the result of a site in which nothing is wrong.
-func (st *site) document(doc map[string]any) *schema.Document {
-	d := &schema.Document{Resources: make([]schema.Resource, len(st.resources))}
+// result makes the document of a site in which nothing is wrong.
+func result(st *rules.Site, specs []canonical.Raw, doc map[string]any) *schema.Document {
+	d := &schema.Document{Resources: make([]schema.Resource, len(st.Resources))}
 	size := 4096
-	for i, r := range st.resources {
-		size += len(r.json) + len(r.Ref.Name) + 8
+	for i, r := range st.Resources {
+		size += len(specs[i]) + len(r.Ref.Name) + 8
 		d.Resources[i] = r.Resource
 		at := doc
-		for _, name := range r.path[:len(r.path)-1] {
+		for _, name := range r.Path[:len(r.Path)-1] {
 			at = at[name].(map[string]any)
 		}
-		at[r.Ref.Name] = r.json
+		at[r.Ref.Name] = specs[i]
 	}
 	if s, ok := doc["site"].(map[string]any); ok {
 		d.Site.Name, _ = s["name"].(string)

@@ -14,6 +14,7 @@ import (
 
 	"converge.dev/converge/schema"
 	"converge.dev/converge/schema/kinds"
+	"converge.dev/converge/schema/rules"
 )
 
 var update = flag.Bool("update", false, "rewrite the expectations in testdata")
@@ -101,7 +102,7 @@ func TestEveryRuleIsShown(t *testing.T) {
 		all += string(b)
 	}
 	seen := make(map[string]bool)
-	for _, r := range Rules() {
+	for _, r := range rules.All() {
 		if seen[r.Code] || seen[r.Name] || r.Code < "CV1101" || r.Doc == "" || r.Summary == "" {
 			t.Errorf("rule %+v: want a code from CV1101 and a name, both its own, and words", r)
 		}

@@ -9,6 +9,7 @@ import (
 	"converge.dev/converge/cmd/internal/view"
 	"converge.dev/converge/schema"
 	"converge.dev/converge/schema/load"
+	"converge.dev/converge/schema/rules"
 )
 
 func (a *app) validateCommand() *cobra.Command {
@@ -94,8 +95,8 @@ func (a *app) printRules(asJSON bool, args []string) error {
 		return &view.Problem{What: "-rules lists the rules: no document has a place here"}
 	}
 	if asJSON {
-		return a.printJSON(map[string]any{"rules": load.Rules()})
+		return a.printJSON(map[string]any{"rules": rules.All()})
 	}
-	a.print(view.RulesText(load.Rules(), a.style(a.sys.Stdout)))
+	a.print(view.RulesText(rules.All(), a.style(a.sys.Stdout)))
 	return nil
 }

@@ -8,7 +8,7 @@ import (
 
 	"converge.dev/converge/engine"
 	"converge.dev/converge/schema"
-	"converge.dev/converge/schema/load"
+	"converge.dev/converge/schema/rules"
 	"converge.dev/converge/state"
 )
 
@@ -326,9 +326,9 @@ func (r *Revision) signed() string {
 }
 
 // RulesText lists the rules that every document must keep.
-func RulesText(rules []load.Rule, s Style) string {
+func RulesText(all []rules.Rule, s Style) string {
 	rows := [][]string{{"CODE", "RULE", "WHAT MUST BE SO"}}
-	for _, r := range rules {
+	for _, r := range all {
 		rows = append(rows, []string{r.Code, r.Name, r.Doc})
 	}
 	return table(s, rows)

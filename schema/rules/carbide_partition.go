@@ -1,4 +1,4 @@
-package load
+package rules
 
 // The kinds of Carbide that join and part networks.
 const (
@@ -7,7 +7,7 @@ const (
 	carbideSPXPartition = "carbide.spx_partition"
 )
 
-func checkPeerings(st *site, p *reporter) {
+func checkPeerings(st *Site, p *reporter) {
 	first := make(firstWith[[2]string])
 	for r := range st.sound(carbidePeering) {
 		var pair [2]string
@@ -24,7 +24,7 @@ func checkPeerings(st *site, p *reporter) {
 	}
 }
 
-func checkPartitionNumbers(st *site, p *reporter) {
+func checkPartitionNumbers(st *Site, p *reporter) {
 	keys := make(firstWith[string])
 	for r := range st.sound(carbideIBPartition) {
 		key := textOf(r.Spec, "pkey")

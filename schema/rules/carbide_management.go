@@ -1,4 +1,4 @@
-package load
+package rules
 
 import (
 	"cmp"
@@ -37,9 +37,9 @@ func (f flow) covers(o flow) bool {
 }
 
 // managementFlows reads policy.management; what is malformed is for other rules.
-func managementFlows(st *site) (names []string, flows map[string]flow) {
+func managementFlows(st *Site) (names []string, flows map[string]flow) {
 	flows = map[string]flow{}
-	for name, v := range sorted(objectOf(st.doc["policy"])["management"]) {
+	for name, v := range sorted(objectOf(st.policy)["management"]) {
 		m := objectOf(v)
 		src, err := netip.ParsePrefix(textOf(m, "src_prefix"))
 		if err != nil {
@@ -96,7 +96,7 @@ func filterRules(spec schema.Object) []filterRule {
 
 // checkManagement looks at each group that something names. A packet meets the rules from the smallest number on, and among
 // equals in the order of ids; one that no rule permits counts as denied.
-func checkManagement(st *site, p *reporter) {
+func checkManagement(st *Site, p *reporter) {
 	names, flows := managementFlows(st)
 	if len(names) == 0 {
 		return

@@ -1,4 +1,4 @@
-package load
+package rules
 
 import (
 	"bytes"
@@ -24,7 +24,7 @@ var carbideImageRules = []Rule{
 	{"CV1174", "carbide-service-parts", "Parts of a service do not fit", "An extension service has a whole credential or none, and collects each thing in one way", checkServiceParts},
 }
 
-func checkOSTypes(st *site, p *reporter) {
+func checkOSTypes(st *Site, p *reporter) {
 	needs := map[string]string{"ipxe": "script", "template": "template"}
 	of := map[string]string{"script": "ipxe", "template": "template", "parameters": "template", "artifacts": "template"}
 	for r := range st.sound(carbideOS) {
@@ -47,7 +47,7 @@ func checkOSTypes(st *site, p *reporter) {
 	}
 }
 
-func checkServiceNames(st *site, p *reporter) {
+func checkServiceNames(st *Site, p *reporter) {
 	first := make(firstWith[[2]string])
 	for r := range st.sound(carbideService) {
 		tenant := textOf(r.Spec, "tenant")
@@ -60,7 +60,7 @@ func checkServiceNames(st *site, p *reporter) {
 // maxManifest is how many bytes of a manifest the service takes.
 const maxManifest = 64 << 10
 
-func checkManifests(st *site, p *reporter) {
+func checkManifests(st *Site, p *reporter) {
 	for r := range st.sound(carbideService) {
 		text := textOf(r.Spec, "manifest")
 		if len(text) > maxManifest {
@@ -105,7 +105,7 @@ func wrongManifest(text string) string {
 // maxObservability is how many things the service collects from a pod.
 const maxObservability = 20
 
-func checkServiceParts(st *site, p *reporter) {
+func checkServiceParts(st *Site, p *reporter) {
 	for r := range st.sound(carbideService) {
 		var given, lacking []string
 		for _, field := range []string{"registry", "registry_username", "registry_password"} {

@@ -1,4 +1,4 @@
-package load
+package rules
 
 import (
 	"fmt"
@@ -25,7 +25,7 @@ var carbideHardwareRules = []Rule{
 	{"CV1145", "carbide-expected-address", "Address cannot be used", "An address of expected hardware is used once, and written in its usual form", checkExpectedAddresses},
 }
 
-func checkSameSKUs(st *site, p *reporter) {
+func checkSameSKUs(st *Site, p *reporter) {
 	first := make(firstWith[string])
 	for r := range st.sound(carbideSKU) {
 		if other := first.take(sameness(r), r); other != nil {
@@ -35,7 +35,7 @@ func checkSameSKUs(st *site, p *reporter) {
 }
 
 // sameness is what the service looks at when it compares SKUs.
-func sameness(r *resource) string {
+func sameness(r *Resource) string {
 	var b strings.Builder
 	chassis := objectOf(r.Spec["chassis"])
 	fmt.Fprintf(&b, "%q %q\n", textOf(chassis, "model"), textOf(chassis, "architecture"))
@@ -63,9 +63,9 @@ func sameness(r *resource) string {
 }
 
 // checkAllocations warns: whether the site holds tenants to their allocations is not known here.
-func checkAllocations(st *site, p *reporter) {
+func checkAllocations(st *Site, p *reporter) {
 	type share struct{ tenant, instanceType string }
-	of := func(r *resource) share { return share{textOf(r.Spec, "tenant"), textOf(r.Spec, "instance_type")} }
+	of := func(r *Resource) share { return share{textOf(r.Spec, "tenant"), textOf(r.Spec, "instance_type")} }
 	used := make(map[share]int64)
 	for r := range st.sound(carbideInstance) {
 		used[of(r)]++
@@ -84,7 +84,7 @@ func checkAllocations(st *site, p *reporter) {
 }
 
 // checkSerialNumbers warns: nothing but the hardware itself says whether two may have the same.
-func checkSerialNumbers(st *site, p *reporter) {
+func checkSerialNumbers(st *Site, p *reporter) {
 	for _, k := range []struct{ kind, field string }{
 		{carbideExpectedMachine, "chassis_serial_number"}, {carbideExpectedSwitch, "switch_serial_number"}, {carbideExpectedShelf, "shelf_serial_number"},
 	} {
@@ -97,7 +97,7 @@ func checkSerialNumbers(st *site, p *reporter) {
 	}
 }
 
-func checkExpected(st *site, p *reporter) {
+func checkExpected(st *Site, p *reporter) {
 	for r := range st.sound(carbideExpectedMachine) {
 		primaries := 0
 		for i, e := range listOf(r.Spec, "host_nics") {
@@ -123,9 +123,9 @@ func checkExpected(st *site, p *reporter) {
 	}
 }
 
-func checkExpectedAddresses(st *site, p *reporter) {
+func checkExpectedAddresses(st *Site, p *reporter) {
 	first := make(firstWith[netip.Addr])
-	check := func(r *resource, m map[string]any, path ...string) {
+	check := func(r *Resource, m map[string]any, path ...string) {
 		text := textOf(m, path[len(path)-1])
 		ip, err := netip.ParseAddr(text)
 		if err != nil {

@@ -1,4 +1,4 @@
-package load
+package rules
 
 import (
 	"fmt"
@@ -7,7 +7,7 @@ import (
 
 // checkInstanceScripts is about entries of the library that are scripts: the service gives an instance the script instead
 // of the entry, so that the document and the site would differ for ever.
-func checkInstanceScripts(st *site, p *reporter) {
+func checkInstanceScripts(st *Site, p *reporter) {
 	for r := range st.sound(carbideInstance) {
 		os := objectOf(r.Spec["os"])
 		if os["operating_system"] == nil {
@@ -34,7 +34,7 @@ var fabricSections = []fabricSection{
 	{"dpu_extension_services", "service", []string{"service"}},
 }
 
-func checkInstanceFabrics(st *site, p *reporter) {
+func checkInstanceFabrics(st *Site, p *reporter) {
 	for r := range st.sound(carbideInstance) {
 		for _, section := range fabricSections {
 			seen := make(map[string]bool)
@@ -57,7 +57,7 @@ func checkInstanceFabrics(st *site, p *reporter) {
 
 // eachPartition visits the partitions of an instance's ports that must be of its tenant, nil where one is not sound. Whose
 // an NVLink partition is the service does not ask.
-func (st *site) eachPartition(r *resource, visit func(path []string, on *resource)) {
+func (st *Site) eachPartition(r *Resource, visit func(path []string, on *Resource)) {
 	for _, s := range []struct{ section, field, kind string }{
 		{"infiniband", "ib_partition", carbideIBPartition},
 		{"spx", "spx_partition", carbideSPXPartition},

@@ -1,4 +1,4 @@
-package load
+package rules
 
 import (
 	"net/netip"
@@ -8,8 +8,8 @@ import (
 	"converge.dev/converge/schema"
 )
 
-func checkTenants(st *site, p *reporter) {
-	same := func(r *resource, tenant string, path []string, t *resource) {
+func checkTenants(st *Site, p *reporter) {
+	same := func(r *Resource, tenant string, path []string, t *Resource) {
 		if t == nil {
 			return
 		}
@@ -27,8 +27,8 @@ func checkTenants(st *site, p *reporter) {
 			same(r, tenant, []string{"keysets", strconv.Itoa(i)}, st.target(r, carbideKeyset, name))
 		}
 		same(r, tenant, []string{"auto_vpc"}, st.target(r, carbideVPC, r.Spec["auto_vpc"]))
-		st.eachPartition(r, func(path []string, on *resource) { same(r, tenant, path, on) })
-		st.eachAttachment(r, func(path []string, _ map[string]any, on *resource) {
+		st.eachPartition(r, func(path []string, on *Resource) { same(r, tenant, path, on) })
+		st.eachAttachment(r, func(path []string, _ map[string]any, on *Resource) {
 			if on == nil {
 				return
 			}
@@ -39,7 +39,7 @@ func checkTenants(st *site, p *reporter) {
 
 // eachAttachment visits what the interfaces of an instance are on: a segment or a VPC prefix, nil when it is not sound.
 // The path is that of the field which names it, m the object that holds the field.
-func (st *site) eachAttachment(r *resource, visit func(path []string, m map[string]any, on *resource)) {
+func (st *Site) eachAttachment(r *Resource, visit func(path []string, m map[string]any, on *Resource)) {
 	for i, e := range listOf(r.Spec, "interfaces") {
 		m := objectOf(e)
 		at := []string{"interfaces", strconv.Itoa(i)}
@@ -55,7 +55,7 @@ func (st *site) eachAttachment(r *resource, visit func(path []string, m map[stri
 	}
 }
 
-func checkInstanceMachines(st *site, p *reporter) {
+func checkInstanceMachines(st *Site, p *reporter) {
 	first := make(firstWith[string])
 	for r := range st.sound(carbideInstance) {
 		id := textOf(r.Spec, "machine")
@@ -76,7 +76,7 @@ func checkInstanceMachines(st *site, p *reporter) {
 	}
 }
 
-func checkHostnames(st *site, p *reporter) {
+func checkHostnames(st *Site, p *reporter) {
 	first := make(firstWith[[2]string])
 	for r := range st.sound(carbideInstance) {
 		name := textOf(r.Spec, "hostname")
@@ -90,7 +90,7 @@ func checkHostnames(st *site, p *reporter) {
 	}
 }
 
-func checkInstanceOS(st *site, p *reporter) {
+func checkInstanceOS(st *Site, p *reporter) {
 	for r := range st.sound(carbideInstance) {
 		os := objectOf(r.Spec["os"])
 		var given []string
@@ -111,7 +111,7 @@ func checkInstanceOS(st *site, p *reporter) {
 	}
 }
 
-func checkInterfaces(st *site, p *reporter) {
+func checkInterfaces(st *Site, p *reporter) {
 	for r := range st.sound(carbideInstance) {
 		interfaces := listOf(r.Spec, "interfaces")
 		switch auto := boolOf(r.Spec, "auto_network"); {
@@ -128,7 +128,7 @@ func checkInterfaces(st *site, p *reporter) {
 }
 
 // checkInterfacesOf checks the interfaces of one instance.
-func (st *site) checkInterfacesOf(r *resource, interfaces []any, p *reporter) {
+func (st *Site) checkInterfacesOf(r *Resource, interfaces []any, p *reporter) {
 	type device struct {
 		model  string
 		number int64
@@ -174,7 +174,7 @@ func (st *site) checkInterfacesOf(r *resource, interfaces []any, p *reporter) {
 	}
 }
 
-func checkAddresses(st *site, p *reporter) {
+func checkAddresses(st *Site, p *reporter) {
 	type address struct {
 		vpc string
 		ip  netip.Addr
@@ -188,7 +188,7 @@ func checkAddresses(st *site, p *reporter) {
 		}
 	}
 	for r := range st.sound(carbideInstance) {
-		st.eachAttachment(r, func(path []string, m map[string]any, on *resource) {
+		st.eachAttachment(r, func(path []string, m map[string]any, on *Resource) {
 			ip, err := netip.ParseAddr(textOf(m, "ip_address"))
 			if err != nil || on == nil || on.Ref.Kind != carbidePrefix {
 				return

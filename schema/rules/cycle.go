@@ -1,4 +1,4 @@
-package load
+package rules
 
 import (
 	"slices"
@@ -7,11 +7,11 @@ import (
 
 // checkCycles finds the groups of resources that refer to each other in a circle and shows one shortest circle of each.
 // Creation goes along the references and deletion against them, so what has no circle one way has none the other way.
-func checkCycles(st *site, p *reporter) {
-	after := make([][]int, len(st.resources))
-	for i, r := range st.resources {
+func checkCycles(st *Site, p *reporter) {
+	after := make([][]int, len(st.Resources))
+	for i, r := range st.Resources {
 		for _, ref := range r.After {
-			after[i] = append(after[i], st.index[ref].number)
+			after[i] = append(after[i], st.index[ref].Number)
 		}
 	}
 	for _, group := range circles(after) {
@@ -22,10 +22,10 @@ func checkCycles(st *site, p *reporter) {
 				refs = append(refs, "…")
 				break
 			}
-			refs = append(refs, st.resources[n].Ref.String())
+			refs = append(refs, st.Resources[n].Ref.String())
 		}
 		refs = append(refs, refs[0])
-		p.report(st.resources[circle[0]], nil, "No order of creation exists, because %s. Remove one of these references.", strings.Join(refs, " refers to "))
+		p.report(st.Resources[circle[0]], nil, "No order of creation exists, because %s. Remove one of these references.", strings.Join(refs, " refers to "))
 	}
 }
 

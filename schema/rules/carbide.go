@@ -1,4 +1,4 @@
-package load
+package rules
 
 import (
 	"net/netip"
@@ -44,7 +44,7 @@ var carbideRules = []Rule{
 	{"CV1152", "carbide-partition-number", "Partition number is used twice", "A partition key, and a VNI of Spectrum-X, belongs to one partition", checkPartitionNumbers},
 }
 
-func checkVNIs(st *site, p *reporter) {
+func checkVNIs(st *Site, p *reporter) {
 	first := make(firstWith[int64])
 	for r := range st.sound(carbideVPC) {
 		vni := intOf(r.Spec, "vni")
@@ -60,14 +60,14 @@ func checkVNIs(st *site, p *reporter) {
 // A network is a block of addresses and where it was declared.
 type network struct {
 	netip.Prefix
-	of   *resource
+	of   *Resource
 	path []string
 }
 
 // networks lists the networks of all resources of one kind, sorted so that a network comes before those inside it.
-func (st *site) networks(kind string) []network {
+func (st *Site) networks(kind string) []network {
 	var list []network
-	add := func(r *resource, text string, path ...string) {
+	add := func(r *Resource, text string, path ...string) {
 		if prefix, err := netip.ParsePrefix(text); err == nil {
 			list = append(list, network{prefix.Masked(), r, path})
 		}
@@ -102,17 +102,17 @@ func eachInside(list []network, visit func(inner network, around []network)) {
 	}
 }
 
-func checkPrefixOverlap(st *site, p *reporter)  { checkOverlap(st, p, carbidePrefix) }
-func checkSegmentOverlap(st *site, p *reporter) { checkOverlap(st, p, carbideSegment) }
+func checkPrefixOverlap(st *Site, p *reporter)  { checkOverlap(st, p, carbidePrefix) }
+func checkSegmentOverlap(st *Site, p *reporter) { checkOverlap(st, p, carbideSegment) }
 
-func checkOverlap(st *site, p *reporter, kind string) {
+func checkOverlap(st *Site, p *reporter, kind string) {
 	eachInside(st.networks(kind), func(inner network, around []network) {
 		outer := around[len(around)-1]
 		p.report(inner.of, inner.path, "The network %s overlaps with %s of %s. Give each its own addresses.", inner, outer, outer.of.Ref)
 	})
 }
 
-func checkSegmentInPrefix(st *site, p *reporter) {
+func checkSegmentInPrefix(st *Site, p *reporter) {
 	// Prefixes first: the sort keeps the order of equals, so a segment that fills a prefix counts as inside it.
 	list := slices.Concat(st.networks(carbidePrefix), st.networks(carbideSegment))
 	slices.SortStableFunc(list, compareNetworks)
@@ -134,7 +134,7 @@ func checkSegmentInPrefix(st *site, p *reporter) {
 	})
 }
 
-func checkGateways(st *site, p *reporter) {
+func checkGateways(st *Site, p *reporter) {
 	for r := range st.sound(carbideSegment) {
 		for i, e := range listOf(r.Spec, "prefixes") {
 			m := objectOf(e)
@@ -165,7 +165,7 @@ func lastAddr(prefix netip.Prefix) netip.Addr {
 	return netip.AddrFrom4(a)
 }
 
-func checkSegmentPrefixes(st *site, p *reporter) {
+func checkSegmentPrefixes(st *Site, p *reporter) {
 	for r := range st.sound(carbideSegment) {
 		prefixes := listOf(r.Spec, "prefixes")
 		if len(prefixes) == 0 {
@@ -192,7 +192,7 @@ func checkSegmentPrefixes(st *site, p *reporter) {
 	}
 }
 
-func checkVirtualization(st *site, p *reporter) {
+func checkVirtualization(st *Site, p *reporter) {
 	for r := range st.sound(carbideVPC) {
 		if how := textOf(r.Spec, "virtualization"); how != "fnn" && r.Spec["routing_profile"] != nil {
 			p.report(r, []string{"routing_profile"}, "Only a VPC with virtualization \"fnn\" has a routing profile; this one has %q. Remove one of the two.", how)
@@ -239,7 +239,7 @@ func checkVirtualization(st *site, p *reporter) {
 // destination ports.
 const maxSecurityRules = 200
 
-func checkSecurityGroupSize(st *site, p *reporter) {
+func checkSecurityGroupSize(st *Site, p *reporter) {
 	for r := range st.sound(carbideSecurityGroup) {
 		var size int64
 		for _, e := range listOf(r.Spec, "rules") {
@@ -261,7 +261,7 @@ func portCount(v any) int64 {
 	return max(intOf(m, "end")-intOf(m, "start")+1, 1)
 }
 
-func checkSecurityRules(st *site, p *reporter) {
+func checkSecurityRules(st *Site, p *reporter) {
 	for r := range st.sound(carbideSecurityGroup) {
 		for i, e := range listOf(r.Spec, "rules") {
 			checkSecurityRule(p, r, objectOf(e), []string{"rules", strconv.Itoa(i)})
@@ -269,7 +269,7 @@ func checkSecurityRules(st *site, p *reporter) {
 	}
 }
 
-func checkSecurityRule(p *reporter, r *resource, rule map[string]any, path []string) {
+func checkSecurityRule(p *reporter, r *Resource, rule map[string]any, path []string) {
 	at := func(names ...string) []string { return slices.Concat(path, names) }
 	protocol, ipv6 := textOf(rule, "protocol"), boolOf(rule, "ipv6")
 	if ipv6 && protocol == "icmp" || !ipv6 && protocol == "icmp6" {
@@ -304,8 +304,8 @@ const maxLabel = 255
 // maxDescription is how many bytes of a description the service keeps.
 const maxDescription = 1024
 
-func checkMetadata(st *site, p *reporter) {
-	for _, r := range st.resources {
+func checkMetadata(st *Site, p *reporter) {
+	for _, r := range st.Resources {
 		if !r.sound || r.Ref.Provider() != "carbide" {
 			continue
 		}

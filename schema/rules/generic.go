@@ -1,4 +1,4 @@
-package load
+package rules
 
 import (
 	"fmt"
@@ -27,12 +27,12 @@ var genericRules = []Rule{
 	{"CV1110", "reserved-key", "Key is converge's own", "No label and no note is called like the mark that converge writes beside them", checkMarks},
 }
 
-func checkReferences(st *site, p *reporter) {
-	for _, r := range st.resources {
+func checkReferences(st *Site, p *reporter) {
+	for _, r := range st.Resources {
 		if !r.sound || !r.dangling {
 			continue
 		}
-		eachValue(r.kind.Fields, r.Spec, func(path []string, f *schema.Field, v any) {
+		eachValue(r.Kind.Fields, r.Spec, func(path []string, f *schema.Field, v any) {
 			name, ok := v.(string)
 			if !ok || f.Ref == "" || name == "" {
 				return
@@ -41,7 +41,7 @@ func checkReferences(st *site, p *reporter) {
 			switch {
 			case st.index[ref] != nil, st.outside(ref):
 			case p.full():
-				p.drop(Error)
+				p.drop(false)
 			default:
 				p.report(r, path, "There is no %s named %q on %s.%s", f.Ref, name, scopeNoun(ref.Scope), st.suggest(ref))
 			}
@@ -50,7 +50,7 @@ func checkReferences(st *site, p *reporter) {
 }
 
 // suggest says what to do about a ref that leads nowhere.
-func (st *site) suggest(ref schema.Ref) string {
+func (st *Site) suggest(ref schema.Ref) string {
 	var names []string
 	for _, r := range st.byKind[ref.Kind] {
 		// Of a hundred thousand names only those of about the same length and the same start or end are worth a closer look.
@@ -65,8 +65,8 @@ func (st *site) suggest(ref schema.Ref) string {
 	return fmt.Sprintf(" Declare it at %s, or name one that is declared.", message.Printable(ref.Path()))
 }
 
-func checkDependsOn(st *site, p *reporter) {
-	for _, r := range st.resources {
+func checkDependsOn(st *Site, p *reporter) {
+	for _, r := range st.Resources {
 		if !r.sound || !r.dangling {
 			continue
 		}
@@ -85,7 +85,7 @@ func checkDependsOn(st *site, p *reporter) {
 				p.report(r, path, "The kind %s lives on the site: write site/%s/%s.", ref.Kind, ref.Kind, ref.Name)
 			case st.index[ref] != nil:
 			case p.full():
-				p.drop(Error)
+				p.drop(false)
 			default:
 				p.report(r, path, "There is no %s named %q on %s.%s", ref.Kind, ref.Name, scopeNoun(ref.Scope), st.suggest(ref))
 			}
@@ -93,10 +93,10 @@ func checkDependsOn(st *site, p *reporter) {
 	}
 }
 
-func checkKeys(st *site, p *reporter) {
+func checkKeys(st *Site, p *reporter) {
 	for _, name := range st.kinds.Names() {
 		kind := st.kinds[name]
-		if !anyField(kind.Fields, func(f *schema.Field) bool { return f.Key != "" }) {
+		if !kind.Spec().Has(func(f *schema.Field) bool { return f.Key != "" }) {
 			continue
 		}
 		for r := range st.sound(name) {
@@ -116,43 +116,32 @@ func checkKeys(st *site, p *reporter) {
 	}
 }
 
-// anyField reports whether ok holds for any of the fields or any field below them.
-func anyField(fields []schema.Field, ok func(*schema.Field) bool) bool {
-	for i := range fields {
-		for f := &fields[i]; f != nil; f = f.Elem {
-			if ok(f) || anyField(f.Fields, ok) {
-				return true
+func checkIgnore(st *Site, p *reporter) {
+	for _, r := range st.Resources {
+		for i, text := range r.Lifecycle.Ignore {
+			if why := vain(r.Kind.Spec(), strings.Split(text, ".")); why != "" {
+				p.report(r, []string{"lifecycle", "ignore", strconv.Itoa(i)}, "Ignoring %s has no effect%s", message.Value(text), why)
 			}
 		}
 	}
-	return false
 }
 
-func checkIgnore(st *site, p *reporter) {
-	for _, r := range st.resources {
-		for i, text := range r.Lifecycle.Ignore {
-			fields, elem := r.kind.Fields, (*schema.Field)(nil)
-			words := strings.Split(text, ".")
-			for n, name := range words {
-				if elem != nil && elem.Type == schema.List {
-					p.report(r, []string{"lifecycle", "ignore", strconv.Itoa(i)}, "Ignoring %s has no effect: a list is compared and applied as a whole. Ignore %s.", message.Value(text), message.Value(strings.Join(words[:n], ".")))
-					break
-				}
-				if elem != nil && elem.Type == schema.Map {
-					elem = elem.Elem // any key
-				} else if elem != nil && elem.Type == schema.Any {
-					break
-				} else if elem = fieldOf(fields, name); elem == nil {
-					p.report(r, []string{"lifecycle", "ignore", strconv.Itoa(i)}, "Ignoring %s has no effect. %s", message.Value(text), message.Unknown("field", name, fieldNames(fields)))
-					break
-				}
-				if elem == nil {
-					break
-				}
-				fields = elem.Fields
-			}
+// vain says why it has no effect to ignore what names lead to below f, as the end of a sentence; nothing when it has.
+func vain(f *schema.Field, names []string) string {
+	for i, name := range names {
+		switch f.Type {
+		case schema.List:
+			return fmt.Sprintf(": a list is compared and applied as a whole. Ignore %s.", message.Value(strings.Join(names[:i], ".")))
+		case schema.Any:
+			return ""
 		}
+		next := f.Under(name)
+		if next == nil {
+			return ". " + message.Unknown("field", name, fieldNames(f.Fields))
+		}
+		f = next
 	}
+	return ""
 }
 
 func fieldNames(fields []schema.Field) []string {
@@ -166,8 +155,8 @@ func fieldNames(fields []schema.Field) []string {
 // maxTimeout is the longest wait that makes sense for one thing: cleaning a machine takes hours, nothing takes a week.
 const maxTimeout = 7 * 24 * time.Hour
 
-func checkTimeouts(st *site, p *reporter) {
-	for _, r := range st.resources {
+func checkTimeouts(st *Site, p *reporter) {
+	for _, r := range st.Resources {
 		for name, v := range r.waits {
 			d, err := time.ParseDuration(fmt.Sprint(v))
 			if err != nil || d <= 0 || d > maxTimeout {
@@ -177,15 +166,14 @@ func checkTimeouts(st *site, p *reporter) {
 	}
 }
 
-func checkMaxDestroy(st *site, p *reporter) {
-	text := textOf(objectOf(st.doc["policy"]), "max_destroy")
+func checkMaxDestroy(st *Site, p *reporter) {
+	text := textOf(objectOf(st.policy), "max_destroy")
 	number, share := strings.CutSuffix(text, "%")
 	n, err := strconv.Atoi(number)
 	if text == "" || err == nil && n >= 0 && (!share || n <= 100) {
 		return
 	}
-	p.add(problem{path: []string{"policy", "max_destroy"}, code: p.rule.Code, summary: p.rule.Summary,
-		detail: fmt.Sprintf("%s is neither a number of things, such as \"3\", nor a share from \"0%%\" to \"100%%\".", message.Value(text))})
+	p.report(nil, []string{"policy", "max_destroy"}, "%s is neither a number of things, such as \"3\", nor a share from \"0%%\" to \"100%%\".", message.Value(text))
 }
 
 // isPrefixField reports whether the field holds networks as ADDRESS/BITS: fields are called so in every provider.
@@ -193,10 +181,10 @@ func isPrefixField(f *schema.Field) bool {
 	return f.Ref == "" && !f.Computed && (f.Name == "cidr" || f.Name == "prefix" || strings.HasSuffix(f.Name, "_prefix") || strings.HasSuffix(f.Name, "_prefixes"))
 }
 
-func checkPrefixes(st *site, p *reporter) {
+func checkPrefixes(st *Site, p *reporter) {
 	for _, name := range st.kinds.Names() {
 		kind := st.kinds[name]
-		if !anyField(kind.Fields, isPrefixField) {
+		if !kind.Spec().Has(isPrefixField) {
 			continue
 		}
 		for r := range st.sound(name) {
@@ -236,13 +224,13 @@ func isMACField(f *schema.Field) bool {
 	return f.Type == schema.String && (f.Name == "mac" || strings.HasSuffix(f.Name, "_mac") || strings.HasSuffix(f.Name, "mac_address"))
 }
 
-func checkMACs(st *site, p *reporter) {
+func checkMACs(st *Site, p *reporter) {
 	onNode, onSite := make(firstWith[[2]string]), make(firstWith[string])
-	for _, r := range st.resources {
+	for _, r := range st.Resources {
 		if !r.sound || !st.macKinds()[r.Ref.Kind] {
 			continue
 		}
-		eachValue(r.kind.Fields, r.Spec, func(path []string, f *schema.Field, v any) {
+		eachValue(r.Kind.Fields, r.Spec, func(path []string, f *schema.Field, v any) {
 			if !isMACField(f) {
 				return
 			}
@@ -270,11 +258,11 @@ func checkMACs(st *site, p *reporter) {
 }
 
 // macKinds are the kinds with fields that hold hardware addresses.
-func (st *site) macKinds() map[string]bool {
+func (st *Site) macKinds() map[string]bool {
 	if st.macs == nil {
 		st.macs = make(map[string]bool)
 		for name, k := range st.kinds {
-			st.macs[name] = anyField(k.Fields, isMACField)
+			st.macs[name] = k.Spec().Has(isMACField)
 		}
 	}
 	return st.macs
@@ -286,10 +274,10 @@ const markKey = "converge.dev/mark"
 
 // checkMarks keeps documents from writing where converge does: the far side would refuse the same key twice in the middle
 // of a run, or let a document pass for another site's.
-func checkMarks(st *site, p *reporter) {
+func checkMarks(st *Site, p *reporter) {
 	for _, name := range st.kinds.Names() {
 		kind := st.kinds[name]
-		if !anyField(kind.Fields, func(f *schema.Field) bool { return f.Type == schema.Map }) {
+		if !kind.Spec().Has(func(f *schema.Field) bool { return f.Type == schema.Map }) {
 			continue
 		}
 		for r := range st.sound(name) {

@@ -1,4 +1,4 @@
-package load
+package rules
 
 import (
 	"slices"
@@ -20,7 +20,7 @@ var ovsRules = []Rule{
 	{"CV1164", "ovs-spanning-tree", "Two spanning tree protocols", "A bridge runs one spanning tree protocol", checkSpanningTree},
 }
 
-func checkPortNames(st *site, p *reporter) {
+func checkPortNames(st *Site, p *reporter) {
 	for _, r := range st.byKind[ovsPort] {
 		bridge := schema.Ref{Scope: r.Ref.Scope, Kind: ovsBridge, Name: r.Ref.Name}
 		if st.index[bridge] != nil {
@@ -29,7 +29,7 @@ func checkPortNames(st *site, p *reporter) {
 	}
 }
 
-func checkPortVLANs(st *site, p *reporter) {
+func checkPortVLANs(st *Site, p *reporter) {
 	for r := range st.sound(ovsPort) {
 		mode := textOf(r.Spec, "vlan_mode")
 		_, tagged := r.Spec["tag"]
@@ -50,7 +50,7 @@ func checkPortVLANs(st *site, p *reporter) {
 // tunnels are the types of interfaces that lead to another host.
 var tunnels = []string{"vxlan", "geneve", "gre", "ip6gre", "erspan", "ip6erspan", "gtpu", "bareudp"}
 
-func checkPortInterfaces(st *site, p *reporter) {
+func checkPortInterfaces(st *Site, p *reporter) {
 	for r := range st.sound(ovsPort) {
 		i := objectOf(r.Spec["interface"])
 		sort, options := textOf(i, "type"), objectOf(i["options"])
@@ -68,7 +68,7 @@ func checkPortInterfaces(st *site, p *reporter) {
 }
 
 // checkPatch checks that the two ends of a patch name each other, where both are declared.
-func checkPatch(st *site, p *reporter, r *resource, peer string) {
+func checkPatch(st *Site, p *reporter, r *Resource, peer string) {
 	path := []string{"interface", "options", "peer"}
 	switch {
 	case peer == "":
@@ -88,7 +88,7 @@ func checkPatch(st *site, p *reporter, r *resource, peer string) {
 	}
 }
 
-func checkSpanningTree(st *site, p *reporter) {
+func checkSpanningTree(st *Site, p *reporter) {
 	for r := range st.sound(ovsBridge) {
 		if boolOf(r.Spec, "stp_enable") && boolOf(r.Spec, "rstp_enable") {
 			p.report(r, []string{"rstp_enable"}, "The bridge is to run both STP and RSTP. Enable one of the two.")

@@ -1,0 +1,143 @@
+package rules
+
+import (
+	"maps"
+	"slices"
+	"time"
+
+	"converge.dev/converge/schema"
+)
+
+// A Site is what rules look at: every resource of a document. Nothing but [Site.Accept] changes it.
+type Site struct {
+	Resources []*Resource // sorted by ref
+
+	policy any // as the document has it
+	kinds  schema.Kinds
+	byKind map[string][]*Resource // in the order of Resources
+	index  map[schema.Ref]*Resource
+	macs   map[string]bool // by kind: see macKinds
+}
+
+// A Resource is a resource of a document, before the document is known to be good.
+type Resource struct {
+	schema.Resource // the spec is all that the document says, until it is accepted
+	Kind            *schema.Kind
+	Path            []string // in the document
+	Number          int      // place in Site.Resources
+
+	sound    bool           // its fields have the types that the kind says; never of what is external, which states none
+	depends  []string       // depends_on
+	waits    map[string]any // timeouts
+	dangling bool           // some of After is not in the document
+}
+
+// NewSite finds the resources in a document. What is not where a resource can be is left out.
+func NewSite(kinds schema.Kinds, doc map[string]any) *Site {
+	st := &Site{policy: doc["policy"], kinds: kinds, byKind: make(map[string][]*Resource)}
+	st.add(schema.ScopeSite, nil, doc)
+	for node, at := range sorted(doc["nodes"]) {
+		if node != schema.ScopeSite {
+			st.add(node, []string{"nodes", node}, at)
+		}
+	}
+	slices.SortFunc(st.Resources, func(a, b *Resource) int { return a.Ref.Compare(b.Ref) })
+	st.index = make(map[schema.Ref]*Resource, len(st.Resources))
+	for i, r := range st.Resources {
+		r.Number = i
+		st.index[r.Ref] = r
+		st.byKind[r.Ref.Kind] = append(st.byKind[r.Ref.Kind], r)
+	}
+	return st
+}
+
+// add finds the resources of one scope.
+func (st *Site) add(scope string, path []string, at any) {
+	for provider, nouns := range sorted(at) {
+		for noun, resources := range sorted(nouns) {
+			kind := st.kinds[provider+"."+noun]
+			if kind == nil || kind.Node != (scope != schema.ScopeSite) {
+				continue
+			}
+			for name, spec := range sorted(resources) {
+				if spec, ok := spec.(map[string]any); ok {
+					st.Resources = append(st.Resources, &Resource{
+						Resource: schema.Resource{Ref: schema.Ref{Scope: scope, Kind: kind.Name, Name: name}, Spec: spec},
+						Kind:     kind,
+						Path:     slices.Concat(path, []string{provider, noun, name}),
+					})
+				}
+			}
+		}
+	}
+}
+
+// sorted ranges over an object in the order of its names; over nothing when v is none.
+func sorted(v any) func(yield func(string, any) bool) {
+	m, _ := v.(map[string]any)
+	return func(yield func(string, any) bool) {
+		for _, name := range slices.Sorted(maps.Keys(m)) {
+			if !yield(name, m[name]) {
+				return
+			}
+		}
+	}
+}
+
+// Accept takes a resource as one whose spec is what its kind says. What every resource may carry moves from the spec into the
+// fields of the resource, and what the spec refers to is found. Rules trust no other spec. Accept may be called for several
+// resources at the same time, once for each.
+func (st *Site) Accept(r *Resource) {
+	r.sound = true
+	r.detach()
+	st.refer(r)
+}
+
+// AcceptExternal takes a resource as one that the document says to exist, without a spec.
+func (st *Site) AcceptExternal(r *Resource) {
+	r.External, r.Spec = external(r.Spec), schema.Object{}
+}
+
+// external reads what a document says of a thing that nobody declares.
+func external(spec schema.Object) *schema.External {
+	id := textOf(objectOf(spec["external"]), "id")
+	return &schema.External{ID: id}
+}
+
+// detach moves what every resource may carry from the spec into the fields of the resource.
+func (r *Resource) detach() {
+	if l, ok := r.Spec["lifecycle"].(map[string]any); ok {
+		r.Lifecycle.Protect, _ = l["protect"].(bool)
+		onRemove, _ := l["on_remove"].(string)
+		adopt, _ := l["adopt"].(string)
+		r.Lifecycle.OnRemove, r.Lifecycle.Adopt = schema.OnRemove(onRemove), schema.Adopt(adopt)
+		r.Lifecycle.ID, _ = l["id"].(string)
+		r.Lifecycle.Ignore = stringsOf(l["ignore"])
+	}
+	if t, ok := r.Spec["timeouts"].(map[string]any); ok {
+		r.waits = t
+		r.Timeouts = schema.Timeouts{Create: duration(t["create"]), Update: duration(t["update"]), Delete: duration(t["delete"])}
+	}
+	r.depends = stringsOf(r.Spec["depends_on"])
+	delete(r.Spec, "lifecycle")
+	delete(r.Spec, "timeouts")
+	delete(r.Spec, "depends_on")
+}
+
+func stringsOf(v any) []string {
+	l, _ := v.([]any)
+	var out []string
+	for _, e := range l {
+		if s, ok := e.(string); ok {
+			out = append(out, s)
+		}
+	}
+	return out
+}
+
+// duration reads a wait; one that cannot be read is zero here and reported by the rule timeout-range.
+func duration(v any) time.Duration {
+	s, _ := v.(string)
+	d, _ := time.ParseDuration(s)
+	return d
+}

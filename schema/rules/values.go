@@ -1,0 +1,28 @@
+package rules
+
+// The functions ...Of read a field of a spec, or a value, as one type; they give zero for what is absent or of another.
+
+func textOf(m map[string]any, name string) string {
+	s, _ := m[name].(string)
+	return s
+}
+
+func intOf(m map[string]any, name string) int64 {
+	n, _ := m[name].(int64)
+	return n
+}
+
+func boolOf(m map[string]any, name string) bool {
+	b, _ := m[name].(bool)
+	return b
+}
+
+func objectOf(v any) map[string]any {
+	m, _ := v.(map[string]any)
+	return m
+}
+
+func listOf(m map[string]any, name string) []any {
+	l, _ := m[name].([]any)
+	return l
+}
