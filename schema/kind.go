@@ -81,9 +81,17 @@ func (f *Field) Under(name string) *Field {
 	return f.Field(name)
 }
 
-// Has reports whether ok holds for f or for anything below it.
+// Has reports whether ok holds for f or for anything below it. It is asked for every value of a spec, so it makes no paths as Walk does.
 func (f *Field) Has(ok func(*Field) bool) bool {
-	return !f.Walk(nil, func(_ []string, f *Field) bool { return !ok(f) })
+	if ok(f) || f.Elem != nil && f.Elem.Has(ok) {
+		return true
+	}
+	for i := range f.Fields {
+		if f.Fields[i].Has(ok) {
+			return true
+		}
+	}
+	return false
 }
 
 // Walk visits f and all below it, parents first, until visit returns false, and reports whether it never did. In a path, which

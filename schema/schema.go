@@ -1,7 +1,7 @@
 // Package schema holds converge's nouns: refs, resources, documents and the description of kinds.
 //
 // A site is described by one [Document]. It holds [Resource] values, each named by a [Ref], and each of a [Kind] that
-// the embedded CUE module ([Files]) describes. Everything here is plain data: package schema/load makes it from CUE,
+// the embedded CUE module ([Files]) describes. Everything here is plain data: packages schema/kinds and schema/load make it from CUE,
 // JSON and YAML, the providers report what they see in the same shapes, and the engine compares the two.
 //
 // The package imports nothing of ours and decides nothing.
