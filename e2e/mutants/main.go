@@ -21,6 +21,8 @@ import (
 	"slices"
 	"strings"
 	"sync"
+
+	"converge.dev/converge/internal/torture"
 )
 
 const folder = "e2e/mutants"
@@ -80,28 +82,9 @@ func run(check bool, names []string) (bool, error) {
 		fmt.Println("not caught:", strings.Join(lost, " "))
 	}
 	if report != "" {
-		err = note(report, figure, len(lost) > 0)
+		err = torture.Line{Test: "P", Name: "mutants", Figures: figure, Failed: len(lost) > 0}.Append(report)
 	}
 	return len(lost) == 0, err
-}
-
-// note adds the figure to the report of the torture suite.
-func note(report, figure string, failed bool) error {
-	line, err := json.Marshal(struct {
-		Test    string `json:"test"`
-		Name    string `json:"name"`
-		Figures string `json:"figures"`
-		Failed  bool   `json:"failed"`
-	}{"P", "mutants", figure, failed})
-	if err != nil {
-		return err
-	}
-	f, err := os.OpenFile(report, os.O_APPEND|os.O_WRONLY, 0)
-	if err != nil {
-		return err
-	}
-	_, err = f.Write(append(line, '\n'))
-	return errors.Join(err, f.Close())
 }
 
 // read reads the patches and applies each to a copy of what it changes. Without names that is all.

@@ -7,6 +7,7 @@ package torture
 
 import (
 	"encoding/json"
+	"errors"
 	"flag"
 	"fmt"
 	"os"
@@ -119,16 +120,29 @@ func Report(tb testing.TB, letter, format string, args ...any) {
 	if path == "" {
 		return
 	}
-	line, err := json.Marshal(map[string]any{"test": letter, "name": tb.Name(), "figures": figures, "failed": tb.Failed()})
-	if err != nil {
+	if err := (Line{letter, tb.Name(), figures, tb.Failed()}).Append(path); err != nil {
 		tb.Fatal(err)
+	}
+}
+
+// A Line is one of a report: what a test found.
+type Line struct {
+	Test    string `json:"test"` // its letter
+	Name    string `json:"name"`
+	Figures string `json:"figures"`
+	Failed  bool   `json:"failed"`
+}
+
+// Append adds the line to the report in a file.
+func (l Line) Append(path string) error {
+	text, err := json.Marshal(l)
+	if err != nil {
+		return err
 	}
 	f, err := os.OpenFile(path, os.O_CREATE|os.O_WRONLY|os.O_APPEND, 0o600)
 	if err != nil {
-		tb.Fatal(err)
+		return err
 	}
-	_, werr := f.Write(append(line, '\n'))
-	if err := f.Close(); werr != nil || err != nil {
-		tb.Fatal(werr, err)
-	}
+	_, err = f.Write(append(text, '\n'))
+	return errors.Join(err, f.Close())
 }

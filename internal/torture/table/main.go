@@ -9,6 +9,8 @@ import (
 	"os"
 	"slices"
 	"strings"
+
+	"converge.dev/converge/internal/torture"
 )
 
 // tests are the letters that must be reported, as in docs/reliability.md, with what each is about.
@@ -27,12 +29,6 @@ var tests = []struct{ letter, about string }{
 	{"Q", "secret canaries"},
 }
 
-type line struct {
-	Test    string `json:"test"`
-	Figures string `json:"figures"`
-	Failed  bool   `json:"failed"`
-}
-
 func main() {
 	if len(os.Args) != 2 {
 		fmt.Fprintln(os.Stderr, "usage: table REPORT")
@@ -43,9 +39,9 @@ func main() {
 		fmt.Fprintln(os.Stderr, err)
 		os.Exit(2)
 	}
-	var lines []line
+	var lines []torture.Line
 	for _, raw := range strings.Split(strings.TrimSpace(string(text)), "\n") {
-		var l line
+		var l torture.Line
 		if err := json.Unmarshal([]byte(raw), &l); err != nil {
 			fmt.Fprintf(os.Stderr, "%q is no line of a report: %v\n", raw, err)
 			os.Exit(2)
@@ -54,7 +50,7 @@ func main() {
 	}
 	missing := false
 	for _, t := range tests {
-		if !slices.ContainsFunc(lines, func(l line) bool { return l.Test == t.letter }) {
+		if !slices.ContainsFunc(lines, func(l torture.Line) bool { return l.Test == t.letter }) {
 			fmt.Printf("%s  ✗ never reported: %s\n", t.letter, t.about)
 			missing = true
 		}
