@@ -2,6 +2,7 @@ package plan
 
 import (
 	"errors"
+	"fmt"
 	"maps"
 	"reflect"
 	"slices"
@@ -75,13 +76,22 @@ func NewPlanner(in Input) (*Planner, *Plan, error) {
 		p.in.Observed.Things[at] = nil
 	}
 	plan, err := p.all()
-	return p, plan, err
+	if err != nil {
+		return nil, nil, err
+	}
+	return p, plan, nil
 }
 
-// Plan makes the plan after some changes. Where it fails, the changes are made all the same.
+// Plan makes the plan after some changes. Things of a place that was not observed to begin with are an error, after which all is as
+// before; after any other error the changes are made all the same, and the next plan is one of everything.
 func (p *Planner) Plan(ch Changes) (*Plan, error) {
+	for at := range ch.Things {
+		if _, observed := p.in.Observed.Things[at]; !observed {
+			return nil, fmt.Errorf("%s/%s was not observed when the planner began: it takes a new one", at.Scope, at.Kind)
+		}
+	}
 	p.in.ID = ch.ID
-	s := p.selection()
+	s := p.worklist()
 	p.take(ch, s)
 	if p.stale {
 		return p.all()
@@ -105,7 +115,7 @@ func (p *Planner) Plan(ch Changes) (*Plan, error) {
 }
 
 // take makes the changes, and selects what they are about.
-func (p *Planner) take(ch Changes, s *chosen) {
+func (p *Planner) take(ch Changes, s *worklist) {
 	if ch.Document != nil {
 		header := *ch.Document
 		header.Resources = nil
@@ -149,7 +159,8 @@ func (p *Planner) take(ch Changes, s *chosen) {
 func (p *Planner) all() (*Plan, error) {
 	p.stale = true
 	in := p.in
-	in.Document, in.Recorded, in.Observed.Things = p.world.whole(p.in)
+	in.Document, in.Recorded = p.world.document(p.in.Document, maps.Keys(p.world.resources)), p.world.recordsOf(maps.Keys(p.world.records))
+	in.Observed.Things = p.world.seen(maps.Keys(p.in.Observed.Things))
 	m, err := decided(in, rest{})
 	if err != nil {
 		return nil, err
@@ -164,11 +175,11 @@ func (p *Planner) all() (*Plan, error) {
 }
 
 // some decides about what is selected.
-func (p *Planner) some(s *chosen) (*maker, error) {
+func (p *Planner) some(s *worklist) (*maker, error) {
 	s.close()
 	left := rest{p.rest.resources, maps.Clone(p.rest.recorded)}
 	in := p.in
-	in.Document, in.Recorded = p.world.part(p.in, s)
+	in.Document, in.Recorded = p.world.document(p.in.Document, maps.Keys(s.refs)), p.world.recordsOf(maps.Keys(s.refs))
 	for ref := range s.refs {
 		if recorded, quiet := p.quiet[ref]; quiet {
 			left.count(ref, recorded, -1)
@@ -198,7 +209,7 @@ func (p *Planner) some(s *chosen) (*maker, error) {
 
 // spread selects besides what a decision may matter to: what refers to a thing that goes or is replaced, or that is another one
 // now. It reports whether there was anything.
-func (p *Planner) spread(m *maker, s *chosen) bool {
+func (p *Planner) spread(m *maker, s *worklist) bool {
 	before := len(s.refs) + len(s.things)
 	for _, it := range m.items {
 		if h, ok := m.at[it.ref]; it.replace != "" || it.desired == nil || ok && h.remove >= 0 || p.another(it) {
@@ -242,7 +253,7 @@ func foundAs(it *item) string {
 }
 
 // settle keeps what was decided about what is selected.
-func (p *Planner) settle(m *maker, s *chosen) {
+func (p *Planner) settle(m *maker, s *worklist) {
 	for ref := range s.refs {
 		if recorded, quiet := p.quiet[ref]; quiet {
 			p.rest.count(ref, recorded, -1)

@@ -7,6 +7,7 @@ import (
 	"maps"
 	"reflect"
 	"slices"
+	"strings"
 	"testing"
 
 	"pgregory.net/rapid"
@@ -454,4 +455,28 @@ func TestTorturePlanner(t *testing.T) {
 		}
 	})
 	torture.Report(t, "N", "a planner that goes on, in worlds that change: %d plans, each equal to the one of everything; %d times nothing was to be done about a resource", checked, quiet)
+}
+
+// TestPlannerAfterAnError: what went wrong leaves nothing behind, and what does not fit is refused.
+func TestPlannerAfterAnError(t *testing.T) {
+	in := converged(t, 200)
+	if _, _, err := plan.NewPlanner(plan.Input{Document: in.Document, Options: plan.Options{Destroy: true}}); err == nil {
+		t.Error("a planner with options was made")
+	}
+	p, _, err := plan.NewPlanner(in)
+	if err != nil {
+		t.Fatal(err)
+	}
+	at := plan.Place{Scope: "n1", Kind: "near.port"}
+	if _, err := p.Plan(plan.Changes{Things: map[plan.Place]map[string]*providers.Thing{at: {"p": {ID: "p"}}}}); err == nil || !strings.Contains(err.Error(), "n1/near.port") {
+		t.Errorf("a thing of a place that was not observed: %v", err)
+	}
+	newer := schema.Ref{Scope: schema.ScopeSite, Kind: "far.newer", Name: "a"}
+	if _, err := p.Plan(plan.Changes{Records: map[schema.Ref]*state.Record{newer: {Ref: newer, ID: "a", Incarnation: 1}}}); err == nil {
+		t.Error("a record of an unknown kind was planned")
+	}
+	made, err := p.Plan(plan.Changes{Records: map[schema.Ref]*state.Record{newer: nil}})
+	if err != nil || !made.Empty() || made.Unchanged != 200 {
+		t.Errorf("after it is gone: %v, %d unchanged", err, made.Unchanged)
+	}
 }

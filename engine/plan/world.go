@@ -2,7 +2,7 @@ package plan
 
 import (
 	"cmp"
-	"maps"
+	"iter"
 	"slices"
 
 	"converge.dev/converge/providers"
@@ -235,29 +235,10 @@ func (w *world) awaited(k thingKey) []schema.Ref {
 	return w.futures[k.Place][k.id]
 }
 
-// whole gives everything, in order.
-func (w *world) whole(header Input) (*schema.Document, []state.Record, map[Place][]providers.Thing) {
-	doc, recorded := documentOf(header, w, slices.Collect(maps.Keys(w.resources))), recordsOf(w, slices.Collect(maps.Keys(w.records)))
-	lists := make(map[Place][]*held, len(header.Observed.Things))
-	for k, h := range w.things {
-		lists[k.Place] = append(lists[k.Place], h)
-	}
-	things := make(map[Place][]providers.Thing, len(header.Observed.Things))
-	for at := range header.Observed.Things {
-		things[at] = inOrder(lists[at])
-	}
-	return doc, recorded, things
-}
-
-// part gives what is selected of the document and of what is recorded.
-func (w *world) part(header Input, s *chosen) (*schema.Document, []state.Record) {
-	refs := slices.Collect(maps.Keys(s.refs))
-	return documentOf(header, w, refs), recordsOf(w, refs)
-}
-
-func documentOf(header Input, w *world, refs []schema.Ref) *schema.Document {
-	doc := *header.Document
-	for _, ref := range schema.SortRefs(refs) {
+// document gives the document with these of its resources, and records what is recorded of them, both in order.
+func (w *world) document(header *schema.Document, refs iter.Seq[schema.Ref]) *schema.Document {
+	doc := *header
+	for _, ref := range schema.SortRefs(slices.Collect(refs)) {
 		if r := w.resources[ref]; r != nil {
 			doc.Resources = append(doc.Resources, *r)
 		}
@@ -265,13 +246,26 @@ func documentOf(header Input, w *world, refs []schema.Ref) *schema.Document {
 	return &doc
 }
 
-func recordsOf(w *world, refs []schema.Ref) (recorded []state.Record) {
-	for _, ref := range schema.SortRefs(refs) {
+func (w *world) recordsOf(refs iter.Seq[schema.Ref]) (recorded []state.Record) {
+	for _, ref := range schema.SortRefs(slices.Collect(refs)) {
 		if r := w.records[ref]; r != nil {
 			recorded = append(recorded, *r)
 		}
 	}
 	return recorded
+}
+
+// seen gives all things of each place, in order.
+func (w *world) seen(places iter.Seq[Place]) map[Place][]providers.Thing {
+	lists := map[Place][]*held{}
+	for k, h := range w.things {
+		lists[k.Place] = append(lists[k.Place], h)
+	}
+	things := map[Place][]providers.Thing{}
+	for at := range places {
+		things[at] = inOrder(lists[at])
+	}
+	return things
 }
 
 func inOrder(list []*held) []providers.Thing {
@@ -283,8 +277,8 @@ func inOrder(list []*held) []providers.Thing {
 	return things
 }
 
-// chosen is what a plan decides about anew: resources, and things.
-type chosen struct {
+// A worklist is what a plan decides about anew: resources, and things.
+type worklist struct {
 	world  *world
 	refs   map[schema.Ref]bool
 	things map[thingKey]bool
@@ -293,31 +287,31 @@ type chosen struct {
 	newThings []thingKey
 }
 
-func (p *Planner) selection() *chosen {
-	return &chosen{world: &p.world, refs: map[schema.Ref]bool{}, things: map[thingKey]bool{}}
+func (p *Planner) worklist() *worklist {
+	return &worklist{world: &p.world, refs: map[schema.Ref]bool{}, things: map[thingKey]bool{}}
 }
 
-func (s *chosen) add(ref schema.Ref) {
+func (s *worklist) add(ref schema.Ref) {
 	if !s.refs[ref] {
 		s.refs[ref] = true
 		s.newRefs = append(s.newRefs, ref)
 	}
 }
 
-func (s *chosen) addAll(refs []schema.Ref) {
+func (s *worklist) addAll(refs []schema.Ref) {
 	for _, ref := range refs {
 		s.add(ref)
 	}
 }
 
-func (s *chosen) addThing(k thingKey) {
+func (s *worklist) addThing(k thingKey) {
 	if !s.things[k] {
 		s.things[k] = true
 		s.newThings = append(s.newThings, k)
 	}
 }
 
-func (s *chosen) addThings(keys []thingKey) {
+func (s *worklist) addThings(keys []thingKey) {
 	for _, k := range keys {
 		s.addThing(k)
 	}
@@ -325,7 +319,7 @@ func (s *chosen) addThings(keys []thingKey) {
 
 // close adds what the selected leads to, step by step: to decide about a resource takes all that it refers to, and all that
 // could be its thing.
-func (s *chosen) close() {
+func (s *worklist) close() {
 	for len(s.newRefs)+len(s.newThings) > 0 {
 		for len(s.newRefs) > 0 {
 			ref := s.newRefs[len(s.newRefs)-1]
@@ -340,7 +334,7 @@ func (s *chosen) close() {
 	}
 }
 
-func (s *chosen) fromRef(ref schema.Ref) {
+func (s *worklist) fromRef(ref schema.Ref) {
 	w, at := s.world, Place{ref.Scope, ref.Kind}
 	if k, ok := w.owned[ref]; ok {
 		s.addThing(k)
@@ -372,7 +366,7 @@ func (s *chosen) fromRef(ref schema.Ref) {
 }
 
 // idsOf lists the ids that the thing of a resource may have.
-func (s *chosen) idsOf(r *schema.Resource, record *state.Record) []string {
+func (s *worklist) idsOf(r *schema.Resource, record *state.Record) []string {
 	if r.External != nil {
 		return []string{cmp.Or(r.External.ID, r.Ref.Name)} // or that is its name
 	}
@@ -398,7 +392,7 @@ func (s *chosen) idsOf(r *schema.Resource, record *state.Record) []string {
 	return ids
 }
 
-func (s *chosen) fromThing(k thingKey) {
+func (s *worklist) fromThing(k thingKey) {
 	w := s.world
 	if ref, ok := w.owner[k]; ok {
 		s.add(ref)
@@ -424,13 +418,13 @@ func (s *chosen) fromThing(k thingKey) {
 }
 
 // thingAgain looks once more at what a thing leads to, which has changed.
-func (s *chosen) thingAgain(k thingKey) {
+func (s *worklist) thingAgain(k thingKey) {
 	s.things[k] = true
 	s.newThings = append(s.newThings, k)
 }
 
 // dependents adds what depends on a resource, as the document and the records say, and what refers to its thing.
-func (s *chosen) dependents(ref schema.Ref) {
+func (s *worklist) dependents(ref schema.Ref) {
 	w, at := s.world, Place{ref.Scope, ref.Kind}
 	s.addAll(w.users[ref])
 	if k, ok := w.owned[ref]; ok {
@@ -442,13 +436,13 @@ func (s *chosen) dependents(ref schema.Ref) {
 }
 
 // referrers adds the things that are seen to refer to one, and what names it by its id in the document.
-func (s *chosen) referrers(k thingKey) {
+func (s *worklist) referrers(k thingKey) {
 	s.addThings(s.world.referring[referred{k.Kind, k.id}])
 	s.addAll(s.world.outside[k])
 }
 
 // users adds what names the thing of a resource by its id in the document.
-func (s *chosen) users(ref schema.Ref) {
+func (s *worklist) users(ref schema.Ref) {
 	w, at := s.world, Place{ref.Scope, ref.Kind}
 	if k, ok := w.owned[ref]; ok {
 		s.addAll(w.outside[k])
