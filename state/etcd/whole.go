@@ -53,7 +53,9 @@ func whole(data string) (err error) {
 
 // appliedEntry gives the number of the last entry of the log that is in the data file, all of which it has looked at.
 func appliedEntry(name string) (applied uint64, err error) {
-	db, err := bolt.Open(name, 0o400, &bolt.Options{ReadOnly: true, Timeout: time.Second})
+	// Whoever had the store last may have started another process at that moment, which holds all that it held until it is a
+	// program of its own. On a busy machine that takes seconds.
+	db, err := bolt.Open(name, 0o400, &bolt.Options{ReadOnly: true, Timeout: openTimeout})
 	if err != nil {
 		return 0, err
 	}
