@@ -126,21 +126,34 @@ func connect(ctx context.Context, o Options) (state.KV, error) {
 		// gRPC replaces the name in a TLS configuration by the address that it dials.
 		config.DialOptions = append(config.DialOptions, grpc.WithTransportCredentials(named{credentials.NewTLS(config.TLS), o.ServerName}))
 	}
+	if len(o.Endpoints) > 1 {
+		config.DialTimeout = 2 * hangs
+	}
+	several := &members{all: o.Endpoints, live: o.Endpoints, config: config}
 	client, err := clientv3.New(config)
+	if err != nil && silent(err) && len(o.Endpoints) > 1 { // it logs in, at one member only and within DialTimeout
+		if config.Endpoints = several.answering(ctx); len(config.Endpoints) > 0 {
+			client, err = clientv3.New(config)
+		}
+	}
 	if err != nil {
 		return nil, fmt.Errorf("open %s: %w", place, explain(ctx, err))
 	}
 	kv := &kv{client: client, leases: etcdserverpb.NewLeaseClient(client.ActiveConnection()), place: place, close: client.Close}
 	kv.life, kv.end = context.WithCancelCause(context.Background())
 	if len(o.Endpoints) > 1 {
-		kv.members = &members{all: o.Endpoints, live: o.Endpoints, config: config.TLS, set: client.SetEndpoints}
+		several.set = client.SetEndpoints
+		kv.members = several
 	}
 	// clientv3.New waits for nobody, so ask something. That the answer is a refusal does not matter here: what this user
 	// may read shows when it is read.
-	ask, cancel := context.WithTimeout(ctx, openTimeout)
+	wait, cancel := context.WithTimeout(ctx, openTimeout)
 	defer cancel()
-	if _, err := client.Get(ask, "/converge/", clientv3.WithKeysOnly()); err != nil && !refused(err) {
-		_ = client.Close()
+	for hung := true; hung; {
+		hung, err = kv.try(wait, func(ctx context.Context) error { return ask(ctx, client) })
+	}
+	if err != nil {
+		_ = kv.Close()
 		return nil, fmt.Errorf("open %s: %w", place, explain(ctx, err))
 	}
 	return kv, nil

@@ -2,11 +2,12 @@ package etcd
 
 import (
 	"context"
-	"crypto/tls"
 	"errors"
 	"slices"
 	"sync"
 	"time"
+
+	clientv3 "go.etcd.io/etcd/client/v3"
 )
 
 // hangs is how long a call waits before somebody looks whether all members still answer, and how long they have for that.
@@ -17,7 +18,7 @@ var errHung = errors.New("the member that was asked does not answer any more")
 // members are the endpoints of a cluster, of which those that hang are left alone.
 type members struct {
 	all    []string
-	config *tls.Config
+	config clientv3.Config           // of a client of any of them
 	set    func(endpoints ...string) // tells the client library which ones to use
 
 	mu       sync.Mutex
@@ -26,7 +27,8 @@ type members struct {
 }
 
 // try makes one call. A member that hangs keeps its connections, because its kernel answers for it, and gRPC takes 15
-// seconds to give them up. So a call that takes long is a reason to look; when a member that was in use then does not
+// seconds to give them up; one that has lost touch with its leader and does not know it yet answers gRPC as well, and
+// nothing else. So a call that takes long is a reason to look; when a member that was in use then does not
 // answer, the call is given up, and hung is true: it may be made again, and goes to another member.
 func (kv *kv) try(ctx context.Context, call func(context.Context) error) (hung bool, err error) {
 	if kv.members == nil {
@@ -103,13 +105,14 @@ func (m *members) wait(life context.Context) {
 	}
 }
 
+// answering gives those that answer within a moment.
 func (m *members) answering(ctx context.Context) []string {
 	ctx, cancel := context.WithTimeout(ctx, hangs)
 	defer cancel()
 	ok := make([]bool, len(m.all))
 	var probes sync.WaitGroup
 	for i, e := range m.all {
-		probes.Go(func() { ok[i] = probe(ctx, e, m.config) == nil })
+		probes.Go(func() { ok[i] = m.answers(ctx, e) })
 	}
 	probes.Wait()
 	var live []string
@@ -119,4 +122,28 @@ func (m *members) answering(ctx context.Context) []string {
 		}
 	}
 	return live
+}
+
+// answers tells whether one member reads as the leader knows things at the moment. That it refuses the read is an answer.
+func (m *members) answers(ctx context.Context, endpoint string) bool {
+	if probe(ctx, endpoint, m.config.TLS) != nil { // finds most at once
+		return false
+	}
+	config := m.config
+	config.Endpoints, config.Context = []string{endpoint}, ctx
+	client, err := clientv3.New(config)
+	if err != nil {
+		return refused(err)
+	}
+	defer client.Close()
+	return ask(ctx, client) == nil
+}
+
+// ask reads something. What comes of it does not matter, nor that it is refused.
+func ask(ctx context.Context, client *clientv3.Client) error {
+	_, err := client.Get(clientv3.WithRequireLeader(ctx), "/converge/", clientv3.WithKeysOnly())
+	if err != nil && refused(err) {
+		return nil
+	}
+	return err
 }

@@ -182,7 +182,13 @@ func (l *lease) Close() error {
 	// Nobody waits long for this: what cannot be revoked runs out.
 	call, cancel := context.WithTimeout(l.kv.life, min(l.ttl, openTimeout))
 	defer cancel()
-	_, err := l.kv.client.Revoke(call, l.id)
+	var err error
+	for hung := true; hung; { // what is revoked already is not found
+		hung, err = l.kv.try(call, func(ctx context.Context) error {
+			_, err := l.kv.client.Revoke(ctx, l.id)
+			return err
+		})
+	}
 	if err != nil && !errors.Is(err, rpctypes.ErrLeaseNotFound) {
 		return fmt.Errorf("give back a lease: %w", l.kv.failed(call, err))
 	}

@@ -15,9 +15,12 @@ import (
 	"os/exec"
 	"path/filepath"
 	"strings"
+	"sync/atomic"
 	"syscall"
 	"testing"
 	"time"
+
+	"google.golang.org/grpc"
 
 	"converge.dev/converge/internal/statetest"
 	"converge.dev/converge/state"
@@ -256,8 +259,9 @@ func TestCertificateFiles(t *testing.T) {
 }
 
 // TestServerLogin: a cluster with authentication, and a user who may use one site.
-func TestServerLogin(t *testing.T) {
-	s := serve(t, "http", etcd.Options{})
+// demandLogin switches authentication on, and gives the options of a user who may touch the site "mine".
+func demandLogin(t *testing.T, s *server) etcd.Options {
+	t.Helper()
 	ctl := func(args ...string) {
 		t.Helper()
 		c := exec.Command(program(t, "etcdctl", "etcd-client"), append([]string{"--endpoints", s.url}, args...)...)
@@ -273,8 +277,12 @@ func TestServerLogin(t *testing.T) {
 	ctl("user", "add", "ann:secret")
 	ctl("user", "grant-role", "ann", "site")
 	ctl("auth", "enable")
+	return etcd.Options{Endpoints: []string{s.url}, Username: "ann", Password: "secret"}
+}
 
-	o := etcd.Options{Endpoints: []string{s.url}, Username: "ann", Password: "secret"}
+func TestServerLogin(t *testing.T) {
+	s := serve(t, "http", etcd.Options{})
+	o := demandLogin(t, s)
 	kv := connect(t, o)
 	if _, err := state.New(kv, "mine").Lock(t.Context(), state.LockInfo{}, state.LockOptions{}); err != nil {
 		t.Errorf("the own site: %v", err)
@@ -291,6 +299,55 @@ func TestServerLogin(t *testing.T) {
 	anonymous := connect(t, o)
 	if _, err := anonymous.Get(t.Context(), "/converge/mine/a"); err == nil || !strings.Contains(err.Error(), "user name") {
 		t.Errorf("no user: %v", err)
+	}
+}
+
+// TestServerBesideOneThatHangs: of the members one answers gRPC and no call, as one does that has lost touch with its leader and
+// does not know it yet. Whoever opens the store, reads, writes or gets a lease is served by the other, sooner than gRPC or etcd
+// give the first one up.
+func TestServerBesideOneThatHangs(t *testing.T) {
+	l, err := net.Listen("tcp", "127.0.0.1:0")
+	if err != nil {
+		t.Fatal(err)
+	}
+	var asked atomic.Int64
+	hanging := grpc.NewServer(grpc.UnknownServiceHandler(func(_ any, s grpc.ServerStream) error {
+		asked.Add(1)
+		<-s.Context().Done()
+		return s.Context().Err()
+	}))
+	go func() { _ = hanging.Serve(l) }()
+	t.Cleanup(hanging.Stop)
+	server := serve(t, "http", etcd.Options{})
+	ctx, cancel := context.WithTimeout(t.Context(), 25*time.Second) // of which etcd would take 30 to give a single call up
+	defer cancel()
+	use := func(o etcd.Options) {
+		o.Endpoints = []string{"http://" + l.Addr().String(), server.url}
+		kv, err := etcd.Open(ctx, o)
+		if err != nil {
+			t.Fatal(err)
+		}
+		defer kv.Close()
+		if _, err := kv.Get(ctx, "/converge/mine/a"); err != nil {
+			t.Error(err)
+		}
+		if _, err := kv.Commit(ctx, nil, []state.Op{{Key: "/converge/mine/a"}}); err != nil && !errors.Is(err, state.ErrUnknown) {
+			t.Error(err)
+		}
+		lease, err := kv.Lease(ctx, 5*time.Second)
+		if err != nil {
+			t.Fatal(err)
+		}
+		if err := lease.Close(); err != nil {
+			t.Error(err)
+		}
+	}
+	for range 3 { // whom it asks first is chance
+		use(etcd.Options{})
+	}
+	use(demandLogin(t, server))
+	if asked.Load() == 0 {
+		t.Error("nobody asked the member that hangs")
 	}
 }
 
