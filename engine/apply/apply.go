@@ -19,7 +19,7 @@
 //
 // # Files
 //
-// forward.go and revert.go walk the plan; gate.go lets steps begin; worker.go makes one call; judge.go compares what is
+// forward.go and revert.go walk the plan; gate.go and turns.go let steps begin; worker.go makes one call; judge.go compares what is
 // there with what the call expects; orphans.go proves that nothing refers to what is deleted, outside.go that what nobody
 // declares is still there; settle.go finds out about calls of unknown outcome; look.go observes, patiently while the far
 // side is away; last.go looks at all of it once more; outcome.go writes the journal; left.go remembers how it left what it did
@@ -105,7 +105,7 @@ type Options struct {
 	Undo        bool           // carry back instead of forward
 	Keep        int            // with Undo: how many of the first steps are not undone
 	OnFailure   OnFailure
-	Parallelism int
+	Parallelism int // steps that act at the same time; see [turns]
 	Retry       Retry
 	Interrupt   <-chan struct{} // optional; when closed no more steps are started
 	Emit        event.Sink
@@ -132,6 +132,7 @@ func Carry(ctx context.Context, o Options) (state.Run, []event.Difference, error
 		results: make(chan result, o.Parallelism),
 		notes:   make(chan event.Event),
 		flying:  map[*plan.Step]time.Time{},
+		turns:   newTurns(o.Parallelism),
 		halt:    make(chan struct{}),
 		waves:   map[int]int{},
 		failed:  map[int]int{},
@@ -163,6 +164,7 @@ type run struct {
 	results chan result
 	notes   chan event.Event // from workers, emitted in order by the run's goroutine
 	flying  map[*plan.Step]time.Time
+	turns   *turns
 	halt    chan struct{} // closed when the run is asked to stop: no step waits for anything any more
 	waves   map[int]int   // steps of each wave
 	failed  map[int]int   // those of them that failed

@@ -53,7 +53,7 @@ func (r *run) forward(ctx context.Context) (*failure, error) {
 	return r.walk(ctx, graph.NewSchedule(needs, after, p.Stage), false, failed)
 }
 
-// walk runs a schedule, forward or as an undo, with at most Parallelism steps at the same time. What needs a failed step
+// walk runs a schedule, forward or as an undo, as many steps at the same time as there are [turns]. What needs a failed step
 // is not started; what does not is, when undoing or when OnFailure is Continue. It returns the first failure.
 func (r *run) walk(ctx context.Context, s *graph.Schedule, undo bool, failed *failure) (*failure, error) {
 	var fatal error
@@ -68,9 +68,10 @@ func (r *run) walk(ctx context.Context, s *graph.Schedule, undo bool, failed *fa
 			close(stop)
 			told = true
 		}
-		for !stopped && len(r.flying) < r.Parallelism {
+		for !stopped && len(r.flying) < r.turns.most() && r.turns.try() {
 			step := r.next(s, undo)
 			if step == nil {
+				<-r.turns.taken // nobody waits for it
 				break
 			}
 			r.start(step, undo)
@@ -81,6 +82,7 @@ func (r *run) walk(ctx context.Context, s *graph.Schedule, undo bool, failed *fa
 		select {
 		case res := <-r.results:
 			delete(r.flying, res.step)
+			<-r.turns.taken
 			if res.shut != nil {
 				r.wait(res.step, undo, res.shut, stop)
 				continue
@@ -108,6 +110,7 @@ func (r *run) walk(ctx context.Context, s *graph.Schedule, undo bool, failed *fa
 			default:
 				s.Done(res.step.ID)
 			}
+		case <-r.turns.given: // the next step may begin
 		case o := <-r.gate.opened:
 			r.gate.open(o.provider)
 			if o.err != nil && !stopped { // the lock was lost
@@ -197,14 +200,15 @@ func (r *run) ready(i int) bool {
 // heartbeat is how often the world is told that a step is still running.
 const heartbeat = 10 * time.Second
 
-// start hands a step to a worker, who begins if the step's provider is not away. Everything that the worker needs of the
-// run is looked up here.
+// start hands a step, with the turn that was taken for it, to a worker, who begins if the step's provider is not away.
+// Everything that the worker needs of the run is looked up here.
 func (r *run) start(s *plan.Step, undo bool) {
 	r.flying[s] = time.Now()
 	if !r.gate.told[s] {
 		r.Emit(event.StepStarted{Step: s, Undo: undo})
 	}
 	w, provider := r.worker(s, undo), r.provider(s)
+	w.turns = r.turns
 	go func() {
 		res := result{step: s}
 		if res.shut = r.gate.ask(r.effects, provider, r.Retry.Within); res.shut == nil {

@@ -46,8 +46,8 @@ const longestLook = 10 * time.Second
 // patient observes things for something that waits for what they show. As long as that fails in ways that may pass it goes
 // on until the time of ctx is over: a far side that restarts is no reason to undo what is healthy. It then fails as
 // unreachable. Away says that some looks failed so: whoever waits has lost that time. Salt spreads the looks of those who wait
-// at the same time.
-func patient(ctx context.Context, k providers.Kind, ids []string, retry Retry, salt string, halt <-chan struct{}, say func(string)) (things []providers.Thing, away bool, err error) {
+// at the same time, and wait pauses between them.
+func patient(ctx context.Context, k providers.Kind, ids []string, retry Retry, salt string, wait func(context.Context, time.Duration) error, say func(string)) (things []providers.Thing, away bool, err error) {
 	for try := 1; ; try++ {
 		things, err := k.Observe(ctx, ids)
 		if err == nil || !passing(err) {
@@ -56,7 +56,7 @@ func patient(ctx context.Context, k providers.Kind, ids []string, retry Retry, s
 		if try >= retry.Attempts {
 			say("it cannot be seen: " + err.Error())
 		}
-		if perr := pause(ctx, min(retry.delay(salt, try), longestLook), halt); perr != nil {
+		if perr := wait(ctx, min(retry.delay(salt, try), longestLook)); perr != nil {
 			return nil, true, timedOut(perr, err)
 		}
 	}
@@ -85,12 +85,26 @@ func pause(ctx context.Context, d time.Duration, halt <-chan struct{}) error {
 	}
 }
 
+// until is pause for those who wait with no turn.
+func until(halt <-chan struct{}) func(context.Context, time.Duration) error {
+	return func(ctx context.Context, d time.Duration) error { return pause(ctx, d, halt) }
+}
+
 // errAway is why a step that lost time to an outage has none left.
 var errAway = errors.New("the far side was away for much of the time that there was")
 
-// pause waits as [pause] does. A step that lost time to an outage is not to blame when it has none left.
+// idle waits as [pause] does, and gives the step's turn to others meanwhile if it may.
+func (w *worker) idle(ctx context.Context, d time.Duration) error {
+	if w.turns != nil && !w.disturbs {
+		w.turns.give()
+		defer w.turns.take()
+	}
+	return pause(ctx, d, w.halt)
+}
+
+// pause waits as idle does. A step that lost time to an outage is not to blame when it has none left.
 func (w *worker) pause(ctx context.Context, d time.Duration) error {
-	err := pause(ctx, d, w.halt)
+	err := w.idle(ctx, d)
 	if !w.away.IsZero() {
 		err = timedOut(err, errAway)
 	}
@@ -98,7 +112,7 @@ func (w *worker) pause(ctx context.Context, d time.Duration) error {
 }
 
 func (w *worker) look(ctx context.Context, k providers.Kind, ids []string) ([]providers.Thing, error) {
-	things, away, err := patient(ctx, k, ids, w.retry, w.key()+"/look", w.halt, func(why string) { w.note(event.Waiting, why, 0) })
+	things, away, err := patient(ctx, k, ids, w.retry, w.key()+"/look", w.idle, func(why string) { w.note(event.Waiting, why, 0) })
 	if away {
 		w.away = time.Now()
 	}
@@ -119,7 +133,7 @@ func (w *worker) reached(ctx context.Context) (waited bool, err error) {
 		}
 		waited, w.away = true, time.Now()
 		w.note(event.Waiting, fmt.Sprintf("%s is away: %v", p.Name, down), 0)
-		if err := pause(ctx, wait, w.halt); err != nil {
+		if err := w.idle(ctx, wait); err != nil {
 			return waited, timedOut(err, down)
 		}
 	}

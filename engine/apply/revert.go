@@ -229,7 +229,7 @@ func (r *run) verify() (things int, ds []event.Difference, err error) {
 func (r *run) look(w *worker, ids []string, halt <-chan struct{}, say func(why string)) (things []providers.Thing, away bool, err error) {
 	ctx, cancel := context.WithTimeout(r.effects, r.Retry.Within)
 	defer cancel()
-	return patient(ctx, w.served.Kind, ids, r.Retry, r.Run.ID+"/verify", halt, say)
+	return patient(ctx, w.served.Kind, ids, r.Retry, r.Run.ID+"/verify", until(halt), say)
 }
 
 // tell says what the run itself waits for.

@@ -33,6 +33,8 @@ type worker struct {
 	retry    Retry
 	effects  context.Context
 	halt     <-chan struct{} // closed when the run is asked to stop
+	turns    *turns          // of which it has one; nil for who looks only
+	disturbs bool            // it changes or replaces what is in use
 	notes    chan<- event.Event
 	site     string
 	run      string
@@ -85,6 +87,7 @@ func (r *run) worker(s *plan.Step, undo bool) *worker {
 			w.id, w.incarnation = rec.ExternalID, rec.Incarnation
 		}
 	}
+	w.disturbs = s.Replace || s.Action == plan.Update || r.Parallelism == 1
 	w.before = r.resolve(s.Ref, s.Before, r.were)
 	if c := s.Renames(); c != nil {
 		w.name, _ = c.After.(string)

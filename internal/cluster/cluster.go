@@ -108,7 +108,7 @@ func (c *Cluster) Log() string {
 	var b strings.Builder
 	for _, m := range c.Members {
 		text, _ := os.ReadFile(m.config.log())
-		fmt.Fprintf(&b, "%s:\n%s\n", m.config.Name, text[max(0, len(text)-3000):])
+		fmt.Fprintf(&b, "%s:\n%s\n", m.config.Name, text[max(0, len(text)-12000):])
 	}
 	return b.String()
 }

@@ -263,9 +263,9 @@ func (c *Cluster) makeRoom(ctx context.Context) (at time.Time, err error) {
 		// A member that is behind drops the history later than the one that was asked to. Until it has, it stays full, and what
 		// is written to it raises the alarm anew.
 		err := until(ctx, fmt.Sprint(m, " to have room"), func(ctx context.Context) error {
-			return adminFor(ctx, patience, []*Member{m}, func(ctx context.Context, client *clientv3.Client) error {
+			return adminFor(ctx, patience/6, []*Member{m}, func(ctx context.Context, client *clientv3.Client) error {
 				if _, err := client.Defragment(ctx, m.URL()); err != nil {
-					return err
+					return fmt.Errorf("ask for it: %w", err)
 				}
 				s, err := client.Status(ctx, m.URL())
 				if err == nil && s.DbSize > quotaBytes/2 {

@@ -124,6 +124,7 @@ func (s *Site) Events() []event.Event {
 func (s *Site) Document(tb testing.TB, resources map[string]string) *schema.Document {
 	tb.Helper()
 	d := &schema.Document{Site: schema.Site{Name: "test", ID: SiteID}, Policy: schema.Policy{MaxDestroy: "100%"}, Author: schema.Author{Own: true}}
+	timeouts := map[string]map[string]any{} // of a kind, by name, as a document has them
 	for text, spec := range resources {
 		ref, err := schema.ParseRef(text)
 		if err != nil {
@@ -140,6 +141,22 @@ func (s *Site) Document(tb testing.TB, resources map[string]string) *schema.Docu
 			}
 			delete(r.Spec, "lifecycle")
 		}
+		if t, ok := r.Spec["timeouts"].(map[string]any); ok {
+			for verb, within := range map[string]*time.Duration{"create": &r.Timeouts.Create, "update": &r.Timeouts.Update} {
+				if said, ok := t[verb].(string); ok {
+					if *within, err = time.ParseDuration(said); err != nil {
+						tb.Fatalf("%s: %v", text, err)
+					}
+				}
+			}
+			delete(r.Spec, "timeouts")
+			kind := timeouts[ref.Kind]
+			if kind == nil {
+				kind = map[string]any{}
+				timeouts[ref.Kind] = kind
+			}
+			kind[ref.Name] = map[string]any{"timeouts": t}
+		}
 		if x, ok := r.Spec["external"]; ok {
 			by, _ := x.(map[string]any)
 			id, _ := by["id"].(string)
@@ -148,7 +165,17 @@ func (s *Site) Document(tb testing.TB, resources map[string]string) *schema.Docu
 		d.Resources = append(d.Resources, s.finish(r))
 	}
 	slices.SortFunc(d.Resources, func(a, b schema.Resource) int { return a.Ref.Compare(b.Ref) })
-	d.JSON, _ = json.Marshal(map[string]any{"site": d.Site, "policy": d.Policy, "resources": resources})
+	whole := map[string]any{"site": d.Site, "policy": d.Policy, "resources": resources}
+	for kind, named := range timeouts {
+		provider, noun, _ := strings.Cut(kind, ".")
+		of, _ := whole[provider].(map[string]any)
+		if of == nil {
+			of = map[string]any{}
+			whole[provider] = of
+		}
+		of[noun] = named
+	}
+	d.JSON, _ = json.Marshal(whole)
 	sum := sha256.Sum256(d.JSON)
 	d.Digest = hex.EncodeToString(sum[:])
 	return d

@@ -60,7 +60,7 @@ func (f *shared) bind(c *cobra.Command) {
 	p.BoolVar(&f.quiet, "quiet", false, "show no progress, and no plan where nobody is asked about it")
 	p.BoolVar(&f.input, "input", true, "ask where an answer is needed; -input=false never asks")
 	p.DurationVar(&f.lockTimeout, "lock-timeout", 0, "how long to wait for another process, a `duration` such as 5m")
-	p.IntVar(&f.parallelism, "parallelism", 10, "how many steps at the same time, a `n`umber; calls: carbide.parallel")
+	p.IntVar(&f.parallelism, "parallelism", 10, "how many steps act at the same time, a `n`umber; calls: carbide.parallel")
 	p.DurationVar(&f.timeout, "timeout", 0, "end in order after this `duration`")
 	p.StringVar(&f.logLevel, "log-level", "", "log to standard error: trace (etcd as well), debug, info, warn or error, a `level`")
 	p.StringSliceVar(&f.endpoints, "etcd-endpoints", nil, "the `urls` of the store's etcd, with commas; without any it is embedded")
