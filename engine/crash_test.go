@@ -97,9 +97,73 @@ func TestCrashAtEveryWriteIsResumed(t *testing.T) {
 }
 
 // settleRun does what an operator does after a crash; it gives how the run ended, nothing when none had begun.
-func settleRun(t *testing.T, s *enginetest.Site, name string) state.RunStatus {
+// Whichever write to the store is the last of a process, somebody may rather undo the run than go on with it: the site is as
+// before then, and what the run made last, and did not come to record, is nobody else's.
+func TestCrashAtEveryWriteIsUndone(t *testing.T) {
+	undone := 0
+	for _, after := range []bool{false, true} {
+		for n := int64(1); ; n++ {
+			s := enginetest.New()
+			s.Converge(t, s.Document(t, base))
+			p := s.Plan(t, s.Document(t, twelve), plan.Options{})
+			e, kv, died := dying(s, n, after)
+			_, err := e.Apply(context.Background(), p, engine.ApplyOptions{})
+			e.Close()
+			if !died.Load() {
+				if err != nil {
+					t.Fatal(err)
+				}
+				break
+			}
+			kv.Lapse()
+			name := fmt.Sprintf("write %d, after=%v", n, after)
+			if undoOpen(t, s, name) == 0 {
+				continue // it had not begun, or was applied
+			}
+			undone++
+			if left := s.Plan(t, s.Document(t, base), plan.Options{}); !left.Empty() || len(left.Unmanaged) > 0 {
+				t.Fatalf("%s: the site is not as before:\n%s\n%s", name, enginetest.Text(left), s.World.Dump())
+			}
+		}
+	}
+	if undone < 10 {
+		t.Errorf("%d runs were undone: that is too few to be true", undone)
+	}
+}
+
+// undoOpen undoes the run that died, if it is still open, and tells whether it did.
+func undoOpen(t *testing.T, s *enginetest.Site, name string, change ...func(*engine.Options)) int {
 	t.Helper()
-	e := s.Engine(nil)
+	e := s.Engine(func(o *engine.Options) {
+		for _, c := range change {
+			c(o)
+		}
+	})
+	defer e.Close()
+	runs, err := s.Store.Runs(t.Context())
+	if err != nil {
+		t.Fatal(err)
+	}
+	for _, r := range runs {
+		if r.Status != state.RunOpen {
+			continue
+		}
+		res, err := e.Rollback(t.Context(), r.ID, engine.ApplyOptions{})
+		if err != nil || res.Run.Status != state.RunReverted {
+			t.Fatalf("%s: undone, the run ended %s: %s, %v, %v", name, res.Run.Status, res.Run.Message, res.Differences, err)
+		}
+		return 1
+	}
+	return 0
+}
+
+func settleRun(t *testing.T, s *enginetest.Site, name string, change ...func(*engine.Options)) state.RunStatus {
+	t.Helper()
+	e := s.Engine(func(o *engine.Options) {
+		for _, c := range change {
+			c(o)
+		}
+	})
 	defer e.Close()
 	runs, err := s.Store.Runs(context.Background())
 	if err != nil {

@@ -61,7 +61,7 @@ func unsettled(sum journal.Replay, step int) bool {
 
 // recorded compares the records with those that a run found and left.
 func recorded(ctx context.Context, store *state.Store, run state.Run, p *plan.Plan, left func(step int) bool) (undo, error) {
-	u := undo{run: run, records: map[schema.Ref]*state.Record{}, steps: map[schema.Ref]*plan.Step{}, aside: map[schema.Ref]bool{}, found: map[schema.Ref][]string{}}
+	u := undo{run: run, records: map[schema.Ref]*state.Record{}, steps: map[schema.Ref]*plan.Step{}, aside: map[schema.Ref]string{}, found: map[schema.Ref][]string{}}
 	recorded, err := store.Records(ctx)
 	if err != nil {
 		return u, err
@@ -91,7 +91,12 @@ func (u *undo) leaveAside(p *plan.Plan, sum journal.Replay) {
 			continue
 		}
 		delete(u.steps, ref)
-		u.aside[ref] = true
+		u.aside[ref] = p.Steps[i].ExternalID
+		for _, rec := range []*journal.Record{sum.Forward[i].Outcome, sum.Forward[i].Open} { // a create may have had to take another id
+			if rec != nil && rec.ExternalID != "" {
+				u.aside[ref] = rec.ExternalID
+			}
+		}
 		if did := sum.Undo[i]; did.Spared() {
 			_, why, _ := strings.Cut(did.Outcome.Message, ref.String()+": ")
 			u.refuse(ref, "take that back and go on with the run (converge resume "+u.run.ID+")", "the run has not undone it: %s", why)
@@ -124,7 +129,7 @@ type undo struct {
 	run      state.Run
 	records  map[schema.Ref]*state.Record
 	steps    map[schema.Ref]*plan.Step // to be undone; of the two halves of one change the second
-	aside    map[schema.Ref]bool       // to be undone as well, and not asked about
+	aside    map[schema.Ref]string     // to be undone as well, and not asked about: their external ids
 	found    map[schema.Ref][]string   // the runs that had changed it last before this one
 	refusals []plan.Refusal
 }
@@ -267,16 +272,22 @@ func asForgotten(s *plan.Step) state.Record {
 	return r
 }
 
-// owners says whose a thing is, by its id.
+// owners says whose a thing is, by its id: also of one that nobody recorded, because the run did not come to that.
 func (u *undo) owners() map[plan.Place]map[string]schema.Ref {
 	owners := map[plan.Place]map[string]schema.Ref{}
-	for ref, r := range u.records {
+	add := func(ref schema.Ref, id string) {
 		at := plan.Place{Scope: ref.Scope, Kind: ref.Kind}
 		if owners[at] == nil {
 			owners[at] = map[string]schema.Ref{}
 		}
+		owners[at][id] = ref
+	}
+	for ref, id := range u.aside {
+		add(ref, id)
+	}
+	for ref, r := range u.records {
 		if !r.Gone {
-			owners[at][r.ID] = ref
+			add(ref, r.ID)
 		}
 	}
 	return owners
@@ -316,10 +327,11 @@ func (u *undo) referred(in plan.Input, to *state.Record, owners map[plan.Place]m
 				continue
 			}
 			owner, ours := owners[at][t.ID]
+			_, aside := u.aside[owner]
 			switch {
 			case !ours:
 				u.refuse(to.Ref, "remove that", "%s %s (id %s), which converge does not manage, refers to it", k.Name, t.Name, t.ID)
-			case u.steps[owner] == nil && !u.aside[owner]:
+			case u.steps[owner] == nil && !aside:
 				run := u.records[owner].Run
 				u.refuse(to.Ref, "undo that run first (converge rollback "+run+")", "%s refers to it, which run %s left", owner, run)
 			}

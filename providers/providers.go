@@ -35,6 +35,10 @@ import (
 
 // A Kind observes and changes one kind of real thing in one scope. Methods may be called at the same time for
 // different things. A call made with a cancelled context changes nothing. Errors are of type [*Error].
+//
+// No call waits for what takes long over there. A change returns once the far side has accepted it; the thing is Pending or
+// Leaving until it is done, and the engine waits, in nobody's way. What can be asked for only after that is asked for by
+// another call: see Traits.Later.
 type Kind interface {
 	// Observe reports the things of this kind with the given external ids; one that does not exist is left out.
 	// When ids is nil it reports all of the scope, in as few calls as the far side allows. It never reports a part of
@@ -231,6 +235,7 @@ type Traits struct {
 	Late     time.Duration // longest time after which a call of unknown outcome may still have its effect
 	Fixed    bool          // no call changes an immutable field: one that is not told any more, or as its default, is as it was recorded
 	Itself   []string      // fields that the far side may bring by itself to what an update asks for: that they are seen proves no call
+	Later    []string      // fields that only a thing can get that is ready for them: when it is Ready and lacks nothing else, another update follows, and so on
 	Overlap  []string      // keyed lists of which an update, on its way, has new elements under other keys beside the old ones
 
 	// Exclusive names what no two things of the kind can have at the same time.

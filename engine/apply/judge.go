@@ -30,7 +30,7 @@ func (w *worker) judge(ctx context.Context, have *providers.Thing) (res result, 
 		case have == nil:
 			return w.finish(nil), true
 		case !here:
-			return w.await(ctx), true
+			return w.await(ctx)
 		case w.undo && w.served.Traits.ID == "" && w.stranger(have):
 			return w.partial(w.conflict(errTaken), have), true
 		case w.undo && !w.ours(have) && w.lost:
@@ -61,8 +61,8 @@ func (w *worker) judge(ctx context.Context, have *providers.Thing) (res result, 
 			return w.partial(errBlind, nil), true
 		case !here:
 		case len(w.unmet(have)) == 0 && w.ours(have):
-			return w.await(ctx), true
-		case w.half(have):
+			return w.await(ctx)
+		case w.half(have), w.later(have):
 		case w.unsure && w.ours(have):
 			return w.partial(w.conflict("it was created, but differs: "+strings.Join(w.unmet(have), ", ")), nil), true // as others left it
 		default:
@@ -75,7 +75,7 @@ func (w *worker) judge(ctx context.Context, have *providers.Thing) (res result, 
 		case w.stranger(have):
 			return w.failed(w.conflict(errTaken)), true
 		case len(w.unmet(have)) == 0:
-			return w.await(ctx), true
+			return w.await(ctx)
 		case len(taken) > 0: // what is there now is not how the step left it
 			return w.partial(w.conflict("somebody has changed "+strings.Join(taken, ", ")+" since the run did"), nil), true
 		case w.unsure:
@@ -108,6 +108,18 @@ func (w *worker) half(have *providers.Thing) bool {
 			return c.Replaces
 		}
 		return c.Replaces || !slices.Contains(w.served.Traits.Itself, c.Field())
+	})
+}
+
+// later reports whether what is there, made or changed by this step, lacks nothing but what can be asked for only once all
+// else is done.
+func (w *worker) later(have *providers.Thing) bool {
+	if len(w.served.Traits.Later) == 0 || !w.unsure && !w.sent || w.action == plan.Delete || have == nil || have.Phase == providers.Leaving || have.Phase == providers.Failed || !w.ours(have) {
+		return false
+	}
+	missing := w.missed(have)
+	return len(missing) > 0 && !slices.ContainsFunc(missing, func(c diff.Change) bool {
+		return c.Replaces || !slices.Contains(w.served.Traits.Later, c.Field())
 	})
 }
 

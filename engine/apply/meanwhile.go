@@ -86,6 +86,9 @@ func (w *worker) altered(ctx context.Context, have *providers.Thing) (paths []st
 	}
 	same := func(_, id string) string { return id }
 	itself := w.served.Traits.Itself
+	if !w.finished { // what comes later may be as the far side made it
+		itself = slices.Concat(itself, w.served.Traits.Later)
+	}
 	is := sealed.Assume(w.kind, diff.Assume(have.Spec, have.Unfilled, w.made), w.made)
 	for _, c := range diff.Compare(w.kind, w.made, is, nil, slices.Concat(w.ignore, itself), same) {
 		if c.Before != nil || w.finished {

@@ -55,6 +55,7 @@ type worker struct {
 	doubt       time.Time     // when the last call of this direction whose effect may still come was made; zero: none
 	away        time.Time     // when the far side was last seen to be away; zero: never
 	called      bool          // a call was made, whatever it said
+	rounds      int           // how many times the rest was asked for later
 	made        schema.Object // undone create: what was to be made
 	lost        bool          // undone create: nobody knows whether the thing was made
 	missing     bool          // undone create: the far side accepted it, and it was never seen
@@ -292,7 +293,7 @@ func (w *worker) act(ctx context.Context) result {
 				}
 				continue // and look again
 			}
-			if w.half(have) && have.Phase == providers.Pending && !w.over(w.begun) { // it takes no change yet
+			if (w.half(have) || w.later(have)) && have.Phase == providers.Pending && !w.over(w.begun) { // it takes no change yet
 				w.note(event.Waiting, cmp.Or(have.Detail, "not ready")+w.upTo(), 0)
 				if err := w.pause(ctx, pause); err != nil {
 					return w.failed(err)
@@ -325,7 +326,7 @@ func (w *worker) act(ctx context.Context) result {
 			return res
 		}
 		action := w.action
-		if w.half(have) {
+		if w.half(have) || w.later(have) {
 			action = plan.Update
 		}
 		if err := w.intend(action, have); err != nil {
@@ -340,7 +341,11 @@ func (w *worker) act(ctx context.Context) result {
 					return w.stopped(err)
 				}
 			}
-			return w.await(ctx)
+			if res, over := w.await(ctx); over {
+				return res
+			}
+			mustLook, w.unsure = true, true
+			continue // the rest is asked for now
 		}
 		class := providers.ClassOf(err)
 		mustLook = true
@@ -395,19 +400,19 @@ func (w *worker) stopped(err error) result {
 	return result{step: w.step, attempts: w.attempts, outcome: w.last, id: w.id, fatal: err}
 }
 
-// await looks until the result is there, or cannot come any more.
-func (w *worker) await(ctx context.Context) result {
+// await looks until the result is there, or cannot come any more. It is not over when the thing is ready for what comes later.
+func (w *worker) await(ctx context.Context) (res result, over bool) {
 	begun, pause := time.Now(), w.retry.Poll
 	for searched := false; ; {
 		have, err := w.see(ctx)
 		if err != nil {
-			return w.unknown(fmt.Errorf("look at the result: %w", err))
+			return w.unknown(fmt.Errorf("look at the result: %w", err)), true
 		}
 		waits := w.served.Traits.Eventual
 		var detail string
 		if w.action == plan.Delete {
 			if have == nil {
-				return w.finish(nil)
+				return w.finish(nil), true
 			}
 			waits = waits || have.Phase == providers.Leaving
 			detail = cmp.Or(have.Detail, "it is still there")
@@ -416,27 +421,31 @@ func (w *worker) await(ctx context.Context) result {
 			case have == nil:
 				detail = "the far side accepted it, and it is not there"
 			case have.Phase == providers.Failed:
-				return w.partial(fmt.Errorf("it failed: %s", cmp.Or(have.Detail, "no reason is given")), have)
+				return w.partial(fmt.Errorf("it failed: %s", cmp.Or(have.Detail, "no reason is given")), have), true
 			case have.Phase == providers.Pending:
 				waits, detail = true, cmp.Or(have.Detail, "not ready")
 			default:
 				unmet := w.unmet(have)
 				if len(unmet) == 0 {
-					return w.finish(have)
+					return w.finish(have), true
+				}
+				if w.later(have) && w.rounds < w.retry.Attempts {
+					w.rounds++
+					return result{}, false
 				}
 				detail = "not taken over: " + strings.Join(unmet, ", ")
 			}
 		}
 		if over := w.over(begun); !waits || over {
 			if waited, err := w.reached(ctx); err != nil {
-				return w.unknown(fmt.Errorf("%s: %w", detail, err))
+				return w.unknown(fmt.Errorf("%s: %w", detail, err)), true
 			} else if waited {
 				continue
 			}
 			if have == nil && w.action == plan.Create && !searched {
 				searched = true
 				if have, err = w.elsewhere(ctx); err != nil {
-					return w.unknown(fmt.Errorf("look for what was made: %w", err))
+					return w.unknown(fmt.Errorf("look for what was made: %w", err)), true
 				} else if have != nil {
 					continue
 				}
@@ -444,11 +453,11 @@ func (w *worker) await(ctx context.Context) result {
 			if waits && w.within() > 0 {
 				detail = fmt.Sprintf("after %s: %s", short(w.within()), detail)
 			}
-			return w.partial(errors.New(detail), have)
+			return w.partial(errors.New(detail), have), true
 		}
 		w.note(event.Waiting, detail+w.upTo(), 0)
 		if err := w.pause(ctx, pause); err != nil {
-			return w.unknown(fmt.Errorf("%s: %w", detail, err))
+			return w.unknown(fmt.Errorf("%s: %w", detail, err)), true
 		}
 		pause = min(pause*2, 2*time.Second)
 	}

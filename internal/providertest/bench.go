@@ -9,8 +9,10 @@ import (
 	"reflect"
 	"slices"
 	"strings"
+	"sync"
 	"sync/atomic"
 	"testing"
+	"time"
 
 	"converge.dev/converge/providers"
 	"converge.dev/converge/schema"
@@ -29,6 +31,9 @@ type bench struct {
 	c      Case
 	kinds  schema.Kinds
 	calls  atomic.Int64
+
+	patience time.Duration // how long a call may take
+	asked    sync.Map      // by id: the spec that was asked for last, a schema.Object
 
 	lacking map[string]bool // by kind: what lacks has found
 }
@@ -95,14 +100,22 @@ func (b *bench) do(ctx context.Context, op string, c providers.Call) error {
 		b.Fatalf("the provider does not serve %s", c.Ref.Kind)
 	}
 	want, have := c.Want.Clone(), c.Have.Clone()
+	quick, cancel := context.WithTimeout(ctx, b.patience)
+	defer cancel()
 	var err error
 	switch op {
 	case "create":
-		err = k.Kind.Create(ctx, c)
+		err = k.Kind.Create(quick, c)
 	case "update":
-		err = k.Kind.Update(ctx, c)
+		err = k.Kind.Update(quick, c)
 	case "delete":
-		err = k.Kind.Delete(ctx, c)
+		err = k.Kind.Delete(quick, c)
+	}
+	if quick.Err() != nil && ctx.Err() == nil {
+		b.Fatalf("%s waits for something: nothing over there goes on while it runs, and it did not return: %v", op, err)
+	}
+	if err == nil {
+		b.asked.Store(c.ID, want)
 	}
 	if d := cmp.Diff(want, c.Want); d != "" {
 		b.Errorf("%s modified Call.Want, which is read only (-before +after):\n%s", op, d)
@@ -300,7 +313,7 @@ func (b *bench) settled(m Made) providers.Thing {
 	var ok bool
 	for range rounds {
 		th, ok = b.peek(m)
-		if ok && th.Phase == providers.Ready {
+		if ok && th.Phase == providers.Ready && !b.goOn(m, th) {
 			return th
 		}
 		if ok && th.Phase == providers.Failed {
@@ -316,6 +329,24 @@ func (b *bench) settled(m Made) providers.Thing {
 	}
 	b.Fatalf("%s %s does not become ready: it is %s (%s)", m.Kind, m.ID, th.Phase, th.Detail)
 	return th
+}
+
+// goOn asks for what the thing can get only now that it is ready, as the engine does; it reports whether there was any.
+func (b *bench) goOn(m Made, th providers.Thing) bool {
+	b.Helper()
+	asked, _ := b.asked.Load(m.ID)
+	want, _ := asked.(schema.Object)
+	k, _ := find(b.world.Provider, m.Kind)
+	left := slices.ContainsFunc(k.Traits.Later, func(field string) bool {
+		v, stated := want[field]
+		return stated && !cmp.Equal(v, th.Spec[field])
+	})
+	if left {
+		c := b.call(m)
+		c.Have, c.Want, c.Version = th.Spec.Clone(), want.Clone(), th.Version
+		b.must("update", c)
+	}
+	return left
 }
 
 // gone advances the world until the thing is left out.
@@ -336,8 +367,8 @@ func (b *bench) gone(m Made) {
 	b.Fatalf("%s %s was deleted and is still there, %s", m.Kind, m.ID, phase)
 }
 
-// snapshot is everything that the provider observes in its scope beside the given things, as text, without versions
-// and status: they may move by themselves.
+// snapshot is everything that the provider observes in its scope beside the given things, as text, without versions,
+// status and what is said to people: they may move by themselves.
 func (b *bench) snapshot(but ...Made) string {
 	b.Helper()
 	return b.snapshotOf(func(string) bool { return true }, but...)
@@ -355,7 +386,7 @@ func (b *bench) snapshotOf(some func(kind string) bool, but ...Made) string {
 			if slices.ContainsFunc(but, func(m Made) bool { return m.Kind == k.Name && m.ID == th.ID }) {
 				continue
 			}
-			th.Version, th.Status = "", nil
+			th.Version, th.Status, th.Detail = "", nil, ""
 			th.Spec = b.normal(k.Name, th.Spec)
 			text, err := json.MarshalIndent(th, "", "  ")
 			if err != nil {

@@ -20,10 +20,12 @@
 package providertest
 
 import (
+	"cmp"
 	"maps"
 	"slices"
 	"strings"
 	"testing"
+	"time"
 
 	"converge.dev/converge/providers"
 	"converge.dev/converge/schema"
@@ -38,6 +40,10 @@ type Suite struct {
 	Open  func(t *testing.T) World // a fresh world; it registers its own cleanup, but the suite closes the provider
 	Cases []Case                   // at least one for each kind that the provider serves and the far side has
 	Kinds schema.Kinds             // optional: the descriptions of the kinds, for laws about the shape of specs
+
+	// Patience is how long a change may take to return: the world stands still meanwhile, so one that waits for what goes on in
+	// it never does. Optional: a minute.
+	Patience time.Duration
 
 	// Only is the one law to check. Optional: all are.
 	Only string
@@ -118,7 +124,7 @@ func Run(t *testing.T, s Suite) {
 					}
 					w := c.open(t, s)
 					served, _ := find(w.Provider, c.Kind)
-					b := &bench{T: t, world: w, served: served, traits: served.Traits, c: c, kinds: s.Kinds}
+					b := &bench{T: t, world: w, served: served, traits: served.Traits, c: c, kinds: s.Kinds, patience: cmp.Or(s.Patience, time.Minute)}
 					for _, m := range c.Needs {
 						b.make(m)
 					}

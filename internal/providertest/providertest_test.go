@@ -177,7 +177,24 @@ func unless(class providers.Class, err error) error {
 	return err
 }
 
+// wait lets a call wait for what happens only after it.
+func wait(ctx context.Context, k *spoiled, c providers.Call) error {
+	<-ctx.Done()
+	return &providers.Error{Op: "create", Ref: c.Ref, Class: providers.Transient, Err: ctx.Err()}
+}
+
+func hasty(s *providertest.Suite) { s.Patience = time.Second }
+
 var spoilers = []spoiler{
+	{name: "create waits", law: "a-thing-is-observed-as-wanted", suite: hasty, create: wait},
+	{name: "update waits", law: "an-update-is-observed", suite: hasty, update: wait},
+	{name: "delete waits", law: "a-deleted-thing-is-absent", suite: hasty, delete: wait},
+	{name: "what comes later never comes", law: "an-update-is-observed", traits: func(t *providers.Traits) { t.Later = []string{"color"} },
+		update: func(ctx context.Context, k *spoiled, c providers.Call) error {
+			c.Want = c.Want.Clone()
+			c.Want["color"] = c.Have["color"]
+			return k.Kind.Update(ctx, c)
+		}},
 	{name: "spec is not as wanted", law: "a-thing-is-observed-as-wanted", observe: seen(func(th *providers.Thing) { th.Spec["color"] = "grey" })},
 	{name: "mark is lost", law: "a-thing-is-observed-as-wanted", observe: seen(func(th *providers.Thing) { th.Mark = providers.Mark{} })},
 	{name: "value is no JSON value", law: "a-thing-is-observed-as-wanted", observe: seen(func(th *providers.Thing) { th.Spec["size"] = 1 })},

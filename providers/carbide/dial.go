@@ -9,6 +9,7 @@ import (
 	"regexp"
 	"slices"
 	"strings"
+	"sync"
 	"sync/atomic"
 	"time"
 
@@ -62,6 +63,10 @@ type service struct {
 	late    time.Duration // how long after that it may have its effect
 	log     *slog.Logger
 	orders  turns // one at a time per VPC for calls that move its version
+
+	// cut has, for each host whose power was cut, when the site had looked at it last before that. Whoever does not know, after a
+	// restart say, cuts it once more.
+	cut sync.Map
 }
 
 func open(ctx context.Context, o Options) (*service, error) {

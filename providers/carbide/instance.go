@@ -1,7 +1,6 @@
 package carbide
 
 import (
-	"cmp"
 	"context"
 	"slices"
 	"strings"
@@ -20,7 +19,7 @@ import (
 // power, so an update is blind.
 var instanceTraits = providers.Traits{
 	Create: providers.Conditional, Update: providers.Blind, Delete: providers.Blind,
-	Mark: true, Late: late, Itself: []string{"power"}, ReadyWithin: time.Hour, GoneWithin: time.Hour,
+	Mark: true, Late: late, Itself: []string{"power"}, Later: []string{"power"}, ReadyWithin: time.Hour, GoneWithin: time.Hour,
 	UndoCreate: providers.Exact, UndoUpdate: providers.Exact, UndoDelete: providers.NoUndo,
 	Exclusive: []providers.Exclusive{{Field: "machine"}, {Field: "hostname", Within: "tenant"}},
 	Detach: []providers.Detachable{ // an instance without interfaces is refused, and so is a device without its physical function
@@ -89,7 +88,7 @@ func (k instances) read(ctx context.Context, ids []string) ([]*forge.Instance, e
 	return r.GetInstances(), err
 }
 
-func (instances) thing(o seenInstance) providers.Thing {
+func (k instances) thing(o seenInstance) providers.Thing {
 	config, tenant := o.GetConfig(), o.GetConfig().GetTenant()
 	spec := schema.Object{
 		"tenant":       tenant.GetTenantOrganizationId(),
@@ -128,8 +127,10 @@ func (instances) thing(o seenInstance) providers.Thing {
 		detail = strings.TrimSuffix(word+": "+state.GetStateDetails(), ": ")
 	case o.GetStatus().GetConfigsSynced() != forge.SyncState_SYNCED:
 		phase, detail = providers.Pending, "its configuration has not reached the host"
-	case powerDiffers(o.power) != "":
-		phase, detail = providers.Pending, powerDiffers(o.power)
+	case k.powerDiffers(o.power) != "":
+		phase, detail = providers.Pending, k.powerDiffers(o.power)
+	case k.deaf(o.power):
+		detail = "its guest was asked to shut down and did not"
 	default:
 		phase, detail = spreading(o.lacks), o.lacks
 	}
@@ -181,18 +182,7 @@ func (k instances) create(ctx context.Context, c *providers.Call) error {
 	if err != nil { // of an existing one the addresses are used up
 		return unless(ctx, err, prefixes{service: k.service}.get, used...)
 	}
-	if text(c.Want, "power") != powerOff {
-		return nil
-	}
-	// A new instance is on, and the site needs it on until it is ready. This takes as long as it takes.
-	err = until(ctx, instanceTraits.ReadyWithin, "the instance is not ready, and so still on", func() (bool, error) { return k.settledNow(ctx, made.GetId().GetValue()) })
-	if err == nil {
-		err = k.turnOff(ctx, seenInstance{Instance: made, power: powers[text(c.Want, "machine")]})
-	}
-	if err != nil {
-		return halfwayError{err}
-	}
-	return nil
+	return nil // it is on, and the site needs it on until it is ready
 }
 
 // early reports whether a refusal goes back to the host: it is being cleaned after another instance, say. The code does
@@ -207,7 +197,7 @@ func (k instances) early(ctx context.Context, machine string, err error) bool {
 
 // update sends the whole configuration back: what is not in it would be taken away. A change of what is booted alone has a
 // call of its own, which the service takes at any time. What is turned on is so before anything else changes, and what is
-// turned off last, for the site does nothing with a host that is to be off.
+// turned off last, when the rest is done, for the site does nothing with a host that is to be off.
 func (k instances) update(ctx context.Context, c *providers.Call, now seenInstance) error {
 	want := text(c.Want, "power")
 	actual, desired := powerWord(now.power, now.power.GetActualState()), powerWord(now.power, now.power.GetDesiredState())
@@ -232,13 +222,8 @@ func (k instances) update(ctx context.Context, c *providers.Call, now seenInstan
 	}
 	changed, err := k.configure(ctx, now, config, metadata)
 	begun := changed || switches && want == powerOn
-	if err == nil && switches && want == powerOff {
-		if works {
-			err = until(ctx, powerWithin, "the instance is still being changed", func() (bool, error) { return k.settledNow(ctx, c.ID) })
-		}
-		if err == nil {
-			err = k.turnOff(ctx, now)
-		}
+	if err == nil && switches && want == powerOff && !works { // what must be brought to the host comes before
+		err = k.turnOff(ctx, now)
 	}
 	if err != nil && begun {
 		return halfwayError{err}
@@ -293,16 +278,6 @@ func wired(config *forge.InstanceConfig) *forge.InstanceConfig {
 		Network: config.Network, Infiniband: config.Infiniband, Nvlink: config.Nvlink, Spxconfig: config.Spxconfig,
 		DpuExtensionServices: config.DpuExtensionServices,
 	}
-}
-
-// settledNow reports whether the site is done with an instance.
-func (k instances) settledNow(ctx context.Context, id string) (bool, error) {
-	found, err := k.read(ctx, []string{id})
-	if err != nil || len(found) == 0 {
-		return false, cmp.Or(err, errAbsent)
-	}
-	s := found[0].GetStatus()
-	return phaseOf(s.GetTenant().GetState()) == providers.Ready && s.GetConfigsSynced() == forge.SyncState_SYNCED, nil
 }
 
 // delete turns an instance on that is to be off: the site would not take it back otherwise. An earlier attempt may have come

@@ -23,9 +23,7 @@ const (
 	// offReference marks the maintenance that we set, without which the service does not let a host be off.
 	offReference = "converge: its instance is to be off"
 
-	shutdownGrace = 2 * time.Minute  // for a guest to shut down before its power is cut
-	powerWithin   = 20 * time.Minute // longest wait for a host to be off, and for a change to be over before it goes off
-	powerPause    = 5 * time.Second  // between two looks
+	shutdownGrace = 2 * time.Minute // for a guest to shut down before its power is cut
 )
 
 // powers reads the power of hosts. It is empty where nobody looks at it, or where we may not ask. One call does for all: the
@@ -62,12 +60,25 @@ func powerWord(p *forge.PowerOptions, state forge.PowerState) string {
 	return ""
 }
 
-// powerDiffers says that a host is not what the site wants it to be; "" when it is, or nobody knows.
-func powerDiffers(p *forge.PowerOptions) string {
-	if p == nil || p.GetActualState() == p.GetDesiredState() {
+// powerDiffers says that a host is not what the site wants it to be, and becomes it without another call; "" when it is, or
+// nobody knows.
+func (s *service) powerDiffers(p *forge.PowerOptions) string {
+	if p == nil || p.GetActualState() == p.GetDesiredState() || s.deaf(p) {
 		return ""
 	}
 	return fmt.Sprintf("its host is to be %s and is %s", powerWord(p, p.GetDesiredState()), powerWord(p, p.GetActualState()))
+}
+
+// deaf reports whether a host was seen on, long after its guest was asked to shut down, and since its power was cut. The
+// clock is that of the site; what counts is when its power manager has looked.
+func (s *service) deaf(p *forge.PowerOptions) bool {
+	looked := p.GetActualStateUpdatedAt().AsTime()
+	if p.GetDesiredState() != forge.PowerState_Off || p.GetActualState() != forge.PowerState_On ||
+		looked.Before(p.GetDesiredStateUpdatedAt().AsTime().Add(shutdownGrace)) {
+		return false
+	}
+	cut, _ := s.cut.Load(p.GetHostId().GetId())
+	return cut != looked
 }
 
 // errUnwatched is the refusal to change power that nobody could see changing.
@@ -94,9 +105,19 @@ func (k instances) turnOn(ctx context.Context, now seenInstance) error {
 	return nil
 }
 
-// turnOff asks the guest to shut down, makes the site want the host off, and cuts the power of a guest that does not listen.
-// The first of these calls is the one that we may not be allowed to make.
+// turnOff asks the guest to shut down and makes the site want the host off. When the guest was asked already and does not
+// listen, it cuts the power. The first of these calls is the one that we may not be allowed to make.
 func (k instances) turnOff(ctx context.Context, now seenInstance) error {
+	if now.power.GetDesiredState() == forge.PowerState_Off {
+		if !k.deaf(now.power) {
+			return nil
+		}
+		err := k.switchPower(ctx, now, forge.AdminPowerControlRequest_ForceOff)
+		if err == nil {
+			k.cut.Store(now.GetMachineId().GetId(), now.power.GetActualStateUpdatedAt().AsTime())
+		}
+		return err
+	}
 	if now.power.GetActualState() != forge.PowerState_Off {
 		if err := k.switchPower(ctx, now, forge.AdminPowerControlRequest_GracefulShutdown); err != nil {
 			if status.Code(err) == codes.PermissionDenied {
@@ -105,27 +126,10 @@ func (k instances) turnOff(ctx context.Context, now seenInstance) error {
 			return err
 		}
 	}
-	since := now.power.GetActualStateUpdatedAt().AsTime() // by the clock of the service
-	if now.power.GetDesiredState() != forge.PowerState_Off {
-		if err := k.excuse(ctx, now); err != nil {
-			return halfwayError{err}
-		}
-		if err := k.wantPower(ctx, now, forge.PowerState_Off); err != nil {
-			return halfwayError{err}
-		}
+	if err := k.excuse(ctx, now); err != nil {
+		return halfwayError{err}
 	}
-	err := until(ctx, powerWithin, "the host is still on", func() (bool, error) {
-		powers, err := k.powers(ctx, now.GetMachineId())
-		p := powers[now.GetMachineId().GetId()]
-		if err != nil || p.GetActualState() == forge.PowerState_Off {
-			return err == nil, err
-		}
-		if p.GetActualStateUpdatedAt().AsTime().Before(since.Add(shutdownGrace)) {
-			return false, nil
-		}
-		return true, k.switchPower(ctx, now, forge.AdminPowerControlRequest_ForceOff)
-	})
-	if err != nil {
+	if err := k.wantPower(ctx, now, forge.PowerState_Off); err != nil {
 		return halfwayError{err}
 	}
 	return nil
@@ -161,25 +165,4 @@ func (k instances) switchPower(ctx context.Context, now seenInstance, action for
 	id := now.GetMachineId().GetId()
 	_, err := k.AdminPowerControl(ctx, &forge.AdminPowerControlRequest{MachineId: &id, Action: action})
 	return err
-}
-
-// until looks again and again, and fails when it takes too long.
-func until(ctx context.Context, within time.Duration, otherwise string, done func() (bool, error)) error {
-	limit := time.NewTimer(within)
-	defer limit.Stop()
-	for {
-		if over, err := done(); over || err != nil {
-			return err
-		}
-		pause := time.NewTimer(powerPause)
-		select {
-		case <-pause.C:
-		case <-limit.C:
-			pause.Stop()
-			return status.Error(codes.DeadlineExceeded, otherwise)
-		case <-ctx.Done():
-			pause.Stop()
-			return fmt.Errorf("%s: %w", otherwise, context.Cause(ctx))
-		}
-	}
 }

@@ -191,6 +191,13 @@ func pod(name string) string {
 	return fmt.Sprintf("apiVersion: v1\nkind: Pod\nmetadata: {name: %s}\nspec: {containers: [{name: %s}]}\n", name, name)
 }
 
+// powered has an instance be on or off.
+func powered(o schema.Object, power string) schema.Object {
+	o = o.Clone()
+	o["power"] = power
+	return o
+}
+
 // fabrics adds to an instance a port on InfiniBand, a GPU and a service.
 func fabrics(o schema.Object, device int64) schema.Object {
 	o["infiniband"] = []any{map[string]any{"ib_partition": id("ib_partition", "ranks"), "device": connectX, "device_instance": device}}
@@ -393,6 +400,13 @@ func cases(hosts []string) []providertest.Case {
 			Invalid: schema.Object{"tenant": "acme", "vni": int64(7)},
 			Other: func(i int) providertest.Made {
 				return providertest.Made{Name: fmt.Sprintf("other-%d", i), Spec: schema.Object{"tenant": "acme"}}
+			},
+		},
+		{
+			Kind: "carbide.instance", Name: "asleep", Needs: []providertest.Made{acme, vpc, segment},
+			Want: powered(instance(0), "on"), Update: powered(instance(0), "off"),
+			Other: func(i int) providertest.Made {
+				return providertest.Made{Name: fmt.Sprintf("other-%d", i), Spec: powered(instance(i+1), "off")}
 			},
 		},
 		{
