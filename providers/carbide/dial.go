@@ -64,9 +64,7 @@ type service struct {
 	log     *slog.Logger
 	orders  turns // one at a time per VPC for calls that move its version
 
-	// cut has, for each host whose power was cut, when the site had looked at it last before that. Whoever does not know, after a
-	// restart say, cuts it once more.
-	cut sync.Map
+	switchings sync.Map // by host, what was done to turn it off: a switching
 }
 
 func open(ctx context.Context, o Options) (*service, error) {

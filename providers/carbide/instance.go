@@ -130,7 +130,7 @@ func (k instances) thing(o seenInstance) providers.Thing {
 	case k.powerDiffers(o.power) != "":
 		phase, detail = providers.Pending, k.powerDiffers(o.power)
 	case k.deaf(o.power):
-		detail = "its guest was asked to shut down and did not"
+		detail = "its host is to be off, and stays on"
 	default:
 		phase, detail = spreading(o.lacks), o.lacks
 	}

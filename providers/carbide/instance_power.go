@@ -40,6 +40,9 @@ func (s *service) powers(ctx context.Context, hosts ...*forge.MachineId) (map[st
 	}
 	powers := make(map[string]*forge.PowerOptions, len(r.GetResponse()))
 	for _, p := range r.GetResponse() {
+		if p.GetActualState() == forge.PowerState_Off {
+			s.switchings.Delete(p.GetHostId().GetId())
+		}
 		if p.GetDesiredState() != forge.PowerState_PowerManagerDisabled {
 			powers[p.GetHostId().GetId()] = p
 		}
@@ -69,16 +72,31 @@ func (s *service) powerDiffers(p *forge.PowerOptions) string {
 	return fmt.Sprintf("its host is to be %s and is %s", powerWord(p, p.GetDesiredState()), powerWord(p, p.GetActualState()))
 }
 
-// deaf reports whether a host was seen on, long after its guest was asked to shut down, and since its power was cut. The
-// clock is that of the site; what counts is when its power manager has looked.
+// A switching is what was done to a host that is to be off: when, by the last look of the site's power manager before it.
+type switching struct{ asked, cut time.Time }
+
+// patience bounds how long it counts that a guest was asked: one that was turned on since is asked again.
+const patience = time.Hour
+
+// deaf reports whether a host that is to be off stays on: it was seen on long after the site was told, and after its guest was
+// asked to shut down, and since its power was cut. The clock is that of the site; what counts is when its power manager has
+// looked.
 func (s *service) deaf(p *forge.PowerOptions) bool {
-	looked := p.GetActualStateUpdatedAt().AsTime()
-	if p.GetDesiredState() != forge.PowerState_Off || p.GetActualState() != forge.PowerState_On ||
-		looked.Before(p.GetDesiredStateUpdatedAt().AsTime().Add(shutdownGrace)) {
+	if p.GetDesiredState() != forge.PowerState_Off || p.GetActualState() != forge.PowerState_On {
 		return false
 	}
-	cut, _ := s.cut.Load(p.GetHostId().GetId())
-	return cut != looked
+	looked, done := p.GetActualStateUpdatedAt().AsTime(), s.switched(p)
+	return !looked.Before(p.GetDesiredStateUpdatedAt().AsTime().Add(shutdownGrace)) && !looked.Before(done.asked.Add(shutdownGrace)) && done.cut != looked
+}
+
+// switched is what this process did to a host of late. Another one begins anew, and so asks the guest first.
+func (s *service) switched(p *forge.PowerOptions) switching {
+	v, _ := s.switchings.Load(p.GetHostId().GetId())
+	done, _ := v.(switching)
+	if p.GetActualStateUpdatedAt().AsTime().Sub(done.asked) > patience {
+		return switching{}
+	}
+	return done
 }
 
 // errUnwatched is the refusal to change power that nobody could see changing.
@@ -108,23 +126,28 @@ func (k instances) turnOn(ctx context.Context, now seenInstance) error {
 // turnOff asks the guest to shut down and makes the site want the host off. When the guest was asked already and does not
 // listen, it cuts the power. The first of these calls is the one that we may not be allowed to make.
 func (k instances) turnOff(ctx context.Context, now seenInstance) error {
-	if now.power.GetDesiredState() == forge.PowerState_Off {
-		if !k.deaf(now.power) {
-			return nil
-		}
-		err := k.switchPower(ctx, now, forge.AdminPowerControlRequest_ForceOff)
-		if err == nil {
-			k.cut.Store(now.GetMachineId().GetId(), now.power.GetActualStateUpdatedAt().AsTime())
-		}
-		return err
+	told := now.power.GetDesiredState() == forge.PowerState_Off
+	if told && !k.deaf(now.power) {
+		return nil
 	}
 	if now.power.GetActualState() != forge.PowerState_Off {
-		if err := k.switchPower(ctx, now, forge.AdminPowerControlRequest_GracefulShutdown); err != nil {
+		looked, done := now.power.GetActualStateUpdatedAt().AsTime(), k.switched(now.power)
+		action := forge.AdminPowerControlRequest_GracefulShutdown
+		if told && !done.asked.IsZero() {
+			action, done.cut = forge.AdminPowerControlRequest_ForceOff, looked
+		} else {
+			done.asked = looked
+		}
+		if err := k.switchPower(ctx, now, action); err != nil {
 			if status.Code(err) == codes.PermissionDenied {
 				return fmt.Errorf("this service lets only administrators switch hosts off; shut the guest down from inside, or show an administrator's certificate: %w", err)
 			}
 			return err
 		}
+		k.switchings.Store(now.GetMachineId().GetId(), done)
+	}
+	if told {
+		return nil
 	}
 	if err := k.excuse(ctx, now); err != nil {
 		return halfwayError{err}

@@ -161,6 +161,30 @@ func TestPowerOfDeafGuest(t *testing.T) {
 	})
 }
 
+// TestPowerOfGuestNobodyAsked: a host that is to be off and is on, because somebody turned it on or told the site alone, is not
+// cut off: its guest is asked first.
+func TestPowerOfGuestNobodyAsked(t *testing.T) {
+	host := hosts(t)[0]
+	timed(t, carbidesim.Options{Hosts: lawHosts}, func(s *site) {
+		c := s.powered(host)
+		s.reach("web", c.ID, schema.Object{"power": "off"})
+		time.Sleep(24 * time.Hour)
+		if _, err := s.Stranger().AdminPowerControl(s.Context(), &forge.AdminPowerControlRequest{MachineId: &host, Action: forge.AdminPowerControlRequest_On}); err != nil {
+			s.Fatal(err)
+		}
+		time.Sleep(time.Hour)
+		if th := s.see("instance", c.ID); th.Spec["power"] != "on" || th.Phase != providers.Ready || th.Detail == "" {
+			s.Errorf("turned on by hand the instance is %v and %s (%s)", th.Spec["power"], th.Phase, th.Detail)
+		}
+		s.ResetCalls()
+		began := time.Now()
+		s.reach("web", c.ID, schema.Object{"power": "off"})
+		if n := s.Calls()["AdminPowerControl"]; n != 1 || time.Since(began) < carbidesim.RealTiming.Shutdown {
+			s.Errorf("it went off after %d calls and %s", n, time.Since(began))
+		}
+	})
+}
+
 // TestPowerOffLast: what else changes is done before the host goes off, and what cannot go off says so.
 func TestPowerOffLast(t *testing.T) {
 	host := hosts(t)[0]
