@@ -55,7 +55,7 @@ func whole(data string) (err error) {
 func appliedEntry(name string) (applied uint64, err error) {
 	// Whoever had the store last may have started another process at that moment, which holds all that it held until it is a
 	// program of its own. On a busy machine that takes seconds.
-	db, err := bolt.Open(name, 0o400, &bolt.Options{ReadOnly: true, Timeout: openTimeout})
+	db, err := bolt.Open(name, 0o400, &bolt.Options{ReadOnly: true, Timeout: releaseTimeout})
 	if err != nil {
 		return 0, err
 	}
@@ -167,6 +167,9 @@ func advised(dir string, err error) error {
 	}
 	return fmt.Errorf("its data are damaged: %w; move %s away, put a copy from a backup in its place, and say so with: converge state restored", err, dir)
 }
+
+// releaseTimeout is how long the data may still be held by whoever had them last.
+const releaseTimeout = 20 * time.Second
 
 // startTimeout is how long a member may take to answer: a start that reads a long log from a slow disk takes seconds.
 const startTimeout = time.Minute
