@@ -96,6 +96,15 @@ func TestCrashAtEveryWriteIsResumed(t *testing.T) {
 	}
 }
 
+// all makes one change of options of several.
+func all(changes []func(*engine.Options)) func(*engine.Options) {
+	return func(o *engine.Options) {
+		for _, c := range changes {
+			c(o)
+		}
+	}
+}
+
 // settleRun does what an operator does after a crash; it gives how the run ended, nothing when none had begun.
 // Whichever write to the store is the last of a process, somebody may rather undo the run than go on with it: the site is as
 // before then, and what the run made last, and did not come to record, is nobody else's.
@@ -134,11 +143,7 @@ func TestCrashAtEveryWriteIsUndone(t *testing.T) {
 // undoOpen undoes the run that died, if it is still open, and tells whether it did.
 func undoOpen(t *testing.T, s *enginetest.Site, name string, change ...func(*engine.Options)) int {
 	t.Helper()
-	e := s.Engine(func(o *engine.Options) {
-		for _, c := range change {
-			c(o)
-		}
-	})
+	e := s.Engine(all(change))
 	defer e.Close()
 	runs, err := s.Store.Runs(t.Context())
 	if err != nil {
@@ -159,11 +164,7 @@ func undoOpen(t *testing.T, s *enginetest.Site, name string, change ...func(*eng
 
 func settleRun(t *testing.T, s *enginetest.Site, name string, change ...func(*engine.Options)) state.RunStatus {
 	t.Helper()
-	e := s.Engine(func(o *engine.Options) {
-		for _, c := range change {
-			c(o)
-		}
-	})
+	e := s.Engine(all(change))
 	defer e.Close()
 	runs, err := s.Store.Runs(context.Background())
 	if err != nil {
