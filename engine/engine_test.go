@@ -197,7 +197,7 @@ func thingOf(t *testing.T, s *enginetest.Site, scope, kind, id string) providers
 		t.Fatal(err)
 	}
 	k, _, _ := set.Find(scope, kind)
-	things, err := k.Kind.Observe(context.Background(), []string{id})
+	things, err := k.Kind.Get(context.Background(), []string{id})
 	if err != nil || len(things) != 1 {
 		t.Fatal(things, err)
 	}

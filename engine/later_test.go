@@ -35,7 +35,7 @@ func (k staged) Update(ctx context.Context, c providers.Call) error {
 		return o
 	}
 	if rest(c.Want).Digest() == rest(c.Have).Digest() {
-		if things, err := k.Observe(ctx, []string{c.ID}); err != nil || len(things) > 0 && things[0].Phase == providers.Pending {
+		if things, err := k.Get(ctx, []string{c.ID}); err != nil || len(things) > 0 && things[0].Phase == providers.Pending {
 			return &providers.Error{Op: "update", Ref: c.Ref, Class: providers.Invalid, Err: errors.New("it is not ready for a size")}
 		}
 		return k.Kind.Update(ctx, c)

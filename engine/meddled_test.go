@@ -105,7 +105,7 @@ func (m *meddler) things(at plan.Place) []providers.Thing {
 	if !ok {
 		return nil
 	}
-	found, err := served.Kind.Observe(m.t.Context(), nil)
+	found, err := providers.Collect(served.Kind.List(m.t.Context()))
 	must(m.t, err)
 	return found
 }

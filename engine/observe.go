@@ -259,7 +259,7 @@ func untold(k *schema.Kind, things []providers.Thing) error {
 // list gives all things of a kind. A list has no place to say that it is not whole, or not new; so what is recorded and not
 // in it is asked for by its id before it counts as gone, for what is gone is made anew.
 func (e *Engine) list(ctx context.Context, k providers.Kind, recorded []string) ([]providers.Thing, error) {
-	things, err := apply.Look(ctx, k, nil, e.o.Retry)
+	things, err := apply.All(k).Again(ctx, e.o.Retry)
 	if err != nil || len(recorded) == 0 {
 		return things, err
 	}
@@ -271,7 +271,7 @@ func (e *Engine) list(ctx context.Context, k providers.Kind, recorded []string) 
 	if len(missing) == 0 {
 		return things, nil
 	}
-	found, err := apply.Look(ctx, k, missing, e.o.Retry)
+	found, err := apply.Some(k, missing...).Again(ctx, e.o.Retry)
 	return append(things, found...), err
 }
 
@@ -345,7 +345,7 @@ func (e *Engine) lookFor(ctx context.Context, set *providers.Set, ids map[plan.P
 	seen := make(map[plan.Place]map[string]*providers.Thing, len(ids))
 	for at, list := range ids {
 		served, _, _ := set.Find(at.Scope, at.Kind)
-		things, err := apply.Look(ctx, served.Kind, list, e.o.Retry)
+		things, err := apply.Some(served.Kind, list...).Again(ctx, e.o.Retry)
 		if err != nil {
 			return nil, &UnknownError{Unknown: []plan.Unknown{{Scope: at.Scope, Kind: at.Kind, Error: err.Error()}}}
 		}

@@ -4,6 +4,7 @@ import (
 	"context"
 	"errors"
 	"fmt"
+	"iter"
 	"strings"
 	"sync"
 	"testing"
@@ -15,6 +16,7 @@ import (
 	"converge.dev/converge/engine/event"
 	"converge.dev/converge/engine/plan"
 	"converge.dev/converge/internal/enginetest"
+	"converge.dev/converge/internal/providertest"
 	"converge.dev/converge/internal/torture"
 	"converge.dev/converge/providers"
 	"converge.dev/converge/providers/fake"
@@ -106,9 +108,13 @@ func (k restartable) call(op string, ref schema.Ref, do func() error) error {
 	return fail(providers.Unknown)
 }
 
-func (k restartable) Observe(ctx context.Context, ids []string) (things []providers.Thing, err error) {
+func (k restartable) List(ctx context.Context) iter.Seq2[providers.Thing, error] {
+	return providertest.Look(k.Get).List(ctx)
+}
+
+func (k restartable) Get(ctx context.Context, ids []string) (things []providers.Thing, err error) {
 	err = k.call("observe", schema.Ref{}, func() error {
-		things, err = k.Kind.Observe(ctx, ids)
+		things, err = providertest.Of(k.Kind)(ctx, ids)
 		return err
 	})
 	k.of.mu.Lock()

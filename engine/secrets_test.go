@@ -4,6 +4,7 @@ import (
 	"context"
 	"errors"
 	"fmt"
+	"iter"
 	"strings"
 	"testing"
 
@@ -12,6 +13,7 @@ import (
 	"converge.dev/converge/engine/plan"
 	"converge.dev/converge/engine/secret"
 	"converge.dev/converge/internal/enginetest"
+	"converge.dev/converge/internal/providertest"
 	"converge.dev/converge/providers"
 	"converge.dev/converge/providers/fake"
 	"converge.dev/converge/schema"
@@ -50,8 +52,12 @@ func (s *secretSite) engine() *engine.Engine {
 // forgetful is a far side that takes a password and never gives it back.
 type forgetful struct{ providers.Kind }
 
-func (f forgetful) Observe(ctx context.Context, ids []string) ([]providers.Thing, error) {
-	things, err := f.Kind.Observe(ctx, ids)
+func (f forgetful) List(ctx context.Context) iter.Seq2[providers.Thing, error] {
+	return providertest.Look(f.Get).List(ctx)
+}
+
+func (f forgetful) Get(ctx context.Context, ids []string) ([]providers.Thing, error) {
+	things, err := providertest.Of(f.Kind)(ctx, ids)
 	for i := range things {
 		delete(things[i].Spec, "password")
 	}

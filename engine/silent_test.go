@@ -3,6 +3,7 @@ package engine_test
 import (
 	"context"
 	"errors"
+	"iter"
 	"testing"
 	"testing/synctest"
 	"time"
@@ -11,6 +12,7 @@ import (
 	"converge.dev/converge/engine/event"
 	"converge.dev/converge/engine/plan"
 	"converge.dev/converge/internal/enginetest"
+	"converge.dev/converge/internal/providertest"
 	"converge.dev/converge/providers"
 	"converge.dev/converge/schema"
 	"converge.dev/converge/state"
@@ -20,9 +22,13 @@ import (
 // slow answers looks late.
 type slow struct{ providers.Kind }
 
-func (k slow) Observe(ctx context.Context, ids []string) ([]providers.Thing, error) {
+func (k slow) List(ctx context.Context) iter.Seq2[providers.Thing, error] {
+	return providertest.Look(k.Get).List(ctx)
+}
+
+func (k slow) Get(ctx context.Context, ids []string) ([]providers.Thing, error) {
 	time.Sleep(25 * time.Second)
-	return k.Kind.Observe(ctx, ids)
+	return providertest.Of(k.Kind)(ctx, ids)
 }
 
 // While a list is silent the world is told what is waited for.

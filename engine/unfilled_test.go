@@ -2,6 +2,7 @@ package engine_test
 
 import (
 	"context"
+	"iter"
 	"maps"
 	"slices"
 	"strings"
@@ -10,6 +11,7 @@ import (
 	"converge.dev/converge/engine"
 	"converge.dev/converge/engine/plan"
 	"converge.dev/converge/internal/enginetest"
+	"converge.dev/converge/internal/providertest"
 	"converge.dev/converge/providers"
 	"converge.dev/converge/schema"
 	"converge.dev/converge/state"
@@ -22,8 +24,12 @@ type mute struct {
 	of     func(name string) bool
 }
 
-func (m mute) Observe(ctx context.Context, ids []string) ([]providers.Thing, error) {
-	things, err := m.Kind.Observe(ctx, ids)
+func (m mute) List(ctx context.Context) iter.Seq2[providers.Thing, error] {
+	return providertest.Look(m.Get).List(ctx)
+}
+
+func (m mute) Get(ctx context.Context, ids []string) ([]providers.Thing, error) {
+	things, err := providertest.Of(m.Kind)(ctx, ids)
 	for i, t := range things {
 		if m.of(t.Name) {
 			things[i].Spec = maps.Clone(t.Spec)

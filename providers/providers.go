@@ -24,10 +24,12 @@ import (
 	"context"
 	"errors"
 	"fmt"
+	"iter"
 	"maps"
 	"slices"
 	"strconv"
 	"strings"
+	"sync"
 	"time"
 
 	"converge.dev/converge/schema"
@@ -40,10 +42,14 @@ import (
 // Leaving until it is done, and the engine waits, in nobody's way. What can be asked for only after that is asked for by
 // another call: see Traits.Later.
 type Kind interface {
-	// Observe reports the things of this kind with the given external ids; one that does not exist is left out.
-	// When ids is nil it reports all of the scope, in as few calls as the far side allows. It never reports a part of
-	// what was asked: then it fails. It changes nothing.
-	Observe(ctx context.Context, ids []string) ([]Thing, error)
+	// List yields the things of this kind in the scope, each of them once, in as few calls as the far side allows. An error ends
+	// the list: what was yielded before it says nothing about what is not there. A list that ends without one is whole. It
+	// changes nothing.
+	List(ctx context.Context) iter.Seq2[Thing, error]
+
+	// Get returns the things with the given external ids, of which none is there twice; one that does not exist is left out. It
+	// never returns a part of what was asked for: then it fails. It changes nothing.
+	Get(ctx context.Context, ids []string) ([]Thing, error)
 
 	// Create makes the thing with id c.ID as c.Want says. When the id or a unique name is taken it fails with Exists.
 	// It returns once the far side has accepted; the engine waits until the thing is Ready. When the far side's answer names
@@ -66,7 +72,7 @@ type Call struct {
 	Name    string        // Create, Update: what the thing is to be called, where it has a name beside its id; empty: like its ref
 	Mark    Mark          // to be written on the thing where the kind has a place for it; zero in Update: to be taken away
 	Want    schema.Object // Create, Update: the spec to have afterwards; read only
-	Have    schema.Object // Update, Delete: the spec seen right before; read only
+	Have    schema.Object // Update, Delete: the spec seen right before, with the secrets that are set sealed; read only
 	Version string        // Update, Delete: the version token seen right before; empty when the kind has none
 	Key     string        // idempotency key: the same for every attempt of one step
 	Epoch   int64         // fencing epoch of the caller
@@ -103,6 +109,34 @@ type Thing struct {
 	// Unfilled names the fields of the spec that this far side does not tell, an older or a newer version for example. They
 	// are absent from Spec, and unknown: no difference, no replacement, no drift.
 	Unfilled []string
+}
+
+// Collect reads a list to its end. It returns no things when that is an error.
+func Collect(list iter.Seq2[Thing, error]) ([]Thing, error) {
+	var things []Thing
+	for th, err := range list {
+		if err != nil {
+			return nil, err
+		}
+		things = append(things, th)
+	}
+	return things, nil
+}
+
+// Listed is the list that read returns in one piece; read is called when the list is ranged over.
+func Listed(read func() ([]Thing, error)) iter.Seq2[Thing, error] {
+	return func(yield func(Thing, error) bool) {
+		things, err := read()
+		if err != nil {
+			yield(Thing{}, err)
+			return
+		}
+		for _, th := range things {
+			if !yield(th, nil) {
+				return
+			}
+		}
+	}
 }
 
 // Phase is how far a thing has come.
@@ -194,7 +228,7 @@ func (e *Error) Error() string {
 	return fmt.Sprintf("%s %s: %v", e.Op, on, e.Err)
 }
 
-// Unwrap gives the cause.
+// Unwrap returns the cause.
 func (e *Error) Unwrap() error { return e.Err }
 
 // ClassOf gives the class of an error. What has no class is Unknown: it is never safe to guess.
@@ -248,8 +282,7 @@ type Traits struct {
 	ReadyWithin time.Duration // longest wait for Ready after create and update; zero: ready on return
 	GoneWithin  time.Duration // longest wait for absence after delete; zero: gone on return
 
-	UndoCreate, UndoUpdate, UndoDelete Revert // what undoing each verb means; zero is Never, for caution
-	Reach                              Reach  // what a mistake can cut off
+	UndoCreate, UndoUpdate, UndoDelete Revert // what undoing each verb means; zero is NoUndo, for caution
 }
 
 // Named reports whether a thing has a name beside its id, which an update writes: others may call it something else meanwhile.
@@ -316,18 +349,6 @@ func (r Revert) Meaning() string {
 	return "nothing comes back"
 }
 
-// Reach says what a mistaken change can cut off.
-type Reach string
-
-// Reaches, from harmless to worst.
-const (
-	ReachNone    Reach = "none"
-	ReachTenant  Reach = "tenant"
-	ReachNode    Reach = "node-mgmt"
-	ReachControl Reach = "control"
-	ReachUplink  Reach = "uplink"
-)
-
 // A Served kind is a kind with its name and traits.
 type Served struct {
 	Name   string // PROVIDER.NOUN
@@ -335,14 +356,14 @@ type Served struct {
 	Kind   Kind
 }
 
-// A Provider is one external system in one scope.
+// A Provider is one external system in one scope. [New] makes one.
 type Provider struct {
 	Name  string // first half of its kinds' names
 	Scope string // schema.ScopeSite or a node's name
-	Limit int    // calls at the same time; zero: no limit of its own
+	Limit int    // calls at the same time, set before the first of them; zero: no limit of its own
 	Kinds []Served
 
-	// Permit is what calls need, right before their bytes leave. A set checks it before each call; a provider that waits
+	// Permit is what calls need, right before their bytes leave. It is checked before each call; a provider that waits
 	// within a call for something else, a connection or its turn, checks it again after that. Never nil.
 	Permit *Permit
 
@@ -368,6 +389,8 @@ type Provider struct {
 	// again with the first thing that is done. Where only a change can find that out, it is good now and then, so that one is
 	// tried. Nil: it is not known.
 	Health func(ctx context.Context) Health
+
+	slots func() chan struct{} // nil: no limit
 }
 
 // Health is what the calls of a provider have shown.
@@ -378,12 +401,24 @@ type Health struct {
 	LastAt            time.Time
 }
 
-// New makes a provider. A nil close does nothing.
+// New makes a provider. Its kinds are guarded: calls of verbs that their traits do not have fail as Unsupported, those that come
+// too late, because their context has ended or the permit has, as Transient, and no more run at the same time than Limit says.
+// So a kind has none of that to check. A nil close does nothing.
 func New(name, scope string, close func() error, kinds ...Served) *Provider {
 	if close == nil {
 		close = func() error { return nil }
 	}
-	return &Provider{Name: name, Scope: scope, Kinds: kinds, Close: close, Permit: new(Permit)}
+	p := &Provider{Name: name, Scope: scope, Kinds: slices.Clone(kinds), Close: close, Permit: new(Permit)}
+	p.slots = sync.OnceValue(func() chan struct{} {
+		if p.Limit <= 0 {
+			return nil
+		}
+		return make(chan struct{}, p.Limit)
+	})
+	for i, k := range p.Kinds {
+		p.Kinds[i].Kind = guarded{k.Kind, k, p}
+	}
+	return p
 }
 
 // A Set is all providers of a site, looked up by scope and kind.
@@ -402,12 +437,7 @@ type place struct {
 func NewSet(ps ...*Provider) (*Set, error) {
 	s := &Set{providers: ps, served: map[[2]string]place{}, failed: map[[2]string]error{}}
 	for _, p := range ps {
-		var slots chan struct{}
-		if p.Limit > 0 {
-			slots = make(chan struct{}, p.Limit)
-		}
 		for _, k := range p.Kinds {
-			k.Kind = admitted{k.Kind, k.Name, slots, p.Permit}
 			at := [2]string{p.Scope, k.Name}
 			if _, dup := s.served[at]; dup {
 				return nil, fmt.Errorf("%s is served twice in scope %s", k.Name, p.Scope)

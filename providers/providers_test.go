@@ -4,8 +4,10 @@ import (
 	"context"
 	"errors"
 	"fmt"
+	"iter"
 	"sync"
 	"testing"
+	"time"
 
 	"converge.dev/converge/providers"
 	"converge.dev/converge/schema"
@@ -91,5 +93,78 @@ func TestLimit(t *testing.T) {
 	wg.Wait()
 	if k.most != 2 {
 		t.Errorf("%d calls ran at the same time, want 2", k.most)
+	}
+}
+
+// yields is a kind that has two things, takes whatever it is given, and counts calls.
+type yields struct{ calls []string }
+
+func (k *yields) List(context.Context) iter.Seq2[providers.Thing, error] {
+	k.calls = append(k.calls, "list")
+	return providers.Listed(func() ([]providers.Thing, error) { return []providers.Thing{{ID: "1"}, {ID: "2"}}, nil })
+}
+
+func (k *yields) Get(_ context.Context, ids []string) ([]providers.Thing, error) {
+	k.calls = append(k.calls, "get")
+	return []providers.Thing{{ID: ids[0]}}, nil
+}
+
+func (k *yields) change(op string) error {
+	k.calls = append(k.calls, op)
+	return nil
+}
+func (k *yields) Create(context.Context, providers.Call) error { return k.change("create") }
+func (k *yields) Update(context.Context, providers.Call) error { return k.change("update") }
+func (k *yields) Delete(context.Context, providers.Call) error { return k.change("delete") }
+
+// TestGuard: what is refused in the same way for all kinds never reaches one.
+func TestGuard(t *testing.T) {
+	ctx, far := t.Context(), &yields{}
+	k := providers.New("x", "site", nil, providers.Served{Name: "x.y", Kind: far, Traits: providers.Traits{
+		Create: providers.Conditional, Update: providers.Never, Delete: providers.Blind,
+	}}).Kinds[0].Kind
+	ended, cancel := context.WithCancelCause(ctx)
+	why := errors.New("the run was stopped")
+	cancel(why)
+	_, listed := providers.Collect(k.List(ended))
+	_, got := k.Get(ended, []string{"1"})
+	for op, err := range map[string]error{
+		"list": listed, "get": got, "create": k.Create(ended, providers.Call{}), "delete": k.Delete(ended, providers.Call{}),
+	} {
+		if providers.ClassOf(err) != providers.Transient || !errors.Is(err, why) {
+			t.Errorf("%s after the end of its context: %v", op, err)
+		}
+	}
+	if err := k.Update(ctx, providers.Call{}); providers.ClassOf(err) != providers.Unsupported {
+		t.Errorf("an update that the traits do not have: %v", err)
+	}
+	if things, err := k.Get(ctx, nil); err != nil || len(things) != 0 {
+		t.Errorf("no ids: %v, %v", things, err)
+	}
+	if len(far.calls) != 0 {
+		t.Fatalf("the kind was called: %q", far.calls)
+	}
+	things, err := providers.Collect(k.List(ctx))
+	if err != nil || len(things) != 2 {
+		t.Errorf("listed %v, %v", things, err)
+	}
+	if err := errors.Join(k.Create(ctx, providers.Call{}), k.Delete(ctx, providers.Call{})); err != nil || len(far.calls) != 3 {
+		t.Errorf("%v after %q", err, far.calls)
+	}
+}
+
+// TestListGivesBack: a list that is left early gives its slot back.
+func TestListGivesBack(t *testing.T) {
+	p := providers.New("x", "site", nil, providers.Served{Name: "x.y", Kind: &yields{}})
+	p.Limit = 1
+	for range 3 {
+		ctx, cancel := context.WithTimeout(t.Context(), time.Minute)
+		for _, err := range p.Kinds[0].Kind.List(ctx) {
+			if err != nil {
+				t.Fatal(err)
+			}
+			break
+		}
+		cancel()
 	}
 }

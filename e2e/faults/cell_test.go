@@ -315,7 +315,7 @@ func (c *cell) see() string {
 			kind = k.Kind
 		}
 	}
-	things, err := kind.Observe(context.Background(), nil)
+	things, err := providers.Collect(kind.List(context.Background()))
 	if err != nil {
 		c.Fatal(err)
 	}

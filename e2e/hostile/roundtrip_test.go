@@ -268,7 +268,7 @@ func (r *trip) run(ctx context.Context, doc *schema.Document) error {
 		if k.Name != ref.Kind {
 			continue
 		}
-		things, err := k.Kind.Observe(ctx, []string{records[i].ID})
+		things, err := k.Kind.Get(ctx, []string{records[i].ID})
 		if err != nil {
 			return err
 		}

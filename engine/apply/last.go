@@ -116,7 +116,7 @@ func (r *run) lastOf(left map[string]*worker, halt <-chan struct{}) (ds []event.
 	slices.Sort(ids)
 	first := left[ids[0]]
 	for begun, wait := time.Now(), r.Retry.Poll; ; wait = min(wait*2, longestPause) {
-		seen, away, err := r.look(first, ids, halt, func(why string) { first.note(event.Waiting, why, 0) })
+		seen, away, err := r.look(Some(first.served.Kind, ids...), halt, func(why string) { first.note(event.Waiting, why, 0) })
 		if err != nil {
 			return nil, err
 		}

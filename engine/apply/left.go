@@ -74,7 +74,7 @@ func (r *run) left() error {
 		}
 		w := first[at]
 		ctx, cancel := context.WithTimeout(r.effects, min(r.Retry.Within, longestLeft))
-		things, _, err := patient(ctx, w.served.Kind, ids, r.Retry, r.Run.ID+"/left", until(r.halt), r.tell(w))
+		things, _, err := Some(w.served.Kind, ids...).patient(ctx, r.Retry, r.Run.ID+"/left", until(r.halt), r.tell(w))
 		cancel()
 		if err != nil {
 			continue

@@ -10,11 +10,24 @@ import (
 	"converge.dev/converge/providers"
 )
 
-// Look observes things by id (nil: all of the kind), again and again while that fails in ways that may pass.
-func Look(ctx context.Context, k providers.Kind, ids []string, retry Retry) ([]providers.Thing, error) {
+// A Look reads things of a kind once.
+type Look func(ctx context.Context) ([]providers.Thing, error)
+
+// All is the look at all things of a kind.
+func All(k providers.Kind) Look {
+	return func(ctx context.Context) ([]providers.Thing, error) { return providers.Collect(k.List(ctx)) }
+}
+
+// Some is the look at the things with the given ids.
+func Some(k providers.Kind, ids ...string) Look {
+	return func(ctx context.Context) ([]providers.Thing, error) { return k.Get(ctx, ids) }
+}
+
+// Again looks again and again while that fails in ways that may pass.
+func (look Look) Again(ctx context.Context, retry Retry) ([]providers.Thing, error) {
 	retry = retry.defaults()
 	for try := 1; ; try++ {
-		things, err := k.Observe(ctx, ids)
+		things, err := look(ctx)
 		if err == nil || ctx.Err() != nil || try >= retry.Attempts || !passing(err) {
 			return things, err
 		}
@@ -43,13 +56,13 @@ var errDropped = fmt.Errorf("%w: it is no longer waited for", ErrInterrupted)
 // longestLook is between two looks while the far side cannot be seen.
 const longestLook = 10 * time.Second
 
-// patient observes things for something that waits for what they show. As long as that fails in ways that may pass it goes
+// patient looks for something that waits for what is seen. As long as that fails in ways that may pass it goes
 // on until the time of ctx is over: a far side that restarts is no reason to undo what is healthy. It then fails as
 // unreachable. Away says that some looks failed so: whoever waits has lost that time. Salt spreads the looks of those who wait
 // at the same time, and wait pauses between them.
-func patient(ctx context.Context, k providers.Kind, ids []string, retry Retry, salt string, wait func(context.Context, time.Duration) error, say func(string)) (things []providers.Thing, away bool, err error) {
+func (look Look) patient(ctx context.Context, retry Retry, salt string, wait func(context.Context, time.Duration) error, say func(string)) (things []providers.Thing, away bool, err error) {
 	for try := 1; ; try++ {
-		things, err := k.Observe(ctx, ids)
+		things, err := look(ctx)
 		if err == nil || !passing(err) {
 			return things, try > 1, err
 		}
@@ -111,8 +124,9 @@ func (w *worker) pause(ctx context.Context, d time.Duration) error {
 	return err
 }
 
-func (w *worker) look(ctx context.Context, k providers.Kind, ids []string) ([]providers.Thing, error) {
-	things, away, err := patient(ctx, k, ids, w.retry, w.key()+"/look", w.idle, func(why string) { w.note(event.Waiting, why, 0) })
+// look looks for as long as the step has time.
+func (w *worker) look(ctx context.Context, look Look) ([]providers.Thing, error) {
+	things, away, err := look.patient(ctx, w.retry, w.key()+"/look", w.idle, func(why string) { w.note(event.Waiting, why, 0) })
 	if away {
 		w.away = time.Now()
 	}
@@ -145,7 +159,7 @@ func (w *worker) elsewhere(ctx context.Context) (*providers.Thing, error) {
 	if !w.served.Traits.Mark {
 		return nil, nil
 	}
-	things, err := w.look(ctx, w.served.Kind, nil)
+	things, err := w.look(ctx, All(w.served.Kind))
 	if err != nil {
 		return nil, err
 	}

@@ -85,7 +85,7 @@ func (w *worker) bereft(ctx context.Context, since time.Time) (left, leaving []s
 		things, err := w.census.of(ctx, r.at, since, func() ([]providers.Thing, error) {
 			ctx, cancel := context.WithTimeout(w.effects, w.retry.Within)
 			defer cancel()
-			things, _, err := patient(ctx, r.far, nil, w.retry, w.key()+"/list", until(w.halt), func(why string) { w.note(event.Waiting, why, 0) })
+			things, _, err := All(r.far).patient(ctx, w.retry, w.key()+"/list", until(w.halt), func(why string) { w.note(event.Waiting, why, 0) })
 			return things, err
 		})
 		switch {

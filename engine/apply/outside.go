@@ -30,7 +30,7 @@ func (r *run) outsiders(ref schema.Ref, spec schema.Object) (found []outsider) {
 // not be made.
 func (w *worker) present(ctx context.Context) (res result, over bool) {
 	for _, x := range w.outside {
-		things, err := w.look(ctx, x.far, []string{x.ID})
+		things, err := w.look(ctx, Some(x.far, x.ID))
 		if err != nil {
 			return w.failed(fmt.Errorf("looking whether %s, which is external, is there: %w", x.Ref, err)), true
 		}

@@ -182,7 +182,7 @@ func (r *run) verify() (things int, ds []event.Difference, err error) {
 		for i, w := range ws {
 			ids[i] = w.id
 		}
-		seen, _, err := r.look(ws[0], ids, r.halt, r.tell(ws[0]))
+		seen, _, err := r.look(Some(ws[0].served.Kind, ids...), r.halt, r.tell(ws[0]))
 		if err != nil {
 			return things, nil, err
 		}
@@ -203,7 +203,7 @@ func (r *run) verify() (things int, ds []event.Difference, err error) {
 		}
 	}
 	for _, ws := range strays {
-		all, _, err := r.look(ws[0], nil, r.halt, r.tell(ws[0]))
+		all, _, err := r.look(All(ws[0].served.Kind), r.halt, r.tell(ws[0]))
 		if err != nil {
 			return things, nil, err
 		}
@@ -225,11 +225,11 @@ func (r *run) verify() (things int, ds []event.Difference, err error) {
 	return things, ds, nil
 }
 
-// look observes things of the kind of a step for the run itself, as [patient] does.
-func (r *run) look(w *worker, ids []string, halt <-chan struct{}, say func(why string)) (things []providers.Thing, away bool, err error) {
+// look looks for the run itself, as [Look.patient] does.
+func (r *run) look(look Look, halt <-chan struct{}, say func(why string)) (things []providers.Thing, away bool, err error) {
 	ctx, cancel := context.WithTimeout(r.effects, r.Retry.Within)
 	defer cancel()
-	return patient(ctx, w.served.Kind, ids, r.Retry, r.Run.ID+"/verify", until(halt), say)
+	return look.patient(ctx, r.Retry, r.Run.ID+"/verify", until(halt), say)
 }
 
 // tell says what the run itself waits for.

@@ -523,7 +523,7 @@ func (w *worker) see(ctx context.Context) (*providers.Thing, error) {
 	if err := failpoint.At("call.observe.before"); err != nil {
 		return nil, err
 	}
-	things, err := w.look(ctx, w.served.Kind, []string{w.id})
+	things, err := w.look(ctx, Some(w.served.Kind, w.id))
 	if err == nil {
 		err = failpoint.At("call.observe.after")
 	}

@@ -4,6 +4,7 @@ import (
 	"context"
 	"errors"
 	"fmt"
+	"iter"
 	"runtime/debug"
 	"strings"
 
@@ -24,40 +25,83 @@ type wrapped struct {
 	kind  providers.Kind
 }
 
-// Observe implements [providers.Kind]. A panic becomes an error: a thing that could not be seen is unknown.
-func (w wrapped) Observe(ctx context.Context, ids []string) (things []providers.Thing, err error) {
-	fail := func(class providers.Class, err error) ([]providers.Thing, error) {
-		return nil, &providers.Error{Op: "observe", Kind: w.of.Name, Class: class, Err: err}
+// List implements [providers.Kind]. A panic becomes an error: a thing that could not be seen is unknown.
+func (w wrapped) List(ctx context.Context) iter.Seq2[providers.Thing, error] {
+	return func(yield func(providers.Thing, error) bool) {
+		theirs := true // whose code runs: the provider's, or that of whoever reads the list
+		defer func() {
+			if !theirs {
+				return
+			}
+			if p := recover(); p != nil {
+				yield(providers.Thing{}, w.panicked(p))
+			}
+		}()
+		for th, err := range w.kind.List(ctx) {
+			if err == nil {
+				err = w.conceal(&th)
+			} else {
+				err = w.said(err)
+			}
+			if err != nil {
+				th = providers.Thing{}
+			}
+			theirs = false
+			if !yield(th, err) || err != nil {
+				return
+			}
+			theirs = true
+		}
 	}
+}
+
+// Get implements [providers.Kind]. A panic becomes an error, as in a list.
+func (w wrapped) Get(ctx context.Context, ids []string) (things []providers.Thing, err error) {
 	defer func() {
 		if p := recover(); p != nil {
-			words := withheld
-			if !sealed.Held(w.of) {
-				words = w.vault.said(p)
-			}
-			things, err = fail(providers.Invalid, fmt.Errorf("the provider panicked: %s\n%s", words, debug.Stack())) // it would again
+			things, err = nil, w.panicked(p)
 		}
 	}()
-	if things, err = w.kind.Observe(ctx, ids); err != nil {
-		if w.vault.darkened(w.of) {
-			return nil, unsaid(&providers.Error{Op: "observe", Kind: w.of.Name}, err)
-		}
-		return nil, w.vault.Scrub(err)
-	}
-	if sealed.Held(w.of) {
-		for i := range things {
-			if things[i].Spec, err = w.vault.Conceal(w.of, things[i].Spec); err != nil {
-				return fail(providers.Invalid, err)
-			}
-			if things[i].Status, err = w.vault.Conceal(w.of, things[i].Status); err != nil {
-				return fail(providers.Invalid, err)
-			}
-		}
+	if things, err = w.kind.Get(ctx, ids); err != nil {
+		return nil, w.said(err)
 	}
 	for i := range things {
-		things[i].Detail = w.vault.ScrubText(things[i].Detail)
+		if err := w.conceal(&things[i]); err != nil {
+			return nil, err
+		}
 	}
 	return things, nil
+}
+
+// panicked is the error of an observation that panicked; it would again.
+func (w wrapped) panicked(p any) error {
+	words := withheld
+	if !sealed.Held(w.of) {
+		words = w.vault.said(p)
+	}
+	return &providers.Error{Op: "observe", Kind: w.of.Name, Class: providers.Invalid, Err: fmt.Errorf("the provider panicked: %s\n%s", words, debug.Stack())}
+}
+
+// said is the error of an observation without what it may say of secrets.
+func (w wrapped) said(err error) error {
+	if w.vault.darkened(w.of) {
+		return unsaid(&providers.Error{Op: "observe", Kind: w.of.Name}, err)
+	}
+	return w.vault.Scrub(err)
+}
+
+// conceal takes the secrets out of a thing that was observed.
+func (w wrapped) conceal(th *providers.Thing) (err error) {
+	if sealed.Held(w.of) {
+		if th.Spec, err = w.vault.Conceal(w.of, th.Spec); err == nil {
+			th.Status, err = w.vault.Conceal(w.of, th.Status)
+		}
+		if err != nil {
+			return &providers.Error{Op: "observe", Kind: w.of.Name, Class: providers.Invalid, Err: err}
+		}
+	}
+	th.Detail = w.vault.ScrubText(th.Detail)
+	return nil
 }
 
 // withheld stands for words that may hold a secret: one that this process has never seen, or one that was sent, in a form
@@ -122,8 +166,8 @@ func (w wrapped) change(ctx context.Context, op string, c providers.Call, call f
 	if c.Want, err = w.vault.Open(w.of, c.Want); err != nil {
 		return refused(op, c, err)
 	}
-	if c.Have, err = w.vault.Open(w.of, c.Have); err != nil {
-		return refused(op, c, fmt.Errorf("as it was seen: %w", err))
+	if c.Have, err = sealed.Unset(w.of, c.Have); err != nil {
+		return refused(op, c, err)
 	}
 	if sends {
 		w.vault.darken(w.of)

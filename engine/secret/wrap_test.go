@@ -5,11 +5,14 @@ import (
 	"encoding/base64"
 	"errors"
 	"fmt"
+	"iter"
 	"slices"
+	"reflect"
 	"strings"
 	"testing"
 
 	"converge.dev/converge/engine/secret/sealed"
+	"converge.dev/converge/internal/providertest"
 	"converge.dev/converge/providers"
 	"converge.dev/converge/schema"
 )
@@ -26,7 +29,11 @@ func (c *careless) told(spec schema.Object) string {
 	return text + " " + base64.StdEncoding.EncodeToString([]byte(text))
 }
 
-func (c *careless) Observe(context.Context, []string) ([]providers.Thing, error) {
+func (c *careless) List(ctx context.Context) iter.Seq2[providers.Thing, error] {
+	return providertest.Look(c.Get).List(ctx)
+}
+
+func (c *careless) Get(context.Context, []string) ([]providers.Thing, error) {
 	switch c.way {
 	case "echo":
 		return nil, &providers.Error{Op: "observe", Kind: "far.account", Class: providers.Denied, Err: errors.New(c.told(c.things[0].Spec))}
@@ -68,7 +75,8 @@ func TestWrap(t *testing.T) {
 		if err != nil {
 			t.Fatal(err)
 		}
-		have := schema.Object{"password": want["password"]}
+		have := schema.Object{"password": want["password"], "auth": map[string]any{"user": "bob", "token": map[string]any{}}}
+		had := schema.Object{"password": want["password"], "auth": map[string]any{"user": "bob", "token": ""}}
 		verbs := map[string]func(context.Context, providers.Call) error{"create": wrapped.Create, "update": wrapped.Update, "delete": wrapped.Delete}
 		for op, verb := range verbs {
 			var words string
@@ -92,12 +100,12 @@ func TestWrap(t *testing.T) {
 			if strings.Contains(words, base64.StdEncoding.EncodeToString([]byte("echo-"))) {
 				t.Errorf("%s: %s", op, words)
 			}
-			if got := far.got[len(far.got)-1]; got.Want["password"] != env["E"] || got.Have["password"] != env["E"] || got.Want["login"] != "bob" {
+			if got := far.got[len(far.got)-1]; got.Want["password"] != env["E"] || !reflect.DeepEqual(got.Have, had) || got.Want["login"] != "bob" {
 				t.Errorf("%s: the provider got %v", op, got)
 			}
 		}
 		none(t, text(t, want), env) // what the engine holds is as it was
-		things, err := wrapped.Observe(ctx, nil)
+		things, err := providers.Collect(wrapped.List(ctx))
 		switch {
 		case way == "" && (err != nil || len(things) != 1 || sealed.Digest(things[0].Spec["password"]) != sealed.Digest(want["password"]) || !strings.Contains(things[0].Detail, Shown)):
 			t.Errorf("observed: %v, %v", things, err)
@@ -143,7 +151,7 @@ func TestWrapWithholds(t *testing.T) {
 					}
 				}
 			}
-			if words := caught(func() error { _, err := v.Wrap(k, far).Observe(ctx, nil); return err }); strings.Contains(words, leak) || !strings.Contains(words, withheld) {
+			if words := caught(func() error { _, err := providers.Collect(v.Wrap(k, far).List(ctx)); return err }); strings.Contains(words, leak) || !strings.Contains(words, withheld) {
 				t.Errorf("%s, seen later: %s", name, words)
 			}
 			if words := caught(func() error { return v.Wrap(k, far).Create(ctx, providers.Call{Want: schema.Object{"login": "bob"}}) }); strings.Contains(words, env["E"]) || !strings.Contains(words, "400: bad") {
@@ -200,18 +208,26 @@ func (l *leaking) fail() error {
 	return fmt.Errorf("bad %s: %w", l.words, &providers.Error{Op: "x", Class: providers.Invalid, Code: "InvalidArgument", Err: errors.New("400: bad " + l.words)})
 }
 
-func (l *leaking) Observe(context.Context, []string) ([]providers.Thing, error) { return nil, l.fail() }
-func (l *leaking) Create(context.Context, providers.Call) error                 { return l.fail() }
-func (l *leaking) Update(context.Context, providers.Call) error                 { return l.fail() }
-func (l *leaking) Delete(context.Context, providers.Call) error                 { return l.fail() }
+func (l *leaking) List(ctx context.Context) iter.Seq2[providers.Thing, error] {
+	return providertest.Look(l.Get).List(ctx)
+}
+
+func (l *leaking) Get(context.Context, []string) ([]providers.Thing, error) { return nil, l.fail() }
+func (l *leaking) Create(context.Context, providers.Call) error             { return l.fail() }
+func (l *leaking) Update(context.Context, providers.Call) error             { return l.fail() }
+func (l *leaking) Delete(context.Context, providers.Call) error             { return l.fail() }
 
 // failing fails every call with one error.
 type failing struct{ err error }
 
-func (f failing) Observe(context.Context, []string) ([]providers.Thing, error) { return nil, f.err }
-func (f failing) Create(context.Context, providers.Call) error                 { return f.err }
-func (f failing) Update(context.Context, providers.Call) error                 { return f.err }
-func (f failing) Delete(context.Context, providers.Call) error                 { return f.err }
+func (f failing) List(ctx context.Context) iter.Seq2[providers.Thing, error] {
+	return providertest.Look(f.Get).List(ctx)
+}
+
+func (f failing) Get(context.Context, []string) ([]providers.Thing, error) { return nil, f.err }
+func (f failing) Create(context.Context, providers.Call) error             { return f.err }
+func (f failing) Update(context.Context, providers.Call) error             { return f.err }
+func (f failing) Delete(context.Context, providers.Call) error             { return f.err }
 
 // TestWrapRefuses: a call whose secrets cannot be opened is not made.
 func TestWrapRefuses(t *testing.T) {
@@ -239,7 +255,7 @@ func TestRecall(t *testing.T) {
 	observe := func(env map[string]string) error {
 		v := vault(t, env)
 		v.Recall(k, closed)
-		_, err := v.Wrap(k, &careless{way: "echo", things: []providers.Thing{{Spec: values(environment())}}}).Observe(context.Background(), nil)
+		_, err := providers.Collect(v.Wrap(k, &careless{way: "echo", things: []providers.Thing{{Spec: values(environment())}}}).List(context.Background()))
 		if providers.ClassOf(err) != providers.Denied {
 			t.Errorf("class %s", providers.ClassOf(err))
 		}

@@ -5,9 +5,11 @@ import (
 	"encoding/json"
 	"errors"
 	"fmt"
+	"iter"
 	"slices"
 	"time"
 
+	"converge.dev/converge/internal/providertest"
 	"converge.dev/converge/providers"
 	"converge.dev/converge/schema"
 )
@@ -29,7 +31,11 @@ func (c *connection) fail(op string, call providers.Call, class providers.Class,
 }
 
 // Observe looks at the far side after a while. What a list that lags gives is older.
-func (c *connection) Observe(ctx context.Context, ids []string) ([]providers.Thing, error) {
+func (c *connection) List(ctx context.Context) iter.Seq2[providers.Thing, error] {
+	return providertest.Look(c.Get).List(ctx)
+}
+
+func (c *connection) Get(ctx context.Context, ids []string) ([]providers.Thing, error) {
 	p, s := c.p, c.p.s
 	if err := p.awake(); err != nil {
 		return nil, c.fail("observe", providers.Call{}, providers.Unknown, err)
@@ -46,7 +52,7 @@ func (c *connection) Observe(ctx context.Context, ids []string) ([]providers.Thi
 	if class := s.blinded(c.scope, c.name); class != "" {
 		return nil, c.fail("observe", providers.Call{}, class, errors.New("drawn: it cannot be seen whole"))
 	}
-	things, err := c.Kind.Observe(ctx, ids)
+	things, err := providertest.Of(c.Kind)(ctx, ids)
 	if err != nil {
 		return nil, err
 	}
@@ -248,7 +254,7 @@ func (s *sim) things() map[target]thing {
 // peek looks at one thing as it is now; nil when it is not there.
 func (s *sim) peek(scope, kind, id string) *providers.Thing {
 	served, _, _ := s.direct.Find(scope, kind)
-	things, err := served.Kind.Observe(context.Background(), []string{id})
+	things, err := served.Kind.Get(context.Background(), []string{id})
 	if err != nil {
 		s.t.Error(err)
 	}
@@ -271,7 +277,7 @@ func (s *sim) remember(scope, kind string) {
 	if !served.Traits.Eventual {
 		return
 	}
-	things, err := served.Kind.Observe(context.Background(), nil)
+	things, err := providers.Collect(served.Kind.List(context.Background()))
 	if err != nil {
 		s.t.Error(err)
 	}

@@ -14,6 +14,7 @@ import (
 	"testing"
 	"time"
 
+	"converge.dev/converge/engine/secret/sealed"
 	"converge.dev/converge/providers"
 	"converge.dev/converge/schema"
 	"github.com/google/go-cmp/cmp"
@@ -82,34 +83,48 @@ func (b *bench) creating(m Made) providers.Call {
 // updating begins a change of the thing as seen from what the document said to what it says now.
 func (b *bench) updating(m Made, seen providers.Thing, from, to schema.Object) providers.Call {
 	c := b.call(m)
-	c.Have, c.Want, c.Version = seen.Spec.Clone(), changed(seen.Spec, from, to), seen.Version
+	c.Have, c.Want, c.Version = b.have(m.Kind, seen.Spec), changed(seen.Spec, from, to), seen.Version
 	return c
 }
 
 func (b *bench) deleting(m Made, seen providers.Thing) providers.Call {
 	c := b.call(m)
-	c.Have, c.Version = seen.Spec.Clone(), seen.Version
+	c.Have, c.Version = b.have(m.Kind, seen.Spec), seen.Version
 	return c
+}
+
+// have is a spec as a call carries it: the secrets that are set are sealed.
+func (b *bench) have(kind string, seen schema.Object) schema.Object {
+	if b.kinds[kind] == nil {
+		return seen.Clone()
+	}
+	spec, err := sealed.Each(b.kinds[kind], seen.Clone(), func(_ string, v any) (any, error) {
+		if v == "" {
+			return v, nil
+		}
+		return map[string]any{"digest": "of what nobody knows"}, nil
+	})
+	if err != nil {
+		b.Fatal(err)
+	}
+	return spec
 }
 
 // do carries out a change and checks what holds for every one.
 func (b *bench) do(ctx context.Context, op string, c providers.Call) error {
 	b.Helper()
-	k, ok := find(b.world.Provider, c.Ref.Kind)
-	if !ok {
-		b.Fatalf("the provider does not serve %s", c.Ref.Kind)
-	}
+	k := b.kind(c.Ref.Kind)
 	want, have := c.Want.Clone(), c.Have.Clone()
 	quick, cancel := context.WithTimeout(ctx, b.patience)
 	defer cancel()
 	var err error
 	switch op {
 	case "create":
-		err = k.Kind.Create(quick, c)
+		err = k.Create(quick, c)
 	case "update":
-		err = k.Kind.Update(quick, c)
+		err = k.Update(quick, c)
 	case "delete":
-		err = k.Kind.Delete(quick, c)
+		err = k.Delete(quick, c)
 	}
 	if quick.Err() != nil && ctx.Err() == nil {
 		b.Fatalf("%s waits for something: nothing over there goes on while it runs, and it did not return: %v", op, err)
@@ -173,21 +188,45 @@ func (b *bench) make(m Made) providers.Thing {
 	return b.settled(m)
 }
 
-// observe looks at things of a kind and checks what holds for every observation.
-func (b *bench) observe(kind string, ids []string) []providers.Thing {
+// list reads all things of a kind.
+func (b *bench) list(kind string) []providers.Thing {
 	b.Helper()
-	k, ok := find(b.world.Provider, kind)
-	if !ok {
-		b.Fatalf("the provider does not serve %s", kind)
-	}
+	things, err := providers.Collect(b.kind(kind).List(b.Context()))
+	return b.observed(kind, things, err)
+}
+
+// get reads things of a kind by their ids.
+func (b *bench) get(kind string, ids ...string) []providers.Thing {
+	b.Helper()
+	ids = append([]string{}, ids...) // not nil: a test double takes that for a list
 	asked := slices.Clone(ids)
-	things, err := k.Kind.Observe(b.Context(), ids)
+	things, err := b.kind(kind).Get(b.Context(), ids)
+	if !slices.Equal(asked, ids) {
+		b.Errorf("get modified the ids that it was given")
+	}
+	for _, th := range things {
+		if !slices.Contains(asked, th.ID) {
+			b.Errorf("get of %s returned %s, which was not asked for", kind, th.ID)
+		}
+	}
+	return b.observed(kind, things, err)
+}
+
+func (b *bench) kind(name string) providers.Kind {
+	b.Helper()
+	k, ok := find(b.world.Provider, name)
+	if !ok {
+		b.Fatalf("the provider does not serve %s", name)
+	}
+	return k.Kind
+}
+
+// observed checks what holds for every observation, and returns the things in the order of their ids.
+func (b *bench) observed(kind string, things []providers.Thing, err error) []providers.Thing {
+	b.Helper()
 	b.checkError("observe", schema.Ref{}, kind, err)
 	if err != nil {
 		b.Fatalf("observe failed: %v", err)
-	}
-	if !slices.Equal(asked, ids) {
-		b.Errorf("observe modified the ids that it was given")
 	}
 	seen := map[string]bool{}
 	for _, th := range things {
@@ -195,9 +234,6 @@ func (b *bench) observe(kind string, ids []string) []providers.Thing {
 			b.Errorf("observe of %s reports id %q twice or empty", kind, th.ID)
 		}
 		seen[th.ID] = true
-		if ids != nil && !slices.Contains(ids, th.ID) {
-			b.Errorf("observe of %s reports %s, which was not asked for", kind, th.ID)
-		}
 		b.checkThing(kind, th)
 	}
 	slices.SortFunc(things, func(x, y providers.Thing) int { return strings.Compare(x.ID, y.ID) })
@@ -299,7 +335,7 @@ func (b *bench) checkField(path string, f *schema.Field, v any) {
 // peek looks for one thing.
 func (b *bench) peek(m Made) (providers.Thing, bool) {
 	b.Helper()
-	things := b.observe(m.Kind, []string{m.ID})
+	things := b.get(m.Kind, m.ID)
 	if len(things) == 0 {
 		return providers.Thing{}, false
 	}
@@ -343,7 +379,7 @@ func (b *bench) goOn(m Made, th providers.Thing) bool {
 	})
 	if left {
 		c := b.call(m)
-		c.Have, c.Want, c.Version = th.Spec.Clone(), want.Clone(), th.Version
+		c.Have, c.Want, c.Version = b.have(m.Kind, th.Spec), want.Clone(), th.Version
 		b.must("update", c)
 	}
 	return left
@@ -382,7 +418,7 @@ func (b *bench) snapshotOf(some func(kind string) bool, but ...Made) string {
 		if !some(k.Name) || k.Name != b.c.Kind && b.lacks(k) {
 			continue
 		}
-		for _, th := range b.observe(k.Name, nil) {
+		for _, th := range b.list(k.Name) {
 			if slices.ContainsFunc(but, func(m Made) bool { return m.Kind == k.Name && m.ID == th.ID }) {
 				continue
 			}
@@ -401,7 +437,7 @@ func (b *bench) snapshotOf(some func(kind string) bool, but ...Made) string {
 // lacks reports whether the far side does not have a kind. It is asked once.
 func (b *bench) lacks(k providers.Served) bool {
 	if _, known := b.lacking[k.Name]; !known {
-		_, err := k.Kind.Observe(b.Context(), nil)
+		_, err := providers.Collect(k.Kind.List(b.Context()))
 		if b.lacking == nil {
 			b.lacking = map[string]bool{}
 		}

@@ -21,6 +21,7 @@ type law struct {
 var laws = []law{
 	{"a thing is observed as wanted", nil, observed},
 	{"a list and a look agree", nil, agree},
+	{"a list can be left early", nil, leftEarly},
 	{"absent ids are left out", nil, absentLeftOut},
 	{"observing changes nothing", nil, observeReads},
 	{"results are not shared", nil, notShared},
@@ -96,7 +97,7 @@ func agree(b *bench) {
 	if plural(b.traits, b.c) {
 		b.make(b.other(1))
 	}
-	all := b.observe(m.Kind, nil)
+	all := b.list(m.Kind)
 	ids := make([]string, 0, len(all))
 	for _, th := range all {
 		ids = append(ids, th.ID)
@@ -104,25 +105,38 @@ func agree(b *bench) {
 	if !slices.Contains(ids, m.ID) {
 		b.Fatalf("the list has %q and not %s", ids, m.ID)
 	}
-	if d := cmp.Diff(all, b.observe(m.Kind, ids)); d != "" {
+	if d := cmp.Diff(all, b.get(m.Kind, ids...)); d != "" {
 		b.Errorf("looking at all ids shows something else than the list (-list +look):\n%s", d)
 	}
-	if got := b.observe(m.Kind, []string{m.ID}); len(got) != 1 {
+	if got := b.get(m.Kind, m.ID); len(got) != 1 {
 		b.Errorf("looking at one id shows %d things", len(got))
 	}
-	if got := b.observe(m.Kind, []string{}); len(got) != 0 {
-		b.Errorf("looking at no ids shows %d things; only nil means all", len(got))
+	if got := b.get(m.Kind); len(got) != 0 {
+		b.Errorf("looking at no ids shows %d things", len(got))
+	}
+}
+
+func leftEarly(b *bench) {
+	m := b.mine()
+	b.make(m)
+	for range 1 + b.world.Provider.Limit { // it gives back what it has taken
+		for range b.served.Kind.List(b.Context()) {
+			break
+		}
+	}
+	if len(b.list(m.Kind)) == 0 {
+		b.Errorf("after a list that was left early, another one is empty")
 	}
 }
 
 func absentLeftOut(b *bench) {
 	m, absent := b.mine(), b.other(99)
 	b.make(m)
-	got := b.observe(m.Kind, []string{absent.ID, m.ID})
+	got := b.get(m.Kind, absent.ID, m.ID)
 	if len(got) != 1 || got[0].ID != m.ID {
 		b.Errorf("looking at an absent id and one that is there shows %d things, want 1", len(got))
 	}
-	if got := b.observe(m.Kind, []string{absent.ID}); len(got) != 0 {
+	if got := b.get(m.Kind, absent.ID); len(got) != 0 {
 		b.Errorf("looking at an absent id shows %d things", len(got))
 	}
 }
@@ -131,24 +145,24 @@ func observeReads(b *bench) {
 	m := b.mine()
 	b.make(m)
 	unchanged := b.watch()
-	b.observe(m.Kind, nil)
-	b.observe(m.Kind, []string{m.ID, b.other(99).ID})
+	b.list(m.Kind)
+	b.get(m.Kind, m.ID, b.other(99).ID)
 	unchanged("observe")
 }
 
 func notShared(b *bench) {
 	m := b.mine()
 	b.make(m)
-	want := b.observe(m.Kind, nil)
-	for _, th := range b.observe(m.Kind, nil) {
+	want := b.list(m.Kind)
+	for _, th := range b.list(m.Kind) {
 		scramble(map[string]any(th.Spec))
 		scramble(map[string]any(th.Status))
 	}
-	for _, th := range b.observe(m.Kind, []string{m.ID}) {
+	for _, th := range b.get(m.Kind, m.ID) {
 		scramble(map[string]any(th.Spec))
 		scramble(map[string]any(th.Status))
 	}
-	if d := cmp.Diff(want, b.observe(m.Kind, nil)); d != "" {
+	if d := cmp.Diff(want, b.list(m.Kind)); d != "" {
 		b.Errorf("changing what was observed shows in the next observation (-before +after):\n%s", d)
 	}
 }
@@ -185,8 +199,13 @@ func cancelled(b *bench) {
 	}
 	th := b.make(m)
 	unchanged := b.watch()
-	if _, err := b.served.Kind.Observe(ctx, nil); err == nil {
+	if _, err := providers.Collect(b.served.Kind.List(ctx)); err == nil {
 		b.Errorf("observe with a cancelled context succeeded")
+	} else {
+		b.checkError("observe", schema.Ref{}, m.Kind, err)
+	}
+	if _, err := b.served.Kind.Get(ctx, []string{m.ID}); err == nil {
+		b.Errorf("get with a cancelled context succeeded")
 	} else {
 		b.checkError("observe", schema.Ref{}, m.Kind, err)
 	}
@@ -404,7 +423,7 @@ func deleted(b *bench) {
 		}
 	}
 	b.gone(m)
-	for _, th := range b.observe(m.Kind, nil) {
+	for _, th := range b.list(m.Kind) {
 		if th.ID == m.ID {
 			b.Errorf("the deleted thing is still in the list")
 		}
@@ -513,7 +532,7 @@ func concurrent(b *bench) {
 	}
 	each(func(m Made) {
 		try("create", b.creating(m))
-		if _, err := b.served.Kind.Observe(b.Context(), nil); err != nil {
+		if _, err := providers.Collect(b.served.Kind.List(b.Context())); err != nil {
 			b.Errorf("observe beside creates failed: %v", err)
 		}
 	})

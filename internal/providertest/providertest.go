@@ -179,7 +179,7 @@ func checkProvider(t *testing.T, s Suite) {
 			t.Errorf("%s does not begin with the name of its provider, %s", k.Name, p.Name)
 		}
 		if !slices.ContainsFunc(s.Cases, func(c Case) bool { return c.Kind == k.Name }) {
-			if _, err := k.Kind.Observe(t.Context(), nil); !isUnsupported(err) {
+			if _, err := providers.Collect(k.Kind.List(t.Context())); !isUnsupported(err) {
 				t.Errorf("%s has no case", k.Name)
 			}
 		}
@@ -224,8 +224,6 @@ func checkTraits(t *testing.T, k providers.Served) {
 	} {
 		oneOf(what, string(r), "", string(providers.Exact), string(providers.Restart), string(providers.Replace), string(providers.NoUndo))
 	}
-	oneOf("Reach", string(k.Traits.Reach), string(providers.ReachNone), string(providers.ReachTenant), string(providers.ReachNode),
-		string(providers.ReachControl), string(providers.ReachUplink))
 	if k.Traits.Late < 0 || k.Traits.ReadyWithin < 0 || k.Traits.GoneWithin < 0 {
 		t.Errorf("%s: a duration is negative", k.Name)
 	}

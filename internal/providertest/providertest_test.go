@@ -3,6 +3,7 @@ package providertest_test
 import (
 	"context"
 	"errors"
+	"iter"
 	"maps"
 	"os"
 	"os/exec"
@@ -123,11 +124,15 @@ type spoiler struct {
 	delete  func(ctx context.Context, k *spoiled, c providers.Call) error
 }
 
-func (k *spoiled) Observe(ctx context.Context, ids []string) ([]providers.Thing, error) {
+func (k *spoiled) List(ctx context.Context) iter.Seq2[providers.Thing, error] {
+	return providertest.Look(k.Get).List(ctx)
+}
+
+func (k *spoiled) Get(ctx context.Context, ids []string) ([]providers.Thing, error) {
 	if k.observe != nil {
 		return k.observe(ctx, k, ids)
 	}
-	return k.Kind.Observe(ctx, ids)
+	return providertest.Of(k.Kind)(ctx, ids)
 }
 
 func (k *spoiled) Create(ctx context.Context, c providers.Call) error {
@@ -154,7 +159,7 @@ func (k *spoiled) Delete(ctx context.Context, c providers.Call) error {
 // seen changes what is reported of each box.
 func seen(change func(th *providers.Thing)) func(context.Context, *spoiled, []string) ([]providers.Thing, error) {
 	return func(ctx context.Context, k *spoiled, ids []string) ([]providers.Thing, error) {
-		things, err := k.Kind.Observe(ctx, ids)
+		things, err := providertest.Of(k.Kind)(ctx, ids)
 		for i := range things {
 			change(&things[i])
 		}
@@ -163,7 +168,7 @@ func seen(change func(th *providers.Thing)) func(context.Context, *spoiled, []st
 }
 
 func version(ctx context.Context, k *spoiled, id string) string {
-	things, err := k.Kind.Observe(ctx, []string{id})
+	things, err := k.Kind.Get(ctx, []string{id})
 	if err != nil || len(things) == 0 {
 		return ""
 	}
@@ -209,7 +214,7 @@ var spoilers = []spoiler{
 		}
 	}},
 	{name: "list is partial", law: "a-list-and-a-look-agree", observe: func(ctx context.Context, k *spoiled, ids []string) ([]providers.Thing, error) {
-		things, err := k.Kind.Observe(ctx, ids)
+		things, err := providertest.Of(k.Kind)(ctx, ids)
 		if ids == nil && len(things) > 1 {
 			things = things[1:]
 		}
@@ -219,10 +224,10 @@ var spoilers = []spoiler{
 		if len(ids) == 0 {
 			ids = nil
 		}
-		return k.Kind.Observe(ctx, ids)
+		return providertest.Of(k.Kind)(ctx, ids)
 	}},
 	{name: "absent id is an error", law: "absent-ids-are-left-out", observe: func(ctx context.Context, k *spoiled, ids []string) ([]providers.Thing, error) {
-		things, err := k.Kind.Observe(ctx, ids)
+		things, err := providertest.Of(k.Kind)(ctx, ids)
 		if err == nil && len(things) < len(ids) {
 			err = &providers.Error{Op: "observe", Kind: "lab.box", Class: providers.Absent, Err: errors.New("not found")}
 		}
@@ -233,11 +238,11 @@ var spoilers = []spoiler{
 		if err != nil {
 			return nil, err
 		}
-		return k.Kind.Observe(ctx, ids)
+		return providertest.Of(k.Kind)(ctx, ids)
 	}},
 	{name: "results are shared", law: "results-are-not-shared", observe: func(ctx context.Context, k *spoiled, ids []string) ([]providers.Thing, error) {
 		if k.kept == nil || ids != nil {
-			things, err := k.Kind.Observe(ctx, ids)
+			things, err := providertest.Of(k.Kind)(ctx, ids)
 			if ids != nil {
 				return things, err
 			}
@@ -259,7 +264,7 @@ var spoilers = []spoiler{
 		k.kept = append(k.kept, providers.Thing{ID: c.ID, Spec: c.Want})
 		return k.Kind.Create(ctx, c)
 	}, observe: func(ctx context.Context, k *spoiled, ids []string) ([]providers.Thing, error) {
-		things, err := k.Kind.Observe(ctx, ids)
+		things, err := providertest.Of(k.Kind)(ctx, ids)
 		for i := range things {
 			for _, kept := range k.kept {
 				if kept.ID == things[i].ID {
@@ -310,7 +315,7 @@ var spoilers = []spoiler{
 		return k.Kind.Update(ctx, c)
 	}},
 	{name: "update needs a change", law: "an-update-can-be-repeated", update: func(ctx context.Context, k *spoiled, c providers.Call) error {
-		things, err := k.Kind.Observe(ctx, []string{c.ID})
+		things, err := k.Kind.Get(ctx, []string{c.ID})
 		if err == nil && len(things) == 1 && things[0].Spec["color"] == c.Want["color"] {
 			return &providers.Error{Op: "update", Ref: c.Ref, Class: providers.Invalid, Err: errors.New("nothing to do")}
 		}

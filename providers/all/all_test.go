@@ -108,13 +108,13 @@ func TestOpen(t *testing.T) {
 	if !ok || p.Limit != 3 {
 		t.Fatalf("carbide.vpc is served: %t, by %+v; want a limit of 3 calls", ok, p)
 	}
-	_, err := vpc.Kind.Observe(t.Context(), nil)
+	_, err := providers.Collect(vpc.Kind.List(t.Context()))
 	must(t, err)
 	bridge, _, ok := set.Find("n1", "ovs.bridge")
 	if !ok {
 		t.Fatal("ovs.bridge is not served on n1")
 	}
-	_, err = bridge.Kind.Observe(t.Context(), nil)
+	_, err = providers.Collect(bridge.Kind.List(t.Context()))
 	must(t, err)
 
 	for at, says := range map[Need]string{

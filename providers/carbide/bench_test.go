@@ -4,16 +4,17 @@ import (
 	"testing"
 
 	"converge.dev/converge/internal/carbidesim"
+	"converge.dev/converge/providers"
 )
 
-func BenchmarkObserve(b *testing.B) {
+func BenchmarkList(b *testing.B) {
 	s := newSite(b, carbidesim.Options{})
 	for _, noun := range []string{"vpc", "network_segment"} {
 		plant(b, s.World, noun, 10_000)
 		b.Run(noun+"/10000", func(b *testing.B) {
 			b.ReportAllocs()
 			for b.Loop() {
-				things, err := s.kind(noun).Observe(b.Context(), nil)
+				things, err := providers.Collect(s.kind(noun).List(b.Context()))
 				if err != nil || len(things) != 10_000 {
 					b.Fatal(len(things), err)
 				}

@@ -15,7 +15,7 @@
 //   - Observing all of a kind costs one call for the ids and one for each hundred of them (or whatever the site
 //     allows), several at a time; of what the service tells whole, one or two. Security groups and instances take one
 //     more for each hundred, and what has a security group one or two, for the service tells less at once.
-//     TestCallsToObserve counts them for every kind.
+//     TestCallsToList counts them for every kind.
 //   - The service's updates replace everything. Ours start from the object as it is, so that what the schema does
 //     not know is kept.
 //   - The service's codes do not say what they mean: a taken id is INTERNAL, a machine that is not ready yet is

@@ -17,7 +17,6 @@ var allocationTraits = providers.Traits{
 	Mark: true, Burned: true, Late: late,
 	UndoCreate: providers.Exact, UndoUpdate: providers.Exact, UndoDelete: providers.Replace,
 	Exclusive: []providers.Exclusive{{Field: "{name}", Within: "tenant"}},
-	Reach:     providers.ReachTenant,
 }
 
 type allocations struct {

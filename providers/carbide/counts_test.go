@@ -10,15 +10,16 @@ import (
 	"time"
 
 	"converge.dev/converge/internal/carbidesim"
+	"converge.dev/converge/providers"
 	"converge.dev/converge/providers/carbide"
 )
 
 // atOnce is how many calls go at the same time in these tests.
 const atOnce = 8
 
-// TestCallsToObserve lists every kind on a site that is full of it: each object is seen once, in as many calls as the
+// TestCallsToList lists every kind on a site that is full of it: each object is seen once, in as many calls as the
 // table of populations says, which go at the same time.
-func TestCallsToObserve(t *testing.T) {
+func TestCallsToList(t *testing.T) {
 	for _, p := range populations {
 		many := 10_000
 		if race || p.as != "" {
@@ -74,7 +75,7 @@ func (p *population) list(t *testing.T, n, limit int) {
 	kind := (&site{t, w, provider}).kind(p.kind)
 	w.ResetCalls()
 	begin := time.Now()
-	things, err := kind.Observe(t.Context(), nil)
+	things, err := providers.Collect(kind.List(t.Context()))
 	if err != nil {
 		t.Fatal(err)
 	}

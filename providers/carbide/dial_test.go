@@ -137,7 +137,7 @@ func TestNotPermitted(t *testing.T) {
 		}
 		defer p.Close()
 		s := &site{t, w, p}
-		_, err = s.kind("vpc").Observe(t.Context(), nil)
+		_, err = providers.Collect(s.kind("vpc").List(t.Context()))
 		s.class("observe", err, denied)
 		if err != nil && !strings.Contains(err.Error(), c.says) {
 			t.Errorf("%s: %v\nwant %q in it", name, err, c.says)
@@ -222,7 +222,7 @@ func TestDeadline(t *testing.T) {
 	if err := ctx.Err(); err != nil {
 		t.Fatalf("nothing is left to look: %v", err)
 	}
-	if things, err := s.kind("vpc").Observe(ctx, []string{c.ID}); err != nil || len(things) != 0 {
+	if things, err := s.kind("vpc").Get(ctx, []string{c.ID}); err != nil || len(things) != 0 {
 		t.Errorf("looking afterwards: %d things, %v", len(things), err)
 	}
 }
@@ -250,7 +250,7 @@ func TestTrace(t *testing.T) {
 		if c.caller != "" {
 			ctx = metadata.AppendToOutgoingContext(ctx, "traceparent", c.caller)
 		}
-		if _, err := (&site{t, w, p}).kind("vpc").Observe(ctx, nil); err != nil {
+		if _, err := providers.Collect((&site{t, w, p}).kind("vpc").List(ctx)); err != nil {
 			t.Fatal(err)
 		}
 		if fmt.Sprint(got) != c.want {

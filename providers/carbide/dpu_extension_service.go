@@ -21,7 +21,6 @@ var extensionServiceTraits = providers.Traits{
 	Burned: true, Late: late,
 	UndoCreate: providers.Replace, UndoUpdate: providers.Exact, UndoDelete: providers.NoUndo,
 	Exclusive: []providers.Exclusive{{Field: "{name}", Within: "tenant", Folded: true}},
-	Reach:     providers.ReachTenant,
 }
 
 // credentialFields are the three parts of a credential, none of which the service ever tells.

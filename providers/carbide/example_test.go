@@ -49,7 +49,7 @@ func Example() {
 	if err != nil {
 		log.Fatal(err)
 	}
-	things, err := vpc.Kind.Observe(ctx, nil)
+	things, err := providers.Collect(vpc.Kind.List(ctx))
 	if err != nil {
 		log.Fatal(err)
 	}

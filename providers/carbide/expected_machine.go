@@ -21,7 +21,6 @@ var expectedTraits = providers.Traits{
 	Mark: true, Late: late,
 	UndoCreate: providers.Exact, UndoUpdate: providers.Exact, UndoDelete: providers.Replace,
 	Exclusive: []providers.Exclusive{{Field: "bmc_mac_address"}},
-	Reach:     providers.ReachTenant,
 }
 
 var dpuModes = enum[forge.DpuMode]{

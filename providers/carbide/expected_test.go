@@ -5,6 +5,7 @@ import (
 	"testing"
 
 	"converge.dev/converge/internal/carbidesim"
+	"converge.dev/converge/providers"
 	"converge.dev/converge/schema"
 )
 
@@ -46,7 +47,7 @@ func TestExpected(t *testing.T) {
 			}
 		}
 		s.ResetCalls()
-		things, err := s.kind(noun).Observe(t.Context(), nil)
+		things, err := providers.Collect(s.kind(noun).List(t.Context()))
 		if err != nil || len(things) != 4 {
 			t.Fatalf("%d things, %v", len(things), err)
 		}
@@ -54,7 +55,7 @@ func TestExpected(t *testing.T) {
 			t.Errorf("observing all took %v", got)
 		}
 		s.ResetCalls()
-		if things, err = s.kind(noun).Observe(t.Context(), []string{}); err != nil || len(things) != 0 || len(s.Calls()) != 0 {
+		if things, err = s.kind(noun).Get(t.Context(), []string{}); err != nil || len(things) != 0 || len(s.Calls()) != 0 {
 			t.Errorf("observing none took %v and gave %d things, %v", s.Calls(), len(things), err)
 		}
 		th := s.see(noun, c.ID)

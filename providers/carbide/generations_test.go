@@ -65,7 +65,7 @@ func TestGenerationsReadAlike(t *testing.T) {
 		s.Advance(time.Hour)
 		seen := map[string]providers.Thing{}
 		for _, noun := range []string{"vpc", "vpc_prefix", "network_segment", "machine"} {
-			things, err := s.kind(noun).Observe(t.Context(), nil)
+			things, err := providers.Collect(s.kind(noun).List(t.Context()))
 			if err != nil {
 				t.Fatal(err)
 			}

@@ -9,6 +9,7 @@ import (
 	"google.golang.org/grpc/codes"
 
 	"converge.dev/converge/internal/carbidesim"
+	"converge.dev/converge/providers"
 	"converge.dev/converge/providers/carbide"
 	"converge.dev/converge/schema"
 )
@@ -20,7 +21,7 @@ func TestHealth(t *testing.T) {
 		t.Run(code.String(), func(t *testing.T) {
 			s := newSite(t, carbidesim.Options{})
 			look := func() error {
-				_, err := s.kind("vpc").Observe(t.Context(), nil)
+				_, err := providers.Collect(s.kind("vpc").List(t.Context()))
 				return err
 			}
 			if h := s.Health(t.Context()); h.Down != nil || h.Failed != 0 {
@@ -82,7 +83,7 @@ func TestHealthIsAsked(t *testing.T) {
 	if err := w.Inject(carbidesim.Fault{Method: "FindVpcIds", Effect: carbidesim.Before}); err != nil {
 		t.Fatal(err)
 	}
-	_, err = s.kind("vpc").Observe(t.Context(), nil)
+	_, err = providers.Collect(s.kind("vpc").List(t.Context()))
 	s.class("observe", err, transient)
 	hold.Store(true)
 	first := make(chan error)

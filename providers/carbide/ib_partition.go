@@ -22,7 +22,6 @@ var ibTraits = providers.Traits{
 	Mark: true, Late: late, ReadyWithin: 5 * time.Minute, GoneWithin: 20 * time.Minute,
 	UndoCreate: providers.Exact, UndoUpdate: providers.Exact, UndoDelete: providers.Replace,
 	Exclusive: []providers.Exclusive{{Field: "pkey"}},
-	Reach:     providers.ReachTenant,
 }
 
 type ibPartitions struct {

@@ -10,6 +10,7 @@ import (
 	"google.golang.org/protobuf/proto"
 
 	"converge.dev/converge/internal/carbidesim"
+	"converge.dev/converge/internal/providertest"
 	"converge.dev/converge/providers"
 	"converge.dev/converge/providers/carbide/forge"
 	"converge.dev/converge/schema"
@@ -158,7 +159,7 @@ func TestImagesAreListed(t *testing.T) {
 		things, calls int
 	}{{nil, 7, 1}, {ids[:5], 5, 1}, {[]string{ids[0], id("os_image", "none")}, 1, 2}, {[]string{}, 0, 0}, {[]string{"x"}, 0, 0}} {
 		s.ResetCalls()
-		things, err := s.kind("os_image").Observe(t.Context(), c.ids)
+		things, err := providertest.Of(s.kind("os_image"))(t.Context(), c.ids)
 		if err != nil || len(things) != c.things || s.Calls()["ListOsImage"] != c.calls || len(s.Calls()) != min(c.calls, 1) {
 			t.Errorf("%d ids gave %d things with calls %v, %v", len(c.ids), len(things), s.Calls(), err)
 		}
@@ -374,14 +375,14 @@ func TestExtensionServiceNames(t *testing.T) {
 func TestLibraryUnsupported(t *testing.T) {
 	s := newSite(t, carbidesim.Options{Old: true})
 	for _, ids := range [][]string{nil, {id("operating_system", "x")}} {
-		_, err := s.kind("operating_system").Observe(t.Context(), ids)
+		_, err := providertest.Of(s.kind("operating_system"))(t.Context(), ids)
 		s.class("observe", err, unsupported)
 	}
 	c := call("operating_system", "x")
 	c.Want = schema.Object{"tenant": "acme", "script": "#!ipxe"}
 	s.class("create", s.kind("operating_system").Create(t.Context(), c), unsupported)
 	for _, noun := range []string{"os_image", "dpu_extension_service"} {
-		if _, err := s.kind(noun).Observe(t.Context(), nil); err != nil {
+		if _, err := providers.Collect(s.kind(noun).List(t.Context())); err != nil {
 			t.Error(err)
 		}
 	}

@@ -26,7 +26,6 @@ var instanceTraits = providers.Traits{
 		{Field: "interfaces", Least: 1, Head: "function", HeadIs: "physical", Group: []string{"device", "device_instance"}},
 		{Field: "infiniband"}, {Field: "nvlink"}, {Field: "spx"}, {Field: "dpu_extension_services"},
 	},
-	Reach: providers.ReachTenant,
 }
 
 type instances struct {

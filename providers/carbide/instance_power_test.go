@@ -202,7 +202,7 @@ func TestPowerOffLast(t *testing.T) {
 			s.Fatal(err)
 		}
 		time.Sleep(time.Hour)
-		if things, err := s.kind("instance").Observe(s.Context(), nil); err != nil || len(things) != 0 {
+		if things, err := providers.Collect(s.kind("instance").List(s.Context())); err != nil || len(things) != 0 {
 			s.Errorf("%d instances are left, %v", len(things), err)
 		}
 		if m := s.machine(host); m.MaintenanceReference != nil {

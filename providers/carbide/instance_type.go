@@ -15,7 +15,6 @@ var instanceTypeTraits = providers.Traits{
 	Mark: true, Burned: true, Late: late,
 	UndoCreate: providers.Exact, UndoUpdate: providers.Exact, UndoDelete: providers.Replace,
 	Exclusive: []providers.Exclusive{{Field: "{name}"}},
-	Reach:     providers.ReachTenant,
 }
 
 var (

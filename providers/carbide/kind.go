@@ -3,6 +3,7 @@ package carbide
 import (
 	"context"
 	"errors"
+	"iter"
 	"maps"
 	"slices"
 	"sync"
@@ -100,11 +101,22 @@ func served[O any](k *kind[O]) providers.Served {
 	return providers.Served{Name: k.name, Traits: k.traits, Kind: k}
 }
 
-// Observe implements [providers.Kind].
-func (k *kind[O]) Observe(ctx context.Context, ids []string) ([]providers.Thing, error) {
-	if ids != nil {
-		ids = slices.DeleteFunc(slices.Clone(ids), func(id string) bool { return !k.wire.known(id) })
+// List implements [providers.Kind].
+func (k *kind[O]) List(ctx context.Context) iter.Seq2[providers.Thing, error] {
+	return providers.Listed(func() ([]providers.Thing, error) { return k.observe(ctx, nil) })
+}
+
+// Get implements [providers.Kind].
+func (k *kind[O]) Get(ctx context.Context, ids []string) ([]providers.Thing, error) {
+	ids = slices.DeleteFunc(slices.Clone(ids), func(id string) bool { return !k.wire.known(id) })
+	if len(ids) == 0 {
+		return nil, nil
 	}
+	return k.observe(ctx, ids)
+}
+
+// observe reads objects; ids that are nil mean all of them.
+func (k *kind[O]) observe(ctx context.Context, ids []string) ([]providers.Thing, error) {
 	list, seen := "", ""
 	if ids == nil {
 		list = k.name
@@ -131,9 +143,6 @@ func (k *kind[O]) Observe(ctx context.Context, ids []string) ([]providers.Thing,
 	}
 	if err == nil {
 		err = k.complete(ctx, objects)
-	}
-	if err == nil {
-		err = ctx.Err() // also when there was nothing to ask for
 	}
 	if err != nil {
 		return nil, k.observeError(err)
@@ -231,12 +240,6 @@ func setOf(ids []string) map[string]bool {
 
 // Create implements [providers.Kind].
 func (k *kind[O]) Create(ctx context.Context, c providers.Call) error {
-	if k.traits.Create == providers.Never {
-		return k.error(opCreate, &c, providers.Unsupported, errNone)
-	}
-	if err := ctx.Err(); err != nil {
-		return k.error(opCreate, &c, providers.Transient, err)
-	}
 	err := k.wire.create(ctx, &c)
 	if err == nil {
 		return nil
@@ -246,12 +249,6 @@ func (k *kind[O]) Create(ctx context.Context, c providers.Call) error {
 
 // Update implements [providers.Kind].
 func (k *kind[O]) Update(ctx context.Context, c providers.Call) error {
-	if k.traits.Update == providers.Never {
-		return k.error(opUpdate, &c, providers.Unsupported, errNone)
-	}
-	if err := ctx.Err(); err != nil {
-		return k.error(opUpdate, &c, providers.Transient, err)
-	}
 	now, ok, err := k.look(ctx, c.ID)
 	if err != nil {
 		return k.error(opUpdate, &c, readClass(err), err)
@@ -270,12 +267,6 @@ func (k *kind[O]) Update(ctx context.Context, c providers.Call) error {
 
 // Delete implements [providers.Kind].
 func (k *kind[O]) Delete(ctx context.Context, c providers.Call) error {
-	if k.traits.Delete == providers.Never {
-		return k.error(opDelete, &c, providers.Unsupported, errNone)
-	}
-	if err := ctx.Err(); err != nil {
-		return k.error(opDelete, &c, providers.Transient, err)
-	}
 	if !k.wire.known(c.ID) {
 		return nil
 	}

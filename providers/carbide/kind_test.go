@@ -27,7 +27,7 @@ func TestObserveAllOrNothing(t *testing.T) {
 	if err := s.Inject(carbidesim.Fault{Method: "FindVpcsByIds", Nth: 5, Effect: carbidesim.Before}); err != nil {
 		t.Fatal(err)
 	}
-	things, err := s.kind("vpc").Observe(t.Context(), nil)
+	things, err := providers.Collect(s.kind("vpc").List(t.Context()))
 	s.class("observe", err, transient)
 	if things != nil {
 		t.Errorf("%d things were reported all the same", len(things))
@@ -38,7 +38,7 @@ func TestObserveAllOrNothing(t *testing.T) {
 func TestForeignIds(t *testing.T) {
 	s := newSite(t, carbidesim.Options{Hosts: lawHosts})
 	for _, k := range s.Kinds {
-		things, err := k.Kind.Observe(t.Context(), []string{"", "x", "fm100ds" + strings.Repeat("0", 52), "54AA7875-03F7-525E-8275-7A478C42AE28"})
+		things, err := k.Kind.Get(t.Context(), []string{"", "x", "fm100ds" + strings.Repeat("0", 52), "54AA7875-03F7-525E-8275-7A478C42AE28"})
 		if err != nil || len(things) != 0 {
 			t.Errorf("%s: %d things, %v", k.Name, len(things), err)
 		}
@@ -236,7 +236,7 @@ func TestInstanceStates(t *testing.T) {
 		t.Fatal(err)
 	}
 
-	segments, err := s.kind("network_segment").Observe(t.Context(), nil)
+	segments, err := providers.Collect(s.kind("network_segment").List(t.Context()))
 	if err != nil {
 		t.Fatal(err)
 	}
@@ -347,7 +347,7 @@ func TestRules(t *testing.T) {
 	if err := s.kind("network_security_group").Delete(t.Context(), call("network_security_group", "web")); err != nil {
 		t.Error(err)
 	}
-	if things, err := s.kind("network_security_group").Observe(t.Context(), nil); err != nil || len(things) != 0 {
+	if things, err := providers.Collect(s.kind("network_security_group").List(t.Context())); err != nil || len(things) != 0 {
 		t.Errorf("%d groups are left, %v", len(things), err)
 	}
 }

@@ -21,6 +21,7 @@ import (
 
 	"converge.dev/converge/internal/carbidesim"
 	"converge.dev/converge/internal/carbidesim/devcert"
+	"converge.dev/converge/providers"
 	"converge.dev/converge/providers/carbide"
 	"converge.dev/converge/schema"
 )
@@ -141,7 +142,7 @@ func serial(t testing.TB, file string) string {
 
 // looks makes a call.
 func (r *renewed) looks(ctx context.Context) error {
-	_, err := r.kind("vpc").Observe(ctx, nil)
+	_, err := providers.Collect(r.kind("vpc").List(ctx))
 	return err
 }
 
@@ -219,7 +220,7 @@ func TestRotation(t *testing.T) {
 					err = r.kind("vpc").Create(t.Context(), c)
 					made.Add(1)
 				} else {
-					_, err = r.kind("vpc").Observe(t.Context(), []string{c.ID})
+					_, err = r.kind("vpc").Get(t.Context(), []string{c.ID})
 				}
 				if err != nil {
 					t.Errorf("call %d: %v", n, err)
@@ -286,7 +287,7 @@ func TestRotation(t *testing.T) {
 	if ever < rotations+1 {
 		t.Errorf("there were %d connections in all", ever)
 	}
-	if things, err := r.kind("vpc").Observe(t.Context(), nil); err != nil || len(things) != int(made.Load()) {
+	if things, err := providers.Collect(r.kind("vpc").List(t.Context())); err != nil || len(things) != int(made.Load()) {
 		t.Errorf("%d VPCs were made, and there are %d, %v", made.Load(), len(things), err)
 	}
 	t.Logf("%d replacements, %d calls in %s (%.0f/s), %d connections", rotations, n, took.Round(time.Millisecond), float64(n)/took.Seconds(), ever)

@@ -21,7 +21,6 @@ var machineTraits = providers.Traits{
 	Create: providers.Never, Update: providers.Blind, Delete: providers.Never,
 	Late:       late,
 	UndoUpdate: providers.Exact,
-	Reach:      providers.ReachTenant,
 }
 
 // preventAllocations is the classification of alerts that keep instances off a machine.

@@ -19,7 +19,6 @@ var groupTraits = providers.Traits{
 	Mark: true, Burned: true, Late: late, Overlap: []string{"rules"}, ReadyWithin: propagates,
 	UndoCreate: providers.Exact, UndoUpdate: providers.Exact, UndoDelete: providers.Replace,
 	Exclusive: []providers.Exclusive{{Field: "{name}", Within: "tenant"}},
-	Reach:     providers.ReachTenant,
 }
 
 var (

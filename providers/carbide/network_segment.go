@@ -21,7 +21,6 @@ var segmentTraits = providers.Traits{
 	Late: late, ReadyWithin: 5 * time.Minute, GoneWithin: 20 * time.Minute,
 	UndoCreate: providers.Exact, UndoDelete: providers.Replace,
 	Exclusive: []providers.Exclusive{{Field: "prefixes.prefix"}},
-	Reach:     providers.ReachTenant,
 }
 
 var segmentTypes = enum[forge.NetworkSegmentType]{

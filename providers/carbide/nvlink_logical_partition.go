@@ -17,7 +17,6 @@ var nvlinkTraits = providers.Traits{
 	Create: providers.Conditional, Update: providers.Blind, Delete: providers.Blind,
 	Burned: true, Late: late,
 	UndoCreate: providers.Exact, UndoUpdate: providers.Exact, UndoDelete: providers.Replace,
-	Reach: providers.ReachTenant,
 }
 
 type nvlinkPartitions struct {

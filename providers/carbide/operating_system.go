@@ -17,7 +17,6 @@ var operatingSystemTraits = providers.Traits{
 	Create: providers.Conditional, Update: providers.Blind, Delete: providers.Blind,
 	Burned: true, Orphans: true, Late: late, ReadyWithin: time.Hour,
 	UndoCreate: providers.Exact, UndoUpdate: providers.Restart, UndoDelete: providers.Replace,
-	Reach: providers.ReachTenant,
 }
 
 var (

@@ -17,7 +17,6 @@ var osImageTraits = providers.Traits{
 	Create: providers.Conditional, Update: providers.Blind, Delete: providers.Blind,
 	Late: late, Orphans: true,
 	UndoCreate: providers.Exact, UndoUpdate: providers.Exact, UndoDelete: providers.Exact,
-	Reach: providers.ReachTenant,
 }
 
 var imageStates = enum[forge.OsImageStatus]{

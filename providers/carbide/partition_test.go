@@ -16,7 +16,7 @@ import (
 
 func (s *site) all(noun string) []string {
 	s.Helper()
-	things, err := s.kind(noun).Observe(s.Context(), nil)
+	things, err := providers.Collect(s.kind(noun).List(s.Context()))
 	if err != nil {
 		s.Fatal(err)
 	}
@@ -122,7 +122,7 @@ func TestForgottenPartition(t *testing.T) {
 		if ids := s.all("nvlink_logical_partition"); len(ids) != 0 {
 			t.Errorf("the partitions %v are listed", ids)
 		}
-		if things, err := k.Observe(t.Context(), []string{c.ID}); err != nil || len(things) != 0 {
+		if things, err := k.Get(t.Context(), []string{c.ID}); err != nil || len(things) != 0 {
 			t.Errorf("a look shows %v, %v", things, err)
 		}
 		s.class("its id again", k.Create(t.Context(), c), exists)
@@ -177,7 +177,7 @@ func TestNamelessPartition(t *testing.T) {
 	if _, err := s.Stranger().CreateSpxPartition(t.Context(), &forge.SpxPartitionCreationRequest{TenantOrganizationId: "acme"}); err != nil {
 		t.Fatal(err)
 	}
-	things, err := s.kind("spx_partition").Observe(t.Context(), nil)
+	things, err := providers.Collect(s.kind("spx_partition").List(t.Context()))
 	if err != nil || len(things) != 1 || things[0].Name != things[0].ID {
 		t.Errorf("seen: %+v, %v", things, err)
 	}

@@ -98,7 +98,7 @@ func TestNothingLeavesAfterTheLock(t *testing.T) {
 					c.Want = schema.Object{"tenant": "acme", "virtualization": "ethernet_virtualizer", "description": fmt.Sprint(round, i)}
 					_ = verbs(set, "carbide.vpc").Update(t.Context(), c)
 				case 2:
-					_, _ = verbs(set, "carbide.vpc").Observe(t.Context(), nil)
+					_, _ = providers.Collect(verbs(set, "carbide.vpc").List(t.Context()))
 				}
 			})
 		}

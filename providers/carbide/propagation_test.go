@@ -131,7 +131,7 @@ func TestPropagationOfMany(t *testing.T) {
 			t.Fatal(err)
 		}
 	}
-	list, err := groups.Observe(t.Context(), nil)
+	list, err := providers.Collect(groups.List(t.Context()))
 	if err != nil || len(list) != 2 {
 		t.Fatalf("%d groups, %v", len(list), err)
 	}
@@ -157,7 +157,7 @@ func TestPropagationCalls(t *testing.T) {
 		"network_security_group": {"GetNetworkSecurityGroupPropagationStatus": 5, "GetNetworkSecurityGroupAttachments": 5},
 	} {
 		s.ResetCalls()
-		things, err := s.kind(noun).Observe(t.Context(), nil)
+		things, err := providers.Collect(s.kind(noun).List(t.Context()))
 		if err != nil || len(things) != 30 {
 			t.Fatalf("%d things, %v", len(things), err)
 		}

@@ -102,7 +102,7 @@ func TestCodes(t *testing.T) {
 	for _, g := range grid {
 		for _, method := range []string{"FindVpcIds", "FindVpcsByIds"} {
 			check(g.code, method, carbidesim.Before, g.observe, func() error {
-				_, err := s.kind("vpc").Observe(t.Context(), nil)
+				_, err := providers.Collect(s.kind("vpc").List(t.Context()))
 				return err
 			})
 		}
@@ -145,7 +145,7 @@ func TestConnection(t *testing.T) {
 	if err := w.Inject(carbidesim.Fault{Method: "FindVpcIds", Effect: carbidesim.Hang}); err != nil {
 		t.Fatal(err)
 	}
-	_, err = s.kind("vpc").Observe(t.Context(), nil)
+	_, err = providers.Collect(s.kind("vpc").List(t.Context()))
 	s.class("an observation that is never answered", err, transient)
 	if err := w.Inject(carbidesim.Fault{Method: "CreateVpc", Effect: carbidesim.Cut}); err != nil {
 		t.Fatal(err)
@@ -400,7 +400,7 @@ func TestInternalCreate(t *testing.T) {
 // TestUnsupported: an older server does not have all calls.
 func TestUnsupported(t *testing.T) {
 	s := newSite(t, carbidesim.Options{Unimplemented: []string{"FindInstanceTypeIds", "CreateInstanceType"}})
-	_, err := s.kind("instance_type").Observe(t.Context(), nil)
+	_, err := providers.Collect(s.kind("instance_type").List(t.Context()))
 	s.class("observe", err, unsupported)
 	c := call("instance_type", "big")
 	s.class("create", s.kind("instance_type").Create(t.Context(), c), unsupported)
@@ -412,9 +412,9 @@ func TestUnsupportedKind(t *testing.T) {
 	spx := s.kind("spx_partition")
 	c := call("spx_partition", "east")
 	c.Want = schema.Object{"tenant": "acme"}
-	_, err := spx.Observe(t.Context(), nil)
+	_, err := providers.Collect(spx.List(t.Context()))
 	s.class("a list", err, unsupported)
-	_, err = spx.Observe(t.Context(), []string{c.ID})
+	_, err = spx.Get(t.Context(), []string{c.ID})
 	s.class("a look", err, unsupported)
 	s.class("a create", spx.Create(t.Context(), c), unsupported)
 	s.class("a delete", spx.Delete(t.Context(), c), unsupported)

@@ -6,6 +6,7 @@ import (
 	"google.golang.org/grpc/codes"
 
 	"converge.dev/converge/internal/carbidesim"
+	"converge.dev/converge/internal/providertest"
 	"converge.dev/converge/providers/carbide/forge"
 	"converge.dev/converge/schema"
 )
@@ -23,7 +24,7 @@ func TestMissingIsAskedForAgain(t *testing.T) {
 		if ids == nil {
 			want = 2
 		}
-		if things, err := s.kind("vpc").Observe(t.Context(), ids); err != nil || len(things) != want {
+		if things, err := providertest.Of(s.kind("vpc"))(t.Context(), ids); err != nil || len(things) != want {
 			t.Errorf("of %v there are %d, %v; want %d", ids, len(things), err, want)
 		}
 	}

@@ -24,7 +24,6 @@ var skuTraits = providers.Traits{
 	Create: providers.Conditional, Update: providers.Blind, Delete: providers.Blind,
 	Late:       late,
 	UndoCreate: providers.Exact, UndoUpdate: providers.Exact, UndoDelete: providers.Exact,
-	Reach: providers.ReachTenant,
 }
 
 // skuVersion is the only version of the format of SKUs that the service takes.

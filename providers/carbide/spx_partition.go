@@ -18,7 +18,6 @@ var spxTraits = providers.Traits{
 	Burned: true, Eventual: true, Late: late,
 	UndoCreate: providers.Exact, UndoDelete: providers.Replace,
 	Exclusive: []providers.Exclusive{{Field: "vni"}},
-	Reach:     providers.ReachTenant,
 }
 
 type spxPartitions struct {

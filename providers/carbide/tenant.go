@@ -22,7 +22,6 @@ var tenantTraits = providers.Traits{
 	Create: providers.Conditional, Update: providers.Versioned, Delete: providers.Never,
 	Late:       late,
 	UndoCreate: providers.Exact, UndoUpdate: providers.Exact,
-	Reach: providers.ReachTenant,
 }
 
 type tenants struct{ *service }

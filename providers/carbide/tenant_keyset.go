@@ -17,7 +17,6 @@ var keysetTraits = providers.Traits{
 	Create: providers.Conditional, Update: providers.Versioned, Delete: providers.Blind,
 	Late: late, Orphans: true,
 	UndoCreate: providers.Exact, UndoUpdate: providers.Exact, UndoDelete: providers.Exact,
-	Reach: providers.ReachTenant,
 }
 
 type keysets struct{ *service }

@@ -19,7 +19,6 @@ var vpcTraits = providers.Traits{
 	Mark: true, Burned: true, Orphans: true, Late: late, ReadyWithin: propagates, GoneWithin: 20 * time.Minute,
 	UndoCreate: providers.Exact, UndoUpdate: providers.Exact, UndoDelete: providers.Replace,
 	Exclusive: []providers.Exclusive{{Field: "vni"}},
-	Reach:     providers.ReachTenant,
 }
 
 var virtualizations = enum[forge.VpcVirtualizationType]{

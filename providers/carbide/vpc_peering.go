@@ -15,7 +15,6 @@ var peeringTraits = providers.Traits{
 	Late:       late,
 	UndoCreate: providers.Exact, UndoDelete: providers.Replace,
 	Exclusive: []providers.Exclusive{{Field: "vpcs", Whole: true}},
-	Reach:     providers.ReachTenant,
 }
 
 type peerings struct {

@@ -18,7 +18,6 @@ var prefixTraits = providers.Traits{
 	Mark: true, Late: late, ReadyWithin: 5 * time.Minute, GoneWithin: 20 * time.Minute,
 	UndoCreate: providers.Exact, UndoUpdate: providers.Exact, UndoDelete: providers.Replace,
 	Exclusive: []providers.Exclusive{{Field: "prefix"}},
-	Reach:     providers.ReachTenant,
 }
 
 // Making and deleting a prefix moves the version of its VPC, and fails when another call does so at the same time.

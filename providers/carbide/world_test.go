@@ -157,7 +157,7 @@ func (s *site) make(noun, name string, want schema.Object) providers.Call {
 // see looks at a thing that has to be there.
 func (s *site) see(noun, id string) providers.Thing {
 	s.Helper()
-	things, err := s.kind(noun).Observe(s.Context(), []string{id})
+	things, err := s.kind(noun).Get(s.Context(), []string{id})
 	if err != nil {
 		s.Fatal(err)
 	}

@@ -122,7 +122,6 @@ func NodeTraits() providers.Traits {
 		ID: "{name}", Mark: true,
 		Create: providers.Conditional, Update: providers.Versioned, Delete: providers.Versioned,
 		UndoCreate: providers.Exact, UndoUpdate: providers.Exact, UndoDelete: providers.Exact,
-		Reach: providers.ReachNone,
 	}
 }
 

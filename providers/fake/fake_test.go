@@ -154,7 +154,7 @@ func call(kind, name string, want schema.Object) providers.Call {
 // look gives the one thing with the id, and whether it is there.
 func look(t *testing.T, k providers.Kind, id string) (providers.Thing, bool) {
 	t.Helper()
-	things, err := k.Observe(t.Context(), []string{id})
+	things, err := k.Get(t.Context(), []string{id})
 	must(t, err)
 	if len(things) == 0 {
 		return providers.Thing{}, false
@@ -263,7 +263,7 @@ func TestDefaults(t *testing.T) {
 func TestAskedTwice(t *testing.T) {
 	w := fake.New(kinds)
 	must(t, w.Put(node, "lab.switch", providers.Thing{ID: "s1"}))
-	things, err := of(t, w, node, "lab.switch").Observe(t.Context(), []string{"s1", "s1"})
+	things, err := of(t, w, node, "lab.switch").Get(t.Context(), []string{"s1", "s1"})
 	must(t, err)
 	if len(things) != 1 {
 		t.Errorf("%d things are reported, want 1", len(things))
@@ -353,7 +353,7 @@ func TestHookAndLog(t *testing.T) {
 		seen = append(seen, fmt.Sprintf("%s %s %s things %d", at, op, c.Ref.Name, strings.Count(w.Dump(), `"spec"`)))
 	}
 	must(t, switches.Create(t.Context(), call("lab.switch", "s1", schema.Object{})))
-	_, err := switches.Observe(t.Context(), nil)
+	_, err := providers.Collect(switches.List(t.Context()))
 	must(t, err)
 	wantClass(t, switches.Create(t.Context(), call("lab.switch", "s1", schema.Object{})), providers.Exists)
 	want := []string{
@@ -395,7 +395,7 @@ func TestClosed(t *testing.T) {
 	switches := of(t, w, node, "lab.switch")
 	must(t, w.Close())
 	wantClass(t, switches.Create(t.Context(), call("lab.switch", "s1", schema.Object{})), providers.Transient)
-	_, err := switches.Observe(t.Context(), nil)
+	_, err := providers.Collect(switches.List(t.Context()))
 	wantClass(t, err, providers.Transient)
 	must(t, w.Close())
 }
@@ -413,7 +413,7 @@ func TestDelay(t *testing.T) {
 				"create": func(ctx context.Context) error {
 					return switches.Create(ctx, call("lab.switch", "s1", schema.Object{}))
 				},
-				"observe": func(ctx context.Context) error { _, err := switches.Observe(ctx, nil); return err },
+				"observe": func(ctx context.Context) error { _, err := providers.Collect(switches.List(ctx)); return err },
 			} {
 				ctx, cancel := context.WithTimeout(t.Context(), limit)
 				start := time.Now()

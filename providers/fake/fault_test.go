@@ -7,6 +7,7 @@ import (
 	"testing"
 	"time"
 
+	"converge.dev/converge/internal/providertest"
 	"converge.dev/converge/providers"
 	"converge.dev/converge/providers/fake"
 	"converge.dev/converge/schema"
@@ -252,7 +253,7 @@ func TestFaultOfObservation(t *testing.T) {
 		ids []string
 		hit bool
 	}{{nil, true}, {[]string{"s1"}, true}, {[]string{"s2"}, false}, {[]string{"s2", "s1"}, true}} {
-		_, err := switches.Observe(t.Context(), c.ids)
+		_, err := providertest.Of(switches)(t.Context(), c.ids)
 		if c.hit {
 			wantClass(t, err, providers.Denied)
 		} else {
@@ -312,7 +313,7 @@ func TestFaultRhythm(t *testing.T) {
 			func() error { return switches.Update(t.Context(), call("lab.switch", "s1", schema.Object{})) },
 			func() error { return switches.Delete(t.Context(), call("lab.switch", "s1", nil)) },
 		} {
-			_, err := switches.Observe(t.Context(), nil)
+			_, err := providers.Collect(switches.List(t.Context()))
 			told(err)
 			told(verb())
 		}
@@ -320,7 +321,7 @@ func TestFaultRhythm(t *testing.T) {
 			t.Errorf("%+v: %s, want %s", c.fault, got, c.want)
 		}
 		must(t, w.Mend())
-		if _, err := switches.Observe(t.Context(), nil); err != nil {
+		if _, err := providers.Collect(switches.List(t.Context())); err != nil {
 			t.Errorf("%+v is not mended: %v", c.fault, err)
 		}
 	}
@@ -338,7 +339,7 @@ func TestStaleList(t *testing.T) {
 		must(t, w.Fail(fake.Fault{Op: "observe", Effect: fake.EffectStale, Times: 2}))
 		looks := func(ids []string) (got []string) {
 			for range 3 {
-				things, err := switches.Observe(t.Context(), ids)
+				things, err := providertest.Of(switches)(t.Context(), ids)
 				must(t, err)
 				seen := ""
 				for _, th := range things {

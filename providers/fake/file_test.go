@@ -258,7 +258,7 @@ func TestKilled(t *testing.T) {
 	if out, err := cmd.CombinedOutput(); err == nil || bytes.Contains(out, []byte("FAIL")) {
 		t.Fatalf("the victim was not killed: %v\n%s", err, out)
 	}
-	things, err := of(t, openWorld(t, path), node, "lab.switch").Observe(t.Context(), nil)
+	things, err := providers.Collect(of(t, openWorld(t, path), node, "lab.switch").List(t.Context()))
 	must(t, err)
 	if len(things) != 8 {
 		t.Errorf("%d things survived, want s0 to s7", len(things))
@@ -343,7 +343,7 @@ func BenchmarkObserve10000(b *testing.B) {
 	w := fake.New(kinds)
 	nets := fill(b, w)
 	for b.Loop() {
-		things, err := nets.Observe(b.Context(), nil)
+		things, err := providers.Collect(nets.List(b.Context()))
 		if err != nil || len(things) != 10_000 {
 			b.Fatalf("%d things, %v", len(things), err)
 		}

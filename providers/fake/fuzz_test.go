@@ -8,6 +8,7 @@ import (
 
 	"converge.dev/converge/e2e/hostile/budget"
 	"converge.dev/converge/e2e/hostile/fuzzed"
+	"converge.dev/converge/providers"
 	"converge.dev/converge/providers/fake"
 	"converge.dev/converge/schema"
 )
@@ -88,7 +89,7 @@ func inspect(t *testing.T, w *fake.World) {
 	t.Helper()
 	for _, at := range [][2]string{{"far", "site"}, {"near", "n1"}} {
 		for _, k := range w.Provider(at[0], at[1]).Kinds {
-			_, _ = k.Kind.Observe(context.Background(), nil) // a fault may refuse it
+			_, _ = providers.Collect(k.Kind.List(context.Background())) // a fault may refuse it
 		}
 	}
 }

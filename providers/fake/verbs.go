@@ -4,6 +4,7 @@ import (
 	"context"
 	"errors"
 	"fmt"
+	"iter"
 	"reflect"
 	"slices"
 	"strings"
@@ -28,8 +29,18 @@ type outcome struct {
 	until  *time.Time
 }
 
-// Observe implements [providers.Kind].
-func (k *kind) Observe(ctx context.Context, ids []string) ([]providers.Thing, error) {
+// List implements [providers.Kind].
+func (k *kind) List(ctx context.Context) iter.Seq2[providers.Thing, error] {
+	return providers.Listed(func() ([]providers.Thing, error) { return k.observe(ctx, nil) })
+}
+
+// Get implements [providers.Kind].
+func (k *kind) Get(ctx context.Context, ids []string) ([]providers.Thing, error) {
+	return k.observe(ctx, ids)
+}
+
+// observe reads the things with the given ids, all when ids is nil.
+func (k *kind) observe(ctx context.Context, ids []string) ([]providers.Thing, error) {
 	w := k.world
 	c := providers.Call{Ref: schema.Ref{Scope: k.at.scope, Kind: k.at.kind}}
 	fail := func(class providers.Class, err error) ([]providers.Thing, error) {
@@ -117,21 +128,21 @@ func (k *kind) look(ids []string) ([]found, *Fault, error) {
 
 // Create implements [providers.Kind].
 func (k *kind) Create(ctx context.Context, c providers.Call) error {
-	return k.change(ctx, "create", k.traits.Create, c)
+	return k.change(ctx, "create", c)
 }
 
 // Update implements [providers.Kind].
 func (k *kind) Update(ctx context.Context, c providers.Call) error {
-	return k.change(ctx, "update", k.traits.Update, c)
+	return k.change(ctx, "update", c)
 }
 
 // Delete implements [providers.Kind].
 func (k *kind) Delete(ctx context.Context, c providers.Call) error {
-	return k.change(ctx, "delete", k.traits.Delete, c)
+	return k.change(ctx, "delete", c)
 }
 
 // change carries out one change, or what its fault makes of it.
-func (k *kind) change(ctx context.Context, op string, mode providers.Mode, c providers.Call) error {
+func (k *kind) change(ctx context.Context, op string, c providers.Call) error {
 	w := k.world
 	if w.Hook != nil {
 		w.Hook(op, Before, c)
@@ -143,7 +154,7 @@ func (k *kind) change(ctx context.Context, op string, mode providers.Mode, c pro
 	w.mu.Lock()
 	defer w.mu.Unlock()
 	w.counts[op]++
-	answer, delay := k.answer(op, mode, c)
+	answer, delay := k.answer(op, c)
 	if delay > 0 {
 		w.mu.Unlock()
 		_ = wait(ctx, delay) // who gives up waiting is told the same
@@ -159,11 +170,8 @@ func (k *kind) change(ctx context.Context, op string, mode providers.Mode, c pro
 }
 
 // answer brings about the effect of a call and gives what the caller is told, and after which time.
-func (k *kind) answer(op string, mode providers.Mode, c providers.Call) (*refusal, time.Duration) {
+func (k *kind) answer(op string, c providers.Call) (*refusal, time.Duration) {
 	w := k.world
-	if mode == providers.Never {
-		return refuse(providers.Unsupported, "%s has no %s", k.at.kind, op), 0
-	}
 	if err := w.ready(); err != nil {
 		return refuse(providers.Transient, "%w", err), 0
 	}

@@ -104,7 +104,7 @@ func (n *node) fails(err error, class providers.Class, text ...string) {
 
 func (n *node) list(kind string) []string {
 	n.Helper()
-	things, err := n.kind(kind).Observe(n.Context(), nil)
+	things, err := providers.Collect(n.kind(kind).List(n.Context()))
 	n.must(err)
 	var ids []string
 	for _, th := range things {
@@ -115,7 +115,7 @@ func (n *node) list(kind string) []string {
 
 func (n *node) look(kind, name string) providers.Thing {
 	n.Helper()
-	things, err := n.kind(kind).Observe(n.Context(), []string{name})
+	things, err := n.kind(kind).Get(n.Context(), []string{name})
 	n.must(err)
 	if len(things) != 1 {
 		n.Fatalf("there is no %s %s", kind, name)
@@ -378,10 +378,10 @@ func TestConnectionLost(t *testing.T) {
 		n.must(n.create("ovs.bridge", "br0", aBridge))
 		r.cut()
 		s.Clear(t)
-		things, err := n.kind("ovs.bridge").Observe(t.Context(), nil)
+		things, err := providers.Collect(n.kind("ovs.bridge").List(t.Context()))
 		if err != nil {
 			n.fails(err, providers.Transient)
-			things, err = n.kind("ovs.bridge").Observe(t.Context(), nil)
+			things, err = providers.Collect(n.kind("ovs.bridge").List(t.Context()))
 			n.must(err)
 		}
 		if len(things) != 0 {
@@ -390,7 +390,7 @@ func TestConnectionLost(t *testing.T) {
 		r.listener.Close()
 		r.cut()
 		for range 2 { // the connection may be found broken first
-			_, err = n.kind("ovs.bridge").Observe(t.Context(), nil)
+			_, err = providers.Collect(n.kind("ovs.bridge").List(t.Context()))
 		}
 		n.fails(err, providers.Transient)
 	})

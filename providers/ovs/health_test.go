@@ -18,7 +18,7 @@ func TestHealth(t *testing.T) {
 	p := open(t, ovs.Options{Endpoint: s.Endpoint})
 	bridges := p.Kinds[0].Kind
 	look := func() error {
-		_, err := bridges.Observe(t.Context(), nil)
+		_, err := providers.Collect(bridges.List(t.Context()))
 		return err
 	}
 	run := func(script string) {

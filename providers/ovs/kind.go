@@ -6,6 +6,7 @@ import (
 	"context"
 	"encoding/json"
 	"errors"
+	"iter"
 	"maps"
 	"slices"
 	"strings"
@@ -39,14 +40,18 @@ type kind struct {
 	noun noun
 }
 
-// Observe implements [providers.Kind] with one transaction.
-func (k *kind) Observe(ctx context.Context, ids []string) ([]providers.Thing, error) {
-	if err := ctx.Err(); err != nil {
-		return nil, k.fail("observe", schema.Ref{}, &fault{providers.Transient, err})
-	}
-	if ids != nil && len(ids) == 0 {
-		return nil, nil
-	}
+// List implements [providers.Kind] with one transaction.
+func (k *kind) List(ctx context.Context) iter.Seq2[providers.Thing, error] {
+	return providers.Listed(func() ([]providers.Thing, error) { return k.observe(ctx, nil) })
+}
+
+// Get implements [providers.Kind] with one transaction.
+func (k *kind) Get(ctx context.Context, ids []string) ([]providers.Thing, error) {
+	return k.observe(ctx, ids)
+}
+
+// observe reads the things with the given ids, all when ids is nil.
+func (k *kind) observe(ctx context.Context, ids []string) ([]providers.Thing, error) {
 	v, err := k.view(ctx, k.noun.reads(), ids)
 	if err != nil {
 		return nil, k.fail("observe", schema.Ref{}, &fault{providers.Transient, err})
@@ -99,9 +104,6 @@ var errDone = errors.New("nothing to do")
 
 // apply reads, lets plan put a change together, and carries it out. With made, the thing has to be there afterwards.
 func (k *kind) apply(ctx context.Context, c providers.Call, plan func(*view, *change) error, made bool) error {
-	if err := ctx.Err(); err != nil {
-		return &fault{providers.Transient, err}
-	}
 	name := c.ID
 	v, err := k.view(ctx, k.noun.reads(), []string{name})
 	if err != nil {

@@ -106,7 +106,6 @@ func Open(ctx context.Context, o Options) (*providers.Provider, error) {
 		Create: providers.Conditional, Update: providers.Versioned, Delete: providers.Versioned,
 		Late: o.Settle, ReadyWithin: o.Settle,
 		UndoCreate: providers.Exact, UndoUpdate: providers.Exact, UndoDelete: providers.Exact,
-		Reach: providers.ReachNode,
 	}
 	var kinds []providers.Served
 	for _, name := range slices.Sorted(maps.Keys(nouns)) {

@@ -139,7 +139,7 @@ func TestClosed(t *testing.T) {
 			t.Error(err)
 		}
 	}
-	if _, err := p.Kinds[0].Kind.Observe(t.Context(), nil); providers.ClassOf(err) != providers.Transient {
+	if _, err := providers.Collect(p.Kinds[0].Kind.List(t.Context())); providers.ClassOf(err) != providers.Transient {
 		t.Errorf("observing through a closed provider: %v", err)
 	}
 }

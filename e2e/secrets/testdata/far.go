@@ -7,6 +7,7 @@ import (
 	"encoding/json"
 	"errors"
 	"fmt"
+	"iter"
 	"log/slog"
 	"net/url"
 	"os"
@@ -15,6 +16,7 @@ import (
 	"strconv"
 	"strings"
 
+	"converge.dev/converge/internal/providertest"
 	"converge.dev/converge/providers"
 	"converge.dev/converge/providers/fake"
 	"converge.dev/converge/schema"
@@ -63,8 +65,12 @@ type far struct {
 	dir  string
 }
 
-func (f far) Observe(ctx context.Context, ids []string) ([]providers.Thing, error) {
-	things, err := f.kind.Observe(ctx, ids)
+func (f far) List(ctx context.Context) iter.Seq2[providers.Thing, error] {
+	return providertest.Look(f.Get).List(ctx)
+}
+
+func (f far) Get(ctx context.Context, ids []string) ([]providers.Thing, error) {
+	things, err := providertest.Of(f.kind)(ctx, ids)
 	for i := range things {
 		f.log.Debug("far observed", "name", things[i].Name, "id", things[i].ID)
 		for _, m := range f.does {

@@ -44,6 +44,17 @@ func Each(k *schema.Kind, spec schema.Object, visit func(path string, v any) (an
 	return out, eachField(k.Fields, out, "", visit)
 }
 
+// Unset replaces each secret of which a sealed spec says that none is set by the empty text, as kinds say it. The rest stays
+// sealed.
+func Unset(k *schema.Kind, spec schema.Object) (schema.Object, error) {
+	return Each(k, spec, func(_ string, v any) (any, error) {
+		if m, ok := v.(map[string]any); ok && len(m) == 0 {
+			return "", nil
+		}
+		return v, nil
+	})
+}
+
 func eachField(fields []schema.Field, m map[string]any, at string, visit func(string, any) (any, error)) error {
 	for i := range fields {
 		f := &fields[i]
