@@ -1,8 +1,8 @@
 // Package providers is the contract with the outside world.
 //
 // A [Provider] is one external system in one scope: Carbide for the site, Open vSwitch on a node. It serves kinds; each
-// [Kind] has four verbs and its [Traits], which are data. The engine does everything else: it matches, compares,
-// orders, retries, waits, journals and reverts. A provider translates.
+// [Kind] can be read, created, updated and deleted, and has [Traits], which are data. The engine does everything else: it
+// matches, compares, orders, retries, waits, journals and reverts. A provider translates.
 //
 // # Adding a kind
 //

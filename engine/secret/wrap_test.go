@@ -6,8 +6,8 @@ import (
 	"errors"
 	"fmt"
 	"iter"
-	"slices"
 	"reflect"
+	"slices"
 	"strings"
 	"testing"
 

@@ -13,7 +13,7 @@
 //
 // A [World] is the far side with the provider that is connected to it; each law gets a fresh one. A [Case] is an
 // example of a thing of one kind. A law is one sentence of the contract in package providers; subtests are called
-// KIND/NAME/LAW. Which laws apply follows from the kind's traits, so the suite also shows that the traits are true.
+// KIND/NAME/LAW, and wire/KIND/NAME/LAW where the provider is behind a pipe that encodes all that goes through it. Which laws apply follows from the kind's traits, so the suite also shows that the traits are true.
 //
 // Some laws hold for every call and are checked at each: errors are complete [providers.Error] values, inputs are not
 // modified, and what is observed has the shape that the kind's CUE file gives.
@@ -50,6 +50,8 @@ type Suite struct {
 
 	// Parallel lets several laws be checked at the same time. Optional: worlds that Open gives must have nothing in common.
 	Parallel bool
+
+	piped bool // the provider is behind a pipe
 }
 
 // A World is one far side.
@@ -101,8 +103,17 @@ func ID(kind, name string) string {
 	return uuid.NewSHA1(uuid.MustParse(Site), []byte(kind+"/"+name)).String()
 }
 
-// Run checks all laws on all cases. Each failing law is a failing subtest.
+// Run checks all laws on all cases, and once more through a [Pipe]. Each failing law is a failing subtest.
 func Run(t *testing.T, s Suite) {
+	t.Helper()
+	run(t, s)
+	t.Run("wire", func(t *testing.T) {
+		s.piped = true
+		run(t, s)
+	})
+}
+
+func run(t *testing.T, s Suite) {
 	t.Helper()
 	if s.Only != "" && !slices.ContainsFunc(laws, func(l law) bool { return l.name == s.Only }) {
 		t.Fatalf("there is no law %q", s.Only)
@@ -147,6 +158,9 @@ func (c *Case) open(t *testing.T, s Suite) World {
 func open(t *testing.T, s Suite) World {
 	t.Helper()
 	w := s.Open(t)
+	if s.piped {
+		w.Provider = Pipe(t, w.Provider)
+	}
 	t.Cleanup(func() {
 		if err := w.Provider.Close(); err != nil {
 			t.Errorf("closing the provider: %v", err)

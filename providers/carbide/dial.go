@@ -24,6 +24,7 @@ import (
 	"google.golang.org/grpc/status"
 	"google.golang.org/protobuf/proto"
 
+	"converge.dev/converge/internal/keyed"
 	"converge.dev/converge/providers"
 	"converge.dev/converge/providers/carbide/forge"
 )
@@ -62,7 +63,7 @@ type service struct {
 	timeout time.Duration // of one call
 	late    time.Duration // how long after that it may have its effect
 	log     *slog.Logger
-	orders  turns // one at a time per VPC for calls that move its version
+	orders  keyed.Mutex // one at a time per VPC for calls that move its version
 
 	switchings sync.Map // by host, what was done to turn it off: a switching
 }

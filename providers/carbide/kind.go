@@ -6,7 +6,6 @@ import (
 	"iter"
 	"maps"
 	"slices"
-	"sync"
 
 	"golang.org/x/sync/errgroup"
 	"google.golang.org/grpc/status"
@@ -295,40 +294,6 @@ func code(err error) string {
 		return s.Code().String()
 	}
 	return ""
-}
-
-// turns lets callers with the same key go one at a time.
-type turns struct {
-	mu   sync.Mutex
-	busy map[string]chan struct{} // closed when the one whose turn it is has finished
-}
-
-// take waits for the key; done gives it to the next one.
-func (t *turns) take(ctx context.Context, key string) (done func(), err error) {
-	for {
-		t.mu.Lock()
-		before := t.busy[key]
-		if before == nil {
-			mine := make(chan struct{})
-			if t.busy == nil {
-				t.busy = map[string]chan struct{}{}
-			}
-			t.busy[key] = mine
-			t.mu.Unlock()
-			return func() {
-				t.mu.Lock()
-				delete(t.busy, key)
-				t.mu.Unlock()
-				close(mine)
-			}, nil
-		}
-		t.mu.Unlock()
-		select {
-		case <-before:
-		case <-ctx.Done():
-			return nil, unsentError{ctx.Err()}
-		}
-	}
 }
 
 // text gives a string field of a spec, "" when it is absent.

@@ -141,9 +141,9 @@ func (k vpcs) create(ctx context.Context, c *providers.Call) error {
 // update needs a call for the virtualization and another for the rest. The first is more likely to be refused, so it goes
 // first; it does not say what the version is afterwards.
 func (k vpcs) update(ctx context.Context, c *providers.Call, now seenVPC) error {
-	done, err := k.orders.take(ctx, c.ID)
+	done, err := k.orders.Lock(ctx, c.ID)
 	if err != nil {
-		return err
+		return unsentError{ctx.Err()}
 	}
 	defer done()
 	before := settings(now.Vpc)

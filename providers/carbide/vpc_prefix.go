@@ -71,9 +71,9 @@ func (prefixes) thing(o *forge.VpcPrefix) providers.Thing {
 
 func (k prefixes) create(ctx context.Context, c *providers.Call) error {
 	vpc := text(c.Want, "vpc")
-	done, err := k.orders.take(ctx, vpc)
+	done, err := k.orders.Lock(ctx, vpc)
 	if err != nil {
-		return err
+		return unsentError{ctx.Err()}
 	}
 	defer done()
 	request := &forge.VpcPrefixCreationRequest{
@@ -96,9 +96,9 @@ func (k prefixes) update(ctx context.Context, c *providers.Call, now *forge.VpcP
 }
 
 func (k prefixes) delete(ctx context.Context, c *providers.Call) error {
-	done, err := k.orders.take(ctx, text(c.Have, "vpc"))
+	done, err := k.orders.Lock(ctx, text(c.Have, "vpc"))
 	if err != nil {
-		return err
+		return unsentError{ctx.Err()}
 	}
 	defer done()
 	_, err = k.DeleteVpcPrefix(ctx, &forge.VpcPrefixDeletionRequest{Id: &forge.VpcPrefixId{Value: c.ID}})

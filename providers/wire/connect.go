@@ -1,0 +1,217 @@
+package wire
+
+import (
+	"bytes"
+	"context"
+	"encoding/json"
+	"errors"
+	"fmt"
+	"io"
+	"iter"
+
+	"google.golang.org/grpc"
+	"google.golang.org/grpc/codes"
+	"google.golang.org/grpc/encoding/gzip"
+	"google.golang.org/grpc/status"
+
+	"converge.dev/converge/providers"
+	"converge.dev/converge/providers/wire/wirepb"
+)
+
+// maxMessage is the largest message that is taken: a page, whose last thing may be large.
+const maxMessage = 64 << 20
+
+// askedAtOnce is how many ids one call asks for.
+const askedAtOnce = 10_000
+
+// Connect returns the providers that the other side of conn serves. Closing them does not close conn. It fails when a provider
+// has traits that this version does not know: they may forbid what it would do.
+func Connect(ctx context.Context, conn grpc.ClientConnInterface) ([]*providers.Provider, error) {
+	stub := wirepb.NewProvidersClient(conn)
+	r, err := stub.Describe(ctx, &wirepb.DescribeRequest{})
+	if err != nil {
+		return nil, onTheWay(err)
+	}
+	ps := make([]*providers.Provider, len(r.GetProviders()))
+	for i, d := range r.GetProviders() {
+		kinds := make([]providers.Served, len(d.GetKinds()))
+		for j, k := range d.GetKinds() {
+			kinds[j] = providers.Served{Name: k.GetName(), Kind: &remote{stub, &wirepb.Where{Scope: d.GetScope(), Kind: k.GetName()}}}
+			strict := json.NewDecoder(bytes.NewReader(k.GetTraits()))
+			strict.DisallowUnknownFields()
+			if err := strict.Decode(&kinds[j].Traits); err != nil {
+				return nil, fmt.Errorf("the other side serves %s with traits that this version does not know (%w): use the same version on both sides", k.GetName(), err)
+			}
+		}
+		ps[i] = providers.New(d.GetName(), d.GetScope(), nil, kinds...)
+		ps[i].Limit = int(d.GetLimit())
+		beside(ps[i], stub, d)
+	}
+	return ps, nil
+}
+
+// beside adds the calls that are the provider's and not a kind's.
+func beside(p *providers.Provider, stub wirepb.ProvidersClient, d *wirepb.Provider) {
+	which := &wirepb.Which{Scope: d.GetScope(), Name: d.GetName()}
+	if d.GetFences() {
+		p.Fence = func(ctx context.Context, epoch int64) error {
+			_, err := stub.Fence(ctx, &wirepb.FenceRequest{Which: which, Epoch: epoch})
+			return toldOrLost(err)
+		}
+	}
+	if d.GetIdentifies() {
+		p.Identity = func(ctx context.Context) (string, error) {
+			r, err := stub.Identify(ctx, &wirepb.IdentifyRequest{Which: which})
+			return r.GetIdentity(), toldOrLost(err)
+		}
+	}
+	if d.GetBuilds() {
+		p.Build = func(ctx context.Context) (string, error) {
+			r, err := stub.Build(ctx, &wirepb.BuildRequest{Which: which})
+			return r.GetBuild(), toldOrLost(err)
+		}
+	}
+	if d.GetHasHealth() {
+		p.Health = func(ctx context.Context) providers.Health {
+			r, err := stub.Health(ctx, &wirepb.HealthRequest{Which: which})
+			if err != nil {
+				return providers.Health{Down: toldOrLost(err)}
+			}
+			return decodeHealth(r)
+		}
+	}
+}
+
+// onTheWay is the error of a call of which the provider says nothing.
+func onTheWay(err error) error {
+	s := status.Convert(err)
+	lost := &said{words: s.Message()}
+	switch s.Code() {
+	case codes.Canceled:
+		lost.is = context.Canceled
+	case codes.DeadlineExceeded:
+		lost.is = context.DeadlineExceeded
+	}
+	return lost
+}
+
+// toldOrLost is the error of a call that is not a kind's; nil for nil.
+func toldOrLost(err error) error {
+	if err == nil {
+		return nil
+	}
+	if f, ok := failureOf(err); ok {
+		return decodeFailure(f)
+	}
+	return onTheWay(err)
+}
+
+// A remote kind is served by another process.
+type remote struct {
+	stub wirepb.ProvidersClient
+	at   *wirepb.Where
+}
+
+// observeError is the error of an observation. One that failed on the way may be made again.
+func (r *remote) observeError(err error) error {
+	if f, ok := failureOf(err); ok {
+		return decodeFailure(f)
+	}
+	class := providers.Transient
+	switch status.Code(err) {
+	case codes.NotFound, codes.Unimplemented: // it is not served any more
+		class = providers.Unsupported
+	}
+	return &providers.Error{Op: "observe", Kind: r.at.GetKind(), Class: class, Code: status.Code(err).String(), Err: onTheWay(err)}
+}
+
+// pages yields what a stream of pages brings.
+func (r *remote) pages(stream grpc.ServerStreamingClient[wirepb.Things], err error) iter.Seq2[providers.Thing, error] {
+	return func(yield func(providers.Thing, error) bool) {
+		for err == nil {
+			var page *wirepb.Things
+			if page, err = stream.Recv(); errors.Is(err, io.EOF) {
+				return
+			}
+			for _, encoded := range page.GetThings() {
+				th, err := decodeThing(encoded)
+				if err != nil {
+					yield(providers.Thing{}, &providers.Error{Op: "observe", Kind: r.at.GetKind(), Class: providers.Invalid, Err: err})
+					return
+				}
+				if !yield(th, nil) {
+					return
+				}
+			}
+		}
+		yield(providers.Thing{}, r.observeError(err))
+	}
+}
+
+var reading = []grpc.CallOption{grpc.UseCompressor(gzip.Name), grpc.MaxCallRecvMsgSize(maxMessage)}
+
+// List implements [providers.Kind].
+func (r *remote) List(ctx context.Context) iter.Seq2[providers.Thing, error] {
+	return func(yield func(providers.Thing, error) bool) {
+		ctx, cancel := context.WithCancel(ctx) // a list that is left early ends over there as well
+		defer cancel()
+		stream, err := r.stub.List(ctx, &wirepb.ListRequest{Where: r.at}, reading...)
+		r.pages(stream, err)(yield)
+	}
+}
+
+// Get implements [providers.Kind].
+func (r *remote) Get(ctx context.Context, ids []string) (things []providers.Thing, err error) {
+	for len(ids) > 0 {
+		n := min(len(ids), askedAtOnce)
+		stream, err := r.stub.Get(ctx, &wirepb.GetRequest{Where: r.at, Ids: ids[:n]}, reading...)
+		some, err := providers.Collect(r.pages(stream, err))
+		if err != nil {
+			return nil, err
+		}
+		things, ids = append(things, some...), ids[n:]
+	}
+	return things, nil
+}
+
+// change makes a change. One that failed on the way may have had its effect.
+func (r *remote) change(op string, c *providers.Call, call func(*wirepb.CallRequest) (chosen string, err error)) error {
+	request, err := encodeCall(c)
+	if err != nil {
+		return &providers.Error{Op: op, Ref: c.Ref, Class: providers.Invalid, Err: err}
+	}
+	chosen, err := call(request)
+	if err == nil {
+		c.Chose(chosen)
+		return nil
+	}
+	if f, ok := failureOf(err); ok {
+		c.Chose(f.GetChosen())
+		return decodeFailure(f)
+	}
+	return &providers.Error{Op: op, Ref: c.Ref, Class: providers.Unknown, Code: status.Code(err).String(), Err: onTheWay(err)}
+}
+
+// Create implements [providers.Kind].
+func (r *remote) Create(ctx context.Context, c providers.Call) error {
+	return r.change("create", &c, func(request *wirepb.CallRequest) (string, error) {
+		made, err := r.stub.Create(ctx, request)
+		return made.GetChosen(), err
+	})
+}
+
+// Update implements [providers.Kind].
+func (r *remote) Update(ctx context.Context, c providers.Call) error {
+	return r.change("update", &c, func(request *wirepb.CallRequest) (string, error) {
+		_, err := r.stub.Update(ctx, request)
+		return "", err
+	})
+}
+
+// Delete implements [providers.Kind].
+func (r *remote) Delete(ctx context.Context, c providers.Call) error {
+	return r.change("delete", &c, func(request *wirepb.CallRequest) (string, error) {
+		_, err := r.stub.Delete(ctx, request)
+		return "", err
+	})
+}

@@ -1,0 +1,253 @@
+package wire
+
+import (
+	"context"
+	"encoding/json"
+	"errors"
+	"fmt"
+	"log/slog"
+	"runtime/debug"
+
+	"google.golang.org/grpc"
+	"google.golang.org/grpc/codes"
+	"google.golang.org/grpc/status"
+	"google.golang.org/protobuf/proto"
+
+	"converge.dev/converge/internal/keyed"
+	"converge.dev/converge/providers"
+	"converge.dev/converge/providers/wire/wirepb"
+)
+
+// A page of things ends when it has this many of them, or bytes.
+const (
+	pageThings = 1000
+	pageBytes  = 1 << 20
+)
+
+// Serve offers providers to whoever connects to r. A panic of one of them is an error for the caller and goes on the log, without
+// its words, which may hold a secret. The providers are not closed.
+func Serve(r grpc.ServiceRegistrar, log *slog.Logger, ps ...*providers.Provider) error {
+	set, err := providers.NewSet(ps...)
+	if err != nil {
+		return err
+	}
+	wirepb.RegisterProvidersServer(r, &server{set: set, log: log})
+	return nil
+}
+
+type server struct {
+	wirepb.UnimplementedProvidersServer
+	set  *providers.Set
+	log  *slog.Logger
+	keys keyed.Mutex // of changes: an attempt that was given up over there may go on here
+}
+
+func (s *server) Describe(context.Context, *wirepb.DescribeRequest) (*wirepb.DescribeResponse, error) {
+	r := &wirepb.DescribeResponse{}
+	for _, p := range s.set.All() {
+		described := &wirepb.Provider{
+			Name: p.Name, Scope: p.Scope, Limit: int64(p.Limit),
+			Fences: p.Fence != nil, Identifies: p.Identity != nil, Builds: p.Build != nil, HasHealth: p.Health != nil,
+		}
+		for _, k := range p.Kinds {
+			traits, err := json.Marshal(k.Traits)
+			if err != nil {
+				return nil, err
+			}
+			described.Kinds = append(described.Kinds, &wirepb.Served{Name: k.Name, Traits: traits})
+		}
+		r.Providers = append(r.Providers, described)
+	}
+	return r, nil
+}
+
+// guard turns a panic of a provider into the failure of a call.
+func (s *server) guard(call *wirepb.Failure, err *error) {
+	if p := recover(); p != nil {
+		s.log.Error("a provider panicked", "op", call.GetOp(), "kind", call.GetKind(), "ref", call.GetRef(), "stack", string(debug.Stack()))
+		call.Message = "the provider panicked; its log says where"
+		*err = statusOf(call)
+	}
+}
+
+func (s *server) kind(at *wirepb.Where) (providers.Kind, error) {
+	served, _, ok := s.set.Find(at.GetScope(), at.GetKind())
+	if !ok {
+		return nil, status.Errorf(codes.NotFound, "%s is not served in scope %s", at.GetKind(), at.GetScope())
+	}
+	return served.Kind, nil
+}
+
+func (s *server) List(r *wirepb.ListRequest, out grpc.ServerStreamingServer[wirepb.Things]) (err error) {
+	defer s.guard(&wirepb.Failure{Op: "observe", Kind: r.GetWhere().GetKind(), Class: string(providers.Invalid)}, &err)
+	k, err := s.kind(r.GetWhere())
+	if err != nil {
+		return err
+	}
+	pages := pager{out: out}
+	for th, err := range k.List(out.Context()) {
+		if err != nil {
+			return statusOf(encodeFailure(err))
+		}
+		if err := pages.add(&th); err != nil {
+			return err
+		}
+	}
+	return pages.flush()
+}
+
+func (s *server) Get(r *wirepb.GetRequest, out grpc.ServerStreamingServer[wirepb.Things]) (err error) {
+	defer s.guard(&wirepb.Failure{Op: "observe", Kind: r.GetWhere().GetKind(), Class: string(providers.Invalid)}, &err)
+	k, err := s.kind(r.GetWhere())
+	if err != nil {
+		return err
+	}
+	things, err := k.Get(out.Context(), r.GetIds())
+	if err != nil {
+		return statusOf(encodeFailure(err))
+	}
+	pages := pager{out: out}
+	for i := range things {
+		if err := pages.add(&things[i]); err != nil {
+			return err
+		}
+	}
+	return pages.flush()
+}
+
+// A pager sends things in pages.
+type pager struct {
+	out   grpc.ServerStreamingServer[wirepb.Things]
+	page  wirepb.Things
+	bytes int
+}
+
+func (p *pager) add(th *providers.Thing) error {
+	encoded, err := encodeThing(th)
+	if err != nil {
+		return err
+	}
+	p.page.Things = append(p.page.Things, encoded)
+	if p.bytes += proto.Size(encoded); p.bytes < pageBytes && len(p.page.Things) < pageThings {
+		return nil
+	}
+	return p.flush()
+}
+
+func (p *pager) flush() error {
+	if len(p.page.GetThings()) == 0 {
+		return nil
+	}
+	err := p.out.Send(&p.page)
+	p.page.Things, p.bytes = nil, 0
+	return err
+}
+
+// change makes a change; chosen is the id that the far side chose, if it did.
+func (s *server) change(ctx context.Context, op string, r *wirepb.CallRequest, verb func(providers.Kind) func(context.Context, providers.Call) error) (chosen string, err error) {
+	defer s.guard(&wirepb.Failure{Op: op, Ref: r.GetRef(), Class: string(providers.Unknown)}, &err)
+	c, err := decodeCall(r)
+	if err != nil {
+		return "", status.Errorf(codes.InvalidArgument, "a call that cannot be read: %v", err)
+	}
+	k, err := s.kind(&wirepb.Where{Scope: c.Ref.Scope, Kind: c.Ref.Kind})
+	if err != nil {
+		return "", err
+	}
+	fail := func(err error) (string, error) {
+		f := encodeFailure(err)
+		f.Chosen = c.Answer.ID
+		return "", statusOf(f)
+	}
+	c.Answer = &providers.Answer{}
+	if c.Key != "" {
+		unlock, err := s.keys.Lock(ctx, c.Key)
+		if err != nil {
+			return fail(&providers.Error{Op: op, Ref: c.Ref, Class: providers.Transient, Err: err})
+		}
+		defer unlock()
+	}
+	if err := verb(k)(ctx, c); err != nil {
+		return fail(err)
+	}
+	return c.Answer.ID, nil
+}
+
+func (s *server) Create(ctx context.Context, r *wirepb.CallRequest) (*wirepb.CreateResponse, error) {
+	chosen, err := s.change(ctx, "create", r, func(k providers.Kind) func(context.Context, providers.Call) error { return k.Create })
+	return &wirepb.CreateResponse{Chosen: chosen}, err
+}
+
+func (s *server) Update(ctx context.Context, r *wirepb.CallRequest) (*wirepb.UpdateResponse, error) {
+	_, err := s.change(ctx, "update", r, func(k providers.Kind) func(context.Context, providers.Call) error { return k.Update })
+	return &wirepb.UpdateResponse{}, err
+}
+
+func (s *server) Delete(ctx context.Context, r *wirepb.CallRequest) (*wirepb.DeleteResponse, error) {
+	_, err := s.change(ctx, "delete", r, func(k providers.Kind) func(context.Context, providers.Call) error { return k.Delete })
+	return &wirepb.DeleteResponse{}, err
+}
+
+// errNoSuch answers a call that Describe does not promise.
+var errNoSuch = errors.New("the provider has no such call")
+
+// ask makes one of the calls that are the provider's and not a kind's.
+func ask[T any](s *server, which *wirepb.Which, of func(*providers.Provider) func() (T, error)) (answer T, err error) {
+	defer s.guard(&wirepb.Failure{}, &err)
+	for _, p := range s.set.All() {
+		if p.Scope != which.GetScope() || p.Name != which.GetName() {
+			continue
+		}
+		call := of(p)
+		if call == nil {
+			return answer, status.Error(codes.Unimplemented, errNoSuch.Error())
+		}
+		if answer, err = call(); err != nil {
+			return answer, statusOf(encodeFailure(err))
+		}
+		return answer, nil
+	}
+	return answer, status.Error(codes.NotFound, fmt.Sprintf("there is no provider %s in scope %s", which.GetName(), which.GetScope()))
+}
+
+func (s *server) Fence(ctx context.Context, r *wirepb.FenceRequest) (*wirepb.FenceResponse, error) {
+	return ask(s, r.GetWhich(), func(p *providers.Provider) func() (*wirepb.FenceResponse, error) {
+		if p.Fence == nil {
+			return nil
+		}
+		return func() (*wirepb.FenceResponse, error) { return &wirepb.FenceResponse{}, p.Fence(ctx, r.GetEpoch()) }
+	})
+}
+
+func (s *server) Identify(ctx context.Context, r *wirepb.IdentifyRequest) (*wirepb.IdentifyResponse, error) {
+	return ask(s, r.GetWhich(), func(p *providers.Provider) func() (*wirepb.IdentifyResponse, error) {
+		if p.Identity == nil {
+			return nil
+		}
+		return func() (*wirepb.IdentifyResponse, error) {
+			identity, err := p.Identity(ctx)
+			return &wirepb.IdentifyResponse{Identity: identity}, err
+		}
+	})
+}
+
+func (s *server) Build(ctx context.Context, r *wirepb.BuildRequest) (*wirepb.BuildResponse, error) {
+	return ask(s, r.GetWhich(), func(p *providers.Provider) func() (*wirepb.BuildResponse, error) {
+		if p.Build == nil {
+			return nil
+		}
+		return func() (*wirepb.BuildResponse, error) {
+			build, err := p.Build(ctx)
+			return &wirepb.BuildResponse{Build: build}, err
+		}
+	})
+}
+
+func (s *server) Health(ctx context.Context, r *wirepb.HealthRequest) (*wirepb.HealthResponse, error) {
+	return ask(s, r.GetWhich(), func(p *providers.Provider) func() (*wirepb.HealthResponse, error) {
+		if p.Health == nil {
+			return nil
+		}
+		return func() (*wirepb.HealthResponse, error) { return encodeHealth(p.Health(ctx)), nil }
+	})
+}

@@ -1,0 +1,220 @@
+// Package wire carries the contract of package providers between two processes, over gRPC: [Serve] offers the providers of one,
+// [Connect] returns them to the other, as providers that are none the less under all the laws of the contract.
+//
+// What travels is the contract's own data, see providers.proto; the kinds of a provider are not repeated there. A list travels
+// in pages, compressed; one that breaks off is an error, never a shorter list. A change that breaks off has an unknown outcome.
+// Secrets that a call sets travel as they are: what carries the wire keeps them from others.
+package wire
+
+import (
+	"context"
+	"encoding/json"
+	"errors"
+	"fmt"
+	"strings"
+	"time"
+
+	"google.golang.org/grpc/codes"
+	"google.golang.org/grpc/status"
+
+	"converge.dev/converge/providers"
+	"converge.dev/converge/providers/wire/wirepb"
+	"converge.dev/converge/schema"
+)
+
+// encodeObject returns an object as JSON; nil, which is none, as nothing.
+func encodeObject(o schema.Object) ([]byte, error) {
+	if o == nil {
+		return nil, nil
+	}
+	return json.Marshal(o)
+}
+
+func decodeObject(b []byte) (o schema.Object, err error) {
+	if len(b) == 0 {
+		return nil, nil
+	}
+	return o, json.Unmarshal(b, &o)
+}
+
+// encodeRef returns the text of a ref; the zero ref is none, and empty.
+func encodeRef(r schema.Ref) string {
+	if r.IsZero() {
+		return ""
+	}
+	return r.String()
+}
+
+func decodeRef(s string) (schema.Ref, error) {
+	if s == "" {
+		return schema.Ref{}, nil
+	}
+	return schema.ParseRef(s)
+}
+
+func encodeMark(m providers.Mark) *wirepb.Mark {
+	if m.IsZero() {
+		return nil
+	}
+	return &wirepb.Mark{Site: m.Site, Ref: encodeRef(m.Ref), Incarnation: int64(m.Incarnation)}
+}
+
+func decodeMark(m *wirepb.Mark) (providers.Mark, error) {
+	ref, err := decodeRef(m.GetRef())
+	return providers.Mark{Site: m.GetSite(), Ref: ref, Incarnation: int(m.GetIncarnation())}, err
+}
+
+func encodeThing(th *providers.Thing) (*wirepb.Thing, error) {
+	spec, serr := encodeObject(th.Spec)
+	state, terr := encodeObject(th.Status)
+	if err := errors.Join(serr, terr); err != nil {
+		return nil, fmt.Errorf("%s: %w", th.ID, err)
+	}
+	return &wirepb.Thing{
+		Id: th.ID, Name: th.Name, Mark: encodeMark(th.Mark), Version: th.Version, Spec: spec, Status: state,
+		Phase: string(th.Phase), Detail: strings.ToValidUTF8(th.Detail, "�"), Derived: th.Derived, Unfilled: th.Unfilled,
+	}, nil
+}
+
+func decodeThing(th *wirepb.Thing) (providers.Thing, error) {
+	spec, serr := decodeObject(th.GetSpec())
+	state, terr := decodeObject(th.GetStatus())
+	mark, merr := decodeMark(th.GetMark())
+	if err := errors.Join(serr, terr, merr); err != nil {
+		return providers.Thing{}, fmt.Errorf("%s: %w", th.GetId(), err)
+	}
+	return providers.Thing{
+		ID: th.GetId(), Name: th.GetName(), Mark: mark, Version: th.GetVersion(), Spec: spec, Status: state,
+		Phase: providers.Phase(th.GetPhase()), Detail: th.GetDetail(), Derived: th.GetDerived(), Unfilled: th.GetUnfilled(),
+	}, nil
+}
+
+func encodeCall(c *providers.Call) (*wirepb.CallRequest, error) {
+	want, werr := encodeObject(c.Want)
+	have, herr := encodeObject(c.Have)
+	return &wirepb.CallRequest{
+		Ref: encodeRef(c.Ref), Id: c.ID, Name: c.Name, Mark: encodeMark(c.Mark), Want: want, Have: have,
+		Version: c.Version, Key: c.Key, Epoch: c.Epoch,
+	}, errors.Join(werr, herr)
+}
+
+func decodeCall(c *wirepb.CallRequest) (providers.Call, error) {
+	ref, rerr := schema.ParseRef(c.GetRef())
+	want, werr := decodeObject(c.GetWant())
+	have, herr := decodeObject(c.GetHave())
+	mark, merr := decodeMark(c.GetMark())
+	return providers.Call{
+		Ref: ref, ID: c.GetId(), Name: c.GetName(), Mark: mark, Want: want, Have: have,
+		Version: c.GetVersion(), Key: c.GetKey(), Epoch: c.GetEpoch(),
+	}, errors.Join(rerr, werr, herr, merr)
+}
+
+// statusCodes are what tells those of an error who read nothing else of it, such as a proxy.
+var statusCodes = map[providers.Class]codes.Code{
+	providers.Transient: codes.Unavailable, providers.Busy: codes.FailedPrecondition, providers.Conflict: codes.Aborted,
+	providers.Exists: codes.AlreadyExists, providers.Absent: codes.NotFound, providers.Denied: codes.PermissionDenied,
+	providers.Invalid: codes.InvalidArgument, providers.Unsupported: codes.Unimplemented,
+}
+
+// encodeFailure returns what travels of an error; nil of nil.
+func encodeFailure(err error) *wirepb.Failure {
+	if err == nil {
+		return nil
+	}
+	f, cause := &wirepb.Failure{}, err
+	var of *providers.Error
+	if errors.As(err, &of) {
+		f.Op, f.Ref, f.Kind, f.Class, f.Code, cause = of.Op, encodeRef(of.Ref), of.Kind, string(of.Class), of.Code, of.Err
+	}
+	if cause != nil {
+		f.Message = strings.ToValidUTF8(cause.Error(), "�")
+	}
+	switch {
+	case errors.Is(err, context.Canceled):
+		f.Cause = wirepb.Failure_CAUSE_CANCELLED
+	case errors.Is(err, context.DeadlineExceeded):
+		f.Cause = wirepb.Failure_CAUSE_DEADLINE_EXCEEDED
+	}
+	var outdated *providers.OutdatedError
+	if errors.As(err, &outdated) {
+		f.Outdated = &wirepb.Outdated{On: outdated.On, Stored: outdated.Stored, Epoch: outdated.Epoch}
+	}
+	return f
+}
+
+// statusOf is the status that carries a failure.
+func statusOf(f *wirepb.Failure) error {
+	code, ok := statusCodes[providers.Class(f.GetClass())]
+	if !ok {
+		code = codes.Unknown
+	}
+	s, err := status.New(code, f.GetMessage()).WithDetails(f)
+	if err != nil {
+		return status.Error(code, f.GetMessage())
+	}
+	return s.Err()
+}
+
+// A said error has the words of an error on the other side, and is what that was.
+type said struct {
+	words string
+	is    error // a sentinel, or a type that somebody looks for; nil: none
+}
+
+func (s *said) Error() string { return s.words }
+func (s *said) Unwrap() error { return s.is }
+
+func decodeFailure(f *wirepb.Failure) error {
+	if f == nil {
+		return nil
+	}
+	cause := &said{words: f.GetMessage()}
+	switch f.GetCause() {
+	case wirepb.Failure_CAUSE_CANCELLED:
+		cause.is = context.Canceled
+	case wirepb.Failure_CAUSE_DEADLINE_EXCEEDED:
+		cause.is = context.DeadlineExceeded
+	case wirepb.Failure_CAUSE_UNSPECIFIED:
+		if o := f.GetOutdated(); o != nil {
+			cause.is = &providers.OutdatedError{On: o.GetOn(), Stored: o.GetStored(), Epoch: o.GetEpoch()}
+		}
+	}
+	if f.GetOp() == "" {
+		return cause
+	}
+	ref, err := decodeRef(f.GetRef())
+	if err != nil {
+		cause.words += " (of " + f.GetRef() + ")"
+	}
+	return &providers.Error{Op: f.GetOp(), Ref: ref, Kind: f.GetKind(), Class: providers.Class(f.GetClass()), Code: f.GetCode(), Err: cause}
+}
+
+// failureOf returns what failed at the provider; ok is false when the call failed on the way.
+func failureOf(err error) (f *wirepb.Failure, ok bool) {
+	for _, d := range status.Convert(err).Details() {
+		if f, ok = d.(*wirepb.Failure); ok {
+			return f, true
+		}
+	}
+	return nil, false
+}
+
+func encodeHealth(h providers.Health) *wirepb.HealthResponse {
+	r := &wirepb.HealthResponse{
+		Down: encodeFailure(h.Down), Succeeded: int64(h.Succeeded), Failed: int64(h.Failed), Last: encodeFailure(h.Last),
+	}
+	if !h.LastAt.IsZero() {
+		r.LastAtUnixNano = h.LastAt.UnixNano()
+	}
+	return r
+}
+
+func decodeHealth(r *wirepb.HealthResponse) providers.Health {
+	h := providers.Health{
+		Down: decodeFailure(r.GetDown()), Succeeded: int(r.GetSucceeded()), Failed: int(r.GetFailed()), Last: decodeFailure(r.GetLast()),
+	}
+	if at := r.GetLastAtUnixNano(); at != 0 {
+		h.LastAt = time.Unix(0, at).UTC()
+	}
+	return h
+}
