@@ -1,0 +1,44 @@
+package main
+
+import (
+	"bytes"
+	"os"
+	"path/filepath"
+	"testing"
+)
+
+// TestSpecsAreOfTheSchema keeps the structs what the schema says.
+func TestSpecsAreOfTheSchema(t *testing.T) {
+	for _, provider := range []string{"carbide", "ovs"} {
+		files, err := generate(provider)
+		if err != nil {
+			t.Fatal(err)
+		}
+		dir := filepath.Join("..", "..", "providers", provider, "spec")
+		there, err := filepath.Glob(filepath.Join(dir, "*_spec.go"))
+		if err != nil {
+			t.Fatal(err)
+		}
+		for _, path := range there {
+			if files[filepath.Base(path)] == nil {
+				t.Errorf("%s is of no kind", path)
+			}
+		}
+		for name, want := range files {
+			if got, err := os.ReadFile(filepath.Join(dir, name)); err != nil || !bytes.Equal(got, want) {
+				t.Errorf("%s is not what the schema says (%v). Write it anew: go generate ./providers/%s/spec", name, err, provider)
+			}
+		}
+	}
+}
+
+func TestCamel(t *testing.T) {
+	for name, want := range map[string]string{
+		"vpc": "VPC", "external_ids": "ExternalIDs", "host_nics": "HostNICs", "nvlink_logical_partition": "NVLinkLogicalPartition",
+		"os_image": "OSImage", "stp_enable": "STPEnable", "tenant": "Tenant", "ip_address": "IPAddress",
+	} {
+		if got := camel(name); got != want {
+			t.Errorf("%s is %s, want %s", name, got, want)
+		}
+	}
+}
