@@ -8,6 +8,7 @@ import (
 
 	"converge.dev/converge/providers"
 	"converge.dev/converge/providers/carbide/forge"
+	"converge.dev/converge/providers/carbide/spec"
 	"converge.dev/converge/schema"
 )
 
@@ -50,13 +51,13 @@ func (allocations) thing(o *forge.ComputeAllocation) providers.Thing {
 	}
 }
 
-func (k allocations) create(ctx context.Context, c *providers.Call) error {
-	tenant := text(c.Want, "tenant")
+func (k allocations) create(ctx context.Context, c *call[spec.ComputeAllocation]) error {
+	tenant := c.want.Tenant
 	made, err := k.CreateComputeAllocation(ctx, &forge.CreateComputeAllocationRequest{
 		Id:                   &forge.ComputeAllocationId{Value: c.ID},
-		Metadata:             newMetadata(c),
+		Metadata:             newMetadata(c.Call, c.want.Description, c.want.Labels),
 		TenantOrganizationId: tenant,
-		Attributes:           writeAllocation(c, &forge.ComputeAllocationAttributes{InstanceTypeId: text(c.Want, "instance_type")}),
+		Attributes:           writeAllocation(c, &forge.ComputeAllocationAttributes{InstanceTypeId: c.want.InstanceType}),
 	})
 	c.Chose(made.GetAllocation().GetId().GetValue())
 	if status.Code(err) == codes.FailedPrecondition && !k.taken(ctx, tenant, c.Called()) {
@@ -71,11 +72,11 @@ func (k allocations) taken(ctx context.Context, tenant, name string) bool {
 	return err != nil || len(r.GetIds()) > 0
 }
 
-func (k allocations) update(ctx context.Context, c *providers.Call, now *forge.ComputeAllocation) error {
+func (k allocations) update(ctx context.Context, c *call[spec.ComputeAllocation], now *forge.ComputeAllocation) error {
 	_, err := k.UpdateComputeAllocation(ctx, &forge.UpdateComputeAllocationRequest{
 		Id:                   now.Id,
 		TenantOrganizationId: now.TenantOrganizationId,
-		Metadata:             writeMetadata(c, now.Metadata, c.Called()),
+		Metadata:             writeMetadata(c.Call, now.Metadata, c.Called(), c.want.Description, c.want.Labels),
 		Attributes:           writeAllocation(c, now.Attributes),
 		IfVersionMatch:       &now.Version,
 		UpdatedBy:            now.UpdatedBy,
@@ -84,8 +85,8 @@ func (k allocations) update(ctx context.Context, c *providers.Call, now *forge.C
 }
 
 // delete asks the service who the tenant is when the caller did not look: it takes another tenant's for deleted.
-func (k allocations) delete(ctx context.Context, c *providers.Call) error {
-	tenant := text(c.Have, "tenant")
+func (k allocations) delete(ctx context.Context, c *call[spec.ComputeAllocation]) error {
+	tenant := c.have.Tenant
 	if tenant == "" {
 		found, err := k.get(ctx, []string{c.ID})
 		if err != nil {
@@ -103,8 +104,8 @@ func (k allocations) delete(ctx context.Context, c *providers.Call) error {
 }
 
 // writeAllocation changes how many machines are allocated.
-func writeAllocation(c *providers.Call, a *forge.ComputeAllocationAttributes) *forge.ComputeAllocationAttributes {
-	if n := number[uint32](c.Want, "count"); n != nil {
+func writeAllocation(c *call[spec.ComputeAllocation], a *forge.ComputeAllocationAttributes) *forge.ComputeAllocationAttributes {
+	if n := narrow[uint32](&c.want.Count); n != nil {
 		a.Count = *n
 	}
 	return a

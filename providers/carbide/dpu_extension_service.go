@@ -11,6 +11,7 @@ import (
 
 	"converge.dev/converge/providers"
 	"converge.dev/converge/providers/carbide/forge"
+	"converge.dev/converge/providers/carbide/spec"
 	"converge.dev/converge/schema"
 )
 
@@ -72,7 +73,7 @@ func serviceToken(o *forge.DpuExtensionService) string {
 	return strconv.Itoa(int(o.GetVersionCtr())) + "/" + o.GetUpdated()
 }
 
-func (k extensionServices) create(ctx context.Context, c *providers.Call) error {
+func (k extensionServices) create(ctx context.Context, c *call[spec.DPUExtensionService]) error {
 	credential, err := credentialOf(c.Want)
 	if err != nil {
 		return err
@@ -80,10 +81,10 @@ func (k extensionServices) create(ctx context.Context, c *providers.Call) error 
 	made, err := k.CreateDpuExtensionService(ctx, &forge.CreateDpuExtensionServiceRequest{
 		ServiceId:            &c.ID,
 		ServiceName:          c.Called(),
-		Description:          optional(c.Want, "description"),
+		Description:          c.want.Description,
 		ServiceType:          forge.DpuExtensionServiceType_KUBERNETES_POD,
-		TenantOrganizationId: text(c.Want, "tenant"),
-		Data:                 text(c.Want, "manifest"),
+		TenantOrganizationId: c.want.Tenant,
+		Data:                 c.want.Manifest,
 		Credential:           credential,
 		Observability:        writeObservability(c.Want, nil),
 	})
@@ -106,14 +107,14 @@ func (e toldError) Unwrap() error { return e.error }
 // update makes another version only when what runs changes: the service refuses one that is like the last. It cannot be
 // asked what the credential is. One that is wanted is sent with all the rest, and when the service then sees no change
 // there was none.
-func (k extensionServices) update(ctx context.Context, c *providers.Call, now *forge.DpuExtensionService) error {
+func (k extensionServices) update(ctx context.Context, c *call[spec.DPUExtensionService], now *forge.DpuExtensionService) error {
 	credential, err := credentialOf(c.Want)
 	if err != nil {
 		return err
 	}
-	latest, description := now.GetLatestVersionInfo(), text(c.Want, "description")
+	latest, description := now.GetLatestVersionInfo(), value(c.want.Description)
 	described := now.GetServiceName() != c.Called() || now.GetDescription() != description
-	data := text(c.Want, "manifest") != latest.GetData()
+	data := c.want.Manifest != latest.GetData()
 	observability := writeObservability(c.Want, latest.GetObservability())
 	collected := schema.Object{"": readObservability(observability)}.Digest() != schema.Object{"": readObservability(latest.GetObservability())}.Digest()
 	taken := credential == nil && latest.GetHasCredential()
@@ -133,7 +134,7 @@ func (k extensionServices) update(ctx context.Context, c *providers.Call, now *f
 	whole := &forge.UpdateDpuExtensionServiceRequest{
 		ServiceId: request.ServiceId, IfVersionCtrMatch: request.IfVersionCtrMatch,
 		ServiceName: request.ServiceName, Description: request.Description,
-		Data: text(c.Want, "manifest"), Credential: credential, Observability: observability,
+		Data: c.want.Manifest, Credential: credential, Observability: observability,
 	}
 	_, err = k.UpdateDpuExtensionService(ctx, whole)
 	if status.Code(err) == codes.InvalidArgument && !data && !taken { // all of it is as it was accepted once, so nothing runs differently
@@ -154,7 +155,7 @@ func (k extensionServices) describe(ctx context.Context, request *forge.UpdateDp
 	return err
 }
 
-func (k extensionServices) delete(ctx context.Context, c *providers.Call) error {
+func (k extensionServices) delete(ctx context.Context, c *call[spec.DPUExtensionService]) error {
 	_, err := k.DeleteDpuExtensionService(ctx, &forge.DeleteDpuExtensionServiceRequest{ServiceId: c.ID})
 	return err
 }
@@ -209,7 +210,7 @@ func readCollector(c *forge.DpuExtensionServiceObservabilityConfig) map[string]a
 // writeObservability changes what is collected, which is nil for a new service, to what is wanted. It is nil when nothing is
 // to be collected.
 func writeObservability(spec schema.Object, now *forge.DpuExtensionServiceObservability) *forge.DpuExtensionServiceObservability {
-	configs := renew(now.GetConfigs(), structs(spec, "observability"), readCollector, writeCollector, "name")
+	configs := renewMaps(now.GetConfigs(), structs(spec, "observability"), readCollector, writeCollector, "name")
 	if len(configs) == 0 {
 		return nil
 	}

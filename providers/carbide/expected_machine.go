@@ -12,6 +12,7 @@ import (
 
 	"converge.dev/converge/providers"
 	"converge.dev/converge/providers/carbide/forge"
+	"converge.dev/converge/providers/carbide/spec"
 	"converge.dev/converge/schema"
 )
 
@@ -108,12 +109,12 @@ func expectedName(m *forge.Metadata, mac string) string {
 	return strings.ToLower(mac)
 }
 
-func (k expectedMachines) create(ctx context.Context, c *providers.Call) error {
+func (k expectedMachines) create(ctx context.Context, c *call[spec.ExpectedMachine]) error {
 	_, err := k.AddExpectedMachine(ctx, writeExpectedMachine(c, &forge.ExpectedMachine{Id: &forge.UUID{Value: c.ID}}))
 	return err
 }
 
-func (k expectedMachines) update(ctx context.Context, c *providers.Call, now expectedMachine) error {
+func (k expectedMachines) update(ctx context.Context, c *call[spec.ExpectedMachine], now expectedMachine) error {
 	request := writeExpectedMachine(c, proto.CloneOf(now.ExpectedMachine))
 	// From v2.0 of the service on an entry that is a BMC stays unless the list is said to be whole.
 	request.ReplaceHostNics = len(request.HostNics) < len(now.HostNics)
@@ -129,27 +130,27 @@ func (k expectedMachines) update(ctx context.Context, c *providers.Call, now exp
 	return err
 }
 
-func (k expectedMachines) delete(ctx context.Context, c *providers.Call) error {
+func (k expectedMachines) delete(ctx context.Context, c *call[spec.ExpectedMachine]) error {
 	_, err := k.DeleteExpectedMachine(ctx, &forge.ExpectedMachineRequest{Id: &forge.UUID{Value: c.ID}})
 	return err
 }
 
 // writeExpectedMachine changes an entry to what is wanted. Every switch is stated, because the service keeps those that are
 // absent.
-func writeExpectedMachine(c *providers.Call, o *forge.ExpectedMachine) *forge.ExpectedMachine {
-	retain, pause, lockdown := truth(c.Want, "bmc_retain_credentials"), truth(c.Want, "default_pause_ingestion_and_poweron"), truth(c.Want, "disable_lockdown")
+func writeExpectedMachine(c *call[spec.ExpectedMachine], o *forge.ExpectedMachine) *forge.ExpectedMachine {
+	retain, pause, lockdown := c.want.BMCRetainCredentials, c.want.DefaultPauseIngestionAndPoweron, c.want.DisableLockdown
 	dpf, said := c.Want["is_dpf_enabled"].(bool)
 	dpf = dpf || !said
-	o.BmcMacAddress = text(c.Want, "bmc_mac_address")
-	o.BmcUsername = text(c.Want, "bmc_username")
-	o.BmcPassword = text(c.Want, "bmc_password")
+	o.BmcMacAddress = c.want.BMCMACAddress
+	o.BmcUsername = c.want.BMCUsername
+	o.BmcPassword = c.want.BMCPassword
 	o.BmcRetainCredentials = &retain
-	o.BmcIpAddress = optional(c.Want, "bmc_ip_address")
-	o.ChassisSerialNumber = text(c.Want, "chassis_serial_number")
-	o.FallbackDpuSerialNumbers = words(c.Want, "fallback_dpu_serial_numbers")
-	o.Metadata = writeMetadata(c, o.Metadata, c.Called())
-	o.SkuId = optional(c.Want, "sku")
-	o.RackId = writeRack(c, o.RackId)
+	o.BmcIpAddress = c.want.BMCIPAddress
+	o.ChassisSerialNumber = c.want.ChassisSerialNumber
+	o.FallbackDpuSerialNumbers = c.want.FallbackDPUSerialNumbers
+	o.Metadata = writeMetadata(c.Call, o.Metadata, c.Called(), c.want.Description, c.want.Labels)
+	o.SkuId = c.want.SKU
+	o.RackId = writeRack(value(c.want.RackID), o.RackId)
 	if mode := c.Want["dpu_mode"]; mode != dpuModes.word(o.GetDpuMode()) {
 		o.DpuMode = dpuModes.value(mode).Enum()
 	}
@@ -161,7 +162,7 @@ func writeExpectedMachine(c *providers.Call, o *forge.ExpectedMachine) *forge.Ex
 		o.HostLifecycleProfile = &forge.HostLifecycleProfile{}
 	}
 	o.HostLifecycleProfile.DisableLockdown = &lockdown
-	o.HostNics = renew(o.HostNics, structs(c.Want, "host_nics"), readNIC, writeNIC, "mac_address")
+	o.HostNics = renewMaps(o.HostNics, structs(c.Want, "host_nics"), readNIC, writeNIC, "mac_address")
 	return o
 }
 
@@ -183,8 +184,8 @@ func writeNIC(n map[string]any, nic *forge.ExpectedHostNic) {
 	}
 }
 
-func writeRack(c *providers.Call, now *forge.RackId) *forge.RackId {
-	switch id := text(c.Want, "rack_id"); id {
+func writeRack(id string, now *forge.RackId) *forge.RackId {
+	switch id {
 	case "":
 		return nil
 	case now.GetId():

@@ -8,6 +8,7 @@ import (
 
 	"converge.dev/converge/providers"
 	"converge.dev/converge/providers/carbide/forge"
+	"converge.dev/converge/providers/carbide/spec"
 	"converge.dev/converge/schema"
 )
 
@@ -56,31 +57,31 @@ func (expectedShelves) thing(o expectedShelf) providers.Thing {
 	}
 }
 
-func (k expectedShelves) create(ctx context.Context, c *providers.Call) error {
+func (k expectedShelves) create(ctx context.Context, c *call[spec.ExpectedPowerShelf]) error {
 	_, err := k.AddExpectedPowerShelf(ctx, writeExpectedShelf(c, &forge.ExpectedPowerShelf{ExpectedPowerShelfId: &forge.UUID{Value: c.ID}}))
 	return err
 }
 
-func (k expectedShelves) update(ctx context.Context, c *providers.Call, now expectedShelf) error {
+func (k expectedShelves) update(ctx context.Context, c *call[spec.ExpectedPowerShelf], now expectedShelf) error {
 	_, err := k.UpdateExpectedPowerShelf(ctx, writeExpectedShelf(c, proto.CloneOf(now.ExpectedPowerShelf)))
 	return err
 }
 
-func (k expectedShelves) delete(ctx context.Context, c *providers.Call) error {
+func (k expectedShelves) delete(ctx context.Context, c *call[spec.ExpectedPowerShelf]) error {
 	_, err := k.DeleteExpectedPowerShelf(ctx, &forge.ExpectedPowerShelfRequest{ExpectedPowerShelfId: &forge.UUID{Value: c.ID}})
 	return err
 }
 
 // writeExpectedShelf changes an entry to what is wanted. The service keeps bmc_retain_credentials when it is absent.
-func writeExpectedShelf(c *providers.Call, o *forge.ExpectedPowerShelf) *forge.ExpectedPowerShelf {
-	retain := truth(c.Want, "bmc_retain_credentials")
-	o.BmcMacAddress = text(c.Want, "bmc_mac_address")
-	o.BmcUsername = text(c.Want, "bmc_username")
-	o.BmcPassword = text(c.Want, "bmc_password")
+func writeExpectedShelf(c *call[spec.ExpectedPowerShelf], o *forge.ExpectedPowerShelf) *forge.ExpectedPowerShelf {
+	retain := c.want.BMCRetainCredentials
+	o.BmcMacAddress = c.want.BMCMACAddress
+	o.BmcUsername = c.want.BMCUsername
+	o.BmcPassword = c.want.BMCPassword
 	o.BmcRetainCredentials = &retain
-	o.BmcIpAddress = text(c.Want, "bmc_ip_address")
-	o.ShelfSerialNumber = text(c.Want, "shelf_serial_number")
-	o.Metadata = writeMetadata(c, o.Metadata, c.Called())
-	o.RackId = writeRack(c, o.RackId)
+	o.BmcIpAddress = value(c.want.BMCIPAddress)
+	o.ShelfSerialNumber = c.want.ShelfSerialNumber
+	o.Metadata = writeMetadata(c.Call, o.Metadata, c.Called(), c.want.Description, c.want.Labels)
+	o.RackId = writeRack(value(c.want.RackID), o.RackId)
 	return o
 }

@@ -8,6 +8,7 @@ import (
 
 	"converge.dev/converge/providers"
 	"converge.dev/converge/providers/carbide/forge"
+	"converge.dev/converge/providers/carbide/spec"
 	"converge.dev/converge/schema"
 )
 
@@ -60,35 +61,35 @@ func (expectedSwitches) thing(o expectedSwitch) providers.Thing {
 	}
 }
 
-func (k expectedSwitches) create(ctx context.Context, c *providers.Call) error {
+func (k expectedSwitches) create(ctx context.Context, c *call[spec.ExpectedSwitch]) error {
 	_, err := k.AddExpectedSwitch(ctx, writeExpectedSwitch(c, &forge.ExpectedSwitch{ExpectedSwitchId: &forge.UUID{Value: c.ID}}))
 	return err
 }
 
-func (k expectedSwitches) update(ctx context.Context, c *providers.Call, now expectedSwitch) error {
+func (k expectedSwitches) update(ctx context.Context, c *call[spec.ExpectedSwitch], now expectedSwitch) error {
 	_, err := k.UpdateExpectedSwitch(ctx, writeExpectedSwitch(c, proto.CloneOf(now.ExpectedSwitch)))
 	return err
 }
 
-func (k expectedSwitches) delete(ctx context.Context, c *providers.Call) error {
+func (k expectedSwitches) delete(ctx context.Context, c *call[spec.ExpectedSwitch]) error {
 	_, err := k.DeleteExpectedSwitch(ctx, &forge.ExpectedSwitchRequest{ExpectedSwitchId: &forge.UUID{Value: c.ID}})
 	return err
 }
 
 // writeExpectedSwitch changes an entry to what is wanted. The service keeps bmc_retain_credentials when it is absent.
-func writeExpectedSwitch(c *providers.Call, o *forge.ExpectedSwitch) *forge.ExpectedSwitch {
-	retain := truth(c.Want, "bmc_retain_credentials")
-	o.BmcMacAddress = text(c.Want, "bmc_mac_address")
-	o.BmcUsername = text(c.Want, "bmc_username")
-	o.BmcPassword = text(c.Want, "bmc_password")
+func writeExpectedSwitch(c *call[spec.ExpectedSwitch], o *forge.ExpectedSwitch) *forge.ExpectedSwitch {
+	retain := c.want.BMCRetainCredentials
+	o.BmcMacAddress = c.want.BMCMACAddress
+	o.BmcUsername = c.want.BMCUsername
+	o.BmcPassword = c.want.BMCPassword
 	o.BmcRetainCredentials = &retain
-	o.BmcIpAddress = text(c.Want, "bmc_ip_address")
-	o.SwitchSerialNumber = text(c.Want, "switch_serial_number")
-	o.Metadata = writeMetadata(c, o.Metadata, c.Called())
-	o.RackId = writeRack(c, o.RackId)
-	o.NvosUsername = optional(c.Want, "nvos_username")
-	o.NvosPassword = optional(c.Want, "nvos_password")
-	o.NvosMacAddresses = words(c.Want, "nvos_mac_addresses")
-	o.NvosIpAddress = optional(c.Want, "nvos_ip_address")
+	o.BmcIpAddress = value(c.want.BMCIPAddress)
+	o.SwitchSerialNumber = c.want.SwitchSerialNumber
+	o.Metadata = writeMetadata(c.Call, o.Metadata, c.Called(), c.want.Description, c.want.Labels)
+	o.RackId = writeRack(value(c.want.RackID), o.RackId)
+	o.NvosUsername = c.want.NVOSUsername
+	o.NvosPassword = c.want.NVOSPassword
+	o.NvosMacAddresses = c.want.NVOSMACAddresses
+	o.NvosIpAddress = c.want.NVOSIPAddress
 	return o
 }

@@ -2,6 +2,7 @@ package carbide
 
 import (
 	"encoding/json"
+	"maps"
 	"testing"
 
 	"google.golang.org/protobuf/encoding/protojson"
@@ -82,12 +83,10 @@ func FuzzThing(tf *testing.F) {
 		if m == nil {
 			return
 		}
-		want := schema.Object{}
-		mark := readMetadata(m, want)
-		back := writeMetadata(&providers.Call{Want: want, Mark: mark}, nil, m.GetName())
-		got := schema.Object{}
-		if again := readMetadata(back, got); again != mark || got.Digest() != want.Digest() {
-			t.Errorf("%v reads as %v, and comes back as %v", m, want, got)
+		description, labels, mark := described(m)
+		back := writeMetadata(&providers.Call{Mark: mark}, nil, m.GetName(), description, labels)
+		if again, more, same := described(back); value(again) != value(description) || !maps.Equal(labels, more) || same != mark {
+			t.Errorf("%v reads as %q, %v, and comes back as %q, %v", m, value(description), labels, value(again), more)
 		}
 	})
 }

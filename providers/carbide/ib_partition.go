@@ -12,6 +12,7 @@ import (
 
 	"converge.dev/converge/providers"
 	"converge.dev/converge/providers/carbide/forge"
+	"converge.dev/converge/providers/carbide/spec"
 	"converge.dev/converge/schema"
 )
 
@@ -72,12 +73,12 @@ func partitionKey(text string) string {
 	return "0x" + strconv.FormatUint(key, 16)
 }
 
-func (k ibPartitions) create(ctx context.Context, c *providers.Call) error {
-	tenant := text(c.Want, "tenant")
+func (k ibPartitions) create(ctx context.Context, c *call[spec.IBPartition]) error {
+	tenant := c.want.Tenant
 	made, err := k.CreateIBPartition(ctx, &forge.IBPartitionCreationRequest{
 		Id:       &forge.IBPartitionId{Value: c.ID},
-		Metadata: newMetadata(c),
-		Config:   &forge.IBPartitionConfig{Name: c.Called(), TenantOrganizationId: tenant, Pkey: optional(c.Want, "pkey")},
+		Metadata: newMetadata(c.Call, c.want.Description, c.want.Labels),
+		Config:   &forge.IBPartitionConfig{Name: c.Called(), TenantOrganizationId: tenant, Pkey: c.want.Pkey},
 	})
 	c.Chose(made.GetId().GetValue())
 	if k.early(ctx, tenant, err) {
@@ -109,19 +110,19 @@ func (k ibPartitions) early(ctx context.Context, tenant string, err error) bool 
 }
 
 // update repeats what cannot change, because the service insists on it.
-func (k ibPartitions) update(ctx context.Context, c *providers.Call, now *forge.IBPartition) error {
+func (k ibPartitions) update(ctx context.Context, c *call[spec.IBPartition], now *forge.IBPartition) error {
 	config := now.GetConfig()
 	if config == nil {
-		config = &forge.IBPartitionConfig{TenantOrganizationId: text(c.Want, "tenant")}
+		config = &forge.IBPartitionConfig{TenantOrganizationId: c.want.Tenant}
 	}
 	config.Name = c.Called()
 	_, err := k.UpdateIBPartition(ctx, &forge.IBPartitionUpdateRequest{
-		Id: now.Id, Config: config, IfVersionMatch: &now.ConfigVersion, Metadata: writeMetadata(c, now.Metadata, c.Called()),
+		Id: now.Id, Config: config, IfVersionMatch: &now.ConfigVersion, Metadata: writeMetadata(c.Call, now.Metadata, c.Called(), c.want.Description, c.want.Labels),
 	})
 	return err
 }
 
-func (k ibPartitions) delete(ctx context.Context, c *providers.Call) error {
+func (k ibPartitions) delete(ctx context.Context, c *call[spec.IBPartition]) error {
 	_, err := k.DeleteIBPartition(ctx, &forge.IBPartitionDeletionRequest{Id: &forge.IBPartitionId{Value: c.ID}})
 	return err
 }

@@ -12,6 +12,7 @@ import (
 
 	"converge.dev/converge/providers"
 	"converge.dev/converge/providers/carbide/forge"
+	"converge.dev/converge/providers/carbide/spec"
 	"converge.dev/converge/schema"
 )
 
@@ -139,29 +140,29 @@ func (k instances) thing(o seenInstance) providers.Thing {
 	}
 }
 
-func (k instances) create(ctx context.Context, c *providers.Call) error {
-	powers, err := k.powers(ctx, &forge.MachineId{Id: text(c.Want, "machine")})
+func (k instances) create(ctx context.Context, c *call[spec.Instance]) error {
+	powers, err := k.powers(ctx, &forge.MachineId{Id: value(c.want.Machine)})
 	switch {
 	case err != nil:
 		return unsentError{err}
-	case text(c.Want, "power") != "" && powers[text(c.Want, "machine")] == nil:
+	case value(c.want.Power) != "" && powers[value(c.want.Machine)] == nil:
 		return errUnwatched
 	}
 	request := &forge.InstanceAllocationRequest{
 		InstanceId:     &forge.InstanceId{Value: c.ID},
-		MachineId:      &forge.MachineId{Id: text(c.Want, "machine")},
-		InstanceTypeId: optional(c.Want, "instance_type"),
-		Metadata:       newMetadata(c),
+		MachineId:      &forge.MachineId{Id: value(c.want.Machine)},
+		InstanceTypeId: c.want.InstanceType,
+		Metadata:       newMetadata(c.Call, c.want.Description, c.want.Labels),
 		Config: &forge.InstanceConfig{
 			Tenant: &forge.TenantConfig{
-				TenantOrganizationId: text(c.Want, "tenant"),
-				Hostname:             optional(c.Want, "hostname"),
+				TenantOrganizationId: c.want.Tenant,
+				Hostname:             c.want.Hostname,
 			},
 			Os:      &forge.InstanceOperatingSystemConfig{},
-			Network: &forge.InstanceNetworkConfig{Auto: truth(c.Want, "auto_network")},
+			Network: &forge.InstanceNetworkConfig{Auto: c.want.AutoNetwork},
 		},
 	}
-	if id := text(c.Want, "auto_vpc"); id != "" { // which takes the place of auto
+	if id := value(c.want.AutoVPC); id != "" { // which takes the place of auto
 		request.Config.Network.AutoConfig = &forge.InstanceNetworkAutoConfig{VpcId: &forge.VpcId{Value: id}}
 	}
 	if err := k.writeConfig(ctx, c, request.Config); err != nil {
@@ -169,7 +170,7 @@ func (k instances) create(ctx context.Context, c *providers.Call) error {
 	}
 	made, err := k.AllocateInstance(ctx, request)
 	c.Chose(made.GetId().GetValue())
-	if k.early(ctx, text(c.Want, "machine"), err) {
+	if k.early(ctx, value(c.want.Machine), err) {
 		return earlyError{err}
 	}
 	var used []string
@@ -197,15 +198,15 @@ func (k instances) early(ctx context.Context, machine string, err error) bool {
 // update sends the whole configuration back: what is not in it would be taken away. A change of what is booted alone has a
 // call of its own, which the service takes at any time. What is turned on is so before anything else changes, and what is
 // turned off last, when the rest is done, for the site does nothing with a host that is to be off.
-func (k instances) update(ctx context.Context, c *providers.Call, now seenInstance) error {
-	want := text(c.Want, "power")
+func (k instances) update(ctx context.Context, c *call[spec.Instance], now seenInstance) error {
+	want := value(c.want.Power)
 	actual, desired := powerWord(now.power, now.power.GetActualState()), powerWord(now.power, now.power.GetDesiredState())
 	switches := want != "" && (want != actual || want != desired)
-	config := wholeConfig(now.Instance, text(c.Want, "tenant"))
+	config := wholeConfig(now.Instance, c.want.Tenant)
 	if err := k.writeConfig(ctx, c, config); err != nil {
 		return err
 	}
-	metadata := writeMetadata(c, proto.CloneOf(now.Metadata), c.Called())
+	metadata := writeMetadata(c.Call, proto.CloneOf(now.Metadata), c.Called(), c.want.Description, c.want.Labels)
 	works := !proto.Equal(wired(config), wired(wholeConfig(now.Instance, "")))
 	switch {
 	case switches && now.power == nil:
@@ -282,7 +283,7 @@ func wired(config *forge.InstanceConfig) *forge.InstanceConfig {
 // delete turns an instance on that is to be off: the site would not take it back otherwise. An earlier attempt may have come
 // no further than that, so what was the excuse for being off is looked for in any case: no other instance could be put on
 // the host.
-func (k instances) delete(ctx context.Context, c *providers.Call) error {
+func (k instances) delete(ctx context.Context, c *call[spec.Instance]) error {
 	found, err := k.read(ctx, []string{c.ID})
 	if err != nil {
 		return unsentError{err}

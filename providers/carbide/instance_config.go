@@ -5,15 +5,15 @@ import (
 	"context"
 	"strings"
 
-	"converge.dev/converge/providers"
 	"converge.dev/converge/providers/carbide/forge"
+	"converge.dev/converge/providers/carbide/spec"
 )
 
 // writeConfig changes what may change in a configuration that is there.
-func (k instances) writeConfig(ctx context.Context, c *providers.Call, config *forge.InstanceConfig) error {
-	config.NetworkSecurityGroupId = optional(c.Want, "network_security_group")
+func (k instances) writeConfig(ctx context.Context, c *call[spec.Instance], config *forge.InstanceConfig) error {
+	config.NetworkSecurityGroupId = c.want.NetworkSecurityGroup
 	config.Tenant.TenantKeysetIds = nil
-	for _, id := range words(c.Want, "keysets") {
+	for _, id := range c.want.Keysets {
 		config.Tenant.TenantKeysetIds = append(config.Tenant.TenantKeysetIds, keysetIdentifier(id).KeysetId)
 	}
 	os, _ := c.Want["os"].(map[string]any)
@@ -95,7 +95,7 @@ func readInterfaceStatus(i *forge.InstanceInterfaceStatus) map[string]any {
 // writeInterfaces replaces the interfaces. One that is on the same port and says the same is left as it is, so that the
 // service sees no change.
 func writeInterfaces(want []map[string]any, network *forge.InstanceNetworkConfig) {
-	network.Interfaces = renew(network.Interfaces, want, readInterface, writeInterface, "function", "device", "device_instance", "virtual_function_id")
+	network.Interfaces = renewMaps(network.Interfaces, want, readInterface, writeInterface, "function", "device", "device_instance", "virtual_function_id")
 }
 
 func writeInterface(o map[string]any, i *forge.InstanceInterfaceConfig) {
@@ -131,7 +131,7 @@ func writeInterface(o map[string]any, i *forge.InstanceInterfaceConfig) {
 		return
 	}
 	i.RoutingProfile = cmp.Or(i.RoutingProfile, &forge.InstanceInterfaceRoutingProfile{})
-	i.RoutingProfile.AllowedAnycastPrefixes = renew(i.RoutingProfile.AllowedAnycastPrefixes, prefixes,
+	i.RoutingProfile.AllowedAnycastPrefixes = renewMaps(i.RoutingProfile.AllowedAnycastPrefixes, prefixes,
 		func(p *forge.PrefixFilterPolicyEntry) map[string]any { return map[string]any{"prefix": p.GetPrefix()} },
 		func(o map[string]any, p *forge.PrefixFilterPolicyEntry) { p.Prefix = text(o, "prefix") }, "prefix")
 }

@@ -9,8 +9,8 @@ import (
 	"google.golang.org/grpc/codes"
 	"google.golang.org/grpc/status"
 
-	"converge.dev/converge/providers"
 	"converge.dev/converge/providers/carbide/forge"
+	"converge.dev/converge/providers/carbide/spec"
 	"converge.dev/converge/schema"
 )
 
@@ -68,29 +68,29 @@ var deployments = enum[forge.DpuExtensionServiceDeploymentStatus]{
 
 // writeFabrics replaces these sections. What is asked for as it is there is left as it is, so that the service sees no
 // change and what the schema does not have is kept.
-func (k instances) writeFabrics(ctx context.Context, c *providers.Call, config *forge.InstanceConfig) error {
-	ib := renew(config.GetInfiniband().GetIbInterfaces(), structs(c.Want, "infiniband"), readIB, writeIB, "device", "device_instance")
+func (k instances) writeFabrics(ctx context.Context, c *call[spec.Instance], config *forge.InstanceConfig) error {
+	ib := renewMaps(config.GetInfiniband().GetIbInterfaces(), structs(c.Want, "infiniband"), readIB, writeIB, "device", "device_instance")
 	if len(ib) == 0 {
 		config.Infiniband = nil
 	} else {
 		config.Infiniband = cmp.Or(config.Infiniband, &forge.InstanceInfinibandConfig{})
 		config.Infiniband.IbInterfaces = ib
 	}
-	gpus := renew(config.GetNvlink().GetGpuConfigs(), structs(c.Want, "nvlink"), readGPU, writeGPU, "gpu")
+	gpus := renewMaps(config.GetNvlink().GetGpuConfigs(), structs(c.Want, "nvlink"), readGPU, writeGPU, "gpu")
 	if len(gpus) == 0 {
 		config.Nvlink = nil
 	} else {
 		config.Nvlink = cmp.Or(config.Nvlink, &forge.InstanceNVLinkConfig{})
 		config.Nvlink.GpuConfigs = gpus
 	}
-	spx := renew(config.GetSpxconfig().GetSpxAttachments(), structs(c.Want, "spx"), readSpx, writeSpx, "device", "device_instance")
+	spx := renewMaps(config.GetSpxconfig().GetSpxAttachments(), structs(c.Want, "spx"), readSpx, writeSpx, "device", "device_instance")
 	if len(spx) == 0 {
 		config.Spxconfig = nil
 	} else {
 		config.Spxconfig = cmp.Or(config.Spxconfig, &forge.InstanceSpxConfig{})
 		config.Spxconfig.SpxAttachments = spx
 	}
-	services := renew(config.GetDpuExtensionServices().GetServiceConfigs(), structs(c.Want, "dpu_extension_services"), readService, writeService, "service")
+	services := renewMaps(config.GetDpuExtensionServices().GetServiceConfigs(), structs(c.Want, "dpu_extension_services"), readService, writeService, "service")
 	if len(services) == 0 {
 		config.DpuExtensionServices = nil
 	} else {

@@ -6,6 +6,7 @@ import (
 
 	"converge.dev/converge/providers"
 	"converge.dev/converge/providers/carbide/forge"
+	"converge.dev/converge/providers/carbide/spec"
 	"converge.dev/converge/schema"
 )
 
@@ -59,27 +60,27 @@ func (instanceTypes) thing(o *forge.InstanceType) providers.Thing {
 	}
 }
 
-func (k instanceTypes) create(ctx context.Context, c *providers.Call) error {
+func (k instanceTypes) create(ctx context.Context, c *call[spec.InstanceType]) error {
 	made, err := k.CreateInstanceType(ctx, &forge.CreateInstanceTypeRequest{
 		Id:                     &c.ID,
-		Metadata:               newMetadata(c),
+		Metadata:               newMetadata(c.Call, c.want.Description, c.want.Labels),
 		InstanceTypeAttributes: writeCapabilities(c, nil),
 	})
 	c.Chose(made.GetInstanceType().GetId())
 	return err
 }
 
-func (k instanceTypes) update(ctx context.Context, c *providers.Call, now *forge.InstanceType) error {
+func (k instanceTypes) update(ctx context.Context, c *call[spec.InstanceType], now *forge.InstanceType) error {
 	_, err := k.UpdateInstanceType(ctx, &forge.UpdateInstanceTypeRequest{
 		Id:                     now.Id,
-		Metadata:               writeMetadata(c, now.Metadata, c.Called()),
+		Metadata:               writeMetadata(c.Call, now.Metadata, c.Called(), c.want.Description, c.want.Labels),
 		InstanceTypeAttributes: writeCapabilities(c, now.Attributes),
 		IfVersionMatch:         &now.Version,
 	})
 	return err
 }
 
-func (k instanceTypes) delete(ctx context.Context, c *providers.Call) error {
+func (k instanceTypes) delete(ctx context.Context, c *call[spec.InstanceType]) error {
 	_, err := k.DeleteInstanceType(ctx, &forge.DeleteInstanceTypeRequest{Id: c.ID})
 	return err
 }
@@ -101,11 +102,11 @@ func readCapability(c *forge.InstanceTypeMachineCapabilityFilterAttributes) map[
 
 // writeCapabilities replaces the capabilities of a type. The service compares them in order and field by field, and
 // allows no difference once machines belong to the type: those that say the same are left as they are.
-func writeCapabilities(c *providers.Call, now *forge.InstanceTypeAttributes) *forge.InstanceTypeAttributes {
+func writeCapabilities(c *call[spec.InstanceType], now *forge.InstanceTypeAttributes) *forge.InstanceTypeAttributes {
 	if now == nil {
 		now = &forge.InstanceTypeAttributes{}
 	}
-	now.DesiredCapabilities = renew(now.DesiredCapabilities, structs(c.Want, "capabilities"), readCapability, writeCapability, "type", "name")
+	now.DesiredCapabilities = renewMaps(now.DesiredCapabilities, structs(c.Want, "capabilities"), readCapability, writeCapability, "type", "name")
 	return now
 }
 

@@ -1,6 +1,8 @@
 package carbide
 
 import (
+	"encoding/json"
+	"fmt"
 	"maps"
 	"slices"
 
@@ -15,9 +17,9 @@ import (
 // of it, and those of later versions, which travel as unknown fields. So nothing is written anew that is there already. A
 // write function changes what the schema knows of a message, and leaves the rest.
 
-// renew gives the wanted elements of a list of messages: what is there and says the same as it is, what is there under the
+// renewMaps gives the wanted elements of a list of messages: what is there and says the same as it is, what is there under the
 // same key as it is apart from what is wanted of it, and the rest made. Elements of have are copied, not changed.
-func renew[M any, P interface {
+func renewMaps[M any, P interface {
 	*M
 	proto.Message
 }](have []P, want []map[string]any, read func(P) map[string]any, write func(map[string]any, P), key ...string) []P {
@@ -66,23 +68,83 @@ func renew[M any, P interface {
 	return out
 }
 
-// labelled gives the labels of a spec, with the mark.
-func labelled(spec schema.Object, mark providers.Mark, have []*forge.Label) []*forge.Label {
-	labels, _ := spec["labels"].(map[string]any)
-	var want []map[string]any
+// renew returns the wanted elements of a list of messages: what is there and says the same as it is, what is there under the
+// same key as it is apart from what is wanted of it, and the rest made. Elements of have are copied, not changed.
+func renew[T any, K comparable, M any, P interface {
+	*M
+	proto.Message
+}](have []P, want []T, read func(P) T, write func(*T, P), key func(*T) K) []P {
+	out, taken := make([]P, len(want)), make([]bool, len(have))
+	texts := make([]string, len(want))
+	for i := range want {
+		texts[i] = asJSON(&want[i])
+	}
+	seen, said := make([]T, len(have)), make([]string, len(have))
+	for i, m := range have {
+		seen[i] = read(m)
+		said[i] = asJSON(&seen[i])
+	}
+	pair(out, have, taken, texts, said)
+	keys := func(of []T) []K {
+		all := make([]K, len(of))
+		for i := range of {
+			all[i] = key(&of[i])
+		}
+		return all
+	}
+	pair(out, have, taken, keys(want), keys(seen))
+	for i := range want {
+		if out[i] == nil {
+			out[i] = new(M)
+		}
+		if now := read(out[i]); asJSON(&now) != texts[i] {
+			write(&want[i], out[i])
+		}
+	}
+	if len(out) == 0 {
+		return nil
+	}
+	return out
+}
+
+// pair gives what is still wanted a copy of the first message with the same key that nobody has taken.
+func pair[K comparable, M any, P interface {
+	*M
+	proto.Message
+}](out, have []P, taken []bool, want, seen []K) {
+	left := make(map[K][]int, len(have))
+	for i := range have {
+		if !taken[i] {
+			left[seen[i]] = append(left[seen[i]], i)
+		}
+	}
+	for i, k := range want {
+		if at := left[k]; out[i] == nil && len(at) > 0 {
+			taken[at[0]], left[k] = true, at[1:]
+			out[i] = proto.CloneOf(have[at[0]])
+		}
+	}
+}
+
+// asJSON is a struct of a spec as text: the same for the same values.
+func asJSON(spec any) string {
+	b, err := json.Marshal(spec)
+	if err != nil { // such a struct has texts, numbers, and lists of these
+		panic(fmt.Sprintf("carbide: %T: %v", spec, err))
+	}
+	return string(b)
+}
+
+// labelled returns the labels of a spec, with the mark.
+func labelled(labels map[string]string, mark providers.Mark, have []*forge.Label) []*forge.Label {
+	type label struct{ Key, Value string }
+	var want []label
 	for _, key := range slices.Sorted(maps.Keys(labels)) {
-		value, _ := labels[key].(string)
-		want = append(want, map[string]any{"key": key, "value": value})
+		want = append(want, label{key, labels[key]})
 	}
 	if text := mark.String(); text != "" {
-		want = append(want, map[string]any{"key": providers.MarkKey, "value": text})
+		want = append(want, label{providers.MarkKey, text})
 	}
-	read := func(l *forge.Label) map[string]any {
-		return map[string]any{"key": l.GetKey(), "value": l.GetValue()}
-	}
-	write := func(o map[string]any, l *forge.Label) {
-		value := text(o, "value")
-		l.Key, l.Value = text(o, "key"), &value
-	}
-	return renew(have, want, read, write, "key")
+	return renew(have, want, func(l *forge.Label) label { return label{l.GetKey(), l.GetValue()} },
+		func(w *label, l *forge.Label) { l.Key, l.Value = w.Key, &w.Value }, func(w *label) string { return w.Key })
 }

@@ -142,7 +142,7 @@ func TestUpdatesKeepWhatTheyDoNotKnow(t *testing.T) {
 func kept[M any, P interface {
 	*M
 	proto.Message
-}, O any](t *testing.T, s *service, noun string, w wire[O], seen func(P) O, plain ...string) {
+}, O, S any](t *testing.T, s *service, noun string, w wire[O, S], seen func(P) O, plain ...string) {
 	t.Run(noun, func(t *testing.T) {
 		n := 0
 		object := P(new(M))
@@ -175,7 +175,11 @@ func kept[M any, P interface {
 				c.Want[field] = v
 			}
 			copied := seen(proto.Clone(before).(P))
-			if err := w.update(t.Context(), c, copied); err != nil {
+			full, err := (*kind[O, S])(nil).read(c)
+			if err != nil {
+				t.Fatal(err)
+			}
+			if err := w.update(t.Context(), full, copied); err != nil {
 				t.Errorf("%s: %v", what, err)
 			}
 			if len(r.requests) == 0 {

@@ -16,21 +16,28 @@ import (
 
 // A wire is what differs between kinds: its calls, and the translation between objects and things. Errors are those of
 // the calls.
-type wire[O any] interface {
+type wire[O, S any] interface {
 	// known reports whether id can be one of the kind's; the service fails on one that cannot.
 	known(id string) bool
 	// thing translates an object.
 	thing(o O) providers.Thing
 
-	create(ctx context.Context, c *providers.Call) error
+	create(ctx context.Context, c *call[S]) error
 	// update may change now, the object as it was just read.
-	update(ctx context.Context, c *providers.Call, now O) error
-	delete(ctx context.Context, c *providers.Call) error
+	update(ctx context.Context, c *call[S], now O) error
+	delete(ctx context.Context, c *call[S]) error
+}
+
+// A call is a change with its specs as structs. The secrets of have that are set are absent.
+type call[S any] struct {
+	*providers.Call
+	want S // Create, Update
+	have S // Update, Delete
 }
 
 // A paged wire reads objects by their ids.
-type paged[O any] interface {
-	wire[O]
+type paged[O, S any] interface {
+	wire[O, S]
 	// list gives the ids of all objects.
 	list(ctx context.Context) ([]string, error)
 	// get reads objects, at most service.ids at once. Unknown ids are left out.
@@ -49,30 +56,30 @@ var errNone = errors.New("the service has no such call")
 var errNameless = errors.New("the far side does not tell the id of something that it has: its version is not one that this program can manage")
 
 // A kind makes the four verbs from a wire.
-type kind[O any] struct {
+type kind[O, S any] struct {
 	*service
 	name   string
 	traits providers.Traits
-	wire   wire[O]
+	wire   wire[O, S]
 
 	// pages deals ids, or those of all objects when ids is nil, into calls of get.
 	pages func(ctx context.Context, ids []string) ([][]string, error)
 	get   func(ctx context.Context, ids []string) ([]O, error)
 }
 
-func serve[O any](s *service, noun string, t providers.Traits, w paged[O]) providers.Served {
+func serve[O, S any](s *service, noun string, t providers.Traits, w paged[O, S]) providers.Served {
 	pages := func(ctx context.Context, ids []string) (_ [][]string, err error) {
 		if ids == nil {
 			ids, err = w.list(ctx)
 		}
 		return slices.Collect(slices.Chunk(ids, s.ids)), err
 	}
-	return served(&kind[O]{s, Name + "." + noun, t, w, pages, w.get})
+	return served(&kind[O, S]{s, Name + "." + noun, t, w, pages, w.get})
 }
 
 // serveListed is serve for a wire whose get finds also what was deleted: what is not in the list is not asked for. A list
 // may be not whole, so what is missing is looked for in another one.
-func serveListed[O any](s *service, noun string, t providers.Traits, w paged[O]) providers.Served {
+func serveListed[O, S any](s *service, noun string, t providers.Traits, w paged[O, S]) providers.Served {
 	pages := func(ctx context.Context, ids []string) ([][]string, error) {
 		if ids != nil && len(ids) == 0 {
 			return nil, nil
@@ -89,10 +96,10 @@ func serveListed[O any](s *service, noun string, t providers.Traits, w paged[O])
 		}
 		return slices.Collect(slices.Chunk(live, s.ids)), err
 	}
-	return served(&kind[O]{s, Name + "." + noun, t, w, pages, w.get})
+	return served(&kind[O, S]{s, Name + "." + noun, t, w, pages, w.get})
 }
 
-func served[O any](k *kind[O]) providers.Served {
+func served[O, S any](k *kind[O, S]) providers.Served {
 	if k.traits.Late > 0 {
 		k.traits.Late = k.late
 	}
@@ -101,12 +108,12 @@ func served[O any](k *kind[O]) providers.Served {
 }
 
 // List implements [providers.Kind].
-func (k *kind[O]) List(ctx context.Context) iter.Seq2[providers.Thing, error] {
+func (k *kind[O, S]) List(ctx context.Context) iter.Seq2[providers.Thing, error] {
 	return providers.Listed(func() ([]providers.Thing, error) { return k.observe(ctx, nil) })
 }
 
 // Get implements [providers.Kind].
-func (k *kind[O]) Get(ctx context.Context, ids []string) ([]providers.Thing, error) {
+func (k *kind[O, S]) Get(ctx context.Context, ids []string) ([]providers.Thing, error) {
 	ids = slices.DeleteFunc(slices.Clone(ids), func(id string) bool { return !k.wire.known(id) })
 	if len(ids) == 0 {
 		return nil, nil
@@ -115,7 +122,7 @@ func (k *kind[O]) Get(ctx context.Context, ids []string) ([]providers.Thing, err
 }
 
 // observe reads objects; ids that are nil mean all of them.
-func (k *kind[O]) observe(ctx context.Context, ids []string) ([]providers.Thing, error) {
+func (k *kind[O, S]) observe(ctx context.Context, ids []string) ([]providers.Thing, error) {
 	list, seen := "", ""
 	if ids == nil {
 		list = k.name
@@ -161,8 +168,11 @@ func (k *kind[O]) observe(ctx context.Context, ids []string) ([]providers.Thing,
 var inherent = []string{"tenant", "vpc", "machine", "prefix", "type", "instance_type", "bmc_mac_address", "source_url", "digest"}
 
 // thing translates an object.
-func (k *kind[O]) thing(o O) providers.Thing {
+func (k *kind[O, S]) thing(o O) providers.Thing {
 	t := k.wire.thing(o)
+	for _, field := range t.Unfilled {
+		delete(t.Spec, field)
+	}
 	for _, field := range inherent {
 		if t.Spec[field] == "" {
 			delete(t.Spec, field)
@@ -173,7 +183,7 @@ func (k *kind[O]) thing(o O) providers.Thing {
 }
 
 // complete completes objects of a wire that asks for it.
-func (k *kind[O]) complete(ctx context.Context, objects []O) error {
+func (k *kind[O, S]) complete(ctx context.Context, objects []O) error {
 	w, ok := k.wire.(completing[O])
 	if !ok || len(objects) == 0 {
 		return nil
@@ -193,7 +203,7 @@ func (s *service) together(ctx context.Context, n int, call func(ctx context.Con
 
 // ask reads objects; ids that are nil mean all of them. An answer has no place to say that it is not whole, so what is
 // missing is asked for once more before it counts as absent.
-func (k *kind[O]) ask(ctx context.Context, ids []string) ([]O, error) {
+func (k *kind[O, S]) ask(ctx context.Context, ids []string) ([]O, error) {
 	objects, err := k.get(ctx, ids)
 	if err != nil || len(objects) >= len(ids) {
 		return objects, err
@@ -211,7 +221,7 @@ func (k *kind[O]) ask(ctx context.Context, ids []string) ([]O, error) {
 }
 
 // look reads one object.
-func (k *kind[O]) look(ctx context.Context, id string) (o O, ok bool, err error) {
+func (k *kind[O, S]) look(ctx context.Context, id string) (o O, ok bool, err error) {
 	if !k.wire.known(id) {
 		return o, false, nil
 	}
@@ -238,16 +248,23 @@ func setOf(ids []string) map[string]bool {
 }
 
 // Create implements [providers.Kind].
-func (k *kind[O]) Create(ctx context.Context, c providers.Call) error {
-	err := k.wire.create(ctx, &c)
-	if err == nil {
+func (k *kind[O, S]) Create(ctx context.Context, c providers.Call) error {
+	full, err := k.read(&c)
+	if err != nil {
+		return k.error(opCreate, &c, providers.Invalid, err)
+	}
+	if err = k.wire.create(ctx, full); err == nil {
 		return nil
 	}
 	return k.error(opCreate, &c, k.createClass(ctx, &c, err), err)
 }
 
 // Update implements [providers.Kind].
-func (k *kind[O]) Update(ctx context.Context, c providers.Call) error {
+func (k *kind[O, S]) Update(ctx context.Context, c providers.Call) error {
+	full, err := k.read(&c)
+	if err != nil {
+		return k.error(opUpdate, &c, providers.Invalid, err)
+	}
 	now, ok, err := k.look(ctx, c.ID)
 	if err != nil {
 		return k.error(opUpdate, &c, readClass(err), err)
@@ -258,19 +275,22 @@ func (k *kind[O]) Update(ctx context.Context, c providers.Call) error {
 	if t := k.thing(now); c.Version != "" && t.Version != c.Version {
 		return k.error(opUpdate, &c, providers.Conflict, errMoved(t.Version))
 	}
-	if err = k.wire.update(ctx, &c, now); err == nil {
+	if err = k.wire.update(ctx, full, now); err == nil {
 		return nil
 	}
 	return k.error(opUpdate, &c, k.updateClass(ctx, &c, err), err)
 }
 
 // Delete implements [providers.Kind].
-func (k *kind[O]) Delete(ctx context.Context, c providers.Call) error {
+func (k *kind[O, S]) Delete(ctx context.Context, c providers.Call) error {
 	if !k.wire.known(c.ID) {
 		return nil
 	}
-	err := k.wire.delete(ctx, &c)
-	if err == nil {
+	full, err := k.read(&c)
+	if err != nil {
+		return k.error(opDelete, &c, providers.Invalid, err)
+	}
+	if err = k.wire.delete(ctx, full); err == nil {
 		return nil
 	}
 	class, gone := k.deleteClass(ctx, &c, err)
@@ -280,11 +300,22 @@ func (k *kind[O]) Delete(ctx context.Context, c providers.Call) error {
 	return k.error(opDelete, &c, class, err)
 }
 
-func (k *kind[O]) error(op string, c *providers.Call, class providers.Class, err error) error {
+// read makes structs of the specs of a call.
+func (*kind[O, S]) read(c *providers.Call) (*call[S], error) {
+	full := &call[S]{Call: c}
+	for o, s := range map[*schema.Object]*S{&c.Want: &full.want, &c.Have: &full.have} {
+		if err := any(s).(interface{ Read(o schema.Object) error }).Read(*o); err != nil { // every generated struct has it
+			return nil, err
+		}
+	}
+	return full, nil
+}
+
+func (k *kind[O, S]) error(op string, c *providers.Call, class providers.Class, err error) error {
 	return &providers.Error{Op: op, Ref: c.Ref, Class: class, Code: code(err), Err: err}
 }
 
-func (k *kind[O]) observeError(err error) error {
+func (k *kind[O, S]) observeError(err error) error {
 	return &providers.Error{Op: opObserve, Kind: k.name, Class: readClass(err), Code: code(err), Err: err}
 }
 

@@ -11,6 +11,7 @@ import (
 
 	"converge.dev/converge/providers"
 	"converge.dev/converge/providers/carbide/forge"
+	"converge.dev/converge/providers/carbide/spec"
 	"converge.dev/converge/schema"
 )
 
@@ -135,30 +136,30 @@ func unavailable(o *forge.Machine) string {
 	return ""
 }
 
-func (machines) create(context.Context, *providers.Call) error { return errNone }
+func (machines) create(context.Context, *call[spec.Machine]) error { return errNone }
 
 // update makes one call for each of metadata, maintenance and type that changes, and one or two for the SKU. The SKU goes
 // first because most roles may not change it; of the others only metadata is guarded by the version.
-func (k machines) update(ctx context.Context, c *providers.Call, now *forge.Machine) error {
-	unmarked := *c
+func (k machines) update(ctx context.Context, c *call[spec.Machine], now *forge.Machine) error {
+	unmarked := *c.Call
 	unmarked.Mark = providers.Mark{}
 	before := now.GetMetadata()
 	name := before.GetName()
 	if len(name) < 2 { // the service refuses to keep what it has
 		name = c.ID
 	}
-	after := writeMetadata(&unmarked, proto.CloneOf(before), name)
+	after := writeMetadata(&unmarked, proto.CloneOf(before), name, c.want.Description, c.want.Labels)
 	type step struct {
 		needed bool
 		do     func() error
 	}
 	steps := []step{
-		{now.GetHwSku() != "" && now.GetHwSku() != text(c.Want, "sku"), func() error {
+		{now.GetHwSku() != "" && now.GetHwSku() != value(c.want.SKU), func() error {
 			_, err := k.RemoveSkuAssociation(ctx, &forge.RemoveSkuRequest{MachineId: now.Id})
 			return administrators(err)
 		}},
-		{text(c.Want, "sku") != "" && now.GetHwSku() != text(c.Want, "sku"), func() error {
-			_, err := k.AssignSkuToMachine(ctx, &forge.SkuMachinePair{MachineId: now.Id, SkuId: text(c.Want, "sku")})
+		{value(c.want.SKU) != "" && now.GetHwSku() != value(c.want.SKU), func() error {
+			_, err := k.AssignSkuToMachine(ctx, &forge.SkuMachinePair{MachineId: now.Id, SkuId: value(c.want.SKU)})
 			return administrators(err)
 		}},
 		{!sameMetadata(before, after), func() error {
@@ -168,7 +169,7 @@ func (k machines) update(ctx context.Context, c *providers.Call, now *forge.Mach
 			return err
 		}},
 		{maintenance(c.Want) != maintained(now), func() error { return k.setMaintenance(ctx, now.Id, maintenance(c.Want)) }},
-		{text(c.Want, "instance_type") != now.GetInstanceTypeId(), func() error { return k.setType(ctx, c.ID, text(c.Want, "instance_type")) }},
+		{value(c.want.InstanceType) != now.GetInstanceTypeId(), func() error { return k.setType(ctx, c.ID, value(c.want.InstanceType)) }},
 	}
 	steps = slices.DeleteFunc(steps, func(s step) bool { return !s.needed })
 	for i, s := range steps {
@@ -184,7 +185,7 @@ func (k machines) update(ctx context.Context, c *providers.Call, now *forge.Mach
 	return nil
 }
 
-func (machines) delete(context.Context, *providers.Call) error { return errNone }
+func (machines) delete(context.Context, *call[spec.Machine]) error { return errNone }
 
 // maintained is the maintenance that somebody asked for. What comes with an instance that is off belongs to the instance.
 func maintained(o *forge.Machine) string {

@@ -8,6 +8,7 @@ import (
 	"google.golang.org/grpc/status"
 
 	"converge.dev/converge/providers"
+	"converge.dev/converge/providers/carbide/spec"
 )
 
 // TestDatabaseWords checks what PostgreSQL says through INTERNAL, about calls that had no effect.
@@ -35,7 +36,7 @@ func TestDatabaseWords(t *testing.T) {
 		{"carbide.dpu_extension_service", opUpdate, `value too long for type character varying(256)`, providers.Invalid},
 		{"carbide.vpc", opCreate, `pool timed out while waiting for an open connection`, providers.Busy},
 	} {
-		k := &kind[int]{name: c.kind}
+		k := &kind[int, spec.VPC]{name: c.kind}
 		if got := k.meaning(c.op, status.Error(codes.Internal, "Database Error: "+c.text)); got != c.want {
 			t.Errorf("%s %s, %s: class %s, want %s", c.op, c.kind, c.text, got, c.want)
 		}
@@ -103,7 +104,7 @@ func TestSituations(t *testing.T) {
 		if _, ok := answered(err); !ok {
 			t.Errorf("%s: %s is taken for no answer", r.situation, r.code)
 		}
-		if got := (&kind[int]{name: r.kind}).meaning(r.op, err); got != r.want {
+		if got := (&kind[int, spec.VPC]{name: r.kind}).meaning(r.op, err); got != r.want {
 			t.Errorf("%s: %s %s, %s %q: class %s, want %s", r.situation, r.op, r.kind, r.code, r.text, got, r.want)
 		}
 	}

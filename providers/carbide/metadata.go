@@ -72,25 +72,42 @@ func readMetadata(m *forge.Metadata, spec schema.Object) (mark providers.Mark) {
 	return mark
 }
 
+// described is what metadata say: the description, the labels, and the mark among these. What is empty is absent.
+func described(m *forge.Metadata) (description *string, labels map[string]string, mark providers.Mark) {
+	for _, l := range m.GetLabels() {
+		if l.GetKey() == providers.MarkKey {
+			mark = providers.ParseMark(l.GetValue())
+			continue
+		}
+		if labels == nil {
+			labels = make(map[string]string, len(m.GetLabels()))
+		}
+		labels[l.GetKey()] = l.GetValue() // an empty value reads back as an absent one
+	}
+	return unlessZero(m.GetDescription()), labels, mark
+}
+
 // newMetadata makes the metadata of a new object.
-func newMetadata(c *providers.Call) *forge.Metadata { return writeMetadata(c, nil, c.Called()) }
+func newMetadata(c *providers.Call, description *string, labels map[string]string) *forge.Metadata {
+	return writeMetadata(c, nil, c.Called(), description, labels)
+}
 
 // unlabelled changes metadata, which is nil for a new object, of kinds whose labels the service does not keep: there is no
 // place for the mark.
-func unlabelled(c *providers.Call, now *forge.Metadata) *forge.Metadata {
+func unlabelled(c *providers.Call, now *forge.Metadata, description *string) *forge.Metadata {
 	if now == nil {
 		now = &forge.Metadata{}
 	}
-	now.Name, now.Description = c.Called(), text(c.Want, "description")
+	now.Name, now.Description = c.Called(), value(description)
 	return now
 }
 
 // writeMetadata changes metadata, which is nil for a new object, to what is wanted, with the mark that the call brings.
-func writeMetadata(c *providers.Call, now *forge.Metadata, name string) *forge.Metadata {
+func writeMetadata(c *providers.Call, now *forge.Metadata, name string, description *string, labels map[string]string) *forge.Metadata {
 	if now == nil {
 		now = &forge.Metadata{}
 	}
-	now.Name, now.Description, now.Labels = name, text(c.Want, "description"), labelled(c.Want, c.Mark, now.Labels)
+	now.Name, now.Description, now.Labels = name, value(description), labelled(labels, c.Mark, now.Labels)
 	return now
 }
 
@@ -117,6 +134,41 @@ func nameOf(m *forge.Metadata, o proto.Message) string {
 		return name
 	}
 	return forge.LegacyName(o)
+}
+
+// value returns what is pointed to, and the zero value for nil.
+func value[T any](p *T) (v T) {
+	if p != nil {
+		v = *p
+	}
+	return v
+}
+
+// unlessZero returns a pointer to a value, nil for the zero value: what is empty over there is absent here.
+func unlessZero[T comparable](v T) *T {
+	var zero T
+	if v == zero {
+		return nil
+	}
+	return &v
+}
+
+// narrow makes a whole number of a spec one of the service; nil stays nil.
+func narrow[N uint32 | int32](i *int64) *N {
+	if i == nil {
+		return nil
+	}
+	n := N(*i)
+	return &n
+}
+
+// widen makes a whole number of the service one of a spec; nil stays nil.
+func widen[N uint32 | int32](n *N) *int64 {
+	if n == nil {
+		return nil
+	}
+	i := int64(*n)
+	return &i
 }
 
 // optional gives a string field of a spec, nil when it is absent.

@@ -11,6 +11,7 @@ import (
 
 	"converge.dev/converge/providers"
 	"converge.dev/converge/providers/carbide/forge"
+	"converge.dev/converge/providers/carbide/spec"
 	"converge.dev/converge/schema"
 )
 
@@ -134,26 +135,26 @@ func (groups) thing(o seenGroup) providers.Thing {
 	}
 }
 
-func (k groups) create(ctx context.Context, c *providers.Call) error {
+func (k groups) create(ctx context.Context, c *call[spec.NetworkSecurityGroup]) error {
 	made, err := k.CreateNetworkSecurityGroup(ctx, &forge.CreateNetworkSecurityGroupRequest{
 		Id:                             &c.ID,
-		TenantOrganizationId:           text(c.Want, "tenant"),
-		Metadata:                       newMetadata(c),
+		TenantOrganizationId:           c.want.Tenant,
+		Metadata:                       newMetadata(c.Call, c.want.Description, c.want.Labels),
 		NetworkSecurityGroupAttributes: writeRules(c, nil),
 	})
 	c.Chose(made.GetNetworkSecurityGroup().GetId())
-	return unless(ctx, err, tenants(k).get, text(c.Want, "tenant"))
+	return unless(ctx, err, tenants(k).get, c.want.Tenant)
 }
 
 // update lets in before it shuts out. When it does both it is made in two calls: the first adds what will be permitted to
 // what is there, the second leaves what is wanted. Where the service does not take the sum of both, as when there are too
 // many rules, the change is made at once.
-func (k groups) update(ctx context.Context, c *providers.Call, now seenGroup) error {
+func (k groups) update(ctx context.Context, c *call[spec.NetworkSecurityGroup], now seenGroup) error {
 	after := writeRules(c, proto.CloneOf(now.Attributes))
 	request := &forge.UpdateNetworkSecurityGroupRequest{
 		Id:                             now.Id,
 		TenantOrganizationId:           now.TenantOrganizationId,
-		Metadata:                       writeMetadata(c, proto.CloneOf(now.Metadata), c.Called()),
+		Metadata:                       writeMetadata(c.Call, proto.CloneOf(now.Metadata), c.Called(), c.want.Description, c.want.Labels),
 		IfVersionMatch:                 &now.Version,
 		NetworkSecurityGroupAttributes: after,
 	}
@@ -182,8 +183,8 @@ func (k groups) update(ctx context.Context, c *providers.Call, now seenGroup) er
 }
 
 // delete must say whose group it is, and looks it up when the caller did not see it.
-func (k groups) delete(ctx context.Context, c *providers.Call) error {
-	tenant := text(c.Have, "tenant")
+func (k groups) delete(ctx context.Context, c *call[spec.NetworkSecurityGroup]) error {
+	tenant := c.have.Tenant
 	if tenant == "" {
 		found, err := k.read(ctx, []string{c.ID})
 		if err != nil {
@@ -220,12 +221,12 @@ func readRule(r *forge.NetworkSecurityGroupRuleAttributes) map[string]any {
 }
 
 // writeRules replaces the rules of a group. The service keeps their order, which we make that of their effect.
-func writeRules(c *providers.Call, now *forge.NetworkSecurityGroupAttributes) *forge.NetworkSecurityGroupAttributes {
+func writeRules(c *call[spec.NetworkSecurityGroup], now *forge.NetworkSecurityGroupAttributes) *forge.NetworkSecurityGroupAttributes {
 	if now == nil {
 		now = &forge.NetworkSecurityGroupAttributes{}
 	}
-	now.StatefulEgress = truth(c.Want, "stateful_egress")
-	now.Rules = renew(now.Rules, structs(c.Want, "rules"), readRule, writeRule, "id")
+	now.StatefulEgress = c.want.StatefulEgress
+	now.Rules = renewMaps(now.Rules, structs(c.Want, "rules"), readRule, writeRule, "id")
 	sortRules(now.Rules)
 	return now
 }

@@ -11,6 +11,7 @@ import (
 
 	"converge.dev/converge/providers"
 	"converge.dev/converge/providers/carbide/forge"
+	"converge.dev/converge/providers/carbide/spec"
 	"converge.dev/converge/schema"
 )
 
@@ -98,15 +99,15 @@ func nested(o *forge.NetworkSegment) *forge.NetworkSegment {
 	return o
 }
 
-func (k segments) create(ctx context.Context, c *providers.Call) error {
+func (k segments) create(ctx context.Context, c *call[spec.NetworkSegment]) error {
 	request := &forge.NetworkSegmentCreationRequest{
 		Id:          &forge.NetworkSegmentId{Value: c.ID},
 		Name:        c.Called(),
-		VpcId:       &forge.VpcId{Value: text(c.Want, "vpc")},
+		VpcId:       &forge.VpcId{Value: c.want.VPC},
 		SegmentType: segmentTypes.value(c.Want["type"]),
-		Mtu:         number[int32](c.Want, "mtu"),
+		Mtu:         narrow[int32](c.want.MTU),
 	}
-	if id := text(c.Want, "subdomain_id"); id != "" {
+	if id := value(c.want.SubdomainID); id != "" {
 		request.SubdomainId = &forge.DomainId{Value: id}
 	}
 	for _, block := range structs(c.Want, "prefixes") {
@@ -118,12 +119,14 @@ func (k segments) create(ctx context.Context, c *providers.Call) error {
 	}
 	made, err := k.CreateNetworkSegment(ctx, request)
 	c.Chose(made.GetId().GetValue())
-	return unless(ctx, err, vpcs{service: k.service}.get, text(c.Want, "vpc"))
+	return unless(ctx, err, vpcs{service: k.service}.get, c.want.VPC)
 }
 
-func (segments) update(context.Context, *providers.Call, *forge.NetworkSegment) error { return errNone }
+func (segments) update(context.Context, *call[spec.NetworkSegment], *forge.NetworkSegment) error {
+	return errNone
+}
 
-func (k segments) delete(ctx context.Context, c *providers.Call) error {
+func (k segments) delete(ctx context.Context, c *call[spec.NetworkSegment]) error {
 	_, err := k.DeleteNetworkSegment(ctx, &forge.NetworkSegmentDeletionRequest{Id: &forge.NetworkSegmentId{Value: c.ID}})
 	return err
 }

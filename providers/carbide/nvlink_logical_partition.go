@@ -6,6 +6,7 @@ import (
 
 	"converge.dev/converge/providers"
 	"converge.dev/converge/providers/carbide/forge"
+	"converge.dev/converge/providers/carbide/spec"
 	"converge.dev/converge/schema"
 )
 
@@ -54,11 +55,11 @@ func (nvlinkPartitions) thing(o *forge.NVLinkLogicalPartition) providers.Thing {
 	}
 }
 
-func (k nvlinkPartitions) create(ctx context.Context, c *providers.Call) error {
+func (k nvlinkPartitions) create(ctx context.Context, c *call[spec.NVLinkLogicalPartition]) error {
 	made, err := k.CreateNVLinkLogicalPartition(ctx, &forge.NVLinkLogicalPartitionCreationRequest{
 		Id: &forge.NVLinkLogicalPartitionId{Value: c.ID},
 		Config: &forge.NVLinkLogicalPartitionConfig{
-			TenantOrganizationId: text(c.Want, "tenant"), Metadata: unlabelled(c, nil),
+			TenantOrganizationId: c.want.Tenant, Metadata: unlabelled(c.Call, nil, c.want.Description),
 		},
 	})
 	c.Chose(made.GetId().GetValue())
@@ -66,19 +67,19 @@ func (k nvlinkPartitions) create(ctx context.Context, c *providers.Call) error {
 }
 
 // update repeats the tenant, because the service insists on it.
-func (k nvlinkPartitions) update(ctx context.Context, c *providers.Call, now *forge.NVLinkLogicalPartition) error {
+func (k nvlinkPartitions) update(ctx context.Context, c *call[spec.NVLinkLogicalPartition], now *forge.NVLinkLogicalPartition) error {
 	config := now.GetConfig()
 	if config == nil {
-		config = &forge.NVLinkLogicalPartitionConfig{TenantOrganizationId: text(c.Want, "tenant")}
+		config = &forge.NVLinkLogicalPartitionConfig{TenantOrganizationId: c.want.Tenant}
 	}
-	config.Metadata = unlabelled(c, config.Metadata)
+	config.Metadata = unlabelled(c.Call, config.Metadata, c.want.Description)
 	_, err := k.UpdateNVLinkLogicalPartition(ctx, &forge.NVLinkLogicalPartitionUpdateRequest{
 		Id: now.Id, Config: config, IfVersionMatch: &now.ConfigVersion,
 	})
 	return err
 }
 
-func (k nvlinkPartitions) delete(ctx context.Context, c *providers.Call) error {
+func (k nvlinkPartitions) delete(ctx context.Context, c *call[spec.NVLinkLogicalPartition]) error {
 	_, err := k.DeleteNVLinkLogicalPartition(ctx, &forge.NVLinkLogicalPartitionDeletionRequest{Id: &forge.NVLinkLogicalPartitionId{Value: c.ID}})
 	return err
 }

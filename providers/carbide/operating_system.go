@@ -9,6 +9,7 @@ import (
 
 	"converge.dev/converge/providers"
 	"converge.dev/converge/providers/carbide/forge"
+	"converge.dev/converge/providers/carbide/spec"
 	"converge.dev/converge/schema"
 )
 
@@ -90,19 +91,19 @@ func (operatingSystems) thing(o *forge.OperatingSystem) providers.Thing {
 	return providers.Thing{ID: o.GetId().GetValue(), Name: o.GetName(), Spec: spec, Status: got, Phase: phase, Detail: detail}
 }
 
-func (k operatingSystems) create(ctx context.Context, c *providers.Call) error {
+func (k operatingSystems) create(ctx context.Context, c *call[spec.OperatingSystem]) error {
 	request := &forge.CreateOperatingSystemRequest{
 		Id:                   &forge.OperatingSystemId{Value: c.ID},
 		Name:                 c.Called(),
-		Description:          optional(c.Want, "description"),
-		TenantOrganizationId: text(c.Want, "tenant"),
-		IsActive:             truth(c.Want, "active"),
-		AllowOverride:        truth(c.Want, "allow_override"),
-		PhoneHomeEnabled:     truth(c.Want, "phone_home_enabled"),
-		UserData:             optional(c.Want, "user_data"),
-		IpxeScript:           optional(c.Want, "script"),
+		Description:          c.want.Description,
+		TenantOrganizationId: c.want.Tenant,
+		IsActive:             c.want.Active,
+		AllowOverride:        c.want.AllowOverride,
+		PhoneHomeEnabled:     c.want.PhoneHomeEnabled,
+		UserData:             c.want.UserData,
+		IpxeScript:           c.want.Script,
 	}
-	if id := text(c.Want, "template"); id != "" {
+	if id := value(c.want.Template); id != "" {
 		request.IpxeTemplateId = &forge.IpxeTemplateId{Value: id}
 		request.IpxeTemplateParameters, request.IpxeTemplateArtifacts = writeParameters(c.Want, nil), writeArtifacts(c.Want, nil)
 	}
@@ -113,7 +114,7 @@ func (k operatingSystems) create(ctx context.Context, c *providers.Call) error {
 
 // update sends what differs, for the service keeps what it is not told. Artifacts above all: each time that they are sent
 // the site loses its copies of them.
-func (k operatingSystems) update(ctx context.Context, c *providers.Call, now *forge.OperatingSystem) error {
+func (k operatingSystems) update(ctx context.Context, c *call[spec.OperatingSystem], now *forge.OperatingSystem) error {
 	have := k.thing(now).Spec
 	request := &forge.UpdateOperatingSystemRequest{Id: now.Id}
 	needed := false
@@ -142,10 +143,10 @@ func (k operatingSystems) update(ctx context.Context, c *providers.Call, now *fo
 	}
 	request.Description, request.UserData = changed("description"), changed("user_data")
 	request.IsActive, request.AllowOverride, request.PhoneHomeEnabled = switched("active"), switched("allow_override"), switched("phone_home_enabled")
-	if text(c.Want, "script") != "" {
+	if value(c.want.Script) != "" {
 		request.IpxeScript = changed("script")
 	}
-	if id := text(c.Want, "template"); id != "" && differ("template") {
+	if id := value(c.want.Template); id != "" && differ("template") {
 		request.IpxeTemplateId = &forge.IpxeTemplateId{Value: id}
 	}
 	if differ("parameters") {
@@ -161,7 +162,7 @@ func (k operatingSystems) update(ctx context.Context, c *providers.Call, now *fo
 	return err
 }
 
-func (k operatingSystems) delete(ctx context.Context, c *providers.Call) error {
+func (k operatingSystems) delete(ctx context.Context, c *call[spec.OperatingSystem]) error {
 	_, err := k.DeleteOperatingSystem(ctx, &forge.DeleteOperatingSystemRequest{Id: &forge.OperatingSystemId{Value: c.ID}})
 	return err
 }
@@ -172,7 +173,7 @@ func readParameter(p *forge.IpxeTemplateParameter) map[string]any {
 
 // writeParameters changes parameters, of which a new entry has none, to what is wanted.
 func writeParameters(spec schema.Object, now []*forge.IpxeTemplateParameter) []*forge.IpxeTemplateParameter {
-	return renew(now, structs(spec, "parameters"), readParameter, func(o map[string]any, p *forge.IpxeTemplateParameter) {
+	return renewMaps(now, structs(spec, "parameters"), readParameter, func(o map[string]any, p *forge.IpxeTemplateParameter) {
 		p.Name, p.Value = text(o, "name"), text(o, "value")
 	}, "name")
 }
@@ -189,7 +190,7 @@ func readArtifact(a *forge.IpxeTemplateArtifact) map[string]any {
 
 // writeArtifacts changes artifacts, of which a new entry has none, to what is wanted.
 func writeArtifacts(spec schema.Object, now []*forge.IpxeTemplateArtifact) []*forge.IpxeTemplateArtifact {
-	out := renew(now, structs(spec, "artifacts"), readArtifact, func(o map[string]any, a *forge.IpxeTemplateArtifact) {
+	out := renewMaps(now, structs(spec, "artifacts"), readArtifact, func(o map[string]any, a *forge.IpxeTemplateArtifact) {
 		a.Name, a.Url, a.Sha = text(o, "name"), text(o, "url"), optional(o, "sha")
 		a.AuthType, a.AuthToken = optional(o, "auth_type"), optional(o, "auth_token")
 		a.CacheStrategy = cacheStrategies.value(o["cache"])

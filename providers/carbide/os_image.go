@@ -10,6 +10,7 @@ import (
 
 	"converge.dev/converge/providers"
 	"converge.dev/converge/providers/carbide/forge"
+	"converge.dev/converge/providers/carbide/spec"
 	"converge.dev/converge/schema"
 )
 
@@ -73,14 +74,14 @@ func (osImages) thing(o *forge.OsImage) providers.Thing {
 	return t
 }
 
-func (k osImages) create(ctx context.Context, c *providers.Call) error {
+func (k osImages) create(ctx context.Context, c *call[spec.OSImage]) error {
 	a := &forge.OsImageAttributes{
 		Id:                   &forge.UUID{Value: c.ID},
-		TenantOrganizationId: text(c.Want, "tenant"),
-		SourceUrl:            text(c.Want, "source_url"),
-		Digest:               text(c.Want, "digest"),
-		RootfsId:             optional(c.Want, "rootfs_id"),
-		RootfsLabel:          optional(c.Want, "rootfs_label"),
+		TenantOrganizationId: c.want.Tenant,
+		SourceUrl:            c.want.SourceURL,
+		Digest:               c.want.Digest,
+		RootfsId:             c.want.RootfsID,
+		RootfsLabel:          c.want.RootfsLabel,
 	}
 	if n, ok := c.Want["capacity"].(int64); ok && n > 0 {
 		a.Capacity = proto.Uint64(uint64(n))
@@ -92,7 +93,7 @@ func (k osImages) create(ctx context.Context, c *providers.Call) error {
 }
 
 // update sends back what cannot change as the service keeps it: it refuses anything else, even what it was told first.
-func (k osImages) update(ctx context.Context, c *providers.Call, now *forge.OsImage) error {
+func (k osImages) update(ctx context.Context, c *call[spec.OSImage], now *forge.OsImage) error {
 	a := proto.CloneOf(now.GetAttributes())
 	writeImage(c, a)
 	if proto.Equal(a, now.GetAttributes()) {
@@ -103,8 +104,8 @@ func (k osImages) update(ctx context.Context, c *providers.Call, now *forge.OsIm
 }
 
 // delete must say whose image it is, and looks it up when the caller did not see it.
-func (k osImages) delete(ctx context.Context, c *providers.Call) error {
-	tenant := text(c.Have, "tenant")
+func (k osImages) delete(ctx context.Context, c *call[spec.OSImage]) error {
+	tenant := c.have.Tenant
 	if tenant == "" {
 		all, err := k.all(ctx)
 		if err != nil {
@@ -124,9 +125,9 @@ func (k osImages) delete(ctx context.Context, c *providers.Call) error {
 }
 
 // writeImage changes what may change.
-func writeImage(c *providers.Call, a *forge.OsImageAttributes) {
+func writeImage(c *call[spec.OSImage], a *forge.OsImageAttributes) {
 	a.Name = proto.String(c.Called())
-	a.Description = optional(c.Want, "description")
-	a.AuthType, a.AuthToken = optional(c.Want, "auth_type"), optional(c.Want, "auth_token")
-	a.BootDisk, a.BootfsId, a.EfifsId = optional(c.Want, "boot_disk"), optional(c.Want, "bootfs_id"), optional(c.Want, "efifs_id")
+	a.Description = c.want.Description
+	a.AuthType, a.AuthToken = c.want.AuthType, unlessZero(value(c.want.AuthToken))
+	a.BootDisk, a.BootfsId, a.EfifsId = c.want.BootDisk, c.want.BootfsID, c.want.EfifsID
 }

@@ -175,7 +175,7 @@ var phrases = []struct {
 }
 
 // meaning gives the class of a refusal that is known to have had no effect.
-func (k *kind[O]) meaning(op string, err error) providers.Class {
+func (k *kind[O, S]) meaning(op string, err error) providers.Class {
 	code := status.Code(err)
 	if code == codes.Internal && op != opDelete { // a delete that breaks a reference is early, as the exceptions say
 		for _, p := range phrases {
@@ -264,7 +264,7 @@ func unless[O any](ctx context.Context, err error, get func(context.Context, []s
 }
 
 // settled is what reading again after a refusal showed.
-func (k *kind[O]) settled(ctx context.Context, c *providers.Call) (t providers.Thing, there bool, err error) {
+func (k *kind[O, S]) settled(ctx context.Context, c *providers.Call) (t providers.Thing, there bool, err error) {
 	o, there, err := k.look(ctx, c.ID)
 	if there {
 		t = k.thing(o)
@@ -273,14 +273,14 @@ func (k *kind[O]) settled(ctx context.Context, c *providers.Call) (t providers.T
 }
 
 // unread gives the class of a refusal after which reading failed too.
-func (k *kind[O]) unread(op string, err error) providers.Class {
+func (k *kind[O, S]) unread(op string, err error) providers.Class {
 	if status.Code(err) == codes.Internal {
 		return providers.Unknown
 	}
 	return k.meaning(op, err)
 }
 
-func (k *kind[O]) createClass(ctx context.Context, c *providers.Call, err error) providers.Class {
+func (k *kind[O, S]) createClass(ctx context.Context, c *providers.Call, err error) providers.Class {
 	if class, ok := answered(err); !ok {
 		return class
 	}
@@ -294,7 +294,7 @@ func (k *kind[O]) createClass(ctx context.Context, c *providers.Call, err error)
 	return k.meaning(opCreate, err)
 }
 
-func (k *kind[O]) updateClass(ctx context.Context, c *providers.Call, err error) providers.Class {
+func (k *kind[O, S]) updateClass(ctx context.Context, c *providers.Call, err error) providers.Class {
 	if class, ok := answered(err); !ok {
 		return class
 	}
@@ -316,7 +316,7 @@ func (k *kind[O]) updateClass(ctx context.Context, c *providers.Call, err error)
 	return k.meaning(opUpdate, err)
 }
 
-func (k *kind[O]) deleteClass(ctx context.Context, c *providers.Call, err error) (class providers.Class, gone bool) {
+func (k *kind[O, S]) deleteClass(ctx context.Context, c *providers.Call, err error) (class providers.Class, gone bool) {
 	if class, ok := answered(err); !ok {
 		return class, false
 	}

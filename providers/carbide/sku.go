@@ -14,6 +14,7 @@ import (
 
 	"converge.dev/converge/providers"
 	"converge.dev/converge/providers/carbide/forge"
+	"converge.dev/converge/providers/carbide/spec"
 	"converge.dev/converge/schema"
 )
 
@@ -52,14 +53,14 @@ func (skus) thing(o *forge.Sku) providers.Thing {
 	return providers.Thing{ID: o.GetId(), Name: o.GetId(), Spec: spec, Status: status, Phase: providers.Ready}
 }
 
-func (k skus) create(ctx context.Context, c *providers.Call) error {
+func (k skus) create(ctx context.Context, c *call[spec.SKU]) error {
 	_, err := k.CreateSku(ctx, &forge.SkuList{Skus: []*forge.Sku{writeSKU(c, &forge.Sku{Id: c.ID})}})
 	return administrators(err)
 }
 
 // update replaces the SKU, after which its machines are checked again. That is not needed when only words about it
 // change; the call for those cannot take any away.
-func (k skus) update(ctx context.Context, c *providers.Call, now *forge.Sku) error {
+func (k skus) update(ctx context.Context, c *call[spec.SKU], now *forge.Sku) error {
 	after := writeSKU(c, proto.CloneOf(now))
 	if sameParts(after.Components, now.Components) && (after.DeviceType != nil || now.DeviceType == nil) {
 		_, err := k.UpdateSkuMetadata(ctx, &forge.SkuUpdateMetadataRequest{
@@ -71,7 +72,7 @@ func (k skus) update(ctx context.Context, c *providers.Call, now *forge.Sku) err
 	return administrators(err)
 }
 
-func (k skus) delete(ctx context.Context, c *providers.Call) error {
+func (k skus) delete(ctx context.Context, c *call[spec.SKU]) error {
 	_, err := k.DeleteSku(ctx, &forge.SkuIdList{Ids: []string{c.ID}})
 	return administrators(err)
 }
@@ -147,9 +148,9 @@ func sameParts(a, b *forge.SkuComponents) bool {
 }
 
 // writeSKU changes a SKU to what is wanted.
-func writeSKU(c *providers.Call, o *forge.Sku) *forge.Sku {
-	description := text(c.Want, "description")
-	o.SchemaVersion, o.Description, o.DeviceType = skuVersion, &description, optional(c.Want, "device_type")
+func writeSKU(c *call[spec.SKU], o *forge.Sku) *forge.Sku {
+	description := value(c.want.Description)
+	o.SchemaVersion, o.Description, o.DeviceType = skuVersion, &description, c.want.DeviceType
 	if o.Components == nil {
 		o.Components = &forge.SkuComponents{}
 	}
@@ -157,19 +158,19 @@ func writeSKU(c *providers.Call, o *forge.Sku) *forge.Sku {
 	chassis, _ := c.Want["chassis"].(map[string]any)
 	w.Chassis = cmp.Or(w.Chassis, &forge.SkuComponentChassis{})
 	w.Chassis.Vendor, w.Chassis.Model, w.Chassis.Architecture = text(chassis, "vendor"), text(chassis, "model"), text(chassis, "architecture")
-	w.Cpus = renew(w.Cpus, structs(c.Want, "cpus"), readCPU, func(p map[string]any, o *forge.SkuComponentCpu) {
+	w.Cpus = renewMaps(w.Cpus, structs(c.Want, "cpus"), readCPU, func(p map[string]any, o *forge.SkuComponentCpu) {
 		o.Vendor, o.Model, o.ThreadCount, o.Count = text(p, "vendor"), text(p, "model"), count(p, "thread_count"), count(p, "count")
 	}, "vendor", "model")
-	w.Gpus = renew(w.Gpus, structs(c.Want, "gpus"), readSKUGPU, func(p map[string]any, o *forge.SkuComponentGpu) {
+	w.Gpus = renewMaps(w.Gpus, structs(c.Want, "gpus"), readSKUGPU, func(p map[string]any, o *forge.SkuComponentGpu) {
 		o.Vendor, o.Model, o.TotalMemory, o.Count = text(p, "vendor"), text(p, "model"), text(p, "total_memory"), count(p, "count")
 	}, "vendor", "model")
-	w.InfinibandDevices = renew(w.InfinibandDevices, structs(c.Want, "infiniband_devices"), readSKUIB, func(p map[string]any, o *forge.SkuComponentInfinibandDevices) {
+	w.InfinibandDevices = renewMaps(w.InfinibandDevices, structs(c.Want, "infiniband_devices"), readSKUIB, func(p map[string]any, o *forge.SkuComponentInfinibandDevices) {
 		o.Vendor, o.Model, o.Count, o.InactiveDevices = text(p, "vendor"), text(p, "model"), count(p, "count"), counts(p, "inactive_devices")
 	}, "vendor", "model")
-	w.Storage = renew(w.Storage, structs(c.Want, "storage"), readStorage, func(p map[string]any, o *forge.SkuComponentStorage) {
+	w.Storage = renewMaps(w.Storage, structs(c.Want, "storage"), readStorage, func(p map[string]any, o *forge.SkuComponentStorage) {
 		o.Model, o.Count = text(p, "model"), count(p, "count")
 	}, "model")
-	w.Memory = renew(w.Memory, structs(c.Want, "memory"), readMemory, func(p map[string]any, o *forge.SkuComponentMemory) {
+	w.Memory = renewMaps(w.Memory, structs(c.Want, "memory"), readMemory, func(p map[string]any, o *forge.SkuComponentMemory) {
 		o.MemoryType, o.CapacityMb, o.Count = text(p, "memory_type"), count(p, "capacity_mb"), count(p, "count")
 	}, "memory_type", "capacity_mb")
 	if tpm, ok := c.Want["tpm"].(map[string]any); ok {

@@ -7,6 +7,7 @@ import (
 
 	"converge.dev/converge/providers"
 	"converge.dev/converge/providers/carbide/forge"
+	"converge.dev/converge/providers/carbide/spec"
 	"converge.dev/converge/schema"
 )
 
@@ -49,22 +50,22 @@ func (spxPartitions) thing(o *forge.SpxPartition) providers.Thing {
 	return providers.Thing{ID: id, Name: cmp.Or(o.GetMetadata().GetName(), id), Spec: spec, Phase: providers.Ready}
 }
 
-func (k spxPartitions) create(ctx context.Context, c *providers.Call) error {
+func (k spxPartitions) create(ctx context.Context, c *call[spec.SPXPartition]) error {
 	made, err := k.CreateSpxPartition(ctx, &forge.SpxPartitionCreationRequest{
 		Id:                   &forge.SpxPartitionId{Value: c.ID},
-		TenantOrganizationId: text(c.Want, "tenant"),
-		Metadata:             unlabelled(c, nil),
-		Vni:                  number[uint32](c.Want, "vni"),
+		TenantOrganizationId: c.want.Tenant,
+		Metadata:             unlabelled(c.Call, nil, c.want.Description),
+		Vni:                  narrow[uint32](c.want.VNI),
 	})
 	c.Chose(made.GetId().GetValue())
 	return err
 }
 
-func (spxPartitions) update(context.Context, *providers.Call, *forge.SpxPartition) error {
+func (spxPartitions) update(context.Context, *call[spec.SPXPartition], *forge.SpxPartition) error {
 	return errNone
 }
 
-func (k spxPartitions) delete(ctx context.Context, c *providers.Call) error {
+func (k spxPartitions) delete(ctx context.Context, c *call[spec.SPXPartition]) error {
 	live, err := k.list(ctx)
 	if err != nil {
 		return unsentError{err}

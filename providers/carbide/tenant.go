@@ -9,6 +9,7 @@ import (
 
 	"converge.dev/converge/providers"
 	"converge.dev/converge/providers/carbide/forge"
+	"converge.dev/converge/providers/carbide/spec"
 	"converge.dev/converge/schema"
 )
 
@@ -47,28 +48,28 @@ func (tenants) thing(o *forge.Tenant) providers.Thing {
 	}
 }
 
-func (k tenants) create(ctx context.Context, c *providers.Call) error {
+func (k tenants) create(ctx context.Context, c *call[spec.Tenant]) error {
 	_, err := k.CreateTenant(ctx, &forge.CreateTenantRequest{
 		OrganizationId:     c.ID,
-		Metadata:           &forge.Metadata{Name: cmp.Or(text(c.Want, "display_name"), c.ID)},
-		RoutingProfileType: optional(c.Want, "routing_profile"),
+		Metadata:           &forge.Metadata{Name: cmp.Or(value(c.want.DisplayName), c.ID)},
+		RoutingProfileType: c.want.RoutingProfile,
 	})
 	return err
 }
 
-func (k tenants) update(ctx context.Context, c *providers.Call, now *forge.Tenant) error {
+func (k tenants) update(ctx context.Context, c *call[spec.Tenant], now *forge.Tenant) error {
 	metadata := &forge.Metadata{}
 	if now.Metadata != nil {
 		metadata = proto.CloneOf(now.Metadata)
 	}
-	metadata.Name = cmp.Or(text(c.Want, "display_name"), c.ID)
+	metadata.Name = cmp.Or(value(c.want.DisplayName), c.ID)
 	_, err := k.UpdateTenant(ctx, &forge.UpdateTenantRequest{
 		OrganizationId:     c.ID,
 		Metadata:           metadata,
 		IfVersionMatch:     &now.Version,
-		RoutingProfileType: optional(c.Want, "routing_profile"),
+		RoutingProfileType: c.want.RoutingProfile,
 	})
 	return err
 }
 
-func (tenants) delete(context.Context, *providers.Call) error { return errNone }
+func (tenants) delete(context.Context, *call[spec.Tenant]) error { return errNone }

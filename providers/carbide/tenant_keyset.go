@@ -9,6 +9,7 @@ import (
 
 	"converge.dev/converge/providers"
 	"converge.dev/converge/providers/carbide/forge"
+	"converge.dev/converge/providers/carbide/spec"
 	"converge.dev/converge/schema"
 )
 
@@ -72,7 +73,7 @@ func keyText(p *forge.TenantPublicKey) string {
 	return p.GetPublicKey() + " " + p.GetComment()
 }
 
-func (k keysets) create(ctx context.Context, c *providers.Call) error {
+func (k keysets) create(ctx context.Context, c *call[spec.TenantKeyset]) error {
 	made, err := k.CreateTenantKeyset(ctx, &forge.CreateTenantKeysetRequest{
 		KeysetIdentifier: keysetIdentifier(c.ID),
 		KeysetContent:    keysetContent(c, nil),
@@ -84,7 +85,7 @@ func (k keysets) create(ctx context.Context, c *providers.Call) error {
 	return err
 }
 
-func (k keysets) update(ctx context.Context, c *providers.Call, now *forge.TenantKeyset) error {
+func (k keysets) update(ctx context.Context, c *call[spec.TenantKeyset], now *forge.TenantKeyset) error {
 	_, err := k.UpdateTenantKeyset(ctx, &forge.UpdateTenantKeysetRequest{
 		KeysetIdentifier: keysetIdentifier(c.ID),
 		KeysetContent:    keysetContent(c, now.GetKeysetContent()),
@@ -94,13 +95,13 @@ func (k keysets) update(ctx context.Context, c *providers.Call, now *forge.Tenan
 	return err
 }
 
-func (k keysets) delete(ctx context.Context, c *providers.Call) error {
+func (k keysets) delete(ctx context.Context, c *call[spec.TenantKeyset]) error {
 	_, err := k.DeleteTenantKeyset(ctx, &forge.DeleteTenantKeysetRequest{KeysetIdentifier: keysetIdentifier(c.ID)})
 	return err
 }
 
 // keysetContent makes the wanted keys, those that are there already as they are.
-func keysetContent(c *providers.Call, now *forge.TenantKeysetContent) *forge.TenantKeysetContent {
+func keysetContent(c *call[spec.TenantKeyset], now *forge.TenantKeysetContent) *forge.TenantKeysetContent {
 	if now == nil {
 		now = &forge.TenantKeysetContent{}
 	}
@@ -109,7 +110,7 @@ func keysetContent(c *providers.Call, now *forge.TenantKeysetContent) *forge.Ten
 		have[keyText(p)] = p
 	}
 	now.PublicKeys = nil
-	for _, key := range words(c.Want, "keys") {
+	for _, key := range c.want.Keys {
 		p := have[key]
 		if p == nil {
 			p = &forge.TenantPublicKey{PublicKey: key}

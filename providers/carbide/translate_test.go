@@ -8,6 +8,7 @@ import (
 
 	"converge.dev/converge/providers"
 	"converge.dev/converge/providers/carbide/forge"
+	"converge.dev/converge/providers/carbide/spec"
 	"converge.dev/converge/schema"
 )
 
@@ -110,7 +111,7 @@ func TestCapabilitiesKept(t *testing.T) {
 	gpu.ProtoReflect().SetUnknown(protowire.AppendVarint(protowire.AppendTag(nil, 4000, protowire.VarintType), 1))
 	now := &forge.InstanceTypeAttributes{DesiredCapabilities: []*forge.InstanceTypeMachineCapabilityFilterAttributes{gpu}}
 	want := schema.Object{"capabilities": []any{map[string]any{"type": "gpu"}, map[string]any{"type": "cpu"}}}
-	after := writeCapabilities(&providers.Call{Want: want}, now).DesiredCapabilities
+	after := writeCapabilities(&call[spec.InstanceType]{Call: &providers.Call{Want: want}}, now).DesiredCapabilities
 	if len(after) != 2 || !proto.Equal(after[0], gpu) || after[1].GetCapabilityType() != forge.MachineCapabilityType_CAP_TYPE_CPU {
 		t.Errorf("the capabilities became %v", after)
 	}

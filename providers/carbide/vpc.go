@@ -10,6 +10,7 @@ import (
 
 	"converge.dev/converge/providers"
 	"converge.dev/converge/providers/carbide/forge"
+	"converge.dev/converge/providers/carbide/spec"
 	"converge.dev/converge/schema"
 )
 
@@ -122,15 +123,15 @@ func (vpcs) thing(o seenVPC) providers.Thing {
 	}
 }
 
-func (k vpcs) create(ctx context.Context, c *providers.Call) error {
+func (k vpcs) create(ctx context.Context, c *call[spec.VPC]) error {
 	request := &forge.VpcCreationRequest{
 		Id:                        &forge.VpcId{Value: c.ID},
-		TenantOrganizationId:      text(c.Want, "tenant"),
-		Metadata:                  newMetadata(c),
+		TenantOrganizationId:      c.want.Tenant,
+		Metadata:                  newMetadata(c.Call, c.want.Description, c.want.Labels),
 		NetworkVirtualizationType: virtualizations.value(c.Want["virtualization"]).Enum(),
-		Vni:                       number[uint32](c.Want, "vni"),
-		RoutingProfileType:        optional(c.Want, "routing_profile"),
-		NetworkSecurityGroupId:    optional(c.Want, "network_security_group"),
+		Vni:                       narrow[uint32](c.want.VNI),
+		RoutingProfileType:        c.want.RoutingProfile,
+		NetworkSecurityGroupId:    c.want.NetworkSecurityGroup,
 	}
 	forge.SetLegacyName(request, c.Called())
 	made, err := k.CreateVpc(ctx, request)
@@ -140,7 +141,7 @@ func (k vpcs) create(ctx context.Context, c *providers.Call) error {
 
 // update needs a call for the virtualization and another for the rest. The first is more likely to be refused, so it goes
 // first; it does not say what the version is afterwards.
-func (k vpcs) update(ctx context.Context, c *providers.Call, now seenVPC) error {
+func (k vpcs) update(ctx context.Context, c *call[spec.VPC], now seenVPC) error {
 	done, err := k.orders.Lock(ctx, c.ID)
 	if err != nil {
 		return unsentError{ctx.Err()}
@@ -150,8 +151,8 @@ func (k vpcs) update(ctx context.Context, c *providers.Call, now seenVPC) error 
 	request := &forge.VpcUpdateRequest{
 		Id:                              now.Id,
 		IfVersionMatch:                  &now.Version,
-		Metadata:                        writeMetadata(c, proto.CloneOf(now.Metadata), c.Called()),
-		NetworkSecurityGroupId:          optional(c.Want, "network_security_group"),
+		Metadata:                        writeMetadata(c.Call, proto.CloneOf(now.Metadata), c.Called(), c.want.Description, c.want.Labels),
+		NetworkSecurityGroupId:          c.want.NetworkSecurityGroup,
 		DefaultNvlinkLogicalPartitionId: before.DefaultNvlinkLogicalPartitionId,
 		RoutingProfileOverrides:         before.RoutingProfileOverrides,
 	}
@@ -192,7 +193,7 @@ func (k vpcs) update(ctx context.Context, c *providers.Call, now seenVPC) error 
 	return nil
 }
 
-func (k vpcs) delete(ctx context.Context, c *providers.Call) error {
+func (k vpcs) delete(ctx context.Context, c *call[spec.VPC]) error {
 	_, err := k.DeleteVpc(ctx, &forge.VpcDeletionRequest{Id: &forge.VpcId{Value: c.ID}})
 	return err
 }

@@ -6,6 +6,7 @@ import (
 
 	"converge.dev/converge/providers"
 	"converge.dev/converge/providers/carbide/forge"
+	"converge.dev/converge/providers/carbide/spec"
 	"converge.dev/converge/schema"
 )
 
@@ -50,9 +51,9 @@ func (peerings) thing(o *forge.VpcPeering) providers.Thing {
 	return t
 }
 
-func (k peerings) create(ctx context.Context, c *providers.Call) error {
+func (k peerings) create(ctx context.Context, c *call[spec.VPCPeering]) error {
 	request := &forge.VpcPeeringCreationRequest{Id: &forge.VpcPeeringId{Value: c.ID}}
-	for i, id := range words(c.Want, "vpcs") {
+	for i, id := range c.want.VPCs {
 		switch i {
 		case 0:
 			request.VpcId = &forge.VpcId{Value: id}
@@ -65,10 +66,12 @@ func (k peerings) create(ctx context.Context, c *providers.Call) error {
 	return err
 }
 
-func (peerings) update(context.Context, *providers.Call, *forge.VpcPeering) error { return errNone }
+func (peerings) update(context.Context, *call[spec.VPCPeering], *forge.VpcPeering) error {
+	return errNone
+}
 
 // delete looks first: the service calls an unknown id an internal error, and a peering is gone when one of its VPCs is.
-func (k peerings) delete(ctx context.Context, c *providers.Call) error {
+func (k peerings) delete(ctx context.Context, c *call[spec.VPCPeering]) error {
 	found, err := k.get(ctx, []string{c.ID})
 	if err != nil {
 		return unsentError{err}

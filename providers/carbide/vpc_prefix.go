@@ -8,6 +8,7 @@ import (
 
 	"converge.dev/converge/providers"
 	"converge.dev/converge/providers/carbide/forge"
+	"converge.dev/converge/providers/carbide/spec"
 	"converge.dev/converge/schema"
 )
 
@@ -69,8 +70,8 @@ func (prefixes) thing(o *forge.VpcPrefix) providers.Thing {
 	}
 }
 
-func (k prefixes) create(ctx context.Context, c *providers.Call) error {
-	vpc := text(c.Want, "vpc")
+func (k prefixes) create(ctx context.Context, c *call[spec.VPCPrefix]) error {
+	vpc := c.want.VPC
 	done, err := k.orders.Lock(ctx, vpc)
 	if err != nil {
 		return unsentError{ctx.Err()}
@@ -79,8 +80,8 @@ func (k prefixes) create(ctx context.Context, c *providers.Call) error {
 	request := &forge.VpcPrefixCreationRequest{
 		Id:       &forge.VpcPrefixId{Value: c.ID},
 		VpcId:    &forge.VpcId{Value: vpc},
-		Config:   &forge.VpcPrefixConfig{Prefix: text(c.Want, "prefix")},
-		Metadata: newMetadata(c),
+		Config:   &forge.VpcPrefixConfig{Prefix: c.want.Prefix},
+		Metadata: newMetadata(c.Call, c.want.Description, c.want.Labels),
 	}
 	forge.SetLegacyName(request, c.Called())
 	made, err := k.CreateVpcPrefix(ctx, request)
@@ -88,15 +89,15 @@ func (k prefixes) create(ctx context.Context, c *providers.Call) error {
 	return err
 }
 
-func (k prefixes) update(ctx context.Context, c *providers.Call, now *forge.VpcPrefix) error {
-	request := &forge.VpcPrefixUpdateRequest{Id: now.Id, Metadata: writeMetadata(c, now.Metadata, c.Called())}
+func (k prefixes) update(ctx context.Context, c *call[spec.VPCPrefix], now *forge.VpcPrefix) error {
+	request := &forge.VpcPrefixUpdateRequest{Id: now.Id, Metadata: writeMetadata(c.Call, now.Metadata, c.Called(), c.want.Description, c.want.Labels)}
 	forge.SetLegacyName(request, c.Called())
 	_, err := k.UpdateVpcPrefix(ctx, request)
 	return err
 }
 
-func (k prefixes) delete(ctx context.Context, c *providers.Call) error {
-	done, err := k.orders.Lock(ctx, text(c.Have, "vpc"))
+func (k prefixes) delete(ctx context.Context, c *call[spec.VPCPrefix]) error {
+	done, err := k.orders.Lock(ctx, c.have.VPC)
 	if err != nil {
 		return unsentError{ctx.Err()}
 	}

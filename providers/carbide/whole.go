@@ -10,12 +10,12 @@ import (
 
 // A whole wire has no call for ids: it reads all objects at once. Several readers may be given the same objects, so none
 // changes them.
-type whole[O any] interface {
-	wire[O]
+type whole[O, S any] interface {
+	wire[O, S]
 	all(ctx context.Context) ([]O, error)
 }
 
-func serveWhole[O any](s *service, noun string, t providers.Traits, w whole[O]) providers.Served {
+func serveWhole[O, S any](s *service, noun string, t providers.Traits, w whole[O, S]) providers.Served {
 	r := &reader[O]{wire: w}
 	pages := func(_ context.Context, ids []string) ([][]string, error) {
 		if ids != nil && len(ids) == 0 {
@@ -39,14 +39,17 @@ func serveWhole[O any](s *service, noun string, t providers.Traits, w whole[O]) 
 		}
 		return found, nil
 	}
-	return served(&kind[O]{s, Name + "." + noun, t, w, pages, get})
+	return served(&kind[O, S]{s, Name + "." + noun, t, w, pages, get})
 }
 
 // A reader reads a whole wire for many at once: the steps of a run look at one object each, and would fetch all of them
 // each. Whoever asks while a list is under way shares the next one with all others who do; it is begun after they asked,
 // so it has what they did before.
 type reader[O any] struct {
-	wire whole[O]
+	wire interface {
+		thing(o O) providers.Thing
+		all(ctx context.Context) ([]O, error)
+	}
 
 	mu   sync.Mutex
 	next *listing[O] // that was not begun yet

@@ -9,11 +9,12 @@ import (
 	"testing/synctest"
 
 	"converge.dev/converge/providers"
+	"converge.dev/converge/providers/carbide/spec"
 )
 
 // numbers is a whole wire: the objects are the numbers below a limit.
 type numbers struct {
-	wire[int]
+	wire[int, spec.VPC]
 	lists atomic.Int64
 	limit atomic.Int64
 	hold  chan struct{}
