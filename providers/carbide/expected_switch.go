@@ -88,7 +88,7 @@ func writeExpectedSwitch(c *call[spec.ExpectedSwitch], o *forge.ExpectedSwitch) 
 	o.Metadata = writeMetadata(c.Call, o.Metadata, c.Called(), c.want.Description, c.want.Labels)
 	o.RackId = writeRack(value(c.want.RackID), o.RackId)
 	o.NvosUsername = c.want.NVOSUsername
-	o.NvosPassword = c.want.NVOSPassword
+	o.NvosPassword = unlessZero(value(c.want.NVOSPassword))
 	o.NvosMacAddresses = c.want.NVOSMACAddresses
 	o.NvosIpAddress = c.want.NVOSIPAddress
 	return o
