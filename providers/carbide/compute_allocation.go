@@ -9,7 +9,6 @@ import (
 	"converge.dev/converge/providers"
 	"converge.dev/converge/providers/carbide/forge"
 	"converge.dev/converge/providers/carbide/spec"
-	"converge.dev/converge/schema"
 )
 
 // An allocation is only a number in the service's books.
@@ -40,14 +39,13 @@ func (k allocations) get(ctx context.Context, ids []string) ([]*forge.ComputeAll
 }
 
 func (allocations) thing(o *forge.ComputeAllocation) providers.Thing {
-	spec := schema.Object{
-		"tenant":        o.GetTenantOrganizationId(),
-		"instance_type": o.GetAttributes().GetInstanceTypeId(),
-		"count":         int64(o.GetAttributes().GetCount()),
+	s := spec.ComputeAllocation{
+		Tenant: o.GetTenantOrganizationId(), InstanceType: o.GetAttributes().GetInstanceTypeId(), Count: int64(o.GetAttributes().GetCount()),
 	}
-	mark := readMetadata(o.GetMetadata(), spec)
+	var mark providers.Mark
+	s.Description, s.Labels, mark = described(o.GetMetadata())
 	return providers.Thing{
-		ID: o.GetId().GetValue(), Name: o.GetMetadata().GetName(), Mark: mark, Version: o.GetVersion(), Spec: spec, Phase: providers.Ready,
+		ID: o.GetId().GetValue(), Name: o.GetMetadata().GetName(), Mark: mark, Version: o.GetVersion(), Spec: s.Object(), Phase: providers.Ready,
 	}
 }
 
@@ -105,8 +103,6 @@ func (k allocations) delete(ctx context.Context, c *call[spec.ComputeAllocation]
 
 // writeAllocation changes how many machines are allocated.
 func writeAllocation(c *call[spec.ComputeAllocation], a *forge.ComputeAllocationAttributes) *forge.ComputeAllocationAttributes {
-	if n := narrow[uint32](&c.want.Count); n != nil {
-		a.Count = *n
-	}
+	a.Count = uint32(c.want.Count)
 	return a
 }

@@ -13,7 +13,6 @@ import (
 	"converge.dev/converge/providers"
 	"converge.dev/converge/providers/carbide/forge"
 	"converge.dev/converge/providers/carbide/spec"
-	"converge.dev/converge/schema"
 )
 
 // A partition becomes ready with the next round of the service's controller, about every 30 s. A deleted one goes when the
@@ -45,22 +44,21 @@ func (k ibPartitions) get(ctx context.Context, ids []string) ([]*forge.IBPartiti
 }
 
 func (ibPartitions) thing(o *forge.IBPartition) providers.Thing {
-	spec := schema.Object{"tenant": o.GetConfig().GetTenantOrganizationId()}
-	mark := readMetadata(o.GetMetadata(), spec)
-	put(spec, "pkey", partitionKey(o.GetConfig().GetPkey()))
+	s := spec.IBPartition{Tenant: o.GetConfig().GetTenantOrganizationId(), Pkey: unlessZero(partitionKey(o.GetConfig().GetPkey()))}
+	var mark providers.Mark
+	s.Description, s.Labels, mark = described(o.GetMetadata())
 	state := o.GetStatus().GetState()
 	word, phase, detail := stateWords[state], phaseOf(state), ""
 	if phase != providers.Ready {
 		detail = because(word, o.GetStatus().GetStateReason())
 	}
-	got := schema.Object{"state": word}
-	put(got, "allocated_pkey", partitionKey(o.GetStatus().GetPkey()))
+	got := spec.IBPartitionStatus{State: &word, AllocatedPkey: unlessZero(partitionKey(o.GetStatus().GetPkey()))}
 	name := o.GetMetadata().GetName()
 	if name == "" {
 		name = o.GetConfig().GetName()
 	}
 	return providers.Thing{
-		ID: o.GetId().GetValue(), Name: name, Mark: mark, Spec: spec, Status: got, Phase: phase, Detail: detail,
+		ID: o.GetId().GetValue(), Name: name, Mark: mark, Spec: s.Object(), Status: got.Object(), Phase: phase, Detail: detail,
 	}
 }
 

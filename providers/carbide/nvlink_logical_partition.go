@@ -7,7 +7,6 @@ import (
 	"converge.dev/converge/providers"
 	"converge.dev/converge/providers/carbide/forge"
 	"converge.dev/converge/providers/carbide/spec"
-	"converge.dev/converge/schema"
 )
 
 // A deleted partition is one that the service still lists, about a minute on a site with NVLink and for good on one without.
@@ -43,14 +42,13 @@ func (k nvlinkPartitions) get(ctx context.Context, ids []string) ([]*forge.NVLin
 
 func (nvlinkPartitions) thing(o *forge.NVLinkLogicalPartition) providers.Thing {
 	config, state := o.GetConfig(), o.GetStatus().GetState()
-	spec := schema.Object{"tenant": config.GetTenantOrganizationId()}
-	put(spec, "description", config.GetMetadata().GetDescription())
+	s := spec.NVLinkLogicalPartition{Tenant: config.GetTenantOrganizationId(), Description: unlessZero(config.GetMetadata().GetDescription())}
 	word, phase, detail := stateWords[state], phaseOf(state), ""
 	if phase != providers.Ready {
 		detail = word
 	}
 	return providers.Thing{
-		ID: o.GetId().GetValue(), Name: config.GetMetadata().GetName(), Spec: spec, Status: schema.Object{"state": word},
+		ID: o.GetId().GetValue(), Name: config.GetMetadata().GetName(), Spec: s.Object(), Status: (&spec.NVLinkLogicalPartitionStatus{State: &word}).Object(),
 		Phase: phase, Detail: detail,
 	}
 }

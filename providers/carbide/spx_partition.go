@@ -8,7 +8,6 @@ import (
 	"converge.dev/converge/providers"
 	"converge.dev/converge/providers/carbide/forge"
 	"converge.dev/converge/providers/carbide/spec"
-	"converge.dev/converge/schema"
 )
 
 // A second delete of a partition succeeds, and takes its number away from whoever got it after the first. So none is made
@@ -43,11 +42,11 @@ func (k spxPartitions) get(ctx context.Context, ids []string) ([]*forge.SpxParti
 
 // thing reports the number as if it had been asked for: the service does not say whether it was.
 func (spxPartitions) thing(o *forge.SpxPartition) providers.Thing {
-	spec := schema.Object{"tenant": o.GetTenantOrganizationId()}
-	put(spec, "description", o.GetMetadata().GetDescription())
-	put(spec, "vni", int64(o.GetVni()))
+	s := spec.SPXPartition{
+		Tenant: o.GetTenantOrganizationId(), Description: unlessZero(o.GetMetadata().GetDescription()), VNI: unlessZero(int64(o.GetVni())),
+	}
 	id := o.GetId().GetValue()
-	return providers.Thing{ID: id, Name: cmp.Or(o.GetMetadata().GetName(), id), Spec: spec, Phase: providers.Ready}
+	return providers.Thing{ID: id, Name: cmp.Or(o.GetMetadata().GetName(), id), Spec: s.Object(), Phase: providers.Ready}
 }
 
 func (k spxPartitions) create(ctx context.Context, c *call[spec.SPXPartition]) error {

@@ -10,7 +10,6 @@ import (
 	"converge.dev/converge/providers"
 	"converge.dev/converge/providers/carbide/forge"
 	"converge.dev/converge/providers/carbide/spec"
-	"converge.dev/converge/schema"
 )
 
 // late bounds how long after our side gave up a call may still have its effect: the service ends a call when its
@@ -40,11 +39,9 @@ func (k tenants) get(ctx context.Context, ids []string) ([]*forge.Tenant, error)
 }
 
 func (tenants) thing(o *forge.Tenant) providers.Thing {
-	spec := schema.Object{}
-	put(spec, "display_name", o.GetMetadata().GetName())
-	put(spec, "routing_profile", o.GetRoutingProfileType())
+	s := spec.Tenant{DisplayName: unlessZero(o.GetMetadata().GetName()), RoutingProfile: unlessZero(o.GetRoutingProfileType())}
 	return providers.Thing{
-		ID: o.GetOrganizationId(), Name: o.GetOrganizationId(), Version: o.GetVersion(), Spec: spec, Phase: providers.Ready,
+		ID: o.GetOrganizationId(), Name: o.GetOrganizationId(), Version: o.GetVersion(), Spec: s.Object(), Phase: providers.Ready,
 	}
 }
 

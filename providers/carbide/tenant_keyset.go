@@ -10,7 +10,6 @@ import (
 	"converge.dev/converge/providers"
 	"converge.dev/converge/providers/carbide/forge"
 	"converge.dev/converge/providers/carbide/spec"
-	"converge.dev/converge/schema"
 )
 
 var keysetTraits = providers.Traits{
@@ -57,11 +56,13 @@ func (k keysets) get(ctx context.Context, ids []string) ([]*forge.TenantKeyset, 
 
 func (keysets) thing(o *forge.TenantKeyset) providers.Thing {
 	id := o.GetKeysetIdentifier()
-	spec := schema.Object{"tenant": id.GetOrganizationId()}
-	putList(spec, "keys", list(o.GetKeysetContent().GetPublicKeys(), func(p *forge.TenantPublicKey) any { return keyText(p) }))
+	s := spec.TenantKeyset{Tenant: id.GetOrganizationId()}
+	for _, p := range o.GetKeysetContent().GetPublicKeys() {
+		s.Keys = append(s.Keys, keyText(p))
+	}
 	return providers.Thing{
 		ID: keysetID(id.GetOrganizationId(), id.GetKeysetId()), Name: id.GetKeysetId(), Version: o.GetVersion(),
-		Spec: spec, Phase: providers.Ready,
+		Spec: s.Object(), Phase: providers.Ready,
 	}
 }
 

@@ -3,7 +3,6 @@ package carbide
 import (
 	"cmp"
 	"context"
-	"slices"
 	"time"
 
 	"google.golang.org/protobuf/proto"
@@ -11,7 +10,6 @@ import (
 	"converge.dev/converge/providers"
 	"converge.dev/converge/providers/carbide/forge"
 	"converge.dev/converge/providers/carbide/spec"
-	"converge.dev/converge/schema"
 )
 
 // From v2.0 of the service on a VPC cannot be deleted before its prefixes are gone, which takes as long as theirs.
@@ -100,26 +98,28 @@ func settings(o *forge.Vpc) *forge.VpcConfig {
 
 func (vpcs) thing(o seenVPC) providers.Thing {
 	config := settings(o.Vpc)
-	spec := schema.Object{"tenant": config.GetTenantOrganizationId()}
+	s := spec.VPC{
+		Tenant: config.GetTenantOrganizationId(), VNI: widen(config.Vni), RoutingProfile: unlessZero(config.GetRoutingProfileType()),
+		NetworkSecurityGroup: unlessZero(config.GetNetworkSecurityGroupId()),
+	}
 	var unfilled []string
-	if config.GetTenantOrganizationId() == "" { // in neither place, and so with all the rest
-		unfilled = []string{"vni", "routing_profile", "network_security_group"}
+	untold := func(field string, yes bool) {
+		if yes {
+			unfilled = append(unfilled, field)
+		}
 	}
-	if config.NetworkVirtualizationType != nil {
-		spec["virtualization"] = virtualizations.word(config.GetNetworkVirtualizationType())
-	} else {
-		unfilled = append(unfilled, "virtualization")
-	}
-	mark := readMetadata(o.GetMetadata(), spec)
-	putNumber(spec, "vni", config.Vni)
-	put(spec, "routing_profile", config.GetRoutingProfileType())
-	put(spec, "network_security_group", config.GetNetworkSecurityGroupId())
-	unfilled = slices.DeleteFunc(unfilled, func(field string) bool { return spec[field] != nil })
-	status := schema.Object{}
-	put(status, "allocated_vni", int64(cmp.Or(o.GetStatus().GetVni(), o.GetDeprecatedVni())))
+	rest := s.Tenant == "" // in neither place, and so with all the rest
+	untold("vni", rest && s.VNI == nil)
+	untold("routing_profile", rest && s.RoutingProfile == nil)
+	untold("network_security_group", rest && s.NetworkSecurityGroup == nil)
+	untold("virtualization", config.NetworkVirtualizationType == nil)
+	s.Virtualization = virtualizations.word(config.GetNetworkVirtualizationType())
+	var mark providers.Mark
+	s.Description, s.Labels, mark = described(o.GetMetadata())
+	status := spec.VPCStatus{AllocatedVNI: unlessZero(int64(cmp.Or(o.GetStatus().GetVni(), o.GetDeprecatedVni())))}
 	return providers.Thing{
 		ID: o.GetId().GetValue(), Name: nameOf(o.GetMetadata(), o.Vpc), Mark: mark, Version: o.GetVersion(),
-		Spec: spec, Unfilled: unfilled, Status: status, Phase: spreading(o.lacks), Detail: o.lacks,
+		Spec: s.Object(), Unfilled: unfilled, Status: status.Object(), Phase: spreading(o.lacks), Detail: o.lacks,
 	}
 }
 
@@ -128,7 +128,7 @@ func (k vpcs) create(ctx context.Context, c *call[spec.VPC]) error {
 		Id:                        &forge.VpcId{Value: c.ID},
 		TenantOrganizationId:      c.want.Tenant,
 		Metadata:                  newMetadata(c.Call, c.want.Description, c.want.Labels),
-		NetworkVirtualizationType: virtualizations.value(c.Want["virtualization"]).Enum(),
+		NetworkVirtualizationType: virtualizations.value(c.want.Virtualization).Enum(),
 		Vni:                       narrow[uint32](c.want.VNI),
 		RoutingProfileType:        c.want.RoutingProfile,
 		NetworkSecurityGroupId:    c.want.NetworkSecurityGroup,
@@ -158,8 +158,8 @@ func (k vpcs) update(ctx context.Context, c *call[spec.VPC], now seenVPC) error 
 	}
 	forge.SetLegacyName(request, c.Called())
 	rest := !sameMetadata(now.Metadata, request.Metadata) || before.GetNetworkSecurityGroupId() != request.GetNetworkSecurityGroupId()
-	want, ok := c.Want["virtualization"]
-	if !ok || before.NetworkVirtualizationType != nil && want == virtualizations.word(before.GetNetworkVirtualizationType()) {
+	want := c.want.Virtualization
+	if want == "" || before.NetworkVirtualizationType != nil && want == virtualizations.word(before.GetNetworkVirtualizationType()) {
 		if !rest {
 			return nil
 		}

@@ -7,7 +7,6 @@ import (
 	"converge.dev/converge/providers"
 	"converge.dev/converge/providers/carbide/forge"
 	"converge.dev/converge/providers/carbide/spec"
-	"converge.dev/converge/schema"
 )
 
 // A peering has no place for a mark, no name and nothing that can change: its id is all that says whose it is.
@@ -43,10 +42,10 @@ func (peerings) thing(o *forge.VpcPeering) providers.Thing {
 	slices.Sort(pair)
 	t := providers.Thing{
 		ID: o.GetId().GetValue(), Name: pair[0] + "/" + pair[1], Phase: providers.Ready,
-		Spec: schema.Object{"vpcs": []any{pair[0], pair[1]}},
+		Spec: (&spec.VPCPeering{VPCs: pair}).Object(),
 	}
 	if pair[0] == "" {
-		t.Spec, t.Unfilled = schema.Object{}, []string{"vpcs"}
+		t.Unfilled = []string{"vpcs"}
 	}
 	return t
 }

@@ -9,7 +9,6 @@ import (
 	"converge.dev/converge/providers"
 	"converge.dev/converge/providers/carbide/forge"
 	"converge.dev/converge/providers/carbide/spec"
-	"converge.dev/converge/schema"
 )
 
 // From v2.0 of the service on a prefix becomes ready, and goes, with the next rounds of its controller; and a VPC cannot go
@@ -43,11 +42,9 @@ func (k prefixes) get(ctx context.Context, ids []string) ([]*forge.VpcPrefix, er
 }
 
 func (prefixes) thing(o *forge.VpcPrefix) providers.Thing {
-	spec := schema.Object{
-		"vpc":    o.GetVpcId().GetValue(),
-		"prefix": cmp.Or(o.GetConfig().GetPrefix(), o.GetPrefix()),
-	}
-	mark := readMetadata(o.GetMetadata(), spec)
+	s := spec.VPCPrefix{VPC: o.GetVpcId().GetValue(), Prefix: cmp.Or(o.GetConfig().GetPrefix(), o.GetPrefix())}
+	var mark providers.Mark
+	s.Description, s.Labels, mark = described(o.GetMetadata())
 	total, available := o.GetStatus().GetTotalLinknetSegments(), o.GetStatus().GetAvailableLinknetSegments()
 	if total == 0 { // an older server, which counts IPv4 only
 		total = uint64(cmp.Or(o.GetStatus().GetTotal_31Segments(), o.GetTotal_31Segments()))
@@ -60,13 +57,10 @@ func (prefixes) thing(o *forge.VpcPrefix) providers.Thing {
 			detail = because(stateWords[state], o.GetStatus().GetLifecycle().GetStateReason())
 		}
 	}
+	all, free := int64(min(total, math.MaxInt64)), int64(min(available, math.MaxInt64))
 	return providers.Thing{
-		ID: o.GetId().GetValue(), Name: nameOf(o.GetMetadata(), o), Mark: mark,
-		Spec: spec, Phase: phase, Detail: detail,
-		Status: schema.Object{
-			"total_linknets":     int64(min(total, math.MaxInt64)),
-			"available_linknets": int64(min(available, math.MaxInt64)),
-		},
+		ID: o.GetId().GetValue(), Name: nameOf(o.GetMetadata(), o), Mark: mark, Spec: s.Object(), Phase: phase, Detail: detail,
+		Status: (&spec.VPCPrefixStatus{TotalLinknets: &all, AvailableLinknets: &free}).Object(),
 	}
 }
 
