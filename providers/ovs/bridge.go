@@ -7,6 +7,7 @@ import (
 	"strings"
 
 	"converge.dev/converge/providers"
+	"converge.dev/converge/providers/ovs/spec"
 	"converge.dev/converge/providers/ovs/vswitch"
 	"converge.dev/converge/schema"
 	"github.com/ovn-org/libovsdb/ovsdb"
@@ -20,18 +21,6 @@ var bridgeSettings = []string{
 // bridgeExtras are the columns in which others hang things on a bridge; it is not deleted while they are set.
 var bridgeExtras = []string{
 	"auto_attach", "controller", "flood_vlans", "flow_tables", "ipfix", "mirrors", "netflow", "sflow",
-}
-
-// A bridgeSpec is schema/ovs/bridge.cue in Go.
-type bridgeSpec struct {
-	DatapathType        string            `json:"datapath_type,omitempty"`
-	ExternalIDs         map[string]string `json:"external_ids"`
-	FailMode            *string           `json:"fail_mode,omitempty"`
-	McastSnoopingEnable bool              `json:"mcast_snooping_enable"`
-	OtherConfig         map[string]string `json:"other_config"`
-	Protocols           []string          `json:"protocols"`
-	RSTPEnable          bool              `json:"rstp_enable"`
-	STPEnable           bool              `json:"stp_enable"`
 }
 
 // bridges is the kind ovs.bridge.
@@ -49,18 +38,13 @@ func (bridges) list(v *view) ([]sighting, error) {
 	var seen []sighting
 	for b := range all[vswitch.Bridge](v) {
 		ids, mark := unmarked(b.ExternalIDs)
-		spec, err := object(bridgeSpec{
-			DatapathType: cmp.Or(b.DatapathType, "system"), ExternalIDs: ids, FailMode: b.FailMode,
-			McastSnoopingEnable: b.McastSnoopingEnable, OtherConfig: filled(b.OtherConfig), Protocols: sorted(b.Protocols),
-			RSTPEnable: b.RSTPEnable, STPEnable: b.STPEnable,
-		})
-		if err != nil {
-			return nil, err
+		datapath := cmp.Or(b.DatapathType, "system")
+		o := spec.Bridge{
+			DatapathType: &datapath, ExternalIDs: ids, FailMode: b.FailMode, McastSnoopingEnable: &b.McastSnoopingEnable,
+			OtherConfig: filled(b.OtherConfig), Protocols: sorted(b.Protocols), RSTPEnable: &b.RSTPEnable, STPEnable: &b.STPEnable,
 		}
-		s := sighting{Thing: providers.Thing{ID: b.Name, Name: b.Name, Mark: mark, Spec: spec}, rows: []string{b.UUID}}
-		if b.DatapathID != nil {
-			s.Status = schema.Object{"datapath_id": *b.DatapathID}
-		}
+		s := sighting{Thing: providers.Thing{ID: b.Name, Name: b.Name, Mark: mark, Spec: o.Object()}, rows: []string{b.UUID}}
+		s.Status = (&spec.BridgeStatus{DatapathID: b.DatapathID}).Object()
 		s.Phase, s.Detail = phaseOf(v.interfaceOf(v.local(b)))
 		seen = append(seen, s)
 	}
@@ -155,11 +139,11 @@ func (k bridges) occupied(ctx context.Context, d *db, name string) error {
 
 // wantedBridge gives the row of a bridge as wanted. What cannot change is taken from have where the spec does not say it.
 func wantedBridge(want schema.Object, mark providers.Mark, have *vswitch.Bridge) (*vswitch.Bridge, error) {
-	var s bridgeSpec
-	if err := decode(want, &s); err != nil {
+	var s spec.Bridge
+	if err := read(want, &s); err != nil {
 		return nil, err
 	}
-	if have.UUID != "" && s.DatapathType != "" && s.DatapathType != cmp.Or(have.DatapathType, "system") {
+	if have.UUID != "" && s.DatapathType != nil && *s.DatapathType != cmp.Or(have.DatapathType, "system") {
 		return nil, refuse(providers.Invalid, "datapath_type cannot change in place")
 	}
 	ids, err := marked(s.ExternalIDs, mark)
@@ -167,8 +151,8 @@ func wantedBridge(want schema.Object, mark providers.Mark, have *vswitch.Bridge)
 		return nil, err
 	}
 	b := &vswitch.Bridge{
-		DatapathType: s.DatapathType, ExternalIDs: ids, FailMode: s.FailMode, McastSnoopingEnable: s.McastSnoopingEnable,
-		OtherConfig: s.OtherConfig, Protocols: s.Protocols, RSTPEnable: s.RSTPEnable, STPEnable: s.STPEnable,
+		DatapathType: value(s.DatapathType), ExternalIDs: ids, FailMode: s.FailMode, McastSnoopingEnable: value(s.McastSnoopingEnable),
+		OtherConfig: s.OtherConfig, Protocols: s.Protocols, RSTPEnable: value(s.RSTPEnable), STPEnable: value(s.STPEnable),
 	}
 	if have.UUID != "" {
 		b.DatapathType = have.DatapathType

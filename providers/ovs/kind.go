@@ -1,10 +1,8 @@
 package ovs
 
 import (
-	"bytes"
 	"cmp"
 	"context"
-	"encoding/json"
 	"errors"
 	"iter"
 	"maps"
@@ -193,28 +191,54 @@ func (k *kind) fail(op string, ref schema.Ref, err error) error {
 	return e
 }
 
-// object gives a spec the shape of the contract.
-func object(spec any) (schema.Object, error) {
-	text, err := json.Marshal(spec)
-	if err != nil {
-		return nil, err
-	}
-	var o schema.Object
-	return o, json.Unmarshal(text, &o)
-}
-
-// decode reads a spec of the contract; what it does not know or cannot hold is refused.
-func decode(o schema.Object, spec any) error {
-	text, err := json.Marshal(map[string]any(o))
-	if err == nil {
-		d := json.NewDecoder(bytes.NewReader(text))
-		d.DisallowUnknownFields()
-		err = d.Decode(spec)
-	}
-	if err != nil {
+// read makes a struct of a spec; what it does not know or cannot hold is refused.
+func read(o schema.Object, s interface{ Read(o schema.Object) error }) error {
+	if err := s.Read(o); err != nil {
 		return refuse(providers.Invalid, "the spec does not fit: %w", err)
 	}
 	return nil
+}
+
+// value returns what is pointed to, and the zero value for nil.
+func value[T any](p *T) (v T) {
+	if p != nil {
+		v = *p
+	}
+	return v
+}
+
+// wide and narrow turn a whole number of the database into one of a spec and back; nil stays nil.
+func wide(n *int) *int64 {
+	if n == nil {
+		return nil
+	}
+	i := int64(*n)
+	return &i
+}
+
+func narrow(i *int64) *int {
+	if i == nil {
+		return nil
+	}
+	n := int(*i)
+	return &n
+}
+
+// all64 and ints do so with lists.
+func all64(l []int) []int64 {
+	out := make([]int64, len(l))
+	for i, n := range l {
+		out[i] = int64(n)
+	}
+	return out
+}
+
+func ints(l []int64) []int {
+	out := make([]int, len(l))
+	for i, n := range l {
+		out[i] = int(n)
+	}
+	return out
 }
 
 // sorted copies a set into an order; never nil.

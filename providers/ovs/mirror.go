@@ -7,6 +7,7 @@ import (
 	"slices"
 
 	"converge.dev/converge/providers"
+	"converge.dev/converge/providers/ovs/spec"
 	"converge.dev/converge/providers/ovs/vswitch"
 	"converge.dev/converge/schema"
 	"github.com/ovn-org/libovsdb/ovsdb"
@@ -19,19 +20,6 @@ var mirrorSettings = []string{
 
 // maxMirrors is how many mirrors ovs-vswitchd makes on a bridge; of others only its log tells.
 const maxMirrors = 32
-
-// A mirrorSpec is schema/ovs/mirror.cue in Go.
-type mirrorSpec struct {
-	Bridge         string            `json:"bridge"`
-	ExternalIDs    map[string]string `json:"external_ids"`
-	OutputPort     string            `json:"output_port,omitempty"`
-	OutputVLAN     *int              `json:"output_vlan,omitempty"`
-	SelectAll      bool              `json:"select_all"`
-	SelectDstPorts []string          `json:"select_dst_ports"`
-	SelectSrcPorts []string          `json:"select_src_ports"`
-	SelectVLAN     []int             `json:"select_vlan"`
-	Snaplen        *int              `json:"snaplen,omitempty"`
-}
 
 // mirrors is the kind ovs.mirror.
 type mirrors struct{}
@@ -66,20 +54,19 @@ func (mirrors) list(v *view) ([]sighting, error) {
 			return nil, fmt.Errorf("mirror %s is of no bridge in the database", m.UUID)
 		}
 		ids, mark := unmarked(m.ExternalIDs)
-		spec := mirrorSpec{
-			Bridge: b.Name, ExternalIDs: ids, OutputVLAN: m.OutputVLAN, SelectAll: m.SelectAll,
+		s := spec.Mirror{
+			Bridge: b.Name, ExternalIDs: ids, OutputVLAN: wide(m.OutputVLAN), SelectAll: &m.SelectAll,
 			SelectDstPorts: names(m.SelectDstPort...), SelectSrcPorts: names(m.SelectSrcPort...),
-			SelectVLAN: sorted(m.SelectVLAN), Snaplen: m.Snaplen,
+			SelectVLAN: all64(sorted(m.SelectVLAN)), Snaplen: wide(m.Snaplen),
 		}
 		if m.OutputPort != nil {
-			spec.OutputPort = names(*m.OutputPort)[0]
+			s.OutputPort = &names(*m.OutputPort)[0]
 		}
-		o, err := object(spec)
-		if err = cmp.Or(lost, err); err != nil {
-			return nil, err
+		if lost != nil {
+			return nil, lost
 		}
 		seen = append(seen, sighting{
-			Thing: providers.Thing{ID: v.mirrorID(m), Name: cmp.Or(m.Name, m.UUID), Mark: mark, Spec: o, Phase: providers.Ready},
+			Thing: providers.Thing{ID: v.mirrorID(m), Name: cmp.Or(m.Name, m.UUID), Mark: mark, Spec: s.Object(), Phase: providers.Ready},
 			rows:  []string{b.UUID, m.UUID},
 		})
 	}
@@ -151,8 +138,8 @@ func (v *view) mirrored(m *vswitch.Mirror) *vswitch.Bridge {
 
 // wantedMirror gives the row of a mirror as wanted, and its bridge.
 func wantedMirror(v *view, c *change, want schema.Object, mark providers.Mark) (*vswitch.Mirror, *vswitch.Bridge, error) {
-	var s mirrorSpec
-	if err := decode(want, &s); err != nil {
+	var s spec.Mirror
+	if err := read(want, &s); err != nil {
 		return nil, nil, err
 	}
 	ids, err := marked(s.ExternalIDs, mark)
@@ -164,7 +151,7 @@ func wantedMirror(v *view, c *change, want schema.Object, mark providers.Mark) (
 		return nil, nil, refuse(providers.Absent, "there is no bridge %s", s.Bridge)
 	}
 	m := &vswitch.Mirror{
-		ExternalIDs: ids, OutputVLAN: s.OutputVLAN, SelectAll: s.SelectAll, SelectVLAN: s.SelectVLAN, Snaplen: s.Snaplen,
+		ExternalIDs: ids, OutputVLAN: narrow(s.OutputVLAN), SelectAll: value(s.SelectAll), SelectVLAN: ints(s.SelectVLAN), Snaplen: narrow(s.Snaplen),
 	}
 	if m.SelectDstPort, err = c.needs(v, b, s.SelectDstPorts...); err != nil {
 		return nil, nil, err
@@ -172,8 +159,8 @@ func wantedMirror(v *view, c *change, want schema.Object, mark providers.Mark) (
 	if m.SelectSrcPort, err = c.needs(v, b, s.SelectSrcPorts...); err != nil {
 		return nil, nil, err
 	}
-	if s.OutputPort != "" {
-		output, err := c.needs(v, b, s.OutputPort)
+	if port := value(s.OutputPort); port != "" {
+		output, err := c.needs(v, b, port)
 		if err != nil {
 			return nil, nil, err
 		}

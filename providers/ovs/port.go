@@ -7,6 +7,7 @@ import (
 	"strings"
 
 	"converge.dev/converge/providers"
+	"converge.dev/converge/providers/ovs/spec"
 	"converge.dev/converge/providers/ovs/vswitch"
 	"converge.dev/converge/schema"
 	"github.com/ovn-org/libovsdb/ovsdb"
@@ -27,28 +28,6 @@ var (
 		"ingress_policing_rate", "lldp",
 	}
 )
-
-// A portSpec is schema/ovs/port.cue in Go.
-type portSpec struct {
-	Bridge      string            `json:"bridge"`
-	ExternalIDs map[string]string `json:"external_ids"`
-	Interface   *interfaceSpec    `json:"interface,omitempty"` // nil for a bond
-	OtherConfig map[string]string `json:"other_config"`
-	Protected   bool              `json:"protected"`
-	Tag         *int              `json:"tag,omitempty"`
-	Trunks      []int             `json:"trunks"`
-	VLANMode    *string           `json:"vlan_mode,omitempty"`
-}
-
-type interfaceSpec struct {
-	ExternalIDs   map[string]string `json:"external_ids"`
-	MAC           *string           `json:"mac,omitempty"`
-	MTURequest    *int              `json:"mtu_request,omitempty"`
-	OfportRequest *int              `json:"ofport_request,omitempty"`
-	Options       map[string]string `json:"options"`
-	OtherConfig   map[string]string `json:"other_config"`
-	Type          string            `json:"type,omitempty"`
-}
 
 // ports is the kind ovs.port.
 type ports struct{}
@@ -82,27 +61,23 @@ func (ports) list(v *view) ([]sighting, error) {
 				continue // it is not looked at, or it is the local port, which is a part of the bridge
 			}
 			ids, mark := unmarked(p.ExternalIDs)
-			spec := portSpec{
-				Bridge: b.Name, ExternalIDs: ids, OtherConfig: filled(p.OtherConfig), Protected: p.Protected, Tag: p.Tag,
-				Trunks: sorted(p.Trunks), VLANMode: p.VLANMode,
-			}
-			s := sighting{Thing: providers.Thing{ID: p.Name, Name: p.Name, Mark: mark, Status: schema.Object{}}, rows: []string{b.UUID, p.UUID}}
+			o, status := spec.Port{
+				Bridge: b.Name, ExternalIDs: ids, OtherConfig: filled(p.OtherConfig), Protected: &p.Protected, Tag: wide(p.Tag),
+				Trunks: all64(sorted(p.Trunks)), VLANMode: p.VLANMode,
+			}, spec.PortStatus{}
+			s := sighting{Thing: providers.Thing{ID: p.Name, Name: p.Name, Mark: mark}, rows: []string{b.UUID, p.UUID}}
 			i := v.interfaceOf(p)
 			s.Phase, s.Detail = phaseOf(i)
 			if i != nil {
 				s.rows = append(s.rows, i.UUID)
-				spec.Interface = &interfaceSpec{
-					ExternalIDs: filled(i.ExternalIDs), MAC: i.MAC, MTURequest: i.MTURequest, OfportRequest: i.OfportRequest,
-					Options: filled(i.Options), OtherConfig: filled(i.OtherConfig), Type: cmp.Or(i.Type, "system"),
+				kind := cmp.Or(i.Type, "system")
+				o.Interface = &spec.PortInterface{
+					ExternalIDs: filled(i.ExternalIDs), MAC: i.MAC, MTURequest: wide(i.MTURequest), OfportRequest: wide(i.OfportRequest),
+					Options: filled(i.Options), OtherConfig: filled(i.OtherConfig), Type: &kind,
 				}
-				if i.Ofport != nil {
-					s.Status["ofport"] = int64(*i.Ofport)
-				}
+				status.Ofport = wide(i.Ofport)
 			}
-			var err error
-			if s.Spec, err = object(spec); err != nil {
-				return nil, err
-			}
+			s.Spec, s.Status = o.Object(), status.Object()
 			seen = append(seen, s)
 		}
 	}
@@ -236,8 +211,8 @@ func (c *change) claim(v *view, name string) error {
 // wantedPort gives the rows of a port as wanted, and the name of its bridge. What cannot change is taken from the
 // interface that it had where the spec does not say it.
 func wantedPort(want schema.Object, mark providers.Mark, had *vswitch.Interface) (*vswitch.Port, *vswitch.Interface, string, error) {
-	var s portSpec
-	if err := decode(want, &s); err != nil {
+	var s spec.Port
+	if err := read(want, &s); err != nil {
 		return nil, nil, "", err
 	}
 	ids, err := marked(s.ExternalIDs, mark)
@@ -245,15 +220,15 @@ func wantedPort(want schema.Object, mark providers.Mark, had *vswitch.Interface)
 		return nil, nil, "", err
 	}
 	p := &vswitch.Port{
-		ExternalIDs: ids, OtherConfig: s.OtherConfig, Protected: s.Protected, Tag: s.Tag, Trunks: s.Trunks, VLANMode: s.VLANMode,
+		ExternalIDs: ids, OtherConfig: s.OtherConfig, Protected: value(s.Protected), Tag: narrow(s.Tag), Trunks: ints(s.Trunks), VLANMode: s.VLANMode,
 	}
-	f := cmp.Or(s.Interface, &interfaceSpec{})
+	f := cmp.Or(s.Interface, &spec.PortInterface{})
 	i := &vswitch.Interface{
-		ExternalIDs: f.ExternalIDs, MAC: f.MAC, MTURequest: f.MTURequest, OfportRequest: f.OfportRequest,
-		Options: f.Options, OtherConfig: f.OtherConfig, Type: f.Type,
+		ExternalIDs: f.ExternalIDs, MAC: f.MAC, MTURequest: narrow(f.MTURequest), OfportRequest: narrow(f.OfportRequest),
+		Options: f.Options, OtherConfig: f.OtherConfig, Type: value(f.Type),
 	}
 	if had.UUID != "" {
-		if f.Type != "" && f.Type != cmp.Or(had.Type, "system") {
+		if f.Type != nil && *f.Type != cmp.Or(had.Type, "system") {
 			return nil, nil, "", refuse(providers.Invalid, "the type of an interface cannot change in place")
 		}
 		i.Type = had.Type
