@@ -15,7 +15,7 @@ func BenchmarkNew(b *testing.B) {
 	}
 }
 
-// BenchmarkNewFrom compiles the embedded CUE files, as New would without compiled.go.
+// BenchmarkNewFrom compiles the embedded CUE files, as New would without compiled*.go.
 func BenchmarkNewFrom(b *testing.B) {
 	for b.Loop() {
 		if _, err := NewFrom(schema.Files); err != nil {

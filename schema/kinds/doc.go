@@ -5,7 +5,7 @@
 // names and of specs. They take a thirtieth of the time of CUE and never accept what CUE refuses; where one refuses, or cannot
 // judge, CUE is asked, and what CUE refuses is said in our words, as a [Problem].
 //
-// What the embedded files compile to is in compiled.go, so that a process starts without CUE.
+// What the embedded files compile to is in compiled*.go, so that a process starts without CUE.
 //
 // The package looks at one resource, and at what is above the resources in a document. What only several resources together
 // can break is for package rules.

@@ -3,7 +3,6 @@ package kinds
 import (
 	"cmp"
 	"fmt"
-	"maps"
 	"reflect"
 	"regexp"
 	"slices"
@@ -20,8 +19,8 @@ type literals struct {
 	vars     map[string]string         // their values, by name
 }
 
-// goText gives the source of a variable with the value that p points to, and of all that it needs.
-func goText(name string, p any) string {
+// goVars returns the values of a variable with the value that p points to, and of all variables that it needs, as Go source.
+func goVars(name string, p any) map[string]string {
 	l := &literals{pointers: make(map[unsafe.Pointer]int), names: make(map[unsafe.Pointer]string), vars: make(map[string]string)}
 	v := reflect.ValueOf(p).Elem()
 	walk(v, func(p reflect.Value) bool {
@@ -29,11 +28,7 @@ func goText(name string, p any) string {
 		return l.pointers[p.UnsafePointer()] == 1
 	})
 	l.vars[name] = l.text(v, false)
-	var b strings.Builder
-	for _, name := range slices.Sorted(maps.Keys(l.vars)) {
-		fmt.Fprintf(&b, "var %s = %s\n\n", name, l.vars[name])
-	}
-	return b.String()
+	return l.vars
 }
 
 // madeLater reports whether values of a type hold what is made on first use.

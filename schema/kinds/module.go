@@ -48,18 +48,19 @@ type source struct {
 }
 
 // readFiles reads the files */*.cue in the order of their names. Equal files have equal digests.
-func readFiles(fsys fs.FS) (files []source, digest string, err error) {
+func readFiles(fsys fs.FS) (files []source, digests map[string]string, err error) {
 	names, err := fs.Glob(fsys, "*/*.cue")
-	h := sha256.New()
+	digests = make(map[string]string, len(names))
 	for _, name := range names {
 		text, err := fs.ReadFile(fsys, name)
 		if err != nil {
-			return nil, "", err
+			return nil, nil, err
 		}
 		files = append(files, source{name, text})
-		fmt.Fprintf(h, "%s %d\n%s", name, len(text), text)
+		sum := sha256.Sum256(text)
+		digests[name] = hex.EncodeToString(sum[:])
 	}
-	return files, hex.EncodeToString(h.Sum(nil)), err
+	return files, digests, err
 }
 
 // newModule makes one CUE instance of files and finds the kinds in it.

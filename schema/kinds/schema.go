@@ -3,6 +3,7 @@ package kinds
 import (
 	"fmt"
 	"io/fs"
+	"maps"
 	"sync"
 
 	"converge.dev/converge/schema"
@@ -17,14 +18,24 @@ type Schema struct {
 	module func() (*module, error) // made when CUE is first asked
 }
 
-// A compiled is what CUE files say, as plain data. That of the embedded files is in compiled.go, so that a process starts
+// A compiled is what CUE files say, as plain data. That of the embedded files is in compiled*.go, so that a process starts
 // without CUE; `go generate ./schema/kinds` writes it anew, and a test says when that was forgotten. Nothing changes it.
 type compiled struct {
-	digest   string  // of the files
-	doc      string  // of #Document
-	head     *object // of a document, without nodes and providers
-	nodeName *check  // what a node may be called
-	kinds    []*kind // sorted by name
+	digests  map[string]string // by file
+	doc      string            // of #Document
+	head     *object           // of a document, without nodes and providers
+	nodeName *check            // what a node may be called
+	kinds    []*kind           // sorted by name
+}
+
+// add adds a kind and the digest of its file. What each file compiles to is in a file of its own, so that two people who add a
+// kind each do not meet in one.
+func (c *compiled) add(k *kind, file, digest string) {
+	c.kinds = append(c.kinds, k)
+	if c.digests == nil {
+		c.digests = make(map[string]string)
+	}
+	c.digests[file] = digest
 }
 
 // A kind is a schema.Kind with its checks.
@@ -47,13 +58,13 @@ func NewFrom(fsys fs.FS) (*Schema, error) { return open(&compiled{}, fsys) }
 
 // open gives the schema of files: what they were compiled to, unless that was others.
 func open(c *compiled, fsys fs.FS) (*Schema, error) {
-	files, digest, err := readFiles(fsys)
+	files, digests, err := readFiles(fsys)
 	if err != nil {
 		return nil, fmt.Errorf("read the schema: %w", err)
 	}
 	s := &Schema{compiled: c, kinds: make(map[string]*kind), public: make(schema.Kinds)}
 	s.module = sync.OnceValues(func() (*module, error) { return newModule(files) })
-	if c.digest != digest {
+	if c.digests == nil || !maps.Equal(c.digests, digests) {
 		m, err := s.module()
 		if err == nil {
 			s.compiled, err = m.compile()
@@ -61,7 +72,7 @@ func open(c *compiled, fsys fs.FS) (*Schema, error) {
 		if err != nil {
 			return nil, fmt.Errorf("compile the schema: %w", err)
 		}
-		s.compiled.digest = digest
+		s.compiled.digests = digests
 	}
 	for _, k := range s.compiled.kinds {
 		s.kinds[k.Name], s.public[k.Name] = k, &k.Kind

@@ -2,5 +2,5 @@
 
 package kinds
 
-// compiledFiles is nothing while compiled.go is written, so that it may be of other types than those at hand.
+// compiledFiles is nothing while compiled*.go are written, so that it may be of other types than those at hand.
 var compiledFiles compiled
