@@ -84,30 +84,35 @@ func Open(ctx context.Context, o Options) (*providers.Provider, error) {
 	return s.provider(s.close), nil
 }
 
+// kinds are those that the service has, each with what is its own.
+func (s *service) kinds() []providers.Served {
+	return []providers.Served{
+		serve(s, "tenant", tenantTraits, tenantRefusals, tenants{service: s}),
+		serve(s, "tenant_keyset", keysetTraits, nil, keysets{service: s}),
+		serve(s, "vpc", vpcTraits, vpcRefusals, vpcs{service: s}),
+		serve(s, "vpc_prefix", prefixTraits, prefixeRefusals, prefixes{service: s}),
+		serve(s, "network_segment", segmentTraits, segmentRefusals, segments{service: s}),
+		serve(s, "network_security_group", groupTraits, groupRefusals, groups{service: s}),
+		serve(s, "instance_type", instanceTypeTraits, instanceTypeRefusals, instanceTypes{service: s}),
+		serve(s, "compute_allocation", allocationTraits, allocationRefusals, allocations{service: s}),
+		serve(s, "instance", instanceTraits, instanceRefusals, instances{service: s}),
+		serveWhole(s, "expected_machine", expectedTraits, expectedMachineRefusals, expectedMachines{service: s}),
+		serveWhole(s, "expected_switch", expectedTraits, expectedSwitcheRefusals, expectedSwitches{service: s}),
+		serveWhole(s, "expected_power_shelf", expectedTraits, expectedShelveRefusals, expectedShelves{service: s}),
+		serve(s, "sku", skuTraits, skuRefusals, skus{service: s}),
+		serve(s, "machine", machineTraits, machineRefusals, machines{service: s}),
+		serve(s, "vpc_peering", peeringTraits, peeringRefusals, peerings{service: s}),
+		serve(s, "ib_partition", ibTraits, ibPartitionRefusals, ibPartitions{service: s}),
+		serve(s, "nvlink_logical_partition", nvlinkTraits, nvlinkPartitionRefusals, nvlinkPartitions{service: s}),
+		serveListed(s, "spx_partition", spxTraits, nil, spxPartitions{service: s}),
+		serve(s, "operating_system", operatingSystemTraits, nil, operatingSystems{service: s}),
+		serveWhole(s, "os_image", osImageTraits, osImageRefusals, osImages{service: s}),
+		serve(s, "dpu_extension_service", extensionServiceTraits, extensionServiceRefusals, extensionServices{service: s}),
+	}
+}
+
 func (s *service) provider(close func() error) *providers.Provider {
-	p := providers.New(Name, schema.ScopeSite, close,
-		serve(s, "tenant", tenantTraits, tenants{s}),
-		serve(s, "tenant_keyset", keysetTraits, keysets{s}),
-		serve(s, "vpc", vpcTraits, vpcs{service: s}),
-		serve(s, "vpc_prefix", prefixTraits, prefixes{service: s}),
-		serve(s, "network_segment", segmentTraits, segments{service: s}),
-		serve(s, "network_security_group", groupTraits, groups{s}),
-		serve(s, "instance_type", instanceTypeTraits, instanceTypes{s}),
-		serve(s, "compute_allocation", allocationTraits, allocations{service: s}),
-		serve(s, "instance", instanceTraits, instances{service: s}),
-		serveWhole(s, "expected_machine", expectedTraits, expectedMachines{service: s}),
-		serveWhole(s, "expected_switch", expectedTraits, expectedSwitches{service: s}),
-		serveWhole(s, "expected_power_shelf", expectedTraits, expectedShelves{service: s}),
-		serve(s, "sku", skuTraits, skus{s}),
-		serve(s, "machine", machineTraits, machines{s}),
-		serve(s, "vpc_peering", peeringTraits, peerings{service: s}),
-		serve(s, "ib_partition", ibTraits, ibPartitions{service: s}),
-		serve(s, "nvlink_logical_partition", nvlinkTraits, nvlinkPartitions{service: s}),
-		serveListed(s, "spx_partition", spxTraits, spxPartitions{service: s}),
-		serve(s, "operating_system", operatingSystemTraits, operatingSystems{service: s}),
-		serveWhole(s, "os_image", osImageTraits, osImages{service: s}),
-		serve(s, "dpu_extension_service", extensionServiceTraits, extensionServices{service: s}),
-	)
+	p := providers.New(Name, schema.ScopeSite, close, s.kinds()...)
 	p.Limit, p.Health, p.Permit = cap(s.slots), s.healthy, s.permit
 	p.Identity = func(context.Context) (string, error) { return *s.site.Load(), nil } // each connection begins with a greeting
 	p.Build = func(context.Context) (string, error) { return *s.build.Load(), nil }

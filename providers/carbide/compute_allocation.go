@@ -19,6 +19,20 @@ var allocationTraits = providers.Traits{
 	Exclusive: []providers.Exclusive{{Field: "{name}", Within: "tenant"}},
 }
 
+// allocationRefusals are codes that mean something of their own.
+var allocationRefusals = refusals{
+	opCreate: {
+		codes.FailedPrecondition: providers.Exists, // the name is taken
+		codes.Internal:           providers.Absent, // the tenant or the type
+	},
+	opUpdate: {
+		codes.FailedPrecondition: providers.Busy, // more machines have to join the type, or instances to go
+	},
+	opDelete: {
+		codes.FailedPrecondition: providers.Busy, // the tenant's instances use it
+	},
+}
+
 type allocations struct {
 	*service
 	uuidKind

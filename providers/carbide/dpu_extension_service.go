@@ -35,6 +35,20 @@ const (
 	nameTaken    = "the name is taken in its tenant, perhaps by a service that was deleted: the service never lets go of a name, so choose another"
 )
 
+// extensionServiceRefusals are codes that mean something of their own.
+var extensionServiceRefusals = refusals{
+	opCreate: {
+		codes.FailedPrecondition: providers.Exists, // the name is taken
+		codes.Internal:           providers.Absent, // the tenant
+	},
+	opUpdate: {
+		codes.FailedPrecondition: providers.Exists, // the name is taken
+	},
+	opDelete: {
+		codes.FailedPrecondition: providers.Busy, // instances have it
+	},
+}
+
 type extensionServices struct {
 	*service
 	uuidKind

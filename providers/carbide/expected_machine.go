@@ -31,6 +31,14 @@ var dpuModes = enum[forge.DpuMode]{
 	{"no_dpu", forge.DpuMode_NO_DPU},
 }
 
+// expectedMachineRefusals are codes that mean something of their own.
+var expectedMachineRefusals = refusals{
+	opCreate: {
+		codes.FailedPrecondition: providers.Exists,  // the MAC address is taken
+		codes.Internal:           providers.Invalid, // the MAC address cannot be read
+	},
+}
+
 type expectedMachines struct {
 	*service
 	uuidKind

@@ -4,6 +4,7 @@ import (
 	"context"
 	"strings"
 
+	"google.golang.org/grpc/codes"
 	"google.golang.org/protobuf/proto"
 
 	"converge.dev/converge/providers"
@@ -11,6 +12,13 @@ import (
 	"converge.dev/converge/providers/carbide/spec"
 	"converge.dev/converge/schema"
 )
+
+// expectedShelveRefusals are codes that mean something of their own.
+var expectedShelveRefusals = refusals{
+	opCreate: {
+		codes.Internal: providers.Exists, // the MAC address is taken
+	},
+}
 
 type expectedShelves struct {
 	*service

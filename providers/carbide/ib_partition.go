@@ -24,6 +24,19 @@ var ibTraits = providers.Traits{
 	Exclusive: []providers.Exclusive{{Field: "pkey"}},
 }
 
+// ibPartitionRefusals are codes that mean something of their own.
+var ibPartitionRefusals = refusals{
+	opCreate: {
+		codes.Internal: providers.Invalid, // the key cannot be asked for or is taken, or the site has no such fabric
+	},
+	opUpdate: {
+		codes.FailedPrecondition: providers.Conflict, // it was changed since it was read; some versions of the service say so
+	},
+	opDelete: {
+		codes.FailedPrecondition: providers.Busy, // instances use it
+	},
+}
+
 type ibPartitions struct {
 	*service
 	uuidKind

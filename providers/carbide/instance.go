@@ -29,6 +29,20 @@ var instanceTraits = providers.Traits{
 	},
 }
 
+// instanceRefusals are codes that mean something of their own.
+var instanceRefusals = refusals{
+	opCreate: {
+		codes.AlreadyExists: providers.Busy,   // a requested address is in a link network that drains
+		codes.Internal:      providers.Absent, // a VPC prefix
+	},
+	opUpdate: {
+		codes.FailedPrecondition: providers.Absent, // the security group or the operating system
+	},
+	opDelete: {
+		codes.InvalidArgument: providers.Busy, // an alert holds the host
+	},
+}
+
 type instances struct {
 	*service
 	uuidKind

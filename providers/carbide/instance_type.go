@@ -4,6 +4,8 @@ import (
 	"cmp"
 	"context"
 
+	"google.golang.org/grpc/codes"
+
 	"converge.dev/converge/providers"
 	"converge.dev/converge/providers/carbide/forge"
 	"converge.dev/converge/providers/carbide/spec"
@@ -35,6 +37,19 @@ var (
 		{"nvlink", forge.MachineCapabilityDeviceType_MACHINE_CAPABILITY_DEVICE_TYPE_NVLINK},
 	}
 )
+
+// instanceTypeRefusals are codes that mean something of their own.
+var instanceTypeRefusals = refusals{
+	opCreate: {
+		codes.FailedPrecondition: providers.Exists, // the name or the id is taken
+	},
+	opUpdate: {
+		codes.FailedPrecondition: providers.Busy, // machines belong to it, which fixes the capabilities
+	},
+	opDelete: {
+		codes.FailedPrecondition: providers.Busy, // instances run on its machines
+	},
+}
 
 type instanceTypes struct{ *service }
 

@@ -60,26 +60,27 @@ type kind[O, S any] struct {
 	*service
 	name   string
 	traits providers.Traits
-	wire   wire[O, S]
+	refusals
+	wire wire[O, S]
 
 	// pages deals ids, or those of all objects when ids is nil, into calls of get.
 	pages func(ctx context.Context, ids []string) ([][]string, error)
 	get   func(ctx context.Context, ids []string) ([]O, error)
 }
 
-func serve[O, S any](s *service, noun string, t providers.Traits, w paged[O, S]) providers.Served {
+func serve[O, S any](s *service, noun string, t providers.Traits, means refusals, w paged[O, S]) providers.Served {
 	pages := func(ctx context.Context, ids []string) (_ [][]string, err error) {
 		if ids == nil {
 			ids, err = w.list(ctx)
 		}
 		return slices.Collect(slices.Chunk(ids, s.ids)), err
 	}
-	return served(&kind[O, S]{s, Name + "." + noun, t, w, pages, w.get})
+	return served(&kind[O, S]{s, Name + "." + noun, t, means, w, pages, w.get})
 }
 
 // serveListed is serve for a wire whose get finds also what was deleted: what is not in the list is not asked for. A list
 // may be not whole, so what is missing is looked for in another one.
-func serveListed[O, S any](s *service, noun string, t providers.Traits, w paged[O, S]) providers.Served {
+func serveListed[O, S any](s *service, noun string, t providers.Traits, means refusals, w paged[O, S]) providers.Served {
 	pages := func(ctx context.Context, ids []string) ([][]string, error) {
 		if ids != nil && len(ids) == 0 {
 			return nil, nil
@@ -96,7 +97,7 @@ func serveListed[O, S any](s *service, noun string, t providers.Traits, w paged[
 		}
 		return slices.Collect(slices.Chunk(live, s.ids)), err
 	}
-	return served(&kind[O, S]{s, Name + "." + noun, t, w, pages, w.get})
+	return served(&kind[O, S]{s, Name + "." + noun, t, means, w, pages, w.get})
 }
 
 func served[O, S any](k *kind[O, S]) providers.Served {

@@ -7,6 +7,7 @@ import (
 	"slices"
 	"strings"
 
+	"google.golang.org/grpc/codes"
 	"google.golang.org/protobuf/proto"
 
 	"converge.dev/converge/providers"
@@ -29,6 +30,13 @@ const preventAllocations = "PreventAllocations"
 
 // machineReady is the state of a host that can take an instance.
 const machineReady = "Ready"
+
+// machineRefusals are codes that mean something of their own.
+var machineRefusals = refusals{
+	opUpdate: {
+		codes.FailedPrecondition: providers.Busy, // an instance runs on it, which fixes type and SKU
+	},
+}
 
 type machines struct{ *service }
 

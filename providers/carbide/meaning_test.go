@@ -8,7 +8,6 @@ import (
 	"google.golang.org/grpc/status"
 
 	"converge.dev/converge/providers"
-	"converge.dev/converge/providers/carbide/spec"
 )
 
 // TestDatabaseWords checks what PostgreSQL says through INTERNAL, about calls that had no effect.
@@ -36,11 +35,24 @@ func TestDatabaseWords(t *testing.T) {
 		{"carbide.dpu_extension_service", opUpdate, `value too long for type character varying(256)`, providers.Invalid},
 		{"carbide.vpc", opCreate, `pool timed out while waiting for an open connection`, providers.Busy},
 	} {
-		k := &kind[int, spec.VPC]{name: c.kind}
-		if got := k.meaning(c.op, status.Error(codes.Internal, "Database Error: "+c.text)); got != c.want {
+		if got := meaningsOf(c.kind).meaning(c.op, status.Error(codes.Internal, "Database Error: "+c.text)); got != c.want {
 			t.Errorf("%s %s, %s: class %s, want %s", c.op, c.kind, c.text, got, c.want)
 		}
 	}
+}
+
+// meaningsOf is a kind as far as it tells what refusals mean.
+func meaningsOf(name string) interface {
+	meaning(op string, err error) providers.Class
+} {
+	for _, k := range new(service).kinds() {
+		if k.Name == name {
+			return k.Kind.(interface {
+				meaning(op string, err error) providers.Class
+			})
+		}
+	}
+	panic("there is no kind " + name)
 }
 
 // TestSituations lists the situations in which the service refuses, with its codes, verb by verb and kind by kind. Each
@@ -104,7 +116,7 @@ func TestSituations(t *testing.T) {
 		if _, ok := answered(err); !ok {
 			t.Errorf("%s: %s is taken for no answer", r.situation, r.code)
 		}
-		if got := (&kind[int, spec.VPC]{name: r.kind}).meaning(r.op, err); got != r.want {
+		if got := meaningsOf(r.kind).meaning(r.op, err); got != r.want {
 			t.Errorf("%s: %s %s, %s %q: class %s, want %s", r.situation, r.op, r.kind, r.code, r.text, got, r.want)
 		}
 	}

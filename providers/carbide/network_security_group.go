@@ -43,7 +43,24 @@ var (
 	}
 )
 
-type groups struct{ *service }
+// groupRefusals are codes that mean something of their own.
+var groupRefusals = refusals{
+	opCreate: {
+		codes.FailedPrecondition: providers.Exists, // the name or the id is taken
+		codes.Internal:           providers.Absent, // the tenant
+	},
+	opUpdate: {
+		codes.FailedPrecondition: providers.Exists, // the name is taken
+	},
+	opDelete: {
+		codes.FailedPrecondition: providers.Busy, // VPCs or instances use it
+	},
+}
+
+type groups struct {
+	*service
+	unhurried
+}
 
 func (groups) known(id string) bool { return id != "" }
 
@@ -143,7 +160,7 @@ func (k groups) create(ctx context.Context, c *call[spec.NetworkSecurityGroup]) 
 		NetworkSecurityGroupAttributes: writeRules(c, nil),
 	})
 	c.Chose(made.GetNetworkSecurityGroup().GetId())
-	return unless(ctx, err, tenants(k).get, c.want.Tenant)
+	return unless(ctx, err, tenants{k.service}.get, c.want.Tenant)
 }
 
 // update lets in before it shuts out. When it does both it is made in two calls: the first adds what will be permitted to

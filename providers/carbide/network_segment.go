@@ -9,6 +9,8 @@ import (
 	"strings"
 	"time"
 
+	"google.golang.org/grpc/codes"
+
 	"converge.dev/converge/providers"
 	"converge.dev/converge/providers/carbide/forge"
 	"converge.dev/converge/providers/carbide/spec"
@@ -33,6 +35,16 @@ var segmentTypes = enum[forge.NetworkSegmentType]{
 
 // linknetName begins the names of the segments that the site makes for interfaces on VPC prefixes.
 const linknetName = "vpc_prefix_"
+
+// segmentRefusals are codes that mean something of their own.
+var segmentRefusals = refusals{
+	opCreate: {
+		codes.Internal: providers.Absent, // the VPC; a row that refers to nothing
+	},
+	opDelete: {
+		codes.InvalidArgument: providers.Busy, // interfaces use it
+	},
+}
 
 type segments struct {
 	*service

@@ -4,6 +4,8 @@ import (
 	"context"
 	"slices"
 
+	"google.golang.org/grpc/codes"
+
 	"converge.dev/converge/providers"
 	"converge.dev/converge/providers/carbide/forge"
 	"converge.dev/converge/providers/carbide/spec"
@@ -17,6 +19,16 @@ var nvlinkTraits = providers.Traits{
 	Create: providers.Conditional, Update: providers.Blind, Delete: providers.Blind,
 	Burned: true, Late: late,
 	UndoCreate: providers.Exact, UndoUpdate: providers.Exact, UndoDelete: providers.Replace,
+}
+
+// nvlinkPartitionRefusals are codes that mean something of their own.
+var nvlinkPartitionRefusals = refusals{
+	opUpdate: {
+		codes.FailedPrecondition: providers.Conflict, // as above
+	},
+	opDelete: {
+		codes.InvalidArgument: providers.Busy, // instances use it
+	},
 }
 
 type nvlinkPartitions struct {

@@ -36,6 +36,7 @@ var (
 
 type operatingSystems struct {
 	*service
+	unhurried
 	uuidKind
 }
 

@@ -6,6 +6,7 @@ import (
 	"math"
 	"strings"
 
+	"google.golang.org/grpc/codes"
 	"google.golang.org/protobuf/proto"
 
 	"converge.dev/converge/providers"
@@ -28,10 +29,18 @@ var imageStates = enum[forge.OsImageStatus]{
 	{"disabled", forge.OsImageStatus_ImageDisabled},
 }
 
+// osImageRefusals are codes that mean something of their own.
+var osImageRefusals = refusals{
+	opDelete: {
+		codes.FailedPrecondition: providers.Busy, // it is being copied
+	},
+}
+
 // The service can be asked for one image, but fails alike on one that is not there and on anything else. So the list
 // tells what there is.
 type osImages struct {
 	*service
+	unhurried
 	uuidKind
 }
 

@@ -39,127 +39,14 @@ var meanings = map[codes.Code]providers.Class{
 	codes.Unimplemented:      providers.Unsupported,
 }
 
-type verb struct{ kind, op string }
-
-// exceptions are codes that mean something else for one verb of one kind. INTERNAL is asked for here only once reading
+// A refusals says, verb by verb, which codes mean something else for one kind. INTERNAL is asked for here only once reading
 // again has shown that the call had no effect; unless it is listed it then means Busy, as for a database that hiccups.
-var exceptions = map[verb]map[codes.Code]providers.Class{
-	{"carbide.tenant", opUpdate}: {
-		codes.FailedPrecondition: providers.Busy, // the routing profile is fixed while there are VPCs
-	},
-	{"carbide.vpc", opUpdate}: {
-		codes.FailedPrecondition: providers.Absent, // the security group
-		codes.Internal:           providers.Busy,   // instances have addresses, which fixes the virtualization
-	},
-	{"carbide.vpc", opDelete}: {
-		codes.FailedPrecondition: providers.Busy, // prefixes are there, or on their way out
-	},
-	{"carbide.vpc_prefix", opCreate}: {
-		codes.FailedPrecondition: providers.Busy, // the VPC changed meanwhile
-	},
-	{"carbide.vpc_prefix", opDelete}: {
-		codes.FailedPrecondition: providers.Busy, // the VPC changed meanwhile
-		codes.Internal:           providers.Busy, // segments inside, perhaps link networks of instances that are gone
-	},
-	{"carbide.network_segment", opCreate}: {
-		codes.Internal: providers.Absent, // the VPC; a row that refers to nothing
-	},
-	{"carbide.network_segment", opDelete}: {
-		codes.InvalidArgument: providers.Busy, // interfaces use it
-	},
-	{"carbide.network_security_group", opCreate}: {
-		codes.FailedPrecondition: providers.Exists, // the name or the id is taken
-		codes.Internal:           providers.Absent, // the tenant
-	},
-	{"carbide.network_security_group", opUpdate}: {
-		codes.FailedPrecondition: providers.Exists, // the name is taken
-	},
-	{"carbide.network_security_group", opDelete}: {
-		codes.FailedPrecondition: providers.Busy, // VPCs or instances use it
-	},
-	{"carbide.instance_type", opCreate}: {
-		codes.FailedPrecondition: providers.Exists, // the name or the id is taken
-	},
-	{"carbide.instance_type", opUpdate}: {
-		codes.FailedPrecondition: providers.Busy, // machines belong to it, which fixes the capabilities
-	},
-	{"carbide.instance_type", opDelete}: {
-		codes.FailedPrecondition: providers.Busy, // instances run on its machines
-	},
-	{"carbide.compute_allocation", opCreate}: {
-		codes.FailedPrecondition: providers.Exists, // the name is taken
-		codes.Internal:           providers.Absent, // the tenant or the type
-	},
-	{"carbide.compute_allocation", opUpdate}: {
-		codes.FailedPrecondition: providers.Busy, // more machines have to join the type, or instances to go
-	},
-	{"carbide.compute_allocation", opDelete}: {
-		codes.FailedPrecondition: providers.Busy, // the tenant's instances use it
-	},
-	{"carbide.instance", opCreate}: {
-		codes.AlreadyExists: providers.Busy,   // a requested address is in a link network that drains
-		codes.Internal:      providers.Absent, // a VPC prefix
-	},
-	{"carbide.instance", opUpdate}: {
-		codes.FailedPrecondition: providers.Absent, // the security group or the operating system
-	},
-	{"carbide.instance", opDelete}: {
-		codes.InvalidArgument: providers.Busy, // an alert holds the host
-	},
-	{"carbide.os_image", opDelete}: {
-		codes.FailedPrecondition: providers.Busy, // it is being copied
-	},
-	{"carbide.dpu_extension_service", opCreate}: {
-		codes.FailedPrecondition: providers.Exists, // the name is taken
-		codes.Internal:           providers.Absent, // the tenant
-	},
-	{"carbide.dpu_extension_service", opUpdate}: {
-		codes.FailedPrecondition: providers.Exists, // the name is taken
-	},
-	{"carbide.dpu_extension_service", opDelete}: {
-		codes.FailedPrecondition: providers.Busy, // instances have it
-	},
-	{"carbide.expected_machine", opCreate}: {
-		codes.FailedPrecondition: providers.Exists,  // the MAC address is taken
-		codes.Internal:           providers.Invalid, // the MAC address cannot be read
-	},
-	{"carbide.expected_switch", opCreate}: {
-		codes.Internal: providers.Exists, // the MAC address is taken
-	},
-	{"carbide.expected_power_shelf", opCreate}: {
-		codes.Internal: providers.Exists, // the MAC address is taken
-	},
-	{"carbide.sku", opDelete}: {
-		codes.InvalidArgument: providers.Busy, // machines belong to it
-	},
-	{"carbide.machine", opUpdate}: {
-		codes.FailedPrecondition: providers.Busy, // an instance runs on it, which fixes type and SKU
-	},
-	{"carbide.vpc_peering", opCreate}: {
-		codes.FailedPrecondition: providers.Exists, // the pair is peered already
-		codes.Internal:           providers.Absent, // one of the VPCs
-	},
-	{"carbide.ib_partition", opCreate}: {
-		codes.Internal: providers.Invalid, // the key cannot be asked for or is taken, or the site has no such fabric
-	},
-	{"carbide.ib_partition", opUpdate}: {
-		codes.FailedPrecondition: providers.Conflict, // it was changed since it was read; some versions of the service say so
-	},
-	{"carbide.ib_partition", opDelete}: {
-		codes.FailedPrecondition: providers.Busy, // instances use it
-	},
-	{"carbide.nvlink_logical_partition", opUpdate}: {
-		codes.FailedPrecondition: providers.Conflict, // as above
-	},
-	{"carbide.nvlink_logical_partition", opDelete}: {
-		codes.InvalidArgument: providers.Busy, // instances use it
-	},
-}
+type refusals map[string]map[codes.Code]providers.Class
 
-// unhurried are kinds whose things can be changed before they are ready: a refusal then is about something else.
-var unhurried = map[string]bool{
-	"carbide.operating_system": true, "carbide.os_image": true, "carbide.vpc": true, "carbide.network_security_group": true,
-}
+// An unhurried wire is one whose objects can be changed before they are ready: a refusal then is about something else.
+type unhurried struct{}
+
+func (unhurried) anytime() {}
 
 // phrases are the words inside an INTERNAL refusal that say what it is about, most of them the database's; there is no
 // other sign of a taken id, not even reading, because ids of deleted things stay taken.
@@ -177,7 +64,7 @@ var phrases = []struct {
 // meaning gives the class of a refusal that is known to have had no effect.
 func (k *kind[O, S]) meaning(op string, err error) providers.Class {
 	code := status.Code(err)
-	if code == codes.Internal && op != opDelete { // a delete that breaks a reference is early, as the exceptions say
+	if code == codes.Internal && op != opDelete { // a delete that breaks a reference is early, as refusals say
 		for _, p := range phrases {
 			if strings.Contains(status.Convert(err).Message(), p.text) {
 				return p.class
@@ -187,7 +74,7 @@ func (k *kind[O, S]) meaning(op string, err error) providers.Class {
 	if early := (earlyError{}); errors.As(err, &early) {
 		return providers.Busy
 	}
-	if class, ok := exceptions[verb{k.name, op}][code]; ok {
+	if class, ok := k.refusals[op][code]; ok {
 		return class
 	}
 	if class, ok := meanings[code]; ok {
@@ -298,6 +185,7 @@ func (k *kind[O, S]) updateClass(ctx context.Context, c *providers.Call, err err
 	if class, ok := answered(err); !ok {
 		return class
 	}
+	_, anytime := any(k.wire).(interface{ anytime() })
 	t, there, rerr := k.settled(ctx, c)
 	switch {
 	case rerr != nil:
@@ -308,7 +196,7 @@ func (k *kind[O, S]) updateClass(ctx context.Context, c *providers.Call, err err
 		return providers.Unknown
 	case c.Version != "" && t.Version != c.Version:
 		return providers.Conflict
-	case t.Phase == providers.Pending && !unhurried[k.name]:
+	case t.Phase == providers.Pending && !anytime:
 		return providers.Busy
 	case c.Version == "" && status.Code(err) == codes.Internal:
 		return providers.Unknown // no token shows whether it had an effect

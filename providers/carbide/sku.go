@@ -30,6 +30,13 @@ var skuTraits = providers.Traits{
 // skuVersion is the only version of the format of SKUs that the service takes.
 const skuVersion = 4
 
+// skuRefusals are codes that mean something of their own.
+var skuRefusals = refusals{
+	opDelete: {
+		codes.InvalidArgument: providers.Busy, // machines belong to it
+	},
+}
+
 type skus struct{ *service }
 
 func (skus) known(id string) bool { return id != "" }

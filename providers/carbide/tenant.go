@@ -5,6 +5,7 @@ import (
 	"context"
 	"time"
 
+	"google.golang.org/grpc/codes"
 	"google.golang.org/protobuf/proto"
 
 	"converge.dev/converge/providers"
@@ -22,6 +23,13 @@ var tenantTraits = providers.Traits{
 	Create: providers.Conditional, Update: providers.Versioned, Delete: providers.Never,
 	Late:       late,
 	UndoCreate: providers.Exact, UndoUpdate: providers.Exact,
+}
+
+// tenantRefusals are codes that mean something of their own.
+var tenantRefusals = refusals{
+	opUpdate: {
+		codes.FailedPrecondition: providers.Busy, // the routing profile is fixed while there are VPCs
+	},
 }
 
 type tenants struct{ *service }

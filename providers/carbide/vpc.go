@@ -5,6 +5,7 @@ import (
 	"context"
 	"time"
 
+	"google.golang.org/grpc/codes"
 	"google.golang.org/protobuf/proto"
 
 	"converge.dev/converge/providers"
@@ -27,8 +28,20 @@ var virtualizations = enum[forge.VpcVirtualizationType]{
 	{"flat", forge.VpcVirtualizationType_FLAT},
 }
 
+// vpcRefusals are codes that mean something of their own.
+var vpcRefusals = refusals{
+	opUpdate: {
+		codes.FailedPrecondition: providers.Absent, // the security group
+		codes.Internal:           providers.Busy,   // instances have addresses, which fixes the virtualization
+	},
+	opDelete: {
+		codes.FailedPrecondition: providers.Busy, // prefixes are there, or on their way out
+	},
+}
+
 type vpcs struct {
 	*service
+	unhurried
 	uuidKind
 }
 

@@ -4,6 +4,8 @@ import (
 	"context"
 	"slices"
 
+	"google.golang.org/grpc/codes"
+
 	"converge.dev/converge/providers"
 	"converge.dev/converge/providers/carbide/forge"
 	"converge.dev/converge/providers/carbide/spec"
@@ -15,6 +17,14 @@ var peeringTraits = providers.Traits{
 	Late:       late,
 	UndoCreate: providers.Exact, UndoDelete: providers.Replace,
 	Exclusive: []providers.Exclusive{{Field: "vpcs", Whole: true}},
+}
+
+// peeringRefusals are codes that mean something of their own.
+var peeringRefusals = refusals{
+	opCreate: {
+		codes.FailedPrecondition: providers.Exists, // the pair is peered already
+		codes.Internal:           providers.Absent, // one of the VPCs
+	},
 }
 
 type peerings struct {

@@ -6,6 +6,8 @@ import (
 	"math"
 	"time"
 
+	"google.golang.org/grpc/codes"
+
 	"converge.dev/converge/providers"
 	"converge.dev/converge/providers/carbide/forge"
 	"converge.dev/converge/providers/carbide/spec"
@@ -18,6 +20,17 @@ var prefixTraits = providers.Traits{
 	Mark: true, Late: late, ReadyWithin: 5 * time.Minute, GoneWithin: 20 * time.Minute,
 	UndoCreate: providers.Exact, UndoUpdate: providers.Exact, UndoDelete: providers.Replace,
 	Exclusive: []providers.Exclusive{{Field: "prefix"}},
+}
+
+// prefixeRefusals are codes that mean something of their own.
+var prefixeRefusals = refusals{
+	opCreate: {
+		codes.FailedPrecondition: providers.Busy, // the VPC changed meanwhile
+	},
+	opDelete: {
+		codes.FailedPrecondition: providers.Busy, // the VPC changed meanwhile
+		codes.Internal:           providers.Busy, // segments inside, perhaps link networks of instances that are gone
+	},
 }
 
 // Making and deleting a prefix moves the version of its VPC, and fails when another call does so at the same time.

@@ -15,7 +15,7 @@ type whole[O, S any] interface {
 	all(ctx context.Context) ([]O, error)
 }
 
-func serveWhole[O, S any](s *service, noun string, t providers.Traits, w whole[O, S]) providers.Served {
+func serveWhole[O, S any](s *service, noun string, t providers.Traits, means refusals, w whole[O, S]) providers.Served {
 	r := &reader[O]{wire: w}
 	pages := func(_ context.Context, ids []string) ([][]string, error) {
 		if ids != nil && len(ids) == 0 {
@@ -39,7 +39,7 @@ func serveWhole[O, S any](s *service, noun string, t providers.Traits, w whole[O
 		}
 		return found, nil
 	}
-	return served(&kind[O, S]{s, Name + "." + noun, t, w, pages, get})
+	return served(&kind[O, S]{s, Name + "." + noun, t, means, w, pages, get})
 }
 
 // A reader reads a whole wire for many at once: the steps of a run look at one object each, and would fetch all of them
