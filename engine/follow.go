@@ -9,6 +9,7 @@ import (
 	"converge.dev/converge/engine/event"
 	"converge.dev/converge/engine/journal"
 	"converge.dev/converge/engine/plan"
+	"converge.dev/converge/internal/retry"
 	"converge.dev/converge/state"
 )
 
@@ -28,31 +29,29 @@ func Follow(ctx context.Context, store *state.Store, run state.Run, emit event.S
 	}
 	emit(event.RunStarted{Run: run, Plan: p, Ago: took(run.Started, time.Now())})
 	f := follower{plan: p, emit: emit, since: map[call]time.Time{}}
-	pause := time.NewTicker(followPause)
-	defer pause.Stop()
 	var seq int64
-	for {
+	return retry.Policy{First: followPause}.Do(ctx, func() (over bool, err error) {
 		// In this order: who gave the lock back has ended the run before, and what is in the journal of a run that has ended
 		// is all there.
 		holder, err := store.LockInfo(ctx)
 		if err != nil {
-			return fmt.Errorf("follow run %s: %w", run.ID, err)
+			return true, fmt.Errorf("follow run %s: %w", run.ID, err)
 		}
 		now, err := store.Run(ctx, run.ID)
 		if err != nil {
-			return fmt.Errorf("follow run %s: %w", run.ID, err)
+			return true, fmt.Errorf("follow run %s: %w", run.ID, err)
 		}
 		for {
 			rec, ok, err := journal.Next(ctx, store, run.ID, seq)
 			if err != nil {
-				return err
+				return true, err
 			}
 			if !ok {
 				break
 			}
 			seq++
 			if err := f.tell(rec); err != nil {
-				return err
+				return true, err
 			}
 		}
 		if now.Status != state.RunOpen {
@@ -61,17 +60,13 @@ func Follow(ctx context.Context, store *state.Store, run state.Run, emit event.S
 				took = now.Ended.Sub(now.Started)
 			}
 			emit(event.RunEnded{Run: now, Undoable: Undoable(ctx, store, now), Asked: f.asked, Took: took})
-			return nil
+			return true, nil
 		}
 		if holder == nil {
-			return fmt.Errorf("run %s has not ended: %w", run.ID, ErrAbandoned)
+			return true, fmt.Errorf("run %s has not ended: %w", run.ID, ErrAbandoned)
 		}
-		select {
-		case <-pause.C:
-		case <-ctx.Done():
-			return context.Cause(ctx)
-		}
-	}
+		return false, nil
+	})
 }
 
 // A call is one of a step, forward or back.

@@ -12,6 +12,7 @@ import (
 	"github.com/google/uuid"
 
 	"converge.dev/converge/internal/failpoint"
+	"converge.dev/converge/internal/retry"
 	"converge.dev/converge/schema"
 )
 
@@ -100,10 +101,7 @@ func (s *Store) Lock(ctx context.Context, info LockInfo, o LockOptions) (*Lock, 
 		case rest <= 0 || ctx.Err() != nil || errors.As(err, &damaged):
 			return nil, err
 		default: // a store that is slow now may answer while there is time to wait
-			select {
-			case <-time.After(min(rest, pollLock)):
-			case <-ctx.Done():
-			}
+			_ = retry.Sleep(ctx, min(rest, pollLock)) // when ctx has ended the next look says so
 			continue
 		}
 		if holder == nil {
@@ -121,10 +119,8 @@ func (s *Store) Lock(ctx context.Context, info LockInfo, o LockOptions) (*Lock, 
 			told = *holder
 			o.OnWait(told)
 		}
-		select {
-		case <-time.After(min(rest, pollLock)):
-		case <-ctx.Done():
-			return nil, fmt.Errorf("wait for the lock of the site: %w", context.Cause(ctx))
+		if err := retry.Sleep(ctx, min(rest, pollLock)); err != nil {
+			return nil, fmt.Errorf("wait for the lock of the site: %w", err)
 		}
 	}
 }

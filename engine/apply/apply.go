@@ -30,13 +30,13 @@ import (
 	"context"
 	"errors"
 	"fmt"
-	"hash/fnv"
 	"log/slog"
 	"time"
 
 	"converge.dev/converge/engine/event"
 	"converge.dev/converge/engine/journal"
 	"converge.dev/converge/engine/plan"
+	"converge.dev/converge/internal/retry"
 	"converge.dev/converge/providers"
 	"converge.dev/converge/schema"
 	"converge.dev/converge/state"
@@ -80,17 +80,18 @@ func (r Retry) defaults() Retry {
 	return r
 }
 
-// delay is a time up to Base·2ⁿ, at most Cap. It is spread evenly over runs and steps, which salt names, and always the
-// same for one of them, so that what went wrong once can be made to go wrong again.
-func (r Retry) delay(salt string, try int) time.Duration {
-	d := r.Base << min(try-1, 20)
-	if d <= 0 || d > r.Cap {
-		d = r.Cap
-	}
-	h := fnv.New64a()
-	fmt.Fprintf(h, "%s/%d", salt, try)
-	return time.Duration(h.Sum64()%uint64(d)) + 1
+// calls is how calls are repeated. Runs and steps, which key names, do so at different times.
+func (r Retry) calls(key string) retry.Policy {
+	return retry.Policy{First: r.Base, Cap: r.Cap, Key: key}
 }
+
+// polls returns the pauses between looks at what is on its way.
+func (r Retry) polls() (next func() time.Duration) {
+	return retry.Policy{First: r.Poll, Cap: longestPoll}.Pauses()
+}
+
+// longestPoll is the longest pause between two looks at what is on its way.
+const longestPoll = 2 * time.Second
 
 // Options say what to carry out. All fields are required unless their comment says otherwise.
 type Options struct {

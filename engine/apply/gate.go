@@ -35,9 +35,6 @@ type opening struct {
 // errNotBegun is what becomes of a step that waited until the run stopped.
 var errNotBegun = errors.New("it was not begun: the run stopped before its provider was there")
 
-// longestPause is between two questions whether it is there again.
-const longestPause = 2 * time.Second
-
 func newGate() *gate {
 	return &gate{
 		down: map[*providers.Provider]time.Time{}, waiting: map[*providers.Provider][]*plan.Step{}, told: map[*plan.Step]bool{},
@@ -88,9 +85,9 @@ func (g *gate) ask(ctx context.Context, p *providers.Provider, patience time.Dur
 // pass waits until steps of the provider may begin. It is patient for Retry.Within in one run, however many steps wait, and
 // then lets the steps find out. It fails when the run stops meanwhile.
 func (g *gate) pass(ctx context.Context, p *providers.Provider, retry Retry, stop <-chan struct{}, why error, say func(error)) error {
-	for pause := retry.Poll; why != nil; pause = min(pause*2, longestPause) {
+	for next := retry.polls(); why != nil; {
 		say(why)
-		wait := time.NewTimer(pause)
+		wait := time.NewTimer(next())
 		select {
 		case <-wait.C:
 			why = g.ask(ctx, p, retry.Within)

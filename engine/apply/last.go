@@ -115,7 +115,7 @@ func (r *run) lastOf(left map[string]*worker, halt <-chan struct{}) (ds []event.
 	}
 	slices.Sort(ids)
 	first := left[ids[0]]
-	for begun, wait := time.Now(), r.Retry.Poll; ; wait = min(wait*2, longestPause) {
+	for begun, next := time.Now(), r.Retry.polls(); ; {
 		seen, away, err := r.look(Some(first.served.Kind, ids...), halt, func(why string) { first.note(event.Waiting, why, 0) })
 		if err != nil {
 			return nil, err
@@ -145,7 +145,7 @@ func (r *run) lastOf(left map[string]*worker, halt <-chan struct{}) (ds []event.
 			return ds, nil
 		}
 		first.note(event.Waiting, late, 0)
-		if err := pause(r.effects, wait, halt); err != nil {
+		if err := pause(r.effects, next(), halt); err != nil {
 			return nil, err
 		}
 		ids = amiss

@@ -24,17 +24,15 @@ func Some(k providers.Kind, ids ...string) Look {
 }
 
 // Again looks again and again while that fails in ways that may pass.
-func (look Look) Again(ctx context.Context, retry Retry) ([]providers.Thing, error) {
-	retry = retry.defaults()
-	for try := 1; ; try++ {
-		things, err := look(ctx)
-		if err == nil || ctx.Err() != nil || try >= retry.Attempts || !passing(err) {
-			return things, err
-		}
-		if err := sleep(ctx, retry.delay("look", try)); err != nil {
-			return nil, err
-		}
-	}
+func (look Look) Again(ctx context.Context, r Retry) (things []providers.Thing, err error) {
+	r = r.defaults()
+	policy := r.calls("look")
+	policy.Tries = r.Attempts
+	err = policy.Do(ctx, func() (over bool, err error) {
+		things, err = look(ctx)
+		return err == nil || ctx.Err() != nil || !passing(err), err
+	})
+	return things, err
 }
 
 // passing reports whether a look that failed may succeed later. Looking has no effect, so an unknown outcome is no reason
@@ -58,18 +56,19 @@ const longestLook = 10 * time.Second
 
 // patient looks for something that waits for what is seen. As long as that fails in ways that may pass it goes
 // on until the time of ctx is over: a far side that restarts is no reason to undo what is healthy. It then fails as
-// unreachable. Away says that some looks failed so: whoever waits has lost that time. Salt spreads the looks of those who wait
+// unreachable. Away says that some looks failed so: whoever waits has lost that time. Key spreads the looks of those who wait
 // at the same time, and wait pauses between them.
-func (look Look) patient(ctx context.Context, retry Retry, salt string, wait func(context.Context, time.Duration) error, say func(string)) (things []providers.Thing, away bool, err error) {
+func (look Look) patient(ctx context.Context, r Retry, key string, wait func(context.Context, time.Duration) error, say func(string)) (things []providers.Thing, away bool, err error) {
+	next := r.calls(key).Pauses()
 	for try := 1; ; try++ {
 		things, err := look(ctx)
 		if err == nil || !passing(err) {
 			return things, try > 1, err
 		}
-		if try >= retry.Attempts {
+		if try >= r.Attempts {
 			say("it cannot be seen: " + err.Error())
 		}
-		if perr := wait(ctx, min(retry.delay(salt, try), longestLook)); perr != nil {
+		if perr := wait(ctx, min(next(), longestLook)); perr != nil {
 			return nil, true, timedOut(perr, err)
 		}
 	}
@@ -140,14 +139,14 @@ func (w *worker) reached(ctx context.Context) (waited bool, err error) {
 	if p == nil || p.Health == nil {
 		return false, nil
 	}
-	for wait := w.retry.Poll; ; wait = min(wait*2, longestPause) {
+	for next := w.retry.polls(); ; {
 		down := p.Health(ctx).Down
 		if down == nil {
 			return waited, nil
 		}
 		waited, w.away = true, time.Now()
 		w.note(event.Waiting, fmt.Sprintf("%s is away: %v", p.Name, down), 0)
-		if err := w.idle(ctx, wait); err != nil {
+		if err := w.idle(ctx, next()); err != nil {
 			return waited, timedOut(err, down)
 		}
 	}
@@ -172,16 +171,4 @@ func (w *worker) elsewhere(ctx context.Context) (*providers.Thing, error) {
 		}
 	}
 	return nil, nil
-}
-
-// sleep waits for d, or until ctx ends.
-func sleep(ctx context.Context, d time.Duration) error {
-	t := time.NewTimer(d)
-	defer t.Stop()
-	select {
-	case <-t.C:
-		return nil
-	case <-ctx.Done():
-		return context.Cause(ctx)
-	}
 }

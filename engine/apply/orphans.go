@@ -112,7 +112,7 @@ func (w *worker) bereft(ctx context.Context, since time.Time) (left, leaving []s
 
 // alone waits until nothing refers to what is to be deleted. Over means that the call must not be made.
 func (w *worker) alone(ctx context.Context) (res result, over bool) {
-	limit, pause, since := time.Now().Add(w.patience()), w.retry.Poll, time.Now()
+	limit, next, since := time.Now().Add(w.patience()), w.retry.polls(), time.Now()
 	for len(w.referrers) > 0 {
 		left, leaving, err := w.bereft(ctx, since)
 		switch {
@@ -126,10 +126,10 @@ func (w *worker) alone(ctx context.Context) (res result, over bool) {
 			return w.refuse(w.conflict("what refers to it has not gone: " + brief(leaving))), true
 		}
 		w.note(event.Waiting, "still there: "+brief(leaving), 0)
-		if err := w.pause(ctx, pause); err != nil {
+		if err := w.pause(ctx, next()); err != nil {
 			return w.failed(err), true
 		}
-		pause, since = min(pause*2, 2*time.Second), time.Now()
+		since = time.Now()
 	}
 	return result{}, false
 }

@@ -58,7 +58,7 @@ func (w *worker) appears(ctx context.Context) (*providers.Thing, error) {
 // lookFor looks for a thing that may be there although it is not listed: twice, and where a list may lag behind for as long
 // as the kind may need to show what was made.
 func (w *worker) lookFor(ctx context.Context) (*providers.Thing, error) {
-	limit, pause := time.Now(), w.retry.Poll
+	limit, next := time.Now(), w.retry.polls()
 	if w.served.Traits.Eventual {
 		limit = limit.Add(w.served.Traits.ReadyWithin)
 	}
@@ -67,10 +67,9 @@ func (w *worker) lookFor(ctx context.Context) (*providers.Thing, error) {
 		if err != nil || have != nil || try > 1 && !time.Now().Before(limit) {
 			return have, err
 		}
-		if err := w.pause(ctx, pause); err != nil {
+		if err := w.pause(ctx, next()); err != nil {
 			return nil, err
 		}
-		pause = min(pause*2, 2*time.Second)
 	}
 }
 
@@ -117,7 +116,7 @@ func (w *worker) linger(ctx context.Context) (waited bool, err error) {
 // refused ends a step whose call was refused. A far side may say so after all when it has carried the call out, so it is
 // looked at once more; had is what was there right before the call.
 func (w *worker) refused(ctx context.Context, cause error, had *providers.Thing) result {
-	limit, pause := time.Now(), w.retry.Poll
+	limit, next := time.Now(), w.retry.polls()
 	if w.served.Traits.Eventual { // what it shows now is older than the call
 		limit = limit.Add(w.served.Traits.ReadyWithin)
 	}
@@ -134,11 +133,10 @@ func (w *worker) refused(ctx context.Context, cause error, had *providers.Thing)
 		if !time.Now().Before(limit) {
 			return w.failed(cause)
 		}
-		if err := w.pause(ctx, pause); err != nil {
+		if err := w.pause(ctx, next()); err != nil {
 			w.unsure = true
 			return w.failed(errors.Join(cause, err))
 		}
-		pause = min(pause*2, 2*time.Second)
 	}
 	w.unsure = true
 	if res, over := w.judge(ctx, have); over {
@@ -162,6 +160,7 @@ func (w *worker) moved(had, have *providers.Thing) bool {
 // repeat makes the create whose outcome is unknown again until the answer is definite: accepted, or its id is taken. It
 // reports false when the far side refuses for another reason: then only waiting is left.
 func (w *worker) repeat(ctx context.Context) (definite bool, err error) {
+	next := w.retry.calls(w.key() + "/repeat").Pauses()
 	for try := 1; try <= w.retry.Attempts; try++ {
 		if err := w.intend(plan.Create, nil); err != nil {
 			return false, unwritten{err}
@@ -174,7 +173,7 @@ func (w *worker) repeat(ctx context.Context) (definite bool, err error) {
 			return false, nil
 		}
 		w.note(event.Settling, err.Error(), try)
-		if err := w.pause(ctx, w.retry.delay(w.key()+"/repeat", try)); err != nil {
+		if err := w.pause(ctx, next()); err != nil {
 			return false, err
 		}
 	}

@@ -269,7 +269,8 @@ func (w *worker) remember(ctx context.Context) result {
 // act makes the call, as often as it may be repeated, and finds out what came of it.
 func (w *worker) act(ctx context.Context) result {
 	mustLook := w.unsure || w.action != plan.Create || w.served.Traits.Create == providers.Blind
-	for try, pause := 1, w.retry.Poll; ; { // what is only waited for is no try
+	poll, again := w.retry.polls(), w.retry.calls(w.key()).Pauses()
+	for try := 1; ; { // what is only waited for is no try
 		var have *providers.Thing
 		if mustLook {
 			var err error
@@ -295,10 +296,9 @@ func (w *worker) act(ctx context.Context) result {
 			}
 			if (w.half(have) || w.later(have)) && have.Phase == providers.Pending && !w.over(w.begun) { // it takes no change yet
 				w.note(event.Waiting, cmp.Or(have.Detail, "not ready")+w.upTo(), 0)
-				if err := w.pause(ctx, pause); err != nil {
+				if err := w.pause(ctx, poll()); err != nil {
 					return w.failed(err)
 				}
-				pause = min(pause*2, 2*time.Second)
 				continue // and look again
 			}
 			if res, over := w.judge(ctx, have); over {
@@ -385,7 +385,7 @@ func (w *worker) act(ctx context.Context) result {
 			return w.refused(ctx, fmt.Errorf("after %d attempts: %w", try, err), have)
 		}
 		w.note(event.Retrying, err.Error(), try)
-		if err := w.pause(ctx, w.retry.delay(w.key(), try)); err != nil {
+		if err := w.pause(ctx, again()); err != nil {
 			return w.failed(err)
 		}
 		try++
@@ -402,7 +402,7 @@ func (w *worker) stopped(err error) result {
 
 // await looks until the result is there, or cannot come any more. It is not over when the thing is ready for what comes later.
 func (w *worker) await(ctx context.Context) (res result, over bool) {
-	begun, pause := time.Now(), w.retry.Poll
+	begun, poll := time.Now(), w.retry.polls()
 	for searched := false; ; {
 		have, err := w.see(ctx)
 		if err != nil {
@@ -456,10 +456,9 @@ func (w *worker) await(ctx context.Context) (res result, over bool) {
 			return w.partial(errors.New(detail), have), true
 		}
 		w.note(event.Waiting, detail+w.upTo(), 0)
-		if err := w.pause(ctx, pause); err != nil {
+		if err := w.pause(ctx, poll()); err != nil {
 			return w.unknown(fmt.Errorf("%s: %w", detail, err)), true
 		}
-		pause = min(pause*2, 2*time.Second)
 	}
 }
 

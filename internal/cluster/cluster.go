@@ -29,6 +29,8 @@ import (
 
 	"go.etcd.io/etcd/api/v3/etcdserverpb"
 	clientv3 "go.etcd.io/etcd/client/v3"
+
+	"converge.dev/converge/internal/retry"
 )
 
 const (
@@ -258,17 +260,13 @@ func full(ctx context.Context, members []*Member) (yes bool, err error) {
 func until(ctx context.Context, what string, try func(context.Context) error) error {
 	ctx, cancel := context.WithTimeout(ctx, patience)
 	defer cancel()
-	tick := time.NewTicker(20 * time.Millisecond)
-	defer tick.Stop()
-	for {
-		err := try(ctx)
-		if err == nil {
-			return nil
-		}
-		select {
-		case <-tick.C:
-		case <-ctx.Done():
-			return fmt.Errorf("wait for %s: %w", what, err)
-		}
+	var last error
+	err := retry.Policy{First: 20 * time.Millisecond}.Do(ctx, func() (over bool, _ error) {
+		last = try(ctx)
+		return last == nil, nil
+	})
+	if err != nil {
+		return fmt.Errorf("wait for %s: %w", what, last)
 	}
+	return nil
 }

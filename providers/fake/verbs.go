@@ -10,6 +10,7 @@ import (
 	"strings"
 	"time"
 
+	"converge.dev/converge/internal/retry"
 	"converge.dev/converge/providers"
 	"converge.dev/converge/schema"
 )
@@ -58,7 +59,7 @@ func (k *kind) observe(ctx context.Context, ids []string) ([]providers.Thing, er
 		return fail(providers.Transient, err)
 	}
 	if fault != nil {
-		if err := wait(ctx, time.Duration(fault.Delay)); err != nil {
+		if err := retry.Sleep(ctx, time.Duration(fault.Delay)); err != nil {
 			return fail(providers.Transient, err)
 		}
 		return fail(fault.Class, fault.cause())
@@ -157,7 +158,7 @@ func (k *kind) change(ctx context.Context, op string, c providers.Call) error {
 	answer, delay := k.answer(op, c)
 	if delay > 0 {
 		w.mu.Unlock()
-		_ = wait(ctx, delay) // who gives up waiting is told the same
+		_ = retry.Sleep(ctx, delay) // who gives up waiting is told the same
 		w.mu.Lock()
 	}
 	var err error
@@ -386,20 +387,6 @@ func (w *World) ready() error {
 	}
 	now := w.now()
 	return w.pass(func(t time.Time) bool { return !t.After(now) })
-}
-
-func wait(ctx context.Context, d time.Duration) error {
-	if d <= 0 {
-		return nil
-	}
-	t := time.NewTimer(d)
-	defer t.Stop()
-	select {
-	case <-t.C:
-		return nil
-	case <-ctx.Done():
-		return ctx.Err()
-	}
 }
 
 func (t target) String() string { return t.scope + "/" + t.kind + " " + t.id }

@@ -149,10 +149,7 @@ func connect(ctx context.Context, o Options) (state.KV, error) {
 	// may read shows when it is read.
 	wait, cancel := context.WithTimeout(ctx, openTimeout)
 	defer cancel()
-	for hung := true; hung; {
-		hung, err = kv.try(wait, func(ctx context.Context) error { return ask(ctx, client) })
-	}
-	if err != nil {
+	if err := kv.insist(wait, func(ctx context.Context) error { return ask(ctx, client) }); err != nil {
 		_ = kv.Close()
 		return nil, fmt.Errorf("open %s: %w", place, explain(ctx, err))
 	}
@@ -240,13 +237,10 @@ func (kv *kv) call(ctx context.Context) (context.Context, context.CancelFunc) {
 func (kv *kv) get(ctx context.Context, key string, opts ...clientv3.OpOption) (resp *clientv3.GetResponse, err error) {
 	ctx, cancel := kv.call(ctx)
 	defer cancel()
-	for hung := true; hung || errors.Is(err, rpctypes.ErrLeaderChanged); {
-		hung, err = kv.try(ctx, func(ctx context.Context) (err error) {
-			resp, err = kv.client.Get(ctx, key, opts...)
-			return err
-		})
-	}
-	return resp, err
+	return resp, kv.insist(ctx, func(ctx context.Context) (err error) {
+		resp, err = kv.client.Get(ctx, key, opts...)
+		return err
+	}, rpctypes.ErrLeaderChanged)
 }
 
 // failed words the failure of a call.
@@ -373,22 +367,14 @@ func (kv *kv) Commit(ctx context.Context, guards []state.Guard, ops []state.Op) 
 	defer cancel()
 	var resp *clientv3.TxnResponse
 	var err error
-	for pause := time.Duration(0); ; pause = min(pause+20*time.Millisecond, hangs) {
+	_ = anew.Do(ctx, func() (over bool, _ error) {
 		_, err = kv.try(ctx, func(ctx context.Context) (err error) { // when it hangs, what came of it is unknown
 			resp, err = kv.client.Txn(ctx).If(cmps...).Then(thens...).Commit()
 			return err
 		})
-		if !errors.Is(err, rpctypes.ErrNoLeader) {
-			break
-		}
-		// The member has not even tried. The client library asks another one for reads only.
-		select {
-		case <-time.After(pause):
-			continue
-		case <-ctx.Done():
-		}
-		break
-	}
+		// Without a leader the member has not even tried. The client library asks another one for reads only.
+		return !errors.Is(err, rpctypes.ErrNoLeader), nil
+	})
 	switch {
 	case err != nil && refused(err):
 		return 0, kv.failed(ctx, err)

@@ -8,6 +8,8 @@ import (
 	"time"
 
 	clientv3 "go.etcd.io/etcd/client/v3"
+
+	"converge.dev/converge/internal/retry"
 )
 
 // hangs is how long a call waits before somebody looks whether all members still answer, and how long they have for that.
@@ -24,6 +26,20 @@ type members struct {
 	mu       sync.Mutex
 	live     []string
 	watching sync.WaitGroup
+}
+
+// anew is how calls are repeated that may be made twice.
+var anew = retry.Policy{First: 10 * time.Millisecond, Cap: hangs}
+
+// insist makes a call that may be made twice until a member answers: again when one hangs, and when the error is one of those
+// that pass.
+func (kv *kv) insist(ctx context.Context, call func(context.Context) error, pass ...error) (err error) {
+	_ = anew.Do(ctx, func() (over bool, _ error) {
+		var hung bool
+		hung, err = kv.try(ctx, call)
+		return !hung && !slices.ContainsFunc(pass, func(p error) bool { return errors.Is(err, p) }), nil
+	})
+	return err // of the call, also when its time was over in a pause
 }
 
 // try makes one call. A member that hangs keeps its connections, because its kernel answers for it, and gRPC takes 15

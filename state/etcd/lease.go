@@ -63,15 +63,12 @@ func (kv *kv) Lease(ctx context.Context, ttl time.Duration) (state.Lease, error)
 	var (
 		asked moment
 		id    clientv3.LeaseID
-		err   error
 	)
-	for hung := true; hung; { // a lease that nobody knows of runs out
+	err := kv.insist(call, func(ctx context.Context) (err error) { // a lease that nobody knows of runs out
 		asked = now()
-		hung, err = kv.try(call, func(ctx context.Context) (err error) {
-			id, err = kv.grant(ctx, int64((ttl+time.Second-1)/time.Second))
-			return err
-		})
-	}
+		id, err = kv.grant(ctx, int64((ttl+time.Second-1)/time.Second))
+		return err
+	})
 	if err != nil {
 		return nil, fmt.Errorf("get a lease: %w", kv.failed(ctx, err))
 	}
@@ -83,7 +80,7 @@ func (kv *kv) Lease(ctx context.Context, ttl time.Duration) (state.Lease, error)
 }
 
 // grant gets a lease of so many seconds. In a shared directory its id tells whose it is.
-func (kv *kv) grant(ctx context.Context, seconds int64) (clientv3.LeaseID, error) {
+func (kv *kv) grant(ctx context.Context, seconds int64) (id clientv3.LeaseID, err error) {
 	if kv.share == nil {
 		resp, err := kv.client.Grant(ctx, seconds)
 		if err != nil {
@@ -91,21 +88,17 @@ func (kv *kv) grant(ctx context.Context, seconds int64) (clientv3.LeaseID, error
 		}
 		return resp.ID, nil
 	}
-	for {
-		id, err := kv.share.lease()
-		if err != nil {
-			return 0, err
+	err = anew.Do(ctx, func() (over bool, err error) {
+		if id, err = kv.share.lease(); err != nil {
+			return true, err
 		}
 		_, err = kv.leases.LeaseGrant(ctx, &etcdserverpb.LeaseGrantRequest{TTL: seconds, ID: int64(id)})
-		switch {
-		case err == nil:
-			return id, nil
-		case code(err) != codes.Unavailable || ctx.Err() != nil:
-			return 0, err
-		case kv.life.Err() != nil:
-			return 0, context.Cause(kv.life)
+		if err != nil && kv.life.Err() != nil {
+			return true, context.Cause(kv.life)
 		}
-	}
+		return code(err) != codes.Unavailable || ctx.Err() != nil, err
+	})
+	return id, err
 }
 
 // keep asks for more time, three times per ttl, until the lease is closed or gone.
@@ -182,13 +175,10 @@ func (l *lease) Close() error {
 	// Nobody waits long for this: what cannot be revoked runs out.
 	call, cancel := context.WithTimeout(l.kv.life, min(l.ttl, openTimeout))
 	defer cancel()
-	var err error
-	for hung := true; hung; { // what is revoked already is not found
-		hung, err = l.kv.try(call, func(ctx context.Context) error {
-			_, err := l.kv.client.Revoke(ctx, l.id)
-			return err
-		})
-	}
+	err := l.kv.insist(call, func(ctx context.Context) error { // what is revoked already is not found
+		_, err := l.kv.client.Revoke(ctx, l.id)
+		return err
+	})
 	if err != nil && !errors.Is(err, rpctypes.ErrLeaseNotFound) {
 		return fmt.Errorf("give back a lease: %w", l.kv.failed(call, err))
 	}

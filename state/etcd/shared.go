@@ -18,6 +18,7 @@ import (
 	"go.etcd.io/etcd/server/v3/etcdserver/api/v3rpc"
 	"go.etcd.io/etcd/server/v3/proxy/grpcproxy/adapter"
 
+	"converge.dev/converge/internal/retry"
 	"converge.dev/converge/state"
 )
 
@@ -109,26 +110,17 @@ func (kv *kv) join(ctx context.Context) error {
 // dial connects to whoever serves the store, which is this process from now on if nobody else does. It waits while that
 // changes: a call that was not sent yet is sent then, to the next one.
 func (s *share) dial(ctx context.Context) (net.Conn, error) {
-	tick := time.NewTicker(look)
-	defer tick.Stop()
-	for {
-		conn, err := s.reach(ctx)
-		if err != nil {
+	var conn net.Conn
+	err := retry.Policy{First: look}.Do(ctx, func() (over bool, err error) {
+		if conn, err = s.reach(ctx); err != nil {
 			s.ended(err)
-			return nil, err
 		}
-		if conn != nil {
-			return conn, nil
-		}
-		select {
-		case <-tick.C:
-		case <-ctx.Done():
-			if errors.Is(context.Cause(ctx), context.DeadlineExceeded) {
-				return nil, s.holder()
-			}
-			return nil, context.Cause(ctx)
-		}
+		return conn != nil || err != nil, err
+	})
+	if conn == nil && errors.Is(err, context.DeadlineExceeded) && ctx.Err() != nil {
+		return nil, s.holder()
 	}
+	return conn, err
 }
 
 // reach connects to whoever serves the store at this moment. There is no connection while that changes.

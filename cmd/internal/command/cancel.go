@@ -11,6 +11,7 @@ import (
 
 	"converge.dev/converge/cmd/internal/view"
 	"converge.dev/converge/engine"
+	"converge.dev/converge/internal/retry"
 	"converge.dev/converge/state"
 )
 
@@ -61,20 +62,15 @@ func (s *session) cancel(ctx context.Context, id string) error {
 		return err
 	}
 	s.view.Note(fmt.Sprintf("Asked %s (PID %d) to end run %s; waiting until what is under way has ended.", holder.Who, holder.PID, holder.Run))
-	pause := time.NewTicker(cancelPause)
-	defer pause.Stop()
-	for now := holder; now != nil && now.ID == holder.ID; {
-		select {
-		case <-pause.C:
-		case <-ctx.Done():
-			if s.signal.Load() != nil {
-				return outcome(s.interrupted())
-			}
-			return context.Cause(ctx)
-		}
-		if now, err = s.store.LockInfo(ctx); err != nil {
-			return err
-		}
+	err = retry.Policy{First: cancelPause}.Do(ctx, func() (over bool, err error) {
+		now, err := s.store.LockInfo(ctx)
+		return err != nil || now == nil || now.ID != holder.ID, err
+	})
+	switch {
+	case ctx.Err() != nil && s.signal.Load() != nil:
+		return outcome(s.interrupted())
+	case err != nil:
+		return err
 	}
 	run, err := s.store.Run(ctx, holder.Run)
 	if err != nil {
