@@ -186,7 +186,7 @@ var plain = map[schema.Type]string{schema.String: "string", schema.Int: "int64",
 
 func (g *generator) code(parent structType, f *schema.Field) (c code, err error) {
 	field, name := "s."+camel(f.Name), fmt.Sprintf("%q", f.Name)
-	always := f.Required || f.Default != nil
+	always := f.Required || isZero(f.Default)
 	switch {
 	case f.Secret && always: // what a provider sees of it is its text
 		return code{"string", fmt.Sprintf("object.Secret(o, %s)", name), fmt.Sprintf("o[%s] = %s", name, field)}, nil
@@ -234,6 +234,12 @@ func (g *generator) code(parent structType, f *schema.Field) (c code, err error)
 		return c, nil
 	}
 	return code{prefix + t, fmt.Sprintf("object.StructMap(r, o, %s, (*%s).read)", name, t), fmt.Sprintf("object.PutObjectMap(o, %s, %s, (*%s).Object)", name, field, t)}, nil
+}
+
+// isZero reports whether a default is what a plain field of a struct is anyway: absent and that are then the same.
+func isZero(v any) bool {
+	l, list := v.([]any)
+	return v == false || v == "" || v == int64(0) || list && len(l) == 0
 }
 
 // named returns the name of the struct type of a field, or of its elements: that of its definition, or one after its place.

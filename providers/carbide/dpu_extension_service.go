@@ -12,7 +12,6 @@ import (
 	"converge.dev/converge/providers"
 	"converge.dev/converge/providers/carbide/forge"
 	"converge.dev/converge/providers/carbide/spec"
-	"converge.dev/converge/schema"
 )
 
 // A name stays taken for ever. So nothing brings a deleted service back, and an undone creation would use up the name: it
@@ -23,9 +22,6 @@ var extensionServiceTraits = providers.Traits{
 	UndoCreate: providers.Replace, UndoUpdate: providers.Exact, UndoDelete: providers.NoUndo,
 	Exclusive: []providers.Exclusive{{Field: "{name}", Within: "tenant", Folded: true}},
 }
-
-// credentialFields are the three parts of a credential, none of which the service ever tells.
-var credentialFields = []string{"registry", "registry_username", "registry_password"}
 
 // What the service would answer, and less clearly, or would do without a word.
 const (
@@ -66,19 +62,16 @@ func (k extensionServices) get(ctx context.Context, ids []string) ([]*forge.DpuE
 
 func (extensionServices) thing(o *forge.DpuExtensionService) providers.Thing {
 	latest := o.GetLatestVersionInfo()
-	spec := schema.Object{"tenant": o.GetTenantOrganizationId(), "manifest": latest.GetData()}
-	put(spec, "description", o.GetDescription())
-	putList(spec, "observability", readObservability(latest.GetObservability()))
-	if !latest.GetHasCredential() {
-		for _, field := range credentialFields {
-			spec[field] = ""
-		}
+	s := spec.DPUExtensionService{
+		Tenant: o.GetTenantOrganizationId(), Manifest: latest.GetData(), Description: unlessZero(o.GetDescription()),
+		Observability: each(latest.GetObservability().GetConfigs(), readCollector),
 	}
-	got := schema.Object{}
-	put(got, "version", latest.GetVersion())
-	putList(got, "active_versions", list(o.GetActiveVersions(), func(v string) any { return v }))
+	if none := ""; !latest.GetHasCredential() {
+		s.Registry, s.RegistryUsername, s.RegistryPassword = &none, &none, &none
+	}
+	got := spec.DPUExtensionServiceStatus{Version: unlessZero(latest.GetVersion()), ActiveVersions: o.GetActiveVersions()}
 	return providers.Thing{
-		ID: o.GetServiceId(), Name: o.GetServiceName(), Version: serviceToken(o), Spec: spec, Status: got, Phase: providers.Ready,
+		ID: o.GetServiceId(), Name: o.GetServiceName(), Version: serviceToken(o), Spec: s.Object(), Status: got.Object(), Phase: providers.Ready,
 	}
 }
 
@@ -88,7 +81,7 @@ func serviceToken(o *forge.DpuExtensionService) string {
 }
 
 func (k extensionServices) create(ctx context.Context, c *call[spec.DPUExtensionService]) error {
-	credential, err := credentialOf(c.Want)
+	credential, err := credentialOf(&c.want)
 	if err != nil {
 		return err
 	}
@@ -100,7 +93,7 @@ func (k extensionServices) create(ctx context.Context, c *call[spec.DPUExtension
 		TenantOrganizationId: c.want.Tenant,
 		Data:                 c.want.Manifest,
 		Credential:           credential,
-		Observability:        writeObservability(c.Want, nil),
+		Observability:        writeObservability(c.want.Observability, nil),
 	})
 	c.Chose(made.GetServiceId())
 	if status.Code(err) == codes.FailedPrecondition || status.Code(err) == codes.AlreadyExists {
@@ -122,15 +115,15 @@ func (e toldError) Unwrap() error { return e.error }
 // asked what the credential is. One that is wanted is sent with all the rest, and when the service then sees no change
 // there was none.
 func (k extensionServices) update(ctx context.Context, c *call[spec.DPUExtensionService], now *forge.DpuExtensionService) error {
-	credential, err := credentialOf(c.Want)
+	credential, err := credentialOf(&c.want)
 	if err != nil {
 		return err
 	}
 	latest, description := now.GetLatestVersionInfo(), value(c.want.Description)
 	described := now.GetServiceName() != c.Called() || now.GetDescription() != description
 	data := c.want.Manifest != latest.GetData()
-	observability := writeObservability(c.Want, latest.GetObservability())
-	collected := schema.Object{"": readObservability(observability)}.Digest() != schema.Object{"": readObservability(latest.GetObservability())}.Digest()
+	observability := writeObservability(c.want.Observability, latest.GetObservability())
+	collected := asJSON(each(observability.GetConfigs(), readCollector)) != asJSON(each(latest.GetObservability().GetConfigs(), readCollector))
 	taken := credential == nil && latest.GetHasCredential()
 	request := &forge.UpdateDpuExtensionServiceRequest{ServiceId: c.ID, IfVersionCtrMatch: &now.VersionCtr}
 	if described {
@@ -181,10 +174,11 @@ func refuse(words string) error {
 
 // credentialOf gives the credential of a spec, nil when there is none. It is checked here, so that a refusal of the
 // service cannot be about it.
-func credentialOf(spec schema.Object) (*forge.DpuExtensionServiceCredential, error) {
+func credentialOf(want *spec.DPUExtensionService) (*forge.DpuExtensionServiceCredential, error) {
+	registry, user, password := value(want.Registry), value(want.RegistryUsername), value(want.RegistryPassword)
 	given := 0
-	for _, field := range credentialFields {
-		switch n := len(text(spec, field)); {
+	for _, part := range []string{registry, user, password} {
+		switch n := len(part); {
 		case n > 255:
 			return nil, refuse(refusedParts)
 		case n > 0:
@@ -194,37 +188,32 @@ func credentialOf(spec schema.Object) (*forge.DpuExtensionServiceCredential, err
 	switch given {
 	case 0:
 		return nil, nil
-	case len(credentialFields):
+	case 3:
 		return &forge.DpuExtensionServiceCredential{
-			RegistryUrl: text(spec, "registry"),
+			RegistryUrl: registry,
 			Type: &forge.DpuExtensionServiceCredential_UsernamePassword{UsernamePassword: &forge.UsernamePassword{
-				Username: text(spec, "registry_username"), Password: text(spec, "registry_password"),
+				Username: user, Password: password,
 			}},
 		}, nil
 	}
 	return nil, refuse(refusedParts)
 }
 
-func readObservability(o *forge.DpuExtensionServiceObservability) []any {
-	return list(o.GetConfigs(), func(c *forge.DpuExtensionServiceObservabilityConfig) any { return readCollector(c) })
-}
-
-func readCollector(c *forge.DpuExtensionServiceObservabilityConfig) map[string]any {
-	one := map[string]any{}
-	put(one, "name", c.GetName())
+func readCollector(c *forge.DpuExtensionServiceObservabilityConfig) spec.Observability {
+	one := spec.Observability{Name: unlessZero(c.GetName())}
 	if p := c.GetPrometheus(); p != nil {
-		one["prometheus"] = map[string]any{"endpoint": p.GetEndpoint(), "scrape_interval_seconds": int64(p.GetScrapeIntervalSeconds())}
+		one.Prometheus = &spec.ObservabilityPrometheus{Endpoint: p.GetEndpoint(), ScrapeIntervalSeconds: int64(p.GetScrapeIntervalSeconds())}
 	}
 	if l := c.GetLogging(); l != nil {
-		one["logging"] = map[string]any{"path": l.GetPath()}
+		one.Logging = &spec.ObservabilityLogging{Path: l.GetPath()}
 	}
 	return one
 }
 
 // writeObservability changes what is collected, which is nil for a new service, to what is wanted. It is nil when nothing is
 // to be collected.
-func writeObservability(spec schema.Object, now *forge.DpuExtensionServiceObservability) *forge.DpuExtensionServiceObservability {
-	configs := renewMaps(now.GetConfigs(), structs(spec, "observability"), readCollector, writeCollector, "name")
+func writeObservability(want []spec.Observability, now *forge.DpuExtensionServiceObservability) *forge.DpuExtensionServiceObservability {
+	configs := renew(now.GetConfigs(), want, readCollector, writeCollector, func(w *spec.Observability) string { return value(w.Name) })
 	if len(configs) == 0 {
 		return nil
 	}
@@ -236,16 +225,16 @@ func writeObservability(spec schema.Object, now *forge.DpuExtensionServiceObserv
 	return out
 }
 
-func writeCollector(one map[string]any, c *forge.DpuExtensionServiceObservabilityConfig) {
-	c.Name = optional(one, "name")
-	if p, ok := one["prometheus"].(map[string]any); ok {
+func writeCollector(w *spec.Observability, c *forge.DpuExtensionServiceObservabilityConfig) {
+	c.Name = w.Name
+	if p := w.Prometheus; p != nil {
 		prometheus := cmp.Or(c.GetPrometheus(), &forge.DpuExtensionServiceObservabilityConfigPrometheus{})
-		prometheus.Endpoint, prometheus.ScrapeIntervalSeconds = text(p, "endpoint"), count(p, "scrape_interval_seconds")
+		prometheus.Endpoint, prometheus.ScrapeIntervalSeconds = p.Endpoint, uint32(p.ScrapeIntervalSeconds)
 		c.Config = &forge.DpuExtensionServiceObservabilityConfig_Prometheus{Prometheus: prometheus}
 	}
-	if l, ok := one["logging"].(map[string]any); ok {
+	if l := w.Logging; l != nil {
 		logging := cmp.Or(c.GetLogging(), &forge.DpuExtensionServiceObservabilityConfigLogging{})
-		logging.Path = text(l, "path")
+		logging.Path = l.Path
 		c.Config = &forge.DpuExtensionServiceObservabilityConfig_Logging{Logging: logging}
 	}
 }

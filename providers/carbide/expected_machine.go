@@ -13,7 +13,6 @@ import (
 	"converge.dev/converge/providers"
 	"converge.dev/converge/providers/carbide/forge"
 	"converge.dev/converge/providers/carbide/spec"
-	"converge.dev/converge/schema"
 )
 
 // What is expected is an entry in the site's inventory. What was found by it stays when the entry goes.
@@ -84,28 +83,23 @@ func both[S, F proto.Message, O any](ctx context.Context, said func(context.Cont
 }
 
 func (expectedMachines) thing(o expectedMachine) providers.Thing {
-	spec := schema.Object{
-		"bmc_mac_address":                     strings.ToLower(o.GetBmcMacAddress()),
-		"bmc_username":                        o.GetBmcUsername(),
-		"bmc_password":                        o.GetBmcPassword(),
-		"bmc_retain_credentials":              o.GetBmcRetainCredentials(),
-		"chassis_serial_number":               o.GetChassisSerialNumber(),
-		"dpu_mode":                            dpuModes.word(o.GetDpuMode()),
-		"default_pause_ingestion_and_poweron": o.GetDefaultPauseIngestionAndPoweron(),
-		"is_dpf_enabled":                      o.IsDpfEnabled == nil || o.GetIsDpfEnabled(),
-		"disable_lockdown":                    o.GetHostLifecycleProfile().GetDisableLockdown(),
+	mode, dpf := dpuModes.word(o.GetDpuMode()), o.IsDpfEnabled == nil || o.GetIsDpfEnabled()
+	s := spec.ExpectedMachine{
+		BMCMACAddress: strings.ToLower(o.GetBmcMacAddress()), BMCUsername: o.GetBmcUsername(), BMCPassword: o.GetBmcPassword(),
+		BMCRetainCredentials: o.GetBmcRetainCredentials(), BMCIPAddress: unlessZero(o.GetBmcIpAddress()),
+		ChassisSerialNumber: o.GetChassisSerialNumber(), FallbackDPUSerialNumbers: o.GetFallbackDpuSerialNumbers(),
+		DPUMode: &mode, IsDpfEnabled: &dpf, DefaultPauseIngestionAndPoweron: o.GetDefaultPauseIngestionAndPoweron(),
+		DisableLockdown: o.GetHostLifecycleProfile().GetDisableLockdown(), SKU: unlessZero(o.GetSkuId()),
+		RackID: unlessZero(o.GetRackId().GetId()), HostNICs: each(o.GetHostNics(), readNIC),
 	}
-	mark := readMetadata(o.GetMetadata(), spec)
-	put(spec, "bmc_ip_address", o.GetBmcIpAddress())
-	put(spec, "sku", o.GetSkuId())
-	put(spec, "rack_id", o.GetRackId().GetId())
-	putList(spec, "fallback_dpu_serial_numbers", list(o.GetFallbackDpuSerialNumbers(), func(s string) any { return s }))
-	putList(spec, "host_nics", list(o.GetHostNics(), func(n *forge.ExpectedHostNic) any { return readNIC(n) }))
-	status := schema.Object{}
-	put(status, "machine", o.found.GetMachineId().GetId())
-	put(status, "bmc_endpoint", o.found.GetExploredEndpointAddress())
+	var mark providers.Mark
+	s.Description, s.Labels, mark = described(o.GetMetadata())
+	status := spec.ExpectedMachineStatus{
+		Machine: unlessZero(o.found.GetMachineId().GetId()), BMCEndpoint: unlessZero(o.found.GetExploredEndpointAddress()),
+	}
 	return providers.Thing{
-		ID: o.GetId().GetValue(), Name: expectedName(o.GetMetadata(), o.GetBmcMacAddress()), Mark: mark, Spec: spec, Status: status, Phase: providers.Ready,
+		ID: o.GetId().GetValue(), Name: expectedName(o.GetMetadata(), o.GetBmcMacAddress()), Mark: mark,
+		Spec: s.Object(), Status: status.Object(), Phase: providers.Ready,
 	}
 }
 
@@ -147,8 +141,7 @@ func (k expectedMachines) delete(ctx context.Context, c *call[spec.ExpectedMachi
 // absent.
 func writeExpectedMachine(c *call[spec.ExpectedMachine], o *forge.ExpectedMachine) *forge.ExpectedMachine {
 	retain, pause, lockdown := c.want.BMCRetainCredentials, c.want.DefaultPauseIngestionAndPoweron, c.want.DisableLockdown
-	dpf, said := c.Want["is_dpf_enabled"].(bool)
-	dpf = dpf || !said
+	dpf := c.want.IsDpfEnabled == nil || *c.want.IsDpfEnabled
 	o.BmcMacAddress = c.want.BMCMACAddress
 	o.BmcUsername = c.want.BMCUsername
 	o.BmcPassword = c.want.BMCPassword
@@ -159,7 +152,7 @@ func writeExpectedMachine(c *call[spec.ExpectedMachine], o *forge.ExpectedMachin
 	o.Metadata = writeMetadata(c.Call, o.Metadata, c.Called(), c.want.Description, c.want.Labels)
 	o.SkuId = c.want.SKU
 	o.RackId = writeRack(value(c.want.RackID), o.RackId)
-	if mode := c.Want["dpu_mode"]; mode != dpuModes.word(o.GetDpuMode()) {
+	if mode := value(c.want.DPUMode); mode != dpuModes.word(o.GetDpuMode()) {
 		o.DpuMode = dpuModes.value(mode).Enum()
 	}
 	o.DefaultPauseIngestionAndPoweron = &pause
@@ -170,26 +163,20 @@ func writeExpectedMachine(c *call[spec.ExpectedMachine], o *forge.ExpectedMachin
 		o.HostLifecycleProfile = &forge.HostLifecycleProfile{}
 	}
 	o.HostLifecycleProfile.DisableLockdown = &lockdown
-	o.HostNics = renewMaps(o.HostNics, structs(c.Want, "host_nics"), readNIC, writeNIC, "mac_address")
+	o.HostNics = renew(o.HostNics, c.want.HostNICs, readNIC, writeNIC, func(n *spec.ExpectedNIC) string { return n.MACAddress })
 	return o
 }
 
-func readNIC(n *forge.ExpectedHostNic) map[string]any {
-	nic := map[string]any{"mac_address": strings.ToLower(n.GetMacAddress()), "primary": n.GetPrimary()}
-	put(nic, "nic_type", n.GetNicType())
-	put(nic, "fixed_ip", n.GetFixedIp())
-	put(nic, "fixed_mask", n.GetFixedMask())
-	put(nic, "fixed_gateway", n.GetFixedGateway())
-	return nic
+func readNIC(n *forge.ExpectedHostNic) spec.ExpectedNIC {
+	return spec.ExpectedNIC{
+		MACAddress: strings.ToLower(n.GetMacAddress()), Primary: n.GetPrimary(), NICType: unlessZero(n.GetNicType()),
+		FixedIP: unlessZero(n.GetFixedIp()), FixedMask: unlessZero(n.GetFixedMask()), FixedGateway: unlessZero(n.GetFixedGateway()),
+	}
 }
 
-func writeNIC(n map[string]any, nic *forge.ExpectedHostNic) {
-	nic.MacAddress, nic.NicType = text(n, "mac_address"), optional(n, "nic_type")
-	nic.FixedIp, nic.FixedMask, nic.FixedGateway = optional(n, "fixed_ip"), optional(n, "fixed_mask"), optional(n, "fixed_gateway")
-	nic.Primary = nil
-	if primary := truth(n, "primary"); primary {
-		nic.Primary = &primary
-	}
+func writeNIC(n *spec.ExpectedNIC, nic *forge.ExpectedHostNic) {
+	nic.MacAddress, nic.NicType, nic.Primary = n.MACAddress, n.NICType, unlessZero(n.Primary)
+	nic.FixedIp, nic.FixedMask, nic.FixedGateway = n.FixedIP, n.FixedMask, n.FixedGateway
 }
 
 func writeRack(id string, now *forge.RackId) *forge.RackId {

@@ -10,7 +10,6 @@ import (
 	"converge.dev/converge/providers"
 	"converge.dev/converge/providers/carbide/forge"
 	"converge.dev/converge/providers/carbide/spec"
-	"converge.dev/converge/schema"
 )
 
 // expectedShelveRefusals are codes that mean something of their own.
@@ -47,21 +46,19 @@ func (k expectedShelves) all(ctx context.Context) ([]expectedShelf, error) {
 }
 
 func (expectedShelves) thing(o expectedShelf) providers.Thing {
-	spec := schema.Object{
-		"bmc_mac_address":        strings.ToLower(o.GetBmcMacAddress()),
-		"bmc_username":           o.GetBmcUsername(),
-		"bmc_password":           o.GetBmcPassword(),
-		"bmc_retain_credentials": o.GetBmcRetainCredentials(),
-		"shelf_serial_number":    o.GetShelfSerialNumber(),
+	s := spec.ExpectedPowerShelf{
+		BMCMACAddress: strings.ToLower(o.GetBmcMacAddress()), BMCUsername: o.GetBmcUsername(), BMCPassword: o.GetBmcPassword(),
+		BMCRetainCredentials: o.GetBmcRetainCredentials(), BMCIPAddress: unlessZero(o.GetBmcIpAddress()),
+		ShelfSerialNumber: o.GetShelfSerialNumber(), RackID: unlessZero(o.GetRackId().GetId()),
 	}
-	mark := readMetadata(o.GetMetadata(), spec)
-	put(spec, "bmc_ip_address", o.GetBmcIpAddress())
-	put(spec, "rack_id", o.GetRackId().GetId())
-	status := schema.Object{}
-	put(status, "power_shelf", o.found.GetPowerShelfId().GetId())
-	put(status, "bmc_endpoint", o.found.GetExploredEndpointAddress())
+	var mark providers.Mark
+	s.Description, s.Labels, mark = described(o.GetMetadata())
+	status := spec.ExpectedPowerShelfStatus{
+		PowerShelf: unlessZero(o.found.GetPowerShelfId().GetId()), BMCEndpoint: unlessZero(o.found.GetExploredEndpointAddress()),
+	}
 	return providers.Thing{
-		ID: o.GetExpectedPowerShelfId().GetValue(), Name: expectedName(o.GetMetadata(), o.GetBmcMacAddress()), Mark: mark, Spec: spec, Status: status, Phase: providers.Ready,
+		ID: o.GetExpectedPowerShelfId().GetValue(), Name: expectedName(o.GetMetadata(), o.GetBmcMacAddress()), Mark: mark,
+		Spec: s.Object(), Status: status.Object(), Phase: providers.Ready,
 	}
 }
 

@@ -10,7 +10,6 @@ import (
 	"converge.dev/converge/providers"
 	"converge.dev/converge/providers/carbide/forge"
 	"converge.dev/converge/providers/carbide/spec"
-	"converge.dev/converge/schema"
 )
 
 // expectedSwitcheRefusals are codes that mean something of their own.
@@ -47,25 +46,22 @@ func (k expectedSwitches) all(ctx context.Context) ([]expectedSwitch, error) {
 }
 
 func (expectedSwitches) thing(o expectedSwitch) providers.Thing {
-	spec := schema.Object{
-		"bmc_mac_address":        strings.ToLower(o.GetBmcMacAddress()),
-		"bmc_username":           o.GetBmcUsername(),
-		"bmc_password":           o.GetBmcPassword(),
-		"bmc_retain_credentials": o.GetBmcRetainCredentials(),
-		"switch_serial_number":   o.GetSwitchSerialNumber(),
-		"nvos_password":          o.GetNvosPassword(), // empty when there is none: the service tells
+	password := o.GetNvosPassword() // empty when there is none: the service tells
+	s := spec.ExpectedSwitch{
+		BMCMACAddress: strings.ToLower(o.GetBmcMacAddress()), BMCUsername: o.GetBmcUsername(), BMCPassword: o.GetBmcPassword(),
+		BMCRetainCredentials: o.GetBmcRetainCredentials(), BMCIPAddress: unlessZero(o.GetBmcIpAddress()),
+		SwitchSerialNumber: o.GetSwitchSerialNumber(), RackID: unlessZero(o.GetRackId().GetId()),
+		NVOSUsername: unlessZero(o.GetNvosUsername()), NVOSPassword: &password, NVOSIPAddress: unlessZero(o.GetNvosIpAddress()),
+		NVOSMACAddresses: each(o.GetNvosMacAddresses(), strings.ToLower),
 	}
-	mark := readMetadata(o.GetMetadata(), spec)
-	put(spec, "bmc_ip_address", o.GetBmcIpAddress())
-	put(spec, "rack_id", o.GetRackId().GetId())
-	put(spec, "nvos_username", o.GetNvosUsername())
-	put(spec, "nvos_ip_address", o.GetNvosIpAddress())
-	putList(spec, "nvos_mac_addresses", list(o.GetNvosMacAddresses(), func(mac string) any { return strings.ToLower(mac) }))
-	status := schema.Object{}
-	put(status, "switch", o.found.GetSwitchId().GetId())
-	put(status, "bmc_endpoint", o.found.GetExploredEndpointAddress())
+	var mark providers.Mark
+	s.Description, s.Labels, mark = described(o.GetMetadata())
+	status := spec.ExpectedSwitchStatus{
+		Switch: unlessZero(o.found.GetSwitchId().GetId()), BMCEndpoint: unlessZero(o.found.GetExploredEndpointAddress()),
+	}
 	return providers.Thing{
-		ID: o.GetExpectedSwitchId().GetValue(), Name: expectedName(o.GetMetadata(), o.GetBmcMacAddress()), Mark: mark, Spec: spec, Status: status, Phase: providers.Ready,
+		ID: o.GetExpectedSwitchId().GetValue(), Name: expectedName(o.GetMetadata(), o.GetBmcMacAddress()), Mark: mark,
+		Spec: s.Object(), Status: status.Object(), Phase: providers.Ready,
 	}
 }
 

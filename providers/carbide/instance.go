@@ -13,7 +13,6 @@ import (
 	"converge.dev/converge/providers"
 	"converge.dev/converge/providers/carbide/forge"
 	"converge.dev/converge/providers/carbide/spec"
-	"converge.dev/converge/schema"
 )
 
 // Giving a machine back wipes its disks: nothing undoes that. The version guards an instance's configuration and not its
@@ -104,37 +103,28 @@ func (k instances) read(ctx context.Context, ids []string) ([]*forge.Instance, e
 
 func (k instances) thing(o seenInstance) providers.Thing {
 	config, tenant := o.GetConfig(), o.GetConfig().GetTenant()
-	spec := schema.Object{
-		"tenant":       tenant.GetTenantOrganizationId(),
-		"machine":      o.GetMachineId().GetId(),
-		"os":           readOS(config.GetOs()),
-		"auto_network": config.GetNetwork().GetAuto() || config.GetNetwork().GetAutoConfig() != nil,
+	machine := o.GetMachineId().GetId()
+	s := spec.Instance{
+		Tenant: tenant.GetTenantOrganizationId(), Machine: &machine, OS: readOS(config.GetOs()),
+		AutoNetwork:  config.GetNetwork().GetAuto() || config.GetNetwork().GetAutoConfig() != nil,
+		AutoVPC:      unlessZero(config.GetNetwork().GetAutoConfig().GetVpcId().GetValue()),
+		InstanceType: unlessZero(o.GetInstanceTypeId()), Hostname: unlessZero(tenant.GetHostname()),
+		NetworkSecurityGroup: unlessZero(config.GetNetworkSecurityGroupId()), Power: unlessZero(powerWord(o.power, o.power.GetActualState())),
+		Keysets:    each(tenant.GetTenantKeysetIds(), func(id string) string { return keysetID(tenant.GetTenantOrganizationId(), id) }),
+		Interfaces: each(config.GetNetwork().GetInterfaces(), readInterface),
 	}
 	var unfilled []string
-	if id := config.GetNetwork().GetAutoConfig().GetVpcId().GetValue(); id != "" {
-		spec["auto_vpc"] = id
-	} else if spec["auto_network"] == true {
+	if s.AutoNetwork && s.AutoVPC == nil {
 		unfilled = []string{"auto_vpc"}
 	}
-	mark := readMetadata(o.GetMetadata(), spec)
-	put(spec, "instance_type", o.GetInstanceTypeId())
-	put(spec, "hostname", tenant.GetHostname())
-	put(spec, "network_security_group", config.GetNetworkSecurityGroupId())
-	put(spec, "power", powerWord(o.power, o.power.GetActualState()))
-	putList(spec, "keysets", list(tenant.GetTenantKeysetIds(), func(id string) any {
-		return keysetID(tenant.GetTenantOrganizationId(), id)
-	}))
-	putList(spec, "interfaces", list(config.GetNetwork().GetInterfaces(), func(i *forge.InstanceInterfaceConfig) any { return readInterface(i) }))
-
-	readFabrics(config, spec)
+	var mark providers.Mark
+	s.Description, s.Labels, mark = described(o.GetMetadata())
+	readFabrics(config, &s)
 
 	state := o.GetStatus().GetTenant()
 	word := stateWords[state.GetState()]
-	got := schema.Object{"state": word}
-	putList(got, "interface_status", list(o.GetStatus().GetNetwork().GetInterfaces(), func(i *forge.InstanceInterfaceStatus) any {
-		return readInterfaceStatus(i)
-	}))
-	readFabricStatus(o.GetStatus(), got)
+	got := spec.InstanceStatus{State: &word, InterfaceStatus: each(o.GetStatus().GetNetwork().GetInterfaces(), readInterfaceStatus)}
+	readFabricStatus(o.GetStatus(), &got)
 	phase, detail := phaseOf(state.GetState()), ""
 	switch {
 	case phase != providers.Ready:
@@ -150,7 +140,7 @@ func (k instances) thing(o seenInstance) providers.Thing {
 	}
 	return providers.Thing{
 		ID: o.GetId().GetValue(), Name: o.GetMetadata().GetName(), Mark: mark, Version: o.GetConfigVersion(),
-		Spec: spec, Unfilled: unfilled, Status: got, Phase: phase, Detail: detail,
+		Spec: s.Object(), Unfilled: unfilled, Status: got.Object(), Phase: phase, Detail: detail,
 	}
 }
 
@@ -188,8 +178,8 @@ func (k instances) create(ctx context.Context, c *call[spec.Instance]) error {
 		return earlyError{err}
 	}
 	var used []string
-	for _, i := range structs(c.Want, "interfaces") {
-		if id := text(i, "vpc_prefix"); id != "" && !slices.Contains(used, id) {
+	for _, i := range c.want.Interfaces {
+		if id := value(i.VPCPrefix); id != "" && !slices.Contains(used, id) {
 			used = append(used, id)
 		}
 	}

@@ -11,49 +11,40 @@ import (
 
 	"converge.dev/converge/providers/carbide/forge"
 	"converge.dev/converge/providers/carbide/spec"
-	"converge.dev/converge/schema"
 )
 
 // What an instance has beside its Ethernet: ports on InfiniBand, GPUs in NVLink partitions, ports on Spectrum-X, and
 // services on its DPUs. The service drops a section that is empty.
 
 // readFabrics puts these sections into a spec.
-func readFabrics(config *forge.InstanceConfig, spec schema.Object) {
-	putList(spec, "infiniband", list(config.GetInfiniband().GetIbInterfaces(), func(i *forge.InstanceIBInterfaceConfig) any { return readIB(i) }))
-	putList(spec, "nvlink", list(config.GetNvlink().GetGpuConfigs(), func(g *forge.InstanceNVLinkGpuConfig) any { return readGPU(g) }))
-	putList(spec, "spx", list(config.GetSpxconfig().GetSpxAttachments(), func(a *forge.InstanceSpxAttachment) any { return readSpx(a) }))
-	putList(spec, "dpu_extension_services", list(config.GetDpuExtensionServices().GetServiceConfigs(), func(e *forge.InstanceDpuExtensionServiceConfig) any { return readService(e) }))
+func readFabrics(config *forge.InstanceConfig, s *spec.Instance) {
+	s.Infiniband = each(config.GetInfiniband().GetIbInterfaces(), readIB)
+	s.NVLink = each(config.GetNvlink().GetGpuConfigs(), readGPU)
+	s.SPX = each(config.GetSpxconfig().GetSpxAttachments(), readSpx)
+	s.DPUExtensionServices = each(config.GetDpuExtensionServices().GetServiceConfigs(), readService)
 }
 
 // readFabricStatus puts what became of them into a status.
-func readFabricStatus(s *forge.InstanceStatus, got schema.Object) {
-	putList(got, "infiniband_status", list(s.GetInfiniband().GetIbInterfaces(), func(i *forge.InstanceIBInterfaceStatus) any {
-		o := map[string]any{}
-		put(o, "pf_guid", i.GetPfGuid())
-		put(o, "guid", i.GetGuid())
-		put(o, "lid", int64(i.GetLid()))
-		return o
-	}))
-	putList(got, "nvlink_status", list(s.GetNvlink().GetGpuStatuses(), func(g *forge.InstanceNVLinkGpuStatus) any {
-		o := map[string]any{}
-		put(o, "gpu_guid", g.GetGpuGuid())
-		put(o, "domain", g.GetDomainId().GetValue())
-		put(o, "logical_partition", g.GetLogicalPartitionId().GetValue())
-		return o
-	}))
-	putList(got, "spx_status", list(s.GetSpxStatus().GetAttachmentStatuses(), func(a *forge.InstanceSpxAttachmentStatus) any {
-		o := map[string]any{}
-		put(o, "mac_address", strings.ToLower(a.GetMacAddr()))
-		put(o, "ip_address", a.GetIpAddress())
-		put(o, "partition", a.GetSpxPartitionId().GetValue())
-		return o
-	}))
-	putList(got, "dpu_extension_service_status", list(s.GetDpuExtensionServices().GetDpuExtensionServices(), func(e *forge.InstanceDpuExtensionServiceStatus) any {
-		o := map[string]any{"service": e.GetServiceId(), "status": deployments.word(e.GetDeploymentStatus())}
-		put(o, "version", versionNumber(e.GetVersion()))
-		put(o, "removed", e.GetRemoved())
-		return o
-	}))
+func readFabricStatus(s *forge.InstanceStatus, got *spec.InstanceStatus) {
+	got.InfinibandStatus = each(s.GetInfiniband().GetIbInterfaces(), func(i *forge.InstanceIBInterfaceStatus) spec.IBInterfaceStatus {
+		return spec.IBInterfaceStatus{PFGUID: unlessZero(i.GetPfGuid()), GUID: unlessZero(i.GetGuid()), LID: unlessZero(int64(i.GetLid()))}
+	})
+	got.NVLinkStatus = each(s.GetNvlink().GetGpuStatuses(), func(g *forge.InstanceNVLinkGpuStatus) spec.NVLinkGPUStatus {
+		return spec.NVLinkGPUStatus{
+			GPUGUID: unlessZero(g.GetGpuGuid()), Domain: unlessZero(g.GetDomainId().GetValue()), LogicalPartition: unlessZero(g.GetLogicalPartitionId().GetValue()),
+		}
+	})
+	got.SPXStatus = each(s.GetSpxStatus().GetAttachmentStatuses(), func(a *forge.InstanceSpxAttachmentStatus) spec.SpxAttachmentStatus {
+		return spec.SpxAttachmentStatus{
+			MACAddress: unlessZero(strings.ToLower(a.GetMacAddr())), IPAddress: unlessZero(a.GetIpAddress()), Partition: unlessZero(a.GetSpxPartitionId().GetValue()),
+		}
+	})
+	got.DPUExtensionServiceStatus = each(s.GetDpuExtensionServices().GetDpuExtensionServices(), func(e *forge.InstanceDpuExtensionServiceStatus) spec.InstanceServiceStatus {
+		id, deployment := e.GetServiceId(), deployments.word(e.GetDeploymentStatus())
+		return spec.InstanceServiceStatus{
+			Service: &id, Status: &deployment, Version: unlessZero(versionNumber(e.GetVersion())), Removed: unlessZero(e.GetRemoved()),
+		}
+	})
 }
 
 var deployments = enum[forge.DpuExtensionServiceDeploymentStatus]{
@@ -69,28 +60,32 @@ var deployments = enum[forge.DpuExtensionServiceDeploymentStatus]{
 // writeFabrics replaces these sections. What is asked for as it is there is left as it is, so that the service sees no
 // change and what the schema does not have is kept.
 func (k instances) writeFabrics(ctx context.Context, c *call[spec.Instance], config *forge.InstanceConfig) error {
-	ib := renewMaps(config.GetInfiniband().GetIbInterfaces(), structs(c.Want, "infiniband"), readIB, writeIB, "device", "device_instance")
+	type port struct {
+		device   string
+		instance int64
+	}
+	ib := renew(config.GetInfiniband().GetIbInterfaces(), c.want.Infiniband, readIB, writeIB, func(w *spec.IBInterface) port { return port{w.Device, w.DeviceInstance} })
 	if len(ib) == 0 {
 		config.Infiniband = nil
 	} else {
 		config.Infiniband = cmp.Or(config.Infiniband, &forge.InstanceInfinibandConfig{})
 		config.Infiniband.IbInterfaces = ib
 	}
-	gpus := renewMaps(config.GetNvlink().GetGpuConfigs(), structs(c.Want, "nvlink"), readGPU, writeGPU, "gpu")
+	gpus := renew(config.GetNvlink().GetGpuConfigs(), c.want.NVLink, readGPU, writeGPU, func(w *spec.NVLinkGPU) int64 { return w.GPU })
 	if len(gpus) == 0 {
 		config.Nvlink = nil
 	} else {
 		config.Nvlink = cmp.Or(config.Nvlink, &forge.InstanceNVLinkConfig{})
 		config.Nvlink.GpuConfigs = gpus
 	}
-	spx := renewMaps(config.GetSpxconfig().GetSpxAttachments(), structs(c.Want, "spx"), readSpx, writeSpx, "device", "device_instance")
+	spx := renew(config.GetSpxconfig().GetSpxAttachments(), c.want.SPX, readSpx, writeSpx, func(w *spec.SpxAttachment) port { return port{w.Device, w.DeviceInstance} })
 	if len(spx) == 0 {
 		config.Spxconfig = nil
 	} else {
 		config.Spxconfig = cmp.Or(config.Spxconfig, &forge.InstanceSpxConfig{})
 		config.Spxconfig.SpxAttachments = spx
 	}
-	services := renewMaps(config.GetDpuExtensionServices().GetServiceConfigs(), structs(c.Want, "dpu_extension_services"), readService, writeService, "service")
+	services := renew(config.GetDpuExtensionServices().GetServiceConfigs(), c.want.DPUExtensionServices, readService, writeService, func(w *spec.InstanceService) string { return w.Service })
 	if len(services) == 0 {
 		config.DpuExtensionServices = nil
 	} else {
@@ -100,29 +95,25 @@ func (k instances) writeFabrics(ctx context.Context, c *call[spec.Instance], con
 	return k.pin(ctx, services)
 }
 
-func readIB(i *forge.InstanceIBInterfaceConfig) map[string]any {
-	o := map[string]any{
-		"ib_partition": i.GetIbPartitionId().GetValue(), "device": i.GetDevice(), "device_instance": int64(i.GetDeviceInstance()),
+func readIB(i *forge.InstanceIBInterfaceConfig) spec.IBInterface {
+	return spec.IBInterface{
+		IBPartition: i.GetIbPartitionId().GetValue(), Device: i.GetDevice(), DeviceInstance: int64(i.GetDeviceInstance()), Vendor: unlessZero(i.GetVendor()),
 	}
-	put(o, "vendor", i.GetVendor())
-	return o
 }
 
 // writeIB asks for a physical function: the service has no other on InfiniBand.
-func writeIB(o map[string]any, i *forge.InstanceIBInterfaceConfig) {
-	i.IbPartitionId, i.Device, i.Vendor = &forge.IBPartitionId{Value: text(o, "ib_partition")}, text(o, "device"), optional(o, "vendor")
-	i.DeviceInstance, i.FunctionType = count(o, "device_instance"), forge.InterfaceFunctionType_PHYSICAL
+func writeIB(w *spec.IBInterface, i *forge.InstanceIBInterfaceConfig) {
+	i.IbPartitionId, i.Device, i.Vendor = &forge.IBPartitionId{Value: w.IBPartition}, w.Device, w.Vendor
+	i.DeviceInstance, i.FunctionType = uint32(w.DeviceInstance), forge.InterfaceFunctionType_PHYSICAL
 }
 
-func readGPU(g *forge.InstanceNVLinkGpuConfig) map[string]any {
-	o := map[string]any{"gpu": int64(g.GetDeviceInstance())}
-	put(o, "logical_partition", g.GetLogicalPartitionId().GetValue())
-	return o
+func readGPU(g *forge.InstanceNVLinkGpuConfig) spec.NVLinkGPU {
+	return spec.NVLinkGPU{GPU: int64(g.GetDeviceInstance()), LogicalPartition: unlessZero(g.GetLogicalPartitionId().GetValue())}
 }
 
-func writeGPU(o map[string]any, g *forge.InstanceNVLinkGpuConfig) {
-	g.DeviceInstance, g.LogicalPartitionId = count(o, "gpu"), nil
-	if id := text(o, "logical_partition"); id != "" {
+func writeGPU(w *spec.NVLinkGPU, g *forge.InstanceNVLinkGpuConfig) {
+	g.DeviceInstance, g.LogicalPartitionId = uint32(w.GPU), nil
+	if id := value(w.LogicalPartition); id != "" {
 		g.LogicalPartitionId = &forge.NVLinkLogicalPartitionId{Value: id}
 	}
 }
@@ -133,25 +124,25 @@ var attachmentTypes = enum[forge.SpxAttachmentType]{
 	{"virtual", forge.SpxAttachmentType_Virtual}, // which the service does not take yet
 }
 
-func readSpx(a *forge.InstanceSpxAttachment) map[string]any {
-	return map[string]any{
-		"device": a.GetDevice(), "device_instance": int64(a.GetDeviceInstance()), "spx_partition": a.GetSpxPartitionId().GetValue(),
-		"type": attachmentTypes.word(a.GetAttachmentType()),
+func readSpx(a *forge.InstanceSpxAttachment) spec.SpxAttachment {
+	kind := attachmentTypes.word(a.GetAttachmentType())
+	return spec.SpxAttachment{
+		Device: a.GetDevice(), DeviceInstance: int64(a.GetDeviceInstance()), SPXPartition: a.GetSpxPartitionId().GetValue(), Type: &kind,
 	}
 }
 
-func writeSpx(o map[string]any, a *forge.InstanceSpxAttachment) {
-	a.Device, a.DeviceInstance = text(o, "device"), count(o, "device_instance")
-	a.SpxPartitionId, a.AttachmentType = &forge.SpxPartitionId{Value: text(o, "spx_partition")}, attachmentTypes.value(o["type"])
+func writeSpx(w *spec.SpxAttachment, a *forge.InstanceSpxAttachment) {
+	a.Device, a.DeviceInstance = w.Device, uint32(w.DeviceInstance)
+	a.SpxPartitionId, a.AttachmentType = &forge.SpxPartitionId{Value: w.SPXPartition}, attachmentTypes.value(value(w.Type))
 }
 
-func readService(e *forge.InstanceDpuExtensionServiceConfig) map[string]any {
-	return map[string]any{"service": e.GetServiceId(), "version": versionNumber(e.GetVersion())}
+func readService(e *forge.InstanceDpuExtensionServiceConfig) spec.InstanceService {
+	return spec.InstanceService{Service: e.GetServiceId(), Version: versionNumber(e.GetVersion())}
 }
 
 // writeService leaves the version as its number; pin completes it.
-func writeService(o map[string]any, e *forge.InstanceDpuExtensionServiceConfig) {
-	e.ServiceId, e.Version = text(o, "service"), "V"+strconv.Itoa(int(count(o, "version")))
+func writeService(w *spec.InstanceService, e *forge.InstanceDpuExtensionServiceConfig) {
+	e.ServiceId, e.Version = w.Service, "V"+strconv.FormatInt(w.Version, 10)
 }
 
 // pin completes the versions of services. A document has their numbers, which the service counts up and never uses twice;

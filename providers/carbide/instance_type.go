@@ -9,7 +9,6 @@ import (
 	"converge.dev/converge/providers"
 	"converge.dev/converge/providers/carbide/forge"
 	"converge.dev/converge/providers/carbide/spec"
-	"converge.dev/converge/schema"
 )
 
 // Deleting a type takes its machines out of it; a new one starts without machines.
@@ -66,12 +65,11 @@ func (k instanceTypes) get(ctx context.Context, ids []string) ([]*forge.Instance
 }
 
 func (instanceTypes) thing(o *forge.InstanceType) providers.Thing {
-	spec := schema.Object{}
-	mark := readMetadata(o.GetMetadata(), spec)
-	putList(spec, "capabilities", list(o.GetAttributes().GetDesiredCapabilities(),
-		func(c *forge.InstanceTypeMachineCapabilityFilterAttributes) any { return readCapability(c) }))
+	s := spec.InstanceType{Capabilities: each(o.GetAttributes().GetDesiredCapabilities(), readCapability)}
+	var mark providers.Mark
+	s.Description, s.Labels, mark = described(o.GetMetadata())
 	return providers.Thing{
-		ID: o.GetId(), Name: o.GetMetadata().GetName(), Mark: mark, Version: o.GetVersion(), Spec: spec, Phase: providers.Ready,
+		ID: o.GetId(), Name: o.GetMetadata().GetName(), Mark: mark, Version: o.GetVersion(), Spec: s.Object(), Phase: providers.Ready,
 	}
 }
 
@@ -100,19 +98,14 @@ func (k instanceTypes) delete(ctx context.Context, c *call[spec.InstanceType]) e
 	return err
 }
 
-func readCapability(c *forge.InstanceTypeMachineCapabilityFilterAttributes) map[string]any {
-	capability := map[string]any{"type": capabilityTypes.word(c.GetCapabilityType())}
-	put(capability, "name", c.GetName())
-	put(capability, "frequency", c.GetFrequency())
-	put(capability, "capacity", c.GetCapacity())
-	put(capability, "vendor", c.GetVendor())
-	putNumber(capability, "count", c.Count)
-	put(capability, "hardware_revision", c.GetHardwareRevision())
-	putNumber(capability, "cores", c.Cores)
-	putNumber(capability, "threads", c.Threads)
-	putList(capability, "inactive_devices", list(c.GetInactiveDevices().GetItems(), func(n uint32) any { return int64(n) }))
-	put(capability, "device_type", deviceTypes.word(c.GetDeviceType()))
-	return capability
+func readCapability(c *forge.InstanceTypeMachineCapabilityFilterAttributes) spec.Capability {
+	return spec.Capability{
+		Type: capabilityTypes.word(c.GetCapabilityType()), Name: unlessZero(c.GetName()), Frequency: unlessZero(c.GetFrequency()),
+		Capacity: unlessZero(c.GetCapacity()), Vendor: unlessZero(c.GetVendor()), Count: widen(c.Count),
+		HardwareRevision: unlessZero(c.GetHardwareRevision()), Cores: widen(c.Cores), Threads: widen(c.Threads),
+		InactiveDevices: each(c.GetInactiveDevices().GetItems(), func(n uint32) int64 { return int64(n) }),
+		DeviceType:      unlessZero(deviceTypes.word(c.GetDeviceType())),
+	}
 }
 
 // writeCapabilities replaces the capabilities of a type. The service compares them in order and field by field, and
@@ -121,28 +114,25 @@ func writeCapabilities(c *call[spec.InstanceType], now *forge.InstanceTypeAttrib
 	if now == nil {
 		now = &forge.InstanceTypeAttributes{}
 	}
-	now.DesiredCapabilities = renewMaps(now.DesiredCapabilities, structs(c.Want, "capabilities"), readCapability, writeCapability, "type", "name")
+	now.DesiredCapabilities = renew(now.DesiredCapabilities, c.want.Capabilities, readCapability, writeCapability, func(w *spec.Capability) [2]string {
+		return [2]string{w.Type, value(w.Name)}
+	})
 	return now
 }
 
-func writeCapability(capability map[string]any, w *forge.InstanceTypeMachineCapabilityFilterAttributes) {
-	w.CapabilityType = capabilityTypes.value(capability["type"])
-	w.Name = optional(capability, "name")
-	w.Frequency = optional(capability, "frequency")
-	w.Capacity = optional(capability, "capacity")
-	w.Vendor = optional(capability, "vendor")
-	w.Count = number[uint32](capability, "count")
-	w.HardwareRevision = optional(capability, "hardware_revision")
-	w.Cores = number[uint32](capability, "cores")
-	w.Threads = number[uint32](capability, "threads")
-	if devices := counts(capability, "inactive_devices"); len(devices) > 0 {
+func writeCapability(want *spec.Capability, w *forge.InstanceTypeMachineCapabilityFilterAttributes) {
+	w.CapabilityType = capabilityTypes.value(want.Type)
+	w.Name, w.Frequency, w.Capacity, w.Vendor = want.Name, want.Frequency, want.Capacity, want.Vendor
+	w.Count, w.HardwareRevision = narrow[uint32](want.Count), want.HardwareRevision
+	w.Cores, w.Threads = narrow[uint32](want.Cores), narrow[uint32](want.Threads)
+	if len(want.InactiveDevices) > 0 {
 		w.InactiveDevices = cmp.Or(w.InactiveDevices, &forge.Uint32List{})
-		w.InactiveDevices.Items = devices
+		w.InactiveDevices.Items = each(want.InactiveDevices, func(n int64) uint32 { return uint32(n) })
 	} else {
 		w.InactiveDevices = nil
 	}
 	w.DeviceType = nil
-	if t := deviceTypes.value(capability["device_type"]); t != 0 {
+	if t := deviceTypes.value(value(want.DeviceType)); t != 0 {
 		w.DeviceType = &t
 	}
 }

@@ -327,9 +327,3 @@ func code(err error) string {
 	}
 	return ""
 }
-
-// text gives a string field of a spec, "" when it is absent.
-func text(spec schema.Object, field string) string {
-	s, _ := spec[field].(string)
-	return s
-}

@@ -13,7 +13,6 @@ import (
 	"converge.dev/converge/providers"
 	"converge.dev/converge/providers/carbide/forge"
 	"converge.dev/converge/providers/carbide/spec"
-	"converge.dev/converge/schema"
 )
 
 // Machines appear by discovery. They are never ours, so they bear no mark. Of the calls that change one only that for its
@@ -101,21 +100,19 @@ func stateOf(l *forge.LifecycleStatus) string {
 }
 
 func (machines) thing(o *forge.Machine) providers.Thing {
-	spec := schema.Object{}
-	readMetadata(o.GetMetadata(), spec)
-	put(spec, "instance_type", o.GetInstanceTypeId())
-	put(spec, "sku", o.GetHwSku())
+	s := spec.Machine{InstanceType: unlessZero(o.GetInstanceTypeId()), SKU: unlessZero(o.GetHwSku())}
+	s.Description, s.Labels, _ = described(o.GetMetadata())
 	if reference := maintained(o); reference != "" {
-		spec["maintenance"] = map[string]any{"reference": reference}
+		s.Maintenance = &spec.MachineMaintenance{Reference: reference}
 	}
-	status := schema.Object{"state": o.GetState()}
-	put(status, "unavailable", unavailable(o))
-	put(status, "rack", o.GetRackId().GetId())
-	putList(status, "alerts", list(o.GetHealth().GetAlerts(), func(a *forge.HealthProbeAlert) any { return a.GetId() }))
-	putList(status, "dpus", list(o.GetAssociatedDpuMachineIds(), func(id *forge.MachineId) any { return id.GetId() }))
+	state := o.GetState()
+	status := spec.MachineStatus{
+		State: &state, Unavailable: unlessZero(unavailable(o)), Rack: unlessZero(o.GetRackId().GetId()),
+		Alerts: each(o.GetHealth().GetAlerts(), (*forge.HealthProbeAlert).GetId), DPUs: each(o.GetAssociatedDpuMachineIds(), (*forge.MachineId).GetId),
+	}
 	return providers.Thing{
 		ID: o.GetId().GetId(), Name: o.GetId().GetId(), Version: o.GetVersion(),
-		Spec: spec, Status: status, Phase: providers.Ready, Detail: unwell(o),
+		Spec: s.Object(), Status: status.Object(), Phase: providers.Ready, Detail: unwell(o),
 	}
 }
 
@@ -157,6 +154,7 @@ func (k machines) update(ctx context.Context, c *call[spec.Machine], now *forge.
 		name = c.ID
 	}
 	after := writeMetadata(&unmarked, proto.CloneOf(before), name, c.want.Description, c.want.Labels)
+	maintenance := value(c.want.Maintenance).Reference
 	type step struct {
 		needed bool
 		do     func() error
@@ -176,7 +174,7 @@ func (k machines) update(ctx context.Context, c *call[spec.Machine], now *forge.
 			})
 			return err
 		}},
-		{maintenance(c.Want) != maintained(now), func() error { return k.setMaintenance(ctx, now.Id, maintenance(c.Want)) }},
+		{maintenance != maintained(now), func() error { return k.setMaintenance(ctx, now.Id, maintenance) }},
 		{value(c.want.InstanceType) != now.GetInstanceTypeId(), func() error { return k.setType(ctx, c.ID, value(c.want.InstanceType)) }},
 	}
 	steps = slices.DeleteFunc(steps, func(s step) bool { return !s.needed })
@@ -201,11 +199,6 @@ func maintained(o *forge.Machine) string {
 		return r
 	}
 	return ""
-}
-
-func maintenance(spec schema.Object) string {
-	m, _ := spec["maintenance"].(map[string]any)
-	return text(m, "reference")
 }
 
 func (k machines) setMaintenance(ctx context.Context, id *forge.MachineId, reference string) error {

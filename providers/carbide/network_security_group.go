@@ -12,7 +12,6 @@ import (
 	"converge.dev/converge/providers"
 	"converge.dev/converge/providers/carbide/forge"
 	"converge.dev/converge/providers/carbide/spec"
-	"converge.dev/converge/schema"
 )
 
 var groupTraits = providers.Traits{
@@ -140,14 +139,13 @@ func (k groups) read(ctx context.Context, ids []string) ([]*forge.NetworkSecurit
 }
 
 func (groups) thing(o seenGroup) providers.Thing {
-	spec := schema.Object{
-		"tenant":          o.GetTenantOrganizationId(),
-		"stateful_egress": o.GetAttributes().GetStatefulEgress(),
+	s := spec.NetworkSecurityGroup{
+		Tenant: o.GetTenantOrganizationId(), StatefulEgress: o.GetAttributes().GetStatefulEgress(), Rules: each(o.GetAttributes().GetRules(), readRule),
 	}
-	mark := readMetadata(o.GetMetadata(), spec)
-	putList(spec, "rules", list(o.GetAttributes().GetRules(), func(r *forge.NetworkSecurityGroupRuleAttributes) any { return readRule(r) }))
+	var mark providers.Mark
+	s.Description, s.Labels, mark = described(o.GetMetadata())
 	return providers.Thing{
-		ID: o.GetId(), Name: o.GetMetadata().GetName(), Mark: mark, Version: o.GetVersion(), Spec: spec,
+		ID: o.GetId(), Name: o.GetMetadata().GetName(), Mark: mark, Version: o.GetVersion(), Spec: s.Object(),
 		Phase: spreading(o.lacks), Detail: o.lacks,
 	}
 }
@@ -216,25 +214,18 @@ func (k groups) delete(ctx context.Context, c *call[spec.NetworkSecurityGroup]) 
 	return err
 }
 
-func readRule(r *forge.NetworkSecurityGroupRuleAttributes) map[string]any {
-	rule := map[string]any{
-		"id":         r.GetId(),
-		"direction":  directions.word(r.GetDirection()),
-		"ipv6":       r.GetIpv6(),
-		"protocol":   protocols.word(r.GetProtocol()),
-		"action":     actions.word(r.GetAction()),
-		"priority":   int64(r.GetPriority()),
-		"src_prefix": r.GetSrcPrefix(),
-		"dst_prefix": r.GetDstPrefix(),
-	}
-	ports := func(field string, start, end *uint32) {
-		if start != nil && end != nil {
-			rule[field] = map[string]any{"start": int64(*start), "end": int64(*end)}
+func readRule(r *forge.NetworkSecurityGroupRuleAttributes) spec.SecurityRule {
+	ports := func(start, end *uint32) *spec.PortRange {
+		if start == nil || end == nil {
+			return nil
 		}
+		return &spec.PortRange{Start: int64(*start), End: int64(*end)}
 	}
-	ports("src_ports", r.SrcPortStart, r.SrcPortEnd)
-	ports("dst_ports", r.DstPortStart, r.DstPortEnd)
-	return rule
+	return spec.SecurityRule{
+		ID: r.GetId(), Direction: directions.word(r.GetDirection()), IPV6: r.GetIpv6(), Protocol: protocols.word(r.GetProtocol()),
+		Action: actions.word(r.GetAction()), Priority: int64(r.GetPriority()), SrcPrefix: r.GetSrcPrefix(), DstPrefix: r.GetDstPrefix(),
+		SrcPorts: ports(r.SrcPortStart, r.SrcPortEnd), DstPorts: ports(r.DstPortStart, r.DstPortEnd),
+	}
 }
 
 // writeRules replaces the rules of a group. The service keeps their order, which we make that of their effect.
@@ -243,26 +234,25 @@ func writeRules(c *call[spec.NetworkSecurityGroup], now *forge.NetworkSecurityGr
 		now = &forge.NetworkSecurityGroupAttributes{}
 	}
 	now.StatefulEgress = c.want.StatefulEgress
-	now.Rules = renewMaps(now.Rules, structs(c.Want, "rules"), readRule, writeRule, "id")
+	now.Rules = renew(now.Rules, c.want.Rules, readRule, writeRule, func(w *spec.SecurityRule) string { return w.ID })
 	sortRules(now.Rules)
 	return now
 }
 
-func writeRule(rule map[string]any, r *forge.NetworkSecurityGroupRuleAttributes) {
-	r.Id = optional(rule, "id")
-	r.Direction = directions.value(rule["direction"])
-	r.Ipv6 = truth(rule, "ipv6")
-	r.Protocol = protocols.value(rule["protocol"])
-	r.Action = actions.value(rule["action"])
-	if p := number[uint32](rule, "priority"); p != nil {
-		r.Priority = *p
+func writeRule(w *spec.SecurityRule, r *forge.NetworkSecurityGroupRuleAttributes) {
+	r.Id = unlessZero(w.ID)
+	r.Direction, r.Ipv6, r.Protocol = directions.value(w.Direction), w.IPV6, protocols.value(w.Protocol)
+	r.Action, r.Priority = actions.value(w.Action), uint32(w.Priority)
+	r.SourceNet = &forge.NetworkSecurityGroupRuleAttributes_SrcPrefix{SrcPrefix: w.SrcPrefix}
+	r.DestinationNet = &forge.NetworkSecurityGroupRuleAttributes_DstPrefix{DstPrefix: w.DstPrefix}
+	ports := func(p *spec.PortRange) (start, end *uint32) {
+		if p == nil {
+			return nil, nil
+		}
+		return narrow[uint32](&p.Start), narrow[uint32](&p.End)
 	}
-	r.SourceNet = &forge.NetworkSecurityGroupRuleAttributes_SrcPrefix{SrcPrefix: text(rule, "src_prefix")}
-	r.DestinationNet = &forge.NetworkSecurityGroupRuleAttributes_DstPrefix{DstPrefix: text(rule, "dst_prefix")}
-	src, _ := rule["src_ports"].(map[string]any)
-	dst, _ := rule["dst_ports"].(map[string]any)
-	r.SrcPortStart, r.SrcPortEnd = number[uint32](src, "start"), number[uint32](src, "end")
-	r.DstPortStart, r.DstPortEnd = number[uint32](dst, "start"), number[uint32](dst, "end")
+	r.SrcPortStart, r.SrcPortEnd = ports(w.SrcPorts)
+	r.DstPortStart, r.DstPortEnd = ports(w.DstPorts)
 }
 
 // wider is what a group must be on the way from one set of rules to another when the change both permits and forbids

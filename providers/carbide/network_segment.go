@@ -14,7 +14,6 @@ import (
 	"converge.dev/converge/providers"
 	"converge.dev/converge/providers/carbide/forge"
 	"converge.dev/converge/providers/carbide/spec"
-	"converge.dev/converge/schema"
 )
 
 // A segment becomes ready with the next round of the service's controller, about every 30 s. A deleted one goes when
@@ -68,21 +67,22 @@ func (k segments) get(ctx context.Context, ids []string) ([]*forge.NetworkSegmen
 func (segments) thing(o *forge.NetworkSegment) providers.Thing {
 	o = nested(o)
 	config, state := o.GetConfig(), o.GetStatus().GetTenantState()
-	prefixes := make([]any, len(config.GetPrefixes()))
-	told := len(prefixes) > 0 // no segment is without: the service tells all of this in another place
-	for i, p := range config.GetPrefixes() {
-		told = told && p.GetPrefix() != ""
-		block := map[string]any{"prefix": p.GetPrefix(), "reserve_first": int64(p.GetReserveFirst())}
-		put(block, "gateway", p.GetGateway())
-		prefixes[i] = block
+	kind := segmentTypes.word(config.GetSegmentType())
+	s := spec.NetworkSegment{
+		VPC: config.GetVpcId().GetValue(), Type: &kind, MTU: widen(config.Mtu),
+		SubdomainID: unlessZero(config.GetSubdomainId().GetValue()),
+		Prefixes: each(config.GetPrefixes(), func(p *forge.NetworkPrefix) spec.SegmentPrefix {
+			return spec.SegmentPrefix{Prefix: p.GetPrefix(), ReserveFirst: int64(p.GetReserveFirst()), Gateway: unlessZero(p.GetGateway())}
+		}),
 	}
-	spec := schema.Object{"type": segmentTypes.word(config.GetSegmentType()), "prefixes": prefixes}
-	put(spec, "vpc", config.GetVpcId().GetValue())
-	putNumber(spec, "mtu", config.Mtu)
-	put(spec, "subdomain_id", config.GetSubdomainId().GetValue())
+	untold := func(p spec.SegmentPrefix) bool { return p.Prefix == "" }
 	var unfilled []string
-	if !told {
-		spec, unfilled = schema.Object{}, []string{"vpc", "type", "prefixes", "mtu", "subdomain_id"}
+	if len(s.Prefixes) == 0 || slices.ContainsFunc(s.Prefixes, untold) { // the service tells all of this in another place
+		unfilled = []string{"vpc", "type", "prefixes", "mtu", "subdomain_id"}
+	}
+	written := s.Object()
+	if s.VPC == "" { // the site's own are in none
+		delete(written, "vpc")
 	}
 	name := cmp.Or(o.GetMetadata().GetName(), o.GetName())
 	stretches := slices.Contains(o.GetStatus().GetFlags(), forge.NetworkSegmentFlag_CAN_STRETCH)
@@ -92,8 +92,8 @@ func (segments) thing(o *forge.NetworkSegment) providers.Thing {
 		detail = because(word, o.GetStatus().GetLifecycle().GetStateReason(), o.GetStateReason())
 	}
 	return providers.Thing{
-		ID: o.GetId().GetValue(), Name: name, Spec: spec, Unfilled: unfilled,
-		Status: schema.Object{"state": word, "linknet": linknet}, Derived: linknet,
+		ID: o.GetId().GetValue(), Name: name, Spec: written, Unfilled: unfilled,
+		Status: (&spec.NetworkSegmentStatus{State: &word, Linknet: &linknet}).Object(), Derived: linknet,
 		Phase: phase, Detail: detail,
 	}
 }
@@ -116,18 +116,14 @@ func (k segments) create(ctx context.Context, c *call[spec.NetworkSegment]) erro
 		Id:          &forge.NetworkSegmentId{Value: c.ID},
 		Name:        c.Called(),
 		VpcId:       &forge.VpcId{Value: c.want.VPC},
-		SegmentType: segmentTypes.value(c.Want["type"]),
+		SegmentType: segmentTypes.value(value(c.want.Type)),
 		Mtu:         narrow[int32](c.want.MTU),
 	}
 	if id := value(c.want.SubdomainID); id != "" {
 		request.SubdomainId = &forge.DomainId{Value: id}
 	}
-	for _, block := range structs(c.Want, "prefixes") {
-		p := &forge.NetworkPrefix{Prefix: text(block, "prefix"), Gateway: optional(block, "gateway")}
-		if n := number[int32](block, "reserve_first"); n != nil {
-			p.ReserveFirst = *n
-		}
-		request.Prefixes = append(request.Prefixes, p)
+	for _, p := range c.want.Prefixes {
+		request.Prefixes = append(request.Prefixes, &forge.NetworkPrefix{Prefix: p.Prefix, Gateway: p.Gateway, ReserveFirst: int32(p.ReserveFirst)})
 	}
 	made, err := k.CreateNetworkSegment(ctx, request)
 	c.Chose(made.GetId().GetValue())

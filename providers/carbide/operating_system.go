@@ -10,7 +10,6 @@ import (
 	"converge.dev/converge/providers"
 	"converge.dev/converge/providers/carbide/forge"
 	"converge.dev/converge/providers/carbide/spec"
-	"converge.dev/converge/schema"
 )
 
 // The site's copies of artifacts are lost when a definition changes, and are not there at once when it is changed back.
@@ -54,34 +53,34 @@ func (k operatingSystems) get(ctx context.Context, ids []string) ([]*forge.Opera
 	return r.GetOperatingSystems(), err
 }
 
-func (operatingSystems) thing(o *forge.OperatingSystem) providers.Thing {
-	spec := schema.Object{
-		"type":               osTypes.word(o.GetType()),
-		"active":             o.GetIsActive(),
-		"allow_override":     o.GetAllowOverride(),
-		"phone_home_enabled": o.GetPhoneHomeEnabled(),
+func readOperatingSystem(o *forge.OperatingSystem) spec.OperatingSystem {
+	kind, active, override := osTypes.word(o.GetType()), o.GetIsActive(), o.GetAllowOverride()
+	return spec.OperatingSystem{
+		Tenant: o.GetTenantOrganizationId(), Type: &kind, Active: &active, AllowOverride: &override, PhoneHomeEnabled: o.GetPhoneHomeEnabled(),
+		Description: unlessZero(o.GetDescription()), Script: unlessZero(o.GetIpxeScript()), Template: unlessZero(o.GetIpxeTemplateId().GetValue()),
+		UserData: unlessZero(o.GetUserData()), Parameters: each(o.GetIpxeTemplateParameters(), readParameter),
+		Artifacts: each(o.GetIpxeTemplateArtifacts(), readArtifact),
 	}
-	put(spec, "tenant", o.GetTenantOrganizationId())
-	put(spec, "description", o.GetDescription())
-	put(spec, "script", o.GetIpxeScript())
-	put(spec, "template", o.GetIpxeTemplateId().GetValue())
-	put(spec, "user_data", o.GetUserData())
-	putList(spec, "parameters", list(o.GetIpxeTemplateParameters(), func(p *forge.IpxeTemplateParameter) any { return readParameter(p) }))
-	putList(spec, "artifacts", list(o.GetIpxeTemplateArtifacts(), func(a *forge.IpxeTemplateArtifact) any { return readArtifact(a) }))
+}
+
+func (operatingSystems) thing(o *forge.OperatingSystem) providers.Thing {
+	s := readOperatingSystem(o)
+	written := s.Object()
+	if s.Tenant == "" { // the site's own are nobody's
+		delete(written, "tenant")
+	}
 	word := stateWords[o.GetStatus()]
-	got := schema.Object{"state": word}
-	put(got, "definition_hash", o.GetIpxeTemplateDefinitionHash())
-	var copies []any
+	got := spec.OperatingSystemStatus{State: &word, DefinitionHash: unlessZero(o.GetIpxeTemplateDefinitionHash())}
 	var waits []string
 	for _, a := range o.GetIpxeTemplateArtifacts() {
+		name := a.GetName()
 		switch url := a.GetCachedUrl(); {
 		case url != "":
-			copies = append(copies, map[string]any{"name": a.GetName(), "url": url})
+			got.Copies = append(got.Copies, spec.ArtifactCopy{Name: &name, URL: &url})
 		case a.GetCacheStrategy() == forge.IpxeTemplateArtifactCacheStrategy_CACHED_ONLY:
-			waits = append(waits, a.GetName())
+			waits = append(waits, name)
 		}
 	}
-	putList(got, "copies", copies)
 	phase, detail := phaseOf(o.GetStatus()), ""
 	if phase != providers.Ready {
 		detail = word
@@ -89,7 +88,7 @@ func (operatingSystems) thing(o *forge.OperatingSystem) providers.Thing {
 			detail += ": the site has no copy yet of " + strings.Join(waits, ", ")
 		}
 	}
-	return providers.Thing{ID: o.GetId().GetValue(), Name: o.GetName(), Spec: spec, Status: got, Phase: phase, Detail: detail}
+	return providers.Thing{ID: o.GetId().GetValue(), Name: o.GetName(), Spec: written, Status: got.Object(), Phase: phase, Detail: detail}
 }
 
 func (k operatingSystems) create(ctx context.Context, c *call[spec.OperatingSystem]) error {
@@ -98,15 +97,15 @@ func (k operatingSystems) create(ctx context.Context, c *call[spec.OperatingSyst
 		Name:                 c.Called(),
 		Description:          c.want.Description,
 		TenantOrganizationId: c.want.Tenant,
-		IsActive:             c.want.Active,
-		AllowOverride:        c.want.AllowOverride,
+		IsActive:             value(c.want.Active),
+		AllowOverride:        value(c.want.AllowOverride),
 		PhoneHomeEnabled:     c.want.PhoneHomeEnabled,
 		UserData:             c.want.UserData,
 		IpxeScript:           c.want.Script,
 	}
 	if id := value(c.want.Template); id != "" {
 		request.IpxeTemplateId = &forge.IpxeTemplateId{Value: id}
-		request.IpxeTemplateParameters, request.IpxeTemplateArtifacts = writeParameters(c.Want, nil), writeArtifacts(c.Want, nil)
+		request.IpxeTemplateParameters, request.IpxeTemplateArtifacts = writeParameters(c.want.Parameters, nil), writeArtifacts(c.want.Artifacts, nil)
 	}
 	made, err := k.CreateOperatingSystem(ctx, request)
 	c.Chose(made.GetId().GetValue())
@@ -116,44 +115,44 @@ func (k operatingSystems) create(ctx context.Context, c *call[spec.OperatingSyst
 // update sends what differs, for the service keeps what it is not told. Artifacts above all: each time that they are sent
 // the site loses its copies of them.
 func (k operatingSystems) update(ctx context.Context, c *call[spec.OperatingSystem], now *forge.OperatingSystem) error {
-	have := k.thing(now).Spec
+	have := readOperatingSystem(now)
 	request := &forge.UpdateOperatingSystemRequest{Id: now.Id}
 	needed := false
-	differ := func(field string) bool {
-		differs := (schema.Object{field: c.Want[field]}).Digest() != (schema.Object{field: have[field]}).Digest()
+	differ := func(want, have any) bool {
+		differs := asJSON(want) != asJSON(have)
 		needed = needed || differs
 		return differs
 	}
-	changed := func(field string) *string { // the empty text clears
-		if !differ(field) {
+	changed := func(want, have *string) *string { // the empty text clears
+		if !differ(want, have) {
 			return nil
 		}
-		s := text(c.Want, field)
+		s := value(want)
 		return &s
 	}
-	switched := func(field string) *bool {
-		if _, stated := c.Want[field]; !stated || !differ(field) {
+	switched := func(want, have *bool) *bool {
+		if want == nil || !differ(want, have) {
 			return nil
 		}
-		b := truth(c.Want, field)
-		return &b
+		return want
 	}
 	if now.GetName() != c.Called() {
 		name := c.Called()
 		request.Name, needed = &name, true
 	}
-	request.Description, request.UserData = changed("description"), changed("user_data")
-	request.IsActive, request.AllowOverride, request.PhoneHomeEnabled = switched("active"), switched("allow_override"), switched("phone_home_enabled")
+	request.Description, request.UserData = changed(c.want.Description, have.Description), changed(c.want.UserData, have.UserData)
+	request.IsActive, request.AllowOverride = switched(c.want.Active, have.Active), switched(c.want.AllowOverride, have.AllowOverride)
+	request.PhoneHomeEnabled = switched(&c.want.PhoneHomeEnabled, &have.PhoneHomeEnabled)
 	if value(c.want.Script) != "" {
-		request.IpxeScript = changed("script")
+		request.IpxeScript = changed(c.want.Script, have.Script)
 	}
-	if id := value(c.want.Template); id != "" && differ("template") {
+	if id := value(c.want.Template); id != "" && differ(id, value(have.Template)) {
 		request.IpxeTemplateId = &forge.IpxeTemplateId{Value: id}
 	}
-	if differ("parameters") {
-		request.IpxeTemplateParameters = &forge.IpxeTemplateParameters{Items: writeParameters(c.Want, now.GetIpxeTemplateParameters())}
+	if differ(c.want.Parameters, have.Parameters) {
+		request.IpxeTemplateParameters = &forge.IpxeTemplateParameters{Items: writeParameters(c.want.Parameters, now.GetIpxeTemplateParameters())}
 	}
-	if items := writeArtifacts(c.Want, now.GetIpxeTemplateArtifacts()); !slices.EqualFunc(sortedArtifacts(items), sortedArtifacts(now.GetIpxeTemplateArtifacts()), sameArtifact) {
+	if items := writeArtifacts(c.want.Artifacts, now.GetIpxeTemplateArtifacts()); !slices.EqualFunc(sortedArtifacts(items), sortedArtifacts(now.GetIpxeTemplateArtifacts()), sameArtifact) {
 		request.IpxeTemplateArtifacts, needed = &forge.IpxeTemplateArtifacts{Items: items}, true
 	}
 	if !needed {
@@ -168,34 +167,31 @@ func (k operatingSystems) delete(ctx context.Context, c *call[spec.OperatingSyst
 	return err
 }
 
-func readParameter(p *forge.IpxeTemplateParameter) map[string]any {
-	return map[string]any{"name": p.GetName(), "value": p.GetValue()}
+func readParameter(p *forge.IpxeTemplateParameter) spec.TemplateParameter {
+	return spec.TemplateParameter{Name: p.GetName(), Value: p.GetValue()}
 }
 
 // writeParameters changes parameters, of which a new entry has none, to what is wanted.
-func writeParameters(spec schema.Object, now []*forge.IpxeTemplateParameter) []*forge.IpxeTemplateParameter {
-	return renewMaps(now, structs(spec, "parameters"), readParameter, func(o map[string]any, p *forge.IpxeTemplateParameter) {
-		p.Name, p.Value = text(o, "name"), text(o, "value")
-	}, "name")
+func writeParameters(want []spec.TemplateParameter, now []*forge.IpxeTemplateParameter) []*forge.IpxeTemplateParameter {
+	return renew(now, want, readParameter, func(w *spec.TemplateParameter, p *forge.IpxeTemplateParameter) {
+		p.Name, p.Value = w.Name, w.Value
+	}, func(w *spec.TemplateParameter) string { return w.Name })
 }
 
-func readArtifact(a *forge.IpxeTemplateArtifact) map[string]any {
-	o := map[string]any{
-		"name": a.GetName(), "url": a.GetUrl(), "cache": cacheStrategies.word(a.GetCacheStrategy()),
-		"auth_token": a.GetAuthToken(), // told in clear; the empty text says that there is none
+func readArtifact(a *forge.IpxeTemplateArtifact) spec.TemplateArtifact {
+	cache, token := cacheStrategies.word(a.GetCacheStrategy()), a.GetAuthToken() // told in clear; the empty text says that there is none
+	return spec.TemplateArtifact{
+		Name: a.GetName(), URL: a.GetUrl(), Cache: &cache, Sha: unlessZero(a.GetSha()), AuthType: unlessZero(a.GetAuthType()), AuthToken: &token,
 	}
-	put(o, "sha", a.GetSha())
-	put(o, "auth_type", a.GetAuthType())
-	return o
 }
 
 // writeArtifacts changes artifacts, of which a new entry has none, to what is wanted.
-func writeArtifacts(spec schema.Object, now []*forge.IpxeTemplateArtifact) []*forge.IpxeTemplateArtifact {
-	out := renewMaps(now, structs(spec, "artifacts"), readArtifact, func(o map[string]any, a *forge.IpxeTemplateArtifact) {
-		a.Name, a.Url, a.Sha = text(o, "name"), text(o, "url"), optional(o, "sha")
-		a.AuthType, a.AuthToken = optional(o, "auth_type"), optional(o, "auth_token")
-		a.CacheStrategy = cacheStrategies.value(o["cache"])
-	}, "name")
+func writeArtifacts(want []spec.TemplateArtifact, now []*forge.IpxeTemplateArtifact) []*forge.IpxeTemplateArtifact {
+	out := renew(now, want, readArtifact, func(w *spec.TemplateArtifact, a *forge.IpxeTemplateArtifact) {
+		a.Name, a.Url, a.Sha = w.Name, w.URL, w.Sha
+		a.AuthType, a.AuthToken = w.AuthType, unlessZero(value(w.AuthToken))
+		a.CacheStrategy = cacheStrategies.value(value(w.Cache))
+	}, func(w *spec.TemplateArtifact) string { return w.Name })
 	for _, a := range out {
 		a.CachedUrl = nil // the site's own business
 	}
@@ -209,5 +205,5 @@ func sortedArtifacts(artifacts []*forge.IpxeTemplateArtifact) []*forge.IpxeTempl
 
 // sameArtifact leaves aside whether the site has a copy.
 func sameArtifact(a, b *forge.IpxeTemplateArtifact) bool {
-	return schema.Object(readArtifact(a)).Digest() == schema.Object(readArtifact(b)).Digest()
+	return asJSON(readArtifact(a)) == asJSON(readArtifact(b))
 }

@@ -12,7 +12,6 @@ import (
 	"converge.dev/converge/providers"
 	"converge.dev/converge/providers/carbide/forge"
 	"converge.dev/converge/providers/carbide/spec"
-	"converge.dev/converge/schema"
 )
 
 var osImageTraits = providers.Traits{
@@ -52,24 +51,17 @@ func (k osImages) all(ctx context.Context) ([]*forge.OsImage, error) {
 // thing leaves out create_volume: the service stores nothing for it, and what it tells about it is always the same.
 func (osImages) thing(o *forge.OsImage) providers.Thing {
 	a := o.GetAttributes()
-	spec := schema.Object{
-		"tenant":     a.GetTenantOrganizationId(),
-		"source_url": a.GetSourceUrl(),
-		"digest":     a.GetDigest(),
-		"auth_token": a.GetAuthToken(), // told in clear; the empty text says that there is none
+	token := a.GetAuthToken() // told in clear; the empty text says that there is none
+	s := spec.OSImage{
+		Tenant: a.GetTenantOrganizationId(), SourceURL: a.GetSourceUrl(), Digest: a.GetDigest(), AuthToken: &token,
+		Description: unlessZero(a.GetDescription()), AuthType: unlessZero(a.GetAuthType()), RootfsID: unlessZero(a.GetRootfsId()),
+		RootfsLabel: unlessZero(a.GetRootfsLabel()), BootDisk: unlessZero(a.GetBootDisk()),
+		Capacity: unlessZero(int64(min(a.GetCapacity(), math.MaxInt64))), BootfsID: unlessZero(a.GetBootfsId()), EfifsID: unlessZero(a.GetEfifsId()),
 	}
-	put(spec, "description", a.GetDescription())
-	put(spec, "auth_type", a.GetAuthType())
-	put(spec, "rootfs_id", a.GetRootfsId())
-	put(spec, "rootfs_label", a.GetRootfsLabel())
-	put(spec, "boot_disk", a.GetBootDisk())
-	put(spec, "capacity", int64(min(a.GetCapacity(), math.MaxInt64)))
-	put(spec, "bootfs_id", a.GetBootfsId())
-	put(spec, "efifs_id", a.GetEfifsId())
 	word := imageStates.word(o.GetStatus())
 	t := providers.Thing{
 		ID: a.GetId().GetValue(), Name: cmp.Or(a.GetName(), a.GetId().GetValue()),
-		Spec: spec, Status: schema.Object{"state": word}, Phase: providers.Ready,
+		Spec: s.Object(), Status: (&spec.OSImageStatus{State: &word}).Object(), Phase: providers.Ready,
 	}
 	switch o.GetStatus() {
 	case forge.OsImageStatus_ImageFailed:
@@ -92,7 +84,7 @@ func (k osImages) create(ctx context.Context, c *call[spec.OSImage]) error {
 		RootfsId:             c.want.RootfsID,
 		RootfsLabel:          c.want.RootfsLabel,
 	}
-	if n, ok := c.Want["capacity"].(int64); ok && n > 0 {
+	if n := value(c.want.Capacity); n > 0 {
 		a.Capacity = proto.Uint64(uint64(n))
 	}
 	writeImage(c, a)

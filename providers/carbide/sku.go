@@ -5,7 +5,6 @@ import (
 	"context"
 	"fmt"
 	"slices"
-	"strings"
 
 	"google.golang.org/grpc/codes"
 	"google.golang.org/grpc/status"
@@ -15,7 +14,6 @@ import (
 	"converge.dev/converge/providers"
 	"converge.dev/converge/providers/carbide/forge"
 	"converge.dev/converge/providers/carbide/spec"
-	"converge.dev/converge/schema"
 )
 
 // A SKU is text that machines are checked against. Its idle machines are checked again after every change of its parts,
@@ -52,12 +50,10 @@ func (k skus) get(ctx context.Context, ids []string) ([]*forge.Sku, error) {
 }
 
 func (skus) thing(o *forge.Sku) providers.Thing {
-	spec := readSKU(o.GetComponents())
-	put(spec, "description", o.GetDescription())
-	put(spec, "device_type", o.GetDeviceType())
-	status := schema.Object{}
-	putList(status, "machines", list(o.GetAssociatedMachineIds(), func(id *forge.MachineId) any { return id.GetId() }))
-	return providers.Thing{ID: o.GetId(), Name: o.GetId(), Spec: spec, Status: status, Phase: providers.Ready}
+	s := readSKU(o.GetComponents())
+	s.Description, s.DeviceType = unlessZero(o.GetDescription()), unlessZero(o.GetDeviceType())
+	status := spec.SKUStatus{Machines: each(o.GetAssociatedMachineIds(), (*forge.MachineId).GetId)}
+	return providers.Thing{ID: o.GetId(), Name: o.GetId(), Spec: s.Object(), Status: status.Object(), Phase: providers.Ready}
 }
 
 func (k skus) create(ctx context.Context, c *call[spec.SKU]) error {
@@ -93,65 +89,55 @@ func administrators(err error) error {
 	return fmt.Errorf("only the administrator's role, ForgeAdminCLI, may change SKUs and which machines belong to them: %w", err)
 }
 
-func readSKU(o *forge.SkuComponents) schema.Object {
-	chassis := map[string]any{"model": o.GetChassis().GetModel(), "architecture": o.GetChassis().GetArchitecture()}
-	put(chassis, "vendor", o.GetChassis().GetVendor())
-	spec := schema.Object{"chassis": chassis}
-	putList(spec, "cpus", list(o.GetCpus(), func(p *forge.SkuComponentCpu) any { return readCPU(p) }))
-	putList(spec, "gpus", list(o.GetGpus(), func(p *forge.SkuComponentGpu) any { return readSKUGPU(p) }))
-	putList(spec, "infiniband_devices", list(o.GetInfinibandDevices(), func(p *forge.SkuComponentInfinibandDevices) any { return readSKUIB(p) }))
-	putList(spec, "storage", list(o.GetStorage(), func(p *forge.SkuComponentStorage) any { return readStorage(p) }))
-	putList(spec, "memory", list(o.GetMemory(), func(p *forge.SkuComponentMemory) any { return readMemory(p) }))
-	if o.GetTpm() != nil {
-		tpm := map[string]any{"version": o.GetTpm().GetVersion()}
-		put(tpm, "vendor", o.GetTpm().GetVendor())
-		spec["tpm"] = tpm
+func readSKU(o *forge.SkuComponents) spec.SKU {
+	s := spec.SKU{
+		Chassis: &spec.SKUChassis{
+			Vendor: unlessZero(o.GetChassis().GetVendor()), Model: o.GetChassis().GetModel(), Architecture: o.GetChassis().GetArchitecture(),
+		},
+		CPUs: each(o.GetCpus(), readCPU), GPUs: each(o.GetGpus(), readSKUGPU), InfinibandDevices: each(o.GetInfinibandDevices(), readSKUIB),
+		Storage: each(o.GetStorage(), readStorage), Memory: each(o.GetMemory(), readMemory),
 	}
-	return spec
+	if tpm := o.GetTpm(); tpm != nil {
+		s.TPM = &spec.SKUTPM{Vendor: unlessZero(tpm.GetVendor()), Version: tpm.GetVersion()}
+	}
+	return s
 }
 
-func readCPU(p *forge.SkuComponentCpu) map[string]any {
-	part := map[string]any{"model": p.GetModel(), "thread_count": int64(p.GetThreadCount()), "count": int64(p.GetCount())}
-	put(part, "vendor", p.GetVendor())
-	return part
+func readCPU(p *forge.SkuComponentCpu) spec.SKUCPU {
+	return spec.SKUCPU{Vendor: unlessZero(p.GetVendor()), Model: p.GetModel(), ThreadCount: int64(p.GetThreadCount()), Count: int64(p.GetCount())}
 }
 
-func readSKUGPU(p *forge.SkuComponentGpu) map[string]any {
-	part := map[string]any{"model": p.GetModel(), "count": int64(p.GetCount())}
-	put(part, "vendor", p.GetVendor())
-	put(part, "total_memory", p.GetTotalMemory())
-	return part
+func readSKUGPU(p *forge.SkuComponentGpu) spec.SKUGPU {
+	return spec.SKUGPU{Vendor: unlessZero(p.GetVendor()), Model: p.GetModel(), TotalMemory: unlessZero(p.GetTotalMemory()), Count: int64(p.GetCount())}
 }
 
-func readSKUIB(p *forge.SkuComponentInfinibandDevices) map[string]any {
-	part := map[string]any{"model": p.GetModel(), "count": int64(p.GetCount())}
-	put(part, "vendor", p.GetVendor())
-	putList(part, "inactive_devices", list(p.GetInactiveDevices(), func(n uint32) any { return int64(n) }))
-	return part
+func readSKUIB(p *forge.SkuComponentInfinibandDevices) spec.SKUInfiniband {
+	return spec.SKUInfiniband{
+		Vendor: unlessZero(p.GetVendor()), Model: p.GetModel(), Count: int64(p.GetCount()),
+		InactiveDevices: each(p.GetInactiveDevices(), func(n uint32) int64 { return int64(n) }),
+	}
 }
 
-func readStorage(p *forge.SkuComponentStorage) map[string]any {
-	return map[string]any{"model": p.GetModel(), "count": int64(p.GetCount())}
+func readStorage(p *forge.SkuComponentStorage) spec.SKUStorage {
+	return spec.SKUStorage{Model: p.GetModel(), Count: int64(p.GetCount())}
 }
 
-func readMemory(p *forge.SkuComponentMemory) map[string]any {
-	return map[string]any{"memory_type": p.GetMemoryType(), "capacity_mb": int64(p.GetCapacityMb()), "count": int64(p.GetCount())}
+func readMemory(p *forge.SkuComponentMemory) spec.SKUMemory {
+	return spec.SKUMemory{MemoryType: p.GetMemoryType(), CapacityMb: int64(p.GetCapacityMb()), Count: int64(p.GetCount())}
 }
 
 // sameParts reports whether two SKUs consist of the same, in whatever order.
 func sameParts(a, b *forge.SkuComponents) bool {
-	digest := func(o *forge.SkuComponents) string {
-		spec := readSKU(o)
-		for _, v := range spec {
-			if l, ok := v.([]any); ok {
-				slices.SortFunc(l, func(x, y any) int {
-					return strings.Compare(schema.Object(x.(map[string]any)).Digest(), schema.Object(y.(map[string]any)).Digest())
-				})
-			}
-		}
-		return spec.Digest()
+	parts := func(o *forge.SkuComponents) string {
+		s := readSKU(o)
+		return asJSON([]any{s.Chassis, s.TPM, unordered(s.CPUs), unordered(s.GPUs), unordered(s.InfinibandDevices), unordered(s.Storage), unordered(s.Memory)})
 	}
-	return digest(a) == digest(b)
+	return parts(a) == parts(b)
+}
+
+// unordered are the elements of a list as texts, the same in whatever order they are.
+func unordered[T any](l []T) []string {
+	return slices.Sorted(slices.Values(each(l, func(e T) string { return asJSON(e) })))
 }
 
 // writeSKU changes a SKU to what is wanted.
@@ -162,27 +148,33 @@ func writeSKU(c *call[spec.SKU], o *forge.Sku) *forge.Sku {
 		o.Components = &forge.SkuComponents{}
 	}
 	w := o.Components
-	chassis, _ := c.Want["chassis"].(map[string]any)
+	chassis := value(c.want.Chassis)
 	w.Chassis = cmp.Or(w.Chassis, &forge.SkuComponentChassis{})
-	w.Chassis.Vendor, w.Chassis.Model, w.Chassis.Architecture = text(chassis, "vendor"), text(chassis, "model"), text(chassis, "architecture")
-	w.Cpus = renewMaps(w.Cpus, structs(c.Want, "cpus"), readCPU, func(p map[string]any, o *forge.SkuComponentCpu) {
-		o.Vendor, o.Model, o.ThreadCount, o.Count = text(p, "vendor"), text(p, "model"), count(p, "thread_count"), count(p, "count")
-	}, "vendor", "model")
-	w.Gpus = renewMaps(w.Gpus, structs(c.Want, "gpus"), readSKUGPU, func(p map[string]any, o *forge.SkuComponentGpu) {
-		o.Vendor, o.Model, o.TotalMemory, o.Count = text(p, "vendor"), text(p, "model"), text(p, "total_memory"), count(p, "count")
-	}, "vendor", "model")
-	w.InfinibandDevices = renewMaps(w.InfinibandDevices, structs(c.Want, "infiniband_devices"), readSKUIB, func(p map[string]any, o *forge.SkuComponentInfinibandDevices) {
-		o.Vendor, o.Model, o.Count, o.InactiveDevices = text(p, "vendor"), text(p, "model"), count(p, "count"), counts(p, "inactive_devices")
-	}, "vendor", "model")
-	w.Storage = renewMaps(w.Storage, structs(c.Want, "storage"), readStorage, func(p map[string]any, o *forge.SkuComponentStorage) {
-		o.Model, o.Count = text(p, "model"), count(p, "count")
-	}, "model")
-	w.Memory = renewMaps(w.Memory, structs(c.Want, "memory"), readMemory, func(p map[string]any, o *forge.SkuComponentMemory) {
-		o.MemoryType, o.CapacityMb, o.Count = text(p, "memory_type"), count(p, "capacity_mb"), count(p, "count")
-	}, "memory_type", "capacity_mb")
-	if tpm, ok := c.Want["tpm"].(map[string]any); ok {
+	w.Chassis.Vendor, w.Chassis.Model, w.Chassis.Architecture = value(chassis.Vendor), chassis.Model, chassis.Architecture
+	type model struct{ vendor, model string }
+	w.Cpus = renew(w.Cpus, c.want.CPUs, readCPU, func(p *spec.SKUCPU, o *forge.SkuComponentCpu) {
+		o.Vendor, o.Model, o.ThreadCount, o.Count = value(p.Vendor), p.Model, uint32(p.ThreadCount), uint32(p.Count)
+	}, func(p *spec.SKUCPU) model { return model{value(p.Vendor), p.Model} })
+	w.Gpus = renew(w.Gpus, c.want.GPUs, readSKUGPU, func(p *spec.SKUGPU, o *forge.SkuComponentGpu) {
+		o.Vendor, o.Model, o.TotalMemory, o.Count = value(p.Vendor), p.Model, value(p.TotalMemory), uint32(p.Count)
+	}, func(p *spec.SKUGPU) model { return model{value(p.Vendor), p.Model} })
+	w.InfinibandDevices = renew(w.InfinibandDevices, c.want.InfinibandDevices, readSKUIB, func(p *spec.SKUInfiniband, o *forge.SkuComponentInfinibandDevices) {
+		o.Vendor, o.Model, o.Count = value(p.Vendor), p.Model, uint32(p.Count)
+		o.InactiveDevices = each(p.InactiveDevices, func(n int64) uint32 { return uint32(n) })
+	}, func(p *spec.SKUInfiniband) model { return model{value(p.Vendor), p.Model} })
+	w.Storage = renew(w.Storage, c.want.Storage, readStorage, func(p *spec.SKUStorage, o *forge.SkuComponentStorage) {
+		o.Model, o.Count = p.Model, uint32(p.Count)
+	}, func(p *spec.SKUStorage) string { return p.Model })
+	type memory struct {
+		kind     string
+		capacity int64
+	}
+	w.Memory = renew(w.Memory, c.want.Memory, readMemory, func(p *spec.SKUMemory, o *forge.SkuComponentMemory) {
+		o.MemoryType, o.CapacityMb, o.Count = p.MemoryType, uint32(p.CapacityMb), uint32(p.Count)
+	}, func(p *spec.SKUMemory) memory { return memory{p.MemoryType, p.CapacityMb} })
+	if tpm := c.want.TPM; tpm != nil {
 		w.Tpm = cmp.Or(w.Tpm, &forge.SkuComponentTpm{})
-		w.Tpm.Vendor, w.Tpm.Version = text(tpm, "vendor"), text(tpm, "version")
+		w.Tpm.Vendor, w.Tpm.Version = value(tpm.Vendor), tpm.Version
 	} else {
 		w.Tpm = nil
 	}

@@ -9,7 +9,6 @@ import (
 	"converge.dev/converge/providers"
 	"converge.dev/converge/providers/carbide/forge"
 	"converge.dev/converge/providers/carbide/spec"
-	"converge.dev/converge/schema"
 )
 
 // What follows the simulator does not show.
@@ -92,9 +91,9 @@ func TestInterfacesKept(t *testing.T) {
 	}
 	same, moved := device("a"), device("b")
 	network := &forge.InstanceNetworkConfig{Interfaces: []*forge.InstanceInterfaceConfig{same, moved}}
-	want := []map[string]any{readInterface(moved), readInterface(same)}
-	delete(want[0], "vpc_prefix")
-	want[0]["segment"] = "net"
+	want := []spec.Interface{readInterface(moved), readInterface(same)}
+	segment := "net"
+	want[0].VPCPrefix, want[0].Segment = nil, &segment
 	writeInterfaces(want, network)
 	if got := network.Interfaces[1]; !proto.Equal(got, same) || got.GetVpcPrefixId().GetValue() != "block" || got.GetNetworkSegmentId().GetValue() != "linknet" {
 		t.Errorf("the interface that stays became %v", got)
@@ -107,11 +106,11 @@ func TestInterfacesKept(t *testing.T) {
 // TestCapabilitiesKept: the service allows no difference in the capabilities of a type that has machines.
 func TestCapabilitiesKept(t *testing.T) {
 	gpu := &forge.InstanceTypeMachineCapabilityFilterAttributes{}
-	writeCapability(map[string]any{"type": "gpu"}, gpu)
+	writeCapability(&spec.Capability{Type: "gpu"}, gpu)
 	gpu.ProtoReflect().SetUnknown(protowire.AppendVarint(protowire.AppendTag(nil, 4000, protowire.VarintType), 1))
 	now := &forge.InstanceTypeAttributes{DesiredCapabilities: []*forge.InstanceTypeMachineCapabilityFilterAttributes{gpu}}
-	want := schema.Object{"capabilities": []any{map[string]any{"type": "gpu"}, map[string]any{"type": "cpu"}}}
-	after := writeCapabilities(&call[spec.InstanceType]{Call: &providers.Call{Want: want}}, now).DesiredCapabilities
+	want := spec.InstanceType{Capabilities: []spec.Capability{{Type: "gpu"}, {Type: "cpu"}}}
+	after := writeCapabilities(&call[spec.InstanceType]{want: want}, now).DesiredCapabilities
 	if len(after) != 2 || !proto.Equal(after[0], gpu) || after[1].GetCapabilityType() != forge.MachineCapabilityType_CAP_TYPE_CPU {
 		t.Errorf("the capabilities became %v", after)
 	}

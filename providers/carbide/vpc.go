@@ -125,8 +125,10 @@ func (vpcs) thing(o seenVPC) providers.Thing {
 	untold("vni", rest && s.VNI == nil)
 	untold("routing_profile", rest && s.RoutingProfile == nil)
 	untold("network_security_group", rest && s.NetworkSecurityGroup == nil)
-	untold("virtualization", config.NetworkVirtualizationType == nil)
-	s.Virtualization = virtualizations.word(config.GetNetworkVirtualizationType())
+	if untold("virtualization", config.NetworkVirtualizationType == nil); config.NetworkVirtualizationType != nil {
+		word := virtualizations.word(config.GetNetworkVirtualizationType())
+		s.Virtualization = &word
+	}
 	var mark providers.Mark
 	s.Description, s.Labels, mark = described(o.GetMetadata())
 	status := spec.VPCStatus{AllocatedVNI: unlessZero(int64(cmp.Or(o.GetStatus().GetVni(), o.GetDeprecatedVni())))}
@@ -141,7 +143,7 @@ func (k vpcs) create(ctx context.Context, c *call[spec.VPC]) error {
 		Id:                        &forge.VpcId{Value: c.ID},
 		TenantOrganizationId:      c.want.Tenant,
 		Metadata:                  newMetadata(c.Call, c.want.Description, c.want.Labels),
-		NetworkVirtualizationType: virtualizations.value(c.want.Virtualization).Enum(),
+		NetworkVirtualizationType: virtualizations.value(value(c.want.Virtualization)).Enum(),
 		Vni:                       narrow[uint32](c.want.VNI),
 		RoutingProfileType:        c.want.RoutingProfile,
 		NetworkSecurityGroupId:    c.want.NetworkSecurityGroup,
@@ -172,7 +174,7 @@ func (k vpcs) update(ctx context.Context, c *call[spec.VPC], now seenVPC) error 
 	forge.SetLegacyName(request, c.Called())
 	rest := !sameMetadata(now.Metadata, request.Metadata) || before.GetNetworkSecurityGroupId() != request.GetNetworkSecurityGroupId()
 	want := c.want.Virtualization
-	if want == "" || before.NetworkVirtualizationType != nil && want == virtualizations.word(before.GetNetworkVirtualizationType()) {
+	if want == nil || before.NetworkVirtualizationType != nil && *want == virtualizations.word(before.GetNetworkVirtualizationType()) {
 		if !rest {
 			return nil
 		}
@@ -182,7 +184,7 @@ func (k vpcs) update(ctx context.Context, c *call[spec.VPC], now seenVPC) error 
 	_, err = k.UpdateVpcVirtualization(ctx, &forge.VpcUpdateVirtualizationRequest{
 		Id:                        now.Id,
 		IfVersionMatch:            &now.Version,
-		NetworkVirtualizationType: virtualizations.value(want).Enum(),
+		NetworkVirtualizationType: virtualizations.value(*want).Enum(),
 	})
 	switch {
 	case err != nil && rest:

@@ -1,7 +1,7 @@
 // Package object is what the generated structs of specs use to be read from objects, and to be written to them.
 //
 // A struct has a pointer where a field may be absent, nil for an absent list or map, and plain values for the rest: what a
-// document must say, and what has a default.
+// document must say, and what its zero value is the default of.
 package object
 
 import (

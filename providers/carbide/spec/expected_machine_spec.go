@@ -28,13 +28,13 @@ type ExpectedMachine struct {
 	// Whether the host is left open instead of being locked down after its firmware was set up.
 	DisableLockdown bool
 	// What its DPUs are: managed by the site, plain network interfaces, or not there.
-	DPUMode string
+	DPUMode *string
 	// The serial numbers of its DPUs, for machines whose own say nothing.
 	FallbackDPUSerialNumbers []string
 	// Its network interfaces.
 	HostNICs []ExpectedNIC
 	// Whether its DPUs are set up by the DPU platform framework.
-	IsDpfEnabled bool
+	IsDpfEnabled *bool
 	// Labels; at most 9, because the service keeps 10 and converge needs one to mark what it made.
 	Labels map[string]string
 	// The rack that it stands in.
@@ -55,10 +55,10 @@ func (s *ExpectedMachine) Object() schema.Object {
 	o["default_pause_ingestion_and_poweron"] = s.DefaultPauseIngestionAndPoweron
 	object.Put(o, "description", s.Description)
 	o["disable_lockdown"] = s.DisableLockdown
-	o["dpu_mode"] = s.DPUMode
+	object.Put(o, "dpu_mode", s.DPUMode)
 	object.PutList(o, "fallback_dpu_serial_numbers", s.FallbackDPUSerialNumbers)
 	object.PutObjects(o, "host_nics", s.HostNICs, (*ExpectedNIC).Object)
-	o["is_dpf_enabled"] = s.IsDpfEnabled
+	object.Put(o, "is_dpf_enabled", s.IsDpfEnabled)
 	object.PutMap(o, "labels", s.Labels)
 	object.Put(o, "rack_id", s.RackID)
 	object.Put(o, "sku", s.SKU)
@@ -83,10 +83,10 @@ func (s *ExpectedMachine) read(r *object.Reader, o map[string]any) {
 	s.DefaultPauseIngestionAndPoweron = object.Value[bool](r, o, "default_pause_ingestion_and_poweron")
 	s.Description = object.Optional[string](r, o, "description")
 	s.DisableLockdown = object.Value[bool](r, o, "disable_lockdown")
-	s.DPUMode = object.Value[string](r, o, "dpu_mode")
+	s.DPUMode = object.Optional[string](r, o, "dpu_mode")
 	s.FallbackDPUSerialNumbers = object.List[string](r, o, "fallback_dpu_serial_numbers")
 	s.HostNICs = object.Structs(r, o, "host_nics", (*ExpectedNIC).read)
-	s.IsDpfEnabled = object.Value[bool](r, o, "is_dpf_enabled")
+	s.IsDpfEnabled = object.Optional[bool](r, o, "is_dpf_enabled")
 	s.Labels = object.Map[string](r, o, "labels")
 	s.RackID = object.Optional[string](r, o, "rack_id")
 	s.SKU = object.Optional[string](r, o, "sku")

@@ -199,7 +199,7 @@ type Interface struct {
 	// Which of the devices of that model.
 	DeviceInstance int64
 	// A physical function, one per device, or a virtual one.
-	Function string
+	Function *string
 	// The address to ask for, only with vpc_prefix: the odd one of a /31 or /127.
 	IPAddress *string
 	// A second, IPv6 link network.
@@ -218,7 +218,7 @@ func (s *Interface) Object() schema.Object {
 	object.PutList(o, "anycast_prefixes", s.AnycastPrefixes)
 	object.Put(o, "device", s.Device)
 	o["device_instance"] = s.DeviceInstance
-	o["function"] = s.Function
+	object.Put(o, "function", s.Function)
 	object.Put(o, "ip_address", s.IPAddress)
 	object.PutObject(o, "ipv6", s.IPV6, (*InterfaceIPV6).Object)
 	object.Put(o, "segment", s.Segment)
@@ -239,7 +239,7 @@ func (s *Interface) read(r *object.Reader, o map[string]any) {
 	s.AnycastPrefixes = object.List[string](r, o, "anycast_prefixes")
 	s.Device = object.Optional[string](r, o, "device")
 	s.DeviceInstance = object.Value[int64](r, o, "device_instance")
-	s.Function = object.Value[string](r, o, "function")
+	s.Function = object.Optional[string](r, o, "function")
 	s.IPAddress = object.Optional[string](r, o, "ip_address")
 	s.IPV6 = object.Struct(r, o, "ipv6", (*InterfaceIPV6).read)
 	s.Segment = object.Optional[string](r, o, "segment")
@@ -330,7 +330,7 @@ type SpxAttachment struct {
 	// The partition that it is in.
 	SPXPartition string
 	// How the guest gets it: the device itself, or behind a virtual switch.
-	Type string
+	Type *string
 }
 
 // Object returns the struct as an object.
@@ -339,7 +339,7 @@ func (s *SpxAttachment) Object() schema.Object {
 	o["device"] = s.Device
 	o["device_instance"] = s.DeviceInstance
 	o["spx_partition"] = s.SPXPartition
-	o["type"] = s.Type
+	object.Put(o, "type", s.Type)
 	return o
 }
 
@@ -355,7 +355,7 @@ func (s *SpxAttachment) read(r *object.Reader, o map[string]any) {
 	s.Device = object.Value[string](r, o, "device")
 	s.DeviceInstance = object.Value[int64](r, o, "device_instance")
 	s.SPXPartition = object.Value[string](r, o, "spx_partition")
-	s.Type = object.Value[string](r, o, "type")
+	s.Type = object.Optional[string](r, o, "type")
 }
 
 // An InstanceServiceStatus is in dpu_extension_service_status of InstanceStatus.

@@ -16,7 +16,7 @@ type NetworkSegment struct {
 	// The DNS domain of its hosts.
 	SubdomainID *string
 	// What it is for. Flat VPCs take host_inband only, the others the rest.
-	Type string
+	Type *string
 	// The VPC that it belongs to.
 	VPC string
 }
@@ -27,7 +27,7 @@ func (s *NetworkSegment) Object() schema.Object {
 	object.Put(o, "mtu", s.MTU)
 	o["prefixes"] = object.Objects(s.Prefixes, (*SegmentPrefix).Object)
 	object.Put(o, "subdomain_id", s.SubdomainID)
-	o["type"] = s.Type
+	object.Put(o, "type", s.Type)
 	o["vpc"] = s.VPC
 	return o
 }
@@ -44,7 +44,7 @@ func (s *NetworkSegment) read(r *object.Reader, o map[string]any) {
 	s.MTU = object.Optional[int64](r, o, "mtu")
 	s.Prefixes = object.Structs(r, o, "prefixes", (*SegmentPrefix).read)
 	s.SubdomainID = object.Optional[string](r, o, "subdomain_id")
-	s.Type = object.Value[string](r, o, "type")
+	s.Type = object.Optional[string](r, o, "type")
 	s.VPC = object.Value[string](r, o, "vpc")
 }
 

@@ -10,9 +10,9 @@ import (
 // An OperatingSystem is the spec of the kind carbide.operating_system.
 type OperatingSystem struct {
 	// Whether instances may boot it.
-	Active bool
+	Active *bool
 	// Whether an instance may bring user data of its own.
-	AllowOverride bool
+	AllowOverride *bool
 	// Files that the template loads.
 	Artifacts []TemplateArtifact
 	// What it is for; at most 1024 bytes.
@@ -28,7 +28,7 @@ type OperatingSystem struct {
 	// The tenant that owns it.
 	Tenant string
 	// Whether it is a script of its own or made from a template.
-	Type string
+	Type *string
 	// What the operating system gets at its first boot, such as cloud-config, unless the instance says otherwise.
 	UserData *string
 }
@@ -36,8 +36,8 @@ type OperatingSystem struct {
 // Object returns the struct as an object.
 func (s *OperatingSystem) Object() schema.Object {
 	o := schema.Object{}
-	o["active"] = s.Active
-	o["allow_override"] = s.AllowOverride
+	object.Put(o, "active", s.Active)
+	object.Put(o, "allow_override", s.AllowOverride)
 	object.PutObjects(o, "artifacts", s.Artifacts, (*TemplateArtifact).Object)
 	object.Put(o, "description", s.Description)
 	object.PutObjects(o, "parameters", s.Parameters, (*TemplateParameter).Object)
@@ -45,7 +45,7 @@ func (s *OperatingSystem) Object() schema.Object {
 	object.Put(o, "script", s.Script)
 	object.Put(o, "template", s.Template)
 	o["tenant"] = s.Tenant
-	o["type"] = s.Type
+	object.Put(o, "type", s.Type)
 	object.Put(o, "user_data", s.UserData)
 	return o
 }
@@ -59,8 +59,8 @@ func (s *OperatingSystem) Read(o schema.Object) error {
 
 func (s *OperatingSystem) read(r *object.Reader, o map[string]any) {
 	r.Only(o, "active", "allow_override", "artifacts", "description", "parameters", "phone_home_enabled", "script", "template", "tenant", "type", "user_data")
-	s.Active = object.Value[bool](r, o, "active")
-	s.AllowOverride = object.Value[bool](r, o, "allow_override")
+	s.Active = object.Optional[bool](r, o, "active")
+	s.AllowOverride = object.Optional[bool](r, o, "allow_override")
 	s.Artifacts = object.Structs(r, o, "artifacts", (*TemplateArtifact).read)
 	s.Description = object.Optional[string](r, o, "description")
 	s.Parameters = object.Structs(r, o, "parameters", (*TemplateParameter).read)
@@ -68,7 +68,7 @@ func (s *OperatingSystem) read(r *object.Reader, o map[string]any) {
 	s.Script = object.Optional[string](r, o, "script")
 	s.Template = object.Optional[string](r, o, "template")
 	s.Tenant = object.Value[string](r, o, "tenant")
-	s.Type = object.Value[string](r, o, "type")
+	s.Type = object.Optional[string](r, o, "type")
 	s.UserData = object.Optional[string](r, o, "user_data")
 }
 
@@ -98,7 +98,7 @@ type TemplateArtifact struct {
 	// How the request for it is authorized, for example bearer.
 	AuthType *string
 	// Whether hosts get it from the site's copy: if there is one, never because it is local anyway, always, or never.
-	Cache string
+	Cache *string
 	// Which one; upper and lower case are the same.
 	Name string
 	// The digest of its content.
@@ -112,7 +112,7 @@ func (s *TemplateArtifact) Object() schema.Object {
 	o := schema.Object{}
 	object.Put(o, "auth_token", s.AuthToken)
 	object.Put(o, "auth_type", s.AuthType)
-	o["cache"] = s.Cache
+	object.Put(o, "cache", s.Cache)
 	o["name"] = s.Name
 	object.Put(o, "sha", s.Sha)
 	o["url"] = s.URL
@@ -130,7 +130,7 @@ func (s *TemplateArtifact) read(r *object.Reader, o map[string]any) {
 	r.Only(o, "auth_token", "auth_type", "cache", "name", "sha", "url")
 	s.AuthToken = object.OptionalSecret(o, "auth_token")
 	s.AuthType = object.Optional[string](r, o, "auth_type")
-	s.Cache = object.Value[string](r, o, "cache")
+	s.Cache = object.Optional[string](r, o, "cache")
 	s.Name = object.Value[string](r, o, "name")
 	s.Sha = object.Optional[string](r, o, "sha")
 	s.URL = object.Value[string](r, o, "url")

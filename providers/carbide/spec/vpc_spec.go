@@ -20,7 +20,7 @@ type VPC struct {
 	// The tenant that owns it.
 	Tenant string
 	// How its network is built: Ethernet virtualization, the fabric's native networking (FNN), or none (flat). Refused while an instance has an address in the VPC.
-	Virtualization string
+	Virtualization *string
 	// The VXLAN network identifier to ask for, from the site's range for such requests; when left out the site chooses.
 	VNI *int64
 }
@@ -33,7 +33,7 @@ func (s *VPC) Object() schema.Object {
 	object.Put(o, "network_security_group", s.NetworkSecurityGroup)
 	object.Put(o, "routing_profile", s.RoutingProfile)
 	o["tenant"] = s.Tenant
-	o["virtualization"] = s.Virtualization
+	object.Put(o, "virtualization", s.Virtualization)
 	object.Put(o, "vni", s.VNI)
 	return o
 }
@@ -52,7 +52,7 @@ func (s *VPC) read(r *object.Reader, o map[string]any) {
 	s.NetworkSecurityGroup = object.Optional[string](r, o, "network_security_group")
 	s.RoutingProfile = object.Optional[string](r, o, "routing_profile")
 	s.Tenant = object.Value[string](r, o, "tenant")
-	s.Virtualization = object.Value[string](r, o, "virtualization")
+	s.Virtualization = object.Optional[string](r, o, "virtualization")
 	s.VNI = object.Optional[int64](r, o, "vni")
 }
 
