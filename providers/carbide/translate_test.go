@@ -115,3 +115,21 @@ func TestCapabilitiesKept(t *testing.T) {
 		t.Errorf("the capabilities became %v", after)
 	}
 }
+
+// TestUntoldIsAbsent: what the service does not tell is in no spec, however the struct would have it: it is not known, and not empty.
+func TestUntoldIsAbsent(t *testing.T) {
+	for name, th := range map[string]providers.Thing{
+		"a VPC":     (&kind[seenVPC, spec.VPC]{wire: vpcs{}}).thing(seenVPC{Vpc: &forge.Vpc{}}),
+		"a segment": (&kind[*forge.NetworkSegment, spec.NetworkSegment]{wire: segments{}}).thing(&forge.NetworkSegment{}),
+		"a peering": (&kind[*forge.VpcPeering, spec.VPCPeering]{wire: peerings{}}).thing(&forge.VpcPeering{}),
+	} {
+		if len(th.Unfilled) == 0 {
+			t.Errorf("%s is told, and nothing was", name)
+		}
+		for _, field := range th.Unfilled {
+			if v, there := th.Spec[field]; there {
+				t.Errorf("%s has the %s %v, which nobody told", name, field, v)
+			}
+		}
+	}
+}
