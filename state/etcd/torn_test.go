@@ -445,7 +445,7 @@ var spoilings = []spoiling{
 		if err := os.Remove(lastWAL(t, dir).path); err != nil {
 			t.Fatal(err)
 		}
-	}, []string{refused}},
+	}, []string{refused, unknowable}},
 	{"log missing", func(t *testing.T, _ *rand.Rand, dir string, _ int) {
 		if err := os.RemoveAll(filepath.Join(dir, "etcd", "member", "wal")); err != nil {
 			t.Fatal(err)
