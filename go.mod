@@ -3,12 +3,14 @@ module converge.dev/converge
 go 1.26.0
 
 require (
+	al.essio.dev/pkg/shellescape v1.6.1
 	cuelang.org/go v0.17.1
 	github.com/anishathalye/porcupine v1.3.1
 	github.com/go-json-experiment/json v0.0.0-20260820222146-c27c302e5fc3
 	github.com/go-logr/logr v1.4.4
 	github.com/go-logr/stdr v1.2.2
 	github.com/google/go-cmp v0.7.0
+	github.com/google/shlex v0.0.0-20191202100458-e7afc7fbc510
 	github.com/google/uuid v1.6.0
 	github.com/hbollon/go-edlib v1.7.0
 	github.com/klauspost/compress v1.20.3

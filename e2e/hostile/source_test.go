@@ -25,6 +25,7 @@ const module = "converge.dev/converge"
 // starters are the packages that may start a process, each with the reason.
 var starters = map[string]string{
 	"schema/load": "evaluates documents in a child with limits; argv is the program itself",
+	"state/etcd":  "has a data file checked where a page that is damaged ends no more than a child; the program is itself",
 }
 
 // shells are programs that make commands of text.

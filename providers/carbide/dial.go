@@ -91,7 +91,7 @@ func open(ctx context.Context, o Options) (*service, error) {
 		return nil, err
 	}
 	s.links = links{now: first, old: map[*link]bool{}}
-	if len(id.files.watched()) > 0 {
+	if id.files.CA != "" || id.ours != nil {
 		s.watch = startWatch(s)
 	}
 	return s, nil

@@ -1,6 +1,7 @@
 package carbide
 
 import (
+	"github.com/google/uuid"
 	"google.golang.org/protobuf/proto"
 
 	"converge.dev/converge/providers"
@@ -22,31 +23,14 @@ func texts[I idMessage](ids []I) []string {
 	return out
 }
 
-// isUUID reports whether id is a UUID in its canonical form. The service fails on a list that holds any other.
-func isUUID(id string) bool {
-	if len(id) != 36 {
-		return false
-	}
-	for i := range len(id) {
-		c := id[i]
-		switch i {
-		case 8, 13, 18, 23:
-			if c != '-' {
-				return false
-			}
-		default:
-			if (c < '0' || c > '9') && (c < 'a' || c > 'f') {
-				return false
-			}
-		}
-	}
-	return true
-}
-
 // A uuidKind is embedded by kinds whose ids are UUIDs.
 type uuidKind struct{}
 
-func (uuidKind) known(id string) bool { return isUUID(id) }
+// known wants the canonical form of a UUID: the service fails on a list that holds any other.
+func (uuidKind) known(id string) bool {
+	u, err := uuid.Parse(id)
+	return err == nil && u.String() == id
+}
 
 // described is what metadata say: the description, the labels, and the mark among these. What is empty is absent.
 func described(m *forge.Metadata) (description *string, labels map[string]string, mark providers.Mark) {

@@ -6,7 +6,6 @@ import (
 	"crypto/sha256"
 	"crypto/tls"
 	"crypto/x509"
-	"encoding/binary"
 	"errors"
 	"fmt"
 	"net"
@@ -36,9 +35,6 @@ const (
 	Off    TLSMode = "off"    // nobody: plain text
 )
 
-// maxPEM bounds a file of TLS; the bundles of authorities that systems ship have a fifth of it.
-const maxPEM = 1 << 20
-
 // An identity is what the files of TLS held when they were read.
 type identity struct {
 	files  TLS
@@ -47,19 +43,7 @@ type identity struct {
 	ours   *x509.Certificate // nil when we show none
 }
 
-// files are those that have to be watched.
-func (t TLS) watched() []string {
-	var names []string
-	for _, name := range []string{t.CA, t.Cert, t.Key} {
-		if name != "" && t.Mode != Off {
-			names = append(names, name)
-		}
-	}
-	return names
-}
-
-// identity checks the options and reads the files, each of them once, so that the digest is of what is used. The digest is
-// good also when there is an error.
+// identity checks the options and reads the files. The digest is good also when there is an error.
 func (o Options) identity() (identity, error) {
 	id := identity{files: o.TLS}
 	if o.Address == "" {
@@ -67,59 +51,32 @@ func (o Options) identity() (identity, error) {
 	}
 	id.files.Mode = cmp.Or(o.TLS.Mode, Mutual)
 	switch id.files.Mode {
-	case Mutual, Server:
+	case Mutual:
+		if o.TLS.Cert == "" || o.TLS.Key == "" {
+			return id, errors.New("mutual TLS needs a certificate and its key")
+		}
+	case Server:
+		id.files.Cert, id.files.Key = "", ""
 	case Off:
 		if !o.AllowInsecure && !Local(o.Address) {
 			return id, fmt.Errorf("%s is another machine: without TLS anybody between could change the site", o.Address)
 		}
+		id.files = TLS{Mode: Off}
 		return id, nil
 	default:
 		return id, fmt.Errorf("TLS mode %q is unknown: want %q, %q or %q", o.TLS.Mode, Mutual, Server, Off)
 	}
-	if id.files.Mode == Mutual && (o.TLS.Cert == "" || o.TLS.Key == "") {
-		return id, errors.New("mutual TLS needs a certificate and its key")
+	read, err := files.ReadCertificates(id.files.CA, id.files.Cert, id.files.Key)
+	id.digest = read.Digest
+	if err != nil {
+		return id, err
 	}
-
-	content := map[string][]byte{}
-	var missing error
-	hash := sha256.New()
-	for _, name := range id.files.watched() {
-		read := files.Read
-		if name == o.TLS.Key {
-			read = files.ReadPrivate
-		}
-		b, err := read(name, maxPEM)
-		if err != nil {
-			missing = cmp.Or(missing, err)
-			b = []byte(err.Error())
-		}
-		content[name] = b
-		// The length first: else a part that moves from one file to the next would change nothing.
-		hash.Write(binary.BigEndian.AppendUint64(nil, uint64(len(b))))
-		hash.Write(b)
-	}
-	hash.Sum(id.digest[:0])
-	if missing != nil {
-		return id, fmt.Errorf("read the certificates: %w", missing)
-	}
-
-	config := &tls.Config{MinVersion: tls.VersionTLS12, ServerName: o.TLS.ServerName, NextProtos: []string{"h2"}}
-	if o.TLS.CA != "" {
-		config.RootCAs = x509.NewCertPool()
-		if !config.RootCAs.AppendCertsFromPEM(content[o.TLS.CA]) {
-			return id, fmt.Errorf("%s holds no certificate", o.TLS.CA)
-		}
-	}
-	if id.files.Mode == Mutual {
-		pair, err := tls.X509KeyPair(content[o.TLS.Cert], content[o.TLS.Key])
-		if err != nil {
-			return id, fmt.Errorf("read our certificate %s with the key %s: %w", o.TLS.Cert, o.TLS.Key, err)
-		}
-		id.ours = pair.Leaf
+	id.config = &tls.Config{MinVersion: tls.VersionTLS12, ServerName: o.TLS.ServerName, NextProtos: []string{"h2"}, RootCAs: read.Roots}
+	if read.Ours != nil {
+		id.ours = read.Ours.Leaf
 		// In this way it is shown also to a server that names other authorities, which then says why it is refused.
-		config.GetClientCertificate = func(*tls.CertificateRequestInfo) (*tls.Certificate, error) { return &pair, nil }
+		id.config.GetClientCertificate = func(*tls.CertificateRequestInfo) (*tls.Certificate, error) { return read.Ours, nil }
 	}
-	id.config = config
 	return id, nil
 }
 

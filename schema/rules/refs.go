@@ -2,10 +2,10 @@ package rules
 
 import (
 	"maps"
-	"regexp"
 	"slices"
 	"strconv"
-	"sync"
+
+	"github.com/google/uuid"
 
 	"converge.dev/converge/schema"
 )
@@ -48,14 +48,11 @@ func (st *Site) refer(r *Resource) {
 	r.After, r.Outside = schema.SortRefs(r.After), schema.SortRefs(r.Outside)
 }
 
-// outside reports whether a reference names a thing that no document declares: by its external id, a UUID.
+// outside reports whether a reference names a thing that no document declares: by its external id, a UUID in its canonical form.
 func (st *Site) outside(ref schema.Ref) bool {
-	return st.index[ref] == nil && uuidForm().MatchString(ref.Name)
+	id, err := uuid.Parse(ref.Name)
+	return err == nil && id.String() == ref.Name && st.index[ref] == nil
 }
-
-var uuidForm = sync.OnceValue(func() *regexp.Regexp {
-	return regexp.MustCompile("^[0-9a-f]{8}(-[0-9a-f]{4}){3}-[0-9a-f]{12}$")
-})
 
 // eachValue visits every value of a spec that a field describes, parents first, in the order of names. The path is
 // below the resource and only valid during the call.

@@ -134,7 +134,7 @@ func (m *member) start(ctx context.Context, o Options, takeover bool) error {
 	if err := unix.Statfs(data, &disk); err == nil && disk.Bavail*uint64(disk.Bsize) < freeSpaceBytes {
 		return fmt.Errorf("%w: %d MiB must be free", unix.ENOSPC, freeSpaceBytes>>20)
 	}
-	if err := whole(data); err != nil {
+	if err := whole(ctx, data); err != nil {
 		return err
 	}
 	setSegment()

@@ -18,6 +18,7 @@ import (
 
 	"golang.org/x/sys/unix"
 
+	bolt "go.etcd.io/bbolt"
 	clientv3 "go.etcd.io/etcd/client/v3"
 	"go.etcd.io/raft/v3"
 
@@ -396,5 +397,55 @@ func TestEarlyElection(t *testing.T) {
 	<-kv.life.Done()
 	if err := context.Cause(kv.life); !strings.Contains(err.Error(), raft.ErrUnavailable.Error()) {
 		t.Errorf("the store ended with %v", err)
+	}
+}
+
+// TestChecked: a data file at which a process dies is an error here, and no damage where nobody looked at it.
+func TestChecked(t *testing.T) {
+	dir := t.TempDir()
+	k := openDir(t, Options{Dir: dir})
+	if _, err := k.Commit(t.Context(), nil, []state.Op{{Key: "/a", Value: []byte("written")}}); err != nil {
+		t.Fatal(err)
+	}
+	if err := k.Close(); err != nil {
+		t.Fatal(err)
+	}
+	file := filepath.Join(dir, dataName, "member", dbName)
+	if applied, err := appliedEntry(t.Context(), file); err != nil || applied == 0 {
+		t.Errorf("whole: entry %d, %v", applied, err)
+	}
+	ctx, cancel := context.WithCancel(t.Context())
+	cancel()
+	if _, err := appliedEntry(ctx, file); !errors.Is(err, context.Canceled) {
+		t.Errorf("cancelled: %v", err)
+	}
+	db, err := openData(file)
+	if err != nil {
+		t.Fatal(err)
+	}
+	var more int64 // where the first page says how many others belong to it
+	err = db.View(func(tx *bolt.Tx) error {
+		more = int64(tx.Cursor().Bucket().Root())*int64(db.Info().PageSize) + 12
+		return nil
+	})
+	if err := errors.Join(err, db.Close()); err != nil {
+		t.Fatal(err)
+	}
+	f, err := os.OpenFile(file, os.O_WRONLY, 0)
+	if err != nil {
+		t.Fatal(err)
+	}
+	_, err = f.WriteAt([]byte{0, 0, 1, 0}, more)
+	if err := errors.Join(err, f.Close()); err != nil {
+		t.Fatal(err)
+	}
+	if _, err := appliedEntry(t.Context(), file); err == nil || errors.Is(err, errUnchecked) {
+		t.Errorf("a page that goes on behind the end: %v", err)
+	}
+	if err := os.Truncate(file, int64(2*os.Getpagesize())); err != nil { // what says where the tree begins, and nothing of it
+		t.Fatal(err)
+	}
+	if _, err := appliedEntry(t.Context(), file); err == nil || errors.Is(err, errUnchecked) {
+		t.Errorf("cut: %v", err)
 	}
 }

@@ -13,7 +13,6 @@ package etcd
 import (
 	"context"
 	"crypto/tls"
-	"crypto/x509"
 	"errors"
 	"fmt"
 	"log/slog"
@@ -156,9 +155,6 @@ func connect(ctx context.Context, o Options) (state.KV, error) {
 	return kv, nil
 }
 
-// maxPEM bounds a file of TLS.
-const maxPEM = 1 << 20
-
 // tlsConfig is nil when no endpoint speaks TLS.
 func tlsConfig(o Options) (*tls.Config, error) {
 	secure := 0
@@ -176,34 +172,16 @@ func tlsConfig(o Options) (*tls.Config, error) {
 	if secure < len(o.Endpoints) {
 		return nil, errors.New("either all endpoints begin with https:// or none")
 	}
-	config := &tls.Config{MinVersion: tls.VersionTLS12, ServerName: o.ServerName}
-	if o.CA != "" {
-		pem, err := files.Read(o.CA, maxPEM)
-		if err != nil {
-			return nil, fmt.Errorf("read the CA: %w", err)
-		}
-		config.RootCAs = x509.NewCertPool()
-		if !config.RootCAs.AppendCertsFromPEM(pem) {
-			return nil, fmt.Errorf("read the CA: no certificate in %s", o.CA)
-		}
+	read, err := files.ReadCertificates(o.CA, o.Cert, o.Key)
+	if err != nil {
+		return nil, err
 	}
-	if o.Cert != "" || o.Key != "" {
-		load := func() (*tls.Certificate, error) {
-			certPEM, err := files.Read(o.Cert, maxPEM)
-			if err != nil {
-				return nil, err
-			}
-			keyPEM, err := files.ReadPrivate(o.Key, maxPEM)
-			if err != nil {
-				return nil, err
-			}
-			cert, err := tls.X509KeyPair(certPEM, keyPEM)
-			return &cert, err
+	config := &tls.Config{MinVersion: tls.VersionTLS12, ServerName: o.ServerName, RootCAs: read.Roots}
+	if read.Ours != nil {
+		config.GetClientCertificate = func(*tls.CertificateRequestInfo) (*tls.Certificate, error) {
+			read, err := files.ReadCertificates("", o.Cert, o.Key)
+			return read.Ours, err
 		}
-		if _, err := load(); err != nil {
-			return nil, fmt.Errorf("read the client certificate: %w", err)
-		}
-		config.GetClientCertificate = func(*tls.CertificateRequestInfo) (*tls.Certificate, error) { return load() }
 	}
 	return config, nil
 }

@@ -1,15 +1,19 @@
 package etcd
 
 import (
+	"context"
 	"encoding/binary"
 	"errors"
 	"fmt"
+	"hash/crc32"
 	"io"
 	"io/fs"
 	"os"
+	"os/exec"
 	"path/filepath"
 	"runtime/debug"
 	"slices"
+	"strings"
 	"time"
 
 	bolt "go.etcd.io/bbolt"
@@ -24,20 +28,15 @@ import (
 	"go.etcd.io/raft/v3/raftpb"
 )
 
-// whole finds, before etcd starts, that the write-ahead log ends before the data do: something that was acknowledged is
-// lost. Etcd takes such a log for the whole truth; it hangs, or drops what it is given next as done already.
-func whole(data string) (err error) {
-	defer debug.SetPanicOnFault(debug.SetPanicOnFault(true)) // a file that is cut ends in the middle of its map
-	defer func() {
-		if p := recover(); p != nil {
-			err = fmt.Errorf("read the data file: %v", p)
-		}
-	}()
+// whole finds, before etcd starts, that the data are damaged, or that the write-ahead log ends before they do: something that
+// was acknowledged is lost. Etcd takes such a log for the whole truth; it hangs, or drops what it is given next as done
+// already.
+func whole(ctx context.Context, data string) error {
 	file := filepath.Join(data, "member", dbName)
 	if _, err := os.Stat(file); errors.Is(err, fs.ErrNotExist) {
 		return nil // etcd makes it anew from the log, or says that it cannot
 	}
-	applied, err := appliedEntry(file)
+	applied, err := appliedEntry(ctx, file)
 	if err != nil {
 		return fmt.Errorf("read the data file: %w", err)
 	}
@@ -51,44 +50,110 @@ func whole(data string) (err error) {
 	return nil
 }
 
-// appliedEntry gives the number of the last entry of the log that is in the data file, all of which it has looked at.
-func appliedEntry(name string) (applied uint64, err error) {
-	// Whoever had the store last may have started another process at that moment, which holds all that it held until it is a
-	// program of its own. On a busy machine that takes seconds.
-	db, err := bolt.Open(name, 0o400, &bolt.Options{ReadOnly: true, Timeout: releaseTimeout})
+// checkVariable names, in the environment of a process, a data file that it is to check, and nothing else.
+const checkVariable = "CONVERGE_CHECK_DATA"
+
+// checkBytes bounds what that process has in memory. The largest store takes a part of it; a page that says that it is
+// millions of pages would take all of the machine's.
+const checkBytes = 512 << 20
+
+// init is the whole of that process. It is one of its own, and of whatever program this package is in, because bbolt looks at
+// pages in goroutines of its own, where one that is damaged ends the process.
+func init() {
+	file := os.Getenv(checkVariable)
+	if file == "" {
+		return
+	}
+	time.AfterFunc(2*startTimeout, func() { os.Exit(1) }) // whoever waits for it was killed
+	debug.SetMaxStack(64 << 20)                           // a branch may lead to itself
+	err := unix.Setrlimit(unix.RLIMIT_DATA, &unix.Rlimit{Cur: checkBytes, Max: checkBytes})
+	if err != nil {
+		fmt.Fprintln(os.Stderr, "limit the memory:", err)
+		os.Exit(1)
+	}
+	applied, err := check(file)
+	if err != nil {
+		fmt.Fprintln(os.Stderr, err)
+		os.Exit(1)
+	}
+	fmt.Println(applied)
+	os.Exit(0)
+}
+
+// appliedEntry gives the number of the last entry of the log that is in the data file, all of which another process has
+// looked at.
+func appliedEntry(ctx context.Context, file string) (applied uint64, err error) {
+	db, err := openData(file) // here, where the reason why it cannot is known as more than a text
 	if err != nil {
 		return 0, err
 	}
 	defer func() { err = errors.Join(err, db.Close()) }()
-	f, err := os.Open(name)
+	ctx, cancel := context.WithTimeoutCause(ctx, startTimeout, errSlow)
+	defer cancel()
+	cmd := exec.CommandContext(ctx, "/proc/self/exe") // also when a newer one lies in its place
+	cmd.Env = []string{checkVariable + "=" + file}
+	out, err := cmd.Output()
+	var failed *exec.ExitError
+	switch {
+	case ctx.Err() != nil:
+		return 0, context.Cause(ctx)
+	case errors.As(err, &failed) && failed.Exited():
+		reason, _, _ := strings.Cut(string(failed.Stderr), "\n")
+		return 0, errors.New(reason)
+	case err != nil:
+		return 0, fmt.Errorf("%w: %w", errUnchecked, err)
+	}
+	_, err = fmt.Sscan(string(out), &applied)
+	return applied, err
+}
+
+// openData opens the data file to read it. Whoever had the store last may have started another process at that moment, which
+// holds all that it held until it is a program of its own. On a busy machine that takes seconds.
+func openData(file string) (*bolt.DB, error) {
+	return bolt.Open(file, 0o400, &bolt.Options{ReadOnly: true, Timeout: releaseTimeout})
+}
+
+// check looks at all that is in the data file: its pages as bbolt does when it opens the file to write; where pages and values
+// end, which bbolt does not look at; and the keys as etcd does.
+func check(file string) (applied uint64, err error) {
+	db, err := openData(file)
 	if err != nil {
 		return 0, err
 	}
-	defer f.Close()
-	info, err := f.Stat()
-	if err != nil {
-		return 0, err
-	}
-	file, err := unix.Mmap(int(f.Fd()), 0, int(info.Size()), unix.PROT_READ, unix.MAP_SHARED)
-	if err != nil {
-		return 0, err
-	}
-	defer func() { err = errors.Join(err, unix.Munmap(file)) }()
+	defer func() { err = errors.Join(err, db.Close()) }()
 	err = db.View(func(tx *bolt.Tx) error {
-		if err := check(tx, file); err != nil {
+		if err, wrong := <-tx.Check(); wrong {
 			return err
 		}
-		if keys := tx.Bucket([]byte("key")); keys != nil {
-			if err := keys.ForEach(func(k, _ []byte) error { return revision(k) }); err != nil {
+		end := int(tx.Size()) / tx.DB().Info().PageSize
+		next := 0
+		for next < end {
+			p, err := tx.Page(next)
+			if err != nil {
 				return err
 			}
-		}
-		if meta := tx.Bucket([]byte("meta")); meta != nil {
-			if v := meta.Get([]byte("consistent_index")); len(v) == 8 {
-				applied = binary.BigEndian.Uint64(v)
+			if next++; p.Type != "free" {
+				next += p.OverflowCount
 			}
 		}
-		return nil
+		if next > end {
+			return fmt.Errorf("the last page goes on to page %d, and there are %d", next, end)
+		}
+		return tx.ForEach(func(bucket []byte, b *bolt.Bucket) error {
+			c := b.Cursor()
+			for k, v := c.Seek(nil); k != nil; k, v = c.Next() { // First would not come back from a small bucket that holds itself
+				crc32.ChecksumIEEE(v) // faults when it ends behind the file
+				switch {
+				case string(bucket) == "key":
+					if err := revision(k); err != nil {
+						return err
+					}
+				case string(bucket) == "meta" && string(k) == "consistent_index" && len(v) == 8:
+					applied = binary.BigEndian.Uint64(v)
+				}
+			}
+			return nil
+		})
 	})
 	return applied, err
 }
@@ -160,7 +225,7 @@ func lastEntry(dir string) (last uint64, err error) {
 // advised adds to what keeps a member from starting what a person should do about it, where the reason is not one that he
 // sees from the error itself.
 func advised(dir string, err error) error {
-	for _, plain := range []error{fs.ErrPermission, unix.EROFS, unix.ENOSPC, unix.EDQUOT, unix.EFBIG, unix.EMFILE, unix.ENFILE, unix.ENOMEM, errSlow} {
+	for _, plain := range []error{fs.ErrPermission, unix.EROFS, unix.ENOSPC, unix.EDQUOT, unix.EFBIG, unix.EMFILE, unix.ENFILE, unix.ENOMEM, errSlow, errUnchecked} {
 		if errors.Is(err, plain) {
 			return err
 		}
@@ -180,3 +245,5 @@ func held(err error) bool {
 }
 
 var errSlow = fmt.Errorf("it did not answer within %s", startTimeout)
+
+var errUnchecked = errors.New("nothing could look at it")

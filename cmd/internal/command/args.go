@@ -6,6 +6,7 @@ import (
 	"slices"
 	"strings"
 
+	"github.com/google/shlex"
 	"github.com/spf13/cobra"
 	"github.com/spf13/pflag"
 
@@ -31,7 +32,7 @@ func (a *app) arguments(root *cobra.Command, args []string) ([]string, error) {
 	}
 	var more []string
 	for _, name := range []string{envArgs, envArgs + "_" + strings.ReplaceAll(strings.Join(path, "_"), "-", "_")} {
-		words, err := splitWords(a.env[name])
+		words, err := shlex.Split(a.env[name])
 		if err != nil {
 			return args, &view.Problem{What: "the environment variable " + name + " cannot be read", Where: err.Error()}
 		}
@@ -77,45 +78,6 @@ func doubleDashes(args []string, takes map[string]bool) []string {
 		}
 	}
 	return out
-}
-
-// splitWords splits text at blanks, as a shell does: quotes and backslashes keep what they enclose together.
-func splitWords(s string) ([]string, error) {
-	var words []string
-	var word strings.Builder
-	var quote rune
-	inWord, escaped := false, false
-	for _, r := range s {
-		switch {
-		case escaped:
-			word.WriteRune(r)
-			escaped = false
-		case r == '\\' && quote != '\'':
-			inWord, escaped = true, true
-		case quote != 0 && r == quote:
-			quote = 0
-		case quote != 0:
-			word.WriteRune(r)
-		case r == '"' || r == '\'':
-			inWord, quote = true, r
-		case r == ' ' || r == '\t' || r == '\n':
-			if inWord {
-				words = append(words, word.String())
-				word.Reset()
-			}
-			inWord = false
-		default:
-			inWord = true
-			word.WriteRune(r)
-		}
-	}
-	if quote != 0 || escaped {
-		return nil, errors.New("a quote is not closed")
-	}
-	if inWord {
-		words = append(words, word.String())
-	}
-	return words, nil
 }
 
 // wanted says what flags of a type take.

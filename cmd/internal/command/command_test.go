@@ -7,7 +7,6 @@ import (
 	"fmt"
 	"os"
 	"runtime/debug"
-	"slices"
 	"strings"
 	"syscall"
 	"testing"
@@ -91,26 +90,6 @@ func TestCommitOf(t *testing.T) {
 	} {
 		if got := commitOf(settings); got != want {
 			t.Errorf("%v: %q, want %q", settings, got, want)
-		}
-	}
-}
-
-func TestSplitWords(t *testing.T) {
-	for in, want := range map[string][]string{
-		"":                         nil,
-		" -a  -b ":                 {"-a", "-b"},
-		`-x="a b" 'c d'e`:          {"-x=a b", "c de"},
-		`a\ b "\"" '\' ""`:         {"a b", `"`, `\`, ""},
-		"-target=site/carbide.*/*": {"-target=site/carbide.*/*"},
-	} {
-		got, err := splitWords(in)
-		if err != nil || !slices.Equal(got, want) {
-			t.Errorf("%q: %q, %v; want %q", in, got, err, want)
-		}
-	}
-	for _, in := range []string{`"a`, `'a`, `a\`} {
-		if _, err := splitWords(in); err == nil {
-			t.Errorf("%q is accepted", in)
 		}
 	}
 }

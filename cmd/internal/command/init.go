@@ -9,6 +9,7 @@ import (
 	"slices"
 	"strings"
 
+	"al.essio.dev/pkg/shellescape"
 	"github.com/google/uuid"
 	"github.com/spf13/cobra"
 	"go.yaml.in/yaml/v3"
@@ -289,5 +290,5 @@ func (a *app) within(dir string) string {
 	if dir == "." {
 		return "converge"
 	}
-	return "converge -chdir=" + shellWord(dir)
+	return "converge -chdir=" + shellescape.Quote(dir)
 }

@@ -10,6 +10,7 @@ import (
 	"slices"
 	"strings"
 
+	"al.essio.dev/pkg/shellescape"
 	"github.com/spf13/cobra"
 
 	"converge.dev/converge/cmd/internal/view"
@@ -256,13 +257,13 @@ func (s *session) applying(c *cobra.Command, p *plan.Plan, path string, partial 
 		switch f := c.Flag(name); {
 		case !f.Changed:
 		case name == "etcd-endpoints":
-			words = append(words, shellWord("-"+name+"="+strings.Join(s.flags.endpoints, ",")))
+			words = append(words, "-"+name+"="+strings.Join(s.flags.endpoints, ","))
 		default:
-			words = append(words, shellWord("-"+name+"="+f.Value.String()))
+			words = append(words, "-"+name+"="+f.Value.String())
 		}
 	}
 	if dir := s.conf.Dir(); s.conf.Path != "" && s.flags.config == "" && dir != "." && dir != filepath.Dir(path) {
-		words = append(words, shellWord("-config="+s.conf.Path)) // it was found beside the document
+		words = append(words, "-config="+s.conf.Path) // it was found beside the document
 	}
 	if len(p.Irreversible()) > 0 {
 		words = append(words, "-approve="+p.Approval()[:plan.ShortApproval])
@@ -273,15 +274,5 @@ func (s *session) applying(c *cobra.Command, p *plan.Plan, path string, partial 
 	if strings.HasPrefix(path, "-") {
 		path = "./" + path
 	}
-	return strings.Join(append(words, shellWord(path)), " ")
-}
-
-// shellWord quotes a word for a shell where that is needed.
-func shellWord(word string) string {
-	if word != "" && !strings.ContainsFunc(word, func(r rune) bool {
-		return !(r >= 'a' && r <= 'z' || r >= 'A' && r <= 'Z' || r >= '0' && r <= '9' || strings.ContainsRune("-_./=:@%+,", r))
-	}) {
-		return word
-	}
-	return "'" + strings.ReplaceAll(word, "'", `'\''`) + "'"
+	return shellescape.QuoteCommand(append(words, path))
 }

@@ -1,0 +1,59 @@
+package files
+
+import (
+	"cmp"
+	"crypto/sha256"
+	"crypto/tls"
+	"crypto/x509"
+	"encoding/binary"
+	"fmt"
+)
+
+// Certificates are what the files of one side of TLS held when they were read.
+type Certificates struct {
+	Roots  *x509.CertPool    // the authorities; nil: the system's
+	Ours   *tls.Certificate  // nil when we show none
+	Digest [sha256.Size]byte // of all that was read
+}
+
+// maxPEM bounds a file of TLS; the bundles of authorities that systems ship have a fifth of it.
+const maxPEM = 1 << 20
+
+// ReadCertificates reads files of PEM, each of them once, so that the digest is of what is used; those without a name are left
+// out. The digest is good also when there is an error.
+func ReadCertificates(ca, cert, key string) (c Certificates, err error) {
+	hash := sha256.New()
+	take := func(name string, read func(string, int64) ([]byte, error)) []byte {
+		if name == "" {
+			return nil
+		}
+		b, missing := read(name, maxPEM)
+		if missing != nil {
+			err = cmp.Or(err, missing)
+			b = []byte(missing.Error())
+		}
+		// The length first: else a part that moves from one file to the next would change nothing.
+		hash.Write(binary.BigEndian.AppendUint64(nil, uint64(len(b))))
+		hash.Write(b)
+		return b
+	}
+	authorities, chain, secret := take(ca, Read), take(cert, Read), take(key, ReadPrivate)
+	hash.Sum(c.Digest[:0])
+	if err != nil {
+		return c, fmt.Errorf("read the certificates: %w", err)
+	}
+	if ca != "" {
+		c.Roots = x509.NewCertPool()
+		if !c.Roots.AppendCertsFromPEM(authorities) {
+			return c, fmt.Errorf("%s holds no certificate", ca)
+		}
+	}
+	if cert != "" || key != "" {
+		pair, err := tls.X509KeyPair(chain, secret)
+		if err != nil {
+			return c, fmt.Errorf("read our certificate %s with the key %s: %w", cert, key, err)
+		}
+		c.Ours = &pair
+	}
+	return c, nil
+}
