@@ -179,6 +179,22 @@ func (c *Cluster) Consistent(ctx context.Context) error {
 	})
 }
 
+// Compact drops what the keys were before now.
+func (c *Cluster) Compact(ctx context.Context) error {
+	err := adminFor(ctx, patience, c.Members, func(ctx context.Context, client *clientv3.Client) error {
+		now, err := client.Get(ctx, "\x00", clientv3.WithCountOnly())
+		if err != nil {
+			return err
+		}
+		_, err = client.Compact(ctx, now.Header.Revision, clientv3.WithCompactPhysical())
+		return err
+	})
+	if err != nil {
+		return fmt.Errorf("compact: %w", err)
+	}
+	return nil
+}
+
 func same(a, b *clientv3.GetResponse) error {
 	if a.Header.Revision != b.Header.Revision || len(a.Kvs) != len(b.Kvs) {
 		return fmt.Errorf("%d keys at revision %d, and %d keys at revision %d", len(a.Kvs), a.Header.Revision, len(b.Kvs), b.Header.Revision)
@@ -260,10 +276,13 @@ func full(ctx context.Context, members []*Member) (yes bool, err error) {
 func until(ctx context.Context, what string, try func(context.Context) error) error {
 	ctx, cancel := context.WithTimeout(ctx, patience)
 	defer cancel()
-	var last error
+	var last error // but for that of the try that the time ran out in: it says nothing
 	err := retry.Policy{First: 20 * time.Millisecond}.Do(ctx, func() (over bool, _ error) {
-		last = try(ctx)
-		return last == nil, nil
+		err := try(ctx)
+		if err != nil && (last == nil || ctx.Err() == nil) {
+			last = err
+		}
+		return err == nil, nil
 	})
 	if err != nil {
 		return fmt.Errorf("wait for %s: %w", what, last)

@@ -249,15 +249,14 @@ func attend(ctx context.Context, members []*Member) {
 // makeRoom does what an operator does for a full cluster.
 func (c *Cluster) makeRoom(ctx context.Context) (at time.Time, err error) {
 	err = adminFor(ctx, patience, c.Members, func(ctx context.Context, client *clientv3.Client) error {
-		r, err := client.Delete(ctx, ballast, clientv3.WithPrefix())
-		if err != nil {
-			return err
-		}
-		_, err = client.Compact(ctx, r.Header.Revision, clientv3.WithCompactPhysical())
+		_, err := client.Delete(ctx, ballast, clientv3.WithPrefix())
 		return err
 	})
 	if err != nil {
-		return at, fmt.Errorf("compact: %w", err)
+		return at, fmt.Errorf("delete: %w", err)
+	}
+	if err := c.Compact(ctx); err != nil {
+		return at, err
 	}
 	for _, m := range c.Members {
 		// A member that is behind drops the history later than the one that was asked to. Until it has, it stays full, and what
