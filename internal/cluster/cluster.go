@@ -28,6 +28,7 @@ import (
 	"golang.org/x/sync/errgroup"
 
 	"go.etcd.io/etcd/api/v3/etcdserverpb"
+	"go.etcd.io/etcd/api/v3/v3rpc/rpctypes"
 	clientv3 "go.etcd.io/etcd/client/v3"
 
 	"converge.dev/converge/internal/retry"
@@ -187,6 +188,9 @@ func (c *Cluster) Compact(ctx context.Context) error {
 			return err
 		}
 		_, err = client.Compact(ctx, now.Header.Revision, clientv3.WithCompactPhysical())
+		if errors.Is(err, rpctypes.ErrCompacted) {
+			return nil // by an earlier call, which may not have heard of it
+		}
 		return err
 	})
 	if err != nil {

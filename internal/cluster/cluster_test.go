@@ -191,10 +191,12 @@ func endure(t *testing.T, c *cluster.Cluster, f cluster.Fault) (r result) {
 		t.Error(err)
 	}
 	// The members have little room and all faults share it. What a fast machine writes would fill it before its turn.
-	if _, err := w.store.Commit(ctx, nil, w.store.DropRunOps(run)); err != nil {
-		t.Fatal(err)
-	}
-	if err := c.Compact(ctx); err != nil {
+	if !poll(t, patience, func() bool {
+		if _, err = w.store.Commit(ctx, nil, w.store.DropRunOps(run)); err == nil {
+			err = c.Compact(ctx)
+		}
+		return err == nil
+	}) {
 		t.Fatal(err)
 	}
 	t.Logf("no write for %v, no effect for %v; %+v", r.writes, r.effectless, r)
