@@ -329,11 +329,7 @@ func (s *Survey) find(k *schema.Kind, ref schema.Ref, t *providers.Thing, n *nam
 	}
 	spec, f.Secrets = secretPlaces(k, ref, spec, record)
 	k.EachRef(spec, func(kind, name string) string {
-		r := schema.Ref{Scope: schema.ScopeSite, Kind: kind, Name: name}
-		if of := n.kinds[kind]; of != nil && of.Node {
-			r.Scope = ref.Scope
-		}
-		f.After = append(f.After, r)
+		f.After = append(f.After, n.kinds.Target(ref.Scope, kind, name))
 		return name
 	})
 	f.After = schema.SortRefs(f.After)

@@ -236,6 +236,15 @@ func (f *Field) eachRef(v any, visit func(kind, value string) string) any {
 // Kinds are all kinds by name.
 type Kinds map[string]*Kind
 
+// Target returns the ref that a name stands for where a resource of a scope refers to a kind: what lives on a node refers to its
+// own node, and everything refers to the site.
+func (ks Kinds) Target(scope, kind, name string) Ref {
+	if k := ks[kind]; k == nil || !k.Node {
+		scope = ScopeSite
+	}
+	return Ref{Scope: scope, Kind: kind, Name: name}
+}
+
 // Names lists the kinds in order.
 func (ks Kinds) Names() []string {
 	names := make([]string, 0, len(ks))

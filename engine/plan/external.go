@@ -193,11 +193,7 @@ func Outside(ks schema.Kinds, ref schema.Ref, spec schema.Object, after []schema
 		return nil
 	}
 	kind.EachRef(spec.Clone(), func(k, name string) string {
-		to := schema.Ref{Scope: schema.ScopeSite, Kind: k, Name: name}
-		if of := ks[k]; of != nil && of.Node {
-			to.Scope = ref.Scope
-		}
-		if !slices.Contains(after, to) {
+		if to := ks.Target(ref.Scope, k, name); !slices.Contains(after, to) {
 			refs = append(refs, to)
 		}
 		return name

@@ -37,7 +37,7 @@ func checkReferences(st *Site, p *reporter) {
 			if !ok || f.Ref == "" || name == "" {
 				return
 			}
-			ref := st.refTarget(r, f.Ref, name)
+			ref := st.kinds.Target(r.Ref.Scope, f.Ref, name)
 			switch {
 			case st.index[ref] != nil, st.outside(ref):
 			case p.full():

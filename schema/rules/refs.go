@@ -10,16 +10,6 @@ import (
 	"converge.dev/converge/schema"
 )
 
-// refTarget gives the ref that a name stands for in a field of r that refers to a kind: what lives on a node refers to
-// its own node, and everything refers to the site.
-func (st *Site) refTarget(r *Resource, kind, name string) schema.Ref {
-	scope := schema.ScopeSite
-	if k := st.kinds[kind]; k != nil && k.Node {
-		scope = r.Ref.Scope
-	}
-	return schema.Ref{Scope: scope, Kind: kind, Name: name}
-}
-
 // refer fills in what r comes after, and what it refers to outside of the document.
 func (st *Site) refer(r *Resource) {
 	add := func(ref schema.Ref) {
@@ -30,7 +20,7 @@ func (st *Site) refer(r *Resource) {
 		r.After = append(r.After, ref)
 	}
 	r.Kind.EachRef(r.Spec, func(kind, name string) string {
-		if ref := st.refTarget(r, kind, name); st.outside(ref) {
+		if ref := st.kinds.Target(r.Ref.Scope, kind, name); st.outside(ref) {
 			r.Outside = append(r.Outside, ref)
 		} else {
 			add(ref)

@@ -107,7 +107,7 @@ func (st *Site) sound(kind string) func(yield func(*Resource) bool) {
 // target gives the resource that a field of r refers to; nil when the field or the resource is absent, or not sound.
 func (st *Site) target(r *Resource, kind string, name any) *Resource {
 	s, _ := name.(string)
-	t := st.index[st.refTarget(r, kind, s)]
+	t := st.index[st.kinds.Target(r.Ref.Scope, kind, s)]
 	if t == nil || !t.sound {
 		return nil
 	}

@@ -1,0 +1,252 @@
+package load
+
+import (
+	"bytes"
+	"cmp"
+	"context"
+	"errors"
+	"fmt"
+	"io"
+	"slices"
+	"strings"
+
+	"github.com/go-json-experiment/json"
+	"github.com/go-json-experiment/json/jsontext"
+
+	"converge.dev/converge/schema"
+	"converge.dev/converge/schema/kinds"
+)
+
+// An Outline is a document that was accepted before, read no further than it takes to tell its resources apart. It costs a small
+// part of what [Document] does, and keeps the text.
+type Outline struct {
+	schema    *kinds.Schema
+	text      []byte
+	head      []member // apiVersion, site and policy
+	resources map[schema.Ref]jsontext.Value
+}
+
+// A member is a name and a value as they stand in a text.
+type member struct {
+	name  string
+	value jsontext.Value
+}
+
+// NewOutline reads the outline of a document in the JSON form in which documents are stored. What it finds is not checked against
+// the schema before [Outline.Part] reads it. It fails when the text is not JSON in the shape of a document, or beyond the limits.
+func NewOutline(s *kinds.Schema, text []byte) (*Outline, error) {
+	if len(text) > maxSize {
+		return nil, tooLarge(len(text), maxSize)
+	}
+	o := &Outline{schema: s, text: text, resources: make(map[schema.Ref]jsontext.Value)}
+	d := jsontext.NewDecoder(bytes.NewBuffer(text))
+	err := o.members(d, func(name string) error {
+		switch inDocument.below(name) {
+		case inNodes:
+			return o.members(d, func(node string) error {
+				return o.members(d, func(provider string) error { return o.nouns(d, node, provider) })
+			})
+		case inProvider:
+			return o.nouns(d, schema.ScopeSite, name)
+		}
+		value, err := o.value(d)
+		o.head = append(o.head, member{name, value})
+		return err
+	})
+	if err == nil {
+		if _, err = d.ReadToken(); err == io.EOF {
+			return o, nil
+		}
+		err = cmp.Or(err, errors.New("something follows the document"))
+	}
+	return nil, fmt.Errorf("outline of the document, at byte %d: %w", d.InputOffset(), err)
+}
+
+// members visits the members of the object that is next.
+func (o *Outline) members(d *jsontext.Decoder, visit func(name string) error) error {
+	open, err := d.ReadToken()
+	if err != nil {
+		return err
+	}
+	if open.Kind() != '{' {
+		return fmt.Errorf("a %s where an object belongs", kindNoun(open.Kind()))
+	}
+	for d.PeekKind() == '"' {
+		name, err := d.ReadToken()
+		if err == nil {
+			err = visit(name.String())
+		}
+		if err != nil {
+			return err
+		}
+	}
+	_, err = d.ReadToken()
+	return err
+}
+
+// nouns reads the resources of one provider in a scope.
+func (o *Outline) nouns(d *jsontext.Decoder, scope, provider string) error {
+	return o.members(d, func(noun string) error {
+		kind := provider + "." + noun
+		return o.members(d, func(name string) error {
+			if len(o.resources) == maxResources {
+				return fmt.Errorf("there are more than %d resources", maxResources)
+			}
+			value, err := o.value(d)
+			o.resources[schema.Ref{Scope: scope, Kind: kind, Name: name}] = value
+			return err
+		})
+	})
+}
+
+// value returns the next value as it stands in the text.
+func (o *Outline) value(d *jsontext.Decoder) (jsontext.Value, error) {
+	v, err := d.ReadValue()
+	end := d.InputOffset()
+	return o.text[end-int64(len(v)) : end : end], err
+}
+
+// Len returns how many resources the document has.
+func (o *Outline) Len() int { return len(o.resources) }
+
+// Has reports whether the document has a resource.
+func (o *Outline) Has(ref schema.Ref) bool { return o.resources[ref] != nil }
+
+// Changed lists the resources that the text describes otherwise than an earlier one did: those that are new, different or gone.
+func (o *Outline) Changed(from *Outline) (refs []schema.Ref) {
+	for ref, value := range o.resources {
+		if !bytes.Equal(value, from.resources[ref]) {
+			refs = append(refs, ref)
+		}
+	}
+	for ref := range from.resources {
+		if !o.Has(ref) {
+			refs = append(refs, ref)
+		}
+	}
+	return schema.SortRefs(refs)
+}
+
+// Referring lists the resources that refer to one of these, directly. It reads those of which the text has the name.
+func (o *Outline) Referring(to []schema.Ref) (refs []schema.Ref) {
+	wanted := make(map[schema.Ref]bool, len(to))
+	named := map[string]map[string]bool{} // by kind that may refer, the names that it may do so by
+	spelt := map[string]bool{}            // in depends_on
+	for _, t := range to {
+		wanted[t] = true
+		spelt[t.String()] = true
+		for name, k := range o.schema.Kinds() {
+			if slices.ContainsFunc(k.Fields, func(f schema.Field) bool {
+				return f.Has(func(f *schema.Field) bool { return f.Ref == t.Kind })
+			}) {
+				if named[name] == nil {
+					named[name] = map[string]bool{}
+				}
+				named[name][t.Name] = true
+			}
+		}
+	}
+	for ref, value := range o.resources {
+		names := named[ref.Kind]
+		if mentions(value, func(s []byte) bool { return names[string(s)] || spelt[string(s)] }) &&
+			slices.ContainsFunc(o.After(ref), func(to schema.Ref) bool { return wanted[to] }) {
+			refs = append(refs, ref)
+		}
+	}
+	return schema.SortRefs(refs)
+}
+
+// mentions reports whether one of the strings in a value, names of members included, is meant.
+func mentions(value jsontext.Value, meant func(s []byte) bool) bool {
+	for {
+		start := bytes.IndexByte(value, '"')
+		if start < 0 {
+			return false
+		}
+		end := start + 1 + bytes.IndexByte(value[start+1:], '"')
+		for escaped(value[start+1 : end]) { // the text is JSON: the string ends somewhere
+			end += 1 + bytes.IndexByte(value[end+1:], '"')
+		}
+		s := []byte(value[start+1 : end])
+		if bytes.IndexByte(s, '\\') >= 0 {
+			s, _ = jsontext.AppendUnquote(nil, value[start:end+1])
+		}
+		if meant(s) {
+			return true
+		}
+		value = value[end+1:]
+	}
+}
+
+// escaped reports whether a quote that follows belongs to the string before it.
+func escaped(s []byte) bool { return (len(s)-len(bytes.TrimRight(s, `\`)))%2 == 1 }
+
+// After lists what a resource refers to or depends on, there or not, as far as the document is what the schema says; nothing when
+// there is no such resource.
+func (o *Outline) After(ref schema.Ref) (refs []schema.Ref) {
+	kind := o.schema.Kinds()[ref.Kind]
+	var spec schema.Object
+	if kind == nil || !o.Has(ref) || json.Unmarshal(o.resources[ref], &spec) != nil {
+		return nil
+	}
+	kind.EachRef(spec, func(kind, name string) string {
+		refs = append(refs, o.schema.Kinds().Target(ref.Scope, kind, name))
+		return name
+	})
+	depends, _ := spec["depends_on"].([]any)
+	for _, d := range depends {
+		text, _ := d.(string)
+		if to, err := schema.ParseRef(text); err == nil {
+			refs = append(refs, to)
+		}
+	}
+	return schema.SortRefs(refs)
+}
+
+// Part reads and checks the resources with the given refs, those of them that are there, and all that these refer to. The document
+// that it returns has no other resources; its text and its digest are those of the whole. Rules about what resources have in common
+// hold among those that it read: that they hold in the whole was found out when the document was accepted.
+func (o *Outline) Part(ctx context.Context, digest string, refs []schema.Ref) (*schema.Document, Diagnostics) {
+	in := map[schema.Ref]bool{}
+	for work := slices.Clone(refs); len(work) > 0; {
+		ref := work[len(work)-1]
+		work = work[:len(work)-1]
+		if o.Has(ref) && !in[ref] {
+			in[ref] = true
+			work = append(work, o.After(ref)...)
+		}
+	}
+	doc, ds := Document(ctx, o.schema, Options{}, Source{Name: "document.json", Data: o.excerpt(in)})
+	if doc != nil {
+		doc.JSON, doc.Digest = o.text, digest
+	}
+	return doc, ds
+}
+
+// excerpt writes the document with some of its resources only.
+func (o *Outline) excerpt(in map[schema.Ref]bool) []byte {
+	tree := map[string]any{}
+	for _, m := range o.head {
+		tree[m.name] = m.value
+	}
+	for ref := range in {
+		at := tree
+		provider, noun, _ := strings.Cut(ref.Kind, ".")
+		path := []string{"nodes", ref.Scope, provider, noun}
+		if ref.Scope == schema.ScopeSite {
+			path = path[2:]
+		}
+		for _, name := range path {
+			if at[name] == nil {
+				at[name] = map[string]any{}
+			}
+			at = at[name].(map[string]any)
+		}
+		at[ref.Name] = o.resources[ref]
+	}
+	text, err := json.Marshal(tree, json.Deterministic(true))
+	if err != nil {
+		panic(err) // strings and values that were read
+	}
+	return text
+}
