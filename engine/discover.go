@@ -54,7 +54,7 @@ func (e *Engine) Survey(ctx context.Context, site schema.Site, needs []Need) (*S
 	set.Each(func(scope string, k providers.Served, _ *providers.Provider) {
 		at[plan.Place{Scope: scope, Kind: k.Name}] = true
 	})
-	s := &Survey{Site: site, Recorded: records, Observed: e.observe(ctx, set, at, records), Traits: func(scope, kind string) (providers.Traits, bool) {
+	s := &Survey{Site: site, Recorded: records, Observed: e.observe(ctx, set, at, liveIDs(records)), Traits: func(scope, kind string) (providers.Traits, bool) {
 		k, _, ok := set.Find(scope, kind)
 		return k.Traits, ok
 	}}

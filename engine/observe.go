@@ -79,19 +79,24 @@ func (e *Engine) look(ctx context.Context, doc *schema.Document, strays bool) (p
 	}
 	for i := range doc.Resources { // what the planner is to choose from
 		r := &doc.Resources[i]
-		if r.External != nil {
-			continue
-		}
-		for j := range e.o.Kinds[r.Ref.Kind].Fields {
-			f := &e.o.Kinds[r.Ref.Kind].Fields[j]
-			if _, stated := r.Spec[f.Name]; f.Choose != nil && !stated {
-				at[plan.Place{Scope: r.Ref.Scope, Kind: f.Choose.Kind}] = true
-			}
+		for _, f := range chooses(e.o.Kinds[r.Ref.Kind], r) {
+			at[plan.Place{Scope: r.Ref.Scope, Kind: f.Choose.Kind}] = true
 		}
 	}
-	in.Observed = e.observe(ctx, set, at, in.Recorded)
+	in.Observed = e.observe(ctx, set, at, liveIDs(records))
 	in.Servers = e.servers(ctx, set)
 	return in, ctx.Err()
+}
+
+// chooses lists the fields of a resource that the planner is to choose.
+func chooses(k *schema.Kind, r *schema.Resource) (fields []*schema.Field) {
+	for i := range k.Fields {
+		f := &k.Fields[i]
+		if _, stated := r.Spec[f.Name]; f.Choose != nil && !stated && r.External == nil {
+			fields = append(fields, f)
+		}
+	}
+	return fields
 }
 
 // begun gives what an open run has yet to settle. A run that cannot be read settles nothing here: who takes it up is told why.
@@ -167,8 +172,8 @@ func (e *Engine) connect(ctx context.Context, site schema.Site, refs []schema.Re
 // stillLooking is how often the world is told of what does not answer.
 const stillLooking = 10 * time.Second
 
-// observe lists every kind that is asked for. One that has neither failed nor answered when ctx ends is unknown.
-func (e *Engine) observe(ctx context.Context, set *providers.Set, at map[plan.Place]bool, recorded []state.Record) plan.Observation {
+// liveIDs returns the ids of what is recorded as being there.
+func liveIDs(recorded []state.Record) map[plan.Place][]string {
 	ids := map[plan.Place][]string{}
 	for i := range recorded {
 		if r := &recorded[i]; !r.Gone {
@@ -176,6 +181,12 @@ func (e *Engine) observe(ctx context.Context, set *providers.Set, at map[plan.Pl
 			ids[p] = append(ids[p], r.ID)
 		}
 	}
+	return ids
+}
+
+// observe looks at every place that is asked for: at all that is there where the value is true, else at the things with the given
+// ids. What has neither failed nor answered when ctx ends is unknown.
+func (e *Engine) observe(ctx context.Context, set *providers.Set, at map[plan.Place]bool, ids map[plan.Place][]string) plan.Observation {
 	o := plan.Observation{Things: map[plan.Place][]providers.Thing{}, Unknown: map[plan.Place]string{}, Unsupported: map[plan.Place]string{}}
 	type seen struct {
 		at     plan.Place
@@ -185,7 +196,7 @@ func (e *Engine) observe(ctx context.Context, set *providers.Set, at map[plan.Pl
 	}
 	results, waiting := make(chan seen, len(at)), map[plan.Place]bool{}
 	var wg sync.WaitGroup
-	for p := range at {
+	for p, whole := range at {
 		served, _, ok := set.Find(p.Scope, p.Kind)
 		if !ok {
 			ref := schema.Ref{Scope: p.Scope, Kind: p.Kind}
@@ -198,7 +209,7 @@ func (e *Engine) observe(ctx context.Context, set *providers.Set, at map[plan.Pl
 		waiting[p] = true
 		wg.Go(func() {
 			begin := time.Now()
-			things, err := e.list(ctx, served.Kind, ids[p])
+			things, err := e.see(ctx, served.Kind, whole, ids[p])
 			kind := e.o.Kinds[p.Kind]
 			for i := range things {
 				kind.Normalize(things[i].Spec)
@@ -256,9 +267,12 @@ func untold(k *schema.Kind, things []providers.Thing) error {
 	return nil
 }
 
-// list gives all things of a kind. A list has no place to say that it is not whole, or not new; so what is recorded and not
+// see returns all things of a kind, or those with the given ids. A list has no place to say that it is not whole, or not new; so what is recorded and not
 // in it is asked for by its id before it counts as gone, for what is gone is made anew.
-func (e *Engine) list(ctx context.Context, k providers.Kind, recorded []string) ([]providers.Thing, error) {
+func (e *Engine) see(ctx context.Context, k providers.Kind, whole bool, recorded []string) ([]providers.Thing, error) {
+	if !whole {
+		return apply.Some(k, recorded...).Again(ctx, e.o.Retry)
+	}
 	things, err := apply.All(k).Again(ctx, e.o.Retry)
 	if err != nil || len(recorded) == 0 {
 		return things, err

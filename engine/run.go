@@ -28,12 +28,7 @@ import (
 func (e *Engine) Plan(ctx context.Context, doc *schema.Document, o plan.Options) (*plan.Plan, error) {
 	if !o.Destroy && !o.Sweep { // nothing is set, so nothing need be read
 		var err error
-		if !doc.Author.Own {
-			if err := Foreign(e.o.Kinds, e.o.Secrets.Source, doc); err != nil {
-				return nil, err
-			}
-		}
-		if doc, err = e.sealed(ctx, doc); err != nil {
+		if doc, err = e.readable(ctx, doc); err != nil {
 			return nil, err
 		}
 	}
@@ -41,42 +36,65 @@ func (e *Engine) Plan(ctx context.Context, doc *schema.Document, o plan.Options)
 	if err != nil {
 		return nil, err
 	}
+	p, err := e.decide(ctx, &in, o)
+	if err != nil {
+		return nil, err
+	}
+	return p, e.judge(ctx, p, doc, state.Live(in.Recorded))
+}
+
+// readable returns a document with the digests of its secrets in the specs. It fails when that names a secret that its author may
+// not name, or one that cannot be read.
+func (e *Engine) readable(ctx context.Context, doc *schema.Document) (*schema.Document, error) {
+	if !doc.Author.Own {
+		if err := Foreign(e.o.Kinds, e.o.Secrets.Source, doc); err != nil {
+			return nil, err
+		}
+	}
+	return e.sealed(ctx, doc)
+}
+
+// decide makes a plan of what was looked at.
+func (e *Engine) decide(ctx context.Context, in *plan.Input, o plan.Options) (*plan.Plan, error) {
 	if !o.AllowMissing {
-		if err := e.distrust(ctx, &in); err != nil {
+		if err := e.distrust(ctx, in); err != nil {
 			return nil, err
 		}
 	}
 	in.ID, in.Options = e.o.NewID(e.o.Now()), o
-	p, err := plan.Make(in)
+	p, err := plan.Make(*in)
 	if err != nil {
 		return nil, err
 	}
-	p.Author = doc.Author
+	p.Author = in.Document.Author
+	return p, nil
+}
+
+// judge adds to a plan what forbids it that the document and the store as a whole are to blame for. Live is how many things are
+// recorded as being there.
+func (e *Engine) judge(ctx context.Context, p *plan.Plan, doc *schema.Document, live int) error {
 	head, err := e.o.Store.Head(ctx)
 	switch {
 	case err == nil:
 		p.Revision = head.Revision
-		if doc.Site.Serial == 0 && !o.Destroy && !o.Sweep && head.Serial >= schema.MaxSerial && doc.Digest != head.Digest {
+		if doc.Site.Serial == 0 && !p.Destroy && !p.Sweep && head.Serial >= schema.MaxSerial && doc.Digest != head.Digest {
 			p.Refusals = append(p.Refusals, plan.Refusal{
 				Rule: plan.RuleSerial, Reason: fmt.Sprintf("the newest revision of the document has the serial %d, the largest there is", head.Serial),
 				Remedy: "no revision can follow it in this store",
 			})
 		}
-		if n := doc.Site.Serial; !o.Destroy && n != 0 && n <= head.Serial && doc.Digest != head.Digest {
+		if n := doc.Site.Serial; !p.Destroy && n != 0 && n <= head.Serial && doc.Digest != head.Digest {
 			p.Refusals = append(p.Refusals, plan.Refusal{
 				Rule: plan.RuleSerial, Reason: fmt.Sprintf("site.serial is %d, and the newest revision of the document has %d", n, head.Serial),
 				Remedy: "raise site.serial, or leave it out to have it counted",
 			})
 		}
 	case !errors.Is(err, state.ErrNotFound):
-		return nil, err
+		return err
 	}
-	forbidden, err := e.forbidden(ctx, p, in.Recorded, head)
-	if err != nil {
-		return nil, err
-	}
+	forbidden, err := e.forbidden(ctx, p, live, head)
 	p.Refusals = append(p.Refusals, forbidden...)
-	return p, nil
+	return err
 }
 
 // Drift looks at the site and reports how it differs from what was applied last, leaving to others what is external. It changes
@@ -141,7 +159,7 @@ func (e *Engine) Apply(ctx context.Context, p *plan.Plan, o ApplyOptions) (Resul
 		if err != nil && !errors.Is(err, state.ErrNotFound) {
 			return Result{}, err
 		}
-		if refusals, err := e.forbidden(ctx, p, recorded, head); err != nil { // a saved plan was made some time ago
+		if refusals, err := e.forbidden(ctx, p, state.Live(recorded), head); err != nil { // a saved plan was made some time ago
 			return Result{}, err
 		} else if len(refusals) > 0 {
 			return Result{}, &RefusedError{refusals}
@@ -210,7 +228,7 @@ func (e *Engine) begin(ctx context.Context, lock *state.Lock, p *plan.Plan, op s
 	now := e.o.Now()
 	run = state.Run{
 		ID: e.o.NewID(now), Op: op, Status: state.RunOpen, Plan: digest, Serial: p.Site.Serial, By: e.o.Who,
-		Epoch: lock.Epoch(), Started: now.UTC(), Steps: len(p.Steps), OnFail: string(o.OnFailure),
+		Epoch: lock.Epoch(), Started: now.UTC(), Steps: len(p.Steps), OnFail: string(o.OnFailure), Complete: p.Complete(),
 	}
 	if !p.Destroy && len(p.Document) > 0 {
 		if err := failpoint.At("document.put.before"); err != nil {

@@ -5,7 +5,6 @@ import (
 	"encoding/json"
 	"errors"
 	"fmt"
-	"slices"
 	"strings"
 	"time"
 
@@ -46,25 +45,25 @@ func (e *Engine) VerifyFile(ctx context.Context, f *plan.File) error {
 }
 
 // forbidden says why a plan may not be applied that no single step is to blame for: it is for another site than the one
-// whose things are recorded, or it destroys more than it may. Head is that of the stored document.
-func (e *Engine) forbidden(ctx context.Context, p *plan.Plan, recorded []state.Record, head state.Head) ([]plan.Refusal, error) {
+// whose things are recorded, or it destroys more than it may. Live is how many things are recorded as being there, head that of the
+// stored document.
+func (e *Engine) forbidden(ctx context.Context, p *plan.Plan, live int, head state.Head) ([]plan.Refusal, error) {
 	var refusals []plan.Refusal
 	stored, err := e.storedHead(ctx, p, head)
 	if err != nil {
 		return nil, err
 	}
-	live := slices.ContainsFunc(recorded, func(r state.Record) bool { return !r.Gone })
-	if id := stored.Site.ID; live && id != "" && id != p.Site.ID {
+	if id := stored.Site.ID; live > 0 && id != "" && id != p.Site.ID {
 		refusals = append(refusals, plan.Refusal{
 			Rule: plan.RuleSameSite, Reason: fmt.Sprintf("it is for a site with the id %s, and what is recorded of %s belongs to the site with the id %s", p.Site.ID, p.Site.Name, id),
 			Remedy: "restore site.id, which never changes; a new site has a new name",
 		})
 	}
-	refusals = append(refusals, plan.OverBudget(p, recorded)...)
+	refusals = append(refusals, plan.OverBudget(p, live)...)
 	if (p.Destroy || p.Sweep) && !p.Asked && stored.Policy.MaxDestroy != p.MaxDestroy { // such a plan carries no document of its own
-		refusals = append(refusals, plan.Over(p, recorded, stored.Policy.MaxDestroy, "allow it with -max-destroy=%d or policy.max_destroy")...)
+		refusals = append(refusals, plan.Over(p, live, stored.Policy.MaxDestroy, "allow it with -max-destroy=%d or policy.max_destroy")...)
 	}
-	return append(refusals, plan.Over(p, recorded, e.o.MaxDestroy, "raise policy.max_destroy in the configuration to %d")...), nil
+	return append(refusals, plan.Over(p, live, e.o.MaxDestroy, "raise policy.max_destroy in the configuration to %d")...), nil
 }
 
 // storedHead reads what the stored document says of the site as a whole; nothing when there is none. One that is damaged

@@ -43,6 +43,16 @@ type Record struct {
 // Called is what the thing of a record is called over there.
 func (r *Record) Called() string { return cmp.Or(r.Name, r.Ref.Name) }
 
+// Live counts the records of what is there.
+func Live(records []Record) (n int) {
+	for i := range records {
+		if !records[i].Gone {
+			n++
+		}
+	}
+	return n
+}
+
 // Move gives the record another resource of its scope and kind; the thing is called what it was.
 func (r *Record) Move(to schema.Ref) {
 	called := r.Called()
@@ -89,6 +99,9 @@ type Run struct {
 	Message string       `json:"message,omitempty"`
 	Failed  schema.Ref   `json:"failed,omitzero"`
 	OnFail  string       `json:"on_failure,omitempty"`
+
+	// Complete says that the site is what the document with its serial says when the run is applied, and not only a part of it.
+	Complete bool `json:"complete,omitempty"`
 	Remains []schema.Ref `json:"remains,omitempty"` // created, never to be deleted, and forgotten by the revert
 	Partial []string     `json:"differences,omitempty"`
 }

@@ -17,7 +17,15 @@ import (
 
 // Records reads all recorded resources, in the order of their keys.
 func (s *Store) Records(ctx context.Context) ([]Record, error) {
-	prefix := s.key("resource") + "/"
+	return s.records(ctx, s.key("resource")+"/")
+}
+
+// RecordsOf reads the recorded resources of one kind in a scope, in the order of their names.
+func (s *Store) RecordsOf(ctx context.Context, scope, kind string) ([]Record, error) {
+	return s.records(ctx, s.key("resource", scope, kind)+"/")
+}
+
+func (s *Store) records(ctx context.Context, prefix string) ([]Record, error) {
 	items, err := s.kv.List(ctx, prefix)
 	if err != nil {
 		return nil, fmt.Errorf("list %s: %w", prefix, err)
@@ -34,7 +42,7 @@ func (s *Store) Records(ctx context.Context) ([]Record, error) {
 				if err := r.read(items[i], &records[i]); err != nil {
 					return err
 				}
-				if items[i].Key[len(prefix):] != records[i].Ref.String() {
+				if items[i].Key != s.recordKey(records[i].Ref) {
 					return &DamagedError{items[i].Key, "it holds the record of " + records[i].Ref.String()}
 				}
 			}

@@ -79,10 +79,11 @@ func (m *maker) present() (declared, all []schema.Ref) {
 	return declared, schema.SortRefs(all)
 }
 
-// Narrowed says how much of the site a plan with -target or -exclude is about.
+// Narrowed says how much of the site a plan is about that is about a part.
 type Narrowed struct {
-	Resources int `json:"resources"` // declared or recorded ones that it is about
-	Of        int `json:"of"`        // all that are declared or recorded
+	Resources int   `json:"resources"`       // declared or recorded ones that it is about
+	Of        int   `json:"of"`              // all that are declared or recorded
+	Since     int64 `json:"since,omitempty"` // it is about what the document says otherwise than the revision with this serial; 0: about what was asked for
 }
 
 // An Omission is a declared resource that the plan does nothing about although it should, and why.
@@ -172,7 +173,10 @@ func (m *maker) count(in selection) {
 			m.plan.Unchanged++
 		}
 	}
-	if in != nil && !m.in.Options.Sweep {
+	switch part := m.in.Part; {
+	case part != nil:
+		m.plan.Narrowed = &Narrowed{Resources: about, Of: part.Of, Since: part.Since}
+	case in != nil && !m.in.Options.Sweep:
 		m.plan.Narrowed = &Narrowed{Resources: about, Of: len(m.items)}
 	}
 }

@@ -14,29 +14,19 @@ import (
 // DefaultMaxDestroy is the budget where nobody has set one.
 const DefaultMaxDestroy = "10%"
 
-// OverBudget tells why a plan destroys more than it may. It looks at nothing but what the plan would do and what is
-// recorded, so that a mistake in making the plan does not get past it.
-func OverBudget(p *Plan, recorded []state.Record) []Refusal {
-	return Over(p, recorded, p.MaxDestroy, "allow it with -max-destroy=%d or policy.max_destroy")
+// OverBudget says why a plan destroys more than it may, when so many resources are recorded as being there. It looks at nothing
+// but what the plan would do, so that a mistake in making the plan does not get past it.
+func OverBudget(p *Plan, live int) []Refusal {
+	return Over(p, live, p.MaxDestroy, "allow it with -max-destroy=%d or policy.max_destroy")
 }
 
-// Over tells why a plan destroys more than a limit allows; nothing when the limit is empty. The remedy says where a higher
-// limit can be set, with %d for what it would have to be.
-func Over(p *Plan, recorded []state.Record, limit, remedy string) []Refusal {
+// Over says why a plan destroys more of what is recorded as being there than a limit allows; nothing when the limit is empty. The
+// remedy says where a higher limit can be set, with %d for what it would have to be.
+func Over(p *Plan, live int, limit, remedy string) []Refusal {
 	if limit == "" {
 		return nil
 	}
-	count, live := 0, 0
-	for i := range p.Steps {
-		if p.Steps[i].Action == Delete {
-			count++
-		}
-	}
-	for i := range recorded {
-		if !recorded[i].Gone {
-			live++
-		}
-	}
+	count := p.deletes()
 	allowed, err := Budget(limit, live)
 	switch {
 	case err != nil:
@@ -50,7 +40,17 @@ func Over(p *Plan, recorded []state.Record, limit, remedy string) []Refusal {
 	return nil
 }
 
-// Budget gives how many of live things may be destroyed: "3", or "10%" of them but at least one.
+// deletes counts the steps that delete something.
+func (p *Plan) deletes() (n int) {
+	for i := range p.Steps {
+		if p.Steps[i].Action == Delete {
+			n++
+		}
+	}
+	return n
+}
+
+// Budget returns how many of live things may be destroyed: "3", or "10%" of them but at least one.
 func Budget(limit string, live int) (int, error) {
 	if p, ok := strings.CutSuffix(limit, "%"); ok {
 		n, err := strconv.Atoi(p)
@@ -110,7 +110,7 @@ func (m *maker) suspect() {
 			seen[at]++
 		}
 	}
-	if len(m.desired)+m.rest.resources == 0 && live > 0 && !m.in.Options.Destroy && !m.in.Options.Sweep {
+	if len(m.desired)+m.rest.resources == 0 && (m.in.Part == nil || m.in.Part.Declared == 0) && live > 0 && !m.in.Options.Destroy && !m.in.Options.Sweep {
 		m.disappeared(fmt.Sprintf("the document has no resources, and %d are recorded", live),
 			"if all of them are to go, say so with converge destroy; otherwise correct the document")
 	}

@@ -64,13 +64,13 @@ func TestGolden(t *testing.T) {
 			if err != nil {
 				got = "error: " + err.Error() + "\n"
 			} else {
-				p.Refusals = append(p.Refusals, plan.OverBudget(p, in.Recorded)...)
+				p.Refusals = append(p.Refusals, plan.OverBudget(p, state.Live(in.Recorded))...)
 				got = enginetest.Text(p)
 				comesBack(t, p)
 			}
 			again, _ := plan.Make(in)
 			if err == nil {
-				again.Refusals = append(again.Refusals, plan.OverBudget(again, in.Recorded)...)
+				again.Refusals = append(again.Refusals, plan.OverBudget(again, state.Live(in.Recorded))...)
 			}
 			if err == nil && enginetest.Text(again) != got {
 				t.Fatalf("planning twice gives two plans:\n%s\n%s", got, enginetest.Text(again))

@@ -36,6 +36,15 @@ type Input struct {
 	Begun    map[schema.Ref]bool // what an open run has yet to settle: how that is, is the run's doing
 	Traits   func(scope, kind string) (providers.Traits, bool)
 	Options  Options
+	Part     *Part // what else there is, when this is a part of the site only; nil: it is all of it
+}
+
+// A Part says what the inputs of a plan leave out. There is no step for any of that.
+type Part struct {
+	Declared int                             // resources of the whole document
+	Of       int                             // all that are declared, and those that are not any more
+	Since    int64                           // serial of the revision since which the document says something else of the part
+	Owners   map[Place]map[string]schema.Ref // whose the things are that are seen and belong to resources which were left out, by external id
 }
 
 // Options narrow a plan. Patterns are refs in which * stands for any part of a word: gpu-01/ovs.*/br-*.

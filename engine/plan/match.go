@@ -45,6 +45,15 @@ func (m *maker) match() error {
 		byID[at] = ids
 	}
 	m.owners = make(map[*providers.Thing]*item, len(m.items))
+	if m.in.Part != nil {
+		for at, owned := range m.in.Part.Owners {
+			for id, ref := range owned {
+				if t := byID[at][id]; t != nil {
+					m.owners[t] = &item{ref: ref}
+				}
+			}
+		}
+	}
 	for _, it := range m.items {
 		if err := m.describe(it, Place{it.ref.Scope, it.ref.Kind}); err != nil {
 			return err

@@ -80,7 +80,7 @@ type Plan struct {
 
 	Externals []External `json:"externals,omitempty"` // what is only referred to
 
-	Narrowed *Narrowed `json:"narrowed,omitempty"` // the plan is about a part of the site only, by -target or -exclude
+	Narrowed *Narrowed `json:"narrowed,omitempty"` // the plan is about a part of the site only, see [Options] and [Part]
 
 	Refusals []Refusal `json:"refusals,omitempty"` // why this plan may not be applied
 
@@ -240,6 +240,11 @@ func (p *Plan) Empty() bool { return len(p.Steps) == 0 }
 
 // Partial reports whether something of what the plan is about could not be seen, or is left out.
 func (p *Plan) Partial() bool { return len(p.Unknown)+len(p.Omitted) > 0 }
+
+// Complete reports whether the site is as the document says once the plan is carried out, as far as the document has changed at least.
+func (p *Plan) Complete() bool {
+	return !p.Destroy && !p.Sweep && !p.Partial() && len(p.Unsupported) == 0 && (p.Narrowed == nil || p.Narrowed.Since > 0)
+}
 
 // Counts are the numbers of a summary. A replacement counts as one to add and one to destroy, an update in two steps once.
 type Counts struct {

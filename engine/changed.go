@@ -1,0 +1,278 @@
+package engine
+
+import (
+	"context"
+	"errors"
+	"fmt"
+	"maps"
+	"slices"
+
+	"converge.dev/converge/engine/plan"
+	"converge.dev/converge/providers"
+	"converge.dev/converge/schema"
+	"converge.dev/converge/state"
+)
+
+// A Revision is a document of which the resources are read as they are asked for, beside an earlier one.
+type Revision interface {
+	// Since is the serial of the earlier one.
+	Since() int64
+
+	// Len is how many resources the document has.
+	Len() int
+
+	// Changed lists those that it describes otherwise than the earlier one: those that are new, different or gone.
+	Changed() []schema.Ref
+
+	// Referring lists the resources that refer to one of these, directly.
+	Referring(to []schema.Ref) []schema.Ref
+
+	// Read reads the resources with the given refs, those of them that are there, and all that these refer to. The document that it
+	// returns has no other resources, and is otherwise that of the revision.
+	Read(ctx context.Context, refs []schema.Ref) (*schema.Document, error)
+}
+
+// A WholeError says why a plan has to be made of all that the document describes.
+type WholeError struct{ Reason string }
+
+func (e *WholeError) Error() string { return "a plan of the whole site is needed: " + e.Reason }
+
+// Applied returns the serial of the revision of the document that the site is at: the one that the newest run applied, whole. It
+// fails with a *WholeError when nothing was applied, or when that run, or another since, has left the site otherwise than a document
+// says.
+func (e *Engine) Applied(ctx context.Context) (int64, error) {
+	runs, err := e.o.Store.Runs(ctx)
+	if err != nil {
+		return 0, err
+	}
+	for _, r := range runs {
+		switch {
+		case r.Status == state.RunReverted: // and the site was seen to be as before
+			continue
+		case r.Status != state.RunApplied:
+			return 0, &WholeError{fmt.Sprintf("run %s is %s", r.ID, r.Stands())}
+		case !r.Complete:
+			return 0, &WholeError{fmt.Sprintf("run %s was about something else than the whole document", r.ID)}
+		}
+		return r.Serial, nil
+	}
+	return 0, &WholeError{"no revision of the document has been applied yet"}
+}
+
+// PlanChanged is [Engine.Plan] for what a revision says otherwise than an earlier one that was applied, and for what refers to that
+// and has to follow. It looks at nothing else, and takes for granted that all else is as it was left. It fails with a *WholeError
+// when what has changed cannot be decided about alone.
+func (e *Engine) PlanChanged(ctx context.Context, rev Revision, o plan.Options) (*plan.Plan, error) {
+	refs := rev.Changed()
+	gone := map[schema.Ref]bool{} // and what will be another thing than before
+	for {
+		doc, err := rev.Read(ctx, refs)
+		if err == nil {
+			doc, err = e.readable(ctx, doc)
+		}
+		if err != nil {
+			return nil, err
+		}
+		in, more, err := e.lookAt(ctx, doc, refs, gone)
+		if err != nil {
+			return nil, err
+		}
+		if len(more) > 0 {
+			refs = append(refs, more...)
+			continue
+		}
+		in.Part.Since, in.Part.Declared = rev.Since(), rev.Len()
+		in.Part.Of += rev.Len()
+		p, err := e.decide(ctx, &in, o)
+		if err != nil {
+			return nil, err
+		}
+		var turned []schema.Ref // away, or into another thing
+		deletes := false
+		for i := range p.Steps {
+			s := &p.Steps[i]
+			deletes = deletes || s.Action == plan.Delete
+			if (s.Action == plan.Create || s.Action == plan.Delete) && !gone[s.Ref] {
+				gone[s.Ref] = true
+				turned = append(turned, s.Ref)
+			}
+			if s.Action == plan.Create {
+				if err := e.stated(&schema.Resource{Ref: s.Ref, Spec: s.Want}); err != nil {
+					return nil, err
+				}
+			}
+		}
+		if len(turned) > 0 {
+			refs = append(refs, turned...)
+			refs = append(refs, rev.Referring(turned)...)
+			continue
+		}
+		p.Unmanaged = nil // what nobody declared cannot be told from what was not read
+		live := max(1, state.Live(in.Recorded))
+		if deletes { // a share of all that is recorded
+			all, err := e.o.Store.Records(ctx)
+			if err != nil {
+				return nil, err
+			}
+			live = state.Live(all)
+		}
+		return p, e.judge(ctx, p, doc, live)
+	}
+}
+
+// lookAt makes the inputs of a plan about a part of a document, and about what of refs is recorded. Gone is what will not be there any
+// more, or not as the same thing. When more has to be read first, it returns the refs of that and nothing else.
+func (e *Engine) lookAt(ctx context.Context, doc *schema.Document, refs []schema.Ref, gone map[schema.Ref]bool) (in plan.Input, more []schema.Ref, err error) {
+	in = plan.Input{Kinds: e.o.Kinds, Document: doc, Begun: e.begun(ctx), Part: &plan.Part{Owners: map[plan.Place]map[string]schema.Ref{}}}
+	chosen, declared := map[schema.Ref]bool{}, map[schema.Ref]bool{}
+	for _, ref := range refs {
+		chosen[ref] = true
+	}
+	for i := range doc.Resources {
+		chosen[doc.Resources[i].Ref], declared[doc.Resources[i].Ref] = true, true
+	}
+	for _, ref := range slices.SortedFunc(maps.Keys(chosen), schema.Ref.Compare) {
+		r, err := e.o.Store.Record(ctx, ref)
+		if errors.Is(err, state.ErrNotFound) {
+			continue
+		}
+		if err != nil {
+			return in, nil, err
+		}
+		in.Recorded = append(in.Recorded, r)
+		for _, to := range r.After { // what it refers to as it is
+			if !chosen[to] && !r.Gone {
+				chosen[to] = true
+				more = append(more, to)
+			}
+		}
+	}
+	if len(more) > 0 {
+		return in, more, nil
+	}
+	records := map[schema.Ref]*state.Record{}
+	for i := range in.Recorded {
+		if r := &in.Recorded[i]; !r.Gone {
+			records[r.Ref] = r
+			if !declared[r.Ref] {
+				in.Part.Of++
+			}
+		}
+	}
+	e.recall(ctx, in.Recorded, nil)
+	set, err := e.connect(ctx, doc.Site, slices.Collect(maps.Keys(chosen)))
+	if err != nil {
+		return in, nil, err
+	}
+	in.Traits = func(scope, kind string) (providers.Traits, bool) {
+		k, _, ok := set.Find(scope, kind)
+		return k.Traits, ok
+	}
+	ids := liveIDs(in.Recorded)
+	at := map[plan.Place]bool{} // whether all of it is to be seen
+	for p := range ids {
+		at[p] = false
+	}
+	for i := range doc.Resources {
+		r := &doc.Resources[i]
+		place := placeOf(r.Ref)
+		switch {
+		case r.External != nil && r.External.ID != "":
+			ids[place] = append(ids[place], r.External.ID)
+			at[place] = at[place]
+		case records[r.Ref] == nil: // it may be there, under whatever id
+			at[place] = true
+			if err := e.stated(r); err != nil {
+				return in, nil, err
+			}
+		}
+		for _, to := range r.Outside {
+			ids[placeOf(to)] = append(ids[placeOf(to)], to.Name)
+			at[placeOf(to)] = at[placeOf(to)]
+		}
+	}
+	for ref, r := range records { // what refers to a thing decides whether it may be deleted
+		if k, _, ok := set.Find(ref.Scope, ref.Kind); ok && k.Traits.Orphans && (gone[r.Ref] || !declared[ref]) {
+			for _, by := range plan.Referrers(e.o.Kinds, ref.Kind) {
+				at[plan.Place{Scope: ref.Scope, Kind: by.Name}] = true
+			}
+		}
+	}
+	for p := range ids {
+		slices.Sort(ids[p])
+		ids[p] = slices.Compact(ids[p])
+	}
+	in.Observed = e.observe(ctx, set, at, ids)
+	again := map[plan.Place]bool{}
+	for p, all := range at { // the mark of what is not there may be on another thing
+		if things, seen := in.Observed.Things[p]; seen && !all && len(things) < len(ids[p]) {
+			at[p], again[p] = true, true
+		}
+	}
+	if len(again) > 0 {
+		more := e.observe(ctx, set, again, ids)
+		maps.Copy(in.Observed.Things, more.Things)
+		maps.Copy(in.Observed.Unknown, more.Unknown)
+		maps.Copy(in.Observed.Unsupported, more.Unsupported)
+	}
+	in.Servers = e.servers(ctx, set)
+	more, err = e.owners(ctx, &in, at, chosen)
+	return in, more, err
+}
+
+// owners finds out whose the things are that were seen beside those of the chosen resources, and returns the refs of others to which
+// things of the chosen refer.
+func (e *Engine) owners(ctx context.Context, in *plan.Input, at map[plan.Place]bool, chosen map[schema.Ref]bool) (more []schema.Ref, err error) {
+	owners, known := map[plan.Place]map[string]schema.Ref{}, map[plan.Place]map[string]bool{}
+	for p, ids := range liveIDs(in.Recorded) {
+		known[p] = make(map[string]bool, len(ids))
+		for _, id := range ids {
+			known[p][id] = true
+		}
+	}
+	owned := func(p plan.Place) map[string]schema.Ref {
+		if owners[p] == nil && err == nil {
+			owners[p] = map[string]schema.Ref{}
+			var records []state.Record
+			records, err = e.o.Store.RecordsOf(ctx, p.Scope, p.Kind)
+			for i := range records {
+				if r := &records[i]; !r.Gone && !chosen[r.Ref] {
+					owners[p][r.ID] = r.Ref
+				}
+			}
+		}
+		return owners[p]
+	}
+	for p, whole := range at {
+		if whole {
+			in.Part.Owners[p] = owned(p)
+		}
+		for i := range in.Observed.Things[p] {
+			t := &in.Observed.Things[p][i]
+			if !known[p][t.ID] && !chosen[t.Mark.Ref] {
+				continue
+			}
+			e.o.Kinds[p.Kind].EachRef(t.Spec.Clone(), func(kind, id string) string {
+				to := placeOf(e.o.Kinds.Target(p.Scope, kind, ""))
+				if !known[to][id] {
+					if ref, ours := owned(to)[id]; ours {
+						more = append(more, ref)
+					}
+				}
+				return id
+			})
+		}
+	}
+	return schema.SortRefs(more), err
+}
+
+// stated fails with a *WholeError when the planner would have to choose something for a resource that is to be made.
+func (e *Engine) stated(r *schema.Resource) error {
+	for _, f := range chooses(e.o.Kinds[r.Ref.Kind], r) {
+		return &WholeError{fmt.Sprintf("%s leaves %s to be chosen, among all that there is", r.Ref, f.Name)}
+	}
+	return nil
+}
+
+// placeOf returns where a resource is to be seen.
+func placeOf(ref schema.Ref) plan.Place { return plan.Place{Scope: ref.Scope, Kind: ref.Kind} }

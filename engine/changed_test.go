@@ -1,0 +1,403 @@
+package engine_test
+
+import (
+	"context"
+	"encoding/json"
+	"errors"
+	"fmt"
+	"maps"
+	"reflect"
+	"slices"
+	"strings"
+	"testing"
+
+	"pgregory.net/rapid"
+
+	"converge.dev/converge/engine"
+	"converge.dev/converge/engine/plan"
+	"converge.dev/converge/internal/enginetest"
+	"converge.dev/converge/internal/torture"
+	"converge.dev/converge/providers"
+	"converge.dev/converge/providers/fake"
+	"converge.dev/converge/schema"
+	"converge.dev/converge/state"
+)
+
+// revised is a document beside an earlier one, both read already.
+type revised struct {
+	was, is *schema.Document
+	read    int // resources that were asked for the last time
+}
+
+func byRef(d *schema.Document) map[schema.Ref]*schema.Resource {
+	m := map[schema.Ref]*schema.Resource{}
+	for i := range d.Resources {
+		m[d.Resources[i].Ref] = &d.Resources[i]
+	}
+	return m
+}
+
+func (r *revised) Since() int64 { return 1 }
+func (r *revised) Len() int     { return len(r.is.Resources) }
+
+func (r *revised) Changed() (refs []schema.Ref) {
+	was, is := byRef(r.was), byRef(r.is)
+	for ref := range maps.Keys(is) {
+		if !reflect.DeepEqual(was[ref], is[ref]) {
+			refs = append(refs, ref)
+		}
+	}
+	for ref := range was {
+		if is[ref] == nil {
+			refs = append(refs, ref)
+		}
+	}
+	return schema.SortRefs(refs)
+}
+
+func (r *revised) Referring(to []schema.Ref) (refs []schema.Ref) {
+	for _, res := range r.is.Resources {
+		if slices.ContainsFunc(res.After, func(a schema.Ref) bool { return slices.Contains(to, a) }) {
+			refs = append(refs, res.Ref)
+		}
+	}
+	return refs
+}
+
+func (r *revised) Read(_ context.Context, refs []schema.Ref) (*schema.Document, error) {
+	is := byRef(r.is)
+	doc := *r.is
+	doc.Resources = nil
+	work := slices.Clone(refs)
+	for i := 0; i < len(work); i++ {
+		if res := is[work[i]]; res != nil {
+			work = append(work, res.After...)
+		}
+	}
+	for _, ref := range schema.SortRefs(work) {
+		if res := is[ref]; res != nil {
+			doc.Resources = append(doc.Resources, *res)
+		}
+	}
+	r.read = len(doc.Resources)
+	return &doc, nil
+}
+
+// decision is what a plan would do, and what forbids it.
+func decision(tb interface{ Fatal(...any) }, p *plan.Plan) string {
+	text, err := json.MarshalIndent(map[string]any{"steps": p.Steps, "refusals": p.Refusals, "no return": p.NoReturn, "externals": p.Externals}, "", " ")
+	if err != nil {
+		tb.Fatal(err)
+	}
+	return string(text)
+}
+
+// TestTorturePlanOfTheChanged: where all is as it was left, a plan of what changed is the plan of the whole site, and does what
+// that does.
+func TestTorturePlanOfTheChanged(t *testing.T) {
+	torture.Worlds(t, 200, 2000, 50000)
+	fewer := 0
+	rapid.Check(t, func(t *rapid.T) {
+		tb := fataler{TB: nil, t: t}
+		s := enginetest.New()
+		subnet, host := fake.SiteTraits(), fake.SiteTraits()
+		subnet.Exclusive, host.Detach = []providers.Exclusive{{Field: "cidr"}}, []providers.Detachable{{Field: "links"}}
+		host.Orphans, subnet.Orphans = rapid.Bool().Draw(t, "orphans"), rapid.Bool().Draw(t, "orphan subnets")
+		s.World.Traits = map[string]providers.Traits{"far.subnet": subnet, "far.host": host, "far.net": subnet}
+		texts := site(t, "first")
+		first := s.Document(tb, texts)
+		run(t, s, first, engine.ApplyOptions{})
+		if !makePlan(t, s, first).Empty() {
+			t.Fatal("not converged")
+		}
+		other := site(t, "second")
+		edited := maps.Clone(texts)
+		for _, ref := range slices.Sorted(maps.Keys(texts)) { // most stays
+			if rapid.IntRange(0, 3).Draw(t, "edit "+ref) == 0 {
+				delete(edited, ref)
+			}
+		}
+		for _, ref := range slices.Sorted(maps.Keys(other)) {
+			if rapid.IntRange(0, 1).Draw(t, "take "+ref) == 0 {
+				edited[ref] = other[ref]
+			}
+		}
+		second := s.Document(tb, closed(edited, texts, other))
+		cidrs := map[any]bool{}
+		for _, r := range second.Resources {
+			if r.Ref.Kind == "far.subnet" && cidrs[r.Spec["cidr"]] {
+				return // no document says so
+			}
+			cidrs[r.Spec["cidr"]] = true
+		}
+		e := s.Engine(nil)
+		defer e.Close()
+		o := plan.Options{Unlimited: true}
+		whole := makePlan(t, s, second)
+		rev := &revised{was: first, is: second}
+		part, err := e.PlanChanged(context.Background(), rev, o)
+		if err != nil {
+			t.Fatal(err)
+		}
+		if a, b := decision(t, part), decision(t, whole); a != b {
+			t.Fatalf("the plan of what changed is\n%s\nand of the whole\n%s", a, b)
+		}
+		if n := part.Narrowed; n == nil || n.Since != 1 || n.Of < len(second.Resources) || n.Resources > n.Of {
+			t.Fatalf("it says %+v of %d", n, len(second.Resources))
+		}
+		if rev.read < len(second.Resources) {
+			fewer++
+		}
+		if part.Empty() || len(part.Refusals) > 0 {
+			return
+		}
+		res, err := s.Apply(part, engine.ApplyOptions{Approve: part.Approval()})
+		if err != nil || res.Run.Status != state.RunApplied {
+			t.Fatal(res.Run.Status, err)
+		}
+		if again := makePlan(t, s, second); !again.Empty() {
+			t.Fatalf("after it, the whole site needs\n%s", enginetest.Text(again))
+		}
+	})
+	if fewer == 0 {
+		t.Error("every plan read the whole document: the worlds do not try enough")
+	}
+}
+
+// closed adds to a document what it refers to, as one of the others has it.
+func closed(m map[string]string, others ...map[string]string) map[string]string {
+	missing := func(kind, name, scope string) bool {
+		ref := scope + "/" + kind + "/" + name
+		if m[ref] != "" {
+			return false
+		}
+		for _, o := range others {
+			if o[ref] != "" {
+				m[ref] = o[ref]
+				return true
+			}
+		}
+		return false
+	}
+	for again := true; again; {
+		again = false
+		for _, ref := range slices.Sorted(maps.Keys(m)) {
+			scope, _, _ := strings.Cut(ref, "/")
+			var spec struct {
+				Net, Guard, Bridge string
+				Links              []struct{ Subnet string }
+			}
+			if err := json.Unmarshal([]byte(m[ref]), &spec); err != nil {
+				panic(err)
+			}
+			again = missing("far.net", spec.Net, "site") || missing("far.guard", spec.Guard, "site") || missing("near.bridge", spec.Bridge, scope) || again
+			for _, l := range spec.Links {
+				again = missing("far.subnet", l.Subnet, "site") || again
+			}
+		}
+	}
+	return m
+}
+
+// TestAppliedRevision: only what the newest run has brought about whole is something to begin from.
+func TestAppliedRevision(t *testing.T) {
+	s := enginetest.New()
+	ctx := context.Background()
+	applied := func() string {
+		t.Helper()
+		e := s.Engine(nil)
+		defer e.Close()
+		serial, err := e.Applied(ctx)
+		if whole := (*engine.WholeError)(nil); errors.As(err, &whole) {
+			return whole.Reason
+		} else if err != nil {
+			t.Fatal(err)
+		}
+		return fmt.Sprint(serial)
+	}
+	expect := func(want string) {
+		t.Helper()
+		if got := applied(); !strings.Contains(got, want) {
+			t.Errorf("applied: %s, want %s", got, want)
+		}
+	}
+	do := func(o plan.Options, resources map[string]string) engine.Result {
+		t.Helper()
+		res, err := s.Apply(s.Plan(t, s.Document(t, resources), o), engine.ApplyOptions{})
+		if err != nil {
+			t.Fatal(err)
+		}
+		return res
+	}
+	net := func(size string) map[string]string {
+		return map[string]string{"site/far.net/a": `{"cidr":"10.0.0.0/8","labels":{"size":"` + size + `"}}`, "site/far.net/b": `{"cidr":"10.0.0.0/8","labels":{"size":"` + size + `"}}`}
+	}
+	expect("no revision")
+	do(plan.Options{}, net("1"))
+	expect("1")
+	if err := s.World.Fail(fake.Fault{Op: "update", Ref: "site/far.net/b", Times: 9, Class: providers.Invalid}); err != nil {
+		t.Fatal(err)
+	}
+	if res := do(plan.Options{}, net("2")); res.Run.Status != state.RunReverted {
+		t.Fatal(res.Run.Status)
+	}
+	expect("1") // proved
+	if err := s.World.Mend(); err != nil {
+		t.Fatal(err)
+	}
+	do(plan.Options{Target: []string{"site/far.net/a"}}, net("3"))
+	expect("something else than the whole document")
+	do(plan.Options{}, net("3"))
+	expect("3")
+	do(plan.Options{Destroy: true, Unlimited: true}, net("3"))
+	expect("something else than the whole document")
+}
+
+// changing applies a first document and has a second one, and compares the plan of what changed with that of the whole.
+type changing struct {
+	*enginetest.Site
+	first, second *schema.Document
+}
+
+func changed(t *testing.T, first, second map[string]string) changing {
+	t.Helper()
+	s := enginetest.New()
+	c := changing{s, s.Document(t, first), s.Document(t, second)}
+	s.Converge(t, c.first)
+	return c
+}
+
+func (c changing) plan(t *testing.T) (part, whole *plan.Plan, read int) {
+	t.Helper()
+	e := c.Engine(nil)
+	defer e.Close()
+	rev := &revised{was: c.first, is: c.second}
+	part, err := e.PlanChanged(context.Background(), rev, plan.Options{})
+	if err != nil {
+		t.Fatal(err)
+	}
+	return part, c.Plan(t, c.second, plan.Options{}), rev.read
+}
+
+func (c changing) same(t *testing.T) {
+	t.Helper()
+	part, whole, _ := c.plan(t)
+	if a, b := decision(t, part), decision(t, whole); a != b {
+		t.Errorf("the plan of what changed is\n%s\nand of the whole\n%s", a, b)
+	}
+	if part.Empty() {
+		t.Error("nothing changed")
+	}
+}
+
+const (
+	aNet  = `{"cidr":"10.0.0.0/8"}`
+	aHost = `{"net":"a","size":1}`
+)
+
+// A thing that somebody had refer to another resource is seen to do so, by the name of that.
+func TestPlanOfTheChangedReadsWhatIsReferredTo(t *testing.T) {
+	nets := map[string]string{"site/far.net/a": aNet, "site/far.guard/g1": `{}`, "site/far.guard/g2": `{}`, "site/far.host/h": `{"net":"a","guard":"g1"}`}
+	then := maps.Clone(nets)
+	then["site/far.host/h"] = `{"net":"a","guard":"g1","size":2}`
+	c := changed(t, nets, then)
+	host := recordOf(t, c.Site, "site/far.host/h")
+	thing := thingOf(t, c.Site, "site", "far.host", host.ID)
+	thing.Spec["guard"] = recordOf(t, c.Site, "site/far.guard/g2").ID
+	if err := c.World.Put("site", "far.host", thing); err != nil {
+		t.Fatal(err)
+	}
+	c.same(t)
+}
+
+// A thing that is there under another id is known by its mark.
+func TestPlanOfTheChangedFindsTheMark(t *testing.T) {
+	c := changed(t, map[string]string{"site/far.guard/g": `{}`}, map[string]string{"site/far.guard/g": `{"size":2}`})
+	r := recordOf(t, c.Site, "site/far.guard/g")
+	thing := thingOf(t, c.Site, "site", "far.guard", r.ID)
+	if err := c.World.Remove("site", "far.guard", r.ID); err != nil {
+		t.Fatal(err)
+	}
+	thing.ID = "00000000-0000-4000-8000-000000000001"
+	if err := c.World.Put("site", "far.guard", thing); err != nil {
+		t.Fatal(err)
+	}
+	c.same(t)
+}
+
+// What refers to something that becomes another thing follows it, and nothing else is read.
+func TestPlanOfTheChangedFollows(t *testing.T) {
+	first := map[string]string{"site/far.net/a": aNet, "site/far.net/b": aNet, "site/far.host/h": aHost, "site/far.host/i": `{"net":"b"}`, "site/far.guard/g": `{}`}
+	second := maps.Clone(first)
+	second["site/far.net/a"] = `{"cidr":"11.0.0.0/8"}`
+	c := changed(t, first, second)
+	c.same(t)
+	if part, _, read := c.plan(t); read != 2 || part.Narrowed.Resources != 2 || part.Narrowed.Of != 5 {
+		t.Errorf("%d resources were read, and the plan is about %+v", read, part.Narrowed)
+	}
+}
+
+// What somebody had refer to a thing that goes keeps it, although the document says nothing of the kind, where the far side would
+// leave it behind.
+func TestPlanOfTheChangedLeavesNoOrphans(t *testing.T) {
+	first := map[string]string{"site/far.net/a": aNet, "site/far.net/b": aNet, "site/far.host/h": aHost}
+	second := map[string]string{"site/far.net/a": aNet, "site/far.host/h": aHost}
+	c := changed(t, first, second)
+	traits := fake.SiteTraits()
+	traits.Orphans = true
+	c.World.Traits = map[string]providers.Traits{"far.net": traits}
+	thing := thingOf(t, c.Site, "site", "far.host", recordOf(t, c.Site, "site/far.host/h").ID)
+	thing.Spec["net"] = recordOf(t, c.Site, "site/far.net/b").ID
+	if err := c.World.Put("site", "far.host", thing); err != nil {
+		t.Fatal(err)
+	}
+	if part, _, _ := c.plan(t); len(part.Refusals) != 1 || !strings.Contains(part.Refusals[0].Reason, "still refers to it") {
+		t.Errorf("the refusals are %+v", part.Refusals)
+	}
+}
+
+// What the planner is to choose it chooses among everything.
+func TestPlanOfTheChangedDoesNotChoose(t *testing.T) {
+	c := changed(t, map[string]string{"site/far.net/a": aNet, "site/far.guard/g": `{}`}, map[string]string{"site/far.net/a": aNet, "site/far.guard/g": `{}`, "site/far.host/h": aHost})
+	guard := c.Kinds["far.host"].Field("guard")
+	guard.Choose = &schema.Choice{Kind: "far.guard"}
+	e := c.Engine(nil)
+	defer e.Close()
+	_, err := e.PlanChanged(context.Background(), &revised{was: c.first, is: c.second}, plan.Options{})
+	if whole := (*engine.WholeError)(nil); !errors.As(err, &whole) || !strings.Contains(whole.Reason, "guard") {
+		t.Error(err)
+	}
+}
+
+// A share of what may be destroyed is one of everything.
+func TestPlanOfTheChangedKeepsTheBudget(t *testing.T) {
+	first := map[string]string{}
+	for i := range 30 {
+		first[fmt.Sprintf("site/far.guard/g%02d", i)] = `{}`
+	}
+	for n, refused := range map[int]bool{3: false, 4: true} {
+		second := maps.Clone(first)
+		for i := range n {
+			delete(second, fmt.Sprintf("site/far.guard/g%02d", i))
+		}
+		c := changed(t, first, second)
+		c.second.Policy.MaxDestroy = "10%"
+		part, _, read := c.plan(t)
+		if read != 0 || (len(part.Refusals) > 0) != refused || len(part.Steps) != n {
+			t.Errorf("%d of 30: %d steps, refused %v, %d read", n, len(part.Steps), part.Refusals, read)
+		}
+	}
+}
+
+func recordOf(t *testing.T, s *enginetest.Site, ref string) state.Record {
+	t.Helper()
+	at, err := schema.ParseRef(ref)
+	if err != nil {
+		t.Fatal(err)
+	}
+	r, err := s.Store.Record(t.Context(), at)
+	if err != nil {
+		t.Fatal(err)
+	}
+	return r
+}
