@@ -72,8 +72,8 @@ func (e *Engine) storedHead(ctx context.Context, p *plan.Plan, head state.Head) 
 	if head.Serial == 0 {
 		return plan.Head{}, nil
 	}
-	if head.Digest == p.Digest {
-		return plan.HeadOf(p.Document)
+	if head.Digest == p.Digest { // and the plan says of the site what its document does
+		return plan.Head{Site: p.Site}, nil
 	}
 	_, body, err := e.o.Store.Document(ctx, head.Serial)
 	if ctx.Err() != nil {

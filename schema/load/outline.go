@@ -23,7 +23,33 @@ type Outline struct {
 	schema    *kinds.Schema
 	text      []byte
 	head      []member // apiVersion, site and policy
-	resources map[schema.Ref]jsontext.Value
+	resources []entry  // in the order of refs, which is not that of Ref.Compare
+}
+
+// An entry is a resource as it stands in a text.
+type entry struct {
+	schema.Ref
+	value jsontext.Value
+}
+
+// order is that of documents in the form in which they are stored, for the most part, so that there is seldom anything to sort.
+func order(a, b schema.Ref) int {
+	top := func(r schema.Ref) string {
+		if r.Scope == schema.ScopeSite {
+			return r.Kind
+		}
+		return "nodes"
+	}
+	return cmp.Or(cmp.Compare(top(a), top(b)), cmp.Compare(a.Scope, b.Scope), cmp.Compare(a.Kind, b.Kind), cmp.Compare(a.Name, b.Name))
+}
+
+// find returns the text of a resource; nil when the document has none of that ref.
+func (o *Outline) find(ref schema.Ref) jsontext.Value {
+	i, ok := slices.BinarySearchFunc(o.resources, ref, func(e entry, ref schema.Ref) int { return order(e.Ref, ref) })
+	if !ok {
+		return nil
+	}
+	return o.resources[i].value
 }
 
 // A member is a name and a value as they stand in a text.
@@ -38,12 +64,15 @@ func NewOutline(s *kinds.Schema, text []byte) (*Outline, error) {
 	if len(text) > maxSize {
 		return nil, tooLarge(len(text), maxSize)
 	}
-	o := &Outline{schema: s, text: text, resources: make(map[schema.Ref]jsontext.Value)}
+	o := &Outline{schema: s, text: text}
 	d := jsontext.NewDecoder(bytes.NewBuffer(text))
 	err := o.members(d, func(name string) error {
 		switch inDocument.below(name) {
 		case inNodes:
 			return o.members(d, func(node string) error {
+				if node == schema.ScopeSite {
+					return fmt.Errorf("a node is called %q", node)
+				}
 				return o.members(d, func(provider string) error { return o.nouns(d, node, provider) })
 			})
 		case inProvider:
@@ -55,6 +84,9 @@ func NewOutline(s *kinds.Schema, text []byte) (*Outline, error) {
 	})
 	if err == nil {
 		if _, err = d.ReadToken(); err == io.EOF {
+			if byRef := func(a, b entry) int { return order(a.Ref, b.Ref) }; !slices.IsSortedFunc(o.resources, byRef) {
+				slices.SortFunc(o.resources, byRef)
+			}
 			return o, nil
 		}
 		err = cmp.Or(err, errors.New("something follows the document"))
@@ -93,7 +125,7 @@ func (o *Outline) nouns(d *jsontext.Decoder, scope, provider string) error {
 				return fmt.Errorf("there are more than %d resources", maxResources)
 			}
 			value, err := o.value(d)
-			o.resources[schema.Ref{Scope: scope, Kind: kind, Name: name}] = value
+			o.resources = append(o.resources, entry{schema.Ref{Scope: scope, Kind: kind, Name: name}, value})
 			return err
 		})
 	})
@@ -110,18 +142,31 @@ func (o *Outline) value(d *jsontext.Decoder) (jsontext.Value, error) {
 func (o *Outline) Len() int { return len(o.resources) }
 
 // Has reports whether the document has a resource.
-func (o *Outline) Has(ref schema.Ref) bool { return o.resources[ref] != nil }
+func (o *Outline) Has(ref schema.Ref) bool { return o.find(ref) != nil }
 
 // Changed lists the resources that the text describes otherwise than an earlier one did: those that are new, different or gone.
 func (o *Outline) Changed(from *Outline) (refs []schema.Ref) {
-	for ref, value := range o.resources {
-		if !bytes.Equal(value, from.resources[ref]) {
-			refs = append(refs, ref)
+	is, was := o.resources, from.resources
+	for len(is)+len(was) > 0 {
+		c := 0
+		switch {
+		case len(was) == 0:
+			c = -1
+		case len(is) == 0:
+			c = 1
+		default:
+			c = order(is[0].Ref, was[0].Ref)
 		}
-	}
-	for ref := range from.resources {
-		if !o.Has(ref) {
-			refs = append(refs, ref)
+		switch {
+		case c < 0:
+			refs, is = append(refs, is[0].Ref), is[1:]
+		case c > 0:
+			refs, was = append(refs, was[0].Ref), was[1:]
+		default:
+			if !bytes.Equal(is[0].value, was[0].value) {
+				refs = append(refs, is[0].Ref)
+			}
+			is, was = is[1:], was[1:]
 		}
 	}
 	return schema.SortRefs(refs)
@@ -146,11 +191,11 @@ func (o *Outline) Referring(to []schema.Ref) (refs []schema.Ref) {
 			}
 		}
 	}
-	for ref, value := range o.resources {
-		names := named[ref.Kind]
-		if mentions(value, func(s []byte) bool { return names[string(s)] || spelt[string(s)] }) &&
-			slices.ContainsFunc(o.After(ref), func(to schema.Ref) bool { return wanted[to] }) {
-			refs = append(refs, ref)
+	for _, e := range o.resources {
+		names := named[e.Kind]
+		if mentions(e.value, func(s []byte) bool { return names[string(s)] || spelt[string(s)] }) &&
+			slices.ContainsFunc(o.After(e.Ref), func(to schema.Ref) bool { return wanted[to] }) {
+			refs = append(refs, e.Ref)
 		}
 	}
 	return schema.SortRefs(refs)
@@ -184,9 +229,9 @@ func escaped(s []byte) bool { return (len(s)-len(bytes.TrimRight(s, `\`)))%2 == 
 // After lists what a resource refers to or depends on, there or not, as far as the document is what the schema says; nothing when
 // there is no such resource.
 func (o *Outline) After(ref schema.Ref) (refs []schema.Ref) {
-	kind := o.schema.Kinds()[ref.Kind]
+	kind, value := o.schema.Kinds()[ref.Kind], o.find(ref)
 	var spec schema.Object
-	if kind == nil || !o.Has(ref) || json.Unmarshal(o.resources[ref], &spec) != nil {
+	if kind == nil || value == nil || json.Unmarshal(value, &spec) != nil {
 		return nil
 	}
 	kind.EachRef(spec, func(kind, name string) string {
@@ -242,7 +287,7 @@ func (o *Outline) excerpt(in map[schema.Ref]bool) []byte {
 			}
 			at = at[name].(map[string]any)
 		}
-		at[ref.Name] = o.resources[ref]
+		at[ref.Name] = o.find(ref)
 	}
 	text, err := json.Marshal(tree, json.Deterministic(true))
 	if err != nil {

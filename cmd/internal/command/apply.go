@@ -84,6 +84,7 @@ nothing more; converge resume goes on from there.`,
 		ValidArgsFunction: completeDocuments,
 	})
 	c.Flags().BoolVar(&f.destroy, "destroy", false, "destroy everything that is recorded")
+	f.bindRefresh(c)
 	f.bindApproving(c)
 	f.bindApplying(c, string(apply.Rollback))
 	f.bind(a, c)
@@ -132,7 +133,7 @@ func (a *app) apply(c *cobra.Command, f applying, args []string) (err error) {
 	if unasked != nil { // and so nothing is written
 		m = pretend
 	}
-	s, doc, err := a.desired(ctx, args, m, unasked == nil)
+	s, doc, err := a.desired(ctx, args, m, unasked == nil, f.refresh == refreshChanged)
 	if err != nil {
 		return err
 	}

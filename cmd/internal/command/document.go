@@ -11,6 +11,7 @@ import (
 	"strings"
 
 	"converge.dev/converge/cmd/internal/view"
+	"converge.dev/converge/engine/plan"
 	"converge.dev/converge/schema"
 	"converge.dev/converge/schema/load"
 	"converge.dev/converge/state"
@@ -67,8 +68,9 @@ func (a *app) check(ctx context.Context, bounds load.Bounds, sources ...load.Sou
 }
 
 // desired gives the document that a command is about and connects to its site. Without paths it is what lies in the inbox,
-// and otherwise the newest revision in the store. Only when it accepts does what lies in the inbox become that revision.
-func (a *app) desired(ctx context.Context, paths []string, m missing, accept bool) (*session, *schema.Document, error) {
+// and otherwise the newest revision in the store, of which the resources are not read when it is only to be known. Only when it
+// accepts does what lies in the inbox become that revision.
+func (a *app) desired(ctx context.Context, paths []string, m missing, accept, unread bool) (*session, *schema.Document, error) {
 	if len(paths) > 0 {
 		doc, err := a.load(ctx, paths)
 		if err != nil {
@@ -100,7 +102,11 @@ func (a *app) desired(ctx context.Context, paths []string, m missing, accept boo
 	if err != nil {
 		return nil, nil, err
 	}
-	doc, err := s.stored(ctx, 0)
+	read := s.stored
+	if unread {
+		read = s.unread
+	}
+	doc, err := read(ctx, 0)
 	if err != nil {
 		return nil, nil, err
 	}
@@ -110,31 +116,52 @@ func (a *app) desired(ctx context.Context, paths []string, m missing, accept boo
 
 // stored loads a revision of the document from the store, the newest for serial 0.
 func (s *session) stored(ctx context.Context, serial int64) (*schema.Document, error) {
-	head, t, err := s.document(ctx, serial)
-	if errors.Is(err, state.ErrNotFound) {
-		if serial != 0 {
-			return nil, &view.Problem{What: fmt.Sprintf("the store has no document with serial %d", serial), Fix: "See: converge history", Err: err}
-		}
-		return nil, s.noDocument(err)
-	}
+	head, t, err := s.put(ctx, serial)
 	if err != nil {
 		return nil, err
 	}
 	doc, err := s.loadSources(ctx, load.Source{Name: fmt.Sprintf("serial-%d.json", head.Serial), Data: t.body})
+	if err == nil {
+		err = t.numbered(head.Serial, doc.Site.Serial)
+	}
 	if err != nil {
 		return nil, err
 	}
 	if t.sig != nil {
-		if doc.Site.Serial != head.Serial {
-			return nil, refusal{&view.Problem{
-				What:  "the document is refused: it was not signed with this serial",
-				Where: fmt.Sprintf("the store has it as serial %d, and it says %d", head.Serial, doc.Site.Serial), Fix: "Have a new one signed, with a higher serial.",
-			}}
-		}
 		doc.JSON, doc.Digest = t.body, head.Digest // the very bytes that were signed
 	}
 	doc.Site.Serial, doc.Author = head.Serial, t.author
 	return doc, nil
+}
+
+// unread returns a revision of the document from the store, the newest for serial 0, without its resources.
+func (s *session) unread(ctx context.Context, serial int64) (*schema.Document, error) {
+	head, t, err := s.put(ctx, serial)
+	if err != nil {
+		return nil, err
+	}
+	said, err := plan.HeadOf(t.body)
+	if err == nil {
+		err = t.numbered(head.Serial, said.Site.Serial)
+	}
+	if err != nil {
+		return nil, err
+	}
+	said.Site.Serial = head.Serial
+	return &schema.Document{Site: said.Site, Policy: said.Policy, Author: t.author, JSON: t.body, Digest: head.Digest}, nil
+}
+
+// put reads a revision of the document from the store, and explains when there is none.
+func (s *session) put(ctx context.Context, serial int64) (state.Head, taken, error) {
+	head, t, err := s.document(ctx, serial)
+	switch {
+	case !errors.Is(err, state.ErrNotFound):
+	case serial != 0:
+		err = &view.Problem{What: fmt.Sprintf("the store has no document with serial %d", serial), Fix: "See: converge history", Err: err}
+	default:
+		err = s.noDocument(err)
+	}
+	return head, t, err
 }
 
 // noDocument says that nothing is known of what the site should be.

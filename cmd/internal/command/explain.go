@@ -101,7 +101,7 @@ func (a *app) planned(ctx context.Context, documents []string, planFile string) 
 		doc, err := a.loadSources(ctx, load.Source{Name: "document.json", Data: saved.Plan.Document})
 		return saved.Plan, doc, nil, err
 	}
-	s, doc, err := a.desired(ctx, documents, pretend, false)
+	s, doc, err := a.desired(ctx, documents, pretend, false, false)
 	if err != nil {
 		return nil, nil, nil, err
 	}

@@ -30,6 +30,7 @@ type planning struct {
 	partial    bool
 	missing    bool
 	sweep      bool
+	refresh    string
 }
 
 func (f *planning) bind(a *app, c *cobra.Command) {
@@ -47,10 +48,18 @@ func (f *planning) bind(a *app, c *cobra.Command) {
 	}
 }
 
+// bindRefresh is for the commands that follow a document.
+func (f *planning) bindRefresh(c *cobra.Command) {
+	c.Flags().StringVar(&f.refresh, "refresh", refreshAll, "what to look at: all, or changed for what the document changes since it was applied last, `all|changed`")
+	_ = c.RegisterFlagCompletionFunc("refresh", cobra.FixedCompletions([]string{refreshAll, refreshChanged}, cobra.ShellCompDirectiveNoFileComp))
+}
+
 // check refuses what no plan can be made with.
 func (f *planning) check() error {
-	_, err := f.options(false)
-	return err
+	if _, err := f.options(false); err != nil {
+		return err
+	}
+	return f.checkRefresh()
 }
 
 // options gives the options of a plan. A person who destroys everything by name needs no budget; in automation the budget
@@ -108,6 +117,11 @@ an apiVersion of converge, without names that begin with a dot or an underscore.
 Without a document it is what the cloud has left in the inbox, which stays there, and
 otherwise the newest in the store; converge apply accepts what lies in the inbox.
 
+With -refresh=changed only what the document says otherwise than the revision that was
+applied last is looked at and planned, with what that refers to and what has to follow.
+All else is taken to be as it was left: neither drift nor a secret with another value is
+seen there. Of a document in the store nothing else is read.
+
 Values that are very long are cut; -full shows everything, -summary only numbers, one
 screen for the largest plan. They and -group-by shape the text alone.
 
@@ -118,6 +132,7 @@ gives a saved plan as one document.`,
   converge plan -summary site.cue           counts instead of steps
   converge plan -full -group-by=kind site.cue
   converge plan -detailed-exitcode          exits with 2 when there are changes
+  converge plan -refresh=changed            in a large site, without looking at all of it
   converge plan -target='site/carbide.vpc/*' site.cue`,
 		ValidArgsFunction: completeDocuments,
 	})
@@ -125,6 +140,7 @@ gives a saved plan as one document.`,
 	p.BoolVar(&f.destroy, "destroy", false, "plan to destroy everything that is recorded")
 	p.StringVar(&out, "out", "", "save the plan to this `file`")
 	p.BoolVar(&detailed, "detailed-exitcode", false, "exit with 2 when there are changes")
+	f.bindRefresh(c)
 	f.bind(a, c)
 	c.RunE = func(c *cobra.Command, args []string) error {
 		ctx := c.Context()
@@ -140,7 +156,7 @@ gives a saved plan as one document.`,
 		if out != "" { // the plan is bound to the secret key of its store
 			without = create
 		}
-		s, doc, err := a.desired(ctx, args, without, false)
+		s, doc, err := a.desired(ctx, args, without, false, f.refresh == refreshChanged)
 		if err != nil {
 			return err
 		}
@@ -185,7 +201,13 @@ func (s *session) makePlan(ctx context.Context, e *engine.Engine, doc *schema.Do
 	if err != nil {
 		return nil, err
 	}
-	p, err := e.Plan(ctx, doc, o)
+	plans := e.Plan
+	if f.refresh == refreshChanged {
+		plans = func(ctx context.Context, doc *schema.Document, o plan.Options) (*plan.Plan, error) {
+			return s.planChanged(ctx, e, doc, o)
+		}
+	}
+	p, err := plans(ctx, doc, o)
 	if err != nil {
 		return nil, err
 	}

@@ -31,6 +31,7 @@ type session struct {
 	kv    state.KV
 	store *state.Store
 	site  string // its name
+	only  bool   // it is the only one in the store, and nobody has named it
 	place string // of the store
 }
 
@@ -72,7 +73,7 @@ var errOtherSite = errors.New("another site is meant")
 // that is named must be in the store. It fails when there is no store.
 func (a *app) open(ctx context.Context, doc *schema.Document, documents []string) (*session, error) {
 	s, err := a.openOr(ctx, doc, documents, refuse)
-	if err != nil || doc != nil {
+	if err != nil || doc != nil || s.only {
 		return s, err
 	}
 	return s, s.known(ctx)
@@ -104,6 +105,7 @@ func (a *app) openOr(ctx context.Context, doc *schema.Document, documents []stri
 		if s.site, err = a.onlySite(ctx, s.kv); err != nil {
 			return nil, err
 		}
+		s.only = true
 	}
 	s.store = state.New(s.kv, s.site)
 	return s, nil

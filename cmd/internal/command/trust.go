@@ -27,6 +27,17 @@ type taken struct {
 	author schema.Author
 }
 
+// numbered refuses a document that was signed with another serial than the one under which the store has it.
+func (t taken) numbered(stored, says int64) error {
+	if t.sig == nil || stored == says {
+		return nil
+	}
+	return refusal{&view.Problem{
+		What:  "the document is refused: it was not signed with this serial",
+		Where: fmt.Sprintf("the store has it as serial %d, and it says %d", stored, says), Fix: "Have a new one signed, with a higher serial.",
+	}}
+}
+
 // take checks the signature of a document that others may have written, and whether the site takes it. Where says where it
 // lies. Nothing of the document was read before, and nothing of it is repeated.
 func (s *session) take(body []byte, sig *signed.Signature, by, where string) (taken, error) {

@@ -97,12 +97,21 @@ func Summary(p *plan.Plan) string {
 	}
 	text += fmt.Sprintf("; %d unchanged.", p.Unchanged)
 	if n := p.Narrowed; n != nil {
-		text += fmt.Sprintf(" Only %d of %s were considered.", n.Resources, count(n.Of, "resource"))
+		text += " " + narrowed(n)
 	}
 	if n := len(p.Omitted); n > 0 {
 		text += " Left out: " + count(n, "resource") + "."
 	}
 	return text
+}
+
+// narrowed says how much of the site a plan is about.
+func narrowed(n *plan.Narrowed) string {
+	text := fmt.Sprintf("Only %d of %s were considered", n.Resources, count(n.Of, "resource"))
+	if n.Since > 0 {
+		text += fmt.Sprintf(": what the document says otherwise than serial %d, which was applied last", n.Since)
+	}
+	return text + "."
 }
 
 // rollback names a plan that is the undoing of a run.
@@ -129,7 +138,7 @@ func nothing(p *plan.Plan) string {
 	case len(p.Omitted) > 0:
 		return fmt.Sprintf("No changes to what the server supports: %s as declared, %d left out.", unchanged, len(p.Omitted))
 	case p.Narrowed != nil:
-		return fmt.Sprintf("No changes. Only %d of %s were considered.", p.Narrowed.Resources, count(p.Narrowed.Of, "resource"))
+		return "No changes. " + narrowed(p.Narrowed)
 	case p.Destroy:
 		return "No changes. Nothing is recorded that could be destroyed."
 	}

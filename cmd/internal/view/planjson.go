@@ -111,7 +111,7 @@ type planExtra struct {
 	Unsupported []plan.Unknown  `json:"unsupported"`
 	Omitted     []plan.Omission `json:"omitted"`            // left out, because of what is unsupported or unknown
 	Externals   []plan.External `json:"externals"`          // what is only referred to, and whether it was seen
-	Narrowed    *plan.Narrowed  `json:"narrowed,omitempty"` // by -target or -exclude
+	Narrowed    *plan.Narrowed  `json:"narrowed,omitempty"` // by -target, -exclude or -refresh=changed
 	Refusals    []plan.Refusal  `json:"refusals"`
 }
 

@@ -1,0 +1,112 @@
+package command
+
+import (
+	"context"
+	"errors"
+	"fmt"
+
+	"golang.org/x/sync/errgroup"
+
+	"converge.dev/converge/cmd/internal/view"
+	"converge.dev/converge/engine"
+	"converge.dev/converge/engine/plan"
+	"converge.dev/converge/internal/nearest"
+	"converge.dev/converge/schema"
+	"converge.dev/converge/schema/load"
+	"converge.dev/converge/state"
+)
+
+// What -refresh says is looked at.
+const (
+	refreshAll     = "all"
+	refreshChanged = "changed"
+)
+
+// checkRefresh refuses what cannot be looked at, and what no plan of a part can be narrowed by.
+func (f *planning) checkRefresh() error {
+	switch {
+	case f.refresh == "", f.refresh == refreshAll:
+		return nil
+	case f.refresh != refreshChanged:
+		fix := "It is all or changed." + nearest.DidYouMean(f.refresh, []string{refreshAll, refreshChanged})
+		if f.refresh == "false" {
+			fix = "A plan is always made of what is there: changed looks at what the document changes, and at nothing else."
+		}
+		return &view.Problem{What: fmt.Sprintf("-refresh: there is no way %q", f.refresh), Fix: fix}
+	case f.destroy, f.sweep, len(f.target)+len(f.exclude)+len(f.replace) > 0:
+		return &view.Problem{What: "-refresh=changed says what the plan is about: -destroy, -sweep, -target, -exclude and -replace have no place beside it"}
+	}
+	return nil
+}
+
+// A revised document is read as it is asked for, and knows what is different in it from the revision that was applied last.
+type revised struct {
+	*load.Outline
+	session *session
+	doc     *schema.Document // without its resources
+	before  *load.Outline
+	since   int64
+}
+
+// Since implements engine.Revision.
+func (r *revised) Since() int64 { return r.since }
+
+// Changed implements engine.Revision.
+func (r *revised) Changed() []schema.Ref { return r.Outline.Changed(r.before) }
+
+// Read implements engine.Revision. What is wrong with what it reads is shown.
+func (r *revised) Read(ctx context.Context, refs []schema.Ref) (*schema.Document, error) {
+	doc, ds := r.Part(ctx, r.doc.Digest, refs)
+	if doc == nil && ctx.Err() != nil {
+		return nil, context.Cause(ctx)
+	}
+	if err := r.session.report(doc, ds); err != nil {
+		return nil, err
+	}
+	doc.Site, doc.Author = r.doc.Site, r.doc.Author
+	return doc, nil
+}
+
+// planChanged plans what a document changes, and all of it when that alone cannot be planned, which it says.
+func (s *session) planChanged(ctx context.Context, e *engine.Engine, doc *schema.Document, o plan.Options) (*plan.Plan, error) {
+	p, err := s.planSince(ctx, e, doc, o)
+	whole := (*engine.WholeError)(nil)
+	if !errors.As(err, &whole) {
+		return p, err
+	}
+	s.view.Note("The whole site is looked at: " + whole.Reason + ".")
+	if doc.Resources == nil {
+		if doc, err = s.stored(ctx, doc.Site.Serial); err != nil {
+			return nil, err
+		}
+	}
+	return e.Plan(ctx, doc, o)
+}
+
+// planSince plans what a document changes in what was applied last. It fails with an *engine.WholeError when that is not known, or
+// cannot be planned alone.
+func (s *session) planSince(ctx context.Context, e *engine.Engine, doc *schema.Document, o plan.Options) (*plan.Plan, error) {
+	serial, err := e.Applied(ctx)
+	if err != nil {
+		return nil, err
+	}
+	sch, err := s.schema()
+	if err != nil {
+		return nil, err
+	}
+	r := &revised{session: s, doc: doc, since: serial}
+	_, body, err := s.store.Document(ctx, serial)
+	if errors.Is(err, state.ErrNotFound) {
+		return nil, &engine.WholeError{Reason: fmt.Sprintf("the store no longer has serial %d of the document, which was applied last", serial)}
+	}
+	if err != nil {
+		return nil, err
+	}
+	var g errgroup.Group
+	g.Go(func() (err error) { r.before, err = load.NewOutline(sch, body); return err })
+	g.Go(func() (err error) { r.Outline, err = load.NewOutline(sch, doc.JSON); return err })
+	if err := g.Wait(); err != nil {
+		return nil, err
+	}
+	return e.PlanChanged(ctx, r, o)
+}
