@@ -159,6 +159,7 @@ func TestTorturePlanOfTheChanged(t *testing.T) {
 			t.Fatalf("after it, the whole site needs\n%s", enginetest.Text(again))
 		}
 	})
+	torture.Report(t, "N", "plans of what a revision changes, each like the one of the whole site and followed by an empty one: %d read a part of the document only", fewer)
 	if fewer == 0 {
 		t.Error("every plan read the whole document: the worlds do not try enough")
 	}

@@ -138,12 +138,7 @@ func (b *bencher) world() error {
 		}
 		b.row(s.ratio, "apply %d on the fake world", s.n).time(took, floor.Took)
 
-		site := filepath.Join(at, "site.json")
-		text, err := os.ReadFile(site)
-		if err != nil {
-			return err
-		}
-		if err := os.WriteFile(site, bytes.Replace(text, []byte(`"bench"`), []byte(`"edited"`), 1), 0o600); err != nil {
+		if err := edit(filepath.Join(at, "site.json")); err != nil {
 			return err
 		}
 		if _, err := both("apply", "-auto-approve", "-quiet", "site.json"); err != nil {
@@ -203,6 +198,64 @@ func (b *bencher) carbide() error {
 		b.row(min(s.ratio, 1.5), "apply %d on the simulator", s.n).time(apply.wall, floor.Took)
 		return nil
 	})
+}
+
+// changed plans what one edit changes in a large site, against the simulator, by a process that knows nothing yet. The floor is a
+// process that opens a copy of the store, from its start to its end.
+func (b *bencher) changed() error {
+	for _, s := range []scale{{n: 1_000}, {100_000, 1.5, 600}} {
+		if s.n > *most {
+			break
+		}
+		at, err := b.folder(fmt.Sprint("changed-", s.n), fmt.Sprint("networks:", s.n), "")
+		if err == nil {
+			err = b.simulated(at, func() error { return b.changedAt(at, s) })
+		}
+		if err != nil {
+			return err
+		}
+	}
+	return nil
+}
+
+func (b *bencher) changedAt(at string, s scale) error {
+	if _, err := b.run(at, 0, "apply", "-auto-approve", "-quiet", "site.json"); err != nil {
+		return err
+	}
+	if err := edit(filepath.Join(at, "site.json")); err != nil {
+		return err
+	}
+	if _, err := b.run(at, 0, "put", "site.json"); err != nil {
+		return err
+	}
+	if err := os.CopyFS(filepath.Join(at, "floor"), os.DirFS(filepath.Join(at, store))); err != nil {
+		return err
+	}
+	for range *rounds {
+		c, err := b.run(at, 0, "plan", "-refresh=changed", "-quiet")
+		if err != nil {
+			return err
+		}
+		if of := fmt.Sprintf("of %d resources", s.n); !strings.Contains(c.said, "1 to change") || !strings.Contains(c.said, of) {
+			return fmt.Errorf("that is no plan of one change %s:\n%s", of, c.said)
+		}
+		floor, err := execute(b.self, at, 0, "-floor=open", "floor")
+		if err != nil {
+			return err
+		}
+		b.row(s.ratio, "plan -refresh=changed, one change in %d", s.n).time(c.wall, floor.wall)
+		b.row(s.memory*(1<<20), "plan -refresh=changed, one change in %d: memory", s.n).bytes(c.rss)
+	}
+	return nil
+}
+
+// edit changes one resource of a document.
+func edit(site string) error {
+	text, err := os.ReadFile(site)
+	if err != nil {
+		return err
+	}
+	return os.WriteFile(site, bytes.Replace(text, []byte(`"bench"`), []byte(`"edited"`), 1), 0o600)
 }
 
 // simulated does something while a new simulator runs. How that is reached stands in converge.yaml.

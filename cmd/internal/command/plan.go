@@ -50,7 +50,7 @@ func (f *planning) bind(a *app, c *cobra.Command) {
 
 // bindRefresh is for the commands that follow a document.
 func (f *planning) bindRefresh(c *cobra.Command) {
-	c.Flags().StringVar(&f.refresh, "refresh", refreshAll, "what to look at: all, or changed for what the document changes since it was applied last, `all|changed`")
+	c.Flags().StringVar(&f.refresh, "refresh", refreshAll, "`what` to look at: all, or changed (only what the document changes)")
 	_ = c.RegisterFlagCompletionFunc("refresh", cobra.FixedCompletions([]string{refreshAll, refreshChanged}, cobra.ShellCompDirectiveNoFileComp))
 }
 
