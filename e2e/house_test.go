@@ -3,13 +3,16 @@ package e2e
 import (
 	"encoding/json"
 	"errors"
+	"go/ast"
 	"go/parser"
 	"go/token"
 	"io"
 	"os"
 	"os/exec"
 	"path/filepath"
+	"regexp"
 	"slices"
+	"strconv"
 	"strings"
 	"testing"
 )
@@ -59,7 +62,8 @@ var layers = []struct {
 	{"engine/secret", []string{"schema$", "providers$", "internal/files"}},
 	{"engine/diff", []string{"schema$", "engine/secret/sealed"}},
 	{"engine/graph", nil},
-	{"engine/plan", []string{"schema$", "providers$", "state$", "engine/diff", "engine/graph", "engine/secret/sealed"}},
+	{"engine/remedy", nil},
+	{"engine/plan", []string{"schema$", "providers$", "state$", "engine/diff", "engine/graph", "engine/remedy", "engine/secret/sealed"}},
 	{"engine", []string{"schema$", "providers$", "state$", "engine", "internal/failpoint", "internal/retry"}},
 	{"cmd", []string{"schema", "providers", "state", "engine", "internal/files", "internal/nearest", "internal/retry", "internal/carbidesim"}},
 	{"e2e", []string{"schema", "providers", "state", "engine", "cmd", "internal"}},
@@ -132,6 +136,32 @@ func TestImportsRunOneWay(t *testing.T) {
 		}
 		if path != "schema/kinds" && path != "schema/load" && slices.ContainsFunc(p.Imports, func(i string) bool { return strings.HasPrefix(i, "cuelang.org/") }) {
 			t.Errorf("%s imports the CUE library; only schema/kinds and schema/load do", path)
+		}
+	}
+}
+
+// TestOnlyViewsNameCommands: what the engine says, a service can say as well. What can be done about it has a name in package remedy.
+func TestOnlyViewsNameCommands(t *testing.T) {
+	command := regexp.MustCompile(`converge (apply|cancel|destroy|diff|drift|explain|force|freeze|get|history|hold|import|init|inventory|lock|plan|put|resume|rollback|runs|show|state|validate)|(^| )-[a-z]{3,}(-[a-z]+)*($|[ =])`)
+	for _, p := range packages(t) {
+		path := strings.TrimPrefix(p.ImportPath, module+"/")
+		if !below(path, "engine") && !below(path, "state") && !below(path, "providers") {
+			continue
+		}
+		for _, name := range p.GoFiles {
+			fset := token.NewFileSet()
+			file, err := parser.ParseFile(fset, filepath.Join(p.Dir, name), nil, 0)
+			if err != nil {
+				t.Fatal(err)
+			}
+			ast.Inspect(file, func(n ast.Node) bool {
+				if lit, ok := n.(*ast.BasicLit); ok && lit.Kind == token.STRING {
+					if text, _ := strconv.Unquote(lit.Value); command.MatchString(text) {
+						t.Errorf("%s: %s is for people at a command line", fset.Position(lit.Pos()), lit.Value)
+					}
+				}
+				return true
+			})
 		}
 	}
 }

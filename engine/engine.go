@@ -9,7 +9,6 @@ import (
 	"context"
 	"fmt"
 	"log/slog"
-	"slices"
 	"strings"
 	"time"
 
@@ -134,7 +133,11 @@ func (e *RefusedError) Error() string {
 		if !r.Ref.IsZero() {
 			on = r.Ref.String() + ": "
 		}
-		lines[i] = on + r.Reason + ": " + r.Remedy
+		ways := make([]string, len(r.Remedies))
+		for j, way := range r.Remedies {
+			ways[j] = way.Text
+		}
+		lines[i] = on + r.Reason + ": " + strings.Join(ways, ", or ")
 	}
 	return "refused: " + strings.Join(lines, "\n")
 }
@@ -153,7 +156,7 @@ func (e *ApprovalError) Error() string {
 		lines = append(lines, fmt.Sprintf("%s %s cannot be undone exactly: %s", s.Action, s.Ref, s.Undo.Meaning()))
 	}
 	if more := len(e.Steps) - shown; more > 0 {
-		lines = append(lines, fmt.Sprintf("and %d more; converge plan shows all", more))
+		lines = append(lines, fmt.Sprintf("and %d more", more))
 	}
 	if e.Given != "" {
 		lines = append(lines, fmt.Sprintf("%q is not the approval of this plan: the document or the site is not what was approved", e.Given))
@@ -171,32 +174,11 @@ type HeldError struct {
 
 func (e *HeldError) Error() string {
 	if e.Open != "" {
-		text := fmt.Sprintf("run %s has not ended; settle it with: converge resume %s", e.Open, e.Open)
-		if slices.Contains(e.Undoable, e.Open) {
-			text += ", or undo it with: converge rollback " + e.Open
-		}
-		return text
+		return "run " + e.Open + " has not ended"
 	}
 	lines := make([]string, len(e.Holds))
 	for i, h := range e.Holds {
-		lines[i] = h.Scope + " is held: " + h.Reason
-		if h.By != "" {
-			lines[i] += " (" + h.By + ")"
-		}
-		switch {
-		case h.Scope == state.FrozenScope:
-			lines[i] = "the site is frozen: " + h.Reason + "; end that with: converge freeze -off"
-		case strings.HasPrefix(h.Scope, "serial:"):
-			lines[i] += fmt.Sprintf("; write a new revision, or try it again after: converge hold release %s", h.Scope)
-		case h.Run == "":
-			lines[i] += fmt.Sprintf("; when that is mended: converge hold release %s", h.Scope)
-		default:
-			lines[i] += fmt.Sprintf(" (run %s: settle it with converge resume %s", h.Run, h.Run)
-			if slices.Contains(e.Undoable, h.Run) {
-				lines[i] += " or converge rollback " + h.Run
-			}
-			lines[i] += ")"
-		}
+		lines[i] = h.Text()
 	}
 	return strings.Join(lines, "\n")
 }
@@ -216,13 +198,5 @@ func (e *UnknownError) Error() string {
 	for _, o := range e.Omitted {
 		lines = append(lines, fmt.Sprintf("%s is left out: %s", o.Ref, o.Reason))
 	}
-	return strings.Join(append(lines, e.Remedy()), "\n")
-}
-
-// Remedy says what the operator can do about it.
-func (e *UnknownError) Remedy() string {
-	if len(e.Unknown) == 0 {
-		return "the rest is not applied without your say: remove from the document what the server does not support, or go on with the rest with -allow-partial"
-	}
-	return "nothing is decided about what cannot be seen; mend the connection, or go on with the rest with -allow-partial"
+	return strings.Join(lines, "\n")
 }

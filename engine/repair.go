@@ -9,6 +9,7 @@ import (
 
 	"converge.dev/converge/engine/journal"
 	"converge.dev/converge/engine/plan"
+	"converge.dev/converge/engine/remedy"
 	"converge.dev/converge/schema"
 	"converge.dev/converge/state"
 )
@@ -19,6 +20,8 @@ type Repair struct {
 	Damage string `json:"damage"`
 	Done   string `json:"done"`           // what is done about it, in words
 	Left   bool   `json:"left,omitempty"` // nothing is: it needs a decision
+
+	Do []remedy.Action `json:"do,omitempty"` // what else can be done, as Done says
 }
 
 // RepairOptions say what Repair may do.
@@ -87,7 +90,8 @@ func (e *Engine) repairs(ctx context.Context, o RepairOptions) (repairs []Repair
 			case rec != nil:
 				r.Done, op = fmt.Sprintf("recorded again as run %s left it", run), []state.Op{e.o.Store.RecordOp(*rec)}
 			default:
-				r.Done, op = "not recorded any more, for no run that is kept touched it; what bears our mark is recorded again by: converge state rebuild", []state.Op{e.o.Store.ForgetOp(d.Ref)}
+				r.Done, op = "not recorded any more, for no run that is kept touched it; a rebuild records again what bears our mark", []state.Op{e.o.Store.ForgetOp(d.Ref)}
+				r.Do = []remedy.Action{{Verb: remedy.Rebuild}}
 			}
 		case d.Part != "":
 			r, op = e.repairPart(d, r, runs)
@@ -116,15 +120,15 @@ func (e *Engine) repairs(ctx context.Context, o RepairOptions) (repairs []Repair
 // repairPart says what becomes of what lies beside documents, runs and records.
 func (e *Engine) repairPart(d state.Damage, r Repair, runs []state.Run) (Repair, []state.Op) {
 	drop := []state.Op{{Key: d.Err.Key, Delete: true}}
-	left := func(why string) (Repair, []state.Op) {
-		r.Left, r.Done = true, "left: "+why
+	left := func(why string, do ...remedy.Action) (Repair, []state.Op) {
+		r.Left, r.Done, r.Do = true, "left: "+why, do
 		return r, nil
 	}
 	switch d.Part {
 	case state.PartLock:
-		return left("it is the lock of the site. Only if nobody works on the site: converge force-unlock " + state.DamagedLock)
+		return left("it is the lock of the site. Only if nobody works on the site, take it away", remedy.Of(remedy.ForceUnlock, state.DamagedLock))
 	case state.PartEpoch:
-		return left("restore a backup. Without one: converge state restored")
+		return left("restore a backup. Without one, say so", remedy.Action{Verb: remedy.Restored})
 	case state.PartSecret:
 		return left("the digests of secrets and the saved plans depend on it. Restore a backup")
 	case state.PartInventory:
@@ -136,7 +140,7 @@ func (e *Engine) repairPart(d state.Damage, r Repair, runs []state.Run) (Repair,
 	case state.PartInbox:
 		r.Done = "forgotten: the last answer to what lay in the inbox"
 	case state.PartCancel:
-		r.Done = "forgotten: whoever wanted a run to end asks again, with converge cancel"
+		r.Done = "forgotten: whoever wants a run to end asks again"
 	case state.PartSpent:
 		digest := d.Err.Key[strings.LastIndex(d.Err.Key, "/")+1:]
 		run := "that is not kept any more"
@@ -163,14 +167,16 @@ func (e *Engine) repairRun(ctx context.Context, id string, r Repair, o RepairOpt
 	case settled:
 		r.Done = "forgotten with its journal, which says that the run ended"
 	case o.Abandon:
-		r.Done = "given up with its journal; the site is held until somebody has looked at converge drift"
+		r.Done = "given up with its journal; the site is held until somebody has looked at the drift"
+		r.Do = []remedy.Action{{Verb: remedy.Drift}}
 		ops = append(ops, e.o.Store.HoldOp(state.Hold{
 			Scope: schema.ScopeSite, By: e.o.Who, At: e.o.Now().UTC(),
-			Reason: fmt.Sprintf("run %s did not end and was given up, because it could not be read: look at converge drift first", id),
+			Reason: fmt.Sprintf("run %s did not end and was given up, because it could not be read: look at the drift first", id),
 		}))
 	default:
 		r.Left, ops = true, nil
-		r.Done = "left: the journal does not say that the run was settled, and it cannot go on. Restore a backup, or give the run up with -abandon"
+		r.Done = "left: the journal does not say that the run was settled, and it cannot go on. Restore a backup, or give the run up"
+		r.Do = []remedy.Action{{Verb: remedy.Abandon}}
 	}
 	return r, ops
 }

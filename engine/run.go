@@ -17,6 +17,7 @@ import (
 	"converge.dev/converge/engine/event"
 	"converge.dev/converge/engine/journal"
 	"converge.dev/converge/engine/plan"
+	"converge.dev/converge/engine/remedy"
 	"converge.dev/converge/internal/failpoint"
 	"converge.dev/converge/providers"
 	"converge.dev/converge/schema"
@@ -80,13 +81,13 @@ func (e *Engine) judge(ctx context.Context, p *plan.Plan, doc *schema.Document, 
 		if doc.Site.Serial == 0 && !p.Destroy && !p.Sweep && head.Serial >= schema.MaxSerial && doc.Digest != head.Digest {
 			p.Refusals = append(p.Refusals, plan.Refusal{
 				Rule: plan.RuleSerial, Reason: fmt.Sprintf("the newest revision of the document has the serial %d, the largest there is", head.Serial),
-				Remedy: "no revision can follow it in this store",
+				Remedies: []remedy.Remedy{remedy.Say("no revision can follow it in this store")},
 			})
 		}
 		if n := doc.Site.Serial; !p.Destroy && n != 0 && n <= head.Serial && doc.Digest != head.Digest {
 			p.Refusals = append(p.Refusals, plan.Refusal{
 				Rule: plan.RuleSerial, Reason: fmt.Sprintf("site.serial is %d, and the newest revision of the document has %d", n, head.Serial),
-				Remedy: "raise site.serial, or leave it out to have it counted",
+				Remedies: []remedy.Remedy{remedy.Say("raise site.serial, or leave it out to have it counted")},
 			})
 		}
 	case !errors.Is(err, state.ErrNotFound):
@@ -389,7 +390,7 @@ func (e *Engine) pick(ctx context.Context, op, id string) (state.Run, error) {
 	if id != "" {
 		run, err := e.o.Store.Run(ctx, id)
 		if errors.Is(err, state.ErrNotFound) {
-			return run, fmt.Errorf("there is no run %s; converge runs lists them", id)
+			return run, remedy.For(fmt.Errorf("there is no run %s", id), remedy.Say("see which there are", remedy.Action{Verb: remedy.Runs}))
 		}
 		return run, err
 	}
@@ -574,8 +575,8 @@ func (e *Engine) fence(ctx context.Context, set *providers.Set, lock *state.Lock
 	}
 	wg.Wait()
 	if outdated != nil {
-		h := state.Hold{Scope: schema.ScopeSite, By: e.o.Who, At: e.o.Now().UTC(), Reason: fmt.Sprintf(
-			"%s has obeyed a holder of the lock with the epoch %d, and the store has come to %d: the store was lost, or is an older one. Say so first: converge state restored", outdated.On, outdated.Stored, outdated.Epoch)}
+		h := state.Hold{Scope: schema.ScopeSite, By: e.o.Who, At: e.o.Now().UTC(), Older: true, Reason: fmt.Sprintf(
+			"%s has obeyed a holder of the lock with the epoch %d, and the store has come to %d: the store was lost, or is an older one", outdated.On, outdated.Stored, outdated.Epoch)}
 		if _, err := lock.Commit(ctx, nil, []state.Op{e.o.Store.HoldOp(h)}); err != nil {
 			return err
 		}

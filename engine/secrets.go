@@ -52,7 +52,7 @@ func (e *Engine) foreign(p *plan.Plan) error {
 		s := &p.Steps[i]
 		for _, spec := range []schema.Object{s.Want, s.After} {
 			for _, r := range notAllowed(e.o.Kinds, e.o.Secrets.Source, s.Ref, spec) {
-				if !slices.Contains(refusals, r) {
+				if !slices.ContainsFunc(refusals, func(o plan.Refusal) bool { return o.Ref == r.Ref && o.Reason == r.Reason }) {
 					refusals = append(refusals, r)
 				}
 			}
@@ -73,11 +73,9 @@ func notAllowed(kinds schema.Kinds, source secret.Source, ref schema.Ref, spec s
 		m, _ := s.(map[string]any)
 		from, _ := m["from"].(string)
 		if only, setting := source.Allows(from); from != "" && only != "" {
-			refusals = append(refusals, plan.Refusal{
-				Ref:    ref,
-				Reason: fmt.Sprintf("%s: %s: a document from the store or the inbox may name only %s", path, from, only),
-				Remedy: "to allow it, say in converge.yaml: " + setting,
-			})
+			refusals = append(refusals, plan.Refuse(ref,
+				fmt.Sprintf("%s: %s: a document from the store or the inbox may name only %s", path, from, only),
+				"to allow it, say in the configuration: "+setting))
 		}
 		return s, nil
 	})

@@ -86,7 +86,11 @@ func (e *Engine) distrust(ctx context.Context, in *plan.Input) error {
 			if at.Scope == is.Scope && (schema.Ref{Kind: at.Kind}).Provider() == is.Provider {
 				delete(in.Observed.Things, at)
 				in.Observed.Unknown[at] = fmt.Sprintf("another server answers: it calls itself %s, and what is recorded was made on %s; "+
-					"make sure that the right one is reached, or take this one from now on with -allow-missing", is.Identity, was.Identity)
+					"make sure that the right one is reached", is.Identity, was.Identity)
+				if in.Observed.Others == nil {
+					in.Observed.Others = map[plan.Place]bool{}
+				}
+				in.Observed.Others[at] = true
 			}
 		}
 	}

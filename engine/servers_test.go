@@ -3,11 +3,13 @@ package engine_test
 import (
 	"context"
 	"errors"
+	"slices"
 	"strings"
 	"testing"
 
 	"converge.dev/converge/engine"
 	"converge.dev/converge/engine/plan"
+	"converge.dev/converge/engine/remedy"
 	"converge.dev/converge/internal/enginetest"
 	"converge.dev/converge/providers"
 	"converge.dev/converge/schema"
@@ -144,7 +146,7 @@ func TestLoneThingGone(t *testing.T) {
 				t.Fatal(err)
 			case c.refused == "" && (len(p.Refusals) > 0 || len(p.Steps) != 1):
 				t.Errorf("planned:\n%s", enginetest.Text(p))
-			case c.refused != "" && (len(p.Refusals) != 1 || !strings.HasPrefix(p.Refusals[0].Reason, c.refused) || !strings.Contains(p.Refusals[0].Remedy, "-allow-missing")):
+			case c.refused != "" && (len(p.Refusals) != 1 || !strings.HasPrefix(p.Refusals[0].Reason, c.refused) || !slices.Contains(p.Refusals[0].Remedies[0].Do, remedy.Action{Verb: remedy.AllowMissing})):
 				t.Errorf("planned:\n%s", enginetest.Text(p))
 			}
 			if p, err = e.Plan(t.Context(), doc, plan.Options{AllowMissing: true}); err != nil || len(p.Refusals) > 0 || len(p.Steps) != len(c.goes) {

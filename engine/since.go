@@ -10,6 +10,7 @@ import (
 	"converge.dev/converge/engine/drift"
 	"converge.dev/converge/engine/journal"
 	"converge.dev/converge/engine/plan"
+	"converge.dev/converge/engine/remedy"
 	"converge.dev/converge/providers"
 	"converge.dev/converge/schema"
 	"converge.dev/converge/state"
@@ -99,7 +100,7 @@ func (u *undo) leaveAside(p *plan.Plan, sum journal.Replay) {
 		}
 		if did := sum.Undo[i]; did.Spared() {
 			_, why, _ := strings.Cut(did.Outcome.Message, ref.String()+": ")
-			u.refuse(ref, "take that back and go on with the run (converge resume "+u.run.ID+")", "the run has not undone it: %s", why)
+			u.refuse(ref, remedy.Say("take that back and go on with the run", remedy.Of(remedy.Resume, u.run.ID)), "the run has not undone it: %s", why)
 		}
 	}
 }
@@ -134,12 +135,19 @@ type undo struct {
 	refusals []plan.Refusal
 }
 
-func (u *undo) refuse(ref schema.Ref, first, reason string, args ...any) {
-	remedy := "write a document that describes what you want now, and apply that"
-	if first != "" {
-		remedy = first + ", or " + remedy
+func (u *undo) refuse(ref schema.Ref, first remedy.Remedy, reason string, args ...any) {
+	remedies := []remedy.Remedy{remedy.Say(writeAnew)}
+	if first.Text != "" {
+		remedies = append([]remedy.Remedy{first}, remedies...)
 	}
-	u.refusals = append(u.refusals, plan.Refusal{Ref: ref, Reason: fmt.Sprintf(reason, args...), Remedy: remedy})
+	u.refusals = append(u.refusals, plan.Refusal{Ref: ref, Reason: fmt.Sprintf(reason, args...), Remedies: remedies})
+}
+
+// none is for what only a document helps against.
+var none remedy.Remedy
+
+func undoFirst(run string) remedy.Remedy {
+	return remedy.Say("undo that run first", remedy.Of(remedy.Rollback, run))
 }
 
 func (u *undo) sorted() []plan.Refusal {
@@ -155,13 +163,13 @@ func (u *undo) overtaken(settled bool) {
 		now, renamed := owners[plan.Place{Scope: ref.Scope, Kind: ref.Kind}][s.ExternalID]
 		switch {
 		case r != nil && r.Run == "" && !u.was(r, s):
-			u.refuse(ref, "", "it was recorded anew since, by its mark alone (converge state rebuild)")
+			u.refuse(ref, none, "it was recorded anew since, by its mark alone")
 		case r == nil && settled && renamed:
-			u.refuse(ref, fmt.Sprintf("give it its name back (converge state mv %s %s)", now, ref), "it is recorded as %s now", now)
+			u.refuse(ref, remedy.Say("give it its name back", remedy.Action{Verb: remedy.Rename, Of: now.String(), To: ref.String()}), "it is recorded as %s now", now)
 		case r != nil && r.Run != u.run.ID && !u.was(r, s):
-			u.refuse(ref, "undo that run first (converge rollback "+r.Run+")", "run %s has changed it since", r.Run)
+			u.refuse(ref, undoFirst(r.Run), "run %s has changed it since", r.Run)
 		case r == nil && settled && s.Record != nil && !s.Record.Gone:
-			u.refuse(ref, "", "it is not recorded any more")
+			u.refuse(ref, none, "it is not recorded any more")
 		}
 	}
 }
@@ -190,7 +198,7 @@ func (u *undo) released(ctx context.Context, store *state.Store, p *plan.Plan, o
 		held := slices.ContainsFunc(stops.On(ref, ""), func(h state.Hold) bool { return h.Run == u.run.ID })
 		told := slices.ContainsFunc(u.refusals, func(r plan.Refusal) bool { return r.Ref == ref })
 		if over(i) && !held && !told {
-			u.refuse(ref, "", "the run no longer holds it, and run %s has been carried out since", runs[later].ID)
+			u.refuse(ref, none, "the run no longer holds it, and run %s has been carried out since", runs[later].ID)
 		}
 	}
 	return nil
@@ -248,13 +256,13 @@ func (u *undo) compare(in plan.Input) error {
 		switch s := u.steps[d.Ref]; {
 		case s == nil || s.Action == plan.Delete:
 		case !d.TakenBy.IsZero():
-			u.refuse(d.Ref, "find out who took it over", "the thing is now marked as %s of site %s", d.TakenBy.Ref, d.TakenBy.Site)
+			u.refuse(d.Ref, remedy.Say("find out who took it over"), "the thing is now marked as %s of site %s", d.TakenBy.Ref, d.TakenBy.Site)
 		case d.Missing && s.Action == plan.Forget:
-			u.refuse(d.Ref, "have whoever it was left to make it again", "it is gone")
+			u.refuse(d.Ref, remedy.Say("have whoever it was left to make it again"), "it is gone")
 		case d.Missing && s.Action != plan.Create:
-			u.refuse(d.Ref, "have it made again (converge apply)", "it is gone")
+			u.refuse(d.Ref, remedy.Say("have it made again", remedy.Action{Verb: remedy.Apply}), "it is gone")
 		case len(d.Changes) > 0:
-			u.refuse(d.Ref, "take that back", "somebody has changed %s since (converge drift)", paths(d.Changes))
+			u.refuse(d.Ref, remedy.Say("take that back", remedy.Action{Verb: remedy.Drift}), "somebody has changed %s since", paths(d.Changes))
 		}
 	}
 	for ref, s := range u.steps {
@@ -299,10 +307,10 @@ func (u *undo) occupied(in plan.Input, s *plan.Step, owners map[plan.Place]map[s
 	owner, ours := owners[at][s.ExternalID]
 	switch {
 	case ours && owner != s.Ref:
-		u.refuse(s.Ref, "forget that (converge state rm "+owner.String()+")", "its thing (id %s) is recorded as %s now", s.ExternalID, owner)
+		u.refuse(s.Ref, remedy.Say("forget that", remedy.Of(remedy.Forget, owner.String())), "its thing (id %s) is recorded as %s now", s.ExternalID, owner)
 	case ours || s.Action != plan.Delete:
 	case slices.ContainsFunc(in.Observed.Things[at], func(t providers.Thing) bool { return t.ID == s.ExternalID && t.Phase != providers.Leaving }):
-		u.refuse(s.Ref, "remove that", "a %s with its id (%s), which converge does not manage, is there again", s.Ref.Kind, s.ExternalID)
+		u.refuse(s.Ref, remedy.Say("remove that"), "a %s with its id (%s), which converge does not manage, is there again", s.Ref.Kind, s.ExternalID)
 	}
 }
 
@@ -330,10 +338,10 @@ func (u *undo) referred(in plan.Input, to *state.Record, owners map[plan.Place]m
 			_, aside := u.aside[owner]
 			switch {
 			case !ours:
-				u.refuse(to.Ref, "remove that", "%s %s (id %s), which converge does not manage, refers to it", k.Name, t.Name, t.ID)
+				u.refuse(to.Ref, remedy.Say("remove that"), "%s %s (id %s), which converge does not manage, refers to it", k.Name, t.Name, t.ID)
 			case u.steps[owner] == nil && !aside:
 				run := u.records[owner].Run
-				u.refuse(to.Ref, "undo that run first (converge rollback "+run+")", "%s refers to it, which run %s left", owner, run)
+				u.refuse(to.Ref, undoFirst(run), "%s refers to it, which run %s left", owner, run)
 			}
 		}
 	}

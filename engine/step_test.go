@@ -4,6 +4,7 @@ import (
 	"context"
 	"errors"
 	"fmt"
+	"reflect"
 	"slices"
 	"strings"
 	"testing"
@@ -14,6 +15,7 @@ import (
 	"converge.dev/converge/engine/apply"
 	"converge.dev/converge/engine/event"
 	"converge.dev/converge/engine/plan"
+	"converge.dev/converge/engine/remedy"
 	"converge.dev/converge/internal/enginetest"
 	"converge.dev/converge/providers"
 	"converge.dev/converge/providers/fake"
@@ -320,7 +322,7 @@ func TestRollbackToLastStepOfOpenRun(t *testing.T) {
 		if done, err := engine.Finished(context.Background(), s.Store, left); err != nil || done < len(p.Steps) {
 			continue
 		}
-		if _, err := rollback(s, run, 12); err == nil || !strings.Contains(err.Error(), "no step comes after it. To bring the run to its end: converge resume "+run) {
+		if _, err := rollback(s, run, 12); err == nil || !strings.Contains(err.Error(), "no step comes after it") || !reflect.DeepEqual(remedy.Remedies(err)[0].Do, []remedy.Action{remedy.Of(remedy.Resume, run)}) {
 			t.Errorf("%s: %v", left.Stands(), err)
 		}
 		if res, err := rollback(s, run, 5); err != nil || res.Run.Kept != 5 {

@@ -8,6 +8,7 @@ import (
 	"converge.dev/converge/engine/event"
 	"converge.dev/converge/engine/journal"
 	"converge.dev/converge/engine/plan"
+	"converge.dev/converge/engine/remedy"
 	"converge.dev/converge/state"
 )
 
@@ -99,6 +100,9 @@ func (e *Engine) inverse(ctx context.Context, run state.Run, p *plan.Plan, sum j
 	return inverse, err
 }
 
+// writeAnew is what is left where something cannot be undone.
+const writeAnew = "write a document that describes what you want now, and apply that"
+
 // undoing is what plan and journal say of that.
 func undoing(run state.Run, p *plan.Plan, sum journal.Replay, keep int) (*plan.Plan, error) {
 	if run.Status == state.RunReverted {
@@ -110,11 +114,7 @@ func undoing(run state.Run, p *plan.Plan, sum journal.Replay, keep int) (*plan.P
 	var refused []plan.Refusal
 	for _, s := range p.Irreversible() {
 		if s.ID >= keep && sum.Forward[s.ID].Effect() {
-			refused = append(refused, plan.Refusal{
-				Ref:    s.Ref,
-				Reason: fmt.Sprintf("its %s step cannot be undone exactly: %s", s.Action, s.Undo.Meaning()),
-				Remedy: "write a document that describes what you want now, and apply that",
-			})
+			refused = append(refused, plan.Refuse(s.Ref, fmt.Sprintf("its %s step cannot be undone exactly: %s", s.Action, s.Undo.Meaning()), writeAnew))
 		}
 	}
 	if len(refused) > 0 {
@@ -130,19 +130,19 @@ func keeps(run state.Run, p *plan.Plan, sum journal.Replay, keep int) error {
 		return errors.New("steps are counted from 1; step 0 means all of the run")
 	}
 	if n := len(p.Steps); keep > n {
-		return fmt.Errorf("that is beyond its last step, %d. Its steps: converge show -run=%s", n, run.ID)
+		return remedy.For(fmt.Errorf("that is beyond its last step, %d", n), remedy.Say("look at its steps", remedy.Of(remedy.ShowRun, run.ID)))
 	}
 	for i := range min(keep, len(p.Steps)) {
 		s := &p.Steps[i]
 		switch {
 		case !sum.Forward[i].Finished():
-			return fmt.Errorf("step %d, %s %s, is not done, and what is kept has to be. To go on with the run: converge resume %s", i+1, s.Action, s.Ref, run.ID)
+			return remedy.For(fmt.Errorf("step %d, %s %s, is not done, and what is kept has to be", i+1, s.Action, s.Ref), remedy.Say("go on with the run", remedy.Of(remedy.Resume, run.ID)))
 		case sum.Undo[i].Effect():
 			return fmt.Errorf("step %d, %s %s, was undone before, in whole or in part", i+1, s.Action, s.Ref)
 		}
 	}
 	if keep >= len(p.Steps) && !ended(run) {
-		return fmt.Errorf("no step comes after it. To bring the run to its end: converge resume %s", run.ID)
+		return remedy.For(errors.New("no step comes after it"), remedy.Say("bring the run to its end", remedy.Of(remedy.Resume, run.ID)))
 	}
 	if below, above := p.Whole(keep); below < keep {
 		return fmt.Errorf("%s is changed in more than one step, and these are kept or undone together: roll back to step %d or %d", p.Steps[below].Ref, below, above)

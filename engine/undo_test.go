@@ -217,7 +217,7 @@ func TestRollbackOverWhatHappenedSince(t *testing.T) {
 			if _, err := s.Store.Commit(ctx, nil, []state.Op{forget, s.Store.RecordOp(rec)}); err != nil {
 				t.Fatal(err)
 			}
-		}, "it is recorded as site/far.net/renamed now: give it its name back (converge state mv site/far.net/renamed site/far.net/n)"},
+		}, "it is recorded as site/far.net/renamed now: give it its name back, or write a document"},
 		"recorded anew": {docs[:1], func(t *testing.T, s *enginetest.Site) {
 			rec, err := s.Store.Record(ctx, theNet)
 			if err != nil {
@@ -227,7 +227,7 @@ func TestRollbackOverWhatHappenedSince(t *testing.T) {
 			if _, err := s.Store.Commit(ctx, nil, []state.Op{s.Store.RecordOp(rec)}); err != nil {
 				t.Fatal(err)
 			}
-		}, "it was recorded anew since, by its mark alone (converge state rebuild): write a document"},
+		}, "it was recorded anew since, by its mark alone: write a document"},
 		"taken out of the records": {docs[:1], func(t *testing.T, s *enginetest.Site) {
 			forget := s.Store.ForgetOp(schema.Ref{Scope: "site", Kind: "far.net", Name: "n"})
 			if _, err := s.Store.Commit(ctx, nil, []state.Op{forget}); err != nil {

@@ -10,6 +10,7 @@ import (
 
 	"converge.dev/converge/engine/event"
 	"converge.dev/converge/engine/plan"
+	"converge.dev/converge/engine/remedy"
 	"converge.dev/converge/providers"
 	"converge.dev/converge/schema"
 	"converge.dev/converge/state"
@@ -39,7 +40,7 @@ func (e *Engine) VerifyFile(ctx context.Context, f *plan.File) error {
 		err = plan.ErrForeign
 	}
 	if errors.Is(err, plan.ErrForeign) {
-		return &RefusedError{[]plan.Refusal{{Reason: err.Error(), Remedy: "plan again, and apply the file as it was saved, with the store it was planned with"}}}
+		return &RefusedError{[]plan.Refusal{plan.Refuse(schema.Ref{}, err.Error(), "plan again, and apply the file as it was saved, with the store it was planned with")}}
 	}
 	return err
 }
@@ -56,14 +57,16 @@ func (e *Engine) forbidden(ctx context.Context, p *plan.Plan, live int, head sta
 	if id := stored.Site.ID; live > 0 && id != "" && id != p.Site.ID {
 		refusals = append(refusals, plan.Refusal{
 			Rule: plan.RuleSameSite, Reason: fmt.Sprintf("it is for a site with the id %s, and what is recorded of %s belongs to the site with the id %s", p.Site.ID, p.Site.Name, id),
-			Remedy: "restore site.id, which never changes; a new site has a new name",
+			Remedies: []remedy.Remedy{remedy.Say("restore site.id, which never changes; a new site has a new name")},
 		})
 	}
 	refusals = append(refusals, plan.OverBudget(p, live)...)
 	if (p.Destroy || p.Sweep) && !p.Asked && stored.Policy.MaxDestroy != p.MaxDestroy { // such a plan carries no document of its own
-		refusals = append(refusals, plan.Over(p, live, stored.Policy.MaxDestroy, "allow it with -max-destroy=%d or policy.max_destroy")...)
+		refusals = append(refusals, plan.Over(p, live, stored.Policy.MaxDestroy, plan.AllowDestroy)...)
 	}
-	return append(refusals, plan.Over(p, live, e.o.MaxDestroy, "raise policy.max_destroy in the configuration to %d")...), nil
+	return append(refusals, plan.Over(p, live, e.o.MaxDestroy, func(n int) remedy.Remedy {
+		return remedy.Say(fmt.Sprintf("look at the plan; if it is what you want, raise policy.max_destroy in the configuration to %d", n))
+	})...), nil
 }
 
 // storedHead reads what the stored document says of the site as a whole; nothing when there is none. One that is damaged

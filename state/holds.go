@@ -21,6 +21,22 @@ type Hold struct {
 	Run    string    `json:"run,omitempty"` // that set it, and that may settle it
 	By     string    `json:"by,omitempty"`  // who set it by hand; empty where a run did
 	At     time.Time `json:"at,omitzero"`   // zero where it was set with another client
+
+	// Older says that a far side remembers more than the store does, which is lost or an older one, and that somebody has to say so
+	// first; see [Store.Restored].
+	Older bool `json:"older,omitempty"`
+}
+
+// Text says what is held, and why.
+func (h Hold) Text() string {
+	text := h.Scope + " is held: " + h.Reason
+	if h.Scope == FrozenScope {
+		return "the site is frozen: " + h.Reason
+	}
+	if h.By != "" {
+		text += " (" + h.By + ")"
+	}
+	return text
 }
 
 // ByHand reports whether somebody set the hold, and not a run.

@@ -455,7 +455,7 @@ func (s *Store) Restored(ctx context.Context, by, reason string) (epochNow int64
 		[]Op{
 			s.put(s.key("epoch"), epoch{Epoch: entry.Epoch, By: by}),
 			s.put(s.key("audit", NewRunID(now)), entry),
-			s.HoldOp(Hold{Scope: schema.ScopeSite, By: by, At: now, Reason: "the store was restored from a backup: look at converge drift first"}),
+			s.HoldOp(Hold{Scope: schema.ScopeSite, By: by, At: now, Reason: "the store was restored from a backup: look at the drift first"}),
 		})
 	if err != nil {
 		return 0, fmt.Errorf("enter the restore: %w", err)

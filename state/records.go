@@ -83,27 +83,27 @@ const (
 
 // A Run is one application of a plan.
 type Run struct {
-	ID      string       `json:"id"` // of NewRunID
-	Op      string       `json:"op"` // apply, destroy, rollback
-	Status  RunStatus    `json:"status"`
-	Plan    string       `json:"plan"`   // digest
-	Body    []string     `json:"body"`   // digests of the blobs that make up the plan
-	Serial  int64        `json:"serial"` // of the document
-	By      string       `json:"by"`
-	Epoch   int64        `json:"epoch"`
-	Started time.Time    `json:"started"`
-	Ended   *time.Time   `json:"ended,omitempty"`
-	Steps   int          `json:"steps"`
-	Done    int          `json:"done"`
-	Kept    int          `json:"kept,omitempty"` // of one that is rolled back: how many of its first steps were not undone
-	Message string       `json:"message,omitempty"`
-	Failed  schema.Ref   `json:"failed,omitzero"`
-	OnFail  string       `json:"on_failure,omitempty"`
+	ID      string     `json:"id"` // of NewRunID
+	Op      string     `json:"op"` // apply, destroy, rollback
+	Status  RunStatus  `json:"status"`
+	Plan    string     `json:"plan"`   // digest
+	Body    []string   `json:"body"`   // digests of the blobs that make up the plan
+	Serial  int64      `json:"serial"` // of the document
+	By      string     `json:"by"`
+	Epoch   int64      `json:"epoch"`
+	Started time.Time  `json:"started"`
+	Ended   *time.Time `json:"ended,omitempty"`
+	Steps   int        `json:"steps"`
+	Done    int        `json:"done"`
+	Kept    int        `json:"kept,omitempty"` // of one that is rolled back: how many of its first steps were not undone
+	Message string     `json:"message,omitempty"`
+	Failed  schema.Ref `json:"failed,omitzero"`
+	OnFail  string     `json:"on_failure,omitempty"`
 
 	// Complete says that the site is what the document with its serial says when the run is applied, and not only a part of it.
-	Complete bool `json:"complete,omitempty"`
-	Remains []schema.Ref `json:"remains,omitempty"` // created, never to be deleted, and forgotten by the revert
-	Partial []string     `json:"differences,omitempty"`
+	Complete bool         `json:"complete,omitempty"`
+	Remains  []schema.Ref `json:"remains,omitempty"` // created, never to be deleted, and forgotten by the revert
+	Partial  []string     `json:"differences,omitempty"`
 }
 
 // Stands says in words how the run stands.

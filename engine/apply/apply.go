@@ -36,6 +36,7 @@ import (
 	"converge.dev/converge/engine/event"
 	"converge.dev/converge/engine/journal"
 	"converge.dev/converge/engine/plan"
+	"converge.dev/converge/engine/remedy"
 	"converge.dev/converge/internal/retry"
 	"converge.dev/converge/providers"
 	"converge.dev/converge/schema"
@@ -153,6 +154,11 @@ func Carry(ctx context.Context, o Options) (state.Run, []event.Difference, error
 
 // ErrInterrupted says that the run was stopped before its end.
 var ErrInterrupted = errors.New("interrupted")
+
+// unsettled says how a run is settled that is left open.
+func (r *run) unsettled(err error) error {
+	return remedy.For(err, remedy.Say("settle it", remedy.Of(remedy.Resume, r.Run.ID)))
+}
 
 type run struct {
 	Options

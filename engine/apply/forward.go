@@ -141,7 +141,7 @@ func (r *run) walk(ctx context.Context, s *graph.Schedule, undo bool, failed *fa
 		return failed, fatal
 	}
 	if interrupted && (undo || failed == nil) && s.Left() > 0 {
-		return nil, fmt.Errorf("run %s was %w; %d of %d steps are done; settle it with: converge resume %s", r.Run.ID, ErrInterrupted, r.finished(), len(r.Plan.Steps), r.Run.ID)
+		return nil, r.unsettled(fmt.Errorf("run %s was %w; %d of %d steps are done", r.Run.ID, ErrInterrupted, r.finished(), len(r.Plan.Steps)))
 	}
 	return failed, nil
 }

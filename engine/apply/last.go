@@ -29,7 +29,7 @@ func (r *run) conclude(ctx context.Context) (state.Run, []event.Difference, erro
 	}
 	switch {
 	case errors.Is(err, ErrInterrupted):
-		return r.interrupted(ctx, fmt.Errorf("run %s was %w; all of its steps are done, and it was not looked at once more; settle it with: converge resume %s", r.Run.ID, ErrInterrupted, r.Run.ID))
+		return r.interrupted(ctx, r.unsettled(fmt.Errorf("run %s was %w; all of its steps are done, and it was not looked at once more", r.Run.ID, ErrInterrupted)))
 	case err != nil:
 		return r.leave(fmt.Errorf("looking at what was applied: %w", err))
 	}

@@ -68,7 +68,7 @@ func (r *run) revert(ctx context.Context, cause *failure) (state.Run, []event.Di
 		err = failpoint.At("verify.after")
 	}
 	if err != nil {
-		return r.Run, nil, fmt.Errorf("looking at what was reverted: %w; settle it with: converge resume %s", err, r.Run.ID)
+		return r.Run, nil, r.unsettled(fmt.Errorf("looking at what was reverted: %w", err))
 	}
 	if failed != nil {
 		ds = r.notUndone(ds)
@@ -117,7 +117,7 @@ func (r *run) settleLate(ctx context.Context) error {
 	case <-r.Interrupt:
 	case <-ctx.Done():
 	}
-	return fmt.Errorf("run %s was %w while it waited to be undone; settle it with: converge resume %s", r.Run.ID, ErrInterrupted, r.Run.ID)
+	return r.unsettled(fmt.Errorf("run %s was %w while it waited to be undone", r.Run.ID, ErrInterrupted))
 }
 
 func (r *run) remembered() *failure {

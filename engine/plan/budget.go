@@ -6,6 +6,7 @@ import (
 	"strconv"
 	"strings"
 
+	"converge.dev/converge/engine/remedy"
 	"converge.dev/converge/providers"
 	"converge.dev/converge/schema"
 	"converge.dev/converge/state"
@@ -17,12 +18,17 @@ const DefaultMaxDestroy = "10%"
 // OverBudget says why a plan destroys more than it may, when so many resources are recorded as being there. It looks at nothing
 // but what the plan would do, so that a mistake in making the plan does not get past it.
 func OverBudget(p *Plan, live int) []Refusal {
-	return Over(p, live, p.MaxDestroy, "allow it with -max-destroy=%d or policy.max_destroy")
+	return Over(p, live, p.MaxDestroy, AllowDestroy)
 }
 
-// Over says why a plan destroys more of what is recorded as being there than a limit allows; nothing when the limit is empty. The
-// remedy says where a higher limit can be set, with %d for what it would have to be.
-func Over(p *Plan, live int, limit, remedy string) []Refusal {
+// AllowDestroy says how a plan is allowed to destroy so many things, where the document or who asks for the plan sets the limit.
+func AllowDestroy(n int) remedy.Remedy {
+	return remedy.Say("look at the plan; if it is what you want, raise policy.max_destroy of the document, or allow it this once", remedy.Of(remedy.AllowDestroy, strconv.Itoa(n)))
+}
+
+// Over says why a plan destroys more of what is recorded as being there than a limit allows; nothing when the limit is empty.
+// Allow says how a higher limit is set.
+func Over(p *Plan, live int, limit string, allow func(n int) remedy.Remedy) []Refusal {
 	if limit == "" {
 		return nil
 	}
@@ -30,11 +36,11 @@ func Over(p *Plan, live int, limit, remedy string) []Refusal {
 	allowed, err := Budget(limit, live)
 	switch {
 	case err != nil:
-		return []Refusal{{Rule: RuleMaxDestroy, Reason: err.Error(), Remedy: "correct policy.max_destroy or -max-destroy"}}
+		return []Refusal{Refuse(schema.Ref{}, err.Error(), "correct the limit").breaking(RuleMaxDestroy)}
 	case count > allowed:
 		return []Refusal{{
 			Rule: RuleMaxDestroy, Reason: fmt.Sprintf("it would destroy %d of %d recorded things, and max_destroy (%s) allows %d", count, live, limit, allowed),
-			Remedy: "look at the plan; if it is what you want, " + fmt.Sprintf(remedy, count),
+			Remedies: []remedy.Remedy{allow(count)},
 		}}
 	}
 	return nil
@@ -68,6 +74,9 @@ func Budget(limit string, live int) (int, error) {
 
 // fewRecorded is how many recorded things of a kind say nothing yet when most of them are gone.
 const fewRecorded = 5
+
+// goOn is for what is seen to be gone.
+var goOn = []remedy.Action{{Verb: remedy.Drift}, {Verb: remedy.AllowMissing}}
 
 // A tally counts what is recorded of a provider in a scope, and what is seen of that.
 type tally struct{ recorded, seen int }
@@ -112,7 +121,7 @@ func (m *maker) suspect() {
 	}
 	if len(m.desired)+m.rest.resources == 0 && (m.in.Part == nil || m.in.Part.Declared == 0) && live > 0 && !m.in.Options.Destroy && !m.in.Options.Sweep {
 		m.disappeared(fmt.Sprintf("the document has no resources, and %d are recorded", live),
-			"if all of them are to go, say so with converge destroy; otherwise correct the document")
+			"correct the document; if all of them are to go, say so", remedy.Action{Verb: remedy.Destroy})
 	}
 	if m.in.Options.AllowMissing {
 		return
@@ -120,7 +129,7 @@ func (m *maker) suspect() {
 	for at, n := range recorded {
 		if n >= fewRecorded && seen[at]*2 <= n {
 			m.disappeared(fmt.Sprintf("%d of %d recorded things of kind %s in scope %s are not there any more", n-seen[at], n, at.Kind, at.Scope),
-				"make sure that the provider reaches the right server, and look at converge drift; if they are gone indeed, go on with -allow-missing")
+				"make sure that the provider reaches the right server, and look at the drift; if they are gone indeed, go on without them", goOn...)
 		}
 	}
 	gone := func(t tally, of string) bool {
@@ -131,7 +140,7 @@ func (m *maker) suspect() {
 		if t.recorded == 1 {
 			reason, all = "the only recorded thing of "+of+" is not there any more", "it is"
 		}
-		m.disappeared(reason, "make sure that the right server is reached, and look at converge drift; if "+all+" gone indeed, go on with -allow-missing")
+		m.disappeared(reason, "make sure that the right server is reached, and look at the drift; if "+all+" gone indeed, go on", goOn...)
 		return true
 	}
 	told := false

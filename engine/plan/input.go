@@ -21,6 +21,7 @@ type Observation struct {
 	Unknown map[Place]string // places that could not be seen whole, and why
 
 	Unsupported map[Place]string // places whose far side says that it does not know the kind
+	Others      map[Place]bool   // unknown places that another server shows than the one where what is recorded was made
 }
 
 // Input is all that a plan is made of.

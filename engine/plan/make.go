@@ -7,6 +7,7 @@ import (
 	"time"
 
 	"converge.dev/converge/engine/diff"
+	"converge.dev/converge/engine/remedy"
 	"converge.dev/converge/engine/secret/sealed"
 	"converge.dev/converge/providers"
 	"converge.dev/converge/schema"
@@ -626,11 +627,11 @@ func (m *maker) add(it *item, s Step) {
 	m.plan.Steps = append(m.plan.Steps, s)
 }
 
-func (m *maker) refuse(ref schema.Ref, reason, remedy string) {
-	m.plan.Refusals = append(m.plan.Refusals, Refusal{Ref: ref, Reason: reason, Remedy: remedy})
+func (m *maker) refuse(ref schema.Ref, reason, text string, do ...remedy.Action) {
+	m.plan.Refusals = append(m.plan.Refusals, Refuse(ref, reason, text, do...))
 }
 
 // disappeared refuses a plan because the document, or the site, has lost what nobody loses at once.
-func (m *maker) disappeared(reason, remedy string) {
-	m.plan.Refusals = append(m.plan.Refusals, Refusal{Rule: RuleDisappearance, Reason: reason, Remedy: remedy})
+func (m *maker) disappeared(reason, text string, do ...remedy.Action) {
+	m.plan.Refusals = append(m.plan.Refusals, Refuse(schema.Ref{}, reason, text, do...).breaking(RuleDisappearance))
 }

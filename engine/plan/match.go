@@ -4,6 +4,7 @@ import (
 	"fmt"
 	"slices"
 
+	"converge.dev/converge/engine/remedy"
 	"converge.dev/converge/engine/secret/sealed"
 	"converge.dev/converge/providers"
 	"converge.dev/converge/schema"
@@ -156,7 +157,7 @@ func (m *maker) describe(it *item, at Place) error {
 	if said, ok := m.in.Observed.Unsupported[at]; ok {
 		if !m.recorded[at] {
 			it.unknown, it.unsupported = true, true
-			m.plan.Unsupported = note(m.plan.Unsupported, Unknown{at.Scope, at.Kind, said})
+			m.plan.Unsupported = note(m.plan.Unsupported, Unknown{Scope: at.Scope, Kind: at.Kind, Error: said})
 			return nil
 		}
 		unknown, why = true, "things of it are recorded, but: "+said // a wrong server, perhaps
@@ -174,7 +175,7 @@ func (m *maker) describe(it *item, at Place) error {
 	}
 	if unknown {
 		it.unknown = true
-		m.plan.Unknown = note(m.plan.Unknown, Unknown{at.Scope, at.Kind, why})
+		m.plan.Unknown = note(m.plan.Unknown, Unknown{Scope: at.Scope, Kind: at.Kind, Error: why, OtherServer: m.in.Observed.Others[at]})
 	}
 	return nil
 }
@@ -198,7 +199,7 @@ func (m *maker) find(it *item, ids map[string]*providers.Thing, marked map[schem
 				m.plan.Drift = append(m.plan.Drift, Drift{Ref: it.ref, TakenBy: t.Mark})
 			}
 			m.refuse(it.ref, fmt.Sprintf("the thing that was recorded is now marked as %s of site %s", t.Mark.Ref, t.Mark.Site),
-				"find out who took it over; remove the mark if that site is gone, or forget the resource with converge state rm")
+				"find out who took it over; remove the mark if that site is gone, or forget the resource", remedy.Of(remedy.Forget, it.ref.String()))
 			return nil
 		}
 	}

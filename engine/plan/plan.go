@@ -21,6 +21,7 @@ import (
 	"time"
 
 	"converge.dev/converge/engine/diff"
+	"converge.dev/converge/engine/remedy"
 	"converge.dev/converge/engine/secret/sealed"
 	"converge.dev/converge/providers"
 	"converge.dev/converge/schema"
@@ -208,14 +209,27 @@ type Unknown struct {
 	Scope string `json:"scope"`
 	Kind  string `json:"kind"`
 	Error string `json:"error"`
+
+	OtherServer bool `json:"other_server,omitempty"` // it could be seen, on another server than the one where what is recorded was made
 }
 
 // A Refusal is a reason why a plan may not be applied.
 type Refusal struct {
-	Ref    schema.Ref `json:"ref,omitzero"`
-	Rule   Rule       `json:"rule,omitempty"` // what it breaks, where that concerns the site as a whole
-	Reason string     `json:"reason"`
-	Remedy string     `json:"remedy"` // what the operator can do about it
+	Ref      schema.Ref      `json:"ref,omitzero"`
+	Rule     Rule            `json:"rule,omitempty"` // what it breaks, where that concerns the site as a whole
+	Reason   string          `json:"reason"`
+	Remedies []remedy.Remedy `json:"remedies"` // one of them is enough
+}
+
+// Refuse returns a refusal with one remedy.
+func Refuse(ref schema.Ref, reason, remedies string, do ...remedy.Action) Refusal {
+	return Refusal{Ref: ref, Reason: reason, Remedies: []remedy.Remedy{remedy.Say(remedies, do...)}}
+}
+
+// breaking returns the refusal as one for the sake of a rule.
+func (r Refusal) breaking(rule Rule) Refusal {
+	r.Rule = rule
+	return r
 }
 
 // A Rule is one that a whole plan keeps or breaks. The names are a promise to programs that read plans.
@@ -230,7 +244,7 @@ const (
 )
 
 // AskedReplace is why a resource is replaced that need not be.
-const AskedReplace = "asked for with -replace"
+const AskedReplace = "asked for"
 
 // ErrFormat says that a saved plan is not of this version.
 var ErrFormat = errors.New("this is not a plan that this version of converge can apply")

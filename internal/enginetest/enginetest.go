@@ -273,7 +273,14 @@ func Text(p *plan.Plan) string {
 		b.WriteByte('\n')
 	}
 	for _, r := range p.Refusals {
-		fmt.Fprintf(&b, "refused: %s: %s: %s\n", r.Ref, r.Reason, r.Remedy)
+		fmt.Fprintf(&b, "refused: %s: %s", r.Ref, r.Reason)
+		for _, way := range r.Remedies {
+			fmt.Fprintf(&b, ": %s", way.Text)
+			if len(way.Do) > 0 {
+				fmt.Fprintf(&b, " %v", way.Do)
+			}
+		}
+		b.WriteByte('\n')
 	}
 	for _, d := range p.Drift {
 		fmt.Fprintf(&b, "drift: %s missing=%v changes=%d", d.Ref, d.Missing, len(d.Changes))

@@ -97,7 +97,7 @@ func unwritable(err error) error {
 	case errors.Is(err, unix.EACCES), errors.Is(err, unix.EPERM):
 		return fmt.Errorf("%w; %smake it and all in it writable for yourself, or run converge as its owner", err, reading)
 	case errors.Is(err, unix.EROFS):
-		return fmt.Errorf("%w; %smount it writable, or name a copy elsewhere with -data-dir", err, reading)
+		return fmt.Errorf("%w; %smount it writable, or use a copy elsewhere", err, reading)
 	case errors.Is(err, unix.ENOSPC), errors.Is(err, unix.EDQUOT):
 		return fmt.Errorf("%w, also for what only reads: make room there", err)
 	}

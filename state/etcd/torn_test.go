@@ -585,7 +585,7 @@ func TestTortureForbiddenDirectory(t *testing.T) {
 		"files of another owner": {func(dir string) error {
 			return errors.Join(os.Chown(dir, nobody, nobody), os.Chown(filepath.Join(dir, "lock"), nobody, nobody))
 		}, "CONVERGE_TORN_UID=65534", "permission denied; also what only reads writes there: make it and all in it writable", 0},
-		"read-only file system": {func(string) error { return nil }, "CONVERGE_TORN_READONLY=1", "read-only file system; also what only reads writes there: mount it writable, or name a copy elsewhere", syscall.CLONE_NEWNS},
+		"read-only file system": {func(string) error { return nil }, "CONVERGE_TORN_READONLY=1", "read-only file system; also what only reads writes there: mount it writable, or use a copy elsewhere", syscall.CLONE_NEWNS},
 	}
 	covered := torture.Cover(t, "directories", slices.Collect(maps.Keys(cases)))
 	for name, c := range cases {

@@ -222,16 +222,28 @@ func lastEntry(dir string) (last uint64, err error) {
 	}
 }
 
-// advised adds to what keeps a member from starting what a person should do about it, where the reason is not one that he
-// sees from the error itself.
+// advised makes of what keeps a member from starting a *DamagedDataError, unless the error itself says what else it is.
 func advised(dir string, err error) error {
 	for _, plain := range []error{fs.ErrPermission, unix.EROFS, unix.ENOSPC, unix.EDQUOT, unix.EFBIG, unix.EMFILE, unix.ENFILE, unix.ENOMEM, errSlow, errUnchecked} {
 		if errors.Is(err, plain) {
 			return err
 		}
 	}
-	return fmt.Errorf("its data are damaged: %w; move %s away, put a copy from a backup in its place, and say so with: converge state restored", err, dir)
+	return &DamagedDataError{Dir: dir, Err: err}
 }
+
+// A DamagedDataError says that the data of an embedded store cannot be used.
+type DamagedDataError struct {
+	Dir string // where they are
+	Err error
+}
+
+func (e *DamagedDataError) Error() string {
+	return fmt.Sprintf("its data are damaged: %v; move %s away, and put a copy from a backup in its place", e.Err, e.Dir)
+}
+
+// Unwrap returns the cause.
+func (e *DamagedDataError) Unwrap() error { return e.Err }
 
 // releaseTimeout is how long the data may still be held by whoever had them last.
 const releaseTimeout = 20 * time.Second

@@ -229,9 +229,8 @@ func (a *app) applySaved(ctx context.Context, c *cobra.Command, f applying, save
 	p := saved.Plan
 	s, err := a.open(ctx, &schema.Document{Site: p.Site}, c.Flags().Args())
 	if errors.Is(err, errOtherSite) {
-		return &engine.RefusedError{Refusals: []plan.Refusal{{
-			Reason: "the plan is for site " + p.Site.Name + ", and -site, " + envSite + " or " + config.Name + " name another", Remedy: "correct one of them",
-		}}}
+		return &engine.RefusedError{Refusals: []plan.Refusal{plan.Refuse(schema.Ref{},
+			"the plan is for site "+p.Site.Name+", and -site, "+envSite+" or "+config.Name+" name another", "correct one of them")}}
 	}
 	if err != nil {
 		return err

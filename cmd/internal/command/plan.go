@@ -170,7 +170,7 @@ gives a saved plan as one document.`,
 		}
 		var held *engine.HeldError
 		if err := e.Held(ctx, made); errors.As(err, &held) {
-			a.view.Warn("this plan could not be applied: " + held.Error())
+			a.view.Warn("this plan could not be applied: " + view.Held(held))
 		} else if err != nil {
 			return err
 		}

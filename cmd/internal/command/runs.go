@@ -181,7 +181,7 @@ rolled back further. When a rollback is killed, converge resume goes on to the s
 		}
 		if dry {
 			if held != nil {
-				a.view.Warn("this could not be undone now: " + held.Error())
+				a.view.Warn("this could not be undone now: " + view.Held(held))
 			}
 			return nil
 		}

@@ -51,7 +51,7 @@ func checksOf(p *plan.Plan) []check {
 	byRule := map[plan.Rule][]string{}
 	byRef := map[schema.Ref][]string{}
 	for _, r := range p.Refusals {
-		if text := r.Reason + ": " + r.Remedy; r.Ref.IsZero() {
+		if text := r.Reason + ": " + Advice(r.Remedies); r.Ref.IsZero() {
 			byRule[r.Rule] = append(byRule[r.Rule], text)
 		} else {
 			byRef[r.Ref] = append(byRef[r.Ref], text)

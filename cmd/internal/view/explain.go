@@ -264,9 +264,9 @@ func (x *explaining) why(ref schema.Ref, e *Explanation) []string {
 	for _, r := range x.plan.Refusals {
 		switch {
 		case r.Ref == ref:
-			why = append(why, r.Reason+": "+r.Remedy)
+			why = append(why, r.Reason+": "+Advice(r.Remedies))
 		case r.Ref.IsZero() && len(e.Steps) > 0:
-			why = append(why, "the plan as a whole is refused: "+r.Reason+": "+r.Remedy)
+			why = append(why, "the plan as a whole is refused: "+r.Reason+": "+Advice(r.Remedies))
 		}
 	}
 	for _, o := range x.plan.Omitted {

@@ -5,7 +5,7 @@ import (
 	"errors"
 	"fmt"
 	"io"
-	"slices"
+	"reflect"
 	"strings"
 	"sync"
 	"time"
@@ -139,7 +139,7 @@ func (h *Human) explain(err error) *Problem {
 	above := *p
 	above.Where = "The plan above says why."
 	switch {
-	case errors.As(err, &refused) && len(refused.Refusals) > 0 && slices.Equal(refused.Refusals, h.shown.Refusals),
+	case errors.As(err, &refused) && len(refused.Refusals) > 0 && reflect.DeepEqual(refused.Refusals, h.shown.Refusals),
 		errors.As(err, &unknown) && len(h.shown.Unknown)+len(h.shown.Omitted) > 0:
 		return &above
 	}

@@ -175,7 +175,7 @@ func (j *JSON) Plan(p *plan.Plan) {
 		}
 	}
 	for _, r := range p.Refusals {
-		d := fields{"severity": "error", "summary": "Refused: " + r.Reason, "detail": r.Remedy}
+		d := fields{"severity": "error", "summary": "Refused: " + r.Reason, "detail": Advice(r.Remedies)}
 		if !r.Ref.IsZero() {
 			d["address"] = r.Ref
 		}

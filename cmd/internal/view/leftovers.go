@@ -9,6 +9,7 @@ import (
 
 	"converge.dev/converge/engine"
 	"converge.dev/converge/engine/plan"
+	"converge.dev/converge/engine/remedy"
 	"converge.dev/converge/schema"
 )
 
@@ -77,7 +78,7 @@ func RepairsText(repairs []engine.Repair, dry bool) string {
 		b.WriteString("Would be done:\n")
 	}
 	for _, r := range repairs {
-		fmt.Fprintf(&b, "%s\n  %s\n  %s\n", clean(r.Key), clean(r.Damage), clean(r.Done))
+		fmt.Fprintf(&b, "%s\n  %s\n  %s\n", clean(r.Key), clean(r.Damage), clean(Advice([]remedy.Remedy{{Text: r.Done, Do: r.Do}})))
 	}
 	return b.String()
 }

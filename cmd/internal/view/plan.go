@@ -509,7 +509,7 @@ func (t *planText) refusals(rs []plan.Refusal) {
 			on = clean(r.Ref.String()) + ": "
 		}
 		t.item(red, "✗", span{text: on + clean(r.Reason)})
-		t.words(margin, margin, span{text: clean(r.Remedy), color: dim})
+		t.words(margin, margin, span{text: clean(Advice(r.Remedies)), color: dim})
 	}
 }
 

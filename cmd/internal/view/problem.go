@@ -9,6 +9,7 @@ import (
 
 	"converge.dev/converge/engine"
 	"converge.dev/converge/engine/plan"
+	"converge.dev/converge/engine/remedy"
 	"converge.dev/converge/internal/nearest"
 	"converge.dev/converge/schema"
 	"converge.dev/converge/state"
@@ -73,6 +74,7 @@ func Explain(err error) *Problem {
 
 		unmatched *plan.UnmatchedError
 		damaged   *state.DamagedError
+		data      *etcd.DamagedDataError
 	)
 	switch {
 	case errors.As(err, &problem):
@@ -108,7 +110,7 @@ func Explain(err error) *Problem {
 			if !r.Ref.IsZero() {
 				on = r.Ref.String() + ": "
 			}
-			lines = append(lines, on+r.Reason, "  "+r.Remedy)
+			lines = append(lines, on+r.Reason, "  "+Advice(r.Remedies))
 		}
 		return &Problem{What: "refused: nothing was changed", Where: strings.Join(lines, "\n"), Err: err}
 	case errors.As(err, &approve):
@@ -117,7 +119,7 @@ func Explain(err error) *Problem {
 			Fix: "When that is what you want: -approve=" + approve.Approval[:plan.ShortApproval],
 		}
 	case errors.As(err, &held):
-		p := &Problem{What: "held: nothing was changed", Where: held.Error(), Err: err}
+		p := &Problem{What: "held: nothing was changed", Where: Held(held), Err: err}
 		if held.Open != "" {
 			p.What = "a run has not ended: nothing was changed"
 		}
@@ -130,8 +132,11 @@ func Explain(err error) *Problem {
 		return explainUnmatched(unmatched)
 	case errors.As(err, &damaged):
 		return &Problem{What: "the store is damaged", Where: err.Error(), Fix: mending(damaged.Key), Err: err}
+	case errors.As(err, &data):
+		what, where, _ := strings.Cut(err.Error(), "\n")
+		return &Problem{What: what, Where: where, Fix: "When the copy is there, say so: converge state restored", Err: err}
 	case errors.Is(err, engine.ErrInterrupted):
-		return &Problem{What: err.Error(), Err: err}
+		return &Problem{What: err.Error(), Fix: fix(remedy.Remedies(err)), Err: err}
 	case errors.Is(err, context.Canceled):
 		return &Problem{What: "interrupted", Err: err}
 	case errors.Is(err, context.DeadlineExceeded):
@@ -140,7 +145,7 @@ func Explain(err error) *Problem {
 		return &Problem{What: err.Error(), Fix: "Another process may be at work: converge lock status. When it is done, try again; what was begun then shows in: converge runs", Err: err}
 	}
 	what, where, _ := strings.Cut(err.Error(), "\n")
-	return &Problem{What: what, Where: where, Err: err}
+	return &Problem{What: what, Where: where, Fix: fix(remedy.Remedies(err)), Err: err}
 }
 
 // mending says what brings a store back to use in which a key is damaged.

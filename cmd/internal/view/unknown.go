@@ -74,7 +74,7 @@ func (t *planText) omitted(list []plan.Omission) {
 
 // explainUnknown says what could not be seen and what is left out, and what to do about it.
 func explainUnknown(e *engine.UnknownError) *Problem {
-	p := &Problem{What: "a part of the site could not be seen", Fix: upper(e.Remedy()) + ".", Err: e}
+	p := &Problem{What: "a part of the site could not be seen", Fix: goOn(e.Unknown), Err: e}
 	if len(e.Unknown) == 0 {
 		p.What = "the server does not support a part of the document"
 	}

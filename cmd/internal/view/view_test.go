@@ -21,6 +21,7 @@ import (
 	"converge.dev/converge/engine/drift"
 	"converge.dev/converge/engine/event"
 	"converge.dev/converge/engine/plan"
+	"converge.dev/converge/engine/remedy"
 	"converge.dev/converge/providers"
 	"converge.dev/converge/schema"
 	"converge.dev/converge/schema/load"
@@ -118,7 +119,7 @@ func samplePlan() *plan.Plan {
 			{Scope: "site", Kind: "carbide.vpc", ID: "c", Name: "stray", Stray: true},
 		},
 		Unknown:  []plan.Unknown{{Scope: "gpu-02", Kind: "ovs.bridge", Error: "connection refused"}},
-		Refusals: []plan.Refusal{{Ref: ref("site/carbide.vpc/kept"), Reason: "it is protected", Remedy: "declare it again"}, {Reason: "it would destroy too much", Remedy: "look twice"}},
+		Refusals: []plan.Refusal{{Ref: ref("site/carbide.vpc/kept"), Reason: "it is protected", Remedies: []remedy.Remedy{remedy.Say("declare it again")}}, {Reason: "it would destroy too much", Remedies: []remedy.Remedy{remedy.Say("look twice")}}},
 	}
 }
 
@@ -271,7 +272,7 @@ func TestPlanDocumentUnchanged(t *testing.T) {
 	}
 	p := &plan.Plan{
 		Unchanged: 3, Omitted: []plan.Omission{{Ref: ref("site/carbide.vpc/left-out"), Reason: "r"}}, Unknown: []plan.Unknown{{Scope: "gpu-02", Kind: "ovs.bridge", Error: "e"}},
-		Refusals: []plan.Refusal{{Ref: ref("site/carbide.vpc/kept"), Reason: "it is protected", Remedy: "r"}, {Rule: plan.RuleMaxDestroy, Reason: "too much", Remedy: "r"}},
+		Refusals: []plan.Refusal{{Ref: ref("site/carbide.vpc/kept"), Reason: "it is protected", Remedies: []remedy.Remedy{remedy.Say("r")}}, {Rule: plan.RuleMaxDestroy, Reason: "too much", Remedies: []remedy.Remedy{remedy.Say("r")}}},
 		Steps: []plan.Step{
 			{Ref: ref("site/carbide.vpc/new"), Action: plan.Create, After: schema.Object{"tenant": "acme"}},
 			{Ref: ref("site/carbide.vpc/strayed"), Action: plan.Delete, Stray: true},

@@ -1,0 +1,111 @@
+package view
+
+import (
+	"errors"
+	"fmt"
+	"slices"
+	"strings"
+
+	"converge.dev/converge/engine"
+	"converge.dev/converge/engine/plan"
+	"converge.dev/converge/engine/remedy"
+	"converge.dev/converge/state"
+)
+
+// command is an action as it is typed: a command, or a flag of the one that was given.
+func command(a remedy.Action) string {
+	switch a.Verb {
+	case remedy.ShowRun:
+		return "converge show -run=" + a.Of
+	case remedy.Release:
+		return "converge hold release " + a.Of
+	case remedy.Unfreeze:
+		return "converge freeze -off"
+	case remedy.Forget:
+		return "converge state rm " + a.Of
+	case remedy.Rename:
+		return "converge state mv " + a.Of + " " + a.To
+	case remedy.Rebuild, remedy.Restored:
+		return "converge state " + string(a.Verb)
+	case remedy.Abandon, remedy.AllowPartial, remedy.AllowMissing:
+		return "-" + string(a.Verb)
+	case remedy.AllowDestroy:
+		return "-max-destroy=" + a.Of
+	}
+	return strings.TrimSpace("converge " + string(a.Verb) + " " + a.Of)
+}
+
+// Advice words what can be done about a refusal or an error, as a clause.
+func Advice(remedies []remedy.Remedy) string {
+	var ways []string
+	for _, r := range remedies {
+		var commands []string
+		for _, a := range r.Do {
+			commands = append(commands, command(a))
+		}
+		way := r.Text
+		if len(commands) > 0 {
+			way += " (" + strings.Join(commands, ", ") + ")"
+		}
+		ways = append(ways, way)
+	}
+	return strings.Join(ways, ", or ")
+}
+
+// fix is that as sentences.
+func fix(remedies []remedy.Remedy) string {
+	if len(remedies) == 1 && len(remedies[0].Do) == 1 {
+		return upper(remedies[0].Text) + ": " + command(remedies[0].Do[0])
+	}
+	if text := Advice(remedies); text != "" {
+		return upper(text) + "."
+	}
+	return ""
+}
+
+// Held words why nothing new may be applied, and how that ends. Of another error it returns the text.
+func Held(err error) string {
+	var e *engine.HeldError
+	if !errors.As(err, &e) {
+		return err.Error()
+	}
+	settle := func(run string) string {
+		text := "settle it with: converge resume " + run
+		if slices.Contains(e.Undoable, run) {
+			text += ", or undo it with: converge rollback " + run
+		}
+		return text
+	}
+	if e.Open != "" {
+		return e.Error() + "; " + settle(e.Open)
+	}
+	lines := make([]string, len(e.Holds))
+	for i, h := range e.Holds {
+		lines[i] = h.Text()
+		switch {
+		case h.Older:
+			lines[i] += "; say so first: " + command(remedy.Action{Verb: remedy.Restored})
+		case h.Scope == state.FrozenScope:
+			lines[i] += "; end that with: " + command(remedy.Action{Verb: remedy.Unfreeze})
+		case strings.HasPrefix(h.Scope, "serial:"):
+			lines[i] += "; write a new revision, or try it again after: " + command(remedy.Of(remedy.Release, h.Scope))
+		case h.Run == "":
+			lines[i] += "; when that is mended: " + command(remedy.Of(remedy.Release, h.Scope))
+		default:
+			lines[i] += fmt.Sprintf(" (run %s: %s)", h.Run, settle(h.Run))
+		}
+	}
+	return strings.Join(lines, "\n")
+}
+
+// goOn says what can be done where a part of the site could not be seen, or is not supported.
+func goOn(unknown []plan.Unknown) string {
+	if len(unknown) == 0 {
+		return "The rest is not applied without your say: remove from the document what the server does not support, or go on with the rest with -allow-partial."
+	}
+	text := "Nothing is decided about what cannot be seen; mend the connection, or go on with the rest with -allow-partial."
+	if slices.ContainsFunc(unknown, func(u plan.Unknown) bool { return u.OtherServer }) {
+		text += " If another server is the right one from now on: -allow-missing."
+	}
+	return text
+}
