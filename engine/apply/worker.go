@@ -6,6 +6,7 @@ import (
 	"errors"
 	"fmt"
 	"runtime/debug"
+	"slices"
 	"strings"
 	"time"
 
@@ -22,10 +23,7 @@ import (
 
 // A worker carries out one step, forward or as its undo. It knows nothing of the run but what it was given.
 type worker struct {
-	step     *plan.Step
-	undo     bool
-	action   plan.Action // of the call: an undone create is a delete
-	kind     *schema.Kind
+	known
 	served   providers.Served
 	provider *providers.Provider
 	journal  *journal.Journal
@@ -36,51 +34,32 @@ type worker struct {
 	turns    *turns          // of which it has one; nil for who looks only
 	disturbs bool            // it changes or replaces what is in use
 	notes    chan<- event.Event
-	site     string
-	run      string
 	epoch    int64
 
-	id          string
-	incarnation int
-	name        string // what it is to be called afterwards; empty: as it is called
-	unnamed     string // what it may be called until then
-	mark        providers.Mark
-	before      schema.Object // to be seen right before acting, with external ids; nil: nothing
-	want        schema.Object // the whole spec to have, with external ids; nil: nothing
-	stated      schema.Object // what must be seen of it afterwards; equal to want when all of it must
-	dropped     schema.Object // what was recorded before: what it states and stated does not must be gone
-	record      *state.Record // to be remembered afterwards; nil: nothing
-	attempts    int           // intents so far
-	unsure      bool          // an earlier call may have had its effect, or may have it yet
-	doubt       time.Time     // when the last call of this direction whose effect may still come was made; zero: none
-	away        time.Time     // when the far side was last seen to be away; zero: never
-	called      bool          // a call was made, whatever it said
-	rounds      int           // how many times the rest was asked for later
-	made        schema.Object // undone create: what was to be made
-	lost        bool          // undone create: nobody knows whether the thing was made
-	missing     bool          // undone create: the far side accepted it, and it was never seen
-	chosen      bool          // create: the far side chose another id than ours
-	again       schema.Object // undone create of unknown outcome: what to create again until the answer is definite; nil: look only
-	quarantine  time.Time     // before which nothing may be deleted blindly
-	outside     []outsider    // what is referred to, nobody declares and has to be there
-	referrers   []referrer    // kinds of which nothing may refer to what is deleted
-	census      *census
-	sent        bool     // the call was accepted: the secrets that never come back are as they were sent
-	ignore      []string // what is ignored of the spec: nobody asks how it is afterwards, and an undo leaves it so
-	touched     []string // undone update: the fields that the step changed; what others changed meanwhile stays
-	seen        string   // undone: digest of what was seen when the step ended; empty when it did not come to that
-	finished    bool     // undone: the step was done
-	last        journal.Record
-	begun       time.Time
+	record     *state.Record // to be remembered afterwards; nil: nothing
+	attempts   int           // intents so far
+	away       time.Time     // when the far side was last seen to be away; zero: never
+	rounds     int           // how many times the rest was asked for later
+	chosen     bool          // create: the far side chose another id than ours
+	again      schema.Object // undone create of unknown outcome: what to create again until the answer is definite; nil: look only
+	quarantine time.Time     // before which nothing may be deleted blindly
+	outside    []outsider    // what is referred to, nobody declares and has to be there
+	referrers  []referrer    // kinds of which nothing may refer to what is deleted
+	census     *census
+	last       journal.Record
+	begun      time.Time
 }
 
 // worker looks up all that a step needs. The forward direction follows the plan; an undo follows the journal.
 func (r *run) worker(s *plan.Step, undo bool) *worker {
 	served, provider, _ := r.Providers.Find(s.Ref.Scope, s.Ref.Kind)
 	w := &worker{
-		step: s, undo: undo, action: s.Action, kind: r.Kinds[s.Ref.Kind], served: served, provider: provider, journal: r.journal, store: r.Store,
-		retry: r.Retry, effects: r.effects, halt: r.halt, notes: r.notes, site: r.Plan.Site.ID, run: r.Run.ID, epoch: r.Lock.Epoch(),
-		id: s.ExternalID, incarnation: s.Incarnation, record: s.Record, ignore: ignored(s), begun: time.Now(),
+		known: known{
+			step: s, undo: undo, action: s.Action, kind: r.Kinds[s.Ref.Kind], traits: served.Traits, site: r.Plan.Site.ID, run: r.Run.ID,
+			id: s.ExternalID, incarnation: s.Incarnation, ignore: ignored(s),
+		},
+		served: served, provider: provider, journal: r.journal, store: r.Store, retry: r.Retry, effects: r.effects, halt: r.halt, notes: r.notes,
+		epoch: r.Lock.Epoch(), record: s.Record, begun: time.Now(),
 	}
 	at := r.sum.Forward[s.ID]
 	for _, rec := range []*journal.Record{at.Outcome, at.Open} { // a create may have had to take another id
@@ -277,31 +256,38 @@ func (w *worker) act(ctx context.Context) result {
 			if have, err = w.see(ctx); err != nil {
 				return w.failed(err)
 			}
-			blind := w.served.Traits.Create == providers.Blind
-			if have == nil && w.unsure && (w.lost || w.missing || w.action == plan.Create && (!w.undo || blind && w.called)) {
+			if err := w.recall(ctx, have); err != nil {
+				return w.failed(err)
+			}
+			v := w.decide(have, false, w.over(w.begun))
+			if v.do == searches {
 				have, err = w.appears(ctx)
 				var unwritten unwritten
 				switch {
 				case errors.As(err, &unwritten):
 					return w.stopped(unwritten.error)
-				case err != nil:
+				case err == nil:
+					err = w.recall(ctx, have)
+				}
+				if err != nil {
 					return w.failed(err)
 				}
+				v = w.decide(have, true, w.over(w.begun))
 			}
-			if w.unsettled(have) {
+			switch v.do {
+			case lingers:
 				if err := w.late(ctx); err != nil {
 					return w.failed(err)
 				}
 				continue // and look again
-			}
-			if (w.half(have) || w.later(have)) && have.Phase == providers.Pending && !w.over(w.begun) { // it takes no change yet
+			case ripens:
 				w.note(event.Waiting, cmp.Or(have.Detail, "not ready")+w.upTo(), 0)
 				if err := w.pause(ctx, poll()); err != nil {
 					return w.failed(err)
 				}
 				continue // and look again
 			}
-			if res, over := w.judge(ctx, have); over {
+			if res, over := w.follow(ctx, v); over {
 				return res
 			}
 			if rest := time.Until(w.quarantine); rest > 0 {
@@ -490,33 +476,6 @@ func short(d time.Duration) string {
 	return text
 }
 
-// missed lists what is not as it must be afterwards.
-func (w *worker) missed(have *providers.Thing) []diff.Change {
-	same := func(_, id string) string { return id }
-	known := w.dropped
-	if w.sent || w.action == plan.Create { // what our create made was made with all that it sent
-		known = w.stated
-	}
-	spec := sealed.Assume(w.kind, diff.Assume(have.Spec, have.Unfilled, known), known)
-	return diff.Compare(w.kind, w.stated, spec, w.dropped, w.ignore, same)
-}
-
-// unmet lists the paths of that.
-func (w *worker) unmet(have *providers.Thing) []string {
-	changes := w.missed(have)
-	paths := make([]string, len(changes))
-	for i, c := range changes {
-		paths[i] = c.Path
-	}
-	if w.action == plan.Update && w.served.Traits.Mark && have.Mark != w.mark {
-		paths = append(paths, "its mark")
-	}
-	if w.name != "" && have.Name != w.name {
-		paths = append(paths, "its name")
-	}
-	return paths
-}
-
 // see looks at the thing; nil when it is not there.
 func (w *worker) see(ctx context.Context) (*providers.Thing, error) {
 	if err := failpoint.At("call.observe.before"); err != nil {
@@ -581,16 +540,24 @@ func (w *worker) call(ctx context.Context, action plan.Action, want schema.Objec
 	return nil
 }
 
+// back is what the thing is to be like when the step is undone: what the step changed is as before, and all else as it is.
+func (w *worker) back(have *providers.Thing) schema.Object {
+	back := diff.Merge(w.kind, w.stated, have.Spec, w.dropped, w.ignore)
+	for i := range w.kind.Fields { // what stays when nobody states it any more goes when it was not there
+		f := &w.kind.Fields[i]
+		if _, was := w.stated[f.Name]; (f.Kept || f.Choose != nil) && !was && slices.Contains(w.touched, f.Name) {
+			delete(back, f.Name)
+		}
+	}
+	return back
+}
+
 func (w *worker) key() string {
 	k := fmt.Sprintf("%s/%d", w.run, w.step.ID)
 	if w.undo {
 		k += "/undo"
 	}
 	return k
-}
-
-func (w *worker) conflict(detail string) error {
-	return &providers.Error{Op: string(w.action), Ref: w.step.Ref, Class: providers.Conflict, Err: errors.New(detail)}
 }
 
 // note tells the world, unless the run is over.

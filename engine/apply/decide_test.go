@@ -1,0 +1,203 @@
+package apply
+
+import (
+	"errors"
+	"os"
+	"regexp"
+	"strings"
+	"testing"
+	"time"
+
+	"converge.dev/converge/engine/plan"
+	"converge.dev/converge/providers"
+	"converge.dev/converge/schema"
+	"converge.dev/converge/state"
+)
+
+// A sight is what is known of a create whose outcome is unknown, what is seen, and what is to be done then.
+type sight struct {
+	row    string // of the table in docs/reliability.md
+	traits providers.Traits
+	know   func(*known)
+	have   *providers.Thing
+	taken  bool // the id is said to be taken
+	search bool // it was searched for
+	do     move
+	why    string
+}
+
+// sights are the table of docs/reliability.md, line by line.
+func sights() []sight {
+	mark := providers.Mark{Site: "site", Ref: theRef, Incarnation: 1}
+	thing := func(spec schema.Object, change ...func(*providers.Thing)) *providers.Thing {
+		t := &providers.Thing{ID: "id", Name: "a", Mark: mark, Spec: spec, Phase: providers.Ready}
+		for _, c := range change {
+			c(t)
+		}
+		return t
+	}
+	pending := func(t *providers.Thing) { t.Phase = providers.Pending }
+	strangers := func(t *providers.Thing) { t.Mark = providers.Mark{Site: "other", Ref: theRef, Incarnation: 1} }
+	marked := providers.Traits{Create: providers.Conditional, Update: providers.Versioned, Delete: providers.Versioned, Mark: true}
+	named, blind, burned := marked, marked, marked
+	named.ID = "name"
+	blind.Create = providers.Blind
+	burned.Burned = true
+	late := func(k *known) { k.doubt = time.Unix(1, 0) }
+	whole, part, other := schema.Object{"net": "n", "size": int64(1)}, schema.Object{"net": "n"}, schema.Object{"net": "n", "size": int64(2)}
+	return []sight{
+		{row: "ours, as wanted", traits: marked, have: thing(whole), do: awaits},
+		{row: "ours, as wanted", traits: named, have: thing(whole), do: awaits},
+		{row: "ours, as wanted", traits: marked, have: thing(whole), taken: true, do: awaits},
+		{row: "ours, and a part is missing", traits: marked, know: late, have: thing(part), do: lingers},
+		{row: "ours, and a part is missing", traits: marked, have: thing(part, pending), do: ripens},
+		{row: "ours, and a part is missing", traits: marked, have: thing(part), do: calls},
+		{row: "ours, and a part is missing", traits: marked, have: thing(schema.Object{"size": int64(1)}), do: leaves, why: "it was created, but differs: net"},
+		{row: "ours, with another value", traits: marked, know: late, have: thing(other), do: lingers},
+		{row: "ours, with another value", traits: marked, have: thing(other), do: leaves, why: "it was created, but differs: size"},
+		{row: "somebody else's", traits: named, have: thing(whole, strangers), do: fails, why: "it is there already"},
+		{row: "somebody else's", traits: named, have: thing(whole, strangers), taken: true, do: refuses, why: "taken"},
+		{row: "nothing; a second create would be refused", traits: marked, do: searches},
+		{row: "nothing; a second create would be refused", traits: marked, search: true, do: calls},
+		{row: "nothing; a second create would be refused", traits: marked, taken: true, do: fails, why: "taken"},
+		{row: "nothing, twice, and the id is said to be taken", traits: burned, taken: true, do: reincarnates},
+		{row: "nothing; a second create would make a second thing", traits: blind, do: searches},
+		{row: "nothing; a second create would make a second thing", traits: blind, search: true, do: doubts, why: "unknown whether it was created"},
+		{row: "nothing under our id, but our mark under another", traits: marked, do: searches}, // and what bears our mark is found
+		{row: "nothing under our id, but our mark under another", traits: marked, search: true, have: thing(whole, func(t *providers.Thing) { t.ID = "another" }), do: awaits},
+	}
+}
+
+var theRef = schema.Ref{Scope: "site", Kind: "far.host", Name: "a"}
+
+// TestWhatFollowsAnUnknownCreate is the table of docs/reliability.md: each of its lines has a case here, and nothing else has.
+func TestWhatFollowsAnUnknownCreate(t *testing.T) {
+	rows := table(t)
+	kind := &schema.Kind{Name: "far.host", Fields: []schema.Field{{Name: "net", Type: schema.String, Immutable: true}, {Name: "size", Type: schema.Int}}}
+	covered := map[string]bool{}
+	for _, c := range sights() {
+		want := schema.Object{"net": "n", "size": int64(1)}
+		k := &known{
+			step: &plan.Step{Ref: theRef, Action: plan.Create}, action: plan.Create, kind: kind, traits: c.traits, site: "site", run: "run", id: "id",
+			incarnation: 1, mark: providers.Mark{Site: "site", Ref: theRef, Incarnation: 1}, want: want, stated: want, unsure: true, called: true,
+		}
+		if c.know != nil {
+			c.know(k)
+		}
+		v := k.decide(c.have, c.search, false)
+		if c.taken {
+			v = k.collides(c.have, errors.New("taken"))
+		}
+		if v.do != c.do || c.why == "" != (v.why == nil) || c.why != "" && !strings.Contains(v.why.Error(), c.why) {
+			t.Errorf("%s (%+v): %d because of %v, want %d because of %q", c.row, c.have, v.do, v.why, c.do, c.why)
+		}
+		if covered[c.row] = true; !rows[c.row] {
+			t.Errorf("docs/reliability.md has no line %q", c.row)
+		}
+	}
+	for row := range rows {
+		if !covered[row] {
+			t.Errorf("the line %q of docs/reliability.md has no case", row)
+		}
+	}
+}
+
+// table reads the first column of the table of what follows an unknown create.
+func table(t *testing.T) map[string]bool {
+	text, err := os.ReadFile("../../docs/reliability.md")
+	if err != nil {
+		t.Fatal(err)
+	}
+	_, below, ok := strings.Cut(string(text), "| we see | so | and do |\n|---|---|---|\n")
+	if !ok {
+		t.Fatal("docs/reliability.md has no such table")
+	}
+	rows := map[string]bool{}
+	for line := range strings.Lines(below) {
+		cells := regexp.MustCompile(`^\| ([^|]+) \|`).FindStringSubmatch(line)
+		if cells == nil {
+			break
+		}
+		rows[cells[1]] = true
+	}
+	if len(rows) < 8 {
+		t.Fatalf("only %d lines were read", len(rows))
+	}
+	return rows
+}
+
+// TestWhatPrecedesACall: nothing is changed or deleted that is not as the plan saw it, or as the run left it.
+func TestWhatPrecedesACall(t *testing.T) {
+	kind := &schema.Kind{Name: "far.host", Fields: []schema.Field{{Name: "net", Type: schema.String, Immutable: true}, {Name: "size", Type: schema.Int}}}
+	marked := providers.Traits{Create: providers.Conditional, Update: providers.Versioned, Delete: providers.Versioned, Mark: true}
+	mine, theirs := providers.Mark{Site: "site", Ref: theRef, Incarnation: 1}, providers.Mark{Site: "other", Ref: theRef, Incarnation: 1}
+	was, will, other := schema.Object{"net": "n", "size": int64(1)}, schema.Object{"net": "n", "size": int64(2)}, schema.Object{"net": "n", "size": int64(3)}
+	seen := func(spec schema.Object, mark providers.Mark) *providers.Thing {
+		return &providers.Thing{ID: "id", Name: "a", Mark: mark, Spec: spec, Phase: providers.Ready}
+	}
+	leaving := seen(was, mine)
+	leaving.Phase = providers.Leaving
+	for _, c := range []struct {
+		what   string
+		action plan.Action
+		unsure bool
+		have   *providers.Thing
+		do     move
+		why    string
+	}{
+		{"as it was", plan.Update, false, seen(was, mine), calls, ""},
+		{"as it was, and a call is in doubt", plan.Update, true, seen(was, mine), calls, ""},
+		{"as it is to be", plan.Update, false, seen(will, mine), awaits, ""},
+		{"otherwise", plan.Update, false, seen(other, mine), refuses, "changed since the plan"},
+		{"otherwise, and a call is in doubt", plan.Update, true, seen(other, mine), leaves, "changed size since the run did"},
+		{"gone", plan.Update, false, nil, fails, "gone"},
+		{"going", plan.Update, false, leaving, fails, "gone"},
+		{"somebody else's", plan.Update, false, seen(was, theirs), fails, "changed hands"},
+		{"as it was", plan.Delete, false, seen(was, mine), calls, ""},
+		{"otherwise", plan.Delete, false, seen(other, mine), refuses, "changed since the plan"},
+		{"otherwise, and a call is in doubt", plan.Delete, true, seen(other, mine), leaves, "since the run began to delete it"},
+		{"gone", plan.Delete, false, nil, finishes, ""},
+		{"going", plan.Delete, false, leaving, awaits, ""},
+		{"somebody else's", plan.Delete, false, seen(was, theirs), refuses, "changed hands"},
+	} {
+		k := &known{
+			step: &plan.Step{Ref: theRef, Action: c.action, Mark: mine}, action: c.action, kind: kind, traits: marked, site: "site", run: "run", id: "id",
+			incarnation: 1, mark: mine, before: was, unsure: c.unsure, called: c.unsure,
+		}
+		if c.action == plan.Update {
+			k.want, k.stated = will, will
+		}
+		v := k.decide(c.have, false, false)
+		if v.do != c.do || c.why == "" != (v.why == nil) || c.why != "" && !strings.Contains(v.why.Error(), c.why) {
+			t.Errorf("%s of what is %s: %d because of %v, want %d because of %q", c.action, c.what, v.do, v.why, c.do, c.why)
+		}
+	}
+}
+
+// TestWhatAnUndoRemoves: what others have made of a thing does not go with it.
+func TestWhatAnUndoRemoves(t *testing.T) {
+	kind := &schema.Kind{Name: "far.host", Fields: []schema.Field{{Name: "net", Type: schema.String, Immutable: true}, {Name: "size", Type: schema.Int}}}
+	mine := providers.Mark{Site: "site", Ref: theRef, Incarnation: 1}
+	made := schema.Object{"net": "n", "size": int64(1)}
+	have := &providers.Thing{ID: "id", Name: "a", Mark: mine, Spec: schema.Object{"net": "n", "size": int64(1), "note": "theirs"}, Phase: providers.Ready}
+	k := &known{
+		step: &plan.Step{Ref: theRef, Action: plan.Create, Record: &state.Record{Ref: theRef}}, undo: true, action: plan.Delete, kind: kind,
+		traits: providers.Traits{Create: providers.Conditional, Delete: providers.Versioned, Mark: true}, site: "site", run: "run", id: "id", incarnation: 1, mark: mine,
+		made: made, unsure: true, finished: true, seen: made.Digest(),
+	}
+	kind.Fields = append(kind.Fields, schema.Field{Name: "note", Type: schema.String})
+	if v := k.decide(have, false, false); v.do != calls { // nobody knows what else it was like when the run made it
+		t.Errorf("without a record: %d because of %v", v.do, v.why)
+	}
+	k.recorded = &state.Record{Ref: theRef, ID: "id", Run: "run", Spec: made, Rest: schema.Object{}}
+	if v := k.decide(have, false, false); v.do != leaves || !strings.Contains(v.why.Error(), "note") {
+		t.Errorf("with a record: %d because of %v", v.do, v.why)
+	}
+	have.Spec = made
+	if v := k.decide(have, false, false); v.do != calls {
+		t.Errorf("as the run made it: %d because of %v", v.do, v.why)
+	}
+	if v := k.decide(nil, false, false); v.do != finishes {
+		t.Errorf("gone: %d because of %v", v.do, v.why)
+	}
+}
