@@ -168,7 +168,7 @@ func (w *worker) amiss(have *providers.Thing) string {
 	w.kind.Normalize(have.Spec)
 	w.sent = true
 	unmet := w.unmet(have)
-	if w.action == plan.Create && w.served.Traits.Mark && have.Mark != w.mark {
+	if w.action == plan.Create && w.traits.Mark && have.Mark != w.mark {
 		unmet = append(unmet, "its mark")
 	}
 	if len(unmet) == 0 {
@@ -179,5 +179,5 @@ func (w *worker) amiss(have *providers.Thing) string {
 
 // passes reports whether a thing that is not as its step left it may be so yet.
 func (w *worker) passes(have *providers.Thing) bool {
-	return w.served.Traits.Eventual || have != nil && have.Phase == providers.Pending
+	return w.traits.Eventual || have != nil && have.Phase == providers.Pending
 }

@@ -155,7 +155,7 @@ func (w *worker) reached(ctx context.Context) (waited bool, err error) {
 // elsewhere looks for a thing that is not to be seen under its id although it may have been made: a far side may have
 // chosen another id and not told us. Our mark tells. From then on that id is the thing's.
 func (w *worker) elsewhere(ctx context.Context) (*providers.Thing, error) {
-	if !w.served.Traits.Mark {
+	if !w.traits.Mark {
 		return nil, nil
 	}
 	things, err := w.look(ctx, All(w.served.Kind))

@@ -172,7 +172,7 @@ func (r *run) verify() (things int, ds []event.Difference, err error) {
 		at := plan.Place{Scope: s.Ref.Scope, Kind: s.Ref.Kind}
 		w, did := r.worker(s, true), r.sum.Forward[i]
 		byPlace[at] = append(byPlace[at], w)
-		if s.Action == plan.Create && w.served.Traits.Mark && (did.Attempts > 1 || did.Open != nil || did.Unseen()) {
+		if s.Action == plan.Create && w.traits.Mark && (did.Attempts > 1 || did.Open != nil || did.Unseen()) {
 			strays[at] = append(strays[at], w)
 		}
 		things++

@@ -41,11 +41,11 @@ func (w *worker) appears(ctx context.Context) (*providers.Thing, error) {
 		}
 		if !definite {
 			w.note(event.Settling, "a call whose outcome is unknown may still have its effect", 0)
-			if err := w.pause(ctx, shown(w.served.Traits)); err != nil {
+			if err := w.pause(ctx, shown(w.traits)); err != nil {
 				return nil, err
 			}
 		}
-	} else if t := w.served.Traits; t.Create == providers.Blind {
+	} else if t := w.traits; t.Create == providers.Blind {
 		if err := w.late(ctx); err != nil {
 			return nil, err
 		}
@@ -59,8 +59,8 @@ func (w *worker) appears(ctx context.Context) (*providers.Thing, error) {
 // as the kind may need to show what was made.
 func (w *worker) lookFor(ctx context.Context) (*providers.Thing, error) {
 	limit, next := time.Now(), w.retry.polls()
-	if w.served.Traits.Eventual {
-		limit = limit.Add(w.served.Traits.ReadyWithin)
+	if w.traits.Eventual {
+		limit = limit.Add(w.traits.ReadyWithin)
 	}
 	for try := 1; ; try++ {
 		have, err := w.see(ctx)
@@ -83,7 +83,7 @@ func shown(t providers.Traits) time.Duration {
 
 // late waits until the last call of unknown outcome has had its effect, if it is ever to have one.
 func (w *worker) late(ctx context.Context) error {
-	rest := time.Until(w.doubt.Add(shown(w.served.Traits)))
+	rest := time.Until(w.doubt.Add(shown(w.traits)))
 	if w.doubt.IsZero() || rest <= 0 {
 		w.doubt = time.Time{}
 		return nil
@@ -101,7 +101,7 @@ func (w *worker) late(ctx context.Context) error {
 // that is taken or burned, a change under a version that has moved, a delete of an id that never comes back. It reports
 // whether time has passed.
 func (w *worker) linger(ctx context.Context) (waited bool, err error) {
-	t := w.served.Traits
+	t := w.traits
 	harmless := !t.Eventual && map[plan.Action]bool{
 		plan.Create: t.Create == providers.Conditional && t.Burned,
 		plan.Update: t.Update == providers.Versioned,
@@ -117,8 +117,8 @@ func (w *worker) linger(ctx context.Context) (waited bool, err error) {
 // looked at once more; had is what was there right before the call.
 func (w *worker) refused(ctx context.Context, cause error, had *providers.Thing) result {
 	limit, next := time.Now(), w.retry.polls()
-	if w.served.Traits.Eventual { // what it shows now is older than the call
-		limit = limit.Add(w.served.Traits.ReadyWithin)
+	if w.traits.Eventual { // what it shows now is older than the call
+		limit = limit.Add(w.traits.ReadyWithin)
 	}
 	var have *providers.Thing
 	for {

@@ -85,12 +85,12 @@ func (r *run) worker(s *plan.Step, undo bool) *worker {
 	w.attempts, w.unsure = at.Attempts, w.unsure || at.Open != nil
 	w.called = at.Attempts > 0
 	if at.Open != nil { // by a process that is gone: as late as can be
-		if rest := r.doubtful(s.Ref, w.served.Traits, at.Open.Epoch); rest > 0 || !r.fenced(s.Ref, at.Open.Epoch) {
-			w.doubt = w.begun.Add(rest - shown(w.served.Traits))
+		if rest := r.doubtful(s.Ref, w.traits, at.Open.Epoch); rest > 0 || !r.fenced(s.Ref, at.Open.Epoch) {
+			w.doubt = w.begun.Add(rest - shown(w.traits))
 		}
 	}
-	if w.action == plan.Delete && w.served.Traits.Delete == providers.Blind {
-		w.quarantine = r.Lock.Quarantine(w.served.Traits.Late)
+	if w.action == plan.Delete && w.traits.Delete == providers.Blind {
+		w.quarantine = r.Lock.Quarantine(w.traits.Late)
 	}
 	if !undo && (w.action == plan.Create || w.action == plan.Update) {
 		w.outside = r.outsiders(s.Ref, w.want)
@@ -137,10 +137,10 @@ func (r *run) turn(w *worker, did journal.Standing) {
 		w.unsure = true // whatever is there under our id is ours to remove
 		w.lost, w.made = did.Open != nil, r.resolve(s.Ref, s.After, r.ids)
 		w.missing = did.Unseen()
-		if w.lost && repeatable(w.served.Traits) {
+		if w.lost && repeatable(w.traits) {
 			w.again = w.made
 		}
-		if w.served.Traits.UsedOnce() && !s.Beside {
+		if w.traits.UsedOnce() && !s.Beside {
 			w.record = &state.Record{Ref: s.Ref, Incarnation: w.incarnation, Gone: true}
 		}
 	case plan.Delete:
@@ -223,9 +223,9 @@ func (w *worker) within() time.Duration {
 	case !w.undo:
 		return w.step.Within
 	case w.action == plan.Delete:
-		return w.served.Traits.GoneWithin
+		return w.traits.GoneWithin
 	}
-	return w.served.Traits.ReadyWithin
+	return w.traits.ReadyWithin
 }
 
 // remember changes what is recorded, and nothing else.
@@ -247,7 +247,7 @@ func (w *worker) remember(ctx context.Context) result {
 
 // act makes the call, as often as it may be repeated, and finds out what came of it.
 func (w *worker) act(ctx context.Context) result {
-	mustLook := w.unsure || w.action != plan.Create || w.served.Traits.Create == providers.Blind
+	mustLook := w.unsure || w.action != plan.Create || w.traits.Create == providers.Blind
 	poll, again := w.retry.polls(), w.retry.calls(w.key()).Pauses()
 	for try := 1; ; { // what is only waited for is no try
 		var have *providers.Thing
@@ -364,7 +364,7 @@ func (w *worker) act(ctx context.Context) result {
 		}
 		if try >= w.retry.Attempts && !(class == providers.Busy && !w.over(w.begun)) {
 			if w.undo && !w.doubt.IsZero() { // what is still under way would change what is found afterwards
-				if serr := w.pause(ctx, time.Until(w.doubt.Add(shown(w.served.Traits)))); serr != nil {
+				if serr := w.pause(ctx, time.Until(w.doubt.Add(shown(w.traits)))); serr != nil {
 					return w.failed(serr)
 				}
 			}
@@ -394,7 +394,7 @@ func (w *worker) await(ctx context.Context) (res result, over bool) {
 		if err != nil {
 			return w.unknown(fmt.Errorf("look at the result: %w", err)), true
 		}
-		waits := w.served.Traits.Eventual
+		waits := w.traits.Eventual
 		var detail string
 		if w.action == plan.Delete {
 			if have == nil {
