@@ -61,11 +61,15 @@ func New(o Options) *Engine {
 	if o.Parallelism <= 0 {
 		o.Parallelism = 10
 	}
-	if o.Emit == nil {
-		o.Emit = func(event.Event) {}
-	}
 	if o.Logger == nil {
 		o.Logger = slog.New(slog.DiscardHandler)
+	}
+	log, emit := event.Log(o.Logger), o.Emit
+	o.Emit = func(e event.Event) {
+		log(e)
+		if emit != nil {
+			emit(e)
+		}
 	}
 	if o.Now == nil {
 		o.Now = time.Now

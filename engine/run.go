@@ -534,10 +534,13 @@ func (e *Engine) locked(ctx context.Context, op string, do func(context.Context,
 	if err != nil {
 		return Result{}, err
 	}
+	e.o.Logger.Debug("site lock taken", "operation", op, "epoch", lock.Epoch())
 	defer func() {
-		if cerr := lock.Close(); cerr != nil && err == nil {
+		cerr := lock.Close()
+		if cerr != nil && err == nil {
 			e.o.Logger.Warn("giving the site lock back", "error", cerr)
 		}
+		e.o.Logger.Debug("site lock given back", "operation", op, "epoch", lock.Epoch(), "clean", cerr == nil)
 	}()
 	res, err = do(ctx, lock)
 	var unknown *UnknownError

@@ -5,6 +5,7 @@ import (
 	"context"
 	"errors"
 	"fmt"
+	"log/slog"
 	"runtime/debug"
 	"slices"
 	"strings"
@@ -34,6 +35,7 @@ type worker struct {
 	turns    *turns          // of which it has one; nil for who looks only
 	disturbs bool            // it changes or replaces what is in use
 	notes    chan<- event.Event
+	log      *slog.Logger
 	epoch    int64
 
 	record     *state.Record // to be remembered afterwards; nil: nothing
@@ -58,7 +60,7 @@ func (r *run) worker(s *plan.Step, undo bool) *worker {
 			step: s, undo: undo, action: s.Action, kind: r.Kinds[s.Ref.Kind], traits: served.Traits, site: r.Plan.Site.ID, run: r.Run.ID,
 			id: s.ExternalID, incarnation: s.Incarnation, ignore: ignored(s),
 		},
-		served: served, provider: provider, journal: r.journal, store: r.Store, retry: r.Retry, effects: r.effects, halt: r.halt, notes: r.notes,
+		served: served, provider: provider, journal: r.journal, store: r.Store, retry: r.Retry, effects: r.effects, halt: r.halt, notes: r.notes, log: r.Logger,
 		epoch: r.Lock.Epoch(), record: s.Record, begun: time.Now(),
 	}
 	at := r.sum.Forward[s.ID]
@@ -527,7 +529,12 @@ func (w *worker) call(ctx context.Context, action plan.Action, want schema.Objec
 	if action == plan.Create {
 		c.Answer = new(providers.Answer)
 	}
+	start := time.Now()
 	err := verb(ctx, c)
+	if w.log.Enabled(ctx, slog.LevelDebug) {
+		w.log.Debug("call", "run", w.run, "step", w.step.ID, "ref", w.step.Ref.String(), "verb", string(action), "id", w.id, "undo", w.undo,
+			"took", time.Since(start), "answer", answered(err))
+	}
 	if action == plan.Create && c.Answer.ID != "" { // also of a call that failed after that
 		w.id, w.chosen = c.Answer.ID, true
 	}
@@ -550,6 +557,14 @@ func (w *worker) back(have *providers.Thing) schema.Object {
 		}
 	}
 	return back
+}
+
+// answered is what a log says of the answer to a call.
+func answered(err error) string {
+	if err == nil {
+		return "done"
+	}
+	return err.Error()
 }
 
 func (w *worker) key() string {

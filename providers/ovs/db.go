@@ -7,6 +7,7 @@ import (
 	"iter"
 	"slices"
 	"sync"
+	"time"
 
 	"converge.dev/converge/providers"
 	"converge.dev/converge/providers/ovs/vswitch"
@@ -168,7 +169,9 @@ func (d *db) transact(ctx context.Context, c *conn, ops []ovsdb.Operation) ([]ov
 	}
 	limited, cancel := context.WithTimeout(ctx, d.Settle)
 	defer cancel()
+	start := time.Now()
 	results, err := c.client.Transact(limited, ops...)
+	d.Logger.Debug("transact", "endpoint", d.Endpoint, "operations", len(ops), "took", time.Since(start), "answered", err == nil)
 	if err != nil {
 		if ctx.Err() == nil {
 			c.drop() // it is lost, or the far side hangs

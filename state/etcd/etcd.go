@@ -88,9 +88,10 @@ func Open(ctx context.Context, o Options) (state.KV, error) {
 type kv struct {
 	client  *clientv3.Client
 	leases  etcdserverpb.LeaseClient
-	members *members        // nil without several endpoints
-	share   *share          // nil for a cluster
-	place   string          // for messages
+	members *members // nil without several endpoints
+	share   *share   // nil for a cluster
+	place   string   // for messages
+	log     *slog.Logger
 	life    context.Context // ends, with its cause, when the backend is closed or has failed for good
 	end     context.CancelCauseFunc
 	close   func() error
@@ -138,7 +139,7 @@ func connect(ctx context.Context, o Options) (state.KV, error) {
 	if err != nil {
 		return nil, fmt.Errorf("open %s: %w", place, explain(ctx, err))
 	}
-	kv := &kv{client: client, leases: etcdserverpb.NewLeaseClient(client.ActiveConnection()), place: place, close: client.Close}
+	kv := &kv{client: client, leases: etcdserverpb.NewLeaseClient(client.ActiveConnection()), place: place, log: o.Logger, close: client.Close}
 	kv.life, kv.end = context.WithCancelCause(context.Background())
 	if len(o.Endpoints) > 1 {
 		several.set = client.SetEndpoints
@@ -312,6 +313,20 @@ func (kv *kv) Below(ctx context.Context, prefix string) ([]string, error) {
 
 // Commit implements state.KV.
 func (kv *kv) Commit(ctx context.Context, guards []state.Guard, ops []state.Op) (int64, error) {
+	start := time.Now()
+	revision, err := kv.commit(ctx, guards, ops)
+	if kv.log.Enabled(ctx, slog.LevelDebug) && len(ops) > 0 {
+		args := []any{"first", ops[0].Key, "ops", len(ops), "guards", len(guards), "took", time.Since(start)}
+		if err != nil {
+			kv.log.Debug("commit failed", append(args, "error", err)...)
+		} else {
+			kv.log.Debug("commit", append(args, "revision", revision)...)
+		}
+	}
+	return revision, err
+}
+
+func (kv *kv) commit(ctx context.Context, guards []state.Guard, ops []state.Op) (int64, error) {
 	if err := state.Check(guards, ops); err != nil {
 		return 0, err
 	}

@@ -39,7 +39,7 @@ type share struct {
 
 // openShared opens the store in o.Dir.
 func openShared(ctx context.Context, o Options) (_ state.KV, err error) {
-	kv := &kv{place: "the store in " + o.Dir}
+	kv := &kv{place: "the store in " + o.Dir, log: o.Logger}
 	kv.life, kv.end = context.WithCancelCause(context.Background())
 	d, err := openDirectory(o.Dir, o.Command)
 	if err != nil {

@@ -1,0 +1,71 @@
+package event
+
+import (
+	"context"
+	"log/slog"
+
+	"converge.dev/converge/engine/plan"
+)
+
+// Log returns a sink that writes events as structured lines, by which an operator follows a run: what it is about and how it ends at
+// level info, each step and each look at debug, what goes wrong at warn. Lines about one run have its id, those about one step its
+// number and its ref, under the same keys everywhere.
+func Log(to *slog.Logger) Sink {
+	return func(e Event) {
+		if !to.Enabled(context.Background(), slog.LevelWarn) { // there is one for each thing that a run does
+			return
+		}
+		if level, text, attrs := line(e); text != "" {
+			to.LogAttrs(context.Background(), level, text, attrs...)
+		}
+	}
+}
+
+func line(e Event) (slog.Level, string, []slog.Attr) {
+	switch e := e.(type) {
+	case Observing:
+		if e.Elapsed > 0 {
+			return slog.LevelInfo, "still looking", []slog.Attr{slog.String("scope", e.Scope), slog.String("kind", e.Kind), slog.Duration("elapsed", e.Elapsed), slog.Int("others", e.More)}
+		}
+		return slog.LevelDebug, "looking", []slog.Attr{slog.String("scope", e.Scope), slog.String("kind", e.Kind)}
+	case Observed:
+		attrs := []slog.Attr{slog.String("scope", e.Scope), slog.String("kind", e.Kind), slog.Int("things", e.Things), slog.Duration("took", e.Took)}
+		if e.Err != nil {
+			return slog.LevelWarn, "cannot be seen", append(attrs, slog.Any("error", e.Err))
+		}
+		return slog.LevelDebug, "seen", attrs
+	case LockWait:
+		return slog.LevelInfo, "waiting for the site lock", []slog.Attr{
+			slog.String("operation", e.Holder.Operation), slog.String("who", e.Holder.Who), slog.Int("pid", e.Holder.PID), slog.String("run", e.Holder.Run), slog.Int64("epoch", e.Holder.Epoch),
+		}
+	case RunStarted:
+		return slog.LevelInfo, "run started", []slog.Attr{
+			slog.String("run", e.Run.ID), slog.String("operation", e.Run.Op), slog.Int64("serial", e.Run.Serial), slog.Int64("epoch", e.Run.Epoch), slog.Int("steps", e.Run.Steps), slog.Int("done", e.Done),
+		}
+	case StepStarted:
+		return slog.LevelDebug, "step started", step(e.Step, e.Undo)
+	case StepProgress:
+		return slog.LevelDebug, "step " + string(e.Phase), append(step(e.Step, e.Undo), slog.String("detail", e.Detail), slog.Int("attempt", e.Attempt), slog.Duration("elapsed", e.Elapsed))
+	case StepDone:
+		return slog.LevelDebug, "step done", append(step(e.Step, e.Undo), slog.String("id", e.ID), slog.Duration("took", e.Took))
+	case StepFailed:
+		return slog.LevelWarn, "step failed", append(step(e.Step, e.Undo), slog.String("class", string(e.Class)), slog.Bool("effect", e.Effect), slog.Duration("took", e.Took), slog.Any("error", e.Err))
+	case PointOfNoReturn:
+		return slog.LevelInfo, "point of no return", []slog.Attr{slog.Int("steps", e.Steps)}
+	case Interrupted:
+		return slog.LevelInfo, "interrupted", []slog.Attr{slog.Int("in_flight", e.InFlight), slog.String("by", e.By)}
+	case RevertStarted:
+		return slog.LevelInfo, "undoing", []slog.Attr{slog.Int("steps", e.Steps), slog.Int("keep", e.Keep), slog.Any("cause", e.Cause)}
+	case Verified:
+		return slog.LevelInfo, "looked again", []slog.Attr{slog.Bool("undo", e.Undo), slog.Int("things", e.Things), slog.Int("differences", len(e.Differences))}
+	case RunEnded:
+		return slog.LevelInfo, "run ended", []slog.Attr{
+			slog.String("run", e.Run.ID), slog.String("status", e.Run.Stands()), slog.Int("done", e.Run.Done), slog.Int("differences", len(e.Differences)), slog.Int("holds", len(e.Holds)), slog.Duration("took", e.Took),
+		}
+	}
+	return 0, "", nil
+}
+
+func step(s *plan.Step, undo bool) []slog.Attr {
+	return []slog.Attr{slog.Int("step", s.ID), slog.String("ref", s.Ref.String()), slog.String("action", string(s.Action)), slog.Bool("undo", undo)}
+}
