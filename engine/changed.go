@@ -170,16 +170,12 @@ func (e *Engine) lookAt(ctx context.Context, doc *schema.Document, refs []schema
 	}
 	ids := liveIDs(in.Recorded)
 	at := map[plan.Place]bool{} // whether all of it is to be seen
-	for p := range ids {
-		at[p] = false
-	}
 	for i := range doc.Resources {
 		r := &doc.Resources[i]
 		place := placeOf(r.Ref)
 		switch {
 		case r.External != nil && r.External.ID != "":
 			ids[place] = append(ids[place], r.External.ID)
-			at[place] = at[place]
 		case records[r.Ref] == nil: // it may be there, under whatever id
 			at[place] = true
 			if err := e.stated(r); err != nil {
@@ -188,7 +184,6 @@ func (e *Engine) lookAt(ctx context.Context, doc *schema.Document, refs []schema
 		}
 		for _, to := range r.Outside {
 			ids[placeOf(to)] = append(ids[placeOf(to)], to.Name)
-			at[placeOf(to)] = at[placeOf(to)]
 		}
 	}
 	for ref, r := range records { // what refers to a thing decides whether it may be deleted
@@ -201,6 +196,9 @@ func (e *Engine) lookAt(ctx context.Context, doc *schema.Document, refs []schema
 	for p := range ids {
 		slices.Sort(ids[p])
 		ids[p] = slices.Compact(ids[p])
+		if _, asked := at[p]; !asked {
+			at[p] = false
+		}
 	}
 	in.Observed = e.observe(ctx, set, at, ids)
 	again := map[plan.Place]bool{}

@@ -30,7 +30,7 @@ func conftest(t *testing.T, s *site, plans map[string][]byte) {
 	}
 	const example, plan, document = root + "/examples/policy.rego", "testdata/plan.rego", "testdata/document.rego"
 	const budget = "max_destroy: it would destroy 1 of 4 recorded things, and max_destroy (0) allows 0: " +
-		"look at the plan; if it is what you want, allow it with -max-destroy=1 or policy.max_destroy"
+		"look at the plan; if it is what you want, raise policy.max_destroy of the document, or allow it this once (-max-destroy=1)"
 	for _, c := range []struct {
 		rules, file string
 		denied      []string
