@@ -231,7 +231,7 @@ func TestAppliedRevision(t *testing.T) {
 		return res
 	}
 	net := func(size string) map[string]string {
-		return map[string]string{"site/far.net/a": `{"cidr":"10.0.0.0/8","labels":{"size":"` + size + `"}}`, "site/far.net/b": `{"cidr":"10.0.0.0/8","labels":{"size":"` + size + `"}}`}
+		return map[string]string{"site/far.net/a": `{"cidr":"10.0.0.0/8","labels":{"size":"` + size + `"}}`, "site/far.net/b": `{"cidr":"10.0.0.0/8","labels":{"size":"` + size + `"}}`, "site/far.guard/g": `{}`}
 	}
 	expect("no revision")
 	do(plan.Options{}, net("1"))
@@ -250,7 +250,15 @@ func TestAppliedRevision(t *testing.T) {
 	expect("something else than the whole document")
 	do(plan.Options{}, net("3"))
 	expect("3")
-	do(plan.Options{Destroy: true, Unlimited: true}, net("3"))
+	late := s.Plan(t, s.Document(t, net("4")), plan.Options{})
+	do(plan.Options{Destroy: true, Target: []string{"site/far.guard/*"}, Unlimited: true}, nil)
+	if _, err := s.Apply(late, engine.ApplyOptions{}); err != nil { // about nothing that the run before it was about
+		t.Fatal(err)
+	}
+	expect("something else than the whole document")
+	do(plan.Options{}, net("5"))
+	expect("5")
+	do(plan.Options{Destroy: true, Unlimited: true}, net("5"))
 	expect("something else than the whole document")
 }
 

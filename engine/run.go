@@ -68,7 +68,17 @@ func (e *Engine) decide(ctx context.Context, in *plan.Input, o plan.Options) (*p
 		return nil, err
 	}
 	p.Author = in.Document.Author
-	return p, nil
+	p.LastRun, err = e.lastRun(ctx)
+	return p, err
+}
+
+// lastRun returns the id of the newest run; empty when there is none.
+func (e *Engine) lastRun(ctx context.Context) (string, error) {
+	runs, err := e.o.Store.Runs(ctx)
+	if err != nil || len(runs) == 0 {
+		return "", err
+	}
+	return runs[0].ID, nil
 }
 
 // judge adds to a plan what forbids it that the document and the store as a whole are to blame for. Live is how many things are
@@ -226,10 +236,14 @@ func (e *Engine) begin(ctx context.Context, lock *state.Lock, p *plan.Plan, op s
 	if err := lock.Held(); err != nil { // who stood still since he took it writes nothing, also not what needs no lock
 		return run, nil, err
 	}
+	last, err := e.lastRun(ctx) // what another run has done since, the plan does not know
+	if err != nil {
+		return run, nil, err
+	}
 	now := e.o.Now()
 	run = state.Run{
 		ID: e.o.NewID(now), Op: op, Status: state.RunOpen, Plan: digest, Serial: p.Site.Serial, By: e.o.Who,
-		Epoch: lock.Epoch(), Started: now.UTC(), Steps: len(p.Steps), OnFail: string(o.OnFailure), Complete: p.Complete(),
+		Epoch: lock.Epoch(), Started: now.UTC(), Steps: len(p.Steps), OnFail: string(o.OnFailure), Complete: p.Complete() && p.LastRun == last,
 	}
 	if !p.Destroy && len(p.Document) > 0 {
 		if err := failpoint.At("document.put.before"); err != nil {

@@ -54,6 +54,7 @@ type Plan struct {
 	Digest   string        `json:"document_digest,omitempty"`   // of the desired document; empty when the plan only removes
 	Revision int64         `json:"document_revision,omitempty"` // of the store's head when planned from it
 	Author   schema.Author `json:"author,omitzero"`             // of the document
+	LastRun  string        `json:"last_run,omitempty"`          // id of the newest run when it was made
 	Destroy  bool          `json:"destroy,omitempty"`
 	Sweep    bool          `json:"sweep,omitempty"` // removes strays, and nothing else
 
