@@ -102,9 +102,17 @@ func (e *Engine) PlanChanged(ctx context.Context, rev Revision, o plan.Options) 
 				}
 			}
 		}
-		if len(turned) > 0 {
-			refs = append(refs, turned...)
-			refs = append(refs, rev.Referring(turned)...)
+		read := map[schema.Ref]bool{}
+		for i := range doc.Resources {
+			read[doc.Resources[i].Ref] = true
+		}
+		more = slices.DeleteFunc(rev.Referring(turned), func(ref schema.Ref) bool { return read[ref] })
+		orphans := slices.ContainsFunc(turned, func(ref schema.Ref) bool { // of what is still declared nobody has looked yet
+			traits, _ := in.Traits(ref.Scope, ref.Kind)
+			return traits.Orphans && read[ref]
+		})
+		if len(more) > 0 || orphans {
+			refs = append(refs, more...)
 			continue
 		}
 		p.Unmanaged = nil // what nobody declared cannot be told from what was not read
@@ -131,15 +139,11 @@ func (e *Engine) lookAt(ctx context.Context, doc *schema.Document, refs []schema
 	for i := range doc.Resources {
 		chosen[doc.Resources[i].Ref], declared[doc.Resources[i].Ref] = true, true
 	}
-	for _, ref := range slices.SortedFunc(maps.Keys(chosen), schema.Ref.Compare) {
-		r, err := e.o.Store.Record(ctx, ref)
-		if errors.Is(err, state.ErrNotFound) {
-			continue
-		}
-		if err != nil {
-			return in, nil, err
-		}
-		in.Recorded = append(in.Recorded, r)
+	if in.Recorded, err = e.recordsOf(ctx, chosen); err != nil {
+		return in, nil, err
+	}
+	for i := range in.Recorded {
+		r := &in.Recorded[i]
 		for _, to := range r.After { // what it refers to as it is
 			if !chosen[to] && !r.Gone {
 				chosen[to] = true
@@ -216,6 +220,29 @@ func (e *Engine) lookAt(ctx context.Context, doc *schema.Document, refs []schema
 	in.Servers = e.servers(ctx, set)
 	more, err = e.owners(ctx, &in, at, chosen)
 	return in, more, err
+}
+
+// fewRecords is up to how many records are read one by one. Reading all takes as long as some of them do, however large the site is.
+const fewRecords = 500
+
+// recordsOf reads what is recorded of some resources, in the order of their refs.
+func (e *Engine) recordsOf(ctx context.Context, refs map[schema.Ref]bool) (records []state.Record, err error) {
+	if len(refs) > fewRecords {
+		all, err := e.o.Store.Records(ctx)
+		records = slices.DeleteFunc(all, func(r state.Record) bool { return !refs[r.Ref] })
+		slices.SortFunc(records, func(a, b state.Record) int { return a.Ref.Compare(b.Ref) })
+		return records, err
+	}
+	for _, ref := range slices.SortedFunc(maps.Keys(refs), schema.Ref.Compare) {
+		r, err := e.o.Store.Record(ctx, ref)
+		switch {
+		case err == nil:
+			records = append(records, r)
+		case !errors.Is(err, state.ErrNotFound):
+			return nil, err
+		}
+	}
+	return records, nil
 }
 
 // owners finds out whose the things are that were seen beside those of the chosen resources, and returns the refs of others to which

@@ -410,3 +410,17 @@ func recordOf(t *testing.T, s *enginetest.Site, ref string) state.Record {
 	}
 	return r
 }
+
+// Of many resources the records are read all at once.
+func TestPlanOfTheChangedOfMany(t *testing.T) {
+	first, second := map[string]string{"site/far.guard/last": `{}`}, map[string]string{"site/far.guard/last": `{}`}
+	for i := range 600 {
+		ref := fmt.Sprintf("site/far.guard/g%03d", i)
+		first[ref], second[ref] = `{}`, `{"size":1}`
+	}
+	c := changed(t, first, second)
+	c.same(t)
+	if part, _, read := c.plan(t); read != 600 || len(part.Steps) != 600 {
+		t.Errorf("%d resources were read, and there are %d steps", read, len(part.Steps))
+	}
+}
