@@ -146,7 +146,7 @@ func TestKilledRunIsResumed(t *testing.T) {
 	}
 }
 
-// converged gives the world after an apply in which nothing went wrong.
+// converged returns the world after an apply in which nothing went wrong.
 func converged(t *testing.T) string {
 	t.Helper()
 	s, _, _ := planned(t)

@@ -63,7 +63,7 @@ func (s *site) open() {
 	s.write("converge.yaml", strings.Replace(s.read("converge.yaml"), s.address, l.Addr().String(), 1))
 }
 
-// steps gives what a saved plan would do.
+// steps returns what a saved plan would do.
 func (s *site) steps(file string) []plan.Step {
 	s.Helper()
 	saved, err := plan.DecodeFile([]byte(s.read(file)))

@@ -62,7 +62,7 @@ const waiting = 3
 // patience is how long anything may take before a test gives up.
 const patience = 5 * time.Minute
 
-// realRequired says whether what a test needs of the machine must be there.
+// realRequired reports whether what a test needs of the machine must be there.
 func realRequired() bool { return os.Getenv("CONVERGE_REAL") == "1" }
 
 // chosen thins a series out where real systems were not promised, so that the tests take seconds and not minutes.
@@ -255,7 +255,7 @@ func (o *transcript) look() (text string, news <-chan struct{}) {
 	return o.text.String(), o.news
 }
 
-// String gives everything so far.
+// String returns everything so far.
 func (o *transcript) String() string { text, _ := o.look(); return text }
 
 // prepare makes a process that is not started yet.
@@ -290,7 +290,7 @@ func (p *process) start() {
 	p.s.Cleanup(p.kill)
 }
 
-// wait gives the exit status; -1 when a signal ended the process.
+// wait returns the exit status; -1 when a signal ended the process.
 func (p *process) wait() int {
 	p.s.Helper()
 	<-p.over // the deadline of the test ends the process
@@ -406,7 +406,7 @@ func (s *site) plan(document, file string) *plan.Plan {
 	return saved.Plan
 }
 
-// lastRun gives the newest run.
+// lastRun returns the newest run.
 func (s *site) lastRun() (run struct {
 	ID     string
 	Status string
@@ -442,7 +442,7 @@ func (s *site) settled(document string) {
 	s.run(0, "lock", "status").says("not locked")
 }
 
-// nameOf gives kind and name of an object; one without a name is known by its id.
+// nameOf returns kind and name of an object; one without a name is known by its id.
 func nameOf(o carbidesim.Object) string {
 	if m, ok := o.Message.(interface{ GetMetadata() *forge.Metadata }); ok && m.GetMetadata().GetName() != "" {
 		return o.Kind + "/" + m.GetMetadata().GetName()

@@ -11,7 +11,7 @@ import (
 // cancelPause is how often the holder of the lock looks whether it was asked to end its run.
 const cancelPause = time.Second
 
-// cancellable gives a context that ends, with an [apply.CancelledError], when somebody asks through the store that the run of
+// cancellable returns a context that ends, with an [apply.CancelledError], when somebody asks through the store that the run of
 // this holder end. Release ends the looking.
 func (e *Engine) cancellable(ctx context.Context, lock *state.Lock) (_ context.Context, release func()) {
 	ctx, end := context.WithCancelCause(ctx)

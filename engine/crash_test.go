@@ -18,7 +18,7 @@ import (
 	"converge.dev/converge/state/mem"
 )
 
-// dying gives an engine whose connection to the store dies with the nth commit, before or after its effect.
+// dying returns an engine whose connection to the store dies with the nth commit, before or after its effect.
 func dying(s *enginetest.Site, n int64, after bool, more ...func(*engine.Options)) (e *engine.Engine, kv *mem.KV, died *atomic.Bool) {
 	var commits atomic.Int64
 	died = &atomic.Bool{}

@@ -211,7 +211,7 @@ func (f Find) external(things []providers.Thing) Find {
 	return x
 }
 
-// unlisted gives what finds refer to and the far side cannot list: it is there under its id.
+// unlisted returns what finds refer to and the far side cannot list: it is there under its id.
 func (s *Survey) unlisted(finds []Find, n *naming) (more []Find) {
 	seen := map[schema.Ref]bool{}
 	for i := range finds {

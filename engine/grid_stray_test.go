@@ -18,7 +18,7 @@ import (
 	"converge.dev/converge/state/mem"
 )
 
-// gridStrays gives the ids that a look for drift reports as strays.
+// gridStrays returns the ids that a look for drift reports as strays.
 func gridStrays(t *testing.T, c *gridCell) []string {
 	t.Helper()
 	e := c.process(c.Store)

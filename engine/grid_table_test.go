@@ -335,7 +335,7 @@ func gridRows(t *testing.T, profile string) map[string]map[string]string {
 	return rows
 }
 
-// gridEndOf gives the end that a cell of a table means.
+// gridEndOf returns the end that a cell of a table means.
 func gridEndOf(t *testing.T, name string) gridEnd {
 	t.Helper()
 	name, number, numbered := strings.Cut(name, "/")

@@ -202,7 +202,7 @@ func (c *gridCell) idOf(incarnation int) string {
 	return plan.ExternalID(enginetest.SiteID, c.profile.traits, gridHost, incarnation, schema.Object{})
 }
 
-// process gives an engine as a process of its own has it: with the real pace of retries, one step at a time.
+// process returns an engine as a process of its own has it: with the real pace of retries, one step at a time.
 func (c *gridCell) process(store *state.Store) *engine.Engine {
 	return c.Engine(c.options(store, 1))
 }
@@ -217,7 +217,7 @@ func (c *gridCell) options(store *state.Store, parallelism int) func(*engine.Opt
 	}
 }
 
-// mortal gives a connection to the store that dies with its process.
+// mortal returns a connection to the store that dies with its process.
 func (c *gridCell) mortal() (*state.Store, *mem.KV) {
 	if c.fault.killed == "" {
 		return c.Store, c.KV

@@ -44,7 +44,7 @@ func TestIntentIsDurableBeforeEveryEffect(t *testing.T) {
 	}
 }
 
-// openIntent gives the last record of the newest run about a thing, when that is an intent.
+// openIntent returns the last record of the newest run about a thing, when that is an intent.
 func openIntent(t *testing.T, s *enginetest.Site, ref schema.Ref) *journal.Record {
 	runs, err := s.Store.Runs(context.Background())
 	if err != nil || len(runs) == 0 {

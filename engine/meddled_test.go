@@ -95,7 +95,7 @@ func (m *meddler) put(spec schema.Object) {
 	must(m.t, m.s.World.Put(m.kind.Scope, m.kind.Kind, t))
 }
 
-// things gives what is there of a kind.
+// things returns what is there of a kind.
 func (m *meddler) things(at plan.Place) []providers.Thing {
 	set, err := providers.NewSet(m.s.World.Provider(strings.Split(at.Kind, ".")[0], at.Scope))
 	if err != nil {

@@ -99,7 +99,7 @@ func chooses(k *schema.Kind, r *schema.Resource) (fields []*schema.Field) {
 	return fields
 }
 
-// begun gives what an open run has yet to settle. A run that cannot be read settles nothing here: who takes it up is told why.
+// begun returns what an open run has yet to settle. A run that cannot be read settles nothing here: who takes it up is told why.
 func (e *Engine) begun(ctx context.Context) map[schema.Ref]bool {
 	runs, err := e.o.Store.Runs(ctx)
 	if err != nil {

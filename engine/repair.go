@@ -59,7 +59,7 @@ func (e *Engine) Repair(ctx context.Context, o RepairOptions) (repairs []Repair,
 	return repairs, err
 }
 
-// repairs gives what is to be done about each damage.
+// repairs returns what is to be done about each damage.
 func (e *Engine) repairs(ctx context.Context, o RepairOptions) (repairs []Repair, ops [][]state.Op, err error) {
 	damages, err := e.o.Store.Damaged(ctx)
 	if err != nil {
@@ -181,7 +181,7 @@ func (e *Engine) repairRun(ctx context.Context, id string, r Repair, o RepairOpt
 	return r, ops
 }
 
-// rewrite gives what the newest run that touched a resource remembered of it, and that run; nil when no run that is kept did.
+// rewrite returns what the newest run that touched a resource remembered of it, and that run; nil when no run that is kept did.
 func (e *Engine) rewrite(ctx context.Context, ref schema.Ref, runs []state.Run) (*state.Record, string) {
 	for _, run := range runs {
 		p, body, err := planOf(ctx, e.o.Store, run)

@@ -653,7 +653,7 @@ func sameRecord(a, b *state.Record) bool {
 	return a.ID == b.ID && a.Incarnation == b.Incarnation && a.Gone == b.Gone && a.Name == b.Name && a.Run == b.Run && diff.Same(a.Spec, b.Spec)
 }
 
-// externalNames gives the names under which a plan knows the things that its specs refer to.
+// externalNames returns the names under which a plan knows the things that its specs refer to.
 func externalNames(p *plan.Plan, recorded []state.Record) plan.Names {
 	names := plan.Names{}
 	for i := range recorded {

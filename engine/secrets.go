@@ -14,7 +14,7 @@ import (
 	"converge.dev/converge/state"
 )
 
-// secrets gives the site's vault, whose key is in the store.
+// secrets returns the site's vault, whose key is in the store.
 func (e *Engine) secrets(ctx context.Context) *secret.Vault {
 	if e.vault != nil {
 		return e.vault
@@ -82,7 +82,7 @@ func notAllowed(kinds schema.Kinds, source secret.Source, ref schema.Ref, spec s
 	return refusals
 }
 
-// sealed gives a document with the digests of its secrets in the specs. What cannot be read is all named at once.
+// sealed returns a document with the digests of its secrets in the specs. What cannot be read is all named at once.
 func (e *Engine) sealed(ctx context.Context, doc *schema.Document) (*schema.Document, error) {
 	v := e.secrets(ctx)
 	out := *doc

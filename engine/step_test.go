@@ -36,7 +36,7 @@ func steps(p *plan.Plan, from int, action func(*plan.Step) plan.Action) []string
 
 func forth(s *plan.Step) plan.Action { return s.Action }
 
-// afterSteps gives the world in which the first n steps from base to twelve are done, and no other was begun.
+// afterSteps returns the world in which the first n steps from base to twelve are done, and no other was begun.
 func afterSteps(t *testing.T, n int) string {
 	t.Helper()
 	s := enginetest.New()

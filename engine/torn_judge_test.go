@@ -16,7 +16,7 @@ import (
 	"converge.dev/converge/state"
 )
 
-// spoils tells whether the value of a key is another one, where it is there.
+// spoils reports whether the value of a key is another one, where it is there.
 func (h harm) spoils(m moment, key string) bool {
 	v, there := h.store[key]
 	return there && !bytes.Equal(v, m.store[key])
@@ -96,7 +96,7 @@ func (tr *trace) finish(t *testing.T, s *enginetest.Site, got end, wrong string)
 	return tr.right(t, s, opResume, got, nil)
 }
 
-// toldOf tells whether all that no record explains are strays that a run which ended partial did not delete, and named.
+// toldOf reports whether all that no record explains are strays that a run which ended partial did not delete, and named.
 func toldOf(t *testing.T, s *enginetest.Site, unmanaged []plan.Foreign) bool {
 	t.Helper()
 	runs, err := s.Store.Runs(context.Background())
@@ -170,7 +170,7 @@ func mend(t *testing.T, s *enginetest.Site, m moment, d harm) {
 	}
 }
 
-// unpacked tells whether a packed body gives the bytes that its name promises all the same: a bit was flipped that does
+// unpacked reports whether a packed body gives the bytes that its name promises all the same: a bit was flipped that does
 // not count.
 func unpacked(s *enginetest.Site, kind string, d harm) bool {
 	if kind != "plan" || d.what != "flipped" {

@@ -226,7 +226,7 @@ func (tr *trace) harmed(t *testing.T, rng *rand.Rand, what string, at int, key s
 	return h, true
 }
 
-// names tells whether an error names one of the damaged keys.
+// names reports whether an error names one of the damaged keys.
 func (h harm) names(err error) bool {
 	return slices.ContainsFunc(h.keys, func(key string) bool { return strings.Contains(err.Error(), key) })
 }

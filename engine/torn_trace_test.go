@@ -67,7 +67,7 @@ func record(t *testing.T, kind string, seed int) *trace {
 	}
 }
 
-// tryRecord gives nil when the plan of the seed is too small for a trace of the kind.
+// tryRecord returns nil when the plan of the seed is too small for a trace of the kind.
 func tryRecord(t *testing.T, kind string, seed int) *trace {
 	t.Helper()
 	s := enginetest.New()
@@ -372,7 +372,7 @@ func seems(t *testing.T, old []byte) map[string]verdict {
 	return want
 }
 
-// after gives the key of the record, or the head, that follows a record.
+// after returns the key of the record, or the head, that follows a record.
 func after(m moment, key string) string {
 	keys := slices.Sorted(maps.Keys(m.store))
 	return keys[slices.Index(keys, key)+1]

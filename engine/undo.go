@@ -12,7 +12,7 @@ import (
 	"converge.dev/converge/state"
 )
 
-// Undoing gives what a rollback of the run with that id would do that keeps so many of its first steps, as a plan to look at.
+// Undoing returns what a rollback of the run with that id would do that keeps so many of its first steps, as a plan to look at.
 // It changes nothing, and fails as Rollback does where that would not begin.
 func (e *Engine) Undoing(ctx context.Context, id string, keep int) (*plan.Plan, error) {
 	look := func(ctx context.Context) (*plan.Plan, error) {
@@ -60,7 +60,7 @@ func (e *Engine) Rollback(ctx context.Context, id string, o ApplyOptions) (Resul
 // errNothingLeft says that a run is already as it is wanted.
 var errNothingLeft = errors.New("nothing is left to undo")
 
-// Undoable tells whether Rollback takes up a run once nothing holds the site, as far as the store alone tells: not when the run
+// Undoable reports whether Rollback takes up a run once nothing holds the site, as far as the store alone tells: not when the run
 // is undone already or did what cannot be undone exactly, when a later one has changed what it left, nor while another one is
 // open. Where that cannot be known, it does not either.
 func Undoable(ctx context.Context, store *state.Store, run state.Run) bool {
@@ -82,7 +82,7 @@ func Undoable(ctx context.Context, store *state.Store, run state.Run) bool {
 	return err == nil && open == nil
 }
 
-// inverse gives what is left to undo of a run after the first keep steps, or says why it cannot be undone, as far as the plan,
+// inverse returns what is left to undo of a run after the first keep steps, or says why it cannot be undone, as far as the plan,
 // the journal, the records and the site tell.
 func (e *Engine) inverse(ctx context.Context, run state.Run, p *plan.Plan, sum journal.Replay, keep int) (*plan.Plan, error) {
 	inverse, err := undoing(run, p, sum, keep)

@@ -164,7 +164,7 @@ type waits struct {
 	tree     map[string]any
 }
 
-// of gives the document's own wait for the result of a step; zero when it says nothing.
+// of returns the document's own wait for the result of a step; zero when it says nothing.
 func (w *waits) of(s *plan.Step) time.Duration {
 	if w.tree == nil {
 		w.tree = map[string]any{}

@@ -28,7 +28,7 @@ func (c Claim) Excludes(d Claim) bool {
 	return c.Value == d.Value || c.Block.IsValid() && d.Block.IsValid() && c.Block.Overlaps(d.Block)
 }
 
-// Claims gives the exclusive values of a thing with a name and a spec.
+// Claims returns the exclusive values of a thing with a name and a spec.
 func (t Traits) Claims(name string, spec schema.Object) []Claim {
 	var out []Claim
 	for _, of := range t.Exclusive {

@@ -84,7 +84,7 @@ type Answer struct {
 	ID string // the id that it chose instead of the caller's; empty: none
 }
 
-// Called gives what the thing of a Create or Update is to be called.
+// Called returns what the thing of a Create or Update is to be called.
 func (c *Call) Called() string { return cmp.Or(c.Name, c.Ref.Name) }
 
 // Chose notes that the far side made the thing of a Create under another id than c.ID. An empty id, or c.ID, says nothing.
@@ -231,7 +231,7 @@ func (e *Error) Error() string {
 // Unwrap returns the cause.
 func (e *Error) Unwrap() error { return e.Err }
 
-// ClassOf gives the class of an error. What has no class is Unknown: it is never safe to guess.
+// ClassOf returns the class of an error. What has no class is Unknown: it is never safe to guess.
 func ClassOf(err error) Class {
 	var e *Error
 	if errors.As(err, &e) {
@@ -465,7 +465,7 @@ func (s *Set) Join(other *Set) error {
 	return nil
 }
 
-// Find gives the kind as it is served in a scope, and its provider.
+// Find returns the kind as it is served in a scope, and its provider.
 func (s *Set) Find(scope, kind string) (Served, *Provider, bool) {
 	p, ok := s.served[[2]string{scope, kind}]
 	return p.kind, p.provider, ok
@@ -474,15 +474,15 @@ func (s *Set) Find(scope, kind string) (Served, *Provider, bool) {
 // Fail records why a provider could not be opened in a scope. Its things are unknown, not absent.
 func (s *Set) Fail(scope, provider string, err error) { s.failed[[2]string{scope, provider}] = err }
 
-// Failure gives the error recorded by Fail, nil when there is none.
+// Failure returns the error recorded by Fail, nil when there is none.
 func (s *Set) Failure(scope, provider string) error { return s.failed[[2]string{scope, provider}] }
 
-// Fences gives the providers that can store an epoch, among those that serve the given scopes.
+// Fences returns the providers that can store an epoch, among those that serve the given scopes.
 func (s *Set) Fences(scopes []string) []*Provider {
 	return slices.DeleteFunc(slices.Clone(s.providers), func(p *Provider) bool { return p.Fence == nil || !slices.Contains(scopes, p.Scope) })
 }
 
-// All gives the providers.
+// All returns the providers.
 func (s *Set) All() []*Provider { return slices.Clone(s.providers) }
 
 // Bind makes the permits of all providers last for as long as proof returns nil; release ends that.

@@ -69,10 +69,10 @@ func (k *Kind) Field(name string) *Field { return field(k.Fields, name) }
 // Field finds a field of a struct by name; nil when there is none.
 func (f *Field) Field(name string) *Field { return field(f.Fields, name) }
 
-// Spec gives the whole spec of the kind as one field, a struct.
+// Spec returns the whole spec of the kind as one field, a struct.
 func (k *Kind) Spec() *Field { return &Field{Type: Struct, Fields: k.Fields} }
 
-// Under gives what a name leads to below f: a field of a struct, or what all elements of a list and all values of a map are.
+// Under returns what a name leads to below f: a field of a struct, or what all elements of a list and all values of a map are.
 // It is nil when the name leads nowhere.
 func (f *Field) Under(name string) *Field {
 	if f.Elem != nil {

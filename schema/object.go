@@ -105,7 +105,7 @@ func Clone(v any) any {
 	return v
 }
 
-// Digest gives the hex SHA-256 of the object as JSON with sorted keys. Equal objects have equal digests.
+// Digest returns the hex SHA-256 of the object as JSON with sorted keys. Equal objects have equal digests.
 func (o Object) Digest() string {
 	b, err := json.Marshal(map[string]any(o))
 	if err != nil { // an Object holds JSON values only

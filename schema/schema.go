@@ -42,19 +42,19 @@ func ParseRef(s string) (Ref, error) {
 	return Ref{Scope: parts[0], Kind: parts[1], Name: parts[2]}, nil
 }
 
-// String gives the ref as SCOPE/KIND/NAME.
+// String returns the ref as SCOPE/KIND/NAME.
 func (r Ref) String() string { return r.Scope + "/" + r.Kind + "/" + r.Name }
 
 // IsZero reports whether r names nothing.
 func (r Ref) IsZero() bool { return r == Ref{} }
 
-// Provider gives the first half of the kind: "carbide" for carbide.vpc.
+// Provider returns the first half of the kind: "carbide" for carbide.vpc.
 func (r Ref) Provider() string {
 	p, _, _ := strings.Cut(r.Kind, ".")
 	return p
 }
 
-// Path gives the place of the resource in a document: carbide.vpc.prod or nodes.gpu-01.ovs.bridge.br-slice.
+// Path returns the place of the resource in a document: carbide.vpc.prod or nodes.gpu-01.ovs.bridge.br-slice.
 func (r Ref) Path() string {
 	if r.Scope == ScopeSite {
 		return r.Kind + "." + r.Name

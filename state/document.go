@@ -39,7 +39,7 @@ func (e *ConflictError) Error() string {
 		e.Head.Serial, e.Head.Revision, e.Head.At.UTC().Format(time.DateTime), e.Head.By, e.Wanted)
 }
 
-// Unwrap gives ErrGuard.
+// Unwrap returns ErrGuard.
 func (e *ConflictError) Unwrap() error { return ErrGuard }
 
 // PutDocument makes body the newest revision of the site's document and returns its head. Digest is the hex SHA-256 of
@@ -109,7 +109,7 @@ func (s *Store) putDocument(ctx context.Context, body []byte, digest string, sig
 	return next, err
 }
 
-// next gives the serial of a document that is put on top of the head: its own, the head's when it is the same document, or
+// next returns the serial of a document that is put on top of the head: its own, the head's when it is the same document, or
 // the next one for 0.
 func (h Head) next(digest string, serial int64) (int64, error) {
 	switch {
@@ -127,7 +127,7 @@ func (h Head) next(digest string, serial int64) (int64, error) {
 	return serial, nil
 }
 
-// NextSerial gives the serial that a document would get if it were put now, and fails as [Store.PutDocument] would for the
+// NextSerial returns the serial that a document would get if it were put now, and fails as [Store.PutDocument] would for the
 // sake of its serial. It writes nothing.
 func (s *Store) NextSerial(ctx context.Context, digest string, serial int64) (int64, error) {
 	head, err := s.Head(ctx)

@@ -40,7 +40,7 @@ func keep(tb testing.TB, key string, value []byte, whole bool) *state.Store {
 	return state.New(kv, "test")
 }
 
-// sealed gives a value with the version and the checksum that the store puts in front of what follows the first bracket,
+// sealed returns a value with the version and the checksum that the store puts in front of what follows the first bracket,
 // so that the decoder behind them is reached.
 func sealed(key string, b []byte) []byte {
 	rest, ok := bytes.CutPrefix(b, []byte(`{"v":1,`))
@@ -51,7 +51,7 @@ func sealed(key string, b []byte) []byte {
 	return fmt.Appendf(nil, `{"v":1,"sum":"%x",%s`, sum[:8], rest)
 }
 
-// reread gives what comes back of a value after it was written by op.
+// reread returns what comes back of a value after it was written by op.
 func reread[T any](t *testing.T, op func(*state.Store) state.Op, read func(*state.Store) (T, error)) T {
 	t.Helper()
 	kv := mem.New(mem.Options{})

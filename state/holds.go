@@ -157,7 +157,7 @@ func (s *Store) Stops(ctx context.Context) (*Stops, error) {
 	return x, nil
 }
 
-// All gives the holds, and the freeze after them.
+// All returns the holds, and the freeze after them.
 func (x *Stops) All() []Hold {
 	if x.Freeze == nil {
 		return x.Holds
@@ -165,7 +165,7 @@ func (x *Stops) All() []Hold {
 	return append(slices.Clone(x.Holds), *x.Freeze)
 }
 
-// On gives what stops an effect on a resource: a freeze, and a hold of the site, of the resource's scope or of the
+// On returns what stops an effect on a resource: a freeze, and a hold of the site, of the resource's scope or of the
 // resource itself. What the given run has set does not stop that run, which is to settle it.
 func (x *Stops) On(ref schema.Ref, run string) []Hold {
 	var on []Hold

@@ -17,7 +17,7 @@ type secretKey struct {
 	Key string `json:"key"` // hex
 }
 
-// SecretKey gives the key under which the site's secrets are digested. The first call of a site's life makes it, of random
+// SecretKey returns the key under which the site's secrets are digested. The first call of a site's life makes it, of random
 // bytes; it never changes, because what is recorded depends on it. Whoever may read it can try guesses against digests, and
 // can write plan files that are taken as ours: access to it is best given to converge alone.
 func (s *Store) SecretKey(ctx context.Context) ([]byte, error) {
@@ -40,7 +40,7 @@ func (s *Store) SecretKey(ctx context.Context) ([]byte, error) {
 	}
 }
 
-// PlanKey gives the key that authenticates the plan files of the site. It is derived from the secret key, so that what is
+// PlanKey returns the key that authenticates the plan files of the site. It is derived from the secret key, so that what is
 // known about one use of that tells nothing about the other. It makes nothing: a site that has no secret key, and so has
 // saved no plan, has none either (ErrNotFound).
 func (s *Store) PlanKey(ctx context.Context) ([]byte, error) {

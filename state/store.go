@@ -68,7 +68,7 @@ var versionField = fmt.Appendf(nil, `{"v":%d,"sum":"`, version)
 // find what a disk did to a value.
 const sumSize = 16
 
-// encode gives v, which must become a JSON object with at least one field, as stored under a key: with its version and a
+// encode returns v, which must become a JSON object with at least one field, as stored under a key: with its version and a
 // checksum of the key and the rest in front. The key is part of it, so that a value in the place of another is found.
 func encode(key string, v any) []byte {
 	b, err := json.Marshal(v)

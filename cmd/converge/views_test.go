@@ -159,7 +159,7 @@ func bigSite(t *testing.T) []byte {
 	return data
 }
 
-// capture gives what converge writes: on a terminal of that many columns, or in a pipe when there are none.
+// capture returns what converge writes: on a terminal of that many columns, or in a pipe when there are none.
 func capture(t *testing.T, dir string, columns int, env []string, args ...string) string {
 	t.Helper()
 	program, err := exec.LookPath("converge")

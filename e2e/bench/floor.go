@@ -125,7 +125,7 @@ func commit(ctx context.Context, args []string) (done, error) {
 	return d, err
 }
 
-// history gives the transactions of a store after a revision, and the last revision. Nobody may have the store open.
+// history returns the transactions of a store after a revision, and the last revision. Nobody may have the store open.
 func history(dir string, since int64) (txns [][]clientv3.Op, last int64, err error) {
 	db, err := bbolt.Open(dir+"/member/snap/db", 0o600, &bbolt.Options{ReadOnly: true})
 	if err != nil {

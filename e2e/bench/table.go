@@ -86,7 +86,7 @@ func (t *table) report(w io.Writer) error {
 	return err
 }
 
-// row gives the row of that name.
+// row returns the row of that name.
 func (t *table) row(budget float64, what string, args ...any) *row {
 	what = fmt.Sprintf(what, args...)
 	for _, r := range t.rows {

@@ -74,7 +74,7 @@ func (p *process) next() (stopped bool, err error) {
 // wake lets a stopped process go on.
 func (p *process) wake() error { return syscall.Kill(p.cmd.Process.Pid, syscall.SIGCONT) }
 
-// killed tells whether the process ended by SIGKILL, as a rule made it.
+// killed reports whether the process ended by SIGKILL, as a rule made it.
 func (p *process) killed() bool { return p.status.Signaled() && p.status.Signal() == syscall.SIGKILL }
 
 // code is the exit status; -1 when a signal ended the process.
@@ -94,7 +94,7 @@ func (p *process) said() string {
 	return string(text)
 }
 
-// passed gives the points that the process passed, in their order.
+// passed returns the points that the process passed, in their order.
 func (p *process) passed() []string {
 	text, err := os.ReadFile(p.log)
 	if err != nil { // it passed none

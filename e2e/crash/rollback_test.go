@@ -102,7 +102,7 @@ func TestTortureKilledRollbackToStep(t *testing.T) {
 	torture.Report(t, "A", "a rollback to a step killed at %d points, %d kills: each came to that step", len(points), kills)
 }
 
-// appliedPlan gives a site on which a drawn plan was applied, the run, and a step in its middle to which it can be rolled back.
+// appliedPlan returns a site on which a drawn plan was applied, the run, and a step in its middle to which it can be rolled back.
 func appliedPlan(t *testing.T) (base *template, run string, keep int) {
 	for seed := range 200 {
 		drawn, err := makeTemplate(seed)

@@ -296,7 +296,7 @@ func (s *site) look(at func(context.Context, *state.Store) error) (err error) {
 	return at(ctx, state.New(kv, "fra1"))
 }
 
-// last gives the newest run and the intents in its journal, after checking that this can be read.
+// last returns the newest run and the intents in its journal, after checking that this can be read.
 func last(ctx context.Context, store *state.Store, p *plan.Plan) (run state.Run, intents map[change]int, err error) {
 	runs, err := store.Runs(ctx)
 	if err != nil {

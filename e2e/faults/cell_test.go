@@ -149,7 +149,7 @@ func (c *cell) open() (*providers.Provider, error) {
 	})
 }
 
-// process gives an engine as a process of its own has it: one step at a time, at the real pace of retries. Runs are
+// process returns an engine as a process of its own has it: one step at a time, at the real pace of retries. Runs are
 // numbered, so that the delays are the same each time.
 func (c *cell) process() *engine.Engine {
 	return engine.New(engine.Options{

@@ -78,7 +78,7 @@ type position struct {
 
 func (p *position) String() string { return p.kind + " " + p.where }
 
-// path0 gives the field of the kind that the place is in; nothing for names.
+// path0 returns the field of the kind that the place is in; nothing for names.
 func (p *position) path0() string {
 	if len(p.path) == 0 {
 		return ""
@@ -86,7 +86,7 @@ func (p *position) path0() string {
 	return p.path[0]
 }
 
-// due tells whether a text is tried here, by its number: nightly, always; on a push, as every name, and at one more place of
+// due reports whether a text is tried here, by its number: nightly, always; on a push, as every name, and at one more place of
 // each kind in turn; in a sample, once in as many combinations.
 func (p *position) due(text, sample int) bool {
 	switch sort, _, _ := strings.Cut(p.where, " "); torture.Scale(0, 1, 2) {
@@ -103,12 +103,12 @@ func (p *position) isSecret() bool {
 	return p.field != nil && len(p.path) > 1 && p.path[len(p.path)-1] == "from"
 }
 
-// with gives the document with a hostile text in the place.
+// with returns the document with a hostile text in the place.
 func (p *position) with(h hostile) []byte {
 	return bytes.Replace(p.doc, []byte(`"`+placeholder+`"`), []byte(h.literal), 1)
 }
 
-// at gives the ref and the path with the text in its place.
+// at returns the ref and the path with the text in its place.
 func (p *position) at(text string) (schema.Ref, []string) {
 	put := func(s string) string {
 		if s == placeholder {
@@ -282,7 +282,7 @@ func every(fields []schema.Field, path []string, visit func(path []string)) {
 	}
 }
 
-// pruned gives the document with one resource and what it needs.
+// pruned returns the document with one resource and what it needs.
 func pruned(t testing.TB, text []byte, resources map[schema.Ref]*schema.Resource, ref schema.Ref) map[string]any {
 	t.Helper()
 	var doc schema.Object
@@ -309,7 +309,7 @@ func pruned(t testing.TB, text []byte, resources map[schema.Ref]*schema.Resource
 	return doc
 }
 
-// place gives the path of a resource in a document.
+// place returns the path of a resource in a document.
 func place(r schema.Ref) []string {
 	provider, noun, _ := strings.Cut(r.Kind, ".")
 	if r.Scope == schema.ScopeSite {
@@ -318,7 +318,7 @@ func place(r schema.Ref) []string {
 	return []string{"nodes", r.Scope, provider, noun, r.Name}
 }
 
-// lookup gives the value at a path; nil when there is none.
+// lookup returns the value at a path; nil when there is none.
 func lookup(v any, path []string) any {
 	for _, name := range path {
 		switch at := v.(type) {

@@ -72,7 +72,7 @@ func far(all []*position, provider string) (some []*position) {
 	return some
 }
 
-// accepted gives the texts that the schema lets into a place, of those that are due, each once.
+// accepted returns the texts that the schema lets into a place, of those that are due, each once.
 func accepted(t *testing.T, p *position, due func(text int) bool) (texts []string) {
 	for j, h := range hostiles {
 		if h.broken || !due(j) || slices.Contains(texts, h.text) {

@@ -122,7 +122,7 @@ func (y *yard) leave(t *testing.T, key, text string) {
 	})
 }
 
-// left gives what is under a key of the embedded store.
+// left returns what is under a key of the embedded store.
 func (y *yard) left(t *testing.T, key string) (text string) {
 	t.Helper()
 	y.store(t, func(kv state.KV) {

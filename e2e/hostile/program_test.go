@@ -90,7 +90,7 @@ func (y *yard) link(name, outside string) {
 	y.must(os.Symlink(filepath.Join(y.root, "outside", outside), filepath.Join(y.work, name)))
 }
 
-// outside gives what is in the root and not in the work folder, file by file.
+// outside returns what is in the root and not in the work folder, file by file.
 func (y *yard) outside() map[string]string {
 	y.Helper()
 	all := map[string]string{}
@@ -202,7 +202,7 @@ func (s *shared) Write(b []byte) (int, error) {
 	return s.w.Write(b)
 }
 
-// watch gives the largest resident size in KiB that a process or one of its children had, as the kernel noted it. What the
+// watch returns the largest resident size in KiB that a process or one of its children had, as the kernel noted it. What the
 // kernel says of a process that has ended counts the one that started it too, so it is asked while it runs.
 func watch(pid int, over <-chan struct{}) (peak int64) {
 	tick := time.NewTicker(2 * time.Millisecond)
@@ -226,7 +226,7 @@ func watch(pid int, over <-chan struct{}) (peak int64) {
 	}
 }
 
-// highWater gives VmHWM of a process in KiB; 0 when it has gone.
+// highWater returns VmHWM of a process in KiB; 0 when it has gone.
 func highWater(pid int) int64 {
 	text, err := os.ReadFile(fmt.Sprintf("/proc/%d/status", pid))
 	if err != nil {

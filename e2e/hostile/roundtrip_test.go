@@ -349,14 +349,14 @@ func converged(ctx context.Context, kinds schema.Kinds, store *state.Store, doc 
 	return p, nil
 }
 
-// loadOne tells whether a document is valid.
+// loadOne reports whether a document is valid.
 func loadOne(t testing.TB, text []byte) (bool, load.Diagnostics) {
 	t.Helper()
 	doc, ds := load.Document(t.Context(), embedded(t), load.Options{}, load.Source{Name: "hostile.json", Data: text})
 	return doc != nil, ds
 }
 
-// canonical gives a value as JSON with sorted names.
+// canonical returns a value as JSON with sorted names.
 func canonical(t testing.TB, v any) []byte {
 	t.Helper()
 	b, err := json.Marshal(v)

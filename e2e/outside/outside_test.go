@@ -81,14 +81,14 @@ func (s *site) ended(status int, args ...string) []byte {
 	return out
 }
 
-// plan gives the JSON of a plan for a document.
+// plan returns the JSON of a plan for a document.
 func (s *site) plan(document string) []byte {
 	s.Helper()
 	s.run("plan", "-max-destroy=100%", "-out=saved.plan", document)
 	return s.run("show", "-json", "saved.plan")
 }
 
-// refused gives the JSON of a plan that may not be applied.
+// refused returns the JSON of a plan that may not be applied.
 func (s *site) refused(document, flag string) []byte {
 	s.Helper()
 	s.ended(7, "plan", flag, "-out=refused.plan", document)

@@ -26,7 +26,7 @@ type canary struct {
 	value string
 }
 
-// needles gives the texts that betray a canary in an encoding. They are made here, by the libraries' own encoders, and
+// needles returns the texts that betray a canary in an encoding. They are made here, by the libraries' own encoders, and
 // not by the code under test.
 func (c canary) needles(encoding string) []string {
 	var all []string

@@ -258,7 +258,7 @@ func (s *site) store() state.KV {
 	return kv
 }
 
-// places gives everything that was written: what was said, the files of the folder that are the program's, and every key
+// places returns everything that was written: what was said, the files of the folder that are the program's, and every key
 // and value of the store.
 func (s *site) places() (all []place, keys int) {
 	s.Helper()

@@ -71,7 +71,7 @@ func (r *run) end(status state.RunStatus, ds []event.Difference, failure *failur
 	return r.Run, ds, nil
 }
 
-// holds gives the holds with which the run ends.
+// holds returns the holds with which the run ends.
 func (r *run) holds(now time.Time, ds []event.Difference, held []state.Hold) ([]state.Hold, error) {
 	status := r.Run.Status
 	if status == state.RunApplied {

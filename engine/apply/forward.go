@@ -156,7 +156,7 @@ func (r *run) stop(ctx context.Context) {
 	}
 }
 
-// next gives the step that is to be started now; nil when there is none. Those that wait for their provider are not.
+// next returns the step that is to be started now; nil when there is none. Those that wait for their provider are not.
 func (r *run) next(s *graph.Schedule, undo bool) *plan.Step {
 	if step := r.gate.pop(); step != nil {
 		return step

@@ -60,7 +60,7 @@ func (g *gate) open(p *providers.Provider) {
 	delete(g.waiting, p)
 }
 
-// pop gives the next step that has waited; nil when there is none.
+// pop returns the next step that has waited; nil when there is none.
 func (g *gate) pop() *plan.Step {
 	if len(g.ready) == 0 {
 		return nil
@@ -70,7 +70,7 @@ func (g *gate) pop() *plan.Step {
 	return s
 }
 
-// ask gives why a step of the provider may not begin; nil when it may.
+// ask returns why a step of the provider may not begin; nil when it may.
 func (g *gate) ask(ctx context.Context, p *providers.Provider, patience time.Duration) error {
 	if p == nil || p.Health == nil {
 		return nil

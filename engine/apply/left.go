@@ -17,7 +17,7 @@ import (
 // longestLeft is how long the end of a run waits for a look that it can do without.
 const longestLeft = time.Minute
 
-// Unsettled gives what a run, by its journal, has not brought to its end, forward or back: the resources of steps that changed
+// Unsettled returns what a run, by its journal, has not brought to its end, forward or back: the resources of steps that changed
 // something and are not done; and what refers to one that is replaced so far that its name means another thing by now.
 func Unsettled(p *plan.Plan, sum *journal.Replay) map[schema.Ref]bool {
 	refs, halfway := map[schema.Ref]bool{}, map[schema.Ref]bool{}

@@ -27,7 +27,7 @@ type list struct {
 	err    error
 }
 
-// of gives all things of a place as they were at some time after since. Look belongs to no step: one that gives up does not
+// of returns all things of a place as they were at some time after since. Look belongs to no step: one that gives up does not
 // take the list from the others.
 func (c *census) of(ctx context.Context, at plan.Place, since time.Time, look func() ([]providers.Thing, error)) ([]providers.Thing, error) {
 	c.mu.Lock()
@@ -65,7 +65,7 @@ type referrer struct {
 	gone time.Duration // how long one of it may take to go
 }
 
-// referrers gives the kinds that have to be looked at before a thing is deleted; none where the far side looks itself.
+// referrers returns the kinds that have to be looked at before a thing is deleted; none where the far side looks itself.
 func (r *run) referrers(ref schema.Ref, served providers.Served) []referrer {
 	if !served.Traits.Orphans {
 		return nil

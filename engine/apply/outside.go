@@ -15,7 +15,7 @@ type outsider struct {
 	far providers.Kind
 }
 
-// outsiders gives those that a spec with external ids refers to, as far as they can be looked at.
+// outsiders returns those that a spec with external ids refers to, as far as they can be looked at.
 func (r *run) outsiders(ref schema.Ref, spec schema.Object) (found []outsider) {
 	for _, x := range r.Plan.Externals {
 		s, _, ok := r.Providers.Find(x.Ref.Scope, x.Ref.Kind)

@@ -183,7 +183,7 @@ func pick(spec schema.Object, fields []string) schema.Object {
 	return out
 }
 
-// resolve gives a spec with external ids in place of names.
+// resolve returns a spec with external ids in place of names.
 func (r *run) resolve(ref schema.Ref, spec schema.Object, ids map[schema.Ref]string) schema.Object {
 	if spec == nil {
 		return nil

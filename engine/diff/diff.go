@@ -47,7 +47,7 @@ func Compare(k *schema.Kind, want, have, recorded schema.Object, ignore []string
 	return c.changes
 }
 
-// Assume gives what was observed, completed with the fields that the far side does not tell (providers.Thing.Unfilled):
+// Assume returns what was observed, completed with the fields that the far side does not tell (providers.Thing.Unfilled):
 // each is taken to be as in the first of known that states it. Observed is not modified.
 func Assume(observed schema.Object, unfilled []string, known ...schema.Object) schema.Object {
 	if len(unfilled) == 0 {
@@ -64,7 +64,7 @@ func Assume(observed schema.Object, unfilled []string, known ...schema.Object) s
 	return seen
 }
 
-// Lasting gives what was observed, with its immutable fields as they were recorded where the far side tells nothing of them,
+// Lasting returns what was observed, with its immutable fields as they were recorded where the far side tells nothing of them,
 // or the default, which is what a field reads as that nobody filled. It is for kinds of which no call changes such a field
 // (providers.Traits.Fixed). Observed is not modified.
 func Lasting(k *schema.Kind, observed, recorded schema.Object) schema.Object {
@@ -221,7 +221,7 @@ func (c *comparison) value(f *schema.Field, up *path, name string, key bool, fl 
 	c.add(at, f, fl, have, want)
 }
 
-// entries gives the map that a field holds whose keys need not all be ours; nil when it holds none.
+// entries returns the map that a field holds whose keys need not all be ours; nil when it holds none.
 func entries(f *schema.Field, v any) map[string]any {
 	if f == nil || f.Type != schema.Map || f.Elem == nil || f.Secret {
 		return nil
@@ -485,7 +485,7 @@ func named(f *schema.Field, v any, names Names) any {
 	return o[f.Name]
 }
 
-// Merge gives the spec to have afterwards: have, overlaid with what want states, without what recorded states and want
+// Merge returns the spec to have afterwards: have, overlaid with what want states, without what recorded states and want
 // does not, and with the paths in ignore as have has them. References are names in all three.
 func Merge(k *schema.Kind, want, have, recorded schema.Object, ignore []string) schema.Object {
 	out := merge(k.Fields, want, have, recorded)
@@ -531,7 +531,7 @@ func kept(fields []schema.Field, name string) bool {
 	return f != nil && (f.Kept || f.Choose != nil)
 }
 
-// Prune gives spec without the paths in ignore, which name fields and map keys: labels.env. A map of which nothing is left
+// Prune returns spec without the paths in ignore, which name fields and map keys: labels.env. A map of which nothing is left
 // goes with them. Spec is not modified.
 func Prune(spec schema.Object, ignore []string) schema.Object {
 	if len(ignore) == 0 {
@@ -558,7 +558,7 @@ func prune(m map[string]any, at string, ignore []string) map[string]any {
 	return out
 }
 
-// Spare gives spec with the paths in ignore as have has them, absent ones included. Neither is modified.
+// Spare returns spec with the paths in ignore as have has them, absent ones included. Neither is modified.
 func Spare(spec, have schema.Object, ignore []string) schema.Object {
 	if len(ignore) == 0 {
 		return spec

@@ -13,7 +13,7 @@ import (
 // largeRest is the size in bytes of JSON from which a value is remembered by its digest alone.
 const largeRest = 4 << 10
 
-// Rest gives what was seen of a thing beyond what is stated: settable fields that nobody stated, and those of stated structs
+// Rest returns what was seen of a thing beyond what is stated: settable fields that nobody stated, and those of stated structs
 // and maps. Lists are stated as wholes. Large values are given as their digests.
 func Rest(k *schema.Kind, seen, stated schema.Object) schema.Object {
 	return beyond(k.Fields, seen, stated, compact)
@@ -24,7 +24,7 @@ func Beyond(k *schema.Kind, seen, stated schema.Object) schema.Object {
 	return beyond(k.Fields, seen, stated, func(_ *schema.Field, v any) any { return schema.Clone(v) })
 }
 
-// beyond gives each value as keep has it.
+// beyond returns each value as keep has it.
 func beyond(fields []schema.Field, seen, stated map[string]any, keep func(*schema.Field, any) any) map[string]any {
 	out := map[string]any{}
 	for i := range fields {
@@ -47,7 +47,7 @@ func beyond(fields []schema.Field, seen, stated map[string]any, keep func(*schem
 	return out
 }
 
-// below gives what a stated struct or map has beyond what is stated of it.
+// below returns what a stated struct or map has beyond what is stated of it.
 func below(f *schema.Field, seen, stated any, keep func(*schema.Field, any) any) map[string]any {
 	v, vok := seen.(map[string]any)
 	s, sok := stated.(map[string]any)
@@ -71,7 +71,7 @@ func below(f *schema.Field, seen, stated any, keep func(*schema.Field, any) any)
 	return nil
 }
 
-// compact gives a copy of a value, or its digest when it is large.
+// compact returns a copy of a value, or its digest when it is large.
 func compact(f *schema.Field, v any) any {
 	if f.Secret { // a digest already
 		return schema.Clone(v)

@@ -3,7 +3,7 @@ package graph
 
 import "slices"
 
-// Levels gives each node its wave: 0 when it needs nothing, else one more than the highest of those it needs.
+// Levels returns each node its wave: 0 when it needs nothing, else one more than the highest of those it needs.
 // Needs[i] lists the nodes that come before node i. When there is a cycle, it is returned instead: each node of it needs
 // the next, and the last needs the first.
 func Levels(needs [][]int) (levels []int, cycle []int) {

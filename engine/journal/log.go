@@ -113,7 +113,7 @@ var strict = json.JoinOptions(json.RejectUnknownMembers(true))
 // A DamagedError says that a journal is not what converge wrote.
 type DamagedError struct{ error }
 
-// Read gives the records of a run, oldest first, and verifies that they are whole: a gap, a broken chain, a cut end or
+// Read returns the records of a run, oldest first, and verifies that they are whole: a gap, a broken chain, a cut end or
 // an unknown version is a *DamagedError that names the record.
 func Read(ctx context.Context, store *state.Store, run string) (*Log, error) {
 	fail := func(format string, args ...any) (*Log, error) {

@@ -246,7 +246,7 @@ func drop(steps []Step, keep []bool, pair map[int]int, tell func(step, needed *S
 	}
 }
 
-// blocker gives what a resource refers to and nothing could be decided about; nil when there is nothing of the kind.
+// blocker returns what a resource refers to and nothing could be decided about; nil when there is nothing of the kind.
 func (m *maker) blocker(ref schema.Ref) *item {
 	it := m.byRef[ref]
 	if it == nil || it.desired == nil {

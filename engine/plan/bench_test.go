@@ -13,7 +13,7 @@ import (
 	"converge.dev/converge/state"
 )
 
-// converged gives the inputs of a plan for n resources that are as they should be: a net for every hundred hosts.
+// converged returns the inputs of a plan for n resources that are as they should be: a net for every hundred hosts.
 func converged(tb testing.TB, n int) plan.Input {
 	s := enginetest.New()
 	doc := &schema.Document{Site: schema.Site{Name: "bench", ID: enginetest.SiteID}}

@@ -58,7 +58,7 @@ func (v *Verbatim) UnmarshalJSON(data []byte) error {
 	return nil
 }
 
-// Encode gives the plan as it is saved and its digest, the hex SHA-256 of that. Each spec of a step is saved once.
+// Encode returns the plan as it is saved and its digest, the hex SHA-256 of that. Each spec of a step is saved once.
 func (p *Plan) Encode() (data []byte, digest string, err error) {
 	saved := *p
 	saved.Steps = slices.Clone(p.Steps)

@@ -199,7 +199,7 @@ func without(k *schema.Kind, spec schema.Object, may []providers.Detachable, kin
 	return out, true
 }
 
-// leave gives what stays of a list when the elements that refer to something are left out, and those that cannot be without
+// leave returns what stays of a list when the elements that refer to something are left out, and those that cannot be without
 // one of these.
 func leave(f *schema.Field, list []any, d providers.Detachable, to schema.Ref) []any {
 	group := func(e any) string {

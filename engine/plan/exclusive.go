@@ -9,7 +9,7 @@ import (
 	"converge.dev/converge/schema"
 )
 
-// shared gives a value that both lists claim.
+// shared returns a value that both lists claim.
 func shared(a, b []providers.Claim) (providers.Claim, bool) {
 	for _, c := range a {
 		if slices.ContainsFunc(b, c.Excludes) {

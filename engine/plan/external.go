@@ -61,7 +61,7 @@ func (m *maker) externals() error {
 	return nil
 }
 
-// lookUp gives the external id of a thing; empty when that is refused or unknown.
+// lookUp returns the external id of a thing; empty when that is refused or unknown.
 func (m *maker) lookUp(it *item) (id string, err error) {
 	at := Place{it.ref.Scope, it.ref.Kind}
 	id = it.desired.External.ID
@@ -185,7 +185,7 @@ func (m *maker) about(at Place, name string, in selection) bool {
 	})
 }
 
-// Outside gives what a spec refers to by external id: what is neither declared nor recorded under a name. After is what it
+// Outside returns what a spec refers to by external id: what is neither declared nor recorded under a name. After is what it
 // refers to by name.
 func Outside(ks schema.Kinds, ref schema.Ref, spec schema.Object, after []schema.Ref) (refs []schema.Ref) {
 	kind := ks[ref.Kind]

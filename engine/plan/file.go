@@ -52,7 +52,7 @@ func (p *Plan) EncodeFile(key []byte) (file []byte, digest string, err error) {
 	return Seal(members, key), digest, nil
 }
 
-// encodeBody gives the members of a plan file that its proof is of, and the digest of the plan.
+// encodeBody returns the members of a plan file that its proof is of, and the digest of the plan.
 func (p *Plan) encodeBody() (members []byte, digest string, err error) {
 	encoded, digest, err := p.Encode()
 	if err != nil {

@@ -75,7 +75,7 @@ func Matches(pattern string, r schema.Ref) bool {
 	return true
 }
 
-// ExternalID gives the id of one incarnation of a resource: a UUID derived from the site's, the ref and the
+// ExternalID returns the id of one incarnation of a resource: a UUID derived from the site's, the ref and the
 // incarnation, so that it is known before the thing exists and a create can be looked up before it is tried again; or
 // the natural key of kinds that have one, as their traits say.
 func ExternalID(site string, t providers.Traits, ref schema.Ref, incarnation int, spec schema.Object) string {

@@ -9,7 +9,7 @@ import (
 	"converge.dev/converge/schema"
 )
 
-// Whole gives the numbers of steps nearest to keep that may be kept while the steps after them are undone: at most keep, and
+// Whole returns the numbers of steps nearest to keep that may be kept while the steps after them are undone: at most keep, and
 // at least keep. Both are keep itself unless it would part the halves of one change: a replacement, or an update in two steps.
 // What is kept never needs what is undone, for each step of a plan has a higher number than those it needs.
 func (p *Plan) Whole(keep int) (below, above int) {
@@ -34,7 +34,7 @@ func (p *Plan) Whole(keep int) (below, above int) {
 	return below, above
 }
 
-// Inverse gives what undoing steps of the plan would do, for people to look at: those that undone reports, in the order in
+// Inverse returns what undoing steps of the plan would do, for people to look at: those that undone reports, in the order in
 // which they are undone; keep is how many of the first steps are not. It is never applied; package apply undoes a run step by
 // step, by what its journal says.
 func (p *Plan) Inverse(run string, keep int, undone func(step int) bool) *Plan {
@@ -79,7 +79,7 @@ func (p *Plan) Inverse(run string, keep int, undone func(step int) bool) *Plan {
 	return inv
 }
 
-// inverse gives the step that undoes a step.
+// inverse returns the step that undoes a step.
 func (s *Step) inverse() Step {
 	did := map[Action]string{
 		Create: "the run created it", Update: "the run changed it", Delete: "the run destroyed it", Adopt: "the run adopted it", Forget: "the run forgot it",

@@ -495,7 +495,7 @@ func (m *maker) emitReplace(it *item) {
 	made.Needs = append(made.Needs, len(m.plan.Steps)-2)
 }
 
-// carried gives what a replaced thing is made anew as: what the document ignores is as the old one has it, for others have seen to
+// carried returns what a replaced thing is made anew as: what the document ignores is as the old one has it, for others have seen to
 // that. What nobody can see of the old one, and a reference to what this plan removes, is as the document says.
 func (m *maker) carried(it *item, after schema.Object) schema.Object {
 	is := diff.Named(it.kind, it.thing.Spec, m.names.In(it.ref.Scope))

@@ -169,7 +169,7 @@ func (m *maker) narrow() {
 	})
 }
 
-// pairs gives for the first step of a pair the second one, without which it must not be done: who deletes one half of a
+// pairs returns for the first step of a pair the second one, without which it must not be done: who deletes one half of a
 // replacement makes the other, and who detaches a thing attaches it again.
 func (m *maker) pairs() map[int]int {
 	pair := map[int]int{}
@@ -256,7 +256,7 @@ func waves(steps []Step) (wave []int, after []bool, err error) {
 	return wave, after, nil
 }
 
-// stagesOf gives the turns of the nodes that the steps are for; the site itself has none.
+// stagesOf returns the turns of the nodes that the steps are for; the site itself has none.
 func stagesOf(steps []Step) map[string]int {
 	var nodes []string
 	for i := range steps {

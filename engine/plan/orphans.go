@@ -9,7 +9,7 @@ import (
 	"converge.dev/converge/schema"
 )
 
-// Referrers gives the kinds that can refer to a kind, by name.
+// Referrers returns the kinds that can refer to a kind, by name.
 func Referrers(kinds schema.Kinds, kind string) []*schema.Kind {
 	var found []*schema.Kind
 	for _, name := range kinds.Names() {
@@ -91,7 +91,7 @@ func (m *maker) referrers(s *Step, ours bool) (left []string, unseen string) {
 	return left, unseen
 }
 
-// referring gives the things of a place that refer to something and stay, by the kind and the id of that.
+// referring returns the things of a place that refer to something and stay, by the kind and the id of that.
 func (m *maker) referring(at Place, k *schema.Kind, things []providers.Thing) map[referred][]*providers.Thing {
 	if by, ok := m.refers[at]; ok {
 		return by

@@ -43,7 +43,7 @@ func (m *maker) outside() {
 	}
 }
 
-// known gives what is declared or recorded of the kinds that are referred to by external id: by the id that the thing has,
+// known returns what is declared or recorded of the kinds that are referred to by external id: by the id that the thing has,
 // that is recorded, and that it will have when the plan makes it.
 func (m *maker) known() map[Place]map[string]*item {
 	at := map[Place]map[string]*item{}

@@ -218,7 +218,7 @@ func (p *pool) unlike(it *item, f *schema.Field, c *candidate) string {
 	return unfit(f.Choose, c.spec, c.thing.Status)
 }
 
-// labelsOf gives the labels at a path of a spec, in the order of their keys.
+// labelsOf returns the labels at a path of a spec, in the order of their keys.
 func labelsOf(spec schema.Object, path string) func(yield func(string, any) bool) {
 	var at any = map[string]any(spec)
 	for name := range strings.SplitSeq(path, ".") {

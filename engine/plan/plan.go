@@ -298,7 +298,7 @@ func (p *Plan) Counts() Counts {
 	return c
 }
 
-// Irreversible gives the steps that cannot be undone exactly.
+// Irreversible returns the steps that cannot be undone exactly.
 func (p *Plan) Irreversible() []*Step {
 	var steps []*Step
 	for i := range p.Steps {
@@ -332,7 +332,7 @@ func (p *Plan) ApprovedBy(text string) bool {
 	return len(text) >= ShortApproval && strings.HasPrefix(p.Approval(), strings.ToLower(text))
 }
 
-// Needs gives the steps that each step needs, for package graph. A step after the point of no return needs, besides
+// Needs returns the steps that each step needs, for package graph. A step after the point of no return needs, besides
 // what it says, every step before it; that is left to the one who walks the plan.
 func (p *Plan) Needs() [][]int {
 	needs := make([][]int, len(p.Steps))
@@ -342,7 +342,7 @@ func (p *Plan) Needs() [][]int {
 	return needs
 }
 
-// Stage gives the turn of each step, for package graph.
+// Stage returns the turn of each step, for package graph.
 func (p *Plan) Stage(i int) int { return p.Steps[i].Stage }
 
 // Fingerprint is what a step expects to find right before it acts: the digest of the spec seen when planning.
@@ -354,7 +354,7 @@ func (s *Step) Fingerprint() string {
 	return s.Before.Digest()
 }
 
-// Renames gives the change of what the thing is called, which an update may make beside others; nil when it makes none.
+// Renames returns the change of what the thing is called, which an update may make beside others; nil when it makes none.
 func (s *Step) Renames() *diff.Change {
 	if i := slices.IndexFunc(s.Changes, func(c diff.Change) bool { return s.Action == Update && c.Path == NamePath }); i >= 0 {
 		return &s.Changes[i]

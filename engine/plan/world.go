@@ -235,7 +235,7 @@ func (w *world) awaited(k thingKey) []schema.Ref {
 	return w.futures[k.Place][k.id]
 }
 
-// document gives the document with these of its resources, and records what is recorded of them, both in order.
+// document returns the document with these of its resources, and records what is recorded of them, both in order.
 func (w *world) document(header *schema.Document, refs iter.Seq[schema.Ref]) *schema.Document {
 	doc := *header
 	for _, ref := range schema.SortRefs(slices.Collect(refs)) {
@@ -255,7 +255,7 @@ func (w *world) recordsOf(refs iter.Seq[schema.Ref]) (recorded []state.Record) {
 	return recorded
 }
 
-// seen gives all things of each place, in order.
+// seen returns all things of each place, in order.
 func (w *world) seen(places iter.Seq[Place]) map[Place][]providers.Thing {
 	lists := map[Place][]*held{}
 	for k, h := range w.things {

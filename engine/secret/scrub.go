@@ -89,7 +89,7 @@ func formsOf(v string) []form {
 	return forms
 }
 
-// ScrubText gives a text without the values.
+// ScrubText returns a text without the values.
 func (s *Scrubber) ScrubText(text string) string {
 	forms := s.forms.Load()
 	if forms == nil || text == "" {
@@ -141,7 +141,7 @@ func isBase64(c byte) bool {
 	return c >= 'A' && c <= 'Z' || c >= 'a' && c <= 'z' || c >= '0' && c <= '9' || strings.IndexByte("+/-_", c) >= 0
 }
 
-// Scrub gives an error whose text holds none of the values. An error that needs no change is returned as it is; of
+// Scrub returns an error whose text holds none of the values. An error that needs no change is returned as it is; of
 // another the class, operation and thing remain, if it has them, and nothing else can be unwrapped.
 func (s *Scrubber) Scrub(err error) error {
 	if err == nil || s.forms.Load() == nil {
@@ -172,8 +172,8 @@ type scrubbed struct {
 // Error implements error.
 func (e *scrubbed) Error() string { return e.text }
 
-// Unwrap gives the cause, without values too.
+// Unwrap returns the cause, without values too.
 func (e *scrubbed) Unwrap() error { return e.cause }
 
-// said gives the words of a panic without the values.
+// said returns the words of a panic without the values.
 func (s *Scrubber) said(p any) string { return s.ScrubText(fmt.Sprint(p)) }

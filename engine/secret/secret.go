@@ -48,7 +48,7 @@ type Value struct{ reveal func() string }
 // NewValue hides a text.
 func NewValue(text string) Value { return Value{func() string { return text }} }
 
-// Reveal gives the secret itself. What it returns must not be kept.
+// Reveal returns the secret itself. What it returns must not be kept.
 func (v Value) Reveal() string {
 	if v.reveal == nil {
 		return ""

@@ -44,7 +44,7 @@ func New(key func() ([]byte, error), o Options) *Vault {
 	return &Vault{Scrubber: o.Scrubber, fetch: key, source: o.Source, values: map[string]Value{}, dark: map[string]bool{}}
 }
 
-// siteKey gives the site's key.
+// siteKey returns the site's key.
 func (v *Vault) siteKey() ([]byte, error) {
 	v.mu.Lock()
 	defer v.mu.Unlock()

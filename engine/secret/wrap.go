@@ -13,7 +13,7 @@ import (
 	"converge.dev/converge/schema"
 )
 
-// Wrap gives a kind to which the engine may hand sealed secrets and which hands back none that is not concealed. It wraps
+// Wrap returns a kind to which the engine may hand sealed secrets and which hands back none that is not concealed. It wraps
 // the contract once, as limits do, so that no provider has to think of it. K is the description of the kind.
 func (v *Vault) Wrap(k *schema.Kind, kind providers.Kind) providers.Kind {
 	return wrapped{v, k, kind}
@@ -108,7 +108,7 @@ func (w wrapped) conceal(th *providers.Thing) (err error) {
 // in which nobody finds it, such as a part of it.
 const withheld = "the far side's words are withheld, because they may repeat a secret; they are in its own log"
 
-// unsaid gives an error without the words of the far side. What is left is from lists of our own: the class, the code, and
+// unsaid returns an error without the words of the far side. What is left is from lists of our own: the class, the code, and
 // that the time was over or the call cancelled.
 func unsaid(as *providers.Error, err error) error {
 	as.Class = providers.ClassOf(err)

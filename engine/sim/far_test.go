@@ -231,7 +231,7 @@ type thing struct {
 	Spec  schema.Object   `json:"spec"`
 }
 
-// things gives all that is on the far side, without asking it in a way that counts.
+// things returns all that is on the far side, without asking it in a way that counts.
 func (s *sim) things() map[target]thing {
 	var dump struct {
 		Things map[string]map[string]map[string]thing `json:"things"`
@@ -287,7 +287,7 @@ func (s *sim) remember(scope, kind string) {
 	s.views[at] = append(s.views[at], view{time.Now(), things})
 }
 
-// older gives the things with the given ids as they were a while ago. The caller holds the lock.
+// older returns the things with the given ids as they were a while ago. The caller holds the lock.
 func (s *sim) older(scope, kind string, ids []string) []providers.Thing {
 	at := target{scope: scope, kind: kind}
 	var last []providers.Thing

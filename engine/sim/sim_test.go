@@ -372,7 +372,7 @@ func (s *sim) peace(doc *schema.Document) {
 	s.checkForeign()
 }
 
-// mend gives what has failed and is to be replaced, and repairs on the far side what cannot be.
+// mend returns what has failed and is to be replaced, and repairs on the far side what cannot be.
 func (s *sim) mend() (replace []string) {
 	for at, th := range s.things() {
 		switch {
@@ -387,7 +387,7 @@ func (s *sim) mend() (replace []string) {
 	return replace
 }
 
-// open gives a run that has not ended.
+// open returns a run that has not ended.
 func (s *sim) open() string {
 	runs, err := s.raw.Runs(context.Background())
 	if err != nil {

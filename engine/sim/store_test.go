@@ -145,7 +145,7 @@ const (
 	leaderCommit = "leader commit"
 )
 
-// commitOf gives the row in which a commit counts.
+// commitOf returns the row in which a commit counts.
 func commitOf(ops []state.Op) string {
 	if slices.ContainsFunc(ops, func(op state.Op) bool { return !strings.HasSuffix(op.Key, "/leader") }) {
 		return workCommit

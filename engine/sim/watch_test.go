@@ -84,7 +84,7 @@ func parseKey(key string) (run string, step int, undo bool) {
 	return run, step, undo
 }
 
-// lastOf gives the last record about a step in one direction, as it lies in the store.
+// lastOf returns the last record about a step in one direction, as it lies in the store.
 func (s *sim) lastOf(run string, step int, undo bool) *journal.Record {
 	var last *journal.Record
 	for _, rec := range s.records(run) {
@@ -95,7 +95,7 @@ func (s *sim) lastOf(run string, step int, undo bool) *journal.Record {
 	return last
 }
 
-// records gives the journal of a run as it lies in the store, without judging it.
+// records returns the journal of a run as it lies in the store, without judging it.
 func (s *sim) records(run string) []*journal.Record {
 	items, err := s.raw.List(context.Background(), s.raw.JournalPrefix(run))
 	if err != nil {

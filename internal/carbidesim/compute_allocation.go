@@ -32,7 +32,7 @@ const (
 	EnforceAlways    Enforcement = "always"             // a tenant without one gets nothing
 )
 
-// holds tells whether allocations are enforced where there are some, or none.
+// holds reports whether allocations are enforced where there are some, or none.
 func (e Enforcement) holds(some bool) bool {
 	return e == EnforceAlways || e == EnforceIfPresent && some
 }
@@ -206,7 +206,7 @@ func (s *site) admit(organization, instanceType string) error {
 	return nil
 }
 
-// allocationNamed tells whether another allocation of the tenant has the name.
+// allocationNamed reports whether another allocation of the tenant has the name.
 func (s *site) allocationNamed(a *allocation, id string) bool {
 	for other := range s.allocationsByName.of(a.name()) {
 		if other != id {

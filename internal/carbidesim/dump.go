@@ -118,7 +118,7 @@ func plain(m proto.Message) json.RawMessage {
 	return out.Bytes()
 }
 
-// isToken tells whether a field holds a version or a time.
+// isToken reports whether a field holds a version or a time.
 func isToken(f protoreflect.FieldDescriptor) bool {
 	name := string(f.Name())
 	switch {

@@ -53,7 +53,7 @@ func (s *site) serviceVersion(data string, c *forge.DpuExtensionServiceCredentia
 	return v, nil
 }
 
-// means tells whether two versions run the same: how a manifest is written does not count, nor who watches.
+// means reports whether two versions run the same: how a manifest is written does not count, nor who watches.
 func (v serviceVersion) means(w serviceVersion) bool {
 	a, errA := parseManifest(v.Data)
 	b, errB := parseManifest(w.Data)

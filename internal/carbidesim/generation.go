@@ -156,7 +156,7 @@ func walk(m protoreflect.Message, visit func(protoreflect.Message)) {
 	})
 }
 
-// mentions tells whether a message holds a text that passes.
+// mentions reports whether a message holds a text that passes.
 func mentions(m proto.Message, pass func(string) bool) bool {
 	found := false
 	walk(m.ProtoReflect(), func(m protoreflect.Message) {

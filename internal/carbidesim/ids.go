@@ -73,7 +73,7 @@ func machineType(id string) byte {
 	return hash[0]
 }
 
-// validOrganization tells whether text can name a tenant.
+// validOrganization reports whether text can name a tenant.
 func validOrganization(text string) bool {
 	return text != "" && !strings.ContainsFunc(text, func(r rune) bool {
 		return !(r == '-' || r == '_' || '0' <= r && r <= '9' || 'a' <= r && r <= 'z' || 'A' <= r && r <= 'Z')

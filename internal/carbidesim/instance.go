@@ -458,7 +458,7 @@ func (i *instance) partitions() []string {
 	return some(ids...)
 }
 
-// onPartition tells whether any instance uses a partition.
+// onPartition reports whether any instance uses a partition.
 func (s *site) onPartition(id string) bool { return len(s.instancesByPartition.of(id)) > 0 }
 
 // hostNames is the key under which a host name is unique: within its tenant.

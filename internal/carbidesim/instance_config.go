@@ -233,7 +233,7 @@ func segmentOf(i *forge.InstanceInterfaceConfig) string {
 	return firstOf(i.GetSegmentId().GetValue(), i.NetworkSegmentId.GetValue())
 }
 
-// sameNetwork tells whether two networks ask for the same.
+// sameNetwork reports whether two networks ask for the same.
 func sameNetwork(a, b *forge.InstanceNetworkConfig) bool {
 	return slices.EqualFunc(a.Interfaces, b.Interfaces, samePort)
 }

@@ -214,7 +214,7 @@ func readCapabilities(in *forge.InstanceTypeAttributes) (*forge.InstanceTypeAttr
 	return out, nil
 }
 
-// offers tells whether one of the machine's capabilities passes a filter; what the filter leaves out does not matter.
+// offers reports whether one of the machine's capabilities passes a filter; what the filter leaves out does not matter.
 func offers(have *forge.MachineCapabilitiesSet, want *forge.InstanceTypeMachineCapabilityFilterAttributes) bool {
 	return slices.ContainsFunc(inventory(have), func(c *forge.InstanceTypeMachineCapabilityFilterAttributes) bool {
 		return c.CapabilityType == want.CapabilityType &&

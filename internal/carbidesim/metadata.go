@@ -85,7 +85,7 @@ func (m metadata) wire() *forge.Metadata {
 	return out
 }
 
-// matches tells whether a label filter selects the object: by key, by value, or by both.
+// matches reports whether a label filter selects the object: by key, by value, or by both.
 func (m metadata) matches(l *forge.Label) bool {
 	if l == nil {
 		return true

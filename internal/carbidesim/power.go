@@ -85,7 +85,7 @@ func (s *site) hostDown(id string) {
 	}
 }
 
-// frozen tells whether the site leaves a host alone: whatever was to happen with one that is to be off waits.
+// frozen reports whether the site leaves a host alone: whatever was to happen with one that is to be off waits.
 func (s *site) frozen(host string) bool {
 	m := s.machines.get(host)
 	return m != nil && m.Power.WantOff

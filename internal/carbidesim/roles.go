@@ -75,7 +75,7 @@ var narrow = map[Role][]string{
 	SSHRs: {"ValidateTenantPublicKey", "FindInstancesByIds", "FindMachineIds", "FindMachinesByIds"},
 }
 
-// may tells whether a role may call a method. Everybody may ask for the version.
+// may reports whether a role may call a method. Everybody may ask for the version.
 func (r Role) may(method string) bool {
 	switch {
 	case method == "Version":

@@ -106,7 +106,7 @@ func (c *Cluster) Endpoints() []string {
 	return urls
 }
 
-// Log gives the end of what each member had to say.
+// Log returns the end of what each member had to say.
 func (c *Cluster) Log() string {
 	var b strings.Builder
 	for _, m := range c.Members {
@@ -116,7 +116,7 @@ func (c *Cluster) Log() string {
 	return b.String()
 }
 
-// Leader gives the member that a majority follows.
+// Leader returns the member that a majority follows.
 func (c *Cluster) Leader(ctx context.Context) (*Member, error) {
 	var found *Member
 	err := until(ctx, "a leader", func(ctx context.Context) error {
@@ -139,7 +139,7 @@ func (c *Cluster) Leader(ctx context.Context) (*Member, error) {
 	return found, err
 }
 
-// follower gives a member that is not the leader.
+// follower returns a member that is not the leader.
 func (c *Cluster) follower(ctx context.Context) (*Member, error) {
 	leader, err := c.Leader(ctx)
 	if err != nil {
@@ -261,7 +261,7 @@ func (m *Member) id(ctx context.Context) (uint64, error) {
 	return s.Header.MemberId, nil
 }
 
-// full tells whether a member has raised the alarm that its space is used up.
+// full reports whether a member has raised the alarm that its space is used up.
 func full(ctx context.Context, members []*Member) (yes bool, err error) {
 	err = admin(ctx, members, func(ctx context.Context, client *clientv3.Client) error {
 		r, err := client.AlarmList(ctx)

@@ -28,7 +28,7 @@ const (
 // sampled are the faults that are tried in every run of the tests.
 var sampled = []string{"leader-killed", "leader-apart", "no-space"}
 
-// faults gives the faults to try.
+// faults returns the faults to try.
 func faults() []cluster.Fault {
 	all := cluster.Faults()
 	if torture.Full() {

@@ -87,7 +87,7 @@ var kvModel = porcupine.Model{
 	DescribeState:     func(s any) string { return fmt.Sprintf("%+v", s) },
 }
 
-// read tells whether the keys may be read so, and what is known then.
+// read reports whether the keys may be read so, and what is known then.
 func (s cells) read(keys []int, got []cell) (bool, any) {
 	for i, k := range keys {
 		have := &s.keys[k]
@@ -107,7 +107,7 @@ func learn(have *int64, got int64) {
 	}
 }
 
-// holds tells whether all guards hold. A revision that nobody has seen yet cannot be what a guard was made from.
+// holds reports whether all guards hold. A revision that nobody has seen yet cannot be what a guard was made from.
 func (s cells) holds(guards []guard) bool {
 	for _, g := range guards {
 		have := s.keys[g.key].modified

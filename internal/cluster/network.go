@@ -79,7 +79,7 @@ func newNetwork(ctx context.Context) (_ *network, err error) {
 	return n, nil
 }
 
-// freeSubnet gives 16 addresses that no interface of this namespace has.
+// freeSubnet returns 16 addresses that no interface of this namespace has.
 func freeSubnet(start int) (netip.Prefix, error) {
 	const subnets = 1 << 13 // of 16 addresses, in 198.18.0.0/15
 	addrs, err := net.InterfaceAddrs()

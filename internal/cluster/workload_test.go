@@ -238,7 +238,7 @@ func (p *prober) probe(kv state.KV, stop <-chan struct{}) {
 	}
 }
 
-// moments gives when a write succeeded that began after a moment.
+// moments returns when a write succeeded that began after a moment.
 func (p *prober) moments(since time.Time) (at []time.Time) {
 	p.mu.Lock()
 	defer p.mu.Unlock()

@@ -60,7 +60,7 @@ func (w *world) hold(t *testing.T, epoch int64, holder string) {
 	w.holders[epoch] = holder
 }
 
-// moments gives when there was an effect after a moment.
+// moments returns when there was an effect after a moment.
 func (w *world) moments(since time.Time) (at []time.Time) {
 	w.mu.Lock()
 	defer w.mu.Unlock()

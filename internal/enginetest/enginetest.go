@@ -113,7 +113,7 @@ func (s *Site) Engine(change func(*engine.Options)) *engine.Engine {
 	return engine.New(o)
 }
 
-// Events gives what happened so far.
+// Events returns what happened so far.
 func (s *Site) Events() []event.Event {
 	s.mu.Lock()
 	defer s.mu.Unlock()

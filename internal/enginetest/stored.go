@@ -58,7 +58,7 @@ func wordOf(s journal.Standing) string {
 	return ""
 }
 
-// Holds gives the kinds of holds that are set, such as serial+site.
+// Holds returns the kinds of holds that are set, such as serial+site.
 func Holds(tb testing.TB, s *state.Store) string {
 	tb.Helper()
 	holds, err := s.Holds(context.Background())

@@ -18,7 +18,7 @@ type builder struct {
 	doc  map[string]any
 }
 
-// Site gives the JSON document of a site with exactly n resources, about 350 bytes each.
+// Site returns the JSON document of a site with exactly n resources, about 350 bytes each.
 func Site(n int) []byte {
 	b := &builder{left: n, doc: map[string]any{
 		"apiVersion": "converge.dev/v1",
@@ -139,7 +139,7 @@ func rule(id, direction, protocol, action string, priority, port int) map[string
 
 func machine(block, i int) string { return fmt.Sprintf("fm100ht%052d", block*instances+i) }
 
-// SiteCUE gives the CUE source of a site in which comprehensions make about n resources: one VPC in four, and a prefix, a
+// SiteCUE returns the CUE source of a site in which comprehensions make about n resources: one VPC in four, and a prefix, a
 // segment and a security group for each.
 func SiteCUE(n int) []byte {
 	return fmt.Appendf(nil, siteCUE, SiteID, max(n/4, 1))

@@ -10,7 +10,7 @@ import (
 	"github.com/hbollon/go-edlib"
 )
 
-// Name gives the one of names that is closest to word; ok is false when none is close enough to be worth mentioning.
+// Name returns the one of names that is closest to word; ok is false when none is close enough to be worth mentioning.
 func Name(word string, names []string) (name string, ok bool) {
 	best := far(word)
 	for _, n := range slices.Sorted(slices.Values(names)) {
@@ -82,7 +82,7 @@ func DidYouMeanRef(pattern string, refs []string) string {
 	return ""
 }
 
-// DidYouMean gives a sentence that suggests a name, with a blank before it; nothing when none is close.
+// DidYouMean returns a sentence that suggests a name, with a blank before it; nothing when none is close.
 func DidYouMean(word string, names []string) string {
 	if n, ok := Name(word, names); ok {
 		return " Did you mean " + n + "?"

@@ -247,7 +247,7 @@ func (t transaction) Transact(ops ...ovsdb.Operation) ([]*ovsdb.OperationResult,
 	return append(results[:waits], rest...), update
 }
 
-// holds tells whether a wait is satisfied at once.
+// holds reports whether a wait is satisfied at once.
 func (t transaction) holds(op ovsdb.Operation) (bool, error) {
 	found, _ := t.Database.NewTransaction(t.name).Transact(ovsdb.Operation{Op: ovsdb.OperationSelect, Table: op.Table, Where: op.Where})
 	if found[0].Error != "" {
@@ -261,7 +261,7 @@ func (t transaction) holds(op ovsdb.Operation) (bool, error) {
 	return slices.Equal(have, want) == (op.Until == string(ovsdb.WaitConditionEqual)), err
 }
 
-// texts gives rows as text that is the same for equal columns.
+// texts returns rows as text that is the same for equal columns.
 func (t transaction) texts(table string, columns []string, rows []ovsdb.Row) ([]string, error) {
 	var texts []string
 	for _, row := range rows {
@@ -290,7 +290,7 @@ func (t transaction) texts(table string, columns []string, rows []ovsdb.Row) ([]
 	return texts, nil
 }
 
-// native gives a value of a column as text: sets sorted, an absent value like an empty set.
+// native returns a value of a column as text: sets sorted, an absent value like an empty set.
 func native(v any) string {
 	r := reflect.ValueOf(v)
 	switch r.Kind() {
@@ -333,7 +333,7 @@ func (t transaction) allowed(op ovsdb.Operation) error {
 	return nil
 }
 
-// elements gives the elements of a set; a single value is a set of one.
+// elements returns the elements of a set; a single value is a set of one.
 func elements(v any) []any {
 	switch v := v.(type) {
 	case nil:

@@ -77,13 +77,13 @@ func (s *Switch) Transact(t testing.TB, ops ...ovsdb.Operation) []ovsdb.Operatio
 	return results
 }
 
-// Rows gives all rows of a table.
+// Rows returns all rows of a table.
 func (s *Switch) Rows(t testing.TB, table string) []ovsdb.Row {
 	t.Helper()
 	return s.Transact(t, ovsdb.Operation{Op: ovsdb.OperationSelect, Table: table})[0].Rows
 }
 
-// Row gives the row with a name; nil when there is none.
+// Row returns the row with a name; nil when there is none.
 func (s *Switch) Row(t testing.TB, table, name string) ovsdb.Row {
 	t.Helper()
 	rows := s.Rows(t, table)
@@ -205,7 +205,7 @@ func (s *Switch) Thaw(t testing.TB) {
 // ephemeral.
 var reported = []string{"bond_active_slave", "cfm_flap_count", "datapath_version"}
 
-// Dump gives what the database holds below the row of Open_vSwitch as text, without what moves by itself.
+// Dump returns what the database holds below the row of Open_vSwitch as text, without what moves by itself.
 func (s *Switch) Dump(t testing.TB) string {
 	t.Helper()
 	tables := maps.Clone(vswitch.Schema().Tables)

@@ -97,7 +97,7 @@ type Case struct {
 	Single bool
 }
 
-// ID gives the external id that the suite chooses for a thing of a kind whose ids are UUIDs, so that specs can refer
+// ID returns the external id that the suite chooses for a thing of a kind whose ids are UUIDs, so that specs can refer
 // to it.
 func ID(kind, name string) string {
 	return uuid.NewSHA1(uuid.MustParse(Site), []byte(kind+"/"+name)).String()
@@ -243,7 +243,7 @@ func checkTraits(t *testing.T, k providers.Served) {
 	}
 }
 
-// placeholders gives the names in braces of an id template.
+// placeholders returns the names in braces of an id template.
 func placeholders(template string) map[string]bool {
 	names := map[string]bool{}
 	for rest := template; ; {
@@ -272,7 +272,7 @@ func expand(template, name string, spec schema.Object) string {
 	return template
 }
 
-// changed gives what have becomes when a document that said from now says to: what neither mentions stays.
+// changed returns what have becomes when a document that said from now says to: what neither mentions stays.
 func changed(have, from, to schema.Object) schema.Object {
 	spec := have.Clone()
 	if spec == nil {

@@ -18,7 +18,7 @@ import (
 // patience is how long a law waits for what it is told at once where all is well.
 const patience = 20 * time.Second
 
-// follow gives the next batch of a watch, and ends the watch with the test.
+// follow returns the next batch of a watch, and ends the watch with the test.
 func follow(t *testing.T, kv state.KV, p string) func() state.Batch {
 	t.Helper()
 	ctx, cancel := context.WithTimeout(t.Context(), patience)

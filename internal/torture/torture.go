@@ -17,7 +17,7 @@ import (
 	"testing"
 )
 
-// Scale gives how often something is tried: in every test run, with `make torture`, and with `make torture NIGHTLY=1`.
+// Scale returns how often something is tried: in every test run, with `make torture`, and with `make torture NIGHTLY=1`.
 func Scale(sample, push, nightly int) int {
 	switch os.Getenv("CONVERGE_TORTURE") {
 	case "push":
@@ -44,7 +44,7 @@ func Worlds(t *testing.T, sample, push, nightly int) {
 	t.Cleanup(func() { _ = checks.Value.Set(checks.DefValue) })
 }
 
-// Full says whether the promised figures are to be reached, not a sample.
+// Full reports whether the promised figures are to be reached, not a sample.
 func Full() bool { return Scale(0, 1, 1) == 1 }
 
 // Coverage counts how often each of a set of things was reached.
@@ -95,7 +95,7 @@ func (c *Coverage) Reach(name string) {
 	c.count[name]++
 }
 
-// String gives the counts, in the order of the names.
+// String returns the counts, in the order of the names.
 func (c *Coverage) String() string {
 	c.mu.Lock()
 	defer c.mu.Unlock()

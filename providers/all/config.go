@@ -118,7 +118,7 @@ func (c *Carbide) check() error {
 	return errors.Join(errs...)
 }
 
-// in gives the configuration with paths that begin at dir where they were relative.
+// in returns the configuration with paths that begin at dir where they were relative.
 func (c Config) in(dir string) Config {
 	path := func(p string) string {
 		if p == "" || filepath.IsAbs(p) {

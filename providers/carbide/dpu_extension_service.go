@@ -172,7 +172,7 @@ func refuse(words string) error {
 	return unsentError{status.Error(codes.InvalidArgument, words)}
 }
 
-// credentialOf gives the credential of a spec, nil when there is none. It is checked here, so that a refusal of the
+// credentialOf returns the credential of a spec, nil when there is none. It is checked here, so that a refusal of the
 // service cannot be about it.
 func credentialOf(want *spec.DPUExtensionService) (*forge.DpuExtensionServiceCredential, error) {
 	registry, user, password := value(want.Registry), value(want.RegistryUsername), value(want.RegistryPassword)

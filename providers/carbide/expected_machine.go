@@ -103,7 +103,7 @@ func (expectedMachines) thing(o expectedMachine) providers.Thing {
 	}
 }
 
-// expectedName gives the name of an entry, which may have none.
+// expectedName returns the name of an entry, which may have none.
 func expectedName(m *forge.Metadata, mac string) string {
 	if name := m.GetName(); name != "" {
 		return name

@@ -38,7 +38,7 @@ type call[S any] struct {
 // A paged wire reads objects by their ids.
 type paged[O, S any] interface {
 	wire[O, S]
-	// list gives the ids of all objects.
+	// list returns the ids of all objects.
 	list(ctx context.Context) ([]string, error)
 	// get reads objects, at most service.ids at once. Unknown ids are left out.
 	get(ctx context.Context, ids []string) ([]O, error)
@@ -320,7 +320,7 @@ func (k *kind[O, S]) observeError(err error) error {
 	return &providers.Error{Op: opObserve, Kind: k.name, Class: readClass(err), Code: code(err), Err: err}
 }
 
-// code gives the gRPC code of an error as a word; empty when it is not the service's.
+// code returns the gRPC code of an error as a word; empty when it is not the service's.
 func code(err error) string {
 	if s, ok := status.FromError(err); ok {
 		return s.Code().String()

@@ -122,7 +122,7 @@ func TestLawsWithoutNVLink(t *testing.T) {
 	})
 }
 
-// hosted gives the cases that need hosts a world that has them. The others do without, for hosts are most of what there
+// hosted returns the cases that need hosts a world that has them. The others do without, for hosts are most of what there
 // is to look at.
 func hosted(cases []providertest.Case, open func(t *testing.T) providertest.World) []providertest.Case {
 	for i := range cases {

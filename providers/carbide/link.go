@@ -28,7 +28,7 @@ type links struct {
 	over bool
 }
 
-// take gives the link for a call; the call gives it back.
+// take returns the link for a call; the call gives it back.
 func (l *links) take() *link {
 	l.mu.Lock()
 	defer l.mu.Unlock()

@@ -84,7 +84,7 @@ func flatten(o *forge.Machine) {
 	}
 }
 
-// stateOf gives the state of a machine from its lifecycle, in the words of the flat field: {"state":"ready"} is Ready.
+// stateOf returns the state of a machine from its lifecycle, in the words of the flat field: {"state":"ready"} is Ready.
 func stateOf(l *forge.LifecycleStatus) string {
 	var at struct {
 		State    string `json:"state"`

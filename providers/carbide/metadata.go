@@ -88,7 +88,7 @@ func sameMetadata(a, b *forge.Metadata) bool {
 	return true
 }
 
-// nameOf gives the name of an object, which older servers keep outside the metadata.
+// nameOf returns the name of an object, which older servers keep outside the metadata.
 func nameOf(m *forge.Metadata, o proto.Message) string {
 	if name := m.GetName(); name != "" {
 		return name
@@ -146,7 +146,7 @@ type enum[E ~int32] []struct {
 	value E
 }
 
-// value gives the number of a word; the first pair's for a word that the schema does not have.
+// value returns the number of a word; the first pair's for a word that the schema does not have.
 func (e enum[E]) value(word string) E {
 	for _, p := range e {
 		if p.word == word {
@@ -156,7 +156,7 @@ func (e enum[E]) value(word string) E {
 	return e[0].value
 }
 
-// word gives the word for a number; "unknown" for one that the schema does not have.
+// word returns the word for a number; "unknown" for one that the schema does not have.
 func (e enum[E]) word(value E) string {
 	for _, p := range e {
 		if p.value == value {

@@ -108,7 +108,7 @@ func (k groups) complete(ctx context.Context, all []seenGroup) error {
 	return err
 }
 
-// attached gives the VPCs and instances that have the groups, together and by group.
+// attached returns the VPCs and instances that have the groups, together and by group.
 func (k groups) attached(ctx context.Context, all []seenGroup) (users map[string][]string, vpcs, instances []string, err error) {
 	pages := slices.Collect(slices.Chunk(all, k.ids))
 	answers := make([]*forge.GetNetworkSecurityGroupAttachmentsResponse, len(pages))

@@ -98,7 +98,7 @@ func (segments) thing(o *forge.NetworkSegment) providers.Thing {
 	}
 }
 
-// nested gives a segment whose configuration and status are filled in; older servers have them flat.
+// nested returns a segment whose configuration and status are filled in; older servers have them flat.
 func nested(o *forge.NetworkSegment) *forge.NetworkSegment {
 	if o.GetConfig() == nil {
 		o.Config = &forge.NetworkSegmentConfig{
@@ -158,7 +158,7 @@ func because(word string, told ...*forge.ControllerStateReason) string {
 	return word
 }
 
-// phaseOf gives the phase of what has a tenant state.
+// phaseOf returns the phase of what has a tenant state.
 func phaseOf(s forge.TenantState) providers.Phase {
 	switch s {
 	case forge.TenantState_READY, forge.TenantState_REPAIRING: // under repair, still usable

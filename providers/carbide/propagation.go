@@ -58,7 +58,7 @@ func (s *service) lacking(ctx context.Context, vpcs, instances []string) (map[st
 
 const fully = forge.NetworkSecurityGroupPropagationStatus_NSG_PROP_STATUS_FULL
 
-// behind gives the instances that lack the group of an object; all that it concerns when the service does not say which.
+// behind returns the instances that lack the group of an object; all that it concerns when the service does not say which.
 func behind(o *forge.NetworkSecurityGroupPropagationObjectStatus) []string {
 	switch ids := o.GetUnpropagatedInstanceIds(); {
 	case o.GetStatus() == fully:

@@ -61,7 +61,7 @@ var phrases = []struct {
 	{"feature disabled", providers.Denied},
 }
 
-// meaning gives the class of a refusal that is known to have had no effect.
+// meaning returns the class of a refusal that is known to have had no effect.
 func (k *kind[O, S]) meaning(op string, err error) providers.Class {
 	code := status.Code(err)
 	if code == codes.Internal && op != opDelete { // a delete that breaks a reference is early, as refusals say
@@ -83,7 +83,7 @@ func (k *kind[O, S]) meaning(op string, err error) providers.Class {
 	return providers.Busy
 }
 
-// readClass gives the class of a failed read, which never has an effect.
+// readClass returns the class of a failed read, which never has an effect.
 func readClass(err error) providers.Class {
 	if heavy := (heavyError{}); errors.As(err, &heavy) {
 		return providers.Invalid // it would be as heavy the next time
@@ -159,7 +159,7 @@ func (k *kind[O, S]) settled(ctx context.Context, c *providers.Call) (t provider
 	return t, there, err
 }
 
-// unread gives the class of a refusal after which reading failed too.
+// unread returns the class of a refusal after which reading failed too.
 func (k *kind[O, S]) unread(op string, err error) providers.Class {
 	if status.Code(err) == codes.Internal {
 		return providers.Unknown

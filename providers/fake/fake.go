@@ -239,7 +239,7 @@ func (w *World) Land() error {
 	return w.pass(func(time.Time) bool { return true })
 }
 
-// Count gives how often a verb was called: observe, create, update or delete. Refused calls count, cancelled ones
+// Count returns how often a verb was called: observe, create, update or delete. Refused calls count, cancelled ones
 // do not.
 func (w *World) Count(op string) int {
 	w.mu.Lock()
@@ -247,14 +247,14 @@ func (w *World) Count(op string) int {
 	return w.counts[op]
 }
 
-// Log gives all changes that were asked for, in the order in which they ended.
+// Log returns all changes that were asked for, in the order in which they ended.
 func (w *World) Log() []Entry {
 	w.mu.Lock()
 	defer w.mu.Unlock()
 	return slices.Clone(w.log)
 }
 
-// Dump gives all things as JSON, without versions and burned ids. Worlds that hold the same give the same text.
+// Dump returns all things as JSON, without versions and burned ids. Worlds that hold the same give the same text.
 func (w *World) Dump() string {
 	w.mu.Lock()
 	defer w.mu.Unlock()
@@ -272,7 +272,7 @@ func (w *World) Dump() string {
 	return string(encode(c))
 }
 
-// Snapshot gives the whole world as it is in its file.
+// Snapshot returns the whole world as it is in its file.
 func (w *World) Snapshot() string {
 	w.mu.Lock()
 	defer w.mu.Unlock()
@@ -375,7 +375,7 @@ func (w *World) set(at target, th *thing) {
 	}
 }
 
-// refs gives what a spec refers to. A thing on a node refers to things of its node and of the site.
+// refs returns what a spec refers to. A thing on a node refers to things of its node and of the site.
 func (w *World) refs(from place, spec schema.Object) []target {
 	k := w.kinds[from.kind]
 	if !slices.ContainsFunc(k.Fields, func(f schema.Field) bool { return f.HasRefs() }) {

@@ -134,7 +134,7 @@ func openWorld(t *testing.T, path string) *fake.World {
 	return w
 }
 
-// of gives a kind as the world serves it.
+// of returns a kind as the world serves it.
 func of(t *testing.T, w *fake.World, scope, kind string) providers.Kind {
 	t.Helper()
 	set, err := providers.NewSet(w.Provider("lab", scope))
@@ -151,7 +151,7 @@ func call(kind, name string, want schema.Object) providers.Call {
 	return providers.Call{Ref: ref, ID: name, Want: want, Mark: providers.Mark{Site: providertest.Site, Ref: ref, Incarnation: 1}}
 }
 
-// look gives the one thing with the id, and whether it is there.
+// look returns the one thing with the id, and whether it is there.
 func look(t *testing.T, k providers.Kind, id string) (providers.Thing, bool) {
 	t.Helper()
 	things, err := k.Get(t.Context(), []string{id})

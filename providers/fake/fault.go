@@ -133,7 +133,7 @@ type lag struct {
 	looks int    // for how many more; negative: all
 }
 
-// stale gives for how many looks after a change of a thing it is still shown as before.
+// stale returns for how many looks after a change of a thing it is still shown as before.
 func (w *World) stale(at target, name string) int {
 	if !w.traits(at.kind).Eventual {
 		return 0
@@ -147,7 +147,7 @@ func (w *World) stale(at target, name string) int {
 	return 0
 }
 
-// lagging gives what a look is to show of a thing that is there now as th, nil: nothing, and counts the look.
+// lagging returns what a look is to show of a thing that is there now as th, nil: nothing, and counts the look.
 func (w *World) lagging(at target, th *thing) *thing {
 	l := w.lags[at]
 	if l == nil || l.looks == 0 {

@@ -327,7 +327,7 @@ func (k *kind) exclusive(th *thing, c providers.Call) *refusal {
 	return nil
 }
 
-// frozen gives the name of an immutable field that differs.
+// frozen returns the name of an immutable field that differs.
 func (k *kind) frozen(old, want schema.Object) string {
 	old, want = old.Clone(), want.Clone()
 	complete(k.schema.Fields, old) // a thing from the file may say less

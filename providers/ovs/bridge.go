@@ -105,12 +105,12 @@ func (k bridges) remove(ctx context.Context, v *view, c *change, name string) er
 	return nil
 }
 
-// bridge gives the bridge with a name; nil when there is none.
+// bridge returns the bridge with a name; nil when there is none.
 func (v *view) bridge(name string) *vswitch.Bridge {
 	return find(v, func(b *vswitch.Bridge) bool { return b.Name == name })
 }
 
-// local gives the local port of a bridge; nil when it has none.
+// local returns the local port of a bridge; nil when it has none.
 func (v *view) local(b *vswitch.Bridge) *vswitch.Port {
 	for _, uuid := range b.Ports {
 		if p := row[vswitch.Port](v, uuid); p != nil && p.Name == b.Name {
@@ -137,7 +137,7 @@ func (k bridges) occupied(ctx context.Context, d *db, name string) error {
 	return refuse(providers.Invalid, "bridge %s still has the ports %s", name, strings.Join(sorted(ports), ", "))
 }
 
-// wantedBridge gives the row of a bridge as wanted. What cannot change is taken from have where the spec does not say it.
+// wantedBridge returns the row of a bridge as wanted. What cannot change is taken from have where the spec does not say it.
 func wantedBridge(want schema.Object, mark providers.Mark, have *vswitch.Bridge) (*vswitch.Bridge, error) {
 	var s spec.Bridge
 	if err := read(want, &s); err != nil {

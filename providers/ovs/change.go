@@ -44,7 +44,7 @@ type change struct {
 	err   error         // the first that came up while the change was put together
 }
 
-// row gives columns of a model as the wire has them.
+// row returns columns of a model as the wire has them.
 func (c *change) row(m model.Model, columns []string) ovsdb.Row {
 	row := make(ovsdb.Row, len(columns))
 	info, err := c.db.model.NewModelInfo(m)
@@ -62,7 +62,7 @@ func (c *change) row(m model.Model, columns []string) ovsdb.Row {
 	return row
 }
 
-// set gives those of some columns of a model that are not as they are in a new row.
+// set returns those of some columns of a model that are not as they are in a new row.
 func (c *change) set(m, fresh model.Model, columns []string) []string {
 	have, empty := c.row(m, columns), c.row(fresh, columns)
 	return slices.DeleteFunc(slices.Clone(columns), func(name string) bool { return reflect.DeepEqual(have[name], empty[name]) })

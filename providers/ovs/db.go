@@ -62,7 +62,7 @@ func newDB(o Options, nouns map[string]noun) (*db, error) {
 	return &db{Options: o, tables: tables, model: m, permit: new(providers.Permit), health: health{idle: o.Settle / 2}}, nil
 }
 
-// connect gives the connection, a new one when there is none or it was lost.
+// connect returns the connection, a new one when there is none or it was lost.
 func (d *db) connect(ctx context.Context) (*conn, error) {
 	d.mu.Lock()
 	defer d.mu.Unlock()
@@ -285,7 +285,7 @@ func (d *db) read(row ovsdb.Row, m model.Model) (string, error) {
 	return uuid.GoUUID, info.SetField("_uuid", uuid.GoUUID)
 }
 
-// all gives the rows of a view that are of type R, in no order.
+// all returns the rows of a view that are of type R, in no order.
 func all[R any](v *view) iter.Seq[*R] {
 	return func(yield func(*R) bool) {
 		for _, m := range v.rows {
@@ -296,7 +296,7 @@ func all[R any](v *view) iter.Seq[*R] {
 	}
 }
 
-// find gives a row for which is holds; nil when there is none.
+// find returns a row for which is holds; nil when there is none.
 func find[R any](v *view, is func(*R) bool) *R {
 	for r := range all[R](v) {
 		if is(r) {
@@ -306,7 +306,7 @@ func find[R any](v *view, is func(*R) bool) *R {
 	return nil
 }
 
-// row gives the row with a UUID; nil when the view has none of type R.
+// row returns the row with a UUID; nil when the view has none of type R.
 func row[R any](v *view, uuid string) *R {
 	r, _ := v.rows[uuid].(*R)
 	return r

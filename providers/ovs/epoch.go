@@ -15,7 +15,7 @@ import (
 // epochKey is where the database holds the epoch of the site: in external_ids of its one row of Open_vSwitch.
 func (d *db) epochKey() string { return "converge.dev/epoch/" + d.Site }
 
-// epoch gives the epoch that a view holds; 0 when no holder has been here.
+// epoch returns the epoch that a view holds; 0 when no holder has been here.
 func (d *db) epoch(v *view) (int64, error) {
 	text, ok := v.root.ExternalIDs[d.epochKey()]
 	if !ok {

@@ -16,9 +16,9 @@ import (
 // A noun is what a kind does not share with the others: what it reads, how its things are read from that, and what a
 // change of one is made of. What it returns as an error is a fault.
 type noun interface {
-	// reads gives the tables that the other methods find in their views.
+	// reads returns the tables that the other methods find in their views.
 	reads() []reading
-	// list gives the things of a view as if ovs-vswitchd were up to date. Their versions are left empty.
+	// list returns the things of a view as if ovs-vswitchd were up to date. Their versions are left empty.
 	list(v *view) ([]sighting, error)
 	create(v *view, c *change, name string, want schema.Object, mark providers.Mark) error
 	update(v *view, c *change, name string, want schema.Object, mark providers.Mark) error
@@ -136,7 +136,7 @@ func (k *kind) apply(ctx context.Context, c providers.Call, plan func(*view, *ch
 	return nil
 }
 
-// find gives the thing of a call as it is now, nil when there is none, provided that it is the one that was seen
+// find returns the thing of a call as it is now, nil when there is none, provided that it is the one that was seen
 // before and that nobody else claims it.
 func (k *kind) find(v *view, c providers.Call) (*providers.Thing, error) {
 	things, err := k.things(v, []string{c.ID})
@@ -157,7 +157,7 @@ func (k *kind) find(v *view, c providers.Call) (*providers.Thing, error) {
 	return seen, nil
 }
 
-// things gives the things of a view with the given ids, nil meaning all, in the order of their names.
+// things returns the things of a view with the given ids, nil meaning all, in the order of their names.
 func (k *kind) things(v *view, ids []string) ([]providers.Thing, error) {
 	all, err := k.noun.list(v)
 	if err != nil {

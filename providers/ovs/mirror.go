@@ -113,12 +113,12 @@ func (mirrors) remove(_ context.Context, v *view, c *change, name string) error 
 	return nil
 }
 
-// mirror gives the mirror with an id.
+// mirror returns the mirror with an id.
 func (v *view) mirror(id string) *vswitch.Mirror {
 	return find(v, func(m *vswitch.Mirror) bool { return v.mirrorID(m) == id })
 }
 
-// mirrorID gives the name of a mirror, or its UUID when the name does not tell it from others. One with a mark keeps
+// mirrorID returns the name of a mirror, or its UUID when the name does not tell it from others. One with a mark keeps
 // its name whatever those without are called.
 func (v *view) mirrorID(m *vswitch.Mirror) string {
 	isMarked := func(m *vswitch.Mirror) bool { return m.ExternalIDs[providers.MarkKey] != "" }
@@ -131,12 +131,12 @@ func (v *view) mirrorID(m *vswitch.Mirror) string {
 	return m.Name
 }
 
-// mirrored gives the bridge that a mirror is of.
+// mirrored returns the bridge that a mirror is of.
 func (v *view) mirrored(m *vswitch.Mirror) *vswitch.Bridge {
 	return find(v, func(b *vswitch.Bridge) bool { return slices.Contains(b.Mirrors, m.UUID) })
 }
 
-// wantedMirror gives the row of a mirror as wanted, and its bridge.
+// wantedMirror returns the row of a mirror as wanted, and its bridge.
 func wantedMirror(v *view, c *change, want schema.Object, mark providers.Mark) (*vswitch.Mirror, *vswitch.Bridge, error) {
 	var s spec.Mirror
 	if err := read(want, &s); err != nil {
@@ -169,7 +169,7 @@ func wantedMirror(v *view, c *change, want schema.Object, mark providers.Mark) (
 	return m, b, nil
 }
 
-// needs gives the UUIDs of ports of a bridge and guards that they stay: the database would leave one that is gone out
+// needs returns the UUIDs of ports of a bridge and guards that they stay: the database would leave one that is gone out
 // of the mirror without a word.
 func (c *change) needs(v *view, b *vswitch.Bridge, ports ...string) ([]string, error) {
 	var uuids []string

@@ -153,17 +153,17 @@ func (ports) remove(_ context.Context, v *view, c *change, name string) error {
 	return nil
 }
 
-// port gives the port with a name; nil when there is none.
+// port returns the port with a name; nil when there is none.
 func (v *view) port(name string) *vswitch.Port {
 	return find(v, func(p *vswitch.Port) bool { return p.Name == name })
 }
 
-// bridgeOf gives the bridge that a port is on.
+// bridgeOf returns the bridge that a port is on.
 func (v *view) bridgeOf(p *vswitch.Port) *vswitch.Bridge {
 	return find(v, func(b *vswitch.Bridge) bool { return slices.Contains(b.Ports, p.UUID) })
 }
 
-// interfaceOf gives the one interface of a port that has its name; nil for a bond, and for no port.
+// interfaceOf returns the one interface of a port that has its name; nil for a bond, and for no port.
 func (v *view) interfaceOf(p *vswitch.Port) *vswitch.Interface {
 	if p == nil || len(p.Interfaces) != 1 {
 		return nil
@@ -208,7 +208,7 @@ func (c *change) claim(v *view, name string) error {
 	return nil
 }
 
-// wantedPort gives the rows of a port as wanted, and the name of its bridge. What cannot change is taken from the
+// wantedPort returns the rows of a port as wanted, and the name of its bridge. What cannot change is taken from the
 // interface that it had where the spec does not say it.
 func wantedPort(want schema.Object, mark providers.Mark, had *vswitch.Interface) (*vswitch.Port, *vswitch.Interface, string, error) {
 	var s spec.Port

@@ -172,7 +172,7 @@ func answers(client, server net.Conn, broken <-chan string) {
 	}
 }
 
-// id gives the id of a message.
+// id returns the id of a message.
 func id(message json.RawMessage) string {
 	var m struct {
 		ID json.RawMessage `json:"id"`

@@ -89,7 +89,7 @@ func (c *check) accepts(v any) bool {
 	return true
 }
 
-// object gives the test of the fields, nil when the check has none.
+// object returns the test of the fields, nil when the check has none.
 func (c *check) object() *object {
 	for _, t := range c.tests {
 		if o, ok := t.(*object); ok {
@@ -201,7 +201,7 @@ func (unique) accepts(v any) bool {
 // jsonText stands for a list or an object where a text could be too.
 type jsonText string
 
-// repeated gives the index of the first element that is there before too, or -1.
+// repeated returns the index of the first element that is there before too, or -1.
 func repeated(l []any) int {
 	seen := make(map[any]bool, len(l))
 	for i, e := range l {
@@ -272,7 +272,7 @@ func (o *object) add(m *member) {
 	slices.SortFunc(o.members, func(a, b *member) int { return strings.Compare(a.name, b.name) })
 }
 
-// field gives the field of a name, nil when there is none.
+// field returns the field of a name, nil when there is none.
 func (o *object) field(name string) *member {
 	i, ok := slices.BinarySearchFunc(o.members, name, func(m *member, n string) int { return strings.Compare(m.name, n) })
 	if !ok {
@@ -338,7 +338,7 @@ func compareNumbers(a, b any) int {
 	return number(a).Cmp(number(b))
 }
 
-// number gives an int64 or float64 without loss.
+// number returns an int64 or float64 without loss.
 func number(v any) *big.Float {
 	if n, ok := v.(int64); ok {
 		return new(big.Float).SetInt64(n)

@@ -204,7 +204,7 @@ func (c *compiler) call(v cue.Value, args []cue.Value) []test {
 	return nil
 }
 
-// constant gives the Go value of a constant; a struct{}{} when v is not one.
+// constant returns the Go value of a constant; a struct{}{} when v is not one.
 func (c *compiler) constant(v cue.Value) any {
 	if !v.IsConcrete() || v.IncompleteKind()&(cue.StructKind|cue.ListKind|cue.BytesKind) != 0 {
 		c.misses(v, "the expression "+text(v))

@@ -133,7 +133,7 @@ func (c *compiler) newMember(sel cue.Selector, t cue.SelectorType, f cue.Value) 
 	return m
 }
 
-// defaultOf gives the value of a regular field that a document leaves out.
+// defaultOf returns the value of a regular field that a document leaves out.
 func (c *compiler) defaultOf(f cue.Value) (any, bool) {
 	d, ok := f.Default()
 	if !ok && !f.IsConcrete() || d.Validate(cue.Concrete(true)) != nil {

@@ -15,12 +15,12 @@ import (
 	"converge.dev/converge/schema"
 )
 
-// definition gives a definition of the package.
+// definition returns a definition of the package.
 func (m *module) definition(name string) cue.Value {
 	return m.cue.LookupPath(cue.MakePath(cue.Def(name)))
 }
 
-// dereference gives the definition of which v is the name, when it is nothing else; v otherwise.
+// dereference returns the definition of which v is the name, when it is nothing else; v otherwise.
 func (m *module) dereference(v cue.Value) cue.Value {
 	if name, ok := m.named(v); ok {
 		return m.definition(name)
@@ -28,7 +28,7 @@ func (m *module) dereference(v cue.Value) cue.Value {
 	return v
 }
 
-// named gives the name of the definition of the package that v is, when it is nothing else.
+// named returns the name of the definition of the package that v is, when it is nothing else.
 func (m *module) named(v cue.Value) (string, bool) {
 	id, ok := expression(v).(*ast.Ident)
 	if !ok || !strings.HasPrefix(id.Name, "#") || !m.definition(id.Name).Exists() {
@@ -37,7 +37,7 @@ func (m *module) named(v cue.Value) (string, bool) {
 	return id.Name, true
 }
 
-// expression gives the source of v, nil when it has none or several.
+// expression returns the source of v, nil when it has none or several.
 func expression(v cue.Value) ast.Expr {
 	var x ast.Expr
 	switch n := v.Source().(type) {
@@ -76,7 +76,7 @@ func fieldsOf(v cue.Value) iter.Seq2[cue.Selector, cue.Value] {
 	}
 }
 
-// file gives the place where v is written, as FILE:LINE.
+// file returns the place where v is written, as FILE:LINE.
 func file(v cue.Value) string {
 	p := v.Pos()
 	if !p.IsValid() {
@@ -93,7 +93,7 @@ func explainCUE(err error) error {
 	return fmt.Errorf("%s", strings.TrimSpace(errors.Details(err, &errors.Config{ToSlash: true})))
 }
 
-// decodeCUE gives the JSON value of a concrete CUE value.
+// decodeCUE returns the JSON value of a concrete CUE value.
 func decodeCUE(v cue.Value) (any, error) {
 	b, err := v.MarshalJSON()
 	if err != nil {
@@ -106,7 +106,7 @@ func decodeCUE(v cue.Value) (any, error) {
 	return o["v"], nil
 }
 
-// text gives the source of v on one line.
+// text returns the source of v on one line.
 func text(v cue.Value) string {
 	var n ast.Node
 	switch x := expression(v).(type) {
@@ -124,7 +124,7 @@ func text(v cue.Value) string {
 	return strings.Join(strings.Fields(string(b)), " ")
 }
 
-// doc gives the comment above a field or definition, without the line breaks inside a paragraph.
+// doc returns the comment above a field or definition, without the line breaks inside a paragraph.
 func doc(v cue.Value) string {
 	var groups []string
 	for _, g := range v.Doc() {
@@ -135,7 +135,7 @@ func doc(v cue.Value) string {
 	return strings.Join(strings.Fields(strings.Join(groups, " ")), " ")
 }
 
-// kindOf gives what v may be, also when that depends on values that are not there yet.
+// kindOf returns what v may be, also when that depends on values that are not there yet.
 func kindOf(v cue.Value) cue.Kind {
 	k := v.IncompleteKind()
 	if k != cue.BottomKind || v.Validate() != nil {
@@ -154,7 +154,7 @@ func kindOf(v cue.Value) cue.Kind {
 	return k
 }
 
-// elements gives the list that v is or has among its parts, and what its elements must be beyond those that must be
+// elements returns the list that v is or has among its parts, and what its elements must be beyond those that must be
 // there. A least number of elements hides the list until there are as many; the list is one of the parts then.
 func elements(v cue.Value) (part, elem cue.Value) {
 	any := cue.MakePath(cue.AnyIndex)

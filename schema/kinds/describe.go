@@ -13,7 +13,7 @@ import (
 // onNode is how the part of a node begins.
 var onNode = regexp.MustCompile(`^nodes: "[^"]*": `)
 
-// Example gives the part of [schema.Example] that has the resources of a kind, as CUE; empty when there is none.
+// Example returns the part of [schema.Example] that has the resources of a kind, as CUE; empty when there is none.
 func Example(kind *schema.Kind) string {
 	place := strings.Replace(kind.Name, ".", ": ", 1) + ": "
 	for part := range strings.SplitSeq(schema.Example, "\n\n") {
@@ -139,7 +139,7 @@ func (d *description) field(o *object, f *schema.Field, indent int) {
 	}
 }
 
-// inner gives the check of the elements of a list or the values of a map.
+// inner returns the check of the elements of a list or the values of a map.
 func inner(c *check) *check {
 	for _, t := range flatten(c) {
 		switch t := t.(type) {

@@ -99,7 +99,7 @@ func setsComputed(c *check, v any) bool {
 	return false
 }
 
-// seed gives every kind resources of its own, whatever other kinds there are.
+// seed returns every kind resources of its own, whatever other kinds there are.
 func seed(name string) uint64 {
 	h := fnv.New64a()
 	h.Write([]byte(name))

@@ -227,7 +227,7 @@ func (x *explainer) list(l *list, elems []any, path []string) {
 	}
 }
 
-// show gives a value as it stands in a message, unless it is a secret.
+// show returns a value as it stands in a message, unless it is a secret.
 func (x *explainer) show(v any) string {
 	if x.secret {
 		return "(secret)"
@@ -241,7 +241,7 @@ type refusal struct {
 	message string
 }
 
-// cuePaths gives the places of a CUE error below the value that was checked.
+// cuePaths returns the places of a CUE error below the value that was checked.
 func cuePaths(err error, v cue.Value) (all []refusal) {
 	base := v.Path().Selectors()
 	for _, e := range errors.Errors(err) {

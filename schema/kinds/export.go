@@ -10,7 +10,7 @@ import (
 	"cuelang.org/go/cue/token"
 )
 
-// CUE gives the whole schema as one file that needs nothing else: `cue vet -d '#Document' FILE document.json` checks a
+// CUE returns the whole schema as one file that needs nothing else: `cue vet -d '#Document' FILE document.json` checks a
 // document as converge does, but for fields that only the far side sets and for rules on the whole site. Equal schemas
 // give equal files.
 func (s *Schema) CUE() ([]byte, error) {

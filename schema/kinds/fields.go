@@ -128,7 +128,7 @@ func (m *module) field(v cue.Value, path string) (schema.Field, error) {
 	return f, errors.Join(errs...)
 }
 
-// constraint gives the source of what v may be; nothing when that is a struct, whose fields say it better.
+// constraint returns the source of what v may be; nothing when that is a struct, whose fields say it better.
 func constraint(v cue.Value) string {
 	x := expression(v)
 	if x == nil {

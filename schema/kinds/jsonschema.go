@@ -8,7 +8,7 @@ import (
 	"strings"
 )
 
-// JSONSchema gives the JSON Schema (draft 2020-12) of a document. It accepts what the schema accepts, but for what it
+// JSONSchema returns the JSON Schema (draft 2020-12) of a document. It accepts what the schema accepts, but for what it
 // has no words for: constructs that only CUE can judge are left out, so it may accept more. Fields that only the far
 // side sets are refused. Equal schemas give equal text.
 func (s *Schema) JSONSchema() ([]byte, error) {
@@ -32,7 +32,7 @@ type jsonSchema struct {
 	defs map[string]any // by name, without the #
 }
 
-// providers gives the kinds of the site or of nodes: provider, noun, name.
+// providers returns the kinds of the site or of nodes: provider, noun, name.
 func (j *jsonSchema) providers(s *Schema, onNode bool) map[string]any {
 	all := make(map[string]any)
 	for _, name := range s.public.Names() {
@@ -57,7 +57,7 @@ func (j *jsonSchema) providers(s *Schema, onNode bool) map[string]any {
 	return all
 }
 
-// ref gives a check: one with a name by reference to its definition.
+// ref returns a check: one with a name by reference to its definition.
 func (j *jsonSchema) ref(c *check) map[string]any {
 	name := strings.TrimPrefix(c.name, "#")
 	if name == "" {
@@ -96,7 +96,7 @@ func (j *jsonSchema) check(c *check) map[string]any {
 	return m
 }
 
-// test gives one test in words of its own.
+// test returns one test in words of its own.
 func (j *jsonSchema) test(t test) map[string]any {
 	switch t := t.(type) {
 	case *check:
@@ -173,7 +173,7 @@ func (j *jsonSchema) object(o *object) map[string]any {
 	return words
 }
 
-// keyed gives an object of things under names.
+// keyed returns an object of things under names.
 func (j *jsonSchema) keyed(name *check, thing map[string]any, description string) map[string]any {
 	words := j.names(name, thing)
 	words["type"], words["description"] = "object", description
@@ -199,7 +199,7 @@ func (j *jsonSchema) names(name *check, thing map[string]any) map[string]any {
 	return words
 }
 
-// regexpOf gives the first pattern that a name must match, empty when there is none, and what else it must be.
+// regexpOf returns the first pattern that a name must match, empty when there is none, and what else it must be.
 func regexpOf(key *check) (re string, rest []test) {
 	for _, t := range flatten(key) {
 		if p, ok := t.(*pattern); ok && !p.not && re == "" {

@@ -58,7 +58,7 @@ func walk(v reflect.Value, visit func(p reflect.Value) bool) {
 	}
 }
 
-// text gives an expression. Inside a slice that tells their type, elements are bare.
+// text returns an expression. Inside a slice that tells their type, elements are bare.
 func (l *literals) text(v reflect.Value, bare bool) string {
 	typ := strings.NewReplacer("kinds.", "", "interface {}", "any").Replace(v.Type().String())
 	switch v.Kind() {
@@ -129,7 +129,7 @@ func typesText(t types) string {
 	return cmp.Or(strings.Join(all, " | "), "0")
 }
 
-// variable gives the name of the variable that a pointer points to, empty when what it points to is written in place.
+// variable returns the name of the variable that a pointer points to, empty when what it points to is written in place.
 func (l *literals) variable(p reflect.Value) string {
 	if name, ok := l.names[p.UnsafePointer()]; ok {
 		return name

@@ -50,13 +50,13 @@ type kind struct {
 
 //go:generate go test -tags uncompiled -run ^TestCompiledIsOfTheFiles$ . -update
 
-// New gives the schema of the embedded CUE module. An error names the file and the field that are wrong.
+// New returns the schema of the embedded CUE module. An error names the file and the field that are wrong.
 func New() (*Schema, error) { return open(&compiledFiles, schema.Files) }
 
 // NewFrom compiles the CUE files */*.cue of a file system, which are one package.
 func NewFrom(fsys fs.FS) (*Schema, error) { return open(&compiled{}, fsys) }
 
-// open gives the schema of files: what they were compiled to, unless that was others.
+// open returns the schema of files: what they were compiled to, unless that was others.
 func open(c *compiled, fsys fs.FS) (*Schema, error) {
 	files, digests, err := readFiles(fsys)
 	if err != nil {
@@ -80,5 +80,5 @@ func open(c *compiled, fsys fs.FS) (*Schema, error) {
 	return s, nil
 }
 
-// Kinds gives all kinds by name. They are shared: change nothing in them.
+// Kinds returns all kinds by name. They are shared: change nothing in them.
 func (s *Schema) Kinds() schema.Kinds { return s.public }

@@ -10,7 +10,7 @@ import (
 
 var shared = sync.OnceValues(New)
 
-// newSchema gives the schema of the embedded module, compiled once for all tests.
+// newSchema returns the schema of the embedded module, compiled once for all tests.
 func newSchema(t testing.TB) *Schema {
 	t.Helper()
 	s, err := shared()

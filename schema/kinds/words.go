@@ -120,7 +120,7 @@ func (p *parts) size(s *size) {
 	}
 }
 
-// sizes gives the range of sizes, nothing when there is none.
+// sizes returns the range of sizes, nothing when there is none.
 func (p *parts) sizes() string {
 	switch {
 	case p.least != nil && p.most != nil:
@@ -133,7 +133,7 @@ func (p *parts) sizes() string {
 	return ""
 }
 
-// numbers gives the range of numbers, nothing when there is none.
+// numbers returns the range of numbers, nothing when there is none.
 func (p *parts) numbers() string {
 	low, high := "", ""
 	if p.low != nil {
@@ -161,7 +161,7 @@ func (p *parts) numbers() string {
 	return low + high
 }
 
-// sentence gives the first sentence of a definition's comment, as it follows "Want ".
+// sentence returns the first sentence of a definition's comment, as it follows "Want ".
 func (c *check) sentence() string {
 	text, _, _ := strings.Cut(c.doc, ". ")
 	text = strings.TrimSuffix(text, ".")
@@ -200,7 +200,7 @@ func (s *size) want() string {
 	return "at least " + count(s.min, s.unit())
 }
 
-// count gives a number of things.
+// count returns a number of things.
 func count(n int, unit string) string {
 	if n == 1 {
 		return "1 " + unit
@@ -239,7 +239,7 @@ func nouns(t types) string {
 	return strings.Join(names, " or ")
 }
 
-// choice gives constants as "a", "b" or "c".
+// choice returns constants as "a", "b" or "c".
 func choice(values []any) string {
 	shown := make([]string, len(values))
 	for i, v := range values {

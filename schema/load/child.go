@@ -43,7 +43,7 @@ type request struct {
 	Limits  Limits
 }
 
-// encode gives what is to be read, over which the caller must not write.
+// encode returns what is to be read, over which the caller must not write.
 func (r request) encode(sources []Source) (io.Reader, error) {
 	var head bytes.Buffer
 	parts := []io.Reader{&head}
@@ -194,7 +194,7 @@ func runChild(ctx context.Context, argv []string, limits Limits, in io.Reader) (
 	return nil, err
 }
 
-// resident gives the bytes of memory that a process has, 0 when that cannot be told.
+// resident returns the bytes of memory that a process has, 0 when that cannot be told.
 func resident(pid int) int64 {
 	b, err := os.ReadFile("/proc/" + strconv.Itoa(pid) + "/statm")
 	if err != nil {
@@ -208,7 +208,7 @@ func resident(pid int) int64 {
 	return pages * int64(os.Getpagesize())
 }
 
-// worked gives the time of processors that a process has taken, 0 when that cannot be told.
+// worked returns the time of processors that a process has taken, 0 when that cannot be told.
 func worked(pid int) time.Duration {
 	const scheduled = 2 // the clock that counts what the scheduler gave; see clock_getcpuclockid(3)
 	var t unix.Timespec

@@ -45,7 +45,7 @@ const (
 	inResources              // names of resources
 )
 
-// below gives the level of the value of the member name.
+// below returns the level of the value of the member name.
 func (l level) below(name string) level {
 	switch l {
 	case inDocument:

@@ -40,7 +40,7 @@ type Pos struct {
 	Byte   int `json:"byte"`
 }
 
-// String gives the diagnostic on one line: FILE:LINE:COLUMN: severity CODE: summary: path: detail.
+// String returns the diagnostic on one line: FILE:LINE:COLUMN: severity CODE: summary: path: detail.
 func (d Diagnostic) String() string {
 	var b strings.Builder
 	if d.Range != nil {
@@ -69,7 +69,7 @@ func (ds Diagnostics) HasErrors() bool {
 	return false
 }
 
-// Err gives the errors as one error, nil when there are none. It is the one bridge between diagnostics and errors.
+// Err returns the errors as one error, nil when there are none. It is the one bridge between diagnostics and errors.
 func (ds Diagnostics) Err() error {
 	if !ds.HasErrors() {
 		return nil

@@ -38,7 +38,7 @@ type Evaluated struct {
 	Places []int32
 }
 
-// at gives the file and position of the n-th value; an empty name when it has none.
+// at returns the file and position of the n-th value; an empty name when it has none.
 func (e *Evaluated) at(n int) (string, Pos) {
 	if 4*n+3 >= len(e.Places) || e.Places[4*n] < 0 {
 		return "", Pos{}
@@ -305,7 +305,7 @@ func (e *evaluation) load(args []string, dir string, from *tree) (cue.Value, err
 	return v, v.Err()
 }
 
-// name gives a file the name by which the user knows it.
+// name returns a file the name by which the user knows it.
 func (e *evaluation) name(file string) string {
 	if n, ok := e.names[file]; ok {
 		return n
@@ -361,7 +361,7 @@ func (e *evaluation) refuse(code string, err error) Diagnostics {
 	return arrange(ds, "")
 }
 
-// said gives what an error of the CUE library says, with its cause and without places.
+// said returns what an error of the CUE library says, with its cause and without places.
 func said(ce errors.Error) string {
 	format, args := ce.Msg()
 	text := fmt.Sprintf(format, args...)

@@ -172,7 +172,7 @@ func compareRange(a, b *Range) int {
 	return cmp.Or(cmp.Compare(a.Filename, b.Filename), cmp.Compare(a.Start.Line, b.Start.Line), cmp.Compare(a.Start.Column, b.Start.Column))
 }
 
-// mark gives the range of a place and the line on which it starts; nothing when the place is in no source.
+// mark returns the range of a place and the line on which it starts; nothing when the place is in no source.
 func (o *origin) mark(p place) (*Range, string) {
 	if o.evaluated == nil {
 		return o.text(o.sources[0].Name).mark(p.start, p.end)
@@ -184,7 +184,7 @@ func (o *origin) mark(p place) (*Range, string) {
 	return &Range{Filename: name, Start: at, End: at}, snippet(o.text(name).line(at.Line), at.Column)
 }
 
-// text gives the text of a source. A file of a package is read again, from where the package may be read; one that has
+// text returns the text of a source. A file of a package is read again, from where the package may be read; one that has
 // gone is empty.
 func (o *origin) text(name string) *sourceText {
 	if t := o.texts[name]; t != nil {
@@ -231,7 +231,7 @@ func (o *origin) reread(name string) []byte {
 	return nil
 }
 
-// documentPath gives a path as it is shown and, at the start of a resource, as [schema.Ref.Path] gives it.
+// documentPath returns a path as it is shown and, at the start of a resource, as [schema.Ref.Path] gives it.
 func documentPath(path []string) string {
 	shown := slices.Clone(path)
 	for i, name := range shown {

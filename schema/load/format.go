@@ -10,7 +10,7 @@ import (
 	"github.com/go-json-experiment/json/jsontext"
 )
 
-// Format gives a source in its one layout: CUE as `cue fmt` writes it, JSON indented by two spaces with names in their
+// Format returns a source in its one layout: CUE as `cue fmt` writes it, JSON indented by two spaces with names in their
 // order and numbers as they were written. YAML is only checked and returned as it is: no library keeps its comments and
 // blank lines in place. What cannot be read is an error with file, line and column; a directory is one too.
 func Format(s Source) ([]byte, error) {

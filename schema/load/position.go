@@ -31,7 +31,7 @@ func (b *branch) find(p place) {
 	}
 }
 
-// element gives the branch of the i-th element of a list, nil when nobody looks for it.
+// element returns the branch of the i-th element of a list, nil when nobody looks for it.
 func (b *branch) element(i int) *branch {
 	if b == nil || b.below == nil {
 		return nil
@@ -39,7 +39,7 @@ func (b *branch) element(i int) *branch {
 	return b.below[strconv.Itoa(i)]
 }
 
-// member gives the branch of the member with a quoted name, nil when nobody looks for it.
+// member returns the branch of the member with a quoted name, nil when nobody looks for it.
 func (b *branch) member(quoted jsontext.Value) *branch {
 	if b == nil || b.below == nil {
 		return nil
@@ -154,7 +154,7 @@ func newText(name string, data []byte) *sourceText {
 	}
 }
 
-// pos gives the line and column of a byte.
+// pos returns the line and column of a byte.
 func (t *sourceText) pos(offset int64) Pos {
 	at := int(min(max(offset, 0), int64(len(t.data))))
 	line, exact := slices.BinarySearchFunc(t.lines, at, cmp.Compare[int])
@@ -172,7 +172,7 @@ func (t *sourceText) offset(line, column int) int64 {
 	return int64(t.lines[line-1] + max(column, 1) - 1)
 }
 
-// mark gives the range from start to end and the line on which it starts. A range of several lines ends with its first.
+// mark returns the range from start to end and the line on which it starts. A range of several lines ends with its first.
 func (t *sourceText) mark(start, end int64) (*Range, string) {
 	from := t.pos(start)
 	line := t.line(from.Line)
@@ -180,7 +180,7 @@ func (t *sourceText) mark(start, end int64) (*Range, string) {
 	return &Range{Filename: t.name, Start: from, End: to}, snippet(line, from.Column)
 }
 
-// line gives a line, counted from 1, without its end; nothing when there is no such line.
+// line returns a line, counted from 1, without its end; nothing when there is no such line.
 func (t *sourceText) line(n int) []byte {
 	if n < 1 || n > len(t.lines) {
 		return nil

@@ -55,7 +55,7 @@ func NewReport(ds Diagnostics) Report {
 	return r
 }
 
-// Highlight gives the bytes of the snippet from start to end that the diagnostic is about; both are 0 when there is none.
+// Highlight returns the bytes of the snippet from start to end that the diagnostic is about; both are 0 when there is none.
 func (d Diagnostic) Highlight() (start, end int) {
 	if d.Range == nil || d.Snippet == "" {
 		return 0, 0

@@ -178,7 +178,7 @@ func openFolder(path string) (_ *folder, err error) {
 	return f, nil
 }
 
-// FolderCUE gives the CUE files of a directory that belong to a document, as [ReadSources] finds them.
+// FolderCUE returns the CUE files of a directory that belong to a document, as [ReadSources] finds them.
 func FolderCUE(dir string) ([]string, error) {
 	f, err := openFolder(dir)
 	if err != nil {

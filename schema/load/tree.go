@@ -53,7 +53,7 @@ func openTree(folder string) (*tree, string, error) {
 
 func (t *tree) close() { _ = t.root.Close() }
 
-// below gives the name in the tree of an absolute name.
+// below returns the name in the tree of an absolute name.
 func (t *tree) below(abs string) (string, bool) {
 	rel, err := filepath.Rel(t.dir, abs)
 	return rel, err == nil && filepath.IsLocal(rel)
@@ -71,7 +71,7 @@ func (t *tree) read(abs string) ([]byte, error) {
 	return files.ReadIn(t.root, name, maxSize)
 }
 
-// absolute gives the absolute name behind a name of package fs.
+// absolute returns the absolute name behind a name of package fs.
 func absolute(name string) string { return filepath.FromSlash(path.Join("/", name)) }
 
 // Open implements fs.FS.
@@ -132,7 +132,7 @@ func (i givenInfo) ModTime() time.Time { return time.Time{} }
 func (i givenInfo) IsDir() bool        { return false }
 func (i givenInfo) Sys() any           { return nil }
 
-// notText gives the first byte that UTF-8 text does not hold; -1 when all of it is text.
+// notText returns the first byte that UTF-8 text does not hold; -1 when all of it is text.
 func notText(data []byte) int {
 	for i := 0; i < len(data); {
 		if data[i] == 0 {

@@ -39,7 +39,7 @@ var noPolicy = []string{
 	"// }",
 }
 
-// Write gives resources as a document in CUE, or as a part of one. A head that is not nil is stated with the version of the
+// Write returns resources as a document in CUE, or as a part of one. A head that is not nil is stated with the version of the
 // schema; a pack, when it is not empty, is the package clause.
 func Write(pack string, head *Head, resources []Written) ([]byte, error) {
 	file := &ast.File{}
@@ -169,7 +169,7 @@ func putAside(s *ast.StructLit, fields schema.Object) error {
 	return nil
 }
 
-// object gives the resource as its author would have written it.
+// object returns the resource as its author would have written it.
 func (r Written) object() schema.Object {
 	switch x := r.External; {
 	case x != nil && x.ID != "":
@@ -214,7 +214,7 @@ func anyList(texts []string) []any {
 	return out
 }
 
-// WriteJSON gives resources as a document in JSON.
+// WriteJSON returns resources as a document in JSON.
 func WriteJSON(head Head, resources []Written) []byte {
 	doc := map[string]any{"apiVersion": schema.APIVersion, "site": map[string]any{"name": head.Site.Name, "id": head.Site.ID}}
 	if len(head.Policy) > 0 {

@@ -8,7 +8,7 @@ import (
 	"converge.dev/converge/schema/rules"
 )
 
-// written gives the path of a value of r as its author wrote it. Lists whose order means nothing are sorted in the spec,
+// written returns the path of a value of r as its author wrote it. Lists whose order means nothing are sorted in the spec,
 // so an index there may be another one in the source.
 func written(r *rules.Resource, spec canonical.Raw, path []string) []string {
 	source, f := decodeJSON(spec)

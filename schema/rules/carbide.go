@@ -156,7 +156,7 @@ func checkGateways(st *Site, p *reporter) {
 	}
 }
 
-// lastAddr gives the last address of an IPv4 network.
+// lastAddr returns the last address of an IPv4 network.
 func lastAddr(prefix netip.Prefix) netip.Addr {
 	a := prefix.Masked().Addr().As4()
 	for bit := prefix.Bits(); bit < 32; bit++ {

@@ -29,7 +29,7 @@ func checkCycles(st *Site, p *reporter) {
 	}
 }
 
-// circles gives the groups of nodes of a graph within which every node reaches every other, and itself: Tarjan's
+// circles returns the groups of nodes of a graph within which every node reaches every other, and itself: Tarjan's
 // algorithm with a stack of its own, because a chain of references may be as long as the document.
 func circles(after [][]int) [][]int {
 	type frame struct{ node, next int }
@@ -87,7 +87,7 @@ func circles(after [][]int) [][]int {
 	return groups
 }
 
-// shortestCircle gives a shortest way from the first node of a group back to itself.
+// shortestCircle returns a shortest way from the first node of a group back to itself.
 func shortestCircle(after [][]int, group []int) []int {
 	start := group[0]
 	from := map[int]int{}

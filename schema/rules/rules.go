@@ -93,7 +93,7 @@ func (p *reporter) add(warning bool, r *Resource, path []string, format string, 
 	p.Problems = append(p.Problems, Problem{p.rule, r, slices.Clone(path), warning, message.Printable(fmt.Sprintf(format, args...))})
 }
 
-// sound gives the resources of a kind whose fields can be trusted to have the kind's types.
+// sound returns the resources of a kind whose fields can be trusted to have the kind's types.
 func (st *Site) sound(kind string) func(yield func(*Resource) bool) {
 	return func(yield func(*Resource) bool) {
 		for _, r := range st.byKind[kind] {
@@ -104,7 +104,7 @@ func (st *Site) sound(kind string) func(yield func(*Resource) bool) {
 	}
 }
 
-// target gives the resource that a field of r refers to; nil when the field or the resource is absent, or not sound.
+// target returns the resource that a field of r refers to; nil when the field or the resource is absent, or not sound.
 func (st *Site) target(r *Resource, kind string, name any) *Resource {
 	s, _ := name.(string)
 	t := st.index[st.kinds.Target(r.Ref.Scope, kind, s)]
@@ -117,7 +117,7 @@ func (st *Site) target(r *Resource, kind string, name any) *Resource {
 // firstWith remembers who was first with a value, so that the second can name the first.
 type firstWith[K comparable] map[K]*Resource
 
-// take gives who had the key before, or takes it for r and gives nil.
+// take returns who had the key before, or takes it for r and gives nil.
 func (f firstWith[K]) take(key K, r *Resource) *Resource {
 	if first := f[key]; first != nil {
 		return first

@@ -19,7 +19,7 @@ const algorithm = "ed25519:"
 // maxKeyFile is the most bytes of a file with a key.
 const maxKeyFile = 16 << 10
 
-// Name gives the text by which a public key is known: ed25519:BASE64 of its 32 bytes.
+// Name returns the text by which a public key is known: ed25519:BASE64 of its 32 bytes.
 func Name(key ed25519.PublicKey) string {
 	return algorithm + base64.StdEncoding.EncodeToString(key)
 }

@@ -76,7 +76,7 @@ func authenticated(kind string, payload []byte) []byte {
 	return append(fmt.Appendf(nil, "DSSEv1 %d %s %d ", len(kind), kind, len(payload)), payload...)
 }
 
-// Envelope gives a document with its signature as one JSON object.
+// Envelope returns a document with its signature as one JSON object.
 func Envelope(s Signature, payload []byte) []byte {
 	b, err := json.Marshal(envelope{PayloadType, payload, []signature{{s.Key, s.Sig}}})
 	if err != nil { // texts and bytes
@@ -96,7 +96,7 @@ type signature struct {
 	Sig   []byte `json:"sig"`
 }
 
-// Open gives the document in an envelope with its signature, which nobody has checked yet. What does not look like an
+// Open returns the document in an envelope with its signature, which nobody has checked yet. What does not look like an
 // envelope is given back as it is, without a signature: it is a plain document, or whoever reads it says what is wrong.
 //
 // It is strict, so that nobody reads the same bytes otherwise: one JSON object with just these names, spelt exactly and each

@@ -313,7 +313,7 @@ func (d *directory) ownersFile() (int64, error) {
 	return int64((n ^ n>>16 ^ n>>32 ^ n>>48) & (1<<fileBits - 1)), nil
 }
 
-// gone tells whether the process that a lease belongs to does not use the directory any more. Of one that has its byte in
+// gone reports whether the process that a lease belongs to does not use the directory any more. Of one that has its byte in
 // another file, which was removed or was elsewhere, nobody knows: its leases run out.
 func (d *directory) gone(id clientv3.LeaseID) (bool, error) {
 	file, err := d.ownersFile()
@@ -326,7 +326,7 @@ func (d *directory) gone(id clientv3.LeaseID) (bool, error) {
 	return err == nil && l.Type == unix.F_UNLCK, err
 }
 
-// Exists tells whether a directory holds a store.
+// Exists reports whether a directory holds a store.
 func Exists(dir string) bool {
 	_, err := os.Stat(filepath.Join(dir, dataName))
 	return !errors.Is(err, fs.ErrNotExist) && !errors.Is(err, syscall.ENOTDIR)

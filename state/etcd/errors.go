@@ -11,7 +11,7 @@ import (
 	"go.etcd.io/etcd/api/v3/v3rpc/rpctypes"
 )
 
-// code gives the class that etcd or gRPC put an error in.
+// code returns the class that etcd or gRPC put an error in.
 func code(err error) codes.Code {
 	var e rpctypes.EtcdError
 	if errors.As(err, &e) {
@@ -24,7 +24,7 @@ func code(err error) codes.Code {
 	return codes.Unknown
 }
 
-// refused tells whether the far side certainly did not do what it was asked for. Everything else, a timeout or a broken
+// refused reports whether the far side certainly did not do what it was asked for. Everything else, a timeout or a broken
 // connection above all, leaves that open.
 func refused(err error) bool {
 	switch code(err) {
@@ -37,7 +37,7 @@ func refused(err error) bool {
 	return false
 }
 
-// compacted tells whether a read at a revision came too late.
+// compacted reports whether a read at a revision came too late.
 func compacted(err error) bool { return errors.Is(err, rpctypes.ErrCompacted) }
 
 // explain adds to an error of etcd what a person should do about it. When ctx has ended, the error says so: a member that
@@ -63,7 +63,7 @@ func explain(ctx context.Context, err error) error {
 	return err
 }
 
-// silent tells whether nobody has answered.
+// silent reports whether nobody has answered.
 func silent(err error) bool {
 	return errors.Is(err, context.DeadlineExceeded) || code(err) == codes.DeadlineExceeded || code(err) == codes.Unavailable
 }

@@ -255,7 +255,7 @@ func (kv *kv) List(ctx context.Context, prefix string) ([]state.Item, error) {
 	return items, err
 }
 
-// list gives the keys with a prefix, and as of which revision that is.
+// list returns the keys with a prefix, and as of which revision that is.
 func (kv *kv) list(ctx context.Context, prefix string) (items []state.Item, revision int64, err error) {
 	for {
 		items, revision, err = kv.pages(ctx, prefix)

@@ -121,7 +121,7 @@ func (m *members) wait(life context.Context) {
 	}
 }
 
-// answering gives those that answer within a moment.
+// answering returns those that answer within a moment.
 func (m *members) answering(ctx context.Context) []string {
 	ctx, cancel := context.WithTimeout(ctx, hangs)
 	defer cancel()
@@ -140,7 +140,7 @@ func (m *members) answering(ctx context.Context) []string {
 	return live
 }
 
-// answers tells whether one member reads as the leader knows things at the moment. That it refuses the read is an answer.
+// answers reports whether one member reads as the leader knows things at the moment. That it refuses the read is an answer.
 func (m *members) answers(ctx context.Context, endpoint string) bool {
 	if probe(ctx, endpoint, m.config.TLS) != nil { // finds most at once
 		return false

@@ -324,7 +324,7 @@ func (w *wal) entry(t *testing.T, n int) (from, to int) {
 // sector is what a disk writes whole or not at all.
 const sector = 512
 
-// tear gives the beginning of a record that would come next, up to the end of a sector that it does not fill alone.
+// tear returns the beginning of a record that would come next, up to the end of a sector that it does not fill alone.
 func (w *wal) tear(t *testing.T, rng *rand.Rand, n int) []byte {
 	t.Helper()
 	for ; ; n-- {
@@ -365,7 +365,7 @@ func db(dir string) string { return filepath.Join(dir, "etcd", "member", "snap",
 
 var commit = regexp.MustCompile(`"id":"([0-9]+)"`)
 
-// newest gives the newest commit that is in the data file. What its last transaction wrote and did not finish does not count:
+// newest returns the newest commit that is in the data file. What its last transaction wrote and did not finish does not count:
 // the bytes lie in the file, and nothing leads to them.
 func newest(t *testing.T, dir string) (n int) {
 	t.Helper()

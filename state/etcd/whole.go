@@ -80,7 +80,7 @@ func init() {
 	os.Exit(0)
 }
 
-// appliedEntry gives the number of the last entry of the log that is in the data file, all of which another process has
+// appliedEntry returns the number of the last entry of the log that is in the data file, all of which another process has
 // looked at.
 func appliedEntry(ctx context.Context, file string) (applied uint64, err error) {
 	db, err := openData(file) // here, where the reason why it cannot is known as more than a text
@@ -172,7 +172,7 @@ func revision(key []byte) (err error) {
 	return nil
 }
 
-// lastEntry gives the number of the last whole entry of the log. What is torn behind it was never acknowledged.
+// lastEntry returns the number of the last whole entry of the log. What is torn behind it was never acknowledged.
 func lastEntry(dir string) (last uint64, err error) {
 	names, err := filepath.Glob(filepath.Join(dir, "*.wal"))
 	if err != nil || len(names) == 0 {
@@ -251,7 +251,7 @@ const releaseTimeout = 20 * time.Second
 // startTimeout is how long a member may take to answer: a start that reads a long log from a slow disk takes seconds.
 const startTimeout = time.Minute
 
-// held tells whether a member did not start because another process has its data open.
+// held reports whether a member did not start because another process has its data open.
 func held(err error) bool {
 	return errors.Is(err, berrors.ErrTimeout) || errors.Is(err, fileutil.ErrLocked)
 }

@@ -61,7 +61,7 @@ func New(o Options) *KV {
 	return &KV{db: &db{revision: 1, items: map[string]entry{}, leases: map[*lease]bool{}, watchers: map[*watcher]bool{}}, fault: o.Fault}
 }
 
-// Connect gives another client of the same keys, as a second process would have. Closing or pausing one does not touch
+// Connect returns another client of the same keys, as a second process would have. Closing or pausing one does not touch
 // the other.
 func (kv *KV) Connect(o Options) *KV { return &KV{db: kv.db, fault: o.Fault} }
 

@@ -266,7 +266,7 @@ func (a *app) applySaved(ctx context.Context, c *cobra.Command, f applying, save
 // maxPlan bounds a saved plan: several times the largest document there may be.
 const maxPlan = 512 << 20
 
-// isPlan tells whether a file looks like a saved plan. No more than its start is read.
+// isPlan reports whether a file looks like a saved plan. No more than its start is read.
 func isPlan(path string) (bool, error) {
 	f, err := files.Open(path)
 	if errors.Is(err, fs.ErrNotExist) && path != load.Stdin {
@@ -358,5 +358,5 @@ func (e *openRun) Error() string {
 	return e.err.Error()
 }
 
-// Unwrap gives the cause.
+// Unwrap returns the cause.
 func (e *openRun) Unwrap() error { return e.err }

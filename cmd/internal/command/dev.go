@@ -269,7 +269,7 @@ func (a *app) simulate(ctx context.Context, f simulating, control string) (err e
 	}
 }
 
-// certificates gives the certificates of the simulated site with absolute paths.
+// certificates returns the certificates of the simulated site with absolute paths.
 func (a *app) certificates(f simulating) (devcert.Files, error) {
 	dir := f.tlsDir
 	if dir == "" {

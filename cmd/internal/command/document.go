@@ -67,7 +67,7 @@ func (a *app) check(ctx context.Context, bounds load.Bounds, sources ...load.Sou
 	return doc, ds, nil
 }
 
-// desired gives the document that a command is about and connects to its site. Without paths it is what lies in the inbox,
+// desired returns the document that a command is about and connects to its site. Without paths it is what lies in the inbox,
 // and otherwise the newest revision in the store, of which the resources are not read when it is only to be known. Only when it
 // accepts does what lies in the inbox become that revision.
 func (a *app) desired(ctx context.Context, paths []string, m missing, accept, unread bool) (*session, *schema.Document, error) {
@@ -172,7 +172,7 @@ func (s *session) noDocument(err error) error {
 	}
 }
 
-// head gives the head of the newest document without loading it whole; of a site without one, its name.
+// head returns the head of the newest document without loading it whole; of a site without one, its name.
 func (s *session) head(ctx context.Context) (load.Head, error) {
 	head, t, err := s.document(ctx, 0)
 	if errors.Is(err, state.ErrNotFound) {
@@ -200,7 +200,7 @@ func (s *session) external(ctx context.Context) ([]schema.Resource, error) {
 	return slices.DeleteFunc(rs, func(r schema.Resource) bool { return r.External == nil }), err
 }
 
-// resources gives what the newest document declares, external or not; none when there is no document.
+// resources returns what the newest document declares, external or not; none when there is no document.
 func (s *session) resources(ctx context.Context) ([]schema.Resource, error) {
 	if _, err := s.store.Head(ctx); err != nil {
 		if errors.Is(err, state.ErrNotFound) {
@@ -215,7 +215,7 @@ func (s *session) resources(ctx context.Context) ([]schema.Resource, error) {
 	return doc.Resources, nil
 }
 
-// headOf gives the head of a document that has a serial.
+// headOf returns the head of a document that has a serial.
 func headOf(serial int64, body []byte) (head load.Head, err error) {
 	err = json.Unmarshal(body, &head)
 	head.Site.Serial = serial
@@ -237,7 +237,7 @@ func (s *session) unreadable(doc *schema.Document) string {
 	return strings.Join(lines, "\n")
 }
 
-// revision gives the document that REV names: a serial, head, or a file.
+// revision returns the document that REV names: a serial, head, or a file.
 func (a *app) revision(ctx context.Context, rev string, s func() (*session, error)) (*schema.Document, string, error) {
 	serial, err := strconv.ParseInt(rev, 10, 64)
 	if rev != "head" && err != nil {

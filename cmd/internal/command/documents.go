@@ -80,7 +80,7 @@ converge.yaml) knows who wrote them. Such a document says its serial itself.`,
 	return c
 }
 
-// judged gives a revision with what its signature is worth by now.
+// judged returns a revision with what its signature is worth by now.
 func (s *session) judged(ctx context.Context, h state.Head) view.Revision {
 	r := view.Revision{Head: h, Revision: h.Revision}
 	if h.Signature == nil {

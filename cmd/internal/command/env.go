@@ -35,7 +35,7 @@ func environment(list []string) env {
 	return e
 }
 
-// lookup gives a variable, and whether it is set.
+// lookup returns a variable, and whether it is set.
 func (e env) lookup(name string) (string, bool) {
 	v, ok := e[name]
 	return v, ok
@@ -56,7 +56,7 @@ func (e env) no(name string) bool {
 	return v == "0" || v == "false"
 }
 
-// unknown gives a warning for each CONVERGE_ variable that means nothing.
+// unknown returns a warning for each CONVERGE_ variable that means nothing.
 func (e env) unknown() []string {
 	var found []string
 	for name := range e {

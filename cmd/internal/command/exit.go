@@ -78,7 +78,7 @@ func said(err error) bool {
 	return errors.As(err, &o)
 }
 
-// status gives the exit status for what a command returned.
+// status returns the exit status for what a command returned.
 func (a *app) status(err error) int {
 	var (
 		o       outcome
@@ -112,7 +112,7 @@ func (a *app) status(err error) int {
 	return exitError
 }
 
-// interrupted gives the status for the signal that came.
+// interrupted returns the status for the signal that came.
 func (a *app) interrupted() int {
 	if s := a.signal.Load(); s != nil {
 		switch *s {

@@ -88,7 +88,7 @@ func (a *app) explainRef(ctx context.Context, text string, documents []string, p
 	return err
 }
 
-// planned gives a plan with what it was made of: the one in a file, or the one that is made now.
+// planned returns a plan with what it was made of: the one in a file, or the one that is made now.
 func (a *app) planned(ctx context.Context, documents []string, planFile string) (*plan.Plan, *schema.Document, []state.Record, error) {
 	if planFile != "" {
 		if len(documents) > 0 {
@@ -151,7 +151,7 @@ func (a *app) explainCode(ctx context.Context, word string) error {
 	return nil
 }
 
-// codes gives all codes by what they are called.
+// codes returns all codes by what they are called.
 func codes() map[string]view.CodeExplanation {
 	all := map[string]view.CodeExplanation{}
 	for _, c := range load.Codes() {

@@ -19,7 +19,7 @@ import (
 	"converge.dev/converge/schema/load"
 )
 
-// format gives the value of a -format flag, the first of formats when it is not set; -json stands for json, and contradicts
+// format returns the value of a -format flag, the first of formats when it is not set; -json stands for json, and contradicts
 // any other.
 func (a *app) format(value string, formats ...string) (string, error) {
 	switch {

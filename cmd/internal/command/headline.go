@@ -67,7 +67,7 @@ func newestDocument(dir string, after time.Time) string {
 	return slices.MaxFunc(newer, func(a, b file) int { return cmp.Or(a.at.Compare(b.at), strings.Compare(b.name, a.name)) }).name
 }
 
-// isDocument tells whether a file looks like a document, by its name and by how it begins.
+// isDocument reports whether a file looks like a document, by its name and by how it begins.
 func isDocument(path string) bool {
 	name := filepath.Base(path)
 	if strings.HasPrefix(name, ".") || strings.HasPrefix(name, "_") || name == config.Name ||

@@ -44,7 +44,7 @@ func helpCommand(root *cobra.Command) *cobra.Command {
 	}
 }
 
-// helpText gives the help of a command, with flags as -flag.
+// helpText returns the help of a command, with flags as -flag.
 func helpText(c *cobra.Command) string {
 	var b strings.Builder
 	long := c.Long
@@ -122,7 +122,7 @@ func listFlags(b *strings.Builder, title string, set *pflag.FlagSet, skip bool) 
 	}
 }
 
-// flagRows gives each flag as it is written, and what it does.
+// flagRows returns each flag as it is written, and what it does.
 func flagRows(set *pflag.FlagSet) (rows [][2]string) {
 	set.VisitAll(func(f *pflag.Flag) {
 		if f.Hidden || f.Name == "help" || f.Name == "version" {

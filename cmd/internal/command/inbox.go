@@ -28,7 +28,7 @@ type offer struct {
 	answer   state.InboxResult // verdict open
 }
 
-// offered gives the document in the inbox; nil when there is none. One that the site does not accept is an error, stays
+// offered returns the document in the inbox; nil when there is none. One that the site does not accept is an error, stays
 // where it is, and the cloud is told why. Nothing else is written.
 func (s *session) offered(ctx context.Context) (*offer, error) {
 	body, revision, err := s.store.Inbox(ctx)

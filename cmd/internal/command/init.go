@@ -117,7 +117,7 @@ func (a *app) begun(ctx context.Context, dir string, far all.Carbide) error {
 	return a.sayBegun(dir, site, wrote, found)
 }
 
-// newSite gives a site that nobody has yet, by the name that is asked for or the directory's.
+// newSite returns a site that nobody has yet, by the name that is asked for or the directory's.
 func (a *app) newSite(dir string) (schema.Site, error) {
 	sch, err := a.schema()
 	if err != nil {
@@ -165,7 +165,7 @@ func (a *app) noneThere(dir string) error {
 	}
 }
 
-// fromDir gives a path as it is from a directory, where converge.yaml is going to be.
+// fromDir returns a path as it is from a directory, where converge.yaml is going to be.
 func fromDir(dir, path string) (string, error) {
 	if path == "" || filepath.IsAbs(path) {
 		return path, nil
@@ -198,7 +198,7 @@ func (a *app) lookAt(ctx context.Context, conf *config.File, site schema.Site) (
 	return found, nil
 }
 
-// beginnings gives the files of a new workspace.
+// beginnings returns the files of a new workspace.
 func beginnings(site schema.Site, reached all.Config) (map[string]string, error) {
 	conf, err := yaml.Marshal(struct {
 		Site       string `yaml:"site"`

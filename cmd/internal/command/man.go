@@ -56,7 +56,7 @@ command. They say what -help says. Pages of an earlier version are replaced.`,
 
 func manName(c *cobra.Command) string { return strings.ReplaceAll(c.CommandPath(), " ", "-") }
 
-// manPage gives the manual page of a command, in the language of roff.
+// manPage returns the manual page of a command, in the language of roff.
 func manPage(c *cobra.Command, version string) string {
 	var b strings.Builder
 	put := func(format string, args ...any) { fmt.Fprintf(&b, format+"\n", args...) }

@@ -62,7 +62,7 @@ func (f *planning) check() error {
 	return f.checkRefresh()
 }
 
-// options gives the options of a plan. A person who destroys everything by name needs no budget; in automation the budget
+// options returns the options of a plan. A person who destroys everything by name needs no budget; in automation the budget
 // holds, because nobody looks.
 func (f *planning) options(automation bool) (plan.Options, error) {
 	if f.destroy && len(f.replace) > 0 {
@@ -217,7 +217,7 @@ func (s *session) makePlan(ctx context.Context, e *engine.Engine, doc *schema.Do
 	return p, nil
 }
 
-// planOutcome gives the status of a plan that was shown.
+// planOutcome returns the status of a plan that was shown.
 func planOutcome(p *plan.Plan, partial, detailed bool) error {
 	switch {
 	case len(p.Refusals) > 0:

@@ -214,7 +214,7 @@ func (s *session) showSite(ctx context.Context) error {
 	return s.printJSON(view.StateDocument(records, s.kinds, m))
 }
 
-// records gives the recorded resources that are there, sorted by ref.
+// records returns the recorded resources that are there, sorted by ref.
 func (s *session) records(ctx context.Context) ([]state.Record, error) {
 	all, err := s.store.Records(ctx)
 	live := all[:0]

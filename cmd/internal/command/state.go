@@ -238,7 +238,7 @@ converge state rebuild finds them under that.`,
 	return c
 }
 
-// move gives the operations that record a resource under another ref, also where others refer to it.
+// move returns the operations that record a resource under another ref, also where others refer to it.
 func (s *session) move(ctx context.Context, kinds schema.Kinds, from string, to schema.Ref) ([]state.Op, error) {
 	r, err := s.record(ctx, from)
 	if err != nil {
@@ -289,7 +289,7 @@ func (s *session) move(ctx context.Context, kinds schema.Kinds, from string, to 
 // maxHolds is how many operations moving the holds of a resource takes at most: it has one from each side.
 const maxHolds = 4
 
-// moveHolds gives the operations that let the holds of a resource go with it to its new name, and what must still be true
+// moveHolds returns the operations that let the holds of a resource go with it to its new name, and what must still be true
 // when they are carried out: nobody has held it, or let go of it, since.
 func (s *session) moveHolds(ctx context.Context, from string, to schema.Ref) (ops []state.Op, guard []state.Guard, err error) {
 	stops, err := s.store.Stops(ctx)

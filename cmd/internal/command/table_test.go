@@ -92,7 +92,7 @@ var uses = map[string]use{
 	"completion powershell": {offline: true},
 }
 
-// commands gives every command that does something, by what is typed for it.
+// commands returns every command that does something, by what is typed for it.
 func commands() []string {
 	a := testApp()
 	root := a.root()

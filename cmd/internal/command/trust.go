@@ -17,7 +17,7 @@ import (
 // A refusal is a problem that ends a command with the status of what is refused.
 type refusal struct{ *view.Problem }
 
-// Unwrap gives the problem, in the form in which it is shown.
+// Unwrap returns the problem, in the form in which it is shown.
 func (r refusal) Unwrap() error { return r.Problem }
 
 // A taken document is one of the store or the inbox after its signature was checked.

@@ -56,7 +56,7 @@ type Etcd struct {
 	AllowInsecure bool `yaml:"allow_insecure"` // no TLS to another machine
 }
 
-// Refused gives the first of the endpoints that is on another machine and reached without TLS; empty when there is none, or
+// Refused returns the first of the endpoints that is on another machine and reached without TLS; empty when there is none, or
 // when that is allowed.
 func (e Etcd) Refused(endpoints []string) string {
 	if e.AllowInsecure {
@@ -298,7 +298,7 @@ func known(n *yaml.Node, t reflect.Type, path string) error {
 	return errors.Join(errs...)
 }
 
-// fieldsOf gives the keys of a struct, those of inlined structs among them.
+// fieldsOf returns the keys of a struct, those of inlined structs among them.
 func fieldsOf(t reflect.Type) map[string]reflect.Type {
 	fields := map[string]reflect.Type{}
 	for f := range t.Fields() {

@@ -59,7 +59,7 @@ func DriftText(r *drift.Report, kinds schema.Kinds, s Style, l PlanLayout) strin
 	return t.text()
 }
 
-// MaskDrift gives a report without the values of secret fields.
+// MaskDrift returns a report without the values of secret fields.
 func MaskDrift(r *drift.Report, kinds schema.Kinds) *drift.Report {
 	out := *r
 	out.Drifted, out.Unstated = maskItems(r.Drifted, kinds), maskItems(r.Unstated, kinds)

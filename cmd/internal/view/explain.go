@@ -126,7 +126,7 @@ func ExplainRef(ref schema.Ref, p *plan.Plan, doc *schema.Document, records []st
 	return e, nil, true
 }
 
-// pathOf gives the place of a resource in the document.
+// pathOf returns the place of a resource in the document.
 func pathOf(r schema.Ref) string {
 	path := r.Kind + "." + r.Name
 	if r.Scope != schema.ScopeSite {
@@ -169,12 +169,12 @@ func (x *explaining) recorded(ref schema.Ref) *state.Record {
 	return nil
 }
 
-// external gives the index of what the document only refers to; -1 when it is none of that.
+// external returns the index of what the document only refers to; -1 when it is none of that.
 func (x *explaining) external(ref schema.Ref) int {
 	return slices.IndexFunc(x.plan.Externals, func(e plan.External) bool { return e.Ref == ref })
 }
 
-// after gives what a resource refers to: as the document says, or else as it is recorded.
+// after returns what a resource refers to: as the document says, or else as it is recorded.
 func (x *explaining) after(ref schema.Ref) []schema.Ref {
 	if d := x.declared(ref); d != nil {
 		return d.After
@@ -185,7 +185,7 @@ func (x *explaining) after(ref schema.Ref) []schema.Ref {
 	return nil
 }
 
-// all gives what is declared or recorded or has a step, sorted.
+// all returns what is declared or recorded or has a step, sorted.
 func (x *explaining) all() []schema.Ref {
 	var refs []schema.Ref
 	if x.doc != nil {
@@ -253,7 +253,7 @@ func (x *explaining) decision(ref schema.Ref) string {
 	return "none"
 }
 
-// why gives the reasons for what the plan does about a resource.
+// why returns the reasons for what the plan does about a resource.
 func (x *explaining) why(ref schema.Ref, e *Explanation) []string {
 	why := []string{}
 	for i := range e.Steps {

@@ -25,7 +25,7 @@ type GraphNode struct {
 	External bool        `json:"external,omitempty"` // it is only referred to
 }
 
-// DocumentGraph gives the resources of a document and what they refer to.
+// DocumentGraph returns the resources of a document and what they refer to.
 func DocumentGraph(d *schema.Document) Graph {
 	g := Graph{Nodes: []GraphNode{}, Edges: [][2]int{}}
 	index := make(map[schema.Ref]int, len(d.Resources))
@@ -48,7 +48,7 @@ func DocumentGraph(d *schema.Document) Graph {
 	return g
 }
 
-// PlanGraph gives the steps of a plan and what they need.
+// PlanGraph returns the steps of a plan and what they need.
 func PlanGraph(p *plan.Plan) Graph {
 	g := Graph{Nodes: []GraphNode{}, Edges: [][2]int{}}
 	for i := range p.Steps {
@@ -89,7 +89,7 @@ func (n GraphNode) label() string {
 	return string(n.Action) + " " + clean(n.Address)
 }
 
-// DOT gives the graph for Graphviz.
+// DOT returns the graph for Graphviz.
 func (g Graph) DOT() string {
 	var b strings.Builder
 	b.WriteString("digraph {\n  rankdir = \"RL\";\n  node [shape = box, style = \"rounded,filled\", fontname = \"sans-serif\"];\n")
@@ -103,7 +103,7 @@ func (g Graph) DOT() string {
 	return b.String()
 }
 
-// Mermaid gives the graph for Mermaid, which GitHub shows in Markdown.
+// Mermaid returns the graph for Mermaid, which GitHub shows in Markdown.
 func (g Graph) Mermaid() string {
 	var b strings.Builder
 	b.WriteString("flowchart RL\n")

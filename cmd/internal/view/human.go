@@ -126,7 +126,7 @@ func (h *Human) Error(err error) {
 	h.print(h.o.Err, h.explain(err).Text(h.o.ErrStyle))
 }
 
-// explain gives an error as a problem, without the reasons that the plan told that stands above it.
+// explain returns an error as a problem, without the reasons that the plan told that stands above it.
 func (h *Human) explain(err error) *Problem {
 	p := Explain(err)
 	h.mu.Lock()
@@ -290,7 +290,7 @@ func message(err error) string {
 	return err.Error()
 }
 
-// plain gives the text of an error about ref without repeating the ref.
+// plain returns the text of an error about ref without repeating the ref.
 func plain(err error, ref schema.Ref) string {
 	var e *providers.Error
 	if errors.As(err, &e) && e.Ref == ref && e.Err != nil {

@@ -12,7 +12,7 @@ import (
 	"converge.dev/converge/schema"
 )
 
-// MaskItem gives an item without the values of secret fields.
+// MaskItem returns an item without the values of secret fields.
 func MaskItem(i engine.Item, k *schema.Kind) engine.Item {
 	if i.Spec != nil {
 		i.Spec, _ = mask(k, i.Spec)
@@ -20,7 +20,7 @@ func MaskItem(i engine.Item, k *schema.Kind) engine.Item {
 	return i
 }
 
-// InventoryText gives an inventory for people: how many of each kind there are and how they are, then what is not well.
+// InventoryText returns an inventory for people: how many of each kind there are and how they are, then what is not well.
 func InventoryText(inv *engine.Inventory, s Style) string {
 	t := planText{Style: s}
 	type at struct{ scope, kind string }

@@ -117,7 +117,7 @@ func resource(r schema.Ref) fields {
 	}
 }
 
-// uiAction gives Terraform's word for what a step does.
+// uiAction returns Terraform's word for what a step does.
 func uiAction(s *plan.Step) string {
 	switch {
 	case s.Replace:
@@ -198,7 +198,7 @@ func (j *JSON) Plan(p *plan.Plan) {
 	j.line("info", "change_summary", Summary(p), f)
 }
 
-// changes gives the numbers of a summary with Terraform's meaning: a replacement adds one and removes one.
+// changes returns the numbers of a summary with Terraform's meaning: a replacement adds one and removes one.
 func changes(c plan.Counts, operation string) fields {
 	return fields{
 		"add": c.Create, "change": c.Update, "remove": c.Delete, "import": c.Adopt,
@@ -338,7 +338,7 @@ func (j *JSON) summary(e event.RunEnded) {
 
 func seconds(d time.Duration) float64 { return d.Round(time.Millisecond).Seconds() }
 
-// Indent gives a value as JSON for people, with a newline at the end.
+// Indent returns a value as JSON for people, with a newline at the end.
 func Indent(v any) (string, error) {
 	var b strings.Builder
 	e := json.NewEncoder(&b)

@@ -176,7 +176,7 @@ func RecordText(r state.Record, k *schema.Kind, s Style) string {
 	return t.b.String()
 }
 
-// MaskRecord gives a record without the values of secret fields.
+// MaskRecord returns a record without the values of secret fields.
 func MaskRecord(r state.Record, k *schema.Kind) state.Record {
 	r.Spec, _ = mask(k, r.Spec)
 	r.Rest, _ = mask(k, r.Rest)

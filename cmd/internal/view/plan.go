@@ -59,7 +59,7 @@ type planText struct {
 	second map[int]bool // steps that end a replacement, whose cause is told
 }
 
-// PlanText gives a plan as text: the steps with what changes, everything that was noticed, each thing once, and at the
+// PlanText returns a plan as text: the steps with what changes, everything that was noticed, each thing once, and at the
 // end, where a terminal stands then, the numbers of it.
 func PlanText(p *plan.Plan, kinds schema.Kinds, s Style, l PlanLayout) string {
 	t := planText{Style: s, PlanLayout: l, kinds: kinds}
@@ -67,13 +67,13 @@ func PlanText(p *plan.Plan, kinds schema.Kinds, s Style, l PlanLayout) string {
 	return t.text()
 }
 
-// text gives what was written, with a word about what was cut.
+// text returns what was written, with a word about what was cut.
 func (t *planText) text() string {
 	t.cut()
 	return strings.TrimPrefix(t.b.String(), "\n")
 }
 
-// Summary gives the numbers of a plan in one line. A replacement is one to add and one to destroy, as Terraform counts.
+// Summary returns the numbers of a plan in one line. A replacement is one to add and one to destroy, as Terraform counts.
 func Summary(p *plan.Plan) string {
 	if p.Empty() {
 		return nothing(p)
@@ -228,7 +228,7 @@ func (t *planText) head(format string, args ...any) {
 	t.words(0, 0, span{text: fmt.Sprintf(format, args...), color: bold})
 }
 
-// symbol gives the sign of a step and its colour.
+// symbol returns the sign of a step and its colour.
 func symbol(s *plan.Step) (sign, color string) {
 	switch {
 	case s.Replace:

@@ -144,7 +144,7 @@ type planStep struct {
 	Chosen     []plan.Chosen    `json:"chosen,omitempty"` // what the document left to the planner, and why it was chosen
 }
 
-// PlanDocument gives a plan with the keys of Terraform's plan format; what only converge knows is under "converge".
+// PlanDocument returns a plan with the keys of Terraform's plan format; what only converge knows is under "converge".
 // The halves of a replacement are one resource change, in the place of the second. Adoptions are no-ops that import. What does
 // not change follows as no-ops, in the order of the refs, with the values that the document states.
 func PlanDocument(p *plan.Plan, o PlanOrigin) any {
@@ -270,7 +270,7 @@ func stepOf(s *plan.Step, kinds schema.Kinds) planStep {
 	return out
 }
 
-// changeOf gives the change of a step. Removed is the other half when the step is the second of a replacement.
+// changeOf returns the change of a step. Removed is the other half when the step is the second of a replacement.
 func changeOf(s, removed *plan.Step, kinds schema.Kinds) resourceChange {
 	k := kinds[s.Ref.Kind]
 	have := s.Before
@@ -315,7 +315,7 @@ func changeOf(s, removed *plan.Step, kinds schema.Kinds) resourceChange {
 	return r
 }
 
-// driftOf gives the change that happened outside: whole specs when a step knows them, else the paths that differ.
+// driftOf returns the change that happened outside: whole specs when a step knows them, else the paths that differ.
 func driftOf(d *plan.Drift, s *plan.Step, kinds schema.Kinds) resourceChange {
 	k := kinds[d.Ref.Kind]
 	r := resourceChange{resourceID: identify(d.Ref)}
@@ -366,7 +366,7 @@ func segments(path string) []any {
 	return out
 }
 
-// StateDocument gives what is recorded with the keys of terraform show -json; the summary is under "converge".
+// StateDocument returns what is recorded with the keys of terraform show -json; the summary is under "converge".
 func StateDocument(records []state.Record, kinds schema.Kinds, m SiteSummary) any {
 	var d struct {
 		stateDocument

@@ -34,10 +34,10 @@ func (p *Problem) Error() string {
 	return text
 }
 
-// Unwrap gives the cause.
+// Unwrap returns the cause.
 func (p *Problem) Unwrap() error { return p.Err }
 
-// Text gives the problem for people.
+// Text returns the problem for people.
 func (p *Problem) Text(s Style) string {
 	var b strings.Builder
 	fmt.Fprintf(&b, "%s %s\n", s.paint(red, "Error:"), s.paint(bold, clean(p.What)))
@@ -57,7 +57,7 @@ func (p *Problem) Detail() string {
 	return p.Where + "\n" + p.Fix
 }
 
-// Explain gives any error in the form of a problem, with what to do where that is known.
+// Explain returns any error in the form of a problem, with what to do where that is known.
 func Explain(err error) *Problem {
 	var (
 		problem  *Problem

@@ -11,7 +11,7 @@ import (
 // hidden stands for the value of a secret field.
 const hidden = "(sensitive)"
 
-// hide gives what may be shown of a secret value: nothing, or the keyed digest that stands for it already.
+// hide returns what may be shown of a secret value: nothing, or the keyed digest that stands for it already.
 func hide(v any) any {
 	if v == nil {
 		return nil
@@ -22,7 +22,7 @@ func hide(v any) any {
 	return hidden
 }
 
-// conceal gives a change as it may be shown: a change of a secret, or of something that holds one, shows no value of it.
+// conceal returns a change as it may be shown: a change of a secret, or of something that holds one, shows no value of it.
 func conceal(k *schema.Kind, c diff.Change) diff.Change {
 	if c.Secret {
 		c.Before, c.After = hide(c.Before), hide(c.After)
@@ -64,7 +64,7 @@ func holdsSecret(f *schema.Field) bool {
 		slices.ContainsFunc(f.Fields, func(c schema.Field) bool { return holdsSecret(&c) })
 }
 
-// mask gives a spec without the values of secret fields, and a tree that is true where one was, in the form of
+// mask returns a spec without the values of secret fields, and a tree that is true where one was, in the form of
 // Terraform's sensitive maps. The spec is not modified.
 func mask(k *schema.Kind, spec schema.Object) (shown schema.Object, sensitive map[string]any) {
 	if spec == nil {
@@ -93,7 +93,7 @@ func maskFields(fields []schema.Field, m map[string]any) map[string]any {
 	return found
 }
 
-// maskValue gives what may be shown of a value and where below it something was hidden; nil for nowhere.
+// maskValue returns what may be shown of a value and where below it something was hidden; nil for nowhere.
 func maskValue(f *schema.Field, v any) (shown, sensitive any) {
 	if f.Secret {
 		return hide(v), true

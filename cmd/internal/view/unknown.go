@@ -31,7 +31,7 @@ func causes(unknown []plan.Unknown) []cause {
 	return list
 }
 
-// reason gives the text of an error without the kind that it is about.
+// reason returns the text of an error without the kind that it is about.
 func reason(kind, text string) string { return strings.TrimPrefix(text, "observe "+kind+": ") }
 
 // places shows what could not be seen, cause by cause.

@@ -63,7 +63,7 @@ func (s slot) below() int {
 	return s.depth + 1
 }
 
-// of gives the slots of the fields of a struct or map, those that tell it apart first.
+// of returns the slots of the fields of a struct or map, those that tell it apart first.
 func (s slot) of(m map[string]any, id string) []slot {
 	names := slices.Sorted(maps.Keys(m))
 	slices.SortStableFunc(names, func(a, b string) int {
@@ -93,7 +93,7 @@ func (s slot) element() slot {
 	return e
 }
 
-// inside gives the field that describes what has a name in a struct or map; nil when nothing is known.
+// inside returns the field that describes what has a name in a struct or map; nil when nothing is known.
 func inside(f *schema.Field, name string) *schema.Field {
 	switch {
 	case f == nil:
@@ -512,7 +512,7 @@ func (t *planText) short(text string) string {
 	return text
 }
 
-// inline gives a value on one line, in a form that both YAML and CUE read; ok is false for what is better laid out.
+// inline returns a value on one line, in a form that both YAML and CUE read; ok is false for what is better laid out.
 func inline(v any, id string) (text string, ok bool) {
 	switch v := v.(type) {
 	case nil:
@@ -564,7 +564,7 @@ func key(name string) string {
 	return name
 }
 
-// encoded gives a value as JSON.
+// encoded returns a value as JSON.
 func encoded(v any) string {
 	var b bytes.Buffer
 	e := json.NewEncoder(&b)
@@ -577,7 +577,7 @@ func encoded(v any) string {
 
 func alike(a, b any) bool { return (a == nil) == (b == nil) && encoded(a) == encoded(b) }
 
-// textLines gives the lines of a text.
+// textLines returns the lines of a text.
 func textLines(s string) []string { return strings.Split(strings.TrimSuffix(s, "\n"), "\n") }
 
 func lineList(s string) (list []any) {

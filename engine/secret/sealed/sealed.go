@@ -98,7 +98,7 @@ func eachValue(f *schema.Field, v any, at string, visit func(string, any) (any, 
 	return v, nil
 }
 
-// Digest gives the keyed digest of a sealed or concealed secret; empty when v is none.
+// Digest returns the keyed digest of a sealed or concealed secret; empty when v is none.
 func Digest(v any) string {
 	m, _ := v.(map[string]any)
 	d, _ := m["digest"].(string)
@@ -126,7 +126,7 @@ func Within(v any) bool {
 	return false
 }
 
-// Assume gives what was observed, completed with the secrets that the far side did not give back: they are taken to be as
+// Assume returns what was observed, completed with the secrets that the far side did not give back: they are taken to be as
 // in known. To find out whether something is to be done, known is what was recorded; right after an accepted call, or
 // for a thing that our create made, it is what was sent. Without that rule a secret that never comes back would be drift
 // for ever. What the far side does give back stands. Observed is not modified.
@@ -151,7 +151,7 @@ func assumeFields(fields []schema.Field, seen, known map[string]any) map[string]
 	return seen
 }
 
-// assume gives seen with the secrets of known that it lacks; nil when there is nothing at all.
+// assume returns seen with the secrets of known that it lacks; nil when there is nothing at all.
 func assume(f *schema.Field, seen, known any) any {
 	switch {
 	case f.Secret && seen == nil:

@@ -85,7 +85,7 @@ func in(dir string) Files {
 	}
 }
 
-// usable tells whether all files are there, belong together, and are valid at a time.
+// usable reports whether all files are there, belong together, and are valid at a time.
 func (f Files) usable(hosts []string, at time.Time) bool {
 	bundle, err := os.ReadFile(f.CA)
 	if err != nil {

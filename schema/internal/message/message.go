@@ -19,7 +19,7 @@ const Cut = "…"
 
 const maxValue = 60 // characters of a value in a message
 
-// Value gives a value as it stands in a message: short, quoted, on one line.
+// Value returns a value as it stands in a message: short, quoted, on one line.
 func Value(v any) string {
 	switch v := v.(type) {
 	case nil:
