@@ -201,3 +201,31 @@ func TestWhatAnUndoRemoves(t *testing.T) {
 		t.Errorf("gone: %d because of %v", v.do, v.why)
 	}
 }
+
+// TestWhatComesAfterReady: what can be asked for only once the thing is ready is asked for then, and not before, for as long as the
+// step has time.
+func TestWhatComesAfterReady(t *testing.T) {
+	kind := &schema.Kind{Name: "far.host", Fields: []schema.Field{{Name: "net", Type: schema.String, Immutable: true}, {Name: "power", Type: schema.String}}}
+	mark := providers.Mark{Site: "site", Ref: theRef, Incarnation: 1}
+	want := schema.Object{"net": "n", "power": "off"}
+	k := &known{
+		step: &plan.Step{Ref: theRef, Action: plan.Create}, action: plan.Create, kind: kind, site: "site", id: "id", incarnation: 1, mark: mark,
+		traits: providers.Traits{Create: providers.Conditional, Update: providers.Versioned, Mark: true, Later: []string{"power"}},
+		want:   want, stated: want, unsure: true, called: true, sent: true,
+	}
+	have := &providers.Thing{ID: "id", Name: "a", Mark: mark, Spec: schema.Object{"net": "n", "power": "on"}, Phase: providers.Pending}
+	for _, c := range []struct {
+		phase  providers.Phase
+		waited bool
+		do     move
+	}{{providers.Pending, false, ripens}, {providers.Pending, true, calls}, {providers.Ready, false, calls}, {providers.Failed, false, leaves}} {
+		have.Phase = c.phase
+		if v := k.decide(have, true, c.waited); v.do != c.do {
+			t.Errorf("%s, waited %v: %d because of %v, want %d", c.phase, c.waited, v.do, v.why, c.do)
+		}
+	}
+	have.Spec["power"] = "off"
+	if have.Phase = providers.Ready; k.decide(have, true, false).do != awaits {
+		t.Error("what is as wanted is called for")
+	}
+}
