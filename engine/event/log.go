@@ -9,14 +9,24 @@ import (
 
 // Log returns a sink that writes events as structured lines, by which an operator follows a run: what it is about and how it ends at
 // level info, each step and each look at debug, what goes wrong at warn. Lines about one run have its id, those about one step its
-// number and its ref, under the same keys everywhere.
+// number and its ref, under the same keys everywhere. The sink is for one goroutine at a time.
 func Log(to *slog.Logger) Sink {
+	run := "" // that is under way
 	return func(e Event) {
+		if started, ok := e.(RunStarted); ok {
+			run = started.Run.ID
+		}
 		if !to.Enabled(context.Background(), slog.LevelWarn) { // there is one for each thing that a run does
 			return
 		}
 		if level, text, attrs := line(e); text != "" {
+			if run != "" {
+				attrs = append([]slog.Attr{slog.String("run", run)}, attrs...)
+			}
 			to.LogAttrs(context.Background(), level, text, attrs...)
+		}
+		if _, ended := e.(RunEnded); ended {
+			run = ""
 		}
 	}
 }
@@ -36,11 +46,11 @@ func line(e Event) (slog.Level, string, []slog.Attr) {
 		return slog.LevelDebug, "seen", attrs
 	case LockWait:
 		return slog.LevelInfo, "waiting for the site lock", []slog.Attr{
-			slog.String("operation", e.Holder.Operation), slog.String("who", e.Holder.Who), slog.Int("pid", e.Holder.PID), slog.String("run", e.Holder.Run), slog.Int64("epoch", e.Holder.Epoch),
+			slog.String("operation", e.Holder.Operation), slog.String("who", e.Holder.Who), slog.Int("pid", e.Holder.PID), slog.String("held_by", e.Holder.Run), slog.Int64("epoch", e.Holder.Epoch),
 		}
 	case RunStarted:
 		return slog.LevelInfo, "run started", []slog.Attr{
-			slog.String("run", e.Run.ID), slog.String("operation", e.Run.Op), slog.Int64("serial", e.Run.Serial), slog.Int64("epoch", e.Run.Epoch), slog.Int("steps", e.Run.Steps), slog.Int("done", e.Done),
+			slog.String("operation", e.Run.Op), slog.Int64("serial", e.Run.Serial), slog.Int64("epoch", e.Run.Epoch), slog.Int("steps", e.Run.Steps), slog.Int("done", e.Done),
 		}
 	case StepStarted:
 		return slog.LevelDebug, "step started", step(e.Step, e.Undo)
@@ -60,7 +70,7 @@ func line(e Event) (slog.Level, string, []slog.Attr) {
 		return slog.LevelInfo, "looked again", []slog.Attr{slog.Bool("undo", e.Undo), slog.Int("things", e.Things), slog.Int("differences", len(e.Differences))}
 	case RunEnded:
 		return slog.LevelInfo, "run ended", []slog.Attr{
-			slog.String("run", e.Run.ID), slog.String("status", e.Run.Stands()), slog.Int("done", e.Run.Done), slog.Int("differences", len(e.Differences)), slog.Int("holds", len(e.Holds)), slog.Duration("took", e.Took),
+			slog.String("status", e.Run.Stands()), slog.Int("done", e.Run.Done), slog.Int("differences", len(e.Differences)), slog.Int("holds", len(e.Holds)), slog.Duration("took", e.Took),
 		}
 	}
 	return 0, "", nil

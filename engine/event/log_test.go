@@ -4,6 +4,7 @@ import (
 	"bytes"
 	"errors"
 	"log/slog"
+	"slices"
 	"strings"
 	"testing"
 	"time"
@@ -57,6 +58,11 @@ func TestLog(t *testing.T) {
 		for i, text := range want {
 			if !strings.Contains(lines[i], "msg="+text) && !strings.Contains(lines[i], `msg="`+text+`"`) {
 				t.Errorf("%s: line %d is %s, want %q", level, i, lines[i], text)
+			}
+		}
+		for _, line := range lines[slices.Index(want, "cannot be seen")+1:] {
+			if !strings.Contains(line, "run=20261125-120000.000-abcdef") && level < slog.LevelWarn {
+				t.Errorf("%s: it does not say of which run that is: %s", level, line)
 			}
 		}
 		if !strings.Contains(b.String(), `step=7 ref=site/carbide.vpc/prod action=create undo=true class=invalid effect=true`) {
