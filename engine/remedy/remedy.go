@@ -28,7 +28,6 @@ type Verb string
 
 // Verbs. Where one is about something, the comment says what [Action.Of] is.
 const (
-	Plan    Verb = "plan"
 	Apply   Verb = "apply"
 	Drift   Verb = "drift"
 	Destroy Verb = "destroy"

@@ -70,9 +70,9 @@ func Held(err error) string {
 		return err.Error()
 	}
 	settle := func(run string) string {
-		text := "settle it with: converge resume " + run
+		text := "settle it with: " + command(remedy.Of(remedy.Resume, run))
 		if slices.Contains(e.Undoable, run) {
-			text += ", or undo it with: converge rollback " + run
+			text += ", or undo it with: " + command(remedy.Of(remedy.Rollback, run))
 		}
 		return text
 	}
@@ -100,12 +100,13 @@ func Held(err error) string {
 
 // goOn says what can be done where a part of the site could not be seen, or is not supported.
 func goOn(unknown []plan.Unknown) string {
+	rest := "go on with the rest with " + command(remedy.Action{Verb: remedy.AllowPartial}) + "."
 	if len(unknown) == 0 {
-		return "The rest is not applied without your say: remove from the document what the server does not support, or go on with the rest with -allow-partial."
+		return "The rest is not applied without your say: remove from the document what the server does not support, or " + rest
 	}
-	text := "Nothing is decided about what cannot be seen; mend the connection, or go on with the rest with -allow-partial."
+	text := "Nothing is decided about what cannot be seen; mend the connection, or " + rest
 	if slices.ContainsFunc(unknown, func(u plan.Unknown) bool { return u.OtherServer }) {
-		text += " If another server is the right one from now on: -allow-missing."
+		text += " If another server is the right one from now on: " + command(remedy.Action{Verb: remedy.AllowMissing}) + "."
 	}
 	return text
 }
