@@ -68,12 +68,16 @@ func sights() []sight {
 	}
 }
 
+func aHost() *schema.Kind {
+	return &schema.Kind{Name: "far.host", Fields: []schema.Field{{Name: "net", Type: schema.String, Immutable: true}, {Name: "size", Type: schema.Int}}}
+}
+
 var theRef = schema.Ref{Scope: "site", Kind: "far.host", Name: "a"}
 
 // TestWhatFollowsAnUnknownCreate is the table of docs/reliability.md: each of its lines has a case here, and nothing else has.
 func TestWhatFollowsAnUnknownCreate(t *testing.T) {
 	rows := table(t)
-	kind := &schema.Kind{Name: "far.host", Fields: []schema.Field{{Name: "net", Type: schema.String, Immutable: true}, {Name: "size", Type: schema.Int}}}
+	kind := aHost()
 	covered := map[string]bool{}
 	for _, c := range sights() {
 		want := schema.Object{"net": "n", "size": int64(1)}
@@ -128,7 +132,7 @@ func table(t *testing.T) map[string]bool {
 
 // TestWhatPrecedesACall: nothing is changed or deleted that is not as the plan saw it, or as the run left it.
 func TestWhatPrecedesACall(t *testing.T) {
-	kind := &schema.Kind{Name: "far.host", Fields: []schema.Field{{Name: "net", Type: schema.String, Immutable: true}, {Name: "size", Type: schema.Int}}}
+	kind := aHost()
 	marked := providers.Traits{Create: providers.Conditional, Update: providers.Versioned, Delete: providers.Versioned, Mark: true}
 	mine, theirs := providers.Mark{Site: "site", Ref: theRef, Incarnation: 1}, providers.Mark{Site: "other", Ref: theRef, Incarnation: 1}
 	was, will, other := schema.Object{"net": "n", "size": int64(1)}, schema.Object{"net": "n", "size": int64(2)}, schema.Object{"net": "n", "size": int64(3)}
@@ -176,7 +180,7 @@ func TestWhatPrecedesACall(t *testing.T) {
 
 // TestWhatAnUndoRemoves: what others have made of a thing does not go with it.
 func TestWhatAnUndoRemoves(t *testing.T) {
-	kind := &schema.Kind{Name: "far.host", Fields: []schema.Field{{Name: "net", Type: schema.String, Immutable: true}, {Name: "size", Type: schema.Int}}}
+	kind := aHost()
 	mine := providers.Mark{Site: "site", Ref: theRef, Incarnation: 1}
 	made := schema.Object{"net": "n", "size": int64(1)}
 	have := &providers.Thing{ID: "id", Name: "a", Mark: mine, Spec: schema.Object{"net": "n", "size": int64(1), "note": "theirs"}, Phase: providers.Ready}

@@ -474,6 +474,25 @@ func records(t *testing.T, kv state.KV, site string) {
 	if got, err := s.Records(ctx); err != nil || len(got) != n-1 {
 		t.Errorf("%d records, %v; want %d", len(got), err, n-1)
 	}
+	// Of one kind in one scope nothing is read of another whose name begins alike.
+	for _, ref := range []string{"site/far.net/b", "site/far.net/a", "site/far.network/a", "n1/far.net/a", "n11/far.net/a"} {
+		r := record("")
+		if r.Ref, err = schema.ParseRef(ref); err != nil {
+			t.Fatal(err)
+		}
+		put(t, kv, s.Path()+"/resource/"+ref, string(s.RecordOp(r).Value))
+	}
+	for place, want := range map[string]string{"site/far.net": "[site/far.net/a site/far.net/b]", "n1/far.net": "[n1/far.net/a]", "n2/far.net": "[]"} {
+		scope, kind, _ := strings.Cut(place, "/")
+		of, err := s.RecordsOf(ctx, scope, kind)
+		refs := make([]schema.Ref, len(of))
+		for i := range of {
+			refs[i] = of[i].Ref
+		}
+		if got := fmt.Sprint(refs); err != nil || got != want {
+			t.Errorf("records of %s: %s, %v, want %s", place, got, err, want)
+		}
+	}
 	if got, err := state.New(kv, site+"-2").Records(ctx); err != nil || len(got) != 0 {
 		t.Errorf("another site sees %d records, %v", len(got), err)
 	}
