@@ -42,10 +42,9 @@ func (f *planning) checkRefresh() error {
 // A revised document is read as it is asked for, and knows what is different in it from the revision that was applied last.
 type revised struct {
 	*load.Outline
-	session *session
-	doc     *schema.Document // without its resources
-	before  *load.Outline
-	since   int64
+	doc    *schema.Document // of which the resources need not be read
+	before *load.Outline
+	since  int64
 }
 
 // Since implements engine.Revision.
@@ -54,14 +53,15 @@ func (r *revised) Since() int64 { return r.since }
 // Changed implements engine.Revision.
 func (r *revised) Changed() []schema.Ref { return r.Outline.Changed(r.before) }
 
-// Read implements engine.Revision. What is wrong with what it reads is shown.
+// Read implements engine.Revision. What is wrong with what it reads is for whoever loads the document as a whole to say, with places
+// in it; warnings were shown when it was accepted.
 func (r *revised) Read(ctx context.Context, refs []schema.Ref) (*schema.Document, error) {
-	doc, ds := r.Part(ctx, r.doc.Digest, refs)
-	if doc == nil && ctx.Err() != nil {
+	doc, _ := r.Part(ctx, r.doc.Digest, refs)
+	switch {
+	case doc == nil && ctx.Err() != nil:
 		return nil, context.Cause(ctx)
-	}
-	if err := r.session.report(doc, ds); err != nil {
-		return nil, err
+	case doc == nil:
+		return nil, &engine.WholeError{Reason: "what the document changes does not pass for itself"}
 	}
 	doc.Site, doc.Author = r.doc.Site, r.doc.Author
 	return doc, nil
@@ -94,7 +94,7 @@ func (s *session) planSince(ctx context.Context, e *engine.Engine, doc *schema.D
 	if err != nil {
 		return nil, err
 	}
-	r := &revised{session: s, doc: doc, since: serial}
+	r := &revised{doc: doc, since: serial}
 	_, body, err := s.store.Document(ctx, serial)
 	if errors.Is(err, state.ErrNotFound) {
 		return nil, &engine.WholeError{Reason: fmt.Sprintf("the store no longer has serial %d of the document, which was applied last", serial)}
@@ -106,7 +106,7 @@ func (s *session) planSince(ctx context.Context, e *engine.Engine, doc *schema.D
 	g.Go(func() (err error) { r.before, err = load.NewOutline(sch, body); return err })
 	g.Go(func() (err error) { r.Outline, err = load.NewOutline(sch, doc.JSON); return err })
 	if err := g.Wait(); err != nil {
-		return nil, err
+		return nil, &engine.WholeError{Reason: err.Error()}
 	}
 	return e.PlanChanged(ctx, r, o)
 }
