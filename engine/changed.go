@@ -38,14 +38,14 @@ type WholeError struct{ Reason string }
 func (e *WholeError) Error() string { return "a plan of the whole site is needed: " + e.Reason }
 
 // Applied returns the serial of the revision of the document that the site is at: the one that the newest run applied, whole. It
-// fails with a *WholeError when nothing was applied, or when that run, or another since, has left the site otherwise than a document
-// says.
+// fails with a *WholeError when nothing was applied, or when a run since, or an earlier one that was taken up or undone since, has left
+// the site otherwise than a document says.
 func (e *Engine) Applied(ctx context.Context) (int64, error) {
 	runs, err := e.o.Store.Runs(ctx)
 	if err != nil {
 		return 0, err
 	}
-	for _, r := range runs {
+	for i, r := range runs {
 		switch {
 		case r.Status == state.RunReverted: // and the site was seen to be as before
 			continue
@@ -53,6 +53,11 @@ func (e *Engine) Applied(ctx context.Context) (int64, error) {
 			return 0, &WholeError{fmt.Sprintf("run %s is %s", r.ID, r.Stands())}
 		case !r.Complete:
 			return 0, &WholeError{fmt.Sprintf("run %s was about something else than the whole document", r.ID)}
+		}
+		for _, old := range runs[i+1:] {
+			if old.Epoch > r.Epoch {
+				return 0, &WholeError{fmt.Sprintf("run %s, which is older than what was applied last, was taken up again since", old.ID)}
+			}
 		}
 		return r.Serial, nil
 	}
@@ -63,6 +68,10 @@ func (e *Engine) Applied(ctx context.Context) (int64, error) {
 // and has to follow. It looks at nothing else, and takes for granted that all else is as it was left. It fails with a *WholeError
 // when what has changed cannot be decided about alone.
 func (e *Engine) PlanChanged(ctx context.Context, rev Revision, o plan.Options) (*plan.Plan, error) {
+	worked, err := e.worked(ctx)
+	if err != nil {
+		return nil, err
+	}
 	refs := rev.Changed()
 	gone := map[schema.Ref]bool{} // and what will be another thing than before
 	for {
@@ -115,6 +124,7 @@ func (e *Engine) PlanChanged(ctx context.Context, rev Revision, o plan.Options) 
 			refs = append(refs, more...)
 			continue
 		}
+		p.Worked = worked
 		p.Unmanaged = nil // what nobody declared cannot be told from what was not read
 		live := max(1, state.Live(in.Recorded))
 		if deletes { // a share of all that is recorded

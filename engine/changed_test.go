@@ -256,8 +256,18 @@ func TestAppliedRevision(t *testing.T) {
 		t.Fatal(err)
 	}
 	expect("something else than the whole document")
-	do(plan.Options{}, net("5"))
+	older := do(plan.Options{}, net("5")).Run.ID
 	expect("5")
+	if res := do(plan.Options{}, map[string]string{"site/far.guard/g": `{}`, "site/far.guard/h": `{}`, "site/far.net/a": net("5")["site/far.net/a"], "site/far.net/b": net("5")["site/far.net/b"]}); res.Run.Serial != 6 {
+		t.Fatal(res.Run.Serial)
+	}
+	expect("6")
+	if _, err := rollback(s, older, 0); err != nil { // of which the newer run says nothing
+		t.Fatal(err)
+	}
+	expect("was taken up again since")
+	do(plan.Options{}, net("5"))
+	expect("7")
 	do(plan.Options{Destroy: true, Unlimited: true}, net("5"))
 	expect("something else than the whole document")
 }
@@ -422,5 +432,27 @@ func TestPlanOfTheChangedOfMany(t *testing.T) {
 	c.same(t)
 	if part, _, read := c.plan(t); read != 600 || len(part.Steps) != 600 {
 		t.Errorf("%d resources were read, and there are %d steps", read, len(part.Steps))
+	}
+}
+
+// What an open run does after a plan was made, the plan does not know: no run of such a plan is complete.
+func TestNoRunIsCompleteBesideAnOpenOne(t *testing.T) {
+	s := enginetest.New()
+	s.Converge(t, s.Document(t, map[string]string{"site/far.guard/g": `{}`}))
+	runs, err := s.Store.Runs(t.Context())
+	if err != nil || len(runs) != 1 || !runs[0].Complete {
+		t.Fatal(runs, err)
+	}
+	set := func(status state.RunStatus) {
+		runs[0].Status = status
+		if _, err := s.KV.Commit(t.Context(), nil, []state.Op{s.Store.PutRunOp(runs[0])}); err != nil {
+			t.Fatal(err)
+		}
+	}
+	set(state.RunOpen)
+	p := s.Plan(t, s.Document(t, map[string]string{"site/far.guard/g": `{"size":1}`}), plan.Options{})
+	set(state.RunApplied)
+	if res, err := s.Apply(p, engine.ApplyOptions{}); err != nil || res.Run.Status != state.RunApplied || res.Run.Complete {
+		t.Errorf("%+v %v", res.Run, err)
 	}
 }

@@ -33,6 +33,10 @@ func (e *Engine) Plan(ctx context.Context, doc *schema.Document, o plan.Options)
 			return nil, err
 		}
 	}
+	worked, err := e.worked(ctx)
+	if err != nil {
+		return nil, err
+	}
 	in, err := e.look(ctx, doc, o.Sweep)
 	if err != nil {
 		return nil, err
@@ -41,6 +45,7 @@ func (e *Engine) Plan(ctx context.Context, doc *schema.Document, o plan.Options)
 	if err != nil {
 		return nil, err
 	}
+	p.Worked = worked
 	return p, e.judge(ctx, p, doc, state.Live(in.Recorded))
 }
 
@@ -68,17 +73,20 @@ func (e *Engine) decide(ctx context.Context, in *plan.Input, o plan.Options) (*p
 		return nil, err
 	}
 	p.Author = in.Document.Author
-	p.LastRun, err = e.lastRun(ctx)
-	return p, err
+	return p, nil
 }
 
-// lastRun returns the id of the newest run; empty when there is none.
-func (e *Engine) lastRun(ctx context.Context) (string, error) {
+// worked returns the highest epoch of a run, by which one sees that another has begun since, or that one was taken up again; -1
+// while one is open, which may do more.
+func (e *Engine) worked(ctx context.Context) (epoch int64, err error) {
 	runs, err := e.o.Store.Runs(ctx)
-	if err != nil || len(runs) == 0 {
-		return "", err
+	for i := range runs {
+		if runs[i].Status == state.RunOpen {
+			return -1, err
+		}
+		epoch = max(epoch, runs[i].Epoch)
 	}
-	return runs[0].ID, nil
+	return epoch, err
 }
 
 // judge adds to a plan what forbids it that the document and the store as a whole are to blame for. Live is how many things are
@@ -236,14 +244,14 @@ func (e *Engine) begin(ctx context.Context, lock *state.Lock, p *plan.Plan, op s
 	if err := lock.Held(); err != nil { // who stood still since he took it writes nothing, also not what needs no lock
 		return run, nil, err
 	}
-	last, err := e.lastRun(ctx) // what another run has done since, the plan does not know
+	worked, err := e.worked(ctx) // what another run has done since, the plan does not know
 	if err != nil {
 		return run, nil, err
 	}
 	now := e.o.Now()
 	run = state.Run{
 		ID: e.o.NewID(now), Op: op, Status: state.RunOpen, Plan: digest, Serial: p.Site.Serial, By: e.o.Who,
-		Epoch: lock.Epoch(), Started: now.UTC(), Steps: len(p.Steps), OnFail: string(o.OnFailure), Complete: p.Complete() && p.LastRun == last,
+		Epoch: lock.Epoch(), Started: now.UTC(), Steps: len(p.Steps), OnFail: string(o.OnFailure), Complete: p.Complete() && p.Worked == worked,
 	}
 	if !p.Destroy && len(p.Document) > 0 {
 		if err := failpoint.At("document.put.before"); err != nil {

@@ -54,7 +54,7 @@ type Plan struct {
 	Digest   string        `json:"document_digest,omitempty"`   // of the desired document; empty when the plan only removes
 	Revision int64         `json:"document_revision,omitempty"` // of the store's head when planned from it
 	Author   schema.Author `json:"author,omitzero"`             // of the document
-	LastRun  string        `json:"last_run,omitempty"`          // id of the newest run when it was made
+	Worked   int64         `json:"worked,omitempty"`            // the highest epoch of a run before the site was looked at; -1 when one was open
 	Destroy  bool          `json:"destroy,omitempty"`
 	Sweep    bool          `json:"sweep,omitempty"` // removes strays, and nothing else
 
