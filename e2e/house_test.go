@@ -35,6 +35,7 @@ var layers = []struct {
 	{"internal/specgen", []string{"schema$", "schema/kinds"}},
 	{"internal/providertest", []string{"schema", "providers$", "providers/wire$", "engine/secret/sealed"}},
 	{"internal/carbidesim", []string{"schema", "providers/carbide", "internal/files"}},
+	{"internal/carbidetest", []string{"schema", "providers$", "providers/carbide/forge", "internal/carbidesim", "internal/providertest"}},
 	{"internal/ovstest", []string{"schema", "providers/ovs"}},
 	{"internal/statetest", []string{"schema", "state"}},
 	{"internal/cluster", []string{"schema", "state", "engine", "internal/torture", "internal/retry"}},

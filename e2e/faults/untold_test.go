@@ -3,7 +3,6 @@ package faults
 import (
 	"context"
 	"errors"
-	"fmt"
 	"slices"
 	"strings"
 	"sync"
@@ -16,6 +15,7 @@ import (
 
 	"converge.dev/converge/engine/plan"
 	"converge.dev/converge/internal/carbidesim"
+	"converge.dev/converge/internal/carbidetest"
 	"converge.dev/converge/internal/torture"
 	"converge.dev/converge/schema"
 	"converge.dev/converge/schema/load"
@@ -38,7 +38,11 @@ func everything(t *testing.T, change func(*carbidesim.Options)) *schema.Document
 		t.Fatalf("the site has %d machines: %v", len(hosts), err)
 	}
 	bare := slices.DeleteFunc(all, func(id string) bool { return slices.Contains(hosts, id) })[0]
-	doc, ds := load.Document(context.Background(), known, load.Options{}, load.Source{Name: "all.cue", Data: fmt.Appendf(nil, allKinds, siteID, hosts[0], hosts[1], bare)})
+	text := preamble(hosts[0], hosts[1], bare)
+	for _, k := range carbidetest.Kinds() {
+		text += "carbide: {" + k.Whole + "}\n"
+	}
+	doc, ds := load.Document(context.Background(), known, load.Options{}, load.Source{Name: "all.cue", Data: []byte(text)})
 	if doc == nil {
 		t.Fatal(ds.Err())
 	}
@@ -57,101 +61,6 @@ func everything(t *testing.T, change func(*carbidesim.Options)) *schema.Document
 	}
 	return doc
 }
-
-const allKinds = `
-apiVersion: "converge.dev/v1"
-site: {name: "grid", id: %[1]q}
-policy: max_destroy: "100%%"
-_secret: from: "env:SECRET"
-_meta: {description: "some", labels: {n: "1", empty: ""}}
-_bmc: {_meta, bmc_username: "root", bmc_password: _secret, bmc_retain_credentials: true, rack_id: "rack-01"}
-carbide: {
-	tenant: acme: {display_name: "Acme", routing_profile: "internal"}
-	tenant_keyset: ops: {tenant: "acme", keys: ["ssh-ed25519 AAAA me@home"]}
-	network_security_group: web: {
-		_meta, tenant: "acme", stateful_egress: true
-		rules: [{id: "a", direction: "ingress", ipv6: false, protocol: "tcp", action: "permit", priority: 100, src_prefix: "0.0.0.0/0", dst_prefix: "10.0.0.0/8", src_ports: {start: 1, end: 9}, dst_ports: {start: 443, end: 444}}]
-	}
-	vpc: {
-		prod: {_meta, tenant: "acme", virtualization: "fnn", vni: 60001, routing_profile: "internal", network_security_group: "web"}
-		test: {tenant: "acme", virtualization: "fnn"}
-		level: {tenant: "acme", virtualization: "flat"}
-	}
-	vpc_peering: both: vpcs: ["prod", "test"]
-	vpc_prefix: links: {_meta, vpc: "prod", prefix: "10.1.0.0/16"}
-	network_segment: {
-		net: {vpc: "prod", type: "tenant", mtu: 1500, prefixes: [{prefix: "10.2.0.0/24", gateway: "10.2.0.1", reserve_first: 4}]}
-		named: {vpc: "prod", subdomain_id: "5a2f0a4e-8d1f-4f0e-9b62-0f3f1b2c3d4e", prefixes: [{prefix: "10.3.0.0/24"}]}
-	}
-	ib_partition: ranks: {_meta, tenant: "acme", pkey: "0x4a00"}
-	nvlink_logical_partition: rack: {tenant: "acme", description: "one rack"}
-	spx_partition: east: {tenant: "acme", description: "one room", vni: 70001}
-	operating_system: {
-		rescue: {
-			tenant: "acme", type: "ipxe", script: "#!ipxe", description: "for repairs", user_data: "#cloud-config"
-			active: false, allow_override: false, phone_home_enabled: true
-		}
-		ubuntu: {
-			tenant: "acme", type: "template", template: "c4b1d4f6-69ba-5f55-90cd-ab2acd002475"
-			parameters: [{name: "kernel_params", value: "quiet"}]
-			artifacts: [
-				{name: "kernel", url: "https://images.example/vmlinuz", sha: "sha256:aa", auth_type: "bearer", auth_token: _secret},
-				{name: "initrd", url: "https://images.example/initrd", cache: "remote_only"},
-			]
-		}
-	}
-	os_image: golden: {
-		tenant: "acme", source_url: "https://images.example/golden", digest: "sha256:aa", description: "the first", auth_type: "bearer", auth_token: _secret
-		rootfs_id: "r", rootfs_label: "root fs", boot_disk: "/dev/sda", capacity: 34359738368, bootfs_id: "b", efifs_id: "e"
-	}
-	dpu_extension_service: agent: {
-		tenant: "acme", description: "collects", manifest: "apiVersion: v1\nkind: Pod\nmetadata: {name: a}\nspec: {containers: [{name: a}]}"
-		registry: _secret, registry_username: _secret, registry_password: _secret
-		observability: [{name: "metrics", prometheus: {endpoint: "localhost:9090", scrape_interval_seconds: 30}}, {logging: path: "/var/log/a"}]
-	}
-	sku: dgx: {
-		description: "eight GPUs", device_type: "gpu", chassis: {vendor: "NVIDIA", model: "DGX H100", architecture: "x86_64"}
-		cpus: [{vendor: "Intel", model: "Xeon", thread_count: 112, count: 2}]
-		gpus: [{vendor: "NVIDIA", model: "H100", total_memory: "81559 MiB", count: 8}]
-		infiniband_devices: [{vendor: "Mellanox", model: "ConnectX-7", count: 8, inactive_devices: [1, 3]}]
-		storage: [{model: "MZQL23T8HCLS-00A07", count: 8}]
-		memory: [{memory_type: "DDR5", capacity_mb: 65536, count: 32}]
-		tpm: {vendor: "IFX", version: "2.0"}
-	}
-	instance_type: big: {_meta, capabilities: [{type: "gpu", vendor: "NVIDIA", count: 8}]}
-	machine: {
-		(%[2]q): {_meta, instance_type: "big"}
-		(%[3]q): {sku: "dgx", maintenance: reference: "OPS-1234"}
-	}
-	compute_allocation: one: {_meta, tenant: "acme", instance_type: "big", count: 1, depends_on: ["site/carbide.machine/%[2]s"]}
-	instance: bare: {tenant: "acme", machine: %[4]q, auto_network: true, auto_vpc: "level", os: ipxe: "#!ipxe"}
-	instance: train: {
-		_meta, tenant: "acme", machine: %[2]q, instance_type: "big", hostname: "train", keysets: ["ops"]
-		os: {ipxe: "#!ipxe", user_data: "#cloud-config", run_provisioning_instructions_on_every_boot: true}
-		interfaces: [
-			{vpc_prefix: "links", ip_address: "10.1.0.1", device: "MT43244 BlueField-3 SuperNIC"},
-			{function: "virtual", virtual_function_id: 3, segment: "net", device: "MT43244 BlueField-3 SuperNIC"},
-		]
-		infiniband: [{ib_partition: "ranks", device: "MT2910 Family [ConnectX-7]", vendor: "Mellanox"}]
-		nvlink: [{gpu: 0, logical_partition: "rack"}]
-		spx: [{spx_partition: "east", device: "MT43244 BlueField-3 SuperNIC"}]
-		dpu_extension_services: [{service: "agent", version: 1}]
-		network_security_group: "web", power: "on"
-		depends_on: ["site/carbide.machine/%[2]s"]
-	}
-	expected_machine: "gpu-01": _bmc & {
-		bmc_mac_address: "0a:00:00:00:00:01", bmc_ip_address: "10.9.0.1", chassis_serial_number: "SN-0001", dpu_mode: "nic_mode"
-		default_pause_ingestion_and_poweron: true, is_dpf_enabled: false, disable_lockdown: true, sku: "dgx"
-		fallback_dpu_serial_numbers: ["MT1"]
-		host_nics: [{mac_address: "0a:00:00:00:01:01", nic_type: "onboard", primary: true, fixed_ip: "10.0.1.9", fixed_mask: "255.255.255.0", fixed_gateway: "10.0.1.1"}]
-	}
-	expected_switch: "leaf-01": _bmc & {
-		bmc_mac_address: "0a:00:00:00:00:02", bmc_ip_address: "10.9.0.2", switch_serial_number: "SN-0002", nvos_username: "admin", nvos_password: _secret
-		nvos_mac_addresses: ["0a:00:00:00:01:02"], nvos_ip_address: "10.0.1.10"
-	}
-	expected_power_shelf: "power-01": _bmc & {bmc_mac_address: "0a:00:00:00:00:03", bmc_ip_address: "10.9.0.3", shelf_serial_number: "SN-0003"}
-}
-`
 
 // paths lists the fields of a message that are there, as paths through lists.
 func paths(m protoreflect.Message, at string, into map[string]bool) {

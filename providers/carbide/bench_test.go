@@ -4,13 +4,14 @@ import (
 	"testing"
 
 	"converge.dev/converge/internal/carbidesim"
+	"converge.dev/converge/internal/carbidetest"
 	"converge.dev/converge/providers"
 )
 
 func BenchmarkList(b *testing.B) {
 	s := newSite(b, carbidesim.Options{})
 	for _, noun := range []string{"vpc", "network_segment"} {
-		plant(b, s.World, noun, 10_000)
+		carbidetest.Plant(b, s.World, noun, 10_000)
 		b.Run(noun+"/10000", func(b *testing.B) {
 			b.ReportAllocs()
 			for b.Loop() {

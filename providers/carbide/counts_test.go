@@ -10,6 +10,7 @@ import (
 	"time"
 
 	"converge.dev/converge/internal/carbidesim"
+	"converge.dev/converge/internal/carbidetest"
 	"converge.dev/converge/providers"
 	"converge.dev/converge/providers/carbide"
 )
@@ -18,40 +19,42 @@ import (
 const atOnce = 8
 
 // TestCallsToList lists every kind on a site that is full of it: each object is seen once, in as many calls as the
-// table of populations says, which go at the same time.
+// population says, which go at the same time.
 func TestCallsToList(t *testing.T) {
-	for _, p := range populations {
-		many := 10_000
-		if race || p.as != "" {
-			many = 1_000
-		}
-		if (p.once != 1 || p.page != 1 || p.after != 0) && p.why == "" {
-			t.Errorf("carbide.%s takes more calls than others, and the table does not say why", p.kind)
-		}
-		for _, c := range []struct{ objects, limit int }{{many, 100}, {500, 7}, {7, 7}, {8, 7}, {0, 100}} {
-			name := strings.ReplaceAll(strings.TrimSpace(p.kind+" "+p.as), " ", "-")
-			t.Run(fmt.Sprintf("%s/%d by %d", name, c.objects, c.limit), func(t *testing.T) {
-				t.Parallel()
-				p.list(t, c.objects, c.limit)
-			})
+	for _, of := range carbidetest.Kinds() {
+		for _, p := range of.Populations {
+			many := 10_000
+			if race || p.As != "" {
+				many = 1_000
+			}
+			if (p.Once != 1 || p.Page != 1 || p.After != 0) && p.Why == "" {
+				t.Errorf("carbide.%s takes more calls than others, and it is not said why", of.Noun)
+			}
+			for _, c := range []struct{ objects, limit int }{{many, 100}, {500, 7}, {7, 7}, {8, 7}, {0, 100}} {
+				name := strings.ReplaceAll(strings.TrimSpace(of.Noun+" "+p.As), " ", "-")
+				t.Run(fmt.Sprintf("%s/%d by %d", name, c.objects, c.limit), func(t *testing.T) {
+					t.Parallel()
+					list(t, of.Noun, p, c.objects, c.limit)
+				})
+			}
 		}
 	}
 	for _, k := range newSite(t, carbidesim.Options{}).Kinds {
-		if !slices.ContainsFunc(populations, func(p population) bool { return "carbide."+p.kind == k.Name }) {
+		if !slices.ContainsFunc(carbidetest.Kinds(), func(of carbidetest.Kind) bool { return "carbide."+of.Noun == k.Name && len(of.Populations) > 0 }) {
 			t.Errorf("%s is not listed here", k.Name)
 		}
 	}
 }
 
-func (p *population) list(t *testing.T, n, limit int) {
+func list(t *testing.T, noun string, p carbidetest.Population, n, limit int) {
 	var o carbidesim.Options
-	if p.site != nil {
-		o = p.site(n)
+	if p.Site != nil {
+		o = p.Site(n)
 	}
 	o.Rules.MaxFindByIDs = limit
 	w := newWorld(t, o)
 	unseen := map[string]bool{}
-	for _, id := range p.plant(&bed{t, w, w.Stranger()}, n) {
+	for _, id := range p.In(t, w, n) {
 		unseen[id] = true
 	}
 	if len(unseen) != n {
@@ -60,10 +63,10 @@ func (p *population) list(t *testing.T, n, limit int) {
 
 	pages := (n + limit - 1) / limit
 	g := &gate{TB: t, open: make(chan struct{})}
-	if p.page > 0 {
+	if p.Page > 0 {
 		g.first, g.want = 1, min(pages, atOnce)
 	} else {
-		g.want = p.once
+		g.want = p.Once
 	}
 	server, client := mutual(t)
 	server.Arrived = g.arrived
@@ -72,7 +75,7 @@ func (p *population) list(t *testing.T, n, limit int) {
 		t.Fatal(err)
 	}
 	defer provider.Close()
-	kind := (&site{t, w, provider}).kind(p.kind)
+	kind := (&site{t, w, provider}).kind(noun)
 	w.ResetCalls()
 	begin := time.Now()
 	things, err := providers.Collect(kind.List(t.Context()))
@@ -92,9 +95,9 @@ func (p *population) list(t *testing.T, n, limit int) {
 	if len(unseen) > 0 {
 		t.Errorf("%d of %d objects are not seen", len(unseen), n)
 	}
-	want := p.once + p.page*pages
+	want := p.Once + p.Page*pages
 	if pages > 0 {
-		want += p.after
+		want += p.After
 	}
 	if calls != want {
 		t.Errorf("the list took %d calls, want %d: %v", calls, want, w.Calls())

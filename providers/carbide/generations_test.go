@@ -9,6 +9,7 @@ import (
 	"google.golang.org/grpc/codes"
 
 	"converge.dev/converge/internal/carbidesim"
+	"converge.dev/converge/internal/carbidetest"
 	"converge.dev/converge/internal/providertest"
 	"converge.dev/converge/providers"
 	"converge.dev/converge/schema"
@@ -39,9 +40,9 @@ func TestLawsOfGenerations(t *testing.T) {
 					return w
 				}
 			}
-			sample := slices.DeleteFunc(cases(hosts(t)), func(c providertest.Case) bool { return other(c.Kind) || c.Name == "guarded" })
+			sample := slices.DeleteFunc(carbidetest.Cases(hosts(t), world(withHosts)), func(c providertest.Case) bool { return other(c.Kind) || c.Name == "guarded" })
 			providertest.Run(t, providertest.Suite{
-				Kinds: kinds, Cases: hosted(sample, world(withHosts)), Open: world(), Parallel: true,
+				Kinds: kinds, Cases: sample, Open: world(), Parallel: true,
 			})
 		})
 	}
@@ -55,7 +56,7 @@ func TestGenerationsReadAlike(t *testing.T) {
 		s.make("network_security_group", "web", schema.Object{"tenant": "acme", "stateful_egress": false})
 		s.make("vpc", "prod", schema.Object{
 			"tenant": "acme", "virtualization": "fnn", "vni": int64(60001), "routing_profile": "internal",
-			"network_security_group": id("network_security_group", "web"), "labels": labels("env", "prod"),
+			"network_security_group": id("network_security_group", "web"), "labels": map[string]any{"env": "prod"},
 		})
 		s.make("vpc_prefix", "ten", schema.Object{"vpc": id("vpc", "prod"), "prefix": "10.0.0.0/16"})
 		s.make("network_segment", "a", schema.Object{
@@ -92,7 +93,7 @@ func TestGenerationsReadAlike(t *testing.T) {
 
 // The hosts of instances without interfaces join the VPC that is asked for, where the service knows of it.
 func TestAutoNetwork(t *testing.T) {
-	host := hostsOf(newWorld(t, carbidesim.Options{Hosts: carbidesim.Hosts{Count: 1, WithoutDPU: 1}}))[0]
+	host := carbidetest.Hosts(newWorld(t, carbidesim.Options{Hosts: carbidesim.Hosts{Count: 1, WithoutDPU: 1}}))[0]
 	for _, g := range carbidesim.Generations {
 		s := newSite(t, carbidesim.Options{Generation: g, Hosts: carbidesim.Hosts{Count: 1, WithoutDPU: 1}})
 		for name, how := range map[string]string{"level": "flat", "over": "ethernet_virtualizer"} {

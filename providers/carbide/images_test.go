@@ -10,6 +10,7 @@ import (
 	"google.golang.org/protobuf/proto"
 
 	"converge.dev/converge/internal/carbidesim"
+	"converge.dev/converge/internal/carbidetest"
 	"converge.dev/converge/internal/providertest"
 	"converge.dev/converge/providers"
 	"converge.dev/converge/providers/carbide/forge"
@@ -41,7 +42,7 @@ func (s *site) counted(noun, name string, changes schema.Object) (map[string]int
 // keeps them through every update that has nothing to do with them.
 func TestOperatingSystemWaits(t *testing.T) {
 	s := newSite(t, carbidesim.Options{})
-	want := template("kernel_params", "quiet")
+	want := carbidetest.Template("kernel_params", "quiet")
 	for _, a := range want["artifacts"].([]any) {
 		a.(map[string]any)["cache"] = "cached_only"
 	}
@@ -123,7 +124,7 @@ func TestTokens(t *testing.T) {
 	s := newSite(t, carbidesim.Options{})
 	s.make("os_image", "golden", schema.Object{"tenant": "acme", "source_url": "https://a", "digest": "a", "auth_token": "t0ken"})
 	s.make("os_image", "open", schema.Object{"tenant": "acme", "source_url": "https://a", "digest": "a", "auth_token": ""})
-	s.make("operating_system", "ubuntu", template("kernel_params", "quiet"))
+	s.make("operating_system", "ubuntu", carbidetest.Template("kernel_params", "quiet"))
 	for name, want := range map[string]string{"golden": "t0ken", "open": ""} {
 		if got := s.see("os_image", id("os_image", name)).Spec["auth_token"]; got != want {
 			t.Errorf("the token of %s is %q, want %q", name, got, want)
@@ -242,8 +243,8 @@ func TestExtensionServiceVersions(t *testing.T) {
 		return o
 	}
 	none := schema.Object{"registry": nil, "registry_username": nil, "registry_password": nil}
-	plain := schema.Object{"tenant": "acme", "manifest": pod("a")}
-	secret := withCredential(pod("a"), "s3cret")
+	plain := schema.Object{"tenant": "acme", "manifest": carbidetest.Pod("a")}
+	secret := withCredential(carbidetest.Pod("a"), "s3cret")
 	for _, c := range []struct {
 		name          string
 		made, changes schema.Object
@@ -256,19 +257,19 @@ func TestExtensionServiceVersions(t *testing.T) {
 		{"the same credential", secret, secret, 1, 0, success, ""},
 		{"a description", plain, schema.Object{"description": "x"}, 1, 0, success, ""},
 		{"a description beside a credential", secret, all(secret, "description", "x"), 2, 0, success, ""},
-		{"another manifest", plain, schema.Object{"manifest": pod("b"), "description": "x"}, 1, 1, success, ""},
-		{"another manifest beside a credential", secret, all(secret, "manifest", pod("b")), 1, 1, success, ""},
-		{"another password", secret, withCredential(pod("a"), "other"), 1, 1, success, ""},
+		{"another manifest", plain, schema.Object{"manifest": carbidetest.Pod("b"), "description": "x"}, 1, 1, success, ""},
+		{"another manifest beside a credential", secret, all(secret, "manifest", carbidetest.Pod("b")), 1, 1, success, ""},
+		{"another password", secret, withCredential(carbidetest.Pod("a"), "other"), 1, 1, success, ""},
 		{"a first credential", plain, secret, 1, 1, success, ""},
 		{"no credential any more", secret, none, 1, 1, success, ""},
-		{"manifest and observability", plain, schema.Object{"manifest": pod("b"), "observability": log}, 1, 1, success, ""},
+		{"manifest and observability", plain, schema.Object{"manifest": carbidetest.Pod("b"), "observability": log}, 1, 1, success, ""},
 		{"observability alone", plain, schema.Object{"observability": log}, 0, 0, invalid, "only together"},
 		{"observability beside a credential", secret, all(secret, "observability", log), 1, 0, invalid, "only together"},
-		{"another manifest without the credential", secret, all(none, "manifest", pod("b")), 0, 0, invalid, "would lose it"},
+		{"another manifest without the credential", secret, all(none, "manifest", carbidetest.Pod("b")), 0, 0, invalid, "would lose it"},
 		{"a description without the credential", secret, all(none, "description", "x"), 0, 0, invalid, "would lose it"},
-		{"the manifest in another form", plain, schema.Object{"manifest": "# a pod\n" + pod("a")}, 1, 0, invalid, "No changes"},
+		{"the manifest in another form", plain, schema.Object{"manifest": "# a pod\n" + carbidetest.Pod("a")}, 1, 0, invalid, "No changes"},
 		{"half a credential", plain, schema.Object{"registry": "nvcr.io/x"}, 0, 0, invalid, "registry"},
-		{"a long password", plain, withCredential(pod("a"), strings.Repeat("x", 256)), 0, 0, invalid, "registry"},
+		{"a long password", plain, withCredential(carbidetest.Pod("a"), strings.Repeat("x", 256)), 0, 0, invalid, "registry"},
 	} {
 		t.Run(c.name, func(t *testing.T) {
 			s := newSite(t, carbidesim.Options{})
@@ -315,7 +316,7 @@ func TestExtensionServiceObserved(t *testing.T) {
 	var logged strings.Builder
 	s := newSite(t, carbidesim.Options{})
 	s.make("tenant", "acme", schema.Object{})
-	s.make("dpu_extension_service", "svc", withCredential(pod("a"), "s3cret"))
+	s.make("dpu_extension_service", "svc", withCredential(carbidetest.Pod("a"), "s3cret"))
 	first := s.see("dpu_extension_service", id("dpu_extension_service", "svc"))
 	for _, field := range []string{"registry", "registry_username", "registry_password"} {
 		if v, told := first.Spec[field]; told {
@@ -353,7 +354,7 @@ func TestExtensionServiceNames(t *testing.T) {
 	for _, free := range []bool{false, true} {
 		s := newSite(t, carbidesim.Options{Rules: carbidesim.Rules{FreeServiceNames: free}})
 		s.make("tenant", "acme", schema.Object{})
-		c := s.make("dpu_extension_service", "Collector", schema.Object{"tenant": "acme", "manifest": pod("a")})
+		c := s.make("dpu_extension_service", "Collector", schema.Object{"tenant": "acme", "manifest": carbidetest.Pod("a")})
 		if err := s.kind("dpu_extension_service").Delete(t.Context(), c); err != nil {
 			t.Fatal(err)
 		}
@@ -393,7 +394,7 @@ func TestImageFaults(t *testing.T) {
 	spec := map[string]schema.Object{
 		"operating_system":      {"tenant": "acme", "type": "ipxe", "script": "#!ipxe"},
 		"os_image":              {"tenant": "acme", "source_url": "https://a", "digest": "a"},
-		"dpu_extension_service": {"tenant": "acme", "manifest": pod("a")},
+		"dpu_extension_service": {"tenant": "acme", "manifest": carbidetest.Pod("a")},
 	}
 	methods := map[string]string{"operating_system": "OperatingSystem", "os_image": "OsImage", "dpu_extension_service": "DpuExtensionService"}
 	for noun, want := range spec {

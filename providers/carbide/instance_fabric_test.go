@@ -7,13 +7,13 @@ import (
 	"google.golang.org/grpc/codes"
 
 	"converge.dev/converge/internal/carbidesim"
+	"converge.dev/converge/internal/carbidetest"
 	"converge.dev/converge/providers"
 	"converge.dev/converge/providers/carbide/forge"
 	"converge.dev/converge/schema"
 )
 
 const (
-	connectX = "MT2910 Family [ConnectX-7]"
 	superNIC = "MT43244 BlueField-3 SuperNIC"
 )
 
@@ -36,7 +36,7 @@ func manifest(image string) string {
 func TestFabrics(t *testing.T) {
 	s, c := onFabrics(t, hosts(t)[0])
 	port := func(instance int64) map[string]any {
-		return map[string]any{"ib_partition": id("ib_partition", "train"), "device": connectX, "device_instance": instance}
+		return map[string]any{"ib_partition": id("ib_partition", "train"), "device": carbidetest.ConnectX, "device_instance": instance}
 	}
 	spx := func(instance int64, kind string) map[string]any {
 		return map[string]any{"device": superNIC, "device_instance": instance, "spx_partition": id("spx_partition", "spx"), "type": kind}
@@ -83,7 +83,7 @@ func TestFabrics(t *testing.T) {
 		"dpu_extension_services": []any{map[string]any{"service": id("dpu_extension_service", "agent"), "version": int64(9)}},
 	}), absent)
 	s.class("a partition that is not there", s.update("instance", "web", c.ID, schema.Object{
-		"infiniband": []any{map[string]any{"ib_partition": id("ib_partition", "gone"), "device": connectX, "device_instance": int64(0)}},
+		"infiniband": []any{map[string]any{"ib_partition": id("ib_partition", "gone"), "device": carbidetest.ConnectX, "device_instance": int64(0)}},
 	}), invalid)
 	s.class("to delete what is used", s.kind("ib_partition").Delete(t.Context(), call("ib_partition", "train")), busy)
 	th = change("none", schema.Object{"infiniband": nil, "spx": nil, "dpu_extension_services": nil})

@@ -116,7 +116,7 @@ func TestPower(t *testing.T) {
 			s.Errorf("words of an instance that is off: %v", err)
 		}
 
-		if err := s.update("instance", "web", c.ID, schema.Object{"power": "on", "labels": labels("a", "b")}); err != nil {
+		if err := s.update("instance", "web", c.ID, schema.Object{"power": "on", "labels": map[string]any{"a": "b"}}); err != nil {
 			s.Fatal(err)
 		}
 		is("told to be on", "off", providers.Pending)

@@ -14,6 +14,7 @@ import (
 	"google.golang.org/protobuf/reflect/protoreflect"
 
 	"converge.dev/converge/internal/carbidesim"
+	"converge.dev/converge/internal/carbidetest"
 	"converge.dev/converge/providers"
 	"converge.dev/converge/providers/carbide"
 	"converge.dev/converge/providers/carbide/forge"
@@ -23,7 +24,7 @@ import (
 // TestObserveAllOrNothing: one failed call of many fails the observation.
 func TestObserveAllOrNothing(t *testing.T) {
 	s := newSite(t, carbidesim.Options{Rules: carbidesim.Rules{MaxFindByIDs: 7}})
-	plant(t, s.World, "vpc", 50)
+	carbidetest.Plant(t, s.World, "vpc", 50)
 	if err := s.Inject(carbidesim.Fault{Method: "FindVpcsByIds", Nth: 5, Effect: carbidesim.Before}); err != nil {
 		t.Fatal(err)
 	}

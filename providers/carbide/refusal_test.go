@@ -8,6 +8,7 @@ import (
 	"google.golang.org/grpc/codes"
 
 	"converge.dev/converge/internal/carbidesim"
+	"converge.dev/converge/internal/carbidetest"
 	"converge.dev/converge/providers"
 	"converge.dev/converge/providers/carbide"
 	"converge.dev/converge/providers/carbide/forge"
@@ -316,10 +317,10 @@ func TestRefusals(t *testing.T) {
 	s.class("an image that is being copied", remove("os_image", "golden"), busy)
 	s.class("an image without a digest", create("os_image", "second", schema.Object{"tenant": "acme", "source_url": "https://a"}), invalid)
 	s.class("an operating system from a template that is not there", create("operating_system", "x", schema.Object{"tenant": "acme", "template": id("vpc", "none")}), invalid)
-	service := schema.Object{"tenant": "acme", "manifest": pod("a")}
+	service := schema.Object{"tenant": "acme", "manifest": carbidetest.Pod("a")}
 	s.make("dpu_extension_service", "collector", service)
 	s.make("dpu_extension_service", "second", service)
-	s.class("a service without its tenant", create("dpu_extension_service", "third", schema.Object{"tenant": "nobody", "manifest": pod("a")}), absent)
+	s.class("a service without its tenant", create("dpu_extension_service", "third", schema.Object{"tenant": "nobody", "manifest": carbidetest.Pod("a")}), absent)
 	s.class("a service whose name is taken", create("dpu_extension_service", "Collector", service), exists)
 	u := s.change("dpu_extension_service", "second", id("dpu_extension_service", "second"), schema.Object{})
 	u.Ref.Name = "COLLECTOR"

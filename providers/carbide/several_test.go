@@ -37,14 +37,14 @@ func TestFirstOfSeveralCalls(t *testing.T) {
 	s.make("tenant", "acme", schema.Object{"routing_profile": "internal"})
 	c := s.make("vpc", "prod", schema.Object{"tenant": "acme", "virtualization": "fnn"})
 	both := func() error {
-		return s.update("vpc", "prod", c.ID, schema.Object{"virtualization": "flat", "labels": labels("a", "b")})
+		return s.update("vpc", "prod", c.ID, schema.Object{"virtualization": "flat", "labels": map[string]any{"a": "b"}})
 	}
 	if err := s.Inject(carbidesim.Fault{Method: "UpdateVpcVirtualization", Effect: carbidesim.Before, Code: codes.OutOfRange}); err != nil {
 		t.Fatal(err)
 	}
 	s.class("a change that was refused", both(), invalid)
 
-	late := s.change("vpc", "prod", c.ID, schema.Object{"virtualization": "flat", "labels": labels("a", "b")})
+	late := s.change("vpc", "prod", c.ID, schema.Object{"virtualization": "flat", "labels": map[string]any{"a": "b"}})
 	if _, err := s.Stranger().UpdateVpc(t.Context(), &forge.VpcUpdateRequest{
 		Id: &forge.VpcId{Value: c.ID}, Metadata: &forge.Metadata{Name: "prod", Description: "by others"},
 	}); err != nil {

@@ -10,6 +10,7 @@ import (
 
 	"converge.dev/converge/internal/carbidesim"
 	"converge.dev/converge/internal/carbidesim/devcert"
+	"converge.dev/converge/internal/carbidetest"
 	"converge.dev/converge/providers"
 	"converge.dev/converge/providers/carbide"
 	"converge.dev/converge/schema"
@@ -192,3 +193,5 @@ func (s *site) class(what string, err error, want providers.Class) {
 		s.Errorf("%s failed with class %s, want %s: %v", what, providers.ClassOf(err), want, err)
 	}
 }
+
+func id(noun, name string) string { return carbidetest.ID(noun, name) }

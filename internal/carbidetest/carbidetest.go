@@ -1,0 +1,146 @@
+// Package carbidetest has what tests have to know of each Carbide kind, a file for each: examples for the laws, how a site gets
+// many of them, and what happens to one where faults are injected. A kind that is new costs a file here and its line in [Kinds].
+//
+// Everything is about the site that [carbidesim] simulates.
+package carbidetest
+
+import (
+	"slices"
+	"testing"
+
+	"converge.dev/converge/internal/carbidesim"
+	"converge.dev/converge/internal/providertest"
+	"converge.dev/converge/providers/carbide/forge"
+	"converge.dev/converge/schema"
+)
+
+// A Kind is what tests have to know of one.
+type Kind struct {
+	Noun string // its name without the provider's
+
+	Cases   []providertest.Case                      // for the laws, without the kind
+	CasesOn func(hosts []string) []providertest.Case // the same of a kind whose things are on hosts, of which twelve are enough
+
+	// Older is in place of Cases on a server of the older generation, where that knows less of the kind. Newer says that it does not
+	// know it at all.
+	Older []providertest.Case
+	Newer bool
+
+	Populations []Population
+	Scenes      []Scene
+
+	// Whole is CUE: resources of the kind which say all of its fields, and refer to what the other kinds have here. It may use
+	// what a scene may, and _meta, a description and labels.
+	Whole string
+}
+
+// A Population is how a site gets many objects of a kind, and how many calls it takes to list them.
+type Population struct {
+	As    string                         // what is particular to these objects; empty: nothing
+	Site  func(n int) carbidesim.Options // what the site has to be like; nil: as it is
+	Plant func(b *Bed, n int) []string   // makes n objects and returns their ids
+	Once  int                            // calls for all objects together
+	Page  int                            // calls for each page, of as many ids as the site takes
+	After int                            // calls for all objects that were found, where there are any
+	Why   string                         // required where it is not one call for the ids and one for each page
+}
+
+// A Scene is two states of one resource, between which faults are injected. Its CUE stands below carbide in a document that has a
+// tenant acme, in which _host, _other and _bare are the ids of three machines, the last without a DPU, and _secret is a secret.
+type Scene struct {
+	As     string // what is particular to it; empty: nothing
+	Ways   string // of create, update and delete, those that it is about; empty: all that the kind has
+	OnHost bool   // the name of the resource is the id of a machine
+	Needs  string // what else is in the document
+	One    string
+	Two    string // empty: it cannot change
+}
+
+// Kinds returns all kinds.
+func Kinds() []Kind {
+	return []Kind{
+		tenants,
+		tenantKeysets,
+		vpcs,
+		vpcPrefixes,
+		networkSegments,
+		networkSecurityGroups,
+		instanceTypes,
+		computeAllocations,
+		instances,
+		vpcPeerings,
+		ibPartitions,
+		nvlinkLogicalPartitions,
+		spxPartitions,
+		expectedMachines,
+		expectedSwitches,
+		expectedPowerShelves,
+		skus,
+		machines,
+		operatingSystems,
+		osImages,
+		dpuExtensionServices,
+	}
+}
+
+// Cases returns the examples of all kinds, for sites that have these hosts. Kinds whose things are on hosts are tried in the world
+// that hosted opens, in place of the suite's, which does without: hosts are most of what there is to look at.
+func Cases(hosts []string, hosted func(*testing.T) providertest.World) []providertest.Case {
+	return examples(hosts, hosted, false)
+}
+
+// CasesOlder is [Cases] for a server of the older generation.
+func CasesOlder(hosts []string, hosted func(*testing.T) providertest.World) []providertest.Case {
+	return examples(hosts, hosted, true)
+}
+
+func examples(hosts []string, hosted func(*testing.T) providertest.World, older bool) []providertest.Case {
+	var all []providertest.Case
+	for _, k := range Kinds() {
+		cases, open := k.Cases, (func(*testing.T) providertest.World)(nil)
+		if k.CasesOn != nil {
+			cases, open = k.CasesOn(hosts), hosted
+		}
+		switch {
+		case older && k.Newer:
+			continue
+		case older && k.Older != nil:
+			cases = k.Older
+		}
+		for _, c := range cases {
+			c.Kind, c.Open = "carbide."+k.Noun, open
+			all = append(all, c)
+		}
+	}
+	return all
+}
+
+// Hosts returns the ids of the machines of a world that are hosts, those with GPUs first.
+func Hosts(w *carbidesim.World) []string {
+	var ids, plain []string
+	for _, o := range w.Objects() {
+		switch m, _ := o.Message.(*forge.Machine); {
+		case m.GetMachineType() != forge.MachineType_HOST:
+		case len(m.GetCapabilities().GetGpu()) > 0:
+			ids = append(ids, o.ID)
+		default:
+			plain = append(plain, o.ID)
+		}
+	}
+	return slices.Concat(ids, plain)
+}
+
+// ID returns the id that the laws give a thing of a kind.
+func ID(noun, name string) string { return providertest.ID("carbide."+noun, name) }
+
+func made(noun, name string, spec schema.Object) providertest.Made {
+	return providertest.Made{Kind: "carbide." + noun, Name: name, Spec: spec}
+}
+
+func labels(pairs ...any) map[string]any {
+	m := map[string]any{}
+	for i := 0; i < len(pairs); i += 2 {
+		m[pairs[i].(string)] = pairs[i+1]
+	}
+	return m
+}

@@ -1,0 +1,54 @@
+package carbidetest
+
+import (
+	"strings"
+
+	"converge.dev/converge/internal/carbidesim"
+	"converge.dev/converge/internal/providertest"
+	"converge.dev/converge/schema"
+)
+
+var machines = Kind{
+	Noun: "machine",
+	CasesOn: func(hosts []string) []providertest.Case {
+		return []providertest.Case{
+			{
+				Name: hosts[0], Needs: []providertest.Made{made("instance_type", "any", schema.Object{}), made("sku", "dgx", schema.Object{"chassis": chassis})},
+				Want:   schema.Object{},
+				Update: schema.Object{"description": "top of rack", "labels": labels("rack", "r1"), "maintenance": map[string]any{"reference": "TICKET-1"}, "instance_type": ID("instance_type", "any"), "sku": "dgx"},
+				Other: func(i int) providertest.Made {
+					if i+1 < len(hosts) {
+						return providertest.Made{Name: hosts[i+1]}
+					}
+					return providertest.Made{Name: "fm100ht" + strings.Repeat("0", 52)} // nowhere
+				},
+			},
+		}
+	},
+	Populations: []Population{
+		{Once: 1, Page: 1, Site: func(n int) carbidesim.Options { return carbidesim.Options{Hosts: carbidesim.Hosts{Count: n}} }, Plant: func(b *Bed, n int) []string {
+			return Hosts(b.World) // which are there from the beginning, and their DPUs too
+		}},
+	},
+	Scenes: []Scene{
+		{OnHost: true, Ways: "update", One: `{labels: n: "1"}`, Two: `{labels: n: "2"}`},
+		{As: "maintenance", OnHost: true, Ways: "update", One: `{}`, Two: `{maintenance: reference: "OPS-1234"}`},
+		{As: "type", OnHost: true, Ways: "update", Needs: `instance_type: any: {}`, One: `{}`, Two: `{instance_type: "any"}`},
+		{
+			As: "sku", OnHost: true, Ways: "update", Needs: `sku: any: chassis: {model: "m", architecture: "x86_64"}`,
+			One: `{}`,
+			Two: `{sku: "any"}`,
+		},
+		{
+			As: "whole", OnHost: true, Ways: "update", Needs: `instance_type: any: {}, sku: {any: chassis: {model: "m", architecture: "x86_64"}, other: chassis: {model: "n", architecture: "x86_64"}}`,
+			One: `{sku: "other"}`,
+			Two: `{sku: "any", labels: n: "1", maintenance: reference: "OPS-1234", instance_type: "any"}`,
+		},
+	},
+	Whole: `
+machine: {
+	(_host): {_meta, instance_type: "big"}
+	(_other): {sku: "dgx", maintenance: reference: "OPS-1234"}
+}
+`,
+}
