@@ -88,7 +88,7 @@ func (c *cell) at() string {
 
 // want is the end that the cell must come to.
 func (c *cell) want(s *script) string {
-	if end, ok := deviations()[c.at()]; ok {
+	if end, ok := c.otherwise[strings.TrimPrefix(c.at(), c.name+"/")]; ok {
 		return end
 	}
 	verb, calls := s.way, s.forward
@@ -114,7 +114,7 @@ func (c *cell) want(s *script) string {
 	m.unproven = verb == "update" && strings.HasPrefix(s.String(), "instance o") // of power
 	m.looks = c.ref.Kind == "carbide.instance"                                   // whose power is known
 	if verb == "create" {
-		m.refusal = refusals[c.ref.Kind]
+		m.refusal = c.internal
 	}
 	return expected(c.fault, m)
 }
@@ -151,9 +151,18 @@ func TestTortureCarbideFaults(t *testing.T) {
 		from[scripts[i].String()] = &scripts[i]
 		every = append(every, scripts[i].cells(all)...)
 	}
-	met := map[string]bool{}
+	met, otherwise := map[string]bool{}, map[string]bool{}
 	for i := range every {
-		met[every[i].method] = true
+		c := &every[i]
+		met[c.method], met[c.at()] = true, true
+		for at := range c.otherwise {
+			otherwise[c.name+"/"+at] = true
+		}
+	}
+	for at := range otherwise {
+		if !met[at] {
+			t.Errorf("%s is said to end otherwise, and is no cell", at)
+		}
 	}
 	for _, m := range changes {
 		if !met[m] {
@@ -196,7 +205,7 @@ func TestTortureCarbideFaults(t *testing.T) {
 	begin := time.Now()
 	t.Cleanup(func() {
 		torture.Report(t, "E", "Carbide: %d of %d cells (%d faults, %d methods, %d scenes), %d ends, %d known deviations, %d wrong, in %s",
-			len(chosen), len(every), len(all), len(changes), len(scripts), len(endings), len(deviations()), wrong.Load(), time.Since(begin).Round(time.Millisecond))
+			len(chosen), len(every), len(all), len(changes), len(scripts), len(endings), len(otherwise), wrong.Load(), time.Since(begin).Round(time.Millisecond))
 	})
 	for _, c := range chosen {
 		s := from[c.scene.String()]

@@ -4,6 +4,7 @@ import (
 	"cmp"
 	"context"
 	"fmt"
+	"maps"
 	"strings"
 	"sync"
 	"testing"
@@ -25,6 +26,9 @@ type scene struct {
 	ref   schema.Ref
 	first *schema.Document
 	last  *schema.Document
+
+	otherwise map[string]string // cells that end otherwise than the traits say
+	internal  string            // what a create refused with INTERNAL or ALREADY_EXISTS means; empty: "not now" and "taken"
 }
 
 func (s *scene) String() string { return s.name + "/" + s.way }
@@ -103,10 +107,14 @@ func scenes(t *testing.T) []*scene {
 			if s.OnHost {
 				name = hosts[0]
 			}
-			ref := schema.Ref{Scope: schema.ScopeSite, Kind: "carbide." + k.Noun, Name: name}
+			ref := schema.Ref{Scope: schema.ScopeSite, Kind: k.Name(), Name: name}
+			otherwise := map[string]string{}
+			for _, o := range s.Otherwise {
+				maps.Copy(otherwise, o.Ends)
+			}
 			none, one := document(s.Needs, k.Noun, name, ""), document(s.Needs, k.Noun, name, s.One)
 			for _, way := range strings.Fields(ways) {
-				sc := &scene{name: strings.TrimSpace(k.Noun + " " + s.As), way: way, ref: ref}
+				sc := &scene{name: strings.TrimSpace(k.Noun + " " + s.As), way: way, ref: ref, otherwise: otherwise, internal: k.Internal}
 				switch way {
 				case "create":
 					sc.first, sc.last = none, one

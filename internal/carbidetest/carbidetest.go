@@ -10,13 +10,15 @@ import (
 
 	"converge.dev/converge/internal/carbidesim"
 	"converge.dev/converge/internal/providertest"
+	"converge.dev/converge/providers"
 	"converge.dev/converge/providers/carbide/forge"
 	"converge.dev/converge/schema"
 )
 
 // A Kind is what tests have to know of one.
 type Kind struct {
-	Noun string // its name without the provider's
+	Noun   string // its name without the provider's
+	Varies bool   // the generations of the service differ in it
 
 	Cases   []providertest.Case                      // for the laws, without the kind
 	CasesOn func(hosts []string) []providertest.Case // the same of a kind whose things are on hosts, of which twelve are enough
@@ -27,7 +29,14 @@ type Kind struct {
 	Newer bool
 
 	Populations []Population
-	Scenes      []Scene
+
+	// Scenes are what faults are injected into. Internal is what INTERNAL or ALREADY_EXISTS mean to a create, where they do not mean
+	// "not now" or "taken": it is refused, or what exists is busy.
+	Scenes   []Scene
+	Internal string
+
+	// Database is what PostgreSQL says through INTERNAL about calls that had no effect, and what it means.
+	Database []Words
 
 	// Whole is CUE: resources of the kind which say all of its fields, and refer to what the other kinds have here. It may use
 	// what a scene may, and _meta, a description and labels.
@@ -54,6 +63,22 @@ type Scene struct {
 	Needs  string // what else is in the document
 	One    string
 	Two    string // empty: it cannot change
+
+	Otherwise []Otherwise // what ends otherwise than the traits of the kind say
+}
+
+// Otherwise are cells of the grid of faults that end otherwise than the traits of the kind say. All are of verbs that take several
+// calls, of which the traits say nothing, and in all of them the run says what is there.
+type Otherwise struct {
+	Why  string
+	Ends map[string]string // by way, with a ~ when it is undone, method and fault
+}
+
+// Words are a text that the database of the service has for a call.
+type Words struct {
+	Verb  string // create, update, delete
+	Text  string
+	Class providers.Class
 }
 
 // Kinds returns all kinds.
@@ -108,7 +133,7 @@ func examples(hosts []string, hosted func(*testing.T) providertest.World, older 
 			cases = k.Older
 		}
 		for _, c := range cases {
-			c.Kind, c.Open = "carbide."+k.Noun, open
+			c.Kind, c.Open = k.Name(), open
 			all = append(all, c)
 		}
 	}
@@ -129,6 +154,9 @@ func Hosts(w *carbidesim.World) []string {
 	}
 	return slices.Concat(ids, plain)
 }
+
+// Name returns the name of the kind.
+func (k *Kind) Name() string { return "carbide." + k.Noun }
 
 // ID returns the id that the laws give a thing of a kind.
 func ID(noun, name string) string { return providertest.ID("carbide."+noun, name) }

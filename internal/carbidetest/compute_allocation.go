@@ -30,6 +30,7 @@ var computeAllocations = Kind{
 			})
 		}},
 	},
+	Internal: "refused", // the tenant or the type is not there
 	Scenes: []Scene{
 		{
 			Needs: `instance_type: any: {}`,

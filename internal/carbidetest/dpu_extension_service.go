@@ -4,6 +4,7 @@ import (
 	"fmt"
 
 	"converge.dev/converge/internal/providertest"
+	"converge.dev/converge/providers"
 	"converge.dev/converge/providers/carbide/forge"
 	"converge.dev/converge/schema"
 )
@@ -33,11 +34,16 @@ var dpuExtensionServices = Kind{
 			})
 		}},
 	},
+	Internal: "refused", // the tenant is not there
 	Scenes: []Scene{
 		{
 			One: `{tenant: "acme", manifest: "apiVersion: v1\nkind: Pod\nmetadata: {name: a}\nspec: {containers: [{name: a}]}"}`,
 			Two: `{tenant: "acme", manifest: "apiVersion: v1\nkind: Pod\nmetadata: {name: b}\nspec: {containers: [{name: b}]}"}`,
 		},
+	},
+	Database: []Words{
+		{"create", `insert or update on table "extension_services" violates foreign key constraint "tenant_fkey"`, providers.Absent},
+		{"update", `value too long for type character varying(256)`, providers.Invalid},
 	},
 	Whole: `
 dpu_extension_service: agent: {

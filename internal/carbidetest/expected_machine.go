@@ -10,7 +10,7 @@ import (
 )
 
 var expectedMachines = Kind{
-	Noun: "expected_machine",
+	Noun: "expected_machine", Varies: true,
 	Cases: []providertest.Case{
 		{
 			Name: "gpu-01",
@@ -47,6 +47,7 @@ var expectedMachines = Kind{
 			})
 		}},
 	},
+	Internal: "refused", // the MAC address cannot be read
 	Scenes: []Scene{
 		{
 			One: `{bmc_username: "root", bmc_password: _secret, bmc_mac_address: "0a:00:00:00:00:01", chassis_serial_number: "SN-1", labels: n: "1"}`,

@@ -39,6 +39,7 @@ var expectedSwitches = Kind{
 			})
 		}},
 	},
+	Internal: "refused", // the MAC address is taken
 	Scenes: []Scene{
 		{
 			One: `{bmc_username: "root", bmc_password: _secret, bmc_mac_address: "0a:00:00:00:00:01", switch_serial_number: "SN-1", labels: n: "1"}`,

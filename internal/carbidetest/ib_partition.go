@@ -4,6 +4,7 @@ import (
 	"fmt"
 
 	"converge.dev/converge/internal/providertest"
+	"converge.dev/converge/providers"
 	"converge.dev/converge/providers/carbide/forge"
 	"converge.dev/converge/schema"
 )
@@ -39,8 +40,13 @@ var ibPartitions = Kind{
 			})
 		}},
 	},
+	Internal: "refused", // the key is taken
 	Scenes: []Scene{
 		{One: `{tenant: "acme", labels: n: "1"}`, Two: `{tenant: "acme", labels: n: "2"}`},
+	},
+	Database: []Words{
+		{"create", `duplicate key value violates unique constraint "ib_partitions_pkey"`, providers.Exists},
+		{"create", `resource pool pkey: value 5 cannot be requested or is already allocated`, providers.Invalid},
 	},
 	Whole: `
 ib_partition: ranks: {_meta, tenant: "acme", pkey: "0x4a00"}

@@ -55,6 +55,7 @@ var instances = Kind{
 			return b.instances(n, group)
 		}},
 	},
+	Internal: "exists is busy",
 	Scenes: []Scene{
 		{
 			Needs: `vpc: net: {tenant: "acme", virtualization: "fnn"}, vpc_prefix: links: {vpc: "net", prefix: "10.1.0.0/16"}`,
@@ -70,11 +71,82 @@ var instances = Kind{
 			As: "off", Needs: `vpc: net: {tenant: "acme", virtualization: "fnn"}, vpc_prefix: links: {vpc: "net", prefix: "10.1.0.0/16"}`,
 			One: `{tenant: "acme", machine: _host, interfaces: [{vpc_prefix: "links"}], os: ipxe: "#!ipxe", power: "off"}`,
 			Two: `{tenant: "acme", machine: _host, interfaces: [{vpc_prefix: "links"}], os: ipxe: "#!ipxe", power: "on"}`,
+			Otherwise: []Otherwise{
+				{"one of several calls never succeeds: what the others did is undone as far as that does not need the same call", map[string]string{
+					"delete/ReleaseInstance/busy for good":    "forward/",
+					"delete/ReleaseInstance/late each time":   "forward/",
+					"delete/SetMaintenance/busy for good":     "forward/",
+					"delete/SetMaintenance/late each time":    "forward/",
+					"~create/ReleaseInstance/busy for good":   "half~?",
+					"~create/SetMaintenance/busy for good":    "half~?",
+					"~update/SetMaintenance/busy for good":    "stuck?",
+					"~update/UpdatePowerOption/busy for good": "stuck?",
+				}},
+				{"every one of several calls comes late: the verb gives up before the last has come", map[string]string{
+					"~create/SetMaintenance/late each time":    "half~?+",
+					"~create/UpdatePowerOption/late each time": "half~?+",
+				}},
+				{"a host that is shut down before the site knows that it is to be off is turned on again by the site", map[string]string{
+					"~update/AdminPowerControl/cut":                  "adrift~+",
+					"~update/AdminPowerControl/replies lost":         "stuck?+",
+					"~update/AdminPowerControl/late each time":       "stuck?+",
+					"~update/AdminPowerControl/done, said invalid":   "stuck",
+					"~update/AdminPowerControl/done, said exhausted": "undone",
+					"~update/AdminPowerControl/done, said internal":  "undone",
+				}},
+				{"so many calls get no answer that no attempt makes the rest: what was made is undone", map[string]string{
+					"create/AllocateInstance/flapping":        "done+",
+					"create/AdminPowerControl/flapping":       "done+",
+					"create/AdminPowerControl/cut":            "away/+",
+					"create/AdminPowerControl/replies lost":   "failed+",
+					"create/AdminPowerControl/late each time": "failed+",
+				}},
+				{"the power of an instance that was made is set by an update of its own, whose refusal is definite, and whose effect shows", map[string]string{
+					"create/AdminPowerControl/not there, said exists":  "done",
+					"create/AdminPowerControl/not done, said internal": "done",
+					"create/AdminPowerControl/done, said exhausted":    "done",
+					"create/AdminPowerControl/done, said internal":     "done",
+					"create/AdminPowerControl/busy":                    "done",
+					"create/AdminPowerControl/done, said invalid":      "failed",
+					"create/AdminPowerControl/refused":                 "failed",
+				}},
+				{"a look between two calls fails: it is unknown how far the verb came", map[string]string{
+					"~update/AdminPowerControl/partial list": "undone+",
+					"~update/SetMaintenance/partial list":    "undone+",
+					"~update/UpdatePowerOption/partial list": "undone+",
+				}},
+				{"a host that the answer about power leaves out is one that nobody watches, and its power cannot be set: nothing is begun", map[string]string{
+					"create/AllocateInstance/half a batch":  "refused",
+					"create/AdminPowerControl/half a batch": "refused",
+					"create/SetMaintenance/half a batch":    "refused",
+					"create/UpdatePowerOption/half a batch": "refused",
+				}},
+			},
 		},
 		{
 			As: "on", Ways: "update", Needs: `vpc: net: {tenant: "acme", virtualization: "fnn"}, vpc_prefix: links: {vpc: "net", prefix: "10.1.0.0/16"}`,
 			One: `{tenant: "acme", machine: _host, interfaces: [{vpc_prefix: "links"}], os: ipxe: "#!ipxe", power: "on"}`,
 			Two: `{tenant: "acme", machine: _host, interfaces: [{vpc_prefix: "links"}], os: ipxe: "#!ipxe", power: "off"}`,
+			Otherwise: []Otherwise{
+				{"one of several calls never succeeds: what the others did is undone as far as that does not need the same call", map[string]string{
+					"update/SetMaintenance/busy for good":    "settled",
+					"update/UpdatePowerOption/busy for good": "settled",
+				}},
+				{"a host that is shut down before the site knows that it is to be off is turned on again by the site", map[string]string{
+					"update/AdminPowerControl/cut":                  "away?+",
+					"update/AdminPowerControl/flapping":             "done+",
+					"update/AdminPowerControl/late each time":       "settled+",
+					"update/AdminPowerControl/replies lost":         "settled+",
+					"update/AdminPowerControl/done, said invalid":   "refused",
+					"update/AdminPowerControl/done, said exhausted": "done",
+					"update/AdminPowerControl/done, said internal":  "done",
+				}},
+				{"a look between two calls fails: it is unknown how far the verb came", map[string]string{
+					"update/AdminPowerControl/partial list": "done+",
+					"update/SetMaintenance/partial list":    "done+",
+					"update/UpdatePowerOption/partial list": "done+",
+				}},
+			},
 		},
 	},
 	Whole: `

@@ -2,11 +2,12 @@ package carbidetest
 
 import (
 	"converge.dev/converge/internal/providertest"
+	"converge.dev/converge/providers"
 	"converge.dev/converge/schema"
 )
 
 var instanceTypes = Kind{
-	Noun: "instance_type",
+	Noun: "instance_type", Varies: true,
 	Cases: []providertest.Case{
 		{
 			Name: "big",
@@ -31,6 +32,9 @@ var instanceTypes = Kind{
 	},
 	Scenes: []Scene{
 		{One: `{labels: n: "1"}`, Two: `{labels: n: "2"}`},
+	},
+	Database: []Words{
+		{"create", `value too long for type character varying(64)`, providers.Invalid},
 	},
 	Whole: `
 instance_type: big: {_meta, capabilities: [{type: "gpu", vendor: "NVIDIA", count: 8}]}

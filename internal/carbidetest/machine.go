@@ -9,7 +9,7 @@ import (
 )
 
 var machines = Kind{
-	Noun: "machine",
+	Noun: "machine", Varies: true,
 	CasesOn: func(hosts []string) []providertest.Case {
 		return []providertest.Case{
 			{
@@ -43,6 +43,18 @@ var machines = Kind{
 			As: "whole", OnHost: true, Ways: "update", Needs: `instance_type: any: {}, sku: {any: chassis: {model: "m", architecture: "x86_64"}, other: chassis: {model: "n", architecture: "x86_64"}}`,
 			One: `{sku: "other"}`,
 			Two: `{sku: "any", labels: n: "1", maintenance: reference: "OPS-1234", instance_type: "any"}`,
+			Otherwise: []Otherwise{
+				{"one of several calls never succeeds: what the others did is undone as far as that does not need the same call", map[string]string{
+					"update/AssignSkuToMachine/busy for good":                    "half",
+					"update/AssociateMachinesWithInstanceType/busy for good":     "settled",
+					"update/SetMaintenance/busy for good":                        "settled",
+					"update/UpdateMachineMetadata/busy for good":                 "settled",
+					"~update/AssignSkuToMachine/busy for good":                   "half~",
+					"~update/RemoveMachineInstanceTypeAssociation/busy for good": "half~",
+					"~update/SetMaintenance/busy for good":                       "half~",
+					"~update/UpdateMachineMetadata/busy for good":                "half~",
+				}},
+			},
 		},
 	},
 	Whole: `

@@ -6,7 +6,7 @@ import (
 )
 
 var networkSecurityGroups = Kind{
-	Noun: "network_security_group",
+	Noun: "network_security_group", Varies: true,
 	Cases: []providertest.Case{
 		{
 			Name: "ssh", Needs: []providertest.Made{acme},
@@ -49,6 +49,16 @@ var networkSecurityGroups = Kind{
 			As: "rules", Ways: "update",
 			One: `{tenant: "acme", rules: [{id: "a", direction: "ingress", protocol: "tcp", action: "permit", priority: 100, src_prefix: "0.0.0.0/0", dst_prefix: "0.0.0.0/0", dst_ports: {start: 443, end: 443}}]}`,
 			Two: `{tenant: "acme", rules: [{id: "b", direction: "ingress", protocol: "tcp", action: "permit", priority: 100, src_prefix: "0.0.0.0/0", dst_prefix: "0.0.0.0/0", dst_ports: {start: 80, end: 80}}]}`,
+			Otherwise: []Otherwise{
+				{"one of several calls never succeeds: what the others did is undone as far as that does not need the same call", map[string]string{
+					"update/UpdateNetworkSecurityGroup 2/busy for good":  "half",
+					"~update/UpdateNetworkSecurityGroup 2/busy for good": "half~?",
+				}},
+				{"every one of several calls comes late: the verb gives up before the last has come", map[string]string{
+					"update/UpdateNetworkSecurityGroup 2/late each time": "half+",
+					"~update/UpdateNetworkSecurityGroup/late each time":  "half~+",
+				}},
+			},
 		},
 	},
 	Whole: `

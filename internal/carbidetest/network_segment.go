@@ -4,12 +4,13 @@ import (
 	"fmt"
 
 	"converge.dev/converge/internal/providertest"
+	"converge.dev/converge/providers"
 	"converge.dev/converge/providers/carbide/forge"
 	"converge.dev/converge/schema"
 )
 
 var networkSegments = Kind{
-	Noun: "network_segment",
+	Noun: "network_segment", Varies: true,
 	Cases: []providertest.Case{
 		{
 			Name: "prod-a", Needs: []providertest.Made{prod},
@@ -38,6 +39,11 @@ var networkSegments = Kind{
 	},
 	Scenes: []Scene{
 		{Needs: `vpc: net: tenant: "acme"`, One: `{vpc: "net", prefixes: [{prefix: "10.2.0.0/24"}]}`},
+	},
+	Database: []Words{
+		{"create", `duplicate key value violates unique constraint "network_segments_pkey"`, providers.Exists},
+		{"create", `insert or update on table "network_segments" violates foreign key constraint "vpc_fkey"`, providers.Absent},
+		{"create", `new row for relation "network_prefixes" violates check constraint "gateway_within_network"`, providers.Invalid},
 	},
 	Whole: `
 network_segment: {

@@ -2,6 +2,7 @@ package carbidetest
 
 import (
 	"converge.dev/converge/internal/providertest"
+	"converge.dev/converge/providers"
 	"converge.dev/converge/providers/carbide/forge"
 	"converge.dev/converge/schema"
 )
@@ -30,6 +31,9 @@ var nvlinkLogicalPartitions = Kind{
 	},
 	Scenes: []Scene{
 		{One: `{tenant: "acme", description: "one"}`, Two: `{tenant: "acme", description: "two"}`},
+	},
+	Database: []Words{
+		{"create", `duplicate key value violates unique constraint "nvlink_logical_partitions_pkey"`, providers.Exists},
 	},
 	Whole: `
 nvlink_logical_partition: rack: {tenant: "acme", description: "one rack"}

@@ -4,6 +4,7 @@ import (
 	"google.golang.org/protobuf/proto"
 
 	"converge.dev/converge/internal/providertest"
+	"converge.dev/converge/providers"
 	"converge.dev/converge/providers/carbide/forge"
 	"converge.dev/converge/schema"
 )
@@ -48,6 +49,9 @@ var operatingSystems = Kind{
 	},
 	Scenes: []Scene{
 		{One: `{tenant: "acme", script: "#!ipxe one"}`, Two: `{tenant: "acme", script: "#!ipxe two"}`},
+	},
+	Database: []Words{
+		{"create", `duplicate key value violates unique constraint "operating_systems_pkey"`, providers.Exists},
 	},
 	Whole: `
 operating_system: {

@@ -2,6 +2,7 @@ package carbidetest
 
 import (
 	"converge.dev/converge/internal/providertest"
+	"converge.dev/converge/providers"
 	"converge.dev/converge/providers/carbide/forge"
 	"converge.dev/converge/schema"
 )
@@ -39,6 +40,10 @@ var osImages = Kind{
 			One: `{tenant: "acme", source_url: "https://images.example/a", digest: "sha256:aa", description: "one"}`,
 			Two: `{tenant: "acme", source_url: "https://images.example/a", digest: "sha256:aa", description: "two"}`,
 		},
+	},
+	Database: []Words{
+		{"create", `duplicate key value violates unique constraint "os_images_pkey"`, providers.Exists},
+		{"update", `value too long for type character varying(64)`, providers.Invalid},
 	},
 	Whole: `
 os_image: golden: {

@@ -9,7 +9,7 @@ import (
 )
 
 var skus = Kind{
-	Noun: "sku",
+	Noun: "sku", Varies: true,
 	Cases: []providertest.Case{
 		{
 			Name: "dgx-h100",

@@ -4,6 +4,7 @@ import (
 	"fmt"
 
 	"converge.dev/converge/internal/providertest"
+	"converge.dev/converge/providers"
 	"converge.dev/converge/providers/carbide/forge"
 	"converge.dev/converge/schema"
 )
@@ -34,6 +35,9 @@ var spxPartitions = Kind{
 	},
 	Scenes: []Scene{
 		{One: `{tenant: "acme"}`},
+	},
+	Database: []Words{
+		{"create", `duplicate key value violates unique constraint "spx_partitions_pkey"`, providers.Exists},
 	},
 	Whole: `
 spx_partition: east: {tenant: "acme", description: "one room", vni: 70001}

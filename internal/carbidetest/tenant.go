@@ -6,7 +6,7 @@ import (
 )
 
 var tenants = Kind{
-	Noun: "tenant",
+	Noun: "tenant", Varies: true,
 	Cases: []providertest.Case{
 		{
 			Name:    "acme",

@@ -4,11 +4,12 @@ import (
 	"fmt"
 
 	"converge.dev/converge/internal/providertest"
+	"converge.dev/converge/providers"
 	"converge.dev/converge/schema"
 )
 
 var vpcs = Kind{
-	Noun: "vpc",
+	Noun: "vpc", Varies: true,
 	Cases: []providertest.Case{
 		plainVPC,
 		{
@@ -51,7 +52,20 @@ var vpcs = Kind{
 			As: "whole", Ways: "update",
 			One: `{tenant: "acme", virtualization: "fnn", labels: n: "1"}`,
 			Two: `{tenant: "acme", virtualization: "flat", labels: n: "2"}`,
+			Otherwise: []Otherwise{
+				{"one of several calls never succeeds: what the others did is undone as far as that does not need the same call", map[string]string{
+					"update/UpdateVpc/busy for good":  "settled",
+					"~update/UpdateVpc/busy for good": "half~?",
+				}},
+				{"every one of several calls comes late: the verb gives up before the last has come", map[string]string{
+					"~update/UpdateVpcVirtualization/late each time": "half~+",
+				}},
+			},
 		},
+	},
+	Database: []Words{
+		{"create", `duplicate key value violates unique constraint "vpcs_pkey"`, providers.Exists},
+		{"create", `pool timed out while waiting for an open connection`, providers.Busy},
 	},
 	Whole: `
 vpc: {

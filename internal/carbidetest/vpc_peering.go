@@ -5,6 +5,7 @@ import (
 
 	"converge.dev/converge/internal/carbidesim"
 	"converge.dev/converge/internal/providertest"
+	"converge.dev/converge/providers"
 	"converge.dev/converge/providers/carbide/forge"
 	"converge.dev/converge/schema"
 )
@@ -45,8 +46,13 @@ var vpcPeerings = Kind{
 			})
 		}},
 	},
+	Internal: "refused", // one of the VPCs is not there
 	Scenes: []Scene{
 		{Needs: `vpc: {aa: tenant: "acme", bb: tenant: "acme"}`, One: `{vpcs: ["aa", "bb"]}`},
+	},
+	Database: []Words{
+		{"create", `VPC Peering feature disabled.`, providers.Denied},
+		{"create", `insert or update on table "vpc_peerings" violates foreign key constraint "vpc_peerings_vpc1_id_fkey"`, providers.Absent},
 	},
 	Whole: `
 vpc_peering: both: vpcs: ["prod", "test"]

@@ -4,12 +4,13 @@ import (
 	"fmt"
 
 	"converge.dev/converge/internal/providertest"
+	"converge.dev/converge/providers"
 	"converge.dev/converge/providers/carbide/forge"
 	"converge.dev/converge/schema"
 )
 
 var vpcPrefixes = Kind{
-	Noun: "vpc_prefix",
+	Noun: "vpc_prefix", Varies: true,
 	Cases: []providertest.Case{
 		{
 			Name: "ten", Needs: []providertest.Made{prod},
@@ -41,6 +42,9 @@ var vpcPrefixes = Kind{
 			One:   `{vpc: "net", prefix: "10.1.0.0/16", labels: n: "1"}`,
 			Two:   `{vpc: "net", prefix: "10.1.0.0/16", labels: n: "2"}`,
 		},
+	},
+	Database: []Words{
+		{"delete", `update or delete on table "network_vpc_prefixes" violates foreign key constraint "vpc_prefix_fkey"`, providers.Busy},
 	},
 	Whole: `
 vpc_prefix: links: {_meta, vpc: "prod", prefix: "10.1.0.0/16"}

@@ -28,7 +28,7 @@ func TestCallsToList(t *testing.T) {
 				many = 1_000
 			}
 			if (p.Once != 1 || p.Page != 1 || p.After != 0) && p.Why == "" {
-				t.Errorf("carbide.%s takes more calls than others, and it is not said why", of.Noun)
+				t.Errorf("%s takes more calls than others, and it is not said why", of.Name())
 			}
 			for _, c := range []struct{ objects, limit int }{{many, 100}, {500, 7}, {7, 7}, {8, 7}, {0, 100}} {
 				name := strings.ReplaceAll(strings.TrimSpace(of.Noun+" "+p.As), " ", "-")
@@ -40,7 +40,7 @@ func TestCallsToList(t *testing.T) {
 		}
 	}
 	for _, k := range newSite(t, carbidesim.Options{}).Kinds {
-		if !slices.ContainsFunc(carbidetest.Kinds(), func(of carbidetest.Kind) bool { return "carbide."+of.Noun == k.Name && len(of.Populations) > 0 }) {
+		if !slices.ContainsFunc(carbidetest.Kinds(), func(of carbidetest.Kind) bool { return of.Name() == k.Name && len(of.Populations) > 0 }) {
 			t.Errorf("%s is not listed here", k.Name)
 		}
 	}

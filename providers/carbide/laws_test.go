@@ -51,7 +51,7 @@ func TestLaws(t *testing.T) {
 // about hardware that is to be found.
 func TestLawsOlderServer(t *testing.T) {
 	newer := func(kind string) bool {
-		return slices.ContainsFunc(carbidetest.Kinds(), func(k carbidetest.Kind) bool { return k.Newer && "carbide."+k.Noun == kind })
+		return slices.ContainsFunc(carbidetest.Kinds(), func(k carbidetest.Kind) bool { return k.Newer && k.Name() == kind })
 	}
 	descriptions, err := kinds.New()
 	if err != nil {
