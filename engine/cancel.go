@@ -8,11 +8,11 @@ import (
 	"converge.dev/converge/state"
 )
 
-// cancelPause is how often the holder of the lock looks whether it was asked to end its run.
+// cancelPause is how often the holder of the lock checks whether it was asked to end its run.
 const cancelPause = time.Second
 
-// cancellable returns a context that ends, with an [apply.CancelledError], when somebody asks through the store that the run of
-// this holder end. Release ends the looking.
+// cancellable returns a context that ends, with an [apply.CancelledError], when somebody asks through the store to end the run
+// of this holder. Release stops the checking.
 func (e *Engine) cancellable(ctx context.Context, lock *state.Lock) (_ context.Context, release func()) {
 	ctx, end := context.WithCancelCause(ctx)
 	look, stop := context.WithCancel(lock.Context(context.WithoutCancel(ctx)))

@@ -13,33 +13,33 @@ import (
 	"converge.dev/converge/state"
 )
 
-// A Revision is a document of which the resources are read as they are asked for, beside an earlier one.
+// A Revision is a document, compared with an earlier one, whose resources are read on demand.
 type Revision interface {
-	// Since is the serial of the earlier one.
+	// Since returns the serial of the earlier document.
 	Since() int64
 
-	// Len is how many resources the document has.
+	// Len returns how many resources the document has.
 	Len() int
 
-	// Changed lists those that it describes otherwise than the earlier one: those that are new, different or gone.
+	// Changed lists the resources that differ from the earlier document: those that are new, different or gone.
 	Changed() []schema.Ref
 
-	// Referring lists the resources that refer to one of these, directly.
+	// Referring lists the resources that refer directly to one of these.
 	Referring(to []schema.Ref) []schema.Ref
 
-	// Read reads the resources with the given refs, those of them that are there, and all that these refer to. The document that it
-	// returns has no other resources, and is otherwise that of the revision.
+	// Read reads those of the given resources that exist, and all that they refer to. The returned document has no other
+	// resources, and is otherwise that of the revision.
 	Read(ctx context.Context, refs []schema.Ref) (*schema.Document, error)
 }
 
-// A WholeError says why a plan has to be made of all that the document describes.
+// A WholeError says why a plan has to cover everything that the document describes.
 type WholeError struct{ Reason string }
 
 func (e *WholeError) Error() string { return "a plan of the whole site is needed: " + e.Reason }
 
-// Applied returns the serial of the revision of the document that the site is at: the one that the newest run applied, whole. It
-// fails with a *WholeError when nothing was applied, or when a run since, or an earlier one that was taken up or undone since, has left
-// the site otherwise than a document says.
+// Applied returns the serial of the document revision that the site is at: the one that the newest run applied as a whole. It
+// fails with a *WholeError when nothing was applied, or when a later run, or an earlier one that was resumed or undone since,
+// left the site in a state that no document describes.
 func (e *Engine) Applied(ctx context.Context) (int64, error) {
 	runs, err := e.o.Store.Runs(ctx)
 	if err != nil {
@@ -47,7 +47,7 @@ func (e *Engine) Applied(ctx context.Context) (int64, error) {
 	}
 	for i, r := range runs {
 		switch {
-		case r.Status == state.RunReverted: // and the site was seen to be as before
+		case r.Status == state.RunReverted: // and the site was verified to be as before
 			continue
 		case r.Status != state.RunApplied:
 			return 0, &WholeError{fmt.Sprintf("run %s is %s", r.ID, r.Stands())}
@@ -64,16 +64,16 @@ func (e *Engine) Applied(ctx context.Context) (int64, error) {
 	return 0, &WholeError{"no revision of the document has been applied yet"}
 }
 
-// PlanChanged is [Engine.Plan] for what a revision says otherwise than an earlier one that was applied, and for what refers to that
-// and has to follow. It looks at nothing else, and takes for granted that all else is as it was left. It fails with a *WholeError
-// when what has changed cannot be decided about alone.
+// PlanChanged is [Engine.Plan] for what a revision changes compared with an earlier, applied one, and for what refers to that and
+// has to follow. It observes nothing else, and assumes that everything else is as it was left. It fails with a *WholeError when
+// the changes cannot be planned on their own.
 func (e *Engine) PlanChanged(ctx context.Context, rev Revision, o plan.Options) (*plan.Plan, error) {
 	worked, err := e.worked(ctx)
 	if err != nil {
 		return nil, err
 	}
 	refs := rev.Changed()
-	gone := map[schema.Ref]bool{} // and what will be another thing than before
+	gone := map[schema.Ref]bool{} // and what will become another thing
 	for {
 		doc, err := rev.Read(ctx, refs)
 		if err == nil {
@@ -96,7 +96,7 @@ func (e *Engine) PlanChanged(ctx context.Context, rev Revision, o plan.Options) 
 		if err != nil {
 			return nil, err
 		}
-		var turned []schema.Ref // away, or into another thing
+		var turned []schema.Ref // removed, or turned into another thing
 		deletes := false
 		for i := range p.Steps {
 			s := &p.Steps[i]
@@ -116,7 +116,7 @@ func (e *Engine) PlanChanged(ctx context.Context, rev Revision, o plan.Options) 
 			read[doc.Resources[i].Ref] = true
 		}
 		more = slices.DeleteFunc(rev.Referring(turned), func(ref schema.Ref) bool { return read[ref] })
-		orphans := slices.ContainsFunc(turned, func(ref schema.Ref) bool { // of what is still declared nobody has looked yet
+		orphans := slices.ContainsFunc(turned, func(ref schema.Ref) bool { // what is still declared has not been observed yet
 			traits, _ := in.Traits(ref.Scope, ref.Kind)
 			return traits.Orphans && read[ref]
 		})
@@ -125,9 +125,9 @@ func (e *Engine) PlanChanged(ctx context.Context, rev Revision, o plan.Options) 
 			continue
 		}
 		p.Worked = worked
-		p.Unmanaged = nil // what nobody declared cannot be told from what was not read
+		p.Unmanaged = nil // what nothing declares cannot be distinguished from what was not read
 		live := max(1, state.Live(in.Recorded))
-		if deletes { // a share of all that is recorded
+		if deletes { // the limit is a share of all that is recorded
 			all, err := e.o.Store.Records(ctx)
 			if err != nil {
 				return nil, err
@@ -138,8 +138,8 @@ func (e *Engine) PlanChanged(ctx context.Context, rev Revision, o plan.Options) 
 	}
 }
 
-// lookAt makes the inputs of a plan about a part of a document, and about what of refs is recorded. Gone is what will not be there any
-// more, or not as the same thing. When more has to be read first, it returns the refs of that and nothing else.
+// lookAt makes the inputs of a plan about a part of a document, and about those of refs that are recorded. Gone is what will no
+// longer be there, or not as the same thing. When more has to be read first, it returns the refs of that and nothing else.
 func (e *Engine) lookAt(ctx context.Context, doc *schema.Document, refs []schema.Ref, gone map[schema.Ref]bool) (in plan.Input, more []schema.Ref, err error) {
 	in = plan.Input{Kinds: e.o.Kinds, Document: doc, Begun: e.begun(ctx), Part: &plan.Part{Owners: map[plan.Place]map[string]schema.Ref{}}}
 	chosen, declared := map[schema.Ref]bool{}, map[schema.Ref]bool{}
@@ -154,7 +154,7 @@ func (e *Engine) lookAt(ctx context.Context, doc *schema.Document, refs []schema
 	}
 	for i := range in.Recorded {
 		r := &in.Recorded[i]
-		for _, to := range r.After { // what it refers to as it is
+		for _, to := range r.After { // what it refers to now
 			if !chosen[to] && !r.Gone {
 				chosen[to] = true
 				more = append(more, to)
@@ -183,14 +183,14 @@ func (e *Engine) lookAt(ctx context.Context, doc *schema.Document, refs []schema
 		return k.Traits, ok
 	}
 	ids := liveIDs(in.Recorded)
-	at := map[plan.Place]bool{} // whether all of it is to be seen
+	at := map[plan.Place]bool{} // whether all of the place is observed
 	for i := range doc.Resources {
 		r := &doc.Resources[i]
 		place := placeOf(r.Ref)
 		switch {
 		case r.External != nil && r.External.ID != "":
 			ids[place] = append(ids[place], r.External.ID)
-		case records[r.Ref] == nil: // it may be there, under whatever id
+		case records[r.Ref] == nil: // it may exist under any id
 			at[place] = true
 			if err := e.stated(r); err != nil {
 				return in, nil, err
@@ -216,7 +216,7 @@ func (e *Engine) lookAt(ctx context.Context, doc *schema.Document, refs []schema
 	}
 	in.Observed = e.observe(ctx, set, at, ids)
 	again := map[plan.Place]bool{}
-	for p, all := range at { // the mark of what is not there may be on another thing
+	for p, all := range at { // a missing thing's mark may be on another thing
 		if things, seen := in.Observed.Things[p]; seen && !all && len(things) < len(ids[p]) {
 			at[p], again[p] = true, true
 		}
@@ -232,10 +232,11 @@ func (e *Engine) lookAt(ctx context.Context, doc *schema.Document, refs []schema
 	return in, more, err
 }
 
-// fewRecords is up to how many records are read one by one. Reading all takes as long as some of them do, however large the site is.
+// fewRecords is up to how many records are read one by one: reading all takes as long as that many single reads,
+// however large the site is.
 const fewRecords = 500
 
-// recordsOf reads what is recorded of some resources, in the order of their refs.
+// recordsOf reads the records of some resources, in the order of their refs.
 func (e *Engine) recordsOf(ctx context.Context, refs map[schema.Ref]bool) (records []state.Record, err error) {
 	if len(refs) > fewRecords {
 		all, err := e.o.Store.Records(ctx)
@@ -255,8 +256,8 @@ func (e *Engine) recordsOf(ctx context.Context, refs map[schema.Ref]bool) (recor
 	return records, nil
 }
 
-// owners finds out whose the things are that were seen beside those of the chosen resources, and returns the refs of others to which
-// things of the chosen refer.
+// owners finds the owners of the things that were observed beside those of the chosen resources, and returns the refs of other
+// resources to which things of the chosen refer.
 func (e *Engine) owners(ctx context.Context, in *plan.Input, at map[plan.Place]bool, chosen map[schema.Ref]bool) (more []schema.Ref, err error) {
 	owners, known := map[plan.Place]map[string]schema.Ref{}, map[plan.Place]map[string]bool{}
 	for p, ids := range liveIDs(in.Recorded) {
@@ -301,7 +302,7 @@ func (e *Engine) owners(ctx context.Context, in *plan.Input, at map[plan.Place]b
 	return schema.SortRefs(more), err
 }
 
-// stated fails with a *WholeError when the planner would have to choose something for a resource that is to be made.
+// stated fails with a *WholeError when the planner would have to choose a field of a resource that is to be created.
 func (e *Engine) stated(r *schema.Resource) error {
 	for _, f := range chooses(e.o.Kinds[r.Ref.Kind], r) {
 		return &WholeError{fmt.Sprintf("%s leaves %s to be chosen, among all that there is", r.Ref, f.Name)}
@@ -309,5 +310,5 @@ func (e *Engine) stated(r *schema.Resource) error {
 	return nil
 }
 
-// placeOf returns where a resource is to be seen.
+// placeOf returns the place in which a resource is observed.
 func placeOf(ref schema.Ref) plan.Place { return plan.Place{Scope: ref.Scope, Kind: ref.Kind} }

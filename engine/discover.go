@@ -20,7 +20,7 @@ import (
 	"converge.dev/converge/state"
 )
 
-// A Survey is everything that the providers of a site show, with what is recorded about it.
+// A Survey is everything that the providers of a site report, with what is recorded about it.
 type Survey struct {
 	Site     schema.Site
 	Observed plan.Observation
@@ -32,10 +32,10 @@ type Survey struct {
 // A Server is a far side that answered, as it describes itself.
 type Server struct {
 	state.Server
-	Build string // the software that it runs, and with it the generation of its API; empty when it does not say
+	Build string // the software version that it runs, which implies the version of its API; empty when it does not report one
 }
 
-// Survey looks at every kind that the needs serve, and changes nothing.
+// Survey observes every kind that the needs serve, and changes nothing.
 func (e *Engine) Survey(ctx context.Context, site schema.Site, needs []Need) (*Survey, error) {
 	records, err := e.o.Store.Records(ctx)
 	if err != nil {
@@ -61,7 +61,7 @@ func (e *Engine) Survey(ctx context.Context, site schema.Site, needs []Need) (*S
 	for _, known := range e.servers(ctx, set) {
 		s.Servers = append(s.Servers, Server{Server: known, Build: e.build(ctx, set, known)})
 	}
-	for _, n := range needs { // what could not be opened shows nothing, which is not the same as being empty
+	for _, n := range needs { // a provider that could not be opened shows nothing, which does not mean that it is empty
 		if err := set.Failure(n.Scope, n.Provider); err != nil {
 			s.Observed.Unknown[plan.Place{Scope: n.Scope, Kind: n.Provider + ".*"}] = err.Error()
 		}
@@ -69,7 +69,7 @@ func (e *Engine) Survey(ctx context.Context, site schema.Site, needs []Need) (*S
 	return s, ctx.Err()
 }
 
-// recorded tells which recorded resource an id stands for.
+// recorded returns the names of recorded resources by external id.
 func (s *Survey) recorded() plan.Names {
 	names := plan.Names{}
 	for i := range s.Recorded {
@@ -80,8 +80,8 @@ func (s *Survey) recorded() plan.Names {
 	return names
 }
 
-// Unknown lists what could not be seen whole. What the far side does not support was not seen either: an older server may
-// have such things all the same.
+// Unknown lists what could not be observed completely. What the far side does not support was not observed either: an
+// older server may have such things all the same.
 func (s *Survey) Unknown() []plan.Unknown {
 	var list []plan.Unknown
 	for at, why := range s.Observed.Unknown {
@@ -96,21 +96,21 @@ func (s *Survey) Unknown() []plan.Unknown {
 	return list
 }
 
-// A Find is an existing thing, written as a resource that would become it, or, when it is external, that would refer to it.
+// A Find is an existing thing, written as a resource that would take it over or, when it is external, refer to it.
 type Find struct {
 	schema.Resource
 	ID      string // external id
 	Depends []schema.Ref
 	Managed bool     // recorded, or bears our mark
-	Secrets []string // fields whose secret has to be named by hand
+	Secrets []string // fields whose secret has to be filled in by hand
 
-	// Seen is what is there and not stated. Of what converge made that is what the far side filled in; what is there by
-	// itself, unmanaged and unused, states nothing at all, for nothing has to be taken over.
+	// Seen is what is observed but not stated. For what converge made, that is what the far side filled in. What exists
+	// by itself, unmanaged and unused, states nothing at all, because there is nothing to take over.
 	Seen     schema.Object
 	byItself bool
 }
 
-// A Leftover is a thing that no resource can describe.
+// A Leftover is a thing that cannot be written as a resource.
 type Leftover struct {
 	plan.Foreign
 	Reason string
@@ -118,16 +118,16 @@ type Leftover struct {
 	ref schema.Ref
 }
 
-// A Choice says what of a survey is to be written, and as what. The zero Choice is all, as converge's own.
+// A Choice says which parts of a survey are written, and how. The zero Choice is everything, as converge's own.
 type Choice struct {
-	Kinds    []string // patterns of kinds: these, and what they refer to; none: all
-	External []string // patterns of refs (plan.Matches) that others look after
+	Kinds    []string // patterns of kinds to write, with what they refer to; none: all
+	External []string // patterns of refs (plan.Matches) that others manage
 }
 
-// Resources writes what the survey saw as resources, for a document. Fits says whether a name and a spec are valid; what is
-// not is left over. What others look after is external, and there only when something else that is written refers to it: what
-// the choice says, what recorded resources refer to by id, what another site or the far side itself has made, and what no
-// resource can describe. It fails with a *plan.UnmatchedError.
+// Resources writes what the survey observed as resources for a document. Fits checks whether a name and a spec are valid; a
+// thing that fails is left over. What others manage is external, and written only when something else that is written refers
+// to it: what the choice names, what recorded resources refer to by id, what another site or the far side itself has made,
+// and what no resource can describe. It fails with a *plan.UnmatchedError.
 func (s *Survey) Resources(ks schema.Kinds, o Choice, fits func(schema.Ref, schema.Object) error) (finds []Find, left []Leftover, err error) {
 	n := s.name(ks)
 	for _, p := range o.External {
@@ -152,7 +152,7 @@ func (s *Survey) Resources(ks schema.Kinds, o Choice, fits func(schema.Ref, sche
 				continue
 			}
 			if f.byItself = !f.Managed && plan.ByItself(traits, ref, t); f.byItself && len(f.Spec) == 0 {
-				continue // nobody has said anything about it
+				continue // nothing was stated about it
 			}
 			if err := fits(ref, f.Spec); err != nil {
 				left = append(left, Leftover{plan.Foreign{Scope: at.Scope, Kind: at.Kind, ID: t.ID, Name: t.Name}, err.Error(), ref})
@@ -181,7 +181,7 @@ func (s *Survey) Resources(ks schema.Kinds, o Choice, fits func(schema.Ref, sche
 	return finds, slices.CompactFunc(left, func(a, b Leftover) bool { return a.ref == b.ref }), nil
 }
 
-// others gives, place by place, the ids by which recorded resources refer to something: to converge that has no name.
+// others returns, by place, the ids by which recorded resources refer to things that have no name in converge.
 func (s *Survey) others(ks schema.Kinds) map[plan.Place]map[string]bool {
 	ids := map[plan.Place]map[string]bool{}
 	for i := range s.Recorded {
@@ -200,7 +200,7 @@ func (s *Survey) others(ks schema.Kinds) map[plan.Place]map[string]bool {
 	return ids
 }
 
-// external makes the find one that others look after, with an id where the name does not say which of the things is meant.
+// external returns the find as one that others manage, with an id where its name is ambiguous.
 func (f Find) external(things []providers.Thing) Find {
 	x := Find{Resource: schema.Resource{Ref: f.Ref, Spec: schema.Object{}, External: &schema.External{}}, ID: f.ID, Managed: f.Managed}
 	for i := range things {
@@ -211,7 +211,7 @@ func (f Find) external(things []providers.Thing) Find {
 	return x
 }
 
-// unlisted returns what finds refer to and the far side cannot list: it is there under its id.
+// unlisted returns what finds refer to but the far side cannot list, each under its id.
 func (s *Survey) unlisted(finds []Find, n *naming) (more []Find) {
 	seen := map[schema.Ref]bool{}
 	for i := range finds {
@@ -226,7 +226,7 @@ func (s *Survey) unlisted(finds []Find, n *naming) (more []Find) {
 	return more
 }
 
-// keepNeeded drops what is external and nothing else refers to.
+// keepNeeded drops external finds that nothing else refers to.
 func keepNeeded(finds []Find) []Find {
 	needed := map[schema.Ref]bool{}
 	for i := range finds {
@@ -237,8 +237,7 @@ func keepNeeded(finds []Find) []Find {
 	return slices.DeleteFunc(finds, func(f Find) bool { return f.External != nil && !needed[f.Ref] })
 }
 
-// setAside makes finds state nothing when they are there by themselves, nobody manages them, and nothing else that was found
-// is on them.
+// setAside makes finds state nothing when they exist by themselves, are unmanaged, and no other find refers to them.
 func setAside(ks schema.Kinds, finds []Find) {
 	used := map[schema.Ref]bool{}
 	for i := range finds {
@@ -261,7 +260,7 @@ func setAside(ks schema.Kinds, finds []Find) {
 	}
 }
 
-// keepKinds keeps the finds whose kind matches a pattern, and all that those need.
+// keepKinds keeps the finds whose kind matches a pattern, and everything that they need.
 func keepKinds(finds []Find, kinds []string) []Find {
 	if len(kinds) == 0 {
 		return finds
@@ -297,10 +296,10 @@ func (s *Survey) find(k *schema.Kind, ref schema.Ref, t *providers.Thing, n *nam
 		f.Managed = true
 		f.Lifecycle.Protect, f.Lifecycle.OnRemove, f.Lifecycle.Ignore = record.Protect, record.OnRemove, record.Ignore
 		f.Depends = record.After
-		if record.Run != "" { // a run wrote it; one that was made from marks states nothing
+		if record.Run != "" { // written by a run; a record rebuilt from marks states nothing
 			said := stated(k.Fields, spec, record.Spec, "", record.Ignore)
 			was := diff.Prune(record.Rest, record.Ignore)
-			for field, v := range diff.Prune(diff.Rest(k, t.Spec, record.Spec), record.Ignore) { // and what changed of the rest since converge left it
+			for field, v := range diff.Prune(diff.Rest(k, t.Spec, record.Spec), record.Ignore) { // and what has changed in the rest since converge left it
 				if record.Rest != nil && !diff.Same(schema.Object{"": v}, schema.Object{"": was[field]}) {
 					said[field] = spec[field]
 				}
@@ -308,7 +307,7 @@ func (s *Survey) find(k *schema.Kind, ref schema.Ref, t *providers.Thing, n *nam
 			f.Seen = diff.Beyond(k, spec, said)
 			spec = said
 		}
-		for i := range k.Fields { // what only the planner reads, and what it chose, stand in the record alone
+		for i := range k.Fields { // what only the planner reads, and what it chose, is in the record alone
 			name := k.Fields[i].Name
 			stated, ok := record.Spec[name]
 			switch {
@@ -341,8 +340,8 @@ func (s *Survey) find(k *schema.Kind, ref schema.Ref, t *providers.Thing, n *nam
 	return f
 }
 
-// stated keeps of what was seen what the document had stated: the rest is the far side's business. Of what is ignored it
-// keeps what the document had stated, whatever was seen.
+// stated returns the part of what was observed that the document had stated: the rest is left to the far side. For
+// ignored paths it returns what the document had stated, whatever was observed.
 func stated(fields []schema.Field, seen, said map[string]any, at string, ignore []string) map[string]any {
 	out := make(map[string]any, len(said))
 	for name, s := range said {
@@ -365,8 +364,8 @@ func stated(fields []schema.Field, seen, said map[string]any, at string, ignore 
 	return out
 }
 
-// secretPlaces puts in the place of every secret where it is found: as recorded, or under a name that is made up and has to
-// be filled by hand. Those are listed, as paths.
+// secretPlaces replaces every secret by where it can be read: as recorded, or under an invented name that has to be filled
+// in by hand. It returns the paths of the latter.
 func secretPlaces(k *schema.Kind, ref schema.Ref, spec schema.Object, record *state.Record) (_ schema.Object, made []string) {
 	known := map[string]any{}
 	if record != nil {
@@ -377,7 +376,7 @@ func secretPlaces(k *schema.Kind, ref schema.Ref, spec schema.Object, record *st
 			return v, nil
 		})
 	}
-	spec, _ = sealed.Each(k, spec, func(path string, v any) (any, error) { // visit never fails
+	spec, _ = sealed.Each(k, spec, func(path string, v any) (any, error) { // the visit never fails
 		from, ok := known[path]
 		if sealed.Digest(v) == "" && !ok {
 			return nil, nil // none is set
@@ -401,7 +400,7 @@ func secretPlaces(k *schema.Kind, ref schema.Ref, spec schema.Object, record *st
 	return spec, made
 }
 
-// terse leaves out what the schema fills in by itself.
+// terse returns a spec without what the schema fills in by itself.
 func terse(fields []schema.Field, spec map[string]any) map[string]any {
 	out := make(map[string]any, len(spec))
 	for name, v := range spec {
@@ -436,18 +435,19 @@ func terseValue(f *schema.Field, v any) any {
 	return v
 }
 
-// A naming gives each thing the ref under which a document would declare it.
+// A naming maps each thing to the ref under which a document would declare it.
 type naming struct {
 	refs      map[*providers.Thing]schema.Ref
 	used      map[schema.Ref]*providers.Thing
 	names     plan.Names
-	ambiguous map[*providers.Thing]bool // its name does not say which thing is meant
-	others    map[*providers.Thing]bool // another site, or the far side itself, has made it
+	ambiguous map[*providers.Thing]bool // its name is ambiguous
+	others    map[*providers.Thing]bool // made by another site, or by the far side itself
 	kinds     schema.Kinds
 	records   map[schema.Ref]*state.Record
 }
 
-// name names all things: as recorded, as marked, or as they are called over there. Two of one name get different ones.
+// name names all things: as recorded, as marked, or as they are named on the far side. Two things of the same name get
+// different ones.
 func (s *Survey) name(ks schema.Kinds) *naming {
 	n := &naming{
 		refs: map[*providers.Thing]schema.Ref{}, used: map[schema.Ref]*providers.Thing{}, names: plan.Names{},
@@ -485,7 +485,7 @@ func (s *Survey) name(ks schema.Kinds) *naming {
 			}
 			called[t.Name]++
 		}
-		slices.SortFunc(order, func(a, b *providers.Thing) int { // what could become ours chooses its name first
+		slices.SortFunc(order, func(a, b *providers.Thing) int { // what could become ours gets its name first
 			first := func(t *providers.Thing) int {
 				if n.others[t] {
 					return 1
@@ -502,10 +502,10 @@ func (s *Survey) name(ks schema.Kinds) *naming {
 	return n
 }
 
-// free finds a name that nothing of the place has.
+// free returns a name that is not used in the place.
 func (n *naming) free(at plan.Place, t *providers.Thing, k *schema.Kind, traits providers.Traits, site string) schema.Ref {
 	name := cmp.Or(t.Name, t.ID)
-	if traits.ID != "" { // the id is made of the name, and perhaps of fields
+	if traits.ID != "" { // the id is made from the name, and perhaps from fields
 		for _, try := range []string{t.Name, t.ID, path.Base(t.ID)} {
 			if plan.ExternalID(site, traits, schema.Ref{Name: try}, 1, t.Spec) == t.ID {
 				name = try
@@ -532,16 +532,16 @@ func (n *naming) free(at plan.Place, t *providers.Thing, k *schema.Kind, traits 
 	return ref
 }
 
-// Rebuild makes the records of what bears this site's mark, or has an id that only this site gives, and is not recorded. What
-// the document said of it then is lost, so the records, as of when, state no field: the next plan compares with the document
-// alone. What declared, the document of today, says of a resource's life holds from now on: a protected one does not lose that
-// with the store. The newest incarnation of a resource counts; older ones stay strays. What is external is left to others, and
+// Rebuild makes records, as of when, for unrecorded things that bear this site's mark, or have an id that only this site
+// assigns. What the document said of them is lost, so the records state no field: the next plan compares with the document
+// alone. The lifecycle of a resource is taken from declared, today's document, so that a protected one stays protected when
+// the store is lost. The newest incarnation of a resource counts; older ones stay strays. What is external is left to others, and
 // its record says so: it is Gone.
 func (s *Survey) Rebuild(ks schema.Kinds, when time.Time, declared ...schema.Resource) []state.Record {
 	known, left, had := map[schema.Ref]bool{}, map[string]bool{}, s.recorded()
 	for _, r := range s.Recorded {
 		if r.Gone {
-			left[r.ID] = r.ID != "" // to others, marked as it is
+			left[r.ID] = r.ID != "" // to others, although it is marked
 		} else {
 			known[r.Ref] = true
 		}
@@ -598,7 +598,7 @@ func (s *Survey) Rebuild(ks schema.Kinds, when time.Time, declared ...schema.Res
 	return records
 }
 
-// ours says which incarnation of which resource a thing is: by its mark, or, where the kind has no place for one, by an id
+// ours returns which incarnation of which resource a thing is: by its mark or, where the kind cannot be marked, by an id
 // that follows from this site, the thing's name and the incarnation.
 func (s *Survey) ours(at plan.Place, t *providers.Thing, traits providers.Traits) (ref schema.Ref, incarnation int, ok bool) {
 	if traits.Mark {
@@ -614,5 +614,5 @@ func (s *Survey) ours(at plan.Place, t *providers.Thing, traits providers.Traits
 	return ref, 0, false
 }
 
-// incarnations is how many of them are tried to find out whose an unmarked thing is.
+// incarnations is how many incarnations are tried to identify an unmarked thing.
 const incarnations = 64

@@ -1,7 +1,7 @@
 // Package engine is the door: everything a command does with a site goes through an [Engine].
 //
 // It reads three things (the desired document, what providers observe, what the store recorded), lets package plan
-// decide, and package apply carry the decision out under the site lock. Data goes one way; planning changes nothing,
+// decide, and lets package apply carry out the decision under the site lock. Data flows one way; planning changes nothing,
 // applying decides nothing.
 package engine
 
@@ -28,17 +28,17 @@ type Need struct{ Scope, Provider string }
 type Options struct {
 	Kinds schema.Kinds // required
 	Store *state.Store // required
-	// Open connects to the providers that are needed, and to no others. Required. One that cannot be reached is a Failure of
-	// the set, not an error. It is called again for what else is needed later; the engine closes what it gave.
+	// Open connects to the providers that are needed, and to no others. Required. A provider that cannot be reached is a
+	// Failure of the set, not an error. Open is called again for what is needed later; the engine closes what it returned.
 	Open func(ctx context.Context, site schema.Site, needs []Need) (*providers.Set, error)
 
-	Secrets     secret.Options         // where secrets are read; zero: the environment, by own documents only, and no file
+	Secrets     secret.Options         // where secrets are read; zero: from the environment, by own documents only, and from no file
 	Who         string                 // USER@HOST, for locks and runs
 	Version     string                 // of converge, for locks
 	PID         int                    // for locks
 	Parallelism int                    // steps at the same time; 10 when zero
-	MaxDestroy  string                 // no plan destroys more than this, whatever it says of itself: "3", "10%"; empty: as it says
-	LockTTL     time.Duration          // how long the lock outlives a holder that does not answer; state.DefaultTTL when zero
+	MaxDestroy  string                 // no plan destroys more than this, whatever its own limit: "3", "10%"; empty: its own limit
+	LockTTL     time.Duration          // how long the lock outlives an unresponsive holder; state.DefaultTTL when zero
 	LockWait    time.Duration          // how long to wait for the lock
 	Retry       apply.Retry            // zero: as package apply says
 	Emit        event.Sink             // optional
@@ -51,9 +51,9 @@ type Options struct {
 type Engine struct {
 	o      Options
 	set    *providers.Set // nil until something is needed
-	open   map[Need]bool  // what is in the set, or has failed to be
-	vault  *secret.Vault  // nil until it is needed
-	secret schema.Kinds   // those that have secrets; valid with vault
+	open   map[Need]bool  // what is in the set, or failed to open
+	vault  *secret.Vault  // nil until needed
+	secret schema.Kinds   // kinds that have secrets; valid with vault
 }
 
 // New makes an engine. Close releases its connections; the store stays open.
@@ -91,19 +91,19 @@ func (e *Engine) Close() error {
 // ApplyOptions say how a plan is carried out.
 type ApplyOptions struct {
 	OnFailure    apply.OnFailure // apply.Rollback when empty
-	AllowPartial bool            // go on although some scopes are unknown, or some resources are left out
-	Approve      string          // the approval of the plan, or its beginning: required when a step cannot be undone exactly. See Rollback
-	Keep         int             // of a rollback: how many of the first steps of the run are not undone
-	Interrupt    <-chan struct{} // when closed, no more steps are started; those under way end
+	AllowPartial bool            // continue although some scopes are unknown, or some resources are left out
+	Approve      string          // the approval of the plan, or a prefix of it: required when a step cannot be undone exactly. See Rollback
+	Keep         int             // for a rollback: how many of the first steps of the run are not undone
+	Interrupt    <-chan struct{} // when closed, no more steps are started; those in flight finish
 }
 
-// A Result is how a run ended.
+// A Result says how a run ended.
 type Result struct {
 	Run         state.Run
 	Differences []event.Difference // what is not as it should be, when the run is partial
 }
 
-// ErrInterrupted says that a run was stopped before its end; its journal is intact and Resume settles it.
+// ErrInterrupted reports that a run was stopped before its end; its journal is intact and Resume settles it.
 var ErrInterrupted = apply.ErrInterrupted
 
 // A StaleError says that the site is no longer as it was when the plan was made.
@@ -146,10 +146,10 @@ func (e *RefusedError) Error() string {
 	return "refused: " + strings.Join(lines, "\n")
 }
 
-// An ApprovalError says that the plan does what cannot be undone exactly, and that nobody has approved of that.
+// An ApprovalError says that the plan has steps that cannot be undone exactly, and that nobody has approved them.
 type ApprovalError struct {
-	Approval string // what to give
-	Given    string // what was given: of another plan, or of the same when the site was different
+	Approval string // the approval that is required
+	Given    string // the approval that was given: that of another plan, or of the same plan when the site was different
 	Steps    []*plan.Step
 }
 
@@ -187,7 +187,7 @@ func (e *HeldError) Error() string {
 	return strings.Join(lines, "\n")
 }
 
-// An UnknownError says which places could not be seen whole, and what is left out because of that or because the far side
+// An UnknownError says which places could not be observed completely, and what is left out because of that or because the far side
 // does not support it.
 type UnknownError struct {
 	Unknown []plan.Unknown

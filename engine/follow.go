@@ -13,15 +13,15 @@ import (
 	"converge.dev/converge/state"
 )
 
-// followPause is how often Follow looks whether the journal has grown.
+// followPause is how often Follow checks whether the journal has grown.
 const followPause = 100 * time.Millisecond
 
-// ErrAbandoned says that a run is open and no process carries it out: Resume settles it.
+// ErrAbandoned reports that a run is open and no process carries it out: Resume settles it.
 var ErrAbandoned = errors.New("no process carries it out")
 
-// Follow tells what another process does: the events of a run, from its journal, from the beginning until the run is no
-// longer open, or with ErrAbandoned until nobody carries it out. Events of what is not in the journal, such as the progress
-// of one step, do not come.
+// Follow reports what another process does: it emits the events of a run, from its journal, from the beginning until the
+// run is no longer open. It fails with ErrAbandoned once no process carries the run out. What is not in the journal, such
+// as the progress of a step, has no events.
 func Follow(ctx context.Context, store *state.Store, run state.Run, emit event.Sink) error {
 	p, _, err := planOf(ctx, store, run)
 	if err != nil {
@@ -31,8 +31,7 @@ func Follow(ctx context.Context, store *state.Store, run state.Run, emit event.S
 	f := follower{plan: p, emit: emit, since: map[call]time.Time{}}
 	var seq int64
 	return retry.Policy{First: followPause}.Do(ctx, func() (over bool, err error) {
-		// In this order: who gave the lock back has ended the run before, and what is in the journal of a run that has ended
-		// is all there.
+		// In this order: a process ends its run before it releases the lock, and the journal of an ended run is complete.
 		holder, err := store.LockInfo(ctx)
 		if err != nil {
 			return true, fmt.Errorf("follow run %s: %w", run.ID, err)
@@ -69,7 +68,7 @@ func Follow(ctx context.Context, store *state.Store, run state.Run, emit event.S
 	})
 }
 
-// A call is one of a step, forward or back.
+// A call is a call of a step, forward or back.
 type call struct {
 	step int
 	undo bool
@@ -79,9 +78,9 @@ type call struct {
 type follower struct {
 	plan  *plan.Plan
 	emit  event.Sink
-	since map[call]time.Time // when those began that are under way
+	since map[call]time.Time // when the calls in flight began
 	told  []journal.Record
-	asked bool // somebody asked for the run to be undone
+	asked bool // somebody asked to undo the run
 }
 
 func (f *follower) tell(rec journal.Record) error {
@@ -122,7 +121,7 @@ func (f *follower) tell(rec journal.Record) error {
 	return nil
 }
 
-// took is the time between two records, whose clocks may be those of two machines.
+// took returns the time between two records, which may come from the clocks of two machines.
 func took(from, to time.Time) time.Duration {
 	if from.IsZero() {
 		return 0

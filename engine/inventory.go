@@ -18,27 +18,27 @@ import (
 	"converge.dev/converge/state"
 )
 
-// An Inventory is what a site has. Each item carries the revision at which it changed last, deletions too: who keeps, for
-// each thing, the item with the greatest revision is never misled by a page that comes late.
+// An Inventory is what a site has. Each item, deletions included, carries the revision at which it last changed: a client
+// that keeps the item with the greatest revision of each thing is never misled by a page that arrives late.
 type Inventory struct {
 	Site     schema.Site    `json:"site"`
 	Revision int64          `json:"revision"`
 	Since    int64          `json:"since_revision,omitempty"` // only what changed after it; 0: everything
 	At       time.Time      `json:"at"`
-	Complete bool           `json:"complete"` // every kind was seen whole
+	Complete bool           `json:"complete"` // every kind was observed completely
 	Unknown  []plan.Unknown `json:"unknown,omitempty"`
 	Items    []Item         `json:"items"` // sorted by scope, kind and id
 }
 
-// Health is how a thing is, in one word.
+// Health is the condition of a thing in one word.
 type Health string
 
-// Healths of things.
+// The healths of things.
 const (
 	HealthOK      Health = "ok"
-	HealthWarn    Health = "warn"    // on its way, on its way out, or there and not well
+	HealthWarn    Health = "warn"    // pending, being deleted, or present but not well
 	HealthError   Health = "error"   // it has failed
-	HealthUnknown Health = "unknown" // it could not be seen this time: what is told of it is gone, that it was there stays
+	HealthUnknown Health = "unknown" // it could not be observed this time: its details are gone, but that it was there is kept
 )
 
 // An Item is one thing of an inventory.
@@ -47,9 +47,9 @@ type Item struct {
 	Kind     string          `json:"kind"`
 	ID       string          `json:"id"`
 	Revision int64           `json:"revision"`
-	Deleted  *time.Time      `json:"deleted,omitempty"` // when it was found to be gone; then nothing else is told
+	Deleted  *time.Time      `json:"deleted,omitempty"` // when it was found to be gone; then the details are left out
 	Name     string          `json:"name,omitempty"`
-	Ref      schema.Ref      `json:"ref,omitzero"`      // the recorded resource that it is
+	Ref      schema.Ref      `json:"ref,omitzero"`      // its recorded resource
 	Site     string          `json:"site_id,omitempty"` // the site whose mark it bears
 	Health   Health          `json:"health,omitempty"`
 	State    providers.Phase `json:"state,omitempty"`
@@ -58,12 +58,12 @@ type Item struct {
 	Status   schema.Object   `json:"status,omitzero"`
 }
 
-// tombstones is how long deletions are told.
+// tombstones is how long deletions are reported.
 const tombstones = 30 * 24 * time.Hour
 
-// Inventory looks at the whole site and gives what changed after a revision, everything for 0. It writes what it saw into the
-// store, because only who remembers can tell what is gone. What could not be seen is never taken for deleted. It fails
-// when the revision is older than what is remembered of deletions.
+// Inventory observes the whole site and returns what changed after a revision, everything for 0. It writes what it saw into
+// the store, because deletions are found only by comparing with what was there before. What could not be observed is never
+// taken for deleted. It fails when the revision is older than the oldest remembered deletion.
 func (e *Engine) Inventory(ctx context.Context, site schema.Site, needs []Need, since int64) (*Inventory, error) {
 	s, err := e.Survey(ctx, site, needs)
 	if err != nil {
@@ -84,7 +84,7 @@ func (e *Engine) Inventory(ctx context.Context, site schema.Site, needs []Need, 
 		if changed {
 			was, err = e.o.Store.PutInventory(ctx, was, next, oldest, inv.At)
 			if errors.Is(err, state.ErrGuard) {
-				continue // another look was quicker, and has given the next revision
+				continue // another process was quicker, and took the next revision
 			}
 			if err != nil {
 				return nil, err
@@ -103,8 +103,8 @@ func (e *Engine) Inventory(ctx context.Context, site schema.Site, needs []Need, 
 	}
 }
 
-// inventory compares what was seen with what was seen before, and gives the inventory, for which revisions are to follow; what
-// the store is to hold of it, in the same order; and up to which revision deletions are no longer told.
+// inventory compares what was observed with what was observed before. It returns the inventory, whose revisions are still to
+// be filled in; what the store should hold of it, in the same order; and up to which revision deletions are no longer reported.
 func (s *Survey) inventory(ks schema.Kinds, was state.Inventory, now time.Time) (inv *Inventory, next []state.InventoryPlace, oldest int64, changed bool) {
 	inv = &Inventory{Site: s.Site, At: now, Unknown: s.Unknown()}
 	inv.Complete = len(inv.Unknown) == 0
@@ -135,8 +135,8 @@ func (s *Survey) inventory(ks schema.Kinds, was state.Inventory, now time.Time) 
 	return inv, next, oldest, changed
 }
 
-// merge compares what was seen of a place, sorted, with what was there before, and gives the greatest revision of the deletions
-// that are told no more.
+// merge compares what was observed of a place, sorted, with what was there before, and returns the greatest revision of the
+// deletions that are no longer reported.
 func merge(seen []Item, before []state.InventoryItem, looked bool, now time.Time) (items []Item, entries []state.InventoryItem, dropped int64) {
 	for len(seen) > 0 || len(before) > 0 {
 		var item Item
@@ -172,7 +172,7 @@ func merge(seen []Item, before []state.InventoryItem, looked bool, now time.Time
 	return items, entries, dropped
 }
 
-// items writes all things that were seen, by place, sorted by id.
+// items returns all observed things as items, by place, sorted by id.
 func (s *Survey) items(ks schema.Kinds) map[plan.Place][]Item {
 	names := s.recorded()
 	all := make(map[plan.Place][]Item, len(s.Observed.Things))

@@ -20,8 +20,8 @@ import (
 )
 
 // look makes the inputs of a plan: it connects to the providers that the document and the records need, and observes
-// every kind that they serve in those scopes, all at once. What cannot be seen whole is unknown. With strays, it looks
-// wherever a thing with our mark may lie, also where nothing is left that is known.
+// every kind that they serve in those scopes, all at once. What cannot be observed completely is unknown. With strays,
+// it looks wherever a thing with our mark may be, even where nothing known is left.
 func (e *Engine) look(ctx context.Context, doc *schema.Document, strays bool) (plan.Input, error) {
 	records, err := e.o.Store.Records(ctx)
 	if err != nil {
@@ -30,7 +30,7 @@ func (e *Engine) look(ctx context.Context, doc *schema.Document, strays bool) (p
 	e.recall(ctx, records, nil)
 	in := plan.Input{Kinds: e.o.Kinds, Document: doc, Recorded: records, Begun: e.begun(ctx)}
 	var outside []schema.Ref
-	if strays { // of what is only referred to, it is a matter whether it is there
+	if strays { // things that are only referred to have to exist
 		for i := range records {
 			if r := &records[i]; !r.Gone {
 				outside = append(outside, plan.Outside(e.o.Kinds, r.Ref, r.Spec, r.After)...)
@@ -39,7 +39,7 @@ func (e *Engine) look(ctx context.Context, doc *schema.Document, strays bool) (p
 	}
 	refs := make([]schema.Ref, 0, len(doc.Resources)+len(records)+len(outside))
 	refs = append(refs, outside...)
-	if strays { // what an open run makes lies there too
+	if strays { // what an open run makes is there too
 		refs = slices.AppendSeq(refs, maps.Keys(in.Begun))
 	}
 	for i := range doc.Resources {
@@ -77,7 +77,7 @@ func (e *Engine) look(ctx context.Context, doc *schema.Document, strays bool) (p
 			}
 		}
 	}
-	for i := range doc.Resources { // what the planner is to choose from
+	for i := range doc.Resources { // candidates that the planner chooses from
 		r := &doc.Resources[i]
 		for _, f := range chooses(e.o.Kinds[r.Ref.Kind], r) {
 			at[plan.Place{Scope: r.Ref.Scope, Kind: f.Choose.Kind}] = true
@@ -88,7 +88,7 @@ func (e *Engine) look(ctx context.Context, doc *schema.Document, strays bool) (p
 	return in, ctx.Err()
 }
 
-// chooses lists the fields of a resource that the planner is to choose.
+// chooses lists the fields of a resource that the planner has to choose.
 func chooses(k *schema.Kind, r *schema.Resource) (fields []*schema.Field) {
 	for i := range k.Fields {
 		f := &k.Fields[i]
@@ -99,7 +99,7 @@ func chooses(k *schema.Kind, r *schema.Resource) (fields []*schema.Field) {
 	return fields
 }
 
-// begun returns what an open run has yet to settle. A run that cannot be read settles nothing here: who takes it up is told why.
+// begun returns what an open run has yet to settle. A run that cannot be read is left out: resuming it reports why.
 func (e *Engine) begun(ctx context.Context) map[schema.Ref]bool {
 	runs, err := e.o.Store.Runs(ctx)
 	if err != nil {
@@ -131,7 +131,7 @@ func places(refs []schema.Ref) map[plan.Place]bool {
 	return at
 }
 
-// connect opens the providers that serve the refs. What is open stays so; what could not be opened before is tried again.
+// connect opens the providers that serve the refs. Open ones stay open; those that could not be opened before are tried again.
 func (e *Engine) connect(ctx context.Context, site schema.Site, refs []schema.Ref) (*providers.Set, error) {
 	missing := map[Need]bool{}
 	for _, r := range refs {
@@ -169,10 +169,10 @@ func (e *Engine) connect(ctx context.Context, site schema.Site, refs []schema.Re
 	return e.set, nil
 }
 
-// stillLooking is how often the world is told of what does not answer.
+// stillLooking is how often an event reports what has not answered yet.
 const stillLooking = 10 * time.Second
 
-// liveIDs returns the ids of what is recorded as being there.
+// liveIDs returns the ids of what is recorded as existing.
 func liveIDs(recorded []state.Record) map[plan.Place][]string {
 	ids := map[plan.Place][]string{}
 	for i := range recorded {
@@ -184,8 +184,8 @@ func liveIDs(recorded []state.Record) map[plan.Place][]string {
 	return ids
 }
 
-// observe looks at every place that is asked for: at all that is there where the value is true, else at the things with the given
-// ids. What has neither failed nor answered when ctx ends is unknown.
+// observe observes every requested place: everything in it where the value is true, else the things with the given ids. A place
+// that has neither failed nor answered when ctx ends is unknown.
 func (e *Engine) observe(ctx context.Context, set *providers.Set, at map[plan.Place]bool, ids map[plan.Place][]string) plan.Observation {
 	o := plan.Observation{Things: map[plan.Place][]providers.Thing{}, Unknown: map[plan.Place]string{}, Unsupported: map[plan.Place]string{}}
 	type seen struct {
@@ -254,8 +254,8 @@ func (e *Engine) observe(ctx context.Context, set *providers.Set, at map[plan.Pl
 	return o
 }
 
-// untold fails with Unsupported when the far side leaves out, in everything that it lists, a field that the kind requires:
-// it has moved elsewhere, and nothing could be said about such a thing.
+// untold fails with Unsupported when the far side omits, in everything that it lists, a field that the kind requires: the
+// field has moved elsewhere, and nothing could be decided about such things.
 func untold(k *schema.Kind, things []providers.Thing) error {
 	for _, f := range k.Fields {
 		missing := func(t providers.Thing) bool { return slices.Contains(t.Unfilled, f.Name) }
@@ -267,8 +267,8 @@ func untold(k *schema.Kind, things []providers.Thing) error {
 	return nil
 }
 
-// see returns all things of a kind, or those with the given ids. A list has no place to say that it is not whole, or not new; so what is recorded and not
-// in it is asked for by its id before it counts as gone, for what is gone is made anew.
+// see returns all things of a kind, or those with the given ids. A list cannot say that it is incomplete or outdated, so what is
+// recorded but not listed is read by its id before it counts as gone, because what is gone is created anew.
 func (e *Engine) see(ctx context.Context, k providers.Kind, whole bool, recorded []string) ([]providers.Thing, error) {
 	if !whole {
 		return apply.Some(k, recorded...).Again(ctx, e.o.Retry)
@@ -289,7 +289,7 @@ func (e *Engine) see(ctx context.Context, k providers.Kind, whole bool, recorded
 	return append(things, found...), err
 }
 
-// stale says how the site is no longer as a plan expects, resource by resource.
+// stale returns how the site no longer is as a plan expects, resource by resource.
 func (e *Engine) stale(ctx context.Context, set *providers.Set, p *plan.Plan, recorded []state.Record) ([]event.Difference, error) {
 	var ds []event.Difference
 	records := make(map[schema.Ref]*state.Record, len(recorded))
@@ -300,7 +300,7 @@ func (e *Engine) stale(ctx context.Context, set *providers.Set, p *plan.Plan, re
 	expecting := make([]*plan.Step, 0, len(p.Steps))
 	for i := range p.Steps {
 		s := &p.Steps[i]
-		if s.Attaches { // it expects what an earlier step leaves
+		if s.Attaches { // it expects the result of an earlier step
 			continue
 		}
 		if !sameRecord(s.Prior, records[s.Ref]) {
@@ -330,7 +330,7 @@ func (e *Engine) stale(ctx context.Context, set *providers.Set, p *plan.Plan, re
 	return slices.Concat(ds, unfit, gone), err
 }
 
-// gone says which of the things that the plan only refers to are there no more, or are no longer called so.
+// gone returns which of the things that the plan only refers to no longer exist, or no longer have that name.
 func (e *Engine) gone(ctx context.Context, set *providers.Set, p *plan.Plan) (ds []event.Difference, err error) {
 	ids := map[plan.Place][]string{}
 	for _, x := range p.Externals {
@@ -353,7 +353,7 @@ func (e *Engine) gone(ctx context.Context, set *providers.Set, p *plan.Plan) (ds
 	return ds, nil
 }
 
-// lookFor looks at the things with the given ids, place by place; what is not there is left out. It fails with an
+// lookFor observes the things with the given ids, place by place; what does not exist is left out. It fails with an
 // *UnknownError.
 func (e *Engine) lookFor(ctx context.Context, set *providers.Set, ids map[plan.Place][]string) (map[plan.Place]map[string]*providers.Thing, error) {
 	seen := make(map[plan.Place]map[string]*providers.Thing, len(ids))
@@ -371,7 +371,7 @@ func (e *Engine) lookFor(ctx context.Context, set *providers.Set, ids map[plan.P
 	return seen, nil
 }
 
-// unfit says which of the things that the plan has chosen can be chosen no more.
+// unfit returns which of the things that the plan has chosen can no longer be chosen.
 func (e *Engine) unfit(ctx context.Context, set *providers.Set, p *plan.Plan) ([]event.Difference, error) {
 	ids := map[plan.Place][]string{}
 	for i := range p.Steps {

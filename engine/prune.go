@@ -9,12 +9,12 @@ import (
 	"converge.dev/converge/state"
 )
 
-// keepRuns is how many ended runs are kept, with their plans and journals. A tenth more may pile up, so that not every
+// keepRuns is how many ended runs are kept, with their plans and journals. A tenth more may accumulate, so that not every
 // run pays for the removal.
 const keepRuns = 100
 
-// prune removes the oldest runs, with what only they refer to. A run goes only when its journal says that it has ended: what
-// is open is never forgotten, nor is a partial run, which can still be settled.
+// prune removes the oldest runs, with what only they refer to. It removes a run only when its journal says that it has
+// ended, never an open run, nor a partial one, which can still be settled.
 func (e *Engine) prune(ctx context.Context, lock *state.Lock) error {
 	runs, err := e.o.Store.Runs(ctx)
 	if err != nil || len(runs) <= keepRuns+keepRuns/10 {
@@ -34,7 +34,7 @@ func (e *Engine) prune(ctx context.Context, lock *state.Lock) error {
 	for _, r := range gone {
 		log, err := journal.Read(ctx, e.o.Store, r.ID)
 		if err != nil {
-			return err // damage is looked at before it is removed
+			return err // damage must be examined before it is removed
 		}
 		if n := len(log.Records); n > 0 && log.Records[n-1].Kind != journal.End {
 			return fmt.Errorf("run %s ended %s, and its journal does not say so", r.ID, r.Status)

@@ -14,27 +14,27 @@ import (
 	"converge.dev/converge/state"
 )
 
-// A Repair is one damaged value of the store and what becomes of it.
+// A Repair is one damaged value of the store and what is done about it.
 type Repair struct {
 	Key    string `json:"key"`
 	Damage string `json:"damage"`
 	Done   string `json:"done"`           // what is done about it, in words
-	Left   bool   `json:"left,omitempty"` // nothing is: it needs a decision
+	Left   bool   `json:"left,omitempty"` // nothing is done: it needs a decision
 
 	Do []remedy.Action `json:"do,omitempty"` // what else can be done, as Done says
 }
 
 // RepairOptions say what Repair may do.
 type RepairOptions struct {
-	DryRun  bool // only say what would be done
-	Abandon bool // forget runs that did not end, too; the site is held then
+	DryRun  bool // only report what would be done
+	Abandon bool // also forget runs that did not end; the site is then held
 	Reason  string
 }
 
-// Repair mends what is damaged in the store, as far as the rest of the store tells: the head of the document becomes its newest
-// revision that is whole, a record what the newest run that touched the resource made of it. A run that ended is forgotten, and
-// so is what comes anew by itself. For what only a backup or another command mends, that is said.
-// The site itself is neither looked at nor changed.
+// Repair repairs what is damaged in the store, as far as the rest of the store allows: the head of the document becomes its
+// newest intact revision; a record becomes what the newest run that touched the resource made of it. An ended run is forgotten,
+// and so is what is created anew by itself. Where only a backup or another command helps, it reports that. The site itself is
+// neither observed nor changed.
 func (e *Engine) Repair(ctx context.Context, o RepairOptions) (repairs []Repair, err error) {
 	if o.DryRun {
 		repairs, _, err = e.repairs(ctx, o)
@@ -59,7 +59,7 @@ func (e *Engine) Repair(ctx context.Context, o RepairOptions) (repairs []Repair,
 	return repairs, err
 }
 
-// repairs returns what is to be done about each damage.
+// repairs returns what to do about each damaged value.
 func (e *Engine) repairs(ctx context.Context, o RepairOptions) (repairs []Repair, ops [][]state.Op, err error) {
 	damages, err := e.o.Store.Damaged(ctx)
 	if err != nil {
@@ -109,7 +109,7 @@ func (e *Engine) repairs(ctx context.Context, o RepairOptions) (repairs []Repair
 			_, err = journal.Read(ctx, e.o.Store, run.ID)
 		}
 		if !errors.As(err, new(*state.DamagedError)) && !errors.As(err, new(*journal.DamagedError)) && !errors.Is(err, plan.ErrFormat) {
-			continue // whole; a store that does not answer says so in what follows
+			continue // intact; a store that does not answer fails in what follows
 		}
 		r, op := e.repairRun(ctx, run.ID, Repair{Key: e.o.Store.Path() + "/run/" + run.ID, Damage: err.Error()}, o)
 		repairs, ops = append(repairs, r), append(ops, op)
@@ -117,7 +117,7 @@ func (e *Engine) repairs(ctx context.Context, o RepairOptions) (repairs []Repair
 	return repairs, ops, nil
 }
 
-// repairPart says what becomes of what lies beside documents, runs and records.
+// repairPart decides about values other than documents, runs and records.
 func (e *Engine) repairPart(d state.Damage, r Repair, runs []state.Run) (Repair, []state.Op) {
 	drop := []state.Op{{Key: d.Err.Key, Delete: true}}
 	left := func(why string, do ...remedy.Action) (Repair, []state.Op) {
@@ -153,7 +153,7 @@ func (e *Engine) repairPart(d state.Damage, r Repair, runs []state.Run) (Repair,
 	return r, drop
 }
 
-// repairRun says what becomes of a run whose record, plan or journal cannot be read, so that it can be neither resumed nor
+// repairRun decides about a run whose record, plan or journal cannot be read, so that it can be neither resumed nor
 // undone.
 func (e *Engine) repairRun(ctx context.Context, id string, r Repair, o RepairOptions) (Repair, []state.Op) {
 	log, err := journal.Read(ctx, e.o.Store, id)
@@ -181,7 +181,7 @@ func (e *Engine) repairRun(ctx context.Context, id string, r Repair, o RepairOpt
 	return r, ops
 }
 
-// rewrite returns what the newest run that touched a resource remembered of it, and that run; nil when no run that is kept did.
+// rewrite returns the record that the newest run which touched a resource made of it, and that run; nil when no kept run did.
 func (e *Engine) rewrite(ctx context.Context, ref schema.Ref, runs []state.Run) (*state.Record, string) {
 	for _, run := range runs {
 		p, body, err := planOf(ctx, e.o.Store, run)

@@ -24,8 +24,8 @@ import (
 	"converge.dev/converge/state"
 )
 
-// Plan looks at the site and decides what would make it as doc says. It changes nothing. What may not be done, and what
-// could not be seen, stands in the plan.
+// Plan observes the site and decides what would make it as doc says. It changes nothing. What may not be done, and what
+// could not be observed, is in the plan.
 func (e *Engine) Plan(ctx context.Context, doc *schema.Document, o plan.Options) (*plan.Plan, error) {
 	if !o.Destroy && !o.Sweep { // nothing is set, so nothing need be read
 		var err error
@@ -49,8 +49,8 @@ func (e *Engine) Plan(ctx context.Context, doc *schema.Document, o plan.Options)
 	return p, e.judge(ctx, p, doc, state.Live(in.Recorded))
 }
 
-// readable returns a document with the digests of its secrets in the specs. It fails when that names a secret that its author may
-// not name, or one that cannot be read.
+// readable returns a document with the digests of its secrets in the specs. It fails when the document names a secret that its
+// author may not name, or one that cannot be read.
 func (e *Engine) readable(ctx context.Context, doc *schema.Document) (*schema.Document, error) {
 	if !doc.Author.Own {
 		if err := Foreign(e.o.Kinds, e.o.Secrets.Source, doc); err != nil {
@@ -60,7 +60,7 @@ func (e *Engine) readable(ctx context.Context, doc *schema.Document) (*schema.Do
 	return e.sealed(ctx, doc)
 }
 
-// decide makes a plan of what was looked at.
+// decide makes a plan from what was observed.
 func (e *Engine) decide(ctx context.Context, in *plan.Input, o plan.Options) (*plan.Plan, error) {
 	if !o.AllowMissing {
 		if err := e.distrust(ctx, in); err != nil {
@@ -76,8 +76,8 @@ func (e *Engine) decide(ctx context.Context, in *plan.Input, o plan.Options) (*p
 	return p, nil
 }
 
-// worked returns the highest epoch of a run, by which one sees that another has begun since, or that one was taken up again; -1
-// while one is open, which may do more.
+// worked returns the highest epoch of any run, which shows whether another run has begun, or one was resumed, since; -1 while a
+// run is open, which may do more.
 func (e *Engine) worked(ctx context.Context) (epoch int64, err error) {
 	runs, err := e.o.Store.Runs(ctx)
 	for i := range runs {
@@ -89,8 +89,8 @@ func (e *Engine) worked(ctx context.Context) (epoch int64, err error) {
 	return epoch, err
 }
 
-// judge adds to a plan what forbids it that the document and the store as a whole are to blame for. Live is how many things are
-// recorded as being there.
+// judge adds to a plan the refusals that concern the document and the store as a whole. Live is how many things are recorded as
+// existing.
 func (e *Engine) judge(ctx context.Context, p *plan.Plan, doc *schema.Document, live int) error {
 	head, err := e.o.Store.Head(ctx)
 	switch {
@@ -116,7 +116,7 @@ func (e *Engine) judge(ctx context.Context, p *plan.Plan, doc *schema.Document, 
 	return err
 }
 
-// Drift looks at the site and reports how it differs from what was applied last, leaving to others what is external. It changes
+// Drift observes the site and reports how it differs from what was applied last, leaving to others what is external. It changes
 // nothing.
 func (e *Engine) Drift(ctx context.Context, site schema.Site, external ...schema.Resource) (*drift.Report, error) {
 	in, err := e.look(ctx, &schema.Document{Site: site, Resources: external}, true)
@@ -129,8 +129,8 @@ func (e *Engine) Drift(ctx context.Context, site schema.Site, external ...schema
 	return drift.Compare(in, e.o.Now().UTC())
 }
 
-// Apply carries out a plan under the site lock, exactly as it is, and believes nothing that the plan says of itself: what can
-// be found anew is, before anything is done. It fails with a *RefusedError, *UnknownError,
+// Apply carries out a plan under the site lock, exactly as it is, and trusts nothing that the plan says about itself: what
+// can be derived again is, before anything is done. It fails with a *RefusedError, *UnknownError,
 // *HeldError, *StaleError, *SpentError or *state.LockedError when nothing was changed; with ErrInterrupted or another
 // error when the run is open. How the run ended otherwise is in the result.
 func (e *Engine) Apply(ctx context.Context, p *plan.Plan, o ApplyOptions) (Result, error) {
@@ -178,7 +178,7 @@ func (e *Engine) Apply(ctx context.Context, p *plan.Plan, o ApplyOptions) (Resul
 		if err != nil && !errors.Is(err, state.ErrNotFound) {
 			return Result{}, err
 		}
-		if refusals, err := e.forbidden(ctx, p, state.Live(recorded), head); err != nil { // a saved plan was made some time ago
+		if refusals, err := e.forbidden(ctx, p, state.Live(recorded), head); err != nil { // a saved plan may be old
 			return Result{}, err
 		} else if len(refusals) > 0 {
 			return Result{}, &RefusedError{refusals}
@@ -218,7 +218,7 @@ func (e *Engine) Apply(ctx context.Context, p *plan.Plan, o ApplyOptions) (Resul
 	})
 }
 
-// fresh refuses a plan that the site, the records or the document have left behind.
+// fresh refuses a plan that is outdated by the site, the records or the document.
 func (e *Engine) fresh(ctx context.Context, set *providers.Set, p *plan.Plan, recorded []state.Record) error {
 	head, err := e.o.Store.Head(ctx)
 	if err != nil && !errors.Is(err, state.ErrNotFound) {
@@ -238,13 +238,13 @@ func (e *Engine) fresh(ctx context.Context, set *providers.Set, p *plan.Plan, re
 	return nil
 }
 
-// begin stores the document and the plan, spends the plan and opens the run with the first record of its journal, in
+// begin stores the document and the plan, marks the plan as spent, and opens the run with the first record of its journal, in
 // this order: a crash in between leaves nothing that another run could trip over.
 func (e *Engine) begin(ctx context.Context, lock *state.Lock, p *plan.Plan, op string, body []byte, digest string, o ApplyOptions) (run state.Run, log *journal.Log, err error) {
-	if err := lock.Held(); err != nil { // who stood still since he took it writes nothing, also not what needs no lock
+	if err := lock.Held(); err != nil { // a process that stood still since it took the lock writes nothing, not even what needs no lock
 		return run, nil, err
 	}
-	worked, err := e.worked(ctx) // what another run has done since, the plan does not know
+	worked, err := e.worked(ctx) // the plan does not know what another run has done since
 	if err != nil {
 		return run, nil, err
 	}
@@ -257,7 +257,8 @@ func (e *Engine) begin(ctx context.Context, lock *state.Lock, p *plan.Plan, op s
 		if err := failpoint.At("document.put.before"); err != nil {
 			return run, nil, err
 		}
-		// On top of the revision that the plan was made for: a process that lost the lock must not bring back its document.
+		// It goes on top of the revision that the plan was made for: a process that lost the lock must not bring back its
+		// document.
 		head, err := e.o.Store.PutDocument(ctx, p.Document, p.Digest, p.Site.Serial, e.o.Who, p.Revision)
 		if err == nil {
 			err = failpoint.At("document.put.after")
@@ -296,7 +297,7 @@ func (e *Engine) begin(ctx context.Context, lock *state.Lock, p *plan.Plan, op s
 }
 
 // Resume continues the open or partial run with that id; the only such run when id is empty. A run that was being
-// undone goes on being undone, as far as it was wanted; any other goes on forward.
+// undone goes on being undone, as far as was requested; any other goes on forward.
 func (e *Engine) Resume(ctx context.Context, id string, o ApplyOptions) (Result, error) {
 	return e.again(ctx, "resume", id, o, func(run state.Run, p *plan.Plan, sum journal.Replay) (undo bool, err error) {
 		if run.Status != state.RunOpen && run.Status != state.RunPartial {
@@ -306,7 +307,7 @@ func (e *Engine) Resume(ctx context.Context, id string, o ApplyOptions) (Result,
 	})
 }
 
-// planOf reads the plan of a run, and the bytes that its digest is of.
+// planOf reads the plan of a run, and the bytes that its digest covers.
 func planOf(ctx context.Context, store *state.Store, run state.Run) (p *plan.Plan, body []byte, err error) {
 	if body, err = store.Blob(ctx, run.Body); err != nil {
 		return nil, nil, fmt.Errorf("the plan of run %s: %w", run.ID, err)
@@ -317,7 +318,7 @@ func planOf(ctx context.Context, store *state.Store, run state.Run) (p *plan.Pla
 	return p, body, nil
 }
 
-// again takes up a run that exists.
+// again continues an existing run.
 func (e *Engine) again(ctx context.Context, op, id string, o ApplyOptions, decide func(state.Run, *plan.Plan, journal.Replay) (bool, error)) (Result, error) {
 	run, p, body, err := e.choose(ctx, op, id)
 	if err != nil {
@@ -328,7 +329,7 @@ func (e *Engine) again(ctx context.Context, op, id string, o ApplyOptions, decid
 		if err != nil {
 			return Result{}, err
 		}
-		// What is stored may be newer than what was read before the lock was there.
+		// The stored run may be newer than what was read before the lock was taken.
 		if run, err = e.o.Store.Run(ctx, run.ID); err != nil {
 			return Result{}, err
 		}
@@ -340,7 +341,7 @@ func (e *Engine) again(ctx context.Context, op, id string, o ApplyOptions, decid
 			return Result{Run: run}, err
 		}
 		touched := *p
-		switch { // what a rollback keeps is not called, and need not be free or reached
+		switch { // a rollback makes no calls for what it keeps, which need be neither free nor reachable
 		case undo:
 			touched.Steps = p.Steps[o.Keep:]
 		case sum.Reverting:
@@ -369,7 +370,7 @@ func (e *Engine) again(ctx context.Context, op, id string, o ApplyOptions, decid
 			return Result{}, err
 		}
 		run.Status, run.Kept, run.Ended, run.Epoch = state.RunOpen, 0, nil, lock.Epoch()
-		if !undo { // otherwise the record that says so opens it: a crash in between must not leave it open to go forward again
+		if !undo { // otherwise the revert record opens it: a crash in between must not leave it open to go forward again
 			if _, err := lock.Commit(ctx, nil, []state.Op{e.o.Store.PutRunOp(run)}); err != nil {
 				return Result{}, fmt.Errorf("open run %s: %w", run.ID, err)
 			}
@@ -381,7 +382,7 @@ func (e *Engine) again(ctx context.Context, op, id string, o ApplyOptions, decid
 	})
 }
 
-// choose finds the run that is meant, and its plan.
+// choose returns the requested run, and its plan.
 func (e *Engine) choose(ctx context.Context, op, id string) (state.Run, *plan.Plan, []byte, error) {
 	run, err := e.pick(ctx, op, id)
 	if err != nil {
@@ -407,7 +408,7 @@ func (e *Engine) journalOf(ctx context.Context, run state.Run, p *plan.Plan, bod
 	return log, sum, nil
 }
 
-// pick finds the run that is meant.
+// pick returns the requested run.
 func (e *Engine) pick(ctx context.Context, op, id string) (state.Run, error) {
 	if id != "" {
 		run, err := e.o.Store.Run(ctx, id)
@@ -442,7 +443,7 @@ func (e *Engine) carry(ctx context.Context, set *providers.Set, lock *state.Lock
 		Emit: e.o.Emit, Logger: e.o.Logger,
 	})
 	if err == nil && run.Status != state.RunOpen {
-		if perr := e.prune(ctx, lock); perr != nil { // nothing depends on it, and the next run tries again
+		if perr := e.prune(ctx, lock); perr != nil { // nothing depends on pruning, and the next run tries again
 			e.o.Logger.Warn("removing old runs", "error", perr)
 		}
 	}
@@ -454,8 +455,8 @@ func digestOf(body []byte) string {
 	return hex.EncodeToString(sum[:])
 }
 
-// Free says why nothing new may be applied to the site: *state.LockedError when another process still works on it after
-// the wait for the lock, *HeldError when a run is open or the site is held. What else is held shows when there is a plan.
+// Free returns why nothing new may be applied to the site: *state.LockedError when another process still works on it
+// after the wait for the lock, *HeldError when a run is open or the site is held. Other holds matter only once there is a plan.
 func (e *Engine) Free(ctx context.Context) error {
 	holder, err := e.o.Store.LockInfo(ctx)
 	switch {
@@ -468,8 +469,8 @@ func (e *Engine) Free(ctx context.Context) error {
 	return err
 }
 
-// Held says, without waiting for anybody, why a plan could not be applied now; nil while somebody is at work on the site,
-// for then the end is open.
+// Held returns, without waiting, why a plan could not be applied now; nil while a process works on the site, because the
+// outcome is still open.
 func (e *Engine) Held(ctx context.Context, p *plan.Plan) error {
 	if holder, err := e.o.Store.LockInfo(ctx); err != nil || holder != nil {
 		return err
@@ -478,7 +479,7 @@ func (e *Engine) Held(ctx context.Context, p *plan.Plan) error {
 }
 
 // free refuses to work while an open run, a freeze, or a hold of the site, of what the plan changes or of its revision of
-// the document is in the way; all but those of the run that is taken up. Without a plan only the whole site counts.
+// the document is in the way; those of the run that is being resumed do not count. Without a plan only the whole site counts.
 func (e *Engine) free(ctx context.Context, run string, p *plan.Plan) error {
 	stops, err := e.o.Store.Stops(ctx)
 	if err != nil {
@@ -517,7 +518,7 @@ func (e *Engine) free(ctx context.Context, run string, p *plan.Plan) error {
 	return Settled(ctx, e.o.Store, run)
 }
 
-// Settled fails with a *HeldError while a run is open, other than one that is itself to be taken up.
+// Settled fails with a *HeldError while a run other than the given one is open.
 func Settled(ctx context.Context, store *state.Store, run string) error {
 	open, err := openBeside(ctx, store, run)
 	if err != nil || open == nil {
@@ -530,7 +531,7 @@ func Settled(ctx context.Context, store *state.Store, run string) error {
 	return held
 }
 
-// openBeside finds a run that is open; none when that run itself is.
+// openBeside returns an open run; nil when the given run itself is open.
 func openBeside(ctx context.Context, store *state.Store, run string) (*state.Run, error) {
 	runs, err := store.Runs(ctx)
 	if err != nil {
@@ -547,7 +548,7 @@ func openBeside(ctx context.Context, store *state.Store, run string) (*state.Run
 	return open, nil
 }
 
-// locked does something while the site lock is held.
+// locked calls do while the site lock is held.
 func (e *Engine) locked(ctx context.Context, op string, do func(context.Context, *state.Lock) (Result, error)) (res Result, err error) {
 	info := state.LockInfo{Operation: op, Who: e.o.Who, PID: e.o.PID, Version: e.o.Version}
 	lock, err := e.o.Store.Lock(ctx, info, state.LockOptions{
@@ -566,15 +567,16 @@ func (e *Engine) locked(ctx context.Context, op string, do func(context.Context,
 	}()
 	res, err = do(ctx, lock)
 	var unknown *UnknownError
-	if errors.As(err, &unknown) && ctx.Err() != nil { // nothing could be seen because nobody waits any longer
+	if errors.As(err, &unknown) && ctx.Err() != nil { // nothing could be observed because ctx was cancelled
 		err = context.Cause(ctx)
 	}
 	return res, err
 }
 
-// fence makes every far side that can store an epoch store ours, before anything is looked at: what an earlier holder
-// still sends there is refused from then on. One that cannot be reached is unknown. One that has obeyed a higher epoch, while
-// the lock is ours, remembers more than the store does: the site is held until somebody says that the store is an older one.
+// fence stores our epoch in every far side that can store one, before anything is observed: what an earlier holder still
+// sends there is refused from then on. A far side that cannot be reached is unknown. When one has seen a higher epoch
+// although the lock is ours, the store must be older than it was: the site is held until somebody confirms that the store was
+// restored.
 func (e *Engine) fence(ctx context.Context, set *providers.Set, lock *state.Lock, p *plan.Plan) error {
 	var scopes []string
 	for _, r := range stepRefs(p) {
@@ -643,7 +645,7 @@ func stepRefs(p *plan.Plan) []schema.Ref {
 	return refs
 }
 
-// neededRefs are those of the steps and of what is looked at for them.
+// neededRefs returns the refs of the steps and of what is observed for them.
 func neededRefs(p *plan.Plan) []schema.Ref {
 	refs := stepRefs(p)
 	for _, x := range p.Externals {
@@ -661,7 +663,7 @@ func sameRecord(a, b *state.Record) bool {
 	return a.ID == b.ID && a.Incarnation == b.Incarnation && a.Gone == b.Gone && a.Name == b.Name && a.Run == b.Run && diff.Same(a.Spec, b.Spec)
 }
 
-// externalNames returns the names under which a plan knows the things that its specs refer to.
+// externalNames returns the names that a plan has for the things that its specs refer to.
 func externalNames(p *plan.Plan, recorded []state.Record) plan.Names {
 	names := plan.Names{}
 	for i := range recorded {
@@ -675,7 +677,7 @@ func externalNames(p *plan.Plan, recorded []state.Record) plan.Names {
 	return names
 }
 
-// changedSince says how a thing differs from what a step expects; empty when it does not.
+// changedSince returns how a thing differs from what a step expects; empty when it does not.
 func (e *Engine) changedSince(s *plan.Step, have *providers.Thing, names plan.Names) string {
 	gone := have == nil || have.Phase == providers.Leaving
 	switch {

@@ -25,14 +25,14 @@ func (e *Engine) secrets(ctx context.Context) *secret.Vault {
 			held[name] = k
 		}
 	}
-	ctx = context.WithoutCancel(ctx) // whoever meets the first secret may do so later
+	ctx = context.WithoutCancel(ctx) // the first secret may be met after this call
 	e.vault = secret.New(func() ([]byte, error) { return e.o.Store.SecretKey(ctx) }, e.o.Secrets)
 	e.secret = held
 	return e.vault
 }
 
-// Foreign refuses a document that others wrote when it names secrets that source does not allow such a document. All of
-// them are named in the *RefusedError, each with the setting that would allow it. No secret is read.
+// Foreign refuses a document that others wrote when it names secrets that source does not allow in such a document. The
+// *RefusedError names all of them, each with the setting that would allow it. No secret is read.
 func Foreign(kinds schema.Kinds, source secret.Source, doc *schema.Document) error {
 	var refusals []plan.Refusal
 	for i := range doc.Resources {
@@ -82,7 +82,7 @@ func notAllowed(kinds schema.Kinds, source secret.Source, ref schema.Ref, spec s
 	return refusals
 }
 
-// sealed returns a document with the digests of its secrets in the specs. What cannot be read is all named at once.
+// sealed returns a document with the digests of its secrets in the specs. All that cannot be read are reported at once.
 func (e *Engine) sealed(ctx context.Context, doc *schema.Document) (*schema.Document, error) {
 	v := e.secrets(ctx)
 	out := *doc
@@ -110,8 +110,8 @@ func (e *Engine) sealed(ctx context.Context, doc *schema.Document) (*schema.Docu
 	return &out, nil
 }
 
-// unchanged refuses a plan whose secrets cannot be read, or are no longer those that it was made with. Steps would find that
-// out one by one, when others are done already.
+// unchanged refuses a plan whose secrets cannot be read, or are no longer those that it was made with. Otherwise steps would
+// find that out one by one, after others were done.
 func (e *Engine) unchanged(ctx context.Context, p *plan.Plan) error {
 	v := e.secrets(ctx)
 	var missing []error
@@ -138,7 +138,7 @@ func (e *Engine) unchanged(ctx context.Context, p *plan.Plan) error {
 	return nil
 }
 
-// recall makes the secrets of what is recorded and of what is planned known, before anybody tells of them.
+// recall makes the secrets of what is recorded and planned known to the vault, before any text mentions them.
 func (e *Engine) recall(ctx context.Context, recorded []state.Record, p *plan.Plan) {
 	v := e.secrets(ctx)
 	know := func(ref schema.Ref, spec schema.Object) {

@@ -14,7 +14,7 @@ import (
 	"converge.dev/converge/state"
 )
 
-// servers asks the far sides who they are. One that does not say, or does not answer, is left out: its kinds show why.
+// servers asks the far sides for their identity. One that has none, or does not answer, is left out: its kinds show why.
 func (e *Engine) servers(ctx context.Context, set *providers.Set) []state.Server {
 	var mu sync.Mutex
 	var list []state.Server
@@ -46,7 +46,7 @@ func (e *Engine) servers(ctx context.Context, set *providers.Set) []state.Server
 	return list
 }
 
-// build asks a server what it runs; empty when it does not say.
+// build returns the software version of a server; empty when it does not report one.
 func (e *Engine) build(ctx context.Context, set *providers.Set, s state.Server) string {
 	for _, p := range set.All() {
 		if p.Scope != s.Scope || p.Name != s.Provider || p.Build == nil {
@@ -61,7 +61,7 @@ func (e *Engine) build(ctx context.Context, set *providers.Set, s state.Server) 
 	return ""
 }
 
-// strangers pairs the servers that are not those that are known with these.
+// strangers pairs each known server with the different one that has answered in its place.
 func strangers(known, now []state.Server) (pairs [][2]state.Server) {
 	for _, n := range now {
 		for _, k := range known {
@@ -73,7 +73,7 @@ func strangers(known, now []state.Server) (pairs [][2]state.Server) {
 	return pairs
 }
 
-// distrust makes unknown what another server shows than the one that is recorded: to it, everything that was made is gone.
+// distrust marks as unknown what a server other than the recorded one shows: there, everything that was made would seem gone.
 func (e *Engine) distrust(ctx context.Context, in *plan.Input) error {
 	known, err := e.o.Store.Servers(ctx)
 	if err != nil {
@@ -97,14 +97,14 @@ func (e *Engine) distrust(ctx context.Context, in *plan.Input) error {
 	return nil
 }
 
-// sameServers refuses a plan that is for other servers than those that answer now.
+// sameServers refuses a plan that was made for other servers than those that answer now.
 func (e *Engine) sameServers(ctx context.Context, set *providers.Set, p *plan.Plan) error {
 	recorded, err := e.o.Store.Servers(ctx)
 	if err != nil {
 		return err
 	}
 	expected := slices.Clone(p.Servers)
-	for _, k := range recorded { // the plan was made while it did not say who it is
+	for _, k := range recorded { // the plan was made while the server did not report its identity
 		if !slices.ContainsFunc(p.Servers, func(s state.Server) bool { return s.Scope == k.Scope && s.Provider == k.Provider }) {
 			expected = append(expected, k)
 		}

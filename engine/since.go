@@ -16,11 +16,11 @@ import (
 	"converge.dev/converge/state"
 )
 
-// since says what has happened to the things of a run since it left them, and forbids undoing it: a later run changed one of
-// them, somebody else did, or something refers by now to what would be deleted. The last two are asked of the steps that came
-// to their end; how the run left what it did not finish with is found out when that is undone.
+// since returns what has happened to the things of a run since it left them that forbids undoing it: a later run or somebody
+// else has changed one of them, or something now refers to what would be deleted. The last two are checked for finished steps
+// only; the state in which the run left unfinished ones is found out when they are undone.
 //
-// It fails with an *UnknownError when it cannot see what the run touched.
+// It fails with an *UnknownError when it cannot observe what the run touched.
 func (e *Engine) since(ctx context.Context, run state.Run, p *plan.Plan, sum journal.Replay) ([]plan.Refusal, error) {
 	u, err := since(ctx, e.o.Store, run, p, sum)
 	if err == nil {
@@ -29,11 +29,11 @@ func (e *Engine) since(ctx context.Context, run state.Run, p *plan.Plan, sum jou
 	if err != nil || len(u.refusals) > 0 || len(u.steps) == 0 {
 		return u.sorted(), err
 	}
-	touched := schema.Document{Site: p.Site} // what is to be seen, recorded or not
+	touched := schema.Document{Site: p.Site} // what to observe, recorded or not
 	for ref := range u.steps {
 		touched.Resources = append(touched.Resources, schema.Resource{Ref: ref, External: &schema.External{}})
 	}
-	in, err := e.look(ctx, &touched, true) // what strangers made may refer to ours
+	in, err := e.look(ctx, &touched, true) // things that others made may refer to ours
 	if err != nil {
 		return nil, err
 	}
@@ -45,7 +45,7 @@ func (e *Engine) since(ctx context.Context, run state.Run, p *plan.Plan, sum jou
 	return u.sorted(), err
 }
 
-// since is what the store alone tells of that.
+// since returns the part of [Engine.since] that the store alone shows.
 func since(ctx context.Context, store *state.Store, run state.Run, p *plan.Plan, sum journal.Replay) (undo, error) {
 	u, err := recorded(ctx, store, run, p, sum.Left)
 	if err != nil {
@@ -54,13 +54,13 @@ func since(ctx context.Context, store *state.Store, run state.Run, p *plan.Plan,
 	return u, u.released(ctx, store, p, func(step int) bool { return sum.Left(step) && unsettled(sum, step) })
 }
 
-// unsettled reports whether a run has begun with a step, or with undoing it, and did not come to the end of that.
+// unsettled reports whether a run has begun a step, or its undo, and has not finished it.
 func unsettled(sum journal.Replay, step int) bool {
 	did, undid := sum.Forward[step], sum.Undo[step]
 	return did.Effect() && !did.Finished() || undid.Effect() && !undid.Finished()
 }
 
-// recorded compares the records with those that a run found and left.
+// recorded compares the records with those that a run found and left behind.
 func recorded(ctx context.Context, store *state.Store, run state.Run, p *plan.Plan, left func(step int) bool) (undo, error) {
 	u := undo{run: run, records: map[schema.Ref]*state.Record{}, steps: map[schema.Ref]*plan.Step{}, aside: map[schema.Ref]string{}, found: map[schema.Ref][]string{}}
 	recorded, err := store.Records(ctx)
@@ -83,8 +83,8 @@ func recorded(ctx context.Context, store *state.Store, run state.Run, p *plan.Pl
 	return u, nil
 }
 
-// leaveAside keeps of what is to be undone what the run finished with: how that is is known. It refuses what the run itself did
-// not undo because of what others had made of it.
+// leaveAside narrows what is to be undone to what the run finished, whose state is known. It refuses what the run itself did
+// not undo because others had changed it.
 func (u *undo) leaveAside(p *plan.Plan, sum journal.Replay) {
 	for i := range p.Steps {
 		ref := p.Steps[i].Ref
@@ -105,8 +105,8 @@ func (u *undo) leaveAside(p *plan.Plan, sum journal.Replay) {
 	}
 }
 
-// passed says why a run that ended partial is not taken up where it stands: a later run has changed what it touched, or has
-// judged what it has yet to do, or to undo.
+// passed returns why a run that ended partial cannot be resumed: a later run has changed what it touched, or has decided
+// about what it still has to do or undo.
 func passed(ctx context.Context, store *state.Store, run state.Run, p *plan.Plan, sum journal.Replay) error {
 	if run.Status != state.RunPartial {
 		return nil
@@ -115,7 +115,7 @@ func passed(ctx context.Context, store *state.Store, run state.Run, p *plan.Plan
 	if err == nil {
 		err = u.released(ctx, store, p, func(step int) bool {
 			s := &p.Steps[step]
-			givenUp := s.Replace && s.Action == plan.Delete // no document can want the old one back
+			givenUp := s.Replace && s.Action == plan.Delete // no document can ask for the old one again
 			return sum.Reverting && sum.Left(step) || !sum.Reverting && !sum.Forward[step].Finished() && !givenUp
 		})
 	}
@@ -125,13 +125,13 @@ func passed(ctx context.Context, store *state.Store, run state.Run, p *plan.Plan
 	return err
 }
 
-// undo is a run that is to be undone, and what stands in the way.
+// undo is a run to be undone, and what stands in the way.
 type undo struct {
 	run      state.Run
 	records  map[schema.Ref]*state.Record
-	steps    map[schema.Ref]*plan.Step // to be undone; of the two halves of one change the second
-	aside    map[schema.Ref]string     // to be undone as well, and not asked about: their external ids
-	found    map[schema.Ref][]string   // the runs that had changed it last before this one
+	steps    map[schema.Ref]*plan.Step // steps to be undone; for a change in two halves, the second
+	aside    map[schema.Ref]string     // also to be undone, but not checked: their external ids
+	found    map[schema.Ref][]string   // the last runs that changed it before this one
 	refusals []plan.Refusal
 }
 
@@ -143,7 +143,7 @@ func (u *undo) refuse(ref schema.Ref, first remedy.Remedy, reason string, args .
 	u.refusals = append(u.refusals, plan.Refusal{Ref: ref, Reason: fmt.Sprintf(reason, args...), Remedies: remedies})
 }
 
-// none is for what only a document helps against.
+// none is for what only a new document can solve.
 var none remedy.Remedy
 
 func undoFirst(run string) remedy.Remedy {
@@ -155,7 +155,7 @@ func (u *undo) sorted() []plan.Refusal {
 	return u.refusals
 }
 
-// overtaken refuses what a later run has changed or, when the run was settled, somebody has taken out of the records.
+// overtaken refuses what a later run has changed or, when the run was settled, somebody has removed from the records.
 func (u *undo) overtaken(settled bool) {
 	owners := u.owners()
 	for ref, s := range u.steps {
@@ -174,8 +174,8 @@ func (u *undo) overtaken(settled bool) {
 	}
 }
 
-// released refuses what a partial run has left over when somebody has let go of it, and another run has been carried out since:
-// that one has judged how it stands, whether or not there was anything to change.
+// released refuses what a partial run has left over when its hold was released, and another run was carried out since: that run
+// has decided about it, whether or not there was anything to change.
 func (u *undo) released(ctx context.Context, store *state.Store, p *plan.Plan, over func(step int) bool) error {
 	if u.run.Status != state.RunPartial {
 		return nil
@@ -204,16 +204,16 @@ func (u *undo) released(ctx context.Context, store *state.Store, p *plan.Plan, o
 	return nil
 }
 
-// was reports whether a record is as the run found it, or left it.
+// was reports whether a record is as the run found it or left it.
 func (u *undo) was(r *state.Record, s *plan.Step) bool {
-	if u.run.Status == state.RunPartial { // a later run may have come to the same
+	if u.run.Status == state.RunPartial { // a later run may have reached the same result
 		return slices.Contains(u.found[s.Ref], r.Run)
 	}
 	return alike(r, s.Record) || alike(r, s.Prior)
 }
 
-// alike reports whether two records say the same of a resource, whichever run wrote them. That something is gone is the same as
-// that nothing was ever recorded of it.
+// alike reports whether two records say the same about a resource, whichever run wrote them. A record that says that it is gone
+// equals no record at all.
 func alike(a, b *state.Record) bool {
 	if a == nil || b == nil || a.Gone || b.Gone {
 		return (a == nil || a.Gone) == (b == nil || b.Gone)
@@ -222,7 +222,7 @@ func alike(a, b *state.Record) bool {
 		diff.Same(a.Spec, b.Spec)
 }
 
-// compare refuses what is no longer as the run left it, and what something else refers to by now.
+// compare refuses what is no longer as the run left it, and what something else now refers to.
 func (u *undo) compare(in plan.Input) error {
 	unknown := &UnknownError{}
 	seen := map[plan.Place]bool{}
@@ -273,14 +273,15 @@ func (u *undo) compare(in plan.Input) error {
 	return nil
 }
 
-// asForgotten is a record of what a step forgot, as it was then: with all that was seen of it, not only what was stated.
+// asForgotten returns a record of what a step forgot, as it was then: with everything that was observed of it, not only
+// what was stated.
 func asForgotten(s *plan.Step) state.Record {
 	r := *s.Prior
 	r.Spec, r.Rest, r.Left = s.Before, schema.Object{}, nil
 	return r
 }
 
-// owners says whose a thing is, by its id: also of one that nobody recorded, because the run did not come to that.
+// owners returns which resource a thing belongs to, by its id, even for a thing that the run did not get to record.
 func (u *undo) owners() map[plan.Place]map[string]schema.Ref {
 	owners := map[plan.Place]map[string]schema.Ref{}
 	add := func(ref schema.Ref, id string) {
@@ -301,7 +302,7 @@ func (u *undo) owners() map[plan.Place]map[string]schema.Ref {
 	return owners
 }
 
-// occupied refuses to record anew what is recorded under another name by now, and to make anew what somebody else made.
+// occupied refuses to record anew what is now recorded under another name, and to make anew what somebody else has made.
 func (u *undo) occupied(in plan.Input, s *plan.Step, owners map[plan.Place]map[string]schema.Ref) {
 	at := plan.Place{Scope: s.Ref.Scope, Kind: s.Ref.Kind}
 	owner, ours := owners[at][s.ExternalID]
@@ -326,7 +327,8 @@ func paths(changes []diff.Change) string {
 	return strings.Join(names, ", ")
 }
 
-// referred refuses to delete what something refers to that is not itself undone. owners says whose a thing is, by its id.
+// referred refuses to delete what something refers to that is not itself undone. Owners says which resource a thing
+// belongs to, by its id.
 func (u *undo) referred(in plan.Input, to *state.Record, owners map[plan.Place]map[string]schema.Ref) {
 	for _, k := range plan.Referrers(in.Kinds, to.Ref.Kind) {
 		at := plan.Place{Scope: to.Ref.Scope, Kind: k.Name}

@@ -10,48 +10,48 @@ import (
 	"converge.dev/converge/state"
 )
 
-// A StepReport says how one step of a run stands, as the journal of the run has it.
+// A StepReport is the state of one step of a run according to the journal of the run.
 type StepReport struct {
 	Step   int         `json:"step"` // of the plan
 	Action plan.Action `json:"action"`
 	Ref    schema.Ref  `json:"ref"`
 	StepResult
-	Undo *StepResult `json:"undo,omitempty"` // nil when nobody began to undo it
+	Undo *StepResult `json:"undo,omitempty"` // nil when its undo has not begun
 }
 
-// A StepResult is what came of a step, forward or as an undo. Its times are those of the journal: from the first call until
-// the result was seen, and what the run stood still in between.
+// A StepResult is the result of a step, forward or as an undo. Its times are those of the journal: from the first call
+// until the result was observed, including any time that the run stood still.
 type StepResult struct {
 	Result   StepState  `json:"result"`
 	Began    *time.Time `json:"began,omitempty"`
 	Ended    *time.Time `json:"ended,omitempty"`
-	Seconds  *float64   `json:"elapsed_seconds,omitempty"` // nil also when the clock was set back meanwhile
+	Seconds  *float64   `json:"elapsed_seconds,omitempty"` // also nil when the clock was set back meanwhile
 	Attempts int        `json:"attempts,omitempty"`        // calls
 	ID       string     `json:"external_id,omitempty"`
 	Message  string     `json:"message,omitempty"` // why it is not done
 }
 
-// StepState is how far a step came.
+// StepState is how far a step got.
 type StepState string
 
-// How far a step came. What has an outcome is called as the journal calls it.
+// How far a step got. A step with an outcome has the state that the journal names.
 const (
 	StepPending StepState = "pending" // not begun
-	StepRunning StepState = "running" // a process is at it
-	StepUnknown StepState = "unknown" // nobody is at it, and what came of its last call is not known: resume finds out
+	StepRunning StepState = "running" // a process carries it out
+	StepUnknown StepState = "unknown" // no process carries it out, and the outcome of its last call is unknown: resume finds out
 	StepDone    StepState = StepState(journal.Done)
 	StepRefused StepState = StepState(journal.Refused)
 	StepPartial StepState = StepState(journal.Partial)
 )
 
-// Steps tells how each step of a run stands, in the order of the plan. It looks at the journal only, never at the site, and
+// Steps returns the state of each step of a run, in the order of the plan. It reads the journal only, never the site, and
 // fails when the plan or the journal of the run cannot be read.
 func Steps(ctx context.Context, store *state.Store, run state.Run) ([]StepReport, error) {
 	p, _, err := planOf(ctx, store, run)
 	if err != nil {
 		return nil, err
 	}
-	holder, err := store.LockInfo(ctx) // before the journal: what is open there then was open while it was held
+	holder, err := store.LockInfo(ctx) // before the journal: what is open there was open while the lock was held
 	if err != nil {
 		return nil, err
 	}
@@ -74,8 +74,8 @@ func Steps(ctx context.Context, store *state.Store, run state.Run) ([]StepReport
 	return reports, nil
 }
 
-// Finished counts the steps of a run that were seen to be done. What is recorded of a run is as of its end, and an open one
-// has none yet: its journal knows.
+// Finished returns how many steps of a run were observed to be done. The stored number is written when the run ends; for an
+// open run it is counted from the journal.
 func Finished(ctx context.Context, store *state.Store, run state.Run) (int, error) {
 	if run.Status != state.RunOpen {
 		return run.Done, nil

@@ -12,8 +12,8 @@ import (
 	"converge.dev/converge/state"
 )
 
-// Undoing returns what a rollback of the run with that id would do that keeps so many of its first steps, as a plan to look at.
-// It changes nothing, and fails as Rollback does where that would not begin.
+// Undoing returns, as a plan to look at, what a rollback would do that undoes the run with that id except for its first keep
+// steps. It changes nothing, and fails as Rollback does where a rollback would not begin.
 func (e *Engine) Undoing(ctx context.Context, id string, keep int) (*plan.Plan, error) {
 	look := func(ctx context.Context) (*plan.Plan, error) {
 		run, p, body, err := e.choose(ctx, "rollback", id)
@@ -31,7 +31,7 @@ func (e *Engine) Undoing(ctx context.Context, id string, keep int) (*plan.Plan, 
 	} else if holder == nil {
 		return look(ctx)
 	}
-	var inverse *plan.Plan // who is at work may be at work on this very run
+	var inverse *plan.Plan // the process that holds the lock may be working on this very run
 	_, err := e.locked(ctx, "look", func(ctx context.Context, _ *state.Lock) (res Result, err error) {
 		inverse, err = look(ctx)
 		return res, err
@@ -41,8 +41,8 @@ func (e *Engine) Undoing(ctx context.Context, id string, keep int) (*plan.Plan, 
 
 // Rollback undoes the run with that id, or the newest when id is empty: all of it, or what came after the first steps that the
 // options keep. These must be done, and the run then ends rolled back; where nothing comes after them, a run that has ended
-// stays as it is. It refuses when what is to be undone cannot be undone exactly. When the options hold the approval of a plan
-// from Undoing, it fails with a *StaleError if it is something else by now that would be undone.
+// stays as it is. It refuses to undo what cannot be undone exactly. When the options hold the approval of a plan from Undoing,
+// it fails with a *StaleError if something else would now be undone.
 func (e *Engine) Rollback(ctx context.Context, id string, o ApplyOptions) (Result, error) {
 	return e.again(ctx, "rollback", id, o, func(run state.Run, p *plan.Plan, sum journal.Replay) (undo bool, err error) {
 		inverse, err := e.inverse(ctx, run, p, sum, o.Keep)
@@ -57,12 +57,12 @@ func (e *Engine) Rollback(ctx context.Context, id string, o ApplyOptions) (Resul
 	})
 }
 
-// errNothingLeft says that a run is already as it is wanted.
+// errNothingLeft reports that a run is already as requested.
 var errNothingLeft = errors.New("nothing is left to undo")
 
-// Undoable reports whether Rollback takes up a run once nothing holds the site, as far as the store alone tells: not when the run
-// is undone already or did what cannot be undone exactly, when a later one has changed what it left, nor while another one is
-// open. Where that cannot be known, it does not either.
+// Undoable reports whether Rollback would undo a run once nothing holds the site, as far as the store alone shows: not when the
+// run is already undone or did what cannot be undone exactly, when a later run has changed what it left, nor while another run is
+// open. It returns false where that cannot be known.
 func Undoable(ctx context.Context, store *state.Store, run state.Run) bool {
 	p, _, err := planOf(ctx, store, run)
 	if err != nil {
@@ -82,8 +82,8 @@ func Undoable(ctx context.Context, store *state.Store, run state.Run) bool {
 	return err == nil && open == nil
 }
 
-// inverse returns what is left to undo of a run after the first keep steps, or says why it cannot be undone, as far as the plan,
-// the journal, the records and the site tell.
+// inverse returns what is left to undo of a run after the first keep steps, or why it cannot be undone, as far as the plan, the
+// journal, the records and the site show.
 func (e *Engine) inverse(ctx context.Context, run state.Run, p *plan.Plan, sum journal.Replay, keep int) (*plan.Plan, error) {
 	inverse, err := undoing(run, p, sum, keep)
 	if err == nil {
@@ -100,10 +100,10 @@ func (e *Engine) inverse(ctx context.Context, run state.Run, p *plan.Plan, sum j
 	return inverse, err
 }
 
-// writeAnew is what is left where something cannot be undone.
+// writeAnew is the remedy where something cannot be undone.
 const writeAnew = "write a document that describes what you want now, and apply that"
 
-// undoing is what plan and journal say of that.
+// undoing is [Engine.inverse] as far as the plan and the journal show.
 func undoing(run state.Run, p *plan.Plan, sum journal.Replay, keep int) (*plan.Plan, error) {
 	if run.Status == state.RunReverted {
 		return nil, fmt.Errorf("run %s is reverted already", run.ID)
@@ -124,7 +124,7 @@ func undoing(run state.Run, p *plan.Plan, sum journal.Replay, keep int) (*plan.P
 	return p.Inverse(run.ID, keep, sum.Left), nil
 }
 
-// keeps says why the first keep steps of a run cannot be kept while the others are undone; nil when they can.
+// keeps returns why the first keep steps of a run cannot be kept while the others are undone; nil when they can.
 func keeps(run state.Run, p *plan.Plan, sum journal.Replay, keep int) error {
 	if keep < 0 {
 		return errors.New("steps are counted from 1; step 0 means all of the run")

@@ -17,7 +17,7 @@ import (
 )
 
 // SavePlan returns the plan as a file, and the digest of the plan in it. The file is authenticated with a key from the
-// store of the site, which is made when there is none yet.
+// store of the site, which is created when there is none yet.
 func (e *Engine) SavePlan(ctx context.Context, p *plan.Plan) (file []byte, digest string, err error) {
 	if _, err := e.o.Store.SecretKey(ctx); err != nil {
 		return nil, "", err
@@ -30,7 +30,7 @@ func (e *Engine) SavePlan(ctx context.Context, p *plan.Plan) (file []byte, diges
 }
 
 // VerifyFile fails with a *RefusedError unless the plan file was saved with this store, and is as it was saved. It writes
-// nothing: not even the existence of a site that only the file speaks of.
+// nothing, so that a site which only the file names is not created.
 func (e *Engine) VerifyFile(ctx context.Context, f *plan.File) error {
 	key, err := e.o.Store.PlanKey(ctx)
 	switch {
@@ -45,8 +45,8 @@ func (e *Engine) VerifyFile(ctx context.Context, f *plan.File) error {
 	return err
 }
 
-// forbidden says why a plan may not be applied that no single step is to blame for: it is for another site than the one
-// whose things are recorded, or it destroys more than it may. Live is how many things are recorded as being there, head that of the
+// forbidden returns the reasons not to apply a plan that concern the plan as a whole: it is for another site than the one whose
+// things are recorded, or it destroys more than it may. Live is how many things are recorded as existing, head that of the
 // stored document.
 func (e *Engine) forbidden(ctx context.Context, p *plan.Plan, live int, head state.Head) ([]plan.Refusal, error) {
 	var refusals []plan.Refusal
@@ -61,7 +61,7 @@ func (e *Engine) forbidden(ctx context.Context, p *plan.Plan, live int, head sta
 		})
 	}
 	refusals = append(refusals, plan.OverBudget(p, live)...)
-	if (p.Destroy || p.Sweep) && !p.Asked && stored.Policy.MaxDestroy != p.MaxDestroy { // such a plan carries no document of its own
+	if (p.Destroy || p.Sweep) && !p.Asked && stored.Policy.MaxDestroy != p.MaxDestroy { // such a plan has no document of its own
 		refusals = append(refusals, plan.Over(p, live, stored.Policy.MaxDestroy, plan.AllowDestroy)...)
 	}
 	return append(refusals, plan.Over(p, live, e.o.MaxDestroy, func(n int) remedy.Remedy {
@@ -69,13 +69,13 @@ func (e *Engine) forbidden(ctx context.Context, p *plan.Plan, live int, head sta
 	})...), nil
 }
 
-// storedHead reads what the stored document says of the site as a whole; nothing when there is none. One that is damaged
-// cannot testify, and must not keep the document from being replaced.
+// storedHead reads what the stored document says about the site as a whole; nothing when there is none. A damaged
+// document proves nothing, and must not keep the document from being replaced.
 func (e *Engine) storedHead(ctx context.Context, p *plan.Plan, head state.Head) (plan.Head, error) {
 	if head.Serial == 0 {
 		return plan.Head{}, nil
 	}
-	if head.Digest == p.Digest { // and the plan says of the site what its document does
+	if head.Digest == p.Digest { // the plan says about the site what its document does
 		return plan.Head{Site: p.Site}, nil
 	}
 	_, body, err := e.o.Store.Document(ctx, head.Serial)
@@ -92,8 +92,8 @@ func (e *Engine) storedHead(ctx context.Context, p *plan.Plan, head state.Head) 
 	return stored, nil
 }
 
-// honest refuses, as stale, a plan whose steps are not what the kinds and the records make of them. That is so when
-// converge was replaced by another version since, which knows a kind better, and when the plan was tampered with.
+// honest refuses, as stale, a plan whose steps do not follow from the kinds and the records. That happens when a newer
+// version of converge describes a kind differently, and when the plan was tampered with.
 func (e *Engine) honest(set *providers.Set, p *plan.Plan, recorded []state.Record) error {
 	records := make(map[schema.Ref]*state.Record, len(recorded))
 	for i := range recorded {
@@ -118,7 +118,7 @@ func (e *Engine) honest(set *providers.Set, p *plan.Plan, recorded []state.Recor
 	return nil
 }
 
-// dishonest says how a step is not what it must be; empty when it is. Record is the one in the store, if any.
+// dishonest returns how a step is not what it must be; empty when it is. Record is the one in the store, if any.
 func dishonest(p *plan.Plan, s *plan.Step, k *schema.Kind, t providers.Traits, record *state.Record) string {
 	if k == nil {
 		return "the schema has no kind " + s.Ref.Kind
@@ -147,7 +147,7 @@ func dishonest(p *plan.Plan, s *plan.Step, k *schema.Kind, t providers.Traits, r
 	return ""
 }
 
-// ownWait is how long the kind itself lets a step wait for its result.
+// ownWait returns how long the kind itself lets a step wait for its result.
 func ownWait(a plan.Action, t providers.Traits) time.Duration {
 	switch a {
 	case plan.Create, plan.Update:
@@ -158,7 +158,7 @@ func ownWait(a plan.Action, t providers.Traits) time.Duration {
 	return 0
 }
 
-// waits reads the timeouts of resources from a document, when the first of them is asked for.
+// waits reads the timeouts of resources from a document when the first of them is needed.
 type waits struct {
 	document []byte
 	tree     map[string]any
@@ -168,7 +168,7 @@ type waits struct {
 func (w *waits) of(s *plan.Step) time.Duration {
 	if w.tree == nil {
 		w.tree = map[string]any{}
-		_ = json.Unmarshal(w.document, &w.tree) // it was read before; an empty tree says nothing
+		_ = json.Unmarshal(w.document, &w.tree) // it was valid before; an empty tree states nothing
 	}
 	provider, noun, _ := strings.Cut(s.Ref.Kind, ".")
 	path := []string{provider, noun, s.Ref.Name, "timeouts", string(s.Action)}

@@ -9,15 +9,15 @@ import (
 	"converge.dev/converge/schema"
 )
 
-// A Claim is one value that the far side lets only one thing of a kind have at a time.
+// A Claim is a value that only one thing of a kind can have on the far side at a time.
 type Claim struct {
 	Of     string // the field of Traits.Exclusive
 	Value  string
-	Within string       // where it counts: among things with the same; empty: everywhere
-	Block  netip.Prefix // of an address block, which excludes all that overlaps it
+	Within string       // scope of the claim: things with the same value here; empty: all things
+	Block  netip.Prefix // set for an address block, which excludes all blocks that overlap it
 }
 
-// String is for people: prefixes.prefix 10.0.0.0/24.
+// String returns a text for people: prefixes.prefix 10.0.0.0/24.
 func (c Claim) String() string { return strings.Trim(c.Of, "{}") + " " + c.Value }
 
 // Excludes reports whether two things cannot have the two claims at the same time.

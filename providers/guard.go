@@ -6,9 +6,9 @@ import (
 	"iter"
 )
 
-// guarded stands before every kind of a provider and refuses what is the same for all of them, so that no kind has to and none
-// can forget: a verb that the traits say does not exist, a call whose context has ended, one for which the permit has. It lets
-// at most Provider.Limit calls run at the same time; what may change in that wait is checked after it.
+// guarded wraps every kind of a provider and makes the common checks, so that no kind has to and none can forget: it refuses a
+// verb that the traits exclude, a call whose context has ended, and one whose permit has ended. It lets at most Provider.Limit
+// calls run at the same time; what may change during that wait is checked after it.
 type guarded struct {
 	kind Kind
 	of   Served
@@ -17,7 +17,7 @@ type guarded struct {
 
 var errNever = errors.New("the far side has no such call")
 
-// enter waits for a slot and checks what every call needs; leave gives the slot back.
+// enter waits for a slot and makes the common checks; leave releases the slot.
 func (g guarded) enter(ctx context.Context, op string, c Call) (leave func(), err error) {
 	fail := func(class Class, err error) (func(), error) {
 		return nil, &Error{Op: op, Ref: c.Ref, Kind: g.of.Name, Class: class, Err: err}
@@ -54,7 +54,7 @@ func (g guarded) List(ctx context.Context) iter.Seq2[Thing, error] {
 	}
 }
 
-// Get asks for nothing when there is nothing to ask for.
+// Get makes no call when there are no ids.
 func (g guarded) Get(ctx context.Context, ids []string) ([]Thing, error) {
 	if len(ids) == 0 {
 		return nil, nil

@@ -8,9 +8,9 @@ import (
 	"sync"
 )
 
-// A Permit tells whether this process may still act on the far side. The engine binds it to the proof that the site lock
-// is held, which asks the clock and not the store, for as long as it works under that lock. It is checked where bytes
-// leave, after the last wait: a process that was suspended in any wait finds that out before its next byte.
+// A Permit says whether this process may still act on the far side. While the engine works under the site lock, it binds
+// the permit to the proof that the lock is held, which uses the clock and not the store. It is checked where bytes are
+// sent, after the last wait: a process that was suspended in any wait finds that out before its next byte.
 //
 // The zero Permit, and a nil one, permit everything until they are bound.
 type Permit struct {
@@ -19,8 +19,8 @@ type Permit struct {
 	term  int // rises with each binding that ended without proof: connections of earlier terms are dead
 }
 
-// Bind makes the permit last for as long as proof returns nil. Release ends that; if the proof fails by then, connections
-// that were made before never write again, whatever they still have in their buffers.
+// Bind makes the permit valid while proof returns nil. Release ends that; if the proof fails by then, connections that
+// were made before never write again, whatever is still in their buffers.
 func (p *Permit) Bind(proof func() error) (release func()) {
 	p.mu.Lock()
 	defer p.mu.Unlock()
@@ -35,7 +35,7 @@ func (p *Permit) Bind(proof func() error) (release func()) {
 	}
 }
 
-// Check fails when the process may not act any more.
+// Check fails when the process may no longer act.
 func (p *Permit) Check() error {
 	_, err := p.check()
 	return err
@@ -53,8 +53,8 @@ func (p *Permit) check() (term int, err error) {
 	return p.term, err
 }
 
-// Dialer returns a dialer whose connections write only while the permit lasts. One that was refused a write is closed, so
-// that nothing of what it had in its buffers leaves later.
+// Dialer returns a dialer whose connections write only while the permit is valid. A connection whose write was refused is
+// closed, so that nothing in its buffers is sent later.
 func (p *Permit) Dialer(dial func(ctx context.Context, address string) (net.Conn, error)) func(ctx context.Context, address string) (net.Conn, error) {
 	return func(ctx context.Context, address string) (net.Conn, error) {
 		term, err := p.check()

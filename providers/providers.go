@@ -12,10 +12,10 @@
 //
 // # What a kind sees
 //
-// Specs have the shape that the kind's CUE file gives, with two differences. Where a document has the name of another
-// resource (@ref), a spec at this boundary has that thing's external id. Where it has the place of a secret (#Secret), a
-// spec at this boundary has the secret itself, as text. Both hold in both directions, and the engine translates. A kind
-// leaves out of what it observes the secrets that its far side never gives back; where it knows that none is set, it
+// Specs have the shape of the kind's CUE file, with two differences. Where a document has the name of another resource
+// (@ref), a spec at this boundary has that thing's external id. Where it has the place of a secret (#Secret), a spec at
+// this boundary has the secret itself, as text. Both hold in both directions, and the engine translates. A kind leaves
+// out of what it observes the secrets that its far side never returns; where it knows that none is set, it
 // reports the empty text.
 package providers
 
@@ -38,22 +38,22 @@ import (
 // A Kind observes and changes one kind of real thing in one scope. Methods may be called at the same time for
 // different things. A call made with a cancelled context changes nothing. Errors are of type [*Error].
 //
-// No call waits for what takes long over there. A change returns once the far side has accepted it; the thing is Pending or
-// Leaving until it is done, and the engine waits, in nobody's way. What can be asked for only after that is asked for by
-// another call: see Traits.Later.
+// No call waits for what takes long on the far side. A change returns once the far side has accepted it; the thing is
+// Pending or Leaving until it is done, and the engine waits without blocking other steps. Fields that can be set only after
+// that are set by another call: see Traits.Later.
 type Kind interface {
 	// List yields the things of this kind in the scope, each of them once, in as few calls as the far side allows. An error ends
-	// the list: what was yielded before it says nothing about what is not there. A list that ends without one is whole. It
+	// the list: what was yielded before it does not show what is absent. A list that ends without an error is complete. It
 	// changes nothing.
 	List(ctx context.Context) iter.Seq2[Thing, error]
 
-	// Get returns the things with the given external ids, of which none is there twice; one that does not exist is left out. It
-	// never returns a part of what was asked for: then it fails. It changes nothing.
+	// Get returns the things with the given external ids, which are distinct; things that do not exist are left out. It never
+	// returns only a part of what exists: then it fails. It changes nothing.
 	Get(ctx context.Context, ids []string) ([]Thing, error)
 
 	// Create makes the thing with id c.ID as c.Want says. When the id or a unique name is taken it fails with Exists.
 	// It returns once the far side has accepted; the engine waits until the thing is Ready. When the far side's answer names
-	// another id than c.ID, c.Chose is called with it: that is the thing's id from then on.
+	// another id than c.ID, Create calls c.Chose with it: that is the thing's id from then on.
 	Create(ctx context.Context, c Call) error
 
 	// Update turns c.Have into c.Want in place. Only fields that are not immutable differ; both are whole specs, so
@@ -61,7 +61,7 @@ type Kind interface {
 	// has moved it fails with Conflict.
 	Update(ctx context.Context, c Call) error
 
-	// Delete removes the thing. Deleting what is absent, or on its way out, succeeds.
+	// Delete removes the thing. Deleting what is absent, or already being deleted, succeeds.
 	Delete(ctx context.Context, c Call) error
 }
 
@@ -69,49 +69,49 @@ type Kind interface {
 type Call struct {
 	Ref     schema.Ref    // for messages
 	ID      string        // external id
-	Name    string        // Create, Update: what the thing is to be called, where it has a name beside its id; empty: like its ref
-	Mark    Mark          // to be written on the thing where the kind has a place for it; zero in Update: to be taken away
-	Want    schema.Object // Create, Update: the spec to have afterwards; read only
-	Have    schema.Object // Update, Delete: the spec seen right before, with the secrets that are set sealed; read only
-	Version string        // Update, Delete: the version token seen right before; empty when the kind has none
+	Name    string        // Create, Update: the desired name of the thing, where it has a name besides its id; empty: that of its ref
+	Mark    Mark          // to be written on the thing where the kind has a place for it; zero in Update: to be removed
+	Want    schema.Object // Create, Update: the desired spec; read only
+	Have    schema.Object // Update, Delete: the spec observed right before, with secrets that are set sealed; read only
+	Version string        // Update, Delete: the version token observed right before; empty when the kind has none
 	Key     string        // idempotency key: the same for every attempt of one step
 	Epoch   int64         // fencing epoch of the caller
-	Answer  *Answer       // Create: takes what the far side answers; nil when the caller does not ask
+	Answer  *Answer       // Create: receives the answer of the far side; nil when the caller does not need it
 }
 
-// An Answer is what the far side said of a thing that it made.
+// An Answer is what the far side returned about a thing that it made.
 type Answer struct {
 	ID string // the id that it chose instead of the caller's; empty: none
 }
 
-// Called returns what the thing of a Create or Update is to be called.
+// Called returns the desired name of the thing of a Create or Update.
 func (c *Call) Called() string { return cmp.Or(c.Name, c.Ref.Name) }
 
-// Chose notes that the far side made the thing of a Create under another id than c.ID. An empty id, or c.ID, says nothing.
+// Chose records that the far side made the thing of a Create under another id than c.ID. An empty id, or c.ID, has no effect.
 func (c *Call) Chose(id string) {
 	if c.Answer != nil && id != "" && id != c.ID {
 		c.Answer.ID = id
 	}
 }
 
-// A Thing is what a provider saw.
+// A Thing is what a provider observed.
 type Thing struct {
 	ID      string        // external id
-	Name    string        // what it is called over there: the natural key, or a name for people
+	Name    string        // its name on the far side: the natural key, or a name for people
 	Mark    Mark          // who made it; zero when unmarked or made by others
 	Version string        // version token; empty when the kind has none
-	Spec    schema.Object // settable fields, whole, in the shape of the kind's CUE file
+	Spec    schema.Object // all settable fields, in the shape of the kind's CUE file
 	Status  schema.Object // computed fields
 	Phase   Phase
-	Detail  string // why it is not ready, or what is not well with it all the same, for people
-	Derived bool   // made by the far side itself as a part of something else, with which it comes and goes
+	Detail  string // why it is not ready, or what is wrong although it is, for people
+	Derived bool   // made by the far side itself as a part of something else, and created and deleted with that
 
-	// Unfilled names the fields of the spec that this far side does not tell, an older or a newer version for example. They
+	// Unfilled names the fields of the spec that this far side does not report, for example because of its version. They
 	// are absent from Spec, and unknown: no difference, no replacement, no drift.
 	Unfilled []string
 }
 
-// Collect reads a list to its end. It returns no things when that is an error.
+// Collect reads a list to its end. When that is an error, it returns no things.
 func Collect(list iter.Seq2[Thing, error]) ([]Thing, error) {
 	var things []Thing
 	for th, err := range list {
@@ -123,7 +123,7 @@ func Collect(list iter.Seq2[Thing, error]) ([]Thing, error) {
 	return things, nil
 }
 
-// Listed is the list that read returns in one piece; read is called when the list is ranged over.
+// Listed returns a list of what read returns; read is called when the list is ranged over.
 func Listed(read func() ([]Thing, error)) iter.Seq2[Thing, error] {
 	return func(yield func(Thing, error) bool) {
 		things, err := read()
@@ -139,10 +139,10 @@ func Listed(read func() ([]Thing, error)) iter.Seq2[Thing, error] {
 	}
 }
 
-// Phase is how far a thing has come.
+// Phase is how far a thing has got.
 type Phase string
 
-// Phases. A deleted thing is Leaving for as long as it is listed.
+// The phases. A deleted thing is Leaving for as long as it is listed.
 const (
 	Ready   Phase = "ready"
 	Pending Phase = "pending"
@@ -151,7 +151,7 @@ const (
 )
 
 // A Mark on a thing says which resource of which site it is. Where a kind has a place for it (Carbide labels, OVSDB
-// external_ids) it is written at creation; lost state can be rebuilt from the marks.
+// external_ids) it is written at creation; a lost store can be rebuilt from marks.
 type Mark struct {
 	Site        string     `json:"site"` // the site's UUID
 	Ref         schema.Ref `json:"ref"`
@@ -172,7 +172,7 @@ func (m Mark) String() string {
 	return m.Site + "/" + m.Ref.String() + "#" + strconv.Itoa(m.Incarnation)
 }
 
-// ParseMark is the inverse of [Mark.String]. Text that is no mark gives the zero Mark.
+// ParseMark is the inverse of [Mark.String]. It returns the zero Mark for other text.
 func ParseMark(s string) Mark {
 	site, rest, ok := strings.Cut(s, "/")
 	if !ok || site == "" {
@@ -190,32 +190,32 @@ func ParseMark(s string) Mark {
 	return Mark{Site: site, Ref: ref, Incarnation: n}
 }
 
-// Class says what an error means. Nothing else about an error is ever looked at.
+// Class says what an error means. Nothing else about an error is ever examined.
 type Class string
 
-// Classes. For all but Unknown the call that failed had no effect.
+// The classes. For all but Unknown the failed call had no effect.
 const (
 	Transient   Class = "transient"   // the far side was not reached or was overloaded: try again
 	Busy        Class = "busy"        // it is not ready for this yet: try again
 	Conflict    Class = "conflict"    // the thing changed since it was observed
 	Exists      Class = "exists"      // the id or name is taken
-	Absent      Class = "absent"      // the thing, or one that it refers to, is not there
+	Absent      Class = "absent"      // the thing, or one that it refers to, does not exist
 	Denied      Class = "denied"      // not allowed
 	Invalid     Class = "invalid"     // the far side refuses the values
 	Unsupported Class = "unsupported" // the far side does not know the kind or verb
 	Unknown     Class = "unknown"     // the call may have had its effect, or may have it later
 )
 
-// Retryable reports whether the same call may be made again without looking first.
+// Retryable reports whether the same call may be repeated without observing first.
 func (c Class) Retryable() bool { return c == Transient || c == Busy }
 
-// An Error is what a kind's verb fails with.
+// An Error is the error of a kind's verb.
 type Error struct {
 	Op    string     // observe, create, update, delete
 	Ref   schema.Ref // zero for an observation of many
 	Kind  string     // when Ref is zero
 	Class Class
-	Code  string // optional: the far side's own word for it, out of a fixed list, such as InvalidArgument; never free text
+	Code  string // optional: the far side's own code, from a fixed list, such as InvalidArgument; never free text
 	Err   error
 }
 
@@ -231,7 +231,7 @@ func (e *Error) Error() string {
 // Unwrap returns the cause.
 func (e *Error) Unwrap() error { return e.Err }
 
-// ClassOf returns the class of an error. What has no class is Unknown: it is never safe to guess.
+// ClassOf returns the class of an error. An error without a class is Unknown: it is never safe to guess.
 func ClassOf(err error) Class {
 	var e *Error
 	if errors.As(err, &e) {
@@ -240,7 +240,7 @@ func ClassOf(err error) Class {
 	return Unknown
 }
 
-// An OutdatedError says that the far side has obeyed a holder of the site lock with a higher epoch.
+// An OutdatedError reports that the far side has obeyed a holder of the site lock with a higher epoch.
 type OutdatedError struct {
 	On            string
 	Stored, Epoch int64
@@ -251,9 +251,9 @@ func (e *OutdatedError) Error() string {
 	return fmt.Sprintf("the holder with epoch %d is at work on %s; this one has epoch %d", e.Stored, e.On, e.Epoch)
 }
 
-// Traits say as data how a kind behaves; the engine reads them instead of asking for more methods.
+// Traits describe as data how a kind behaves; the engine reads them instead of requiring more methods.
 type Traits struct {
-	// ID tells how external ids come about. Empty: the engine chooses a UUID for each incarnation. Otherwise a
+	// ID says how external ids are formed. Empty: the engine chooses a UUID for each incarnation. Otherwise it is a
 	// template over the resource's name and immutable string fields, such as "{name}" or "{tenant}/{name}": the
 	// natural key.
 	ID string
@@ -263,58 +263,58 @@ type Traits struct {
 	Delete Mode // Versioned, or Blind where the far side checks nothing
 
 	Mark     bool          // the kind has a place for our mark
-	Orphans  bool          // Delete does not look whether anything still refers to the thing, and would leave that behind
+	Orphans  bool          // Delete does not check whether anything still refers to the thing, and would leave it dangling
 	Burned   bool          // the far side refuses an id whose thing was deleted
 	Eventual bool          // a list may lag behind a change
 	Late     time.Duration // longest time after which a call of unknown outcome may still have its effect
-	Fixed    bool          // no call changes an immutable field: one that is not told any more, or as its default, is as it was recorded
-	Itself   []string      // fields that the far side may bring by itself to what an update asks for: that they are seen proves no call
-	Later    []string      // fields that only a thing can get that is ready for them: when it is Ready and lacks nothing else, another update follows, and so on
-	Overlap  []string      // keyed lists of which an update, on its way, has new elements under other keys beside the old ones
+	Fixed    bool          // no call changes an immutable field: one that is no longer reported, or reported as its default, is as recorded
+	Itself   []string      // fields that the far side may set by itself to what an update requests: observing them does not prove a call
+	Later    []string      // fields that can be set only once a thing is ready for them: when it is Ready and lacks nothing else, another update follows, and so on
+	Overlap  []string      // keyed lists in which an update temporarily has new elements under other keys beside the old ones
 
-	// Exclusive names what no two things of the kind can have at the same time.
+	// Exclusive lists what no two things of the kind can have at the same time.
 	Exclusive []Exclusive
 
-	// Detach names the lists whose elements can be left out for a while, when what they refer to has to be deleted before its
-	// successor is made. No reference elsewhere ever is.
+	// Detach lists the lists whose elements can be left out for a while, when what they refer to has to be deleted before its
+	// successor is made. Other references are never left out.
 	Detach []Detachable
 
 	ReadyWithin time.Duration // longest wait for Ready after create and update; zero: ready on return
 	GoneWithin  time.Duration // longest wait for absence after delete; zero: gone on return
 
-	UndoCreate, UndoUpdate, UndoDelete Revert // what undoing each verb means; zero is NoUndo, for caution
+	UndoCreate, UndoUpdate, UndoDelete Revert // how each verb can be undone; zero is NoUndo, for safety
 }
 
-// Named reports whether a thing has a name beside its id, which an update writes: others may call it something else meanwhile.
+// Named reports whether a thing has a name besides its id, which an update writes: others may rename it.
 func (t Traits) Named() bool { return t.ID == "" && t.Update != Never }
 
-// UsedOnce reports whether an id is never used again after its thing was deleted: because the far side would refuse it, or
-// because the engine chooses a new one for each incarnation, so that a call which arrives late meets nothing newer.
+// UsedOnce reports whether an id is never used again after its thing was deleted, because the far side would refuse it, or
+// because the engine chooses a new one for each incarnation. A late call then meets nothing newer.
 func (t Traits) UsedOnce() bool { return t.Burned || t.ID == "" }
 
-// Exclusive is what only one thing of a kind has at a time: a field, as a path through lists ("prefixes.prefix"), or "{name}",
-// what the thing is called. Address blocks exclude those that they overlap.
+// Exclusive is what only one thing of a kind can have at a time: a field, as a path through lists ("prefixes.prefix"), or
+// "{name}", the name of the thing. Address blocks exclude those that they overlap.
 type Exclusive struct {
 	Field  string
 	Within string // optional: a field; things that differ in it do not exclude each other
 	Folded bool   // upper and lower case are the same
-	Whole  bool   // the list is one value, whatever its order, and not one for each element
+	Whole  bool   // the list is one value, whatever its order, not one per element
 }
 
-// Detachable is a list, which is a field of a kind, whose elements may be left out for a while.
+// Detachable is a list field of a kind whose elements may be left out for a while.
 type Detachable struct {
 	Field string
 	Least int // how many elements have to stay
 
-	// With an element whose field Head is HeadIs those go that equal it in all fields of Group.
+	// An element whose field Head is HeadIs takes with it the elements that equal it in all fields of Group.
 	Head, HeadIs string
 	Group        []string
 }
 
-// Mode says how a verb guards itself.
+// Mode says how a verb is guarded.
 type Mode string
 
-// Modes of a verb.
+// The modes of a verb.
 const (
 	Never       Mode = "never" // the verb does not exist for this kind
 	Blind       Mode = "blind"
@@ -322,21 +322,21 @@ const (
 	Versioned   Mode = "versioned"   // Update, Delete: fails when the version token has moved
 )
 
-// Revert classes say what undoing a change means, from exact to impossible.
+// Revert says how a change can be undone, from exactly to not at all.
 type Revert string
 
-// Revert classes.
+// The classes of undo.
 const (
-	Exact   Revert = "R1" // the state before comes back, digest for digest
-	Restart Revert = "R2" // configuration comes back, running state was lost
-	Replace Revert = "R3" // an equivalent comes back under a new identity
-	NoUndo  Revert = "R4" // data is destroyed or exposed: nothing comes back
+	Exact   Revert = "R1" // the previous state is restored, digest for digest
+	Restart Revert = "R2" // the configuration is restored, running state is lost
+	Replace Revert = "R3" // an equivalent is created under a new identity
+	NoUndo  Revert = "R4" // data is destroyed or exposed: nothing can be restored
 )
 
 // Reversible reports whether a step of this class may run before the point of no return.
 func (r Revert) Reversible() bool { return r == Exact || r == Restart }
 
-// Meaning puts the class in words.
+// Meaning returns the class in words.
 func (r Revert) Meaning() string {
 	switch r {
 	case Exact:
@@ -349,7 +349,7 @@ func (r Revert) Meaning() string {
 	return "nothing comes back"
 }
 
-// A Served kind is a kind with its name and traits.
+// A Served is a kind with its name and traits.
 type Served struct {
 	Name   string // PROVIDER.NOUN
 	Traits Traits
@@ -360,34 +360,34 @@ type Served struct {
 type Provider struct {
 	Name  string // first half of its kinds' names
 	Scope string // schema.ScopeSite or a node's name
-	Limit int    // calls at the same time, set before the first of them; zero: no limit of its own
+	Limit int    // concurrent calls, set before the first call; zero: no limit of its own
 	Kinds []Served
 
-	// Permit is what calls need, right before their bytes leave. It is checked before each call; a provider that waits
-	// within a call for something else, a connection or its turn, checks it again after that. Never nil.
+	// Permit is what calls need right before their bytes are sent. It is checked before each call; a provider that
+	// waits within a call, for example for a connection or its turn, checks it again after that. Never nil.
 	Permit *Permit
 
 	Close func() error // releases connections; never nil
 
-	// Fence makes the far side store, durably, that the holder with this epoch is at work. From then on it refuses calls
-	// with a lower one, and so does this provider; with an epoch lower than the stored one it fails with Denied. The engine
-	// calls it under the site lock, before it looks. Nil: the far side has no place for an epoch.
+	// Fence makes the far side durably store the epoch of the current lock holder. From then on it refuses calls with a
+	// lower epoch, and so does this provider; with an epoch lower than the stored one Fence fails with Denied. The engine
+	// calls it under the site lock, before it observes. Nil: the far side has no place for an epoch.
 	Fence func(ctx context.Context, epoch int64) error
 
-	// Identity tells which server this is, by a name that it has for good and no other has; empty when it does not say. The
-	// engine remembers it: another server would show an empty site. Nil: the far side has none.
+	// Identity returns a permanent, unique name of the server; empty when it does not report one. The engine records it,
+	// because another server would show an empty site. Nil: the far side has none.
 	Identity func(ctx context.Context) (string, error)
 
-	// Build names the software that the far side runs, as it says so itself, and with it the generation of its API: what a
-	// server can do is found out from what it answers, so this is for people alone. Nil: the far side does not say.
+	// Build returns the software version that the far side reports, which implies the version of its API. It is for people
+	// only: what a server can do is found out from its answers. Nil: the far side does not report it.
 	Build func(ctx context.Context) (string, error)
 
-	// Health tells whether the far side does what it is asked: whether calls get through, and where others bring about what
-	// the far side has only written down, whether they do. While it does not Health looks again, one caller at a time. The
-	// engine begins no step meanwhile; those that have begun wait, and that is no fault of theirs; their calls are let
-	// through. Health errs on neither side for long: what nobody asked for is not owed, slow is not away, and it is good
-	// again with the first thing that is done. Where only a change can find that out, it is good now and then, so that one is
-	// tried. Nil: it is not known.
+	// Health reports whether the far side works: whether calls get through and, where other processes carry out what the far
+	// side has only stored, whether they do. While it does not, Health checks again, one caller at a time. The engine begins
+	// no step meanwhile; steps that have begun wait without being blamed for it, and their calls are let through. Health is
+	// not wrong for long: what was not requested is not owed, slow is not unavailable, and it is good again with the first
+	// thing that is done. Where only a change can find that out, it is good from time to time, so that one is tried. Nil: it
+	// is unknown.
 	Health func(ctx context.Context) Health
 
 	slots func() chan struct{} // nil: no limit
@@ -395,15 +395,15 @@ type Provider struct {
 
 // Health is what the calls of a provider have shown.
 type Health struct {
-	Down              error // why the far side is away; nil while it is there
+	Down              error // why the far side is unavailable; nil while it is available
 	Succeeded, Failed int   // calls so far
-	Last              error // of the call that failed last, whatever the reason; nil when none has
+	Last              error // error of the last failed call, whatever the reason; nil when none has failed
 	LastAt            time.Time
 }
 
-// New makes a provider. Its kinds are guarded: calls of verbs that their traits do not have fail as Unsupported, those that come
-// too late, because their context has ended or the permit has, as Transient, and no more run at the same time than Limit says.
-// So a kind has none of that to check. A nil close does nothing.
+// New makes a provider. Its kinds are guarded: calls of verbs that their traits exclude fail as Unsupported, calls whose context
+// or permit has ended fail as Transient, and no more run at the same time than Limit says. So a kind need not check any of that.
+// A nil close does nothing.
 func New(name, scope string, close func() error, kinds ...Served) *Provider {
 	if close == nil {
 		close = func() error { return nil }
@@ -421,7 +421,7 @@ func New(name, scope string, close func() error, kinds ...Served) *Provider {
 	return p
 }
 
-// A Set is all providers of a site, looked up by scope and kind.
+// A Set is all providers of a site, which can be looked up by scope and kind.
 type Set struct {
 	providers []*Provider
 	served    map[[2]string]place
@@ -433,7 +433,7 @@ type place struct {
 	kind     Served
 }
 
-// NewSet collects providers. Two that serve the same kind in the same scope are an error.
+// NewSet returns a set of providers. Two that serve the same kind in the same scope are an error.
 func NewSet(ps ...*Provider) (*Set, error) {
 	s := &Set{providers: ps, served: map[[2]string]place{}, failed: map[[2]string]error{}}
 	for _, p := range ps {
@@ -448,8 +448,8 @@ func NewSet(ps ...*Provider) (*Set, error) {
 	return s, nil
 }
 
-// Join adds what another set has, its failures too, and closes it with this one. When both serve the same kind in the same
-// scope, that is an error, and nothing is added.
+// Join adds the contents of another set, including its failures, and closes it with this one. When both serve the same
+// kind in the same scope, it fails and adds nothing.
 func (s *Set) Join(other *Set) error {
 	for at := range other.served {
 		if _, dup := s.served[at]; dup {
@@ -465,7 +465,7 @@ func (s *Set) Join(other *Set) error {
 	return nil
 }
 
-// Find returns the kind as it is served in a scope, and its provider.
+// Find returns the kind that is served in a scope, and its provider.
 func (s *Set) Find(scope, kind string) (Served, *Provider, bool) {
 	p, ok := s.served[[2]string{scope, kind}]
 	return p.kind, p.provider, ok
@@ -474,10 +474,10 @@ func (s *Set) Find(scope, kind string) (Served, *Provider, bool) {
 // Fail records why a provider could not be opened in a scope. Its things are unknown, not absent.
 func (s *Set) Fail(scope, provider string, err error) { s.failed[[2]string{scope, provider}] = err }
 
-// Failure returns the error recorded by Fail, nil when there is none.
+// Failure returns the error recorded by Fail; nil when there is none.
 func (s *Set) Failure(scope, provider string) error { return s.failed[[2]string{scope, provider}] }
 
-// Fences returns the providers that can store an epoch, among those that serve the given scopes.
+// Fences returns those providers of the given scopes that can store an epoch.
 func (s *Set) Fences(scopes []string) []*Provider {
 	return slices.DeleteFunc(slices.Clone(s.providers), func(p *Provider) bool { return p.Fence == nil || !slices.Contains(scopes, p.Scope) })
 }
@@ -485,7 +485,7 @@ func (s *Set) Fences(scopes []string) []*Provider {
 // All returns the providers.
 func (s *Set) All() []*Provider { return slices.Clone(s.providers) }
 
-// Bind makes the permits of all providers last for as long as proof returns nil; release ends that.
+// Bind makes the permits of all providers valid while proof returns nil; release ends that.
 func (s *Set) Bind(proof func() error) (release func()) {
 	releases := make([]func(), len(s.providers))
 	for i, p := range s.providers {
@@ -498,7 +498,7 @@ func (s *Set) Bind(proof func() error) (release func()) {
 	}
 }
 
-// Wrap puts something around every served kind.
+// Wrap replaces every served kind by the result of around.
 func (s *Set) Wrap(around func(scope string, k Served) Kind) {
 	for at, p := range s.served {
 		p.kind.Kind = around(at[0], p.kind)

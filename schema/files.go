@@ -3,14 +3,14 @@ package schema
 import "embed"
 
 // Files is the embedded CUE module: one folder per provider, one file per kind, and core for what kinds share.
-// All files are of one CUE package. A kind's file says with #Site or #Node where in a document the kind lives; files
-// are found by wildcard and listed nowhere. After a change of them `go generate ./schema/kinds` writes anew what they
+// All files belong to one CUE package. A kind's file says with #Site or #Node where in a document the kind belongs;
+// files are found by wildcard and listed nowhere. After changing them, run `go generate ./schema/kinds` to write anew what they
 // compile to.
 //
 //go:embed */*.cue
 var Files embed.FS
 
-// Example is a document in CUE that has at least one resource of every kind.
+// Example is a document in CUE with at least one resource of every kind.
 //
 //go:embed example.cue
 var Example string

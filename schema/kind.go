@@ -11,7 +11,7 @@ import (
 // described; nothing in Go repeats it.
 type Kind struct {
 	Name   string  `json:"name"`          // PROVIDER.NOUN, for example carbide.vpc
-	Node   bool    `json:"node"`          // lives on a node; otherwise on the site
+	Node   bool    `json:"node"`          // belongs to a node; otherwise to the site
 	Doc    string  `json:"doc,omitempty"` // what it is, from the comment above the CUE definition
 	Fields []Field `json:"fields"`        // of the spec, sorted by name; without lifecycle, depends_on and timeouts
 }
@@ -19,7 +19,7 @@ type Kind struct {
 // Type is the JSON shape of a field.
 type Type string
 
-// The types of fields. Numbers that are whole are int64 in an [Object], others float64.
+// The types of fields. Integers are int64 in an [Object], other numbers float64.
 const (
 	String Type = "string"
 	Int    Type = "int"
@@ -28,7 +28,7 @@ const (
 	Struct Type = "struct" // the fields of Field.Fields
 	List   Type = "list"   // elements of Field.Elem
 	Map    Type = "map"    // values of Field.Elem under free keys
-	Any    Type = "any"    // only CUE knows
+	Any    Type = "any"    // known to CUE only
 )
 
 // A Field is one field of a kind, an element of a list or a value of a map.
@@ -38,29 +38,29 @@ type Field struct {
 	Doc        string  `json:"doc,omitempty"`
 	Constraint string  `json:"constraint,omitempty"` // the allowed values, as CUE
 	Required   bool    `json:"required,omitempty"`
-	Default    any     `json:"default,omitempty"`    // what an absent field becomes; nil: it stays absent
+	Default    any     `json:"default,omitempty"`    // value of an absent field; nil: it stays absent
 	Ref        string  `json:"ref,omitempty"`        // @ref(KIND): the value is the name of a resource of that kind
 	Immutable  bool    `json:"immutable,omitempty"`  // @immutable(): a change replaces the thing
 	Computed   bool    `json:"computed,omitempty"`   // @computed(): set by the far side, refused in a document
 	Secret     bool    `json:"secret,omitempty"`     // a #Secret, or @secret() on what is computed: never printed
-	Set        bool    `json:"set,omitempty"`        // @set(): a list whose order means nothing
-	Key        string  `json:"key,omitempty"`        // @key(NAME): a list of structs told apart by that field; order means nothing
+	Set        bool    `json:"set,omitempty"`        // @set(): a list whose order does not matter
+	Key        string  `json:"key,omitempty"`        // @key(NAME): a list of structs identified by that field; order does not matter
 	Kept       bool    `json:"kept,omitempty"`       // @kept(): stays as it is when it leaves the document
 	Disruption string  `json:"disruption,omitempty"` // @disruption(CLASS): what a change interrupts
-	Planning   bool    `json:"planning,omitempty"`   // @planning(): read by the planner alone, never compared
+	Planning   bool    `json:"planning,omitempty"`   // @planning(): read by the planner only, never compared
 	Choose     *Choice `json:"choose,omitempty"`     // @choose(KIND, …): the planner fills it in when the document does not
 	Fields     []Field `json:"fields,omitempty"`     // of a Struct, sorted by name
 	Elem       *Field  `json:"elem,omitempty"`       // of a List or Map
 }
 
 // A Choice says how the planner fills in a field that the document leaves out: with the external id of a thing of another
-// kind, in the same scope. No two things are given the same one.
+// kind, in the same scope. Each thing is chosen at most once.
 type Choice struct {
-	Kind   string   `json:"kind"`             // of what is chosen
-	Same   []string `json:"same,omitempty"`   // fields of both kinds: where the resource states one, the thing must have the same
+	Kind   string   `json:"kind"`             // kind of the chosen thing
+	Same   []string `json:"same,omitempty"`   // fields of both kinds: where the resource states one, the thing must have the same value
 	Labels string   `json:"labels,omitempty"` // path of labels in the resource that the thing must carry
-	Unless []string `json:"unless,omitempty"` // fields of the thing that say, when they are there, why it cannot be chosen
-	Spread string   `json:"spread,omitempty"` // computed field of the thing: choose from where fewest of the like were chosen
+	Unless []string `json:"unless,omitempty"` // fields of the thing that, if present, say why it cannot be chosen
+	Spread string   `json:"spread,omitempty"` // computed field of the thing: choose where fewest of the like were chosen
 }
 
 // Field finds a top-level field of the kind by name; nil when there is none.
@@ -72,8 +72,8 @@ func (f *Field) Field(name string) *Field { return field(f.Fields, name) }
 // Spec returns the whole spec of the kind as one field, a struct.
 func (k *Kind) Spec() *Field { return &Field{Type: Struct, Fields: k.Fields} }
 
-// Under returns what a name leads to below f: a field of a struct, or what all elements of a list and all values of a map are.
-// It is nil when the name leads nowhere.
+// Under returns the field that a name selects below f: a field of a struct, or the common field of the elements of a list or
+// the values of a map. It is nil when there is none.
 func (f *Field) Under(name string) *Field {
 	if f.Elem != nil {
 		return f.Elem
@@ -81,7 +81,8 @@ func (f *Field) Under(name string) *Field {
 	return f.Field(name)
 }
 
-// Has reports whether ok holds for f or for anything below it. It is asked for every value of a spec, so it makes no paths as Walk does.
+// Has reports whether ok holds for f or for anything below it. It is called for every value of a spec, so unlike Walk it builds
+// no paths.
 func (f *Field) Has(ok func(*Field) bool) bool {
 	if ok(f) || f.Elem != nil && f.Elem.Has(ok) {
 		return true
@@ -116,7 +117,7 @@ func field(fields []Field, name string) *Field {
 	return &fields[i]
 }
 
-// Normalize brings spec into the one form that is compared: lists whose order means nothing are sorted, in place.
+// Normalize brings spec into the form that is compared: lists whose order does not matter are sorted, in place.
 func (k *Kind) Normalize(spec Object) {
 	for i := range k.Fields {
 		if v, ok := spec[k.Fields[i].Name]; ok {
@@ -176,7 +177,7 @@ func compareValue(a, b any) int {
 	return strings.Compare(string(x), string(y))
 }
 
-// EachRef calls visit for every reference in spec with the kind it refers to; what visit returns replaces the value.
+// EachRef calls visit for every reference in spec with the kind that it refers to; the result of visit replaces the value.
 // The spec is changed in place.
 func (k *Kind) EachRef(spec Object, visit func(kind, value string) string) {
 	for i := range k.Fields {
@@ -193,7 +194,7 @@ func (f *Field) HasRefs() bool {
 	return f.Has(func(f *Field) bool { return f.Ref != "" })
 }
 
-// eachRef returns what v becomes, or nil when v stays as it is (changed below at most).
+// eachRef returns the new value of v, or nil when v itself stays (and changes at most below).
 func (f *Field) eachRef(v any, visit func(kind, value string) string) any {
 	switch v := v.(type) {
 	case string:
@@ -236,8 +237,8 @@ func (f *Field) eachRef(v any, visit func(kind, value string) string) any {
 // Kinds are all kinds by name.
 type Kinds map[string]*Kind
 
-// Target returns the ref that a name stands for where a resource of a scope refers to a kind: what lives on a node refers to its
-// own node, and everything refers to the site.
+// Target returns the ref of a name with which a resource of a scope refers to a kind: kinds of nodes are referred to on the
+// resource's own node, all others on the site.
 func (ks Kinds) Target(scope, kind, name string) Ref {
 	if k := ks[kind]; k == nil || !k.Node {
 		scope = ScopeSite

@@ -12,10 +12,10 @@ import (
 )
 
 // An Object is a tree of JSON values: nil, bool, int64, float64, string, []any and map[string]any.
-// Whole numbers are always int64, whatever they were read from, so that values compare with ==.
+// Integers are always int64, whatever they were read from, so that values compare with ==.
 type Object map[string]any
 
-// UnmarshalJSON reads an object, whole numbers as int64.
+// UnmarshalJSON reads an object, with integers as int64.
 func (o *Object) UnmarshalJSON(b []byte) error {
 	d := json.NewDecoder(bytes.NewReader(b))
 	d.UseNumber()
@@ -58,7 +58,7 @@ func fixNumbers(v any) (any, error) {
 	return v, nil
 }
 
-// ParseNumber reads a JSON number: int64 when it is whole and fits, float64 otherwise.
+// ParseNumber reads a JSON number: int64 when it is an integer and fits, float64 otherwise.
 func ParseNumber(s string) (any, error) {
 	if i, err := strconv.ParseInt(s, 10, 64); err == nil {
 		return i, nil
@@ -67,8 +67,8 @@ func ParseNumber(s string) (any, error) {
 	if err != nil {
 		return nil, fmt.Errorf("%s is not a number that fits", s)
 	}
-	// Whatever is whole and fits, however it was written: package json writes a large one without an exponent, and it must
-	// read the same afterwards.
+	// This holds for any integer that fits, however it was written: package json writes a large one without an exponent,
+	// and it must read the same afterwards.
 	if f >= -1<<63 && f < 1<<63 && f == math.Trunc(f) {
 		return int64(f), nil
 	}

@@ -1,4 +1,4 @@
-// Package schema holds converge's nouns: refs, resources, documents and the description of kinds.
+// Package schema defines converge's nouns: refs, resources, documents and the description of kinds.
 //
 // A site is described by one [Document]. It holds [Resource] values, each named by a [Ref], and each of a [Kind] that
 // the embedded CUE module ([Files]) describes. Everything here is plain data: packages schema/kinds and schema/load make it from CUE,
@@ -18,7 +18,7 @@ import (
 // APIVersion is what the field apiVersion of a document must say.
 const APIVersion = "converge.dev/v1"
 
-// MaxSerial is the largest serial of a document: the last whole number that every reader of JSON takes exactly.
+// MaxSerial is the largest serial of a document: the largest integer that every reader of JSON represents exactly.
 const MaxSerial = 1<<53 - 1
 
 // ScopeSite is the scope of things that belong to the whole site; every other scope is the name of a node.
@@ -54,7 +54,7 @@ func (r Ref) Provider() string {
 	return p
 }
 
-// Path returns the place of the resource in a document: carbide.vpc.prod or nodes.gpu-01.ovs.bridge.br-slice.
+// Path returns the path of the resource in a document: carbide.vpc.prod or nodes.gpu-01.ovs.bridge.br-slice.
 func (r Ref) Path() string {
 	if r.Scope == ScopeSite {
 		return r.Kind + "." + r.Name
@@ -104,27 +104,27 @@ type Resource struct {
 	Ref       Ref
 	Spec      Object    // what the document says, defaults filled in; references are names
 	After     []Ref     // what it refers to or depends on, sorted; found by the loader, never written by hand
-	Outside   []Ref     // what it refers to by external id, for no document declares such a name; also found by the loader
+	Outside   []Ref     // what it refers to by external id, which no document declares; also found by the loader
 	Lifecycle Lifecycle // how the resource may be treated
 	Timeouts  Timeouts  // waits that replace those of the kind, where positive
-	External  *External // it exists, and others look after it: there is nothing else to it but the ref; nil: it is converge's
+	External  *External // set when it exists and others manage it: then there is only the ref; nil: it is converge's
 }
 
-// External says which thing is meant by a resource that is only referred to.
+// External identifies the thing of a resource that is only referred to.
 type External struct {
-	ID string // its external id; empty: the thing that is called like the resource
+	ID string // its external id; empty: the thing with the name of the resource
 }
 
 // Lifecycle says how converge may treat a resource.
 type Lifecycle struct {
 	Protect  bool     `json:"protect,omitempty"`   // refuse any plan that deletes or replaces it
 	OnRemove OnRemove `json:"on_remove,omitempty"` // what happens when it leaves the document
-	Ignore   []string `json:"ignore,omitempty"`    // paths below the resource that are never compared
+	Ignore   []string `json:"ignore,omitempty"`    // paths within the resource that are never compared
 	Adopt    Adopt    `json:"adopt,omitempty"`     // whether an existing thing may be taken over
 	ID       string   `json:"id,omitempty"`        // external id of the thing to take over; empty: the one that matches
 }
 
-// OnRemove says what becomes of a thing whose resource has left the document.
+// OnRemove says what happens to a thing whose resource has left the document.
 type OnRemove string
 
 // The ways to treat a thing whose resource has left the document. The zero value means Delete.
@@ -134,13 +134,13 @@ const (
 	Refuse OnRemove = "refuse" // refuse the plan
 )
 
-// Adopt says whether a thing that converge did not make may become the resource.
+// Adopt says whether a thing that converge did not make may be taken over.
 type Adopt string
 
-// The ways to treat a thing that is already there. The zero value means AdoptNever.
+// The ways to treat an existing thing. The zero value means AdoptNever.
 const (
 	AdoptNever Adopt = "never" // a collision is an error
-	AdoptMatch Adopt = "match" // take over the one thing with the same natural key, change it as the document says
+	AdoptMatch Adopt = "match" // take over the thing with the same natural key, and change it as the document says
 )
 
 // Timeouts are waits of one resource; zero leaves the kind's own.
@@ -167,15 +167,15 @@ type Document struct {
 	Site      Site
 	Policy    Policy
 	Resources []Resource // sorted by Ref
-	JSON      []byte     // the document as plain JSON, as it enters the store: keys sorted, defaults not filled in
+	JSON      []byte     // the document as plain JSON, as stored: keys sorted, defaults not filled in
 	Digest    string     // hex SHA-256 of JSON
 	Author    Author     // where it comes from; the zero Author is a stranger
 }
 
-// An Author says where a document comes from, which decides what it may name. A signature says who wrote it, and no more.
+// An Author says where a document comes from, which decides what it may name. A signature only says who wrote it.
 type Author struct {
-	Own    bool   `json:"own,omitempty"`    // whoever runs the command named its files: it may name every secret
+	Own    bool   `json:"own,omitempty"`    // its files were named by whoever runs the command: it may name every secret
 	By     string `json:"by,omitempty"`     // who put it into the store: USER@HOST, or inbox
-	Signer string `json:"signer,omitempty"` // whose trusted signature it has, by the name that the configuration gives
-	Key    string `json:"key,omitempty"`    // the key that the signature fits, trusted or not; empty: it is not signed
+	Signer string `json:"signer,omitempty"` // whose trusted signature it has, by the name in the configuration
+	Key    string `json:"key,omitempty"`    // the key that the signature matches, trusted or not; empty: it is not signed
 }

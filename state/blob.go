@@ -13,14 +13,14 @@ import (
 	"golang.org/x/sync/errgroup"
 )
 
-// Bounds of a chunk's plain text.
+// Bounds of the size of a chunk's plain text.
 const (
 	minChunk = 32 << 10
 	maxChunk = 512 << 10
 )
 
-// PutBlob stores a body of any size and returns the digests by which [Store.Blob] finds it. What is there already is
-// written again: a body has one name, so that cannot hurt.
+// PutBlob stores a body of any size and returns the digests by which [Store.Blob] finds it. An existing chunk is
+// written again, which is harmless because its name depends on its content.
 func (s *Store) PutBlob(ctx context.Context, body []byte) ([]string, error) {
 	digests, err := s.putChunks(ctx, s.key("blob")+"/", body, nil)
 	if err != nil {
@@ -30,12 +30,12 @@ func (s *Store) PutBlob(ctx context.Context, body []byte) ([]string, error) {
 }
 
 // Blob reads the body that PutBlob stored. It fails with ErrNotFound when a part is missing, and names the key of a part
-// whose bytes are not those its digest promises.
+// whose bytes do not match its digest.
 func (s *Store) Blob(ctx context.Context, digests []string) ([]byte, error) {
 	return s.chunks(ctx, s.key("blob")+"/", digests)
 }
 
-// DropBlobs removes the parts of bodies that are not in keep. The lock proves that nobody is storing one.
+// DropBlobs removes the parts of bodies that are not in keep. The lock guarantees that no process is storing one.
 func (s *Store) DropBlobs(ctx context.Context, lock *Lock, keep map[string]bool) error {
 	digests, err := s.kv.Below(ctx, s.key("blob")+"/")
 	if err != nil {
@@ -72,7 +72,7 @@ func (s *Store) putChunks(ctx context.Context, prefix string, body []byte, have 
 			return nil
 		}
 		_, err := s.kv.Commit(ctx, nil, ops)
-		if errors.Is(err, ErrUnknown) { // the same bytes under the same name: once more does no harm
+		if errors.Is(err, ErrUnknown) { // the same bytes under the same name: writing them again is harmless
 			_, err = s.kv.Commit(ctx, nil, ops)
 		}
 		ops, size = nil, 0
@@ -142,13 +142,13 @@ func (s *Store) chunk(key, digest string, packed []byte) ([]byte, error) {
 	return plain, nil
 }
 
-// cut finds where the first chunk of body ends. The place depends on the 64 bytes before it alone, so that an insertion
+// cut returns where the first chunk of body ends. The position depends only on the 64 bytes before it, so that an insertion
 // moves the cuts around it and no others: two revisions of a document share all chunks but those that were edited.
 func cut(body []byte) int {
 	if len(body) <= minChunk {
 		return len(body)
 	}
-	const mask = uint64(1<<17-1) << (64 - 17) // met once in 128 KiB on the average
+	const mask = uint64(1<<17-1) << (64 - 17) // matches once in 128 KiB on average
 	var h uint64
 	for i := minChunk - 64; i < min(len(body), maxChunk); i++ {
 		h = h<<1 + gear[body[i]]
@@ -159,7 +159,7 @@ func cut(body []byte) int {
 	return min(len(body), maxChunk)
 }
 
-// gear maps bytes to numbers without a pattern. The numbers never change: they decide where stored bodies were cut.
+// gear maps bytes to pseudo-random numbers. The numbers must never change: they decide where stored bodies are cut.
 var gear = func() (t [256]uint64) {
 	x := uint64(0)
 	for i := range t { // splitmix64
@@ -172,7 +172,7 @@ var gear = func() (t [256]uint64) {
 	return t
 }()
 
-// A codec packs chunks. Its parts are made when first needed: most commands never need them.
+// A codec packs chunks. Its parts are created when first needed: most commands never need them.
 type codec struct {
 	once sync.Once
 	enc  *zstd.Encoder
@@ -187,7 +187,7 @@ func (c *codec) open() error {
 			c.err = err
 			return
 		}
-		// A chunk that unpacks to more than we ever packed is damage or malice.
+		// A chunk that unpacks to more than we ever packed is damaged or malicious.
 		c.dec, c.err = zstd.NewReader(nil, zstd.WithDecoderConcurrency(2), zstd.WithDecoderMaxMemory(maxChunk))
 	})
 	return c.err

@@ -7,7 +7,7 @@ import (
 	"time"
 )
 
-// A Cancel asks a holder of the lock to end its run in order. It is a request: nobody but that holder acts on it.
+// A Cancel asks a holder of the lock to end its run in order. It is a request: only that holder acts on it.
 type Cancel struct {
 	Lock string    `json:"lock"` // id of the holder that is asked
 	Run  string    `json:"run"`
@@ -15,8 +15,8 @@ type Cancel struct {
 	At   time.Time `json:"at"`
 }
 
-// Cancel asks the holder of the lock to end its run in order. It is entered in the audit log. It fails with ErrGuard when
-// that process does not hold the lock any more: then nothing was asked.
+// Cancel asks the holder of the lock to end its run in order. It is entered in the audit log. It fails with ErrGuard, and
+// has asked nothing, when that process no longer holds the lock.
 func (s *Store) Cancel(ctx context.Context, holder LockInfo, by string) error {
 	fail := func(err error) error { return fmt.Errorf("cancel run %s: %w", holder.Run, err) }
 	now, it, err := read[LockInfo](ctx, s, s.key("leader"))
@@ -37,7 +37,7 @@ func (s *Store) Cancel(ctx context.Context, holder LockInfo, by string) error {
 	return nil
 }
 
-// Cancelled reads what was asked of this holder; nil when nobody did. What was asked of an earlier one means nothing.
+// Cancelled reads the request to this holder; nil when there is none. A request to an earlier holder does not count.
 func (l *Lock) Cancelled(ctx context.Context) (*Cancel, error) {
 	c, _, err := read[Cancel](ctx, l.s, l.s.key("cancel"))
 	switch {

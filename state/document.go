@@ -13,17 +13,17 @@ import (
 	"converge.dev/converge/schema/signed"
 )
 
-// AnyRevision lets [Store.PutDocument] write over whatever is there.
+// AnyRevision lets [Store.PutDocument] overwrite whatever is there.
 const AnyRevision = -1
 
-// ErrLastSerial says that the document has had the largest serial.
+// ErrLastSerial reports that the document already has the largest serial.
 var ErrLastSerial = errors.New("the serials of the document are used up")
 
-// keepRevisions is how many revisions of the document are kept at least. A tenth more may pile up before the oldest are
+// keepRevisions is how many revisions of the document are kept at least. A tenth more may accumulate before the oldest are
 // removed, so that not every write pays for it.
 const keepRevisions = 100
 
-// A ConflictError says that the document was not written because it is not, or no longer, as the writer assumed.
+// A ConflictError reports that the document was not written because it is not, or no longer, as the writer assumed.
 // It wraps ErrGuard.
 type ConflictError struct {
 	Head   Head // the newest revision; the zero Head when there is none
@@ -43,26 +43,27 @@ func (e *ConflictError) Error() string {
 func (e *ConflictError) Unwrap() error { return ErrGuard }
 
 // PutDocument makes body the newest revision of the site's document and returns its head. Digest is the hex SHA-256 of
-// body. A serial of 0 stands for the next one; any other must be above that of the newest revision; there is none above
-// [schema.MaxSerial]. IfRevision is the
-// [Head.Revision] that the writer has seen, 0 for "there is none", [AnyRevision] for any; a *ConflictError tells that it
-// does not fit. A body that is the newest revision already changes nothing and returns that.
+// body. A serial of 0 stands for the next one; any other must be above that of the newest revision, and at most
+// [schema.MaxSerial]. IfRevision is the [Head.Revision] that the writer has seen, 0 for "there is none", [AnyRevision]
+// for any; if it does not match, PutDocument fails with a *ConflictError. A body that is already the newest revision
+// changes nothing and returns that.
 func (s *Store) PutDocument(ctx context.Context, body []byte, digest string, serial int64, by string, ifRevision int64) (Head, error) {
 	return s.PutSigned(ctx, body, digest, nil, serial, by, ifRevision)
 }
 
 // PutSigned is PutDocument for a document with a signature, which is stored beside it and is not checked here. The newest
-// revision, put again with another signature, keeps its serial and gets that signature; put again without one, it keeps its own.
+// revision, put again with another signature, keeps its serial and receives that signature; put again without one, it keeps its
+// own.
 func (s *Store) PutSigned(ctx context.Context, body []byte, digest string, sig *signed.Signature, serial int64, by string, ifRevision int64) (Head, error) {
 	if sum := sha256.Sum256(body); hex.EncodeToString(sum[:]) != digest {
 		return Head{}, fmt.Errorf("put the document: %w: the digest is not that of the bytes", ErrInvalid)
 	}
 	var err error
-	for range 10 { // each further turn means that another writer was faster
+	for range 10 { // each retry means that another writer was faster
 		var head Head
 		head, err = s.putDocument(ctx, body, digest, sig, serial, by, ifRevision)
 		if err == nil {
-			_ = s.trim(ctx, head) // the document is written; what is left lying is for the next writer
+			_ = s.trim(ctx, head) // the document is written; the next writer removes what is left
 			return head, nil
 		}
 		var conflict *ConflictError
@@ -73,7 +74,7 @@ func (s *Store) PutSigned(ctx context.Context, body []byte, digest string, sig *
 	return Head{}, fmt.Errorf("put the document: %w", err)
 }
 
-// putDocument tries once. It fails with ErrGuard when the store changed between its reads and its write.
+// putDocument makes one try. It fails with ErrGuard when the store changed between its reads and its write.
 func (s *Store) putDocument(ctx context.Context, body []byte, digest string, sig *signed.Signature, serial int64, by string, ifRevision int64) (Head, error) {
 	head, err := s.Head(ctx)
 	if err != nil && !errors.Is(err, ErrNotFound) {
@@ -127,8 +128,8 @@ func (h Head) next(digest string, serial int64) (int64, error) {
 	return serial, nil
 }
 
-// NextSerial returns the serial that a document would get if it were put now, and fails as [Store.PutDocument] would for the
-// sake of its serial. It writes nothing.
+// NextSerial returns the serial that a document would have if it were put now, and fails as [Store.PutDocument] would
+// because of its serial. It writes nothing.
 func (s *Store) NextSerial(ctx context.Context, digest string, serial int64) (int64, error) {
 	head, err := s.Head(ctx)
 	if err != nil && !errors.Is(err, ErrNotFound) {
@@ -141,9 +142,9 @@ func (s *Store) logKey(serial int64) string {
 	return s.key("document/log", fmt.Sprintf("%019d", serial))
 }
 
-// trim removes the oldest revisions and the chunks that no kept revision holds. It is guarded by the head: when another
-// writer is faster, the next write trims. A chunk may only go together with a rise of document/swept, because a writer may
-// just be counting on it.
+// trim removes the oldest revisions and the chunks that no kept revision refers to. It is guarded by the head: when
+// another writer is faster, the next write trims. A chunk may only be removed together with a rise of document/swept,
+// because a writer may be relying on it at that moment.
 func (s *Store) trim(ctx context.Context, head Head) error {
 	log, items, err := list[Head](ctx, s, s.key("document/log")+"/")
 	if err != nil || len(log) <= keepRevisions+keepRevisions/10 {
@@ -186,14 +187,14 @@ func (s *Store) trim(ctx context.Context, head Head) error {
 	return nil
 }
 
-// Head describes the newest revision of the document; ErrNotFound when the site has none.
+// Head reads the head of the newest revision of the document; ErrNotFound when the site has none.
 func (s *Store) Head(ctx context.Context) (Head, error) {
 	h, it, err := read[Head](ctx, s, s.key("document/head"))
 	h.Revision = it.Modified
 	return h, err
 }
 
-// Document reads one revision of the document, the newest for serial 0, and proves that its bytes are those of its
+// Document reads one revision of the document, the newest for serial 0, and verifies that its bytes match its
 // digest. It fails with ErrNotFound when there is no such revision, or no longer.
 func (s *Store) Document(ctx context.Context, serial int64) (Head, []byte, error) {
 	key := s.key("document/head")
@@ -215,7 +216,7 @@ func (s *Store) Document(ctx context.Context, serial int64) (Head, []byte, error
 	return h, body, nil
 }
 
-// History describes the kept revisions of the document, newest first.
+// History reads the heads of the kept revisions of the document, newest first.
 func (s *Store) History(ctx context.Context) ([]Head, error) {
 	log, items, err := list[Head](ctx, s, s.key("document/log")+"/")
 	if err != nil {

@@ -12,22 +12,22 @@ import (
 	"converge.dev/converge/schema"
 )
 
-// A Hold stops every effect in its scope until it is released. A scope has two at the most, one set by hand and one set by
+// A Hold stops every effect in its scope until it is released. A scope has at most two, one set by hand and one set by
 // the end of a run: neither hides the other, and neither ends with the other.
 type Hold struct {
 	// Scope is "site", a node's name, a ref, or "serial:N" for a revision of the document that is not tried again.
 	Scope  string    `json:"scope"`
 	Reason string    `json:"reason"`
-	Run    string    `json:"run,omitempty"` // that set it, and that may settle it
-	By     string    `json:"by,omitempty"`  // who set it by hand; empty where a run did
-	At     time.Time `json:"at,omitzero"`   // zero where it was set with another client
+	Run    string    `json:"run,omitempty"` // the run that set it, and may settle it
+	By     string    `json:"by,omitempty"`  // who set it by hand; empty when a run did
+	At     time.Time `json:"at,omitzero"`   // zero when it was set with another client
 
-	// Older says that a far side remembers more than the store does, which is lost or an older one, and that somebody has to say so
+	// Older means that a far side knows more than the store, which was lost or is an older copy, and that this has to be confirmed
 	// first; see [Store.Restored].
 	Older bool `json:"older,omitempty"`
 }
 
-// Text says what is held, and why.
+// Text describes what is held, and why.
 func (h Hold) Text() string {
 	text := h.Scope + " is held: " + h.Reason
 	if h.Scope == FrozenScope {
@@ -39,23 +39,23 @@ func (h Hold) Text() string {
 	return text
 }
 
-// ByHand reports whether somebody set the hold, and not a run.
+// ByHand reports whether a person set the hold, not a run.
 func (h Hold) ByHand() bool { return h.By != "" }
 
-// OnNode reports whether the hold is of a whole node.
+// OnNode reports whether the hold is on a whole node.
 func (h Hold) OnNode() bool {
 	return h.Scope != schema.ScopeSite && !strings.ContainsAny(h.Scope, "/: ")
 }
 
-// Before reports whether the hold is of a revision of the document that is older than the one with this serial. Serials
-// rise, so nobody can try it again, and the hold means nothing any more.
+// Before reports whether the hold is on a revision of the document older than the one with this serial. Serials only
+// rise, so that revision cannot be tried again, and the hold no longer matters.
 func (h Hold) Before(serial int64) bool {
 	text, ok := strings.CutPrefix(h.Scope, serialPrefix)
 	n, err := strconv.ParseInt(text, 10, 64)
 	return ok && err == nil && n < serial
 }
 
-// SerialScope is the scope of a hold on one revision of the document.
+// SerialScope returns the scope of a hold on one revision of the document.
 func SerialScope(serial int64) string { return serialPrefix + strconv.FormatInt(serial, 10) }
 
 const serialPrefix = "serial:"
@@ -63,13 +63,13 @@ const serialPrefix = "serial:"
 // FrozenScope is the scope under which a freeze is listed among holds.
 const FrozenScope = "everything (frozen)"
 
-// HoldOp sets a hold over the one that its scope may have from the same side: by hand, or from a run.
+// HoldOp sets a hold, in place of one that its scope may have from the same source: set by hand, or by a run.
 func (s *Store) HoldOp(h Hold) Op { return s.put(s.holdKey(h), h) }
 
 // ReleaseOp removes a hold.
 func (s *Store) ReleaseOp(h Hold) Op { return Op{Key: s.holdKey(h), Delete: true} }
 
-// byRun stands before the scope in the key of a hold that a run set.
+// byRun precedes the scope in the key of a hold that a run set.
 const byRun = "run:"
 
 func (s *Store) holdKey(h Hold) string {
@@ -79,7 +79,7 @@ func (s *Store) holdKey(h Hold) string {
 	return s.key("hold", byRun+h.Scope)
 }
 
-// FreezeOp stops every effect on the site, whatever is going on. The scope of h has no meaning.
+// FreezeOp stops every effect on the site, whatever is in progress. The scope of h is not used.
 func (s *Store) FreezeOp(h Hold) Op { return s.put(s.key("freeze"), h) }
 
 // ThawOp ends a freeze.
@@ -103,10 +103,10 @@ func (s *Store) Frozen(ctx context.Context) (*Hold, error) {
 	return stops.Freeze, nil
 }
 
-// Stops are the holds and the freeze of a site as read at one time. A value that cannot be read stops as well: who wrote
-// it meant something by it.
+// Stops are the holds and the freeze of a site as read at one time. A value that cannot be read also stops: it was
+// written for a reason.
 type Stops struct {
-	Holds  []Hold // in the order of their scopes, that which was set by hand first
+	Holds  []Hold // in the order of their scopes, those set by hand first
 	Freeze *Hold
 
 	store     *Store
@@ -131,7 +131,7 @@ func (s *Store) Stops(ctx context.Context) (*Stops, error) {
 			h = Hold{Reason: "set with another client: its value is not one that converge writes"}
 		}
 		h.Scope = scope
-		if !ofRun && h.By == "" && (h.Run == "" || scope != FrozenScope) { // with a client of his own
+		if !ofRun && h.By == "" && (h.Run == "" || scope != FrozenScope) { // set by hand with another client
 			h.By = "somebody"
 		}
 		x.revisions[it.Key] = it.Modified
@@ -148,7 +148,7 @@ func (s *Store) Stops(ctx context.Context) (*Stops, error) {
 		x.Holds = append(x.Holds, h)
 	}
 	slices.SortFunc(x.Holds, func(a, b Hold) int {
-		return cmp.Or(strings.Compare(a.Scope, b.Scope), -strings.Compare(a.By, b.By)) // who set one by hand has a name
+		return cmp.Or(strings.Compare(a.Scope, b.Scope), -strings.Compare(a.By, b.By)) // one set by hand has a name
 	})
 	if frozen.Modified != 0 {
 		h := read(frozen, FrozenScope, false)
@@ -166,7 +166,7 @@ func (x *Stops) All() []Hold {
 }
 
 // On returns what stops an effect on a resource: a freeze, and a hold of the site, of the resource's scope or of the
-// resource itself. What the given run has set does not stop that run, which is to settle it.
+// resource itself. What the given run has set does not stop that run, which has to settle it.
 func (x *Stops) On(ref schema.Ref, run string) []Hold {
 	var on []Hold
 	if x.Freeze != nil {
@@ -180,8 +180,9 @@ func (x *Stops) On(ref schema.Ref, run string) []Hold {
 	return on
 }
 
-// Guard adds to gs what must hold when an effect on a resource is written down: that nobody stopped it by hand who had not
-// when these were read. Holds of runs need no guard: a run sets them at its end and under the lock, never beside another.
+// Guard adds to gs the guards for writing the intent of an effect on a resource: that nobody has stopped it by hand since
+// these stops were read. Holds of runs need no guard: a run sets them at its end and under the lock, never concurrently
+// with another.
 func (x *Stops) Guard(gs []Guard, ref schema.Ref, run string) []Guard {
 	add := func(key string) {
 		if !slices.ContainsFunc(gs, func(g Guard) bool { return g.Key == key }) {
@@ -202,7 +203,7 @@ func (s *Store) Hold(ctx context.Context, scope, by, reason string) error {
 	return s.forced(ctx, Audit{At: now, By: by, Action: "hold", Scope: scope, Reason: reason}, s.HoldOp(h))
 }
 
-// Release lets go of all holds of a scope by hand. It is entered in the audit log.
+// Release releases all holds of a scope by hand. It is entered in the audit log.
 func (s *Store) Release(ctx context.Context, scope, by, reason string) error {
 	return s.forced(ctx, Audit{At: time.Now().UTC(), By: by, Action: "release", Scope: scope, Reason: reason},
 		s.ReleaseOp(Hold{Scope: scope}), s.ReleaseOp(Hold{Scope: scope, By: by}))
@@ -217,7 +218,7 @@ func (s *Store) SetFreeze(ctx context.Context, on bool, by, reason string) error
 	return s.forced(ctx, Audit{At: now, By: by, Action: "thaw", Reason: reason}, s.ThawOp())
 }
 
-// forced writes what a person forced, together with its audit.
+// forced writes what a person forced, together with its audit entry.
 func (s *Store) forced(ctx context.Context, entry Audit, ops ...Op) error {
 	if _, err := s.kv.Commit(ctx, nil, append(ops, s.put(s.key("audit", NewRunID(entry.At)), entry))); err != nil {
 		return fmt.Errorf("%s: %w", strings.TrimSpace(entry.Action+" "+entry.Scope), err)

@@ -7,34 +7,34 @@ import (
 	"time"
 )
 
-// A Verdict is what the site makes of the document in its inbox.
+// A Verdict is the site's decision about the document in its inbox.
 type Verdict string
 
-// Verdicts.
+// The verdicts.
 const (
-	Pending  Verdict = "pending"  // it would be accepted; so far it was only planned, and it lies in the inbox still
+	Pending  Verdict = "pending"  // it would be accepted; so far it was only planned, and is still in the inbox
 	Accepted Verdict = "accepted" // it is a revision of the site's document, and no longer in the inbox
-	Refused  Verdict = "refused"  // it lies in the inbox still
+	Refused  Verdict = "refused"  // it is still in the inbox
 )
 
-// An InboxResult tells the cloud what became of the document that it left in the inbox. It is about one write of that key:
-// a document that was written over before anybody looked gets no answer.
+// An InboxResult reports to the cloud what became of the document that it left in the inbox. It is about one write of that
+// key: a document that was overwritten before it was read gets no answer.
 type InboxResult struct {
-	Revision int64          `json:"revision"` // of the store at which the document was left: what etcdctl put -w json answers
-	Digest   string         `json:"digest"`   // hex SHA-256 of the bytes that lay in the inbox
+	Revision int64          `json:"revision"` // of the store at which the document was left: what etcdctl put -w json prints
+	Digest   string         `json:"digest"`   // hex SHA-256 of the bytes in the inbox
 	Verdict  Verdict        `json:"verdict"`
-	Serial   int64          `json:"serial,omitempty"`   // of the document in the site's history; pending: the one that it would get
+	Serial   int64          `json:"serial,omitempty"`   // of the document in the site's history; pending: the one that it would have
 	Signer   string         `json:"signer,omitempty"`   // whose trusted signature it has
-	Problems []InboxProblem `json:"problems,omitempty"` // why it was refused; what is warned of
+	Problems []InboxProblem `json:"problems,omitempty"` // why it was refused, and warnings
 	More     int            `json:"more_problems,omitempty"`
-	Command  string         `json:"command"` // that looked: plan, apply
+	Command  string         `json:"command"` // the command that read it: plan, apply
 	By       string         `json:"by"`      // USER@HOST
 	At       time.Time      `json:"at"`
 
-	Applied *InboxApplied `json:"applied,omitempty"` // what became of it after it was accepted; absent as long as nothing has
+	Applied *InboxApplied `json:"applied,omitempty"` // what happened after it was accepted; absent while nothing has
 }
 
-// An InboxProblem is one thing that is wrong with a document. It repeats no line of it.
+// An InboxProblem is one problem of a document. It quotes no line of it.
 type InboxProblem struct {
 	Severity string `json:"severity"` // error, warning
 	Code     string `json:"code,omitempty"`
@@ -45,7 +45,7 @@ type InboxProblem struct {
 	Column   int    `json:"column,omitempty"`
 }
 
-// InboxApplied is how the last run for an accepted document stands; or, as long as there was none, why none began.
+// InboxApplied is the state of the last run for an accepted document or, while there was none, why none began.
 type InboxApplied struct {
 	Status  string    `json:"status"`        // as of a [Run]; or refused, when none began
 	Run     string    `json:"run,omitempty"` // empty: there was nothing to do, or none began
@@ -54,7 +54,7 @@ type InboxApplied struct {
 }
 
 // Inbox reads the document that a cloud left with its own client, and the revision for [Store.Answer], which is 0 when
-// there is none. Nothing about the bytes has been checked: there may be none of them.
+// there is none. The bytes are unchecked, and may be empty.
 func (s *Store) Inbox(ctx context.Context) (body []byte, revision int64, err error) {
 	it, err := s.kv.Get(ctx, s.key("inbox"))
 	if err != nil {
@@ -63,9 +63,9 @@ func (s *Store) Inbox(ctx context.Context) (body []byte, revision int64, err err
 	return it.Value, it.Modified, nil
 }
 
-// Answer writes what became of the document in the inbox, and empties the inbox when it was accepted, in one transaction. When
-// something newer lies there by now, that stays; what was accepted is answered nevertheless, unless the newer one was answered
-// already. ErrGuard tells that nothing was written.
+// Answer writes what became of the document in the inbox, and empties the inbox when it was accepted, in one transaction. A
+// newer document that is there by now stays; the accepted one is still answered, unless the newer one was answered already. It
+// fails with ErrGuard when nothing was written.
 func (s *Store) Answer(ctx context.Context, r InboxResult) error {
 	key, result := s.key("inbox"), s.key("inbox/result")
 	guards, ops := []Guard{{Key: key, Revision: r.Revision}}, []Op{s.put(result, r)}
@@ -94,8 +94,8 @@ func (s *Store) Answered(ctx context.Context) (InboxResult, error) {
 	return r, err
 }
 
-// AnswerApplied adds to the last answer what became of the document, when that was accepted with this serial; why no run
-// began is not said over how one ended. Otherwise it changes nothing, also when somebody answered meanwhile.
+// AnswerApplied adds to the last answer what became of the document, if it was accepted with this serial. The reason why
+// no run began never replaces the result of a run. Otherwise, and when another answer was written meanwhile, it changes nothing.
 func (s *Store) AnswerApplied(ctx context.Context, serial int64, a InboxApplied) error {
 	key := s.key("inbox/result")
 	r, it, err := read[InboxResult](ctx, s, key)

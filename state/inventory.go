@@ -10,19 +10,19 @@ import (
 	"time"
 )
 
-// An Inventory is what was seen of a site last, and when each part of it changed. Its revision rises with every change that is
-// noted, and never falls.
+// An Inventory is what was last observed of a site, and when each part of it changed. Its revision rises with every recorded
+// change, and never falls.
 type Inventory struct {
 	Revision int64
 	At       time.Time        // when it last changed
-	Oldest   int64            // deletions after this revision are all in it; older ones may have been dropped
+	Oldest   int64            // all deletions after this revision are in it; older ones may have been dropped
 	Places   []InventoryPlace // sorted by scope and kind
 
-	guard  Guard    // holds until somebody else notes a change
-	unused []string // keys of chunks that belong to no place: of writers who were too late
+	guard  Guard    // holds until another process records a change
+	unused []string // keys of chunks that belong to no place: of writers that were too late
 }
 
-// An InventoryPlace is what a kind has in a scope. Each lies in the store by itself: a change of one writes no other.
+// An InventoryPlace is what a kind has in a scope. Each is stored by itself: a change of one writes no other.
 type InventoryPlace struct {
 	Scope, Kind string
 	Items       []InventoryItem // sorted by id
@@ -30,11 +30,11 @@ type InventoryPlace struct {
 	chunks []string // digests of what is stored
 }
 
-// An InventoryItem is one thing, or that it is gone.
+// An InventoryItem is one thing, or the fact that it is gone.
 type InventoryItem struct {
 	ID       string     `json:"id"`
-	Digest   string     `json:"digest,omitempty"` // of all that is told about it
-	Revision int64      `json:"revision"`         // at which it changed last; 0: it is to be noted as changed
+	Digest   string     `json:"digest,omitempty"` // of everything that is reported about it
+	Revision int64      `json:"revision"`         // at which it last changed; 0: it has to be recorded as changed
 	Deleted  *time.Time `json:"deleted,omitempty"`
 }
 
@@ -128,10 +128,10 @@ func (s *Store) inventory(ctx context.Context) (Inventory, error) {
 	return inv, nil
 }
 
-// PutInventory notes what changed since an inventory was read. Next has every place of it, and maybe more, sorted; items
-// without a revision get one, and a place without items is dropped. What does not fit into one transaction becomes several
-// revisions, each of them whole: an inventory that was left in the middle does not know some changes yet, and is right
-// otherwise. It fails with ErrGuard when somebody else was quicker; what it noted until then stays.
+// PutInventory records what changed since an inventory was read. Next has every place of it, and maybe more, sorted; items
+// without a revision are assigned one, and a place without items is dropped. What does not fit into one transaction
+// becomes several revisions, each of them complete: after an interruption the inventory lacks some changes, but is
+// otherwise right. It fails with ErrGuard when another process was quicker; what it recorded until then stays.
 func (s *Store) PutInventory(ctx context.Context, was Inventory, next []InventoryPlace, oldest int64, at time.Time) (Inventory, error) {
 	inv, err := s.putInventory(ctx, was, next, oldest, at)
 	if err != nil {
@@ -192,7 +192,7 @@ func (s *Store) putInventory(ctx context.Context, was Inventory, next []Inventor
 	return now, commit()
 }
 
-// putPlace stores the items of a place, which change at a revision, and gives the operations that make them the place's: at
+// putPlace stores the items of a place, which change at a revision, and returns the operations that assign them to the place: at
 // most half of what a transaction may have.
 func (s *Store) putPlace(ctx context.Context, p *InventoryPlace, revision int64) (ops []Op, err error) {
 	old, key, prefix := p.chunks, s.key("inventory/at", p.Scope, p.Kind), s.inventoryChunks(p.Scope, p.Kind)
@@ -215,7 +215,7 @@ func (s *Store) putPlace(ctx context.Context, p *InventoryPlace, revision int64)
 		ops = append(ops, s.put(key, inventoryPlace{p.chunks}))
 	}
 	for _, d := range old {
-		if !slices.Contains(p.chunks, d) && len(ops) < MaxOps/2 { // the next one removes the rest
+		if !slices.Contains(p.chunks, d) && len(ops) < MaxOps/2 { // the next write removes the rest
 			ops = append(ops, Op{Key: prefix + d, Delete: true})
 		}
 	}

@@ -12,8 +12,8 @@ const (
 	MaxBytes = 1<<20 + 1<<19 - 16*1<<10 // sum of all keys and values
 )
 
-// Check tells whether a transaction is within what every backend can do. It fails with ErrInvalid when there are too many
-// operations, guards or bytes, when a key is empty, and when one key is named by two operations.
+// Check checks that a transaction is within the limits of every backend. It fails with ErrInvalid when there are too many
+// operations, guards or bytes, when a key is empty, and when two operations name the same key.
 func Check(guards []Guard, ops []Op) error {
 	if len(ops) > MaxOps || len(guards) > MaxOps {
 		return fmt.Errorf("%w: %d operations and %d guards, at most %d of each are possible", ErrInvalid, len(ops), len(guards), MaxOps)
@@ -54,6 +54,6 @@ func Check(guards []Guard, ops []Op) error {
 	return nil
 }
 
-// Margin is by how much a lease is given up before its ttl has passed: two seconds, or a fifth of a shorter ttl. It covers
-// the way of a cancellation to a call that is under way.
+// Margin returns how long before its ttl has passed a lease is given up: two seconds, or a fifth of a shorter ttl. It
+// covers the time that a cancellation takes to reach a call in flight.
 func Margin(ttl time.Duration) time.Duration { return min(2*time.Second, ttl/5) }

@@ -16,26 +16,26 @@ import (
 	"converge.dev/converge/schema"
 )
 
-// DefaultTTL is how long a lock outlives a holder that does not answer any more.
+// DefaultTTL is how long a lock outlives a holder that no longer responds.
 const DefaultTTL = 10 * time.Second
 
-// pollLock is how often a waiting process looks whether the lock is free.
+// pollLock is how often a waiting process checks whether the lock is free.
 const pollLock = 250 * time.Millisecond
 
-// LockOptions say how to take the lock. The zero value is good: it fails at once when the lock is held.
+// LockOptions say how to take the lock. The zero value is usable: it fails at once when the lock is held.
 type LockOptions struct {
 	TTL    time.Duration  // DefaultTTL when zero
 	Wait   time.Duration  // how long to wait for another holder to finish
 	OnWait func(LockInfo) // optional; called when the wait begins and whenever the holder or what it does changes
 }
 
-// A LockedError says that another process holds the lock of the site.
+// A LockedError reports that another process holds the lock of the site.
 type LockedError struct {
 	Path string // of the site in the store
 	Info LockInfo
 }
 
-// Error describes the holder in the layout that Terraform uses.
+// Error describes the holder in Terraform's layout.
 func (e *LockedError) Error() string {
 	since := e.Info.Created.UTC().Format("2006-01-02 15:04:05 UTC")
 	if age := time.Since(e.Info.Created).Truncate(time.Second); age > 0 {
@@ -57,14 +57,14 @@ func (e *LockedError) Error() string {
 }
 
 // A Lock is the right to change the site, held by one process at a time. It ends with Close, with [Store.ForceUnlock], or
-// when the backend has not answered for too long. Its epoch rises with each holder, so that whatever reaches the outside
-// late can be told from what the next holder does.
+// when the backend has not answered for too long. Its epoch rises with each holder, so that a call which reaches the
+// outside late can be distinguished from those of the next holder.
 type Lock struct {
 	s     *Store
 	lease Lease
 	epoch int64
 	ttl   time.Duration
-	taken time.Time // when the lock was taken over from a holder that did not give it back; zero otherwise
+	taken time.Time // when the lock was taken over from a holder that did not release it; zero otherwise
 
 	leader Guard // my key is the one that I created
 	turn   Guard // the epoch is the one that I set
@@ -80,10 +80,10 @@ type Lock struct {
 type epoch struct {
 	Epoch    int64  `json:"epoch"`
 	By       string `json:"by"`                 // id of the lock that set it
-	Released bool   `json:"released,omitempty"` // its holder gave it back, so nothing of it is under way any more
+	Released bool   `json:"released,omitempty"` // its holder released it, so none of its calls is in flight any more
 }
 
-// Lock takes the lock of the site. Info says who asks; its ID, Created and Epoch are filled in. When the lock is held and
+// Lock takes the lock of the site. Info describes the caller; its ID, Created and Epoch are filled in. When the lock is held and
 // stays so for o.Wait, it fails with a *LockedError.
 func (s *Store) Lock(ctx context.Context, info LockInfo, o LockOptions) (*Lock, error) {
 	info.ID = cmp.Or(info.ID, uuid.NewString())
@@ -101,7 +101,7 @@ func (s *Store) Lock(ctx context.Context, info LockInfo, o LockOptions) (*Lock, 
 		case rest <= 0 || ctx.Err() != nil || errors.As(err, &damaged):
 			return nil, err
 		default: // a store that is slow now may answer while there is time to wait
-			_ = retry.Sleep(ctx, min(rest, pollLock)) // when ctx has ended the next look says so
+			_ = retry.Sleep(ctx, min(rest, pollLock)) // when ctx has ended, the next check reports it
 			continue
 		}
 		if holder == nil {
@@ -147,7 +147,7 @@ func (s *Store) tryLock(ctx context.Context, info LockInfo, ttl time.Duration) (
 	if err := failpoint.At("lock.take.after"); err != nil {
 		return nil, err
 	}
-	// Read back, for the lease may be gone already, and a reply may have been lost.
+	// Read back, because the lease may already be gone, and a reply may have been lost.
 	have, it, err := read[LockInfo](ctx, s, key)
 	if errors.Is(err, ErrNotFound) || err == nil && have.ID != info.ID {
 		return nil, fmt.Errorf("take the lock of the site: %w", ErrGuard)
@@ -202,8 +202,8 @@ func (l *Lock) raiseEpoch(ctx context.Context, info LockInfo) error {
 	return nil
 }
 
-// runEpoch is the highest epoch of a run. The epoch never falls below it, whatever became of its own key: two holders with
-// the same number could not be told apart by those who obey them. A run that cannot be read tells nothing.
+// runEpoch returns the highest epoch of any run. The epoch never falls below it, whatever happened to its own key: far
+// sides could not distinguish two holders with the same number. A run that cannot be read is skipped.
 func (s *Store) runEpoch(ctx context.Context) (int64, error) {
 	items, err := s.kv.List(ctx, s.key("run")+"/")
 	if err != nil {
@@ -219,8 +219,8 @@ func (s *Store) runEpoch(ctx context.Context) (int64, error) {
 	return highest, nil
 }
 
-// watch ends the lock as soon as it cannot be proven any more. The timer is short because a machine that was suspended
-// finds its timers late, and because a forced unlock shows in the store only.
+// watch ends the lock as soon as it can no longer be proven. The timer is short because timers fire late on a machine
+// that was suspended, and because a forced unlock shows in the store only.
 func (l *Lock) watch(ttl time.Duration) {
 	look := time.Now().Add(ttl / 3)
 	for {
@@ -241,14 +241,14 @@ func (l *Lock) watch(ttl time.Duration) {
 			continue
 		}
 		look = time.Now().Add(ttl / 3)
-		// A failure to read proves nothing; the lease ends soon enough if it lasts.
+		// A failure to read proves nothing; if it lasts, the lease ends soon enough.
 		ctx, cancel := context.WithTimeout(l.alive, ttl/3)
 		_ = l.verify(ctx)
 		cancel()
 	}
 }
 
-// verify reads whether the lock is still mine and ends it with ErrFenced when it is not.
+// verify checks in the store that the lock is still mine, and ends it with ErrFenced when it is not.
 func (l *Lock) verify(ctx context.Context) error {
 	for _, g := range []Guard{l.leader, l.turn} {
 		it, err := l.s.kv.Get(ctx, g.Key)
@@ -267,18 +267,18 @@ func (l *Lock) verify(ctx context.Context) error {
 	return nil
 }
 
-// Epoch is the number of this holder: higher than that of every holder before.
+// Epoch returns the number of this holder, which is higher than that of every earlier holder.
 func (l *Lock) Epoch() int64 { return l.epoch }
 
-// Info is what others are told about this holder.
+// Info returns what others see of this holder.
 func (l *Lock) Info() LockInfo {
 	l.mu.Lock()
 	defer l.mu.Unlock()
 	return l.info
 }
 
-// Commit writes as [KV.Commit] does, on the condition that the lock is still held. ErrFenced tells that it is not, and
-// that nothing was written; ErrGuard that one of guards did not hold.
+// Commit writes as [KV.Commit] does, provided that the lock is still held. It fails with ErrFenced, and has written
+// nothing, when it is not; with ErrGuard when one of guards does not hold.
 func (l *Lock) Commit(ctx context.Context, guards []Guard, ops []Op) (revision int64, err error) {
 	if err := l.lost(); err != nil {
 		return 0, err
@@ -298,7 +298,7 @@ func (l *Lock) Commit(ctx context.Context, guards []Guard, ops []Op) (revision i
 	return revision, err
 }
 
-// lost is ErrFenced when the lock cannot be proven at this moment.
+// lost returns ErrFenced when the lock cannot be proven at this moment.
 func (l *Lock) lost() error {
 	if time.Until(l.lease.Until()) <= 0 {
 		l.end(fmt.Errorf("%w: the store did not answer in time", ErrFenced))
@@ -306,18 +306,18 @@ func (l *Lock) lost() error {
 	return context.Cause(l.alive)
 }
 
-// Held fails with ErrFenced when the lock cannot be proven to be held at this moment. It asks the clock and not the store;
-// a process that stood still learns from it what its timers have not told it yet.
+// Held fails with ErrFenced when the lock cannot be proven to be held at this moment. It reads the clock and not the
+// store, and so detects that the process stood still before its timers do.
 func (l *Lock) Held() error { return l.lost() }
 
 // Context derives a context that also ends when the lock can no longer be proven to be held; its cause then is ErrFenced.
-// A call to the outside is made with it.
+// Calls to the outside are made with it.
 func (l *Lock) Context(ctx context.Context) context.Context {
 	ctx, _ = l.bind(ctx)
 	return ctx
 }
 
-// bind does what Context promises, and lets go of both when cancel is called.
+// bind does what Context promises, and releases both contexts when cancel is called.
 func (l *Lock) bind(ctx context.Context) (_ context.Context, cancel context.CancelCauseFunc) {
 	ctx, cancel = context.WithCancelCause(ctx)
 	stop := context.AfterFunc(l.alive, func() { cancel(context.Cause(l.alive)) })
@@ -325,12 +325,12 @@ func (l *Lock) bind(ctx context.Context) (_ context.Context, cancel context.Canc
 	return ctx, cancel
 }
 
-// settled is what is added to the time in which an earlier holder's calls may still arrive.
+// settled is added to the time in which an earlier holder's calls may still arrive.
 const settled = 5 * time.Second
 
-// Quarantine is the time before which nothing may be deleted that has no version to check: until then a call of an
-// earlier holder, who did not give the lock back, may still arrive and meet the wrong thing. Longest is how late a call
-// may have its effect. It is zero when the lock was given back in order.
+// Quarantine returns the time before which nothing without a version check may be deleted: until then a call of an
+// earlier holder that did not release the lock may still arrive and hit the wrong thing. Longest is how late a call may
+// have its effect. The result is zero when the lock was released in order.
 func (l *Lock) Quarantine(longest time.Duration) time.Time {
 	if l.taken.IsZero() {
 		return time.Time{}
@@ -338,7 +338,7 @@ func (l *Lock) Quarantine(longest time.Duration) time.Time {
 	return l.taken.Add(l.ttl + longest + settled)
 }
 
-// Describe tells others what the holder is doing, and for which run.
+// Describe stores, for others to see, what the holder is doing, and for which run.
 func (l *Lock) Describe(ctx context.Context, run, text string) error {
 	info := l.Info()
 	info.Run, info.Info = run, text
@@ -351,14 +351,14 @@ func (l *Lock) Describe(ctx context.Context, run, text string) error {
 	return nil
 }
 
-// Close gives the lock back, and says so in the store, so that the next holder need not wait for what is under way. The
+// Close releases the lock, and records that in the store, so that the next holder need not wait for calls in flight. The
 // caller has waited for everything that it does under the lock.
 func (l *Lock) Close() error {
 	if err := failpoint.At("lock.release.before"); err != nil {
 		return err
 	}
 	if l.lost() == nil {
-		// Where this cannot be written, the lease ends the lock and the next holder waits: that costs time and no safety.
+		// If this cannot be written, the lease ends the lock and the next holder waits: that costs time but not safety.
 		ctx, cancel := context.WithTimeout(context.Background(), min(l.ttl, 2*time.Second))
 		_, _ = l.s.kv.Commit(ctx, []Guard{l.leader, l.turn}, []Op{
 			l.s.put(l.turn.Key, epoch{Epoch: l.epoch, By: l.Info().ID, Released: true}),
@@ -371,7 +371,7 @@ func (l *Lock) Close() error {
 	return l.lease.Close()
 }
 
-// LockInfo tells who holds the lock; nil when nobody does.
+// LockInfo reads who holds the lock; nil when nobody does.
 func (s *Store) LockInfo(ctx context.Context) (*LockInfo, error) {
 	info, _, err := read[LockInfo](ctx, s, s.key("leader"))
 	if errors.Is(err, ErrNotFound) {
@@ -383,19 +383,19 @@ func (s *Store) LockInfo(ctx context.Context) (*LockInfo, error) {
 	return &info, nil
 }
 
-// Audit is one entry of the log of what people forced.
+// Audit is one entry of the log of forced actions.
 type Audit struct {
 	At     time.Time `json:"at"`
 	By     string    `json:"by"`
 	Action string    `json:"action"` // force-unlock, restored, repair, cancel, hold, release, freeze, thaw
 	Scope  string    `json:"scope,omitempty"`
 	Reason string    `json:"reason"`
-	Lock   *LockInfo `json:"lock,omitempty"`  // that was broken
-	Epoch  int64     `json:"epoch,omitempty"` // from now on
+	Lock   *LockInfo `json:"lock,omitempty"`  // the lock that was broken
+	Epoch  int64     `json:"epoch,omitempty"` // the epoch from now on
 }
 
 // ForceUnlock breaks the lock with that id. The epoch rises, so that the holder can write nothing more even if it still
-// runs, and the audit log says who did it and why. It fails with ErrNotFound when nobody holds the lock. One
+// runs, and the audit log records who did it and why. It fails with ErrNotFound when nobody holds the lock. A lock
 // that cannot be read has the id [DamagedLock].
 func (s *Store) ForceUnlock(ctx context.Context, id, by, reason string) error {
 	holder, it, err := read[LockInfo](ctx, s, s.key("leader"))
@@ -423,13 +423,13 @@ func (s *Store) ForceUnlock(ctx context.Context, id, by, reason string) error {
 	return nil
 }
 
-// restoredEpochs is by how much the epoch rises after a restore: more than holders may have come between the backup and
-// the end of what was lost.
+// restoredEpochs is how much the epoch rises after a restore: more than the number of holders that may have followed
+// the backup before the store was lost.
 const restoredEpochs = 1000
 
-// Restored says that the store was restored from a backup. What the site has seen since the backup, its memory has not:
-// the epoch rises beyond every holder of that time, the audit log says who said so and why, and the site is held until
-// somebody has looked at it. It fails with a *LockedError while somebody holds the lock.
+// Restored records that the store was restored from a backup, which lacks what has happened to the site since: the
+// epoch rises beyond every holder of that time, the audit log records who confirmed it and why, and the site is held
+// until somebody has examined it. It fails with a *LockedError while the lock is held.
 func (s *Store) Restored(ctx context.Context, by, reason string) (epochNow int64, err error) {
 	holder, err := s.LockInfo(ctx)
 	if err != nil {
@@ -443,7 +443,7 @@ func (s *Store) Restored(ctx context.Context, by, reason string) (epochNow int64
 		return 0, fmt.Errorf("read %s: %w", s.key("epoch"), err)
 	}
 	var old epoch
-	_ = decode(turn, &old) // missing or damaged: the runs tell enough, and this is the way out
+	_ = decode(turn, &old) // missing or damaged: the runs are enough, and this is the way out
 	earlier, err := s.runEpoch(ctx)
 	if err != nil {
 		return 0, err
@@ -463,7 +463,7 @@ func (s *Store) Restored(ctx context.Context, by, reason string) (epochNow int64
 	return entry.Epoch, nil
 }
 
-// Audits reads the log of what people forced, oldest first.
+// Audits reads the log of forced actions, oldest first.
 func (s *Store) Audits(ctx context.Context) ([]Audit, error) {
 	as, _, err := list[Audit](ctx, s, s.key("audit")+"/")
 	return as, err

@@ -19,31 +19,31 @@ type Head struct {
 	At       time.Time `json:"at"`
 	Revision int64     `json:"-"` // of the store, for compare-and-swap
 
-	Signature *signed.Signature `json:"signature,omitempty"` // over the JSON; whoever reads the document checks it
+	Signature *signed.Signature `json:"signature,omitempty"` // over the JSON; checked when the document is read
 }
 
 // A Record is what converge remembers about a resource that it made or adopted.
 type Record struct {
 	Ref         schema.Ref      `json:"ref"`
-	ID          string          `json:"id"`             // external id; of what is gone only when it was left to others, marked as ours
-	Name        string          `json:"name,omitempty"` // what it is called over there, where that is not its name here: it was taken over by its id
+	ID          string          `json:"id"`             // external id; set for a gone resource only when it was left to others, marked as ours
+	Name        string          `json:"name,omitempty"` // its name on the far side, where that differs from its name here: it was taken over by its id
 	Incarnation int             `json:"incarnation"`    // grows with each creation
 	Gone        bool            `json:"gone,omitempty"` // deleted, or left to others; kept because its ids cannot be used again
 	Spec        schema.Object   `json:"spec"`           // as last applied; secrets as keyed digests
-	Rest        schema.Object   `json:"rest,omitzero"`  // what else was seen when converge left it, with external ids; nil: not known
-	Left        *Left           `json:"left,omitempty"` // by a run that did not finish with it; nil: it was left as Spec and Rest say
+	Rest        schema.Object   `json:"rest,omitzero"`  // what else was observed when converge left it, with external ids; nil: unknown
+	Left        *Left           `json:"left,omitempty"` // by a run that did not finish it; nil: it was left as Spec and Rest say
 	After       []schema.Ref    `json:"after,omitempty"`
 	Protect     bool            `json:"protect,omitempty"`
 	OnRemove    schema.OnRemove `json:"on_remove,omitempty"`
 	Ignore      []string        `json:"ignore,omitempty"` // paths of the spec that are never compared, sorted
-	Run         string          `json:"run"`              // that last changed it; empty while it is known only by its mark, since a rebuild
+	Run         string          `json:"run"`              // the run that last changed it; empty while it is known only by its mark, after a rebuild
 	At          time.Time       `json:"at"`
 }
 
-// Called is what the thing of a record is called over there.
+// Called returns the name of the thing of a record on the far side.
 func (r *Record) Called() string { return cmp.Or(r.Name, r.Ref.Name) }
 
-// Live counts the records of what is there.
+// Live returns the number of records of what exists.
 func Live(records []Record) (n int) {
 	for i := range records {
 		if !records[i].Gone {
@@ -53,7 +53,7 @@ func Live(records []Record) (n int) {
 	return n
 }
 
-// Move gives the record another resource of its scope and kind; the thing is called what it was.
+// Move changes the record to another resource of its scope and kind; the thing keeps its name.
 func (r *Record) Move(to schema.Ref) {
 	called := r.Called()
 	if r.Ref, r.Name = to, called; called == to.Name {
@@ -61,23 +61,23 @@ func (r *Record) Move(to schema.Ref) {
 	}
 }
 
-// Left is how a run that ended partial last saw a resource that it had begun to change, or to put back: neither as it was nor
-// as it was to be, perhaps.
+// Left is how a run that ended partial last observed a resource that it had begun to change or to restore, possibly neither
+// in its old state nor in its desired one.
 type Left struct {
-	Gone   bool          `json:"gone,omitempty"`   // it was not there, or on its way out
-	Failed bool          `json:"failed,omitempty"` // the far side said that it had failed
-	Spec   schema.Object `json:"spec,omitempty"`   // all that was seen, as in Rest
+	Gone   bool          `json:"gone,omitempty"`   // it did not exist, or was being deleted
+	Failed bool          `json:"failed,omitempty"` // the far side reported it as failed
+	Spec   schema.Object `json:"spec,omitempty"`   // everything that was observed, as in Rest
 }
 
-// RunStatus is how a run stands.
+// RunStatus is the status of a run.
 type RunStatus string
 
-// The ways in which a run stands. By itself it ends applied, reverted or partial; rolled back is what somebody asked for.
+// The statuses of a run. By itself a run ends applied, reverted or partial; rolled back is on request only.
 const (
-	RunOpen       RunStatus = "open"        // going on, or interrupted: resume settles it
-	RunApplied    RunStatus = "applied"     // every step done and seen
-	RunReverted   RunStatus = "reverted"    // undone, and seen to be as before
-	RunRolledBack RunStatus = "rolled-back" // its first steps kept, the others undone and seen to be as before
+	RunOpen       RunStatus = "open"        // in progress, or interrupted: resume settles it
+	RunApplied    RunStatus = "applied"     // every step is done and observed
+	RunReverted   RunStatus = "reverted"    // undone, and observed to be as before
+	RunRolledBack RunStatus = "rolled-back" // its first steps kept, the others undone and observed to be as before
 	RunPartial    RunStatus = "partial"     // none of these; the differences are listed and a hold is set
 )
 
@@ -95,18 +95,19 @@ type Run struct {
 	Ended   *time.Time `json:"ended,omitempty"`
 	Steps   int        `json:"steps"`
 	Done    int        `json:"done"`
-	Kept    int        `json:"kept,omitempty"` // of one that is rolled back: how many of its first steps were not undone
+	Kept    int        `json:"kept,omitempty"` // for a run that is rolled back: how many of its first steps were not undone
 	Message string     `json:"message,omitempty"`
 	Failed  schema.Ref `json:"failed,omitzero"`
 	OnFail  string     `json:"on_failure,omitempty"`
 
-	// Complete says that the site is what the document with its serial says when the run is applied, and not only a part of it.
+	// Complete means that once the run is applied, the whole site, not only a part of it, is as the document with this serial
+	// says.
 	Complete bool         `json:"complete,omitempty"`
-	Remains  []schema.Ref `json:"remains,omitempty"` // created, never to be deleted, and forgotten by the revert
+	Remains  []schema.Ref `json:"remains,omitempty"` // created, can never be deleted, and forgotten by the revert
 	Partial  []string     `json:"differences,omitempty"`
 }
 
-// Stands says in words how the run stands.
+// Stands returns the status of the run in words.
 func (r *Run) Stands() string {
 	if r.Status == RunRolledBack {
 		return fmt.Sprintf("rolled back to step %d", r.Kept)
@@ -114,7 +115,7 @@ func (r *Run) Stands() string {
 	return string(r.Status)
 }
 
-// LockInfo says who holds the site lock.
+// LockInfo describes the holder of the site lock.
 type LockInfo struct {
 	ID        string    `json:"id"`
 	Operation string    `json:"operation"`

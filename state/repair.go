@@ -12,7 +12,7 @@ import (
 	"converge.dev/converge/schema"
 )
 
-// A Damage is a value that cannot be read, and keeps others from being used. Exactly one of the other fields tells what it
+// A Damage is a value that cannot be read, and keeps others from being used. Exactly one of the other fields says what it
 // was.
 type Damage struct {
 	Err      *DamagedError
@@ -23,23 +23,24 @@ type Damage struct {
 	Part     Part       // anything else
 }
 
-// A Part is what converge keeps beside documents, runs and records: the first word of its keys below those of the site.
+// A Part is something that converge stores besides documents, runs and records: the first word of its keys below those
+// of the site.
 type Part string
 
 // The parts.
 const (
-	PartServer    Part = "server"     // how a far side calls itself
+	PartServer    Part = "server"     // the identity of a far side
 	PartSpent     Part = "spent"      // that a plan was applied
 	PartAudit     Part = "audit"      // an entry of the audit log
-	PartInbox     Part = "inbox"      // the last answer to what lay in the inbox
-	PartCancel    Part = "cancel"     // what the holder of the lock was asked
+	PartInbox     Part = "inbox"      // the last answer to a document in the inbox
+	PartCancel    Part = "cancel"     // a request to the holder of the lock
 	PartLock      Part = "leader"     // the lock
 	PartEpoch     Part = "epoch"      // the number of its holder
 	PartSecret    Part = "secret-key" // the key of digests and plan files
-	PartInventory Part = "inventory"  // what was seen last of everything
+	PartInventory Part = "inventory"  // what was last observed of everything
 )
 
-// Damaged finds every value that keeps a command from being carried out because it cannot be read, except within journals
+// Damaged returns every value that keeps a command from being carried out because it cannot be read, except within journals
 // and the bodies of plans. What a newer version of converge wrote is not damaged; a hold or a freeze that
 // cannot be read is obeyed.
 func (s *Store) Damaged(ctx context.Context) ([]Damage, error) {
@@ -132,7 +133,7 @@ func (s *Store) WholeRuns(ctx context.Context) ([]Run, error) {
 	return runs, nil
 }
 
-// LastWhole describes the newest revision of the document of which everything can be read; ErrNotFound when there is none.
+// LastWhole returns the head of the newest revision of the document that can be read completely; ErrNotFound when there is none.
 func (s *Store) LastWhole(ctx context.Context) (Head, error) {
 	items, err := s.kv.List(ctx, s.key("document/log")+"/")
 	if err != nil {
@@ -152,7 +153,7 @@ func (s *Store) LastWhole(ctx context.Context) (Head, error) {
 	return Head{}, fmt.Errorf("a revision of the document that is whole: %w", ErrNotFound)
 }
 
-// HeadOp makes a revision of the document the newest; nil: the site has none.
+// HeadOp makes a revision of the document the newest; nil: the site then has none.
 func (s *Store) HeadOp(h *Head) Op {
 	if h == nil {
 		return Op{Key: s.key("document/head"), Delete: true}
@@ -163,17 +164,17 @@ func (s *Store) HeadOp(h *Head) Op {
 // DropRevisionOp forgets one revision of the document.
 func (s *Store) DropRevisionOp(serial int64) Op { return Op{Key: s.logKey(serial), Delete: true} }
 
-// AuditOp enters what somebody forced.
+// AuditOp adds an entry to the audit log.
 func (s *Store) AuditOp(a Audit) Op { return s.put(s.key("audit", NewRunID(a.At)), a) }
 
-// A Rebuilt says that records were made anew from what bears the mark of a site, because the store was lost: of which site,
-// for as long as no document says that, and when.
+// A Rebuilt records that records were made anew from what bears the mark of a site, because the store was lost. It holds
+// when, and the site, for as long as no document states that.
 type Rebuilt struct {
 	Site schema.Site `json:"site"`
 	At   time.Time   `json:"at"`
 }
 
-// RebuiltOp notes a rebuild, in the place of an earlier one.
+// RebuiltOp records a rebuild, in place of an earlier one.
 func (s *Store) RebuiltOp(r Rebuilt) Op { return s.put(s.key("rebuilt"), r) }
 
 // Rebuilt reads the last rebuild; ErrNotFound when there was none.
@@ -182,10 +183,10 @@ func (s *Store) Rebuilt(ctx context.Context) (Rebuilt, error) {
 	return r, err
 }
 
-// DamagedLock is the id by which a lock is broken that cannot be read.
+// DamagedLock is the id by which a lock that cannot be read is broken.
 const DamagedLock = "damaged"
 
-// brokenBy tells whether the lock that was read has the given id.
+// brokenBy checks that the lock that was read has the given id.
 func brokenBy(id string, holder LockInfo, err error) error {
 	switch {
 	case errors.As(err, new(*DamagedError)) && id == DamagedLock:

@@ -75,15 +75,15 @@ func (s *Store) Record(ctx context.Context, ref schema.Ref) (Record, error) {
 	return r, nil
 }
 
-// RecordOp writes a record over whatever is recorded for its ref.
+// RecordOp writes a record, in place of any other of its ref.
 func (s *Store) RecordOp(r Record) Op { return s.put(s.recordKey(r.Ref), r) }
 
-// ForgetOp drops the record of a resource.
+// ForgetOp removes the record of a resource.
 func (s *Store) ForgetOp(ref schema.Ref) Op { return Op{Key: s.recordKey(ref), Delete: true} }
 
 func (s *Store) recordKey(ref schema.Ref) string { return s.key("resource", ref.String()) }
 
-// A recordReader decodes records several times faster than package encoding/json does. It keeps the names of fields that
+// A recordReader decodes records several times faster than package encoding/json. It caches the field names that
 // it has met: all records of a kind share theirs.
 type recordReader struct {
 	options json.Options
@@ -125,7 +125,7 @@ func (r *recordReader) read(it Item, into *Record) error {
 	return nil
 }
 
-// value reads any JSON value, whole numbers as int64.
+// value reads any JSON value, integers as int64.
 func (r *recordReader) value(d *jsontext.Decoder) (any, error) {
 	t, err := d.ReadToken()
 	if err != nil {

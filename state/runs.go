@@ -13,15 +13,15 @@ import (
 	"time"
 )
 
-// NewRunID names a run that starts at t, for example 20261120-121537.042-9f3a01. Names order as their times do, which a
-// clock that was set tells wrong.
+// NewRunID names a run that starts at t, for example 20261120-121537.042-9f3a01. Names sort by time, which is wrong
+// where a clock was set.
 func NewRunID(t time.Time) string {
 	var b [3]byte
 	_, _ = rand.Read(b[:]) // never fails
 	return t.UTC().Format("20060102-150405.000") + "-" + hex.EncodeToString(b[:])
 }
 
-// PutRunOp writes a run over what is known of it.
+// PutRunOp writes a run, in place of its stored state.
 func (s *Store) PutRunOp(r Run) Op { return s.put(s.key("run", r.ID), r) }
 
 // Run reads one run; ErrNotFound when there is none of that name.
@@ -30,7 +30,7 @@ func (s *Store) Run(ctx context.Context, id string) (Run, error) {
 	return r, err
 }
 
-// Runs reads all runs, newest first: in the order in which the store got them, whatever the clocks of their processes said.
+// Runs reads all runs, newest first: in the order in which they were stored, whatever the clocks of their processes said.
 func (s *Store) Runs(ctx context.Context) ([]Run, error) {
 	rs, items, err := list[Run](ctx, s, s.key("run")+"/")
 	if err != nil {
@@ -59,15 +59,15 @@ type spent struct {
 	Run string `json:"run"`
 }
 
-// SpentOp notes that a plan was applied by a run.
+// SpentOp records that a plan was applied by a run.
 func (s *Store) SpentOp(digest, run string) Op {
 	return s.put(s.key("spent", digest), spent{run})
 }
 
-// UnspentGuard holds while a plan was not applied.
+// UnspentGuard holds while a plan has not been applied.
 func (s *Store) UnspentGuard(digest string) Guard { return Guard{Key: s.key("spent", digest)} }
 
-// Spent tells which run applied a plan; ok is false when none did.
+// Spent returns the run that applied a plan; ok is false when none did.
 func (s *Store) Spent(ctx context.Context, digest string) (run string, ok bool, err error) {
 	v, _, err := read[spent](ctx, s, s.key("spent", digest))
 	if errors.Is(err, ErrNotFound) {

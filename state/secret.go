@@ -17,9 +17,9 @@ type secretKey struct {
 	Key string `json:"key"` // hex
 }
 
-// SecretKey returns the key under which the site's secrets are digested. The first call of a site's life makes it, of random
-// bytes; it never changes, because what is recorded depends on it. Whoever may read it can try guesses against digests, and
-// can write plan files that are taken as ours: access to it is best given to converge alone.
+// SecretKey returns the key under which the site's secrets are digested. The first call for a site creates it from random
+// bytes; it never changes, because what is recorded depends on it. Anyone who can read it can verify guesses against
+// digests, and can write plan files that are accepted as ours: access to it is best limited to converge.
 func (s *Store) SecretKey(ctx context.Context) ([]byte, error) {
 	for {
 		key, err := s.readSecretKey(ctx)
@@ -30,7 +30,7 @@ func (s *Store) SecretKey(ctx context.Context) ([]byte, error) {
 		var b [secretKeySize]byte
 		_, _ = rand.Read(b[:]) // never fails
 		op := s.put(at, secretKey{hex.EncodeToString(b[:])})
-		// What counts is what is read back: another may have been first, or the outcome of the write may be unknown.
+		// What is read back counts: another process may have been first, or the outcome of the write may be unknown.
 		if _, err := s.kv.Commit(ctx, []Guard{{Key: at}}, []Op{op}); err != nil && !errors.Is(err, ErrGuard) && !errors.Is(err, ErrUnknown) {
 			return nil, fmt.Errorf("write %s: %w", at, err)
 		}
@@ -41,8 +41,8 @@ func (s *Store) SecretKey(ctx context.Context) ([]byte, error) {
 }
 
 // PlanKey returns the key that authenticates the plan files of the site. It is derived from the secret key, so that what is
-// known about one use of that tells nothing about the other. It makes nothing: a site that has no secret key, and so has
-// saved no plan, has none either (ErrNotFound).
+// known about one use of that reveals nothing about the other. It creates nothing: a site without a secret key, which has
+// saved no plan, has no plan key either (ErrNotFound).
 func (s *Store) PlanKey(ctx context.Context) ([]byte, error) {
 	secret, err := s.readSecretKey(ctx)
 	if err != nil {
@@ -62,7 +62,7 @@ func (s *Store) readSecretKey(ctx context.Context) ([]byte, error) {
 	}
 	b, err := hex.DecodeString(k.Key)
 	if err != nil || len(b) != secretKeySize {
-		return nil, &DamagedError{at, fmt.Sprintf("want %d bytes in hex", secretKeySize)} // and not what stands there
+		return nil, &DamagedError{at, fmt.Sprintf("want %d bytes in hex", secretKeySize)} // and not the stored value
 	}
 	return b, nil
 }

@@ -1,6 +1,6 @@
 // Package state is the contract with memory: what converge remembers about a site between two commands.
 //
-// A store is two layers. [KV] is the little that a backend must do: ordered keys, guarded transactions, leases. It is
+// A store has two layers. [KV] is the minimum that a backend must do: ordered keys, guarded transactions, leases. It is
 // implemented by state/mem (a map) and state/etcd (remote, or embedded in the process). [Store] is everything else,
 // derived once in this package: documents with their history, recorded resources, runs, content-addressed blobs, and
 // the exclusive site lock whose epoch fences every write.
@@ -31,10 +31,11 @@
 //	secret-key                 under which the values of secrets are digested, and from which the key of plan files is derived
 //
 // Every value that converge writes there for itself is a JSON object with its version in the field v and a checksum over
-// its key and the rest; one that is newer than this program knows, or damaged, is refused by name, never misread. (The
+// its key and the rest; a value that is damaged, or newer than this program knows, is refused by name, never misread. (The
 // records of a journal are chained instead.)
 //
-// Nothing large lies in one key and nothing is rewritten whole. A transaction has at most 128 operations and 1.5 MiB.
+// Nothing large is stored under one key, and nothing is rewritten as a whole. A transaction has at most 128 operations
+// and 1.5 MiB.
 package state
 
 import (
@@ -46,26 +47,26 @@ import (
 
 // Errors of a store.
 var (
-	// ErrGuard says that a guard of a transaction did not hold; nothing was written.
+	// ErrGuard reports that a guard of a transaction did not hold; nothing was written.
 	ErrGuard = errors.New("the stored state changed meanwhile")
-	// ErrUnknown says that it is not known whether a transaction was written. Read before you try again.
+	// ErrUnknown reports that it is unknown whether a transaction was written. Read before you try again.
 	ErrUnknown = errors.New("it is unknown whether the state was written")
-	// ErrFenced says that the lock is no longer held; nothing was written and nothing may be done any more.
+	// ErrFenced reports that the lock is no longer held; nothing was written and nothing more may be done.
 	ErrFenced = errors.New("the site lock is no longer held")
-	// ErrNotFound says that the named thing is not in the store.
+	// ErrNotFound reports that the named thing is not in the store.
 	ErrNotFound = errors.New("not in the store")
-	// ErrInvalid says that a transaction breaks a limit or a rule that holds for every backend; nothing was written.
+	// ErrInvalid reports that a transaction breaks a limit or a rule that holds for every backend; nothing was written.
 	ErrInvalid = errors.New("the transaction is invalid")
 )
 
 // KV is what a backend must do. All reads are linearizable. Methods may be called at the same time.
 type KV interface {
-	// Get reads one key; the zero Item (no Key, Modified 0) when it does not exist.
+	// Get reads one key; it returns the zero Item (no Key, Modified 0) when the key does not exist.
 	Get(ctx context.Context, key string) (Item, error)
 	// List reads the keys with a prefix in ascending order, all as of one revision, however many pages it takes.
 	List(ctx context.Context, prefix string) ([]Item, error)
 	// Below lists the distinct words that follow the prefix, up to the next slash, in ascending order: sites below
-	// /converge/. It costs as many reads as there are words, however many keys are below each.
+	// /converge/. It takes as many reads as there are words, however many keys are below each.
 	Below(ctx context.Context, prefix string) ([]string, error)
 	// Commit carries out all of ops when all guards hold, and nothing otherwise (ErrGuard). It returns the revision of
 	// the store afterwards, which is the Modified of every key that it put.
@@ -75,10 +76,10 @@ type KV interface {
 	// Watch yields all keys with a prefix, and then every change to them until the caller leaves the loop: one batch for each
 	// commit, in the order of the commits, none left out. When the backend no longer has the changes that come next, it
 	// yields all keys again, as a batch that is Whole. It ends with an error: context.Cause of ctx when that is done, or the
-	// reason why the store cannot be followed; the caller may then call Watch again. While the store does not answer, Watch
+	// reason why the store can no longer be watched; the caller may then call Watch again. While the store does not answer, Watch
 	// waits and yields nothing.
 	Watch(ctx context.Context, prefix string) iter.Seq2[Batch, error]
-	// Lease makes keys vanish: those put with it are deleted when it is closed or not kept alive for ttl.
+	// Lease creates a lease. Keys put with it are deleted when it is closed or not kept alive for ttl.
 	Lease(ctx context.Context, ttl time.Duration) (Lease, error)
 	// Close releases the backend. Leases still open are abandoned: they run out.
 	Close() error
@@ -92,17 +93,17 @@ type Item struct {
 	Modified int64
 }
 
-// A Batch is what one commit changed, or, when it is Whole, all that there is: what is not in it is not there.
+// A Batch is what one commit changed or, when it is Whole, everything: what is not in it does not exist.
 type Batch struct {
 	Whole    bool
 	Revision int64    // of the store
 	Changes  []Change // by key, ascending
 }
 
-// A Change is a key as a commit left it.
+// A Change is a key after a commit.
 type Change struct {
 	Item
-	Gone bool // it was deleted, at the revision Modified; it has no value and no creation
+	Gone bool // it was deleted at the revision Modified; it has no value and no revision of creation
 }
 
 // A Guard must hold for a transaction to be written. Revision 0 stands for "does not exist".
@@ -123,10 +124,10 @@ type Op struct {
 
 // A Lease keeps itself alive until it is closed. A Lease is used with the KV that made it.
 type Lease interface {
-	// Until is the time up to which the lease is certain to be valid, by the monotonic clock: the send time of the last
+	// Until returns the time up to which the lease is certain to be valid, by the monotonic clock: the send time of the last
 	// answered keepalive plus the ttl, less [Margin] of the ttl.
 	Until() time.Time
-	// Done is closed when the lease is known to be gone.
+	// Done returns a channel that is closed when the lease is known to be gone.
 	Done() <-chan struct{}
 	// Close revokes the lease; its keys vanish.
 	Close() error

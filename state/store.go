@@ -21,8 +21,8 @@ type Store struct {
 	codec  codec
 }
 
-// New derives the store of a site from a backend. The site is its name as validated by the schema: a lower-case label.
-// Closing the backend remains with the caller.
+// New returns the store of a site in a backend. The site is its name as validated by the schema: a lower-case label.
+// The caller remains responsible for closing the backend.
 func New(kv KV, site string) *Store {
 	return &Store{kv: kv, prefix: "/converge/" + site + "/"}
 }
@@ -30,26 +30,26 @@ func New(kv KV, site string) *Store {
 // Sites lists the names of the sites in a backend.
 func Sites(ctx context.Context, kv KV) ([]string, error) { return kv.Below(ctx, "/converge/") }
 
-// Path is the place of the site in the backend, for messages: /converge/SITE.
+// Path returns the place of the site in the backend, for messages: /converge/SITE.
 func (s *Store) Path() string { return strings.TrimSuffix(s.prefix, "/") }
 
 func (s *Store) key(parts ...string) string { return s.prefix + strings.Join(parts, "/") }
 
-// JournalPrefix is the prefix of the keys of a run's journal records.
+// JournalPrefix returns the prefix of the keys of a run's journal records.
 func (s *Store) JournalPrefix(run string) string { return s.key("journal", run) + "/" }
 
-// JournalHead is the key that says how far a run's journal goes. It orders after the records.
+// JournalHead returns the key that says how far a run's journal goes. It sorts after the records.
 func (s *Store) JournalHead(run string) string { return s.JournalPrefix(run) + "head" }
 
-// JournalKey is the key of one journal record. Keys order as their numbers do.
+// JournalKey returns the key of one journal record. Keys sort like their numbers.
 func (s *Store) JournalKey(run string, seq int64) string {
 	return fmt.Sprintf("%s%010d", s.JournalPrefix(run), seq)
 }
 
-// Get reads a key as given by JournalKey and its like; see [KV.Get].
+// Get reads a key as returned by JournalKey and its like; see [KV.Get].
 func (s *Store) Get(ctx context.Context, key string) (Item, error) { return s.kv.Get(ctx, key) }
 
-// List reads all keys with a prefix as given by JournalPrefix and its like; see [KV.List].
+// List reads all keys with a prefix as returned by JournalPrefix and its like; see [KV.List].
 func (s *Store) List(ctx context.Context, prefix string) ([]Item, error) {
 	return s.kv.List(ctx, prefix)
 }
@@ -64,15 +64,15 @@ const version = 1
 
 var versionField = fmt.Appendf(nil, `{"v":%d,"sum":"`, version)
 
-// sumSize is the length of a checksum as stored: the first half of a SHA-256 in hex would be 32; a quarter is plenty to
-// find what a disk did to a value.
+// sumSize is the length of a checksum as stored: half of a SHA-256 in hex would be 32; a quarter is plenty to detect
+// damage by a disk.
 const sumSize = 16
 
-// encode returns v, which must become a JSON object with at least one field, as stored under a key: with its version and a
-// checksum of the key and the rest in front. The key is part of it, so that a value in the place of another is found.
+// encode returns v, which must encode to a JSON object with at least one field, as stored under a key: with its version
+// and a checksum of the key and the rest in front. The checksum covers the key, so that a value under the wrong key is detected.
 func encode(key string, v any) []byte {
 	b, err := json.Marshal(v)
-	if err != nil { // what is stored consists of JSON values only
+	if err != nil { // stored values consist of JSON values only
 		panic(fmt.Sprintf("state: encode a %T: %v", v, err))
 	}
 	b = b[1:]
@@ -87,7 +87,7 @@ func (s *Store) put(key string, v any) Op { return Op{Key: key, Value: encode(ke
 func checksum(key string, b []byte) string {
 	h := sha256.New()
 	_, _ = io.WriteString(h, key) // never fails
-	_, _ = h.Write(b)             // begins with a quote, which no key has: the two cannot be taken for each other
+	_, _ = h.Write(b)             // begins with a quote, which no key contains, so that the boundary between the two is unambiguous
 	return hex.EncodeToString(h.Sum(nil)[:sumSize/2])
 }
 
@@ -102,13 +102,13 @@ func decode(it Item, into any) error {
 	return nil
 }
 
-// A DamagedError says that the value of a key is not what converge wrote there.
+// A DamagedError reports that the value of a key is not what converge wrote there.
 type DamagedError struct{ Key, Why string }
 
 // Error implements error.
 func (e *DamagedError) Error() string { return e.Key + " is damaged: " + e.Why }
 
-// check tells whether a value is whole and of a version that this program knows.
+// check checks that a value is intact and of a version that this program knows.
 func check(it Item) error {
 	if rest, ok := bytes.CutPrefix(it.Value, versionField); ok && len(rest) > sumSize+2 {
 		if checksum(it.Key, rest[sumSize+2:]) != string(rest[:sumSize]) || string(rest[sumSize:sumSize+2]) != `",` {
@@ -128,7 +128,7 @@ func check(it Item) error {
 	return &DamagedError{it.Key, "it has no checksum"}
 }
 
-// read gets one stored value; it fails with ErrNotFound when there is none.
+// read reads one stored value; it fails with ErrNotFound when there is none.
 func read[T any](ctx context.Context, s *Store, key string) (T, Item, error) {
 	var v T
 	it, err := s.kv.Get(ctx, key)
@@ -141,7 +141,7 @@ func read[T any](ctx context.Context, s *Store, key string) (T, Item, error) {
 	return v, it, decode(it, &v)
 }
 
-// list gets all stored values with a prefix, in the order of their keys.
+// list reads all stored values with a prefix, in the order of their keys.
 func list[T any](ctx context.Context, s *Store, prefix string) ([]T, []Item, error) {
 	items, err := s.kv.List(ctx, prefix)
 	if err != nil {

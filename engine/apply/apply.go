@@ -1,28 +1,27 @@
-// Package apply carries a plan out, or back. It decides nothing: what it does stands in the plan, what it has done
-// stands in the journal.
+// Package apply carries a plan out, or back. It decides nothing: what to do is in the plan, what was done is in the journal.
 //
 // # Words
 //
 // A run is one application of a plan. One goroutine owns it: it decides which step may start, keeps count, writes the
-// run and emits events. Workers carry out one step each and report. A step is done when its result was seen, not when a
-// call returned.
+// run and emits events. Workers carry out one step each and report. A step is done when its result has been observed,
+// not when a call returns.
 //
 // # Promises
 //
-// Before a call that changes something its intent is durable; afterwards its outcome is, together with what is to be
+// Before a call that changes something, its intent is durable; afterwards its outcome is, together with what is to be
 // remembered of the resource. A run ends applied, reverted or partial, each by observation: before it is called applied or
-// reverted, everything that it touched is looked at once more. One that somebody wanted undone in part ends rolled back:
-// what its later steps touched is looked at, what its first steps made is kept and not called. A run that was interrupted,
-// or met a hold or a freeze, or whose far side stayed away for longer than its steps have time, stays open, and [Carry]
-// continues it from its journal. An interrupt drops what is only waited for. No step begins while its provider's far side
-// is away. When the site lock is lost, calls in flight are cancelled, none begins, and nothing more is written.
+// reverted, everything that it touched is observed once more. A run that somebody asked to undo in part ends rolled back:
+// what its later steps touched is observed; what its first steps made is kept, and no call is made for it. A run that was
+// interrupted, or met a hold or a freeze, or whose far side was unavailable for longer than its steps may take, stays
+// open, and [Carry] continues it from its journal. An interrupt ends all waiting. No step begins while its provider's far
+// side is unavailable. When the site lock is lost, calls in flight are cancelled, none begins, and nothing more is written.
 //
 // # Files
 //
 // forward.go and revert.go walk the plan; gate.go and turns.go let steps begin; worker.go makes one call; judge.go compares what is
 // there with what the call expects; orphans.go proves that nothing refers to what is deleted, outside.go that what nobody
-// declares is still there; settle.go finds out about calls of unknown outcome; look.go observes, patiently while the far
-// side is away; last.go looks at all of it once more; outcome.go writes the journal; left.go remembers how it left what it did
+// declares is still there; settle.go settles calls of unknown outcome; look.go observes, patiently while the far side is
+// unavailable; last.go observes all of it once more; outcome.go writes the journal; left.go records the state of what the run did
 // not settle; end.go closes the run.
 package apply
 
@@ -48,18 +47,18 @@ type OnFailure string
 
 // What may follow a failed step.
 const (
-	Rollback OnFailure = "rollback" // undo what was done, and prove it
-	Stop     OnFailure = "stop"     // start nothing more; resume or rollback settles the run
+	Rollback OnFailure = "rollback" // undo what was done, and verify it
+	Stop     OnFailure = "stop"     // start no more steps; resume or rollback settles the run
 	Continue OnFailure = "continue" // go on with what does not need the failed step
 )
 
-// Retry bounds the repetition of calls that failed without effect, and the pace at which things are looked at.
+// Retry bounds how often calls that failed without effect are repeated, and how often things are observed.
 type Retry struct {
 	Base     time.Duration // first delay; doubles each time, with full jitter; 1 s when zero
 	Cap      time.Duration // longest delay; 60 s when zero
-	Attempts int           // calls in all; 5 when zero. A busy answer is repeated beyond that, within the step's own deadline
-	Within   time.Duration // of a whole step, its waits aside; 10 min when zero
-	Poll     time.Duration // first pause between two looks at a thing that is not ready; doubles up to 2 s; 20 ms when zero
+	Attempts int           // calls in all; 5 when zero. A call refused as busy is repeated beyond that, within the step's own deadline
+	Within   time.Duration // time for a whole step, not counting its waits; 10 min when zero
+	Poll     time.Duration // first pause between two observations of a thing that is not ready; doubles up to 2 s; 20 ms when zero
 }
 
 func (r Retry) defaults() Retry {
@@ -81,17 +80,17 @@ func (r Retry) defaults() Retry {
 	return r
 }
 
-// calls is how calls are repeated. Runs and steps, which key names, do so at different times.
+// calls returns how calls are repeated. The key, which names a run or step, spreads their retries over time.
 func (r Retry) calls(key string) retry.Policy {
 	return retry.Policy{First: r.Base, Cap: r.Cap, Key: key}
 }
 
-// polls returns the pauses between looks at what is on its way.
+// polls returns the pauses between observations of a thing that is not ready.
 func (r Retry) polls() (next func() time.Duration) {
 	return retry.Policy{First: r.Poll, Cap: longestPoll}.Pauses()
 }
 
-// longestPoll is the longest pause between two looks at what is on its way.
+// longestPoll is the longest pause between two observations of a thing that is not ready.
 const longestPoll = 2 * time.Second
 
 // Options say what to carry out. All fields are required unless their comment says otherwise.
@@ -114,9 +113,9 @@ type Options struct {
 	Logger      *slog.Logger
 }
 
-// Carry carries the plan out, or back, from where the journal says that it stands. The run that it returns is as it was
-// stored. An error says that the end could not be reached or written: the run is still open. It wraps ErrInterrupted when
-// that was asked for.
+// Carry carries the plan out, or back, from the point that the journal has reached. The returned run is as it was stored.
+// An error means that the end could not be reached or written: the run is still open. It wraps ErrInterrupted when an
+// interrupt was requested.
 func Carry(ctx context.Context, o Options) (state.Run, []event.Difference, error) {
 	sum, err := journal.Sum(o.Log.Records, len(o.Plan.Steps))
 	if err != nil {
@@ -144,18 +143,18 @@ func Carry(ctx context.Context, o Options) (state.Run, []event.Difference, error
 		r.waves[o.Plan.Steps[i].Wave]++
 	}
 	r.Retry = o.Retry.defaults()
-	r.effects = o.Lock.Context(context.WithoutCancel(ctx)) // a user's cancel lets a step end; losing the lock does not
+	r.effects = o.Lock.Context(context.WithoutCancel(ctx)) // a user's cancel lets a step finish; losing the lock does not
 	run, ds, err := r.carry(ctx)
 	if lost := o.Lock.Held(); err != nil && lost != nil && !errors.Is(err, state.ErrFenced) {
-		err = fmt.Errorf("%w: %w", lost, err) // a call that was cut off does not know why
+		err = fmt.Errorf("%w: %w", lost, err) // a call that was cut off does not know the reason
 	}
 	return run, ds, err
 }
 
-// ErrInterrupted says that the run was stopped before its end.
+// ErrInterrupted reports that the run was stopped before its end.
 var ErrInterrupted = errors.New("interrupted")
 
-// unsettled says how a run is settled that is left open.
+// unsettled adds to an error how the run that is left open can be settled.
 func (r *run) unsettled(err error) error {
 	return remedy.For(err, remedy.Say("settle it", remedy.Of(remedy.Resume, r.Run.ID)))
 }
@@ -172,19 +171,19 @@ type run struct {
 	notes   chan event.Event // from workers, emitted in order by the run's goroutine
 	flying  map[*plan.Step]time.Time
 	turns   *turns
-	halt    chan struct{} // closed when the run is asked to stop: no step waits for anything any more
+	halt    chan struct{} // closed when the run is asked to stop: no step waits for anything from then on
 	waves   map[int]int   // steps of each wave
 	failed  map[int]int   // those of them that failed
 	census  census
 	gate    *gate
 }
 
-// A CancelledError is the cause of a context whose end ends a run: somebody asked for that from elsewhere.
+// A CancelledError is the cause of a context that was cancelled because somebody asked from elsewhere to end the run.
 type CancelledError struct{ By string }
 
 func (e *CancelledError) Error() string { return "cancelled by " + e.By }
 
-// canceller tells who asked from elsewhere that the run end; empty when nobody did.
+// canceller returns who asked from elsewhere to end the run; empty when nobody did.
 func canceller(ctx context.Context) string {
 	if asked, ok := errors.AsType[*CancelledError](context.Cause(ctx)); ok {
 		return asked.By
@@ -192,7 +191,7 @@ func canceller(ctx context.Context) string {
 	return ""
 }
 
-// externalIDs maps refs to ids: those recorded, and those of the steps that tell the side of the plan that is meant.
+// externalIDs maps refs to ids: those recorded, and those of the steps whose action is on the requested side of the plan.
 func externalIDs(recorded []state.Record, p *plan.Plan, side func(plan.Action) bool) map[schema.Ref]string {
 	ids := make(map[schema.Ref]string, len(recorded))
 	for i := range recorded {
@@ -201,7 +200,7 @@ func externalIDs(recorded []state.Record, p *plan.Plan, side func(plan.Action) b
 		}
 	}
 	for i := range p.Steps {
-		if s := &p.Steps[i]; side(s.Action) && (!s.Stray || s.Replace) { // the old half of a handover is what was there before, also once the new one is recorded
+		if s := &p.Steps[i]; side(s.Action) && (!s.Stray || s.Replace) { // the old half of a handover is what was there before, even once the new one is recorded
 			ids[s.Ref] = s.ExternalID
 		}
 	}
@@ -237,7 +236,7 @@ func (r *run) carry(ctx context.Context) (state.Run, []event.Difference, error) 
 	return r.revert(ctx, failure)
 }
 
-// interrupted leaves a run open that was asked to stop.
+// interrupted leaves open a run that was asked to stop.
 func (r *run) interrupted(ctx context.Context, err error) (state.Run, []event.Difference, error) {
 	r.Run.Message = "interrupted"
 	if by := canceller(ctx); by != "" {
@@ -247,8 +246,8 @@ func (r *run) interrupted(ctx context.Context, err error) (state.Run, []event.Di
 	return run, ds, errors.Join(err, serr)
 }
 
-// describe tells those who wait for the lock what is going on, and as of when: it is said once in a while, and stays when the
-// process dies. That nobody can be told stops nothing.
+// describe writes into the lock what the run is doing, and since when, for those that wait for it. It does so from time to
+// time, and the text stays when the process dies. A failure to write it stops nothing.
 func (r *run) describe(doing string) {
 	text := fmt.Sprintf("%s run %s, %d of %d steps done by %s", doing, r.Run.ID, r.finished(), len(r.Plan.Steps), time.Now().UTC().Format("15:04:05 UTC"))
 	if err := r.Lock.Describe(r.effects, r.Run.ID, text); err != nil {
@@ -266,7 +265,7 @@ func (r *run) finished() int {
 	return n
 }
 
-// irreversible reports whether a step beyond the point of no return had an effect: then the start cannot be reached.
+// irreversible reports whether a step beyond the point of no return had an effect: then the run cannot be undone exactly.
 func (r *run) irreversible() bool {
 	for i := r.Plan.NoReturn; i < len(r.Plan.Steps); i++ {
 		if !r.Plan.Steps[i].Undo.Reversible() && r.sum.Forward[i].Effect() {
@@ -276,7 +275,7 @@ func (r *run) irreversible() bool {
 	return false
 }
 
-// differences lists, for a run that stopped on its way forward, what is not as the plan wants it.
+// differences lists, for a run that stopped on its way forward, what differs from the plan.
 func (r *run) differences() []event.Difference {
 	var ds []event.Difference
 	for i := range r.Plan.Steps {
@@ -294,7 +293,7 @@ func (r *run) differences() []event.Difference {
 	return ds
 }
 
-// save stores the run as it stands, open. Holds are those that stopped it.
+// save stores the run as it is, still open. Holds are those that stopped it.
 func (r *run) save(run state.Run, cause error, holds []state.Hold) (state.Run, []event.Difference, error) {
 	run.Done = r.finished()
 	_, err := r.Lock.Commit(r.effects, nil, []state.Op{r.Store.PutRunOp(run)})
@@ -306,7 +305,7 @@ func (r *run) save(run state.Run, cause error, holds []state.Hold) (state.Run, [
 	return run, r.differences(), nil
 }
 
-// leave gives up a run that stays open, and notes why where that is still possible.
+// leave abandons a run that stays open, and records why where that is still possible.
 func (r *run) leave(err error) (state.Run, []event.Difference, error) {
 	var held *journal.HeldError
 	var silent unreachable

@@ -14,8 +14,8 @@ import (
 	"converge.dev/converge/state"
 )
 
-// What is known of a step, and of what earlier calls of it may have done. Everything that is decided about the step follows from
-// this and from what is seen.
+// known is what is known of a step, and of what its earlier calls may have done. Everything that is decided about the step
+// follows from this and from what is observed.
 type known struct {
 	step        *plan.Step
 	undo        bool
@@ -26,32 +26,32 @@ type known struct {
 	run         string
 	id          string
 	incarnation int
-	name        string // what it is to be called afterwards; empty: as it is called
-	unnamed     string // what it may be called until then
+	name        string // its name afterwards; empty: the name stays
+	unnamed     string // the name that it may have until then
 	mark        providers.Mark
-	before      schema.Object // to be seen right before acting, with external ids; nil: nothing
+	before      schema.Object // expected right before acting, with external ids; nil: nothing
 	want        schema.Object // the whole spec to have, with external ids; nil: nothing
-	stated      schema.Object // what must be seen of it afterwards; equal to want when all of it must
-	dropped     schema.Object // what was recorded before: what it states and stated does not must be gone
-	unsure      bool          // an earlier call may have had its effect, or may have it yet
-	doubt       time.Time     // when the last call of this direction whose effect may still come was made; zero: none
-	called      bool          // a call was made, whatever it said
-	made        schema.Object // undone create: what was to be made
-	lost        bool          // undone create: nobody knows whether the thing was made
-	missing     bool          // undone create: the far side accepted it, and it was never seen
-	sent        bool          // the call was accepted: the secrets that never come back are as they were sent
-	ignore      []string      // what is ignored of the spec: nobody asks how it is afterwards, and an undo leaves it so
-	touched     []string      // undone update: the fields that the step changed; what others changed meanwhile stays
-	seen        string        // undone: digest of what was seen when the step ended; empty when it did not come to that
+	stated      schema.Object // what must be observed of it afterwards; equal to want when all of it must
+	dropped     schema.Object // what was recorded before: fields in it that are not in stated must be gone
+	unsure      bool          // an earlier call may have had its effect, or may still have it
+	doubt       time.Time     // when the last call in this direction was made whose effect may still come; zero: none
+	called      bool          // a call was made, whatever it returned
+	made        schema.Object // undone create: what should have been made
+	lost        bool          // undone create: it is unknown whether the thing was made
+	missing     bool          // undone create: the far side accepted it, but it was never observed
+	sent        bool          // the call was accepted: secrets that never come back are taken to be as sent
+	ignore      []string      // paths of the spec that are ignored: they are not checked afterwards, and an undo leaves them alone
+	touched     []string      // undone update: the fields that the step changed; what others have changed since stays
+	seen        string        // undone: digest of what was observed when the step ended; empty when it did not get that far
 	finished    bool          // undone: the step was done
-	recorded    *state.Record // undone create: what is recorded of it now; nil: nothing
+	recorded    *state.Record // undone create: its current record; nil: none
 }
 
-// A verdict is what is to be done about a step, now that something is seen, or nothing.
+// A verdict is what to do next about a step, given what was observed.
 type verdict struct {
 	do   move
-	why  error            // of all that ends the step otherwise than well
-	left *providers.Thing // how it leaves the thing, where somebody has to be told
+	why  error            // for every move that ends the step unsuccessfully
+	left *providers.Thing // the state in which it leaves the thing, where that has to be reported
 }
 
 // A move is what a worker does next.
@@ -59,22 +59,22 @@ type move int
 
 // Moves.
 const (
-	calls move = iota // makes the call, for what is there is what the call expects
+	calls move = iota // makes the call, because what is there is what the call expects
 
 	reincarnates // makes the call with the next id: this one is used up
-	searches     // looks for what may be there and is not seen, as long as it may take to show
-	lingers      // waits until a call of unknown outcome can have no effect any more, and looks again
-	ripens       // waits until what is there takes a change, and looks again
+	searches     // looks for what may exist but is not listed yet, for as long as listing may take
+	lingers      // waits until a call of unknown outcome can no longer have an effect, and looks again
+	ripens       // waits until what is there accepts a change, and looks again
 	awaits       // looks until it is as wanted, or gone
-	finishes     // ends the step: all is as it should be
-	leaves       // ends it partial: something was changed, and is not as it should be
-	refuses      // ends it: nothing was changed
-	fails        // ends it: refused, or in doubt while an earlier call is
-	doubts       // ends it in doubt, for whoever resumes the run
+	finishes     // ends the step: everything is as it should be
+	leaves       // ends it as partial: something was changed and is not as it should be
+	refuses      // ends it as refused: nothing was changed
+	fails        // ends it as refused, or as in doubt while an earlier call is
+	doubts       // ends it as in doubt, to be settled when the run is resumed
 )
 
-// decide says what to do about a step when that is what is there; nil: nothing. Searched says that it was searched for already,
-// waited that it has had all the time to become ready that the step has.
+// decide returns what to do about a step, given what is there; nil: nothing. Searched means that the thing was already searched
+// for, waited that it has had all the time that the step has to become ready.
 func (k *known) decide(have *providers.Thing, searched, waited bool) verdict {
 	blind := k.traits.Create == providers.Blind
 	switch {
@@ -88,8 +88,8 @@ func (k *known) decide(have *providers.Thing, searched, waited bool) verdict {
 	return k.conclude(have)
 }
 
-// collides says what to do about a create when its id is said to be taken, and that is what is found there: what an earlier attempt
-// made, something of somebody else's, or nothing, for a thing that was deleted long ago had the id, and it cannot be used again.
+// collides returns what to do about a create whose id is reported as taken, given what is found there: the result of an earlier
+// attempt, somebody else's thing, or nothing, because a thing deleted long ago had the id and it cannot be reused.
 func (k *known) collides(have *providers.Thing, cause error) verdict {
 	switch {
 	case have != nil && k.ours(have):
@@ -99,10 +99,10 @@ func (k *known) collides(have *providers.Thing, cause error) verdict {
 	case k.traits.Burned && k.traits.ID == "":
 		return verdict{do: reincarnates}
 	}
-	return verdict{do: fails, why: cause} // a name is taken by something else
+	return verdict{do: fails, why: cause} // the name is taken by something else
 }
 
-// conclude compares what is there right before a call, or after one that was refused, with what the call expects.
+// conclude compares what is there right before a call, or after a refused one, with what the call expects.
 func (k *known) conclude(have *providers.Thing) verdict {
 	here := have != nil && have.Phase != providers.Leaving
 	var taken []string
@@ -150,7 +150,7 @@ func (k *known) conclude(have *providers.Thing) verdict {
 			return verdict{do: awaits}
 		case k.half(have), k.later(have):
 		case k.unsure && k.ours(have):
-			return verdict{do: leaves, why: k.conflict("it was created, but differs: " + strings.Join(k.unmet(have), ", "))} // as others left it
+			return verdict{do: leaves, why: k.conflict("it was created, but differs: " + strings.Join(k.unmet(have), ", "))} // it is as others left it
 		default:
 			return verdict{do: fails, why: &providers.Error{Op: "create", Ref: k.step.Ref, Class: providers.Exists, Err: errors.New("it is there already and was not made by this step")}}
 		}
@@ -162,7 +162,7 @@ func (k *known) conclude(have *providers.Thing) verdict {
 			return verdict{do: fails, why: k.conflict(errTaken)}
 		case len(k.unmet(have)) == 0:
 			return verdict{do: awaits}
-		case len(taken) > 0: // what is there now is not how the step left it
+		case len(taken) > 0: // what is there now is not what the step left
 			return verdict{do: leaves, why: k.conflict("somebody has changed " + strings.Join(taken, ", ") + " since the run did")}
 		case k.unsure:
 		case k.name != "" && have.Name != k.unnamed:
@@ -178,12 +178,12 @@ func (k *known) renamed(have *providers.Thing) error {
 	return k.conflict(fmt.Sprintf("it is called %q since the plan was made", have.Name))
 }
 
-// errTaken is why a thing is left alone that bears another mark than it did.
+// errTaken is why a thing whose mark has changed is left alone.
 const errTaken = "it changed hands since the plan was made"
 
-// half reports whether a create that broke off has made a part of the thing, and the rest is a change that can be made in
-// place. It is made then, in the same step: what is healthy need not go because a far side was away for a moment. A value that
-// is there and is another one is no part of ours.
+// half reports whether an interrupted create has made a part of the thing, and the rest can be changed in place. The same step
+// then changes it: a healthy thing need not be deleted because the far side was unavailable for a moment. A value that is
+// there but differs is not a part of ours.
 func (k *known) half(have *providers.Thing) bool {
 	if k.action != plan.Create || !k.unsure || have == nil || have.Phase == providers.Leaving || have.Phase == providers.Failed || !k.ours(have) {
 		return false
@@ -197,7 +197,7 @@ func (k *known) half(have *providers.Thing) bool {
 	})
 }
 
-// later reports whether what is there, made or changed by this step, lacks nothing but what can be asked for only once all
+// later reports whether what this step made or changed lacks only fields that can be set once everything
 // else is done.
 func (k *known) later(have *providers.Thing) bool {
 	if len(k.traits.Later) == 0 || !k.unsure && !k.sent || k.action == plan.Delete || have == nil || have.Phase == providers.Leaving || have.Phase == providers.Failed || !k.ours(have) {
@@ -209,8 +209,8 @@ func (k *known) later(have *providers.Thing) bool {
 	})
 }
 
-// unsettled reports whether what is seen after a call of unknown outcome does not tell what came of it: a create has made a
-// part, and may make the rest yet; an update shows what the far side may have brought about by itself. Nothing is concluded
+// unsettled reports whether what is observed after a call of unknown outcome leaves open what the call did: a create has
+// made a part and may still make the rest; an update shows what the far side may have done by itself. Nothing is concluded
 // from it while the call may still have its effect.
 func (k *known) unsettled(have *providers.Thing) bool {
 	if have == nil || have.Phase == providers.Leaving || k.doubt.IsZero() {
@@ -219,7 +219,7 @@ func (k *known) unsettled(have *providers.Thing) bool {
 	switch k.action {
 	case plan.Create:
 		return k.ours(have) && len(k.unmet(have)) > 0
-	case plan.Delete: // what others have changed is not deleted again, and may be gone yet
+	case plan.Delete: // what others have changed is not deleted again, but may still go
 		return len(k.taken(have)) > 0
 	case plan.Update:
 		return slices.ContainsFunc(k.step.Changes, func(c diff.Change) bool { return slices.Contains(k.traits.Itself, c.Field()) })
@@ -227,7 +227,7 @@ func (k *known) unsettled(have *providers.Thing) bool {
 	return false
 }
 
-// ours reports whether a thing found under our id was made by us. An id that we chose says so by itself.
+// ours reports whether a thing found under our id was made by us. An id that we chose is proof enough.
 func (k *known) ours(have *providers.Thing) bool {
 	if k.traits.ID == "" {
 		return true
@@ -235,7 +235,7 @@ func (k *known) ours(have *providers.Thing) bool {
 	if k.traits.Mark {
 		return have.Mark == k.mark
 	}
-	switch { // nothing tells but what it is like
+	switch { // only its spec can show it
 	case k.action == plan.Create:
 		return (k.unsure || k.called) && len(k.unmet(have)) == 0
 	case k.lost:
@@ -244,7 +244,7 @@ func (k *known) ours(have *providers.Thing) bool {
 	return k.unsure
 }
 
-// stranger reports whether a thing is no longer whose it was when the plan was made, nor ours.
+// stranger reports whether a thing no longer bears the mark that it had when the plan was made, nor ours.
 func (k *known) stranger(have *providers.Thing) bool {
 	mine := providers.Mark{Site: k.site, Ref: k.step.Ref, Incarnation: max(k.incarnation, 1)}
 	return k.traits.Mark && have.Mark != k.step.Mark && have.Mark != mine

@@ -13,18 +13,18 @@ import (
 	"converge.dev/converge/state"
 )
 
-// When a site or a node is held although the run did what it promises.
+// Limits beyond which a site or a node is held although the run did what it promises.
 const (
-	failedRuns   = 3 // that failed
+	failedRuns   = 3 // failed runs that hold the site
 	failedWithin = time.Hour
-	heldNodes    = 5 // that are held: more than these
+	heldNodes    = 5 // held nodes: more than these hold the site
 	heldWithin   = 30 * time.Minute
-	smallWave    = 5  // a wave of fewer steps says nothing about the rest
+	smallWave    = 5  // a wave with fewer steps says nothing about the rest
 	failedShare  = 20 // percent of the steps of one wave: more than these
 )
 
-// end closes the run. A partial end holds what is not as it should be; a run that did not reach its desired state holds
-// that revision of the document, so that nobody tries it again unseen; the other holds of the run are released.
+// end closes the run. A partial run holds what is not as it should be; a run that did not reach its desired state holds
+// that revision of the document, so that it is not tried again unnoticed; the other holds of the run are released.
 func (r *run) end(status state.RunStatus, ds []event.Difference, failure *failure) (state.Run, []event.Difference, error) {
 	if done, all := r.finished(), len(r.Plan.Steps); status == state.RunApplied && done < all {
 		return r.leave(fmt.Errorf("run %s cannot be called applied: %d of %d steps are done, and the others were never started", r.Run.ID, done, all))
@@ -88,7 +88,7 @@ func (r *run) holds(now time.Time, ds []event.Difference, held []state.Hold) ([]
 		for _, d := range ds {
 			scopes[d.Ref.Scope]++
 		}
-		if scopes[schema.ScopeSite] > 0 || len(ds) == 0 { // what the site has, nodes rest on
+		if scopes[schema.ScopeSite] > 0 || len(ds) == 0 { // nodes depend on what the site has
 			scopes = map[string]int{schema.ScopeSite: len(ds)}
 		}
 		nodes := slices.Collect(maps.Keys(scopes))
@@ -113,7 +113,7 @@ func (r *run) holds(now time.Time, ds []event.Difference, held []state.Hold) ([]
 		}
 	}
 	n, err := r.failures(now)
-	if err != nil { // the end of this run does not hang on a damaged record of another, or of what a person did
+	if err != nil { // a damaged record of another run, or of what a person did, must not keep this run from ending
 		hold(schema.ScopeSite, "", "how many runs failed within %s cannot be known: %v", failedWithin, err)
 	}
 	if n >= failedRuns {
@@ -123,10 +123,11 @@ func (r *run) holds(now time.Time, ds []event.Difference, held []state.Hold) ([]
 	return holds, nil
 }
 
-// failures counts the runs that failed lately, this one included, since somebody last released a hold: he has seen them.
+// failures counts the recent failed runs, including this one, since somebody last released a hold: that person has seen
+// the earlier ones.
 func (r *run) failures(now time.Time) (int, error) {
 	if r.Run.Message == "" {
-		return 0, nil // undone because somebody wanted it
+		return 0, nil // undone on request
 	}
 	runs, err := r.Store.Runs(r.effects)
 	if err != nil {

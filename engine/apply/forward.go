@@ -19,21 +19,21 @@ type failure struct {
 	err  error
 }
 
-// A result is what a worker reports about one step.
+// A result is a worker's report about one step.
 type result struct {
 	step    *plan.Step
 	outcome journal.Record
-	id      string // the external id in the end; a create may have had to take another
+	id      string // the final external id; a create may have had to take another
 	err     error  // nil when the step is done
-	fatal   error  // the journal could not be written, or the lock was lost: nothing more may be done
-	shut    error  // why it was not even begun: its provider is away
+	fatal   error  // the journal could not be written, or the lock was lost: the run must stop
+	shut    error  // why it was not begun: its provider is unavailable
 	took    time.Duration
 
 	attempts int // intents so far
 }
 
 // forward carries out the steps that are not done: first all that can be undone, then the rest. It returns the first
-// failure; an error means that the run cannot go on and is open.
+// failure; an error means that the run cannot go on and stays open.
 func (r *run) forward(ctx context.Context) (*failure, error) {
 	p := r.Plan
 	needs := p.Needs()
@@ -53,8 +53,8 @@ func (r *run) forward(ctx context.Context) (*failure, error) {
 	return r.walk(ctx, graph.NewSchedule(needs, after, p.Stage), false, failed)
 }
 
-// walk runs a schedule, forward or as an undo, as many steps at the same time as there are [turns]. What needs a failed step
-// is not started; what does not is, when undoing or when OnFailure is Continue. It returns the first failure.
+// walk runs a schedule, forward or as an undo, with as many concurrent steps as there are [turns]. Steps that need a failed
+// step are not started; the others are, when undoing or when OnFailure is Continue. It returns the first failure.
 func (r *run) walk(ctx context.Context, s *graph.Schedule, undo bool, failed *failure) (*failure, error) {
 	var fatal error
 	goOn := undo || r.OnFailure == Continue
@@ -71,7 +71,7 @@ func (r *run) walk(ctx context.Context, s *graph.Schedule, undo bool, failed *fa
 		for !stopped && len(r.flying) < r.turns.most() && r.turns.try() {
 			step := r.next(s, undo)
 			if step == nil {
-				<-r.turns.taken // nobody waits for it
+				<-r.turns.taken // nothing waits for it
 				break
 			}
 			r.start(step, undo)
@@ -146,7 +146,7 @@ func (r *run) walk(ctx context.Context, s *graph.Schedule, undo bool, failed *fa
 	return failed, nil
 }
 
-// stop lets the steps in flight drop what they wait for.
+// stop makes the steps in flight stop waiting.
 func (r *run) stop(ctx context.Context) {
 	select {
 	case <-r.halt:
@@ -156,7 +156,7 @@ func (r *run) stop(ctx context.Context) {
 	}
 }
 
-// next returns the step that is to be started now; nil when there is none. Those that wait for their provider are not.
+// next returns the step to start now; nil when there is none. Steps that wait for their provider are passed over.
 func (r *run) next(s *graph.Schedule, undo bool) *plan.Step {
 	if step := r.gate.pop(); step != nil {
 		return step
@@ -181,13 +181,13 @@ func (r *run) provider(s *plan.Step) *providers.Provider {
 	return p
 }
 
-// tooMany reports whether too many steps of a wave have failed for the rest to be tried, and how many the wave has.
+// tooMany reports whether too many steps of a wave have failed to try the rest, and returns the size of the wave.
 func (r *run) tooMany(wave int) (size int, many bool) {
 	size = r.waves[wave]
 	return size, size >= smallWave && r.failed[wave]*100 > failedShare*size
 }
 
-// ready reports whether all that a step needs is done; beyond the point of no return, some of it may have failed before.
+// ready reports whether everything that a step needs is done; beyond the point of no return, some of it may have failed before.
 func (r *run) ready(i int) bool {
 	for _, n := range r.Plan.Steps[i].Needs {
 		if !r.sum.Forward[n].Finished() {
@@ -197,10 +197,10 @@ func (r *run) ready(i int) bool {
 	return true
 }
 
-// heartbeat is how often the world is told that a step is still running.
+// heartbeat is how often an event reports that a step is still running.
 const heartbeat = 10 * time.Second
 
-// start hands a step, with the turn that was taken for it, to a worker, who begins if the step's provider is not away.
+// start hands a step, with the turn that was taken for it, to a worker, which begins unless the step's provider is unavailable.
 // Everything that the worker needs of the run is looked up here.
 func (r *run) start(s *plan.Step, undo bool) {
 	r.flying[s] = time.Now()
@@ -220,7 +220,7 @@ func (r *run) start(s *plan.Step, undo bool) {
 	}()
 }
 
-// wait lets a step wait until its provider is there, in nobody's way. The first one that waits for a provider says why.
+// wait lets a step wait for its provider without blocking others. The first step that waits for a provider reports why.
 func (r *run) wait(s *plan.Step, undo bool, why error, stop <-chan struct{}) {
 	p := r.provider(s)
 	r.gate.told[s] = true
@@ -237,7 +237,7 @@ func (r *run) wait(s *plan.Step, undo bool, why error, stop <-chan struct{}) {
 	}()
 }
 
-// leaveWaiting says of the steps that still wait at the end of the walk, and were said to start, that they did not.
+// leaveWaiting reports that the steps which were announced as started, and still wait at the end of the walk, did not begin.
 func (r *run) leaveWaiting(undo bool) {
 	for step := r.gate.pop(); step != nil; step = r.gate.pop() {
 		if r.gate.told[step] {
@@ -247,7 +247,7 @@ func (r *run) leaveWaiting(undo bool) {
 	clear(r.gate.told)
 }
 
-// settle takes a worker's report into the run's account and tells the world.
+// settle takes a worker's report into the run's state and emits its events.
 func (r *run) settle(res result, undo bool) {
 	at := &r.sum.Forward[res.step.ID]
 	if undo {

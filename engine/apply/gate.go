@@ -11,28 +11,28 @@ import (
 	"converge.dev/converge/providers"
 )
 
-// A gate holds steps back while the far side of their provider is away. Begun, they would fail one after the other,
-// and what was done would be undone, in vain too. Steps that have begun are not its business: they have to find out what
-// came of their calls. Those that wait take no part in what may be done at the same time, so that the rest of the site
-// goes on; for each provider one goroutine asks whether it is there again.
+// A gate holds steps back while the far side of their provider is unavailable. If begun, they would fail one after the
+// other, and what was done would be undone, also in vain. Steps that have begun are not its business: they have to find
+// out what their calls did. Waiting steps take no turn, so that the rest of the site goes on; for each provider one
+// goroutine checks whether it is available again.
 type gate struct {
 	mu   sync.Mutex
-	down map[*providers.Provider]time.Time // since when, for those that are
+	down map[*providers.Provider]time.Time // since when each unavailable provider has been down
 
-	// Owned by the run's goroutine.
+	// The following are owned by the run's goroutine.
 	waiting map[*providers.Provider][]*plan.Step
-	ready   []*plan.Step        // waited, and are to be started before others
-	told    map[*plan.Step]bool // wait, or have waited, and were said to start
+	ready   []*plan.Step        // have waited, and are started before others
+	told    map[*plan.Step]bool // wait, or have waited, and were announced as started
 	opened  chan opening
 }
 
-// An opening is the end of waiting for a provider: its steps may begin, or with an error, the run stops before.
+// An opening ends the wait for a provider: its steps may begin or, with an error, the run stopped first.
 type opening struct {
 	provider *providers.Provider
 	err      error
 }
 
-// errNotBegun is what becomes of a step that waited until the run stopped.
+// errNotBegun is the error of a step that waited until the run stopped.
 var errNotBegun = errors.New("it was not begun: the run stopped before its provider was there")
 
 func newGate() *gate {
@@ -42,10 +42,10 @@ func newGate() *gate {
 	}
 }
 
-// shut lets a step be the first that waits for its provider.
+// shut makes a step the first that waits for its provider.
 func (g *gate) shut(s *plan.Step, p *providers.Provider) { g.waiting[p] = []*plan.Step{s} }
 
-// join lets a step wait where others of its provider wait already; it reports whether any do.
+// join lets a step wait when others already wait for its provider, and reports whether any do.
 func (g *gate) join(s *plan.Step, p *providers.Provider) bool {
 	steps, shut := g.waiting[p]
 	if shut {
@@ -70,7 +70,7 @@ func (g *gate) pop() *plan.Step {
 	return s
 }
 
-// ask returns why a step of the provider may not begin; nil when it may.
+// ask returns why steps of the provider may not begin; nil when they may.
 func (g *gate) ask(ctx context.Context, p *providers.Provider, patience time.Duration) error {
 	if p == nil || p.Health == nil {
 		return nil
@@ -82,8 +82,8 @@ func (g *gate) ask(ctx context.Context, p *providers.Provider, patience time.Dur
 	return fmt.Errorf("%s in scope %s is away: %w", p.Name, p.Scope, down)
 }
 
-// pass waits until steps of the provider may begin. It is patient for Retry.Within in one run, however many steps wait, and
-// then lets the steps find out. It fails when the run stops meanwhile.
+// pass waits until steps of the provider may begin. It waits for at most Retry.Within in one run, however many steps wait,
+// and then lets the steps try. It fails when the run stops meanwhile.
 func (g *gate) pass(ctx context.Context, p *providers.Provider, retry Retry, stop <-chan struct{}, why error, say func(error)) error {
 	for next := retry.polls(); why != nil; {
 		say(why)
@@ -101,7 +101,7 @@ func (g *gate) pass(ctx context.Context, p *providers.Provider, retry Retry, sto
 	return nil
 }
 
-// over reports whether nobody has to wait: the provider is not down, or has been for too long.
+// over reports whether waiting is over: the provider is not down, or has been down for too long.
 func (g *gate) over(p *providers.Provider, down error, patience time.Duration) bool {
 	g.mu.Lock()
 	defer g.mu.Unlock()

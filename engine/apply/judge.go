@@ -9,7 +9,7 @@ import (
 	"converge.dev/converge/state"
 )
 
-// judge compares what is there with what the call expects. Over means that no call is to be made.
+// judge compares what is there with what the call expects. Over means that no call is made.
 func (w *worker) judge(ctx context.Context, have *providers.Thing) (res result, over bool) {
 	if err := w.recall(ctx, have); err != nil {
 		return w.failed(err), true
@@ -17,7 +17,7 @@ func (w *worker) judge(ctx context.Context, have *providers.Thing) (res result, 
 	return w.follow(ctx, w.conclude(have))
 }
 
-// recall reads what is recorded of a thing that is to be deleted because its create is undone.
+// recall reads the record of a thing that is to be deleted because its create is undone.
 func (w *worker) recall(ctx context.Context, have *providers.Thing) error {
 	if !w.undo || w.action != plan.Delete || have == nil {
 		return nil
@@ -34,7 +34,7 @@ func (w *worker) recall(ctx context.Context, have *providers.Thing) error {
 	return nil
 }
 
-// follow does what was decided, as far as that is no call. Over means that no call is to be made.
+// follow carries out a verdict other than to make a call. Over means that no call is made.
 func (w *worker) follow(ctx context.Context, v verdict) (res result, over bool) {
 	switch v.do {
 	case awaits:
@@ -53,8 +53,8 @@ func (w *worker) follow(ctx context.Context, v verdict) (res result, over bool) 
 	return result{}, false
 }
 
-// collide resolves a create whose id is said to be taken: by an earlier attempt of ours, by somebody else, or by a thing
-// that was deleted long ago and whose id cannot be used again.
+// collide resolves a create whose id is reported as taken: by an earlier attempt of ours, by somebody else, or by a
+// thing that was deleted long ago and whose id cannot be reused.
 func (w *worker) collide(ctx context.Context, cause error) (result, bool) {
 	have, err := w.lookFor(ctx) // what was made a moment ago may not be listed yet
 	if err != nil {
@@ -78,9 +78,9 @@ func (w *worker) collide(ctx context.Context, cause error) (result, bool) {
 	return result{}, false
 }
 
-// lookAgain settles a refusal that says that the thing is not what the call expected.
+// lookAgain settles a call that was refused because the thing was not what the call expected.
 func (w *worker) lookAgain(ctx context.Context, cause error) (result, bool) {
-	if w.action == plan.Create { // what it refers to is not there
+	if w.action == plan.Create { // what it refers to does not exist
 		return w.refused(ctx, cause, nil), true
 	}
 	have, err := w.see(ctx)
@@ -88,7 +88,7 @@ func (w *worker) lookAgain(ctx context.Context, cause error) (result, bool) {
 		return w.failed(err), true
 	}
 	if w.action == plan.Update && have != nil && w.before != nil && have.Spec.Digest() == w.before.Digest() {
-		return result{}, false // only the token moved: the same change, with the new one
+		return result{}, false // only the version token changed: the same change again, with the new token
 	}
 	if res, over := w.judge(ctx, have); over {
 		return res, true

@@ -11,12 +11,13 @@ import (
 	"converge.dev/converge/schema"
 )
 
-// taken lists what others have made, since the step began, of what its next call would change: that is not written over. Once
-// a call was made, by the step or by what it undoes, a thing may be as it was, as it is to be, or have a part of either, or of
-// neither; another value is somebody else's. What they changed beside what is undone is no matter of the call: it stays.
+// taken lists the paths that the next call would change and that others have changed since the step began: they are not
+// overwritten. Once a call was made, by the step or by what it undoes, a value may be the old one, the new one, a part of
+// either, or absent; any other value is somebody else's. Changes that others made beside what is undone do not concern the
+// call: they stay.
 func (k *known) taken(have *providers.Thing) (paths []string) {
 	if !k.unsure || k.before == nil || k.action == plan.Create {
-		return nil // it must be as the plan saw it, or is looked at as a whole
+		return nil // it must be as the plan saw it, or is compared as a whole
 	}
 	if k.name != "" && have.Name != k.name && have.Name != k.unnamed {
 		paths = append(paths, plan.NamePath)
@@ -34,13 +35,13 @@ func (k *known) taken(have *providers.Thing) (paths []string) {
 	if k.undo {
 		is = pick(is, k.touched)
 		changed, left = diff.Compare(k.kind, from, is, to, k.ignore, same), diff.Compare(k.kind, to, is, from, k.ignore, same)
-	} else { // the call says all that the thing is to have: nothing, when it is to be deleted
+	} else { // the call states everything that the thing should have: nothing, when it is deleted
 		changed, left = diff.Compare(k.kind, is, from, nil, k.ignore, same), diff.Compare(k.kind, is, to, nil, k.ignore, same)
 	}
-	begun := k.seen == "" || k.called // and may have taken away what it was to change
+	begun := k.seen == "" || k.called // and may have removed what it was to change
 	for _, c := range changed {
 		absent := k.undo && c.Before == nil || !k.undo && c.After == nil
-		ours := begun && (absent || k.halfway(c, from, to)) || slices.Contains(k.traits.Itself, c.Field()) // the far side's own doing is nobody's
+		ours := begun && (absent || k.halfway(c, from, to)) || slices.Contains(k.traits.Itself, c.Field()) // what the far side does by itself counts as nobody's
 		if !ours && slices.ContainsFunc(left, func(l diff.Change) bool { return l.Path == c.Path }) {
 			paths = append(paths, c.Path)
 		}
@@ -48,8 +49,8 @@ func (k *known) taken(have *providers.Thing) (paths []string) {
 	return paths
 }
 
-// halfway reports whether what is there at a path is an element of what the call changes from or to, under another key: it is
-// there for as long as both stand side by side.
+// halfway reports whether the value at a path is an element of what the call changes from or to, under another key: it exists
+// for as long as both are there side by side.
 func (k *known) halfway(c diff.Change, specs ...schema.Object) bool {
 	f := k.kind.Field(c.Field())
 	is, beside := c.Before.(map[string]any)
@@ -70,8 +71,8 @@ func (k *known) halfway(c diff.Change, specs ...schema.Object) bool {
 	})
 }
 
-// altered lists what others have made, since the step made it, of a thing that is to be deleted because the step is undone: that
-// would go with it. Of a step that did not come to its end a part may be missing.
+// altered lists what others have changed in a thing, since the step made it, that is to be deleted because the step is undone:
+// their changes would be lost with it. When the step did not finish, a part may be missing.
 func (k *known) altered(have *providers.Thing) (paths []string) {
 	if k.finished && k.traits.Mark && have.Mark != k.mark {
 		paths = append(paths, "its mark")
@@ -84,7 +85,7 @@ func (k *known) altered(have *providers.Thing) (paths []string) {
 	}
 	same := func(_, id string) string { return id }
 	itself := k.traits.Itself
-	if !k.finished { // what comes later may be as the far side made it
+	if !k.finished { // fields that are set later may be as the far side made them
 		itself = slices.Concat(itself, k.traits.Later)
 	}
 	is := sealed.Assume(k.kind, diff.Assume(have.Spec, have.Unfilled, k.made), k.made)
@@ -105,18 +106,18 @@ func (k *known) altered(have *providers.Thing) (paths []string) {
 	return paths
 }
 
-// missed lists what is not as it must be afterwards.
+// missed lists what is not yet as it must be afterwards.
 func (k *known) missed(have *providers.Thing) []diff.Change {
 	same := func(_, id string) string { return id }
 	known := k.dropped
-	if k.sent || k.action == plan.Create { // what our create made was made with all that it sent
+	if k.sent || k.action == plan.Create { // what our create made has everything that it sent
 		known = k.stated
 	}
 	spec := sealed.Assume(k.kind, diff.Assume(have.Spec, have.Unfilled, known), known)
 	return diff.Compare(k.kind, k.stated, spec, k.dropped, k.ignore, same)
 }
 
-// unmet lists the paths of that.
+// unmet lists the paths of what [known.missed] lists.
 func (k *known) unmet(have *providers.Thing) []string {
 	changes := k.missed(have)
 	paths := make([]string, len(changes))

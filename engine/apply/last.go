@@ -16,12 +16,12 @@ import (
 	"converge.dev/converge/state"
 )
 
-// conclude ends a run of which every step is done: it is applied when a last look finds everything as the steps left it. A
-// far side that restarted empty meanwhile took no step back, and yet nothing is as planned. What is not leaves the run
-// partial; nothing is undone, for nothing that the run did went wrong.
+// conclude ends a run whose steps are all done: it is applied when a last look finds everything as the steps left it. A
+// far side that has restarted empty since then undid no step, and yet nothing is as planned. Anything that differs makes
+// the run partial; nothing is undone, because nothing that the run did went wrong.
 func (r *run) conclude(ctx context.Context) (state.Run, []event.Difference, error) {
 	if r.finished() < len(r.Plan.Steps) {
-		return r.end(state.RunApplied, nil, nil) // which says that it cannot be
+		return r.end(state.RunApplied, nil, nil) // which reports why it cannot be
 	}
 	things, ds, err := r.last(ctx)
 	if err == nil {
@@ -42,14 +42,14 @@ func (r *run) conclude(ctx context.Context) (state.Run, []event.Difference, erro
 		"all %d steps were done, and at the last look %d of %d things were not as planned any more. To look again, resume the run; to make them anew, release the holds and plan again", len(r.Plan.Steps), len(ds), things)})
 }
 
-// last looks once more at everything that the steps left, by ids and kind by kind: in as few calls as there are kinds, and
-// where a list may lag or a thing be at work on itself for as long as its step would have waited.
+// last observes once more everything that the steps left, by ids and kind by kind: in as few calls as there are kinds.
+// Where a list may lag, or a thing may change by itself, it waits for as long as the step would have waited.
 func (r *run) last(ctx context.Context) (things int, ds []event.Difference, err error) {
 	if err := failpoint.At("verify.before"); err != nil {
 		return 0, nil, err
 	}
 	over, halt := make(chan struct{}), make(chan struct{})
-	go func() { // an interrupt drops what is only waited for
+	go func() { // an interrupt ends all waiting
 		defer close(halt)
 		select {
 		case <-r.halt:
@@ -60,7 +60,7 @@ func (r *run) last(ctx context.Context) (things int, ds []event.Difference, err 
 	}()
 	defer func() { close(over); <-halt }()
 
-	left := map[plan.Place]map[string]*worker{} // of several steps for one thing the last one says how it is
+	left := map[plan.Place]map[string]*worker{} // of several steps for one thing, the last one decides how it should be
 	for i := range r.Plan.Steps {
 		s := &r.Plan.Steps[i]
 		if s.Action == plan.Forget {
@@ -102,7 +102,7 @@ func (r *run) last(ctx context.Context) (things int, ds []event.Difference, err 
 	return things, ds, err
 }
 
-// lastOf looks at things of one kind in one scope, by their ids.
+// lastOf observes things of one kind in one scope, by their ids.
 func (r *run) lastOf(left map[string]*worker, halt <-chan struct{}) (ds []event.Difference, err error) {
 	defer func() {
 		if p := recover(); p != nil {
@@ -152,7 +152,7 @@ func (r *run) lastOf(left map[string]*worker, halt <-chan struct{}) (ds []event.
 	}
 }
 
-// amiss says how a thing is not as its step left it; empty when it is.
+// amiss returns how a thing differs from what its step left; empty when it does not.
 func (w *worker) amiss(have *providers.Thing) string {
 	here := have != nil && have.Phase != providers.Leaving
 	switch {
@@ -177,7 +177,7 @@ func (w *worker) amiss(have *providers.Thing) string {
 	return "it is not as planned any more: " + strings.Join(unmet, ", ")
 }
 
-// passes reports whether a thing that is not as its step left it may be so yet.
+// passes reports whether a thing that differs from what its step left may still become so.
 func (w *worker) passes(have *providers.Thing) bool {
 	return w.traits.Eventual || have != nil && have.Phase == providers.Pending
 }

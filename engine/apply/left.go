@@ -14,11 +14,12 @@ import (
 	"converge.dev/converge/state"
 )
 
-// longestLeft is how long the end of a run waits for a look that it can do without.
+// longestLeft is how long the end of a run waits for an observation that it can do without.
 const longestLeft = time.Minute
 
-// Unsettled returns what a run, by its journal, has not brought to its end, forward or back: the resources of steps that changed
-// something and are not done; and what refers to one that is replaced so far that its name means another thing by now.
+// Unsettled returns what a run has not finished, forward or back, according to its journal: the resources of steps that changed
+// something and are not done, and what refers to a resource whose replacement has got so far that its name now means another
+// thing.
 func Unsettled(p *plan.Plan, sum *journal.Replay) map[schema.Ref]bool {
 	refs, halfway := map[schema.Ref]bool{}, map[schema.Ref]bool{}
 	for i := range p.Steps {
@@ -41,8 +42,8 @@ func Unsettled(p *plan.Plan, sum *journal.Replay) map[schema.Ref]bool {
 	return refs
 }
 
-// left remembers, when a run ends partial, how the things are that it did not settle: what differs later from that is not its
-// doing. What cannot be seen keeps the record that it has, and so does what was not undone because of what others made of it:
+// left records, when a run ends partial, the state of the things that it did not settle: later differences from that are not
+// its doing. What cannot be observed keeps its record, and so does what was not undone because others had changed it:
 // that is drift.
 func (r *run) left() error {
 	byPlace := map[plan.Place][]state.Record{}
@@ -54,7 +55,7 @@ func (r *run) left() error {
 			continue
 		}
 		delete(unsettled, s.Ref)
-		if undo := r.sum.Undo[i]; r.sum.Forward[i].Finished() && undo.Spared() { // the record says how the step left it
+		if undo := r.sum.Undo[i]; r.sum.Forward[i].Finished() && undo.Spared() { // the record holds what the step left
 			continue
 		}
 		rec, err := r.Store.Record(r.effects, s.Ref)

@@ -13,17 +13,17 @@ import (
 // A Look reads things of a kind once.
 type Look func(ctx context.Context) ([]providers.Thing, error)
 
-// All is the look at all things of a kind.
+// All returns the look at all things of a kind.
 func All(k providers.Kind) Look {
 	return func(ctx context.Context) ([]providers.Thing, error) { return providers.Collect(k.List(ctx)) }
 }
 
-// Some is the look at the things with the given ids.
+// Some returns the look at the things with the given ids.
 func Some(k providers.Kind, ids ...string) Look {
 	return func(ctx context.Context) ([]providers.Thing, error) { return k.Get(ctx, ids) }
 }
 
-// Again looks again and again while that fails in ways that may pass.
+// Again repeats the look while it fails in ways that may pass.
 func (look Look) Again(ctx context.Context, r Retry) (things []providers.Thing, err error) {
 	r = r.defaults()
 	policy := r.calls("look")
@@ -35,29 +35,29 @@ func (look Look) Again(ctx context.Context, r Retry) (things []providers.Thing, 
 	return things, err
 }
 
-// passing reports whether a look that failed may succeed later. Looking has no effect, so an unknown outcome is no reason
-// not to look again.
+// passing reports whether a failed look may succeed later. Looking has no effect, so it may be repeated even after an
+// unknown outcome.
 func passing(err error) bool {
 	class := providers.ClassOf(err)
 	return class.Retryable() || class == providers.Unknown
 }
 
-// An unreachable error ends a step, and leaves its run open, because the far side could not be seen for as long as the step
-// had time. It says nothing about what is there, so nothing is undone because of it.
+// An unreachable error ends a step, and leaves its run open, because the far side could not be observed in all the time
+// that the step had. It says nothing about what is there, so nothing is undone because of it.
 type unreachable struct{ error }
 
 func (u unreachable) Unwrap() error { return u.error }
 
-// errDropped is why a step stopped waiting. What came of its call is found out by whoever continues the run.
+// errDropped is why a step stopped waiting. What its call did is found out when the run is continued.
 var errDropped = fmt.Errorf("%w: it is no longer waited for", ErrInterrupted)
 
-// longestLook is between two looks while the far side cannot be seen.
+// longestLook is the longest pause between two looks while the far side cannot be observed.
 const longestLook = 10 * time.Second
 
-// patient looks for something that waits for what is seen. As long as that fails in ways that may pass it goes
-// on until the time of ctx is over: a far side that restarts is no reason to undo what is healthy. It then fails as
-// unreachable. Away says that some looks failed so: whoever waits has lost that time. Key spreads the looks of those who wait
-// at the same time, and wait pauses between them.
+// patient looks on behalf of a caller that waits for the result. While the look fails in ways that may pass, it is repeated
+// until ctx expires, and then fails as unreachable: a far side that restarts is no reason to undo what is healthy. Away
+// reports that some looks failed so, which cost the caller that time. Key spreads the looks of concurrent waiters, and wait
+// pauses between them.
 func (look Look) patient(ctx context.Context, r Retry, key string, wait func(context.Context, time.Duration) error, say func(string)) (things []providers.Thing, away bool, err error) {
 	next := r.calls(key).Pauses()
 	for try := 1; ; try++ {
@@ -74,7 +74,7 @@ func (look Look) patient(ctx context.Context, r Retry, key string, wait func(con
 	}
 }
 
-// timedOut is why a pause ended early: the run is to stop, the lock was lost, or the time of the step is over and the far
+// timedOut returns why a pause ended early: the run is to stop, the lock was lost, or the step has timed out and the far
 // side was silent to the end, as cause says.
 func timedOut(perr, cause error) error {
 	if errors.Is(perr, context.DeadlineExceeded) {
@@ -83,7 +83,7 @@ func timedOut(perr, cause error) error {
 	return perr
 }
 
-// pause waits, unless the run is asked to stop: what is only waited for can be dropped at once.
+// pause waits, unless the run is asked to stop: a mere wait can end at once.
 func pause(ctx context.Context, d time.Duration, halt <-chan struct{}) error {
 	t := time.NewTimer(d)
 	defer t.Stop()
@@ -97,15 +97,15 @@ func pause(ctx context.Context, d time.Duration, halt <-chan struct{}) error {
 	}
 }
 
-// until is pause for those who wait with no turn.
+// until is pause for a caller that holds no turn.
 func until(halt <-chan struct{}) func(context.Context, time.Duration) error {
 	return func(ctx context.Context, d time.Duration) error { return pause(ctx, d, halt) }
 }
 
-// errAway is why a step that lost time to an outage has none left.
+// errAway is why a step that lost time to an outage ran out of time.
 var errAway = errors.New("the far side was away for much of the time that there was")
 
-// idle waits as [pause] does, and gives the step's turn to others meanwhile if it may.
+// idle waits as [pause] does, and gives the step's turn to others meanwhile where that is allowed.
 func (w *worker) idle(ctx context.Context, d time.Duration) error {
 	if w.turns != nil && !w.disturbs {
 		w.turns.give()
@@ -114,7 +114,7 @@ func (w *worker) idle(ctx context.Context, d time.Duration) error {
 	return pause(ctx, d, w.halt)
 }
 
-// pause waits as idle does. A step that lost time to an outage is not to blame when it has none left.
+// pause waits as idle does. A step that lost time to an outage is not to blame for running out of it.
 func (w *worker) pause(ctx context.Context, d time.Duration) error {
 	err := w.idle(ctx, d)
 	if !w.away.IsZero() {
@@ -123,7 +123,7 @@ func (w *worker) pause(ctx context.Context, d time.Duration) error {
 	return err
 }
 
-// look looks for as long as the step has time.
+// look repeats a look for as long as the step has time.
 func (w *worker) look(ctx context.Context, look Look) ([]providers.Thing, error) {
 	things, away, err := look.patient(ctx, w.retry, w.key()+"/look", w.idle, func(why string) { w.note(event.Waiting, why, 0) })
 	if away {
@@ -132,8 +132,8 @@ func (w *worker) look(ctx context.Context, look Look) ([]providers.Thing, error)
 	return things, err
 }
 
-// reached waits until the provider's far side is there again, and does what it is asked. A call that it did not even get is
-// no try, and what it has not done yet may come when it is back.
+// reached waits until the provider's far side is available again and accepts calls. A call that never reached it does not
+// count as a try, and what it has not done yet may still come when it is back.
 func (w *worker) reached(ctx context.Context) (waited bool, err error) {
 	p := w.provider
 	if p == nil || p.Health == nil {
@@ -152,8 +152,8 @@ func (w *worker) reached(ctx context.Context) (waited bool, err error) {
 	}
 }
 
-// elsewhere looks for a thing that is not to be seen under its id although it may have been made: a far side may have
-// chosen another id and not told us. Our mark tells. From then on that id is the thing's.
+// elsewhere looks for a thing that is not found under its id although it may have been made: a far side may have chosen
+// another id without reporting it. Our mark identifies it. From then on the thing has that id.
 func (w *worker) elsewhere(ctx context.Context) (*providers.Thing, error) {
 	if !w.traits.Mark {
 		return nil, nil

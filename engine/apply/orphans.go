@@ -14,7 +14,7 @@ import (
 )
 
 // A census lists whole kinds for steps that have to prove that nothing refers to what they delete. Steps that begin at
-// about the same time share a list: one that was begun later than a step is new enough for it.
+// about the same time share a list: a list that was begun after a step is new enough for it.
 type census struct {
 	mu    sync.Mutex
 	lists map[plan.Place]*list
@@ -27,8 +27,8 @@ type list struct {
 	err    error
 }
 
-// of returns all things of a place as they were at some time after since. Look belongs to no step: one that gives up does not
-// take the list from the others.
+// of returns all things of a place as they were at some time after since. Look belongs to no step: a step that gives up does
+// not cancel the list for the others.
 func (c *census) of(ctx context.Context, at plan.Place, since time.Time, look func() ([]providers.Thing, error)) ([]providers.Thing, error) {
 	c.mu.Lock()
 	l := c.lists[at]
@@ -65,7 +65,7 @@ type referrer struct {
 	gone time.Duration // how long one of it may take to go
 }
 
-// referrers returns the kinds that have to be looked at before a thing is deleted; none where the far side looks itself.
+// referrers returns the kinds that have to be checked before a thing is deleted; none where the far side checks by itself.
 func (r *run) referrers(ref schema.Ref, served providers.Served) []referrer {
 	if !served.Traits.Orphans {
 		return nil
@@ -79,7 +79,8 @@ func (r *run) referrers(ref schema.Ref, served providers.Served) []referrer {
 	return found
 }
 
-// bereft looks whether the delete would leave something behind. What is on its way out is only waited for; leaving names it.
+// bereft returns what the delete would leave with a dangling reference. Leaving names what is already being deleted, which
+// only has to be waited for.
 func (w *worker) bereft(ctx context.Context, since time.Time) (left, leaving []string, err error) {
 	for _, r := range w.referrers {
 		things, err := w.census.of(ctx, r.at, since, func() ([]providers.Thing, error) {
@@ -90,7 +91,7 @@ func (w *worker) bereft(ctx context.Context, since time.Time) (left, leaving []s
 		})
 		switch {
 		case providers.ClassOf(err) == providers.Unsupported && err != nil:
-			continue // there can be none
+			continue // none can exist
 		case err != nil:
 			return nil, nil, err
 		}
@@ -110,7 +111,7 @@ func (w *worker) bereft(ctx context.Context, since time.Time) (left, leaving []s
 	return left, leaving, nil
 }
 
-// alone waits until nothing refers to what is to be deleted. Over means that the call must not be made.
+// alone waits until nothing refers to the thing to be deleted. Over means that the call must not be made.
 func (w *worker) alone(ctx context.Context) (res result, over bool) {
 	limit, next, since := time.Now().Add(w.patience()), w.retry.polls(), time.Now()
 	for len(w.referrers) > 0 {
@@ -134,7 +135,7 @@ func (w *worker) alone(ctx context.Context) (res result, over bool) {
 	return result{}, false
 }
 
-// patience is how long what refers to a thing may take to go: as long as the slowest of the kinds says.
+// patience returns how long what refers to a thing may take to go: as long as the slowest of the kinds says.
 func (w *worker) patience() time.Duration {
 	longest := w.within()
 	for _, r := range w.referrers {
@@ -143,7 +144,7 @@ func (w *worker) patience() time.Duration {
 	return longest
 }
 
-// brief names a few of many.
+// brief lists the first few of many names.
 func brief(names []string) string {
 	const shown = 5
 	if more := len(names) - shown; more > 0 {

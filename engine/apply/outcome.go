@@ -27,7 +27,7 @@ func (w *worker) intend(action plan.Action, have *providers.Thing) error {
 	}
 	var ops []state.Op
 	if w.undo && action == plan.Create && w.action == plan.Create && w.record != nil {
-		// What is made again is remembered from here on: should nobody learn what came of it, somebody must still remove it.
+		// What is made again is recorded from here on: even if its outcome is never learned, it must still be removed.
 		ops = append(ops, w.store.RecordOp(*w.record))
 	}
 	err := w.journal.Append(w.effects, rec, ops...)
@@ -45,7 +45,7 @@ func (w *worker) recordOf(kind journal.Kind) journal.Record {
 	}
 }
 
-// finish writes that the step is done, together with what is to be remembered of the resource.
+// finish writes that the step is done, together with the new record of the resource.
 func (w *worker) finish(have *providers.Thing) result {
 	rec := w.recordOf(journal.Outcome)
 	rec.Result = journal.Done
@@ -54,7 +54,7 @@ func (w *worker) finish(have *providers.Thing) result {
 	}
 	var ops []state.Op
 	switch {
-	case w.step.Stray: // the resource is another thing, and stays as it is
+	case w.step.Stray: // the resource is another thing, and its record stays
 	case w.record == nil:
 		ops = append(ops, w.store.ForgetOp(w.step.Ref))
 	default:
@@ -63,7 +63,7 @@ func (w *worker) finish(have *providers.Thing) result {
 			r.ID, r.Incarnation = w.id, w.incarnation
 		}
 		switch {
-		case w.undo && r.Run == "" && !r.Gone: // it was known only by its mark, and is again
+		case w.undo && r.Run == "" && !r.Gone: // it was known only by its mark, and is so again
 		case w.undo && r.Run != "":
 			w.leave(&r, have)
 		default:
@@ -78,7 +78,7 @@ func (w *worker) finish(have *providers.Thing) result {
 	return result{step: w.step, attempts: w.attempts, outcome: rec, id: w.id}
 }
 
-// leave notes in a record what was seen last beyond what the record states, so that drift can tell what changed of it.
+// leave adds to a record what was observed last beyond what the record states, so that drift can report what changed of it.
 func (w *worker) leave(r *state.Record, have *providers.Thing) {
 	if have != nil && !r.Gone {
 		r.Rest = diff.Rest(w.kind, have.Spec, r.Spec)
@@ -88,12 +88,12 @@ func (w *worker) leave(r *state.Record, have *providers.Thing) {
 // refuse writes that nothing was changed.
 func (w *worker) refuse(err error) result { return w.outcome(journal.Refused, err, nil) }
 
-// partial writes that something was changed, and that it is not as it should be.
+// partial writes that something was changed and is not as it should be.
 func (w *worker) partial(err error, have *providers.Thing) result {
 	return w.outcome(journal.Partial, err, have)
 }
 
-// failed ends a step that may or may not have had an effect: while an earlier call is unsettled, the step is.
+// failed ends a step that may or may not have had an effect: while an earlier call is unsettled, so is the step.
 func (w *worker) failed(err error) result {
 	if abandoned(err) {
 		return w.abandon(err)
@@ -104,14 +104,14 @@ func (w *worker) failed(err error) result {
 	return w.refuse(err)
 }
 
-// abandoned reports whether a step ended before anybody knows what became of it: its run stays open.
+// abandoned reports whether a step ended before its outcome was known: its run stays open.
 func abandoned(err error) bool {
 	var silent unreachable
 	return errors.Is(err, ErrInterrupted) || errors.As(err, &silent)
 }
 
-// abandon ends a step and with it the run, which stays open: whoever resumes it finds out how the step stands. What certainly
-// had no effect is written down as refused.
+// abandon ends a step and with it the run, which stays open: the outcome of the step is found out when the run is resumed. A
+// step that certainly had no effect is written as refused.
 func (w *worker) abandon(err error) result {
 	if w.last.Kind == "" || w.unsure && !w.undo || !w.doubt.IsZero() || w.sent {
 		return w.stopped(err)
@@ -121,12 +121,12 @@ func (w *worker) abandon(err error) result {
 	return res
 }
 
-// unknown leaves the last intent open: the outcome is settled by whoever continues the run.
+// unknown leaves the last intent open: the outcome is settled when the run is continued.
 func (w *worker) unknown(err error) result {
 	if abandoned(err) {
 		return w.abandon(err)
 	}
-	if w.last.Kind == "" { // nothing was called in this attempt
+	if w.last.Kind == "" { // no call was made in this attempt
 		if w.attempts == 0 {
 			return w.refuse(err)
 		}
@@ -148,7 +148,7 @@ func (w *worker) outcome(as journal.Result, err error, have *providers.Thing) re
 		ops = append(ops, w.store.RecordOp(*r))
 	}
 	if as == journal.Refused && !w.undo && w.action == plan.Create && w.incarnation > w.step.Incarnation && !w.step.Beside {
-		// The ids that were found used up need not be tried again.
+		// Ids that were found to be used up need not be tried again.
 		r := state.Record{Ref: w.step.Ref, Incarnation: w.incarnation - 1, Gone: true, Run: w.run, At: w.begun.UTC()}
 		ops = append(ops, w.store.RecordOp(r))
 	}
@@ -158,13 +158,13 @@ func (w *worker) outcome(as journal.Result, err error, have *providers.Thing) re
 	return result{step: w.step, attempts: w.attempts, outcome: rec, id: w.id, err: err}
 }
 
-// left is what is remembered of a thing that is not as it should be; nil when that does not change. What was made must be
-// remembered, or nobody would remove it; and what an update was to take away may still be there, and is ours like what it
-// was to bring.
+// left returns the record of a thing that is not as it should be; nil when the record does not change. What was made must
+// be recorded, or nothing would remove it. What an update should have removed may still be there, and is ours just like
+// what it should have added.
 func (w *worker) left() *state.Record {
 	s := w.step
 	switch {
-	case s.Stray, w.undo && w.attempts == 0: // it is as the step left it, or as others made it
+	case s.Stray, w.undo && w.attempts == 0: // it is as the step left it, or as others changed it
 		return nil
 	case s.Action == plan.Update && s.Record != nil:
 		r := *s.Record

@@ -9,13 +9,13 @@ import (
 	"converge.dev/converge/schema"
 )
 
-// An outsider is a thing that a step refers to and that nobody declares.
+// An outsider is a thing that a step refers to although nothing declares it.
 type outsider struct {
 	plan.External
 	far providers.Kind
 }
 
-// outsiders returns those that a spec with external ids refers to, as far as they can be looked at.
+// outsiders returns those that a spec with external ids refers to, as far as they can be observed.
 func (r *run) outsiders(ref schema.Ref, spec schema.Object) (found []outsider) {
 	for _, x := range r.Plan.Externals {
 		s, _, ok := r.Providers.Find(x.Ref.Scope, x.Ref.Kind)
@@ -26,7 +26,7 @@ func (r *run) outsiders(ref schema.Ref, spec schema.Object) (found []outsider) {
 	return found
 }
 
-// present looks again, right before a call, at what it refers to and nobody looks after here. Over means that the call must
+// present checks again, right before a call, that the outsiders it refers to are still there. Over means that the call must
 // not be made.
 func (w *worker) present(ctx context.Context) (res result, over bool) {
 	for _, x := range w.outside {

@@ -19,8 +19,8 @@ import (
 	"converge.dev/converge/state"
 )
 
-// turnBack makes it durable that the run is undone from here on, and how many of its first steps are kept: whoever continues
-// it goes on with that.
+// turnBack makes it durable that the run is undone from here on, and how many of its first steps are kept, so that a process
+// which continues the run goes on with the undo.
 func (r *run) turnBack(keep int, cause *failure, ops ...state.Op) error {
 	rec := journal.Record{Kind: journal.Revert, Step: -1, Keep: keep}
 	if cause != nil {
@@ -33,9 +33,9 @@ func (r *run) turnBack(keep int, cause *failure, ops ...state.Op) error {
 	return nil
 }
 
-// revert undoes what the journal says that the run did, in reverse order, and looks at all of it once more. The run ends
-// reverted when everything is as it was, rolled back when its first steps are kept and the rest is as it was, and partial,
-// with the differences, when it is not.
+// revert undoes, in reverse order, what the run did according to its journal, and observes all of it once more. The run
+// ends reverted when everything is as it was, rolled back when its first steps are kept and the rest is as it was, and
+// otherwise partial, with the differences.
 func (r *run) revert(ctx context.Context, cause *failure) (state.Run, []event.Difference, error) {
 	if !r.sum.Reverting {
 		if err := r.turnBack(0, cause); err != nil {
@@ -83,7 +83,7 @@ func (r *run) revert(ctx context.Context, cause *failure) (state.Run, []event.Di
 	return r.end(state.RunReverted, nil, cause)
 }
 
-// settleLate lets the calls of unknown outcome have their effect, if they are to have one, before anything is undone:
+// settleLate waits, before anything is undone, until calls of unknown outcome have had their effect, if any:
 // one wait for all of them, as long as the slowest kind may need. A create that can be repeated until its answer is
 // definite needs no wait; see [worker.repeat].
 func (r *run) settleLate(ctx context.Context) error {
@@ -129,8 +129,8 @@ func (r *run) remembered() *failure {
 	return nil
 }
 
-// notUndone adds the things whose undo failed to those that differ, and says of these why. Some may look as before: what
-// was asked for may still come.
+// notUndone adds the things whose undo failed to those that differ, with the reason. Some may look as before: the effect
+// of the call may still come.
 func (r *run) notUndone(ds []event.Difference) []event.Difference {
 	for i := range r.Plan.Steps {
 		s, at := &r.Plan.Steps[i], r.sum.Undo[i]
@@ -152,17 +152,17 @@ func (r *run) notUndone(ds []event.Difference) []event.Difference {
 	return ds
 }
 
-// verify looks at everything that the run touched, but for what is kept of it, and compares it with what was there before.
+// verify observes everything that the run touched, except what is kept of it, and compares it with what was there before.
 func (r *run) verify() (things int, ds []event.Difference, err error) {
 	if err := failpoint.At("verify.before"); err != nil {
 		return 0, nil, err
 	}
 	byPlace := map[plan.Place][]*worker{}
-	strays := map[plan.Place][]*worker{} // of which there may be more than one: their creates were tried more than once
+	strays := map[plan.Place][]*worker{} // there may be more than one of each: their creates were tried more than once
 	r.Run.Remains = nil
 	for i := range r.Plan.Steps {
 		s := &r.Plan.Steps[i]
-		if i < r.sum.Keep || !r.sum.Forward[i].Effect() || s.Action == plan.Forget && s.Before == nil || s.Attaches { // the step that detached it says how it was
+		if i < r.sum.Keep || !r.sum.Forward[i].Effect() || s.Action == plan.Forget && s.Before == nil || s.Attaches { // the step that detached it knows how it was
 			continue
 		}
 		if s.Leaves {
@@ -194,7 +194,7 @@ func (r *run) verify() (things int, ds []event.Difference, err error) {
 		}
 		for _, w := range ws {
 			if at := r.sum.Undo[w.step.ID]; at.Outcome != nil && at.Outcome.Result == journal.Partial && byID[w.id] == nil && w.step.Before == nil {
-				ds = append(ds, event.Difference{Ref: w.step.Ref, Detail: at.Outcome.Message}) // what cannot be known is not said to be gone
+				ds = append(ds, event.Difference{Ref: w.step.Ref, Detail: at.Outcome.Message}) // what is unknown is not reported as gone
 				continue
 			}
 			if d := w.differs(byID[w.id], r.resolve(w.step.Ref, w.step.Before, r.were)); d != "" {
@@ -225,21 +225,21 @@ func (r *run) verify() (things int, ds []event.Difference, err error) {
 	return things, ds, nil
 }
 
-// look looks for the run itself, as [Look.patient] does.
+// look repeats a look on behalf of the run itself, as [Look.patient] does.
 func (r *run) look(look Look, halt <-chan struct{}, say func(why string)) (things []providers.Thing, away bool, err error) {
 	ctx, cancel := context.WithTimeout(r.effects, r.Retry.Within)
 	defer cancel()
 	return look.patient(ctx, r.Retry, r.Run.ID+"/verify", until(halt), say)
 }
 
-// tell says what the run itself waits for.
+// tell returns a function that reports what the run itself waits for.
 func (r *run) tell(w *worker) func(why string) {
 	return func(why string) {
 		r.Emit(event.StepProgress{Step: w.step, Undo: r.sum.Reverting, Phase: event.Waiting, Detail: why})
 	}
 }
 
-// differs says how a thing is not as it was; empty when it is.
+// differs returns how a thing is not as it was before; empty when it is.
 func (w *worker) differs(have *providers.Thing, before schema.Object) string {
 	switch {
 	case before == nil && have == nil:

@@ -13,23 +13,23 @@ import (
 // errBlind is why a create of a kind that checks nothing cannot be settled by looking.
 var errBlind = errors.New("it is unknown whether it was created: it is not to be seen, and its kind has no ids by which a second create could tell")
 
-// errCollision is why a create of unknown outcome cannot be settled: something else is there.
+// errCollision is why a create of unknown outcome cannot be settled: something else has its place.
 var errCollision = errors.New("it is unknown whether it was created: what is there now is not ours")
 
-// errMissing is why a create cannot be undone: the far side accepted it, and shows nothing that could be removed.
+// errMissing is why a create cannot be undone: the far side accepted it, but shows nothing that could be removed.
 var errMissing = errors.New("the far side accepted its creation, but shows it neither under its id nor with our mark: whether it exists is unknown")
 
-// unwritten wraps the error of an intent that could not be made durable: no call follows it.
+// unwritten wraps the error of an intent that could not be made durable: its call is not made.
 type unwritten struct{ error }
 
 // repeatable reports whether a create of unknown outcome is settled by making it again: the far side then says whether the
-// id is taken, and once the thing is deleted an answer that is still under way cannot bring it back, for the id is burned.
+// id is taken, and once the thing is deleted a call still in flight cannot bring it back, because the id is burned.
 func repeatable(t providers.Traits) bool {
 	return t.Burned && t.Create == providers.Conditional && t.Late > 0
 }
 
-// appears finds out about a create of unknown outcome of which nothing is to be seen: by making it again until the answer is
-// definite, where that can be done, and by looking for long enough. It gives what is there in the end.
+// appears settles a create of unknown outcome whose thing is not found: by making it again until the answer is definite,
+// where that is possible, and by looking for long enough. It returns what is there in the end.
 func (w *worker) appears(ctx context.Context) (*providers.Thing, error) {
 	if have, err := w.elsewhere(ctx); err != nil || have != nil {
 		return have, err
@@ -50,12 +50,12 @@ func (w *worker) appears(ctx context.Context) (*providers.Thing, error) {
 			return nil, err
 		}
 	} else if !t.Eventual {
-		return nil, nil // that was looked for, and the same create again is the best question
+		return nil, nil // it was looked for, and repeating the same create is the best test
 	}
 	return w.lookFor(ctx)
 }
 
-// lookFor looks for a thing that may be there although it is not listed: twice, and where a list may lag behind for as long
+// lookFor looks for a thing that may exist although it is not listed: twice, or where a list may lag, for as long
 // as the kind may need to show what was made.
 func (w *worker) lookFor(ctx context.Context) (*providers.Thing, error) {
 	limit, next := time.Now(), w.retry.polls()
@@ -73,7 +73,7 @@ func (w *worker) lookFor(ctx context.Context) (*providers.Thing, error) {
 	}
 }
 
-// shown is after what time a look tells whether a call of unknown outcome has had its effect.
+// shown returns the time after which a look shows whether a call of unknown outcome has had its effect.
 func shown(t providers.Traits) time.Duration {
 	if t.Eventual {
 		return t.Late + t.ReadyWithin
@@ -81,7 +81,7 @@ func shown(t providers.Traits) time.Duration {
 	return t.Late
 }
 
-// late waits until the last call of unknown outcome has had its effect, if it is ever to have one.
+// late waits until the last call of unknown outcome has had its effect, if it will ever have one.
 func (w *worker) late(ctx context.Context) error {
 	rest := time.Until(w.doubt.Add(shown(w.traits)))
 	if w.doubt.IsZero() || rest <= 0 {
@@ -96,8 +96,8 @@ func (w *worker) late(ctx context.Context) error {
 	return nil
 }
 
-// linger waits before another call while one of unknown outcome could do harm later: once the step is settled by the other
-// one, nobody would wait for it any more. A late call is harmless when the far side refuses it by then: a create of an id
+// linger waits before another call while a call of unknown outcome could still do harm: once the other call settles the
+// step, nothing would wait for the first. A late call is harmless when the far side will refuse it: a create of an id
 // that is taken or burned, a change under a version that has moved, a delete of an id that never comes back. It reports
 // whether time has passed.
 func (w *worker) linger(ctx context.Context) (waited bool, err error) {
@@ -105,7 +105,7 @@ func (w *worker) linger(ctx context.Context) (waited bool, err error) {
 	harmless := !t.Eventual && map[plan.Action]bool{
 		plan.Create: t.Create == providers.Conditional && t.Burned,
 		plan.Update: t.Update == providers.Versioned,
-		plan.Delete: t.Delete == providers.Versioned || t.ID == "" && !t.UndoDelete.Reversible(), // which makes the same again
+		plan.Delete: t.Delete == providers.Versioned || t.ID == "" && !t.UndoDelete.Reversible(), // its undo makes the same thing again
 	}[w.action]
 	if w.doubt.IsZero() || harmless {
 		return false, nil
@@ -113,11 +113,11 @@ func (w *worker) linger(ctx context.Context) (waited bool, err error) {
 	return true, w.late(ctx)
 }
 
-// refused ends a step whose call was refused. A far side may say so after all when it has carried the call out, so it is
-// looked at once more; had is what was there right before the call.
+// refused ends a step whose call was refused. A far side may report that although it has carried the call out, so the
+// thing is observed once more; had is what was there right before the call.
 func (w *worker) refused(ctx context.Context, cause error, had *providers.Thing) result {
 	limit, next := time.Now(), w.retry.polls()
-	if w.traits.Eventual { // what it shows now is older than the call
+	if w.traits.Eventual { // what it shows now may be older than the call
 		limit = limit.Add(w.traits.ReadyWithin)
 	}
 	var have *providers.Thing
@@ -145,7 +145,7 @@ func (w *worker) refused(ctx context.Context, cause error, had *providers.Thing)
 	return w.partial(cause, have)
 }
 
-// moved reports whether a call that was refused seems to have had its effect all the same.
+// moved reports whether a refused call seems to have had its effect all the same.
 func (w *worker) moved(had, have *providers.Thing) bool {
 	here := have != nil && have.Phase != providers.Leaving
 	switch w.action {
@@ -157,8 +157,8 @@ func (w *worker) moved(had, have *providers.Thing) bool {
 	return here && had != nil && (have.Spec.Digest() != had.Spec.Digest() || have.Mark != had.Mark || have.Name != had.Name)
 }
 
-// repeat makes the create whose outcome is unknown again until the answer is definite: accepted, or its id is taken. It
-// reports false when the far side refuses for another reason: then only waiting is left.
+// repeat makes a create of unknown outcome again until the answer is definite: accepted, or its id is taken. It returns
+// false when the far side refuses it for another reason: then only waiting is left.
 func (w *worker) repeat(ctx context.Context) (definite bool, err error) {
 	next := w.retry.calls(w.key() + "/repeat").Pauses()
 	for try := 1; try <= w.retry.Attempts; try++ {

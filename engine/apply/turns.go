@@ -1,24 +1,24 @@
 package apply
 
-// turns bound how many steps are under way at the same time: a step that acts has one. One that only waits for the far side to
-// bring about what it was asked for gives its turn back meanwhile, so that what takes an hour over there stops nobody here.
+// turns bound the number of concurrent steps: a step that acts holds one. A step that only waits for the far side gives its
+// turn back meanwhile, so that an operation which takes an hour there blocks nothing here.
 //
-// Two things keep theirs. A step that changes what is in use, or replaces it, has it until that is ready again: so that many
-// at the most are out of order at the same time. And where there is one turn alone, somebody wants one thing after the other.
+// There are two exceptions. A step that changes or replaces what is in use keeps its turn until that is ready again, which
+// bounds how many things are out of order at the same time. And where there is only one turn, the steps run one after the other.
 type turns struct {
 	taken chan struct{}
-	given chan struct{} // gets a value when a turn is given back
+	given chan struct{} // receives a value when a turn is given back
 }
 
-// waiting is how many times as many steps as have turns may have begun, those that wait included: so many are undone at the
-// most when one of them fails, and are looked at again and again.
+// waiting is how many steps may have begun for each turn, including those that wait. It bounds how many are undone when one
+// of them fails, and how many are polled.
 const waiting = 16
 
 func newTurns(n int) *turns {
 	return &turns{taken: make(chan struct{}, n), given: make(chan struct{}, 1)}
 }
 
-// most is how many steps may have begun.
+// most returns how many steps may have begun.
 func (t *turns) most() int {
 	if cap(t.taken) == 1 {
 		return 1
@@ -26,7 +26,7 @@ func (t *turns) most() int {
 	return waiting * cap(t.taken)
 }
 
-// try takes a turn if there is one.
+// try takes a turn if one is free, and reports whether it did.
 func (t *turns) try() bool {
 	select {
 	case t.taken <- struct{}{}:
@@ -36,10 +36,10 @@ func (t *turns) try() bool {
 	}
 }
 
-// take waits for a turn. Who acts waits for nobody, so it comes.
+// take waits for a turn. A step that acts waits for no other, so one becomes free.
 func (t *turns) take() { t.taken <- struct{}{} }
 
-// give gives a turn back.
+// give returns a turn.
 func (t *turns) give() {
 	<-t.taken
 	select {

@@ -22,7 +22,7 @@ import (
 	"converge.dev/converge/state"
 )
 
-// A worker carries out one step, forward or as its undo. It knows nothing of the run but what it was given.
+// A worker carries out one step, forward or as an undo. It knows nothing of the run but what it was given.
 type worker struct {
 	known
 	served   providers.Served
@@ -32,7 +32,7 @@ type worker struct {
 	retry    Retry
 	effects  context.Context
 	halt     <-chan struct{} // closed when the run is asked to stop
-	turns    *turns          // of which it has one; nil for who looks only
+	turns    *turns          // of which it holds one; nil when it only looks
 	disturbs bool            // it changes or replaces what is in use
 	notes    chan<- event.Event
 	log      *slog.Logger
@@ -40,13 +40,13 @@ type worker struct {
 
 	record     *state.Record // to be remembered afterwards; nil: nothing
 	attempts   int           // intents so far
-	away       time.Time     // when the far side was last seen to be away; zero: never
-	rounds     int           // how many times the rest was asked for later
+	away       time.Time     // when the far side was last found unavailable; zero: never
+	rounds     int           // how often fields that come later were asked for
 	chosen     bool          // create: the far side chose another id than ours
-	again      schema.Object // undone create of unknown outcome: what to create again until the answer is definite; nil: look only
-	quarantine time.Time     // before which nothing may be deleted blindly
-	outside    []outsider    // what is referred to, nobody declares and has to be there
-	referrers  []referrer    // kinds of which nothing may refer to what is deleted
+	again      schema.Object // undone create of unknown outcome: what to create again until the answer is definite; nil: only look
+	quarantine time.Time     // before then nothing may be deleted blindly
+	outside    []outsider    // things that it refers to, that nothing declares, and that have to be there
+	referrers  []referrer    // kinds whose things may not refer to what is deleted
 	census     *census
 	last       journal.Record
 	begun      time.Time
@@ -86,7 +86,7 @@ func (r *run) worker(s *plan.Step, undo bool) *worker {
 	}
 	w.attempts, w.unsure = at.Attempts, w.unsure || at.Open != nil
 	w.called = at.Attempts > 0
-	if at.Open != nil { // by a process that is gone: as late as can be
+	if at.Open != nil { // by a process that is gone: assume the latest possible time
 		if rest := r.doubtful(s.Ref, w.traits, at.Open.Epoch); rest > 0 || !r.fenced(s.Ref, at.Open.Epoch) {
 			w.doubt = w.begun.Add(rest - shown(w.traits))
 		}
@@ -107,15 +107,15 @@ func (r *run) worker(s *plan.Step, undo bool) *worker {
 	return w
 }
 
-// fenced reports whether a call of an earlier holder can have no effect any more, because the far side stores the epoch and
+// fenced reports whether a call of an earlier lock holder can no longer have an effect, because the far side stores the epoch and
 // has ours.
 func (r *run) fenced(ref schema.Ref, epoch int64) bool {
 	_, p, ok := r.Providers.Find(ref.Scope, ref.Kind)
 	return ok && p.Fence != nil && epoch < r.Lock.Epoch()
 }
 
-// doubtful is after what time a look tells what became of a call of an earlier holder. That it can have no effect any more
-// does not make a list show sooner what it had before.
+// doubtful returns the time after which a look shows what a call of an earlier lock holder did. Fencing the call does not
+// make a list show any sooner an effect that it had before.
 func (r *run) doubtful(ref schema.Ref, t providers.Traits, epoch int64) time.Duration {
 	if r.fenced(ref, epoch) {
 		t.Late = 0
@@ -123,7 +123,7 @@ func (r *run) doubtful(ref schema.Ref, t providers.Traits, epoch int64) time.Dur
 	return shown(t)
 }
 
-// turn makes the worker undo what the journal says that the step did.
+// turn makes the worker undo what the step did according to the journal.
 func (r *run) turn(w *worker, did journal.Standing) {
 	s := w.step
 	w.record, w.finished = s.Prior, did.Finished()
@@ -148,20 +148,20 @@ func (r *run) turn(w *worker, did journal.Standing) {
 	case plan.Delete:
 		w.action, w.want, w.before = plan.Create, w.before, nil
 		w.stated = w.want
-		w.unsure = did.Open != nil // it may be there still
+		w.unsure = did.Open != nil // it may still be there
 	case plan.Update:
 		w.name, w.unnamed = w.unnamed, w.name
 		w.touched = []string{}
 		for _, c := range s.Changes {
 			w.touched = append(w.touched, c.Field())
 		}
-		w.unsure = true // what is there is our change, whole or in part
+		w.unsure = true // what is there may be our change, whole or in part
 		w.stated, w.dropped = pick(w.before, w.touched), pick(r.resolve(s.Ref, s.After, r.ids), w.touched)
 	}
 }
 
-// ignored is what the run ignored of a resource while a step was at work, or what was ignored of one that the step took away.
-// What only an earlier document ignored is put back like all that the step changed.
+// ignored returns the paths that the run ignores in the step's resource, or that were ignored in a resource that the step
+// removed. A path that only an earlier document ignored is restored like everything else that the step changed.
 func ignored(s *plan.Step) []string {
 	switch {
 	case s.Record != nil && !s.Record.Gone:
@@ -172,7 +172,7 @@ func ignored(s *plan.Step) []string {
 	return nil
 }
 
-// pick copies the named fields.
+// pick returns a copy with the named fields only.
 func pick(spec schema.Object, fields []string) schema.Object {
 	out := make(schema.Object, len(fields))
 	for _, f := range fields {
@@ -219,7 +219,7 @@ func (w *worker) guarded() (res result) {
 	return w.act(ctx)
 }
 
-// within is the longest wait for the result of the call: the plan's, or for an undo the kind's own.
+// within returns the longest wait for the result of the call: the plan's, or for an undo the kind's own.
 func (w *worker) within() time.Duration {
 	switch {
 	case !w.undo:
@@ -230,7 +230,7 @@ func (w *worker) within() time.Duration {
 	return w.traits.ReadyWithin
 }
 
-// remember changes what is recorded, and nothing else.
+// remember changes the record, and nothing else.
 func (w *worker) remember(ctx context.Context) result {
 	if w.undo || w.action != plan.Adopt {
 		return w.finish(nil)
@@ -247,11 +247,11 @@ func (w *worker) remember(ctx context.Context) result {
 	return w.finish(have)
 }
 
-// act makes the call, as often as it may be repeated, and finds out what came of it.
+// act makes the call, repeating it as often as allowed, and finds out its outcome.
 func (w *worker) act(ctx context.Context) result {
 	mustLook := w.unsure || w.action != plan.Create || w.traits.Create == providers.Blind
 	poll, again := w.retry.polls(), w.retry.calls(w.key()).Pauses()
-	for try := 1; ; { // what is only waited for is no try
+	for try := 1; ; { // a mere wait does not count as a try
 		var have *providers.Thing
 		if mustLook {
 			var err error
@@ -324,7 +324,7 @@ func (w *worker) act(ctx context.Context) result {
 		w.called = true
 		if err == nil {
 			w.sent = true
-			if w.chosen { // whoever continues the run must look for it under the id that it has
+			if w.chosen { // a process that continues the run must look for it under its actual id
 				if err := w.intend(w.action, nil); err != nil {
 					return w.stopped(err)
 				}
@@ -333,7 +333,7 @@ func (w *worker) act(ctx context.Context) result {
 				return res
 			}
 			mustLook, w.unsure = true, true
-			continue // the rest is asked for now
+			continue // now ask for the rest
 		}
 		class := providers.ClassOf(err)
 		mustLook = true
@@ -365,7 +365,7 @@ func (w *worker) act(ctx context.Context) result {
 			return w.refused(ctx, err, have)
 		}
 		if try >= w.retry.Attempts && !(class == providers.Busy && !w.over(w.begun)) {
-			if w.undo && !w.doubt.IsZero() { // what is still under way would change what is found afterwards
+			if w.undo && !w.doubt.IsZero() { // a call still in flight would change what is found afterwards
 				if serr := w.pause(ctx, time.Until(w.doubt.Add(shown(w.traits)))); serr != nil {
 					return w.failed(serr)
 				}
@@ -388,7 +388,8 @@ func (w *worker) stopped(err error) result {
 	return result{step: w.step, attempts: w.attempts, outcome: w.last, id: w.id, fatal: err}
 }
 
-// await looks until the result is there, or cannot come any more. It is not over when the thing is ready for what comes later.
+// await polls until the result is there, or can no longer come. It is not over when the thing is ready for fields that are set
+// later.
 func (w *worker) await(ctx context.Context) (res result, over bool) {
 	begun, poll := time.Now(), w.retry.polls()
 	for searched := false; ; {
@@ -450,8 +451,8 @@ func (w *worker) await(ctx context.Context) (res result, over bool) {
 	}
 }
 
-// over reports whether what was asked for has had all the time to come that it may need. While the far side is away nothing
-// can come, so from its return on there is all of that again.
+// over reports whether the result has had all the time that it may need. While the far side is unavailable nothing can
+// happen, so that time starts again when it returns.
 func (w *worker) over(since time.Time) bool {
 	if w.away.After(since) {
 		since = w.away
@@ -459,7 +460,7 @@ func (w *worker) over(since time.Time) bool {
 	return time.Since(since) > w.within()
 }
 
-// upTo says how long the step waits for the result of its call, for a message.
+// upTo returns how long the step waits for the result of its call, for a message.
 func (w *worker) upTo() string {
 	if w.within() <= 0 {
 		return ""
@@ -467,7 +468,7 @@ func (w *worker) upTo() string {
 	return " (for up to " + short(w.within()) + ")"
 }
 
-// short writes a duration without what is zero at its end: 5m, not 5m0s.
+// short formats a duration without trailing zero units: 5m, not 5m0s.
 func short(d time.Duration) string {
 	text := d.String()
 	for _, zero := range []string{"m0s", "h0m"} {
@@ -478,7 +479,7 @@ func short(d time.Duration) string {
 	return text
 }
 
-// see looks at the thing; nil when it is not there.
+// see observes the thing; nil when it is not there.
 func (w *worker) see(ctx context.Context) (*providers.Thing, error) {
 	if err := failpoint.At("call.observe.before"); err != nil {
 		return nil, err
@@ -506,12 +507,12 @@ func (w *worker) call(ctx context.Context, action plan.Action, want schema.Objec
 	}
 	if have != nil {
 		c.Have, c.Version = have.Spec, have.Version
-		if c.Name = cmp.Or(w.name, have.Name); have.Name == have.ID { // it has none
+		if c.Name = cmp.Or(w.name, have.Name); have.Name == have.ID { // it has no name
 			c.Name = w.name
 		}
 	}
 	if w.touched != nil {
-		c.Want = sealed.Assume(w.kind, w.back(have), w.step.Want) // a far side that replaces everything must not lose them
+		c.Want = sealed.Assume(w.kind, w.back(have), w.step.Want) // a far side that replaces the whole object must not lose them
 	}
 	verb := map[plan.Action]func(context.Context, providers.Call) error{
 		plan.Create: w.served.Kind.Create, plan.Update: w.served.Kind.Update, plan.Delete: w.served.Kind.Delete,
@@ -535,7 +536,7 @@ func (w *worker) call(ctx context.Context, action plan.Action, want schema.Objec
 		w.log.Debug("call", "run", w.run, "step", w.step.ID, "ref", w.step.Ref.String(), "verb", string(action), "id", w.id, "undo", w.undo,
 			"took", time.Since(start), "answer", answered(err))
 	}
-	if action == plan.Create && c.Answer.ID != "" { // also of a call that failed after that
+	if action == plan.Create && c.Answer.ID != "" { // even when the call failed after that
 		w.id, w.chosen = c.Answer.ID, true
 	}
 	if err != nil {
@@ -547,10 +548,10 @@ func (w *worker) call(ctx context.Context, action plan.Action, want schema.Objec
 	return nil
 }
 
-// back is what the thing is to be like when the step is undone: what the step changed is as before, and all else as it is.
+// back returns the spec that the thing should have after the undo: what the step changed is as before, everything else as it is.
 func (w *worker) back(have *providers.Thing) schema.Object {
 	back := diff.Merge(w.kind, w.stated, have.Spec, w.dropped, w.ignore)
-	for i := range w.kind.Fields { // what stays when nobody states it any more goes when it was not there
+	for i := range w.kind.Fields { // a field that stays when it is no longer stated is removed if it was absent before
 		f := &w.kind.Fields[i]
 		if _, was := w.stated[f.Name]; (f.Kept || f.Choose != nil) && !was && slices.Contains(w.touched, f.Name) {
 			delete(back, f.Name)
@@ -559,7 +560,7 @@ func (w *worker) back(have *providers.Thing) schema.Object {
 	return back
 }
 
-// answered is what a log says of the answer to a call.
+// answered returns how a log describes the outcome of a call.
 func answered(err error) string {
 	if err == nil {
 		return "done"
@@ -575,7 +576,7 @@ func (w *worker) key() string {
 	return k
 }
 
-// note tells the world, unless the run is over.
+// note emits an event, unless the run is over.
 func (w *worker) note(phase event.Phase, detail string, attempt int) {
 	ev := event.StepProgress{Step: w.step, Undo: w.undo, Phase: phase, Detail: detail, Attempt: attempt, Elapsed: time.Since(w.begun)}
 	select {

@@ -1,9 +1,9 @@
-// Package diff compares what a document wants with what was seen. It is pure.
+// Package diff compares what a document wants with what was observed. It is pure.
 //
-// The comparison is one-sided: every field that the document states must be seen so; what it does not mention is the
-// far side's business. A field that was applied once and has since left the document is unset. References are names in
-// the document and external ids over there; a [Names] function bridges the two while comparing, so that nothing has to
-// be copied to find out that nothing changed. Secrets are compared by their digests alone (package sealed).
+// The comparison is one-sided: every field that the document states must be observed as stated; a field that it does
+// not mention is left to the far side. A field that was applied and has since left the document is unset. References
+// are names in the document and external ids on the far side; a [Names] function maps one to the other while comparing,
+// so that nothing has to be copied to find that nothing changed. Secrets are compared by their digests alone (package sealed).
 package diff
 
 import (
@@ -19,36 +19,36 @@ import (
 
 // A Change is one path that differs.
 type Change struct {
-	Path     string `json:"path"`               // below the resource: labels.env, rules[ssh].action, prefixes[0].gateway
-	Before   any    `json:"before,omitempty"`   // as seen, references as names; nil when absent
-	After    any    `json:"after,omitempty"`    // as wanted; nil when it is to be unset
+	Path     string `json:"path"`               // within the resource: labels.env, rules[ssh].action, prefixes[0].gateway
+	Before   any    `json:"before,omitempty"`   // as observed, references as names; nil when absent
+	After    any    `json:"after,omitempty"`    // as desired; nil when it is to be unset
 	Replaces bool   `json:"replaces,omitempty"` // cannot change in place
-	Secret   bool   `json:"secret,omitempty"`   // values are digests and are never shown
+	Secret   bool   `json:"secret,omitempty"`   // the values are digests and are never shown
 
 	Disruption string `json:"disruption,omitempty"`
 }
 
-// Field is the field of the resource that the path lies in.
+// Field returns the field of the resource that the path lies in.
 func (c Change) Field() string {
 	field, _, _ := strings.Cut(c.Path, ".")
 	field, _, _ = strings.Cut(field, "[")
 	return field
 }
 
-// Names gives the name of the resource of a kind that has an external id; the id itself when no resource has it.
+// Names returns the name of the resource of a kind that has an external id; the id itself when no resource has it.
 type Names func(kind, id string) string
 
 // Compare lists the paths in which have differs from want, in the order of the schema. Recorded is the spec that was
-// applied last (nil when none was): what it states and want does not is to be unset, of a map the keys that it states. Paths in ignore, and all below
-// them, are not compared. All specs are normalized (schema.Kind.Normalize). Nothing is modified.
+// applied last (nil when none was): what it states and want does not is to be unset; of a map, the keys that it states. Paths in
+// ignore, and everything below them, are not compared. All specs are normalized (schema.Kind.Normalize). Nothing is modified.
 func Compare(k *schema.Kind, want, have, recorded schema.Object, ignore []string, names Names) []Change {
 	c := comparison{names: names, ignore: ignore}
 	c.fields(k.Fields, nil, flags{}, want, have, recorded)
 	return c.changes
 }
 
-// Assume returns what was observed, completed with the fields that the far side does not tell (providers.Thing.Unfilled):
-// each is taken to be as in the first of known that states it. Observed is not modified.
+// Assume returns what was observed, completed with the fields that the far side does not report
+// (providers.Thing.Unfilled): each is assumed to be as in the first of known that states it. Observed is not modified.
 func Assume(observed schema.Object, unfilled []string, known ...schema.Object) schema.Object {
 	if len(unfilled) == 0 {
 		return observed
@@ -64,8 +64,8 @@ func Assume(observed schema.Object, unfilled []string, known ...schema.Object) s
 	return seen
 }
 
-// Lasting returns what was observed, with its immutable fields as they were recorded where the far side tells nothing of them,
-// or the default, which is what a field reads as that nobody filled. It is for kinds of which no call changes such a field
+// Lasting returns what was observed, with its immutable fields as recorded where the far side does not report them, or reports
+// the default, as it does for a field that was never filled. It is for kinds none of whose calls change such a field
 // (providers.Traits.Fixed). Observed is not modified.
 func Lasting(k *schema.Kind, observed, recorded schema.Object) schema.Object {
 	if recorded == nil {
@@ -137,7 +137,7 @@ func (f flags) with(field *schema.Field) flags {
 	return f
 }
 
-// A path is a linked list to the root, so that walking equal trees allocates nothing.
+// A path is a linked list to the root, so that comparing equal trees allocates nothing.
 type path struct {
 	up   *path
 	name string
@@ -221,7 +221,7 @@ func (c *comparison) value(f *schema.Field, up *path, name string, key bool, fl 
 	c.add(at, f, fl, have, want)
 }
 
-// entries returns the map that a field holds whose keys need not all be ours; nil when it holds none.
+// entries returns the map in a field whose keys need not all be ours; nil when there is none.
 func entries(f *schema.Field, v any) map[string]any {
 	if f == nil || f.Type != schema.Map || f.Elem == nil || f.Secret {
 		return nil
@@ -319,7 +319,7 @@ func (c *comparison) add(at *path, f *schema.Field, fl flags, before, after any)
 	c.changes = append(c.changes, ch)
 }
 
-// spare leaves out what is ignored below a path; nil when that is all there is.
+// spare returns a value without what is ignored below its path; nil when nothing is left.
 func (c *comparison) spare(at string, v any) any {
 	below, ok := v.(map[string]any)
 	if !ok || len(below) == 0 {
@@ -343,7 +343,7 @@ func Ignored(path string, ignore []string) bool {
 	return slices.ContainsFunc(ignore, func(up string) bool { return within(path, up) })
 }
 
-// equal reports whether everything that want states is seen in have.
+// equal reports whether have matches everything that want states.
 func equal(f *schema.Field, want, have any, names Names) bool {
 	if f.Secret {
 		return sealed.Digest(want) == sealed.Digest(have)
@@ -395,7 +395,7 @@ func equal(f *schema.Field, want, have any, names Names) bool {
 			e = &anything
 		}
 		if f.Set && e.Ref != "" {
-			return sameSet(w, h, e, names) // sorted by id over there, by name or by id here
+			return sameSet(w, h, e, names) // sorted by id on the far side, by name or by id here
 		}
 		for i := range w {
 			if !equal(e, w[i], h[i], names) {
@@ -426,8 +426,8 @@ func sameSet(want, have []any, e *schema.Field, names Names) bool {
 	return true
 }
 
-// unsets reports whether something below that was recorded has left want and is still seen. Lists are compared as
-// wholes, so only structs and maps can hide such a thing.
+// unsets reports whether something below the value that was recorded has left want and is still observed. Lists are
+// compared as wholes, so only structs and maps can hide it.
 func unsets(f *schema.Field, want, have, recorded any) bool {
 	r, ok := recorded.(map[string]any)
 	if !ok || f.Secret {
@@ -454,7 +454,7 @@ func unsets(f *schema.Field, want, have, recorded any) bool {
 	return false
 }
 
-// empty reports whether an absent field means the same as v.
+// empty reports whether v means the same as an absent field.
 func empty(v any) bool {
 	switch v := v.(type) {
 	case nil:
@@ -467,7 +467,7 @@ func empty(v any) bool {
 	return false
 }
 
-// Named copies a spec that was seen, with names in place of external ids, normalized.
+// Named returns a normalized copy of an observed spec, with names in place of external ids.
 func Named(k *schema.Kind, have schema.Object, names Names) schema.Object {
 	o := have.Clone()
 	k.EachRef(o, names)
@@ -485,8 +485,8 @@ func named(f *schema.Field, v any, names Names) any {
 	return o[f.Name]
 }
 
-// Merge returns the spec to have afterwards: have, overlaid with what want states, without what recorded states and want
-// does not, and with the paths in ignore as have has them. References are names in all three.
+// Merge returns the resulting spec: have, overlaid with what want states, without what recorded states and want does
+// not, and with the paths in ignore as in have. References are names in all three.
 func Merge(k *schema.Kind, want, have, recorded schema.Object, ignore []string) schema.Object {
 	out := merge(k.Fields, want, have, recorded)
 	k.Normalize(out)
@@ -513,7 +513,7 @@ func merge(fields []schema.Field, want, have, recorded map[string]any) map[strin
 		wm, wok := w.(map[string]any)
 		hm, hok := have[n].(map[string]any)
 		if _, there := have[n]; !there && empty(w) {
-			continue // that is no difference, so it changes nothing
+			continue // not a difference, so it changes nothing
 		}
 		if f == nil || f.Secret || !wok || !hok || (f.Type != schema.Struct && f.Type != schema.Map) {
 			out[n] = schema.Clone(w)
@@ -525,14 +525,14 @@ func merge(fields []schema.Field, want, have, recorded map[string]any) map[strin
 	return out
 }
 
-// kept reports whether a field stays as it is when nobody states it any more.
+// kept reports whether a field stays as it is when it is no longer stated.
 func kept(fields []schema.Field, name string) bool {
 	f := (&schema.Field{Fields: fields}).Field(name)
 	return f != nil && (f.Kept || f.Choose != nil)
 }
 
-// Prune returns spec without the paths in ignore, which name fields and map keys: labels.env. A map of which nothing is left
-// goes with them. Spec is not modified.
+// Prune returns spec without the paths in ignore, which name fields and map keys: labels.env. A map that becomes empty is
+// removed too. Spec is not modified.
 func Prune(spec schema.Object, ignore []string) schema.Object {
 	if len(ignore) == 0 {
 		return spec
@@ -558,7 +558,7 @@ func prune(m map[string]any, at string, ignore []string) map[string]any {
 	return out
 }
 
-// Spare returns spec with the paths in ignore as have has them, absent ones included. Neither is modified.
+// Spare returns spec with the paths in ignore as in have, absent ones included. Neither is modified.
 func Spare(spec, have schema.Object, ignore []string) schema.Object {
 	if len(ignore) == 0 {
 		return spec

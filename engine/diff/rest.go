@@ -13,18 +13,18 @@ import (
 // largeRest is the size in bytes of JSON from which a value is remembered by its digest alone.
 const largeRest = 4 << 10
 
-// Rest returns what was seen of a thing beyond what is stated: settable fields that nobody stated, and those of stated structs
-// and maps. Lists are stated as wholes. Large values are given as their digests.
+// Rest returns what was observed of a thing beyond what is stated: settable fields that are not stated, also within stated
+// structs and maps. Lists are stated as wholes. Large values are replaced by their digests.
 func Rest(k *schema.Kind, seen, stated schema.Object) schema.Object {
 	return beyond(k.Fields, seen, stated, compact)
 }
 
-// Beyond is Rest with all values as they are.
+// Beyond is Rest with all values in full.
 func Beyond(k *schema.Kind, seen, stated schema.Object) schema.Object {
 	return beyond(k.Fields, seen, stated, func(_ *schema.Field, v any) any { return schema.Clone(v) })
 }
 
-// beyond returns each value as keep has it.
+// beyond returns each value as keep returns it.
 func beyond(fields []schema.Field, seen, stated map[string]any, keep func(*schema.Field, any) any) map[string]any {
 	out := map[string]any{}
 	for i := range fields {
@@ -35,7 +35,7 @@ func beyond(fields []schema.Field, seen, stated map[string]any, keep func(*schem
 		}
 		s, said := stated[f.Name]
 		if !said {
-			if f.Default == nil || !same(v, f.Default) { // the schema says it
+			if f.Default == nil || !same(v, f.Default) { // the schema supplies it
 				out[f.Name] = keep(f, v)
 			}
 			continue
@@ -83,7 +83,7 @@ func compact(f *schema.Field, v any) any {
 	return schema.Clone(v)
 }
 
-// Between lists the paths in which two specs differ, in either direction, Before as in was and After as in is.
+// Between lists the paths in which two specs differ, in either direction, with Before from was and After from is.
 func Between(k *schema.Kind, was, is schema.Object, names Names) []Change {
 	changes := Compare(k, is, was, nil, nil, names)
 	for _, c := range Compare(k, was, is, nil, nil, names) {
@@ -98,7 +98,7 @@ func Between(k *schema.Kind, was, is schema.Object, names Names) []Change {
 	return changes
 }
 
-// within reports whether a path is another one, or lies below it.
+// within reports whether a path equals up, or lies below it.
 func within(path, up string) bool {
 	rest, ok := strings.CutPrefix(path, up)
 	return ok && (rest == "" || rest[0] == '.' || rest[0] == '[')

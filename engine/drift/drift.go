@@ -1,5 +1,5 @@
-// Package drift compares what converge left behind with what is there now. It is pure and read-only: it cannot reach
-// the executor, so looking can never change anything.
+// Package drift compares what converge left with what is there now. It is pure and read-only: it cannot reach the
+// executor, so it can never change anything.
 package drift
 
 import (
@@ -13,45 +13,45 @@ import (
 	"converge.dev/converge/schema"
 )
 
-// A Report says how a site differs from what was applied last. It is also what the cloud's inventory reads.
+// A Report says how a site differs from what was applied last. The cloud's inventory reads it too.
 type Report struct {
 	Site     schema.Site    `json:"site"`
 	At       time.Time      `json:"at"`
 	Complete bool           `json:"complete"`         // nothing is unknown
-	Recorded int            `json:"recorded"`         // resources looked at
-	Marked   *Marked        `json:"marked,omitempty"` // those of them of which only that they are there can be told
+	Recorded int            `json:"recorded"`         // recorded resources that were checked
+	Marked   *Marked        `json:"marked,omitempty"` // those of them that can only be reported as present
 	Drifted  []Item         `json:"drifted"`
-	Unstated []Item         `json:"unstated"`         // what changed of fields that the document does not state; no plan would undo it
-	Strays   []plan.Foreign `json:"strays,omitempty"` // bear our mark, yet are not recorded
+	Unstated []Item         `json:"unstated"`         // changes of fields that the document does not state; no plan would undo them
+	Strays   []plan.Foreign `json:"strays,omitempty"` // bear our mark, but are not recorded
 	Foreign  []plan.Foreign `json:"unmanaged,omitempty"`
-	Begun    []schema.Ref   `json:"begun,omitempty"` // left aside: how they are is the doing of an open run, which has yet to settle them
+	Begun    []schema.Ref   `json:"begun,omitempty"` // left out: an open run has yet to settle them
 	Unknown  []plan.Unknown `json:"unknown,omitempty"`
 }
 
-// Marked are resources that were recorded again by their marks, after the store was lost: how converge left them is not known.
+// Marked are resources that were recorded again from their marks after the store was lost: how converge left them is unknown.
 type Marked struct {
 	Resources int       `json:"resources"`
-	Since     time.Time `json:"since"` // the last of them was recorded again
+	Since     time.Time `json:"since"` // when the last of them was recorded again
 }
 
-// An Item is one recorded resource that is not as it was left; or what such a one refers to and nobody declares, by its
-// external id, and is Missing.
+// An Item is a recorded resource that is not as it was left; or a thing that such a resource refers to by external id,
+// that nothing declares, and that is Missing.
 type Item struct {
 	Ref     schema.Ref     `json:"ref"`
 	ID      string         `json:"id"`
 	Missing bool           `json:"missing,omitempty"`
 	Failed  string         `json:"failed,omitempty"`
-	TakenBy providers.Mark `json:"taken_by,omitzero"` // another site's mark, which it bears now
-	Changes []diff.Change  `json:"changes,omitempty"` // Before is what was left, After what is seen
+	TakenBy providers.Mark `json:"taken_by,omitzero"` // the mark of another site that it bears now
+	Changes []diff.Change  `json:"changes,omitempty"` // Before is what was left, After what is observed
 }
 
-// Clean reports whether the site was seen whole and is as it was left, in what the document states and in what it does not.
-// Unmanaged things do not count, strays do.
+// Clean reports whether the site was observed completely and is as it was left, both in what the document states and in
+// what it does not. Unmanaged things do not count, strays do.
 func (r *Report) Clean() bool {
 	return r.Complete && len(r.Drifted) == 0 && len(r.Unstated) == 0 && len(r.Strays) == 0
 }
 
-// Compare makes the report from the same inputs as a plan. What was recorded is what is compared; of the document it takes only
+// Compare makes the report from the same inputs as a plan. It compares what was recorded; from the document it takes only
 // what that leaves to others.
 func Compare(in plan.Input, at time.Time) (*Report, error) {
 	doc := schema.Document{Site: in.Document.Site}

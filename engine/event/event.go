@@ -1,4 +1,4 @@
-// Package event is what the engine tells the world while it works: one sum type of small structs, sent in order from
+// Package event is what the engine reports while it works: one sum type of small structs, sent in order from
 // one goroutine. Views turn events into text and JSON; nothing below them prints.
 package event
 
@@ -14,18 +14,18 @@ import (
 // An Event is one of the types of this package.
 type Event interface{ event() }
 
-// A Sink takes events. It must not block for long: the run waits.
+// A Sink receives events. It must not block for long: the run waits for it.
 type Sink func(Event)
 
-// Observing says that a kind is being looked at, once at the beginning and now and then while no answer comes; Observed that
-// it was, or why it could not be.
+// Observing reports that a kind is being observed, once at the beginning and from time to time while no answer comes;
+// Observed reports that it was, or why it could not be.
 type Observing struct {
 	Scope, Kind string
 	Elapsed     time.Duration // zero at the beginning
-	More        int           // how many others have not answered either; zero at the beginning
+	More        int           // how many others have not answered yet either; zero at the beginning
 }
 
-// Observed says what came of Observing.
+// Observed reports the result of Observing.
 type Observed struct {
 	Scope, Kind string
 	Things      int
@@ -33,10 +33,10 @@ type Observed struct {
 	Err         error
 }
 
-// LockWait says who holds the site lock that the command waits for.
+// LockWait reports who holds the site lock that the command waits for.
 type LockWait struct{ Holder state.LockInfo }
 
-// RunStarted opens a run.
+// RunStarted reports that a run was opened or resumed.
 type RunStarted struct {
 	Run  state.Run
 	Plan *plan.Plan
@@ -44,25 +44,25 @@ type RunStarted struct {
 	Ago  time.Duration // how long before this it was opened; zero where this is news
 }
 
-// StepStarted says that a step begins, forward or as an undo.
+// StepStarted reports that a step begins, forward or as an undo.
 type StepStarted struct {
 	Step *plan.Step
 	Undo bool
 	Ago  time.Duration // how long before this it began; zero where this is news
 }
 
-// Phase is where a step is.
+// Phase is the phase that a step is in.
 type Phase string
 
 // Phases of a step.
 const (
 	Acting   Phase = "acting"
-	Settling Phase = "settling" // finding out what came of a call whose reply was lost
-	Waiting  Phase = "waiting"  // for the thing to be ready, or gone
+	Settling Phase = "settling" // finding out the outcome of a call whose reply was lost
+	Waiting  Phase = "waiting"  // waiting for the thing to be ready, or gone
 	Retrying Phase = "retrying"
 )
 
-// StepProgress says what a running step waits for.
+// StepProgress reports what a running step waits for.
 type StepProgress struct {
 	Step    *plan.Step
 	Undo    bool
@@ -72,7 +72,7 @@ type StepProgress struct {
 	Elapsed time.Duration
 }
 
-// StepDone says that a step's result was seen.
+// StepDone reports that a step's result was observed.
 type StepDone struct {
 	Step *plan.Step
 	Undo bool
@@ -80,26 +80,26 @@ type StepDone struct {
 	Took time.Duration
 }
 
-// StepFailed says that a step ended otherwise.
+// StepFailed reports that a step ended in any other way.
 type StepFailed struct {
 	Step   *plan.Step
 	Undo   bool
 	Class  providers.Class
 	Err    error
-	Effect bool // something did change, or may have
+	Effect bool // something has changed, or may have
 	Took   time.Duration
 }
 
-// PointOfNoReturn says that from here on steps cannot be undone exactly.
+// PointOfNoReturn reports that steps cannot be undone exactly from here on.
 type PointOfNoReturn struct{ Steps int }
 
-// Interrupted says that no more steps are started, and how many are still under way.
+// Interrupted reports that no more steps are started, and how many are still in flight.
 type Interrupted struct {
 	InFlight int
 	By       string // who asked for it from elsewhere; empty when it was this process
 }
 
-// RevertStarted says that what was done is being undone.
+// RevertStarted reports that what was done is being undone.
 type RevertStarted struct {
 	Cause error
 	Steps int // to be undone
@@ -112,21 +112,21 @@ type Difference struct {
 	Detail string     `json:"detail"`
 }
 
-// Verified says that everything a run touched was looked at once more, before the run is called applied or reverted.
+// Verified reports that everything that a run touched was observed once more, before the run is called applied or reverted.
 type Verified struct {
 	Undo        bool
 	Things      int
 	Differences []Difference
-	Remains     []schema.Ref // what the run created, cannot be deleted, and is forgotten
+	Remains     []schema.Ref // what the run created and cannot delete: it is forgotten
 }
 
-// RunEnded closes a run.
+// RunEnded reports the end of a run.
 type RunEnded struct {
 	Run         state.Run
 	Differences []Difference
-	Holds       []state.Hold // that the run set, or that stopped it
+	Holds       []state.Hold // holds that the run set, or that stopped it
 	Undoable    bool         // it did nothing that cannot be undone exactly
-	Asked       bool         // it was at being undone, because somebody asked for that
+	Asked       bool         // it was being undone because somebody asked for that
 	Took        time.Duration
 }
 

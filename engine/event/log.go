@@ -7,16 +7,16 @@ import (
 	"converge.dev/converge/engine/plan"
 )
 
-// Log returns a sink that writes events as structured lines, by which an operator follows a run: what it is about and how it ends at
-// level info, each step and each look at debug, what goes wrong at warn. Lines about one run have its id, those about one step its
+// Log returns a sink that writes events as structured lines, with which an operator follows a run: its start and its end at level
+// info, each step and each observation at debug, failures at warn. Lines about a run have its id, those about a step its
 // number and its ref, under the same keys everywhere. The sink is for one goroutine at a time.
 func Log(to *slog.Logger) Sink {
-	run := "" // that is under way
+	run := "" // the run in progress
 	return func(e Event) {
 		if started, ok := e.(RunStarted); ok {
 			run = started.Run.ID
 		}
-		if !to.Enabled(context.Background(), slog.LevelWarn) { // there is one for each thing that a run does
+		if !to.Enabled(context.Background(), slog.LevelWarn) { // there is an event for everything that a run does
 			return
 		}
 		if level, text, attrs := line(e); text != "" {

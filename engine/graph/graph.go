@@ -1,10 +1,10 @@
-// Package graph orders things that need one another. It is pure.
+// Package graph orders things that depend on one another. It is pure.
 package graph
 
 import "slices"
 
-// Levels returns each node its wave: 0 when it needs nothing, else one more than the highest of those it needs.
-// Needs[i] lists the nodes that come before node i. When there is a cycle, it is returned instead: each node of it needs
+// Levels returns the wave of each node: 0 when it needs nothing, else one more than the highest of those it needs.
+// Needs[i] lists the nodes that come before node i. When there is a cycle, it is returned instead: each of its nodes needs
 // the next, and the last needs the first.
 func Levels(needs [][]int) (levels []int, cycle []int) {
 	n := len(needs)
@@ -38,7 +38,7 @@ func Levels(needs [][]int) (levels []int, cycle []int) {
 	return nil, findCycle(needs, waits)
 }
 
-// findCycle walks along nodes that still wait until one comes again.
+// findCycle walks along nodes that still wait until one repeats.
 func findCycle(needs [][]int, waits []int) []int {
 	i := slices.IndexFunc(waits, func(w int) bool { return w > 0 })
 	at := map[int]int{}
@@ -54,10 +54,10 @@ func findCycle(needs [][]int, waits []int) []int {
 	}
 }
 
-// A Schedule says which nodes may start, as others finish. It is a plain state machine: no clock, no goroutine.
+// A Schedule says which nodes may start as others finish. It is a plain state machine: no clock, no goroutine.
 //
-// Nodes may have stages, from 1. One of a later stage starts only when all of the earlier stages have finished; or when
-// nothing else can start or is under way, for stages are a caution and what nodes need comes first.
+// Nodes may have stages, from 1. A node of a later stage starts only when all earlier stages have finished, or when
+// nothing else can start or is in flight: stages are a precaution, and what nodes need comes first.
 type Schedule struct {
 	waits  []int
 	after  [][]int
@@ -68,7 +68,7 @@ type Schedule struct {
 	left   int
 }
 
-// NewSchedule starts a schedule over an acyclic graph; the nodes that are done already are passed over. Stage gives the
+// NewSchedule starts a schedule over an acyclic graph; nodes that are already done are passed over. Stage returns the
 // stage of each node, 0 for one that neither waits for a stage nor is waited for; nil: all have 0.
 func NewSchedule(needs [][]int, done func(int) bool, stage func(int) int) *Schedule {
 	if stage == nil {
@@ -97,7 +97,7 @@ func NewSchedule(needs [][]int, done func(int) bool, stage func(int) int) *Sched
 	return s
 }
 
-// Next takes a node that may start; ok is false when none may right now. Every node that is taken is given back with
+// Next takes a node that may start; ok is false when none may right now. Every node that is taken must be returned with
 // Done or Drop.
 func (s *Schedule) Next() (node int, ok bool) {
 	for at := range s.ready {
@@ -114,7 +114,7 @@ func (s *Schedule) Next() (node int, ok bool) {
 	return 0, false
 }
 
-// Done says that a node has finished: those that waited for it alone may start.
+// Done marks a node as finished: nodes that waited for it alone may start.
 func (s *Schedule) Done(node int) {
 	s.flying--
 	s.left--
@@ -126,13 +126,13 @@ func (s *Schedule) Done(node int) {
 	}
 }
 
-// Drop says that a node has ended without finishing: those that wait for it never start.
+// Drop marks a node as ended without finishing: nodes that wait for it never start.
 func (s *Schedule) Drop(int) { s.flying-- }
 
-// Left is the number of nodes that have not finished.
+// Left returns the number of nodes that have not finished.
 func (s *Schedule) Left() int { return s.left }
 
-// Reverse turns needs around: in the result, each node needs those that needed it.
+// Reverse inverts needs: in the result, each node needs those that needed it.
 func Reverse(needs [][]int) [][]int {
 	out := make([][]int, len(needs))
 	for i, ns := range needs {

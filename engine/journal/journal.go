@@ -1,21 +1,21 @@
-// Package journal writes down what a run is about to do before it does it, and what came of it afterwards. Recovery
+// Package journal records what a run is about to do before it does it, and the outcome afterwards. Recovery
 // reads nothing else.
 //
 // # Words
 //
 // A [Record] is one line of a run's journal. An intent says that a call is about to be made; an outcome says what was
-// seen afterwards. An intent without an outcome is unknown: it is settled by observing, never by guessing.
+// observed afterwards. An intent without an outcome is unknown: it is settled by observing, never by guessing.
 //
 // # Promises
 //
-// When [Journal.Append] returns without error its record is durable, in order, and was written while the site lock was
-// held. An intent, moreover, while neither a freeze nor a hold stopped its resource: the transaction says so. Records
-// form a hash chain, and the head of the journal holds the hash of the last one, so that none can be changed, dropped
-// or cut off unnoticed. Appends that come together are written together, in one transaction, so that many steps in
+// When [Journal.Append] returns without error, its record is durable, in order, and was written while the site lock was
+// held; an intent, moreover, while neither a freeze nor a hold stopped its resource. The transaction guarantees both.
+// Records form a hash chain, and the head of the journal holds the hash of the last one, so that none can be changed,
+// dropped or cut off unnoticed. Concurrent appends are written together, in one transaction, so that many steps in
 // flight cost one fsync; none of them returns before that.
 //
-// A record names things and holds digests, never a spec and never a secret: the images from before and after a step
-// stand in the plan, whose digest the first record holds.
+// A record names things and holds digests, never a spec and never a secret: the specs before and after a step are in
+// the plan, whose digest the first record holds.
 package journal
 
 import (
@@ -32,17 +32,17 @@ import (
 	"converge.dev/converge/state"
 )
 
-// Version of the records. A record of another version stops everything.
+// Version is the version of the records. A record of another version stops everything.
 const Version = 2
 
-// Kind says what a record tells.
+// Kind says what a record is about.
 type Kind string
 
-// Kinds of records.
+// The kinds of records.
 const (
-	Begin    Kind = "begin"     // the run is opened, for the plan with this digest
+	Begin    Kind = "begin"     // the run is opened for the plan with this digest
 	Intent   Kind = "intent"    // a call is about to be made
-	Outcome  Kind = "outcome"   // what was seen afterwards
+	Outcome  Kind = "outcome"   // what was observed after the call
 	NoReturn Kind = "no-return" // from here on steps cannot be undone exactly
 	Revert   Kind = "revert"    // from here on steps are undone
 	End      Kind = "end"       // the run is closed
@@ -53,9 +53,9 @@ type Result string
 
 // Results.
 const (
-	Done    Result = "done"    // seen as it should be
+	Done    Result = "done"    // observed as it should be
 	Refused Result = "refused" // nothing was changed
-	Partial Result = "partial" // something was changed, but it is not as it should be
+	Partial Result = "partial" // something was changed, but is not as it should be
 )
 
 // A Record is one line of the journal.
@@ -75,28 +75,28 @@ type Record struct {
 	Keep    int       `json:"keep,omitempty"` // how many of the first steps are not undone; in a revert
 
 	Action      plan.Action      `json:"action,omitempty"`
-	Class       providers.Revert `json:"undo_class,omitempty"` // what undoing the call would mean
+	Class       providers.Revert `json:"undo_class,omitempty"` // how the call could be undone
 	Ref         schema.Ref       `json:"ref,omitzero"`
 	ExternalID  string           `json:"external_id,omitempty"`
 	Incarnation int              `json:"incarnation,omitempty"`
 	Key         string           `json:"key,omitempty"`     // idempotency key, the same for all attempts
-	Before      string           `json:"before,omitempty"`  // digest of what was seen right before
-	Want        string           `json:"want,omitempty"`    // digest of what is to be seen afterwards
-	Version     string           `json:"version,omitempty"` // token sent
+	Before      string           `json:"before,omitempty"`  // digest of what was observed right before
+	Want        string           `json:"want,omitempty"`    // digest of what should be observed afterwards
+	Version     string           `json:"version,omitempty"` // version token that was sent
 
 	Result  Result          `json:"result,omitempty"`
 	Error   providers.Class `json:"class,omitempty"`
 	Message string          `json:"message,omitempty"` // at most maxMessage bytes
-	Seen    string          `json:"seen,omitempty"`    // digest of what was seen afterwards
+	Seen    string          `json:"seen,omitempty"`    // digest of what was observed afterwards
 }
 
 const (
 	maxMessage = 2 << 10
-	// MaxRecord is how many bytes a record has at the most.
+	// MaxRecord is the maximum size of a record in bytes.
 	MaxRecord = 16 << 10
 )
 
-// maxBatch records are written in one transaction at the most. Each may bring one more operation, and two guards.
+// maxBatch is the maximum number of records in one transaction. Each may add one more operation, and two guards.
 const maxBatch = (state.MaxOps - 16) / 2
 
 // A HeldError says that a step may not begin, because a freeze or a hold stops it.
@@ -119,9 +119,9 @@ type Journal struct {
 	queue chan request
 	done  chan struct{}
 
-	log   Log          // as far as it is written; owned by the writer, without records
+	log   Log          // what has been written; owned by the writer, without records
 	stops *state.Stops // as last read; owned by the writer
-	err   error        // after which nothing can be written
+	err   error        // once set, nothing more can be written
 }
 
 type request struct {
@@ -131,8 +131,8 @@ type request struct {
 	done chan error
 }
 
-// Start opens a run's journal with its first record, in one transaction with ops and on the condition of guards. It
-// fails with state.ErrGuard when one of them does not hold.
+// Start opens a run's journal with its first record, in one transaction with ops and under guards. It fails with
+// state.ErrGuard when a guard does not hold.
 func Start(ctx context.Context, store *state.Store, lock *state.Lock, run, plan string, guards []state.Guard, ops []state.Op) (*Log, error) {
 	log := &Log{}
 	rec := Record{Kind: Begin, Step: -1, Plan: plan}
@@ -161,7 +161,7 @@ func Open(ctx context.Context, store *state.Store, lock *state.Lock, run string,
 }
 
 // Append writes a record, together with ops, and returns once both are durable. Run, Seq, Epoch, Holder, Wall and Prev
-// are filled in. An intent that a hold or a freeze stops fails with a *HeldError, and the journal goes on; a hold that
+// are filled in. An intent that a hold or a freeze stops fails with a *HeldError, and the journal stays usable; a hold that
 // this run has set itself does not stop it. After any error the record was not written, unless the error wraps
 // [state.ErrUnknown].
 func (j *Journal) Append(ctx context.Context, rec Record, ops ...state.Op) error {
@@ -184,13 +184,13 @@ func (j *Journal) Append(ctx context.Context, rec Record, ops ...state.Op) error
 	}
 }
 
-// Close waits for what is being written. Append must not be called afterwards.
+// Close waits for pending writes. Append must not be called afterwards.
 func (j *Journal) Close() {
 	close(j.queue)
 	<-j.done
 }
 
-// serve takes whatever waits in the queue and writes it in one transaction.
+// serve takes all requests that wait in the queue and writes them in one transaction.
 func (j *Journal) serve() {
 	defer close(j.done)
 	for first := range j.queue {
@@ -218,10 +218,10 @@ func (j *Journal) serve() {
 	}
 }
 
-// commit writes a batch and answers it. What a hold or a freeze stops is answered and left out. An error means that
-// nothing can be written any more.
+// commit writes a batch and answers its requests. A request that a hold or a freeze stops is answered and left out. An
+// error means that nothing more can be written.
 func (j *Journal) commit(all []request) (err error) {
-	// The writer serves many callers: it must not stop half-way because one of them has gone, only when the lock has.
+	// The writer serves many callers: it must not stop half-way because one of them is cancelled, only when the lock is lost.
 	ctx := j.lock.Context(context.WithoutCancel(all[0].ctx))
 	left := all
 	defer func() {
@@ -232,7 +232,7 @@ func (j *Journal) commit(all []request) (err error) {
 			r.done <- err
 		}
 	}()
-	const tries = 20 // each further one means that a hold or a freeze came or went meanwhile
+	const tries = 20 // each retry means that a hold or a freeze was set or released meanwhile
 	for range tries {
 		if left, err = j.free(ctx, left); err != nil || len(left) == 0 {
 			return err
@@ -259,7 +259,7 @@ func (j *Journal) commit(all []request) (err error) {
 		if !errors.Is(err, state.ErrGuard) {
 			return err
 		}
-		// Somebody else wrote a record, and then the lock was not ours in truth; or something holds what was free.
+		// Either another process wrote a record, and the lock was not really ours; or something is held now that was free.
 		head, rerr := j.store.Get(ctx, j.store.JournalHead(j.run))
 		if rerr != nil {
 			return fmt.Errorf("%w (reading it back: %w)", err, rerr)
@@ -274,11 +274,11 @@ func (j *Journal) commit(all []request) (err error) {
 	return err
 }
 
-// free answers the intents that something stops, and gives the other requests.
+// free answers the intents that a hold or a freeze stops, and returns the other requests.
 func (j *Journal) free(ctx context.Context, all []request) ([]request, error) {
 	stopped := func(r request) []state.Hold {
 		if r.rec.Kind != Intent {
-			return nil // what was done is written down, whatever was stopped meanwhile
+			return nil // outcomes are written, whatever was stopped meanwhile
 		}
 		return j.stops.On(r.rec.Ref, j.run)
 	}

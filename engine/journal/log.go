@@ -14,7 +14,7 @@ import (
 	"converge.dev/converge/state"
 )
 
-// A Log is what is written of a journal.
+// A Log is the part of a journal that has been written.
 type Log struct {
 	Records []Record
 
@@ -23,15 +23,15 @@ type Log struct {
 	revision int64  // of the head in the store
 }
 
-// A head says how far a journal goes. It changes with every transaction, so that two writers cannot go on from the same
-// record, and none can be cut off at the end.
+// A head says how far a journal goes. It changes with every transaction, so that two writers cannot continue from the
+// same record, and no record can be cut off at the end.
 type head struct {
 	V    int    `json:"v"`
 	Seq  int64  `json:"seq"`
 	Hash string `json:"hash"`
 }
 
-// A batch is records as they will be stored.
+// A batch is a number of records as they will be stored.
 type batch struct {
 	log  Log // afterwards
 	run  string
@@ -61,8 +61,8 @@ func (l *Log) next(run string, lock *state.Lock, records []*Record) (*batch, err
 	return b, nil
 }
 
-// write stores the batch. A write whose result is unknown is settled by reading: our record is there, or it is not and
-// the same transaction is tried again, or another's is there and we are fenced. It fails with state.ErrGuard, and has
+// write stores the batch. A write of unknown outcome is settled by reading: our record is there; or it is not, and the
+// same transaction is tried again; or another writer's is there, and we are fenced. It fails with state.ErrGuard, and has
 // written nothing, when a guard does not hold.
 func (b *batch) write(ctx context.Context, store *state.Store, lock *state.Lock, guards []state.Guard, more []state.Op) error {
 	for i := range b.ops {
@@ -76,7 +76,7 @@ func (b *batch) write(ctx context.Context, store *state.Store, lock *state.Lock,
 	first := b.ops[0].Key
 	guards = append(guards, state.Guard{Key: first})
 	const tries = 5
-	unknown := false // an earlier try may still be written, whatever a later one is told
+	unknown := false // an earlier try may still be written, whatever a later one returns
 	for try := 1; ; try++ {
 		revision, err := lock.Commit(ctx, guards, ops)
 		if err == nil {
@@ -107,10 +107,10 @@ func (b *batch) write(ctx context.Context, store *state.Store, lock *state.Lock,
 	}
 }
 
-// strict reads what this version writes and nothing else: no unknown, repeated or differently spelt names.
+// strict accepts what this version writes and nothing else: no unknown, repeated or differently spelt names.
 var strict = json.JoinOptions(json.RejectUnknownMembers(true))
 
-// A DamagedError says that a journal is not what converge wrote.
+// A DamagedError reports that a journal is not what converge wrote.
 type DamagedError struct{ error }
 
 // Read returns the records of a run, oldest first, and verifies that they are whole: a gap, a broken chain, a cut end or
@@ -126,7 +126,7 @@ func Read(ctx context.Context, store *state.Store, run string) (*Log, error) {
 	if len(items) == 0 {
 		return &Log{}, nil
 	}
-	last := items[len(items)-1] // the head comes after all numbers
+	last := items[len(items)-1] // the head sorts after all numbers
 	if last.Key != store.JournalHead(run) {
 		return fail("its head %s is missing: the journal is damaged", store.JournalHead(run))
 	}
@@ -159,8 +159,8 @@ func Read(ctx context.Context, store *state.Store, run string) (*Log, error) {
 	return log, nil
 }
 
-// Next reads the record that follows number seq, for those who watch a run; there is none while ok is false. Unlike Read it
-// does not prove that the journal is whole.
+// Next reads the record that follows number seq, to watch a run; ok is false while there is none. Unlike Read it does not
+// verify that the journal is whole.
 func Next(ctx context.Context, store *state.Store, run string, seq int64) (r Record, ok bool, err error) {
 	item, err := store.Get(ctx, store.JournalKey(run, seq+1))
 	if err != nil || item.Modified == 0 {
@@ -175,7 +175,7 @@ func Next(ctx context.Context, store *state.Store, run string, seq int64) (r Rec
 	return r, true, nil
 }
 
-// version tells from which version of converge a value is, before it is read in earnest.
+// version checks the version of a record before it is decoded.
 func version(text []byte) error {
 	var v struct {
 		V int `json:"v"`

@@ -7,12 +7,12 @@ import (
 	"converge.dev/converge/providers"
 )
 
-// Standing is how far a step came in one direction.
+// Standing is how far a step got in one direction.
 type Standing struct {
 	Attempts int       // intents written
 	Open     *Record   // the last intent, when no outcome followed it
 	Outcome  *Record   // the last outcome, when it is newer than the last intent
-	Began    time.Time // when the first of all these was written, by the clock of whoever wrote it
+	Began    time.Time // when the first of these records was written, by its writer's clock
 }
 
 // Effect reports whether something was changed, or may have been.
@@ -20,37 +20,37 @@ func (s Standing) Effect() bool {
 	return s.Open != nil || (s.Outcome != nil && s.Outcome.Result != Refused)
 }
 
-// Finished reports whether the step was seen to be as it should be.
+// Finished reports whether the result of the step was observed to be as it should be.
 func (s Standing) Finished() bool { return s.Outcome != nil && s.Outcome.Result == Done }
 
-// Unseen reports whether the far side accepted the call of the step, and what it asked for was never seen.
+// Unseen reports whether the far side accepted the call of the step, but its result was never observed.
 func (s Standing) Unseen() bool {
 	return s.Outcome != nil && s.Outcome.Result == Partial && s.Outcome.Seen == "" && s.Outcome.Error != providers.Conflict
 }
 
-// Spared reports whether no call was made because the thing was not as it was to be: others have changed it, or removed it.
+// Spared reports whether no call was made because the thing was not as expected: others have changed or removed it.
 func (s Standing) Spared() bool {
 	return s.Attempts == 0 && s.Outcome != nil && s.Outcome.Error == providers.Conflict
 }
 
-// A Replay is what the records of a run add up to.
+// A Replay is the state that the records of a run add up to.
 type Replay struct {
 	Plan      string     // digest of the plan
 	Forward   []Standing // per step
 	Undo      []Standing // per step
 	NoReturn  bool       // the point of no return was passed
 	Reverting bool       // undoing has begun
-	Asked     bool       // somebody asked for that; no step failed
-	Keep      int        // how many of the first steps are not undone, as whoever asked for it last wanted
+	Asked     bool       // somebody asked for the undo; no step failed
+	Keep      int        // how many of the first steps are not undone, according to the last request
 	Ended     bool
 }
 
-// Left reports whether undoing all but the first steps that are kept has still to undo a step.
+// Left reports whether a step still has to be undone when all but the kept first steps are.
 func (r *Replay) Left(step int) bool {
 	return step >= r.Keep && r.Forward[step].Effect() && !r.Undo[step].Finished()
 }
 
-// Count counts the steps that are left to undo.
+// Count returns the number of steps that are left to undo.
 func (r *Replay) Count() int {
 	n := 0
 	for i := range r.Forward {
@@ -61,7 +61,7 @@ func (r *Replay) Count() int {
 	return n
 }
 
-// Unsettled reports whether a step changed something, or may have, and did not come to its end in the direction that the run
+// Unsettled reports whether a step changed something, or may have, and did not finish in the direction that the run
 // has taken.
 func (r *Replay) Unsettled(step int) bool {
 	if r.Reverting {

@@ -8,11 +8,11 @@ import (
 	"converge.dev/converge/schema"
 )
 
-// An UnmatchedError says that a pattern of the options matches nothing. Most likely it is misspelt; to plan all the same
-// would be to destroy what was to be excluded, or to leave alone what was to be changed.
+// An UnmatchedError says that a pattern of the options matches nothing. Most likely it is misspelt; planning anyway
+// would destroy what should be excluded, or leave alone what should be changed.
 type UnmatchedError struct {
 	Option  string       // target, exclude, replace, or external of an import
-	Pattern string       // as it was given
+	Pattern string       // as given
 	Refs    []schema.Ref // what it could have matched
 }
 
@@ -27,8 +27,8 @@ func (e *UnmatchedError) Error() string {
 	return fmt.Sprintf("-%s=%s matches nothing that is %s", e.Option, e.Pattern, among)
 }
 
-// checkPatterns fails with an *UnmatchedError. Only what is declared can be replaced; anything that is there in any way can
-// be named otherwise.
+// checkPatterns fails with an *UnmatchedError when a pattern matches nothing. Only what is declared can be replaced; the
+// other options may name anything that is declared, recorded or observed.
 func (m *maker) checkPatterns() error {
 	var declared, all []schema.Ref
 	for _, o := range []struct {
@@ -51,7 +51,7 @@ func (m *maker) checkPatterns() error {
 	return nil
 }
 
-// present lists what is declared, and all that is declared, recorded or observed: things by the refs in their marks, by
+// present lists what is declared, and everything that is declared, recorded or observed: things by the refs in their marks, by
 // name and by id.
 func (m *maker) present() (declared, all []schema.Ref) {
 	for i := range m.in.Document.Resources {
@@ -79,35 +79,35 @@ func (m *maker) present() (declared, all []schema.Ref) {
 	return declared, schema.SortRefs(all)
 }
 
-// Narrowed says how much of the site a plan is about that is about a part.
+// Narrowed says how much of the site a partial plan covers.
 type Narrowed struct {
-	Resources int   `json:"resources"`       // declared or recorded ones that it is about
+	Resources int   `json:"resources"`       // declared or recorded resources that the plan covers
 	Of        int   `json:"of"`              // all that are declared or recorded
-	Since     int64 `json:"since,omitempty"` // it is about what the document says otherwise than the revision with this serial; 0: about what was asked for
+	Since     int64 `json:"since,omitempty"` // the plan covers what differs from the revision with this serial; 0: it covers what was asked for
 }
 
-// An Omission is a declared resource that the plan does nothing about although it should, and why.
+// An Omission is a declared resource for which the plan has no step although it needs one, and why.
 type Omission struct {
 	Ref    schema.Ref `json:"ref"`
 	Reason string     `json:"reason"`
 }
 
-// A selection says which resources a plan is about. Nil: all.
+// A selection says which resources a plan covers. Nil: all.
 type selection map[schema.Ref]bool
 
 func (s selection) has(r schema.Ref) bool { return s == nil || s[r] }
 
-// targets reports whether -target asks for a resource by itself.
+// targets reports whether -target names a resource itself.
 func (m *maker) targets(r schema.Ref) bool {
 	return len(m.in.Options.Target) == 0 || slices.ContainsFunc(m.in.Options.Target, func(p string) bool { return Matches(p, r) })
 }
 
-// excluded finds what -exclude names, and what refers to that.
+// excluded returns what -exclude names, and what refers to that.
 func (m *maker) excluded() selection {
 	if len(m.in.Options.Exclude) == 0 {
 		return selection{}
 	}
-	out := make(selection, len(m.items)) // also what is not excluded, so that nothing is looked at twice
+	out := make(selection, len(m.items)) // also what is not excluded, so that nothing is visited twice
 	var leave func(it *item) bool
 	leave = func(it *item) bool {
 		if left, known := out[it.ref]; known {
@@ -132,7 +132,7 @@ func (m *maker) excluded() selection {
 	return out
 }
 
-// considered finds what the plan is about: the targets and what they refer to, without what is excluded. Keep says which
+// considered returns what the plan covers: the targets and what they refer to, without what is excluded. Keep says which
 // steps are left.
 func (m *maker) considered(keep []bool, excluded selection) selection {
 	if len(m.in.Options.Target) == 0 && len(m.in.Options.Exclude) == 0 {
@@ -160,7 +160,7 @@ func (m *maker) considered(keep []bool, excluded selection) selection {
 	return in
 }
 
-// count counts what is as it should be, and how much the plan is about.
+// count counts what is as it should be, and how much the plan covers.
 func (m *maker) count(in selection) {
 	about := 0
 	m.plan.Unchanged = m.rest.resources
@@ -181,8 +181,8 @@ func (m *maker) count(in selection) {
 	}
 }
 
-// leaveOut lets go of the steps that cannot be done because something that they refer to is unknown, unsupported or refused,
-// and says which resources are left out for another reason than a refusal, which is told by itself.
+// leaveOut drops the steps that cannot be done because something that they refer to is unknown, unsupported or refused, and
+// lists the resources that are left out for any reason but a refusal, which is reported by itself.
 func (m *maker) leaveOut(keep []bool, pair map[int]int, in selection) {
 	omitted := map[schema.Ref]string{}
 	for _, it := range m.items {
@@ -222,8 +222,8 @@ func (m *maker) leaveOut(keep []bool, pair map[int]int, in selection) {
 	}
 }
 
-// drop lets go of the steps that need one that is let go of, or are the first of a pair with it. Needs run in no particular order, so it repeats until nothing
-// changes.
+// drop drops the steps that need a dropped one, or are the first of a pair with it. Needs are in no particular order, so it
+// repeats until nothing changes.
 func drop(steps []Step, keep []bool, pair map[int]int, tell func(step, needed *Step)) {
 	for changed := true; changed; {
 		changed = false
@@ -246,7 +246,7 @@ func drop(steps []Step, keep []bool, pair map[int]int, tell func(step, needed *S
 	}
 }
 
-// blocker returns what a resource refers to and nothing could be decided about; nil when there is nothing of the kind.
+// blocker returns an item that a resource refers to and about which nothing could be decided; nil when there is none.
 func (m *maker) blocker(ref schema.Ref) *item {
 	it := m.byRef[ref]
 	if it == nil || it.desired == nil {

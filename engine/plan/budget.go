@@ -12,22 +12,22 @@ import (
 	"converge.dev/converge/state"
 )
 
-// DefaultMaxDestroy is the budget where nobody has set one.
+// DefaultMaxDestroy is the budget where none is set.
 const DefaultMaxDestroy = "10%"
 
-// OverBudget says why a plan destroys more than it may, when so many resources are recorded as being there. It looks at nothing
-// but what the plan would do, so that a mistake in making the plan does not get past it.
+// OverBudget returns why a plan destroys more than it may, when live resources are recorded as existing. It considers only what
+// the plan would do, so that a mistake in making the plan does not get past it.
 func OverBudget(p *Plan, live int) []Refusal {
 	return Over(p, live, p.MaxDestroy, AllowDestroy)
 }
 
-// AllowDestroy says how a plan is allowed to destroy so many things, where the document or who asks for the plan sets the limit.
+// AllowDestroy returns the remedy that allows a plan to destroy n things, where the document or the caller sets the limit.
 func AllowDestroy(n int) remedy.Remedy {
 	return remedy.Say("look at the plan; if it is what you want, raise policy.max_destroy of the document, or allow it this once", remedy.Of(remedy.AllowDestroy, strconv.Itoa(n)))
 }
 
-// Over says why a plan destroys more of what is recorded as being there than a limit allows; nothing when the limit is empty.
-// Allow says how a higher limit is set.
+// Over returns why a plan destroys more of the live recorded resources than a limit allows; nothing when the limit is empty.
+// Allow returns how a higher limit is set.
 func Over(p *Plan, live int, limit string, allow func(n int) remedy.Remedy) []Refusal {
 	if limit == "" {
 		return nil
@@ -72,13 +72,13 @@ func Budget(limit string, live int) (int, error) {
 	return n, nil
 }
 
-// fewRecorded is how many recorded things of a kind say nothing yet when most of them are gone.
+// fewRecorded is how many recorded things of a kind are too few to draw conclusions when most of them are gone.
 const fewRecorded = 5
 
-// goOn is for what is seen to be gone.
+// goOn is the remedy for what is observed to be gone.
 var goOn = []remedy.Action{{Verb: remedy.Drift}, {Verb: remedy.AllowMissing}}
 
-// A tally counts what is recorded of a provider in a scope, and what is seen of that.
+// A tally counts what is recorded of a provider in a scope, and how much of that is observed.
 type tally struct{ recorded, seen int }
 
 func (t tally) add(it *item) tally {
@@ -89,14 +89,14 @@ func (t tally) add(it *item) tally {
 	return t
 }
 
-// suspect refuses what looks like a mistake of somebody else: a document without resources, a place where most of what was
-// made, and a provider in a scope, or a site, where all of it is not there any more. An empty answer of the wrong server looks
-// exactly like that. A lone thing of a provider may well be gone by itself where the server is known to be the same.
+// suspect refuses what looks like somebody else's mistake: a document without resources, a place where most of what was made
+// is gone, and a provider in a scope, or a site, where all of it is. An empty answer from the wrong server looks exactly like
+// that. A provider's only thing may well be gone where the server is known to be the same.
 func (m *maker) suspect() {
 	recorded, seen := map[Place]int{}, map[Place]int{}
-	of, site := map[Place]tally{}, tally{} // by provider, and in all
+	of, site := map[Place]tally{}, tally{} // by provider, and in total
 	live := 0
-	for at, n := range m.rest.recorded { // and all of it is there
+	for at, n := range m.rest.recorded { // and all of it exists
 		provider := Place{at.Scope, schema.Ref{Kind: at.Kind}.Provider()}
 		recorded[at], seen[at] = n, n
 		of[provider] = tally{of[provider].recorded + n, of[provider].seen + n}
@@ -160,7 +160,7 @@ func (m *maker) suspect() {
 	})
 }
 
-// same reports whether the server of a provider in a scope says that it is the one on which what is recorded was made.
+// same reports whether the server of a provider in a scope identifies itself as the one on which the recorded things were made.
 func (m *maker) same(at Place) bool {
 	return slices.ContainsFunc(m.in.Known, func(k state.Server) bool {
 		return k.Scope == at.Scope && k.Provider == at.Kind && slices.ContainsFunc(m.in.Servers, func(s state.Server) bool {
@@ -169,8 +169,8 @@ func (m *maker) same(at Place) bool {
 	})
 }
 
-// sweep removes the strays that are certainly nobody's: incarnations of a resource that were given up before the one that
-// is recorded. Their ids are never used again, so nothing else can have them. Other strays are left for people to judge.
+// sweep removes the strays that certainly belong to nobody: incarnations of a resource that were given up before the
+// recorded one. Their ids are never used again, so nothing else can have them. Other strays are left for people to judge.
 func (m *maker) sweep() {
 	born := map[schema.Ref]int{}
 	for i := range m.in.Recorded {
@@ -202,7 +202,7 @@ func (m *maker) sweep() {
 	})
 }
 
-// Stages puts nodes in turns, so that a mistake meets one node before it meets all: 1 for the first node, 2 for a tenth
+// Stages assigns nodes to stages, so that a mistake hits one node before it hits all: 1 for the first node, 2 for a tenth
 // of them, 3 for the rest. Nodes are in the order of their names.
 func Stages(nodes []string) map[string]int {
 	nodes = slices.Compact(slices.Sorted(slices.Values(nodes)))

@@ -13,8 +13,8 @@ import (
 	"converge.dev/converge/schema"
 )
 
-// Check refuses a plan that [Make] could not have made, with an error that wraps [ErrFormat]. It knows the plan alone: not
-// the kinds, not the site, not the document, for which see [Plan.CheckDocument]. What it finds is a plan that was edited or
+// Check refuses a plan that [Make] could not have made, with an error that wraps [ErrFormat]. It uses the plan alone: not
+// the kinds, not the site, and not the document, for which see [Plan.CheckDocument]. It finds a plan that was edited or
 // damaged, or a mistake of the planner.
 func (p *Plan) Check() error {
 	for _, check := range []func() error{p.checkHead, p.checkSteps, p.checkOrder, p.checkNeeds} {
@@ -25,13 +25,13 @@ func (p *Plan) Check() error {
 	return nil
 }
 
-// A Head is what a document says about the site as a whole.
+// A Head is the part of a document that is about the site as a whole.
 type Head struct {
 	Site   schema.Site   `json:"site"`
 	Policy schema.Policy `json:"policy"`
 }
 
-// HeadOf reads the head of a document and passes over its resources.
+// HeadOf reads the head of a document and skips its resources.
 func HeadOf(document []byte) (h Head, err error) {
 	if err := json.Unmarshal(document, &h); err != nil {
 		return Head{}, fmt.Errorf("the document: %w", err)
@@ -67,7 +67,7 @@ func (p *Plan) checkHead() error {
 	return nil
 }
 
-// CheckDocument refuses a plan whose [Plan.Document] is missing, or is not the one that it was made for, with an error that
+// CheckDocument refuses a plan whose [Plan.Document] is missing or is not the one that the plan was made for, with an error that
 // wraps [ErrFormat].
 func (p *Plan) CheckDocument() error {
 	if err := p.checkDocument(); err != nil {
@@ -98,7 +98,7 @@ func (p *Plan) checkDocument() error {
 	return nil
 }
 
-// checkSteps looks at each step by itself, and at those of one resource.
+// checkSteps checks each step by itself, and the steps of each resource together.
 func (p *Plan) checkSteps() error {
 	of := make(map[schema.Ref]*Step, len(p.Steps))
 	for i := range p.Steps {
@@ -118,14 +118,14 @@ func (p *Plan) checkSteps() error {
 	return nil
 }
 
-// halvesOf reports whether two steps do to one resource what takes two: replace it, or detach it and attach it again.
+// halvesOf reports whether two steps are the halves of one change to a resource: replace it, or detach it and attach it again.
 func halvesOf(a, b *Step) bool {
 	replace := a.Replace && b.Replace && a.Action != b.Action
 	detach := a.Action == Update && b.Action == Update && (a.Detaches && b.Attaches || a.Attaches && b.Detaches)
 	return replace || detach
 }
 
-// wrong says what no step of a plan can be; empty when there is nothing.
+// wrong returns why a step cannot be one of a plan; empty when it can.
 func (s *Step) wrong(p *Plan) string {
 	makes := s.Action == Create || s.Action == Update || s.Action == Adopt
 	late := slices.Contains([]providers.Revert{providers.Replace, providers.NoUndo}, s.Undo)
@@ -165,7 +165,7 @@ func (s *Step) wrong(p *Plan) string {
 	return ""
 }
 
-// checkOrder finds the order anew: needs, waves, turns of nodes, and the point of no return.
+// checkOrder derives the order again: needs, waves, stages of nodes, and the point of no return.
 func (p *Plan) checkOrder() error {
 	for i := range p.Steps {
 		for j, n := range p.Steps[i].Needs {
@@ -201,8 +201,8 @@ func (p *Plan) checkOrder() error {
 	return nil
 }
 
-// checkNeeds refuses steps that do not wait for what they must wait for, as the records of the plan have it: see
-// maker.connect, which knows more.
+// checkNeeds refuses steps that do not wait for what they must wait for according to the records in the plan;
+// maker.connect knows more.
 func (p *Plan) checkNeeds() error {
 	if p.Sweep {
 		return nil
@@ -260,7 +260,7 @@ func (p *Plan) checkNeeds() error {
 				last = mine
 			}
 			if d := detaches[s.Ref]; d != nil && last == mine && gone != nil && slices.Contains(gone.Needs, d.ID) {
-				last = nil // it was let go of before
+				last = nil // its reference was taken away before
 			}
 			if gone != nil && last != nil {
 				if err := need(gone, last); err != nil {

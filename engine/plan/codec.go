@@ -18,11 +18,11 @@ import (
 	"converge.dev/converge/schema"
 )
 
-// maxDepth is how many objects and lists of a plan may lie within each other. A document has at most 32 of them.
+// maxDepth is how deep objects and lists of a plan may be nested. A document has at most 32 levels.
 const maxDepth = 64
 
-// strict reads what Encode writes and nothing else: no unknown, repeated or differently spelt names. Whole numbers of any
-// size stay whole, as in [schema.Object].
+// strict accepts what Encode writes and nothing else: no unknown, repeated or differently spelt names. Integers of any
+// size stay integers, as in [schema.Object].
 var strict = json.JoinOptions(json.RejectUnknownMembers(true), json.WithUnmarshalers(json.JoinUnmarshalers(
 	json.UnmarshalFunc(func(b []byte, v *any) error {
 		var o schema.Object
@@ -33,8 +33,8 @@ var strict = json.JoinOptions(json.RejectUnknownMembers(true), json.WithUnmarsha
 	json.UnmarshalFunc(func(b []byte, d *time.Duration) error { return json.Unmarshal(b, (*int64)(d)) }),
 )))
 
-// A Verbatim is JSON that comes back byte for byte, because a digest or a signature is of its bytes. In a plan file it
-// stands as what it is when it is compact, as encoding/json would write it, and otherwise as text in base64.
+// A Verbatim is JSON that is kept byte for byte, because a digest or a signature covers its bytes. In a plan file it is
+// written as it is when it is compact, as encoding/json would write it, and otherwise as base64 text.
 type Verbatim []byte
 
 // MarshalJSON implements json.Marshaler.
@@ -58,7 +58,7 @@ func (v *Verbatim) UnmarshalJSON(data []byte) error {
 	return nil
 }
 
-// Encode returns the plan as it is saved and its digest, the hex SHA-256 of that. Each spec of a step is saved once.
+// Encode returns the saved form of the plan and its digest, the hex SHA-256 of that. Each spec of a step is saved once.
 func (p *Plan) Encode() (data []byte, digest string, err error) {
 	saved := *p
 	saved.Steps = slices.Clone(p.Steps)
@@ -72,7 +72,7 @@ func (p *Plan) Encode() (data []byte, digest string, err error) {
 	return data, hex.EncodeToString(sum[:]), nil
 }
 
-// compact is v as JSON without blanks in which nothing is escaped that need not be: it has to be readable.
+// compact returns v as JSON without blanks or unnecessary escapes: it has to be readable.
 func compact(v any) ([]byte, error) {
 	var b bytes.Buffer
 	e := jsonv1.NewEncoder(&b)
@@ -83,7 +83,7 @@ func compact(v any) ([]byte, error) {
 	return bytes.TrimSuffix(b.Bytes(), []byte("\n")), nil
 }
 
-// fold leaves out what unfold finds.
+// fold removes what unfold restores.
 func (s *Step) fold() {
 	if r := s.Record; r != nil && r.Spec != nil && reflect.DeepEqual(r.Spec, s.Want) {
 		folded := *r
@@ -95,8 +95,8 @@ func (s *Step) fold() {
 	}
 }
 
-// unfold is the inverse of fold. What makes something states a spec, and what is recorded has one unless it is gone: there is
-// no other meaning of their absence.
+// unfold is the inverse of fold. A step that makes something states a spec, and a record has one unless it is gone, so a
+// missing spec is never ambiguous.
 func (s *Step) unfold() {
 	if s.Want == nil {
 		s.Want = s.After
@@ -106,7 +106,7 @@ func (s *Step) unfold() {
 	}
 }
 
-// Decode is the inverse of Encode. It takes nothing that [Make] could not have made: what is read has passed
+// Decode is the inverse of Encode. It accepts nothing that [Make] could not have made: the plan has passed
 // [Plan.Check].
 func Decode(data []byte) (*Plan, error) {
 	if err := shallow(data); err != nil {
@@ -118,7 +118,7 @@ func Decode(data []byte) (*Plan, error) {
 	if err := json.Unmarshal(data, &head); err != nil {
 		return nil, fmt.Errorf("%w: %w", ErrFormat, err)
 	}
-	if head.Format != Format { // said before anything about fields that only another version has
+	if head.Format != Format { // reported before errors about fields that only another version has
 		return nil, fmt.Errorf("%w: it has format %d, want %d; plan again", ErrFormat, head.Format, Format)
 	}
 	var p Plan
@@ -134,7 +134,7 @@ func Decode(data []byte) (*Plan, error) {
 	return &p, nil
 }
 
-// shallow refuses what is not JSON, or nested so deeply that reading it would take more stack than any plan needs.
+// shallow refuses what is not JSON, or is nested so deeply that reading it would take more stack than any plan needs.
 func shallow(data []byte) error {
 	d := jsontext.NewDecoder(bytes.NewReader(data))
 	for {

@@ -12,15 +12,15 @@ import (
 	"converge.dev/converge/schema"
 )
 
-// A detachment is the extra update of a thing that takes references away before what they lead to is deleted.
+// A detachment is an extra update of a thing that removes references before their targets are deleted.
 type detachment struct {
 	step int
 	from []schema.Ref
 }
 
-// untangle resolves cycles of steps. Where a thing has to go before its successor can come, and an update leads from the one
-// to the other, the update becomes two: one that takes the reference away before, and one that puts it back afterwards.
-// What cannot be resolved is refused, and left out of the plan.
+// untangle resolves cycles of steps. Where a thing has to be deleted before its successor can be created, and an update
+// moves a reference from one to the other, the update becomes two: one that removes the reference before, and one that puts
+// it back afterwards. What cannot be resolved is refused, and left out of the plan.
 func (m *maker) untangle() {
 	for {
 		_, cycle := graph.Levels(m.plan.Needs())
@@ -37,8 +37,8 @@ func (m *maker) untangle() {
 	}
 }
 
-// split breaks a cycle where something can be detached, or where a replaced thing that was to be made anew first can go
-// first; where nothing can, it refuses the cycle and returns false.
+// split breaks a cycle where something can be detached, or where a replaced thing can be deleted first although its
+// successor was to be made first; otherwise it refuses the cycle and returns false.
 func (m *maker) split(cycle []int) bool {
 	why := func() { m.exchange(cycle) }
 	for n, i := range cycle {
@@ -48,7 +48,7 @@ func (m *maker) split(cycle []int) bool {
 			continue
 		}
 		it := m.byRef[update.Ref]
-		if !Refers(it.kind, it.thing.Spec, gone.Ref.Kind, gone.ExternalID) { // it was recorded, and is so no more
+		if !Refers(it.kind, it.thing.Spec, gone.Ref.Kind, gone.ExternalID) { // it was recorded, but is no longer so
 			m.unneed(i, j)
 			return true
 		}
@@ -69,7 +69,7 @@ func (m *maker) split(cycle []int) bool {
 	return false
 }
 
-// goesFirst makes a replacement that was to hand over delete the old thing before the new one is made.
+// goesFirst turns a replacement with handover into one that deletes the old thing before the new one is made.
 func (m *maker) goesFirst(it *item, remove, made int) {
 	it.handover = false
 	m.unneed(remove, made)
@@ -91,8 +91,8 @@ func (m *maker) unneed(step, before int) {
 	s.Needs = slices.DeleteFunc(s.Needs, func(n int) bool { return n == before })
 }
 
-// detach lets a delete wait for an update that only takes the reference away, not for the one that leads to what is wanted.
-// It returns the paths of references that cannot be taken away.
+// detach makes a delete wait for an update that only removes the reference, not for the one that leads to the desired
+// state. It returns the paths of references that cannot be removed.
 func (m *maker) detach(it *item, gone, update int) (stuck []use) {
 	d := m.detached[it.ref]
 	have := it.seen()
@@ -121,8 +121,8 @@ func (m *maker) detach(it *item, gone, update int) (stuck []use) {
 	return nil
 }
 
-// detaching makes the first of the two updates. What it leaves is written with external ids: what is not detached is still
-// what it was, even where it is about to be replaced too.
+// detaching makes the first of the two updates. Its result is written with external ids: what is not detached is still the
+// old thing, even where that is about to be replaced too.
 func (m *maker) detaching(it *item, have schema.Object, from []schema.Ref) Step {
 	lost := make([]string, len(from))
 	for i, r := range from {
@@ -158,7 +158,7 @@ func (m *maker) detaching(it *item, have schema.Object, from []schema.Ref) Step 
 	return s
 }
 
-// attaching makes an update the second of the two: it begins where the first one ends.
+// attaching turns an update into the second of the two: it begins where the first one ends.
 func (m *maker) attaching(it *item, s, first *Step) {
 	names := m.names.In(it.ref.Scope)
 	s.Attaches = true
@@ -169,14 +169,14 @@ func (m *maker) attaching(it *item, s, first *Step) {
 	}
 	s.After = it.becomes(s.Before)
 	s.Changes = diff.Compare(it.kind, s.Want, s.Before, recordedSpec(it), it.desired.Lifecycle.Ignore, names)
-	for _, c := range it.changes { // what refers to a successor of the same name differs by the id alone
+	for _, c := range it.changes { // a reference to a successor of the same name differs only by id
 		if !slices.ContainsFunc(s.Changes, func(d diff.Change) bool { return d.Field() == c.Field() }) {
 			s.Changes = append(s.Changes, c)
 		}
 	}
 }
 
-// without copies an observed spec without its references to a thing; ok is false when it cannot be without them.
+// without returns a copy of an observed spec without its references to a thing; ok is false when it cannot be without them.
 func without(k *schema.Kind, spec schema.Object, may []providers.Detachable, kind, id string) (out schema.Object, ok bool) {
 	out = spec.Clone()
 	to := schema.Ref{Kind: kind, Name: id}
@@ -199,7 +199,7 @@ func without(k *schema.Kind, spec schema.Object, may []providers.Detachable, kin
 	return out, true
 }
 
-// leave returns what stays of a list when the elements that refer to something are left out, and those that cannot be without
+// leave returns a list without the elements that refer to something, and without those that cannot exist without
 // one of these.
 func leave(f *schema.Field, list []any, d providers.Detachable, to schema.Ref) []any {
 	group := func(e any) string {
@@ -226,7 +226,7 @@ func leave(f *schema.Field, list []any, d providers.Detachable, to schema.Ref) [
 	return left
 }
 
-// stuck refuses to delete what something refers to that cannot be without it.
+// stuck refuses a delete of what something else cannot be without.
 func (m *maker) stuck(gone *Step, it *item, at []use) {
 	paths := make([]string, len(at))
 	for i, u := range at {
@@ -245,7 +245,7 @@ func (m *maker) stuck(gone *Step, it *item, at []use) {
 		fmt.Sprintf("first apply a document in which %s refers to something else, or to nothing, in its place; then apply this one", it.ref))
 }
 
-// exchange refuses steps that wait for one another because each takes what another has.
+// exchange refuses steps that wait for one another because each takes what another one has.
 func (m *maker) exchange(cycle []int) {
 	refs := make([]string, 0, len(cycle))
 	texts := make([]string, len(cycle))
@@ -260,7 +260,7 @@ func (m *maker) exchange(cycle []int) {
 		"make the change in two documents: in the first let "+strings.Join(refs[1:], ", ")+plural(len(refs)-1, " give up", " all give up")+" what "+refs[0]+" is to have, or leave one of them out")
 }
 
-// usesIn finds where a value of a field refers to something.
+// usesIn returns where a value of a field refers to something.
 func usesIn(f *schema.Field, v any, path string, to schema.Ref) []use {
 	var found []use
 	var walk func(f *schema.Field, v any, path string, immutable bool)

@@ -19,7 +19,7 @@ func shared(a, b []providers.Claim) (providers.Claim, bool) {
 	return providers.Claim{}, false
 }
 
-// had and has are what the thing claims now, and what it is to claim. What they refer to goes by its name.
+// had and has return what the thing claims now, and what it will claim. References are by name.
 func (m *maker) had(it *item) []providers.Claim {
 	if len(it.traits.Exclusive) == 0 {
 		return nil
@@ -34,9 +34,9 @@ func (m *maker) had(it *item) []providers.Claim {
 func (it *item) has(spec schema.Object) []providers.Claim { return it.traits.Claims(it.ref.Name, spec) }
 
 // handovers decides which replaced things are made anew before the old ones are deleted: those to which something that stays
-// refers in a way that can change, for the far side refuses to delete what is in use. Old and new have different ids, which
-// the engine chooses. Where they cannot be there at the same time, because they share what is exclusive or because what they
-// live in cannot be, the old one goes first, and what refers to it is detached meanwhile; see [maker.untangle].
+// refers in a way that can change, because the far side refuses to delete what is in use. Old and new have different ids,
+// which the engine chooses. Where they cannot exist at the same time, because they share what is exclusive or because what
+// contains them cannot, the old one is deleted first, and what refers to it is detached meanwhile; see [maker.untangle].
 func (m *maker) handovers() {
 	replaced := map[schema.Ref]*item{}
 	users := map[schema.Ref][]*item{}
@@ -87,7 +87,7 @@ func (m *maker) handovers() {
 	}
 }
 
-// exclude lets every step that takes an exclusive value wait for the step by which another thing gives it up.
+// exclude makes every step that takes an exclusive value wait for the step in which another thing gives it up.
 func (m *maker) exclude(need func(step, before int)) {
 	type giver struct {
 		it   *item
@@ -157,7 +157,7 @@ func (m *maker) exclude(need func(step, before int)) {
 			if !c.Block.IsValid() {
 				continue
 			}
-			// Blocks nest or are apart: what overlaps begins inside this one, or is one of those around it.
+			// Blocks are nested or disjoint: what overlaps begins inside this one, or is one of those around it.
 			list := blocks[at]
 			i, _ := slices.BinarySearchFunc(list, c.Block.Addr(), func(g giver, a netip.Addr) int { return g.Block.Addr().Compare(a) })
 			for ; i < len(list) && c.Block.Contains(list[i].Block.Addr()); i++ {

@@ -8,16 +8,16 @@ import (
 	"converge.dev/converge/schema"
 )
 
-// An External is a thing that the document only refers to: it exists, and others look after it.
+// An External is a thing that the document only refers to: it exists, and others manage it.
 type External struct {
-	Ref       schema.Ref `json:"ref"` // as the document calls it
+	Ref       schema.Ref `json:"ref"` // as the document names it
 	ID        string     `json:"id"`
-	Name      string     `json:"name,omitempty"`      // what it was found by; empty: the document says its id
-	Unchecked string     `json:"unchecked,omitempty"` // why nobody has looked whether it is there; empty: it was seen
+	Name      string     `json:"name,omitempty"`      // the name that it was found by; empty: the document states its id
+	Unchecked string     `json:"unchecked,omitempty"` // why its existence was not checked; empty: it was observed
 }
 
-// Lost says why the thing that was found with the external id of x is no longer the one that the document refers to; empty when
-// it is. t is nil where there is none.
+// Lost returns why the thing found with the external id of x is no longer the one that the document refers to; empty when it
+// is. t is nil when none was found.
 func (x External) Lost(t *providers.Thing) string {
 	switch {
 	case t == nil || t.Phase == providers.Leaving:
@@ -28,8 +28,8 @@ func (x External) Lost(t *providers.Thing) string {
 	return ""
 }
 
-// externals finds what the document only refers to, and makes of every reference to it, which is a name, one by external id.
-// From then on it is as if the document had said so: to converge, what is external has no name, no record and no step.
+// externals finds what the document only refers to, and replaces every reference to it by name with one by external id. From
+// then on it is as if the document had said so: for converge, what is external has no name, no record and no step.
 func (m *maker) externals() error {
 	m.desired = m.in.Document.Resources
 	if m.in.Options.Destroy || m.in.Options.Sweep || !slices.ContainsFunc(m.desired, func(r schema.Resource) bool { return r.External != nil }) {
@@ -107,7 +107,7 @@ func (m *maker) lookUp(it *item) (id string, err error) {
 	return "", nil
 }
 
-// Meant reports whether a thing, of the place of an external resource, can be what that refers to.
+// Meant reports whether a thing, in the place of an external resource, can be what the resource refers to.
 func Meant(r *schema.Resource, t *providers.Thing) bool {
 	if r.External.ID != "" {
 		return t.Phase != providers.Leaving && t.ID == r.External.ID
@@ -115,12 +115,12 @@ func Meant(r *schema.Resource, t *providers.Thing) bool {
 	return Called(t, r.Ref.Name)
 }
 
-// Called reports whether a thing can be meant by the name of something external.
+// Called reports whether the name of something external can refer to a thing.
 func Called(t *providers.Thing, name string) bool {
 	return t.Phase != providers.Leaving && (t.Name == name || t.ID == name)
 }
 
-// refer writes external ids into a resource, of which it leaves the document's own as it is.
+// refer writes external ids into a resource; the document's own copy stays as it is.
 func (m *maker) refer(r *schema.Resource, ids map[schema.Ref]string) {
 	kind := m.in.Kinds[r.Ref.Kind]
 	if kind == nil {
@@ -149,7 +149,7 @@ func (m *maker) refer(r *schema.Resource, ids map[schema.Ref]string) {
 	r.After, r.Outside = after, schema.SortRefs(outside)
 }
 
-// await decides nothing about what refers to something external that could not be found.
+// await marks as undecided what refers to something external that could not be found.
 func (m *maker) await() {
 	for _, it := range m.items {
 		if it.desired == nil {
@@ -164,13 +164,13 @@ func (m *maker) await() {
 	}
 }
 
-// leaveAside keeps of the externals those that the plan is about.
+// leaveAside keeps only the externals that the plan is about.
 func (m *maker) leaveAside(in selection) {
 	m.plan.Externals = slices.DeleteFunc(m.plan.Externals, func(e External) bool { return !m.about(Place{e.Ref.Scope, e.Ref.Kind}, e.Ref.Name, in) })
 }
 
-// about reports whether the plan is about a resource of a place, or about what refers to something external there; with a
-// name, to that.
+// about reports whether the plan covers a resource of a place, or something that refers to an external thing there; with
+// a name, to that one.
 func (m *maker) about(at Place, name string, in selection) bool {
 	if in == nil {
 		return true
@@ -185,7 +185,7 @@ func (m *maker) about(at Place, name string, in selection) bool {
 	})
 }
 
-// Outside returns what a spec refers to by external id: what is neither declared nor recorded under a name. After is what it
+// Outside returns what a spec refers to by external id, which is neither declared nor recorded under a name. After is what it
 // refers to by name.
 func Outside(ks schema.Kinds, ref schema.Ref, spec schema.Object, after []schema.Ref) (refs []schema.Ref) {
 	kind := ks[ref.Kind]

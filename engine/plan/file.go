@@ -12,18 +12,18 @@ import (
 	"github.com/go-json-experiment/json/jsontext"
 )
 
-// FileFormat is the version of a plan file. Format 1 was a plan without a proof of where it came from, format 2 one with its
-// document inside.
+// FileFormat is the version of a plan file. Format 1 was a plan without a proof of origin, format 2 one that contained its
+// document.
 const FileFormat = 3
 
-// A File is a plan as it was saved, and what was saved beside it for its readers: the exact bytes, and the proof of which
-// store they came from.
+// A File is a saved plan, and what was saved with it for its readers: the exact bytes, and the proof of the store that
+// they came from.
 type File struct {
 	Plan   *Plan
-	Digest string // hex SHA-256 of the plan's bytes, as it was shown when the plan was saved
+	Digest string // hex SHA-256 of the plan's bytes, as shown when the plan was saved
 
 	data []byte // of the whole file
-	body []byte // what the proof is of, as encodeBody writes it
+	body []byte // what the proof covers, as encodeBody writes it
 }
 
 // envelope is how a File is read; [Seal] writes its head, encodeBody the rest.
@@ -40,10 +40,10 @@ type body struct {
 	Unmanaged []Foreign      `json:"unmanaged,omitempty"`
 }
 
-// ErrForeign says that a plan file was not saved with the key that it is to be applied with.
+// ErrForeign reports that a plan file was not saved with the key with which it is to be applied.
 var ErrForeign = errors.New("the plan file is not one that this site's store saved: it was edited, damaged, or made with another store")
 
-// EncodeFile returns the plan as a file in which nobody can change a byte without the key, and the digest of that plan.
+// EncodeFile returns the plan as a file in which no byte can be changed without the key, and the digest of the plan.
 func (p *Plan) EncodeFile(key []byte) (file []byte, digest string, err error) {
 	members, digest, err := p.encodeBody()
 	if err != nil {
@@ -52,7 +52,7 @@ func (p *Plan) EncodeFile(key []byte) (file []byte, digest string, err error) {
 	return Seal(members, key), digest, nil
 }
 
-// encodeBody returns the members of a plan file that its proof is of, and the digest of the plan.
+// encodeBody returns the members of a plan file that its proof covers, and the digest of the plan.
 func (p *Plan) encodeBody() (members []byte, digest string, err error) {
 	encoded, digest, err := p.Encode()
 	if err != nil {
@@ -65,7 +65,7 @@ func (p *Plan) encodeBody() (members []byte, digest string, err error) {
 	return object[1 : len(object)-1], digest, nil
 }
 
-// Seal writes the members of a plan file as a whole one, with the proof of the key in front.
+// Seal returns a complete plan file of the given members, with the proof made with the key in front.
 func Seal(members, key []byte) []byte {
 	h := hmac.New(sha256.New, key)
 	_, _ = h.Write(members) // never fails
@@ -75,8 +75,8 @@ func Seal(members, key []byte) []byte {
 // IsFile reports whether data looks like a plan file, of whatever version, and not like a document.
 func IsFile(data []byte) bool { return bytes.HasPrefix(bytes.TrimSpace(data), []byte(`{"format":`)) }
 
-// DecodeFile reads a plan file. It proves that the plan is well-formed, and nothing about where it came from: for that
-// ask [File.Verify]. It keeps data.
+// DecodeFile reads a plan file. It checks that the plan is well-formed, and nothing about where it came from: for that
+// see [File.Verify]. It keeps data.
 func DecodeFile(data []byte) (*File, error) {
 	refuse := func(err error) (*File, error) { return nil, fmt.Errorf("%w: %w", ErrFormat, err) }
 	if err := shallow(data); err != nil {
@@ -112,7 +112,7 @@ func DecodeFile(data []byte) (*File, error) {
 
 // Verify fails with [ErrForeign] unless the file is, byte for byte, what EncodeFile makes of its plan with the key.
 func (f *File) Verify(key []byte) error {
-	if !hmac.Equal(Seal(f.body, key), f.data) { // takes the same time wherever they differ
+	if !hmac.Equal(Seal(f.body, key), f.data) { // takes constant time, wherever they differ
 		return ErrForeign
 	}
 	return nil

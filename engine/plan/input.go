@@ -15,16 +15,16 @@ import (
 // A Place is a kind in a scope.
 type Place struct{ Scope, Kind string }
 
-// An Observation is everything that was seen at one time.
+// An Observation is everything that was observed at one time.
 type Observation struct {
 	Things  map[Place][]providers.Thing
-	Unknown map[Place]string // places that could not be seen whole, and why
+	Unknown map[Place]string // places that could not be observed completely, and why
 
-	Unsupported map[Place]string // places whose far side says that it does not know the kind
-	Others      map[Place]bool   // unknown places that another server shows than the one where what is recorded was made
+	Unsupported map[Place]string // places whose far side reports that it does not know the kind
+	Others      map[Place]bool   // unknown places that a server shows other than the one on which the recorded things were made
 }
 
-// Input is all that a plan is made of.
+// Input is everything that a plan is made from.
 type Input struct {
 	ID       string // of the plan
 	Kinds    schema.Kinds
@@ -32,33 +32,33 @@ type Input struct {
 	Observed Observation
 	Recorded []state.Record
 	Servers  []state.Server      // that answered
-	Known    []state.Server      // on which what is recorded was made
-	Rest     bool                // Drift is to tell too what changed of what nobody states, and what another site has taken
-	Begun    map[schema.Ref]bool // what an open run has yet to settle: how that is, is the run's doing
+	Known    []state.Server      // on which the recorded things were made
+	Rest     bool                // Drift also reports changes of fields that are not stated, and what another site has taken
+	Begun    map[schema.Ref]bool // what an open run has yet to settle: its state is the run's doing
 	Traits   func(scope, kind string) (providers.Traits, bool)
 	Options  Options
-	Part     *Part // what else there is, when this is a part of the site only; nil: it is all of it
+	Part     *Part // what else there is, when this covers only a part of the site; nil: it covers all of it
 }
 
-// A Part says what the inputs of a plan leave out. There is no step for any of that.
+// A Part says what the inputs of a plan leave out. There is no step for any of it.
 type Part struct {
-	Declared int                             // resources of the whole document
-	Of       int                             // all that are declared, and those that are not any more
-	Since    int64                           // serial of the revision since which the document says something else of the part
-	Owners   map[Place]map[string]schema.Ref // whose the things are that are seen and belong to resources which were left out, by external id
+	Declared int                             // number of resources of the whole document
+	Of       int                             // number of all that are declared, or no longer are
+	Since    int64                           // serial of the revision since which the document has changed for this part
+	Owners   map[Place]map[string]schema.Ref // owners of observed things that belong to resources which were left out, by external id
 }
 
 // Options narrow a plan. Patterns are refs in which * stands for any part of a word: gpu-01/ovs.*/br-*.
 type Options struct {
-	Destroy    bool     // desired is nothing
+	Destroy    bool     // nothing is desired
 	Target     []string // only these, and what they need
 	Exclude    []string // all but these, and what needs them
-	Replace    []string // replace these even when nothing differs
+	Replace    []string // replace these even if nothing differs
 	MaxDestroy string   // overrides the document's policy: "3", "10%"; empty: the document's, else 10 %
 	Unlimited  bool     // no budget: the operator asked for a destruction by name
 
-	AllowMissing bool // go on although most of what was made is not seen any more
-	Sweep        bool // remove the strays that are known to be given up, and do nothing else
+	AllowMissing bool // continue although most of what was made is no longer observed
+	Sweep        bool // remove the strays that are known to have been given up, and do nothing else
 }
 
 // Matches reports whether a ref matches a pattern.
@@ -76,8 +76,8 @@ func Matches(pattern string, r schema.Ref) bool {
 }
 
 // ExternalID returns the id of one incarnation of a resource: a UUID derived from the site's, the ref and the
-// incarnation, so that it is known before the thing exists and a create can be looked up before it is tried again; or
-// the natural key of kinds that have one, as their traits say.
+// incarnation, so that it is known before the thing exists and the result of a create can be looked up before it is
+// tried again; or the natural key for kinds that have one, as their traits say.
 func ExternalID(site string, t providers.Traits, ref schema.Ref, incarnation int, spec schema.Object) string {
 	if t.ID == "" {
 		space, err := uuid.Parse(site)

@@ -10,8 +10,8 @@ import (
 )
 
 // Whole returns the numbers of steps nearest to keep that may be kept while the steps after them are undone: at most keep, and
-// at least keep. Both are keep itself unless it would part the halves of one change: a replacement, or an update in two steps.
-// What is kept never needs what is undone, for each step of a plan has a higher number than those it needs.
+// at least keep. Both are keep itself unless it would separate the halves of one change: a replacement, or an update in two
+// steps. What is kept never needs what is undone, because each step of a plan has a higher number than those it needs.
 func (p *Plan) Whole(keep int) (below, above int) {
 	below, above = keep, keep
 	for moved := true; moved; {
@@ -34,12 +34,12 @@ func (p *Plan) Whole(keep int) (below, above int) {
 	return below, above
 }
 
-// Inverse returns what undoing steps of the plan would do, for people to look at: those that undone reports, in the order in
-// which they are undone; keep is how many of the first steps are not. It is never applied; package apply undoes a run step by
-// step, by what its journal says.
+// Inverse returns what undoing the steps that undone selects would do, for people to look at, in the order in which they are
+// undone; keep is how many of the first steps are not. It is never applied: package apply undoes a run step by step,
+// according to its journal.
 func (p *Plan) Inverse(run string, keep int, undone func(step int) bool) *Plan {
 	inv := &Plan{Format: Format, ID: p.ID, Site: p.Site, Steps: []Step{}, Undoes: run, Keeps: keep}
-	at := map[int]int{} // where each step stands in the inverse
+	at := map[int]int{} // the index of each step in the inverse
 	for i := len(p.Steps) - 1; i >= 0; i-- {
 		if undone(i) {
 			s := p.Steps[i].inverse()

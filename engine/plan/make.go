@@ -14,8 +14,8 @@ import (
 	"converge.dev/converge/state"
 )
 
-// Make decides. It modifies none of its inputs; equal inputs give equal plans. An error means that the inputs do not
-// fit together; what may not be done is a Refusal in the plan.
+// Make makes a plan. It modifies none of its inputs; equal inputs result in equal plans. An error means that the inputs
+// are inconsistent; what may not be done is a Refusal in the plan.
 func Make(in Input) (*Plan, error) {
 	m, err := decided(in, rest{})
 	if err != nil {
@@ -24,7 +24,7 @@ func Make(in Input) (*Plan, error) {
 	return m.plan, nil
 }
 
-// decided makes a plan of inputs that leave out what is as it should be and has nothing to do with the others; see [Planner].
+// decided makes a plan from inputs that leave out resources that are as they should be and unrelated to the others; see [Planner].
 func decided(in Input, left rest) (*maker, error) {
 	m := &maker{in: in, rest: left, at: map[schema.Ref]halves{}, detached: map[schema.Ref]*detachment{}, dropped: map[int]bool{}, secretive: map[*schema.Kind]bool{}, plan: &Plan{
 		Format: Format, ID: in.ID, Site: in.Document.Site, Document: in.Document.JSON, Digest: in.Document.Digest, Destroy: in.Options.Destroy, Servers: in.Servers,
@@ -75,17 +75,17 @@ type maker struct {
 	byRef map[schema.Ref]*item
 	names Names
 
-	recorded map[Place]bool             // where something is recorded as being there
-	owners   map[*providers.Thing]*item // whose each thing is
+	recorded map[Place]bool             // places with something recorded as existing
+	owners   map[*providers.Thing]*item // the owner of each thing
 	at       map[schema.Ref]halves
 	refers   map[Place]map[referred][]*providers.Thing // see referring
-	chose    bool                                      // something was chosen, from all that there is
+	chose    bool                                      // something was chosen from everything that exists
 	plan     *Plan
 
-	desired   []schema.Resource         // of the document, what is converge's; what they refer to outside by external id
+	desired   []schema.Resource         // converge's own resources of the document, with outside references by external id
 	external  map[schema.Ref]*item      // what the document only refers to
-	outsiders map[*providers.Thing]bool // the same as it was seen
-	awaits    map[schema.Ref][]*item    // by resource: what it refers to of that
+	outsiders map[*providers.Thing]bool // the same as observed
+	awaits    map[schema.Ref][]*item    // by resource: the external ones that it refers to
 
 	detached map[schema.Ref]*detachment
 	dropped  map[int]bool // steps that are refused and left out
@@ -96,7 +96,7 @@ type maker struct {
 // halves are the indices of a resource's steps: the one that removes and the one that makes; -1 for none.
 type halves struct{ remove, make int }
 
-// An item is one resource with all that is known of it.
+// An item is one resource with everything that is known of it.
 type item struct {
 	ref     schema.Ref
 	kind    *schema.Kind
@@ -107,23 +107,23 @@ type item struct {
 	thing   *providers.Thing
 	unknown bool
 
-	lacks schema.Ref // what it refers to, is external and could not be seen, so that it is unknown itself
+	lacks schema.Ref // an external reference that could not be observed, which makes the item unknown too
 
-	unsupported bool // the far side does not have the kind; it is unknown, too
+	unsupported bool // the far side does not have the kind; unknown is set too
 	unchanged   bool // it is as it should be
 
 	secretive   bool // the kind has secrets
-	recordStale bool // what is to be remembered differs from what is
+	recordStale bool // the new record differs from the stored one
 	changes     []diff.Change
-	replace     string // why it has to be replaced; empty: it has not
-	renewed     string // what it refers to and is replaced, in words; nothing else differs
+	replace     string // why it has to be replaced; empty: it need not be
+	renewed     string // what it refers to that is replaced, in words; nothing else differs
 	chosen      []Chosen
-	handover    bool // replaced, and made anew before the old one goes
+	handover    bool // replaced, with the new one made before the old one is deleted
 	refused     bool
-	taken       bool // its thing is there, marked by another site
+	taken       bool // its thing exists, marked by another site
 }
 
-// there reports whether the thing that was recorded is there, whosever it is.
+// there reports whether the recorded thing exists, whoever owns it.
 func (it *item) there() bool { return it.thing != nil || it.taken }
 
 func (it *item) refs() []schema.Ref {
@@ -136,7 +136,7 @@ func (it *item) refs() []schema.Ref {
 	return nil
 }
 
-// decide finds out, for every resource by itself, what differs.
+// decide finds out what differs, for every resource by itself.
 func (m *maker) decide() {
 	for _, it := range m.items {
 		if it.unknown || it.desired == nil || it.thing == nil || it.refused {
@@ -163,7 +163,7 @@ func (m *maker) decide() {
 	}
 }
 
-// compare notes where a thing that is there is no longer as it was left.
+// compare notes where an existing thing is no longer as it was left.
 func (m *maker) compare(it *item) {
 	if m.in.Begun[it.ref] {
 		return
@@ -196,7 +196,7 @@ func (m *maker) compare(it *item) {
 	}
 }
 
-// left is how the last run left the thing, when that is not as its record says; nil otherwise.
+// left returns how the last run left the thing, when that differs from its record; nil otherwise.
 func (it *item) left() *state.Left {
 	if it.record == nil {
 		return nil
@@ -204,8 +204,8 @@ func (it *item) left() *state.Left {
 	return it.record.Left
 }
 
-// seen is what was observed of the thing. Of its secrets that never come back, and of what the far side does not tell, what
-// was recorded is taken for granted.
+// seen returns what was observed of the thing. Secrets that never come back, and fields that the far side does not report,
+// are assumed to be as recorded.
 func (it *item) seen() schema.Object {
 	seen := diff.Assume(it.thing.Spec, it.thing.Unfilled, recordedSpec(it), it.desired.Spec)
 	if it.traits.Fixed {
@@ -217,7 +217,7 @@ func (it *item) seen() schema.Object {
 	return sealed.Assume(it.kind, seen, recordedSpec(it))
 }
 
-// drift lists where the thing is no longer as was stated when it was left.
+// drift lists where the thing no longer is as was stated when it was left.
 func (m *maker) drift(it *item) []diff.Change {
 	cs := diff.Compare(it.kind, it.record.Spec, it.seen(), nil, it.desired.Lifecycle.Ignore, m.names.In(it.ref.Scope))
 	if was := it.record.Called(); it.named() && it.thing.Name != was {
@@ -229,7 +229,7 @@ func (m *maker) drift(it *item) []diff.Change {
 	return cs
 }
 
-// called is what the thing is to be called: like the resource, unless it was taken over by its id and had a name.
+// called returns the desired name of the thing: that of the resource, unless it was taken over by its id and had a name.
 func (it *item) called() string {
 	switch {
 	case it.moved() && it.thing.Name == it.thing.Mark.Ref.Name:
@@ -241,18 +241,19 @@ func (it *item) called() string {
 	return it.ref.Name
 }
 
-// named reports whether the thing has a name that could differ. One that shows none, or its id in place of one, has none that
-// could be told.
+// named reports whether the thing has a name that could differ. A thing that shows no name, or its id in place of one, has
+// none to compare.
 func (it *item) named() bool {
 	return it.traits.Named() && it.thing != nil && it.thing.Name != "" && it.thing.Name != it.thing.ID
 }
 
-// moved reports whether the resource was recorded under another name before, and its mark still says so.
+// moved reports whether the resource was recorded under another name before, which its mark still shows.
 func (it *item) moved() bool {
 	return it.thing != nil && it.record != nil && it.record.ID == it.thing.ID && !it.thing.Mark.IsZero() && it.thing.Mark.Ref != it.ref && it.traits.Update != providers.Never
 }
 
-// between lists what differs of two specs with external ids, in either direction, without what the far side does by itself.
+// between lists what differs between two specs with external ids, in either direction, without what the far side changes by
+// itself.
 func (m *maker) between(it *item, was, is schema.Object) []diff.Change {
 	was, is = was.Clone(), is.Clone()
 	for _, f := range it.traits.Itself {
@@ -278,7 +279,7 @@ func whyReplace(it *item) string {
 	return ""
 }
 
-// cascade replaces or updates what refers to something that is replaced: its external id will be another.
+// cascade replaces or updates what refers to something that is replaced, whose external id will change.
 func (m *maker) cascade() {
 	dependents := map[schema.Ref][]*item{}
 	var work []*item
@@ -318,7 +319,7 @@ type use struct {
 	immutable bool
 }
 
-// uses finds where a spec refers to ref.
+// uses returns where a spec refers to ref.
 func uses(k *schema.Kind, spec schema.Object, ref schema.Ref) []use {
 	var found []use
 	for i := range k.Fields {
@@ -352,7 +353,7 @@ func (m *maker) emit() {
 			s.After = it.becomes(s.Before)
 			m.add(it, s)
 		case it.record == nil && it.statesNothing() && ByItself(it.traits, it.ref, it.thing):
-			it.unchanged = true // nothing of it could ever be changed, deleted or missed
+			it.unchanged = true // it can never be changed, deleted or missing
 		case it.record == nil && it.traits.Mark && it.thing.Mark.IsZero() && it.traits.Update != providers.Never:
 			s := m.step(it, Update, "taken over as it is, and marked as ours")
 			s.After = s.Before
@@ -372,7 +373,7 @@ func (m *maker) emit() {
 	slices.SortFunc(m.plan.Drift, func(a, b Drift) int { return a.Ref.Compare(b.Ref) })
 }
 
-// ByItself reports whether a thing is there whatever converge does, and called by its id: it is described, and never ours.
+// ByItself reports whether a thing exists whatever converge does, and is named by its id: it is described, and never ours.
 func ByItself(t providers.Traits, ref schema.Ref, thing *providers.Thing) bool {
 	return t.Create == providers.Never && t.Delete == providers.Never && !t.Mark && thing.ID == ref.Name
 }
@@ -390,12 +391,12 @@ func recordedSpec(it *item) schema.Object {
 	return it.record.Spec
 }
 
-// becomes is what the thing is like after it was changed as the document says. What the document ignores stays as it is.
+// becomes returns the spec of the thing after it was changed as the document says. What the document ignores stays as it is.
 func (it *item) becomes(have schema.Object) schema.Object {
 	return diff.Merge(it.kind, it.desired.Spec, have, recordedSpec(it), it.desired.Lifecycle.Ignore)
 }
 
-// ignored are the paths that the document ignores, sorted.
+// ignored returns the paths that the document ignores, sorted.
 func (it *item) ignored() []string { return slices.Sorted(slices.Values(it.desired.Lifecycle.Ignore)) }
 
 func whyCreate(it *item) string {
@@ -441,7 +442,7 @@ func (m *maker) emitRemoved(it *item) {
 	forget := func(reason string) {
 		s := m.step(it, Forget, reason)
 		s.Record = nil
-		if it.thing != nil && it.thing.Mark.Site == m.plan.Site.ID { // its mark stays, and makes it no stray
+		if it.thing != nil && it.thing.Mark.Site == m.plan.Site.ID { // its mark stays, and does not make it a stray
 			s.Record = &state.Record{Ref: it.ref, ID: it.thing.ID, Incarnation: it.born, Gone: true}
 		}
 		m.add(it, s)
@@ -479,7 +480,7 @@ func (m *maker) emitReplace(it *item) {
 	}
 	s := m.removal(it, it.replace)
 	s.Replace = true
-	if it.handover { // what refers to it goes over to the new one before the old one goes
+	if it.handover { // what refers to it is moved to the new one before the old one is deleted
 		m.emitCreate(it, it.born+1, it.replace)
 		made := &m.plan.Steps[len(m.plan.Steps)-1]
 		made.Replace, made.Beside, made.Changes, made.After = true, true, it.changes, m.carried(it, made.After)
@@ -495,8 +496,8 @@ func (m *maker) emitReplace(it *item) {
 	made.Needs = append(made.Needs, len(m.plan.Steps)-2)
 }
 
-// carried returns what a replaced thing is made anew as: what the document ignores is as the old one has it, for others have seen to
-// that. What nobody can see of the old one, and a reference to what this plan removes, is as the document says.
+// carried returns the spec with which a replaced thing is made anew: what the document ignores is taken from the old one, because
+// others have set it. What cannot be observed of the old one, and a reference to what this plan removes, is as the document says.
 func (m *maker) carried(it *item, after schema.Object) schema.Object {
 	is := diff.Named(it.kind, it.thing.Spec, m.names.In(it.ref.Scope))
 	lost := func(path string) bool {
@@ -522,7 +523,7 @@ func (m *maker) removal(it *item, reason string) Step {
 	return s
 }
 
-// left is what is remembered of a thing that is deleted: which of its ids are used up.
+// left returns the record of a deleted thing: which of its ids are used up.
 func (m *maker) left(it *item) *state.Record {
 	if !it.traits.UsedOnce() {
 		return nil
@@ -549,7 +550,7 @@ func (m *maker) emitCreate(it *item, incarnation int, reason string) {
 	m.add(it, s)
 }
 
-// step fills in what every step of an item has.
+// step returns a step with the fields that every step of an item has.
 func (m *maker) step(it *item, a Action, reason string) Step {
 	s := Step{Ref: it.ref, Action: a, Reason: reason, Prior: m.prior(it.ref)}
 	if it.thing != nil {
@@ -575,7 +576,7 @@ func (m *maker) step(it *item, a Action, reason string) Step {
 	return s
 }
 
-// within is the longest wait for the result of a step: the document's, else the kind's.
+// within returns the longest wait for the result of a step: the document's, else the kind's.
 func within(it *item, a Action) time.Duration {
 	var own schema.Timeouts
 	if it.desired != nil {
@@ -631,7 +632,7 @@ func (m *maker) refuse(ref schema.Ref, reason, text string, do ...remedy.Action)
 	m.plan.Refusals = append(m.plan.Refusals, Refuse(ref, reason, text, do...))
 }
 
-// disappeared refuses a plan because the document, or the site, has lost what nobody loses at once.
+// disappeared refuses a plan because the document, or the site, has lost more at once than is plausible.
 func (m *maker) disappeared(reason, text string, do ...remedy.Action) {
 	m.plan.Refusals = append(m.plan.Refusals, Refuse(schema.Ref{}, reason, text, do...).breaking(RuleDisappearance))
 }

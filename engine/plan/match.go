@@ -10,7 +10,7 @@ import (
 	"converge.dev/converge/schema"
 )
 
-// lookAhead is how many incarnations beyond the recorded one are looked for when a record or a mark was lost.
+// lookAhead is how many incarnations beyond the recorded one are searched for when a record or a mark was lost.
 const lookAhead = 3
 
 // match brings together what is desired, recorded and observed of each resource: by recorded id, then by mark, then by
@@ -72,7 +72,7 @@ func (m *maker) match() error {
 			}
 		}
 	}
-	for _, it := range m.items { // what is recorded comes before what a mark says, which may be of an earlier name
+	for _, it := range m.items { // a record takes precedence over a mark, which may hold an earlier name
 		if it.record != nil {
 			owned(it)
 		}
@@ -97,7 +97,7 @@ func (m *maker) match() error {
 	return nil
 }
 
-// collect makes one item of each resource that is desired or recorded, in the order of refs.
+// collect makes one item for each resource that is desired or recorded, in the order of refs.
 func (m *maker) collect() {
 	desired := m.desired
 	if m.in.Options.Destroy {
@@ -143,7 +143,7 @@ func (m *maker) collect() {
 	}
 }
 
-// describe looks up the kind; a kind that no provider serves in the scope, or that could not be seen, is unknown.
+// describe looks up the kind; a kind that no provider serves in the scope, or that could not be observed, is unknown.
 func (m *maker) describe(it *item, at Place) error {
 	it.kind = m.in.Kinds[it.ref.Kind]
 	if it.kind == nil {
@@ -160,7 +160,7 @@ func (m *maker) describe(it *item, at Place) error {
 			m.plan.Unsupported = note(m.plan.Unsupported, Unknown{Scope: at.Scope, Kind: at.Kind, Error: said})
 			return nil
 		}
-		unknown, why = true, "things of it are recorded, but: "+said // a wrong server, perhaps
+		unknown, why = true, "things of it are recorded, but: "+said // perhaps a wrong server
 	}
 	if !unknown {
 		var served bool
@@ -191,11 +191,11 @@ func note(places []Unknown, u Unknown) []Unknown {
 func (m *maker) find(it *item, ids map[string]*providers.Thing, marked map[schema.Ref]*providers.Thing) *providers.Thing {
 	if it.record != nil {
 		if t := ids[it.record.ID]; t != nil && t.Phase != providers.Leaving {
-			if t.Mark.IsZero() || t.Mark.Site == m.plan.Site.ID { // it may have had another name once
+			if t.Mark.IsZero() || t.Mark.Site == m.plan.Site.ID { // it may have had another name before
 				return t
 			}
 			it.refused, it.taken = true, true
-			if m.in.Rest { // a plan says it by refusing
+			if m.in.Rest { // a plan reports it as a refusal
 				m.plan.Drift = append(m.plan.Drift, Drift{Ref: it.ref, TakenBy: t.Mark})
 			}
 			m.refuse(it.ref, fmt.Sprintf("the thing that was recorded is now marked as %s of site %s", t.Mark.Ref, t.Mark.Site),
@@ -220,7 +220,7 @@ func (m *maker) find(it *item, ids map[string]*providers.Thing, marked map[schem
 		t := ids[ExternalID(m.plan.Site.ID, it.traits, it.ref, i, it.desired.Spec)]
 		switch {
 		case t == nil || t.Phase == providers.Leaving:
-		case m.owners[t] != nil: // it had this name once
+		case m.owners[t] != nil: // it had this name before
 			it.born = i
 		default:
 			it.born = i
@@ -230,14 +230,14 @@ func (m *maker) find(it *item, ids map[string]*providers.Thing, marked map[schem
 	return nil
 }
 
-// mayAdopt decides about a thing that has the resource's natural key and is not known to be ours.
+// mayAdopt reports whether a thing that has the resource's natural key and is not known to be ours may be taken over.
 func (m *maker) mayAdopt(it *item, t *providers.Thing) bool {
 	switch {
 	case !t.Mark.IsZero():
 		m.refuse(it.ref, fmt.Sprintf("a %s with this name exists and is marked as %s of site %s", it.kind.Name, t.Mark.Ref, t.Mark.Site),
 			"choose another name, or remove the mark if that site is gone")
 	case it.traits.Create == providers.Never, it.traits.Delete == providers.Never, it.desired.Lifecycle.Adopt == schema.AdoptMatch:
-		return true // what cannot be deleted cannot be lost by taking it over
+		return true // taking over what cannot be deleted loses nothing
 	default:
 		m.refuse(it.ref, fmt.Sprintf("a %s with this name exists and was not made by converge", it.kind.Name),
 			`to take it over set lifecycle.adopt to "match"; otherwise choose another name`)
@@ -266,7 +266,7 @@ func (m *maker) adoptByID(it *item, ids map[string]*providers.Thing) {
 	m.refuse(it.ref, fmt.Sprintf("lifecycle.id names the %s %s, %s", it.kind.Name, id, reason), "correct lifecycle.id, or leave it out to have the resource made")
 }
 
-// adoptByName takes over the one unmarked thing that bears the resource's name, for kinds whose ids say nothing.
+// adoptByName takes over the only unmarked thing with the resource's name, for kinds whose ids carry no meaning.
 func (m *maker) adoptByName(it *item) {
 	if it.traits.ID != "" {
 		return
@@ -289,7 +289,7 @@ func (m *maker) adoptByName(it *item) {
 	}
 }
 
-// index makes the table from external ids to names, with which specs are read.
+// index builds the map from external ids to names with which specs are read.
 func (m *maker) index() {
 	m.names = Names{}
 	for _, it := range m.items {
@@ -299,7 +299,7 @@ func (m *maker) index() {
 	}
 }
 
-// foreign lists what nobody declared.
+// foreign lists what nothing declares.
 func (m *maker) foreign() {
 	for at, things := range m.in.Observed.Things {
 		for i := range things {
@@ -325,7 +325,7 @@ func compareForeign(a, b Foreign) int {
 	return x.Compare(y)
 }
 
-// leftToOthers reports whether a thing that bears a mark of ours was given up on purpose, so that it is no stray.
+// leftToOthers reports whether a thing that bears a mark of ours was given up on purpose, so that it is not a stray.
 func (m *maker) leftToOthers(t *providers.Thing) bool {
 	r := m.prior(t.Mark.Ref)
 	return r != nil && r.Gone && r.ID == t.ID

@@ -5,10 +5,10 @@ import (
 	"converge.dev/converge/schema"
 )
 
-// Names tell which resource an external id stands for, place by place.
+// Names map external ids to the names of resources, by place.
 type Names map[Place]map[string]string
 
-// Put notes the id of a resource.
+// Put adds the id of a resource.
 func (n Names) Put(ref schema.Ref, id string) {
 	at := Place{ref.Scope, ref.Kind}
 	if n[at] == nil {
@@ -17,7 +17,7 @@ func (n Names) Put(ref schema.Ref, id string) {
 	n[at][id] = ref.Name
 }
 
-// Find returns the resource of a kind that an id in a scope stands for: one of that scope, else one of the site.
+// Find returns the resource of a kind that has an id in a scope: one of that scope, else one of the site.
 func (n Names) Find(scope, kind, id string) (schema.Ref, bool) {
 	for _, s := range []string{scope, schema.ScopeSite} {
 		if name, ok := n[Place{s, kind}][id]; ok {
@@ -27,7 +27,7 @@ func (n Names) Find(scope, kind, id string) (schema.Ref, bool) {
 	return schema.Ref{}, false
 }
 
-// In returns names as specs of a scope need them; an id that stands for nothing known stays.
+// In returns the names for specs of a scope; an unknown id stays as it is.
 func (n Names) In(scope string) diff.Names {
 	return func(kind, id string) string {
 		if ref, ok := n.Find(scope, kind, id); ok {

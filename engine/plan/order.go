@@ -13,7 +13,7 @@ import (
 
 func compareRecords(a, b state.Record) int { return a.Ref.Compare(b.Ref) }
 
-// connect finds which steps come before which: a resource is made after what it refers to, and removed after all that
+// connect determines which steps come before which: a resource is made after what it refers to, and removed once everything that
 // refers to it is gone or refers to something else.
 func (m *maker) connect() {
 	need := func(step, before int) {
@@ -34,7 +34,7 @@ func (m *maker) connect() {
 				}
 			}
 		}
-		for _, c := range it.chosen { // it is chosen as it will be
+		for _, c := range it.chosen { // it was chosen by its future state
 			if r, ok := m.names.Find(it.ref.Scope, c.Kind, c.ID); ok {
 				if h, ok := m.at[r]; ok {
 					need(mine.make, h.make)
@@ -49,13 +49,13 @@ func (m *maker) connect() {
 			switch {
 			case mine.remove >= 0:
 				need(h.remove, mine.remove)
-			case mine.make < 0 || m.plan.Steps[mine.make].Action == Create: // nothing is there that could refer to the old one
+			case mine.make < 0 || m.plan.Steps[mine.make].Action == Create: // it does not exist yet, so it cannot refer to the old one
 			case m.byRef[r] != nil && m.byRef[r].handover:
 				need(h.remove, mine.make)
 			case it.desired == nil || !slices.Contains(it.desired.After, r):
 				need(h.remove, mine.make)
 			case m.plan.Steps[mine.make].Action == Update && m.byRef[r] != nil && m.byRef[r].traits.ID == "" && len(uses(it.kind, it.desired.Spec, r)) > 0:
-				need(h.remove, mine.make) // it goes first: what refers to it has to be detached
+				need(h.remove, mine.make) // the old one is deleted first: what refers to it has to be detached
 			}
 		}
 	}
@@ -63,7 +63,8 @@ func (m *maker) connect() {
 	m.connectCarried()
 }
 
-// connectCarried lets what is made anew wait for what it refers to like the old one, although the document does not say so.
+// connectCarried makes what is made anew wait for what it refers to because the old one did, although the document does not
+// say so.
 func (m *maker) connectCarried() {
 	for _, it := range m.items {
 		mine, ok := m.at[it.ref]
@@ -82,8 +83,8 @@ func (m *maker) connectCarried() {
 	}
 }
 
-// connectSeen lets what is removed wait for the removal of what is seen to refer to it, whether or not that is recorded: others
-// may have made it refer to that, in a field that is ignored for example. It adds nothing that would turn the order round.
+// connectSeen makes a removal wait for the removal of what is observed to refer to the thing, whether or not that is recorded:
+// others may have set the reference, for example in an ignored field. It adds nothing that would contradict the order.
 func (m *maker) connectSeen() {
 	for _, it := range m.items {
 		mine, ok := m.at[it.ref]
@@ -101,7 +102,7 @@ func (m *maker) connectSeen() {
 	}
 }
 
-// waitsFor reports whether a step comes after another one, by what it needs or by what that needs.
+// waitsFor reports whether a step comes after another one, directly or indirectly.
 func (m *maker) waitsFor(step, other int) bool {
 	seen := map[int]bool{}
 	var walk func(i int) bool
@@ -118,7 +119,7 @@ func (m *maker) waitsFor(step, other int) bool {
 	return walk(step)
 }
 
-// narrow keeps the steps that -target and -exclude leave, and drops those that need something unknown or refused. What is
+// narrow keeps the steps that -target and -exclude select, and drops those that need something unknown or refused. What is
 // unknown about the rest does not matter.
 func (m *maker) narrow() {
 	steps := m.plan.Steps
@@ -169,8 +170,8 @@ func (m *maker) narrow() {
 	})
 }
 
-// pairs returns for the first step of a pair the second one, without which it must not be done: who deletes one half of a
-// replacement makes the other, and who detaches a thing attaches it again.
+// pairs maps the first step of a pair to the second one, without which it must not be done: a plan that deletes the old
+// half of a replacement also makes the new one, and one that detaches a thing also attaches it again.
 func (m *maker) pairs() map[int]int {
 	pair := map[int]int{}
 	for ref, h := range m.at {
@@ -184,7 +185,7 @@ func (m *maker) pairs() map[int]int {
 	return pair
 }
 
-// order lists the steps in waves: first all that can be undone, then what cannot and what needs that.
+// order sorts the steps into waves: first all that can be undone, then those that cannot and those that need them.
 func (m *maker) order() error {
 	steps := m.plan.Steps
 	wave, after, err := waves(steps)
@@ -210,7 +211,7 @@ func (m *maker) order() error {
 	return nil
 }
 
-// waves finds out what the order of steps follows from: the wave of each, and whether it lies beyond the point of no
+// waves determines what the order of steps follows from: the wave of each, and whether it is beyond the point of no
 // return, because it cannot be undone or needs a step that cannot. All waves beyond that point come after those before it.
 func waves(steps []Step) (wave []int, after []bool, err error) {
 	needs := make([][]int, len(steps))
@@ -231,7 +232,7 @@ func waves(steps []Step) (wave []int, after []bool, err error) {
 		sorted[i] = i
 	}
 	slices.SortStableFunc(sorted, func(a, b int) int { return cmp.Compare(levels[a], levels[b]) })
-	for _, i := range sorted { // needs come first in this order, so one pass carries the mark along
+	for _, i := range sorted { // needs come first in this order, so one pass propagates the mark
 		after[i] = after[i] || slices.ContainsFunc(needs[i], func(n int) bool { return after[n] })
 	}
 	wave = make([]int, len(steps))
@@ -256,7 +257,7 @@ func waves(steps []Step) (wave []int, after []bool, err error) {
 	return wave, after, nil
 }
 
-// stagesOf returns the turns of the nodes that the steps are for; the site itself has none.
+// stagesOf returns the stages of the nodes that the steps are for; the site itself has none.
 func stagesOf(steps []Step) map[string]int {
 	var nodes []string
 	for i := range steps {

@@ -35,10 +35,10 @@ func Refers(k *schema.Kind, spec schema.Object, kind, id string) bool {
 	return found
 }
 
-// orphans refuses to delete what something that stays is seen to refer to: the far side would refuse that half way through the
-// plan, or would not notice and leave that behind; then nothing may be unseen either, and package apply looks once more right
-// before each such delete. What this plan deletes too, or points elsewhere, is in nobody's way. What converge knows nothing of
-// is left to a far side that looks.
+// orphans refuses to delete what something that stays is observed to refer to: the far side would refuse the delete half-way
+// through the plan, or would not notice and leave a dangling reference. In the latter case every referring kind must have been
+// observed too, and package apply checks once more right before each such delete. What this plan also deletes, or points
+// elsewhere, does not count. What converge does not know of is left to a far side that checks.
 func (m *maker) orphans() {
 	for i := range m.plan.Steps {
 		s := &m.plan.Steps[i]
@@ -62,8 +62,8 @@ func (m *maker) orphans() {
 	}
 }
 
-// referrers names what stays and refers to what a step deletes, all of it or what is declared or recorded, and says what could not
-// be seen.
+// referrers lists what stays and refers to what a step deletes, all of it or only what is declared or recorded, and returns what
+// could not be observed.
 func (m *maker) referrers(s *Step, ours bool) (left []string, unseen string) {
 	const shown = 5
 	for _, k := range Referrers(m.in.Kinds, s.Ref.Kind) {
@@ -71,7 +71,7 @@ func (m *maker) referrers(s *Step, ours bool) (left []string, unseen string) {
 		_, served := m.in.Traits(at.Scope, at.Kind)
 		things, seen := m.in.Observed.Things[at]
 		if _, never := m.in.Observed.Unsupported[at]; !served || never {
-			continue // there can be none
+			continue // none can exist
 		}
 		if !seen {
 			unseen = at.Scope + "/" + at.Kind + " could not be seen"
@@ -91,7 +91,7 @@ func (m *maker) referrers(s *Step, ours bool) (left []string, unseen string) {
 	return left, unseen
 }
 
-// referring returns the things of a place that refer to something and stay, by the kind and the id of that.
+// referring returns the things of a place that stay and refer to something, by the kind and id of what they refer to.
 func (m *maker) referring(at Place, k *schema.Kind, things []providers.Thing) map[referred][]*providers.Thing {
 	if by, ok := m.refers[at]; ok {
 		return by
@@ -128,7 +128,7 @@ type referred struct{ kind, id string }
 // letsGo reports whether a resource no longer refers to what a step deletes once its own steps are done.
 func (m *maker) letsGo(it *item, s *Step) bool {
 	if it == nil {
-		return false // nobody declared it
+		return false // nothing declares it
 	}
 	h, changes := m.at[it.ref]
 	switch {

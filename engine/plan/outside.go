@@ -8,7 +8,7 @@ import (
 	"converge.dev/converge/schema"
 )
 
-// outside refuses references by external id to what is not outside of the document: to a resource that it declares, which
+// outside refuses references by external id to what is not outside the document: to a resource that it declares, which
 // would be ordered, checked and guarded as if nothing referred to it, and to a thing that is to be deleted.
 func (m *maker) outside() {
 	var ids map[Place]map[string]*item
@@ -33,7 +33,7 @@ func (m *maker) outside() {
 			case of.desired != nil:
 				m.refuse(it.ref, fmt.Sprintf("%s, and the document declares that as %s", says, of.ref), fmt.Sprintf("write %q there", of.ref.Name))
 			case m.external[of.ref] != nil, of.record.OnRemove == schema.Forget || of.traits.Delete == providers.Never:
-				continue // it stays, and nobody's
+				continue // it stays, and is unmanaged
 			default:
 				m.refuse(it.ref, fmt.Sprintf("%s, and the document no longer declares that as %s, so it is to be deleted", says, of.ref),
 					fmt.Sprintf(`declare it and write %q there, or apply it once with lifecycle.on_remove "forget" before it leaves the document`, of.ref.Name))
@@ -43,8 +43,8 @@ func (m *maker) outside() {
 	}
 }
 
-// known returns what is declared or recorded of the kinds that are referred to by external id: by the id that the thing has,
-// that is recorded, and that it will have when the plan makes it.
+// known returns the declared or recorded resources of the kinds that are referred to by external id, by their observed id,
+// their recorded id, and the id that they will have when the plan makes them.
 func (m *maker) known() map[Place]map[string]*item {
 	at := map[Place]map[string]*item{}
 	for _, it := range m.items {

@@ -12,7 +12,7 @@ import (
 	"converge.dev/converge/schema"
 )
 
-// A Chosen is a field that the document left to the planner, and what was chosen for it.
+// A Chosen is a field that the document leaves to the planner, and what was chosen for it.
 type Chosen struct {
 	Field string `json:"field"`
 	Kind  string `json:"kind"`
@@ -20,8 +20,8 @@ type Chosen struct {
 	Why   string `json:"why"` // in words
 }
 
-// Unfit says why a thing cannot be chosen, whoever asks; empty when it can. A plan asks when it is made and, because time
-// passes, once more before it is applied.
+// Unfit returns why a thing cannot be chosen, for any resource; empty when it can. It is checked when a plan is made and,
+// because time passes, once more before it is applied.
 func Unfit(c *schema.Choice, t *providers.Thing) string {
 	if t.Phase != providers.Ready {
 		return cmp.Or(t.Detail, "not ready")
@@ -46,11 +46,11 @@ func unfit(c *schema.Choice, spec, status schema.Object) string {
 // A candidate is a thing that could be chosen.
 type candidate struct {
 	thing *providers.Thing
-	spec  schema.Object // as it will be after the plan, references as names
+	spec  schema.Object // its spec after the plan, references as names
 	taken bool
 }
 
-// choose fills in, for all that is to be made, the fields that the document leaves to the planner. Equal inputs give equal
+// choose fills in, for everything to be made, the fields that the document leaves to the planner. Equal inputs result in equal
 // choices: resources choose in the order of their refs, each from where there are fewest of its like, and there the first
 // in the order of ids.
 func (m *maker) choose() {
@@ -83,14 +83,14 @@ func (m *maker) choose() {
 	}
 }
 
-// A pool is all things of a place from which one kind chooses.
+// A pool is all things of a place from which a kind chooses.
 type pool struct {
 	unseen     string
 	candidates []candidate
-	used       map[string]map[string]int // how many of a kind of resource there are where: by what they ask for, by place
+	used       map[string]map[string]int // how many resources with the same request there are in each place
 }
 
-// pool looks at the candidates, and at what is taken: by what is there, by what the document names.
+// pool collects the candidates, and what is taken: by what exists, and by what the document names.
 func (m *maker) pool(at Place, user *schema.Kind, f *schema.Field) *pool {
 	p := &pool{used: map[string]map[string]int{}}
 	things, seen := m.in.Observed.Things[at]
@@ -138,7 +138,7 @@ func (m *maker) pool(at Place, user *schema.Kind, f *schema.Field) *pool {
 	return p
 }
 
-// like tells resources that ask for the same from others.
+// like returns a key that is equal for resources that ask for the same.
 func like(it *item, f *schema.Field) string {
 	parts := make([]string, len(f.Choose.Same))
 	for i, name := range f.Choose.Same {
@@ -160,7 +160,7 @@ func (p *pool) count(it *item, f *schema.Field, c *candidate) {
 	p.used[key][where(f, c)]++
 }
 
-// choose takes a candidate for a resource, or says why there is none.
+// choose takes a candidate for a resource, or returns why there is none.
 func (p *pool) choose(it *item, f *schema.Field) (chosen Chosen, none string) {
 	if p.unseen != "" {
 		return chosen, p.unseen
@@ -195,7 +195,7 @@ func (p *pool) choose(it *item, f *schema.Field) (chosen Chosen, none string) {
 	return Chosen{f.Name, f.Choose.Kind, best.thing.ID, why}, ""
 }
 
-// unlike says why a candidate does not do for a resource.
+// unlike returns why a candidate does not suit a resource.
 func (p *pool) unlike(it *item, f *schema.Field, c *candidate) string {
 	for _, name := range f.Choose.Same {
 		want, stated := it.desired.Spec[name].(string)

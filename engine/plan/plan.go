@@ -5,8 +5,8 @@
 //
 // A [Plan] is an ordered list of [Step] values. Each step does one thing to one resource: it creates, updates, deletes,
 // adopts or forgets it. A replacement is two steps. Steps name the steps they need; everything that can be undone comes
-// before [Plan.NoReturn], what cannot be undone exactly comes after it. A thing that nobody declared is unmanaged: it
-// is reported and never touched. A scope that could not be seen whole is unknown: nothing is decided about it, for
+// before [Plan.NoReturn], what cannot be undone exactly comes after it. A thing that nothing declares is unmanaged: it
+// is reported and never touched. A scope that could not be observed completely is unknown: nothing is decided about it, because
 // unknown is not absent.
 package plan
 
@@ -31,7 +31,7 @@ import (
 // Format is the version of the saved form. A plan with another format is refused. Format 1 held the document.
 const Format = 2
 
-// NamePath is the path of a change of what a thing is called over there, which is no field of its spec.
+// NamePath is the path of a change of a thing's name on the far side, which is not a field of its spec.
 const NamePath = "name"
 
 // Action is what a step does.
@@ -42,58 +42,58 @@ const (
 	Create Action = "create"
 	Update Action = "update"
 	Delete Action = "delete"
-	Adopt  Action = "adopt"  // record a thing that is there already, without changing it
+	Adopt  Action = "adopt"  // record an existing thing, without changing it
 	Forget Action = "forget" // drop the record, leave the thing
 )
 
 // A Plan is a decision about a whole site.
 type Plan struct {
 	Format   int           `json:"format"`
-	ID       string        `json:"id"` // tells this plan from an equal one made at another time: each is applied once
+	ID       string        `json:"id"` // distinguishes this plan from an equal one made at another time: each is applied once
 	Site     schema.Site   `json:"site"`
 	Digest   string        `json:"document_digest,omitempty"`   // of the desired document; empty when the plan only removes
-	Revision int64         `json:"document_revision,omitempty"` // of the store's head when planned from it
+	Revision int64         `json:"document_revision,omitempty"` // of the store's head, if planned from it
 	Author   schema.Author `json:"author,omitzero"`             // of the document
-	Worked   int64         `json:"worked,omitempty"`            // the highest epoch of a run before the site was looked at; -1 when one was open
+	Worked   int64         `json:"worked,omitempty"`            // the highest epoch of a run before the site was observed; -1 when one was open
 	Destroy  bool          `json:"destroy,omitempty"`
-	Sweep    bool          `json:"sweep,omitempty"` // removes strays, and nothing else
+	Sweep    bool          `json:"sweep,omitempty"` // the plan removes strays, and nothing else
 
 	// MaxDestroy is how many things the plan may destroy at most, as "3" or "10%"; empty: any number. It is the document's
-	// own limit unless Asked: then whoever made the plan set it.
+	// own limit unless Asked is set: then it was set by whoever made the plan.
 	MaxDestroy string `json:"max_destroy,omitempty"`
 	Asked      bool   `json:"max_destroy_asked,omitempty"`
 
-	// Servers are those that the plan was made for; others are not changed.
+	// Servers are the servers that the plan was made for; others are not changed.
 	Servers []state.Server `json:"servers,omitempty"`
 
 	Steps    []Step `json:"steps"`
 	NoReturn int    `json:"no_return"` // index of the first step that cannot be undone exactly; len(Steps) when none
 
-	Unchanged int       `json:"unchanged"` // declared resources that are as they should be
+	Unchanged int       `json:"unchanged"` // number of declared resources that are as they should be
 	Unknown   []Unknown `json:"unknown,omitempty"`
 
-	// Unsupported lists declared kinds that the far side does not have, an older server for example. They are left out, and
-	// so is what refers to them; the rest goes on.
+	// Unsupported lists declared kinds that the far side does not have, for example because it is an older server. They are
+	// left out, and so is what refers to them; the rest is planned.
 	Unsupported []Unknown `json:"unsupported,omitempty"`
 
-	// Omitted are the declared resources that are left out because of what is unsupported or unknown: those of a kind that is
-	// unsupported, and those that need something about which nothing can be decided. What is itself unknown stands in Unknown.
+	// Omitted are the declared resources that are left out because of what is unsupported or unknown: those of an unsupported
+	// kind, and those that need something about which nothing can be decided. What is itself unknown is in Unknown.
 	Omitted []Omission `json:"omitted,omitempty"`
 
 	Externals []External `json:"externals,omitempty"` // what is only referred to
 
-	Narrowed *Narrowed `json:"narrowed,omitempty"` // the plan is about a part of the site only, see [Options] and [Part]
+	Narrowed *Narrowed `json:"narrowed,omitempty"` // set when the plan covers only a part of the site, see [Options] and [Part]
 
 	Refusals []Refusal `json:"refusals,omitempty"` // why this plan may not be applied
 
-	// What follows is for who reads the plan, and no part of it: the size of a plan follows what it changes. A plan file has
+	// What follows is for readers of the plan, and not a part of it: the size of a plan follows what it changes. A plan file has
 	// it beside the plan, see [File]; a run keeps the plan alone.
 
-	Document  Verbatim  `json:"-"` // the desired document itself, the one of Digest
+	Document  Verbatim  `json:"-"` // the desired document that Digest is of
 	Drift     []Drift   `json:"-"`
 	Unmanaged []Foreign `json:"-"`
 
-	Undoes string `json:"-"` // the run that the plan is the undoing of; see [Plan.Inverse]
+	Undoes string `json:"-"` // the run that the plan would undo; see [Plan.Inverse]
 	Keeps  int    `json:"-"` // how many of the first steps of that run stay done
 }
 
@@ -103,43 +103,43 @@ type Step struct {
 	Ref     schema.Ref `json:"ref"`
 	Action  Action     `json:"action"`
 	Replace bool       `json:"replace,omitempty"` // one half of a replacement
-	Beside  bool       `json:"beside,omitempty"`  // creates while what it replaces is still there
+	Beside  bool       `json:"beside,omitempty"`  // creates the new thing while the old one still exists
 	Reason  string     `json:"reason"`            // why, in words
 	Needs   []int      `json:"needs,omitempty"`   // steps that come before
-	Wave    int        `json:"wave"`              // steps of one wave need nothing of each other
-	Stage   int        `json:"stage,omitempty"`   // nodes take turns, from 1; 0: the step waits for no turn. See [Stages]
+	Wave    int        `json:"wave"`              // steps of one wave do not need each other
+	Stage   int        `json:"stage,omitempty"`   // stage of the node, from 1; 0: the step waits for no stage. See [Stages]
 	Stray   bool       `json:"stray,omitempty"`   // removes an incarnation that was given up; the resource stays as it is
 
-	// An update may be two: the first takes references away, for what they lead to is deleted before its successor is made;
-	// the second leads from there to what is wanted. Its Before is what the first one leaves.
+	// An update may be two steps: the first removes references, because their target is deleted before its successor is
+	// made; the second leads from there to the desired state. Its Before is the result of the first.
 	Detaches bool `json:"detaches,omitempty"`
 	Attaches bool `json:"attaches,omitempty"`
 
 	Changes []diff.Change `json:"changes,omitempty"`
-	Before  schema.Object `json:"before,omitzero"` // as seen, references as names; absent for create
+	Before  schema.Object `json:"before,omitzero"` // as observed, references as names; absent for create
 	After   schema.Object `json:"after,omitzero"`  // the whole spec to have; absent for delete and forget
-	Want    schema.Object `json:"want,omitzero"`   // what the document states; saved where it is not After
+	Want    schema.Object `json:"want,omitzero"`   // what the document states; saved where it differs from After
 
 	ExternalID  string         `json:"external_id"`
 	Incarnation int            `json:"incarnation"`
-	Mark        providers.Mark `json:"mark,omitzero"` // the mark seen on the thing
+	Mark        providers.Mark `json:"mark,omitzero"` // the mark observed on the thing
 	Version     string         `json:"version,omitempty"`
-	Called      string         `json:"called,omitempty"` // what a thing to delete was called over there: under another name it stays
+	Called      string         `json:"called,omitempty"` // the name on the far side of a thing to delete: under another name it stays
 
-	Undo       providers.Revert `json:"undo"` // what undoing the step means
+	Undo       providers.Revert `json:"undo"` // how the step can be undone
 	Disruption string           `json:"disruption,omitempty"`
-	Leaves     bool             `json:"leaves,omitempty"` // what it creates can never be deleted: an undo forgets it, and it stays
+	Leaves     bool             `json:"leaves,omitempty"` // what it creates can never be deleted: an undo only forgets it
 
 	Prior  *state.Record `json:"prior,omitempty"`  // the record before the step
-	Record *state.Record `json:"record,omitempty"` // the record after the step, without run and time; nil: none. Its spec is saved where it is not Want
+	Record *state.Record `json:"record,omitempty"` // the record after the step, without run and time; nil: none. Its spec is saved where it differs from Want
 
 	Chosen []Chosen `json:"chosen,omitempty"` // fields of After that the document left to the planner
 
 	Within time.Duration `json:"within,omitempty"` // longest wait for the result, after the call was accepted
 }
 
-// Consequence tells what undoing the step means, and whether what it creates can never be deleted. It follows from the
-// kind and its traits alone: it is found when the plan is made, and once more before it is applied.
+// Consequence returns how the step can be undone, and whether what it creates can never be deleted. It follows from the
+// kind and its traits alone: it is determined when the plan is made, and once more before it is applied.
 func (s *Step) Consequence(k *schema.Kind, t providers.Traits) (undo providers.Revert, leaves bool) {
 	switch s.Action {
 	case Create:
@@ -157,7 +157,7 @@ func (s *Step) Consequence(k *schema.Kind, t providers.Traits) (undo providers.R
 	return undo, leaves
 }
 
-// losesSecret reports whether a step makes a secret go that only its digest is known of: it cannot be put back.
+// losesSecret reports whether a step removes a secret of which only the digest is known: it cannot be restored.
 func (s *Step) losesSecret(k *schema.Kind) bool {
 	switch {
 	case s.Action != Update && s.Action != Delete || !sealed.Held(k):
@@ -168,7 +168,7 @@ func (s *Step) losesSecret(k *schema.Kind) bool {
 	return sealed.Within(s.Before) || s.Prior != nil && !s.Prior.Gone && sealed.Within(s.Prior.Spec)
 }
 
-// Inverse is what undoing the step does.
+// Inverse returns the action that undoes the step.
 func (s *Step) Inverse() Action {
 	switch {
 	case s.Action == Create && s.Leaves:
@@ -189,11 +189,11 @@ func (s *Step) Inverse() Action {
 type Drift struct {
 	Ref     schema.Ref    `json:"ref"`
 	Missing bool          `json:"missing,omitempty"`
-	Changes []diff.Change `json:"changes,omitempty"` // Before is what was left, After what is seen
-	Failed  string        `json:"failed,omitempty"`  // the far side says that the thing has failed, and why
+	Changes []diff.Change `json:"changes,omitempty"` // Before is what was left, After what is observed
+	Failed  string        `json:"failed,omitempty"`  // why the thing has failed, as the far side reports it
 
-	TakenBy  providers.Mark `json:"taken_by,omitzero"`  // another site's mark, which the thing bears now; where Rest asked for it
-	Unstated []diff.Change  `json:"unstated,omitempty"` // the same of fields that the record does not state; where they were asked for
+	TakenBy  providers.Mark `json:"taken_by,omitzero"`  // the mark of another site that the thing bears now; set when Rest is
+	Unstated []diff.Change  `json:"unstated,omitempty"` // the same for fields that the record does not state; set when Rest is
 }
 
 // A Foreign is a thing that no resource declares.
@@ -202,22 +202,22 @@ type Foreign struct {
 	Kind  string `json:"kind"`
 	ID    string `json:"id"`
 	Name  string `json:"name,omitempty"`
-	Stray bool   `json:"stray,omitempty"` // bears this site's mark, yet is not recorded
+	Stray bool   `json:"stray,omitempty"` // bears this site's mark, but is not recorded
 }
 
-// Unknown is a kind that could not be seen whole in a scope, and why.
+// Unknown is a kind that could not be observed completely in a scope, and why.
 type Unknown struct {
 	Scope string `json:"scope"`
 	Kind  string `json:"kind"`
 	Error string `json:"error"`
 
-	OtherServer bool `json:"other_server,omitempty"` // it could be seen, on another server than the one where what is recorded was made
+	OtherServer bool `json:"other_server,omitempty"` // it was observed, but on a server other than the one on which the recorded things were made
 }
 
 // A Refusal is a reason why a plan may not be applied.
 type Refusal struct {
 	Ref      schema.Ref      `json:"ref,omitzero"`
-	Rule     Rule            `json:"rule,omitempty"` // what it breaks, where that concerns the site as a whole
+	Rule     Rule            `json:"rule,omitempty"` // the rule that is broken, where it concerns the site as a whole
 	Reason   string          `json:"reason"`
 	Remedies []remedy.Remedy `json:"remedies"` // one of them is enough
 }
@@ -227,41 +227,42 @@ func Refuse(ref schema.Ref, reason, remedies string, do ...remedy.Action) Refusa
 	return Refusal{Ref: ref, Reason: reason, Remedies: []remedy.Remedy{remedy.Say(remedies, do...)}}
 }
 
-// breaking returns the refusal as one for the sake of a rule.
+// breaking returns the refusal with the rule that is broken.
 func (r Refusal) breaking(rule Rule) Refusal {
 	r.Rule = rule
 	return r
 }
 
-// A Rule is one that a whole plan keeps or breaks. The names are a promise to programs that read plans.
+// A Rule is a rule that a plan as a whole keeps or breaks. The names are a promise to programs that read plans.
 type Rule string
 
 // Rules.
 const (
 	RuleMaxDestroy    Rule = "max_destroy"        // no more is destroyed than the budget allows
 	RuleDisappearance Rule = "mass_disappearance" // neither the document nor the site has lost most of what is recorded
-	RuleSameSite      Rule = "same_site"          // the id of the site is that of what is recorded
+	RuleSameSite      Rule = "same_site"          // the id of the site matches the records
 	RuleSerial        Rule = "serial"             // the document is newer than the newest revision
 )
 
-// AskedReplace is why a resource is replaced that need not be.
+// AskedReplace is the reason for replacing a resource that need not be replaced.
 const AskedReplace = "asked for"
 
-// ErrFormat says that a saved plan is not of this version.
+// ErrFormat reports that a saved plan is not of this version.
 var ErrFormat = errors.New("this is not a plan that this version of converge can apply")
 
 // Empty reports whether there is nothing to do.
 func (p *Plan) Empty() bool { return len(p.Steps) == 0 }
 
-// Partial reports whether something of what the plan is about could not be seen, or is left out.
+// Partial reports whether something that the plan covers could not be observed, or is left out.
 func (p *Plan) Partial() bool { return len(p.Unknown)+len(p.Omitted) > 0 }
 
-// Complete reports whether the site is as the document says once the plan is carried out, as far as the document has changed at least.
+// Complete reports whether the site is as the document says once the plan is carried out, at least as far as the document has
+// changed.
 func (p *Plan) Complete() bool {
 	return !p.Destroy && !p.Sweep && !p.Partial() && len(p.Unsupported) == 0 && (p.Narrowed == nil || p.Narrowed.Since > 0)
 }
 
-// Counts are the numbers of a summary. A replacement counts as one to add and one to destroy, an update in two steps once.
+// Counts are the numbers of a summary. A replacement counts as one to add and one to destroy, an update in two steps as one.
 type Counts struct {
 	Create  int `json:"add"`
 	Update  int `json:"change"`
@@ -271,7 +272,7 @@ type Counts struct {
 	Forget  int `json:"forget"`
 }
 
-// Counts counts what the plan does.
+// Counts returns the numbers of what the plan does.
 func (p *Plan) Counts() Counts {
 	var c Counts
 	for i := range p.Steps {
@@ -309,8 +310,8 @@ func (p *Plan) Irreversible() []*Step {
 	return steps
 }
 
-// Approval names what somebody approves of when he approves of the plan: the hex SHA-256 of the site, the document and
-// all steps. A plan that is made again while nothing has changed has the same approval, although its digest is another.
+// Approval identifies what a person approves by approving the plan: the hex SHA-256 of the site, the document and all
+// steps. A plan that is made again while nothing has changed has the same approval, although its digest differs.
 func (p *Plan) Approval() string {
 	b, err := json.Marshal(struct {
 		Site, Document string
@@ -324,16 +325,16 @@ func (p *Plan) Approval() string {
 	return hex.EncodeToString(sum[:])
 }
 
-// ShortApproval is how much of an approval is enough to give.
+// ShortApproval is the length of a sufficient prefix of an approval.
 const ShortApproval = 16
 
-// ApprovedBy reports whether a text names the approval of the plan: the whole of it, or its beginning.
+// ApprovedBy reports whether a text is the approval of the plan, or a sufficient prefix of it.
 func (p *Plan) ApprovedBy(text string) bool {
 	return len(text) >= ShortApproval && strings.HasPrefix(p.Approval(), strings.ToLower(text))
 }
 
-// Needs returns the steps that each step needs, for package graph. A step after the point of no return needs, besides
-// what it says, every step before it; that is left to the one who walks the plan.
+// Needs returns the steps that each step needs, for package graph. A step after the point of no return also needs every
+// step before that point; that is left to the caller that walks the plan.
 func (p *Plan) Needs() [][]int {
 	needs := make([][]int, len(p.Steps))
 	for i := range p.Steps {
@@ -342,10 +343,10 @@ func (p *Plan) Needs() [][]int {
 	return needs
 }
 
-// Stage returns the turn of each step, for package graph.
+// Stage returns the stage of a step, for package graph.
 func (p *Plan) Stage(i int) int { return p.Steps[i].Stage }
 
-// Fingerprint is what a step expects to find right before it acts: the digest of the spec seen when planning.
+// Fingerprint returns what a step expects to find right before it acts: the digest of the spec observed when planning.
 // It is empty when nothing is expected to be there.
 func (s *Step) Fingerprint() string {
 	if s.Before == nil {
@@ -354,7 +355,7 @@ func (s *Step) Fingerprint() string {
 	return s.Before.Digest()
 }
 
-// Renames returns the change of what the thing is called, which an update may make beside others; nil when it makes none.
+// Renames returns the change of the thing's name, which an update may make among others; nil when there is none.
 func (s *Step) Renames() *diff.Change {
 	if i := slices.IndexFunc(s.Changes, func(c diff.Change) bool { return s.Action == Update && c.Path == NamePath }); i >= 0 {
 		return &s.Changes[i]

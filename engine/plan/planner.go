@@ -12,32 +12,32 @@ import (
 	"converge.dev/converge/state"
 )
 
-// A Planner makes one plan of a site after the other. Each is the one that [Make] makes of the same inputs, with the things of
-// each place in the order of their ids; what it costs follows what changed since the plan before, and what is not as it should
-// be, and not how large the site is.
+// A Planner makes successive plans of a site. Each is the plan that [Make] makes from the same inputs, with the things of each
+// place in the order of their ids. Its cost follows what changed since the previous plan and what is not as it should be, not
+// the size of the site.
 //
-// It decides anew about three sorts of resources: those that changed; those that are not quiet, which is to say for which there
-// is a step, a refusal or a drift; and those to which either may matter, because one refers to the other, both claim one
-// thing, or what is deleted is in use. All others are as they should be, and are counted.
+// It decides anew about three sorts of resources: those that changed; those that are not quiet, that is, have a step, a refusal
+// or drift; and those that either may affect, because one refers to the other, both claim one thing, or what is deleted is in
+// use. All others are as they should be, and are only counted.
 //
-// A Planner is not for concurrent use. What it is given belongs to it: nobody may change that any more.
+// A Planner is not for concurrent use. It owns what it is given: callers must not modify that afterwards.
 type Planner struct {
-	in    Input // with nothing desired or recorded, and of the things only which places there are
+	in    Input // without desired or recorded resources; of the things it has only the places
 	world world
 
-	rest    rest                // all that is quiet
-	quiet   map[schema.Ref]bool // the same one by one, and whether it is recorded
+	rest    rest                // everything that is quiet
+	quiet   map[schema.Ref]bool // the same by ref, and whether it is recorded
 	restive map[schema.Ref]bool // all other resources
 
-	external map[schema.Ref]string // what the document only refers to, and as which id that was found
-	foreign  []Foreign             // as the last plan has them
-	stale    bool                  // the last plan failed, so that all of this is of an earlier one
+	external map[schema.Ref]string // what the document only refers to, and the id with which it was found
+	foreign  []Foreign             // as in the last plan
+	stale    bool                  // the last plan failed, so that all of this is from an earlier one
 }
 
-// A rest is what is as it should be: in the document, and seen there.
+// A rest is what is as it should be: stated in the document, and observed so.
 type rest struct {
 	resources int
-	recorded  map[Place]int // how many of these are recorded; those that only come by themselves are not
+	recorded  map[Place]int // how many of these are recorded; those that only exist by themselves are not
 }
 
 func (r *rest) count(ref schema.Ref, recorded bool, n int) {
@@ -47,22 +47,22 @@ func (r *rest) count(ref schema.Ref, recorded bool, n int) {
 	}
 }
 
-// Changes are what is different from the inputs of the plan before. Each map holds what is new or has changed, and nil for what
+// Changes are the differences from the inputs of the previous plan. Each map holds what is new or has changed, and nil for what
 // is gone.
 type Changes struct {
 	ID        string                          // of the plan
-	Document  *schema.Document                // another revision, of which Resources is not read; nil: the same
+	Document  *schema.Document                // a new revision, whose Resources are not read; nil: unchanged
 	Resources map[schema.Ref]*schema.Resource // of the document
 	Records   map[schema.Ref]*state.Record
-	Things    map[Place]map[string]*providers.Thing // by external id; of the places that were observed to begin with
+	Things    map[Place]map[string]*providers.Thing // by external id; only of places that were observed for the first plan
 
-	// The following stand for what was there before, when they are not nil.
+	// The following replace the previous values when they are not nil.
 	Begun   map[schema.Ref]bool
 	Servers []state.Server
 	Known   []state.Server
 }
 
-// NewPlanner makes the first plan, of everything. The options have to be none: what is asked for once is asked of [Make].
+// NewPlanner makes the first plan, of everything. The options must be empty: one-off requests are for [Make].
 func NewPlanner(in Input) (*Planner, *Plan, error) {
 	if !reflect.ValueOf(in.Options).IsZero() {
 		return nil, nil, errors.New("a planner that goes on takes no options")
@@ -82,8 +82,8 @@ func NewPlanner(in Input) (*Planner, *Plan, error) {
 	return p, plan, nil
 }
 
-// Plan makes the plan after some changes. Things of a place that was not observed to begin with are an error, after which all is as
-// before; after any other error the changes are made all the same, and the next plan is one of everything.
+// Plan makes the plan after some changes. Things of a place that was not observed for the first plan are an error, after which
+// everything is as before; after any other error the changes are kept, and the next plan decides about everything.
 func (p *Planner) Plan(ch Changes) (*Plan, error) {
 	for at := range ch.Things {
 		if _, observed := p.in.Observed.Things[at]; !observed {
@@ -104,7 +104,7 @@ func (p *Planner) Plan(ch Changes) (*Plan, error) {
 	}
 	for {
 		m, err := p.some(s)
-		if err != nil || m.chose { // a choice is made among all that there is
+		if err != nil || m.chose { // a choice is made from everything that exists
 			return p.all()
 		}
 		if !p.spread(m, s) {
@@ -114,7 +114,7 @@ func (p *Planner) Plan(ch Changes) (*Plan, error) {
 	}
 }
 
-// take makes the changes, and selects what they are about.
+// take applies the changes, and selects what they affect.
 func (p *Planner) take(ch Changes, s *worklist) {
 	if ch.Document != nil {
 		header := *ch.Document
@@ -134,7 +134,7 @@ func (p *Planner) take(ch Changes, s *worklist) {
 		p.in.Begun = ch.Begun
 	}
 	for ref, r := range ch.Resources {
-		s.users(ref) // what names it by its external id may not, once it is declared
+		s.users(ref) // what names it by its external id may not do so once it is declared
 		p.world.setResource(ref, r)
 		s.add(ref)
 		s.users(ref)
@@ -207,8 +207,8 @@ func (p *Planner) some(s *worklist) (*maker, error) {
 	return decided(in, left)
 }
 
-// spread selects besides what a decision may matter to: what refers to a thing that goes or is replaced, or that is another one
-// now. It reports whether there was anything.
+// spread also selects what a decision may affect: what refers to a thing that is removed or replaced, or has become another
+// one. It reports whether there was anything.
 func (p *Planner) spread(m *maker, s *worklist) bool {
 	before := len(s.refs) + len(s.things)
 	for _, it := range m.items {
@@ -230,7 +230,7 @@ func (p *Planner) spread(m *maker, s *worklist) bool {
 	return len(s.refs)+len(s.things) > before
 }
 
-// another reports whether a resource has a thing that was not its own before, or has lost one.
+// another reports whether a resource has a thing that was not its own before, or has lost its thing.
 func (p *Planner) another(it *item) bool {
 	had, ok := p.world.owned[it.ref]
 	if it.thing == nil {
@@ -239,7 +239,7 @@ func (p *Planner) another(it *item) bool {
 	return !ok || had.id != it.thing.ID
 }
 
-// foundAs is how something external was found.
+// foundAs returns how something external was found.
 func foundAs(it *item) string {
 	switch {
 	case it.thing != nil:
@@ -252,7 +252,7 @@ func foundAs(it *item) string {
 	return it.desired.External.ID
 }
 
-// settle keeps what was decided about what is selected.
+// settle stores what was decided about what is selected.
 func (p *Planner) settle(m *maker, s *worklist) {
 	for ref := range s.refs {
 		if recorded, quiet := p.quiet[ref]; quiet {
@@ -269,7 +269,7 @@ func (p *Planner) settle(m *maker, s *worklist) {
 	p.foreign = m.plan.Unmanaged
 }
 
-// learn notes which resources are quiet, and whose each thing is.
+// learn records which resources are quiet, and which resource owns each thing.
 func (p *Planner) learn(m *maker) {
 	drifted := make(map[schema.Ref]bool, len(m.plan.Drift))
 	for i := range m.plan.Drift {
@@ -292,7 +292,7 @@ func (p *Planner) learn(m *maker) {
 	}
 }
 
-// merged puts two sorted lists together.
+// merged merges two sorted lists.
 func merged(a, b []Foreign) []Foreign {
 	if len(a) == 0 {
 		return b

@@ -10,7 +10,7 @@ import (
 	"converge.dev/converge/state"
 )
 
-// A world is all inputs of a [Planner], with what leads from one to the other.
+// A world is all inputs of a [Planner], with indexes of how they relate.
 type world struct {
 	in Input // its kinds and traits, and the site
 
@@ -21,13 +21,13 @@ type world struct {
 	owned map[schema.Ref]thingKey
 	owner map[thingKey]schema.Ref
 
-	users     index[schema.Ref, schema.Ref]       // what depends on a resource, as the document or the record says
-	recorded  index[thingKey, schema.Ref]         // what is recorded as the thing with an id
-	outside   index[thingKey, schema.Ref]         // what names a thing by its id in the document
-	named     index[thingName, thingKey]          // the things that are called so
+	users     index[schema.Ref, schema.Ref]       // what depends on a resource, according to the document or the record
+	recorded  index[thingKey, schema.Ref]         // the resources recorded with an external id
+	outside   index[thingKey, schema.Ref]         // the resources that name a thing by its id in the document
+	named     index[thingName, thingKey]          // the things with a name
 	marked    index[schema.Ref, thingKey]         // the things with a mark of ours
-	referring index[referred, thingKey]           // the things that are seen to refer to an id
-	futures   map[Place]index[string, schema.Ref] // the ids that things will have when they are made; only where outside leads
+	referring index[referred, thingKey]           // the things that are observed to refer to an id
+	futures   map[Place]index[string, schema.Ref] // the ids that things will have when they are made; only in places that outside refers to
 }
 
 type thingKey struct {
@@ -40,13 +40,13 @@ type thingName struct {
 	name string
 }
 
-// held is a thing, and what it refers to.
+// held is a thing with what it refers to.
 type held struct {
 	*providers.Thing
 	refers []referred
 }
 
-// An index lists what belongs to a key, some of it more than once.
+// An index lists the values of a key, possibly with duplicates.
 type index[K, V comparable] map[K][]V
 
 func (x index[K, V]) add(k K, v V) { x[k] = append(x[k], v) }
@@ -110,7 +110,7 @@ func (w *world) setResource(ref schema.Ref, r *schema.Resource) {
 	}
 }
 
-// outsideKey is the thing that a reference by external id leads to.
+// outsideKey returns the key of the thing that a reference by external id leads to.
 func outsideKey(to schema.Ref) thingKey { return thingKey{Place{to.Scope, to.Kind}, to.Name} }
 
 func (w *world) setRecord(ref schema.Ref, r *state.Record) {
@@ -192,7 +192,7 @@ func (w *world) forgetOwners() {
 	w.owned, w.owner = make(map[schema.Ref]thingKey, len(w.records)), make(map[thingKey]schema.Ref, len(w.records))
 }
 
-// future is the id that the thing of a resource would have if it were made now; empty where it says what it is called.
+// future returns the id that the thing of a resource would have if it were made now; empty where the id is its name.
 func (w *world) future(ref schema.Ref) string {
 	r := w.resources[ref]
 	if r == nil || r.External != nil {
@@ -209,7 +209,7 @@ func (w *world) future(ref schema.Ref) string {
 	return ExternalID(w.in.Document.Site.ID, traits, ref, born+1, r.Spec)
 }
 
-// foresee and unforesee keep the futures of the places where somebody has asked for them.
+// foresee and unforesee maintain the futures of the places where they were asked for.
 func (w *world) foresee(ref schema.Ref) {
 	if ids := w.futures[Place{ref.Scope, ref.Kind}]; ids != nil {
 		ids.add(w.future(ref), ref)
@@ -222,7 +222,7 @@ func (w *world) unforesee(ref schema.Ref) {
 	}
 }
 
-// awaited are the resources whose things will have an id.
+// awaited returns the resources whose things will have an id.
 func (w *world) awaited(k thingKey) []schema.Ref {
 	if w.futures[k.Place] == nil {
 		w.futures[k.Place] = index[string, schema.Ref]{}
@@ -235,7 +235,7 @@ func (w *world) awaited(k thingKey) []schema.Ref {
 	return w.futures[k.Place][k.id]
 }
 
-// document returns the document with these of its resources, and records what is recorded of them, both in order.
+// document returns the document with these of its resources, and recordsOf returns their records, both in order.
 func (w *world) document(header *schema.Document, refs iter.Seq[schema.Ref]) *schema.Document {
 	doc := *header
 	for _, ref := range schema.SortRefs(slices.Collect(refs)) {
@@ -277,13 +277,13 @@ func inOrder(list []*held) []providers.Thing {
 	return things
 }
 
-// A worklist is what a plan decides about anew: resources, and things.
+// A worklist is what a plan decides about anew: resources and things.
 type worklist struct {
 	world  *world
 	refs   map[schema.Ref]bool
 	things map[thingKey]bool
 
-	newRefs   []schema.Ref // of which nobody has looked yet what they lead to
+	newRefs   []schema.Ref // not yet followed to what they lead to
 	newThings []thingKey
 }
 
@@ -317,8 +317,8 @@ func (s *worklist) addThings(keys []thingKey) {
 	}
 }
 
-// close adds what the selected leads to, step by step: to decide about a resource takes all that it refers to, and all that
-// could be its thing.
+// close adds what the selection leads to, transitively: deciding about a resource takes everything that it refers to, and
+// everything that could be its thing.
 func (s *worklist) close() {
 	for len(s.newRefs)+len(s.newThings) > 0 {
 		for len(s.newRefs) > 0 {
@@ -368,7 +368,7 @@ func (s *worklist) fromRef(ref schema.Ref) {
 // idsOf lists the ids that the thing of a resource may have.
 func (s *worklist) idsOf(r *schema.Resource, record *state.Record) []string {
 	if r.External != nil {
-		return []string{cmp.Or(r.External.ID, r.Ref.Name)} // or that is its name
+		return []string{cmp.Or(r.External.ID, r.Ref.Name)} // the name may be its id
 	}
 	var ids []string
 	if r.Lifecycle.ID != "" {
@@ -417,13 +417,13 @@ func (s *worklist) fromThing(k thingKey) {
 	}
 }
 
-// thingAgain looks once more at what a thing leads to, which has changed.
+// thingAgain follows again what a changed thing leads to.
 func (s *worklist) thingAgain(k thingKey) {
 	s.things[k] = true
 	s.newThings = append(s.newThings, k)
 }
 
-// dependents adds what depends on a resource, as the document and the records say, and what refers to its thing.
+// dependents adds what depends on a resource, according to the document and the records, and what refers to its thing.
 func (s *worklist) dependents(ref schema.Ref) {
 	w, at := s.world, Place{ref.Scope, ref.Kind}
 	s.addAll(w.users[ref])
@@ -435,7 +435,7 @@ func (s *worklist) dependents(ref schema.Ref) {
 	}
 }
 
-// referrers adds the things that are seen to refer to one, and what names it by its id in the document.
+// referrers adds the things that are observed to refer to a thing, and what names it by its id in the document.
 func (s *worklist) referrers(k thingKey) {
 	s.addThings(s.world.referring[referred{k.Kind, k.id}])
 	s.addAll(s.world.outside[k])

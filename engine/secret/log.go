@@ -6,7 +6,7 @@ import (
 	"log/slog"
 )
 
-// Handler returns a log whose records hold none of the values: not in the message, not in an attribute, however deep.
+// Handler returns a log handler whose records hold none of the values: not in the message, not in an attribute, however deep.
 func (s *Scrubber) Handler(next slog.Handler) slog.Handler { return handler{s, next} }
 
 type handler struct {
@@ -46,8 +46,8 @@ func (h handler) WithGroup(name string) slog.Handler {
 	return handler{h.scrubber, h.next.WithGroup(name)}
 }
 
-// attr returns an attribute as it may be logged. What is no plain value is logged as its text: another handler might print
-// more of it than its text says.
+// attr returns an attribute as it may be logged. A value of a complex type is logged as its text: another handler might
+// print more of it than the text shows.
 func (h handler) attr(a slog.Attr) slog.Attr {
 	v := a.Value.Resolve()
 	switch v.Kind() {

@@ -6,8 +6,8 @@ import (
 	"unicode/utf8"
 )
 
-// match reports whether text begins with want, however its characters are written: as they are, JSON-escaped or Go-quoted,
-// and percent-encoded up to so many times over, each for itself. N is how much of the text that takes.
+// match reports whether text begins with want, in whatever way each character is written: plain, JSON-escaped or
+// Go-quoted, and percent-encoded up to the given number of times. N is the length of the match in text.
 func match(text, want string, fold bool, percent int) (n int, ok bool) {
 	for m := (matcher{fold: fold}); m.percent <= percent; m.percent++ {
 		if n, ok = m.match(text, want); ok {
@@ -17,13 +17,13 @@ func match(text, want string, fold bool, percent int) (n int, ok bool) {
 	return 0, false
 }
 
-// maxPercent is how many times over percent-encoding is understood.
+// maxPercent is how many nested percent-encodings are understood.
 const maxPercent = 3
 
-// A matcher reads a text in one way, and there is one for each way, so that a value with percent signs is found, too.
+// A matcher reads a text in one way; there is one for each way, so that a value with percent signs is found too.
 type matcher struct {
 	fold    bool // letters match in either case
-	percent int  // how many times over %XX is a byte, and + a space
+	percent int  // how many times %XX is decoded to a byte, and + to a space
 }
 
 func (m matcher) match(text, want string) (n int, ok bool) {
@@ -62,8 +62,8 @@ func (m matcher) match(text, want string) (n int, ok bool) {
 	return n, true
 }
 
-// character matches the first character of want, or its first byte, which is no backslash. It gives how many bytes of
-// want and of text were taken.
+// character matches the first character of want, or its first byte, which is not a backslash. It returns how many bytes
+// of want and of text were consumed.
 func (m matcher) character(text, want string) (w, n int, ok bool) {
 	if text == "" || want == "" {
 		return 0, 0, false
@@ -94,7 +94,7 @@ func (m matcher) character(text, want string) (w, n int, ok bool) {
 	return 0, 0, false
 }
 
-// octet matches one byte as it is or percent-encoded, also when the percent sign is encoded again.
+// octet matches one byte, plain or percent-encoded, even when the percent sign is encoded again.
 func (m matcher) octet(text string, b byte) (n int, ok bool) {
 	if text == "" {
 		return 0, false
@@ -117,7 +117,7 @@ func (m matcher) octet(text string, b byte) (n int, ok bool) {
 
 func (m matcher) same(a, b byte) bool { return a == b || m.fold && lower(a) == lower(b) }
 
-// letters are the escapes of one letter.
+// letters are the one-letter escapes.
 var letters = map[byte]byte{'a': '\a', 'b': '\b', 'f': '\f', 'n': '\n', 'r': '\r', 't': '\t', 'v': '\v'}
 
 // escaped matches what follows a backslash with the beginning of want.
@@ -173,7 +173,7 @@ func octal(s string) int {
 	return n
 }
 
-// hexNumber reads so many hex digits.
+// hexNumber reads the given number of hex digits.
 func hexNumber(s string, digits int) (n uint32, ok bool) {
 	if len(s) < digits {
 		return 0, false

@@ -23,11 +23,11 @@ const shortest = 4
 // JSON-escaped or Go-quoted, as a whole or in part, once or several times over. Its methods may be called at the same time.
 //
 // It cannot find a part of a value, nor one that was reversed, written in another case, compressed, encrypted or broken into
-// lines. So it is for texts of which nobody expects a secret; what answers a call with one is withheld ([Vault.Wrap]).
+// lines. So it is for texts in which no secret is expected; the answer to a call that holds one is withheld ([Vault.Wrap]).
 type Scrubber struct {
 	mu    sync.Mutex
 	known map[string]bool
-	forms atomic.Pointer[[]form] // of all values, the longest first; replaced, never changed
+	forms atomic.Pointer[[]form] // of all values, longest first; replaced, never modified
 }
 
 // A form is one way in which a value may be written.
@@ -35,14 +35,14 @@ type form struct {
 	text  string
 	fold  bool // letters match in either case
 	short bool
-	left  bool // base64: the character before holds a part of the value
-	right bool // base64: the character after does
+	left  bool // base64: the preceding character holds a part of the value
+	right bool // base64: the following character holds a part of the value
 }
 
 // NewScrubber makes a scrubber that knows no value yet.
 func NewScrubber() *Scrubber { return &Scrubber{known: map[string]bool{}} }
 
-// Learn takes a value in: from now on it is taken out of every text.
+// Learn adds a value: from now on it is removed from every text.
 func (s *Scrubber) Learn(v Value) {
 	text := v.Reveal()
 	s.mu.Lock()
@@ -69,15 +69,15 @@ func formsOf(v string) []form {
 		for _, enc := range []*base64.Encoding{base64.RawStdEncoding, base64.RawURLEncoding} {
 			for before := range 3 {
 				if short && before > 0 {
-					continue // nothing is left between the characters that others have a part in
+					continue // nothing is left between the shared characters at both ends
 				}
 				text := enc.EncodeToString([]byte(strings.Repeat("\x00", before) + v))
 				f := form{short: short, left: before > 0, right: (before+len(v))%3 != 0}
 				if f.left {
-					text = text[before+1:] // what depends on what stands before
+					text = text[before+1:] // drop what depends on the preceding bytes
 				}
 				if f.right && !short {
-					text = text[:len(text)-1] // what depends on what follows
+					text = text[:len(text)-1] // drop what depends on the following bytes
 				}
 				f.text = text
 				if !slices.Contains(forms, f) {
@@ -100,7 +100,7 @@ func (s *Scrubber) ScrubText(text string) string {
 		percent = maxPercent
 	}
 	var out strings.Builder
-	from := 0 // what was not copied yet
+	from := 0 // start of what was not copied yet
 	for i := 0; i < len(text); {
 		begin, end := i, 0
 		for _, f := range *forms {
@@ -141,8 +141,8 @@ func isBase64(c byte) bool {
 	return c >= 'A' && c <= 'Z' || c >= 'a' && c <= 'z' || c >= '0' && c <= '9' || strings.IndexByte("+/-_", c) >= 0
 }
 
-// Scrub returns an error whose text holds none of the values. An error that needs no change is returned as it is; of
-// another the class, operation and thing remain, if it has them, and nothing else can be unwrapped.
+// Scrub returns an error whose text holds none of the values. An error that needs no change is returned as it is; any
+// other keeps its class, operation and thing, if it has them, and nothing else can be unwrapped.
 func (s *Scrubber) Scrub(err error) error {
 	if err == nil || s.forms.Load() == nil {
 		return err
@@ -172,8 +172,8 @@ type scrubbed struct {
 // Error implements error.
 func (e *scrubbed) Error() string { return e.text }
 
-// Unwrap returns the cause, without values too.
+// Unwrap returns the cause, also without values.
 func (e *scrubbed) Unwrap() error { return e.cause }
 
-// said returns the words of a panic without the values.
+// said returns the text of a panic without the values.
 func (s *Scrubber) said(p any) string { return s.ScrubText(fmt.Sprint(p)) }

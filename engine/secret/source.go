@@ -17,17 +17,17 @@ import (
 	"converge.dev/converge/schema"
 )
 
-// MaxSize is the most bytes that a secret may have.
+// MaxSize is the maximum size of a secret in bytes.
 const MaxSize = 64 << 10
 
 // A Source says where secrets may be read.
 type Source struct {
 	Lookup func(name string) (string, bool) // the environment; nil is os.LookupEnv
-	Names  []string                         // variables that may be named, with * for any text; nil: all, by who reads; see Allows
+	Names  []string                         // variables that may be named, with * for any text; nil: depends on the reader, see Allows
 	Dir    string                           // folder of the files that may be named; empty: none may
 }
 
-// Unreadable reads the secrets that a desired spec refers to, keeps none, and returns why some cannot be read.
+// Unreadable tries to read the secrets that a desired spec refers to, keeps none, and returns why some cannot be read.
 func (s Source) Unreadable(k *schema.Kind, spec schema.Object) (reasons []error) {
 	_, err := sealed.Each(k, spec, func(path string, v any) (any, error) {
 		from, err := reference(v)
@@ -45,9 +45,10 @@ func (s Source) Unreadable(k *schema.Kind, spec schema.Object) (reasons []error)
 	return reasons
 }
 
-// Allows says whether a document that others wrote may name a place: only what is listed, so without a list no variable,
-// without a folder no file, and a file only by its path in the folder, so that nobody learns from an answer what lies
-// elsewhere. Of a place that it may not name it says what it may name instead, and which setting would allow this one.
+// Allows checks whether a document that others wrote may name a place: only what is listed. Without a list it may name
+// no variable, without a folder no file, and a file only by its path in the folder, so that an answer does not reveal
+// what exists elsewhere. For a place that the document may not name it returns what it may name instead, and which
+// setting would allow the place.
 func (s Source) Allows(from string) (only, setting string) {
 	scheme, name, _ := strings.Cut(from, ":")
 	switch {
@@ -121,8 +122,8 @@ func (s Source) variable(name string) (string, error) {
 	return text, nil
 }
 
-// file reads a file below Dir. A link may not lead out of Dir, what would block is not opened, and what others on this
-// machine may read or exchange is no secret.
+// file reads a file below Dir. A link may not lead out of Dir, a file that would block is not opened, and a file that
+// others on this machine may read or replace is not secret.
 func (s Source) file(name string) (text string, err error) {
 	if s.Dir == "" {
 		return "", errors.New("no folder of secrets is configured; say which with secrets.dir")
@@ -165,7 +166,7 @@ func (s Source) file(name string) (text string, err error) {
 	if err != nil {
 		return "", err
 	}
-	b, err := io.ReadAll(io.LimitReader(f, MaxSize+3)) // the value, a newline of two bytes, and one that is too much
+	b, err := io.ReadAll(io.LimitReader(f, MaxSize+3)) // the value, a newline of two bytes, and one byte too many
 	if err != nil {
 		return "", err
 	}

@@ -15,13 +15,13 @@ import (
 	"converge.dev/converge/schema"
 )
 
-// KeySize is the length of a site's key.
+// KeySize is the length of a site's key in bytes.
 const KeySize = 32
 
 // Options make a vault.
 type Options struct {
 	Source   Source    // where secrets are read
-	Scrubber *Scrubber // optional: shared with whoever else must not show the values, such as the log
+	Scrubber *Scrubber // optional: shared with other code that must not show the values, such as the log
 }
 
 // A Vault reads secrets and knows every value that it has read or observed. Its methods may be called at the same time.
@@ -31,12 +31,12 @@ type Vault struct {
 	source Source
 
 	mu     sync.Mutex
-	key    []byte           // once it was needed
+	key    []byte           // set once it is needed
 	values map[string]Value // by digest
-	dark   map[string]bool  // kinds of which things have secrets that this process does not know, or has sent
+	dark   map[string]bool  // kinds with secrets that this process does not know, or has sent
 }
 
-// New makes a vault. The site's key is fetched when the first secret is met: to look at a site without any leaves no trace.
+// New makes a vault. The site's key is fetched when the first secret is met: observing a site without secrets leaves no trace.
 func New(key func() ([]byte, error), o Options) *Vault {
 	if o.Scrubber == nil {
 		o.Scrubber = NewScrubber()
@@ -62,7 +62,7 @@ func (v *Vault) siteKey() ([]byte, error) {
 	return key, nil
 }
 
-// Seal reads the secrets that a desired spec refers to and adds the digests of their values. Whatever else stands in the
+// Seal reads the secrets that a desired spec refers to and adds the digests of their values. Anything else in
 // place of a reference is refused and not repeated. The spec is not modified.
 func (v *Vault) Seal(k *schema.Kind, spec schema.Object) (schema.Object, error) {
 	var missing []error
@@ -72,7 +72,7 @@ func (v *Vault) Seal(k *schema.Kind, spec schema.Object) (schema.Object, error) 
 			return nil, fmt.Errorf("%s: %w", path, err)
 		}
 		value, err := v.read(from)
-		if err != nil { // all that are missing are named at once
+		if err != nil { // all missing ones are reported at once
 			missing = append(missing, fmt.Errorf("%s: %w", path, err))
 			return ref, nil
 		}
@@ -88,7 +88,7 @@ func (v *Vault) Seal(k *schema.Kind, spec schema.Object) (schema.Object, error) 
 	return out, nil
 }
 
-// reference takes the place of a secret out of what a document says. What it says otherwise may be the secret itself.
+// reference returns the place of a secret from what a document says. Anything else in the document may be the secret itself.
 func reference(v any) (string, error) {
 	m, _ := v.(map[string]any)
 	from, _ := m["from"].(string)
@@ -98,17 +98,17 @@ func reference(v any) (string, error) {
 	return "", errors.New(`a secret is given by its place: want {from: "env:NAME"} or {from: "file:PATH"}`)
 }
 
-// ErrChanged says that a secret is no longer the one that the plan was made with.
+// ErrChanged reports that a secret is no longer the one that the plan was made with.
 var ErrChanged = errors.New("the secret changed since the plan was made")
 
-// Open puts the values in the place of sealed secrets. A value that was read anew must have the digest that was planned;
-// one that was only ever observed is known by its digest. The spec is not modified. What it returns is for one call.
+// Open replaces sealed secrets by their values. A value that is read again must have the planned digest; one that was
+// only observed is found by its digest. The spec is not modified. The result is for one call.
 func (v *Vault) Open(k *schema.Kind, spec schema.Object) (schema.Object, error) {
 	return sealed.Each(k, spec, v.open)
 }
 
-// Check reads the secrets whose place a sealed spec names. They must be there, and be what was planned; all that are not are
-// named at once. An error says [ErrChanged] when one was read and is another.
+// Check reads the secrets whose place a sealed spec names. They must exist, and be what was planned; all that are not are
+// reported at once. The error wraps [ErrChanged] when a secret was read and differs.
 func (v *Vault) Check(k *schema.Kind, spec schema.Object) error {
 	var errs []error
 	_, _ = sealed.Each(k, spec, func(path string, closed any) (any, error) {
@@ -153,11 +153,11 @@ func (v *Vault) open(path string, closed any) (any, error) {
 	return value.Reveal(), nil
 }
 
-// Conceal puts digests in the place of the values that a provider observed. The spec is not modified.
+// Conceal replaces the values that a provider observed by their digests. The spec is not modified.
 func (v *Vault) Conceal(k *schema.Kind, observed schema.Object) (schema.Object, error) {
 	return sealed.Each(k, observed, func(path string, seen any) (any, error) {
 		text, ok := seen.(string)
-		if !ok { // not as the contract says; a secret all the same
+		if !ok { // against the contract, but a secret all the same
 			b, err := json.Marshal(seen)
 			if err != nil {
 				return nil, fmt.Errorf("%s: the secret is not JSON", path)
@@ -172,8 +172,8 @@ func (v *Vault) Conceal(k *schema.Kind, observed schema.Object) (schema.Object, 
 	})
 }
 
-// Recall reads, where that is possible, the secrets of a spec that was sealed before, so that no text may show them: a far
-// side may tell of a secret before it is observed. Where it is not possible, the words of failed observations of the kind
+// Recall reads, where possible, the secrets of a spec that was sealed before, so that no text shows them: a far side may
+// mention a secret before it is observed. Where that is not possible, the texts of failed observations of the kind
 // are withheld from here on.
 func (v *Vault) Recall(k *schema.Kind, spec schema.Object) {
 	_, _ = sealed.Each(k, spec, func(_ string, s any) (any, error) {
@@ -190,7 +190,7 @@ func (v *Vault) Recall(k *schema.Kind, spec schema.Object) {
 	})
 }
 
-// remember takes a value in and gives its digest.
+// remember stores a value and returns its digest.
 func (v *Vault) remember(value Value) (string, error) {
 	v.Learn(value)
 	key, err := v.siteKey()
@@ -206,7 +206,7 @@ func (v *Vault) remember(value Value) (string, error) {
 	return digest, nil
 }
 
-// read reads a secret and makes sure that no text may show it from here on.
+// read reads a secret and makes sure that no text shows it from here on.
 func (v *Vault) read(from string) (Value, error) {
 	value, err := v.source.Read(from)
 	if err == nil {
@@ -215,7 +215,7 @@ func (v *Vault) read(from string) (Value, error) {
 	return value, err
 }
 
-// refused says that a call was not made because its secrets could not be opened.
+// refused returns the error of a call that was not made because its secrets could not be opened.
 func refused(op string, c providers.Call, err error) error {
 	return &providers.Error{Op: op, Ref: c.Ref, Class: providers.Conflict, Err: err}
 }

@@ -13,8 +13,8 @@ import (
 	"converge.dev/converge/schema"
 )
 
-// Wrap returns a kind to which the engine may hand sealed secrets and which hands back none that is not concealed. It wraps
-// the contract once, as limits do, so that no provider has to think of it. K is the description of the kind.
+// Wrap returns a kind that accepts sealed secrets from the engine and returns concealed ones only. It wraps the contract
+// once, as limits do, so that no provider has to deal with it. K is the description of the kind.
 func (v *Vault) Wrap(k *schema.Kind, kind providers.Kind) providers.Kind {
 	return wrapped{v, k, kind}
 }
@@ -28,7 +28,7 @@ type wrapped struct {
 // List implements [providers.Kind]. A panic becomes an error: a thing that could not be seen is unknown.
 func (w wrapped) List(ctx context.Context) iter.Seq2[providers.Thing, error] {
 	return func(yield func(providers.Thing, error) bool) {
-		theirs := true // whose code runs: the provider's, or that of whoever reads the list
+		theirs := true // whose code runs: the provider's, or that of the reader of the list
 		defer func() {
 			if !theirs {
 				return
@@ -73,7 +73,7 @@ func (w wrapped) Get(ctx context.Context, ids []string) (things []providers.Thin
 	return things, nil
 }
 
-// panicked is the error of an observation that panicked; it would again.
+// panicked returns the error of an observation that panicked; it would panic again.
 func (w wrapped) panicked(p any) error {
 	words := withheld
 	if !sealed.Held(w.of) {
@@ -82,7 +82,7 @@ func (w wrapped) panicked(p any) error {
 	return &providers.Error{Op: "observe", Kind: w.of.Name, Class: providers.Invalid, Err: fmt.Errorf("the provider panicked: %s\n%s", words, debug.Stack())}
 }
 
-// said is the error of an observation without what it may say of secrets.
+// said returns the error of an observation without what it may reveal of secrets.
 func (w wrapped) said(err error) error {
 	if w.vault.darkened(w.of) {
 		return unsaid(&providers.Error{Op: "observe", Kind: w.of.Name}, err)
@@ -90,7 +90,7 @@ func (w wrapped) said(err error) error {
 	return w.vault.Scrub(err)
 }
 
-// conceal takes the secrets out of a thing that was observed.
+// conceal replaces the secrets of an observed thing by their digests.
 func (w wrapped) conceal(th *providers.Thing) (err error) {
 	if sealed.Held(w.of) {
 		if th.Spec, err = w.vault.Conceal(w.of, th.Spec); err == nil {
@@ -104,12 +104,12 @@ func (w wrapped) conceal(th *providers.Thing) (err error) {
 	return nil
 }
 
-// withheld stands for words that may hold a secret: one that this process has never seen, or one that was sent, in a form
-// in which nobody finds it, such as a part of it.
+// withheld replaces a text that may hold a secret: one that this process has never seen, or one that was sent, in a form
+// that cannot be found, such as a part of it.
 const withheld = "the far side's words are withheld, because they may repeat a secret; they are in its own log"
 
-// unsaid returns an error without the words of the far side. What is left is from lists of our own: the class, the code, and
-// that the time was over or the call cancelled.
+// unsaid returns an error without the text of the far side. What is left comes from our own lists: the class, the code, and
+// whether the call timed out or was cancelled.
 func unsaid(as *providers.Error, err error) error {
 	as.Class = providers.ClassOf(err)
 	what := string(as.Class)
@@ -127,13 +127,13 @@ func unsaid(as *providers.Error, err error) error {
 	return as
 }
 
-// isWord reports whether a code can be the word of a list.
+// isWord reports whether a code looks like a word from a list.
 func isWord(code string) bool {
 	const letters = "ABCDEFGHIJKLMNOPQRSTUVWXYZabcdefghijklmnopqrstuvwxyz"
 	return code != "" && len(code) <= 32 && strings.Trim(code, letters) == ""
 }
 
-// darken withholds from now on what failed observations of a kind say.
+// darken withholds the texts of failed observations of a kind from now on.
 func (v *Vault) darken(k *schema.Kind) {
 	v.mu.Lock()
 	defer v.mu.Unlock()
@@ -176,7 +176,7 @@ func (w wrapped) change(ctx context.Context, op string, c providers.Call, call f
 		switch p := recover(); {
 		case p == nil:
 		case sends:
-			panic(withheld) // whoever catches it will write it down
+			panic(withheld) // its text will be written down where it is caught
 		default:
 			panic(w.vault.said(p))
 		}

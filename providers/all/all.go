@@ -1,5 +1,5 @@
-// Package all is the list of providers, one line each, and opens those that a site needs as its configuration says.
-// Command imports it and nobody else does.
+// Package all lists the providers, one line each, and opens those that a site needs according to its configuration.
+// Only package command imports it.
 package all
 
 import (
@@ -22,25 +22,25 @@ import (
 	"golang.org/x/sync/errgroup"
 )
 
-// list is all providers by name. Adding one is adding a line.
+// list holds all providers by name. A new one is one more line.
 var list = map[string]func(ctx context.Context, o Options, scope string) (*providers.Provider, error){
 	"carbide": openCarbide,
 	"ovs":     openOVS,
 }
 
-// parallel is how many providers are opened at the same time.
+// parallel is how many providers are opened concurrently.
 const parallel = 32
 
-// A Need is a provider that is asked for in a scope.
+// A Need is a provider that is needed in a scope.
 type Need struct{ Scope, Provider string }
 
 // Options say what is opened.
 type Options struct {
 	Config Config       // how to reach the providers
-	Dir    string       // the folder of the configuration file, where relative paths in it begin
+	Dir    string       // the folder of the configuration file, to which its paths are relative
 	Kinds  schema.Kinds // required for the fake world
 	Site   schema.Site  // required
-	Trace  string       // optional: W3C trace context of the command, sent to where there is a place for it
+	Trace  string       // optional: W3C trace context of the command, sent to far sides that accept one
 	Logger *slog.Logger // nil: nothing is logged
 }
 
@@ -49,8 +49,8 @@ type Opener struct {
 	o Options
 
 	mu    sync.Mutex
-	world *fake.World // while something of it is open
-	users int         // how many providers are open in it
+	world *fake.World // set while some provider of it is open
+	users int         // how many of its providers are open
 }
 
 // New makes an opener.
@@ -59,9 +59,9 @@ func New(o Options) *Opener {
 	return &Opener{o: o}
 }
 
-// Open opens what is needed, all at the same time, and nothing else. A provider that cannot be opened is a Failure of the set,
-// so that its things are unknown and the rest goes on. It fails when the configuration cannot work, when the fake world cannot
-// be opened, and when ctx ends. Closing the set closes what it has. It may be called again for what is needed later.
+// Open opens what is needed, concurrently, and nothing else. A provider that cannot be opened is a Failure of the set, so that
+// its things are unknown and the rest goes on. It fails when the configuration cannot work, when the fake world cannot be
+// opened, and when ctx ends. Closing the set closes its providers. Open may be called again for what is needed later.
 func (p *Opener) Open(ctx context.Context, needs ...Need) (*providers.Set, error) {
 	o := p.o
 	if err := o.Config.check(); err != nil {
@@ -148,7 +148,7 @@ func (p *Opener) leave() error {
 	return p.left()
 }
 
-// left counts one provider less in the world. The caller holds the lock.
+// left counts one open provider of the world less. The caller holds the lock.
 func (p *Opener) left() error {
 	if p.users--; p.users > 0 {
 		return nil
@@ -194,8 +194,8 @@ func openOVS(ctx context.Context, o Options, scope string) (*providers.Provider,
 	return ovs.Open(ctx, ovs.Options{Endpoint: endpoint, Node: scope, Site: o.Site.ID, Logger: o.Logger})
 }
 
-// Offers lists every provider that the configuration can reach, in every scope: what to open to see a whole site. Nothing of
-// the fake world is open then.
+// Offers lists every provider that the configuration can reach, in every scope: what to open to observe a whole site. No
+// provider of the fake world may be open.
 func (p *Opener) Offers() ([]Need, error) {
 	o := p.o
 	o.Config = o.Config.in(o.Dir)

@@ -13,23 +13,23 @@ import (
 	"converge.dev/converge/schema"
 )
 
-// Config says how providers are reached, as a part of converge.yaml. Relative paths begin at the folder of that file.
+// Config says how providers are reached, as a part of converge.yaml. Paths are relative to the folder of that file.
 type Config struct {
 	Carbide *Carbide        `json:"carbide,omitempty" yaml:"carbide,omitempty"`
 	Nodes   map[string]Node `json:"nodes,omitempty" yaml:"nodes,omitempty"` // by the node's name
 	Fake    *Fake           `json:"fake,omitempty" yaml:"fake,omitempty"`   // instead of all others
 }
 
-// Carbide says how the site's control service is reached.
+// Carbide says how to reach the site's control service.
 type Carbide struct {
 	Address       string `json:"address" yaml:"address"` // HOST:PORT or unix:PATH
 	TLS           TLS    `json:"tls,omitzero" yaml:"tls,omitempty"`
 	AllowInsecure bool   `json:"allow_insecure,omitempty" yaml:"allow_insecure,omitempty"` // no TLS to another machine
-	Parallel      int    `json:"parallel,omitempty" yaml:"parallel,omitempty"`             // calls at the same time, of all steps that -parallelism lets run; zero: the provider's choice
-	Late          string `json:"late,omitempty" yaml:"late,omitempty"`                     // how late a call that got no answer may have its effect; empty: 1m
+	Parallel      int    `json:"parallel,omitempty" yaml:"parallel,omitempty"`             // concurrent calls, of all steps that -parallelism lets run; zero: the provider's choice
+	Late          string `json:"late,omitempty" yaml:"late,omitempty"`                     // how late an unanswered call may have its effect; empty: 1m
 }
 
-// TLS says how both sides know each other. Files are PEM.
+// TLS says how both sides authenticate each other. Files are PEM.
 type TLS struct {
 	Mode       string `json:"mode,omitempty" yaml:"mode,omitempty"` // off, server or mutual; empty: mutual
 	CA         string `json:"ca,omitempty" yaml:"ca,omitempty"`     // file of the authorities; empty: the system's
@@ -38,17 +38,17 @@ type TLS struct {
 	ServerName string `json:"server_name,omitempty" yaml:"server_name,omitempty"`
 }
 
-// Node says how what runs on a node is reached.
+// Node says how to reach what runs on a node.
 type Node struct {
 	OVS string `json:"ovs,omitempty" yaml:"ovs,omitempty"` // unix:PATH of the database's socket
 }
 
 // Fake serves every kind in every scope from one file, for rehearsals and tests. See package fake.
 type Fake struct {
-	World string `json:"world" yaml:"world"` // path of the file; one that does not exist is an empty world
+	World string `json:"world" yaml:"world"` // path of the file; a missing file is an empty world
 }
 
-// check finds everything in the configuration that cannot work, whatever the far sides say.
+// check reports everything in the configuration that cannot work, whatever the far sides say.
 func (c Config) check() error {
 	var errs []error
 	wrong := func(format string, args ...any) { errs = append(errs, fmt.Errorf(format, args...)) }
@@ -76,7 +76,7 @@ func (c Config) check() error {
 	return errors.Join(errs...)
 }
 
-// named reports whether an address names a user, and maybe a password, which would be shown with it.
+// named reports whether an address contains a user, and maybe a password, which would be shown with it.
 func named(address string) bool {
 	return !strings.HasPrefix(address, "unix:") && strings.Contains(address, "@")
 }
@@ -118,7 +118,7 @@ func (c *Carbide) check() error {
 	return errors.Join(errs...)
 }
 
-// in returns the configuration with paths that begin at dir where they were relative.
+// in returns the configuration with relative paths resolved against dir.
 func (c Config) in(dir string) Config {
 	path := func(p string) string {
 		if p == "" || filepath.IsAbs(p) {

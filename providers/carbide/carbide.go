@@ -1,37 +1,37 @@
 // Package carbide serves the kinds of a site's control service, Carbide: tenants and their keys, VPCs, prefixes,
 // peerings, segments, security groups, partitions of the other fabrics, instance types and what is allocated of them,
-// instances and machines; operating systems, images, services on DPUs; and the hardware that is to be found, with its SKUs.
+// instances and machines; operating systems, images, services on DPUs; and the expected hardware, with its SKUs.
 //
 // One file per kind holds what is particular to it: its traits, its calls, and the translation between messages and
-// specs. Everything else is shared: kind.go has the four verbs, whole.go reads kinds without ids, refusal.go says what a
-// failed call means, metadata.go keeps name, description, labels and our mark, dial.go connects and calls, tls.go reads
-// certificates and says what is wrong with them, link.go replaces them, health.go counts.
+// specs. Everything else is shared: kind.go has the four verbs, whole.go reads kinds without ids, refusal.go classifies
+// failed calls, metadata.go handles name, description, labels and our mark, dial.go connects and calls, tls.go reads and
+// checks certificates, link.go replaces them, health.go counts.
 //
-// Words: an *object* is a message that stands for one thing; *now* is the object as it was read right before an
+// Words: an *object* is a message that represents one thing; *now* is the object as it was read right before an
 // update.
 //
 // Promises:
 //
-//   - Observing all of a kind costs one call for the ids and one for each hundred of them (or whatever the site
-//     allows), several at a time; of what the service tells whole, one or two. Security groups and instances take one
-//     more for each hundred, and what has a security group one or two, for the service tells less at once.
-//     TestCallsToList counts them for every kind.
-//   - The service's updates replace everything. Ours start from the object as it is, so that what the schema does
-//     not know is kept.
-//   - The service's codes do not say what they mean: a taken id is INTERNAL, a machine that is not ready yet is
-//     INVALID_ARGUMENT. After a refusal the object is read again, and an error says no more than what that proves.
-//   - A change whose request left the process and whose answer did not come back is Unknown; one whose request never
-//     left is Transient.
-//   - A call has at most three quarters of the time that its caller has left, so that there is some left to look.
-//   - Certificates may be replaced at any time: nothing fails. A new connection takes over once the service has answered on
-//     it; calls under way end on the old one, which closes with the last of them. Files that do not fit together, or that
-//     one of the sides refuses, change nothing, and are logged. TestRotation replaces all certificates of both sides fifty
-//     times, with two hundred calls a second, and none fails.
-//   - A service that cannot be reached, or does not know us, makes the provider's Health bad; what it says about its objects
-//     does not; any success makes it good. So does one that answers and takes no changes, as when it or its database is
-//     handed over: for a while, after which the next change finds out.
-//   - No state is kept, and no change is tried twice. A look is: what is missing from an answer is asked for once more, for
-//     an answer has no place to say that it is not whole. Looks at a kind that is told whole share a list.
+//   - Observing all of a kind takes one call for the ids and one for each hundred of them (or whatever the site
+//     allows), several at a time; kinds that the service returns as a whole take one or two. Security groups and
+//     instances take one more for each hundred, and what has a security group one or two, because the service reports
+//     less at once. TestCallsToList counts them for every kind.
+//   - The service's updates replace everything. Ours start from the object as it is, so that fields outside the schema
+//     are kept.
+//   - The service's codes are ambiguous: a taken id is INTERNAL, a machine that is not ready yet is INVALID_ARGUMENT.
+//     After a refusal the object is read again, and an error claims no more than what that proves.
+//   - A change whose request was sent but not answered is Unknown; one whose request was never sent is Transient.
+//   - A call takes at most three quarters of its caller's remaining time, so that some is left to observe.
+//   - Certificates may be replaced at any time without any call failing. A new connection takes over once the service
+//     has answered on it; calls in flight end on the old one, which closes with the last of them. Files that do not
+//     match, or that one of the sides refuses, change nothing, and are logged. TestRotation replaces all certificates
+//     of both sides fifty times, with two hundred calls a second, and none fails.
+//   - A service that cannot be reached, or does not authenticate us, makes the provider's Health bad; errors about its
+//     objects do not; any success makes it good. A service that answers but accepts no changes, as during a failover
+//     of it or its database, also makes it bad: for a while, after which the next change tries again.
+//   - No state is kept, and no change is tried twice. Reads are: what is missing from an answer is requested once
+//     more, because an answer cannot say that it is incomplete. Observations of a kind that is read as a whole share a
+//     list.
 package carbide
 
 import (
@@ -55,14 +55,14 @@ type Options struct {
 	// AllowInsecure permits a connection without TLS to another machine.
 	AllowInsecure bool
 
-	Parallel int           // optional: calls at the same time; 8
+	Parallel int           // optional: concurrent calls; 8
 	Timeout  time.Duration // optional: longest wait for the answer to one call; 30 s
 
-	// Late bounds how long after our side gave up a call may still have its effect. Optional: a minute, for the service
+	// Late bounds how long after our side gave up a call may still have its effect. Optional: a minute, because the service
 	// ends a call when its deadline has passed.
 	Late time.Duration
 
-	// Recheck is how often, at most, calls have the files of certificates looked at. Optional: 5 s; without calls it is
+	// Recheck is how often, at most, calls trigger a check of the certificate files. Optional: 5 s; without calls it is
 	// twelve times as long.
 	Recheck time.Duration
 
@@ -75,7 +75,7 @@ type Options struct {
 
 // Open connects and asks the service for its version, waiting at most 5 s. Errors are [*providers.Error] with Op "open":
 // Invalid for options that cannot work, Denied when one side refuses the other's certificate or the caller, Transient
-// when nobody answers.
+// when there is no answer.
 func Open(ctx context.Context, o Options) (*providers.Provider, error) {
 	s, err := open(ctx, o)
 	if err != nil {
@@ -84,7 +84,7 @@ func Open(ctx context.Context, o Options) (*providers.Provider, error) {
 	return s.provider(s.close), nil
 }
 
-// kinds are those that the service has, each with what is its own.
+// kinds returns the kinds of the service, each with its particulars.
 func (s *service) kinds() []providers.Served {
 	return []providers.Served{
 		serve(s, "tenant", tenantTraits, tenantRefusals, tenants{service: s}),

@@ -11,7 +11,7 @@ import (
 	"converge.dev/converge/providers/carbide/spec"
 )
 
-// An allocation is only a number in the service's books.
+// An allocation is only a number in the service's database.
 var allocationTraits = providers.Traits{
 	Create: providers.Conditional, Update: providers.Versioned, Delete: providers.Blind,
 	Mark: true, Burned: true, Late: late,
@@ -19,14 +19,14 @@ var allocationTraits = providers.Traits{
 	Exclusive: []providers.Exclusive{{Field: "{name}", Within: "tenant"}},
 }
 
-// allocationRefusals are codes that mean something of their own.
+// allocationRefusals are codes with a special meaning.
 var allocationRefusals = refusals{
 	opCreate: {
 		codes.FailedPrecondition: providers.Exists, // the name is taken
 		codes.Internal:           providers.Absent, // the tenant or the type
 	},
 	opUpdate: {
-		codes.FailedPrecondition: providers.Busy, // more machines have to join the type, or instances to go
+		codes.FailedPrecondition: providers.Busy, // more machines have to join the type, or instances have to be deleted
 	},
 	opDelete: {
 		codes.FailedPrecondition: providers.Busy, // the tenant's instances use it
@@ -73,12 +73,12 @@ func (k allocations) create(ctx context.Context, c *call[spec.ComputeAllocation]
 	})
 	c.Chose(made.GetAllocation().GetId().GetValue())
 	if status.Code(err) == codes.FailedPrecondition && !k.taken(ctx, tenant, c.Called()) {
-		return earlyError{err} // more machines have to join the type, as this very run may bring about
+		return earlyError{err} // more machines have to join the type, which this very run may bring about
 	}
 	return err
 }
 
-// taken reports whether the tenant has an allocation of that name, or may have one.
+// taken reports whether the tenant has, or may have, an allocation of that name.
 func (k allocations) taken(ctx context.Context, tenant, name string) bool {
 	r, err := k.FindComputeAllocationIds(ctx, &forge.FindComputeAllocationIdsRequest{TenantOrganizationId: &tenant, Name: &name})
 	return err != nil || len(r.GetIds()) > 0
@@ -96,7 +96,7 @@ func (k allocations) update(ctx context.Context, c *call[spec.ComputeAllocation]
 	return err
 }
 
-// delete asks the service who the tenant is when the caller did not look: it takes another tenant's for deleted.
+// delete looks up the tenant when the caller did not observe it: the service reports another tenant's allocation as deleted.
 func (k allocations) delete(ctx context.Context, c *call[spec.ComputeAllocation]) error {
 	tenant := c.have.Tenant
 	if tenant == "" {

@@ -38,32 +38,32 @@ const (
 	defaultTimeout   = 30 * time.Second
 	defaultRecheck   = 5 * time.Second
 	defaultParallel  = 8
-	defaultIDs       = 100 // per call, where the site does not say
+	defaultIDs       = 100 // per call, where the site does not state a limit
 
-	// W3C trace context; later versions may add something at the end.
+	// W3C trace context; later versions may append something.
 	traceparent = `^[0-9a-f]{2}-[0-9a-f]{32}-[0-9a-f]{16}-[0-9a-f]{2}(-[ -~]*)?$`
 
-	// The ids of 100 000 objects come in one answer, of about 4 MB.
+	// The ids of 100 000 objects come in one answer of about 4 MB.
 	largestAnswer = 64 << 20
 )
 
-// A service is one site's control service, over whichever connection is the newest.
+// A service is one site's control service, over the newest connection.
 type service struct {
 	forge.ForgeClient
 	links   links
 	watch   *watch // nil when there are no files to watch
 	health  health
 	options Options
-	site    atomic.Pointer[string] // what the service that was greeted last calls its site
-	build   atomic.Pointer[string] // and its build
-	ids     int                    // most ids in one call
-	slots   chan struct{}          // one per call under way
+	site    atomic.Pointer[string] // name of the site, from the last greeting
+	build   atomic.Pointer[string] // build of the service, from the last greeting
+	ids     int                    // maximum ids in one call
+	slots   chan struct{}          // one per call in flight
 	permit  *providers.Permit
-	scale   scale         // what answers weigh
+	scale   scale         // memory that answers take
 	timeout time.Duration // of one call
 	late    time.Duration // how long after that it may have its effect
 	log     *slog.Logger
-	orders  keyed.Mutex // one at a time per VPC for calls that move its version
+	orders  keyed.Mutex // serializes, per VPC, calls that move its version
 
 	switchings sync.Map // by host, what was done to turn it off: a switching
 }
@@ -71,7 +71,7 @@ type service struct {
 func open(ctx context.Context, o Options) (*service, error) {
 	o.Recheck = cmp.Or(o.Recheck, defaultRecheck)
 	if !regexp.MustCompile(traceparent).MatchString(o.Trace) {
-		o.Trace = "" // as its specification wants it
+		o.Trace = "" // as its specification requires
 	}
 	s := &service{
 		options: o,
@@ -108,7 +108,7 @@ func openError(class providers.Class, err error) error {
 	return &providers.Error{Op: "open", Kind: Name, Class: class, Err: err}
 }
 
-// connect makes a link and greets the service on it.
+// connect creates a link and greets the service on it.
 func (s *service) connect(ctx context.Context, id identity) (*link, error) {
 	o := s.options
 	if err := id.stale(time.Now()); err != nil {
@@ -128,7 +128,7 @@ func (s *service) connect(ctx context.Context, id identity) (*link, error) {
 		grpc.WithStatsHandler(watcher{}),
 		grpc.WithNoProxy(), // the service is on the site's own network; a proxy for the internet cannot reach it
 	}
-	// Dialled here, so that the permit is checked where bytes leave: gRPC itself lets calls wait for a connection, for a
+	// Dialled here, so that the permit is checked where bytes are sent: gRPC itself lets calls wait for a connection, for a
 	// stream and for room in the far side's window.
 	opts = append(opts, grpc.WithContextDialer(s.permit.Dialer(o.dial)))
 	target := o.Address
@@ -145,7 +145,7 @@ func (s *service) connect(ctx context.Context, id identity) (*link, error) {
 		conn.Close()
 		return nil, err
 	}
-	if s.ids == 0 { // how many ids the site takes is fixed while it runs
+	if s.ids == 0 { // the site's limit of ids does not change while it runs
 		s.ids = int(cmp.Or(info.GetRuntimeConfig().GetMaxFindByIds(), defaultIDs))
 	}
 	s.site.Store(proto.String(info.GetRuntimeConfig().GetSitename()))
@@ -154,7 +154,7 @@ func (s *service) connect(ctx context.Context, id identity) (*link, error) {
 	return k, nil
 }
 
-// greet asks for the version, because a connection says little: with TLS 1.3 the server looks at our certificate only
+// greet asks for the version, because a connection proves little: with TLS 1.3 the server checks our certificate only
 // after our side has finished.
 func (s *service) greet(ctx context.Context, k *link) (*forge.BuildInfo, error) {
 	ctx, cancel := context.WithTimeout(ctx, versionTimeout)
@@ -185,7 +185,7 @@ type calls struct{ *service }
 
 var _ grpc.ClientConnInterface = calls{}
 
-// Invoke wraps every call: it waits for a slot, bounds the time, and finds out whether the request left at all.
+// Invoke wraps every call: it waits for a slot, bounds the time, and finds out whether the request was sent at all.
 func (c calls) Invoke(ctx context.Context, method string, req, reply any, opts ...grpc.CallOption) error {
 	ctx, cancel := within(ctx)
 	defer cancel()
@@ -202,7 +202,7 @@ func (c calls) Invoke(ctx context.Context, method string, req, reply any, opts .
 	}
 	k := c.links.take()
 	defer c.links.giveBack(k)
-	if err := c.permit.Check(); err != nil { // the wait for a slot, or for a turn, may have been long
+	if err := c.permit.Check(); err != nil { // the wait for a slot, or for a VPC's turn, may have been long
 		return unsentError{status.FromContextError(context.Canceled).Err()}
 	}
 	var sent atomic.Bool
@@ -219,10 +219,10 @@ func (c calls) Invoke(ctx context.Context, method string, req, reply any, opts .
 	}
 	switch status.Code(err) {
 	case codes.Unavailable, codes.Unauthenticated:
-		if stale := k.identity.stale(time.Now()); stale != nil { // which is probably why
+		if stale := k.identity.stale(time.Now()); stale != nil { // probably the reason
 			err = fmt.Errorf("%w: %w", stale, err)
 		}
-	case codes.PermissionDenied: // the service does not say whom it took us for
+	case codes.PermissionDenied: // the service does not report which client it took us for
 		err = fmt.Errorf("the site does not permit this to %s: %w", k.identity.who(), err)
 	}
 	c.health.note(err)
@@ -238,7 +238,7 @@ func (c calls) Invoke(ctx context.Context, method string, req, reply any, opts .
 	return err
 }
 
-// changes reports whether a method of the service, by its whole name, changes something.
+// changes reports whether a method of the service, by its full name, changes something.
 func changes(method string) bool {
 	name := method[strings.LastIndexByte(method, '/')+1:]
 	return !slices.ContainsFunc([]string{"Find", "Get", "Search", "List", "Version"}, func(verb string) bool { return strings.HasPrefix(name, verb) })
@@ -249,8 +249,8 @@ func (calls) NewStream(context.Context, *grpc.StreamDesc, string, ...grpc.CallOp
 	return nil, unsentError{errors.New("the service's streams are not used here")}
 }
 
-// within bounds a call by three quarters of the time that its caller has, so that the call ends as one that got no answer,
-// and the caller can still look at what came of it.
+// within bounds a call by three quarters of its caller's time, so that an unanswered call ends early enough for the caller
+// to observe its result.
 func within(ctx context.Context) (context.Context, context.CancelFunc) {
 	limit, ok := ctx.Deadline()
 	if !ok {
@@ -259,7 +259,7 @@ func within(ctx context.Context) (context.Context, context.CancelFunc) {
 	return context.WithTimeout(ctx, time.Until(limit)*3/4)
 }
 
-// traced adds the trace that the call belongs to, unless the caller has named one.
+// traced adds the trace that the call belongs to, unless the caller has set one.
 func (s *service) traced(ctx context.Context) context.Context {
 	if s.options.Trace == "" {
 		return ctx
@@ -270,14 +270,14 @@ func (s *service) traced(ctx context.Context) context.Context {
 	return metadata.AppendToOutgoingContext(ctx, "traceparent", s.options.Trace)
 }
 
-// An unsentError is the error of a call whose request never left: it had no effect, whatever its code.
+// An unsentError is the error of a call whose request was never sent: it had no effect, whatever its code.
 type unsentError struct{ error }
 
 func (e unsentError) Unwrap() error { return e.error }
 
 type sentKey struct{}
 
-// watcher notes on a call's context that its request began to leave.
+// watcher records in a call's context that its request began to be sent.
 type watcher struct{}
 
 func (watcher) TagRPC(ctx context.Context, _ *stats.RPCTagInfo) context.Context { return ctx }

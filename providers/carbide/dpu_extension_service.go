@@ -14,8 +14,8 @@ import (
 	"converge.dev/converge/providers/carbide/spec"
 )
 
-// A name stays taken for ever. So nothing brings a deleted service back, and an undone creation would use up the name: it
-// comes after all that can be undone, and only when it was approved.
+// A name stays taken for ever. So a deleted service cannot be restored, and undoing a create would use up the name: a
+// create comes after everything that can be undone, and only when it was approved.
 var extensionServiceTraits = providers.Traits{
 	Create: providers.Conditional, Update: providers.Versioned, Delete: providers.Blind,
 	Burned: true, Late: late,
@@ -23,7 +23,7 @@ var extensionServiceTraits = providers.Traits{
 	Exclusive: []providers.Exclusive{{Field: "{name}", Within: "tenant", Folded: true}},
 }
 
-// What the service would answer, and less clearly, or would do without a word.
+// Refusals of what the service would refuse less clearly, or would do silently.
 const (
 	refusedAlone = "the service changes observability only together with the manifest or the credential: change one of them too"
 	refusedLoss  = "the service has a credential that is not stated, and a new version would lose it: state the credential, or remove it in a change of its own"
@@ -31,7 +31,7 @@ const (
 	nameTaken    = "the name is taken in its tenant, perhaps by a service that was deleted: the service never lets go of a name, so choose another"
 )
 
-// extensionServiceRefusals are codes that mean something of their own.
+// extensionServiceRefusals are codes with a special meaning.
 var extensionServiceRefusals = refusals{
 	opCreate: {
 		codes.FailedPrecondition: providers.Exists, // the name is taken
@@ -41,7 +41,7 @@ var extensionServiceRefusals = refusals{
 		codes.FailedPrecondition: providers.Exists, // the name is taken
 	},
 	opDelete: {
-		codes.FailedPrecondition: providers.Busy, // instances have it
+		codes.FailedPrecondition: providers.Busy, // instances use it
 	},
 }
 
@@ -75,7 +75,7 @@ func (extensionServices) thing(o *forge.DpuExtensionService) providers.Thing {
 	}
 }
 
-// serviceToken adds the time to the service's own token, which a change of name or description does not move.
+// serviceToken adds the time to the service's own version token, which a change of name or description does not move.
 func serviceToken(o *forge.DpuExtensionService) string {
 	return strconv.Itoa(int(o.GetVersionCtr())) + "/" + o.GetUpdated()
 }
@@ -102,7 +102,7 @@ func (k extensionServices) create(ctx context.Context, c *call[spec.DPUExtension
 	return err
 }
 
-// A toldError puts words before a refusal that does not say enough.
+// A toldError adds an explanation to a refusal that does not say enough.
 type toldError struct {
 	words string
 	error
@@ -111,8 +111,8 @@ type toldError struct {
 func (e toldError) Error() string { return e.words + ": " + e.error.Error() }
 func (e toldError) Unwrap() error { return e.error }
 
-// update makes another version only when what runs changes: the service refuses one that is like the last. It cannot be
-// asked what the credential is. One that is wanted is sent with all the rest, and when the service then sees no change
+// update makes a new version only when what runs changes: the service refuses one equal to the last. The credential
+// cannot be read back. A desired one is sent with everything else, and when the service then sees no change,
 // there was none.
 func (k extensionServices) update(ctx context.Context, c *call[spec.DPUExtensionService], now *forge.DpuExtensionService) error {
 	credential, err := credentialOf(&c.want)
@@ -144,7 +144,7 @@ func (k extensionServices) update(ctx context.Context, c *call[spec.DPUExtension
 		Data: c.want.Manifest, Credential: credential, Observability: observability,
 	}
 	_, err = k.UpdateDpuExtensionService(ctx, whole)
-	if status.Code(err) == codes.InvalidArgument && !data && !taken { // all of it is as it was accepted once, so nothing runs differently
+	if status.Code(err) == codes.InvalidArgument && !data && !taken { // everything is as it was accepted before, so nothing runs differently
 		if collected {
 			return toldError{refusedAlone, err}
 		}
@@ -153,7 +153,7 @@ func (k extensionServices) update(ctx context.Context, c *call[spec.DPUExtension
 	return err
 }
 
-// describe changes name and description, and sends nothing of what would make a version.
+// describe changes name and description, and sends nothing that would make a version.
 func (k extensionServices) describe(ctx context.Context, request *forge.UpdateDpuExtensionServiceRequest, needed bool) error {
 	if !needed {
 		return nil
@@ -167,12 +167,12 @@ func (k extensionServices) delete(ctx context.Context, c *call[spec.DPUExtension
 	return err
 }
 
-// refuse is a refusal of our own, before anything is sent.
+// refuse returns a refusal of our own, before anything is sent.
 func refuse(words string) error {
 	return unsentError{status.Error(codes.InvalidArgument, words)}
 }
 
-// credentialOf returns the credential of a spec, nil when there is none. It is checked here, so that a refusal of the
+// credentialOf returns the credential of a spec; nil when there is none. It is checked here, so that a refusal of the
 // service cannot be about it.
 func credentialOf(want *spec.DPUExtensionService) (*forge.DpuExtensionServiceCredential, error) {
 	registry, user, password := value(want.Registry), value(want.RegistryUsername), value(want.RegistryPassword)
@@ -210,7 +210,7 @@ func readCollector(c *forge.DpuExtensionServiceObservabilityConfig) spec.Observa
 	return one
 }
 
-// writeObservability changes what is collected, which is nil for a new service, to what is wanted. It is nil when nothing is
+// writeObservability changes what is collected, nil for a new service, to the desired state. It returns nil when nothing is
 // to be collected.
 func writeObservability(want []spec.Observability, now *forge.DpuExtensionServiceObservability) *forge.DpuExtensionServiceObservability {
 	configs := renew(now.GetConfigs(), want, readCollector, writeCollector, func(w *spec.Observability) string { return value(w.Name) })

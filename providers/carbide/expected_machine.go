@@ -15,7 +15,7 @@ import (
 	"converge.dev/converge/providers/carbide/spec"
 )
 
-// What is expected is an entry in the site's inventory. What was found by it stays when the entry goes.
+// An expected machine is an entry in the site's inventory. What was found through it stays when the entry is deleted.
 var expectedTraits = providers.Traits{
 	Create: providers.Conditional, Update: providers.Blind, Delete: providers.Blind,
 	Mark: true, Late: late,
@@ -30,7 +30,7 @@ var dpuModes = enum[forge.DpuMode]{
 	{"no_dpu", forge.DpuMode_NO_DPU},
 }
 
-// expectedMachineRefusals are codes that mean something of their own.
+// expectedMachineRefusals are codes with a special meaning.
 var expectedMachineRefusals = refusals{
 	opCreate: {
 		codes.FailedPrecondition: providers.Exists,  // the MAC address is taken
@@ -43,7 +43,7 @@ type expectedMachines struct {
 	uuidKind
 }
 
-// An expectedMachine is what was said, and the machine that was found, if any.
+// An expectedMachine is an entry, and the machine that was found, if any.
 type expectedMachine struct {
 	*forge.ExpectedMachine
 	found *forge.LinkedExpectedMachine
@@ -64,7 +64,7 @@ func (k expectedMachines) all(ctx context.Context) ([]expectedMachine, error) {
 	return out, err
 }
 
-// both asks what was said and what was found at the same time. The latter only completes the status: when it cannot be had,
+// both reads the entries and what was found, concurrently. The latter only completes the status: when it cannot be read,
 // or the service has no such call, nothing is found.
 func both[S, F proto.Message, O any](ctx context.Context, said func(context.Context, *emptypb.Empty, ...O) (S, error), found func(context.Context, *emptypb.Empty, ...O) (F, error)) (s S, f F, err error) {
 	g, gctx := errgroup.WithContext(ctx)
@@ -103,7 +103,7 @@ func (expectedMachines) thing(o expectedMachine) providers.Thing {
 	}
 }
 
-// expectedName returns the name of an entry, which may have none.
+// expectedName returns the name of an entry; its MAC address when it has none.
 func expectedName(m *forge.Metadata, mac string) string {
 	if name := m.GetName(); name != "" {
 		return name
@@ -118,10 +118,10 @@ func (k expectedMachines) create(ctx context.Context, c *call[spec.ExpectedMachi
 
 func (k expectedMachines) update(ctx context.Context, c *call[spec.ExpectedMachine], now expectedMachine) error {
 	request := writeExpectedMachine(c, proto.CloneOf(now.ExpectedMachine))
-	// From v2.0 of the service on an entry that is a BMC stays unless the list is said to be whole.
+	// From v2.0 of the service on, an entry that is a BMC stays unless the list is declared complete.
 	request.ReplaceHostNics = len(request.HostNics) < len(now.HostNics)
 	if request.BmcIpAddress == nil && now.BmcIpAddress != nil {
-		// There the empty text takes the address away, and its absence keeps it. Before, it is the other way round.
+		// There the empty text removes the address, and its absence keeps it. In earlier versions it is the other way round.
 		emptied := proto.CloneOf(request)
 		emptied.BmcIpAddress = new(string)
 		if _, err := k.UpdateExpectedMachine(ctx, emptied); status.Code(err) != codes.InvalidArgument {
@@ -137,8 +137,7 @@ func (k expectedMachines) delete(ctx context.Context, c *call[spec.ExpectedMachi
 	return err
 }
 
-// writeExpectedMachine changes an entry to what is wanted. Every switch is stated, because the service keeps those that are
-// absent.
+// writeExpectedMachine changes an entry to the desired state. Every switch is stated, because the service keeps absent ones.
 func writeExpectedMachine(c *call[spec.ExpectedMachine], o *forge.ExpectedMachine) *forge.ExpectedMachine {
 	retain, pause, lockdown := c.want.BMCRetainCredentials, c.want.DefaultPauseIngestionAndPoweron, c.want.DisableLockdown
 	dpf := c.want.IsDpfEnabled == nil || *c.want.IsDpfEnabled

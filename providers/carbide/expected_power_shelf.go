@@ -12,7 +12,7 @@ import (
 	"converge.dev/converge/providers/carbide/spec"
 )
 
-// expectedShelveRefusals are codes that mean something of their own.
+// expectedShelveRefusals are codes with a special meaning.
 var expectedShelveRefusals = refusals{
 	opCreate: {
 		codes.Internal: providers.Exists, // the MAC address is taken
@@ -24,7 +24,7 @@ type expectedShelves struct {
 	uuidKind
 }
 
-// An expectedShelf is what was said, and the power shelf that was found, if any.
+// An expectedShelf is an entry, and the power shelf that was found, if any.
 type expectedShelf struct {
 	*forge.ExpectedPowerShelf
 	found *forge.LinkedExpectedPowerShelf
@@ -77,7 +77,7 @@ func (k expectedShelves) delete(ctx context.Context, c *call[spec.ExpectedPowerS
 	return err
 }
 
-// writeExpectedShelf changes an entry to what is wanted. The service keeps bmc_retain_credentials when it is absent.
+// writeExpectedShelf changes an entry to the desired state. The service keeps bmc_retain_credentials when it is absent.
 func writeExpectedShelf(c *call[spec.ExpectedPowerShelf], o *forge.ExpectedPowerShelf) *forge.ExpectedPowerShelf {
 	retain := c.want.BMCRetainCredentials
 	o.BmcMacAddress = c.want.BMCMACAddress

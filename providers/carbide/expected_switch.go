@@ -12,7 +12,7 @@ import (
 	"converge.dev/converge/providers/carbide/spec"
 )
 
-// expectedSwitcheRefusals are codes that mean something of their own.
+// expectedSwitcheRefusals are codes with a special meaning.
 var expectedSwitcheRefusals = refusals{
 	opCreate: {
 		codes.Internal: providers.Exists, // the MAC address is taken
@@ -24,7 +24,7 @@ type expectedSwitches struct {
 	uuidKind
 }
 
-// An expectedSwitch is what was said, and the switch that was found, if any.
+// An expectedSwitch is an entry, and the switch that was found, if any.
 type expectedSwitch struct {
 	*forge.ExpectedSwitch
 	found *forge.LinkedExpectedSwitch
@@ -46,7 +46,7 @@ func (k expectedSwitches) all(ctx context.Context) ([]expectedSwitch, error) {
 }
 
 func (expectedSwitches) thing(o expectedSwitch) providers.Thing {
-	password := o.GetNvosPassword() // empty when there is none: the service tells
+	password := o.GetNvosPassword() // empty when there is none: the service reports it
 	s := spec.ExpectedSwitch{
 		BMCMACAddress: strings.ToLower(o.GetBmcMacAddress()), BMCUsername: o.GetBmcUsername(), BMCPassword: o.GetBmcPassword(),
 		BMCRetainCredentials: o.GetBmcRetainCredentials(), BMCIPAddress: unlessZero(o.GetBmcIpAddress()),
@@ -80,7 +80,7 @@ func (k expectedSwitches) delete(ctx context.Context, c *call[spec.ExpectedSwitc
 	return err
 }
 
-// writeExpectedSwitch changes an entry to what is wanted. The service keeps bmc_retain_credentials when it is absent.
+// writeExpectedSwitch changes an entry to the desired state. The service keeps bmc_retain_credentials when it is absent.
 func writeExpectedSwitch(c *call[spec.ExpectedSwitch], o *forge.ExpectedSwitch) *forge.ExpectedSwitch {
 	retain := c.want.BMCRetainCredentials
 	o.BmcMacAddress = c.want.BMCMACAddress

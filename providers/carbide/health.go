@@ -13,50 +13,50 @@ import (
 	"converge.dev/converge/providers"
 )
 
-// health is what the calls tell of the service. Only a call that gets no answer because the service cannot be reached,
-// or does not know us, makes it bad; what the service says about its objects does not, and any success makes it good.
+// health is the state of the service as its calls show it. Only a call that gets no answer because the service cannot
+// be reached, or does not authenticate us, makes it bad; errors about its objects do not, and any success makes it good.
 //
-// A service that is handed over may answer whoever reads, and take no changes. What it answers to a change says so, and
-// nothing but another change can find out that it is over: so it is bad for a while, and then lets changes try again.
+// During a failover a service may answer reads but accept no changes. Its answer to a change shows that, and only
+// another change can find out that it is over: so health is bad for a while, and then lets changes try again.
 type health struct {
 	mu    sync.Mutex
 	seen  providers.Health
-	probe sync.Mutex // held by the one who asks whether it is good again
+	probe sync.Mutex // held by the caller that checks whether it is good again
 
-	closed error         // what the last change was answered instead of being taken; nil: changes are taken
-	until  time.Time     // when another one may try
-	pause  time.Duration // how long that was put off
+	closed error         // the answer to the last change that was not accepted; nil: changes are accepted
+	until  time.Time     // when another change may be tried
+	pause  time.Duration // how long changes were last put off
 }
 
-// How long changes are put off that the service does not take: at first, and at most.
+// How long changes that the service does not accept are put off: at first, and at most.
 const (
 	firstPause   = time.Second
 	longestPause = 15 * time.Second
 )
 
-// change counts a call that changes something.
+// change takes the result of a change into account.
 func (h *health) change(err error) {
 	h.mu.Lock()
 	defer h.mu.Unlock()
 	switch status.Code(err) {
 	case codes.Unavailable:
-		if now := time.Now(); !now.Before(h.until) { // not one of those that were under way when it was found out
+		if now := time.Now(); !now.Before(h.until) { // not one of those that were in flight when it was found out
 			h.pause = min(max(2*h.pause, firstPause), longestPause)
 			h.until = now.Add(h.pause)
 		}
 		h.closed = err
-	case codes.Canceled, codes.DeadlineExceeded, codes.Unauthenticated: // which say nothing of it
+	case codes.Canceled, codes.DeadlineExceeded, codes.Unauthenticated: // which say nothing about it
 	default:
 		h.closed, h.until, h.pause = nil, time.Time{}, 0
 	}
 }
 
-// note counts a call.
+// note takes the result of a call into account.
 func (h *health) note(err error) {
 	h.mu.Lock()
 	defer h.mu.Unlock()
 	if status.Code(err) == codes.Canceled {
-		return // by the caller
+		return // cancelled by the caller
 	}
 	if err == nil {
 		h.seen.Succeeded++
@@ -81,15 +81,15 @@ func (h *health) now() providers.Health {
 	return seen
 }
 
-// reached reports whether the service can be reached, so that greeting it would tell nothing new.
+// reached reports whether the service can be reached, so that greeting it would show nothing new.
 func (h *health) reached() bool {
 	h.mu.Lock()
 	defer h.mu.Unlock()
 	return h.seen.Down == nil
 }
 
-// healthy is the provider's Health. While the connection is bad the first to ask has the service greeted, and the others
-// get what is known.
+// healthy is the provider's Health. While the connection is bad, the first caller greets the service, and the others get
+// the last known state.
 func (s *service) healthy(ctx context.Context) providers.Health {
 	known := s.health.now()
 	if known.Down == nil || s.health.reached() || !s.health.probe.TryLock() {
@@ -103,7 +103,7 @@ func (s *service) healthy(ctx context.Context) providers.Health {
 	defer s.links.giveBack(k)
 	_, err := s.greet(ctx, k)
 	if ctx.Err() != nil {
-		return s.health.now() // nobody refused anything
+		return s.health.now() // nothing was refused
 	}
 	s.health.note(err)
 	return s.health.now()

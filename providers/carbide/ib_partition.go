@@ -15,8 +15,8 @@ import (
 	"converge.dev/converge/providers/carbide/spec"
 )
 
-// A partition becomes ready with the next round of the service's controller, about every 30 s. A deleted one goes when the
-// fabric has forgotten its key. The service has a version for it and never moves that, so an update is blind.
+// A partition becomes ready with the next round of the service's controller, about every 30 s. A deleted one disappears
+// when the fabric has released its key. The service has a version for it but never moves that, so an update is blind.
 var ibTraits = providers.Traits{
 	Create: providers.Conditional, Update: providers.Blind, Delete: providers.Blind,
 	Mark: true, Late: late, ReadyWithin: 5 * time.Minute, GoneWithin: 20 * time.Minute,
@@ -24,13 +24,13 @@ var ibTraits = providers.Traits{
 	Exclusive: []providers.Exclusive{{Field: "pkey"}},
 }
 
-// ibPartitionRefusals are codes that mean something of their own.
+// ibPartitionRefusals are codes with a special meaning.
 var ibPartitionRefusals = refusals{
 	opCreate: {
-		codes.Internal: providers.Invalid, // the key cannot be asked for or is taken, or the site has no such fabric
+		codes.Internal: providers.Invalid, // the key cannot be requested or is taken, or the site has no such fabric
 	},
 	opUpdate: {
-		codes.FailedPrecondition: providers.Conflict, // it was changed since it was read; some versions of the service say so
+		codes.FailedPrecondition: providers.Conflict, // it was changed since it was read; some versions of the service report that
 	},
 	opDelete: {
 		codes.FailedPrecondition: providers.Busy, // instances use it
@@ -75,7 +75,7 @@ func (ibPartitions) thing(o *forge.IBPartition) providers.Thing {
 	}
 }
 
-// partitionKey writes a key in its one spelling; what is no key stays as it is.
+// partitionKey returns a key in its canonical spelling; text that is not a key stays as it is.
 func partitionKey(text string) string {
 	key, err := strconv.ParseUint(strings.TrimPrefix(strings.ToLower(text), "0x"), 16, 16)
 	if err != nil {
@@ -98,8 +98,8 @@ func (k ibPartitions) create(ctx context.Context, c *call[spec.IBPartition]) err
 	return err
 }
 
-// early reports whether a refusal may be about the tenant's quota, and partitions that count are on their way out. The
-// code does not tell this apart from wrong values.
+// early reports whether a refusal may be about the tenant's quota while partitions that count against it are being
+// deleted. The code does not distinguish this from wrong values.
 func (k ibPartitions) early(ctx context.Context, tenant string, err error) bool {
 	if status.Code(err) != codes.InvalidArgument {
 		return false
@@ -120,7 +120,7 @@ func (k ibPartitions) early(ctx context.Context, tenant string, err error) bool 
 	return false
 }
 
-// update repeats what cannot change, because the service insists on it.
+// update repeats what cannot change, because the service requires it.
 func (k ibPartitions) update(ctx context.Context, c *call[spec.IBPartition], now *forge.IBPartition) error {
 	config := now.GetConfig()
 	if config == nil {

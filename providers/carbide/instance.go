@@ -15,7 +15,7 @@ import (
 	"converge.dev/converge/providers/carbide/spec"
 )
 
-// Giving a machine back wipes its disks: nothing undoes that. The version guards an instance's configuration and not its
+// Releasing a machine wipes its disks, which cannot be undone. The version guards an instance's configuration but not its
 // power, so an update is blind.
 var instanceTraits = providers.Traits{
 	Create: providers.Conditional, Update: providers.Blind, Delete: providers.Blind,
@@ -28,17 +28,17 @@ var instanceTraits = providers.Traits{
 	},
 }
 
-// instanceRefusals are codes that mean something of their own.
+// instanceRefusals are codes with a special meaning.
 var instanceRefusals = refusals{
 	opCreate: {
-		codes.AlreadyExists: providers.Busy,   // a requested address is in a link network that drains
+		codes.AlreadyExists: providers.Busy,   // a requested address is in a link network that is draining
 		codes.Internal:      providers.Absent, // a VPC prefix
 	},
 	opUpdate: {
 		codes.FailedPrecondition: providers.Absent, // the security group or the operating system
 	},
 	opDelete: {
-		codes.InvalidArgument: providers.Busy, // an alert holds the host
+		codes.InvalidArgument: providers.Busy, // an alert blocks the host
 	},
 }
 
@@ -52,7 +52,7 @@ func (k instances) list(ctx context.Context) ([]string, error) {
 	return texts(r.GetInstanceIds()), err
 }
 
-// seenInstance is an instance, what its security group lacks, and the power of its host, nil when nobody watches it.
+// seenInstance is an instance, what its security group lacks, and the power of its host, nil when that is not monitored.
 type seenInstance struct {
 	*forge.Instance
 	lacks string
@@ -68,7 +68,7 @@ func (k instances) get(ctx context.Context, ids []string) ([]seenInstance, error
 	return seen, err
 }
 
-// complete asks where the groups of all instances are in force, and whether their hosts are on.
+// complete reads where the groups of all instances are in force, and whether their hosts are on.
 func (k instances) complete(ctx context.Context, all []seenInstance) error {
 	var guarded []string
 	hosts := make([]*forge.MachineId, len(all))
@@ -166,7 +166,7 @@ func (k instances) create(ctx context.Context, c *call[spec.Instance]) error {
 			Network: &forge.InstanceNetworkConfig{Auto: c.want.AutoNetwork},
 		},
 	}
-	if id := value(c.want.AutoVPC); id != "" { // which takes the place of auto
+	if id := value(c.want.AutoVPC); id != "" { // which replaces auto
 		request.Config.Network.AutoConfig = &forge.InstanceNetworkAutoConfig{VpcId: &forge.VpcId{Value: id}}
 	}
 	if err := k.writeConfig(ctx, c, request.Config); err != nil {
@@ -183,14 +183,14 @@ func (k instances) create(ctx context.Context, c *call[spec.Instance]) error {
 			used = append(used, id)
 		}
 	}
-	if err != nil { // of an existing one the addresses are used up
+	if err != nil { // an existing one has used up the addresses
 		return unless(ctx, err, prefixes{service: k.service}.get, used...)
 	}
-	return nil // it is on, and the site needs it on until it is ready
+	return nil // the host is on, and the site needs it on until it is ready
 }
 
-// early reports whether a refusal goes back to the host: it is being cleaned after another instance, say. The code does
-// not tell this apart from wrong values.
+// early reports whether a refusal is due to the state of the host, for example because it is being cleaned after
+// another instance. The code does not distinguish this from wrong values.
 func (k instances) early(ctx context.Context, machine string, err error) bool {
 	if code := status.Code(err); code != codes.InvalidArgument && code != codes.FailedPrecondition {
 		return false
@@ -199,9 +199,9 @@ func (k instances) early(ctx context.Context, machine string, err error) bool {
 	return err == nil && len(found) == 1 && (found[0].GetState() != machineReady || len(found[0].GetHealth().GetAlerts()) > 0)
 }
 
-// update sends the whole configuration back: what is not in it would be taken away. A change of what is booted alone has a
-// call of its own, which the service takes at any time. What is turned on is so before anything else changes, and what is
-// turned off last, when the rest is done, for the site does nothing with a host that is to be off.
+// update sends the whole configuration back: anything missing would be removed. A change of only what is booted has its
+// own call, which the service accepts at any time. A host is turned on before anything else changes, and turned off last,
+// when the rest is done, because the site does nothing with a host that should be off.
 func (k instances) update(ctx context.Context, c *call[spec.Instance], now seenInstance) error {
 	want := value(c.want.Power)
 	actual, desired := powerWord(now.power, now.power.GetActualState()), powerWord(now.power, now.power.GetDesiredState())
@@ -226,7 +226,7 @@ func (k instances) update(ctx context.Context, c *call[spec.Instance], now seenI
 	}
 	changed, err := k.configure(ctx, now, config, metadata)
 	begun := changed || switches && want == powerOn
-	if err == nil && switches && want == powerOff && !works { // what must be brought to the host comes before
+	if err == nil && switches && want == powerOff && !works { // first wait for what the site has to bring to the host
 		err = k.turnOff(ctx, now)
 	}
 	if err != nil && begun {
@@ -258,7 +258,7 @@ func (k instances) configure(ctx context.Context, now seenInstance, config *forg
 	return err == nil, err
 }
 
-// wholeConfig is a copy of the configuration of an instance, with the parts that it must have.
+// wholeConfig returns a copy of the configuration of an instance, with the required parts.
 func wholeConfig(now *forge.Instance, tenant string) *forge.InstanceConfig {
 	config := &forge.InstanceConfig{}
 	if now.GetConfig() != nil {
@@ -276,7 +276,7 @@ func wholeConfig(now *forge.Instance, tenant string) *forge.InstanceConfig {
 	return config
 }
 
-// wired is the part of a configuration that the site has to bring to the host.
+// wired returns the part of a configuration that the site has to bring to the host.
 func wired(config *forge.InstanceConfig) *forge.InstanceConfig {
 	return &forge.InstanceConfig{
 		Network: config.Network, Infiniband: config.Infiniband, Nvlink: config.Nvlink, Spxconfig: config.Spxconfig,
@@ -284,9 +284,9 @@ func wired(config *forge.InstanceConfig) *forge.InstanceConfig {
 	}
 }
 
-// delete turns an instance on that is to be off: the site would not take it back otherwise. An earlier attempt may have come
-// no further than that, so what was the excuse for being off is looked for in any case: no other instance could be put on
-// the host.
+// delete first turns on an instance that should be off, because the site would not release it otherwise. An earlier attempt
+// may have got no further than that, so the maintenance that allowed it to be off is removed in any case: otherwise no other
+// instance could be placed on the host.
 func (k instances) delete(ctx context.Context, c *call[spec.Instance]) error {
 	found, err := k.read(ctx, []string{c.ID})
 	if err != nil {

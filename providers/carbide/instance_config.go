@@ -10,7 +10,7 @@ import (
 	"converge.dev/converge/providers/carbide/spec"
 )
 
-// writeConfig changes what may change in a configuration that is there.
+// writeConfig changes what may change in an existing configuration.
 func (k instances) writeConfig(ctx context.Context, c *call[spec.Instance], config *forge.InstanceConfig) error {
 	config.NetworkSecurityGroupId = c.want.NetworkSecurityGroup
 	config.Tenant.TenantKeysetIds = nil
@@ -33,7 +33,7 @@ func readOS(o *forge.InstanceOperatingSystemConfig) *spec.InstanceOS {
 func writeOS(want spec.InstanceOS, o *forge.InstanceOperatingSystemConfig) {
 	o.PhoneHomeEnabled, o.UserData = want.PhoneHomeEnabled, want.UserData
 	o.RunProvisioningInstructionsOnEveryBoot = want.RunProvisioningInstructionsOnEveryBoot
-	// When the wanted spec was laid over one with another variant it may have both; then the one that is new counts.
+	// When the desired spec was merged over one with another variant it may have both; then the new one counts.
 	script, image, entry := value(want.IPXE), value(want.OSImage), value(want.OperatingSystem)
 	switch {
 	case image != "" && image != o.GetOsImageId().GetValue():
@@ -57,7 +57,7 @@ func readInterface(i *forge.InstanceInterfaceConfig) spec.Interface {
 		Device: unlessZero(i.GetDevice()), IPAddress: unlessZero(i.GetIpAddress()), VirtualFunctionID: widen(i.VirtualFunctionId),
 		AnycastPrefixes: each(i.GetRoutingProfile().GetAllowedAnycastPrefixes(), (*forge.PrefixFilterPolicyEntry).GetPrefix),
 	}
-	if i.GetVpcPrefixId() == nil && i.GetVpc() == nil { // otherwise this is the link network that the site made
+	if i.GetVpcPrefixId() == nil && i.GetVpc() == nil { // otherwise this is a link network that the site made
 		s.Segment = unlessZero(cmp.Or(i.GetSegmentId().GetValue(), i.GetNetworkSegmentId().GetValue()))
 	}
 	if six := i.GetIpv6InterfaceConfig(); six != nil {
@@ -72,7 +72,7 @@ func readInterfaceStatus(i *forge.InstanceInterfaceStatus) spec.InterfaceStatus 
 	}
 }
 
-// writeInterfaces replaces the interfaces. One that is on the same port and says the same is left as it is, so that the
+// writeInterfaces replaces the interfaces. One on the same port with the same settings is left as it is, so that the
 // service sees no change.
 func writeInterfaces(want []spec.Interface, network *forge.InstanceNetworkConfig) {
 	type port struct{ function, device, instance, virtual string }

@@ -13,10 +13,10 @@ import (
 	"converge.dev/converge/providers/carbide/spec"
 )
 
-// What an instance has beside its Ethernet: ports on InfiniBand, GPUs in NVLink partitions, ports on Spectrum-X, and
-// services on its DPUs. The service drops a section that is empty.
+// What an instance has besides its Ethernet: ports on InfiniBand, GPUs in NVLink partitions, ports on Spectrum-X, and
+// services on its DPUs. The service drops empty sections.
 
-// readFabrics puts these sections into a spec.
+// readFabrics reads these sections into a spec.
 func readFabrics(config *forge.InstanceConfig, s *spec.Instance) {
 	s.Infiniband = each(config.GetInfiniband().GetIbInterfaces(), readIB)
 	s.NVLink = each(config.GetNvlink().GetGpuConfigs(), readGPU)
@@ -24,7 +24,7 @@ func readFabrics(config *forge.InstanceConfig, s *spec.Instance) {
 	s.DPUExtensionServices = each(config.GetDpuExtensionServices().GetServiceConfigs(), readService)
 }
 
-// readFabricStatus puts what became of them into a status.
+// readFabricStatus reads their state into a status.
 func readFabricStatus(s *forge.InstanceStatus, got *spec.InstanceStatus) {
 	got.InfinibandStatus = each(s.GetInfiniband().GetIbInterfaces(), func(i *forge.InstanceIBInterfaceStatus) spec.IBInterfaceStatus {
 		return spec.IBInterfaceStatus{PFGUID: unlessZero(i.GetPfGuid()), GUID: unlessZero(i.GetGuid()), LID: unlessZero(int64(i.GetLid()))}
@@ -57,8 +57,8 @@ var deployments = enum[forge.DpuExtensionServiceDeploymentStatus]{
 	{"error", forge.DpuExtensionServiceDeploymentStatus_DPU_EXTENSION_SERVICE_ERROR},
 }
 
-// writeFabrics replaces these sections. What is asked for as it is there is left as it is, so that the service sees no
-// change and what the schema does not have is kept.
+// writeFabrics replaces these sections. Elements that do not change are left as they are, so that the service sees no
+// change and fields outside the schema are kept.
 func (k instances) writeFabrics(ctx context.Context, c *call[spec.Instance], config *forge.InstanceConfig) error {
 	type port struct {
 		device   string
@@ -101,7 +101,7 @@ func readIB(i *forge.InstanceIBInterfaceConfig) spec.IBInterface {
 	}
 }
 
-// writeIB asks for a physical function: the service has no other on InfiniBand.
+// writeIB requests a physical function: the service has no other on InfiniBand.
 func writeIB(w *spec.IBInterface, i *forge.InstanceIBInterfaceConfig) {
 	i.IbPartitionId, i.Device, i.Vendor = &forge.IBPartitionId{Value: w.IBPartition}, w.Device, w.Vendor
 	i.DeviceInstance, i.FunctionType = uint32(w.DeviceInstance), forge.InterfaceFunctionType_PHYSICAL
@@ -121,7 +121,7 @@ func writeGPU(w *spec.NVLinkGPU, g *forge.InstanceNVLinkGpuConfig) {
 var attachmentTypes = enum[forge.SpxAttachmentType]{
 	{"physical", forge.SpxAttachmentType_Physical},
 	{"ovn", forge.SpxAttachmentType_Ovn},
-	{"virtual", forge.SpxAttachmentType_Virtual}, // which the service does not take yet
+	{"virtual", forge.SpxAttachmentType_Virtual}, // which the service does not accept yet
 }
 
 func readSpx(a *forge.InstanceSpxAttachment) spec.SpxAttachment {
@@ -140,13 +140,13 @@ func readService(e *forge.InstanceDpuExtensionServiceConfig) spec.InstanceServic
 	return spec.InstanceService{Service: e.GetServiceId(), Version: versionNumber(e.GetVersion())}
 }
 
-// writeService leaves the version as its number; pin completes it.
+// writeService writes only the number of the version; pin completes it.
 func writeService(w *spec.InstanceService, e *forge.InstanceDpuExtensionServiceConfig) {
 	e.ServiceId, e.Version = w.Service, "V"+strconv.FormatInt(w.Version, 10)
 }
 
-// pin completes the versions of services. A document has their numbers, which the service counts up and never uses twice;
-// the service wants to hear when the version was made, too.
+// pin completes the versions of services. A document has their numbers, which the service counts up and never reuses; the
+// service also requires the time when the version was made.
 func (k instances) pin(ctx context.Context, services []*forge.InstanceDpuExtensionServiceConfig) error {
 	request := &forge.DpuExtensionServicesByIdsRequest{}
 	for _, e := range services {

@@ -12,22 +12,22 @@ import (
 	"converge.dev/converge/providers/carbide/forge"
 )
 
-// What is known about power comes from the site's power manager: it looks at each host every few minutes and remembers what
-// the host is to be. A host that is to be on it turns on by itself. One that is to be off it leaves alone, and with it
-// everything else that the site does with the host, so nothing of an instance that is off can change but its settings,
-// and it cannot be given back. Turning off is a call of its own.
+// What is known about power comes from the site's power manager: it checks each host every few minutes and stores its
+// desired power state. It turns on by itself a host that should be on. It leaves alone one that should be off, and so does
+// the rest of the site, so of an instance that is off only the settings can change, and it cannot be released. Turning a
+// host off takes a call of its own.
 const (
 	powerOn  = "on"
 	powerOff = "off"
 
-	// offReference marks the maintenance that we set, without which the service does not let a host be off.
+	// offReference marks the maintenance that we set, without which the service does not allow a host to be off.
 	offReference = "converge: its instance is to be off"
 
 	shutdownGrace = 2 * time.Minute // for a guest to shut down before its power is cut
 )
 
-// powers reads the power of hosts. It is empty where nobody looks at it, or where we may not ask. One call does for all: the
-// service sets no limit to their number, and tells of every host when none is named.
+// powers reads the power of hosts. It is empty where power is not monitored, or where we may not read it. One call is enough
+// for all: the service does not limit their number, and reports every host when none is named.
 func (s *service) powers(ctx context.Context, hosts ...*forge.MachineId) (map[string]*forge.PowerOptions, error) {
 	request := &forge.PowerOptionRequest{MachineId: slices.DeleteFunc(hosts, func(id *forge.MachineId) bool { return id == nil })}
 	if len(request.MachineId) == 0 {
@@ -50,7 +50,7 @@ func (s *service) powers(ctx context.Context, hosts ...*forge.MachineId) (map[st
 	return powers, err
 }
 
-// powerWord is a state of power as the schema calls it; "" when it is not known.
+// powerWord returns a power state in the schema's words; "" when it is unknown.
 func powerWord(p *forge.PowerOptions, state forge.PowerState) string {
 	switch {
 	case p == nil:
@@ -63,8 +63,8 @@ func powerWord(p *forge.PowerOptions, state forge.PowerState) string {
 	return ""
 }
 
-// powerDiffers says that a host is not what the site wants it to be, and becomes it without another call; "" when it is, or
-// nobody knows.
+// powerDiffers returns a text when the power of a host is not yet as the site wants it, but becomes so without another
+// call; "" when it is, or when it is unknown.
 func (s *service) powerDiffers(p *forge.PowerOptions) string {
 	if p == nil || p.GetActualState() == p.GetDesiredState() || s.deaf(p) {
 		return ""
@@ -72,15 +72,15 @@ func (s *service) powerDiffers(p *forge.PowerOptions) string {
 	return fmt.Sprintf("its host is to be %s and is %s", powerWord(p, p.GetDesiredState()), powerWord(p, p.GetActualState()))
 }
 
-// A switching is what was done to a host that is to be off: when, by the last look of the site's power manager before it.
+// A switching is what was done to a host that should be off, with times by the power manager's last check before each action.
 type switching struct{ asked, cut time.Time }
 
-// patience bounds how long it counts that a guest was asked: one that was turned on since is asked again.
+// patience is how long a request to a guest to shut down counts: a guest that was turned on since is asked again.
 const patience = time.Hour
 
-// deaf reports whether a host that is to be off stays on: it was seen on long after the site was told, and after its guest was
-// asked to shut down, and since its power was cut. The clock is that of the site; what counts is when its power manager has
-// looked.
+// deaf reports whether a host that should be off stays on: it was observed on long after the desired state was set, after its
+// guest was asked to shut down, and since its power was cut. Times are by the site's clock; what counts is when its power
+// manager has checked.
 func (s *service) deaf(p *forge.PowerOptions) bool {
 	if p.GetDesiredState() != forge.PowerState_Off || p.GetActualState() != forge.PowerState_On {
 		return false
@@ -89,7 +89,7 @@ func (s *service) deaf(p *forge.PowerOptions) bool {
 	return !looked.Before(p.GetDesiredStateUpdatedAt().AsTime().Add(shutdownGrace)) && !looked.Before(done.asked.Add(shutdownGrace)) && done.cut != looked
 }
 
-// switched is what this process did to a host of late. Another one begins anew, and so asks the guest first.
+// switched returns what this process recently did to a host. Another process starts over, and so asks the guest first.
 func (s *service) switched(p *forge.PowerOptions) switching {
 	v, _ := s.switchings.Load(p.GetHostId().GetId())
 	done, _ := v.(switching)
@@ -99,11 +99,11 @@ func (s *service) switched(p *forge.PowerOptions) switching {
 	return done
 }
 
-// errUnwatched is the refusal to change power that nobody could see changing.
+// errUnwatched is the refusal to change power where the change could not be observed.
 var errUnwatched = status.Error(codes.Unimplemented, "the site's power manager does not watch this host, so its power can be neither seen nor kept: leave power out")
 
-// turnOn makes the site want the host on, and turns it on. Where we may not do that the power manager does it, at its own
-// pace.
+// turnOn sets the desired power of the host to on, and turns it on. Where we may not do that, the power manager does it,
+// at its own pace.
 func (k instances) turnOn(ctx context.Context, now seenInstance) error {
 	if now.power.GetDesiredState() != forge.PowerState_On {
 		if err := k.wantPower(ctx, now, forge.PowerState_On); err != nil {
@@ -123,8 +123,8 @@ func (k instances) turnOn(ctx context.Context, now seenInstance) error {
 	return nil
 }
 
-// turnOff asks the guest to shut down and makes the site want the host off. When the guest was asked already and does not
-// listen, it cuts the power. The first of these calls is the one that we may not be allowed to make.
+// turnOff asks the guest to shut down and sets the desired power of the host to off. When the guest was already asked and
+// does not react, it cuts the power. The first of these calls is the one that we may not be allowed to make.
 func (k instances) turnOff(ctx context.Context, now seenInstance) error {
 	told := now.power.GetDesiredState() == forge.PowerState_Off
 	if told && !k.deaf(now.power) {
@@ -170,7 +170,7 @@ func (k instances) unexcuse(ctx context.Context, now seenInstance) error {
 	return nil
 }
 
-// excuse puts a host under maintenance unless it is already.
+// excuse puts a host under maintenance, unless it already is.
 func (k instances) excuse(ctx context.Context, now seenInstance) error {
 	found, err := machines{k.service}.get(ctx, []string{now.GetMachineId().GetId()})
 	if err != nil || len(found) == 1 && found[0].GetMaintenanceReference() != "" {

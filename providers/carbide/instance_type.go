@@ -11,7 +11,7 @@ import (
 	"converge.dev/converge/providers/carbide/spec"
 )
 
-// Deleting a type takes its machines out of it; a new one starts without machines.
+// Deleting a type removes its machines from it; a new one starts without machines.
 var instanceTypeTraits = providers.Traits{
 	Create: providers.Conditional, Update: providers.Versioned, Delete: providers.Blind,
 	Mark: true, Burned: true, Late: late,
@@ -37,7 +37,7 @@ var (
 	}
 )
 
-// instanceTypeRefusals are codes that mean something of their own.
+// instanceTypeRefusals are codes with a special meaning.
 var instanceTypeRefusals = refusals{
 	opCreate: {
 		codes.FailedPrecondition: providers.Exists, // the name or the id is taken
@@ -109,7 +109,7 @@ func readCapability(c *forge.InstanceTypeMachineCapabilityFilterAttributes) spec
 }
 
 // writeCapabilities replaces the capabilities of a type. The service compares them in order and field by field, and
-// allows no difference once machines belong to the type: those that say the same are left as they are.
+// allows no difference once machines belong to the type: equal ones are left as they are.
 func writeCapabilities(c *call[spec.InstanceType], now *forge.InstanceTypeAttributes) *forge.InstanceTypeAttributes {
 	if now == nil {
 		now = &forge.InstanceTypeAttributes{}

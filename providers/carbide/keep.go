@@ -12,12 +12,12 @@ import (
 	"converge.dev/converge/providers/carbide/forge"
 )
 
-// The service's updates replace everything, and messages have more in them than the schema knows: fields that were left out
-// of it, and those of later versions, which travel as unknown fields. So nothing is written anew that is there already. A
+// The service's updates replace everything, and messages contain more than the schema knows: fields that were left out of
+// it, and those of later versions, which travel as unknown fields. So existing messages are never written anew. A
 // write function changes what the schema knows of a message, and leaves the rest.
 
-// renew returns the wanted elements of a list of messages: what is there and says the same as it is, what is there under the
-// same key as it is apart from what is wanted of it, and the rest made. Elements of have are copied, not changed.
+// renew returns the desired elements of a list of messages: equal ones unchanged, those with the same key changed to the
+// desired state, and the rest new. Elements of have are copied, not changed.
 func renew[T any, K comparable, M any, P interface {
 	*M
 	proto.Message
@@ -55,7 +55,7 @@ func renew[T any, K comparable, M any, P interface {
 	return out
 }
 
-// pair gives what is still wanted a copy of the first message with the same key that nobody has taken.
+// pair assigns to each remaining desired element a copy of the first message with the same key that is not taken yet.
 func pair[K comparable, M any, P interface {
 	*M
 	proto.Message
@@ -74,10 +74,10 @@ func pair[K comparable, M any, P interface {
 	}
 }
 
-// asJSON is a struct of a spec as text: the same for the same values.
+// asJSON returns a struct of a spec as text: equal for equal values.
 func asJSON(spec any) string {
 	b, err := json.Marshal(spec)
-	if err != nil { // such a struct has texts, numbers, and lists of these
+	if err != nil { // such a struct has only texts, numbers, and lists of these
 		panic(fmt.Sprintf("carbide: %T: %v", spec, err))
 	}
 	return string(b)

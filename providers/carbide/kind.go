@@ -14,10 +14,10 @@ import (
 	"converge.dev/converge/schema"
 )
 
-// A wire is what differs between kinds: its calls, and the translation between objects and things. Errors are those of
+// A wire is what differs between kinds: the calls, and the translation between objects and things. Errors are those of
 // the calls.
 type wire[O, S any] interface {
-	// known reports whether id can be one of the kind's; the service fails on one that cannot.
+	// known reports whether id can be an id of the kind; the service fails on other ids.
 	known(id string) bool
 	// thing translates an object.
 	thing(o O) providers.Thing
@@ -28,7 +28,7 @@ type wire[O, S any] interface {
 	delete(ctx context.Context, c *call[S]) error
 }
 
-// A call is a change with its specs as structs. The secrets of have that are set are absent.
+// A call is a change with its specs as structs. Secrets that are set are absent from have.
 type call[S any] struct {
 	*providers.Call
 	want S // Create, Update
@@ -44,18 +44,19 @@ type paged[O, S any] interface {
 	get(ctx context.Context, ids []string) ([]O, error)
 }
 
-// A completing wire learns more about objects than reading them tells, by calls that are made once for all that were read.
+// A completing wire reads more about objects than the objects themselves contain, by calls that are made once for all that
+// were read.
 type completing[O any] interface {
 	complete(ctx context.Context, objects []O) error
 }
 
-// errNone is what a wire answers for a verb that the kind does not have.
+// errNone is what a wire returns for a verb that the kind does not have.
 var errNone = errors.New("the service has no such call")
 
-// errNameless is what an observation fails with when the service does not tell the id of something.
+// errNameless is the error of an observation in which the service does not report the id of something.
 var errNameless = errors.New("the far side does not tell the id of something that it has: its version is not one that this program can manage")
 
-// A kind makes the four verbs from a wire.
+// A kind implements the four verbs with a wire.
 type kind[O, S any] struct {
 	*service
 	name   string
@@ -63,7 +64,7 @@ type kind[O, S any] struct {
 	refusals
 	wire wire[O, S]
 
-	// pages deals ids, or those of all objects when ids is nil, into calls of get.
+	// pages splits ids, or those of all objects when ids is nil, into calls of get.
 	pages func(ctx context.Context, ids []string) ([][]string, error)
 	get   func(ctx context.Context, ids []string) ([]O, error)
 }
@@ -78,8 +79,8 @@ func serve[O, S any](s *service, noun string, t providers.Traits, means refusals
 	return served(&kind[O, S]{s, Name + "." + noun, t, means, w, pages, w.get})
 }
 
-// serveListed is serve for a wire whose get finds also what was deleted: what is not in the list is not asked for. A list
-// may be not whole, so what is missing is looked for in another one.
+// serveListed is serve for a wire whose get also finds what was deleted: what is not in the list is not read. A list may
+// be incomplete, so what is missing is looked for in another one.
 func serveListed[O, S any](s *service, noun string, t providers.Traits, means refusals, w paged[O, S]) providers.Served {
 	pages := func(ctx context.Context, ids []string) ([][]string, error) {
 		if ids != nil && len(ids) == 0 {
@@ -122,7 +123,7 @@ func (k *kind[O, S]) Get(ctx context.Context, ids []string) ([]providers.Thing, 
 	return k.observe(ctx, ids)
 }
 
-// observe reads objects; ids that are nil mean all of them.
+// observe reads objects; nil ids mean all of them.
 func (k *kind[O, S]) observe(ctx context.Context, ids []string) ([]providers.Thing, error) {
 	list, seen := "", ""
 	if ids == nil {
@@ -156,7 +157,7 @@ func (k *kind[O, S]) observe(ctx context.Context, ids []string) ([]providers.Thi
 	}
 	things := make([]providers.Thing, len(objects))
 	for i, o := range objects {
-		if things[i] = k.thing(o); things[i].ID == "" { // without it, what is there would count as gone
+		if things[i] = k.thing(o); things[i].ID == "" { // without an id, an existing object would count as gone
 			return nil, &providers.Error{Op: opObserve, Kind: k.name, Class: providers.Unsupported, Err: errNameless}
 		}
 	}
@@ -164,8 +165,7 @@ func (k *kind[O, S]) observe(ctx context.Context, ids []string) ([]providers.Thi
 	return things, nil
 }
 
-// inherent are fields that no object has empty. One that comes empty was not told: by a version of the service that keeps it
-// in another place.
+// inherent are fields that are never empty. An empty one was not reported, by a version of the service that keeps it elsewhere.
 var inherent = []string{"tenant", "vpc", "machine", "prefix", "type", "instance_type", "bmc_mac_address", "source_url", "digest"}
 
 // thing translates an object.
@@ -183,7 +183,7 @@ func (k *kind[O, S]) thing(o O) providers.Thing {
 	return t
 }
 
-// complete completes objects of a wire that asks for it.
+// complete completes the objects of a completing wire.
 func (k *kind[O, S]) complete(ctx context.Context, objects []O) error {
 	w, ok := k.wire.(completing[O])
 	if !ok || len(objects) == 0 {
@@ -192,7 +192,7 @@ func (k *kind[O, S]) complete(ctx context.Context, objects []O) error {
 	return w.complete(ctx, objects)
 }
 
-// together makes n calls, as many at a time as the service may have under way.
+// together makes n calls, as many at a time as the service may have in flight.
 func (s *service) together(ctx context.Context, n int, call func(ctx context.Context, i int) error) error {
 	g, gctx := errgroup.WithContext(ctx)
 	g.SetLimit(cap(s.slots))
@@ -202,8 +202,8 @@ func (s *service) together(ctx context.Context, n int, call func(ctx context.Con
 	return g.Wait()
 }
 
-// ask reads objects; ids that are nil mean all of them. An answer has no place to say that it is not whole, so what is
-// missing is asked for once more before it counts as absent.
+// ask reads objects; nil ids mean all of them. An answer cannot say that it is incomplete, so what is missing is
+// requested once more before it counts as absent.
 func (k *kind[O, S]) ask(ctx context.Context, ids []string) ([]O, error) {
 	objects, err := k.get(ctx, ids)
 	if err != nil || len(objects) >= len(ids) {
@@ -214,7 +214,7 @@ func (k *kind[O, S]) ask(ctx context.Context, ids []string) ([]O, error) {
 		found[k.wire.thing(o).ID] = true
 	}
 	missing := slices.DeleteFunc(slices.Clone(ids), func(id string) bool { return found[id] })
-	if len(missing) == 0 { // they were asked for twice
+	if len(missing) == 0 { // they were requested twice
 		return objects, nil
 	}
 	more, err := k.get(ctx, missing)
@@ -301,11 +301,11 @@ func (k *kind[O, S]) Delete(ctx context.Context, c providers.Call) error {
 	return k.error(opDelete, &c, class, err)
 }
 
-// read makes structs of the specs of a call.
+// read converts the specs of a call to structs.
 func (*kind[O, S]) read(c *providers.Call) (*call[S], error) {
 	full := &call[S]{Call: c}
 	for o, s := range map[*schema.Object]*S{&c.Want: &full.want, &c.Have: &full.have} {
-		if err := any(s).(interface{ Read(o schema.Object) error }).Read(*o); err != nil { // every generated struct has it
+		if err := any(s).(interface{ Read(o schema.Object) error }).Read(*o); err != nil { // every generated struct has this method
 			return nil, err
 		}
 	}

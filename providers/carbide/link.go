@@ -16,11 +16,11 @@ import (
 type link struct {
 	*grpc.ClientConn
 	identity identity
-	calls    int  // under way
-	retired  bool // another one has taken its place
+	calls    int  // in flight
+	retired  bool // another link has replaced it
 }
 
-// links are the one for new calls, and those that end with their last call.
+// links are the link for new calls, and those that close with their last call.
 type links struct {
 	mu   sync.Mutex
 	now  *link
@@ -28,7 +28,7 @@ type links struct {
 	over bool
 }
 
-// take returns the link for a call; the call gives it back.
+// take returns the link for a call, which must be returned with giveBack.
 func (l *links) take() *link {
 	l.mu.Lock()
 	defer l.mu.Unlock()
@@ -36,7 +36,7 @@ func (l *links) take() *link {
 	return l.now
 }
 
-// digest is that of the files of the link for new calls.
+// digest returns the digest of the files of the link for new calls.
 func (l *links) digest() [sha256.Size]byte {
 	l.mu.Lock()
 	defer l.mu.Unlock()
@@ -53,11 +53,11 @@ func (l *links) giveBack(k *link) {
 	}
 	l.mu.Unlock()
 	if idle {
-		k.Close() // it fails only when it was closed before
+		k.Close() // fails only when it was already closed
 	}
 }
 
-// replace makes k the link for new calls. Those under way end on the one before, which closes when it is idle.
+// replace makes k the link for new calls. Those in flight end on the previous link, which closes when it is idle.
 func (l *links) replace(k *link) {
 	l.mu.Lock()
 	out := l.now
@@ -77,7 +77,7 @@ func (l *links) replace(k *link) {
 	}
 }
 
-// close closes all, with the calls on them.
+// close closes all links, with the calls on them.
 func (l *links) close() error {
 	l.mu.Lock()
 	l.over = true
@@ -92,21 +92,21 @@ func (l *links) close() error {
 	return errors.Join(errs...)
 }
 
-// A watch looks after the files of certificates, in a goroutine of its own. It makes a link with what they hold now and
+// A watch monitors the certificate files, in a goroutine of its own. It makes a link with their new contents and
 // puts it in place once the service has answered on it; until then everything stays as it is.
 type watch struct {
 	service *service
-	look    chan struct{} // holds one wish to look now
+	look    chan struct{} // holds one request to check now
 	stop    context.CancelFunc
 	ended   chan struct{}
 
-	failed [sha256.Size]byte // digest of files that could not be used, and were complained about
+	failed [sha256.Size]byte // digest of files that could not be used, which has been logged
 
 	mu   sync.Mutex
-	last time.Time // when somebody wished to look
+	last time.Time // time of the last request
 }
 
-// Without calls the files are looked at this many times less often than with them.
+// Without calls the files are checked this many times less often than with them.
 const idleFactor = 12
 
 func startWatch(s *service) *watch {
@@ -136,7 +136,7 @@ func (w *watch) run(ctx context.Context) {
 	}
 }
 
-// wish has the files looked at soon, unless that was wished for not long ago. It does not wait.
+// wish requests a check of the files, unless one was requested recently. It does not wait.
 func (w *watch) wish() {
 	w.mu.Lock()
 	now := time.Now()
@@ -150,7 +150,7 @@ func (w *watch) wish() {
 	}
 	select {
 	case w.look <- struct{}{}:
-	default: // it was wished for already
+	default: // already requested
 	}
 }
 
@@ -171,7 +171,7 @@ func (w *watch) refresh(ctx context.Context) {
 			return
 		}
 	}
-	if ctx.Err() == nil && id.digest != w.failed { // once for each state of the files, which are perhaps half written
+	if ctx.Err() == nil && id.digest != w.failed { // logged once for each state of the files, which are perhaps half written
 		w.failed = id.digest
 		s.log.Warn("the certificates have changed and cannot be used: the connection stays on the former ones", "address", s.options.Address, "error", err)
 	}

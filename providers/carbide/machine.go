@@ -15,8 +15,8 @@ import (
 	"converge.dev/converge/providers/carbide/spec"
 )
 
-// Machines appear by discovery. They are never ours, so they bear no mark. Of the calls that change one only that for its
-// metadata is guarded by the version, so an update is blind.
+// Machines appear by discovery. They are never ours, so they bear no mark. Of the calls that change a machine, only the
+// one for its metadata is guarded by the version, so an update is blind.
 var machineTraits = providers.Traits{
 	ID:     "{name}",
 	Create: providers.Never, Update: providers.Blind, Delete: providers.Never,
@@ -30,7 +30,7 @@ const preventAllocations = "PreventAllocations"
 // machineReady is the state of a host that can take an instance.
 const machineReady = "Ready"
 
-// machineRefusals are codes that mean something of their own.
+// machineRefusals are codes with a special meaning.
 var machineRefusals = refusals{
 	opUpdate: {
 		codes.FailedPrecondition: providers.Busy, // an instance runs on it, which fixes type and SKU
@@ -39,7 +39,7 @@ var machineRefusals = refusals{
 
 type machines struct{ *service }
 
-// known accepts hosts, and not their DPUs.
+// known accepts hosts, but not their DPUs.
 func (machines) known(id string) bool {
 	rest, ok := strings.CutPrefix(id, "fm100h")
 	return ok && len(rest) == 53 && (rest[0] == 't' || rest[0] == 's') && strings.Trim(rest[1:], "0123456789abcdefghijklmnopqrstuv") == ""
@@ -66,8 +66,8 @@ func (k machines) get(ctx context.Context, ids []string) ([]*forge.Machine, erro
 	return r.GetMachines(), err
 }
 
-// flatten fills the flat fields of a machine, which are all that older servers have, from config and status. Where both say
-// something the newer place counts; but not for the state, which has other words there.
+// flatten fills the flat fields of a machine, which are all that older servers have, from config and status. Where both are
+// set the newer place counts, except for the state, which has other words there.
 func flatten(o *forge.Machine) {
 	if c := o.GetConfig(); c != nil {
 		o.MaintenanceReference = cmp.Or(c.MaintenanceReference, o.MaintenanceReference)
@@ -116,7 +116,7 @@ func (machines) thing(o *forge.Machine) providers.Thing {
 	}
 }
 
-// unwell says what is wrong with a machine, or that it is not ready yet; empty when it waits for an instance or has one.
+// unwell returns what is wrong with a machine, or that it is not ready yet; empty when it waits for an instance or has one.
 func unwell(o *forge.Machine) string {
 	var words []string
 	if state := o.GetState(); state != machineReady && !strings.HasPrefix(state, "Assigned/") {
@@ -128,7 +128,7 @@ func unwell(o *forge.Machine) string {
 	return strings.Join(words, "; ")
 }
 
-// unavailable says why the service would put no new instance on a machine; empty when it would.
+// unavailable returns why the service would place no new instance on a machine; empty when it would.
 func unavailable(o *forge.Machine) string {
 	if state := o.GetState(); state != machineReady {
 		return "in state " + state
@@ -144,13 +144,13 @@ func unavailable(o *forge.Machine) string {
 func (machines) create(context.Context, *call[spec.Machine]) error { return errNone }
 
 // update makes one call for each of metadata, maintenance and type that changes, and one or two for the SKU. The SKU goes
-// first because most roles may not change it; of the others only metadata is guarded by the version.
+// first because most roles may not change it; of the others, only metadata is guarded by the version.
 func (k machines) update(ctx context.Context, c *call[spec.Machine], now *forge.Machine) error {
 	unmarked := *c.Call
 	unmarked.Mark = providers.Mark{}
 	before := now.GetMetadata()
 	name := before.GetName()
-	if len(name) < 2 { // the service refuses to keep what it has
+	if len(name) < 2 { // the service refuses to keep its current name
 		name = c.ID
 	}
 	after := writeMetadata(&unmarked, proto.CloneOf(before), name, c.want.Description, c.want.Labels)
@@ -193,7 +193,8 @@ func (k machines) update(ctx context.Context, c *call[spec.Machine], now *forge.
 
 func (machines) delete(context.Context, *call[spec.Machine]) error { return errNone }
 
-// maintained is the maintenance that somebody asked for. What comes with an instance that is off belongs to the instance.
+// maintained returns the maintenance that was requested. Maintenance that comes with an instance that is off belongs to
+// the instance.
 func maintained(o *forge.Machine) string {
 	if r := o.GetMaintenanceReference(); r != offReference {
 		return r

@@ -26,13 +26,13 @@ func texts[I idMessage](ids []I) []string {
 // A uuidKind is embedded by kinds whose ids are UUIDs.
 type uuidKind struct{}
 
-// known wants the canonical form of a UUID: the service fails on a list that holds any other.
+// known accepts the canonical form of a UUID: the service fails on a list that contains any other.
 func (uuidKind) known(id string) bool {
 	u, err := uuid.Parse(id)
 	return err == nil && u.String() == id
 }
 
-// described is what metadata say: the description, the labels, and the mark among these. What is empty is absent.
+// described returns the contents of metadata: the description, the labels, and the mark among these. Empty values are absent.
 func described(m *forge.Metadata) (description *string, labels map[string]string, mark providers.Mark) {
 	for _, l := range m.GetLabels() {
 		if l.GetKey() == providers.MarkKey {
@@ -47,12 +47,12 @@ func described(m *forge.Metadata) (description *string, labels map[string]string
 	return unlessZero(m.GetDescription()), labels, mark
 }
 
-// newMetadata makes the metadata of a new object.
+// newMetadata returns the metadata of a new object.
 func newMetadata(c *providers.Call, description *string, labels map[string]string) *forge.Metadata {
 	return writeMetadata(c, nil, c.Called(), description, labels)
 }
 
-// unlabelled changes metadata, which is nil for a new object, of kinds whose labels the service does not keep: there is no
+// unlabelled changes metadata, nil for a new object, of kinds whose labels the service does not store: there is no
 // place for the mark.
 func unlabelled(c *providers.Call, now *forge.Metadata, description *string) *forge.Metadata {
 	if now == nil {
@@ -62,7 +62,7 @@ func unlabelled(c *providers.Call, now *forge.Metadata, description *string) *fo
 	return now
 }
 
-// writeMetadata changes metadata, which is nil for a new object, to what is wanted, with the mark that the call brings.
+// writeMetadata changes metadata, nil for a new object, to the desired state, with the mark of the call.
 func writeMetadata(c *providers.Call, now *forge.Metadata, name string, description *string, labels map[string]string) *forge.Metadata {
 	if now == nil {
 		now = &forge.Metadata{}
@@ -71,7 +71,7 @@ func writeMetadata(c *providers.Call, now *forge.Metadata, name string, descript
 	return now
 }
 
-// sameMetadata reports whether two metadata say the same, whatever the order of their labels.
+// sameMetadata reports whether two metadata are equal, whatever the order of their labels.
 func sameMetadata(a, b *forge.Metadata) bool {
 	if a.GetName() != b.GetName() || a.GetDescription() != b.GetDescription() || len(a.GetLabels()) != len(b.GetLabels()) {
 		return false
@@ -96,7 +96,7 @@ func nameOf(m *forge.Metadata, o proto.Message) string {
 	return forge.LegacyName(o)
 }
 
-// each makes a list of a spec, or of a message, from another; nil when there is nothing in it.
+// each converts a list element by element; an empty list becomes nil.
 func each[A, B any](from []A, make func(A) B) []B {
 	var out []B
 	for _, a := range from {
@@ -105,7 +105,7 @@ func each[A, B any](from []A, make func(A) B) []B {
 	return out
 }
 
-// value returns what is pointed to, and the zero value for nil.
+// value returns what p points to, and the zero value for nil.
 func value[T any](p *T) (v T) {
 	if p != nil {
 		v = *p
@@ -113,7 +113,7 @@ func value[T any](p *T) (v T) {
 	return v
 }
 
-// unlessZero returns a pointer to a value, nil for the zero value: what is empty over there is absent here.
+// unlessZero returns a pointer to a value, nil for the zero value: what is empty on the far side is absent here.
 func unlessZero[T comparable](v T) *T {
 	var zero T
 	if v == zero {
@@ -122,7 +122,7 @@ func unlessZero[T comparable](v T) *T {
 	return &v
 }
 
-// narrow makes a whole number of a spec one of the service; nil stays nil.
+// narrow converts an integer of a spec to one of the service; nil stays nil.
 func narrow[N uint32 | int32](i *int64) *N {
 	if i == nil {
 		return nil
@@ -131,7 +131,7 @@ func narrow[N uint32 | int32](i *int64) *N {
 	return &n
 }
 
-// widen makes a whole number of the service one of a spec; nil stays nil.
+// widen converts an integer of the service to one of a spec; nil stays nil.
 func widen[N uint32 | int32](n *N) *int64 {
 	if n == nil {
 		return nil
@@ -140,7 +140,7 @@ func widen[N uint32 | int32](n *N) *int64 {
 	return &i
 }
 
-// An enum is the words of a schema for the numbers of an enumeration, in pairs.
+// An enum maps the words of a schema to the numbers of an enumeration, in pairs.
 type enum[E ~int32] []struct {
 	word  string
 	value E

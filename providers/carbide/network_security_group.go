@@ -42,7 +42,7 @@ var (
 	}
 )
 
-// groupRefusals are codes that mean something of their own.
+// groupRefusals are codes with a special meaning.
 var groupRefusals = refusals{
 	opCreate: {
 		codes.FailedPrecondition: providers.Exists, // the name or the id is taken
@@ -68,7 +68,7 @@ func (k groups) list(ctx context.Context) ([]string, error) {
 	return r.GetNetworkSecurityGroupIds(), err
 }
 
-// seenGroup is a group and where it is not in force yet.
+// seenGroup is a group, and where it is not in force yet.
 type seenGroup struct {
 	*forge.NetworkSecurityGroup
 	lacks string
@@ -83,7 +83,7 @@ func (k groups) get(ctx context.Context, ids []string) ([]seenGroup, error) {
 	return seen, err
 }
 
-// complete asks who has the groups, and for all of those how far they are.
+// complete reads which objects have the groups, and how far the groups have reached each of them.
 func (k groups) complete(ctx context.Context, all []seenGroup) error {
 	users, vpcs, instances, err := k.attached(ctx, all)
 	if err != nil {
@@ -161,9 +161,9 @@ func (k groups) create(ctx context.Context, c *call[spec.NetworkSecurityGroup]) 
 	return unless(ctx, err, tenants{k.service}.get, c.want.Tenant)
 }
 
-// update lets in before it shuts out. When it does both it is made in two calls: the first adds what will be permitted to
-// what is there, the second leaves what is wanted. Where the service does not take the sum of both, as when there are too
-// many rules, the change is made at once.
+// update permits before it denies. A change that does both is made in two calls: the first adds what will be permitted to
+// the existing rules, the second leaves the desired ones. Where the service does not accept the union of both, for
+// example because there are too many rules, the change is made at once.
 func (k groups) update(ctx context.Context, c *call[spec.NetworkSecurityGroup], now seenGroup) error {
 	after := writeRules(c, proto.CloneOf(now.Attributes))
 	request := &forge.UpdateNetworkSecurityGroupRequest{
@@ -197,7 +197,7 @@ func (k groups) update(ctx context.Context, c *call[spec.NetworkSecurityGroup], 
 	return nil
 }
 
-// delete must say whose group it is, and looks it up when the caller did not see it.
+// delete must name the tenant of the group, and looks it up when the caller did not observe it.
 func (k groups) delete(ctx context.Context, c *call[spec.NetworkSecurityGroup]) error {
 	tenant := c.have.Tenant
 	if tenant == "" {
@@ -228,7 +228,7 @@ func readRule(r *forge.NetworkSecurityGroupRuleAttributes) spec.SecurityRule {
 	}
 }
 
-// writeRules replaces the rules of a group. The service keeps their order, which we make that of their effect.
+// writeRules replaces the rules of a group. The service keeps their order, which we make the order of their effect.
 func writeRules(c *call[spec.NetworkSecurityGroup], now *forge.NetworkSecurityGroupAttributes) *forge.NetworkSecurityGroupAttributes {
 	if now == nil {
 		now = &forge.NetworkSecurityGroupAttributes{}
@@ -255,9 +255,9 @@ func writeRule(w *spec.SecurityRule, r *forge.NetworkSecurityGroupRuleAttributes
 	r.DstPortStart, r.DstPortEnd = ports(w.DstPorts)
 }
 
-// wider is what a group must be on the way from one set of rules to another when the change both permits and forbids
-// something: the rules that are there with those that permit anew. What is denied before and after is denied in between
-// too, so no rule that denies goes away early. It is nil when one step does no harm.
+// wider returns the intermediate group between two sets of rules when the change both permits and denies something: the
+// existing rules with the newly permitting ones. What is denied before and after is also denied in between, so no
+// denying rule is removed early. It is nil when a single step is harmless.
 func wider(now, after *forge.NetworkSecurityGroupAttributes) *forge.NetworkSecurityGroupAttributes {
 	had, has := effects(now), effects(after)
 	ids := make(map[string]bool, len(had)+len(has)) // two versions of a rule have two ids for a moment
@@ -295,13 +295,13 @@ func wider(now, after *forge.NetworkSecurityGroupAttributes) *forge.NetworkSecur
 	return between
 }
 
-// effects are the rules by what they do, whatever they are called.
+// effects returns the rules by what they do, whatever their ids.
 func effects(a *forge.NetworkSecurityGroupAttributes) map[string]*forge.NetworkSecurityGroupRuleAttributes {
 	m := make(map[string]*forge.NetworkSecurityGroupRuleAttributes, len(a.GetRules()))
 	for _, r := range a.GetRules() {
 		nameless := proto.CloneOf(r)
 		nameless.Id = nil
-		b, _ := proto.MarshalOptions{Deterministic: true}.Marshal(nameless) // what came from the wire goes back
+		b, _ := proto.MarshalOptions{Deterministic: true}.Marshal(nameless) // what came from the wire can be encoded again
 		m[string(b)] = r
 	}
 	return m
@@ -311,7 +311,7 @@ func permits(r *forge.NetworkSecurityGroupRuleAttributes) bool {
 	return r.GetAction() == forge.NetworkSecurityGroupRuleAction_NSG_RULE_ACTION_PERMIT
 }
 
-// sortRules puts rules into the order of their effect.
+// sortRules sorts rules into the order of their effect.
 func sortRules(rules []*forge.NetworkSecurityGroupRuleAttributes) {
 	slices.SortFunc(rules, func(a, b *forge.NetworkSecurityGroupRuleAttributes) int {
 		return cmp.Or(cmp.Compare(a.GetPriority(), b.GetPriority()), cmp.Compare(a.GetId(), b.GetId()))

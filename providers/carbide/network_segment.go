@@ -16,8 +16,8 @@ import (
 	"converge.dev/converge/providers/carbide/spec"
 )
 
-// A segment becomes ready with the next round of the service's controller, about every 30 s. A deleted one goes when
-// none of its addresses was used for 5 min.
+// A segment becomes ready with the next round of the service's controller, about every 30 s. A deleted one disappears
+// when none of its addresses has been used for 5 min.
 var segmentTraits = providers.Traits{
 	Create: providers.Conditional, Update: providers.Never, Delete: providers.Blind,
 	Late: late, ReadyWithin: 5 * time.Minute, GoneWithin: 20 * time.Minute,
@@ -32,10 +32,10 @@ var segmentTypes = enum[forge.NetworkSegmentType]{
 	{"host_inband", forge.NetworkSegmentType_HOST_INBAND},
 }
 
-// linknetName begins the names of the segments that the site makes for interfaces on VPC prefixes.
+// linknetName is the prefix of the names of the segments that the site makes for interfaces on VPC prefixes.
 const linknetName = "vpc_prefix_"
 
-// segmentRefusals are codes that mean something of their own.
+// segmentRefusals are codes with a special meaning.
 var segmentRefusals = refusals{
 	opCreate: {
 		codes.Internal: providers.Absent, // the VPC; a row that refers to nothing
@@ -77,11 +77,11 @@ func (segments) thing(o *forge.NetworkSegment) providers.Thing {
 	}
 	untold := func(p spec.SegmentPrefix) bool { return p.Prefix == "" }
 	var unfilled []string
-	if len(s.Prefixes) == 0 || slices.ContainsFunc(s.Prefixes, untold) { // the service tells all of this in another place
+	if len(s.Prefixes) == 0 || slices.ContainsFunc(s.Prefixes, untold) { // the service reports all of this elsewhere
 		unfilled = []string{"vpc", "type", "prefixes", "mtu", "subdomain_id"}
 	}
 	written := s.Object()
-	if s.VPC == "" { // the site's own are in none
+	if s.VPC == "" { // the site's own segments are in no VPC
 		delete(written, "vpc")
 	}
 	name := cmp.Or(o.GetMetadata().GetName(), o.GetName())
@@ -148,7 +148,7 @@ var stateWords = func() map[forge.TenantState]string {
 	return words
 }()
 
-// because says of a state why it lasts, as far as the service tells: servers of one generation tell it in one place.
+// because adds to a state why it lasts, as far as the service reports it; each generation of servers reports it in one place.
 func because(word string, told ...*forge.ControllerStateReason) string {
 	for _, r := range told {
 		if msg := r.GetOutcomeMsg(); msg != "" {
@@ -158,7 +158,7 @@ func because(word string, told ...*forge.ControllerStateReason) string {
 	return word
 }
 
-// phaseOf returns the phase of what has a tenant state.
+// phaseOf returns the phase of an object with a tenant state.
 func phaseOf(s forge.TenantState) providers.Phase {
 	switch s {
 	case forge.TenantState_READY, forge.TenantState_REPAIRING: // under repair, still usable

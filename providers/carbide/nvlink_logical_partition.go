@@ -11,9 +11,9 @@ import (
 	"converge.dev/converge/providers/carbide/spec"
 )
 
-// A deleted partition is one that the service still lists, about a minute on a site with NVLink and for good on one without.
-// Nothing can be done with it and nothing has to wait for it, so it is not reported and counts as gone; only its id stays
-// taken, so that every incarnation needs another. Labels are dropped, so that there is no place for a mark; the
+// The service still lists a deleted partition, about a minute on a site with NVLink and for good on one without. Nothing can
+// be done with it and nothing has to wait for it, so it is not reported and counts as gone; only its id stays taken, so that
+// every incarnation needs another one. Labels are dropped, so there is no place for a mark; the
 // version never moves, so an update is blind.
 var nvlinkTraits = providers.Traits{
 	Create: providers.Conditional, Update: providers.Blind, Delete: providers.Blind,
@@ -21,7 +21,7 @@ var nvlinkTraits = providers.Traits{
 	UndoCreate: providers.Exact, UndoUpdate: providers.Exact, UndoDelete: providers.Replace,
 }
 
-// nvlinkPartitionRefusals are codes that mean something of their own.
+// nvlinkPartitionRefusals are codes with a special meaning.
 var nvlinkPartitionRefusals = refusals{
 	opUpdate: {
 		codes.FailedPrecondition: providers.Conflict, // as above
@@ -76,7 +76,7 @@ func (k nvlinkPartitions) create(ctx context.Context, c *call[spec.NVLinkLogical
 	return err
 }
 
-// update repeats the tenant, because the service insists on it.
+// update repeats the tenant, because the service requires it.
 func (k nvlinkPartitions) update(ctx context.Context, c *call[spec.NVLinkLogicalPartition], now *forge.NVLinkLogicalPartition) error {
 	config := now.GetConfig()
 	if config == nil {

@@ -12,7 +12,7 @@ import (
 	"converge.dev/converge/providers/carbide/spec"
 )
 
-// The site's copies of artifacts are lost when a definition changes, and are not there at once when it is changed back.
+// The site's copies of artifacts are lost when a definition changes, and are not restored at once when it is changed back.
 var operatingSystemTraits = providers.Traits{
 	Create: providers.Conditional, Update: providers.Blind, Delete: providers.Blind,
 	Burned: true, Orphans: true, Late: late, ReadyWithin: time.Hour,
@@ -23,7 +23,7 @@ var (
 	osTypes = enum[forge.OperatingSystemType]{
 		{"ipxe", forge.OperatingSystemType_OS_TYPE_IPXE},
 		{"template", forge.OperatingSystemType_OS_TYPE_TEMPLATED_IPXE},
-		{"", forge.OperatingSystemType_OS_TYPE_UNSPECIFIED}, // not told
+		{"", forge.OperatingSystemType_OS_TYPE_UNSPECIFIED}, // not reported
 	}
 	cacheStrategies = enum[forge.IpxeTemplateArtifactCacheStrategy]{
 		{"as_needed", forge.IpxeTemplateArtifactCacheStrategy_CACHE_AS_NEEDED},
@@ -66,7 +66,7 @@ func readOperatingSystem(o *forge.OperatingSystem) spec.OperatingSystem {
 func (operatingSystems) thing(o *forge.OperatingSystem) providers.Thing {
 	s := readOperatingSystem(o)
 	written := s.Object()
-	if s.Tenant == "" { // the site's own are nobody's
+	if s.Tenant == "" { // the site's own belong to no tenant
 		delete(written, "tenant")
 	}
 	word := stateWords[o.GetStatus()]
@@ -112,8 +112,8 @@ func (k operatingSystems) create(ctx context.Context, c *call[spec.OperatingSyst
 	return err
 }
 
-// update sends what differs, for the service keeps what it is not told. Artifacts above all: each time that they are sent
-// the site loses its copies of them.
+// update sends only what differs, because the service keeps fields that are absent. That matters above all for artifacts:
+// each time that they are sent, the site loses its copies of them.
 func (k operatingSystems) update(ctx context.Context, c *call[spec.OperatingSystem], now *forge.OperatingSystem) error {
 	have := readOperatingSystem(now)
 	request := &forge.UpdateOperatingSystemRequest{Id: now.Id}
@@ -123,7 +123,7 @@ func (k operatingSystems) update(ctx context.Context, c *call[spec.OperatingSyst
 		needed = needed || differs
 		return differs
 	}
-	changed := func(want, have *string) *string { // the empty text clears
+	changed := func(want, have *string) *string { // the empty text clears a field
 		if !differ(want, have) {
 			return nil
 		}
@@ -171,7 +171,7 @@ func readParameter(p *forge.IpxeTemplateParameter) spec.TemplateParameter {
 	return spec.TemplateParameter{Name: p.GetName(), Value: p.GetValue()}
 }
 
-// writeParameters changes parameters, of which a new entry has none, to what is wanted.
+// writeParameters changes parameters, none for a new entry, to the desired state.
 func writeParameters(want []spec.TemplateParameter, now []*forge.IpxeTemplateParameter) []*forge.IpxeTemplateParameter {
 	return renew(now, want, readParameter, func(w *spec.TemplateParameter, p *forge.IpxeTemplateParameter) {
 		p.Name, p.Value = w.Name, w.Value
@@ -179,13 +179,13 @@ func writeParameters(want []spec.TemplateParameter, now []*forge.IpxeTemplatePar
 }
 
 func readArtifact(a *forge.IpxeTemplateArtifact) spec.TemplateArtifact {
-	cache, token := cacheStrategies.word(a.GetCacheStrategy()), a.GetAuthToken() // told in clear; the empty text says that there is none
+	cache, token := cacheStrategies.word(a.GetCacheStrategy()), a.GetAuthToken() // reported in clear; the empty text means that there is none
 	return spec.TemplateArtifact{
 		Name: a.GetName(), URL: a.GetUrl(), Cache: &cache, Sha: unlessZero(a.GetSha()), AuthType: unlessZero(a.GetAuthType()), AuthToken: &token,
 	}
 }
 
-// writeArtifacts changes artifacts, of which a new entry has none, to what is wanted.
+// writeArtifacts changes artifacts, none for a new entry, to the desired state.
 func writeArtifacts(want []spec.TemplateArtifact, now []*forge.IpxeTemplateArtifact) []*forge.IpxeTemplateArtifact {
 	out := renew(now, want, readArtifact, func(w *spec.TemplateArtifact, a *forge.IpxeTemplateArtifact) {
 		a.Name, a.Url, a.Sha = w.Name, w.URL, w.Sha
@@ -198,12 +198,12 @@ func writeArtifacts(want []spec.TemplateArtifact, now []*forge.IpxeTemplateArtif
 	return out
 }
 
-// sortedArtifacts are artifacts by name, for their order means nothing.
+// sortedArtifacts returns artifacts by name, because their order does not matter.
 func sortedArtifacts(artifacts []*forge.IpxeTemplateArtifact) []*forge.IpxeTemplateArtifact {
 	return slices.SortedStableFunc(slices.Values(artifacts), func(a, b *forge.IpxeTemplateArtifact) int { return cmp.Compare(a.GetName(), b.GetName()) })
 }
 
-// sameArtifact leaves aside whether the site has a copy.
+// sameArtifact reports whether two artifacts are equal, ignoring whether the site has a copy.
 func sameArtifact(a, b *forge.IpxeTemplateArtifact) bool {
 	return asJSON(readArtifact(a)) == asJSON(readArtifact(b))
 }

@@ -28,15 +28,15 @@ var imageStates = enum[forge.OsImageStatus]{
 	{"disabled", forge.OsImageStatus_ImageDisabled},
 }
 
-// osImageRefusals are codes that mean something of their own.
+// osImageRefusals are codes with a special meaning.
 var osImageRefusals = refusals{
 	opDelete: {
 		codes.FailedPrecondition: providers.Busy, // it is being copied
 	},
 }
 
-// The service can be asked for one image, but fails alike on one that is not there and on anything else. So the list
-// tells what there is.
+// The service can return a single image, but fails in the same way on a missing one as on anything else. So the list
+// decides which images exist.
 type osImages struct {
 	*service
 	unhurried
@@ -48,10 +48,10 @@ func (k osImages) all(ctx context.Context) ([]*forge.OsImage, error) {
 	return r.GetImages(), err
 }
 
-// thing leaves out create_volume: the service stores nothing for it, and what it tells about it is always the same.
+// thing leaves out create_volume: the service stores nothing for it, and always reports the same value.
 func (osImages) thing(o *forge.OsImage) providers.Thing {
 	a := o.GetAttributes()
-	token := a.GetAuthToken() // told in clear; the empty text says that there is none
+	token := a.GetAuthToken() // reported in clear; the empty text means that there is none
 	s := spec.OSImage{
 		Tenant: a.GetTenantOrganizationId(), SourceURL: a.GetSourceUrl(), Digest: a.GetDigest(), AuthToken: &token,
 		Description: unlessZero(a.GetDescription()), AuthType: unlessZero(a.GetAuthType()), RootfsID: unlessZero(a.GetRootfsId()),
@@ -93,7 +93,7 @@ func (k osImages) create(ctx context.Context, c *call[spec.OSImage]) error {
 	return err
 }
 
-// update sends back what cannot change as the service keeps it: it refuses anything else, even what it was told first.
+// update sends back immutable fields as the service stores them: it refuses anything else, even the values of the create.
 func (k osImages) update(ctx context.Context, c *call[spec.OSImage], now *forge.OsImage) error {
 	a := proto.CloneOf(now.GetAttributes())
 	writeImage(c, a)
@@ -104,7 +104,7 @@ func (k osImages) update(ctx context.Context, c *call[spec.OSImage], now *forge.
 	return err
 }
 
-// delete must say whose image it is, and looks it up when the caller did not see it.
+// delete must name the tenant of the image, and looks it up when the caller did not observe it.
 func (k osImages) delete(ctx context.Context, c *call[spec.OSImage]) error {
 	tenant := c.have.Tenant
 	if tenant == "" {

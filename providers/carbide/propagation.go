@@ -15,13 +15,13 @@ import (
 )
 
 // propagates is the longest wait for a security group to be in force on all hosts that it concerns: many rounds of the
-// agents, which ask the site twice a minute.
+// agents, which poll the site twice a minute.
 const propagates = 15 * time.Minute
 
-// lacking tells which instances a security group has not reached yet, by the VPC or instance through which it concerns
-// them; objects that it has reached are left out. It costs one call for each hundred objects, so that a list may ask
-// too, and says the same as a look. Objects that have no group should not be asked for. A service that is too old to
-// tell is taken to have nothing to wait for.
+// lacking returns which instances a security group has not reached yet, by the VPC or instance through which it
+// concerns them; objects that it has reached are left out. It takes one call for each hundred objects, so that a list
+// can afford it and reports the same as a single read. Objects without a group should not be included. A service that
+// is too old to report this is assumed to have nothing to wait for.
 func (s *service) lacking(ctx context.Context, vpcs, instances []string) (map[string][]string, error) {
 	var requests []*forge.GetNetworkSecurityGroupPropagationStatusRequest
 	for len(vpcs)+len(instances) > 0 {
@@ -42,7 +42,7 @@ func (s *service) lacking(ctx context.Context, vpcs, instances []string) (map[st
 	}
 	lacks := make(map[string][]string)
 	for _, r := range answers {
-		for _, o := range r.GetVpcs() { // one that concerns no instance has nothing to wait for
+		for _, o := range r.GetVpcs() { // a VPC that concerns no instance has nothing to wait for
 			if ids := behind(o); len(ids) > 0 {
 				lacks[o.GetId()] = ids
 			}
@@ -58,7 +58,7 @@ func (s *service) lacking(ctx context.Context, vpcs, instances []string) (map[st
 
 const fully = forge.NetworkSecurityGroupPropagationStatus_NSG_PROP_STATUS_FULL
 
-// behind returns the instances that lack the group of an object; all that it concerns when the service does not say which.
+// behind returns the instances that lack the group of an object; all that it concerns when the service does not report which.
 func behind(o *forge.NetworkSecurityGroupPropagationObjectStatus) []string {
 	switch ids := o.GetUnpropagatedInstanceIds(); {
 	case o.GetStatus() == fully:
@@ -69,9 +69,9 @@ func behind(o *forge.NetworkSecurityGroupPropagationObjectStatus) []string {
 	return o.GetRelatedInstanceIds()
 }
 
-// unfinished is what is said about an object whose group is not in force everywhere: which instances lack it. It is ""
-// when none does. They are read for that, a page for each object at the most, as many as a look at it reads; instances that
-// are being given back are not waited for.
+// unfinished returns the detail for objects whose group is not in force everywhere: which instances lack it, "" when none
+// does. It reads those instances, at most a page for each object, as many as a read of one object would; instances that are
+// being released are not waited for.
 func (s *service) unfinished(ctx context.Context, lacks map[string][]string) (map[string]string, error) {
 	if len(lacks) == 0 {
 		return nil, nil
@@ -115,7 +115,7 @@ func (s *service) unfinished(ctx context.Context, lacks map[string][]string) (ma
 	return details, nil
 }
 
-// counted names a few things of many.
+// counted lists a few of many things.
 func counted(ids []string, name func(string) string) string {
 	const few = 3
 	var said []string
@@ -129,7 +129,7 @@ func counted(ids []string, name func(string) string) string {
 	return text
 }
 
-// spreading is the phase of an object whose security group lacks something.
+// spreading returns the phase of an object whose security group lacks something.
 func spreading(lacks string) providers.Phase {
 	if lacks != "" {
 		return providers.Pending

@@ -12,7 +12,7 @@ import (
 	"converge.dev/converge/providers"
 )
 
-// Verbs, as errors name them.
+// The verbs as errors name them.
 const (
 	opObserve = "observe"
 	opCreate  = "create"
@@ -26,7 +26,7 @@ func errMoved(version string) error {
 	return fmt.Errorf("it changed since it was observed: its version is now %s", version)
 }
 
-// meanings are what codes say about a call that had no effect. Codes that are not here do not say whether it had one.
+// meanings are the classes of codes that show that a call had no effect. Other codes do not show whether it had one.
 var meanings = map[codes.Code]providers.Class{
 	codes.InvalidArgument:    providers.Invalid,
 	codes.OutOfRange:         providers.Invalid,
@@ -39,17 +39,17 @@ var meanings = map[codes.Code]providers.Class{
 	codes.Unimplemented:      providers.Unsupported,
 }
 
-// A refusals says, verb by verb, which codes mean something else for one kind. INTERNAL is asked for here only once reading
-// again has shown that the call had no effect; unless it is listed it then means Busy, as for a database that hiccups.
+// A refusals lists, verb by verb, which codes mean something else for one kind. INTERNAL is looked up here only once
+// another read has shown that the call had no effect; unless it is listed it then means Busy, as for a temporary database failure.
 type refusals map[string]map[codes.Code]providers.Class
 
-// An unhurried wire is one whose objects can be changed before they are ready: a refusal then is about something else.
+// An unhurried wire is one whose objects can be changed before they are ready: a refusal is then about something else.
 type unhurried struct{}
 
 func (unhurried) anytime() {}
 
-// phrases are the words inside an INTERNAL refusal that say what it is about, most of them the database's; there is no
-// other sign of a taken id, not even reading, because ids of deleted things stay taken.
+// phrases are texts in an INTERNAL refusal that show its cause, mostly from the database; nothing else reveals a taken
+// id, not even a read, because ids of deleted things stay taken.
 var phrases = []struct {
 	text  string
 	class providers.Class
@@ -94,7 +94,7 @@ func readClass(err error) providers.Class {
 	return providers.Transient
 }
 
-// answered reports whether the service itself answered, so that the call is over. Otherwise class says what is known.
+// answered reports whether the service itself answered, so that the call is over. Otherwise class is what is known.
 func answered(err error) (class providers.Class, ok bool) {
 	var halfway halfwayError
 	var unsent unsentError
@@ -117,27 +117,27 @@ type halfwayError struct{ error }
 
 func (e halfwayError) Unwrap() error { return e.error }
 
-// A firstError is the refusal of the first of several calls of a verb. When it had its effect nevertheless, the thing is
-// neither as it was nor as it is wanted.
+// A firstError is the refusal of the first of several calls of a verb. If it had its effect nevertheless, the thing is
+// neither in its old nor in its desired state.
 type firstError struct{ error }
 
 func (e firstError) Unwrap() error { return e.error }
 
-// begun reports whether a thing that is not as it was may be so because of the refused call. The service refuses a version
-// that has moved with FAILED_PRECONDITION: then others changed it.
+// begun reports whether a thing may have changed because of the refused call. The service refuses a version that has moved
+// with FAILED_PRECONDITION: then others changed the thing.
 func begun(err error, c *providers.Call, t providers.Thing) bool {
 	first := firstError{}
 	return errors.As(err, &first) && status.Code(err) != codes.FailedPrecondition &&
 		(t.Spec.Digest() != c.Have.Digest() || t.Phase == providers.Pending)
 }
 
-// An earlyError is a refusal because of something that is not ready yet, whatever its code.
+// An earlyError is a refusal because something is not ready yet, whatever its code.
 type earlyError struct{ error }
 
 func (e earlyError) Unwrap() error { return e.error }
 
-// unless turns an INTERNAL refusal of a create, which may mean that what it refers to is not there, into an early one when
-// reading shows that all of it is: then the database has hiccuped, or something is used up.
+// unless turns an INTERNAL refusal of a create, which may mean that what it refers to does not exist, into an early one
+// when a read shows that all of it does: then the database failed temporarily, or something is used up.
 func unless[O any](ctx context.Context, err error, get func(context.Context, []string) ([]O, error), ids ...string) error {
 	if status.Code(err) != codes.Internal {
 		return err
@@ -150,7 +150,7 @@ func unless[O any](ctx context.Context, err error, get func(context.Context, []s
 	return earlyError{err}
 }
 
-// settled is what reading again after a refusal showed.
+// settled returns what another read after a refusal showed.
 func (k *kind[O, S]) settled(ctx context.Context, c *providers.Call) (t providers.Thing, there bool, err error) {
 	o, there, err := k.look(ctx, c.ID)
 	if there {
@@ -159,7 +159,7 @@ func (k *kind[O, S]) settled(ctx context.Context, c *providers.Call) (t provider
 	return t, there, err
 }
 
-// unread returns the class of a refusal after which reading failed too.
+// unread returns the class of a refusal after which the read failed too.
 func (k *kind[O, S]) unread(op string, err error) providers.Class {
 	if status.Code(err) == codes.Internal {
 		return providers.Unknown
@@ -199,7 +199,7 @@ func (k *kind[O, S]) updateClass(ctx context.Context, c *providers.Call, err err
 	case t.Phase == providers.Pending && !anytime:
 		return providers.Busy
 	case c.Version == "" && status.Code(err) == codes.Internal:
-		return providers.Unknown // no token shows whether it had an effect
+		return providers.Unknown // there is no version token to show whether it had an effect
 	}
 	return k.meaning(opUpdate, err)
 }

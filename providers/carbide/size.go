@@ -16,16 +16,16 @@ import (
 	"google.golang.org/protobuf/reflect/protoregistry"
 )
 
-// A few bytes on the wire can be an object of hundreds in memory, so a bound on the bytes of an answer does not bound what it
-// costs. Answers are weighed before they are decoded: one, and all that is held at the same time.
+// A few bytes on the wire can become an object of hundreds in memory, so a limit on the bytes of an answer does not bound its
+// cost. Answers are weighed before they are decoded: each one, and all that are held at the same time.
 const (
 	heaviestAnswer = 384 << 20 // the hundred thousand entries of a large site's expected hardware weigh half of it
-	heaviestSite   = 1 << 30   // what the last list of every kind and the calls under way weigh together
-	deepestAnswer  = 100       // messages in messages
-	thingWeight    = 1 << 10   // of what an object is translated into
+	heaviestSite   = 1 << 30   // total weight of the last list of every kind and the calls in flight
+	deepestAnswer  = 100       // nested messages
+	thingWeight    = 1 << 10   // of the thing that an object is translated into
 )
 
-// A heavyError says that an answer would take too much memory. It was not decoded.
+// A heavyError reports that an answer would take too much memory. It was not decoded.
 type heavyError struct {
 	words string
 	error // the call's, if there is one
@@ -34,14 +34,14 @@ type heavyError struct {
 func (e heavyError) Error() string { return e.words }
 func (e heavyError) Unwrap() error { return e.error }
 
-// A scale counts what answers weigh that are held.
+// A scale tracks the weight of all answers that are held.
 type scale struct {
 	mu    sync.Mutex
 	held  int
-	lists map[string]int // of it, the last list of each kind
+	lists map[string]int // the part of held that the last list of each kind takes
 }
 
-// A load is what one look, or one call, has put on the scale.
+// A load is the weight that one read, or one call, has put on the scale.
 type load struct {
 	on     *scale
 	weight int
@@ -50,8 +50,8 @@ type load struct {
 
 type loadKey struct{}
 
-// weighed begins a load that all calls with the context that it returns add to. When it is to be a list of a kind, whoever
-// asks has done with the older one.
+// weighed begins a load to which all calls with the returned context add. When it is for a list of a kind, the caller must
+// be done with the older list.
 func (s *scale) weighed(ctx context.Context, list string) (context.Context, *load) {
 	s.mu.Lock()
 	defer s.mu.Unlock()
@@ -61,12 +61,12 @@ func (s *scale) weighed(ctx context.Context, list string) (context.Context, *loa
 	return context.WithValue(ctx, loadKey{}, l), l
 }
 
-// add puts more on the scale, unless that is too much.
+// add puts more weight on the scale, unless that is too much.
 func (l *load) add(weight int) error {
 	l.on.mu.Lock()
 	defer l.on.mu.Unlock()
 	if l.ended {
-		return nil // nobody waits for it any more
+		return nil // nothing waits for it any more
 	}
 	if l.on.held+weight > heaviestSite {
 		return heavyError{words: fmt.Sprintf("with it, what the service has told of its kinds would take more than %d MiB of memory", heaviestSite>>20)}
@@ -76,7 +76,7 @@ func (l *load) add(weight int) error {
 	return nil
 }
 
-// end takes the load off the scale. Of a list of a whole kind it stays until there is a newer one: somebody works with it.
+// end takes the load off the scale. For a list of a whole kind it stays until there is a newer one, because the list is in use.
 func (l *load) end(list string) {
 	l.on.mu.Lock()
 	defer l.on.mu.Unlock()
@@ -88,11 +88,11 @@ func (l *load) end(list string) {
 	if l.on.lists == nil {
 		l.on.lists = map[string]int{}
 	}
-	l.on.held -= l.on.lists[list] // two may have asked at the same time
+	l.on.held -= l.on.lists[list] // there may have been two at the same time
 	l.on.lists[list] = l.weight
 }
 
-// A weighing codec decodes one answer, if it is not too heavy.
+// A weighing codec decodes one answer, unless it is too heavy.
 type weighing struct {
 	encoding.CodecV2
 	method string
@@ -120,7 +120,7 @@ func (w *weighing) Unmarshal(data mem.BufferSlice, v any) error {
 	return proto.Unmarshal(buffer.ReadOnlyData(), m)
 }
 
-// weigh estimates the memory that a message takes once it is decoded: its struct, and for what is in its fields no less than
+// weigh estimates the memory of a decoded message: its struct, and for the contents of its fields no less than
 // the decoder allocates. It fails as soon as that is too much.
 func weigh(data []byte, t protoreflect.MessageType, depth int) (int, error) {
 	if depth > deepestAnswer {
@@ -131,7 +131,7 @@ func weigh(data []byte, t protoreflect.MessageType, depth int) (int, error) {
 	for len(data) > 0 {
 		number, kind, n := protowire.ConsumeTag(data)
 		if n < 0 {
-			return weight, nil // the decoder says what is wrong with it
+			return weight, nil // the decoder reports what is wrong with it
 		}
 		data = data[n:]
 		if n = protowire.ConsumeFieldValue(number, kind, data); n < 0 {
@@ -166,7 +166,7 @@ const (
 	mapWeight   = 128
 )
 
-// typeOf is the Go type of a message that is compiled into this program.
+// typeOf returns the Go type of a message that is compiled into this program.
 func typeOf(d protoreflect.MessageDescriptor) protoreflect.MessageType {
 	if t, ok := types.Load(d); ok {
 		return t.(protoreflect.MessageType)

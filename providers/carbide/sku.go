@@ -17,7 +17,7 @@ import (
 )
 
 // A SKU is text that machines are checked against. Its idle machines are checked again after every change of its parts,
-// also after the one that undoes it; what they run is not touched.
+// including the change that undoes it; what they run is not affected.
 var skuTraits = providers.Traits{
 	ID:     "{name}",
 	Create: providers.Conditional, Update: providers.Blind, Delete: providers.Blind,
@@ -25,10 +25,10 @@ var skuTraits = providers.Traits{
 	UndoCreate: providers.Exact, UndoUpdate: providers.Exact, UndoDelete: providers.Exact,
 }
 
-// skuVersion is the only version of the format of SKUs that the service takes.
+// skuVersion is the only version of the format of SKUs that the service accepts.
 const skuVersion = 4
 
-// skuRefusals are codes that mean something of their own.
+// skuRefusals are codes with a special meaning.
 var skuRefusals = refusals{
 	opDelete: {
 		codes.InvalidArgument: providers.Busy, // machines belong to it
@@ -61,8 +61,8 @@ func (k skus) create(ctx context.Context, c *call[spec.SKU]) error {
 	return administrators(err)
 }
 
-// update replaces the SKU, after which its machines are checked again. That is not needed when only words about it
-// change; the call for those cannot take any away.
+// update replaces the SKU, after which its machines are checked again. That is not needed when only its descriptive
+// texts change; but the call for those cannot remove any.
 func (k skus) update(ctx context.Context, c *call[spec.SKU], now *forge.Sku) error {
 	after := writeSKU(c, proto.CloneOf(now))
 	if sameParts(after.Components, now.Components) && (after.DeviceType != nil || now.DeviceType == nil) {
@@ -80,8 +80,7 @@ func (k skus) delete(ctx context.Context, c *call[spec.SKU]) error {
 	return administrators(err)
 }
 
-// administrators says what a refusal of a call about SKUs means: the usual role of a site's own clients may read SKUs, and
-// no more.
+// administrators explains a refusal of a call about SKUs: the usual role of a site's own clients may only read SKUs.
 func administrators(err error) error {
 	if status.Code(err) != codes.PermissionDenied {
 		return err
@@ -126,7 +125,7 @@ func readMemory(p *forge.SkuComponentMemory) spec.SKUMemory {
 	return spec.SKUMemory{MemoryType: p.GetMemoryType(), CapacityMb: int64(p.GetCapacityMb()), Count: int64(p.GetCount())}
 }
 
-// sameParts reports whether two SKUs consist of the same, in whatever order.
+// sameParts reports whether two SKUs have the same parts, in whatever order.
 func sameParts(a, b *forge.SkuComponents) bool {
 	parts := func(o *forge.SkuComponents) string {
 		s := readSKU(o)
@@ -135,12 +134,12 @@ func sameParts(a, b *forge.SkuComponents) bool {
 	return parts(a) == parts(b)
 }
 
-// unordered are the elements of a list as texts, the same in whatever order they are.
+// unordered returns the elements of a list as texts, independent of their order.
 func unordered[T any](l []T) []string {
 	return slices.Sorted(slices.Values(each(l, func(e T) string { return asJSON(e) })))
 }
 
-// writeSKU changes a SKU to what is wanted.
+// writeSKU changes a SKU to the desired state.
 func writeSKU(c *call[spec.SKU], o *forge.Sku) *forge.Sku {
 	description := value(c.want.Description)
 	o.SchemaVersion, o.Description, o.DeviceType = skuVersion, &description, c.want.DeviceType

@@ -10,9 +10,9 @@ import (
 	"converge.dev/converge/providers/carbide/spec"
 )
 
-// A second delete of a partition succeeds, and takes its number away from whoever got it after the first. So none is made
-// without a look. A delete whose outcome is unknown may land after that look, and Eventual is what makes the engine wait
-// for it before there is another.
+// A second delete of a partition succeeds, and takes its number away from the partition that got it after the first
+// delete. So none is made without observing first. A delete of unknown outcome may arrive after that observation;
+// Eventual makes the engine wait for it before another delete.
 var spxTraits = providers.Traits{
 	Create: providers.Conditional, Update: providers.Never, Delete: providers.Blind,
 	Burned: true, Eventual: true, Late: late,
@@ -30,7 +30,7 @@ func (k spxPartitions) list(ctx context.Context) ([]string, error) {
 	return texts(r.GetSpxPartitionIds()), err
 }
 
-// get finds also what was deleted, and nothing but the list tells.
+// get also finds what was deleted, which only the list reveals.
 func (k spxPartitions) get(ctx context.Context, ids []string) ([]*forge.SpxPartition, error) {
 	request := &forge.SpxPartitionsByIdsRequest{SpxPartitionIds: make([]*forge.SpxPartitionId, len(ids))}
 	for i, id := range ids {
@@ -40,7 +40,7 @@ func (k spxPartitions) get(ctx context.Context, ids []string) ([]*forge.SpxParti
 	return r.GetSpxPartitions(), err
 }
 
-// thing reports the number as if it had been asked for: the service does not say whether it was.
+// thing reports the number as if it had been requested: the service does not report whether it was.
 func (spxPartitions) thing(o *forge.SpxPartition) providers.Thing {
 	s := spec.SPXPartition{
 		Tenant: o.GetTenantOrganizationId(), Description: unlessZero(o.GetMetadata().GetDescription()), VNI: unlessZero(int64(o.GetVni())),

@@ -17,7 +17,7 @@ import (
 // client is gone, and its database transaction soon after.
 const late = time.Minute
 
-// The service has no call to delete a tenant. An empty one is inert, so that undoing its creation means to forget it.
+// The service has no call to delete a tenant. An empty one is inert, so that undoing its creation means forgetting it.
 var tenantTraits = providers.Traits{
 	ID:     "{name}",
 	Create: providers.Conditional, Update: providers.Versioned, Delete: providers.Never,
@@ -25,7 +25,7 @@ var tenantTraits = providers.Traits{
 	UndoCreate: providers.Exact, UndoUpdate: providers.Exact,
 }
 
-// tenantRefusals are codes that mean something of their own.
+// tenantRefusals are codes with a special meaning.
 var tenantRefusals = refusals{
 	opUpdate: {
 		codes.FailedPrecondition: providers.Busy, // the routing profile is fixed while there are VPCs

@@ -23,7 +23,7 @@ type keysets struct{ *service }
 
 func (keysets) known(id string) bool { return strings.Contains(id, "/") }
 
-// keysetID is the external id of a keyset; empty when the service tells only a part of it.
+// keysetID returns the external id of a keyset; empty when the service reports only a part of it.
 func keysetID(tenant, name string) string {
 	if tenant == "" || name == "" {
 		return ""
@@ -66,7 +66,7 @@ func (keysets) thing(o *forge.TenantKeyset) providers.Thing {
 	}
 }
 
-// keyText is a key on one line. The comment may be inside the text or beside it.
+// keyText returns a key on one line. The comment may be inside the text or beside it.
 func keyText(p *forge.TenantPublicKey) string {
 	if p.GetComment() == "" || strings.Count(p.GetPublicKey(), " ") > 1 {
 		return p.GetPublicKey()
@@ -101,7 +101,7 @@ func (k keysets) delete(ctx context.Context, c *call[spec.TenantKeyset]) error {
 	return err
 }
 
-// keysetContent makes the wanted keys, those that are there already as they are.
+// keysetContent returns the desired keys, with existing ones as they are.
 func keysetContent(c *call[spec.TenantKeyset], now *forge.TenantKeysetContent) *forge.TenantKeysetContent {
 	if now == nil {
 		now = &forge.TenantKeysetContent{}
@@ -121,13 +121,13 @@ func keysetContent(c *call[spec.TenantKeyset], now *forge.TenantKeysetContent) *
 	return now
 }
 
-// nextVersion makes the version after another, in the form in which the service makes those of other kinds:
+// nextVersion returns the version after another, in the form that the service uses for other kinds:
 // V<number>-T<microseconds>. For keysets this is the client's task.
 func nextVersion(version string) string {
 	return "V" + strconv.FormatInt(versionNumber(version)+1, 10) + "-T" + strconv.FormatInt(time.Now().UnixMicro(), 10)
 }
 
-// versionNumber is the number in such a version; 0 when it is not of that form.
+// versionNumber returns the number in such a version; 0 when it is not of that form.
 func versionNumber(version string) int64 {
 	count, _, _ := strings.Cut(strings.TrimPrefix(version, "V"), "-T")
 	n, err := strconv.ParseInt(count, 10, 64)

@@ -15,35 +15,35 @@ import (
 	"converge.dev/converge/internal/files"
 )
 
-// TLS says how the two sides know each other. Files are PEM. They may be replaced at any time, one after the other: what
-// they hold is used from then on, without failing a call.
+// TLS says how the two sides authenticate each other. Files are PEM. They may be replaced at any time, one after the
+// other: their new contents are used from then on, without failing a call.
 type TLS struct {
 	Mode       TLSMode
 	CA         string // file of the authorities that may sign the server's certificate; empty: the system's
 	Cert, Key  string // files of our certificate; Mutual only
-	ServerName string // optional: name in the server's certificate, when it is not that of the address
+	ServerName string // optional: name in the server's certificate, when it differs from the address
 }
 
-// TLSMode says who shows a certificate. The zero value is Mutual, the only one with which the service lets us do more
+// TLSMode says which side presents a certificate. The zero value is Mutual, the only mode in which the service lets us do more
 // than ask for its version.
 type TLSMode string
 
-// Modes of TLS.
+// The modes of TLS.
 const (
 	Mutual TLSMode = "mutual" // both
 	Server TLSMode = "server" // the server
-	Off    TLSMode = "off"    // nobody: plain text
+	Off    TLSMode = "off"    // neither: plain text
 )
 
-// An identity is what the files of TLS held when they were read.
+// An identity is the contents of the TLS files when they were read.
 type identity struct {
 	files  TLS
 	digest [sha256.Size]byte // of all that was read
 	config *tls.Config       // nil without TLS
-	ours   *x509.Certificate // nil when we show none
+	ours   *x509.Certificate // nil when we present none
 }
 
-// identity checks the options and reads the files. The digest is good also when there is an error.
+// identity checks the options and reads the files. The digest is valid even when there is an error.
 func (o Options) identity() (identity, error) {
 	id := identity{files: o.TLS}
 	if o.Address == "" {
@@ -74,13 +74,13 @@ func (o Options) identity() (identity, error) {
 	id.config = &tls.Config{MinVersion: tls.VersionTLS12, ServerName: o.TLS.ServerName, NextProtos: []string{"h2"}, RootCAs: read.Roots}
 	if read.Ours != nil {
 		id.ours = read.Ours.Leaf
-		// In this way it is shown also to a server that names other authorities, which then says why it is refused.
+		// This way it is also presented to a server that names other authorities, which then reports why it is refused.
 		id.config.GetClientCertificate = func(*tls.CertificateRequestInfo) (*tls.Certificate, error) { return read.Ours, nil }
 	}
 	return id, nil
 }
 
-// stale says why our certificate is of no use at a time, nil when it is. A server would only say that it is bad.
+// stale returns why our certificate is not valid at a time; nil when it is. A server would only report that it is bad.
 func (id identity) stale(at time.Time) error {
 	switch c := id.ours; {
 	case c == nil:
@@ -95,7 +95,7 @@ func (id identity) stale(at time.Time) error {
 	return nil
 }
 
-// who names us as the service knows us: by the URIs in our certificate.
+// who returns how the service identifies us: by the URIs in our certificate.
 func (id identity) who() string {
 	if id.ours == nil {
 		return fmt.Sprintf("somebody without a certificate, and in TLS mode %q we show none", id.files.Mode)
@@ -114,8 +114,8 @@ func describe(c *x509.Certificate) string {
 	return fmt.Sprintf("%s, serial %x, signed by %s", cmp.Or(c.Subject.String(), "no subject"), c.SerialNumber, cmp.Or(c.Issuer.String(), "nobody"))
 }
 
-// Local reports whether an address, HOST:PORT or unix:PATH, is on this machine. To another one nothing goes without TLS unless
-// the configuration says so, neither to this service nor to the store.
+// Local reports whether an address, HOST:PORT or unix:PATH, is on this machine. Nothing is sent to another machine without TLS
+// unless the configuration says so, neither to this service nor to the store.
 func Local(address string) bool {
 	if strings.HasPrefix(address, "unix:") {
 		return true
@@ -140,7 +140,7 @@ func (o Options) dial(ctx context.Context, address string) (net.Conn, error) {
 }
 
 // handshake connects once more, outside gRPC, to learn which of the two sides refused the other's certificate and
-// why; gRPC keeps only a text. It gives nil when nobody did.
+// why; gRPC keeps only a text. It returns nil when neither did.
 func (o Options) handshake(ctx context.Context, id identity) error {
 	raw, err := o.dial(ctx, o.Address)
 	if err != nil {
@@ -163,7 +163,7 @@ func (o Options) handshake(ctx context.Context, id identity) error {
 	return id.refusal(err, config.ServerName)
 }
 
-// refusal says in words which side refused which certificate of the other's, and what to do; nil when err is about something
+// refusal explains which side refused which certificate of the other, and what to do; nil when err is about something
 // else.
 func (id identity) refusal(err error, name string) error {
 	var (

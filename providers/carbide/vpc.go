@@ -13,7 +13,7 @@ import (
 	"converge.dev/converge/providers/carbide/spec"
 )
 
-// From v2.0 of the service on a VPC cannot be deleted before its prefixes are gone, which takes as long as theirs.
+// From v2.0 of the service on, a VPC cannot be deleted before its prefixes are gone, so its deletion takes as long as theirs.
 var vpcTraits = providers.Traits{
 	Create: providers.Conditional, Update: providers.Versioned, Delete: providers.Blind,
 	Mark: true, Burned: true, Orphans: true, Late: late, ReadyWithin: propagates, GoneWithin: 20 * time.Minute,
@@ -23,19 +23,19 @@ var vpcTraits = providers.Traits{
 
 var virtualizations = enum[forge.VpcVirtualizationType]{
 	{"ethernet_virtualizer", forge.VpcVirtualizationType_ETHERNET_VIRTUALIZER},
-	{"ethernet_virtualizer", forge.VpcVirtualizationType_ETHERNET_VIRTUALIZER_WITH_NVUE}, // one and the same today
+	{"ethernet_virtualizer", forge.VpcVirtualizationType_ETHERNET_VIRTUALIZER_WITH_NVUE}, // the same today
 	{"fnn", forge.VpcVirtualizationType_FNN},
 	{"flat", forge.VpcVirtualizationType_FLAT},
 }
 
-// vpcRefusals are codes that mean something of their own.
+// vpcRefusals are codes with a special meaning.
 var vpcRefusals = refusals{
 	opUpdate: {
 		codes.FailedPrecondition: providers.Absent, // the security group
 		codes.Internal:           providers.Busy,   // instances have addresses, which fixes the virtualization
 	},
 	opDelete: {
-		codes.FailedPrecondition: providers.Busy, // prefixes are there, or on their way out
+		codes.FailedPrecondition: providers.Busy, // prefixes exist, or are being deleted
 	},
 }
 
@@ -50,7 +50,7 @@ func (k vpcs) list(ctx context.Context) ([]string, error) {
 	return texts(r.GetVpcIds()), err
 }
 
-// seenVPC is a VPC and what its security group still lacks.
+// seenVPC is a VPC, and what its security group still lacks.
 type seenVPC struct {
 	*forge.Vpc
 	lacks string
@@ -65,7 +65,7 @@ func (k vpcs) get(ctx context.Context, ids []string) ([]seenVPC, error) {
 	return seen, err
 }
 
-// complete asks where the groups of all VPCs are in force.
+// complete reads where the groups of all VPCs are in force.
 func (k vpcs) complete(ctx context.Context, all []seenVPC) error {
 	var guarded []string
 	for _, o := range all {
@@ -93,7 +93,7 @@ func (k vpcs) read(ctx context.Context, ids []string) ([]*forge.Vpc, error) {
 	return r.GetVpcs(), err
 }
 
-// settings are those of a VPC: from its config, where newer servers keep them, and what that lacks from the flat fields,
+// settings returns those of a VPC: from its config, where newer servers keep them, and what that lacks from the flat fields,
 // which are all that older ones have.
 func settings(o *forge.Vpc) *forge.VpcConfig {
 	out := &forge.VpcConfig{
@@ -121,7 +121,7 @@ func (vpcs) thing(o seenVPC) providers.Thing {
 			unfilled = append(unfilled, field)
 		}
 	}
-	rest := s.Tenant == "" // in neither place, and so with all the rest
+	rest := s.Tenant == "" // in neither place, and so is all the rest
 	untold("vni", rest && s.VNI == nil)
 	untold("routing_profile", rest && s.RoutingProfile == nil)
 	untold("network_security_group", rest && s.NetworkSecurityGroup == nil)
@@ -154,8 +154,8 @@ func (k vpcs) create(ctx context.Context, c *call[spec.VPC]) error {
 	return err
 }
 
-// update needs a call for the virtualization and another for the rest. The first is more likely to be refused, so it goes
-// first; it does not say what the version is afterwards.
+// update needs one call for the virtualization and another for the rest. The first is more likely to be refused, so it
+// goes first; it does not return the new version.
 func (k vpcs) update(ctx context.Context, c *call[spec.VPC], now seenVPC) error {
 	done, err := k.orders.Lock(ctx, c.ID)
 	if err != nil {
@@ -199,7 +199,7 @@ func (k vpcs) update(ctx context.Context, c *call[spec.VPC], now seenVPC) error 
 	case len(found) == 0:
 		return halfwayError{errAbsent}
 	case !sameMetadata(now.Metadata, found[0].Metadata) || before.GetNetworkSecurityGroupId() != settings(found[0]).GetNetworkSecurityGroupId():
-		return halfwayError{errMoved(found[0].GetVersion())} // somebody else was quicker
+		return halfwayError{errMoved(found[0].GetVersion())} // another client was quicker
 	}
 	request.IfVersionMatch = &found[0].Version
 	if _, err = k.UpdateVpc(ctx, request); err != nil {

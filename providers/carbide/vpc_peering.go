@@ -11,7 +11,7 @@ import (
 	"converge.dev/converge/providers/carbide/spec"
 )
 
-// A peering has no place for a mark, no name and nothing that can change: its id is all that says whose it is.
+// A peering has no place for a mark, no name and nothing that can change: only its id shows whose it is.
 var peeringTraits = providers.Traits{
 	Create: providers.Conditional, Update: providers.Never, Delete: providers.Blind,
 	Late:       late,
@@ -19,7 +19,7 @@ var peeringTraits = providers.Traits{
 	Exclusive: []providers.Exclusive{{Field: "vpcs", Whole: true}},
 }
 
-// peeringRefusals are codes that mean something of their own.
+// peeringRefusals are codes with a special meaning.
 var peeringRefusals = refusals{
 	opCreate: {
 		codes.FailedPrecondition: providers.Exists, // the pair is peered already
@@ -46,7 +46,7 @@ func (k peerings) get(ctx context.Context, ids []string) ([]*forge.VpcPeering, e
 	return r.GetVpcPeerings(), err
 }
 
-// thing sorts the pair: the service may give it back the other way round.
+// thing sorts the pair: the service may return it the other way round.
 func (peerings) thing(o *forge.VpcPeering) providers.Thing {
 	pair := []string{o.GetVpcId().GetValue(), o.GetPeerVpcId().GetValue()}
 	slices.Sort(pair)
@@ -79,7 +79,7 @@ func (peerings) update(context.Context, *call[spec.VPCPeering], *forge.VpcPeerin
 	return errNone
 }
 
-// delete looks first: the service calls an unknown id an internal error, and a peering is gone when one of its VPCs is.
+// delete reads first: the service reports an unknown id as an internal error, and a peering is gone when one of its VPCs is.
 func (k peerings) delete(ctx context.Context, c *call[spec.VPCPeering]) error {
 	found, err := k.get(ctx, []string{c.ID})
 	if err != nil {

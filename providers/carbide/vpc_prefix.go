@@ -13,8 +13,8 @@ import (
 	"converge.dev/converge/providers/carbide/spec"
 )
 
-// From v2.0 of the service on a prefix becomes ready, and goes, with the next rounds of its controller; and a VPC cannot go
-// before it. Before that, it is done when the call returns.
+// From v2.0 of the service on, a prefix becomes ready, and is deleted, with the next rounds of its controller, and a VPC
+// cannot be deleted before it. In earlier versions, it is done when the call returns.
 var prefixTraits = providers.Traits{
 	Create: providers.Conditional, Update: providers.Blind, Delete: providers.Blind,
 	Mark: true, Late: late, ReadyWithin: 5 * time.Minute, GoneWithin: 20 * time.Minute,
@@ -22,19 +22,19 @@ var prefixTraits = providers.Traits{
 	Exclusive: []providers.Exclusive{{Field: "prefix"}},
 }
 
-// prefixeRefusals are codes that mean something of their own.
+// prefixeRefusals are codes with a special meaning.
 var prefixeRefusals = refusals{
 	opCreate: {
 		codes.FailedPrecondition: providers.Busy, // the VPC changed meanwhile
 	},
 	opDelete: {
 		codes.FailedPrecondition: providers.Busy, // the VPC changed meanwhile
-		codes.Internal:           providers.Busy, // segments inside, perhaps link networks of instances that are gone
+		codes.Internal:           providers.Busy, // there are segments inside, perhaps link networks of deleted instances
 	},
 }
 
-// Making and deleting a prefix moves the version of its VPC, and fails when another call does so at the same time.
-// Hence they go one at a time per VPC.
+// Creating and deleting a prefix moves the version of its VPC, and fails when another call does so at the same time.
+// Hence these calls are made one at a time per VPC.
 type prefixes struct {
 	*service
 	uuidKind

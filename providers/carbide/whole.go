@@ -8,8 +8,8 @@ import (
 	"converge.dev/converge/providers"
 )
 
-// A whole wire has no call for ids: it reads all objects at once. Several readers may be given the same objects, so none
-// changes them.
+// A whole wire has no call for ids: it reads all objects at once. Several readers may share the same objects, so none
+// may change them.
 type whole[O, S any] interface {
 	wire[O, S]
 	all(ctx context.Context) ([]O, error)
@@ -42,9 +42,9 @@ func serveWhole[O, S any](s *service, noun string, t providers.Traits, means ref
 	return served(&kind[O, S]{s, Name + "." + noun, t, means, w, pages, get})
 }
 
-// A reader reads a whole wire for many at once: the steps of a run look at one object each, and would fetch all of them
-// each. Whoever asks while a list is under way shares the next one with all others who do; it is begun after they asked,
-// so it has what they did before.
+// A reader reads a whole wire for many callers at once: the steps of a run observe one object each, and would each fetch
+// all of them. Callers that ask while a list is in progress share the next one; it is begun after they asked, so it
+// includes what they did before.
 type reader[O any] struct {
 	wire interface {
 		thing(o O) providers.Thing
@@ -52,13 +52,13 @@ type reader[O any] struct {
 	}
 
 	mu   sync.Mutex
-	next *listing[O] // that was not begun yet
-	busy bool        // one is under way
+	next *listing[O] // not yet begun
+	busy bool        // one is in progress
 }
 
-// A listing is one look at all objects.
+// A listing is one read of all objects.
 type listing[O any] struct {
-	ctx     context.Context // until nobody waits any more
+	ctx     context.Context // ends when nothing waits for it any more
 	cancel  context.CancelFunc
 	waiting int
 
@@ -100,7 +100,7 @@ func (r *reader[O]) read(ctx context.Context) (*listing[O], error) {
 	}
 }
 
-// work fetches one list after the other while somebody asks.
+// work fetches one list after the other while there are callers.
 func (r *reader[O]) work() {
 	for {
 		r.mu.Lock()

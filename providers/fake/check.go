@@ -10,7 +10,7 @@ import (
 	"converge.dev/converge/schema"
 )
 
-// checkPlace finds out why there can be nothing at a place.
+// checkPlace returns why nothing can exist at a place.
 func (w *World) checkPlace(at place) error {
 	k := w.kinds[at.kind]
 	switch {
@@ -22,7 +22,7 @@ func (w *World) checkPlace(at place) error {
 	return nil
 }
 
-// checkMark finds out whether a text is no mark; none is as good.
+// checkMark fails when a text is neither a mark nor empty.
 func checkMark(mark string) error {
 	if mark != "" && providers.ParseMark(mark).IsZero() {
 		return fmt.Errorf("%q is not a mark", mark)
@@ -30,7 +30,7 @@ func checkMark(mark string) error {
 	return nil
 }
 
-// checkLate finds what is wrong with a late effect that comes from outside. What it asks for is looked at when it arrives.
+// checkLate returns what is wrong with a late effect that comes from outside. Its change is checked when it arrives.
 func (w *World) checkLate(l late) error {
 	err := checkMark(l.Mark)
 	if !slices.Contains([]string{"create", "update", "delete"}, l.Op) {
@@ -45,7 +45,7 @@ func (w *World) checkLate(l late) error {
 	return nil
 }
 
-// checkThing finds what is wrong with a thing that comes from outside, and completes it.
+// checkThing returns what is wrong with a thing that comes from outside, and completes it.
 func (w *World) checkThing(at target, th *thing) error {
 	err := w.checkPlace(at.place)
 	if err == nil && at.id == "" {
@@ -77,7 +77,7 @@ func (w *World) checkThing(at target, th *thing) error {
 		th.Name = at.id
 	}
 	if th.Phase == providers.Ready {
-		th.Phase = "" // ready is what a thing is when nothing is said
+		th.Phase = "" // a thing is ready by default
 	}
 	return nil
 }
@@ -117,7 +117,7 @@ func completeValue(f *schema.Field, v any) {
 	}
 }
 
-// checkSpec finds the first field that is unknown, missing, computed or of another type.
+// checkSpec returns an error for the first field that is unknown, missing, computed or of another type.
 func checkSpec(fields []schema.Field, spec map[string]any) error {
 	for i := range fields {
 		f := &fields[i]
@@ -141,12 +141,12 @@ func checkSpec(fields []schema.Field, spec map[string]any) error {
 	return nil
 }
 
-// checkValue finds what is wrong with a value; the error continues the path to it.
+// checkValue returns what is wrong with a value; the error continues the path to it.
 func checkValue(f *schema.Field, v any) error {
 	if f.Type == schema.Any {
 		return nil
 	}
-	if f.Secret { // the value itself, which nothing may repeat
+	if f.Secret { // the value itself, which must not be repeated
 		if _, ok := v.(string); !ok {
 			return fmt.Errorf(" is %T, want the secret as text", v)
 		}

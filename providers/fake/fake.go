@@ -1,20 +1,19 @@
-// Package fake is a far world that serves any kind, in memory or in a JSON file, for rehearsals and tests.
+// Package fake is a simulated far side that serves any kind, in memory or from a JSON file, for rehearsals and tests.
 //
 // A [World] holds things of all kinds and scopes; [World.Provider] serves the kinds of one provider in one scope. It
-// knows nothing of any kind but its description, and keeps the contract of package providers to the letter: a taken
-// or burned id, a stale version, an unknown field, a changed immutable field, a dangling reference and the deletion of
-// what others refer to are all refused, so that mistakes in what is sent and in which order come to light.
+// knows only the descriptions of kinds, and keeps the contract of package providers to the letter: a taken or burned
+// id, a stale version, an unknown field, a changed immutable field, a dangling reference and the deletion of what
+// others refer to are all refused, so that wrong calls and wrong orders are detected.
 //
-// Things go wrong as declared: a [Fault] in the world or in its file makes chosen calls fail before, after or long
-// before their effect, or makes things slow or broken, or a list lag behind. Faults of one call and those that last
-// are told apart by how often they hit: once, from the nth time on, every second time, for good. [World.Mend] ends them
-// all. What other people do behind the engine's back is done with [World.Put] and [World.Remove], at a chosen moment
-// of a call with [World.Hook].
+// Failures are declared: a [Fault] in the world or in its file makes chosen calls fail before, after or long before
+// their effect, makes things slow or broken, or makes a list lag. A fault hits once, from the nth time on, every second
+// time, or for good. [World.Mend] ends them all. [World.Put] and [World.Remove] make changes behind the engine's back,
+// with [World.Hook] at a chosen moment of a call.
 //
 // # The file
 //
-// The file is JSON made for people: things by scope, kind and id; burned ids; faults. Of a thing, only what is not
-// the default need be written: its name is otherwise its id, and it is ready.
+// The file is JSON for people: things by scope, kind and id; burned ids; faults. Defaults of a thing need not be
+// written: its name is its id, and it is ready.
 //
 //	{
 //	  "faults": [{"op": "create", "ref": "site/carbide.vpc/prod", "class": "invalid"}],
@@ -22,7 +21,8 @@
 //	}
 //
 // Before a call returns, its effect is appended to the file PATH.journal, so a killed process loses nothing that
-// it was told; [Open] reads both, and [World.Close] folds the journal into the file. One process at a time may have a world open.
+// was acknowledged; [Open] reads both, and [World.Close] merges the journal into the file. Only one process at a time may have a
+// world open.
 package fake
 
 import (
@@ -40,14 +40,14 @@ import (
 	"converge.dev/converge/schema"
 )
 
-// A World is a far side. Its methods may be called at the same time; its fields are set before first use.
+// A World is a far side. Its methods may be called concurrently; its fields must be set before first use.
 type World struct {
-	// Traits replace the traits of kinds, by name. Otherwise a kind has those of [SiteTraits] or [NodeTraits].
+	// Traits replace the traits of kinds, by name. Other kinds have those of [SiteTraits] or [NodeTraits].
 	Traits map[string]providers.Traits
 
-	// Hook is called when a verb begins (Before) and when its effect is there but the caller not told (After), also
-	// when it failed. It may block, or end the process. For an observation only the scope and kind of c.Ref are set.
-	// Calls may come at the same time.
+	// Hook is called when a verb begins (Before), and after its effect but before the caller gets the result (After),
+	// even when it failed. It may block, or end the process. For an observation only the scope and kind of c.Ref are
+	// set. Calls may be concurrent.
 	Hook func(op string, at Moment, c providers.Call)
 
 	// Now is the clock of delays; nil is time.Now.
@@ -56,7 +56,7 @@ type World struct {
 	kinds schema.Kinds
 
 	mu      sync.Mutex
-	things  map[place]map[string]*thing // a thing is never changed, only replaced
+	things  map[place]map[string]*thing // a thing is never modified, only replaced
 	users   map[target]map[target]bool  // what is referred to, and by what
 	burned  map[target]bool
 	epochs  map[string]int64 // of the last holder, by scope
@@ -64,7 +64,7 @@ type World struct {
 	lags    map[target]*lag  // changes that are not shown yet; since the world was opened
 	late    []late
 	faults  []Fault
-	serial  int64 // of the last version given
+	serial  int64 // of the last version assigned
 	counts  map[string]int
 	log     []Entry
 	file    *file // nil: in memory
@@ -80,11 +80,11 @@ const (
 	After  Moment = "after"
 )
 
-// An Entry of the log is one change that was asked for.
+// An Entry of the log is one requested change.
 type Entry struct {
 	Op   string // create, update, delete
 	Call providers.Call
-	Err  error // what the caller was told
+	Err  error // what the caller received
 }
 
 type place struct{ scope, kind string }
@@ -94,7 +94,7 @@ type target struct {
 	id string
 }
 
-// A thing is as in the world's file.
+// A thing is a thing as in the world's file.
 type thing struct {
 	Name    string          `json:"name,omitempty"`
 	Mark    string          `json:"mark,omitempty"`
@@ -105,18 +105,18 @@ type thing struct {
 	Detail  string          `json:"detail,omitempty"`
 	Until   *time.Time      `json:"until,omitempty"` // when pending becomes ready, or leaving absent
 
-	mark providers.Mark // what Mark says
+	mark providers.Mark // Mark, parsed
 }
 
-// SiteTraits are those of a kind on the site: ids are UUIDs that are used once, as with Carbide, so a deleted thing
-// comes back only under a new identity.
+// SiteTraits returns the traits of a kind on the site: ids are UUIDs that are used once, as with Carbide, so a deleted
+// thing is recreated only under a new identity.
 func SiteTraits() providers.Traits {
 	t := NodeTraits()
 	t.ID, t.Burned, t.UndoDelete = "", true, providers.Replace
 	return t
 }
 
-// NodeTraits are those of a kind on a node: the name is the id, everything is checked, everything can be undone.
+// NodeTraits returns the traits of a kind on a node: the name is the id, everything is checked, everything can be undone.
 func NodeTraits() providers.Traits {
 	return providers.Traits{
 		ID: "{name}", Mark: true,
@@ -125,7 +125,7 @@ func NodeTraits() providers.Traits {
 	}
 }
 
-// New makes an empty world in memory.
+// New creates an empty world in memory.
 func New(kinds schema.Kinds) *World {
 	return &World{
 		kinds:   kinds,
@@ -139,8 +139,8 @@ func New(kinds schema.Kinds) *World {
 	}
 }
 
-// Provider serves the kinds whose names begin with name and a dot and that live in the scope. Closing the provider
-// does not close the world.
+// Provider returns a provider of the kinds whose names begin with name and a dot and that belong in the scope. Closing
+// the provider does not close the world.
 func (w *World) Provider(name, scope string) *providers.Provider {
 	var served []providers.Served
 	for _, k := range w.kinds.Names() {
@@ -153,13 +153,13 @@ func (w *World) Provider(name, scope string) *providers.Provider {
 		})
 	}
 	p := providers.New(name, scope, nil, served...)
-	if scope != schema.ScopeSite { // as nodes do, and Carbide does not
+	if scope != schema.ScopeSite { // as nodes do, unlike Carbide
 		p.Fence = func(ctx context.Context, epoch int64) error { return w.fence(ctx, scope, epoch) }
 	}
 	return p
 }
 
-// fence stores the epoch of who is at work in a scope.
+// fence stores the epoch of the lock holder that works in a scope.
 func (w *World) fence(ctx context.Context, scope string, epoch int64) error {
 	if err := ctx.Err(); err != nil {
 		return err
@@ -175,7 +175,7 @@ func (w *World) fence(ctx context.Context, scope string, epoch int64) error {
 	return w.commit(record{Scope: scope, Epoch: epoch})
 }
 
-// outdated refuses who was replaced.
+// outdated refuses a lock holder that was replaced.
 func (w *World) outdated(scope string, epoch int64) error {
 	if stored := w.epochs[scope]; stored > epoch {
 		return &providers.OutdatedError{On: scope, Stored: stored, Epoch: epoch}
@@ -204,7 +204,7 @@ func (w *World) Fail(f Fault) error {
 	return w.commit(record{Faults: &faults})
 }
 
-// Mend ends all faults: from here on every call does what it says. Effects that are under way still come.
+// Mend ends all faults: from here on every call works. Effects in flight still come.
 func (w *World) Mend() error {
 	w.mu.Lock()
 	defer w.mu.Unlock()
@@ -212,8 +212,8 @@ func (w *World) Mend() error {
 	return w.commit(record{Faults: &[]Fault{}})
 }
 
-// Put makes or replaces a thing as somebody else would, behind the back of the engine. Only its shape is checked.
-// The version is given by the world, whatever t.Version says.
+// Put creates or replaces a thing as somebody else would, behind the engine's back. Only its shape is checked. The
+// world assigns the version, whatever t.Version says.
 func (w *World) Put(scope, kind string, t providers.Thing) error {
 	th := &thing{Name: t.Name, Mark: t.Mark.String(), Spec: t.Spec.Clone(), Status: t.Status.Clone(), Phase: t.Phase, Detail: t.Detail}
 	if err := w.checkThing(target{place{scope, kind}, t.ID}, th); err != nil {
@@ -224,14 +224,14 @@ func (w *World) Put(scope, kind string, t providers.Thing) error {
 	return w.put(target{place{scope, kind}, t.ID}, th)
 }
 
-// Remove removes a thing as somebody else would. What is absent is left so.
+// Remove removes a thing as somebody else would. Removing what is absent succeeds.
 func (w *World) Remove(scope, kind, id string) error {
 	w.mu.Lock()
 	defer w.mu.Unlock()
 	return w.remove(target{place{scope, kind}, id}, false)
 }
 
-// Land lets everything that is under way end now, whatever its delay: late effects arrive, pending things become
+// Land completes everything in flight now, whatever its delay: late effects arrive, pending things become
 // ready, leaving ones absent.
 func (w *World) Land() error {
 	w.mu.Lock()
@@ -247,14 +247,14 @@ func (w *World) Count(op string) int {
 	return w.counts[op]
 }
 
-// Log returns all changes that were asked for, in the order in which they ended.
+// Log returns all requested changes, in the order in which they ended.
 func (w *World) Log() []Entry {
 	w.mu.Lock()
 	defer w.mu.Unlock()
 	return slices.Clone(w.log)
 }
 
-// Dump returns all things as JSON, without versions and burned ids. Worlds that hold the same give the same text.
+// Dump returns all things as JSON, without versions and burned ids. Worlds with equal contents return equal text.
 func (w *World) Dump() string {
 	w.mu.Lock()
 	defer w.mu.Unlock()
@@ -272,7 +272,7 @@ func (w *World) Dump() string {
 	return string(encode(c))
 }
 
-// Snapshot returns the whole world as it is in its file.
+// Snapshot returns the whole world in the form of its file.
 func (w *World) Snapshot() string {
 	w.mu.Lock()
 	defer w.mu.Unlock()
@@ -287,13 +287,13 @@ func encode(c content) []byte {
 	return append(b, '\n')
 }
 
-// put makes or replaces a thing under a new version. The thing belongs to the world from here on.
+// put creates or replaces a thing under a new version. The thing belongs to the world from here on.
 func (w *World) put(at target, th *thing) error {
 	th.Version = strconv.FormatInt(w.serial+1, 10)
 	return w.commit(record{At: at.names(), Thing: th, Serial: w.serial + 1})
 }
 
-// remove removes a thing and burns its id if told so.
+// remove removes a thing, and burns its id if burn is set.
 func (w *World) remove(at target, burn bool) error {
 	if w.things[at.place][at.id] == nil {
 		return nil
@@ -301,7 +301,7 @@ func (w *World) remove(at target, burn bool) error {
 	return w.commit(record{At: at.names(), Burned: burn})
 }
 
-// pass ends what is due: late effects arrive and passing phases end.
+// pass completes what is due: late effects arrive and passing phases end.
 func (w *World) pass(due func(time.Time) bool) error {
 	for i := 0; i < len(w.late); {
 		l := w.late[i]
@@ -313,7 +313,7 @@ func (w *World) pass(due func(time.Time) bool) error {
 		if err := w.commit(record{Late: &rest}); err != nil {
 			return err
 		}
-		// The far side carries it out or refuses it as at any time; nobody is there to be told.
+		// The far side carries it out or refuses it as always; no caller receives the result.
 		k := &kind{world: w, at: place{l.Ref.Scope, l.Ref.Kind}, schema: w.kinds[l.Ref.Kind], traits: w.traits(l.Ref.Kind)}
 		_ = k.effect(l.Op, l.call(), outcome{})
 	}
@@ -344,7 +344,7 @@ func (w *World) now() time.Time {
 	return time.Now()
 }
 
-// set puts a thing into the maps, or takes it out when th is nil.
+// set adds a thing to the maps, or removes it when th is nil.
 func (w *World) set(at target, th *thing) {
 	if old := w.things[at.place][at.id]; old != nil {
 		for _, to := range w.refs(at.place, old.Spec) {
@@ -395,7 +395,7 @@ func (w *World) refs(from place, spec schema.Object) []target {
 	return to
 }
 
-// Scopes lists the scopes in which anything is, in order.
+// Scopes lists the scopes with any thing, in order.
 func (w *World) Scopes() []string {
 	w.mu.Lock()
 	defer w.mu.Unlock()

@@ -13,7 +13,7 @@ import (
 	"converge.dev/converge/schema"
 )
 
-// A Fault makes chosen calls go wrong. It counts the calls that it matches, in the world's file too, so that a fault
+// A Fault makes chosen calls fail. It counts the calls that it matches, also in the world's file, so that a fault
 // that is over stays over when the world is opened again.
 type Fault struct {
 	Op string `json:"op"` // observe, create, update or delete; any: all four, counted together
@@ -25,8 +25,8 @@ type Fault struct {
 
 	Nth   int             `json:"nth,omitempty"`   // the first matching call that fails; zero: 1, the very first
 	Times int             `json:"times,omitempty"` // how many fail from there; zero: 1; negative: all
-	Every int             `json:"every,omitempty"` // of those from there, only every so manieth fails; zero: 1, each
-	Class providers.Class `json:"class,omitempty"` // of the error; empty: transient, or unknown when the effect comes
+	Every int             `json:"every,omitempty"` // from there, only every nth one fails; zero: 1, each
+	Class providers.Class `json:"class,omitempty"` // of the error; empty: transient, or unknown when there is an effect
 
 	Effect  Effect   `json:"effect,omitempty"`  // empty: EffectBefore
 	Message string   `json:"message,omitempty"` // the cause, or the detail of the thing
@@ -35,18 +35,18 @@ type Fault struct {
 	Seen int `json:"seen,omitempty"` // matching calls so far
 }
 
-// Effect says what becomes of a call that a fault hits.
+// Effect says what happens to a call that a fault hits.
 type Effect string
 
-// Effects of faults. Observations know EffectBefore and, of a kind that is Eventual, EffectStale, which counts for changes
-// made while the fault is there. Any knows EffectBefore alone.
+// The effects of faults. Observations support EffectBefore and, for a kind that is Eventual, EffectStale, which applies to
+// changes made while the fault exists. The op any supports only EffectBefore.
 const (
 	EffectBefore Effect = "before" // it fails before it has an effect
 	EffectAfter  Effect = "after"  // it has its effect, then the reply is lost
 	EffectLate   Effect = "late"   // it fails at once, and has its effect after the delay
 	EffectSlow   Effect = "slow"   // it succeeds; the thing is pending, or leaving, for the delay
 	EffectFailed Effect = "failed" // it succeeds; the thing has failed
-	EffectStale  Effect = "stale"  // after each change of a thing, as many looks as Times says still show it as it was before
+	EffectStale  Effect = "stale"  // after each change of a thing, the next Times observations still show it as it was before
 )
 
 // Duration is a time.Duration that is written as Go writes it: 1.5s.
@@ -62,7 +62,7 @@ func (d *Duration) UnmarshalText(b []byte) error {
 	return err
 }
 
-// check finds what is wrong with a fault and fills in its defaults.
+// check returns what is wrong with a fault, and fills in its defaults.
 func (f *Fault) check() error {
 	f.Effect = cmp.Or(f.Effect, EffectBefore)
 	if f.Class == "" {
@@ -99,7 +99,7 @@ func (f *Fault) check() error {
 	return nil
 }
 
-// matches reports whether the fault is meant for a call on a kind whose names are known to any.
+// matches reports whether the fault applies to a call on a kind; anyName reports whether a name of the call's things fits.
 func (f *Fault) matches(op string, at place, anyName func(func(string) bool) bool) bool {
 	if f.Op != op && f.Op != "any" {
 		return false
@@ -120,20 +120,20 @@ func glob(pattern, s string) bool {
 	return ok && err == nil
 }
 
-// hits reports whether the call that was counted last is one that fails.
+// hits reports whether the last counted call fails.
 func (f *Fault) hits() bool {
 	past := f.Seen - f.Nth
-	every := max(f.Every, 1) // one from an older file says nothing
+	every := max(f.Every, 1) // a fault from an older file has none
 	return past >= 0 && past%every == 0 && (f.Times < 0 || past/every < f.Times)
 }
 
-// A lag is a change that looks do not show yet.
+// A lag is a change that observations do not show yet.
 type lag struct {
 	was   *thing // nil: nothing
 	looks int    // for how many more; negative: all
 }
 
-// stale returns for how many looks after a change of a thing it is still shown as before.
+// stale returns for how many observations after a change a thing is still shown as before.
 func (w *World) stale(at target, name string) int {
 	if !w.traits(at.kind).Eventual {
 		return 0
@@ -147,7 +147,7 @@ func (w *World) stale(at target, name string) int {
 	return 0
 }
 
-// lagging returns what a look is to show of a thing that is there now as th, nil: nothing, and counts the look.
+// lagging returns what an observation shows of a thing whose current state is th (nil: absent), and counts the observation.
 func (w *World) lagging(at target, th *thing) *thing {
 	l := w.lags[at]
 	if l == nil || l.looks == 0 {
@@ -157,7 +157,7 @@ func (w *World) lagging(at target, th *thing) *thing {
 	return l.was
 }
 
-// cause is the error that the fault makes.
+// cause returns the error of the fault.
 func (f *Fault) cause() error {
 	if f.Message != "" {
 		return errors.New(f.Message)
@@ -165,7 +165,7 @@ func (f *Fault) cause() error {
 	return fmt.Errorf("declared to fail with %s", f.Class)
 }
 
-// trip counts a call on all faults that match it and gives the first that hits it; nil when none does.
+// trip counts a call on all faults that match it and returns the first that hits it; nil when none does.
 func (w *World) trip(op string, at place, anyName func(func(string) bool) bool) (*Fault, error) {
 	var hit *Fault
 	var faults []Fault
@@ -191,7 +191,7 @@ func (w *World) trip(op string, at place, anyName func(func(string) bool) bool) 
 	return hit, w.commit(record{Faults: &faults})
 }
 
-// A late effect is a change whose caller was told something before it happened.
+// A late effect is a change whose caller got an answer before it happened.
 type late struct {
 	Op      string        `json:"op"`
 	Ref     schema.Ref    `json:"ref"`

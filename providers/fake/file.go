@@ -16,9 +16,9 @@ import (
 	"converge.dev/converge/schema"
 )
 
-// content is a world as it is in its file.
+// content is a world in the form of its file.
 type content struct {
-	Serial int64                                   `json:"serial,omitempty"` // of the last version given
+	Serial int64                                   `json:"serial,omitempty"` // of the last version assigned
 	Faults []Fault                                 `json:"faults,omitempty"`
 	Late   []late                                  `json:"late,omitempty"`
 	Burned map[string]map[string][]string          `json:"burned,omitempty"` // ids by scope and kind
@@ -26,11 +26,11 @@ type content struct {
 	Things map[string]map[string]map[string]*thing `json:"things"`           // by scope, kind and id
 }
 
-// maxFile bounds the file of a world and its journal; a world of 200 000 things has a tenth of it.
+// maxFile limits the file of a world and its journal; a world of 200 000 things takes a tenth of it.
 const maxFile = 1 << 30
 
-// A record of the journal is one change of the world. It holds what is so afterwards and not what was done, so reading
-// it twice does no harm.
+// A record of the journal is one change of the world. It holds the resulting state and not the action, so reading it
+// twice is harmless.
 type record struct {
 	Serial int64    `json:"serial,omitempty"`
 	At     *names   `json:"at,omitempty"` // the thing that changed
@@ -38,7 +38,7 @@ type record struct {
 	Burned bool     `json:"burned,omitempty"`
 	Faults *[]Fault `json:"faults,omitempty"`
 	Late   *[]late  `json:"late,omitempty"`
-	Scope  string   `json:"scope,omitempty"` // whose holder has the epoch
+	Scope  string   `json:"scope,omitempty"` // scope of the epoch
 	Epoch  int64    `json:"epoch,omitempty"`
 }
 
@@ -50,17 +50,17 @@ type names struct {
 
 func (t target) names() *names { return &names{t.scope, t.kind, t.id} }
 
-// A file is where a world is kept: a file for people, and a journal of what is not in it yet. The journal is also
+// A file is how a world is stored: a file for people, and a journal of what is not in it yet. The journal is also
 // the lock.
 type file struct {
 	path    string
 	journal *os.File
-	size    int64 // of the whole records in the journal; what follows is torn and counts for nothing
+	size    int64 // of the complete records in the journal; what follows is torn and ignored
 	records int   // how many there are
 }
 
-// Open opens the world in a file; one that does not exist is an empty world. It fails when another process has it
-// open, and when the file holds what the kinds do not know.
+// Open opens the world in a file; a missing file is an empty world. It fails when another process has it open, and when
+// the file contains what the kinds do not know.
 func Open(path string, kinds schema.Kinds) (*World, error) {
 	journal, err := files.Lock(path + ".journal")
 	if err != nil {
@@ -77,7 +77,7 @@ func Open(path string, kinds schema.Kinds) (*World, error) {
 	return w, nil
 }
 
-// Parse makes a world in memory of the text of a world's file.
+// Parse creates a world in memory from the text of a world's file.
 func Parse(text []byte, kinds schema.Kinds) (*World, error) {
 	w := New(kinds)
 	var c content
@@ -91,7 +91,7 @@ func Parse(text []byte, kinds schema.Kinds) (*World, error) {
 	return w, nil
 }
 
-// load reads the file, then the journal over it.
+// load reads the file, then applies the journal.
 func (w *World) load(path string, journal *os.File) error {
 	var c content
 	data, err := files.Read(path, maxFile)
@@ -115,7 +115,7 @@ func (w *World) load(path string, journal *os.File) error {
 	}
 	w.file = &file{path: path, journal: journal}
 	for line := range bytes.Lines(log) {
-		// Only the last record can be torn. Its call never returned, so nobody was told of it; the next takes its place.
+		// Only the last record can be torn. Its call never returned, so it was never acknowledged; the next record replaces it.
 		if line[len(line)-1] != '\n' {
 			break
 		}
@@ -133,7 +133,7 @@ func (w *World) load(path string, journal *os.File) error {
 	return nil
 }
 
-// decode reads one JSON value with known fields only, and says at which line it fails where that is known.
+// decode reads one JSON value with known fields only; its error names the line where that is known.
 func decode(data []byte, v any) error {
 	d := json.NewDecoder(bytes.NewReader(data))
 	d.DisallowUnknownFields()
@@ -158,7 +158,7 @@ func line(data []byte, offset int64) int {
 	return 1 + bytes.Count(data[:min(offset, int64(len(data)))], []byte("\n"))
 }
 
-// fill takes over what the file holds, after checking it.
+// fill takes over the contents of the file, after checking them.
 func (w *World) fill(c content) error {
 	for i := range c.Faults {
 		if err := c.Faults[i].check(); err != nil {
@@ -199,7 +199,7 @@ func (w *World) fill(c content) error {
 	return nil
 }
 
-// content collects the world in the form of its file.
+// content returns the world in the form of its file.
 func (w *World) content() content {
 	c := content{Serial: w.serial, Faults: w.faults, Late: w.late, Epochs: maps.Clone(w.epochs), Things: map[string]map[string]map[string]*thing{}}
 	for at, things := range w.things {
@@ -232,7 +232,7 @@ func (w *World) content() content {
 	return c
 }
 
-// commit makes a change: first in the journal, then in memory. When it fails there is no change.
+// commit makes a change: first in the journal, then in memory. When it fails, nothing has changed.
 func (w *World) commit(r record) error {
 	if w.closed {
 		return errors.New("the world is closed")
@@ -243,14 +243,14 @@ func (w *World) commit(r record) error {
 		}
 	}
 	w.replay(r)
-	// A long journal is folded, so that the next open does not read the same thing over and over.
+	// A long journal is merged, so that the next open does not read the same things over and over.
 	if w.file != nil && w.file.records > 100_000 {
 		return w.save()
 	}
 	return nil
 }
 
-// checkRecord finds what is wrong with a record that somebody may have written, and completes it, as fill does with the
+// checkRecord returns what is wrong with a record that a person may have written, and completes it, as fill does with the
 // file.
 func (w *World) checkRecord(r record) error {
 	if r.At != nil {
@@ -280,7 +280,7 @@ func (w *World) checkRecord(r record) error {
 	return nil
 }
 
-// replay brings the world to where it is after a record.
+// replay applies a record to the world.
 func (w *World) replay(r record) {
 	w.serial = max(w.serial, r.Serial)
 	if r.At != nil {
@@ -322,7 +322,7 @@ func (f *file) append(r record) error {
 	return nil
 }
 
-// save writes the file anew and empties the journal. A crash in between leaves records that the file already has.
+// save writes the file anew and empties the journal. A crash in between leaves records that the file already contains.
 func (w *World) save() error {
 	f := w.file
 	if err := files.Replace(f.path, encode(w.content()), 0o600); err != nil {
@@ -335,8 +335,8 @@ func (w *World) save() error {
 	return nil
 }
 
-// Close writes the world to its file, when it has one and anything changed, and lets others open it. Calls after it
-// fail. Closing twice does no harm.
+// Close writes the world to its file, when it has one and anything changed, and lets others open it. Later calls fail.
+// Closing twice is harmless.
 func (w *World) Close() error {
 	w.mu.Lock()
 	defer w.mu.Unlock()

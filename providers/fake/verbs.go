@@ -23,7 +23,7 @@ type kind struct {
 	traits providers.Traits
 }
 
-// An outcome says what becomes of a thing whose change succeeds: ready at once unless it says otherwise.
+// An outcome says what happens to a thing whose change succeeds: the zero value makes it ready at once.
 type outcome struct {
 	phase  providers.Phase
 	detail string
@@ -40,7 +40,7 @@ func (k *kind) Get(ctx context.Context, ids []string) ([]providers.Thing, error)
 	return k.observe(ctx, ids)
 }
 
-// observe reads the things with the given ids, all when ids is nil.
+// observe reads the things with the given ids; all when ids is nil.
 func (k *kind) observe(ctx context.Context, ids []string) ([]providers.Thing, error) {
 	w := k.world
 	c := providers.Call{Ref: schema.Ref{Scope: k.at.scope, Kind: k.at.kind}}
@@ -64,7 +64,7 @@ func (k *kind) observe(ctx context.Context, ids []string) ([]providers.Thing, er
 		}
 		return fail(fault.Class, fault.cause())
 	}
-	// A thing is never changed once it is in the world, so it can be copied without holding up the others.
+	// A thing is never modified once it is in the world, so it can be copied without holding the lock.
 	things := make([]providers.Thing, len(found))
 	for i, f := range found {
 		th := f.thing
@@ -89,7 +89,7 @@ type found struct {
 	thing *thing
 }
 
-// look finds the things with the given ids, all when ids is nil, sorted by id, and the fault that hits the look.
+// look returns the things with the given ids, all when ids is nil, sorted by id, and the fault that hits the observation.
 func (k *kind) look(ids []string) ([]found, *Fault, error) {
 	w := k.world
 	w.mu.Lock()
@@ -110,7 +110,7 @@ func (k *kind) look(ids []string) ([]found, *Fault, error) {
 		for id := range all {
 			add(id)
 		}
-		for at := range w.lags { // what is gone may be shown yet
+		for at := range w.lags { // what is gone may still be shown
 			if at.place == k.at && all[at.id] == nil {
 				add(at.id)
 			}
@@ -158,7 +158,7 @@ func (k *kind) change(ctx context.Context, op string, c providers.Call) error {
 	answer, delay := k.answer(op, c)
 	if delay > 0 {
 		w.mu.Unlock()
-		_ = retry.Sleep(ctx, delay) // who gives up waiting is told the same
+		_ = retry.Sleep(ctx, delay) // a caller that gives up waiting receives the same
 		w.mu.Lock()
 	}
 	var err error
@@ -170,7 +170,7 @@ func (k *kind) change(ctx context.Context, op string, c providers.Call) error {
 	return err
 }
 
-// answer brings about the effect of a call and gives what the caller is told, and after which time.
+// answer carries out the effect of a call and returns what the caller receives, and after which delay.
 func (k *kind) answer(op string, c providers.Call) (*refusal, time.Duration) {
 	w := k.world
 	if err := w.ready(); err != nil {
@@ -221,7 +221,7 @@ func refuse(class providers.Class, format string, args ...any) *refusal {
 	return &refusal{class, fmt.Errorf(format, args...)}
 }
 
-// effect checks a change as the far side does and makes it.
+// effect checks a change as the far side does, and makes it.
 func (k *kind) effect(op string, c providers.Call, o outcome) *refusal {
 	w := k.world
 	if err := w.outdated(k.at.scope, c.Epoch); err != nil {
@@ -285,13 +285,13 @@ func (k *kind) effect(op string, c providers.Call, o outcome) *refusal {
 		leaving.Phase, leaving.Detail, leaving.Until = o.phase, o.detail, o.until
 		err = w.put(at, &leaving)
 	}
-	if err != nil { // the disk refused it, so it is not in memory either
+	if err != nil { // it was not written to disk, so it is not in memory either
 		return refuse(providers.Transient, "%w", err)
 	}
 	return nil
 }
 
-// accept takes the wanted spec into th, completed with defaults.
+// accept sets the desired spec of th, completed with defaults.
 func (k *kind) accept(th *thing, c providers.Call) *refusal {
 	th.Spec = c.Want.Clone()
 	if th.Spec == nil {
@@ -312,7 +312,7 @@ func (k *kind) accept(th *thing, c providers.Call) *refusal {
 	return k.exclusive(th, c)
 }
 
-// exclusive refuses what another thing of the kind has and only one can have.
+// exclusive refuses a value that only one thing can have and that another thing of the kind has.
 func (k *kind) exclusive(th *thing, c providers.Call) *refusal {
 	if len(k.traits.Exclusive) == 0 {
 		return nil
@@ -330,7 +330,7 @@ func (k *kind) exclusive(th *thing, c providers.Call) *refusal {
 // frozen returns the name of an immutable field that differs.
 func (k *kind) frozen(old, want schema.Object) string {
 	old, want = old.Clone(), want.Clone()
-	complete(k.schema.Fields, old) // a thing from the file may say less
+	complete(k.schema.Fields, old) // a thing from the file may state less
 	k.schema.Normalize(old)
 	k.schema.Normalize(want)
 	return frozen(k.schema.Fields, old, want)
@@ -355,7 +355,7 @@ func frozen(fields []schema.Field, old, want map[string]any) string {
 	return ""
 }
 
-// free refuses to let a thing go while others refer to it, unless its kind is one whose far side does not look.
+// free refuses to delete a thing while others refer to it, unless the far side of its kind does not check that.
 func (w *World) free(at target) *refusal {
 	if w.traits(at.kind).Orphans {
 		return nil
@@ -377,7 +377,7 @@ func (w *World) free(at target) *refusal {
 	return nil
 }
 
-// ready ends what is due; a closed world has nothing.
+// ready completes what is due; it fails for a closed world.
 func (w *World) ready() error {
 	if w.closed {
 		return errors.New("the world is closed")

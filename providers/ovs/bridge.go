@@ -13,12 +13,12 @@ import (
 	"github.com/ovn-org/libovsdb/ovsdb"
 )
 
-// bridgeSettings are the columns of Bridge that a spec holds.
+// bridgeSettings are the columns of Bridge that are in a spec.
 var bridgeSettings = []string{
 	"datapath_type", "external_ids", "fail_mode", "mcast_snooping_enable", "other_config", "protocols", "rstp_enable", "stp_enable",
 }
 
-// bridgeExtras are the columns in which others hang things on a bridge; it is not deleted while they are set.
+// bridgeExtras are the columns with which others attach things to a bridge; it is not deleted while they are set.
 var bridgeExtras = []string{
 	"auto_attach", "controller", "flood_vlans", "flow_tables", "ipfix", "mirrors", "netflow", "sflow",
 }
@@ -26,7 +26,7 @@ var bridgeExtras = []string{
 // bridges is the kind ovs.bridge.
 type bridges struct{}
 
-// bridgeRows are all bridges: every other thing of a switch hangs on one.
+// bridgeRows reads all bridges: every other thing of a switch is attached to one.
 var bridgeRows = reading{
 	table: vswitch.BridgeTable, row: &vswitch.Bridge{},
 	columns: slices.Concat([]string{"name", "ports", "datapath_id"}, bridgeSettings, bridgeExtras),
@@ -51,7 +51,7 @@ func (bridges) list(v *view) ([]sighting, error) {
 	return seen, nil
 }
 
-// create makes the bridge with its local port and the internal interface of that.
+// create creates the bridge with its local port and the internal interface of that.
 func (bridges) create(v *view, c *change, name string, want schema.Object, mark providers.Mark) error {
 	if err := c.claim(v, name); err != nil {
 		return err
@@ -79,7 +79,7 @@ func (bridges) update(v *view, c *change, name string, want schema.Object, mark 
 	return nil
 }
 
-// remove refuses whenever something would go that the spec of the bridge does not hold, so that a delete can be undone.
+// remove refuses to delete anything that is not in the spec of the bridge, so that a delete can be undone.
 func (k bridges) remove(ctx context.Context, v *view, c *change, name string) error {
 	b := v.bridge(name)
 	local := v.local(b)
@@ -120,7 +120,7 @@ func (v *view) local(b *vswitch.Bridge) *vswitch.Port {
 	return nil
 }
 
-// occupied refuses to delete a bridge, naming its ports.
+// occupied returns the refusal to delete a bridge with ports, naming them.
 func (k bridges) occupied(ctx context.Context, d *db, name string) error {
 	v, err := d.view(ctx, k.reads(), nil)
 	if err != nil {
@@ -137,7 +137,7 @@ func (k bridges) occupied(ctx context.Context, d *db, name string) error {
 	return refuse(providers.Invalid, "bridge %s still has the ports %s", name, strings.Join(sorted(ports), ", "))
 }
 
-// wantedBridge returns the row of a bridge as wanted. What cannot change is taken from have where the spec does not say it.
+// wantedBridge returns the desired row of a bridge. What cannot change is taken from have where the spec does not state it.
 func wantedBridge(want schema.Object, mark providers.Mark, have *vswitch.Bridge) (*vswitch.Bridge, error) {
 	var s spec.Bridge
 	if err := read(want, &s); err != nil {

@@ -13,7 +13,7 @@ import (
 	"github.com/ovn-org/libovsdb/ovsdb"
 )
 
-// A fault is an error with its class. The verbs of a kind make it a providers.Error.
+// A fault is an error with its class. The verbs of a kind turn it into a providers.Error.
 type fault struct {
 	class providers.Class
 	err   error
@@ -22,12 +22,12 @@ type fault struct {
 func (f *fault) Error() string { return f.err.Error() }
 func (f *fault) Unwrap() error { return f.err }
 
-// refuse makes a fault.
+// refuse returns a fault.
 func refuse(class providers.Class, format string, args ...any) error {
 	return &fault{class, fmt.Errorf(format, args...)}
 }
 
-// unanswered makes a fault of an error of [db.transact].
+// unanswered turns an error of [db.transact] into a fault.
 func unanswered(err error) error {
 	if f := (*fault)(nil); errors.As(err, &f) {
 		return f
@@ -38,13 +38,13 @@ func unanswered(err error) error {
 // A change is one transaction: guards, which must hold, and effects. Either all of it happens or nothing.
 type change struct {
 	db    *db
-	root  string // UUID of the one row of Open_vSwitch
+	root  string // UUID of the only row of Open_vSwitch
 	ops   []ovsdb.Operation
-	means map[int]error // what it means when the guard with that index does not hold
-	err   error         // the first that came up while the change was put together
+	means map[int]error // the error when the guard with that index does not hold
+	err   error         // the first error while the change was assembled
 }
 
-// row returns columns of a model as the wire has them.
+// row returns columns of a model in wire format.
 func (c *change) row(m model.Model, columns []string) ovsdb.Row {
 	row := make(ovsdb.Row, len(columns))
 	info, err := c.db.model.NewModelInfo(m)
@@ -62,13 +62,13 @@ func (c *change) row(m model.Model, columns []string) ovsdb.Row {
 	return row
 }
 
-// set returns those of some columns of a model that are not as they are in a new row.
+// set returns those of some columns of a model that differ from a new row.
 func (c *change) set(m, fresh model.Model, columns []string) []string {
 	have, empty := c.row(m, columns), c.row(fresh, columns)
 	return slices.DeleteFunc(slices.Clone(columns), func(name string) bool { return reflect.DeepEqual(have[name], empty[name]) })
 }
 
-// guard adds a wait without patience; fails is what it means that it does not hold.
+// guard adds a wait with timeout 0; fails is the error when it does not hold.
 func (c *change) guard(fails error, table string, where ovsdb.Condition, until ovsdb.WaitCondition, row ovsdb.Row) {
 	columns := make([]string, 0, len(row))
 	for name := range row {
@@ -81,7 +81,7 @@ func (c *change) guard(fails error, table string, where ovsdb.Condition, until o
 	})
 }
 
-// unchanged guards that columns of a row are still as they were read.
+// unchanged guards that columns of a row still are as they were read.
 func (c *change) unchanged(table, uuid string, m model.Model, columns ...string) {
 	c.guard(refuse(providers.Conflict, "it was changed by somebody else just now"),
 		table, uuidIs(uuid), ovsdb.WaitConditionEqual, c.row(m, columns))
@@ -93,13 +93,13 @@ func (c *change) absent(table, name string) {
 		table, named(name), ovsdb.WaitConditionNotEqual, ovsdb.Row{"name": name})
 }
 
-// present guards that a bridge is still there.
+// present guards that a bridge still exists.
 func (c *change) present(b *vswitch.Bridge) {
 	c.guard(refuse(providers.Absent, "bridge %s was deleted just now", b.Name),
 		vswitch.BridgeTable, uuidIs(b.UUID), ovsdb.WaitConditionEqual, ovsdb.Row{"name": b.Name})
 }
 
-// insert adds a row; as is what the same transaction calls it.
+// insert adds a row; as is its name within the transaction.
 func (c *change) insert(table, as string, m model.Model, columns ...string) {
 	c.ops = append(c.ops, ovsdb.Operation{Op: ovsdb.OperationInsert, Table: table, UUIDName: as, Row: c.row(m, columns)})
 }
@@ -111,7 +111,7 @@ func (c *change) update(table, uuid string, m model.Model, columns ...string) {
 	})
 }
 
-// refer puts a reference into a column or takes it out. A row that nothing refers to any more is gone.
+// refer adds a reference to a column or removes it. A row that is no longer referred to is deleted.
 func (c *change) refer(table, uuid, column string, how ovsdb.Mutator, to string) {
 	c.mutate(table, uuid, column, how, ovsdb.OvsSet{GoSet: []any{ovsdb.UUID{GoUUID: to}}})
 }
@@ -123,8 +123,8 @@ func (c *change) mutate(table, uuid, column string, how ovsdb.Mutator, value any
 	})
 }
 
-// commit sends the change and waits until ovs-vswitchd has taken it. A fault of class Unknown says that the database
-// may have it, and does where the text says so.
+// commit sends the change and waits until ovs-vswitchd has applied it. After a fault of class Unknown the database may
+// have the change, and has it where the text says so.
 func (c *change) commit(ctx context.Context) error {
 	c.mutate(vswitch.OpenvSwitchTable, c.root, "next_cfg", ovsdb.MutateOperationAdd, 1)
 	c.ops = append(c.ops, rootRows.selects(uuidIs(c.root)))
@@ -165,7 +165,7 @@ func (c *change) commit(ctx context.Context) error {
 	return nil
 }
 
-// check tells from the answer whether the change happened, and why not.
+// check returns, from the answer, why the change did not happen; nil when it did.
 func (c *change) check(results []ovsdb.OperationResult) error {
 	for i, r := range results {
 		switch {

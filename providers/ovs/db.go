@@ -18,7 +18,7 @@ import (
 	"github.com/ovn-org/libovsdb/ovsdb"
 )
 
-// A db is the database of one Open vSwitch, over a connection that is made anew after it was lost.
+// A db is the database of one Open vSwitch, over a connection that is replaced when it is lost.
 type db struct {
 	Options
 	tables model.ClientDBModel
@@ -32,18 +32,18 @@ type db struct {
 	conns  sync.WaitGroup // the watchers of all connections
 }
 
-// A conn is one connection. When it is lost nothing of it is used again.
+// A conn is one connection. When it is lost, no part of it is used again.
 type conn struct {
 	client client.Client
-	drop   func()          // gives it up
-	lost   <-chan struct{} // closed once it is lost or given up
+	drop   func()          // closes it
+	lost   <-chan struct{} // closed once it is lost or closed
 
 	mu    sync.Mutex
-	cur   int           // cur_cfg as last heard of
+	cur   int           // last known cur_cfg
 	moved chan struct{} // closed when cur moves
 }
 
-// newDB prepares the types of the tables that the nouns read; a server may lack or have others.
+// newDB prepares the types of the tables that the nouns read; a server may have fewer or more.
 func newDB(o Options, nouns map[string]noun) (*db, error) {
 	types := map[string]model.Model{rootRows.table: rootRows.row}
 	for _, n := range nouns {
@@ -62,7 +62,7 @@ func newDB(o Options, nouns map[string]noun) (*db, error) {
 	return &db{Options: o, tables: tables, model: m, permit: new(providers.Permit), health: health{idle: o.Settle / 2}}, nil
 }
 
-// connect returns the connection, a new one when there is none or it was lost.
+// connect returns the connection; a new one when there is none or it was lost.
 func (d *db) connect(ctx context.Context) (*conn, error) {
 	d.mu.Lock()
 	defer d.mu.Unlock()
@@ -94,8 +94,8 @@ func (d *db) dial(ctx context.Context) (*conn, error) {
 	if d.TLS != nil {
 		opts = append(opts, client.WithTLSConfig(d.TLS))
 	}
-	// The client would reconnect by itself, but then calls block while there is no connection, and its cache would be
-	// old for a while. A new client for each connection has neither problem.
+	// The client could reconnect by itself, but then calls would block while there is no connection, and its cache
+	// would be outdated for a while. A new client for each connection has neither problem.
 	cl, err := client.NewOVSDBClient(d.tables, opts...)
 	if err != nil {
 		return nil, err
@@ -126,7 +126,7 @@ func (d *db) dial(ctx context.Context) (*conn, error) {
 	return c, nil
 }
 
-// heard takes cur_cfg from a row of the cache. It is called for every change, in order.
+// heard reads cur_cfg from a row of the cache. It is called for every change, in order.
 func (c *conn) heard(row model.Model) {
 	root, ok := row.(*vswitch.OpenvSwitch)
 	if !ok {
@@ -139,7 +139,7 @@ func (c *conn) heard(row model.Model) {
 	c.moved = make(chan struct{})
 }
 
-// reached waits until ovs-vswitchd has taken configuration cfg.
+// reached waits until ovs-vswitchd has applied configuration cfg.
 func (c *conn) reached(ctx context.Context, cfg int) error {
 	for {
 		c.mu.Lock()
@@ -158,11 +158,11 @@ func (c *conn) reached(ctx context.Context, cfg int) error {
 	}
 }
 
-// transact sends one transaction. An error says that there was no answer, and the transaction may have been carried out; a
-// fault, that it was not sent.
+// transact sends one transaction. An error means that there was no answer, and the transaction may have been carried out;
+// a fault means that it was not sent.
 //
-// The client connects by itself, so the permit is checked here and not where bytes leave. What a suspended process sends
-// after this check has no effect all the same: the database holds the epoch, and every change is guarded by it.
+// The client connects by itself, so the permit is checked here and not where bytes are sent. What a suspended process
+// sends after this check still has no effect: the database holds the epoch, and every change is guarded by it.
 func (d *db) transact(ctx context.Context, c *conn, ops []ovsdb.Operation) ([]ovsdb.OperationResult, error) {
 	if err := d.permit.Check(); err != nil {
 		return nil, &fault{providers.Transient, err}
@@ -184,7 +184,7 @@ func (d *db) transact(ctx context.Context, c *conn, ops []ovsdb.Operation) ([]ov
 	return results, nil
 }
 
-// close gives up the connection and waits for what it still does.
+// close closes the connection and waits for its goroutines.
 func (d *db) close() error {
 	d.mu.Lock()
 	d.closed = true
@@ -196,25 +196,25 @@ func (d *db) close() error {
 	return nil
 }
 
-// A reading is what a noun has to see of one table.
+// A reading is the part of a table that a noun reads.
 type reading struct {
 	table   string
-	row     model.Model // tells the type of its rows
-	columns []string    // beside _uuid; statistics and the like are most of the database, and nobody asks for them
-	named   bool        // only rows with the names that are looked at; otherwise all
+	row     model.Model // has the type of its rows
+	columns []string    // besides _uuid; statistics and the like are most of the database, and not needed
+	named   bool        // only rows with the requested names; otherwise all
 }
 
-// rootRows is the one row of Open_vSwitch. It is in every view.
+// rootRows reads the only row of Open_vSwitch. It is in every view.
 var rootRows = reading{table: vswitch.OpenvSwitchTable, row: &vswitch.OpenvSwitch{}, columns: []string{"next_cfg", "cur_cfg", "external_ids"}}
 
-// selects is the operation that reads the rows for which all conditions hold.
+// selects returns the operation that reads the rows for which all conditions hold.
 func (r reading) selects(where ...ovsdb.Condition) ovsdb.Operation {
 	return ovsdb.Operation{
 		Op: ovsdb.OperationSelect, Table: r.table, Where: where, Columns: slices.Concat([]string{"_uuid"}, r.columns),
 	}
 }
 
-// A view is one atomic picture of what a noun reads.
+// A view is an atomic snapshot of what a noun reads.
 type view struct {
 	root *vswitch.OpenvSwitch
 	rows map[string]model.Model // by UUID
@@ -269,7 +269,7 @@ func (d *db) picture(ops []ovsdb.Operation, results []ovsdb.OperationResult) (*v
 	return v, nil
 }
 
-// read fills m from a row of its table and gives the UUID.
+// read fills m from a row of its table and returns the UUID.
 func (d *db) read(row ovsdb.Row, m model.Model) (string, error) {
 	info, err := d.model.NewModelInfo(m)
 	if err != nil {
@@ -296,7 +296,7 @@ func all[R any](v *view) iter.Seq[*R] {
 	}
 }
 
-// find returns a row for which is holds; nil when there is none.
+// find returns a row for which is returns true; nil when there is none.
 func find[R any](v *view, is func(*R) bool) *R {
 	for r := range all[R](v) {
 		if is(r) {

@@ -12,10 +12,10 @@ import (
 	"converge.dev/converge/providers/ovs/vswitch"
 )
 
-// epochKey is where the database holds the epoch of the site: in external_ids of its one row of Open_vSwitch.
+// epochKey returns the key of the site's epoch in the database, in external_ids of its only row of Open_vSwitch.
 func (d *db) epochKey() string { return "converge.dev/epoch/" + d.Site }
 
-// epoch returns the epoch that a view holds; 0 when no holder has been here.
+// epoch returns the epoch in a view; 0 when no lock holder has stored one.
 func (d *db) epoch(v *view) (int64, error) {
 	text, ok := v.root.ExternalIDs[d.epochKey()]
 	if !ok {
@@ -28,7 +28,7 @@ func (d *db) epoch(v *view) (int64, error) {
 	return n, nil
 }
 
-// identity is the UUID of the one row of Open_vSwitch: a database that was made anew has another.
+// identity returns the UUID of the only row of Open_vSwitch: a recreated database has another.
 func (d *db) identity(ctx context.Context) (string, error) {
 	v, err := d.view(ctx, nil, nil)
 	if err != nil {
@@ -41,7 +41,7 @@ func outdated(stored, epoch int64) error {
 	return &fault{providers.Denied, &providers.OutdatedError{On: "the switch", Stored: stored, Epoch: epoch}}
 }
 
-// fenced makes a change happen only while no holder with a higher epoch has been here.
+// fenced makes a change happen only while no lock holder with a higher epoch has stored it.
 func (c *change) fenced(v *view, epoch int64) error {
 	stored, err := c.db.epoch(v)
 	switch {
@@ -57,7 +57,7 @@ func (c *change) fenced(v *view, epoch int64) error {
 
 // fence stores an epoch.
 func (d *db) fence(ctx context.Context, epoch int64) error {
-	const tries = 5 // each further one means that somebody else wrote to the same row
+	const tries = 5 // each retry means that another client wrote to the same row
 	var err error
 	for range tries {
 		err = d.fenceOnce(ctx, epoch)

@@ -9,21 +9,21 @@ import (
 	"converge.dev/converge/providers"
 )
 
-// health is what the calls tell of the switch. That ovsdb-server cannot be reached, or does not answer, makes it bad, and any
-// answer makes that good again. So does an ovs-vswitchd that owes a configuration and takes none for a while. It may be slow,
-// or others may ask for more all the time: as long as it takes any it is well. While nobody asks it for anything nothing is
-// known of it, and nothing is held against it.
+// health is the state of the switch as its calls show it. An ovsdb-server that cannot be reached, or does not answer, makes
+// it bad, and any answer makes that good again. An ovs-vswitchd that owes a configuration and applies none for a while also
+// makes it bad. It may be slow, or others may keep requesting more: as long as it applies any it is healthy. While nothing is
+// requested of it, nothing is known, and it counts as healthy.
 type health struct {
-	idle  time.Duration // in which an ovs-vswitchd that is there takes a configuration
+	idle  time.Duration // time in which a running ovs-vswitchd applies a configuration
 	mu    sync.Mutex
 	seen  providers.Health
-	cur   int        // the configuration that was taken last, as last seen
-	next  int        // the one that is asked for
-	owed  time.Time  // since when it is cur although it should be next; zero: nothing is owed
-	probe sync.Mutex // held by the one who asks whether it is good again
+	cur   int        // the last applied configuration, as last observed
+	next  int        // the requested configuration
+	owed  time.Time  // since when cur is behind next; zero: nothing is owed
+	probe sync.Mutex // held by the caller that checks whether it is good again
 }
 
-// acts takes in how far ovs-vswitchd was seen to have come.
+// acts takes into account how far ovs-vswitchd has got.
 func (h *health) acts(cur, next int) {
 	h.mu.Lock()
 	defer h.mu.Unlock()
@@ -36,8 +36,8 @@ func (h *health) acts(cur, next int) {
 	h.cur, h.next = cur, next
 }
 
-// note counts a try to connect, or a transaction: err says that there was no connection or no answer. Calls that the caller
-// gave up tell nothing.
+// note takes a connection attempt or a transaction into account: err means that there was no connection or no answer. Calls
+// that the caller gave up show nothing.
 func (h *health) note(ctx context.Context, err error) {
 	if err != nil && ctx.Err() != nil {
 		return
@@ -63,13 +63,13 @@ func (h *health) now() providers.Health {
 	return seen
 }
 
-// healthy is the provider's Health. While it is bad the first to ask looks again, and the others get what is known.
+// healthy is the provider's Health. While it is bad, the first caller checks again, and the others get the last known state.
 func (d *db) healthy(ctx context.Context) providers.Health {
 	known := d.health.now()
 	if known.Down == nil || !d.health.probe.TryLock() {
 		return known
 	}
 	defer d.health.probe.Unlock()
-	_, _ = d.view(ctx, nil, nil) // it notes itself what came of it
+	_, _ = d.view(ctx, nil, nil) // it notes its own result
 	return d.health.now()
 }

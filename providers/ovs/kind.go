@@ -13,8 +13,8 @@ import (
 	"converge.dev/converge/schema"
 )
 
-// A noun is what a kind does not share with the others: what it reads, how its things are read from that, and what a
-// change of one is made of. What it returns as an error is a fault.
+// A noun is what is particular to a kind: what it reads, how its things are read from that, and what a change of one
+// consists of. Its errors are faults.
 type noun interface {
 	// reads returns the tables that the other methods find in their views.
 	reads() []reading
@@ -28,10 +28,10 @@ type noun interface {
 // A sighting is a thing as a noun reports it.
 type sighting struct {
 	providers.Thing
-	rows []string // the UUIDs of its rows: they tell a thing from its successor of the same name
+	rows []string // the UUIDs of its rows: they distinguish a thing from its successor of the same name
 }
 
-// A kind gives a noun the four verbs.
+// A kind adds the four verbs to a noun.
 type kind struct {
 	*db
 	name string
@@ -48,7 +48,7 @@ func (k *kind) Get(ctx context.Context, ids []string) ([]providers.Thing, error)
 	return k.observe(ctx, ids)
 }
 
-// observe reads the things with the given ids, all when ids is nil.
+// observe reads the things with the given ids; all when ids is nil.
 func (k *kind) observe(ctx context.Context, ids []string) ([]providers.Thing, error) {
 	v, err := k.view(ctx, k.noun.reads(), ids)
 	if err != nil {
@@ -97,10 +97,10 @@ func (k *kind) Delete(ctx context.Context, c providers.Call) error {
 	}, false))
 }
 
-// errDone says that nothing has to be done.
+// errDone reports that nothing has to be done.
 var errDone = errors.New("nothing to do")
 
-// apply reads, lets plan put a change together, and carries it out. With made, the thing has to be there afterwards.
+// apply reads, lets plan assemble a change, and carries it out. With made, the thing has to exist afterwards.
 func (k *kind) apply(ctx context.Context, c providers.Call, plan func(*view, *change) error, made bool) error {
 	name := c.ID
 	v, err := k.view(ctx, k.noun.reads(), []string{name})
@@ -123,7 +123,7 @@ func (k *kind) apply(ctx context.Context, c providers.Call, plan func(*view, *ch
 	if v, err = k.view(ctx, k.noun.reads(), []string{name}); err != nil {
 		return refuse(providers.Unknown, "it is in the database, but whether ovs-vswitchd made it is not known: %w", err)
 	}
-	v.root.NextCfg = v.root.CurCfg // what came after our change is not waited for
+	v.root.NextCfg = v.root.CurCfg // later changes are not waited for
 	things, err := k.things(v, []string{name})
 	switch {
 	case err != nil:
@@ -136,8 +136,8 @@ func (k *kind) apply(ctx context.Context, c providers.Call, plan func(*view, *ch
 	return nil
 }
 
-// find returns the thing of a call as it is now, nil when there is none, provided that it is the one that was seen
-// before and that nobody else claims it.
+// find returns the thing of a call as it is now, nil when there is none. It fails unless it is the thing that was
+// observed before and nobody else claims it.
 func (k *kind) find(v *view, c providers.Call) (*providers.Thing, error) {
 	things, err := k.things(v, []string{c.ID})
 	if err != nil || len(things) == 0 {
@@ -178,7 +178,7 @@ func (k *kind) things(v *view, ids []string) ([]providers.Thing, error) {
 	return things, nil
 }
 
-// fail makes an error of the contract from a fault; nil stays nil.
+// fail turns a fault into an error of the contract; nil stays nil.
 func (k *kind) fail(op string, ref schema.Ref, err error) error {
 	if err == nil {
 		return nil
@@ -191,7 +191,7 @@ func (k *kind) fail(op string, ref schema.Ref, err error) error {
 	return e
 }
 
-// read makes a struct of a spec; what it does not know or cannot hold is refused.
+// read reads a spec into a struct; unknown fields and values that do not fit are refused.
 func read(o schema.Object, s interface{ Read(o schema.Object) error }) error {
 	if err := s.Read(o); err != nil {
 		return refuse(providers.Invalid, "the spec does not fit: %w", err)
@@ -199,7 +199,7 @@ func read(o schema.Object, s interface{ Read(o schema.Object) error }) error {
 	return nil
 }
 
-// value returns what is pointed to, and the zero value for nil.
+// value returns what p points to, and the zero value for nil.
 func value[T any](p *T) (v T) {
 	if p != nil {
 		v = *p
@@ -207,7 +207,7 @@ func value[T any](p *T) (v T) {
 	return v
 }
 
-// wide and narrow turn a whole number of the database into one of a spec and back; nil stays nil.
+// wide and narrow convert an integer of the database to one of a spec and back; nil stays nil.
 func wide(n *int) *int64 {
 	if n == nil {
 		return nil
@@ -241,14 +241,14 @@ func ints(l []int64) []int {
 	return out
 }
 
-// sorted copies a set into an order; never nil.
+// sorted returns a sorted copy of a set; never nil.
 func sorted[T cmp.Ordered](set []T) []T {
 	s := append(make([]T, 0, len(set)), set...)
 	slices.Sort(s)
 	return s
 }
 
-// filled copies a map; never nil.
+// filled returns a copy of a map; never nil.
 func filled(m map[string]string) map[string]string {
 	c := make(map[string]string, len(m))
 	maps.Copy(c, m)
@@ -262,7 +262,7 @@ func unmarked(ids map[string]string) (rest map[string]string, mark providers.Mar
 	return rest, providers.ParseMark(ids[providers.MarkKey])
 }
 
-// marked joins external_ids with a mark, or with none when it is zero.
+// marked returns external_ids with a mark, or without one when it is zero.
 func marked(ids map[string]string, mark providers.Mark) (map[string]string, error) {
 	if _, ok := ids[providers.MarkKey]; ok {
 		return nil, refuse(providers.Invalid, "external_ids cannot hold %s, which is converge's own", providers.MarkKey)

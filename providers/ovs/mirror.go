@@ -13,18 +13,18 @@ import (
 	"github.com/ovn-org/libovsdb/ovsdb"
 )
 
-// mirrorSettings are the columns of Mirror that a spec holds: all that can be set but the name.
+// mirrorSettings are the columns of Mirror that are in a spec: all that can be set except the name.
 var mirrorSettings = []string{
 	"external_ids", "output_port", "output_vlan", "select_all", "select_dst_port", "select_src_port", "select_vlan", "snaplen",
 }
 
-// maxMirrors is how many mirrors ovs-vswitchd makes on a bridge; of others only its log tells.
+// maxMirrors is how many mirrors ovs-vswitchd makes on a bridge; others are only mentioned in its log.
 const maxMirrors = 32
 
 // mirrors is the kind ovs.mirror.
 type mirrors struct{}
 
-// reads has all mirrors, because the database does not keep their names apart, and the names of all ports.
+// reads returns all mirrors, because the database allows duplicate names, and the names of all ports.
 func (mirrors) reads() []reading {
 	return []reading{
 		bridgeRows,
@@ -34,7 +34,7 @@ func (mirrors) reads() []reading {
 }
 
 func (mirrors) list(v *view) ([]sighting, error) {
-	var lost error // a reference that leads nowhere: no database in order has one
+	var lost error // a reference that leads nowhere, which no intact database has
 	names := func(uuids ...string) []string {
 		var ports []string
 		for _, uuid := range uuids {
@@ -118,8 +118,8 @@ func (v *view) mirror(id string) *vswitch.Mirror {
 	return find(v, func(m *vswitch.Mirror) bool { return v.mirrorID(m) == id })
 }
 
-// mirrorID returns the name of a mirror, or its UUID when the name does not tell it from others. One with a mark keeps
-// its name whatever those without are called.
+// mirrorID returns the name of a mirror, or its UUID when the name is not unique. A marked mirror keeps its name,
+// whatever the names of unmarked ones.
 func (v *view) mirrorID(m *vswitch.Mirror) string {
 	isMarked := func(m *vswitch.Mirror) bool { return m.ExternalIDs[providers.MarkKey] != "" }
 	namesake := find(v, func(o *vswitch.Mirror) bool {
@@ -131,12 +131,12 @@ func (v *view) mirrorID(m *vswitch.Mirror) string {
 	return m.Name
 }
 
-// mirrored returns the bridge that a mirror is of.
+// mirrored returns the bridge that a mirror belongs to.
 func (v *view) mirrored(m *vswitch.Mirror) *vswitch.Bridge {
 	return find(v, func(b *vswitch.Bridge) bool { return slices.Contains(b.Mirrors, m.UUID) })
 }
 
-// wantedMirror returns the row of a mirror as wanted, and its bridge.
+// wantedMirror returns the desired row of a mirror, and its bridge.
 func wantedMirror(v *view, c *change, want schema.Object, mark providers.Mark) (*vswitch.Mirror, *vswitch.Bridge, error) {
 	var s spec.Mirror
 	if err := read(want, &s); err != nil {
@@ -169,8 +169,8 @@ func wantedMirror(v *view, c *change, want schema.Object, mark providers.Mark) (
 	return m, b, nil
 }
 
-// needs returns the UUIDs of ports of a bridge and guards that they stay: the database would leave one that is gone out
-// of the mirror without a word.
+// needs returns the UUIDs of ports of a bridge and guards that they stay: the database would silently leave a missing
+// one out of the mirror.
 func (c *change) needs(v *view, b *vswitch.Bridge, ports ...string) ([]string, error) {
 	var uuids []string
 	for _, name := range ports {

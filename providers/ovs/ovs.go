@@ -1,33 +1,33 @@
-// Package ovs is the provider of Open vSwitch on one node, through the node's OVSDB: its bridges and what hangs on them.
+// Package ovs is the provider of Open vSwitch on one node, through the node's OVSDB: its bridges and what is attached to them.
 //
-// Each kind is a noun, in a file of its own. A noun declares the tables that it reads, tells its things from their rows
-// and says what a change of one is made of; kind.go makes the four verbs of the contract from that, the same for all.
+// Each kind is a noun, in a file of its own. A noun declares the tables that it reads, reads its things from their rows
+// and says what a change of one consists of; kind.go implements the four verbs of the contract with that, the same for all.
 //
 // # How a change is made
 //
 // Every verb reads first, checks what it saw against the version token and the mark of the call, and then sends one
-// transaction. The transaction waits, without patience, for each row still being as it was read, so what somebody else
-// changed in between makes the whole of it fail with Conflict: no change is lost, in either direction. It also counts
-// next_cfg up. A verb succeeds once ovs-vswitchd has counted cur_cfg up to that number and the interface has a port
-// number and no error; the database having taken the change is not enough.
+// transaction. The transaction waits, with timeout 0, for each row to be as it was read, so a change by somebody else
+// in between makes all of it fail with Conflict: no change is lost, in either direction. It also increments next_cfg. A
+// verb succeeds once ovs-vswitchd has raised cur_cfg to that number and the interface has a port number and no error;
+// it is not enough that the database has accepted the change.
 //
 // # What is read
 //
-// Observations are one transaction of selects: one atomic picture of the database as it is now, or an error. There is
-// no replica that could be old after a connection was lost. The only thing monitored is cur_cfg, to be woken by it.
+// Observations are one transaction of selects: one atomic snapshot of the current database, or an error. There is no
+// replica that could be outdated after a connection was lost. Only cur_cfg is monitored, as a wake-up signal.
 //
-// # Who is at work
+// # Fencing
 //
-// The epoch of the holder of the site lock lies in external_ids of the one row of Open_vSwitch. A new holder stores his
-// before he looks, durably; every change is guarded by that row, so that a holder who was replaced without knowing it
+// The epoch of the holder of the site lock is in external_ids of the only row of Open_vSwitch. A new holder durably
+// stores its own before it observes; every change is guarded by that row, so that a holder that was replaced without knowing it
 // changes nothing any more.
 //
-// # When it is away
+// # When it is unavailable
 //
 // A server that cannot be reached, or does not answer, makes the provider's Health bad, and runs wait until it is back. Any
-// answer makes that good again, whatever it says. So does an ovs-vswitchd that is asked for a configuration (next_cfg) and for
-// half of Options.Settle has taken none (cur_cfg), until it takes one: the database answers all the while, and shows as
-// pending what nobody brings about.
+// answer makes that good again, whatever it says. An ovs-vswitchd that owes a configuration (next_cfg) and has applied none
+// (cur_cfg) for half of Options.Settle also makes it bad, until it applies one: the database keeps answering, and shows as
+// pending what is not being carried out.
 //
 // # What is ours
 //
@@ -50,20 +50,20 @@ import (
 	"converge.dev/converge/providers"
 )
 
-// DefaultEndpoint is where ovsdb-server listens unless it is told otherwise.
+// DefaultEndpoint is where ovsdb-server listens by default.
 const DefaultEndpoint = "unix:/run/openvswitch/db.sock"
 
-// DefaultSettle is how long a change may take unless the options say otherwise.
+// DefaultSettle is how long a change may take by default.
 const DefaultSettle = 10 * time.Second
 
-// nouns are the kinds that are served: one line per kind.
+// nouns are the served kinds, one line per kind.
 var nouns = map[string]noun{
 	"ovs.bridge": bridges{},
 	"ovs.mirror": mirrors{},
 	"ovs.port":   ports{},
 }
 
-// Options say which Open vSwitch is served, and for whom.
+// Options say which Open vSwitch is served, and for which site.
 type Options struct {
 	Endpoint string        // unix:PATH or ssl:HOST:PORT; empty: DefaultEndpoint
 	TLS      *tls.Config   // required for ssl
@@ -100,7 +100,7 @@ func Open(ctx context.Context, o Options) (*providers.Provider, error) {
 	if _, err := d.connect(ctx); err != nil {
 		return nil, fmt.Errorf("ovs: %w", err)
 	}
-	// What every kind has because all of them are changed by one guarded transaction each.
+	// All kinds have these, because each change is one guarded transaction.
 	traits := providers.Traits{
 		ID: "{name}", Mark: true,
 		Create: providers.Conditional, Update: providers.Versioned, Delete: providers.Versioned,

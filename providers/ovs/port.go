@@ -13,13 +13,13 @@ import (
 	"github.com/ovn-org/libovsdb/ovsdb"
 )
 
-// portSettings and interfaceSettings are the columns of Port and Interface that a spec holds.
+// portSettings and interfaceSettings are the columns of Port and Interface that are in a spec.
 var (
 	portSettings      = []string{"external_ids", "other_config", "protected", "tag", "trunks", "vlan_mode"}
 	interfaceSettings = []string{"external_ids", "mac", "mtu_request", "ofport_request", "options", "other_config", "type"}
 )
 
-// portExtras and interfaceExtras are the columns in which others set what a spec does not hold; a port is not deleted
+// portExtras and interfaceExtras are the columns with which others set what is not in a spec; a port is not deleted
 // while they are set.
 var (
 	portExtras      = []string{"cvlans", "fake_bridge", "lacp", "mac", "qos"}
@@ -32,7 +32,7 @@ var (
 // ports is the kind ovs.port.
 type ports struct{}
 
-// portRows and interfaceRows are the ports that are looked at and their interfaces, which have the same names.
+// portRows and interfaceRows read the requested ports and their interfaces, which have the same names.
 var (
 	portRows = reading{
 		table: vswitch.PortTable, row: &vswitch.Port{}, named: true,
@@ -44,7 +44,7 @@ var (
 	}
 )
 
-// selections are where mirrors refer to ports.
+// selections reads where mirrors refer to ports.
 var selections = reading{
 	table: vswitch.MirrorTable, row: &vswitch.Mirror{},
 	columns: []string{"name", "output_port", "select_dst_port", "select_src_port"},
@@ -58,7 +58,7 @@ func (ports) list(v *view) ([]sighting, error) {
 		for _, uuid := range b.Ports {
 			p := row[vswitch.Port](v, uuid)
 			if p == nil || p.Name == b.Name {
-				continue // it is not looked at, or it is the local port, which is a part of the bridge
+				continue // it was not requested, or it is the local port, which is a part of the bridge
 			}
 			ids, mark := unmarked(p.ExternalIDs)
 			o, status := spec.Port{
@@ -127,7 +127,7 @@ func (ports) update(v *view, c *change, name string, want schema.Object, mark pr
 	return nil
 }
 
-// remove refuses whenever something would go that the spec of the port does not hold, so that a delete can be undone.
+// remove refuses to delete anything that is not in the spec of the port, so that a delete can be undone.
 func (ports) remove(_ context.Context, v *view, c *change, name string) error {
 	p := v.port(name)
 	i := v.interfaceOf(p)
@@ -140,7 +140,7 @@ func (ports) remove(_ context.Context, v *view, c *change, name string) error {
 	if len(extras) > 0 {
 		return refuse(providers.Invalid, "others have set %s on port %s, which would be lost", strings.Join(extras, ", "), name)
 	}
-	// The database takes a port that goes out of every mirror without a word.
+	// The database silently removes a deleted port from every mirror.
 	b := v.bridgeOf(p)
 	c.unchanged(vswitch.BridgeTable, b.UUID, b, "mirrors")
 	for m := range all[vswitch.Mirror](v) {
@@ -163,7 +163,7 @@ func (v *view) bridgeOf(p *vswitch.Port) *vswitch.Bridge {
 	return find(v, func(b *vswitch.Bridge) bool { return slices.Contains(b.Ports, p.UUID) })
 }
 
-// interfaceOf returns the one interface of a port that has its name; nil for a bond, and for no port.
+// interfaceOf returns the only interface of a port, which has its name; nil for a bond, and for no port.
 func (v *view) interfaceOf(p *vswitch.Port) *vswitch.Interface {
 	if p == nil || len(p.Interfaces) != 1 {
 		return nil
@@ -175,7 +175,7 @@ func (v *view) interfaceOf(p *vswitch.Port) *vswitch.Interface {
 	return i
 }
 
-// phaseOf tells how far ovs-vswitchd is with an interface; what has none is ready.
+// phaseOf returns how far ovs-vswitchd is with an interface; without one the phase is ready.
 func phaseOf(i *vswitch.Interface) (providers.Phase, string) {
 	switch {
 	case i == nil:
@@ -208,8 +208,8 @@ func (c *change) claim(v *view, name string) error {
 	return nil
 }
 
-// wantedPort returns the rows of a port as wanted, and the name of its bridge. What cannot change is taken from the
-// interface that it had where the spec does not say it.
+// wantedPort returns the desired rows of a port, and the name of its bridge. What cannot change is taken from its
+// existing interface where the spec does not state it.
 func wantedPort(want schema.Object, mark providers.Mark, had *vswitch.Interface) (*vswitch.Port, *vswitch.Interface, string, error) {
 	var s spec.Port
 	if err := read(want, &s); err != nil {

@@ -18,10 +18,10 @@ import (
 	"converge.dev/converge/providers/wire/wirepb"
 )
 
-// maxMessage is the largest message that is taken: a page, whose last thing may be large.
+// maxMessage is the largest accepted message: a page, whose last thing may be large.
 const maxMessage = 64 << 20
 
-// askedAtOnce is how many ids one call asks for.
+// askedAtOnce is the maximum number of ids in one call.
 const askedAtOnce = 10_000
 
 // Connect returns the providers that the other side of conn serves. Closing them does not close conn. It fails when a provider
@@ -50,7 +50,7 @@ func Connect(ctx context.Context, conn grpc.ClientConnInterface) ([]*providers.P
 	return ps, nil
 }
 
-// beside adds the calls that are the provider's and not a kind's.
+// beside adds the calls that belong to the provider and not to a kind.
 func beside(p *providers.Provider, stub wirepb.ProvidersClient, d *wirepb.Provider) {
 	which := &wirepb.Which{Scope: d.GetScope(), Name: d.GetName()}
 	if d.GetFences() {
@@ -82,7 +82,7 @@ func beside(p *providers.Provider, stub wirepb.ProvidersClient, d *wirepb.Provid
 	}
 }
 
-// onTheWay is the error of a call of which the provider says nothing.
+// onTheWay returns the error of a call that the provider did not answer.
 func onTheWay(err error) error {
 	s := status.Convert(err)
 	lost := &said{words: s.Message()}
@@ -95,7 +95,7 @@ func onTheWay(err error) error {
 	return lost
 }
 
-// toldOrLost is the error of a call that is not a kind's; nil for nil.
+// toldOrLost returns the error of a call that does not belong to a kind; nil for nil.
 func toldOrLost(err error) error {
 	if err == nil {
 		return nil
@@ -112,20 +112,20 @@ type remote struct {
 	at   *wirepb.Where
 }
 
-// observeError is the error of an observation. One that failed on the way may be made again.
+// observeError returns the error of an observation. One that failed on the way may be repeated.
 func (r *remote) observeError(err error) error {
 	if f, ok := failureOf(err); ok {
 		return decodeFailure(f)
 	}
 	class := providers.Transient
 	switch status.Code(err) {
-	case codes.NotFound, codes.Unimplemented: // it is not served any more
+	case codes.NotFound, codes.Unimplemented: // it is no longer served
 		class = providers.Unsupported
 	}
 	return &providers.Error{Op: "observe", Kind: r.at.GetKind(), Class: class, Code: status.Code(err).String(), Err: onTheWay(err)}
 }
 
-// pages yields what a stream of pages brings.
+// pages yields the things of a stream of pages.
 func (r *remote) pages(stream grpc.ServerStreamingClient[wirepb.Things], err error) iter.Seq2[providers.Thing, error] {
 	return func(yield func(providers.Thing, error) bool) {
 		for err == nil {
@@ -153,7 +153,7 @@ var reading = []grpc.CallOption{grpc.UseCompressor(gzip.Name), grpc.MaxCallRecvM
 // List implements [providers.Kind].
 func (r *remote) List(ctx context.Context) iter.Seq2[providers.Thing, error] {
 	return func(yield func(providers.Thing, error) bool) {
-		ctx, cancel := context.WithCancel(ctx) // a list that is left early ends over there as well
+		ctx, cancel := context.WithCancel(ctx) // a list that is left early also ends on the other side
 		defer cancel()
 		stream, err := r.stub.List(ctx, &wirepb.ListRequest{Where: r.at}, reading...)
 		r.pages(stream, err)(yield)

@@ -18,14 +18,14 @@ import (
 	"converge.dev/converge/providers/wire/wirepb"
 )
 
-// A page of things ends when it has this many of them, or bytes.
+// A page of things ends when it has this many things or bytes.
 const (
 	pageThings = 1000
 	pageBytes  = 1 << 20
 )
 
-// Serve offers providers to whoever connects to r. A panic of one of them is an error for the caller and goes on the log, without
-// its words, which may hold a secret. The providers are not closed.
+// Serve offers providers to the clients of r. A panic of one of them is an error for the caller and is logged, without its text,
+// which may contain a secret. The providers are not closed.
 func Serve(r grpc.ServiceRegistrar, log *slog.Logger, ps ...*providers.Provider) error {
 	set, err := providers.NewSet(ps...)
 	if err != nil {
@@ -39,7 +39,7 @@ type server struct {
 	wirepb.UnimplementedProvidersServer
 	set  *providers.Set
 	log  *slog.Logger
-	keys keyed.Mutex // of changes: an attempt that was given up over there may go on here
+	keys keyed.Mutex // of changes: an attempt that the client gave up may still run here
 }
 
 func (s *server) Describe(context.Context, *wirepb.DescribeRequest) (*wirepb.DescribeResponse, error) {
@@ -188,10 +188,10 @@ func (s *server) Delete(ctx context.Context, r *wirepb.CallRequest) (*wirepb.Del
 	return &wirepb.DeleteResponse{}, err
 }
 
-// errNoSuch answers a call that Describe does not promise.
+// errNoSuch is the error of a call that Describe does not offer.
 var errNoSuch = errors.New("the provider has no such call")
 
-// ask makes one of the calls that are the provider's and not a kind's.
+// ask makes one of the calls that belong to the provider and not to a kind.
 func ask[T any](s *server, which *wirepb.Which, of func(*providers.Provider) func() (T, error)) (answer T, err error) {
 	defer s.guard(&wirepb.Failure{}, &err)
 	for _, p := range s.set.All() {

@@ -1,9 +1,9 @@
-// Package wire carries the contract of package providers between two processes, over gRPC: [Serve] offers the providers of one,
-// [Connect] returns them to the other, as providers that are none the less under all the laws of the contract.
+// Package wire carries the contract of package providers between two processes, over gRPC: [Serve] offers the providers of one
+// process, and [Connect] returns them in the other, as providers that obey all laws of the contract.
 //
-// What travels is the contract's own data, see providers.proto; the kinds of a provider are not repeated there. A list travels
-// in pages, compressed; one that breaks off is an error, never a shorter list. A change that breaks off has an unknown outcome.
-// Secrets that a call sets travel as they are: what carries the wire keeps them from others.
+// Messages contain the contract's own data, see providers.proto; the kinds of a provider are not repeated there. A list is sent
+// in compressed pages; an interrupted one is an error, never a shorter list. An interrupted change has an unknown outcome.
+// Secrets that a call sets are sent in clear: the transport must keep them from others.
 package wire
 
 import (
@@ -22,7 +22,7 @@ import (
 	"converge.dev/converge/schema"
 )
 
-// encodeObject returns an object as JSON; nil, which is none, as nothing.
+// encodeObject returns an object as JSON; nil, which means none, as nil.
 func encodeObject(o schema.Object) ([]byte, error) {
 	if o == nil {
 		return nil, nil
@@ -37,7 +37,7 @@ func decodeObject(b []byte) (o schema.Object, err error) {
 	return o, json.Unmarshal(b, &o)
 }
 
-// encodeRef returns the text of a ref; the zero ref is none, and empty.
+// encodeRef returns the text of a ref; empty for the zero ref, which means none.
 func encodeRef(r schema.Ref) string {
 	if r.IsZero() {
 		return ""
@@ -109,14 +109,14 @@ func decodeCall(c *wirepb.CallRequest) (providers.Call, error) {
 	}, errors.Join(rerr, werr, herr, merr)
 }
 
-// statusCodes are what tells those of an error who read nothing else of it, such as a proxy.
+// statusCodes are for those that read nothing else of an error, such as a proxy.
 var statusCodes = map[providers.Class]codes.Code{
 	providers.Transient: codes.Unavailable, providers.Busy: codes.FailedPrecondition, providers.Conflict: codes.Aborted,
 	providers.Exists: codes.AlreadyExists, providers.Absent: codes.NotFound, providers.Denied: codes.PermissionDenied,
 	providers.Invalid: codes.InvalidArgument, providers.Unsupported: codes.Unimplemented,
 }
 
-// encodeFailure returns what travels of an error; nil of nil.
+// encodeFailure returns the message of an error; nil for nil.
 func encodeFailure(err error) *wirepb.Failure {
 	if err == nil {
 		return nil
@@ -142,7 +142,7 @@ func encodeFailure(err error) *wirepb.Failure {
 	return f
 }
 
-// statusOf is the status that carries a failure.
+// statusOf returns the status that carries a failure.
 func statusOf(f *wirepb.Failure) error {
 	code, ok := statusCodes[providers.Class(f.GetClass())]
 	if !ok {
@@ -155,10 +155,10 @@ func statusOf(f *wirepb.Failure) error {
 	return s.Err()
 }
 
-// A said error has the words of an error on the other side, and is what that was.
+// A said error has the text of an error on the other side, and wraps its sentinel.
 type said struct {
 	words string
-	is    error // a sentinel, or a type that somebody looks for; nil: none
+	is    error // a sentinel, or an error of a type that callers test for; nil: none
 }
 
 func (s *said) Error() string { return s.words }
@@ -189,7 +189,7 @@ func decodeFailure(f *wirepb.Failure) error {
 	return &providers.Error{Op: f.GetOp(), Ref: ref, Kind: f.GetKind(), Class: providers.Class(f.GetClass()), Code: f.GetCode(), Err: cause}
 }
 
-// failureOf returns what failed at the provider; ok is false when the call failed on the way.
+// failureOf returns the failure at the provider; ok is false when the call failed on the way.
 func failureOf(err error) (f *wirepb.Failure, ok bool) {
 	for _, d := range status.Convert(err).Details() {
 		if f, ok = d.(*wirepb.Failure); ok {

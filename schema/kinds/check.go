@@ -15,7 +15,7 @@ import (
 	"converge.dev/converge/schema/internal/canonical"
 )
 
-// types is a set of types of JSON values, as they stand in a [schema.Object].
+// types is a set of types of JSON values, as in a [schema.Object].
 type types uint8
 
 const (
@@ -63,15 +63,15 @@ func typesOf(k cue.Kind) (t types) {
 	return t
 }
 
-// A check is what a value must be: of one of some types, and accepted by all tests.
+// A check says what a value must be: of one of some types, and accepted by all tests.
 type check struct {
-	name  string // of the definition that it was compiled from; empty for what has no name
+	name  string // of the definition that it was compiled from; empty when that has no name
 	doc   string // of that definition
 	types types
 	tests []test
 }
 
-// A test accepts or refuses a value of the type that it is for; what it is not for it accepts. An object fills in
+// A test accepts or refuses a value of the type that it applies to; it accepts values of other types. An object fills in
 // defaults.
 type test interface {
 	accepts(v any) bool
@@ -89,7 +89,7 @@ func (c *check) accepts(v any) bool {
 	return true
 }
 
-// object returns the test of the fields, nil when the check has none.
+// object returns the test of the fields; nil when the check has none.
 func (c *check) object() *object {
 	for _, t := range c.tests {
 		if o, ok := t.(*object); ok {
@@ -99,7 +99,7 @@ func (c *check) object() *object {
 	return nil
 }
 
-// flatten lists the tests of a check and of the checks in it.
+// flatten lists the tests of a check and of the checks within it.
 func flatten(c *check) (tests []test) {
 	for _, t := range c.tests {
 		if part, ok := t.(*check); ok {
@@ -111,7 +111,7 @@ func flatten(c *check) (tests []test) {
 	return tests
 }
 
-// An enum is the constants that a value may be.
+// An enum lists the constants that a value may be.
 type enum struct{ values []any }
 
 func (e *enum) accepts(v any) bool {
@@ -122,7 +122,7 @@ func (e *enum) accepts(v any) bool {
 	return slices.Contains(e.values, v)
 }
 
-// A not is the constant that a value may not be.
+// A not is a constant that a value may not be.
 type not struct{ value any }
 
 func (n not) accepts(v any) bool {
@@ -151,12 +151,12 @@ func (b bound) accepts(v any) bool {
 	}
 }
 
-// A pattern is what a text must contain, or must not.
+// A pattern is what a text must, or must not, match.
 type pattern struct {
 	text string // a regular expression
 	not  bool
 	once sync.Once
-	re   *regexp.Regexp // made when it is first asked for
+	re   *regexp.Regexp // compiled when first needed
 }
 
 func (p *pattern) regexp() *regexp.Regexp {
@@ -169,10 +169,10 @@ func (p *pattern) accepts(v any) bool {
 	return !ok || p.regexp().MatchString(s) != p.not
 }
 
-// A size limits how many characters a text has, how many elements a list, how many fields a struct.
+// A size limits the number of characters of a text, elements of a list, or fields of a struct.
 type size struct {
 	of       string // the function in CUE
-	min, max int    // max is negative when there is none
+	min, max int    // max is negative when there is no maximum
 }
 
 func (s *size) accepts(v any) bool {
@@ -190,7 +190,7 @@ func (s *size) accepts(v any) bool {
 	return n >= s.min && (s.max < 0 || n <= s.max)
 }
 
-// unique refuses lists that hold a value twice.
+// unique refuses lists that contain a value twice.
 type unique struct{}
 
 func (unique) accepts(v any) bool {
@@ -198,10 +198,10 @@ func (unique) accepts(v any) bool {
 	return repeated(l) < 0
 }
 
-// jsonText stands for a list or an object where a text could be too.
+// jsonText is the text of a list or an object, distinct from a string value.
 type jsonText string
 
-// repeated returns the index of the first element that is there before too, or -1.
+// repeated returns the index of the first element that repeats an earlier one, or -1.
 func repeated(l []any) int {
 	seen := make(map[any]bool, len(l))
 	for i, e := range l {
@@ -216,14 +216,14 @@ func repeated(l []any) int {
 	return -1
 }
 
-// An anyOf accepts what one of its checks accepts.
+// An anyOf accepts what any of its checks accepts.
 type anyOf struct{ checks []*check }
 
 func (a *anyOf) accepts(v any) bool {
 	return slices.ContainsFunc(a.checks, func(c *check) bool { return c.accepts(v) })
 }
 
-// A list is what its elements must be, and how many there are at least.
+// A list says what its elements must be, and how many there must be at least.
 type list struct {
 	elem *check
 	min  int
@@ -245,7 +245,7 @@ func (l *list) accepts(v any) bool {
 	return true
 }
 
-// An object is what the fields of a struct must be.
+// An object says what the fields of a struct must be.
 type object struct {
 	members  []*member // sorted by name
 	patterns []keyed
@@ -259,12 +259,12 @@ type member struct {
 	check    *check
 	required bool
 	computed bool // refused in a document
-	secret   bool // its value is not to be shown
-	filled   bool // a field that is left out becomes fill
+	secret   bool // its value must not be shown
+	filled   bool // an absent field becomes fill
 	fill     any
 }
 
-// A keyed is what the values under names that fit a pattern must be.
+// A keyed says what the values under names that match a pattern must be.
 type keyed struct{ key, value *check }
 
 func (o *object) add(m *member) {
@@ -272,7 +272,7 @@ func (o *object) add(m *member) {
 	slices.SortFunc(o.members, func(a, b *member) int { return strings.Compare(a.name, b.name) })
 }
 
-// field returns the field of a name, nil when there is none.
+// field returns the field with a name; nil when there is none.
 func (o *object) field(name string) *member {
 	i, ok := slices.BinarySearchFunc(o.members, name, func(m *member, n string) int { return strings.Compare(m.name, n) })
 	if !ok {
@@ -315,7 +315,7 @@ func (o *object) accepts(v any) bool {
 	return true
 }
 
-// acceptsFree tests a field whose name the definition does not give.
+// acceptsFree tests a field whose name the definition does not declare.
 func (o *object) acceptsFree(name string, v any) bool {
 	known := o.open
 	for _, p := range o.patterns {
@@ -338,7 +338,7 @@ func compareNumbers(a, b any) int {
 	return number(a).Cmp(number(b))
 }
 
-// number returns an int64 or float64 without loss.
+// number converts an int64 or float64 without loss.
 func number(v any) *big.Float {
 	if n, ok := v.(int64); ok {
 		return new(big.Float).SetInt64(n)

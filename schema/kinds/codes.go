@@ -5,7 +5,7 @@ import (
 	"strings"
 )
 
-// Codes of what the schema refuses. They are stable: tests, filters and `converge explain CODE` name them.
+// Codes of the problems that the schema refuses. They are stable: tests, filters and `converge explain CODE` name them.
 const (
 	codeUnknownField    = "CV1001"
 	codeMissingField    = "CV1002"
@@ -22,7 +22,7 @@ const (
 	codeSchema          = "CV1013"
 )
 
-// shapes gives the constant summary of each code of the schema.
+// shapes holds the constant summary of each code of the schema.
 var shapes = map[string]string{
 	codeUnknownField:    "Unknown field",
 	codeMissingField:    "Required field is missing",
@@ -39,7 +39,7 @@ var shapes = map[string]string{
 	codeSchema:          "Value is refused by the schema",
 }
 
-// remedies says of each code what must be so.
+// remedies holds, for each code, what must be so.
 var remedies = map[string]string{
 	codeUnknownField:    "A field is one that the schema has. converge schema KIND lists them.",
 	codeMissingField:    "A field that the schema requires is there. converge schema KIND says which those are.",
@@ -56,7 +56,7 @@ var remedies = map[string]string{
 	codeSchema:          "A value fits the schema also where only CUE can tell. The detail is what CUE says.",
 }
 
-// A Code is what the problems have in common that bear it.
+// A Code describes what the problems with that code have in common.
 type Code struct {
 	Code    string
 	Summary string // what is wrong
@@ -75,7 +75,7 @@ func Codes() []Code {
 
 // A Problem is one thing in a document that the schema refuses.
 type Problem struct {
-	Path    []string // below the resource, or below the document for its head; elements of lists by their index
+	Path    []string // within the resource, or within the document for its head; elements of lists by their index
 	Code    string
 	Summary string // constant per code
 	Detail  string // full sentences

@@ -10,20 +10,20 @@ import (
 	"cuelang.org/go/cue/ast"
 )
 
-// A compiler turns CUE values into checks. What it does not understand it notes and leaves out: the check then asks for
+// A compiler turns CUE values into checks. It records and leaves out what it does not understand: the check then requires
 // less than CUE does, and the kind is left to CUE.
 type compiler struct {
 	m       *module
 	named   map[string]*check   // by definition: each is compiled once and shared
 	opaque  map[string][]string // by definition: what was not understood in it
-	unknown []string            // what was not understood in the value at hand
+	unknown []string            // what was not understood in the current value
 	members map[written]*member // fields that several structs embed are compiled once
 	syntax  *syntax
 	depth   int
-	lost    bool // the library has lost track of which structs are closed; all of ours are, but for those with "..."
+	lost    bool // the library has lost track of which structs are closed; all of ours are, except those with "..."
 }
 
-// A written is a field as it stands in a source, and whether the library has lost track of what is closed.
+// A written is a field as written in a source, and whether the library has lost track of what is closed.
 type written struct {
 	field *ast.Field
 	lost  bool
@@ -36,7 +36,7 @@ func newCompiler(m *module) *compiler {
 // basics are the names of CUE's types that limit nothing but the type.
 var basics = map[string]types{"string": isString, "int": isInt, "bool": isBool, "number": isInt | isFloat, "_": anything}
 
-// kind compiles the definition v of a kind and tells what in it only CUE can judge.
+// kind compiles the definition v of a kind and records what in it only CUE can check.
 func (c *compiler) kind(k *kind, v cue.Value) {
 	c.unknown, c.lost = nil, !v.IsClosedRecursively()
 	if n := v.Source(); n == nil {
@@ -50,12 +50,12 @@ func (c *compiler) kind(k *kind, v cue.Value) {
 	k.opaque = slices.Compact(slices.Sorted(slices.Values(c.unknown)))
 }
 
-// misses notes a construct of v that was not understood.
+// misses records a construct of v that was not understood.
 func (c *compiler) misses(v cue.Value, what string) {
 	c.unknown = append(c.unknown, fmt.Sprintf("%s: %s", file(v), what))
 }
 
-// value compiles any value. A value that is nothing but the name of a definition gives the check of that definition.
+// value compiles any value. A value that is only the name of a definition compiles to the check of that definition.
 func (c *compiler) value(v cue.Value) *check {
 	name, ok := c.m.named(v)
 	if !ok {
@@ -73,7 +73,7 @@ func (c *compiler) definition(name string) *check {
 	d := c.m.definition(name)
 	outer, lost := c.unknown, c.lost
 	c.unknown, c.lost = nil, false
-	// A definition that refers to itself finds this while it is compiled.
+	// A definition that refers to itself finds this entry while it is compiled.
 	c.named[name], c.opaque[name] = &check{types: anything}, []string{fmt.Sprintf("%s: %s refers to itself", file(d), name)}
 	done := c.inline(d)
 	if done.name == "" {
@@ -84,7 +84,7 @@ func (c *compiler) definition(name string) *check {
 	return done
 }
 
-const maxNesting = 64 // expressions within each other; more is a circle
+const maxNesting = 64 // nested expressions; more means a cycle
 
 func (c *compiler) inline(v cue.Value) *check {
 	c.depth++
@@ -95,7 +95,7 @@ func (c *compiler) inline(v cue.Value) *check {
 	}
 	switch k := kindOf(v); k {
 	case cue.StructKind:
-		if v.IncompleteKind() == cue.BottomKind { // a least number of fields, perhaps: the struct is there, but is no longer closed
+		if v.IncompleteKind() == cue.BottomKind { // perhaps a minimum number of fields: the struct is there, but no longer closed
 			defer func(lost bool) { c.lost = lost }(c.lost)
 			c.lost = true
 		}
@@ -107,7 +107,7 @@ func (c *compiler) inline(v cue.Value) *check {
 	}
 }
 
-// scalar compiles what is neither a struct nor a list, or may be several things.
+// scalar compiles a value that is neither a struct nor a list, or may be of several types.
 func (c *compiler) scalar(v cue.Value, t types) *check {
 	if t == 0 {
 		c.misses(v, "no value is allowed")
@@ -119,7 +119,7 @@ func (c *compiler) scalar(v cue.Value, t types) *check {
 		return &check{types: t}
 	}
 	op, args := v.Expr()
-	if op == cue.NoOp && v.Source() == nil && basics[fmt.Sprint(v)] == t { // made by the library itself
+	if op == cue.NoOp && v.Source() == nil && basics[fmt.Sprint(v)] == t { // created by the library itself
 		return &check{types: t}
 	}
 	switch op {
@@ -160,7 +160,7 @@ func (c *compiler) scalar(v cue.Value, t types) *check {
 	return &check{types: t}
 }
 
-// either compiles a disjunction: an enumeration when all are constants.
+// either compiles a disjunction: to an enumeration when all terms are constants.
 func (c *compiler) either(v cue.Value, args []cue.Value) test {
 	all := &enum{}
 	for _, a := range args {
@@ -175,7 +175,7 @@ func (c *compiler) either(v cue.Value, args []cue.Value) test {
 	for _, a := range args {
 		part := c.value(a)
 		inner := part.types & (isObject | isList)
-		if nested&inner != 0 || inner != 0 && part.name == "" { // CUE must then tell which of them is meant, and may find that it cannot
+		if nested&inner != 0 || inner != 0 && part.name == "" { // CUE must then decide which of them is meant, and may find that it cannot
 			c.misses(v, "a choice of structs or lists")
 		}
 		nested |= inner

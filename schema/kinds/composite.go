@@ -8,7 +8,7 @@ import (
 	"cuelang.org/go/cue/token"
 )
 
-// object compiles the fields of a struct, all but those to skip.
+// object compiles the fields of a struct, except those to skip.
 func (c *compiler) object(v cue.Value, skip func(name string) bool) *object {
 	o := &object{open: v.Allows(cue.AnyString)}
 	if c.lost && o.open {
@@ -41,14 +41,14 @@ func (c *compiler) object(v cue.Value, skip func(name string) bool) *object {
 	return o
 }
 
-// loosely compiles a value of which the library no longer knows that it is closed.
+// loosely compiles a value that the library no longer knows to be closed.
 func (c *compiler) loosely(v cue.Value) *check {
 	defer func(lost bool) { c.lost = lost }(c.lost)
 	c.lost = true
 	return c.value(v)
 }
 
-// ellipsis reports whether a struct says that it is open.
+// ellipsis reports whether a struct is declared open.
 func (c *compiler) ellipsis(v cue.Value) bool {
 	var parts []ast.Expr // of the conjunction, without calls
 	ast.Walk(expression(v), func(n ast.Node) bool {
@@ -78,7 +78,7 @@ func (c *compiler) ellipsis(v cue.Value) bool {
 	return true
 }
 
-// names compiles what the names must be under which v may stand, for [NAME]: v.
+// names compiles what the names must be under which v may occur, for [NAME]: v.
 func (c *compiler) names(sel cue.Selector, v cue.Value) *check {
 	if f, ok := v.Source().(*ast.Field); ok {
 		if l, ok := f.Label.(*ast.ListLit); ok && len(l.Elts) == 1 {
@@ -99,7 +99,7 @@ func (c *compiler) member(sel cue.Selector, t cue.SelectorType, f cue.Value) *me
 	m := c.members[key]
 	if m == nil {
 		m = c.newMember(sel, t, f)
-		if len(c.unknown) == before { // what was not understood must be noted each time
+		if len(c.unknown) == before { // what was not understood must be recorded each time
 			c.members[key] = m
 		}
 	}
@@ -133,7 +133,7 @@ func (c *compiler) newMember(sel cue.Selector, t cue.SelectorType, f cue.Value) 
 	return m
 }
 
-// defaultOf returns the value of a regular field that a document leaves out.
+// defaultOf returns the value that a regular field has when a document leaves it out.
 func (c *compiler) defaultOf(f cue.Value) (any, bool) {
 	d, ok := f.Default()
 	if !ok && !f.IsConcrete() || d.Validate(cue.Concrete(true)) != nil {
@@ -159,7 +159,7 @@ func (c *compiler) list(v cue.Value) *list {
 	} else {
 		l.elem = c.loosely(elem)
 	}
-	// Elements that must be there may ask for more than the others do.
+	// Required elements may have more constraints than the others.
 	for length := c.value(part.Len()); l.min < maxNesting && !length.accepts(int64(l.min)); l.min++ {
 		e := part.LookupPath(cue.MakePath(cue.Index(l.min)))
 		if e.Subsume(elem) != nil || elem.Subsume(e) != nil {

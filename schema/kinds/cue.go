@@ -20,7 +20,7 @@ func (m *module) definition(name string) cue.Value {
 	return m.cue.LookupPath(cue.MakePath(cue.Def(name)))
 }
 
-// dereference returns the definition of which v is the name, when it is nothing else; v otherwise.
+// dereference returns the definition that v names, when v is only a name; v otherwise.
 func (m *module) dereference(v cue.Value) cue.Value {
 	if name, ok := m.named(v); ok {
 		return m.definition(name)
@@ -28,7 +28,7 @@ func (m *module) dereference(v cue.Value) cue.Value {
 	return v
 }
 
-// named returns the name of the definition of the package that v is, when it is nothing else.
+// named returns the name of the definition of the package that v refers to, when v is only a name.
 func (m *module) named(v cue.Value) (string, bool) {
 	id, ok := expression(v).(*ast.Ident)
 	if !ok || !strings.HasPrefix(id.Name, "#") || !m.definition(id.Name).Exists() {
@@ -37,7 +37,7 @@ func (m *module) named(v cue.Value) (string, bool) {
 	return id.Name, true
 }
 
-// expression returns the source of v, nil when it has none or several.
+// expression returns the source of v; nil when it has none or several.
 func expression(v cue.Value) ast.Expr {
 	var x ast.Expr
 	switch n := v.Source().(type) {
@@ -55,7 +55,7 @@ func expression(v cue.Value) ast.Expr {
 	}
 }
 
-// fieldsOf lists the fields of a struct, optional ones too, sorted by name.
+// fieldsOf lists the fields of a struct, including optional ones, sorted by name.
 func fieldsOf(v cue.Value) iter.Seq2[cue.Selector, cue.Value] {
 	type field struct {
 		sel cue.Selector
@@ -76,7 +76,7 @@ func fieldsOf(v cue.Value) iter.Seq2[cue.Selector, cue.Value] {
 	}
 }
 
-// file returns the place where v is written, as FILE:LINE.
+// file returns the position of v in its source, as FILE:LINE.
 func file(v cue.Value) string {
 	p := v.Pos()
 	if !p.IsValid() {
@@ -85,7 +85,7 @@ func file(v cue.Value) string {
 	return fmt.Sprintf("%s:%d", p.Filename(), p.Line())
 }
 
-// explainCUE makes one error of all that a CUE error holds, each with its place.
+// explainCUE combines all errors within a CUE error into one, each with its position.
 func explainCUE(err error) error {
 	if err == nil {
 		return nil
@@ -135,7 +135,7 @@ func doc(v cue.Value) string {
 	return strings.Join(strings.Fields(strings.Join(groups, " ")), " ")
 }
 
-// kindOf returns what v may be, also when that depends on values that are not there yet.
+// kindOf returns what v may be, even when that depends on values that are not there yet.
 func kindOf(v cue.Value) cue.Kind {
 	k := v.IncompleteKind()
 	if k != cue.BottomKind || v.Validate() != nil {
@@ -154,8 +154,8 @@ func kindOf(v cue.Value) cue.Kind {
 	return k
 }
 
-// elements returns the list that v is or has among its parts, and what its elements must be beyond those that must be
-// there. A least number of elements hides the list until there are as many; the list is one of the parts then.
+// elements returns the list that v is or has among its parts, and what its elements beyond the required ones must be. A
+// minimum number of elements hides the list until there are enough; the list is then one of the parts.
 func elements(v cue.Value) (part, elem cue.Value) {
 	any := cue.MakePath(cue.AnyIndex)
 	if v.IncompleteKind() == cue.ListKind {

@@ -10,7 +10,7 @@ import (
 	"converge.dev/converge/schema/internal/message"
 )
 
-// onNode is how the part of a node begins.
+// onNode matches the beginning of the part of a node.
 var onNode = regexp.MustCompile(`^nodes: "[^"]*": `)
 
 // Example returns the part of [schema.Example] that has the resources of a kind, as CUE; empty when there is none.
@@ -32,9 +32,8 @@ func Example(kind *schema.Kind) string {
 	return ""
 }
 
-// Describe explains one kind to people: what it is, where it lives, what its names look like, and each field with what
-// it takes, what it becomes when left out, and what a change does. An error names the kinds when there is none of that
-// name.
+// Describe explains one kind to people: what it is, where it belongs, what its names look like, and each field with
+// what it accepts, its default, and what a change does. The error for an unknown kind lists the existing ones.
 func (s *Schema) Describe(name string) (string, error) {
 	k := s.kinds[name]
 	if k == nil {
@@ -65,7 +64,7 @@ func (s *Schema) Describe(name string) (string, error) {
 	return d.String(), nil
 }
 
-// A description is text in the making.
+// A description is a text being written.
 type description struct{ strings.Builder }
 
 const width = 100 // of a line
@@ -75,10 +74,10 @@ func (d *description) line(indent int, format string, args ...any) {
 	d.WriteString(strings.TrimRight(text, " ") + "\n")
 }
 
-// wrap writes text in lines that are not too long, each indented.
+// wrap writes text in lines of limited length, each indented.
 func (d *description) wrap(indent int, text string) { d.hang("", indent, text) }
 
-// hang writes text after a head, its further lines indented.
+// hang writes text after a head, with its further lines indented.
 func (d *description) hang(head string, indent int, text string) {
 	line := head
 	if head == "" {
@@ -100,7 +99,7 @@ func (d *description) hang(head string, indent int, text string) {
 	d.line(0, "%s", line)
 }
 
-// object describes fields, those of a document first and then those that are only read.
+// object describes fields, first those of a document and then those that are only read.
 func (d *description) object(o *object, fields []schema.Field, indent int) {
 	for _, computed := range []bool{false, true} {
 		for i := range fields {
@@ -154,7 +153,7 @@ func inner(c *check) *check {
 	return nil
 }
 
-// traits lists what there is to know of a field.
+// traits lists the properties of a field.
 func traits(f *schema.Field, m *member) (all []string) {
 	if m != nil {
 		all = append(all, wantDeep(m.check))
@@ -198,7 +197,7 @@ func traits(f *schema.Field, m *member) (all []string) {
 	return all
 }
 
-// wantDeep says what a check accepts, and what its elements are.
+// wantDeep returns what a check accepts, and what its elements are.
 func wantDeep(c *check) string {
 	want := c.want()
 	for _, t := range flatten(c) {

@@ -16,7 +16,7 @@ import (
 	"converge.dev/converge/schema/internal/message"
 )
 
-// explain lets CUE judge a resource, and says in our words what CUE refuses. What CUE accepts is filled in.
+// explain lets CUE check a resource, and reports in our words what CUE refuses. In an accepted resource it fills in defaults.
 func (s *Schema) explain(k *kind, spec schema.Object) []Problem {
 	x := &explainer{}
 	x.value(k.body, map[string]any(spec), nil)
@@ -29,7 +29,7 @@ func (s *Schema) explain(k *kind, spec schema.Object) []Problem {
 		}
 		return x.sorted()
 	}
-	if k.dynamic { // the checks do not see which fields a condition adds
+	if k.dynamic { // the checks do not know which fields a condition adds
 		x.found = slices.DeleteFunc(x.found, func(v Problem) bool {
 			return v.Code == codeUnknownField && !slices.ContainsFunc(refused, func(r refusal) bool { return slices.Equal(r.path, v.Path) })
 		})
@@ -46,7 +46,7 @@ func (s *Schema) explain(k *kind, spec schema.Object) []Problem {
 	return x.sorted()
 }
 
-// ask lets CUE check a resource, and gives it with defaults filled in, or what is refused.
+// ask lets CUE check a resource, and returns it with defaults filled in, or what is refused.
 func (s *Schema) ask(k *kind, spec schema.Object) (filled schema.Object, refused []refusal) {
 	m, err := s.module()
 	if err != nil {
@@ -72,7 +72,7 @@ func (s *Schema) ask(k *kind, spec schema.Object) (filled schema.Object, refused
 // An explainer collects what a value violates.
 type explainer struct {
 	found  []Problem
-	secret bool // values are not to be shown
+	secret bool // values must not be shown
 }
 
 func (x *explainer) add(path []string, code, detail string) {
@@ -84,7 +84,7 @@ func (x *explainer) sorted() []Problem {
 	return x.found
 }
 
-// covers reports whether something was found at path, above or below it.
+// covers reports whether something was already found at, above or below path.
 func (x *explainer) covers(path []string) bool {
 	return slices.ContainsFunc(x.found, func(v Problem) bool {
 		n := min(len(v.Path), len(path))
@@ -92,7 +92,7 @@ func (x *explainer) covers(path []string) bool {
 	})
 }
 
-// value finds what a value violates. Of a scalar one thing is enough.
+// value finds what a value violates. For a scalar, one violation is enough.
 func (x *explainer) value(c *check, v any, path []string) {
 	if c.name == secretDefinition {
 		defer func(secret bool) { x.secret = secret }(x.secret)
@@ -121,7 +121,7 @@ func (x *explainer) value(c *check, v any, path []string) {
 	}
 }
 
-// refused says why one test refuses a value.
+// refused explains why one test refuses a value.
 func (x *explainer) refused(c *check, t test, v any, path []string) {
 	want := ". Want " + c.want()
 	switch t := t.(type) {
@@ -152,7 +152,7 @@ func (x *explainer) refused(c *check, t test, v any, path []string) {
 	}
 }
 
-// anyOf says why none of several checks accepts a value.
+// anyOf explains why none of several checks accepts a value.
 func (x *explainer) anyOf(c *check, t *anyOf, v any, path []string) {
 	var near []*check // those for values of the type
 	for _, a := range t.checks {
@@ -200,7 +200,7 @@ func (x *explainer) object(o *object, fields map[string]any, path []string) {
 	}
 }
 
-// free finds what a field violates whose name the definition does not give.
+// free finds what a field violates whose name the definition does not declare.
 func (x *explainer) free(o *object, name string, v any, path []string) {
 	known := o.open
 	for _, p := range o.patterns {
@@ -227,7 +227,7 @@ func (x *explainer) list(l *list, elems []any, path []string) {
 	}
 }
 
-// show returns a value as it stands in a message, unless it is a secret.
+// show returns a value for a message, unless it is a secret.
 func (x *explainer) show(v any) string {
 	if x.secret {
 		return "(secret)"
@@ -235,13 +235,13 @@ func (x *explainer) show(v any) string {
 	return message.Value(v)
 }
 
-// A refusal is one thing that CUE refuses, at a path below the resource.
+// A refusal is one thing that CUE refuses, at a path within the resource.
 type refusal struct {
 	path    []string
 	message string
 }
 
-// cuePaths returns the places of a CUE error below the value that was checked.
+// cuePaths returns the paths of a CUE error below the value that was checked.
 func cuePaths(err error, v cue.Value) (all []refusal) {
 	base := v.Path().Selectors()
 	for _, e := range errors.Errors(err) {

@@ -10,9 +10,9 @@ import (
 	"cuelang.org/go/cue/token"
 )
 
-// CUE returns the whole schema as one file that needs nothing else: `cue vet -d '#Document' FILE document.json` checks a
-// document as converge does, but for fields that only the far side sets and for rules on the whole site. Equal schemas
-// give equal files.
+// CUE returns the whole schema as one self-contained file: `cue vet -d '#Document' FILE document.json` checks a document
+// as converge does, except for fields that only the far side sets and for rules on the whole site. Equal schemas result
+// in equal files.
 func (s *Schema) CUE() ([]byte, error) {
 	m, err := s.module()
 	if err != nil {

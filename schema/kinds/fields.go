@@ -12,10 +12,10 @@ import (
 	"converge.dev/converge/schema"
 )
 
-// secretDefinition is the definition of the place of a secret: whatever is of it is a secret without saying so.
+// secretDefinition is the definition of the place of a secret: every field of this type is secret without an attribute.
 const secretDefinition = "#Secret"
 
-// fields describes the fields of a struct at path, sorted by name, without those to skip.
+// fields describes the fields of a struct at path, sorted by name, except those to skip.
 func (m *module) fields(v cue.Value, path string, skip []string) ([]schema.Field, error) {
 	var fields []schema.Field
 	var errs []error
@@ -40,7 +40,7 @@ func (m *module) fields(v cue.Value, path string, skip []string) ([]schema.Field
 	return fields, errors.Join(errs...)
 }
 
-// anyFields describes the fields of a struct, or those of several structs of which one is chosen.
+// anyFields describes the fields of a struct, or of several alternative structs.
 func (m *module) anyFields(v cue.Value, path string) ([]schema.Field, error) {
 	op, args := v.Expr()
 	if op != cue.OrOp {
@@ -52,7 +52,7 @@ func (m *module) anyFields(v cue.Value, path string) ([]schema.Field, error) {
 		fields, err := m.fields(m.dereference(a), path, nil)
 		errs = append(errs, err)
 		for _, f := range fields {
-			f.Required, f.Default = false, nil // that depends on the choice
+			f.Required, f.Default = false, nil // that depends on the alternative
 			if !slices.ContainsFunc(all, func(g schema.Field) bool { return g.Name == f.Name }) {
 				all = append(all, f)
 			}
@@ -62,7 +62,7 @@ func (m *module) anyFields(v cue.Value, path string) ([]schema.Field, error) {
 	return all, errors.Join(errs...)
 }
 
-// field describes one value: a field, an element or what lies under a free key.
+// field describes one value: a field, an element, or the value of a free key.
 func (m *module) field(v cue.Value, path string) (schema.Field, error) {
 	f := schema.Field{Doc: doc(v), Constraint: constraint(v)}
 	place := false // of a secret
@@ -128,7 +128,7 @@ func (m *module) field(v cue.Value, path string) (schema.Field, error) {
 	return f, errors.Join(errs...)
 }
 
-// constraint returns the source of what v may be; nothing when that is a struct, whose fields say it better.
+// constraint returns the source of the constraint of v; empty when v is a struct, which its fields describe better.
 func constraint(v cue.Value) string {
 	x := expression(v)
 	if x == nil {
@@ -146,7 +146,7 @@ func constraint(v cue.Value) string {
 	return text(v)
 }
 
-// annotate notes on a field what one of its attributes says.
+// annotate sets on a field what one of its attributes says.
 func annotate(f *schema.Field, a cue.Attribute) error {
 	args := make([]string, a.NumArgs())
 	for i := range args {
@@ -197,7 +197,7 @@ func annotate(f *schema.Field, a cue.Attribute) error {
 		}
 		f.Key = args[0]
 	case "ref":
-		for f.Elem != nil { // the attribute of a list is meant for its elements
+		for f.Elem != nil { // the attribute of a list applies to its elements
 			f = f.Elem
 		}
 		if f.Type != schema.String || f.Ref != "" {
@@ -208,7 +208,7 @@ func annotate(f *schema.Field, a cue.Attribute) error {
 	return nil
 }
 
-// choose notes how the planner fills in a field: @choose(KIND, same=FIELD, labels=PATH, unless=FIELD, spread=FIELD).
+// choose sets how the planner fills in a field: @choose(KIND, same=FIELD, labels=PATH, unless=FIELD, spread=FIELD).
 func choose(f *schema.Field, args []string) error {
 	if f.Type != schema.String || len(args) == 0 {
 		return errors.New("want a kind, on a string")

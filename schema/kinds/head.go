@@ -9,11 +9,11 @@ import (
 	"converge.dev/converge/schema/internal/message"
 )
 
-// noObject is said of what should hold names.
+// noObject is the detail for a value that should be an object of names.
 const noObject = "Names belong here, each followed by what it names: write an object."
 
 // CheckHead checks everything of a document above its resources: apiVersion, site and policy, the names of nodes,
-// providers and kinds, and that every resource is an object. Names of resources are left to CheckName, what is in them
+// providers and kinds, and that every resource is an object. Names of resources are left to CheckName, their contents
 // to CheckSpec.
 func (s *Schema) CheckHead(doc map[string]any) []Problem {
 	x := &explainer{}
@@ -55,7 +55,7 @@ func (s *Schema) checkNodes(x *explainer, v any) {
 	}
 }
 
-// checkProvider checks the kinds under a provider, of the site when path is empty, otherwise of a node.
+// checkProvider checks the kinds under a provider: of the site when path is empty, otherwise of a node.
 func (s *Schema) checkProvider(x *explainer, path []string, provider string, v any) {
 	onNode := len(path) > 0
 	at := append(path[:len(path):len(path)], provider)
@@ -103,7 +103,7 @@ func (s *Schema) wrongScope(what string, onNode bool) string {
 	return fmt.Sprintf("%s lives on nodes. Write it under nodes.NAME.%s.", what, what)
 }
 
-// unknownName says that a name is neither a provider nor, at the top of a document, a field.
+// unknownName returns the detail for a name that is neither a provider nor, at the top of a document, a field.
 func (s *Schema) unknownName(name string, onNode bool) string {
 	var names []string
 	for _, k := range s.kinds {

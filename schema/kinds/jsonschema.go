@@ -8,9 +8,9 @@ import (
 	"strings"
 )
 
-// JSONSchema returns the JSON Schema (draft 2020-12) of a document. It accepts what the schema accepts, but for what it
-// has no words for: constructs that only CUE can judge are left out, so it may accept more. Fields that only the far
-// side sets are refused. Equal schemas give equal text.
+// JSONSchema returns the JSON Schema (draft 2020-12) of a document. It accepts what the schema accepts, and may accept
+// more, because constructs that JSON Schema cannot express are left out. Fields that only the far side sets are
+// refused. Equal schemas result in equal text.
 func (s *Schema) JSONSchema() ([]byte, error) {
 	j := &jsonSchema{defs: make(map[string]any)}
 	document := j.object(s.head)
@@ -27,7 +27,7 @@ func (s *Schema) JSONSchema() ([]byte, error) {
 	return append(b, '\n'), err
 }
 
-// A jsonSchema writes checks in the words of JSON Schema.
+// A jsonSchema writes checks as JSON Schema.
 type jsonSchema struct {
 	defs map[string]any // by name, without the #
 }
@@ -57,14 +57,14 @@ func (j *jsonSchema) providers(s *Schema, onNode bool) map[string]any {
 	return all
 }
 
-// ref returns a check: one with a name by reference to its definition.
+// ref returns the schema of a check: for a named one, a reference to its definition.
 func (j *jsonSchema) ref(c *check) map[string]any {
 	name := strings.TrimPrefix(c.name, "#")
 	if name == "" {
 		return j.check(c)
 	}
 	if j.defs[name] == nil {
-		j.defs[name] = true // while it is written
+		j.defs[name] = true // set while it is being written
 		d := j.check(c)
 		if c.doc != "" {
 			d["description"] = c.doc
@@ -81,7 +81,7 @@ func (j *jsonSchema) check(c *check) map[string]any {
 	} else if c.types != anything {
 		m["type"] = t
 	}
-	var all []any // what one set of words cannot say
+	var all []any // what one set of keywords cannot express
 	for _, t := range c.tests {
 		words := j.test(t)
 		if slices.ContainsFunc(slices.Collect(maps.Keys(words)), func(key string) bool { _, taken := m[key]; return taken }) || words["$ref"] != nil {
@@ -96,7 +96,7 @@ func (j *jsonSchema) check(c *check) map[string]any {
 	return m
 }
 
-// test returns one test in words of its own.
+// test returns one test as its own set of keywords.
 func (j *jsonSchema) test(t test) map[string]any {
 	switch t := t.(type) {
 	case *check:
@@ -163,7 +163,7 @@ func (j *jsonSchema) object(o *object) map[string]any {
 	for _, p := range o.patterns {
 		if re, rest := regexpOf(p.key); len(rest) == 0 {
 			patterns[re] = j.ref(p.value)
-		} else { // no words for such names beside others
+		} else { // JSON Schema cannot express such names beside others
 			words["additionalProperties"] = true
 		}
 	}
@@ -173,15 +173,15 @@ func (j *jsonSchema) object(o *object) map[string]any {
 	return words
 }
 
-// keyed returns an object of things under names.
+// keyed returns the schema of an object of things under names.
 func (j *jsonSchema) keyed(name *check, thing map[string]any, description string) map[string]any {
 	words := j.names(name, thing)
 	words["type"], words["description"] = "object", description
 	return words
 }
 
-// names says what names must be, and what is under them. Patterns say both: propertyNames is for what is no pattern,
-// because fewer programs heed it.
+// names returns what names must be, and what is under them. Patterns express both: propertyNames is used only for what
+// is not a pattern, because fewer programs support it.
 func (j *jsonSchema) names(name *check, thing map[string]any) map[string]any {
 	re, rest := regexpOf(name)
 	words := map[string]any{"patternProperties": map[string]any{re: thing}, "additionalProperties": false}
@@ -199,7 +199,7 @@ func (j *jsonSchema) names(name *check, thing map[string]any) map[string]any {
 	return words
 }
 
-// regexpOf returns the first pattern that a name must match, empty when there is none, and what else it must be.
+// regexpOf returns the first pattern that a name must match, empty when there is none, and the remaining tests.
 func regexpOf(key *check) (re string, rest []test) {
 	for _, t := range flatten(key) {
 		if p, ok := t.(*pattern); ok && !p.not && re == "" {

@@ -20,25 +20,25 @@ import (
 	"converge.dev/converge/schema"
 )
 
-// A module is a schema as the CUE library has it: what is compiled, and what judges where the checks cannot.
+// A module is a schema in the CUE library: it is compiled to checks, and decides where these cannot.
 type module struct {
 	files     []*ast.File
-	kinds     []described          // as they stand in the package
+	kinds     []described          // as in the package
 	providers map[string]bool      // those that have kinds
 	values    map[string]cue.Value // the definitions of the kinds, by name
 
-	mu  sync.Mutex // guards what follows: a cue.Context is for one goroutine at a time
+	mu  sync.Mutex // guards the following: a cue.Context is for one goroutine at a time
 	ctx *cue.Context
 	cue cue.Value // the whole package
 }
 
-// A described is where the package says what a kind is: [NAME]: DEFINITION.
+// A described is a place where the package declares a kind: [NAME]: DEFINITION.
 type described struct {
 	name     string
 	node     bool
 	names    cue.Selector
 	resource cue.Value
-	external bool // or what is external: [NAME]: *DEFINITION | #External
+	external bool // may also be external: [NAME]: *DEFINITION | #External
 }
 
 // A source is a CUE file of the schema.
@@ -63,7 +63,7 @@ func readFiles(fsys fs.FS) (files []source, digests map[string]string, err error
 	return files, digests, err
 }
 
-// newModule makes one CUE instance of files and finds the kinds in it.
+// newModule makes one CUE instance from files and finds the kinds in it.
 func newModule(files []source) (*module, error) {
 	m := &module{ctx: cuecontext.New(), providers: make(map[string]bool), values: make(map[string]cue.Value)}
 	inst := build.NewContext().NewInstance("", nil)
@@ -87,11 +87,11 @@ func newModule(files []source) (*module, error) {
 	return m, m.find()
 }
 
-// externalDefinition is the definition of what may stand in the place of a resource.
+// externalDefinition is the definition of what may be in place of a resource.
 const externalDefinition = "#External"
 
-// find makes sure that the definitions #Document, #Resource, #Site and #Node are there, and lists the kinds that the last
-// two hold: PROVIDER?: NOUN?: [NAME]: DEFINITION.
+// find checks that the definitions #Document, #Resource, #Site and #Node exist, and lists the kinds in the last two:
+// PROVIDER?: NOUN?: [NAME]: DEFINITION.
 func (m *module) find() error {
 	var errs []error
 	for _, name := range []string{"#Document", "#Resource", "#Site", "#Node"} {
@@ -115,7 +115,7 @@ func (m *module) find() error {
 	return errors.Join(errs...)
 }
 
-// add notes a kind, of which v is the map of its resources.
+// add adds a kind; v is the map of its resources.
 func (m *module) add(d described, v cue.Value) error {
 	if _, ok := m.values[d.name]; ok {
 		return fmt.Errorf("%s: kind %s is both on the site and on nodes", file(v), d.name)
@@ -196,7 +196,7 @@ func (m *module) read(c *compiler, d described, common []string) (*kind, error) 
 	return k, err
 }
 
-// checkRefs makes sure that whatever a field refers to is there.
+// checkRefs checks that every kind that a field refers to exists.
 func (m *module) checkRefs(kinds []*kind) error {
 	var errs []error
 	for _, k := range kinds {

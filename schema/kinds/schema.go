@@ -9,27 +9,26 @@ import (
 	"converge.dev/converge/schema"
 )
 
-// A Schema is the compiled CUE module: all kinds, and the checks that documents must pass. It may be used by several
-// goroutines.
+// A Schema is the compiled CUE module: all kinds, and the checks that documents must pass. It is safe for concurrent use.
 type Schema struct {
 	*compiled
 	kinds  map[string]*kind
 	public schema.Kinds
-	module func() (*module, error) // made when CUE is first asked
+	module func() (*module, error) // made when CUE is first needed
 }
 
-// A compiled is what CUE files say, as plain data. That of the embedded files is in compiled*.go, so that a process starts
-// without CUE; `go generate ./schema/kinds` writes it anew, and a test says when that was forgotten. Nothing changes it.
+// A compiled is the content of CUE files as plain data. That of the embedded files is in compiled*.go, so that a process
+// starts without CUE; `go generate ./schema/kinds` writes it anew, and a test fails when that was forgotten. It is never modified.
 type compiled struct {
 	digests  map[string]string // by file
 	doc      string            // of #Document
 	head     *object           // of a document, without nodes and providers
-	nodeName *check            // what a node may be called
+	nodeName *check            // the grammar of names of nodes
 	kinds    []*kind           // sorted by name
 }
 
-// add adds a kind and the digest of its file. What each file compiles to is in a file of its own, so that two people who add a
-// kind each do not meet in one.
+// add adds a kind and the digest of its file. Each file compiles to a file of its own, so that two people who each add a kind
+// do not edit the same one.
 func (c *compiled) add(k *kind, file, digest string) {
 	c.kinds = append(c.kinds, k)
 	if c.digests == nil {
@@ -43,8 +42,8 @@ type kind struct {
 	schema.Kind
 	name     *check   // the grammar of names
 	body     *check   // what a resource must be
-	external *check   // what may stand in the place of a resource; nil: nothing
-	opaque   []string // what in the definition only CUE can judge; empty: body judges alone
+	external *check   // what may be in place of a resource; nil: nothing
+	opaque   []string // what in the definition only CUE can check; empty: body is enough
 	dynamic  bool     // some of that depends on the values of fields
 }
 
@@ -53,10 +52,10 @@ type kind struct {
 // New returns the schema of the embedded CUE module. An error names the file and the field that are wrong.
 func New() (*Schema, error) { return open(&compiledFiles, schema.Files) }
 
-// NewFrom compiles the CUE files */*.cue of a file system, which are one package.
+// NewFrom compiles the CUE files */*.cue of a file system, which form one package.
 func NewFrom(fsys fs.FS) (*Schema, error) { return open(&compiled{}, fsys) }
 
-// open returns the schema of files: what they were compiled to, unless that was others.
+// open returns the schema of files: from c, unless that was compiled from other files.
 func open(c *compiled, fsys fs.FS) (*Schema, error) {
 	files, digests, err := readFiles(fsys)
 	if err != nil {
@@ -80,5 +79,5 @@ func open(c *compiled, fsys fs.FS) (*Schema, error) {
 	return s, nil
 }
 
-// Kinds returns all kinds by name. They are shared: change nothing in them.
+// Kinds returns all kinds by name. They are shared, and must not be modified.
 func (s *Schema) Kinds() schema.Kinds { return s.public }

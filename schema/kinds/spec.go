@@ -22,8 +22,8 @@ func (s *Schema) CheckName(k *schema.Kind, name string) *Problem {
 	return nil
 }
 
-// CheckSpec checks what a document says of one resource: its spec and what every resource may carry. What it finds
-// is sorted by path. When there is nothing, spec has its defaults filled in and is normalized. spec is not nil.
+// CheckSpec checks what a document says about one resource: its spec and the fields that every resource may have. The
+// problems are sorted by path. When there are none, spec has its defaults filled in and is normalized. Spec must not be nil.
 func (s *Schema) CheckSpec(k *schema.Kind, spec schema.Object) []Problem {
 	kd := s.kinds[k.Name]
 	if s.IsExternal(k, spec) {
@@ -40,13 +40,13 @@ func (s *Schema) CheckSpec(k *schema.Kind, spec schema.Object) []Problem {
 	return nil
 }
 
-// IsExternal reports whether a document says of a resource that it exists and that nobody declares it.
+// IsExternal reports whether a document declares a resource as external: it exists and is only referred to.
 func (s *Schema) IsExternal(k *schema.Kind, spec schema.Object) bool {
 	_, ok := spec["external"]
 	return ok && s.kinds[k.Name].external != nil
 }
 
-// secretAt reports whether path leads into a field that holds a secret, or to one that the kind does not have while it has
+// secretAt reports whether path leads into a field that holds a secret, or to an unknown field of a kind that has
 // secrets: the name may be misspelt.
 func secretAt(k *kind, path []string) bool {
 	if len(path) == 0 {
@@ -75,7 +75,7 @@ func (s *Schema) IsSecret(path []string) bool {
 	return k != nil && secretAt(k, path[3:])
 }
 
-// Fits reports what is wrong with a resource by itself: its name, or its spec. References are not followed.
+// Fits returns what is wrong with a single resource: its name, or its spec. References are not followed.
 func (s *Schema) Fits(ref schema.Ref, spec schema.Object) error {
 	if err := s.FitsName(ref); err != nil {
 		return err
@@ -86,7 +86,7 @@ func (s *Schema) Fits(ref schema.Ref, spec schema.Object) error {
 	return nil
 }
 
-// FitsName reports why a document cannot declare a resource under a name.
+// FitsName returns why a document cannot declare a resource under a name.
 func (s *Schema) FitsName(ref schema.Ref) error {
 	k := s.kinds[ref.Kind]
 	if k == nil {

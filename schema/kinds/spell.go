@@ -9,15 +9,15 @@ import (
 	"unicode"
 )
 
-// spelled puts a pattern in words, as they follow the noun "text": "of 1 to 64 printable ASCII characters". It knows
-// patterns that are one class of characters, repeated or anywhere; what is longer is a definition with a comment, which
-// says more. Of others ok is false.
+// spelled describes a pattern in words that follow the noun "text": "of 1 to 64 printable ASCII characters". It knows
+// patterns that are one class of characters, repeated or anywhere; longer patterns are definitions with a comment,
+// which says more. For others ok is false.
 func spelled(pattern string) (words string, ok bool) {
 	re, err := grammar.Parse(pattern, grammar.Perl)
 	if err != nil {
 		return "", false
 	}
-	if of, ok := characters(re, 1); ok { // it may be anywhere
+	if of, ok := characters(re, 1); ok { // it may occur anywhere
 		return "with at least 1 " + of, true
 	}
 	if re.Op != grammar.OpConcat || len(re.Sub) != 3 || re.Sub[0].Op != grammar.OpBeginText || re.Sub[2].Op != grammar.OpEndText {
@@ -43,13 +43,13 @@ const (
 	upper = "ABCDEFGHIJKLMNOPQRSTUVWXYZ"
 )
 
-// alphabet says what characters are called together; what is called first counts.
+// alphabet lists names of sets of characters; the first match counts.
 var alphabet = []struct{ all, called string }{
 	{lower + upper, "letters"}, {lower, "lower-case letters"}, {upper, "upper-case letters"}, {"0123456789", "digits"},
 	{".", "dots"}, {":", "colons"}, {"/", "slashes"}, {"@", "at signs"}, {"_", "underscores"}, {"-", "hyphens"},
 }
 
-// characters says which characters a class holds, n of them.
+// characters returns a description of n characters of a class.
 func characters(expr *grammar.Regexp, n int) (words string, ok bool) {
 	noun := "characters"
 	if n == 1 {
@@ -91,7 +91,7 @@ func characters(expr *grammar.Regexp, n int) (words string, ok bool) {
 	return names[0], true
 }
 
-// blanksOnly reports whether nothing but blanks is missing between the ranges of a class.
+// blanksOnly reports whether only blanks are missing between the ranges of a class.
 func blanksOnly(ranges []rune) bool {
 	next := rune(0)
 	for i := 0; i < len(ranges); i += 2 {

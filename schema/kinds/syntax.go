@@ -11,7 +11,7 @@ import (
 // depend on the values of fields.
 type syntax struct {
 	declared map[string][]ast.Node
-	done     map[string][]string // by name: what was found, also below the names that it uses
+	done     map[string][]string // by name: what was found, including below the names that it uses
 }
 
 func newSyntax(files []*ast.File) *syntax {
@@ -29,7 +29,7 @@ func newSyntax(files []*ast.File) *syntax {
 }
 
 // dynamic lists what under n, and under the definitions that it uses, may depend on the values of fields. It knows
-// which constructs do not; all others are listed.
+// the constructs that do not; all others are listed.
 func (s *syntax) dynamic(n ast.Node) (found []string) {
 	miss := func(n ast.Node, what string) {
 		found = append(found, fmt.Sprintf("%s:%d: %s", n.Pos().Filename(), n.Pos().Line(), what))
@@ -39,7 +39,7 @@ func (s *syntax) dynamic(n ast.Node) (found []string) {
 		switch n := n.(type) {
 		case *ast.Field:
 			switch n.Label.(type) {
-			case *ast.Ident, *ast.BasicLit: // a label is no use of its name
+			case *ast.Ident, *ast.BasicLit: // a label does not use its name
 				if n.Alias == nil {
 					ast.Walk(n.Value, visit, nil)
 					return false
@@ -48,7 +48,7 @@ func (s *syntax) dynamic(n ast.Node) (found []string) {
 			default:
 				miss(n, "a computed label")
 			}
-		case *ast.SelectorExpr: // of a package: its name is no use of a declaration
+		case *ast.SelectorExpr: // of a package: its name does not use a declaration
 			if x, ok := n.X.(*ast.Ident); ok && isImport(x) {
 				return false
 			}
@@ -84,7 +84,7 @@ func (s *syntax) use(name string) []string {
 	if ok {
 		return found
 	}
-	s.done[name] = nil // while it is looked at
+	s.done[name] = nil // set while it is being examined
 	for _, d := range s.declared[name] {
 		found = append(found, s.dynamic(d)...)
 	}

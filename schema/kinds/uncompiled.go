@@ -2,5 +2,5 @@
 
 package kinds
 
-// compiledFiles is nothing while compiled*.go are written, so that it may be of other types than those at hand.
+// compiledFiles is empty while compiled*.go are being written, so that the types may change.
 var compiledFiles compiled

@@ -11,7 +11,7 @@ import (
 	"converge.dev/converge/schema/internal/message"
 )
 
-// want says what a check accepts, as it follows "Want ".
+// want returns what a check accepts, in words that follow "Want ".
 func (c *check) want() string {
 	p := wants(c)
 	switch {
@@ -37,9 +37,9 @@ func (c *check) want() string {
 	return strings.Join(words, " ")
 }
 
-// parts are what the tests of a check ask for, sorted by sort.
+// parts are the requirements of the tests of a check, grouped by sort.
 type parts struct {
-	definition string // what the definition is, when that says more than its tests
+	definition string // description of the definition, when that says more than its tests
 	enum       []any
 	low, high  *bound
 	least      *size
@@ -120,7 +120,7 @@ func (p *parts) size(s *size) {
 	}
 }
 
-// sizes returns the range of sizes, nothing when there is none.
+// sizes returns the range of sizes; empty when there is none.
 func (p *parts) sizes() string {
 	switch {
 	case p.least != nil && p.most != nil:
@@ -133,7 +133,7 @@ func (p *parts) sizes() string {
 	return ""
 }
 
-// numbers returns the range of numbers, nothing when there is none.
+// numbers returns the range of numbers; empty when there is none.
 func (p *parts) numbers() string {
 	low, high := "", ""
 	if p.low != nil {
@@ -161,7 +161,7 @@ func (p *parts) numbers() string {
 	return low + high
 }
 
-// sentence returns the first sentence of a definition's comment, as it follows "Want ".
+// sentence returns the first sentence of a definition's comment, in the form that follows "Want ".
 func (c *check) sentence() string {
 	text, _, _ := strings.Cut(c.doc, ". ")
 	text = strings.TrimSuffix(text, ".")
@@ -200,7 +200,7 @@ func (s *size) want() string {
 	return "at least " + count(s.min, s.unit())
 }
 
-// count returns a number of things.
+// count returns a number with its unit.
 func count(n int, unit string) string {
 	if n == 1 {
 		return "1 " + unit
@@ -260,7 +260,7 @@ func textsOf(values []any) (texts []string) {
 	return texts
 }
 
-// didYouMean continues a sentence of an error with the name that was meant.
+// didYouMean continues a sentence of an error with the name that was probably meant.
 func didYouMean(name string, names []string) string {
 	if s, ok := nearest.Name(name, names); ok {
 		return fmt.Sprintf("; did you mean %s?", s)

@@ -24,18 +24,18 @@ import (
 
 // Limits bound one evaluation in a child process. Zero fields take the value of [DefaultLimits].
 type Limits struct {
-	Time   time.Duration // of processors, so that a busy machine refuses nothing; a child may wait for them for long
+	Time   time.Duration // CPU time, so that a busy machine refuses nothing; a child may wait long for it
 	Memory int64         // bytes resident
 }
 
-// waits is how many times its time an evaluation may take in all.
+// waits is how many times its CPU time an evaluation may take in total.
 const waits = 20
 
-// DefaultLimits let a site of 10 000 resources that are made by comprehensions pass with room, and refuse a document that
-// burns time within two seconds.
+// DefaultLimits leave ample room for a site of 10 000 resources made by comprehensions, and refuse a document that burns
+// CPU time within two seconds.
 var DefaultLimits = Limits{Time: 1700 * time.Millisecond, Memory: 256 << 20}
 
-// A request is what the child reads, an answer what it writes. The data of the sources follow the request as they are:
+// A request is what the child reads, an answer what it writes. The data of the sources follow the request verbatim:
 // encoded with it, each would be in memory several times.
 type request struct {
 	Sources []Source // without data
@@ -43,7 +43,7 @@ type request struct {
 	Limits  Limits
 }
 
-// encode returns what is to be read, over which the caller must not write.
+// encode returns a reader of the request; the caller must not modify the data of sources meanwhile.
 func (r request) encode(sources []Source) (io.Reader, error) {
 	var head bytes.Buffer
 	parts := []io.Reader{&head}
@@ -86,8 +86,8 @@ type answer struct {
 }
 
 // ChildEvaluator evaluates in a child process that argv starts, which must do nothing but call [EvaluateMain]. A child
-// that takes more than the limits is killed with all its descendants, as it is when ctx is cancelled; the diagnostic
-// then says what to do. The child gets no environment and the working directory of the parent.
+// that exceeds the limits is killed with all its descendants, as it is when ctx is cancelled; the diagnostic then says
+// what to do. The child has no environment, and the working directory of the parent.
 func ChildEvaluator(argv []string, limits Limits) Evaluator {
 	limits.Time = cmp.Or(limits.Time, DefaultLimits.Time)
 	limits.Memory = cmp.Or(limits.Memory, DefaultLimits.Memory)
@@ -140,7 +140,7 @@ var (
 	errMemory = errors.New("memory limit")
 )
 
-// runChild runs argv within limits and gives what it wrote.
+// runChild runs argv within limits and returns its output.
 func runChild(ctx context.Context, argv []string, limits Limits, in io.Reader) (*bytes.Buffer, error) {
 	limited, cancel := context.WithTimeoutCause(ctx, waits*limits.Time, errWait)
 	defer cancel()
@@ -150,7 +150,7 @@ func runChild(ctx context.Context, argv []string, limits Limits, in io.Reader) (
 	var complaint tail
 	cmd := exec.CommandContext(limited, argv[0], argv[1:]...)
 	cmd.Stdin, cmd.Stdout, cmd.Stderr = in, &out, &complaint
-	// Memory is bounded, so less of the time goes into saving it.
+	// Memory is bounded, so less time need be spent on saving it.
 	cmd.Env = []string{"GOGC=200", "GOMEMLIMIT=" + strconv.FormatInt(limits.Memory*7/8, 10)}
 	cmd.SysProcAttr = &syscall.SysProcAttr{Setpgid: true} // so that one signal reaches all
 	cmd.Cancel = func() error { return syscall.Kill(-cmd.Process.Pid, syscall.SIGKILL) }
@@ -168,7 +168,7 @@ func runChild(ctx context.Context, argv []string, limits Limits, in io.Reader) (
 			case <-limited.Done():
 				return
 			case <-tick.C:
-				// A part is left for what it takes until it is seen and has gone.
+				// A part is reserved for what it allocates until that is noticed and it is killed.
 				if resident(cmd.Process.Pid) > limits.Memory-limits.Memory/16 {
 					stop(errMemory)
 				} else if worked(cmd.Process.Pid) > limits.Time {
@@ -186,7 +186,7 @@ func runChild(ctx context.Context, argv []string, limits Limits, in io.Reader) (
 		return &out, nil
 	case cause == errMemory, cause == errTime, cause == errWait:
 		return nil, cause
-	case cmd.ProcessState != nil && cmd.ProcessState.UserTime()+cmd.ProcessState.SystemTime() > limits.Time: // it bounds itself too
+	case cmd.ProcessState != nil && cmd.ProcessState.UserTime()+cmd.ProcessState.SystemTime() > limits.Time: // the child limits itself too
 		return nil, errTime
 	case len(complaint) > 0:
 		return nil, fmt.Errorf("%w: %s", err, message.Printable(strings.ReplaceAll(string(complaint), "\n", " ")))
@@ -194,7 +194,7 @@ func runChild(ctx context.Context, argv []string, limits Limits, in io.Reader) (
 	return nil, err
 }
 
-// resident returns the bytes of memory that a process has, 0 when that cannot be told.
+// resident returns the resident memory of a process in bytes; 0 when it is unknown.
 func resident(pid int) int64 {
 	b, err := os.ReadFile("/proc/" + strconv.Itoa(pid) + "/statm")
 	if err != nil {
@@ -208,9 +208,9 @@ func resident(pid int) int64 {
 	return pages * int64(os.Getpagesize())
 }
 
-// worked returns the time of processors that a process has taken, 0 when that cannot be told.
+// worked returns the CPU time of a process; 0 when it is unknown.
 func worked(pid int) time.Duration {
-	const scheduled = 2 // the clock that counts what the scheduler gave; see clock_getcpuclockid(3)
+	const scheduled = 2 // the clock that counts scheduled CPU time; see clock_getcpuclockid(3)
 	var t unix.Timespec
 	if err := unix.ClockGettime(int32(^pid<<3|scheduled), &t); err != nil {
 		return 0
@@ -218,7 +218,7 @@ func worked(pid int) time.Duration {
 	return time.Duration(t.Nano())
 }
 
-// A tail keeps the start of what a failing child says.
+// A tail keeps the start of the output of a failing child.
 type tail []byte
 
 func (t *tail) Write(b []byte) (int, error) {
@@ -226,8 +226,8 @@ func (t *tail) Write(b []byte) (int, error) {
 	return len(b), nil
 }
 
-// EvaluateMain is the whole of the child process of [ChildEvaluator]: it reads the sources, evaluates them and writes the
-// answer. It bounds itself as well as it is bounded, so that it does not outlive a parent that was killed.
+// EvaluateMain is the child process of [ChildEvaluator]: it reads the sources, evaluates them and writes the answer. It
+// also limits itself, so that it does not outlive a parent that was killed.
 func EvaluateMain(stdin io.Reader, stdout io.Writer) error {
 	var r request
 	if err := r.decode(stdin); err != nil {

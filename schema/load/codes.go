@@ -14,8 +14,8 @@ import (
 	"converge.dev/converge/schema/rules"
 )
 
-// Codes of what keeps a document from being read. Those of what a schema refuses are in package kinds, those of the rules in
-// the table of rules.
+// Codes of the problems that keep a document from being read. Those of what a schema refuses are in package kinds, those of
+// the rules in the table of rules.
 const (
 	codeTooMany       = "CV1050"
 	codeSyntax        = "CV1051"
@@ -28,7 +28,7 @@ const (
 	codeLeftOut       = "CV1058"
 )
 
-// summaries gives the constant summary of each code of reading.
+// summaries holds the constant summary of each code of reading.
 var summaries = map[string]string{
 	codeTooMany:       "More problems",
 	codeSyntax:        "Unreadable document",
@@ -41,7 +41,7 @@ var summaries = map[string]string{
 	codeLeftOut:       "File left out",
 }
 
-// remedies says of each code of reading what must be so, or what to do.
+// remedies holds, for each code of reading, what must be so, or what to do.
 var remedies = map[string]string{
 	codeTooMany:       "Mend what is shown and validate again: what is not shown is often the same mistake, or its consequence.",
 	codeSyntax:        "A document is CUE, JSON or YAML as the name of its file says.",
@@ -54,7 +54,7 @@ var remedies = map[string]string{
 	codeLeftOut:       "Of a folder the CUE files are the document, and the JSON and YAML files that have converge's apiVersion. Name a file to have it taken whatever it says.",
 }
 
-// A Code is what diagnostics have in common that bear it. Codes stay forever.
+// A Code describes what diagnostics with that code have in common. Codes stay forever.
 type Code struct {
 	Code    string `json:"code"`
 	Name    string `json:"name,omitempty"` // of the rule
@@ -62,7 +62,7 @@ type Code struct {
 	Doc     string `json:"doc"`            // what must be so, or what to do
 }
 
-// Codes lists all codes that a diagnostic may bear, in their order.
+// Codes lists all codes that a diagnostic may have, in their order.
 func Codes() []Code {
 	var all []Code
 	for code, summary := range summaries {
@@ -78,12 +78,12 @@ func Codes() []Code {
 	return all
 }
 
-// wrong are documents with mistakes, and what is said of them; the tests keep them true.
+// wrong holds documents with mistakes, and their diagnostics; tests keep them up to date.
 //
 //go:embed testdata/wrong/*.txtar
 var wrong embed.FS
 
-// Example loads a wrong document and gives a diagnostic of it that bears the code; ok is false when none is kept.
+// Example loads a wrong document and returns a diagnostic of it with the given code; ok is false when there is no example.
 func Example(ctx context.Context, s *kinds.Schema, code string) (d Diagnostic, ok bool) {
 	names, _ := fs.Glob(wrong, "testdata/wrong/*.txtar")
 	for _, name := range names {

@@ -13,31 +13,31 @@ import (
 	"converge.dev/converge/schema"
 )
 
-// Limits on a document. They are counted while reading, so that what is beyond them costs neither time nor memory.
+// Limits on a document. They are checked while reading, so that what exceeds them costs neither time nor memory.
 const (
 	maxSize      = 64 << 20  // bytes of a source
-	maxDepth     = 32        // objects and lists within each other
-	maxResources = 200_000   // names under all kinds together
-	maxValues    = 5_000_000 // values of all sorts together
+	maxDepth     = 32        // nested objects and lists
+	maxResources = 200_000   // names under all kinds in total
+	maxValues    = 5_000_000 // values of all sorts in total
 	maxMembers   = 100_000   // members of one object or elements of one list that is not a map of resources
 	maxName      = 256       // bytes of a name
 )
 
-// A fault is why a source cannot be read at all. There is at most one: nothing after it can be trusted.
+// A fault is why a source cannot be read at all. There is at most one, because nothing after it can be trusted.
 type fault struct {
 	offset int64    // the byte where reading stopped
-	path   []string // the place in the document, as far as it is known
+	path   []string // the path in the document, as far as it is known
 	code   string
 	detail string
 }
 
 func (f *fault) Error() string { return f.detail }
 
-// A level is a depth of the document at which names mean something to the reader.
+// A level is a depth of the document at which names have a meaning for the reader.
 type level int
 
 const (
-	inValue     level = iota // below everything that is named here
+	inValue     level = iota // below all other levels
 	inDocument               // apiVersion, site, policy, nodes and providers
 	inNodes                  // names of nodes
 	inNode                   // providers of a node
@@ -66,8 +66,8 @@ func (l level) below(name string) level {
 	return inValue
 }
 
-// decodeJSON reads a JSON document strictly: one object, no name twice, valid UTF-8, nothing after it, within the limits.
-// Whole numbers become int64.
+// decodeJSON reads a JSON document strictly: one object, no duplicate names, valid UTF-8, nothing after it, within the
+// limits. Integers become int64.
 func decodeJSON(data []byte) (map[string]any, *fault) { return decodeBounded(data, Bounds{}) }
 
 // decodeBounded is decodeJSON with tighter limits.
@@ -92,7 +92,7 @@ func tooLarge(size, limit int) *fault {
 type decoder struct {
 	in        *jsontext.Decoder
 	bounds    Bounds
-	words     map[string]string // short strings that were seen, to keep one copy of each
+	words     map[string]string // short strings so far, to keep one copy of each
 	text      []byte
 	values    int
 	resources int
@@ -197,7 +197,7 @@ func (d *decoder) open(depth int) error {
 	return err
 }
 
-// string reads a quoted string. Short ones are kept once: names of fields and most values repeat in every resource.
+// string reads a quoted string. Short ones are stored once: names of fields and most values repeat in every resource.
 func (d *decoder) string(raw jsontext.Value) (string, error) {
 	text := raw[1 : len(raw)-1]
 	if bytes.IndexByte(text, '\\') >= 0 {
@@ -238,7 +238,7 @@ func (d *decoder) refuse(code, format string, args ...any) *fault {
 	return &fault{offset: d.in.InputOffset(), path: pointerPath(d.in.StackPointer()), code: code, detail: fmt.Sprintf(format, args...)}
 }
 
-// fault turns an error of reading into the fault that stands for it.
+// fault turns a reading error into a fault.
 func (d *decoder) fault(err error) *fault {
 	if f, ok := err.(*fault); ok {
 		return f

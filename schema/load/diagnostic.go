@@ -8,20 +8,20 @@ import (
 // Severity ranks a diagnostic.
 type Severity string
 
-// Severities. Only errors make a document invalid.
+// The severities. Only errors make a document invalid.
 const (
 	Error   Severity = "error"
 	Warning Severity = "warning"
 )
 
-// A Diagnostic is one thing to tell the author of a document. Summary is constant per Code; Detail says what is wrong,
+// A Diagnostic is one message to the author of a document. Summary is constant per Code; Detail says what is wrong,
 // why it matters and what to do, in full sentences.
 type Diagnostic struct {
 	Severity Severity `json:"severity"`
 	Code     string   `json:"code"` // CV1xxx; stable
 	Summary  string   `json:"summary"`
 	Detail   string   `json:"detail,omitempty"`
-	Path     string   `json:"path,omitempty"` // place in the document: carbide.vpc.prod.vni
+	Path     string   `json:"path,omitempty"` // path in the document: carbide.vpc.prod.vni
 	Range    *Range   `json:"range,omitempty"`
 	Snippet  string   `json:"snippet,omitempty"` // the source line, without its end
 }
@@ -33,7 +33,7 @@ type Range struct {
 	End      Pos    `json:"end"`
 }
 
-// A Pos is one place in a file; Byte counts from 0.
+// A Pos is a position in a file; Byte counts from 0.
 type Pos struct {
 	Line   int `json:"line"`
 	Column int `json:"column"`
@@ -56,7 +56,7 @@ func (d Diagnostic) String() string {
 	return b.String()
 }
 
-// Diagnostics are all the things to tell at once, in the order of the source.
+// Diagnostics are all messages about a document, in the order of the source.
 type Diagnostics []Diagnostic
 
 // HasErrors reports whether any diagnostic is an error.
@@ -69,7 +69,7 @@ func (ds Diagnostics) HasErrors() bool {
 	return false
 }
 
-// Err returns the errors as one error, nil when there are none. It is the one bridge between diagnostics and errors.
+// Err returns the errors as one error, nil when there are none. It is the only bridge between diagnostics and errors.
 func (ds Diagnostics) Err() error {
 	if !ds.HasErrors() {
 		return nil

@@ -26,19 +26,19 @@ import (
 )
 
 // An Evaluator turns sources in CUE, YAML and JSON into one plain document: all of them unified, every value concrete.
-// It returns the document, or diagnostics that say why there is none. It knows nothing of kinds.
+// It returns the document, or diagnostics that say why there is none. It knows nothing about kinds.
 type Evaluator func(ctx context.Context, sources []Source) (*Evaluated, Diagnostics)
 
-// Evaluated is a document as plain JSON, with the places its values came from.
+// Evaluated is a document as plain JSON, with the positions that its values came from.
 type Evaluated struct {
 	JSON  []byte   // names sorted, no blanks
-	Files []string // the files of Places
-	// Places has four numbers for each value of JSON, in the order of the text: which of Files (-1: none), line, column
+	Files []string // the files that Places refers to
+	// Places has four numbers for each value of JSON, in the order of the text: index in Files (-1: none), line, column
 	// and byte.
 	Places []int32
 }
 
-// at returns the file and position of the n-th value; an empty name when it has none.
+// at returns the file and position of the n-th value; the file name is empty when it has none.
 func (e *Evaluated) at(n int) (string, Pos) {
 	if 4*n+3 >= len(e.Places) || e.Places[4*n] < 0 {
 		return "", Pos{}
@@ -47,7 +47,7 @@ func (e *Evaluated) at(n int) (string, Pos) {
 	return e.Files[p[0]], Pos{Line: int(p[1]), Column: int(p[2]), Byte: int(p[3])}
 }
 
-// read decodes the sources to a document, nil when that is not possible.
+// read decodes the sources to a document; nil when that is not possible.
 func read(ctx context.Context, o Options, sources []Source) (*origin, map[string]any, Diagnostics) {
 	if len(sources) == 0 {
 		return nil, nil, Diagnostics{{Severity: Error, Code: codeSyntax, Summary: summaries[codeSyntax], Detail: "There is no source to read a document from."}}
@@ -62,7 +62,7 @@ func read(ctx context.Context, o Options, sources []Source) (*origin, map[string
 	switch alone := len(sources) == 1 && !sources[0].Dir; {
 	case alone && sources[0].language() == langJSON:
 		at.json = sources[0].Data
-	case alone && sources[0].language() == langCUE && len(bytes.TrimSpace(sources[0].Data)) == 0: // one of several may be empty
+	case alone && sources[0].language() == langCUE && len(bytes.TrimSpace(sources[0].Data)) == 0: // one of several sources may be empty
 		return nil, nil, at.fault(nothing(strconv.Quote(schema.APIVersion)))
 	default:
 		evaluate := o.Evaluator
@@ -82,8 +82,8 @@ func read(ctx context.Context, o Options, sources []Source) (*origin, map[string
 	return at, doc, nil
 }
 
-// leftOut takes from sources what lies beside a document and is none, and warns of it: a resource that is missed would
-// otherwise be removed.
+// leftOut removes from sources the files next to a document that are not documents, and warns of them: an overlooked
+// resource would otherwise be removed.
 func leftOut(sources []Source) (kept []Source, ds Diagnostics) {
 	for _, s := range sources {
 		if !s.LeftOut {
@@ -96,10 +96,10 @@ func leftOut(sources []Source) (kept []Source, ds Diagnostics) {
 	return kept, ds
 }
 
-// unreadable says why a source is not even text, once, where each of its bytes would be an error to the evaluation.
+// unreadable returns one fault for a source that is not even text; evaluation would report an error for each byte.
 func (s Source) unreadable() *fault {
 	if s.Dir || s.language() == langJSON {
-		return nil // the strict decoder says it once too
+		return nil // the strict decoder also reports it only once
 	}
 	if len(s.Data) > maxSize {
 		return tooLarge(len(s.Data), maxSize)
@@ -110,12 +110,12 @@ func (s Source) unreadable() *fault {
 	return nil
 }
 
-// nothing is the fault of a source in which nothing is written. It says what would be, as its language writes it.
+// nothing returns the fault of an empty source. The apiVersion that it names is written as in the language of the source.
 func nothing(apiVersion string) *fault {
 	return &fault{code: codeSyntax, detail: fmt.Sprintf("The source is empty. A document says at least apiVersion: %s and site.", apiVersion)}
 }
 
-// snippets adds the lines of the sources, which an evaluator need not send back.
+// snippets adds the source lines, which an evaluator need not send back.
 func (o *origin) snippets(ds Diagnostics) Diagnostics {
 	for i, d := range ds {
 		if d.Range != nil && d.Snippet == "" {
@@ -147,10 +147,10 @@ func evaluateHere(_ context.Context, sources []Source) (*Evaluated, Diagnostics)
 
 type evaluation struct {
 	cue   *cue.Context
-	names map[string]string // of files: how the user calls what the CUE library calls by its absolute path
+	names map[string]string // of files: the name that the user gave, by the absolute path that the CUE library uses
 }
 
-// build makes one value of all sources.
+// build unifies all sources into one value.
 func (e *evaluation) build(sources []Source) (cue.Value, Diagnostics) {
 	var ds Diagnostics
 	var values []cue.Value
@@ -197,7 +197,7 @@ func (e *evaluation) build(sources []Source) (cue.Value, Diagnostics) {
 			}
 			add(e.cue.BuildFile(file), nil)
 		default:
-			// The strict decoder refuses what the CUE library would let pass, such as a name that is there twice.
+			// The strict decoder refuses what the CUE library would accept, such as a duplicate name.
 			if _, fault := decodeJSON(s.Data); fault != nil {
 				ds = append(ds, (&origin{sources: []Source{s}, json: s.Data}).fault(fault)...)
 				continue
@@ -251,7 +251,7 @@ func (e *evaluation) directory(dir string) (cue.Value, error) {
 	return e.load(args, f.abs, f.tree)
 }
 
-// files loads CUE files, which see each other's fields and definitions as files of one package do.
+// files loads CUE files, which see each other's fields and definitions like files of one package.
 func (e *evaluation) files(sources []Source) (cue.Value, error) {
 	wd, err := os.Getwd()
 	if err != nil {
@@ -264,20 +264,20 @@ func (e *evaluation) files(sources []Source) (cue.Value, error) {
 		if !filepath.IsAbs(abs) {
 			abs = filepath.Join(wd, abs)
 		}
-		if real, err := filepath.EvalSymlinks(filepath.Dir(abs)); err == nil { // as the tree has it
+		if real, err := filepath.EvalSymlinks(filepath.Dir(abs)); err == nil { // the form that the tree uses
 			abs = filepath.Join(real, filepath.Base(abs))
 		}
 		if filepath.Ext(abs) != ".cue" {
 			abs += ".cue"
 		}
-		abs = strings.ReplaceAll(abs, ":", "_") // what precedes a colon would be the type of the file
+		abs = strings.ReplaceAll(abs, ":", "_") // a prefix up to a colon would be taken for the type of the file
 		e.names[abs] = s.Name
 		given[abs] = s.Data
 		args = append(args, abs)
 	}
 	dir := filepath.Dir(args[0])
 	t, _, err := openTree(dir)
-	if errors.Is(err, fs.ErrNotExist) { // of a source that only is called so
+	if errors.Is(err, fs.ErrNotExist) { // of a source that has only the name
 		dir = wd
 		t, _, err = openTree(dir)
 	}
@@ -293,7 +293,7 @@ func (e *evaluation) load(args []string, dir string, from *tree) (cue.Value, err
 	instances := cueload.Instances(args, &cueload.Config{
 		Dir: dir,
 		FS:  from,
-		Env: []string{"CUE_REGISTRY=none"}, // nothing is fetched: a document has all it needs beside it
+		Env: []string{"CUE_REGISTRY=none"}, // nothing is fetched: a document has everything it needs beside it
 	})
 	if len(instances) != 1 {
 		return cue.Value{}, fmt.Errorf("%s holds %d CUE packages, want one", dir, len(instances))
@@ -305,7 +305,7 @@ func (e *evaluation) load(args []string, dir string, from *tree) (cue.Value, err
 	return v, v.Err()
 }
 
-// name returns a file the name by which the user knows it.
+// name returns the name by which the user knows a file.
 func (e *evaluation) name(file string) string {
 	if n, ok := e.names[file]; ok {
 		return n
@@ -361,11 +361,11 @@ func (e *evaluation) refuse(code string, err error) Diagnostics {
 	return arrange(ds, "")
 }
 
-// said returns what an error of the CUE library says, with its cause and without places.
+// said returns the text of an error of the CUE library, with its cause and without positions.
 func said(ce errors.Error) string {
 	format, args := ce.Msg()
 	text := fmt.Sprintf(format, args...)
-	if text == "" { // of an error that comes from below the library
+	if text == "" { // an error from below the library
 		return ce.Error()
 	}
 	for _, cause := range errors.Errors(stderrors.Unwrap(ce)) {

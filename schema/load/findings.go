@@ -14,11 +14,11 @@ import (
 )
 
 const (
-	maxDiagnostics = 100  // what one load returns at most, beside the one that counts the rest
-	enough         = 1000 // problems after which looking for more stops
+	maxDiagnostics = 100  // maximum returned by one load, besides the one that counts the rest
+	enough         = 1000 // problems after which the search stops
 )
 
-// A problem is a diagnostic whose place in the source is not known yet.
+// A problem is a diagnostic whose position in the source is not known yet.
 type problem struct {
 	path     []string // in the document
 	severity Severity // empty: error
@@ -30,7 +30,7 @@ type problem struct {
 // Findings collect problems.
 type findings struct {
 	problems []problem
-	more     Severity // the worst of what was not collected; empty: all was
+	more     Severity // the worst severity that was not collected; empty: all were
 }
 
 func (f *findings) add(p problem) {
@@ -41,19 +41,19 @@ func (f *findings) add(p problem) {
 	f.problems = append(f.problems, p)
 }
 
-// drop notes that something was found and is not told.
+// drop records that something was found that is not reported.
 func (f *findings) drop(severity Severity) {
 	if f.more != Error {
 		f.more = severity
 	}
 }
 
-// refused adds what the schema refuses at path.
+// refused adds a problem that the schema refuses at path.
 func (f *findings) refused(path []string, p kinds.Problem) {
 	f.add(problem{path: slices.Concat(path, p.Path), code: p.Code, summary: p.Summary, detail: p.Detail})
 }
 
-// broken adds what breaks rules. Of each resource the spec is given as the document has it.
+// broken adds the findings of rules. Specs are those of each resource as in the document.
 func (f *findings) broken(by rules.Findings, specs []canonical.Raw) {
 	for _, p := range by.Problems {
 		out := problem{path: p.Path, code: p.Rule.Code, summary: p.Rule.Summary, detail: p.Detail}
@@ -76,13 +76,13 @@ func (f *findings) broken(by rules.Findings, specs []canonical.Raw) {
 // An origin knows where the values of a document came from.
 type origin struct {
 	sources   []Source
-	json      []byte     // what was decoded: the one source, or what evaluation made
+	json      []byte     // what was decoded: the only source, or the result of evaluation
 	evaluated *Evaluated // nil when the source is JSON
 	texts     map[string]*sourceText
 	warnings  Diagnostics // of the sources themselves
 }
 
-// fault makes the diagnostic of a source that cannot be read.
+// fault returns the diagnostic of a source that cannot be read.
 func (o *origin) fault(f *fault) Diagnostics {
 	d := Diagnostic{Severity: Error, Code: f.code, Summary: summaries[f.code], Detail: f.detail, Path: documentPath(f.path)}
 	if o.evaluated != nil {
@@ -90,7 +90,7 @@ func (o *origin) fault(f *fault) Diagnostics {
 		return Diagnostics{d}
 	}
 	t := newText(o.sources[0].Name, o.json)
-	if f.code == codeDuplicateName && f.path != nil { // the fault lies at the second, the path leads to the first
+	if f.code == codeDuplicateName && f.path != nil { // the fault is at the second, the path leads to the first
 		first := locate(o.json, [][]string{f.path})[0]
 		d.Detail += fmt.Sprintf(" The first is at %s:%d.", t.name, t.pos(first.start).Line)
 	}
@@ -98,7 +98,7 @@ func (o *origin) fault(f *fault) Diagnostics {
 	return Diagnostics{d}
 }
 
-// diagnostics finds the place of every problem and puts them in the order of the source.
+// diagnostics finds the position of every problem and sorts them in the order of the source.
 func (o *origin) diagnostics(found *findings, secret func(path []string) bool) Diagnostics {
 	if len(found.problems) == 0 {
 		return nil
@@ -112,7 +112,7 @@ func (o *origin) diagnostics(found *findings, secret func(path []string) bool) D
 		file   string
 		number int
 	}
-	hidden := map[line]bool{} // where a secret stands: no other problem of that line may show it
+	hidden := map[line]bool{} // lines with a secret: no other problem of such a line may show it
 	for i, pl := range locate(o.json, paths) {
 		p := found.problems[i]
 		ds[i] = Diagnostic{
@@ -135,8 +135,8 @@ func (o *origin) diagnostics(found *findings, secret func(path []string) bool) D
 	return arrange(ds, found.more)
 }
 
-// arrange sorts diagnostics by their place, drops repetitions and the ones nobody would read. If there were more, more is
-// the worst of them: what is dropped still counts.
+// arrange sorts diagnostics by position, and drops repetitions and those beyond the maximum. If there were more, more is
+// the worst severity of them: what is dropped still counts.
 func arrange(ds Diagnostics, more Severity) Diagnostics {
 	slices.SortFunc(ds, func(a, b Diagnostic) int {
 		return cmp.Or(compareRange(a.Range, b.Range), cmp.Compare(a.Path, b.Path), cmp.Compare(a.Code, b.Code), cmp.Compare(a.Detail, b.Detail))
@@ -172,7 +172,7 @@ func compareRange(a, b *Range) int {
 	return cmp.Or(cmp.Compare(a.Filename, b.Filename), cmp.Compare(a.Start.Line, b.Start.Line), cmp.Compare(a.Start.Column, b.Start.Column))
 }
 
-// mark returns the range of a place and the line on which it starts; nothing when the place is in no source.
+// mark returns the range of a place and the line on which it starts; nil when the place is in no source.
 func (o *origin) mark(p place) (*Range, string) {
 	if o.evaluated == nil {
 		return o.text(o.sources[0].Name).mark(p.start, p.end)
@@ -184,8 +184,8 @@ func (o *origin) mark(p place) (*Range, string) {
 	return &Range{Filename: name, Start: at, End: at}, snippet(o.text(name).line(at.Line), at.Column)
 }
 
-// text returns the text of a source. A file of a package is read again, from where the package may be read; one that has
-// gone is empty.
+// text returns the text of a source. A file of a package is read again, from where the package may be read; one that no
+// longer exists is empty.
 func (o *origin) text(name string) *sourceText {
 	if t := o.texts[name]; t != nil {
 		return t
@@ -204,7 +204,7 @@ func (o *origin) text(name string) *sourceText {
 	return t
 }
 
-// reread reads a file that evaluation took from the folder of a source, or from the module of that.
+// reread reads a file that evaluation took from the folder of a source, or from its module.
 func (o *origin) reread(name string) []byte {
 	dir, err := filepath.EvalSymlinks(filepath.Dir(name))
 	if err == nil {
@@ -231,7 +231,7 @@ func (o *origin) reread(name string) []byte {
 	return nil
 }
 
-// documentPath returns a path as it is shown and, at the start of a resource, as [schema.Ref.Path] gives it.
+// documentPath returns a path as it is shown; the part up to a resource is as returned by [schema.Ref.Path].
 func documentPath(path []string) string {
 	shown := slices.Clone(path)
 	for i, name := range shown {

@@ -10,9 +10,9 @@ import (
 	"github.com/go-json-experiment/json/jsontext"
 )
 
-// Format returns a source in its one layout: CUE as `cue fmt` writes it, JSON indented by two spaces with names in their
-// order and numbers as they were written. YAML is only checked and returned as it is: no library keeps its comments and
-// blank lines in place. What cannot be read is an error with file, line and column; a directory is one too.
+// Format returns a source in its canonical layout: CUE as `cue fmt` writes it, JSON indented by two spaces with names in
+// their order and numbers as they were written. YAML is only checked and returned as it is: no library keeps its
+// comments and blank lines in place. A source that cannot be read is an error with file, line and column; so is a directory.
 func Format(s Source) ([]byte, error) {
 	if s.Dir {
 		return nil, fmt.Errorf("format %s: it is a directory, name its files", s.Name)

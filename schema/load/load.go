@@ -16,19 +16,19 @@ import (
 	"converge.dev/converge/schema/rules"
 )
 
-// Options say how a document is loaded. The zero value is good for documents one trusts.
+// Options say how a document is loaded. The zero value is for trusted documents.
 type Options struct {
 	// Evaluator evaluates everything that is not a single JSON source. Optional; nil evaluates in this process without
-	// limits, which is for tests and for sources that one wrote oneself. See [ChildEvaluator].
+	// limits, which is for tests and for your own sources. See [ChildEvaluator].
 	Evaluator Evaluator
 
-	// Bounds are the limits on the document. Optional; the zero value stands for those that hold for every document.
+	// Bounds are the limits on the document. Optional; the zero value stands for the limits of every document.
 	Bounds Bounds
 }
 
-// Document reads, checks and rules on the document that the sources make together. It returns the document, or nil and
-// diagnostics of which at least one is an error; warnings may come with a document. At most 100 diagnostics are
-// returned, the last of them saying how many more there are.
+// Document reads the document that the sources form together, checks it and applies all rules. It returns the document,
+// or nil and diagnostics of which at least one is an error; warnings may come with a document. At most 100 diagnostics
+// are returned, and one more that says how many others there are.
 func Document(ctx context.Context, s *kinds.Schema, o Options, sources ...Source) (*schema.Document, Diagnostics) {
 	origin, doc, ds := read(ctx, o, sources)
 	if doc == nil {
@@ -54,8 +54,8 @@ func Document(ctx context.Context, s *kinds.Schema, o Options, sources ...Source
 // chunkSize is how many resources one worker checks at a time.
 const chunkSize = 256
 
-// checkAll checks every resource against its kind and lets the site accept those that are good. It returns the specs as the
-// document has them, by resource. It stops early when there is more to say than anyone will read; what it found by then does
+// checkAll checks every resource against its kind and lets the site accept the valid ones. It returns the specs as in the
+// document, by resource. It stops early when there are more problems than anyone will read; what it found by then does
 // not depend on the number of workers.
 func checkAll(ctx context.Context, s *kinds.Schema, st *rules.Site, found *findings) []canonical.Raw {
 	specs := make([]canonical.Raw, len(st.Resources))
@@ -119,7 +119,7 @@ func checkChunk(s *kinds.Schema, st *rules.Site, chunk []*rules.Resource, specs 
 	}
 }
 
-// result makes the document of a site in which nothing is wrong.
+// result returns the document of a valid site.
 func result(st *rules.Site, specs []canonical.Raw, doc map[string]any) *schema.Document {
 	d := &schema.Document{Resources: make([]schema.Resource, len(st.Resources))}
 	size := 4096

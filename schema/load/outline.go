@@ -17,22 +17,22 @@ import (
 	"converge.dev/converge/schema/kinds"
 )
 
-// An Outline is a document that was accepted before, read no further than it takes to tell its resources apart. It costs a small
-// part of what [Document] does, and keeps the text.
+// An Outline is a document that was accepted before, read only as far as needed to distinguish its resources. It costs a small
+// part of what [Document] costs, and keeps the text.
 type Outline struct {
 	schema    *kinds.Schema
 	text      []byte
 	head      []member // apiVersion, site and policy
-	resources []entry  // in the order of refs, which is not that of Ref.Compare
+	resources []entry  // sorted by order, which differs from Ref.Compare
 }
 
-// An entry is a resource as it stands in a text.
+// An entry is a resource as written in a text.
 type entry struct {
 	schema.Ref
 	value jsontext.Value
 }
 
-// order is that of documents in the form in which they are stored, for the most part, so that there is seldom anything to sort.
+// order compares refs mostly in the order of stored documents, so that there is seldom anything to sort.
 func order(a, b schema.Ref) int {
 	top := func(r schema.Ref) string {
 		if r.Scope == schema.ScopeSite {
@@ -43,7 +43,7 @@ func order(a, b schema.Ref) int {
 	return cmp.Or(cmp.Compare(top(a), top(b)), cmp.Compare(a.Scope, b.Scope), cmp.Compare(a.Kind, b.Kind), cmp.Compare(a.Name, b.Name))
 }
 
-// find returns the text of a resource; nil when the document has none of that ref.
+// find returns the text of a resource; nil when the document does not have it.
 func (o *Outline) find(ref schema.Ref) jsontext.Value {
 	i, ok := slices.BinarySearchFunc(o.resources, ref, func(e entry, ref schema.Ref) int { return order(e.Ref, ref) })
 	if !ok {
@@ -52,14 +52,15 @@ func (o *Outline) find(ref schema.Ref) jsontext.Value {
 	return o.resources[i].value
 }
 
-// A member is a name and a value as they stand in a text.
+// A member is a name and a value as written in a text.
 type member struct {
 	name  string
 	value jsontext.Value
 }
 
-// NewOutline reads the outline of a document in the JSON form in which documents are stored. What it finds is not checked against
-// the schema before [Outline.Part] reads it. It fails when the text is not JSON in the shape of a document, or beyond the limits.
+// NewOutline reads the outline of a document in the JSON form in which documents are stored. The resources are not checked
+// against the schema until [Outline.Part] reads them. It fails when the text is not JSON in the shape of a document, or exceeds
+// the limits.
 func NewOutline(s *kinds.Schema, text []byte) (*Outline, error) {
 	if len(text) > maxSize {
 		return nil, tooLarge(len(text), maxSize)
@@ -94,7 +95,7 @@ func NewOutline(s *kinds.Schema, text []byte) (*Outline, error) {
 	return nil, fmt.Errorf("outline of the document, at byte %d: %w", d.InputOffset(), err)
 }
 
-// members visits the members of the object that is next.
+// members visits the members of the next object.
 func (o *Outline) members(d *jsontext.Decoder, visit func(name string) error) error {
 	open, err := d.ReadToken()
 	if err != nil {
@@ -131,7 +132,7 @@ func (o *Outline) nouns(d *jsontext.Decoder, scope, provider string) error {
 	})
 }
 
-// value returns the next value as it stands in the text.
+// value returns the next value as written in the text.
 func (o *Outline) value(d *jsontext.Decoder) (jsontext.Value, error) {
 	v, err := d.ReadValue()
 	end := d.InputOffset()
@@ -144,7 +145,7 @@ func (o *Outline) Len() int { return len(o.resources) }
 // Has reports whether the document has a resource.
 func (o *Outline) Has(ref schema.Ref) bool { return o.find(ref) != nil }
 
-// Changed lists the resources that the text describes otherwise than an earlier one did: those that are new, different or gone.
+// Changed lists the resources that differ from an earlier outline: those that are new, different or gone.
 func (o *Outline) Changed(from *Outline) (refs []schema.Ref) {
 	is, was := o.resources, from.resources
 	for len(is)+len(was) > 0 {
@@ -172,10 +173,10 @@ func (o *Outline) Changed(from *Outline) (refs []schema.Ref) {
 	return schema.SortRefs(refs)
 }
 
-// Referring lists the resources that refer to one of these, directly. It reads those of which the text has the name.
+// Referring lists the resources that refer directly to one of these. It reads only those whose text mentions such a name.
 func (o *Outline) Referring(to []schema.Ref) (refs []schema.Ref) {
 	wanted := make(map[schema.Ref]bool, len(to))
-	named := map[string]map[string]bool{} // by kind that may refer, the names that it may do so by
+	named := map[string]map[string]bool{} // by referring kind, the names with which it may refer
 	spelt := map[string]bool{}            // in depends_on
 	for _, t := range to {
 		wanted[t] = true
@@ -201,7 +202,7 @@ func (o *Outline) Referring(to []schema.Ref) (refs []schema.Ref) {
 	return schema.SortRefs(refs)
 }
 
-// mentions reports whether one of the strings in a value, names of members included, is meant.
+// mentions reports whether meant holds for a string in a value, including names of members.
 func mentions(value jsontext.Value, meant func(s []byte) bool) bool {
 	for {
 		start := bytes.IndexByte(value, '"')
@@ -226,8 +227,8 @@ func mentions(value jsontext.Value, meant func(s []byte) bool) bool {
 // escaped reports whether a quote that follows belongs to the string before it.
 func escaped(s []byte) bool { return (len(s)-len(bytes.TrimRight(s, `\`)))%2 == 1 }
 
-// After lists what a resource refers to or depends on, there or not, as far as the document is what the schema says; nothing when
-// there is no such resource.
+// After lists what a resource refers to or depends on, whether it exists or not, as far as the document conforms to the schema;
+// nil when there is no such resource.
 func (o *Outline) After(ref schema.Ref) (refs []schema.Ref) {
 	kind, value := o.schema.Kinds()[ref.Kind], o.find(ref)
 	var spec schema.Object
@@ -248,9 +249,9 @@ func (o *Outline) After(ref schema.Ref) (refs []schema.Ref) {
 	return schema.SortRefs(refs)
 }
 
-// Part reads and checks the resources with the given refs, those of them that are there, and all that these refer to. The document
-// that it returns has no other resources; its text and its digest are those of the whole. Rules about what resources have in common
-// hold among those that it read: that they hold in the whole was found out when the document was accepted.
+// Part reads and checks those of the given resources that exist, and everything that they refer to. The returned document has no
+// other resources; its text and its digest are those of the whole. Rules about several resources are checked among those that
+// were read: for the whole they were checked when the document was accepted.
 func (o *Outline) Part(ctx context.Context, digest string, refs []schema.Ref) (*schema.Document, Diagnostics) {
 	in := map[schema.Ref]bool{}
 	for work := slices.Clone(refs); len(work) > 0; {
@@ -268,7 +269,7 @@ func (o *Outline) Part(ctx context.Context, digest string, refs []schema.Ref) (*
 	return doc, ds
 }
 
-// excerpt writes the document with some of its resources only.
+// excerpt returns the document with only some of its resources.
 func (o *Outline) excerpt(in map[schema.Ref]bool) []byte {
 	tree := map[string]any{}
 	for _, m := range o.head {
@@ -291,7 +292,7 @@ func (o *Outline) excerpt(in map[schema.Ref]bool) []byte {
 	}
 	text, err := json.Marshal(tree, json.Deterministic(true))
 	if err != nil {
-		panic(err) // strings and values that were read
+		panic(err) // strings and values that were read before
 	}
 	return text
 }

@@ -11,27 +11,27 @@ import (
 	"converge.dev/converge/schema/internal/message"
 )
 
-// A place is where one value lies in a JSON text.
+// A place is the position of a value in a JSON text.
 type place struct {
-	start, end int64 // bytes; of a member from its name on; end is past a scalar, or past the name or bracket before a composite
-	nth        int   // how many values come before it, parents before children
+	start, end int64 // bytes; for a member from its name on; end is after a scalar, or after the name or bracket before a composite
+	nth        int   // number of values before it, parents before children
 }
 
-// A branch is a node of the tree of the paths that are looked for.
+// A branch is a node in the tree of the paths to find.
 type branch struct {
 	below map[string]*branch
 	found bool
 	place place
 }
 
-// find notes where the value of the branch is; of a name that is there twice, the first.
+// find records the place of the value of the branch; for a duplicate name, the first.
 func (b *branch) find(p place) {
 	if b != nil && !b.found {
 		b.found, b.place = true, p
 	}
 }
 
-// element returns the branch of the i-th element of a list, nil when nobody looks for it.
+// element returns the branch of the i-th element of a list; nil when it is not searched for.
 func (b *branch) element(i int) *branch {
 	if b == nil || b.below == nil {
 		return nil
@@ -39,7 +39,7 @@ func (b *branch) element(i int) *branch {
 	return b.below[strconv.Itoa(i)]
 }
 
-// member returns the branch of the member with a quoted name, nil when nobody looks for it.
+// member returns the branch of the member with a quoted name; nil when it is not searched for.
 func (b *branch) member(quoted jsontext.Value) *branch {
 	if b == nil || b.below == nil {
 		return nil
@@ -48,8 +48,8 @@ func (b *branch) member(quoted jsontext.Value) *branch {
 	return b.below[string(name)]
 }
 
-// locate finds in one pass over data, which is JSON, the value at each path, or where there is none the deepest value on
-// the way to it. It reads as far as it can in a text that is broken.
+// locate finds, in one pass over JSON data, the value at each path or, where there is none, the deepest value on the way
+// to it. It reads a broken text as far as it can.
 func locate(data []byte, paths [][]string) []place {
 	root := &branch{}
 	for _, p := range paths {
@@ -88,7 +88,7 @@ type locator struct {
 	nth int
 }
 
-// value reads one value; name is where the name of a member starts, -1 for what is not a member. It reports whether
+// value reads one value; name is where the name of a member starts, -1 when it is not a member. It reports whether
 // reading can go on.
 func (l *locator) value(b *branch, name int64) bool {
 	p := place{start: name, end: l.in.InputOffset(), nth: l.nth}
@@ -114,7 +114,7 @@ func (l *locator) value(b *branch, name int64) bool {
 		p.start = p.end - 1
 	}
 	b.find(p)
-	for i := 0; l.in.PeekKind() != kind+2; i++ { // in ASCII a bracket closes two after it opens
+	for i := 0; l.in.PeekKind() != kind+2; i++ { // in ASCII a closing bracket is two after its opening one
 		var below *branch
 		start := int64(-1)
 		if kind == '[' {
@@ -135,7 +135,7 @@ func (l *locator) value(b *branch, name int64) bool {
 	return err == nil
 }
 
-// A sourceText is a source whose bytes are known, with the start of each line.
+// A sourceText is the text of a source, with the start of each line.
 type sourceText struct {
 	name  string
 	data  []byte
@@ -154,7 +154,7 @@ func newText(name string, data []byte) *sourceText {
 	}
 }
 
-// pos returns the line and column of a byte.
+// pos returns the position of a byte.
 func (t *sourceText) pos(offset int64) Pos {
 	at := int(min(max(offset, 0), int64(len(t.data))))
 	line, exact := slices.BinarySearchFunc(t.lines, at, cmp.Compare[int])
@@ -180,7 +180,7 @@ func (t *sourceText) mark(start, end int64) (*Range, string) {
 	return &Range{Filename: t.name, Start: from, End: to}, snippet(line, from.Column)
 }
 
-// line returns a line, counted from 1, without its end; nothing when there is no such line.
+// line returns a line, counted from 1, without its end; nil when there is no such line.
 func (t *sourceText) line(n int) []byte {
 	if n < 1 || n > len(t.lines) {
 		return nil
@@ -192,10 +192,10 @@ func (t *sourceText) line(n int) []byte {
 	return bytes.TrimSuffix(line, []byte("\r"))
 }
 
-// snippetSize bounds what is shown of a line: a whole site may be one line.
+// snippetSize limits how much of a line is shown: a whole site may be one line.
 const snippetSize = 160
 
-// snippet makes a line fit to be shown: short, and without bytes that a terminal could obey.
+// snippet prepares a line for display: short, and without control characters that a terminal would obey.
 func snippet(line []byte, column int) string {
 	head := ""
 	if len(line) > snippetSize && column-1 > snippetSize/2 {

@@ -26,7 +26,7 @@ type ReportDiagnostic struct {
 	Snippet  *ReportSnippet `json:"snippet,omitempty"`
 }
 
-// A ReportSnippet is the line of the source that a diagnostic is about. The highlighted part is given in bytes of Code.
+// A ReportSnippet is the line of the source that a diagnostic is about. The highlighted part is counted in bytes of Code.
 type ReportSnippet struct {
 	Context              *string  `json:"context"` // always null: the path says it
 	Code                 string   `json:"code"`
@@ -36,7 +36,7 @@ type ReportSnippet struct {
 	Values               []string `json:"values"` // always empty: a document has no expressions
 }
 
-// NewReport makes the report of diagnostics.
+// NewReport returns the report of diagnostics.
 func NewReport(ds Diagnostics) Report {
 	r := Report{FormatVersion: "1.0", Valid: !ds.HasErrors(), Diagnostics: []ReportDiagnostic{}}
 	for _, d := range ds {

@@ -21,28 +21,28 @@ import (
 const Stdin = "-"
 
 // A Source is one piece of a document: a file that was read, or a directory with CUE files, which are read when it is
-// evaluated, because they may import packages beside them. The name says how it is written: .cue, .json, .yaml or .yml;
-// any other name is CUE, or JSON when the data starts like it.
+// evaluated, because they may import packages beside them. The extension of the name is its language: .cue, .json,
+// .yaml or .yml; any other name is CUE, or JSON when the data starts like it.
 type Source struct {
-	Name string `json:"name"`           // as it appears in diagnostics: the path that the user gave
-	Data []byte `json:"data,omitempty"` // nothing for a directory
-	Dir  bool   `json:"dir,omitempty"`  // Name is a directory; its CUE files are meant
+	Name string `json:"name"`           // as in diagnostics: the path that the user gave
+	Data []byte `json:"data,omitempty"` // nil for a directory
+	Dir  bool   `json:"dir,omitempty"`  // Name is a directory and stands for its CUE files
 
-	// LeftOut says that the file lies in a directory and is no document: Load warns of it, and does nothing else.
+	// LeftOut means that the file is in a directory but is not a document: Load only warns of it.
 	LeftOut bool `json:"left_out,omitempty"`
 }
 
-// configName is a file that lies beside documents and is none.
+// configName is a file that may be next to documents but is not one.
 const configName = "converge.yaml"
 
-// accepted says what may be named as a document.
+// accepted describes what may be named as a document.
 const accepted = "a .cue, .json, .yaml or .yml file, a directory of such files, or " + Stdin + " for standard input"
 
 // ReadSources reads the files that paths name. A path is a file, a directory, or [Stdin]; stdin may be nil when no path
-// is that. Of a directory the CUE files are meant, and those JSON and YAML files that have an apiVersion of ours at their
-// top, but neither converge.yaml, nor names that begin with a dot or an underscore, nor its folders; no link may lead out
-// of it, or out of the CUE module that it is part of. What is no regular file is an error, and so is what is named twice, or
-// is beyond the size limit of a document, of one file as of all together; that is not kept in memory.
+// is that. A directory stands for its CUE files, and for those JSON and YAML files that have an apiVersion of ours at their
+// top, but not for converge.yaml, names that begin with a dot or an underscore, or subfolders; no link may lead out of it,
+// or out of the CUE module that it is part of. A path that is not a regular file is an error, and so is one that is named
+// twice. A file, or all files together, beyond the size limit of a document is also an error, and is not kept in memory.
 func ReadSources(paths []string, stdin io.Reader) ([]Source, error) {
 	var sources []Source
 	for i, path := range paths {
@@ -64,7 +64,7 @@ func ReadSources(paths []string, stdin io.Reader) ([]Source, error) {
 	return sources, nil
 }
 
-// same reports whether two paths name one file or directory.
+// same reports whether two paths name the same file or directory.
 func same(path, other string) bool {
 	if path == other {
 		return true
@@ -77,7 +77,7 @@ func same(path, other string) bool {
 	return err == nil && os.SameFile(one, two)
 }
 
-// together bounds all sources as one is bounded.
+// together applies the limit of one source to all of them together.
 func together(sources []Source) error {
 	size := 0
 	for _, s := range sources {
@@ -135,8 +135,8 @@ type folder struct {
 	data []string // JSON and YAML
 }
 
-// openFolder finds the files of a directory that may belong to a document, and makes sure that each is a regular file
-// that lies in its tree. The tree is to be closed.
+// openFolder finds the files of a directory that may belong to a document, and checks that each is a regular file
+// within its tree. The caller must close the tree.
 func openFolder(path string) (_ *folder, err error) {
 	t, abs, err := openTree(path)
 	if err != nil {
@@ -221,7 +221,7 @@ func readSource(path string, stdin io.Reader) (Source, error) {
 	return Source{Name: path, Data: data}, tooMuch(err)
 }
 
-// tooMuch adds to the error for a file that is too large what to do.
+// tooMuch adds what to do to the error for a file that is too large.
 func tooMuch(err error) error {
 	var large *files.TooLargeError
 	if errors.As(err, &large) {
@@ -230,15 +230,15 @@ func tooMuch(err error) error {
 	return err
 }
 
-// ourVersion begins the apiVersion of every document of ours, whatever version it is.
+// ourVersion is the prefix of the apiVersion of every document of ours, whatever its version.
 var ourVersion, _, _ = strings.Cut(schema.APIVersion, "/")
 
-// versionYAML finds an apiVersion of ours at the top of a YAML file. What it finds in a text that only looks like that is
-// refused later; what it overlooks is warned of.
+// versionYAML finds an apiVersion of ours at the top of a YAML file. A false match is refused later; a missed one causes
+// a warning.
 var versionYAML = regexp.MustCompile(`(?m)^(?:\{\s*)?["']?apiVersion["']?\s*:\s*["']?` + regexp.QuoteMeta(ourVersion) + `/`)
 
 // isDocument reports whether a JSON or YAML file has an apiVersion of ours at its top. One that cannot be read counts as
-// a document: what is wrong with it is worth saying.
+// a document, so that its problem is reported.
 func (s Source) isDocument() bool {
 	if s.language() == langYAML {
 		return versionYAML.Match(s.Data)
@@ -264,7 +264,7 @@ func (s Source) isDocument() bool {
 	return false
 }
 
-// A language is how a source is written.
+// A language is the language in which a source is written.
 type language string
 
 const (
@@ -273,7 +273,7 @@ const (
 	langCUE  language = "CUE"
 )
 
-// language tells how the source is written, by its name and, where the name says nothing, by how the data starts.
+// language returns the language of the source, according to its name or, where the name says nothing, to the start of its data.
 func (s Source) language() language {
 	switch strings.ToLower(filepath.Ext(s.Name)) {
 	case ".json":

@@ -16,16 +16,16 @@ import (
 
 // A tree is the part of the file system that a folder of CUE may be read from: its module, which is the nearest folder
 // above it with a cue.mod, or the folder itself when there is none. Links do not lead out of it, so that a document that
-// somebody else wrote cannot have other files of this machine read, and shown in messages.
+// somebody else wrote cannot cause other files of this machine to be read and shown in messages.
 //
-// It is the file system of the CUE library, under the absolute names of the files.
+// It serves as the file system of the CUE library, under the absolute names of the files.
 type tree struct {
 	root  *os.Root
 	dir   string            // absolute, without links
 	given map[string][]byte // files that have been read, by absolute name
 }
 
-// openTree opens the tree of a folder and gives the folder's absolute name. Links in that name are followed.
+// openTree opens the tree of a folder and returns the folder's absolute name. Links in that name are followed.
 func openTree(folder string) (*tree, string, error) {
 	abs, err := filepath.Abs(folder)
 	if err != nil {
@@ -53,7 +53,7 @@ func openTree(folder string) (*tree, string, error) {
 
 func (t *tree) close() { _ = t.root.Close() }
 
-// below returns the name in the tree of an absolute name.
+// below returns the name within the tree of an absolute name.
 func (t *tree) below(abs string) (string, bool) {
 	rel, err := filepath.Rel(t.dir, abs)
 	return rel, err == nil && filepath.IsLocal(rel)
@@ -71,7 +71,7 @@ func (t *tree) read(abs string) ([]byte, error) {
 	return files.ReadIn(t.root, name, maxSize)
 }
 
-// absolute returns the absolute name behind a name of package fs.
+// absolute returns the absolute name for a name of package fs.
 func absolute(name string) string { return filepath.FromSlash(path.Join("/", name)) }
 
 // Open implements fs.FS.
@@ -132,7 +132,7 @@ func (i givenInfo) ModTime() time.Time { return time.Time{} }
 func (i givenInfo) IsDir() bool        { return false }
 func (i givenInfo) Sys() any           { return nil }
 
-// notText returns the first byte that UTF-8 text does not hold; -1 when all of it is text.
+// notText returns the index of the first byte that is not UTF-8 text; -1 when all of it is text.
 func notText(data []byte) int {
 	for i := 0; i < len(data); {
 		if data[i] == 0 {
@@ -151,5 +151,5 @@ func notText(data []byte) int {
 	return -1
 }
 
-// hidden reports whether a file or folder of that name takes no part in the folder it lies in, as in CUE.
+// hidden reports whether a file or folder of that name is ignored in its folder, as in CUE.
 func hidden(name string) bool { return strings.HasPrefix(name, ".") || strings.HasPrefix(name, "_") }

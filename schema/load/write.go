@@ -18,18 +18,18 @@ import (
 // A Written is a resource to be written into a document.
 type Written struct {
 	schema.Resource
-	Depends []schema.Ref  // of After, what the spec does not refer to
-	Comment string        // stands above it; may have several lines
-	Aside   schema.Object // fields beyond the spec, which stand in it as a comment, to be stated by whoever wants to
+	Depends []schema.Ref  // those of After that the spec does not refer to
+	Comment string        // is written above it; may have several lines
+	Aside   schema.Object // fields beyond the spec, written as a comment within it, for authors to enable
 }
 
-// A Head is what stands in a document above its resources. The serial of the site is never written.
+// A Head is what a document has above its resources. The serial of the site is never written.
 type Head struct {
 	Site   schema.Site   `json:"site"`
 	Policy schema.Object `json:"policy"` // as in the document; nil: none
 }
 
-// noPolicy stands in the place of the policy where nobody stated one.
+// noPolicy is written in place of the policy where none was stated.
 var noPolicy = []string{
 	"// What a plan may do cannot be seen anywhere, and has to be stated. For example:",
 	"//",
@@ -39,8 +39,8 @@ var noPolicy = []string{
 	"// }",
 }
 
-// Write returns resources as a document in CUE, or as a part of one. A head that is not nil is stated with the version of the
-// schema; a pack, when it is not empty, is the package clause.
+// Write returns resources as a document in CUE, or as a part of one. A head that is not nil is written with the version of
+// the schema; pack, when not empty, is the name in the package clause.
 func Write(pack string, head *Head, resources []Written) ([]byte, error) {
 	file := &ast.File{}
 	if pack != "" {
@@ -70,10 +70,10 @@ func Write(pack string, head *Head, resources []Written) ([]byte, error) {
 	if err != nil {
 		return nil, err
 	}
-	return format.Source(text, format.Simplify()) // what was never text is laid out a little differently
+	return format.Source(text, format.Simplify()) // an AST that was never text is laid out a little differently
 }
 
-// fields are those of the head in CUE.
+// fields returns the fields of the head in CUE.
 func (h *Head) fields() ([]ast.Decl, error) {
 	decls := []ast.Decl{
 		&ast.Field{Label: ast.NewIdent("apiVersion"), Value: ast.NewString(schema.APIVersion)},
@@ -94,7 +94,7 @@ func (h *Head) fields() ([]ast.Decl, error) {
 	return append(decls, group), nil
 }
 
-// kindField is the map of all resources of one kind in one scope, below its path.
+// kindField returns the map of all resources of one kind in one scope, below its path.
 func kindField(resources []Written) (*ast.Field, error) {
 	entries := &ast.StructLit{Lbrace: token.Blank.Pos(), Rbrace: token.Newline.Pos()}
 	for _, r := range resources {
@@ -129,7 +129,7 @@ func kindField(resources []Written) (*ast.Field, error) {
 	return &ast.Field{Label: ast.NewString(labels[0]), Value: value}, nil
 }
 
-// structOf writes an object; one that has several fields gives each a line.
+// structOf returns an object as a struct; several fields have a line each.
 func structOf(o schema.Object) (*ast.StructLit, error) {
 	x, err := json.Extract("", canonical.Append(nil, map[string]any(o)))
 	if err != nil {
@@ -147,7 +147,7 @@ func structOf(o schema.Object) (*ast.StructLit, error) {
 	return x.(*ast.StructLit), nil
 }
 
-// putAside puts fields into a struct as a comment.
+// putAside adds fields to a struct as a comment.
 func putAside(s *ast.StructLit, fields schema.Object) error {
 	o, err := structOf(fields)
 	if err != nil {
@@ -169,7 +169,7 @@ func putAside(s *ast.StructLit, fields schema.Object) error {
 	return nil
 }
 
-// object returns the resource as its author would have written it.
+// object returns the resource as an author would have written it.
 func (r Written) object() schema.Object {
 	switch x := r.External; {
 	case x != nil && x.ID != "":

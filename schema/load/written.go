@@ -8,8 +8,8 @@ import (
 	"converge.dev/converge/schema/rules"
 )
 
-// written returns the path of a value of r as its author wrote it. Lists whose order means nothing are sorted in the spec,
-// so an index there may be another one in the source.
+// written returns the path of a value of r as its author wrote it. Lists whose order does not matter are sorted in the
+// spec, so an index may differ in the source.
 func written(r *rules.Resource, spec canonical.Raw, path []string) []string {
 	source, f := decodeJSON(spec)
 	if f != nil {
@@ -17,7 +17,7 @@ func written(r *rules.Resource, spec canonical.Raw, path []string) []string {
 	}
 	out := slices.Clone(path)
 	var now, was any = map[string]any(r.Spec), source
-	field := r.Kind.Spec() // of now
+	field := r.Kind.Spec() // the current spec
 	for i, name := range path {
 		switch n := now.(type) {
 		case map[string]any:
@@ -48,7 +48,8 @@ func written(r *rules.Resource, spec canonical.Raw, path []string) []string {
 	return out
 }
 
-// writtenIndex finds the element at of the sorted list now in the list was: of equal ones, the one that is as far on.
+// writtenIndex returns the index in the list was of element at of the sorted list now: among equal elements, the one
+// with the same rank.
 func writtenIndex(now, was []any, at int, key string) int {
 	same := func(a, b any) bool {
 		if key != "" {

@@ -12,11 +12,11 @@ import (
 	"converge.dev/converge/schema"
 )
 
-// maxAliasValues is how many values the aliases of one file may unfold to.
+// maxAliasValues is how many values the aliases of one file may expand to.
 const maxAliasValues = 50_000
 
-// checkYAML refuses what YAML allows and a document must not have: several documents in one file, a name that is there
-// twice, aliases that unfold to more than any document holds, deep nesting, lines that only some readers take for lines.
+// checkYAML refuses what YAML allows but a document must not have: several documents in one file, duplicate names,
+// aliases that expand to more than any document holds, deep nesting, line breaks that only some readers recognize.
 func checkYAML(s Source) *fault {
 	if f := oddBreak(s.Data); f != nil {
 		return f
@@ -38,7 +38,7 @@ func checkYAML(s Source) *fault {
 	return f
 }
 
-// oddBreak refuses ends of lines that the YAML library knows and the CUE library, which asks it for lines, does not: all
+// oddBreak refuses line breaks that the YAML library recognizes but the CUE library, which uses its line numbers, does not: all
 // positions after one would be wrong, or beyond the text.
 func oddBreak(data []byte) *fault {
 	for i, r := range string(data) {
@@ -50,7 +50,7 @@ func oddBreak(data []byte) *fault {
 	return nil
 }
 
-// broken makes the fault of text that is not YAML. The library gives the line in its text only.
+// broken returns the fault of text that is not YAML. The library reports the line only in its error text.
 func (c *yamlCheck) broken(err error) *fault {
 	text, line := strings.TrimPrefix(err.Error(), "yaml: "), 1
 	if n, _ := fmt.Sscanf(text, "line %d:", &line); n == 1 {
@@ -61,15 +61,15 @@ func (c *yamlCheck) broken(err error) *fault {
 
 type yamlCheck struct {
 	text     *sourceText
-	unfolded map[*yaml.Node]int // of what has an anchor: how many values it is; -1 while they are being counted
-	aliases  int                // values that aliases stand for
+	unfolded map[*yaml.Node]int // number of values of each anchored node; -1 while they are being counted
+	aliases  int                // number of values that aliases stand for
 }
 
 func (c *yamlCheck) refuse(n *yaml.Node, code, format string, args ...any) *fault {
 	return &fault{offset: c.text.offset(n.Line, n.Column), code: code, detail: fmt.Sprintf(format, args...)}
 }
 
-// walk counts the values of n, aliases unfolded.
+// walk counts the values of n, with aliases expanded.
 func (c *yamlCheck) walk(n *yaml.Node, depth int) (int, *fault) {
 	if depth > maxDepth+1 { // the document itself is a node
 		return 0, c.refuse(n, codeTooLarge, "Objects and lists lie more than %d deep within each other; no kind needs that.", maxDepth)
@@ -95,7 +95,7 @@ func (c *yamlCheck) walk(n *yaml.Node, depth int) (int, *fault) {
 	return size, nil
 }
 
-// alias counts the values that an alias stands for, once per anchor: what unfolds exponentially is counted in linear time.
+// alias counts the values that an alias stands for, once per anchor: an exponential expansion is counted in linear time.
 func (c *yamlCheck) alias(n *yaml.Node, depth int) (int, *fault) {
 	size, counted := c.unfolded[n.Alias]
 	if !counted {

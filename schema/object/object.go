@@ -1,7 +1,7 @@
-// Package object is what the generated structs of specs use to be read from objects, and to be written to them.
+// Package object is used by the generated structs of specs to read them from objects, and to write them to objects.
 //
-// A struct has a pointer where a field may be absent, nil for an absent list or map, and plain values for the rest: what a
-// document must say, and what its zero value is the default of.
+// A struct has a pointer where a field may be absent, nil for an absent list or map, and plain values for the rest: fields
+// that are required, and fields whose default is the zero value.
 package object
 
 import (
@@ -11,10 +11,10 @@ import (
 	"converge.dev/converge/schema"
 )
 
-// A Reader reads fields of objects; it keeps the first thing that is wrong.
+// A Reader reads fields of objects; it keeps the first error.
 type Reader struct{ err error }
 
-// Err returns the first thing that was wrong; nil when nothing was.
+// Err returns the first error; nil when there was none.
 func (r *Reader) Err() error { return r.err }
 
 func (r *Reader) fail(name string, v any, want any) {
@@ -23,7 +23,7 @@ func (r *Reader) fail(name string, v any, want any) {
 	}
 }
 
-// Only fails when an object has fields of other names.
+// Only fails when an object has fields with other names.
 func (r *Reader) Only(o map[string]any, names ...string) {
 	if r.err != nil || len(o) == 0 {
 		return
@@ -36,7 +36,7 @@ func (r *Reader) Only(o map[string]any, names ...string) {
 	}
 }
 
-// Value reads a field that is there, or has its zero value when it is not.
+// Value reads a field; when it is absent, it returns the zero value.
 func Value[T any](r *Reader, o map[string]any, name string) (v T) {
 	switch f := o[name].(type) {
 	case nil:
@@ -177,7 +177,7 @@ func PutMap[T any](o map[string]any, name string, m map[string]T) {
 	}
 }
 
-// Values returns a list as an object holds it; one that is nil is empty.
+// Values returns a list in the form of objects; nil becomes empty.
 func Values[T any](l []T) []any {
 	all := make([]any, len(l))
 	for i, v := range l {
@@ -186,7 +186,7 @@ func Values[T any](l []T) []any {
 	return all
 }
 
-// Objects returns a list of structs as an object holds it, with the help of the method that writes one.
+// Objects returns a list of structs in the form of objects; write converts one struct.
 func Objects[T any](l []T, write func(*T) schema.Object) []any {
 	all := make([]any, len(l))
 	for i := range l {

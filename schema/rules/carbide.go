@@ -6,7 +6,7 @@ import (
 	"strconv"
 )
 
-// The kinds of Carbide that rules know.
+// The kinds of Carbide that rules refer to.
 const (
 	carbideVPC           = "carbide.vpc"
 	carbidePrefix        = "carbide.vpc_prefix"
@@ -18,8 +18,7 @@ const (
 	carbideMachine       = "carbide.machine"
 )
 
-// carbideRules say in advance what the site's service would refuse in the middle of a run. Its own words for most of it
-// are an internal error.
+// carbideRules report in advance what the site's service would refuse in the middle of a run, mostly as an internal error.
 var carbideRules = []Rule{
 	{"CV1121", "carbide-duplicate-vni", "VNI is used twice", "A VNI belongs to one VPC", checkVNIs},
 	{"CV1122", "carbide-prefix-overlap", "VPC prefixes overlap", "VPC prefixes do not overlap, in whatever VPC they are", checkPrefixOverlap},
@@ -57,7 +56,7 @@ func checkVNIs(st *Site, p *reporter) {
 	}
 }
 
-// A network is a block of addresses and where it was declared.
+// A network is a block of addresses, and where it was declared.
 type network struct {
 	netip.Prefix
 	of   *Resource
@@ -87,8 +86,8 @@ func (st *Site) networks(kind string) []network {
 
 func compareNetworks(a, b network) int { return a.Prefix.Compare(b.Prefix) }
 
-// eachInside visits every network of a sorted list that lies in others, with those, the smallest last. Two networks
-// either lie in each other or have nothing in common, so the ones around form a stack.
+// eachInside visits every network of a sorted list that is inside others, with those, the smallest last. Two networks
+// are either nested or disjoint, so the enclosing ones form a stack.
 func eachInside(list []network, visit func(inner network, around []network)) {
 	var around []network
 	for _, n := range list {
@@ -118,7 +117,7 @@ func checkSegmentInPrefix(st *Site, p *reporter) {
 	slices.SortStableFunc(list, compareNetworks)
 	eachInside(list, func(inner network, around []network) {
 		i := len(around) - 1
-		for i >= 0 && around[i].of.Ref.Kind == inner.of.Ref.Kind { // those are for the rules above
+		for i >= 0 && around[i].of.Ref.Kind == inner.of.Ref.Kind { // those are checked by the rules above
 			i--
 		}
 		if i < 0 {
@@ -235,7 +234,7 @@ func checkVirtualization(st *Site, p *reporter) {
 	}
 }
 
-// maxSecurityRules is how many rules a security group has at most, where one rule counts its source ports times its
+// maxSecurityRules is the maximum number of rules of a security group, where a rule counts as its source ports times its
 // destination ports.
 const maxSecurityRules = 200
 
@@ -252,7 +251,7 @@ func checkSecurityGroupSize(st *Site, p *reporter) {
 	}
 }
 
-// portCount counts the ports of a range; the absent range is one entry that means all.
+// portCount counts the ports of a range; an absent range is one entry for all ports.
 func portCount(v any) int64 {
 	m := objectOf(v)
 	if m == nil {
@@ -295,13 +294,13 @@ func checkSecurityRule(p *reporter, r *Resource, rule map[string]any, path []str
 	}
 }
 
-// maxLabels is how many labels of an object are left to the document: the service keeps ten, converge needs one.
+// maxLabels is how many labels of an object are left to the document: the service stores ten, converge needs one.
 const maxLabels = 9
 
-// maxLabel is how many bytes of a label's value the service keeps; the schema counts characters.
+// maxLabel is how many bytes of a label's value the service stores; the schema counts characters.
 const maxLabel = 255
 
-// maxDescription is how many bytes of a description the service keeps.
+// maxDescription is how many bytes of a description the service stores.
 const maxDescription = 1024
 
 func checkMetadata(st *Site, p *reporter) {

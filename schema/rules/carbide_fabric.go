@@ -5,7 +5,7 @@ import (
 	"strconv"
 )
 
-// checkInstanceScripts is about entries of the library that are scripts: the service gives an instance the script instead
+// checkInstanceScripts reports entries of the library that are scripts: the service stores in an instance the script instead
 // of the entry, so that the document and the site would differ for ever.
 func checkInstanceScripts(st *Site, p *reporter) {
 	for r := range st.sound(carbideInstance) {
@@ -20,8 +20,8 @@ func checkInstanceScripts(st *Site, p *reporter) {
 	}
 }
 
-// A fabricSection is a list of an instance whose elements are told apart by some of their fields. That GPUs are told apart by
-// their number the schema says.
+// A fabricSection is a list of an instance whose elements are identified by some of their fields. That GPUs are identified by
+// their number is in the schema.
 type fabricSection struct {
 	field string
 	what  string // an element, for people
@@ -55,8 +55,8 @@ func checkInstanceFabrics(st *Site, p *reporter) {
 	}
 }
 
-// eachPartition visits the partitions of an instance's ports that must be of its tenant, nil where one is not sound. Whose
-// an NVLink partition is the service does not ask.
+// eachPartition visits the partitions of an instance's ports that must belong to its tenant, nil where one is not sound.
+// The service does not check the tenant of an NVLink partition.
 func (st *Site) eachPartition(r *Resource, visit func(path []string, on *Resource)) {
 	for _, s := range []struct{ section, field, kind string }{
 		{"infiniband", "ib_partition", carbideIBPartition},

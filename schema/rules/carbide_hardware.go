@@ -7,7 +7,7 @@ import (
 	"strings"
 )
 
-// The kinds of Carbide that describe hardware, and what is promised of it.
+// The kinds of Carbide that describe hardware, and what is allocated of it.
 const (
 	carbideSKU             = "carbide.sku"
 	carbideAllocation      = "carbide.compute_allocation"
@@ -16,7 +16,7 @@ const (
 	carbideExpectedShelf   = "carbide.expected_power_shelf"
 )
 
-// carbideHardwareRules go on where carbideRules end.
+// carbideHardwareRules continue carbideRules.
 var carbideHardwareRules = []Rule{
 	{"CV1141", "carbide-same-sku", "SKUs say the same", "No two SKUs say the same of the machines that belong to them", checkSameSKUs},
 	{"CV1142", "carbide-allocation", "More instances than allocated", "A tenant has as many machines of a type allocated as it has instances", checkAllocations},
@@ -34,7 +34,7 @@ func checkSameSKUs(st *Site, p *reporter) {
 	}
 }
 
-// sameness is what the service looks at when it compares SKUs.
+// sameness returns what the service compares in SKUs.
 func sameness(r *Resource) string {
 	var b strings.Builder
 	chassis := objectOf(r.Spec["chassis"])
@@ -62,7 +62,7 @@ func sameness(r *Resource) string {
 	return b.String()
 }
 
-// checkAllocations warns: whether the site holds tenants to their allocations is not known here.
+// checkAllocations only warns, because it is unknown here whether the site enforces allocations.
 func checkAllocations(st *Site, p *reporter) {
 	type share struct{ tenant, instanceType string }
 	of := func(r *Resource) share { return share{textOf(r.Spec, "tenant"), textOf(r.Spec, "instance_type")} }
@@ -83,7 +83,7 @@ func checkAllocations(st *Site, p *reporter) {
 	}
 }
 
-// checkSerialNumbers warns: nothing but the hardware itself says whether two may have the same.
+// checkSerialNumbers only warns, because only the hardware itself decides whether two may have the same.
 func checkSerialNumbers(st *Site, p *reporter) {
 	for _, k := range []struct{ kind, field string }{
 		{carbideExpectedMachine, "chassis_serial_number"}, {carbideExpectedSwitch, "switch_serial_number"}, {carbideExpectedShelf, "shelf_serial_number"},

@@ -10,13 +10,13 @@ import (
 	"go.yaml.in/yaml/v3"
 )
 
-// The kinds of Carbide that instances boot from and run beside themselves.
+// The kinds of Carbide that instances boot from, and that run beside them.
 const (
 	carbideOS      = "carbide.operating_system"
 	carbideService = "carbide.dpu_extension_service"
 )
 
-// carbideImageRules are those for what instances boot and what runs on their DPUs.
+// carbideImageRules are the rules for what instances boot and what runs on their DPUs.
 var carbideImageRules = []Rule{
 	{"CV1171", "carbide-os-type", "Operating system is not clear", "An operating system has what its type asks for, and nothing of the other", checkOSTypes},
 	{"CV1172", "carbide-service-name", "Name of a service is used twice", "An extension service's name is used once in a tenant, upper and lower case being the same", checkServiceNames},
@@ -57,7 +57,7 @@ func checkServiceNames(st *Site, p *reporter) {
 	}
 }
 
-// maxManifest is how many bytes of a manifest the service takes.
+// maxManifest is how many bytes of a manifest the service accepts.
 const maxManifest = 64 << 10
 
 func checkManifests(st *Site, p *reporter) {
@@ -71,7 +71,7 @@ func checkManifests(st *Site, p *reporter) {
 	}
 }
 
-// wrongManifest says what the service would not like about a manifest; "" when it is good.
+// wrongManifest returns what the service would refuse in a manifest; "" when it is valid.
 func wrongManifest(text string) string {
 	var pod struct {
 		Version  any `yaml:"apiVersion"`

@@ -37,8 +37,8 @@ func checkTenants(st *Site, p *reporter) {
 	}
 }
 
-// eachAttachment visits what the interfaces of an instance are on: a segment or a VPC prefix, nil when it is not sound.
-// The path is that of the field which names it, m the object that holds the field.
+// eachAttachment visits what the interfaces of an instance are attached to: a segment or a VPC prefix, nil when it is
+// not sound. Path is that of the field which names it, m the object that contains the field.
 func (st *Site) eachAttachment(r *Resource, visit func(path []string, m map[string]any, on *Resource)) {
 	for i, e := range listOf(r.Spec, "interfaces") {
 		m := objectOf(e)

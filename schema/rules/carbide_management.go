@@ -11,32 +11,32 @@ import (
 	"converge.dev/converge/schema"
 )
 
-// A flow is packets that are let through or not: those of policy.management, or those that a rule is about.
+// A flow is a set of packets that are permitted or denied: those of policy.management, or those that a rule matches.
 type flow struct {
 	egress   bool
-	protocol string // any: all of them
+	protocol string // any: all protocols
 	src, dst netip.Prefix
-	ports    [2]int64 // that they go to; the whole range when nothing is said
-	sources  bool     // only some ports that they come from
+	ports    [2]int64 // destination ports; the whole range when none are stated
+	sources  bool     // restricted to some source ports
 }
 
 var allPorts = [2]int64{0, 65535}
 
-// overlaps reports whether some packets are of both.
+// overlaps reports whether some packets belong to both.
 func (f flow) overlaps(o flow) bool {
 	return f.egress == o.egress && f.src.Overlaps(o.src) && f.dst.Overlaps(o.dst) &&
 		(f.protocol == o.protocol || f.protocol == "any" || o.protocol == "any") &&
 		f.ports[0] <= o.ports[1] && o.ports[0] <= f.ports[1]
 }
 
-// covers reports whether all packets of o are of f.
+// covers reports whether all packets of o belong to f.
 func (f flow) covers(o flow) bool {
 	within := func(outer, inner netip.Prefix) bool { return outer.Bits() <= inner.Bits() && outer.Overlaps(inner) }
 	return f.overlaps(o) && !f.sources && within(f.src, o.src) && within(f.dst, o.dst) &&
 		(f.protocol == "any" || f.protocol == o.protocol) && f.ports[0] <= o.ports[0] && o.ports[1] <= f.ports[1]
 }
 
-// managementFlows reads policy.management; what is malformed is for other rules.
+// managementFlows reads policy.management; malformed values are left to other rules.
 func managementFlows(st *Site) (names []string, flows map[string]flow) {
 	flows = map[string]flow{}
 	for name, v := range sorted(objectOf(st.policy)["management"]) {
@@ -94,8 +94,8 @@ func filterRules(spec schema.Object) []filterRule {
 	return rules
 }
 
-// checkManagement looks at each group that something names. A packet meets the rules from the smallest number on, and among
-// equals in the order of ids; one that no rule permits counts as denied.
+// checkManagement checks each group that something names. Rules apply to a packet in the order of their numbers, and among
+// equals in the order of ids; a packet that no rule permits counts as denied.
 func checkManagement(st *Site, p *reporter) {
 	names, flows := managementFlows(st)
 	if len(names) == 0 {
@@ -123,7 +123,7 @@ func checkManagement(st *Site, p *reporter) {
 	}
 }
 
-// cutBy says what keeps a flow from getting through, with the place of its name, and where; nothing when it does.
+// cutBy returns what blocks a flow, and the path of its name; empty when the flow gets through.
 func cutBy(rules []filterRule, f flow) (cut string, path []string) {
 	for _, r := range rules {
 		switch {

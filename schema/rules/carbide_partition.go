@@ -1,6 +1,6 @@
 package rules
 
-// The kinds of Carbide that join and part networks.
+// The kinds of Carbide that join and partition networks.
 const (
 	carbidePeering      = "carbide.vpc_peering"
 	carbideIBPartition  = "carbide.ib_partition"

@@ -5,8 +5,8 @@ import (
 	"strings"
 )
 
-// checkCycles finds the groups of resources that refer to each other in a circle and shows one shortest circle of each.
-// Creation goes along the references and deletion against them, so what has no circle one way has none the other way.
+// checkCycles finds the groups of resources that refer to each other in a cycle and reports one shortest cycle of each.
+// Creation follows the references and deletion goes against them, so without a cycle in one direction there is none in the other.
 func checkCycles(st *Site, p *reporter) {
 	after := make([][]int, len(st.Resources))
 	for i, r := range st.Resources {
@@ -30,7 +30,7 @@ func checkCycles(st *Site, p *reporter) {
 }
 
 // circles returns the groups of nodes of a graph within which every node reaches every other, and itself: Tarjan's
-// algorithm with a stack of its own, because a chain of references may be as long as the document.
+// algorithm with an explicit stack, because a chain of references may be as long as the document.
 func circles(after [][]int) [][]int {
 	type frame struct{ node, next int }
 	var groups [][]int
@@ -87,7 +87,7 @@ func circles(after [][]int) [][]int {
 	return groups
 }
 
-// shortestCircle returns a shortest way from the first node of a group back to itself.
+// shortestCircle returns a shortest path from the first node of a group back to itself.
 func shortestCircle(after [][]int, group []int) []int {
 	start := group[0]
 	from := map[int]int{}

@@ -13,7 +13,7 @@ import (
 	"converge.dev/converge/schema/internal/message"
 )
 
-// genericRules hold for all kinds. They know fields by what the schema says of them.
+// genericRules apply to all kinds. They identify fields by what the schema says about them.
 var genericRules = []Rule{
 	{"CV1101", "dangling-reference", "Reference leads nowhere", "A reference leads to a resource of the document", checkReferences},
 	{"CV1102", "depends-on", "Dependency leads nowhere", "An entry of depends_on is the ref of a resource of the document", checkDependsOn},
@@ -49,7 +49,7 @@ func checkReferences(st *Site, p *reporter) {
 	}
 }
 
-// suggest says what to do about a ref that leads nowhere.
+// suggest returns what to do about a ref that leads nowhere.
 func (st *Site) suggest(ref schema.Ref) string {
 	var names []string
 	for _, r := range st.byKind[ref.Kind] {
@@ -126,7 +126,7 @@ func checkIgnore(st *Site, p *reporter) {
 	}
 }
 
-// vain says why it has no effect to ignore what names lead to below f, as the end of a sentence; nothing when it has.
+// vain returns why it has no effect to ignore what names lead to below f, as the end of a sentence; empty when it has one.
 func vain(f *schema.Field, names []string) string {
 	for i, name := range names {
 		switch f.Type {
@@ -152,7 +152,7 @@ func fieldNames(fields []schema.Field) []string {
 	return names
 }
 
-// maxTimeout is the longest wait that makes sense for one thing: cleaning a machine takes hours, nothing takes a week.
+// maxTimeout is the longest reasonable wait for one thing: cleaning a machine takes hours, nothing takes a week.
 const maxTimeout = 7 * 24 * time.Hour
 
 func checkTimeouts(st *Site, p *reporter) {
@@ -176,7 +176,7 @@ func checkMaxDestroy(st *Site, p *reporter) {
 	p.report(nil, []string{"policy", "max_destroy"}, "%s is neither a number of things, such as \"3\", nor a share from \"0%%\" to \"100%%\".", message.Value(text))
 }
 
-// isPrefixField reports whether the field holds networks as ADDRESS/BITS: fields are called so in every provider.
+// isPrefixField reports whether the field holds networks as ADDRESS/BITS: such fields have the same names in every provider.
 func isPrefixField(f *schema.Field) bool {
 	return f.Ref == "" && !f.Computed && (f.Name == "cidr" || f.Name == "prefix" || strings.HasSuffix(f.Name, "_prefix") || strings.HasSuffix(f.Name, "_prefixes"))
 }
@@ -213,7 +213,7 @@ func checkPrefixes(st *Site, p *reporter) {
 	}
 }
 
-// isMACField reports whether the field holds a hardware address that the document chooses, or several.
+// isMACField reports whether the field holds one or more hardware addresses that the document chooses.
 func isMACField(f *schema.Field) bool {
 	switch {
 	case f.Computed:
@@ -268,12 +268,12 @@ func (st *Site) macKinds() map[string]bool {
 	return st.macs
 }
 
-// markKey is the label or note in which converge writes whose a thing is. A test keeps it that of package providers, which
-// this package does not know.
+// markKey is the label or note in which converge writes the owner of a thing. A test keeps it equal to that of package
+// providers, which this package cannot import.
 const markKey = "converge.dev/mark"
 
-// checkMarks keeps documents from writing where converge does: the far side would refuse the same key twice in the middle
-// of a run, or let a document pass for another site's.
+// checkMarks keeps documents from setting the key that converge uses: the far side would refuse the duplicate key in the
+// middle of a run, or a thing could pass for another site's.
 func checkMarks(st *Site, p *reporter) {
 	for _, name := range st.kinds.Names() {
 		kind := st.kinds[name]

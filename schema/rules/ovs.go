@@ -6,13 +6,13 @@ import (
 	"converge.dev/converge/schema"
 )
 
-// The kinds of Open vSwitch that rules know.
+// The kinds of Open vSwitch that rules refer to.
 const (
 	ovsBridge = "ovs.bridge"
 	ovsPort   = "ovs.port"
 )
 
-// ovsRules say what the database would take and the switch would then not do.
+// ovsRules report what the database would accept and the switch would then not do.
 var ovsRules = []Rule{
 	{"CV1161", "ovs-port-name", "Port is called like a bridge", "A port is not called like a bridge of its node", checkPortNames},
 	{"CV1162", "ovs-vlan", "VLAN settings contradict each other", "The VLAN settings of a port fit its mode", checkPortVLANs},

@@ -10,7 +10,7 @@ import (
 	"converge.dev/converge/schema"
 )
 
-// refer fills in what r comes after, and what it refers to outside of the document.
+// refer fills in what r comes after, and what it refers to outside the document.
 func (st *Site) refer(r *Resource) {
 	add := func(ref schema.Ref) {
 		if st.index[ref] == nil {
@@ -38,14 +38,14 @@ func (st *Site) refer(r *Resource) {
 	r.After, r.Outside = schema.SortRefs(r.After), schema.SortRefs(r.Outside)
 }
 
-// outside reports whether a reference names a thing that no document declares: by its external id, a UUID in its canonical form.
+// outside reports whether a reference names a thing that no document declares, by its external id, a canonical UUID.
 func (st *Site) outside(ref schema.Ref) bool {
 	id, err := uuid.Parse(ref.Name)
 	return err == nil && id.String() == ref.Name && st.index[ref] == nil
 }
 
-// eachValue visits every value of a spec that a field describes, parents first, in the order of names. The path is
-// below the resource and only valid during the call.
+// eachValue visits every value of a spec that a field describes, parents first, in the order of names. The path starts
+// at the resource and is only valid during the call.
 func eachValue(fields []schema.Field, spec map[string]any, visit func(path []string, f *schema.Field, v any)) {
 	eachField(fields, spec, make([]string, 0, 8), visit)
 }

@@ -8,7 +8,7 @@ import (
 	"converge.dev/converge/schema/internal/message"
 )
 
-// A Rule is something that every document must keep and that only a look at the whole site can tell.
+// A Rule is a requirement on every document that can only be checked on the whole site.
 type Rule struct {
 	Code    string `json:"code"` // stable
 	Name    string `json:"name"`
@@ -21,25 +21,25 @@ type Rule struct {
 // All lists all rules. Each takes at most O(n log n) for n resources.
 func All() []Rule { return slices.Clone(rules) }
 
-// rules is the one table of rules. Codes stay forever: a rule that goes leaves a gap.
+// rules is the only table of rules. Codes stay forever: a removed rule leaves a gap.
 var rules = slices.Concat(genericRules, carbideRules, carbideImageRules, carbideHardwareRules, ovsRules)
 
-// A Problem is something in a document that breaks a rule.
+// A Problem is a violation of a rule in a document.
 type Problem struct {
 	Rule    Rule
 	Of      *Resource // nil: the document
-	Path    []string  // below Of, where lists whose order means nothing are sorted
-	Warning bool      // it may be meant so
+	Path    []string  // within Of, where lists whose order does not matter are sorted
+	Warning bool      // it may be intended
 	Detail  string    // full sentences
 }
 
-// Findings are what the rules found.
+// Findings are the results of the rules.
 type Findings struct {
 	Problems         []Problem // in the order of the rules
-	Errors, Warnings int       // how many more there are
+	Errors, Warnings int       // number of further ones
 }
 
-// Check lets all rules look at the site. Of each it makes at most so many problems; the others are only counted.
+// Check applies all rules to the site. It reports at most the given number of problems per rule; the others are only counted.
 func (st *Site) Check(most int) Findings {
 	var all Findings
 	for _, r := range rules {
@@ -48,18 +48,18 @@ func (st *Site) Check(most int) Findings {
 	return all
 }
 
-// A reporter takes what one rule finds.
+// A reporter collects what one rule finds.
 type reporter struct {
 	*Findings
 	rule Rule
-	left int // problems that are still made
+	left int // problems that are still reported
 }
 
-// full reports whether what the rule still finds would only be counted. Rules ask before they make a costly message,
+// full reports whether further problems of the rule would only be counted. Rules check it before they make a costly message,
 // and then call drop.
 func (p *reporter) full() bool { return p.left <= 0 }
 
-// drop counts what nobody is told.
+// drop counts a problem that is not reported.
 func (p *reporter) drop(warning bool) {
 	if warning {
 		p.Warnings++
@@ -68,12 +68,12 @@ func (p *reporter) drop(warning bool) {
 	}
 }
 
-// report takes a problem with the value at path below r; no path is the resource itself.
+// report adds a problem with the value at path within r; an empty path is the resource itself.
 func (p *reporter) report(r *Resource, path []string, format string, args ...any) {
 	p.add(false, r, path, format, args...)
 }
 
-// warn takes something that may be meant so.
+// warn adds a problem that may be intended.
 func (p *reporter) warn(r *Resource, path []string, format string, args ...any) {
 	p.add(true, r, path, format, args...)
 }
@@ -89,11 +89,11 @@ func (p *reporter) add(warning bool, r *Resource, path []string, format string, 
 			args[i] = message.Brief(text)
 		}
 	}
-	// The path is the caller's, and a document may hold what a terminal would obey.
+	// The path belongs to the caller, and a document may contain control characters that a terminal would obey.
 	p.Problems = append(p.Problems, Problem{p.rule, r, slices.Clone(path), warning, message.Printable(fmt.Sprintf(format, args...))})
 }
 
-// sound returns the resources of a kind whose fields can be trusted to have the kind's types.
+// sound returns the resources of a kind whose fields are known to have the kind's types.
 func (st *Site) sound(kind string) func(yield func(*Resource) bool) {
 	return func(yield func(*Resource) bool) {
 		for _, r := range st.byKind[kind] {
@@ -114,10 +114,10 @@ func (st *Site) target(r *Resource, kind string, name any) *Resource {
 	return t
 }
 
-// firstWith remembers who was first with a value, so that the second can name the first.
+// firstWith remembers the first resource with a value, so that a message about the second can name it.
 type firstWith[K comparable] map[K]*Resource
 
-// take returns who had the key before, or takes it for r and gives nil.
+// take returns the resource that had the key before, or takes it for r and returns nil.
 func (f firstWith[K]) take(key K, r *Resource) *Resource {
 	if first := f[key]; first != nil {
 		return first
@@ -126,7 +126,7 @@ func (f firstWith[K]) take(key K, r *Resource) *Resource {
 	return nil
 }
 
-// scopeNoun says where a scope is, for messages.
+// scopeNoun returns a scope in words, for messages.
 func scopeNoun(scope string) string {
 	if scope == schema.ScopeSite {
 		return "the site"

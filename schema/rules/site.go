@@ -8,31 +8,31 @@ import (
 	"converge.dev/converge/schema"
 )
 
-// A Site is what rules look at: every resource of a document. Nothing but [Site.Accept] changes it.
+// A Site is what rules check: every resource of a document. Only [Site.Accept] changes it.
 type Site struct {
 	Resources []*Resource // sorted by ref
 
-	policy any // as the document has it
+	policy any // as in the document
 	kinds  schema.Kinds
 	byKind map[string][]*Resource // in the order of Resources
 	index  map[schema.Ref]*Resource
 	macs   map[string]bool // by kind: see macKinds
 }
 
-// A Resource is a resource of a document, before the document is known to be good.
+// A Resource is a resource of a document that is not yet known to be valid.
 type Resource struct {
-	schema.Resource // the spec is all that the document says, until it is accepted
+	schema.Resource // until it is accepted, the spec is everything that the document says
 	Kind            *schema.Kind
 	Path            []string // in the document
-	Number          int      // place in Site.Resources
+	Number          int      // index in Site.Resources
 
-	sound    bool           // its fields have the types that the kind says; never of what is external, which states none
+	sound    bool           // its fields have the types of the kind; never set for an external one, which has none
 	depends  []string       // depends_on
 	waits    map[string]any // timeouts
 	dangling bool           // some of After is not in the document
 }
 
-// NewSite finds the resources in a document. What is not where a resource can be is left out.
+// NewSite returns the resources in a document. Anything that is not where a resource can be is left out.
 func NewSite(kinds schema.Kinds, doc map[string]any) *Site {
 	st := &Site{policy: doc["policy"], kinds: kinds, byKind: make(map[string][]*Resource)}
 	st.add(schema.ScopeSite, nil, doc)
@@ -72,7 +72,7 @@ func (st *Site) add(scope string, path []string, at any) {
 	}
 }
 
-// sorted ranges over an object in the order of its names; over nothing when v is none.
+// sorted ranges over an object in the order of its names; over nothing when v is not an object.
 func sorted(v any) func(yield func(string, any) bool) {
 	m, _ := v.(map[string]any)
 	return func(yield func(string, any) bool) {
@@ -84,8 +84,8 @@ func sorted(v any) func(yield func(string, any) bool) {
 	}
 }
 
-// Accept takes a resource as one whose spec is what its kind says. What every resource may carry moves from the spec into the
-// fields of the resource, and what the spec refers to is found. Rules trust no other spec. Accept may be called for several
+// Accept marks a resource as one whose spec conforms to its kind. Fields that every resource may have move from the spec into
+// the fields of the resource, and references of the spec are resolved. Rules trust no other spec. Accept may be called for several
 // resources at the same time, once for each.
 func (st *Site) Accept(r *Resource) {
 	r.sound = true
@@ -93,18 +93,18 @@ func (st *Site) Accept(r *Resource) {
 	st.refer(r)
 }
 
-// AcceptExternal takes a resource as one that the document says to exist, without a spec.
+// AcceptExternal marks a resource as one that exists according to the document, without a spec.
 func (st *Site) AcceptExternal(r *Resource) {
 	r.External, r.Spec = external(r.Spec), schema.Object{}
 }
 
-// external reads what a document says of a thing that nobody declares.
+// external reads what a document says about an external thing.
 func external(spec schema.Object) *schema.External {
 	id := textOf(objectOf(spec["external"]), "id")
 	return &schema.External{ID: id}
 }
 
-// detach moves what every resource may carry from the spec into the fields of the resource.
+// detach moves the fields that every resource may have from the spec into the fields of the resource.
 func (r *Resource) detach() {
 	if l, ok := r.Spec["lifecycle"].(map[string]any); ok {
 		r.Lifecycle.Protect, _ = l["protect"].(bool)

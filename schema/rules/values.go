@@ -1,6 +1,7 @@
 package rules
 
-// The functions ...Of read a field of a spec, or a value, as one type; they give zero for what is absent or of another.
+// The functions ...Of read a field of a spec, or a value, as one type; they return zero for a value that is absent or
+// of another type.
 
 func textOf(m map[string]any, name string) string {
 	s, _ := m[name].(string)

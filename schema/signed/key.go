@@ -13,13 +13,13 @@ import (
 	"syscall"
 )
 
-// algorithm stands before a public key in base64.
+// algorithm is the prefix of a public key in base64.
 const algorithm = "ed25519:"
 
-// maxKeyFile is the most bytes of a file with a key.
+// maxKeyFile is the maximum size of a key file in bytes.
 const maxKeyFile = 16 << 10
 
-// Name returns the text by which a public key is known: ed25519:BASE64 of its 32 bytes.
+// Name returns the text form of a public key: ed25519:BASE64 of its 32 bytes.
 func Name(key ed25519.PublicKey) string {
 	return algorithm + base64.StdEncoding.EncodeToString(key)
 }
@@ -34,7 +34,7 @@ func ParseName(text string) (ed25519.PublicKey, error) {
 	return b, nil
 }
 
-// ReadPublicKey reads a file as `openssl pkey -pubout` writes it, or with a line as Name does.
+// ReadPublicKey reads a file as written by `openssl pkey -pubout`, or with a line as returned by Name.
 func ReadPublicKey(path string) (ed25519.PublicKey, error) {
 	data, _, err := readFile(path)
 	if err != nil {
@@ -63,8 +63,8 @@ func ReadPublicKey(path string) (ed25519.PublicKey, error) {
 	return key, nil
 }
 
-// ReadPrivateKey reads a file as `openssl genpkey -algorithm ed25519` writes it, which nobody but its owner may read or
-// write. An error never repeats what stands in it.
+// ReadPrivateKey reads a file as written by `openssl genpkey -algorithm ed25519`, which only its owner may read or
+// write. An error never repeats its contents.
 func ReadPrivateKey(path string) (ed25519.PrivateKey, error) {
 	data, mode, err := readFile(path)
 	if err != nil {
@@ -95,7 +95,7 @@ func ReadPrivateKey(path string) (ed25519.PrivateKey, error) {
 	return key, nil
 }
 
-// readFile reads a small regular file. What would block is not opened.
+// readFile reads a small regular file. A file that would block is not opened.
 func readFile(path string) (data []byte, mode os.FileMode, err error) {
 	f, err := os.OpenFile(path, os.O_RDONLY|syscall.O_NONBLOCK, 0)
 	if err != nil {

@@ -1,11 +1,11 @@
-// Package signed says who wrote a document: an ed25519 signature over its exact JSON bytes, in an envelope after DSSE
+// Package signed authenticates the author of a document: an ed25519 signature over its exact JSON bytes, in a DSSE envelope
 // (https://github.com/secure-systems-lab/dsse).
 //
-// An [Envelope] is what a cloud leaves in the inbox in the place of the plain document. A [Signature] is what remains of it
-// beside the stored bytes, so that it can be checked again whenever they are read. [Trust] is whose signatures count.
+// An [Envelope] is what a cloud leaves in the inbox in place of the plain document. A [Signature] is stored beside the
+// bytes, so that it can be checked again whenever they are read. [Trust] lists whose signatures count.
 //
-// What is signed is not the payload alone but its type with it, so that a signature made for something else is none for a
-// document. The key id of an envelope is a hint and never believed: a signature counts for the key that it fits.
+// The signature covers the payload and its type, so that a signature made for something else is not valid for a document.
+// The key id of an envelope is a hint and never trusted: a signature counts for the key that it matches.
 package signed
 
 import (
@@ -23,30 +23,30 @@ import (
 // PayloadType is the type of a document's JSON.
 const PayloadType = "application/vnd.converge.document.v1+json"
 
-// MaxSize is the most bytes of an envelope: a document of one MiB in base64, and what is around it.
+// MaxSize is the maximum size of an envelope in bytes: a document of one MiB in base64, and what is around it.
 const MaxSize = 3 << 19
 
 // Errors of a signature.
 var (
-	// ErrEnvelope says that something has the keys of an envelope and is none.
+	// ErrEnvelope reports that something has the keys of an envelope but is not one.
 	ErrEnvelope = errors.New("the envelope is not valid")
-	// ErrSignature says that a signature does not fit the bytes, or no key that is known here.
+	// ErrSignature reports that a signature does not match the bytes, or matches no known key.
 	ErrSignature = errors.New("the signature fits neither a trusted key nor the key that it names")
 )
 
-// A Signature is a signature and the key that it is said to fit.
+// A Signature is a signature and the key that it is said to match.
 type Signature struct {
-	Key string `json:"key,omitempty"` // as [Name] writes it; in an envelope any text
+	Key string `json:"key,omitempty"` // as returned by [Name]; in an envelope any text
 	Sig []byte `json:"sig"`
 }
 
-// A Signer is whose signatures count.
+// A Signer is somebody whose signatures count.
 type Signer struct {
 	Name string
 	Key  ed25519.PublicKey
 }
 
-// Trust is the set of those whose signatures count.
+// Trust is the set of signers whose signatures count.
 type Trust []Signer
 
 // Sign signs a document.
@@ -54,8 +54,8 @@ func Sign(key ed25519.PrivateKey, payload []byte) Signature {
 	return Signature{Name(key.Public().(ed25519.PublicKey)), ed25519.Sign(key, authenticated(PayloadType, payload))}
 }
 
-// Check finds whose signature it is, and the key that it fits; by is empty when that key is not in the set. It fails with
-// ErrSignature when it fits no key of the set and not the key that it names.
+// Check returns whose signature it is, and the key that it matches; by is empty when that key is not in the set. It fails
+// with ErrSignature when the signature matches neither a key of the set nor the key that it names.
 func (t Trust) Check(s Signature, payload []byte) (by, key string, err error) {
 	message := authenticated(PayloadType, payload)
 	if len(s.Sig) == ed25519.SignatureSize {
@@ -71,7 +71,7 @@ func (t Trust) Check(s Signature, payload []byte) (by, key string, err error) {
 	return "", "", ErrSignature
 }
 
-// authenticated is what is signed: DSSE's pre-authentication encoding.
+// authenticated returns what is signed: DSSE's pre-authentication encoding.
 func authenticated(kind string, payload []byte) []byte {
 	return append(fmt.Appendf(nil, "DSSEv1 %d %s %d ", len(kind), kind, len(payload)), payload...)
 }
@@ -79,7 +79,7 @@ func authenticated(kind string, payload []byte) []byte {
 // Envelope returns a document with its signature as one JSON object.
 func Envelope(s Signature, payload []byte) []byte {
 	b, err := json.Marshal(envelope{PayloadType, payload, []signature{{s.Key, s.Sig}}})
-	if err != nil { // texts and bytes
+	if err != nil { // only texts and bytes
 		panic(fmt.Sprintf("signed: %v", err))
 	}
 	return b
@@ -96,11 +96,12 @@ type signature struct {
 	Sig   []byte `json:"sig"`
 }
 
-// Open returns the document in an envelope with its signature, which nobody has checked yet. What does not look like an
-// envelope is given back as it is, without a signature: it is a plain document, or whoever reads it says what is wrong.
+// Open returns the document in an envelope with its unchecked signature. Data that do not look like an envelope are
+// returned as they are, without a signature: they are a plain document, or the reader of documents reports what is wrong.
 //
-// It is strict, so that nobody reads the same bytes otherwise: one JSON object with just these names, spelt exactly and each
-// once, one signature, base64 with padding in its one canonical form, nothing after it. An error does not repeat what it found.
+// It is strict, so that no reader interprets the same bytes differently: one JSON object with just these names, spelt exactly
+// and each once, one signature, base64 with padding in its canonical form, nothing after it. An error does not repeat what it
+// found.
 func Open(data []byte) (payload []byte, s *Signature, err error) {
 	if !resembles(data) {
 		return data, nil, nil
@@ -111,7 +112,7 @@ func Open(data []byte) (payload []byte, s *Signature, err error) {
 	if len(data) > MaxSize {
 		return fail("it has %d bytes, at most %d are allowed", len(data), MaxSize)
 	}
-	in := jsontext.NewDecoder(bytes.NewReader(data)) // refuses a name that is there twice, and text that is not UTF-8
+	in := jsontext.NewDecoder(bytes.NewReader(data)) // refuses duplicate names, and text that is not UTF-8
 	top, err := members(in, "payloadType", "payload", "signatures")
 	if err != nil {
 		return fail("%v", err)
@@ -147,7 +148,7 @@ func Open(data []byte) (payload []byte, s *Signature, err error) {
 	return payload, s, nil
 }
 
-// resembles reports whether something is a JSON object with a name of an envelope, however spelt. A document has none.
+// resembles reports whether something is a JSON object with a name of an envelope, however spelt. A document has no such name.
 func resembles(data []byte) bool {
 	in := jsontext.NewDecoder(bytes.NewReader(data), jsontext.AllowDuplicateNames(true), jsontext.AllowInvalidUTF8(true))
 	if t, err := in.ReadToken(); err != nil || t.Kind() != '{' {

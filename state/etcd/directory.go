@@ -21,11 +21,11 @@ import (
 	clientv3 "go.etcd.io/etcd/client/v3"
 )
 
-// A NoAnswerError says that the process that holds the directory of a store does not serve it: it is suspended, or hangs.
+// A NoAnswerError reports that the process that holds the directory of a store does not serve it: it is suspended, or hangs.
 type NoAnswerError struct {
 	Dir     string
-	PID     int       // 0 when it is not known
-	Since   time.Time // zero when it is not known, and then there is no Command
+	PID     int       // 0 when unknown
+	Since   time.Time // zero when unknown; then there is no Command either
 	Command string    // as in its Options
 }
 
@@ -46,25 +46,26 @@ const (
 	dataName   = "etcd"
 	dbName     = "snap/db"
 	walName    = "wal"
-	// unbegunName is of an empty file that is there as long as the data have never answered. Etcd cannot go on with what it
-	// leaves when its very first start is interrupted: a log without the entry that makes it a member never has a leader.
+	// unbegunName is the name of an empty file that exists until etcd has answered from the data for the first time. Etcd
+	// cannot continue from what it leaves when its very first start is interrupted: a log without the entry that makes it a
+	// member never has a leader.
 	unbegunName = "etcd.unbegun"
 )
 
-// A directory is where the processes that share a store meet. One of them has it locked, runs etcd on its data, and serves
-// the others at its socket. The kernel gives everything back when a process ends in whatever way, so nothing here is ever
-// stale: what the lock file says counts only while it is locked, and whoever locks it replaces the socket.
+// A directory is shared by the processes that use a store. One of them has it locked, runs etcd on its data, and serves
+// the others at its socket. The kernel releases everything when a process ends, in whatever way, so nothing here is ever
+// stale: the contents of the lock file count only while it is locked, and the process that locks it replaces the socket.
 type directory struct {
 	places
 	path    string
 	command string
 	lock    *os.File
 	owners  *os.File
-	owner   int64 // the byte of owners that is locked as long as this process uses the directory
+	owner   int64 // the byte of owners that is locked while this process uses the directory
 	leases  atomic.Int64
 }
 
-// openDirectory makes the directory when it is missing.
+// openDirectory opens the directory, and creates it when it is missing.
 func openDirectory(path, command string) (_ *directory, err error) {
 	if err := os.MkdirAll(path, 0o700); err != nil {
 		return nil, err
@@ -90,7 +91,7 @@ func openDirectory(path, command string) (_ *directory, err error) {
 	return d, d.own()
 }
 
-// unwritable adds to an error what to do where nothing can be written: there is no way to use the store without.
+// unwritable adds to an error what to do where nothing can be written: the store cannot be used without writing.
 func unwritable(err error) error {
 	const reading = "also what only reads writes there: "
 	switch {
@@ -104,13 +105,13 @@ func unwritable(err error) error {
 	return err
 }
 
-// create opens a file of the directory, and makes it when it is missing. It is written into, so a link in its place must not
+// create opens a file of the directory, and creates it when it is missing. The file is written to, so a link in its place must not
 // lead to another.
 func (d *directory) create(name string) (*os.File, error) {
 	return os.OpenFile(filepath.Join(d.path, name), os.O_RDWR|os.O_CREATE|unix.O_NOFOLLOW, 0o600)
 }
 
-// openLock opens the lock file, anew when it is not the one any more that others find.
+// openLock opens the lock file, again when it is no longer the one that others find.
 func (d *directory) openLock() error {
 	if d.lock != nil && d.same(d.lock) == nil {
 		return nil
@@ -126,7 +127,7 @@ func (d *directory) openLock() error {
 	return nil
 }
 
-// private refuses a directory in which somebody else could replace the data, or answer in the place of the store.
+// private refuses a directory in which somebody else could replace the data, or answer in place of the store.
 func private(dir *os.File) error {
 	info, err := dir.Stat()
 	if err != nil {
@@ -143,7 +144,7 @@ func private(dir *os.File) error {
 	return nil
 }
 
-// Close lets go of everything, in the end of the right to serve.
+// Close releases everything, the right to serve last.
 func (d *directory) Close() error {
 	d.mu.Lock()
 	defer d.mu.Unlock()
@@ -157,8 +158,8 @@ func (d *directory) Close() error {
 	return errors.Join(errs...)
 }
 
-// tryLock takes the right to serve the store, unless another process has it. Who has it may have lost the lock file, which
-// says no more than that somebody removed it: he is found at the socket then.
+// tryLock takes the right to serve the store, unless another process has it. The lock file of that process may have been
+// removed, in which case it is found at the socket.
 func (d *directory) tryLock() (bool, error) {
 	if err := d.kept(); err != nil {
 		return false, err
@@ -187,8 +188,8 @@ func (d *directory) tryLock() (bool, error) {
 
 func (d *directory) unlock() error { return unix.Flock(int(d.lock.Fd()), unix.LOCK_UN) }
 
-// holder tells who has the right to serve, as an error. Where the lock file does not say, the kernel may know who has the
-// data open.
+// holder returns the process that has the right to serve, as an error. Where the lock file does not name it, the kernel
+// may know which process has the data open.
 func (d *directory) holder() *NoAnswerError {
 	e := &NoAnswerError{Dir: d.path, PID: locker(d.data(dbName))}
 	f, err := os.OpenFile(filepath.Join(d.path, lockName), os.O_RDONLY|unix.O_NOFOLLOW, 0)
@@ -209,7 +210,7 @@ func (d *directory) holder() *NoAnswerError {
 	return e
 }
 
-// locker finds the process that has a file locked; 0 when that is not known.
+// locker returns the process that has a file locked; 0 when it is unknown.
 func locker(path string) int {
 	var file unix.Stat_t
 	locks, err := os.ReadFile("/proc/locks")
@@ -221,19 +222,19 @@ func locker(path string) int {
 		words := strings.Fields(line)
 		if len(words) > 5 && words[1] == "FLOCK" && words[5] == at {
 			pid, _ := strconv.Atoi(words[4])
-			return max(pid, 0) // of another PID namespace: 0, or -1
+			return max(pid, 0) // in another PID namespace: 0, or -1
 		}
 	}
 	return 0
 }
 
-// begin makes the folder of the data when it is missing, or when what is in it was never begun with. The caller has the right
+// begin creates the data folder when it is missing, or anew when what is in it was never used. The caller has the right
 // to serve.
 func (d *directory) begin() error {
 	data, mark := filepath.Join(d.path, dataName), filepath.Join(d.path, unbegunName)
 	_, err := os.Lstat(mark)
 	switch {
-	case err == nil: // nobody was ever told that something is in there
+	case err == nil: // nothing in there was ever acknowledged
 		if err := os.RemoveAll(data); err != nil {
 			return err
 		}
@@ -253,7 +254,7 @@ func (d *directory) begin() error {
 	return os.Mkdir(data, 0o700)
 }
 
-// begun says that the data have answered. It is durable before anybody may write into them.
+// begun records that etcd has answered from the data. That is durable before anything may be written.
 func (d *directory) begun() error {
 	err := os.Remove(filepath.Join(d.path, unbegunName))
 	if errors.Is(err, fs.ErrNotExist) {
@@ -262,22 +263,22 @@ func (d *directory) begun() error {
 	return errors.Join(err, d.dir.Sync())
 }
 
-// socket is the path of the socket. It leads through the open directory, because the path of a socket has at most 108 bytes.
+// socket returns the path of the socket. It leads through the open directory, because the path of a socket has at most 108 bytes.
 func (d *directory) socket() string { return fmt.Sprintf("/proc/self/fd/%d/socket", d.dir.Fd()) }
 
-// listen makes the socket, in place of one that a process left behind that was killed. The caller has the right to serve.
+// listen creates the socket, in place of one left behind by a process that was killed. The caller has the right to serve.
 func (d *directory) listen() (net.Listener, error) {
 	if err := os.Remove(d.socket()); err != nil && !errors.Is(err, fs.ErrNotExist) {
 		return nil, err
 	}
 	var modeErr error
-	c := net.ListenConfig{Control: func(_, _ string, conn syscall.RawConn) error { // the file gets the mode of the socket
+	c := net.ListenConfig{Control: func(_, _ string, conn syscall.RawConn) error { // the file has the mode of the socket
 		return errors.Join(conn.Control(func(fd uintptr) { modeErr = unix.Fchmod(int(fd), 0o600) }), modeErr)
 	}}
 	return c.Listen(context.Background(), "unix", d.socket())
 }
 
-// own locks a byte of the file of owners that nobody has.
+// own locks a byte of the file of owners that no process has locked.
 func (d *directory) own() error {
 	for {
 		d.owner = 1 + rand.Int64N(1<<ownerBits-1)
@@ -288,22 +289,22 @@ func (d *directory) own() error {
 	}
 }
 
-// The id of a lease tells, from its first bits to its last, whose it is, in which file of owners that has a byte, and which of
-// its leases it is.
+// The id of a lease holds, from its first bits to its last, its owner, the file of owners in which the owner has a byte, and a
+// number among the leases of that owner.
 const (
 	ownerBits = 23
 	fileBits  = 16
 	countBits = 24
 )
 
-// lease makes the id of a lease. No two of a process are the same.
+// lease returns a new lease id, unique within the process.
 func (d *directory) lease() (clientv3.LeaseID, error) {
 	file, err := d.ownersFile()
 	return clientv3.LeaseID(d.owner<<(fileBits+countBits) | file<<countBits | d.leases.Add(1)&(1<<countBits-1)), err
 }
 
-// ownersFile tells the file of owners from another that was made in its place: as long as somebody has a byte of it, no other
-// file has its number.
+// ownersFile returns a number that distinguishes the file of owners from another created in its place: while a process has a
+// byte of it locked, no other file has its number.
 func (d *directory) ownersFile() (int64, error) {
 	var st unix.Stat_t
 	if err := unix.Fstat(int(d.owners.Fd()), &st); err != nil {
@@ -313,12 +314,12 @@ func (d *directory) ownersFile() (int64, error) {
 	return int64((n ^ n>>16 ^ n>>32 ^ n>>48) & (1<<fileBits - 1)), nil
 }
 
-// gone reports whether the process that a lease belongs to does not use the directory any more. Of one that has its byte in
-// another file, which was removed or was elsewhere, nobody knows: its leases run out.
+// gone reports whether the process that owns a lease no longer uses the directory. For a process with its byte in another
+// file, which was removed or was elsewhere, that is unknown: its leases run out.
 func (d *directory) gone(id clientv3.LeaseID) (bool, error) {
 	file, err := d.ownersFile()
 	owner := int64(id) >> (fileBits + countBits)
-	if err != nil || int64(id)>>countBits&(1<<fileBits-1) != file || owner == d.owner { // what it has locked itself looks free to it
+	if err != nil || int64(id)>>countBits&(1<<fileBits-1) != file || owner == d.owner { // a byte that this process has locked itself looks free to it
 		return false, err
 	}
 	l := unix.Flock_t{Type: unix.F_WRLCK, Start: owner, Len: 1}

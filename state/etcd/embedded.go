@@ -26,33 +26,33 @@ import (
 	"go.etcd.io/etcd/server/v3/storage/wal"
 	"go.etcd.io/raft/v3"
 
-	_ "converge.dev/converge/state/etcd/unmeasured" // before those above: see there
+	_ "converge.dev/converge/state/etcd/unmeasured" // must be initialized before those above: see there
 )
 
 const (
-	keepRevisions  = 1000     // of history; nothing reads an old one but a List that runs for long
-	compactAfter   = 10000    // revisions of history beyond that before a start cleans up
-	segmentBytes   = 4 << 20  // of the write-ahead log, set aside in advance; etcd's own 64 MB make a small site large
+	keepRevisions  = 1000     // of history; only a long-running List reads an old one
+	compactAfter   = 10000    // revisions of history beyond that before a start compacts it
+	segmentBytes   = 4 << 20  // of the write-ahead log, preallocated; etcd's own 64 MB make a small site large
 	quotaBytes     = 4 << 30  // of the data
-	defragMiB      = 64       // of free space in the data file before a start gives it back
-	freeSpaceBytes = 64 << 20 // that the disk must have; etcd cannot go on without
-	tickMs         = 10       // an only member has nobody to wait for
-	electionMs     = 50       // the least that etcd allows for such a tick
+	defragMiB      = 64       // of free space in the data file before a start defragments it
+	freeSpaceBytes = 64 << 20 // that the disk must have; etcd cannot run without
+	tickMs         = 10       // a single member has no others to wait for
+	electionMs     = 50       // the minimum that etcd allows for such a tick
 
-	graceful = time.Second // for what others have asked when the member ends; they ask the next one otherwise
+	graceful = time.Second // for pending requests of others when the member ends; otherwise they repeat them at the next one
 )
 
-// A member is the etcd that runs in this process, as long as it does.
+// A member is the etcd that runs in this process.
 type member struct {
 	server *embed.Etcd
 	grpc   *grpc.Server
-	life   context.Context // ends, with its cause, when etcd cannot go on
+	life   context.Context // ends, with a cause, when etcd cannot go on
 	end    func(error)
 }
 
-// startMember runs etcd on the data of a directory that the caller has locked, and serves it at its socket. What ends it
-// against its will is told to failed as well. A member that takes over from another does not keep its users waiting with
-// what can be tidied up another time.
+// startMember runs etcd on the data of a directory that the caller has locked, and serves it at its socket. It also
+// reports to failed what ends the member unexpectedly. A member that takes over from another does not keep its users
+// waiting for a cleanup that can be done another time.
 func startMember(ctx context.Context, o Options, d *directory, takeover bool, failed func(error)) (*member, error) {
 	m := &member{}
 	var end context.CancelCauseFunc
@@ -93,7 +93,7 @@ func (m *member) serve(d *directory) error {
 	if err != nil {
 		return fmt.Errorf("listen at its socket: %w", err)
 	}
-	// An answer says that what was asked for lies in the directory, whatever whoever asked can see of that himself.
+	// An answer to a write guarantees that what was written is in the directory, even where the client cannot check that itself.
 	prove := func(ctx context.Context, req any, _ *grpc.UnaryServerInfo, do grpc.UnaryHandler) (any, error) {
 		resp, err := do(ctx, req)
 		if _, writes := req.(*etcdserverpb.TxnRequest); writes && err == nil {
@@ -106,12 +106,12 @@ func (m *member) serve(d *directory) error {
 	}
 	m.grpc = v3rpc.Server(m.server.Server, nil, prove,
 		grpc.KeepaliveEnforcementPolicy(keepalive.EnforcementPolicy{MinTime: keepAliveTime / 2}))
-	context.AfterFunc(m.life, m.grpc.Stop) // they look for another, who cannot come before this process has ended
+	context.AfterFunc(m.life, m.grpc.Stop) // clients look for another member, which cannot start before this process has ended
 	go func() { _ = m.grpc.Serve(listener) }()
 	return nil
 }
 
-// close answers what was asked, for as long as that may be expected to take, and ends etcd. The socket goes first, and the
+// close answers pending requests, for as long as that may be expected to take, and ends etcd. The socket is removed first, and the
 // others try to take over from then on.
 func (m *member) close() {
 	if m.grpc != nil {
@@ -120,11 +120,11 @@ func (m *member) close() {
 		stop.Stop()
 	}
 	if m.life.Err() == nil {
-		m.server.Close() // a member that failed would keep us waiting for ever
+		m.server.Close() // a failed member would keep us waiting for ever
 	}
 }
 
-// setSegment is done once, because etcd has the size of a segment in a variable of its package.
+// setSegment runs once, because etcd keeps the size of a segment in a package variable.
 var setSegment = sync.OnceFunc(func() { wal.SegmentSizeBytes = segmentBytes })
 
 // start runs etcd and waits until it answers.
@@ -141,7 +141,7 @@ func (m *member) start(ctx context.Context, o Options, takeover bool) error {
 
 	c := embed.NewConfig()
 	c.Dir = data
-	// No URL is listened to; serve has its own socket. The advertised one is a name that etcd insists on.
+	// It listens on no URL; serve has its own socket. The advertised URL is a name that etcd insists on.
 	c.ListenPeerUrls, c.ListenClientUrls, c.AdvertiseClientUrls = nil, nil, nil
 	c.AdvertisePeerUrls = []url.URL{{Scheme: "unix", Host: "embedded:0"}}
 	c.InitialCluster = c.Name + "=" + c.AdvertisePeerUrls[0].String()
@@ -151,7 +151,7 @@ func (m *member) start(ctx context.Context, o Options, takeover bool) error {
 	if !takeover {
 		c.BootstrapDefragThresholdMegabytes = defragMiB
 	}
-	c.SnapshotCount, c.SnapshotCatchUpEntries = 2000, 100 // nobody has to catch up
+	c.SnapshotCount, c.SnapshotCatchUpEntries = 2000, 100 // no other member has to catch up
 	c.MaxSnapFiles, c.MaxWalFiles = 2, 2
 	c.ZapLoggerBuilder = embed.NewZapLoggerBuilder(etcdLogger(o.Logger, m.end))
 
@@ -160,7 +160,7 @@ func (m *member) start(ctx context.Context, o Options, takeover bool) error {
 		err    error
 	}
 	started := make(chan result, 1)
-	go func() { // because etcd ends the goroutine that finds its data damaged; see fatal
+	go func() { // because the goroutine in which etcd finds its data damaged is stopped; see fatal
 		defer func() {
 			if p := recover(); p != nil {
 				m.end(fmt.Errorf("it panicked: %v", p))
@@ -193,13 +193,13 @@ func (m *member) start(ctx context.Context, o Options, takeover bool) error {
 	}
 }
 
-// tidy brings what an earlier member left behind in order. It drops old history. It lifts the alarm that etcd raised when its
-// space was used up: etcd says so again when that is still the case.
+// tidy cleans up what an earlier member left. It drops old history, and clears the alarm that etcd raised when its space was
+// used up: etcd raises it again if that is still the case.
 func tidy(ctx context.Context, client *clientv3.Client) error {
 	ctx, cancel := context.WithTimeout(ctx, callTimeout)
 	defer cancel()
 	status, err := client.Get(ctx, "/converge/", clientv3.WithCountOnly())
-	for errors.Is(err, rpctypes.ErrLeaderChanged) { // only just, and it is the member itself
+	for errors.Is(err, rpctypes.ErrLeaderChanged) { // the member itself has only just become the leader
 		status, err = client.Get(ctx, "/converge/", clientv3.WithCountOnly())
 	}
 	if err != nil {
@@ -226,17 +226,18 @@ func tidy(ctx context.Context, client *clientv3.Client) error {
 	return nil
 }
 
-// etcdLogger makes etcd's log. Where etcd would end the process or panic, it stops its goroutine for good and tells end.
+// etcdLogger returns the logger for etcd. Where etcd would end the process or panic, it stops that goroutine for good
+// and calls end.
 func etcdLogger(to *slog.Logger, end func(error)) *zap.Logger {
 	return zap.New(logCore{to}, zap.WithFatalHook(fatal{end}), zap.WithPanicHook(fatal{end}))
 }
 
-// fatal is what happens when etcd cannot go on: the disk is full, or the data are damaged. Every call fails from then on,
-// so that the process may end in order.
+// fatal handles the case that etcd cannot go on: the disk is full, or the data are damaged. Every call fails from then
+// on, so that the process can end in order.
 //
-// One thing it lets pass. A start applies the log, and when it was more than a hundred entries etcd drops them from memory
-// before raft knows that they were applied: an election that comes in between looks among them for changes of the
-// membership and finds them gone. It goes on then as if there were none, and there are none: the only member is not up for
+// There is one exception. A start applies the log, and when that is more than a hundred entries, etcd drops them from
+// memory before raft knows that they were applied: an election in between looks among them for membership changes and
+// finds them gone. It then goes on as if there were none, which is right: the only member does not stand for
 // election before those that concern it were applied.
 type fatal struct{ end func(error) }
 
@@ -252,5 +253,5 @@ func (f fatal) OnWrite(e *zapcore.CheckedEntry, fields []zapcore.Field) {
 		}
 	}
 	f.end(fmt.Errorf("it cannot go on: %w", err))
-	select {} // not Goexit: what etcd has deferred would close what its other goroutines still send to
+	select {} // not Goexit: etcd's deferred calls would close channels that its other goroutines still send to
 }

@@ -11,7 +11,7 @@ import (
 	"go.etcd.io/etcd/api/v3/v3rpc/rpctypes"
 )
 
-// code returns the class that etcd or gRPC put an error in.
+// code returns the code of an error from etcd or gRPC.
 func code(err error) codes.Code {
 	var e rpctypes.EtcdError
 	if errors.As(err, &e) {
@@ -24,8 +24,8 @@ func code(err error) codes.Code {
 	return codes.Unknown
 }
 
-// refused reports whether the far side certainly did not do what it was asked for. Everything else, a timeout or a broken
-// connection above all, leaves that open.
+// refused reports whether the far side certainly did not do what was requested. Any other error, above all a timeout or a
+// broken connection, leaves that open.
 func refused(err error) bool {
 	switch code(err) {
 	case codes.PermissionDenied, codes.Unauthenticated, codes.InvalidArgument,
@@ -41,7 +41,7 @@ func refused(err error) bool {
 func compacted(err error) bool { return errors.Is(err, rpctypes.ErrCompacted) }
 
 // explain adds to an error of etcd what a person should do about it. When ctx has ended, the error says so: a member that
-// answers to a caller whose time is up calls it a timeout of its own, as if it had lost its majority.
+// answers a caller whose deadline has passed reports a timeout of its own, as if it had lost its majority.
 func explain(ctx context.Context, err error) error {
 	switch ended := ctx.Err(); {
 	case ended != nil && !errors.Is(err, ended):
@@ -63,7 +63,7 @@ func explain(ctx context.Context, err error) error {
 	return err
 }
 
-// silent reports whether nobody has answered.
+// silent reports whether an error means that no member answered.
 func silent(err error) bool {
 	return errors.Is(err, context.DeadlineExceeded) || code(err) == codes.DeadlineExceeded || code(err) == codes.Unavailable
 }

@@ -1,13 +1,13 @@
-// Package etcd keeps a store in etcd: a cluster that it is pointed to, or, without one, a single member inside this very
+// Package etcd keeps a store in etcd: in a given cluster or, without one, in a single member inside this
 // process with its data in a directory. Both are the same store with the same promises; a site that outgrows one machine
 // changes an option and nothing else.
 //
 // The embedded member opens no port. The processes of one user share a directory: the first runs the member and serves the
-// others at a socket in the directory, and when it ends, in whatever way, another takes over. Calls that were not sent wait
-// for that; of those that were, the outcome is unknown, as when the connection to a cluster breaks. Leases survive it, and
-// those of a process that is gone end when the next one opens the store. One that holds the directory and is suspended is
-// named by a [NoAnswerError]. Every commit is on the disk when it returns, in the files that lie in the directory then: when
-// they were removed, moved or covered meanwhile it fails with an [AwayError], and so does all that comes after.
+// others at a socket in the directory, and when it ends, in whatever way, another takes over. Calls that were not yet sent
+// wait for that; the outcome of those that were is unknown, as when the connection to a cluster breaks. Leases survive it,
+// and those of a process that is gone end when the next one opens the store. A [NoAnswerError] names a process that holds
+// the directory and is suspended. Every commit is on disk when it returns, in the files that are in the directory at that
+// time: when they were removed, moved or covered meanwhile it fails with an [AwayError], and so does everything after it.
 package etcd
 
 import (
@@ -35,11 +35,11 @@ import (
 )
 
 const (
-	openTimeout = 5 * time.Second  // for somebody to answer at all
-	callTimeout = 30 * time.Second // for any one answer, whatever the caller allows
+	openTimeout = 5 * time.Second  // for any answer at all
+	callTimeout = 30 * time.Second // for a single answer, whatever the caller allows
 	pageSize    = 4096             // keys in one answer to List
 
-	keepAliveTime    = 10 * time.Second // finds a connection that leads nowhere any more
+	keepAliveTime    = 10 * time.Second // detects a dead connection
 	keepAliveTimeout = 5 * time.Second
 )
 
@@ -47,7 +47,7 @@ const (
 type Options struct {
 	// Endpoints of a cluster: http://, https:// or unix:// URLs.
 	Endpoints []string
-	// CA, Cert and Key are PEM files for https endpoints. Without CA the system's roots count. Cert and Key are read anew
+	// CA, Cert and Key are PEM files for https endpoints. Without CA the system's roots are used. Cert and Key are read again
 	// for each connection, so that a renewed certificate is used without a restart.
 	CA, Cert, Key string
 	// ServerName replaces the host of the endpoint in the check of the server's certificate.
@@ -55,12 +55,12 @@ type Options struct {
 	// Username and Password log in where the cluster has authentication switched on.
 	Username, Password string
 
-	// Dir holds the data of the embedded member; it is made when it is missing. Used when there are no Endpoints.
+	// Dir holds the data of the embedded member; it is created when it is missing. Used when there are no Endpoints.
 	Dir string
-	// Command is what another process is told while this one serves Dir, for example "converge apply site.cue".
+	// Command is what other processes report while this one serves Dir, for example "converge apply site.cue".
 	Command string
 
-	// Logger gets what etcd has to say, at lower levels than etcd thinks: all but errors at debug and [Trace]; nil: nobody does.
+	// Logger receives the log of etcd, at lower levels than etcd's own: all but errors at debug and [Trace]; nil: no log.
 	Logger *slog.Logger
 }
 
@@ -71,7 +71,7 @@ func Open(ctx context.Context, o Options) (state.KV, error) {
 		o.Logger = slog.New(slog.DiscardHandler)
 	}
 	for i, e := range o.Endpoints {
-		if strings.Contains(e, "@") && !strings.HasPrefix(e, "unix:") { // what stands before it would be shown with the address
+		if strings.Contains(e, "@") && !strings.HasPrefix(e, "unix:") { // the part before it would be shown with the address
 			return nil, fmt.Errorf("open etcd: endpoint %d names a user or a password: leave that out of the address", i+1)
 		}
 	}
@@ -92,7 +92,7 @@ type kv struct {
 	share   *share   // nil for a cluster
 	place   string   // for messages
 	log     *slog.Logger
-	life    context.Context // ends, with its cause, when the backend is closed or has failed for good
+	life    context.Context // ends, with a cause, when the backend is closed or has failed for good
 	end     context.CancelCauseFunc
 	close   func() error
 	once    sync.Once
@@ -123,7 +123,7 @@ func connect(ctx context.Context, o Options) (state.KV, error) {
 		return nil, fmt.Errorf("open %s: no answer: %w", place, err)
 	}
 	if o.ServerName != "" && config.TLS != nil {
-		// gRPC replaces the name in a TLS configuration by the address that it dials.
+		// gRPC replaces the server name in a TLS configuration by the address that it dials.
 		config.DialOptions = append(config.DialOptions, grpc.WithTransportCredentials(named{credentials.NewTLS(config.TLS), o.ServerName}))
 	}
 	if len(o.Endpoints) > 1 {
@@ -131,7 +131,7 @@ func connect(ctx context.Context, o Options) (state.KV, error) {
 	}
 	several := &members{all: o.Endpoints, live: o.Endpoints, config: config}
 	client, err := clientv3.New(config)
-	if err != nil && silent(err) && len(o.Endpoints) > 1 { // it logs in, at one member only and within DialTimeout
+	if err != nil && silent(err) && len(o.Endpoints) > 1 { // it logs in at one member only, within DialTimeout
 		if config.Endpoints = several.answering(ctx); len(config.Endpoints) > 0 {
 			client, err = clientv3.New(config)
 		}
@@ -145,7 +145,7 @@ func connect(ctx context.Context, o Options) (state.KV, error) {
 		several.set = client.SetEndpoints
 		kv.members = several
 	}
-	// clientv3.New waits for nobody, so ask something. That the answer is a refusal does not matter here: what this user
+	// clientv3.New does not wait for a connection, so make a request. A refusal does not matter here: what this user
 	// may read shows when it is read.
 	wait, cancel := context.WithTimeout(ctx, openTimeout)
 	defer cancel()
@@ -156,7 +156,7 @@ func connect(ctx context.Context, o Options) (state.KV, error) {
 	return kv, nil
 }
 
-// tlsConfig is nil when no endpoint speaks TLS.
+// tlsConfig returns nil when no endpoint uses TLS.
 func tlsConfig(o Options) (*tls.Config, error) {
 	secure := 0
 	for _, e := range o.Endpoints {
@@ -203,16 +203,16 @@ func (n named) Clone() credentials.TransportCredentials {
 	return named{n.TransportCredentials.Clone(), n.name}
 }
 
-// call bounds one call: by the caller's context, by the life of the backend and by callTimeout. A member that has no leader
-// says so at once, so that another one is asked.
+// call bounds one call: by the caller's context, by the life of the backend and by callTimeout. A member without a leader
+// reports so at once, so that the call goes to another one.
 func (kv *kv) call(ctx context.Context) (context.Context, context.CancelFunc) {
 	ctx, cancel := context.WithTimeout(clientv3.WithRequireLeader(ctx), callTimeout)
 	stop := context.AfterFunc(kv.life, cancel)
 	return ctx, func() { stop(); cancel() }
 }
 
-// get reads, and asks another member when one hangs. An only member says to the first who reads that the leader changed,
-// when it has itself become the leader only just now: he asks again.
+// get reads a key, from another member when one hangs. A single member that has just become the leader returns
+// ErrLeaderChanged to the first read, which is then repeated.
 func (kv *kv) get(ctx context.Context, key string, opts ...clientv3.OpOption) (resp *clientv3.GetResponse, err error) {
 	ctx, cancel := kv.call(ctx)
 	defer cancel()
@@ -222,7 +222,7 @@ func (kv *kv) get(ctx context.Context, key string, opts ...clientv3.OpOption) (r
 	}, rpctypes.ErrLeaderChanged)
 }
 
-// failed words the failure of a call.
+// failed returns the error of a failed call, with an explanation.
 func (kv *kv) failed(ctx context.Context, err error) error {
 	if cause := context.Cause(kv.life); cause != nil {
 		return fmt.Errorf("%s: %w", kv.place, cause)
@@ -255,7 +255,7 @@ func (kv *kv) List(ctx context.Context, prefix string) ([]state.Item, error) {
 	return items, err
 }
 
-// list returns the keys with a prefix, and as of which revision that is.
+// list returns the keys with a prefix, and the revision as of which they were read.
 func (kv *kv) list(ctx context.Context, prefix string) (items []state.Item, revision int64, err error) {
 	for {
 		items, revision, err = kv.pages(ctx, prefix)
@@ -273,7 +273,7 @@ func (kv *kv) pages(ctx context.Context, prefix string) (items []state.Item, rev
 		if err != nil {
 			return nil, 0, kv.failed(ctx, err)
 		}
-		if revision == 0 { // of the first page; the others follow it
+		if revision == 0 { // of the first page; the others are read at the same one
 			revision = resp.Header.Revision
 			items = make([]state.Item, 0, resp.Count)
 		}
@@ -361,11 +361,11 @@ func (kv *kv) commit(ctx context.Context, guards []state.Guard, ops []state.Op) 
 	var resp *clientv3.TxnResponse
 	var err error
 	_ = anew.Do(ctx, func() (over bool, _ error) {
-		_, err = kv.try(ctx, func(ctx context.Context) (err error) { // when it hangs, what came of it is unknown
+		_, err = kv.try(ctx, func(ctx context.Context) (err error) { // when it hangs, its outcome is unknown
 			resp, err = kv.client.Txn(ctx).If(cmps...).Then(thens...).Commit()
 			return err
 		})
-		// Without a leader the member has not even tried. The client library asks another one for reads only.
+		// Without a leader the member has not even tried. The client library turns to another member for reads only.
 		return !errors.Is(err, rpctypes.ErrNoLeader), nil
 	})
 	switch {
@@ -384,7 +384,7 @@ func (kv *kv) commit(ctx context.Context, guards []state.Guard, ops []state.Op) 
 	return resp.Header.Revision, nil
 }
 
-// ready fails when nothing can or should be sent any more, so that what follows it was sent.
+// ready fails when nothing can or should be sent any more, so that a call made after it was certainly sent.
 func (kv *kv) ready(ctx context.Context) error {
 	if err := context.Cause(kv.life); err != nil {
 		return fmt.Errorf("%s: %w", kv.place, err)

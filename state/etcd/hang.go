@@ -12,15 +12,15 @@ import (
 	"converge.dev/converge/internal/retry"
 )
 
-// hangs is how long a call waits before somebody looks whether all members still answer, and how long they have for that.
+// hangs is how long a call waits before all members are checked for an answer, and how long they have for that.
 const hangs = time.Second
 
 var errHung = errors.New("the member that was asked does not answer any more")
 
-// members are the endpoints of a cluster, of which those that hang are left alone.
+// members are the endpoints of a cluster; those that hang are not used.
 type members struct {
 	all    []string
-	config clientv3.Config           // of a client of any of them
+	config clientv3.Config           // of a client of any member
 	set    func(endpoints ...string) // tells the client library which ones to use
 
 	mu       sync.Mutex
@@ -28,24 +28,23 @@ type members struct {
 	watching sync.WaitGroup
 }
 
-// anew is how calls are repeated that may be made twice.
+// anew is how calls that may be made twice are repeated.
 var anew = retry.Policy{First: 10 * time.Millisecond, Cap: hangs}
 
-// insist makes a call that may be made twice until a member answers: again when one hangs, and when the error is one of those
-// that pass.
+// insist repeats a call that may be made twice until a member answers: again when one hangs, and when the error is one of pass.
 func (kv *kv) insist(ctx context.Context, call func(context.Context) error, pass ...error) (err error) {
 	_ = anew.Do(ctx, func() (over bool, _ error) {
 		var hung bool
 		hung, err = kv.try(ctx, call)
 		return !hung && !slices.ContainsFunc(pass, func(p error) bool { return errors.Is(err, p) }), nil
 	})
-	return err // of the call, also when its time was over in a pause
+	return err // of the call, even when it timed out during a pause
 }
 
 // try makes one call. A member that hangs keeps its connections, because its kernel answers for it, and gRPC takes 15
-// seconds to give them up; one that has lost touch with its leader and does not know it yet answers gRPC as well, and
-// nothing else. So a call that takes long is a reason to look; when a member that was in use then does not
-// answer, the call is given up, and hung is true: it may be made again, and goes to another member.
+// seconds to give them up; a member that has lost its leader without knowing it yet still answers gRPC, but nothing
+// else. So a call that takes long is a reason to check the members; when one that was in use does not answer, the call
+// is given up and hung is true: it may be made again, and goes to another member.
 func (kv *kv) try(ctx context.Context, call func(context.Context) error) (hung bool, err error) {
 	if kv.members == nil {
 		return false, call(ctx)
@@ -84,7 +83,7 @@ func (m *members) inUse() []string {
 	return m.live
 }
 
-// look asks all members whether they are there, and leaves those alone that are not, unless that is all of them.
+// look checks all members, and stops using those that do not answer, unless none do.
 func (m *members) look(ctx, life context.Context) {
 	live := m.answering(ctx)
 	m.mu.Lock()
@@ -97,7 +96,7 @@ func (m *members) look(ctx, life context.Context) {
 	m.watching.Go(func() { m.wait(life) })
 }
 
-// wait takes all members into use again when all answer.
+// wait uses all members again once all of them answer.
 func (m *members) wait(life context.Context) {
 	tick := time.NewTicker(hangs)
 	defer tick.Stop()
@@ -121,7 +120,7 @@ func (m *members) wait(life context.Context) {
 	}
 }
 
-// answering returns those that answer within a moment.
+// answering returns the members that answer promptly.
 func (m *members) answering(ctx context.Context) []string {
 	ctx, cancel := context.WithTimeout(ctx, hangs)
 	defer cancel()
@@ -140,9 +139,9 @@ func (m *members) answering(ctx context.Context) []string {
 	return live
 }
 
-// answers reports whether one member reads as the leader knows things at the moment. That it refuses the read is an answer.
+// answers reports whether one member answers a linearizable read. A refused read is an answer too.
 func (m *members) answers(ctx context.Context, endpoint string) bool {
-	if probe(ctx, endpoint, m.config.TLS) != nil { // finds most at once
+	if probe(ctx, endpoint, m.config.TLS) != nil { // detects most failures at once
 		return false
 	}
 	config := m.config
@@ -155,7 +154,7 @@ func (m *members) answers(ctx context.Context, endpoint string) bool {
 	return ask(ctx, client) == nil
 }
 
-// ask reads something. What comes of it does not matter, nor that it is refused.
+// ask makes a read. Its result does not matter, nor a refusal.
 func ask(ctx context.Context, client *clientv3.Client) error {
 	_, err := client.Get(clientv3.WithRequireLeader(ctx), "/converge/", clientv3.WithKeysOnly())
 	if err != nil && refused(err) {

@@ -18,8 +18,8 @@ import (
 	"converge.dev/converge/state"
 )
 
-// lease keeps an etcd lease alive. The client library does that too, but does not tell when it asked, and the time of the
-// question is what the certainty of the answer counts from.
+// lease keeps an etcd lease alive. The client library does that too, but does not report when it sent a keepalive, and
+// the lease is certain only from that time on.
 type lease struct {
 	kv  *kv
 	id  clientv3.LeaseID
@@ -34,7 +34,7 @@ type lease struct {
 }
 
 // A moment is a point in time on two clocks: the monotonic one, which Go's timers follow, stands still while the machine
-// is suspended; boot time does not, nor does the far side.
+// is suspended; boot time does not, nor does the clock of the far side.
 type moment struct {
 	at   time.Time
 	boot time.Duration
@@ -48,7 +48,7 @@ func now() moment {
 	return moment{time.Now(), time.Duration(t.Nano())}
 }
 
-// suspended is for how long the machine stood still between two moments.
+// suspended returns how long the machine stood still between two moments.
 func (m moment) suspended(later moment) time.Duration {
 	return max(0, (later.boot-m.boot)-later.at.Sub(m.at))
 }
@@ -64,7 +64,7 @@ func (kv *kv) Lease(ctx context.Context, ttl time.Duration) (state.Lease, error)
 		asked moment
 		id    clientv3.LeaseID
 	)
-	err := kv.insist(call, func(ctx context.Context) (err error) { // a lease that nobody knows of runs out
+	err := kv.insist(call, func(ctx context.Context) (err error) { // a lease that no process knows of runs out
 		asked = now()
 		id, err = kv.grant(ctx, int64((ttl+time.Second-1)/time.Second))
 		return err
@@ -79,7 +79,7 @@ func (kv *kv) Lease(ctx context.Context, ttl time.Duration) (state.Lease, error)
 	return l, nil
 }
 
-// grant gets a lease of so many seconds. In a shared directory its id tells whose it is.
+// grant requests a lease of so many seconds. In a shared directory its id identifies the owner.
 func (kv *kv) grant(ctx context.Context, seconds int64) (id clientv3.LeaseID, err error) {
 	if kv.share == nil {
 		resp, err := kv.client.Grant(ctx, seconds)
@@ -101,7 +101,7 @@ func (kv *kv) grant(ctx context.Context, seconds int64) (id clientv3.LeaseID, er
 	return id, err
 }
 
-// keep asks for more time, three times per ttl, until the lease is closed or gone.
+// keep renews the lease, three times per ttl, until it is closed or gone.
 func (l *lease) keep(life context.Context) {
 	pause := time.NewTimer(l.ttl / 3)
 	defer pause.Stop()
@@ -120,14 +120,14 @@ func (l *lease) keep(life context.Context) {
 			return
 		}
 		if err == nil && l.kv.share != nil {
-			err = l.kv.share.proven() // also while nothing is written
+			err = l.kv.share.proven() // even while nothing is written
 		}
 		if err == nil {
 			l.mu.Lock()
 			l.asked = asked
 			l.mu.Unlock()
 		}
-		// After a failure ask again soon: there is no time to lose, and the call itself waits.
+		// After a failure renew again soon: there is no time to lose, and the call itself waits.
 		next := l.ttl/3 - time.Since(asked.at)
 		if err != nil {
 			next = min(l.ttl/20, 250*time.Millisecond)
@@ -136,7 +136,7 @@ func (l *lease) keep(life context.Context) {
 	}
 }
 
-// ask sends one keepalive and waits for the answer, gone when that is that there is no such lease. It waits for a broken
+// ask sends one keepalive and waits for the answer; gone reports that there is no such lease. It waits for a broken
 // connection to come back, where the client library would try again without a pause.
 func (l *lease) ask(ctx context.Context) (gone bool, err error) {
 	ctx, cancel := context.WithCancel(ctx)
@@ -172,10 +172,10 @@ func (l *lease) Close() error {
 	if err := context.Cause(l.kv.life); err != nil {
 		return nil // a closed backend has abandoned its leases
 	}
-	// Nobody waits long for this: what cannot be revoked runs out.
+	// Do not wait long for this: a lease that cannot be revoked runs out.
 	call, cancel := context.WithTimeout(l.kv.life, min(l.ttl, openTimeout))
 	defer cancel()
-	err := l.kv.insist(call, func(ctx context.Context) error { // what is revoked already is not found
+	err := l.kv.insist(call, func(ctx context.Context) error { // a lease that is already revoked is not found
 		_, err := l.kv.client.Revoke(ctx, l.id)
 		return err
 	})

@@ -7,11 +7,11 @@ import (
 	"go.uber.org/zap/zapcore"
 )
 
-// Trace is the level of what etcd tells of itself as it starts, works and ends: some fifty lines a command.
+// Trace is the level of what etcd logs about itself as it starts, works and ends: some fifty lines per command.
 const Trace = slog.LevelDebug - 4
 
-// logCore hands what etcd logs to slog, at lower levels: its warnings, of which every start has some, are for those who look
-// for a mistake. What etcd cannot do for us comes back as an error anyway.
+// logCore passes the log of etcd to slog, at lower levels: its warnings, of which every start has some, are for debugging.
+// What etcd cannot do for us is returned as an error anyway.
 type logCore struct{ logger *slog.Logger }
 
 func slogLevel(l zapcore.Level) slog.Level {

@@ -10,11 +10,11 @@ import (
 	"golang.org/x/sys/unix"
 )
 
-// An AwayError says that the files of a store do not lie any more where they were when it was opened: they were removed or
-// moved, or something else was mounted over them. What is written into them then, nobody finds again.
+// An AwayError reports that the files of a store are no longer where they were when it was opened: they were removed or
+// moved, or something else was mounted over them. What is written to them then is lost.
 type AwayError struct {
 	Dir  string // of the store
-	Path string // what is not there, or is another file
+	Path string // what is missing, or is another file
 }
 
 // Error implements error.
@@ -22,22 +22,22 @@ func (e *AwayError) Error() string {
 	return e.Path + " is not the one any more that was opened: it was removed, moved or covered"
 }
 
-// places are the files of a store as they were found. They are held open, so that no other file can have their numbers.
+// places are the files of a store as they were found. They are kept open, so that no other file can have their inode numbers.
 type places struct {
 	dir *os.File // the directory
 
 	mu      sync.Mutex
-	files   []*os.File // of the data, named by their paths; none before the data have answered
+	files   []*os.File // of the data, named by their paths; none before etcd has answered from the data
 	segment *os.File   // the newest of the write-ahead log
-	changed time.Time  // when the folder of the log had changed last, as it was read
+	changed time.Time  // when the folder of the log had last changed, as it was read
 }
 
-// data is the path of what etcd has in its folder.
+// data returns the path of a file in the folder of etcd.
 func (p *places) data(name string) string {
 	return filepath.Join(p.dir.Name(), dataName, "member", name)
 }
 
-// remember finds the log of data that have answered, and what else is named.
+// remember opens the log of data from which etcd has answered, and the other named files.
 func (p *places) remember(names ...string) error {
 	p.mu.Lock()
 	defer p.mu.Unlock()
@@ -54,7 +54,7 @@ func (p *places) remember(names ...string) error {
 }
 
 // grown finds the newest segment of the log. Segments follow each other; none is ever the newest twice. The folder is read
-// when it has changed since, or had changed so lately that its time may stand for another change as well.
+// again when it has changed, or had changed so recently that its time may hide another change.
 func (p *places) grown() error {
 	info, err := os.Stat(p.data(walName))
 	if err != nil {
@@ -94,7 +94,7 @@ func (p *places) grown() error {
 
 func (p *places) away(path string) error { return &AwayError{p.dir.Name(), path} }
 
-// same fails when a file is not at its path.
+// same fails when a file is no longer at its path.
 func (p *places) same(f *os.File) error {
 	was, err := f.Stat()
 	now, perr := os.Stat(f.Name())
@@ -104,8 +104,8 @@ func (p *places) same(f *os.File) error {
 	return nil
 }
 
-// kept proves that the files lie where they were found; an *AwayError tells which does not. It takes a few system calls.
-// Before they were found that is the directory alone.
+// kept verifies that the files are where they were found; it fails with an *AwayError that names one that is not. It
+// takes a few system calls. Before they were found, it checks the directory alone.
 func (p *places) kept() error {
 	p.mu.Lock()
 	defer p.mu.Unlock()
@@ -123,7 +123,7 @@ func (p *places) kept() error {
 	return p.grown()
 }
 
-// forget lets go of the files. The caller has p.mu, or is alone.
+// forget closes the files. The caller holds p.mu, or is alone.
 func (p *places) forget() {
 	for _, f := range append(p.files, p.segment) {
 		if f != nil {

@@ -11,10 +11,10 @@ import (
 	"time"
 )
 
-// preface is how a client of HTTP/2 begins: a fixed text and an empty SETTINGS frame, which a server answers with its own.
+// preface is what an HTTP/2 client sends first: a fixed text and an empty SETTINGS frame, which a server answers with its own.
 const preface = "PRI * HTTP/2.0\r\n\r\nSM\r\n\r\n" + "\x00\x00\x00\x04\x00\x00\x00\x00\x00"
 
-// reachable finds out why no endpoint can be used; nil when one can. The client library tries for ever and ends with "context
+// reachable returns why no endpoint can be used; nil when one can. The client library tries for ever and ends with "context
 // deadline exceeded", whether the name is wrong, the port is closed or a certificate is refused.
 func reachable(ctx context.Context, endpoints []string, config *tls.Config) error {
 	ctx, cancel := context.WithTimeout(ctx, openTimeout)
@@ -41,7 +41,7 @@ func reachable(ctx context.Context, endpoints []string, config *tls.Config) erro
 	return errors.Join(all...)
 }
 
-// probe tells whether a server of HTTP/2 answers at one endpoint and accepts our certificate.
+// probe checks that an HTTP/2 server answers at one endpoint and accepts our certificate.
 func probe(ctx context.Context, endpoint string, config *tls.Config) error {
 	u, err := url.Parse(endpoint)
 	if err != nil {
@@ -79,7 +79,7 @@ func probe(ctx context.Context, endpoint string, config *tls.Config) error {
 	if _, err := io.WriteString(conn, preface); err != nil {
 		return err
 	}
-	// With TLS 1.3 a refused client certificate shows here and no earlier.
+	// With TLS 1.3 a refused client certificate shows only here.
 	var frame [9]byte
 	if _, err := io.ReadFull(conn, frame[:]); err != nil {
 		if errors.Is(err, io.EOF) || errors.Is(err, io.ErrUnexpectedEOF) {

@@ -22,15 +22,16 @@ import (
 	"converge.dev/converge/state"
 )
 
-// look is how often a process looks whether the directory is free, or served again.
+// look is how often a process checks whether the directory is free, or served again.
 const look = 10 * time.Millisecond
 
-// A share is what a process has of a store in a directory: it is a client of whoever serves it, and serves it itself when
-// nobody else does. The client never learns who that is: its connection breaks, and the next one leads elsewhere.
+// A share is a process's access to a store in a directory: it is a client of the process that serves it, and serves it
+// itself when no other does. The client never learns which process that is: its connection breaks, and the next one leads
+// elsewhere.
 type share struct {
 	*directory
 	o     Options
-	ended func(error) // told when the store cannot be used any more
+	ended func(error) // called when the store can no longer be used
 
 	mu     sync.Mutex
 	member *member // nil while another process serves
@@ -48,7 +49,7 @@ func openShared(ctx context.Context, o Options) (_ state.KV, err error) {
 	kv.share = &share{directory: d, o: o, ended: kv.end}
 	kv.close = func() error {
 		if kv.client != nil {
-			_ = kv.client.Close() // says that it was cancelled, which is what closing does
+			_ = kv.client.Close() // returns that it was cancelled, which is how closing works
 		}
 		return kv.share.close()
 	}
@@ -73,11 +74,11 @@ func openShared(ctx context.Context, o Options) (_ state.KV, err error) {
 	return kv, kv.endLeases(ctx)
 }
 
-// join makes the client of a store that another process serves.
+// join creates the client of a store that another process serves.
 func (kv *kv) join(ctx context.Context) error {
 	wait, cancel := context.WithTimeoutCause(ctx, startTimeout, context.DeadlineExceeded)
 	defer cancel()
-	conn, err := kv.share.dial(wait) // it may only just have begun
+	conn, err := kv.share.dial(wait) // that process may only just have started
 	if err != nil {
 		return err
 	}
@@ -104,11 +105,11 @@ func (kv *kv) join(ctx context.Context) error {
 	if _, err := kv.client.Get(ask, "/converge/", clientv3.WithKeysOnly()); err != nil {
 		return errors.Join(context.Cause(ctx), kv.unanswered(ctx, err))
 	}
-	return kv.share.remember() // not the data file, which the next to serve may write anew
+	return kv.share.remember() // not the data file, which the next serving process may write anew
 }
 
-// dial connects to whoever serves the store, which is this process from now on if nobody else does. It waits while that
-// changes: a call that was not sent yet is sent then, to the next one.
+// dial connects to the process that serves the store, which is this one from now on if no other does. It waits while
+// that changes: a call that was not sent yet then goes to the next one.
 func (s *share) dial(ctx context.Context) (net.Conn, error) {
 	var conn net.Conn
 	err := retry.Policy{First: look}.Do(ctx, func() (over bool, err error) {
@@ -123,7 +124,7 @@ func (s *share) dial(ctx context.Context) (net.Conn, error) {
 	return conn, err
 }
 
-// reach connects to whoever serves the store at this moment. There is no connection while that changes.
+// reach connects to the process that serves the store at this moment. There is no connection while that changes.
 func (s *share) reach(ctx context.Context) (net.Conn, error) {
 	s.mu.Lock()
 	defer s.mu.Unlock()
@@ -135,18 +136,18 @@ func (s *share) reach(ctx context.Context) (net.Conn, error) {
 	if err == nil {
 		return conn, nil
 	}
-	// What is started goes on when the caller is gone: it is for all.
+	// What is started goes on when the caller is cancelled: it serves all callers.
 	if took, err := s.takeOver(context.WithoutCancel(ctx), true); err != nil || !took {
 		return nil, err
 	}
 	conn, err = dialer.DialContext(ctx, "unix", s.socket())
-	if err != nil { // it took longer than the caller has time; the next one finds it
+	if err != nil { // it took longer than the caller may wait; the next caller finds it
 		return nil, nil
 	}
 	return conn, nil
 }
 
-// takeOver serves the store, if nobody else does. The caller has s.mu.
+// takeOver serves the store, if no other process does. The caller holds s.mu.
 func (s *share) takeOver(ctx context.Context, takeover bool) (bool, error) {
 	if s.err != nil || s.member != nil {
 		return false, s.err
@@ -156,14 +157,14 @@ func (s *share) takeOver(ctx context.Context, takeover bool) (bool, error) {
 		return false, err
 	}
 	m, err := startMember(ctx, s.o, s.directory, takeover, s.ended)
-	if takeover && errors.As(err, new(*NoAnswerError)) { // who served before is about to end
+	if takeover && errors.As(err, new(*NoAnswerError)) { // the process that served before is about to end
 		return false, s.unlock()
 	}
 	s.member, s.err = m, err
 	return err == nil, err
 }
 
-// proven fails, and ends the store for this process, when its files do not lie where they were: what was just written is lost.
+// proven fails, and ends the store for this process, when its files are no longer where they were: what was just written is lost.
 func (s *share) proven() error {
 	err := s.kept()
 	if err != nil {
@@ -189,7 +190,7 @@ func (s *share) close() error {
 	return s.directory.Close()
 }
 
-// endLeases ends the leases of processes that are gone, as the kernel says: nobody has to wait for them to run out.
+// endLeases ends the leases of processes that are gone according to the kernel, so that nothing has to wait for them to run out.
 func (kv *kv) endLeases(ctx context.Context) error {
 	ctx, cancel := kv.call(ctx)
 	defer cancel()
@@ -212,7 +213,7 @@ func (kv *kv) endLeases(ctx context.Context) error {
 	return nil
 }
 
-// unanswered says of a call that another process did not answer who that is.
+// unanswered adds to the error of a call that another process did not answer which process that is.
 func (kv *kv) unanswered(ctx context.Context, err error) error {
 	if kv.share == nil {
 		return explain(ctx, err)

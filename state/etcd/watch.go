@@ -12,8 +12,8 @@ import (
 	"converge.dev/converge/state"
 )
 
-// Watch implements state.KV. A member that has no leader ends it, so that whoever watches anew gets to another one. When
-// etcd has compacted what comes next, it begins with the whole again.
+// Watch implements state.KV. A member without a leader ends it, so that the caller's next watch reaches another one.
+// When etcd has compacted what comes next, it begins with all keys again.
 func (kv *kv) Watch(ctx context.Context, prefix string) iter.Seq2[state.Batch, error] {
 	return func(yield func(state.Batch, error) bool) {
 		ctx, cancel := context.WithCancel(clientv3.WithRequireLeader(ctx))
@@ -42,7 +42,7 @@ func (kv *kv) Watch(ctx context.Context, prefix string) iter.Seq2[state.Batch, e
 	}
 }
 
-// follow yields what changes from a revision on. It reports whether etcd does not know any more what that was.
+// follow yields the changes from a revision on. It reports whether etcd no longer has them.
 func (kv *kv) follow(ctx context.Context, prefix string, from int64, yield func(state.Batch, error) bool) (again bool) {
 	ctx, cancel := context.WithCancel(ctx) // ends the watch at the far side
 	defer cancel()
@@ -54,7 +54,7 @@ func (kv *kv) follow(ctx context.Context, prefix string, from int64, yield func(
 			yield(state.Batch{}, kv.failed(ctx, err))
 			return false
 		case err != nil:
-			continue // to its end, which is the context's
+			continue // until it ends with the context
 		}
 		for commit := range commits(resp.Events) {
 			if !yield(commit, nil) {
@@ -63,14 +63,14 @@ func (kv *kv) follow(ctx context.Context, prefix string, from int64, yield func(
 		}
 	}
 	err := kv.ready(ctx)
-	if err == nil { // the client library gives nothing up without a word
+	if err == nil { // the client library never stops without an error
 		err = kv.failed(ctx, errUnfollowed)
 	}
 	yield(state.Batch{}, err)
 	return false
 }
 
-// commits puts together what was written at one revision.
+// commits groups the changes written at one revision.
 func commits(events []*clientv3.Event) iter.Seq[state.Batch] {
 	return func(yield func(state.Batch) bool) {
 		for len(events) > 0 {

@@ -28,13 +28,12 @@ import (
 	"go.etcd.io/raft/v3/raftpb"
 )
 
-// whole finds, before etcd starts, that the data are damaged, or that the write-ahead log ends before they do: something that
-// was acknowledged is lost. Etcd takes such a log for the whole truth; it hangs, or drops what it is given next as done
-// already.
+// whole detects, before etcd starts, that the data are damaged, or that the write-ahead log ends before they do: something
+// acknowledged was lost. Etcd would trust such a log; it would hang, or drop the next writes as already applied.
 func whole(ctx context.Context, data string) error {
 	file := filepath.Join(data, "member", dbName)
 	if _, err := os.Stat(file); errors.Is(err, fs.ErrNotExist) {
-		return nil // etcd makes it anew from the log, or says that it cannot
+		return nil // etcd recreates it from the log, or reports that it cannot
 	}
 	applied, err := appliedEntry(ctx, file)
 	if err != nil {
@@ -50,22 +49,22 @@ func whole(ctx context.Context, data string) error {
 	return nil
 }
 
-// checkVariable names, in the environment of a process, a data file that it is to check, and nothing else.
+// checkVariable is an environment variable that names a data file, which the process then checks and does nothing else.
 const checkVariable = "CONVERGE_CHECK_DATA"
 
-// checkBytes bounds what that process has in memory. The largest store takes a part of it; a page that says that it is
+// checkBytes bounds the memory of that process. The largest store takes a part of it; a page that claims to span
 // millions of pages would take all of the machine's.
 const checkBytes = 512 << 20
 
-// init is the whole of that process. It is one of its own, and of whatever program this package is in, because bbolt looks at
-// pages in goroutines of its own, where one that is damaged ends the process.
+// init is all that such a process does. The check runs in its own process, of whatever program this package is in, because
+// bbolt reads pages in its own goroutines, where a damaged one ends the process.
 func init() {
 	file := os.Getenv(checkVariable)
 	if file == "" {
 		return
 	}
-	time.AfterFunc(2*startTimeout, func() { os.Exit(1) }) // whoever waits for it was killed
-	debug.SetMaxStack(64 << 20)                           // a branch may lead to itself
+	time.AfterFunc(2*startTimeout, func() { os.Exit(1) }) // the process that waits for it was killed
+	debug.SetMaxStack(64 << 20)                           // a branch page may refer to itself
 	err := unix.Setrlimit(unix.RLIMIT_DATA, &unix.Rlimit{Cur: checkBytes, Max: checkBytes})
 	if err != nil {
 		fmt.Fprintln(os.Stderr, "limit the memory:", err)
@@ -80,17 +79,16 @@ func init() {
 	os.Exit(0)
 }
 
-// appliedEntry returns the number of the last entry of the log that is in the data file, all of which another process has
-// looked at.
+// appliedEntry returns the number of the last log entry in the data file, after another process has checked the whole file.
 func appliedEntry(ctx context.Context, file string) (applied uint64, err error) {
-	db, err := openData(file) // here, where the reason why it cannot is known as more than a text
+	db, err := openData(file) // opened here, where a failure is more than a text
 	if err != nil {
 		return 0, err
 	}
 	defer func() { err = errors.Join(err, db.Close()) }()
 	ctx, cancel := context.WithTimeoutCause(ctx, startTimeout, errSlow)
 	defer cancel()
-	cmd := exec.CommandContext(ctx, "/proc/self/exe") // also when a newer one lies in its place
+	cmd := exec.CommandContext(ctx, "/proc/self/exe") // even when a newer one is in its place
 	cmd.Env = []string{checkVariable + "=" + file}
 	out, err := cmd.Output()
 	var failed *exec.ExitError
@@ -107,14 +105,14 @@ func appliedEntry(ctx context.Context, file string) (applied uint64, err error) 
 	return applied, err
 }
 
-// openData opens the data file to read it. Whoever had the store last may have started another process at that moment, which
-// holds all that it held until it is a program of its own. On a busy machine that takes seconds.
+// openData opens the data file for reading. The previous owner of the store may have just forked another process, which
+// inherits everything that it holds until it executes its own program. On a busy machine that takes seconds.
 func openData(file string) (*bolt.DB, error) {
 	return bolt.Open(file, 0o400, &bolt.Options{ReadOnly: true, Timeout: releaseTimeout})
 }
 
-// check looks at all that is in the data file: its pages as bbolt does when it opens the file to write; where pages and values
-// end, which bbolt does not look at; and the keys as etcd does.
+// check verifies everything in the data file: its pages as bbolt does when it opens the file for writing; where pages and
+// values end, which bbolt does not check; and the keys as etcd does.
 func check(file string) (applied uint64, err error) {
 	db, err := openData(file)
 	if err != nil {
@@ -141,8 +139,8 @@ func check(file string) (applied uint64, err error) {
 		}
 		return tx.ForEach(func(bucket []byte, b *bolt.Bucket) error {
 			c := b.Cursor()
-			for k, v := c.Seek(nil); k != nil; k, v = c.Next() { // First would not come back from a small bucket that holds itself
-				crc32.ChecksumIEEE(v) // faults when it ends behind the file
+			for k, v := c.Seek(nil); k != nil; k, v = c.Next() { // First would not return from a small bucket that contains itself
+				crc32.ChecksumIEEE(v) // faults when it ends beyond the file
 				switch {
 				case string(bucket) == "key":
 					if err := revision(k); err != nil {
@@ -158,7 +156,7 @@ func check(file string) (applied uint64, err error) {
 	return applied, err
 }
 
-// revision looks at a key of the data file as etcd will, in a goroutine of its own, where a panic ends the process.
+// revision parses a key of the data file as etcd will, which does so in a goroutine of its own, where a panic ends the process.
 func revision(key []byte) (err error) {
 	defer func() {
 		if p := recover(); p != nil {
@@ -166,13 +164,13 @@ func revision(key []byte) (err error) {
 		}
 	}()
 	mvcc.BytesToBucketKey(key)
-	if len(key) > len(mvcc.NewRevBytes()) && !mvcc.IsTombstone(key) { // what was deleted would be there again
+	if len(key) > len(mvcc.NewRevBytes()) && !mvcc.IsTombstone(key) { // what was deleted would exist again
 		return fmt.Errorf("key %x is not a revision: its mark is unknown", key)
 	}
 	return nil
 }
 
-// lastEntry returns the number of the last whole entry of the log. What is torn behind it was never acknowledged.
+// lastEntry returns the number of the last complete entry of the log. A torn entry after it was never acknowledged.
 func lastEntry(dir string) (last uint64, err error) {
 	names, err := filepath.Glob(filepath.Join(dir, "*.wal"))
 	if err != nil || len(names) == 0 {
@@ -222,7 +220,7 @@ func lastEntry(dir string) (last uint64, err error) {
 	}
 }
 
-// advised makes of what keeps a member from starting a *DamagedDataError, unless the error itself says what else it is.
+// advised turns the error that keeps a member from starting into a *DamagedDataError, unless the error itself has another cause.
 func advised(dir string, err error) error {
 	for _, plain := range []error{fs.ErrPermission, unix.EROFS, unix.ENOSPC, unix.EDQUOT, unix.EFBIG, unix.EMFILE, unix.ENFILE, unix.ENOMEM, errSlow, errUnchecked} {
 		if errors.Is(err, plain) {
@@ -232,7 +230,7 @@ func advised(dir string, err error) error {
 	return &DamagedDataError{Dir: dir, Err: err}
 }
 
-// A DamagedDataError says that the data of an embedded store cannot be used.
+// A DamagedDataError reports that the data of an embedded store cannot be used.
 type DamagedDataError struct {
 	Dir string // where they are
 	Err error
@@ -245,7 +243,7 @@ func (e *DamagedDataError) Error() string {
 // Unwrap returns the cause.
 func (e *DamagedDataError) Unwrap() error { return e.Err }
 
-// releaseTimeout is how long the data may still be held by whoever had them last.
+// releaseTimeout is how long the previous owner may still hold the data.
 const releaseTimeout = 20 * time.Second
 
 // startTimeout is how long a member may take to answer: a start that reads a long log from a slow disk takes seconds.

@@ -7,7 +7,7 @@ import (
 	"converge.dev/converge/state"
 )
 
-// lease is kept alive by definition while its client is neither closed nor paused; so nothing needs to run.
+// lease is alive by definition while its client is neither closed nor paused, so nothing needs to run.
 type lease struct {
 	kv   *KV
 	ttl  time.Duration
@@ -28,7 +28,7 @@ func (kv *KV) Lease(ctx context.Context, ttl time.Duration) (state.Lease, error)
 }
 
 // Pause stops keeping this client's leases alive, as if its process stood still; they run out when their ttl has passed.
-// Calls still work: they are what the process does when it wakes up.
+// Calls still work, as they do when the process wakes up.
 func (kv *KV) Pause() {
 	kv.db.mu.Lock()
 	defer kv.db.mu.Unlock()
@@ -40,7 +40,7 @@ func (kv *KV) Pause() {
 	kv.db.rouse()
 }
 
-// Lapse makes all leases of this client run out at once, on the far side only: the client does not know yet.
+// Lapse makes all leases of this client run out at once, on the far side only: the client does not know it yet.
 func (kv *KV) Lapse() {
 	kv.db.mu.Lock()
 	defer kv.db.mu.Unlock()
@@ -51,7 +51,7 @@ func (kv *KV) Lapse() {
 	}
 }
 
-// answered is the last moment at which the client's leases were kept alive.
+// answered returns the last time at which the client's leases were kept alive.
 func (kv *KV) answered() time.Time {
 	if kv.closed || kv.paused {
 		return kv.seen
@@ -66,11 +66,10 @@ func (l *lease) Until() time.Time {
 	return l.kv.answered().Add(l.ttl - state.Margin(l.ttl))
 }
 
-// Done implements state.Lease. It is closed by the first use of the store after the lease has run out: before, nobody
-// can know.
+// Done implements state.Lease. It is closed by the first use of the store after the lease has run out: nothing notices it earlier.
 func (l *lease) Done() <-chan struct{} { return l.done }
 
-// Close implements state.Lease. A client that was closed reaches the far side no more: its leases run out.
+// Close implements state.Lease. A closed client no longer reaches the far side: its leases run out.
 func (l *lease) Close() error {
 	l.kv.db.mu.Lock()
 	defer l.kv.db.mu.Unlock()
@@ -92,7 +91,7 @@ func (db *db) expire() {
 	}
 }
 
-// end drops a lease and lets its client know.
+// end drops a lease and notifies its client.
 func (db *db) end(l *lease) {
 	if db.leases[l] {
 		db.drop(l)
@@ -104,7 +103,7 @@ func (db *db) end(l *lease) {
 	}
 }
 
-// drop forgets a lease with its keys.
+// drop removes a lease with its keys.
 func (db *db) drop(l *lease) {
 	delete(db.leases, l)
 	db.changed(db.remove(func(_ string, e entry) bool { return e.lease == l }))

@@ -1,6 +1,6 @@
-// Package mem keeps a store in the memory of the process, for tests and for trying things out.
+// Package mem keeps a store in the memory of the process, for tests and experiments.
 //
-// It obeys the laws of package internal/statetest exactly as etcd does, and can do what no etcd does on command: fail a
+// It obeys the laws of package internal/statetest exactly as etcd does, and can do on command what etcd cannot: fail a
 // given call before or after its effect ([Options]), and stop keeping leases alive as if the process stood still
 // ([KV.Pause]). It starts no goroutine and reads the time from package time only, so that a test in a bubble of
 // testing/synctest decides when a lease runs out.
@@ -25,11 +25,11 @@ type Call struct {
 	Done bool     // the call has had its effect; what remains is the reply
 }
 
-// Options of a KV. The zero value is good.
+// Options configure a KV. The zero value is usable.
 type Options struct {
 	// Fault is called twice for each call, before its effect and, when it succeeded, after it. An error that it returns
 	// becomes the result of the call. For a lost reply of a commit it wraps state.ErrUnknown.
-	// It may use other clients of the same store, and so decide what happens in between.
+	// It may use other clients of the same store, and so control what happens in between.
 	Fault func(Call) error
 }
 
@@ -39,7 +39,7 @@ type KV struct {
 	fault  func(Call) error
 	closed bool
 	paused bool
-	seen   time.Time // the last moment at which its leases were kept alive, once closed or paused
+	seen   time.Time // the last time at which its leases were kept alive, once closed or paused
 }
 
 // db is what all clients share.
@@ -56,12 +56,12 @@ type entry struct {
 	lease *lease
 }
 
-// New makes an empty store and its first client.
+// New creates an empty store and its first client.
 func New(o Options) *KV {
 	return &KV{db: &db{revision: 1, items: map[string]entry{}, leases: map[*lease]bool{}, watchers: map[*watcher]bool{}}, fault: o.Fault}
 }
 
-// Connect returns another client of the same keys, as a second process would have. Closing or pausing one does not touch
+// Connect returns another client of the same keys, as a second process would have. Closing or pausing one does not affect
 // the other.
 func (kv *KV) Connect(o Options) *KV { return &KV{db: kv.db, fault: o.Fault} }
 
@@ -177,7 +177,7 @@ func (db *db) commit(guards []state.Guard, ops []state.Op) (int64, error) {
 	return db.revision, nil
 }
 
-// changed counts what was changed as one revision, and tells it.
+// changed counts the changes as one revision, and notifies the watchers.
 func (db *db) changed(changes []state.Change) {
 	if len(changes) > 0 {
 		db.revision++
@@ -185,7 +185,7 @@ func (db *db) changed(changes []state.Change) {
 	}
 }
 
-// remove deletes the keys that are chosen, and tells which they were.
+// remove deletes the chosen keys, and returns which they were.
 func (db *db) remove(chosen func(key string, e entry) bool) (changes []state.Change) {
 	for key, e := range db.items {
 		if chosen(key, e) {
@@ -196,7 +196,7 @@ func (db *db) remove(chosen func(key string, e entry) bool) (changes []state.Cha
 	return changes
 }
 
-// do carries out one operation and tells what it changed.
+// do carries out one operation and returns what it changed.
 func (db *db) do(op state.Op, revision int64) []state.Change {
 	switch {
 	case op.Delete && op.Prefix:

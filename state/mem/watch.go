@@ -10,7 +10,7 @@ import (
 	"converge.dev/converge/state"
 )
 
-// watcher is one who follows a prefix: what was committed and not yet told.
+// watcher follows a prefix: it holds what was committed and not yet yielded.
 type watcher struct {
 	prefix string
 	queue  []state.Batch
@@ -65,7 +65,7 @@ func (kv *KV) Watch(ctx context.Context, prefix string) iter.Seq2[state.Batch, e
 	}
 }
 
-// tell lets everybody know who follows what changed. The caller holds the lock.
+// tell notifies the watchers of what changed. The caller holds the lock.
 func (db *db) tell(changes []state.Change) {
 	sortChanges(changes)
 	for w := range db.watchers {
@@ -83,7 +83,7 @@ func (db *db) tell(changes []state.Change) {
 	}
 }
 
-// rouse lets all watchers look again: a client was closed, or leases run out that did not before. The caller holds the lock.
+// rouse makes all watchers check again: a client was closed, or leases now run out that did not before. The caller holds the lock.
 func (db *db) rouse() {
 	for w := range db.watchers {
 		w.rouse()
@@ -97,7 +97,8 @@ func (w *watcher) rouse() {
 	}
 }
 
-// expiry fires when the next lease runs out that nobody keeps alive; nil when there is none. The caller holds the lock.
+// expiry returns a channel that fires when the next lease runs out that is not kept alive; nil when there is none. The
+// caller holds the lock.
 func (db *db) expiry() <-chan time.Time {
 	var first time.Time
 	for l := range db.leases {

@@ -33,7 +33,7 @@ type applying struct {
 	onFailure string
 }
 
-// bindApproving adds the flags that stand for an answer.
+// bindApproving adds the flags that replace an answer.
 func (f *applying) bindApproving(c *cobra.Command) {
 	c.Flags().BoolVar(&f.approve, "auto-approve", false, "do not ask; what cannot be undone exactly needs -approve all the same")
 	c.Flags().StringVar(&f.approval, "approve", "", "approve of the one plan with this `digest`, also of what it cannot undo; converge plan shows it")
@@ -44,7 +44,7 @@ func (f *applying) bindApplying(c *cobra.Command, otherwise string) {
 	_ = c.RegisterFlagCompletionFunc("on-failure", cobra.FixedCompletions(onFailures, cobra.ShellCompDirectiveNoFileComp))
 }
 
-// applyOtherwise is what to do where nobody can be asked.
+// applyOtherwise says what to do where nobody can be asked.
 const applyOtherwise = "Apply a saved plan (converge plan -out=tfplan), or give -auto-approve."
 
 var onFailures = []string{string(apply.Rollback), string(apply.Stop), string(apply.Continue)}
@@ -147,7 +147,7 @@ func (a *app) apply(c *cobra.Command, f applying, args []string) (err error) {
 	if err != nil {
 		return err
 	}
-	if err := e.Free(ctx); err != nil { // better said before the question than after the answer
+	if err := e.Free(ctx); err != nil { // better reported before the question than after the answer
 		return err
 	}
 	p, err := s.makePlan(ctx, e, doc, f.planning)
@@ -173,7 +173,7 @@ func (a *app) apply(c *cobra.Command, f applying, args []string) (err error) {
 	return s.carry(func(o engine.ApplyOptions) (engine.Result, error) { return e.Apply(ctx, p, o) }, f, false)
 }
 
-// heldOr says that the site is held or a run is open, which an approval would not change; otherwise what is given.
+// heldOr returns that the site is held or a run is open, which an approval would not change; otherwise the given error.
 func (s *session) heldOr(ctx context.Context, unasked error) error {
 	e, err := s.engine()
 	if err != nil {
@@ -223,7 +223,7 @@ func (a *app) applySaved(ctx context.Context, c *cobra.Command, f applying, save
 			return &view.Problem{What: "a saved plan is applied as it is: -" + name + " has no place here", Fix: "Give it to converge plan."}
 		}
 	}
-	if _, err := a.schema(); err != nil { // the view learns which fields are secret
+	if _, err := a.schema(); err != nil { // the view needs to know which fields are secret
 		return err
 	}
 	p := saved.Plan
@@ -240,7 +240,7 @@ func (a *app) applySaved(ctx context.Context, c *cobra.Command, f applying, save
 	if err != nil {
 		return err
 	}
-	if err := e.VerifyFile(ctx, saved); err != nil { // before any of it is shown as what would be done, or is accepted for it
+	if err := e.VerifyFile(ctx, saved); err != nil { // before any of it is shown as a plan, or accepted for one
 		return err
 	}
 	if err := s.takePlanned(ctx, p); err != nil {
@@ -254,7 +254,7 @@ func (a *app) applySaved(ctx context.Context, c *cobra.Command, f applying, save
 	}
 	if f.approval == "" && len(p.Irreversible()) > 0 && a.mayAsk(false, applyOtherwise) == nil {
 		a.view.Plan(p)
-		f.approve = false // -auto-approve does not stand for this
+		f.approve = false // -auto-approve does not replace this
 		if err := a.approval(ctx, &f, p); err != nil {
 			return err
 		}
@@ -263,17 +263,17 @@ func (a *app) applySaved(ctx context.Context, c *cobra.Command, f applying, save
 	return s.carry(func(o engine.ApplyOptions) (engine.Result, error) { return e.Apply(ctx, p, o) }, f, false)
 }
 
-// maxPlan bounds a saved plan: several times the largest document there may be.
+// maxPlan is the maximum size of a saved plan: several times that of the largest document.
 const maxPlan = 512 << 20
 
-// isPlan reports whether a file looks like a saved plan. No more than its start is read.
+// isPlan reports whether a file looks like a saved plan. Only its start is read.
 func isPlan(path string) (bool, error) {
 	f, err := files.Open(path)
 	if errors.Is(err, fs.ErrNotExist) && path != load.Stdin {
 		return false, &view.Problem{What: "there is no file " + path, Fix: "A plan is saved with: converge plan -out=FILE", Err: err}
 	}
 	if err != nil {
-		return false, nil // whoever reads it as a document says what is wrong
+		return false, nil // reading it as a document reports what is wrong
 	}
 	start := make([]byte, 512)
 	n, _ := io.ReadFull(f, start)
@@ -296,8 +296,8 @@ func readPlan(path string) (*plan.File, error) {
 	return saved, nil
 }
 
-// carry runs something that changes the site, and gives the outcome for how it ended. To be undone is what is wanted when
-// undo is set, and what is left when not.
+// carry runs something that changes the site, and returns the outcome of how it ended. An undone run is the goal when
+// undo is set, and a failure otherwise.
 func (s *session) carry(run func(engine.ApplyOptions) (engine.Result, error), f applying, undo bool) error {
 	res, err := run(engine.ApplyOptions{OnFailure: apply.OnFailure(f.onFailure), AllowPartial: f.partial, Approve: f.approval, Interrupt: s.running()})
 	started := s.hasStarted()
@@ -325,7 +325,7 @@ func (s *session) carry(run func(engine.ApplyOptions) (engine.Result, error), f 
 	return nil
 }
 
-// remembered says what the store has of a run whose end could not be reached, and what to do then.
+// remembered returns what the store has of a run whose end could not be reached, and what to do then.
 func (s *session) remembered(run string) string {
 	ctx, cancel := context.WithTimeout(context.Background(), 5*time.Second)
 	defer cancel()
@@ -347,7 +347,7 @@ func (s *session) remembered(run string) string {
 	return "The journal could not be read: " + err.Error() + "\nWhen that is mended, settle it with: converge resume " + run
 }
 
-// An openRun is an error after which a run is open.
+// An openRun is an error that leaves a run open.
 type openRun struct {
 	err error
 	run string

@@ -15,7 +15,7 @@ import (
 )
 
 // arguments brings the command line into the form that the flag library reads: -flag becomes --flag, and what the
-// environment adds stands after the name of the command.
+// environment adds is inserted after the name of the command.
 func (a *app) arguments(root *cobra.Command, args []string) ([]string, error) {
 	takes := valueFlags(root)
 	args = doubleDashes(args, takes)
@@ -60,7 +60,7 @@ func valueFlags(root *cobra.Command) map[string]bool {
 	return takes
 }
 
-// doubleDashes writes -flag as --flag. The values of flags, and what follows --, are left alone.
+// doubleDashes turns -flag into --flag. The values of flags, and what follows --, are left alone.
 func doubleDashes(args []string, takes map[string]bool) []string {
 	out := make([]string, 0, len(args))
 	for i := 0; i < len(args); i++ {
@@ -80,7 +80,7 @@ func doubleDashes(args []string, takes map[string]bool) []string {
 	return out
 }
 
-// wanted says what flags of a type take.
+// wanted says what flags of a type accept.
 var wanted = map[string]string{
 	"bool": "true or false", "duration": "a duration such as 90s", "int": "a whole number", "int64": "a whole number", "uint32": "a whole number that is not negative",
 	"uint64": "a whole number that is not negative",
@@ -114,12 +114,12 @@ func flagError(c *cobra.Command, err error) error {
 	}
 }
 
-// exclusive is where the flag library keeps the names of flags that [cobra.Command.MarkFlagsMutuallyExclusive] was given.
+// exclusive is the annotation in which the flag library stores the names given to
+// [cobra.Command.MarkFlagsMutuallyExclusive].
 const exclusive = "cobra_annotation_mutually_exclusive"
 
-// meant refuses flags and arguments that are empty, most often by a variable that a script did not set, numbers below zero,
-// and flags that exclude each other: none of ours means anything with them, and to go on as if nothing were given would do
-// something else than was asked for.
+// meant refuses empty flags and arguments, which mostly come from an unset variable in a script, negative numbers, and
+// flags that exclude each other: none of ours has a meaning with them, and ignoring them would not do what was requested.
 func meant(c *cobra.Command, args []string) (err error) {
 	refuse := func(what, fix string) {
 		if err == nil {
@@ -146,7 +146,7 @@ func meant(c *cobra.Command, args []string) (err error) {
 			}
 		}
 	})
-	if !c.DisableFlagParsing && slices.ContainsFunc(args, blank) { // a shell that completes words asks for those that begin with nothing
+	if !c.DisableFlagParsing && slices.ContainsFunc(args, blank) { // a shell that completes words asks for those with an empty prefix
 		refuse("an argument of "+c.CommandPath()+" is empty", "Give it a value, or leave it out.")
 	}
 	return err
@@ -161,7 +161,7 @@ func dashed(name string, ok bool) string {
 	return "Did you mean -" + name + "?"
 }
 
-// subcommand refuses words where the name of a command is expected.
+// subcommand refuses other words where the name of a command is expected.
 func subcommand(c *cobra.Command, args []string) error {
 	if len(args) == 0 {
 		return nil
@@ -182,7 +182,7 @@ func subcommand(c *cobra.Command, args []string) error {
 	}
 }
 
-// elsewhere says what takes the place of a command that other tools of this kind have.
+// elsewhere says what replaces a command that other tools of this kind have.
 var elsewhere = map[string]string{
 	"taint":      "converge plan -replace=SCOPE/KIND/NAME",
 	"refresh":    "converge drift, which looks and changes nothing; every plan looks anew",

@@ -15,7 +15,7 @@ import (
 	"converge.dev/converge/state"
 )
 
-// cancelPause is how often cancel looks whether the other process has ended its run.
+// cancelPause is how often cancel checks whether the other process has ended its run.
 const cancelPause = 100 * time.Millisecond
 
 func (a *app) cancelCommand() *cobra.Command {
@@ -90,7 +90,7 @@ func (s *session) cancel(ctx context.Context, id string) error {
 	return nil
 }
 
-// notRunning says why there is nothing to cancel, and what to do instead. Id is empty when no run was named.
+// notRunning returns why there is nothing to cancel, and what to do instead. Id is empty when no run was named.
 func (s *session) notRunning(ctx context.Context, id string, holder *state.LockInfo) error {
 	runs, err := s.store.Runs(ctx)
 	if err != nil {

@@ -16,13 +16,13 @@ import (
 	"converge.dev/converge/state"
 )
 
-// What -refresh says is looked at.
+// The values of -refresh, which say what is observed.
 const (
 	refreshAll     = "all"
 	refreshChanged = "changed"
 )
 
-// checkRefresh refuses what cannot be looked at, and what no plan of a part can be narrowed by.
+// checkRefresh refuses an unknown -refresh, and flags that cannot narrow a plan of a part.
 func (f *planning) checkRefresh() error {
 	switch {
 	case f.refresh == "", f.refresh == refreshAll:
@@ -39,10 +39,10 @@ func (f *planning) checkRefresh() error {
 	return nil
 }
 
-// A revised document is read as it is asked for, and knows what is different in it from the revision that was applied last.
+// A revised document is read on demand, and knows how it differs from the revision that was applied last.
 type revised struct {
 	*load.Outline
-	doc    *schema.Document // of which the resources need not be read
+	doc    *schema.Document // without its resources, which need not be read
 	before *load.Outline
 	since  int64
 }
@@ -53,8 +53,8 @@ func (r *revised) Since() int64 { return r.since }
 // Changed implements engine.Revision.
 func (r *revised) Changed() []schema.Ref { return r.Outline.Changed(r.before) }
 
-// Read implements engine.Revision. What is wrong with what it reads is for whoever loads the document as a whole to say, with places
-// in it; warnings were shown when it was accepted.
+// Read implements engine.Revision. Problems in what it reads are reported, with their positions, when the document is loaded as a
+// whole; warnings were shown when it was accepted.
 func (r *revised) Read(ctx context.Context, refs []schema.Ref) (*schema.Document, error) {
 	doc, _ := r.Part(ctx, r.doc.Digest, refs)
 	switch {
@@ -67,7 +67,7 @@ func (r *revised) Read(ctx context.Context, refs []schema.Ref) (*schema.Document
 	return doc, nil
 }
 
-// planChanged plans what a document changes, and all of it when that alone cannot be planned, which it says.
+// planChanged plans what a document changes; when that alone cannot be planned, it reports so and plans all of it.
 func (s *session) planChanged(ctx context.Context, e *engine.Engine, doc *schema.Document, o plan.Options) (*plan.Plan, error) {
 	p, err := s.planSince(ctx, e, doc, o)
 	whole := (*engine.WholeError)(nil)
@@ -83,8 +83,8 @@ func (s *session) planChanged(ctx context.Context, e *engine.Engine, doc *schema
 	return e.Plan(ctx, doc, o)
 }
 
-// planSince plans what a document changes in what was applied last. It fails with an *engine.WholeError when that is not known, or
-// cannot be planned alone.
+// planSince plans what a document changes compared with what was applied last. It fails with an *engine.WholeError when that is
+// unknown, or cannot be planned alone.
 func (s *session) planSince(ctx context.Context, e *engine.Engine, doc *schema.Document, o plan.Options) (*plan.Plan, error) {
 	serial, err := e.Applied(ctx)
 	if err != nil {

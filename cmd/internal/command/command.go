@@ -1,11 +1,11 @@
 // Package command is the command line: one file per subcommand.
 //
 // Arguments become a typed struct, the engine runs, a view renders. A command returns an error, which [Run] shows and
-// turns into an exit status (exit.go), or an outcome, of which everything was said already.
+// turns into an exit status (exit.go), or an outcome, about which everything was already reported.
 //
 // # Words
 //
-// An *app* is one invocation: what the system gave it, the shared flags, and the view. A *session* is its connection to
+// An *app* is one invocation: its system, the shared flags, and the view. A *session* is its connection to
 // one site: schema, configuration, store.
 package command
 
@@ -29,12 +29,12 @@ import (
 	"converge.dev/converge/schema/kinds"
 )
 
-// A System is what a command has of the process that it runs in. All fields are required.
+// A System is the part of its process that a command uses. All fields are required.
 type System struct {
 	Args                  []string // without the name of the program
 	Stdin, Stdout, Stderr *os.File
 	Environ               []string // NAME=VALUE
-	Executable            string   // path of the program: documents are evaluated in a child of it
+	Executable            string   // path of the program: documents are evaluated in a child process of it
 	Version               string
 	Exit                  func(code int) // ends the process at once, when it is interrupted a second time
 }
@@ -61,7 +61,7 @@ func Run(sys System) int {
 type app struct {
 	sys       System
 	name      string // of the command
-	documents bool   // it takes documents
+	documents bool   // it accepts documents
 	env       env
 	flags     shared
 	out       *output
@@ -73,16 +73,16 @@ type app struct {
 
 	limited context.Context // ends with -timeout; nil without one
 
-	loaded *kinds.Schema // nil until it is needed
+	loaded *kinds.Schema // nil until needed
 	kinds  schema.Kinds  // those of loaded
 
 	closers   []func() // in the order in which they were opened
 	signal    atomic.Pointer[os.Signal]
 	interrupt interrupt
-	acted     bool // something was changed: the status tells of that, whatever becomes of the output
+	acted     bool // something was changed: the status reports that, whatever happens to the output
 }
 
-// end shows the error, closes everything and gives the exit status.
+// end shows the error, closes everything and returns the exit status.
 func (a *app) end(args []string, err error) int {
 	if a.view == nil { // the arguments were wrong
 		a.view = a.newView(jsonAsked(args), nil)
@@ -98,20 +98,20 @@ func (a *app) end(args []string, err error) int {
 	a.view.Close()
 	werr := a.out.failed
 	switch {
-	case werr == nil || errors.Is(werr, syscall.EPIPE): // a reader that has read enough is no failure
+	case werr == nil || errors.Is(werr, syscall.EPIPE): // a reader that has read enough is not a failure
 	case a.acted:
 		a.say("Warning: standard output: " + werr.Error() + "\n  What was done is done, and the exit status tells of that.\n")
 	default:
 		a.say("Error: standard output: " + werr.Error() + "\n")
-		if code == exitDone || code == exitDifferent { // which say that nothing failed
+		if code == exitDone || code == exitDifferent { // which mean that nothing failed
 			code = exitError
 		}
 	}
 	return code
 }
 
-// cutShort says of an error that came after a signal, and before a run began, that the signal is the cause: what was under
-// way was cancelled, and not everything on the way back says so.
+// cutShort names a signal as the cause of an error that came after it and before a run began: what was in progress was
+// cancelled, and not every error says so.
 func (a *app) cutShort(err error) error {
 	if a.signal.Load() == nil || a.hasStarted() || errors.Is(err, context.Canceled) {
 		return err
@@ -119,14 +119,14 @@ func (a *app) cutShort(err error) error {
 	return &view.Problem{What: "interrupted", Where: err.Error(), Err: errors.Join(context.Canceled, err)}
 }
 
-// overtime says of an error that -timeout has brought about that it has. A run that it ended is open.
+// overtime names -timeout as the cause of an error that it has caused. A run that it ended is open.
 func (a *app) overtime(err error) error {
 	interrupted := errors.Is(err, engine.ErrInterrupted) && a.signal.Load() == nil
 	if a.limited == nil || a.limited.Err() == nil || !interrupted && !errors.Is(err, context.DeadlineExceeded) {
 		return err
 	}
 	p := &view.Problem{What: fmt.Sprintf("the command did not finish within -timeout=%s", a.flags.timeout), Where: err.Error(), Fix: "Allow more time with -timeout.", Err: context.DeadlineExceeded}
-	if p.Where == context.DeadlineExceeded.Error() { // which says nothing more
+	if p.Where == context.DeadlineExceeded.Error() { // which adds nothing
 		p.Where = ""
 	}
 	if a.hasStarted() {
@@ -135,7 +135,7 @@ func (a *app) overtime(err error) error {
 	return p
 }
 
-// jsonAsked looks for -json where the arguments could not be read.
+// jsonAsked reports whether -json was given, when the arguments could not be parsed.
 func jsonAsked(args []string) bool {
 	for _, arg := range args {
 		if arg == "--" {
@@ -148,7 +148,7 @@ func jsonAsked(args []string) bool {
 	return false
 }
 
-// output writes to a file until that fails once, and remembers why. A reader that went away must not end a run.
+// output writes to a file until a write fails, and keeps the error. A reader that has gone away must not end a run.
 type output struct {
 	w      io.Writer
 	failed error
@@ -165,7 +165,7 @@ func (o *output) Write(b []byte) (int, error) {
 // print writes the result of a command.
 func (a *app) print(text string) { _, _ = io.WriteString(a.out, text) }
 
-// say writes beside the result, to those who look.
+// say writes a message for people to standard error, beside the result.
 func (a *app) say(text string) { _, _ = io.WriteString(a.err, text) }
 
 // groups of commands in the main help.
@@ -179,7 +179,7 @@ const (
 
 // root builds the tree of commands.
 func (a *app) root() *cobra.Command {
-	cobra.EnableCommandSorting = false // ours is the order in which one meets them
+	cobra.EnableCommandSorting = false // ours is the order in which they are needed
 	root := &cobra.Command{
 		Use:   "converge",
 		Short: "Bring a site to what its document says",
@@ -226,7 +226,7 @@ Both -flag and --flag are accepted.`,
 	return root
 }
 
-// group makes a command that only holds others.
+// group returns a command that only contains others.
 func group(use, short, long string, children ...*cobra.Command) *cobra.Command {
 	c := &cobra.Command{Use: use, Short: short, Long: long, Args: subcommand, RunE: func(c *cobra.Command, _ []string) error { return c.Help() }}
 	c.AddCommand(children...)

@@ -14,20 +14,20 @@ import (
 	"converge.dev/converge/schema/kinds"
 )
 
-// patience bounds how long the shell waits for us.
+// patience is how long the shell waits for us at most.
 const patience = time.Second
 
-// completing reports whether it is the shell that asks.
+// completing reports whether the shell asks for completions.
 func completing(args []string) bool { return len(args) > 0 && strings.HasPrefix(args[0], "__complete") }
 
-// singleDash reports whether the word to be completed is a flag with one dash.
+// singleDash reports whether the word to complete is a flag with one dash.
 func singleDash(args []string) bool {
 	last := args[len(args)-1]
 	return strings.HasPrefix(last, "-") && !strings.HasPrefix(last, "--")
 }
 
-// completions writes what cobra offers to the shell as we write it elsewhere: flags with as many dashes as the word has
-// that they complete, for the shell offers only what begins with it, and explanations without the marks of their values.
+// completions writes what cobra offers to the shell in our own form: flags with as many dashes as the word to complete
+// has, because the shell offers only what begins with it, and explanations without the marks of their values.
 type completions struct {
 	w    io.Writer
 	dash bool // one
@@ -86,7 +86,7 @@ func (a *app) completeRuns(c *cobra.Command, _ []string, _ string) ([]string, co
 	})
 }
 
-// completeSteps offers the steps of the run that is named already.
+// completeSteps offers the steps of the run that is already named.
 func (a *app) completeSteps(c *cobra.Command, args []string, _ string) ([]string, cobra.ShellCompDirective) {
 	if len(args) == 0 {
 		return nil, cobra.ShellCompDirectiveNoFileComp
@@ -108,13 +108,13 @@ func (a *app) completeSteps(c *cobra.Command, args []string, _ string) ([]string
 func (a *app) completePlansAndRuns(c *cobra.Command, args []string, begun string) ([]string, cobra.ShellCompDirective) {
 	runs, _ := a.completeRuns(c, args, begun)
 	var words []string
-	paths, _ := filepath.Glob(begun + "*") // a strange pattern matches nothing
+	paths, _ := filepath.Glob(begun + "*") // an invalid pattern matches nothing
 	for _, path := range paths {
 		if saved, err := isPlan(path); err == nil && saved {
 			words = append(words, path+"\ta saved plan")
 		}
 	}
-	return append(words, runs...), cobra.ShellCompDirectiveKeepOrder // where nothing fits, the shell offers files
+	return append(words, runs...), cobra.ShellCompDirectiveKeepOrder // where nothing matches, the shell offers files
 }
 
 // completeHolds completes what is held.
@@ -130,7 +130,7 @@ func (a *app) completeHolds(c *cobra.Command, _ []string, _ string) ([]string, c
 	})
 }
 
-// complete asks the store, if that is quick.
+// complete asks the store for words, if that is quick.
 func (a *app) complete(c *cobra.Command, words func(context.Context, *session) ([]string, error)) ([]string, cobra.ShellCompDirective) {
 	ctx, cancel := context.WithTimeout(context.Background(), patience)
 	defer cancel()

@@ -134,7 +134,7 @@ func (a *app) controlPath(path string) string {
 		return path
 	}
 	dir, err := a.storeDir(nil)
-	if err != nil { // what cannot be read above has no part in this
+	if err != nil { // a folder above that cannot be read does not matter
 		dir = storeName
 	}
 	return filepath.Join(dir, "dev", "carbide.sock")
@@ -190,7 +190,7 @@ func generations() []string {
 	return words
 }
 
-// mostMachines fit into the networks of a simulated site.
+// mostMachines is how many machines fit into the networks of a simulated site.
 const mostMachines = 100_000
 
 // simulate serves a simulated site until ctx ends.
@@ -290,7 +290,7 @@ func (a *app) certificates(f simulating) (devcert.Files, error) {
 	return devcert.Ensure(dir, hosts...)
 }
 
-// announce prints what converge.yaml has to say.
+// announce prints what converge.yaml has to contain.
 func (a *app) announce(address string, certs devcert.Files, control string) {
 	if a.flags.json {
 		_ = a.printJSON(map[string]any{"address": address, "control": control, "ca": certs.CA, "cert": certs.ClientCert, "key": certs.ClientKey})

@@ -17,7 +17,7 @@ import (
 	"converge.dev/converge/state"
 )
 
-// load reads and validates the document that files make together. What is wrong with it is shown.
+// load reads and validates the document that files form together, and shows its problems.
 func (a *app) load(ctx context.Context, paths []string) (*schema.Document, error) {
 	sources, err := load.ReadSources(paths, a.sys.Stdin)
 	if err != nil {
@@ -25,7 +25,7 @@ func (a *app) load(ctx context.Context, paths []string) (*schema.Document, error
 	}
 	doc, err := a.loadSources(ctx, sources...)
 	if doc != nil {
-		doc.Author = schema.Author{Own: true} // whoever runs this command says so by naming it
+		doc.Author = schema.Author{Own: true} // naming it on the command line makes it the user's own
 	}
 	return doc, err
 }
@@ -41,7 +41,7 @@ func (a *app) loadSources(ctx context.Context, sources ...load.Source) (*schema.
 	return doc, nil
 }
 
-// report shows what is wrong with a document, which is nil when it is not valid: that is an outcome.
+// report shows the problems of a document. An invalid one is nil, which results in an outcome.
 func (a *app) report(doc *schema.Document, ds load.Diagnostics) error {
 	if len(ds) > 0 {
 		a.view.Diagnostics(ds)
@@ -67,9 +67,9 @@ func (a *app) check(ctx context.Context, bounds load.Bounds, sources ...load.Sou
 	return doc, ds, nil
 }
 
-// desired returns the document that a command is about and connects to its site. Without paths it is what lies in the inbox,
-// and otherwise the newest revision in the store, of which the resources are not read when it is only to be known. Only when it
-// accepts does what lies in the inbox become that revision.
+// desired returns the document that a command is about and connects to its site. Without paths that is the document in the
+// inbox, or else the newest revision in the store, whose resources are not read when unread is set. The document in the inbox
+// becomes that revision only when accept is set.
 func (a *app) desired(ctx context.Context, paths []string, m missing, accept, unread bool) (*session, *schema.Document, error) {
 	if len(paths) > 0 {
 		doc, err := a.load(ctx, paths)
@@ -128,7 +128,7 @@ func (s *session) stored(ctx context.Context, serial int64) (*schema.Document, e
 		return nil, err
 	}
 	if t.sig != nil {
-		doc.JSON, doc.Digest = t.body, head.Digest // the very bytes that were signed
+		doc.JSON, doc.Digest = t.body, head.Digest // the exact bytes that were signed
 	}
 	doc.Site.Serial, doc.Author = head.Serial, t.author
 	return doc, nil
@@ -151,7 +151,7 @@ func (s *session) unread(ctx context.Context, serial int64) (*schema.Document, e
 	return &schema.Document{Site: said.Site, Policy: said.Policy, Author: t.author, JSON: t.body, Digest: head.Digest}, nil
 }
 
-// put reads a revision of the document from the store, and explains when there is none.
+// put reads a revision of the document from the store, and explains it when there is none.
 func (s *session) put(ctx context.Context, serial int64) (state.Head, taken, error) {
 	head, t, err := s.document(ctx, serial)
 	switch {
@@ -164,7 +164,7 @@ func (s *session) put(ctx context.Context, serial int64) (state.Head, taken, err
 	return head, t, err
 }
 
-// noDocument says that nothing is known of what the site should be.
+// noDocument returns the error that the desired state of the site is unknown.
 func (s *session) noDocument(err error) error {
 	return &view.Problem{
 		What: "site " + s.site + " has no document yet", Err: err,
@@ -172,7 +172,7 @@ func (s *session) noDocument(err error) error {
 	}
 }
 
-// head returns the head of the newest document without loading it whole; of a site without one, its name.
+// head returns the head of the newest document without loading all of it; for a site without one, only its name.
 func (s *session) head(ctx context.Context) (load.Head, error) {
 	head, t, err := s.document(ctx, 0)
 	if errors.Is(err, state.ErrNotFound) {
@@ -190,7 +190,7 @@ func (s *session) head(ctx context.Context) (load.Head, error) {
 // external lists what the newest document only refers to.
 func (s *session) external(ctx context.Context) ([]schema.Resource, error) {
 	_, t, err := s.document(ctx, 0)
-	if errors.Is(err, state.ErrNotFound) || err == nil && !bytes.Contains(t.body, []byte(`"external"`)) { // loading is for those who need it
+	if errors.Is(err, state.ErrNotFound) || err == nil && !bytes.Contains(t.body, []byte(`"external"`)) { // loading is only for documents that need it
 		return nil, nil
 	}
 	if err != nil {
@@ -222,7 +222,7 @@ func headOf(serial int64, body []byte) (head load.Head, err error) {
 	return head, err
 }
 
-// unreadable lists the secrets of a document that this process cannot read, one on a line, with the reasons.
+// unreadable lists the secrets of a document that this process cannot read, one per line, with the reasons.
 func (s *session) unreadable(doc *schema.Document) string {
 	const shown = 20
 	var lines []string

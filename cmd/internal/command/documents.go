@@ -50,7 +50,7 @@ converge.yaml) knows who wrote them. Such a document says its serial itself.`,
 		if err != nil {
 			return err
 		}
-		// Who writes documents need not be able to read the site's secrets: this tells of a misspelt name, and refuses nothing.
+		// Authors of documents need not be able to read the site's secrets: this points out a misspelt name, and refuses nothing.
 		if missing := s.unreadable(doc); missing != "" {
 			a.view.Warn("secrets that cannot be read here, and that whoever plans this document must be able to read:\n" + missing)
 		}
@@ -80,7 +80,7 @@ converge.yaml) knows who wrote them. Such a document says its serial itself.`,
 	return c
 }
 
-// judged returns a revision with what its signature is worth by now.
+// judged returns a revision with the current validity of its signature.
 func (s *session) judged(ctx context.Context, h state.Head) view.Revision {
 	r := view.Revision{Head: h, Revision: h.Revision}
 	if h.Signature == nil {
@@ -134,7 +134,7 @@ func (a *app) getCommand() *cobra.Command {
 func (s *session) printDocument(c *cobra.Command, serial int64) error {
 	_, t, err := s.document(c.Context(), serial)
 	if errors.Is(err, state.ErrNotFound) {
-		_, err = s.stored(c.Context(), serial) // which explains it
+		_, err = s.stored(c.Context(), serial) // which explains the error
 	}
 	if err != nil {
 		return err

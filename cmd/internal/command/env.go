@@ -18,7 +18,7 @@ const (
 	envSite       = "CONVERGE_SITE"
 	envEndpoints  = "CONVERGE_ETCD_ENDPOINTS"
 	envConfig     = "CONVERGE_CLI_CONFIG_FILE"
-	envTrace      = "TRACEPARENT" // of whoever started us; W3C trace context
+	envTrace      = "TRACEPARENT" // of the caller; W3C trace context
 )
 
 var envNames = []string{envLog, envLogPath, envInput, envAutomation, envArgs, envDataDir, envSite, envEndpoints, envConfig}
@@ -56,7 +56,7 @@ func (e env) no(name string) bool {
 	return v == "0" || v == "false"
 }
 
-// unknown returns a warning for each CONVERGE_ variable that means nothing.
+// unknown returns a warning for each unknown CONVERGE_ variable.
 func (e env) unknown() []string {
 	var found []string
 	for name := range e {

@@ -6,7 +6,7 @@ import (
 	"converge.dev/converge/schema/load"
 )
 
-// evalName is the command that documents are evaluated in, as a child process with limits.
+// evalName is the command that evaluates documents, in a child process with limits.
 const evalName = "eval"
 
 func (a *app) evalCommand() *cobra.Command {

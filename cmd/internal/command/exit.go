@@ -21,7 +21,7 @@ const (
 	exitLocked      = 5
 	exitStale       = 6 // the plan is stale or spent
 	exitRefused     = 7 // by policy, protection, a hold, an open run or a missing approval
-	exitUnknown     = 8 // a part of the site could not be seen, or is left out
+	exitUnknown     = 8 // a part of the site could not be observed, or is left out
 	exitHungUp      = 129
 	exitInterrupted = 130
 	exitQuit        = 131
@@ -29,7 +29,7 @@ const (
 	exitCrashed     = 134 // by Go, with SIGABRT; see crashByAbort
 )
 
-// statuses says what each exit status means: briefly, and in sentences. It is the one table of them.
+// statuses says what each exit status means: briefly, and in sentences. It is the only table of them.
 var statuses = []struct {
 	code         int
 	brief, means string
@@ -50,7 +50,7 @@ var statuses = []struct {
 	{exitCrashed, "crashed", "A mistake in converge itself ended it, with SIGABRT; standard error says where: please report that. The journal is intact: converge runs shows whether a run is open, converge resume goes on with it. As the first process of a container, which that signal does not reach, it ends with 2 instead: give the container an init (docker run --init)."},
 }
 
-// briefly lists the exit statuses; those that mean the same stand together.
+// briefly lists the exit statuses; those with the same meaning are combined.
 func briefly() []string {
 	var list []string
 	same := ""
@@ -66,13 +66,13 @@ func briefly() []string {
 	return list
 }
 
-// An outcome ends a command with a status of which everything was said already.
+// An outcome ends a command with a status about which everything was already reported.
 type outcome int
 
 // Error implements error.
 func (o outcome) Error() string { return fmt.Sprintf("exit status %d", int(o)) }
 
-// said reports whether there is nothing to add to an error.
+// said reports whether an error was already reported.
 func said(err error) bool {
 	var o outcome
 	return errors.As(err, &o)
@@ -112,7 +112,7 @@ func (a *app) status(err error) int {
 	return exitError
 }
 
-// interrupted returns the status for the signal that came.
+// interrupted returns the status for the signal that was received.
 func (a *app) interrupted() int {
 	if s := a.signal.Load(); s != nil {
 		switch *s {

@@ -53,7 +53,7 @@ status, or a class of undoing, R1 to R4.`,
 	return c
 }
 
-// explainRef tells what a plan does about a resource.
+// explainRef explains what a plan does about a resource.
 func (a *app) explainRef(ctx context.Context, text string, documents []string, planFile string) error {
 	sch, err := a.schema()
 	if err != nil {
@@ -88,7 +88,7 @@ func (a *app) explainRef(ctx context.Context, text string, documents []string, p
 	return err
 }
 
-// planned returns a plan with what it was made of: the one in a file, or the one that is made now.
+// planned returns a plan with what it was made from: the one in a file, or one that is made now.
 func (a *app) planned(ctx context.Context, documents []string, planFile string) (*plan.Plan, *schema.Document, []state.Record, error) {
 	if planFile != "" {
 		if len(documents) > 0 {
@@ -126,7 +126,7 @@ func planOf(f *plan.File) *plan.Plan {
 
 var looksLikeCode = regexp.MustCompile(`^(?i:CV[0-9]*|R[0-9]*|[0-9]+)$`)
 
-// explainCode tells what a code means.
+// explainCode explains what a code means.
 func (a *app) explainCode(ctx context.Context, word string) error {
 	sch, err := a.schema()
 	if err != nil {
@@ -151,7 +151,7 @@ func (a *app) explainCode(ctx context.Context, word string) error {
 	return nil
 }
 
-// codes returns all codes by what they are called.
+// codes returns all codes by name.
 func codes() map[string]view.CodeExplanation {
 	all := map[string]view.CodeExplanation{}
 	for _, c := range load.Codes() {
@@ -171,7 +171,7 @@ func codes() map[string]view.CodeExplanation {
 	return all
 }
 
-// unknownCode says that there is no such code, and which was meant.
+// unknownCode returns the error that there is no such code, with the one that was probably meant.
 func unknownCode(word string, kinds []string) error {
 	var names []string
 	for name, c := range codes() {

@@ -105,7 +105,7 @@ func formatFiles(paths []string) ([]string, error) {
 	return named, nil
 }
 
-// formatFile brings one file into its layout and reports whether it was not.
+// formatFile brings one file into its canonical layout and reports whether it was not yet in it.
 func (a *app) formatFile(path string, check, show bool) (changed bool, err error) {
 	sources, err := load.ReadSources([]string{path}, a.sys.Stdin)
 	if err != nil {
@@ -138,7 +138,7 @@ func (a *app) showFormatted(path string, src load.Source, text []byte, check, sh
 	}
 }
 
-// rewrite replaces a file, keeping its mode. Of a link it replaces what the link leads to.
+// rewrite replaces a file, keeping its mode. For a link it replaces the link's target.
 func rewrite(path string, text []byte) error {
 	path, err := filepath.EvalSymlinks(path)
 	if err != nil {

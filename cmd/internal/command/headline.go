@@ -15,12 +15,12 @@ import (
 	"converge.dev/converge/cmd/internal/config"
 )
 
-// headline says, before anything is looked at, what a command is about.
+// headline reports, before anything is observed, what a command is about.
 func (s *session) headline(document string) {
 	s.view.Note(fmt.Sprintf("Site %s · %s · store %s", s.site, document, s.place))
 }
 
-// named is how the headline names the document of a command.
+// named returns how the headline names the document of a command.
 func named(paths []string) string {
 	if len(paths) == 1 && paths[0] == "-" {
 		return "document from standard input"
@@ -28,8 +28,8 @@ func named(paths []string) string {
 	return "document " + strings.Join(paths, " ")
 }
 
-// warnNewer warns when the document in the store is used and a file of the workspace was edited since it was stored: it may be
-// the one that is meant.
+// warnNewer warns when the document in the store is used and a file of the workspace was edited since it was stored: that file
+// may be the intended one.
 func (s *session) warnNewer(ctx context.Context) error {
 	head, err := s.store.Head(ctx)
 	if err != nil {
@@ -45,7 +45,7 @@ func (s *session) warnNewer(ctx context.Context) error {
 	return nil
 }
 
-// newestDocument finds the document of a folder that was written last, if that was after a time.
+// newestDocument returns the most recently written document of a folder, if that was after a time.
 func newestDocument(dir string, after time.Time) string {
 	type file struct {
 		name string
@@ -67,7 +67,7 @@ func newestDocument(dir string, after time.Time) string {
 	return slices.MaxFunc(newer, func(a, b file) int { return cmp.Or(a.at.Compare(b.at), strings.Compare(b.name, a.name)) }).name
 }
 
-// isDocument reports whether a file looks like a document, by its name and by how it begins.
+// isDocument reports whether a file looks like a document, by its name and its beginning.
 func isDocument(path string) bool {
 	name := filepath.Base(path)
 	if strings.HasPrefix(name, ".") || strings.HasPrefix(name, "_") || name == config.Name ||

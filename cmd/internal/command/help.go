@@ -9,7 +9,7 @@ import (
 	"github.com/spf13/pflag"
 )
 
-// helpCommand makes converge help COMMAND.
+// helpCommand returns the command converge help COMMAND.
 func helpCommand(root *cobra.Command) *cobra.Command {
 	return &cobra.Command{
 		Use: "help [COMMAND...]", Short: "Explain a command", Long: "Explain a command: what it does, its flags, and examples.",
@@ -122,7 +122,7 @@ func listFlags(b *strings.Builder, title string, set *pflag.FlagSet, skip bool) 
 	}
 }
 
-// flagRows returns each flag as it is written, and what it does.
+// flagRows returns each flag as it is typed, and what it does.
 func flagRows(set *pflag.FlagSet) (rows [][2]string) {
 	set.VisitAll(func(f *pflag.Flag) {
 		if f.Hidden || f.Name == "help" || f.Name == "version" {

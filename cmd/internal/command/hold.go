@@ -92,7 +92,7 @@ with -force what is not there yet can be held as well.`,
 	return c
 }
 
-// replacedText says what was set before, and is not in force any more with its reason.
+// replacedText returns which holds were replaced, with their reasons.
 func replacedText(holds []state.Hold) string {
 	if len(holds) == 0 {
 		return ""
@@ -100,7 +100,7 @@ func replacedText(holds []state.Hold) string {
 	return "\nThis replaces what was set before; converge audit has both:\n" + view.HoldsText(holds, view.Style{})
 }
 
-// knows fails when a scope names nothing that is declared or recorded, nor a configured node: a hold on it would stop
+// knows fails when a scope names neither anything declared or recorded nor a configured node: a hold on it would stop
 // nothing.
 func (s *session) knows(ctx context.Context, scope string) error {
 	if scope == schema.ScopeSite {
@@ -141,7 +141,7 @@ func (s *session) knows(ctx context.Context, scope string) error {
 	return p
 }
 
-// declared lists what the newest document declares; nothing when there is none.
+// declared lists what the newest document declares; nil when there is none.
 func (s *session) declared(ctx context.Context) ([]schema.Ref, error) {
 	head, body, err := s.store.Document(ctx, 0)
 	if errors.Is(err, state.ErrNotFound) {
@@ -154,7 +154,7 @@ func (s *session) declared(ctx context.Context) ([]schema.Ref, error) {
 	if err != nil {
 		return nil, err
 	}
-	if doc == nil { // it was valid for the converge that stored it
+	if doc == nil { // it was valid for the version of converge that stored it
 		return nil, &view.Problem{What: "the newest document is not valid for this version of converge", Fix: "Hold it all the same with -force."}
 	}
 	refs := make([]schema.Ref, len(doc.Resources))

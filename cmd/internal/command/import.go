@@ -114,13 +114,13 @@ func (a *app) checkKinds(patterns []string) error {
 	return nil
 }
 
-// An owner is the site that a command looks at, by the documents that were named, else by the newest one in the store.
+// An owner is the site that a command observes, according to the named documents, or else to the newest one in the store.
 type owner struct {
 	load.Head
-	declared []schema.Resource // of the documents that were named
+	declared []schema.Resource // of the named documents
 }
 
-// whose opens the store of a site, and says which one that is.
+// whose opens the store of a site, and returns which site that is.
 func (a *app) whose(ctx context.Context, documents []string, m missing) (s *session, of owner, err error) {
 	if len(documents) > 0 {
 		doc, err := a.load(ctx, documents)
@@ -145,7 +145,7 @@ func (a *app) whose(ctx context.Context, documents []string, m missing) (s *sess
 	return s, of, err
 }
 
-// survey looks at all that the configuration reaches.
+// survey observes everything that the configuration reaches.
 func (s *session) survey(ctx context.Context, site schema.Site) (*engine.Survey, error) {
 	e, err := s.engine()
 	if err != nil {
@@ -223,7 +223,7 @@ func (a *app) writeFinds(head load.Head, finds []engine.Find, dir string) error 
 	var paths []string
 	for _, name := range slices.Sorted(maps.Keys(files)) {
 		path := filepath.Join(dir, name+".cue")
-		if _, err := os.Lstat(path); err == nil { // before the first one is written
+		if _, err := os.Lstat(path); err == nil { // checked before the first file is written
 			return &view.Problem{What: path + " is there already", Fix: "Name another directory, or remove the file."}
 		}
 		paths = append(paths, path)
@@ -245,7 +245,7 @@ func (a *app) writeFinds(head load.Head, finds []engine.Find, dir string) error 
 	return nil
 }
 
-// writeNew writes a file, and never over another one.
+// writeNew writes a file, and never overwrites one.
 func writeNew(path string, data []byte) error {
 	f, err := os.OpenFile(path, os.O_WRONLY|os.O_CREATE|os.O_EXCL, 0o644)
 	if err != nil {

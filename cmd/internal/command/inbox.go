@@ -19,17 +19,17 @@ import (
 	"converge.dev/converge/state"
 )
 
-// An offer is the document in the inbox, which the site would accept.
+// An offer is a document in the inbox that the site would accept.
 type offer struct {
 	taken
 	doc      *schema.Document
-	stated   int64 // the serial that it says itself; 0: none
+	stated   int64 // the serial that it states; 0: none
 	warnings load.Diagnostics
-	answer   state.InboxResult // verdict open
+	answer   state.InboxResult // without its verdict
 }
 
-// offered returns the document in the inbox; nil when there is none. One that the site does not accept is an error, stays
-// where it is, and the cloud is told why. Nothing else is written.
+// offered returns the document in the inbox; nil when there is none. One that the site does not accept is an error and
+// stays there, and the reason is reported to the cloud. Nothing else is written.
 func (s *session) offered(ctx context.Context) (*offer, error) {
 	body, revision, err := s.store.Inbox(ctx)
 	if err != nil || revision == 0 {
@@ -50,8 +50,8 @@ func (s *session) offered(ctx context.Context) (*offer, error) {
 	return o, nil
 }
 
-// readInbox reads what lies in the inbox, a plain document or one in an envelope, into an offer, and refuses what the site
-// does not accept. The signature is checked before anything of the document is looked at. It gives what is to be told of the
+// readInbox reads the document in the inbox, plain or in an envelope, into an offer, and refuses what the site does not
+// accept. The signature is checked before anything of the document is read. It returns the diagnostics of the
 // document.
 func (s *session) readInbox(ctx context.Context, o *offer, body []byte, inbox string) (load.Diagnostics, error) {
 	payload, sig, err := signed.Open(body)
@@ -74,7 +74,7 @@ func (s *session) readInbox(ctx context.Context, o *offer, body []byte, inbox st
 	case o.sig != nil && doc.Site.Serial == 0:
 		return ds, refusal{unnumbered("the signed document in the inbox")}
 	case o.sig != nil:
-		if _, err := plan.HeadOf(payload); err != nil { // what is valid may be written so that only some read it, as 1.0 for 1
+		if _, err := plan.HeadOf(payload); err != nil { // a valid document may be written in a way that not every reader accepts, such as 1.0 for 1
 			return ds, refusal{&view.Problem{
 				What: "the signed document in the inbox cannot be kept as it is", Where: inbox + ": " + err.Error(),
 				Fix: "Have site and policy written plainly, the serial in digits alone, and signed again.", Err: err,
@@ -107,7 +107,7 @@ func (s *session) readInbox(ctx context.Context, o *offer, body []byte, inbox st
 	return ds, nil
 }
 
-// notNewer says of a document in the inbox that it cannot follow the one that the site has.
+// notNewer explains why a document in the inbox cannot follow the one that the site has.
 func notNewer(err error, inbox string) error {
 	var conflict *state.ConflictError
 	if !errors.As(err, &conflict) && !errors.Is(err, state.ErrLastSerial) {
@@ -119,7 +119,7 @@ func notNewer(err error, inbox string) error {
 	}}
 }
 
-// pending says that a document is planned which the site has not accepted.
+// pending reports that the site has not yet accepted the planned document.
 func (s *session) pending(ctx context.Context, o *offer) {
 	s.headline(fmt.Sprintf("document in the inbox, serial %d, not yet accepted", o.doc.Site.Serial))
 	s.view.Note(fmt.Sprintf("The document in the inbox, %s, is planned and stays there: converge apply accepts it.", view.Authorship(o.author)))
@@ -127,7 +127,7 @@ func (s *session) pending(ctx context.Context, o *offer) {
 	s.answer(ctx, o, o.warnings, nil)
 }
 
-// takeInbox accepts the document that a cloud left in the inbox, when the site takes it.
+// takeInbox accepts the document that a cloud left in the inbox, if the site takes it.
 func (s *session) takeInbox(ctx context.Context) error {
 	o, err := s.offered(ctx)
 	if err != nil || o == nil {
@@ -149,8 +149,8 @@ func (s *session) accept(ctx context.Context, o *offer, ifRevision int64) error 
 	return nil
 }
 
-// takePlanned accepts the document of a saved plan that was made of what lay in the inbox then, when it lies there still. When
-// it does not, the cloud has taken it back, and the plan is stale.
+// takePlanned accepts the document of a saved plan that was made from the inbox, if it is still there. If it is not, the cloud
+// has withdrawn it, and the plan is stale.
 func (s *session) takePlanned(ctx context.Context, p *plan.Plan) error {
 	if p.Author.By != "inbox" || p.Destroy || p.Sweep {
 		return nil
@@ -159,7 +159,7 @@ func (s *session) takePlanned(ctx context.Context, p *plan.Plan) error {
 	if err != nil && !errors.Is(err, state.ErrNotFound) {
 		return err
 	}
-	if head.Digest == p.Digest || head.Revision != p.Revision { // it was accepted; or another was, and the engine says so
+	if head.Digest == p.Digest || head.Revision != p.Revision { // it was accepted; or another one was, which the engine reports
 		return nil
 	}
 	o, err := s.offered(ctx)
@@ -172,15 +172,15 @@ func (s *session) takePlanned(ctx context.Context, p *plan.Plan) error {
 	return s.accept(ctx, o, p.Revision)
 }
 
-// answer tells the cloud what becomes of its document. That this fails keeps nobody from going on.
+// answer reports to the cloud what becomes of its document. A failure to do so stops nothing.
 func (s *session) answer(ctx context.Context, o *offer, ds load.Diagnostics, err error) {
 	o.answer.Problems, o.answer.More = problems(ds, err)
-	if err := s.store.Answer(ctx, o.answer); err != nil && !errors.Is(err, state.ErrGuard) { // something newer came: next time
+	if err := s.store.Answer(ctx, o.answer); err != nil && !errors.Is(err, state.ErrGuard) { // a newer document came: it is answered next time
 		s.view.Warn("the cloud was not told what became of the document in the inbox: " + err.Error())
 	}
 }
 
-// answerRun tells the cloud how a run stands that was for its document.
+// answerRun reports to the cloud the state of the run for its document.
 func (s *session) answerRun(run state.Run) {
 	a := state.InboxApplied{Status: string(run.Status), Problem: run.Message}
 	if len(run.Body) > 0 { // otherwise there was nothing to do, and no run is kept
@@ -189,8 +189,8 @@ func (s *session) answerRun(run state.Run) {
 	s.answerApplied(run.Serial, a)
 }
 
-// answerRefused tells the cloud why its document is not applied. What has nothing to do with the document, such as a lock
-// that another process holds, is not said.
+// answerRefused reports to the cloud why its document is not applied. Reasons unrelated to the document, such as a lock
+// that another process holds, are not reported.
 func (s *session) answerRefused(serial int64, err error) {
 	if code := s.status(err); code != exitRefused && code != exitUnknown || said(err) {
 		return
@@ -200,7 +200,7 @@ func (s *session) answerRefused(serial int64, err error) {
 }
 
 func (s *session) answerApplied(serial int64, a state.InboxApplied) {
-	ctx, cancel := context.WithTimeout(context.Background(), 5*time.Second) // also when the command was interrupted
+	ctx, cancel := context.WithTimeout(context.Background(), 5*time.Second) // even when the command was interrupted
 	defer cancel()
 	a.Problem, a.At = bounded(a.Problem), time.Now().UTC()
 	if err := s.store.AnswerApplied(ctx, serial, a); err != nil {
@@ -208,7 +208,7 @@ func (s *session) answerApplied(serial int64, a state.InboxApplied) {
 	}
 }
 
-// problems lists for the cloud what is wrong with its document: what is shown here, without the lines of the source.
+// problems lists for the cloud the problems of its document: those that are shown here, without the source lines.
 func problems(ds load.Diagnostics, err error) (list []state.InboxProblem, more int) {
 	const most = 100
 	for i := range ds[:min(len(ds), most)] {

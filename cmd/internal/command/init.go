@@ -24,7 +24,8 @@ import (
 	"converge.dev/converge/state/mem"
 )
 
-// documentName is what the document of a new workspace is called, ignoreName what keeps its store out of a repository.
+// documentName is the name of the document of a new workspace, ignoreName that of the file that keeps its store out of
+// a repository.
 const (
 	documentName = "site.cue"
 	ignoreName   = ".gitignore"
@@ -73,7 +74,7 @@ Files of certificates are named as from here.`,
 	return c
 }
 
-// begun makes a workspace.
+// begun creates a workspace.
 func (a *app) begun(ctx context.Context, dir string, far all.Carbide) error {
 	site, err := a.newSite(dir)
 	if err != nil {
@@ -105,7 +106,7 @@ func (a *app) begun(ctx context.Context, dir string, far all.Carbide) error {
 	wrote := []string{}
 	for _, name := range slices.Sorted(maps.Keys(texts)) {
 		path := filepath.Join(dir, name)
-		if _, err := os.Lstat(path); name == ignoreName && err == nil { // of a repository that is there
+		if _, err := os.Lstat(path); name == ignoreName && err == nil { // of an existing repository
 			a.view.Note(path + " is there and stays as it is: see that it has " + strings.TrimSpace(texts[name]) + ", which is the store.")
 			continue
 		}
@@ -117,7 +118,7 @@ func (a *app) begun(ctx context.Context, dir string, far all.Carbide) error {
 	return a.sayBegun(dir, site, wrote, found)
 }
 
-// newSite returns a site that nobody has yet, by the name that is asked for or the directory's.
+// newSite returns a new site, with the requested name or that of the directory.
 func (a *app) newSite(dir string) (schema.Site, error) {
 	sch, err := a.schema()
 	if err != nil {
@@ -144,7 +145,7 @@ func (a *app) newSite(dir string) (schema.Site, error) {
 	return site, nil
 }
 
-// noneThere refuses a directory that has the configuration or the document already, and names what is there.
+// noneThere refuses a directory that already has the configuration or the document, and names what exists.
 func (a *app) noneThere(dir string) error {
 	var there []string
 	for _, name := range []string{config.Name, documentName} {
@@ -165,7 +166,7 @@ func (a *app) noneThere(dir string) error {
 	}
 }
 
-// fromDir returns a path as it is from a directory, where converge.yaml is going to be.
+// fromDir returns a path relative to the directory in which converge.yaml will be.
 func fromDir(dir, path string) (string, error) {
 	if path == "" || filepath.IsAbs(path) {
 		return path, nil
@@ -181,7 +182,7 @@ func fromDir(dir, path string) (string, error) {
 	return filepath.Rel(from, to)
 }
 
-// lookAt looks at all that the configuration reaches. It fails when nothing answers.
+// lookAt observes everything that the configuration reaches. It fails when nothing answers.
 func (a *app) lookAt(ctx context.Context, conf *config.File, site schema.Site) (*engine.Survey, error) {
 	s := &session{app: a, conf: conf, site: site.Name}
 	s.store = state.New(mem.New(mem.Options{}), site.Name)
@@ -238,7 +239,7 @@ carbide: {}
 	}, nil
 }
 
-// sayBegun says what was written and found, and what may come next.
+// sayBegun reports what was written and found, and what may come next.
 func (a *app) sayBegun(dir string, site schema.Site, wrote []string, found *engine.Survey) error {
 	counts, missing, server := map[string]int{}, []string{}, engine.Server{}
 	if found != nil {
@@ -250,7 +251,7 @@ func (a *app) sayBegun(dir string, site schema.Site, wrote []string, found *engi
 		}
 		slices.Sort(missing)
 		if len(found.Servers) > 0 {
-			server = found.Servers[0] // no other system is reached yet
+			server = found.Servers[0] // no other system is configured yet
 		}
 	}
 	text := fmt.Sprintf("Wrote %s.\n", strings.Join(wrote, ", "))
@@ -282,7 +283,7 @@ func (a *app) sayBegun(dir string, site schema.Site, wrote []string, found *engi
 	return a.did(false, map[string]any{"site": site, "wrote": wrote, "found": counts, "unsupported": missing, "identity": server.Identity, "build": server.Build}, text)
 }
 
-// within is how a command in a directory begins, typed where this one was.
+// within returns how a command for a directory begins, when typed where this one was.
 func (a *app) within(dir string) string {
 	if !filepath.IsAbs(dir) {
 		dir = filepath.Join(a.flags.chdir, dir)

@@ -22,7 +22,7 @@ type inventoryPage struct {
 	At            string         `json:"at"`
 	Page          int            `json:"page"` // from 1
 	Pages         int            `json:"pages"`
-	Complete      bool           `json:"complete"` // every kind was seen whole
+	Complete      bool           `json:"complete"` // every kind was observed completely
 	Unknown       []plan.Unknown `json:"unknown"`
 	Items         []engine.Item  `json:"items"`
 }
@@ -60,7 +60,7 @@ not support a kind; every page says which.`,
 		ctx := c.Context()
 		m := refuse
 		if len(args) > 0 {
-			m = pretend // there is nothing to compare with: all is new
+			m = pretend // there is nothing to compare with: everything is new
 		}
 		s, of, err := a.whose(ctx, args, m)
 		if err != nil {
@@ -91,7 +91,7 @@ not support a kind; every page says which.`,
 	return c
 }
 
-// printPages prints one line for each page; an empty inventory has one.
+// printPages prints one line per page; an empty inventory has one.
 func (a *app) printPages(inv *engine.Inventory, size int) error {
 	parts := slices.Collect(slices.Chunk(inv.Items, size))
 	if len(parts) == 0 {

@@ -56,7 +56,7 @@ command. They say what -help says. Pages of an earlier version are replaced.`,
 
 func manName(c *cobra.Command) string { return strings.ReplaceAll(c.CommandPath(), " ", "-") }
 
-// manPage returns the manual page of a command, in the language of roff.
+// manPage returns the manual page of a command in roff.
 func manPage(c *cobra.Command, version string) string {
 	var b strings.Builder
 	put := func(format string, args ...any) { fmt.Fprintf(&b, format+"\n", args...) }
@@ -112,12 +112,12 @@ func manPage(c *cobra.Command, version string) string {
 	return b.String()
 }
 
-// roff makes text that roff prints as it is.
+// roff escapes text so that roff prints it as it is.
 func roff(text string) string {
 	text = strings.NewReplacer(`\`, `\e`, "-", `\-`, "'", `\(aq`, "`", `\(ga`, "^", `\(ha`, "~", `\(ti`, "…", `...`, "·", `\(pc`, "→", `\(->`).Replace(text)
 	lines := strings.Split(text, "\n")
 	for i, line := range lines {
-		if strings.HasPrefix(line, ".") { // which would be a request
+		if strings.HasPrefix(line, ".") { // which would be a roff request
 			lines[i] = `\&` + line
 		}
 	}

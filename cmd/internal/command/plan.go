@@ -48,13 +48,13 @@ func (f *planning) bind(a *app, c *cobra.Command) {
 	}
 }
 
-// bindRefresh is for the commands that follow a document.
+// bindRefresh adds the flag for commands that follow a document.
 func (f *planning) bindRefresh(c *cobra.Command) {
 	c.Flags().StringVar(&f.refresh, "refresh", refreshAll, "`what` to look at: all, or changed (only what the document changes)")
 	_ = c.RegisterFlagCompletionFunc("refresh", cobra.FixedCompletions([]string{refreshAll, refreshChanged}, cobra.ShellCompDirectiveNoFileComp))
 }
 
-// check refuses what no plan can be made with.
+// check refuses flags with which no plan can be made.
 func (f *planning) check() error {
 	if _, err := f.options(false); err != nil {
 		return err
@@ -63,7 +63,7 @@ func (f *planning) check() error {
 }
 
 // options returns the options of a plan. A person who destroys everything by name needs no budget; in automation the budget
-// holds, because nobody looks.
+// holds, because nobody is watching.
 func (f *planning) options(automation bool) (plan.Options, error) {
 	if f.destroy && len(f.replace) > 0 {
 		return plan.Options{}, &view.Problem{What: "-destroy and -replace contradict each other: what is destroyed is not made anew"}
@@ -87,7 +87,7 @@ func (f *planning) options(automation bool) (plan.Options, error) {
 	}, nil
 }
 
-// checkPatterns refuses what can match no ref.
+// checkPatterns refuses patterns that cannot match any ref.
 func checkPatterns(patterns []string) error {
 	for _, p := range patterns {
 		_, err := path.Match(p, "")
@@ -144,7 +144,7 @@ gives a saved plan as one document.`,
 	f.bind(a, c)
 	c.RunE = func(c *cobra.Command, args []string) error {
 		ctx := c.Context()
-		if err := f.check(); err != nil { // better said before the work than after it
+		if err := f.check(); err != nil { // better reported before the work than after it
 			return err
 		}
 		if out != "" {
@@ -174,7 +174,7 @@ gives a saved plan as one document.`,
 		} else if err != nil {
 			return err
 		}
-		if len(args) > 0 { // what lies in the store or the inbox was checked when it was read
+		if len(args) > 0 { // documents from the store or the inbox were checked when they were read
 			if err := s.admit(ctx, made); errors.As(err, new(refusal)) {
 				a.view.Warn("this plan could not be applied: " + err.Error())
 			} else if err != nil {
@@ -192,7 +192,7 @@ gives a saved plan as one document.`,
 	return c
 }
 
-// makePlan plans, and explains a missing configuration.
+// makePlan makes a plan, and explains a missing configuration.
 func (s *session) makePlan(ctx context.Context, e *engine.Engine, doc *schema.Document, f planning) (*plan.Plan, error) {
 	o, err := f.options(s.env.automation())
 	if err == nil && (o.Destroy || o.Sweep) {
@@ -247,7 +247,7 @@ func (s *session) save(c *cobra.Command, e *engine.Engine, p *plan.Plan, path st
 	return nil
 }
 
-// replaceable refuses to write a plan over what is something else, such as a document whose name stands behind -out.
+// replaceable refuses to overwrite another file with a plan, such as a document whose name follows -out.
 func replaceable(path string) error {
 	if err := files.Replaceable(path); err != nil {
 		return err
@@ -262,7 +262,7 @@ func replaceable(path string) error {
 	return nil
 }
 
-// notSaved says why a plan is not in its file, and what a plan can be written to.
+// notSaved returns why a plan could not be saved, and where it can be.
 func notSaved(path string, err error) error {
 	p := &view.Problem{What: "the plan was not saved", Where: err.Error(), Err: err}
 	if replaceable(path) != nil {
@@ -271,8 +271,8 @@ func notSaved(path string, err error) error {
 	return p
 }
 
-// applying is what to type to carry out a saved plan: with the approval that the plan needs, and with what says where the
-// store and the configuration are.
+// applying returns what to type to carry out a saved plan: with the approval that the plan needs, and with the flags for
+// its store and configuration.
 func (s *session) applying(c *cobra.Command, p *plan.Plan, path string, partial bool) string {
 	words := []string{"converge", "apply"}
 	for _, name := range []string{"chdir", "config", "data-dir", "etcd-endpoints", "etcd-ca", "etcd-cert", "etcd-key"} {

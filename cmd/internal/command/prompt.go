@@ -11,7 +11,7 @@ import (
 	"converge.dev/converge/cmd/internal/view"
 )
 
-// mayAsk refuses what would need an answer that nobody can give, and says what else there is to do.
+// mayAsk refuses to go on when an answer is needed that nobody can give, and says what to do instead.
 func (a *app) mayAsk(approved bool, fix string) error {
 	switch {
 	case approved:
@@ -26,11 +26,11 @@ func (a *app) mayAsk(approved bool, fix string) error {
 	return nil
 }
 
-// ask asks on the terminal. Any answer but yes is the error cancelled.
+// ask asks on the terminal. Any answer but yes returns the error cancelled.
 func (a *app) ask(ctx context.Context, question, cancelled string) error {
 	st := a.style(a.sys.Stdout)
 	a.print("\n" + st.Strong(question) + "\n  Only 'yes' will be accepted to approve.\n\n  Enter a value: ")
-	answers := make(chan string, 1) // a reader of a terminal cannot be stopped
+	answers := make(chan string, 1) // a read from a terminal cannot be stopped
 	go func() {
 		line, err := bufio.NewReader(a.sys.Stdin).ReadString('\n')
 		if err != nil && err != io.EOF {

@@ -85,7 +85,7 @@ store say so as well: converge state restored.`,
 	return c
 }
 
-// rebuilt says what has become of the records. Without a document nothing is known to be declared, and nothing missed.
+// rebuilt summarizes the new records. Without a document, nothing is known to be declared or missing.
 func rebuilt(records []state.Record, declared []schema.Resource, dry bool) view.Rebuilt {
 	managed := map[schema.Ref]bool{}
 	for i := range declared {

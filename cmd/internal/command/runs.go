@@ -58,7 +58,7 @@ that process is gone and the run has not ended, it exits with 4.`,
 	return c
 }
 
-// recount makes the count of a run that has not ended that of its journal; where that cannot be read, the run is shown all
+// recount sets the number of done steps of an open run from its journal; where that cannot be read, the run is shown all
 // the same.
 func (s *session) recount(ctx context.Context, run *state.Run) {
 	done, err := engine.Finished(ctx, s.store, *run)
@@ -80,7 +80,7 @@ func (s *session) follow(ctx context.Context, runs []state.Run) error {
 		return err
 	}
 	steps := s.view
-	if !s.flags.json { // they are the result here, and no progress beside it
+	if !s.flags.json { // here they are the result, not progress beside it
 		steps = view.NewHuman(view.Options{Out: s.out, Err: s.out, Kinds: s.kinds, Live: s.live(s.sys.Stdout), OutStyle: s.style(s.sys.Stdout), ErrStyle: s.style(s.sys.Stdout)})
 		defer steps.Close()
 	}
@@ -89,12 +89,12 @@ func (s *session) follow(ctx context.Context, runs []state.Run) error {
 		return &openRun{run: runs[i].ID, err: &view.Problem{What: err.Error(), Fix: "To go on with it: converge resume " + runs[i].ID, Err: err}}
 	}
 	if ctx.Err() != nil && s.signal.Load() != nil {
-		return outcome(s.interrupted()) // only the looking on ends
+		return outcome(s.interrupted()) // only the watching ends
 	}
 	return err
 }
 
-// nonNil makes an empty list of none, which JSON shows as [] instead of null.
+// nonNil turns nil into an empty list, which JSON shows as [] instead of null.
 func nonNil[T any](l []T) []T {
 	if l == nil {
 		return []T{}
@@ -173,7 +173,7 @@ rolled back further. When a rollback is killed, converge resume goes on to the s
 			return err
 		}
 		held := e.Held(ctx, p)
-		if !dry && held != nil { // better said before the question than after the answer
+		if !dry && held != nil { // better reported before the question than after the answer
 			return held
 		}
 		if asked := !f.approve && !p.Empty(); dry || asked || !a.flags.quiet || a.flags.json {
@@ -206,7 +206,7 @@ rolled back further. When a rollback is killed, converge resume goes on to the s
 	return c
 }
 
-// resume takes up a run that did not end.
+// resume continues a run that did not end.
 func (a *app) resume(c *cobra.Command, f applying, args []string) error {
 	ctx := c.Context()
 	if err := f.check(); err != nil {

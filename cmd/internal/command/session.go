@@ -31,7 +31,7 @@ type session struct {
 	kv    state.KV
 	store *state.Store
 	site  string // its name
-	only  bool   // it is the only one in the store, and nobody has named it
+	only  bool   // it is the only one in the store, and was not named
 	place string // of the store
 }
 
@@ -45,7 +45,7 @@ func (a *app) schema() (*kinds.Schema, error) {
 		return nil, err
 	}
 	a.loaded = s
-	maps.Copy(a.kinds, s.Kinds()) // the view has had the map from the start
+	maps.Copy(a.kinds, s.Kinds()) // the view has held the map from the start
 	return s, nil
 }
 
@@ -69,8 +69,8 @@ func unusable(err error) error {
 var errOtherSite = errors.New("another site is meant")
 
 // open connects to the store of a site. The site is that of the document, when there is one; otherwise the one that the
-// flag, the environment or the configuration name; otherwise the only one in the store. Only a document makes a site: one
-// that is named must be in the store. It fails when there is no store.
+// flag, the environment or the configuration names; otherwise the only one in the store. Only a document creates a site:
+// a named one must be in the store. It fails when there is no store.
 func (a *app) open(ctx context.Context, doc *schema.Document, documents []string) (*session, error) {
 	s, err := a.openOr(ctx, doc, documents, refuse)
 	if err != nil || doc != nil || s.only {
@@ -79,7 +79,7 @@ func (a *app) open(ctx context.Context, doc *schema.Document, documents []string
 	return s, s.known(ctx)
 }
 
-// openOr is open for a site that may be new, and says what becomes of a store that does not exist.
+// openOr is open for a site that may be new; m says what to do about a store that does not exist.
 func (a *app) openOr(ctx context.Context, doc *schema.Document, documents []string, m missing) (*session, error) {
 	conf, err := a.configuration(documents)
 	if err != nil {
@@ -111,7 +111,7 @@ func (a *app) openOr(ctx context.Context, doc *schema.Document, documents []stri
 	return s, nil
 }
 
-// openStore opens etcd, or the embedded store, and says where that is. It is closed at the end of the command.
+// openStore opens etcd, or the embedded store, and returns where that is. It is closed at the end of the command.
 func (a *app) openStore(ctx context.Context, conf *config.File, documents []string, m missing) (kv state.KV, place string, err error) {
 	o := etcd.Options{
 		Endpoints: a.flags.endpoints, CA: cmp.Or(a.flags.ca, conf.Etcd.CA), Cert: cmp.Or(a.flags.cert, conf.Etcd.Cert),
@@ -144,7 +144,7 @@ func (a *app) openStore(ctx context.Context, conf *config.File, documents []stri
 	return kv, place, nil
 }
 
-// known fails when the store knows nothing of the site.
+// known fails when the store knows nothing about the site.
 func (s *session) known(ctx context.Context) error {
 	sites, err := state.Sites(ctx, s.kv)
 	if err != nil || slices.Contains(sites, s.site) {
@@ -160,7 +160,7 @@ func (s *session) known(ctx context.Context) error {
 	}
 }
 
-// onlySite finds the one site of a store.
+// onlySite returns the only site of a store.
 func (a *app) onlySite(ctx context.Context, kv state.KV) (string, error) {
 	sites, err := state.Sites(ctx, kv)
 	if err != nil {
@@ -175,7 +175,7 @@ func (a *app) onlySite(ctx context.Context, kv state.KV) (string, error) {
 	return "", &view.Problem{What: "the store holds several sites", Where: strings.Join(sites, ", "), Fix: "Say which is meant with -site=NAME."}
 }
 
-// engine makes the engine of the site. It is closed at the end of the command.
+// engine returns the engine of the site. It is closed at the end of the command.
 func (s *session) engine() (*engine.Engine, error) {
 	sch, err := s.schema()
 	if err != nil {
@@ -200,12 +200,12 @@ func (s *session) engine() (*engine.Engine, error) {
 	return e, nil
 }
 
-// secrets says where documents find secrets.
+// secrets returns where documents find secrets.
 func (s *session) secrets() secret.Source {
 	return secret.Source{Lookup: s.env.lookup, Names: s.conf.Secrets.Env, Dir: s.conf.Secrets.Dir}
 }
 
-// opener connects to what an engine needs.
+// opener returns the function that connects to the providers that an engine needs.
 func (s *session) opener() func(context.Context, schema.Site, []engine.Need) (*providers.Set, error) {
 	var opener *all.Opener
 	return func(ctx context.Context, site schema.Site, needs []engine.Need) (*providers.Set, error) {
@@ -227,7 +227,7 @@ func (s *session) opener() func(context.Context, schema.Site, []engine.Need) (*p
 	}
 }
 
-// whereConfig says which configuration was used.
+// whereConfig returns which configuration was used.
 func (s *session) whereConfig() string {
 	if s.conf.Path == "" {
 		return "There is no " + config.Name + " beside the document, here, or above; it says how the providers are reached."
@@ -235,7 +235,7 @@ func (s *session) whereConfig() string {
 	return "The configuration is " + s.conf.Path + "."
 }
 
-// locked does something while the lock of the site is held and no run is open.
+// locked calls do while the lock of the site is held and no run is open.
 func (s *session) locked(ctx context.Context, operation string, do func(*state.Lock) error) (err error) {
 	lock, err := s.store.Lock(ctx, state.LockInfo{Operation: operation, Who: who(), PID: os.Getpid(), Version: s.sys.Version, Created: time.Now().UTC()},
 		state.LockOptions{Wait: s.flags.lockTimeout, OnWait: func(i state.LockInfo) { s.view.Event(event.LockWait{Holder: i}) }})

@@ -72,7 +72,7 @@ func (f *shared) bind(c *cobra.Command) {
 	p.Int64Var(&f.evalMemory, "eval-memory", 0, fmt.Sprintf("how much memory that may take, in `mib`; %d", load.DefaultLimits.Memory>>20))
 }
 
-// jsonLines marks commands whose -json output is lines; that of others is a single value.
+// jsonLines marks commands whose -json output is lines; other commands print a single value.
 const jsonLines = "json-lines"
 
 func lines(c *cobra.Command) *cobra.Command {
@@ -152,20 +152,20 @@ func (a *app) newView(json bool, c *cobra.Command) view.View {
 	return view.NewHuman(o)
 }
 
-// columns is how wide a terminal is. What is no terminal has lines of any length: who reads it looks for words that follow
-// each other.
+// columns returns the width of a terminal. A file that is not a terminal has lines of any length, so that its readers can
+// search for phrases.
 func columns(f *os.File) int {
 	if !term.IsTerminal(int(f.Fd())) {
 		return view.Unbroken
 	}
 	width, _, err := term.GetSize(int(f.Fd()))
-	if err != nil || width <= 0 { // it does not say
+	if err != nil || width <= 0 { // it does not report one
 		return 80
 	}
 	return width
 }
 
-// live tells the width of a terminal on which lines may be redrawn; nil when the file is none.
+// live returns a function for the width of a terminal on which lines may be redrawn; nil when the file is not one.
 func (a *app) live(f *os.File) func() (width int) {
 	if !term.IsTerminal(int(f.Fd())) || a.env["TERM"] == "dumb" || a.env.automation() {
 		return nil
@@ -173,7 +173,7 @@ func (a *app) live(f *os.File) func() (width int) {
 	return func() int { return columns(f) }
 }
 
-// style says whether colours are shown on a file, and how wide it is.
+// style returns whether colours are shown on a file, and how wide it is.
 func (a *app) style(f *os.File) view.Style {
 	s := view.Style{Width: columns(f)}
 	switch {
@@ -196,12 +196,12 @@ func (a *app) bindLayout(c *cobra.Command) {
 	_ = c.RegisterFlagCompletionFunc("group-by", cobra.FixedCompletions(view.Groupings, cobra.ShellCompDirectiveNoFileComp))
 }
 
-// bindFull adds the flag that shows values completely.
+// bindFull adds the flag that shows values in full.
 func (a *app) bindFull(c *cobra.Command) {
 	c.Flags().BoolVar(&a.flags.layout.Full, "full", false, "cut no value, however long")
 }
 
-// openLog starts the log when one is asked for.
+// openLog starts the log when one is requested.
 func (a *app) openLog() error {
 	if a.flags.logLevel == "" && a.env[envLogPath] == "" {
 		return nil
@@ -235,7 +235,7 @@ func (a *app) openLog() error {
 	return nil
 }
 
-// who names the person and the machine, for locks and runs.
+// who returns the person and the machine, for locks and runs.
 func who() string {
 	name := strconv.Itoa(os.Getuid())
 	if u, err := user.Current(); err == nil {
@@ -248,8 +248,8 @@ func who() string {
 	return name + "@" + host
 }
 
-// did says what a command has done, as JSON or as text. From then on the status tells that, whatever becomes of the output.
-// Where nothing was done, as in a dry run, what it says is all that it gives.
+// did reports what a command has done, as JSON or as text. From then on the status reflects that, whatever happens to the
+// output. Where nothing was done, as in a dry run, the report is the whole result.
 func (a *app) did(nothing bool, v any, text string) error {
 	a.acted = a.acted || !nothing
 	if a.flags.json {

@@ -76,11 +76,11 @@ With -json a plan has the keys of terraform show -json, and beside them, under
 	return c
 }
 
-// notResource says how a resource is shown; other words are none of its business.
+// notResource returns how a resource is shown when the word is the ref of one; otherwise nil.
 func (a *app) notResource(word string) error {
 	ref, err := schema.ParseRef(word)
 	if err != nil {
-		return nil // the word is no address
+		return nil // the word is not a ref
 	}
 	sch, err := a.schema()
 	if err != nil || sch.Kinds()[ref.Kind] == nil {
@@ -89,7 +89,7 @@ func (a *app) notResource(word string) error {
 	return &view.Problem{What: word + " is a resource; show takes a saved plan or a run", Fix: fmt.Sprintf("Use: converge state show %s, or converge explain %[1]s", word)}
 }
 
-// planFile reads a saved plan; another file is an error.
+// planFile reads a saved plan; any other file is an error.
 func (a *app) planFile(path string) (*plan.File, error) {
 	saved, err := readPlan(path)
 	if err != nil {
@@ -133,7 +133,7 @@ func (a *app) showPlan(ctx context.Context, path string) error {
 	return a.printJSON(view.PlanDocument(saved.Plan, o))
 }
 
-// run reads a run; absent is what is said when there is none.
+// run reads a run; absent is the message when there is none.
 func (s *session) run(ctx context.Context, id, absent string) (state.Run, error) {
 	run, err := s.store.Run(ctx, id)
 	if !errors.Is(err, state.ErrNotFound) {
@@ -156,7 +156,7 @@ func (s *session) showRun(ctx context.Context, id, absent string) error {
 		return err
 	}
 	steps, err := engine.Steps(ctx, s.store, run)
-	if err != nil { // what is recorded of the run itself is there
+	if err != nil { // the record of the run itself is there
 		s.view.Warn("how its steps stand is not known: " + err.Error())
 	} else {
 		s.recount(ctx, &run)
@@ -171,7 +171,7 @@ func (s *session) showRun(ctx context.Context, id, absent string) error {
 	return nil
 }
 
-// showSite shows what converge remembers about the site.
+// showSite shows what converge has stored about the site.
 func (s *session) showSite(ctx context.Context) error {
 	m := view.SiteSummary{Site: s.site, Kinds: map[string]int{}}
 	head, err := s.store.Head(ctx)
@@ -214,7 +214,7 @@ func (s *session) showSite(ctx context.Context) error {
 	return s.printJSON(view.StateDocument(records, s.kinds, m))
 }
 
-// records returns the recorded resources that are there, sorted by ref.
+// records returns the recorded resources that exist, sorted by ref.
 func (s *session) records(ctx context.Context) ([]state.Record, error) {
 	all, err := s.store.Records(ctx)
 	live := all[:0]

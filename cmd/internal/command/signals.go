@@ -10,17 +10,17 @@ import (
 	"syscall"
 )
 
-// An interrupt asks a run to start nothing more.
+// An interrupt asks a run to start no more steps.
 type interrupt struct {
 	mu      sync.Mutex
-	run     chan struct{} // nil while no run is under way
+	run     chan struct{} // nil while no run is in progress
 	closed  bool
 	started bool // the run has its lock and carries out steps
 }
 
 // listen handles SIGINT, SIGTERM and, unless it is ignored as under nohup, SIGHUP. The first ends a run in order, and
-// everything else by cancelling the context; the second ends the process at once. So does SIGQUIT, after it was said where
-// everything stands. A reader of our output that goes away is no signal but an error of writing.
+// everything else by cancelling the context; the second ends the process at once. So does SIGQUIT, after dumping all
+// goroutines. A reader of our output that goes away causes a write error, not a signal.
 func (a *app) listen(parent context.Context) (context.Context, func()) {
 	ctx, cancel := context.WithCancel(parent)
 	signals := make(chan os.Signal, 4)
@@ -34,7 +34,7 @@ func (a *app) listen(parent context.Context) (context.Context, func()) {
 		for {
 			select {
 			case s := <-signals:
-				// Both the kernel and a shell say that a terminal is gone: that is said twice, and meant once.
+				// Both the kernel and a shell signal that a terminal is gone: two signals that mean one.
 				last := a.signal.Swap(&s)
 				if s == syscall.SIGQUIT {
 					_ = pprof.Lookup("goroutine").WriteTo(a.sys.Stderr, 2) // as Go writes them when it crashes
@@ -55,7 +55,7 @@ func (a *app) listen(parent context.Context) (context.Context, func()) {
 	}
 }
 
-// shutDown ends what is under way in order.
+// shutDown ends what is in progress in order.
 func (a *app) shutDown(cancel func()) {
 	i := &a.interrupt
 	i.mu.Lock()
@@ -69,7 +69,7 @@ func (a *app) shutDown(cancel func()) {
 	}
 }
 
-// leave ends the process although steps may be under way: their intents are in the journal.
+// leave ends the process although steps may be in flight: their intents are in the journal.
 func (a *app) leave() {
 	if a.hasStarted() {
 		fmt.Fprintln(a.sys.Stderr, "\nLeft at once. Steps that were under way may still have their effect; settle the run with: converge resume")
@@ -77,7 +77,7 @@ func (a *app) leave() {
 	a.sys.Exit(a.interrupted())
 }
 
-// running tells that from now on the first signal ends a run in order.
+// running records that from now on the first signal ends a run in order.
 func (a *app) running() (interrupt <-chan struct{}) {
 	i := &a.interrupt
 	i.mu.Lock()
@@ -90,7 +90,7 @@ func (a *app) running() (interrupt <-chan struct{}) {
 	return i.run
 }
 
-// started tells that the run carries out steps.
+// started records that the run carries out steps.
 func (a *app) started() {
 	a.interrupt.mu.Lock()
 	defer a.interrupt.mu.Unlock()

@@ -116,14 +116,14 @@ func (s *session) record(ctx context.Context, text string) (state.Record, error)
 	return r, unrecorded(text, " is not recorded", records)
 }
 
-// unrecorded says of a ref or a pattern that nothing recorded is meant by it.
+// unrecorded returns the error that a ref or a pattern matches nothing recorded.
 func unrecorded(pattern, problem string, records []state.Record) error {
 	names := make([]string, len(records))
 	for i := range records {
 		names[i] = records[i].Ref.String()
 	}
 	p := &view.Problem{What: pattern + problem, Fix: trimmed(nearest.DidYouMeanRef(pattern, names), "See: converge state list")}
-	p.Ref, _ = schema.ParseRef(pattern) // a pattern is none
+	p.Ref, _ = schema.ParseRef(pattern) // a pattern is not a ref
 	return p
 }
 
@@ -238,7 +238,7 @@ converge state rebuild finds them under that.`,
 	return c
 }
 
-// move returns the operations that record a resource under another ref, also where others refer to it.
+// move returns the operations that record a resource under another ref, including where others refer to it.
 func (s *session) move(ctx context.Context, kinds schema.Kinds, from string, to schema.Ref) ([]state.Op, error) {
 	r, err := s.record(ctx, from)
 	if err != nil {
@@ -286,11 +286,11 @@ func (s *session) move(ctx context.Context, kinds schema.Kinds, from string, to 
 	return ops, nil
 }
 
-// maxHolds is how many operations moving the holds of a resource takes at most: it has one from each side.
+// maxHolds is how many operations moving the holds of a resource takes at most: it has one from each source.
 const maxHolds = 4
 
-// moveHolds returns the operations that let the holds of a resource go with it to its new name, and what must still be true
-// when they are carried out: nobody has held it, or let go of it, since.
+// moveHolds returns the operations that move the holds of a resource to its new name, and their guards: nobody has held or
+// released it since.
 func (s *session) moveHolds(ctx context.Context, from string, to schema.Ref) (ops []state.Op, guard []state.Guard, err error) {
 	stops, err := s.store.Stops(ctx)
 	if err != nil {

@@ -14,20 +14,20 @@ import (
 	"converge.dev/converge/state"
 )
 
-// A refusal is a problem that ends a command with the status of what is refused.
+// A refusal is a problem that ends a command with the status for refusals.
 type refusal struct{ *view.Problem }
 
 // Unwrap returns the problem, in the form in which it is shown.
 func (r refusal) Unwrap() error { return r.Problem }
 
-// A taken document is one of the store or the inbox after its signature was checked.
+// A taken document is a document of the store or the inbox after its signature was checked.
 type taken struct {
 	body   []byte
-	sig    *signed.Signature // by the key that it fits; nil: it is not signed
+	sig    *signed.Signature // with the key that it matches; nil: it is not signed
 	author schema.Author
 }
 
-// numbered refuses a document that was signed with another serial than the one under which the store has it.
+// numbered refuses a document that was signed with a serial other than the one under which it is stored.
 func (t taken) numbered(stored, says int64) error {
 	if t.sig == nil || stored == says {
 		return nil
@@ -38,8 +38,8 @@ func (t taken) numbered(stored, says int64) error {
 	}}
 }
 
-// take checks the signature of a document that others may have written, and whether the site takes it. Where says where it
-// lies. Nothing of the document was read before, and nothing of it is repeated.
+// take checks the signature of a document that others may have written, and whether the site takes it. Where names its
+// location. Nothing of the document was read before, and nothing of it is repeated.
 func (s *session) take(body []byte, sig *signed.Signature, by, where string) (taken, error) {
 	t := taken{body: body, author: schema.Author{By: by}}
 	if sig != nil {
@@ -81,8 +81,7 @@ func (s *session) document(ctx context.Context, serial int64) (state.Head, taken
 	return head, t, err
 }
 
-// sign signs a document with the key in a file. A signed document says its serial itself, so that an older one cannot be
-// played again.
+// sign signs a document with the key in a file. A signed document states its own serial, so that an older one cannot be replayed.
 func (s *session) sign(doc *schema.Document, file string) (*signed.Signature, error) {
 	key, err := signed.ReadPrivateKey(file)
 	if err != nil {
@@ -102,8 +101,8 @@ func unnumbered(what string) *view.Problem {
 	}
 }
 
-// sameSite refuses a document with another site.id than the newest that the site has: the ids of all that was made derive
-// from it, so nothing of the site would be known to it as its own.
+// sameSite refuses a document with another site.id than the newest one of the site: the ids of everything that was made
+// derive from it, so nothing of the site would be recognized as its own.
 func (s *session) sameSite(ctx context.Context, doc *schema.Document, where string) error {
 	head, err := s.store.Head(ctx)
 	if errors.Is(err, state.ErrNotFound) || err == nil && head.Digest == doc.Digest {
@@ -112,12 +111,12 @@ func (s *session) sameSite(ctx context.Context, doc *schema.Document, where stri
 	if err != nil {
 		return err
 	}
-	head, body, err := s.store.Document(ctx, 0) // whoever wrote it: where signatures are asked for from now on, it has none
+	head, body, err := s.store.Document(ctx, 0) // whoever wrote it: it is unsigned where signatures are newly required
 	var newest load.Head
 	if err == nil {
 		newest, err = headOf(head.Serial, body)
 	}
-	if err != nil { // a document that is damaged must not keep the next one out
+	if err != nil { // a damaged document must not keep the next one out
 		s.view.Warn("the id of the site was not compared, as its newest document cannot be read: " + err.Error())
 		return nil
 	}
@@ -131,8 +130,8 @@ func (s *session) sameSite(ctx context.Context, doc *schema.Document, where stri
 	}}
 }
 
-// vouched refuses a file as the document of a plan that only removes, where the site takes none but signed documents and this
-// is not the newest of them: the plan carries no document that could be looked at later, and goes by its policy.
+// vouched refuses a file as the document of a plan that only removes, where the site takes only signed documents and this is
+// not the newest of them: the plan contains no document that could be checked later, but applies its policy.
 func (s *session) vouched(ctx context.Context, doc *schema.Document) error {
 	if !s.conf.Trust.Require || !doc.Author.Own {
 		return nil
@@ -147,8 +146,8 @@ func (s *session) vouched(ctx context.Context, doc *schema.Document) error {
 	}}
 }
 
-// admit refuses to carry out a plan whose document the site does not take by now, or whose revision in the store is no
-// longer what was signed. What destroys or sweeps follows no document; see [session.vouched].
+// admit refuses to carry out a plan whose document the site no longer takes, or whose revision in the store is no
+// longer what was signed. A plan that destroys or sweeps follows no document; see [session.vouched].
 func (s *session) admit(ctx context.Context, p *plan.Plan) error {
 	if p.Destroy || p.Sweep || !s.conf.Trust.Require && p.Author.Key == "" {
 		return nil
@@ -159,7 +158,7 @@ func (s *session) admit(ctx context.Context, p *plan.Plan) error {
 	case err != nil:
 		return err
 	case head.Digest != p.Digest && p.Author.Key != "" && head.Revision != p.Revision:
-		return nil // it was replaced: the plan is stale, and the engine says by whom
+		return nil // it was replaced: the plan is stale, and the engine reports by whom
 	case head.Digest == p.Digest && t.author.Signer == p.Author.Signer || head.Digest == p.Digest && p.Author.Own:
 		return nil
 	}

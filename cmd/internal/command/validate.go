@@ -70,7 +70,7 @@ as for converge plan; without one it is the directory here.`,
 	return c
 }
 
-// validate checks a document. For a report in JSON, sources that cannot be read are a diagnostic too.
+// validate checks a document. For a report in JSON, sources that cannot be read are also a diagnostic.
 func (a *app) validate(ctx context.Context, paths []string, report bool) (*schema.Document, load.Diagnostics, error) {
 	sources, err := load.ReadSources(paths, a.sys.Stdin)
 	if err != nil && report {

@@ -31,7 +31,7 @@ func (a *app) versionCommand() *cobra.Command {
 	return c
 }
 
-// versionText returns the version with the commit, where that is known.
+// versionText returns the version, with the commit where that is known.
 func versionText(version string) string {
 	if commit := revisionOfBuild(); commit != "" {
 		return version + " (" + commit + ")"
@@ -39,7 +39,7 @@ func versionText(version string) string {
 	return version
 }
 
-// revisionOfBuild returns the commit that the program was built from, where the build knows it.
+// revisionOfBuild returns the commit that the program was built from, where the build recorded it.
 func revisionOfBuild() string {
 	info, ok := debug.ReadBuildInfo()
 	if !ok {

@@ -12,19 +12,19 @@ import (
 	"converge.dev/converge/state/mem"
 )
 
-// storeName is what the directory of an embedded store is called where none is named.
+// storeName is the default name of the directory of an embedded store.
 const storeName = ".converge"
 
-// A missing says what becomes of a command when there is no embedded store yet.
+// A missing says what a command does when there is no embedded store yet.
 type missing int
 
 const (
 	refuse  missing = iota // it has nothing to show
-	create                 // it writes one
-	pretend                // it goes on with an empty one that it forgets: nothing was applied yet
+	create                 // it creates one
+	pretend                // it uses an empty one that it discards: nothing was applied yet
 )
 
-// folder is where the search for what belongs to a command begins: that of its first document, or the current one.
+// folder returns where the search for the files of a command begins: the folder of its first document, or the current one.
 func folder(documents []string) string {
 	if len(documents) == 0 || documents[0] == "-" {
 		return "."
@@ -45,7 +45,7 @@ func upwards(documents []string, name string) (string, error) {
 	return path, err
 }
 
-// configPath is where the configuration is; empty when there is none.
+// configPath returns where the configuration is; empty when there is none.
 func (a *app) configPath(documents []string) (string, error) {
 	if a.flags.config != "" {
 		return a.flags.config, nil
@@ -53,8 +53,8 @@ func (a *app) configPath(documents []string) (string, error) {
 	return upwards(documents, config.Name)
 }
 
-// storeDir is the directory of the embedded store. It belongs to the workspace, from wherever a command is given: it stands
-// beside converge.yaml, or, without one, where one stands already, or beside the document.
+// storeDir returns the directory of the embedded store. It belongs to the workspace, wherever a command is run: it is
+// beside converge.yaml or, without one, where a store already exists, or beside the document.
 func (a *app) storeDir(documents []string) (string, error) {
 	if a.flags.dataDir != "" {
 		return a.flags.dataDir, nil
@@ -72,7 +72,7 @@ func (a *app) storeDir(documents []string) (string, error) {
 	return filepath.Join(folder(documents), storeName), nil
 }
 
-// absent opens what stands for a store that does not exist.
+// absent opens what is used in place of a store that does not exist.
 func (a *app) absent(dir string, m missing) (state.KV, error) {
 	if m == pretend {
 		return mem.New(mem.Options{}), nil
@@ -84,7 +84,7 @@ func (a *app) absent(dir string, m missing) (state.KV, error) {
 	}
 }
 
-// firstDocument says how a site begins, in the words of a command that takes a document or takes none.
+// firstDocument returns how to begin a site, worded for a command that takes documents or one that does not.
 func (a *app) firstDocument() string {
 	if a.documents {
 		return "Name a document: converge plan site.cue. Or write one to the store: converge put site.cue."
@@ -92,7 +92,7 @@ func (a *app) firstDocument() string {
 	return "A site begins with its document: converge plan site.cue, then converge apply site.cue."
 }
 
-// embedded opens the embedded store of a workspace, or what stands for it.
+// embedded opens the embedded store of a workspace, or what is used in its place.
 func (a *app) embedded(ctx context.Context, o etcd.Options, m missing) (state.KV, error) {
 	if m != create && !etcd.Exists(o.Dir) {
 		return a.absent(o.Dir, m)

@@ -1,6 +1,6 @@
-// Package config reads converge.yaml: which site is meant, where its store is, and how its providers are reached.
+// Package config reads converge.yaml: which site to use, where its store is, and how to reach its providers.
 //
-// The file is strict. What it does not know is refused with its line, because a misspelt name would otherwise silently
+// Reading is strict. Unknown keys are refused with their line, because a misspelt name would otherwise silently
 // mean another site or another store.
 package config
 
@@ -28,15 +28,15 @@ import (
 	"converge.dev/converge/schema/signed"
 )
 
-// maxSize bounds the file.
+// maxSize is the maximum size of the file.
 const maxSize = 1 << 20
 
-// Name is what the file is called where none is named.
+// Name is the default name of the file.
 const Name = "converge.yaml"
 
-// A File is what converge.yaml says. Relative paths begin at its folder.
+// A File is the contents of converge.yaml. Paths are relative to its folder.
 type File struct {
-	Site       string  `yaml:"site"` // name of the site that is meant when nothing else says so
+	Site       string  `yaml:"site"` // default name of the site
 	Etcd       Etcd    `yaml:"etcd"` // the store; without endpoints it is embedded
 	Secrets    Secrets `yaml:"secrets"`
 	Policy     Policy  `yaml:"policy"`
@@ -72,7 +72,7 @@ func (e Etcd) Refused(endpoints []string) string {
 		}
 		host, _, _ = strings.Cut(host, "/")
 		if strings.Contains(host, "@") {
-			continue // refused for that, without being repeated
+			continue // refused elsewhere for its user, without being repeated
 		}
 		if _, _, err := net.SplitHostPort(host); err != nil {
 			host = net.JoinHostPort(strings.Trim(host, "[]"), "2379")
@@ -84,34 +84,34 @@ func (e Etcd) Refused(endpoints []string) string {
 	return ""
 }
 
-// Secrets says where a document may say that a secret is found.
+// Secrets says which places of secrets a document may name.
 type Secrets struct {
 	Dir string   `yaml:"dir"` // folder of the files that may be named; without it none may
-	Env []string `yaml:"env"` // variables that may be named, with * for any text; without it all by files on the command line, none from the store
+	Env []string `yaml:"env"` // variables that may be named, with * for any text; by default all by files on the command line, none by documents from the store
 }
 
 // Trust says whose documents the site takes from the store and from the inbox.
 type Trust struct {
 	Documents []Signer `yaml:"documents"` // whose signatures count
-	Require   bool     `yaml:"require"`   // nothing else is taken
+	Require   bool     `yaml:"require"`   // other documents are not taken
 }
 
-// A Signer is somebody whose signature counts, and his public key: as text or in a file.
+// A Signer is somebody whose signature counts, with the public key, as text or in a file.
 type Signer struct {
 	Name string `yaml:"name"`
 	Key  string `yaml:"key"`  // ed25519:BASE64
 	File string `yaml:"file"` // PEM, as openssl pkey -pubout writes it
 }
 
-// Policy bounds what a plan may do, whatever the document that it was made from allows.
+// Policy limits what a plan may do, whatever its document allows.
 type Policy struct {
-	MaxDestroy Limit `yaml:"max_destroy,omitempty"` // without it the document's own limit holds
+	MaxDestroy Limit `yaml:"max_destroy,omitempty"` // by default the document's own limit holds
 }
 
 // A Limit is a number of things, 3, or a share of what is recorded, 10%.
 type Limit string
 
-// UnmarshalYAML refuses what is no limit: it would be found no earlier than when it is needed.
+// UnmarshalYAML refuses an invalid limit, which would otherwise be found only when it is needed.
 func (l *Limit) UnmarshalYAML(n *yaml.Node) error {
 	if _, err := plan.Budget(n.Value, 0); err != nil {
 		return fmt.Errorf("line %d: policy.%w", n.Line, err)
@@ -120,11 +120,11 @@ func (l *Limit) UnmarshalYAML(n *yaml.Node) error {
 	return nil
 }
 
-// Dir is the folder of the file, where its relative paths begin.
+// Dir returns the folder of the file, to which its paths are relative.
 func (f *File) Dir() string { return filepath.Dir(f.Path) }
 
 // Upwards finds a file of that name in a folder or the nearest one above it; the path is empty when there is none. It does
-// not look above where strangers may write, such as /tmp: what they put there must not decide where a site is reached.
+// not search above a folder where strangers may write, such as /tmp: what they put there must not decide how a site is reached.
 func Upwards(dir, name string) (string, error) {
 	path := filepath.Join(dir, name)
 	above, err := filepath.Abs(dir)
@@ -176,7 +176,7 @@ func Read(path string) (*File, error) {
 	return f, nil
 }
 
-// check refuses what no key could mend.
+// check refuses what is wrong whatever the keys are.
 func (t *Trust) check() error {
 	for i, d := range t.Documents {
 		switch {
@@ -194,8 +194,8 @@ func (t *Trust) check() error {
 	return nil
 }
 
-// Signers reads the keys of those whose signatures count. They are read only where a signature is looked at: a key that is
-// missing must not stand in the way of converge freeze.
+// Signers reads the keys of those whose signatures count. They are read only where a signature is checked: a missing key
+// must not keep converge freeze from working.
 func (f *File) Signers() (signed.Trust, error) {
 	var signers signed.Trust
 	for _, d := range f.Trust.Documents {
@@ -239,8 +239,8 @@ func parse(data []byte) (*File, error) {
 	return &f, nil
 }
 
-// quoted is how package yaml repeats what it found, which may be a secret in the wrong place. A single character is of the
-// grammar: did not find expected ',' or '}'.
+// quoted matches how package yaml repeats what it found, which may be a secret in the wrong place. A single character
+// belongs to the grammar: did not find expected ',' or '}'.
 var quoted = regexp.MustCompile("(?s) (`.*`|'[^']{2,}')")
 
 func unquoted(texts ...string) []string {
@@ -298,7 +298,7 @@ func known(n *yaml.Node, t reflect.Type, path string) error {
 	return errors.Join(errs...)
 }
 
-// fieldsOf returns the keys of a struct, those of inlined structs among them.
+// fieldsOf returns the keys of a struct, including those of inlined structs.
 func fieldsOf(t reflect.Type) map[string]reflect.Type {
 	fields := map[string]reflect.Type{}
 	for f := range t.Fields() {

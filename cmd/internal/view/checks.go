@@ -41,12 +41,12 @@ type checkStatus string
 const (
 	checkPass    checkStatus = "pass"
 	checkFail    checkStatus = "fail"
-	checkUnknown checkStatus = "unknown" // a part of the site could not be seen
+	checkUnknown checkStatus = "unknown" // a part of the site could not be observed
 )
 
-// checksOf says what was checked when the plan was made. Those of the whole plan are always there, in this order; one of a
-// resource is there when the plan is refused for its sake. A plan with refusals cannot be applied; drift and what cannot be
-// undone are told, and keep no plan from being applied by themselves.
+// checksOf returns what was checked when the plan was made. Checks of the whole plan are always there, in this order; one
+// of a resource is there when the plan is refused because of it. A plan with refusals cannot be applied; drift and what
+// cannot be undone are reported, but do not by themselves keep a plan from being applied.
 func checksOf(p *plan.Plan) []check {
 	byRule := map[plan.Rule][]string{}
 	byRef := map[schema.Ref][]string{}
@@ -95,7 +95,7 @@ func checksOf(p *plan.Plan) []check {
 	return checks
 }
 
-// checkOf passes when there are no problems.
+// checkOf returns a check, which passes when there are no problems.
 func checkOf(name string, otherwise checkStatus, problems []string) check {
 	c := check{Address: checkAddress{Kind: "check", Name: name, ToDisplay: "check." + name}, Status: checkPass, Instances: make([]checkInstance, 1)}
 	at := &c.Instances[0]
@@ -110,7 +110,7 @@ func checkOf(name string, otherwise checkStatus, problems []string) check {
 	return c
 }
 
-// driftedHow says how a resource was changed outside, without values.
+// driftedHow returns how a resource was changed outside, without values.
 func driftedHow(d *plan.Drift) string {
 	if d.Missing {
 		return "it is not there any more"

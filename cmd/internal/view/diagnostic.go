@@ -8,7 +8,7 @@ import (
 	"converge.dev/converge/schema/load"
 )
 
-// DiagnosticsText shows what is wrong with a document: each with its place, its line and a mark below it.
+// DiagnosticsText shows the problems of a document: each with its position, its line and a mark below it.
 func DiagnosticsText(ds load.Diagnostics, s Style) string {
 	var b strings.Builder
 	for i, d := range ds {
@@ -46,14 +46,14 @@ func diagnosticText(b *strings.Builder, d load.Diagnostic, s Style) {
 	}
 }
 
-// snippetText shows the line of the source and marks the part that is meant.
+// snippetText shows the line of the source and marks the relevant part.
 func snippetText(b *strings.Builder, d load.Diagnostic, s Style, color string) {
 	if d.Range == nil || d.Snippet == "" {
 		return
 	}
 	start, end := d.Highlight()
 	number := fmt.Sprintf("%4d", d.Range.Start.Line)
-	// A tab is as wide here as it is above.
+	// A tab must be as wide here as in the line above.
 	margin := strings.Map(func(r rune) rune {
 		if r == '\t' {
 			return '\t'

@@ -95,7 +95,7 @@ type ResourceDiff struct {
 	Ref       schema.Ref    `json:"ref"`
 	Action    plan.Action   `json:"action"` // create: only in the second; delete: only in the first; update: in both
 	Changes   []diff.Change `json:"changes,omitempty"`
-	Lifecycle bool          `json:"lifecycle,omitempty"` // how it may be treated differs
+	Lifecycle bool          `json:"lifecycle,omitempty"` // its lifecycle differs
 }
 
 // Compare compares two documents. Secrets are masked.

@@ -14,14 +14,14 @@ import (
 	"converge.dev/converge/state"
 )
 
-// An Explanation tells of one resource what a plan does about it, and why. Secret values are not in it.
+// An Explanation says what a plan does about one resource, and why. It contains no secret values.
 type Explanation struct {
 	Address  string   `json:"address"`
 	Decision string   `json:"decision"` // create, update, replace, delete, adopt, forget, unchanged, external, unknown, left_out, refused, unmanaged, not_considered or none
 	Why      []string `json:"why"`      // in words
 
 	Declared *Declared      `json:"declared,omitempty"` // absent when the document does not have it
-	External *plan.External `json:"external,omitempty"` // of what the document only refers to: which thing that is
+	External *plan.External `json:"external,omitempty"` // for what the document only refers to: which thing that is
 	Recorded *Remembered    `json:"recorded,omitempty"` // absent when nothing is recorded
 	Drift    *drifted       `json:"drift,omitempty"`    // what was changed outside converge
 
@@ -33,13 +33,13 @@ type Explanation struct {
 	Waves int             `json:"waves"` // of the plan
 }
 
-// Declared is what the document says of a resource.
+// Declared is what the document says about a resource.
 type Declared struct {
 	Path string        `json:"path"` // in the document
 	Spec schema.Object `json:"spec"`
 }
 
-// Remembered is what is recorded of a resource.
+// Remembered is what is recorded about a resource.
 type Remembered struct {
 	ID          string          `json:"id"`
 	Incarnation int             `json:"incarnation"`
@@ -53,7 +53,7 @@ type Remembered struct {
 type drifted struct {
 	Missing bool          `json:"missing,omitempty"`
 	Failed  string        `json:"failed,omitempty"`
-	Changes []diff.Change `json:"changes,omitempty"` // from what was left to what is seen
+	Changes []diff.Change `json:"changes,omitempty"` // from what was left to what is observed
 }
 
 // A Neighbour is a resource that another refers to, and what the plan does about it.
@@ -78,8 +78,8 @@ type ExplainedStep struct {
 	Chosen     []plan.Chosen `json:"chosen,omitempty"`
 }
 
-// ExplainRef tells what a plan does about a resource. The document may be nil, of a plan that has none; records are what is
-// recorded, when that is known. It is false when nobody knows of such a resource; then known lists those there are.
+// ExplainRef explains what a plan does about a resource. The document may be nil, for a plan that has none; records are
+// what is recorded, when that is known. Ok is false when the resource is unknown; then known lists those that exist.
 func ExplainRef(ref schema.Ref, p *plan.Plan, doc *schema.Document, records []state.Record, kinds schema.Kinds) (e *Explanation, known []string, ok bool) {
 	x := explaining{plan: p, doc: doc, records: records, kinds: kinds}
 	e = &Explanation{Address: ref.String(), Decision: x.decision(ref), RefersTo: []Neighbour{}, ReferredBy: []Neighbour{}, Steps: []ExplainedStep{}}
@@ -126,7 +126,7 @@ func ExplainRef(ref schema.Ref, p *plan.Plan, doc *schema.Document, records []st
 	return e, nil, true
 }
 
-// pathOf returns the place of a resource in the document.
+// pathOf returns the path of a resource in the document.
 func pathOf(r schema.Ref) string {
 	path := r.Kind + "." + r.Name
 	if r.Scope != schema.ScopeSite {
@@ -135,7 +135,7 @@ func pathOf(r schema.Ref) string {
 	return path
 }
 
-// explaining is what an explanation is made of.
+// explaining is what an explanation is made from.
 type explaining struct {
 	plan    *plan.Plan
 	doc     *schema.Document
@@ -161,7 +161,7 @@ func (x *explaining) recorded(ref schema.Ref) *state.Record {
 			return &x.records[i]
 		}
 	}
-	for i := range x.plan.Steps { // a saved plan has what it needs of the records
+	for i := range x.plan.Steps { // a saved plan contains the records that it needs
 		if s := &x.plan.Steps[i]; s.Ref == ref && s.Prior != nil {
 			return s.Prior
 		}
@@ -169,12 +169,12 @@ func (x *explaining) recorded(ref schema.Ref) *state.Record {
 	return nil
 }
 
-// external returns the index of what the document only refers to; -1 when it is none of that.
+// external returns the index of what the document only refers to; -1 when it is not external.
 func (x *explaining) external(ref schema.Ref) int {
 	return slices.IndexFunc(x.plan.Externals, func(e plan.External) bool { return e.Ref == ref })
 }
 
-// after returns what a resource refers to: as the document says, or else as it is recorded.
+// after returns what a resource refers to: according to the document, or else to its record.
 func (x *explaining) after(ref schema.Ref) []schema.Ref {
 	if d := x.declared(ref); d != nil {
 		return d.After
@@ -216,7 +216,7 @@ func (x *explaining) known() (names []string) {
 	return names
 }
 
-// decision says in one word what the plan does about a resource.
+// decision returns in one word what the plan does about a resource.
 func (x *explaining) decision(ref schema.Ref) string {
 	p := x.plan
 	var action plan.Action
@@ -321,7 +321,7 @@ func (x *explaining) step(i int) ExplainedStep {
 	return e
 }
 
-// undone says in words what undoing a step does and brings back.
+// undone returns in words what undoing a step does and restores.
 func undone(s *plan.Step) string {
 	if s.Undo == providers.NoUndo {
 		return "it cannot be undone: " + s.Undo.Meaning()
@@ -339,7 +339,7 @@ func undone(s *plan.Step) string {
 	return does + ": " + s.Undo.Meaning()
 }
 
-// decided puts a decision in words.
+// decided maps decisions to words.
 var decided = map[string]string{
 	"create": "will be created", "update": "will be changed in place", "replace": "will be replaced", "delete": "will be destroyed",
 	"adopt": "will be adopted", "forget": "will be forgotten", "unchanged": "no change", "external": "external", "unknown": "unknown", "left_out": "left out",
@@ -359,7 +359,7 @@ func ExplainText(e *Explanation, s Style) string {
 		t.line("  does not have it")
 	default:
 		t.line("  has it at %s", clean(e.Declared.Path))
-		t.spec(same, "", e.Declared.Spec) // which hides its secrets already
+		t.spec(same, "", e.Declared.Spec) // in which secrets are already hidden
 	}
 	t.head("Recorded")
 	switch r := e.Recorded; {
@@ -476,7 +476,7 @@ func (t *planText) explained(e *ExplainedStep, waves int) {
 	t.line("  when it is undone, %s", e.Undo)
 }
 
-// A CodeExplanation tells what a code of diagnostics, an exit status or a class of undoing means.
+// A CodeExplanation says what a code of diagnostics, an exit status or a class of undo means.
 type CodeExplanation struct {
 	Code    string           `json:"code"`
 	Name    string           `json:"name,omitempty"`

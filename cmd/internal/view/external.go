@@ -7,7 +7,7 @@ import (
 	"converge.dev/converge/schema"
 )
 
-// externals lists what the plan refers to and never changes, and what of that nobody has looked at.
+// externals lists what the plan refers to and never changes, and which of that was not checked.
 func (t *planText) externals(list []plan.External) {
 	if len(list) == 0 {
 		return

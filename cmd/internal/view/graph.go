@@ -13,7 +13,7 @@ import (
 // A Graph says what comes before what.
 type Graph struct {
 	Nodes []GraphNode `json:"nodes"`
-	Edges [][2]int    `json:"edges"` // the second must be done, or be there, before the first
+	Edges [][2]int    `json:"edges"` // the second must be done, or exist, before the first
 }
 
 // A GraphNode is a resource, or a step of a plan.
@@ -61,7 +61,7 @@ func PlanGraph(p *plan.Plan) Graph {
 	return g
 }
 
-// colours of a node in a graph, by what is done.
+// color returns the colour of a node in a graph, by what is done.
 func (n GraphNode) color() string {
 	switch {
 	case n.Replace:

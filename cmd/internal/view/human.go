@@ -19,24 +19,24 @@ import (
 	"converge.dev/converge/state"
 )
 
-// A Human view writes for people. On a terminal what is going on is redrawn in place; in a pipe each line is written once,
-// and what goes on for long is said again every 30 s.
+// A Human view writes for people. On a terminal, work in progress is redrawn in place; in a pipe each line is written
+// once, and long-running work is repeated every 30 s.
 type Human struct {
 	o Options
 
 	mu       sync.Mutex
 	running  []*running // in the order in which they started
 	looking  []event.Observing
-	lock     *state.LockInfo // that is waited for
-	waited   time.Time       // since when for the lock, or for the first that is looked at
+	lock     *state.LockInfo // the lock that is waited for
+	waited   time.Time       // start of the wait for the lock, or of the first observation
 	began    time.Time       // the run
-	needed   [][]int         // by step of the plan: those that need it; nil until somebody asks
-	told     map[string]bool // why things cannot be seen; each cause is told once
+	needed   [][]int         // by step of the plan: those that need it; nil until needed
+	told     map[string]bool // why things cannot be observed; each cause is reported once
 	done     int
 	total    int
 	undo     bool
-	plan     *plan.Plan // that is carried out
-	shown    *plan.Plan // that was shown last
+	plan     *plan.Plan // the plan that is carried out
+	shown    *plan.Plan // the plan that was shown last
 	verified *event.Verified
 	drawn    int // lines on the terminal that the next drawing replaces
 	ended    bool
@@ -52,10 +52,10 @@ type running struct {
 	since time.Time
 	phase string
 
-	dependants *int // steps that wait for it; nil until somebody asks
+	dependants *int // steps that wait for it; nil until needed
 }
 
-// NewHuman makes a view for people. Close must be called.
+// NewHuman returns a view for people. Close must be called.
 func NewHuman(o Options) *Human {
 	h := &Human{o: o, stop: make(chan struct{})}
 	if !o.Quiet {
@@ -64,13 +64,13 @@ func NewHuman(o Options) *Human {
 	return h
 }
 
-// How often is shown what is going on: where it is redrawn, so that its times go on, and where each time is one more line.
+// How often work in progress is shown: where it is redrawn, so that its times advance, and where each time is one more line.
 const (
 	redraw    = 200 * time.Millisecond
 	heartbeat = 30 * time.Second
 )
 
-// beat shows what is going on, again and again.
+// beat repeatedly shows work in progress.
 func (h *Human) beat() {
 	pause := heartbeat
 	if h.o.Live != nil {
@@ -126,7 +126,7 @@ func (h *Human) Error(err error) {
 	h.print(h.o.Err, h.explain(err).Text(h.o.ErrStyle))
 }
 
-// explain returns an error as a problem, without the reasons that the plan told that stands above it.
+// explain returns an error as a problem, without the reasons that the plan shown above it already gave.
 func (h *Human) explain(err error) *Problem {
 	p := Explain(err)
 	h.mu.Lock()
@@ -165,7 +165,7 @@ func (h *Human) print(w io.Writer, text string) {
 	h.mu.Lock()
 	defer h.mu.Unlock()
 	h.erase()
-	_, _ = io.WriteString(w, text) // who gave the writer is told by it
+	_, _ = io.WriteString(w, text) // the writer records its own error
 	h.draw()
 }
 
@@ -192,7 +192,7 @@ func (h *Human) tell(e event.Event) {
 	}
 	switch e := e.(type) {
 	case event.Observing:
-		if e.Elapsed > 0 { // which is told by what goes on
+		if e.Elapsed > 0 { // which is shown as work in progress
 			break
 		}
 		if len(h.looking) == 0 {
@@ -262,7 +262,7 @@ func (h *Human) tell(e event.Event) {
 	}
 }
 
-// revertText says what is begun when a run is undone.
+// revertText returns what is begun when a run is undone.
 func revertText(e event.RevertStarted) string {
 	switch {
 	case e.Steps == 0 && e.Keep == 0:
@@ -275,7 +275,7 @@ func revertText(e event.RevertStarted) string {
 	return fmt.Sprintf("Undoing %s, back to step %d", count(e.Steps, "step"), e.Keep)
 }
 
-// late says what lies behind the point of no return, with the number that the plan had named.
+// late returns what is beyond the point of no return, with the number that the plan showed.
 func (h *Human) late(steps int) string {
 	if h.plan == nil {
 		return count(steps, "step") + " to go"
@@ -317,8 +317,8 @@ func (h *Human) seen(e event.Observed) {
 		}
 	}
 	switch {
-	case errors.Is(e.Err, context.Canceled): // who interrupted it knows why
-	case e.Err != nil && providers.ClassOf(e.Err) == providers.Unsupported: // the result tells it, where it matters
+	case errors.Is(e.Err, context.Canceled): // the interruption is known
+	case e.Err != nil && providers.ClassOf(e.Err) == providers.Unsupported: // the result reports it where it matters
 	case e.Err != nil:
 		why := reason(e.Kind, e.Err.Error())
 		if h.told[why] {
@@ -328,21 +328,21 @@ func (h *Human) seen(e event.Observed) {
 			h.told = map[string]bool{}
 		}
 		h.told[why] = true
-		if h.o.Together && h.plan == nil { // what is shown next says it
+		if h.o.Together && h.plan == nil { // what is shown next reports it
 			return
 		}
 		h.progress("%s", h.o.ErrStyle.paint(yellow, fmt.Sprintf("%s/%s cannot be seen: %s", clean(e.Scope), clean(e.Kind), clean(why))))
 	}
 }
 
-// phase notes what a step is at. In a pipe it is told when it is news.
+// phase records the phase of a step. In a pipe it is printed when it changes.
 func (h *Human) phase(e event.StepProgress) {
 	for _, r := range h.running {
 		if r.step != e.Step {
 			continue
 		}
 		on := clean(e.Step.Ref.String())
-		if e.Phase == event.Acting { // how long it takes is said with everything else
+		if e.Phase == event.Acting { // its duration is shown with everything else
 			return
 		}
 		text := phaseText(e)
@@ -363,7 +363,7 @@ func (h *Human) finish(s *plan.Step) {
 	}
 }
 
-// report says how a run ended, on standard output.
+// report prints how a run ended, on standard output.
 func (h *Human) report(e event.RunEnded) {
 	s := h.o.OutStyle
 	var b strings.Builder
@@ -420,7 +420,7 @@ func (h *Human) report(e event.RunEnded) {
 		h.cause(&b, e.Run)
 		listDifferences(&b, e.Differences)
 	}
-	own := func(hold state.Hold) bool { return hold.Run == e.Run.ID } // in the way of other runs only
+	own := func(hold state.Hold) bool { return hold.Run == e.Run.ID } // blocks only other runs
 	for _, hold := range e.Holds {
 		if !own(hold) {
 			b.WriteString(holdText(hold))
@@ -459,7 +459,7 @@ func listDifferences(b *strings.Builder, ds []event.Difference) {
 	}
 }
 
-// holdText says what is held, and how to let go.
+// holdText returns what is held, and how to release it.
 func holdText(h state.Hold) string {
 	if h.Scope == state.FrozenScope {
 		return fmt.Sprintf("The site is frozen (%s). To end that: converge freeze -off\n", clean(h.Reason))
@@ -467,7 +467,7 @@ func holdText(h state.Hold) string {
 	return fmt.Sprintf("Held: %s (%s). To let go: converge hold release %s\n", clean(h.Scope), clean(h.Reason), clean(h.Scope))
 }
 
-// Settling says what takes up a run that did not end as it was to; nothing of one that did.
+// Settling returns how to continue a run that did not end as intended; empty for one that did.
 func Settling(r state.Run, undoable bool) string {
 	if r.Status != state.RunOpen && r.Status != state.RunPartial {
 		return ""

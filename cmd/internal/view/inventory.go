@@ -20,7 +20,7 @@ func MaskItem(i engine.Item, k *schema.Kind) engine.Item {
 	return i
 }
 
-// InventoryText returns an inventory for people: how many of each kind there are and how they are, then what is not well.
+// InventoryText returns an inventory for people: the number and health of each kind, then what is not well.
 func InventoryText(inv *engine.Inventory, s Style) string {
 	t := planText{Style: s}
 	type at struct{ scope, kind string }
@@ -77,7 +77,7 @@ func InventoryText(inv *engine.Inventory, s Style) string {
 				color = red
 			}
 			state := string(i.State)
-			if i.State == providers.Ready { // and not well all the same
+			if i.State == providers.Ready { // but not well
 				state = string(i.Health)
 			}
 			t.line("  %s %s/%s/%s  %s", t.paint(color, state), clean(i.Scope), clean(i.Kind), clean(cmp.Or(i.Name, i.ID)), clean(i.Detail))

@@ -37,7 +37,7 @@ type JSON struct {
 	ended bool
 }
 
-// NewJSON makes a view for programs; its first line names the version.
+// NewJSON returns a view for programs; its first line names the version.
 func NewJSON(o Options) *JSON {
 	j := &JSON{o: o}
 	j.line("info", "version", "converge "+o.Version, fields{"converge": o.Version, "ui": uiVersion})
@@ -66,7 +66,7 @@ func writeLine(w io.Writer, now time.Time, level, kind, message string, f fields
 	if err != nil { // all fields are JSON values
 		b, _ = json.Marshal(fields{"@level": "error", "@module": "converge.ui", "type": "log", "@message": "a line cannot be shown: " + err.Error()})
 	}
-	_, _ = w.Write(append(b, '\n')) // who gave the writer is told by it
+	_, _ = w.Write(append(b, '\n')) // the writer records its own error
 }
 
 // Close implements [View].
@@ -142,7 +142,7 @@ func (j *JSON) Plan(p *plan.Plan) {
 	for i := range p.Steps {
 		s := &p.Steps[i]
 		if s.Replace && s.Action == plan.Delete {
-			continue // its other half tells of both
+			continue // its other half reports both
 		}
 		change := fields{"resource": resource(s.Ref), "action": uiAction(s), "undo": s.Undo, "late": i >= p.NoReturn}
 		if (s.Action == plan.Delete || s.Action == plan.Forget) && p.Undoes == "" {
@@ -280,7 +280,7 @@ func (j *JSON) step(level, what string, s *plan.Step, undo bool, message string,
 		hook = fields{}
 	}
 	hook["resource"], hook["action"], hook["step"] = resource(s.Ref), uiAction(s), s.ID
-	if s.Replace { // its halves are told one by one
+	if s.Replace { // its halves are reported one by one
 		hook["action"] = string(s.Action)
 	}
 	kind := "apply_"

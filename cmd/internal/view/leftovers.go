@@ -13,8 +13,7 @@ import (
 	"converge.dev/converge/schema"
 )
 
-// LeftoversText says what an import could not write as a document, kind by kind and reason by reason, and what it could not
-// see.
+// LeftoversText returns what an import could not write as a document, by kind and reason, and what it could not observe.
 func LeftoversText(left []engine.Leftover, unknown []plan.Unknown) string {
 	t := planText{}
 	type group struct{ at, why string }
@@ -34,7 +33,7 @@ func LeftoversText(left []engine.Leftover, unknown []plan.Unknown) string {
 	return t.b.String()
 }
 
-// Rebuilt is what was recorded anew, or would be, by its marks.
+// Rebuilt is what was, or would be, recorded anew from marks.
 type Rebuilt struct {
 	Resources  []schema.Ref   `json:"resources"`
 	Undeclared []schema.Ref   `json:"undeclared,omitempty"` // of these: the next apply removes them
@@ -43,7 +42,7 @@ type Rebuilt struct {
 	Dry        bool           `json:"dry_run"`
 }
 
-// Text says it to people.
+// Text returns it for people.
 func (r Rebuilt) Text() string {
 	if len(r.Resources)+len(r.Left) == 0 {
 		return "Nothing bears the mark of this site that is not recorded.\n"
@@ -68,7 +67,7 @@ func (r Rebuilt) Text() string {
 	return b.String()
 }
 
-// RepairsText says what becomes of what is damaged in the store.
+// RepairsText returns what is done about damage in the store.
 func RepairsText(repairs []engine.Repair, dry bool) string {
 	if len(repairs) == 0 {
 		return "Nothing in the store that a command depends on is damaged.\n"

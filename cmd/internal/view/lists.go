@@ -26,7 +26,7 @@ func RunsText(runs []state.Run, s Style) string {
 	return table(s, rows)
 }
 
-// lasted shows the time between two that somebody's clock told; it may have been set in between.
+// lasted shows the time between two clock readings; the clock may have been set in between.
 func lasted(from time.Time, to *time.Time) string {
 	switch {
 	case to == nil:
@@ -37,7 +37,7 @@ func lasted(from time.Time, to *time.Time) string {
 	return took(to.Sub(from))
 }
 
-// RunText shows one run, and how each of its steps stands where that is known.
+// RunText shows one run, and the state of each step where that is known.
 func RunText(r state.Run, steps []engine.StepReport, undoable bool, s Style) string {
 	rows := [][]string{{"Run", r.ID}, {"Operation", r.Op}, {"Status", r.Stands()}, {"Steps", stepsDone(r, steps)}}
 	add := func(name, value string) {
@@ -95,7 +95,7 @@ func stepsDone(r state.Run, steps []engine.StepReport) string {
 	return text
 }
 
-// underWay reports whether a process is at a step.
+// underWay reports whether a process carries out a step.
 func underWay(r engine.StepReport) bool {
 	return r.Result == engine.StepRunning || r.Undo != nil && r.Undo.Result == engine.StepRunning
 }
@@ -183,7 +183,7 @@ func MaskRecord(r state.Record, k *schema.Kind) state.Record {
 	return r
 }
 
-// A SiteSummary is what converge remembers about a site, in numbers.
+// A SiteSummary is what converge has stored about a site, in numbers.
 type SiteSummary struct {
 	Site     string          `json:"site"`
 	Document *state.Head     `json:"document"`
@@ -193,7 +193,7 @@ type SiteSummary struct {
 	Lock     *state.LockInfo `json:"lock"`
 }
 
-// SummaryText shows what converge remembers about a site.
+// SummaryText shows what converge has stored about a site.
 func SummaryText(m SiteSummary, s Style) string {
 	var b strings.Builder
 	fmt.Fprintln(&b, s.paint(bold, "Site "+m.Site))
@@ -252,7 +252,7 @@ func HoldsText(holds []state.Hold, s Style) string {
 	return table(s, rows)
 }
 
-// AuditsText lists what people forced.
+// AuditsText lists forced actions.
 func AuditsText(entries []state.Audit, s Style) string {
 	if len(entries) == 0 {
 		return "Nobody has forced anything.\n"
@@ -303,13 +303,13 @@ func HistoryText(list []Revision, s Style) string {
 	return table(s, rows)
 }
 
-// A Revision is one of the document, with the number by which it is compared and swapped, and whose signature it has by the
-// keys that are trusted now.
+// A Revision is a revision of the document, with its number for compare-and-swap, and whose signature it has according to
+// the currently trusted keys.
 type Revision struct {
 	state.Head
 	Revision int64  `json:"revision"`
 	Signer   string `json:"signer,omitempty"` // of a trusted signature
-	Key      string `json:"key,omitempty"`    // that the signature fits, trusted or not
+	Key      string `json:"key,omitempty"`    // the key that the signature matches, trusted or not
 	Bad      string `json:"bad,omitempty"`    // what is wrong with the signature
 }
 

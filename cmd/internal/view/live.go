@@ -10,7 +10,7 @@ import (
 // rows is how many running steps a terminal shows at once.
 const rows = 8
 
-// erase takes what was drawn off the terminal, so that lines can be written in its place. The lock is held.
+// erase removes what was drawn from the terminal, so that lines can be written in its place. The lock is held.
 func (h *Human) erase() {
 	if h.drawn > 0 {
 		fmt.Fprintf(h.o.Err, "\r\x1b[%dA\x1b[J", h.drawn)
@@ -18,7 +18,7 @@ func (h *Human) erase() {
 	}
 }
 
-// draw shows what is going on below everything else. The lock is held.
+// draw shows work in progress below everything else. The lock is held.
 func (h *Human) draw() {
 	if h.o.Live == nil || h.o.Quiet || h.ended {
 		return
@@ -33,7 +33,7 @@ func (h *Human) draw() {
 	_, _ = io.WriteString(h.o.Err, b.String())
 }
 
-// say writes what is going on where nothing can be redrawn, so that a log of a long run does not look dead. The lock is held.
+// say writes work in progress where nothing can be redrawn, so that a log of a long run does not look dead. The lock is held.
 func (h *Human) say() {
 	if h.ended {
 		return
@@ -43,8 +43,8 @@ func (h *Human) say() {
 	}
 }
 
-// rows says what is going on: how much is left, what runs for how long, what that waits for, and what waits for it. There are
-// none when nothing is.
+// rows describes work in progress: how much is left, what runs for how long, what that waits for, and what waits for it. It
+// returns none when nothing is running.
 func (h *Human) rows(now time.Time) []string {
 	switch {
 	case len(h.running) > 0:
@@ -85,8 +85,8 @@ func since(now, then time.Time) string {
 	return fmt.Sprintf(" [%s elapsed]", max(0, now.Sub(then)).Round(time.Second))
 }
 
-// dependants counts the steps that cannot begin before a running one has ended: all that need it, and those that need these.
-// Which steps are undone is not known beforehand, so nothing is said of them.
+// dependants returns how many steps cannot begin before a running one has ended: those that need it, directly or indirectly.
+// Which steps will be undone is not known beforehand, so there is no number for an undo.
 func (h *Human) dependants(r *running) int {
 	if r.undo || h.plan == nil {
 		return 0

@@ -18,15 +18,15 @@ import (
 type PlanLayout struct {
 	Full    bool     // no value is cut
 	Summary bool     // only numbers
-	Group   Grouping // of the steps; of what is counted, the kinds of each scope when empty
+	Group   Grouping // of the steps; for counts, the kinds of each scope when empty
 }
 
-// A Grouping is what steps are put together by.
+// A Grouping is what steps are grouped by.
 type Grouping string
 
 // The groupings.
 const (
-	ByWave   Grouping = "wave" // the order in which they are carried out; so is no grouping
+	ByWave   Grouping = "wave" // the order in which they are carried out, as without a grouping
 	ByScope  Grouping = "scope"
 	ByKind   Grouping = "kind"
 	ByAction Grouping = "action"
@@ -55,19 +55,19 @@ type planText struct {
 	PlanLayout
 	kinds  schema.Kinds
 	b      bytes.Buffer
-	cuts   int          // how many values are not shown completely
-	second map[int]bool // steps that end a replacement, whose cause is told
+	cuts   int          // how many values are not shown in full
+	second map[int]bool // steps that end a replacement, whose cause was shown
 }
 
 // PlanText returns a plan as text: the steps with what changes, everything that was noticed, each thing once, and at the
-// end, where a terminal stands then, the numbers of it.
+// end, where a terminal shows it, the numbers.
 func PlanText(p *plan.Plan, kinds schema.Kinds, s Style, l PlanLayout) string {
 	t := planText{Style: s, PlanLayout: l, kinds: kinds}
 	t.plan(p)
 	return t.text()
 }
 
-// text returns what was written, with a word about what was cut.
+// text returns what was written, with a note about what was cut.
 func (t *planText) text() string {
 	t.cut()
 	return strings.TrimPrefix(t.b.String(), "\n")
@@ -105,7 +105,7 @@ func Summary(p *plan.Plan) string {
 	return text
 }
 
-// narrowed says how much of the site a plan is about.
+// narrowed returns how much of the site a plan covers.
 func narrowed(n *plan.Narrowed) string {
 	text := fmt.Sprintf("Only %d of %s were considered", n.Resources, count(n.Of, "resource"))
 	if n.Since > 0 {
@@ -114,7 +114,7 @@ func narrowed(n *plan.Narrowed) string {
 	return text + "."
 }
 
-// rollback names a plan that is the undoing of a run.
+// rollback returns the name of a plan that undoes a run.
 func rollback(p *plan.Plan) string {
 	text := "Rollback of run " + p.Undoes
 	if p.Keeps > 0 {
@@ -123,7 +123,7 @@ func rollback(p *plan.Plan) string {
 	return text
 }
 
-// nothing says why a plan has no steps.
+// nothing returns why a plan has no steps.
 func nothing(p *plan.Plan) string {
 	unchanged := count(p.Unchanged, "resource")
 	switch {
@@ -145,7 +145,7 @@ func nothing(p *plan.Plan) string {
 	return fmt.Sprintf("No changes. The site is as the document says: %s.", unchanged)
 }
 
-// cut says that something is not shown completely, and how it is shown.
+// cut notes that something is not shown in full, and how to show it.
 func (t *planText) cut() {
 	if t.cuts > 0 {
 		t.line("")
@@ -173,7 +173,7 @@ func (t *planText) plan(p *plan.Plan) {
 	t.ends(p)
 }
 
-// ends says how the run may end, and what it takes to begin it.
+// ends writes how the run may end, and what it takes to begin it.
 func (t *planText) ends(p *plan.Plan) {
 	late := len(p.Irreversible())
 	if p.Empty() || len(p.Refusals) > 0 || late == 0 {
@@ -194,7 +194,7 @@ func planOrigin(p *plan.Plan) string {
 	return site
 }
 
-// Authorship says who signed a document and who put it into the store; empty for one whose files the command named.
+// Authorship returns who signed a document and who put it into the store; empty for one whose files the command named.
 func Authorship(a schema.Author) string {
 	switch {
 	case a.Own:
@@ -213,7 +213,7 @@ func (t *planText) line(format string, args ...any) {
 	t.b.WriteString(strings.TrimRight(fmt.Sprintf(format, args...), " ") + "\n")
 }
 
-// words writes text, broken at blanks: at begins the first line, hang all others.
+// words writes text, broken at blanks: the first line begins in column at, all others in column hang.
 func (t *planText) words(at, hang int, spans ...span) {
 	t.b.WriteString(strings.Repeat(" ", at) + t.flow(at, hang, spans) + "\n")
 }
@@ -250,7 +250,7 @@ var meanings = []struct{ sign, meaning string }{
 	{"=", "adopt: take over what is there"}, {".", "forget: leave what is there"},
 }
 
-// meaning says what a sign stands for.
+// meaning returns what a sign stands for.
 func meaning(sign string) string {
 	for _, m := range meanings {
 		if m.sign == sign {
@@ -303,7 +303,7 @@ func (t *planText) steps(p *plan.Plan) {
 	}
 }
 
-// legend explains the signs. A reason that all steps of a sign have is told there, once, and returned.
+// legend explains the signs. A reason that all steps of a sign share is shown there, once, and returned.
 func (t *planText) legend(p *plan.Plan) (shared map[string]string) {
 	counts := map[string]int{}
 	shared = map[string]string{}
@@ -321,7 +321,7 @@ func (t *planText) legend(p *plan.Plan) (shared map[string]string) {
 		if counts[m.sign] == 0 {
 			continue
 		}
-		plain := p.Destroy && m.sign == "-" // nobody asks why
+		plain := p.Destroy && m.sign == "-" // the reason is obvious
 		if counts[m.sign] == 1 && !plain {
 			delete(shared, m.sign)
 		}
@@ -339,7 +339,7 @@ func (t *planText) legend(p *plan.Plan) (shared map[string]string) {
 }
 
 // noReturn separates what can be undone from what comes after it. Late are those of the steps below that cannot be undone
-// exactly; the others need them. When undoing means the same for all of them, it is said here, once.
+// exactly; the others need them. When undoing means the same for all of them, that is shown here, once.
 func (t *planText) noReturn(late []*plan.Step) (alike bool) {
 	alike = !slices.ContainsFunc(late, func(s *plan.Step) bool { return s.Undo != late[0].Undo })
 	t.line("")
@@ -350,7 +350,7 @@ func (t *planText) noReturn(late []*plan.Step) (alike bool) {
 	return alike
 }
 
-// reason says why a step is there, and what it interrupts. The cause of a replacement is told by its first half.
+// reason writes why a step is there, and what it interrupts. The cause of a replacement is shown with its first half.
 func (t *planText) reason(s *plan.Step) string {
 	reason := clean(s.Reason)
 	told := t.second[s.ID]
@@ -399,7 +399,7 @@ func (t *planText) step(s *plan.Step, width int, late, alike bool, shared map[st
 		t.words(margin, margin, span{text: reason, color: dim})
 	}
 	switch {
-	case s.Replace && s.Action == plan.Delete, s.Action == plan.Adopt, s.Action == plan.Forget: // nothing of it is lost
+	case s.Replace && s.Action == plan.Delete, s.Action == plan.Adopt, s.Action == plan.Forget: // nothing is lost
 	case s.Action == plan.Create && !s.Replace:
 		t.spec(added, s.Ref.Kind, s.After)
 	case s.Action == plan.Delete:
@@ -412,7 +412,7 @@ func (t *planText) step(s *plan.Step, width int, late, alike bool, shared map[st
 	}
 }
 
-// spec shows what a new thing will be, or what one was that goes.
+// spec shows what a new thing will be, or what a deleted one was.
 func (t *planText) spec(m mark, kind string, spec schema.Object) {
 	in := slot{depth: -1}
 	if k := t.kinds[kind]; k != nil {
@@ -424,7 +424,7 @@ func (t *planText) spec(m mark, kind string, spec schema.Object) {
 	}
 }
 
-// changes shows what differs, where it lies in the document. Before and after are the whole specs, where they are known.
+// changes shows what differs, at its place in the document. Before and after are the whole specs, where they are known.
 func (t *planText) changes(kind string, changes []diff.Change, before, after schema.Object, replace bool) {
 	k := t.kinds[kind]
 	was, _ := mask(k, before)
@@ -455,7 +455,7 @@ func (t *planText) drift(head string, drift []plan.Drift) {
 	}
 }
 
-// foreign counts what nobody declared, by kind. Strays are named: they are ours, and lost.
+// foreign counts unmanaged things, by kind. Strays are named: they are ours, but lost.
 func (t *planText) foreign(things []plan.Foreign, stray string) {
 	counts := map[string]int{}
 	scopes := map[string]map[string]bool{}
@@ -513,7 +513,7 @@ func (t *planText) refusals(rs []plan.Refusal) {
 	}
 }
 
-// more reports whether item i of a list of n is one too many for a summary, and says then how many there are.
+// more reports whether item i of a list of n is one too many for a summary, and then writes how many there are.
 func (t *planText) more(i, n int) bool {
 	const most = 3
 	if !t.Summary || i < most {

@@ -17,7 +17,7 @@ import (
 const planFormat = "1.2"
 
 // extraFormat is the version of what is under "converge" and of the names of checks. Its first number grows when a reader
-// could misread them, its second when something was added.
+// could misread them, its second when something is added.
 const extraFormat = "1.1"
 
 // A PlanOrigin says where a plan document comes from.
@@ -27,7 +27,7 @@ type PlanOrigin struct {
 	Converge string    // version
 	Kinds    schema.Kinds
 
-	Declared []schema.Resource // those of the plan's document, sorted by ref, to list what does not change; optional
+	Declared []schema.Resource // resources of the plan's document, sorted by ref, to list what does not change; optional
 }
 
 type planDocument struct {
@@ -105,12 +105,12 @@ type planExtra struct {
 	Approvals   []string        `json:"approvals_needed"` // addresses of what cannot be undone exactly
 	Counts      plan.Counts     `json:"counts"`
 	Unchanged   int             `json:"unchanged"`
-	Listed      bool            `json:"unchanged_listed"` // each of them is a no-op among the resource changes
+	Listed      bool            `json:"unchanged_listed"` // unchanged resources are no-ops among the resource changes
 	Unmanaged   []plan.Foreign  `json:"unmanaged"`
 	Unknown     []plan.Unknown  `json:"unknown"`
 	Unsupported []plan.Unknown  `json:"unsupported"`
 	Omitted     []plan.Omission `json:"omitted"`            // left out, because of what is unsupported or unknown
-	Externals   []plan.External `json:"externals"`          // what is only referred to, and whether it was seen
+	Externals   []plan.External `json:"externals"`          // what is only referred to, and whether it was observed
 	Narrowed    *plan.Narrowed  `json:"narrowed,omitempty"` // by -target, -exclude or -refresh=changed
 	Refusals    []plan.Refusal  `json:"refusals"`
 }
@@ -131,7 +131,7 @@ type planStep struct {
 	Replace    bool             `json:"replace"`
 	Reason     string           `json:"reason"`
 	Wave       int              `json:"wave"`
-	Turn       int              `json:"turn,omitempty"` // of the node: one node goes first, then a tenth, then the rest
+	Turn       int              `json:"turn,omitempty"` // stage of the node: one node goes first, then a tenth, then the rest
 	DependsOn  []int            `json:"depends_on"`
 	Disruption string           `json:"disruption,omitempty"`
 	Undo       providers.Revert `json:"undo"`
@@ -145,7 +145,7 @@ type planStep struct {
 }
 
 // PlanDocument returns a plan with the keys of Terraform's plan format; what only converge knows is under "converge".
-// The halves of a replacement are one resource change, in the place of the second. Adoptions are no-ops that import. What does
+// The halves of a replacement are one resource change, at the position of the second. Adoptions are no-ops that import. What does
 // not change follows as no-ops, in the order of the refs, with the values that the document states.
 func PlanDocument(p *plan.Plan, o PlanOrigin) any {
 	d := planDocument{
@@ -200,14 +200,14 @@ func PlanDocument(p *plan.Plan, o PlanOrigin) any {
 	return d
 }
 
-// unchangedOf finds the declared resources that are as they should be. A plan only counts them, so that its size follows what
-// it does: they are those of which it says nothing else. All is false, and none are given, when these are not as many as it
-// counted, as with -target.
+// unchangedOf returns the declared resources that are as they should be. A plan only counts them, so that its size follows
+// what it does: they are those that it does not mention otherwise. All is false, and none are returned, when their number
+// differs from the plan's count, as with -target.
 func unchangedOf(p *plan.Plan, declared []schema.Resource) (rs []schema.Resource, all bool) {
 	said, strays := map[schema.Ref]bool{}, map[schema.Ref]bool{}
 	for i := range p.Steps {
 		if s := &p.Steps[i]; s.Stray {
-			strays[s.Ref] = true // an incarnation that was given up goes, and the resource stays
+			strays[s.Ref] = true // an incarnation that was given up is removed, and the resource stays
 		} else {
 			said[s.Ref] = true
 		}
@@ -228,7 +228,7 @@ func unchangedOf(p *plan.Plan, declared []schema.Resource) (rs []schema.Resource
 		if said[r.Ref] || unseen[place{r.Ref.Scope, r.Ref.Kind}] {
 			continue
 		}
-		if n++; !strays[r.Ref] { // which has a change already
+		if n++; !strays[r.Ref] { // which already has a change
 			rs = append(rs, r)
 		}
 	}
@@ -238,7 +238,7 @@ func unchangedOf(p *plan.Plan, declared []schema.Resource) (rs []schema.Resource
 	return rs, true
 }
 
-// list makes an empty list of none, which JSON shows as [] instead of null.
+// list turns nil into an empty list, which JSON shows as [] instead of null.
 func list[T any](l []T) []T {
 	if l == nil {
 		return []T{}
@@ -293,7 +293,7 @@ func changeOf(s, removed *plan.Step, kinds schema.Kinds) resourceChange {
 		c.Actions, r.ActionReason = []string{"delete", "create"}, "replace_by_request"
 		if s.Reason != plan.AskedReplace {
 			r.ActionReason = "replace_because_cannot_update"
-			// Of a kind that never changes in place no field is marked: all that differs forces it.
+			// In a kind that never changes in place no field is marked: every difference forces a replacement.
 			none := !slices.ContainsFunc(s.Changes, func(ch diff.Change) bool { return ch.Replaces })
 			for _, ch := range s.Changes {
 				if ch.Replaces || none {
@@ -315,7 +315,7 @@ func changeOf(s, removed *plan.Step, kinds schema.Kinds) resourceChange {
 	return r
 }
 
-// driftOf returns the change that happened outside: whole specs when a step knows them, else the paths that differ.
+// driftOf returns the change that happened outside: whole specs when a step has them, else the paths that differ.
 func driftOf(d *plan.Drift, s *plan.Step, kinds schema.Kinds) resourceChange {
 	k := kinds[d.Ref.Kind]
 	r := resourceChange{resourceID: identify(d.Ref)}
@@ -339,8 +339,7 @@ func driftOf(d *plan.Drift, s *plan.Step, kinds schema.Kinds) resourceChange {
 	return r
 }
 
-// segments takes a path apart: rules[ssh].ports[0] is rules, ssh, ports, 0; what stands in brackets and is a number
-// becomes one.
+// segments splits a path: rules[ssh].ports[0] is rules, ssh, ports, 0; a number in brackets becomes a number.
 func segments(path string) []any {
 	var out []any
 	for path != "" {

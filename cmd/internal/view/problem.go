@@ -16,7 +16,7 @@ import (
 	"converge.dev/converge/state/etcd"
 )
 
-// A Problem is an error in the form in which it is shown: what is wrong, where, and how to mend it.
+// A Problem is an error in the form in which it is shown: what is wrong, where, and how to fix it.
 type Problem struct {
 	What  string
 	Where string     // optional; may have several lines
@@ -49,7 +49,7 @@ func (p *Problem) Text(s Style) string {
 	return b.String()
 }
 
-// Detail is everything but What.
+// Detail returns everything but What.
 func (p *Problem) Detail() string {
 	if p.Where == "" || p.Fix == "" {
 		return p.Where + p.Fix
@@ -148,7 +148,7 @@ func Explain(err error) *Problem {
 	return &Problem{What: what, Where: where, Fix: fix(remedy.Remedies(err)), Err: err}
 }
 
-// mending says what brings a store back to use in which a key is damaged.
+// mending returns what makes a store with a damaged key usable again.
 func mending(key string) string {
 	_, key, _ = strings.Cut(strings.TrimPrefix(key, "/converge/"), "/")
 	switch part, _, _ := strings.Cut(key, "/"); {
@@ -162,7 +162,7 @@ func mending(key string) string {
 	return "Restore a backup."
 }
 
-// explainUnmatched says what a pattern that matches nothing probably meant.
+// explainUnmatched returns what a pattern that matches nothing probably meant.
 func explainUnmatched(e *plan.UnmatchedError) *Problem {
 	refs := make([]string, len(e.Refs))
 	for i, r := range e.Refs {

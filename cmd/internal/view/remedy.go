@@ -12,7 +12,7 @@ import (
 	"converge.dev/converge/state"
 )
 
-// command is an action as it is typed: a command, or a flag of the one that was given.
+// command returns an action as it is typed: a command, or a flag of the current one.
 func command(a remedy.Action) string {
 	switch a.Verb {
 	case remedy.ShowRun:
@@ -35,7 +35,7 @@ func command(a remedy.Action) string {
 	return strings.TrimSpace("converge " + string(a.Verb) + " " + a.Of)
 }
 
-// Advice words what can be done about a refusal or an error, as a clause.
+// Advice returns what can be done about a refusal or an error, as a clause.
 func Advice(remedies []remedy.Remedy) string {
 	var ways []string
 	for _, r := range remedies {
@@ -52,7 +52,7 @@ func Advice(remedies []remedy.Remedy) string {
 	return strings.Join(ways, ", or ")
 }
 
-// fix is that as sentences.
+// fix returns the same as sentences.
 func fix(remedies []remedy.Remedy) string {
 	if len(remedies) == 1 && len(remedies[0].Do) == 1 {
 		return upper(remedies[0].Text) + ": " + command(remedies[0].Do[0])
@@ -63,7 +63,7 @@ func fix(remedies []remedy.Remedy) string {
 	return ""
 }
 
-// Held words why nothing new may be applied, and how that ends. Of another error it returns the text.
+// Held returns why nothing new may be applied, and how that ends. For any other error it returns the text.
 func Held(err error) string {
 	var e *engine.HeldError
 	if !errors.As(err, &e) {
@@ -98,7 +98,7 @@ func Held(err error) string {
 	return strings.Join(lines, "\n")
 }
 
-// goOn says what can be done where a part of the site could not be seen, or is not supported.
+// goOn returns what can be done where a part of the site could not be observed, or is not supported.
 func goOn(unknown []plan.Unknown) string {
 	rest := "go on with the rest with " + command(remedy.Action{Verb: remedy.AllowPartial}) + "."
 	if len(unknown) == 0 {

@@ -8,10 +8,10 @@ import (
 	"converge.dev/converge/schema"
 )
 
-// hidden stands for the value of a secret field.
+// hidden replaces the value of a secret field.
 const hidden = "(sensitive)"
 
-// hide returns what may be shown of a secret value: nothing, or the keyed digest that stands for it already.
+// hide returns what may be shown of a secret value: nothing, or its keyed digest if it already is one.
 func hide(v any) any {
 	if v == nil {
 		return nil
@@ -22,7 +22,7 @@ func hide(v any) any {
 	return hidden
 }
 
-// conceal returns a change as it may be shown: a change of a secret, or of something that holds one, shows no value of it.
+// conceal returns a change as it may be shown: without values of a secret, or of something that contains one.
 func conceal(k *schema.Kind, c diff.Change) diff.Change {
 	if c.Secret {
 		c.Before, c.After = hide(c.Before), hide(c.After)
@@ -46,7 +46,7 @@ func conceal(k *schema.Kind, c diff.Change) diff.Change {
 			f = f.Elem
 		case !brackets && f.Type == schema.Struct && f.Field(name) != nil:
 			f = f.Field(name)
-		default: // the key of a map, which may hold any character: everything below is as secret as its values
+		default: // the key of a map, which may contain any character: everything below is as secret as its values
 			f = &schema.Field{Secret: true}
 		}
 	}

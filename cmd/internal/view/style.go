@@ -11,13 +11,13 @@ import (
 // A Style says how text looks.
 type Style struct {
 	Color bool
-	Width int // columns that a line may have; 80 when zero
+	Width int // maximum columns of a line; 80 when zero
 }
 
-// Unbroken is a width that no line has.
+// Unbroken is a width that no line reaches.
 const Unbroken = 1 << 20
 
-// width is how many columns a line may have. On very narrow terminals lines are wider than they are.
+// width returns the maximum columns of a line. On very narrow terminals, lines are wider than the terminal.
 func (s Style) width() int {
 	if s.Width == 0 {
 		return 80
@@ -47,7 +47,7 @@ type span struct {
 const stuck = "\u00a0"
 
 // flow breaks text at blanks, so that no line is longer than the width. The text begins in column at, and every further
-// line at hang. A word that is wider than that, such as a key, is cut where that is allowed and longer otherwise.
+// line at hang. A longer word, such as a key, is cut where that is allowed; otherwise its line is longer.
 func (t *planText) flow(at, hang int, spans []span) string {
 	words := [][]span{nil}
 	for _, s := range spans {
@@ -60,7 +60,7 @@ func (t *planText) flow(at, hang int, spans []span) string {
 			}
 		}
 	}
-	var b, run strings.Builder // run: what has one colour
+	var b, run strings.Builder // run: text in one colour
 	color := ""
 	write := func(text, c string) {
 		if c != color {
@@ -109,10 +109,10 @@ func (t *planText) flow(at, hang int, spans []span) string {
 	return b.String()
 }
 
-// opaque is how long words are that nobody reads letter by letter.
+// opaque is the length from which words are not read letter by letter.
 const opaque = 32
 
-// room is how long a word may be that begins in a column, so that what follows it stands on the same line if that is short.
+// room returns how long a word that begins in a column may be, so that a short text after it still fits on the same line.
 func (t *planText) room(at int, rest [][]span) int {
 	after := 0
 	for _, word := range rest {
@@ -138,7 +138,7 @@ func (s Style) paint(color, text string) string {
 	return "\x1b[" + color + "m" + text + "\x1b[0m"
 }
 
-// clean makes text from outside harmless: a terminal obeys none of it, and it stays on its line.
+// clean makes text from outside harmless: without control characters that a terminal obeys, and on one line.
 func clean(s string) string {
 	ok := true
 	for _, r := range s {
@@ -185,21 +185,21 @@ func pad(s string, n int) string {
 	return s + strings.Repeat(" ", max(0, n-utf8.RuneCountInString(s)))
 }
 
-// count names a number of things: 1 step, 2 steps.
+// count returns a number with its noun: 1 step, 2 steps.
 func count(n int, noun string) string {
 	if n == 1 {
 		return "1 " + noun
 	}
-	if stem, ok := strings.CutSuffix(noun, "y"); ok && !strings.HasSuffix(stem, "a") { // a stray is none of two strays
+	if stem, ok := strings.CutSuffix(noun, "y"); ok && !strings.HasSuffix(stem, "a") { // stray becomes strays
 		return fmt.Sprintf("%d %sies", n, stem)
 	}
 	return fmt.Sprintf("%d %ss", n, noun)
 }
 
-// Count names a number of things: 1 step, 2 steps.
+// Count returns a number with its noun: 1 step, 2 steps.
 func Count(n int, noun string) string { return count(n, noun) }
 
-// indent puts a margin before every line but empty ones.
+// indent puts a margin before every non-empty line.
 func indent(text, margin string) string {
 	lines := strings.Split(text, "\n")
 	for i, l := range lines {
@@ -210,7 +210,7 @@ func indent(text, margin string) string {
 	return strings.Join(lines, "\n")
 }
 
-// table shows rows in columns, the first of which is the head.
+// table shows rows in columns; the first row is the head.
 func table(s Style, rows [][]string) string {
 	var widths []int
 	for _, r := range rows {

@@ -12,7 +12,7 @@ import (
 	"converge.dev/converge/schema"
 )
 
-// totalRows is how many rows the numbers of a plan may have, so that all of it stays on one screen.
+// totalRows is how many rows the numbers of a plan may have, so that they fit on one screen.
 const totalRows = 12
 
 // A total counts the steps of a group by their sign. A replacement counts once.
@@ -56,7 +56,7 @@ func (t *planText) totals(p *plan.Plan) {
 	}
 }
 
-// counts shows how many steps of which sort there are in each group.
+// counts shows how many steps of each sort there are in each group.
 func (t *planText) counts(p *plan.Plan) {
 	head := []string{"SCOPE", "KIND"}
 	group := func(s *plan.Step) []string { return []string{s.Ref.Scope, s.Ref.Kind} }
@@ -79,7 +79,7 @@ func (t *planText) counts(p *plan.Plan) {
 			return group(s)
 		})
 	}
-	if len(rows) > totalRows { // the largest, and what is left in one row
+	if len(rows) > totalRows { // the largest, with the rest in one row
 		slices.SortStableFunc(rows, func(a, b *total) int { return cmp.Compare(b.steps, a.steps) })
 		rest := &total{group: slices.Repeat([]string{""}, len(head)), signs: map[string]int{}}
 		rest.group[0] = fmt.Sprintf("%d more", len(rows)-totalRows+1)
@@ -129,7 +129,7 @@ func (t *planText) counts(p *plan.Plan) {
 	}
 }
 
-// firstWord is the first word of what a sign means: change of "change in place".
+// firstWord returns the first word of the meaning of a sign: change for "change in place".
 func firstWord(meaning string) string {
 	word, _, _ := strings.Cut(meaning, " ")
 	return strings.TrimSuffix(word, ":")

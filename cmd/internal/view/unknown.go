@@ -8,13 +8,13 @@ import (
 	"converge.dev/converge/engine/plan"
 )
 
-// A cause is one reason why places could not be seen, with all that it hides.
+// A cause is one reason why places could not be observed, with all that it hides.
 type cause struct {
 	error  string
 	places []string
 }
 
-// causes tells each reason once: a server that does not answer hides all its kinds.
+// causes returns each reason once: a server that does not answer hides all its kinds.
 func causes(unknown []plan.Unknown) []cause {
 	var list []cause
 	at := map[string]int{}
@@ -34,7 +34,7 @@ func causes(unknown []plan.Unknown) []cause {
 // reason returns the text of an error without the kind that it is about.
 func reason(kind, text string) string { return strings.TrimPrefix(text, "observe "+kind+": ") }
 
-// places shows what could not be seen, cause by cause.
+// places shows what could not be observed, cause by cause.
 func (t *planText) places(head string, places []plan.Unknown) {
 	if len(places) == 0 {
 		return
@@ -72,7 +72,7 @@ func (t *planText) omitted(list []plan.Omission) {
 	}
 }
 
-// explainUnknown says what could not be seen and what is left out, and what to do about it.
+// explainUnknown returns what could not be observed and what is left out, and what to do about it.
 func explainUnknown(e *engine.UnknownError) *Problem {
 	p := &Problem{What: "a part of the site could not be seen", Fix: goOn(e.Unknown), Err: e}
 	if len(e.Unknown) == 0 {

@@ -14,11 +14,11 @@ import (
 	"converge.dev/converge/schema"
 )
 
-// Values are laid out as in a document: one field a line, what is nested below it and further right, in YAML's words. A
-// column in front of them says what becomes of each line, as a diff does: + it comes, - it goes, ~ it changes; what has no
-// mark stays and is there for orientation.
+// Values are laid out as in a document: one field per line, with nested ones indented below it, in YAML's notation. A
+// column in front says what happens to each line, as in a diff: + is added, - is removed, ~ is changed; a line without a
+// mark stays and is context.
 
-// A mark says what becomes of a line.
+// A mark says what happens to a line.
 type mark struct{ sign, color string }
 
 var (
@@ -29,13 +29,13 @@ var (
 )
 
 const (
-	margin  = 7   // where the text of a value begins; its mark stands two columns before
-	longest = 200 // how many characters of one text are shown when not all of it is asked for
+	margin  = 7   // where the text of a value begins; its mark is two columns before
+	longest = 200 // how many characters of a text are shown unless all of it is requested
 	tallest = 48  // how many lines of one value
-	inlined = 72  // how wide a struct or list may be that is shown on one line
+	inlined = 72  // maximum width of a struct or list on one line
 )
 
-// A slot is the place that a value is shown at: the field of a struct, the key of a map, or an element of a list.
+// A slot is the place where a value is shown: the field of a struct, the key of a map, or an element of a list.
 type slot struct {
 	depth int
 	dash  bool   // the text begins with the dash of a list: an element, or its first field
@@ -43,7 +43,7 @@ type slot struct {
 	field *schema.Field
 }
 
-// lead is what stands before the value.
+// lead returns what is shown before the value.
 func (s slot) lead() string {
 	text := ""
 	if s.dash {
@@ -55,7 +55,7 @@ func (s slot) lead() string {
 	return text
 }
 
-// below is the depth of what is nested in the value.
+// below returns the depth of what is nested in the value.
 func (s slot) below() int {
 	if s.dash && s.name != "" {
 		return s.depth + 2
@@ -63,7 +63,7 @@ func (s slot) below() int {
 	return s.depth + 1
 }
 
-// of returns the slots of the fields of a struct or map, those that tell it apart first.
+// of returns the slots of the fields of a struct or map, the identifying one first.
 func (s slot) of(m map[string]any, id string) []slot {
 	names := slices.Sorted(maps.Keys(m))
 	slices.SortStableFunc(names, func(a, b string) int {
@@ -84,7 +84,7 @@ func (s slot) of(m map[string]any, id string) []slot {
 	return slots
 }
 
-// element is the slot of one element of the list in this slot.
+// element returns the slot of an element of the list in this slot.
 func (s slot) element() slot {
 	e := slot{depth: s.below(), dash: true}
 	if s.field != nil {
@@ -93,7 +93,7 @@ func (s slot) element() slot {
 	return e
 }
 
-// inside returns the field that describes what has a name in a struct or map; nil when nothing is known.
+// inside returns the field of a name in a struct or map; nil when it is unknown.
 func inside(f *schema.Field, name string) *schema.Field {
 	switch {
 	case f == nil:
@@ -104,7 +104,7 @@ func inside(f *schema.Field, name string) *schema.Field {
 	return f.Elem
 }
 
-// keyOf names the field that tells the elements of a list apart; empty when it is their position.
+// keyOf returns the field that identifies the elements of a list; empty when that is their position.
 func keyOf(f *schema.Field) string {
 	if f == nil {
 		return ""
@@ -112,7 +112,7 @@ func keyOf(f *schema.Field) string {
 	return f.Key
 }
 
-// put writes one line of a value. What does not fit goes on below, further right.
+// put writes one line of a value. What does not fit continues below, further right.
 func (t *planText) put(m mark, s slot, spans ...span) {
 	lead := strings.Repeat(" ", margin-2) + t.paint(m.color, m.sign) + " " + strings.Repeat(" ", 2*s.depth)
 	col := margin + 2*s.depth
@@ -123,7 +123,7 @@ func (t *planText) put(m mark, s slot, spans ...span) {
 	t.b.WriteString(lead + t.flow(col, hang, spans) + "\n")
 }
 
-// fits reports whether text fits behind what leads to it.
+// fits reports whether text fits after its lead.
 func (t *planText) fits(s slot, text string) bool {
 	return margin+2*s.depth+utf8.RuneCountInString(s.lead())+1+utf8.RuneCountInString(text) <= t.width()
 }
@@ -167,7 +167,7 @@ func (t *planText) lay(m mark, s slot, id string, v any, tail ...span) {
 	}
 }
 
-// alter shows what a value was and what it becomes. Nil is nothing.
+// alter shows what a value was and what it becomes. Nil means absent.
 func (t *planText) alter(s slot, id string, before, after any, tail ...span) {
 	if before == nil || after == nil {
 		m, v := added, after
@@ -226,17 +226,17 @@ func (t *planText) alter(s slot, id string, before, after any, tail ...span) {
 		return
 	}
 	t.put(changed, s, lead, was)
-	col := margin + 2*s.depth + min(max(utf8.RuneCountInString(lead.text)-2, 0), t.width()/3) // the values stand below one another
+	col := margin + 2*s.depth + min(max(utf8.RuneCountInString(lead.text)-2, 0), t.width()/3) // the values are aligned below one another
 	t.b.WriteString(strings.Repeat(" ", col) + t.flow(col, col+2, append([]span{{text: "→ "}, is}, tail...)) + "\n")
 }
 
-// An edit is one element of two lists, and what becomes of it.
+// An edit is an element of one of two lists, and what happens to it.
 type edit struct {
 	mark  mark
 	value any
 }
 
-// edits finds what leads from one list to another: as little as possible where order matters.
+// edits returns what leads from one list to another: as little as possible where order matters.
 func edits(before, after []any, unordered bool) []edit {
 	texts := func(l []any) []string {
 		out := make([]string, len(l))
@@ -286,10 +286,10 @@ func edits(before, after []any, unordered bool) []edit {
 	return out
 }
 
-// longestCommon keeps the longest common subsequence of two lists; of very long ones, which nobody would read, nothing.
+// longestCommon keeps the longest common subsequence of two lists; nothing of very long ones, which nobody would read.
 func longestCommon(before, after []any, b, a []string) []edit {
 	const most = 1 << 20
-	kept := make([][]int, len(b)+1) // the length of what is common from here on
+	kept := make([][]int, len(b)+1) // the length of the common subsequence from here on
 	if len(b)*len(a) <= most {
 		for i := range kept {
 			kept[i] = make([]int, len(a)+1)
@@ -320,7 +320,7 @@ func longestCommon(before, after []any, b, a []string) []edit {
 	return out
 }
 
-// edits shows what becomes of a list, and of what stays only what is next to it.
+// edits shows the changes of a list, with only the adjacent unchanged elements.
 func (t *planText) edits(es []edit, at slot, show func(mark, any)) {
 	hidden := 0
 	flush := func() {
@@ -341,7 +341,7 @@ func (t *planText) edits(es []edit, at slot, show func(mark, any)) {
 	flush()
 }
 
-// unchanged counts what is not shown.
+// unchanged shows how many unchanged elements are left out.
 func (t *planText) unchanged(at slot, n int) {
 	t.put(same, slot{depth: at.depth}, span{text: fmt.Sprintf("# %d unchanged", n), color: dim})
 }
@@ -354,7 +354,7 @@ type branch struct {
 	under  []*branch
 }
 
-// tree arranges changes as the fields lie in the document.
+// tree arranges changes as the fields are nested in the document.
 func tree(k *schema.Kind, changes []diff.Change) []*branch {
 	root := &branch{slot: slot{depth: -1}}
 	if k != nil {
@@ -377,7 +377,7 @@ func tree(k *schema.Kind, changes []diff.Change) []*branch {
 	return root.under
 }
 
-// descend takes the first part of a path.
+// descend takes the first part off a path.
 func descend(in slot, path string) (s slot, index, rest string) {
 	f := in.field
 	if path[0] == '[' {
@@ -387,13 +387,13 @@ func descend(in slot, path string) (s slot, index, rest string) {
 	name := path
 	i := strings.IndexAny(path, ".[")
 	whole := f == nil && in.depth >= 0 || f != nil && f.Type == schema.Map && (f.Elem == nil || len(f.Elem.Fields) == 0 && f.Elem.Elem == nil)
-	if i > 0 && !whole { // the key of a map may hold any character
+	if i > 0 && !whole { // the key of a map may contain any character
 		name, rest = path[:i], strings.TrimPrefix(path[i:], ".")
 	}
 	return slot{depth: in.below(), name: name, field: inside(f, name)}, "", rest
 }
 
-// branches shows what changes, within what it lies in. Before and after are the values around it, where they are known.
+// branches shows what changes, within its surroundings. Before and after are the values around it, where they are known.
 func (t *planText) branches(list []*branch, id string, before, after any, replace bool) {
 	gone := 0
 	for _, b := range list {
@@ -451,7 +451,7 @@ func (t *planText) around(b *branch, id string, is any) {
 	if known, ok := m[name]; ok {
 		v = known
 	}
-	if name == "" { // an element that is told apart by its position shows what stays in it
+	if name == "" { // an element that is identified by its position shows what stays in it
 		for _, s := range b.slot.of(m, "") {
 			if !nested(m[s.name]) && !slices.ContainsFunc(b.under, func(u *branch) bool { return u.slot.name == s.name }) {
 				name, v = s.name, m[s.name]
@@ -466,7 +466,7 @@ func (t *planText) around(b *branch, id string, is any) {
 	}
 }
 
-// within finds the part of a value that a branch is about; nil when it is not there or not known.
+// within returns the part of a value that a branch is about; nil when it is absent or unknown.
 func within(v any, b *branch, id string) any {
 	switch v := v.(type) {
 	case map[string]any:
@@ -481,7 +481,7 @@ func within(v any, b *branch, id string) any {
 	return nil
 }
 
-// whole shows a value completely, or so much of it as is bearable and how much is not shown.
+// whole shows a value completely, or as much of it as is readable, with how much is not shown.
 func (t *planText) whole(show func()) {
 	from, cuts := t.b.Len(), t.cuts
 	show()
@@ -499,20 +499,20 @@ func (t *planText) whole(show func()) {
 	t.put(same, slot{}, span{text: fmt.Sprintf("… %d more lines", n-(tallest-4)), color: dim})
 }
 
-// short cuts text that is longer than is bearable.
+// short cuts text that is too long to read.
 func (t *planText) short(text string) string {
 	if t.Full || utf8.RuneCountInString(text) <= longest {
 		return text
 	}
 	t.cuts++
 	text = cut(text, longest)
-	if i := strings.LastIndexByte(text, ' '); i > len(text)-opaque { // not within a word that somebody reads
+	if i := strings.LastIndexByte(text, ' '); i > len(text)-opaque { // not within a readable word
 		text = text[:i] + " …"
 	}
 	return text
 }
 
-// inline returns a value on one line, in a form that both YAML and CUE read; ok is false for what is better laid out.
+// inline returns a value on one line, in a form that both YAML and CUE read; ok is false for a value that is better laid out.
 func inline(v any, id string) (text string, ok bool) {
 	switch v := v.(type) {
 	case nil:
@@ -541,7 +541,7 @@ func inline(v any, id string) (text string, ok bool) {
 	return text, !ok && utf8.RuneCountInString(text) <= inlined
 }
 
-// nested reports whether a value has values in it.
+// nested reports whether a value contains values.
 func nested(v any) bool {
 	switch v := v.(type) {
 	case map[string]any:

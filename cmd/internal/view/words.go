@@ -10,7 +10,7 @@ import (
 	"converge.dev/converge/state"
 )
 
-// verbs of an action: what is being done, what was done, what failed.
+// verbs are the words for an action: what is being done, what was done, what failed.
 type verbs struct{ doing, done, noun string }
 
 func verbsOf(s *plan.Step, undo bool) verbs {
@@ -27,7 +27,7 @@ func verbsOf(s *plan.Step, undo bool) verbs {
 	return v
 }
 
-// phaseText says what a step that takes longer is at.
+// phaseText returns what a long-running step is doing.
 func phaseText(e event.StepProgress) string {
 	text := map[event.Phase]string{
 		event.Settling: "finding out what came of it",
@@ -43,7 +43,7 @@ func phaseText(e event.StepProgress) string {
 	return text
 }
 
-// took shows a duration as people say it.
+// took returns a duration in people's words.
 func took(d time.Duration) string {
 	switch {
 	case d < time.Second:
@@ -54,7 +54,7 @@ func took(d time.Duration) string {
 	return d.Round(time.Second).String()
 }
 
-// holder says who holds a lock, in one line.
+// holder returns who holds a lock, in one line.
 func holder(l state.LockInfo) string {
 	text := clean(l.Who)
 	if l.PID != 0 {
@@ -67,7 +67,7 @@ func holder(l state.LockInfo) string {
 	return text
 }
 
-// counted says what a plan that was carried out has done, as Terraform does.
+// counted returns what a plan that was carried out has done, in Terraform's words.
 func counted(c plan.Counts) string {
 	parts := []string{
 		fmt.Sprintf("%d added", c.Create), fmt.Sprintf("%d changed", c.Update), fmt.Sprintf("%d destroyed", c.Delete),
@@ -83,7 +83,7 @@ func counted(c plan.Counts) string {
 	return strings.Join(parts, ", ")
 }
 
-// operation names what has ended, as the first word of a sentence.
+// operation returns what has ended, as the first word of a sentence.
 func operation(e event.RunEnded) string {
 	switch {
 	case e.Asked:

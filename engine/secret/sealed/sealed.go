@@ -1,8 +1,8 @@
-// Package sealed knows where the secrets of a spec stand and how they compare, without knowing any. It is pure, so that
-// what decides may use it; the values are the business of package secret.
+// Package sealed knows where the secrets of a spec are and how to compare them, without knowing any. It is pure, so
+// that the planner may use it; the values are the business of package secret.
 //
 // A sealed secret is {from: PLACE, digest: "hmac-sha256:…"}; one that was observed and concealed has the digest alone, and
-// an empty object says that none is set.
+// an empty object means that none is set.
 package sealed
 
 import (
@@ -13,7 +13,7 @@ import (
 	"converge.dev/converge/schema"
 )
 
-// Algorithm begins every digest.
+// Algorithm is the prefix of every digest.
 const Algorithm = "hmac-sha256:"
 
 // digestSize is the length of the hex digits that follow.
@@ -34,7 +34,7 @@ func held(f schema.Field) bool {
 	return f.Secret || (f.Elem != nil && held(*f.Elem)) || slices.ContainsFunc(f.Fields, held)
 }
 
-// Each replaces every secret of a spec by what visit makes of it, which is told the path: keys[0].value. It gives a copy;
+// Each replaces every secret of a spec by the result of visit, which receives its path: keys[0].value. It returns a copy;
 // nil stays nil, and without secrets the spec itself is returned.
 func Each(k *schema.Kind, spec schema.Object, visit func(path string, v any) (any, error)) (schema.Object, error) {
 	if spec == nil || !Held(k) {
@@ -44,7 +44,7 @@ func Each(k *schema.Kind, spec schema.Object, visit func(path string, v any) (an
 	return out, eachField(k.Fields, out, "", visit)
 }
 
-// Unset replaces each secret of which a sealed spec says that none is set by the empty text, as kinds say it. The rest stays
+// Unset replaces each secret that a sealed spec reports as not set by the empty text, as kinds report it. The rest stays
 // sealed.
 func Unset(k *schema.Kind, spec schema.Object) (schema.Object, error) {
 	return Each(k, spec, func(_ string, v any) (any, error) {
@@ -98,15 +98,15 @@ func eachValue(f *schema.Field, v any, at string, visit func(string, any) (any, 
 	return v, nil
 }
 
-// Digest returns the keyed digest of a sealed or concealed secret; empty when v is none.
+// Digest returns the keyed digest of a sealed or concealed secret; empty when v is not one.
 func Digest(v any) string {
 	m, _ := v.(map[string]any)
 	d, _ := m["digest"].(string)
 	return d
 }
 
-// Within reports whether a sealed or concealed secret stands anywhere in a tree of JSON values. What holds one cannot be
-// made again from what was written down.
+// Within reports whether there is a sealed or concealed secret anywhere in a tree of JSON values. A value that holds one
+// cannot be restored from what was written down.
 func Within(v any) bool {
 	switch v := v.(type) {
 	case schema.Object:
@@ -126,10 +126,10 @@ func Within(v any) bool {
 	return false
 }
 
-// Assume returns what was observed, completed with the secrets that the far side did not give back: they are taken to be as
-// in known. To find out whether something is to be done, known is what was recorded; right after an accepted call, or
-// for a thing that our create made, it is what was sent. Without that rule a secret that never comes back would be drift
-// for ever. What the far side does give back stands. Observed is not modified.
+// Assume returns what was observed, completed with the secrets that the far side did not return: they are assumed to be as
+// in known. When planning, known is what was recorded; right after an accepted call, or for a thing that our create made,
+// it is what was sent. Without that rule a secret that never comes back would be drift for ever. What the far side does
+// return is kept. Observed is not modified.
 func Assume(k *schema.Kind, observed, known schema.Object) schema.Object {
 	if !Held(k) || observed == nil || known == nil {
 		return observed
@@ -171,7 +171,7 @@ func assume(f *schema.Field, seen, known any) any {
 			}
 			return s
 		}
-		if there { // it tells which keys there are
+		if there { // it reports which keys there are
 			for key, e := range s {
 				if v := assume(f.Elem, e, k[key]); v != nil {
 					s[key] = v

@@ -22,7 +22,7 @@ func HasLegacyName(m proto.Message) bool {
 	return ok
 }
 
-// SetLegacyName puts name where the older generation looks for it, and removes it when name is empty. Newer
+// SetLegacyName puts name where the older generation expects it, and removes it when name is empty. Newer
 // servers skip the field. A message without such a field is left alone.
 func SetLegacyName(m proto.Message, name string) {
 	r := m.ProtoReflect()
@@ -43,7 +43,7 @@ func SetLegacyName(m proto.Message, name string) {
 	r.SetUnknown(rest)
 }
 
-// LegacyName answers the name that the older generation sent, or "" when there is none.
+// LegacyName returns the name that the older generation sent, or "" when there is none.
 func LegacyName(m proto.Message) string {
 	r := m.ProtoReflect()
 	number, ok := legacyNames[r.Descriptor().FullName()]
@@ -61,8 +61,8 @@ func LegacyName(m proto.Message) string {
 	return name
 }
 
-// each walks the fields of raw wire data. The data has been through the decoder, so it is well formed; should it
-// not be, the rest is skipped.
+// each walks the fields of raw wire data. The data has been through the decoder, so it should be well formed; if it is
+// not, the rest is skipped.
 func each(raw []byte, visit func(n protowire.Number, t protowire.Type, field, value []byte)) {
 	for len(raw) > 0 {
 		number, typ, tag := protowire.ConsumeTag(raw)

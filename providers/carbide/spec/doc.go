@@ -1,4 +1,4 @@
-// Package spec has the specs of the carbide kinds as Go structs, generated from the schema.
+// Package spec contains the specs of the carbide kinds as Go structs, generated from the schema.
 package spec
 
 //go:generate go run converge.dev/converge/internal/specgen carbide

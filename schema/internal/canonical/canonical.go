@@ -1,4 +1,4 @@
-// Package canonical writes JSON values in one form: equal trees give equal text, however they were written before.
+// Package canonical writes JSON values in one form: equal trees become equal text, however they were written before.
 package canonical
 
 import (
@@ -8,10 +8,10 @@ import (
 	"github.com/go-json-experiment/json/jsontext"
 )
 
-// A Raw stands in a tree for a value that is canonical JSON already.
+// A Raw is a value in a tree that is already canonical JSON.
 type Raw []byte
 
-// Append appends a tree of JSON values in the one canonical form: names sorted by bytes, no blanks. Equal trees give
+// Append appends a tree of JSON values in the one canonical form: names sorted by bytes, no blanks. Equal trees become
 // equal text. A [Raw] in the tree is copied as it is.
 func Append(b []byte, v any) []byte {
 	switch v := v.(type) {
@@ -55,7 +55,7 @@ func Append(b []byte, v any) []byte {
 	return append(b, "null"...)
 }
 
-// AppendString quotes s, which is valid UTF-8: every reader has seen to that.
+// AppendString appends s quoted. S must be valid UTF-8, which every reader ensures.
 func AppendString(b []byte, s string) []byte {
 	b, _ = jsontext.AppendQuote(b, s)
 	return b

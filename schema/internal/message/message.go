@@ -1,4 +1,4 @@
-// Package message puts what stands in a document into messages: short, on one line, and without anything that a terminal
+// Package message prepares parts of a document for messages: short, on one line, and without control characters that a terminal
 // would obey.
 package message
 
@@ -14,12 +14,12 @@ import (
 	"converge.dev/converge/internal/nearest"
 )
 
-// Cut stands for what was left out of a text.
+// Cut marks where a text was cut.
 const Cut = "…"
 
-const maxValue = 60 // characters of a value in a message
+const maxValue = 60 // maximum characters of a value in a message
 
-// Value returns a value as it stands in a message: short, quoted, on one line.
+// Value returns a value for a message: short, quoted, on one line.
 func Value(v any) string {
 	switch v := v.(type) {
 	case nil:
@@ -46,7 +46,7 @@ func Value(v any) string {
 	return fmt.Sprint(v)
 }
 
-// Unknown says that there is no such name, and which one was meant or which there are.
+// Unknown returns a message that there is no such name, with the one that was probably meant or all that exist.
 func Unknown(what, name string, names []string) string {
 	if s, ok := nearest.Name(name, names); ok {
 		return fmt.Sprintf("There is no %s %s. Did you mean %q?", what, Value(name), s)
@@ -57,10 +57,10 @@ func Unknown(what, name string, names []string) string {
 	return fmt.Sprintf("There is no %s %s. There is %s.", what, Value(name), strings.Join(names, ", "))
 }
 
-// maxBrief is how many bytes of one text a message repeats. The longest that converge puts into one is a list of fields.
+// maxBrief is how many bytes of a text a message repeats. The longest text that converge itself writes is a list of fields.
 const maxBrief = 1000
 
-// Brief cuts a text that nobody would read to its end. It cuts between characters.
+// Brief cuts a text that is too long to be read. It cuts between characters.
 func Brief(text string) string {
 	if len(text) <= maxBrief {
 		return text

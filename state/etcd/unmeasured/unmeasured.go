@@ -1,5 +1,5 @@
-// Package unmeasured keeps etcd from registering its metrics. The packages of the embedded server register 150 of them while
-// they are initialized, a tenth of the time that a process of converge takes to start, and nobody reads them.
+// Package unmeasured keeps etcd from registering its metrics. The packages of the embedded server register 150 of them
+// during initialization, which is a tenth of the start-up time of converge, and nothing reads them.
 package unmeasured
 
 import "github.com/prometheus/client_golang/prometheus"
