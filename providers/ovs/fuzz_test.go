@@ -35,7 +35,7 @@ func FuzzView(tf *testing.F) {
 	port := `{"rows":[{"_uuid":` + b + `,"name":"p","interfaces":` + c + `,"tag":7,"trunks":["set",[1,2]],"vlan_mode":"access","protected":false,"external_ids":["map",[["converge.dev/mark","s/n/ovs.port/p#1"]]],"other_config":["map",[]]}]}`
 	iface := `{"rows":[{"_uuid":` + c + `,"name":"p","type":"internal","ofport":3,"mac":["set",[]],"options":["map",[["peer","q"]]],"error":["set",[]]}]}`
 	mirror := `{"rows":[{"_uuid":` + c + `,"name":"m","select_all":true,"output_port":` + b + `,"select_src_port":["set",[` + a + `]],"select_vlan":["set",[1]]}]}`
-	for kind := range byte(3) {
+	for kind := range byte(len(nouns)) {
 		for _, answers := range []string{
 			root + bridge("") + "," + port + "," + iface + "]", root + bridge(`,"mirrors":`+c) + "," + mirror + "," + port + "]",
 			root + empty + "," + empty + "," + empty + "]", root + bridge("") + "," + empty + "," + empty + "]", root + bridge("") + "," + mirror + "," + port + "]",
