@@ -58,9 +58,10 @@ const DefaultSettle = 10 * time.Second
 
 // nouns are the kinds that are served: one line per kind.
 var nouns = map[string]noun{
-	"ovs.bridge": bridges{},
-	"ovs.mirror": mirrors{},
-	"ovs.port":   ports{},
+	"ovs.bridge":     bridges{},
+	"ovs.controller": controllers{},
+	"ovs.mirror":     mirrors{},
+	"ovs.port":       ports{},
 }
 
 // Options say which Open vSwitch is served, and for whom.
