@@ -46,6 +46,7 @@ var targets = map[string][]string{
 	"carbide.nvlink_logical_partition": {"target"},
 	"carbide.spx_partition":            {"target"},
 	"ovs.bridge":                       {"br-target"},
+	"ovs.controller":                   {"target"},
 	"ovs.port":                         {"target"},
 	"ovs.mirror":                       {"target"},
 }

@@ -217,15 +217,17 @@ func (b *batch) apply(t *testing.T, ps ...*providers.Provider) *state.Store {
 func TestTortureHostileSwitch(t *testing.T) {
 	all := positions(t)
 	reached := torture.Cover(t, "places", []string{
-		"ovs.bridge name", "ovs.port name", "ovs.mirror name",
+		"ovs.bridge name", "ovs.port name", "ovs.mirror name", "ovs.controller name",
 		"ovs.bridge key external_ids", "ovs.bridge key other_config", "ovs.bridge value external_ids.slice", "ovs.bridge value other_config.hwaddr",
+		"ovs.controller key external_ids", "ovs.controller key other_config",
+		"ovs.controller value external_ids.slice", "ovs.controller value other_config.dscp",
 		"ovs.mirror key external_ids", "ovs.mirror value external_ids.slice",
 		"ovs.port key external_ids", "ovs.port key other_config", "ovs.port value external_ids.slice", "ovs.port value other_config.qos",
 		"ovs.port key interface.external_ids", "ovs.port key interface.other_config", "ovs.port key interface.options",
 		"ovs.port value interface.external_ids.iface-id", "ovs.port value interface.other_config.mtu", "ovs.port value interface.options.key",
 	})
 	values, rows := 0, 0
-	for _, kind := range []string{"ovs.bridge", "ovs.port", "ovs.mirror"} {
+	for _, kind := range []string{"ovs.bridge", "ovs.controller", "ovs.port", "ovs.mirror"} {
 		places := slices.DeleteFunc(far(all, "ovs"), func(p *position) bool { return p.kind != kind })
 		v, r := fillSwitch(t, places, reached)
 		values, rows = values+v, rows+r
@@ -246,6 +248,9 @@ func fillSwitch(t *testing.T, places []*position, reached *torture.Coverage) (va
 		some := accepted(t, p, func(j int) bool { return (i+j)%torture.Scale(7, 1, 1) == 0 })
 		values += len(some)
 		b.fill(t, p, some, func(kind string, i int, spec map[string]any) string {
+			if kind == "ovs.controller" { // a bridge has a target once
+				spec["target"] = fmt.Sprintf("tcp:192.0.2.1:%d", i)
+			}
 			if kind == "ovs.mirror" { // a bridge has 32 at most
 				bridge := fmt.Sprintf("mirrored-%d", i/30)
 				set(b.doc, []string{"nodes", "gpu-01", "ovs", "bridge", bridge}, map[string]any{"datapath_type": ovstest.Datapath})
@@ -264,12 +269,16 @@ func fillSwitch(t *testing.T, places []*position, reached *torture.Coverage) (va
 	}
 	b.apply(t, p)
 	tables := map[string][]ovsdb.Row{}
-	for _, table := range []string{vswitch.BridgeTable, vswitch.PortTable, vswitch.InterfaceTable, vswitch.MirrorTable} {
+	for _, table := range []string{vswitch.BridgeTable, vswitch.ControllerTable, vswitch.PortTable, vswitch.InterfaceTable, vswitch.MirrorTable} {
 		tables[table] = s.Rows(t, table)
 	}
 	for _, e := range b.expect {
 		table, column := vswitch.BridgeTable, ""
+		name := func(r ovsdb.Row) any { return r["name"] }
 		switch {
+		case e.kind == "ovs.controller":
+			table = vswitch.ControllerTable
+			name = func(r ovsdb.Row) any { return r["external_ids"].(ovsdb.OvsMap).GoMap["converge.dev/name"] }
 		case e.kind == "ovs.mirror":
 			table = vswitch.MirrorTable
 		case e.kind == "ovs.port" && len(e.path) > 1 && e.path[0] == "interface":
@@ -277,7 +286,7 @@ func fillSwitch(t *testing.T, places []*position, reached *torture.Coverage) (va
 		case e.kind == "ovs.port":
 			table = vswitch.PortTable
 		}
-		i := slices.IndexFunc(tables[table], func(r ovsdb.Row) bool { return r["name"] == e.ref.Name })
+		i := slices.IndexFunc(tables[table], func(r ovsdb.Row) bool { return name(r) == e.ref.Name })
 		if i < 0 {
 			t.Errorf("%s: the database has no %s called %q", e.position, table, e.ref.Name)
 			continue

@@ -34,6 +34,8 @@ var bridgeRows = reading{
 
 func (bridges) reads() []reading { return []reading{bridgeRows, portRows, interfaceRows} }
 
+func (bridges) traits(common providers.Traits) providers.Traits { return common }
+
 func (bridges) list(v *view) ([]sighting, error) {
 	var seen []sighting
 	for b := range all[vswitch.Bridge](v) {

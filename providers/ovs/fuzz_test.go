@@ -35,10 +35,12 @@ func FuzzView(tf *testing.F) {
 	port := `{"rows":[{"_uuid":` + b + `,"name":"p","interfaces":` + c + `,"tag":7,"trunks":["set",[1,2]],"vlan_mode":"access","protected":false,"external_ids":["map",[["converge.dev/mark","s/n/ovs.port/p#1"]]],"other_config":["map",[]]}]}`
 	iface := `{"rows":[{"_uuid":` + c + `,"name":"p","type":"internal","ofport":3,"mac":["set",[]],"options":["map",[["peer","q"]]],"error":["set",[]]}]}`
 	mirror := `{"rows":[{"_uuid":` + c + `,"name":"m","select_all":true,"output_port":` + b + `,"select_src_port":["set",[` + a + `]],"select_vlan":["set",[1]]}]}`
-	for kind := range byte(3) {
+	controller := `{"rows":[{"_uuid":` + c + `,"target":"tcp:h","max_backoff":1000,"is_connected":true,"role":"slave","external_ids":["map",[["converge.dev/name","c"]]]}]}`
+	for kind := range byte(len(nouns)) {
 		for _, answers := range []string{
 			root + bridge("") + "," + port + "," + iface + "]", root + bridge(`,"mirrors":`+c) + "," + mirror + "," + port + "]",
 			root + empty + "," + empty + "," + empty + "]", root + bridge("") + "," + empty + "," + empty + "]", root + bridge("") + "," + mirror + "," + port + "]",
+			root + bridge(`,"controller":`+c) + "," + controller + "]", root + bridge("") + "," + controller + "]",
 			root + empty + "," + mirror + "," + empty + "]", `[]`, `[{"rows":[]},{"rows":[]},{"rows":[]},{"rows":[]}]`, `[{"error":"x","details":"y"}]`, `null`, `{}`,
 			root + `{"rows":[{"name":"br"}]},` + empty + "," + empty + "]", root + `{"rows":[{"_uuid":"x","name":5}]},` + empty + "," + empty + "]",
 			root + bridge(`,"ports":["set",[`+b+`,`+b+`,`+c+`]]`) + "," + port + "," + iface + "]", root + bridge(`,"datapath_id":"00"`) + "," + port + "," + port + "]",

@@ -18,6 +18,8 @@ import (
 type noun interface {
 	// reads returns the tables that the other methods find in their views.
 	reads() []reading
+	// traits returns the traits of its kind, made from those that all kinds have in common.
+	traits(common providers.Traits) providers.Traits
 	// list returns the things of a view as if ovs-vswitchd were up to date. Their versions are left empty.
 	list(v *view) ([]sighting, error)
 	create(v *view, c *change, name string, want schema.Object, mark providers.Mark) error

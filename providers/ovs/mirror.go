@@ -33,6 +33,8 @@ func (mirrors) reads() []reading {
 	}
 }
 
+func (mirrors) traits(common providers.Traits) providers.Traits { return common }
+
 func (mirrors) list(v *view) ([]sighting, error) {
 	var lost error // a reference that leads nowhere, which no intact database has
 	names := func(uuids ...string) []string {

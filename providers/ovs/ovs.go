@@ -58,9 +58,10 @@ const DefaultSettle = 10 * time.Second
 
 // nouns are the served kinds, one line per kind.
 var nouns = map[string]noun{
-	"ovs.bridge": bridges{},
-	"ovs.mirror": mirrors{},
-	"ovs.port":   ports{},
+	"ovs.bridge":     bridges{},
+	"ovs.controller": controllers{},
+	"ovs.mirror":     mirrors{},
+	"ovs.port":       ports{},
 }
 
 // Options say which Open vSwitch is served, and for which site.
@@ -101,7 +102,7 @@ func Open(ctx context.Context, o Options) (*providers.Provider, error) {
 		return nil, fmt.Errorf("ovs: %w", err)
 	}
 	// All kinds have these, because each change is one guarded transaction.
-	traits := providers.Traits{
+	common := providers.Traits{
 		ID: "{name}", Mark: true,
 		Create: providers.Conditional, Update: providers.Versioned, Delete: providers.Versioned,
 		Late: o.Settle, ReadyWithin: o.Settle,
@@ -109,7 +110,8 @@ func Open(ctx context.Context, o Options) (*providers.Provider, error) {
 	}
 	var kinds []providers.Served
 	for _, name := range slices.Sorted(maps.Keys(nouns)) {
-		kinds = append(kinds, providers.Served{Name: name, Traits: traits, Kind: &kind{db: d, name: name, noun: nouns[name]}})
+		n := nouns[name]
+		kinds = append(kinds, providers.Served{Name: name, Traits: n.traits(common), Kind: &kind{db: d, name: name, noun: n}})
 	}
 	p := providers.New("ovs", o.Node, d.close, kinds...)
 	p.Fence, p.Permit, p.Identity, p.Health = d.fence, d.permit, d.identity, d.healthy

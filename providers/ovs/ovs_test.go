@@ -92,6 +92,7 @@ func lawPort(name string) providertest.Made {
 func TestLaws(t *testing.T) {
 	cases := slices.Concat(
 		bridgeCases,
+		controllerCases,
 		mirrorCases,
 		portCases,
 	)

@@ -52,6 +52,8 @@ var selections = reading{
 
 func (ports) reads() []reading { return []reading{bridgeRows, portRows, interfaceRows, selections} }
 
+func (ports) traits(common providers.Traits) providers.Traits { return common }
+
 func (ports) list(v *view) ([]sighting, error) {
 	var seen []sighting
 	for b := range all[vswitch.Bridge](v) {

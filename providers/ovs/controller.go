@@ -1,0 +1,224 @@
+package ovs
+
+import (
+	"cmp"
+	"context"
+	"fmt"
+	"slices"
+	"strings"
+
+	"converge.dev/converge/providers"
+	"converge.dev/converge/providers/ovs/spec"
+	"converge.dev/converge/providers/ovs/vswitch"
+	"converge.dev/converge/schema"
+	"github.com/ovn-org/libovsdb/ovsdb"
+)
+
+// controllerSettings are the columns of Controller that a spec holds.
+var controllerSettings = []string{
+	"connection_mode", "controller_burst_limit", "controller_queue_size", "controller_rate_limit", "enable_async_messages",
+	"external_ids", "inactivity_probe", "max_backoff", "other_config", "target", "type",
+}
+
+// controllerExtras are the columns in which others set what a spec does not hold; a controller is not deleted while they
+// are set.
+var controllerExtras = []string{"local_gateway", "local_ip", "local_netmask"}
+
+// nameKey is the key of external_ids that holds the name of a controller: the table has no column for one. The name in the
+// mark cannot take its place, because an update may take the mark away.
+const nameKey = "converge.dev/name"
+
+// controllers is the kind ovs.controller.
+type controllers struct{}
+
+// reads has all controllers: names and targets are compared with those of the others.
+func (controllers) reads() []reading {
+	return []reading{bridgeRows, {
+		table: vswitch.ControllerTable, row: &vswitch.Controller{},
+		columns: slices.Concat([]string{"is_connected", "role"}, controllerSettings, controllerExtras),
+	}}
+}
+
+// traits: the first primary controller of a bridge empties its flow table, and so does the removal of the last, so that an
+// undo brings back the configuration and not the flows. What OVS does with one target twice on a bridge is not specified.
+func (controllers) traits(common providers.Traits) providers.Traits {
+	common.UndoCreate, common.UndoUpdate, common.UndoDelete = providers.Restart, providers.Restart, providers.Restart
+	common.Exclusive = []providers.Exclusive{{Field: "target", Within: "bridge"}}
+	return common
+}
+
+func (controllers) list(v *view) ([]sighting, error) {
+	var seen []sighting
+	for o := range all[vswitch.Controller](v) {
+		bridges := v.controlled(o)
+		if len(bridges) == 0 {
+			return nil, fmt.Errorf("controller %s is of no bridge in the database", o.UUID)
+		}
+		b := bridges[0]
+		ids, mark := unmarked(o.ExternalIDs)
+		delete(ids, nameKey)
+		s := spec.Controller{
+			Bridge: b.Name, ConnectionMode: o.ConnectionMode, ControllerBurstLimit: wide(o.ControllerBurstLimit),
+			ControllerQueueSize: wide(o.ControllerQueueSize), ControllerRateLimit: wide(o.ControllerRateLimit),
+			EnableAsyncMessages: o.EnableAsyncMessages, ExternalIDs: ids, InactivityProbe: wide(o.InactivityProbe),
+			MaxBackoff: wide(o.MaxBackoff), OtherConfig: filled(o.OtherConfig), Target: o.Target, Type: o.Type,
+		}
+		status := spec.ControllerStatus{IsConnected: &o.IsConnected}
+		if o.IsConnected {
+			status.Role = o.Role
+		}
+		th := providers.Thing{
+			ID: v.controllerID(o), Name: cmp.Or(o.ExternalIDs[nameKey], o.UUID), Mark: mark, Spec: s.Object(), Status: status.Object(),
+		}
+		th.Phase, th.Detail = v.phaseOfController(o, bridges)
+		seen = append(seen, sighting{Thing: th, rows: []string{b.UUID, o.UUID}})
+	}
+	return seen, nil
+}
+
+// phaseOfController tells how far ovs-vswitchd is with a controller, and what is not well with it. Whether a controller
+// answers is no part of its configuration, so one that does not is ready all the same.
+func (v *view) phaseOfController(o *vswitch.Controller, bridges []*vswitch.Bridge) (providers.Phase, string) {
+	switch b := bridges[0]; {
+	case b.DatapathID == nil:
+		return providers.Pending, "ovs-vswitchd did not make bridge " + b.Name + "; its log says why"
+	case len(bridges) > 1:
+		return providers.Ready, "bridge " + bridges[1].Name + " has the same controller"
+	case v.rival(b, o.Target, o.UUID) != nil:
+		return providers.Ready, "another controller of bridge " + b.Name + " has the same target"
+	case !o.IsConnected && !strings.HasPrefix(o.Target, "p"):
+		return providers.Ready, "it is not connected"
+	}
+	return providers.Ready, ""
+}
+
+func (controllers) create(v *view, c *change, name string, want schema.Object, mark providers.Mark) error {
+	if find(v, func(o *vswitch.Controller) bool { return o.ExternalIDs[nameKey] == name || o.UUID == name }) != nil {
+		return refuse(providers.Exists, "the name %s is taken by another controller", name)
+	}
+	o, b, err := wantedController(v, want, mark, &vswitch.Controller{})
+	if err != nil {
+		return err
+	}
+	o.ExternalIDs[nameKey] = name
+	c.unnamed(name)
+	c.present(b)
+	c.insert(vswitch.ControllerTable, "controller", o, controllerSettings...)
+	c.refer(vswitch.BridgeTable, b.UUID, "controller", ovsdb.MutateOperationInsert, "controller")
+	return nil
+}
+
+func (controllers) update(v *view, c *change, name string, want schema.Object, mark providers.Mark) error {
+	have := v.controller(name)
+	o, b, err := wantedController(v, want, mark, have)
+	switch {
+	case err != nil:
+		return err
+	case b.UUID != v.controlled(have)[0].UUID:
+		return refuse(providers.Invalid, "bridge cannot change in place")
+	case value(o.Type) != value(have.Type): // the database takes it, and ovs-vswitchd goes on as before
+		return refuse(providers.Invalid, "type cannot change in place")
+	}
+	c.unchanged(vswitch.ControllerTable, have.UUID, have, controllerSettings...)
+	c.update(vswitch.ControllerTable, have.UUID, o, controllerSettings...)
+	return nil
+}
+
+// remove refuses whenever something would go that the spec of the controller does not hold, so that a delete can be undone.
+func (controllers) remove(_ context.Context, v *view, c *change, name string) error {
+	o := v.controller(name)
+	bridges := v.controlled(o)
+	if len(bridges) > 1 {
+		return refuse(providers.Invalid, "others have given controller %s to bridge %s too, which would keep it", name, bridges[1].Name)
+	}
+	c.unchanged(vswitch.ControllerTable, o.UUID, o, slices.Concat(controllerSettings, controllerExtras)...)
+	if extras := c.set(o, &vswitch.Controller{}, controllerExtras); len(extras) > 0 {
+		return refuse(providers.Invalid, "others have set %s on controller %s, which would be lost", strings.Join(extras, ", "), name)
+	}
+	c.guard(refuse(providers.Conflict, "it was given to another bridge just now"), vswitch.BridgeTable,
+		ovsdb.NewCondition("controller", ovsdb.ConditionIncludes, ovsdb.UUID{GoUUID: o.UUID}), ovsdb.WaitConditionEqual,
+		ovsdb.Row{"name": bridges[0].Name})
+	c.refer(vswitch.BridgeTable, bridges[0].UUID, "controller", ovsdb.MutateOperationDelete, o.UUID)
+	return nil
+}
+
+// controller returns the controller with an id.
+func (v *view) controller(id string) *vswitch.Controller {
+	return find(v, func(o *vswitch.Controller) bool { return v.controllerID(o) == id })
+}
+
+// controllerID returns the name of a controller, or its UUID when it has none, or one that does not tell it from others.
+// One with a mark keeps its name whatever those without are called.
+func (v *view) controllerID(o *vswitch.Controller) string {
+	isMarked := func(o *vswitch.Controller) bool { return o.ExternalIDs[providers.MarkKey] != "" }
+	name := o.ExternalIDs[nameKey]
+	namesake := find(v, func(p *vswitch.Controller) bool {
+		return p.UUID != o.UUID && p.ExternalIDs[nameKey] == name && (isMarked(p) || !isMarked(o))
+	})
+	if name == "" || namesake != nil {
+		return o.UUID
+	}
+	return name
+}
+
+// controlled returns the bridges that have a controller, by name. The database lets several have the same.
+func (v *view) controlled(o *vswitch.Controller) []*vswitch.Bridge {
+	var bridges []*vswitch.Bridge
+	for b := range all[vswitch.Bridge](v) {
+		if slices.Contains(b.Controller, o.UUID) {
+			bridges = append(bridges, b)
+		}
+	}
+	slices.SortFunc(bridges, func(a, b *vswitch.Bridge) int { return cmp.Compare(a.Name, b.Name) })
+	return bridges
+}
+
+// rival returns a controller of a bridge, other than the one with a UUID, that has a target; nil when there is none.
+func (v *view) rival(b *vswitch.Bridge, target, but string) *vswitch.Controller {
+	return find(v, func(o *vswitch.Controller) bool {
+		return o.UUID != but && o.Target == target && slices.Contains(b.Controller, o.UUID)
+	})
+}
+
+// unnamed guards that no controller has a name. A wait compares the rows that it finds with those that it is given, and the
+// library cannot give it none: so what it finds must be neither of the two rows that a boolean column can make.
+func (c *change) unnamed(name string) {
+	has := ovsdb.NewCondition("external_ids", ovsdb.ConditionIncludes, ovsdb.OvsMap{GoMap: map[any]any{nameKey: name}})
+	for _, is := range []bool{false, true} {
+		c.guard(refuse(providers.Exists, "the name %s was taken just now", name),
+			vswitch.ControllerTable, has, ovsdb.WaitConditionNotEqual, ovsdb.Row{"is_connected": is})
+	}
+}
+
+// wantedController returns the row of a controller as wanted, with the name that it had, and its bridge.
+func wantedController(
+	v *view, want schema.Object, mark providers.Mark, had *vswitch.Controller,
+) (*vswitch.Controller, *vswitch.Bridge, error) {
+	var s spec.Controller
+	if err := read(want, &s); err != nil {
+		return nil, nil, err
+	}
+	if _, ok := s.ExternalIDs[nameKey]; ok {
+		return nil, nil, refuse(providers.Invalid, "external_ids cannot hold %s, which is converge's own", nameKey)
+	}
+	ids, err := marked(s.ExternalIDs, mark)
+	if err != nil {
+		return nil, nil, err
+	}
+	if name, ok := had.ExternalIDs[nameKey]; ok {
+		ids[nameKey] = name
+	}
+	b := v.bridge(s.Bridge)
+	switch {
+	case b == nil:
+		return nil, nil, refuse(providers.Absent, "there is no bridge %s", s.Bridge)
+	case s.Target != had.Target && v.rival(b, s.Target, had.UUID) != nil:
+		return nil, nil, refuse(providers.Invalid, "bridge %s has a controller with the target %s already", b.Name, s.Target)
+	}
+	return &vswitch.Controller{
+		ConnectionMode: s.ConnectionMode, ControllerBurstLimit: narrow(s.ControllerBurstLimit),
+		ControllerQueueSize: narrow(s.ControllerQueueSize), ControllerRateLimit: narrow(s.ControllerRateLimit),
+		EnableAsyncMessages: s.EnableAsyncMessages, ExternalIDs: ids, InactivityProbe: narrow(s.InactivityProbe),
+		MaxBackoff: narrow(s.MaxBackoff), OtherConfig: s.OtherConfig, Target: s.Target, Type: s.Type,
+	}, b, nil
+}
