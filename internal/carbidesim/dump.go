@@ -32,6 +32,7 @@ func (w *World) Objects() []Object {
 			list("compute_allocation", s.allocations, func(id string, a *allocation) proto.Message { return a.wire(id) }),
 			list("expected_machine", s.expectedMachines, func(id string, e *expected[*forge.ExpectedMachine]) proto.Message { return wireExpectedMachine(id, e) }),
 			list("expected_power_shelf", s.expectedShelves, func(id string, e *expected[*forge.ExpectedPowerShelf]) proto.Message { return wireExpectedShelf(id, e) }),
+			list("expected_rack", s.expectedRacks, func(id string, e *expectedRack) proto.Message { return e.wire(id) }),
 			list("expected_switch", s.expectedSwitches, func(id string, e *expected[*forge.ExpectedSwitch]) proto.Message { return wireExpectedSwitch(id, e) }),
 			list("instance", s.instances, func(id string, i *instance) proto.Message { return s.wireInstance(id, i) }),
 			list("instance_type", s.instanceTypes, func(id string, t *instanceType) proto.Message { return t.wire(id) }),

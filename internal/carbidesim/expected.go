@@ -83,8 +83,16 @@ func tooLong(text string, most int) error {
 	return nil
 }
 
-// freeMetadata is metadata that nobody looks at, apart from keys that are there twice.
+// freeMetadata is metadata that nobody looks at, apart from keys that are there twice, and for which the database has room.
 func freeMetadata(m *forge.Metadata) (metadata, error) {
+	out, err := uniqueLabels(m)
+	return out, cmp.Or(err, out.tooLong())
+}
+
+func (m metadata) tooLong() error { return cmp.Or(tooLong(m.Name, 256), tooLong(m.Description, 1024)) }
+
+// uniqueLabels is metadata that nobody looks at, apart from keys that are there twice.
+func uniqueLabels(m *forge.Metadata) (metadata, error) {
 	out := metadata{Name: m.GetName(), Description: m.GetDescription(), Labels: map[string]string{}}
 	for _, l := range m.GetLabels() {
 		if _, ok := out.Labels[l.Key]; ok {
@@ -92,7 +100,7 @@ func freeMetadata(m *forge.Metadata) (metadata, error) {
 		}
 		out.Labels[l.Key] = l.GetValue()
 	}
-	return out, cmp.Or(tooLong(out.Name, 256), tooLong(out.Description, 1024))
+	return out, nil
 }
 
 // reserve gives an address to an interface before anybody has seen it. An interface that has an address keeps it.

@@ -275,3 +275,46 @@ func TestExpectedPowerShelves(t *testing.T) {
 		t.Errorf("%d shelves", len(all))
 	}
 }
+
+// What the service says was read in its source, crates/api/src/handlers/expected_rack.rs.
+func TestExpectedRacks(t *testing.T) {
+	b := start(t, Options{Rules: Rules{RackProfiles: []string{"NVL72", "NVL36"}}})
+	long := strings.Repeat("x", 128)
+	rack := func(id, profile string, m *forge.Metadata) *forge.ExpectedRack {
+		return &forge.ExpectedRack{RackId: &forge.RackId{Id: id}, RackProfileId: &forge.RackProfileId{Id: profile}, Metadata: m}
+	}
+	add := func(id, profile string, m *forge.Metadata) error {
+		return failed(b.AddExpectedRack(ctx, rack(id, profile, m)))
+	}
+	update := func(id, profile string, m *forge.Metadata) error {
+		return failed(b.UpdateExpectedRack(ctx, rack(id, profile, m)))
+	}
+	remove := func(id string) error {
+		return failed(b.DeleteExpectedRack(ctx, &forge.ExpectedRackRequest{RackId: id}))
+	}
+	b.refusals([]refusal{
+		{"no profile", failed(b.AddExpectedRack(ctx, &forge.ExpectedRack{RackId: &forge.RackId{Id: "rack-01"}})), codes.InvalidArgument, "rack_profile_id is required"},
+		{"an empty profile", add("rack-01", "", nil), codes.InvalidArgument, "rack_profile_id is required"},
+		{"an unknown profile", add("rack-01", "NVL144", nil), codes.InvalidArgument, `Must be one of: ["NVL72" "NVL36"]`},
+		{"a key twice", add("rack-01", "NVL72", &forge.Metadata{Labels: []*forge.Label{label("a", nil), label("a", nil)}}), codes.InvalidArgument, "duplicate"},
+		{"a long id", add(long+"x", "NVL72", nil), codes.Internal, "(128)"},
+		{"a long name", add("rack-01", "NVL72", named(long+long+"x")), codes.Internal, "(256)"},
+		{"the longest id", add(long, "NVL72", nil), codes.OK, ""},
+		{"the id is taken", add(long, "NVL36", nil), codes.FailedPrecondition, "already exists"},
+		{"update", update(long, "NVL36", named("second")), codes.OK, ""},
+		{"update to an unknown profile", update(long, "NVL144", nil), codes.InvalidArgument, "Unknown rack_profile_id"},
+		{"update an unknown one", update("rack-02", "NVL72", nil), codes.NotFound, "expected_rack"},
+	})
+	got := ok(b.GetExpectedRack(ctx, &forge.ExpectedRackRequest{RackId: long}))
+	if got.RackId.Id != long || got.RackProfileId.Id != "NVL36" || got.Metadata.Name != "second" {
+		t.Errorf("after an update %v", got)
+	}
+	b.refusals([]refusal{
+		{"an unknown one", failed(b.GetExpectedRack(ctx, &forge.ExpectedRackRequest{RackId: "rack-02"})), codes.NotFound, "expected_rack"},
+		{"delete an unknown one", remove("rack-02"), codes.NotFound, "expected_rack"},
+		{"delete", remove(long), codes.OK, ""},
+	})
+	if all := ok(b.GetAllExpectedRacks(ctx, &emptypb.Empty{})).ExpectedRacks; len(all) != 0 {
+		t.Errorf("left are %v", all)
+	}
+}

@@ -78,6 +78,7 @@ func (f fields) without(m proto.Message) {
 var newMethods = []string{
 	"CreateSpxPartition", "DeleteSpxPartition", "FindSpxPartitionIds", "FindSpxPartitionsByIds",
 	"CreateOperatingSystem", "UpdateOperatingSystem", "DeleteOperatingSystem", "FindOperatingSystemIds", "FindOperatingSystemsByIds",
+	"AddExpectedRack", "UpdateExpectedRack", "DeleteExpectedRack", "GetExpectedRack", "GetAllExpectedRacks",
 	"GetIpxeTemplate", "ListIpxeTemplates", "GetOperatingSystemCachableIpxeTemplateArtifacts", "UpdateOperatingSystemCachableIpxeTemplateArtifacts",
 }
 

@@ -387,6 +387,7 @@ func subjects() map[string]subject {
 		"expected_machine":     expectedMachineSubject(),
 		"expected_switch":      expectedSwitchSubject(),
 		"expected_power_shelf": expectedShelfSubject(),
+		"expected_rack":        expectedRackSubject(),
 	}
 }
 
@@ -477,6 +478,31 @@ func expectedShelfSubject() subject {
 		},
 		list: func(b *workbench) []string {
 			return all(everything(b), func(o *forge.ExpectedPowerShelf) string { return o.ExpectedPowerShelfId.Value })
+		},
+		find: func(b *workbench, ids ...string) ([]thing, error) { return looked(everything(b), see, ids), nil },
+	}
+}
+
+func expectedRackSubject() subject {
+	see := func(o *forge.ExpectedRack) thing { return thing{o.RackId.Id, o.Metadata, ""} }
+	everything := func(b *workbench) []*forge.ExpectedRack {
+		return ok(b.GetAllExpectedRacks(ctx, &emptypb.Empty{})).ExpectedRacks
+	}
+	say := func(id string, m *forge.Metadata) *forge.ExpectedRack {
+		return &forge.ExpectedRack{RackId: &forge.RackId{Id: id}, RackProfileId: &forge.RackProfileId{Id: "NVL72"}, Metadata: m}
+	}
+	return subject{
+		create: func(b *workbench, id string, _ int, m *forge.Metadata) error {
+			return failed(b.AddExpectedRack(ctx, say(id, m)))
+		},
+		update: func(b *workbench, id string, _ int, m *forge.Metadata, _ *string) error {
+			return failed(b.UpdateExpectedRack(ctx, say(id, m)))
+		},
+		remove: func(b *workbench, id string) error {
+			return failed(b.DeleteExpectedRack(ctx, &forge.ExpectedRackRequest{RackId: id}))
+		},
+		list: func(b *workbench) []string {
+			return all(everything(b), func(o *forge.ExpectedRack) string { return o.RackId.Id })
 		},
 		find: func(b *workbench, ids ...string) ([]thing, error) { return looked(everything(b), see, ids), nil },
 	}

@@ -63,6 +63,7 @@ func TestEveryIDIsTakenOnce(t *testing.T) {
 		"expected_machine":         {theRow, fine},
 		"expected_switch":          {theRow, fine},
 		"expected_power_shelf":     {theRow, fine},
+		"expected_rack":            {itIs, fine},
 	}, "machine", func(b *workbench, s subject, want refusals) {
 		id := s.begin(b, named("first"))
 		b.refuses(s.create(b, id, 2, named("second")), want.live.code, want.live.text)
@@ -109,6 +110,7 @@ func TestEveryDeleteIsRepeated(t *testing.T) {
 		"expected_machine":         both(absent("expected_machine")),
 		"expected_switch":          both(absent("expected_switch")),
 		"expected_power_shelf":     both(absent("expected_power_shelf")),
+		"expected_rack":            both(absent("expected_rack")),
 	}, "machine tenant", func(b *workbench, s subject, want answers) {
 		id := s.begin(b, named("first"))
 		if err := s.remove(b, id); err != nil {
@@ -151,6 +153,7 @@ func TestEveryListIsWhole(t *testing.T) {
 		"expected_machine":         {}, // nothing is found by ids
 		"expected_switch":          {},
 		"expected_power_shelf":     {},
+		"expected_rack":            {},
 	}, "", func(b *workbench, s subject, want limits) {
 		var ids []string
 		unknown := uid(9)

@@ -33,7 +33,7 @@ func TestEveryToken(t *testing.T) {
 		"instance":                 {"instance", internal, false},
 		"machine":                  {"machine", internal, false},
 		// Those of key sets are the client's own, those of extension services are counters.
-	}, noMetadata+" vpc_prefix spx_partition expected_machine expected_switch expected_power_shelf", func(b *workbench, s subject, want tokens) {
+	}, noMetadata+" vpc_prefix spx_partition expected_machine expected_switch expected_power_shelf expected_rack", func(b *workbench, s subject, want tokens) {
 		id := s.begin(b, named("first"))
 		first := s.look(b, id).token
 		was, err := parseToken(first)
@@ -159,6 +159,7 @@ func TestEveryUpdateReplaces(t *testing.T) {
 		"expected_machine":         {fine, ""},
 		"expected_switch":          {fine, ""},
 		"expected_power_shelf":     {fine, ""},
+		"expected_rack":            {fine, ""},
 	}, noMetadata+" spx_partition", func(b *workbench, s subject, want replacement) {
 		rich := &forge.Metadata{Name: "rich", Description: "of words", Labels: []*forge.Label{label("env", text("prod"))}}
 		if strings.HasSuffix(b.Name(), "/tenant") { // which has a name alone
@@ -227,8 +228,8 @@ func TestMetadataOfEveryKind(t *testing.T) {
 		"machine":                  strict,
 		"spx_partition":            lenient,
 		"expected_machine":         lenient,
-		// Nobody looks at those of expected switches and power shelves, apart from labels that are there twice.
-	}, noMetadata+" expected_switch expected_power_shelf", func(b *workbench, s subject, rules string) {
+		// Nobody looks at those of expected switches, power shelves and racks, apart from labels that are there twice.
+	}, noMetadata+" expected_switch expected_power_shelf expected_rack", func(b *workbench, s subject, rules string) {
 		id := s.begin(b, named("first"))
 		short := answer{codes.InvalidArgument, "2 to 256"}
 		if rules == lenient {
@@ -298,6 +299,7 @@ func TestLabelsOfEveryKind(t *testing.T) {
 		"expected_machine":         kept,
 		"expected_switch":          kept,
 		"expected_power_shelf":     kept,
+		"expected_rack":            kept,
 	}, noMetadata+" tenant", func(b *workbench, s subject, kept bool) {
 		m := named("labelled")
 		for i := range 8 {

@@ -43,7 +43,7 @@ func wrappers(d protoreflect.MessageDescriptor, to way) []way {
 	if len(to) > 8 {
 		return nil // a message that holds itself
 	}
-	free := []protoreflect.Name{"UUID", "RackId", "SwitchId", "PowerShelfId"}
+	free := []protoreflect.Name{"UUID", "RackId", "RackProfileId", "SwitchId", "PowerShelfId"}
 	if d.ParentFile().Package() == "common" {
 		for _, name := range []protoreflect.Name{"value", "id"} {
 			if f := d.Fields().ByName(name); f != nil && !slices.Contains(free, d.Name()) {

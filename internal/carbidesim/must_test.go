@@ -78,7 +78,7 @@ var musts = []struct {
 		"a SKU as a whole":                          "TestSKUsAreTheSame",
 		"what cannot change is refused":             "TestIBPartitionUpdate TestNVLinkPartitionUpdate TestOsImageRefusals TestVpcPrefixes TestComputeAllocations",
 		"an operating system's is a patch":          "TestOperatingSystemIsAPatch TestOperatingSystemRefusals",
-		"what expected hardware keeps and what not": "TestExpectedMachinesAreUpdated TestExpectedSwitches TestExpectedPowerShelves",
+		"what expected hardware keeps and what not": "TestExpectedMachinesAreUpdated TestExpectedSwitches TestExpectedPowerShelves TestExpectedRacks",
 	}},
 	{"metadata", map[string]string{
 		"limits":                    "TestMetadataOfEveryKind",

@@ -92,6 +92,8 @@ type Rules struct {
 
 	// RoutingProfiles turn the FNN fabric on. The first one is the site's default.
 	RoutingProfiles []RoutingProfile
+	// RackProfiles are the names of those that expected racks may have; NVL72 and NVL36.
+	RackProfiles []string
 	// OperatingSystems and OSImages, by id, are what a new site has in its library for instances to boot.
 	OperatingSystems []OperatingSystem
 	OSImages         []string
@@ -139,6 +141,9 @@ func (o Options) withDefaults() Options {
 	}
 	if r.MaxFindByIDs == 0 {
 		r.MaxFindByIDs = 100
+	}
+	if r.RackProfiles == nil {
+		r.RackProfiles = []string{"NVL72", "NVL36"}
 	}
 	if r.MaxRules == 0 {
 		r.MaxRules = 200

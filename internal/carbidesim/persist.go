@@ -48,6 +48,7 @@ type snapshot struct {
 	ExpectedMachines map[string]*expected[*forge.ExpectedMachine]    `json:"expectedMachines"`
 	ExpectedSwitches map[string]*expected[*forge.ExpectedSwitch]     `json:"expectedSwitches"`
 	ExpectedShelves  map[string]*expected[*forge.ExpectedPowerShelf] `json:"expectedPowerShelves"`
+	ExpectedRacks    map[string]*expectedRack                        `json:"expectedRacks,omitempty"`
 	Devices          map[string]*device                              `json:"devices"`
 	Reserved         map[string]*netip.Addr                          `json:"reservedAddresses"`
 }
@@ -91,6 +92,7 @@ func (w *World) snapshot() *snapshot {
 		ExpectedMachines: maps.Clone(s.expectedMachines.rows),
 		ExpectedSwitches: maps.Clone(s.expectedSwitches.rows),
 		ExpectedShelves:  maps.Clone(s.expectedShelves.rows),
+		ExpectedRacks:    maps.Clone(s.expectedRacks.rows),
 		Devices:          maps.Clone(s.devices.rows),
 		Reserved:         maps.Clone(s.reserved.rows),
 	}
@@ -124,6 +126,7 @@ func (s *site) restore(k *snapshot) {
 	s.expectedMachines.load(k.ExpectedMachines)
 	s.expectedSwitches.load(k.ExpectedSwitches)
 	s.expectedShelves.load(k.ExpectedShelves)
+	s.expectedRacks.load(k.ExpectedRacks)
 	s.devices.load(k.Devices)
 	s.reserved.load(k.Reserved)
 }

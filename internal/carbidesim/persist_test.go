@@ -69,6 +69,7 @@ func furnish(b *workbench) {
 	ok(b.AddExpectedSwitch(ctx, leaf))
 	ok(b.UpdateExpectedSwitch(ctx, leaf))
 	ok(b.AddExpectedPowerShelf(ctx, &forge.ExpectedPowerShelf{ExpectedPowerShelfId: wrapped(uid(13)), BmcMacAddress: "0a:00:00:00:00:03"}))
+	ok(b.AddExpectedRack(ctx, &forge.ExpectedRack{RackId: &forge.RackId{Id: "rack-01"}, RackProfileId: &forge.RackProfileId{Id: "NVL72"}}))
 	if err := b.world.Discover(leaf.BmcMacAddress); err != nil {
 		b.Fatal(err)
 	}
@@ -236,7 +237,7 @@ func TestObjects(t *testing.T) {
 		"tenant": 1, "tenant_keyset": 1, "vpc": 2, "vpc_peering": 1, "vpc_prefix": 1,
 		"ib_partition": 1, "nvlink_logical_partition": 1, "spx_partition": 1,
 		"operating_system": 2, "os_image": 1, "dpu_extension_service": 1,
-		"compute_allocation": 1, "sku": 1, "expected_machine": 1, "expected_switch": 1, "expected_power_shelf": 1,
+		"compute_allocation": 1, "sku": 1, "expected_machine": 1, "expected_switch": 1, "expected_power_shelf": 1, "expected_rack": 1,
 	}
 	for kind, n := range want {
 		if count[kind] != n {

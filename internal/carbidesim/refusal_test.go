@@ -22,6 +22,8 @@ func TestEmptyRequests(t *testing.T) {
 		"machine_id is required":             "AllocateInstance AssignSkuToMachine RemoveSkuAssociation UpdatePowerOption AdminPowerControl",
 		"host_id is required":                "SetMaintenance",
 		"instance_id is required":            "InvokeInstancePower UpdateInstanceOperatingSystem",
+		"rack_id is required":                "AddExpectedRack UpdateExpectedRack",
+		"Invalid rack ID":                    "GetExpectedRack DeleteExpectedRack",
 		"at least one instance request":      "AllocateInstances",
 		"metadata is required":               "CreateTenant UpdateTenant CreateNetworkSecurityGroup UpdateNetworkSecurityGroup CreateInstanceType UpdateInstanceType UpdateInstanceConfig UpdateMachineMetadata",
 		"vpc_id is required":                 "CreateVpcPrefix CreateVpcPeering",

@@ -61,6 +61,7 @@ var narrow = map[Role][]string{
 		"AddExpectedSwitch", "UpdateExpectedSwitch", "DeleteExpectedSwitch", "GetExpectedSwitch", "GetAllExpectedSwitches",
 		"GetAllExpectedSwitchesLinked", "AddExpectedPowerShelf", "UpdateExpectedPowerShelf", "DeleteExpectedPowerShelf",
 		"GetExpectedPowerShelf", "GetAllExpectedPowerShelves", "GetAllExpectedPowerShelvesLinked",
+		"AddExpectedRack", "UpdateExpectedRack", "DeleteExpectedRack", "GetExpectedRack", "GetAllExpectedRacks",
 	},
 	Health: {"FindMachineIds", "FindMachinesByIds"},
 	Flow: {
@@ -69,6 +70,7 @@ var narrow = map[Role][]string{
 		"GetPowerOptions", "UpdatePowerOption", "AdminPowerControl",
 		"AddExpectedSwitch", "GetExpectedSwitch", "GetAllExpectedSwitches", "GetAllExpectedSwitchesLinked",
 		"AddExpectedPowerShelf", "GetExpectedPowerShelf", "GetAllExpectedPowerShelves", "GetAllExpectedPowerShelvesLinked",
+		"GetExpectedRack", "GetAllExpectedRacks",
 	},
 	Agent: {"FindInstanceByMachineID"},
 	SSH:   {"ValidateTenantPublicKey", "FindInstancesByIds", "FindMachineIds", "FindMachinesByIds"},

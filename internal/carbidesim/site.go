@@ -56,6 +56,7 @@ type site struct {
 	expectedMachines *table[expected[*forge.ExpectedMachine]]
 	expectedSwitches *table[expected[*forge.ExpectedSwitch]]
 	expectedShelves  *table[expected[*forge.ExpectedPowerShelf]]
+	expectedRacks    *table[expectedRack]
 	expectedByMAC    *lookup[expected[*forge.ExpectedMachine]]
 	switchesByMAC    *lookup[expected[*forge.ExpectedSwitch]]
 	shelvesByMAC     *lookup[expected[*forge.ExpectedPowerShelf]]
@@ -139,6 +140,7 @@ func newSite(o Options) *site {
 	s.expectedMachines, s.expectedByMAC = newExpected(&s.log, (*forge.ExpectedMachine).GetBmcMacAddress)
 	s.expectedSwitches, s.switchesByMAC = newExpected(&s.log, (*forge.ExpectedSwitch).GetBmcMacAddress)
 	s.expectedShelves, s.shelvesByMAC = newExpected(&s.log, (*forge.ExpectedPowerShelf).GetBmcMacAddress)
+	s.expectedRacks = newTable[expectedRack](&s.log)
 	s.devicesBySerial = newLookup(func(d *device) []string { return some(d.Serial) })
 	s.devices = newTable[device](&s.log, s.devicesBySerial)
 	s.reservedFor = newLookup(func(a *netip.Addr) []string { return []string{a.String()} })

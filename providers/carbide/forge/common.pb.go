@@ -870,6 +870,50 @@ func (x *RackId) GetId() string {
 	return ""
 }
 
+type RackProfileId struct {
+	state         protoimpl.MessageState `protogen:"open.v1"`
+	Id            string                 `protobuf:"bytes,1,opt,name=id,proto3" json:"id,omitempty"`
+	unknownFields protoimpl.UnknownFields
+	sizeCache     protoimpl.SizeCache
+}
+
+func (x *RackProfileId) Reset() {
+	*x = RackProfileId{}
+	mi := &file_carbide_forge_common_proto_msgTypes[19]
+	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
+	ms.StoreMessageInfo(mi)
+}
+
+func (x *RackProfileId) String() string {
+	return protoimpl.X.MessageStringOf(x)
+}
+
+func (*RackProfileId) ProtoMessage() {}
+
+func (x *RackProfileId) ProtoReflect() protoreflect.Message {
+	mi := &file_carbide_forge_common_proto_msgTypes[19]
+	if x != nil {
+		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
+		if ms.LoadMessageInfo() == nil {
+			ms.StoreMessageInfo(mi)
+		}
+		return ms
+	}
+	return mi.MessageOf(x)
+}
+
+// Deprecated: Use RackProfileId.ProtoReflect.Descriptor instead.
+func (*RackProfileId) Descriptor() ([]byte, []int) {
+	return file_carbide_forge_common_proto_rawDescGZIP(), []int{19}
+}
+
+func (x *RackProfileId) GetId() string {
+	if x != nil {
+		return x.Id
+	}
+	return ""
+}
+
 type SwitchId struct {
 	state         protoimpl.MessageState `protogen:"open.v1"`
 	Id            string                 `protobuf:"bytes,1,opt,name=id,proto3" json:"id,omitempty"`
@@ -879,7 +923,7 @@ type SwitchId struct {
 
 func (x *SwitchId) Reset() {
 	*x = SwitchId{}
-	mi := &file_carbide_forge_common_proto_msgTypes[19]
+	mi := &file_carbide_forge_common_proto_msgTypes[20]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -891,7 +935,7 @@ func (x *SwitchId) String() string {
 func (*SwitchId) ProtoMessage() {}
 
 func (x *SwitchId) ProtoReflect() protoreflect.Message {
-	mi := &file_carbide_forge_common_proto_msgTypes[19]
+	mi := &file_carbide_forge_common_proto_msgTypes[20]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -904,7 +948,7 @@ func (x *SwitchId) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use SwitchId.ProtoReflect.Descriptor instead.
 func (*SwitchId) Descriptor() ([]byte, []int) {
-	return file_carbide_forge_common_proto_rawDescGZIP(), []int{19}
+	return file_carbide_forge_common_proto_rawDescGZIP(), []int{20}
 }
 
 func (x *SwitchId) GetId() string {
@@ -924,7 +968,7 @@ type Uint32List struct {
 
 func (x *Uint32List) Reset() {
 	*x = Uint32List{}
-	mi := &file_carbide_forge_common_proto_msgTypes[20]
+	mi := &file_carbide_forge_common_proto_msgTypes[21]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -936,7 +980,7 @@ func (x *Uint32List) String() string {
 func (*Uint32List) ProtoMessage() {}
 
 func (x *Uint32List) ProtoReflect() protoreflect.Message {
-	mi := &file_carbide_forge_common_proto_msgTypes[20]
+	mi := &file_carbide_forge_common_proto_msgTypes[21]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -949,7 +993,7 @@ func (x *Uint32List) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use Uint32List.ProtoReflect.Descriptor instead.
 func (*Uint32List) Descriptor() ([]byte, []int) {
-	return file_carbide_forge_common_proto_rawDescGZIP(), []int{20}
+	return file_carbide_forge_common_proto_rawDescGZIP(), []int{21}
 }
 
 func (x *Uint32List) GetItems() []uint32 {
@@ -968,7 +1012,7 @@ type VpcPeeringId struct {
 
 func (x *VpcPeeringId) Reset() {
 	*x = VpcPeeringId{}
-	mi := &file_carbide_forge_common_proto_msgTypes[21]
+	mi := &file_carbide_forge_common_proto_msgTypes[22]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -980,7 +1024,7 @@ func (x *VpcPeeringId) String() string {
 func (*VpcPeeringId) ProtoMessage() {}
 
 func (x *VpcPeeringId) ProtoReflect() protoreflect.Message {
-	mi := &file_carbide_forge_common_proto_msgTypes[21]
+	mi := &file_carbide_forge_common_proto_msgTypes[22]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -993,7 +1037,7 @@ func (x *VpcPeeringId) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use VpcPeeringId.ProtoReflect.Descriptor instead.
 func (*VpcPeeringId) Descriptor() ([]byte, []int) {
-	return file_carbide_forge_common_proto_rawDescGZIP(), []int{21}
+	return file_carbide_forge_common_proto_rawDescGZIP(), []int{22}
 }
 
 func (x *VpcPeeringId) GetValue() string {
@@ -1012,7 +1056,7 @@ type IpxeTemplateId struct {
 
 func (x *IpxeTemplateId) Reset() {
 	*x = IpxeTemplateId{}
-	mi := &file_carbide_forge_common_proto_msgTypes[22]
+	mi := &file_carbide_forge_common_proto_msgTypes[23]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -1024,7 +1068,7 @@ func (x *IpxeTemplateId) String() string {
 func (*IpxeTemplateId) ProtoMessage() {}
 
 func (x *IpxeTemplateId) ProtoReflect() protoreflect.Message {
-	mi := &file_carbide_forge_common_proto_msgTypes[22]
+	mi := &file_carbide_forge_common_proto_msgTypes[23]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -1037,7 +1081,7 @@ func (x *IpxeTemplateId) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use IpxeTemplateId.ProtoReflect.Descriptor instead.
 func (*IpxeTemplateId) Descriptor() ([]byte, []int) {
-	return file_carbide_forge_common_proto_rawDescGZIP(), []int{22}
+	return file_carbide_forge_common_proto_rawDescGZIP(), []int{23}
 }
 
 func (x *IpxeTemplateId) GetValue() string {
@@ -1056,7 +1100,7 @@ type ComputeAllocationId struct {
 
 func (x *ComputeAllocationId) Reset() {
 	*x = ComputeAllocationId{}
-	mi := &file_carbide_forge_common_proto_msgTypes[23]
+	mi := &file_carbide_forge_common_proto_msgTypes[24]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -1068,7 +1112,7 @@ func (x *ComputeAllocationId) String() string {
 func (*ComputeAllocationId) ProtoMessage() {}
 
 func (x *ComputeAllocationId) ProtoReflect() protoreflect.Message {
-	mi := &file_carbide_forge_common_proto_msgTypes[23]
+	mi := &file_carbide_forge_common_proto_msgTypes[24]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -1081,7 +1125,7 @@ func (x *ComputeAllocationId) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use ComputeAllocationId.ProtoReflect.Descriptor instead.
 func (*ComputeAllocationId) Descriptor() ([]byte, []int) {
-	return file_carbide_forge_common_proto_rawDescGZIP(), []int{23}
+	return file_carbide_forge_common_proto_rawDescGZIP(), []int{24}
 }
 
 func (x *ComputeAllocationId) GetValue() string {
@@ -1136,6 +1180,8 @@ const file_carbide_forge_common_proto_rawDesc = "" +
 	"\fPowerShelfId\x12\x0e\n" +
 	"\x02id\x18\x01 \x01(\tR\x02id\"\x18\n" +
 	"\x06RackId\x12\x0e\n" +
+	"\x02id\x18\x01 \x01(\tR\x02id\"\x1f\n" +
+	"\rRackProfileId\x12\x0e\n" +
 	"\x02id\x18\x01 \x01(\tR\x02id\"\x1a\n" +
 	"\bSwitchId\x12\x0e\n" +
 	"\x02id\x18\x01 \x01(\tR\x02id\"\"\n" +
@@ -1161,7 +1207,7 @@ func file_carbide_forge_common_proto_rawDescGZIP() []byte {
 	return file_carbide_forge_common_proto_rawDescData
 }
 
-var file_carbide_forge_common_proto_msgTypes = make([]protoimpl.MessageInfo, 24)
+var file_carbide_forge_common_proto_msgTypes = make([]protoimpl.MessageInfo, 25)
 var file_carbide_forge_common_proto_goTypes = []any{
 	(*DomainId)(nil),                 // 0: common.DomainId
 	(*IBPartitionId)(nil),            // 1: common.IBPartitionId
@@ -1182,11 +1228,12 @@ var file_carbide_forge_common_proto_goTypes = []any{
 	(*MachineIdList)(nil),            // 16: common.MachineIdList
 	(*PowerShelfId)(nil),             // 17: common.PowerShelfId
 	(*RackId)(nil),                   // 18: common.RackId
-	(*SwitchId)(nil),                 // 19: common.SwitchId
-	(*Uint32List)(nil),               // 20: common.Uint32List
-	(*VpcPeeringId)(nil),             // 21: common.VpcPeeringId
-	(*IpxeTemplateId)(nil),           // 22: common.IpxeTemplateId
-	(*ComputeAllocationId)(nil),      // 23: common.ComputeAllocationId
+	(*RackProfileId)(nil),            // 19: common.RackProfileId
+	(*SwitchId)(nil),                 // 20: common.SwitchId
+	(*Uint32List)(nil),               // 21: common.Uint32List
+	(*VpcPeeringId)(nil),             // 22: common.VpcPeeringId
+	(*IpxeTemplateId)(nil),           // 23: common.IpxeTemplateId
+	(*ComputeAllocationId)(nil),      // 24: common.ComputeAllocationId
 }
 var file_carbide_forge_common_proto_depIdxs = []int32{
 	12, // 0: common.RouteTargets.values:type_name -> common.RouteTarget
@@ -1209,7 +1256,7 @@ func file_carbide_forge_common_proto_init() {
 			GoPackagePath: reflect.TypeOf(x{}).PkgPath(),
 			RawDescriptor: unsafe.Slice(unsafe.StringData(file_carbide_forge_common_proto_rawDesc), len(file_carbide_forge_common_proto_rawDesc)),
 			NumEnums:      0,
-			NumMessages:   24,
+			NumMessages:   25,
 			NumExtensions: 0,
 			NumServices:   0,
 		},

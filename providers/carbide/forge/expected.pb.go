@@ -1499,6 +1499,154 @@ func (x *LinkedExpectedSwitch) GetRackId() *RackId {
 	return nil
 }
 
+type ExpectedRack struct {
+	state         protoimpl.MessageState `protogen:"open.v1"`
+	RackId        *RackId                `protobuf:"bytes,1,opt,name=rack_id,json=rackId,proto3,oneof" json:"rack_id,omitempty"`
+	RackProfileId *RackProfileId         `protobuf:"bytes,2,opt,name=rack_profile_id,json=rackProfileId,proto3" json:"rack_profile_id,omitempty"`
+	Metadata      *Metadata              `protobuf:"bytes,3,opt,name=metadata,proto3" json:"metadata,omitempty"`
+	unknownFields protoimpl.UnknownFields
+	sizeCache     protoimpl.SizeCache
+}
+
+func (x *ExpectedRack) Reset() {
+	*x = ExpectedRack{}
+	mi := &file_carbide_forge_expected_proto_msgTypes[17]
+	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
+	ms.StoreMessageInfo(mi)
+}
+
+func (x *ExpectedRack) String() string {
+	return protoimpl.X.MessageStringOf(x)
+}
+
+func (*ExpectedRack) ProtoMessage() {}
+
+func (x *ExpectedRack) ProtoReflect() protoreflect.Message {
+	mi := &file_carbide_forge_expected_proto_msgTypes[17]
+	if x != nil {
+		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
+		if ms.LoadMessageInfo() == nil {
+			ms.StoreMessageInfo(mi)
+		}
+		return ms
+	}
+	return mi.MessageOf(x)
+}
+
+// Deprecated: Use ExpectedRack.ProtoReflect.Descriptor instead.
+func (*ExpectedRack) Descriptor() ([]byte, []int) {
+	return file_carbide_forge_expected_proto_rawDescGZIP(), []int{17}
+}
+
+func (x *ExpectedRack) GetRackId() *RackId {
+	if x != nil {
+		return x.RackId
+	}
+	return nil
+}
+
+func (x *ExpectedRack) GetRackProfileId() *RackProfileId {
+	if x != nil {
+		return x.RackProfileId
+	}
+	return nil
+}
+
+func (x *ExpectedRack) GetMetadata() *Metadata {
+	if x != nil {
+		return x.Metadata
+	}
+	return nil
+}
+
+type ExpectedRackRequest struct {
+	state         protoimpl.MessageState `protogen:"open.v1"`
+	RackId        string                 `protobuf:"bytes,1,opt,name=rack_id,json=rackId,proto3" json:"rack_id,omitempty"`
+	unknownFields protoimpl.UnknownFields
+	sizeCache     protoimpl.SizeCache
+}
+
+func (x *ExpectedRackRequest) Reset() {
+	*x = ExpectedRackRequest{}
+	mi := &file_carbide_forge_expected_proto_msgTypes[18]
+	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
+	ms.StoreMessageInfo(mi)
+}
+
+func (x *ExpectedRackRequest) String() string {
+	return protoimpl.X.MessageStringOf(x)
+}
+
+func (*ExpectedRackRequest) ProtoMessage() {}
+
+func (x *ExpectedRackRequest) ProtoReflect() protoreflect.Message {
+	mi := &file_carbide_forge_expected_proto_msgTypes[18]
+	if x != nil {
+		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
+		if ms.LoadMessageInfo() == nil {
+			ms.StoreMessageInfo(mi)
+		}
+		return ms
+	}
+	return mi.MessageOf(x)
+}
+
+// Deprecated: Use ExpectedRackRequest.ProtoReflect.Descriptor instead.
+func (*ExpectedRackRequest) Descriptor() ([]byte, []int) {
+	return file_carbide_forge_expected_proto_rawDescGZIP(), []int{18}
+}
+
+func (x *ExpectedRackRequest) GetRackId() string {
+	if x != nil {
+		return x.RackId
+	}
+	return ""
+}
+
+type ExpectedRackList struct {
+	state         protoimpl.MessageState `protogen:"open.v1"`
+	ExpectedRacks []*ExpectedRack        `protobuf:"bytes,1,rep,name=expected_racks,json=expectedRacks,proto3" json:"expected_racks,omitempty"`
+	unknownFields protoimpl.UnknownFields
+	sizeCache     protoimpl.SizeCache
+}
+
+func (x *ExpectedRackList) Reset() {
+	*x = ExpectedRackList{}
+	mi := &file_carbide_forge_expected_proto_msgTypes[19]
+	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
+	ms.StoreMessageInfo(mi)
+}
+
+func (x *ExpectedRackList) String() string {
+	return protoimpl.X.MessageStringOf(x)
+}
+
+func (*ExpectedRackList) ProtoMessage() {}
+
+func (x *ExpectedRackList) ProtoReflect() protoreflect.Message {
+	mi := &file_carbide_forge_expected_proto_msgTypes[19]
+	if x != nil {
+		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
+		if ms.LoadMessageInfo() == nil {
+			ms.StoreMessageInfo(mi)
+		}
+		return ms
+	}
+	return mi.MessageOf(x)
+}
+
+// Deprecated: Use ExpectedRackList.ProtoReflect.Descriptor instead.
+func (*ExpectedRackList) Descriptor() ([]byte, []int) {
+	return file_carbide_forge_expected_proto_rawDescGZIP(), []int{19}
+}
+
+func (x *ExpectedRackList) GetExpectedRacks() []*ExpectedRack {
+	if x != nil {
+		return x.ExpectedRacks
+	}
+	return nil
+}
+
 var File_carbide_forge_expected_proto protoreflect.FileDescriptor
 
 const file_carbide_forge_expected_proto_rawDesc = "" +
@@ -1657,7 +1805,17 @@ const file_carbide_forge_expected_proto_rawDesc = "" +
 	"\x13_expected_switch_idB\x1c\n" +
 	"\x1a_explored_endpoint_addressB\n" +
 	"\n" +
-	"\b_rack_id*\xd1\x01\n" +
+	"\b_rack_id\"\xb4\x01\n" +
+	"\fExpectedRack\x12,\n" +
+	"\arack_id\x18\x01 \x01(\v2\x0e.common.RackIdH\x00R\x06rackId\x88\x01\x01\x12=\n" +
+	"\x0frack_profile_id\x18\x02 \x01(\v2\x15.common.RackProfileIdR\rrackProfileId\x12+\n" +
+	"\bmetadata\x18\x03 \x01(\v2\x0f.forge.MetadataR\bmetadataB\n" +
+	"\n" +
+	"\b_rack_id\".\n" +
+	"\x13ExpectedRackRequest\x12\x17\n" +
+	"\arack_id\x18\x01 \x01(\tR\x06rackId\"N\n" +
+	"\x10ExpectedRackList\x12:\n" +
+	"\x0eexpected_racks\x18\x01 \x03(\v2\x13.forge.ExpectedRackR\rexpectedRacks*\xd1\x01\n" +
 	"\x15ExpectedInterfaceRole\x12'\n" +
 	"#EXPECTED_INTERFACE_ROLE_UNSPECIFIED\x10\x00\x12 \n" +
 	"\x1cEXPECTED_INTERFACE_ROLE_HOST\x10\x01\x12\"\n" +
@@ -1695,7 +1853,7 @@ func file_carbide_forge_expected_proto_rawDescGZIP() []byte {
 }
 
 var file_carbide_forge_expected_proto_enumTypes = make([]protoimpl.EnumInfo, 4)
-var file_carbide_forge_expected_proto_msgTypes = make([]protoimpl.MessageInfo, 17)
+var file_carbide_forge_expected_proto_msgTypes = make([]protoimpl.MessageInfo, 20)
 var file_carbide_forge_expected_proto_goTypes = []any{
 	(ExpectedInterfaceRole)(0),           // 0: forge.ExpectedInterfaceRole
 	(ExpectedInterfaceIpAllocation)(0),   // 1: forge.ExpectedInterfaceIpAllocation
@@ -1718,53 +1876,61 @@ var file_carbide_forge_expected_proto_goTypes = []any{
 	(*ExpectedSwitchList)(nil),           // 18: forge.ExpectedSwitchList
 	(*LinkedExpectedSwitchList)(nil),     // 19: forge.LinkedExpectedSwitchList
 	(*LinkedExpectedSwitch)(nil),         // 20: forge.LinkedExpectedSwitch
-	(*Metadata)(nil),                     // 21: forge.Metadata
-	(*UUID)(nil),                         // 22: common.UUID
-	(*RackId)(nil),                       // 23: common.RackId
-	(NetworkSegmentType)(0),              // 24: forge.NetworkSegmentType
-	(*MachineId)(nil),                    // 25: common.MachineId
-	(*PowerShelfId)(nil),                 // 26: common.PowerShelfId
-	(*SwitchId)(nil),                     // 27: common.SwitchId
+	(*ExpectedRack)(nil),                 // 21: forge.ExpectedRack
+	(*ExpectedRackRequest)(nil),          // 22: forge.ExpectedRackRequest
+	(*ExpectedRackList)(nil),             // 23: forge.ExpectedRackList
+	(*Metadata)(nil),                     // 24: forge.Metadata
+	(*UUID)(nil),                         // 25: common.UUID
+	(*RackId)(nil),                       // 26: common.RackId
+	(NetworkSegmentType)(0),              // 27: forge.NetworkSegmentType
+	(*MachineId)(nil),                    // 28: common.MachineId
+	(*PowerShelfId)(nil),                 // 29: common.PowerShelfId
+	(*SwitchId)(nil),                     // 30: common.SwitchId
+	(*RackProfileId)(nil),                // 31: common.RackProfileId
 }
 var file_carbide_forge_expected_proto_depIdxs = []int32{
-	21, // 0: forge.ExpectedMachine.metadata:type_name -> forge.Metadata
-	22, // 1: forge.ExpectedMachine.id:type_name -> common.UUID
+	24, // 0: forge.ExpectedMachine.metadata:type_name -> forge.Metadata
+	25, // 1: forge.ExpectedMachine.id:type_name -> common.UUID
 	5,  // 2: forge.ExpectedMachine.host_nics:type_name -> forge.ExpectedHostNic
-	23, // 3: forge.ExpectedMachine.rack_id:type_name -> common.RackId
+	26, // 3: forge.ExpectedMachine.rack_id:type_name -> common.RackId
 	3,  // 4: forge.ExpectedMachine.dpu_mode:type_name -> forge.DpuMode
 	6,  // 5: forge.ExpectedMachine.host_lifecycle_profile:type_name -> forge.HostLifecycleProfile
 	2,  // 6: forge.ExpectedMachine.bmc_ip_allocation:type_name -> forge.BmcIpAllocationType
-	24, // 7: forge.ExpectedHostNic.network_segment_type:type_name -> forge.NetworkSegmentType
+	27, // 7: forge.ExpectedHostNic.network_segment_type:type_name -> forge.NetworkSegmentType
 	0,  // 8: forge.ExpectedHostNic.role:type_name -> forge.ExpectedInterfaceRole
 	1,  // 9: forge.ExpectedHostNic.ip_allocation:type_name -> forge.ExpectedInterfaceIpAllocation
-	22, // 10: forge.ExpectedMachineRequest.id:type_name -> common.UUID
+	25, // 10: forge.ExpectedMachineRequest.id:type_name -> common.UUID
 	4,  // 11: forge.ExpectedMachineList.expected_machines:type_name -> forge.ExpectedMachine
 	10, // 12: forge.LinkedExpectedMachineList.expected_machines:type_name -> forge.LinkedExpectedMachine
-	25, // 13: forge.LinkedExpectedMachine.machine_id:type_name -> common.MachineId
-	22, // 14: forge.LinkedExpectedMachine.expected_machine_id:type_name -> common.UUID
-	21, // 15: forge.ExpectedPowerShelf.metadata:type_name -> forge.Metadata
-	23, // 16: forge.ExpectedPowerShelf.rack_id:type_name -> common.RackId
-	22, // 17: forge.ExpectedPowerShelf.expected_power_shelf_id:type_name -> common.UUID
-	22, // 18: forge.ExpectedPowerShelfRequest.expected_power_shelf_id:type_name -> common.UUID
+	28, // 13: forge.LinkedExpectedMachine.machine_id:type_name -> common.MachineId
+	25, // 14: forge.LinkedExpectedMachine.expected_machine_id:type_name -> common.UUID
+	24, // 15: forge.ExpectedPowerShelf.metadata:type_name -> forge.Metadata
+	26, // 16: forge.ExpectedPowerShelf.rack_id:type_name -> common.RackId
+	25, // 17: forge.ExpectedPowerShelf.expected_power_shelf_id:type_name -> common.UUID
+	25, // 18: forge.ExpectedPowerShelfRequest.expected_power_shelf_id:type_name -> common.UUID
 	11, // 19: forge.ExpectedPowerShelfList.expected_power_shelves:type_name -> forge.ExpectedPowerShelf
 	15, // 20: forge.LinkedExpectedPowerShelfList.expected_power_shelves:type_name -> forge.LinkedExpectedPowerShelf
-	26, // 21: forge.LinkedExpectedPowerShelf.power_shelf_id:type_name -> common.PowerShelfId
-	22, // 22: forge.LinkedExpectedPowerShelf.expected_power_shelf_id:type_name -> common.UUID
-	23, // 23: forge.LinkedExpectedPowerShelf.rack_id:type_name -> common.RackId
-	21, // 24: forge.ExpectedSwitch.metadata:type_name -> forge.Metadata
-	23, // 25: forge.ExpectedSwitch.rack_id:type_name -> common.RackId
-	22, // 26: forge.ExpectedSwitch.expected_switch_id:type_name -> common.UUID
-	22, // 27: forge.ExpectedSwitchRequest.expected_switch_id:type_name -> common.UUID
+	29, // 21: forge.LinkedExpectedPowerShelf.power_shelf_id:type_name -> common.PowerShelfId
+	25, // 22: forge.LinkedExpectedPowerShelf.expected_power_shelf_id:type_name -> common.UUID
+	26, // 23: forge.LinkedExpectedPowerShelf.rack_id:type_name -> common.RackId
+	24, // 24: forge.ExpectedSwitch.metadata:type_name -> forge.Metadata
+	26, // 25: forge.ExpectedSwitch.rack_id:type_name -> common.RackId
+	25, // 26: forge.ExpectedSwitch.expected_switch_id:type_name -> common.UUID
+	25, // 27: forge.ExpectedSwitchRequest.expected_switch_id:type_name -> common.UUID
 	16, // 28: forge.ExpectedSwitchList.expected_switches:type_name -> forge.ExpectedSwitch
 	20, // 29: forge.LinkedExpectedSwitchList.expected_switches:type_name -> forge.LinkedExpectedSwitch
-	27, // 30: forge.LinkedExpectedSwitch.switch_id:type_name -> common.SwitchId
-	22, // 31: forge.LinkedExpectedSwitch.expected_switch_id:type_name -> common.UUID
-	23, // 32: forge.LinkedExpectedSwitch.rack_id:type_name -> common.RackId
-	33, // [33:33] is the sub-list for method output_type
-	33, // [33:33] is the sub-list for method input_type
-	33, // [33:33] is the sub-list for extension type_name
-	33, // [33:33] is the sub-list for extension extendee
-	0,  // [0:33] is the sub-list for field type_name
+	30, // 30: forge.LinkedExpectedSwitch.switch_id:type_name -> common.SwitchId
+	25, // 31: forge.LinkedExpectedSwitch.expected_switch_id:type_name -> common.UUID
+	26, // 32: forge.LinkedExpectedSwitch.rack_id:type_name -> common.RackId
+	26, // 33: forge.ExpectedRack.rack_id:type_name -> common.RackId
+	31, // 34: forge.ExpectedRack.rack_profile_id:type_name -> common.RackProfileId
+	24, // 35: forge.ExpectedRack.metadata:type_name -> forge.Metadata
+	21, // 36: forge.ExpectedRackList.expected_racks:type_name -> forge.ExpectedRack
+	37, // [37:37] is the sub-list for method output_type
+	37, // [37:37] is the sub-list for method input_type
+	37, // [37:37] is the sub-list for extension type_name
+	37, // [37:37] is the sub-list for extension extendee
+	0,  // [0:37] is the sub-list for field type_name
 }
 
 func init() { file_carbide_forge_expected_proto_init() }
@@ -1786,13 +1952,14 @@ func file_carbide_forge_expected_proto_init() {
 	file_carbide_forge_expected_proto_msgTypes[12].OneofWrappers = []any{}
 	file_carbide_forge_expected_proto_msgTypes[13].OneofWrappers = []any{}
 	file_carbide_forge_expected_proto_msgTypes[16].OneofWrappers = []any{}
+	file_carbide_forge_expected_proto_msgTypes[17].OneofWrappers = []any{}
 	type x struct{}
 	out := protoimpl.TypeBuilder{
 		File: protoimpl.DescBuilder{
 			GoPackagePath: reflect.TypeOf(x{}).PkgPath(),
 			RawDescriptor: unsafe.Slice(unsafe.StringData(file_carbide_forge_expected_proto_rawDesc), len(file_carbide_forge_expected_proto_rawDesc)),
 			NumEnums:      4,
-			NumMessages:   17,
+			NumMessages:   20,
 			NumExtensions: 0,
 			NumServices:   0,
 		},

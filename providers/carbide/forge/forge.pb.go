@@ -28,7 +28,7 @@ var File_carbide_forge_forge_proto protoreflect.FileDescriptor
 
 const file_carbide_forge_forge_proto_rawDesc = "" +
 	"\n" +
-	"\x19carbide/forge/forge.proto\x12\x05forge\x1a\x1acarbide/forge/common.proto\x1a\x1ccarbide/forge/expected.proto\x1a%carbide/forge/extension_service.proto\x1a\x1ccarbide/forge/instance.proto\x1a!carbide/forge/instance_type.proto\x1a\x1bcarbide/forge/machine.proto\x1a$carbide/forge/operating_system.proto\x1a\x1dcarbide/forge/partition.proto\x1a\"carbide/forge/security_group.proto\x1a\x1bcarbide/forge/segment.proto\x1a\x18carbide/forge/site.proto\x1a\x17carbide/forge/sku.proto\x1a\x1acarbide/forge/tenant.proto\x1a\x17carbide/forge/vpc.proto\x1a\x1bgoogle/protobuf/empty.proto2\xe4V\n" +
+	"\x19carbide/forge/forge.proto\x12\x05forge\x1a\x1acarbide/forge/common.proto\x1a\x1ccarbide/forge/expected.proto\x1a%carbide/forge/extension_service.proto\x1a\x1ccarbide/forge/instance.proto\x1a!carbide/forge/instance_type.proto\x1a\x1bcarbide/forge/machine.proto\x1a$carbide/forge/operating_system.proto\x1a\x1dcarbide/forge/partition.proto\x1a\"carbide/forge/security_group.proto\x1a\x1bcarbide/forge/segment.proto\x1a\x18carbide/forge/site.proto\x1a\x17carbide/forge/sku.proto\x1a\x1acarbide/forge/tenant.proto\x1a\x17carbide/forge/vpc.proto\x1a\x1bgoogle/protobuf/empty.proto2\xbdY\n" +
 	"\x05Forge\x122\n" +
 	"\aVersion\x12\x15.forge.VersionRequest\x1a\x10.forge.BuildInfo\x12G\n" +
 	"\fCreateTenant\x12\x1a.forge.CreateTenantRequest\x1a\x1b.forge.CreateTenantResponse\x12A\n" +
@@ -157,7 +157,12 @@ const file_carbide_forge_forge_proto_rawDesc = "" +
 	"\x18UpdateExpectedPowerShelf\x12\x19.forge.ExpectedPowerShelf\x1a\x16.google.protobuf.Empty\x12T\n" +
 	"\x15GetExpectedPowerShelf\x12 .forge.ExpectedPowerShelfRequest\x1a\x19.forge.ExpectedPowerShelf\x12S\n" +
 	"\x1aGetAllExpectedPowerShelves\x12\x16.google.protobuf.Empty\x1a\x1d.forge.ExpectedPowerShelfList\x12_\n" +
-	" GetAllExpectedPowerShelvesLinked\x12\x16.google.protobuf.Empty\x1a#.forge.LinkedExpectedPowerShelfList\x12B\n" +
+	" GetAllExpectedPowerShelvesLinked\x12\x16.google.protobuf.Empty\x1a#.forge.LinkedExpectedPowerShelfList\x12>\n" +
+	"\x0fAddExpectedRack\x12\x13.forge.ExpectedRack\x1a\x16.google.protobuf.Empty\x12H\n" +
+	"\x12DeleteExpectedRack\x12\x1a.forge.ExpectedRackRequest\x1a\x16.google.protobuf.Empty\x12A\n" +
+	"\x12UpdateExpectedRack\x12\x13.forge.ExpectedRack\x1a\x16.google.protobuf.Empty\x12B\n" +
+	"\x0fGetExpectedRack\x12\x1a.forge.ExpectedRackRequest\x1a\x13.forge.ExpectedRack\x12F\n" +
+	"\x13GetAllExpectedRacks\x12\x16.google.protobuf.Empty\x1a\x17.forge.ExpectedRackList\x12B\n" +
 	"\x11AddExpectedSwitch\x12\x15.forge.ExpectedSwitch\x1a\x16.google.protobuf.Empty\x12L\n" +
 	"\x14DeleteExpectedSwitch\x12\x1c.forge.ExpectedSwitchRequest\x1a\x16.google.protobuf.Empty\x12E\n" +
 	"\x14UpdateExpectedSwitch\x12\x15.forge.ExpectedSwitch\x1a\x16.google.protobuf.Empty\x12H\n" +
@@ -278,102 +283,105 @@ var file_carbide_forge_forge_proto_goTypes = []any{
 	(*RemoveSkuRequest)(nil),                                       // 109: forge.RemoveSkuRequest
 	(*ExpectedPowerShelf)(nil),                                     // 110: forge.ExpectedPowerShelf
 	(*ExpectedPowerShelfRequest)(nil),                              // 111: forge.ExpectedPowerShelfRequest
-	(*ExpectedSwitch)(nil),                                         // 112: forge.ExpectedSwitch
-	(*ExpectedSwitchRequest)(nil),                                  // 113: forge.ExpectedSwitchRequest
-	(*BuildInfo)(nil),                                              // 114: forge.BuildInfo
-	(*CreateTenantResponse)(nil),                                   // 115: forge.CreateTenantResponse
-	(*FindTenantResponse)(nil),                                     // 116: forge.FindTenantResponse
-	(*UpdateTenantResponse)(nil),                                   // 117: forge.UpdateTenantResponse
-	(*TenantOrganizationIdList)(nil),                               // 118: forge.TenantOrganizationIdList
-	(*TenantList)(nil),                                             // 119: forge.TenantList
-	(*CreateTenantKeysetResponse)(nil),                             // 120: forge.CreateTenantKeysetResponse
-	(*TenantKeysetIdList)(nil),                                     // 121: forge.TenantKeysetIdList
-	(*TenantKeySetList)(nil),                                       // 122: forge.TenantKeySetList
-	(*UpdateTenantKeysetResponse)(nil),                             // 123: forge.UpdateTenantKeysetResponse
-	(*DeleteTenantKeysetResponse)(nil),                             // 124: forge.DeleteTenantKeysetResponse
-	(*ValidateTenantPublicKeyResponse)(nil),                        // 125: forge.ValidateTenantPublicKeyResponse
-	(*Vpc)(nil),                                                    // 126: forge.Vpc
-	(*VpcUpdateResult)(nil),                                        // 127: forge.VpcUpdateResult
-	(*VpcUpdateVirtualizationResult)(nil),                          // 128: forge.VpcUpdateVirtualizationResult
-	(*VpcDeletionResult)(nil),                                      // 129: forge.VpcDeletionResult
-	(*VpcIdList)(nil),                                              // 130: forge.VpcIdList
-	(*VpcList)(nil),                                                // 131: forge.VpcList
-	(*VpcPrefix)(nil),                                              // 132: forge.VpcPrefix
-	(*VpcPrefixIdList)(nil),                                        // 133: forge.VpcPrefixIdList
-	(*VpcPrefixList)(nil),                                          // 134: forge.VpcPrefixList
-	(*VpcPrefixDeletionResult)(nil),                                // 135: forge.VpcPrefixDeletionResult
-	(*NetworkSegment)(nil),                                         // 136: forge.NetworkSegment
-	(*NetworkSegmentDeletionResult)(nil),                           // 137: forge.NetworkSegmentDeletionResult
-	(*NetworkSegmentIdList)(nil),                                   // 138: forge.NetworkSegmentIdList
-	(*NetworkSegmentList)(nil),                                     // 139: forge.NetworkSegmentList
-	(*CreateNetworkSecurityGroupResponse)(nil),                     // 140: forge.CreateNetworkSecurityGroupResponse
-	(*FindNetworkSecurityGroupIdsResponse)(nil),                    // 141: forge.FindNetworkSecurityGroupIdsResponse
-	(*FindNetworkSecurityGroupsByIdsResponse)(nil),                 // 142: forge.FindNetworkSecurityGroupsByIdsResponse
-	(*UpdateNetworkSecurityGroupResponse)(nil),                     // 143: forge.UpdateNetworkSecurityGroupResponse
-	(*DeleteNetworkSecurityGroupResponse)(nil),                     // 144: forge.DeleteNetworkSecurityGroupResponse
-	(*GetNetworkSecurityGroupPropagationStatusResponse)(nil),       // 145: forge.GetNetworkSecurityGroupPropagationStatusResponse
-	(*GetNetworkSecurityGroupAttachmentsResponse)(nil),             // 146: forge.GetNetworkSecurityGroupAttachmentsResponse
-	(*CreateInstanceTypeResponse)(nil),                             // 147: forge.CreateInstanceTypeResponse
-	(*FindInstanceTypeIdsResponse)(nil),                            // 148: forge.FindInstanceTypeIdsResponse
-	(*FindInstanceTypesByIdsResponse)(nil),                         // 149: forge.FindInstanceTypesByIdsResponse
-	(*UpdateInstanceTypeResponse)(nil),                             // 150: forge.UpdateInstanceTypeResponse
-	(*DeleteInstanceTypeResponse)(nil),                             // 151: forge.DeleteInstanceTypeResponse
-	(*AssociateMachinesWithInstanceTypeResponse)(nil),              // 152: forge.AssociateMachinesWithInstanceTypeResponse
-	(*RemoveMachineInstanceTypeAssociationResponse)(nil),           // 153: forge.RemoveMachineInstanceTypeAssociationResponse
-	(*Instance)(nil),                                               // 154: forge.Instance
-	(*BatchInstanceAllocationResponse)(nil),                        // 155: forge.BatchInstanceAllocationResponse
-	(*InstanceReleaseResult)(nil),                                  // 156: forge.InstanceReleaseResult
-	(*InstanceIdList)(nil),                                         // 157: forge.InstanceIdList
-	(*InstanceList)(nil),                                           // 158: forge.InstanceList
-	(*InstancePowerResult)(nil),                                    // 159: forge.InstancePowerResult
-	(*MachineIdList)(nil),                                          // 160: common.MachineIdList
-	(*MachineList)(nil),                                            // 161: forge.MachineList
-	(*PowerOptionResponse)(nil),                                    // 162: forge.PowerOptionResponse
-	(*AdminPowerControlResponse)(nil),                              // 163: forge.AdminPowerControlResponse
-	(*VpcPeering)(nil),                                             // 164: forge.VpcPeering
-	(*VpcPeeringIdList)(nil),                                       // 165: forge.VpcPeeringIdList
-	(*VpcPeeringList)(nil),                                         // 166: forge.VpcPeeringList
-	(*VpcPeeringDeletionResult)(nil),                               // 167: forge.VpcPeeringDeletionResult
-	(*IBPartitionIdList)(nil),                                      // 168: forge.IBPartitionIdList
-	(*IBPartitionList)(nil),                                        // 169: forge.IBPartitionList
-	(*IBPartition)(nil),                                            // 170: forge.IBPartition
-	(*IBPartitionDeletionResult)(nil),                              // 171: forge.IBPartitionDeletionResult
-	(*NVLinkLogicalPartitionIdList)(nil),                           // 172: forge.NVLinkLogicalPartitionIdList
-	(*NVLinkLogicalPartitionList)(nil),                             // 173: forge.NVLinkLogicalPartitionList
-	(*NVLinkLogicalPartition)(nil),                                 // 174: forge.NVLinkLogicalPartition
-	(*NVLinkLogicalPartitionUpdateResult)(nil),                     // 175: forge.NVLinkLogicalPartitionUpdateResult
-	(*NVLinkLogicalPartitionDeletionResult)(nil),                   // 176: forge.NVLinkLogicalPartitionDeletionResult
-	(*SpxPartition)(nil),                                           // 177: forge.SpxPartition
-	(*SpxPartitionDeletionResult)(nil),                             // 178: forge.SpxPartitionDeletionResult
-	(*SpxPartitionIdList)(nil),                                     // 179: forge.SpxPartitionIdList
-	(*SpxPartitionList)(nil),                                       // 180: forge.SpxPartitionList
-	(*OperatingSystem)(nil),                                        // 181: forge.OperatingSystem
-	(*DeleteOperatingSystemResponse)(nil),                          // 182: forge.DeleteOperatingSystemResponse
-	(*OperatingSystemIdList)(nil),                                  // 183: forge.OperatingSystemIdList
-	(*OperatingSystemList)(nil),                                    // 184: forge.OperatingSystemList
-	(*IpxeTemplate)(nil),                                           // 185: forge.IpxeTemplate
-	(*IpxeTemplateList)(nil),                                       // 186: forge.IpxeTemplateList
-	(*IpxeTemplateArtifactList)(nil),                               // 187: forge.IpxeTemplateArtifactList
-	(*OsImage)(nil),                                                // 188: forge.OsImage
-	(*DeleteOsImageResponse)(nil),                                  // 189: forge.DeleteOsImageResponse
-	(*ListOsImageResponse)(nil),                                    // 190: forge.ListOsImageResponse
-	(*DpuExtensionService)(nil),                                    // 191: forge.DpuExtensionService
-	(*DeleteDpuExtensionServiceResponse)(nil),                      // 192: forge.DeleteDpuExtensionServiceResponse
-	(*DpuExtensionServiceIdList)(nil),                              // 193: forge.DpuExtensionServiceIdList
-	(*DpuExtensionServiceList)(nil),                                // 194: forge.DpuExtensionServiceList
-	(*DpuExtensionServiceVersionInfoList)(nil),                     // 195: forge.DpuExtensionServiceVersionInfoList
-	(*FindInstancesByDpuExtensionServiceResponse)(nil),             // 196: forge.FindInstancesByDpuExtensionServiceResponse
-	(*CreateComputeAllocationResponse)(nil),                        // 197: forge.CreateComputeAllocationResponse
-	(*FindComputeAllocationIdsResponse)(nil),                       // 198: forge.FindComputeAllocationIdsResponse
-	(*FindComputeAllocationsByIdsResponse)(nil),                    // 199: forge.FindComputeAllocationsByIdsResponse
-	(*UpdateComputeAllocationResponse)(nil),                        // 200: forge.UpdateComputeAllocationResponse
-	(*DeleteComputeAllocationResponse)(nil),                        // 201: forge.DeleteComputeAllocationResponse
-	(*ExpectedMachineList)(nil),                                    // 202: forge.ExpectedMachineList
-	(*LinkedExpectedMachineList)(nil),                              // 203: forge.LinkedExpectedMachineList
-	(*ExpectedPowerShelfList)(nil),                                 // 204: forge.ExpectedPowerShelfList
-	(*LinkedExpectedPowerShelfList)(nil),                           // 205: forge.LinkedExpectedPowerShelfList
-	(*ExpectedSwitchList)(nil),                                     // 206: forge.ExpectedSwitchList
-	(*LinkedExpectedSwitchList)(nil),                               // 207: forge.LinkedExpectedSwitchList
+	(*ExpectedRack)(nil),                                           // 112: forge.ExpectedRack
+	(*ExpectedRackRequest)(nil),                                    // 113: forge.ExpectedRackRequest
+	(*ExpectedSwitch)(nil),                                         // 114: forge.ExpectedSwitch
+	(*ExpectedSwitchRequest)(nil),                                  // 115: forge.ExpectedSwitchRequest
+	(*BuildInfo)(nil),                                              // 116: forge.BuildInfo
+	(*CreateTenantResponse)(nil),                                   // 117: forge.CreateTenantResponse
+	(*FindTenantResponse)(nil),                                     // 118: forge.FindTenantResponse
+	(*UpdateTenantResponse)(nil),                                   // 119: forge.UpdateTenantResponse
+	(*TenantOrganizationIdList)(nil),                               // 120: forge.TenantOrganizationIdList
+	(*TenantList)(nil),                                             // 121: forge.TenantList
+	(*CreateTenantKeysetResponse)(nil),                             // 122: forge.CreateTenantKeysetResponse
+	(*TenantKeysetIdList)(nil),                                     // 123: forge.TenantKeysetIdList
+	(*TenantKeySetList)(nil),                                       // 124: forge.TenantKeySetList
+	(*UpdateTenantKeysetResponse)(nil),                             // 125: forge.UpdateTenantKeysetResponse
+	(*DeleteTenantKeysetResponse)(nil),                             // 126: forge.DeleteTenantKeysetResponse
+	(*ValidateTenantPublicKeyResponse)(nil),                        // 127: forge.ValidateTenantPublicKeyResponse
+	(*Vpc)(nil),                                                    // 128: forge.Vpc
+	(*VpcUpdateResult)(nil),                                        // 129: forge.VpcUpdateResult
+	(*VpcUpdateVirtualizationResult)(nil),                          // 130: forge.VpcUpdateVirtualizationResult
+	(*VpcDeletionResult)(nil),                                      // 131: forge.VpcDeletionResult
+	(*VpcIdList)(nil),                                              // 132: forge.VpcIdList
+	(*VpcList)(nil),                                                // 133: forge.VpcList
+	(*VpcPrefix)(nil),                                              // 134: forge.VpcPrefix
+	(*VpcPrefixIdList)(nil),                                        // 135: forge.VpcPrefixIdList
+	(*VpcPrefixList)(nil),                                          // 136: forge.VpcPrefixList
+	(*VpcPrefixDeletionResult)(nil),                                // 137: forge.VpcPrefixDeletionResult
+	(*NetworkSegment)(nil),                                         // 138: forge.NetworkSegment
+	(*NetworkSegmentDeletionResult)(nil),                           // 139: forge.NetworkSegmentDeletionResult
+	(*NetworkSegmentIdList)(nil),                                   // 140: forge.NetworkSegmentIdList
+	(*NetworkSegmentList)(nil),                                     // 141: forge.NetworkSegmentList
+	(*CreateNetworkSecurityGroupResponse)(nil),                     // 142: forge.CreateNetworkSecurityGroupResponse
+	(*FindNetworkSecurityGroupIdsResponse)(nil),                    // 143: forge.FindNetworkSecurityGroupIdsResponse
+	(*FindNetworkSecurityGroupsByIdsResponse)(nil),                 // 144: forge.FindNetworkSecurityGroupsByIdsResponse
+	(*UpdateNetworkSecurityGroupResponse)(nil),                     // 145: forge.UpdateNetworkSecurityGroupResponse
+	(*DeleteNetworkSecurityGroupResponse)(nil),                     // 146: forge.DeleteNetworkSecurityGroupResponse
+	(*GetNetworkSecurityGroupPropagationStatusResponse)(nil),       // 147: forge.GetNetworkSecurityGroupPropagationStatusResponse
+	(*GetNetworkSecurityGroupAttachmentsResponse)(nil),             // 148: forge.GetNetworkSecurityGroupAttachmentsResponse
+	(*CreateInstanceTypeResponse)(nil),                             // 149: forge.CreateInstanceTypeResponse
+	(*FindInstanceTypeIdsResponse)(nil),                            // 150: forge.FindInstanceTypeIdsResponse
+	(*FindInstanceTypesByIdsResponse)(nil),                         // 151: forge.FindInstanceTypesByIdsResponse
+	(*UpdateInstanceTypeResponse)(nil),                             // 152: forge.UpdateInstanceTypeResponse
+	(*DeleteInstanceTypeResponse)(nil),                             // 153: forge.DeleteInstanceTypeResponse
+	(*AssociateMachinesWithInstanceTypeResponse)(nil),              // 154: forge.AssociateMachinesWithInstanceTypeResponse
+	(*RemoveMachineInstanceTypeAssociationResponse)(nil),           // 155: forge.RemoveMachineInstanceTypeAssociationResponse
+	(*Instance)(nil),                                               // 156: forge.Instance
+	(*BatchInstanceAllocationResponse)(nil),                        // 157: forge.BatchInstanceAllocationResponse
+	(*InstanceReleaseResult)(nil),                                  // 158: forge.InstanceReleaseResult
+	(*InstanceIdList)(nil),                                         // 159: forge.InstanceIdList
+	(*InstanceList)(nil),                                           // 160: forge.InstanceList
+	(*InstancePowerResult)(nil),                                    // 161: forge.InstancePowerResult
+	(*MachineIdList)(nil),                                          // 162: common.MachineIdList
+	(*MachineList)(nil),                                            // 163: forge.MachineList
+	(*PowerOptionResponse)(nil),                                    // 164: forge.PowerOptionResponse
+	(*AdminPowerControlResponse)(nil),                              // 165: forge.AdminPowerControlResponse
+	(*VpcPeering)(nil),                                             // 166: forge.VpcPeering
+	(*VpcPeeringIdList)(nil),                                       // 167: forge.VpcPeeringIdList
+	(*VpcPeeringList)(nil),                                         // 168: forge.VpcPeeringList
+	(*VpcPeeringDeletionResult)(nil),                               // 169: forge.VpcPeeringDeletionResult
+	(*IBPartitionIdList)(nil),                                      // 170: forge.IBPartitionIdList
+	(*IBPartitionList)(nil),                                        // 171: forge.IBPartitionList
+	(*IBPartition)(nil),                                            // 172: forge.IBPartition
+	(*IBPartitionDeletionResult)(nil),                              // 173: forge.IBPartitionDeletionResult
+	(*NVLinkLogicalPartitionIdList)(nil),                           // 174: forge.NVLinkLogicalPartitionIdList
+	(*NVLinkLogicalPartitionList)(nil),                             // 175: forge.NVLinkLogicalPartitionList
+	(*NVLinkLogicalPartition)(nil),                                 // 176: forge.NVLinkLogicalPartition
+	(*NVLinkLogicalPartitionUpdateResult)(nil),                     // 177: forge.NVLinkLogicalPartitionUpdateResult
+	(*NVLinkLogicalPartitionDeletionResult)(nil),                   // 178: forge.NVLinkLogicalPartitionDeletionResult
+	(*SpxPartition)(nil),                                           // 179: forge.SpxPartition
+	(*SpxPartitionDeletionResult)(nil),                             // 180: forge.SpxPartitionDeletionResult
+	(*SpxPartitionIdList)(nil),                                     // 181: forge.SpxPartitionIdList
+	(*SpxPartitionList)(nil),                                       // 182: forge.SpxPartitionList
+	(*OperatingSystem)(nil),                                        // 183: forge.OperatingSystem
+	(*DeleteOperatingSystemResponse)(nil),                          // 184: forge.DeleteOperatingSystemResponse
+	(*OperatingSystemIdList)(nil),                                  // 185: forge.OperatingSystemIdList
+	(*OperatingSystemList)(nil),                                    // 186: forge.OperatingSystemList
+	(*IpxeTemplate)(nil),                                           // 187: forge.IpxeTemplate
+	(*IpxeTemplateList)(nil),                                       // 188: forge.IpxeTemplateList
+	(*IpxeTemplateArtifactList)(nil),                               // 189: forge.IpxeTemplateArtifactList
+	(*OsImage)(nil),                                                // 190: forge.OsImage
+	(*DeleteOsImageResponse)(nil),                                  // 191: forge.DeleteOsImageResponse
+	(*ListOsImageResponse)(nil),                                    // 192: forge.ListOsImageResponse
+	(*DpuExtensionService)(nil),                                    // 193: forge.DpuExtensionService
+	(*DeleteDpuExtensionServiceResponse)(nil),                      // 194: forge.DeleteDpuExtensionServiceResponse
+	(*DpuExtensionServiceIdList)(nil),                              // 195: forge.DpuExtensionServiceIdList
+	(*DpuExtensionServiceList)(nil),                                // 196: forge.DpuExtensionServiceList
+	(*DpuExtensionServiceVersionInfoList)(nil),                     // 197: forge.DpuExtensionServiceVersionInfoList
+	(*FindInstancesByDpuExtensionServiceResponse)(nil),             // 198: forge.FindInstancesByDpuExtensionServiceResponse
+	(*CreateComputeAllocationResponse)(nil),                        // 199: forge.CreateComputeAllocationResponse
+	(*FindComputeAllocationIdsResponse)(nil),                       // 200: forge.FindComputeAllocationIdsResponse
+	(*FindComputeAllocationsByIdsResponse)(nil),                    // 201: forge.FindComputeAllocationsByIdsResponse
+	(*UpdateComputeAllocationResponse)(nil),                        // 202: forge.UpdateComputeAllocationResponse
+	(*DeleteComputeAllocationResponse)(nil),                        // 203: forge.DeleteComputeAllocationResponse
+	(*ExpectedMachineList)(nil),                                    // 204: forge.ExpectedMachineList
+	(*LinkedExpectedMachineList)(nil),                              // 205: forge.LinkedExpectedMachineList
+	(*ExpectedPowerShelfList)(nil),                                 // 206: forge.ExpectedPowerShelfList
+	(*LinkedExpectedPowerShelfList)(nil),                           // 207: forge.LinkedExpectedPowerShelfList
+	(*ExpectedRackList)(nil),                                       // 208: forge.ExpectedRackList
+	(*ExpectedSwitchList)(nil),                                     // 209: forge.ExpectedSwitchList
+	(*LinkedExpectedSwitchList)(nil),                               // 210: forge.LinkedExpectedSwitchList
 }
 var file_carbide_forge_forge_proto_depIdxs = []int32{
 	0,   // 0: forge.Forge.Version:input_type -> forge.VersionRequest
@@ -497,141 +505,151 @@ var file_carbide_forge_forge_proto_depIdxs = []int32{
 	111, // 118: forge.Forge.GetExpectedPowerShelf:input_type -> forge.ExpectedPowerShelfRequest
 	102, // 119: forge.Forge.GetAllExpectedPowerShelves:input_type -> google.protobuf.Empty
 	102, // 120: forge.Forge.GetAllExpectedPowerShelvesLinked:input_type -> google.protobuf.Empty
-	112, // 121: forge.Forge.AddExpectedSwitch:input_type -> forge.ExpectedSwitch
-	113, // 122: forge.Forge.DeleteExpectedSwitch:input_type -> forge.ExpectedSwitchRequest
-	112, // 123: forge.Forge.UpdateExpectedSwitch:input_type -> forge.ExpectedSwitch
-	113, // 124: forge.Forge.GetExpectedSwitch:input_type -> forge.ExpectedSwitchRequest
-	102, // 125: forge.Forge.GetAllExpectedSwitches:input_type -> google.protobuf.Empty
-	102, // 126: forge.Forge.GetAllExpectedSwitchesLinked:input_type -> google.protobuf.Empty
-	114, // 127: forge.Forge.Version:output_type -> forge.BuildInfo
-	115, // 128: forge.Forge.CreateTenant:output_type -> forge.CreateTenantResponse
-	116, // 129: forge.Forge.FindTenant:output_type -> forge.FindTenantResponse
-	117, // 130: forge.Forge.UpdateTenant:output_type -> forge.UpdateTenantResponse
-	118, // 131: forge.Forge.FindTenantOrganizationIds:output_type -> forge.TenantOrganizationIdList
-	119, // 132: forge.Forge.FindTenantsByOrganizationIds:output_type -> forge.TenantList
-	120, // 133: forge.Forge.CreateTenantKeyset:output_type -> forge.CreateTenantKeysetResponse
-	121, // 134: forge.Forge.FindTenantKeysetIds:output_type -> forge.TenantKeysetIdList
-	122, // 135: forge.Forge.FindTenantKeysetsByIds:output_type -> forge.TenantKeySetList
-	123, // 136: forge.Forge.UpdateTenantKeyset:output_type -> forge.UpdateTenantKeysetResponse
-	124, // 137: forge.Forge.DeleteTenantKeyset:output_type -> forge.DeleteTenantKeysetResponse
-	125, // 138: forge.Forge.ValidateTenantPublicKey:output_type -> forge.ValidateTenantPublicKeyResponse
-	126, // 139: forge.Forge.CreateVpc:output_type -> forge.Vpc
-	127, // 140: forge.Forge.UpdateVpc:output_type -> forge.VpcUpdateResult
-	128, // 141: forge.Forge.UpdateVpcVirtualization:output_type -> forge.VpcUpdateVirtualizationResult
-	129, // 142: forge.Forge.DeleteVpc:output_type -> forge.VpcDeletionResult
-	130, // 143: forge.Forge.FindVpcIds:output_type -> forge.VpcIdList
-	131, // 144: forge.Forge.FindVpcsByIds:output_type -> forge.VpcList
-	132, // 145: forge.Forge.CreateVpcPrefix:output_type -> forge.VpcPrefix
-	133, // 146: forge.Forge.SearchVpcPrefixes:output_type -> forge.VpcPrefixIdList
-	134, // 147: forge.Forge.GetVpcPrefixes:output_type -> forge.VpcPrefixList
-	132, // 148: forge.Forge.UpdateVpcPrefix:output_type -> forge.VpcPrefix
-	135, // 149: forge.Forge.DeleteVpcPrefix:output_type -> forge.VpcPrefixDeletionResult
-	136, // 150: forge.Forge.CreateNetworkSegment:output_type -> forge.NetworkSegment
-	137, // 151: forge.Forge.DeleteNetworkSegment:output_type -> forge.NetworkSegmentDeletionResult
-	138, // 152: forge.Forge.FindNetworkSegmentIds:output_type -> forge.NetworkSegmentIdList
-	139, // 153: forge.Forge.FindNetworkSegmentsByIds:output_type -> forge.NetworkSegmentList
-	140, // 154: forge.Forge.CreateNetworkSecurityGroup:output_type -> forge.CreateNetworkSecurityGroupResponse
-	141, // 155: forge.Forge.FindNetworkSecurityGroupIds:output_type -> forge.FindNetworkSecurityGroupIdsResponse
-	142, // 156: forge.Forge.FindNetworkSecurityGroupsByIds:output_type -> forge.FindNetworkSecurityGroupsByIdsResponse
-	143, // 157: forge.Forge.UpdateNetworkSecurityGroup:output_type -> forge.UpdateNetworkSecurityGroupResponse
-	144, // 158: forge.Forge.DeleteNetworkSecurityGroup:output_type -> forge.DeleteNetworkSecurityGroupResponse
-	145, // 159: forge.Forge.GetNetworkSecurityGroupPropagationStatus:output_type -> forge.GetNetworkSecurityGroupPropagationStatusResponse
-	146, // 160: forge.Forge.GetNetworkSecurityGroupAttachments:output_type -> forge.GetNetworkSecurityGroupAttachmentsResponse
-	147, // 161: forge.Forge.CreateInstanceType:output_type -> forge.CreateInstanceTypeResponse
-	148, // 162: forge.Forge.FindInstanceTypeIds:output_type -> forge.FindInstanceTypeIdsResponse
-	149, // 163: forge.Forge.FindInstanceTypesByIds:output_type -> forge.FindInstanceTypesByIdsResponse
-	150, // 164: forge.Forge.UpdateInstanceType:output_type -> forge.UpdateInstanceTypeResponse
-	151, // 165: forge.Forge.DeleteInstanceType:output_type -> forge.DeleteInstanceTypeResponse
-	152, // 166: forge.Forge.AssociateMachinesWithInstanceType:output_type -> forge.AssociateMachinesWithInstanceTypeResponse
-	153, // 167: forge.Forge.RemoveMachineInstanceTypeAssociation:output_type -> forge.RemoveMachineInstanceTypeAssociationResponse
-	154, // 168: forge.Forge.AllocateInstance:output_type -> forge.Instance
-	155, // 169: forge.Forge.AllocateInstances:output_type -> forge.BatchInstanceAllocationResponse
-	156, // 170: forge.Forge.ReleaseInstance:output_type -> forge.InstanceReleaseResult
-	154, // 171: forge.Forge.UpdateInstanceOperatingSystem:output_type -> forge.Instance
-	154, // 172: forge.Forge.UpdateInstanceConfig:output_type -> forge.Instance
-	157, // 173: forge.Forge.FindInstanceIds:output_type -> forge.InstanceIdList
-	158, // 174: forge.Forge.FindInstancesByIds:output_type -> forge.InstanceList
-	158, // 175: forge.Forge.FindInstanceByMachineID:output_type -> forge.InstanceList
-	159, // 176: forge.Forge.InvokeInstancePower:output_type -> forge.InstancePowerResult
-	160, // 177: forge.Forge.FindMachineIds:output_type -> common.MachineIdList
-	161, // 178: forge.Forge.FindMachinesByIds:output_type -> forge.MachineList
-	102, // 179: forge.Forge.UpdateMachineMetadata:output_type -> google.protobuf.Empty
-	102, // 180: forge.Forge.SetMaintenance:output_type -> google.protobuf.Empty
-	162, // 181: forge.Forge.GetPowerOptions:output_type -> forge.PowerOptionResponse
-	162, // 182: forge.Forge.UpdatePowerOption:output_type -> forge.PowerOptionResponse
-	163, // 183: forge.Forge.AdminPowerControl:output_type -> forge.AdminPowerControlResponse
-	164, // 184: forge.Forge.CreateVpcPeering:output_type -> forge.VpcPeering
-	165, // 185: forge.Forge.FindVpcPeeringIds:output_type -> forge.VpcPeeringIdList
-	166, // 186: forge.Forge.FindVpcPeeringsByIds:output_type -> forge.VpcPeeringList
-	167, // 187: forge.Forge.DeleteVpcPeering:output_type -> forge.VpcPeeringDeletionResult
-	168, // 188: forge.Forge.FindIBPartitionIds:output_type -> forge.IBPartitionIdList
-	169, // 189: forge.Forge.FindIBPartitionsByIds:output_type -> forge.IBPartitionList
-	170, // 190: forge.Forge.CreateIBPartition:output_type -> forge.IBPartition
-	170, // 191: forge.Forge.UpdateIBPartition:output_type -> forge.IBPartition
-	171, // 192: forge.Forge.DeleteIBPartition:output_type -> forge.IBPartitionDeletionResult
-	172, // 193: forge.Forge.FindNVLinkLogicalPartitionIds:output_type -> forge.NVLinkLogicalPartitionIdList
-	173, // 194: forge.Forge.FindNVLinkLogicalPartitionsByIds:output_type -> forge.NVLinkLogicalPartitionList
-	174, // 195: forge.Forge.CreateNVLinkLogicalPartition:output_type -> forge.NVLinkLogicalPartition
-	175, // 196: forge.Forge.UpdateNVLinkLogicalPartition:output_type -> forge.NVLinkLogicalPartitionUpdateResult
-	176, // 197: forge.Forge.DeleteNVLinkLogicalPartition:output_type -> forge.NVLinkLogicalPartitionDeletionResult
-	177, // 198: forge.Forge.CreateSpxPartition:output_type -> forge.SpxPartition
-	178, // 199: forge.Forge.DeleteSpxPartition:output_type -> forge.SpxPartitionDeletionResult
-	179, // 200: forge.Forge.FindSpxPartitionIds:output_type -> forge.SpxPartitionIdList
-	180, // 201: forge.Forge.FindSpxPartitionsByIds:output_type -> forge.SpxPartitionList
-	181, // 202: forge.Forge.CreateOperatingSystem:output_type -> forge.OperatingSystem
-	181, // 203: forge.Forge.UpdateOperatingSystem:output_type -> forge.OperatingSystem
-	182, // 204: forge.Forge.DeleteOperatingSystem:output_type -> forge.DeleteOperatingSystemResponse
-	183, // 205: forge.Forge.FindOperatingSystemIds:output_type -> forge.OperatingSystemIdList
-	184, // 206: forge.Forge.FindOperatingSystemsByIds:output_type -> forge.OperatingSystemList
-	185, // 207: forge.Forge.GetIpxeTemplate:output_type -> forge.IpxeTemplate
-	186, // 208: forge.Forge.ListIpxeTemplates:output_type -> forge.IpxeTemplateList
-	187, // 209: forge.Forge.GetOperatingSystemCachableIpxeTemplateArtifacts:output_type -> forge.IpxeTemplateArtifactList
-	187, // 210: forge.Forge.UpdateOperatingSystemCachableIpxeTemplateArtifacts:output_type -> forge.IpxeTemplateArtifactList
-	188, // 211: forge.Forge.CreateOsImage:output_type -> forge.OsImage
-	189, // 212: forge.Forge.DeleteOsImage:output_type -> forge.DeleteOsImageResponse
-	190, // 213: forge.Forge.ListOsImage:output_type -> forge.ListOsImageResponse
-	188, // 214: forge.Forge.GetOsImage:output_type -> forge.OsImage
-	188, // 215: forge.Forge.UpdateOsImage:output_type -> forge.OsImage
-	191, // 216: forge.Forge.CreateDpuExtensionService:output_type -> forge.DpuExtensionService
-	191, // 217: forge.Forge.UpdateDpuExtensionService:output_type -> forge.DpuExtensionService
-	192, // 218: forge.Forge.DeleteDpuExtensionService:output_type -> forge.DeleteDpuExtensionServiceResponse
-	193, // 219: forge.Forge.FindDpuExtensionServiceIds:output_type -> forge.DpuExtensionServiceIdList
-	194, // 220: forge.Forge.FindDpuExtensionServicesByIds:output_type -> forge.DpuExtensionServiceList
-	195, // 221: forge.Forge.GetDpuExtensionServiceVersionsInfo:output_type -> forge.DpuExtensionServiceVersionInfoList
-	196, // 222: forge.Forge.FindInstancesByDpuExtensionService:output_type -> forge.FindInstancesByDpuExtensionServiceResponse
-	197, // 223: forge.Forge.CreateComputeAllocation:output_type -> forge.CreateComputeAllocationResponse
-	198, // 224: forge.Forge.FindComputeAllocationIds:output_type -> forge.FindComputeAllocationIdsResponse
-	199, // 225: forge.Forge.FindComputeAllocationsByIds:output_type -> forge.FindComputeAllocationsByIdsResponse
-	200, // 226: forge.Forge.UpdateComputeAllocation:output_type -> forge.UpdateComputeAllocationResponse
-	201, // 227: forge.Forge.DeleteComputeAllocation:output_type -> forge.DeleteComputeAllocationResponse
-	102, // 228: forge.Forge.AddExpectedMachine:output_type -> google.protobuf.Empty
-	102, // 229: forge.Forge.DeleteExpectedMachine:output_type -> google.protobuf.Empty
-	102, // 230: forge.Forge.UpdateExpectedMachine:output_type -> google.protobuf.Empty
-	100, // 231: forge.Forge.GetExpectedMachine:output_type -> forge.ExpectedMachine
-	202, // 232: forge.Forge.GetAllExpectedMachines:output_type -> forge.ExpectedMachineList
-	203, // 233: forge.Forge.GetAllExpectedMachinesLinked:output_type -> forge.LinkedExpectedMachineList
-	104, // 234: forge.Forge.CreateSku:output_type -> forge.SkuIdList
-	102, // 235: forge.Forge.DeleteSku:output_type -> google.protobuf.Empty
-	104, // 236: forge.Forge.GetAllSkuIds:output_type -> forge.SkuIdList
-	103, // 237: forge.Forge.FindSkusByIds:output_type -> forge.SkuList
-	102, // 238: forge.Forge.UpdateSkuMetadata:output_type -> google.protobuf.Empty
-	107, // 239: forge.Forge.ReplaceSku:output_type -> forge.Sku
-	102, // 240: forge.Forge.AssignSkuToMachine:output_type -> google.protobuf.Empty
-	102, // 241: forge.Forge.RemoveSkuAssociation:output_type -> google.protobuf.Empty
-	102, // 242: forge.Forge.AddExpectedPowerShelf:output_type -> google.protobuf.Empty
-	102, // 243: forge.Forge.DeleteExpectedPowerShelf:output_type -> google.protobuf.Empty
-	102, // 244: forge.Forge.UpdateExpectedPowerShelf:output_type -> google.protobuf.Empty
-	110, // 245: forge.Forge.GetExpectedPowerShelf:output_type -> forge.ExpectedPowerShelf
-	204, // 246: forge.Forge.GetAllExpectedPowerShelves:output_type -> forge.ExpectedPowerShelfList
-	205, // 247: forge.Forge.GetAllExpectedPowerShelvesLinked:output_type -> forge.LinkedExpectedPowerShelfList
-	102, // 248: forge.Forge.AddExpectedSwitch:output_type -> google.protobuf.Empty
-	102, // 249: forge.Forge.DeleteExpectedSwitch:output_type -> google.protobuf.Empty
-	102, // 250: forge.Forge.UpdateExpectedSwitch:output_type -> google.protobuf.Empty
-	112, // 251: forge.Forge.GetExpectedSwitch:output_type -> forge.ExpectedSwitch
-	206, // 252: forge.Forge.GetAllExpectedSwitches:output_type -> forge.ExpectedSwitchList
-	207, // 253: forge.Forge.GetAllExpectedSwitchesLinked:output_type -> forge.LinkedExpectedSwitchList
-	127, // [127:254] is the sub-list for method output_type
-	0,   // [0:127] is the sub-list for method input_type
+	112, // 121: forge.Forge.AddExpectedRack:input_type -> forge.ExpectedRack
+	113, // 122: forge.Forge.DeleteExpectedRack:input_type -> forge.ExpectedRackRequest
+	112, // 123: forge.Forge.UpdateExpectedRack:input_type -> forge.ExpectedRack
+	113, // 124: forge.Forge.GetExpectedRack:input_type -> forge.ExpectedRackRequest
+	102, // 125: forge.Forge.GetAllExpectedRacks:input_type -> google.protobuf.Empty
+	114, // 126: forge.Forge.AddExpectedSwitch:input_type -> forge.ExpectedSwitch
+	115, // 127: forge.Forge.DeleteExpectedSwitch:input_type -> forge.ExpectedSwitchRequest
+	114, // 128: forge.Forge.UpdateExpectedSwitch:input_type -> forge.ExpectedSwitch
+	115, // 129: forge.Forge.GetExpectedSwitch:input_type -> forge.ExpectedSwitchRequest
+	102, // 130: forge.Forge.GetAllExpectedSwitches:input_type -> google.protobuf.Empty
+	102, // 131: forge.Forge.GetAllExpectedSwitchesLinked:input_type -> google.protobuf.Empty
+	116, // 132: forge.Forge.Version:output_type -> forge.BuildInfo
+	117, // 133: forge.Forge.CreateTenant:output_type -> forge.CreateTenantResponse
+	118, // 134: forge.Forge.FindTenant:output_type -> forge.FindTenantResponse
+	119, // 135: forge.Forge.UpdateTenant:output_type -> forge.UpdateTenantResponse
+	120, // 136: forge.Forge.FindTenantOrganizationIds:output_type -> forge.TenantOrganizationIdList
+	121, // 137: forge.Forge.FindTenantsByOrganizationIds:output_type -> forge.TenantList
+	122, // 138: forge.Forge.CreateTenantKeyset:output_type -> forge.CreateTenantKeysetResponse
+	123, // 139: forge.Forge.FindTenantKeysetIds:output_type -> forge.TenantKeysetIdList
+	124, // 140: forge.Forge.FindTenantKeysetsByIds:output_type -> forge.TenantKeySetList
+	125, // 141: forge.Forge.UpdateTenantKeyset:output_type -> forge.UpdateTenantKeysetResponse
+	126, // 142: forge.Forge.DeleteTenantKeyset:output_type -> forge.DeleteTenantKeysetResponse
+	127, // 143: forge.Forge.ValidateTenantPublicKey:output_type -> forge.ValidateTenantPublicKeyResponse
+	128, // 144: forge.Forge.CreateVpc:output_type -> forge.Vpc
+	129, // 145: forge.Forge.UpdateVpc:output_type -> forge.VpcUpdateResult
+	130, // 146: forge.Forge.UpdateVpcVirtualization:output_type -> forge.VpcUpdateVirtualizationResult
+	131, // 147: forge.Forge.DeleteVpc:output_type -> forge.VpcDeletionResult
+	132, // 148: forge.Forge.FindVpcIds:output_type -> forge.VpcIdList
+	133, // 149: forge.Forge.FindVpcsByIds:output_type -> forge.VpcList
+	134, // 150: forge.Forge.CreateVpcPrefix:output_type -> forge.VpcPrefix
+	135, // 151: forge.Forge.SearchVpcPrefixes:output_type -> forge.VpcPrefixIdList
+	136, // 152: forge.Forge.GetVpcPrefixes:output_type -> forge.VpcPrefixList
+	134, // 153: forge.Forge.UpdateVpcPrefix:output_type -> forge.VpcPrefix
+	137, // 154: forge.Forge.DeleteVpcPrefix:output_type -> forge.VpcPrefixDeletionResult
+	138, // 155: forge.Forge.CreateNetworkSegment:output_type -> forge.NetworkSegment
+	139, // 156: forge.Forge.DeleteNetworkSegment:output_type -> forge.NetworkSegmentDeletionResult
+	140, // 157: forge.Forge.FindNetworkSegmentIds:output_type -> forge.NetworkSegmentIdList
+	141, // 158: forge.Forge.FindNetworkSegmentsByIds:output_type -> forge.NetworkSegmentList
+	142, // 159: forge.Forge.CreateNetworkSecurityGroup:output_type -> forge.CreateNetworkSecurityGroupResponse
+	143, // 160: forge.Forge.FindNetworkSecurityGroupIds:output_type -> forge.FindNetworkSecurityGroupIdsResponse
+	144, // 161: forge.Forge.FindNetworkSecurityGroupsByIds:output_type -> forge.FindNetworkSecurityGroupsByIdsResponse
+	145, // 162: forge.Forge.UpdateNetworkSecurityGroup:output_type -> forge.UpdateNetworkSecurityGroupResponse
+	146, // 163: forge.Forge.DeleteNetworkSecurityGroup:output_type -> forge.DeleteNetworkSecurityGroupResponse
+	147, // 164: forge.Forge.GetNetworkSecurityGroupPropagationStatus:output_type -> forge.GetNetworkSecurityGroupPropagationStatusResponse
+	148, // 165: forge.Forge.GetNetworkSecurityGroupAttachments:output_type -> forge.GetNetworkSecurityGroupAttachmentsResponse
+	149, // 166: forge.Forge.CreateInstanceType:output_type -> forge.CreateInstanceTypeResponse
+	150, // 167: forge.Forge.FindInstanceTypeIds:output_type -> forge.FindInstanceTypeIdsResponse
+	151, // 168: forge.Forge.FindInstanceTypesByIds:output_type -> forge.FindInstanceTypesByIdsResponse
+	152, // 169: forge.Forge.UpdateInstanceType:output_type -> forge.UpdateInstanceTypeResponse
+	153, // 170: forge.Forge.DeleteInstanceType:output_type -> forge.DeleteInstanceTypeResponse
+	154, // 171: forge.Forge.AssociateMachinesWithInstanceType:output_type -> forge.AssociateMachinesWithInstanceTypeResponse
+	155, // 172: forge.Forge.RemoveMachineInstanceTypeAssociation:output_type -> forge.RemoveMachineInstanceTypeAssociationResponse
+	156, // 173: forge.Forge.AllocateInstance:output_type -> forge.Instance
+	157, // 174: forge.Forge.AllocateInstances:output_type -> forge.BatchInstanceAllocationResponse
+	158, // 175: forge.Forge.ReleaseInstance:output_type -> forge.InstanceReleaseResult
+	156, // 176: forge.Forge.UpdateInstanceOperatingSystem:output_type -> forge.Instance
+	156, // 177: forge.Forge.UpdateInstanceConfig:output_type -> forge.Instance
+	159, // 178: forge.Forge.FindInstanceIds:output_type -> forge.InstanceIdList
+	160, // 179: forge.Forge.FindInstancesByIds:output_type -> forge.InstanceList
+	160, // 180: forge.Forge.FindInstanceByMachineID:output_type -> forge.InstanceList
+	161, // 181: forge.Forge.InvokeInstancePower:output_type -> forge.InstancePowerResult
+	162, // 182: forge.Forge.FindMachineIds:output_type -> common.MachineIdList
+	163, // 183: forge.Forge.FindMachinesByIds:output_type -> forge.MachineList
+	102, // 184: forge.Forge.UpdateMachineMetadata:output_type -> google.protobuf.Empty
+	102, // 185: forge.Forge.SetMaintenance:output_type -> google.protobuf.Empty
+	164, // 186: forge.Forge.GetPowerOptions:output_type -> forge.PowerOptionResponse
+	164, // 187: forge.Forge.UpdatePowerOption:output_type -> forge.PowerOptionResponse
+	165, // 188: forge.Forge.AdminPowerControl:output_type -> forge.AdminPowerControlResponse
+	166, // 189: forge.Forge.CreateVpcPeering:output_type -> forge.VpcPeering
+	167, // 190: forge.Forge.FindVpcPeeringIds:output_type -> forge.VpcPeeringIdList
+	168, // 191: forge.Forge.FindVpcPeeringsByIds:output_type -> forge.VpcPeeringList
+	169, // 192: forge.Forge.DeleteVpcPeering:output_type -> forge.VpcPeeringDeletionResult
+	170, // 193: forge.Forge.FindIBPartitionIds:output_type -> forge.IBPartitionIdList
+	171, // 194: forge.Forge.FindIBPartitionsByIds:output_type -> forge.IBPartitionList
+	172, // 195: forge.Forge.CreateIBPartition:output_type -> forge.IBPartition
+	172, // 196: forge.Forge.UpdateIBPartition:output_type -> forge.IBPartition
+	173, // 197: forge.Forge.DeleteIBPartition:output_type -> forge.IBPartitionDeletionResult
+	174, // 198: forge.Forge.FindNVLinkLogicalPartitionIds:output_type -> forge.NVLinkLogicalPartitionIdList
+	175, // 199: forge.Forge.FindNVLinkLogicalPartitionsByIds:output_type -> forge.NVLinkLogicalPartitionList
+	176, // 200: forge.Forge.CreateNVLinkLogicalPartition:output_type -> forge.NVLinkLogicalPartition
+	177, // 201: forge.Forge.UpdateNVLinkLogicalPartition:output_type -> forge.NVLinkLogicalPartitionUpdateResult
+	178, // 202: forge.Forge.DeleteNVLinkLogicalPartition:output_type -> forge.NVLinkLogicalPartitionDeletionResult
+	179, // 203: forge.Forge.CreateSpxPartition:output_type -> forge.SpxPartition
+	180, // 204: forge.Forge.DeleteSpxPartition:output_type -> forge.SpxPartitionDeletionResult
+	181, // 205: forge.Forge.FindSpxPartitionIds:output_type -> forge.SpxPartitionIdList
+	182, // 206: forge.Forge.FindSpxPartitionsByIds:output_type -> forge.SpxPartitionList
+	183, // 207: forge.Forge.CreateOperatingSystem:output_type -> forge.OperatingSystem
+	183, // 208: forge.Forge.UpdateOperatingSystem:output_type -> forge.OperatingSystem
+	184, // 209: forge.Forge.DeleteOperatingSystem:output_type -> forge.DeleteOperatingSystemResponse
+	185, // 210: forge.Forge.FindOperatingSystemIds:output_type -> forge.OperatingSystemIdList
+	186, // 211: forge.Forge.FindOperatingSystemsByIds:output_type -> forge.OperatingSystemList
+	187, // 212: forge.Forge.GetIpxeTemplate:output_type -> forge.IpxeTemplate
+	188, // 213: forge.Forge.ListIpxeTemplates:output_type -> forge.IpxeTemplateList
+	189, // 214: forge.Forge.GetOperatingSystemCachableIpxeTemplateArtifacts:output_type -> forge.IpxeTemplateArtifactList
+	189, // 215: forge.Forge.UpdateOperatingSystemCachableIpxeTemplateArtifacts:output_type -> forge.IpxeTemplateArtifactList
+	190, // 216: forge.Forge.CreateOsImage:output_type -> forge.OsImage
+	191, // 217: forge.Forge.DeleteOsImage:output_type -> forge.DeleteOsImageResponse
+	192, // 218: forge.Forge.ListOsImage:output_type -> forge.ListOsImageResponse
+	190, // 219: forge.Forge.GetOsImage:output_type -> forge.OsImage
+	190, // 220: forge.Forge.UpdateOsImage:output_type -> forge.OsImage
+	193, // 221: forge.Forge.CreateDpuExtensionService:output_type -> forge.DpuExtensionService
+	193, // 222: forge.Forge.UpdateDpuExtensionService:output_type -> forge.DpuExtensionService
+	194, // 223: forge.Forge.DeleteDpuExtensionService:output_type -> forge.DeleteDpuExtensionServiceResponse
+	195, // 224: forge.Forge.FindDpuExtensionServiceIds:output_type -> forge.DpuExtensionServiceIdList
+	196, // 225: forge.Forge.FindDpuExtensionServicesByIds:output_type -> forge.DpuExtensionServiceList
+	197, // 226: forge.Forge.GetDpuExtensionServiceVersionsInfo:output_type -> forge.DpuExtensionServiceVersionInfoList
+	198, // 227: forge.Forge.FindInstancesByDpuExtensionService:output_type -> forge.FindInstancesByDpuExtensionServiceResponse
+	199, // 228: forge.Forge.CreateComputeAllocation:output_type -> forge.CreateComputeAllocationResponse
+	200, // 229: forge.Forge.FindComputeAllocationIds:output_type -> forge.FindComputeAllocationIdsResponse
+	201, // 230: forge.Forge.FindComputeAllocationsByIds:output_type -> forge.FindComputeAllocationsByIdsResponse
+	202, // 231: forge.Forge.UpdateComputeAllocation:output_type -> forge.UpdateComputeAllocationResponse
+	203, // 232: forge.Forge.DeleteComputeAllocation:output_type -> forge.DeleteComputeAllocationResponse
+	102, // 233: forge.Forge.AddExpectedMachine:output_type -> google.protobuf.Empty
+	102, // 234: forge.Forge.DeleteExpectedMachine:output_type -> google.protobuf.Empty
+	102, // 235: forge.Forge.UpdateExpectedMachine:output_type -> google.protobuf.Empty
+	100, // 236: forge.Forge.GetExpectedMachine:output_type -> forge.ExpectedMachine
+	204, // 237: forge.Forge.GetAllExpectedMachines:output_type -> forge.ExpectedMachineList
+	205, // 238: forge.Forge.GetAllExpectedMachinesLinked:output_type -> forge.LinkedExpectedMachineList
+	104, // 239: forge.Forge.CreateSku:output_type -> forge.SkuIdList
+	102, // 240: forge.Forge.DeleteSku:output_type -> google.protobuf.Empty
+	104, // 241: forge.Forge.GetAllSkuIds:output_type -> forge.SkuIdList
+	103, // 242: forge.Forge.FindSkusByIds:output_type -> forge.SkuList
+	102, // 243: forge.Forge.UpdateSkuMetadata:output_type -> google.protobuf.Empty
+	107, // 244: forge.Forge.ReplaceSku:output_type -> forge.Sku
+	102, // 245: forge.Forge.AssignSkuToMachine:output_type -> google.protobuf.Empty
+	102, // 246: forge.Forge.RemoveSkuAssociation:output_type -> google.protobuf.Empty
+	102, // 247: forge.Forge.AddExpectedPowerShelf:output_type -> google.protobuf.Empty
+	102, // 248: forge.Forge.DeleteExpectedPowerShelf:output_type -> google.protobuf.Empty
+	102, // 249: forge.Forge.UpdateExpectedPowerShelf:output_type -> google.protobuf.Empty
+	110, // 250: forge.Forge.GetExpectedPowerShelf:output_type -> forge.ExpectedPowerShelf
+	206, // 251: forge.Forge.GetAllExpectedPowerShelves:output_type -> forge.ExpectedPowerShelfList
+	207, // 252: forge.Forge.GetAllExpectedPowerShelvesLinked:output_type -> forge.LinkedExpectedPowerShelfList
+	102, // 253: forge.Forge.AddExpectedRack:output_type -> google.protobuf.Empty
+	102, // 254: forge.Forge.DeleteExpectedRack:output_type -> google.protobuf.Empty
+	102, // 255: forge.Forge.UpdateExpectedRack:output_type -> google.protobuf.Empty
+	112, // 256: forge.Forge.GetExpectedRack:output_type -> forge.ExpectedRack
+	208, // 257: forge.Forge.GetAllExpectedRacks:output_type -> forge.ExpectedRackList
+	102, // 258: forge.Forge.AddExpectedSwitch:output_type -> google.protobuf.Empty
+	102, // 259: forge.Forge.DeleteExpectedSwitch:output_type -> google.protobuf.Empty
+	102, // 260: forge.Forge.UpdateExpectedSwitch:output_type -> google.protobuf.Empty
+	114, // 261: forge.Forge.GetExpectedSwitch:output_type -> forge.ExpectedSwitch
+	209, // 262: forge.Forge.GetAllExpectedSwitches:output_type -> forge.ExpectedSwitchList
+	210, // 263: forge.Forge.GetAllExpectedSwitchesLinked:output_type -> forge.LinkedExpectedSwitchList
+	132, // [132:264] is the sub-list for method output_type
+	0,   // [0:132] is the sub-list for method input_type
 	0,   // [0:0] is the sub-list for extension type_name
 	0,   // [0:0] is the sub-list for extension extendee
 	0,   // [0:0] is the sub-list for field type_name

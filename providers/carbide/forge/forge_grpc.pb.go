@@ -144,6 +144,11 @@ const (
 	Forge_GetExpectedPowerShelf_FullMethodName                              = "/forge.Forge/GetExpectedPowerShelf"
 	Forge_GetAllExpectedPowerShelves_FullMethodName                         = "/forge.Forge/GetAllExpectedPowerShelves"
 	Forge_GetAllExpectedPowerShelvesLinked_FullMethodName                   = "/forge.Forge/GetAllExpectedPowerShelvesLinked"
+	Forge_AddExpectedRack_FullMethodName                                    = "/forge.Forge/AddExpectedRack"
+	Forge_DeleteExpectedRack_FullMethodName                                 = "/forge.Forge/DeleteExpectedRack"
+	Forge_UpdateExpectedRack_FullMethodName                                 = "/forge.Forge/UpdateExpectedRack"
+	Forge_GetExpectedRack_FullMethodName                                    = "/forge.Forge/GetExpectedRack"
+	Forge_GetAllExpectedRacks_FullMethodName                                = "/forge.Forge/GetAllExpectedRacks"
 	Forge_AddExpectedSwitch_FullMethodName                                  = "/forge.Forge/AddExpectedSwitch"
 	Forge_DeleteExpectedSwitch_FullMethodName                               = "/forge.Forge/DeleteExpectedSwitch"
 	Forge_UpdateExpectedSwitch_FullMethodName                               = "/forge.Forge/UpdateExpectedSwitch"
@@ -298,6 +303,11 @@ type ForgeClient interface {
 	GetExpectedPowerShelf(ctx context.Context, in *ExpectedPowerShelfRequest, opts ...grpc.CallOption) (*ExpectedPowerShelf, error)
 	GetAllExpectedPowerShelves(ctx context.Context, in *emptypb.Empty, opts ...grpc.CallOption) (*ExpectedPowerShelfList, error)
 	GetAllExpectedPowerShelvesLinked(ctx context.Context, in *emptypb.Empty, opts ...grpc.CallOption) (*LinkedExpectedPowerShelfList, error)
+	AddExpectedRack(ctx context.Context, in *ExpectedRack, opts ...grpc.CallOption) (*emptypb.Empty, error)
+	DeleteExpectedRack(ctx context.Context, in *ExpectedRackRequest, opts ...grpc.CallOption) (*emptypb.Empty, error)
+	UpdateExpectedRack(ctx context.Context, in *ExpectedRack, opts ...grpc.CallOption) (*emptypb.Empty, error)
+	GetExpectedRack(ctx context.Context, in *ExpectedRackRequest, opts ...grpc.CallOption) (*ExpectedRack, error)
+	GetAllExpectedRacks(ctx context.Context, in *emptypb.Empty, opts ...grpc.CallOption) (*ExpectedRackList, error)
 	AddExpectedSwitch(ctx context.Context, in *ExpectedSwitch, opts ...grpc.CallOption) (*emptypb.Empty, error)
 	DeleteExpectedSwitch(ctx context.Context, in *ExpectedSwitchRequest, opts ...grpc.CallOption) (*emptypb.Empty, error)
 	UpdateExpectedSwitch(ctx context.Context, in *ExpectedSwitch, opts ...grpc.CallOption) (*emptypb.Empty, error)
@@ -1524,6 +1534,56 @@ func (c *forgeClient) GetAllExpectedPowerShelvesLinked(ctx context.Context, in *
 	return out, nil
 }
 
+func (c *forgeClient) AddExpectedRack(ctx context.Context, in *ExpectedRack, opts ...grpc.CallOption) (*emptypb.Empty, error) {
+	cOpts := append([]grpc.CallOption{grpc.StaticMethod()}, opts...)
+	out := new(emptypb.Empty)
+	err := c.cc.Invoke(ctx, Forge_AddExpectedRack_FullMethodName, in, out, cOpts...)
+	if err != nil {
+		return nil, err
+	}
+	return out, nil
+}
+
+func (c *forgeClient) DeleteExpectedRack(ctx context.Context, in *ExpectedRackRequest, opts ...grpc.CallOption) (*emptypb.Empty, error) {
+	cOpts := append([]grpc.CallOption{grpc.StaticMethod()}, opts...)
+	out := new(emptypb.Empty)
+	err := c.cc.Invoke(ctx, Forge_DeleteExpectedRack_FullMethodName, in, out, cOpts...)
+	if err != nil {
+		return nil, err
+	}
+	return out, nil
+}
+
+func (c *forgeClient) UpdateExpectedRack(ctx context.Context, in *ExpectedRack, opts ...grpc.CallOption) (*emptypb.Empty, error) {
+	cOpts := append([]grpc.CallOption{grpc.StaticMethod()}, opts...)
+	out := new(emptypb.Empty)
+	err := c.cc.Invoke(ctx, Forge_UpdateExpectedRack_FullMethodName, in, out, cOpts...)
+	if err != nil {
+		return nil, err
+	}
+	return out, nil
+}
+
+func (c *forgeClient) GetExpectedRack(ctx context.Context, in *ExpectedRackRequest, opts ...grpc.CallOption) (*ExpectedRack, error) {
+	cOpts := append([]grpc.CallOption{grpc.StaticMethod()}, opts...)
+	out := new(ExpectedRack)
+	err := c.cc.Invoke(ctx, Forge_GetExpectedRack_FullMethodName, in, out, cOpts...)
+	if err != nil {
+		return nil, err
+	}
+	return out, nil
+}
+
+func (c *forgeClient) GetAllExpectedRacks(ctx context.Context, in *emptypb.Empty, opts ...grpc.CallOption) (*ExpectedRackList, error) {
+	cOpts := append([]grpc.CallOption{grpc.StaticMethod()}, opts...)
+	out := new(ExpectedRackList)
+	err := c.cc.Invoke(ctx, Forge_GetAllExpectedRacks_FullMethodName, in, out, cOpts...)
+	if err != nil {
+		return nil, err
+	}
+	return out, nil
+}
+
 func (c *forgeClient) AddExpectedSwitch(ctx context.Context, in *ExpectedSwitch, opts ...grpc.CallOption) (*emptypb.Empty, error) {
 	cOpts := append([]grpc.CallOption{grpc.StaticMethod()}, opts...)
 	out := new(emptypb.Empty)
@@ -1730,6 +1790,11 @@ type ForgeServer interface {
 	GetExpectedPowerShelf(context.Context, *ExpectedPowerShelfRequest) (*ExpectedPowerShelf, error)
 	GetAllExpectedPowerShelves(context.Context, *emptypb.Empty) (*ExpectedPowerShelfList, error)
 	GetAllExpectedPowerShelvesLinked(context.Context, *emptypb.Empty) (*LinkedExpectedPowerShelfList, error)
+	AddExpectedRack(context.Context, *ExpectedRack) (*emptypb.Empty, error)
+	DeleteExpectedRack(context.Context, *ExpectedRackRequest) (*emptypb.Empty, error)
+	UpdateExpectedRack(context.Context, *ExpectedRack) (*emptypb.Empty, error)
+	GetExpectedRack(context.Context, *ExpectedRackRequest) (*ExpectedRack, error)
+	GetAllExpectedRacks(context.Context, *emptypb.Empty) (*ExpectedRackList, error)
 	AddExpectedSwitch(context.Context, *ExpectedSwitch) (*emptypb.Empty, error)
 	DeleteExpectedSwitch(context.Context, *ExpectedSwitchRequest) (*emptypb.Empty, error)
 	UpdateExpectedSwitch(context.Context, *ExpectedSwitch) (*emptypb.Empty, error)
@@ -2108,6 +2173,21 @@ func (UnimplementedForgeServer) GetAllExpectedPowerShelves(context.Context, *emp
 }
 func (UnimplementedForgeServer) GetAllExpectedPowerShelvesLinked(context.Context, *emptypb.Empty) (*LinkedExpectedPowerShelfList, error) {
 	return nil, status.Error(codes.Unimplemented, "method GetAllExpectedPowerShelvesLinked not implemented")
+}
+func (UnimplementedForgeServer) AddExpectedRack(context.Context, *ExpectedRack) (*emptypb.Empty, error) {
+	return nil, status.Error(codes.Unimplemented, "method AddExpectedRack not implemented")
+}
+func (UnimplementedForgeServer) DeleteExpectedRack(context.Context, *ExpectedRackRequest) (*emptypb.Empty, error) {
+	return nil, status.Error(codes.Unimplemented, "method DeleteExpectedRack not implemented")
+}
+func (UnimplementedForgeServer) UpdateExpectedRack(context.Context, *ExpectedRack) (*emptypb.Empty, error) {
+	return nil, status.Error(codes.Unimplemented, "method UpdateExpectedRack not implemented")
+}
+func (UnimplementedForgeServer) GetExpectedRack(context.Context, *ExpectedRackRequest) (*ExpectedRack, error) {
+	return nil, status.Error(codes.Unimplemented, "method GetExpectedRack not implemented")
+}
+func (UnimplementedForgeServer) GetAllExpectedRacks(context.Context, *emptypb.Empty) (*ExpectedRackList, error) {
+	return nil, status.Error(codes.Unimplemented, "method GetAllExpectedRacks not implemented")
 }
 func (UnimplementedForgeServer) AddExpectedSwitch(context.Context, *ExpectedSwitch) (*emptypb.Empty, error) {
 	return nil, status.Error(codes.Unimplemented, "method AddExpectedSwitch not implemented")
@@ -4326,6 +4406,96 @@ func _Forge_GetAllExpectedPowerShelvesLinked_Handler(srv interface{}, ctx contex
 	return interceptor(ctx, in, info, handler)
 }
 
+func _Forge_AddExpectedRack_Handler(srv interface{}, ctx context.Context, dec func(interface{}) error, interceptor grpc.UnaryServerInterceptor) (interface{}, error) {
+	in := new(ExpectedRack)
+	if err := dec(in); err != nil {
+		return nil, err
+	}
+	if interceptor == nil {
+		return srv.(ForgeServer).AddExpectedRack(ctx, in)
+	}
+	info := &grpc.UnaryServerInfo{
+		Server:     srv,
+		FullMethod: Forge_AddExpectedRack_FullMethodName,
+	}
+	handler := func(ctx context.Context, req interface{}) (interface{}, error) {
+		return srv.(ForgeServer).AddExpectedRack(ctx, req.(*ExpectedRack))
+	}
+	return interceptor(ctx, in, info, handler)
+}
+
+func _Forge_DeleteExpectedRack_Handler(srv interface{}, ctx context.Context, dec func(interface{}) error, interceptor grpc.UnaryServerInterceptor) (interface{}, error) {
+	in := new(ExpectedRackRequest)
+	if err := dec(in); err != nil {
+		return nil, err
+	}
+	if interceptor == nil {
+		return srv.(ForgeServer).DeleteExpectedRack(ctx, in)
+	}
+	info := &grpc.UnaryServerInfo{
+		Server:     srv,
+		FullMethod: Forge_DeleteExpectedRack_FullMethodName,
+	}
+	handler := func(ctx context.Context, req interface{}) (interface{}, error) {
+		return srv.(ForgeServer).DeleteExpectedRack(ctx, req.(*ExpectedRackRequest))
+	}
+	return interceptor(ctx, in, info, handler)
+}
+
+func _Forge_UpdateExpectedRack_Handler(srv interface{}, ctx context.Context, dec func(interface{}) error, interceptor grpc.UnaryServerInterceptor) (interface{}, error) {
+	in := new(ExpectedRack)
+	if err := dec(in); err != nil {
+		return nil, err
+	}
+	if interceptor == nil {
+		return srv.(ForgeServer).UpdateExpectedRack(ctx, in)
+	}
+	info := &grpc.UnaryServerInfo{
+		Server:     srv,
+		FullMethod: Forge_UpdateExpectedRack_FullMethodName,
+	}
+	handler := func(ctx context.Context, req interface{}) (interface{}, error) {
+		return srv.(ForgeServer).UpdateExpectedRack(ctx, req.(*ExpectedRack))
+	}
+	return interceptor(ctx, in, info, handler)
+}
+
+func _Forge_GetExpectedRack_Handler(srv interface{}, ctx context.Context, dec func(interface{}) error, interceptor grpc.UnaryServerInterceptor) (interface{}, error) {
+	in := new(ExpectedRackRequest)
+	if err := dec(in); err != nil {
+		return nil, err
+	}
+	if interceptor == nil {
+		return srv.(ForgeServer).GetExpectedRack(ctx, in)
+	}
+	info := &grpc.UnaryServerInfo{
+		Server:     srv,
+		FullMethod: Forge_GetExpectedRack_FullMethodName,
+	}
+	handler := func(ctx context.Context, req interface{}) (interface{}, error) {
+		return srv.(ForgeServer).GetExpectedRack(ctx, req.(*ExpectedRackRequest))
+	}
+	return interceptor(ctx, in, info, handler)
+}
+
+func _Forge_GetAllExpectedRacks_Handler(srv interface{}, ctx context.Context, dec func(interface{}) error, interceptor grpc.UnaryServerInterceptor) (interface{}, error) {
+	in := new(emptypb.Empty)
+	if err := dec(in); err != nil {
+		return nil, err
+	}
+	if interceptor == nil {
+		return srv.(ForgeServer).GetAllExpectedRacks(ctx, in)
+	}
+	info := &grpc.UnaryServerInfo{
+		Server:     srv,
+		FullMethod: Forge_GetAllExpectedRacks_FullMethodName,
+	}
+	handler := func(ctx context.Context, req interface{}) (interface{}, error) {
+		return srv.(ForgeServer).GetAllExpectedRacks(ctx, req.(*emptypb.Empty))
+	}
+	return interceptor(ctx, in, info, handler)
+}
+
 func _Forge_AddExpectedSwitch_Handler(srv interface{}, ctx context.Context, dec func(interface{}) error, interceptor grpc.UnaryServerInterceptor) (interface{}, error) {
 	in := new(ExpectedSwitch)
 	if err := dec(in); err != nil {
@@ -4924,6 +5094,26 @@ var Forge_ServiceDesc = grpc.ServiceDesc{
 		{
 			MethodName: "GetAllExpectedPowerShelvesLinked",
 			Handler:    _Forge_GetAllExpectedPowerShelvesLinked_Handler,
+		},
+		{
+			MethodName: "AddExpectedRack",
+			Handler:    _Forge_AddExpectedRack_Handler,
+		},
+		{
+			MethodName: "DeleteExpectedRack",
+			Handler:    _Forge_DeleteExpectedRack_Handler,
+		},
+		{
+			MethodName: "UpdateExpectedRack",
+			Handler:    _Forge_UpdateExpectedRack_Handler,
+		},
+		{
+			MethodName: "GetExpectedRack",
+			Handler:    _Forge_GetExpectedRack_Handler,
+		},
+		{
+			MethodName: "GetAllExpectedRacks",
+			Handler:    _Forge_GetAllExpectedRacks_Handler,
 		},
 		{
 			MethodName: "AddExpectedSwitch",

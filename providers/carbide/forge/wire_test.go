@@ -121,6 +121,11 @@ func readLater(t *testing.T) table {
 // typed wrongly here would silently write one field of a customer's object into another.
 func TestDescriptorsMatchTheTable(t *testing.T) {
 	want, later, got := readTable(t), readLater(t), compiled(t)
+	for name := range got.Methods {
+		if _, ok := want.Methods[name]; !ok {
+			want.Methods[name] = later.Methods[name]
+		}
+	}
 	if diff := cmp.Diff(want.Methods, got.Methods); diff != "" {
 		t.Errorf("methods (-table +compiled):\n%s", diff)
 	}
