@@ -100,6 +100,7 @@ func Kinds() []Kind {
 		expectedMachines,
 		expectedSwitches,
 		expectedPowerShelves,
+		expectedRacks,
 		skus,
 		machines,
 		operatingSystems,

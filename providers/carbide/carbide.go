@@ -99,6 +99,7 @@ func (s *service) kinds() []providers.Served {
 		serveWhole(s, "expected_machine", expectedTraits, expectedMachineRefusals, expectedMachines{service: s}),
 		serveWhole(s, "expected_switch", expectedTraits, expectedSwitcheRefusals, expectedSwitches{service: s}),
 		serveWhole(s, "expected_power_shelf", expectedTraits, expectedShelveRefusals, expectedShelves{service: s}),
+		serveWhole(s, "expected_rack", expectedRackTraits, expectedRackRefusals, expectedRacks{s}),
 		serve(s, "sku", skuTraits, skuRefusals, skus{service: s}),
 		serve(s, "machine", machineTraits, machineRefusals, machines{service: s}),
 		serve(s, "vpc_peering", peeringTraits, peeringRefusals, peerings{service: s}),
