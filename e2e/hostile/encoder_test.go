@@ -64,7 +64,7 @@ func far(all []*position, provider string) (some []*position) {
 			// Templates have names of their own.
 		case p.isSecret(): // the far side has what is found there
 		case p.kind == nameless:
-		case p.where == "value routing_profile": // one that the site has
+		case p.where == "value routing_profile", p.kind == "carbide.expected_rack" && p.where == "value profile": // one that the site has
 		default:
 			some = append(some, p)
 		}

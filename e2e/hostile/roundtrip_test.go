@@ -119,7 +119,7 @@ func try(ctx context.Context, s *kinds.Schema, p *position, h hostile) (outcome,
 		return "", "", fmt.Errorf("accepted, and it is not JSON")
 	}
 	if p.isSecret() && strings.HasPrefix(h.text, "file:") { // a file that nobody allowed: the run must not begin
-		if err := (&trip{position: p, text: h.text, schema: s}).run(ctx, doc); err == nil || !strings.Contains(err.Error(), "secrets cannot be read") {
+		if err := (&trip{position: p, text: h.text, schema: s}).run(ctx, doc); err == nil || !strings.Contains(err.Error(), "may name only files in the folder of secrets") {
 			return "", "", fmt.Errorf("a file that may not be named as a secret: %v", err)
 		} else if err := harmless(err.Error()); err != nil {
 			return "", "", err
