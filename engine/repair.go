@@ -50,7 +50,7 @@ func (e *Engine) Repair(ctx context.Context, o RepairOptions) (repairs []Repair,
 				continue
 			}
 			entry := state.Audit{At: e.o.Now().UTC(), By: e.o.Who, Action: "repair", Scope: repairs[i].Key, Reason: o.Reason}
-			if _, err := lock.Commit(ctx, nil, append(ops[i], e.o.Store.AuditOp(entry))); err != nil {
+			if _, err := lock.Commit(ctx, nil, append(ops[i], e.o.Store.AuditOp(entry), e.o.Store.AmendedOp(state.Amended{Epoch: lock.Epoch(), Action: entry.Action, By: entry.By, At: entry.At}))); err != nil {
 				return res, fmt.Errorf("repair %s: %w", repairs[i].Key, err)
 			}
 		}
@@ -135,6 +135,10 @@ func (e *Engine) repairPart(d state.Damage, r Repair, runs []state.Run) (Repair,
 		return left("its revisions must not fall. Restore a backup; or remove the key when all who read inventories begin anew")
 	case state.PartServer:
 		r.Done = "forgotten: the next apply records the server that answers then, so make sure that it is the right one"
+	case state.PartAmended:
+		r.Done = "forgotten: that what is recorded was changed; it is noted anew"
+	case state.PartRebuilt:
+		r.Done = "forgotten: when what is recorded was recorded anew"
 	case state.PartAudit:
 		r.Done = "forgotten: an entry of the audit log"
 	case state.PartInbox:

@@ -32,6 +32,8 @@ const (
 	PartServer    Part = "server"     // the identity of a far side
 	PartSpent     Part = "spent"      // that a plan was applied
 	PartAudit     Part = "audit"      // an entry of the audit log
+	PartAmended   Part = "amended"    // that the records were changed beside all runs
+	PartRebuilt   Part = "rebuilt"    // that the records were rebuilt
 	PartInbox     Part = "inbox"      // the last answer to a document in the inbox
 	PartCancel    Part = "cancel"     // a request to the holder of the lock
 	PartLock      Part = "leader"     // the lock
@@ -98,6 +100,8 @@ func (s *Store) Damaged(ctx context.Context) ([]Damage, error) {
 		{PartServer, "server/", new(Server)},
 		{PartSpent, "spent/", new(spent)},
 		{PartAudit, "audit/", new(Audit)},
+		{PartAmended, "amended", new(Amended)},
+		{PartRebuilt, "rebuilt", new(Rebuilt)},
 		{PartInbox, "inbox/result", new(InboxResult)},
 		{PartCancel, "cancel", new(Cancel)},
 		{PartLock, "leader", new(LockInfo)},
@@ -197,4 +201,24 @@ func brokenBy(id string, holder LockInfo, err error) error {
 		return fmt.Errorf("%w: the lock is held under the id %s", ErrGuard, holder.ID)
 	}
 	return nil
+}
+
+// Amended describes the last change of the records beside all runs: how, by whom, and under which epoch of the lock.
+type Amended struct {
+	Epoch  int64     `json:"epoch"`
+	Action string    `json:"action"` // state mv, state rm, ...
+	By     string    `json:"by"`
+	At     time.Time `json:"at"`
+}
+
+// AmendedOp notes a change of the records, replacing an earlier note. It belongs in the transaction that makes the change.
+func (s *Store) AmendedOp(a Amended) Op { return s.put(s.key("amended"), a) }
+
+// Amended returns the last such note, or its zero value when there is none.
+func (s *Store) Amended(ctx context.Context) (Amended, error) {
+	a, _, err := read[Amended](ctx, s, s.key("amended"))
+	if errors.Is(err, ErrNotFound) {
+		return Amended{}, nil
+	}
+	return a, err
 }

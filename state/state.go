@@ -24,6 +24,7 @@
 //	hold/run:SCOPE             stops set by the end of a run
 //	cancel                     asks the holder of the lock to end its run
 //	audit/TIME-ID              who forced what, and why
+//	amended, rebuilt           that what is recorded was changed beside all runs, or recorded anew
 //	drift/latest, status       what the cloud reads back
 //	inventory/at/SCOPE/KIND    what was seen last of everything, with revisions
 //	inventory/chunk/SCOPE/KIND/DIGEST

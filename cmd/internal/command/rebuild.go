@@ -62,7 +62,7 @@ store say so as well: converge state restored.`,
 				for i, r := range part {
 					ops[i] = s.store.RecordOp(r)
 				}
-				ops = append(ops, s.store.RebuiltOp(state.Rebuilt{Site: of.Site, At: now}))
+				ops = append(ops, s.store.RebuiltOp(state.Rebuilt{Site: of.Site, At: now}), s.amended(lock, "state rebuild"))
 				if dry {
 					break
 				}

@@ -5,6 +5,7 @@ import (
 	"errors"
 	"fmt"
 	"slices"
+	"time"
 
 	"github.com/spf13/cobra"
 
@@ -157,11 +158,11 @@ it bears our mark.`,
 				ops = append(ops, s.store.ForgetOp(r.Ref))
 				text += fmt.Sprintf("%s %s (id %s). The thing itself stays, unmanaged.\n", verb(dry, "Forgot", "Would forget"), r.Ref, r.ID)
 			}
-			if len(ops) > state.MaxOps {
-				return &view.Problem{What: fmt.Sprintf("%d resources are too many at once, %d are possible", len(ops), state.MaxOps)}
+			if most := state.MaxOps - 1; len(ops) > most {
+				return &view.Problem{What: fmt.Sprintf("%d resources are too many at once, %d are possible", len(ops), most)}
 			}
 			if !dry {
-				if _, err := lock.Commit(ctx, nil, ops); err != nil {
+				if _, err := lock.Commit(ctx, nil, append(ops, s.amended(lock, "state rm"))); err != nil {
 					return err
 				}
 			}
@@ -169,6 +170,11 @@ it bears our mark.`,
 		})
 	}
 	return c
+}
+
+// amended returns the operation that notes a change of the records by a command.
+func (s *session) amended(lock *state.Lock, action string) state.Op {
+	return s.store.AmendedOp(state.Amended{Epoch: lock.Epoch(), Action: action, By: who(), At: time.Now().UTC()})
 }
 
 func verb(dry bool, did, would string) string {
@@ -224,7 +230,7 @@ converge state rebuild finds them under that.`,
 				return err
 			}
 			if !dry {
-				if _, err := lock.Commit(ctx, guard, append(ops, held...)); err != nil {
+				if _, err := lock.Commit(ctx, guard, append(append(ops, held...), s.amended(lock, "state mv"))); err != nil {
 					return err
 				}
 			}
@@ -280,7 +286,7 @@ func (s *session) move(ctx context.Context, kinds schema.Kinds, from string, to 
 		}
 		ops = append(ops, s.store.RecordOp(other))
 	}
-	if len(ops) > state.MaxOps-maxHolds {
+	if len(ops) > state.MaxOps-maxHolds-1 {
 		return nil, &view.Problem{What: fmt.Sprintf("%d resources refer to %s: too many to change at once", len(ops)-2, was), Fix: "Rename it in the document and let it be made anew, or keep its name."}
 	}
 	return ops, nil
