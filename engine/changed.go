@@ -24,7 +24,8 @@ type Revision interface {
 	// Changed lists the resources that differ from the earlier document: those that are new, different or gone.
 	Changed() []schema.Ref
 
-	// Referring lists the resources that refer directly to one of these.
+	// Referring lists the resources that refer directly to one of these, by name, or by id where a ref has an id in place of a name. It
+	// also lists those that may do so unseen: they ignore a field that can refer to it, or are external and may be the thing with that id.
 	Referring(to []schema.Ref) []schema.Ref
 
 	// Read reads those of the given resources that exist, and all that they refer to. The returned document has no other
@@ -54,6 +55,13 @@ func (e *Engine) Applied(ctx context.Context) (int64, error) {
 		case !r.Complete:
 			return 0, &WholeError{fmt.Sprintf("run %s was about something else than the whole document", r.ID)}
 		}
+		amended, err := e.o.Store.Amended(ctx)
+		if err != nil {
+			return 0, err
+		}
+		if amended.Epoch > r.Epoch {
+			return 0, &WholeError{fmt.Sprintf("what is recorded was changed beside all runs since (%s)", amended.Action)}
+		}
 		for _, old := range runs[i+1:] {
 			if old.Epoch > r.Epoch {
 				return 0, &WholeError{fmt.Sprintf("run %s, which is older than what was applied last, was taken up again since", old.ID)}
@@ -73,7 +81,10 @@ func (e *Engine) PlanChanged(ctx context.Context, rev Revision, o plan.Options) 
 		return nil, err
 	}
 	refs := rev.Changed()
-	gone := map[schema.Ref]bool{} // and what will become another thing
+	f := following{changed: map[schema.Ref]bool{}, gone: map[schema.Ref]bool{}, turned: map[schema.Ref]bool{}}
+	for _, ref := range refs {
+		f.changed[ref] = true
+	}
 	for {
 		doc, err := rev.Read(ctx, refs)
 		if err == nil {
@@ -82,7 +93,7 @@ func (e *Engine) PlanChanged(ctx context.Context, rev Revision, o plan.Options) 
 		if err != nil {
 			return nil, err
 		}
-		in, more, err := e.lookAt(ctx, doc, refs, gone)
+		in, more, err := e.lookAt(ctx, doc, refs, f.gone)
 		if err != nil {
 			return nil, err
 		}
@@ -96,38 +107,30 @@ func (e *Engine) PlanChanged(ctx context.Context, rev Revision, o plan.Options) 
 		if err != nil {
 			return nil, err
 		}
-		var turned []schema.Ref // removed, or turned into another thing
-		deletes := false
+		read := map[schema.Ref]bool{}
+		for i := range doc.Resources {
+			read[doc.Resources[i].Ref] = true
+		}
+		turned, orphans := f.follow(p, &in, read)
+		more = slices.DeleteFunc(rev.Referring(turned), func(ref schema.Ref) bool { return read[ref] })
+		if len(more) > 0 || orphans {
+			refs = append(refs, more...)
+			continue
+		}
 		for i := range p.Steps {
-			s := &p.Steps[i]
-			deletes = deletes || s.Action == plan.Delete
-			if (s.Action == plan.Create || s.Action == plan.Delete) && !gone[s.Ref] {
-				gone[s.Ref] = true
-				turned = append(turned, s.Ref)
-			}
-			if s.Action == plan.Create {
+			if s := &p.Steps[i]; s.Action == plan.Create {
 				if err := e.stated(&schema.Resource{Ref: s.Ref, Spec: s.Want}); err != nil {
 					return nil, err
 				}
 			}
 		}
-		read := map[schema.Ref]bool{}
-		for i := range doc.Resources {
-			read[doc.Resources[i].Ref] = true
-		}
-		more = slices.DeleteFunc(rev.Referring(turned), func(ref schema.Ref) bool { return read[ref] })
-		orphans := slices.ContainsFunc(turned, func(ref schema.Ref) bool { // what is still declared has not been observed yet
-			traits, _ := in.Traits(ref.Scope, ref.Kind)
-			return traits.Orphans && read[ref]
-		})
-		if len(more) > 0 || orphans {
-			refs = append(refs, more...)
-			continue
+		if len(p.Refusals) > 0 { // a plan of the whole site may know better, and says more
+			return nil, &WholeError{fmt.Sprintf("%s cannot be planned alone (%s)", p.Refusals[0].Ref, p.Refusals[0].Reason)}
 		}
 		p.Worked = worked
 		p.Unmanaged = nil // what nothing declares cannot be distinguished from what was not read
 		live := max(1, state.Live(in.Recorded))
-		if deletes { // the limit is a share of all that is recorded
+		if slices.ContainsFunc(p.Steps, func(s plan.Step) bool { return s.Action == plan.Delete }) { // the limit is a share of all that is recorded
 			all, err := e.o.Store.Records(ctx)
 			if err != nil {
 				return nil, err
@@ -136,6 +139,46 @@ func (e *Engine) PlanChanged(ctx context.Context, rev Revision, o plan.Options) 
 		}
 		return p, e.judge(ctx, p, doc, live)
 	}
+}
+
+// following collects what a change has to be followed for.
+type following struct {
+	changed map[schema.Ref]bool // resources that the document describes differently
+	gone    map[schema.Ref]bool // resources that are removed, or become another thing
+	turned  map[schema.Ref]bool // names, and ids, that no longer stand for the same thing
+}
+
+// follow adds what a plan makes of what was read so far. It returns the names and ids that are new in turned, and reports whether a
+// thing goes whose kind leaves behind what still refers to it, which has not been looked for yet.
+func (f *following) follow(p *plan.Plan, in *plan.Input, read map[schema.Ref]bool) (turned []schema.Ref, orphans bool) {
+	turn := func(ref schema.Ref) {
+		if !f.turned[ref] {
+			f.turned[ref] = true
+			turned = append(turned, ref)
+		}
+	}
+	for i := range p.Steps {
+		s := &p.Steps[i]
+		made := s.Action == plan.Create || s.Action == plan.Delete
+		if made && !f.gone[s.Ref] {
+			f.gone[s.Ref] = true
+			traits, _ := in.Traits(s.Ref.Scope, s.Ref.Kind)
+			orphans = orphans || traits.Orphans && read[s.Ref]
+		}
+		if made || s.Action == plan.Forget || s.Prior == nil || s.Prior.Gone || s.Prior.ID != s.ExternalID {
+			turn(s.Ref)
+			if s.Action != plan.Create { // nothing refers to a new id yet
+				turn(schema.Ref{Scope: s.Ref.Scope, Kind: s.Ref.Kind, Name: s.ExternalID})
+			}
+		}
+	}
+	for _, x := range p.Externals {
+		if id := (schema.Ref{Scope: x.Ref.Scope, Kind: x.Ref.Kind, Name: x.ID}); f.changed[x.Ref] || f.turned[id] {
+			turn(x.Ref)
+			turn(id)
+		}
+	}
+	return turned, orphans
 }
 
 // lookAt makes the inputs of a plan about a part of a document, and about those of refs that are recorded. Gone is what will no
@@ -190,6 +233,8 @@ func (e *Engine) lookAt(ctx context.Context, doc *schema.Document, refs []schema
 		switch {
 		case r.External != nil && r.External.ID != "":
 			ids[place] = append(ids[place], r.External.ID)
+		case r.External != nil: // found by name, which other things may share
+			at[place] = true
 		case records[r.Ref] == nil: // it may exist under any id
 			at[place] = true
 			if err := e.stated(r); err != nil {
@@ -200,8 +245,8 @@ func (e *Engine) lookAt(ctx context.Context, doc *schema.Document, refs []schema
 			ids[placeOf(to)] = append(ids[placeOf(to)], to.Name)
 		}
 	}
-	for ref, r := range records { // what refers to a thing decides whether it may be deleted
-		if k, _, ok := set.Find(ref.Scope, ref.Kind); ok && k.Traits.Orphans && (gone[r.Ref] || !declared[ref]) {
+	for ref := range chosen { // what refers to a thing decides whether it may be deleted
+		if k, _, ok := set.Find(ref.Scope, ref.Kind); ok && k.Traits.Orphans && (gone[ref] || records[ref] != nil && !declared[ref]) {
 			for _, by := range plan.Referrers(e.o.Kinds, ref.Kind) {
 				at[plan.Place{Scope: ref.Scope, Kind: by.Name}] = true
 			}
@@ -278,6 +323,24 @@ func (e *Engine) owners(ctx context.Context, in *plan.Input, at map[plan.Place]b
 			}
 		}
 		return owners[p]
+	}
+	for i := range in.Document.Resources { // a raw id, or an external, may be something that another resource declares
+		r := &in.Document.Resources[i]
+		ids := slices.Clone(r.Outside)
+		if r.External != nil {
+			for j := range in.Observed.Things[placeOf(r.Ref)] {
+				if t := &in.Observed.Things[placeOf(r.Ref)][j]; plan.Meant(r, t) {
+					ids = append(ids, schema.Ref{Scope: r.Ref.Scope, Kind: r.Ref.Kind, Name: t.ID})
+				}
+			}
+		}
+		for _, to := range ids {
+			if p := placeOf(to); !known[p][to.Name] {
+				if ref, ours := owned(p)[to.Name]; ours {
+					more = append(more, ref)
+				}
+			}
+		}
 	}
 	for p, whole := range at {
 		if whole {

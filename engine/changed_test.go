@@ -11,6 +11,7 @@ import (
 	"strings"
 	"testing"
 
+	"github.com/google/go-cmp/cmp"
 	"pgregory.net/rapid"
 
 	"converge.dev/converge/engine"
@@ -56,8 +57,19 @@ func (r *revised) Changed() (refs []schema.Ref) {
 }
 
 func (r *revised) Referring(to []schema.Ref) (refs []schema.Ref) {
+	kinds := enginetest.Kinds()
 	for _, res := range r.is.Resources {
-		if slices.ContainsFunc(res.After, func(a schema.Ref) bool { return slices.Contains(to, a) }) {
+		may := func(path string) bool { // it may refer to something by what it leaves aside
+			f := kinds[res.Ref.Kind].Field(path)
+			return f != nil && f.Has(func(f *schema.Field) bool {
+				return f.Ref != "" && slices.ContainsFunc(to, func(t schema.Ref) bool { return t.Kind == f.Ref })
+			})
+		}
+		stands := res.External != nil && slices.ContainsFunc(to, func(t schema.Ref) bool {
+			return t.Kind == res.Ref.Kind && byRef(r.is)[t] == nil && (res.External.ID == "" || res.External.ID == t.Name)
+		})
+		if stands || slices.ContainsFunc(slices.Concat(res.After, res.Outside), func(a schema.Ref) bool { return slices.Contains(to, a) }) ||
+			slices.ContainsFunc(res.Lifecycle.Ignore, may) {
 			refs = append(refs, res.Ref)
 		}
 	}
@@ -85,7 +97,7 @@ func (r *revised) Read(_ context.Context, refs []schema.Ref) (*schema.Document, 
 
 // decision is what a plan would do, and what forbids it.
 func decision(tb interface{ Fatal(...any) }, p *plan.Plan) string {
-	text, err := json.MarshalIndent(map[string]any{"steps": p.Steps, "refusals": p.Refusals, "no return": p.NoReturn, "externals": p.Externals}, "", " ")
+	text, err := json.MarshalIndent(map[string]any{"steps": p.Steps, "refusals": p.Refusals, "no return": p.NoReturn}, "", " ")
 	if err != nil {
 		tb.Fatal(err)
 	}
@@ -96,7 +108,7 @@ func decision(tb interface{ Fatal(...any) }, p *plan.Plan) string {
 // that does.
 func TestTorturePlanOfTheChanged(t *testing.T) {
 	torture.Worlds(t, 200, 2000, 50000)
-	fewer := 0
+	fewer, refused := 0, 0
 	rapid.Check(t, func(t *rapid.T) {
 		tb := fataler{TB: nil, t: t}
 		s := enginetest.New()
@@ -104,10 +116,22 @@ func TestTorturePlanOfTheChanged(t *testing.T) {
 		subnet.Exclusive, host.Detach = []providers.Exclusive{{Field: "cidr"}}, []providers.Detachable{{Field: "links"}}
 		host.Orphans, subnet.Orphans = rapid.Bool().Draw(t, "orphans"), rapid.Bool().Draw(t, "orphan subnets")
 		s.World.Traits = map[string]providers.Traits{"far.subnet": subnet, "far.host": host, "far.net": subnet}
+		for i, id := range strangers {
+			if err := s.World.Put("site", "far.net", providers.Thing{ID: id, Name: fmt.Sprintf("net%d", i), Spec: schema.Object{"cidr": fmt.Sprintf("10.8.%d.0/24", i), "labels": map[string]any{}}}); err != nil {
+				t.Fatal(err)
+			}
+		}
 		texts := site(t, "first")
+		estrange(t, "first", texts, strangers)
 		first := s.Document(tb, texts)
+		if len(makePlan(t, s, first).Refusals) > 0 {
+			return
+		}
 		run(t, s, first, engine.ApplyOptions{})
-		if !makePlan(t, s, first).Empty() {
+		switch p := makePlan(t, s, first); {
+		case len(p.Refusals) > 0: // what somebody else's is has been made another thing by another name
+			return
+		case !p.Empty():
 			t.Fatal("not converged")
 		}
 		other := site(t, "second")
@@ -122,7 +146,24 @@ func TestTorturePlanOfTheChanged(t *testing.T) {
 				edited[ref] = other[ref]
 			}
 		}
-		second := s.Document(tb, closed(edited, texts, other))
+		edited = closed(edited, texts, other)
+		var ids []string
+		for _, served := range s.World.Provider("far", "site").Kinds {
+			if served.Name != "far.net" {
+				continue
+			}
+			things, err := providers.Collect(served.Kind.List(context.Background()))
+			if err != nil {
+				t.Fatal(err)
+			}
+			for _, th := range things {
+				ids = append(ids, th.ID)
+			}
+		}
+		if len(ids) > 0 {
+			estrange(t, "second", edited, ids)
+		}
+		second := s.Document(tb, edited)
 		cidrs := map[any]bool{}
 		for _, r := range second.Resources {
 			if r.Ref.Kind == "far.subnet" && cidrs[r.Spec["cidr"]] {
@@ -136,11 +177,20 @@ func TestTorturePlanOfTheChanged(t *testing.T) {
 		whole := makePlan(t, s, second)
 		rev := &revised{was: first, is: second}
 		part, err := e.PlanChanged(context.Background(), rev, o)
+		if all := (*engine.WholeError)(nil); errors.As(err, &all) && len(whole.Refusals) > 0 {
+			refused++
+			return
+		}
 		if err != nil {
 			t.Fatal(err)
 		}
 		if a, b := decision(t, part), decision(t, whole); a != b {
-			t.Fatalf("the plan of what changed is\n%s\nand of the whole\n%s", a, b)
+			t.Fatalf("the plan of what changed is\n%s\nand of the whole\n%s\n%s", a, b, cmp.Diff(a, b))
+		}
+		for _, x := range part.Externals {
+			if !slices.Contains(whole.Externals, x) {
+				t.Fatalf("external is %+v, of the whole %+v", x, whole.Externals)
+			}
 		}
 		if n := part.Narrowed; n == nil || n.Since != 1 || n.Of < len(second.Resources) || n.Resources > n.Of {
 			t.Fatalf("it says %+v of %d", n, len(second.Resources))
@@ -153,15 +203,52 @@ func TestTorturePlanOfTheChanged(t *testing.T) {
 		}
 		res, err := s.Apply(part, engine.ApplyOptions{Approve: part.Approval()})
 		if err != nil || res.Run.Status != state.RunApplied {
-			t.Fatal(res.Run.Status, err)
+			t.Fatal(res.Run.Status, err, res.Run.Message, res.Run.Partial, enginetest.Text(part))
 		}
 		if again := makePlan(t, s, second); !again.Empty() {
 			t.Fatalf("after it, the whole site needs\n%s", enginetest.Text(again))
 		}
 	})
-	torture.Report(t, "N", "plans of what a revision changes, each like the one of the whole site and followed by an empty one: %d read a part of the document only", fewer)
+	torture.Report(t, "N", "plans of what a revision changes, each like the one of the whole site and followed by an empty one: %d read a part of the document only, and %d were refused, which is for a plan of the whole to say", fewer, refused)
 	if fewer == 0 {
 		t.Error("every plan read the whole document: the worlds do not try enough")
+	}
+}
+
+// strangers are things that others have made.
+var strangers = []string{"0e0e0e0e-0000-4000-8000-000000000001", "0e0e0e0e-0000-4000-8000-000000000002"}
+
+// estrange lets some nets of a document be somebody else's, or be taken over, by one of these ids; some hosts refer to a net by such
+// an id, and others leave aside what guards them.
+func estrange(t *rapid.T, label string, texts map[string]string, ids []string) {
+	id := func(of string) string { return rapid.SampledFrom(ids).Draw(t, label+" id of "+of) }
+	set := func(ref, field string, v any) {
+		var spec map[string]any
+		if err := json.Unmarshal([]byte(texts[ref]), &spec); err != nil {
+			panic(err)
+		}
+		spec[field] = v
+		if v == nil {
+			delete(spec, field)
+		}
+		b, _ := json.Marshal(spec)
+		texts[ref] = string(b)
+	}
+	for _, ref := range slices.Sorted(maps.Keys(texts)) {
+		way := rapid.IntRange(0, 7).Draw(t, label+" strange "+ref)
+		switch kind := strings.Split(ref, "/")[1]; {
+		case kind == "far.net" && way == 1:
+			texts[ref] = fmt.Sprintf(`{"external":{"id":%q}}`, id(ref))
+		case kind == "far.net" && way == 3:
+			texts[ref] = `{"external":true}`
+		case kind == "far.net" && way == 2:
+			set(ref, "lifecycle", map[string]any{"adopt": "match", "id": id(ref)})
+		case kind == "far.host" && way == 1:
+			set(ref, "net", id(ref))
+		case kind == "far.host" && way == 2:
+			set(ref, "guard", nil)
+			set(ref, "lifecycle", map[string]any{"ignore": []string{"guard"}})
+		}
 	}
 }
 
@@ -268,6 +355,19 @@ func TestAppliedRevision(t *testing.T) {
 	expect("was taken up again since")
 	do(plan.Options{}, net("5"))
 	expect("7")
+	runs, err := s.Store.Runs(ctx)
+	if err != nil {
+		t.Fatal(err)
+	}
+	amend := func(epoch int64) {
+		if _, err := s.KV.Commit(ctx, nil, []state.Op{s.Store.AmendedOp(state.Amended{Epoch: epoch, Action: "state mv"})}); err != nil {
+			t.Fatal(err)
+		}
+	}
+	amend(runs[0].Epoch + 1)
+	expect("changed beside all runs since (state mv)")
+	amend(runs[0].Epoch - 1)
+	expect("7")
 	do(plan.Options{Destroy: true, Unlimited: true}, net("5"))
 	expect("something else than the whole document")
 }
@@ -280,10 +380,27 @@ type changing struct {
 
 func changed(t *testing.T, first, second map[string]string) changing {
 	t.Helper()
-	s := enginetest.New()
+	return changedOn(t, enginetest.New(), first, second)
+}
+
+func changedOn(t *testing.T, s *enginetest.Site, first, second map[string]string) changing {
+	t.Helper()
 	c := changing{s, s.Document(t, first), s.Document(t, second)}
 	s.Converge(t, c.first)
 	return c
+}
+
+// whole returns why the plan of the whole site is needed.
+func (c changing) whole(t *testing.T) string {
+	t.Helper()
+	e := c.Engine(nil)
+	defer e.Close()
+	_, err := e.PlanChanged(context.Background(), &revised{was: c.first, is: c.second}, plan.Options{})
+	whole := (*engine.WholeError)(nil)
+	if !errors.As(err, &whole) {
+		t.Fatal(err)
+	}
+	return whole.Reason
 }
 
 func (c changing) plan(t *testing.T) (part, whole *plan.Plan, read int) {
@@ -356,6 +473,89 @@ func TestPlanOfTheChangedFollows(t *testing.T) {
 	}
 }
 
+// What is external, or taken over, and what somebody else takes over from converge, turns into another thing without a step that makes or
+// removes one. What refers to it follows all the same.
+func TestPlanOfTheChangedFollowsWhatOthersHave(t *testing.T) {
+	host := `{"net":"a"}`
+	own := func(s *enginetest.Site) string {
+		return fmt.Sprintf(`{"external":{"id":%q}}`, recordOf(t, s, "site/far.net/a").ID)
+	}
+	theirs := func(n int) string { return fmt.Sprintf(`{"external":{"id":%q}}`, strangers[n]) }
+	taken := func(n int) string {
+		return fmt.Sprintf(`{"cidr":"10.8.%d.0/24","lifecycle":{"adopt":"match","id":%q}}`, n, strangers[n])
+	}
+	always := func(text string) func(*enginetest.Site) string { return func(*enginetest.Site) string { return text } }
+	for name, c := range map[string]struct {
+		was string
+		is  func(*enginetest.Site) string
+	}{
+		"another external":               {theirs(0), always(theirs(1))},
+		"an external is taken over":      {theirs(0), always(taken(0))},
+		"another than the external":      {theirs(0), always(taken(1))},
+		"managed becomes external":       {aNet, own},
+		"managed becomes another":        {aNet, always(theirs(0))},
+		"an external becomes converge's": {theirs(0), always(aNet)},
+	} {
+		t.Run(name, func(t *testing.T) {
+			s := enginetest.New()
+			for i, id := range strangers {
+				if err := s.World.Put("site", "far.net", providers.Thing{ID: id, Name: fmt.Sprintf("theirs%d", i), Spec: schema.Object{"cidr": fmt.Sprintf("10.8.%d.0/24", i), "labels": map[string]any{}}}); err != nil {
+					t.Fatal(err)
+				}
+			}
+			first := map[string]string{"site/far.net/a": c.was, "site/far.host/h": host, "site/far.guard/g": `{}`}
+			s.Converge(t, s.Document(t, first))
+			second := maps.Clone(first)
+			second["site/far.net/a"] = c.is(s)
+			both := changing{s, s.Document(t, first), s.Document(t, second)}
+			both.same(t)
+			if part, _, _ := both.plan(t); !slices.ContainsFunc(part.Steps, func(s plan.Step) bool { return s.Ref.Kind == "far.host" }) {
+				t.Errorf("the host does not follow:\n%s", enginetest.Text(part))
+			}
+		})
+	}
+}
+
+// An id in place of the name of something that the document declares is refused, whatever it is in.
+func TestPlanOfTheChangedKnowsIDs(t *testing.T) {
+	first := map[string]string{"site/far.net/a": aNet, "site/far.net/b": aNet, "site/far.host/h": `{"net":"b"}`}
+	for _, field := range []string{"site/far.host/h", "site/far.net/b"} {
+		c := changed(t, first, first)
+		id := recordOf(t, c.Site, "site/far.net/a").ID
+		second := maps.Clone(first)
+		second[field] = map[string]string{"site/far.host/h": fmt.Sprintf(`{"net":%q}`, id), "site/far.net/b": fmt.Sprintf(`{"external":{"id":%q}}`, id)}[field]
+		c.second = c.Document(t, second)
+		if why := c.whole(t); !strings.Contains(why, "by its external id, and the document declares that as site/far.net/a") {
+			t.Errorf("%s: %s", field, why)
+		}
+	}
+}
+
+// A name that several things have stands for none of them.
+func TestPlanOfTheChangedSeesAllOfAName(t *testing.T) {
+	s := enginetest.New()
+	if err := s.World.Put("site", "far.net", providers.Thing{ID: strangers[0], Name: "a", Spec: schema.Object{"cidr": "10.8.0.0/24", "labels": map[string]any{}}}); err != nil {
+		t.Fatal(err)
+	}
+	c := changedOn(t, s, map[string]string{"site/far.net/a": aNet, "site/far.host/h": aHost}, map[string]string{"site/far.net/a": `{"external":true}`, "site/far.host/h": aHost})
+	if why := c.whole(t); !strings.Contains(why, "2 things of kind far.net are called so") {
+		t.Error(why)
+	}
+}
+
+// What ignores a field may refer to anything by it.
+func TestPlanOfTheChangedReadsWhatIsIgnored(t *testing.T) {
+	first := map[string]string{"site/far.net/a": aNet, "site/far.guard/g": `{}`, "site/far.host/h": `{"net":"a","guard":"g"}`}
+	between := map[string]string{"site/far.net/a": aNet, "site/far.guard/g": `{}`, "site/far.host/h": `{"net":"a","lifecycle":{"ignore":["guard"]}}`}
+	last := map[string]string{"site/far.net/a": aNet, "site/far.host/h": between["site/far.host/h"]}
+	c := changed(t, first, between)
+	c.Converge(t, c.second)
+	c.first, c.second = c.second, c.Document(t, last)
+	if why := c.whole(t); !strings.Contains(why, "still refers to it") {
+		t.Error(why)
+	}
+}
+
 // What somebody had refer to a thing that goes keeps it, although the document says nothing of the kind, where the far side would
 // leave it behind.
 func TestPlanOfTheChangedLeavesNoOrphans(t *testing.T) {
@@ -370,8 +570,8 @@ func TestPlanOfTheChangedLeavesNoOrphans(t *testing.T) {
 	if err := c.World.Put("site", "far.host", thing); err != nil {
 		t.Fatal(err)
 	}
-	if part, _, _ := c.plan(t); len(part.Refusals) != 1 || !strings.Contains(part.Refusals[0].Reason, "still refers to it") {
-		t.Errorf("the refusals are %+v", part.Refusals)
+	if why := c.whole(t); !strings.Contains(why, "still refers to it") {
+		t.Error(why)
 	}
 }
 
@@ -454,5 +654,43 @@ func TestNoRunIsCompleteBesideAnOpenOne(t *testing.T) {
 	set(state.RunApplied)
 	if res, err := s.Apply(p, engine.ApplyOptions{}); err != nil || res.Run.Status != state.RunApplied || res.Run.Complete {
 		t.Errorf("%+v %v", res.Run, err)
+	}
+}
+
+// A run that was undone after a newer one was applied says so for as long as nothing is applied anew, however many have failed since.
+func TestWhatWasUndoneSinceIsKept(t *testing.T) {
+	s := enginetest.New()
+	put := func(id string, epoch int64) {
+		r := state.Run{ID: id, Op: "apply", Status: state.RunReverted, Epoch: epoch}
+		if _, err := s.KV.Commit(t.Context(), nil, []state.Op{s.Store.PutRunOp(r)}); err != nil {
+			t.Fatal(err)
+		}
+	}
+	const since, before = "20000101-000000.000-000001", "20000101-000000.000-000000"
+	put(before, 0)
+	put(since, 0)
+	s.Converge(t, s.Document(t, map[string]string{"site/far.guard/g": `{}`, "site/far.guard/h": `{}`}))
+	runs, err := s.Store.Runs(t.Context())
+	if err != nil || len(runs) != 3 {
+		t.Fatal(runs, err)
+	}
+	base := runs[0]
+	put(since, base.Epoch+1)
+	for i := range 120 {
+		put(fmt.Sprintf("%s-%03d", base.ID, i), base.Epoch+2+int64(i))
+	}
+	if _, err := s.Apply(s.Plan(t, s.Document(t, map[string]string{"site/far.guard/g": `{"size":1}`, "site/far.guard/h": `{}`}), plan.Options{Target: []string{"site/far.guard/g"}}), engine.ApplyOptions{}); err != nil {
+		t.Fatal(err)
+	}
+	runs, err = s.Store.Runs(t.Context())
+	if err != nil {
+		t.Fatal(err)
+	}
+	ids := map[string]bool{}
+	for _, r := range runs {
+		ids[r.ID] = true
+	}
+	if len(runs) > 105 || !ids[base.ID] || !ids[since] || ids[before] {
+		t.Errorf("%d runs are kept, that which was undone since: %t, that which was undone before: %t", len(runs), ids[since], ids[before])
 	}
 }

@@ -302,3 +302,23 @@ func TestReplacedWithWhatIsIgnored(t *testing.T) {
 		})
 	}
 }
+
+// The same where something has to let go first of what goes: until then the order runs in a circle.
+func TestRemovedAfterWhatLetsGoFirst(t *testing.T) {
+	s := enginetest.New()
+	subnet, host := fake.SiteTraits(), fake.SiteTraits()
+	subnet.Exclusive, host.Detach = []providers.Exclusive{{Field: "cidr"}}, []providers.Detachable{{Field: "links"}}
+	s.World.Traits = map[string]providers.Traits{"far.subnet": subnet, "far.host": host, "far.net": subnet}
+	if err := s.World.Put("site", "far.net", providers.Thing{ID: strangers[0], Name: "theirs", Spec: schema.Object{"cidr": "10.8.0.0/24", "labels": map[string]any{}}}); err != nil {
+		t.Fatal(err)
+	}
+	doc := map[string]string{
+		"site/far.net/a": fmt.Sprintf(`{"external":{"id":%q}}`, strangers[0]), "site/far.net/b": `{"cidr":"10.2.0.0/24"}`,
+		"site/far.subnet/s": `{"cidr":"10.9.0.0/24","net":"a"}`, "site/far.host/h": `{"net":"b","links":[{"port":0,"subnet":"s"}]}`,
+		"site/far.host/i": `{"net":"b","links":[{"port":0,"subnet":"s"}]}`,
+	}
+	s.Converge(t, s.Document(t, doc))
+	delete(doc, "site/far.host/i")
+	doc["site/far.net/a"] = fmt.Sprintf(`{"cidr":"10.1.0.0/24","lifecycle":{"adopt":"match","id":%q}}`, strangers[0])
+	s.Converge(t, s.Document(t, doc))
+}

@@ -42,10 +42,14 @@ func (e *Engine) look(ctx context.Context, doc *schema.Document, strays bool) (p
 	if strays { // what an open run makes is there too
 		refs = slices.AppendSeq(refs, maps.Keys(in.Begun))
 	}
+	var live []schema.Ref // what a plan may delete
 	for i := range doc.Resources {
-		refs = append(refs, doc.Resources[i].Ref)
+		r := &doc.Resources[i]
+		refs = append(refs, r.Ref)
+		if r.Lifecycle.Adopt == schema.AdoptMatch { // and then replaced
+			live = append(live, r.Ref)
+		}
 	}
-	var live []schema.Ref
 	for i := range records {
 		if !records[i].Gone {
 			live = append(live, records[i].Ref)

@@ -4,6 +4,7 @@ import (
 	"context"
 	"errors"
 	"fmt"
+	"slices"
 
 	"converge.dev/converge/engine/journal"
 	"converge.dev/converge/state"
@@ -22,8 +23,10 @@ func (e *Engine) prune(ctx context.Context, lock *state.Lock) error {
 	}
 	kept := map[string]bool{}
 	var gone []state.Run
+	// The newest run that applied a document stays, and so do older ones that were taken up or undone since: see [Engine.Applied].
+	base := slices.IndexFunc(runs, func(r state.Run) bool { return r.Status == state.RunApplied && r.Complete })
 	for i, r := range runs { // newest first
-		if i < keepRuns || r.Status == state.RunOpen || r.Status == state.RunPartial {
+		if i < keepRuns || i == base || r.Status == state.RunOpen || r.Status == state.RunPartial || base >= 0 && i > base && r.Epoch > runs[base].Epoch {
 			for _, digest := range r.Body {
 				kept[digest] = true
 			}

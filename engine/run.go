@@ -76,8 +76,8 @@ func (e *Engine) decide(ctx context.Context, in *plan.Input, o plan.Options) (*p
 	return p, nil
 }
 
-// worked returns the highest epoch of any run, which shows whether another run has begun, or one was resumed, since; -1 while a
-// run is open, which may do more.
+// worked returns the highest epoch of any run, or of any change of the records beside runs; a higher one later shows that something
+// was done since. It is -1 while a run is open, which may do more.
 func (e *Engine) worked(ctx context.Context) (epoch int64, err error) {
 	runs, err := e.o.Store.Runs(ctx)
 	for i := range runs {
@@ -86,7 +86,11 @@ func (e *Engine) worked(ctx context.Context) (epoch int64, err error) {
 		}
 		epoch = max(epoch, runs[i].Epoch)
 	}
-	return epoch, err
+	if err != nil {
+		return epoch, err
+	}
+	amended, err := e.o.Store.Amended(ctx)
+	return max(epoch, amended.Epoch), err
 }
 
 // judge adds to a plan the refusals that concern the document and the store as a whole. Live is how many things are recorded as

@@ -55,6 +55,8 @@ func decided(in Input, left rest) (*maker, error) {
 		m.orphans()
 		m.connect()
 		m.untangle()
+		m.connectSeen()
+		m.connectCarried()
 	}
 	for i := range m.plan.Steps {
 		s := &m.plan.Steps[i]

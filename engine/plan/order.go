@@ -59,8 +59,6 @@ func (m *maker) connect() {
 			}
 		}
 	}
-	m.connectSeen()
-	m.connectCarried()
 }
 
 // connectCarried makes what is made anew wait for what it refers to because the old one did, although the document does not

@@ -173,13 +173,15 @@ func (o *Outline) Changed(from *Outline) (refs []schema.Ref) {
 	return schema.SortRefs(refs)
 }
 
-// Referring lists the resources that refer directly to one of these. It reads only those whose text mentions such a name.
+// Referring lists the resources that refer directly to one of these, by name or by an id in place of a name. It also lists those that
+// may do so unseen: they ignore a field that can refer to it, or are external and may be the thing with that id. It reads only resources
+// whose text mentions any of this.
 func (o *Outline) Referring(to []schema.Ref) (refs []schema.Ref) {
-	wanted := make(map[schema.Ref]bool, len(to))
+	wanted, kinds := make(map[schema.Ref]bool, len(to)), map[string]bool{}
 	named := map[string]map[string]bool{} // by referring kind, the names with which it may refer
 	spelt := map[string]bool{}            // in depends_on
 	for _, t := range to {
-		wanted[t] = true
+		wanted[t], kinds[t.Kind] = true, true
 		spelt[t.String()] = true
 		for name, k := range o.schema.Kinds() {
 			if slices.ContainsFunc(k.Fields, func(f schema.Field) bool {
@@ -195,11 +197,47 @@ func (o *Outline) Referring(to []schema.Ref) (refs []schema.Ref) {
 	for _, e := range o.resources {
 		names := named[e.Kind]
 		if mentions(e.value, func(s []byte) bool { return names[string(s)] || spelt[string(s)] }) &&
-			slices.ContainsFunc(o.After(e.Ref), func(to schema.Ref) bool { return wanted[to] }) {
+			slices.ContainsFunc(o.After(e.Ref), func(to schema.Ref) bool { return wanted[to] }) ||
+			names != nil && bytes.Contains(e.value, []byte(`"ignore"`)) && o.ignores(e, to) ||
+			kinds[e.Kind] && bytes.Contains(e.value, []byte(`"external"`)) && o.mayBe(e, to) {
 			refs = append(refs, e.Ref)
 		}
 	}
 	return schema.SortRefs(refs)
+}
+
+// ignores reports whether a resource ignores a field that can refer to one of these.
+func (o *Outline) ignores(e entry, to []schema.Ref) bool {
+	var says struct {
+		Lifecycle struct {
+			Ignore []string `json:"ignore"`
+		} `json:"lifecycle"`
+	}
+	kind := o.schema.Kinds()[e.Kind]
+	if kind == nil || json.Unmarshal(e.value, &says) != nil {
+		return false
+	}
+	return slices.ContainsFunc(says.Lifecycle.Ignore, func(path string) bool {
+		name, _, _ := strings.Cut(path, ".")
+		f := kind.Field(name)
+		return f != nil && f.Has(func(f *schema.Field) bool {
+			return f.Ref != "" && slices.ContainsFunc(to, func(to schema.Ref) bool { return to.Kind == f.Ref })
+		})
+	})
+}
+
+// mayBe reports whether a resource is external and may be the thing with one of these ids.
+func (o *Outline) mayBe(e entry, to []schema.Ref) bool {
+	var says struct {
+		External any `json:"external"`
+	}
+	if json.Unmarshal(e.value, &says) != nil || says.External == nil {
+		return false
+	}
+	by, _ := says.External.(map[string]any)
+	return slices.ContainsFunc(to, func(to schema.Ref) bool {
+		return to.Kind == e.Kind && to.Scope == e.Scope && !o.Has(to) && (by["id"] == nil || by["id"] == to.Name)
+	})
 }
 
 // mentions reports whether meant holds for a string in a value, including names of members.

@@ -167,6 +167,32 @@ func TestOutlineOfEscapes(t *testing.T) {
 	}
 }
 
+// TestOutlineReferring finds also what may refer to something, for all that the document says.
+func TestOutlineReferring(t *testing.T) {
+	const id, other = "11111111-1111-4111-8111-111111111111", "22222222-2222-4222-8222-222222222222"
+	o, err := NewOutline(embedded(t), fmt.Appendf(nil, `{"apiVersion": %q, "site": {"name": "x", "id": %q}, "carbide": {
+		"network_security_group": {
+			"web": {"tenant": "acme"}, "theirs": {"external": {"id": %[3]q}}, "others": {"external": {"id": %[4]q}}, "called": {"external": true}
+		},
+		"vpc": {
+			"named": {"tenant": "acme", "network_security_group": "web"},
+			"by-id": {"tenant": "acme", "network_security_group": %[3]q},
+			"aside": {"tenant": "acme", "lifecycle": {"ignore": ["labels.x", "network_security_group"]}},
+			"labels": {"tenant": "acme", "lifecycle": {"ignore": ["labels"]}}
+		}}}`, schema.APIVersion, loadtest.SiteID, id, other))
+	if err != nil {
+		t.Fatal(err)
+	}
+	for name, want := range map[string]string{
+		"web": "[site/carbide.vpc/aside site/carbide.vpc/named]",
+		id:    "[site/carbide.network_security_group/called site/carbide.network_security_group/theirs site/carbide.vpc/aside site/carbide.vpc/by-id]",
+	} {
+		if got := fmt.Sprint(o.Referring([]schema.Ref{{Scope: "site", Kind: "carbide.network_security_group", Name: name}})); got != want {
+			t.Errorf("%s refer to %s, want %s", got, name, want)
+		}
+	}
+}
+
 // TestOutlineChecks what it reads: a text that nobody accepted gets no further.
 func TestOutlineChecks(t *testing.T) {
 	s := small(t)

@@ -218,7 +218,7 @@ func (a *app) approval(ctx context.Context, f *applying, p *plan.Plan) error {
 
 // applySaved carries out a plan from a file.
 func (a *app) applySaved(ctx context.Context, c *cobra.Command, f applying, saved *plan.File) (err error) {
-	for _, name := range []string{"destroy", "target", "exclude", "replace", "max-destroy", "allow-missing", "sweep"} {
+	for _, name := range []string{"destroy", "target", "exclude", "replace", "max-destroy", "allow-missing", "sweep", "refresh"} {
 		if flag := c.Flags().Lookup(name); flag != nil && flag.Changed {
 			return &view.Problem{What: "a saved plan is applied as it is: -" + name + " has no place here", Fix: "Give it to converge plan."}
 		}

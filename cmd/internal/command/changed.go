@@ -42,9 +42,10 @@ func (f *planning) checkRefresh() error {
 // A revised document is read on demand, and knows how it differs from the revision that was applied last.
 type revised struct {
 	*load.Outline
-	doc    *schema.Document // without its resources, which need not be read
-	before *load.Outline
-	since  int64
+	doc      *schema.Document // without its resources, which need not be read
+	before   *load.Outline
+	since    int64
+	warnings load.Diagnostics // of the last Read
 }
 
 // Since implements engine.Revision.
@@ -54,9 +55,13 @@ func (r *revised) Since() int64 { return r.since }
 func (r *revised) Changed() []schema.Ref { return r.Outline.Changed(r.before) }
 
 // Read implements engine.Revision. Problems in what it reads are reported, with their positions, when the document is loaded as a
-// whole; warnings were shown when it was accepted.
+// whole.
 func (r *revised) Read(ctx context.Context, refs []schema.Ref) (*schema.Document, error) {
-	doc, _ := r.Part(ctx, r.doc.Digest, refs)
+	doc, ds := r.Part(ctx, r.doc.Digest, refs)
+	for i := range ds { // positions would be those in an excerpt that nobody else has
+		ds[i].Range, ds[i].Snippet = nil, ""
+	}
+	r.warnings = ds
 	switch {
 	case doc == nil && ctx.Err() != nil:
 		return nil, context.Cause(ctx)
@@ -108,5 +113,9 @@ func (s *session) planSince(ctx context.Context, e *engine.Engine, doc *schema.D
 	if err := g.Wait(); err != nil {
 		return nil, &engine.WholeError{Reason: err.Error()}
 	}
-	return e.PlanChanged(ctx, r, o)
+	p, err := e.PlanChanged(ctx, r, o)
+	if err == nil && doc.Resources == nil && len(r.warnings) > 0 { // of a document that was loaded they were shown then
+		s.view.Diagnostics(r.warnings)
+	}
+	return p, err
 }

@@ -88,7 +88,8 @@ func (a *app) explainRef(ctx context.Context, text string, documents []string, p
 	return err
 }
 
-// planned returns a plan with what it was made from: the one in a file, or one that is made now.
+// planned returns a plan with what it was made from: the one in a file, or one that is made now. The records are nil for a file, which
+// does not have them.
 func (a *app) planned(ctx context.Context, documents []string, planFile string) (*plan.Plan, *schema.Document, []state.Record, error) {
 	if planFile != "" {
 		if len(documents) > 0 {
@@ -114,7 +115,7 @@ func (a *app) planned(ctx context.Context, documents []string, planFile string) 
 		return nil, nil, nil, err
 	}
 	records, err := s.store.Records(ctx)
-	return p, doc, records, err
+	return p, doc, nonNil(records), err
 }
 
 func planOf(f *plan.File) *plan.Plan {

@@ -119,8 +119,11 @@ otherwise the newest in the store; converge apply accepts what lies in the inbox
 
 With -refresh=changed only what the document says otherwise than the revision that was
 applied last is looked at and planned, with what that refers to and what has to follow.
-All else is taken to be as it was left: neither drift nor a secret with another value is
-seen there. Of a document in the store nothing else is read.
+All else is taken to be as it was left: neither drift nor a secret with another value, or
+one that may no longer be read, is noticed there. Of a document in the store nothing else
+is read. The whole site is planned, and it says why, when that alone cannot be decided:
+when it would be refused, when the records were changed by hand, or when an older run was
+resumed or rolled back since.
 
 Values that are very long are cut; -full shows everything, -summary only numbers, one
 screen for the largest plan. They and -group-by shape the text alone.
