@@ -23,7 +23,8 @@ type Explanation struct {
 	Declared *Declared      `json:"declared,omitempty"` // absent when the document does not have it
 	External *plan.External `json:"external,omitempty"` // for what the document only refers to: which thing that is
 	Recorded *Remembered    `json:"recorded,omitempty"` // absent when nothing is recorded
-	Drift    *drifted       `json:"drift,omitempty"`    // what was changed outside converge
+	saved    bool           // by a saved plan, which does not have all records
+	Drift    *drifted       `json:"drift,omitempty"` // what was changed outside converge
 
 	RefersTo   []Neighbour `json:"refers_to"`
 	ReferredBy []Neighbour `json:"referred_by"`
@@ -82,7 +83,7 @@ type ExplainedStep struct {
 // what is recorded, when that is known. Ok is false when the resource is unknown; then known lists those that exist.
 func ExplainRef(ref schema.Ref, p *plan.Plan, doc *schema.Document, records []state.Record, kinds schema.Kinds) (e *Explanation, known []string, ok bool) {
 	x := explaining{plan: p, doc: doc, records: records, kinds: kinds}
-	e = &Explanation{Address: ref.String(), Decision: x.decision(ref), RefersTo: []Neighbour{}, ReferredBy: []Neighbour{}, Steps: []ExplainedStep{}}
+	e = &Explanation{Address: ref.String(), Decision: x.decision(ref), RefersTo: []Neighbour{}, ReferredBy: []Neighbour{}, Steps: []ExplainedStep{}, saved: x.records == nil}
 	declared, recorded := x.declared(ref), x.recorded(ref)
 	if declared == nil && recorded == nil && e.Decision == "none" {
 		return nil, x.known(), false
@@ -287,11 +288,20 @@ func (x *explaining) why(ref schema.Ref, e *Explanation) []string {
 	case "unmanaged":
 		why = append(why, "it is there, and no document declares it: it is left alone. converge import -discover writes what exists as a document")
 	case "not_considered":
-		why = append(why, "the plan is about a part of the site only, by -target or -exclude; when it is about this too, it is as the document says")
+		why = append(why, x.beside())
 	case "none":
 		why = append(why, "the document does not have it, and it is gone: it was destroyed by converge")
 	}
 	return why
+}
+
+// beside says why the plan decides nothing about a resource.
+func (x *explaining) beside() string {
+	if serial := x.plan.Narrowed.Since; serial > 0 {
+		return fmt.Sprintf("the plan is about what the document says otherwise than serial %d, which was applied last, and about what has to follow: "+
+			"this is as that said, and was not looked at any further", serial)
+	}
+	return "the plan is about a part of the site only, by -target or -exclude; when it is about this too, it is as the document says"
 }
 
 func (x *explaining) shown(ref schema.Ref, changes []diff.Change) []diff.Change {
@@ -365,6 +375,8 @@ func ExplainText(e *Explanation, s Style) string {
 	switch r := e.Recorded; {
 	case r == nil && e.External != nil:
 		t.line("  nothing: what is external is not recorded")
+	case r == nil && e.saved:
+		t.line("  not known: a saved plan has what is recorded of the resources that it does something about")
 	case r == nil:
 		t.line("  nothing: converge neither made nor adopted it")
 	case r.Gone:
@@ -415,6 +427,8 @@ func (t *planText) observed(e *Explanation) {
 		t.line("  there, it is %s", clean(e.External.ID))
 	case e.Decision == "create":
 		t.line("  not there")
+	case e.Decision == "not_considered":
+		t.line("  the plan does not have it")
 	case e.Decision == "unknown", e.Decision == "left_out":
 		t.line("  not known")
 	case e.Decision == "delete", e.Decision == "unmanaged", e.Decision == "forget":

@@ -108,6 +108,9 @@ func Summary(p *plan.Plan) string {
 // narrowed returns how much of the site a plan covers.
 func narrowed(n *plan.Narrowed) string {
 	text := fmt.Sprintf("Only %d of %s were considered", n.Resources, count(n.Of, "resource"))
+	if n.Resources == n.Of {
+		text = fmt.Sprintf("All %s were considered", count(n.Of, "resource"))
+	}
 	if n.Since > 0 {
 		text += fmt.Sprintf(": what the document says otherwise than serial %d, which was applied last", n.Since)
 	}
