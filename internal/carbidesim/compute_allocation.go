@@ -21,25 +21,25 @@ type allocation struct {
 	UpdatedBy    *string   `json:"updatedBy,omitempty"`
 }
 
-// Enforcement says what becomes of allocations when an instance is made of a type, or a machine leaves it. Instances that
-// name no type are never held to one.
+// Enforcement says how allocations are enforced when an instance of a type is created, or a machine leaves it. Instances
+// that name no type are never held to one.
 type Enforcement string
 
 // Enforcements.
 const (
 	WarnOnly         Enforcement = ""                   // nothing is refused
 	EnforceIfPresent Enforcement = "enforce_if_present" // a tenant with an allocation is held to it
-	EnforceAlways    Enforcement = "always"             // a tenant without one gets nothing
+	EnforceAlways    Enforcement = "always"             // a tenant without one is refused
 )
 
-// holds reports whether allocations are enforced where there are some, or none.
+// holds reports whether allocations are enforced, given whether there are some.
 func (e Enforcement) holds(some bool) bool {
 	return e == EnforceAlways || e == EnforceIfPresent && some
 }
 
 const largestAllocation = 100_000
 
-// CreateComputeAllocation allocates machines that are there and not promised to anybody.
+// CreateComputeAllocation allocates machines that exist and are not promised to any tenant.
 func (s *site) CreateComputeAllocation(_ context.Context, r *forge.CreateComputeAllocationRequest) (*forge.CreateComputeAllocationResponse, error) {
 	a, err := readAllocation(r.Attributes, r.Metadata, r.TenantOrganizationId)
 	if err != nil {
@@ -70,7 +70,7 @@ func (s *site) CreateComputeAllocation(_ context.Context, r *forge.CreateCompute
 	return &forge.CreateComputeAllocationResponse{Allocation: a.wire(id)}, nil
 }
 
-// UpdateComputeAllocation replaces metadata and count. The type only has to be right; the token is looked at last.
+// UpdateComputeAllocation replaces metadata and count. The type only has to match; the token is checked last.
 func (s *site) UpdateComputeAllocation(_ context.Context, r *forge.UpdateComputeAllocationRequest) (*forge.UpdateComputeAllocationResponse, error) {
 	if r.Id == nil {
 		return nil, missing("id")
@@ -109,8 +109,8 @@ func (s *site) UpdateComputeAllocation(_ context.Context, r *forge.UpdateCompute
 	return &forge.UpdateComputeAllocationResponse{Allocation: a.wire(id)}, nil
 }
 
-// DeleteComputeAllocation deletes softly, unless the tenant has made use of it. What is not there, or another tenant's, is
-// deleted already.
+// DeleteComputeAllocation deletes softly, unless the tenant uses it. One that does not exist, or is another tenant's, counts
+// as deleted.
 func (s *site) DeleteComputeAllocation(_ context.Context, r *forge.DeleteComputeAllocationRequest) (*forge.DeleteComputeAllocationResponse, error) {
 	if r.Id == nil {
 		return nil, missing("id")
@@ -139,7 +139,7 @@ func (s *site) FindComputeAllocationIds(_ context.Context, r *forge.FindComputeA
 	}, nil
 }
 
-// FindComputeAllocationsByIds answers the allocations that exist.
+// FindComputeAllocationsByIds returns the allocations that exist.
 func (s *site) FindComputeAllocationsByIds(_ context.Context, r *forge.FindComputeAllocationsByIdsRequest) (*forge.FindComputeAllocationsByIdsResponse, error) {
 	if err := s.page(len(r.Ids)); err != nil {
 		return nil, err
@@ -164,8 +164,8 @@ func readAllocation(in *forge.ComputeAllocationAttributes, meta *forge.Metadata,
 	return &allocation{Organization: organization, Type: in.InstanceTypeId, Count: in.Count, Metadata: m}, err
 }
 
-// allocated sums the machines of a type that are promised to a tenant, or to all tenants. It reports whether any promise
-// was made.
+// allocated sums the machines of a type that are promised to a tenant, or to all tenants. It reports whether there is any
+// promise.
 func (s *site) allocated(organization, instanceType string) (total uint32, some bool) {
 	for id := range s.allocationsByType.of(instanceType) {
 		if a := s.allocations.get(id); organization == "" || a.Organization == organization {
@@ -183,7 +183,7 @@ func (s *site) covers(instanceType string, total uint32) error {
 	return nil
 }
 
-// leaves checks that a tenant keeps what its instances use when an allocation shrinks.
+// leaves checks that a tenant keeps what its instances use when an allocation is reduced.
 func (s *site) leaves(a *allocation, less uint32) error {
 	total, _ := s.allocated(a.Organization, a.Type)
 	if used := s.used(a.Organization, a.Type); used > int(total-less) {
@@ -192,7 +192,7 @@ func (s *site) leaves(a *allocation, less uint32) error {
 	return nil
 }
 
-// used counts the instances that a tenant has made of a type.
+// used counts the instances of a type that a tenant has.
 func (s *site) used(organization, instanceType string) int {
 	return len(s.instancesByType.of(organization + "/" + instanceType))
 }
@@ -216,7 +216,7 @@ func (s *site) allocationNamed(a *allocation, id string) bool {
 	return false
 }
 
-// name is what must be unique.
+// name returns what must be unique.
 func (a *allocation) name() string { return a.Organization + "/" + a.Metadata.Name }
 
 func (a *allocation) wire(id string) *forge.ComputeAllocation {

@@ -16,17 +16,17 @@ import (
 	"converge.dev/converge/providers/carbide/forge"
 )
 
-// controlServer is a way for another process to see and to steer the world:
+// controlServer lets another process see and control the world:
 //
 //	GET    /world                 the live world; with ?full=1 everything
-//	GET    /calls                 how often each method has been called; DELETE starts anew
+//	GET    /calls                 how often each method has been called; DELETE resets the counts
 //	GET    /faults                the faults that can still strike; POST declares one, DELETE clears them
 //	POST   /advance               {"duration": "5m"} moves the clock
 //	POST   /call/{method}         makes that call as a stranger; the body is the request
 //	POST   /instances/{id}        {"phone_home": true}, {"state": "FAILED"} or {"behind": true}; an empty state shows the
 //	                              instance's own
 //	POST   /machines/{id}/alerts  {"ALERT": ["PreventAllocations"]} replaces the machine's alerts
-//	POST   /machines/{id}/deaf    true makes its guest ignore that it is asked to shut down
+//	POST   /machines/{id}/deaf    true makes its guest ignore requests to shut down
 //
 // A refused call is answered with status 422 and {"code": "NOT_FOUND", "message": "..."}.
 type controlServer struct {
@@ -35,10 +35,10 @@ type controlServer struct {
 	done  chan struct{}
 }
 
-// ErrInUse says that the control socket is that of another simulated site.
+// ErrInUse reports that the control socket belongs to another simulated site.
 var ErrInUse = errors.New("another simulated site answers there")
 
-// listenControl serves on a socket that only the owner may use; a stale one of an earlier run is replaced, and nothing else.
+// listenControl serves on a socket that only the owner may use. It replaces a stale socket of an earlier run, and nothing else.
 func listenControl(w *World, path string) (*controlServer, error) {
 	switch there, err := os.Lstat(path); {
 	case errors.Is(err, fs.ErrNotExist):
@@ -139,7 +139,7 @@ func (c *controlServer) routes() http.Handler {
 	return mux
 }
 
-// order answers a request that carries JSON and has no result.
+// order handles a request that carries JSON and has no result.
 func order[T any](obey func(*http.Request, T) error) http.HandlerFunc {
 	return func(rw http.ResponseWriter, r *http.Request) {
 		var body T
@@ -165,7 +165,7 @@ func reply(rw http.ResponseWriter, body []byte, err error) {
 	_, _ = rw.Write(body) // a client that has left does not need the answer
 }
 
-// refused is the body of an answer with status 422.
+// refused is the body of a response with status 422.
 type refused struct {
 	Code    string `json:"code"`
 	Message string `json:"message"`

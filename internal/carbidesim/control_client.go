@@ -19,7 +19,7 @@ type Control struct {
 	http http.Client
 }
 
-// NewControl makes a client for the socket at path. It connects when it is used.
+// NewControl returns a client for the socket at path. It connects on first use.
 func NewControl(path string) *Control {
 	return &Control{http: http.Client{Transport: &http.Transport{
 		DialContext: func(ctx context.Context, _, _ string) (net.Conn, error) {
@@ -28,10 +28,10 @@ func NewControl(path string) *Control {
 	}}}
 }
 
-// Close lets go of idle connections.
+// Close closes idle connections.
 func (c *Control) Close() { c.http.CloseIdleConnections() }
 
-// World answers the live world, or everything about it.
+// World returns the live world, or everything about it.
 func (c *Control) World(ctx context.Context, full bool) ([]byte, error) {
 	if full {
 		return c.do(ctx, http.MethodGet, "/world?full=1", nil)
@@ -39,19 +39,19 @@ func (c *Control) World(ctx context.Context, full bool) ([]byte, error) {
 	return c.do(ctx, http.MethodGet, "/world", nil)
 }
 
-// Calls answers how often each method has been called.
+// Calls returns how often each method has been called.
 func (c *Control) Calls(ctx context.Context) (map[string]int, error) {
 	var out map[string]int
 	return out, c.get(ctx, "/calls", &out)
 }
 
-// ResetCalls starts counting anew.
+// ResetCalls resets the counts of calls.
 func (c *Control) ResetCalls(ctx context.Context) error {
 	_, err := c.do(ctx, http.MethodDelete, "/calls", nil)
 	return err
 }
 
-// Faults answers the faults that can still strike.
+// Faults returns the faults that can still strike.
 func (c *Control) Faults(ctx context.Context) ([]Fault, error) {
 	var out []Fault
 	return out, c.get(ctx, "/faults", &out)
@@ -76,12 +76,12 @@ func (c *Control) Call(ctx context.Context, method string, request []byte) ([]by
 	return c.do(ctx, http.MethodPost, "/call/"+url.PathEscape(method), request)
 }
 
-// PhoneHome is the guest of an instance calling in.
+// PhoneHome makes the guest of an instance phone home.
 func (c *Control) PhoneHome(ctx context.Context, instance string) error {
 	return c.post(ctx, "/instances/"+url.PathEscape(instance), map[string]bool{"phone_home": true})
 }
 
-// SetInstanceState shows a state, such as "FAILED", in place of an instance's own; "" shows its own again.
+// SetInstanceState shows a state, such as "FAILED", instead of an instance's own; "" shows its own again.
 func (c *Control) SetInstanceState(ctx context.Context, instance, state string) error {
 	return c.post(ctx, "/instances/"+url.PathEscape(instance), map[string]string{"state": state})
 }
@@ -96,7 +96,7 @@ func (c *Control) SetAlerts(ctx context.Context, machine string, alerts map[stri
 	return c.post(ctx, "/machines/"+url.PathEscape(machine)+"/alerts", alerts)
 }
 
-// Deafen makes the guest of a machine ignore that it is asked to shut down, or listen again.
+// Deafen makes the guest of a machine ignore requests to shut down, or obey them again.
 func (c *Control) Deafen(ctx context.Context, machine string, deaf bool) error {
 	return c.post(ctx, "/machines/"+url.PathEscape(machine)+"/deaf", deaf)
 }

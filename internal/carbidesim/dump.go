@@ -14,14 +14,14 @@ import (
 	"converge.dev/converge/providers/carbide/forge"
 )
 
-// Object is one thing of the world.
+// Object is one object of the world.
 type Object struct {
 	Kind    string        // "vpc", "network_segment", ...
 	ID      string        // as on the wire; "organization/keyset id" of a keyset
-	Message proto.Message // as a client would read it; shared, so not to be changed
+	Message proto.Message // as a client would read it; shared, so it must not be changed
 }
 
-// Objects lists everything that is live, sorted by kind and id.
+// Objects returns all live objects, sorted by kind and id.
 func (w *World) Objects() []Object {
 	var out []Object
 	_ = w.transact(func() error {
@@ -66,7 +66,7 @@ func list[T any](kind string, t *table[T], wire func(string, *T) proto.Message) 
 }
 
 // Dump prints the live world as indented JSON, by kind and id. Version tokens, times and burned ids are left out: they
-// differ after a change was made and undone, and the world is the same nevertheless.
+// differ after a change was made and undone, although the world is the same.
 func (w *World) Dump() []byte {
 	world := map[string]map[string]json.RawMessage{}
 	for _, o := range w.Objects() {
@@ -78,7 +78,7 @@ func (w *World) Dump() []byte {
 	return indent(world)
 }
 
-// DumpAll prints everything, as the world's file has it.
+// DumpAll prints everything, as in the world's file.
 func (w *World) DumpAll() []byte { return indent(w.snapshot()) }
 
 func indent(v any) []byte {
@@ -89,7 +89,7 @@ func indent(v any) []byte {
 	return append(b, '\n')
 }
 
-// plain prints a message with what is not part of its content left out.
+// plain prints a message without what is not part of its content.
 func plain(m proto.Message) json.RawMessage {
 	m = proto.Clone(m)
 	walk(m.ProtoReflect(), func(m protoreflect.Message) {
@@ -111,10 +111,10 @@ func plain(m proto.Message) json.RawMessage {
 	if err != nil {
 		panic(err) // a message that has been on the wire
 	}
-	// The order of fields is that of their numbers; only the blanks are deliberately unstable.
+	// Fields are ordered by their numbers; only the white space is deliberately unstable.
 	var out bytes.Buffer
 	if err := json.Compact(&out, b); err != nil {
-		panic(err) // JSON that was written a few lines above
+		panic(err) // JSON that was just written
 	}
 	return out.Bytes()
 }

@@ -14,7 +14,7 @@ import (
 	"converge.dev/converge/providers/carbide/forge"
 )
 
-// expected is hardware that is to be found: what an operator has said about it.
+// expected is hardware that is to be found, as an operator has declared it.
 type expected[M proto.Message] struct {
 	Metadata metadata `json:"metadata"`
 	Said     kept[M]  `json:"said"` // as it reads back, without metadata
@@ -28,11 +28,11 @@ func newExpected[M proto.Message](log *changes, mac func(M) string) (*table[expe
 // device is a switch or a power shelf that was found.
 type device struct {
 	ID     string `json:"id"`
-	Serial string `json:"serial,omitempty"` // of a power shelf, which is known by it
+	Serial string `json:"serial,omitempty"` // of a power shelf, which is identified by it
 }
 
-// chosenUUID is the id of a request about expected hardware, whose handlers parse it themselves: hence it is refused in
-// another way than elsewhere. Without one it is generated.
+// chosenUUID returns the id in a request about expected hardware, whose handlers parse it themselves: hence the refusal
+// differs from others. A missing one is generated.
 func (s *site) chosenUUID(id *forge.UUID) (string, error) {
 	if id == nil {
 		return s.newID(), nil
@@ -44,7 +44,7 @@ func (s *site) chosenUUID(id *forge.UUID) (string, error) {
 	return parsed.String(), nil
 }
 
-// selected finds what a request means: by id when it has one, else by MAC address. The last result names it in a refusal.
+// selected finds what a request refers to: by id when it has one, else by MAC address. The last result names it in a refusal.
 func selected[M proto.Message](t *table[expected[M]], byMAC *lookup[expected[M]], id *forge.UUID, mac string) (string, *expected[M], string, error) {
 	if id != nil {
 		parsed, err := uuid.Parse(id.Value)
@@ -66,7 +66,7 @@ func selected[M proto.Message](t *table[expected[M]], byMAC *lookup[expected[M]]
 	return "", nil, mac, nil
 }
 
-// hardwareAddress is a MAC address in the spelling in which the service answers it.
+// hardwareAddress returns a MAC address as the service spells it.
 func hardwareAddress(text string) (string, bool) {
 	mac, err := net.ParseMAC(text)
 	if err != nil || len(mac) != 6 {
@@ -75,7 +75,7 @@ func hardwareAddress(text string) (string, bool) {
 	return strings.ToUpper(mac.String()), true
 }
 
-// tooLong is what the database says about a text with more characters than its column has.
+// tooLong returns what the database says about a text with more characters than its column has.
 func tooLong(text string, most int) error {
 	if utf8.RuneCountInString(text) > most {
 		return internal("Database Error: value too long for type character varying(%d)", most)
@@ -83,7 +83,7 @@ func tooLong(text string, most int) error {
 	return nil
 }
 
-// freeMetadata is metadata that nobody looks at, apart from keys that are there twice, and for which the database has room.
+// freeMetadata reads metadata that is only checked for duplicate keys and for what the database has room for.
 func freeMetadata(m *forge.Metadata) (metadata, error) {
 	out, err := uniqueLabels(m)
 	return out, cmp.Or(err, out.tooLong())
@@ -91,7 +91,7 @@ func freeMetadata(m *forge.Metadata) (metadata, error) {
 
 func (m metadata) tooLong() error { return cmp.Or(tooLong(m.Name, 256), tooLong(m.Description, 1024)) }
 
-// uniqueLabels is metadata that nobody looks at, apart from keys that are there twice.
+// uniqueLabels reads metadata that is only checked for duplicate keys.
 func uniqueLabels(m *forge.Metadata) (metadata, error) {
 	out := metadata{Name: m.GetName(), Description: m.GetDescription(), Labels: map[string]string{}}
 	for _, l := range m.GetLabels() {
@@ -103,7 +103,7 @@ func uniqueLabels(m *forge.Metadata) (metadata, error) {
 	return out, nil
 }
 
-// reserve gives an address to an interface before anybody has seen it. An interface that has an address keeps it.
+// reserve assigns an address to an interface before it is seen. An interface that has an address keeps it.
 func (s *site) reserve(mac, address string) error {
 	if address == "" || s.reserved.get(mac) != nil {
 		return nil
@@ -119,8 +119,8 @@ func (s *site) reserve(mac, address string) error {
 	return nil
 }
 
-// Discover lets the device behind an expected switch or power shelf, which is given by the MAC address of its BMC, be
-// found. Machines are found when the world is made.
+// Discover makes the device behind an expected switch or power shelf, given by the MAC address of its BMC, be found.
+// Machines are found when the world is created.
 func (w *World) Discover(mac string) error {
 	return w.transact(func() error {
 		s := w.site
@@ -138,7 +138,7 @@ func (w *World) Discover(mac string) error {
 	})
 }
 
-// BMC answers the MAC address of a machine's BMC, as its label shows it; empty when there is no such machine.
+// BMC returns the MAC address of a machine's BMC, as on its label; empty when there is no such machine.
 func (w *World) BMC(machine string) string {
 	mac := ""
 	_ = w.transact(func() error {

@@ -14,11 +14,11 @@ import (
 	"converge.dev/converge/providers/carbide/forge"
 )
 
-// serialNumber is what the number on a chassis looks like, which has 4 to 64 letters. (Every process makes this, and
-// {4,64} would cost more than all else here.)
+// serialNumber matches the serial number of a chassis, which has 4 to 64 characters. (Every process compiles this, and
+// {4,64} would cost more than everything else here.)
 var serialNumber = regexp.MustCompile(`^[A-Za-z0-9_-]*$`)
 
-// AddExpectedMachine says that a machine is to be found.
+// AddExpectedMachine declares that a machine is to be found.
 func (s *site) AddExpectedMachine(_ context.Context, r *forge.ExpectedMachine) (*emptypb.Empty, error) {
 	if n := len(r.ChassisSerialNumber); n < 4 || n > 64 || !serialNumber.MatchString(r.ChassisSerialNumber) {
 		return nil, invalid("chassis serial is not formatted properly %s", r.ChassisSerialNumber)
@@ -41,8 +41,8 @@ func (s *site) AddExpectedMachine(_ context.Context, r *forge.ExpectedMachine) (
 	return &emptypb.Empty{}, nil
 }
 
-// UpdateExpectedMachine replaces what the request has, and some of what it lacks: switches that are absent stay as they are.
-// Neither id nor MAC address change. Addresses are given to their interfaces at once.
+// UpdateExpectedMachine replaces what the request has, and some of what it lacks: absent switches keep their values.
+// Neither id nor MAC address change. Addresses are assigned to their interfaces at once.
 func (s *site) UpdateExpectedMachine(_ context.Context, r *forge.ExpectedMachine) (*emptypb.Empty, error) {
 	mac, ok := hardwareAddress(r.BmcMacAddress)
 	if !ok {
@@ -76,7 +76,7 @@ func (s *site) UpdateExpectedMachine(_ context.Context, r *forge.ExpectedMachine
 }
 
 // keepLater puts into an update what servers from v2.0 on keep when it is left out: the address of the BMC, and an interface
-// that is a BMC, which has to be taken out in so many words.
+// that is a BMC, which has to be removed explicitly.
 func keepLater(r *forge.ExpectedMachine, have *forge.ExpectedMachine) {
 	r.BmcIpAddress = cmp.Or(r.BmcIpAddress, have.BmcIpAddress)
 	r.BmcIpAllocation = cmp.Or(r.BmcIpAllocation, have.BmcIpAllocation)
@@ -88,7 +88,7 @@ func keepLater(r *forge.ExpectedMachine, have *forge.ExpectedMachine) {
 	}
 }
 
-// DeleteExpectedMachine forgets what was said.
+// DeleteExpectedMachine deletes the declaration.
 func (s *site) DeleteExpectedMachine(_ context.Context, r *forge.ExpectedMachineRequest) (*emptypb.Empty, error) {
 	id, have, name, err := selected(s.expectedMachines, s.expectedByMAC, r.Id, r.BmcMacAddress)
 	if err != nil {
@@ -101,7 +101,7 @@ func (s *site) DeleteExpectedMachine(_ context.Context, r *forge.ExpectedMachine
 	return &emptypb.Empty{}, nil
 }
 
-// GetExpectedMachine answers one.
+// GetExpectedMachine returns one.
 func (s *site) GetExpectedMachine(_ context.Context, r *forge.ExpectedMachineRequest) (*forge.ExpectedMachine, error) {
 	id, have, name, err := selected(s.expectedMachines, s.expectedByMAC, r.Id, r.BmcMacAddress)
 	if err != nil {
@@ -113,7 +113,7 @@ func (s *site) GetExpectedMachine(_ context.Context, r *forge.ExpectedMachineReq
 	return wireExpectedMachine(id, have), nil
 }
 
-// GetAllExpectedMachines answers all, passwords included.
+// GetAllExpectedMachines returns all, including passwords.
 func (s *site) GetAllExpectedMachines(context.Context, *emptypb.Empty) (*forge.ExpectedMachineList, error) {
 	out := &forge.ExpectedMachineList{}
 	for id, e := range s.expectedMachines.rows {
@@ -122,7 +122,7 @@ func (s *site) GetAllExpectedMachines(context.Context, *emptypb.Empty) (*forge.E
 	return out, nil
 }
 
-// GetAllExpectedMachinesLinked tells which of them were found.
+// GetAllExpectedMachinesLinked returns which of them were found.
 func (s *site) GetAllExpectedMachinesLinked(context.Context, *emptypb.Empty) (*forge.LinkedExpectedMachineList, error) {
 	out := &forge.LinkedExpectedMachineList{}
 	for _, mac := range sortedKeys(s.expectedByMAC.ids) {
@@ -144,7 +144,7 @@ func (s *site) GetAllExpectedMachinesLinked(context.Context, *emptypb.Empty) (*f
 	return out, nil
 }
 
-// readExpectedMachine makes a new row, which keeps some of what have says.
+// readExpectedMachine makes a new row, which keeps parts of have.
 func readExpectedMachine(in *forge.ExpectedMachine, have *expected[*forge.ExpectedMachine]) (*expected[*forge.ExpectedMachine], error) {
 	seen := map[string]bool{}
 	for _, serial := range in.FallbackDpuSerialNumbers {
@@ -185,7 +185,7 @@ func readExpectedMachine(in *forge.ExpectedMachine, have *expected[*forge.Expect
 			primaries++
 		}
 		if nic.MacAddress, ok = hardwareAddress(nic.MacAddress); !ok {
-			nic.MacAddress = "00:00:00:00:00:00" // what cannot be read is not refused here
+			nic.MacAddress = "00:00:00:00:00:00" // an unreadable address is not refused here
 		}
 	}
 	if primaries > 1 {

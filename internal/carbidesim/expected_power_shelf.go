@@ -10,7 +10,7 @@ import (
 	"converge.dev/converge/providers/carbide/forge"
 )
 
-// AddExpectedPowerShelf says that a power shelf is to be found.
+// AddExpectedPowerShelf declares that a power shelf is to be found.
 func (s *site) AddExpectedPowerShelf(_ context.Context, r *forge.ExpectedPowerShelf) (*emptypb.Empty, error) {
 	e, err := readExpectedShelf(r, nil)
 	if err != nil {
@@ -51,7 +51,7 @@ func (s *site) UpdateExpectedPowerShelf(_ context.Context, r *forge.ExpectedPowe
 	return &emptypb.Empty{}, nil
 }
 
-// DeleteExpectedPowerShelf forgets what was said. The row of a shelf that was found refers to it.
+// DeleteExpectedPowerShelf deletes the declaration. The row of a shelf that was found refers to it.
 func (s *site) DeleteExpectedPowerShelf(_ context.Context, r *forge.ExpectedPowerShelfRequest) (*emptypb.Empty, error) {
 	id, have, name, err := selected(s.expectedShelves, s.shelvesByMAC, r.ExpectedPowerShelfId, r.BmcMacAddress)
 	if err != nil {
@@ -67,7 +67,7 @@ func (s *site) DeleteExpectedPowerShelf(_ context.Context, r *forge.ExpectedPowe
 	return &emptypb.Empty{}, nil
 }
 
-// GetExpectedPowerShelf answers one.
+// GetExpectedPowerShelf returns one.
 func (s *site) GetExpectedPowerShelf(_ context.Context, r *forge.ExpectedPowerShelfRequest) (*forge.ExpectedPowerShelf, error) {
 	id, have, name, err := selected(s.expectedShelves, s.shelvesByMAC, r.ExpectedPowerShelfId, r.BmcMacAddress)
 	if err != nil {
@@ -79,7 +79,7 @@ func (s *site) GetExpectedPowerShelf(_ context.Context, r *forge.ExpectedPowerSh
 	return wireExpectedShelf(id, have), nil
 }
 
-// GetAllExpectedPowerShelves answers all, passwords included.
+// GetAllExpectedPowerShelves returns all, including passwords.
 func (s *site) GetAllExpectedPowerShelves(context.Context, *emptypb.Empty) (*forge.ExpectedPowerShelfList, error) {
 	out := &forge.ExpectedPowerShelfList{}
 	for id, e := range s.expectedShelves.rows {
@@ -88,7 +88,7 @@ func (s *site) GetAllExpectedPowerShelves(context.Context, *emptypb.Empty) (*for
 	return out, nil
 }
 
-// GetAllExpectedPowerShelvesLinked tells which of them were found, by their serial numbers.
+// GetAllExpectedPowerShelvesLinked returns which of them were found, by their serial numbers.
 func (s *site) GetAllExpectedPowerShelvesLinked(context.Context, *emptypb.Empty) (*forge.LinkedExpectedPowerShelfList, error) {
 	out := &forge.LinkedExpectedPowerShelfList{}
 	for _, mac := range sortedKeys(s.shelvesByMAC.ids) {
@@ -109,7 +109,7 @@ func (s *site) GetAllExpectedPowerShelvesLinked(context.Context, *emptypb.Empty)
 	return out, nil
 }
 
-// readExpectedShelf makes a new row, which keeps some of what have says.
+// readExpectedShelf makes a new row, which keeps parts of have.
 func readExpectedShelf(in *forge.ExpectedPowerShelf, have *expected[*forge.ExpectedPowerShelf]) (*expected[*forge.ExpectedPowerShelf], error) {
 	out := proto.CloneOf(in)
 	out.ExpectedPowerShelfId, out.Metadata = nil, nil

@@ -16,7 +16,7 @@ type expectedRack struct {
 	Profile  string   `json:"profile"`
 }
 
-// AddExpectedRack says that a rack is to be found.
+// AddExpectedRack declares that a rack is to be found.
 func (s *site) AddExpectedRack(_ context.Context, r *forge.ExpectedRack) (*emptypb.Empty, error) {
 	e, err := s.readExpectedRack(r)
 	if err != nil {
@@ -49,7 +49,7 @@ func (s *site) UpdateExpectedRack(_ context.Context, r *forge.ExpectedRack) (*em
 	return &emptypb.Empty{}, nil
 }
 
-// DeleteExpectedRack forgets what was said. A rack that was found stays.
+// DeleteExpectedRack deletes the declaration. A rack that was found stays.
 func (s *site) DeleteExpectedRack(_ context.Context, r *forge.ExpectedRackRequest) (*emptypb.Empty, error) {
 	if r.RackId == "" {
 		return nil, invalid("Invalid rack ID: empty")
@@ -61,7 +61,7 @@ func (s *site) DeleteExpectedRack(_ context.Context, r *forge.ExpectedRackReques
 	return &emptypb.Empty{}, nil
 }
 
-// GetExpectedRack answers one.
+// GetExpectedRack returns one.
 func (s *site) GetExpectedRack(_ context.Context, r *forge.ExpectedRackRequest) (*forge.ExpectedRack, error) {
 	if r.RackId == "" {
 		return nil, invalid("Invalid rack ID: empty")
@@ -73,7 +73,7 @@ func (s *site) GetExpectedRack(_ context.Context, r *forge.ExpectedRackRequest) 
 	return e.wire(r.RackId), nil
 }
 
-// GetAllExpectedRacks answers all.
+// GetAllExpectedRacks returns all.
 func (s *site) GetAllExpectedRacks(context.Context, *emptypb.Empty) (*forge.ExpectedRackList, error) {
 	out := &forge.ExpectedRackList{}
 	for id, e := range s.expectedRacks.rows {
@@ -82,7 +82,7 @@ func (s *site) GetAllExpectedRacks(context.Context, *emptypb.Empty) (*forge.Expe
 	return out, nil
 }
 
-// readExpectedRack makes a row. Whether the database has room for it is seen later.
+// readExpectedRack makes a row. Whether the database has room for it is checked later.
 func (s *site) readExpectedRack(in *forge.ExpectedRack) (*expectedRack, error) {
 	profile := in.GetRackProfileId().GetId()
 	switch {

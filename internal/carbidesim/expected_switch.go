@@ -11,7 +11,7 @@ import (
 	"converge.dev/converge/providers/carbide/forge"
 )
 
-// AddExpectedSwitch says that a switch is to be found. A taken MAC address is refused in another way than a machine's.
+// AddExpectedSwitch declares that a switch is to be found. A taken MAC address is refused in another way than a machine's.
 func (s *site) AddExpectedSwitch(_ context.Context, r *forge.ExpectedSwitch) (*emptypb.Empty, error) {
 	e, err := readExpectedSwitch(r, nil)
 	if err != nil {
@@ -58,7 +58,7 @@ func (s *site) UpdateExpectedSwitch(_ context.Context, r *forge.ExpectedSwitch) 
 	return &emptypb.Empty{}, nil
 }
 
-// DeleteExpectedSwitch forgets what was said. The row of a switch that was found refers to it.
+// DeleteExpectedSwitch deletes the declaration. The row of a switch that was found refers to it.
 func (s *site) DeleteExpectedSwitch(_ context.Context, r *forge.ExpectedSwitchRequest) (*emptypb.Empty, error) {
 	id, have, name, err := selected(s.expectedSwitches, s.switchesByMAC, r.ExpectedSwitchId, r.BmcMacAddress)
 	if err != nil {
@@ -74,7 +74,7 @@ func (s *site) DeleteExpectedSwitch(_ context.Context, r *forge.ExpectedSwitchRe
 	return &emptypb.Empty{}, nil
 }
 
-// GetExpectedSwitch answers one.
+// GetExpectedSwitch returns one.
 func (s *site) GetExpectedSwitch(_ context.Context, r *forge.ExpectedSwitchRequest) (*forge.ExpectedSwitch, error) {
 	id, have, name, err := selected(s.expectedSwitches, s.switchesByMAC, r.ExpectedSwitchId, r.BmcMacAddress)
 	if err != nil {
@@ -86,7 +86,7 @@ func (s *site) GetExpectedSwitch(_ context.Context, r *forge.ExpectedSwitchReque
 	return wireExpectedSwitch(id, have), nil
 }
 
-// GetAllExpectedSwitches answers all, passwords included.
+// GetAllExpectedSwitches returns all, including passwords.
 func (s *site) GetAllExpectedSwitches(context.Context, *emptypb.Empty) (*forge.ExpectedSwitchList, error) {
 	out := &forge.ExpectedSwitchList{}
 	for id, e := range s.expectedSwitches.rows {
@@ -95,7 +95,7 @@ func (s *site) GetAllExpectedSwitches(context.Context, *emptypb.Empty) (*forge.E
 	return out, nil
 }
 
-// GetAllExpectedSwitchesLinked tells which of them were found.
+// GetAllExpectedSwitchesLinked returns which of them were found.
 func (s *site) GetAllExpectedSwitchesLinked(context.Context, *emptypb.Empty) (*forge.LinkedExpectedSwitchList, error) {
 	out := &forge.LinkedExpectedSwitchList{}
 	for _, mac := range sortedKeys(s.switchesByMAC.ids) {
@@ -116,7 +116,7 @@ func (s *site) GetAllExpectedSwitchesLinked(context.Context, *emptypb.Empty) (*f
 	return out, nil
 }
 
-// readExpectedSwitch makes a new row, which keeps some of what have says.
+// readExpectedSwitch makes a new row, which keeps parts of have.
 func readExpectedSwitch(in *forge.ExpectedSwitch, have *expected[*forge.ExpectedSwitch]) (*expected[*forge.ExpectedSwitch], error) {
 	out := proto.CloneOf(in)
 	out.ExpectedSwitchId, out.Metadata = nil, nil
@@ -151,7 +151,7 @@ func readExpectedSwitch(in *forge.ExpectedSwitch, have *expected[*forge.Expected
 	)
 }
 
-// readable is an address in its usual spelling; one that cannot be read is dropped without a word.
+// readable returns an address in its usual spelling; an unreadable one is silently dropped.
 func readable(address string) string {
 	ip, err := netip.ParseAddr(address)
 	if err != nil {

@@ -23,7 +23,7 @@ var (
 	logPathText  = regexp.MustCompile(`^[A-Za-z0-9_/.@-]*$`)
 )
 
-// serviceVersion checks what a version says.
+// serviceVersion checks the content of a version.
 func (s *site) serviceVersion(data string, c *forge.DpuExtensionServiceCredential, o *forge.DpuExtensionServiceObservability) (v serviceVersion, err error) {
 	if len(data) > maxManifest {
 		return v, invalid("Extension service data exceeds the maximum size: %d bytes", maxManifest)
@@ -53,7 +53,7 @@ func (s *site) serviceVersion(data string, c *forge.DpuExtensionServiceCredentia
 	return v, nil
 }
 
-// means reports whether two versions run the same: how a manifest is written does not count, nor who watches.
+// means reports whether two versions run the same: the formatting of a manifest does not count, nor does observability.
 func (v serviceVersion) means(w serviceVersion) bool {
 	a, errA := parseManifest(v.Data)
 	b, errB := parseManifest(w.Data)

@@ -13,13 +13,13 @@ import (
 	"converge.dev/converge/providers/carbide/forge"
 )
 
-// extensionService is a pod that instances may have run on their DPUs. What it runs comes in versions, of which instances
-// pin one; the newest comes first.
+// extensionService is a pod that instances may run on their DPUs. What it runs is versioned, and instances pin a version;
+// the newest comes first.
 type extensionService struct {
 	Organization string           `json:"organization"`
 	Name         string           `json:"name"`
 	Description  string           `json:"description,omitempty"`
-	Counter      int32            `json:"counter"` // versions ever made; also the token
+	Counter      int32            `json:"counter"` // versions ever created; also the token
 	Versions     []serviceVersion `json:"versions"`
 	Created      time.Time        `json:"created"`
 	Updated      time.Time        `json:"updated"`
@@ -28,17 +28,17 @@ type extensionService struct {
 type serviceVersion struct {
 	Version       token                                          `json:"version"`
 	Data          string                                         `json:"data"`
-	Credential    *kept[*forge.DpuExtensionServiceCredential]    `json:"credential,omitempty"` // nobody is ever told
+	Credential    *kept[*forge.DpuExtensionServiceCredential]    `json:"credential,omitempty"` // never returned to any client
 	Observability *kept[*forge.DpuExtensionServiceObservability] `json:"observability,omitempty"`
 	Created       time.Time                                      `json:"created"`
 }
 
-// serviceName is the key under which a name is taken in an organization.
+// serviceName returns the key under which a name is taken in an organization.
 func serviceName(organization, name string) string {
 	return organization + "/" + strings.ToLower(name)
 }
 
-// CreateDpuExtensionService makes a service with its first version.
+// CreateDpuExtensionService creates a service with its first version.
 func (s *site) CreateDpuExtensionService(_ context.Context, r *forge.CreateDpuExtensionServiceRequest) (*forge.DpuExtensionService, error) {
 	id := ""
 	if r.ServiceId != nil {
@@ -82,8 +82,8 @@ func (s *site) CreateDpuExtensionService(_ context.Context, r *forge.CreateDpuEx
 	return service.wire(id), nil
 }
 
-// UpdateDpuExtensionService changes name and description, which the token does not notice, or makes another version with
-// all that the request says of one. Observability alone is no reason for a version.
+// UpdateDpuExtensionService changes name and description, which does not change the token, or creates another version from
+// the request. A change of observability alone creates no version.
 func (s *site) UpdateDpuExtensionService(_ context.Context, r *forge.UpdateDpuExtensionServiceRequest) (*forge.DpuExtensionService, error) {
 	id, err := serviceID(r.ServiceId)
 	if err != nil {
@@ -127,8 +127,8 @@ func (s *site) UpdateDpuExtensionService(_ context.Context, r *forge.UpdateDpuEx
 	return service.wire(id), nil
 }
 
-// DeleteDpuExtensionService deletes versions softly, all when none is named, and with the last one the service. Those that
-// do not exist are none of its business.
+// DeleteDpuExtensionService deletes versions softly, all when none is named, and with the last one the service. It ignores
+// those that do not exist.
 func (s *site) DeleteDpuExtensionService(_ context.Context, r *forge.DeleteDpuExtensionServiceRequest) (*forge.DeleteDpuExtensionServiceResponse, error) {
 	id, err := serviceID(r.ServiceId)
 	if err != nil {
@@ -199,8 +199,7 @@ func (s *site) FindDpuExtensionServicesByIds(_ context.Context, r *forge.DpuExte
 	}, nil
 }
 
-// GetDpuExtensionServiceVersionsInfo tells about versions, all when none is named; of a service that does not exist it
-// knows none.
+// GetDpuExtensionServiceVersionsInfo returns versions, all when none is named; none for a service that does not exist.
 func (s *site) GetDpuExtensionServiceVersionsInfo(_ context.Context, r *forge.GetDpuExtensionServiceVersionsInfoRequest) (*forge.DpuExtensionServiceVersionInfoList, error) {
 	for _, v := range r.Versions {
 		if _, err := parseToken(v); err != nil {
@@ -222,7 +221,7 @@ func (s *site) GetDpuExtensionServiceVersionsInfo(_ context.Context, r *forge.Ge
 	return out, nil
 }
 
-// FindInstancesByDpuExtensionService tells which instances have a service, or one version of it.
+// FindInstancesByDpuExtensionService returns which instances have a service, or one version of it.
 func (s *site) FindInstancesByDpuExtensionService(_ context.Context, r *forge.FindInstancesByDpuExtensionServiceRequest) (*forge.FindInstancesByDpuExtensionServiceResponse, error) {
 	id, err := serviceID(r.ServiceId)
 	if err != nil {
@@ -245,8 +244,8 @@ func (s *site) FindInstancesByDpuExtensionService(_ context.Context, r *forge.Fi
 	return out, nil
 }
 
-// services checks what an instance asks for: each service once, in a version that exists. Whose service it is does not
-// matter.
+// services checks the services that an instance requests: each once, in a version that exists. The owner of the service
+// does not matter.
 func (s *site) services(in *forge.InstanceDpuExtensionServicesConfig) (*forge.InstanceDpuExtensionServicesConfig, error) {
 	if len(in.GetServiceConfigs()) == 0 {
 		return nil, nil
@@ -274,7 +273,7 @@ func (s *site) services(in *forge.InstanceDpuExtensionServicesConfig) (*forge.In
 	return out, nil
 }
 
-// serviceIDs are the services that an instance has.
+// serviceIDs returns the services that an instance has.
 func (i *instance) serviceIDs() []string {
 	var ids []string
 	for _, c := range i.config().GetDpuExtensionServices().GetServiceConfigs() {
@@ -283,7 +282,7 @@ func (i *instance) serviceIDs() []string {
 	return ids
 }
 
-// serviceVersion is the version of a service that an instance has, or "".
+// serviceVersion returns the version of a service that an instance has, or "".
 func (i *instance) serviceVersion(id string) string {
 	for _, c := range i.config().GetDpuExtensionServices().GetServiceConfigs() {
 		if c.ServiceId == id {

@@ -20,35 +20,35 @@ type Effect string
 // The effects of faults.
 const (
 	Before    Effect = "before"     // the call fails and nothing has happened
-	After     Effect = "after"      // it has happened, and yet the answer is a failure
-	ReplyLost Effect = "reply-lost" // it has happened, and the call ends without an answer: UNAVAILABLE or DEADLINE_EXCEEDED
+	After     Effect = "after"      // it has happened, but the response is a failure
+	ReplyLost Effect = "reply-lost" // it has happened, and the call ends without a response: UNAVAILABLE or DEADLINE_EXCEEDED
 	Cut       Effect = "cut"        // it has happened, and the connection is closed, with all other calls on it
 	Slow      Effect = "slow"       // it happens after Delay
-	Hang      Effect = "hang"       // nothing happens, and no answer ever comes
-	Late      Effect = "late"       // the call ends without an answer, and happens when Delay has passed
-	Half      Effect = "half"       // of every list in the answer every second element is missing, the first among them
-	Stale     Effect = "stale"      // the answer is the one of the time when the fault was declared
+	Hang      Effect = "hang"       // nothing happens, and no response ever comes
+	Late      Effect = "late"       // the call ends without a response, and happens when Delay has passed
+	Half      Effect = "half"       // every second element of every list in the response is missing, beginning with the first
+	Stale     Effect = "stale"      // the response is from the time when the fault was declared
 )
 
-// Half and Stale are for calls that read; other calls do not meet them.
+// Half and Stale are for calls that read; they do not affect other calls.
 
-// Fault is a declared misfortune: the Nth and following calls that match meet it, Times times in all.
+// Fault is a declared failure: it hits the Nth and following matching calls, Times times in all.
 type Fault struct {
 	Method string        // "CreateVpc", or "*" for every method
-	Match  string        // optional: only requests with this in one of their texts, such as an id or a name
+	Match  string        // optional: only requests with this in one of their strings, such as an id or a name
 	Nth    int           // optional: the first matching call that is hit, counted from 1; 1
-	Every  int           // optional: from then on only every so-many-th is hit; 1
+	Every  int           // optional: after that, only every so-many-th is hit; 1
 	Times  int           // optional: how many calls are hit, -1 for all; 1
 	Effect Effect        // required
 	Code   codes.Code    // optional: how the call fails; UNAVAILABLE
 	Delay  time.Duration // for Slow and Late
 }
 
-// armed is a fault and how far it has come.
+// armed is a fault with its counters.
 type armed struct {
 	Fault
 	seen, hit int
-	past      *site // for Stale: the site of that time, which nothing changes any more
+	past      *site // for Stale: the site at that time, which no longer changes
 }
 
 // reading reports whether a method changes nothing.
@@ -101,7 +101,7 @@ func (w *World) Inject(f Fault) error {
 	return nil
 }
 
-// Faults answers the declared faults that can still strike.
+// Faults returns the declared faults that can still strike.
 func (w *World) Faults() []Fault {
 	w.mu.Lock()
 	defer w.mu.Unlock()
@@ -114,15 +114,15 @@ func (w *World) Faults() []Fault {
 	return out
 }
 
-// ClearFaults forgets all faults. Calls that hang already go on hanging, and those that are late still happen.
+// ClearFaults forgets all faults. Calls that hang already keep hanging, and late ones still happen.
 func (w *World) ClearFaults() {
 	w.mu.Lock()
 	defer w.mu.Unlock()
 	w.faults = nil
 }
 
-// strike answers the fault that hits a call, or nil. Every fault counts the calls that match it, also those that another
-// fault hits.
+// strike returns the fault that hits a call, or nil. Every fault counts the calls that match it, including those that
+// another fault hits.
 func (w *World) strike(method string, request proto.Message) *armed {
 	w.mu.Lock()
 	defer w.mu.Unlock()
@@ -143,7 +143,7 @@ func (w *World) strike(method string, request proto.Message) *armed {
 	return struck
 }
 
-// suffer carries out a call under a fault; cut closes the caller's connection, and put off has the call happen later.
+// suffer carries out a call under a fault; cut closes the caller's connection, and putOff makes the call happen later.
 func (f *Fault) suffer(ctx context.Context, call func() (any, error), cut func(), putOff func(time.Duration)) (any, error) {
 	failure := status.Errorf(f.Code, "injected fault: %s", f.Effect)
 	switch f.Effect {
@@ -171,7 +171,7 @@ func (f *Fault) suffer(ctx context.Context, call func() (any, error), cut func()
 			return nil, status.FromContextError(ctx.Err()).Err()
 		}
 	}
-	// Whether the call succeeded or not, its own answer does not arrive.
+	// Whether the call succeeded or not, its own response does not arrive.
 	_, _ = call()
 	if f.Effect == Cut {
 		cut()
@@ -179,7 +179,7 @@ func (f *Fault) suffer(ctx context.Context, call func() (any, error), cut func()
 	return nil, failure
 }
 
-// halve takes every second element out of the lists of an answer; inner messages are left whole.
+// halve removes every second element from the lists of a response; inner messages are left whole.
 func halve(m protoreflect.Message) {
 	m.Range(func(f protoreflect.FieldDescriptor, v protoreflect.Value) bool {
 		if f.IsList() {
@@ -239,7 +239,7 @@ func (f *Fault) UnmarshalJSON(b []byte) error {
 	return nil
 }
 
-// codeName is the name of a code as gRPC spells it: FAILED_PRECONDITION.
+// codeName returns the name of a code as gRPC spells it: FAILED_PRECONDITION.
 func codeName(c codes.Code) string {
 	for name, code := range codeNames {
 		if code == c {

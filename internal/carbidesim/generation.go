@@ -12,18 +12,18 @@ import (
 // A Generation is a version of the service, as its clients see it.
 type Generation string
 
-// Generations, by the month of 2026 in which each was read.
+// Generations, by the month of 2026 from which each is known.
 const (
 	May       Generation = "may"
-	August    Generation = "august"    // v2.0: fills config beside the flat fields, and deletes prefixes in its own time
-	September Generation = "september" // fills config and status of VPCs alone
-	Next      Generation = "next"      // does so with segments and machines too, as is announced
+	August    Generation = "august"    // v2.0: fills config beside the flat fields, and deletes prefixes asynchronously
+	September Generation = "september" // fills only config and status of VPCs
+	Next      Generation = "next"      // does so with segments and machines too, as announced
 )
 
-// Generations are all of them, in their order.
+// Generations are all generations, in order.
 var Generations = []Generation{May, August, September, Next}
 
-// later reports whether a generation is v2.0 or follows it.
+// later reports whether a generation is v2.0 or newer.
 func (g Generation) later() bool { return g != "" && g != May }
 
 type fields map[protoreflect.FullName][]protoreflect.FieldNumber
@@ -47,11 +47,11 @@ var unread = map[Generation]fields{
 }
 
 var readLater = fields{
-	"forge.InstanceNetworkConfig": {2}, // its place is taken by auto_config
+	"forge.InstanceNetworkConfig": {2}, // replaced by auto_config
 	"forge.InstancePowerRequest":  {1},
 }
 
-// unfilled holds for each generation the fields of replies that it has no more. What it does not have yet is not made.
+// unfilled holds for each generation the fields of replies that it no longer has. Those that it does not have yet are not filled.
 var unfilled = map[Generation]fields{
 	August:    {"forge.IpxeTemplate": {7}},
 	September: {"forge.IpxeTemplate": {7}, "forge.Vpc": flatVPC},
@@ -65,7 +65,7 @@ var unfilled = map[Generation]fields{
 
 var flatVPC = []protoreflect.FieldNumber{3, 7, 8, 9, 11, 13, 15, 16}
 
-// without takes fields out of a message and all that is in it.
+// without removes fields from a message and from all messages in it.
 func (f fields) without(m proto.Message) {
 	walk(m.ProtoReflect(), func(m protoreflect.Message) {
 		for _, number := range f[m.Descriptor().FullName()] {
@@ -74,7 +74,7 @@ func (f fields) without(m proto.Message) {
 	})
 }
 
-// newMethods are those that the older generation does not have.
+// newMethods are the methods that the older generation does not have.
 var newMethods = []string{
 	"CreateSpxPartition", "DeleteSpxPartition", "FindSpxPartitionIds", "FindSpxPartitionsByIds",
 	"CreateOperatingSystem", "UpdateOperatingSystem", "DeleteOperatingSystem", "FindOperatingSystemIds", "FindOperatingSystemsByIds",
@@ -99,8 +99,8 @@ var newer = fields{
 	"forge.RuntimeConfig":                 {51, 52},
 }
 
-// fromOlder turns a request into what a server of the older generation understands of it: names come from the plain
-// field alone, and newer fields do not exist.
+// fromOlder reduces a request to what a server of the older generation understands of it: names come only from the plain
+// field, and newer fields do not exist.
 func fromOlder(request proto.Message) {
 	newer.without(request)
 	walk(request.ProtoReflect(), func(m protoreflect.Message) {
@@ -110,8 +110,7 @@ func fromOlder(request proto.Message) {
 	})
 }
 
-// toOlder makes the reply that a server of the older generation would give: a copy, because replies share parts of the
-// world.
+// toOlder returns the reply of a server of the older generation: a copy, because replies share parts of the world.
 func toOlder(reply proto.Message) proto.Message {
 	reply = proto.Clone(reply)
 	newer.without(reply)
@@ -123,7 +122,7 @@ func toOlder(reply proto.Message) proto.Message {
 	return reply
 }
 
-// dropUnknown takes out of a request what the service does not know.
+// dropUnknown removes from a request what the service does not know.
 func dropUnknown(request proto.Message) {
 	walk(request.ProtoReflect(), func(m protoreflect.Message) {
 		if len(m.GetUnknown()) > 0 {
@@ -132,7 +131,7 @@ func dropUnknown(request proto.Message) {
 	})
 }
 
-// setMetadataName changes the name in a message's metadata and answers the one that was there.
+// setMetadataName changes the name in a message's metadata and returns the old one.
 func setMetadataName(m protoreflect.Message, name string) string {
 	meta := m.Mutable(m.Descriptor().Fields().ByName("metadata")).Message().Interface().(*forge.Metadata)
 	was := meta.Name
@@ -157,7 +156,7 @@ func walk(m protoreflect.Message, visit func(protoreflect.Message)) {
 	})
 }
 
-// mentions reports whether a message holds a text that passes.
+// mentions reports whether a message holds a string that passes.
 func mentions(m proto.Message, pass func(string) bool) bool {
 	found := false
 	walk(m.ProtoReflect(), func(m protoreflect.Message) {

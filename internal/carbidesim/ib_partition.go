@@ -13,19 +13,19 @@ import (
 	"converge.dev/converge/providers/carbide/forge"
 )
 
-// ibPartition is a partition of the InfiniBand fabric. Its token never moves, so it protects nothing.
+// ibPartition is a partition of the InfiniBand fabric. Its token never changes, so it protects nothing.
 type ibPartition struct {
 	Organization string             `json:"organization"`
 	Metadata     metadata           `json:"metadata"`
 	Key          uint32             `json:"pkey"`
-	Requested    bool               `json:"requested,omitempty"` // the client asked for that key
+	Requested    bool               `json:"requested,omitempty"` // the client requested that key
 	State        forge.TenantState  `json:"state"`
 	Injected     *forge.TenantState `json:"injected,omitempty"` // shown in place of State, but not once it is deleted
 	Version      token              `json:"version"`
 	Due          time.Time          `json:"due,omitzero"` // when the site acts on it next
 }
 
-// CreateIBPartition makes a partition; it is ready one round of the controller later.
+// CreateIBPartition creates a partition; it is ready one round of the controller later.
 func (s *site) CreateIBPartition(_ context.Context, r *forge.IBPartitionCreationRequest) (*forge.IBPartition, error) {
 	var want *uint32
 	if r.Config != nil && r.Config.Pkey != nil {
@@ -78,12 +78,12 @@ func configOrganization(given bool, organization string) (string, error) {
 	return organization, nil
 }
 
-// noPKey refuses a key that cannot be had. The real service does not translate what its pool says.
+// noPKey refuses a key that is not available. The real service does not translate the error of its pool.
 func noPKey(key uint32) error {
 	return internal("resource pool pkey: value %d cannot be requested or is already allocated", key)
 }
 
-// UpdateIBPartition replaces the metadata. The rest of the request must repeat what is there.
+// UpdateIBPartition replaces the metadata. The rest of the request must repeat the current values.
 func (s *site) UpdateIBPartition(_ context.Context, r *forge.IBPartitionUpdateRequest) (*forge.IBPartition, error) {
 	switch {
 	case r.Id == nil:
@@ -115,7 +115,7 @@ func (s *site) UpdateIBPartition(_ context.Context, r *forge.IBPartitionUpdateRe
 	return s.wireIBPartition(id, &p), nil
 }
 
-// DeleteIBPartition starts the end of a partition that no instance uses. It stays listed until the fabric has none.
+// DeleteIBPartition starts deleting a partition that no instance uses. It stays listed until the fabric has dropped it.
 func (s *site) DeleteIBPartition(_ context.Context, r *forge.IBPartitionDeletionRequest) (*forge.IBPartitionDeletionResult, error) {
 	if r.Id == nil {
 		return nil, missing("id")
@@ -137,7 +137,7 @@ func (s *site) DeleteIBPartition(_ context.Context, r *forge.IBPartitionDeletion
 	return &forge.IBPartitionDeletionResult{}, nil
 }
 
-// FindIBPartitionIds filters by tenant and name. The list has partitions that are being deleted.
+// FindIBPartitionIds filters by tenant and name. The list includes partitions that are being deleted.
 func (s *site) FindIBPartitionIds(_ context.Context, r *forge.IBPartitionSearchFilter) (*forge.IBPartitionIdList, error) {
 	pass := func(p *ibPartition) bool { return is(r.TenantOrgId, p.Organization) && is(r.Name, p.Metadata.Name) }
 	return &forge.IBPartitionIdList{
@@ -145,7 +145,7 @@ func (s *site) FindIBPartitionIds(_ context.Context, r *forge.IBPartitionSearchF
 	}, nil
 }
 
-// FindIBPartitionsByIds answers the partitions that exist.
+// FindIBPartitionsByIds returns the partitions that exist.
 func (s *site) FindIBPartitionsByIds(_ context.Context, r *forge.IBPartitionsByIdsRequest) (*forge.IBPartitionList, error) {
 	if err := s.page(len(r.IbPartitionIds)); err != nil {
 		return nil, err
@@ -162,7 +162,7 @@ func (s *site) ibPartitionReady(id string) {
 }
 
 // ibPartitionGone removes a deleted partition and frees its key. One that is being deleted can still be given to an
-// instance by mistake; then it waits for that one.
+// instance by mistake; then it waits for that instance.
 func (s *site) ibPartitionGone(id string) {
 	have := s.ibPartitions.get(id)
 	if have == nil || !have.Due.Equal(s.now) {
@@ -177,7 +177,7 @@ func (s *site) ibPartitionGone(id string) {
 	s.ibPartitions.put(id, &p)
 }
 
-// injectIBPartition shows another state in place of the partition's own; nil shows its own again.
+// injectIBPartition shows another state instead of the partition's own; nil shows its own again.
 func (s *site) injectIBPartition(id string, state *forge.TenantState) error {
 	have := s.ibPartitions.get(id)
 	if have == nil {
@@ -198,7 +198,7 @@ func (s *site) wireIBPartition(id string, p *ibPartition) *forge.IBPartition {
 	if p.Injected != nil && p.State != forge.TenantState_TERMINATING {
 		status.State = *p.Injected
 	}
-	if s.onPartition(id) { // the fabric tells more once ports are in the partition
+	if s.onPartition(id) { // the fabric reports more once ports are in the partition
 		status.Partition = proto.String(p.Metadata.Name)
 		status.Mtu, status.RateLimit, status.ServiceLevel = proto.Int32(4), proto.Int32(200), proto.Int32(0)
 	}

@@ -8,9 +8,9 @@ import (
 	"google.golang.org/protobuf/reflect/protoreflect"
 )
 
-// checkIDs brings every wrapped id of a request into its canonical form. An id that is not well formed does not even
-// pass the real service's decoder, hence INTERNAL; one that is present but empty is the nil UUID there.
-// The handlers of expected hardware look at UUIDs themselves.
+// checkIDs converts every wrapped id of a request to its canonical form. A malformed id does not even pass the real
+// service's decoder, hence INTERNAL; one that is present but empty is the nil UUID there. The handlers of expected hardware
+// check UUIDs themselves.
 func checkIDs(m protoreflect.Message) (err error) {
 	own := strings.HasPrefix(string(m.Descriptor().Name()), "Expected")
 	m.Range(func(f protoreflect.FieldDescriptor, v protoreflect.Value) bool {
@@ -36,7 +36,7 @@ func checkID(m protoreflect.Message) error {
 	if d.ParentFile().Package() != "common" {
 		return checkIDs(m)
 	}
-	if f := d.Fields().ByName("value"); f != nil && d.Name() != "UUID" { // which has no kind, and is read by the methods
+	if f := d.Fields().ByName("value"); f != nil && d.Name() != "UUID" { // which has no kind, and is checked by the methods
 		text := m.Get(f).String()
 		if text == "" {
 			text = uuid.Nil.String()
@@ -57,10 +57,10 @@ func checkID(m protoreflect.Message) error {
 	return nil
 }
 
-// hardwareHash is how a machine id spells the hash of the hardware's identity.
+// hardwareHash is how a machine id encodes the hash of the hardware's identity.
 var hardwareHash = base32.NewEncoding("0123456789abcdefghijklmnopqrstuv").WithPadding(base32.NoPadding)
 
-// machineType answers 'h' for a host, 'd' for a DPU, 'p' for a host that is only predicted, and 0 for text that is no
+// machineType returns 'h' for a host, 'd' for a DPU, 'p' for a host that is only predicted, and 0 for text that is not a
 // machine id.
 func machineType(id string) byte {
 	hash, ok := strings.CutPrefix(id, "fm100")

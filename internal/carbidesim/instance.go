@@ -12,7 +12,7 @@ import (
 	"converge.dev/converge/providers/carbide/forge"
 )
 
-// instance is a machine in the hands of a tenant.
+// instance is a machine that is allocated to a tenant.
 type instance struct {
 	Machine    string                      `json:"machine"`
 	Type       string                      `json:"type,omitempty"`
@@ -20,20 +20,20 @@ type instance struct {
 	Config     kept[*forge.InstanceConfig] `json:"config"` // as it reads back
 	Interfaces []port                      `json:"interfaces,omitempty"`
 	State      forge.TenantState           `json:"state"`
-	Injected   *forge.TenantState          `json:"injected,omitempty"` // shown in place of State
-	Waits      bool                        `json:"waits,omitempty"`    // for the guest to call in
-	Rewiring   bool                        `json:"rewiring,omitempty"` // a network change is under way
+	Injected   *forge.TenantState          `json:"injected,omitempty"` // shown instead of State
+	Waits      bool                        `json:"waits,omitempty"`    // for the guest to phone home
+	Rewiring   bool                        `json:"rewiring,omitempty"` // a network change is in progress
 	Version    token                       `json:"version"`
 	Network    token                       `json:"networkVersion"`
 	Infiniband token                       `json:"infinibandVersion"`
 	NVLink     token                       `json:"nvlinkVersion"`
 	Services   token                       `json:"servicesVersion"`
 	GroupSince time.Time                   `json:"groupSince"`      // when its own security group was attached
-	Behind     time.Time                   `json:"behind,omitzero"` // since when its host does not take over security groups
+	Behind     time.Time                   `json:"behind,omitzero"` // since when its host does not apply security groups
 	Due        time.Time                   `json:"due,omitzero"`    // when the site acts on it next
 }
 
-// AllocateInstance gives a machine to a tenant. The client picks the machine.
+// AllocateInstance allocates a machine to a tenant. The client picks the machine.
 func (s *site) AllocateInstance(_ context.Context, r *forge.InstanceAllocationRequest) (*forge.Instance, error) {
 	return s.allocate(r)
 }
@@ -166,7 +166,7 @@ func (s *site) ReleaseInstance(_ context.Context, r *forge.InstanceReleaseReques
 	return &forge.InstanceReleaseResult{}, nil
 }
 
-// InvokeInstancePower reboots the machine, if asked into the instance's own iPXE script.
+// InvokeInstancePower reboots the machine, on request into the instance's own iPXE script.
 func (s *site) InvokeInstancePower(_ context.Context, r *forge.InstancePowerRequest) (*forge.InstancePowerResult, error) {
 	if r.Operation != forge.InstancePowerRequest_POWER_RESET {
 		return nil, invalid("invalid operation %d", r.Operation)
@@ -227,7 +227,7 @@ func (s *site) enterReady(id string, have *instance) {
 	s.setHostState(i.Machine, hostAssigned)
 }
 
-// phoneHome is the guest calling in: a booted instance that waited for it is ready now.
+// phoneHome is the guest phoning home: a booted instance that waited for it is now ready.
 func (s *site) phoneHome(id string) error {
 	have := s.instances.get(id)
 	if have == nil {
@@ -242,7 +242,7 @@ func (s *site) phoneHome(id string) error {
 	return nil
 }
 
-// inject shows another state in place of the instance's own; nil shows its own again.
+// inject shows another state instead of the instance's own; nil shows its own again.
 func (s *site) inject(id string, state *forge.TenantState) error {
 	have := s.instances.get(id)
 	if have == nil {
@@ -269,7 +269,7 @@ func (s *site) leaveBehind(id string, behind bool) error {
 	return nil
 }
 
-// instanceGone removes a released instance. Only now do its link networks begin to drain and its host to be cleaned.
+// instanceGone removes a released instance. Only now do its link networks begin to drain, and the cleanup of its host begins.
 func (s *site) instanceGone(id string) {
 	i := s.instances.get(id)
 	if i == nil || !i.Due.Equal(s.now) || s.frozen(i.Machine) {
@@ -284,7 +284,7 @@ func (s *site) instanceGone(id string) {
 	s.setHostState(i.Machine, hostCleaning)
 }
 
-// FindInstanceIds filters by label, tenant, VPC and instance type. The list has instances that are being released.
+// FindInstanceIds filters by label, tenant, VPC and instance type. The list includes instances that are being released.
 func (s *site) FindInstanceIds(_ context.Context, r *forge.InstanceSearchFilter) (*forge.InstanceIdList, error) {
 	if err := checkFilter(r.Label); err != nil {
 		return nil, err
@@ -309,7 +309,7 @@ func (s *site) FindInstanceIds(_ context.Context, r *forge.InstanceSearchFilter)
 	return out, nil
 }
 
-// FindInstancesByIds answers the instances that exist.
+// FindInstancesByIds returns the instances that exist.
 func (s *site) FindInstancesByIds(_ context.Context, r *forge.InstancesByIdsRequest) (*forge.InstanceList, error) {
 	if err := s.page(len(r.InstanceIds)); err != nil {
 		return nil, err
@@ -317,12 +317,12 @@ func (s *site) FindInstancesByIds(_ context.Context, r *forge.InstancesByIdsRequ
 	return &forge.InstanceList{Instances: each(s.instances, texts(r.InstanceIds), s.wireInstance)}, nil
 }
 
-// FindInstanceByMachineID answers a list of at most one.
+// FindInstanceByMachineID returns a list of at most one.
 func (s *site) FindInstanceByMachineID(_ context.Context, r *forge.MachineId) (*forge.InstanceList, error) {
 	return &forge.InstanceList{Instances: each(s.instances, sortedKeys(s.instancesByHost.of(r.Id)), s.wireInstance)}, nil
 }
 
-// instanceOn answers the instance on a machine, or nil.
+// instanceOn returns the instance on a machine, or nil.
 func (s *site) instanceOn(machine string) *instance {
 	for id := range s.instancesByHost.of(machine) {
 		return s.instances.get(id)
@@ -330,7 +330,7 @@ func (s *site) instanceOn(machine string) *instance {
 	return nil
 }
 
-// instancesIn answers the ids of the instances that have an address in a VPC, sorted.
+// instancesIn returns the ids of the instances that have an address in a VPC, sorted.
 func (s *site) instancesIn(vpc string) []string {
 	found := map[string]bool{}
 	for segmentID := range s.segmentsByVpc.of(vpc) {
@@ -405,7 +405,7 @@ func (s *site) UpdateInstanceConfig(_ context.Context, r *forge.InstanceConfigUp
 	if !proto.Equal(config.Network.AutoConfig, old.Network.AutoConfig) {
 		return nil, invalid("cannot change `InstanceNetworkConfig.auto_config`")
 	}
-	config.Tenant.Hostname = old.Tenant.Hostname // changes are ignored without a word
+	config.Tenant.Hostname = old.Tenant.Hostname // changes are silently ignored
 
 	i := *have
 	i.Metadata = m
@@ -446,7 +446,7 @@ func (i *instance) config() *forge.InstanceConfig { return i.Config.message }
 
 func (i *instance) organization() string { return i.config().GetTenant().GetTenantOrganizationId() }
 
-// partitions are the ids of the partitions that the instance uses and that cannot be deleted while it does.
+// partitions returns the ids of the partitions that the instance uses and that cannot be deleted while it does.
 func (i *instance) partitions() []string {
 	var ids []string
 	for _, port := range i.config().GetInfiniband().GetIbInterfaces() {
@@ -461,7 +461,7 @@ func (i *instance) partitions() []string {
 // onPartition reports whether any instance uses a partition.
 func (s *site) onPartition(id string) bool { return len(s.instancesByPartition.of(id)) > 0 }
 
-// hostNames is the key under which a host name is unique: within its tenant.
+// hostNames returns the key under which a host name is unique: within its tenant.
 func (i *instance) hostNames() []string {
 	name := i.config().GetTenant().GetHostname()
 	if name == "" {

@@ -10,8 +10,8 @@ import (
 	"converge.dev/converge/providers/carbide/forge"
 )
 
-// readConfig checks what a tenant asks for, apart from how the network fits the machine, and brings it into the form in
-// which it reads back.
+// readConfig checks the configuration of a tenant's request, except how the network fits the machine, and converts it to
+// the form in which it reads back.
 func (s *site) readConfig(in *forge.InstanceConfig) (*forge.InstanceConfig, error) {
 	tenant, err := readTenantConfig(in.Tenant)
 	if err != nil {
@@ -72,7 +72,7 @@ func readTenantConfig(in *forge.TenantConfig) (*forge.TenantConfig, error) {
 	return out, nil
 }
 
-// readOS checks what to boot. A library entry with a script of its own reads back as that script.
+// readOS checks what to boot. A library entry with its own script reads back as that script.
 func (s *site) readOS(in *forge.InstanceOperatingSystemConfig) (*forge.InstanceOperatingSystemConfig, error) {
 	if in == nil {
 		return nil, missing("config.os")
@@ -143,7 +143,7 @@ func locatorOf(i *forge.InstanceInterfaceConfig) locator {
 	return locator{i.GetDevice(), i.DeviceInstance}
 }
 
-// readNetwork checks what can be seen from the interfaces alone, and numbers virtual functions that have no number.
+// readNetwork checks what depends on the interfaces alone, and numbers virtual functions that have no number.
 func readNetwork(in *forge.InstanceNetworkConfig) (*forge.InstanceNetworkConfig, error) {
 	if in == nil {
 		return nil, missing("config.network")
@@ -224,8 +224,8 @@ func checkTarget(i *forge.InstanceInterfaceConfig) error {
 	return nil
 }
 
-// segmentOf answers the segment that an interface names, or "". An interface with a VPC prefix reads back with a segment
-// too, so the prefix decides.
+// segmentOf returns the segment that an interface names, or "". An interface with a VPC prefix also reads back with a
+// segment, so the prefix decides.
 func segmentOf(i *forge.InstanceInterfaceConfig) string {
 	if i.GetVpcPrefixId() != nil {
 		return ""
@@ -233,7 +233,7 @@ func segmentOf(i *forge.InstanceInterfaceConfig) string {
 	return firstOf(i.GetSegmentId().GetValue(), i.NetworkSegmentId.GetValue())
 }
 
-// sameNetwork reports whether two networks ask for the same.
+// sameNetwork reports whether two networks request the same.
 func sameNetwork(a, b *forge.InstanceNetworkConfig) bool {
 	return slices.EqualFunc(a.Interfaces, b.Interfaces, samePort)
 }

@@ -11,14 +11,14 @@ import (
 	"converge.dev/converge/providers/carbide/forge"
 )
 
-// superNICs are the devices on Spectrum-X of a host with GPUs.
+// superNICs are the Spectrum-X devices of a host with GPUs.
 const (
 	superNIC  = "MT43244 BlueField-3 SuperNIC"
 	superNICs = 2
 )
 
-// readFabrics checks the shape of what an instance asks of the other fabrics, and puts it into the form in which it is
-// kept. Which GPUs are in which NVLink partition nobody checks, and empty sections are dropped.
+// readFabrics checks the shape of the sections of an instance for the other fabrics, and converts them to the stored form.
+// It does not check which GPUs are in which NVLink partition, and drops empty sections.
 func readFabrics(in, out *forge.InstanceConfig) error {
 	seen := map[string]bool{}
 	again := func(what, device string, instance uint32) error {
@@ -69,7 +69,7 @@ func readFabrics(in, out *forge.InstanceConfig) error {
 	return nil
 }
 
-// fitInfiniband checks that partitions and devices are there.
+// fitInfiniband checks that partitions and devices exist.
 func (s *site) fitInfiniband(m *machine, c *forge.InstanceConfig) error {
 	for _, i := range c.Infiniband.GetIbInterfaces() {
 		id := i.IbPartitionId.GetValue()
@@ -101,7 +101,7 @@ func fitDevice(m *machine, device string, instance uint32) error {
 	return invalid("no ib device %s", device)
 }
 
-// fitSpx checks the same of Spectrum-X.
+// fitSpx checks the same for Spectrum-X.
 func (s *site) fitSpx(m *machine, c *forge.InstanceConfig) error {
 	for _, a := range c.Spxconfig.GetSpxAttachments() {
 		id := a.SpxPartitionId.GetValue()
@@ -115,8 +115,8 @@ func (s *site) fitSpx(m *machine, c *forge.InstanceConfig) error {
 	return nil
 }
 
-// refit brings the sections of an update into force that are not those that the instance has, and tells whether there are
-// any. Attachments on Spectrum-X always count as new: what is stored has more than what is sent.
+// refit applies the sections of an update that differ from those of the instance, and reports whether there are any.
+// Attachments on Spectrum-X always count as new: what is stored has more than what is sent.
 func (s *site) refit(i *instance, old, config *forge.InstanceConfig) (changed bool, err error) {
 	m := s.machines.get(i.Machine)
 	if !proto.Equal(config.Infiniband, old.Infiniband) {
@@ -140,7 +140,7 @@ func (s *site) refit(i *instance, old, config *forge.InstanceConfig) (changed bo
 	return changed, nil
 }
 
-// sameServices compares them as sets.
+// sameServices compares two configurations as sets.
 func sameServices(a, b *forge.InstanceDpuExtensionServicesConfig) bool {
 	set := func(c *forge.InstanceDpuExtensionServicesConfig) []string {
 		var out []string
@@ -153,7 +153,7 @@ func sameServices(a, b *forge.InstanceDpuExtensionServicesConfig) bool {
 	return slices.Equal(set(a), set(b))
 }
 
-// wireFabrics tells what became of these sections.
+// wireFabrics fills in the status of these sections.
 func (s *site) wireFabrics(id string, i *instance, out *forge.InstanceStatus) {
 	synced, c := out.ConfigsSynced, i.config()
 	out.Infiniband = &forge.InstanceInfinibandStatus{ConfigsSynced: synced}

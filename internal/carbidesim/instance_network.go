@@ -29,7 +29,7 @@ type address struct {
 	Prefix  netip.Prefix `json:"prefix"`
 }
 
-// networks are the keys under which an instance is found by what it is connected to.
+// networks returns the keys under which an instance is found by what it is connected to.
 func (i *instance) networks() []string {
 	var out []string
 	for _, p := range i.Interfaces {
@@ -44,8 +44,8 @@ func (i *instance) networks() []string {
 	return out
 }
 
-// wireUp connects the interfaces of an instance and completes the configuration with what the site has chosen. Interfaces
-// that the instance has already keep their addresses.
+// wireUp connects the interfaces of an instance and completes the configuration with what the site has chosen. Existing
+// interfaces keep their addresses.
 func (s *site) wireUp(id string, m *machine, network *forge.InstanceNetworkConfig, have *instance) ([]port, error) {
 	if managed := len(m.DPUs) > 0; managed == network.Auto {
 		return nil, invalid("hosts without a managed DPU need network.auto, others refuse it")
@@ -90,12 +90,12 @@ func (s *site) wireUp(id string, m *machine, network *forge.InstanceNetworkConfi
 	return ports, nil
 }
 
-// complete fills in the segment of an interface, for readers that know nothing else.
+// complete fills in the segment of an interface, for readers that know only segments.
 func complete(i *forge.InstanceInterfaceConfig, segment string) {
 	i.NetworkSegmentId = &forge.NetworkSegmentId{Value: segment}
 }
 
-// port answers how an interface is wired already, or nil.
+// port returns how an interface is already wired, or nil.
 func (i *instance) port(want *forge.InstanceInterfaceConfig) *port {
 	if i == nil {
 		return nil
@@ -107,7 +107,7 @@ func (i *instance) port(want *forge.InstanceInterfaceConfig) *port {
 	return &i.Interfaces[n]
 }
 
-// vpcOf checks that an interface may be connected to what it names, and answers the VPC.
+// vpcOf checks that an interface may be connected to what it names, and returns the VPC.
 func (s *site) vpcOf(i *forge.InstanceInterfaceConfig) (string, error) {
 	var vpcID string
 	if i.GetVpcPrefixId() != nil {
@@ -133,7 +133,7 @@ func (s *site) vpcOf(i *forge.InstanceInterfaceConfig) (string, error) {
 	return vpcID, nil
 }
 
-// inband is the interface of a host without a managed DPU: the host's own.
+// inband returns the interface of a host without a managed DPU: the host's own.
 func (s *site) inband(m *machine) []port {
 	n := s.segments.get(m.Segment)
 	if n == nil {
@@ -171,7 +171,7 @@ func gatewayText(sp span) string {
 	return fmt.Sprintf("%s/%d", sp.Gateway, sp.Prefix.Bits())
 }
 
-// link cuts a link network out of a VPC prefix for one interface: the even address is the DPU's, the odd one the host's.
+// link allocates a link network in a VPC prefix for one interface: the even address is the DPU's, the odd one the host's.
 func (s *site) link(i *forge.InstanceInterfaceConfig) (string, []address, error) {
 	parent := i.GetVpcPrefixId().GetValue()
 	p := s.prefixes.get(parent)
@@ -196,7 +196,7 @@ func (s *site) link(i *forge.InstanceInterfaceConfig) (string, []address, error)
 	return id, []address{{cut.Addr().Next(), gateway, cut}}, nil
 }
 
-// cut finds a free link network: the one of the address asked for, or the lowest.
+// cut finds a free link network: that of the requested address, or the lowest.
 func (s *site) cut(prefix netip.Prefix, want *string) (netip.Prefix, error) {
 	bits := linkBits(prefix)
 	if want != nil {
@@ -222,7 +222,7 @@ func (s *site) cut(prefix netip.Prefix, want *string) (netip.Prefix, error) {
 	return netip.Prefix{}, internal("VPC prefix %s has no free link network", prefix)
 }
 
-// unplug lets go of the link networks that an instance no longer has.
+// unplug releases the link networks that an instance no longer has.
 func (s *site) unplug(had, has []port) {
 	for _, p := range had {
 		still := slices.ContainsFunc(has, func(q port) bool { return q.Segment == p.Segment })

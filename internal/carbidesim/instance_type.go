@@ -11,7 +11,7 @@ import (
 	"converge.dev/converge/providers/carbide/forge"
 )
 
-// instanceType is an offer: what a machine must have to be let under its name.
+// instanceType is an offer: what a machine must have to be allocated under its name.
 type instanceType struct {
 	Metadata   metadata                            `json:"metadata"`
 	Attributes kept[*forge.InstanceTypeAttributes] `json:"attributes"`
@@ -19,7 +19,7 @@ type instanceType struct {
 	Created    time.Time                           `json:"created"`
 }
 
-// CreateInstanceType makes a type; its name is taken once in the whole site.
+// CreateInstanceType creates a type; its name is unique in the whole site.
 func (s *site) CreateInstanceType(_ context.Context, r *forge.CreateInstanceTypeRequest) (*forge.CreateInstanceTypeResponse, error) {
 	m, err := requiredMetadata(r.Metadata)
 	if err != nil {
@@ -78,7 +78,7 @@ func (s *site) UpdateInstanceType(_ context.Context, r *forge.UpdateInstanceType
 	return &forge.UpdateInstanceTypeResponse{InstanceType: t.wire(r.Id)}, nil
 }
 
-// DeleteInstanceType takes the type from its machines and deletes it softly. Deleting what is not there succeeds.
+// DeleteInstanceType removes the type from its machines and deletes it softly. Deleting one that does not exist succeeds.
 func (s *site) DeleteInstanceType(_ context.Context, r *forge.DeleteInstanceTypeRequest) (*forge.DeleteInstanceTypeResponse, error) {
 	if s.instanceTypes.get(r.Id) == nil {
 		return &forge.DeleteInstanceTypeResponse{}, nil
@@ -105,7 +105,7 @@ func (s *site) FindInstanceTypeIds(context.Context, *forge.FindInstanceTypeIdsRe
 	}, nil
 }
 
-// FindInstanceTypesByIds answers the types that exist, with counts of machines when asked to.
+// FindInstanceTypesByIds returns the types that exist, with counts of machines if requested.
 func (s *site) FindInstanceTypesByIds(_ context.Context, r *forge.FindInstanceTypesByIdsRequest) (*forge.FindInstanceTypesByIdsResponse, error) {
 	if err := s.page(len(r.InstanceTypeIds)); err != nil {
 		return nil, err
@@ -139,7 +139,7 @@ func (s *site) stats(id string) *forge.InstanceTypeAllocationStats {
 	return out
 }
 
-// AssociateMachinesWithInstanceType lets machines under a type, all or none. It skips unknown machines without a word and
+// AssociateMachinesWithInstanceType offers machines under a type, all or none. It silently skips unknown machines and
 // overwrites earlier associations.
 func (s *site) AssociateMachinesWithInstanceType(_ context.Context, r *forge.AssociateMachinesWithInstanceTypeRequest) (*forge.AssociateMachinesWithInstanceTypeResponse, error) {
 	if err := s.page(len(r.MachineIds)); err != nil {
@@ -173,7 +173,7 @@ func (s *site) AssociateMachinesWithInstanceType(_ context.Context, r *forge.Ass
 	return &forge.AssociateMachinesWithInstanceTypeResponse{}, nil
 }
 
-// RemoveMachineInstanceTypeAssociation takes a machine from its type, if it has one.
+// RemoveMachineInstanceTypeAssociation removes the type of a machine, if it has one.
 func (s *site) RemoveMachineInstanceTypeAssociation(_ context.Context, r *forge.RemoveMachineInstanceTypeAssociationRequest) (*forge.RemoveMachineInstanceTypeAssociationResponse, error) {
 	if machineType(r.MachineId) == 0 {
 		return nil, invalid("invalid machine id %q", r.MachineId)
@@ -195,7 +195,7 @@ func (s *site) RemoveMachineInstanceTypeAssociation(_ context.Context, r *forge.
 	return &forge.RemoveMachineInstanceTypeAssociationResponse{}, nil
 }
 
-// setMachineType moves the machine's token.
+// setMachineType sets the machine's type and changes its token.
 func (s *site) setMachineType(id, instanceType string) {
 	m := *s.machines.get(id)
 	m.Type = instanceType
@@ -214,7 +214,7 @@ func readCapabilities(in *forge.InstanceTypeAttributes) (*forge.InstanceTypeAttr
 	return out, nil
 }
 
-// offers reports whether one of the machine's capabilities passes a filter; what the filter leaves out does not matter.
+// offers reports whether one of the machine's capabilities passes a filter; fields absent from the filter do not matter.
 func offers(have *forge.MachineCapabilitiesSet, want *forge.InstanceTypeMachineCapabilityFilterAttributes) bool {
 	return slices.ContainsFunc(inventory(have), func(c *forge.InstanceTypeMachineCapabilityFilterAttributes) bool {
 		return c.CapabilityType == want.CapabilityType &&

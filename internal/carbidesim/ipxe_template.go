@@ -40,12 +40,12 @@ func publicTemplate(id, name, description, body string, params []string, artifac
 	}
 }
 
-// ListIpxeTemplates answers all, those for the site's own use too.
+// ListIpxeTemplates returns all templates, including those for the site's own use.
 func (s *site) ListIpxeTemplates(context.Context, *forge.ListIpxeTemplatesRequest) (*forge.IpxeTemplateList, error) {
 	return &forge.IpxeTemplateList{Templates: ipxeTemplates}, nil
 }
 
-// GetIpxeTemplate answers one.
+// GetIpxeTemplate returns one.
 func (s *site) GetIpxeTemplate(_ context.Context, r *forge.GetIpxeTemplateRequest) (*forge.IpxeTemplate, error) {
 	if r.Id == nil {
 		return nil, missing("id")
@@ -56,7 +56,7 @@ func (s *site) GetIpxeTemplate(_ context.Context, r *forge.GetIpxeTemplateReques
 	return nil, notFound("ipxe template", r.Id.Value)
 }
 
-// ipxeTemplate answers nil when there is none.
+// ipxeTemplate returns nil when there is none.
 func ipxeTemplate(id string) *forge.IpxeTemplate {
 	i := slices.IndexFunc(ipxeTemplates, func(t *forge.IpxeTemplate) bool { return t.Id.Value == id })
 	if i < 0 {
@@ -65,7 +65,7 @@ func ipxeTemplate(id string) *forge.IpxeTemplate {
 	return ipxeTemplates[i]
 }
 
-// checkDefinition checks what fills a template. Names are the same in any case, and count as often as they are given.
+// checkDefinition checks the values that fill a template. Names are case-insensitive, and each occurrence counts.
 func checkDefinition(o *forge.OperatingSystem) error {
 	params, artifacts := map[string]int{}, map[string]int{}
 	for i, p := range o.IpxeTemplateParameters {
@@ -124,7 +124,7 @@ func counts(names []string) map[string]int {
 	return out
 }
 
-// definitionHash tells definitions apart; how artifacts are cached does not count, nor does an order.
+// definitionHash distinguishes definitions, regardless of order and of how artifacts are cached.
 func definitionHash(o *forge.OperatingSystem) string {
 	h := sha256.New()
 	write := func(texts ...string) {

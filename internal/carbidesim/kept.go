@@ -8,8 +8,8 @@ import (
 	"google.golang.org/protobuf/proto"
 )
 
-// kept is a message inside the world, with the JSON of protocol buffers in the world's file. Nobody changes the message
-// once it is kept.
+// kept is a message inside the world, with the JSON of protocol buffers in the world's file. The message must not be
+// changed once it is kept.
 type kept[M proto.Message] struct {
 	message M
 }

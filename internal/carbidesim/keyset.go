@@ -9,7 +9,7 @@ import (
 	"converge.dev/converge/providers/carbide/forge"
 )
 
-// keyset is a group of SSH keys, keyed by "organization/keyset id". Its version is whatever the client says.
+// keyset is a group of SSH keys, keyed by "organization/keyset id". The client chooses its version.
 type keyset struct {
 	Organization string      `json:"organization"`
 	ID           string      `json:"id"`
@@ -22,7 +22,7 @@ type publicKey struct {
 	Comment *string `json:"comment,omitempty"`
 }
 
-// CreateTenantKeyset stores a key set under an id and a version of the client's choice.
+// CreateTenantKeyset stores a key set under an id and a version chosen by the client.
 func (s *site) CreateTenantKeyset(_ context.Context, r *forge.CreateTenantKeysetRequest) (*forge.CreateTenantKeysetResponse, error) {
 	key, err := keysetKey(r.KeysetIdentifier)
 	if err != nil {
@@ -47,7 +47,7 @@ func (s *site) FindTenantKeysetIds(_ context.Context, r *forge.TenantKeysetSearc
 	}, nil
 }
 
-// FindTenantKeysetsByIds hides the keys unless they are asked for.
+// FindTenantKeysetsByIds omits the keys unless they are requested.
 func (s *site) FindTenantKeysetsByIds(_ context.Context, r *forge.TenantKeysetsByIdsRequest) (*forge.TenantKeySetList, error) {
 	if err := s.page(len(r.KeysetIds)); err != nil {
 		return nil, err
@@ -82,7 +82,7 @@ func (s *site) UpdateTenantKeyset(_ context.Context, r *forge.UpdateTenantKeyset
 	return &forge.UpdateTenantKeysetResponse{}, nil
 }
 
-// DeleteTenantKeyset does not ask whether an instance uses the keys.
+// DeleteTenantKeyset does not check whether an instance uses the keys.
 func (s *site) DeleteTenantKeyset(_ context.Context, r *forge.DeleteTenantKeysetRequest) (*forge.DeleteTenantKeysetResponse, error) {
 	key, err := keysetKey(r.KeysetIdentifier)
 	if err != nil {
@@ -111,7 +111,7 @@ func readKeyset(id *forge.TenantKeysetIdentifier, content *forge.TenantKeysetCon
 	}
 	k := &keyset{Organization: id.OrganizationId, ID: id.KeysetId, Version: version}
 	for _, p := range content.GetPublicKeys() {
-		// Stored as algorithm, key and comment; a comment's second word and all that follow are lost.
+		// Stored as algorithm, key and comment; everything from the comment's second word on is lost.
 		words := strings.Split(p.PublicKey, " ")
 		k.Keys = append(k.Keys, publicKey{strings.Join(words[:min(3, len(words))], " "), p.Comment})
 	}

@@ -33,7 +33,7 @@ type machine struct {
 	Segment      string                              `json:"segment,omitempty"` // where its own interface is
 	Address      string                              `json:"address,omitempty"`
 	Alerts       []alert                             `json:"alerts,omitempty"`
-	Failure      string                              `json:"failure,omitempty"` // why it is in a state of failure
+	Failure      string                              `json:"failure,omitempty"` // why it is in a failed state
 	Maintenance  *maintenance                        `json:"maintenance,omitempty"`
 	Discovered   time.Time                           `json:"discovered"`
 	Rebooted     time.Time                           `json:"rebooted,omitzero"`
@@ -63,7 +63,7 @@ const (
 	hostCleaning     = "WaitingForCleanup/HostCleanup"
 )
 
-// FindMachineIds answers hosts unless told otherwise.
+// FindMachineIds returns hosts unless requested otherwise.
 func (s *site) FindMachineIds(_ context.Context, r *forge.MachineSearchConfig) (*forge.MachineIdList, error) {
 	switch {
 	case r.OnlyQuarantine:
@@ -87,7 +87,7 @@ func (s *site) FindMachineIds(_ context.Context, r *forge.MachineSearchConfig) (
 	}, nil
 }
 
-// FindMachinesByIds answers the machines that exist.
+// FindMachinesByIds returns the machines that exist.
 func (s *site) FindMachinesByIds(_ context.Context, r *forge.MachinesByIdsRequest) (*forge.MachineList, error) {
 	if err := s.page(len(r.MachineIds)); err != nil {
 		return nil, err
@@ -147,7 +147,7 @@ func (s *site) SetMaintenance(_ context.Context, r *forge.MaintenanceRequest) (*
 	return &emptypb.Empty{}, nil
 }
 
-// hostClean ends what follows an instance: the host is ready for the next one.
+// hostClean ends the cleanup after an instance: the host is ready for the next one.
 func (s *site) hostClean(id string) {
 	if m := s.machines.get(id); m != nil && m.Due.Equal(s.now) && !s.frozen(id) {
 		s.setHostState(id, hostReady)
@@ -164,7 +164,7 @@ func (s *site) setHostState(id, state string) {
 	s.machines.put(id, &m)
 }
 
-// findings are a machine's alerts; maintenance is one of them.
+// findings returns a machine's alerts; maintenance is one of them.
 func (m *machine) findings() []alert {
 	if m.Maintenance == nil {
 		return m.Alerts
@@ -255,7 +255,7 @@ func (s *site) wireMachine(id string, m *machine) *forge.Machine {
 	return out
 }
 
-// lifecycle is the state of a machine as its controller writes it.
+// lifecycle returns the state of a machine as its controller writes it.
 func lifecycle(state string) string {
 	lower := func(s string) string { return strings.ToLower(s[:min(len(s), 1)]) + s[min(len(s), 1):] }
 	word, inner, ok := strings.Cut(state, "/")

@@ -31,7 +31,7 @@ func optionalMetadata(m *forge.Metadata) (metadata, error) {
 	return readMetadata(m)
 }
 
-// lenientMetadata reads metadata that may be missing, and whose name may be.
+// lenientMetadata reads metadata that may be missing, as may its name.
 func lenientMetadata(m *forge.Metadata) (metadata, error) {
 	if m == nil {
 		return metadata{}, nil
@@ -75,7 +75,7 @@ func checkMetadata(m *forge.Metadata, shortest int) (metadata, error) {
 
 func (m metadata) wire() *forge.Metadata {
 	out := &forge.Metadata{Name: m.Name, Description: m.Description}
-	for k, v := range m.Labels { // in any order, as from the real service
+	for k, v := range m.Labels { // in any order, as in the real service
 		l := &forge.Label{Key: k}
 		if v != "" {
 			l.Value = proto.String(v)

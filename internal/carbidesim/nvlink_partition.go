@@ -10,7 +10,7 @@ import (
 	"converge.dev/converge/providers/carbide/forge"
 )
 
-// nvlinkPartition is a logical partition of NVLink. Labels are checked and dropped; the token never moves.
+// nvlinkPartition is a logical partition of NVLink. Labels are checked and dropped; the token never changes.
 type nvlinkPartition struct {
 	Organization string    `json:"organization"`
 	Name         string    `json:"name"`
@@ -21,7 +21,7 @@ type nvlinkPartition struct {
 	Due          time.Time `json:"due,omitzero"` // when the site acts on it next
 }
 
-// CreateNVLinkLogicalPartition makes a partition, which is ready at once.
+// CreateNVLinkLogicalPartition creates a partition, which is ready at once.
 func (s *site) CreateNVLinkLogicalPartition(_ context.Context, r *forge.NVLinkLogicalPartitionCreationRequest) (*forge.NVLinkLogicalPartition, error) {
 	organization, err := configOrganization(r.Config != nil, r.GetConfig().GetTenantOrganizationId())
 	if err != nil {
@@ -71,8 +71,8 @@ func (s *site) UpdateNVLinkLogicalPartition(_ context.Context, r *forge.NVLinkLo
 	return &forge.NVLinkLogicalPartitionUpdateResult{}, nil
 }
 
-// DeleteNVLinkLogicalPartition marks a partition that no instance uses. What removes it is the site's NVLink monitor, and
-// a site without NVLink has none.
+// DeleteNVLinkLogicalPartition marks a partition that no instance uses. The site's NVLink monitor removes it, which a site
+// without NVLink does not have.
 func (s *site) DeleteNVLinkLogicalPartition(_ context.Context, r *forge.NVLinkLogicalPartitionDeletionRequest) (*forge.NVLinkLogicalPartitionDeletionResult, error) {
 	if r.Id == nil {
 		return nil, missing("id")
@@ -96,14 +96,14 @@ func (s *site) DeleteNVLinkLogicalPartition(_ context.Context, r *forge.NVLinkLo
 	return &forge.NVLinkLogicalPartitionDeletionResult{}, nil
 }
 
-// FindNVLinkLogicalPartitionIds filters by name. The list has partitions that are being deleted.
+// FindNVLinkLogicalPartitionIds filters by name. The list includes partitions that are being deleted.
 func (s *site) FindNVLinkLogicalPartitionIds(_ context.Context, r *forge.NVLinkLogicalPartitionSearchFilter) (*forge.NVLinkLogicalPartitionIdList, error) {
 	pass := func(p *nvlinkPartition) bool { return is(r.Name, p.Name) }
 	wire := func(id string) *forge.NVLinkLogicalPartitionId { return &forge.NVLinkLogicalPartitionId{Value: id} }
 	return &forge.NVLinkLogicalPartitionIdList{PartitionIds: where(s.nvlinkPartitions, pass, wire)}, nil
 }
 
-// FindNVLinkLogicalPartitionsByIds answers the partitions that exist.
+// FindNVLinkLogicalPartitionsByIds returns the partitions that exist.
 func (s *site) FindNVLinkLogicalPartitionsByIds(_ context.Context, r *forge.NVLinkLogicalPartitionsByIdsRequest) (*forge.NVLinkLogicalPartitionList, error) {
 	if err := s.page(len(r.PartitionIds)); err != nil {
 		return nil, err

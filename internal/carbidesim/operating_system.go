@@ -14,7 +14,7 @@ import (
 	"converge.dev/converge/providers/carbide/forge"
 )
 
-// operatingSystem is an entry of the site's library: an iPXE script, or a template with what fills it.
+// operatingSystem is an entry of the site's library: an iPXE script, or a template with its values.
 type operatingSystem struct {
 	kept[*forge.OperatingSystem] // as it reads back
 }
@@ -24,7 +24,7 @@ func (s *site) keepOS(o *forge.OperatingSystem) *forge.OperatingSystem {
 	return o
 }
 
-// CreateOperatingSystem makes an entry of one variant, which it keeps. A script wins over a template.
+// CreateOperatingSystem creates an entry of one variant, which is permanent. A script takes precedence over a template.
 func (s *site) CreateOperatingSystem(_ context.Context, r *forge.CreateOperatingSystemRequest) (*forge.OperatingSystem, error) {
 	o := &forge.OperatingSystem{
 		Name: r.Name, Description: r.Description, TenantOrganizationId: r.TenantOrganizationId,
@@ -48,7 +48,7 @@ func (s *site) CreateOperatingSystem(_ context.Context, r *forge.CreateOperating
 	if o.Name == "" {
 		return nil, missing("name")
 	}
-	if o.TenantOrganizationId == "" && !s.later { // from v2.0 on an entry may be of no tenant
+	if o.TenantOrganizationId == "" && !s.later { // from v2.0 on an entry need not have a tenant
 		return nil, missing("tenant_organization_id")
 	}
 	o.Id = &forge.OperatingSystemId{Value: s.chosen(r.Id.GetValue())}
@@ -58,8 +58,8 @@ func (s *site) CreateOperatingSystem(_ context.Context, r *forge.CreateOperating
 	return s.keepOS(o), nil
 }
 
-// UpdateOperatingSystem changes what the request has; a list that is there and empty is cleared. Artifacts that are sent,
-// and all of them when the definition becomes another, lose the copies that the site has of them.
+// UpdateOperatingSystem changes what the request has; a list that is present and empty is cleared. Artifacts in the request,
+// and all of them when the definition changes, lose the site's copies.
 func (s *site) UpdateOperatingSystem(_ context.Context, r *forge.UpdateOperatingSystemRequest) (*forge.OperatingSystem, error) {
 	have, err := s.findOS(r.Id)
 	if err != nil {
@@ -86,7 +86,7 @@ func (s *site) UpdateOperatingSystem(_ context.Context, r *forge.UpdateOperating
 		o.IpxeTemplateArtifacts = uncached(r.IpxeTemplateArtifacts.Items)
 	}
 	switch {
-	case r.IpxeTemplateDefinitionHash != nil: // believed as it is
+	case r.IpxeTemplateDefinitionHash != nil: // trusted as it is
 		o.IpxeTemplateDefinitionHash = r.IpxeTemplateDefinitionHash
 	case o.IpxeTemplateId != nil:
 		if err := checkDefinition(o); err != nil {
@@ -104,14 +104,14 @@ func (s *site) UpdateOperatingSystem(_ context.Context, r *forge.UpdateOperating
 	return s.keepOS(o), nil
 }
 
-// change takes over a value that is there.
+// change takes over a value that is present.
 func change[T any](to *T, from *T) {
 	if from != nil {
 		*to = *from
 	}
 }
 
-// DeleteOperatingSystem deletes softly. It does not ask whether an instance boots the entry.
+// DeleteOperatingSystem deletes softly. It does not check whether an instance boots the entry.
 func (s *site) DeleteOperatingSystem(_ context.Context, r *forge.DeleteOperatingSystemRequest) (*forge.DeleteOperatingSystemResponse, error) {
 	if _, err := s.findOS(r.Id); err != nil {
 		return nil, err
@@ -131,7 +131,7 @@ func (s *site) findOS(id *forge.OperatingSystemId) (*forge.OperatingSystem, erro
 	return nil, status.Errorf(codes.NotFound, "operating system %s not found", id.Value)
 }
 
-// FindOperatingSystemIds filters by tenant; the ids are in the order of the names.
+// FindOperatingSystemIds filters by tenant; the ids are ordered by name.
 func (s *site) FindOperatingSystemIds(_ context.Context, r *forge.OperatingSystemSearchFilter) (*forge.OperatingSystemIdList, error) {
 	pass := func(o *operatingSystem) bool { return is(r.TenantOrganizationId, o.message.TenantOrganizationId) }
 	ids := where(s.operatingSystems, pass, func(id string) *forge.OperatingSystemId { return &forge.OperatingSystemId{Value: id} })
@@ -147,7 +147,7 @@ func (s *site) FindOperatingSystemsByIds(_ context.Context, r *forge.OperatingSy
 	}, nil
 }
 
-// GetOperatingSystemCachableIpxeTemplateArtifacts tells what the site may want to copy.
+// GetOperatingSystemCachableIpxeTemplateArtifacts returns what the site may want to copy.
 func (s *site) GetOperatingSystemCachableIpxeTemplateArtifacts(_ context.Context, r *forge.GetOperatingSystemCachableIpxeTemplateArtifactsRequest) (*forge.IpxeTemplateArtifactList, error) {
 	o, err := s.findOS(r.Id)
 	if err != nil {
@@ -156,8 +156,8 @@ func (s *site) GetOperatingSystemCachableIpxeTemplateArtifacts(_ context.Context
 	return &forge.IpxeTemplateArtifactList{Artifacts: o.IpxeTemplateArtifacts}, nil
 }
 
-// UpdateOperatingSystemCachableIpxeTemplateArtifacts says where the copies of artifacts are, and is the only way to say
-// it. Each update takes the first artifact of its name that no other has taken.
+// UpdateOperatingSystemCachableIpxeTemplateArtifacts sets where the copies of artifacts are, and is the only way to set it.
+// Each update applies to the first artifact of its name that no other update has taken.
 func (s *site) UpdateOperatingSystemCachableIpxeTemplateArtifacts(_ context.Context, r *forge.UpdateOperatingSystemIpxeTemplateArtifactRequest) (*forge.IpxeTemplateArtifactList, error) {
 	have, err := s.findOS(r.Id)
 	if err != nil {
@@ -179,7 +179,7 @@ func (s *site) UpdateOperatingSystemCachableIpxeTemplateArtifacts(_ context.Cont
 	return &forge.IpxeTemplateArtifactList{Artifacts: s.keepOS(o).IpxeTemplateArtifacts}, nil
 }
 
-// uncached copies artifacts without what is said about the site's copies of them.
+// uncached copies artifacts without the fields about the site's copies of them.
 func uncached(artifacts []*forge.IpxeTemplateArtifact) []*forge.IpxeTemplateArtifact {
 	out := make([]*forge.IpxeTemplateArtifact, len(artifacts))
 	for i, a := range artifacts {
@@ -189,7 +189,7 @@ func uncached(artifacts []*forge.IpxeTemplateArtifact) []*forge.IpxeTemplateArti
 	return out
 }
 
-// readiness is the state of an entry with these artifacts: those that must come from a copy need one.
+// readiness returns the state of an entry with these artifacts: those that must come from a copy need one.
 func readiness(artifacts []*forge.IpxeTemplateArtifact) forge.TenantState {
 	for _, a := range artifacts {
 		if a.CacheStrategy == forge.IpxeTemplateArtifactCacheStrategy_CACHED_ONLY && a.GetCachedUrl() == "" {
@@ -199,5 +199,5 @@ func readiness(artifacts []*forge.IpxeTemplateArtifact) forge.TenantState {
 	return forge.TenantState_READY
 }
 
-// stamp is the time as the service writes it into texts.
+// stamp returns the time as the service writes it into texts.
 func (s *site) stamp() string { return s.now.UTC().Format(time.RFC3339Nano) }

@@ -7,18 +7,18 @@ import (
 
 // Options describe a world. The zero value is an empty site with the real service's timing and limits.
 type Options struct {
-	Seed   uint64           // optional: another seed gives other generated ids and machines
+	Seed   uint64           // optional: another seed results in other generated ids and machines
 	Now    func() time.Time // optional: the clock; time.Now when nil
 	Timing Timing           // optional: RealTiming when zero
 	Rules  Rules            // optional: what the operator of the site has configured
 	Hosts  Hosts            // optional: the machines that the site has discovered
-	File   string           // optional: where the world is kept between runs; it wins over Hosts
+	File   string           // optional: where the world is stored between runs; it takes precedence over Hosts
 
 	// Generation is the version of the service; May when empty.
 	Generation Generation
 	// Old makes the world speak the older generation: plain names, flat segments, no newer fields.
 	Old bool
-	// Later makes the world keep the fields that we do not know, as a service of a later version does that knows them.
+	// Later makes the world keep the fields that we do not know, like a service of a later version.
 	Later bool
 	// Unimplemented names methods that this site's version lacks.
 	Unimplemented []string
@@ -27,18 +27,17 @@ type Options struct {
 // Timing says how long the site takes for what it does on its own.
 type Timing struct {
 	Tick      time.Duration // one round of a controller: a segment becomes ready, a security group reaches the hosts
-	Drain     time.Duration // a deleted segment waits this long for its last address to be forgotten
+	Drain     time.Duration // a deleted segment waits this long for its last address to be released
 	Provision time.Duration // from the allocation of an instance to ready
 	Configure time.Duration // a change of an instance's network, or a reboot into its own iPXE script
 	Release   time.Duration // from the release of an instance to its disappearance
 	Cleanup   time.Duration // from there until the host is ready for the next tenant
-	Shutdown  time.Duration // a guest that is asked to shut down
-	PowerPoll time.Duration // how often the site looks whether a host is on
+	Shutdown  time.Duration // a guest that is requested to shut down
+	PowerPoll time.Duration // how often the site checks whether a host is on
 	Purge     time.Duration // from the deletion of an NVLink logical partition to its disappearance
 }
 
-// RealTiming is how a real site behaves: controllers every 30 seconds, addresses drained for five minutes, hosts
-// that take their time.
+// RealTiming is how a real site behaves: controllers every 30 seconds, addresses drained for five minutes, slow hosts.
 var RealTiming = Timing{
 	Tick:      30 * time.Second,
 	Drain:     5 * time.Minute,
@@ -64,41 +63,41 @@ var FastTiming = Timing{
 	Purge:     3 * time.Millisecond,
 }
 
-// Range is a span of numbers, both ends included. The zero value holds none.
+// Range is a span of numbers, both ends included. The zero value is empty.
 type Range struct {
 	First, Last uint32
 }
 
-// Rules are what the operator of a site has configured. Zero fields take the real service's defaults.
+// Rules are what the operator of a site has configured. Zero fields mean the real service's defaults.
 type Rules struct {
 	SiteName       string
 	MaxFindByIDs   int            // ids per Find…ByIds call; 100
 	FabricPrefixes []netip.Prefix // tenant addresses must lie inside; none: anywhere
-	AutoVNIs       Range          // given to VPCs that ask for none in particular
-	RequestedVNIs  Range          // may be asked for by number
-	VLANs          Range          // given to tenant segments on the Ethernet virtualizer
+	AutoVNIs       Range          // for VPCs that request none in particular
+	RequestedVNIs  Range          // may be requested by number
+	VLANs          Range          // for tenant segments on the Ethernet virtualizer
 	MaxRules       int            // size of a security group after expansion; 200
-	NoPowerManager bool           // nobody looks whether hosts are on, or turns them on
+	NoPowerManager bool           // nothing checks whether hosts are on, or turns them on
 
 	Peering          PeeringPolicy // which VPCs may be peered; none
 	NoInfiniband     bool          // the site has no InfiniBand fabric
-	AutoPKeys        Range         // given to InfiniBand partitions that ask for no key in particular
-	RequestedPKeys   Range         // may be asked for by key
-	MaxIBPartitions  int           // InfiniBand partitions of a tenant, with those being deleted; 31
-	NoNVLink         bool          // the site has no NVLink: deleted logical partitions stay for good
-	AutoSPXVNIs      Range         // given to Spectrum-X partitions that ask for none in particular
-	RequestedSPXVNIs Range         // may be asked for by number
+	AutoPKeys        Range         // for InfiniBand partitions that request no key in particular
+	RequestedPKeys   Range         // may be requested by key
+	MaxIBPartitions  int           // InfiniBand partitions of a tenant, including those being deleted; 31
+	NoNVLink         bool          // the site has no NVLink: deleted logical partitions never disappear
+	AutoSPXVNIs      Range         // for Spectrum-X partitions that request none in particular
+	RequestedSPXVNIs Range         // may be requested by number
 	Allocations      Enforcement   // whether tenants are held to their compute allocations; WarnOnly
 
 	// RoutingProfiles turn the FNN fabric on. The first one is the site's default.
 	RoutingProfiles []RoutingProfile
-	// RackProfiles are the names of those that expected racks may have; NVL72 and NVL36.
+	// RackProfiles are the names of the profiles that expected racks may have; NVL72 and NVL36.
 	RackProfiles []string
-	// OperatingSystems and OSImages, by id, are what a new site has in its library for instances to boot.
+	// OperatingSystems and OSImages, by id, are the initial library of a new site.
 	OperatingSystems []OperatingSystem
 	OSImages         []string
 
-	// FreeServiceNames makes the name of a deleted extension service free again, as later versions of the service do.
+	// FreeServiceNames makes the name of a deleted extension service available again, as later versions of the service do.
 	FreeServiceNames bool
 }
 
@@ -108,10 +107,10 @@ type RoutingProfile struct {
 	Tier int // a VPC may not use a profile with a higher tier than its tenant's
 }
 
-// OperatingSystem is an entry that the site's operating system library has from the start.
+// OperatingSystem is an initial entry of the site's operating system library.
 type OperatingSystem struct {
 	ID       string
-	Script   string // iPXE text; when empty the entry is made from a template
+	Script   string // iPXE text; when empty the entry is created from a template
 	UserData string
 	Inactive bool
 }
@@ -121,10 +120,10 @@ type Hosts struct {
 	Count       int // all of them
 	WithoutDPU  int // this many of the last ones have no managed DPU and use networks of type HOST_INBAND
 	Unhealthy   int // this many of the first ones carry an alert that prevents allocation
-	Maintenance int // this many of those that follow are under maintenance
+	Maintenance int // this many of the following ones are under maintenance
 
-	// Lived makes a site of at least a hundred machines look as if it were in use for long: some have alerts, are under
-	// maintenance, have failed or are not ready yet. Which ones the seed says.
+	// Lived makes a site of at least a hundred machines look as if it had long been in use: some have alerts, are under
+	// maintenance, have failed or are not ready yet. The seed decides which.
 	Lived bool
 }
 

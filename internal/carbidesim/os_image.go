@@ -10,7 +10,7 @@ import (
 	"converge.dev/converge/providers/carbide/forge"
 )
 
-// osImage is an image that instances may boot. Its token is kept, and told, in clear.
+// osImage is an image that instances may boot. Its token is stored, and returned, in plain text.
 type osImage struct {
 	kept[*forge.OsImage] // as it reads back
 }
@@ -20,7 +20,7 @@ func (s *site) keepImage(i *forge.OsImage) *forge.OsImage {
 	return i
 }
 
-// CreateOsImage makes an image under an id of the client's choice. It is ready at once.
+// CreateOsImage creates an image under an id of the client's choice. It is ready at once.
 func (s *site) CreateOsImage(_ context.Context, r *forge.OsImageAttributes) (*forge.OsImage, error) {
 	a, err := readImage(r)
 	if err != nil {
@@ -42,8 +42,8 @@ func (s *site) CreateOsImage(_ context.Context, r *forge.OsImageAttributes) (*fo
 	return s.keepImage(&forge.OsImage{Attributes: a, Status: forge.OsImageStatus_ImageReady, CreatedAt: proto.String(s.stamp())}), nil
 }
 
-// UpdateOsImage replaces the attributes. Those that cannot change have to be as they are kept, which is not always how
-// they were sent.
+// UpdateOsImage replaces the attributes. Those that cannot change must be as stored, which is not always how they were
+// sent.
 func (s *site) UpdateOsImage(_ context.Context, r *forge.OsImageAttributes) (*forge.OsImage, error) {
 	a, err := readImage(r)
 	if err != nil {
@@ -67,7 +67,7 @@ func (s *site) UpdateOsImage(_ context.Context, r *forge.OsImageAttributes) (*fo
 	return s.keepImage(i), nil
 }
 
-// DeleteOsImage deletes for good, and does not ask whether an instance boots the image.
+// DeleteOsImage deletes permanently, and does not check whether an instance boots the image.
 func (s *site) DeleteOsImage(_ context.Context, r *forge.DeleteOsImageRequest) (*forge.DeleteOsImageResponse, error) {
 	id, err := imageID(r.Id)
 	if err != nil {
@@ -89,7 +89,7 @@ func (s *site) DeleteOsImage(_ context.Context, r *forge.DeleteOsImageRequest) (
 	return &forge.DeleteOsImageResponse{}, nil
 }
 
-// GetOsImage answers one image.
+// GetOsImage returns one image.
 func (s *site) GetOsImage(_ context.Context, r *forge.UUID) (*forge.OsImage, error) {
 	id, err := imageID(r)
 	if err != nil {
@@ -98,7 +98,7 @@ func (s *site) GetOsImage(_ context.Context, r *forge.UUID) (*forge.OsImage, err
 	return s.findImage(id)
 }
 
-// ListOsImage answers all images, or those of a tenant.
+// ListOsImage returns all images, or those of a tenant.
 func (s *site) ListOsImage(_ context.Context, r *forge.ListOsImageRequest) (*forge.ListOsImageResponse, error) {
 	if r.TenantOrganizationId != nil && !validOrganization(*r.TenantOrganizationId) {
 		return nil, invalid("invalid organization id %q", *r.TenantOrganizationId)
@@ -117,7 +117,7 @@ func (s *site) findImage(id string) (*forge.OsImage, error) {
 	return nil, internal("Database Error: no rows returned by a query that expected to return at least one row")
 }
 
-// imageID reads an id that the service's handlers, and not its decoder, look at.
+// imageID reads an id that the service's handlers check, and not its decoder.
 func imageID(id *forge.UUID) (string, error) {
 	if id == nil {
 		return "", invalid("os image id missing")
@@ -129,7 +129,7 @@ func imageID(id *forge.UUID) (string, error) {
 	return u.String(), nil
 }
 
-// readImage checks what the service checks by itself.
+// readImage checks what the service itself checks.
 func readImage(r *forge.OsImageAttributes) (*forge.OsImageAttributes, error) {
 	id, err := imageID(r.Id)
 	if err != nil {

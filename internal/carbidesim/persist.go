@@ -17,7 +17,7 @@ import (
 	"converge.dev/converge/providers/carbide/forge"
 )
 
-// snapshot is everything about a world, as its file has it.
+// snapshot is everything about a world, as stored in its file.
 type snapshot struct {
 	Format         int                       `json:"format"`
 	Names          uuid.UUID                 `json:"names"`
@@ -55,7 +55,7 @@ type snapshot struct {
 
 const format = 1
 
-// snapshot copies the maps and not the objects, which never change; so it is quick, and printing needs no lock.
+// snapshot copies the maps but not the objects, which never change; so it is quick, and printing needs no lock.
 func (w *World) snapshot() *snapshot {
 	var out *snapshot
 	w.mu.Lock()
@@ -99,7 +99,7 @@ func (w *World) snapshot() *snapshot {
 	return out
 }
 
-// restore fills a new site. A sorted list is a heap, and so is the heap that was kept.
+// restore fills a new site. A sorted list is a heap, and so is the stored heap.
 func (s *site) restore(k *snapshot) {
 	s.names, s.serial, s.timers = k.Names, k.Serial, k.Timers
 	for _, key := range k.Burned {
@@ -131,10 +131,10 @@ func (s *site) restore(k *snapshot) {
 	s.reserved.load(k.Reserved)
 }
 
-// maxFile bounds the file of a simulated site.
+// maxFile is the maximum size of the file of a simulated site.
 const maxFile = 4 << 30
 
-// readFile answers nil when there is no file yet.
+// readFile returns nil when there is no file yet.
 func readFile(path string) (*snapshot, error) {
 	b, err := files.Read(path, maxFile)
 	if errors.Is(err, fs.ErrNotExist) {
@@ -153,7 +153,7 @@ func readFile(path string) (*snapshot, error) {
 	return &k, nil
 }
 
-// writeFile replaces the file as a whole, so that a crash leaves the old one or the new one.
+// writeFile replaces the file atomically, so that a crash leaves the old one or the new one.
 func writeFile(path string, k *snapshot) error {
 	b, err := json.Marshal(k)
 	if err != nil {
@@ -162,15 +162,15 @@ func writeFile(path string, k *snapshot) error {
 	return files.Replace(path, b, 0o600)
 }
 
-// keeper writes the world's file after changes. What changes while it writes shares the next writing.
+// keeper writes the world's file after changes. Changes during a write share the next write.
 type keeper struct {
 	mu      sync.Mutex
 	moved   *sync.Cond // one of these has:
-	touched int        // how often the file went out of date
-	written int        // how many of those the file has
+	touched int        // how often the file became outdated
+	written int        // how many of those the file contains
 	closing bool
-	closed  bool  // after the last writing
-	err     error // of that
+	closed  bool  // after the last write
+	err     error // of the last write
 }
 
 func startKeeper(path string, lock *os.File, take func() *snapshot) *keeper {
@@ -185,7 +185,7 @@ func startKeeper(path string, lock *os.File, take func() *snapshot) *keeper {
 			}
 			has, last := k.touched, k.closing
 			k.mu.Unlock()
-			err := writeFile(path, take()) // one that failed is repeated with the next change, and reported by the last one
+			err := writeFile(path, take()) // a failed write is repeated with the next change, and the last one reports its error
 			if last {
 				err = errors.Join(err, unlock(lock))
 			}
@@ -197,7 +197,7 @@ func startKeeper(path string, lock *os.File, take func() *snapshot) *keeper {
 	return k
 }
 
-// touch says that the file is out of date. It never waits; kept waits until the file has what it is told of.
+// touch marks the file as outdated. It never waits; kept waits until the file contains the change.
 func (k *keeper) touch() (kept func()) {
 	k.mu.Lock()
 	defer k.mu.Unlock()
@@ -224,5 +224,5 @@ func (k *keeper) close() error {
 	return k.err
 }
 
-// unlock leaves a file to others.
+// unlock releases a file for others.
 func unlock(lock *os.File) error { return errors.Join(os.Remove(lock.Name()), lock.Close()) }

@@ -10,22 +10,22 @@ import (
 	"converge.dev/converge/providers/carbide/forge"
 )
 
-// power is whether a host is on, and what the site's power manager knows and wants of it. The manager looks at every host
-// once in Timing.PowerPoll; what changed since then it has not seen.
+// power is whether a host is on, and what the site's power manager knows about it and wants. The manager checks every host
+// once in Timing.PowerPoll; it has not seen any change since then.
 type power struct {
-	Off     bool      `json:"off,omitempty"`      // as it really is
+	Off     bool      `json:"off,omitempty"`      // the actual state
 	Since   time.Time `json:"since,omitzero"`     // when that changed last
 	Before  bool      `json:"before,omitempty"`   // whether it was seen off before that
-	WantOff bool      `json:"wantOff,omitempty"`  // what the manager is told
+	WantOff bool      `json:"wantOff,omitempty"`  // what the manager was told
 	Told    time.Time `json:"told,omitzero"`      // when
-	Version token     `json:"version,omitzero"`   // of what it is told
-	Deaf    bool      `json:"deaf,omitempty"`     // the guest does not listen when it is asked to shut down
+	Version token     `json:"version,omitzero"`   // of what it was told
+	Deaf    bool      `json:"deaf,omitempty"`     // the guest ignores requests to shut down
 	Due     time.Time `json:"due,omitzero"`       // when the guest will have shut down
 	Restore time.Time `json:"restore,omitzero"`   // when the manager turns the host on
-	Tried   int       `json:"restored,omitempty"` // how often it did
+	Tried   int       `json:"restored,omitempty"` // how often it has done so
 }
 
-// polled is when the manager looked last.
+// polled returns when the manager last checked the host.
 func (s *site) polled(m *machine) time.Time {
 	if s.timing.PowerPoll <= 0 {
 		return s.now
@@ -33,7 +33,7 @@ func (s *site) polled(m *machine) time.Time {
 	return m.Discovered.Add(s.now.Sub(m.Discovered).Truncate(s.timing.PowerPoll))
 }
 
-// seenOff is what the manager saw then.
+// seenOff returns what the manager saw then.
 func (s *site) seenOff(m *machine) bool {
 	if s.timing.PowerPoll > 0 && !m.Power.Since.Before(s.polled(m)) {
 		return m.Power.Before
@@ -56,7 +56,7 @@ func (s *site) setPower(id string, off bool) {
 	s.keepOn(id)
 }
 
-// keepOn makes the manager turn on, once it has seen that it is off, a host that is to be on.
+// keepOn makes the manager turn on a host that is to be on, once it has seen that it is off.
 func (s *site) keepOn(id string) {
 	m := *s.machines.get(id)
 	if s.rules.NoPowerManager || !m.Power.Off || m.Power.WantOff {
@@ -78,20 +78,20 @@ func (s *site) hostRestored(id string) {
 	s.setPower(id, false)
 }
 
-// hostDown is a guest that has shut down as it was asked to.
+// hostDown handles a guest that has shut down on request.
 func (s *site) hostDown(id string) {
 	if m := s.machines.get(id); m != nil && m.Power.Due.Equal(s.now) {
 		s.setPower(id, true)
 	}
 }
 
-// frozen reports whether the site leaves a host alone: whatever was to happen with one that is to be off waits.
+// frozen reports whether the site leaves a host alone: everything that is due for a host that is to be off waits.
 func (s *site) frozen(host string) bool {
 	m := s.machines.get(host)
 	return m != nil && m.Power.WantOff
 }
 
-// thaw makes up for what was to happen while a host was left alone.
+// thaw makes up for what was due while a host was left alone.
 func (s *site) thaw(host string) {
 	for id := range s.instancesByHost.of(host) {
 		have := s.instances.get(id)
@@ -113,8 +113,8 @@ func (s *site) thaw(host string) {
 	}
 }
 
-// GetPowerOptions answers what the manager knows of the given hosts, or of all. There is no limit, and what it does not
-// watch is left out.
+// GetPowerOptions returns what the manager knows about the given hosts, or about all. There is no limit, and hosts that it
+// does not watch are left out.
 func (s *site) GetPowerOptions(_ context.Context, r *forge.PowerOptionRequest) (*forge.PowerOptionResponse, error) {
 	out := &forge.PowerOptionResponse{}
 	if s.rules.NoPowerManager {
@@ -135,8 +135,8 @@ func (s *site) GetPowerOptions(_ context.Context, r *forge.PowerOptionRequest) (
 	return out, nil
 }
 
-// UpdatePowerOption tells the manager what a host is to be. It does not turn anything off: that is for people to do, and
-// the site only stops minding. Off is taken only for a host under maintenance.
+// UpdatePowerOption tells the manager whether a host is to be on. It does not turn anything off: people do that, and the
+// site only tolerates it. Off is accepted only for a host under maintenance.
 func (s *site) UpdatePowerOption(_ context.Context, r *forge.PowerOptionUpdateRequest) (*forge.PowerOptionResponse, error) {
 	id := r.MachineId.GetId()
 	have := s.machines.get(id)
@@ -166,7 +166,7 @@ func (s *site) UpdatePowerOption(_ context.Context, r *forge.PowerOptionUpdateRe
 	return &forge.PowerOptionResponse{Response: []*forge.PowerOptions{s.wirePower(id, s.machines.get(id))}}, nil
 }
 
-// AdminPowerControl switches a host by its BMC.
+// AdminPowerControl switches a host through its BMC.
 func (s *site) AdminPowerControl(_ context.Context, r *forge.AdminPowerControlRequest) (*forge.AdminPowerControlResponse, error) {
 	id := r.GetMachineId()
 	switch {
@@ -207,7 +207,7 @@ func (s *site) AdminPowerControl(_ context.Context, r *forge.AdminPowerControlRe
 	return out, nil
 }
 
-// deafen makes the guest of a host ignore that it is asked to shut down.
+// deafen makes the guest of a host ignore requests to shut down.
 func (s *site) deafen(id string, deaf bool) error {
 	have := s.machines.get(id)
 	if have == nil {

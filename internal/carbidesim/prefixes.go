@@ -26,7 +26,7 @@ func (p *prefixes[T]) find(a netip.Addr) (int, bool) {
 	return slices.BinarySearchFunc(p.sorted, a, func(h held, a netip.Addr) int { return h.prefix.Addr().Compare(a) })
 }
 
-// overlapping answers who holds a part of the prefix, in address order.
+// overlapping returns the holders of parts of the prefix, in address order.
 func (p *prefixes[T]) overlapping(prefix netip.Prefix) []held {
 	i, _ := p.find(prefix.Addr())
 	first := i
@@ -73,7 +73,7 @@ func within(inner netip.Prefix, outer []netip.Prefix) bool {
 	})
 }
 
-// linkBits is the length of a link network, the two addresses between a host and its DPU.
+// linkBits returns the length of a link network, the two addresses between a host and its DPU.
 func linkBits(p netip.Prefix) int { return p.Addr().BitLen() - 1 }
 
 // links counts the link networks in a prefix; a single address counts as one, and the count is capped.
@@ -88,7 +88,7 @@ func links(p netip.Prefix) uint64 {
 	}
 }
 
-// lastAddr is the highest address of an IPv4 prefix, its broadcast address.
+// lastAddr returns the highest address of an IPv4 prefix, its broadcast address.
 func lastAddr(p netip.Prefix) netip.Addr {
 	a := p.Addr().As4()
 	for bit := p.Bits(); bit < 32; bit++ {

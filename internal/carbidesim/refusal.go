@@ -31,13 +31,13 @@ func notFound(kind, id string) error {
 	return status.Errorf(codes.NotFound, "%s not found: %s", kind, id)
 }
 
-// alreadyExists is the answer for a taken name. The real service lets the database's error through, which is mapped
-// to this code and not to ALREADY_EXISTS.
+// alreadyExists is the error for a taken name. The real service passes on the database's error, which is mapped to this
+// code and not to ALREADY_EXISTS.
 func alreadyExists(kind, name string) error {
 	return precondition("%s already exists: %s", kind, name)
 }
 
-// duplicate is the answer for an id that is, or ever was, in use: the database's own text.
+// duplicate is the error for an id that is, or ever was, in use: the database's own text.
 func duplicate(constraint string) error {
 	return internal("Database Error: duplicate key value violates unique constraint %q", constraint)
 }
@@ -51,7 +51,7 @@ func violation(constraint string) error {
 	return internal("Database Error: violates %s constraint %q", what, constraint)
 }
 
-// noRows is what the database says about a change of what is not there.
+// noRows is what the database says about a change of a row that does not exist.
 func noRows() error {
 	return internal("Database Error: no rows returned by a query that expected to return at least one row")
 }

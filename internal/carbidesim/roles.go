@@ -13,10 +13,10 @@ import (
 	"google.golang.org/grpc/status"
 )
 
-// Role is what a caller may act as.
+// Role is a set of methods that a caller may use.
 type Role string
 
-// The roles that the service's methods ask for.
+// The roles that the service's methods require.
 const (
 	Anonymous     Role = "Anonymous"
 	SiteAgent     Role = "SiteAgent"
@@ -28,14 +28,14 @@ const (
 	SSH           Role = "Ssh"
 	SSHRs         Role = "SshRs"
 
-	// LaterSiteAgent is what a later version of the service lets a site agent do.
+	// LaterSiteAgent is what a later version of the service permits a site agent.
 	LaterSiteAgent Role = "LaterSiteAgent"
 )
 
-// Roles says who is who: which SPIFFE URI, in the certificate of a caller, gives which role.
+// Roles maps the SPIFFE URI in the certificate of a caller to its role.
 type Roles map[string]Role
 
-// DefaultRoles knows the site agent of a site as it is installed.
+// DefaultRoles knows the site agent of a site as installed.
 var DefaultRoles = Roles{"spiffe://nico.local/nico-system/sa/elektra-site-agent": SiteAgent}
 
 // beyondAdmin are the methods that the site agent may call and the administrator may not.
@@ -77,7 +77,7 @@ var narrow = map[Role][]string{
 	SSHRs: {"ValidateTenantPublicKey", "FindInstancesByIds", "FindMachineIds", "FindMachinesByIds"},
 }
 
-// may reports whether a role may call a method. Everybody may ask for the version.
+// may reports whether a role may call a method. Every caller may ask for the version.
 func (r Role) may(method string) bool {
 	switch {
 	case method == "Version":
@@ -92,8 +92,8 @@ func (r Role) may(method string) bool {
 	return slices.Contains(narrow[r], method)
 }
 
-// check refuses a call that none of the caller's roles may make. The real service answers HTTP 403, which a client sees
-// as this code.
+// check refuses a call that none of the caller's roles may make. The real service responds with HTTP 403, which a client
+// sees as this code.
 func (r Roles) check(ctx context.Context, fullMethod string) error {
 	role := Anonymous
 	if p, ok := peer.FromContext(ctx); ok {

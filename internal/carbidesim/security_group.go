@@ -21,7 +21,7 @@ type securityGroup struct {
 	Updated      time.Time                                   `json:"updated"`
 }
 
-// CreateNetworkSecurityGroup makes a group; among live groups of a tenant its name is taken once.
+// CreateNetworkSecurityGroup creates a group; its name is unique among the live groups of a tenant.
 func (s *site) CreateNetworkSecurityGroup(_ context.Context, r *forge.CreateNetworkSecurityGroupRequest) (*forge.CreateNetworkSecurityGroupResponse, error) {
 	m, err := requiredMetadata(r.Metadata)
 	if err != nil {
@@ -55,7 +55,7 @@ func (s *site) CreateNetworkSecurityGroup(_ context.Context, r *forge.CreateNetw
 	return &forge.CreateNetworkSecurityGroupResponse{NetworkSecurityGroup: g.wire(id)}, nil
 }
 
-// groupNamed answers the id of a group with that name that passes, or "".
+// groupNamed returns the id of a group with that name that passes, or "".
 func (s *site) groupNamed(name string, pass func(*securityGroup) bool) string {
 	for id := range s.groupsByName.of(name) {
 		if pass(s.securityGroups.get(id)) {
@@ -65,8 +65,8 @@ func (s *site) groupNamed(name string, pass func(*securityGroup) bool) string {
 	return ""
 }
 
-// UpdateNetworkSecurityGroup replaces metadata and rules wholesale and always moves the token. Here the name must be
-// free among all tenants, not only among the group's own.
+// UpdateNetworkSecurityGroup replaces metadata and rules completely and always changes the token. Here the name must be
+// free among all tenants, not only the group's own.
 func (s *site) UpdateNetworkSecurityGroup(_ context.Context, r *forge.UpdateNetworkSecurityGroupRequest) (*forge.UpdateNetworkSecurityGroupResponse, error) {
 	m, err := requiredMetadata(r.Metadata)
 	if err != nil {
@@ -118,7 +118,7 @@ func (s *site) FindNetworkSecurityGroupIds(_ context.Context, r *forge.FindNetwo
 	}, nil
 }
 
-// FindNetworkSecurityGroupsByIds answers the groups that exist, of one tenant if it is named.
+// FindNetworkSecurityGroupsByIds returns the groups that exist, of one tenant if it is named.
 func (s *site) FindNetworkSecurityGroupsByIds(_ context.Context, r *forge.FindNetworkSecurityGroupsByIdsRequest) (*forge.FindNetworkSecurityGroupsByIdsResponse, error) {
 	if err := s.page(len(r.NetworkSecurityGroupIds)); err != nil {
 		return nil, err
@@ -130,7 +130,7 @@ func (s *site) FindNetworkSecurityGroupsByIds(_ context.Context, r *forge.FindNe
 	return &forge.FindNetworkSecurityGroupsByIdsResponse{NetworkSecurityGroups: out}, nil
 }
 
-// GetNetworkSecurityGroupAttachments tells who has the groups.
+// GetNetworkSecurityGroupAttachments returns which objects have the groups.
 func (s *site) GetNetworkSecurityGroupAttachments(_ context.Context, r *forge.GetNetworkSecurityGroupAttachmentsRequest) (*forge.GetNetworkSecurityGroupAttachmentsResponse, error) {
 	if err := s.page(len(r.NetworkSecurityGroupIds)); err != nil {
 		return nil, err
@@ -145,7 +145,7 @@ func (s *site) GetNetworkSecurityGroupAttachments(_ context.Context, r *forge.Ge
 	return &forge.GetNetworkSecurityGroupAttachmentsResponse{Attachments: each(s.securityGroups, r.NetworkSecurityGroupIds, wire)}, nil
 }
 
-// GetNetworkSecurityGroupPropagationStatus tells how far the groups of VPCs and instances have reached the hosts. A VPC
+// GetNetworkSecurityGroupPropagationStatus returns how far the groups of VPCs and instances have reached the hosts. A VPC
 // counts the instances that have no group of their own; objects without a group are left out.
 func (s *site) GetNetworkSecurityGroupPropagationStatus(_ context.Context, r *forge.GetNetworkSecurityGroupPropagationStatusRequest) (*forge.GetNetworkSecurityGroupPropagationStatusResponse, error) {
 	if err := s.atMost(len(r.VpcIds) + len(r.InstanceIds)); err != nil {
@@ -185,8 +185,8 @@ func (s *site) GetNetworkSecurityGroupPropagationStatus(_ context.Context, r *fo
 	return out, nil
 }
 
-// reached judges one object. A host follows its group one round after the group, the attachment or the instance changed,
-// and only while the instance is up; one that is left behind does not follow.
+// reached returns the status of one object. A host follows its group one round after the group, the attachment or the
+// instance changed, and only while the instance is up; one that is left behind does not follow.
 func (s *site) reached(id, group string, instances []string, attached time.Time) *forge.NetworkSecurityGroupPropagationObjectStatus {
 	out := &forge.NetworkSecurityGroupPropagationObjectStatus{
 		Id: id, Status: forge.NetworkSecurityGroupPropagationStatus_NSG_PROP_STATUS_FULL, RelatedInstanceIds: instances,

@@ -9,8 +9,8 @@ import (
 	"converge.dev/converge/providers/carbide/forge"
 )
 
-// readRules checks a rule set and brings it into the form in which it is kept. Rules keep their order. A rule without
-// an id gets a new one every time, so only a client that sends ids sees them stay.
+// readRules checks a rule set and converts it to the stored form. Rules keep their order. A rule without an id gets a new
+// one every time, so ids are stable only for a client that sends them.
 func (s *site) readRules(in *forge.NetworkSecurityGroupAttributes) (*forge.NetworkSecurityGroupAttributes, error) {
 	out := &forge.NetworkSecurityGroupAttributes{StatefulEgress: in.GetStatefulEgress()}
 	ids := map[string]bool{}
@@ -37,7 +37,7 @@ func (s *site) readRules(in *forge.NetworkSecurityGroupAttributes) (*forge.Netwo
 	return out, nil
 }
 
-// checkRule normalises the prefixes of a rule and answers how many rules it expands to on a host.
+// checkRule normalises the prefixes of a rule and returns how many rules it expands to on a host.
 func checkRule(r *forge.NetworkSecurityGroupRuleAttributes) (size int, err error) {
 	for _, e := range []struct {
 		what  string

@@ -13,7 +13,7 @@ import (
 	"converge.dev/converge/providers/carbide/forge"
 )
 
-// The site's own networks lie in the shared address space, where no tenant has any.
+// The site's own networks lie in the shared address space, where no tenant has networks.
 var (
 	adminNetwork  = netip.MustParsePrefix("100.64.0.0/11")
 	inbandNetwork = netip.MustParsePrefix("100.96.0.0/11")
@@ -22,8 +22,8 @@ var (
 
 const hostsPerRack = 8
 
-// discover fills a new site with the machines that its operator has racked. Three of four are GPU servers. The same seed
-// gives the same machines.
+// discover fills a new site with the machines in its operator's racks. Three of four are GPU servers. The same seed
+// results in the same machines.
 func (s *site) discover(h Hosts, seed uint64) {
 	if h.Count == 0 {
 		return
@@ -84,13 +84,13 @@ func (s *site) discover(h Hosts, seed uint64) {
 	}
 }
 
-// wear gives hosts what befalls them in the long run. Each befalls one host of so many, so small sites are whole.
+// wear gives hosts the defects of long use. Each affects one host of so many, so small sites have none.
 func (s *site) wear(count int, seed uint64) {
 	order := make([]int, count)
 	for n := range order {
 		order[n] = n
 	}
-	lot := func(n int) string { return machineID('w', 'w', seed, n) } // as good as drawn, and not the order of ids
+	lot := func(n int) string { return machineID('w', 'w', seed, n) } // as good as random, and not in the order of ids
 	slices.SortFunc(order, func(a, b int) int { return strings.Compare(lot(a), lot(b)) })
 	alerts := func(id, message string, classifications ...string) func(*machine) {
 		return func(m *machine) {
@@ -127,7 +127,7 @@ func (s *site) wear(count int, seed uint64) {
 	}
 }
 
-// stock fills the library of a new site with what its operator offers.
+// stock fills the library of a new site with the operator's entries.
 func (s *site) stock(r Rules) {
 	const operator = "operator"
 	for _, entry := range r.OperatingSystems {
@@ -154,7 +154,7 @@ func (s *site) stock(r Rules) {
 	}
 }
 
-// operatorSegment makes a network of the site itself and answers its id.
+// operatorSegment creates a network of the site itself and returns its id.
 func (s *site) operatorSegment(name string, t forge.NetworkSegmentType, prefix netip.Prefix) string {
 	id := s.newID()
 	n := &segment{
@@ -166,13 +166,13 @@ func (s *site) operatorSegment(name string, t forge.NetworkSegmentType, prefix n
 	return id
 }
 
-// machineID spells the id of a machine: its type, what the hash was made from, and the hash of its hardware.
+// machineID returns the id of a machine: its type, what the hash was made from, and the hash of its hardware.
 func machineID(kind, source byte, seed uint64, n int) string {
 	hash := sha256.Sum256(fmt.Appendf(nil, "carbidesim machine %c %d %d", kind, seed, n))
 	return fmt.Sprintf("fm100%c%c%s", kind, source, hardwareHash.EncodeToString(hash[:]))
 }
 
-// nth is the address of the n-th host in a network, past the addresses that are reserved.
+// nth returns the address of the n-th host in a network, after the reserved addresses.
 func nth(p netip.Prefix, n int) netip.Addr {
 	a := p.Addr().As4()
 	binary.BigEndian.PutUint32(a[:], binary.BigEndian.Uint32(a[:])+uint32(10+n))

@@ -8,7 +8,7 @@ import (
 	"converge.dev/converge/providers/carbide/forge"
 )
 
-// segment is a subnet. Nothing about it can be changed; it becomes ready, and goes away, with time.
+// segment is a subnet. It cannot be changed; it becomes ready, and disappears, with time.
 type segment struct {
 	Name     string                   `json:"name"`
 	VPC      string                   `json:"vpc,omitempty"`
@@ -17,7 +17,7 @@ type segment struct {
 	MTU      int32                    `json:"mtu"`
 	Prefixes []span                   `json:"prefixes"`
 	VLAN     uint32                   `json:"vlan,omitempty"`
-	Link     bool                     `json:"link,omitempty"` // made by the site for one interface of an instance
+	Link     bool                     `json:"link,omitempty"` // created by the site for one interface of an instance
 	State    forge.TenantState        `json:"state"`
 	Version  token                    `json:"version"`
 	Created  time.Time                `json:"created"`
@@ -36,13 +36,13 @@ type span struct {
 	Parent       string       `json:"parent,omitempty"` // the VPC prefix that it is tied to
 }
 
-// passage is a state that an object has come to.
+// passage is a state that an object has reached.
 type passage struct {
 	State string    `json:"state"`
 	At    time.Time `json:"at"`
 }
 
-// CreateNetworkSegment makes a segment; it is ready one round of the controller later.
+// CreateNetworkSegment creates a segment; it is ready one round of the controller later.
 func (s *site) CreateNetworkSegment(_ context.Context, r *forge.NetworkSegmentCreationRequest) (*forge.NetworkSegment, error) {
 	n := &segment{
 		Name:    r.Name,
@@ -86,7 +86,7 @@ func (s *site) CreateNetworkSegment(_ context.Context, r *forge.NetworkSegmentCr
 	return s.wireSegment(id, n, false, false), nil
 }
 
-// readSpan checks what can be seen from a prefix alone.
+// readSpan checks what depends on a prefix alone.
 func (s *site) readSpan(t forge.NetworkSegmentType, p *forge.NetworkPrefix) (span, error) {
 	if p.Id != nil {
 		return span{}, invalid("the id of a prefix is given by the site")
@@ -138,7 +138,7 @@ func (s *site) admitSegment(id string, n *segment) error {
 			}
 		}
 	}
-	// What follows is left to the database.
+	// The rest is left to the database.
 	if s.segments.get(id) != nil {
 		return duplicate("network_segments_pkey")
 	}
@@ -168,7 +168,7 @@ func (s *site) admitSegment(id string, n *segment) error {
 	return nil
 }
 
-// DeleteNetworkSegment starts the end of a segment: it is drained of addresses and then goes away with its VLAN.
+// DeleteNetworkSegment starts deleting a segment: it is drained of addresses and then disappears with its VLAN.
 func (s *site) DeleteNetworkSegment(_ context.Context, r *forge.NetworkSegmentDeletionRequest) (*forge.NetworkSegmentDeletionResult, error) {
 	if r.Id == nil {
 		return nil, missing("id")
@@ -211,8 +211,8 @@ func (s *site) segmentDrained(id string) {
 	}
 }
 
-// FindNetworkSegmentIds filters by name, and by the tenant of the VPC. The list has all segments of the site: those of
-// its operator, those being deleted, and those made for interfaces.
+// FindNetworkSegmentIds filters by name, and by the tenant of the VPC. The list includes all segments of the site: those of
+// its operator, those being deleted, and those created for interfaces.
 func (s *site) FindNetworkSegmentIds(_ context.Context, r *forge.NetworkSegmentSearchFilter) (*forge.NetworkSegmentIdList, error) {
 	pass := func(n *segment) bool {
 		if r.TenantOrgId != nil {
@@ -226,7 +226,7 @@ func (s *site) FindNetworkSegmentIds(_ context.Context, r *forge.NetworkSegmentS
 	return &forge.NetworkSegmentIdList{NetworkSegmentsIds: where(s.segments, pass, wire)}, nil
 }
 
-// FindNetworkSegmentsByIds answers the segments that exist.
+// FindNetworkSegmentsByIds returns the segments that exist.
 func (s *site) FindNetworkSegmentsByIds(_ context.Context, r *forge.NetworkSegmentsByIdsRequest) (*forge.NetworkSegmentList, error) {
 	if err := s.page(len(r.NetworkSegmentsIds)); err != nil {
 		return nil, err
@@ -237,7 +237,7 @@ func (s *site) FindNetworkSegmentsByIds(_ context.Context, r *forge.NetworkSegme
 	return &forge.NetworkSegmentList{NetworkSegments: each(s.segments, texts(r.NetworkSegmentsIds), wire)}, nil
 }
 
-// enter records a state, in the words of the lifecycle.
+// enter records a state, in the terms of the lifecycle.
 func (n *segment) enter(state forge.TenantState, now time.Time) {
 	n.State = state
 	words := map[forge.TenantState]string{
@@ -249,7 +249,7 @@ func (n *segment) enter(state forge.TenantState, now time.Time) {
 	n.History = append(history, passage{words[state], now})
 }
 
-// tie connects the segment's prefixes inside a VPC prefix to it.
+// tie ties the segment's prefixes inside a VPC prefix to it.
 func (n *segment) tie(id string, prefix netip.Prefix) {
 	tied := make([]span, len(n.Prefixes))
 	for i, sp := range n.Prefixes {

@@ -12,7 +12,7 @@ import (
 	"converge.dev/converge/providers/carbide/forge"
 )
 
-// wireSegment fills the nested fields and, as the real service does, the flat ones that they replace.
+// wireSegment fills the nested fields and, like the real service, the flat ones that they replace.
 func (s *site) wireSegment(id string, n *segment, withHistory, withFree bool) *forge.NetworkSegment {
 	config := &forge.NetworkSegmentConfig{Mtu: proto.Int32(n.MTU), SegmentType: n.Type}
 	if n.VPC != "" {
@@ -77,7 +77,7 @@ func (s *site) wireSegment(id string, n *segment, withHistory, withFree bool) *f
 	return out
 }
 
-// svi is the address of the switch in a segment on the FNN fabric, or "".
+// svi returns the address of the switch in a segment on the FNN fabric, or "".
 func (s *site) svi(n *segment, sp span) string {
 	v := s.vpcs.get(n.VPC)
 	if v == nil || v.Type != forge.VpcVirtualizationType_FNN || n.Link || sp.Prefix.Addr().Is6() {
@@ -91,7 +91,7 @@ func (s *site) svi(n *segment, sp span) string {
 	return a.String()
 }
 
-// usable walks the addresses of a prefix that instances can have, until visit answers false.
+// usable visits the addresses of a prefix that instances can have, until visit returns false.
 func (s *site) usable(n *segment, sp span, visit func(netip.Addr) bool) {
 	svi := s.svi(n, sp)
 	var last netip.Addr

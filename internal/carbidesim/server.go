@@ -22,20 +22,20 @@ import (
 	"converge.dev/converge/providers/carbide/forge"
 )
 
-// ServerOptions say how a world is reached. Without a certificate it is plaintext HTTP/2.
+// ServerOptions say how a world is served. Without a certificate it is plaintext HTTP/2.
 type ServerOptions struct {
 	CertFile string // optional: PEM; read again when it changes
 	KeyFile  string // required with CertFile
 	ClientCA string // optional: PEM; certificates of clients are checked against it
 	Mutual   bool   // refuse clients without a certificate at the handshake; the real service leaves that to roles
-	Roles    Roles  // optional: who may call what; nil lets everybody call everything
+	Roles    Roles  // optional: who may call what; nil permits everything to every caller
 	Control  string // optional: path of a unix socket for the control endpoint
 
-	// Arrived is told of every call before anything happens. Optional. The context has the peer, its certificate and the
+	// Arrived is called for every call before anything happens. Optional. The context has the peer, its certificate and the
 	// metadata.
 	Arrived func(ctx context.Context, method string)
 
-	// Answer gives what is answered in place of a reply, which it must not change: it shares parts with the world. Optional.
+	// Answer returns what is sent instead of a reply, which it must not change: the reply shares parts with the world. Optional.
 	Answer func(method string, reply proto.Message) proto.Message
 }
 
@@ -67,7 +67,7 @@ func NewServer(w *World, o ServerOptions) (*Server, error) {
 			}
 			return reply, err
 		}),
-		// Clients of the service ping every ten seconds, with or without calls.
+		// Clients of the service ping every ten seconds, even without calls.
 		grpc.KeepaliveEnforcementPolicy(keepalive.EnforcementPolicy{MinTime: time.Second, PermitWithoutStream: true}),
 	}
 	if o.CertFile != "" {
@@ -94,14 +94,14 @@ func NewServer(w *World, o ServerOptions) (*Server, error) {
 // Serve answers calls until Stop. It may be called for several listeners.
 func (s *Server) Serve(l net.Listener) error { return s.grpc.Serve(s.conns.watch(l)) }
 
-// Connections are the open ones, and all that there have been.
+// Connections returns how many connections are open, and how many there have ever been.
 func (s *Server) Connections() (open, ever int) {
 	s.conns.mu.Lock()
 	defer s.conns.mu.Unlock()
 	return len(s.conns.open), s.conns.ever
 }
 
-// Stop closes all connections, also those with calls that hang, and waits for the calls to end.
+// Stop closes all connections, including those with calls that hang, and waits for the calls to end.
 func (s *Server) Stop() {
 	s.grpc.Stop()
 	if s.control != nil {
@@ -109,7 +109,7 @@ func (s *Server) Stop() {
 	}
 }
 
-// certificates are files that are read again, at a handshake, when they have changed.
+// certificates are files that are read again at a handshake when they have changed.
 type certificates struct {
 	options ServerOptions
 
@@ -118,7 +118,7 @@ type certificates struct {
 	valid *tls.Config
 }
 
-// config answers the configuration for a handshake. Files that are half written leave the older one in place.
+// config returns the configuration for a handshake. Half-written files leave the previous one in place.
 func (c *certificates) config(*tls.ClientHelloInfo) (*tls.Config, error) {
 	c.mu.Lock()
 	defer c.mu.Unlock()
@@ -150,7 +150,7 @@ func (c *certificates) fingerprint() (string, error) {
 	return out, nil
 }
 
-// maxPEM bounds a file of TLS.
+// maxPEM is the maximum size of a TLS file.
 const maxPEM = 1 << 20
 
 func (c *certificates) read() (*tls.Config, error) {
@@ -170,7 +170,7 @@ func (c *certificates) read() (*tls.Config, error) {
 		Certificates: []tls.Certificate{pair},
 		MinVersion:   tls.VersionTLS12,
 		NextProtos:   []string{"h2"},
-		// A resumed session would skip the check of the client's certificate against the files of today.
+		// A resumed session would skip the check of the client's certificate against the current files.
 		SessionTicketsDisabled: true,
 	}
 	if c.options.ClientCA == "" {

@@ -15,19 +15,19 @@ import (
 )
 
 // site is the state of a site and the rules by which calls and time change it. It has no lock and no clock: its world
-// calls it from one goroutine at a time and tells it what time it is. Its methods are the service's methods.
+// calls it from one goroutine at a time and passes it the current time. Its methods are the service's methods.
 type site struct {
 	forge.UnimplementedForgeServer
 	rules      Rules
 	timing     Timing
 	old        bool
 	later      bool      // v2.0 or newer
-	generation string    // as it says in its build
+	generation string    // as reported in its build info
 	names      uuid.UUID // the name space of generated ids
 	now        time.Time
 
 	serial uint64          // counts generated ids
-	burned map[string]bool // "kind/id" of what was deleted softly and stays reserved
+	burned map[string]bool // "kind/id" of what was deleted softly and remains reserved
 	timers timers
 	due    []timer // started by the running call
 	log    changes // of the running call
@@ -62,7 +62,7 @@ type site struct {
 	shelvesByMAC     *lookup[expected[*forge.ExpectedPowerShelf]]
 	devices          *table[device] // switches and power shelves that were found, by the MAC addresses of their BMCs
 	devicesBySerial  *lookup[device]
-	reserved         *table[netip.Addr] // addresses of interfaces that operators have chosen, by MAC address
+	reserved         *table[netip.Addr] // addresses that operators have chosen for interfaces, by MAC address
 	reservedFor      *lookup[netip.Addr]
 	machinesByBMC    *lookup[machine]
 
@@ -173,7 +173,7 @@ func newSite(o Options) *site {
 	return s
 }
 
-// transact runs one call. What it changed counts only when it succeeds. It reports whether anything changed.
+// transact runs one call. Its changes count only when it succeeds. It reports whether anything changed.
 func (s *site) transact(call func() error) (bool, error) {
 	err := call()
 	if err != nil {
@@ -197,8 +197,8 @@ type timer struct {
 	ID string    `json:"id"`
 }
 
-// deeds are what timers may ask for. An object remembers when the site acts on it next; a timer with another time has
-// been overtaken, by a later change or by another object with the same id.
+// deeds are what timers may do. An object remembers when the site acts on it next; a timer with another time has been
+// superseded by a later change or by another object with the same id.
 var deeds = map[string]func(s *site, id string){
 	"prefix ready":          (*site).prefixReady,
 	"prefix gone":           (*site).prefixGone,
@@ -215,14 +215,14 @@ var deeds = map[string]func(s *site, id string){
 	"host restored":         (*site).hostRestored,
 }
 
-// after starts a timer, unless the running call fails, and answers its time.
+// after starts a timer, unless the running call fails, and returns its time.
 func (s *site) after(d time.Duration, do, id string) time.Time {
 	at := s.now.Add(d)
 	s.due = append(s.due, timer{at, do, id})
 	return at
 }
 
-// settle moves the site to a point in time, passing all its timers in order. It reports whether anything changed.
+// settle moves the site to a point in time, running all due timers in order. It reports whether anything changed.
 func (s *site) settle(now time.Time) bool {
 	changed := false
 	for len(s.timers) > 0 && !s.timers[0].At.After(now) {
@@ -234,7 +234,7 @@ func (s *site) settle(now time.Time) bool {
 		})
 		changed = changed || did
 	}
-	if now.After(s.now) { // a clock that is set back does not take back what has happened
+	if now.After(s.now) { // setting a clock back does not undo what has happened
 		s.now = now
 	}
 	return changed
@@ -259,12 +259,12 @@ func (s *site) newID() string {
 	return uuid.NewSHA1(s.names, fmt.Appendf(nil, "%d", s.serial)).String()
 }
 
-// derived is the id of something that belongs to an object and comes and goes with it.
+// derived returns the id of something that belongs to an object and comes and goes with it.
 func (s *site) derived(what, id string) string {
 	return uuid.NewSHA1(s.names, fmt.Appendf(nil, "%s %s", what, id)).String()
 }
 
-// chosen is the id that the client chose, or a generated one.
+// chosen returns the id that the client chose, or a generated one.
 func (s *site) chosen(id string) string {
 	if id == "" {
 		return s.newID()
@@ -272,7 +272,7 @@ func (s *site) chosen(id string) string {
 	return id
 }
 
-// burn reserves the id of something that was deleted softly, for ever.
+// burn permanently reserves the id of something that was deleted softly.
 func (s *site) burn(kind, id string) {
 	key := kind + "/" + id
 	s.burned[key] = true
@@ -296,7 +296,7 @@ func (s *site) atMost(ids int) error {
 	return nil
 }
 
-// each answers the rows that exist among the ids; the others are silently left out.
+// each returns the rows that exist among the ids; the others are silently left out.
 func each[T any, W any](t *table[T], ids []string, wire func(string, *T) W) []W {
 	out := make([]W, 0, len(ids))
 	for _, id := range ids {
@@ -307,7 +307,7 @@ func each[T any, W any](t *table[T], ids []string, wire func(string, *T) W) []W 
 	return out
 }
 
-// where answers an id for each row that passes.
+// where returns an id for each row that passes.
 func where[T any, W any](t *table[T], pass func(*T) bool, wire func(string) W) []W {
 	out := []W{}
 	for id, row := range t.rows {
@@ -327,10 +327,10 @@ func texts[I interface{ GetValue() string }](ids []I) []string {
 	return out
 }
 
-// is passes what an optional filter does not exclude.
+// is reports whether an optional filter passes a value.
 func is(filter *string, have string) bool { return filter == nil || *filter == have }
 
-// Version tells about the build, and about the settings when asked to.
+// Version returns the build info, and the settings if requested.
 func (s *site) Version(_ context.Context, r *forge.VersionRequest) (*forge.BuildInfo, error) {
 	out := &forge.BuildInfo{
 		BuildVersion: "v0.0.0-simulator-" + s.generation, BuildDate: "2026-05-30T00:00:00Z", GitSha: "a02fa34b71dc",

@@ -13,7 +13,7 @@ import (
 	"converge.dev/converge/providers/carbide/forge"
 )
 
-// sku says which parts a machine consists of.
+// sku lists the parts of a machine.
 type sku struct {
 	Description string                     `json:"description"`
 	DeviceType  *string                    `json:"deviceType,omitempty"`
@@ -21,10 +21,10 @@ type sku struct {
 	Created     time.Time                  `json:"created"`
 }
 
-// skuVersion is the only version of the format that is taken.
+// skuVersion is the only accepted version of the format.
 const skuVersion = 4
 
-// CreateSku makes SKUs, all or none. A SKU that says the same as another is refused before its id is looked at.
+// CreateSku creates SKUs, all or none. A SKU with the same content as another is refused before its id is checked.
 func (s *site) CreateSku(_ context.Context, r *forge.SkuList) (*forge.SkuIdList, error) {
 	out := &forge.SkuIdList{}
 	for _, one := range r.Skus {
@@ -42,7 +42,7 @@ func (s *site) CreateSku(_ context.Context, r *forge.SkuList) (*forge.SkuIdList,
 	return out, nil
 }
 
-// UpdateSkuMetadata changes description and device type, and can take neither away.
+// UpdateSkuMetadata changes description and device type, and can remove neither.
 func (s *site) UpdateSkuMetadata(_ context.Context, r *forge.SkuUpdateMetadataRequest) (*emptypb.Empty, error) {
 	have := s.skus.get(r.SkuId)
 	switch {
@@ -62,7 +62,7 @@ func (s *site) UpdateSkuMetadata(_ context.Context, r *forge.SkuUpdateMetadataRe
 	return &emptypb.Empty{}, nil
 }
 
-// ReplaceSku replaces everything. The machines would be checked anew; this site does not check them.
+// ReplaceSku replaces everything. The real service would check the machines again; this site does not.
 func (s *site) ReplaceSku(_ context.Context, r *forge.Sku) (*forge.Sku, error) {
 	t, err := s.readSKU(r, r.Id)
 	if err != nil {
@@ -75,7 +75,7 @@ func (s *site) ReplaceSku(_ context.Context, r *forge.Sku) (*forge.Sku, error) {
 	t.Created = have.Created
 	s.skus.put(r.Id, t)
 	out := s.wireSKU(r.Id, t)
-	out.AssociatedMachineIds = nil // only a search tells them
+	out.AssociatedMachineIds = nil // only a search returns them
 	return out, nil
 }
 
@@ -101,7 +101,7 @@ func (s *site) GetAllSkuIds(context.Context, *emptypb.Empty) (*forge.SkuIdList, 
 	return &forge.SkuIdList{Ids: where(s.skus, all, func(id string) string { return id })}, nil
 }
 
-// FindSkusByIds answers the SKUs that exist, with their machines.
+// FindSkusByIds returns the SKUs that exist, with their machines.
 func (s *site) FindSkusByIds(_ context.Context, r *forge.SkusByIdsRequest) (*forge.SkuList, error) {
 	if err := s.page(len(r.Ids)); err != nil {
 		return nil, err
@@ -109,7 +109,7 @@ func (s *site) FindSkusByIds(_ context.Context, r *forge.SkusByIdsRequest) (*for
 	return &forge.SkuList{Skus: each(s.skus, r.Ids, s.wireSKU)}, nil
 }
 
-// AssignSkuToMachine lets a machine belong to a SKU. Only force moves it from another, or takes it from what it does.
+// AssignSkuToMachine assigns a SKU to a machine. Only force replaces another SKU, or applies while the machine is busy.
 func (s *site) AssignSkuToMachine(_ context.Context, r *forge.SkuMachinePair) (*emptypb.Empty, error) {
 	m, err := s.forSKU(r.MachineId)
 	switch {
@@ -127,7 +127,7 @@ func (s *site) AssignSkuToMachine(_ context.Context, r *forge.SkuMachinePair) (*
 	return &emptypb.Empty{}, nil
 }
 
-// RemoveSkuAssociation takes a machine from its SKU, if it has one. Its token does not move, neither here nor above.
+// RemoveSkuAssociation removes the SKU of a machine, if it has one. Its token does not change, neither here nor above.
 func (s *site) RemoveSkuAssociation(_ context.Context, r *forge.RemoveSkuRequest) (*emptypb.Empty, error) {
 	m, err := s.forSKU(r.MachineId)
 	switch {
@@ -141,7 +141,7 @@ func (s *site) RemoveSkuAssociation(_ context.Context, r *forge.RemoveSkuRequest
 	return &emptypb.Empty{}, nil
 }
 
-// forSKU answers a copy of the machine.
+// forSKU returns a copy of the machine.
 func (s *site) forSKU(id *forge.MachineId) (*machine, error) {
 	if id == nil {
 		return nil, missing("machine_id")
@@ -154,7 +154,7 @@ func (s *site) forSKU(id *forge.MachineId) (*machine, error) {
 	return &m, nil
 }
 
-// readSKU keeps what the real service keeps: it has no place for Ethernet devices, nor for maker and size of disks.
+// readSKU keeps what the real service keeps: it has no fields for Ethernet devices, nor for vendor and size of disks.
 func (s *site) readSKU(in *forge.Sku, itself string) (*sku, error) {
 	if in.SchemaVersion != skuVersion {
 		return nil, invalid("SKU version is no longer supported")
@@ -181,8 +181,7 @@ func (s *site) readSKU(in *forge.Sku, itself string) (*sku, error) {
 	return &sku{Description: in.GetDescription(), DeviceType: in.DeviceType, Components: keep(c)}, nil
 }
 
-// sameness is what is looked at when SKUs are compared, with each other and with machines: two are the same when all of it
-// is.
+// sameness returns what is compared between SKUs, and between SKUs and machines: two are the same when all of it is equal.
 func sameness(c *forge.SkuComponents) string {
 	out := map[string]string{}
 	put := func(value any, key ...any) { out[fmt.Sprintf("%q", key)] = fmt.Sprint(value) }

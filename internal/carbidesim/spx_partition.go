@@ -6,7 +6,7 @@ import (
 	"converge.dev/converge/providers/carbide/forge"
 )
 
-// spxPartition is a partition of the Spectrum-X fabric. A deleted one keeps its row, and with it its id, for good.
+// spxPartition is a partition of the Spectrum-X fabric. A deleted one permanently keeps its row, and with it its id.
 type spxPartition struct {
 	Organization string `json:"organization"`
 	Name         string `json:"name,omitempty"`
@@ -16,7 +16,7 @@ type spxPartition struct {
 	Deleted      bool   `json:"deleted,omitempty"`
 }
 
-// CreateSpxPartition makes a partition, which is ready at once and never changes. It may have no name.
+// CreateSpxPartition creates a partition, which is ready at once and never changes. It may have no name.
 func (s *site) CreateSpxPartition(_ context.Context, r *forge.SpxPartitionCreationRequest) (*forge.SpxPartition, error) {
 	if r.TenantOrganizationId == "" {
 		return nil, missing("tenant_organization_id")
@@ -41,8 +41,8 @@ func (s *site) CreateSpxPartition(_ context.Context, r *forge.SpxPartitionCreati
 	return p.wire(id), nil
 }
 
-// DeleteSpxPartition marks a partition and gives its VNI back to the pool, without a look at who has it by now. So a second
-// delete takes the number away from whoever got it after the first.
+// DeleteSpxPartition marks a partition and returns its VNI to the pool, without checking which partition has it by now. So a
+// second delete takes the number away from the partition that got it after the first.
 func (s *site) DeleteSpxPartition(_ context.Context, r *forge.SpxPartitionDeletionRequest) (*forge.SpxPartitionDeletionResult, error) {
 	if r.Id == nil {
 		return nil, missing("id")
@@ -63,7 +63,7 @@ func (s *site) DeleteSpxPartition(_ context.Context, r *forge.SpxPartitionDeleti
 	return &forge.SpxPartitionDeletionResult{}, nil
 }
 
-// FindSpxPartitionIds filters by name and tenant, and leaves out what was deleted.
+// FindSpxPartitionIds filters by name and tenant, and leaves out deleted ones.
 func (s *site) FindSpxPartitionIds(_ context.Context, r *forge.SpxPartitionSearchFilter) (*forge.SpxPartitionIdList, error) {
 	if r.Label != nil {
 		return nil, unmodelled("labels of SPX partitions")
@@ -76,8 +76,8 @@ func (s *site) FindSpxPartitionIds(_ context.Context, r *forge.SpxPartitionSearc
 	}, nil
 }
 
-// FindSpxPartitionsByIds answers the partitions that exist, and those that were deleted: the real service forgets to leave
-// them out here.
+// FindSpxPartitionsByIds returns the partitions that exist, and deleted ones: the real service forgets to leave them out
+// here.
 func (s *site) FindSpxPartitionsByIds(_ context.Context, r *forge.SpxPartitionsByIdsRequest) (*forge.SpxPartitionList, error) {
 	if err := s.page(len(r.SpxPartitionIds)); err != nil {
 		return nil, err
@@ -86,7 +86,7 @@ func (s *site) FindSpxPartitionsByIds(_ context.Context, r *forge.SpxPartitionsB
 	return &forge.SpxPartitionList{SpxPartitions: each(s.spxPartitions, texts(r.SpxPartitionIds), wire)}, nil
 }
 
-// held is the number that a partition has of the pool.
+// held returns the number from the pool that a partition has.
 func (p *spxPartition) held() uint32 {
 	if !p.Holds {
 		return 0

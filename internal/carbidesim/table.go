@@ -1,7 +1,7 @@
 package carbidesim
 
-// table holds the objects of one kind by id. An object is replaced, never changed in place, so whoever holds one may
-// read it without a lock, and a copy of the map is a snapshot.
+// table holds the objects of one kind by id. An object is replaced, never changed in place, so it may be read without a
+// lock, and a copy of the map is a snapshot.
 type table[T any] struct {
 	rows  map[string]*T
 	views []view[T]
@@ -14,7 +14,7 @@ type view[T any] interface {
 	remove(id string, row *T)
 }
 
-// changes remembers how to undo what a call has done so far.
+// changes records how to undo what a call has done so far.
 type changes struct {
 	undo []func()
 }
@@ -49,14 +49,14 @@ func (t *table[T]) swap(id string, from, to *T) {
 	}
 }
 
-// load fills an empty table with what a file kept.
+// load fills an empty table with the rows of a file.
 func (t *table[T]) load(rows map[string]*T) {
 	for id, row := range rows {
 		t.swap(id, nil, row)
 	}
 }
 
-// lookup finds the ids of rows by what is in them.
+// lookup finds the ids of rows by their content.
 type lookup[T any] struct {
 	keys func(*T) []string
 	ids  map[string]map[string]bool
@@ -66,7 +66,7 @@ func newLookup[T any](keys func(*T) []string) *lookup[T] {
 	return &lookup[T]{keys: keys, ids: map[string]map[string]bool{}}
 }
 
-// of answers the ids of the rows that have the key.
+// of returns the ids of the rows that have the key.
 func (l *lookup[T]) of(key string) map[string]bool { return l.ids[key] }
 
 func (l *lookup[T]) add(id string, row *T) {
@@ -87,7 +87,7 @@ func (l *lookup[T]) remove(id string, row *T) {
 	}
 }
 
-// some makes a key list of the texts that are not empty.
+// some returns the keys that are not empty.
 func some(keys ...string) []string {
 	out := keys[:0]
 	for _, k := range keys {
@@ -102,14 +102,14 @@ func some(keys ...string) []string {
 type numbers[T any] struct {
 	of   func(*T) uint32 // 0: the row holds none
 	used map[uint32]bool
-	low  map[Range]uint32 // below it everything in the range is taken; saves walking there again
+	low  map[Range]uint32 // below it everything in the range is taken; saves searching it again
 }
 
 func newNumbers[T any](of func(*T) uint32) *numbers[T] {
 	return &numbers[T]{of: of, used: map[uint32]bool{}, low: map[Range]uint32{}}
 }
 
-// free answers the lowest number of the range that nobody holds.
+// free returns the lowest number of the range that no row holds.
 func (n *numbers[T]) free(r Range) (uint32, bool) {
 	number := max(n.low[r], r.First)
 	for n.used[number] {
@@ -119,8 +119,8 @@ func (n *numbers[T]) free(r Range) (uint32, bool) {
 	return number, r.has(number)
 }
 
-// grant finds the number for a new row: the one asked for, or the lowest free one. What it says about a number that cannot
-// be asked for, or is taken, differs from pool to pool.
+// grant finds the number for a new row: the requested one, or the lowest free one. The refusal of a number that cannot be
+// requested, or is taken, differs between pools.
 func (n *numbers[T]) grant(pool string, auto, requested Range, want *uint32, refuse func(uint32) error) (uint32, error) {
 	from := auto
 	if want != nil {

@@ -17,7 +17,7 @@ type tenant struct {
 	Version token   `json:"version"`
 }
 
-// CreateTenant makes a tenant. What is wrong with the organization id, only the database notices.
+// CreateTenant creates a tenant. Only the database notices an invalid organization id.
 func (s *site) CreateTenant(_ context.Context, r *forge.CreateTenantRequest) (*forge.CreateTenantResponse, error) {
 	m, err := tenantMetadata(r.Metadata)
 	if err != nil {
@@ -41,7 +41,7 @@ func (s *site) CreateTenant(_ context.Context, r *forge.CreateTenantRequest) (*f
 	return &forge.CreateTenantResponse{Tenant: t.wire(r.OrganizationId)}, nil
 }
 
-// FindTenant answers an empty response when there is no such tenant.
+// FindTenant returns an empty response when there is no such tenant.
 func (s *site) FindTenant(_ context.Context, r *forge.FindTenantRequest) (*forge.FindTenantResponse, error) {
 	out := &forge.FindTenantResponse{}
 	if t := s.tenants.get(r.TenantOrganizationId); t != nil {
@@ -82,7 +82,7 @@ func (s *site) FindTenantOrganizationIds(_ context.Context, r *forge.TenantSearc
 	}, nil
 }
 
-// FindTenantsByOrganizationIds answers the tenants that exist.
+// FindTenantsByOrganizationIds returns the tenants that exist.
 func (s *site) FindTenantsByOrganizationIds(_ context.Context, r *forge.TenantByOrganizationIdsRequest) (*forge.TenantList, error) {
 	if err := s.page(len(r.OrganizationIds)); err != nil {
 		return nil, err
@@ -101,7 +101,7 @@ func (t *tenant) wire(id string) *forge.Tenant {
 	}
 }
 
-// tenantMetadata accepts a name and nothing else.
+// tenantMetadata accepts only a name.
 func tenantMetadata(in *forge.Metadata) (metadata, error) {
 	m, err := requiredMetadata(in)
 	if err == nil && (m.Description != "" || len(m.Labels) > 0) {
@@ -117,7 +117,7 @@ func (s *site) checkProfile(name *string) error {
 	return nil
 }
 
-// profile answers a configured routing profile, or nil.
+// profile returns a configured routing profile, or nil.
 func (s *site) profile(name string) *RoutingProfile {
 	i := slices.IndexFunc(s.rules.RoutingProfiles, func(p RoutingProfile) bool { return p.Name == name })
 	if i < 0 {

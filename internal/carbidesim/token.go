@@ -10,8 +10,8 @@ import (
 	"google.golang.org/grpc/status"
 )
 
-// token is the version of an object: a number that grows by one with every change, and when that was. Both count when
-// tokens are compared.
+// token is the version of an object: a number that grows by one with every change, and the time of the change. Both count
+// when tokens are compared.
 type token struct {
 	Number       uint64
 	Microseconds int64
@@ -23,10 +23,10 @@ func (t token) next(now time.Time) token { return token{t.Number + 1, now.UnixMi
 
 func (t token) String() string { return fmt.Sprintf("V%d-T%d", t.Number, t.Microseconds) }
 
-// MarshalText keeps the wire's form in the world's file.
+// MarshalText uses the wire format in the world's file.
 func (t token) MarshalText() ([]byte, error) { return []byte(t.String()), nil }
 
-// UnmarshalText reads the wire's form.
+// UnmarshalText reads the wire format.
 func (t *token) UnmarshalText(b []byte) (err error) {
 	*t, err = parseToken(string(b))
 	return err
@@ -44,7 +44,7 @@ func parseToken(text string) (token, error) {
 	return token{}, fmt.Errorf("invalid version %q", text)
 }
 
-// expect checks the token that a caller wants to change. Which code a malformed one gets differs from kind to kind.
+// expect checks the token of a caller that wants to change an object. The code for a malformed one differs between kinds.
 func expect(kind string, have token, want *string, malformed codes.Code) error {
 	if want == nil {
 		return nil

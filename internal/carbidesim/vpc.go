@@ -19,7 +19,7 @@ type vpc struct {
 	SecurityGroup string                      `json:"securityGroup,omitempty"`
 	Profile       string                      `json:"profile,omitempty"`
 	VNI           uint32                      `json:"vni"`
-	Requested     bool                        `json:"requested,omitempty"` // the client asked for that VNI
+	Requested     bool                        `json:"requested,omitempty"` // the client requested that VNI
 	Version       token                       `json:"version"`
 	Created       time.Time                   `json:"created"`
 	Updated       time.Time                   `json:"updated"`
@@ -28,7 +28,7 @@ type vpc struct {
 	Overrides kept[*forge.VpcRoutingProfileOverrides] `json:"overrides,omitzero"` // of the routing profile
 }
 
-// CreateVpc makes a VPC, which is ready at once. It does not ask whether the tenant exists.
+// CreateVpc creates a VPC, which is ready at once. It does not check whether the tenant exists.
 func (s *site) CreateVpc(_ context.Context, r *forge.VpcCreationRequest) (*forge.Vpc, error) {
 	m, err := optionalMetadata(r.Metadata)
 	if err != nil {
@@ -70,7 +70,7 @@ func (s *site) virtualization(t forge.VpcVirtualizationType) (forge.VpcVirtualiz
 	case t == forge.VpcVirtualizationType_ETHERNET_VIRTUALIZER, t == forge.VpcVirtualizationType_FNN:
 		return t, nil
 	case t == forge.VpcVirtualizationType_ETHERNET_VIRTUALIZER_WITH_NVUE:
-		return forge.VpcVirtualizationType_ETHERNET_VIRTUALIZER, nil // one and the same today
+		return forge.VpcVirtualizationType_ETHERNET_VIRTUALIZER, nil // currently the same
 	case t == forge.VpcVirtualizationType_FLAT && !s.old:
 		return t, nil
 	}
@@ -94,7 +94,7 @@ func (s *site) groupFor(organization string, id *string) (string, error) {
 	return *id, nil
 }
 
-// profileFor finds the routing profile of a new VPC: the one asked for, or that of its tenant.
+// profileFor finds the routing profile of a new VPC: the requested one, or that of its tenant.
 func (s *site) profileFor(v *vpc, want *string) (string, error) {
 	if v.Type != forge.VpcVirtualizationType_FNN {
 		if want != nil {
@@ -121,10 +121,10 @@ func (s *site) profileFor(v *vpc, want *string) (string, error) {
 	return *want, nil
 }
 
-// noVNI refuses a number that cannot be had.
+// noVNI refuses a number that is not available.
 func noVNI(number uint32) error { return precondition("VNI %d is not available", number) }
 
-// UpdateVpc replaces metadata and security group, and nothing else.
+// UpdateVpc replaces only metadata and security group.
 func (s *site) UpdateVpc(_ context.Context, r *forge.VpcUpdateRequest) (*forge.VpcUpdateResult, error) {
 	m, err := optionalMetadata(r.Metadata)
 	if err != nil {
@@ -178,8 +178,8 @@ func (s *site) UpdateVpcVirtualization(_ context.Context, r *forge.VpcUpdateVirt
 	return &forge.VpcUpdateVirtualizationResult{}, nil
 }
 
-// vpcToChange finds a VPC by id and token. The real service updates by both at once, and cannot tell a VPC that is not
-// there from a token that does not match; without a token the database's answer comes through.
+// vpcToChange finds a VPC by id and token. The real service updates by both at once, and cannot distinguish a VPC that does
+// not exist from a token that does not match; without a token the database's error comes through.
 func (s *site) vpcToChange(id string, want *string) (*vpc, error) {
 	have := s.vpcs.get(id)
 	if have == nil {
@@ -197,8 +197,8 @@ func (s *site) changeVpc(id string, v *vpc) {
 	s.vpcs.put(id, v)
 }
 
-// DeleteVpc deletes softly and checks nothing, before v2.0: segments, prefixes and instances stay behind. From then on
-// prefixes, also those that drain, prevent it. Peerings go with it.
+// DeleteVpc deletes softly and, before v2.0, checks nothing: segments, prefixes and instances stay behind. From then on
+// prefixes, including those that drain, prevent it. Peerings are deleted with it.
 func (s *site) DeleteVpc(_ context.Context, r *forge.VpcDeletionRequest) (*forge.VpcDeletionResult, error) {
 	id := r.Id.GetValue()
 	if id == "" {
@@ -229,7 +229,7 @@ func (s *site) FindVpcIds(_ context.Context, r *forge.VpcSearchFilter) (*forge.V
 	}, nil
 }
 
-// FindVpcsByIds answers the VPCs that exist.
+// FindVpcsByIds returns the VPCs that exist.
 func (s *site) FindVpcsByIds(_ context.Context, r *forge.VpcsByIdsRequest) (*forge.VpcList, error) {
 	if err := s.page(len(r.VpcIds)); err != nil {
 		return nil, err

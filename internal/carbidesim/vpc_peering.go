@@ -14,19 +14,19 @@ type PeeringPolicy string
 // The policies. Nothing is permitted by default.
 const (
 	PeeringNone      PeeringPolicy = ""
-	PeeringExclusive PeeringPolicy = "exclusive" // VPCs of like virtualization
+	PeeringExclusive PeeringPolicy = "exclusive" // VPCs of the same virtualization
 	PeeringMixed     PeeringPolicy = "mixed"     // any VPCs
 )
 
-// peering lets two VPCs reach each other. The pair is kept in the order of ids, whatever the client said.
+// peering lets two VPCs reach each other. The pair is stored in the order of ids, whatever the order in the request.
 type peering struct {
 	VPCs [2]string `json:"vpcs"`
 }
 
-// pair is the key under which two VPCs are peered once.
+// pair returns the key under which two VPCs are peered once.
 func (p *peering) pair() string { return strings.Join(p.VPCs[:], "/") }
 
-// CreateVpcPeering makes a peering as far as the site's policy permits. Only one of the policies looks at the VPCs.
+// CreateVpcPeering creates a peering if the site's policy permits it. Only one of the policies checks the VPCs.
 func (s *site) CreateVpcPeering(_ context.Context, r *forge.VpcPeeringCreationRequest) (*forge.VpcPeering, error) {
 	switch {
 	case r.VpcId == nil:
@@ -53,7 +53,7 @@ func (s *site) CreateVpcPeering(_ context.Context, r *forge.VpcPeeringCreationRe
 		return nil, alreadyExists("VpcPeering", "id="+id+" between "+p.pair())
 	}
 	for _, vpcID := range p.VPCs {
-		if s.vpcs.get(vpcID) == nil && !s.isBurned("vpc", vpcID) { // the row of a deleted VPC is still there to be referred to
+		if s.vpcs.get(vpcID) == nil && !s.isBurned("vpc", vpcID) { // the row of a deleted VPC can still be referred to
 			return nil, violation("vpc_peerings_vpc_id_fkey")
 		}
 	}
@@ -61,7 +61,7 @@ func (s *site) CreateVpcPeering(_ context.Context, r *forge.VpcPeeringCreationRe
 	return p.wire(id), nil
 }
 
-// alike checks that both VPCs exist and that their types can be peered under the exclusive policy.
+// alike checks that both VPCs exist and that the exclusive policy permits their types.
 func (s *site) alike(p *peering) error {
 	var types []forge.VpcVirtualizationType
 	for _, vpcID := range p.VPCs {
@@ -85,14 +85,14 @@ func (s *site) FindVpcPeeringIds(_ context.Context, r *forge.VpcPeeringSearchFil
 	}, nil
 }
 
-// FindVpcPeeringsByIds answers the peerings that exist. Unlike its siblings it takes any number of ids.
+// FindVpcPeeringsByIds returns the peerings that exist. Unlike its siblings it accepts any number of ids.
 func (s *site) FindVpcPeeringsByIds(_ context.Context, r *forge.VpcPeeringsByIdsRequest) (*forge.VpcPeeringList, error) {
 	return &forge.VpcPeeringList{
 		VpcPeerings: each(s.peerings, texts(r.VpcPeeringIds), func(id string, p *peering) *forge.VpcPeering { return p.wire(id) }),
 	}, nil
 }
 
-// DeleteVpcPeering deletes for good. An id that is not there is an error of the database.
+// DeleteVpcPeering deletes permanently. An unknown id is an error of the database.
 func (s *site) DeleteVpcPeering(_ context.Context, r *forge.VpcPeeringDeletionRequest) (*forge.VpcPeeringDeletionResult, error) {
 	if r.Id == nil {
 		return nil, missing("id")
@@ -104,7 +104,7 @@ func (s *site) DeleteVpcPeering(_ context.Context, r *forge.VpcPeeringDeletionRe
 	return &forge.VpcPeeringDeletionResult{}, nil
 }
 
-// endPeerings deletes the peerings of a VPC with it.
+// endPeerings deletes the peerings of a VPC.
 func (s *site) endPeerings(vpcID string) {
 	for _, id := range sortedKeys(s.peeringsByVpc.of(vpcID)) {
 		s.peerings.drop(id)

@@ -17,12 +17,12 @@ type vpcPrefix struct {
 	Prefix   netip.Prefix `json:"prefix"`
 	Metadata metadata     `json:"metadata"`
 
-	// From v2.0 on a prefix becomes ready, and goes, with time.
+	// From v2.0 on a prefix becomes ready, and disappears, with time.
 	State forge.TenantState `json:"state,omitempty"`
 	Due   time.Time         `json:"due,omitzero"` // when the site acts on it next
 }
 
-// CreateVpcPrefix makes a prefix, adopts the VPC's own segments in it, and moves the VPC's token.
+// CreateVpcPrefix creates a prefix, adopts the VPC's own segments in it, and changes the VPC's token.
 func (s *site) CreateVpcPrefix(_ context.Context, r *forge.VpcPrefixCreationRequest) (*forge.VpcPrefix, error) {
 	m, err := optionalMetadata(r.Metadata)
 	if err != nil {
@@ -101,7 +101,7 @@ func (s *site) UpdateVpcPrefix(_ context.Context, r *forge.VpcPrefixUpdateReques
 	return s.wirePrefix(id, &p), nil
 }
 
-// DeleteVpcPrefix looks up the live VPC to move its token, so the prefixes of a deleted VPC can never be deleted.
+// DeleteVpcPrefix looks up the live VPC to change its token, so the prefixes of a deleted VPC can never be deleted.
 func (s *site) DeleteVpcPrefix(_ context.Context, r *forge.VpcPrefixDeletionRequest) (*forge.VpcPrefixDeletionResult, error) {
 	if r.Id == nil {
 		return nil, missing("id")
@@ -146,7 +146,7 @@ func (s *site) prefixGone(id string) {
 	}
 }
 
-// passes reports whether an answer has a prefix, which may be on its way out.
+// passes reports whether a filter passes a prefix, which may be in deletion.
 func (p *vpcPrefix) passes(filter forge.DeletedFilter) bool {
 	leaving := p.State == forge.TenantState_TERMINATING
 	return filter == forge.DeletedFilter_DELETED_FILTER_INCLUDE || leaving == (filter == forge.DeletedFilter_DELETED_FILTER_ONLY)
@@ -185,7 +185,7 @@ func (s *site) SearchVpcPrefixes(_ context.Context, r *forge.VpcPrefixSearchQuer
 	}, nil
 }
 
-// GetVpcPrefixes answers the prefixes that exist. Unlike its siblings it takes an empty list.
+// GetVpcPrefixes returns the prefixes that exist. Unlike its siblings it accepts an empty list.
 func (s *site) GetVpcPrefixes(_ context.Context, r *forge.VpcPrefixGetRequest) (*forge.VpcPrefixList, error) {
 	if err := s.atMost(len(r.VpcPrefixIds)); err != nil {
 		return nil, err
@@ -215,7 +215,7 @@ func (s *site) wirePrefix(id string, p *vpcPrefix) *forge.VpcPrefix {
 	status := &forge.VpcPrefixStatus{TotalLinknetSegments: total, AvailableLinknetSegments: available}
 	if s.later {
 		state := p.State
-		if p.Due.IsZero() { // from a world of before v2.0
+		if p.Due.IsZero() { // from a world before v2.0
 			state = forge.TenantState_READY
 		}
 		status.Lifecycle = &forge.LifecycleStatus{State: fmt.Sprintf(`{"state":%q}`, prefixWords[state])}
@@ -245,7 +245,7 @@ func (s *site) inFabric(p netip.Prefix) error {
 	return nil
 }
 
-// firstOf answers the first text that is not empty.
+// firstOf returns the first text that is not empty.
 func firstOf(texts ...string) string {
 	for _, t := range texts {
 		if t != "" {

@@ -24,7 +24,7 @@ import (
 	"converge.dev/converge/providers/carbide/forge"
 )
 
-// World is a site with a clock, declared faults, counters, and a file. All its methods may be called at the same time.
+// World is a site with a clock, declared faults, counters, and a file. Its methods may be called concurrently.
 type World struct {
 	options Options
 	keeper  *keeper // nil without a file
@@ -35,17 +35,17 @@ type World struct {
 	faults []*armed
 	late   []lateCall // in the order in which they will happen
 	calls  map[string]int
-	under  int // calls from the wire that are under way
-	most   int // that there were of them at once
+	under  int // calls from the wire that are in progress
+	most   int // the maximum of under so far
 }
 
-// lateCall is a call that has been given up by its caller, and happens nevertheless. It is not kept in the file.
+// lateCall is a call that its caller has given up, and that happens nevertheless. It is not stored in the file.
 type lateCall struct {
 	at   time.Time
 	call func() error
 }
 
-// putOff has a call happen later.
+// putOff makes a call happen later.
 func (w *World) putOff(d time.Duration, call func() error) {
 	w.mu.Lock()
 	defer w.mu.Unlock()
@@ -53,15 +53,15 @@ func (w *World) putOff(d time.Duration, call func() error) {
 	slices.SortStableFunc(w.late, func(a, b lateCall) int { return a.at.Compare(b.at) })
 }
 
-// settle moves the site to the present, and makes the late calls on the way, each at its time. The lock is held. It reports
-// whether anything changed.
+// settle moves the site to the present, and makes the late calls on the way, each at its time. The lock must be held. It
+// reports whether anything changed.
 func (w *World) settle() bool {
 	changed, now := false, w.now()
 	for len(w.late) > 0 && !w.late[0].at.After(now) {
 		l := w.late[0]
 		w.late = w.late[1:]
 		settled := w.site.settle(l.at)
-		did, _ := w.site.transact(l.call) // nobody waits for the answer
+		did, _ := w.site.transact(l.call) // no caller waits for the result
 		changed = changed || settled || did
 	}
 	return w.site.settle(now) || changed
@@ -76,15 +76,15 @@ var methods = func() map[string]grpc.MethodDesc {
 	return out
 }()
 
-// New makes a world, or brings back the one in the file, which is its own until it is closed: while another world has the
-// file it fails with [files.ErrInUse]. Close it to be sure that the file has everything.
+// New makes a world, or restores the one in the file, which it locks until it is closed: while another world has the file
+// it fails with [files.ErrInUse]. Close it to be sure that the file has everything.
 func New(o Options) (_ *World, err error) {
 	o = o.withDefaults()
 	w := &World{options: o, site: newSite(o), calls: map[string]int{}}
 	restored := false
 	var lock *os.File
 	if o.File != "" {
-		if lock, err = files.Lock(o.File + ".lock"); err != nil { // the file itself is replaced with every writing
+		if lock, err = files.Lock(o.File + ".lock"); err != nil { // the file itself is replaced with every write
 			return nil, fmt.Errorf("keep the simulated site in %s: %w", o.File, err)
 		}
 		defer func() {
@@ -111,7 +111,7 @@ func New(o Options) (_ *World, err error) {
 		})
 	}
 	if o.File != "" {
-		if err := writeFile(o.File, w.snapshot()); err != nil { // better now than when it ends
+		if err := writeFile(o.File, w.snapshot()); err != nil { // better now than at the end
 			return nil, fmt.Errorf("keep the simulated site in %s: %w", o.File, err)
 		}
 		w.keeper = startKeeper(o.File, lock, w.snapshot)
@@ -119,7 +119,7 @@ func New(o Options) (_ *World, err error) {
 	return w, nil
 }
 
-// Close writes the file, if there is one, and stops keeping it.
+// Close writes the file, if there is one, and closes it.
 func (w *World) Close() error {
 	if w.keeper == nil {
 		return nil
@@ -129,8 +129,8 @@ func (w *World) Close() error {
 
 func (w *World) now() time.Time { return w.options.Now().Add(w.offset).Round(0) }
 
-// transact runs one call on the site as it is now. What it changes is in the file, if there is one, before it returns: a
-// service that is killed has lost nothing that it has answered.
+// transact runs one call on the site as it is now. Its changes are in the file, if there is one, before it returns: a
+// service that is killed has lost nothing that it has confirmed.
 func (w *World) transact(call func() error) error {
 	changed, kept, err := w.try(call)
 	if changed {
@@ -139,7 +139,7 @@ func (w *World) transact(call func() error) error {
 	return err
 }
 
-// try is transact without the wait, which is kept.
+// try is transact without waiting for the file, which kept does.
 func (w *World) try(call func() error) (changed bool, kept func(), err error) {
 	w.mu.Lock()
 	defer w.mu.Unlock()
@@ -159,16 +159,16 @@ func (w *World) Advance(d time.Duration) {
 	w.mu.Unlock()
 	_ = w.transact(func() error { return nil })
 	if w.keeper != nil {
-		w.keeper.touch()() // the offset is kept too
+		w.keeper.touch()() // the offset is stored too
 	}
 }
 
-// PhoneHome is the guest of an instance calling in; an instance whose operating system asks for it is not ready before.
+// PhoneHome is the guest of an instance phoning home; an instance whose operating system requires it is not ready before.
 func (w *World) PhoneHome(instance string) error {
 	return w.transact(func() error { return w.site.phoneHome(instance) })
 }
 
-// SetInstanceState shows a state in place of an instance's own, such as FAILED, UPDATING or REPAIRING; nil shows its own
+// SetInstanceState shows a state instead of an instance's own, such as FAILED, UPDATING or REPAIRING; nil shows its own
 // again.
 func (w *World) SetInstanceState(instance string, state *forge.TenantState) error {
 	return w.transact(func() error { return w.site.inject(instance, state) })
@@ -180,17 +180,17 @@ func (w *World) LeaveBehind(instance string, behind bool) error {
 	return w.transact(func() error { return w.site.leaveBehind(instance, behind) })
 }
 
-// Deafen makes the guest of a machine ignore that it is asked to shut down; false makes it listen again.
+// Deafen makes the guest of a machine ignore requests to shut down; false makes it obey them again.
 func (w *World) Deafen(machineID string, deaf bool) error {
 	return w.transact(func() error { return w.site.deafen(machineID, deaf) })
 }
 
-// SetIBPartitionState shows a state in place of an InfiniBand partition's own, such as FAILED; nil shows its own again.
+// SetIBPartitionState shows a state instead of an InfiniBand partition's own, such as FAILED; nil shows its own again.
 func (w *World) SetIBPartitionState(partition string, state *forge.TenantState) error {
 	return w.transact(func() error { return w.site.injectIBPartition(partition, state) })
 }
 
-// SetImageStatus shows a status on an image, such as one of those that the service knows and does not use today.
+// SetImageStatus sets the status of an image, for example to one that the service knows but does not currently use.
 func (w *World) SetImageStatus(id string, status forge.OsImageStatus, message string) error {
 	return w.transact(func() error {
 		have, err := w.site.findImage(id)
@@ -222,21 +222,21 @@ func (w *World) SetAlerts(machineID string, alerts map[string][]string) error {
 	})
 }
 
-// Calls answers how often each method has been called over the wire, faults included.
+// Calls returns how often each method has been called over the wire, including calls that met faults.
 func (w *World) Calls() map[string]int {
 	w.mu.Lock()
 	defer w.mu.Unlock()
 	return maps.Clone(w.calls)
 }
 
-// AtOnce answers how many calls over the wire were under way at the same time, at most.
+// AtOnce returns the maximum number of concurrent calls over the wire.
 func (w *World) AtOnce() int {
 	w.mu.Lock()
 	defer w.mu.Unlock()
 	return w.most
 }
 
-// ResetCalls starts counting anew.
+// ResetCalls resets the counts of calls.
 func (w *World) ResetCalls() {
 	w.mu.Lock()
 	defer w.mu.Unlock()
@@ -244,7 +244,7 @@ func (w *World) ResetCalls() {
 	w.most = w.under
 }
 
-// enter counts a call from the wire as under way until left is called.
+// enter counts a call from the wire as in progress until left is called.
 func (w *World) enter() (left func()) {
 	w.mu.Lock()
 	defer w.mu.Unlock()
@@ -257,7 +257,7 @@ func (w *World) enter() (left func()) {
 	}
 }
 
-// arrive is a call from the wire: it is counted and may meet a fault.
+// arrive handles a call from the wire: it is counted and may meet a fault.
 func (w *World) arrive(ctx context.Context, request any, info *grpc.UnaryServerInfo, handle grpc.UnaryHandler, cut func()) (any, error) {
 	method := path.Base(info.FullMethod)
 	w.mu.Lock()
@@ -304,7 +304,7 @@ func (w *World) carryOut(ctx context.Context, request any, method string, handle
 	return reply, err
 }
 
-// accept checks a request before the site sees it, and leaves of it what this site understands.
+// accept checks a request before the site sees it, and removes what this site does not understand.
 func (w *World) accept(method string, request proto.Message) error {
 	if slices.Contains(w.options.Unimplemented, method) || w.options.Old && slices.Contains(newMethods, method) {
 		return status.Errorf(codes.Unimplemented, "this site does not know %s", method)
@@ -322,7 +322,7 @@ func (w *World) accept(method string, request proto.Message) error {
 	return nil
 }
 
-// on makes a method's handler for another site than the world's own.
+// on returns a method's handler for another site than the world's own.
 func on(s *site, method string) grpc.UnaryHandler {
 	return func(ctx context.Context, request any) (any, error) {
 		return methods[method].Handler(s, ctx, func(into any) error {
@@ -332,12 +332,12 @@ func on(s *site, method string) grpc.UnaryHandler {
 	}
 }
 
-// Stranger is a client that changes the world past all faults, counters and role checks: for drift, and for setting up.
+// Stranger returns a client that changes the world past all faults, counters and role checks: for drift, and for setup.
 func (w *World) Stranger() forge.ForgeClient {
 	return forge.NewForgeClient(stranger{w})
 }
 
-// Call is a call of a Stranger, with request and reply in the JSON of protocol buffers.
+// Call makes a call as a Stranger, with request and reply in the JSON of protocol buffers.
 func (w *World) Call(ctx context.Context, method string, request []byte) ([]byte, error) {
 	in, out, err := messagesOf(method)
 	if err != nil {
@@ -356,7 +356,7 @@ func (w *World) Call(ctx context.Context, method string, request []byte) ([]byte
 	return indent(json.RawMessage(b)), nil
 }
 
-// messagesOf makes an empty request and an empty reply of a method.
+// messagesOf returns an empty request and an empty reply of a method.
 func messagesOf(method string) (request, reply proto.Message, err error) {
 	d := forge.File_carbide_forge_forge_proto.Services().ByName("Forge").Methods().ByName(protoreflect.Name(method))
 	if d == nil {
@@ -368,7 +368,7 @@ func messagesOf(method string) (request, reply proto.Message, err error) {
 // stranger runs calls in this process.
 type stranger struct{ w *World }
 
-// Invoke finds the method by the last part of its name. Requests and replies are copied, as the wire would.
+// Invoke finds the method by the last part of its name. Requests and replies are copied, as they would be on the wire.
 func (s stranger) Invoke(ctx context.Context, method string, request, reply any, _ ...grpc.CallOption) error {
 	m, ok := methods[path.Base(method)]
 	if !ok {

@@ -1,5 +1,5 @@
 // Package devcert makes certificates for development: a CA, a server's and a client's, in the forms that a Carbide site
-// uses. They are for machines that nobody else can reach; a real site has an authority of its own.
+// uses. They are for machines that nobody else can reach; a real site has its own authority.
 package devcert
 
 import (
@@ -20,7 +20,7 @@ import (
 	"time"
 )
 
-// Files are the paths of what a directory holds.
+// Files are the paths of the files in a directory.
 type Files struct {
 	CA         string // checks the server's and the client's certificate
 	ServerCert string
@@ -34,13 +34,13 @@ const ClientURI = "spiffe://nico.local/nico-system/sa/elektra-site-agent"
 
 const (
 	lifetime = 30 * 24 * time.Hour
-	leastAge = 24 * time.Hour       // certificates that end sooner are made anew
-	caMargin = 365 * 24 * time.Hour // by which a CA is older, and lives longer, than what it signs
+	leastAge = 24 * time.Hour       // certificates that expire sooner are replaced
+	caMargin = 365 * 24 * time.Hour // how much earlier the CA becomes valid, and how much later it expires, than what it signs
 )
 
-// Ensure answers the certificates in a directory, which it makes when it has to; all of them anew when one is missing, has
-// less than a day to go, or does not cover the hosts. Hosts are the names and addresses of the server; without any it is
-// localhost. Keys are readable by their owner only.
+// Ensure returns the certificates in a directory, and creates them when needed: all of them when one is missing, expires
+// within a day, or does not cover the hosts. Hosts are the names and addresses of the server; the default is localhost.
+// Keys are readable only by their owner.
 func Ensure(dir string, hosts ...string) (Files, error) {
 	hosts = orHere(hosts)
 	f := in(dir)
@@ -50,7 +50,7 @@ func Ensure(dir string, hosts ...string) (Files, error) {
 	return f, f.make(hosts, time.Now())
 }
 
-// Made makes all certificates in a directory anew, as they would have been made at a time: in the past they may have
+// Made replaces all certificates in a directory as if they were made at the given time: in the past they may have
 // expired, in the future they are not valid yet. The CA is valid now in any case. It is for tests.
 func Made(dir string, at time.Time, hosts ...string) (Files, error) {
 	f := in(dir)
@@ -85,7 +85,7 @@ func in(dir string) Files {
 	}
 }
 
-// usable reports whether all files are there, belong together, and are valid at a time.
+// usable reports whether all files exist, belong together, and are valid at a time.
 func (f Files) usable(hosts []string, at time.Time) bool {
 	bundle, err := os.ReadFile(f.CA)
 	if err != nil {
@@ -114,7 +114,7 @@ func (f Files) usable(hosts []string, at time.Time) bool {
 	return !slices.ContainsFunc(hosts, func(h string) bool { return server.VerifyHostname(h) != nil })
 }
 
-// create writes new files. The CA's key is not among them: it is forgotten as soon as it has signed.
+// create writes new files. The CA's key is not among them: it is discarded after signing.
 func (f Files) create(hosts []string, now time.Time) error {
 	caKey, err := ecdsa.GenerateKey(elliptic.P256(), rand.Reader)
 	if err != nil {
@@ -153,7 +153,7 @@ func (f Files) create(hosts []string, now time.Time) error {
 
 func template(name string, now time.Time) *x509.Certificate {
 	return &x509.Certificate{
-		// Serial numbers must differ within a CA; the time does that, as each certificate is made after the other.
+		// Serial numbers must differ within a CA; the time ensures that, as certificates are made one after the other.
 		SerialNumber: big.NewInt(time.Now().UnixNano()),
 		Subject:      pkix.Name{CommonName: name},
 		NotBefore:    now.Add(-time.Hour), // clocks differ
@@ -162,7 +162,7 @@ func template(name string, now time.Time) *x509.Certificate {
 	}
 }
 
-// pair makes a key and a certificate for it.
+// pair creates a key and a certificate for it.
 func pair(certFile, keyFile string, cert, ca *x509.Certificate, caKey *ecdsa.PrivateKey) error {
 	key, err := ecdsa.GenerateKey(elliptic.P256(), rand.Reader)
 	if err != nil {
@@ -186,7 +186,7 @@ func issue(file string, cert, ca *x509.Certificate, caKey *ecdsa.PrivateKey, pub
 	return write(file, "CERTIFICATE", der, 0o644)
 }
 
-// write replaces a file as a whole, so that a server that reads it again never sees half of it.
+// write replaces a file atomically, so that a server that reads it again never sees half of it.
 func write(file, kind string, der []byte, mode os.FileMode) error {
 	t, err := os.CreateTemp(filepath.Dir(file), filepath.Base(file)+".*")
 	if err != nil {
