@@ -44,7 +44,7 @@ func (b *Bed) must(err error) {
 	}
 }
 
-// each makes n objects, each with a name of its own, and returns their ids.
+// each makes n objects, each with its own name, and returns their ids.
 func (b *Bed) each(n int, plant func(name string, i int) (id string, err error)) []string {
 	b.Helper()
 	ids := make([]string, n)
@@ -105,12 +105,12 @@ func (b *Bed) instances(n int, group string) []string {
 	})
 }
 
-// plainHosts is a site with n hosts that have no DPU, so that an instance needs no network of its own.
+// plainHosts returns a site with n hosts that have no DPU, so that an instance needs no network of its own.
 func plainHosts(n int) carbidesim.Options {
 	return carbidesim.Options{Hosts: carbidesim.Hosts{Count: n, WithoutDPU: n}}
 }
 
-// described is metadata as ours is: with labels, one of which is our mark.
+// described returns metadata like ours: with labels, one of which is our mark.
 func described(kind, name string) *forge.Metadata {
 	ref := schema.Ref{Scope: schema.ScopeSite, Kind: "carbide." + kind, Name: name}
 	mark := providers.Mark{Site: "6f1c3c5e-4a4e-4f0e-9d53-0f1d3c6f7a10", Ref: ref, Incarnation: 1}.String()
@@ -119,10 +119,10 @@ func described(kind, name string) *forge.Metadata {
 	}}
 }
 
-// network is the i-th of many that do not overlap.
+// network returns the i-th of many networks that do not overlap.
 func network(i int) string { return fmt.Sprintf("10.%d.%d.0/24", i/256, i%256) }
 
-// mac is the i-th of many hardware addresses.
+// mac returns the i-th of many hardware addresses.
 func mac(i int) string {
 	return strings.ToUpper(fmt.Sprintf("0a:00:00:%02x:%02x:%02x", i>>16, i>>8&0xff, i&0xff))
 }

@@ -1,7 +1,8 @@
-// Package carbidetest has what tests have to know of each Carbide kind, a file for each: examples for the laws, how a site gets
-// many of them, and what happens to one where faults are injected. A kind that is new costs a file here and its line in [Kinds].
+// Package carbidetest holds what tests need to know about each Carbide kind, one file per kind: examples for the laws, how to
+// create many objects of it, and what happens to one where faults are injected. A new kind needs a file here and its line in
+// [Kinds].
 //
-// Everything is about the site that [carbidesim] simulates.
+// Everything refers to the site that [carbidesim] simulates.
 package carbidetest
 
 import (
@@ -15,66 +16,66 @@ import (
 	"converge.dev/converge/schema"
 )
 
-// A Kind is what tests have to know of one.
+// A Kind is what tests need to know about one.
 type Kind struct {
 	Noun   string // its name without the provider's
-	Varies bool   // the generations of the service differ in it
+	Varies bool   // the generations of the service differ in this kind
 
 	Cases   []providertest.Case                      // for the laws, without the kind
-	CasesOn func(hosts []string) []providertest.Case // the same of a kind whose things are on hosts, of which twelve are enough
+	CasesOn func(hosts []string) []providertest.Case // the same for a kind whose objects are on hosts, of which twelve are enough
 
-	// Older is in place of Cases on a server of the older generation, where that knows less of the kind. Newer says that it does not
-	// know it at all.
+	// Older replaces Cases on a server of the older generation, where that knows less of the kind. Newer says that it does not
+	// know the kind at all.
 	Older []providertest.Case
 	Newer bool
 
 	Populations []Population
 
-	// Scenes are what faults are injected into. Internal is what INTERNAL or ALREADY_EXISTS mean to a create, where they do not mean
+	// Scenes are what faults are injected into. Internal is what INTERNAL or ALREADY_EXISTS mean to a create, unless they mean
 	// "not now" or "taken": it is refused, or what exists is busy.
 	Scenes   []Scene
 	Internal string
 
-	// Database is what PostgreSQL says through INTERNAL about calls that had no effect, and what it means.
+	// Database is what PostgreSQL says through INTERNAL about calls that had no effect, with its meaning.
 	Database []Words
 
-	// Whole is CUE: resources of the kind which say all of its fields, and refer to what the other kinds have here. It may use
+	// Whole is CUE: resources of the kind that set all of its fields, and refer to what the other kinds have here. It may use
 	// what a scene may, and _meta, a description and labels.
 	Whole string
 }
 
-// A Population is how a site gets many objects of a kind, and how many calls it takes to list them.
+// A Population says how to create many objects of a kind, and how many calls it takes to list them.
 type Population struct {
-	As    string                         // what is particular to these objects; empty: nothing
-	Site  func(n int) carbidesim.Options // what the site has to be like; nil: as it is
+	As    string                         // what is particular about these objects; empty: nothing
+	Site  func(n int) carbidesim.Options // the required site; nil: the default
 	Plant func(b *Bed, n int) []string   // makes n objects and returns their ids
 	Once  int                            // calls for all objects together
-	Page  int                            // calls for each page, of as many ids as the site takes
-	After int                            // calls for all objects that were found, where there are any
+	Page  int                            // calls for each page, of as many ids as the site accepts
+	After int                            // calls for all objects that were found, if any
 	Why   string                         // required where it is not one call for the ids and one for each page
 }
 
-// A Scene is two states of one resource, between which faults are injected. Its CUE stands below carbide in a document that has a
+// A Scene is two states of one resource, between which faults are injected. Its CUE is below carbide in a document that has a
 // tenant acme, in which _host, _other and _bare are the ids of three machines, the last without a DPU, and _secret is a secret.
 type Scene struct {
-	As     string // what is particular to it; empty: nothing
-	Ways   string // of create, update and delete, those that it is about; empty: all that the kind has
+	As     string // what is particular about it; empty: nothing
+	Ways   string // which of create, update and delete it is about; empty: all that the kind has
 	OnHost bool   // the name of the resource is the id of a machine
 	Needs  string // what else is in the document
 	One    string
 	Two    string // empty: it cannot change
 
-	Otherwise []Otherwise // what ends otherwise than the traits of the kind say
+	Otherwise []Otherwise // what ends differently from what the traits of the kind say
 }
 
-// Otherwise are cells of the grid of faults that end otherwise than the traits of the kind say. All are of verbs that take several
-// calls, of which the traits say nothing, and in all of them the run says what is there.
+// Otherwise are cells of the grid of faults that end differently from what the traits of the kind say. All are of verbs that
+// take several calls, about which the traits say nothing, and in all of them the run reports what exists.
 type Otherwise struct {
 	Why  string
 	Ends map[string]string // by way, with a ~ when it is undone, method and fault
 }
 
-// Words are a text that the database of the service has for a call.
+// Words are a text that the database of the service returns for a call.
 type Words struct {
 	Verb  string // create, update, delete
 	Text  string
@@ -109,8 +110,8 @@ func Kinds() []Kind {
 	}
 }
 
-// Cases returns the examples of all kinds, for sites that have these hosts. Kinds whose things are on hosts are tried in the world
-// that hosted opens, in place of the suite's, which does without: hosts are most of what there is to look at.
+// Cases returns the examples of all kinds, for sites that have these hosts. Kinds whose objects are on hosts are tried in the
+// world that hosted opens instead of the suite's, which has no hosts: hosts would be most of what there is to observe.
 func Cases(hosts []string, hosted func(*testing.T) providertest.World) []providertest.Case {
 	return examples(hosts, hosted, false)
 }
@@ -159,7 +160,7 @@ func Hosts(w *carbidesim.World) []string {
 // Name returns the name of the kind.
 func (k *Kind) Name() string { return "carbide." + k.Noun }
 
-// ID returns the id that the laws give a thing of a kind.
+// ID returns the id that the laws give to an object of a kind.
 func ID(noun, name string) string { return providertest.ID("carbide."+noun, name) }
 
 func made(noun, name string, spec schema.Object) providertest.Made {

@@ -30,7 +30,7 @@ var computeAllocations = Kind{
 			})
 		}},
 	},
-	Internal: "refused", // the tenant or the type is not there
+	Internal: "refused", // the tenant or the type does not exist
 	Scenes: []Scene{
 		{
 			Needs: `instance_type: any: {}`,

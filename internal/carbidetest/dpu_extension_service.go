@@ -34,7 +34,7 @@ var dpuExtensionServices = Kind{
 			})
 		}},
 	},
-	Internal: "refused", // the tenant is not there
+	Internal: "refused", // the tenant does not exist
 	Scenes: []Scene{
 		{
 			One: `{tenant: "acme", manifest: "apiVersion: v1\nkind: Pod\nmetadata: {name: a}\nspec: {containers: [{name: a}]}"}`,
@@ -54,7 +54,7 @@ dpu_extension_service: agent: {
 `,
 }
 
-// Pod is a manifest with one container.
+// Pod returns a manifest with one container.
 func Pod(name string) string {
 	return fmt.Sprintf("apiVersion: v1\nkind: Pod\nmetadata: {name: %s}\nspec: {containers: [{name: %s}]}\n", name, name)
 }

@@ -47,7 +47,7 @@ var expectedMachines = Kind{
 			})
 		}},
 	},
-	Internal: "refused", // the MAC address cannot be read
+	Internal: "refused", // the MAC address is unreadable
 	Scenes: []Scene{
 		{
 			One: `{bmc_username: "root", bmc_password: _secret, bmc_mac_address: "0a:00:00:00:00:01", chassis_serial_number: "SN-1", labels: n: "1"}`,
@@ -74,7 +74,7 @@ func otherHardware(serial string) func(i int) providertest.Made {
 	}
 }
 
-// olderHardware is what a server of the older generation knows of hardware: nothing of what it will find there.
+// olderHardware returns what a server of the older generation knows of hardware: nothing of what it will find there.
 func olderHardware(serial string) []providertest.Case {
 	other := otherHardware(serial)
 	plain := other(0).Spec

@@ -25,7 +25,7 @@ var ibPartitions = Kind{
 			Name: "plain", Needs: []providertest.Made{acme},
 			Want:    schema.Object{"tenant": "acme"},
 			Update:  schema.Object{"tenant": "acme", "description": "any key"},
-			Invalid: schema.Object{"tenant": "acme", "pkey": "0x100"}, // not one that can be asked for
+			Invalid: schema.Object{"tenant": "acme", "pkey": "0x100"}, // cannot be requested
 		},
 	},
 	Populations: []Population{
@@ -34,7 +34,7 @@ var ibPartitions = Kind{
 				id := ID("ib_partition", name)
 				_, err := b.CreateIBPartition(b.Context(), &forge.IBPartitionCreationRequest{
 					Id: &forge.IBPartitionId{Value: id}, Metadata: described("ib_partition", name),
-					Config: &forge.IBPartitionConfig{TenantOrganizationId: fmt.Sprintf("tenant-%d", i/31)}, // none may have more
+					Config: &forge.IBPartitionConfig{TenantOrganizationId: fmt.Sprintf("tenant-%d", i/31)}, // no tenant may have more
 				})
 				return id, err
 			})

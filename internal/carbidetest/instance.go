@@ -179,7 +179,7 @@ func instance(host string) schema.Object {
 	}
 }
 
-// frontEnd is an instance with what is no network of another kind, and what it becomes.
+// frontEnd returns an instance without networks of other kinds, and what it becomes.
 func frontEnd(host string) (o, changed schema.Object) {
 	o, changed = instance(host), instance(host)
 	o["description"], o["labels"] = "front end", labels("app", "web", "empty", "")
@@ -196,7 +196,7 @@ func frontEnd(host string) (o, changed schema.Object) {
 	return o, changed
 }
 
-// with returns an instance of which one thing is different.
+// with returns an instance in which one field is different.
 func with(o schema.Object, field string, v any) schema.Object {
 	o = o.Clone()
 	o[field] = v

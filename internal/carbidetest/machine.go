@@ -20,14 +20,14 @@ var machines = Kind{
 					if i+1 < len(hosts) {
 						return providertest.Made{Name: hosts[i+1]}
 					}
-					return providertest.Made{Name: "fm100ht" + strings.Repeat("0", 52)} // nowhere
+					return providertest.Made{Name: "fm100ht" + strings.Repeat("0", 52)} // does not exist
 				},
 			},
 		}
 	},
 	Populations: []Population{
 		{Once: 1, Page: 1, Site: func(n int) carbidesim.Options { return carbidesim.Options{Hosts: carbidesim.Hosts{Count: n}} }, Plant: func(b *Bed, n int) []string {
-			return Hosts(b.World) // which are there from the beginning, and their DPUs too
+			return Hosts(b.World) // which exist from the start, as do their DPUs
 		}},
 	},
 	Scenes: []Scene{

@@ -71,7 +71,7 @@ operating_system: {
 `,
 }
 
-// Template is an operating system that boots a kernel and its initrd.
+// Template returns an operating system that boots a kernel and its initrd.
 func Template(params ...string) schema.Object {
 	o := schema.Object{
 		"tenant": "acme", "type": "template", "template": "c4b1d4f6-69ba-5f55-90cd-ab2acd002475",

@@ -28,5 +28,5 @@ tenant: acme: {display_name: "Acme", routing_profile: "internal"}
 `,
 }
 
-// acme is the tenant of whatever has one.
+// acme is the tenant of everything that has one.
 var acme = made("tenant", "acme", schema.Object{"display_name": "Acme"})

@@ -46,7 +46,7 @@ var vpcPeerings = Kind{
 			})
 		}},
 	},
-	Internal: "refused", // one of the VPCs is not there
+	Internal: "refused", // one of the VPCs does not exist
 	Scenes: []Scene{
 		{Needs: `vpc: {aa: tenant: "acme", bb: tenant: "acme"}`, One: `{vpcs: ["aa", "bb"]}`},
 	},
@@ -59,7 +59,7 @@ vpc_peering: both: vpcs: ["prod", "test"]
 `,
 }
 
-// peers are prod and another.
+// peers returns prod and another VPC.
 func peers(i int) schema.Object {
 	return schema.Object{"vpcs": []any{ID("vpc", fmt.Sprintf("peer-%d", i)), ID("vpc", "prod")}}
 }
