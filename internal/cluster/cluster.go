@@ -1,15 +1,15 @@
-// Package cluster runs an etcd cluster that can be broken, for tests of what a site keeps in it.
+// Package cluster runs an etcd cluster that can be broken, for tests of what a site stores in it.
 //
 // # Words
 //
 // A [Cluster] is three members and the client, which is the process of the test. A [Member] is a process of its own: the
-// test binary, started anew, with the embedded library of etcd in it. Each member lives in a network namespace of its
-// own, and all hang on one bridge, so a member can be killed, stopped, unplugged or cut off in one direction as a host can.
+// test binary, started again, with the embedded library of etcd in it. Each member lives in its own network namespace, and
+// all are connected to one bridge, so a member can be killed, stopped, unplugged or cut off in one direction as a host can.
 // A [Fault] breaks a cluster in one way and heals it again.
 //
 // # Promises
 //
-// Names and addresses are this process's own: several tests may run at once. Nothing remains when the process ends, in
+// Names and addresses are unique to this process: several tests may run at once. Nothing remains when the process ends, in
 // whatever way: a shell that waits for that removes the namespaces, and the kernel kills the members.
 //
 // It needs root, and the programs ip and nft. A test binary that uses it calls [Main] first in its TestMain.
@@ -36,7 +36,7 @@ import (
 
 const (
 	size = 3
-	// patience is how long a cluster may take to do what it is asked for, on a machine that is busy with other tests.
+	// patience is how long a cluster may take for what is requested, on a machine that is busy with other tests.
 	patience = 60 * time.Second
 )
 
@@ -47,7 +47,7 @@ type Cluster struct {
 	net *network
 }
 
-// Start makes a cluster whose data are in dir, and waits until it has a leader. Close must be called.
+// Start starts a cluster whose data are in dir, and waits until it has a leader. Close must be called.
 func Start(ctx context.Context, dir string) (_ *Cluster, err error) {
 	net, err := newNetwork(ctx)
 	if err != nil {
@@ -79,7 +79,7 @@ func Start(ctx context.Context, dir string) (_ *Cluster, err error) {
 	return c, err
 }
 
-// startAll starts members at the same time, for one alone may wait for the others.
+// startAll starts members at the same time, because one alone may wait for the others.
 func startAll(ctx context.Context, members []*Member) error {
 	var all errgroup.Group
 	for _, m := range members {
@@ -88,7 +88,7 @@ func startAll(ctx context.Context, members []*Member) error {
 	return all.Wait()
 }
 
-// Close kills the members and removes the network. It may be called again.
+// Close kills the members and removes the network. It may be called more than once.
 func (c *Cluster) Close() error {
 	var errs []error
 	for _, m := range c.Members {
@@ -97,7 +97,7 @@ func (c *Cluster) Close() error {
 	return errors.Join(append(errs, c.net.close())...)
 }
 
-// Endpoints are the URLs of all members.
+// Endpoints returns the URLs of all members.
 func (c *Cluster) Endpoints() []string {
 	var urls []string
 	for _, m := range c.Members {
@@ -106,7 +106,7 @@ func (c *Cluster) Endpoints() []string {
 	return urls
 }
 
-// Log returns the end of what each member had to say.
+// Log returns the end of each member's output.
 func (c *Cluster) Log() string {
 	var b strings.Builder
 	for _, m := range c.Members {
@@ -158,8 +158,8 @@ func (c *Cluster) others(m *Member) []*Member {
 	return others
 }
 
-// Consistent waits until every member holds the same keys, as it knows them itself, and fails when they do not. Nobody may
-// write meanwhile but the leases that run out.
+// Consistent waits until every member locally holds the same keys, and fails when they do not. Meanwhile nothing but
+// expiring leases may write.
 func (c *Cluster) Consistent(ctx context.Context) error {
 	return until(ctx, "the same keys in every member", func(ctx context.Context) error {
 		var first map[string]*clientv3.GetResponse
@@ -180,7 +180,7 @@ func (c *Cluster) Consistent(ctx context.Context) error {
 	})
 }
 
-// Compact drops what the keys were before now.
+// Compact drops the history of the keys up to now.
 func (c *Cluster) Compact(ctx context.Context) error {
 	err := adminFor(ctx, patience, c.Members, func(ctx context.Context, client *clientv3.Client) error {
 		now, err := client.Get(ctx, "\x00", clientv3.WithCountOnly())
@@ -189,7 +189,7 @@ func (c *Cluster) Compact(ctx context.Context) error {
 		}
 		_, err = client.Compact(ctx, now.Header.Revision, clientv3.WithCompactPhysical())
 		if errors.Is(err, rpctypes.ErrCompacted) {
-			return nil // by an earlier call, which may not have heard of it
+			return nil // by an earlier call whose reply was lost
 		}
 		return err
 	})
@@ -211,8 +211,7 @@ func same(a, b *clientv3.GetResponse) error {
 	return nil
 }
 
-// admin calls do with a client of the members, which is made for it: one that waits before it connects again after a fault
-// would be of no use.
+// admin calls do with a new client of the members: one that waits before it reconnects after a fault would be of no use.
 func admin(ctx context.Context, members []*Member, do func(context.Context, *clientv3.Client) error) error {
 	return adminFor(ctx, 5*time.Second, members, do)
 }
@@ -243,7 +242,7 @@ func (m *Member) status(ctx context.Context) (s *clientv3.StatusResponse, err er
 	return s, err
 }
 
-// everything reads what the member itself knows, without asking the others.
+// everything reads what the member itself holds, without asking the others.
 func (m *Member) everything(ctx context.Context) (r *clientv3.GetResponse, err error) {
 	err = admin(ctx, []*Member{m}, func(ctx context.Context, client *clientv3.Client) error {
 		r, err = client.Get(ctx, "\x00", clientv3.WithFromKey(), clientv3.WithSerializable())
@@ -252,7 +251,7 @@ func (m *Member) everything(ctx context.Context) (r *clientv3.GetResponse, err e
 	return r, err
 }
 
-// id is how the members know each other.
+// id returns the id by which the members know each other.
 func (m *Member) id(ctx context.Context) (uint64, error) {
 	s, err := m.status(ctx)
 	if err != nil {
@@ -276,11 +275,11 @@ func full(ctx context.Context, members []*Member) (yes bool, err error) {
 	return yes, err
 }
 
-// until tries again until it succeeds, and gives the last failure when that takes too long.
+// until retries until it succeeds, and returns the last failure when that takes too long.
 func until(ctx context.Context, what string, try func(context.Context) error) error {
 	ctx, cancel := context.WithTimeout(ctx, patience)
 	defer cancel()
-	var last error // but for that of the try that the time ran out in: it says nothing
+	var last error // except that of the try during which the time ran out: it says nothing
 	err := retry.Policy{First: 20 * time.Millisecond}.Do(ctx, func() (over bool, _ error) {
 		err := try(ctx)
 		if err != nil && (last == nil || ctx.Err() == nil) {

@@ -22,24 +22,24 @@ type Fault struct {
 	Name string
 	// Writable says that a majority can talk, and the client can talk to it, while the fault lasts.
 	Writable bool
-	// Lasting is for how long the fault has to last at least, for those that show only then.
+	// Lasting is how long the fault has to last at least, for faults that only then have an effect.
 	Lasting time.Duration
-	// Inject breaks the cluster. When it fails, the cluster is of no more use.
+	// Inject breaks the cluster. When it fails, the cluster can no longer be used.
 	Inject func(ctx context.Context, c *Cluster) (Injected, error)
 }
 
-// Injected is a fault that is there.
+// Injected is a fault that is in effect.
 type Injected struct {
 	// Hit fails when the fault has not hurt anything yet.
 	Hit func(context.Context) error
-	// Heal ends the fault. It gives the moment from which a majority could talk again, and returns when all members can.
+	// Heal ends the fault. It returns when all members can talk again, with the moment from which a majority could.
 	Heal func(context.Context) (time.Time, error)
 }
 
-// long is longer than gRPC and TCP keep a silent connection, and than they wait at first before they try a new one.
+// long is longer than gRPC and TCP keep a silent connection, and than they first wait before they try a new one.
 const long = 12 * time.Second
 
-// Faults are all of them. They are independent of each other; one at a time is injected.
+// Faults returns all faults. They are independent of each other; one at a time is injected.
 func Faults() []Fault {
 	return []Fault{
 		{Name: "leader-killed", Writable: true, Inject: killed(leader)},
@@ -47,7 +47,7 @@ func Faults() []Fault {
 		{Name: "leader-paused", Writable: true, Inject: paused(leader)},
 		{Name: "follower-paused", Writable: true, Lasting: long, Inject: paused(follower)},
 		{Name: "leader-mute", Writable: true, Inject: filtered(func(m *Member, others []*Member) []rule {
-			return []rule{cut(m.port, others[0].port), cut(m.port, others[1].port)} // it hears its followers, and clients reach it
+			return []rule{cut(m.port, others[0].port), cut(m.port, others[1].port)} // it receives from its followers, and clients reach it
 		})},
 		{Name: "leader-deaf", Writable: true, Inject: filtered(func(m *Member, others []*Member) []rule {
 			return []rule{cut(others[0].port, m.port), cut(others[1].port, m.port)}
@@ -72,7 +72,7 @@ func Faults() []Fault {
 func leader(ctx context.Context, c *Cluster) (*Member, error)   { return c.Leader(ctx) }
 func follower(ctx context.Context, c *Cluster) (*Member, error) { return c.follower(ctx) }
 
-// atOnce is the hit of what needs no proof but that it was done.
+// atOnce is the Hit of a fault that needs no proof except that it was injected.
 func atOnce(context.Context) error { return nil }
 
 // killed ends a process without a warning, and starts it again with the data that it left.
@@ -86,7 +86,7 @@ func killed(which func(context.Context, *Cluster) (*Member, error)) func(context
 	}
 }
 
-// paused stops a process. Its kernel still answers for it, so nobody can tell it from a slow one.
+// paused stops a process. Its kernel still responds for it, so it looks like a slow one.
 func paused(which func(context.Context, *Cluster) (*Member, error)) func(context.Context, *Cluster) (Injected, error) {
 	return func(ctx context.Context, c *Cluster) (Injected, error) {
 		m, err := which(ctx, c)
@@ -105,7 +105,7 @@ func paused(which func(context.Context, *Cluster) (*Member, error)) func(context
 	}
 }
 
-// filtered drops what the rules about the leader and the others say.
+// filtered drops packets by rules about the leader and the others.
 func filtered(rules func(leader *Member, others []*Member) []rule) func(context.Context, *Cluster) (Injected, error) {
 	return func(ctx context.Context, c *Cluster) (Injected, error) {
 		m, err := c.Leader(ctx)
@@ -124,7 +124,7 @@ func filtered(rules func(leader *Member, others []*Member) []rule) func(context.
 	}
 }
 
-// leaderUnplugged cuts the leader off from everybody.
+// leaderUnplugged cuts the leader off from everything.
 func leaderUnplugged(ctx context.Context, c *Cluster) (Injected, error) {
 	m, err := c.Leader(ctx)
 	if err != nil {
@@ -161,7 +161,7 @@ func clientUnplugged(ctx context.Context, c *Cluster) (Injected, error) {
 	return Injected{hit, heal}, c.net.unplug(ctx, clientPlug, true)
 }
 
-// delayed makes every way between members, and between members and the client, long and uneven.
+// delayed makes every path between members, and between members and the client, slow and uneven.
 func delayed(ctx context.Context, c *Cluster) (Injected, error) {
 	set := func(ctx context.Context, mean time.Duration) (late int, err error) {
 		for _, m := range c.Members {
@@ -192,7 +192,8 @@ func delayed(ctx context.Context, c *Cluster) (Injected, error) {
 // ballast is the key that fills the members.
 const ballast = "/ballast"
 
-// filled uses up the space of the members, with several writers, as it happens: so some writes are under way when it ends.
+// filled uses up the space of the members, with several writers, as happens in practice: so some writes are in progress
+// when space runs out.
 func filled(ctx context.Context, c *Cluster) (Injected, error) {
 	var writers errgroup.Group
 	for i := range 4 {
@@ -225,8 +226,8 @@ func filled(ctx context.Context, c *Cluster) (Injected, error) {
 	return Injected{hit, heal}, writers.Wait()
 }
 
-// attend ends the alarm whenever it is raised again, as an operator does who stays: a write that was refused before there
-// was room may raise it late, and nothing else would end it. It returns when ctx is done.
+// attend clears the alarm whenever it is raised again, as an attentive operator does: a write that was refused before there
+// was room may raise it late, and nothing else would clear it. It returns when ctx is done.
 func attend(ctx context.Context, members []*Member) {
 	tick := time.NewTicker(100 * time.Millisecond)
 	defer tick.Stop()
@@ -259,8 +260,8 @@ func (c *Cluster) makeRoom(ctx context.Context) (at time.Time, err error) {
 		return at, err
 	}
 	for _, m := range c.Members {
-		// A member that is behind drops the history later than the one that was asked to. Until it has, it stays full, and what
-		// is written to it raises the alarm anew.
+		// A member that lags drops the history later than the one that was asked to. Until then it stays full, and writes to it
+		// raise the alarm again.
 		err := until(ctx, fmt.Sprint(m, " to have room"), func(ctx context.Context) error {
 			return adminFor(ctx, patience/6, []*Member{m}, func(ctx context.Context, client *clientv3.Client) error {
 				if _, err := client.Defragment(ctx, m.URL()); err != nil {
@@ -277,7 +278,7 @@ func (c *Cluster) makeRoom(ctx context.Context) (at time.Time, err error) {
 			return at, fmt.Errorf("defragment: %w", err)
 		}
 	}
-	// A write that was under way may raise the alarm once more; see attend for one that is later still.
+	// A write in progress may raise the alarm once more; see attend for one that is later still.
 	err = until(ctx, "the alarm to end", func(ctx context.Context) error {
 		at = time.Now()
 		return admin(ctx, c.Members, func(ctx context.Context, client *clientv3.Client) error {
@@ -294,7 +295,7 @@ func (c *Cluster) makeRoom(ctx context.Context) (at time.Time, err error) {
 	return at, err
 }
 
-// compacted drops the history behind whoever reads it, again and again.
+// compacted drops the history that readers still need, again and again.
 func compacted(ctx context.Context, c *Cluster) (Injected, error) {
 	ctx, stop := context.WithCancel(ctx)
 	var work errgroup.Group
@@ -320,7 +321,7 @@ func compacted(ctx context.Context, c *Cluster) (Injected, error) {
 			if _, err := client.Compact(ctx, r.Header.Revision); err != nil {
 				continue
 			}
-			// Somebody who had read a first page a moment ago cannot read the second one.
+			// A client that has just read a first page cannot read the second one.
 			if _, err := client.Get(ctx, "\x00", clientv3.WithRev(r.Header.Revision-1)); errors.Is(err, rpctypes.ErrCompacted) {
 				select {
 				case missed <- struct{}{}:
@@ -344,7 +345,7 @@ func compacted(ctx context.Context, c *Cluster) (Injected, error) {
 	return Injected{hit, heal}, nil
 }
 
-// revoked ends all leases, as an operator may, and as a clock that runs fast on the leader does.
+// revoked ends all leases, as an operator may, and as a fast clock on the leader does.
 func revoked(ctx context.Context, c *Cluster) (Injected, error) {
 	ended := 0
 	all := func(ctx context.Context) error {
@@ -373,7 +374,7 @@ func revoked(ctx context.Context, c *Cluster) (Injected, error) {
 	return Injected{hit, func(context.Context) (time.Time, error) { return time.Now(), nil }}, all(ctx)
 }
 
-// replaced removes a follower for good and puts a new member without data in its place.
+// replaced removes a follower permanently and puts a new member without data in its place.
 func replaced(ctx context.Context, c *Cluster) (Injected, error) {
 	m, err := c.follower(ctx)
 	if err != nil {
@@ -384,12 +385,12 @@ func replaced(ctx context.Context, c *Cluster) (Injected, error) {
 		return Injected{}, err
 	}
 	others := c.others(m)
-	// etcd refuses while it is not sure that the others have been there for a while.
+	// etcd refuses while it is not sure that the others have been up for a while.
 	err = until(ctx, m.Name+" to be removed", func(ctx context.Context) error {
 		return admin(ctx, others, func(ctx context.Context, client *clientv3.Client) error {
 			_, err := client.MemberRemove(ctx, old)
 			if errors.Is(err, rpctypes.ErrMemberNotFound) {
-				return nil // the answer to an earlier try was lost
+				return nil // the reply to an earlier try was lost
 			}
 			return err
 		})

@@ -30,7 +30,7 @@ const (
 )
 
 const (
-	// quotaBytes of data and the alarm goes off: little, so that a test can fill it.
+	// quotaBytes of data raise the alarm: few, so that a test can reach them.
 	quotaBytes = 32 << 20
 	// tickMs and electionMs are short, so that a test sees many elections.
 	tickMs, electionMs = 50, 500
@@ -40,7 +40,7 @@ type config struct {
 	Name    string
 	Dir     string
 	Address string
-	Initial string // all members, as etcd takes them
+	Initial string // all members, in the form that etcd accepts
 	State   string // new or existing
 }
 
@@ -57,15 +57,15 @@ type Member struct {
 	answers chan string // lines of its standard output; closed at its end
 }
 
-// URL is where clients reach the member.
+// URL returns where clients reach the member.
 func (m *Member) URL() string { return fmt.Sprintf("http://%s:%d", m.Address, clientPort) }
 
 func (m *Member) peerURL() string { return fmt.Sprintf("http://%s:%d", m.Address, peerPort) }
 
-// String is the name of the member.
+// String returns the name of the member.
 func (m *Member) String() string { return m.Name }
 
-// listen starts the process and waits until it can be talked to. Whether it finds the others is another matter.
+// listen starts the process and waits until it can be reached. It does not wait for it to find the others.
 func (m *Member) listen(ctx context.Context) error {
 	text, err := json.Marshal(m.config)
 	if err != nil {
@@ -83,7 +83,7 @@ func (m *Member) listen(ctx context.Context) error {
 		return err
 	}
 	defer log.Close()
-	// ip replaces itself by the program, so the process is the member's own.
+	// ip replaces itself with the program, so the process is the member's own.
 	c := exec.Command("ip", "netns", "exec", m.namespace, program)
 	c.Env = append(os.Environ(), variable+"="+string(text))
 	c.Stderr = log
@@ -118,7 +118,7 @@ func (m *Member) start(ctx context.Context) error {
 	return err
 }
 
-// expect waits for a line that begins with a word, and gives the rest.
+// expect waits for a line that begins with a word, and returns the rest.
 func (m *Member) expect(ctx context.Context, word string) (string, error) {
 	ctx, cancel := context.WithTimeout(ctx, patience)
 	defer cancel()
@@ -149,7 +149,7 @@ func (m *Member) kill() error {
 	return err
 }
 
-// signal stops the process or lets it go on, and waits until the kernel says so.
+// signal stops the process or lets it continue, and waits until the kernel confirms it.
 func (m *Member) signal(ctx context.Context, s syscall.Signal) error {
 	if err := m.process.Process.Signal(s); err != nil {
 		return fmt.Errorf("signal %s: %w", m, err)
@@ -172,7 +172,7 @@ func (m *Member) stopped() (bool, error) {
 	return strings.HasPrefix(rest, "T"), nil
 }
 
-// slow makes everything that reaches or leaves the member come late. It gives how much was late before.
+// slow delays everything that reaches or leaves the member. It returns how much was delayed before.
 func (m *Member) slow(ctx context.Context, mean time.Duration) (late int, err error) {
 	if _, err := fmt.Fprintln(m.stdin, mean); err != nil {
 		return 0, fmt.Errorf("slow %s down: %w", m, err)
@@ -184,7 +184,7 @@ func (m *Member) slow(ctx context.Context, mean time.Duration) (late int, err er
 	return strconv.Atoi(answer)
 }
 
-// Main makes the process a member when it was started as one, and then does not return.
+// Main turns the process into a member when it was started as one, and then does not return.
 func Main() {
 	text, ok := os.LookupEnv(variable)
 	if !ok {
@@ -197,7 +197,7 @@ func Main() {
 	os.Exit(0)
 }
 
-// serve runs etcd behind its proxies, and obeys what comes on the standard input until that ends.
+// serve runs etcd behind its proxies, and obeys commands on the standard input until that ends.
 func serve(text string) error {
 	var m config
 	if err := json.Unmarshal([]byte(text), &m); err != nil {
@@ -212,7 +212,7 @@ func serve(text string) error {
 	c.InitialCluster, c.ClusterState = m.Initial, m.State
 	c.TickMs, c.ElectionMs = tickMs, electionMs
 	c.QuotaBackendBytes = quotaBytes
-	c.SnapshotCount, c.SnapshotCatchUpEntries = 200, 20 // one that was away for a moment gets a snapshot
+	c.SnapshotCount, c.SnapshotCatchUpEntries = 200, 20 // a member that was away for a moment gets a snapshot
 	c.LogLevel, c.LogOutputs = "warn", []string{"stderr"}
 	server, err := embed.StartEtcd(c)
 	if err != nil {
@@ -244,7 +244,7 @@ func serve(text string) error {
 		case <-server.Server.StopNotify(): // it was removed from the cluster
 			fmt.Fprintln(os.Stderr, "etcd stopped")
 		}
-		select {} // nobody but the test ends this process
+		select {} // only the test ends this process
 	}()
 	orders := bufio.NewScanner(os.Stdin)
 	for orders.Scan() {

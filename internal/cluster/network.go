@@ -17,7 +17,7 @@ import (
 )
 
 // A network is one namespace with a bridge, one namespace per member, and a cable to each; the client's cable ends in the
-// namespace of the test. All faults are made on the side of the bridge, where no member can notice but by what it misses.
+// namespace of the test. All faults are made on the side of the bridge, where members notice nothing but missing packets.
 type network struct {
 	sw     string   // namespace of the bridge
 	hosts  []string // namespaces of the members
@@ -32,7 +32,7 @@ const clientPlug = 0
 
 var networks atomic.Int64
 
-// newNetwork makes a network. Its addresses are from the range that RFC 2544 sets aside for tests.
+// newNetwork creates a network. Its addresses are from the range that RFC 2544 reserves for tests.
 func newNetwork(ctx context.Context) (_ *network, err error) {
 	serial := networks.Add(1)
 	name := fmt.Sprintf("cv%d-%d", os.Getpid(), serial)
@@ -101,15 +101,15 @@ func freeSubnet(start int) (netip.Prefix, error) {
 	return netip.Prefix{}, errors.New("no addresses are free")
 }
 
-// employ starts the process that removes the namespaces when this one is gone, however it went. With a namespace go its
-// interfaces and, with those, their other ends.
+// employ starts the process that removes the namespaces when this one has ended, however it ended. With a namespace its
+// interfaces disappear and, with those, their peers.
 func (n *network) employ() error {
 	script := "cat >/dev/null; failed=0\n"
 	for _, ns := range append([]string{n.sw}, n.hosts...) {
 		script += fmt.Sprintf("[ ! -e /run/netns/%s ] || ip netns del %s || failed=1\n", ns, ns)
 	}
 	n.janitor = exec.Command("sh", "-c", script+"exit $failed")
-	n.janitor.SysProcAttr = &syscall.SysProcAttr{Setpgid: true} // an interrupt from the keyboard is not for it
+	n.janitor.SysProcAttr = &syscall.SysProcAttr{Setpgid: true} // an interrupt from the keyboard must not reach it
 	stdin, err := n.janitor.StdinPipe()
 	if err != nil {
 		return err
@@ -129,7 +129,7 @@ func (n *network) close() error {
 	return nil
 }
 
-// address of a port's host.
+// address returns the address of a port's host.
 func (n *network) address(port int) string {
 	a := n.subnet.Addr()
 	for range port + 1 {
@@ -138,7 +138,7 @@ func (n *network) address(port int) string {
 	return a.String()
 }
 
-// unplug takes the cable of a host out of the bridge, or puts it back.
+// unplug removes the cable of a host from the bridge, or puts it back.
 func (n *network) unplug(ctx context.Context, port int, out bool) error {
 	state := "up"
 	if out {
@@ -147,7 +147,7 @@ func (n *network) unplug(ctx context.Context, port int, out bool) error {
 	return run(ctx, "", "ip", "-n", n.sw, "link", "set", fmt.Sprint("p", port), state)
 }
 
-// A rule drops some of what goes from one port of the bridge to another.
+// A rule drops some of the packets from one port of the bridge to another.
 type rule string
 
 func cut(from, to int) rule {
@@ -158,7 +158,7 @@ func lose(percent int) rule {
 	return rule(fmt.Sprintf("numgen random mod 100 < %d counter drop", percent))
 }
 
-// filter lays rules on the bridge.
+// filter adds rules to the bridge.
 func (n *network) filter(ctx context.Context, rules ...rule) error {
 	var b strings.Builder
 	b.WriteString("table bridge fault {\nchain forward {\ntype filter hook forward priority 0; policy accept;\n")
@@ -169,14 +169,14 @@ func (n *network) filter(ctx context.Context, rules ...rule) error {
 	return run(ctx, b.String(), "ip", "netns", "exec", n.sw, "nft", "-f", "-")
 }
 
-// unfilter takes the rules away.
+// unfilter removes the rules.
 func (n *network) unfilter(ctx context.Context) error {
 	return run(ctx, "", "ip", "netns", "exec", n.sw, "nft", "delete", "table", "bridge", "fault")
 }
 
 var packets = regexp.MustCompile(`packets (\d+)`)
 
-// dropped is how many packets the rules took.
+// dropped returns how many packets the rules have dropped.
 func (n *network) dropped(ctx context.Context) (int, error) {
 	out, err := exec.CommandContext(ctx, "ip", "netns", "exec", n.sw, "nft", "list", "table", "bridge", "fault").Output()
 	if err != nil {
@@ -190,7 +190,7 @@ func (n *network) dropped(ctx context.Context) (int, error) {
 	return sum, nil
 }
 
-// run runs a program and gives what it said when it fails.
+// run runs a program and returns its output as an error when it fails.
 func run(ctx context.Context, stdin, program string, args ...string) error {
 	c := exec.CommandContext(ctx, program, args...)
 	c.Stdin = strings.NewReader(stdin)

@@ -8,12 +8,12 @@ import (
 	"time"
 )
 
-// A proxy stands before a member and hands on what comes, at once or late. Kernels without netem leave no other way to
-// make a network slow. It ends with its process.
+// A proxy stands before a member and forwards traffic, at once or late. Kernels without netem leave no other way to make a
+// network slow. It ends with its process.
 type proxy struct {
 	target string
 	delay  atomic.Int64 // mean, in nanoseconds
-	late   atomic.Int64 // pieces that were held back
+	late   atomic.Int64 // pieces that were delayed
 }
 
 // serve accepts connections until the listener is closed.
@@ -33,7 +33,7 @@ func (p *proxy) serve(l net.Listener) {
 func (p *proxy) relay(outer net.Conn) {
 	inner, err := net.Dial("tcp", p.target)
 	if err != nil {
-		_ = outer.Close() // as a host does on which nothing listens
+		_ = outer.Close() // as on a host on which nothing listens
 		return
 	}
 	go p.pump(inner, outer)
@@ -46,7 +46,7 @@ type piece struct {
 	bytes []byte
 }
 
-// pump hands on one direction. It never holds a sender up for longer than the delay, so the bandwidth stays as it is.
+// pump forwards one direction. It never blocks a sender for longer than the delay, so the bandwidth is unchanged.
 func (p *proxy) pump(dst, src net.Conn) {
 	defer dst.Close()
 	way := make(chan piece, 1024)
