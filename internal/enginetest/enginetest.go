@@ -1,4 +1,4 @@
-// Package enginetest is a small site for tests of the engine: four kinds, a fake world, a store in memory.
+// Package enginetest provides a small site for tests of the engine: four kinds, a fake world, a store in memory.
 package enginetest
 
 import (
@@ -29,9 +29,9 @@ import (
 // SiteID is the UUID of the site of all tests.
 const SiteID = "5a2f8c1e-7b0d-4f3a-9c61-2e8d4b7a9f10"
 
-// Kinds are: far.net on the site, with an immutable cidr; far.subnet, a part of a net that cannot change; far.host, which lives in
-// a net for good, may have a guard, and links to subnets;
-// far.guard, which can change; far.account, which has secrets; near.bridge and near.port on nodes, deleted and made again without loss.
+// Kinds returns the kinds: far.net on the site, with an immutable cidr; far.subnet, a part of a net that cannot change; far.host,
+// which always stays in its net, may have a guard, and links to subnets; far.guard, which can change; far.account, which has
+// secrets; near.bridge and near.port on nodes, which are replaced without loss.
 func Kinds() schema.Kinds {
 	field := func(name string, t schema.Type, set ...func(*schema.Field)) schema.Field {
 		f := schema.Field{Name: name, Type: t}
@@ -69,7 +69,7 @@ func Kinds() schema.Kinds {
 	return kinds
 }
 
-// A Site is a world, a store and what happened.
+// A Site is a world, a store and the events so far.
 type Site struct {
 	World *fake.World
 	KV    *mem.KV
@@ -80,14 +80,14 @@ type Site struct {
 	events []event.Event
 }
 
-// New makes an empty site.
+// New returns an empty site.
 func New() *Site {
 	kv := mem.New(mem.Options{})
 	kinds := Kinds()
 	return &Site{World: fake.New(kinds), KV: kv, Store: state.New(kv, "test"), Kinds: kinds}
 }
 
-// Engine makes an engine on the site, as a process would; change, which may be nil, adjusts its options.
+// Engine returns an engine on the site, as a process would create it; change, which may be nil, adjusts its options.
 func (s *Site) Engine(change func(*engine.Options)) *engine.Engine {
 	o := engine.Options{
 		Kinds: s.Kinds, Store: s.Store, Who: "test@here", Version: "test",
@@ -113,14 +113,14 @@ func (s *Site) Engine(change func(*engine.Options)) *engine.Engine {
 	return engine.New(o)
 }
 
-// Events returns what happened so far.
+// Events returns the events so far.
 func (s *Site) Events() []event.Event {
 	s.mu.Lock()
 	defer s.mu.Unlock()
 	return slices.Clone(s.events)
 }
 
-// Document makes a document of resources, each a ref and its spec as JSON, with references found.
+// Document returns a document of resources, each a ref and its spec as JSON, with references resolved.
 func (s *Site) Document(tb testing.TB, resources map[string]string) *schema.Document {
 	tb.Helper()
 	d := &schema.Document{Site: schema.Site{Name: "test", ID: SiteID}, Policy: schema.Policy{MaxDestroy: "100%"}, Author: schema.Author{Own: true}}
@@ -227,7 +227,7 @@ func (s *Site) Converge(tb testing.TB, d *schema.Document) *plan.Plan {
 	return p
 }
 
-// Apply applies with a new engine. Somebody has approved of the plan, unless o says that it was another one.
+// Apply applies with a new engine. The plan is approved, unless o says that another one was.
 func (s *Site) Apply(p *plan.Plan, o engine.ApplyOptions) (engine.Result, error) {
 	if o.Approve == "" {
 		o.Approve = p.Approval()
@@ -237,13 +237,13 @@ func (s *Site) Apply(p *plan.Plan, o engine.ApplyOptions) (engine.Result, error)
 	return e.Apply(context.Background(), p, o)
 }
 
-// Release lets go of all holds.
+// Release releases all holds.
 func (s *Site) Release(tb testing.TB) {
 	tb.Helper()
 	Release(tb, s.Store)
 }
 
-// Text shows a plan in short: one line a step.
+// Text returns a short form of a plan: one line per step.
 func Text(p *plan.Plan) string {
 	var b strings.Builder
 	for i := range p.Steps {

@@ -13,8 +13,8 @@ import (
 	"converge.dev/converge/state"
 )
 
-// Standing says how far the newest run has come with the step of a resource: its outcome, or open; after > that of its undo,
-// when that has begun. There is none when the plan has no such step.
+// Standing returns how far the newest run has come with the step of a resource: its outcome, or open; after > that of its
+// undo, when that has begun. Ok is false when the plan has no such step.
 func Standing(tb testing.TB, s *state.Store, ref schema.Ref) (word string, ok bool) {
 	tb.Helper()
 	ctx := context.Background()
@@ -58,7 +58,7 @@ func wordOf(s journal.Standing) string {
 	return ""
 }
 
-// Holds returns the kinds of holds that are set, such as serial+site.
+// Holds returns the kinds of the current holds, such as serial+site.
 func Holds(tb testing.TB, s *state.Store) string {
 	tb.Helper()
 	holds, err := s.Holds(context.Background())
@@ -74,7 +74,7 @@ func Holds(tb testing.TB, s *state.Store) string {
 	return strings.Join(scopes, "+")
 }
 
-// Release lets go of all holds, as a person does who has looked.
+// Release releases all holds, as an operator does after checking the site.
 func Release(tb testing.TB, s *state.Store) {
 	tb.Helper()
 	holds, err := s.Holds(context.Background())
