@@ -4,13 +4,13 @@
 // call to the outside is made, the lock is taken. Code passes a point by calling [At]; that costs nothing in a normal
 // build, where the function is empty. Built with the tag failpoint, a program obeys CONVERGE_FAILPOINT:
 //
-//	CONVERGE_FAILPOINT='journal.intent.after:3=kill'      the third time: SIGKILL, as a power failure
-//	CONVERGE_FAILPOINT='call.create.before=stop'          the first time: SIGSTOP; whoever sends SIGCONT wakes it
-//	CONVERGE_FAILPOINT='call.delete.after=delay(2s)'      goes on after a while
+//	CONVERGE_FAILPOINT='journal.intent.after:3=kill'      the third time: SIGKILL, like a power failure
+//	CONVERGE_FAILPOINT='call.create.before=stop'          the first time: SIGSTOP; SIGCONT wakes it
+//	CONVERGE_FAILPOINT='call.delete.after=delay(2s)'      continues after a while
 //	CONVERGE_FAILPOINT='journal.end.before=fail'          At returns an error that wraps [ErrInjected]
 //
 // Several are separated by semicolons. CONVERGE_FAILPOINT_LOG names a file to which every point that is passed is
-// appended, one a line, so that a test can tell which were never reached.
+// appended, one per line, so that a test knows which were never reached.
 package failpoint
 
 import "errors"

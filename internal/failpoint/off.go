@@ -2,7 +2,7 @@
 
 package failpoint
 
-// On tells whether points do anything in this build.
+// On reports whether points do anything in this build.
 const On = false
 
 // At passes a point. In this build it does nothing.

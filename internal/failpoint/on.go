@@ -16,7 +16,7 @@ import (
 	"golang.org/x/sys/unix"
 )
 
-// On tells whether points do anything in this build.
+// On reports whether points do anything in this build.
 const On = true
 
 var (
@@ -70,8 +70,8 @@ func (r *rule) do() error {
 	return fmt.Errorf("%w at %s", ErrInjected, r.point)
 }
 
-// signal sends a signal to this thread, which takes it before the call returns: SIGKILL and SIGSTOP then meet the whole
-// process. Sent to the process, the signal might wait for another thread to be scheduled, and this one go on meanwhile.
+// signal sends a signal to this thread, which receives it before the call returns: SIGKILL and SIGSTOP then affect the whole
+// process. Sent to the process, the signal might wait for another thread to be scheduled while this one continues.
 func signal(s syscall.Signal) error {
 	runtime.LockOSThread()
 	defer runtime.UnlockOSThread()
