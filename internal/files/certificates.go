@@ -9,18 +9,18 @@ import (
 	"fmt"
 )
 
-// Certificates are what the files of one side of TLS held when they were read.
+// Certificates are the contents of the files of one side of TLS when they were read.
 type Certificates struct {
 	Roots  *x509.CertPool    // the authorities; nil: the system's
 	Ours   *tls.Certificate  // nil when we show none
 	Digest [sha256.Size]byte // of all that was read
 }
 
-// maxPEM bounds a file of TLS; the bundles of authorities that systems ship have a fifth of it.
+// maxPEM is the maximum size of a TLS file; the bundles of authorities that systems ship have a fifth of it.
 const maxPEM = 1 << 20
 
-// ReadCertificates reads files of PEM, each of them once, so that the digest is of what is used; those without a name are left
-// out. The digest is good also when there is an error.
+// ReadCertificates reads PEM files, each of them once, so that the digest is that of what is used; those without a name are
+// left out. The digest is valid even when there is an error.
 func ReadCertificates(ca, cert, key string) (c Certificates, err error) {
 	hash := sha256.New()
 	take := func(name string, read func(string, int64) ([]byte, error)) []byte {
@@ -32,7 +32,7 @@ func ReadCertificates(ca, cert, key string) (c Certificates, err error) {
 			err = cmp.Or(err, missing)
 			b = []byte(missing.Error())
 		}
-		// The length first: else a part that moves from one file to the next would change nothing.
+		// The length first: otherwise a part that moves from one file to the next would change nothing.
 		hash.Write(binary.BigEndian.AppendUint64(nil, uint64(len(b))))
 		hash.Write(b)
 		return b

@@ -1,9 +1,9 @@
 // Package files opens and replaces files whose paths come from outside: from a command line, a configuration or a
-// document. Whatever lies at such a path, opening it does not block, reading it stops at a bound, and replacing it never
+// document. Whatever is at such a path, opening it does not block, reading it stops at a limit, and replacing it never
 // puts a file in the place of something else.
 //
-// A regular file is meant wherever a file is named. A named pipe, a device, a socket or a folder is an error that says
-// so. A link is followed when the user named it; below an [os.Root] it must not lead out of that folder.
+// Every path must name a regular file. A named pipe, a device, a socket or a folder is an error that says so. A link is
+// followed when the user named it; below an [os.Root] it must not lead out of that folder.
 package files
 
 import (
@@ -18,23 +18,23 @@ import (
 	"syscall"
 )
 
-// openFlags let nothing block that took the place of a regular file after it was looked at, and let no terminal become
-// the process's own.
+// openFlags prevent blocking on something that replaced a regular file after it was checked, and prevent a terminal from
+// becoming the process's own.
 const openFlags = os.O_RDONLY | syscall.O_NONBLOCK | syscall.O_NOCTTY
 
-// ErrNotRegular is in the error for what exists and is no regular file.
+// ErrNotRegular is in the error for something that exists and is not a regular file.
 var ErrNotRegular = errors.New("not a regular file")
 
-// ErrLeadsOut is in the error for a path that leads, by a link or otherwise, out of the folder it lies in.
+// ErrLeadsOut is in the error for a path that leads, by a link or otherwise, out of its folder.
 var ErrLeadsOut = errors.New("the path leads out of the folder")
 
-// ErrInUse is in the error for a file that another has locked.
+// ErrInUse is in the error for a file that another process has locked.
 var ErrInUse = errors.New("another process has it open")
 
-// A TooLargeError says that a file holds more than its reader takes.
+// A TooLargeError says that a file is larger than its reader accepts.
 type TooLargeError struct {
 	Path  string
-	Size  int64 // what the file says that it has; 0 when it does not say
+	Size  int64 // the size that the file reports; 0 when it reports none
 	Limit int64
 }
 
@@ -46,7 +46,7 @@ func (e *TooLargeError) Error() string {
 	return fmt.Sprintf("%s has %d bytes, the limit is %s", e.Path, e.Size, Size(e.Limit))
 }
 
-// Size words a number of bytes.
+// Size returns a number of bytes in words.
 func Size(n int64) string {
 	for _, unit := range []struct {
 		size int64
@@ -70,13 +70,13 @@ func OpenIn(root *os.Root, name string) (*os.File, error) {
 	return f, leadsOut(root, name, err)
 }
 
-// StatIn describes what lies at name below root, whatever it is.
+// StatIn describes what is at name below root.
 func StatIn(root *os.Root, name string) (fs.FileInfo, error) {
 	info, err := root.Stat(name)
 	return info, leadsOut(root, name, err)
 }
 
-// leadsOut explains the error for what root does not follow; package os has no name for it.
+// leadsOut explains the error for what root does not follow; package os does not name it.
 func leadsOut(root *os.Root, name string, err error) error {
 	var wrong *fs.PathError
 	if errors.As(err, &wrong) && strings.Contains(wrong.Err.Error(), "escapes") {
@@ -85,7 +85,7 @@ func leadsOut(root *os.Root, name string, err error) error {
 	return err
 }
 
-// open looks before it opens: opening a device can have an effect of its own.
+// open checks before it opens: opening a device can have an effect of its own.
 func open(path, name string, stat func(string) (fs.FileInfo, error), open func(string) (*os.File, error)) (*os.File, error) {
 	info, err := stat(name)
 	if err == nil {
@@ -120,7 +120,7 @@ func (m notRegular) Error() string { return "it is " + Kind(fs.FileMode(m)) + ",
 
 func (m notRegular) Is(target error) bool { return target == ErrNotRegular }
 
-// Kind words what a file is.
+// Kind returns in words what a file is.
 func Kind(m fs.FileMode) string {
 	switch {
 	case m.IsRegular():
@@ -171,8 +171,8 @@ func ReadPrivate(path string, limit int64) ([]byte, error) {
 	return readAll(f, path, limit)
 }
 
-// Private refuses a file that everybody on this machine may read or write. What the group may is left to whoever made
-// the group: certificates are often shared with a service that way.
+// Private refuses a file that everybody on this machine may read or write. Access of the group is allowed: certificates are
+// often shared with a service that way.
 func Private(path string, info fs.FileInfo) error {
 	if mode := info.Mode().Perm(); mode&0o006 != 0 {
 		return fmt.Errorf("everybody on this machine may read or write %s (mode %04o): run chmod o-rw on it", path, mode)
@@ -191,7 +191,7 @@ func readAll(f *os.File, path string, limit int64) (data []byte, err error) {
 	}
 	var b bytes.Buffer
 	b.Grow(int(info.Size()) + bytes.MinRead)
-	if _, err := b.ReadFrom(io.LimitReader(f, limit+1)); err != nil { // it may grow meanwhile
+	if _, err := b.ReadFrom(io.LimitReader(f, limit+1)); err != nil { // it may be growing
 		return nil, err
 	}
 	if int64(b.Len()) > limit {
@@ -200,7 +200,7 @@ func readAll(f *os.File, path string, limit int64) (data []byte, err error) {
 	return b.Bytes(), nil
 }
 
-// Replaceable tells why [Replace] would refuse path, so that no work is lost that leads up to it.
+// Replaceable returns why [Replace] would refuse path, so that the work before it is not lost.
 func Replaceable(path string) error {
 	dir, err := filepath.EvalSymlinks(filepath.Dir(path))
 	if err != nil {
@@ -209,13 +209,13 @@ func Replaceable(path string) error {
 	if dir, err = filepath.Abs(dir); err != nil {
 		return err
 	}
-	// The links there, such as /dev/stdout, stand for what a process has open: a file in their place would break others.
+	// The links there, such as /dev/stdout, stand for what a process has open: replacing them with a file would break others.
 	if dir == "/dev" || strings.HasPrefix(dir+"/", "/proc/") || strings.HasPrefix(dir+"/", "/sys/") {
 		return &fs.PathError{Op: "write", Path: path, Err: errors.New("files do not belong there: name a file elsewhere")}
 	}
 	info, err := os.Stat(path)
 	if errors.Is(err, fs.ErrNotExist) {
-		return nil // also a link to nothing: the link is replaced
+		return nil // including a link to nothing: the link is replaced
 	}
 	if err != nil {
 		return err
@@ -223,8 +223,8 @@ func Replaceable(path string) error {
 	return regular("write", path, info)
 }
 
-// Replace writes a file so that at all times the old or the new one is there. What exists is replaced only when it is a
-// regular file, or a link to one, of which the link is replaced.
+// Replace writes a file so that at all times the old or the new one exists. Something that exists is replaced only when it
+// is a regular file, or a link to one; then the link is replaced.
 func Replace(path string, data []byte, mode fs.FileMode) (err error) {
 	if err := Replaceable(path); err != nil {
 		return err
@@ -243,7 +243,7 @@ func Replace(path string, data []byte, mode fs.FileMode) (err error) {
 	return nil
 }
 
-// Append opens a regular file to write at its end, and makes a new one when there is none, for its owner alone.
+// Append opens a regular file for appending, and creates it when there is none, accessible only to its owner.
 func Append(path string) (*os.File, error) {
 	if info, err := os.Stat(path); err == nil {
 		if err := regular("open", path, info); err != nil {
@@ -264,11 +264,11 @@ func Append(path string) (*os.File, error) {
 	return f, nil
 }
 
-// Lock opens a file to read and write, and makes a new one when there is none, for this opening alone: until it is closed
-// every other Lock fails with [ErrInUse], in whatever process. Who holds it may remove the file.
+// Lock opens a file exclusively for reading and writing, and creates it when there is none: until it is closed every other
+// Lock fails with [ErrInUse], in any process. The holder may remove the file.
 func Lock(path string) (*os.File, error) {
 	for {
-		// The file is written into, so a link in its place must not lead to another.
+		// The file is written to, so a link in its place must not lead to another.
 		f, err := os.OpenFile(path, os.O_RDWR|os.O_CREATE|syscall.O_NOFOLLOW|syscall.O_NONBLOCK, 0o600)
 		if err != nil {
 			return nil, err
@@ -286,7 +286,7 @@ func Lock(path string) (*os.File, error) {
 		if err != nil {
 			return nil, errors.Join(err, f.Close())
 		}
-		// Whoever had it before may have removed it, perhaps between our open and our lock.
+		// The previous holder may have removed it, perhaps between our open and our lock.
 		now, err := os.Stat(path)
 		if err == nil && os.SameFile(mine, now) {
 			return f, nil
