@@ -6,13 +6,13 @@ import (
 	"sync"
 )
 
-// A Mutex lets callers with the same key go one at a time. The zero Mutex is ready. Keys that nobody holds take no room.
+// A Mutex lets callers with the same key proceed one at a time. The zero Mutex is ready. Keys that are not held take no space.
 type Mutex struct {
 	mu   sync.Mutex
-	busy map[string]chan struct{} // closed when whoever holds the key gives it back
+	busy map[string]chan struct{} // closed when the key is unlocked
 }
 
-// Lock waits for the key; unlock gives it to the next one. It fails with the cause of ctx when that ends before.
+// Lock waits for the key; unlock passes it to the next caller. It fails with the cause of ctx when that ends before.
 func (m *Mutex) Lock(ctx context.Context, key string) (unlock func(), err error) {
 	for {
 		m.mu.Lock()
