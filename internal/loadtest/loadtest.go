@@ -1,6 +1,6 @@
 // Package loadtest makes sites of any size for tests and benchmarks: valid documents of the embedded kinds, with the mix
-// of resources and the references that a GPU cloud has. Equal calls give equal sites, and a smaller site is the start of
-// a larger one.
+// of resources and the references that a GPU cloud has. Equal calls return equal sites, and a smaller site is a prefix of a
+// larger one.
 package loadtest
 
 import (
@@ -12,7 +12,7 @@ import (
 // SiteID is the identity of every site of this package.
 const SiteID = "7d9f1c62-3a54-4b0e-9c86-2f1d8e5b7a30"
 
-// A Builder collects resources by scope, kind and name.
+// A builder collects resources by scope, kind and name.
 type builder struct {
 	left int
 	doc  map[string]any
@@ -28,7 +28,7 @@ func Site(n int) []byte {
 		b.block(block)
 	}
 	text, err := json.Marshal(b.doc)
-	if err != nil { // plain maps always become JSON
+	if err != nil { // plain maps can always be written as JSON
 		panic(err)
 	}
 	return text
@@ -59,8 +59,8 @@ func below(m map[string]any, name string) map[string]any {
 // instances is how many machines and instances a block has.
 const instances = 6
 
-// block adds one VPC with its addresses, rules, machines and instances, and one node with its switch. What is referred to
-// comes first, so that a site may end anywhere.
+// block adds one VPC with its addresses, rules, machines and instances, and one node with its switch. Referenced resources
+// come first, so that a site may end anywhere.
 func (b *builder) block(n int) {
 	tenant, kind := fmt.Sprintf("tenant-%d", n/10), fmt.Sprintf("gpu-%d", n/10)
 	if n%10 == 0 {
@@ -93,7 +93,7 @@ func (b *builder) block(n int) {
 	b.site("carbide.vpc_prefix", prefix, map[string]any{
 		"vpc": vpc, "prefix": fmt.Sprintf("10.%d.%d.0/24", n>>8&255, n&255), "labels": labels("links"), "description": "Link networks of the instances",
 	})
-	block := n * 16 // of a /12, sixteen addresses a segment
+	block := n * 16 // of a /12, sixteen addresses per segment
 	base := fmt.Sprintf("172.%d.%d.", 16+block>>16&15, block>>8&255)
 	b.site("carbide.network_segment", fmt.Sprintf("storage-%d", n), map[string]any{
 		"vpc": vpc, "mtu": 9000, "prefixes": []any{map[string]any{
