@@ -1,4 +1,4 @@
-// Package nearest finds the name that somebody probably meant.
+// Package nearest finds the name that a user probably meant.
 package nearest
 
 import (
@@ -21,11 +21,11 @@ func Name(word string, names []string) (name string, ok bool) {
 	return name, ok
 }
 
-// longest is how many letters a word has at the most that somebody mistypes.
+// longest is the maximum number of letters of a word that a user mistypes.
 const longest = 128
 
-// far is how many letters apart two words are not alike any more: one of three to five letters may have one that is wrong, a
-// shorter one none, and the longest four.
+// far is the number of wrong letters from which on two words are no longer similar: a word of three to five letters may have
+// one wrong, a shorter one none, and the longest four.
 func far(word string) int {
 	n := utf8.RuneCountInString(word)
 	if n < 3 || n > longest {
@@ -34,8 +34,8 @@ func far(word string) int {
 	return max(1, min(n/3, 4)) + 1
 }
 
-// distance counts the letters to insert, delete, replace or swap with their neighbour; it is at least limit when that is so.
-// Capitals are letters like small ones.
+// distance counts the letters to insert, delete, replace or swap with their neighbour; when that reaches limit, it returns at
+// least limit. It is case-sensitive.
 func distance(a, b string, limit int) int {
 	a, b = strings.ToLower(a), strings.ToLower(b)
 	apart := utf8.RuneCountInString(a) - utf8.RuneCountInString(b)
@@ -46,7 +46,7 @@ func distance(a, b string, limit int) int {
 }
 
 // Ref is Name for refs, or patterns of refs, that are close part by part: SCOPE/KIND/NAME. A part of the pattern that
-// matches as it is, such as *, is kept.
+// already matches, such as *, is kept.
 func Ref(pattern string, refs []string) (ref string, ok bool) {
 	parts := strings.Split(pattern, "/")
 	best := -1
@@ -82,7 +82,7 @@ func DidYouMeanRef(pattern string, refs []string) string {
 	return ""
 }
 
-// DidYouMean returns a sentence that suggests a name, with a blank before it; nothing when none is close.
+// DidYouMean returns a sentence that suggests a name, with a space before it; "" when none is close.
 func DidYouMean(word string, names []string) string {
 	if n, ok := Name(word, names); ok {
 		return " Did you mean " + n + "?"
@@ -90,7 +90,7 @@ func DidYouMean(word string, names []string) string {
 	return ""
 }
 
-// DidYouMeanKind is DidYouMean for the names of kinds, whose noun may stand for the whole: vpc for carbide.vpc.
+// DidYouMeanKind is DidYouMean for the names of kinds, for which their noun may stand: vpc for carbide.vpc.
 func DidYouMeanKind(word string, kinds []string) string {
 	if text := DidYouMean(word, kinds); text != "" || strings.Contains(word, ".") {
 		return text
