@@ -23,11 +23,11 @@ import (
 	"github.com/ovn-org/libovsdb/updates"
 )
 
-// Fake runs an OVSDB server in this process, with something in the place of ovs-vswitchd: it numbers the ports of
-// bridges whose datapath_type is Datapath, reports an error for interfaces named bad*, and says that it is done.
+// Fake runs an OVSDB server in this process, with a substitute for ovs-vswitchd: it numbers the ports of bridges whose
+// datapath_type is Datapath, reports an error for interfaces named bad*, and reports that it is done.
 func Fake(t testing.TB) *Switch {
 	t.Helper()
-	stdr.SetVerbosity(0) // the server prints every row that it touches otherwise
+	stdr.SetVerbosity(0) // otherwise the server prints every row that it touches
 	s := &Switch{dir: tempDir(t)}
 	s.Endpoint = "unix:" + socket(s.dir)
 	tables, err := vswitch.FullDatabaseModel()
@@ -64,7 +64,7 @@ func Fake(t testing.TB) *Switch {
 	return s
 }
 
-// vswitchd acts on the database until the test ends; what it returns stops it for a while.
+// vswitchd acts on the database until the test ends; the function that it returns stops it for a while.
 func vswitchd(t testing.TB, endpoint string, tables model.ClientDBModel) (freeze func(bool) error) {
 	log := logr.Discard()
 	c, err := client.NewOVSDBClient(tables, client.WithEndpoint(endpoint), client.WithLogger(&log))
@@ -99,7 +99,7 @@ func vswitchd(t testing.TB, endpoint string, tables model.ClientDBModel) (freeze
 			case <-poke:
 			}
 			running.Lock()
-			err := act(context.Background(), c) // never left half way: the server answers a closed connection badly
+			err := act(context.Background(), c) // never cancelled half way: the server handles a closed connection badly
 			running.Unlock()
 			if err != nil {
 				t.Errorf("the fake ovs-vswitchd: %v", err)
@@ -127,7 +127,7 @@ func vswitchd(t testing.TB, endpoint string, tables model.ClientDBModel) (freeze
 	return freeze
 }
 
-// act takes the configuration once, as ovs-vswitchd does: all of it, and cur_cfg in the same transaction.
+// act applies the configuration once, like ovs-vswitchd: all of it, and cur_cfg in the same transaction.
 func act(ctx context.Context, c client.Client) error {
 	tables := []string{vswitch.OpenvSwitchTable, vswitch.BridgeTable, vswitch.PortTable, vswitch.InterfaceTable}
 	var reads []ovsdb.Operation
@@ -142,7 +142,7 @@ func act(ctx context.Context, c client.Client) error {
 		return nil
 	}
 	root, bridges, ports, interfaces := results[0].Rows[0], results[1].Rows, results[2].Rows, results[3].Rows
-	dead := map[any]bool{} // names of what is on a bridge that cannot be made
+	dead := map[any]bool{} // names of what is on a bridge that cannot be created
 	for _, b := range bridges {
 		for _, p := range ports {
 			if b["datapath_type"] != Datapath && slices.Contains(elements(b["ports"]), p["_uuid"]) {
@@ -192,7 +192,7 @@ func act(ctx context.Context, c client.Client) error {
 }
 
 // checked makes the database in memory as strict as ovsdb-server in what the provider relies on: a wait compares
-// empty columns too, in any order of sets, and values must be among those that the schema allows.
+// empty columns too, sets in any order, and values must be among those that the schema allows.
 type checked struct {
 	database.Database
 	model model.DatabaseModel
@@ -239,7 +239,7 @@ func (t transaction) Transact(ops ...ovsdb.Operation) ([]*ovsdb.OperationResult,
 		}
 	}
 	effects := ops[waits:]
-	if n := len(effects) - 1; n >= 0 && effects[n].Op == ovsdb.OperationCommit { // a database in memory lasts as long as it lasts
+	if n := len(effects) - 1; n >= 0 && effects[n].Op == ovsdb.OperationCommit { // a database in memory is never durable
 		rest, update := t.Transaction.Transact(effects[:n]...)
 		return append(append(results[:waits], rest...), &ovsdb.OperationResult{}), update
 	}

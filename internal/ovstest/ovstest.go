@@ -1,8 +1,8 @@
 // Package ovstest gives tests an Open vSwitch of their own: [Start] a real one in a network namespace, [Fake] a
-// database in memory with something that acts on it as ovs-vswitchd would.
+// database in memory with something that acts on it like ovs-vswitchd.
 //
-// Both take the part of the outside world: tests change and read the database through a [Switch] as somebody else
-// would, past the provider under test. Nothing of the machine is touched.
+// Both play the outside world: tests change and read the database through a [Switch] like another client, past the
+// provider under test. Nothing on the machine is touched.
 package ovstest
 
 import (
@@ -23,7 +23,7 @@ import (
 	"github.com/ovn-org/libovsdb/ovsdb"
 )
 
-// Datapath is the datapath_type that a bridge needs here; other bridges are never made.
+// Datapath is the datapath_type that a bridge needs here; other bridges are never created.
 const Datapath = "netdev"
 
 // A Switch is one running Open vSwitch.
@@ -32,7 +32,7 @@ type Switch struct {
 	Real     bool   // made by Start
 
 	dir    string
-	pid    int // of the process whose namespaces a real one lives in
+	pid    int // of the process whose namespaces a real one runs in
 	freeze func(frozen bool) error
 	client client.Client
 	root   string // UUID of the row of Open_vSwitch
@@ -94,7 +94,7 @@ func (s *Switch) Row(t testing.TB, table, name string) ovsdb.Row {
 	return rows[i]
 }
 
-// Set writes one column of the row with a name, without telling ovs-vswitchd to say when it is done.
+// Set writes one column of the row with a name, without asking ovs-vswitchd to report when it is done.
 func (s *Switch) Set(t testing.TB, table, name, column string, value any) {
 	t.Helper()
 	s.Transact(t, ovsdb.Operation{
@@ -103,7 +103,7 @@ func (s *Switch) Set(t testing.TB, table, name, column string, value any) {
 	})
 }
 
-// AddPort adds an internal port to a bridge as libvirt would, with notes on its interface, and waits until it is made.
+// AddPort adds an internal port to a bridge like libvirt, with external ids on its interface, and waits until it is created.
 func (s *Switch) AddPort(t testing.TB, bridge, name string, ids map[string]string) {
 	t.Helper()
 	notes, err := ovsdb.NewOvsMap(ids)
@@ -128,7 +128,7 @@ func (s *Switch) AddPort(t testing.TB, bridge, name string, ids map[string]strin
 	s.Settle(t)
 }
 
-// AddMirror adds a mirror to a bridge as somebody else would. References to ports are their UUIDs.
+// AddMirror adds a mirror to a bridge like another client. References to ports are their UUIDs.
 func (s *Switch) AddMirror(t testing.TB, bridge, name string, columns ovsdb.Row) {
 	t.Helper()
 	row := ovsdb.Row{"name": name}
@@ -153,7 +153,7 @@ func (s *Switch) Clear(t testing.TB) {
 	s.Settle(t)
 }
 
-// Settle waits until ovs-vswitchd has taken all that the database says now.
+// Settle waits until ovs-vswitchd has applied the current contents of the database.
 func (s *Switch) Settle(t testing.TB) {
 	t.Helper()
 	next := number(s.Transact(t, s.bump()...)[1].Rows[0]["next_cfg"])
@@ -164,7 +164,8 @@ func (s *Switch) Settle(t testing.TB) {
 	}
 }
 
-// bump asks ovs-vswitchd to say when it has taken what the database says, and reads back as which configuration.
+// bump asks ovs-vswitchd to report when it has applied the contents of the database, and reads back the number of that
+// configuration.
 func (s *Switch) bump() []ovsdb.Operation {
 	return []ovsdb.Operation{
 		{
@@ -179,7 +180,7 @@ func (s *Switch) isRoot() []ovsdb.Condition {
 	return []ovsdb.Condition{ovsdb.NewCondition("_uuid", ovsdb.ConditionEqual, ovsdb.UUID{GoUUID: s.root})}
 }
 
-// number reads a whole number from a row; rows leave out what is zero.
+// number reads a whole number from a row; rows omit zero.
 func number(v any) int {
 	f, _ := v.(float64)
 	return int(f)
@@ -193,7 +194,7 @@ func (s *Switch) Freeze(t testing.TB) {
 	}
 }
 
-// Thaw lets ovs-vswitchd go on.
+// Thaw lets ovs-vswitchd continue.
 func (s *Switch) Thaw(t testing.TB) {
 	t.Helper()
 	if err := s.freeze(false); err != nil {
@@ -201,11 +202,10 @@ func (s *Switch) Thaw(t testing.TB) {
 	}
 }
 
-// reported are the columns that ovs-vswitchd writes when it gets round to it, beside those that the schema calls
-// ephemeral.
+// reported are the columns that ovs-vswitchd writes at times of its own, beside those that the schema calls ephemeral.
 var reported = []string{"bond_active_slave", "cfm_flap_count", "datapath_version"}
 
-// Dump returns what the database holds below the row of Open_vSwitch as text, without what moves by itself.
+// Dump returns what the database holds below the row of Open_vSwitch as text, without what changes by itself.
 func (s *Switch) Dump(t testing.TB) string {
 	t.Helper()
 	tables := maps.Clone(vswitch.Schema().Tables)
@@ -258,7 +258,7 @@ func (s *Switch) Command(t testing.TB, name string, args ...string) *exec.Cmd {
 	return cmd
 }
 
-// Vsctl runs ovs-vsctl on a real switch and gives what it prints.
+// Vsctl runs ovs-vsctl on a real switch and returns its output.
 func (s *Switch) Vsctl(t testing.TB, args ...string) string {
 	t.Helper()
 	out, err := s.Command(t, "ovs-vsctl", append([]string{"--timeout=20"}, args...)...).CombinedOutput()
@@ -272,8 +272,8 @@ func (s *Switch) environ() []string {
 	return []string{"OVS_RUNDIR=" + s.dir, "OVS_LOGDIR=" + s.dir, "OVS_DBDIR=" + s.dir, "OVS_SYSCONFDIR=" + s.dir}
 }
 
-// tempDir is a directory with a short name: the path of a socket has at most 107 bytes, which t.TempDir of a subtest
-// does not leave room for.
+// tempDir returns a directory with a short name: the path of a socket has at most 107 bytes, for which t.TempDir of a
+// subtest leaves no room.
 func tempDir(t testing.TB) string {
 	t.Helper()
 	dir, err := os.MkdirTemp("", "ovs")

@@ -13,11 +13,11 @@ import (
 // Required names the variable that makes a missing or failing Open vSwitch an error instead of a reason to skip.
 const Required = "CONVERGE_REAL"
 
-// programs are what a real switch needs.
+// programs are the programs that a real switch needs.
 var programs = []string{"ovsdb-tool", "ovsdb-server", "ovs-vswitchd", "ovs-vsctl", "ip", "nsenter", "sh"}
 
-// script starts the daemons and stays as the first process of its namespaces. When its input ends, which it also does
-// when the test dies, it ends too, and the kernel ends everything else that lives there.
+// script starts the daemons and stays as the first process of its namespaces. When its input ends, which also happens
+// when the test dies, it ends too, and the kernel ends everything else in there.
 const script = `set -e
 ip link set lo up
 ovsdb-tool create "$OVS_DBDIR/conf.db" /usr/share/openvswitch/vswitch.ovsschema
@@ -94,13 +94,13 @@ func Start(t testing.TB) *Switch {
 	return s
 }
 
-// Kill ends ovs-vswitchd of a real switch at once, as a crash does.
+// Kill ends ovs-vswitchd of a real switch at once, like a crash.
 func (s *Switch) Kill(t testing.TB) {
 	t.Helper()
 	s.sh(t, `kill -9 $(cat "$OVS_RUNDIR/ovs-vswitchd.pid")`)
 }
 
-// Restart starts ovs-vswitchd of a real switch anew after Kill.
+// Restart starts ovs-vswitchd of a real switch again after Kill.
 func (s *Switch) Restart(t testing.TB) {
 	t.Helper()
 	s.sh(t, daemon)
