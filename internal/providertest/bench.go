@@ -20,7 +20,7 @@ import (
 	"github.com/google/go-cmp/cmp"
 )
 
-// rounds is how often a world may be advanced until what goes on in it must have ended.
+// rounds is how often a world may be advanced until everything in progress in it must have ended.
 const rounds = 200
 
 // A bench is where one law is checked: a world, a case, and the verbs with the checks that hold for every call.
@@ -34,17 +34,17 @@ type bench struct {
 	calls  atomic.Int64
 
 	patience time.Duration // how long a call may take
-	asked    sync.Map      // by id: the spec that was asked for last, a schema.Object
+	asked    sync.Map      // by id: the spec that was requested last, a schema.Object
 
-	lacking map[string]bool // by kind: what lacks has found
+	lacking map[string]bool // by kind: the results of lacks
 }
 
-// mine is the thing of the case.
+// mine returns the thing of the case.
 func (b *bench) mine() Made {
 	return b.identify(Made{Kind: b.c.Kind, Name: b.c.Name, ID: b.c.ID, Spec: b.c.Want})
 }
 
-// other is the i-th thing of the same kind beside it.
+// other returns the i-th other thing of the same kind.
 func (b *bench) other(i int) Made {
 	if b.c.Other == nil {
 		return b.identify(Made{Kind: b.c.Kind, Name: fmt.Sprintf("other-%d", i), Spec: b.c.Want})
@@ -65,7 +65,7 @@ func (b *bench) identify(m Made) Made {
 	return m
 }
 
-// call begins a change of m.
+// call returns a call that changes m.
 func (b *bench) call(m Made) providers.Call {
 	ref := schema.Ref{Scope: b.world.Provider.Scope, Kind: m.Kind, Name: m.Name}
 	return providers.Call{
@@ -80,7 +80,7 @@ func (b *bench) creating(m Made) providers.Call {
 	return c
 }
 
-// updating begins a change of the thing as seen from what the document said to what it says now.
+// updating returns a call that changes the thing as seen from one spec of the document to the next.
 func (b *bench) updating(m Made, seen providers.Thing, from, to schema.Object) providers.Call {
 	c := b.call(m)
 	c.Have, c.Want, c.Version = b.have(m.Kind, seen.Spec), changed(seen.Spec, from, to), seen.Version
@@ -93,7 +93,7 @@ func (b *bench) deleting(m Made, seen providers.Thing) providers.Call {
 	return c
 }
 
-// have is a spec as a call carries it: the secrets that are set are sealed.
+// have returns a spec as a call carries it: the secrets that are set are sealed.
 func (b *bench) have(kind string, seen schema.Object) schema.Object {
 	if b.kinds[kind] == nil {
 		return seen.Clone()
@@ -110,7 +110,7 @@ func (b *bench) have(kind string, seen schema.Object) schema.Object {
 	return spec
 }
 
-// do carries out a change and checks what holds for every one.
+// do carries out a change and checks what holds for every change.
 func (b *bench) do(ctx context.Context, op string, c providers.Call) error {
 	b.Helper()
 	k := b.kind(c.Ref.Kind)
@@ -178,7 +178,7 @@ func (b *bench) must(op string, c providers.Call) {
 	}
 }
 
-// make makes a thing and waits until it is ready; what has no create must be there.
+// make creates a thing and waits until it is ready; one whose kind has no create must exist.
 func (b *bench) make(m Made) providers.Thing {
 	b.Helper()
 	m = b.identify(m)
@@ -198,7 +198,7 @@ func (b *bench) list(kind string) []providers.Thing {
 // get reads things of a kind by their ids.
 func (b *bench) get(kind string, ids ...string) []providers.Thing {
 	b.Helper()
-	ids = append([]string{}, ids...) // not nil: a test double takes that for a list
+	ids = append([]string{}, ids...) // not nil: a test double takes nil for a list
 	asked := slices.Clone(ids)
 	things, err := b.kind(kind).Get(b.Context(), ids)
 	if !slices.Equal(asked, ids) {
@@ -268,7 +268,7 @@ func (b *bench) checkThing(kind string, th providers.Thing) {
 	}
 }
 
-// checkValue checks that a value is one that an Object may hold, and no mark.
+// checkValue checks that a value is one that an Object may hold, and not a mark.
 func (b *bench) checkValue(path string, v any) {
 	b.Helper()
 	switch v := v.(type) {
@@ -289,7 +289,7 @@ func (b *bench) checkValue(path string, v any) {
 	}
 }
 
-// checkFields checks that a spec has only fields of the kind, and none that are computed.
+// checkFields checks that a spec has only fields of the kind, and no computed ones.
 func (b *bench) checkFields(path string, fields []schema.Field, spec map[string]any, known bool) {
 	b.Helper()
 	for name, v := range spec {
@@ -332,7 +332,7 @@ func (b *bench) checkField(path string, f *schema.Field, v any) {
 	}
 }
 
-// peek looks for one thing.
+// peek observes one thing.
 func (b *bench) peek(m Made) (providers.Thing, bool) {
 	b.Helper()
 	things := b.get(m.Kind, m.ID)
@@ -367,7 +367,7 @@ func (b *bench) settled(m Made) providers.Thing {
 	return th
 }
 
-// goOn asks for what the thing can get only now that it is ready, as the engine does; it reports whether there was any.
+// goOn requests what the thing can get only now that it is ready, as the engine does; it reports whether there was anything.
 func (b *bench) goOn(m Made, th providers.Thing) bool {
 	b.Helper()
 	asked, _ := b.asked.Load(m.ID)
@@ -385,7 +385,7 @@ func (b *bench) goOn(m Made, th providers.Thing) bool {
 	return left
 }
 
-// gone advances the world until the thing is left out.
+// gone advances the world until the thing is no longer observed.
 func (b *bench) gone(m Made) {
 	b.Helper()
 	var phase providers.Phase
@@ -403,14 +403,14 @@ func (b *bench) gone(m Made) {
 	b.Fatalf("%s %s was deleted and is still there, %s", m.Kind, m.ID, phase)
 }
 
-// snapshot is everything that the provider observes in its scope beside the given things, as text, without versions,
-// status and what is said to people: they may move by themselves.
+// snapshot returns everything that the provider observes in its scope except the given things, as text, without versions,
+// status and messages to people: they may change by themselves.
 func (b *bench) snapshot(but ...Made) string {
 	b.Helper()
 	return b.snapshotOf(func(string) bool { return true }, but...)
 }
 
-// snapshotOf is the part of a snapshot that is of some kinds.
+// snapshotOf returns the part of a snapshot that is of some kinds.
 func (b *bench) snapshotOf(some func(kind string) bool, but ...Made) string {
 	b.Helper()
 	var out bytes.Buffer
@@ -434,7 +434,7 @@ func (b *bench) snapshotOf(some func(kind string) bool, but ...Made) string {
 	return out.String()
 }
 
-// lacks reports whether the far side does not have a kind. It is asked once.
+// lacks reports whether the far side does not have a kind. It checks that once.
 func (b *bench) lacks(k providers.Served) bool {
 	if _, known := b.lacking[k.Name]; !known {
 		_, err := providers.Collect(k.Kind.List(b.Context()))
@@ -446,8 +446,8 @@ func (b *bench) lacks(k providers.Served) bool {
 	return b.lacking[k.Name]
 }
 
-// watch remembers the world and gives a function that checks that nothing changed since. Of a world that shows all that it
-// holds, only the kind of the case and those that it needs are observed besides.
+// watch remembers the world and returns a function that checks that nothing has changed since. Of a world that shows everything
+// it holds, only the kind of the case and those that it needs are observed in addition.
 func (b *bench) watch() (unchanged func(what string)) {
 	b.Helper()
 	dump, some := b.world.Dump, b.concerned
@@ -471,7 +471,7 @@ func (b *bench) concerned(kind string) bool {
 	return kind == b.c.Kind || slices.ContainsFunc(b.c.Needs, func(m Made) bool { return m.Kind == kind })
 }
 
-// normal is a copy of a spec in the form that is compared.
+// normal returns a copy of a spec in the form that is compared.
 func (b *bench) normal(kind string, spec schema.Object) schema.Object {
 	spec = spec.Clone()
 	if k := b.kinds[kind]; k != nil {
@@ -480,7 +480,7 @@ func (b *bench) normal(kind string, spec schema.Object) schema.Object {
 	return spec
 }
 
-// has checks that a spec says at least what is wanted.
+// has checks that a spec contains at least what is wanted.
 func (b *bench) has(m Made, have, want schema.Object) {
 	b.Helper()
 	have, want = b.normal(m.Kind, have), b.normal(m.Kind, want)
@@ -489,7 +489,7 @@ func (b *bench) has(m Made, have, want schema.Object) {
 	}
 }
 
-// covers reports whether have says all that want says, and where not. Elements of lists correspond by position.
+// covers reports whether have contains everything in want, and where not. Elements of lists correspond by position.
 func covers(have, want any, path string) (string, bool) {
 	switch want := want.(type) {
 	case map[string]any:

@@ -10,8 +10,8 @@ import (
 	"github.com/google/go-cmp/cmp"
 )
 
-// A law is one sentence of the contract. The things that the case needs are there when check is called, the thing of
-// the case is not.
+// A law is one sentence of the contract. The things that the case needs exist when check is called, the thing of the case
+// does not.
 type law struct {
 	name  string
 	when  func(t providers.Traits, c Case) bool // whether it applies; nil: to every kind
@@ -119,7 +119,7 @@ func agree(b *bench) {
 func leftEarly(b *bench) {
 	m := b.mine()
 	b.make(m)
-	for range 1 + b.world.Provider.Limit { // it gives back what it has taken
+	for range 1 + b.world.Provider.Limit { // it releases what it has taken
 		for range b.served.Kind.List(b.Context()) {
 			break
 		}
@@ -282,8 +282,8 @@ func invalid(b *bench) {
 	b.make(m) // the id was not used up
 }
 
-// dangling makes the thing where nothing that it needs is there. Not every far side refuses that; one that does must
-// say clearly that nothing happened.
+// dangling creates the thing where nothing that it needs exists. Not every far side refuses that; one that does must clearly
+// report that nothing happened.
 func dangling(b *bench) {
 	for i := len(b.c.Needs) - 1; i >= 0; i-- {
 		need := b.identify(b.c.Needs[i])
@@ -302,7 +302,7 @@ func dangling(b *bench) {
 	}
 }
 
-// markTaken: what is taken over is marked by an update that changes nothing else, and given back unmarked by another.
+// markTaken: an adopted thing is marked by an update that changes nothing else, and released unmarked by another.
 func markTaken(b *bench) {
 	m := b.mine()
 	b.make(m)
@@ -355,7 +355,7 @@ func updateTwice(b *bench) {
 	}
 }
 
-// named: others may call a thing something else, and an update says what it is called from then on.
+// named: others may rename a thing, and an update sets its name again.
 func named(b *bench) {
 	m := b.mine()
 	th := b.make(m)
@@ -434,10 +434,10 @@ func deleteTwice(b *bench) {
 	m := b.mine()
 	c := b.deleting(m, b.make(m))
 	b.must("delete", c)
-	b.must("delete", c) // on its way out
+	b.must("delete", c) // in deletion
 	b.gone(m)
 	b.must("delete", c)
-	b.must("delete", b.call(b.other(99))) // never was
+	b.must("delete", b.call(b.other(99))) // never existed
 }
 
 func updateAbsent(b *bench) {
@@ -484,7 +484,7 @@ func undoDelete(b *bench) {
 	b.same("the delete was undone", before, b.settled(m))
 }
 
-// othersUntouched changes our thing in a scope with another one of the kind and whatever the world began with.
+// othersUntouched changes our thing in a scope with another one of the kind and everything in the initial world.
 func othersUntouched(b *bench) {
 	m, other := b.mine(), b.other(1)
 	b.make(other)

@@ -15,7 +15,7 @@ import (
 	"converge.dev/converge/providers/wire"
 )
 
-// Pipe returns a provider as it is seen from another process: all that goes in and out of it is encoded, see package wire.
+// Pipe returns a provider as seen from another process: everything that goes in and out of it is encoded, see package wire.
 // Closing it closes p.
 func Pipe(t testing.TB, p *providers.Provider) *providers.Provider {
 	t.Helper()

@@ -1,4 +1,4 @@
-// Package providertest holds the laws that every kind obeys, as a suite that the tests of a provider run:
+// Package providertest holds the laws that every kind obeys, as a suite for the tests of a provider:
 //
 //	providertest.Run(t, providertest.Suite{
 //		Kinds: kinds,
@@ -13,10 +13,11 @@
 //
 // A [World] is the far side with the provider that is connected to it; each law gets a fresh one. A [Case] is an
 // example of a thing of one kind. A law is one sentence of the contract in package providers; subtests are called
-// KIND/NAME/LAW, and wire/KIND/NAME/LAW where the provider is behind a pipe that encodes all that goes through it. Which laws apply follows from the kind's traits, so the suite also shows that the traits are true.
+// KIND/NAME/LAW, and wire/KIND/NAME/LAW where the provider is behind a pipe that encodes all that goes through it. Which
+// laws apply follows from the kind's traits, so the suite also shows that the traits are true.
 //
 // Some laws hold for every call and are checked at each: errors are complete [providers.Error] values, inputs are not
-// modified, and what is observed has the shape that the kind's CUE file gives.
+// modified, and observations have the shape that the kind's CUE file defines.
 package providertest
 
 import (
@@ -41,14 +42,14 @@ type Suite struct {
 	Cases []Case                   // at least one for each kind that the provider serves and the far side has
 	Kinds schema.Kinds             // optional: the descriptions of the kinds, for laws about the shape of specs
 
-	// Patience is how long a change may take to return: the world stands still meanwhile, so one that waits for what goes on in
-	// it never does. Optional: a minute.
+	// Patience is how long a change may take to return: the world stands still meanwhile, so a change that waits for progress
+	// in it never returns. Optional: a minute.
 	Patience time.Duration
 
-	// Only is the one law to check. Optional: all are.
+	// Only is the one law to check. Optional: all are checked.
 	Only string
 
-	// Parallel lets several laws be checked at the same time. Optional: worlds that Open gives must have nothing in common.
+	// Parallel permits checking several laws at the same time. Optional: the worlds that Open returns must then share nothing.
 	Parallel bool
 
 	piped bool // the provider is behind a pipe
@@ -58,16 +59,16 @@ type Suite struct {
 type World struct {
 	Provider *providers.Provider
 
-	// Dump gives everything that the far side holds as text, the same text for the same content; for the laws that
+	// Dump returns everything that the far side holds as text, the same text for the same content; for the laws that
 	// a call changes nothing. Optional: what the provider itself observes is compared anyway.
 	Dump func() string
 
-	// Advance lets what goes on over there go on, such as by moving the clock of a simulator. Optional: without it
-	// everything must be settled when a call returns.
+	// Advance lets the far side make progress, such as by moving the clock of a simulator. Optional: without it everything
+	// must be settled when a call returns.
 	Advance func()
 }
 
-// Made describes a thing to be made.
+// Made describes a thing to be created.
 type Made struct {
 	Kind string
 	Name string        // of the resource
@@ -75,23 +76,23 @@ type Made struct {
 	Spec schema.Object // references are external ids
 }
 
-// A Case is an example of a thing. Specs are as at the contract: references are external ids.
+// A Case is an example of a thing. Specs are as in the contract: references are external ids.
 //
 // When the traits say that the kind has no create, the world must hold the thing from the start.
 type Case struct {
 	Kind  string
 	Name  string // of the resource
 	ID    string // as in Made
-	Needs []Made // made before, in this order; what has no create must be there already
+	Needs []Made // created before, in this order; those whose kind has no create must already exist
 
-	Open func(t *testing.T) World // optional: a world in place of the suite's, with what this case has to find there
+	Open func(t *testing.T) World // optional: a world instead of the suite's, with what this case requires
 
 	Want    schema.Object
-	Update  schema.Object // a second whole spec; what Want has and it lacks is to be unset. Nil: the kind has no update
+	Update  schema.Object // a second whole spec; what Want has and it lacks is unset. Nil: the kind has no update
 	Invalid schema.Object // a spec that the far side refuses; optional
 
 	// Other describes the i-th of several things of the same kind that can exist beside this one and each other.
-	// When it is nil they are of the same spec, under other names.
+	// When it is nil they have the same spec, under other names.
 	Other func(i int) Made
 	// Single says that there can be no other thing of the kind in a scope.
 	Single bool
@@ -146,7 +147,7 @@ func run(t *testing.T, s Suite) {
 	}
 }
 
-// open makes a world for the case.
+// open opens a world for the case.
 func (c *Case) open(t *testing.T, s Suite) World {
 	t.Helper()
 	if c.Open != nil {
@@ -169,7 +170,7 @@ func open(t *testing.T, s Suite) World {
 	return w
 }
 
-// isUnsupported reports whether an observation failed because this far side, an older one perhaps, does not have the kind.
+// isUnsupported reports whether an observation failed because this far side, perhaps an older one, does not have the kind.
 func isUnsupported(err error) bool {
 	return err != nil && providers.ClassOf(err) == providers.Unsupported
 }
@@ -182,7 +183,7 @@ func find(p *providers.Provider, kind string) (providers.Served, bool) {
 	return p.Kinds[i], true
 }
 
-// checkProvider checks what is said as data: names, traits, and that nothing is left out.
+// checkProvider checks what is given as data: names, traits, and that nothing is left out.
 func checkProvider(t *testing.T, s Suite) {
 	p := open(t, s).Provider
 	if p.Name == "" || p.Scope == "" || p.Close == nil {
