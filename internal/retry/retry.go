@@ -1,4 +1,4 @@
-// Package retry is how calls that may pass and looks at what may change are repeated: with pauses that double, by one policy.
+// Package retry repeats calls that may succeed and checks that may change: with pauses that double, by one policy.
 package retry
 
 import (
@@ -15,18 +15,17 @@ import (
 type Policy struct {
 	First time.Duration // the first pause; each one after it is twice as long
 	Cap   time.Duration // the longest pause; when it is less than First, all are like First
-	Tries int           // how often at the most; zero: until it is over or ctx ends
+	Tries int           // maximum number of tries; zero: until it is over or ctx ends
 
-	// Key spreads the pauses of those who wait at the same time: each is between nothing and what it would be otherwise, evenly
-	// over all keys, and for one key the same every time, so that what went wrong once can be made to go wrong again. Empty: the
-	// pauses are not spread.
+	// Key spreads the pauses of concurrent callers: each is between zero and what it would be otherwise, evenly over all
+	// keys, and always the same for one key, so that a failure can be reproduced. Empty: the pauses are not spread.
 	Key string
 }
 
-// Pauses returns the pauses one after the other.
+// Pauses returns a function that returns the pauses one after the other.
 func (p Policy) Pauses() (next func() time.Duration) { return newPauses(p).NextBackOff }
 
-// pauses is a [backoff.BackOff] with a jitter that repeats.
+// pauses is a [backoff.BackOff] with reproducible jitter.
 type pauses struct {
 	backoff.ExponentialBackOff
 	key string
@@ -57,11 +56,11 @@ func (p *pauses) NextBackOff() time.Duration {
 	return time.Duration(h.Sum64()%uint64(d)) + 1
 }
 
-// errAgain is all that the library sees of what is repeated: errors are the caller's affair.
+// errAgain is all that the library sees of a failed try: errors are the caller's affair.
 var errAgain = errors.New("once more")
 
 // Do calls f until it is over. It returns what f returned then, or last when the tries are used up; the cause of ctx when that
-// ends in a pause.
+// ends during a pause.
 func (p Policy) Do(ctx context.Context, f func() (over bool, err error)) error {
 	var b backoff.BackOff = newPauses(p)
 	if p.Tries > 0 {
