@@ -1,5 +1,5 @@
 // Command specgen writes a Go struct for the spec of each kind of a provider, from the schema: specgen PROVIDER, in the
-// directory of the package that is to have them, with a file for each kind.
+// directory of the package that contains them, with a file for each kind.
 package main
 
 import (
@@ -78,7 +78,7 @@ func generate(provider string) (map[string][]byte, error) {
 // A generator writes the file of one kind.
 type generator struct {
 	provider, kind string
-	owner          map[string]string // by struct: the kind in whose file it is
+	owner          map[string]string // by struct: the kind whose file contains it
 	out            bytes.Buffer
 	types          []structType // still to be written
 }
@@ -86,7 +86,7 @@ type generator struct {
 type structType struct {
 	name, doc string
 	fields    []schema.Field
-	unseen    []string // fields that it does not have although an object may have them, quoted
+	unseen    []string // fields that it lacks although an object may have them, quoted
 	status    bool     // only ever written
 }
 
@@ -95,7 +95,7 @@ func (g *generator) file(k *schema.Kind, noun string) ([]byte, error) {
 	spec, status := structType{name: name, doc: fmt.Sprintf("%s is the spec of the kind %s.", article(name), k.Name)}, structType{status: true, name: name + "Status", doc: fmt.Sprintf("%sStatus is what the far side says of a thing of the kind %s.", article(name), k.Name)}
 	for _, f := range k.Fields {
 		switch {
-		case f.Planning: // the planner alone reads it
+		case f.Planning: // only the planner reads it
 			spec.unseen = append(spec.unseen, fmt.Sprintf("%q", f.Name))
 		case f.Computed:
 			status.fields = append(status.fields, f)
@@ -132,7 +132,7 @@ import (
 	return format.Source(g.out.Bytes())
 }
 
-// structure writes a struct and how it is read and written.
+// structure writes a struct and the code that reads and writes it.
 func (g *generator) structure(t structType) error {
 	var fields, reads, writes bytes.Buffer
 	names := make([]string, len(t.fields), len(t.fields)+len(t.unseen))
@@ -188,7 +188,7 @@ func (g *generator) code(parent structType, f *schema.Field) (c code, err error)
 	field, name := "s."+camel(f.Name), fmt.Sprintf("%q", f.Name)
 	always := f.Required || isZero(f.Default)
 	switch {
-	case f.Secret && always: // what a provider sees of it is its text
+	case f.Secret && always: // a provider sees only its text
 		return code{"string", fmt.Sprintf("object.Secret(o, %s)", name), fmt.Sprintf("o[%s] = %s", name, field)}, nil
 	case f.Secret:
 		return code{"*string", fmt.Sprintf("object.OptionalSecret(o, %s)", name), fmt.Sprintf("object.Put(o, %s, %s)", name, field)}, nil
@@ -236,7 +236,7 @@ func (g *generator) code(parent structType, f *schema.Field) (c code, err error)
 	return code{prefix + t, fmt.Sprintf("object.StructMap(r, o, %s, (*%s).read)", name, t), fmt.Sprintf("object.PutObjectMap(o, %s, %s, (*%s).Object)", name, field, t)}, nil
 }
 
-// isZero reports whether a default is what a plain field of a struct is anyway: absent and that are then the same.
+// isZero reports whether a default is the zero value of a plain field of a struct: that and absence are then the same.
 func isZero(v any) bool {
 	l, list := v.([]any)
 	return v == false || v == "" || v == int64(0) || list && len(l) == 0
