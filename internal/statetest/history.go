@@ -33,7 +33,7 @@ func randomHistory(t *testing.T, kv state.KV) {
 		for range rapid.IntRange(1, 15).Draw(t, "transactions") {
 			var gs []state.Guard
 			for range rapid.IntRange(0, 2).Draw(t, "guards") {
-				// A revision that is there, most of the time.
+				// A revision that exists, most of the time.
 				g := state.Guard{Key: p + key.Draw(t, "guarded"), Created: rapid.Bool().Draw(t, "created")}
 				it, err := model.Get(ctx, g.Key)
 				if err != nil {

@@ -16,7 +16,7 @@ import (
 	"converge.dev/converge/state"
 )
 
-// whole compares what two inventories say.
+// whole compares the contents of two inventories.
 var whole = cmp.Options{cmpopts.IgnoreUnexported(state.Inventory{}, state.InventoryPlace{}), cmpopts.EquateEmpty()}
 
 // inventory: what is put is read, each change with its revision, and what did not change is not written.
@@ -96,15 +96,15 @@ func inventory(t *testing.T, kv state.KV, site string) {
 		}
 		delete(had, key)
 	}
-	if changed > 5 || len(had) > 5 { // the head, the place, and what lies around the item; as much is removed, and the place that ended
+	if changed > 5 || len(had) > 5 { // the head, the place, and what is around the item; as much is removed, and the place that ended
 		t.Errorf("%d keys were written and %d removed for two changes", changed, len(had))
 	}
 
-	// Who has not read the newest cannot write.
+	// A writer that has not read the newest cannot write.
 	if _, err := s.PutInventory(ctx, first, next, 0, at); !errors.Is(err, state.ErrGuard) {
 		t.Errorf("an older one is continued: %v", err)
 	}
-	// What those who were too late have left is removed by the next.
+	// What late writers have left behind is removed by the next.
 	next = slices.Clone(second.Places)
 	next[0].Items = slices.Clone(next[0].Items)
 	next[0].Items[0].Revision = 0
@@ -118,8 +118,8 @@ func inventory(t *testing.T, kv state.KV, site string) {
 	}
 }
 
-// inventoryRace: many write at the same time, each what he sees; who asks for what changed since the revision that he was told
-// last misses nothing.
+// inventoryRace: many write at the same time, each what it sees; a reader that asks for the changes since the last revision that
+// it received misses nothing.
 func inventoryRace(t *testing.T, kv state.KV, site string) {
 	s, ctx, at := state.New(kv, site), t.Context(), time.Unix(1_700_000_000, 0).UTC()
 	const writers, each, places = 3, 4, 150

@@ -17,7 +17,7 @@ import (
 	"converge.dev/converge/state"
 )
 
-// names makes every law's keys its own, so that laws may share a server.
+// names makes the keys of every law unique, so that laws may share a server.
 var names atomic.Int64
 
 func prefix() string { return fmt.Sprintf("/law/%d-%d/", time.Now().UnixNano(), names.Add(1)) }
@@ -143,7 +143,7 @@ func atomicity(t *testing.T, kv state.KV) {
 	}
 }
 
-// order: any number of keys, whatever a page holds, in the order of their bytes, and none of a neighbour.
+// order: any number of keys, whatever the page size, in the order of their bytes, and none of a neighbour.
 func order(t *testing.T, kv state.KV) {
 	p := prefix()
 	const n = 10000
@@ -195,7 +195,7 @@ func deletePrefix(t *testing.T, kv state.KV) {
 	}
 }
 
-// snapshot: a List is as of one revision, also while a key that stands for the whole moves from the last page to the first.
+// snapshot: a List is as of one revision, even while a key that stands for the whole moves from the last page to the first.
 func snapshot(t *testing.T, kv state.KV) {
 	p := prefix()
 	var keys []string
@@ -272,7 +272,7 @@ func limits(t *testing.T, kv state.KV) {
 	}
 }
 
-// counter: of all who compare and swap at once exactly one wins each round, and everyone reads what was committed before.
+// counter: of all concurrent compare-and-swaps exactly one wins each round, and every reader sees what was committed before.
 func counter(t *testing.T, kv state.KV) {
 	key := prefix() + "n"
 	put(t, kv, key, "0")
@@ -373,7 +373,7 @@ func cancelled(t *testing.T, kv state.KV) {
 	}
 }
 
-// isolated: what the caller does with its bytes later does not reach the store, nor the other way round.
+// isolated: what the caller later does with its bytes does not affect the store, nor the other way round.
 func isolated(t *testing.T, kv state.KV) {
 	key := prefix() + "a"
 	value := []byte("before")

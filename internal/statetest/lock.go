@@ -28,7 +28,7 @@ func runs(t *testing.T, kv state.KV, site string) {
 		t.Errorf("the names are %q", ids)
 	}
 	ended := start.Add(time.Hour)
-	began := []int{3, 0, 4, 1, 2} // whatever the clock says, by which they are named
+	began := []int{3, 0, 4, 1, 2} // whatever the clock says, which names them
 	for _, i := range began {
 		commit(t, kv, nil, []state.Op{s.PutRunOp(state.Run{
 			ID: ids[i], Op: "apply", Status: state.RunPartial, Serial: 7, Started: start, Ended: &ended, Steps: 3, Done: i,
@@ -144,7 +144,7 @@ func stops(t *testing.T, kv state.KV, site string) {
 	if got, err := s.Frozen(ctx); err != nil || got != nil {
 		t.Errorf("no freeze: %+v, %v", got, err)
 	}
-	// The run that set a hold goes on under it, until somebody sets another: that one stands beside it, and stays when the
+	// The run that set a hold continues under it, until another hold is set: that one stands beside it, and stays when the
 	// run's is settled.
 	own, err := s.Stops(ctx)
 	if err != nil {
@@ -188,14 +188,14 @@ func stops(t *testing.T, kv state.KV, site string) {
 		}
 		commit(t, kv, nil, []state.Op{s.ReleaseOp(both[0]), s.ReleaseOp(both[1])})
 	}
-	// What cannot be read stops too.
+	// What is unreadable stops too.
 	put(t, kv, s.Path()+"/hold/gpu-09", "now")
 	put(t, kv, s.Path()+"/freeze", "now")
 	x, err := s.Stops(ctx)
 	if err != nil || x.Freeze == nil || len(x.On(schema.Ref{Scope: "gpu-09", Kind: "ovs.bridge", Name: "b"}, "")) != 2 {
 		t.Errorf("unreadable stops: %+v, %v", x, err)
 	}
-	// What people force is entered.
+	// Forced actions are logged.
 	for _, err := range []error{
 		s.Release(ctx, "gpu-09", "ann", "mended"), s.SetFreeze(ctx, true, "bob", "fire"), s.SetFreeze(ctx, false, "bob", "out"),
 	} {
@@ -208,7 +208,7 @@ func stops(t *testing.T, kv state.KV, site string) {
 	for _, a := range audits {
 		did = append(did, a.Action)
 	}
-	slices.Sort(did) // within a millisecond they come in any order
+	slices.Sort(did) // within a millisecond their order is undefined
 	if want := []string{"freeze", "hold", "release", "release", "thaw"}; err != nil || !slices.Equal(did, want) {
 		t.Errorf("the log says %v, %v; want %v", did, err, want)
 	}
@@ -246,7 +246,7 @@ func take(t *testing.T, s *state.Store) *state.Lock {
 	return l
 }
 
-// lock: one holder at a time, the next one is told who it is, and the epoch rises with each.
+// lock: one holder at a time, the next one learns who it is, and the epoch rises with each.
 func lock(t *testing.T, kv state.KV, site string) {
 	one, two := state.New(kv, site), state.New(kv, site)
 	ctx := t.Context()
@@ -301,7 +301,7 @@ func lock(t *testing.T, kv state.KV, site string) {
 	}
 }
 
-// lockWait: who waits is told for whom, and gets the lock when it is free.
+// lockWait: a waiting process learns for which holder it waits, and gets the lock when it is free.
 func lockWait(t *testing.T, kv state.KV, site string) {
 	s := state.New(kv, site)
 	held := take(t, s)
@@ -340,7 +340,7 @@ func lockWait(t *testing.T, kv state.KV, site string) {
 	}
 }
 
-// lockGuards: a guard of the caller that does not hold is not a lost lock.
+// lockGuards: a failed guard of the caller is not a lost lock.
 func lockGuards(t *testing.T, kv state.KV, site string) {
 	s := state.New(kv, site)
 	l := take(t, s)
@@ -367,7 +367,7 @@ func lockGuards(t *testing.T, kv state.KV, site string) {
 	}
 }
 
-// forceUnlock proves F6: the old holder can write nothing more, the epoch is higher, and the log knows why.
+// forceUnlock proves F6: the old holder can no longer write, the epoch is higher, and the log knows why.
 func forceUnlock(t *testing.T, kv state.KV, site string) {
 	s := state.New(kv, site)
 	ctx := t.Context()
@@ -413,7 +413,7 @@ func forceUnlock(t *testing.T, kv state.KV, site string) {
 	}
 }
 
-// epochRaised: F6: whoever raises the epoch fences the holder, even when the holder's own key is untouched.
+// epochRaised: F6: raising the epoch fences the holder, even when the holder's own key is untouched.
 func epochRaised(t *testing.T, kv state.KV, site string) {
 	ctx := t.Context()
 	backup := mem.New(mem.Options{})
@@ -449,7 +449,7 @@ func epochRaised(t *testing.T, kv state.KV, site string) {
 	}
 }
 
-// quarantine: F5: a holder that follows one which did not give the lock back waits before it deletes blindly; one that
+// quarantine: F5: a holder that follows one which did not release the lock waits before it deletes blindly; one that
 // follows in order does not.
 func quarantine(t *testing.T, kv state.KV, site string) {
 	s := state.New(kv, site)

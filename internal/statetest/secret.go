@@ -11,7 +11,7 @@ import (
 	"converge.dev/converge/state"
 )
 
-// secretKey: the key is made once, however many ask at the same time, never changes, and belongs to one site.
+// secretKey: the key is created once, however many processes ask at the same time, never changes, and belongs to one site.
 func secretKey(t *testing.T, kv state.KV, site string) {
 	ctx := context.Background()
 	keys := make([][]byte, 8)
@@ -34,7 +34,7 @@ func secretKey(t *testing.T, kv state.KV, site string) {
 	if err != nil || bytes.Equal(other, keys[0]) {
 		t.Errorf("another site has the same key: %v", err)
 	}
-	// Another is first between the look and the write; or the write has its effect and its answer is lost.
+	// Another process writes between the read and the write; or the write takes effect and its reply is lost.
 	for name, before := range map[string]func(context.Context, string) error{
 		"overtaken": func(ctx context.Context, site string) error {
 			_, err := state.New(kv, site).SecretKey(ctx)
@@ -48,7 +48,7 @@ func secretKey(t *testing.T, kv state.KV, site string) {
 			t.Errorf("%s: two keys were given out, or none: %v, %v", name, err, aerr)
 		}
 	}
-	// The key of plan files derives from it, is another one, and asking for it makes nothing.
+	// The key of plan files is derived from it, is a different one, and asking for it creates nothing.
 	planKey, err := state.New(kv, site).PlanKey(ctx)
 	again, aerr := state.New(kv, site).PlanKey(ctx)
 	if err != nil || aerr != nil || len(planKey) != 32 || !bytes.Equal(planKey, again) || bytes.Equal(planKey, keys[0]) {
@@ -74,7 +74,7 @@ func secretKey(t *testing.T, kv state.KV, site string) {
 	}
 }
 
-// interfered is a backend in which something comes before the first write or, without before, its answer is lost.
+// interfered is a backend in which something precedes the first write or, without before, its reply is lost.
 type interfered struct {
 	state.KV
 	site   string

@@ -48,7 +48,7 @@ func Store(t *testing.T, open func(t *testing.T) state.KV) {
 	}
 }
 
-// site makes every law's site its own, so that laws may share a server.
+// site makes the site of every law unique, so that laws may share a server.
 func site() string { return fmt.Sprintf("site-%d-%d", time.Now().UnixNano(), names.Add(1)) }
 
 func digest(b []byte) string {
@@ -56,7 +56,7 @@ func digest(b []byte) string {
 	return hex.EncodeToString(sum[:])
 }
 
-// text makes n bytes that look like a document: they compress, and no two places are alike.
+// text returns n bytes that look like a document: they compress, and no two positions are alike.
 func text(n int) []byte {
 	r := rand.New(rand.NewPCG(1, 2))
 	var b bytes.Buffer
@@ -172,7 +172,7 @@ func conflict(t *testing.T, kv state.KV, site string) {
 	if h, err := put("c", 12, second.Revision); err != nil || h.Serial != 12 {
 		t.Errorf("serial 12 after 11: %+v, %v", h, err)
 	}
-	// Of many writers who saw the same revision one wins, and none is lost of those who accept any.
+	// Of many writers that saw the same revision one wins, and none is lost of those that accept any.
 	head, _ := s.Head(t.Context())
 	results := make(chan error)
 	for i := range 6 {
@@ -203,7 +203,7 @@ func conflict(t *testing.T, kv state.KV, site string) {
 	if history, err := s.History(t.Context()); err != nil || len(history) != 3+won {
 		t.Errorf("%d revisions, %v; want %d", len(history), err, 3+won)
 	}
-	// At the end of their range serials are refused, and never begin again.
+	// At the end of their range serials are refused, and never start again.
 	if h, err := put("last", schema.MaxSerial, state.AnyRevision); err != nil || h.Serial != schema.MaxSerial {
 		t.Fatalf("the largest serial: %+v, %v", h, err)
 	}
@@ -217,7 +217,7 @@ func conflict(t *testing.T, kv state.KV, site string) {
 	}
 }
 
-// sharing: an edit stores what lies around it again, wherever it is, and not the whole document.
+// sharing: an edit stores again only what is around it, wherever it is, and not the whole document.
 func sharing(t *testing.T, kv state.KV, site string) {
 	s := state.New(kv, site)
 	body := text(5 << 20)
@@ -246,7 +246,7 @@ func sharing(t *testing.T, kv state.KV, site string) {
 	}
 }
 
-// retention: the last hundred revisions stay readable, older ones go, and with them what only they held.
+// retention: the last hundred revisions stay readable, older ones are removed, and with them what only they held.
 func retention(t *testing.T, kv state.KV, site string) {
 	s := state.New(kv, site)
 	const n = 115
@@ -297,7 +297,7 @@ func inbox(t *testing.T, kv state.KV, site string) {
 	if _, err := s.Answered(ctx); !errors.Is(err, state.ErrNotFound) {
 		t.Errorf("what was written over got an answer: %v", err)
 	}
-	if err := s.Answer(ctx, accepted); err != nil { // it is a revision, whatever lies there by now
+	if err := s.Answer(ctx, accepted); err != nil { // it is a revision, whatever is there by now
 		t.Errorf("answer what was accepted and written over: %v", err)
 	}
 	if got, err := s.Answered(ctx); err != nil || cmp.Diff(accepted, got) != "" {
@@ -308,7 +308,7 @@ func inbox(t *testing.T, kv state.KV, site string) {
 		t.Fatalf("the inbox holds %q", body)
 	}
 	accepted.Revision = revision
-	for _, verdict := range []state.Verdict{state.Pending, state.Refused} { // which leave it where it lies
+	for _, verdict := range []state.Verdict{state.Pending, state.Refused} { // which leave it where it is
 		r := accepted
 		r.Verdict, r.Problems = verdict, []state.InboxProblem{{Severity: "error", Summary: "wrong", Line: 1}}
 		if err := s.Answer(ctx, r); err != nil {
@@ -387,7 +387,7 @@ func blob(t *testing.T, kv state.KV, site string) {
 	}
 }
 
-// damage: bytes that are not what they were are never handed out, and the error names the key.
+// damage: altered bytes are never returned, and the error names the key.
 func damage(t *testing.T, kv state.KV, site string) {
 	s := state.New(kv, site)
 	ctx := t.Context()
@@ -474,7 +474,7 @@ func records(t *testing.T, kv state.KV, site string) {
 	if got, err := s.Records(ctx); err != nil || len(got) != n-1 {
 		t.Errorf("%d records, %v; want %d", len(got), err, n-1)
 	}
-	// Of one kind in one scope nothing is read of another whose name begins alike.
+	// For one kind in one scope, nothing is read of another whose name begins alike.
 	for _, ref := range []string{"site/far.net/b", "site/far.net/a", "site/far.network/a", "n1/far.net/a", "n11/far.net/a"} {
 		r := record("")
 		if r.Ref, err = schema.ParseRef(ref); err != nil {
@@ -498,7 +498,7 @@ func records(t *testing.T, kv state.KV, site string) {
 	}
 }
 
-// newerLayout proves W8: what a newer program wrote is refused by the name of its key, wherever it lies.
+// newerLayout proves W8: what a newer program wrote is refused by the name of its key, wherever it is.
 func newerLayout(t *testing.T, kv state.KV, site string) {
 	s := state.New(kv, site)
 	ref := record("a").Ref

@@ -15,7 +15,7 @@ import (
 	"converge.dev/converge/state"
 )
 
-// patience is how long a law waits for what it is told at once where all is well.
+// patience is how long a law waits for a notification, which comes at once where all is well.
 const patience = 20 * time.Second
 
 // follow returns the next batch of a watch, and ends the watch with the test.
@@ -35,7 +35,7 @@ func follow(t *testing.T, kv state.KV, p string) func() state.Batch {
 	}
 }
 
-// watch: what is there comes first, and then each commit in one piece.
+// watch: what exists comes first, and then each commit in one piece.
 func watch(t *testing.T, kv state.KV) {
 	p := prefix()
 	put(t, kv, p+"a", "1")
@@ -66,7 +66,7 @@ func watch(t *testing.T, kv state.KV) {
 	}
 }
 
-// watchNothing: where there is nothing yet, the first key is told.
+// watchNothing: where there is nothing yet, the first key is reported.
 func watchNothing(t *testing.T, kv state.KV) {
 	p := prefix()
 	next := follow(t, kv, p)
@@ -79,7 +79,7 @@ func watchNothing(t *testing.T, kv state.KV) {
 	}
 }
 
-// watchLease: a key that vanishes with its lease is told like one that was deleted.
+// watchLease: a key that vanishes with its lease is reported like a deleted one.
 func watchLease(t *testing.T, kv state.KV) {
 	p := prefix()
 	l := newLease(t, kv)
@@ -115,8 +115,8 @@ func watchEnds(t *testing.T, kv state.KV) {
 	}
 }
 
-// watchAll: whoever begins while others write sees nothing twice and misses nothing: what he puts together is what is there, as
-// of every revision that he was told.
+// watchAll: a watcher that begins during writes sees nothing twice and misses nothing: what it assembles is the contents as of
+// every revision that it received.
 func watchAll(t *testing.T, kv state.KV) {
 	const writers, each = 4, 40
 	p := prefix()
@@ -178,7 +178,7 @@ func watchAll(t *testing.T, kv state.KV) {
 	watching.Wait()
 }
 
-// WatchClosed is a law of a client of its own, which it closes: that ends what it watches.
+// WatchClosed is a law of a client of its own, which it closes: that ends its watches.
 func WatchClosed(t *testing.T, kv state.KV) {
 	next, stop := iter.Pull2(kv.Watch(t.Context(), prefix()))
 	defer stop()
