@@ -1,4 +1,4 @@
-// Package torture is what the tests of reliability share: how much to try, what was reached, and the table of figures.
+// Package torture holds what reliability tests share: how much to try, what was reached, and the table of figures.
 //
 // A torture test is a Go test whose name begins with TestTorture. It tries a sample in every `go test`, the push figures
 // when CONVERGE_TORTURE is push, and the nightly ones when it is nightly. It counts what it reached, and fails when a
@@ -28,7 +28,7 @@ func Scale(sample, push, nightly int) int {
 	return sample
 }
 
-// Worlds has rapid.Check try that many random worlds in this test, as Scale gives them, unless -rapid.checks says how many.
+// Worlds makes rapid.Check try that many random worlds in this test, scaled by Scale, unless -rapid.checks sets the number.
 func Worlds(t *testing.T, sample, push, nightly int) {
 	t.Helper()
 	checks := flag.Lookup("rapid.checks")
@@ -56,7 +56,7 @@ type Coverage struct {
 	count map[string]int
 }
 
-// Cover begins to count. At the end of the test everything that is in all and was never reached fails it.
+// Cover begins to count. At the end of the test, everything in all that was never reached fails it.
 func Cover(tb testing.TB, what string, all []string) *Coverage {
 	c := &Coverage{tb: tb, what: what, count: make(map[string]int, len(all))}
 	for _, name := range all {
@@ -70,7 +70,7 @@ func Cover(tb testing.TB, what string, all []string) *Coverage {
 	return c
 }
 
-// Missing lists what was not reached yet. A test that meets things by chance goes on until there is nothing.
+// Missing lists what has not been reached yet. A test that relies on chance continues until there is nothing.
 func (c *Coverage) Missing() []string {
 	c.mu.Lock()
 	defer c.mu.Unlock()
@@ -110,8 +110,8 @@ func (c *Coverage) String() string {
 	return strings.Join(names, ", ")
 }
 
-// Report puts a line into the table of figures: the letter of the test in docs/reliability.md, and what was tried and
-// found. It ends in the file that CONVERGE_TORTURE_REPORT names, and in the log of the test.
+// Report adds a line to the table of figures: the letter of the test in docs/reliability.md, and what was tried and
+// found. It goes to the file that CONVERGE_TORTURE_REPORT names, and to the log of the test.
 func Report(tb testing.TB, letter, format string, args ...any) {
 	tb.Helper()
 	figures := fmt.Sprintf(format, args...)
@@ -125,7 +125,7 @@ func Report(tb testing.TB, letter, format string, args ...any) {
 	}
 }
 
-// A Line is one of a report: what a test found.
+// A Line is one line of a report: what a test found.
 type Line struct {
 	Test    string `json:"test"` // its letter
 	Name    string `json:"name"`

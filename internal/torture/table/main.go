@@ -1,4 +1,4 @@
-// Command table prints what the torture tests reported, one line a test, and fails when a test failed or never reported.
+// Command table prints what the torture tests reported, one line per test, and fails when a test failed or never reported.
 //
 //	go run ./internal/torture/table REPORT
 package main
