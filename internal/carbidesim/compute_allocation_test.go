@@ -27,7 +27,7 @@ func (b *workbench) grow(id, organization, name string, count uint32) error {
 	}))
 }
 
-// offering starts a site with two tenants and all of its hosts under type gpu.
+// offering starts a site with two tenants and all of its hosts offered under type gpu.
 func offering(t *testing.T, hosts int, e Enforcement) (*workbench, []string) {
 	b := start(t, Options{Hosts: Hosts{Count: hosts}, Rules: Rules{Allocations: e}})
 	b.tenant("acme")
@@ -44,7 +44,7 @@ func offering(t *testing.T, hosts int, e Enforcement) (*workbench, []string) {
 	return b, ids
 }
 
-// take makes an instance of type gpu for acme.
+// take creates an instance of type gpu for acme.
 func (b *workbench) take(id, host string) error {
 	c := onPrefix(uid(101))
 	c.Tenant.TenantOrganizationId = "acme"
@@ -113,7 +113,7 @@ func TestComputeAllocations(t *testing.T) {
 	}
 }
 
-// What a tenant's instances use cannot be taken from it.
+// What a tenant's instances use cannot be taken away from it.
 func TestAllocationsInUse(t *testing.T) {
 	b, hosts := offering(t, 4, WarnOnly)
 	b.refusals([]refusal{
@@ -126,7 +126,7 @@ func TestAllocationsInUse(t *testing.T) {
 	})
 }
 
-// Whether instances are held to allocations is up to the site.
+// The site decides whether instances are held to allocations.
 func TestEnforcement(t *testing.T) {
 	const refused = codes.FailedPrecondition
 	for _, c := range []struct {

@@ -15,7 +15,7 @@ import (
 	"converge.dev/converge/providers/carbide/forge"
 )
 
-// Neither the socket of another site that runs, nor what is no socket at all, makes way for a new one.
+// A new socket replaces neither that of another running site nor a file that is not a socket.
 func TestControlTakesNothingAway(t *testing.T) {
 	b := start(t, Options{})
 	path := filepath.Join(t.TempDir(), "control")
@@ -47,7 +47,7 @@ func TestControl(t *testing.T) {
 	b := start(t, Options{Hosts: Hosts{Count: 1}, Rules: Rules{Peering: PeeringMixed}})
 	furnish(b)
 	socket := filepath.Join(t.TempDir(), "control")
-	if l, err := net.Listen("unix", socket); err == nil { // what a killed process leaves behind
+	if l, err := net.Listen("unix", socket); err == nil { // as left behind by a killed process
 		l.(*net.UnixListener).SetUnlinkOnClose(false)
 		l.Close()
 	}

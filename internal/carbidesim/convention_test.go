@@ -23,7 +23,7 @@ func TestVersionTellsSettingsWhenAsked(t *testing.T) {
 	}
 }
 
-// Ids that are plain texts are read by the methods, and refused in another way than those in wrappers.
+// Ids that are plain texts are read by the methods, and refused differently from those in wrappers.
 func TestIDsAsPlainText(t *testing.T) {
 	b := start(t, Options{})
 	b.refuses(failed(b.RemoveMachineInstanceTypeAssociation(ctx, &forge.RemoveMachineInstanceTypeAssociationRequest{MachineId: "host-1"})), codes.InvalidArgument, "machine id")
@@ -51,7 +51,7 @@ func TestWhatIsNotModelledIsRefused(t *testing.T) {
 	})
 }
 
-// A call that fails changes nothing, however far it came.
+// A call that fails changes nothing, however far it got.
 func TestAFailedCallChangesNothing(t *testing.T) {
 	b := start(t, Options{Hosts: Hosts{Count: 2}})
 	hosts := b.hosts(&forge.MachineSearchConfig{})
@@ -113,7 +113,7 @@ func TestTheOlderGeneration(t *testing.T) {
 	}
 }
 
-// The table of newer methods is what the facts about the two generations say, and a server of the older one has none.
+// The table of newer methods agrees with the facts about the two generations, and a server of the older one has none of them.
 func TestNewMethodsAreThoseOfTheTable(t *testing.T) {
 	for method, m := range readFacts(t).Methods {
 		if absent := m.Rest == "absent"; absent != slices.Contains(newMethods, method) {
@@ -126,7 +126,7 @@ func TestNewMethodsAreThoseOfTheTable(t *testing.T) {
 	ok(b.ListOsImage(ctx, &forge.ListOsImageRequest{}))
 }
 
-// The table of newer fields is what the facts about the two generations say.
+// The table of newer fields agrees with the facts about the two generations.
 func TestNewerFieldsAreThoseOfTheTable(t *testing.T) {
 	for name, numbers := range newer {
 		m := newMessage(newMessageNamed(t, name).ProtoReflect().Descriptor()).ProtoReflect()
@@ -139,7 +139,7 @@ func TestNewerFieldsAreThoseOfTheTable(t *testing.T) {
 	want := map[string]bool{"forge.InstanceOperatingSystemConfig 4": true} // the older message has another name
 	for message, fields := range readDifferences(t) {
 		if message == "forge.OperatingSystem" {
-			continue // another message of the same name: no method of the older generation speaks of this one
+			continue // another message of the same name: no method of the older generation uses this one
 		}
 		for _, number := range fields {
 			want[fmt.Sprint(message, " ", number)] = true

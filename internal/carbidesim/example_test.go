@@ -11,7 +11,7 @@ import (
 	"converge.dev/converge/providers/carbide/forge"
 )
 
-// A test owns the clock: a segment is ready when the world's time has come, and no sooner.
+// The test owns the clock: a segment is ready when the world's time has come, and no sooner.
 func Example() {
 	ctx := context.Background()
 	world, err := carbidesim.New(carbidesim.Options{})
@@ -19,7 +19,7 @@ func Example() {
 		panic(err)
 	}
 	defer world.Close()
-	site := world.Stranger() // a client past the wire; NewServer puts the world on it
+	site := world.Stranger() // a client that bypasses the wire; NewServer puts the world on it
 
 	vpc, err := site.CreateVpc(ctx, &forge.VpcCreationRequest{
 		TenantOrganizationId: "acme", Metadata: &forge.Metadata{Name: "prod"},

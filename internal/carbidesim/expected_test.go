@@ -14,7 +14,7 @@ import (
 
 func wrapped(id string) *forge.UUID { return &forge.UUID{Value: id} }
 
-// expectMachine adds a machine, after a change of what would be said.
+// expectMachine adds a machine, after a change of the request.
 func (b *workbench) expectMachine(id, mac string, change ...func(*forge.ExpectedMachine)) error {
 	m := &forge.ExpectedMachine{Id: wrapped(id), BmcMacAddress: mac, BmcUsername: "root", BmcPassword: "calvin", ChassisSerialNumber: "SN-1"}
 	for _, f := range change {
@@ -123,7 +123,7 @@ func TestExpectedMachinesAreUpdated(t *testing.T) {
 	}
 }
 
-// What was found is joined by the BMC's MAC address.
+// What was found is linked by the BMC's MAC address.
 func TestExpectedMachinesAreFound(t *testing.T) {
 	b := start(t, Options{Hosts: Hosts{Count: 2}})
 	host := b.hosts(&forge.MachineSearchConfig{})[0]
@@ -262,7 +262,7 @@ func TestExpectedPowerShelves(t *testing.T) {
 		t.Fatal(err)
 	}
 	for _, l := range ok(b.GetAllExpectedPowerShelvesLinked(ctx, &emptypb.Empty{})).ExpectedPowerShelves {
-		if l.PowerShelfId == nil { // both have the serial number of the one
+		if l.PowerShelfId == nil { // both have the serial number of that one
 			t.Errorf("linked %v", l)
 		}
 	}
@@ -276,7 +276,7 @@ func TestExpectedPowerShelves(t *testing.T) {
 	}
 }
 
-// What the service says was read in its source, crates/api/src/handlers/expected_rack.rs.
+// The service's messages are from its source, crates/api/src/handlers/expected_rack.rs.
 func TestExpectedRacks(t *testing.T) {
 	b := start(t, Options{Rules: Rules{RackProfiles: []string{"NVL72", "NVL36"}}})
 	long := strings.Repeat("x", 128)

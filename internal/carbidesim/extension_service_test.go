@@ -12,7 +12,7 @@ import (
 	"converge.dev/converge/providers/carbide/forge"
 )
 
-// pod is a manifest with one container.
+// pod returns a manifest with one container.
 func pod(name string) string {
 	return fmt.Sprintf("apiVersion: v1\nkind: Pod\nmetadata: {name: %s}\nspec:\n  containers: [{name: %s, image: nvcr.io/x}]\n", name, name)
 }
@@ -97,7 +97,7 @@ func TestExtensionServiceVersions(t *testing.T) {
 		t.Errorf("%d versions of no service", n)
 	}
 
-	// Versions go one by one; numbers are never given again, and the last takes the service along.
+	// Versions are deleted one by one; numbers are never reused, and the service is deleted with its last version.
 	remove := func(versions ...string) {
 		t.Helper()
 		ok(b.DeleteDpuExtensionService(ctx, &forge.DeleteDpuExtensionServiceRequest{ServiceId: uid(1), Versions: versions}))
@@ -203,7 +203,7 @@ func TestExtensionServiceRefusals(t *testing.T) {
 	}
 }
 
-// The name of a deleted service stays taken, unless the site is of a later version.
+// The name of a deleted service stays taken, unless the site has a later version.
 func TestExtensionServiceNames(t *testing.T) {
 	for _, free := range []bool{false, true} {
 		b := start(t, Options{Rules: Rules{FreeServiceNames: free}})
@@ -239,7 +239,7 @@ func TestExtensionServiceLists(t *testing.T) {
 	ok(b.FindDpuExtensionServicesByIds(ctx, &forge.DpuExtensionServicesByIdsRequest{}))
 }
 
-// A version that an instance has cannot go.
+// A version that an instance has cannot be deleted.
 func TestExtensionServiceInUse(t *testing.T) {
 	b, hosts := withNetwork(t, 1)
 	b.tenant("acme")
@@ -274,5 +274,5 @@ func TestExtensionServiceInUse(t *testing.T) {
 		{"the other", remove(b.service(uid(0x31)).LatestVersionInfo.Version), codes.OK, ""},
 	})
 	ok(b.ReleaseInstance(ctx, &forge.InstanceReleaseRequest{Id: instanceID(uid(0x10))}))
-	b.refuses(remove(), codes.OK, "") // an instance on its way out is in nobody's way
+	b.refuses(remove(), codes.OK, "") // an instance in deletion prevents nothing
 }

@@ -12,7 +12,7 @@ import (
 	"google.golang.org/protobuf/reflect/protoregistry"
 )
 
-// facts are the parts of the wire's table that the simulator goes by.
+// facts are the parts of the table of the wire that the simulator relies on.
 type facts struct {
 	Methods map[string]struct {
 		Principals []Role `json:"principals"`
@@ -42,7 +42,7 @@ func readFacts(t *testing.T) facts {
 	return f
 }
 
-// readDifferences answers the numbers of the fields that only the newer generation has.
+// readDifferences returns the numbers of the fields that only the newer generation has.
 func readDifferences(t *testing.T) map[string][]int {
 	t.Helper()
 	f := readFacts(t)
@@ -80,7 +80,7 @@ func newMessageNamed(t *testing.T, name protoreflect.FullName) proto.Message {
 	return m.New().Interface()
 }
 
-// untabled are methods that the table was not taken of, with the roles that the rules of the service give them.
+// untabled are methods that the table does not contain, with the roles that the rules of the service give them.
 var untabled = map[string][]Role{
 	"AddExpectedRack":     {ForgeAdminCLI, Machineatron, SiteAgent},
 	"UpdateExpectedRack":  {ForgeAdminCLI, Machineatron, SiteAgent},

@@ -45,7 +45,7 @@ func TestFaultEffects(t *testing.T) {
 		if got := len(ok(b.FindVpcIds(ctx, &forge.VpcSearchFilter{})).VpcIds) == 1; got != c.happened {
 			t.Errorf("%s: happened is %v", c.fault.Effect, got)
 		}
-		// The fault is spent: the same create says what the site has.
+		// The fault is spent: the same create reports what the site has.
 		again := failed(b.CreateVpc(ctx, &forge.VpcCreationRequest{Id: vpcID(uid(1))}))
 		if want := map[bool]codes.Code{true: codes.Internal, false: codes.OK}[c.happened]; status.Code(again) != want {
 			t.Errorf("%s: repeated call: %v", c.fault.Effect, again)
@@ -89,7 +89,7 @@ func TestALateCallHappensWhenItsCallerHasGone(t *testing.T) {
 	if n := vpcs(); n != 1 {
 		t.Errorf("after its time the call has not happened: %d VPCs", n)
 	}
-	// What stands in its way by then refuses it.
+	// What conflicts with it by then refuses it.
 	b.inject(Fault{Method: "CreateVpc", Effect: Late, Delay: time.Minute})
 	_ = failed(b.CreateVpc(ctx, &forge.VpcCreationRequest{Id: vpcID(uid(2))}))
 	ok(b.CreateVpc(ctx, &forge.VpcCreationRequest{Id: vpcID(uid(2))}))
@@ -108,7 +108,7 @@ func TestAnswersThatAreNotWhole(t *testing.T) {
 	listed := func() int { return len(ok(b.FindVpcIds(ctx, &forge.VpcSearchFilter{})).VpcIds) }
 	b.inject(Fault{Method: "*", Effect: Half, Times: 2})
 	b.inject(Fault{Method: "FindVpcsByIds", Effect: Half, Nth: 2})
-	ok(b.CreateVpc(ctx, &forge.VpcCreationRequest{Id: vpcID(uid(6))})) // not a call that reads
+	ok(b.CreateVpc(ctx, &forge.VpcCreationRequest{Id: vpcID(uid(6))})) // a call that does not read
 	if n := listed(); n != 3 {
 		t.Errorf("half of 6 ids are %d", n)
 	}

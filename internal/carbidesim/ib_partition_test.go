@@ -10,7 +10,7 @@ import (
 
 func ibID(id string) *forge.IBPartitionId { return &forge.IBPartitionId{Value: id} }
 
-// ibPartition makes a partition; an empty key asks for none.
+// ibPartition creates a partition; an empty key requests none.
 func (b *workbench) ibPartition(id, org, key string) (*forge.IBPartition, error) {
 	r := &forge.IBPartitionCreationRequest{Id: ibID(id), Metadata: named("train"), Config: &forge.IBPartitionConfig{TenantOrganizationId: org}}
 	if key != "" {
@@ -19,7 +19,7 @@ func (b *workbench) ibPartition(id, org, key string) (*forge.IBPartition, error)
 	return b.CreateIBPartition(ctx, r)
 }
 
-// findIBPartition answers nil when there is none.
+// findIBPartition returns nil when there is none.
 func (b *workbench) findIBPartition(id string) *forge.IBPartition {
 	b.Helper()
 	found := ok(b.FindIBPartitionsByIds(ctx, &forge.IBPartitionsByIdsRequest{IbPartitionIds: []*forge.IBPartitionId{ibID(id)}})).IbPartitions
@@ -33,7 +33,7 @@ func (b *workbench) endIBPartition(id string) error {
 	return failed(b.DeleteIBPartition(ctx, &forge.IBPartitionDeletionRequest{Id: ibID(id)}))
 }
 
-// attach puts an instance into the world that uses partitions.
+// attach puts an instance that uses partitions into the world.
 func (b *workbench) attach(id string, c *forge.InstanceConfig) {
 	b.Helper()
 	c.Tenant = &forge.TenantConfig{TenantOrganizationId: "acme"}
@@ -101,7 +101,7 @@ func TestIBPartitionLife(t *testing.T) {
 		t.Error("a partition that is being deleted is not listed")
 	}
 	b.clock.pass(RealTiming.Tick - 1)
-	b.refuses(b.endIBPartition(uid(1)), codes.OK, "") // which does not begin anew
+	b.refuses(b.endIBPartition(uid(1)), codes.OK, "") // which does not start again
 	b.clock.pass(1)
 	if b.findIBPartition(uid(1)) != nil {
 		t.Error("the partition outlives its deletion")
@@ -125,7 +125,7 @@ func TestIBPartitionLife(t *testing.T) {
 	}
 }
 
-// A timer of a partition that is gone says nothing about another one with the same id.
+// A timer of a partition that is gone does not affect another one with the same id.
 func TestAnIBPartitionIsNotHurriedByItsPredecessor(t *testing.T) {
 	b := start(t, Options{Timing: Timing{Tick: 100}})
 	ok(b.ibPartition(uid(1), "acme", ""))
@@ -250,7 +250,7 @@ func TestIBPartitionInUse(t *testing.T) {
 	if err := b.endIBPartition(uid(1)); err != nil {
 		t.Fatal(err)
 	}
-	b.attach(uid(9), onInfiniband(uid(1))) // by mistake: nothing checks that it is being deleted
+	b.attach(uid(9), onInfiniband(uid(1))) // the service's mistake: nothing checks that it is being deleted
 	b.clock.pass(10 * RealTiming.Tick)
 	if b.findIBPartition(uid(1)) == nil {
 		t.Error("the partition is gone although an instance refers to it")

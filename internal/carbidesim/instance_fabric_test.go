@@ -19,8 +19,8 @@ func spxPort(partition string, instance uint32) *forge.InstanceSpxAttachment {
 	return &forge.InstanceSpxAttachment{Device: superNIC, DeviceInstance: instance, SpxPartitionId: &forge.SpxPartitionId{Value: partition}}
 }
 
-// withFabrics is a network and partitions of acme: InfiniBand (0x21), NVLink (0x22) and Spectrum-X (0x23); 0x24 and 0x25
-// are another tenant's.
+// withFabrics returns a network and partitions of acme: InfiniBand (0x21), NVLink (0x22) and Spectrum-X (0x23); 0x24 and
+// 0x25 are another tenant's.
 func withFabrics(t *testing.T, hosts int) (*workbench, []string) {
 	t.Helper()
 	b, ids := withNetwork(t, hosts)
@@ -153,7 +153,7 @@ func TestFabricsChange(t *testing.T) {
 	gpu := &forge.InstanceNVLinkConfig{GpuConfigs: []*forge.InstanceNVLinkGpuConfig{{DeviceInstance: 2, LogicalPartitionId: nvlinkID(uid(0x22))}}}
 	ok(update(func(c *forge.InstanceConfig) { c.Nvlink = gpu }))
 	b.refuses(failed(update(func(c *forge.InstanceConfig) { c.Nvlink = nil })), codes.InvalidArgument, "not Ready")
-	ok(update(same)) // what does not change needs no ready host
+	ok(update(same)) // what does not change does not need a ready host
 	i = check("a GPU", i, forge.TenantState_CONFIGURING, "nvlink")
 	if got := b.findInstance(uid(9)).Status.Nvlink.GpuStatuses; len(got) != 1 || got[0].LogicalPartitionId.GetValue() != uid(0x22) {
 		t.Errorf("the GPU is in %v", got)

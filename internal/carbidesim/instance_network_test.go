@@ -105,7 +105,7 @@ func TestLinkNetworks(t *testing.T) {
 	taken.Network.Interfaces[0].IpAddress = text("10.1.0.3")
 	b.refuses(failed(b.AllocateInstance(ctx, &forge.InstanceAllocationRequest{MachineId: &forge.MachineId{Id: hosts[1]}, Config: taken})), codes.AlreadyExists, "prefix already exists")
 
-	// The link networks outlive the instance and keep the prefix from being deleted.
+	// The link networks outlive the instance and prevent deleting the prefix.
 	ok(b.ReleaseInstance(ctx, &forge.InstanceReleaseRequest{Id: instanceID(uid(0x10))}))
 	b.clock.pass(RealTiming.Release)
 	remove := func() error {
@@ -212,7 +212,7 @@ func TestNetworkChange(t *testing.T) {
 	update := func(c *forge.InstanceConfig) (*forge.Instance, error) {
 		return b.UpdateInstanceConfig(ctx, &forge.InstanceConfigUpdateRequest{InstanceId: instanceID(uid(9)), Metadata: named("node"), Config: c})
 	}
-	// What was read can be sent back, and is no change.
+	// What was read can be sent back, and is not a change.
 	same := proto.Clone(b.findInstance(uid(9)).Config).(*forge.InstanceConfig)
 	if i := ok(update(same)); i.Status.Tenant.State != forge.TenantState_READY || i.NetworkConfigVersion != first.NetworkConfigVersion {
 		t.Fatalf("sending back what was read changed something: %v", i.Status)

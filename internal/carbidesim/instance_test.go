@@ -9,7 +9,7 @@ import (
 	"converge.dev/converge/providers/carbide/forge"
 )
 
-// config asks for interfaces and boots a script.
+// config returns a configuration with interfaces that boots a script.
 func config(interfaces ...*forge.InstanceInterfaceConfig) *forge.InstanceConfig {
 	return &forge.InstanceConfig{
 		Tenant:  &forge.TenantConfig{TenantOrganizationId: "acme"},
@@ -45,7 +45,7 @@ func (b *workbench) allocate(id, machine string, c *forge.InstanceConfig) *forge
 	}))
 }
 
-// withNetwork is a world with a VPC (1) that has a ready segment (2) and a prefix (3), and some hosts.
+// withNetwork returns a world with a VPC (1) that has a ready segment (2) and a prefix (3), and some hosts.
 func withNetwork(t *testing.T, hosts int) (*workbench, []string) {
 	t.Helper()
 	b := start(t, Options{Hosts: Hosts{Count: hosts}})
@@ -113,10 +113,10 @@ func TestInstanceLife(t *testing.T) {
 	if got := b.machine(hosts[0]).State; got != "Ready" {
 		t.Errorf("host is %s", got)
 	}
-	ok(b.AllocateInstance(ctx, again)) // the row was deleted for good, so the id is free
+	ok(b.AllocateInstance(ctx, again)) // the row was deleted permanently, so the id is free
 }
 
-// A timer of an instance that is gone says nothing about another one with the same id, nor about its host.
+// A timer of an instance that is gone does not affect another one with the same id, nor its host.
 func TestAnInstanceIsNotHurriedByItsPredecessor(t *testing.T) {
 	b := start(t, Options{Hosts: Hosts{Count: 1}, Timing: Timing{Provision: 100, Configure: 40, Release: 10, Cleanup: 10}})
 	b.vpc(uid(1), ethernet)

@@ -136,7 +136,7 @@ func TestMachinesUnderAnInstanceType(t *testing.T) {
 	}
 }
 
-// Every capability of a seeded machine can be asked for.
+// Every capability of a seeded machine can be requested.
 func TestCapabilitiesMatch(t *testing.T) {
 	set := hardware(true, true)
 	set.Infiniband = []*forge.MachineCapabilityAttributesInfiniband{{Name: "MT28908", Count: 4, InactiveDevices: []uint32{1, 3}}}

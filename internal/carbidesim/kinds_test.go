@@ -10,8 +10,8 @@ import (
 	"converge.dev/converge/providers/carbide/forge"
 )
 
-// subject is a kind as the laws see it. Its functions make and change the n-th of its things, under an id of the caller's;
-// things of different n differ in whatever has to be unique. What a kind does not have is nil.
+// subject is a kind as the laws see it. Its functions create and change the n-th of its things, under an id of the caller's;
+// things with different n differ in everything that has to be unique. What a kind does not have is nil.
 type subject struct {
 	create func(b *workbench, id string, n int, m *forge.Metadata) error
 	update func(b *workbench, id string, n int, m *forge.Metadata, token *string) error
@@ -21,14 +21,14 @@ type subject struct {
 	find   func(b *workbench, ids ...string) ([]thing, error) // by ids
 }
 
-// thing is what the laws look at.
+// thing is what the laws check.
 type thing struct {
 	id    string
 	meta  *forge.Metadata
 	token string
 }
 
-// onStage starts a site on which every kind can be made: a tenant, VPCs to be peered, a prefix and hosts for instances.
+// onStage starts a site on which every kind can be created: a tenant, VPCs to be peered, a prefix and hosts for instances.
 func onStage(t *testing.T, o Options) *workbench {
 	t.Helper()
 	o.Rules.Peering = PeeringMixed
@@ -45,7 +45,7 @@ func onStage(t *testing.T, o Options) *workbench {
 	return b
 }
 
-// begin answers the id of a thing of the kind, the first one.
+// begin creates the first thing of the kind and returns its id.
 func (s subject) begin(b *workbench, m *forge.Metadata) string {
 	b.Helper()
 	id := uid(1)
@@ -62,7 +62,7 @@ func (s subject) begin(b *workbench, m *forge.Metadata) string {
 	return id
 }
 
-// look answers the one thing with the id.
+// look returns the one thing with the id.
 func (s subject) look(b *workbench, id string) thing {
 	b.Helper()
 	found, err := s.find(b, id)
@@ -72,7 +72,7 @@ func (s subject) look(b *workbench, id string) thing {
 	return found[0]
 }
 
-// all turns one kind of list into another.
+// all converts one kind of list to another.
 func all[A, B any](list []A, one func(A) B) []B {
 	out := make([]B, len(list))
 	for i, a := range list {
@@ -83,7 +83,7 @@ func all[A, B any](list []A, one func(A) B) []B {
 
 func hardwareAddressOf(n int) string { return fmt.Sprintf("0A:00:00:00:00:%02X", n) }
 
-// subjects are all kinds.
+// subjects returns all kinds.
 func subjects() map[string]subject {
 	return map[string]subject{
 		"tenant": {
@@ -395,7 +395,7 @@ func keysetOf(id string) *forge.TenantKeysetIdentifier {
 	return &forge.TenantKeysetIdentifier{OrganizationId: "acme", KeysetId: id}
 }
 
-// looked answers those of the ids that a list has: for kinds that are only listed as a whole.
+// looked returns the listed things with the given ids: for kinds that are only listed as a whole.
 func looked[M any](list []M, see func(M) thing, ids []string) []thing {
 	var out []thing
 	for _, m := range list {

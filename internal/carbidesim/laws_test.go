@@ -39,7 +39,7 @@ func obey[W any](t *testing.T, o Options, table map[string]W, others string, law
 	}
 }
 
-// How an id is refused that is in use, and one that was until its thing was deleted. Tenants and machines cannot be deleted.
+// How an id is refused that is in use, or was until its thing was deleted. Tenants and machines cannot be deleted.
 func TestEveryIDIsTakenOnce(t *testing.T) {
 	type refusals struct{ live, deleted answer }
 	obey(t, Options{}, map[string]refusals{
@@ -73,7 +73,7 @@ func TestEveryIDIsTakenOnce(t *testing.T) {
 		if err := s.remove(b, id); err != nil {
 			b.Fatal(err)
 		}
-		if s.gone > 0 { // the row is there until then
+		if s.gone > 0 { // the row exists until then
 			b.refuses(s.create(b, id, 2, named("second")), theRow.code, theRow.text)
 			b.world.Advance(s.gone)
 		}
@@ -84,7 +84,7 @@ func TestEveryIDIsTakenOnce(t *testing.T) {
 	})
 }
 
-// What a second delete says, and one of what never was.
+// How a second delete is answered, and a delete of what never existed.
 func TestEveryDeleteIsRepeated(t *testing.T) {
 	absent := func(kind string) answer { return answer{codes.NotFound, kind + " not found"} }
 	noRow := answer{codes.Internal, "no rows"}
@@ -125,10 +125,10 @@ func TestEveryDeleteIsRepeated(t *testing.T) {
 	})
 }
 
-// limits are how many ids a call by ids takes.
+// limits are how many ids a call by ids accepts.
 type limits struct{ none, many answer }
 
-// A list has no pages, whatever the limit is; a call by ids has one, and leaves out what it does not know.
+// A list has no pages, whatever the limit; a call by ids has a limit, and leaves out unknown ids.
 func TestEveryListIsWhole(t *testing.T) {
 	page := limits{answer{codes.InvalidArgument, "at least one"}, answer{codes.InvalidArgument, "at most 2"}}
 	obey(t, Options{Rules: Rules{MaxFindByIDs: 2}}, map[string]limits{
@@ -208,7 +208,7 @@ func TestLimitsOfOtherCalls(t *testing.T) {
 	})
 }
 
-// A name that may be there once, where it counts.
+// Where names must be unique, and among what.
 func TestNamesAreTakenOnce(t *testing.T) {
 	b := onStage(t, Options{})
 	b.tenant("other")
@@ -286,7 +286,7 @@ func TestDeletedAlthoughUsed(t *testing.T) {
 	}
 }
 
-// What a stranger has made is there, and what it has deleted is not.
+// What a stranger has created exists, and what it has deleted does not.
 func TestStrangersChangeTheWorld(t *testing.T) {
 	b := onStage(t, Options{})
 	mine := *b

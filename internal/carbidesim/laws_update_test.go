@@ -11,15 +11,15 @@ import (
 	"converge.dev/converge/providers/carbide/forge"
 )
 
-// noMetadata are the kinds that have none, or a name alone, and are never updated with one.
+// noMetadata are the kinds that have none, or only a name, and are never updated with one.
 const noMetadata = "tenant_keyset vpc_peering network_segment operating_system os_image dpu_extension_service sku"
 
-// What a token looks like, which updates move it, and how one that is not right is refused.
+// What a token looks like, which updates change it, and how a wrong one is refused.
 func TestEveryToken(t *testing.T) {
 	type tokens struct {
 		name      string // in the refusal
 		malformed codes.Code
-		still     bool // no update moves it
+		still     bool // no update changes it
 	}
 	const internal = codes.Internal
 	obey(t, Options{}, map[string]tokens{
@@ -42,7 +42,7 @@ func TestEveryToken(t *testing.T) {
 		}
 		update := func(token *string) error { return s.update(b, id, 1, named("first"), token) }
 		number := was.Number
-		for range 2 { // the second one changes nothing but the token
+		for range 2 { // the second one changes only the token
 			b.clock.pass(time.Second)
 			if err := update(nil); err != nil {
 				b.Fatal(err)
@@ -76,7 +76,7 @@ func TestEveryToken(t *testing.T) {
 	})
 }
 
-// What else moves a token: a machine's, an instance's and a VPC's.
+// What else changes a token: a machine's, an instance's and a VPC's.
 func TestWhatElseMovesTokens(t *testing.T) {
 	b, hosts := withNetwork(t, 1)
 	b.allocate(uid(9), hosts[0], onPrefix(uid(3)))
@@ -162,7 +162,7 @@ func TestEveryUpdateReplaces(t *testing.T) {
 		"expected_rack":            {fine, ""},
 	}, noMetadata+" spx_partition", func(b *workbench, s subject, want replacement) {
 		rich := &forge.Metadata{Name: "rich", Description: "of words", Labels: []*forge.Label{label("env", text("prod"))}}
-		if strings.HasSuffix(b.Name(), "/tenant") { // which has a name alone
+		if strings.HasSuffix(b.Name(), "/tenant") { // which has only a name
 			rich = named("rich")
 		}
 		id := s.begin(b, rich)
@@ -203,7 +203,7 @@ func TestUpdatesClearWhatTheyLack(t *testing.T) {
 	}
 }
 
-// What metadata must look like, when a thing is made and when it is changed.
+// What metadata must look like when a thing is created and when it is changed.
 func TestMetadataOfEveryKind(t *testing.T) {
 	long := strings.Repeat("x", 256)
 	labels := func(l ...*forge.Label) *forge.Metadata { return &forge.Metadata{Name: "labelled", Labels: l} }
@@ -228,7 +228,7 @@ func TestMetadataOfEveryKind(t *testing.T) {
 		"machine":                  strict,
 		"spx_partition":            lenient,
 		"expected_machine":         lenient,
-		// Nobody looks at those of expected switches, power shelves and racks, apart from labels that are there twice.
+		// Those of expected switches, power shelves and racks are not checked, except for duplicate labels.
 	}, noMetadata+" expected_switch expected_power_shelf expected_rack", func(b *workbench, s subject, rules string) {
 		id := s.begin(b, named("first"))
 		short := answer{codes.InvalidArgument, "2 to 256"}

@@ -18,14 +18,14 @@ import (
 	"converge.dev/converge/providers/carbide/forge"
 )
 
-// way leads from a message to a field deep inside; lists on the way have one element.
+// way leads from a message to a deeply nested field; lists on the way have one element.
 type way []protoreflect.FieldDescriptor
 
 func (p way) String() string {
 	return strings.Join(all(p, func(f protoreflect.FieldDescriptor) string { return string(f.Name()) }), ".")
 }
 
-// set makes everything on the way and puts a text at the end.
+// set creates everything on the way and puts a text at the end.
 func (p way) set(m protoreflect.Message, text string) {
 	for _, f := range p[:len(p)-1] {
 		if f.IsList() {
@@ -37,11 +37,11 @@ func (p way) set(m protoreflect.Message, text string) {
 	m.Set(p[len(p)-1], protoreflect.ValueOfString(text))
 }
 
-// wrappers answers the ways to all ids that are wrapped, but for those of type UUID, which the methods read themselves, and
-// for names such as those of racks.
+// wrappers returns the ways to all wrapped ids, except those of type UUID, which the methods read themselves, and names such as
+// those of racks.
 func wrappers(d protoreflect.MessageDescriptor, to way) []way {
 	if len(to) > 8 {
-		return nil // a message that holds itself
+		return nil // a message that contains itself
 	}
 	free := []protoreflect.Name{"UUID", "RackId", "RackProfileId", "SwitchId", "PowerShelfId"}
 	if d.ParentFile().Package() == "common" {
@@ -63,8 +63,8 @@ func wrappers(d protoreflect.MessageDescriptor, to way) []way {
 	return out
 }
 
-// An id that is not well formed passes the decoder of no method, wherever it is in a request; so an empty wrapper is the nil
-// UUID everywhere, and an empty id of a machine is none.
+// A malformed id passes the decoder of no method, wherever it is in a request; so an empty wrapper is the nil UUID
+// everywhere, and an empty id of a machine is invalid.
 func TestNoMalformedIDPassesTheDecoder(t *testing.T) {
 	b := start(t, Options{})
 	conn := dial(t, b.world)
@@ -108,13 +108,13 @@ func TestNoMalformedIDPassesTheDecoder(t *testing.T) {
 	}
 }
 
-// A thing that is made with an empty wrapper has the nil id.
+// A thing that is created with an empty wrapper has the nil id.
 func TestEveryEmptyWrapperIsTheNilUUID(t *testing.T) {
 	nothing := uuid.Nil.String()
 	for kind, s := range subjects() {
 		if !slices.Contains(strings.Fields("vpc vpc_prefix vpc_peering network_segment ib_partition nvlink_logical_partition "+
 			"spx_partition operating_system compute_allocation instance"), kind) {
-			continue // its id is no wrapper, or one that the methods read themselves
+			continue // its id is not a wrapper, or one that the methods read themselves
 		}
 		b := onStage(t, Options{})
 		if err := s.create(b, "", 1, named("first")); err != nil {
@@ -133,7 +133,7 @@ func TestEveryEmptyWrapperIsTheNilUUID(t *testing.T) {
 	}
 }
 
-// soiled adds fields that nobody knows to every message of every request, and looks for them in the replies.
+// soiled adds unknown fields to every message of every request, and looks for them in the replies.
 type soiled struct {
 	*grpc.ClientConn
 	t *testing.T
@@ -154,7 +154,7 @@ func (s soiled) Invoke(ctx context.Context, method string, request, reply any, o
 	return err
 }
 
-// Fields that the service does not know change nothing and are not kept. That goes for its pruned fields too: we do not know
+// Fields that the service does not know change nothing and are not kept. That includes its pruned fields: we do not know
 // them, so no reply may have any.
 func TestUnknownFieldsAreNeverAnswered(t *testing.T) {
 	b := start(t, Options{Hosts: Hosts{Count: 3}, Rules: Rules{Peering: PeeringMixed}})
@@ -183,7 +183,7 @@ func TestUnknownFieldsAreNeverAnswered(t *testing.T) {
 	}
 }
 
-// An older client puts the name where today's service does not look; one that puts it in both places is understood by both.
+// An older client puts the name where the current service does not look; a client that sets both is understood by both.
 func TestNamesOfBothGenerations(t *testing.T) {
 	const both, older, newer = "both", "older", "newer"
 	for _, old := range []bool{false, true} {

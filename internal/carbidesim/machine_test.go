@@ -69,7 +69,7 @@ func TestSeededMachines(t *testing.T) {
 	}
 }
 
-// The machines of a large site follow from the seed, and so does what befell them in the long run.
+// The machines of a large site follow from the seed, and so do the defects of their long use.
 func TestSeededSite(t *testing.T) {
 	const count = 500
 	site := func(seed uint64, count int) *World {

@@ -9,8 +9,8 @@ import (
 	"testing"
 )
 
-// musts are what the facts about the real service ask of a simulator, in their order: under each line its clauses, each with
-// the tests that fail when it is broken. A test of the provider has a slash.
+// musts are what the facts about the real service require of a simulator, in their order: below each line its clauses, each
+// with the tests that fail when it is broken. A test of the provider has a slash.
 var musts = []struct {
 	line    string
 	clauses map[string]string
@@ -230,7 +230,7 @@ func TestMust(t *testing.T) {
 	}
 }
 
-// testsIn answers the tests of a folder, each with its file.
+// testsIn returns the tests of a folder, each with its file.
 func testsIn(t *testing.T, dir string) map[string]string {
 	t.Helper()
 	files, err := filepath.Glob(filepath.Join(dir, "*_test.go"))

@@ -19,7 +19,7 @@ func (b *workbench) nvlinkPartition(id, org string, m *forge.Metadata) (*forge.N
 	})
 }
 
-// findNVLinkPartition answers nil when there is none.
+// findNVLinkPartition returns nil when there is none.
 func (b *workbench) findNVLinkPartition(id string) *forge.NVLinkLogicalPartition {
 	b.Helper()
 	found := ok(b.FindNVLinkLogicalPartitionsByIds(ctx, &forge.NVLinkLogicalPartitionsByIdsRequest{

@@ -29,7 +29,7 @@ func scriptEntry(id string) *forge.CreateOperatingSystemRequest {
 	}
 }
 
-// templateEntry is a good one, whose kernel has to come from a copy.
+// templateEntry returns a valid entry, whose kernel has to come from a copy.
 func templateEntry(id string) *forge.CreateOperatingSystemRequest {
 	kernel := artifact("kernel", "https://images.example/vmlinuz")
 	kernel.CacheStrategy, kernel.CachedUrl = forge.IpxeTemplateArtifactCacheStrategy_CACHED_ONLY, text("http://not/from/here")
@@ -49,7 +49,7 @@ func (b *workbench) findOS(id string) *forge.OperatingSystem {
 	return found[0]
 }
 
-// stockLibrary makes one of each thing that instances may boot or run, and burns what can be burned.
+// stockLibrary creates one of each thing that instances may boot or run, and burns what can be burned.
 func stockLibrary(b *workbench) {
 	b.Helper()
 	ok(b.CreateOperatingSystem(ctx, scriptEntry(uid(0x31))))
@@ -240,7 +240,7 @@ func TestOperatingSystemLists(t *testing.T) {
 	}
 }
 
-// Instances boot from the library: entries that exist, are active and ready. A delete does not ask about them.
+// Instances boot from the library: entries that exist, are active and ready. A delete does not check for instances.
 func TestInstancesBootFromTheLibrary(t *testing.T) {
 	b := start(t, Options{Hosts: Hosts{Count: 3}})
 	b.tenant("acme")

@@ -44,7 +44,7 @@ func TestOsImage(t *testing.T) {
 		t.Errorf("changed to %v", got)
 	}
 	ok(b.DeleteOsImage(ctx, &forge.DeleteOsImageRequest{Id: imageUUID(uid(0xa)), TenantOrganizationId: "acme"}))
-	ok(b.CreateOsImage(ctx, image(uid(0xa)))) // gone for good
+	ok(b.CreateOsImage(ctx, image(uid(0xa)))) // deleted permanently
 }
 
 func TestOsImageRefusals(t *testing.T) {

@@ -15,7 +15,7 @@ import (
 	"converge.dev/converge/providers/carbide/forge"
 )
 
-// furnish makes one of everything, and leaves some of it on its way.
+// furnish creates one of everything, and leaves some of it in transition.
 func furnish(b *workbench) {
 	b.tenant("acme")
 	ok(b.CreateTenantKeyset(ctx, &forge.CreateTenantKeysetRequest{
@@ -85,7 +85,7 @@ func TestTheFileBringsTheWorldBack(t *testing.T) {
 	if info, err := os.Stat(o.File); err != nil || info.Mode().Perm() != 0o600 {
 		t.Errorf("file: %v, %v", info.Mode(), err)
 	}
-	o.Seed = 4 // the file knows better
+	o.Seed = 4 // the file takes precedence
 	o.Hosts = Hosts{Count: 99}
 	again := start(t, o)
 	if want, got := string(b.world.DumpAll()), string(again.world.DumpAll()); got != want {
@@ -95,7 +95,7 @@ func TestTheFileBringsTheWorldBack(t *testing.T) {
 		t.Error("the live worlds differ")
 	}
 
-	// Indexes, timers, burned ids and generated ids go on where they were.
+	// Indexes, timers, burned ids and generated ids continue where they were.
 	again.refusals([]refusal{
 		{"burned id", failed(again.CreateVpc(ctx, &forge.VpcCreationRequest{Id: vpcID(uid(4))})), codes.Internal, "duplicate key"},
 		{"burned entry", failed(again.CreateOperatingSystem(ctx, scriptEntry(uid(0x33)))), codes.Internal, "duplicate key"},
@@ -127,7 +127,7 @@ func TestTheFileBringsTheWorldBack(t *testing.T) {
 	}
 }
 
-// A site that is killed has lost nothing that it has answered.
+// A site that is killed has lost nothing that it has confirmed.
 func TestTheFileHasWhatWasAnswered(t *testing.T) {
 	o := Options{File: filepath.Join(t.TempDir(), "world.json")}
 	b := start(t, o)
@@ -178,7 +178,7 @@ func TestCloseReportsWhatCouldNotBeWritten(t *testing.T) {
 	if err := os.RemoveAll(dir); err != nil {
 		t.Fatal(err)
 	}
-	for range 2 { // closing again says the same
+	for range 2 { // closing again returns the same
 		if w.Close() == nil {
 			t.Error("a world that could not be written was closed without a word")
 		}
@@ -249,7 +249,7 @@ func TestObjects(t *testing.T) {
 	}
 }
 
-// Two worlds do not keep the same file: the second would write over what the first has made.
+// Two worlds cannot use the same file: the second would overwrite what the first has written.
 func TestFileIsOfOneWorld(t *testing.T) {
 	o := Options{File: filepath.Join(t.TempDir(), "world.json")}
 	first, err := New(o)

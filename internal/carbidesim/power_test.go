@@ -40,7 +40,7 @@ const (
 	isOff = forge.PowerState_Off
 )
 
-// The manager sees what happens to a host when it looks the next time, and turns on what is to be on.
+// The manager sees a change of a host at its next check, and turns on what is to be on.
 func TestPowerIsSeenLate(t *testing.T) {
 	b := start(t, Options{Hosts: Hosts{Count: 2}})
 	host := b.hosts(&forge.MachineSearchConfig{})[0]
@@ -61,7 +61,7 @@ func TestPowerIsSeenLate(t *testing.T) {
 	b.clock.pass(RealTiming.PowerPoll - 1)
 	expect("before the manager looks", isOn, isOn)
 	b.clock.pass(1)
-	expect("when it has looked", isOn, isOff) // it turns it on again at once, and has not looked since
+	expect("when it has looked", isOn, isOff) // it turns it on again at once, and has not checked since
 	b.clock.pass(RealTiming.PowerPoll)
 	if p := expect("a round later", isOn, isOn); p.TriedTriggeringOnCounter != 1 {
 		t.Errorf("the host was turned on %d times", p.TriedTriggeringOnCounter)
@@ -71,7 +71,7 @@ func TestPowerIsSeenLate(t *testing.T) {
 	if err := b.want(host, isOff); err != nil {
 		t.Fatal(err)
 	}
-	b.maintain(host, false) // only the change asks for it
+	b.maintain(host, false) // only the change requires it
 	p := expect("told to be off", isOff, isOn)
 	if p.DesiredPowerStateVersion == first.DesiredPowerStateVersion {
 		t.Error("the token did not move")
@@ -109,7 +109,7 @@ func TestPowerIsSeenLate(t *testing.T) {
 	b.clock.pass(RealTiming.PowerPoll)
 	expect("whose power is cut", isOff, isOff)
 
-	// An order to shut down is forgotten when the host is restarted meanwhile.
+	// A request to shut down is forgotten when the host is restarted meanwhile.
 	other := b.hosts(&forge.MachineSearchConfig{})[1]
 	for _, action := range []forge.AdminPowerControlRequest_SystemPowerControl{forge.AdminPowerControlRequest_GracefulShutdown, forge.AdminPowerControlRequest_ForceRestart} {
 		if err := b.switchHost(other, action); err != nil {

@@ -10,7 +10,7 @@ import (
 	"converge.dev/converge/providers/carbide/forge"
 )
 
-// What a method misses first in a request with nothing in it.
+// What a method first misses in an empty request.
 func TestEmptyRequests(t *testing.T) {
 	b := start(t, Options{})
 	conn := dial(t, b.world)

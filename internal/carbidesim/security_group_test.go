@@ -18,7 +18,7 @@ const (
 	anyIP = forge.NetworkSecurityGroupRuleProtocol_NSG_RULE_PROTO_ANY
 )
 
-// permit is a rule that lets a protocol in, from 10.0.0.0/8 to anywhere.
+// permit returns a rule that permits a protocol from 10.0.0.0/8 to anywhere.
 func permit(id string, p forge.NetworkSecurityGroupRuleProtocol) *forge.NetworkSecurityGroupRuleAttributes {
 	return &forge.NetworkSecurityGroupRuleAttributes{
 		Id:             optional(id),
@@ -117,7 +117,7 @@ func TestSecurityGroupReadsBackAsItWasSent(t *testing.T) {
 	if rules[1].GetSrcPrefix() != "10.0.0.5/32" {
 		t.Errorf("prefix reads back as %s", rules[1].GetSrcPrefix())
 	}
-	// A rule without an id gets another one with every update, and every update moves the token.
+	// A rule without an id gets another one with every update, and every update changes the token.
 	again := ok(b.UpdateNetworkSecurityGroup(ctx, &forge.UpdateNetworkSecurityGroupRequest{
 		Id: "web", TenantOrganizationId: "acme", Metadata: named("web"), NetworkSecurityGroupAttributes: sent, IfVersionMatch: &g.Version,
 	})).NetworkSecurityGroup
@@ -245,7 +245,7 @@ func TestSecurityGroupInUse(t *testing.T) {
 		t.Errorf("when it has caught up: %v", vpc)
 	}
 
-	ok(b.UpdateVpc(ctx, &forge.VpcUpdateRequest{Id: vpcID(uid(1))})) // lets go of the group
+	ok(b.UpdateVpc(ctx, &forge.VpcUpdateRequest{Id: vpcID(uid(1))})) // removes the group
 	b.refuses(remove(), codes.FailedPrecondition, "attached")
 	ok(b.ReleaseInstance(ctx, &forge.InstanceReleaseRequest{Id: instanceID(uid(0x10))}))
 	b.refuses(remove(), codes.FailedPrecondition, "attached")

@@ -62,7 +62,7 @@ func TestSegmentLife(t *testing.T) {
 	}
 }
 
-// A timer of a segment that is gone says nothing about another one with the same id.
+// A timer of a segment that is gone does not affect another one with the same id.
 func TestASegmentIsNotHurriedByItsPredecessor(t *testing.T) {
 	b := start(t, Options{Timing: Timing{Tick: 100, Drain: 10}})
 	b.vpc(uid(1), ethernet)
@@ -150,7 +150,7 @@ func TestSegmentAdmission(t *testing.T) {
 	})
 }
 
-// Which networks a VPC can have: FLAT ones take those of hosts without a DPU and nothing else, and IPv6 needs FNN or FLAT.
+// Which networks a VPC can have: FLAT ones accept only those of hosts without a DPU, and IPv6 needs FNN or FLAT.
 func TestNetworksFitTheirVpc(t *testing.T) {
 	b := start(t, Options{Rules: Rules{RoutingProfiles: profiles}})
 	b.tenant("acme")

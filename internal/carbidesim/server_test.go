@@ -24,7 +24,7 @@ import (
 	"converge.dev/converge/providers/carbide/forge"
 )
 
-// listen serves a world on a port of this machine and answers its address.
+// listen serves a world on a port of this machine and returns its address.
 func listen(t *testing.T, w *World, o ServerOptions) string {
 	t.Helper()
 	s, err := NewServer(w, o)
@@ -56,7 +56,7 @@ func connect(t *testing.T, address string, c credentials.TransportCredentials) f
 	return forge.NewForgeClient(conn)
 }
 
-// trust makes the client's side of TLS: the CA, and a certificate if there is one.
+// trust returns the client's side of TLS: the CA, and a certificate if there is one.
 func trust(t *testing.T, f devcert.Files, withCertificate bool) credentials.TransportCredentials {
 	t.Helper()
 	pem, err := os.ReadFile(f.CA)
@@ -173,8 +173,8 @@ func TestRolesOverTheWire(t *testing.T) {
 	}
 }
 
-// The service refuses a role with HTTP 403, before gRPC is spoken. We refuse it with what a client
-// makes of that, which goes on to say what else the answer lacks.
+// The service refuses a role with HTTP 403, before gRPC begins. We refuse it with what a client makes of that, which
+// continues with what else is missing from the response.
 func TestForbiddenIsWhatAClientMakesOfHTTP403(t *testing.T) {
 	l, err := net.Listen("tcp", "127.0.0.1:0")
 	if err != nil {
@@ -203,7 +203,7 @@ func TestCertificatesAreReadAgain(t *testing.T) {
 	}
 	oldTrust := trust(t, f, true)
 
-	// Half of a new pair is not taken.
+	// Half of a new pair is not used.
 	other := certificatesIn(t, old)
 	move := func(from, to string) {
 		t.Helper()
@@ -244,7 +244,7 @@ func TestServerNeedsItsFiles(t *testing.T) {
 	}
 }
 
-// A cut closes the real connection: what else is under way on it ends too, and the next call connects anew.
+// A cut closes the real connection: other calls in progress on it end too, and the next call reconnects.
 func TestCutClosesTheConnection(t *testing.T) {
 	f := certificatesIn(t, t.TempDir())
 	w := world(t)
@@ -272,7 +272,7 @@ func TestCutClosesTheConnection(t *testing.T) {
 	}
 }
 
-// Calls that are under way at the same time are counted as such, those that go one after the other are not.
+// Concurrent calls are counted as such, successive ones are not.
 func TestCallsAtOnce(t *testing.T) {
 	w := world(t)
 	var came sync.WaitGroup

@@ -106,7 +106,7 @@ func TestSKUs(t *testing.T) {
 	}
 }
 
-// What is not kept does not read back, and what is not looked at does not tell SKUs apart.
+// What is not kept does not read back, and what is not compared does not distinguish SKUs.
 func TestSKUsAreTheSame(t *testing.T) {
 	b := start(t, Options{})
 	if err := b.addSKU(newSKU("first", "m")); err != nil {
@@ -150,7 +150,7 @@ func TestSKUsAreTheSame(t *testing.T) {
 			t.Errorf("%s: %v", what, err)
 		}
 	}
-	// Replacing takes away what is left out.
+	// Replacing removes what is left out.
 	ok(b.UpdateSkuMetadata(ctx, &forge.SkuUpdateMetadataRequest{SkuId: "first", Description: text("x"), DeviceType: text("x")}))
 	created := b.findSKU("first").Created
 	got := ok(b.ReplaceSku(ctx, &forge.Sku{Id: "first", SchemaVersion: 4}))

@@ -91,7 +91,7 @@ func TestSpxPartitionDeletion(t *testing.T) {
 		t.Error("by its id the deleted partition is not found, as the real service finds it")
 	}
 
-	// The number is given again, and a second delete takes it away from its new holder.
+	// The number is given out again, and a second delete takes it away from its new holder.
 	if p := ok(b.spxPartition(uid(2), nil, nil)); p.Vni != 100 {
 		t.Errorf("VNI %d, want the one that was freed", p.Vni)
 	}

@@ -96,7 +96,7 @@ func TestAPairIsSortedAndPeeredOnce(t *testing.T) {
 		{"delete again", b.unpeer(uid(0x10)), codes.Internal, ""},
 		{"without an id", failed(b.DeleteVpcPeering(ctx, &forge.VpcPeeringDeletionRequest{})), codes.InvalidArgument, "id"},
 	})
-	ok(b.peer(uid(0x10), uid(1), uid(2))) // it was deleted for good
+	ok(b.peer(uid(0x10), uid(1), uid(2))) // it was deleted permanently
 }
 
 func TestPeeringsGoWithTheirVpc(t *testing.T) {

@@ -293,6 +293,6 @@ func TestVpcPrefixMovesTheTokenOfItsVpc(t *testing.T) {
 		t.Errorf("tokens %s, %s, %s", before, created, deleted)
 	}
 	b.refuses(failed(b.UpdateVpc(ctx, &forge.VpcUpdateRequest{Id: vpcID(uid(1)), IfVersionMatch: &created})), codes.FailedPrecondition, "vpc")
-	// A prefix is deleted for good, so its id can be used again.
+	// A prefix is deleted permanently, so its id can be used again.
 	ok(b.CreateVpcPrefix(ctx, &forge.VpcPrefixCreationRequest{Id: prefixID(uid(2)), VpcId: vpcID(uid(1)), Prefix: "10.0.0.0/24"}))
 }

@@ -19,7 +19,7 @@ import (
 	"converge.dev/converge/providers/carbide/forge"
 )
 
-// workbench is a world behind a connection, with a clock in the test's hand.
+// workbench is a world behind a connection, with a clock controlled by the test.
 type workbench struct {
 	forge.ForgeClient
 	*testing.T
@@ -88,7 +88,7 @@ func dial(t testing.TB, w *World) *grpc.ClientConn {
 	return conn
 }
 
-// ok answers the result of a call that has to succeed.
+// ok returns the result of a call that has to succeed.
 func ok[M any](m M, err error) M {
 	if err != nil {
 		panic(err)
@@ -104,7 +104,7 @@ func (b *workbench) refuses(err error, code codes.Code, text string) {
 	}
 }
 
-// refusal is one way to go wrong.
+// refusal is one call that is refused.
 type refusal struct {
 	name string
 	err  error
@@ -132,7 +132,7 @@ func named(name string) *forge.Metadata            { return &forge.Metadata{Name
 func label(key string, value *string) *forge.Label { return &forge.Label{Key: key, Value: value} }
 func text(s string) *string                        { return proto.String(s) }
 
-// uid is a UUID that ends in a number.
+// uid returns a UUID that ends in a number.
 func uid(n byte) string {
 	return "00000000-0000-4000-8000-0000000000" + string("0123456789abcdef"[n/16]) + string("0123456789abcdef"[n%16])
 }
@@ -158,7 +158,7 @@ func (b *workbench) findVpc(id string) *forge.Vpc {
 	return found[0]
 }
 
-// segment makes a segment with one prefix, whose gateway is the first address.
+// segment creates a segment with one prefix, whose gateway is the first address.
 func (b *workbench) segment(id, vpc, prefix, gateway string) error {
 	_, err := b.CreateNetworkSegment(ctx, &forge.NetworkSegmentCreationRequest{
 		Id: segmentID(id), VpcId: vpcID(vpc), Name: "subnet",
@@ -167,7 +167,7 @@ func (b *workbench) segment(id, vpc, prefix, gateway string) error {
 	return err
 }
 
-// findSegment answers nil when there is none.
+// findSegment returns nil when there is none.
 func (b *workbench) findSegment(id string) *forge.NetworkSegment {
 	b.Helper()
 	found := ok(b.FindNetworkSegmentsByIds(ctx, &forge.NetworkSegmentsByIdsRequest{
@@ -198,7 +198,7 @@ func (b *workbench) machine(id string) *forge.Machine {
 	return found[0]
 }
 
-// findInstance answers nil when there is none.
+// findInstance returns nil when there is none.
 func (b *workbench) findInstance(id string) *forge.Instance {
 	b.Helper()
 	found := ok(b.FindInstancesByIds(ctx, &forge.InstancesByIdsRequest{InstanceIds: []*forge.InstanceId{instanceID(id)}})).Instances

@@ -15,10 +15,10 @@ import (
 	"converge.dev/converge/state"
 )
 
-// seldom says when a broken backend does the wrong thing.
+// seldom reports whether a broken backend does the wrong thing this time.
 func seldom() bool { return rand.IntN(20) == 0 }
 
-// broken is a backend that does some of its methods wrongly.
+// broken is a backend with some broken methods.
 type broken struct {
 	state.KV
 	get    func(ctx context.Context, key string) (state.Item, error)
@@ -108,7 +108,7 @@ var brokenKeys = map[string]func(state.KV) state.KV{
 			return revision, err
 		}}
 	},
-	"written twice": func(kv state.KV) state.KV { // as by a client that tries again without looking
+	"written twice": func(kv state.KV) state.KV { // as by a client that retries without checking
 		return broken{KV: kv, commit: func(ctx context.Context, guards []state.Guard, ops []state.Op) (int64, error) {
 			revision, err := kv.Commit(ctx, guards, ops)
 			if err == nil && len(guards) == 0 && seldom() {
@@ -123,7 +123,7 @@ var brokenKeys = map[string]func(state.KV) state.KV{
 // brokenLocks are ways in which a backend may break the lock that is built on it.
 var brokenLocks = map[string]func(state.KV) state.KV{
 	"sound": func(kv state.KV) state.KV { return kv },
-	"no fence": func(kv state.KV) state.KV { // whoever was a holder may write
+	"no fence": func(kv state.KV) state.KV { // a former holder may write
 		return broken{KV: kv, commit: func(ctx context.Context, guards []state.Guard, ops []state.Op) (int64, error) {
 			if strings.HasSuffix(ops[0].Key, "/turn") {
 				guards = nil
@@ -146,7 +146,7 @@ var brokenLocks = map[string]func(state.KV) state.KV{
 				return kv.Commit(ctx, guards, ops)
 			}}
 	},
-	"an epoch that stays": func(kv state.KV) state.KV { // what breaks the lock does not raise it
+	"an epoch that stays": func(kv state.KV) state.KV { // breaking the lock does not raise it
 		return broken{KV: kv, commit: func(ctx context.Context, guards []state.Guard, ops []state.Op) (int64, error) {
 			var rest []state.Op
 			for _, op := range ops {
@@ -172,7 +172,7 @@ var brokenLocks = map[string]func(state.KV) state.KV{
 	},
 }
 
-// TestTortureCheckers proves that the checkers find what is broken: backends that break one promise now and then.
+// TestTortureCheckers proves that the checkers find defects: backends that occasionally break one promise.
 func TestTortureCheckers(t *testing.T) {
 	const patience = 20 * time.Second
 	judge := func(t *testing.T, sound bool, try func() (porcupine.CheckResult, string)) {

@@ -17,11 +17,11 @@ import (
 )
 
 const (
-	// writesBack is the promise: a write succeeds so soon after a majority can talk again.
+	// writesBack is the promise: a write succeeds within this time after a majority can talk again.
 	writesBack = 5 * time.Second
-	// effectsBack is that for the holder of the lock, who may have to be succeeded first.
+	// effectsBack is that for the holder of the lock, which may have to be succeeded first.
 	effectsBack = ttl + writesBack
-	// patience is how long a test waits for what has no promise.
+	// patience is how long a test waits for what nothing promises.
 	patience = 60 * time.Second
 )
 
@@ -38,7 +38,7 @@ func faults() []cluster.Fault {
 }
 
 // TestTortureCluster proves C: whatever happens to the members, no effect is without a durable intent, at most one holder
-// acts, what was acknowledged is there, and writes are back soon after a majority is.
+// acts, acknowledged writes exist, and writes resume soon after there is a majority.
 func TestTortureCluster(t *testing.T) {
 	rounds := torture.Scale(1, 1, 30)
 	var names []string
@@ -87,7 +87,7 @@ func TestTortureCluster(t *testing.T) {
 		slowest.Round(time.Millisecond), effectless.Round(time.Millisecond))
 }
 
-// A result is what came out of one fault.
+// A result is the outcome of one fault.
 type result struct {
 	verdict
 	documents, reads, lockRefused int
@@ -123,7 +123,7 @@ func endure(t *testing.T, c *cluster.Cluster, f cluster.Fault) (r result) {
 	}
 	defer end()
 
-	// flows waits until there are writes and effects again after a moment, and that a while has passed. It holds the longest
+	// flows waits until there are writes and effects again after a moment, and until a while has passed. It checks the longest
 	// time without them against the promise.
 	flows := func(what string, since time.Time, while time.Duration) {
 		t.Helper()
@@ -132,7 +132,7 @@ func endure(t *testing.T, c *cluster.Cluster, f cluster.Fault) (r result) {
 		})
 		now := time.Now()
 		writes, effects := gap(since, now, w.prober.moments(since)), gap(since, now, w.world.moments(since))
-		// What tests a push does other things meanwhile, and its disk may keep a member waiting for seconds.
+		// A machine that tests a push is busy with other things, and its disk may delay a member by seconds.
 		noise := time.Duration(torture.Scale(4, 4, 1))
 		if writes > noise*writesBack || effects > noise*effectsBack {
 			t.Errorf("%s: no write for %v, no effect for %v; %v and %v are promised", what, writes, effects, writesBack, effectsBack)
@@ -158,7 +158,7 @@ func endure(t *testing.T, c *cluster.Cluster, f cluster.Fault) (r result) {
 	if f.Writable {
 		flows("during the fault", broken, lasting)
 	}
-	// What a fault has to hurt is not certain to be there at once.
+	// What a fault has to affect need not exist at once.
 	if !poll(t, patience, func() bool { return fault.Hit(t.Context()) == nil }) {
 		t.Errorf("the fault hurts nothing: %v", fault.Hit(t.Context()))
 	}
@@ -190,7 +190,7 @@ func endure(t *testing.T, c *cluster.Cluster, f cluster.Fault) (r result) {
 	if err := c.Consistent(ctx); err != nil {
 		t.Error(err)
 	}
-	// The members have little room and all faults share it. What a fast machine writes would fill it before its turn.
+	// The members have little room, which all faults share. A fast machine would fill it before its turn.
 	if !poll(t, patience, func() bool {
 		if _, err = w.store.Commit(ctx, nil, w.store.DropRunOps(run)); err == nil {
 			err = c.Compact(ctx)
@@ -203,7 +203,7 @@ func endure(t *testing.T, c *cluster.Cluster, f cluster.Fault) (r result) {
 	return r
 }
 
-// poll asks until it is true, and tells whether it became so in time.
+// poll asks until it is true, and reports whether it became so in time.
 func poll(t *testing.T, limit time.Duration, ask func() bool) bool {
 	t.Helper()
 	deadline := time.Now().Add(limit)
@@ -217,8 +217,8 @@ func poll(t *testing.T, limit time.Duration, ask func() bool) bool {
 	return true
 }
 
-// listWhole lists a few pages of keys over and over. The first and the last are always written together, so a list that
-// were put together from two revisions would show it.
+// listWhole lists a few pages of keys repeatedly. The first and the last are always written together, which would reveal a list
+// from two revisions.
 func listWhole(kv state.KV, stop <-chan struct{}) error {
 	const keys = 9000 // three pages
 	var ops []state.Op
@@ -280,8 +280,8 @@ func listWhole(kv state.KV, stop <-chan struct{}) error {
 	return nil
 }
 
-// neverDenied writes until the space is used up, or stop is closed: what was said not to be written is not there. The space
-// runs out between two looks of etcd at it, so it writes some and refuses them nevertheless.
+// neverDenied writes until the space is used up, or stop is closed: a write that was reported as refused does not exist. The
+// space runs out between two checks by etcd, so it writes some and refuses them nevertheless.
 func neverDenied(kv state.KV, stop <-chan struct{}) error {
 	body := make([]byte, 256<<10)
 	var all errgroup.Group

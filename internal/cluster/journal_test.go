@@ -7,7 +7,7 @@ import (
 	"converge.dev/converge/state"
 )
 
-// resume opens the journal of a run for the holder of the lock, and begins it when nobody has yet.
+// resume opens the journal of a run for the holder of the lock, and begins it when there is none yet.
 func resume(ctx context.Context, store *state.Store, lock *state.Lock, run string) (*journal.Journal, error) {
 	log, err := journal.Read(ctx, store, run)
 	if err != nil {
@@ -21,7 +21,7 @@ func resume(ctx context.Context, store *state.Store, lock *state.Lock, run strin
 	return journal.Open(ctx, store, lock, run, log)
 }
 
-// records reads the whole journal of a run, and fails when its chain is not whole.
+// records reads the whole journal of a run, and fails when its chain is broken.
 func records(ctx context.Context, store *state.Store, run string) ([]journal.Record, error) {
 	log, err := journal.Read(ctx, store, run)
 	if err != nil {

@@ -14,12 +14,12 @@ import (
 	"converge.dev/converge/state"
 )
 
-// kvOutcomes are what calls may come to.
+// kvOutcomes are the possible outcomes of calls.
 var kvOutcomes = []string{
 	"get: found", "get: absent", "list", "read: failed", "commit: written", "commit: guard did not hold", "commit: unknown", "commit: refused",
 }
 
-// outcomes counts what calls come to. Some that are possible need not occur.
+// outcomes counts the outcomes of calls. Some that are possible need not occur.
 type outcomes struct {
 	must     *torture.Coverage
 	optional []string
@@ -36,7 +36,7 @@ func (o outcomes) reach(name string) {
 	}
 }
 
-// all waits until everything was reached: how much a slow machine gets done in a given time is chance.
+// all waits until everything was reached: how much a slow machine achieves in a given time is chance.
 func (o outcomes) all(t *testing.T) {
 	poll(t, patience, func() bool { return len(o.must.Missing()) == 0 })
 }
@@ -70,7 +70,7 @@ func (l *kvLoad) end() {
 
 func (l *kvLoad) key(group, key int) string { return fmt.Sprintf("%s/%d/%d", l.prefix, group, key) }
 
-// client calls until the load ends. It remembers what it saw last, for its guards.
+// client calls until the load ends. It remembers what it last saw, for its guards.
 func (l *kvLoad) client(kv state.KV, id int) {
 	r := rand.New(rand.NewPCG(uint64(id), uint64(time.Now().UnixNano())))
 	group, last := -1, [groupKeys]cell{}
@@ -109,7 +109,7 @@ func (l *kvLoad) client(kv state.KV, id int) {
 	}
 }
 
-// list reads all keys of the group, which are as of one revision.
+// list reads all keys of the group, as of one revision.
 func (l *kvLoad) list(ctx context.Context, kv state.KV, group, id int, asked int64, last *[groupKeys]cell) {
 	items, err := kv.List(ctx, fmt.Sprintf("%s/%d/", l.prefix, group))
 	if err != nil {
@@ -169,7 +169,7 @@ func (l *kvLoad) commit(ctx context.Context, kv state.KV, group, id int, asked i
 	case errors.Is(err, state.ErrGuard):
 		l.history.add(group, id, asked, in, answer{guarded: true}, false)
 		l.outcomes.reach("commit: guard did not hold")
-	default: // nothing was written, so it is as if it had not been asked
+	default: // nothing was written, as if it had not been requested
 		l.outcomes.reach("commit: refused")
 	}
 }

@@ -15,8 +15,8 @@ import (
 // groupKeys is how many keys belong together. A transaction stays within one group, so each group is checked by itself.
 const groupKeys = 3
 
-// A cell is what the model knows of one key. A revision of unseen was made by a write whose answer was lost, and is learned
-// when somebody reads it.
+// A cell is what the model knows of one key. A revision of unseen is of a write whose reply was lost, and is learned when
+// the key is next read.
 type cell struct {
 	value             string // unique to the write; empty when the key does not exist
 	created, modified int64
@@ -30,7 +30,7 @@ type cells struct {
 	last int64
 }
 
-// A call is what a client asked for. Reads have no change and no guards.
+// A call is what a client requested. Reads have no change and no guards.
 type call struct {
 	keys    []int // that are read
 	guards  []guard
@@ -48,7 +48,7 @@ type change struct {
 	value string // empty deletes
 }
 
-// An answer is what came of a call.
+// An answer is the result of a call.
 type answer struct {
 	keys     []cell // that were read
 	revision int64  // of a commit that succeeded
@@ -87,7 +87,7 @@ var kvModel = porcupine.Model{
 	DescribeState:     func(s any) string { return fmt.Sprintf("%+v", s) },
 }
 
-// read reports whether the keys may be read so, and what is known then.
+// read reports whether the keys may be read so, and returns what is then known.
 func (s cells) read(keys []int, got []cell) (bool, any) {
 	for i, k := range keys {
 		have := &s.keys[k]
@@ -107,7 +107,7 @@ func learn(have *int64, got int64) {
 	}
 }
 
-// holds reports whether all guards hold. A revision that nobody has seen yet cannot be what a guard was made from.
+// holds reports whether all guards hold. A guard cannot be made from a revision that no client has seen yet.
 func (s cells) holds(guards []guard) bool {
 	for _, g := range guards {
 		have := s.keys[g.key].modified
@@ -139,28 +139,28 @@ func (s *cells) change(changes []change, revision int64) (changed bool) {
 	return changed
 }
 
-// A lockCall is what a client asked of the site lock.
+// A lockCall is what a client requested of the site lock.
 type lockCall struct {
 	op    string // lock, commit, close, force, lapse, read
 	epoch int64  // of the holder: commit, close, lapse
-	value string // that a commit writes, or a read has got
+	value string // that a commit writes, or a read has returned
 }
 
-// A lockAnswer is what came of it. Failures that change nothing are not in the history.
+// A lockAnswer is its result. Failures that change nothing are not in the history.
 type lockAnswer struct {
-	epoch   int64 // lock: that was given
+	epoch   int64 // lock: the one that was granted
 	unknown bool  // it may have taken effect, or may yet, or never will
 }
 
 type lockState struct {
 	epoch int64
-	held  int64  // epoch of the holder; 0: nobody
+	held  int64  // epoch of the holder; 0: none
 	value string // last written under the lock
 }
 
 // lockModel is what the site lock promises: each holder has a higher epoch than all before, and only the holder writes.
-// Where leases may run out unseen, a holder may follow another who has not given the lock back. A lock that was broken
-// while it was being taken is taken again, so the epoch may rise by more than one.
+// Where leases may expire unseen, a holder may follow another that has not released the lock. A lock that was broken while
+// it was being taken is taken again, so the epoch may rise by more than one.
 func lockModel(expires bool) porcupine.Model {
 	return porcupine.Model{
 		Init: func() any { return lockState{} },
@@ -169,7 +169,7 @@ func lockModel(expires bool) porcupine.Model {
 			mine := c.epoch == have.epoch && (expires || c.epoch == have.held)
 			switch c.op {
 			case "lock":
-				if a.unknown { // it may have raised the epoch, and then was given back or forgotten
+				if a.unknown { // it may have raised the epoch, and then been released or forgotten
 					have.epoch, have.held = have.epoch+1, 0
 					return true, have
 				}
@@ -198,8 +198,8 @@ func lockModel(expires bool) porcupine.Model {
 	}
 }
 
-// A history is what clients did and saw, in groups that have nothing to do with each other: a new one begins when the old
-// one is long, or has so many unknowns that checking it would take for ever.
+// A history is what clients did and saw, in independent groups: a new one begins when the old one is long, or has so many
+// unknowns that checking it would take for ever.
 type history struct {
 	maxOps, maxUnknown int
 
@@ -213,14 +213,14 @@ func newHistory(maxOps, maxUnknown int) *history {
 	return &history{maxOps: maxOps, maxUnknown: maxUnknown, began: time.Now(), groups: make([][]porcupine.Operation, 1)}
 }
 
-// group is the number of the group that is written now.
+// group returns the number of the group that is being written.
 func (h *history) group() int {
 	h.mu.Lock()
 	defer h.mu.Unlock()
 	return len(h.groups) - 1
 }
 
-// size is how many operations there are.
+// size returns the number of operations.
 func (h *history) size() (n int) {
 	h.mu.Lock()
 	defer h.mu.Unlock()
@@ -232,7 +232,7 @@ func (h *history) size() (n int) {
 
 func (h *history) now() int64 { return int64(time.Since(h.began)) }
 
-// add notes what was asked at a time and is answered now.
+// add records a call that was made at a time and is answered now.
 func (h *history) add(group, client int, asked int64, in, out any, unknown bool) {
 	h.mu.Lock()
 	defer h.mu.Unlock()
@@ -253,7 +253,7 @@ func (h *history) add(group, client int, asked int64, in, out any, unknown bool)
 }
 
 // check fails the test unless every group can be explained by calls that took effect one after the other. That the
-// checker does not know is as bad as that it cannot be.
+// checker does not know is as bad as that there is no explanation.
 func (h *history) check(t *testing.T, model porcupine.Model) (ops int) {
 	t.Helper()
 	if result, why := h.verdict(model); result != porcupine.Ok {
@@ -262,7 +262,7 @@ func (h *history) check(t *testing.T, model porcupine.Model) (ops int) {
 	return h.size()
 }
 
-// verdict is Ok, or that of the first group that is not, and why.
+// verdict returns Ok, or the result of the first group that is not, with the reason.
 func (h *history) verdict(model porcupine.Model) (porcupine.CheckResult, string) {
 	h.mu.Lock()
 	defer h.mu.Unlock()
@@ -274,7 +274,7 @@ func (h *history) verdict(model porcupine.Model) (porcupine.CheckResult, string)
 	return porcupine.Ok, ""
 }
 
-// checkLimit is how long the checker may think about one group.
+// checkLimit is how long the checker may spend on one group.
 const checkLimit = 30 * time.Second
 
 // stuck shows how far an explanation gets: the last calls that can be explained, and some that cannot.
@@ -314,5 +314,5 @@ func describe(model porcupine.Model, op porcupine.Operation) string {
 		model.DescribeOperation(op.Input, op.Output))
 }
 
-// seen makes a cell of what was read.
+// seen returns a cell of what was read.
 func seen(it state.Item) cell { return cell{string(it.Value), it.Created, it.Modified} }

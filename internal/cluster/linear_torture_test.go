@@ -16,16 +16,16 @@ import (
 	"converge.dev/converge/state/mem"
 )
 
-// clients is how many there are at once, of the keys and as many of the lock.
+// clients is the number of concurrent clients of the keys, and as many of the lock.
 const clients = 6
 
-// lossy makes clients of one store in memory, of which now and then a call is refused or its answer is lost.
+// lossy returns clients of one store in memory, in which now and then a call is refused or its reply is lost.
 func lossy(n int) (backends []state.KV) {
 	var calls atomic.Int64
 	first := mem.New(mem.Options{})
 	for range n {
 		backends = append(backends, first.Connect(mem.Options{Fault: func(c mem.Call) error {
-			runtime.Gosched() // so that others come in between
+			runtime.Gosched() // so that others interleave
 			switch rand.IntN(200) {
 			case 0:
 				if c.Done {
@@ -41,7 +41,7 @@ func lossy(n int) (backends []state.KV) {
 	return backends
 }
 
-// patient is a limit that no call reaches.
+// patient returns a limit that no call reaches.
 func patient() time.Duration { return callLimit }
 
 // TestTortureLinearMem proves O on the store in memory, which other tests build on.
@@ -60,7 +60,7 @@ func TestTortureLinearMem(t *testing.T) {
 	torture.Report(t, "O", "memory: %d calls on keys and %d on the lock are linearizable", kvOps, lockOps)
 }
 
-// TestTortureLinearEmbedded proves O on the embedded member. Calls that the caller gives up are what is unknown here.
+// TestTortureLinearEmbedded proves O on the embedded member. Here, the unknown calls are those that the caller gives up.
 func TestTortureLinearEmbedded(t *testing.T) {
 	if !torture.Full() {
 		t.Skip("a sample runs in memory only: set CONVERGE_TORTURE")

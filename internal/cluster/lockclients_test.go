@@ -11,17 +11,17 @@ import (
 	"converge.dev/converge/state/mem"
 )
 
-// lockOutcomes are what calls may come to.
+// lockOutcomes are the possible outcomes of calls.
 var lockOutcomes = []string{
 	"lock: got", "lock: held by another", "commit: written", "commit: fenced", "commit: unknown", "close", "force: done", "lapse", "read",
 }
 
-// A lockLoad is clients that take the site lock from each other, by fair means and foul, and write under it.
+// A lockLoad is clients that take the site lock from each other, properly or by force, and write under it.
 type lockLoad struct {
 	history  *history
 	outcomes outcomes
 	ttl      time.Duration
-	expires  bool // leases may run out
+	expires  bool // leases may expire
 
 	site string
 	done chan struct{}
@@ -51,7 +51,7 @@ func (l *lockLoad) ended() bool {
 	}
 }
 
-// client takes the lock, writes, and gives it back or loses it. Sometimes it breaks the lock of another.
+// client takes the lock, writes, and releases or loses it. Sometimes it breaks the lock of another.
 func (l *lockLoad) client(kv state.KV, id int) {
 	r := rand.New(rand.NewPCG(uint64(id), uint64(time.Now().UnixNano())))
 	for !l.ended() {
@@ -93,7 +93,7 @@ func (l *lockLoad) client(kv state.KV, id int) {
 		err = lock.Close()
 		l.history.add(group, id, asked, lockCall{op: "close", epoch: lock.Epoch()}, lockAnswer{}, err != nil)
 		l.outcomes.reach("close")
-		// A process that does not know that it is over goes on for a moment.
+		// A process that does not know that it has lost the lock continues for a moment.
 		l.commit(store, lock, group, id, 99)
 	}
 }
@@ -114,7 +114,7 @@ func (l *lockLoad) commit(store *state.Store, lock *state.Lock, group, id, n int
 	case errors.Is(err, state.ErrUnknown):
 		l.history.add(group, id, asked, in, lockAnswer{unknown: true}, true)
 		l.outcomes.reach("commit: unknown")
-	default: // nothing was written, so it is as if it had not been asked
+	default: // nothing was written, as if it had not been requested
 		l.outcomes.reach("commit: fenced")
 	}
 }
@@ -131,7 +131,7 @@ func (l *lockLoad) read(store *state.Store, group, id int) {
 	l.outcomes.reach("read")
 }
 
-// force breaks the lock of whoever holds it.
+// force breaks the lock of the current holder.
 func (l *lockLoad) force(store *state.Store, group, id int) {
 	ctx, cancel := within(callLimit)
 	defer cancel()

@@ -12,13 +12,13 @@ import (
 	"converge.dev/converge/state/etcd"
 )
 
-// TestMain lets the test binary be a member.
+// TestMain lets the test binary act as a member.
 func TestMain(m *testing.M) {
 	cluster.Main()
 	os.Exit(m.Run())
 }
 
-// program demands a program of a Debian package. Without it the test is skipped, unless real systems were promised.
+// program requires a program of a Debian package. Without it the test is skipped, unless real systems are required.
 func program(t *testing.T, name, pkg string) {
 	t.Helper()
 	_, err := exec.LookPath(name)
@@ -31,7 +31,7 @@ func program(t *testing.T, name, pkg string) {
 	}
 }
 
-// start makes a cluster that lasts as long as the test.
+// start starts a cluster that lasts as long as the test.
 func start(t *testing.T) *cluster.Cluster {
 	t.Helper()
 	program(t, "ip", "iproute2")
@@ -57,7 +57,7 @@ func start(t *testing.T) *cluster.Cluster {
 	return c
 }
 
-// open connects as a process of its own would.
+// open connects like a separate process.
 func open(t *testing.T, c *cluster.Cluster) state.KV {
 	t.Helper()
 	kv, err := etcd.Open(t.Context(), etcd.Options{Endpoints: c.Endpoints()})
@@ -68,12 +68,12 @@ func open(t *testing.T, c *cluster.Cluster) state.KV {
 	return kv
 }
 
-// within bounds a call.
+// within returns a context that limits a call.
 func within(d time.Duration) (context.Context, context.CancelFunc) {
 	return context.WithTimeout(context.Background(), d)
 }
 
-// pause waits for the next try of a client that has failed, or until done.
+// pause waits before a client that has failed tries again, or until done.
 func pause(done <-chan struct{}, d time.Duration) {
 	timer := time.NewTimer(d)
 	defer timer.Stop()

@@ -24,11 +24,11 @@ const (
 	ttl        = 2 * time.Second // of the site lock
 	contenders = 3               // processes that want the site lock
 	workers    = 3               // steps in flight of one holder
-	callLimit  = 5 * time.Second // of a client that would rather try again
+	callLimit  = 5 * time.Second // of a client that would rather retry
 )
 
-// A workload is what a site does all day: one process at a time holds the lock and changes things, others wait for it,
-// and write and read documents.
+// A workload is the typical activity of a site: one process at a time holds the lock and changes things, others wait for
+// it, and write and read documents.
 type workload struct {
 	t     *testing.T
 	store *state.Store // of the test itself
@@ -79,7 +79,7 @@ func (w *workload) ended() bool {
 	}
 }
 
-// contend takes the lock, works for a while, gives it back, and begins again.
+// contend takes the lock, works for a while, releases it, and starts again.
 func (w *workload) contend(store *state.Store, who string) {
 	for !w.ended() {
 		ctx, cancel := within(callLimit)
@@ -98,7 +98,7 @@ func (w *workload) contend(store *state.Store, who string) {
 		w.diary.note("%s has epoch %d", who, lock.Epoch())
 		err = w.work(store, lock)
 		w.diary.note("%s ends epoch %d: %v", who, lock.Epoch(), err)
-		if err := lock.Close(); err != nil { // what cannot be given back runs out
+		if err := lock.Close(); err != nil { // a lock that cannot be released expires
 			w.diary.note("%s does not give the lock back: %v", who, err)
 		}
 	}
@@ -106,7 +106,7 @@ func (w *workload) contend(store *state.Store, who string) {
 
 // work carries out steps until the turn is over or the lock is lost.
 func (w *workload) work(store *state.Store, lock *state.Lock) error {
-	const steps = 20 // of each worker in one turn
+	const steps = 20 // by each worker in one turn
 	held := lock.Context(context.Background())
 	j, err := resume(held, store, lock, w.run)
 	if err != nil {
@@ -131,7 +131,7 @@ func (w *workload) work(store *state.Store, lock *state.Lock) error {
 	return team.Wait()
 }
 
-// step is what the engine does for each: an intent, the effect, the outcome.
+// step does what the engine does for each step: an intent, the effect, the outcome.
 func (w *workload) step(held context.Context, j *journal.Journal, epoch int64, key string) error {
 	rec := journal.Record{Kind: journal.Intent, Key: key, Ref: schema.Ref{Scope: schema.ScopeSite, Kind: "fake.thing", Name: "a"}}
 	err := j.Append(held, rec)
@@ -211,7 +211,7 @@ func (w *workload) checkDocuments(ctx context.Context) (n int) {
 	return n
 }
 
-// A prober is a client that writes all the time and knows when it could.
+// A prober is a client that writes all the time and records when it could.
 type prober struct {
 	mu     sync.Mutex
 	starts []time.Time // of writes that succeeded
@@ -238,7 +238,7 @@ func (p *prober) probe(kv state.KV, stop <-chan struct{}) {
 	}
 }
 
-// moments returns when a write succeeded that began after a moment.
+// moments returns when a write succeeded that began after since.
 func (p *prober) moments(since time.Time) (at []time.Time) {
 	p.mu.Lock()
 	defer p.mu.Unlock()
@@ -250,7 +250,7 @@ func (p *prober) moments(since time.Time) (at []time.Time) {
 	return at
 }
 
-// gap is the longest time between two moments in which nothing happened, given what happened.
+// gap returns the longest time between two moments in which nothing happened, given what happened.
 func gap(from, to time.Time, happened []time.Time) time.Duration {
 	longest, last := time.Duration(0), from
 	for _, at := range append(happened, to) {

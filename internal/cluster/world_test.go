@@ -17,7 +17,7 @@ type world struct {
 	mu      sync.Mutex
 	effects []effect
 	keys    map[string]effect
-	told    map[string]error // per record: what Append said
+	told    map[string]error // per record: what Append returned
 	holders map[int64]string // of an epoch
 }
 
@@ -31,7 +31,7 @@ func newWorld() *world {
 	return &world{keys: map[string]effect{}, told: map[string]error{}, holders: map[int64]string{}}
 }
 
-// act has the effect, unless the lock is lost: that is asked at the last moment, as for a call to the outside.
+// act has the effect, unless the lock is lost: that is checked at the last moment, as for a call to the outside.
 func (w *world) act(ctx context.Context, epoch int64, key string) error {
 	w.mu.Lock()
 	defer w.mu.Unlock()
@@ -43,14 +43,14 @@ func (w *world) act(ctx context.Context, epoch int64, key string) error {
 	return nil
 }
 
-// tell notes what Append said about a record.
+// tell records what Append returned for a record.
 func (w *world) tell(kind journal.Kind, key string, err error) {
 	w.mu.Lock()
 	defer w.mu.Unlock()
 	w.told[string(kind)+" "+key] = err
 }
 
-// hold notes who has an epoch.
+// hold records which holder has an epoch.
 func (w *world) hold(t *testing.T, epoch int64, holder string) {
 	w.mu.Lock()
 	defer w.mu.Unlock()
@@ -60,7 +60,7 @@ func (w *world) hold(t *testing.T, epoch int64, holder string) {
 	w.holders[epoch] = holder
 }
 
-// moments returns when there was an effect after a moment.
+// moments returns when there was an effect after since.
 func (w *world) moments(since time.Time) (at []time.Time) {
 	w.mu.Lock()
 	defer w.mu.Unlock()

@@ -19,7 +19,7 @@ func must(t *testing.T, err error) {
 	}
 }
 
-// odd makes one of each thing that is no regular file, and returns their paths with the words for them.
+// odd creates one of each thing that is not a regular file, and returns their paths with the words for them.
 func odd(t *testing.T, dir string) map[string]string {
 	t.Helper()
 	must(t, syscall.Mkfifo(filepath.Join(dir, "pipe"), 0o600))
@@ -36,7 +36,7 @@ func odd(t *testing.T, dir string) map[string]string {
 	}
 }
 
-// TestReadOnlyRegular opens everything that is no regular file, by its name and below a root: it is an error at once.
+// TestReadOnlyRegular opens everything that is not a regular file, by its name and below a root: it is an error at once.
 func TestReadOnlyRegular(t *testing.T) {
 	dir := t.TempDir()
 	root, err := os.OpenRoot(dir)
@@ -61,7 +61,7 @@ func TestReadOnlyRegular(t *testing.T) {
 	}
 }
 
-// TestReadIsBounded: the limit itself is read, one byte more is not, and a size that is only claimed takes no memory.
+// TestReadIsBounded: a file of the limit itself is read, one byte more is not, and a size that is only claimed takes no memory.
 func TestReadIsBounded(t *testing.T) {
 	path := filepath.Join(t.TempDir(), "file")
 	must(t, os.WriteFile(path, bytes.Repeat([]byte("x"), 2048), 0o600))
@@ -76,7 +76,7 @@ func TestReadIsBounded(t *testing.T) {
 	if _, err := Read(path, 1<<20); err == nil || !strings.Contains(err.Error(), "the limit is 1 MiB") {
 		t.Errorf("%v", err)
 	}
-	if _, err := Read("/proc/self/maps", 10); !errors.As(err, &large) { // which says that it has no bytes
+	if _, err := Read("/proc/self/maps", 10); !errors.As(err, &large) { // which claims to be empty
 		t.Errorf("a file without a size: %v", err)
 	}
 }
@@ -121,7 +121,7 @@ func TestReadPrivate(t *testing.T) {
 	}
 }
 
-// TestReplace: new names and regular files only; everything else is as it was.
+// TestReplace: only new names and regular files are replaced; everything else is unchanged.
 func TestReplace(t *testing.T) {
 	dir := t.TempDir()
 	for name, kind := range odd(t, dir) {

@@ -16,7 +16,7 @@ func TestName(t *testing.T) {
 	}
 }
 
-// A word that is nothing like any name is not explained by a name of another meaning.
+// No name of another meaning is suggested for a word that is unlike all names.
 func TestNoName(t *testing.T) {
 	names := []string{"plan", "validate", "put", "get", "drift", "diff", "fmt", "show", "lock", "hold"}
 	for _, word := range []string{"man", "docs", "output", "init", "no", "x", "R5", ""} {
@@ -26,7 +26,7 @@ func TestNoName(t *testing.T) {
 	}
 }
 
-// The kinds and names of documents are told with the same measure as commands and flags.
+// The kinds and names of documents are matched with the same measure as commands and flags.
 func TestNameOfAKind(t *testing.T) {
 	names := []string{"vpc", "vpc_prefix", "network_segment", "instance"}
 	for word, want := range map[string]string{
@@ -50,7 +50,7 @@ func TestRef(t *testing.T) {
 		"node/carbide.vpc/prod":    "",
 		"site/carbide.vpc":         "",
 		"site/carbide.tenant/amce": "site/carbide.tenant/acme",
-		"site/carbide.vpc/*":       "", // it is that already
+		"site/carbide.vpc/*":       "", // which it already is
 	} {
 		if got, _ := Ref(pattern, refs); got != want {
 			t.Errorf("Ref(%q) = %q, want %q", pattern, got, want)

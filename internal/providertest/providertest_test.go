@@ -47,7 +47,7 @@ var box = providertest.Case{
 	Invalid: schema.Object{"colour": "red"},
 }
 
-// open makes a world whose boxes are spoiled.
+// open opens a world whose boxes are spoiled.
 func open(s spoiler) func(t *testing.T) providertest.World {
 	return func(*testing.T) providertest.World {
 		w := fake.New(kinds)
@@ -88,7 +88,7 @@ func TestLawsHold(t *testing.T) {
 	providertest.Run(t, suite(spoiler{}))
 }
 
-// A world where everything takes its time keeps it too.
+// A world where everything takes its time keeps the contract too.
 func TestLawsHoldWhenSlow(t *testing.T) {
 	providertest.Run(t, suite(spoiler{
 		world: func(w *fake.World) {
@@ -185,7 +185,7 @@ func unless(class providers.Class, err error) error {
 	return err
 }
 
-// wait lets a call wait for what happens only after it.
+// wait makes a call wait for something that happens only after it.
 func wait(ctx context.Context, k *spoiled, c providers.Call) error {
 	<-ctx.Done()
 	return &providers.Error{Op: "create", Ref: c.Ref, Class: providers.Transient, Err: ctx.Err()}
@@ -377,7 +377,7 @@ var spoilers = []spoiler{
 		return k.world.Remove(node, "lab.box", "other-1")
 	}},
 	{name: "two at a time are one too many", law: "calls-for-different-things-run-at-the-same-time", create: func(ctx context.Context, k *spoiled, c providers.Call) error {
-		switch c.Ref.Name { // these two are made at the same time only
+		switch c.Ref.Name { // these two are only made at the same time
 		case "other-2":
 			k.meet <- true
 		case "other-3":
@@ -442,7 +442,7 @@ func TestSpoiled(t *testing.T) {
 	}
 }
 
-// Ids are UUIDs that say which thing they are of.
+// Ids are UUIDs that identify their thing.
 func TestID(t *testing.T) {
 	a, b := providertest.ID("lab.box", "x"), providertest.ID("lab.box", "y")
 	if a == b || a != providertest.ID("lab.box", "x") || len(a) != 36 {

@@ -38,7 +38,7 @@ func TestPausesDouble(t *testing.T) {
 	}
 }
 
-// TestPausesSpread: with a key they are spread over all of the time, and the same for the same key.
+// TestPausesSpread: with a key they are spread over all of the time, and are the same for the same key.
 func TestPausesSpread(t *testing.T) {
 	policy := func(key string) retry.Policy { return retry.Policy{First: time.Second, Cap: time.Minute, Key: key} }
 	if a, b := take(policy("a"), 10), take(policy("a"), 10); !slices.Equal(a, b) {

@@ -7,7 +7,7 @@ import (
 	"testing"
 )
 
-// TestSpecsAreOfTheSchema keeps the structs what the schema says.
+// TestSpecsAreOfTheSchema checks that the structs agree with the schema.
 func TestSpecsAreOfTheSchema(t *testing.T) {
 	for _, provider := range []string{"carbide", "ovs"} {
 		files, err := generate(provider)

@@ -11,7 +11,7 @@ import (
 	"converge.dev/converge/schema"
 )
 
-// A struct is what is generated for a kind.
+// An object is what is generated for a kind.
 type object interface {
 	Read(schema.Object) error
 	Object() schema.Object
@@ -39,7 +39,7 @@ func TestReadAndWrite(t *testing.T) {
 		}
 		got := c.into.Object()
 		for field, v := range got {
-			if _, stated := c.o[field]; !stated && v == false { // what has a default is always there
+			if _, stated := c.o[field]; !stated && v == false { // a field with a default is always present
 				delete(got, field)
 			}
 		}
@@ -49,7 +49,7 @@ func TestReadAndWrite(t *testing.T) {
 	}
 }
 
-// TestReadRefuses: what does not fit is not taken for absent.
+// TestReadRefuses: what does not fit is not treated as absent.
 func TestReadRefuses(t *testing.T) {
 	for want, c := range map[string]struct {
 		into object
@@ -67,7 +67,7 @@ func TestReadRefuses(t *testing.T) {
 			t.Errorf("%v: %v, want %q", c.o, err, want)
 		}
 	}
-	// What the planner alone reads, and a secret that is sealed, are no mistakes.
+	// Fields that only the planner reads, and a sealed secret, are not mistakes.
 	if err := new(carbide.Instance).Read(schema.Object{"placement": map[string]any{}}); err != nil {
 		t.Error(err)
 	}
