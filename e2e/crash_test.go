@@ -25,7 +25,7 @@ var (
 	reverted = []int{3}
 )
 
-// stepOf finds the step whose call it is.
+// stepOf returns the step that makes the call.
 func stepOf(p *plan.Plan, method string) *plan.Step {
 	for i := range p.Steps {
 		if methodOf(&p.Steps[i]) == method {
@@ -35,21 +35,21 @@ func stepOf(p *plan.Plan, method string) *plan.Step {
 	panic("no step calls " + method)
 }
 
-// during kills while a call is under way and the site has not heard of it.
+// during kills while a call is in progress and the site has not received it.
 func during(method string, nth int) func(*site, *plan.Plan) {
 	return func(s *site, _ *plan.Plan) {
 		s.inject(carbidesim.Fault{Method: method, Nth: nth, Effect: carbidesim.Hang})
 	}
 }
 
-// after kills when a call has had its effect, and neither its answer nor a look has told so.
+// after kills when a call has had its effect, and neither its reply nor an observation has revealed it.
 func after(method string) func(*site, *plan.Plan) {
 	return func(s *site, p *plan.Plan) {
 		s.inject(carbidesim.Fault{Method: method, Effect: carbidesim.ReplyLost}, lookAfter(stepOf(p, method), carbidesim.Hang))
 	}
 }
 
-// failing makes the last step fail, so that everything is undone, on top of other faults.
+// failing makes the last step fail, so that everything is undone, in addition to other faults.
 func failing(more func(*site, *plan.Plan)) func(*site, *plan.Plan) {
 	return func(s *site, p *plan.Plan) {
 		s.inject(carbidesim.Fault{Method: "CreateNetworkSegment", Effect: carbidesim.Before, Code: codes.InvalidArgument})
@@ -90,8 +90,8 @@ var moments = []moment{
 	}), nil, hit, reverted},
 }
 
-// Whenever the process is killed, resume brings the site to one of its two ends, with every thing there once. So it does
-// when it is killed itself.
+// Whenever the process is killed, resume brings the site to one of its two ends, with every thing there once; also when
+// resume is killed itself.
 func TestKilledRunIsResumed(t *testing.T) {
 	t.Parallel()
 	want := converged(t)
@@ -170,9 +170,9 @@ func converged(t *testing.T) string {
 	return world
 }
 
-// A call whose outcome nobody knew when the process was killed is undone too, when the resumed run fails before it comes
-// to settle that call: whether it had its effect or not. The engine waits for a minute, as long as a
-// call may be late, for each of them.
+// A call whose outcome was unknown when the process was killed is undone too, when the resumed run fails before it settles
+// that call, whether it had its effect or not. The engine waits for a minute, as long as a call may be late, for each of
+// them.
 func TestUnknownCallIsUndone(t *testing.T) {
 	t.Parallel()
 	if !realRequired() {

@@ -5,8 +5,8 @@ import (
 	"testing"
 )
 
-// A segment in use goes before its successor can have its addresses: the instance lets go of it first and takes the new one up
-// afterwards, whether the segment changes or gets another name. What an instance cannot be without is refused by the plan.
+// A segment in use is deleted before its successor can have its addresses: the instance is detached first and attached to the
+// new one afterwards, whether the segment changes or gets another name. The plan refuses what an instance cannot be without.
 func TestDetach(t *testing.T) {
 	t.Parallel()
 	s := newSite(t)

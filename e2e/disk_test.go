@@ -25,8 +25,8 @@ type disk struct {
 	ballast string
 }
 
-// private runs the test again in a mount namespace of its own, so that what it mounts is nobody else's, and goes when it
-// ends. It reports whether this is that run.
+// private runs the test again in a mount namespace of its own, so that its mounts are private, and disappear when it ends. It
+// reports whether this is that run.
 func private(t *testing.T) bool {
 	t.Helper()
 	const mark = "CONVERGE_E2E_MOUNTS"
@@ -85,7 +85,7 @@ func (d *disk) fill() {
 	}
 }
 
-// free gives it back.
+// free releases it.
 func (d *disk) free() { d.s.must(os.Remove(d.ballast)) }
 
 // unhurried makes every change take long enough for the disk to fill up in between.
@@ -93,12 +93,12 @@ func unhurried(s *site) {
 	s.inject(carbidesim.Fault{Method: "*", Times: -1, Effect: carbidesim.Slow, Delay: 100 * time.Millisecond})
 }
 
-// things is how many there are: about 2000 fit into the segment of the log that is set aside in advance, and resume sets
-// one aside again.
+// things is the number of things: about 2000 fit into the segment of the log that is preallocated, and resume preallocates
+// another one.
 const things = 5000
 
-// many is a document of so many things that what is written about them does not fit into the space that the store has
-// set aside: what a small change needs is there even when the disk is full.
+// many returns a document of so many things that the records about them do not fit into the space that the store has
+// preallocated: the space for a small change is available even when the disk is full.
 func many(n int) string {
 	var b strings.Builder
 	b.WriteString(`package site
@@ -116,7 +116,7 @@ carbide: tenant_keyset: {
 }
 
 // L: the disk becomes full in the middle of an apply: the run stops where it is and says why; nothing that was done is
-// forgotten, and with space again resume finishes it. Before any change nothing has begun.
+// forgotten, and once there is space resume finishes it. Before any change nothing has begun.
 func TestTortureFullDisk(t *testing.T) {
 	if !private(t) {
 		return
@@ -175,7 +175,7 @@ func TestTortureFullDisk(t *testing.T) {
 	torture.Report(t, "L", "disk full: %s; %d of %d steps were done; each said so, kept what was done, and was resumed to a world with every thing once", reached, done, things)
 }
 
-// L: the quota of a remote etcd is used up in the middle of an apply: the error says what to do, and when that is done
+// L: the quota of a remote etcd is used up in the middle of an apply: the error says what to do, and once that is done
 // resume finishes the run.
 func TestTortureQuotaUsedUp(t *testing.T) {
 	t.Parallel()
@@ -200,7 +200,7 @@ func TestTortureQuotaUsedUp(t *testing.T) {
 	a := s.start("apply", "-json", "-parallelism=1", "plan")
 	lines("apply_complete", 3)(a)
 	s.world.ClearFaults()
-	// Every call that is left takes so long that the quota is used up before the last one, however slow the machine.
+	// Every remaining call takes so long that the quota is used up before the last one, however slow the machine.
 	s.inject(carbidesim.Fault{Method: "*", Times: -1, Effect: carbidesim.Slow, Delay: 5 * time.Second})
 	c.exhaust()
 	s.world.ClearFaults()

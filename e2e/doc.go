@@ -1,2 +1,2 @@
-// Package e2e holds a few whole journeys against real systems, and the tests that keep the house in order.
+// Package e2e holds a few whole journeys against real systems, and the tests that keep the repository in order.
 package e2e

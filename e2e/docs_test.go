@@ -49,7 +49,7 @@ func TestWrongDocumentsPage(t *testing.T) {
 		}
 		cmd := exec.Command(binary, append([]string{"validate", "-no-color"}, names...)...)
 		cmd.Dir = dir
-		cmd.Env = []string{"PATH=" + os.Getenv("PATH"), "HOME=" + dir} // what is said depends on nothing else
+		cmd.Env = []string{"PATH=" + os.Getenv("PATH"), "HOME=" + dir} // the output depends on nothing else
 		var stdout, stderr strings.Builder
 		cmd.Stdout, cmd.Stderr = &stdout, &stderr
 		err = cmd.Run()

@@ -28,7 +28,7 @@ type cluster struct {
 	log   *os.File
 }
 
-// newCluster starts etcd for a site, which keeps its state there from then on.
+// newCluster starts etcd for a site, which stores its state there from then on.
 func newCluster(s *site, secure bool) *cluster {
 	s.Helper()
 	program(s.T, "etcd", "etcd-server")
@@ -146,8 +146,8 @@ func TestEtcd(t *testing.T) {
 	}
 }
 
-// A document that the cloud leaves in the inbox with its own client is planned where it lies, and accepted by apply; one that
-// is wrong stays there, and the site keeps the one before it. The cloud reads what became of it with its own client.
+// A document that the cloud leaves in the inbox with its own client is planned in place, and accepted by apply; an invalid
+// one stays there, and the site keeps the one before it. The cloud reads the verdict with its own client.
 func TestInboxFromEtcdctl(t *testing.T) {
 	t.Parallel()
 	s := newSite(t)
@@ -208,7 +208,7 @@ func TestInboxFromEtcdctl(t *testing.T) {
 }
 
 // When the cluster dies in the middle of a run, the run stops by itself once its lock cannot be proven any more, and says
-// how to go on; when the cluster is back, resume does.
+// how to continue; when the cluster is back, resume does.
 func TestEtcdDiesDuringApply(t *testing.T) {
 	t.Parallel()
 	s := newSite(t)

@@ -47,7 +47,7 @@ func TestExamples(t *testing.T) {
 			if e.Name() == "gpu-site" {
 				s.established("doc")
 				s.informed(0, "plan", "-detailed-exitcode", "doc")
-				s.informed(0, "drift").says("No drift") // nor does the far side change by itself what nobody states
+				s.informed(0, "drift").says("No drift") // nor does the far side by itself change what the document leaves out
 			} else {
 				s.run(0, "apply", "-auto-approve", "doc").says("Apply complete!")
 				s.settled("doc")
@@ -59,7 +59,7 @@ func TestExamples(t *testing.T) {
 	}
 }
 
-// The demo runs to its end. It has a program and examples of its own, so that nothing of this checkout is needed.
+// The demo runs to its end. It has its own program and examples, so that it needs nothing from this checkout.
 func TestDemo(t *testing.T) {
 	t.Parallel()
 	program(t, "cmp", "diffutils")

@@ -12,8 +12,8 @@ import (
 	"converge.dev/converge/internal/carbidesim"
 )
 
-// Peerings and partitions are made, stay as they are, and go; also where the site never forgets a deleted NVLink
-// partition. What was destroyed can be made again.
+// Peerings and partitions are created, stay unchanged, and are deleted; also where the site never forgets a deleted NVLink
+// partition. What was destroyed can be created again.
 func TestFabrics(t *testing.T) {
 	t.Parallel()
 	for _, without := range []bool{false, true} {

@@ -6,8 +6,8 @@ import (
 	"converge.dev/converge/internal/carbidesim"
 )
 
-// TestGenerations brings a site about on servers of all generations. Whatever a server fills, the plan is empty afterwards,
-// nothing is drift, and all of it can be taken away again.
+// TestGenerations brings about a site on servers of all generations. Whatever fields a server fills, the plan is empty
+// afterwards, there is no drift, and everything can be deleted again.
 func TestGenerations(t *testing.T) {
 	for _, g := range carbidesim.Generations {
 		t.Run(string(g), func(t *testing.T) {

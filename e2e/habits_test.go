@@ -30,7 +30,7 @@ func TestDetailedExitCode(t *testing.T) {
 	s.run(1, "plan", "-detailed-exitcode", "nowhere.cue").says("nowhere.cue")
 }
 
-// A saved plan is what runs: without a question, and once.
+// A saved plan is carried out as it is: without a question, and once.
 func TestSavedPlanRunsOnce(t *testing.T) {
 	t.Parallel()
 	s, _, _ := planned(t)
@@ -42,7 +42,7 @@ func TestSavedPlanRunsOnce(t *testing.T) {
 	s.same(world)
 }
 
-// A plan that the site has left behind is refused, and the resource is named.
+// A stale plan is refused, and the resource is named.
 func TestStalePlanIsRefused(t *testing.T) {
 	t.Parallel()
 	s, _, _ := planned(t)
@@ -52,12 +52,12 @@ func TestStalePlanIsRefused(t *testing.T) {
 	s.same(world)
 	s.run(2, "drift").says("site/carbide.vpc/prod", "mine now")
 
-	// What is not touched by the plan may change.
+	// What the plan does not touch may change.
 	s.run(0, "plan", "-out=narrow", "-target=site/carbide.tenant/acme", "after.cue")
 	s.run(0, "apply", "narrow").says("1 changed")
 }
 
-// Whoever answers anything but yes changes nothing.
+// Any answer but yes changes nothing.
 func TestDeclinedApplyChangesNothing(t *testing.T) {
 	t.Parallel()
 	s, _, before := planned(t)
@@ -82,7 +82,7 @@ func TestDeclinedApplyChangesNothing(t *testing.T) {
 	}
 }
 
-// openTerminal makes a terminal: what the user writes is what a program reads.
+// openTerminal opens a terminal: what the user writes is what a program reads.
 func openTerminal(s *site) (user, terminal *os.File) {
 	s.Helper()
 	user, err := os.OpenFile("/dev/ptmx", os.O_RDWR|unix.O_NOCTTY, 0)
@@ -99,7 +99,7 @@ func openTerminal(s *site) (user, terminal *os.File) {
 	return user, terminal
 }
 
-// While one process works, another is told who it is.
+// While one process works, another is told which one it is.
 func TestLockedSiteSaysWho(t *testing.T) {
 	t.Parallel()
 	for _, shared := range []bool{false, true} {
@@ -123,7 +123,7 @@ func TestLockedSiteSaysWho(t *testing.T) {
 	}
 }
 
-// A process that was told to wait for another takes its turn, and plans on what the other left.
+// A process that is to wait for another takes its turn, and plans on what the other left.
 func TestSecondApplyTakesItsTurn(t *testing.T) {
 	t.Parallel()
 	for _, shared := range []bool{false, true} {
@@ -139,14 +139,14 @@ func TestSecondApplyTakesItsTurn(t *testing.T) {
 			s.struck()
 			second := s.start("apply", "-auto-approve", "-max-destroy=100%", "-lock-timeout=1m", "before.cue")
 			first.ended(0)
-			second.ended(7).says("needs an approval of its own") // it looked after the first had ended
+			second.ended(7).says("needs an approval of its own") // it observed after the first had ended
 			s.approved(0, "apply", "-auto-approve", "-max-destroy=100%", "before.cue")
 			s.settled("before.cue")
 		})
 	}
 }
 
-// Ctrl-C once: what is under way ends, nothing more is started, and resume goes on from there.
+// Ctrl-C once: what is in progress ends, nothing more is started, and resume continues from there.
 func TestInterruptedApplyIsResumed(t *testing.T) {
 	t.Parallel()
 	for signal, status := range map[syscall.Signal]int{syscall.SIGINT: 130, syscall.SIGTERM: 143} {
@@ -182,7 +182,7 @@ func TestTwoAtOnce(t *testing.T) {
 			if shared {
 				newCluster(s, false)
 			}
-			s.inject(carbidesim.Fault{Method: "CreateVpc", Effect: carbidesim.Slow, Delay: 3 * time.Second}) // nobody is that late
+			s.inject(carbidesim.Fault{Method: "CreateVpc", Effect: carbidesim.Slow, Delay: 3 * time.Second}) // neither process is that late
 			a, b := s.start("apply", "-auto-approve", "before.cue"), s.start("apply", "-auto-approve", "before.cue")
 			codes := [2]int{a.wait(), b.wait()}
 			winner, loser := a, b
@@ -260,7 +260,7 @@ func TestSilentSite(t *testing.T) {
 	s.run(8, "plan", "-json", "before.cue").says(s.address)
 }
 
-// The wrong certificates are told from a site that is away.
+// The wrong certificates are distinguished from a site that is away.
 func TestRefusedCertificate(t *testing.T) {
 	t.Parallel()
 	s := newSite(t)

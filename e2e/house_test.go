@@ -141,7 +141,7 @@ func TestImportsRunOneWay(t *testing.T) {
 	}
 }
 
-// TestOnlyViewsNameCommands: what the engine says, a service can say as well. What can be done about it has a name in package remedy.
+// TestOnlyViewsNameCommands: a service can repeat what the engine says. What can be done about it has a name in package remedy.
 func TestOnlyViewsNameCommands(t *testing.T) {
 	command := regexp.MustCompile(`converge (apply|cancel|destroy|diff|drift|explain|force|freeze|get|history|hold|import|init|inventory|lock|plan|put|resume|rollback|runs|show|state|validate)|(^| )-[a-z]{3,}(-[a-z]+)*($|[ =])`)
 	for _, p := range packages(t) {

@@ -18,7 +18,7 @@ import (
 var exampleSecrets = []string{
 	"BMC_PASSWORD=factory", "NVOS_PASSWORD=nvos", "IMAGE_TOKEN=token",
 	"REGISTRY=registry.fra1.example", "REGISTRY_USER=puller", "REGISTRY_PASSWORD=pull",
-	// The same, under the names that an import makes up when nothing is recorded.
+	// The same, under the names that an import invents when nothing is recorded.
 	"GLOBEX_SIM_AUTH_TOKEN=token", "RACK_09_1_BMC_PASSWORD=factory", "RACK_09_2_BMC_PASSWORD=factory",
 	"RACK_09_NVSWITCH_BMC_PASSWORD=factory", "RACK_09_NVSWITCH_NVOS_PASSWORD=nvos", "RACK_09_POWER_BMC_PASSWORD=factory",
 }
@@ -32,7 +32,7 @@ func (s *site) informed(status int, args ...string) *process {
 	return p.ended(status)
 }
 
-// established applies a document of which something cannot be undone exactly, with the approval that the plan asks for.
+// established applies a document with a part that cannot be undone exactly, with the approval that the plan requires.
 func (s *site) established(document string) {
 	s.Helper()
 	asked := s.informed(7, "apply", "-auto-approve", document)
@@ -43,7 +43,7 @@ func (s *site) established(document string) {
 	s.informed(0, "apply", "-auto-approve", document, approval).says("Apply complete!")
 }
 
-// open serves the world a second time, to callers who may do everything, and makes converge.yaml name that.
+// open serves the world a second time, with all permissions for every caller, and makes converge.yaml name that address.
 func (s *site) open() {
 	s.Helper()
 	server, err := carbidesim.NewServer(s.world, carbidesim.ServerOptions{
@@ -72,7 +72,7 @@ func (s *site) steps(file string) []plan.Step {
 }
 
 // The example of a whole site uses every kind of Carbide, is applied, and comes back from the site as a document whose
-// plan is empty as it was written: machines that no document mentioned are in it, and stay nobody's.
+// plan is empty without edits: machines that no document mentioned are in it, and remain unmanaged.
 func TestImportWholeSite(t *testing.T) {
 	t.Parallel()
 	const machines = 64
@@ -103,7 +103,7 @@ func TestImportWholeSite(t *testing.T) {
 	}
 	s.informed(0, "plan", "-detailed-exitcode", "found").says("No changes")
 
-	// What is so and not stated stands there as a comment, which can be stated as it is: nothing would change.
+	// Actual values that are not stated are there as comments, which can be stated as they are: nothing would change.
 	files, err := filepath.Glob(filepath.Join(s.dir, "found", "*.cue"))
 	s.must(err)
 	for _, file := range files {
@@ -117,7 +117,7 @@ func TestImportWholeSite(t *testing.T) {
 		}
 	}
 
-	// With nothing recorded, all that bears our mark, and the rest that no mark fits on, is taken over as it is.
+	// With nothing recorded, everything that bears our mark, and the rest that cannot bear one, is adopted as it is.
 	s.store = []string{"-data-dir=other"}
 	s.informed(0, "import", "-discover", "-out=again", "doc")
 	s.informed(2, "plan", "-detailed-exitcode", "-out=again.plan", "again")

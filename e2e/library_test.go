@@ -10,7 +10,7 @@ import (
 	"converge.dev/converge/providers/carbide/forge"
 )
 
-// library is a document with what instances boot and run, and secrets in all of it.
+// library returns a document with what instances boot and run, and secrets in all of it.
 func library(service string) string {
 	return fmt.Sprintf(`apiVersion: "converge.dev/v1"
 site: {name: "lib1", id: "7a2f0c9e-7d41-4c8b-9a36-1b0e5d7f2c44"}
@@ -38,8 +38,8 @@ carbide: dpu_extension_service: collector: {
 `, service)
 }
 
-// TestLibrary makes images, operating systems and an extension service, changes their secrets, and takes a credential
-// away that nobody can read back. Each time the next plan is empty, and no secret is in a word or a file.
+// TestLibrary creates images, operating systems and an extension service, changes their secrets, and removes a credential
+// that cannot be read back. Each time the next plan is empty, and no secret is in any output or file.
 func TestLibrary(t *testing.T) {
 	s := newSite(t)
 	s.must(os.Mkdir(filepath.Join(s.dir, "secrets"), 0o700))
@@ -93,7 +93,7 @@ func TestLibrary(t *testing.T) {
 		t.Error("a secret is in what was written down")
 	}
 
-	// What has left the document is deleted, which takes an approval: nothing can come back under the service's name.
+	// What has left the document is deleted, which requires an approval: nothing can come back under the service's name.
 	s.write("gone.cue", strings.Split(library(""), "carbide: dpu_extension_service")[0])
 	s.approved(0, "apply", "-auto-approve", "gone.cue").says("1 destroyed")
 	s.settled("gone.cue")

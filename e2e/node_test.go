@@ -9,8 +9,8 @@ import (
 	"converge.dev/converge/internal/ovstest"
 )
 
-// The site of examples/multi-file on two real switches and a simulated Carbide: it is made, changed behind converge's
-// back, healed and destroyed, and what others put beside it is never touched.
+// The site of examples/multi-file on two real switches and a simulated Carbide: it is created, changed behind converge's
+// back, healed and destroyed, and what others add beside it is never touched.
 func TestNodesWithOpenVSwitch(t *testing.T) {
 	t.Parallel()
 	first, second := ovstest.Start(t), ovstest.Start(t)
@@ -34,7 +34,7 @@ func TestNodesWithOpenVSwitch(t *testing.T) {
 		t.Errorf("the tag of vm-2 is %q", got)
 	}
 
-	// Somebody changes a port, removes a bridge, and adds a port for a machine of theirs.
+	// Another client changes a port, removes a bridge, and adds a port for its own machine.
 	first.AddPort(t, "br-slice", "vnet0", map[string]string{"vm-id": "5a2f0a4e-8d1f-4f0e-9b62-0f3f1b2c3d4e"})
 	first.Vsctl(t, "set", "port", "vm-1", "tag=999")
 	second.Vsctl(t, "del-br", "br-slice")
@@ -46,11 +46,11 @@ func TestNodesWithOpenVSwitch(t *testing.T) {
 	}
 	second.Vsctl(t, "br-exists", "br-slice")
 
-	// A node that is away is unknown, and nothing is decided about it.
+	// The state of a node that is away is unknown, and nothing is decided about it.
 	s.write("away.yaml", strings.ReplaceAll(s.read("converge.yaml"), second.Endpoint, "unix:nobody.sock"))
 	s.run(8, "plan", "-config=away.yaml", "doc").says("gpu-02/ovs.bridge", "nobody.sock")
 
-	// The bridge with the foreign port stays for as long as that port does; the rest goes.
+	// The bridge with the foreign port stays for as long as that port does; the rest is deleted.
 	world := first.Vsctl(t, "list-ports", "br-slice")
 	if !strings.Contains(world, "vnet0") {
 		t.Fatalf("the foreign port is gone:\n%s", world)
@@ -73,7 +73,7 @@ func TestNodesWithOpenVSwitch(t *testing.T) {
 	s.run(0, "state", "list")
 }
 
-// userspace adds one more file to the document in a folder: the switches of tests have the userspace datapath only.
+// userspace adds one more file to the document in a folder: the switches of tests only have the userspace datapath.
 func (s *site) userspace(folder string) {
 	s.Helper()
 	s.write(filepath.Join(folder, "here.cue"), "package site\n\nnodes: [string]: ovs: bridge: [string]: datapath_type: \""+ovstest.Datapath+"\"\n")

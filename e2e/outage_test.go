@@ -20,7 +20,7 @@ import (
 	"converge.dev/converge/internal/torture"
 )
 
-// A far side is a simulated Carbide site that is a process of its own, and keeps its world in a file.
+// A farSide is a simulated Carbide site that is a process of its own, and stores its world in a file.
 type farSide struct {
 	*site
 	process *process
@@ -30,11 +30,11 @@ type farSide struct {
 
 var loopbacks atomic.Int32
 
-// newFarSide starts a simulated site in a copy of a folder; without one it is new. Nobody else uses its address, so that it can
-// be started there again.
+// newFarSide starts a simulated site in a copy of a folder; without one it is new. Its address is not used otherwise, so that
+// it can be started there again.
 func newFarSide(t *testing.T, from string, lasts time.Duration) *farSide {
 	t.Helper()
-	dir, err := os.MkdirTemp("", "outage") // a short name, as the path of a socket has to be
+	dir, err := os.MkdirTemp("", "outage") // a short name, because the path of a socket has to be short
 	if err != nil {
 		t.Fatal(err)
 	}
@@ -63,7 +63,7 @@ func (f *farSide) serve() {
 	f.address = regexp.MustCompile(`address: (\S+)`).FindStringSubmatch(f.process.stdout.String())[1]
 }
 
-// hurry makes an hour of the site a few seconds, so that there is something to wait for, and not for long.
+// hurry makes an hour of the site a few seconds, so that there is something to wait for, but not for long.
 func (f *farSide) hurry() {
 	ctx, cancel := context.WithCancel(f.ctx)
 	over := make(chan struct{})
@@ -83,7 +83,7 @@ func (f *farSide) hurry() {
 	}()
 }
 
-// changes are the methods that have been called and change something.
+// changes returns the changing methods that have been called.
 func (f *farSide) changes() (methods []string) {
 	f.Helper()
 	calls, err := f.control.Calls(f.ctx)
@@ -103,8 +103,8 @@ func (f *farSide) world() string {
 	return string(world)
 }
 
-// documents are a site with an instance, and what it is to become: with another one, on a network of its own, with changes of
-// what is there, and something taken away.
+// documents writes a site with an instance, and what it is to become: with another one, on a network of its own, with changes
+// of existing things, and something removed.
 func (f *farSide) documents() {
 	f.Helper()
 	data, err := f.control.Call(f.ctx, "FindMachineIds", []byte("{}"))
@@ -135,18 +135,18 @@ carbide: network_segment: "staging-b": {vpc: "staging", prefixes: [{prefix: "10.
 type outage struct {
 	at    int // the call, from 1
 	lasts time.Duration
-	stops bool // the process stands still and goes on; otherwise it is killed, and started again
+	stops bool // the process is stopped and continued; otherwise it is killed, and started again
 }
 
 func (o outage) String() string {
 	return fmt.Sprintf("%s-%s-at-%d", map[bool]string{false: "killed", true: "stopped"}[o.stops], o.lasts, o.at)
 }
 
-// strikes waits for the call and has the outage. It tells what was asked for until then that changes something; false says
-// that the apply has ended before.
+// strikes waits for the call and makes the outage. It returns the changing calls until then; false means that the apply has
+// ended before.
 func (o outage) strikes(f *farSide, apply *process) (changes []string, struck bool) {
 	f.Helper()
-	fault := carbidesim.Fault{Method: "*", Nth: o.at, Effect: carbidesim.Slow, Delay: 200 * time.Millisecond} // so that it is under way
+	fault := carbidesim.Fault{Method: "*", Nth: o.at, Effect: carbidesim.Slow, Delay: 200 * time.Millisecond} // so that it is in progress
 	if !o.stops {
 		fault.Effect = carbidesim.Hang
 	}
@@ -154,7 +154,7 @@ func (o outage) strikes(f *farSide, apply *process) (changes []string, struck bo
 	apply.start()
 	for struck = false; !struck; {
 		select {
-		case <-time.After(time.Millisecond): // the simulator tells nobody
+		case <-time.After(time.Millisecond): // the simulator notifies nobody
 		case <-apply.over:
 			return nil, false
 		}
@@ -168,7 +168,7 @@ func (o outage) strikes(f *farSide, apply *process) (changes []string, struck bo
 	} else {
 		f.process.kill()
 	}
-	select { // this is what is tried, not a wait for something
+	select { // this delay is what is tested, not a wait for something
 	case <-time.After(o.lasts):
 	case <-f.ctx.Done():
 	}
@@ -180,15 +180,15 @@ func (o outage) strikes(f *farSide, apply *process) (changes []string, struck bo
 	return changes, true
 }
 
-// E: the process of the service is killed and started again, or stands still, at the calls of an apply that is a process too.
-// The run goes on or is resumed, and nothing is undone.
+// E: the process of the service is killed and started again, or stopped, at the calls of an apply that is a process too.
+// The run continues or is resumed, and nothing is undone.
 func TestTortureOutagesOfProcess(t *testing.T) {
 	t.Parallel()
 	calm := newFarSide(t, "", 0)
 	calm.documents()
 	calm.apply("before.cue")
 	calm.plan("after.cue", "plan")
-	calm.process.kill() // it has in its file what it has answered
+	calm.process.kill() // its file has everything that it has confirmed
 	template := calm.dir
 
 	calm = newFarSide(t, template, 0)
@@ -248,7 +248,7 @@ func TestTortureOutagesOfProcess(t *testing.T) {
 						t.Errorf("it calls %s, which it has no reason to\n%s", m, apply.report())
 					}
 				}
-				if more := difference(end, f.world()); more != "" { // two segments may have one another's numbers
+				if more := difference(end, f.world()); more != "" { // two segments may have swapped numbers
 					t.Errorf("the world is not as it is without an outage:\n%s", more)
 				}
 				f.run(0, "plan", "-detailed-exitcode", "after.cue")

@@ -32,7 +32,7 @@ var methods = map[string]string{
 	"create carbide.network_segment":        "CreateNetworkSegment",
 }
 
-// looks are the calls by which things are seen, by kind.
+// looks are the calls by which things are observed, by kind.
 var looks = map[string]string{
 	"carbide.tenant":                 "FindTenantsByOrganizationIds",
 	"carbide.tenant_keyset":          "FindTenantKeysetsByIds",
@@ -67,7 +67,7 @@ func planned(t *testing.T) (s *site, p *plan.Plan, before string) {
 
 func methodOf(s *plan.Step) string { return methods[string(s.Action)+" "+s.Ref.Kind] }
 
-// callsOf is how many calls a step takes: what a security group permits is added before what it denies.
+// callsOf returns how many calls a step takes: what a security group permits is added before what it denies.
 func callsOf(s *plan.Step) int {
 	if methodOf(s) == "UpdateNetworkSecurityGroup" {
 		return 2
@@ -75,7 +75,7 @@ func callsOf(s *plan.Step) int {
 	return 1
 }
 
-// reverted fails unless the last apply said that the step failed and that everything was undone and verified, and left
+// reverted fails unless the last apply reported that the step failed and that everything was undone and verified, and left
 // the world as it was.
 func (s *site) reverted(p *process, failed *plan.Step, before string) {
 	s.Helper()
@@ -119,7 +119,7 @@ func TestRefusedStepIsReverted(t *testing.T) {
 	}
 }
 
-// The same with ten steps at a time: those that were under way beside the one that is refused are undone as well.
+// The same with ten steps at a time: those that were in progress beside the refused one are undone as well.
 func TestRefusedStepAmongOthersIsReverted(t *testing.T) {
 	t.Parallel()
 	for n := range steps {
@@ -136,8 +136,8 @@ func TestRefusedStepAmongOthersIsReverted(t *testing.T) {
 	}
 }
 
-// Whichever of twelve calls is carried out without an answer, what came of it is found out by looking, and it is not made
-// twice.
+// Whichever of twelve calls is carried out without a reply, its outcome is determined by an observation, and it is not
+// repeated.
 func TestLostReplyIsSettledByLooking(t *testing.T) {
 	t.Parallel()
 	for n := range steps {
@@ -160,9 +160,9 @@ func TestLostReplyIsSettledByLooking(t *testing.T) {
 	}
 }
 
-// Whichever of twelve calls is carried out without an answer and cannot be looked at afterwards, the step has failed with
-// an effect that nobody has seen; it is undone nevertheless. Before that the engine waits as long as the call could still
-// have its effect, which is a minute.
+// Whichever of twelve calls is carried out without a reply and cannot be observed afterwards, the step has failed with an
+// unseen effect; it is undone nevertheless. Before that the engine waits as long as the call could still have its effect,
+// which is a minute.
 func TestLostReplyThatCannotBeSettledIsReverted(t *testing.T) {
 	t.Parallel()
 	if !realRequired() {
@@ -193,16 +193,16 @@ func TestLostReplyThatCannotBeSettledIsReverted(t *testing.T) {
 	}
 }
 
-// lookAfter is a fault of the look that follows the call of a step when a saved plan is applied. Before it the thing is
-// looked at to make sure that the plan is not stale, right before a change, and for the version that a change is based on;
-// what is missing is asked for twice.
+// lookAfter returns a fault of the observation that follows the call of a step when a saved plan is applied. The thing was
+// observed before to make sure that the plan is not stale, right before a change, and for the version that a change is based
+// on; what is missing is requested twice.
 func lookAfter(s *plan.Step, e carbidesim.Effect) carbidesim.Fault {
 	before := map[plan.Action]int{plan.Create: 2, plan.Update: 3, plan.Delete: 2}[s.Action]
-	id := s.ExternalID[strings.LastIndexByte(s.ExternalID, '/')+1:] // a keyset is asked for by tenant and name
+	id := s.ExternalID[strings.LastIndexByte(s.ExternalID, '/')+1:] // a keyset is requested by tenant and name
 	return carbidesim.Fault{Method: looks[s.Ref.Kind], Match: id, Effect: e, Code: codes.PermissionDenied, Nth: before + 1}
 }
 
-// Answers that are lost while everything is undone change nothing about its end.
+// Replies that are lost while everything is undone do not change its end.
 func TestLostReplyWhileUndoing(t *testing.T) {
 	t.Parallel()
 	faults := map[string]carbidesim.Fault{
@@ -240,8 +240,8 @@ func TestLostReplyWhileUndoing(t *testing.T) {
 	}
 }
 
-// What somebody else changes while a run is under way is not overwritten: the step that finds it fails, the rest is undone,
-// and the other's change stays.
+// What another client changes while a run is in progress is not overwritten: the step that finds it fails, the rest is
+// undone, and the other's change stays.
 func TestStrangerDuringRunIsRespected(t *testing.T) {
 	t.Parallel()
 	s, _, before := planned(t)
@@ -275,8 +275,8 @@ func (s *site) stranger(description string) {
 	s.Fatal("there is no VPC prod")
 }
 
-// When undoing fails too, the site is held, the run says what is not as it should be, and resume finishes the undoing
-// once the reason is gone.
+// When undoing fails too, the site is held, the run reports what is not as it should be, and resume finishes the undoing
+// once the cause is gone.
 func TestFailedUndoIsHeldAndResumed(t *testing.T) {
 	t.Parallel()
 	s, p, before := planned(t)

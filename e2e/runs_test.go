@@ -10,7 +10,7 @@ import (
 	"converge.dev/converge/internal/carbidesim"
 )
 
-// A run that worked can be undone as a whole, later, as long as every step of it can.
+// A successful run can later be undone as a whole, as long as every step of it can.
 func TestRollbackOfAppliedRun(t *testing.T) {
 	t.Parallel()
 	s, _, before := planned(t)
@@ -22,12 +22,12 @@ func TestRollbackOfAppliedRun(t *testing.T) {
 	s.run(1, "rollback", "-auto-approve", run).says("reverted already")
 	s.run(1, "resume", run).says("nothing to resume")
 
-	// What was undone can be applied again, and has the same end.
+	// What was undone can be applied again, with the same end.
 	s.apply("after.cue")
 	s.settled("after.cue")
 }
 
-// A run that was made to stop where it failed goes on when the reason is gone, or is undone.
+// A run that was made to stop where it failed continues when the cause is gone, or is undone.
 func TestStoppedRunGoesOnOrBack(t *testing.T) {
 	t.Parallel()
 	for _, back := range []bool{false, true} {
@@ -53,7 +53,7 @@ func TestStoppedRunGoesOnOrBack(t *testing.T) {
 	}
 }
 
-// Ctrl-C twice: the process leaves although a call hangs; what came of the call is found out by resume.
+// Ctrl-C twice: the process exits although a call hangs; resume determines the outcome of the call.
 func TestSecondInterruptLeavesAtOnce(t *testing.T) {
 	t.Parallel()
 	s, _, _ := planned(t)
@@ -68,7 +68,7 @@ func TestSecondInterruptLeavesAtOnce(t *testing.T) {
 	s.settled("after.cue")
 }
 
-// Ctrl-C while converge only looks ends it at once, and nothing is left to settle.
+// Ctrl-C while converge only observes ends it at once, and nothing is left to settle.
 func TestInterruptedPlan(t *testing.T) {
 	t.Parallel()
 	s, _, before := planned(t)
@@ -83,7 +83,7 @@ func TestInterruptedPlan(t *testing.T) {
 	s.settled("before.cue")
 }
 
-// Two resumes of one run: one settles it, the other is told.
+// Two resumes of one run: one settles it, the other is told so.
 func TestTwoResumes(t *testing.T) {
 	t.Parallel()
 	s, _, _ := planned(t)

@@ -55,20 +55,20 @@ func TestMain(m *testing.M) {
 	}())
 }
 
-// waiting is how many tests run for each processor, unless -parallel says otherwise: they mostly wait, for leases to run out
-// and for calls that may come late.
+// waiting is how many tests run for each processor, unless -parallel is set: they mostly wait, for leases to expire and for
+// calls that may come late.
 const waiting = 3
 
 // patience is how long anything may take before a test gives up.
 const patience = 5 * time.Minute
 
-// realRequired reports whether what a test needs of the machine must be there.
+// realRequired reports whether what a test needs from the machine must exist.
 func realRequired() bool { return os.Getenv("CONVERGE_REAL") == "1" }
 
-// chosen thins a series out where real systems were not promised, so that the tests take seconds and not minutes.
+// chosen thins a series out where real systems are not required, so that the tests take seconds and not minutes.
 func chosen(n int) bool { return realRequired() || n%4 == 1 }
 
-// program finds a program of a Debian package. Without it the test is skipped, unless real systems were promised.
+// program finds a program of a Debian package. Without it the test is skipped, unless real systems are required.
 func program(t *testing.T, name, pkg string) string {
 	t.Helper()
 	path, err := exec.LookPath(name)
@@ -91,7 +91,7 @@ type site struct {
 	address string
 	certs   devcert.Files
 	dir     string
-	store   []string // flags that say where the store is; none: embedded in dir
+	store   []string // flags that select the store; none: embedded in dir
 	ctx     context.Context
 }
 
@@ -170,7 +170,7 @@ func (s *site) struck() {
 	s.until("the faults strike", func() bool { return len(s.world.Faults()) == 0 })
 }
 
-// until looks again and again whether something has come true; the simulator tells nobody.
+// until checks repeatedly whether something has become true; the simulator notifies nobody.
 func (s *site) until(what string, true func() bool) {
 	s.Helper()
 	tick := time.NewTicker(time.Millisecond)
@@ -184,10 +184,10 @@ func (s *site) until(what string, true func() bool) {
 	}
 }
 
-// dump is what the world holds.
+// dump returns what the world holds.
 func (s *site) dump() string { return string(s.world.Dump()) }
 
-// same fails when the world is not as it was.
+// same fails when the world has changed.
 func (s *site) same(before string) {
 	s.Helper()
 	if now := s.dump(); now != before {
@@ -195,7 +195,7 @@ func (s *site) same(before string) {
 	}
 }
 
-// difference lists the lines that only one of two texts has.
+// difference returns the lines that only one of two texts has.
 func difference(before, after string) string {
 	count := map[string]int{}
 	for _, l := range strings.Split(before, "\n") {
@@ -232,7 +232,7 @@ type process struct {
 type transcript struct {
 	mu   sync.Mutex
 	text bytes.Buffer
-	news chan struct{} // closed and made anew with every write
+	news chan struct{} // closed and replaced with every write
 }
 
 // Write implements io.Writer.
@@ -258,7 +258,7 @@ func (o *transcript) look() (text string, news <-chan struct{}) {
 // String returns everything so far.
 func (o *transcript) String() string { text, _ := o.look(); return text }
 
-// prepare makes a process that is not started yet.
+// prepare returns a process that is not started yet.
 func (s *site) prepare(args ...string) *process {
 	args = append(slices.Clone(args[:1]), append(slices.Clone(s.store), args[1:]...)...)
 	p := &process{s: s, args: strings.Join(args, " "), cmd: exec.CommandContext(s.ctx, binary, args...)}
@@ -307,7 +307,7 @@ func (p *process) wait() int {
 	return p.cmd.ProcessState.ExitCode()
 }
 
-// kill ends the process as a crash does.
+// kill ends the process like a crash.
 func (p *process) kill() {
 	_ = p.cmd.Process.Kill() // it may have ended by itself
 	<-p.over
@@ -327,7 +327,7 @@ func (p *process) await(out *transcript, pattern string, times int) {
 		}
 		select {
 		case <-news:
-		case <-p.over: // all that it wrote is there by now
+		case <-p.over: // all its output is there by now
 			ended = true
 		}
 	}
@@ -368,7 +368,7 @@ func (s *site) apply(document string) {
 	s.run(0, "apply", "-auto-approve", document)
 }
 
-// approved runs converge, which must ask for the approval of its plan, and runs it again with that.
+// approved runs converge, which must require the approval of its plan, and runs it again with that.
 func (s *site) approved(status int, args ...string) *process {
 	s.Helper()
 	asked := s.run(7, args...)
@@ -379,7 +379,7 @@ func (s *site) approved(status int, args ...string) *process {
 	return s.run(status, append(args, approval)...)
 }
 
-// released fails when anything is held but the revision of the document that the last run undid, and lets go of that.
+// released fails when anything is held but the revision of the document that the last run undid, and releases that.
 func (s *site) released() {
 	s.Helper()
 	var list struct{ Holds []struct{ Scope string } }
@@ -397,7 +397,7 @@ func (s *site) released() {
 	}
 }
 
-// plan saves the plan of a document and gives it.
+// plan saves the plan of a document and returns it.
 func (s *site) plan(document, file string) *plan.Plan {
 	s.Helper()
 	s.run(2, "plan", "-detailed-exitcode", "-out="+file, document)
@@ -442,7 +442,7 @@ func (s *site) settled(document string) {
 	s.run(0, "lock", "status").says("not locked")
 }
 
-// nameOf returns kind and name of an object; one without a name is known by its id.
+// nameOf returns kind and name of an object; one without a name is identified by its id.
 func nameOf(o carbidesim.Object) string {
 	if m, ok := o.Message.(interface{ GetMetadata() *forge.Metadata }); ok && m.GetMetadata().GetName() != "" {
 		return o.Kind + "/" + m.GetMetadata().GetName()

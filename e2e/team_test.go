@@ -20,7 +20,7 @@ import (
 // ended is a line about a step that was carried out.
 var ended = regexp.MustCompile(`: (created|changed|destroyed) after `)
 
-// A run goes on when the process ends that has served the store to it, in whatever way.
+// A run continues when the process ends that has served the store to it, in whatever way.
 func TestRunOutlivesServerOfStore(t *testing.T) {
 	t.Parallel()
 	for _, signal := range []syscall.Signal{syscall.SIGKILL, syscall.SIGTERM} {
@@ -48,7 +48,7 @@ func TestRunOutlivesServerOfStore(t *testing.T) {
 	}
 }
 
-// In a second terminal everything works while a run is under way, and a freeze stops the run before its next effect.
+// In a second terminal everything works while a run is in progress, and a freeze stops the run before its next effect.
 func TestSecondTerminal(t *testing.T) {
 	t.Parallel()
 	s, _, _ := planned(t)
@@ -124,13 +124,13 @@ func TestTortureSecondTerminal(t *testing.T) {
 	s.settled("after.cue")
 }
 
-// Who follows a run sees its steps begin and end, and how it ends, whoever serves the store meanwhile.
+// A process that follows a run sees its steps begin and end, and how it ends, whichever process serves the store meanwhile.
 func TestFollow(t *testing.T) {
 	t.Parallel()
 	s, p, _ := planned(t)
 	s.run(0, "runs", "-follow").says("No run is open")
 	s.inject(carbidesim.Fault{Method: "CreateVpc", Effect: carbidesim.Before, Code: codes.InvalidArgument},
-		carbidesim.Fault{Method: "UpdateVpc", Effect: carbidesim.Slow, Delay: 5 * time.Second}) // longer than it takes to begin to follow
+		carbidesim.Fault{Method: "UpdateVpc", Effect: carbidesim.Slow, Delay: 5 * time.Second}) // longer than it takes to start following
 	slow(s, nil)
 	run := s.start("apply", "-parallelism=1", "plan")
 	run.await(&run.stderr, ended.String(), 1)

@@ -21,11 +21,11 @@ import (
 )
 
 const (
-	parallel = 10  // converge's own, unless it is told otherwise
-	page     = 100 // ids in one call, as many as the simulator takes
+	parallel = 10  // converge's default
+	page     = 100 // ids in one call, as many as the simulator accepts
 )
 
-// look does what a plan of nothing to do cannot do without: it lists what is there, decodes the document, and reads the
+// look does the least that a plan without changes must do: it lists what exists, decodes the document, and reads the
 // records.
 func look(ctx context.Context, args []string) (done, error) {
 	return timed(func() error {
@@ -38,7 +38,7 @@ func look(ctx context.Context, args []string) (done, error) {
 	})
 }
 
-// create makes what a document of networks says, and reads each thing when it is made.
+// create creates what a document of networks contains, and reads each thing once it is created.
 func create(ctx context.Context, args []string) (done, error) {
 	text, err := os.ReadFile(args[1])
 	if err != nil {
@@ -58,7 +58,7 @@ func create(ctx context.Context, args []string) (done, error) {
 	})
 }
 
-// A doc is what networks writes.
+// A doc is the output of networks.
 type doc struct {
 	Carbide struct {
 		Tenant map[string]any                          `json:"tenant"`
@@ -72,13 +72,13 @@ type doc struct {
 	}
 }
 
-// A service is the bare client of a simulator.
+// A service is a bare client of a simulator.
 type service struct {
 	forge.ForgeClient
 	*grpc.ClientConn
 }
 
-// dial connects as converge.yaml says.
+// dial connects with the settings of converge.yaml.
 func dial(config string) (service, error) {
 	var c struct {
 		Carbide struct {
@@ -107,7 +107,7 @@ func dial(config string) (service, error) {
 	return service{forge.NewForgeClient(conn), conn}, err
 }
 
-// list reads everything: all ids of a kind in one call, then a page of things a call.
+// list reads everything: all ids of a kind in one call, then one page of things per call.
 func (s service) list(ctx context.Context) error {
 	var g errgroup.Group
 	g.SetLimit(parallel)
@@ -162,8 +162,8 @@ func all[ID, Thing any](ids []ID, things []Thing, err error) error {
 	return err
 }
 
-// create makes what d says, what is referred to first, with the calls that converge makes too: a thing is made and read,
-// of a group it is asked what has it, of a VPC whether its group is in force, and a segment becomes ready a little later.
+// create creates what d contains, referenced things first, with the calls that converge makes too: a thing is created and
+// read, the users of a group and the state of a VPC's group are queried, and a segment becomes ready a little later.
 func (s service) create(ctx context.Context, d doc) error {
 	const tenant = "acme"
 	labels := []*forge.Label{{Key: "env", Value: proto.String("prod")}, {Key: "cost", Value: proto.String("42")}}

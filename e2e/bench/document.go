@@ -28,7 +28,7 @@ func document(w io.Writer, what string) error {
 	return err
 }
 
-// write makes a document in a process of its own: a child is charged with the memory that its parent had when it was
+// write writes a document in a process of its own: a child is charged with the memory that its parent had when it was
 // started, so this process stays small.
 func (b *bencher) write(path, what string) error {
 	f, err := os.Create(path)
@@ -40,7 +40,7 @@ func (b *bencher) write(path, what string) error {
 	return errors.Join(cmd.Run(), f.Close())
 }
 
-// networks is a site of n resources without machines: tenants, VPCs, their prefixes, segments and security groups.
+// networks returns a site of n resources without machines: tenants, VPCs, their prefixes, segments and security groups.
 func networks(n int) []byte {
 	kinds := map[string]map[string]any{"tenant": {"acme": map[string]any{}}}
 	put := func(kind, name string, spec map[string]any) {

@@ -19,7 +19,7 @@ import (
 	"google.golang.org/protobuf/proto"
 )
 
-// floors are the least that some work costs: plain code that does only what cannot be left out, with none of ours but the
+// floors are the minimum cost of some work: plain code that does only what is indispensable, with none of our code but the
 // generated calls. Each runs in a process of its own, as converge does.
 var floors = map[string]func(ctx context.Context, args []string) (done, error){
 	"decode": func(_ context.Context, args []string) (done, error) {
@@ -33,7 +33,7 @@ var floors = map[string]func(ctx context.Context, args []string) (done, error){
 	"make":   create,
 }
 
-// done is what a floor says when it is done.
+// done is what a floor reports at its end.
 type done struct {
 	Took     time.Duration // without the start of the process
 	Stored   int64         // bytes of keys and values that commit has written
@@ -46,7 +46,7 @@ func timed(do func() error) (done, error) {
 	return done{Took: time.Since(begin)}, err
 }
 
-// decode turns a file into maps and slices.
+// decode decodes a file into maps and slices.
 func decode(file string) error {
 	text, err := os.ReadFile(file)
 	if err != nil {
@@ -56,7 +56,7 @@ func decode(file string) error {
 	return json.Unmarshal(text, &doc)
 }
 
-// etcd starts one on the data in a directory, with nobody to wait for and no port.
+// etcd starts one on the data in a directory, without peers and without a port.
 func etcd(dir string) (*clientv3.Client, func(), error) {
 	c := embed.NewConfig()
 	c.Dir = dir
@@ -93,7 +93,7 @@ func read(ctx context.Context, dir string) error {
 	return nil
 }
 
-// commit makes the transactions of one store after a revision once more in another, each when the last is on the disk.
+// commit repeats the transactions of one store after a revision in another, each when the previous one is on the disk.
 func commit(ctx context.Context, args []string) (done, error) {
 	since, err := strconv.ParseInt(args[2], 10, 64)
 	if err != nil {
@@ -125,7 +125,7 @@ func commit(ctx context.Context, args []string) (done, error) {
 	return d, err
 }
 
-// history returns the transactions of a store after a revision, and the last revision. Nobody may have the store open.
+// history returns the transactions of a store after a revision, and the last revision. The store must not be open elsewhere.
 func history(dir string, since int64) (txns [][]clientv3.Op, last int64, err error) {
 	db, err := bbolt.Open(dir+"/member/snap/db", 0o600, &bbolt.Options{ReadOnly: true})
 	if err != nil {

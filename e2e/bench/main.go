@@ -1,9 +1,9 @@
 // Command bench measures what docs/performance.md promises: whole processes, with their time and memory, on sites of a
 // given size. Run it with `make bench`.
 //
-// How fast a machine is depends on the machine, and on the day. So a figure of time stands beside its floor, plain code that
-// does the least that the work needs, measured right after it in the same run; what is promised is their ratio. Bytes are
-// promised as they are. It prints one Markdown table, all of it, and exits 1 when a budget is missed.
+// Speed depends on the machine, and on the day. So a figure of time stands beside its floor, plain code that does the least
+// that the work needs, measured right after it in the same run; their ratio is what is promised. Bytes are promised as they
+// are. It prints one Markdown table, always complete, and exits 1 when a budget is missed.
 package main
 
 import (
@@ -79,10 +79,10 @@ type bencher struct {
 type cost struct {
 	wall time.Duration
 	rss  int64  // bytes
-	said string // what it wrote
+	said string // its output
 }
 
-// run runs converge in the folder at and gives its cost. It is to exit with that code.
+// run runs converge in the folder at and returns its cost. It must exit with that code.
 func (b *bencher) run(at string, code int, args ...string) (cost, error) {
 	return execute(b.converge, at, code, args...)
 }
@@ -101,7 +101,7 @@ func execute(program, at string, code int, args ...string) (cost, error) {
 	cmd.Dir = at
 	var out strings.Builder
 	cmd.Stdout, cmd.Stderr = &out, &out
-	cmd.Env = append(os.Environ(), "NO_COLOR=1", "CONVERGE_IN_AUTOMATION=", "TF_IN_AUTOMATION=", "CI=") // what a person is told is read
+	cmd.Env = append(os.Environ(), "NO_COLOR=1", "CONVERGE_IN_AUTOMATION=", "TF_IN_AUTOMATION=", "CI=") // the output for people is read
 	begin := time.Now()
 	err := cmd.Run()
 	took := time.Since(begin)
@@ -117,7 +117,7 @@ func execute(program, at string, code int, args ...string) (cost, error) {
 	return cost{took, usage.Maxrss << 10, out.String()}, nil
 }
 
-// folder makes a folder with a document, and with what converge is to read as its configuration.
+// folder creates a folder with a document, and with the configuration for converge.
 func (b *bencher) folder(name, document, config string) (string, error) {
 	at := filepath.Join(b.dir, name)
 	return at, errors.Join(

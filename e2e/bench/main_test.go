@@ -7,7 +7,7 @@ import (
 	"testing"
 )
 
-// What is measured can still be done. How long it takes is no matter of a test.
+// What is measured still works. How long it takes does not matter to a test.
 func TestBench(t *testing.T) {
 	t.Parallel()
 	dir := t.TempDir()
@@ -20,18 +20,18 @@ func TestBench(t *testing.T) {
 	if err != nil {
 		t.Fatalf("%v\n%s", err, out)
 	}
-	if rows := strings.Count(string(out), "\n| ") - 1; rows != 12 { // the first is the head of the table
+	if rows := strings.Count(string(out), "\n| ") - 1; rows != 12 { // the first is the header of the table
 		t.Errorf("%d rows, want 12:\n%s", rows, out)
 	}
 }
 
-// The median of the ratios is held against a budget, whatever the machine was at in a single round; bytes are as they are.
+// The median of the ratios is compared with a budget, whatever the machine did in a single round; bytes are compared as they are.
 func TestVerdict(t *testing.T) {
 	t.Parallel()
 	for _, r := range []row{
 		{"ok", []float64{1, 2, 40}, []float64{1, 1, 1}, 2},
 		{"missed", []float64{3, 3, 1}, []float64{1, 1, 1}, 2},
-		{"ok", []float64{8, 3, 9}, []float64{4, 3, 1}, 2}, // slower and slower, and so is the floor
+		{"ok", []float64{8, 3, 9}, []float64{4, 3, 1}, 2}, // slower and slower, as is the floor
 		{"", []float64{8}, []float64{1}, 0},
 		{"ok", []float64{64 << 20}, nil, 64 << 20},
 		{"missed", []float64{65 << 20}, nil, 64 << 20},

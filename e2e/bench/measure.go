@@ -15,7 +15,7 @@ import (
 	"golang.org/x/perf/benchfmt"
 )
 
-// A scale is how large a site is, and what is promised of that.
+// A scale is the size of a site, with what is promised for it.
 type scale struct {
 	n      int
 	ratio  float64 // to the floor; zero: nothing
@@ -37,8 +37,8 @@ func measure(scales []scale, do func(s scale, round int) error) error {
 	return nil
 }
 
-// start is the time to the first output, with a store in which there is nothing but a document. The floor is a process that
-// opens such a store, from its start to its end.
+// start measures the time to the first output, with a store that holds only a document. The floor is a process that opens such
+// a store, from its start to its end.
 func (b *bencher) start() error {
 	at, err := b.folder("start", "networks:1", "")
 	if err != nil {
@@ -66,7 +66,7 @@ func (b *bencher) start() error {
 	})
 }
 
-// validate has as its floor to decode the same bytes.
+// validate has decoding the same bytes as its floor.
 func (b *bencher) validate() error {
 	return measure([]scale{{n: 1_000}, {10_000, 2.5, 120}, {n: 100_000, ratio: 2.5}}, func(s scale, _ int) error {
 		at, err := b.folder(fmt.Sprint("validate-", s.n), fmt.Sprint("mixed:", s.n), "")
@@ -87,7 +87,7 @@ func (b *bencher) validate() error {
 	})
 }
 
-// plan runs the benchmark of planning in memory, which has a floor of its own beside each figure.
+// plan runs the benchmark of planning in memory, which has its own floor beside each figure.
 func (b *bencher) plan() error {
 	test := filepath.Join(b.dir, "plan.test")
 	if _, err := execute("go", ".", 0, "test", "-c", "-o", test, "converge.dev/converge/engine/plan"); err != nil {
@@ -115,8 +115,8 @@ func (b *bencher) plan() error {
 	})
 }
 
-// world applies and destroys sites on the fake world, with the embedded store and its durable journal. The floor commits what
-// that left in the store once more.
+// world applies and destroys sites on the fake world, with the embedded store and its durable journal. The floor repeats the
+// commits that this left in the store.
 func (b *bencher) world() error {
 	return measure([]scale{{n: 1_000}, {n: 10_000, ratio: 2}}, func(s scale, round int) error {
 		at, err := b.folder(fmt.Sprintf("world-%d-%d", s.n, round), fmt.Sprint("networks:", s.n), "fake: {world: world.json}\n")
@@ -160,7 +160,7 @@ func (b *bencher) world() error {
 }
 
 // carbide applies and plans against the simulator, in a process of its own, over mutual TLS. The floors make the same calls
-// with a bare client: for the apply at a simulator in which there is nothing yet.
+// with a bare client: for the apply to an empty simulator.
 func (b *bencher) carbide() error {
 	return measure([]scale{{n: 1_000}, {10_000, 2, 130}}, func(s scale, round int) error {
 		at, err := b.folder(fmt.Sprintf("carbide-%d-%d", s.n, round), fmt.Sprint("networks:", s.n), "")
@@ -173,7 +173,7 @@ func (b *bencher) carbide() error {
 			if apply, err = b.run(at, 0, "apply", "-auto-approve", "-quiet", "site.json"); err != nil {
 				return err
 			}
-			if _, err = b.floor(at, "commit", store, "floor", "0"); err != nil { // whose records are read
+			if _, err = b.floor(at, "commit", store, "floor", "0"); err != nil { // its records are read
 				return err
 			}
 			if plan, err = b.run(at, 0, "plan", "-quiet", "site.json"); err != nil {
@@ -200,7 +200,7 @@ func (b *bencher) carbide() error {
 	})
 }
 
-// changed plans what one edit changes in a large site, against the simulator, by a process that knows nothing yet. The floor is a
+// changed plans the effect of one edit in a large site, against the simulator, by a process that knows nothing yet. The floor is a
 // process that opens a copy of the store, from its start to its end.
 func (b *bencher) changed() error {
 	for _, s := range []scale{{n: 1_000}, {100_000, 1.5, 600}} {
@@ -258,7 +258,7 @@ func edit(site string) error {
 	return os.WriteFile(site, bytes.Replace(text, []byte(`"bench"`), []byte(`"edited"`), 1), 0o600)
 }
 
-// simulated does something while a new simulator runs. How that is reached stands in converge.yaml.
+// simulated does something while a new simulator runs. Its address is in converge.yaml.
 func (b *bencher) simulated(at string, do func() error) error {
 	ctx, cancel := context.WithCancel(context.Background())
 	defer cancel()
@@ -268,7 +268,7 @@ func (b *bencher) simulated(at string, do func() error) error {
 	if err != nil {
 		return err
 	}
-	config, err := os.Create(filepath.Join(at, "converge.yaml")) // what it prints is what belongs there
+	config, err := os.Create(filepath.Join(at, "converge.yaml")) // it prints what belongs there
 	if err != nil {
 		return err
 	}

@@ -14,7 +14,7 @@ import (
 	"golang.org/x/perf/benchmath"
 )
 
-// A row is one line of the table, with what was measured in each round.
+// A row is one line of the table, with the measurements of each round.
 type row struct {
 	what    string
 	figures []float64 // seconds, and bytes where there is no floor
@@ -22,8 +22,8 @@ type row struct {
 	budget  float64   // of the ratio of the two, or of the bytes; zero: none
 }
 
-// verdict writes the row. The ratio is the median of those of the rounds, because what slows a machine down for a while slows
-// down both; behind it stands where that median is with a confidence of 90 %.
+// verdict returns the row. The ratio is the median of those of the rounds, because what slows a machine down for a while slows
+// down both; it is followed by the interval of that median with a confidence of 90 %.
 func (r *row) verdict() (line string, missed bool) {
 	median := func(values []float64) benchmath.Summary {
 		return benchmath.AssumeNothing.Summary(benchmath.NewSample(slices.Clone(values), &benchmath.DefaultThresholds), 0.9)
@@ -40,7 +40,7 @@ func (r *row) verdict() (line string, missed bool) {
 		figure, floor = fmt.Sprintf("%.3g s", judged.Center), fmt.Sprintf("%.3g s", median(r.floors).Center)
 		judged = median(ratios)
 		ratio, budget = fmt.Sprintf("%.2f", judged.Center), fmt.Sprintf("%.3g", r.budget)
-		if !math.IsInf(judged.Lo, 0) { // fewer than five rounds do not tell
+		if !math.IsInf(judged.Lo, 0) { // fewer than five rounds are not enough
 			ratio += fmt.Sprintf(" (%.2f–%.2f)", judged.Lo, judged.Hi)
 		}
 	}
@@ -56,7 +56,7 @@ func (r *row) verdict() (line string, missed bool) {
 	return fmt.Sprintf("| %s\t| %s\t| %s\t| %s\t| %s\t| %s |", r.what, figure, floor, ratio, budget, word), missed
 }
 
-// size writes a number of bytes.
+// size returns a number of bytes as text.
 func size(n float64) string {
 	if n < 1<<20 {
 		return fmt.Sprintf("%.0f KiB", n/(1<<10))
@@ -64,10 +64,10 @@ func size(n float64) string {
 	return fmt.Sprintf("%.0f MiB", n/(1<<20))
 }
 
-// A table is what was measured.
+// A table is the collected measurements.
 type table struct{ rows []*row }
 
-// report writes the table. Its error names the budgets that were missed.
+// report writes the table. Its error names the missed budgets.
 func (t *table) report(w io.Writer) error {
 	var missed []string
 	cells := tabwriter.NewWriter(w, 0, 0, 1, ' ', 0)

@@ -13,7 +13,7 @@ import (
 type family string
 
 const (
-	good    family = "good"    // everything can be undone, and nothing has to be
+	good    family = "good"    // everything can be undone, but need not be
 	failing family = "failing" // a step fails, and everything is undone
 	final   family = "final"   // some steps cannot be undone; sometimes one of them fails
 )
@@ -25,11 +25,11 @@ type object = map[string]any
 // A drawing is a pair of documents and the world that they begin with.
 type drawing struct {
 	before, after object
-	foreign       object // things that nobody made, by scope, kind and id
+	foreign       object // things without a creator, by scope, kind and id
 }
 
-// draw makes up a pair of documents. Every pair holds creates, updates and deletes of what can be undone, so that every
-// undo is reached; the rest is chance.
+// draw draws a pair of documents. Every pair contains creates, updates and deletes of what can be undone, so that every
+// undo is reached; the rest is random.
 func draw(r *rand.Rand, f family) drawing {
 	maybe := func() bool { return r.IntN(2) == 0 }
 	document := func(carbide, nodes object) object {
@@ -70,7 +70,7 @@ func draw(r *rand.Rand, f family) drawing {
 		if maybe() {
 			keysets["spare"] = object{"tenant": "acme"}
 		}
-		if segments["seg-0"] != nil && maybe() { // made anew
+		if segments["seg-0"] != nil && maybe() { // replaced
 			segmentsAfter["seg-0"] = object{"vpc": "vpc-0", "prefixes": []any{object{"prefix": "10.1.0.0/24"}}}
 		}
 	}
@@ -94,7 +94,7 @@ func draw(r *rand.Rand, f family) drawing {
 				ports["gone-leg"] = object{"bridge": "gone"}
 			}
 		}
-		if maybe() { // a port cannot move, so it is made anew
+		if maybe() { // a port cannot move, so it is replaced
 			ports["moved"] = object{"bridge": "side", "tag": 7}
 			portsAfter["moved"] = object{"bridge": "main", "tag": 7}
 		}
@@ -125,8 +125,8 @@ type fault struct {
 	Delay  string `json:"delay,omitempty"`
 }
 
-// faults draws what goes wrong while a plan is carried out: the step that fails for good, where the family wants one, and
-// replies that are lost or come before their effect.
+// faults draws what goes wrong while a plan is carried out: the step that fails permanently, where the family requires one,
+// and replies that are lost or precede their effect.
 func faults(r *rand.Rand, f family, p *plan.Plan) (all []fault, exit int, err error) {
 	var steps, late []*plan.Step
 	twice := map[string]int{}
@@ -148,7 +148,7 @@ func faults(r *rand.Rand, f family, p *plan.Plan) (all []fault, exit int, err er
 	switch {
 	case f == failing:
 		exit = 3
-		// The port on the new bridge of the last node is among the last steps: the others were done, or are under way.
+		// The port on the new bridge of the last node is among the last steps: the others are done, or in progress.
 		for _, s := range steps {
 			if s.Ref.Name == "leg" && s.Action == plan.Create {
 				fails = s
@@ -158,7 +158,7 @@ func faults(r *rand.Rand, f family, p *plan.Plan) (all []fault, exit int, err er
 			fails = steps[len(steps)/2+r.IntN(len(steps)-len(steps)/2)]
 		}
 	case f == final && len(late) > 1 && !late[0].Undo.Reversible() && r.IntN(2) == 0:
-		exit, fails = 4, late[len(late)-1] // the others begin before it, so the start cannot be reached any more
+		exit, fails = 4, late[len(late)-1] // the others begin before it, so the start can no longer be reached
 	}
 	if f == failing && fails == nil || f == final && p.NoReturn == len(p.Steps) || f == good && p.NoReturn != len(p.Steps) {
 		return nil, 0, fmt.Errorf("the plan is not of the family %s: %d steps, of which %d can be undone", f, len(p.Steps), p.NoReturn)
@@ -168,7 +168,7 @@ func faults(r *rand.Rand, f family, p *plan.Plan) (all []fault, exit int, err er
 	}
 	var unseen *plan.Step
 	if exit == 3 && fails.Ref.Name == "leg" && r.IntN(2) == 0 {
-		// Nobody knows whether the bridge was made on which the port is to be: the reply is lost, and so is the first look.
+		// It is unknown whether the bridge for the port was created: the reply is lost, and so is the first observation.
 		for _, s := range steps {
 			if s.Action == plan.Create && s.Ref.Name == "new" && s.Ref.Scope == fails.Ref.Scope {
 				unseen = s

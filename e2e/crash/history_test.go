@@ -27,15 +27,15 @@ type change struct {
 	at place
 }
 
-// A history is every effect that a world has had, in order, and what is there now. It is read from the journal that the
-// fake world keeps of itself, which a killed process leaves behind whole.
+// A history is every effect that a world has had, in order, and its current contents. It is read from the journal that the
+// fake world keeps of itself, which a killed process leaves behind intact.
 type history struct {
 	marks   map[place]string // of the things that are there
 	changes []change
 	wrong   []string
 }
 
-// beginHistory begins with what a world's file holds.
+// beginHistory begins with the contents of a world's file.
 func beginHistory(file string) (*history, error) {
 	var world struct {
 		Things map[string]map[string]map[string]struct {
@@ -60,12 +60,12 @@ func beginHistory(file string) (*history, error) {
 	return h, nil
 }
 
-// clone copies a history, so that it may go on in two ways.
+// clone copies a history, so that it may continue in two ways.
 func (h *history) clone() *history {
 	return &history{maps.Clone(h.marks), slices.Clone(h.changes), slices.Clone(h.wrong)}
 }
 
-// add takes over the journal of a world. What is not a whole line was never told to anybody.
+// add takes over the journal of a world. An incomplete line was never reported.
 func (h *history) add(journal []byte) error {
 	for line := range bytes.Lines(journal) {
 		if line[len(line)-1] != '\n' {
@@ -101,8 +101,8 @@ func (h *history) add(journal []byte) error {
 	return nil
 }
 
-// alone notes when another thing bears the mark of the same resource. Incarnations of one resource differ in what follows
-// the number sign.
+// alone records an error when another thing bears the mark of the same resource. Incarnations of one resource differ in what
+// follows the number sign.
 func (h *history) alone(at place) {
 	resource := func(mark string) string {
 		before, _, _ := bytes.Cut([]byte(mark), []byte("#"))
@@ -116,7 +116,7 @@ func (h *history) alone(at place) {
 	}
 }
 
-// counts tells how often each change was made.
+// counts returns how often each change was made.
 func (h *history) counts() map[change]int {
 	n := map[change]int{}
 	for _, c := range h.changes {
@@ -125,7 +125,7 @@ func (h *history) counts() map[change]int {
 	return n
 }
 
-// journalOf reads the journal that the world in a folder has now; nothing when it has none.
+// journalOf returns the current journal of the world in a folder; nil when it has none.
 func journalOf(dir string) ([]byte, error) {
 	data, err := os.ReadFile(filepath.Join(dir, "world.json.journal"))
 	if errors.Is(err, fs.ErrNotExist) {

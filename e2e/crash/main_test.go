@@ -18,8 +18,8 @@ var (
 // binary is converge with failpoints.
 var binary string
 
-// scratch is where sites live. Memory is used where there is some: a killed process loses nothing that it wrote to a
-// file, so the disk adds nothing but time.
+// scratch is where sites are created. Memory is used if available: a killed process loses nothing that it wrote to a
+// file, so a disk would only take more time.
 var scratch string
 
 // patience is how long one process may take before a test gives up: far more than any needs.

@@ -21,8 +21,8 @@ import (
 // sample are the points that every test run tries.
 var sample = []string{"run.open.before", "call.create.after", "journal.outcome.before", "journal.no-return.after", "undo.delete.after", "journal.end.before"}
 
-// workers is how many plans are tried at the same time. Two cores are kept busy by more, because some calls are repeated
-// only after a while.
+// workers is how many plans are tried at the same time. Two cores are kept busy by more, because some calls are only
+// retried after a while.
 var workers = torture.Scale(4, 16, 16)
 
 // A matrix counts what was tried at which point.
@@ -41,7 +41,7 @@ type matrix struct {
 	spent  time.Duration
 }
 
-// Wherever converge is killed, and its recovery is killed, the site comes to the end that it would have come to.
+// Wherever converge is killed, and its recovery is killed, the site reaches the end that it would otherwise have reached.
 func TestTortureKilled(t *testing.T) {
 	t.Parallel()
 	m := &matrix{t: t, points: failpoint.Points, left: map[string]int{}, second: map[string]int{}, ends: map[int]int{}}
@@ -152,7 +152,7 @@ func (m *matrix) take(point string) bool {
 	return true
 }
 
-// cycle kills an apply at a point, kills its recovery, lets it recover, and checks what came of it.
+// cycle kills an apply at a point, kills its recovery, lets it recover, and checks the result.
 func (m *matrix) cycle(t *template, r *rand.Rand, point string, nth int) (err error) {
 	s, err := t.copy("cycle")
 	if err != nil {
@@ -172,8 +172,8 @@ func (m *matrix) cycle(t *template, r *rand.Rand, point string, nth int) (err er
 	case err != nil:
 		return err
 	case !killing.killed():
-		// With several steps at a time, fewer may have begun when one fails, even none that comes to this point. Such a cycle
-		// has proven something else, and the point still needs one.
+		// With several steps at a time, fewer may have begun when one fails, even none that reaches this point. Such a cycle has
+		// proven something else, and the point still needs one.
 		if killing.code() != t.exit {
 			return fmt.Errorf("it was not killed and ended with %d", killing.code())
 		}
@@ -213,8 +213,8 @@ func (m *matrix) cycle(t *template, r *rand.Rand, point string, nth int) (err er
 	return s.proven(t)
 }
 
-// recovery does what a person does after a crash: resume, or apply again when no run had begun. It tells whether the run
-// has ended.
+// recovery does what an operator does after a crash: resume, or apply again when no run had begun. It reports whether the
+// run has ended.
 func (s *site) recovery(t *template, rule string) (p *process, ended bool, err error) {
 	p, err = s.run(rule, s.resuming()...)
 	if err != nil || p.killed() {
@@ -224,7 +224,7 @@ func (s *site) recovery(t *template, rule string) (p *process, ended bool, err e
 		if p, err = s.apply(rule); err != nil || p.killed() {
 			return p, false, err
 		}
-		if p.code() == 6 { // it had ended, and nobody heard of it
+		if p.code() == 6 { // it had ended, and nothing reported it
 			return nil, true, s.look(func(ctx context.Context, store *state.Store) error {
 				run, _, err := last(ctx, store, t.plan)
 				if err == nil && run.Status != statusOf[t.exit] {
@@ -240,8 +240,8 @@ func (s *site) recovery(t *template, rule string) (p *process, ended bool, err e
 	return p, true, nil
 }
 
-// drawSecond draws where the recovery is killed: at the point that was tried least so far, of those that it may pass after
-// what the killed process did.
+// drawSecond draws where the recovery is killed: at the least tried point so far, of those that it may pass after what the
+// killed process did.
 func (m *matrix) drawSecond(t *template, r *rand.Rand, passed []string) (rule string) {
 	did := map[string]int{}
 	for _, p := range passed {
@@ -255,7 +255,7 @@ func (m *matrix) drawSecond(t *template, r *rand.Rand, passed []string) (rule st
 	for _, p := range failpoint.Points {
 		n := t.points[p]
 		switch {
-		case n == 0 || !begun: // all of it is done again
+		case n == 0 || !begun: // all of it is repeated
 		case strings.HasPrefix(p, "document."), strings.HasPrefix(p, "plan."), strings.HasPrefix(p, "run."):
 			n = 0
 		case strings.HasPrefix(p, "lock."), strings.HasPrefix(p, "settle."), strings.HasPrefix(p, "verify."), strings.HasPrefix(p, "journal.end"):

@@ -34,7 +34,7 @@ func start(dir, rules string, args ...string) (*process, error) {
 	if p.out, err = os.Create(p.log + ".out"); err != nil {
 		return nil, err
 	}
-	// The wait is for files that a child of ours has copies of while it begins; see [site.dump].
+	// The wait is for files of which a starting child of ours has copies; see [site.dump].
 	p.cmd = exec.Command(binary, append(slices.Clone(args), "-lock-timeout=90s")...)
 	p.cmd.Dir, p.cmd.Stdout, p.cmd.Stderr = dir, p.out, p.out
 	p.cmd.Env = []string{"PATH=" + os.Getenv("PATH"), "HOME=" + dir, "TMPDIR=" + os.TempDir(), "CONVERGE_FAILPOINT=" + rules, "CONVERGE_FAILPOINT_LOG=" + p.log}
@@ -49,7 +49,7 @@ func start(dir, rules string, args ...string) (*process, error) {
 	return p, nil
 }
 
-// next waits until the process has stopped or ended, and tells which.
+// next waits until the process has stopped or ended, and reports which.
 func (p *process) next() (stopped bool, err error) {
 	for {
 		_, err = syscall.Wait4(p.cmd.Process.Pid, &p.status, syscall.WUNTRACED, nil)
@@ -71,13 +71,13 @@ func (p *process) next() (stopped bool, err error) {
 	return false, p.cmd.Process.Release()
 }
 
-// wake lets a stopped process go on.
+// wake lets a stopped process continue.
 func (p *process) wake() error { return syscall.Kill(p.cmd.Process.Pid, syscall.SIGCONT) }
 
-// killed reports whether the process ended by SIGKILL, as a rule made it.
+// killed reports whether the process was ended by SIGKILL, as a rule demanded.
 func (p *process) killed() bool { return p.status.Signaled() && p.status.Signal() == syscall.SIGKILL }
 
-// code is the exit status; -1 when a signal ended the process.
+// code returns the exit status; -1 when a signal ended the process.
 func (p *process) code() int {
 	if p.status.Exited() {
 		return p.status.ExitStatus()
@@ -85,7 +85,7 @@ func (p *process) code() int {
 	return -1
 }
 
-// said is all that the process has written.
+// said returns all output of the process.
 func (p *process) said() string {
 	text, err := os.ReadFile(p.log + ".out")
 	if err != nil {
@@ -94,7 +94,7 @@ func (p *process) said() string {
 	return string(text)
 }
 
-// passed returns the points that the process passed, in their order.
+// passed returns the points that the process passed, in order.
 func (p *process) passed() []string {
 	text, err := os.ReadFile(p.log)
 	if err != nil { // it passed none
@@ -114,7 +114,7 @@ func cutLast(b []byte, sep byte) (before, after []byte, found bool) {
 	return nil, b, false
 }
 
-// report is for people who look into a failure.
+// report returns a description for people who investigate a failure.
 func (p *process) report() string {
 	how := fmt.Sprintf("exit status %d", p.code())
 	if p.killed() {

@@ -62,7 +62,7 @@ func TestTortureKilledRollbackToStep(t *testing.T) {
 			if err != nil {
 				return err
 			}
-			// The recovery too, where it comes that far.
+			// The recovery too, where it gets that far.
 			again, err := s.run(points[(i+len(points)/2)%len(points)]+":1=kill", "resume")
 			if err != nil {
 				return err
@@ -71,7 +71,7 @@ func TestTortureKilledRollbackToStep(t *testing.T) {
 				kills++
 			}
 			if p, err = s.run("", "resume"); err == nil && p.code() == 1 && strings.Contains(p.said(), "there is no run to resume") {
-				p, err = s.run("", command...) // nothing had begun, or all was over
+				p, err = s.run("", command...) // nothing had begun, or everything had ended
 			}
 			if err == nil && p.code() != 0 {
 				err = fmt.Errorf("it ended with %d", p.code())

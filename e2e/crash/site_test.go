@@ -34,8 +34,8 @@ var known = sync.OnceValues(func() (schema.Kinds, error) {
 	return s.Kinds(), nil
 })
 
-// releasing stops a process when its run is over and the lock about to be given back: then the journal of the world is
-// whole, and the process has not yet folded it into the world's file.
+// releasing stops a process when its run has ended and the lock is about to be released: then the journal of the world is
+// complete, and the process has not yet folded it into the world's file.
 const releasing = "lock.release.before"
 
 // A site is a folder with a world, an embedded store, two documents and a saved plan.
@@ -47,12 +47,12 @@ type site struct {
 	said    []string // what was run so far, for people
 }
 
-// A template is a site on which a plan is about to be applied, and a reference for what must come of it.
+// A template is a site on which a plan is about to be applied, and a reference for the result.
 type template struct {
 	site
 	plan   *plan.Plan
 	exit   int    // with which the apply must end
-	before string // the world before and, where somebody mended what fails, after it
+	before string // the world before and, where a failure was repaired, after it
 	after  string
 	counts map[change]int // of the effects without a crash
 	points map[string]int // how often the apply passes each point
@@ -63,7 +63,7 @@ type template struct {
 // plan is the second revision, and what cannot be undone is on the site.
 var heldAfter = map[int][]string{3: {"serial:2"}, 4: {"serial:2", "site"}}
 
-// makeTemplate draws a plan and finds out what comes of it.
+// makeTemplate draws a plan and determines its result.
 func makeTemplate(seed int) (*template, error) {
 	r := rand.New(rand.NewPCG(uint64(seed), 1))
 	f := familyOf(seed)
@@ -158,7 +158,7 @@ func (t *template) refer() error {
 	return s.settled(t.document())
 }
 
-// document is the one that the site is in accord with at the end.
+// document returns the one that the site conforms to at the end.
 func (t *template) document() string {
 	if t.exit == 3 {
 		return "before.json"
@@ -172,7 +172,7 @@ func (t *template) copy(name string) (*site, error) {
 	if err != nil {
 		return nil, err
 	}
-	// Etcd sets space aside that it does not use yet.
+	// Etcd preallocates space that it does not use yet.
 	out, err := exec.Command("cp", "-a", "--sparse=always", t.dir+"/.", dir).CombinedOutput()
 	if err != nil {
 		return nil, fmt.Errorf("copy %s: %w: %s", t.dir, err, out)
@@ -189,7 +189,7 @@ func (s *site) resuming() []string { return append([]string{"resume"}, s.flags..
 
 func (s *site) remove() { _ = os.RemoveAll(s.dir) }
 
-// run runs converge until it has ended. It takes down the effects that it had.
+// run runs converge until it has ended. It records the effects that it had.
 func (s *site) run(rules string, args ...string) (*process, error) {
 	if !strings.Contains(rules, releasing) {
 		rules = strings.TrimPrefix(rules+";"+releasing+"=stop", ";")
@@ -220,7 +220,7 @@ func (s *site) run(rules string, args ...string) (*process, error) {
 	switch {
 	case strings.Contains(p.said(), "panic:") || strings.Contains(p.said(), "goroutine "):
 		return nil, fmt.Errorf("it panicked:\n%s", p.report())
-	case p.killed(): // its journal goes on with the next process
+	case p.killed(): // its journal continues with the next process
 	case p.status.Signaled():
 		return nil, fmt.Errorf("it ended by %s:\n%s", p.status.Signal(), p.report())
 	case !held && slices.Contains(p.passed(), releasing):
@@ -240,10 +240,10 @@ func (s *site) must(code int, args ...string) error {
 	return err
 }
 
-// report is what was run in the folder.
+// report returns what was run in the folder.
 func (s *site) report() string { return strings.Join(s.said, "\n") }
 
-// dump tells what the world holds.
+// dump returns what the world holds.
 func (s *site) dump() (string, error) {
 	k, err := known()
 	if err != nil {
@@ -251,7 +251,7 @@ func (s *site) dump() (string, error) {
 	}
 	for deadline := time.Now().Add(patience); ; {
 		w, err := fake.Open(filepath.Join(s.dir, "world.json"), k)
-		// A child that is about to begin has copies of our files for a moment, closed ones and their locks too.
+		// A child that is about to start has copies of our files for a moment, including closed ones and their locks.
 		if errors.Is(err, syscall.EWOULDBLOCK) && time.Now().Before(deadline) {
 			runtime.Gosched()
 			continue
@@ -263,7 +263,7 @@ func (s *site) dump() (string, error) {
 	}
 }
 
-// declare replaces the faults of the world, which nobody has open.
+// declare replaces the faults of the world, which no process has open.
 func (s *site) declare(all []fault) error {
 	if _, err := s.dump(); err != nil { // so that its journal is in the file
 		return err
@@ -296,7 +296,7 @@ func (s *site) look(at func(context.Context, *state.Store) error) (err error) {
 	return at(ctx, state.New(kv, "fra1"))
 }
 
-// last returns the newest run and the intents in its journal, after checking that this can be read.
+// last returns the newest run and the intents in its journal, after checking that they are readable.
 func last(ctx context.Context, store *state.Store, p *plan.Plan) (run state.Run, intents map[change]int, err error) {
 	runs, err := store.Runs(ctx)
 	if err != nil {
@@ -319,7 +319,7 @@ func last(ctx context.Context, store *state.Store, p *plan.Plan) (run state.Run,
 	return runs[0], intents, err
 }
 
-// settled fails unless the site is as a document says: a second plan does nothing, nothing has drifted, nothing is stray.
+// settled fails unless the site conforms to a document: a second plan does nothing, nothing has drifted, nothing is stray.
 func (s *site) settled(document string) error {
 	if err := s.must(0, "plan", "-detailed-exitcode", document); err != nil {
 		return fmt.Errorf("the second plan: %w", err)
@@ -347,7 +347,7 @@ func (s *site) settled(document string) error {
 	return nil
 }
 
-// statusOf is how a run is stored that ends with an exit status.
+// statusOf is the stored status of a run that ends with an exit status.
 var statusOf = map[int]state.RunStatus{0: state.RunApplied, 3: state.RunReverted, 4: state.RunPartial}
 
 // proven fails unless the site ended as the reference did.
@@ -414,7 +414,7 @@ func (s *site) proven(t *template) error {
 	}
 	for c, n := range counts {
 		most := t.counts[c]
-		if t.exit == 3 { // how much is done before the failing step is chance
+		if t.exit == 3 { // how much is done before the failing step is random
 			most = t.most(c)
 		}
 		if n > most {
@@ -435,7 +435,7 @@ func (s *site) proven(t *template) error {
 	return errors.Join(errs...)
 }
 
-// most is how often a change is right in a run that is undone: as often as the steps ask for it, and their inverses.
+// most returns how often a change is right in a run that is undone: as often as the steps require it, and their inverses.
 func (t *template) most(c change) (n int) {
 	for i := range t.plan.Steps {
 		s := &t.plan.Steps[i]
@@ -452,7 +452,7 @@ func (t *template) most(c change) (n int) {
 	return n
 }
 
-// difference lists the lines that only one of two texts has.
+// difference returns the lines that only one of two texts has.
 func difference(want, got string) string {
 	count := map[string]int{}
 	for l := range strings.Lines(want) {

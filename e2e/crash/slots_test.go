@@ -14,7 +14,8 @@ import (
 	"converge.dev/converge/internal/torture"
 )
 
-// Documents with and without more keysets than the provider has slots: most steps wait for one, with their intents written.
+// manyKeysets returns documents with and without more keysets than the provider has slots: most steps wait for one, with
+// their intents written.
 func manyKeysets(there bool) string {
 	var b strings.Builder
 	b.WriteString(`{"tenant": {"acme": {"display_name": "Acme"}}`)
@@ -32,8 +33,8 @@ func manyKeysets(there bool) string {
 	return b.String()
 }
 
-// A process that stood still while most of its steps waited for a slot makes none of their calls when it wakes. Keysets are
-// what shows it: their ids are names, so that a delete that comes late meets what the next holder has made.
+// A process that was stopped while most of its steps waited for a slot makes none of their calls when it wakes. Keysets
+// reveal it: their ids are names, so that a late delete hits what the next holder has created.
 func TestTortureStoodStillInSlots(t *testing.T) {
 	t.Parallel()
 	if !torture.Full() {
@@ -62,7 +63,7 @@ func TestTortureStoodStillInSlots(t *testing.T) {
 					t.Logf("what was run:\n%s", f.report())
 				}
 			}()
-			// One call fails in a way that is tried again, so that its step begins anew while others have the slots.
+			// One call fails in a way that is retried, so that its step starts again while others have the slots.
 			for _, fault := range []carbidesim.Fault{
 				{Method: method, Nth: 2, Effect: carbidesim.Before, Code: codes.Unavailable},
 				{Method: method, Times: -1, Effect: carbidesim.Slow, Delay: 300 * time.Millisecond},
@@ -81,7 +82,7 @@ func TestTortureStoodStillInSlots(t *testing.T) {
 				t.Fatalf("it never stood still (%v):\n%s", err, first.report())
 			}
 			f.world.ClearFaults()
-			select { // this is what is tried, not a wait for something
+			select { // this delay is what is tested, not a wait for something
 			case <-time.After(longest):
 			case <-t.Context().Done():
 			}

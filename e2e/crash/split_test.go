@@ -29,9 +29,9 @@ import (
 // A scenario is a plan on the simulated Carbide service.
 type scenario struct {
 	name   string
-	before string // the document that the site is brought to first; empty: carbideBefore
+	before string // the document that the site is first brought to; empty: carbideBefore
 	after  string // the document
-	fails  string // the method that is refused for good
+	fails  string // the method that is permanently refused
 	exit   int
 	points []string
 }
@@ -55,7 +55,7 @@ const (
 		"vpc_prefix": {"links": {"vpc": "prod", "prefix": "10.20.128.0/20"}}}`
 )
 
-// scenarios give each point a plan that reaches it.
+// scenarios returns a plan for each point that reaches it.
 func scenarios() []scenario {
 	applied := scenario{name: "applied", after: carbideAfter}
 	reverted := scenario{name: "reverted", after: carbideAfter, fails: "CreateNetworkSegment", exit: 3}
@@ -104,7 +104,7 @@ func (f *far) effects() (n int) {
 	return n
 }
 
-// serveEtcd starts an etcd of one member and gives its URL.
+// serveEtcd starts an etcd of one member and returns its URL.
 func serveEtcd(t *testing.T) string {
 	t.Helper()
 	path, err := exec.LookPath("etcd")
@@ -150,7 +150,7 @@ func serveEtcd(t *testing.T) string {
 	}
 }
 
-// newFar makes a site, brings it to the first document and saves the plan of the scenario.
+// newFar creates a site, brings it to the first document and saves the plan of the scenario.
 func newFar(t *testing.T, name, url string, sc scenario) *far {
 	t.Helper()
 	dir, err := os.MkdirTemp(scratch, name)
@@ -206,7 +206,7 @@ func newFar(t *testing.T, name, url string, sc scenario) *far {
 // longest is longer than a lease lives.
 const longest = state.DefaultTTL + 3*time.Second
 
-// A process that stood still for longer than its lease lives, and was replaced, changes nothing when it wakes.
+// A process that was stopped for longer than its lease lives, and was replaced, changes nothing when it wakes.
 func TestTortureSplitBrain(t *testing.T) {
 	t.Parallel()
 	if !torture.Full() {
@@ -252,8 +252,8 @@ func TestTortureSplitBrain(t *testing.T) {
 	}
 }
 
-// split stops an apply at a point, lets another process finish, and wakes the first. It gives the exit status of the
-// first, -1 when it never came to the point, and how many calls that change something it made after it was woken.
+// split stops an apply at a point, lets another process finish, and wakes the first. It returns the exit status of the
+// first, -1 when it never reached the point, and how many changing calls it made after it was woken.
 func (f *far) split(t *testing.T, point string, nth int) (code, calls int) {
 	t.Helper()
 	first, err := start(f.dir, fmt.Sprintf("%s:%d=stop", point, nth), slices.Concat([]string{"apply"}, f.flags, f.approve, []string{"plan"})...)
@@ -273,7 +273,7 @@ func (f *far) split(t *testing.T, point string, nth int) (code, calls int) {
 	defer func() {
 		f.said = append(f.said, "woken: "+first.report())
 	}()
-	select { // this is what is tried, not a wait for something
+	select { // this delay is what is tested, not a wait for something
 	case <-time.After(longest):
 	case <-t.Context().Done():
 	}
@@ -294,7 +294,7 @@ func (f *far) split(t *testing.T, point string, nth int) (code, calls int) {
 	if calls > 0 {
 		t.Errorf("after it was woken it made %d calls that change something: %v, before %v", calls, f.world.Calls(), before)
 	}
-	over := point == "journal.end.after" || point == releasing // its run had ended, and was its own to report
+	over := point == "journal.end.after" || point == releasing // its run had ended, and it was to report that
 	said := first.said()
 	switch first.code() {
 	case 0:
@@ -319,8 +319,8 @@ func (f *far) split(t *testing.T, point string, nth int) (code, calls int) {
 	return first.code(), calls
 }
 
-// second finishes what the first began, or does something else where the first had not begun or had ended. It gives the
-// document that the site is then in accord with.
+// second finishes what the first began, or does something else where the first had not begun or had ended. It returns the
+// document that the site then conforms to.
 func (f *far) second(t *testing.T, passed []string) (document string) {
 	t.Helper()
 	begun, ended := slices.Contains(passed, "run.open.after"), slices.Contains(passed, "journal.end.after")
@@ -331,7 +331,7 @@ func (f *far) second(t *testing.T, passed []string) (document string) {
 	case exit == 3:
 		document = "before.json"
 	}
-	if ended { // there is more to undo than what other.json says
+	if ended { // more has to be undone than other.json contains
 		p, err := f.run("", slices.Concat(args, f.flags)...)
 		if err != nil {
 			t.Fatal(err)
@@ -351,7 +351,7 @@ func (f *far) second(t *testing.T, passed []string) (document string) {
 	return document
 }
 
-// intact fails unless the site is as the second process left it, in the store too.
+// intact fails unless the site, including the store, is as the second process left it.
 func (f *far) intact(t *testing.T, document string) {
 	t.Helper()
 	store := state.New(f.kv, f.name)

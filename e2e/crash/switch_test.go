@@ -15,8 +15,8 @@ import (
 	"converge.dev/converge/internal/torture"
 )
 
-// A process that stood still while it changed a real switch, and was replaced twice, changes nothing there when it wakes:
-// what it still asks for is refused, because the switch has the epoch of its successor.
+// A process that was stopped while it changed a real switch, and was replaced twice, changes nothing there when it wakes:
+// its further requests are refused, because the switch has the epoch of its successor.
 func TestTortureStoodStillOnSwitch(t *testing.T) {
 	t.Parallel()
 	if !torture.Full() {
@@ -64,7 +64,7 @@ func TestTortureStoodStillOnSwitch(t *testing.T) {
 			if stopped, err := first.next(); err != nil || !stopped {
 				t.Fatalf("it never stood still (%v):\n%s", err, first.report())
 			}
-			select { // this is what is tried, not a wait for something
+			select { // this delay is what is tested, not a wait for something
 			case <-time.After(longest):
 			case <-t.Context().Done():
 			}
@@ -92,7 +92,7 @@ func TestTortureStoodStillOnSwitch(t *testing.T) {
 	}
 }
 
-// bridge is a document of one bridge with some ports.
+// bridge returns a document of one bridge with some ports.
 func bridge(name string, id, ports int) []byte {
 	port := map[string]any{}
 	for i := range ports {
@@ -110,7 +110,7 @@ func bridge(name string, id, ports int) []byte {
 	return text
 }
 
-// ports lists what a switch has of a bridge.
+// ports returns what a switch has of a bridge.
 func ports(t *testing.T, sw *ovstest.Switch, bridge string) string {
 	t.Helper()
 	var lines []string

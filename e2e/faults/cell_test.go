@@ -31,11 +31,11 @@ import (
 	"converge.dev/converge/state/mem"
 )
 
-// late is within which time a call of unknown outcome may still have its effect. It is longer than all retries of a step
-// together, so that a run that has waited for it can be told from one that has not.
+// late is the time within which a call of unknown outcome may still have its effect. It is longer than all retries of a step
+// together, which distinguishes a run that has waited for it from one that has not.
 const late = 4 * time.Minute
 
-// A cell is one site, with one fault at one method of one scene. It lives in a bubble of package synctest.
+// A cell is one site, with one fault at one method of one scene. It runs in a bubble of package synctest.
 type cell struct {
 	*testing.T
 	*scene
@@ -45,31 +45,31 @@ type cell struct {
 	fault  fault
 
 	options func(*carbidesim.Options)                              // optional: changes those of the world
-	answer  func(method string, reply proto.Message) proto.Message // optional: gives what is answered in place of a reply
+	answer  func(method string, reply proto.Message) proto.Message // optional: returns what is sent instead of a reply
 
 	world  *carbidesim.World
 	server *carbidesim.Server
 	line   *bufconn.Listener
 	store  *state.Store
-	eye    *providers.Provider // which no fault meets
+	eye    *providers.Provider // which no fault affects
 	traits providers.Traits
 	kinds  schema.Kinds
 
 	token       bool   // the kind has versions
-	first, last string // what is seen of the kind before, ? until that is known, and after
+	first, last string // what is observed of the kind before, ? until that is known, and after
 	ids         atomic.Int64
 	met         atomic.Pointer[func(method string)] // what is done when a call arrives
 	armed       atomic.Bool
-	within      atomic.Bool // the step of x is under way
+	within      atomic.Bool // the step of x is in progress
 	mu          sync.Mutex
-	arrived     []string // calls during the step of x that change something
+	arrived     []string // changing calls during the step of x
 	story       []string
 
-	dark  atomic.Bool // nobody listens
+	dark  atomic.Bool // nothing listens
 	conns []net.Conn
 }
 
-// begin makes the site and brings it to the first document.
+// begin creates the site and brings it to the first document.
 func (c *cell) begin() {
 	options := worldOptions()
 	if c.options != nil {
@@ -130,7 +130,7 @@ func (c *cell) end() {
 	}
 }
 
-// open connects as a process does.
+// open connects like a process.
 func (c *cell) open() (*providers.Provider, error) {
 	return carbide.Open(context.Background(), carbide.Options{
 		Address: "127.0.0.1:1079", TLS: carbide.TLS{Mode: carbide.Off}, Late: late,
@@ -149,8 +149,8 @@ func (c *cell) open() (*providers.Provider, error) {
 	})
 }
 
-// process returns an engine as a process of its own has it: one step at a time, at the real pace of retries. Runs are
-// numbered, so that the delays are the same each time.
+// process returns an engine like that of a separate process: one step at a time, at the real pace of retries. Runs are
+// numbered, so that the delays are reproducible.
 func (c *cell) process() *engine.Engine {
 	return engine.New(engine.Options{
 		Kinds: c.kinds, Store: c.store, Who: "test@here", Version: "test", Parallelism: 1, Emit: c.follow,
@@ -232,7 +232,7 @@ func (c *cell) cut() {
 	}
 }
 
-// mend makes the far side well.
+// mend ends the faults of the far side.
 func (c *cell) mend() {
 	c.world.ClearFaults()
 	c.dark.Store(false)
@@ -267,7 +267,7 @@ func (c *cell) rollback() engine.Result {
 	return res
 }
 
-// play carries the scene out, with the fault, and gives its end.
+// play carries the scene out, with the fault, and returns its end.
 func (c *cell) play() ending {
 	var res engine.Result
 	begin := time.Now()
@@ -307,7 +307,7 @@ func (c *cell) play() ending {
 	return got
 }
 
-// see is what there is of the kind, without external ids: those of one that was made again are others.
+// see returns what exists of the kind, without external ids: those of a recreated thing are different.
 func (c *cell) see() string {
 	var kind providers.Kind
 	for _, k := range c.eye.Kinds {
@@ -333,7 +333,7 @@ func (c *cell) see() string {
 	return strings.Join(lines, "\n")
 }
 
-// word says what that is.
+// word returns the meaning of that.
 func (c *cell) word(now string) string {
 	for _, phase := range []string{"", " " + string(providers.Pending), " " + string(providers.Leaving), " " + string(providers.Failed)} {
 		as := now
@@ -351,7 +351,7 @@ func (c *cell) word(now string) string {
 	return "between"
 }
 
-// standing is how far the step of x has come.
+// standing returns how far the step of x has come.
 func (c *cell) standing() string {
 	word, ok := enginetest.Standing(c.T, c.store, c.ref)
 	if !ok {
@@ -360,9 +360,9 @@ func (c *cell) standing() string {
 	return word
 }
 
-// afterwards does what people do once the far side is well: what is open or partial is resumed, holds are let go, and the
-// document is applied again. It says what came of that. What is there must stay as it is when all that was late has come,
-// and in the end nothing may be left to do.
+// afterwards does what an operator does once the far side is well: an open or partial run is resumed, holds are released, and
+// the document is applied again. It returns the result. What exists must stay unchanged when all that was late has come, and
+// in the end nothing may be left to do.
 func (c *cell) afterwards(run state.Run) string {
 	if run.Status == state.RunReverted || run.Status == state.RunApplied {
 		was := c.see()
@@ -388,7 +388,7 @@ func (c *cell) afterwards(run state.Run) string {
 			return say("resume: " + err.Error())
 		}
 		say("resume " + string(res.Run.Status))
-		if res.Run.Status == state.RunPartial { // what takes its time has come, and somebody has looked
+		if res.Run.Status == state.RunPartial { // late effects have come, and the operator has checked
 			time.Sleep(2 * late)
 			enginetest.Release(c.T, c.store)
 			if res, err = resume(); err != nil {
@@ -420,7 +420,7 @@ func (c *cell) afterwards(run state.Run) string {
 	return say("it does not converge")
 }
 
-// settled says whether in the very end the site is as wanted, with nothing beside it that bears our mark or the name of x.
+// settled returns whether in the very end the site is as wanted, with nothing beside it that bears our mark or the name of x.
 func (c *cell) settled() string {
 	e := c.process()
 	defer e.Close()

@@ -11,21 +11,21 @@ import (
 // A fault is what goes wrong when the step of x begins.
 type fault struct {
 	name string
-	// What the simulator does. Without a Method it is the method of the cell; "reads" stands for all methods that read,
-	// one by one.
+	// The faults of the simulator. Without a Method it is the method of the cell; "reads" stands for all methods that read, one
+	// by one.
 	inject  []carbidesim.Fault
 	forward *carbidesim.Fault // of the run that is undone afterwards
-	dark    bool              // nobody listens, and connections break
+	dark    bool              // nothing listens, and connections break
 	verbs   string            // for which verbs it makes sense; empty: for all
 	patient bool              // the run waits for other reasons than lateness
 
 	reads []string // the methods
 }
 
-// always stands for every call from now on.
+// always means every call from now on.
 const always = -1
 
-// faults are the rows of the grid; those that engine/grid_table_test.go has too bear the same names.
+// faults returns the rows of the grid; those that engine/grid_table_test.go has too bear the same names.
 func faults() []fault {
 	one := func(name string, f carbidesim.Fault) fault { return fault{name: name, inject: []carbidesim.Fault{f}} }
 	of := func(verbs string, f fault) fault {

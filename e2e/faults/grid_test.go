@@ -20,13 +20,13 @@ import (
 type script struct {
 	*scene
 	traits        providers.Traits
-	last          string   // what is seen of the kind afterwards
-	forward, undo []string // the calls that change something, in their order
+	last          string   // what is observed of the kind afterwards
+	forward, undo []string // the changing calls, in order
 	exact         bool     // it can be undone
 	token         bool     // the kind has versions
 }
 
-// rehearse plays a scene, and undoes it where that can be done.
+// rehearse plays a scene, and undoes it where that is possible.
 func rehearse(t *testing.T, s *scene) (out script) {
 	synctest.Test(t, func(t *testing.T) {
 		c := &cell{T: t, scene: s}
@@ -52,7 +52,7 @@ func rehearse(t *testing.T, s *scene) (out script) {
 	return out
 }
 
-// cells are all that a script makes.
+// cells returns all cells of a script.
 func (s *script) cells(all []fault) (cells []cell) {
 	for _, undo := range []bool{false, true} {
 		calls, verb := s.forward, s.way
@@ -73,7 +73,7 @@ func (s *script) cells(all []fault) (cells []cell) {
 	return cells
 }
 
-// at names a cell.
+// at returns the name of a cell.
 func (c *cell) at() string {
 	direction := ""
 	if c.undo {
@@ -86,7 +86,7 @@ func (c *cell) at() string {
 	return fmt.Sprintf("%s/%s%s/%s/%s", c.name, direction, c.way, method, c.fault.name)
 }
 
-// want is the end that the cell must come to.
+// want returns the end that the cell must come to.
 func (c *cell) want(s *script) string {
 	if end, ok := c.otherwise[strings.TrimPrefix(c.at(), c.name+"/")]; ok {
 		return end
@@ -119,7 +119,7 @@ func (c *cell) want(s *script) string {
 	return expected(c.fault, m)
 }
 
-// E: every fault meets every method that the provider calls, on the way forward and while a run is undone.
+// E: every fault is tried at every method that the provider calls, on the way forward and while a run is undone.
 func TestTortureCarbideFaults(t *testing.T) {
 	changes, reads := called(t)
 	all := faults()
@@ -169,7 +169,7 @@ func TestTortureCarbideFaults(t *testing.T) {
 			t.Errorf("the provider calls %s, and no scene meets it", m)
 		}
 	}
-	// A sample has every method, each with another fault, and some cells more. A push has every fault of every method and of
+	// A sample has every method, each with another fault, and some more cells. A push has every fault of every method and of
 	// every end, in one scene or another.
 	var chosen []*cell
 	stride, taken := torture.Scale(40, 12, 1), map[string]bool{}

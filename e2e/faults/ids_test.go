@@ -11,12 +11,12 @@ import (
 	"converge.dev/converge/state"
 )
 
-// What is made again, after the document or an undo removed it, has another id than before, with every kind whose ids the
-// engine chooses: a delete that arrives late meets nothing newer.
+// What is created again, after the document or an undo removed it, has another id than before, for every kind whose ids the
+// engine chooses: a delete that arrives late hits nothing newer.
 func TestNoIDTwice(t *testing.T) {
 	chosen := 0
 	for _, s := range scenes(t) {
-		if s.way != "create" || s.ref.Kind == "carbide.dpu_extension_service" { // which never lets go of a name
+		if s.way != "create" || s.ref.Kind == "carbide.dpu_extension_service" { // which never releases a name
 			continue
 		}
 		t.Run(strings.ReplaceAll(s.name, " ", "-"), func(t *testing.T) {

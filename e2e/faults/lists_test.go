@@ -13,8 +13,8 @@ import (
 	"converge.dev/converge/state"
 )
 
-// E: a list that is older than what was made, and one of which a part is missing, do not make a recorded thing gone: the
-// plan is empty, and nothing is made twice.
+// E: a list that is older than what was created, and one of which a part is missing, do not make a recorded thing count as gone:
+// the plan is empty, and nothing is created twice.
 func TestTortureCarbideLists(t *testing.T) {
 	_, reads := called(t)
 	lists := map[carbidesim.Effect][]string{}
@@ -61,7 +61,7 @@ func TestTortureCarbideLists(t *testing.T) {
 					met.Add(int64(len(lists[effect]) - len(c.world.Faults())))
 					c.mend()
 				}
-				inject(carbidesim.Stale, 2) // the first list is that of the plan that makes x
+				inject(carbidesim.Stale, 2) // the first list is that of the plan that creates x
 				if res := c.apply(s.last, nil); res.Run.Status != state.RunApplied {
 					t.Fatalf("it ended %s: %s", res.Run.Status, res.Run.Message)
 				}

@@ -21,13 +21,13 @@ import (
 	"converge.dev/converge/state"
 )
 
-// An outage begins when a call of an apply arrives: all connections break, that call's too, and nobody listens for a while;
-// or the service goes on answering, and takes no changes meanwhile, as when its database is being handed over.
+// An outage begins when a call of an apply arrives: all connections break, including that of the call, and nothing listens for
+// a while; or the service continues to answer, but accepts no changes, as during a failover of its database.
 type outage struct {
 	at    int // the call, from 1; 0: there is none
 	lasts time.Duration
-	reads bool     // go on
-	stops []string // the methods that do not, then
+	reads bool     // continue
+	stops []string // the methods that do not, in that case
 
 	mu    sync.Mutex
 	calls []string // all of the apply
@@ -54,7 +54,7 @@ func (o *outage) meet(c *cell, method string) {
 	}
 }
 
-// endure applies a scene with the outage, goes on afterwards where the run was left open, and tells whether it was.
+// endure applies a scene with the outage, continues afterwards where the run was left open, and reports whether it was.
 func (o *outage) endure(c *cell) (resumed bool) {
 	met := func(method string) { o.meet(c, method) }
 	e := c.process()
@@ -87,7 +87,7 @@ func (o *outage) endure(c *cell) (resumed bool) {
 	return resumed
 }
 
-// E: an outage of whatever length, at every call of an apply of every scene, ends no run and undoes nothing.
+// E: an outage of any length, at every call of an apply of every scene, ends no run and undoes nothing.
 func TestTortureCarbideOutages(t *testing.T) {
 	var cells, resumed atomic.Int64
 	t.Cleanup(func() {
@@ -119,7 +119,7 @@ func TestTortureCarbideOutages(t *testing.T) {
 			}
 			calm := &outage{}
 			wanted := play(calm)
-			stride := torture.Scale(6*len(calm.calls), 7, 1) // each length is begun with at another call
+			stride := torture.Scale(6*len(calm.calls), 7, 1) // each length starts at another call
 			for i := nth % stride; i < 2*len(lengths)*len(calm.calls); i += stride {
 				o := &outage{at: i/2/len(lengths) + 1, lasts: lengths[i/2%len(lengths)], reads: i%2 == 0, stops: changes}
 				at := fmt.Sprintf("%s at call %d, %s, reads go on: %t", o.lasts, o.at, calm.calls[o.at-1], o.reads)

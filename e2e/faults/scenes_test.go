@@ -21,19 +21,19 @@ const siteID = "6a1d0f5e-4b7c-4e0a-8f2b-93c5d1e7a640"
 
 // A scene is what happens to x.
 type scene struct {
-	name  string // of the kind, or what is particular
+	name  string // of the kind, or what is particular about it
 	way   string // create, update, delete
 	ref   schema.Ref
 	first *schema.Document
 	last  *schema.Document
 
-	otherwise map[string]string // cells that end otherwise than the traits say
+	otherwise map[string]string // cells that end differently from what the traits say
 	internal  string            // what a create refused with INTERNAL or ALREADY_EXISTS means; empty: "not now" and "taken"
 }
 
 func (s *scene) String() string { return s.name + "/" + s.way }
 
-// hostIDs are the hosts of every site: the same options make the same machines.
+// hostIDs are the hosts of every site: the same options result in the same machines.
 var hostIDs = sync.OnceValues(func() ([]string, error) { return hostsOf(worldOptions()) })
 
 func hostsOf(o carbidesim.Options) ([]string, error) {
@@ -50,8 +50,8 @@ func hostsOf(o carbidesim.Options) ([]string, error) {
 	return ids, w.Close()
 }
 
-// worldOptions are those of every site. What takes its time takes none, but that ids of NVLink partitions are free again is as
-// far away as the late bound, as it is on a real site.
+// worldOptions returns the options of every site. Everything is immediate, except that ids of NVLink partitions become free
+// again only after the late bound, as on a real site.
 func worldOptions() carbidesim.Options {
 	timing := carbidesim.FastTiming
 	timing.Purge = late
@@ -67,7 +67,7 @@ func worldOptions() carbidesim.Options {
 // compiled is the embedded schema, compiled once.
 var compiled = sync.OnceValues(kinds.New)
 
-// preamble begins every document: what the CUE of [carbidetest] may use.
+// preamble returns the start of every document: what the CUE of [carbidetest] may use.
 func preamble(host, other, bare string) string {
 	return fmt.Sprintf(`apiVersion: "converge.dev/v1"
 site: {name: "grid", id: %q}
@@ -78,7 +78,7 @@ _meta: {description: "some", labels: {n: "1", empty: ""}}
 `, siteID, host, other, bare)
 }
 
-// scenes loads the documents of all scenes of all kinds, so that every method of theirs is met.
+// scenes loads the documents of all scenes of all kinds, so that every method of theirs is called.
 func scenes(t *testing.T) []*scene {
 	t.Helper()
 	known, err := compiled()

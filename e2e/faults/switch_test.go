@@ -19,8 +19,8 @@ import (
 	"converge.dev/converge/state/mem"
 )
 
-// An ovs-vswitchd that is away in the middle of a run, while its database answers, is waited for: what goes forward ends
-// applied, and an undo ends reverted. The outage lasts until the run is seen to wait for it.
+// A run waits for an ovs-vswitchd that is away while its database answers: the forward direction ends applied, and an undo
+// ends reverted. The outage lasts until the run is seen to wait for it.
 func TestSwitchDaemonAway(t *testing.T) {
 	still := func(t *testing.T, s *ovstest.Switch) (back func()) {
 		s.Freeze(t)

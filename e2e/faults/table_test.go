@@ -8,25 +8,25 @@ import (
 	"converge.dev/converge/providers"
 )
 
-// An ending is all that a cell comes to.
+// An ending is the whole result of a cell.
 type ending struct {
 	status string // of the run
-	step   string // of x, as the journal has it: done, refused, partial, open; after > that of its undo
-	world  string // what there is of the kind: as wanted, as before
-	holds  string // serial: the revision is not tried again; site: nothing is done until somebody has looked
+	step   string // of x, as in the journal: done, refused, partial, open; after > that of its undo
+	world  string // what exists of the kind: as wanted, as before
+	holds  string // serial: the revision is not tried again; site: nothing is done until an operator has checked
 	waited bool   // for the late bound
-	next   string // what comes of resume, where the run is open or partial, and of applying the document again
+	next   string // the result of resume, where the run is open or partial, and of applying the document again
 }
 
 func (e ending) String() string {
 	return fmt.Sprintf("run %s, step %s, %q is there, holds %q, waited %t, next %q", e.status, e.step, e.world, e.holds, e.waited, e.next)
 }
 
-// endings are the ends by name, as in engine/grid_table_test.go. A + says that the late bound was waited for.
+// endings are the ends by name, as in engine/grid_table_test.go. A + means that the late bound was waited for.
 var endings = map[string]ending{
 	// It is as wanted.
 	"done": {"applied", "done", "wanted", "", false, "clean"},
-	// The same, after a wait until no call could come any more.
+	// The same, after a wait until no call could arrive any more.
 	"done+": {"applied", "done", "wanted", "", true, "clean"},
 	// Nothing was changed.
 	"refused": {"reverted", "refused", "before", "serial", false, "again applied, clean"},
@@ -34,7 +34,7 @@ var endings = map[string]ending{
 	"undone": {"reverted", "done>done", "before", "serial", false, "again applied, clean"},
 	// The same, after a wait.
 	"undone+": {"reverted", "done>done", "before", "serial", true, "again applied, clean"},
-	// It came out wrong, and was undone.
+	// Its result was wrong, and was undone.
 	"failed": {"reverted", "partial>done", "before", "serial", false, "again applied, clean"},
 	// The same, after a wait: the rest could still have come.
 	"failed+": {"reverted", "partial>done", "before", "serial", true, "again applied, clean"},
@@ -42,11 +42,11 @@ var endings = map[string]ending{
 	"settled+": {"reverted", "open>done", "before", "serial", true, "again applied, clean"},
 	// The undo was refused.
 	"stuck": {"partial", "done>refused", "wanted", "serial+site", false, "resume reverted, again applied, clean"},
-	// No answer to the undo, after a wait: held.
+	// No reply to the undo, after a wait: held.
 	"stuck?+": {"partial", "done>open", "wanted", "serial+site", true, "resume reverted, again applied, clean"},
-	// No answer beyond the point of no return: held, and finished forward.
+	// No reply beyond the point of no return: held, and finished forward.
 	"forward": {"partial", "open", "before", "serial+site", false, "resume applied, clean"},
-	// Made but not seen, beyond the point of no return: held, and finished forward.
+	// Created but not seen, beyond the point of no return: held, and finished forward.
 	"forward?": {"partial", "open", "wanted", "serial+site", false, "resume applied, clean"},
 	// Undone by forgetting it: its kind cannot be deleted.
 	"left": {"reverted", "done>done", "wanted", "serial", false, "again applied, clean"},
@@ -62,38 +62,38 @@ var endings = map[string]ending{
 	"half~": {"partial", "done>refused", "between", "serial+site", false, "resume reverted, again applied, clean"},
 	// The same, after a wait: what came late was not seen in time.
 	"half~+": {"partial", "done>partial", "between", "serial+site", true, "resume reverted, again applied, clean"},
-	// The same, and nobody knows whether more will come.
+	// The same, and it is unknown whether more will come.
 	"half~?": {"partial", "done>open", "between", "serial+site", false, "resume reverted, again applied, clean"},
 	// The same, after a wait.
 	"half~?+": {"partial", "done>open", "between", "serial+site", true, "resume reverted, again applied, clean"},
-	// None of the undo is to be seen, and nobody knows whether any will come: held.
+	// Nothing of the undo is visible, and it is unknown whether anything will come: held.
 	"stuck?": {"partial", "done>open", "wanted", "serial+site", false, "resume reverted, again applied, clean"},
 	// A part of it is done beyond the point of no return: held, and finished forward.
 	"forward/": {"partial", "open", "between", "serial+site", false, "resume applied, clean"},
-	// Open: the undo could not be looked at, nor begun.
+	// Open: the undo could neither be observed nor begun.
 	"unseen": {"open", "done>refused", "wanted", "", false, "resume reverted, again applied, clean"},
-	// Open: made but not seen, and the undo could not be looked at.
+	// Open: created but not seen, and the undo could not be observed.
 	"unseen?": {"open", "open>refused", "wanted", "", false, "resume reverted, again applied, clean"},
 	// The same, after a wait.
 	"unseen?+": {"open", "open>refused", "wanted", "", true, "resume reverted, again applied, clean"},
 	// Open: undone but not seen.
 	"unseen~": {"open", "done>open", "before", "", false, "resume reverted, again applied, clean"},
-	// Open: nobody knows whether it was made (again), and nothing could be looked at.
+	// Open: it is unknown whether it was created (again), and nothing could be observed.
 	"adrift~+": {"open", "done>open", "wanted", "", true, "resume reverted, again applied, clean"},
 	"adrift+":  {"open", "open>refused", "before", "", true, "resume reverted, again applied, clean"},
-	// Open: nothing could be looked at until the time of the step was over, and nothing was undone.
+	// Open: nothing could be observed until the step timed out, and nothing was undone.
 	"away+": {"open", "", "before", "", true, "resume applied, clean"},
 	// The same, after a call that was not carried out.
 	"away!+": {"open", "refused", "before", "", true, "resume applied, clean"},
-	// The same, after a call without an answer.
+	// The same, after a call without a reply.
 	"away?+": {"open", "open", "before", "", true, "resume applied, clean"},
 	// The same in the middle of several calls.
 	"away/+": {"open", "open", "between", "", true, "resume applied, clean"},
-	// The same of an undo.
+	// The same for an undo.
 	"away~/+": {"open", "done>open", "between", "", true, "resume reverted, again applied, clean"},
-	// Open, as above, of an undo.
+	// Open, as above, for an undo.
 	"away~+": {"open", "done", "wanted", "", true, "resume reverted, again applied, clean"},
-	// The same of an undo, after a call that was not carried out.
+	// The same for an undo, after a call that was not carried out.
 	"away~!+": {"open", "done>refused", "wanted", "", true, "resume reverted, again applied, clean"},
 }
 
@@ -103,29 +103,29 @@ type met struct {
 	verb     string // create, update, delete: of the call
 	undo     bool   // it undoes what was done
 	exact    bool   // the step can be undone, so that it comes before the point of no return
-	later    bool   // the verb has made another call already, which had its effect
+	later    bool   // the verb has already made another call, which had its effect
 	sooner   bool   // the verb makes another call afterwards
-	token    bool   // things have a version that can be seen to move
-	itself   bool   // what is left of the verb after this call the far side does by itself
-	unproven bool   // what is seen does not say whether the call has come, for the far side may have done it by itself
+	token    bool   // things have a version that visibly changes
+	itself   bool   // the far side does by itself what is left of the verb after this call
+	unproven bool   // what is seen does not prove that the call has arrived, because the far side may have done it by itself
 	looks    bool   // a create that reads something first
 	refusal  string // what INTERNAL means to the verb when reading shows that it had no effect
 }
 
-// expected is the end that docs/reliability.md wants, "Ids and unknown outcomes", read as follows.
+// expected returns the end that docs/reliability.md requires, "Ids and unknown outcomes", read as follows.
 //
-// A refusal is believed only when a look does not say otherwise (promise 1): what was done although it was refused is
+// A refusal is believed only when an observation does not contradict it (promise 1): what was done although it was refused is
 // done. What only said "not yet" is tried again (S2). A refusal of a later call of several is no refusal of the verb:
-// something was changed, which is looked at, and finished.
+// something was changed, which is observed, and finished.
 //
-// A call of unknown outcome of which nothing is to be seen is made again, and so is the rest of several of which not all is to
-// be seen. Before that it is waited for when it could change something that comes after it (S1): a create of an id that is used
-// again, a blind update, a delete of such an id. An undo without an answer waits as well: only then what is seen is the end.
+// A call of unknown outcome without a visible effect is made again, and so is the rest of several calls of which not all are
+// visible. Before that it is waited for when it could change something that comes after it (S1): a create of an id that is
+// used again, a blind update, a delete of such an id. An undo without a reply waits as well: only then the observation is final.
 //
-// When no answer comes at all, a step before the point of no return is settled and undone; one beyond it is held, to be
-// finished forward. An undo without an answer is held.
+// When no reply comes at all, a step before the point of no return is settled and undone; one beyond it is held, to be
+// finished forward. An undo without a reply is held.
 //
-// What cannot be seen is not said to be done, undone or absent (promise 3): the run stays open.
+// What cannot be seen is not reported as done, undone or absent (promise 3): the run stays open.
 func expected(f fault, m met) string {
 	ok, no := "done", "refused"
 	if m.undo {
@@ -157,7 +157,7 @@ func expected(f fault, m met) string {
 	if m.unproven && (effect && (m.later || !strings.HasPrefix(f.name, "done, said ")) || (m.later || m.itself) && f.name == "partial list") {
 		return again
 	}
-	if m.verb == "create" && (m.later || m.sooner) { // it is there, and not as wanted: the rest is a change of it
+	if m.verb == "create" && (m.later || m.sooner) { // it exists, and not as wanted: the rest is a change of it
 		switch {
 		case m.later && f.patient:
 			return "failed"
@@ -196,8 +196,8 @@ func expected(f fault, m met) string {
 		return no
 	case "request lost", "no answer", "late", "flapping":
 		return again
-	case "requests lost": // which is a service that reads, and takes no changes
-		between := m.later && !m.unproven // of power nothing is seen before it is there
+	case "requests lost": // which is a service that reads, and accepts no changes
+		between := m.later && !m.unproven // of power nothing is seen before it exists
 		switch {
 		case m.undo && between:
 			return "away~/+"
@@ -231,7 +231,7 @@ func expected(f fault, m met) string {
 			return "left+"
 		case m.looks:
 			return "adrift+"
-		case m.traits.Burned: // which is asked for by creating it again
+		case m.traits.Burned: // which is requested by creating it again
 			return "unseen?"
 		}
 		return "unseen?+"

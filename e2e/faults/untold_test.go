@@ -21,7 +21,7 @@ import (
 	"converge.dev/converge/schema/load"
 )
 
-// everything is a site with every kind, whose resources say all that the site will take.
+// everything returns a site with every kind, whose resources set all fields that the site accepts.
 func everything(t *testing.T, change func(*carbidesim.Options)) *schema.Document {
 	t.Helper()
 	known, err := compiled()
@@ -62,7 +62,7 @@ func everything(t *testing.T, change func(*carbidesim.Options)) *schema.Document
 	return doc
 }
 
-// paths lists the fields of a message that are there, as paths through lists.
+// paths lists the fields of a message that are present, as paths through lists.
 func paths(m protoreflect.Message, at string, into map[string]bool) {
 	m.Range(func(f protoreflect.FieldDescriptor, v protoreflect.Value) bool {
 		p := strings.TrimPrefix(at+"."+string(f.Name()), ".")
@@ -80,7 +80,7 @@ func paths(m protoreflect.Message, at string, into map[string]bool) {
 	})
 }
 
-// without takes the field at a path out of a message, wherever it is.
+// without removes the field at a path from a message, wherever it is.
 func without(m protoreflect.Message, path []string) {
 	f := m.Descriptor().Fields().ByName(protoreflect.Name(path[0]))
 	switch {
@@ -96,7 +96,7 @@ func without(m protoreflect.Message, path []string) {
 	}
 }
 
-// E: whatever one field a server leaves out, in the things of whatever kind, nothing is made, replaced or deleted for it.
+// E: whichever single field a server leaves out, in the things of any kind, nothing is created, replaced or deleted for it.
 func TestTortureCarbideUntold(t *testing.T) {
 	_, reads := called(t)
 	var tried, changed atomic.Int64
@@ -144,7 +144,7 @@ func TestTortureCarbideUntold(t *testing.T) {
 				var all []string
 				for method, fields := range told {
 					for at := range fields {
-						if strings.Contains(at, ".") { // otherwise it is the whole answer, and everything of the kind is gone
+						if strings.Contains(at, ".") { // otherwise it is the whole reply, and everything of the kind is gone
 							all = append(all, method+" "+at)
 						}
 					}

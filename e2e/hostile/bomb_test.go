@@ -13,7 +13,7 @@ import (
 	"converge.dev/converge/internal/torture"
 )
 
-// What refusing a document may take.
+// What refusing a document may cost.
 const (
 	maxTime   = 2 * time.Second // of processors
 	maxMemory = 256             // MiB resident, of the program or of a child of it
@@ -21,12 +21,12 @@ const (
 
 const bombHead = `{"apiVersion":"converge.dev/v1","site":{"name":"hostile","id":"7d9f1c62-3a54-4b0e-9c86-2f1d8e5b7a30"}`
 
-// A bomb is a document that wants to take the machine down.
+// A bomb is a document that tries to take the machine down.
 type bomb struct {
 	name  string
-	ext   string // of its file; standard input has none, so what is written there is JSON or CUE by its looks
+	ext   string // of its file; standard input has none, so its content is recognized as JSON or CUE
 	write func(w io.Writer)
-	want  string // in what is said
+	want  string // in the output
 	stdin string // the same for standard input; empty: as want
 }
 
@@ -41,7 +41,7 @@ func padded(size int) func(io.Writer) {
 	}
 }
 
-// bombs are the three of the promise, a size, a depth and an expansion, in every language that has them.
+// bombs are the three that are promised, a size, a depth and an expansion, in every language that has them.
 var bombs = []bomb{
 	{"100 MB of JSON", "json", padded(100_000_000), "the limit is 64 MiB", "more than 64 MiB"},
 	{"100 MB of CUE", "cue", func(w io.Writer) {
@@ -56,7 +56,7 @@ var bombs = []bomb{
 			_, _ = w.Write(make([]byte, 1<<20))
 		}
 	}, "This is not text", ""},
-	{"64 MiB of comments", "cue", func(w io.Writer) { // as much as is read at all: it comes to the evaluating process
+	{"64 MiB of comments", "cue", func(w io.Writer) { // as much as is read at all: it reaches the evaluating process
 		line := "// " + strings.Repeat("x", 1020) + "\n"
 		for range 64 << 10 {
 			_, _ = io.WriteString(w, line)
@@ -78,7 +78,7 @@ var bombs = []bomb{
 		fmt.Fprint(w, "x: ", strings.Repeat("(", 100_000), "1", strings.Repeat(")", 100_000))
 	}, "CV105", ""},
 	{"YAML lists 1e5 deep", "yaml", func(w io.Writer) { fmt.Fprint(w, "a: ", strings.Repeat("[", 100_000)) }, "CV105", ""},
-	{"YAML mappings 5000 deep", "yaml", func(w io.Writer) { // each level needs one blank more, so the text grows with the square
+	{"YAML mappings 5000 deep", "yaml", func(w io.Writer) { // each level needs one more space, so the text grows with the square
 		for i := range 5000 {
 			fmt.Fprint(w, strings.Repeat(" ", i), "a:\n")
 		}
@@ -110,7 +110,7 @@ var bombs = []bomb{
 	}, "CV105", ""},
 }
 
-// TestTortureBombs gives every bomb to the program as a file, on standard input, and on the way into the store.
+// TestTortureBombs passes every bomb to the program as a file, on standard input, and on the way into the store.
 func TestTortureBombs(t *testing.T) {
 	var all []string
 	for _, b := range bombs {
@@ -141,7 +141,7 @@ func TestTortureBombs(t *testing.T) {
 				if route[1] == "-" && b.stdin != "" {
 					want = b.stdin
 				}
-				// Beside others everything takes longer: what the best of three runs takes is what it costs.
+				// Beside other processes everything takes longer: the best of three runs is its cost.
 				var r result
 				for range 3 {
 					args := []string{route[0], "bomb." + b.ext}
@@ -184,8 +184,8 @@ func TestTortureBombs(t *testing.T) {
 	torture.Report(t, "J", "%d bombs refused in %d runs: at most %v and %d MiB", len(bombs), runs, slowest.Round(time.Millisecond), largest)
 }
 
-// limit is what a refusal may take here: the race detector makes everything several times slower, and so does, up to twice,
-// what else runs on the machine of a push.
+// limit returns what a refusal may take here: the race detector makes everything several times slower, and so do, up to
+// twice, other processes on the machine of a push.
 func limit() time.Duration {
 	if race {
 		return 5 * maxTime

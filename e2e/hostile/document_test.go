@@ -18,11 +18,11 @@ import (
 	"converge.dev/converge/schema/load"
 )
 
-// placeholder stands in a template for the hostile text. It is in no document and fits no grammar by chance.
+// placeholder marks the hostile text in a template. It is in no document and matches no grammar by chance.
 const placeholder = "HERE-STANDS-THE-HOSTILE-TEXT"
 
-// isTarget reports whether a resource of testdata/site.json takes the hostile text. Several of a kind together use every field of it;
-// nothing refers to them.
+// isTarget reports whether a resource of testdata/site.json takes the hostile text. Several of a kind together use every field
+// of it; nothing refers to them.
 func isTarget(kind, name string) bool {
 	return strings.Contains(name, "target") || kind == "carbide.machine"
 }
@@ -43,19 +43,19 @@ func embedded(tb testing.TB) *kinds.Schema {
 type position struct {
 	kind  string
 	where string     // name, node, key FIELD, value FIELD or head FIELD
-	ref   schema.Ref // of the resource; the placeholder stands in it for the text
-	path  []string   // in its spec, for key and value; the placeholder stands in it for a key
+	ref   schema.Ref // of the resource; the placeholder in it stands for the text
+	path  []string   // in its spec, for key and value; the placeholder in it stands for a key
 	isKey bool
 	field *schema.Field // of a value; nil for the rest
 	doc   []byte        // the document, with the placeholder
 
 	serial      int // among all places
-	turn, turns int // among those of its kind, and how many these are
+	turn, turns int // among those of its kind, and the number of these
 }
 
 func (p *position) String() string { return p.kind + " " + p.where }
 
-// path0 returns the field of the kind that the place is in; nothing for names.
+// path0 returns the field of the kind that the place is in; "" for names.
 func (p *position) path0() string {
 	if len(p.path) == 0 {
 		return ""
@@ -63,8 +63,8 @@ func (p *position) path0() string {
 	return p.path[0]
 }
 
-// due reports whether a text is tried here, by its number: nightly, always; on a push, as every name, and at one more place of
-// each kind in turn; in a sample, once in as many combinations.
+// due reports whether a text, given by its number, is tried here: nightly, always; on a push, as every name, and at one more
+// place of each kind in turn; in a sample, once in as many combinations.
 func (p *position) due(text, sample int) bool {
 	switch sort, _, _ := strings.Cut(p.where, " "); torture.Scale(0, 1, 2) {
 	case 0:
@@ -75,7 +75,7 @@ func (p *position) due(text, sample int) bool {
 	return true
 }
 
-// isSecret reports whether the place says where a secret is found.
+// isSecret reports whether the place says where to find a secret.
 func (p *position) isSecret() bool {
 	return p.field != nil && len(p.path) > 1 && p.path[len(p.path)-1] == "from"
 }
@@ -100,8 +100,8 @@ func (p *position) at(text string) (schema.Ref, []string) {
 	return schema.Ref{Scope: put(p.ref.Scope), Kind: p.ref.Kind, Name: put(p.ref.Name)}, path
 }
 
-// positions lists every place where a kind has room for text. It fails when testdata/site.json does not use a field, so a
-// new kind or field cannot be forgotten.
+// positions lists every place where a kind has room for text. It fails when testdata/site.json does not use a field, so
+// that a new kind or field cannot be forgotten.
 func positions(t testing.TB) []*position {
 	t.Helper()
 	s := embedded(t)
@@ -210,7 +210,7 @@ func positions(t testing.TB) []*position {
 }
 
 // walk visits every string and every map of a spec, and every computed string that it lacks. A map is visited with the
-// name of a member that it has, a value with none.
+// name of one of its members, a value with none.
 func walk(fields []schema.Field, spec map[string]any, path []string, visit func(path []string, f *schema.Field, key string)) {
 	for i := range fields {
 		f := &fields[i]
@@ -241,7 +241,7 @@ func walkValue(f *schema.Field, v any, at []string, visit func(path []string, f 
 	}
 }
 
-// every gives the path of every field below which there is text that a document can hold, as far as names are known.
+// every visits the path of every field below which a document can hold text, as far as names are known.
 func every(fields []schema.Field, path []string, visit func(path []string)) {
 	for i := range fields {
 		f := &fields[i]
@@ -332,7 +332,7 @@ func set(doc map[string]any, path []string, v any) {
 	}
 }
 
-// rename gives the member at a path another name.
+// rename changes the name of the member at a path.
 func rename(doc map[string]any, path []string, name string) {
 	at := lookup(doc, path[:len(path)-1]).(map[string]any)
 	last := path[len(path)-1]

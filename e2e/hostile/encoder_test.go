@@ -58,7 +58,7 @@ func far(all []*position, provider string) (some []*position) {
 		case !strings.HasPrefix(p.kind, provider+"."), sort == "head", sort == "node":
 		case p.field != nil && (p.field.Computed || p.field.Ref != ""):
 		case p.kind == "carbide.instance" && slices.Contains([]string{"interfaces", "infiniband", "nvlink", "spx"}, p.path0()):
-			// An address, a network or a device: the simulated machines have what they have.
+			// An address, a network or a device: the simulated machines are fixed.
 		case p.path0() == "placement": // for the planner alone
 		case p.kind == "carbide.operating_system" && (p.path0() == "artifacts" || p.path0() == "parameters") && strings.HasSuffix(p.where, ".name"):
 			// Templates have names of their own.
@@ -72,7 +72,7 @@ func far(all []*position, provider string) (some []*position) {
 	return some
 }
 
-// accepted returns the texts that the schema lets into a place, of those that are due, each once.
+// accepted returns the texts that are due and that the schema accepts in a place, each once.
 func accepted(t *testing.T, p *position, due func(text int) bool) (texts []string) {
 	for j, h := range hostiles {
 		if h.broken || !due(j) || slices.Contains(texts, h.text) {
@@ -85,7 +85,7 @@ func accepted(t *testing.T, p *position, due func(text int) bool) (texts []strin
 	return texts
 }
 
-// differInLower leaves out texts that another one is but for upper and lower case.
+// differInLower leaves out texts that differ from another one only in case.
 func differInLower(texts []string) (out []string) {
 	seen := map[string]bool{}
 	for _, s := range texts {
@@ -97,7 +97,7 @@ func differInLower(texts []string) (out []string) {
 	return out
 }
 
-// fill adds the texts of a place to the batch. Vary makes the i-th resource of a kind one that may stand beside the others.
+// fill adds the texts of a place to the batch. Vary makes the i-th resource of a kind one that may exist beside the others.
 func (b *batch) fill(t *testing.T, p *position, texts []string, vary func(kind string, i int, spec map[string]any) (name string)) {
 	t.Helper()
 	var doc schema.Object
@@ -178,7 +178,7 @@ func nest(path []string) map[string]any {
 	return out
 }
 
-// merge puts what is in from, and not in into, into into.
+// merge copies into into what is only in from.
 func merge(into, from map[string]any) {
 	for name, v := range from {
 		have, both := into[name].(map[string]any)
@@ -191,7 +191,7 @@ func merge(into, from map[string]any) {
 	}
 }
 
-// apply loads the batch and brings it about through real providers. It gives the store with its records.
+// apply loads the batch and applies it through real providers. It returns the store with its records.
 func (b *batch) apply(t *testing.T, ps ...*providers.Provider) *state.Store {
 	t.Helper()
 	text, err := json.Marshal(b.doc)
@@ -212,8 +212,8 @@ func (b *batch) apply(t *testing.T, ps ...*providers.Provider) *state.Store {
 	return store
 }
 
-// TestTortureHostileSwitch lets a database of Open vSwitch hold every text that its kinds accept. Each kind has a switch of
-// its own, because a port is not called like a bridge.
+// TestTortureHostileSwitch makes a database of Open vSwitch hold every text that its kinds accept. Each kind has its own
+// switch, because a port must not have the name of a bridge.
 func TestTortureHostileSwitch(t *testing.T) {
 	all := positions(t)
 	reached := torture.Cover(t, "places", []string{
@@ -235,7 +235,7 @@ func TestTortureHostileSwitch(t *testing.T) {
 	torture.Report(t, "J", "OVSDB holds exactly %d hostile values in %d rows: %s", values, rows, reached)
 }
 
-// fillSwitch makes a switch with everything that some places accept.
+// fillSwitch creates a switch with everything that some places accept.
 func fillSwitch(t *testing.T, places []*position, reached *torture.Coverage) (values, rows int) {
 	t.Helper()
 	s := ovstest.Fake(t)
@@ -262,7 +262,7 @@ func fillSwitch(t *testing.T, places []*position, reached *torture.Coverage) (va
 				spec["bridge"], spec["select_all"], spec["output_vlan"] = bridge, true, 7
 			}
 			if i, ok := spec["interface"].(map[string]any); ok {
-				delete(i, "mac") // which one has
+				delete(i, "mac") // which only one has
 			}
 			return fmt.Sprintf("thing-%d", i)
 		})
@@ -305,7 +305,7 @@ func fillSwitch(t *testing.T, places []*position, reached *torture.Coverage) (va
 	return values, len(b.expect)
 }
 
-// TestTortureHostileCarbide lets the simulated service hold every text that the kinds of Carbide accept.
+// TestTortureHostileCarbide makes the simulated service hold every text that the kinds of Carbide accept.
 func TestTortureHostileCarbide(t *testing.T) {
 	const hosts = 4000
 	world, err := carbidesim.New(carbidesim.Options{
@@ -344,13 +344,13 @@ func TestTortureHostileCarbide(t *testing.T) {
 	values := 0
 	for _, p := range places {
 		if strings.HasPrefix(p.where, "value prefix") || p.where == "value pkey" || strings.Contains(p.where, "_address") || strings.HasSuffix(p.where, ".fixed_ip") {
-			continue // each thing needs another one, so that many can be in one world; the round trip has them
+			continue // each thing needs another one, so that many can be in one world; the round trip covers them
 		}
 		some := accepted(t, p, func(j int) bool { return p.due(j, 7) })
 		switch {
 		case p.kind == "carbide.dpu_extension_service" && p.where == "name":
 			some = differInLower(some)
-		case p.kind == "carbide.operating_system" && p.path0() == "parameters": // one that its template cannot do without
+		case p.kind == "carbide.operating_system" && p.path0() == "parameters": // one that its template requires
 			some = slices.DeleteFunc(some, func(text string) bool { return text == "" })
 		}
 		values += len(some)
@@ -392,7 +392,7 @@ func TestTortureHostileCarbide(t *testing.T) {
 			return name
 		})
 	}
-	// The templates' own machine is none of this world.
+	// The template's own machine is not in this world.
 	store := b.apply(t, p)
 	records, err := store.Records(t.Context())
 	if err != nil {

@@ -12,8 +12,8 @@ import (
 	"converge.dev/converge/state/etcd"
 )
 
-// TestTortureInbox proves E5: it lets a cloud leave documents in the store with its own client, past every check of ours. The site takes
-// plain JSON within the bounds of the inbox, and leaves everything else where it lies, with the document that it had.
+// TestTortureInbox proves E5: it lets a cloud leave documents in the store with its own client, bypassing all our checks. The site
+// accepts plain JSON within the bounds of the inbox, and leaves everything else in place, keeping its previous document.
 func TestTortureInbox(t *testing.T) {
 	y := newYard(t)
 	const key = "/converge/hostile/inbox"
@@ -71,7 +71,7 @@ func TestTortureInbox(t *testing.T) {
 		var r result
 		for range 3 { // the best of three, as for the bombs
 			status := 1
-			if strings.HasPrefix(c.want, "another") || strings.HasPrefix(c.want, "not newer") { // valid, and not for here
+			if strings.HasPrefix(c.want, "another") || strings.HasPrefix(c.want, "not newer") { // valid, but not for here
 				status = 7
 			}
 			if r = y.ended(y.run("plan", "-site=hostile"), status); r.took <= limit() {
@@ -97,8 +97,8 @@ func TestTortureInbox(t *testing.T) {
 		y.unchanged(before)
 	}
 
-	// What is within the bounds is taken up, to the last byte and the last resource: planned where it lies, and accepted also
-	// when the plan needs an approval.
+	// What is within the bounds is accepted, to the last byte and the last resource: planned in place, and accepted even when
+	// the plan needs an approval.
 	for i, text := range []string{tenants(20_000), sized(1 << 20)} {
 		y.leave(t, key, text)
 		y.ended(y.run("plan", "-site=hostile", "-max-destroy=100%"), 0)
@@ -113,7 +113,7 @@ func TestTortureInbox(t *testing.T) {
 	torture.Report(t, "J", "%d documents in the inbox refused, 2 at the bounds taken up", len(cases))
 }
 
-// leave puts text into a key of the embedded store, as a client of etcd would.
+// leave puts text into a key of the embedded store, like a client of etcd.
 func (y *yard) leave(t *testing.T, key, text string) {
 	t.Helper()
 	y.store(t, func(kv state.KV) {
@@ -122,7 +122,7 @@ func (y *yard) leave(t *testing.T, key, text string) {
 	})
 }
 
-// left returns what is under a key of the embedded store.
+// left returns the value of a key of the embedded store.
 func (y *yard) left(t *testing.T, key string) (text string) {
 	t.Helper()
 	y.store(t, func(kv state.KV) {

@@ -9,8 +9,8 @@ import (
 	"unicode/utf8"
 )
 
-// A hostile is a text that wants to be something else. It is known by how JSON spells it, because some of it has no other
-// spelling.
+// A hostile is a text that tries to be something else. It is identified by its JSON spelling, because some of it has no
+// other spelling.
 type hostile struct {
 	what    string
 	literal string // with its quotation marks
@@ -18,7 +18,7 @@ type hostile struct {
 	broken  bool   // the literal is not JSON, so nothing that holds it can be read
 }
 
-// hostiles are all of them. Each literal is there once.
+// hostiles are all hostile texts. Each literal occurs once.
 var hostiles = func() (all []hostile) {
 	add := func(what string, texts ...string) {
 		for i, s := range texts {
@@ -108,7 +108,7 @@ func quoted(s string) string {
 	return strings.TrimSuffix(b.String(), "\n")
 }
 
-// TestHostiles keeps the list what it says it is.
+// TestHostiles checks that the list is what it claims to be.
 func TestHostiles(t *testing.T) {
 	if len(hostiles) < 200 {
 		t.Errorf("there are %d hostile names, want 200 at least", len(hostiles))
@@ -119,7 +119,7 @@ func TestHostiles(t *testing.T) {
 		err := json.Unmarshal([]byte(h.literal), &got)
 		switch {
 		case h.broken:
-			broken++ // package json mends much of it, so it is no judge
+			broken++ // package json repairs much of it, so it is no judge
 		case err != nil || got != h.text || !utf8.ValidString(h.text):
 			t.Errorf("%s: %s reads as %q, %v; want %q", h.what, h.literal, got, err, h.text)
 		}

@@ -12,8 +12,7 @@ import (
 	"converge.dev/converge/internal/torture"
 )
 
-// TestTortureHostileText lets the program itself say what is wrong with hostile names, on a terminal's and on a program's
-// terms.
+// TestTortureHostileText makes the program itself report hostile names, in a form for a terminal and in one for a program.
 func TestTortureHostileText(t *testing.T) {
 	t.Parallel()
 	y := newYard(t)
@@ -98,8 +97,8 @@ func TestTortureHostileText(t *testing.T) {
 	torture.Report(t, "J", "what %d documents with hostile names are told: %s", runs, said)
 }
 
-// TestTortureHostileRun lets the program apply a document with hostile texts in every place that takes them, to a world in a file:
-// it says nothing that a terminal obeys, finds nothing to do afterwards, and writes nowhere but into its folder.
+// TestTortureHostileRun makes the program apply a document with hostile texts in every place that accepts them, to a world in a
+// file: it prints nothing that a terminal obeys, finds nothing to do afterwards, and writes only into its folder.
 func TestTortureHostileRun(t *testing.T) {
 	t.Parallel()
 	y := newYard(t)

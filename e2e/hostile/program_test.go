@@ -48,7 +48,7 @@ var binary = sync.OnceValues(func() (string, error) {
 // patience is how long a run of the program may take before the test gives up.
 const patience = 2 * time.Minute
 
-// A yard is a folder with a work folder in which converge is run, and things around it that must stay as they are.
+// A yard is a folder with a work folder in which converge is run, and things around it that must stay unchanged.
 type yard struct {
 	*testing.T
 	root    string // everything
@@ -84,7 +84,7 @@ func (y *yard) write(name, text string) {
 	y.must(os.WriteFile(filepath.Join(y.work, name), []byte(text), 0o600))
 }
 
-// link makes a symbolic link in the work folder to something outside of it.
+// link creates a symbolic link in the work folder to something outside of it.
 func (y *yard) link(name, outside string) {
 	y.Helper()
 	y.must(os.Symlink(filepath.Join(y.root, "outside", outside), filepath.Join(y.work, name)))
@@ -126,7 +126,7 @@ func (y *yard) outside() map[string]string {
 	return all
 }
 
-// unchanged fails when something outside of the work folder is not as it was.
+// unchanged fails when something outside the work folder has changed.
 func (y *yard) unchanged(before map[string]string) {
 	y.Helper()
 	now := y.outside()
@@ -141,14 +141,14 @@ func (y *yard) unchanged(before map[string]string) {
 	}
 }
 
-// A result is how a run of the program ended and what it took.
+// A result is how a run of the program ended and its cost.
 type result struct {
 	args   string
 	status int
 	out    string // standard output and standard error
 	stdout string
 	took   time.Duration // of processors, by the program and its children: the machine may be busy
-	peak   int64         // MiB resident, of the program or a child of it, the larger
+	peak   int64         // MiB resident, of the program or a child of it, whichever is larger
 }
 
 // run runs converge in the work folder.
@@ -202,8 +202,8 @@ func (s *shared) Write(b []byte) (int, error) {
 	return s.w.Write(b)
 }
 
-// watch returns the largest resident size in KiB that a process or one of its children had, as the kernel noted it. What the
-// kernel says of a process that has ended counts the one that started it too, so it is asked while it runs.
+// watch returns the largest resident size in KiB that a process or one of its children had, as the kernel recorded it. What
+// the kernel reports for an ended process includes its parent, so it is read while it runs.
 func watch(pid int, over <-chan struct{}) (peak int64) {
 	tick := time.NewTicker(2 * time.Millisecond)
 	defer tick.Stop()
@@ -226,7 +226,7 @@ func watch(pid int, over <-chan struct{}) (peak int64) {
 	}
 }
 
-// highWater returns VmHWM of a process in KiB; 0 when it has gone.
+// highWater returns VmHWM of a process in KiB; 0 when it has ended.
 func highWater(pid int) int64 {
 	text, err := os.ReadFile(fmt.Sprintf("/proc/%d/status", pid))
 	if err != nil {

@@ -32,12 +32,12 @@ import (
 // foundSecret is what every variable of the environment holds; no message has it by chance.
 const foundSecret = "hostile-1f6b0c"
 
-// step is by how many combinations a sample goes on. It has no divisor in common with the number of names, so every name
+// step is by how many combinations a sample advances. It has no divisor in common with the number of names, so every name
 // and every position has its turn.
 const step = 23
 
-// TestTortureHostileNames proves E5: it puts hostile texts into every place of every kind (see [position.due]): each is refused in
-// a way that can be shown, or goes through the document, the plan, the run, the record and the world and is the same everywhere.
+// TestTortureHostileNames proves E5: it puts hostile texts into every place of every kind (see [position.due]): each is refused
+// in a way that can be shown, or passes through the document, the plan, the run, the record and the world unchanged.
 func TestTortureHostileNames(t *testing.T) {
 	all := positions(t)
 	kinds := append(embedded(t).Kinds().Names(), "document")
@@ -54,8 +54,8 @@ func TestTortureHostileNames(t *testing.T) {
 	var chosen []combination
 	for _, p := range all {
 		for j, h := range hostiles {
-			// In every sample are one place where a rule, and not the grammar, repeats what it refuses, and the head of the
-			// document, of which few texts are taken.
+			// Every sample includes one place where a rule, and not the grammar, repeats what it refuses, and the head of the
+			// document, of which few texts are accepted.
 			if p.due(j, step) || p.String() == "carbide.vpc head depends_on" || p.kind == "document" {
 				chosen = append(chosen, combination{p, h})
 			}
@@ -103,7 +103,7 @@ func texts(all []*position) []string {
 	return out
 }
 
-// try puts one text into one place. It gives the outcome that is counted, and the first code of a refusal.
+// try puts one text into one place. It returns the outcome that is counted, and the first code of a refusal.
 func try(ctx context.Context, s *kinds.Schema, p *position, h hostile) (outcome, code string, err error) {
 	doc, ds := load.Document(ctx, s, load.Options{}, load.Source{Name: "hostile.json", Data: p.with(h)})
 	if doc == nil {
@@ -118,7 +118,7 @@ func try(ctx context.Context, s *kinds.Schema, p *position, h hostile) (outcome,
 	if h.broken {
 		return "", "", fmt.Errorf("accepted, and it is not JSON")
 	}
-	if p.isSecret() && strings.HasPrefix(h.text, "file:") { // a file that nobody allowed: the run must not begin
+	if p.isSecret() && strings.HasPrefix(h.text, "file:") { // a file that is not allowed: the run must not begin
 		if err := (&trip{position: p, text: h.text, schema: s}).run(ctx, doc); err == nil || !strings.Contains(err.Error(), "may name only files in the folder of secrets") {
 			return "", "", fmt.Errorf("a file that may not be named as a secret: %v", err)
 		} else if err := harmless(err.Error()); err != nil {
@@ -135,7 +135,7 @@ func try(ctx context.Context, s *kinds.Schema, p *position, h hostile) (outcome,
 
 var codeForm = regexp.MustCompile(`^CV1\d{3}$`)
 
-// refusal checks that diagnostics say what is wrong, where, and in a way that does a terminal no harm.
+// refusal checks that diagnostics say what is wrong and where, in a way that is harmless to a terminal.
 func refusal(ds load.Diagnostics) error {
 	if !ds.HasErrors() {
 		return fmt.Errorf("there is no document and no error")
@@ -160,7 +160,7 @@ func refusal(ds load.Diagnostics) error {
 	return nil
 }
 
-// harmless refuses what a terminal could obey and what reads otherwise than it is.
+// harmless refuses what a terminal could obey and what reads differently from what it is.
 func harmless(text string) error {
 	if !utf8.ValidString(text) {
 		return fmt.Errorf("%q is not UTF-8", text)
@@ -203,7 +203,7 @@ func (r *trip) run(ctx context.Context, doc *schema.Document) error {
 		return fmt.Errorf("its own JSON does not load as the same document: %v", ds)
 	}
 
-	// The run, on a world that holds what it is told.
+	// The run, on a world that holds what it receives.
 	kv := mem.New(mem.Options{})
 	store := state.New(kv, doc.Site.Name)
 	world := fake.New(r.schema.Kinds())
@@ -288,7 +288,7 @@ func (r *trip) run(ctx context.Context, doc *schema.Document) error {
 	return nil
 }
 
-// holds compares what is at a path of a spec with the text, or asks for a key of that name.
+// holds compares the value at a path of a spec with the text, or requires a key of that name.
 func (r *trip) holds(who string, spec any, path []string) error {
 	switch {
 	case spec == nil:
@@ -306,7 +306,7 @@ func (r *trip) holds(who string, spec any, path []string) error {
 	return nil
 }
 
-// converged plans and applies a document and proves by planning again that it holds; it gives the second plan. The first
+// converged plans and applies a document and proves by planning again that it holds; it returns the second plan. The first
 // is saved and read again in between.
 func converged(ctx context.Context, kinds schema.Kinds, store *state.Store, doc *schema.Document,
 	open func(context.Context, schema.Site, []engine.Need) (*providers.Set, error)) (*plan.Plan, error) {

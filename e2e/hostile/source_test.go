@@ -28,20 +28,20 @@ var starters = map[string]string{
 	"state/etcd":  "has a data file checked where a page that is damaged ends no more than a child; the program is itself",
 }
 
-// shells are programs that make commands of text.
+// shells are programs that make commands from text.
 var shells = regexp.MustCompile(`^(.*/)?(sh|bash|dash|ash|zsh|ksh|csh|fish|busybox|env|xargs|eval|sudo|su|ssh|python3?|perl|awk|cmd\.exe|powershell)$`)
 
 // xml matches a text that is a part of XML: a tag, a comment, a declaration.
 var xml = regexp.MustCompile(`<(/?[A-Za-z][A-Za-z0-9:_-]*(\s+[A-Za-z:_-]+\s*=[^>]*)?\s*/?>|!--|\?xml|!\[CDATA\[)`)
 
-// stdin is how standard input is called where a file is named; it is no XML.
+// stdin is the name of standard input where a file is named; it is not XML.
 const stdin = "<stdin>"
 
-// A scan goes through the source of the module that ends in programs.
+// A scan goes through the source of the module that ends up in programs.
 type scan struct {
 	t        *testing.T
 	packages int
-	calls    int // of functions that start processes or put texts together
+	calls    int // of functions that start processes or concatenate texts
 	problems []string
 }
 
@@ -49,7 +49,7 @@ func (s *scan) complain(pos token.Position, format string, args ...any) {
 	s.problems = append(s.problems, fmt.Sprintf("%s: %s", pos, fmt.Sprintf(format, args...)))
 }
 
-// file looks at one file of a package.
+// file checks one file of a package.
 func (s *scan) file(path string, fset *token.FileSet, f *ast.File) {
 	imports := map[string]string{}
 	for _, i := range f.Imports {
@@ -124,8 +124,8 @@ func literal(e ast.Expr) (string, bool) {
 	return text, err == nil
 }
 
-// TestTortureNoShellNoXML reads the source of everything that ends in a program: no shell is started, no process but those
-// of the list, and no XML is put together from text.
+// TestTortureNoShellNoXML reads the source of everything that ends up in a program: no shell is started, no process but those
+// in the list, and no XML is built from text.
 func TestTortureNoShellNoXML(t *testing.T) {
 	cmd := exec.Command("go", "list", "-deps", "-json=ImportPath,Dir,GoFiles,CgoFiles", "./cmd/...")
 	cmd.Dir = filepath.Join("..", "..")
@@ -180,7 +180,7 @@ func TestTortureNoShellNoXML(t *testing.T) {
 	torture.Report(t, "J", "%d packages and %d calls read: no shell, no XML from text", s.packages, s.calls)
 }
 
-// TestScanFinds shows the scan what it is for.
+// TestScanFinds shows the scan what it must find.
 func TestScanFinds(t *testing.T) {
 	for _, c := range []struct{ path, source, want string }{
 		{"providers/x", `import "os/exec"; func f() { exec.Command("ip", "link") }`, "imports os/exec"},

@@ -13,8 +13,8 @@ import (
 
 const linkDocument = bombHead + `,"carbide":{"tenant":{"acme":{}},"vpc":{"prod":{"tenant":"acme"}}}}`
 
-// TestSymlinks lets files and folders that a command writes be symbolic links to somewhere else. The place to which they
-// lead stays as it is, unless the operator's own flag leads there.
+// TestSymlinks makes files and folders that a command writes symbolic links to somewhere else. The target stays unchanged,
+// unless the operator's own flag leads there.
 func TestSymlinks(t *testing.T) {
 	t.Parallel()
 	reached := torture.Cover(t, "links", []string{"plan -out", "plan -out, dangling", "-config", "document", "document folder", "fake world", "fake world, dangling", "journal of the world",
@@ -80,12 +80,12 @@ func TestSymlinks(t *testing.T) {
 	}
 }
 
-// TestTortureSymlinkRaces puts links to the outside in the place of the files that a command is writing, again and again
-// while it runs. Whatever the command ends with, nothing outside is changed.
+// TestTortureSymlinkRaces replaces the files that a command is writing with links to the outside, again and again while it
+// runs. However the command ends, nothing outside is changed.
 func TestTortureSymlinkRaces(t *testing.T) {
 	t.Parallel()
 	targets := []string{"tfplan", "world.json", "world.json.journal", ".converge/lock", "site.json", "converge.yaml"}
-	if torture.Full() { // files that are there for a moment only are met now and then, and surely in many rounds
+	if torture.Full() { // files that exist only for a moment are hit now and then, and surely in many rounds
 		targets = append(targets, ".tfplan.*", ".world.json.*")
 	}
 	reached := torture.Cover(t, "files replaced under a running command", targets)
@@ -113,7 +113,7 @@ func TestTortureSymlinkRaces(t *testing.T) {
 						paths = []string{filepath.Join(y.work, target)}
 					}
 					for _, path := range paths {
-						// As somebody would who may write here: the link appears at once, in the place of the file.
+						// Like another user with write access: the link appears at once, in the place of the file.
 						link := fmt.Sprintf("%s.link-%d-%d", filepath.Join(y.root, "work", "racer"), round, i)
 						if err := os.Symlink(precious, link); err != nil {
 							continue
@@ -144,8 +144,8 @@ func TestTortureSymlinkRaces(t *testing.T) {
 	torture.Report(t, "J", "files replaced by links in %d runs of %d commands: nothing outside changed; exit statuses %v", rounds*len(targets), 3, ends)
 }
 
-// TestSymlinkedStore lets the folder of the embedded store be a link, as somebody does whose disk is small. What the store
-// finds there and did not make stays as it is.
+// TestSymlinkedStore makes the folder of the embedded store a link, as a user with a small disk does. What the store finds
+// there and did not create stays unchanged.
 func TestSymlinkedStore(t *testing.T) {
 	t.Parallel()
 	y := newYard(t)

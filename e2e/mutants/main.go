@@ -1,11 +1,11 @@
-// Mutants seeds one safety bug after the other and runs the tests that must catch it:
+// Mutants seeds one safety bug after another and runs the tests that must catch it:
 //
 //	go run ./e2e/mutants [-n] [NAME...]
 //
 // Each NAME.patch says in its head which rule of docs/reliability.md it breaks, how, and which tests must turn red. All bugs
 // are built into one tree, each in a function of its own that an environment variable switches on, because the linker costs
-// more than the tests. A bug that changes more than the bodies of functions is built by itself. With -n it only says which
-// patches do not apply. A patch that does not apply or compile, and a bug that no test catches, end it with 1.
+// more than the tests. A bug that changes more than the bodies of functions is built by itself. With -n it only reports which
+// patches do not apply. A patch that does not apply or compile, and a bug that no test catches, result in status 1.
 package main
 
 import (
@@ -31,9 +31,9 @@ const folder = "e2e/mutants"
 type mutant struct {
 	name, rule string
 	packages   []string // whose tests must catch it, like "./engine"
-	flags      []string // of the test binary, which choose these tests
+	flags      []string // of the test binary, which select these tests
 	patch      string
-	files      map[string][]byte // as the patch leaves them, by their names from the top
+	files      map[string][]byte // as the patch leaves them, by their paths from the root
 }
 
 func main() {
@@ -71,7 +71,7 @@ func run(check bool, names []string) (bool, error) {
 			os.Setenv(name, value)
 		}
 	}
-	os.Unsetenv("CONVERGE_TORTURE_REPORT") // what a mutant reaches is no figure
+	os.Unsetenv("CONVERGE_TORTURE_REPORT") // the coverage of a mutant is not a figure
 	lost, err := try(mutants, work)
 	if err != nil {
 		return false, err
@@ -87,7 +87,7 @@ func run(check bool, names []string) (bool, error) {
 	return len(lost) == 0, err
 }
 
-// read reads the patches and applies each to a copy of what it changes. Without names that is all.
+// read reads the patches and applies each to a copy of what it changes. Without names it reads all.
 func read(names []string, work string) ([]*mutant, error) {
 	if len(names) == 0 {
 		all, err := filepath.Glob(folder + "/*.patch")
@@ -264,15 +264,15 @@ func (b *build) make(dir string) error {
 	return nil
 }
 
-// binary is where the test binary of a package lies.
+// binary returns the path of the test binary of a package.
 func (b *build) binary(pkg string) string {
 	return filepath.Join(b.binaries, strings.ReplaceAll(pkg[2:], "/", "_")+".test")
 }
 
 var failed = regexp.MustCompile(`--- FAIL: [A-Za-z0-9_/#-]+|panic: .*`)
 
-// tests returns the patterns that choose the tests of all mutants, by package. Without a bug they have to be green: what is
-// red anyway would catch nothing.
+// tests returns the patterns that select the tests of all mutants, by package. Without a bug they have to be green: tests
+// that are red anyway would catch nothing.
 func (b *build) tests() map[string][]string {
 	tests := map[string][]string{}
 	for _, m := range b.mutants {
@@ -287,7 +287,7 @@ func (b *build) tests() map[string][]string {
 	return tests
 }
 
-// run runs the tests of a mutant, and returns what turned red first, or nothing.
+// run runs the tests of a mutant, and returns the first that turned red, or "".
 func (b *build) run(m *mutant) string {
 	for _, p := range m.packages {
 		out, err := b.test(p, m.name, "2m", m.flags...)

@@ -14,10 +14,10 @@ import (
 	"strings"
 )
 
-// variable names in the environment of a test the bug that is switched on.
+// variable in the environment of a test names the bug that is switched on.
 const variable = "SEEDED_BUG"
 
-// weave puts all mutants that change nothing but bodies of functions into one build, and each of the others into its own.
+// weave puts all mutants that change only bodies of functions into one build, and each of the others into its own.
 func weave(mutants []*mutant) (together *build, alone []*build, err error) {
 	together = &build{files: map[string][]byte{}}
 	woven := map[string]*source{} // by file
@@ -106,7 +106,7 @@ func (s *source) cut(n ast.Node) string {
 	return string(s.text[s.offset(n.Pos()):s.offset(n.End())])
 }
 
-// rest is what a file says besides the bodies of its functions and its imports.
+// rest returns what a file contains besides the bodies of its functions and its imports.
 func (s *source) rest() string {
 	var b strings.Builder
 	for _, d := range s.tree.Decls {
@@ -158,12 +158,12 @@ func (s *source) differ(changed *source, name string) (pieces []*piece, ok bool)
 	return pieces, true
 }
 
-// renamed is how a mutant's function is called.
+// renamed returns the name of a mutant's function.
 func renamed(function, mutant string) string {
 	return function + "__" + strings.ReplaceAll(mutant, "-", "_")
 }
 
-// rename returns a function under the name that it has as a mutant's.
+// rename returns a function under its name as a mutant's.
 func (s *source) rename(f *ast.FuncDecl, mutant string) string {
 	from, name, to := s.offset(f.Pos()), s.offset(f.Name.Pos()), s.offset(f.End())
 	return string(s.text[from:name]) + renamed(f.Name.Name, mutant) + string(s.text[name+len(f.Name.Name):to])
@@ -175,7 +175,7 @@ type insertion struct {
 	text     string
 }
 
-// woven returns the file with all pieces in it: each function begins by asking whether a mutant stands in for it.
+// woven returns the file with all pieces in it: each function begins by checking whether a mutant replaces it.
 func (s *source) woven() []byte {
 	var ins []insertion
 	var imports []string
@@ -225,7 +225,7 @@ func (s *source) woven() []byte {
 	return out.Bytes()
 }
 
-// arguments returns a function's receiver, the arguments that pass its parameters on, and the names that those without one need.
+// arguments returns a function's receiver, the arguments that pass its parameters on, and names for those without one.
 func (s *source) arguments(f *ast.FuncDecl) (named []insertion, receiver, args string) {
 	names := func(field *ast.Field) (all []string) {
 		name := func() string { return fmt.Sprintf("unnamed%d__", len(named)) }

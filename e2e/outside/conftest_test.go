@@ -17,9 +17,9 @@ import (
 // A judge does what conftest test -policy=POLICY FILE does.
 type judge func(t *testing.T, rules, file string) output.CheckResults
 
-// conftest: policies over plans and documents of ours let through what is right, and name what is not. The program of
-// conftest takes long to build, for what can fetch policies from everywhere; so a nightly run has it, and every run its
-// packages that read files, evaluate policies and sum up.
+// conftest: policies over plans and documents of ours pass what is right, and name what is not. The program conftest takes
+// long to build, because of its code to fetch policies from everywhere; so a nightly run has it, and every run has its packages
+// that read files, evaluate policies and summarize.
 func conftest(t *testing.T, s *site, plans map[string][]byte) {
 	for name, data := range plans {
 		s.write(name+".plan.json", data)
@@ -67,7 +67,7 @@ func conftest(t *testing.T, s *site, plans map[string][]byte) {
 	}
 }
 
-// evaluate is a judge of conftest's packages.
+// evaluate is a judge made of conftest's packages.
 func evaluate(t *testing.T, rules, file string) output.CheckResults {
 	t.Helper()
 	read, err := parser.ParseConfigurations([]string{file})
@@ -89,7 +89,7 @@ func evaluate(t *testing.T, rules, file string) output.CheckResults {
 	return results
 }
 
-// install builds the program conftest, in the version of the packages, and makes a judge of it.
+// install builds the program conftest, in the version of the packages, and returns a judge that runs it.
 func install(t *testing.T) judge {
 	t.Helper()
 	const module = "github.com/open-policy-agent/conftest"

@@ -17,8 +17,8 @@ import (
 
 const root = "../.."
 
-// documents are what the tests write: a site, the same with something changed and taken away, with things of others, and
-// wrong ones.
+// documents are what the tests write: a site, the same with something changed and removed, with things of others, and invalid
+// ones.
 var documents = map[string]string{
 	"site.json":     document(`"prod": {"tenant": "acme", "labels": {"env": "prod"}}, "old": {"tenant": "acme"}`),
 	"less.json":     document(`"prod": {"tenant": "acme", "labels": {"env": "test"}}`),
@@ -27,7 +27,7 @@ var documents = map[string]string{
 	"wrong.json":    document(`"prod": {"tenant": "acme", "lables": {"env": "prod"}}`),
 	"typed.json":    document(`"prod": {"tenant": 7}`),
 
-	// What others look after stands in a document by its name alone, or with its id, and says nothing else.
+	// Things managed by others are in a document by name only, or with their id, and nothing else.
 	"external.json": document(`"prod": {"tenant": "acme"}, "theirs": {"external": true}, "known": {"external": {"id": "5a2f0a4e-8d1f-4f0e-9b62-0f3f1b2c3d4f"}}`),
 	"stated.json":   document(`"prod": {"tenant": "acme"}, "theirs": {"external": true, "tenant": "acme"}`),
 	"false.json":    document(`"prod": {"tenant": "acme"}, "theirs": {"external": false}`),
@@ -65,7 +65,7 @@ func (s *site) write(name string, data []byte) {
 	}
 }
 
-// run runs converge, which must succeed, and gives what it writes to standard output.
+// run runs converge, which must succeed, and returns its standard output.
 func (s *site) run(args ...string) []byte { s.Helper(); return s.ended(0, args...) }
 
 // ended runs converge, which must end with a status.
@@ -95,7 +95,7 @@ func (s *site) refused(document, flag string) []byte {
 	return s.run("show", "-json", "refused.plan")
 }
 
-// TestOutside has one site, as building the program takes most of the time.
+// TestOutside uses one site, because building the program takes most of the time.
 func TestOutside(t *testing.T) {
 	s := newSite(t)
 	first := s.plan("site.json")
@@ -118,7 +118,7 @@ func TestOutside(t *testing.T) {
 	}
 }
 
-// terraformPlan: HashiCorp's own reader of plans takes ours, and finds in it what is there.
+// terraformPlan: HashiCorp's own reader of plans accepts ours, and finds its content.
 func terraformPlan(t *testing.T, first, less, other []byte) {
 	read := func(data []byte) (*tfjson.Plan, map[string]*tfjson.Change) {
 		t.Helper()
@@ -171,7 +171,7 @@ func terraformState(t *testing.T, data []byte) {
 	}
 }
 
-// jsonSchema: a validator takes the exported schema, and agrees with converge about documents.
+// jsonSchema: a validator accepts the exported schema, and agrees with converge about documents.
 func jsonSchema(t *testing.T, data []byte) {
 	definition, err := jsonschema.UnmarshalJSON(bytes.NewReader(data))
 	if err != nil {
@@ -200,7 +200,7 @@ func wrong(name string) bool {
 	return slices.Contains([]string{"wrong.json", "typed.json", "stated.json", "false.json"}, name)
 }
 
-// cueVet: the command cue takes the exported schema, and agrees with converge about documents.
+// cueVet: the command cue accepts the exported schema, and agrees with converge about documents.
 func cueVet(t *testing.T, s *site) {
 	s.write("schema.cue", s.run("schema", "-format=cue"))
 	for name := range documents {

@@ -33,7 +33,7 @@ func (c canary) needles(encoding string) []string {
 	v := c.value
 	switch encoding {
 	case "plain":
-		all = []string{v, v[:16], v[len(v)-12:]} // what stands before and behind the special characters is a leak, too
+		all = []string{v, v[:16], v[len(v)-12:]} // a part before or after the special characters is a leak, too
 	case "upper case":
 		if upper := strings.ToUpper(v); upper != v {
 			all = []string{upper[:16], upper[len(upper)-12:]}
@@ -49,7 +49,7 @@ func (c canary) needles(encoding string) []string {
 		for before := range 3 {
 			for _, enc := range []*base64.Encoding{base64.RawStdEncoding, base64.RawURLEncoding} {
 				text := enc.EncodeToString([]byte("\x00\x00"[:before] + v))
-				// The characters at the borders also depend on what stands beside the canary.
+				// The characters at the borders also depend on what is next to the canary.
 				all = append(all, text[[]int{0, 2, 3}[before]:(before+len(v))*8/6])
 			}
 		}
@@ -85,7 +85,7 @@ func percent(s, format string) string {
 	return b.String()
 }
 
-// write puts a canary into a text in an encoding, as something longer would hold it.
+// write writes a canary into a text in an encoding, as something longer would contain it.
 func (c canary) write(encoding string, before string) string {
 	text := before + c.value + "!"
 	switch encoding {
@@ -110,7 +110,7 @@ type place struct {
 	text []byte
 }
 
-// search looks for every canary in every encoding in every place. Compressed texts are looked at as they read.
+// search looks for every canary in every encoding in every place. Compressed texts are searched uncompressed.
 func search(places []place, canaries []canary) []finding {
 	var found []finding
 	for _, p := range places {

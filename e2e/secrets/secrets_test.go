@@ -70,7 +70,7 @@ far: account: {
 `
 
 // TestTortureCanaries proves W6: canaries in every place where a secret can come from, through every failure path of the
-// real program, with all logs. Afterwards none of them may stand in what the program has written anywhere.
+// real program, with all logs. Afterwards none of them may be in anything that the program has written.
 func TestTortureCanaries(t *testing.T) {
 	s := newSite(t)
 	names := make([]string, 0, len(canaries))
@@ -78,7 +78,7 @@ func TestTortureCanaries(t *testing.T) {
 	for name, c := range canaries {
 		names, list = append(names, name), append(list, c)
 	}
-	entered := torture.Cover(t, "canary", names) // that it was really there to be told
+	entered := torture.Cover(t, "canary", names) // that it could really have leaked
 	happened := torture.Cover(t, "situation", situations)
 	echoed := torture.Cover(t, "encoding of the far side", slices.Concat(encodings, mangled))
 	value := func(name string) string { return canaries[name].value }
@@ -145,7 +145,7 @@ func TestTortureCanaries(t *testing.T) {
 		entered.Reach(name)
 	}
 
-	// Looking at it.
+	// Observing it.
 	look := func() {
 		for _, args := range [][]string{
 			{"plan"}, {"plan", "-json"}, {"get"}, {"history", "-json"}, {"state", "list"}, {"state", "show", "site/far.account/a"}, {"state", "show", "-json", "site/far.account/b"},
@@ -172,7 +172,7 @@ func TestTortureCanaries(t *testing.T) {
 		}
 		happened.Reach(map[string]string{"panic": "observation panics", "echo": "observation fails", "detail": "thing failed"}[way])
 	}
-	for _, way := range []string{"panic", "echo"} { // and by who cannot read the secrets
+	for _, way := range []string{"panic", "echo"} { // and by a process that cannot read the secrets
 		s.mischief("observe", "b", way, "plain")
 		env := s.env
 		s.env = nil
@@ -210,13 +210,13 @@ func TestTortureCanaries(t *testing.T) {
 	entered.Reach("set by a stranger")
 	happened.Reach("drift")
 	look()
-	s.mischief("update", "a", "echo", "quoted") // which tells both
+	s.mischief("update", "a", "echo", "quoted") // which leaks both
 	s.apply([]int{3, 4}, "-auto-approve")
 	s.run([]int{0, 1, 7}, "rollback", "-auto-approve", s.newest())
 	s.mischief("", "", "", "")
 	s.apply(done, "-auto-approve")
 
-	// Rotation; and a saved plan whose secret is another by the time that it is applied.
+	// Rotation; and a saved plan whose secret has changed by the time that it is applied.
 	s.env["PW_A"] = value("rotated")
 	s.run(done, "plan", "-out=rotate.plan")
 	s.env["PW_A"] = value("changed since the plan")
@@ -262,7 +262,7 @@ func TestTortureCanaries(t *testing.T) {
 		len(list), len(encodings), len(places), s.number, keys, len(log))
 }
 
-// wrongDocuments gives secrets where their places belong, and places that may not be named.
+// wrongDocuments puts secrets where their places belong, and places that may not be named.
 func (s *site) wrongDocuments(entered, happened *torture.Coverage) {
 	s.Helper()
 	account := func(password string) string {
@@ -304,7 +304,7 @@ func (s *site) wrongDocuments(entered, happened *torture.Coverage) {
 	entered.Reach("plain in the inbox")
 }
 
-// wrongConfigurations gives secrets where the program or a person may take them for something else.
+// wrongConfigurations puts secrets where the program or a person may take them for something else.
 func (s *site) wrongConfigurations(entered, happened *torture.Coverage) {
 	s.Helper()
 	s.write("carbide.cue", `apiVersion: "converge.dev/v1", site: {name: "other", id: "5a2f8c1e-7b0d-4f3a-9c61-2e8d4b7a9f11"}, carbide: tenant: acme: {}, nodes: n1: ovs: bridge: br0: {}`)
@@ -361,8 +361,8 @@ func (s *site) wrongConfigurations(entered, happened *torture.Coverage) {
 	s.env = kept
 }
 
-// TestSearchFinds is the test of the test: a canary that was planted, in each encoding and at each alignment, into each
-// place that the search looks at, is found there.
+// TestSearchFinds is the test of the test: a planted canary, in each encoding and at each alignment, in each place that is
+// searched, is found there.
 func TestSearchFinds(t *testing.T) {
 	special := canaries["with every special character"].value
 	sinks := []string{"standard output", "standard error", "log.txt", "saved.plan", "file .converge/lock", "blob", "document", "journal", "record", "run", "status", "key"}

@@ -67,7 +67,7 @@ func build(dir string) (string, error) {
 // patience is how long a command may take before the test gives up.
 const patience = 2 * time.Minute
 
-// A site is a folder in which the program is run, and all that it has said there.
+// A site is a folder in which the program is run, and all its output there.
 type site struct {
 	*testing.T
 	dir    string
@@ -103,7 +103,7 @@ func (s *site) read(name string) string {
 	return string(b)
 }
 
-// A result is what a command said.
+// A result is the output of a command.
 type result struct {
 	status         int
 	stdout, stderr string
@@ -121,7 +121,7 @@ func (s *site) command(ctx context.Context, args ...string) *exec.Cmd {
 	return cmd
 }
 
-// run runs the program and keeps what it says. It fails unless the status is among those that are wanted.
+// run runs the program and keeps its output. It fails unless the status is among the wanted ones.
 func (s *site) run(want []int, args ...string) result {
 	s.Helper()
 	ctx, cancel := context.WithTimeout(s.Context(), patience)
@@ -160,8 +160,8 @@ var (
 	heldBy   = regexp.MustCompile(`converge hold release (serial:[0-9]+)`)
 )
 
-// apply applies whatever it takes: a revision that ended reverted is released, and the approval that the program asks for
-// is given.
+// apply applies with everything that this requires: a revision that ended reverted is released, and the approval that the
+// program requires is given.
 func (s *site) apply(want []int, args ...string) result {
 	s.Helper()
 	args = append([]string{"apply"}, args...)
@@ -181,7 +181,7 @@ func (s *site) apply(want []int, args ...string) result {
 	}
 }
 
-// newest is the id of the newest run.
+// newest returns the id of the newest run.
 func (s *site) newest() string {
 	s.Helper()
 	var list struct{ Runs []struct{ ID string } }
@@ -210,7 +210,7 @@ func (s *site) kill(args ...string) {
 	}
 }
 
-// start runs the program until it hangs, and kills it, or until it is over.
+// start runs the program until it hangs, and kills it, or until it ends.
 func (s *site) start(args ...string) (r result, over bool) {
 	s.Helper()
 	hanging := filepath.Join(s.dir, "hanging")
@@ -240,7 +240,7 @@ func (s *site) start(args ...string) (r result, over bool) {
 	return result{cmd.ProcessState.ExitCode(), stdout.String(), stderr.String()}, true
 }
 
-// mischief says what the far side does with the secrets from now on; none when op is empty.
+// mischief sets what the far side does with the secrets from now on; nothing when op is empty.
 func (s *site) mischief(op, name, way, encoding string) {
 	s.Helper()
 	text := "[]"
@@ -258,7 +258,7 @@ func (s *site) store() state.KV {
 	return kv
 }
 
-// places returns everything that was written: what was said, the files of the folder that are the program's, and every key
+// places returns everything that was written: the output, the files of the folder that are the program's, and every key
 // and value of the store.
 func (s *site) places() (all []place, keys int) {
 	s.Helper()
@@ -287,7 +287,7 @@ func (s *site) ours(name string) bool {
 	return strings.HasPrefix(name, ".converge/") || strings.HasSuffix(name, ".plan") || name == "log.txt"
 }
 
-// newCanary makes a secret that stands nowhere else.
+// newCanary returns a secret that occurs nowhere else.
 func newCanary(name, special string) canary {
 	return canary{name, "cny-" + rand.Text()[:12] + special + rand.Text()[:12]}
 }

@@ -1,5 +1,5 @@
-// Package budget says what one input may cost a decoder, for the fuzz tests: a second of processor time and 64 MiB of
-// memory. It imports nothing of ours, so every package's tests may use it.
+// Package budget limits what one input may cost a decoder, for the fuzz tests: a second of processor time and 64 MiB of
+// memory. It imports nothing of ours, so the tests of every package may use it.
 package budget
 
 import (
@@ -15,12 +15,12 @@ const (
 	Memory = 64 << 20 // bytes allocated, whether or not they are still in use at the end
 )
 
-// Largest is how many bytes of an input a fuzz test hands on. Everything that is decoded has a limit of its own above
-// that; what is small enough to be kept as a finding is small enough to be tried often.
+// Largest is how many bytes of an input a fuzz test passes on. Every decoder has a larger limit of its own; what is small
+// enough to be kept as a finding is small enough to be tried often.
 const Largest = 64 << 10
 
 // Spend runs a decoder on one input and fails the test when it costs too much. Processor time is that of the whole
-// process, collecting garbage included, so that a busy machine makes no difference.
+// process, including garbage collection, so that a busy machine makes no difference.
 func Spend(tb testing.TB, decode func()) {
 	tb.Helper()
 	var before, after runtime.MemStats

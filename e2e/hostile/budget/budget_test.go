@@ -5,7 +5,7 @@ import (
 	"time"
 )
 
-// A recorder takes what a test would be told.
+// A recorder records what a test would report.
 type recorder struct {
 	testing.TB
 	failed bool

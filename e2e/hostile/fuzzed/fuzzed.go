@@ -1,7 +1,7 @@
-// Package fuzzed gives fuzz tests inputs that are the same in every run and on every machine: what a test adds as seeds, and
-// those seeds changed by a chance that always begins the same way. `go test` tries them all. So a push is judged by its own
-// change, and not by what chance finds today; what chance can find is looked for at night, guided by coverage (e2e/fuzz.sh).
-// It imports nothing of ours but package torture, so every package's tests may use it.
+// Package fuzzed supplies fuzz tests with inputs that are the same in every run and on every machine: the seeds that a test
+// adds, and those seeds changed by a random generator with a fixed seed. `go test` tries them all. So a push is judged by its
+// own change, and not by chance; random findings are searched for at night, guided by coverage (e2e/fuzz.sh). It imports
+// nothing of ours but package torture, so the tests of every package may use it.
 package fuzzed
 
 import (
@@ -24,17 +24,17 @@ type F struct {
 	seeds [][]any
 }
 
-// New makes a fuzz test change its seeds.
+// New returns a fuzz test that changes its own seeds.
 func New(f *testing.F) *F { return &F{F: f} }
 
-// Add adds a seed. Only seeds of bytes, text, integers and truth values can be changed.
+// Add adds a seed. Only seeds of bytes, strings, integers and booleans can be changed.
 func (f *F) Add(args ...any) {
 	f.Helper()
 	f.F.Add(args...)
 	f.seeds = append(f.seeds, args)
 }
 
-// Fuzz tries fn on the seeds and on what becomes of them when they are changed. Under `go test -fuzz` it tries what that finds.
+// Fuzz tries fn on the seeds and on changed ones. Under `go test -fuzz` it tries what that finds.
 func (f *F) Fuzz(fn any) {
 	f.Helper()
 	if search := flag.Lookup("test.fuzz"); len(f.seeds) > 0 && (search == nil || search.Value.String() == "") {
@@ -56,14 +56,14 @@ type mutator struct {
 	seeds  [][]any
 }
 
-// words are what decoders stumble over: punctuation, numbers at the edges, and bytes that are no text.
+// words are what decoders stumble over: punctuation, numbers at the limits, and bytes that are not text.
 var words = []string{
 	"{", "}", "[", "]", `"`, ",", ":", "\\", "'", "#", "/", "..", "\n", "\r", "\r\n", "\t", " ", "\x00", "\x1b[2J", "\xff", "\xc0\x80", "\ufeff", "\u0085", "\u2028", "é", "💥", `\ud800`, `\u0000`,
 	"null", "true", `""`, "{}", "[]", "-", "0", "-0", "1e9", "1e400", "1.5", "9223372036854775807", "9223372036854775808", "-9223372036854775809", "18446744073709551616", "NaN",
 	"&a ", "*a", "<<: ", "!!binary ", "---\n", "|\n", "@x()", "a: ", "\x80\x80\x80\x80\x80\x80\x80\x80\x80\x01", "\x28\xb5\x2f\xfd",
 }
 
-// input changes one to four things of a seed.
+// input returns a seed with one to four changes.
 func (m *mutator) input() []any {
 	args := slices.Clone(m.seeds[m.chance.IntN(len(m.seeds))])
 	for range 1 + m.chance.IntN(4) {
@@ -86,7 +86,7 @@ func (m *mutator) input() []any {
 	return args
 }
 
-// bytes changes one thing of the bytes that are argument i of their seed.
+// bytes makes one change to the bytes that are argument i of their seed.
 func (m *mutator) bytes(b []byte, i int) []byte {
 	at := m.chance.IntN(len(b) + 1)
 	end := at + m.chance.IntN(min(len(b)-at, 32)+1) // mostly a small part
@@ -97,9 +97,9 @@ func (m *mutator) bytes(b []byte, i int) []byte {
 	switch m.chance.IntN(7) {
 	case 0: // something is missing
 		part = nil
-	case 1: // something is there again
+	case 1: // something is repeated
 		part = bytes.Repeat(part, 2+m.chance.IntN(2))
-	case 2: // something stands in the place of something
+	case 2: // something replaces something
 		part = []byte(words[m.chance.IntN(len(words))])
 	case 3: // something more
 		part = append([]byte(words[m.chance.IntN(len(words))]), part...)
@@ -107,9 +107,9 @@ func (m *mutator) bytes(b []byte, i int) []byte {
 		if len(part) > 0 {
 			part = append([]byte{byte(m.chance.Uint32())}, part[1:]...)
 		}
-	case 5: // it breaks off
+	case 5: // it is cut off
 		part, tail = nil, nil
-	case 6: // it goes on as another one does
+	case 6: // it continues like another one
 		other := m.seeds[m.chance.IntN(len(m.seeds))][i]
 		switch o := other.(type) {
 		case []byte:

@@ -7,7 +7,7 @@ import (
 	"testing"
 )
 
-// The same seeds become the same inputs, the inputs differ from the seeds and from each other, and the seeds stay as they were.
+// The same seeds become the same inputs, the inputs differ from the seeds and from each other, and the seeds are unchanged.
 func TestInputs(t *testing.T) {
 	seeds := func() [][]any {
 		return [][]any{{[]byte(`{"a":1}`), "x", byte(1), true, 7}, {[]byte(nil), "", byte(0), false, -1}}
@@ -38,7 +38,7 @@ func TestInputs(t *testing.T) {
 	}
 }
 
-// FuzzSeeds is a fuzz test like those of others: each argument of it is changed.
+// FuzzSeeds is a typical fuzz test: each of its arguments is changed.
 func FuzzSeeds(tf *testing.F) {
 	f := New(tf)
 	f.Add([]byte("a"), "b", byte(3), true, 4)

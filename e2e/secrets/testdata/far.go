@@ -31,7 +31,7 @@ type mischief struct {
 	Op       string `json:"op"`
 	Name     string `json:"name"`     // of the thing; empty: of any
 	Way      string `json:"way"`      // echo, panic, hang, detail
-	Encoding string `json:"encoding"` // in which the secrets are told
+	Encoding string `json:"encoding"` // in which the secrets are leaked
 }
 
 // openFar serves the kinds of far from the world in far.json, beside the configuration.
