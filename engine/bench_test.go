@@ -12,7 +12,7 @@ import (
 	"converge.dev/converge/state/etcd"
 )
 
-// BenchmarkApply makes n hosts in one net, each step journaled in the embedded etcd with fsync. The world is in memory,
+// BenchmarkApply creates n hosts in one net, each step journaled in the embedded etcd with fsync. The world is in memory,
 // so the time per step is what the engine and the journal cost.
 func BenchmarkApply(b *testing.B) {
 	for _, n := range []int{1_000, 10_000} {

@@ -17,8 +17,8 @@ import (
 	"converge.dev/converge/state"
 )
 
-// A call is lost on its way, or its reply is, and somebody changes the thing before the call is made again: by the same process,
-// or by the next one. What he made of it is not written over, neither forward nor by undoing.
+// A call or its reply is lost, and another client changes the thing before the call is made again, by the same process or by the
+// next one. That change is not overwritten, neither forward nor by undoing.
 func TestCalledAgainBesideOthers(t *testing.T) {
 	const before, after = `{"cidr":"10.0.0.0/24","size":1,"labels":{"env":"prod"}}`, `{"cidr":"10.0.0.0/24","size":2,"labels":{"env":"test"}}`
 	edits := map[string]struct {
@@ -98,8 +98,8 @@ func TestCalledAgainBesideOthers(t *testing.T) {
 	}
 }
 
-// Between its creation and what would remove it again somebody changes a thing, takes it over, or calls it something else. It is
-// not removed with what he made of it, nor is that written over when nobody knows whether the creation came to its end.
+// Between a thing's creation and its removal by an undo, another client changes it, takes it over, or renames it. It is then not
+// removed, nor is that change overwritten when it is unknown whether the creation was completed.
 func TestMadeBesideOthers(t *testing.T) {
 	for name, c := range map[string]struct {
 		edit func(*providers.Thing)
@@ -112,7 +112,7 @@ func TestMadeBesideOthers(t *testing.T) {
 		"its name":     {func(o *providers.Thing) { o.Name = "theirs" }, "name"},
 	} {
 		for _, lost := range []bool{false, true} {
-			if lost && name != "a value" { // what others added to what was just made does not keep it from being used
+			if lost && name != "a value" { // what others added to a thing just created does not prevent its use
 				continue
 			}
 			for _, dies := range []bool{false, true} {
@@ -176,7 +176,7 @@ func TestMadeBesideOthers(t *testing.T) {
 	}
 }
 
-// A call that deletes is lost on its way, and somebody changes the thing before it is made again: it is not deleted with that.
+// A call that deletes is lost, and another client changes the thing before the call is made again: it is then not deleted.
 func TestDeletedBesideOthers(t *testing.T) {
 	for name, edit := range map[string]func(schema.Object){
 		"size":      func(o schema.Object) { o["size"] = int64(7) },
@@ -236,8 +236,8 @@ func TestDeletedBesideOthers(t *testing.T) {
 	}
 }
 
-// An update of rules takes two calls of the far side, and between them each new rule stands beside the old one, under a key of
-// its own. A call that broke off there is made again; what others have made of the rules meanwhile is not written over.
+// An update of rules takes two calls of the far side, and between them each new rule stands beside the old one, under its own key.
+// A call that broke off there is made again; what others have made of the rules meanwhile is not overwritten.
 func TestCalledAgainHalfway(t *testing.T) {
 	guard := schema.Ref{Scope: "site", Kind: "far.guard", Name: "g"}
 	rule := func(id, from string) map[string]any { return map[string]any{"id": id, "from": from} }

@@ -13,8 +13,8 @@ import (
 	"converge.dev/converge/state"
 )
 
-// A run is cancelled through the store by somebody who has nothing but the store: it ends as an interrupted one does, and is
-// resumed by a process of which nothing was asked.
+// A run is cancelled through the store by a process that has access only to the store: it ends like an interrupted one, and is
+// resumed by a process that was not asked to cancel.
 func TestCancel(t *testing.T) {
 	synctest.Test(t, func(t *testing.T) {
 		s, doc := outageSite(t)

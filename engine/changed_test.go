@@ -24,10 +24,10 @@ import (
 	"converge.dev/converge/state"
 )
 
-// revised is a document beside an earlier one, both read already.
+// revised is a document beside an earlier one, both already read.
 type revised struct {
 	was, is *schema.Document
-	read    int // resources that were asked for the last time
+	read    int // resources that were requested last time
 }
 
 func byRef(d *schema.Document) map[schema.Ref]*schema.Resource {
@@ -59,7 +59,7 @@ func (r *revised) Changed() (refs []schema.Ref) {
 func (r *revised) Referring(to []schema.Ref) (refs []schema.Ref) {
 	kinds := enginetest.Kinds()
 	for _, res := range r.is.Resources {
-		may := func(path string) bool { // it may refer to something by what it leaves aside
+		may := func(path string) bool { // it may refer to something through what it ignores
 			f := kinds[res.Ref.Kind].Field(path)
 			return f != nil && f.Has(func(f *schema.Field) bool {
 				return f.Ref != "" && slices.ContainsFunc(to, func(t schema.Ref) bool { return t.Kind == f.Ref })
@@ -95,7 +95,7 @@ func (r *revised) Read(_ context.Context, refs []schema.Ref) (*schema.Document, 
 	return &doc, nil
 }
 
-// decision is what a plan would do, and what forbids it.
+// decision returns what a plan would do, and what forbids it.
 func decision(tb interface{ Fatal(...any) }, p *plan.Plan) string {
 	text, err := json.MarshalIndent(map[string]any{"steps": p.Steps, "refusals": p.Refusals, "no return": p.NoReturn}, "", " ")
 	if err != nil {
@@ -104,8 +104,8 @@ func decision(tb interface{ Fatal(...any) }, p *plan.Plan) string {
 	return string(text)
 }
 
-// TestTorturePlanOfTheChanged: where all is as it was left, a plan of what changed is the plan of the whole site, and does what
-// that does.
+// TestTorturePlanOfTheChanged: where everything is as it was left, a plan of the changed is the plan of the whole site, and has
+// the same effect.
 func TestTorturePlanOfTheChanged(t *testing.T) {
 	torture.Worlds(t, 200, 2000, 50000)
 	fewer, refused := 0, 0
@@ -129,14 +129,14 @@ func TestTorturePlanOfTheChanged(t *testing.T) {
 		}
 		run(t, s, first, engine.ApplyOptions{})
 		switch p := makePlan(t, s, first); {
-		case len(p.Refusals) > 0: // what somebody else's is has been made another thing by another name
+		case len(p.Refusals) > 0: // another name has made another thing of what is external
 			return
 		case !p.Empty():
 			t.Fatal("not converged")
 		}
 		other := site(t, "second")
 		edited := maps.Clone(texts)
-		for _, ref := range slices.Sorted(maps.Keys(texts)) { // most stays
+		for _, ref := range slices.Sorted(maps.Keys(texts)) { // most remain
 			if rapid.IntRange(0, 3).Draw(t, "edit "+ref) == 0 {
 				delete(edited, ref)
 			}
@@ -167,7 +167,7 @@ func TestTorturePlanOfTheChanged(t *testing.T) {
 		cidrs := map[any]bool{}
 		for _, r := range second.Resources {
 			if r.Ref.Kind == "far.subnet" && cidrs[r.Spec["cidr"]] {
-				return // no document says so
+				return // no document contains it
 			}
 			cidrs[r.Spec["cidr"]] = true
 		}
@@ -215,11 +215,11 @@ func TestTorturePlanOfTheChanged(t *testing.T) {
 	}
 }
 
-// strangers are things that others have made.
+// strangers are things that others have created.
 var strangers = []string{"0e0e0e0e-0000-4000-8000-000000000001", "0e0e0e0e-0000-4000-8000-000000000002"}
 
-// estrange lets some nets of a document be somebody else's, or be taken over, by one of these ids; some hosts refer to a net by such
-// an id, and others leave aside what guards them.
+// estrange makes some nets of a document external or adopted, by one of these ids; some hosts refer to a net by such an id, and
+// others ignore their guard.
 func estrange(t *rapid.T, label string, texts map[string]string, ids []string) {
 	id := func(of string) string { return rapid.SampledFrom(ids).Draw(t, label+" id of "+of) }
 	set := func(ref, field string, v any) {
@@ -252,7 +252,7 @@ func estrange(t *rapid.T, label string, texts map[string]string, ids []string) {
 	}
 }
 
-// closed adds to a document what it refers to, as one of the others has it.
+// closed adds to a document what it refers to, as in one of the others.
 func closed(m map[string]string, others ...map[string]string) map[string]string {
 	missing := func(kind, name, scope string) bool {
 		ref := scope + "/" + kind + "/" + name
@@ -287,7 +287,7 @@ func closed(m map[string]string, others ...map[string]string) map[string]string 
 	return m
 }
 
-// TestAppliedRevision: only what the newest run has brought about whole is something to begin from.
+// TestAppliedRevision: only what the newest run has completely applied is something to start from.
 func TestAppliedRevision(t *testing.T) {
 	s := enginetest.New()
 	ctx := context.Background()
@@ -339,7 +339,7 @@ func TestAppliedRevision(t *testing.T) {
 	expect("3")
 	late := s.Plan(t, s.Document(t, net("4")), plan.Options{})
 	do(plan.Options{Destroy: true, Target: []string{"site/far.guard/*"}, Unlimited: true}, nil)
-	if _, err := s.Apply(late, engine.ApplyOptions{}); err != nil { // about nothing that the run before it was about
+	if _, err := s.Apply(late, engine.ApplyOptions{}); err != nil { // about nothing that the previous run was about
 		t.Fatal(err)
 	}
 	expect("something else than the whole document")
@@ -349,7 +349,7 @@ func TestAppliedRevision(t *testing.T) {
 		t.Fatal(res.Run.Serial)
 	}
 	expect("6")
-	if _, err := rollback(s, older, 0); err != nil { // of which the newer run says nothing
+	if _, err := rollback(s, older, 0); err != nil { // about which the newer run says nothing
 		t.Fatal(err)
 	}
 	expect("was taken up again since")
@@ -372,7 +372,7 @@ func TestAppliedRevision(t *testing.T) {
 	expect("something else than the whole document")
 }
 
-// changing applies a first document and has a second one, and compares the plan of what changed with that of the whole.
+// changing applies a first document and has a second one, and compares the plan of the changed with that of the whole.
 type changing struct {
 	*enginetest.Site
 	first, second *schema.Document
@@ -431,7 +431,7 @@ const (
 	aHost = `{"net":"a","size":1}`
 )
 
-// A thing that somebody had refer to another resource is seen to do so, by the name of that.
+// A thing that another client made refer to another resource is shown to do so, by the name of that.
 func TestPlanOfTheChangedReadsWhatIsReferredTo(t *testing.T) {
 	nets := map[string]string{"site/far.net/a": aNet, "site/far.guard/g1": `{}`, "site/far.guard/g2": `{}`, "site/far.host/h": `{"net":"a","guard":"g1"}`}
 	then := maps.Clone(nets)
@@ -446,7 +446,7 @@ func TestPlanOfTheChangedReadsWhatIsReferredTo(t *testing.T) {
 	c.same(t)
 }
 
-// A thing that is there under another id is known by its mark.
+// A thing that exists under another id is recognized by its mark.
 func TestPlanOfTheChangedFindsTheMark(t *testing.T) {
 	c := changed(t, map[string]string{"site/far.guard/g": `{}`}, map[string]string{"site/far.guard/g": `{"size":2}`})
 	r := recordOf(t, c.Site, "site/far.guard/g")
@@ -473,8 +473,8 @@ func TestPlanOfTheChangedFollows(t *testing.T) {
 	}
 }
 
-// What is external, or taken over, and what somebody else takes over from converge, turns into another thing without a step that makes or
-// removes one. What refers to it follows all the same.
+// External and adopted things, and those that others take over from converge, become other things without a step that creates or
+// removes one. What refers to them follows all the same.
 func TestPlanOfTheChangedFollowsWhatOthersHave(t *testing.T) {
 	host := `{"net":"a"}`
 	own := func(s *enginetest.Site) string {
@@ -516,7 +516,7 @@ func TestPlanOfTheChangedFollowsWhatOthersHave(t *testing.T) {
 	}
 }
 
-// An id in place of the name of something that the document declares is refused, whatever it is in.
+// An id instead of the name of something that the document declares is refused, wherever it is.
 func TestPlanOfTheChangedKnowsIDs(t *testing.T) {
 	first := map[string]string{"site/far.net/a": aNet, "site/far.net/b": aNet, "site/far.host/h": `{"net":"b"}`}
 	for _, field := range []string{"site/far.host/h", "site/far.net/b"} {
@@ -531,7 +531,7 @@ func TestPlanOfTheChangedKnowsIDs(t *testing.T) {
 	}
 }
 
-// A name that several things have stands for none of them.
+// A name that several things have identifies none of them.
 func TestPlanOfTheChangedSeesAllOfAName(t *testing.T) {
 	s := enginetest.New()
 	if err := s.World.Put("site", "far.net", providers.Thing{ID: strangers[0], Name: "a", Spec: schema.Object{"cidr": "10.8.0.0/24", "labels": map[string]any{}}}); err != nil {
@@ -543,7 +543,7 @@ func TestPlanOfTheChangedSeesAllOfAName(t *testing.T) {
 	}
 }
 
-// What ignores a field may refer to anything by it.
+// A resource may refer to anything through a field that it ignores.
 func TestPlanOfTheChangedReadsWhatIsIgnored(t *testing.T) {
 	first := map[string]string{"site/far.net/a": aNet, "site/far.guard/g": `{}`, "site/far.host/h": `{"net":"a","guard":"g"}`}
 	between := map[string]string{"site/far.net/a": aNet, "site/far.guard/g": `{}`, "site/far.host/h": `{"net":"a","lifecycle":{"ignore":["guard"]}}`}
@@ -556,8 +556,8 @@ func TestPlanOfTheChangedReadsWhatIsIgnored(t *testing.T) {
 	}
 }
 
-// What somebody had refer to a thing that goes keeps it, although the document says nothing of the kind, where the far side would
-// leave it behind.
+// What another client made refer to a thing that is deleted keeps it, although the document says nothing of the kind, where the
+// far side would leave it behind.
 func TestPlanOfTheChangedLeavesNoOrphans(t *testing.T) {
 	first := map[string]string{"site/far.net/a": aNet, "site/far.net/b": aNet, "site/far.host/h": aHost}
 	second := map[string]string{"site/far.net/a": aNet, "site/far.host/h": aHost}
@@ -588,7 +588,7 @@ func TestPlanOfTheChangedDoesNotChoose(t *testing.T) {
 	}
 }
 
-// A share of what may be destroyed is one of everything.
+// A share of what may be destroyed is a share of everything.
 func TestPlanOfTheChangedKeepsTheBudget(t *testing.T) {
 	first := map[string]string{}
 	for i := range 30 {
@@ -621,7 +621,7 @@ func recordOf(t *testing.T, s *enginetest.Site, ref string) state.Record {
 	return r
 }
 
-// Of many resources the records are read all at once.
+// The records of many resources are read all at once.
 func TestPlanOfTheChangedOfMany(t *testing.T) {
 	first, second := map[string]string{"site/far.guard/last": `{}`}, map[string]string{"site/far.guard/last": `{}`}
 	for i := range 600 {
@@ -635,7 +635,7 @@ func TestPlanOfTheChangedOfMany(t *testing.T) {
 	}
 }
 
-// What an open run does after a plan was made, the plan does not know: no run of such a plan is complete.
+// A plan does not know what an open run does after the plan was made: no run of such a plan is complete.
 func TestNoRunIsCompleteBesideAnOpenOne(t *testing.T) {
 	s := enginetest.New()
 	s.Converge(t, s.Document(t, map[string]string{"site/far.guard/g": `{}`}))
@@ -657,7 +657,7 @@ func TestNoRunIsCompleteBesideAnOpenOne(t *testing.T) {
 	}
 }
 
-// A run that was undone after a newer one was applied says so for as long as nothing is applied anew, however many have failed since.
+// A run that was undone after a newer one was applied says so until something is applied again, however many have failed since.
 func TestWhatWasUndoneSinceIsKept(t *testing.T) {
 	s := enginetest.New()
 	put := func(id string, epoch int64) {

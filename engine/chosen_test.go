@@ -17,11 +17,11 @@ import (
 	"converge.dev/converge/state"
 )
 
-// A chooser is a far side that makes things under ids of its own.
+// A chooser is a far side that creates things under ids of its own choice.
 type chooser struct {
 	providers.Kind
-	tells bool  // its answers name them
-	fails error // what it answers after the first thing was made
+	tells bool  // its replies name them
+	fails error // its reply after the first thing was created
 	made  *int
 }
 
@@ -74,7 +74,7 @@ func (c chooser) engine(s *enginetest.Site) *engine.Engine {
 // hosts counts the hosts of the world.
 func hosts(s *enginetest.Site) int { return strings.Count(s.World.Dump(), `"chosen-`) }
 
-// Promise 1 on a far side that chooses ids: what its answer names is what was made, and what is undone.
+// Promise 1 on a far side that chooses ids: what its reply names is what was created, and what is undone.
 func TestFarSideChoosesIDs(t *testing.T) {
 	lost := &providers.Error{Op: "create", Ref: gridHost, Class: providers.Unknown, Err: errors.New("no answer")}
 	for _, c := range []struct {
@@ -136,7 +136,7 @@ func TestFarSideChoosesIDs(t *testing.T) {
 	}
 }
 
-// Where neither an answer nor a mark tells, what was made cannot be found: reverted is not said.
+// Where neither a reply nor a mark reveals it, a created thing cannot be found: the run does not claim to be reverted.
 func TestChosenIDThatNobodyTells(t *testing.T) {
 	synctest.Test(t, func(t *testing.T) {
 		far := chooser{made: new(int)}

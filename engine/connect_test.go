@@ -13,8 +13,8 @@ import (
 	"converge.dev/converge/schema"
 )
 
-// What an engine has opened stays open until it is closed: only what is missing is opened, and what could not be is tried
-// again when it is needed again.
+// What an engine has opened stays open until it is closed: only what is missing is opened, and failed openings are retried
+// when needed again.
 func TestProvidersStayOpen(t *testing.T) {
 	far, n1, n2 := engine.Need{Scope: schema.ScopeSite, Provider: "far"}, engine.Need{Scope: "n1", Provider: "near"}, engine.Need{Scope: "n2", Provider: "near"}
 	away := map[engine.Need]bool{n2: true}

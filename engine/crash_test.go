@@ -96,7 +96,7 @@ func TestCrashAtEveryWriteIsResumed(t *testing.T) {
 	}
 }
 
-// all makes one change of options of several.
+// all combines several changes of options into one.
 func all(changes []func(*engine.Options)) func(*engine.Options) {
 	return func(o *engine.Options) {
 		for _, c := range changes {
@@ -105,9 +105,8 @@ func all(changes []func(*engine.Options)) func(*engine.Options) {
 	}
 }
 
-// settleRun does what an operator does after a crash; it gives how the run ended, nothing when none had begun.
-// Whichever write to the store is the last of a process, somebody may rather undo the run than go on with it: the site is as
-// before then, and what the run made last, and did not come to record, is nobody else's.
+// Whichever write to the store is the last of a process, the run may also be undone instead of continued: the site is then as
+// before, and what the run created last, and did not record, does not count as unmanaged.
 func TestCrashAtEveryWriteIsUndone(t *testing.T) {
 	undone := 0
 	for _, after := range []bool{false, true} {
@@ -140,7 +139,7 @@ func TestCrashAtEveryWriteIsUndone(t *testing.T) {
 	}
 }
 
-// undoOpen undoes the run that died, if it is still open, and tells whether it did.
+// undoOpen undoes the run that died if it is still open, and returns how many it undid.
 func undoOpen(t *testing.T, s *enginetest.Site, name string, change ...func(*engine.Options)) int {
 	t.Helper()
 	e := s.Engine(all(change))
@@ -162,6 +161,7 @@ func undoOpen(t *testing.T, s *enginetest.Site, name string, change ...func(*eng
 	return 0
 }
 
+// settleRun does what an operator does after a crash; it returns how the run ended, "" when none had begun.
 func settleRun(t *testing.T, s *enginetest.Site, name string, change ...func(*engine.Options)) state.RunStatus {
 	t.Helper()
 	e := s.Engine(all(change))
@@ -221,7 +221,7 @@ func TestLostLockStopsEverything(t *testing.T) {
 	}
 }
 
-// The first interrupt lets steps under way end and starts no more; resume finishes.
+// The first interrupt lets steps in progress end and starts no more; resume finishes.
 func TestInterrupt(t *testing.T) {
 	s := enginetest.New()
 	d := s.Document(t, base)
@@ -239,7 +239,7 @@ func TestInterrupt(t *testing.T) {
 	if !errors.Is(err, engine.ErrInterrupted) || res.Run.Status != state.RunOpen {
 		t.Fatalf("got %v, %s", err, res.Run.Status)
 	}
-	if n := creates.Load(); n > 2 { // the interrupt is seen when the step under way reports, at the latest
+	if n := creates.Load(); n > 2 { // the interrupt is seen when the step in progress reports, at the latest
 		t.Fatalf("%d steps were started", n)
 	}
 	var held *engine.HeldError
@@ -269,7 +269,7 @@ func TestPanicFailsTheRun(t *testing.T) {
 	}
 }
 
-// What others change while a run is undone is left alone, and said.
+// What others change while a run is undone is left alone, and reported.
 func TestRevertKeepsWhatOthersChanged(t *testing.T) {
 	s := enginetest.New()
 	s.Converge(t, s.Document(t, base))

@@ -115,7 +115,7 @@ func TestFailureAtEachPositionReverts(t *testing.T) {
 	}
 }
 
-// When the undo fails too, the run ends partial, says what is not as before, and holds the site.
+// When the undo fails too, the run ends partial, reports what is not as before, and holds the site.
 func TestFailedUndoIsPartial(t *testing.T) {
 	s := enginetest.New()
 	s.Converge(t, s.Document(t, base))
@@ -142,7 +142,7 @@ func TestFailedUndoIsPartial(t *testing.T) {
 	}
 }
 
-// fromFile is the plan as it comes back from a plan file.
+// fromFile returns the plan as read back from a plan file.
 func fromFile(t *testing.T, p *plan.Plan) *plan.Plan {
 	t.Helper()
 	data, _, err := p.EncodeFile(make([]byte, 32))
@@ -204,7 +204,7 @@ func thingOf(t *testing.T, s *enginetest.Site, scope, kind, id string) providers
 	return things[0]
 }
 
-// A lost reply, an effect that comes late, and an overload that passes all end applied, with one thing each.
+// A lost reply, a late effect, and a temporary overload all end applied, with one thing each.
 func TestUnknownOutcomes(t *testing.T) {
 	for _, f := range []fake.Fault{
 		{Op: "create", Effect: fake.EffectAfter, Times: 4},
@@ -293,7 +293,7 @@ func TestDriftIsReadOnly(t *testing.T) {
 	}
 }
 
-// What is taken over is marked, even when nothing else differs, and unmarked again when the run is undone.
+// Adopted things are marked, even when nothing else differs, and unmarked again when the run is undone.
 func TestAdoptionMarks(t *testing.T) {
 	s := enginetest.New()
 	found := providers.Thing{ID: "br0", Name: "br0", Spec: schema.Object{"mode": "secure"}, Phase: providers.Ready}
@@ -330,7 +330,7 @@ func TestAdoptionMarks(t *testing.T) {
 	}
 }
 
-// What can never be deleted is taken over by its natural key, and an undo forgets it and says that it remains.
+// What can never be deleted is adopted by its natural key, and an undo forgets it and reports that it remains.
 func TestUndeletable(t *testing.T) {
 	s := enginetest.New()
 	traits := fake.NodeTraits()

@@ -38,7 +38,7 @@ nodes: "gpu-01": ovs: {
 	e := engine.New(engine.Options{
 		Kinds: kinds.Kinds(), Store: state.New(mem.New(mem.Options{}), doc.Site.Name),
 		Open: func(context.Context, schema.Site, []engine.Need) (*providers.Set, error) {
-			return providers.NewSet(world.Provider("ovs", "gpu-01")) // in earnest: those that are needed
+			return providers.NewSet(world.Provider("ovs", "gpu-01")) // in practice: those that are needed
 		},
 	})
 	defer e.Close()

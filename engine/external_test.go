@@ -17,7 +17,7 @@ import (
 
 const theirs = "11111111-0000-4000-8000-000000000001"
 
-// external is a site in which others made a net, and a document that refers to it.
+// external returns a site in which others created a net, and a document that refers to it.
 func external(t *testing.T) (*enginetest.Site, *schema.Document) {
 	t.Helper()
 	s := enginetest.New()
@@ -65,8 +65,8 @@ func TestExternalThatVanishedIsDrift(t *testing.T) {
 	}
 }
 
-// What a plan refers to may vanish after it was looked at, or give its name to something else: before the run, and right before
-// the call.
+// What a plan refers to may vanish after it was observed, or its name may pass to something else: before the run, and right
+// before the call.
 func TestExternalIsLookedAtAgain(t *testing.T) {
 	theirNet := providers.Thing{ID: theirs, Name: "another", Spec: schema.Object{"cidr": "10.0.0.0/8"}, Phase: providers.Ready}
 	for name, change := range map[string]func(*enginetest.Site) error{

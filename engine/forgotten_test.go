@@ -13,7 +13,7 @@ import (
 	"converge.dev/converge/state"
 )
 
-// A host whose record was lost keeps the old half of a replacement from going. The run is partial and names what stays; no
+// A host whose record was lost prevents the deletion of the old half of a replacement. The run is partial and names what stays; no
 // later plan does, for which it is a stray. Once the host is gone, that run can be resumed to its end, whatever ran meanwhile.
 func TestForgottenKeepsOldHalf(t *testing.T) {
 	const (
@@ -23,13 +23,13 @@ func TestForgottenKeepsOldHalf(t *testing.T) {
 	with := func(subnet string, d map[string]string) map[string]string {
 		d["site/far.net/n"] = `{"cidr":"10.0.0.0/24"}`
 		d["site/far.subnet/s"] = subnet
-		d["site/far.host/k"] = host // is moved over, so that the new subnet comes before the old one goes
+		d["site/far.host/k"] = host // is moved over, so that the new subnet is created before the old one is deleted
 		return d
 	}
 	s, ctx := enginetest.New(), context.Background()
 	s.Converge(t, s.Document(t, with(`{"cidr":"10.0.0.0/25","net":"n","size":1}`, map[string]string{
 		"site/far.host/h": host,
-		"site/far.host/o": host}))) // goes first, and does not come back
+		"site/far.host/o": host}))) // is deleted first, and does not come back
 	it, err := s.KV.Get(ctx, key)
 	if err != nil || it.Modified == 0 {
 		t.Fatalf("the host is not recorded: %v", err)
@@ -68,8 +68,8 @@ func TestForgottenKeepsOldHalf(t *testing.T) {
 	}
 }
 
-// What on_remove gives up stays, marked as it is, and is no stray from then on: drift is clean, no sweep takes it, no rebuild takes
-// it back. Declared again it is ours again, and undoing that it was given up gives it back as well.
+// What on_remove gives up stays, keeps its mark, and is no stray from then on: drift is clean, no sweep removes it, no rebuild takes
+// it back. Declared again it is ours again, and undoing the giving up takes it back as well.
 func TestGivenUpIsNoStray(t *testing.T) {
 	s, ctx := enginetest.New(), t.Context()
 	const guard = "site/far.guard/g"

@@ -21,7 +21,7 @@ import (
 
 var errUnreachable = errors.New("nobody answers")
 
-// A patient is a far provider whose calls do not get through while down says so. It counts what is called all the same.
+// A patient is a far provider whose calls do not get through while down returns true. It counts them all the same.
 type patient struct {
 	down func(asked int) bool
 
@@ -74,7 +74,7 @@ var threeNets = map[string]string{
 	"site/far.net/a": `{"cidr": "10.0.0.0/24"}`, "site/far.net/b": `{"cidr": "10.0.1.0/24"}`, "site/far.net/c": `{"cidr": "10.0.2.0/24"}`,
 }
 
-// TestNoStepBeginsWhileDown: steps wait until calls get through again, and then all is well.
+// TestNoStepBeginsWhileDown: steps wait until calls get through again, and then succeed.
 func TestNoStepBeginsWhileDown(t *testing.T) {
 	s := enginetest.New()
 	plans := s.Plan(t, s.Document(t, threeNets), plan.Options{})
@@ -99,8 +99,8 @@ func TestNoStepBeginsWhileDown(t *testing.T) {
 	}
 }
 
-// TestOthersGoOnWhileDown: steps that wait for their provider leave their place to those of others, and every one is begun
-// once and ended once.
+// TestOthersGoOnWhileDown: steps that wait for their provider leave their slot to others, and every one is begun once and
+// ended once.
 func TestOthersGoOnWhileDown(t *testing.T) {
 	s := enginetest.New()
 	doc := maps.Clone(threeNets)
@@ -154,7 +154,7 @@ func TestInterruptWhileDown(t *testing.T) {
 			t.Errorf("%s: %s", d.Ref, d.Detail)
 		}
 	}
-	open := map[schema.Ref]bool{} // said to start, and nothing since
+	open := map[schema.Ref]bool{} // reported as started, and nothing since
 	for _, ev := range s.Events() {
 		switch e := ev.(type) {
 		case event.StepStarted:
@@ -172,7 +172,7 @@ func TestInterruptWhileDown(t *testing.T) {
 	}
 }
 
-// TestDownForTooLong: patience ends, once for the whole run, and the steps find out for themselves.
+// TestDownForTooLong: patience ends, once for the whole run, and the steps find out by themselves.
 func TestDownForTooLong(t *testing.T) {
 	s := enginetest.New()
 	plans := s.Plan(t, s.Document(t, threeNets), plan.Options{})

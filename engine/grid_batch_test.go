@@ -19,12 +19,12 @@ import (
 	"converge.dev/converge/state"
 )
 
-// gridBatch is how many things are under way at the same time when one fault meets them all.
+// gridBatch is how many things are in progress at the same time when one fault affects them all.
 const gridBatch = 12
 
-// Half a batch: many calls are under way at the same time, and all replies are lost; the odd ones had no effect, the even
-// ones had. Once the replies come again the run goes on, where that can be known; when in the end one step is refused,
-// the whole of it is undone, and what nobody can know is named and held.
+// Half a batch: many calls are in progress at the same time, and all replies are lost; the odd ones had no effect, the even
+// ones had. Once replies arrive again the run continues, where that can be known; when in the end one step is refused, all
+// of it is undone, and what cannot be known is named and held.
 func TestTortureHalfABatch(t *testing.T) {
 	var names []string
 	for _, p := range gridProfiles() {
@@ -81,7 +81,7 @@ func (c *gridCell) batch(verb, often string) {
 	}
 	var mu sync.Mutex
 	flying, most := 0, 0
-	together := make(chan struct{}) // closed when all calls are under way
+	together := make(chan struct{}) // closed when all calls are in progress
 	c.World.Hook = func(op string, at fake.Moment, call providers.Call) {
 		if op != verb || call.Ref.Kind != gridHost.Kind || at != fake.Before {
 			return
@@ -109,7 +109,7 @@ func (c *gridCell) batch(verb, often string) {
 	}
 	c.World.Hook = nil
 	traits := c.profile.traits
-	guess := verb == "create" && traits.Create == providers.Blind  // what the odd ones came to cannot be known
+	guess := verb == "create" && traits.Create == providers.Blind  // the outcome of the odd ones cannot be known
 	forward := verb == "delete" && !traits.UndoDelete.Reversible() // a delete without return is not undone
 	status, holds := state.RunApplied, ""
 	switch {
@@ -129,7 +129,7 @@ func (c *gridCell) batch(verb, often string) {
 		}
 		var odd []string
 		for i := 1; i < gridBatch; i += 2 {
-			if !(guess && often == "for good" && i == gridBatch-1) { // that one was refused for certain
+			if !(guess && often == "for good" && i == gridBatch-1) { // that one was certainly refused
 				odd = append(odd, fmt.Sprintf("h%02d", i))
 			}
 		}
@@ -137,7 +137,7 @@ func (c *gridCell) batch(verb, often string) {
 			c.Errorf("the differences name %v, want %v", named, odd)
 		}
 	}
-	// All that is late has come, the far side is well: what is left to do is done, each thing once.
+	// All late effects have come, the far side is well: what is left to do is done, each thing once.
 	c.mend()
 	time.Sleep(gridLate)
 	if res.Run.Status == state.RunPartial && !guess {
@@ -155,8 +155,8 @@ func (c *gridCell) batch(verb, often string) {
 	}
 }
 
-// sizes compares what is there with what a run of that status leaves: all things as wanted, all as before, or when half of
-// it was done for good, the odd ones as before.
+// sizes compares the world with what a run of that status leaves: all things as wanted, all as before, or when half of it
+// permanently failed, the odd ones as before.
 func (c *gridCell) sizes(verb string, status state.RunStatus, half bool, before map[string]gridThing) {
 	c.Helper()
 	now := c.things()

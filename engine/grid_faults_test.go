@@ -9,8 +9,8 @@ import (
 	"converge.dev/converge/providers/fake"
 )
 
-// gridLate is within which time a call of unknown outcome may still have its effect, for every profile. It is much longer
-// than all retries of a step together, so that a run that has waited for it can be told from one that has not.
+// gridLate is the time within which a call of unknown outcome may still have its effect, for every profile. It is much longer
+// than all retries of a step together, which distinguishes a run that has waited for it from one that has not.
 const gridLate = 5 * time.Minute
 
 // gridPatience is how long every profile waits for a thing to become ready, or to be gone.
@@ -43,7 +43,7 @@ func gridProfiles() []gridProfile {
 
 // A gridMethod is a call on x: on the way forward, or as the undo of a step that is done when a later one fails.
 type gridMethod struct {
-	name string // of the step: create, update, delete; mark: an update that takes over what others made
+	name string // of the step: create, update, delete; mark: an update that adopts what others created
 	undo bool
 }
 
@@ -53,7 +53,7 @@ var gridMethods = []gridMethod{
 	{"create", true}, {"update", true}, {"delete", true}, {"mark", true},
 }
 
-// verb is the call that the provider gets.
+// verb returns the call that the provider gets.
 func (m gridMethod) verb() string {
 	switch {
 	case m.name == "mark":
@@ -79,28 +79,28 @@ func (m gridMethod) possible(p gridProfile) bool {
 	return !(m.name == "mark" && !p.traits.Mark) && !(m.name == "delete" && m.undo && !p.traits.UndoDelete.Reversible())
 }
 
-// An gridAct is what somebody else does to x, behind the back of the engine.
+// A gridAct is what another client does to x, behind the back of the engine.
 type gridAct string
 
 const (
-	gridTouch   gridAct = "touch"   // writes it again as it is: only the version moves
+	gridTouch   gridAct = "touch"   // writes it again unchanged: only the version changes
 	gridEdit    gridAct = "edit"    // changes one of its labels
 	gridVanish  gridAct = "vanish"  // removes it
 	gridBurn    gridAct = "burn"    // an earlier incarnation had its id, and is gone
-	gridIntrude gridAct = "intrude" // makes a thing of another content, unmarked, under the id of x
-	gridSeize   gridAct = "seize"   // replaces it by one of another site, of the same content
+	gridIntrude gridAct = "intrude" // creates a thing with other content, unmarked, under the id of x
+	gridSeize   gridAct = "seize"   // replaces it with one of another site, with the same content
 )
 
-// A fault is what goes wrong at a call on x.
+// A gridFault is what goes wrong at a call on x.
 type gridFault struct {
 	name     string
 	verbs    string       // for which verbs it makes sense; empty: for all
-	inject   []fake.Fault // Op empty: the verb; they begin when the step before x, or the step that fails, is under way
-	first    *fake.Fault  // of the call forward, although it is the undo that is looked at
-	early    gridAct      // before the engine first looks at x for this step
-	just     gridAct      // when the call is on its way, after the last look
+	inject   []fake.Fault // Op empty: the verb; they begin when the step before x, or the step that fails, is in progress
+	first    *fake.Fault  // of the forward call, although the undo is tested
+	early    gridAct      // before the engine first observes x for this step
+	just     gridAct      // when the call is on its way, after the last observation
 	killed   fake.Moment  // the process dies in the call, and another one resumes
-	patient  bool         // nobody does anything until all that is late has come
+	patient  bool         // nothing is done until all late effects have come
 	eventual bool         // the list of the kind may lag
 	natural  bool         // only where the id is the name
 	marked   bool         // only where there are marks
@@ -117,10 +117,10 @@ func (f gridFault) possible(p gridProfile, m gridMethod) bool {
 	return f.verbs == "" || slices.Contains(strings.Fields(f.verbs), m.verb())
 }
 
-// gridAlways stands for every call from now on.
+// gridAlways means every call from now on.
 const gridAlways = -1
 
-// gridFaults are the rows of the grid.
+// gridFaults returns the rows of the grid.
 func gridFaults() []gridFault {
 	const unknown, after, lateEffect = providers.Unknown, fake.EffectAfter, fake.EffectLate
 	one := func(name string, f fake.Fault) gridFault { return gridFault{name: name, inject: []fake.Fault{f}} }

@@ -17,8 +17,8 @@ import (
 	"converge.dev/converge/state"
 )
 
-// gridCalls applies a plan that creates one host, whose create meets a fault, and gives at which times it was called, and
-// how long the run took. Seed makes another run of the same.
+// gridCalls applies a plan that creates one host, whose create meets a fault, and returns the times at which it was called,
+// and how long the run took. Another seed makes another run of the same.
 func gridCalls(t *testing.T, seed int, retry apply.Retry, f fake.Fault) (at []time.Duration, took time.Duration) {
 	t.Helper()
 	s := enginetest.New()
@@ -53,7 +53,7 @@ func gridCalls(t *testing.T, seed int, retry apply.Retry, f fake.Fault) (at []ti
 	return at, time.Since(begin)
 }
 
-// S2: only transient and busy are repeated, five times at the most, with full jitter up to 1 s·2ⁿ and never more than
+// S2: only transient and busy are retried, at most five times, with full jitter up to 1 s·2ⁿ and never more than
 // 60 s, and a step ends within ten minutes.
 func TestTortureRetry(t *testing.T) {
 	classes := []providers.Class{providers.Transient, providers.Busy, providers.Conflict, providers.Absent, providers.Denied, providers.Invalid, providers.Unsupported}
@@ -91,7 +91,7 @@ func TestTortureRetry(t *testing.T) {
 						high[n] = max(high[n], gap)
 					}
 				}
-				for n := 1; n < 5; n++ { // full jitter fills the whole range: by chance not to, one in a million
+				for n := 1; n < 5; n++ { // full jitter covers the whole range: it fails to by chance once in a million
 					if most := time.Second << (n - 1); low[n] > most/4 || high[n] < most*3/4 {
 						t.Errorf("after try %d, %d runs wait %s to %s, want about 0 to %s", n, runs, low[n], high[n], most)
 					}

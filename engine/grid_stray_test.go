@@ -18,7 +18,7 @@ import (
 	"converge.dev/converge/state/mem"
 )
 
-// gridStrays returns the ids that a look for drift reports as strays.
+// gridStrays returns the ids that a drift check reports as strays.
 func gridStrays(t *testing.T, c *gridCell) []string {
 	t.Helper()
 	e := c.process(c.Store)
@@ -34,7 +34,7 @@ func gridStrays(t *testing.T, c *gridCell) []string {
 	return ids
 }
 
-// gridSweep removes what was given up, and gives the ids that were deleted, in order, and how long that took.
+// gridSweep removes what was given up, and returns the ids that were deleted, in order, and how long that took.
 func gridSweep(t *testing.T, c *gridCell, want state.RunStatus) (deleted []string, took time.Duration) {
 	t.Helper()
 	e := c.process(c.Store)
@@ -58,8 +58,8 @@ func gridSweep(t *testing.T, c *gridCell, want state.RunStatus) (deleted []strin
 	return deleted, time.Since(begin)
 }
 
-// S3: what bears our mark and is not recorded is reported as stray; a sweep removes those incarnations only that were
-// given up, and after a takeover only when nothing can be under way any more.
+// S3: what bears our mark and is not recorded is reported as stray; a sweep removes only those incarnations that were given
+// up, and after a takeover only when nothing can be in progress any more.
 func TestTortureStrays(t *testing.T) {
 	cover := torture.Cover(t, "strays", []string{"given up", "given up, gone", "unknown resource", "same incarnation", "later incarnation", "another site", "unmarked", "natural key", "only what is gone", "changed meanwhile"})
 	in := func(name string, profile string, f func(t *testing.T, c *gridCell)) {
@@ -92,7 +92,7 @@ func TestTortureStrays(t *testing.T) {
 		kv.Lapse()
 		t.Cleanup(func() { lock.Close() })
 	}
-	// second brings about a host x whose incarnation is 2, and a host y that is gone for good.
+	// second brings about a host x whose incarnation is 2, and a host y that is permanently gone.
 	second := func(t *testing.T, c *gridCell) {
 		const y = "site/far.host/y"
 		c.Converge(t, c.Document(t, map[string]string{gridKeep: `{}`, gridHost.String(): `{"size":1}`, y: `{"size":1}`}))

@@ -7,14 +7,14 @@ import (
 	"testing"
 )
 
-// A gridEnd is all that a cell comes to.
+// A gridEnd is the whole result of a cell.
 type gridEnd struct {
 	status      string // of the run
-	step        string // of x, as the journal has it: done, refused, partial, open; after > that of its undo
-	world       string // what there is of x: as wanted, as before, theirs, nothing; +edit: with the label that others changed
-	holds       string // serial: the revision is not tried again; site: nothing is done until somebody has looked
+	step        string // of x, as in the journal: done, refused, partial, open; after > that of its undo
+	world       string // what exists of x: as wanted, as before, theirs, nothing; +edit: with the label that others changed
+	holds       string // serial: the revision is not tried again; site: nothing is done until an operator has checked
 	waited      bool   // for the late bound
-	next        string // what comes of resume, where the run is open or partial, and of applying the document again
+	next        string // the result of resume, where the run is open or partial, and of applying the document again
 	incarnation int    // that is remembered in the very end; 0: none
 }
 
@@ -22,12 +22,12 @@ func (e gridEnd) String() string {
 	return fmt.Sprintf("run %s, step %s, %q is there, holds %q, waited %t, next %q, incarnation %d", e.status, e.step, e.world, e.holds, e.waited, e.next, e.incarnation)
 }
 
-// gridEnds are the ends by the names that the tables use. A + says that the late bound was waited for; /N in a table that
-// the last incarnation is not 1. The last field is replaced by that.
+// gridEnds are the ends by the names that the tables use. A + means that the late bound was waited for; /N in a table that
+// the last incarnation is not 1 but N.
 var gridEnds = map[string]gridEnd{
 	// It is as wanted.
 	"done": {"applied", "done", "wanted", "", false, "clean", 1},
-	// The same, after a wait until no call could come any more.
+	// The same, after a wait until no call could arrive any more.
 	"done+": {"applied", "done", "wanted", "", true, "clean", 1},
 	// Nothing was changed.
 	"refused": {"reverted", "refused", "before", "serial", false, "again applied, clean", 1},
@@ -35,7 +35,7 @@ var gridEnds = map[string]gridEnd{
 	"undone": {"reverted", "done>done", "before", "serial", false, "again applied, clean", 1},
 	// The same, after a wait.
 	"undone+": {"reverted", "done>done", "before", "serial", true, "again applied, clean", 1},
-	// It came out wrong, and was undone.
+	// Its result was wrong, and was undone.
 	"failed": {"reverted", "partial>done", "before", "serial", false, "again applied, clean", 1},
 	// The unknown was waited for, then undone.
 	"settled+": {"reverted", "open>done", "before", "serial", true, "again applied, clean", 1},
@@ -43,23 +43,23 @@ var gridEnds = map[string]gridEnd{
 	"edited": {"reverted", "refused", "before+edit", "serial", false, "again applied, clean", 1},
 	// Refused: others had removed it.
 	"gone": {"reverted", "refused", "nothing", "serial", false, "again applied, clean", 1},
-	// Refused, and what others made stays.
+	// Refused, and what others created stays.
 	"theirs": {"reverted", "refused", "theirs", "serial", false, "refused", 1},
-	// What was made is not undone, for others have changed it since: held.
+	// What was created is not undone, because others have changed it since: held.
 	"kept~": {"partial", "done>partial", "wanted+edit", "serial+site", false, "resume partial, later partial", 1},
 	// The same: it bears the mark of another site by now.
 	"taken~": {"partial", "done>partial", "theirs", "serial+site", false, "resume partial, later partial", 1},
 	// The undo was refused.
 	"stuck": {"partial", "done>refused", "wanted", "serial+site", false, "resume reverted, again applied, clean", 1},
-	// No answer to the undo, after a wait: held.
+	// No reply to the undo, after a wait: held.
 	"stuck?+": {"partial", "done>open", "wanted", "serial+site", true, "resume reverted, again applied, clean", 1},
-	// Nobody can know whether it was made: held.
+	// It cannot be known whether it was created: held.
 	"blind+": {"partial", "open>partial", "before", "serial+site", true, "resume partial, later partial", 1},
-	// Nobody can know whether it was made again: held.
+	// It cannot be known whether it was created again: held.
 	"blind~+": {"partial", "done>partial", "wanted", "serial+site", true, "resume reverted, again applied, clean", 1},
-	// Nobody can know whether it was made, others hold its place: held.
+	// It cannot be known whether it was created, others hold its place: held.
 	"clash+": {"partial", "open>partial", "theirs", "serial+site", true, "resume partial, later partial", 1},
-	// The same of an undo.
+	// The same for an undo.
 	"clash~?": {"partial", "done>open", "theirs", "serial+site", false, "resume partial, later partial", 1},
 	// Others hold the place that the undo needs: held.
 	"clash~": {"partial", "done>refused", "theirs", "serial+site", false, "resume partial, later partial", 1},
@@ -73,44 +73,44 @@ var gridEnds = map[string]gridEnd{
 	"pending": {"partial", "done>partial", "before pending", "serial+site", false, "resume partial, later reverted, again applied, clean", 1},
 	// Undone, but not gone in time: held.
 	"leaving~": {"partial", "done>partial", "wanted leaving", "serial+site", false, "resume partial, later reverted, again applied, clean", 1},
-	// Not gone in time, so it cannot be made again yet: held.
+	// Not gone in time, so it cannot be created again yet: held.
 	"leaving": {"partial", "partial>refused", "before leaving", "serial+site", false, "resume partial, later reverted, again applied, clean", 1},
 	// Not gone in time, beyond the point of no return: held.
 	"leaving!": {"partial", "partial", "before leaving", "serial+site", false, "resume partial, later applied, clean", 1},
-	// No answer beyond the point of no return: held, and finished forward.
+	// No reply beyond the point of no return: held, and finished forward.
 	"forward": {"partial", "open", "before", "serial+site", false, "resume applied, clean", 1},
-	// Open: the undo could not be looked at, nor begun.
+	// Open: the undo could neither be observed nor begun.
 	"unseen": {"open", "done>refused", "wanted", "", false, "resume reverted, again applied, clean", 1},
-	// Open: made but not seen, and the undo could not be looked at.
+	// Open: created but not seen, and the undo could not be observed.
 	"unseen?": {"open", "open>refused", "wanted", "", false, "resume reverted, again applied, clean", 1},
 	// The same, after a wait.
 	"unseen?+": {"open", "open>refused", "wanted", "", true, "resume reverted, again applied, clean", 1},
-	// Open: nothing could be looked at until the time of the step was over, and nothing was undone.
+	// Open: nothing could be observed until the step timed out, and nothing was undone.
 	"away+": {"open", "", "before", "", true, "resume applied, clean", 1},
 	// The same, after a call that was not carried out.
 	"away!+": {"open", "refused", "before", "", true, "resume applied, clean", 1},
-	// The same of an undo.
+	// The same for an undo.
 	"away~+": {"open", "done", "wanted", "", true, "resume reverted, again applied, clean", 1},
-	// The same of an undo, after a call that was not carried out.
+	// The same for an undo, after a call that was not carried out.
 	"away~!+": {"open", "done>refused", "wanted", "", true, "resume reverted, again applied, clean", 1},
 	// Open: undone but not seen.
 	"unseen~": {"open", "done>open", "before", "", false, "resume reverted, again applied, clean", 1},
 }
 
-// gridTable says what every cell is to come to, by profile. A - stands where fault and method cannot meet.
+// gridTable says what every cell must come to, by profile. A - stands where fault and method cannot meet.
 //
 // The expectations are those of docs/reliability.md, "Ids and unknown outcomes", read as follows.
 //
 // S1, before something is built on an unknown: a call of unknown outcome, of which no effect is seen, is waited for when
 // it could change something that comes after it. That is a create of an id that is used again, a blind update, and a blind
 // delete of such an id. It is not a create of an id that is used once (it is made again until the answer is definite), nor
-// a call with a version, nor the delete of an id that only one thing ever has; but where a list lags behind, nothing that is
-// seen is proof, so every call of unknown outcome is waited for until the list must have caught up. An undo without an answer waits as well: only
-// then what is seen is the end.
+// a call with a version, nor the delete of an id that only one thing ever has; but where a list lags, no observation is
+// proof, so every call of unknown outcome is waited for until the list must have caught up. An undo without a reply waits
+// as well: only then the observation is final.
 //
-// Promise 1, reverted is never said of what is not: a refusal is believed only when a look does not say otherwise.
+// Promise 1, reverted is never claimed wrongly: a refusal is believed only when an observation does not contradict it.
 //
-// Promise 2, never a guess: where nothing tells whether a create had its effect, or whose the thing is that is there after
+// Promise 2, never a guess: where nothing shows whether a create had its effect, or whose thing it is that exists after
 // a create of unknown outcome, the run ends partial and the site is held.
 //
 // What bears the mark of another site is not touched, not even under an id that is recorded as ours.

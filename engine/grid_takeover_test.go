@@ -19,9 +19,9 @@ import (
 // gridQuarantine is how long nothing is deleted blindly after a takeover: the TTL of the lock, the longest call, and 5 s.
 const gridQuarantine = state.DefaultTTL + gridLate + 5*time.Second
 
-// F5: after a takeover from a holder that did not give the lock back, a delete that the far side does not check waits, and
-// looks again. What changed meanwhile, or belongs to somebody else by now, is not deleted. A delete with a version, and
-// one after an orderly handover, does not wait.
+// F5: after a takeover from a holder that did not release the lock, a delete that the far side does not check waits, and
+// observes again. What changed meanwhile, or belongs to others by now, is not deleted. A delete with a version, and one
+// after an orderly handover, does not wait.
 func TestTortureTakeover(t *testing.T) {
 	type meanwhile struct {
 		name  string
@@ -43,7 +43,7 @@ func TestTortureTakeover(t *testing.T) {
 			for _, m := range append([]meanwhile{{"handover", "", "gone"}}, cases...) {
 				blind := p.traits.Delete == providers.Blind
 				if m.act != "" && (!blind || undo || m.act != gridEdit && m.act != gridTouch && m.act != gridVanish && p.traits.ID == "") {
-					continue // without a wait there is no meanwhile; a run is undone whatever others changed of what it made
+					continue // without a wait there is no meanwhile; a run is undone whatever others changed of what it created
 				}
 				tried++
 				t.Run(p.name+"/"+map[bool]string{false: "delete", true: "undo"}[undo]+"/"+m.name, func(t *testing.T) {

@@ -26,8 +26,8 @@ import (
 	"converge.dev/converge/state/mem"
 )
 
-// E: every fault of a provider meets every gridMethod, forward and as an undo, of kinds of every profile. What comes of it
-// stands in the tables of grid_table_test.go.
+// E: every fault of a provider is tried at every gridMethod, forward and as an undo, of kinds of every profile. The results
+// are in the tables of grid_table_test.go.
 func TestTortureGrid(t *testing.T) {
 	var names, ways, met []string
 	for _, f := range gridFaults() {
@@ -91,8 +91,8 @@ func TestTortureGrid(t *testing.T) {
 
 // A gridCell is one fault at one method of one gridProfile, on a site of its own.
 //
-// The site has a guard, keep, so that no document is empty. Every revision makes another guard, lead, before anything
-// happens to the host x; one that is to fail makes a net, trip, after it.
+// The site has a guard, keep, so that no document is empty. Every revision creates another guard, lead, before anything
+// happens to the host x; one that is to fail creates a net, trip, after it.
 type gridCell struct {
 	*testing.T
 	*enginetest.Site
@@ -116,11 +116,11 @@ const (
 	gridKeep = "site/far.guard/keep"
 )
 
-// run carries the scenario out and gives its end.
+// run carries the scenario out and returns its end.
 func (c *gridCell) run() gridEnd {
 	traits := c.profile.traits
 	traits.Eventual = c.fault.eventual
-	// Guards and nets are simple: nothing of theirs is unknown.
+	// Guards and nets are simple: nothing about them is unknown.
 	c.World.Traits = map[string]providers.Traits{gridHost.Kind: traits, "far.guard": fake.NodeTraits(), "far.net": fake.NodeTraits()}
 	first, last := c.documents()
 	c.apply(c.Site.Document(c, first), "the beginning")
@@ -162,7 +162,7 @@ func (c *gridCell) run() gridEnd {
 	return got
 }
 
-// documents are the site before, and as it is to become.
+// documents returns the site before, and as it is to become.
 func (c *gridCell) documents() (first, last map[string]string) {
 	first = map[string]string{gridKeep: `{}`}
 	last = map[string]string{gridKeep: `{}`, gridLead: `{}`}
@@ -197,17 +197,17 @@ func (c *gridCell) documents() (first, last map[string]string) {
 	return first, last
 }
 
-// idOf is the external id of an incarnation of x.
+// idOf returns the external id of an incarnation of x.
 func (c *gridCell) idOf(incarnation int) string {
 	return plan.ExternalID(enginetest.SiteID, c.profile.traits, gridHost, incarnation, schema.Object{})
 }
 
-// process returns an engine as a process of its own has it: with the real pace of retries, one step at a time.
+// process returns an engine like that of a separate process: with the real pace of retries, one step at a time.
 func (c *gridCell) process(store *state.Store) *engine.Engine {
 	return c.Engine(c.options(store, 1))
 }
 
-// options are those of a process. Runs are numbered, so that the delays of a retry are the same each time.
+// options returns those of a process. Runs are numbered, so that the delays of a retry are reproducible.
 func (c *gridCell) options(store *state.Store, parallelism int) func(*engine.Options) {
 	return func(o *engine.Options) {
 		o.Store, o.Parallelism, o.Retry = store, parallelism, apply.Retry{}
@@ -252,8 +252,8 @@ func (c *gridCell) resume() (engine.Result, error) {
 	return e.Resume(context.Background(), "", engine.ApplyOptions{})
 }
 
-// hook looks over the shoulder of the far side: it begins the fault at its time, does what others do, lets the process
-// die, and finds calls that were not written down before.
+// hook watches the far side: it begins the fault at its time, does what others do, kills the process, and finds calls that
+// were not recorded before.
 func (c *gridCell) hook(op string, at fake.Moment, call providers.Call) {
 	start := gridLead
 	if c.method.undo {
@@ -350,7 +350,7 @@ func (c *gridCell) set() *providers.Set {
 	return set
 }
 
-// A dumped thing is one in the dump of the world.
+// A gridThing is one thing in the dump of the world.
 type gridThing struct {
 	Mark  string          `json:"mark"`
 	Spec  schema.Object   `json:"spec"`
@@ -359,7 +359,7 @@ type gridThing struct {
 
 func (d gridThing) mark() providers.Mark { return providers.ParseMark(d.Mark) }
 
-// things are all hosts, without a look that a fault could meet.
+// things returns all hosts, without an observation that a fault could affect.
 func (c *gridCell) things() map[string]gridThing {
 	var dump struct {
 		Things map[string]map[string]map[string]gridThing `json:"things"`
@@ -370,15 +370,15 @@ func (c *gridCell) things() map[string]gridThing {
 	return dump.Things[gridHost.Scope][gridHost.Kind]
 }
 
-// gridFar is what is there of x.
+// gridFar is what exists of x.
 type gridFar struct {
-	size   string // empty: it is not there
+	size   string // empty: it does not exist
 	mark   string // ours, none, theirs
 	edited bool
 	phase  string
 }
 
-// gridHost is what is there of x; more than one thing is a mistake by itself.
+// x returns what exists of x; more than one thing is a mistake by itself.
 func (c *gridCell) x() gridFar {
 	all := c.things()
 	if len(all) > 1 {
@@ -401,7 +401,7 @@ func (c *gridCell) x() gridFar {
 	return gridFar{}
 }
 
-// see puts what is there of x into a word.
+// see describes what exists of x in a word.
 func (c *gridCell) see() string {
 	is := c.x()
 	suffix := ""
@@ -427,7 +427,7 @@ func (c *gridCell) see() string {
 	return fmt.Sprintf("%+v", is)
 }
 
-// standing is how far the step of x has come.
+// standing returns how far the step of x has come.
 func (c *gridCell) standing() string {
 	word, ok := enginetest.Standing(c.T, c.Store, gridHost)
 	if !ok {
@@ -442,9 +442,9 @@ func (c *gridCell) mend() {
 	}
 }
 
-// follow does what people do afterwards, once the far side is well: what is open or partial is resumed, holds are let go,
-// and the document is applied again. It says what came of that. In the end nothing may be left to do, not even when all
-// that was late has come.
+// follow does what operators do afterwards, once the far side is well: an open or partial run is resumed, holds are released,
+// and the document is applied again. It returns the result. In the end nothing may be left to do, not even when all late
+// effects have come.
 func (c *gridCell) follow(d *schema.Document, run state.Run) string {
 	c.World.Hook = nil
 	c.mend()
@@ -469,7 +469,7 @@ func (c *gridCell) follow(d *schema.Document, run state.Run) string {
 			return say("resume: " + err.Error())
 		}
 		say("resume " + string(res.Run.Status))
-		if res.Run.Status == state.RunPartial { // what takes its time has come, and somebody has looked
+		if res.Run.Status == state.RunPartial { // late effects have come, and the operator has checked
 			time.Sleep(gridLate)
 			c.Release(c)
 			if res, err = c.resume(); err != nil {
@@ -512,7 +512,7 @@ func (c *gridCell) follow(d *schema.Document, run state.Run) string {
 	return say("it does not converge")
 }
 
-// incarnation is the one that is remembered; 0: none.
+// incarnation returns the one that is remembered; 0: none.
 func (c *gridCell) incarnation() int {
 	records, err := c.Store.Records(context.Background())
 	if err != nil {
@@ -527,7 +527,7 @@ func (c *gridCell) incarnation() int {
 }
 
 // usedOnce fails the test when an id of a kind whose ids are used once was used for a second thing: when it was accepted
-// twice, or asked for again after its thing was deleted.
+// twice, or requested again after its thing was deleted.
 func (c *gridCell) usedOnce() {
 	if !c.profile.traits.Burned {
 		return
@@ -548,7 +548,7 @@ func (c *gridCell) usedOnce() {
 	}
 }
 
-// story is what happened to x, for people.
+// story returns what happened to x, for people.
 func (c *gridCell) story() string {
 	var b strings.Builder
 	for _, e := range c.World.Log() {

@@ -15,8 +15,8 @@ import (
 	"converge.dev/converge/state"
 )
 
-// The far side refuses to delete what is in use. A guard is replaced all the same: the host goes over to the new one first.
-// When the host does not, nothing was lost.
+// The far side refuses to delete what is in use. A guard is replaced all the same: the host moves to the new one first. When
+// the host does not, nothing was lost.
 func TestReplaceHandsOver(t *testing.T) {
 	ref := schema.Ref{Scope: "site", Kind: "far.guard", Name: "g"}
 	prepare := func(t *testing.T) (*enginetest.Site, *plan.Plan, string) {
@@ -71,7 +71,7 @@ func TestReplaceHandsOver(t *testing.T) {
 			t.Errorf("the world was\n%s\nand is\n%s", before, after)
 		}
 	})
-	t.Run("resumed", func(t *testing.T) { // when the new one is recorded already, and what referred to the old one is deleted
+	t.Run("resumed", func(t *testing.T) { // when the new one is already recorded, and what referred to the old one is deleted
 		s, _, _ := prepare(t)
 		without := map[string]string{"site/far.net/n": `{"cidr": "10.0.0.0/24"}`, "site/far.guard/g": `{"size": 1}`, "site/far.host/h": `{"net": "n", "guard": "g"}`}
 		with := maps.Clone(without)

@@ -18,7 +18,7 @@ import (
 	"converge.dev/converge/state"
 )
 
-// What a document ignores is nobody's drift: neither where it states a value nor where it states none, neither in a report
+// What a document ignores is never drift: neither where it states a value nor where it states none, neither in a report
 // nor in a plan, and an import does not ask for it either.
 func TestIgnoredIsNoDrift(t *testing.T) {
 	const spec = `{"size": 1, "labels": {"fra1.example/who": "us", "ours": "yes"}, "lifecycle": {"ignore": ["size", "labels.fra1.example/who", "labels.unstated", "guard"]}}`
@@ -71,7 +71,7 @@ func TestIgnoredIsNoDrift(t *testing.T) {
 		t.Errorf("of what is imported:\n%s", enginetest.Text(p))
 	}
 
-	// What differs beside it is drift, and mending that leaves alone what is ignored.
+	// What differs beside it is drift, and correcting that leaves alone what is ignored.
 	labels["ours"] = "no"
 	stranger(map[string]any{"labels": labels})
 	p := s.Plan(t, document(host), plan.Options{})
@@ -83,7 +83,7 @@ func TestIgnoredIsNoDrift(t *testing.T) {
 		t.Errorf("left as %v", have.Spec)
 	}
 
-	// It is drift again once nothing is ignored; until that is applied, the report goes by what was applied.
+	// It is drift again once nothing is ignored; until that is applied, the report uses what was applied.
 	bare := `{"net": "n", "size": 1, "labels": {"fra1.example/who": "us", "ours": "yes"}}`
 	if p := s.Plan(t, document(bare), plan.Options{}); len(p.Steps) != 1 || len(p.Steps[0].Changes) != 2 {
 		t.Errorf("planned:\n%s", enginetest.Text(p))
@@ -108,7 +108,7 @@ func TestIgnoringIsRemembered(t *testing.T) {
 	}
 }
 
-// A change leaves what is ignored as it is, where the document no longer states anything beside it either.
+// A change leaves what is ignored as it is, even where the document no longer states anything beside it.
 func TestChangeLeavesIgnored(t *testing.T) {
 	const spare = `, "lifecycle": {"ignore": ["labels.b", "labels.c", "size"]}}`
 	s := enginetest.New()
@@ -129,7 +129,7 @@ func TestChangeLeavesIgnored(t *testing.T) {
 	}
 }
 
-// An undo leaves what is ignored as it is by then, and puts back what only an earlier document ignored: a stranger's either way.
+// An undo leaves what is ignored as it then is, and restores what only an earlier document ignored: a stranger's change either way.
 func TestUndoLeavesIgnored(t *testing.T) {
 	const (
 		one   = `{"cidr": "10.0.0.0/8", "labels": {"a": "1", "b": "ours"}, "size": 1`
@@ -150,7 +150,7 @@ func TestUndoLeavesIgnored(t *testing.T) {
 		"stated anew":                         {bare + spare, one + spare, true},
 		"stated no more":                      {one + spare, bare + spare, false},
 	} {
-		for _, asked := range []bool{true, false} { // by a person, or since a later step fails
+		for _, asked := range []bool{true, false} { // on request, or because a later step fails
 			t.Run(fmt.Sprintf("%s, asked %v", name, asked), func(t *testing.T) {
 				s := enginetest.New()
 				s.Converge(t, s.Document(t, map[string]string{"site/far.net/n": c.before}))
@@ -210,7 +210,7 @@ func TestUndoLeavesIgnored(t *testing.T) {
 	}
 }
 
-// What others made a thing refer to, where the document ignores that, is removed after it all the same.
+// What others made a thing refer to, where the document ignores that, is still removed after it.
 func TestRemovedAfterWhatIsSeenToReferToIt(t *testing.T) {
 	for _, parallel := range []int{1, 8} {
 		s := enginetest.New()
@@ -241,8 +241,8 @@ func TestRemovedAfterWhatIsSeenToReferToIt(t *testing.T) {
 	}
 }
 
-// A replaced thing is made anew with what the document ignores as it is, not as the document says; and after what it refers to
-// there. A reference to what goes is not taken along.
+// A replaced thing is created again with the actual values of ignored fields, not with the document's; and after what those refer
+// to. A reference to something that is deleted is not kept.
 func TestReplacedWithWhatIsIgnored(t *testing.T) {
 	const ignoring = `,"lifecycle":{"ignore":["size","labels.by","labels.more","guard"]}}`
 	for name, c := range map[string]struct {
@@ -303,7 +303,7 @@ func TestReplacedWithWhatIsIgnored(t *testing.T) {
 	}
 }
 
-// The same where something has to let go first of what goes: until then the order runs in a circle.
+// The same where something must first be detached from what is deleted: until then the order is a cycle.
 func TestRemovedAfterWhatLetsGoFirst(t *testing.T) {
 	s := enginetest.New()
 	subnet, host := fake.SiteTraits(), fake.SiteTraits()

@@ -13,8 +13,8 @@ import (
 	"converge.dev/converge/schema"
 )
 
-// An inventory tells each change once, at a revision that rises. What could not be seen is not gone; what is gone is told for
-// thirty days, and then who asks for what changed before that is told to begin anew.
+// An inventory reports each change once, at an increasing revision. What could not be observed is not gone; what is gone is reported
+// for thirty days, and after that a client that asks for the changes since then is told to start again.
 func TestInventory(t *testing.T) {
 	s, now := enginetest.New(), time.Unix(1_700_000_000, 0)
 	e := s.Engine(func(o *engine.Options) { o.Now = func() time.Time { return now } })

@@ -16,8 +16,8 @@ import (
 	"converge.dev/converge/state"
 )
 
-// A run of which every step was done is not applied when the far side has lost of it meanwhile what it did first: it is
-// partial, names what is gone, and becomes applied when that is back.
+// A run of which every step was done is not applied when the far side has meanwhile lost what it did first: it is partial,
+// names what is gone, and becomes applied when that is back.
 func TestLostMeanwhileIsNotApplied(t *testing.T) {
 	s := enginetest.New()
 	s.Converge(t, s.Document(t, base))
@@ -70,7 +70,7 @@ func TestLostMeanwhileIsNotApplied(t *testing.T) {
 	}
 }
 
-// While the far side does not answer the last look, nothing is said: the run stays open.
+// While the far side does not answer the last observation, nothing is claimed: the run stays open.
 func TestUnseenAtTheEndIsOpen(t *testing.T) {
 	s := enginetest.New()
 	p := s.Plan(t, s.Document(t, base), plan.Options{})

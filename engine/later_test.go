@@ -18,8 +18,8 @@ import (
 	"converge.dev/converge/state"
 )
 
-// staged is a kind whose things are made with a size of 1, and get another one only by an update that changes nothing else, once
-// they are ready.
+// staged is a kind whose things are created with a size of 1, and get another one only by an update that changes nothing else,
+// once they are ready.
 type staged struct{ providers.Kind }
 
 func (k staged) Create(ctx context.Context, c providers.Call) error {
@@ -68,8 +68,8 @@ func stage(o *engine.Options) {
 	}
 }
 
-// What a thing can get only once it has the rest is asked for then, in the same step, by whoever carries the run on, and when
-// the step is undone as well.
+// What a thing can get only once it has the rest is requested then, in the same step, by whichever process carries the run on, and
+// also when the step is undone.
 func TestWhatComesLater(t *testing.T) {
 	for name, c := range map[string]struct {
 		from, to map[string]string
@@ -107,9 +107,9 @@ func TestWhatComesLater(t *testing.T) {
 						start.Close()
 						before := s.World.Dump()
 						to := maps.Clone(c.to)
-						to["site/far.host/h"] = `{"guard": "g", "net": "n"}` // comes last
+						to["site/far.host/h"] = `{"guard": "g", "net": "n"}` // is created last
 						to["site/far.net/n"] = `{}`
-						to["site/far.subnet/s"] = `{"net": "n"}` // is made while the guard is not ready
+						to["site/far.subnet/s"] = `{"net": "n"}` // is created while the guard is not ready
 						planner := s.Engine(stage)
 						p, err = planner.Plan(t.Context(), s.Document(t, to), plan.Options{})
 						if err != nil {

@@ -19,7 +19,7 @@ import (
 	"converge.dev/converge/state"
 )
 
-// What a run left half done, or its undo half undone, is its own doing: drift blames nobody else for it, and still tells what
+// What a run left half done, or its undo half undone, is its own doing: drift blames nobody else for it, and still reports what
 // others change afterwards.
 func TestDriftKnowsWhatRunsLeft(t *testing.T) {
 	const (
@@ -45,7 +45,7 @@ func TestDriftKnowsWhatRunsLeft(t *testing.T) {
 	for name, c := range map[string]struct {
 		first, last map[string]string
 		faults      []fake.Fault
-		half        bool   // g: an update that makes its labels as b brings nothing but those about, or with "" nothing but the size
+		half        bool   // g: an update that makes its labels as b creates only those labels, or with "" only the size
 		labels      string // which
 		policy      apply.OnFailure
 		interrupt   bool // as soon as something is waited for
@@ -134,7 +134,7 @@ func TestDriftKnowsWhatRunsLeft(t *testing.T) {
 	}
 }
 
-// Nobody is blamed for what a process did that was killed, neither before nor after its run is resumed.
+// Nobody is blamed for what a killed process did, neither before nor after its run is resumed.
 func TestDriftAfterKill(t *testing.T) {
 	s := enginetest.New()
 	c := gridCell{T: t, Site: s, fault: gridFault{killed: fake.After}}

@@ -16,8 +16,8 @@ import (
 	"converge.dev/converge/state"
 )
 
-// Between a step and its undoing somebody changes the thing. What he made of what the step had changed is not written over; what
-// he changed beside it stays, whether or not the rest is undone. Either way the run does not say that all is as before.
+// Between a step and its undoing another client changes the thing. Its change of what the step had changed is not overwritten; its
+// other changes stay, whether or not the rest is undone. Either way the run does not claim that all is as before.
 func TestUndoingBesideOthers(t *testing.T) {
 	const before, after = `{"cidr":"10.0.0.0/24","size":1,"labels":{"env":"prod"}}`, `{"cidr":"10.0.0.0/24","size":2,"labels":{"env":"test"}}`
 	labels := func(pairs ...string) map[string]any {
@@ -33,7 +33,7 @@ func TestUndoingBesideOthers(t *testing.T) {
 	for name, c := range map[string]struct {
 		after string
 		edit  func(schema.Object)
-		says  string // of the difference; empty: all is as before
+		says  string // about the difference; empty: all is as before
 		left  schema.Object
 	}{
 		"nobody": {after, func(schema.Object) {}, "", spec(1, labels("env", "prod"))},
@@ -89,7 +89,7 @@ func TestUndoingBesideOthers(t *testing.T) {
 				}
 			case res.Run.Status != state.RunPartial || len(res.Differences) != 1 || !strings.Contains(res.Differences[0].Detail, c.says):
 				t.Errorf("ended %s: %v, want partial with %q", res.Run.Status, res.Differences, c.says)
-			case strings.HasPrefix(c.says, "somebody"): // a rollback comes to the same, and says so; what is taken back can be undone
+			case strings.HasPrefix(c.says, "somebody"): // a rollback has the same result, and says so; what is taken back can be undone
 				refused := new(engine.RefusedError)
 				if _, err := e.Rollback(t.Context(), res.Run.ID, engine.ApplyOptions{}); !errors.As(err, &refused) || !strings.Contains(refused.Error(), c.says) {
 					t.Errorf("a rollback: %v, want a refusal with %q", err, c.says)

@@ -29,11 +29,11 @@ type meddler struct {
 	kind  plan.Place
 	was   providers.Thing
 	did   bool
-	young bool // nobody had noted by then that the thing was made
+	young bool // nothing had yet recorded that the thing was created
 	made  map[schema.Ref]bool
 }
 
-// watch waits for its turn; nothing is under way then, for the run does one thing at a time.
+// watch waits for its turn; nothing is in progress then, because the run does one thing at a time.
 func (m *meddler) watch(ev event.Event) {
 	switch ev := ev.(type) {
 	case event.StepDone:
@@ -73,7 +73,7 @@ func (m *meddler) meddle() {
 	m.put(m.theirs(x.thing.Spec))
 }
 
-// theirs is a spec as the meddler has it.
+// theirs returns a spec as the meddler changes it.
 func (m *meddler) theirs(spec schema.Object) schema.Object {
 	spec = spec.Clone()
 	if m.label && m.kind.Kind != "near.bridge" {
@@ -95,7 +95,7 @@ func (m *meddler) put(spec schema.Object) {
 	must(m.t, m.s.World.Put(m.kind.Scope, m.kind.Kind, t))
 }
 
-// things returns what is there of a kind.
+// things returns the existing things of a kind.
 func (m *meddler) things(at plan.Place) []providers.Thing {
 	set, err := providers.NewSet(m.s.World.Provider(strings.Split(at.Kind, ".")[0], at.Scope))
 	if err != nil {
@@ -110,9 +110,9 @@ func (m *meddler) things(at plan.Place) []providers.Thing {
 	return found
 }
 
-// Whatever a run does, and whatever goes wrong, what somebody changes between two of its steps stays: it is neither written over
-// nor removed, and no run that stated it says that it was applied. What is not stated of a thing that may just have been made can
-// be the far side's doing as well.
+// Whatever a run does, and whatever goes wrong, what another client changes between two of its steps stays: it is neither overwritten
+// nor removed, and no run that stated it claims to be applied. Unstated fields of a thing that may just have been created can be
+// the far side's doing as well.
 func TestTortureAnyWorldMeddledWith(t *testing.T) {
 	torture.Worlds(t, 100, 1000, 100000)
 	ends, deaths := map[state.RunStatus]int{}, 0
@@ -157,7 +157,7 @@ func TestTortureAnyWorldMeddledWith(t *testing.T) {
 				break
 			}
 			o := engine.ApplyOptions{OnFailure: policy.Draw(t, fmt.Sprint("policy", i))}
-			if i == 3 { // all is well over there: it ends
+			if i == 3 { // the far side is well: it ends
 				o.OnFailure = apply.Rollback
 				must(t, s.World.Mend())
 			}
@@ -181,7 +181,7 @@ func TestTortureAnyWorldMeddledWith(t *testing.T) {
 		i := slices.IndexFunc(m.things(m.kind), func(th providers.Thing) bool { return th.ID == m.was.ID })
 		switch {
 		case i < 0 && created && m.young && !stated:
-			return // for all that anybody knows the far side has filled it in
+			return // as far as anything shows, the far side has filled it in
 		case i < 0:
 			t.Fatalf("%s of %s was removed with what others had made of it; ended %s\n%s", m.was.ID, m.was.Mark.Ref, res.Run.Status, enginetest.Text(p))
 		}

@@ -10,8 +10,8 @@ import (
 	"converge.dev/converge/state"
 )
 
-// A resource that is recorded under another name is marked with it by the next run, so that the records can be made anew from
-// the marks. Another resource may have the old name then, and gets a thing of its own.
+// A resource that is recorded under another name is marked with it by the next run, so that the records can be rebuilt from
+// the marks. Another resource may then have the old name, and gets a thing of its own.
 func TestMoved(t *testing.T) {
 	ctx := context.Background()
 	s := enginetest.New()

@@ -16,7 +16,7 @@ import (
 	"converge.dev/converge/state"
 )
 
-// orphaning is a site whose nets are deleted by the far side whoever lives in them.
+// orphaning returns a site whose far side deletes nets whether or not they are in use.
 func orphaning(t *testing.T) (*enginetest.Site, *schema.Document) {
 	s := enginetest.New()
 	nets, hosts := fake.SiteTraits(), fake.SiteTraits()
@@ -26,7 +26,7 @@ func orphaning(t *testing.T) (*enginetest.Site, *schema.Document) {
 	return s, s.Document(t, map[string]string{"site/far.guard/g": `{}`})
 }
 
-// Somebody moves in between the plan and the delete: the net stays.
+// A host moves in between the plan and the delete: the net stays.
 func TestDeleteProvesThatNothingRefersToIt(t *testing.T) {
 	s, without := orphaning(t)
 	p := s.Plan(t, without, plan.Options{})
@@ -47,7 +47,7 @@ func TestDeleteProvesThatNothingRefersToIt(t *testing.T) {
 	}
 }
 
-// What is on its way out is waited for.
+// What is in deletion is waited for.
 func TestDeleteWaitsForWhatIsLeaving(t *testing.T) {
 	s, without := orphaning(t)
 	p := s.Plan(t, without, plan.Options{})

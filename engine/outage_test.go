@@ -24,11 +24,11 @@ import (
 	"converge.dev/converge/state"
 )
 
-// The ways of an outage.
+// The kinds of outages.
 const (
 	outageSilent = "silent" // no call gets through
-	outageCut    = "cut"    // the same, but the call with which it begins is carried out, and its answer is lost
-	outageIdle   = "idle"   // what is asked for is taken down, as all looks show, and nothing is done about it
+	outageCut    = "cut"    // the same, but the call with which it begins is carried out, and its reply is lost
+	outageIdle   = "idle"   // requests are accepted, as all observations show, and not acted on
 )
 
 // A restarting far side is away for a while from one of its calls on.
@@ -39,11 +39,11 @@ type restarting struct {
 	mu     sync.Mutex
 	calls  int
 	until  time.Time
-	owes   time.Time // since when an idle one has not done what it was asked for; zero: it was not asked
-	undone []string  // deletes of what is healthy
+	owes   time.Time // since when an idle one has not done what was requested; zero: nothing was requested
+	undone []string  // deletes of healthy things
 }
 
-// idleFor is how long an idle far side is waited for by a call, and half of it is after what time it is known for one.
+// idleFor is how long a call waits for an idle far side; after half of it the far side counts as idle.
 const idleFor = 10 * time.Second
 
 func (r *restarting) health(context.Context) providers.Health {
@@ -55,7 +55,7 @@ func (r *restarting) health(context.Context) providers.Health {
 	return providers.Health{}
 }
 
-// meets counts a call and tells what becomes of it.
+// meets counts a call and returns what happens to it.
 func (r *restarting) meets() (away, cut bool) {
 	r.mu.Lock()
 	defer r.mu.Unlock()
@@ -67,7 +67,7 @@ func (r *restarting) meets() (away, cut bool) {
 	return time.Now().Before(r.until), false
 }
 
-// asked has an idle far side owe something, and waits for as long as a call does; it tells when the far side is back.
+// asked makes an idle far side owe something, and waits for as long as a call does; it returns when the far side is back.
 func (r *restarting) asked() (back time.Duration) {
 	r.mu.Lock()
 	defer r.mu.Unlock()
@@ -77,7 +77,7 @@ func (r *restarting) asked() (back time.Duration) {
 	return time.Until(r.until)
 }
 
-// restartable is a kind of it.
+// restartable is a kind of a restarting far side.
 type restartable struct {
 	providers.Kind
 	of *restarting
@@ -148,7 +148,7 @@ func (k restartable) Delete(ctx context.Context, c providers.Call) error {
 
 func (r *restarting) engine(s *enginetest.Site, interrupt func()) *engine.Engine {
 	return s.Engine(func(o *engine.Options) {
-		o.Retry, o.Parallelism = apply.Retry{}, 3 // as it is in the field, in virtual time
+		o.Retry, o.Parallelism = apply.Retry{}, 3 // as in production, in virtual time
 		emit := o.Emit
 		o.Emit = func(e event.Event) {
 			if p, ok := e.(event.StepProgress); ok && p.Phase == event.Waiting && interrupt != nil {
@@ -167,7 +167,7 @@ func (r *restarting) engine(s *enginetest.Site, interrupt func()) *engine.Engine
 	})
 }
 
-// outageSite is a site with something to create, to change and to delete, whose hosts take a while to become ready.
+// outageSite returns a site with something to create, to change and to delete, whose hosts take a while to become ready.
 func outageSite(t *testing.T) (*enginetest.Site, *schema.Document) {
 	t.Helper()
 	s := enginetest.New()
@@ -191,7 +191,7 @@ func outageSite(t *testing.T) (*enginetest.Site, *schema.Document) {
 	})
 }
 
-// An outage of the far side, however long, at whatever call, undoes nothing: the run goes on when it is over, or it is left
+// An outage of the far side, however long, at any call, undoes nothing: the run continues when it is over, or it is left
 // open and resumed.
 func TestTortureOutage(t *testing.T) {
 	var (
@@ -250,7 +250,7 @@ func TestTortureOutage(t *testing.T) {
 	}
 }
 
-// What is only waited for can be dropped at once: an interrupted run does not wait until its things are ready.
+// Pure waits can be dropped at once: an interrupted run does not wait until its things are ready.
 func TestInterruptDropsWaits(t *testing.T) {
 	synctest.Test(t, func(t *testing.T) {
 		s, doc := outageSite(t)

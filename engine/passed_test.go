@@ -15,7 +15,7 @@ import (
 	"converge.dev/converge/state"
 )
 
-// What a run that ended partial, or is open, left is taken up, or undone, only while nothing has happened to it since.
+// What a run that ended partial, or is open, left is continued, or undone, only while nothing has happened to it since.
 func TestUnfinishedRunOverWhatHappenedSince(t *testing.T) {
 	type doc = map[string]string
 	const a, b, keep = "site/far.net/a", "site/far.host/b", "site/far.guard/keep"
@@ -53,7 +53,7 @@ func TestUnfinishedRunOverWhatHappenedSince(t *testing.T) {
 		policy           apply.OnFailure
 		end              state.RunStatus
 		since            func(*testing.T, *enginetest.Site)
-		resume, rollback string // what they say; empty: they are carried out
+		resume, rollback string // their error; empty: they are carried out
 	}{
 		"partial, its undo failed, nothing since":          {one, made, undone, "", state.RunPartial, nothing, "", ""},
 		"the same, let go":                                 {one, made, undone, "", state.RunPartial, released(nothing), "", ""},

@@ -122,7 +122,7 @@ func fault(t *rapid.T, i int) fake.Fault {
 	}
 }
 
-// orderHolds checks that nothing is made before, or removed after, what it needs.
+// orderHolds checks that nothing is created before, or removed after, what it needs.
 func orderHolds(t *rapid.T, p *plan.Plan, d *schema.Document) {
 	made := map[schema.Ref]int{}
 	for i := range p.Steps {
@@ -151,8 +151,8 @@ func orderHolds(t *rapid.T, p *plan.Plan, d *schema.Document) {
 	}
 }
 
-// turnsHold notes every start of a step and checks that no node of a later turn begins while an earlier turn has a step
-// that could be done: stages are a caution, and what nodes need of one another comes first.
+// turnsHold records every start of a step and checks that no node of a later turn begins while an earlier turn has a step
+// that could be done: stages are a precaution, and dependencies between nodes come first.
 func turnsHold(t *rapid.T, p *plan.Plan, events []event.Event, turns *int) {
 	done := map[int]bool{}
 	for _, e := range events {
@@ -179,7 +179,7 @@ func turnsHold(t *rapid.T, p *plan.Plan, events []event.Event, turns *int) {
 	}
 }
 
-// budgetHolds tries the plan again with a budget of its own: it is refused when it destroys more, and only then.
+// budgetHolds repeats the plan with its own budget: it is refused when it destroys more, and only then.
 func budgetHolds(t *rapid.T, s *enginetest.Site, d *schema.Document, p *plan.Plan) (over bool) {
 	deletes := 0
 	for i := range p.Steps {
@@ -212,7 +212,7 @@ func budgetHolds(t *rapid.T, s *enginetest.Site, d *schema.Document, p *plan.Pla
 	return true
 }
 
-// From any document to any other, whatever goes wrong: a run ends at the desired state, or back at the start, or says
+// From any document to any other, whatever goes wrong: a run ends at the desired state, or back at the start, or reports
 // that it did neither; and once nothing goes wrong any more, the site converges and the second plan is empty. No run
 // destroys more than it may, and nodes take their turns.
 func TestTortureAnyWorldConverges(t *testing.T) {
@@ -249,7 +249,7 @@ func TestTortureAnyWorldConverges(t *testing.T) {
 		turnsHold(t, p, s.Events()[seen:], &turns)
 		var unknown *engine.UnknownError
 		switch {
-		case errors.As(err, &unknown): // looking failed before anything was done
+		case errors.As(err, &unknown): // observing failed before anything was done
 			if s.World.Dump() != start {
 				t.Fatalf("nothing was to be done, and the world changed")
 			}
@@ -324,7 +324,7 @@ func run(t *rapid.T, s *enginetest.Site, d *schema.Document, o engine.ApplyOptio
 	settle(t, s, res)
 }
 
-// settle takes up a run until it has ended, and lets go of what cannot be brought to an end, as an operator would.
+// settle continues a run until it has ended, and releases what cannot be brought to an end, as an operator would.
 func settle(t *rapid.T, s *enginetest.Site, res engine.Result) {
 	for range 40 {
 		if res.Run.Status != state.RunOpen && res.Run.Status != state.RunPartial {
@@ -348,7 +348,7 @@ func settle(t *rapid.T, s *enginetest.Site, res engine.Result) {
 	t.Fatalf("run %s cannot be settled: %s %v", res.Run.ID, res.Run.Message, res.Differences)
 }
 
-// fataler lets rapid fail what wants a testing.TB.
+// fataler makes rapid usable as a testing.TB.
 type fataler struct {
 	testing.TB
 	t *rapid.T

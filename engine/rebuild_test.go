@@ -13,8 +13,8 @@ import (
 	"converge.dev/converge/state"
 )
 
-// The records that were lost are made from the marks: of two things that were the same resource, the newer one counts,
-// whatever their order, and nothing is recorded that is another site's, on its way out, or recorded already.
+// Lost records are rebuilt from the marks: of two things that were the same resource, the newer one counts, whatever their
+// order, and nothing is recorded that is another site's, in deletion, or already recorded.
 func TestRebuildFromMarks(t *testing.T) {
 	const site = "5a2f0a4e-8d1f-4f0e-9b62-0f3f1b2c3d4e"
 	net := schema.Ref{Scope: schema.ScopeSite, Kind: "far.net", Name: "n"}

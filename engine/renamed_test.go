@@ -15,8 +15,8 @@ import (
 	"converge.dev/converge/state"
 )
 
-// What others call something else over there is drift, is shown before it is named again, and has its name back when that is
-// undone. Whoever renames it while a run goes on is not overruled.
+// A thing that others renamed is drift, is shown before it is named again, and gets their name back when that is undone. A rename
+// during a run is not overruled.
 func TestRenamedOutside(t *testing.T) {
 	id := plan.ExternalID(enginetest.SiteID, providers.Traits{}, theNet, 1, nil)
 	rename := func(t *testing.T, s *enginetest.Site, name string) {
@@ -125,7 +125,7 @@ func TestRenamedOutside(t *testing.T) {
 			}
 			e := s.Engine(func(o *engine.Options) {
 				o.Emit = func(ev event.Event) {
-					if begins(ev) { // the host goes first, and comes back as another one
+					if begins(ev) { // the host is deleted first, and comes back as another one
 						rename(t, s, "late")
 					}
 				}

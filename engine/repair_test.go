@@ -12,7 +12,7 @@ import (
 	"converge.dev/converge/state"
 )
 
-// A run whose plan is whole in the store, and none that this version can read, does not keep the site for ever.
+// A run whose plan is intact in the store, but unreadable for this version, does not block the site for ever.
 func TestUnreadablePlanIsGivenUp(t *testing.T) {
 	s := enginetest.New()
 	doc := s.Document(t, map[string]string{"site/far.net/a": `{}`})

@@ -16,7 +16,7 @@ import (
 	"converge.dev/converge/state"
 )
 
-// Drift tells what strangers changed of what the document does not state, since the last step that touched the thing:
+// Drift reports what strangers changed of what the document does not state, since the last step that touched the thing:
 // whether a create, an update, an adoption, an undo or a continued run left it so.
 func TestDriftOfUnstatedFields(t *testing.T) {
 	ctx := context.Background()

@@ -15,7 +15,7 @@ import (
 	"converge.dev/converge/state"
 )
 
-// A record that was known only by its mark is again, once the run that came after is undone: what converge left there is as
+// A record that was known only by its mark is so again once the following run is undone: what converge left there is as
 // little known as before.
 func TestUndoRestoresRecordKnownByMark(t *testing.T) {
 	s, ctx := enginetest.New(), context.Background()
@@ -44,7 +44,7 @@ func TestUndoRestoresRecordKnownByMark(t *testing.T) {
 	}
 }
 
-// What an open run has made, and has not recorded, is left aside with the rest of that run: it is no stray.
+// What an open run has created, and has not recorded, is left aside with the rest of that run: it is no stray.
 func TestDriftLeavesAsideWhatAnOpenRunMade(t *testing.T) {
 	s, ctx := enginetest.New(), context.Background()
 	ref := schema.Ref{Scope: schema.ScopeSite, Kind: "far.guard", Name: "g"}

@@ -85,7 +85,7 @@ func TestCallsCarryKeyAndEpoch(t *testing.T) {
 	}
 }
 
-// W3: a step is done when its result was seen: a call that succeeded and left something else is a failure.
+// W3: a step is done when its result was seen: a call that succeeded with another result is a failure.
 func TestDoneMeansSeen(t *testing.T) {
 	s := enginetest.New()
 	before := s.World.Dump()
@@ -105,7 +105,7 @@ func TestDoneMeansSeen(t *testing.T) {
 	}
 }
 
-// W5: what is there is compared with what the plan saw right before the call, not once per plan.
+// W5: the actual state is compared with what the plan saw right before the call, not once per plan.
 func TestChangedSinceLookIsRefused(t *testing.T) {
 	s := enginetest.New()
 	s.Converge(t, s.Document(t, base))
@@ -192,7 +192,7 @@ func TestFreezeStopsARun(t *testing.T) {
 	}
 }
 
-// W7: what is open or can still be settled is never removed; what has ended is, with its journal and its plan.
+// W7: what is open or can still be settled is never removed; an ended run is, with its journal and its plan.
 func TestOldRunsAreRemoved(t *testing.T) {
 	s := enginetest.New()
 	s.Converge(t, s.Document(t, base))
@@ -243,7 +243,7 @@ func TestOldRunsAreRemoved(t *testing.T) {
 	}
 }
 
-// F3: a new holder has every node that his plan touches store his epoch before he looks at anything there.
+// F3: a new holder makes every node that its plan touches store its epoch before it observes anything there.
 func TestFenceComesBeforeLooking(t *testing.T) {
 	s := enginetest.New()
 	d := s.Document(t, base)
@@ -283,7 +283,7 @@ func TestFenceComesBeforeLooking(t *testing.T) {
 	}
 }
 
-// F4: a call of a holder who was replaced is refused by the node, however late it comes.
+// F4: a call of a replaced holder is refused by the node, however late it arrives.
 func TestNodeRefusesAnOlderHolder(t *testing.T) {
 	s := enginetest.New()
 	k := s.World.Provider("near", "n1").Kinds[0]
@@ -297,8 +297,8 @@ func TestNodeRefusesAnOlderHolder(t *testing.T) {
 	}
 }
 
-// F5: after a holder who did not give the lock back, nothing is deleted without a version until his calls have certainly
-// ended; then the thing is looked at again.
+// F5: after a holder that did not release the lock, nothing is deleted without a version until its calls have certainly
+// ended; then the thing is observed again.
 func TestQuarantineBeforeBlindDeletes(t *testing.T) {
 	synctest.Test(t, func(t *testing.T) {
 		s := enginetest.New()
@@ -356,7 +356,7 @@ func TestIrreversibleNeedsApproval(t *testing.T) {
 	}
 }
 
-// A revision that was not reached is not tried again until somebody has released it, or there is a newer one.
+// A revision that was not reached is not tried again until it is released, or there is a newer one.
 func TestRevertedRevisionIsNotTriedAgain(t *testing.T) {
 	s := enginetest.New()
 	s.Converge(t, s.Document(t, base))
@@ -380,7 +380,7 @@ func TestRevertedRevisionIsNotTriedAgain(t *testing.T) {
 	s.Converge(t, d) // it is a newer revision by now
 }
 
-// Three runs that fail within an hour hold the site; what somebody has released does not count.
+// Three runs that fail within an hour hold the site; released ones do not count.
 func TestThreeFailedRunsHoldTheSite(t *testing.T) {
 	s := enginetest.New()
 	s.Converge(t, s.Document(t, base))
@@ -413,7 +413,7 @@ func TestThreeFailedRunsHoldTheSite(t *testing.T) {
 	}
 }
 
-// A node that is not as it should be is held by itself; others go on.
+// A node that is not as it should be is held by itself; others continue.
 func TestPartialHoldsTheNode(t *testing.T) {
 	s := enginetest.New()
 	s.Converge(t, s.Document(t, base))
@@ -461,7 +461,7 @@ func TestNodesTakeTurns(t *testing.T) {
 	if first["n2"] < last["n1"] {
 		t.Errorf("n2 was begun with call %d, n1 ended with call %d", first["n2"], last["n1"])
 	}
-	// A failure on the first node keeps it from all others.
+	// A failure on the first node keeps the run from all others.
 	s = enginetest.New()
 	fails(t, s, "create", "n1/near.port/p2")
 	if res, err := s.Apply(s.Plan(t, d, plan.Options{}), engine.ApplyOptions{}); err != nil || res.Run.Status != state.RunReverted {
@@ -474,7 +474,7 @@ func TestNodesTakeTurns(t *testing.T) {
 	}
 }
 
-// Two executors that start at the same moment: exactly one runs, and the other is told who holds the lock, since when,
+// Of two executors that start at the same moment exactly one runs, and the other is told who holds the lock, since when,
 // and what that one is doing.
 func TestTwoExecutors(t *testing.T) {
 	s := enginetest.New()
@@ -517,7 +517,7 @@ func TestTwoExecutors(t *testing.T) {
 	}
 }
 
-// Too many failures of one wave stop even a run that is to go on.
+// Too many failures in one wave stop even a run that is to continue.
 func TestManyFailuresStopContinue(t *testing.T) {
 	s := enginetest.New()
 	many := map[string]string{}
@@ -543,8 +543,8 @@ func TestManyFailuresStopContinue(t *testing.T) {
 	}
 }
 
-// F1: a process that lost the lock while it stood still before it wrote its document does not bring that back over the
-// one of its successor.
+// F1: a process that lost the lock while it was stopped before it wrote its document does not overwrite that of its
+// successor.
 func TestReplacedHolderKeepsItsDocument(t *testing.T) {
 	s := enginetest.New()
 	s.Converge(t, s.Document(t, base))

@@ -20,7 +20,7 @@ import (
 	"converge.dev/converge/state"
 )
 
-// secretSite is a site with an environment. When forgetful, its far side never gives a password back.
+// secretSite is a site with an environment. When forgetful, its far side never returns a password.
 type secretSite struct {
 	*testing.T
 	*enginetest.Site
@@ -49,7 +49,7 @@ func (s *secretSite) engine() *engine.Engine {
 	})
 }
 
-// forgetful is a far side that takes a password and never gives it back.
+// forgetful is a kind that accepts a password and never returns it.
 type forgetful struct{ providers.Kind }
 
 func (f forgetful) List(ctx context.Context) iter.Seq2[providers.Thing, error] {
@@ -64,7 +64,7 @@ func (f forgetful) Get(ctx context.Context, ids []string) ([]providers.Thing, er
 	return things, err
 }
 
-// document is an account and a net beside it, which refers to nothing and is made or changed as well.
+// document returns an account and a net beside it, which refers to nothing and is created or changed as well.
 func (s *secretSite) document(login string, size int) *schema.Document {
 	return s.Document(s, map[string]string{
 		accountRef:        fmt.Sprintf(`{"login": %q, "password": {"from": "env:PW"}}`, login),
@@ -97,7 +97,7 @@ func (s *secretSite) converge(d *schema.Document) {
 	}
 }
 
-// password is what the far side has, and how often it was sent.
+// password returns what the far side has, and how often it was sent.
 func (s *secretSite) password() (value string, sent int) {
 	for _, e := range s.World.Log() {
 		if p, ok := e.Call.Want["password"]; ok && e.Call.Ref.String() == accountRef {
@@ -114,7 +114,7 @@ func (s *secretSite) wantPassword(want string) {
 	}
 }
 
-// clean fails when a value stands in what is stored, or in what was told.
+// clean fails when a value is in what is stored, or in what was reported.
 func (s *secretSite) clean() {
 	s.Helper()
 	items, err := s.KV.List(context.Background(), "/converge/")
@@ -139,7 +139,7 @@ func both(t *testing.T, test func(*secretSite)) {
 	}
 }
 
-// TestSecretLife: made, left alone, changed beside, rotated, moved to another place, unset; each plan after it is empty.
+// TestSecretLife: created, left alone, changed beside, rotated, moved to another place, unset; each plan after it is empty.
 func TestSecretLife(t *testing.T) {
 	both(t, func(s *secretSite) {
 		empty := func(d *schema.Document) {
@@ -193,7 +193,7 @@ func TestSecretLife(t *testing.T) {
 	})
 }
 
-// TestSecretDrift: a secret that others changed is drift where the far side gives it back, and is put right.
+// TestSecretDrift: a secret that others changed is drift where the far side returns it, and is corrected.
 func TestSecretDrift(t *testing.T) {
 	s := newSecretSite(t, false)
 	d := s.document("bob", 1)
@@ -221,7 +221,7 @@ func TestSecretDrift(t *testing.T) {
 	s.clean()
 }
 
-// TestSecretChangedMeanwhile: a plan whose secret is another by now, or cannot be read, is refused before anything is done.
+// TestSecretChangedMeanwhile: a plan whose secret has changed by now, or is unreadable, is refused before anything is done.
 func TestSecretChangedMeanwhile(t *testing.T) {
 	for now, want := range map[string]string{"canary-second": "the secret changed since the plan was made", "": "the variable is not set"} {
 		both(t, func(s *secretSite) {
@@ -248,7 +248,7 @@ func TestSecretChangedMeanwhile(t *testing.T) {
 	}
 }
 
-// TestSecretMissing: a plan names all that is missing; to destroy, nothing need be there.
+// TestSecretMissing: a plan names everything that is missing; to destroy, nothing needs to exist.
 func TestSecretMissing(t *testing.T) {
 	both(t, func(s *secretSite) {
 		d := s.document("bob", 1)
@@ -271,7 +271,7 @@ func TestSecretMissing(t *testing.T) {
 	})
 }
 
-// TestSecretUnknownOutcome: a rotation whose reply was lost, or that never arrived, is made again: nobody can see it.
+// TestSecretUnknownOutcome: a rotation whose reply was lost, or that never arrived, is repeated: its effect is invisible.
 func TestSecretUnknownOutcome(t *testing.T) {
 	for _, effect := range []fake.Effect{fake.EffectAfter, fake.EffectBefore} {
 		both(t, func(s *secretSite) {
@@ -360,7 +360,7 @@ func TestSecretUndo(t *testing.T) {
 	})
 }
 
-// TestForeign: a document that others wrote names only secrets that are listed, when it is planned and when its plan is
+// TestForeign: a third-party document names only secrets that are listed, when it is planned and when its plan is
 // applied; none is read before.
 func TestForeign(t *testing.T) {
 	s := newSecretSite(t, false)

@@ -16,8 +16,8 @@ import (
 	"converge.dev/converge/state"
 )
 
-// The first apply remembers which server it changed. Another one, which shows nothing of what was made, is not planned for,
-// not applied to, and shows no drift, until somebody says that it is the one from now on.
+// The first apply remembers which server it changed. Another one, which shows nothing of what was created, is not planned for,
+// not applied to, and shows no drift, until it is confirmed as the new one.
 func TestAnotherServer(t *testing.T) {
 	ctx := context.Background()
 	s, other := enginetest.New(), enginetest.New()
@@ -69,7 +69,7 @@ func TestAnotherServer(t *testing.T) {
 		t.Errorf("the next plan is %s (%v), want none", enginetest.Text(p), err)
 	}
 
-	// What is recorded of the server cannot be read: it is found and forgotten, and the next apply records it again.
+	// The record of the server is unreadable: it is found and forgotten, and the next apply records it again.
 	servers, err := s.Store.Servers(ctx)
 	if err != nil || len(servers) != 1 {
 		t.Fatalf("recorded are %+v (%v)", servers, err)
@@ -90,15 +90,15 @@ func TestAnotherServer(t *testing.T) {
 	}
 }
 
-// A lone thing that is gone looks like an empty server as much as many do; only a server that says that it is the same one
-// can tell that it is gone by itself, and not when it was all that the site had.
+// A lone thing that is gone looks like an empty server as much as many do; only a server that identifies itself as the same one
+// can show that it is gone by itself, and not when it was all that the site had.
 func TestLoneThingGone(t *testing.T) {
 	node := schema.Ref{Scope: "n1", Kind: "near.bridge", Name: "b"}
 	for name, c := range map[string]struct {
-		site, node string // what the servers call themselves
+		site, node string // how the servers identify themselves
 		resources  map[string]string
 		goes       []schema.Ref
-		refused    string // a part of the reason; empty: it is made again
+		refused    string // a part of the reason; empty: it is created again
 	}{
 		"all of a site":                     {resources: map[string]string{node.String(): `{"mode": "a"}`}, goes: []schema.Ref{node}, refused: "the only recorded thing of near in scope n1"},
 		"all of a site, on the same server": {node: "N1", resources: map[string]string{node.String(): `{"mode": "a"}`}, goes: []schema.Ref{node}, refused: "the only recorded thing of the site"},

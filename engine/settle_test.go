@@ -14,7 +14,7 @@ import (
 	"converge.dev/converge/state"
 )
 
-// S1: a delete whose undo makes the same thing again, under the same id, is not forgotten while it may still come.
+// S1: a delete whose undo creates the same thing again, under the same id, is not forgotten while it may still arrive.
 func TestLateDeleteOfWhatComesBack(t *testing.T) {
 	synctest.Test(t, func(t *testing.T) {
 		s := enginetest.New()
@@ -32,7 +32,7 @@ func TestLateDeleteOfWhatComesBack(t *testing.T) {
 	})
 }
 
-// undoneForGood undoes the last run, and fails unless the world is as before it when all that was late has come.
+// undoneForGood undoes the last run, and fails unless the world is as before it when all late effects have come.
 func undoneForGood(t *testing.T, s *enginetest.Site, before string) {
 	t.Helper()
 	e := s.Engine(nil)
@@ -49,7 +49,7 @@ func undoneForGood(t *testing.T, s *enginetest.Site, before string) {
 	}
 }
 
-// S1: what was made in part by a call of unknown outcome is neither completed nor undone while the rest may still come. Then
+// S1: what was partly created by a call of unknown outcome is neither completed nor undone while the rest may still come. Then
 // it is completed by a change, in the same step, unless the far side refuses that.
 func TestMadeInPart(t *testing.T) {
 	for name, c := range map[string]struct {
@@ -103,7 +103,7 @@ func TestMadeInPart(t *testing.T) {
 	}
 }
 
-// S1: that what an update asked for is seen does not prove that the call came, where the far side brings it about by itself.
+// S1: seeing the requested result of an update does not prove that the call arrived, where the far side brings it about by itself.
 func TestBroughtAboutByItself(t *testing.T) {
 	synctest.Test(t, func(t *testing.T) {
 		s := enginetest.New()

@@ -19,7 +19,7 @@ import (
 	"converge.dev/converge/state/mem"
 )
 
-// slow answers looks late.
+// slow answers observations late.
 type slow struct{ providers.Kind }
 
 func (k slow) List(ctx context.Context) iter.Seq2[providers.Thing, error] {
@@ -31,7 +31,7 @@ func (k slow) Get(ctx context.Context, ids []string) ([]providers.Thing, error) 
 	return providertest.Of(k.Kind)(ctx, ids)
 }
 
-// While a list is silent the world is told what is waited for.
+// While a list is silent, an event says what is waited for.
 func TestSilentListIsNamed(t *testing.T) {
 	synctest.Test(t, func(t *testing.T) {
 		s := enginetest.New()
@@ -78,7 +78,7 @@ func (k *unready) Get(ctx context.Context, key string) (state.Item, error) {
 	return k.KV.Get(ctx, key)
 }
 
-// Who has time to wait for the lock has time for a store that does not answer at once.
+// A process that may wait for the lock may wait for a store that does not answer at once.
 func TestLockWaitsForASlowStore(t *testing.T) {
 	kv := &unready{KV: mem.New(mem.Options{}), left: 2}
 	lock, err := state.New(kv, "test").Lock(context.Background(), state.LockInfo{}, state.LockOptions{Wait: time.Minute})

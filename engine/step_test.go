@@ -23,7 +23,7 @@ import (
 	"converge.dev/converge/state"
 )
 
-// steps names what a plan does from its step number from on, sorted.
+// steps returns the names of what a plan does from its step number from on, sorted.
 func steps(p *plan.Plan, from int, action func(*plan.Step) plan.Action) []string {
 	list := []string{}
 	for i := range p.Steps[min(from, len(p.Steps)):] {
@@ -51,7 +51,7 @@ func afterSteps(t *testing.T, n int) string {
 	return s.World.Dump()
 }
 
-// change plans and applies a document, and gives the run.
+// change plans and applies a document, and returns the run.
 func change(t *testing.T, s *enginetest.Site, resources map[string]string) (*plan.Plan, string) {
 	t.Helper()
 	p := s.Plan(t, s.Document(t, resources), plan.Options{})
@@ -62,14 +62,14 @@ func change(t *testing.T, s *enginetest.Site, resources map[string]string) (*pla
 	return p, res.Run.ID
 }
 
-// rollback undoes a run but for its first steps.
+// rollback undoes a run except for its first steps.
 func rollback(s *enginetest.Site, run string, keep int) (engine.Result, error) {
 	e := s.Engine(nil)
 	defer e.Close()
 	return e.Rollback(context.Background(), run, engine.ApplyOptions{Keep: keep})
 }
 
-// A rollback to a step undoes what came after it and nothing else, whichever step it is; and it goes on to an earlier one.
+// A rollback to a step undoes what came after it and nothing else, whichever step it is; and it can be extended to an earlier one.
 func TestRollbackToStep(t *testing.T) {
 	ctx := context.Background()
 	for keep := range 13 {
@@ -157,11 +157,11 @@ func standsAt(t *testing.T, s *enginetest.Site, p *plan.Plan, n int) {
 	}
 }
 
-// inTurn lets a run make the same writes each time.
+// inTurn makes a run do the same writes each time.
 func inTurn(o *engine.Options) { o.Parallelism = 1 }
 
 // Whichever write to the store is the last of a process that rolls back, to a step or all of a run, before or after its effect,
-// and of the one that goes on with that: the run is as it was, or comes to that step and no further.
+// and of the one that continues: the run is as it was, or comes to that step and no further.
 func TestKilledRollbackToStep(t *testing.T) {
 	ctx := context.Background()
 	const first, second = 9, 4
@@ -229,7 +229,7 @@ func TestKilledRollbackToStep(t *testing.T) {
 	}
 }
 
-// stands is how a run of twelve steps stands of which the first n are done, and the others were or have been undone.
+// stands returns the state of a run of twelve steps of which the first n are done, and the others were or have been undone.
 func stands(n int) string {
 	switch n {
 	case 0:
@@ -252,7 +252,7 @@ func settled(t *testing.T, s *enginetest.Site, name string) state.Run {
 	return res.Run
 }
 
-// A rollback to a step whose undo fails ends partial, with what is kept left out of it; when that is mended it comes to the same
+// A rollback to a step whose undo fails ends partial, with what is kept left out of it; once that is repaired it comes to the same
 // step.
 func TestRollbackToStepFails(t *testing.T) {
 	s := enginetest.New()
@@ -271,8 +271,8 @@ func TestRollbackToStepFails(t *testing.T) {
 	standsAt(t, s, p, keep)
 }
 
-// What is kept has to be done: of a run that stopped on its way, what was not done cannot be kept, and what was can be, with
-// the run at its end.
+// What is kept has to be done: of a run that stopped on its way, what was not done cannot be kept, and what was done can be,
+// with the run at its end.
 func TestRollbackToStepOfStoppedRun(t *testing.T) {
 	s := enginetest.New()
 	s.Converge(t, s.Document(t, base))
@@ -301,7 +301,7 @@ func TestRollbackToStepOfStoppedRun(t *testing.T) {
 	standsAt(t, s, p, 6)
 }
 
-// A run that is open although all its steps are done is brought to its end by going on, not by keeping all of them.
+// A run that is open although all its steps are done is brought to its end by continuing, not by keeping all of them.
 func TestRollbackToLastStepOfOpenRun(t *testing.T) {
 	for n := int64(1); ; n++ {
 		s := enginetest.New()
@@ -333,7 +333,7 @@ func TestRollbackToLastStepOfOpenRun(t *testing.T) {
 	}
 }
 
-// The halves of one change are kept or undone together, and the error names the steps that part nothing.
+// The halves of one change are kept or undone together, and the error names the steps that separate nothing.
 func TestRollbackToStepPartsNoChange(t *testing.T) {
 	s := enginetest.New()
 	ports := map[string]string{"n1/near.bridge/br1": `{"mode":"secure"}`, "n1/near.port/p0": `{"bridge":"br1","tag":10}`}
@@ -370,7 +370,7 @@ func TestRollbackToStepPartsNoChange(t *testing.T) {
 	}
 }
 
-// What is kept may be what cannot be undone exactly; what is undone may not.
+// What is kept may include what cannot be undone exactly; what is undone may not.
 func TestRollbackToStepKeepsWhatCannotBeUndone(t *testing.T) {
 	s := enginetest.New()
 	s.Converge(t, s.Document(t, base))
@@ -423,7 +423,7 @@ func TestRollbackToStepLeavesAloneWhatIsKept(t *testing.T) {
 	}
 }
 
-// Of random plans, whichever step they are rolled back to: the next plan has what was undone, and nothing else.
+// Random plans, rolled back to any step: the next plan contains what was undone, and nothing else.
 func TestRollbackToAnyStep(t *testing.T) {
 	ends := map[string]int{}
 	late := func(st plan.Step) bool { return !st.Undo.Reversible() }
@@ -499,7 +499,7 @@ func TestRollbackToAnyStep(t *testing.T) {
 	}
 }
 
-// Who looks on is told how far back a run goes, and how much that is to undo, each time that somebody wants it.
+// A follower is told how far back a run goes, and how much that is to undo, each time that this is requested.
 func TestFollowTellsHowFarBack(t *testing.T) {
 	s := enginetest.New()
 	s.Converge(t, s.Document(t, base))
@@ -534,8 +534,8 @@ func TestFollowTellsHowFarBack(t *testing.T) {
 	}
 }
 
-// A rollback that died on its way is asked for anew, wherever it died: what it had begun with is undone as well, so what refers to
-// it, or it to, stands in no way.
+// A rollback that died can be requested again, wherever it died: what it had begun with is undone as well, so references to and from
+// it do not prevent that.
 func TestRollbackAfterARollbackThatDied(t *testing.T) {
 	died := 0
 	for n := int64(1); ; n++ {

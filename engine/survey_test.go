@@ -12,7 +12,7 @@ import (
 	"converge.dev/converge/schema"
 )
 
-// surveyed writes what exists on a site, by ref.
+// surveyed returns what exists on a site, by ref.
 func surveyed(t *testing.T, s *enginetest.Site, o engine.Choice) (map[string]engine.Find, []engine.Leftover, error) {
 	t.Helper()
 	e := s.Engine(nil)
@@ -29,7 +29,7 @@ func surveyed(t *testing.T, s *enginetest.Site, o engine.Choice) (map[string]eng
 	return byRef, left, err
 }
 
-// What the document only refers to comes back as that, and not as something to be taken over.
+// What the document only refers to comes back as that, and not as something to adopt.
 func TestSurveyOfWhatIsExternal(t *testing.T) {
 	s, doc := external(t)
 	s.Converge(t, doc)
@@ -46,7 +46,7 @@ func TestSurveyOfWhatIsExternal(t *testing.T) {
 	}
 }
 
-// What another site has made is referred to by name, and declared as external where something needs it.
+// What another site has created is referred to by name, and declared as external where something needs it.
 func TestSurveyOfWhatAnotherSiteMade(t *testing.T) {
 	s, doc := external(t)
 	s.Converge(t, doc)
@@ -57,7 +57,7 @@ func TestSurveyOfWhatAnotherSiteMade(t *testing.T) {
 		}
 	}
 	const id = "11111111-0000-4000-8000-000000000002"
-	put("far.net", id, "theirs", providers.Mark{Site: "another", Ref: other, Incarnation: 1}, schema.Object{"cidr": "10.1.0.0/16"}) // a second one of this name
+	put("far.net", id, "theirs", providers.Mark{Site: "another", Ref: other, Incarnation: 1}, schema.Object{"cidr": "10.1.0.0/16"}) // a second one with this name
 	put("far.net", "11111111-0000-4000-8000-000000000003", "unused", providers.Mark{Site: "another", Ref: other, Incarnation: 1}, schema.Object{"cidr": "10.2.0.0/16"})
 	put("far.host", "11111111-0000-4000-8000-000000000004", "stray", providers.Mark{}, schema.Object{"net": id})
 	finds, _, err := surveyed(t, s, engine.Choice{})
@@ -77,7 +77,7 @@ func TestSurveyOfWhatAnotherSiteMade(t *testing.T) {
 	}
 }
 
-// Who imports says what others look after.
+// The caller of an import chooses what others manage.
 func TestSurveyWithChosenExternals(t *testing.T) {
 	s := enginetest.New()
 	s.Converge(t, s.Document(t, map[string]string{
@@ -97,7 +97,7 @@ func TestSurveyWithChosenExternals(t *testing.T) {
 	}
 }
 
-// What no document can describe may be referred to all the same.
+// What no document can describe may still be referred to.
 func TestSurveyOfWhatCannotBeDescribed(t *testing.T) {
 	s, _ := external(t)
 	if err := s.World.Put(schema.ScopeSite, "far.host", providers.Thing{ID: "11111111-0000-4000-8000-000000000004", Name: "h", Spec: schema.Object{"net": theirs}, Phase: providers.Ready}); err != nil {

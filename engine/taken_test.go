@@ -18,7 +18,7 @@ var (
 	anotherSites = providers.Mark{Site: "22222222-2222-4222-8222-222222222222", Ref: theNet, Incarnation: 1}
 )
 
-// take has another site mark the net as its own.
+// take makes another site mark the net as its own.
 func take(t *testing.T, s *enginetest.Site) {
 	t.Helper()
 	thing := thingOf(t, s, theNet.Scope, theNet.Kind, plan.ExternalID(enginetest.SiteID, providers.Traits{}, theNet, 1, nil))
@@ -28,13 +28,13 @@ func take(t *testing.T, s *enginetest.Site) {
 	}
 }
 
-// What another site takes while a run is at work is neither changed, nor deleted, nor recorded as ours.
+// What another site takes during a run is neither changed, nor deleted, nor recorded as ours.
 func TestTakenWhileAtWork(t *testing.T) {
 	made := map[string]string{"site/far.net/n": `{"cidr":"10.0.0.0/24"}`}
 	failing := `{"size":1}` // as site/far.guard/g, whose creation fails
 	for name, c := range map[string]struct {
 		before, after map[string]string
-		forget        bool // the net is taken out of the records, so that the run adopts it
+		forget        bool // the net is removed from the records, so that the run adopts it
 		when          func(event.Event) bool
 		ends          state.RunStatus
 		recorded      bool

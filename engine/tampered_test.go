@@ -20,15 +20,15 @@ import (
 	"converge.dev/converge/state"
 )
 
-// tampering is a site, a plan file that was saved for it, and what nobody who edits that file may bring about.
+// tampering is a site, a plan file that was saved for it, and what no edit of that file may bring about.
 type tampering struct {
 	*enginetest.Site
 	doc     *schema.Document
 	key     []byte
 	file    []byte     // as it was saved
-	said    []byte     // what it says: the plan, and its document
+	said    []byte     // its content: the plan, and its document
 	plan    *plan.Plan // the same
-	deletes int        // things that it destroys, and the most that anybody may
+	deletes int        // things that it destroys, and the most that may be destroyed
 
 	before string // the world
 	calls  int    // that changed it
@@ -37,8 +37,8 @@ type tampering struct {
 	deleted int // things that were deleted before
 }
 
-// tampered makes a site whose plan creates, changes and replaces things, takes one over, and deletes what does not come
-// back. Beside what the plan is about there are a protected thing, one that nobody declared, and one of another site.
+// tampered creates a site whose plan creates, changes and replaces things, adopts one, and deletes what does not come
+// back. Beside these there are a protected thing, an undeclared one, and one of another site.
 func tampered(t *testing.T) *tampering {
 	s := &tampering{Site: enginetest.New()}
 	put := func(kind, id string, mark providers.Mark) {
@@ -99,7 +99,7 @@ func (s *tampering) history(t *testing.T) []state.Run {
 	return runs
 }
 
-// apply applies a file as the command does.
+// apply applies a file like the command.
 func (s *tampering) apply(ctx context.Context, file []byte, approve func(*plan.Plan) string) (*plan.Plan, engine.Result, error) {
 	f, err := plan.DecodeFile(file)
 	if err != nil {
@@ -125,7 +125,7 @@ func (s *tampering) untouched(t *testing.T, what string) {
 	}
 }
 
-// said is what a plan file says: its members from the plan on, as they stand in it.
+// said returns the content of a plan file: its members from the plan on, as they are in it.
 func said(t testing.TB, p *plan.Plan) []byte {
 	t.Helper()
 	file, _, err := p.EncodeFile(nil)
@@ -150,7 +150,7 @@ func edit(t testing.TB, said []byte, change func(p map[string]any, steps []map[s
 	}
 	p := file.Plan
 	if len(file.Document) > 0 {
-		p["document"] = file.Document // its digest is of its bytes
+		p["document"] = file.Document // its digest is that of its bytes
 	}
 	change(p, stepsOf(p))
 	members := []any{"document", p["document"], "drift", file.Drift, "unmanaged", file.Unmanaged}
@@ -173,8 +173,8 @@ func stepsOf(p map[string]any) []map[string]any {
 	return steps
 }
 
-// ordered writes an edited plan as Encode would, names in its order, so that the edit alone is what there is to refuse. A
-// plan that does not fit the types is written in any order.
+// ordered writes an edited plan as Encode would, with names in its order, so that only the edit can be refused. A plan that
+// does not fit the types is written in any order.
 func ordered(t testing.TB, p map[string]any) []byte {
 	t.Helper()
 	edited := compact(t, p)
@@ -206,7 +206,7 @@ func number(v any) int {
 	return int(i)
 }
 
-// What a plan file says of itself is found anew before anything is done, even when its proof holds. Each case names one lie.
+// What a plan file claims about itself is determined again before anything is done, even when its proof holds. Each case is one lie.
 func TestTamperedPlan(t *testing.T) {
 	s := tampered(t)
 	find := func(steps []map[string]any, action, ref string) map[string]any {
@@ -354,8 +354,8 @@ func TestTamperedPlan(t *testing.T) {
 	})
 }
 
-// reorder numbers the steps anew and puts waves, order and the point of no return in accord with what the steps say, as
-// somebody would who knows how plans are made.
+// reorder renumbers the steps and makes waves, order and the point of no return agree with the steps, like an attacker who
+// knows how plans are made.
 func reorder(t testing.TB, p map[string]any) {
 	t.Helper()
 	steps := stepsOf(p)

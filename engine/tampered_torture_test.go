@@ -115,7 +115,7 @@ var manglings = map[string]func(t testing.TB, rng *rand.Rand, said []byte) []byt
 var odd = []any{nil, "", "x", "another", json.Number("0"), json.Number("-1"), json.Number("7"), json.Number("1e99"), true, []any{}, []any{json.Number("0")},
 	map[string]any{}, map[string]any{"size": json.Number("3")}, "site/far.guard/kept", "R1", "6a2f8c1e-7b0d-4f3a-9c61-2e8d4b7a9f10"}
 
-// withSteps makes a mangling of a change to the plan as JSON; the half of the time somesaid puts the order right after it.
+// withSteps makes a mangling from a change of the plan as JSON; half of the time the attacker corrects the order after it.
 func withSteps(change func(rng *rand.Rand, p map[string]any, steps []map[string]any)) func(testing.TB, *rand.Rand, []byte) []byte {
 	return func(t testing.TB, rng *rand.Rand, said []byte) []byte {
 		return edit(t, said, func(p map[string]any, steps []map[string]any) {
@@ -145,9 +145,9 @@ func namesIn(said []byte) func(yield func(int) bool) {
 	}
 }
 
-// A plan file that was changed in any way is refused, and nothing is done. When somesaid who has the key changed it, it is
-// refused, or carried out as a plan that could have been made: within the budget, with nosaid's things touched, what does not
-// come back only with the approval of that very plan, and applied only when each of its steps is done.
+// A plan file that was changed in any way is refused, and nothing is done. When the owner of the key changed it, it is
+// refused, or carried out as a plan that could have been made: within the budget, with unmanaged things untouched, what does
+// not come back only with the approval of that very plan, and applied only when each of its steps is done.
 func TestTortureTamperedPlans(t *testing.T) {
 	const shards = 4
 	tries := torture.Scale(600, 10_000, 50_000)
@@ -205,7 +205,7 @@ func (s *tampering) try(t *testing.T, what string, said []byte, rng *rand.Rand, 
 	return true
 }
 
-// allowed checks what became of a changed plan that was carried out.
+// allowed checks the result of a changed plan that was carried out.
 func (s *tampering) allowed(t *testing.T, what string, p *plan.Plan, res engine.Result, err error, approved string) {
 	t.Helper()
 	fail := func(format string, args ...any) {
@@ -256,7 +256,7 @@ func (s *tampering) allowed(t *testing.T, what string, p *plan.Plan, res engine.
 	default:
 		fail("it did not end")
 	}
-	// Whatever it did, the document can be brought about afterwards: no record is such that nothing can be planned any more.
+	// Whatever it did, the document can be applied afterwards: no record prevents planning.
 	s.Release(t)
 	e := s.Engine(nil)
 	defer e.Close()
@@ -267,7 +267,7 @@ func (s *tampering) allowed(t *testing.T, what string, p *plan.Plan, res engine.
 	}
 }
 
-// block is what the dump of a world says of one thing.
+// block returns what the dump of a world says of one thing.
 func block(dump, name string) string {
 	i := strings.Index(dump, `"name": `+name)
 	if i < 0 {

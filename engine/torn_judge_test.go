@@ -16,19 +16,19 @@ import (
 	"converge.dev/converge/state"
 )
 
-// spoils reports whether the value of a key is another one, where it is there.
+// spoils reports whether the value of a key was changed, where it exists.
 func (h harm) spoils(m moment, key string) bool {
 	v, there := h.store[key]
 	return there && !bytes.Equal(v, m.store[key])
 }
 
-// suffer carries out an operation on a damaged store and judges it; then the damage is mended and it is tried again.
+// suffer carries out an operation on a damaged store and judges it; then the damage is repaired and it is tried again.
 func (tr *trace) suffer(t *testing.T, m moment, kind string, d harm, op string) {
 	t.Helper()
 	name := fmt.Sprintf("%s of a %s run, the %s %v %s", op, tr.kind, kind, d.keys, d.what)
 	s := revive(t, d.store, m.world)
 	tr.reads(t, s, m, d, name)
-	s.Release(t) // a run that failed holds its revision of the document; what holds do is tried elsewhere
+	s.Release(t) // a run that failed holds its revision of the document; holds are tested elsewhere
 	got := tr.do(t, s, op)
 	switch {
 	case got.err != nil && got.touched:
@@ -40,13 +40,13 @@ func (tr *trace) suffer(t *testing.T, m moment, kind string, d harm, op string) 
 	case got.err == nil && d.want[op] == refuse && !unpacked(s, kind, d):
 		t.Errorf("%s: it went on and ended %s", name, got.status)
 	}
-	if got.err != nil { // whoever mends the value can go on
+	if got.err != nil { // once the value is repaired, the operation can continue
 		mend(t, s, m, d)
 		if got = tr.do(t, s, op); got.err != nil {
 			t.Errorf("%s: with the value mended: %v", name, got.err)
 		}
 	}
-	if d.what != "missing" && d.what != "older" { // nobody knows of those; of the others, something is not read yet
+	if d.what != "missing" && d.what != "older" { // those are undetectable; of the others, something is not read yet
 		mend(t, s, m, d)
 	}
 	var forgotten []string
@@ -55,7 +55,7 @@ func (tr *trace) suffer(t *testing.T, m moment, kind string, d harm, op string) 
 	}
 	wrong := tr.right(t, s, op, got, forgotten)
 	if wrong != "" && forgotten != nil {
-		// What is forgotten and stands in the way of another thing is reported as stray: its record is brought back.
+		// A forgotten thing that conflicts with another is reported as stray: its record is restored.
 		s.Release(t)
 		mend(t, s, m, d)
 		wrong = tr.right(t, s, op, got, nil)
@@ -64,9 +64,9 @@ func (tr *trace) suffer(t *testing.T, m moment, kind string, d harm, op string) 
 		wrong = tr.finish(t, s, got, wrong)
 	}
 	if wrong != "" && forgotten != nil && kind == "resource" {
-		// With its record a field is forgotten that left the document meanwhile: it is taken for somebody else's and kept, and
-		// what it refers to cannot go. The run is undone and says so; or, when it is the old half of a replacement that cannot
-		// go, it is partial and names that.
+		// With its record a field is forgotten that left the document meanwhile: it counts as unmanaged and is kept, and what it
+		// refers to cannot be deleted. The run is undone and says so; or, when that is the old half of a replacement, it is partial
+		// and names it.
 		s.Release(t)
 		p := s.Plan(t, s.Document(t, tr.desired), plan.Options{Unlimited: true})
 		if toldOf(t, s, p.Unmanaged) && !slices.ContainsFunc(p.Steps, func(st plan.Step) bool { return st.Action == plan.Create }) {
@@ -80,9 +80,9 @@ func (tr *trace) suffer(t *testing.T, m moment, kind string, d harm, op string) 
 	tr.rises(t, s, m, d, name)
 }
 
-// finish takes up the run that ended partial because the old half of a replacement could not go: what was forgotten still
-// referred to it. No plan knows the old half, which is a stray beside its new one, but that run does: once nothing is in
-// the way any more, to resume it is what is left to do, as after every partial end.
+// finish continues the run that ended partial because the old half of a replacement could not be deleted: what was forgotten
+// still referred to it. No plan knows the old half, which is a stray beside its new one, but that run does: once nothing
+// prevents it, resuming that run is what is left to do, as after every partial end.
 func (tr *trace) finish(t *testing.T, s *enginetest.Site, got end, wrong string) string {
 	t.Helper()
 	s.Release(t)
@@ -96,7 +96,7 @@ func (tr *trace) finish(t *testing.T, s *enginetest.Site, got end, wrong string)
 	return tr.right(t, s, opResume, got, nil)
 }
 
-// toldOf reports whether all that no record explains are strays that a run which ended partial did not delete, and named.
+// toldOf reports whether everything that no record explains is a stray that a run which ended partial did not delete, and named.
 func toldOf(t *testing.T, s *enginetest.Site, unmanaged []plan.Foreign) bool {
 	t.Helper()
 	runs, err := s.Store.Runs(context.Background())
@@ -141,7 +141,7 @@ func (tr *trace) rises(t *testing.T, s *enginetest.Site, m moment, d harm, name 
 	}
 }
 
-// mend gives the damaged keys their values back, where nobody has written new ones.
+// mend restores the values of the damaged keys, where no new ones have been written.
 func mend(t *testing.T, s *enginetest.Site, m moment, d harm) {
 	t.Helper()
 	var ops []state.Op
@@ -159,7 +159,7 @@ func mend(t *testing.T, s *enginetest.Site, m moment, d harm) {
 		}
 	}
 	for key := range d.store {
-		if _, there := withoutLock(m.store)[key]; !there { // the lease of a dead process runs out
+		if _, there := withoutLock(m.store)[key]; !there { // the lease of a dead process expires
 			ops = append(ops, state.Op{Key: key, Delete: true})
 		}
 	}
@@ -170,8 +170,7 @@ func mend(t *testing.T, s *enginetest.Site, m moment, d harm) {
 	}
 }
 
-// unpacked reports whether a packed body gives the bytes that its name promises all the same: a bit was flipped that does
-// not count.
+// unpacked reports whether a packed body still unpacks to the bytes that its name promises: the flipped bit does not count.
 func unpacked(s *enginetest.Site, kind string, d harm) bool {
 	if kind != "plan" || d.what != "flipped" {
 		return false
@@ -180,7 +179,7 @@ func unpacked(s *enginetest.Site, kind string, d harm) bool {
 	return err == nil
 }
 
-// reads reads what no run needs: revisions of the document, spent plans, the audit log. Each is as it was, or an error names
+// reads reads what no run needs: revisions of the document, spent plans, the audit log. Each is unchanged, or an error names
 // the damaged key.
 func (tr *trace) reads(t *testing.T, s *enginetest.Site, m moment, d harm, name string) {
 	t.Helper()

@@ -28,17 +28,17 @@ type verdict string
 const (
 	refuse verdict = "refuse" // fail with an error that names the damaged key, and leave the world as it is
 	goOn   verdict = "go on"  // end as it would have without the damage, with the world right
-	either verdict = "either" // of the two, as far as the run had come; what the error names is how the site differs
+	either verdict = "either" // one of the two, as far as the run had come; what the error names is how the site differs
 )
 
-// The operations of a next process: it takes up the run that is open, undoes the run, or applies a document.
+// The operations of a next process: it continues the open run, undoes the run, or applies a document.
 const (
 	opResume   = "resume"
 	opRollback = "rollback"
 	opApply    = "apply"
 )
 
-// verdicts say what each kind of key must do when its value is spoiled: torn, flipped, exchanged for another key's, or
+// verdicts say what each kind of key must do when its value is spoiled: torn, flipped, exchanged with another key's, or
 // a copy of another key's. A kind that an operation does not read cannot stop it.
 var verdicts = map[string]map[string]verdict{
 	"journal record":       {opResume: refuse, opRollback: refuse, opApply: goOn},
@@ -53,15 +53,15 @@ var verdicts = map[string]map[string]verdict{
 	"other journal head":   {opResume: goOn, opRollback: goOn, opApply: goOn},
 	"other plan":           {opResume: goOn, opRollback: goOn, opApply: goOn},
 	"document head":        {opResume: goOn, opRollback: goOn, opApply: refuse},
-	"document log":         {opResume: goOn, opRollback: goOn, opApply: goOn}, // read by nobody but history; see reads
-	"document chunk":       {opResume: goOn, opRollback: goOn, opApply: goOn}, // read by nobody but show; see reads
+	"document log":         {opResume: goOn, opRollback: goOn, opApply: goOn}, // read only by history; see reads
+	"document chunk":       {opResume: goOn, opRollback: goOn, opApply: goOn}, // read only by show; see reads
 	"spent":                {opResume: goOn, opRollback: goOn, opApply: goOn},
 	"audit":                {opResume: goOn, opRollback: goOn, opApply: goOn},
 }
 
-// lost says what must follow when a key is missing. What is not here must be refused. A value that may be absent can be
-// lost unnoticed: a resource that is not recorded is found by its mark, and a run that is not known cannot be undone any
-// more, but what it did is seen.
+// lost says what must follow when a key is missing. A kind that is not here must be refused. A value that may be absent can
+// be lost unnoticed: a resource that is not recorded is found by its mark, and an unknown run can no longer be undone, but
+// its effects are observed.
 var lost = map[string]map[string]verdict{
 	"run":                  {opApply: goOn},
 	"other run":            {opResume: goOn, opRollback: goOn, opApply: goOn},
@@ -81,9 +81,9 @@ var lost = map[string]map[string]verdict{
 	"audit":                verdicts["audit"],
 }
 
-// rolledBack says what must follow when a key holds a value that it had before. Only the head of a journal can tell, from
-// the records that it does not know; all other values are whole, and true of an earlier time. The world is observed
-// before it is changed, so that the site is right in the end all the same.
+// rolledBack says what must follow when a key holds an earlier value. Only the head of a journal reveals it, by the records
+// that it does not know; all other values are intact, and were once true. The world is observed before it is changed, so
+// that the site is right in the end all the same.
 var rolledBack = map[string]map[string]verdict{
 	"journal head":  {opResume: refuse, opRollback: refuse, opApply: goOn},
 	"run":           {opResume: goOn, opRollback: goOn, opApply: goOn}, // but see seems
@@ -179,7 +179,7 @@ func (tr *trace) harmed(t *testing.T, rng *rand.Rand, what string, at int, key s
 				h.want[op] = v
 			}
 		}
-		h.named = kind != "run" // what is not there is not known by name
+		h.named = kind != "run" // what is missing is not known by name
 		if kind == "journal record" {
 			h.keys = append(h.keys, after(m, key)) // the gap shows there
 		}
@@ -231,9 +231,9 @@ func (h harm) names(err error) bool {
 	return slices.ContainsFunc(h.keys, func(key string) bool { return strings.Contains(err.Error(), key) })
 }
 
-// L, W4, W8: whatever the last commit of a process was, and whatever happened to one value of the store, or two, the next process
-// does what it would have done without the damage, or says which key is damaged and leaves the world alone; and when the
-// value is mended, it does. Nothing is made twice.
+// L, W4, W8: whatever the last commit of a process was, and whatever happened to one or two values of the store, the next process
+// does what it would have done without the damage, or names the damaged key and leaves the world alone; and once the value is
+// repaired, it does. Nothing is created twice.
 func TestTortureTornState(t *testing.T) {
 	traces, toStep := torture.Scale(6, 50, 2000), torture.Scale(1, 8, 330)
 	var kinds []string
@@ -252,7 +252,7 @@ func TestTortureTornState(t *testing.T) {
 	t.Run("traces", func(t *testing.T) {
 		for i := range traces + toStep {
 			kind := traceKinds[i%(len(traceKinds)-1)]
-			if i >= traces { // after the others, so that each of these stays as it is
+			if i >= traces { // after the others, so that each of these stays the same
 				kind = traceToStep
 			}
 			t.Run(fmt.Sprintf("%d %s", i, kind), func(t *testing.T) {
@@ -261,7 +261,7 @@ func TestTortureTornState(t *testing.T) {
 				covered[0].Reach(tr.kind)
 				rng := rand.New(rand.NewPCG(1, uint64(i)))
 				prefixes.Add(tr.crashes(t, ends))
-				// One moment in the middle and the last one; every key there, with damages that are drawn.
+				// One moment in the middle and the last one; every key there, with random damages.
 				for _, at := range []int{2 + rng.IntN(len(tr.moments)-3), len(tr.moments) - 1} {
 					cases.Add(tr.harms(t, rng, at, covered))
 				}
@@ -273,7 +273,7 @@ func TestTortureTornState(t *testing.T) {
 		traces+toStep, prefixes.Load(), cases.Load(), time.Since(begin).Round(time.Second), covered[1], covered[2], covered[3], ends, kept.Load())
 }
 
-// crashes lets the process die after each commit, with the world as it was then, and as it was right before the next.
+// crashes makes the process die after each commit, with the world as it was then, and as it was right before the next.
 func (tr *trace) crashes(t *testing.T, ends *torture.Coverage) (n int64) {
 	t.Helper()
 	for at := 0; at < len(tr.moments); at += torture.Scale(4, 1, 1) {
@@ -320,7 +320,7 @@ func (tr *trace) harms(t *testing.T, rng *rand.Rand, at int, covered []*torture.
 	t.Helper()
 	m := tr.moments[at]
 	perKind := map[string]int{}
-	keys := slices.SortedFunc(maps.Keys(m.store), func(a, b string) int { // as far as names are not of the hour, the same each time
+	keys := slices.SortedFunc(maps.Keys(m.store), func(a, b string) int { // reproducible, as far as names do not depend on the time
 		return cmp.Or(strings.Compare(tr.kindOf(m, a), tr.kindOf(m, b)), strings.Compare(a, b))
 	})
 	rng.Shuffle(len(keys), func(i, j int) { keys[i], keys[j] = keys[j], keys[i] })
@@ -351,8 +351,8 @@ func (tr *trace) harms(t *testing.T, rng *rand.Rand, at int, covered []*torture.
 	return n
 }
 
-// A hold or a freeze stops, whatever became of its value: who wrote it meant something by it. That one is missing cannot be
-// known; a release leaves nothing else behind.
+// A hold or a freeze stops even when its value is damaged: it was set for a reason. A missing one is undetectable; a release
+// leaves nothing else behind.
 func TestTortureDamagedStopStops(t *testing.T) {
 	scopes := []string{"site", "n1", "n1/near.port/p0", "serial:1", "run:site", "run:n1", "run:serial:1", "freeze"} // as their keys have them
 	covered := torture.Cover(t, "stops", scopes)
@@ -363,7 +363,7 @@ func TestTortureDamagedStopStops(t *testing.T) {
 		d := s.Document(t, base)
 		s.Converge(t, d)
 		p := s.Plan(t, s.Document(t, twelve), plan.Options{})
-		if strings.HasSuffix(scope, "serial:1") { // the revision that is the newest, and a plan that would try it again
+		if strings.HasSuffix(scope, "serial:1") { // the newest revision, and a plan that would try it again
 			if err := s.World.Remove("n1", "near.port", "p0"); err != nil {
 				t.Fatal(err)
 			}
@@ -379,7 +379,7 @@ func TestTortureDamagedStopStops(t *testing.T) {
 			err = errors.Join(err, rerr, herr)
 		}
 		if scope == "freeze" {
-			key, says = "/converge/test/freeze", "the site is frozen" // whoever froze it, and whatever the value
+			key, says = "/converge/test/freeze", "the site is frozen" // whoever set the freeze, and whatever the value
 			err = errors.Join(s.Store.Release(ctx, scope, "ada", ""), s.Store.SetFreeze(ctx, true, "ada", "maintenance"))
 		}
 		// One that belongs to a run, which would not stop that run.
@@ -429,8 +429,8 @@ func TestTortureDamagedStopStops(t *testing.T) {
 	torture.Report(t, "L", "%d damaged holds and freezes: each stopped; %s", cases, covered)
 }
 
-// Damage in the middle of a journal does not hide what is whole: the error of an undo names the record, and a mended record
-// lets the undo go through to the world as it was.
+// Damage in the middle of a journal does not hide what is intact: the error of an undo names the record, and a repaired record
+// lets the undo succeed with the world as it was.
 func TestTortureUndoSaysWhyNot(t *testing.T) {
 	s := enginetest.New()
 	ctx := context.Background()
@@ -461,7 +461,7 @@ func TestTortureUndoSaysWhyNot(t *testing.T) {
 		if err != nil {
 			t.Fatal(err)
 		}
-		// The most tempting damage: it says that nothing was changed, so that there would be nothing to undo.
+		// The most tempting damage: it claims that nothing was changed, so that there would be nothing to undo.
 		lie := bytes.Replace(it.Value, []byte(`"result":"done"`), []byte(`"result":"refused"`), 1)
 		if bytes.Equal(lie, it.Value) {
 			t.Fatalf("%s is not an outcome: %s", key, it.Value)
@@ -473,7 +473,7 @@ func TestTortureUndoSaysWhyNot(t *testing.T) {
 		}
 		put(lie)
 		err = rollback()
-		// The record after it tells of the damage too; either name leads there.
+		// The record after it reveals the damage too; either name leads there.
 		if err == nil || !strings.Contains(err.Error(), key) && !strings.Contains(err.Error(), s.Store.JournalKey(res.Run.ID, rec.Seq+1)) {
 			t.Errorf("%s: the undo does not say why not: %v", key, err)
 		}

@@ -24,7 +24,7 @@ import (
 	"converge.dev/converge/state/mem"
 )
 
-// A moment is what was there right after a commit, if the process died then.
+// A moment is the state right after a commit, if the process died then.
 type moment struct {
 	store map[string][]byte
 	world string // as in the world's file, with its things, burned ids and versions
@@ -38,7 +38,7 @@ type trace struct {
 	exact   bool              // every step can be undone exactly
 	run     string
 	moments []moment
-	kept    int64 // sites that stayed apart from the document because a lost record had explained a field
+	kept    int64 // sites that still differed from the document because a lost record had explained a field
 }
 
 // Kinds of traces.
@@ -57,7 +57,7 @@ var traceKinds = []string{traceApplied, traceReverted, tracePartial, traceInterr
 // anySite draws a document by number.
 var anySite = rapid.Custom(func(t *rapid.T) map[string]string { return site(t, "") })
 
-// record makes a trace of a random plan. It is the same for the same seed.
+// record makes a trace of a random plan. It is reproducible from the seed.
 func record(t *testing.T, kind string, seed int) *trace {
 	t.Helper()
 	for ; ; seed += 1000 {
@@ -72,7 +72,7 @@ func tryRecord(t *testing.T, kind string, seed int) *trace {
 	t.Helper()
 	s := enginetest.New()
 	ctx := context.Background()
-	// A person has stopped the site once and let it go again, so that there is an audit log.
+	// The site was held and released once, so that there is an audit log.
 	for _, err := range []error{s.Store.Hold(ctx, "n1", "ada", "maintenance"), s.Store.Release(ctx, "n1", "ada", "done")} {
 		if err != nil {
 			t.Fatal(err)
@@ -148,7 +148,7 @@ func tryRecord(t *testing.T, kind string, seed int) *trace {
 		t.Fatalf("%s, seed %d: %v", kind, seed, err)
 	}
 	if res.Run.Status != want {
-		return nil // the step could be left out, or the world forgave the fault
+		return nil // the step could be left out, or the world tolerated the fault
 	}
 	switch kind {
 	case traceResumed:
@@ -172,7 +172,7 @@ func fail(t *testing.T, s *enginetest.Site, f fake.Fault) {
 	}
 }
 
-// revive makes the site of a moment anew, with the world of another: whatever was on its way then. Nothing fails there.
+// revive recreates the site of a moment, with the world of another, including all late effects. Nothing fails there.
 func revive(t *testing.T, store map[string][]byte, world string) *enginetest.Site {
 	t.Helper()
 	s := enginetest.New()
@@ -192,7 +192,7 @@ func revive(t *testing.T, store map[string][]byte, world string) *enginetest.Sit
 	return s
 }
 
-// put makes the store hold exactly these values. A lock is not among them: the lease of a dead process runs out.
+// put makes the store hold exactly these values. A lock is not among them: the lease of a dead process expires.
 func put(t *testing.T, s *enginetest.Site, store map[string][]byte) {
 	t.Helper()
 	have, err := s.KV.List(context.Background(), "/")
@@ -254,7 +254,7 @@ func (tr *trace) do(t *testing.T, s *enginetest.Site, op string) (got end) {
 	return end{status: res.Run.Status, err: err}
 }
 
-// operations are what a next process may do at a moment.
+// operations returns what a next process may do at a moment.
 func (tr *trace) operations(t *testing.T, m moment) []string {
 	t.Helper()
 	text, known := m.store["/converge/test/run/"+tr.run]
@@ -278,7 +278,7 @@ func (tr *trace) operations(t *testing.T, m moment) []string {
 	return ops
 }
 
-// right tells how the site is not as it must be after all; empty when it is. A thing whose record is forgotten, and that no
+// right returns how the site is not as it must be in the end; "" when it is. A thing whose record is forgotten, and that no
 // document wants any more, is reported and left alone.
 func (tr *trace) right(t *testing.T, s *enginetest.Site, op string, got end, forgotten []string) string {
 	t.Helper()
@@ -289,7 +289,7 @@ func (tr *trace) right(t *testing.T, s *enginetest.Site, op string, got end, for
 		}
 		return ""
 	}
-	// Whatever the end was, a next apply converges, and then nothing is left to do and nothing is there twice.
+	// Whatever the end was, a next apply converges, and then nothing is left to do and nothing exists twice.
 	for range 3 {
 		p := s.Plan(t, s.Document(t, tr.desired), plan.Options{Unlimited: true, AllowMissing: true})
 		strays := slices.DeleteFunc(p.Unmanaged, func(f plan.Foreign) bool {
@@ -305,7 +305,7 @@ func (tr *trace) right(t *testing.T, s *enginetest.Site, op string, got end, for
 	return "it does not converge:\n" + enginetest.Text(s.Plan(t, s.Document(t, tr.desired), plan.Options{Unlimited: true, AllowMissing: true}))
 }
 
-// lines lists the lines that only one of two texts has.
+// lines returns the lines that only one of two texts has.
 func lines(before, after string) string {
 	count := map[string]int{}
 	for _, l := range strings.Split(before, "\n") {
@@ -321,7 +321,7 @@ func lines(before, after string) string {
 	return strings.Join(slices.Sorted(maps.Keys(count)), "\n")
 }
 
-// kindOf names the kind of a key; empty for what is never read as a value.
+// kindOf returns the kind of a key; "" for what is never read as a value.
 func (tr *trace) kindOf(m moment, key string) string {
 	rest, _ := strings.CutPrefix(key, "/converge/test/")
 	first, after, _ := strings.Cut(rest, "/")
@@ -355,7 +355,7 @@ func (tr *trace) kindOf(m moment, key string) string {
 	return ""
 }
 
-// seems says what must follow when a run stands as it once stood.
+// seems returns what must follow when a run has an earlier state.
 func seems(t *testing.T, old []byte) map[string]verdict {
 	t.Helper()
 	var run state.Run

@@ -17,7 +17,7 @@ import (
 	"converge.dev/converge/state"
 )
 
-// What is shown before a rollback is what the rollback does, in its order, and to look at it changes nothing.
+// What is shown before a rollback is what the rollback does, in its order, and showing it changes nothing.
 func TestUndoingShowsWhatRollbackDoes(t *testing.T) {
 	s := enginetest.New()
 	s.Converge(t, s.Document(t, base))
@@ -66,7 +66,7 @@ func TestUndoingShowsWhatRollbackDoes(t *testing.T) {
 	}
 }
 
-// A run that went on since it was shown what would be undone is not undone.
+// A run that continued since its undo was shown is not undone.
 func TestRollbackOfMoreThanWasShown(t *testing.T) {
 	s := enginetest.New()
 	d := s.Document(t, base)
@@ -95,7 +95,7 @@ func TestRollbackOfMoreThanWasShown(t *testing.T) {
 	}
 }
 
-// What the far side does not support is left out only when somebody says that it may be.
+// What the far side does not support is left out only with explicit permission.
 func TestOmittedNeedsAllowPartial(t *testing.T) {
 	s := enginetest.New()
 	d := s.Document(t, map[string]string{"site/far.net/n": `{"cidr":"10.0.0.0/24"}`, "site/far.host/h": `{"net":"n"}`, "site/far.guard/g": `{}`})
@@ -115,8 +115,8 @@ func TestOmittedNeedsAllowPartial(t *testing.T) {
 	}
 }
 
-// A run is not undone over what happened since it ended: another run, somebody at the site, or something that refers by now to
-// what would be deleted. Who only looks is told the same, and nothing is changed. What changed nothing of it stands in no way.
+// A run is not undone over what happened since it ended: another run, a change of the site, or a new reference to what would be
+// deleted. Showing the undo reports the same, and changes nothing. What does not affect it prevents nothing.
 func TestRollbackOverWhatHappenedSince(t *testing.T) {
 	ctx := context.Background()
 	docs := []map[string]string{
@@ -162,7 +162,7 @@ func TestRollbackOverWhatHappenedSince(t *testing.T) {
 	labelled := edit("site/far.net/n", func(t *providers.Thing) { t.Spec["labels"] = map[string]any{"env": "mine"} })
 	resized := edit("site/far.net/n", func(t *providers.Thing) { t.Spec["size"] = int64(7) })
 	for name, c := range map[string]struct {
-		done  []map[string]string // of these the last one is undone
+		done  []map[string]string // the last of these is undone
 		since func(*testing.T, *enginetest.Site)
 		says  string // empty: it is undone
 	}{

@@ -17,7 +17,7 @@ import (
 	"converge.dev/converge/state"
 )
 
-// A mute far side does not tell some fields of some things of a kind.
+// A mute far side omits some fields of some things of a kind.
 type mute struct {
 	providers.Kind
 	fields []string
@@ -58,7 +58,7 @@ func (m mute) engine(s *enginetest.Site, kind string) *engine.Engine {
 	})
 }
 
-// What a far side does not tell is unknown: no change, no replacement, no drift, and what is changed in the document is sent.
+// What a far side omits is unknown: no change, no replacement, no drift, and what is changed in the document is sent.
 func TestUnfilledIsUnknown(t *testing.T) {
 	s := enginetest.New()
 	doc := s.Document(t, base)
@@ -95,8 +95,8 @@ func TestUnfilledIsUnknown(t *testing.T) {
 	}
 }
 
-// A kind of which a required field is told of nothing that is there cannot be managed; where it is told of something, what
-// lacks it is unknown in that alone.
+// A kind whose required field is omitted in every existing thing cannot be managed; where some things have it, those that lack it
+// are unknown only in that field.
 func TestRequiredFieldThatNobodyTells(t *testing.T) {
 	s := enginetest.New()
 	doc := s.Document(t, base)

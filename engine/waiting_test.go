@@ -16,7 +16,7 @@ import (
 	"converge.dev/converge/providers/fake"
 )
 
-// Who waits says for what and for how long, and once that was in vain, how long it was.
+// Waiting is reported with its reason and duration, and if it was in vain, with how long it was.
 func TestWaitingSaysForHowLong(t *testing.T) {
 	s := enginetest.New()
 	doc := s.Document(t, map[string]string{"site/far.net/n": `{"cidr": "10.0.0.0/24", "timeouts": {"create": "60ms"}}`})
@@ -42,8 +42,8 @@ func TestWaitingSaysForHowLong(t *testing.T) {
 	}
 }
 
-// What the far side takes an hour for stops nobody: as many creates as may be under way wait for it, and what does not need them
-// is done at once. With a parallelism of 1 one step is over before the next begins, as somebody wants who asks for that.
+// What takes the far side an hour blocks nothing: as many creates as may be in progress wait for it, and what does not need them
+// is done at once. With a parallelism of 1 one step ends before the next begins, as that setting demands.
 func TestLongCreatesStopNobody(t *testing.T) {
 	const parallelism, quick = 8, 20
 	for _, parallelism := range []int{parallelism, 1} {
@@ -91,7 +91,7 @@ func TestLongCreatesStopNobody(t *testing.T) {
 	}
 }
 
-// What is in use is changed a few at a time: a step that changes it is under way until it is ready again.
+// What is in use is changed a few at a time: a step that changes it is in progress until it is ready again.
 func TestChangesOfWhatIsInUseKeepTheirTurn(t *testing.T) {
 	const parallelism, all = 3, 12
 	synctest.Test(t, func(t *testing.T) {

@@ -14,13 +14,13 @@ import (
 	"converge.dev/converge/state"
 )
 
-// A sight is what is known of a create whose outcome is unknown, what is seen, and what is to be done then.
+// A sight is what is known of a create whose outcome is unknown, what is observed, and what must follow.
 type sight struct {
 	row    string // of the table in docs/reliability.md
 	traits providers.Traits
 	know   func(*known)
 	have   *providers.Thing
-	taken  bool // the id is said to be taken
+	taken  bool // the id was reported as taken
 	search bool // it was searched for
 	do     move
 	why    string
@@ -74,7 +74,7 @@ func aHost() *schema.Kind {
 
 var theRef = schema.Ref{Scope: "site", Kind: "far.host", Name: "a"}
 
-// TestWhatFollowsAnUnknownCreate is the table of docs/reliability.md: each of its lines has a case here, and nothing else has.
+// TestWhatFollowsAnUnknownCreate checks the table of docs/reliability.md: each of its lines, and nothing else, has a case here.
 func TestWhatFollowsAnUnknownCreate(t *testing.T) {
 	rows := table(t)
 	kind := aHost()
@@ -130,7 +130,7 @@ func table(t *testing.T) map[string]bool {
 	return rows
 }
 
-// TestWhatPrecedesACall: nothing is changed or deleted that is not as the plan saw it, or as the run left it.
+// TestWhatPrecedesACall: nothing is changed or deleted that differs from what the plan saw, or the run left.
 func TestWhatPrecedesACall(t *testing.T) {
 	kind := aHost()
 	marked := providers.Traits{Create: providers.Conditional, Update: providers.Versioned, Delete: providers.Versioned, Mark: true}
@@ -178,7 +178,7 @@ func TestWhatPrecedesACall(t *testing.T) {
 	}
 }
 
-// TestWhatAnUndoRemoves: what others have made of a thing does not go with it.
+// TestWhatAnUndoRemoves: it does not remove what others have made of a thing.
 func TestWhatAnUndoRemoves(t *testing.T) {
 	kind := aHost()
 	mine := providers.Mark{Site: "site", Ref: theRef, Incarnation: 1}
@@ -190,7 +190,7 @@ func TestWhatAnUndoRemoves(t *testing.T) {
 		made: made, unsure: true, finished: true, seen: made.Digest(),
 	}
 	kind.Fields = append(kind.Fields, schema.Field{Name: "note", Type: schema.String})
-	if v := k.decide(have, false, false); v.do != calls { // nobody knows what else it was like when the run made it
+	if v := k.decide(have, false, false); v.do != calls { // it is unknown what else was different when the run created it
 		t.Errorf("without a record: %d because of %v", v.do, v.why)
 	}
 	k.recorded = &state.Record{Ref: theRef, ID: "id", Run: "run", Spec: made, Rest: schema.Object{}}
@@ -206,8 +206,8 @@ func TestWhatAnUndoRemoves(t *testing.T) {
 	}
 }
 
-// TestWhatComesAfterReady: what can be asked for only once the thing is ready is asked for then, and not before, for as long as the
-// step has time.
+// TestWhatComesAfterReady: what can be requested only once the thing is ready is requested then, and not before, for as long as
+// the step has time.
 func TestWhatComesAfterReady(t *testing.T) {
 	kind := &schema.Kind{Name: "far.host", Fields: []schema.Field{{Name: "net", Type: schema.String, Immutable: true}, {Name: "power", Type: schema.String}}}
 	mark := providers.Mark{Site: "site", Ref: theRef, Incarnation: 1}

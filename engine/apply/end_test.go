@@ -19,7 +19,7 @@ import (
 )
 
 // A run whose steps wait for one another ends without having begun them. It is not applied: it stays open, and says so.
-// No such plan gets past plan.Check; this is what stands behind that.
+// plan.Check refuses such plans; this is the second line of defence.
 func TestNothingDoneIsNotApplied(t *testing.T) {
 	ctx := context.Background()
 	for name, needs := range map[string][2][]int{
@@ -31,7 +31,7 @@ func TestNothingDoneIsNotApplied(t *testing.T) {
 			s := enginetest.New()
 			p := s.Plan(t, s.Document(t, map[string]string{"site/far.guard/a": `{}`, "site/far.guard/b": `{}`}), plan.Options{})
 			p.Steps[0].Needs, p.Steps[1].Needs = needs[0], needs[1]
-			if needs[1] == nil { // it needs what comes after it
+			if needs[1] == nil { // it needs the step after it
 				p.Steps[1].Undo, p.NoReturn = providers.NoUndo, 1
 			}
 			body, digest, err := p.Encode()

@@ -17,7 +17,7 @@ import (
 	"converge.dev/converge/state/mem"
 )
 
-// The second step of a plan fails, so the first one is undone. For a command, package engine does all this and more.
+// The second step of a plan fails, so the first one is undone. Package engine does all this, and more, for a command.
 func Example() {
 	check := func(err error) {
 		if err != nil {

@@ -10,7 +10,7 @@ import (
 	"converge.dev/converge/providers"
 )
 
-// A step that gives up does not take the list from those that share it.
+// A step that gives up does not take the list away from those that share it.
 func TestCensusIsOfNoStep(t *testing.T) {
 	var c census
 	at := plan.Place{Scope: "site", Kind: "far.host"}
@@ -35,7 +35,7 @@ func TestCensusIsOfNoStep(t *testing.T) {
 	}
 	second := make(chan []providers.Thing)
 	go func() {
-		things, err := c.of(t.Context(), at, since, look) // a second look would close begun again
+		things, err := c.of(t.Context(), at, since, look) // a second observation would close begun again
 		if err != nil {
 			t.Error(err)
 		}

@@ -145,7 +145,7 @@ func draw(t *rapid.T, label string) schema.Object {
 	return o
 }
 
-// What is immutable, was recorded, and is told no more, or as its default, is as it was. All else is as it is told.
+// What is immutable, was recorded, and is no longer reported, or as its default, is as it was. All else is as reported.
 func TestLasting(t *testing.T) {
 	fixed := &schema.Kind{Name: "t.fixed", Fields: []schema.Field{
 		{Name: "blocks", Type: schema.List, Key: "at", Immutable: true, Elem: &schema.Field{Type: schema.Struct, Fields: []schema.Field{
@@ -180,7 +180,7 @@ func TestLasting(t *testing.T) {
 	}
 }
 
-// After a merge nothing differs any more, what others set is still there, and neither input was changed.
+// After a merge no differences are left, what others set is still there, and neither input was changed.
 func TestMergeSettlesEveryDifference(t *testing.T) {
 	same := func(_, id string) string { return id }
 	rapid.Check(t, func(t *rapid.T) {

@@ -7,8 +7,8 @@ import (
 	"converge.dev/converge/schema"
 )
 
-// The tag differs, and a label that was applied once has left the document. The bridge is the one that is wanted, under
-// the id that it has over there; the MTU is nobody's wish.
+// The tag differs, and a label that was applied once has left the document. The bridge is the wanted one, under its id on
+// the far side; the document does not state the MTU.
 func Example() {
 	port := &schema.Kind{Name: "lab.port", Fields: []schema.Field{
 		{Name: "bridge", Type: schema.String, Ref: "lab.bridge"},

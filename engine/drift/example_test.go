@@ -13,7 +13,7 @@ import (
 	"converge.dev/converge/state"
 )
 
-// Of three bridges that converge made, somebody changed one and removed another.
+// Of three bridges that converge created, another client changed one and removed another.
 func Example() {
 	at := plan.Place{Scope: "gpu-01", Kind: "ovs.bridge"}
 	secure := schema.Object{"fail_mode": "secure"}

@@ -17,7 +17,7 @@ import (
 	"converge.dev/converge/state/mem"
 )
 
-// A view is a sink that knows the events it shows, and passes over all others.
+// A view is a sink that shows the events it knows, and skips all others.
 func Example() {
 	ctx := context.Background()
 	kinds, err := kinds.New()

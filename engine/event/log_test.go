@@ -16,7 +16,7 @@ import (
 	"converge.dev/converge/state"
 )
 
-// everything is one event of each sort.
+// everything returns one event of each sort.
 func everything() []event.Event {
 	s := &plan.Step{ID: 7, Ref: schema.Ref{Scope: "site", Kind: "carbide.vpc", Name: "prod"}, Action: plan.Create}
 	run := state.Run{ID: "20261125-120000.000-abcdef", Op: "apply", Status: state.RunPartial, Steps: 9, Done: 8, Serial: 3, Epoch: 4}
@@ -39,7 +39,7 @@ func everything() []event.Event {
 	}
 }
 
-// At debug each event has a line of its own; at info those by which one follows a run, and at warn what goes wrong.
+// At debug each event has its own line; at info those that show the progress of a run, and at warn what goes wrong.
 func TestLog(t *testing.T) {
 	for level, want := range map[slog.Level][]string{
 		slog.LevelDebug: {"waiting for the site lock", "looking", "still looking", "seen", "cannot be seen", "run started", "step started", "step retrying", "step done", "step failed", "point of no return", "interrupted", "undoing", "looked again", "run ended"},

@@ -6,7 +6,7 @@ import (
 	"converge.dev/converge/engine/graph"
 )
 
-// Four steps, of which one fails: what needs it never starts, the rest goes on.
+// Of four steps one fails: what needs it never starts, the rest continues.
 func Example() {
 	steps := []string{"vpc", "segment", "instance", "keyset"}
 	needs := [][]int{1: {0}, 2: {1}, 3: nil} // the segment needs the vpc, the instance the segment

@@ -40,8 +40,8 @@ func seq(n int) []int {
 	return s
 }
 
-// However many steps are under way, none starts before what it needs has finished, and all start once; turned around,
-// the same holds for what needed it.
+// However many steps are in progress, none starts before what it needs has finished, and all start once; in the reverse
+// direction, the same holds for what needed it.
 func TestScheduleKeepsTheOrder(t *testing.T) {
 	rapid.Check(t, func(t *rapid.T) {
 		needs := dag(t)

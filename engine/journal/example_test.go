@@ -12,8 +12,8 @@ import (
 	"converge.dev/converge/state/mem"
 )
 
-// A process dies in its second step: whoever reads the journal knows that the first is done, and that nobody knows
-// what came of the second.
+// A process dies in its second step: the journal shows that the first is done, and that the outcome of the second is
+// unknown.
 func Example() {
 	ctx := context.Background()
 	store := state.New(mem.New(mem.Options{}), "fra1")

@@ -19,9 +19,9 @@ import (
 	"converge.dev/converge/state/mem"
 )
 
-// FuzzRead gives the journal records that somebody may have written: a first, a second, and the head that says how far it
-// goes, which may be mended to fit. They are whole, or refused; what is whole adds up or is refused, and reads the same when
-// it is written again.
+// FuzzRead passes arbitrary records to the journal: a first, a second, and the head that says how far it goes, which may be
+// corrected to fit. They are whole, or refused; what is whole adds up or is refused, and reads the same when it is written
+// again.
 func FuzzRead(tf *testing.F) {
 	f := fuzzed.New(tf)
 	version := fmt.Sprintf(`"v":%d`, journal.Version)
@@ -73,7 +73,7 @@ func FuzzRead(tf *testing.F) {
 			t.Fatalf("%d records were read, %d are there", len(log.Records), len(texts))
 		}
 		for i, r := range log.Records {
-			// Nothing that somebody wrote may be passed over: it may be the one thing that matters.
+			// No member may be skipped: it may be the one that matters.
 			var members map[string]jsontext.Value
 			if err := json.Unmarshal(texts[i], &members); err != nil {
 				t.Errorf("record %q is no object: %v", texts[i], err)
@@ -104,7 +104,7 @@ func FuzzRead(tf *testing.F) {
 	})
 }
 
-// stored makes a store with the values as records 1 and 2 and as the head; what is nil is not there.
+// stored returns a store with the values as records 1 and 2 and as the head; nil ones are absent.
 func stored(tb testing.TB, one, two, head []byte) *state.Store {
 	tb.Helper()
 	kv := mem.New(mem.Options{})
@@ -130,10 +130,10 @@ var names = func() map[string]bool {
 	return all
 }()
 
-// kinds of records that there are.
+// kinds are the kinds of records.
 var kinds = []journal.Kind{journal.Begin, journal.Intent, journal.Outcome, journal.NoReturn, journal.Revert, journal.End}
 
-// chain spells two records as the journal writes them.
+// chain encodes two records as the journal writes them.
 func chain(tb testing.TB, one, two journal.Record) (first, second []byte) {
 	tb.Helper()
 	prev := ""
@@ -150,7 +150,7 @@ func chain(tb testing.TB, one, two journal.Record) (first, second []byte) {
 	return texts[0], texts[1]
 }
 
-// headOf is the head of a journal that ends with the last record.
+// headOf returns the head of a journal that ends with the last record.
 func headOf(records ...[]byte) []byte {
 	n, last := 0, []byte(nil)
 	for _, r := range records {

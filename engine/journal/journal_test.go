@@ -26,7 +26,7 @@ func open(t *testing.T, kv state.KV) (*state.Store, *state.Lock) {
 	return s, lock
 }
 
-// begin opens the journal of run r, or goes on with it.
+// begin opens the journal of run r, or continues it.
 func begin(t *testing.T, s *state.Store, lock *state.Lock) *journal.Journal {
 	t.Helper()
 	log, err := journal.Read(context.Background(), s, "r")
@@ -114,7 +114,7 @@ func TestDamageIsFound(t *testing.T) {
 	}
 }
 
-// W1: a write whose result is unknown is settled by reading: written once, whether its effect came or not.
+// W1: a write whose result is unknown is settled by reading: written once, whether it had its effect or not.
 func TestUnknownResultIsSettled(t *testing.T) {
 	for _, effect := range []bool{false, true} {
 		var calls atomic.Int64
@@ -157,7 +157,7 @@ func TestFencedJournalWritesNothingMore(t *testing.T) {
 	}
 }
 
-// Appends that come together cost fewer transactions than there are records.
+// Concurrent appends cost fewer transactions than there are records.
 func TestAppendsAreGrouped(t *testing.T) {
 	const n = 200
 	var commits atomic.Int64
@@ -192,7 +192,7 @@ func TestAppendsAreGrouped(t *testing.T) {
 	}
 }
 
-// The end of a journal cannot be cut off: its head knows how far it went.
+// The end of a journal cannot be cut off: its head records how far it went.
 func TestCutEndIsFound(t *testing.T) {
 	for name, last := range map[string]string{"the last record": "0000000004", "the head": "head"} {
 		kv := mem.New(mem.Options{})
@@ -207,8 +207,8 @@ func TestCutEndIsFound(t *testing.T) {
 	}
 }
 
-// W5: while a hold or a freeze is in the way, no intent is written, whenever it came; what was done is still written
-// down, and what is not held goes on.
+// W5: while a hold or a freeze applies, no intent is written, whenever it was set; what was done is still recorded, and
+// what is not held continues.
 func TestIntentObeysHolds(t *testing.T) {
 	ctx := context.Background()
 	kv := mem.New(mem.Options{})
@@ -250,8 +250,8 @@ func TestIntentObeysHolds(t *testing.T) {
 	read(t, s)
 }
 
-// A journal that says nothing of steps that are kept, as older ones do not, means all of the run. The last word counts, and one
-// that the plan cannot mean is damage.
+// A journal that says nothing of steps that are kept, as older ones do not, means all of the run. The last record counts, and one
+// that is impossible for the plan is damage.
 func TestHowFarBack(t *testing.T) {
 	sum := func(kept ...int) (journal.Replay, error) {
 		records := []journal.Record{{Kind: journal.Begin, Step: -1}}

@@ -74,7 +74,7 @@ func BenchmarkNoOp(b *testing.B) {
 	}
 }
 
-// unchanged counts the resources that are recorded as they are written, and are there.
+// unchanged counts the resources that are recorded as they are written, and exist.
 func unchanged(in plan.Input) (n int) {
 	recorded := map[schema.Ref]*state.Record{}
 	for i, r := range in.Recorded {
@@ -107,7 +107,7 @@ func BenchmarkOneChange(b *testing.B) {
 	}
 }
 
-// BenchmarkPlanner is one change after the other in 100 000 resources, each planned and undone again.
+// BenchmarkPlanner makes one change after another in 100 000 resources, each planned and undone again.
 func BenchmarkPlanner(b *testing.B) {
 	in := converged(b, 100_000)
 	was := in.Document.Resources[17]

@@ -10,7 +10,7 @@ import (
 	"converge.dev/converge/schema"
 )
 
-// comesBack fails unless a plan says the same after it was saved and read.
+// comesBack fails unless a plan is the same after it was saved and read.
 func comesBack(t *testing.T, p *plan.Plan) {
 	t.Helper()
 	saved, _, err := p.Encode()
@@ -26,7 +26,7 @@ func comesBack(t *testing.T, p *plan.Plan) {
 	}
 }
 
-// whole is all that a plan says, each spec where it stands in memory.
+// whole returns all contents of a plan, with the address of each spec in memory.
 func whole(t *testing.T, p *plan.Plan) string {
 	t.Helper()
 	b, err := json.Marshal(p)
@@ -36,12 +36,12 @@ func whole(t *testing.T, p *plan.Plan) string {
 	return string(b)
 }
 
-// A plan is as large as what it changes, not as the site. Each spec of a step is in it once.
+// The size of a plan depends on what it changes, not on the site. It contains each spec of a step once.
 func TestSizeFollowsChange(t *testing.T) {
 	size := func(n int) int {
 		in := converged(t, n)
 		at := plan.Place{Scope: schema.ScopeSite, Kind: "far.host"}
-		for i := range n { // as many things of others
+		for i := range n { // as many unmanaged things
 			in.Observed.Things[at] = append(in.Observed.Things[at], providers.Thing{ID: fmt.Sprintf("foreign-%06d", i), Name: "foreign", Phase: providers.Ready, Spec: schema.Object{}})
 		}
 		in.Document.JSON = make([]byte, 100*n)

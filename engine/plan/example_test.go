@@ -11,7 +11,7 @@ import (
 	"converge.dev/converge/state"
 )
 
-// What is wanted, what is seen and what is recorded make a plan. Nobody declared br-ex, so it is reported and left alone.
+// Desired, observed and recorded state make a plan. br-ex is not declared, so it is reported and left alone.
 func Example() {
 	kinds := schema.Kinds{
 		"ovs.bridge": {Name: "ovs.bridge", Node: true, Fields: []schema.Field{{Name: "fail_mode", Type: schema.String}}},
@@ -35,7 +35,7 @@ func Example() {
 				{ID: "br-ex", Name: "br-ex", Phase: providers.Ready},
 				{ID: "br-slice", Name: "br-slice", Spec: was, Phase: providers.Ready},
 			},
-			{Scope: "gpu-01", Kind: "ovs.port"}: nil, // seen, and there is none
+			{Scope: "gpu-01", Kind: "ovs.port"}: nil, // observed, and there is none
 		}},
 		Recorded: []state.Record{{Ref: bridge, ID: "br-slice", Incarnation: 1, Spec: was}},
 		Traits:   func(string, string) (providers.Traits, bool) { return fake.NodeTraits(), true },

@@ -22,7 +22,7 @@ func somePlan(t testing.TB) *plan.Plan {
 	}), plan.Options{})
 }
 
-// members are those of a plan file that its proof is of, from the plan on.
+// members returns those of a plan file that its proof covers, from the plan on.
 func members(t testing.TB, p *plan.Plan) string {
 	t.Helper()
 	file, _, err := p.EncodeFile(nil)
@@ -32,7 +32,7 @@ func members(t testing.TB, p *plan.Plan) string {
 	return strings.TrimSuffix(string(file[bytes.Index(file, []byte(`"plan":`)):]), "}\n")
 }
 
-// A plan file holds the plan byte for byte. Only who has the key can have written it.
+// A plan file holds the plan byte for byte. Only the owner of the key can have written it.
 func TestFile(t *testing.T) {
 	key, other := bytes.Repeat([]byte{1}, 32), bytes.Repeat([]byte{2}, 32)
 	p := somePlan(t)
@@ -66,7 +66,7 @@ func TestFile(t *testing.T) {
 	}
 }
 
-// The document of a plan comes back byte for byte, however it is written: its digest, and what was signed, is of its bytes.
+// The document of a plan comes back byte for byte, however it is formatted: its digest, and its signature, cover its bytes.
 func TestDocumentComesBack(t *testing.T) {
 	key, p := bytes.Repeat([]byte{1}, 32), somePlan(t)
 	for name, form := range map[string]func(compact string) string{
@@ -100,7 +100,7 @@ func TestDocumentComesBack(t *testing.T) {
 	}
 }
 
-// A file is taken byte for byte: what changes nothing of what it says is an edit as well.
+// A file is verified byte for byte: an edit that does not change its meaning is an edit as well.
 func TestFileIsExact(t *testing.T) {
 	key := bytes.Repeat([]byte{1}, 32)
 	p := somePlan(t)
@@ -151,7 +151,7 @@ func TestFileIsExact(t *testing.T) {
 	}
 }
 
-// What is no plan is not read, whoever wrote it.
+// What is not a plan is not read, whoever wrote it.
 func TestFileIsStrict(t *testing.T) {
 	p := somePlan(t)
 	body, _, err := p.Encode()

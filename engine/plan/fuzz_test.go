@@ -24,7 +24,7 @@ func FuzzDecode(tf *testing.F) {
 	} {
 		f.Add([]byte(s))
 	}
-	body, _, err := somePlan(f).Encode() // of those above none is taken: no planner could have made it
+	body, _, err := somePlan(f).Encode() // none of those above is accepted: no planner could have made it
 	if err != nil {
 		f.Fatal(err)
 	}
@@ -67,7 +67,7 @@ func FuzzDecode(tf *testing.F) {
 		if err != nil || !bytes.Equal(text, same) || digest != digestAgain {
 			t.Errorf("%q is saved as %q and then as %q: %v", b, text, same, err)
 		}
-		// What walks a plan may ask it anything.
+		// What walks a plan may call any of its methods.
 		p.Counts()
 		p.Needs()
 		p.Empty()

@@ -22,7 +22,7 @@ import (
 
 var update = flag.Bool("update", false, "rewrite the golden files")
 
-// seen is a thing as the golden files write it: its id, and what is not the default.
+// seen is a thing as the golden files write it: its id, and what differs from the defaults.
 type seen struct {
 	Name    string          `json:"name"`
 	Mark    string          `json:"mark"`
@@ -95,8 +95,8 @@ func TestGolden(t *testing.T) {
 
 func input(t *testing.T, ar *txtar.Archive) plan.Input {
 	s := enginetest.New()
-	traitsOf := map[string]providers.Traits{} // what matters of them, by kind
-	var orphans, natural []string             // kinds whose far side deletes what is still referred to; kinds whose things are there by themselves
+	traitsOf := map[string]providers.Traits{} // the relevant ones, by kind
+	var orphans, natural []string             // kinds whose far side deletes what is still referred to; kinds whose things exist by themselves
 	in := plan.Input{
 		ID: "golden", Kinds: s.Kinds,
 		Observed: plan.Observation{Things: map[plan.Place][]providers.Thing{}, Unknown: map[plan.Place]string{}, Unsupported: map[plan.Place]string{}},

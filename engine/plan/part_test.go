@@ -10,7 +10,7 @@ import (
 	"converge.dev/converge/schema"
 )
 
-// A thing of a resource that the inputs leave out is nobody's to take over.
+// A thing of a resource that the inputs leave out cannot be adopted by another.
 func TestPartTakesNothingFromOthers(t *testing.T) {
 	at := plan.Place{Scope: "site", Kind: "far.guard"}
 	other := schema.Ref{Scope: "site", Kind: "far.guard", Name: "other"}
@@ -26,7 +26,7 @@ func TestPartTakesNothingFromOthers(t *testing.T) {
 		if err != nil {
 			t.Fatal(err)
 		}
-		want := plan.Update // taken over, and marked
+		want := plan.Update // adopted, and marked
 		if part != nil {
 			want = plan.Create
 		}

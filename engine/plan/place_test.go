@@ -12,7 +12,7 @@ import (
 	"converge.dev/converge/state"
 )
 
-// Rigs stand in bays, which appear by themselves.
+// placing returns the input of a plan for rigs, which stand in bays, which appear by themselves.
 func placing(rigs map[string]schema.Object, bays []providers.Thing, there []providers.Thing) plan.Input {
 	kinds := schema.Kinds{
 		"far.bay": {Name: "far.bay", Fields: []schema.Field{
@@ -59,7 +59,7 @@ func bay(id, row, kind string, status ...string) providers.Thing {
 	return t
 }
 
-// chosen makes the plan and says which bay each rig got.
+// chosen makes the plan and returns which bay each rig got.
 func chosen(t *testing.T, in plan.Input) (string, *plan.Plan) {
 	t.Helper()
 	p, err := plan.Make(in)
@@ -86,7 +86,7 @@ func TestChoicesSpread(t *testing.T) {
 			bay("r2-1", "r2", "gpu"), bay("r3-2", "r3", "gpu", "repair=today"), bay("r1-9", "r1", "cpu"), bay("r4-1", "r4", "gpu"),
 		},
 		[]providers.Thing{{ID: "theirs", Name: "theirs", Spec: schema.Object{"bay": "r4-1", "type": "gpu"}, Phase: providers.Leaving}})
-	// d names one in r1, so the others begin in r2; r4 is taken, even by what is on its way out; r3 cannot be had.
+	// d names one in r1, so the others begin in r2; r4 is taken, even by what is in deletion; r3 is unavailable.
 	want := "a in r2-1\nb in r1-1\nc in r2-2\nd in r1-2\ne in r1-9"
 	got, p := chosen(t, in)
 	if got != want {
@@ -119,7 +119,7 @@ func TestChoicesAreRefusedInWords(t *testing.T) {
 	}
 }
 
-// What was chosen stays: it is no difference that the document does not name it, also when it did once.
+// What was chosen stays: it is not a difference that the document does not name it, even when it once did.
 func TestChoicesStay(t *testing.T) {
 	for _, recorded := range []schema.Object{{"type": "gpu"}, {"type": "gpu", "bay": "1"}} {
 		in := placing(map[string]schema.Object{"a": {"type": "gpu", "want": map[string]any{"labels": map[string]any{"zone": "x"}}}},
@@ -139,7 +139,7 @@ func TestChoicesStay(t *testing.T) {
 	}
 }
 
-// A bay that is declared counts as it will be, and is made so first.
+// A bay that is declared counts in its planned state, and is changed to it first.
 func TestChoicesSeeWhatThePlanChanges(t *testing.T) {
 	in := placing(map[string]schema.Object{"a": {"type": "gpu"}}, []providers.Thing{bay("1", "r", "cpu"), bay("2", "r", "gpu")}, nil)
 	declare := func(id string, spec schema.Object) {

@@ -21,7 +21,7 @@ import (
 	"converge.dev/converge/state"
 )
 
-// A model is a small world that changes: what the planner is told of it, and what a plan of all of it is made of.
+// A model is a small world that changes: the input of the planner for a change, and of a plan of everything.
 type model struct {
 	t         *rapid.T
 	in        plan.Input
@@ -105,7 +105,7 @@ func (m *model) forget() {
 	}
 }
 
-// input is all that there is.
+// input returns everything.
 func (m *model) input() plan.Input {
 	in := m.in
 	in.ID = m.changes.ID
@@ -159,7 +159,7 @@ func (m *model) setThing(at plan.Place, id string, t *providers.Thing) {
 	m.in.Observed.Things[at] = list
 }
 
-// id is what a name stands for over there.
+// id returns the external id of a name.
 func (m *model) id(scope, kind, name string) string {
 	for _, s := range []string{scope, schema.ScopeSite} {
 		if r := m.records[schema.Ref{Scope: s, Kind: kind, Name: name}]; r != nil && r.ID != "" {
@@ -209,7 +209,7 @@ func (m *model) spec(ref schema.Ref) schema.Object {
 	return o
 }
 
-// declare puts a resource into the document, or changes it there; what it refers to comes with it.
+// declare puts a resource into the document, or changes it there, together with what it refers to.
 func (m *model) declare(ref schema.Ref) {
 	r := &schema.Resource{Ref: ref, Spec: m.spec(ref)}
 	l := &r.Lifecycle
@@ -235,7 +235,7 @@ func (m *model) declare(ref schema.Ref) {
 	m.connect()
 }
 
-// connect finds what all resources refer to, as a loader does.
+// connect resolves what all resources refer to, like a loader.
 func (m *model) connect() {
 	for again := true; again; {
 		again = false
@@ -267,7 +267,7 @@ func (m *model) connect() {
 	}
 }
 
-// remove takes a resource out of the document, and all that refers to it.
+// remove removes a resource from the document, and everything that refers to it.
 func (m *model) remove(ref schema.Ref) {
 	if m.resources[ref] == nil {
 		return
@@ -280,7 +280,7 @@ func (m *model) remove(ref schema.Ref) {
 	}
 }
 
-// carry does some of what a plan wants.
+// carry carries out some of a plan.
 func (m *model) carry(p *plan.Plan, all bool) {
 	for i := range p.Steps {
 		s := &p.Steps[i]
@@ -310,14 +310,14 @@ func (m *model) carry(p *plan.Plan, all bool) {
 	}
 }
 
-// abroad is what a step leads to, with ids.
+// abroad returns the result of a step, with ids.
 func (m *model) abroad(s *plan.Step) schema.Object {
 	spec := s.After.Clone()
 	m.in.Kinds[s.Ref.Kind].EachRef(spec, func(kind, name string) string { return m.id(s.Ref.Scope, kind, name) })
 	return spec
 }
 
-// meddle changes what is there, as somebody else would.
+// meddle changes the world like another client.
 func (m *model) meddle() {
 	places := slices.SortedFunc(maps.Keys(m.in.Observed.Things), func(a, b plan.Place) int {
 		return schema.Ref{Scope: a.Scope, Kind: a.Kind}.Compare(schema.Ref{Scope: b.Scope, Kind: b.Kind})
@@ -403,7 +403,7 @@ func (m *model) edit(last *plan.Plan) {
 	}
 }
 
-// told is all that a plan tells.
+// told returns everything that a plan reports.
 func told(t *rapid.T, p *plan.Plan) string {
 	b, err := json.MarshalIndent(struct {
 		Plan      *plan.Plan
@@ -417,7 +417,7 @@ func told(t *rapid.T, p *plan.Plan) string {
 	return string(b)
 }
 
-// TestPlanner: whatever changes, a planner that goes on makes the plan that is made of everything.
+// TestTorturePlanner: whatever changes, a planner that continues makes the plan that would be made from everything.
 func TestTorturePlanner(t *testing.T) {
 	torture.Worlds(t, 200, 2000, 100000)
 	checked, quiet := 0, 0
@@ -444,7 +444,7 @@ func TestTorturePlanner(t *testing.T) {
 				return
 			}
 			m.forget()
-			if n < 3 { // so that most is as it should be to begin with
+			if n < 3 { // so that most is as it should be at the start
 				m.carry(got, true)
 			} else {
 				for range 1 + m.draw("edits", 3) {
@@ -457,7 +457,7 @@ func TestTorturePlanner(t *testing.T) {
 	torture.Report(t, "N", "a planner that goes on, in worlds that change: %d plans, each equal to the one of everything; %d times nothing was to be done about a resource", checked, quiet)
 }
 
-// TestPlannerAfterAnError: what went wrong leaves nothing behind, and what does not fit is refused.
+// TestPlannerAfterAnError: an error leaves nothing behind, and what does not fit is refused.
 func TestPlannerAfterAnError(t *testing.T) {
 	in := converged(t, 200)
 	if _, _, err := plan.NewPlanner(plan.Input{Document: in.Document, Options: plan.Options{Destroy: true}}); err == nil {

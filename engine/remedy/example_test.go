@@ -7,7 +7,7 @@ import (
 	"converge.dev/converge/engine/remedy"
 )
 
-// What can be done about an error stays with it when it is wrapped, and whoever shows it words it.
+// What can be done about an error stays with it when it is wrapped, and the view that shows it words it.
 func Example() {
 	err := remedy.For(errors.New("run 7 was interrupted"), remedy.Say("settle it", remedy.Of(remedy.Resume, "7")))
 	err = fmt.Errorf("site fra1: %w", err)

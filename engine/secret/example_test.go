@@ -17,7 +17,7 @@ func Example() {
 	}}
 	environment := map[string]string{"DB_PASSWORD": "correct horse"}
 	vault := secret.New(
-		func() ([]byte, error) { return bytes.Repeat([]byte{7}, secret.KeySize), nil }, // in earnest: state.Store.SecretKey
+		func() ([]byte, error) { return bytes.Repeat([]byte{7}, secret.KeySize), nil }, // in practice: state.Store.SecretKey
 		secret.Options{Source: secret.Source{Lookup: func(name string) (string, bool) {
 			value, ok := environment[name]
 			return value, ok

@@ -19,7 +19,7 @@ import (
 	"converge.dev/converge/schema"
 )
 
-// encodings are the ways in which a far side may echo a value. Before and after stand around it within the encoding.
+// encodings are the ways in which a far side may echo a value. Before and after surround it within the encoding.
 var encodings = map[string]func(before, v, after string) string{
 	"plain":       func(b, v, a string) string { return b + v + a },
 	"base64":      func(b, v, a string) string { return base64.StdEncoding.EncodeToString([]byte(b + v + a)) },
@@ -69,7 +69,7 @@ func marshalPlain(s string) string {
 	return strings.TrimSuffix(b.String(), "\n")
 }
 
-// octalText is how the text format of Protocol Buffers writes what is not ASCII.
+// octalText returns what the text format of Protocol Buffers writes for non-ASCII characters.
 func octalText(s string) string {
 	var b strings.Builder
 	for i := range len(s) {
@@ -85,10 +85,10 @@ func octalText(s string) string {
 	return b.String()
 }
 
-// rest is what stands around the values in the tests: no value that is drawn can be made of it.
+// rest is the text around the values in the tests: no value that is drawn can contain it.
 const rest = "~"
 
-// TestScrubEveryEncoding: no value survives in any encoding, at any alignment, and what stands around it does. Values
+// TestScrubEveryEncoding: no value survives in any encoding, at any alignment, and the text around it does. Values
 // are made of the characters that encodings treat differently.
 func TestScrubEveryEncoding(t *testing.T) {
 	count := map[string]int{}
@@ -108,7 +108,7 @@ func TestScrubEveryEncoding(t *testing.T) {
 			if !strings.Contains(got, Shown) {
 				t.Fatalf("%s of %q is not found in %q", name, value, echo)
 			}
-			// What is left is as long as what stands around the value, give or take the characters at its borders.
+			// What is left is as long as the text around the value, give or take the characters at its borders.
 			left := len(strings.ReplaceAll(got, Shown, "")) - len("create: 400: <>.")
 			if around := len(encode(before, "", "")) + len(encode("", "", after)) + 12; left > around {
 				t.Fatalf("%s of %q: %d characters are left of %q: %q", name, value, left, echo, got)
@@ -135,7 +135,7 @@ func TestScrubNothing(t *testing.T) {
 			t.Errorf("%q became %q", text, got)
 		}
 	}
-	rapid.Check(t, func(t *rapid.T) { // never a panic, and nothing is found in what cannot hold it
+	rapid.Check(t, func(t *rapid.T) { // never a panic, and nothing is found in what cannot contain it
 		text := rapid.String().Draw(t, "text")
 		if got := s.ScrubText(text); got != text && !strings.Contains(got, Shown) {
 			t.Fatalf("%q became %q", text, got)
@@ -202,7 +202,7 @@ type hiding struct{ cause error }
 func (hiding) Error() string   { return "it failed" }
 func (h hiding) Unwrap() error { return h.cause }
 
-// TestHandler: no value gets into a log, by whatever part of a record.
+// TestHandler: no value gets into a log, through any part of a record.
 func TestHandler(t *testing.T) {
 	s := NewScrubber()
 	var out bytes.Buffer

@@ -16,12 +16,12 @@ import (
 
 var key = bytes.Repeat([]byte{7}, KeySize)
 
-// reference fields, as the loader reads them from #Secret.
+// secretField returns a field with a reference, as the loader reads it from #Secret.
 func secretField(name string) schema.Field {
 	return schema.Field{Name: name, Type: schema.Struct, Secret: true, Fields: []schema.Field{{Name: "from", Type: schema.String, Required: true}}}
 }
 
-// account has a secret at every place where one can be: in the spec, a struct, a map, a list, a list with a key.
+// account returns a kind with a secret in every place where one can be: in the spec, a struct, a map, a list, a list with a key.
 func account() *schema.Kind {
 	elem := secretField("")
 	named := schema.Field{Type: schema.Struct, Fields: []schema.Field{{Name: "name", Type: schema.String}, secretField("value")}}
@@ -36,10 +36,10 @@ func account() *schema.Kind {
 	}}
 }
 
-// given is a store that has a key.
+// given returns the source of a key that exists.
 func given(key []byte) func() ([]byte, error) { return func() ([]byte, error) { return key, nil } }
 
-// vault reads from a map in the place of the environment.
+// vault returns one that reads from a map instead of the environment.
 func vault(t *testing.T, env map[string]string) *Vault {
 	t.Helper()
 	return New(given(key), Options{Source: Source{Lookup: func(n string) (string, bool) { s, ok := env[n]; return s, ok }}})
@@ -86,7 +86,7 @@ func none(t *testing.T, text string, env map[string]string) {
 	}
 }
 
-// TestWay: reference, sealed, value and concealed are the same secret, at every place of a spec.
+// TestWay: reference, sealed, value and concealed are the same secret, in every place of a spec.
 func TestWay(t *testing.T) {
 	env, k := environment(), account()
 	v := vault(t, env)
@@ -140,7 +140,7 @@ func TestWay(t *testing.T) {
 			t.Errorf("the sets are in another order: %v, %v", a, b)
 		}
 	}
-	back, err := v.Open(k, concealed) // known by their digests, for they were seen
+	back, err := v.Open(k, concealed) // known by their digests, because they were seen
 	if err != nil || back["password"] != env["E"] {
 		t.Errorf("opened from what was seen: %v, %v", back, err)
 	}
@@ -149,7 +149,7 @@ func TestWay(t *testing.T) {
 	}
 }
 
-// TestKey: another site's digests are others, and without a key nothing is sealed or concealed.
+// TestKey: another site's digests are different, and without a key nothing is sealed or concealed.
 func TestKey(t *testing.T) {
 	env, k := environment(), account()
 	closed, err := vault(t, env).Seal(k, everywhere())
@@ -175,7 +175,7 @@ func TestKey(t *testing.T) {
 	}
 }
 
-// TestChanged: a secret that is another by the time of the call is not sent.
+// TestChanged: a secret that has changed by the time of the call is not sent.
 func TestChanged(t *testing.T) {
 	env, k := environment(), account()
 	v := vault(t, env)
@@ -227,7 +227,7 @@ func TestSealRefuses(t *testing.T) {
 	}
 }
 
-// TestConcealEmpty: the empty text says that none is set, which is neither a digest nor "not given back".
+// TestConcealEmpty: the empty text means that none is set, which is neither a digest nor "not given back".
 func TestConcealEmpty(t *testing.T) {
 	k := account()
 	o, err := vault(t, nil).Conceal(k, schema.Object{"password": "", "login": "", "auth": map[string]any{}})
@@ -239,7 +239,7 @@ func TestConcealEmpty(t *testing.T) {
 	}
 }
 
-// TestAssume: what does not come back is as it was known to be, and what comes back is as it is.
+// TestAssume: what does not come back is as last known, and what comes back is as it is.
 func TestAssume(t *testing.T) {
 	k := account()
 	d := func(s string) map[string]any { return map[string]any{"digest": s} }
@@ -286,7 +286,7 @@ func TestValue(t *testing.T) {
 		V Value
 		P *Value
 		M map[string]Value
-		u Value // of which fmt does not call the methods
+		u Value // whose methods fmt does not call
 	}{v, &v, map[string]Value{"k": v}, v}
 	var log bytes.Buffer
 	slog.New(slog.NewJSONHandler(&log, nil)).Info("x", "v", v, "p", &v, "h", holder)

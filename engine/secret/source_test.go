@@ -80,7 +80,7 @@ func TestSource(t *testing.T) {
 	}
 }
 
-// TestAllows: what a document that others wrote may name: only what is listed, and files only by their path in the folder.
+// TestAllows: what a third-party document may name: only what is listed, and files only by their path in the folder.
 func TestAllows(t *testing.T) {
 	listed := Source{Names: []string{"PW_*", "TOKEN"}, Dir: "/run/secrets"}
 	for _, c := range []struct {

@@ -17,7 +17,7 @@ import (
 	"converge.dev/converge/schema"
 )
 
-// careless is a provider that tells everything that it is given.
+// careless is a provider that reveals everything that it receives.
 type careless struct {
 	things []providers.Thing
 	way    string // echo, panic; empty: nothing goes wrong
@@ -63,7 +63,7 @@ func (c *careless) Create(_ context.Context, call providers.Call) error { return
 func (c *careless) Update(_ context.Context, call providers.Call) error { return c.change(call) }
 func (c *careless) Delete(_ context.Context, call providers.Call) error { return c.change(call) }
 
-// TestWrap: a provider gets the values and gives none back, whatever it does with them.
+// TestWrap: a provider gets the values and returns none, whatever it does with them.
 func TestWrap(t *testing.T) {
 	env, k, ctx := environment(), account(), context.Background()
 	ref := schema.Ref{Scope: "site", Kind: k.Name, Name: "a"}
@@ -104,7 +104,7 @@ func TestWrap(t *testing.T) {
 				t.Errorf("%s: the provider got %v", op, got)
 			}
 		}
-		none(t, text(t, want), env) // what the engine holds is as it was
+		none(t, text(t, want), env) // what the engine holds is unchanged
 		things, err := providers.Collect(wrapped.List(ctx))
 		switch {
 		case way == "" && (err != nil || len(things) != 1 || sealed.Digest(things[0].Spec["password"]) != sealed.Digest(want["password"]) || !strings.Contains(things[0].Detail, Shown)):
@@ -117,8 +117,8 @@ func TestWrap(t *testing.T) {
 	}
 }
 
-// TestWrapWithholds: what a far side says after it was sent a secret is not told in any form, by the call or by a later look;
-// its class and its code are.
+// TestWrapWithholds: what a far side says after it was sent a secret is not repeated in any form, by the call or by a later
+// observation; its class and its code are.
 func TestWrapWithholds(t *testing.T) {
 	env, k, ctx := environment(), account(), context.Background()
 	reversed := func(s string) string {
@@ -157,7 +157,7 @@ func TestWrapWithholds(t *testing.T) {
 			if words := caught(func() error { return v.Wrap(k, far).Create(ctx, providers.Call{Want: schema.Object{"login": "bob"}}) }); strings.Contains(words, env["E"]) || !strings.Contains(words, "400: bad") {
 				t.Errorf("%s, of another call: %s", name, words)
 			}
-			// Without a secret in the call the words are told, as far as they hold none that is known.
+			// Without a secret in the call the words are repeated, unless they contain a known one.
 			if words := caught(func() error {
 				return vault(t, env).Wrap(k, far).Create(ctx, providers.Call{Want: schema.Object{"login": "bob"}})
 			}); !strings.Contains(words, "400: bad") {
@@ -167,7 +167,7 @@ func TestWrapWithholds(t *testing.T) {
 	}
 }
 
-// TestWrapKeepsItsOwn: that the time was over is our own text, and is known from withheld words too; a code that is no word is not told.
+// TestWrapKeepsItsOwn: a timeout is our own text, and is recognized in withheld words too; a code that is no word is not repeated.
 func TestWrapKeepsItsOwn(t *testing.T) {
 	env, k := environment(), account()
 	v := vault(t, env)
@@ -245,7 +245,7 @@ func TestWrapRefuses(t *testing.T) {
 	}
 }
 
-// TestRecall: what is only recorded is known after Recall; what cannot be read any more silences the kind's observations.
+// TestRecall: what is only recorded is known after Recall; what is no longer readable silences the kind's observations.
 func TestRecall(t *testing.T) {
 	env, k := environment(), account()
 	closed, err := vault(t, env).Seal(k, everywhere())

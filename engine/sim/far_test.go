@@ -30,7 +30,7 @@ func (c *connection) fail(op string, call providers.Call, class providers.Class,
 	return &providers.Error{Op: op, Ref: call.Ref, Kind: c.name, Class: class, Err: err}
 }
 
-// Observe looks at the far side after a while. What a list that lags gives is older.
+// List observes the far side after a while. The result of a list that lags is older.
 func (c *connection) List(ctx context.Context) iter.Seq2[providers.Thing, error] {
 	return providertest.Look(c.Get).List(ctx)
 }
@@ -43,7 +43,7 @@ func (c *connection) Get(ctx context.Context, ids []string) ([]providers.Thing, 
 	p.mu.Lock()
 	flying := p.flying
 	p.mu.Unlock()
-	if ids != nil && flying > 0 { // otherwise nobody works at the same time, and the order of kinds is chance
+	if ids != nil && flying > 0 { // otherwise nothing works at the same time, and the order of kinds is random
 		sleep(ctx, s.pace(200*time.Millisecond, "%s observe %s %s %v %d", p.name, c.scope, c.name, ids, p.count(fmt.Sprint("observe", c.scope, c.name, ids))))
 	}
 	if err := p.awake(); err != nil {
@@ -81,8 +81,8 @@ func (c *connection) Delete(ctx context.Context, call providers.Call) error {
 	return c.change(ctx, "delete", call, c.Kind.Delete)
 }
 
-// change hands a change to the far side at once, so that nothing comes between its intent and its effect, and lets the
-// reply take a while.
+// change passes a change to the far side at once, so that nothing comes between its intent and its effect, and delays the
+// reply.
 func (c *connection) change(ctx context.Context, op string, call providers.Call, verb func(context.Context, providers.Call) error) error {
 	p, s := c.p, c.p.s
 	at := target{c.scope, c.name, call.ID}
@@ -103,7 +103,7 @@ func (c *connection) change(ctx context.Context, op string, call providers.Call,
 		if err := p.awake(); err != nil {
 			return c.fail(op, call, providers.Unknown, err)
 		}
-		sleep(ctx, 2*time.Millisecond) // its clocks ring before its client sends
+		sleep(ctx, 2*time.Millisecond) // its timers fire before its client sends
 	case "panic before call":
 		panic("drawn: before the call")
 	}
@@ -152,7 +152,7 @@ func (c *connection) change(ctx context.Context, op string, call providers.Call,
 	return err
 }
 
-// blind makes the looks at some kind fail for a while.
+// blind makes the observations of some kind fail for a while.
 func (s *sim) blind(n int) {
 	names := []string{"far.net", "far.host", "far.guard", "near.bridge", "near.port"}
 	name := names[s.chance("blind %d", n)%5]
@@ -171,7 +171,7 @@ func (s *sim) blinded(scope, kind string) providers.Class {
 	return []providers.Class{providers.Transient, providers.Unknown, providers.Busy, providers.Denied}[s.chance("class %s", kind)%4]
 }
 
-// third lets somebody else change the far side.
+// third makes another client change the far side.
 func (s *sim) third(what string, n int) {
 	now := s.things()
 	var keys []target
@@ -231,7 +231,7 @@ type thing struct {
 	Spec  schema.Object   `json:"spec"`
 }
 
-// things returns all that is on the far side, without asking it in a way that counts.
+// things returns everything on the far side, without asking it in a way that counts.
 func (s *sim) things() map[target]thing {
 	var dump struct {
 		Things map[string]map[string]map[string]thing `json:"things"`
@@ -251,7 +251,7 @@ func (s *sim) things() map[target]thing {
 	return all
 }
 
-// peek looks at one thing as it is now; nil when it is not there.
+// peek returns the current state of one thing; nil when it does not exist.
 func (s *sim) peek(scope, kind, id string) *providers.Thing {
 	served, _, _ := s.direct.Find(scope, kind)
 	things, err := served.Kind.Get(context.Background(), []string{id})
@@ -271,7 +271,7 @@ type view struct {
 	things []providers.Thing
 }
 
-// remember takes down what a kind looks like, for lists that lag.
+// remember records the state of a kind, for lists that lag.
 func (s *sim) remember(scope, kind string) {
 	served, _, _ := s.direct.Find(scope, kind)
 	if !served.Traits.Eventual {

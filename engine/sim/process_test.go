@@ -26,28 +26,28 @@ type process struct {
 	ctx         context.Context
 	cancel      context.CancelFunc
 	interrupt   chan struct{}
-	away        chan struct{} // closed when it dies or stands still: nobody waits for it
+	away        chan struct{} // closed when it dies or stops: nothing waits for it
 
 	storeFaults map[string]string // by commit, "leader commit 2" say
 	farFaults   map[int]string    // by change
 
-	stillAfterIntent time.Duration // stands still for so long as soon as its first intent is durable
+	stillAfterIntent time.Duration // stops for so long as soon as its first intent is durable
 
 	mu      sync.Mutex
 	dead    bool
-	doomed  bool // its lock is lost or will be: what it says from then on has no order
+	doomed  bool // its lock is or will be lost: its events from then on have no order
 	gone    bool
 	stopped bool
-	sleeps  time.Time // stands still until then
+	sleeps  time.Time // stopped until then
 	down    time.Time // the store is away until then
-	flying  int       // steps under way
+	flying  int       // steps in progress
 	counts  map[string]int
 	runs    int
 }
 
 var errDead = errors.New("the process is dead")
 
-// start makes a process. Its faults are drawn by the caller.
+// start starts a process. Its faults are drawn by the caller.
 func (s *sim) start(parallelism int) *process {
 	s.processes++
 	p := &process{
@@ -91,8 +91,8 @@ func (p *process) open(context.Context, schema.Site, []engine.Need) (*providers.
 	return providers.NewSet(all...)
 }
 
-// emit takes events of the living. A pause after the start of a step keeps two from beginning at the same instant; it is
-// short, for what other steps say meanwhile is heard in an order that is chance.
+// emit records the events of a live process. A pause after the start of a step keeps two from beginning at the same instant;
+// it is short, because the order of the events of other steps meanwhile is random.
 func (p *process) emit(e event.Event) {
 	p.mu.Lock()
 	dead, doomed := p.dead, p.doomed
@@ -145,7 +145,7 @@ func (p *process) set(t *time.Time, to time.Time) {
 	*t = to
 }
 
-// awake returns when the process does not stand still; with an error when it is dead.
+// awake returns when the process is not stopped; with an error when it is dead.
 func (p *process) awake() error {
 	time.Sleep(time.Until(p.until(&p.sleeps)))
 	p.mu.Lock()
@@ -156,14 +156,14 @@ func (p *process) awake() error {
 	return nil
 }
 
-// doom says that the process loses its lock.
+// doom marks that the process loses its lock.
 func (p *process) doom() {
 	p.mu.Lock()
 	defer p.mu.Unlock()
 	p.doomed = true
 }
 
-// die ends the process: nothing that it does from here on reaches anybody.
+// die ends the process: nothing that it does from here on has an effect.
 func (p *process) die() {
 	p.mu.Lock()
 	p.dead = true

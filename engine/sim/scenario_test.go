@@ -16,12 +16,12 @@ import (
 	"converge.dev/converge/providers/fake"
 )
 
-// What the simulation found, reduced to the least that shows it. The promises that are broken are those that the
+// What the simulation found, reduced to the minimum that shows it. The promises that are broken are those that the
 // simulation checks at every call and at the end of every run.
 
 type resources = map[string]string
 
-// scenario plays on a site that is as first says.
+// scenario plays on a site in the given first state.
 func scenario(t *testing.T, profile map[string]string, first resources, then func(s *sim)) {
 	t.Helper()
 	synctest.Test(t, func(t *testing.T) {
@@ -48,11 +48,11 @@ func (s *sim) fault(f fake.Fault) {
 	}
 }
 
-// stays checks that the far side holds what a document says and nothing else, and that it stays so.
+// stays checks that the far side holds what a document says and nothing else, and that it remains so.
 func (s *sim) stays(doc resources) {
 	time.Sleep(2*late + lag)
 	var is, want []string
-	_ = s.far.Land() // what is due arrives when somebody looks
+	_ = s.far.Land() // what is due arrives with the next observation
 	for at, th := range s.things() {
 		is = append(is, at.scope+"/"+at.kind+"/"+th.Name)
 	}
@@ -79,8 +79,8 @@ var (
 	port   = resources{"n1/near.bridge/br": `{"mode":"1"}`, "n1/near.port/p0": `{"bridge":"br","tag":1}`}
 )
 
-// S1: a delete of unknown outcome that comes late must not meet what was made again under the same name. Nodes refuse it for
-// its epoch; the site knows none.
+// S1: a late delete of unknown outcome must not hit what was created again under the same name. Nodes refuse it because of its
+// epoch; the site knows no epochs.
 func TestLateDeleteMeetsNothingNew(t *testing.T) {
 	with := resources{"n1/near.bridge/br": `{"mode":"1"}`, "site/far.guard/g": `{"size":1}`}
 	scenario(t, map[string]string{"far.guard": "named-blind"}, with, func(s *sim) {
@@ -94,7 +94,7 @@ func TestLateDeleteMeetsNothingNew(t *testing.T) {
 	})
 }
 
-// S1: a create of unknown outcome that comes late must not bring back what was undone.
+// S1: a late create of unknown outcome must not bring back what was undone.
 func TestLateCreateDoesNotComeBack(t *testing.T) {
 	scenario(t, map[string]string{"near.port": "named-late"}, bridge, func(s *sim) {
 		s.fault(fake.Fault{Op: "create", Ref: "n1/near.port/p0", Effect: fake.EffectLate, Delay: fake.Duration(20 * time.Second)})
@@ -108,7 +108,7 @@ func TestLateCreateDoesNotComeBack(t *testing.T) {
 	})
 }
 
-// Promise 1: a call that is refused after its effect is undone with the rest, or the run is not said to be reverted.
+// Promise 1: a call that is refused after its effect is undone with the rest, or the run does not claim to be reverted.
 func TestRefusedAfterTheEffect(t *testing.T) {
 	for op, doc := range map[string]resources{
 		"create": {"n1/near.bridge/br": `{"mode":"1"}`, "n1/near.port/p0": `{"bridge":"br","tag":1}`, "n1/near.port/p1": `{"bridge":"br"}`},
@@ -134,7 +134,7 @@ func TestRefusedAfterTheEffect(t *testing.T) {
 	}
 }
 
-// W4: a create whose reply was lost is not given a second incarnation because a list lags behind.
+// W4: a create whose reply was lost is not given a second incarnation because a list lags.
 func TestListThatLagsGivesNoSecondThing(t *testing.T) {
 	net := resources{"site/far.net/net0": `{"cidr":"10.0.0.0/24"}`}
 	scenario(t, map[string]string{"far.net": "burned-eventual"}, bridge, func(s *sim) {
@@ -145,7 +145,7 @@ func TestListThatLagsGivesNoSecondThing(t *testing.T) {
 	})
 }
 
-// S1: an unknown create that is settled by repeating it is not said to be gone because a list lags behind.
+// S1: an unknown create that is settled by repeating it does not count as gone because a list lags.
 func TestListThatLagsHidesNothingFromAnUndo(t *testing.T) {
 	scenario(t, map[string]string{"far.net": "burned-eventual"}, bridge, func(s *sim) {
 		net := resources{"site/far.net/net0": `{"cidr":"10.0.0.0/24"}`}
@@ -160,7 +160,7 @@ func TestListThatLagsHidesNothingFromAnUndo(t *testing.T) {
 	})
 }
 
-// F2: a process that stood still after it wrote an intent, until it cannot prove its lease, makes no call when it wakes.
+// F2: a process that was stopped after it wrote an intent, until it cannot prove its lease, makes no call when it wakes.
 func TestNothingBeginsAfterStandingStill(t *testing.T) {
 	scenario(t, nil, bridge, func(s *sim) {
 		calls := 0
@@ -170,7 +170,7 @@ func TestNothingBeginsAfterStandingStill(t *testing.T) {
 			}
 		}
 		p := s.start(1)
-		p.stillAfterIntent = ttl - time.Second // past the margin, and before a heartbeat of the run finds out
+		p.stillAfterIntent = ttl - time.Second // past the margin, and before a heartbeat of the run notices
 		_, err := s.apply(p, s.tester.Document(t, port), engine.ApplyOptions{})
 		if err == nil || calls > 0 {
 			t.Errorf("the process woke after its lease was gone, and made %d calls: %v", calls, err)
@@ -178,12 +178,12 @@ func TestNothingBeginsAfterStandingStill(t *testing.T) {
 	})
 }
 
-// Promise 1: what an undo made again is remembered, even when nobody learns what came of it.
+// Promise 1: what an undo created again is remembered, even when its outcome never becomes known.
 func TestWhatAnUndoMakesIsRemembered(t *testing.T) {
 	scenario(t, nil, resources{"n1/near.bridge/br": `{"mode":"1"}`, "n1/near.port/p0": `{"bridge":"br","tag":1}`, "n1/near.port/p1": `{"bridge":"br"}`}, func(s *sim) {
 		s.fault(fake.Fault{Op: "delete", Ref: "n1/near.port/p1", Class: providers.Invalid})
 		p := s.start(1)
-		p.farFaults[3] = "panic after call" // deletes p0, fails to delete p1, makes p0 again
+		p.farFaults[3] = "panic after call" // deletes p0, fails to delete p1, creates p0 again
 		res, err := s.apply(p, s.tester.Document(t, bridge), engine.ApplyOptions{OnFailure: apply.Rollback})
 		if err != nil || res.Run.Status != "partial" {
 			t.Fatal(res.Run.Status, err)
@@ -197,7 +197,7 @@ func TestWhatAnUndoMakesIsRemembered(t *testing.T) {
 	})
 }
 
-// W4: a list that lags behind does not show yet what an update of unknown outcome has changed; its undo waits for that.
+// W4: a list that lags does not show yet what an update of unknown outcome has changed; its undo waits for that.
 func TestListThatLagsHidesNoUpdateFromAnUndo(t *testing.T) {
 	before := resources{"n1/near.bridge/br": `{"mode":"1"}`}
 	scenario(t, map[string]string{"near.bridge": "named-eventual"}, before, func(s *sim) {
@@ -219,7 +219,7 @@ func TestListThatLagsHidesNoUpdateFromTheNextHolder(t *testing.T) {
 		p.farFaults[1] = "lapse after call"
 		doc := s.tester.Document(t, resources{"n1/near.bridge/br": `{"mode":"2"}`})
 		_ = s.in(p, func() { _, _ = s.apply(p, doc, engine.ApplyOptions{}) })
-		time.Sleep(lag / 2) // the call is made, and nobody can see what it did
+		time.Sleep(lag / 2) // the call is made, and its effect is not visible
 		if res, err := s.command(s.start(1), nil, "rollback", s.open()); err != nil || res.Run.Status != "reverted" {
 			t.Fatal(res.Run.Status, err)
 		}
@@ -227,8 +227,8 @@ func TestListThatLagsHidesNoUpdateFromTheNextHolder(t *testing.T) {
 	})
 }
 
-// Promise 1: an update that failed, and whose undo failed too, may have left what it was to take away. That is still ours:
-// the next plan takes it away, before what it refers to is deleted.
+// Promise 1: an update that failed, and whose undo failed too, may have left what it was to remove. That is still ours:
+// the next plan removes it, before what it refers to is deleted.
 func TestFailedUpdateLeavesNothingUnowned(t *testing.T) {
 	net := map[string]string{"site/far.net/net": `{"cidr":"10.0.0.0/24"}`}
 	with := resources{"site/far.guard/g": `{"size":1}`, "site/far.host/h": `{"net":"net","guard":"g"}`}
@@ -247,7 +247,7 @@ func TestFailedUpdateLeavesNothingUnowned(t *testing.T) {
 			o := plan.Options{Unlimited: true, AllowMissing: true}
 			if replace {
 				o.Replace = s.mend()
-			} else { // somebody mends it as it is
+			} else { // an operator repairs it as it is
 				for at, th := range s.things() {
 					if th.Phase == providers.Failed {
 						s.put(at, providers.Thing{ID: at.id, Name: th.Name, Mark: providers.ParseMark(th.Mark), Spec: th.Spec})
@@ -270,7 +270,7 @@ func TestFailedUpdateLeavesNothingUnowned(t *testing.T) {
 	t.Run("replaced", func(t *testing.T) { unowned(t, true) })
 }
 
-// F2: a process that stood still right after it took the lock, until it cannot prove its lease, stores nothing when it wakes,
+// F2: a process that was stopped right after it took the lock, until it cannot prove its lease, stores nothing when it wakes,
 // not even its document, for which nothing but the revision would be checked.
 func TestNothingIsStoredAfterStandingStill(t *testing.T) {
 	scenario(t, nil, bridge, func(s *sim) {

@@ -29,7 +29,7 @@ const (
 	site = "test"
 	ttl  = state.DefaultTTL
 
-	// What it may take, once nothing goes wrong any more, until the site is as the document says.
+	// The maximum, once nothing goes wrong any more, until the site is as the document says.
 	maxActions = 16
 	maxHours   = 4 * time.Hour
 )
@@ -57,8 +57,8 @@ type sim struct {
 	effects   int
 	epoch     int64
 	changed   map[target]int // moment of the last call
-	looked    map[target]int // moment of the last look
-	touched   map[target]int // moment at which somebody else changed it last
+	looked    map[target]int // moment of the last observation
+	touched   map[target]int // moment at which another client changed it last
 	remains   map[schema.Ref]bool
 	foreign   map[target]bool
 	handed    map[target]bool
@@ -85,7 +85,7 @@ func simulate(t testing.TB, seed uint64) *sim {
 	return s
 }
 
-// newSim makes a site without anything on it, whose kinds have the given profiles.
+// newSim returns an empty site, whose kinds have the given profiles.
 func newSim(t testing.TB, seed uint64, rng *rand.Rand, profile map[string]string) *sim {
 	s := &sim{
 		t: t, seed: seed, rng: rng, kinds: enginetest.Kinds(), root: mem.New(mem.Options{}), profile: profile,
@@ -163,7 +163,7 @@ func (s *sim) storm(doc *schema.Document) {
 	}
 }
 
-// in does something as a process, beside what else happens.
+// in does something as a process, concurrently with everything else.
 func (s *sim) in(p *process, do func()) <-chan struct{} {
 	done := make(chan struct{})
 	s.wg.Go(func() {
@@ -173,7 +173,7 @@ func (s *sim) in(p *process, do func()) <-chan struct{} {
 	return done
 }
 
-// wait waits until a process has done what it does, or has left.
+// wait waits until a process has finished, or has left.
 func wait(p *process, done <-chan struct{}) {
 	select {
 	case <-done:
@@ -189,7 +189,7 @@ var (
 	effects = []string{"before", "after", "late", "slow", "failed"}
 )
 
-// troubled makes a process with as many mishaps of its own.
+// troubled returns a process with as many mishaps of its own.
 func (s *sim) troubled(parallelism, mishaps int) *process {
 	p := s.start(parallelism)
 	s.reach(fmt.Sprintf("parallelism %d", parallelism))
@@ -207,7 +207,7 @@ func (s *sim) troubled(parallelism, mishaps int) *process {
 	return p
 }
 
-// farFaults lets calls of some things go wrong.
+// farFaults makes calls on some things go wrong.
 func (s *sim) farFaults(doc *schema.Document) {
 	classes := []providers.Class{providers.Transient, providers.Busy, providers.Conflict, providers.Exists, providers.Absent, providers.Denied, providers.Invalid, providers.Unknown}
 	for range s.rng.IntN(4) {
@@ -220,13 +220,13 @@ func (s *sim) farFaults(doc *schema.Document) {
 		case fake.EffectBefore:
 			f.Class = classes[s.rng.IntN(len(classes))]
 			if s.rng.IntN(4) == 0 {
-				f.Times = 12 // longer than anybody tries
+				f.Times = 12 // longer than any retries
 			}
 		case fake.EffectAfter:
 			f.Class = []providers.Class{providers.Unknown, providers.Unknown, providers.Transient, providers.Invalid}[s.rng.IntN(4)]
 		case fake.EffectLate:
 			if f.Delay = fake.Duration(s.pace(late, "late %v", f)); s.far.Traits[r.Kind].Late == 0 {
-				f.Effect, f.Class = fake.EffectAfter, providers.Unknown // such a kind has no calls that come late
+				f.Effect, f.Class = fake.EffectAfter, providers.Unknown // such a kind has no late calls
 			}
 		case fake.EffectSlow:
 			f.Delay = fake.Duration(s.pace(40*time.Second, "slow %v", f))
@@ -273,7 +273,7 @@ func (s *sim) apply(p *process, doc *schema.Document, o engine.ApplyOptions) (en
 	return res, err
 }
 
-// command is what an operator may say.
+// command carries out a random command of an operator.
 func (s *sim) command(p *process, doc *schema.Document, what, id string) (res engine.Result, err error) {
 	defer p.engine.Close()
 	s.log("%s: %s %s", p.name, what, id)
@@ -300,9 +300,9 @@ func (s *sim) command(p *process, doc *schema.Document, what, id string) (res en
 	return res, err
 }
 
-// peace brings the site to its document once nothing goes wrong any more, and looks whether it stays there.
+// peace brings the site to its document once nothing goes wrong any more, and checks whether it stays there.
 func (s *sim) peace(doc *schema.Document) {
-	s.wg.Wait() // the dead and the sleeping come to their end; when exactly does not follow from the seed
+	s.wg.Wait() // the dead and the stopped come to their end; when exactly does not follow from the seed
 	const round = 10 * time.Second
 	time.Sleep(time.Until(time.Now().Truncate(round).Add(2 * round)))
 	s.calm.Store(true)
@@ -372,7 +372,7 @@ func (s *sim) peace(doc *schema.Document) {
 	s.checkForeign()
 }
 
-// mend returns what has failed and is to be replaced, and repairs on the far side what cannot be.
+// mend returns what has failed and must be replaced, and repairs on the far side what cannot be.
 func (s *sim) mend() (replace []string) {
 	for at, th := range s.things() {
 		switch {
@@ -420,7 +420,7 @@ func (s *sim) reach(what string) {
 	s.reached[what]++
 }
 
-// clearFaults uses up the faults of the far side that are left, with calls about nothing.
+// clearFaults uses up the remaining faults of the far side, with calls about nothing.
 func (s *sim) clearFaults() {
 	for _, f := range s.faults {
 		ref, err := schema.ParseRef(f.Ref)

@@ -12,7 +12,7 @@ import (
 // late is how late a call of unknown outcome may have its effect, where a profile says so.
 const late = 30 * time.Second
 
-// lag is by how much a list lags behind, where a profile says so.
+// lag is by how much a list lags, where a profile says so.
 const lag = 1500 * time.Millisecond
 
 // profiles are the ways in which kinds of real systems behave, by name.

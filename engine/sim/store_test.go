@@ -16,7 +16,7 @@ import (
 	"converge.dev/converge/state/mem"
 )
 
-// A kv is the connection of one process to the store. Whatever can go wrong with a store goes wrong here.
+// A kv is the connection of one process to the store. Everything that can go wrong with a store goes wrong here.
 type kv struct {
 	*mem.KV
 	p *process
@@ -24,14 +24,14 @@ type kv struct {
 
 var errDown = errors.New("the store does not answer")
 
-// enter waits while the process stands still, and fails while it is dead or the store is away.
+// enter waits while the process is stopped, and fails while it is dead or the store is away.
 func (k *kv) enter(ctx context.Context, what string) error {
 	p := k.p
 	slept := time.Now().Before(p.until(&p.sleeps))
 	if err := p.awake(); err != nil {
 		return err
 	}
-	if slept && strings.HasPrefix(what, "get ") { // who looks whether the lock is still there need not be the first to wake
+	if slept && strings.HasPrefix(what, "get ") { // the goroutine that checks whether the lock still exists need not be the first to wake
 		sleep(context.WithoutCancel(ctx), time.Millisecond)
 	}
 	if time.Now().Before(p.until(&p.down)) {
@@ -76,7 +76,7 @@ func (k *kv) Commit(ctx context.Context, guards []state.Guard, ops []state.Op) (
 		}
 		return 0, err
 	}
-	if what == leaderCommit || p.parallelism == 1 { // otherwise a slow store makes results come at the same instant, and their order is chance
+	if what == leaderCommit || p.parallelism == 1 { // otherwise a slow store makes results arrive at the same instant, and their order is random
 		sleep(ctx, s.pace(20*time.Millisecond, "%s %s", p.name, nth))
 	}
 	unknown := func() (int64, error) { return 0, fmt.Errorf("%w: drawn", state.ErrUnknown) }
@@ -103,7 +103,7 @@ func (k *kv) Commit(ctx context.Context, guards []state.Guard, ops []state.Op) (
 		if fault == "quorum gone" {
 			d += 40 * time.Second
 			p.doom()
-			k.KV.Pause() // what is not kept alive runs out
+			k.KV.Pause() // what is not kept alive expires
 		}
 		p.set(&p.down, time.Now().Add(d))
 		return unknown()
@@ -112,7 +112,7 @@ func (k *kv) Commit(ctx context.Context, guards []state.Guard, ops []state.Op) (
 	}
 	revision, err := k.KV.Commit(ctx, guards, ops)
 	if err != nil {
-		return 0, err // what a sleeper wanted to say is not written
+		return 0, err // what a stopped process was about to write is not written
 	}
 	s.checkOutcomes(ops)
 	if p.stillAfterIntent > 0 && slices.ContainsFunc(ops, func(op state.Op) bool { return strings.Contains(string(op.Value), `"kind":"intent"`) }) {
@@ -138,8 +138,8 @@ func (k *kv) Commit(ctx context.Context, guards []state.Guard, ops []state.Op) (
 	return revision, nil
 }
 
-// The commits of a process are counted in two rows: what it says of itself in the record of the lock it says beside its
-// work, at times at the same instant, and which of the two is first is chance.
+// The commits of a process are counted in two rows: its record in the lock is written concurrently with its work, sometimes
+// at the same instant, and which of the two is first is random.
 const (
 	workCommit   = "commit"
 	leaderCommit = "leader commit"
@@ -153,7 +153,7 @@ func commitOf(ops []state.Op) string {
 	return leaderCommit
 }
 
-// checkOutcomes is W3: what is said to be done was looked at after the last call.
+// checkOutcomes is W3: what is reported as done was observed after the last call.
 func (s *sim) checkOutcomes(ops []state.Op) {
 	for _, op := range ops {
 		if !strings.Contains(op.Key, "/journal/") || op.Delete {
@@ -175,7 +175,7 @@ func (s *sim) checkOutcomes(ops []state.Op) {
 	}
 }
 
-// stop sets a hold or a freeze, as somebody would, and takes it away after a while.
+// stop sets a hold or a freeze, like an operator, and removes it after a while.
 func (s *sim) stop(n int) {
 	ctx := context.Background()
 	scope := []string{schema.ScopeSite, "n1", "site/far.host/host0", "freeze"}[s.chance("stop %d", n)%4]

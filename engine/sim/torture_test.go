@@ -27,7 +27,7 @@ var outcomes = []string{"applied", "reverted", "partial", "open", "held", "stopp
 	"apply rollback", "apply stop", "apply continue",
 	"command apply", "command release", "command resume", "command resume and continue", "command rollback"}
 
-// whatIsReached is all that must have been met when the promised number of seeds was played.
+// whatIsReached returns everything that must have occurred when the promised number of seeds was played.
 func whatIsReached() []string {
 	all := slices.Concat(outcomes, storeFaults, callFaults)
 	for _, e := range effects {
@@ -50,7 +50,7 @@ func TestTortureSimulation(t *testing.T) {
 		return
 	}
 	n := torture.Scale(100, 5000, 200000)
-	var cover *torture.Coverage // a sample meets only a part
+	var cover *torture.Coverage // a sample covers only a part
 	must := whatIsReached()
 	if torture.Full() {
 		cover = torture.Cover(t, "what goes wrong, and what comes of it,", must)
@@ -96,7 +96,7 @@ func TestTortureSimulation(t *testing.T) {
 	torture.Report(t, "B", "%d seeds, %d changes of the far side, %d seeds broke a promise; %s", n, effects, broken, strings.Join(figures, ", "))
 }
 
-// A seed that failed once fails again: the same seed gives the same calls, records and events.
+// A seed that failed once fails again: the same seed results in the same calls, records and events.
 func TestSeedsRepeat(t *testing.T) {
 	for seed := uint64(1); seed <= 20; seed++ {
 		first, second := play(t, seed).story(), play(t, seed).story()

@@ -41,7 +41,7 @@ func (x *trace) String() string {
 	return b.String()
 }
 
-// describe puts an event into words that do not differ from one time to the next.
+// describe returns a reproducible description of an event.
 func describe(e event.Event) string {
 	back := func(undo bool) string {
 		if undo {
@@ -86,7 +86,7 @@ func firstLine(err error) string {
 	return s
 }
 
-// chance is a number that follows from the seed and from what it is about, and from nothing else.
+// chance returns a number that follows only from the seed and from what it is about.
 func (s *sim) chance(about string, args ...any) uint64 {
 	h := fnv.New64a()
 	fmt.Fprintf(h, "%d ", s.seed)
@@ -97,7 +97,7 @@ func (s *sim) chance(about string, args ...any) uint64 {
 	return v ^ v>>29
 }
 
-// pace is a time that nothing else in the bubble takes, so that no two things happen at the same instant.
+// pace returns a time that nothing else in the bubble takes, so that no two things happen at the same instant.
 func (s *sim) pace(longest time.Duration, about string, args ...any) time.Duration {
 	return time.Duration(s.chance(about, args...)%uint64(longest)) + 1
 }

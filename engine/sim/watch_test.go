@@ -84,7 +84,7 @@ func parseKey(key string) (run string, step int, undo bool) {
 	return run, step, undo
 }
 
-// lastOf returns the last record about a step in one direction, as it lies in the store.
+// lastOf returns the last record about a step in one direction, as stored.
 func (s *sim) lastOf(run string, step int, undo bool) *journal.Record {
 	var last *journal.Record
 	for _, rec := range s.records(run) {
@@ -95,7 +95,7 @@ func (s *sim) lastOf(run string, step int, undo bool) *journal.Record {
 	return last
 }
 
-// records returns the journal of a run as it lies in the store, without judging it.
+// records returns the journal of a run as stored, without judging it.
 func (s *sim) records(run string) []*journal.Record {
 	items, err := s.raw.List(context.Background(), s.raw.JournalPrefix(run))
 	if err != nil {
@@ -121,7 +121,7 @@ func (s *sim) records(run string) []*journal.Record {
 	return records
 }
 
-// handsOver takes down what a plan replaces only after what is to take its place was made, because others refer to it.
+// handsOver records what a plan replaces only after its replacement was created, because others refer to it.
 func (s *sim) handsOver(pl *plan.Plan) {
 	s.mu.Lock()
 	defer s.mu.Unlock()
@@ -157,7 +157,7 @@ type start struct {
 	moment int
 }
 
-// begun takes down what the far side is like when a run begins.
+// begun records the state of the far side when a run begins.
 func (s *sim) begun(run string) {
 	now := s.things()
 	s.mu.Lock()
@@ -167,7 +167,7 @@ func (s *sim) begun(run string) {
 	}
 }
 
-// ended checks what a command gave back. The process is alive.
+// ended checks what a command returned. The process is alive.
 func (s *sim) ended(p *process, res engine.Result, err error) {
 	s.checkAlone()
 	s.checkForeign()
@@ -209,7 +209,7 @@ func (s *sim) ended(p *process, res engine.Result, err error) {
 		s.log("%s ends: %s %s: %s", p.name, outcome, res.Run.Status, firstLine(err))
 	}
 	s.reach(outcome)
-	if err != nil || p.stoodStill() { // what a sleeper says when he wakes is an old story
+	if err != nil || p.stoodStill() { // what a stopped process reports when it wakes is outdated
 		return
 	}
 	switch res.Run.Status {
@@ -234,7 +234,7 @@ func (s *sim) ended(p *process, res engine.Result, err error) {
 	}
 }
 
-// checkReverted: the far side is as it was when the run began, apart from what others did and what cannot be deleted.
+// checkReverted: the far side is as it was when the run began, except for what others did and what cannot be deleted.
 func (s *sim) checkReverted(run state.Run, when string) {
 	now := s.things()
 	s.mu.Lock()
@@ -270,7 +270,7 @@ func (s *sim) checkReverted(run state.Run, when string) {
 	}
 }
 
-// checkForeign: what nobody declared is as it was.
+// checkForeign: what is not declared is unchanged.
 func (s *sim) checkForeign() {
 	now := s.things()
 	s.mu.Lock()
@@ -282,7 +282,7 @@ func (s *sim) checkForeign() {
 	}
 }
 
-// checkUnknown: nothing is decided about what cannot be seen.
+// checkUnknown: nothing is decided about what cannot be observed.
 func (s *sim) checkUnknown(p *plan.Plan) {
 	for _, u := range p.Unknown {
 		for i := range p.Steps {
@@ -293,7 +293,7 @@ func (s *sim) checkUnknown(p *plan.Plan) {
 	}
 }
 
-// wrong notes that a promise is broken. The caller holds the lock.
+// wrong records that a promise is broken. The caller holds the lock.
 func (s *sim) wrong(format string, args ...any) {
 	text := fmt.Sprintf(format, args...)
 	s.log("WRONG: %s", text)
@@ -306,7 +306,7 @@ func (s *sim) wrongly(format string, args ...any) {
 	s.wrong(format, args...)
 }
 
-// story is all that happened: calls, events, and the journals as they lie in the store.
+// story returns everything that happened: calls, events, and the journals as stored.
 func (s *sim) story() string {
 	var b strings.Builder
 	b.WriteString(s.trace.String())

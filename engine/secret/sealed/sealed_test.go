@@ -7,7 +7,7 @@ import (
 	"converge.dev/converge/schema"
 )
 
-// TestEach visits every secret once, with its path, and copies what it changes.
+// TestEach checks that Each visits every secret once, with its path, and copies what it changes.
 func TestEach(t *testing.T) {
 	secret := schema.Field{Name: "value", Type: schema.Struct, Secret: true}
 	k := &schema.Kind{Name: "a.b", Fields: []schema.Field{
