@@ -8,7 +8,7 @@ import (
 	"converge.dev/converge/schema"
 )
 
-// A ref names a resource, a kind tells what its spec means: which fields refer to others, and which orders mean nothing.
+// A ref names a resource, a kind says what its spec means: which fields refer to others, and which orders mean nothing.
 func Example() {
 	ref, err := schema.ParseRef("gpu-01/ovs.port/vm-web")
 	if err != nil {

@@ -11,7 +11,7 @@ import (
 	"converge.dev/converge/schema"
 )
 
-// FuzzParseRef lets a ref be what it was read from, in every form that it has.
+// FuzzParseRef checks that a ref is the same after it was written and read, in every form that it has.
 func FuzzParseRef(tf *testing.F) {
 	f := fuzzed.New(tf)
 	for _, s := range []string{
@@ -48,7 +48,7 @@ func FuzzParseRef(tf *testing.F) {
 	})
 }
 
-// FuzzObject lets an object of JSON be the same after it was written, digest for digest.
+// FuzzObject checks that a JSON object is the same after it was written, digest for digest.
 func FuzzObject(tf *testing.F) {
 	f := fuzzed.New(tf)
 	for _, s := range []string{

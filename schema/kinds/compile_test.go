@@ -11,7 +11,7 @@ import (
 	"converge.dev/converge/schema/internal/canonical"
 )
 
-// withCore is a schema of the real core and one more file.
+// withCore returns a schema of the real core and one more file.
 func withCore(t *testing.T, text string) fstest.MapFS {
 	t.Helper()
 	core, err := schema.Files.ReadFile("core/core.cue")
@@ -21,7 +21,7 @@ func withCore(t *testing.T, text string) fstest.MapFS {
 	return fstest.MapFS{"core/core.cue": {Data: core}, "x/thing.cue": {Data: []byte("package converge\n" + text)}}
 }
 
-// thing is a schema with the kind x.thing of these fields.
+// thing returns a schema with the kind x.thing of these fields.
 func thing(t *testing.T, imports, fields string) (*Schema, *kind) {
 	t.Helper()
 	s, err := NewFrom(withCore(t, imports+"\n#Site: x?: thing?: [#LabelName]: #Thing\n#Thing: {\n#Resource\n"+fields+"\n}\n"))

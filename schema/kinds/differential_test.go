@@ -10,7 +10,7 @@ import (
 	"converge.dev/converge/schema/internal/canonical"
 )
 
-// The checks must agree with CUE on every resource, and fill in the same defaults. These tests make resources of every
+// The checks must agree with CUE on every resource, and fill in the same defaults. These tests generate resources of every
 // kind, spoil them, and ask both.
 
 // A sample is a resource and what CUE says of it.
@@ -19,7 +19,7 @@ type sample struct {
 	filled schema.Object // with defaults; nil when it is refused
 }
 
-// samples makes good and bad resources of a kind: every variant of one that uses all fields, and random ones.
+// samples returns good and bad resources of a kind: every variant of one that uses all fields, and random ones.
 func samples(s *Schema, k *kind) (all []sample) {
 	if all, ok := sampled[k]; ok {
 		return all
@@ -28,7 +28,7 @@ func samples(s *Schema, k *kind) (all []sample) {
 	g := newGenerator(seed(k.Name))
 	add := func(spec schema.Object) {
 		filled, refused := s.ask(k, spec)
-		if refused != nil || setsComputed(k.body, map[string]any(spec)) { // CUE does not mind computed fields, converge does
+		if refused != nil || setsComputed(k.body, map[string]any(spec)) { // CUE accepts computed fields, converge does not
 			filled = nil
 		}
 		all = append(all, sample{spec, filled})
@@ -55,7 +55,7 @@ func samples(s *Schema, k *kind) (all []sample) {
 // sampled are the samples of each kind, made once: tests run one after another here.
 var sampled = make(map[*kind][]sample)
 
-// differs compares a check with what CUE says; empty when they agree.
+// differs compares a check with what CUE says; "" when they agree.
 func (sm sample) differs(c *check) string {
 	checked := sm.spec.Clone()
 	switch accepted := c.accepts(map[string]any(checked)); {
@@ -99,14 +99,14 @@ func setsComputed(c *check, v any) bool {
 	return false
 }
 
-// seed returns every kind resources of its own, whatever other kinds there are.
+// seed returns a seed that gives each kind its own resources, whatever other kinds there are.
 func seed(name string) uint64 {
 	h := fnv.New64a()
 	h.Write([]byte(name))
 	return h.Sum64()
 }
 
-// skipUnderRace skips what asks CUE thousands of times in one goroutine: it takes minutes then, and finds no race.
+// skipUnderRace skips tests that use CUE thousands of times in one goroutine: that takes minutes then, and finds no race.
 func skipUnderRace(t *testing.T) {
 	t.Helper()
 	if raceEnabled {
@@ -145,7 +145,7 @@ func TestChecksAgreeWithCUE(t *testing.T) {
 			if good < 20 || len(all)-good < 100 {
 				t.Errorf("%d good and %d bad resources", good, len(all)-good)
 			}
-			// Were a check wrong, the comparison would see it.
+			// If a check were wrong, the comparison would detect it.
 			damages := 0
 			for ; ; damages++ {
 				body, what := damage(k.body, damages)
@@ -161,7 +161,7 @@ func TestChecksAgreeWithCUE(t *testing.T) {
 	}
 }
 
-// damage copies a check with its i-th part wrong, and says what is wrong; nothing when there are fewer parts.
+// damage copies a check with its i-th part wrong, and returns what is wrong; "" when there are fewer parts.
 func damage(c *check, i int) (*check, string) {
 	n := i
 	copied, what := damaged(c, &n, "", make(map[*check]bool))
@@ -202,7 +202,7 @@ func damaged(c *check, n *int, path string, above map[*check]bool) (*check, stri
 							wide.types, what = anything, at+" may be of any type"
 							wide.tests = slices.DeleteFunc(slices.Clone(wide.tests), func(t test) bool {
 								switch t.(type) {
-								case *enum, *anyOf: // these know types themselves
+								case *enum, *anyOf: // these check types themselves
 									return true
 								}
 								return false

@@ -8,7 +8,7 @@ import (
 	"converge.dev/converge/schema/kinds"
 )
 
-// A kind says which fields a resource of it has, and a schema what is wrong with one.
+// A kind defines the fields of its resources, and a schema reports what is wrong with one.
 func Example() {
 	s, err := kinds.New()
 	if err != nil {

@@ -9,7 +9,7 @@ import (
 	"converge.dev/converge/schema"
 )
 
-// gadget is the kind that the tests of words are about.
+// gadget is the kind in the tests of words.
 const gadget = `
 	#Site: x?: gadget?: [#LabelName]: #Gadget
 	#Site: x?: free?: [=~"^..$"]: {#Resource, if true {a?: int}}

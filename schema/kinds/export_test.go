@@ -17,7 +17,7 @@ import (
 	"converge.dev/converge/schema/internal/canonical"
 )
 
-// oneResource is a document with one resource, or none when k is nil.
+// oneResource returns a document with one resource, or none when k is nil.
 func oneResource(k *kind, name string, spec schema.Object) map[string]any {
 	doc := map[string]any{
 		"apiVersion": schema.APIVersion,
@@ -159,7 +159,7 @@ func testJSONSchema(t *testing.T, s *Schema) {
 			t.Errorf("a %s may be called %q", name, called+"/")
 		}
 		for i, sm := range samples(s, k) {
-			if i%7 != 0 && i > 20 { // enough of them
+			if i%7 != 0 && i > 20 { // that is enough of them
 				continue
 			}
 			if got := accepts(oneResource(k, called, sm.spec)); got != (sm.filled != nil) {
@@ -215,7 +215,7 @@ func TestSpelled(t *testing.T) {
 		`[^\s\v\x85\p{Z}]`:          "with at least 1 character other than blanks",
 		`.`:                         "with at least 1 character",
 		`^[0-9a-v]{52}$`:            "", // not letters
-		`^[^a]{1,2}$`:               "", // not only blanks
+		`^[^a]{1,2}$`:               "", // not only spaces
 		`^[a-z]([a-z-]{0,3}[a-z])$`: "",
 	} {
 		if got, ok := spelled(pattern); ok != (want != "") || ok && got != want {

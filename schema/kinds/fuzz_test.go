@@ -11,7 +11,7 @@ import (
 	"converge.dev/converge/schema"
 )
 
-// FuzzChecks lets the checks and CUE judge the same resource of every kind: they agree, and fill in the same defaults.
+// FuzzChecks makes the checks and CUE judge the same resource of every kind: they agree, and fill in the same defaults.
 func FuzzChecks(tf *testing.F) {
 	f := fuzzed.New(tf)
 	for kind := range byte(12) {
@@ -33,7 +33,7 @@ func FuzzChecks(tf *testing.F) {
 		}
 		var spec schema.Object
 		if !jsontext.Value(data).IsValid() || bytes.Contains(data, []byte(`\u0000`)) || spec.UnmarshalJSON(data) != nil || spec == nil {
-			return // as package load does
+			return // like package load
 		}
 		k := s.kinds[names[int(kind)%len(names)]]
 		filled, refused := s.ask(k, spec)

@@ -12,7 +12,7 @@ import (
 	"converge.dev/converge/schema"
 )
 
-// A generator makes values that checks accept, and spoils them. Equal seeds give equal values.
+// A generator makes values that checks accept, and spoils them. Equal seeds result in equal values.
 type generator struct {
 	*rand.Rand
 	all   bool // leave nothing out
@@ -25,12 +25,12 @@ func newGenerator(seed uint64) *generator {
 
 func pick[T any](g *generator, all []T) T { return all[g.IntN(len(all))] }
 
-// resource makes what a document could say of a resource of a kind.
+// resource returns a resource of a kind as a document could state it.
 func (g *generator) resource(k *kind) schema.Object {
 	return g.value(k.body).(map[string]any)
 }
 
-// value makes a value that c most probably accepts.
+// value returns a value that c most probably accepts.
 func (g *generator) value(c *check) any {
 	var v any
 	for range 30 {
@@ -78,7 +78,7 @@ func (g *generator) try(c *check) any {
 	return nil
 }
 
-// int makes a number at or near one of the bounds, or a small one.
+// int returns a number at or near one of the bounds, or a small one.
 func (g *generator) int(tests []test) any {
 	n := int64(g.IntN(10))
 	for _, t := range tests {
@@ -142,7 +142,7 @@ func (g *generator) object(o *object) map[string]any {
 	return fields
 }
 
-// some says how many elements to make.
+// some returns how many elements to make.
 func (g *generator) some() int {
 	if g.all {
 		return 1
@@ -176,7 +176,7 @@ var odd = []any{
 
 func (g *generator) odd() any { return schema.Clone(pick(g, odd)) }
 
-// whole makes a resource that uses all fields, every list and every map.
+// whole returns a resource that uses all fields, every list and every map.
 func (g *generator) whole(k *kind) schema.Object {
 	g.all = true
 	defer func() { g.all = false }()
@@ -226,7 +226,7 @@ func (g *generator) variants(c *check, v any, yield func(any)) {
 				continue
 			}
 			yield(append(slices.Clone(elems), elems[0]))
-			yield(append(slices.Clone(elems[:len(elems)-1]), elems[0])) // twice, and yet not too many
+			yield(append(slices.Clone(elems[:len(elems)-1]), elems[0])) // twice, but not too many
 			yield(append(slices.Clone(elems), g.value(t.elem)))
 			g.variants(t.elem, elems[0], func(e any) {
 				changed := slices.Clone(elems)

@@ -12,9 +12,9 @@ import (
 	"unsafe"
 )
 
-// A literals writes plain data as Go source. What has a name of its own, and what several places point to, is a variable.
+// A literals writes plain data as Go source. What has its own name, and what several pointers refer to, is a variable.
 type literals struct {
-	pointers map[unsafe.Pointer]int    // how many places point to a thing
+	pointers map[unsafe.Pointer]int    // number of pointers to a thing
 	names    map[unsafe.Pointer]string // of the variables
 	vars     map[string]string         // their values, by name
 }
@@ -31,12 +31,12 @@ func goVars(name string, p any) map[string]string {
 	return l.vars
 }
 
-// madeLater reports whether values of a type hold what is made on first use.
+// madeLater reports whether values of a type contain what is created on first use.
 func madeLater(t reflect.Type) bool {
 	return t == reflect.TypeFor[*regexp.Regexp]() || t.PkgPath() == "sync"
 }
 
-// walk calls visit for every pointer in v, and goes on below those for which it says so.
+// walk calls visit for every pointer in v, and continues below those for which it returns true.
 func walk(v reflect.Value, visit func(p reflect.Value) bool) {
 	switch v.Kind() {
 	case reflect.Pointer:
@@ -58,7 +58,7 @@ func walk(v reflect.Value, visit func(p reflect.Value) bool) {
 	}
 }
 
-// text returns an expression. Inside a slice that tells their type, elements are bare.
+// text returns an expression. In a slice, which determines their type, elements are bare.
 func (l *literals) text(v reflect.Value, bare bool) string {
 	typ := strings.NewReplacer("kinds.", "", "interface {}", "any").Replace(v.Type().String())
 	switch v.Kind() {
@@ -129,7 +129,7 @@ func typesText(t types) string {
 	return cmp.Or(strings.Join(all, " | "), "0")
 }
 
-// variable returns the name of the variable that a pointer points to, empty when what it points to is written in place.
+// variable returns the name of the variable that a pointer points to, "" when what it points to is written in place.
 func (l *literals) variable(p reflect.Value) string {
 	if name, ok := l.names[p.UnsafePointer()]; ok {
 		return name

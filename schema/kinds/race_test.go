@@ -2,5 +2,5 @@
 
 package kinds
 
-// raceEnabled says that memory and time are those of the race detector.
+// raceEnabled reports whether memory and time are those of the race detector.
 const raceEnabled = true

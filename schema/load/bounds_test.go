@@ -9,7 +9,7 @@ import (
 	"converge.dev/converge/internal/loadtest"
 )
 
-// TestInboxBounds lets a document be as large as the bounds of the inbox say, and not larger.
+// TestInboxBounds checks that a document may be as large as the bounds of the inbox say, and not larger.
 func TestInboxBounds(t *testing.T) {
 	s := embedded(t)
 	head := `{"apiVersion":"converge.dev/v1","site":{"name":"x","id":"` + loadtest.SiteID + `"},"carbide":{"tenant":{"aa":{}`
@@ -25,7 +25,7 @@ func TestInboxBounds(t *testing.T) {
 	for name, c := range map[string]struct {
 		text   string
 		bounds Bounds
-		want   string // in what is said; nothing: it is accepted
+		want   string // in the output; empty: it is accepted
 	}{
 		"20 000 resources":            {tenants(20_000), InboxBounds, ""},
 		"20 001 resources":            {tenants(20_001), InboxBounds, "more than 20000 resources"},

@@ -14,7 +14,7 @@ import (
 	"converge.dev/converge/internal/loadtest"
 )
 
-// TestChildIsTheSame evaluates good and bad sources in a child and in this process.
+// TestChildIsTheSame evaluates good and bad sources in a child process and in this process.
 func TestChildIsTheSame(t *testing.T) {
 	for _, sources := range [][]Source{
 		{{Name: "a.cue", Data: loadtest.SiteCUE(100)}},
@@ -71,7 +71,7 @@ func wantOne(t *testing.T, ds Diagnostics, code, detail string) {
 	}
 }
 
-// TestCUERefuses says what is wrong with packages and imports, by the names that the user gave.
+// TestCUERefuses checks that errors of packages and imports use the names that the user gave.
 func TestCUERefuses(t *testing.T) {
 	two := t.TempDir()
 	for _, name := range []string{"a", "b"} {

@@ -74,7 +74,7 @@ func TestDecodeAccepts(t *testing.T) {
 	}
 }
 
-// FuzzDecodeJSON compares the decoder with the lenient one of the standard library: what ours accepts theirs does too,
+// FuzzDecodeJSON compares the decoder with the lenient one of the standard library: what ours accepts theirs accepts too,
 // with the same result, and the canonical form is a fixed point.
 func FuzzDecodeJSON(tf *testing.F) {
 	f := fuzzed.New(tf)
@@ -122,7 +122,7 @@ func TestLocate(t *testing.T) {
 		{"a.b.1.c", `"c": "x"`},
 		{"a.a", `"a": "\"}{"`},
 		{"d", `"d": null`},
-		{"d.e", `"d": null`}, // not there: the deepest on the way
+		{"d.e", `"d": null`}, // absent: the deepest on the way
 		{"a.b.7.x", `"b"`},
 		{"x", "{"},
 	} {

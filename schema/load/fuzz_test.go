@@ -22,7 +22,7 @@ import (
 	"converge.dev/converge/schema/internal/canonical"
 )
 
-// documents are small documents, good and bad, for all that reads documents.
+// documents are small documents, good and bad, for everything that reads documents.
 var documents = []string{
 	``, `{}`, `null`, `[]`, `"x"`, `{"a":1}{"b":2}`, `{"a":1,"a":2}`, `{"a":{"b":[1,2.5,1e3,-0,true,null,"x"]}}`, `{"a":"\u0000"}`, `{"a":"\ud800"}`, "{\"a\":\"\xff\"}",
 	`{"a":99999999999999999999}`, `{"a":1e400}`, `{"a":1e18}`, `{"a":0.1e-5}`, `{"a":"<&>\u2028"}`, `{"":{"":1}}`, `{"a":1,}`, `{"a"`, "\ufeff{}", `{"\u0061":1,"a":2}`, `{"A":1,"a":2}`,
@@ -32,7 +32,7 @@ var documents = []string{
 	`{"apiVersion":"converge.dev/v1","site":{"name":"x","id":"` + loadtest.SiteID + `"},"carbide":{"tenant":{"a1":{"depends_on":["site/carbide.tenant/a1","x","site/ovs.bridge/\u001b[2J"],"lifecycle":{"ignore":["a.b.c","display_name"]},"timeouts":{"create":"999999999h"}}}}}`,
 }
 
-// FuzzDocument reads documents strictly. What it takes every reader of JSON takes, as the same values; it has one
+// FuzzDocument reads documents strictly. What it accepts every JSON reader accepts, as the same values; it has one
 // canonical form.
 func FuzzDocument(tf *testing.F) {
 	f := fuzzed.New(tf)
@@ -70,7 +70,7 @@ func FuzzDocument(tf *testing.F) {
 	})
 }
 
-// FuzzLoad takes documents all the way. A refusal can be told; what is accepted is the same document when it is loaded from
+// FuzzLoad loads documents completely. A refusal can be shown; what is accepted is the same document when it is loaded from
 // its own JSON.
 func FuzzLoad(tf *testing.F) {
 	f := fuzzed.New(tf)
@@ -120,7 +120,7 @@ func FuzzYAML(tf *testing.F) {
 		f.Add([]byte(d))
 	}
 	f.Fuzz(func(t *testing.T, data []byte) {
-		if len(data) > 4096 { // what passes is evaluated by CUE, which has limits in its own process only
+		if len(data) > 4096 { // what passes is evaluated by CUE, which has limits only in a process of its own
 			return
 		}
 		src := Source{Name: "a.yaml", Data: data}
@@ -141,7 +141,7 @@ func FuzzYAML(tf *testing.F) {
 	})
 }
 
-// FuzzFormatCUE gives text to the parser of CUE and its printer, which is all of CUE that sees a document outside of a
+// FuzzFormatCUE passes text to the parser of CUE and its printer, which is all of CUE that sees a document outside a
 // process with limits.
 func FuzzFormatCUE(tf *testing.F) {
 	f := fuzzed.New(tf)
@@ -173,7 +173,7 @@ func FuzzFormatCUE(tf *testing.F) {
 	})
 }
 
-// FuzzFormatJSON lays JSON out: the same values, numbers as they were written, and nothing changes the second time.
+// FuzzFormatJSON formats JSON: the same values, numbers as they were written, and formatting again changes nothing.
 func FuzzFormatJSON(tf *testing.F) {
 	f := fuzzed.New(tf)
 	for _, d := range documents {
@@ -200,7 +200,7 @@ func FuzzFormatJSON(tf *testing.F) {
 	})
 }
 
-// numbers lists the numbers of a text as they are written.
+// numbers returns the numbers of a text as they are written.
 func numbers(t *testing.T, data []byte) (list []string) {
 	t.Helper()
 	d := json.NewDecoder(bytes.NewReader(data))

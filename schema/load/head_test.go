@@ -10,7 +10,7 @@ import (
 	"converge.dev/converge/schema/kinds"
 )
 
-// TestIdentityIsBounded: serials end where readers of JSON begin to round, and an id says something.
+// TestIdentityIsBounded: serials end where JSON readers begin to round, and an id must not be trivial.
 func TestIdentityIsBounded(t *testing.T) {
 	s, err := kinds.New()
 	if err != nil {

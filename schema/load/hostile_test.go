@@ -17,13 +17,13 @@ import (
 
 const hostileHead = `{"apiVersion":"converge.dev/v1","site":{"name":"x","id":"` + loadtest.SiteID + `"}`
 
-// cueTime is CUE that takes time without end and no memory.
+// cueTime is CUE that takes endless time and no memory.
 const cueTime = `import "list"
 l: list.Range(0, 1000, 1)
 n: [for a in l for b in l for c in l if a*b*c < 0 {a}]
 `
 
-// cueMemory is CUE of which every line is ten times as much as the one before.
+// cueMemory is CUE in which every line is ten times as large as the one before.
 const cueMemory = `a: [0, 1, 2, 3, 4, 5, 6, 7, 8, 9]
 b: [a, a, a, a, a, a, a, a, a, a]
 c: [b, b, b, b, b, b, b, b, b, b]
@@ -33,8 +33,8 @@ f: [e, e, e, e, e, e, e, e, e, e]
 g: [f, f, f, f, f, f, f, f, f, f]
 `
 
-// TestHostile loads what wants to take the machine down, each in a process of its own, and looks at how much memory that
-// process and its children had.
+// TestHostile loads what tries to take the machine down, each in a process of its own, and measures how much memory that
+// process and its children used.
 func TestHostile(t *testing.T) {
 	if raceEnabled {
 		t.Skip("the memory would be that of the race detector")
@@ -42,7 +42,7 @@ func TestHostile(t *testing.T) {
 	for _, c := range []struct {
 		name, file string
 		write      func(w io.Writer)
-		want       string // in what is said
+		want       string // in the output
 		limit      int64  // MiB
 	}{
 		{"100 MB", "a.json", func(w io.Writer) {
@@ -141,7 +141,7 @@ func TestHostile(t *testing.T) {
 				t.Fatal(err)
 			}
 			f.Close()
-			// A child's peak begins at that of this process, which other tests have raised: it is set back first.
+			// A child's peak begins at that of this process, which other tests have raised: it is reset first.
 			debug.FreeOSMemory()
 			_ = os.WriteFile("/proc/self/clear_refs", []byte("5"), 0) // without it the figure is only less exact
 			cmd := exec.Command(os.Args[0], "load", path)

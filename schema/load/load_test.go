@@ -136,13 +136,13 @@ nodes: n1: toy: box: y: {}
 	if doc.Policy.MaxDestroy != "10%" {
 		t.Errorf("policy %+v", doc.Policy)
 	}
-	// Defaults are not in the text, what the author wrote is, in his order of lists.
+	// The text has no defaults, but everything that the author wrote, with lists in the original order.
 	if text := string(doc.JSON); strings.Contains(text, `"size":7`) || !strings.Contains(text, `"tags":["z","a"]`) || !strings.Contains(text, `"timeouts":{"create":"90s","delete":"1h"}`) {
 		t.Errorf("text %s", text)
 	}
 }
 
-// TestOneDigest writes one document in every way and wants one text of it.
+// TestOneDigest writes one document in every form and expects a single text of it.
 func TestOneDigest(t *testing.T) {
 	s := small(t)
 	var first *schema.Document
@@ -173,7 +173,7 @@ func TestOneDigest(t *testing.T) {
 	}
 }
 
-// TestSecretIsNotShown writes the secret itself where a place of a secret belongs: no diagnostic may repeat it.
+// TestSecretIsNotShown writes the secret itself where the place of a secret belongs: no diagnostic may repeat it.
 func TestSecretIsNotShown(t *testing.T) {
 	s := small(t)
 	for _, password := range []string{`"hunter2"`, `{from: "hunter2"}`, `{form: "hunter2"}`, `["hunter2"]`} {
@@ -202,7 +202,7 @@ func TestSecretIsNotShown(t *testing.T) {
 	}
 }
 
-// TestExternal reads what exists and nobody declares, of which no field is stated and none is missed.
+// TestExternal reads external resources, which need no fields, not even required ones.
 func TestExternal(t *testing.T) {
 	s := embedded(t)
 	doc, ds := loadCUE(t, s, `carbide: {
@@ -241,7 +241,7 @@ func TestExternal(t *testing.T) {
 	}
 }
 
-// TestManyProblems checks that the first hundred are shown, in order, the same each time, and the rest counted.
+// TestManyProblems checks that the first hundred are shown, in a reproducible order, and the rest counted.
 func TestManyProblems(t *testing.T) {
 	s := small(t)
 	var b strings.Builder
@@ -333,7 +333,7 @@ func TestSiteLoads(t *testing.T) {
 	}
 }
 
-// TestLoadIsLinear counts what one more resource costs in allocations: as much in a large site as in a small one.
+// TestLoadIsLinear counts the allocations for one more resource: as many in a large site as in a small one.
 func TestLoadIsLinear(t *testing.T) {
 	s := embedded(t)
 	per := func(n int) float64 {
@@ -346,7 +346,7 @@ func TestLoadIsLinear(t *testing.T) {
 		runtime.ReadMemStats(&after)
 		return float64(after.TotalAlloc-before.TotalAlloc) / float64(n)
 	}
-	per(100) // what is made once
+	per(100) // for what is created once
 	if few, many := per(2_000), per(20_000); many > 1.3*few {
 		t.Errorf("a resource of 20 000 costs %.0f bytes, of 2 000 %.0f", many, few)
 	}

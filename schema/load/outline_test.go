@@ -29,8 +29,8 @@ func whole(t testing.TB, s *kinds.Schema, text []byte) (*schema.Document, *Outli
 	return doc, o
 }
 
-// someSite writes a random document of the schema of [small]. Some names are also values, tags and parts of others, and
-// some values have quotes in them.
+// someSite returns a random document of the schema of [small]. Some names are also values, tags and parts of others, and
+// some values contain quotes.
 func someSite(r *rand.Rand) []byte {
 	names := []string{"a", "b", "c", "size", "a-b", "x1"}
 	pick := func() string { return names[r.IntN(len(names))] }
@@ -88,7 +88,7 @@ func someSite(r *rand.Rand) []byte {
 	return text
 }
 
-// TestOutline compares what an outline finds, and reads, with the same of the whole document.
+// TestOutline compares what an outline finds, and reads, with the same parts of the whole document.
 func TestOutline(t *testing.T) {
 	s := small(t)
 	for seed := range uint64(500) {
@@ -152,7 +152,7 @@ func TestOutline(t *testing.T) {
 	}
 }
 
-// TestOutlineOfEscapes finds a name that the text spells in another way.
+// TestOutlineOfEscapes finds a name that the text spells differently.
 func TestOutlineOfEscapes(t *testing.T) {
 	text := fmt.Sprintf(`{"apiVersion": %q, "site": {"name": "x", "id": %q}, "toy": {
 		"owner": {"ann": {}},
@@ -167,7 +167,7 @@ func TestOutlineOfEscapes(t *testing.T) {
 	}
 }
 
-// TestOutlineReferring finds also what may refer to something, for all that the document says.
+// TestOutlineReferring also finds what may refer to something, as far as the document shows.
 func TestOutlineReferring(t *testing.T) {
 	const id, other = "11111111-1111-4111-8111-111111111111", "22222222-2222-4222-8222-222222222222"
 	o, err := NewOutline(embedded(t), fmt.Appendf(nil, `{"apiVersion": %q, "site": {"name": "x", "id": %q}, "carbide": {
@@ -193,7 +193,7 @@ func TestOutlineReferring(t *testing.T) {
 	}
 }
 
-// TestOutlineChecks what it reads: a text that nobody accepted gets no further.
+// TestOutlineChecks checks what it reads: a text that was never accepted gets no further.
 func TestOutlineChecks(t *testing.T) {
 	s := small(t)
 	head := fmt.Sprintf(`{"apiVersion": %q, "site": {"name": "x", "id": %q}, `, schema.APIVersion, loadtest.SiteID)

@@ -82,7 +82,7 @@ func TestReadSources(t *testing.T) {
 	}
 }
 
-// TestFolder loads a folder with much beside the document: what is none of it neither breaks it nor is part of it.
+// TestFolder loads a folder with much beside the document: other files neither break it nor are part of it.
 func TestFolder(t *testing.T) {
 	dir := lay(t, map[string]string{
 		"site.cue": "package site\n" + head, "more.json": `{"toy":{"owner":{"acme":{}}},"apiVersion":"converge.dev/v1"}`, "flow.yaml": `{"apiVersion": "converge.dev/v1", toy: {owner: {b: {}}}}`,
@@ -109,13 +109,13 @@ func TestFolder(t *testing.T) {
 	if want := []string{"config.yaml", "list.json", "other.json", "plan.json", "pod.yaml", "schema.json"}; !slices.Equal(left, want) {
 		t.Errorf("warned of %v, want %v", left, want)
 	}
-	// Named, a file is part of the document whatever it says.
+	// When named, a file is part of the document whatever it contains.
 	named := filepath.Join(dir, "config.yaml")
 	sources, err = ReadSources([]string{named}, nil)
 	if err != nil || len(sources) != 1 || sources[0].LeftOut {
 		t.Errorf("%v, %v", sources, err)
 	}
-	// One that cannot be read may be part of it.
+	// An unreadable one may be part of it.
 	if err := os.WriteFile(filepath.Join(dir, "broken.json"), []byte(`{"toy":`), 0o600); err != nil {
 		t.Fatal(err)
 	}
@@ -127,8 +127,8 @@ func TestFolder(t *testing.T) {
 	}
 }
 
-// TestFolderIsNotLeft puts links out of a folder, as whoever writes documents for others could. They are refused with a
-// sentence, whatever they lead to, and nothing of that is shown.
+// TestFolderIsNotLeft puts links out of a folder, as an author of documents for others could. They are refused with a
+// sentence, whatever they lead to, and nothing of the target is shown.
 func TestFolderIsNotLeft(t *testing.T) {
 	const canary = "root:canary:0:0"
 	for name, c := range map[string]struct {
@@ -191,7 +191,7 @@ func TestFolderIsNotLeft(t *testing.T) {
 		})
 	}
 
-	// Within the module links lead where they like, and a folder that the user named may be one.
+	// Within the module links may lead anywhere, and a folder that the user named may be one.
 	dir := lay(t, map[string]string{"real/cue.mod/module.cue": "module: \"example.com/site@v0\"\nlanguage: version: \"v0.17.0\"\n", "real/doc/site.cue": head, "real/shared.cue": "toy: owner: acme: {}\n"})
 	for link, to := range map[string]string{"real/doc/shared.cue": "../shared.cue", "named": "real/doc"} {
 		if err := os.Symlink(to, filepath.Join(dir, link)); err != nil {

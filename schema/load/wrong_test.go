@@ -19,7 +19,7 @@ import (
 
 var update = flag.Bool("update", false, "rewrite the expectations in testdata")
 
-// TestWrongDocuments loads each of testdata/wrong: files that make a document, and under "want" what is said of it.
+// TestWrongDocuments loads each of testdata/wrong: files that form a document, and under "want" its diagnostics.
 func TestWrongDocuments(t *testing.T) {
 	s := embedded(t)
 	cases, err := filepath.Glob("testdata/wrong/*.txtar")
@@ -67,7 +67,7 @@ func TestWrongDocuments(t *testing.T) {
 	}
 }
 
-// render shows diagnostics with the lines they are about, the highlighted part underlined.
+// render shows diagnostics with their lines, the highlighted part underlined.
 func render(ds Diagnostics) string {
 	var b strings.Builder
 	for i, d := range ds {
@@ -90,7 +90,7 @@ func render(ds Diagnostics) string {
 	return b.String()
 }
 
-// TestEveryRuleIsShown keeps a wrong document for every rule.
+// TestEveryRuleIsShown checks that there is a wrong document for every rule.
 func TestEveryRuleIsShown(t *testing.T) {
 	all := ""
 	cases, _ := filepath.Glob("testdata/wrong/*.txtar")
@@ -113,7 +113,7 @@ func TestEveryRuleIsShown(t *testing.T) {
 	}
 }
 
-// Every code can be explained: in words, and, but for a few that no small document brings about, with an example.
+// Every code can be explained: in words, and, except for a few that no small document causes, with an example.
 func TestEveryCodeIsExplained(t *testing.T) {
 	s := embedded(t)
 	without := map[string]bool{"CV1013": true, codeTooMany: true, codeLimit: true, codeInterrupted: true, codeLeftOut: true}
@@ -129,7 +129,7 @@ func TestEveryCodeIsExplained(t *testing.T) {
 	}
 }
 
-// Every kind has an example, all of which are one valid document; and what a kind takes is said in words, not patterns.
+// Every kind has an example, all of which are one valid document; and what a kind accepts is said in words, not patterns.
 func TestExample(t *testing.T) {
 	s := embedded(t)
 	doc, ds := Document(t.Context(), s, Options{}, Source{Name: "example.cue", Data: []byte(schema.Example)})

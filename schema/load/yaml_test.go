@@ -6,7 +6,7 @@ import (
 	"testing"
 )
 
-// What ends a line for the YAML library and not for the CUE library is refused where it stands; the ends that both know are not.
+// A line break for the YAML library that the CUE library does not know is refused at its position; those that both know are not.
 func TestYAMLLines(t *testing.T) {
 	for text, want := range map[string]string{
 		"\r\r0":                   "U+000D",

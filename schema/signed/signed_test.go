@@ -33,7 +33,7 @@ func TestSignAsDSSE(t *testing.T) {
 	}
 }
 
-// A signature counts for the key that it fits, whatever key it names.
+// A signature is attributed to the key that it matches, whatever key it names.
 func TestCheck(t *testing.T) {
 	pub, key := pair(1)
 	other, stranger := pair(2)
@@ -116,7 +116,7 @@ func TestOpen(t *testing.T) {
 	}
 }
 
-// A private key is read when it is what openssl makes and nobody else can use it; an error repeats nothing of the file.
+// A private key is accepted when it is in the format of openssl and inaccessible to others; an error repeats nothing of the file.
 func TestReadKeys(t *testing.T) {
 	pub, key := pair(1)
 	dir := t.TempDir()
