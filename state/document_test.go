@@ -18,7 +18,7 @@ func digest(b []byte) string {
 }
 
 // TestSweep: a writer brings an old revision back at the very moment at which another one sweeps its chunks away. The
-// document can be read afterwards.
+// document remains readable.
 func TestSweep(t *testing.T) {
 	db := mem.New(mem.Options{})
 	putting, swept := make(chan struct{}), make(chan struct{})

@@ -10,7 +10,7 @@ import (
 	"converge.dev/converge/state/mem"
 )
 
-// One process holds the lock and records what it made; another one is told to wait, and breaks the lock.
+// One process holds the lock and records what it created; another one has to wait, and breaks the lock.
 func Example() {
 	ctx := context.Background()
 	site := state.New(mem.New(mem.Options{}), "fra1")

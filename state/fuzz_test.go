@@ -21,13 +21,13 @@ import (
 	"converge.dev/converge/state/mem"
 )
 
-// nasty are values that are none, for every decoder of the store.
+// nasty are invalid values for every decoder of the store.
 var nasty = []string{
 	``, `{}`, `null`, `[]`, `""`, `{"v":1}`, `{"v":0}`, `{"v":2}`, `{"v":-1}`, `{"v":"1"}`, `{"v":1e0}`, `{"v":1,}`, `{"v":1,"v":2}`, `{"v":1}{}`,
 	`{ "v":1}`, "{\"v\":1,\"by\":\"\xff\"}", `{"V":1}`, `{"v":1,"ref":"a/b"}`, `{"v":1,"at":"yesterday"}`, `{"v":1,"nope":{}}`, `{"v":9223372036854775808}`,
 }
 
-// keep makes a store that holds one value under a key of the site; whole: with what the store puts in front of its own.
+// keep returns a store that holds one value under a key of the site; whole: with what the store puts in front of its own.
 func keep(tb testing.TB, key string, value []byte, whole bool) *state.Store {
 	tb.Helper()
 	if whole {
@@ -51,7 +51,7 @@ func sealed(key string, b []byte) []byte {
 	return fmt.Appendf(nil, `{"v":1,"sum":"%x",%s`, sum[:8], rest)
 }
 
-// reread returns what comes back of a value after it was written by op.
+// reread returns a value as read back after it was written by op.
 func reread[T any](t *testing.T, op func(*state.Store) state.Op, read func(*state.Store) (T, error)) T {
 	t.Helper()
 	kv := mem.New(mem.Options{})
@@ -66,8 +66,7 @@ func reread[T any](t *testing.T, op func(*state.Store) state.Op, read func(*stat
 	return v
 }
 
-// FuzzRecords reads recorded resources that somebody may have written; both readers agree, and what they read is written as
-// it was read.
+// FuzzRecords reads arbitrary recorded resources; both readers agree, and what they read is written as it was read.
 func FuzzRecords(tf *testing.F) {
 	f := fuzzed.New(tf)
 	for _, s := range append(nasty,
@@ -101,7 +100,7 @@ func FuzzRecords(tf *testing.F) {
 		if (err == nil) != (oneErr == nil) || err == nil && !reflect.DeepEqual(all[0], one) {
 			t.Fatalf("%q reads as %+v, %v and as %+v, %v", b, all, err, one, oneErr)
 		}
-		var plain state.Record // numbers and all, as the reader of the standard library has it
+		var plain state.Record // complete with numbers, as the reader of the standard library returns it
 		if err == nil {
 			if perr := json.Unmarshal(b, &plain); perr != nil || !reflect.DeepEqual(plain.Spec, one.Spec) {
 				t.Errorf("%q has the spec %#v, and for package json %#v, %v", b, one.Spec, plain.Spec, perr)
@@ -150,7 +149,7 @@ func FuzzValues(tf *testing.F) {
 			if h, err := keep(t, "freeze", b, whole).Frozen(ctx); err == nil && h != nil && lasting(h.At) {
 				same(t, h, reread(t, func(s *state.Store) state.Op { return s.FreezeOp(*h) }, func(s *state.Store) (*state.Hold, error) { return s.Frozen(ctx) }))
 			}
-			// A head leads to chunks, which are not there: never a document.
+			// A head refers to chunks, which do not exist: never a document.
 			s := keep(t, "document/head", b, whole)
 			h, err := s.Head(ctx)
 			if _, body, derr := s.Document(ctx, 0); derr == nil && (err != nil || len(h.Chunks) > 0 || len(body) > 0) {
@@ -163,8 +162,8 @@ func FuzzValues(tf *testing.F) {
 	})
 }
 
-// FuzzBlob reads chunks that somebody may have written: only bytes that their name promises come back, and what unpacks to
-// more than a chunk holds is refused before it is there.
+// FuzzBlob reads arbitrary chunks: only bytes that match their name come back, and what unpacks to more than a chunk holds
+// is refused before that.
 func FuzzBlob(tf *testing.F) {
 	f := fuzzed.New(tf)
 	enc, err := zstd.NewWriter(nil)
@@ -193,7 +192,7 @@ func FuzzBlob(tf *testing.F) {
 				t.Errorf("%q is given as what its name does not promise: %q", b, got)
 			}
 		})
-		// The same bytes under the name of what they hold, as far as they hold anything.
+		// The same bytes under the name of their content, if they have any.
 		dec, err := zstd.NewReader(nil, zstd.WithDecoderMaxMemory(1<<20), zstd.WithDecoderConcurrency(1))
 		if err != nil {
 			t.Fatal(err)
@@ -228,7 +227,7 @@ func lasting(t time.Time) bool {
 	return err == nil
 }
 
-// same compares by what is written: two times that are the same moment may differ in memory.
+// same compares what is written: two times that are the same moment may differ in memory.
 func same(t *testing.T, a, b any) {
 	t.Helper()
 	x, err := json.Marshal(a)

@@ -11,8 +11,8 @@ import (
 	"converge.dev/converge/state/mem"
 )
 
-// Between the transactions of one who notes much, another who asks what changed is told what is noted by then, and later the
-// rest: nothing is noted at a revision that somebody knows already.
+// Between the transactions of a large update, a reader that asks for changes gets what is stored by then, and later the rest:
+// nothing is stored at a revision that a reader already knows.
 func TestInventoryIsWholeInTheMiddle(t *testing.T) {
 	var other *state.Store
 	have, since, times := map[string]string{}, int64(0), 0

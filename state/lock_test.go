@@ -22,8 +22,8 @@ func take(t *testing.T, kv state.KV) *state.Lock {
 	return l
 }
 
-// TestPaused proves F2: a process that stood still for longer than its lease has stopped all work before anyone else can
-// have the lock, and writes nothing when it wakes up.
+// TestPaused proves F2: a process that was paused for longer than its lease has stopped all work before any other can have
+// the lock, and writes nothing when it wakes up.
 func TestPaused(t *testing.T) {
 	synctest.Test(t, func(t *testing.T) {
 		here := mem.New(mem.Options{})
@@ -67,7 +67,7 @@ func TestPaused(t *testing.T) {
 	})
 }
 
-// TestLapsed: the lease is gone, the holder does not know, and the store keeps it from writing all the same.
+// TestLapsed: the lease is gone, the holder does not know, and the store prevents its writes all the same.
 func TestLapsed(t *testing.T) {
 	here := mem.New(mem.Options{})
 	there := here.Connect(mem.Options{})
@@ -91,7 +91,7 @@ func TestLapsed(t *testing.T) {
 	}
 }
 
-// TestForced: a holder that writes nothing finds out within a third of its ttl that its lock was broken.
+// TestForced: a holder that writes nothing notices within a third of its ttl that its lock was broken.
 func TestForced(t *testing.T) {
 	synctest.Test(t, func(t *testing.T) {
 		kv := mem.New(mem.Options{})
@@ -113,7 +113,7 @@ func TestForced(t *testing.T) {
 	})
 }
 
-// TestWaitEnds: a wait has an end, and who waited is told for whom.
+// TestWaitEnds: a wait has an end, and its error says for which holder.
 func TestWaitEnds(t *testing.T) {
 	synctest.Test(t, func(t *testing.T) {
 		kv := mem.New(mem.Options{})
@@ -131,7 +131,7 @@ func TestWaitEnds(t *testing.T) {
 	})
 }
 
-// TestContext: a context of the lock ends with the caller's, for the caller's reason, and the lock goes on.
+// TestContext: a context of the lock ends with the caller's, for the caller's reason, and the lock continues.
 func TestContext(t *testing.T) {
 	l := take(t, mem.New(mem.Options{}))
 	reason := errors.New("enough")
@@ -153,7 +153,7 @@ func TestContext(t *testing.T) {
 	}
 }
 
-// faults lists what can become of one commit.
+// faults lists what can happen to one commit.
 var faults = map[string]func(done bool) error{
 	"never sent, unknown": func(done bool) error {
 		if done {
@@ -169,7 +169,7 @@ var faults = map[string]func(done bool) error{
 	},
 }
 
-// eachCommit runs do once for every commit that it makes and every fate of it, until do makes no further commit.
+// eachCommit runs do once for every commit that it makes and every fault of it, until do makes no further commit.
 func eachCommit(t *testing.T, do func(t *testing.T, kv, other *mem.KV)) {
 	for name, fault := range faults {
 		for at := 0; ; at++ {
@@ -198,7 +198,7 @@ func eachCommit(t *testing.T, do func(t *testing.T, kv, other *mem.KV)) {
 	}
 }
 
-// TestLockUnknown: whatever becomes of one write, a lock that was taken is held, and its epoch is nobody else's.
+// TestLockUnknown: whatever happens to one write, a lock that was taken is held, and its epoch is unique.
 func TestLockUnknown(t *testing.T) {
 	eachCommit(t, func(t *testing.T, kv, other *mem.KV) {
 		first := take(t, other)
@@ -232,7 +232,7 @@ func TestLockUnknown(t *testing.T) {
 	})
 }
 
-// TestDocumentUnknown: whatever becomes of one write, a document is written once.
+// TestDocumentUnknown: whatever happens to one write, a document is written once.
 func TestDocumentUnknown(t *testing.T) {
 	body := slices.Repeat([]byte("0123456789abcdef"), 1<<14)
 	eachCommit(t, func(t *testing.T, kv, other *mem.KV) {

@@ -14,7 +14,7 @@ import (
 
 // TestRecordReader: the fast decoder reads what package encoding/json reads.
 func TestRecordReader(t *testing.T) {
-	r := newRecordReader() // one for all, so that what it keeps from one record must not leak into the next
+	r := newRecordReader() // one for all, to detect what it keeps from one record and leaks into the next
 	word := rapid.StringMatching(`[a-z0-9_é"\\<\x{2028}]{1,8}`)
 	var value *rapid.Generator[any]
 	value = rapid.Custom(func(t *rapid.T) any {
@@ -56,7 +56,7 @@ func TestRecordReader(t *testing.T) {
 		``, `{`, `{"v":1}x`, `{"v":1,"spec":{"a":}}`, `{"v":1,"spec":[]`, `{"v":1,"spec":{"a":1,"a":2}}`, `{"v":1,"spec":{"a":1e999}}`,
 		`{"v":1,"ref":"nonsense"}`, `{"v":1,"spec":{"a":[1,}}`, `{"v":1}{"v":1}`, `{"v":1,"spec":3}`, `{"v":1,"spec":[1]}`,
 	} {
-		if rest, ok := strings.CutPrefix(torn, `{"v":1,`); ok { // whole by its checksum, and wrong all the same
+		if rest, ok := strings.CutPrefix(torn, `{"v":1,`); ok { // intact by its checksum, and invalid all the same
 			torn = string(versionField) + checksum("k", []byte(rest)) + `",` + rest
 		}
 		var got Record

@@ -9,7 +9,7 @@ import (
 	"converge.dev/converge/state/etcd"
 )
 
-// BenchmarkOpenClose is what the store adds to every command.
+// BenchmarkOpenClose measures what the store adds to every command.
 func BenchmarkOpenClose(b *testing.B) {
 	for name, dir := range map[string]func() string{
 		"fresh": b.TempDir,
@@ -43,7 +43,7 @@ func record(i int) state.Record {
 	}
 }
 
-// BenchmarkCommit is what one step costs: guarded by the lock, on the disk when it returns.
+// BenchmarkCommit measures the cost of one step: guarded by the lock, on the disk when it returns.
 func BenchmarkCommit(b *testing.B) {
 	kv := open(b, b.TempDir())
 	b.Run("put", func(b *testing.B) {
@@ -87,7 +87,7 @@ func BenchmarkCommit(b *testing.B) {
 	})
 }
 
-// BenchmarkRecords is what a plan reads first.
+// BenchmarkRecords measures what a plan reads first.
 func BenchmarkRecords(b *testing.B) {
 	kv := open(b, b.TempDir())
 	s := state.New(kv, "bench")
@@ -111,7 +111,7 @@ func BenchmarkRecords(b *testing.B) {
 	}
 }
 
-// BenchmarkLock takes and gives back the lock.
+// BenchmarkLock takes and releases the lock.
 func BenchmarkLock(b *testing.B) {
 	s := state.New(open(b, b.TempDir()), "bench")
 	for b.Loop() {

@@ -25,7 +25,7 @@ import (
 	"converge.dev/converge/state"
 )
 
-// TestMain lets the test binary be the other process of a test.
+// TestMain lets the test binary act as the other process of a test.
 func TestMain(m *testing.M) {
 	if role := os.Getenv("CONVERGE_TEST_ROLE"); role != "" {
 		if err := other(role, os.Getenv("CONVERGE_TEST_DIR")); err != nil {
@@ -37,7 +37,7 @@ func TestMain(m *testing.M) {
 	os.Exit(m.Run())
 }
 
-// other is what the other process does.
+// other does the work of the other process.
 func other(role, dir string) error {
 	ctx := context.Background()
 	kv, err := Open(ctx, Options{Dir: dir, Command: "converge apply site.cue"})
@@ -105,7 +105,7 @@ func openDir(t *testing.T, o Options) *kv {
 	return k.(*kv)
 }
 
-// TestKilled: what a process committed before it was killed is there, and its locks stand in nobody's way.
+// TestKilled: what a process committed before it was killed is stored, and its locks block nobody.
 func TestKilled(t *testing.T) {
 	dir := t.TempDir()
 	cmd := child(t, "hold", dir)
@@ -141,7 +141,7 @@ func TestKilled(t *testing.T) {
 	}
 }
 
-// TestKilledAtFirstStart: a process that is killed before its new store ever answered stands in nobody's way.
+// TestKilledAtFirstStart: a process that is killed before its new store ever answered blocks nobody.
 func TestKilledAtFirstStart(t *testing.T) {
 	for range 8 {
 		dir := filepath.Join(t.TempDir(), "store")
@@ -202,7 +202,7 @@ func TestInterruptedFirstStart(t *testing.T) {
 	}
 }
 
-// TestPrivate: nobody else can read the data or connect, and no port is opened.
+// TestPrivate: no other user can read the data or connect, and no port is opened.
 func TestPrivate(t *testing.T) {
 	ports := func() (n int) {
 		for _, table := range []string{"tcp", "tcp6", "udp", "udp6"} {
@@ -253,7 +253,7 @@ func TestPrivate(t *testing.T) {
 	}
 }
 
-// TestReopen: everything outlives the process but the leases, and a closed store says that it is closed.
+// TestReopen: everything but the leases outlives the process, and a closed store says that it is closed.
 func TestReopen(t *testing.T) {
 	o := Options{Dir: t.TempDir()}
 	var revision int64
@@ -352,7 +352,7 @@ func TestFull(t *testing.T) {
 	}
 }
 
-// TestHistory: a start drops what nobody reads any more.
+// TestHistory: a start drops history that is no longer read.
 func TestHistory(t *testing.T) {
 	o := Options{Dir: t.TempDir()}
 	first := openDir(t, o)
@@ -384,8 +384,8 @@ func TestHistory(t *testing.T) {
 	}
 }
 
-// TestEarlyElection says what etcd says when its first election comes while it drops the log that it has just applied.
-// Nothing is wrong then; what else it cannot go on from ends the store.
+// TestEarlyElection repeats the message of etcd when its first election comes while it drops the log that it has just
+// applied. Nothing is wrong then; any other fatal message ends the store.
 func TestEarlyElection(t *testing.T) {
 	kv := openDir(t, Options{Dir: t.TempDir()})
 	etcd := etcdLogger(slog.New(slog.DiscardHandler), kv.share.member.end).Named("raft").Sugar()
@@ -400,7 +400,7 @@ func TestEarlyElection(t *testing.T) {
 	}
 }
 
-// TestChecked: a data file at which a process dies is an error here, and no damage where nobody looked at it.
+// TestChecked: a data file that kills a process is an error here, and not damage unless a process has checked it.
 func TestChecked(t *testing.T) {
 	dir := t.TempDir()
 	k := openDir(t, Options{Dir: dir})
@@ -442,7 +442,7 @@ func TestChecked(t *testing.T) {
 	if _, err := appliedEntry(t.Context(), file); err == nil || errors.Is(err, errUnchecked) {
 		t.Errorf("a page that goes on behind the end: %v", err)
 	}
-	if err := os.Truncate(file, int64(2*os.Getpagesize())); err != nil { // what says where the tree begins, and nothing of it
+	if err := os.Truncate(file, int64(2*os.Getpagesize())); err != nil { // only what says where the tree begins, and nothing of it
 		t.Fatal(err)
 	}
 	if _, err := appliedEntry(t.Context(), file); err == nil || errors.Is(err, errUnchecked) {

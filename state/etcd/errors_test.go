@@ -9,8 +9,8 @@ import (
 	"go.etcd.io/etcd/api/v3/v3rpc/rpctypes"
 )
 
-// TestOwnTimeout: a member whose caller's time is up answers with the error that it has for a lost majority. What is said of
-// it tells one from the other.
+// TestOwnTimeout: when the caller's time is up, a member returns the same error as for a lost majority. Our error
+// distinguishes the two.
 func TestOwnTimeout(t *testing.T) {
 	ended, cancel := context.WithTimeout(t.Context(), 0)
 	defer cancel()

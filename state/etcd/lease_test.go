@@ -65,7 +65,7 @@ func TestRevoked(t *testing.T) {
 	}
 }
 
-// TestSuspended: the time for which the machine stood still counts, though no timer has seen it.
+// TestSuspended: the time for which the machine was suspended counts, although no timer has seen it.
 func TestSuspended(t *testing.T) {
 	l := &lease{ttl: 10 * time.Second, asked: now()}
 	if rest := time.Until(l.Until()); rest <= 0 || rest > 8*time.Second {
@@ -77,7 +77,7 @@ func TestSuspended(t *testing.T) {
 	}
 }
 
-// TestUnreachable: why an endpoint cannot be used is said, and which one it is.
+// TestUnreachable: the error says which endpoint cannot be used, and why.
 func TestUnreachable(t *testing.T) {
 	web := httptest.NewServer(nil) // HTTP/1
 	defer web.Close()

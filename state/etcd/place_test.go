@@ -9,8 +9,8 @@ import (
 	"converge.dev/converge/state"
 )
 
-// TestAway: what is written when the files do not lie any more where they were is never said to be written, whoever serves
-// the store, and nothing is written after it. Where they are put back, everything that was said to be written is there.
+// TestAway: a write after the files were moved away is never reported as written, whichever process serves the store, and
+// nothing is written after it. Once they are put back, everything that was reported as written is there.
 func TestAway(t *testing.T) {
 	for name, part := range map[string]string{
 		"directory": ".",
@@ -69,7 +69,7 @@ func TestAway(t *testing.T) {
 	}
 }
 
-// TestPutBack: a store that was moved away and back has what was said to be written.
+// TestPutBack: a store that was moved away and back has everything that was reported as written.
 func TestPutBack(t *testing.T) {
 	dir := filepath.Join(t.TempDir(), "store")
 	cmd := holding(t, dir)
@@ -84,7 +84,7 @@ func TestPutBack(t *testing.T) {
 	}
 }
 
-// TestNeverAnew: a process that has used a store does not begin a new one in its place when the one that served it ends.
+// TestNeverAnew: a process that has used a store does not create a new one in its place when the process that served it ends.
 func TestNeverAnew(t *testing.T) {
 	dir := filepath.Join(t.TempDir(), "store")
 	cmd := holding(t, dir)
@@ -102,7 +102,7 @@ func TestNeverAnew(t *testing.T) {
 }
 
 // TestNoLockFile: the lock file may be gone while a process serves. Others find it at the socket; where that is gone as well
-// they say who has the data open, and not that these are damaged.
+// they report which process has the data open, and not that these are damaged.
 func TestNoLockFile(t *testing.T) {
 	dir := filepath.Join(t.TempDir(), "store")
 	cmd := holding(t, dir)

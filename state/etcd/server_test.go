@@ -27,7 +27,7 @@ import (
 	"converge.dev/converge/state/etcd"
 )
 
-// program finds a program of a Debian package. Without it the test is skipped, unless the run promised real systems.
+// program finds a program of a Debian package. Without it the test is skipped, unless real systems are required.
 func program(t *testing.T, name, pkg string) string {
 	t.Helper()
 	path, err := exec.LookPath(name)
@@ -42,7 +42,7 @@ func program(t *testing.T, name, pkg string) string {
 	return ""
 }
 
-// A server is an etcd of its own process.
+// A server is an etcd in a process of its own.
 type server struct {
 	cmd *exec.Cmd
 	url string
@@ -140,7 +140,7 @@ func TestServer(t *testing.T) {
 			t.Error(err)
 		}
 	})
-	// A holder that is gone without a word loses the lock when its ttl has passed, and cannot write when it comes back.
+	// A holder that disappears loses the lock when its ttl has passed, and cannot write when it comes back.
 	t.Run("Abandoned", func(t *testing.T) {
 		lost, next := connect(t, o), connect(t, o)
 		old, err := state.New(lost, "abandoned").Lock(t.Context(), state.LockInfo{Who: "old"}, state.LockOptions{TTL: 2 * time.Second})
@@ -227,7 +227,7 @@ func TestServerTLS(t *testing.T) {
 	}
 }
 
-// TestCertificateFiles: files of TLS that block, never end or are open to everybody are refused before anybody is called.
+// TestCertificateFiles: TLS files that block, never end or are accessible to everybody are refused before any connection.
 func TestCertificateFiles(t *testing.T) {
 	dir := t.TempDir()
 	ca := newAuthority(t, dir, "ca")
@@ -258,8 +258,8 @@ func TestCertificateFiles(t *testing.T) {
 	}
 }
 
-// TestServerLogin: a cluster with authentication, and a user who may use one site.
-// demandLogin switches authentication on, and gives the options of a user who may touch the site "mine".
+// TestServerLogin tests a cluster with authentication, and a user who may use one site.
+// demandLogin switches authentication on, and returns the options of a user who may access the site "mine".
 func demandLogin(t *testing.T, s *server) etcd.Options {
 	t.Helper()
 	ctl := func(args ...string) {
@@ -302,9 +302,9 @@ func TestServerLogin(t *testing.T) {
 	}
 }
 
-// TestServerBesideOneThatHangs: of the members one answers gRPC and no call, as one does that has lost touch with its leader and
-// does not know it yet. Whoever opens the store, reads, writes or gets a lease is served by the other, sooner than gRPC or etcd
-// give the first one up.
+// TestServerBesideOneThatHangs: one of the members answers gRPC but no call, like one that has lost its leader without knowing it
+// yet. Opening the store, reading, writing and getting a lease are served by the other, sooner than gRPC or etcd give the first
+// one up.
 func TestServerBesideOneThatHangs(t *testing.T) {
 	l, err := net.Listen("tcp", "127.0.0.1:0")
 	if err != nil {
@@ -319,7 +319,7 @@ func TestServerBesideOneThatHangs(t *testing.T) {
 	go func() { _ = hanging.Serve(l) }()
 	t.Cleanup(hanging.Stop)
 	server := serve(t, "http", etcd.Options{})
-	ctx, cancel := context.WithTimeout(t.Context(), 25*time.Second) // of which etcd would take 30 to give a single call up
+	ctx, cancel := context.WithTimeout(t.Context(), 25*time.Second) // etcd would take 30 of these to give a single call up
 	defer cancel()
 	use := func(o etcd.Options) {
 		o.Endpoints = []string{"http://" + l.Addr().String(), server.url}
@@ -342,7 +342,7 @@ func TestServerBesideOneThatHangs(t *testing.T) {
 			t.Error(err)
 		}
 	}
-	for range 3 { // whom it asks first is chance
+	for range 3 { // which it asks first is random
 		use(etcd.Options{})
 	}
 	use(demandLogin(t, server))
@@ -351,7 +351,7 @@ func TestServerBesideOneThatHangs(t *testing.T) {
 	}
 }
 
-// TestServerFull: a cluster whose quota is used up says so; it carries a transaction out all the same, now and then, so
+// TestServerFull: a cluster whose quota is used up says so; it occasionally carries a transaction out all the same, so
 // whether it was written is unknown.
 func TestServerFull(t *testing.T) {
 	s := serve(t, "http", etcd.Options{}, "--quota-backend-bytes", "1000000")

@@ -46,7 +46,7 @@ func kill(cmd *exec.Cmd) {
 	_ = cmd.Wait()
 }
 
-// TestSharedLaws: through the socket of another the store obeys the same laws, however long the path of its directory is.
+// TestSharedLaws: through the socket of another process the store obeys the same laws, however long the path of its directory is.
 func TestSharedLaws(t *testing.T) {
 	dir := filepath.Join(t.TempDir(), strings.Repeat("d", 200), ".converge")
 	first, second := openDir(t, Options{Dir: dir}), openDir(t, Options{Dir: dir})
@@ -57,7 +57,7 @@ func TestSharedLaws(t *testing.T) {
 	statetest.Store(t, func(*testing.T) state.KV { return second })
 }
 
-// TestHandedOver: when the process that serves the store ends, one of the others does, and nothing that they hold is lost.
+// TestHandedOver: when the process that serves the store ends, one of the others takes over, and nothing that they hold is lost.
 func TestHandedOver(t *testing.T) {
 	o := Options{Dir: t.TempDir()}
 	users := []*kv{openDir(t, o), openDir(t, o), openDir(t, o), openDir(t, o)}
@@ -92,7 +92,7 @@ func TestHandedOver(t *testing.T) {
 	}
 }
 
-// TestKilledServer: four processes' worth of users count together, while the process that serves them is killed.
+// TestKilledServer: the users of four processes count together, while the process that serves them is killed.
 func TestKilledServer(t *testing.T) {
 	dir := t.TempDir()
 	server := holding(t, dir)
@@ -124,7 +124,7 @@ func TestKilledServer(t *testing.T) {
 	}
 }
 
-// count adds a line of its own under a key, exactly once: an outcome that is unknown is settled by reading.
+// count adds a line of its own under a key, exactly once: an unknown outcome is settled by reading.
 func count(ctx context.Context, kv *kv) error {
 	id, err := kv.share.lease()
 	if err != nil {
@@ -176,7 +176,7 @@ func TestLockOfKilledServer(t *testing.T) {
 	}
 }
 
-// TestKilledUser: the lock of a user that is killed stands in nobody's way, though the server goes on.
+// TestKilledUser: the lock of a killed user blocks nobody, although the server continues.
 func TestKilledUser(t *testing.T) {
 	dir := t.TempDir()
 	server := openDir(t, Options{Dir: dir})
@@ -194,8 +194,8 @@ func TestKilledUser(t *testing.T) {
 	}
 }
 
-// TestNoOwnersFile: when the file that tells who is there was removed, nobody is taken for dead who lives, neither by the
-// process that makes it anew nor by those after it.
+// TestNoOwnersFile: when the file that lists the owners was removed, no live owner counts as dead, neither for the process
+// that recreates it nor for those after it.
 func TestNoOwnersFile(t *testing.T) {
 	dir := t.TempDir()
 	holding(t, dir)
@@ -213,8 +213,8 @@ func TestNoOwnersFile(t *testing.T) {
 	}
 }
 
-// TestSuspendedServer: a process that holds the store and stands still is named, to those who come and to those who were
-// there; when it goes on, so do they.
+// TestSuspendedServer: a process that holds the store and is suspended is named, to new processes and to existing ones; when
+// it continues, so do they.
 func TestSuspendedServer(t *testing.T) {
 	dir := t.TempDir()
 	server := holding(t, dir)

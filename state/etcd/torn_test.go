@@ -29,8 +29,8 @@ import (
 	"converge.dev/converge/state/etcd"
 )
 
-// What the other process of these tests does is said in its environment. It is a process of its own because it is killed, and
-// because damage must not end the process that judges it.
+// The environment says what the other process of these tests does. It is a separate process because it is killed, and because
+// damage must not end the process that judges it.
 func init() {
 	role, dir := os.Getenv("CONVERGE_TORN_ROLE"), os.Getenv("CONVERGE_TORN_DIR")
 	if role == "" {
@@ -50,9 +50,9 @@ func init() {
 	os.Exit(0)
 }
 
-const names = 40 // of things that are recorded over and over
+const names = 40 // of things that are recorded again and again
 
-// written is the record that the nth commit writes. Its size is anything from small to more than a page.
+// written returns the record that the nth commit writes. Its size varies from small to more than a page.
 func written(n int) state.Record {
 	return state.Record{
 		Ref: schema.Ref{Scope: "site", Kind: "far.net", Name: fmt.Sprint("n", n%names)}, ID: fmt.Sprint(n),
@@ -60,7 +60,7 @@ func written(n int) state.Record {
 	}
 }
 
-// writeForEver commits one record after the other, and says so after each. Told a limit, it closes the store after so many.
+// writeForEver commits one record after another, and reports each. With a limit, it closes the store after so many.
 func writeForEver(dir string) error {
 	kv, err := etcd.Open(context.Background(), etcd.Options{Dir: dir})
 	if err != nil {
@@ -84,9 +84,9 @@ func writeForEver(dir string) error {
 	}
 }
 
-// openAndRead opens the store, says what it holds, and writes to it.
+// openAndRead opens the store, reports what it holds, and writes to it.
 func openAndRead(dir string) error {
-	// Root may do anything; another user finds what he may not do.
+	// Root may do anything; another user finds out what it may not do.
 	if uid := os.Getenv("CONVERGE_TORN_UID"); uid != "" {
 		var id int
 		if _, err := fmt.Sscan(uid, &id); err != nil {
@@ -125,11 +125,11 @@ func openAndRead(dir string) error {
 		n := 0
 		_, err := fmt.Sscan(r.ID, &n)
 		if want := written(n); err != nil || r.Ref != want.Ref || r.Spec["pad"] != want.Spec["pad"] {
-			fmt.Println("wrong:", r.Ref, r.ID) // whole by its checksum, and not what was written
+			fmt.Println("wrong:", r.Ref, r.ID) // intact by its checksum, and not what was written
 		}
 		fmt.Println("has", n)
 	}
-	// A member that goes on must go on in truth: what it takes from now on is there after the next start.
+	// A member that continues must really do so: what it accepts from now on is there after the next start.
 	last := state.Record{Ref: schema.Ref{Scope: "site", Kind: "far.net", Name: "last"}, ID: "last"}
 	for range 5 {
 		if _, err := s.Commit(ctx, nil, []state.Op{s.RecordOp(last)}); err != nil {
@@ -153,7 +153,7 @@ func openAndRead(dir string) error {
 func torn(ctx context.Context, role, dir string, env ...string) *exec.Cmd {
 	exe, err := os.Executable()
 	if err != nil {
-		panic(err) // the binary that runs has a name
+		panic(err) // the running binary has a name
 	}
 	cmd := exec.CommandContext(ctx, exe)
 	cmd.Env = append(append(os.Environ(), "CONVERGE_TORN_ROLE="+role, "CONVERGE_TORN_DIR="+dir), env...)
@@ -162,7 +162,7 @@ func torn(ctx context.Context, role, dir string, env ...string) *exec.Cmd {
 }
 
 // killed makes a store whose process was killed after a number of acknowledged commits, in the middle of the next, or one
-// that was closed in order. It gives the number of the last acknowledged one.
+// that was closed in order. It returns the number of the last acknowledged one.
 func killed(t *testing.T, dir string, after int, closed bool) int {
 	t.Helper()
 	cmd := torn(t.Context(), "write", dir)
@@ -194,10 +194,10 @@ func killed(t *testing.T, dir string, after int, closed bool) int {
 	return acknowledged
 }
 
-// An opening is what became of opening a store.
+// An opening is the result of opening a store.
 type opening struct {
 	outcome string
-	text    string // what the process said
+	text    string // the output of the process
 }
 
 // Outcomes.
@@ -205,12 +205,12 @@ const (
 	recovered = "recovered" // everything acknowledged is there
 	refused   = "refused"   // it says that the data are damaged, where, and what to do
 	caught    = "caught"    // it opened, and the damaged value is named when it is read
-	// What was cut off the log was not in the data file yet, where etcd writes it ten times a second. No log can tell that
-	// from commits that were never made. Nothing like that is left when a store was closed in order.
+	// What was cut off the log was not yet in the data file, where etcd writes it ten times a second. No log can distinguish
+	// that from commits that were never made. Nothing like that is left when a store was closed in order.
 	unknowable = "unknowable"
 )
 
-// reopen opens a store in another process and judges what it finds there: acknowledged is the last commit that must be, and
+// reopen opens a store in another process and judges what it finds: acknowledged is the last commit that must be there, and
 // flushed the last one that is in the data file.
 func reopen(t *testing.T, dir string, acknowledged, flushed int) opening {
 	t.Helper()
@@ -304,7 +304,7 @@ func lastWAL(t *testing.T, dir string) *wal {
 	return w
 }
 
-// entry finds a record that holds a commit: it names the key that was written.
+// entry finds a record that holds a commit: it contains the key that was written.
 func (w *wal) entry(t *testing.T, n int) (from, to int) {
 	t.Helper()
 	want := []byte(fmt.Sprintf(`"id":"%d"`, n))
@@ -321,7 +321,7 @@ func (w *wal) entry(t *testing.T, n int) (from, to int) {
 	return 0, 0
 }
 
-// sector is what a disk writes whole or not at all.
+// sector is what a disk writes completely or not at all.
 const sector = 512
 
 // tear returns the beginning of a record that would come next, up to the end of a sector that it does not fill alone.
@@ -329,7 +329,7 @@ func (w *wal) tear(t *testing.T, rng *rand.Rand, n int) []byte {
 	t.Helper()
 	for ; ; n-- {
 		from, to := w.entry(t, n)
-		// Only where a sector is missing as a whole can the record be told from one that was changed.
+		// Only where a whole sector is missing can the record be distinguished from one that was changed.
 		if whole := (w.end+to-from)/sector - w.end/sector - 1; whole > 0 {
 			cut := (w.end/sector + 1 + rng.IntN(whole)) * sector
 			return w.text[from : from+cut-w.end]
@@ -365,8 +365,8 @@ func db(dir string) string { return filepath.Join(dir, "etcd", "member", "snap",
 
 var commit = regexp.MustCompile(`"id":"([0-9]+)"`)
 
-// newest returns the newest commit that is in the data file. What its last transaction wrote and did not finish does not count:
-// the bytes lie in the file, and nothing leads to them.
+// newest returns the newest commit that is in the data file. The unfinished writes of its last transaction do not count: the
+// bytes are in the file, and nothing refers to them.
 func newest(t *testing.T, dir string) (n int) {
 	t.Helper()
 	data, err := bolt.Open(db(dir), 0o600, &bolt.Options{ReadOnly: true})
@@ -392,7 +392,7 @@ func newest(t *testing.T, dir string) (n int) {
 	return n
 }
 
-// inPage changes a page of the data file in which something is.
+// inPage changes a page of the data file that is in use.
 func inPage(t *testing.T, rng *rand.Rand, dir string, change func(page []byte)) {
 	t.Helper()
 	text, err := os.ReadFile(db(dir))
@@ -401,7 +401,7 @@ func inPage(t *testing.T, rng *rand.Rand, dir string, change func(page []byte)) 
 	}
 	const size = 4096
 	var used [][]byte
-	for page := range slices.Chunk(text[2*size:], size) { // behind those that say where the tree begins
+	for page := range slices.Chunk(text[2*size:], size) { // after those that say where the tree begins
 		if bytes.ContainsFunc(page, func(r rune) bool { return r != 0 }) {
 			used = append(used, page)
 		}
@@ -412,7 +412,7 @@ func inPage(t *testing.T, rng *rand.Rand, dir string, change func(page []byte)) 
 
 var spoilings = []spoiling{
 	{"nothing", func(*testing.T, *rand.Rand, string, int) {}, []string{recovered}},
-	// A record that was being written when the machine died: nobody was told that it is there.
+	// A record that was being written when the machine died: it was never acknowledged.
 	{"torn record at the end", func(t *testing.T, rng *rand.Rand, dir string, n int) {
 		w := lastWAL(t, dir)
 		copy(w.text[w.end:], w.tear(t, rng, n))
@@ -457,7 +457,7 @@ var spoilings = []spoiling{
 			t.Fatal(err)
 		}
 		flip(t, rng, db(dir), 0, len(text))
-	}, []string{refused, recovered, caught}}, // most of the file is free, or the log tells it anew
+	}, []string{refused, recovered, caught}}, // most of the file is free, or the log repeats it
 	{"flip in a value of the data", func(t *testing.T, rng *rand.Rand, dir string, n int) {
 		text, err := os.ReadFile(db(dir))
 		if err != nil {
@@ -491,11 +491,11 @@ var spoilings = []spoiling{
 		if err := os.Remove(db(dir)); err != nil {
 			t.Fatal(err)
 		}
-	}, []string{refused, recovered}}, // the log may tell all of it anew
+	}, []string{refused, recovered}}, // the log may repeat all of it
 }
 
-// L: whatever a crash and a disk do to the files of a member, opening them gives every acknowledged commit, or says what is
-// damaged; it neither hangs nor panics, and nothing that was acknowledged is lost in silence.
+// L: whatever a crash and a disk do to the files of a member, opening them recovers every acknowledged commit, or reports
+// what is damaged; it neither hangs nor panics, and nothing that was acknowledged is silently lost.
 func TestTortureTornFiles(t *testing.T) {
 	var kinds []string
 	for _, s := range spoilings {
@@ -546,7 +546,7 @@ func copyStore(t *testing.T, from, to string) {
 		if d.IsDir() {
 			return os.MkdirAll(at, 0o700)
 		}
-		if d.Type() == fs.ModeSocket { // a process that was killed left it behind; it is no data
+		if d.Type() == fs.ModeSocket { // a killed process left it behind; it is no data
 			return nil
 		}
 		text, err := os.ReadFile(path)
@@ -560,7 +560,7 @@ func copyStore(t *testing.T, from, to string) {
 	}
 }
 
-// L: a directory that may not be written or read is said to be so, and not to be damaged.
+// L: a directory that may not be written or read is reported as such, and not as damaged.
 func TestTortureForbiddenDirectory(t *testing.T) {
 	if os.Geteuid() != 0 {
 		t.Skip("only root can become another user")
@@ -589,7 +589,7 @@ func TestTortureForbiddenDirectory(t *testing.T) {
 	}
 	covered := torture.Cover(t, "directories", slices.Collect(maps.Keys(cases)))
 	for name, c := range cases {
-		top, err := os.MkdirTemp("", "torn") // where another user may enter
+		top, err := os.MkdirTemp("", "torn") // where another user has access
 		if err != nil {
 			t.Fatal(err)
 		}

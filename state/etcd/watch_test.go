@@ -7,7 +7,7 @@ import (
 	"converge.dev/converge/state"
 )
 
-// What was compacted before it was told is told as a whole, and the watch goes on from there.
+// What was compacted before it was reported is reported as a whole, and the watch continues from there.
 func TestWatchCompacted(t *testing.T) {
 	opened, err := Open(t.Context(), Options{Dir: t.TempDir(), Command: "go test"})
 	if err != nil {

@@ -8,7 +8,7 @@ import (
 	_ "converge.dev/converge/state/etcd"
 )
 
-// Packages without an order between them are initialized by their paths, and etcd's have to come after this one.
+// Independent packages are initialized in the order of their paths, and etcd's have to come after this one.
 func TestNothingIsRegistered(t *testing.T) {
 	families, err := prometheus.DefaultGatherer.Gather()
 	if err != nil {
