@@ -7,7 +7,7 @@ import (
 	"converge.dev/converge/schema"
 )
 
-// What the far side lets only one have: everywhere or within something, in whatever case, and whatever its order.
+// What the far side gives to only one: everywhere or within something, in any case, and in any order.
 func TestClaims(t *testing.T) {
 	for _, c := range []struct {
 		what     string

@@ -10,7 +10,7 @@ import (
 	"converge.dev/converge/schema"
 )
 
-// FuzzParseMark lets a mark be what it was read from: whose a thing is must not depend on who wrote it down.
+// FuzzParseMark checks that a mark is the same after it was written and read: the owner of a thing must not depend on its spelling.
 func FuzzParseMark(tf *testing.F) {
 	f := fuzzed.New(tf)
 	for _, s := range []string{
@@ -38,7 +38,7 @@ func FuzzParseMark(tf *testing.F) {
 	})
 }
 
-// FuzzMark lets every mark that can be written be read, whatever its resource is called.
+// FuzzMark checks that every mark that can be written can be read, whatever the name of its resource.
 func FuzzMark(tf *testing.F) {
 	f := fuzzed.New(tf)
 	f.Add("5a2f8c1e-7b0d-4f3a-9c61-2e8d4b7a9f10", "site/carbide.vpc/prod", 1)
@@ -55,7 +55,7 @@ func FuzzMark(tf *testing.F) {
 		}
 		ref, err := schema.ParseRef(text)
 		if err != nil || site == "" || strings.Contains(site, "/") || n < 1 {
-			return // no site is called so, and no incarnation counts from below
+			return // no site has such a name, and no incarnation is negative
 		}
 		m := providers.Mark{Site: site, Ref: ref, Incarnation: n}
 		if got := providers.ParseMark(m.String()); got != m {

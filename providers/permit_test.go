@@ -58,8 +58,8 @@ func TestPermitAfterTheWait(t *testing.T) {
 	})
 }
 
-// TestPermittedConnection: a connection writes nothing once the permit has ended, and never again after that, whoever
-// holds the lock then.
+// TestPermittedConnection: a connection writes nothing once the permit has ended, and never again after that, whichever
+// process then holds the lock.
 func TestPermittedConnection(t *testing.T) {
 	var permit providers.Permit
 	var far []net.Conn

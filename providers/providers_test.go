@@ -43,7 +43,7 @@ func TestSetRefusesTwoOfAKind(t *testing.T) {
 	}
 }
 
-// counting is a kind whose calls wait until told, and that counts how many are under way.
+// counting is a kind whose calls wait until released, and that counts how many are in progress.
 type counting struct {
 	providers.Kind
 	mu        sync.Mutex
@@ -96,7 +96,7 @@ func TestLimit(t *testing.T) {
 	}
 }
 
-// yields is a kind that has two things, takes whatever it is given, and counts calls.
+// yields is a kind that has two things, accepts everything, and counts calls.
 type yields struct{ calls []string }
 
 func (k *yields) List(context.Context) iter.Seq2[providers.Thing, error] {
@@ -153,7 +153,7 @@ func TestGuard(t *testing.T) {
 	}
 }
 
-// TestListGivesBack: a list that is left early gives its slot back.
+// TestListGivesBack: a list that is left early releases its slot.
 func TestListGivesBack(t *testing.T) {
 	p := providers.New("x", "site", nil, providers.Served{Name: "x.y", Kind: &yields{}})
 	p.Limit = 1

@@ -141,7 +141,7 @@ func TestOpen(t *testing.T) {
 	}
 }
 
-// A document that needs what the configuration does not know is told what to write.
+// For a document that needs what the configuration lacks, the error says what to write.
 func TestNotConfigured(t *testing.T) {
 	set := open(t, Options{}, Need{"site", "carbide"})
 	if err := set.Failure("site", "carbide"); err == nil || !strings.Contains(err.Error(), `carbide: {address: "HOST:PORT"}`) {
@@ -149,7 +149,7 @@ func TestNotConfigured(t *testing.T) {
 	}
 }
 
-// Providers are opened at the same time: one that does not answer does not hold up the next.
+// Providers are opened concurrently: one that does not answer does not delay the next.
 func TestOpenInParallel(t *testing.T) {
 	dir := t.TempDir()
 	var config Config
@@ -166,7 +166,7 @@ func TestOpenInParallel(t *testing.T) {
 	}
 	ctx, cancel := context.WithCancel(t.Context())
 	var givenUp atomic.Bool
-	go func() { // nobody is answered; once both have called, all is cancelled
+	go func() { // no answers are sent; once both have called, everything is cancelled
 		for i, l := range listeners {
 			c, err := l.Accept()
 			if err != nil {
@@ -192,7 +192,7 @@ func TestOpenInParallel(t *testing.T) {
 	}
 }
 
-// One world serves every kind in every scope; it is kept beside the configuration.
+// One world serves every kind in every scope; it is stored beside the configuration.
 func TestFake(t *testing.T) {
 	dir := t.TempDir()
 	o := Options{
@@ -234,7 +234,7 @@ func TestFake(t *testing.T) {
 	must(t, set.Close())
 }
 
-// A configuration that cannot work is refused before anything is opened, all at once, with what to do.
+// An impossible configuration is refused before anything is opened, with all problems at once and what to do.
 func TestImpossible(t *testing.T) {
 	for _, c := range []struct {
 		yaml string
@@ -309,7 +309,7 @@ func TestPaths(t *testing.T) {
 	}
 }
 
-// What traits say of fields is about fields that the kind has: a misspelt one would exclude nothing.
+// Traits only name fields that the kind has: a misspelt one would exclude nothing.
 func TestTraitsNameFields(t *testing.T) {
 	dir := t.TempDir()
 	simulator(t, dir)

@@ -9,13 +9,13 @@ import (
 	"google.golang.org/grpc/status"
 )
 
-// A service that takes no changes is away, also while it answers those who read: for longer with each change that it does not
-// take, and it is there again with the first that it answers.
+// A service that accepts no changes is away, even while it answers reads: for longer with each change that it does not accept,
+// and it is back with the first that it answers.
 func TestClosedForChanges(t *testing.T) {
 	synctest.Test(t, func(t *testing.T) {
 		var h health
 		for _, pause := range []time.Duration{firstPause, 2 * firstPause, 4 * firstPause, 8 * firstPause, longestPause, longestPause} {
-			for range 2 { // what was under way at the same time counts once
+			for range 2 { // concurrent calls count once
 				h.change(status.Error(codes.Unavailable, "read only"))
 			}
 			h.note(nil)

@@ -15,11 +15,11 @@ import (
 	"converge.dev/converge/providers/carbide"
 )
 
-// atOnce is how many calls go at the same time in these tests.
+// atOnce is the number of concurrent calls in these tests.
 const atOnce = 8
 
 // TestCallsToList lists every kind on a site that is full of it: each object is seen once, in as many calls as the
-// population says, which go at the same time.
+// population says, which are concurrent.
 func TestCallsToList(t *testing.T) {
 	for _, of := range carbidetest.Kinds() {
 		for _, p := range of.Populations {
@@ -108,7 +108,7 @@ func list(t *testing.T, noun string, p carbidetest.Population, n, limit int) {
 	t.Logf("%d objects: %d calls, %d at once, in %s", n, calls, w.AtOnce(), took.Round(time.Millisecond))
 }
 
-// A gate lets the first calls pass and holds those that follow until as many as are wanted are there at once.
+// A gate lets the first calls pass and holds the following ones until as many as are wanted are there at once.
 type gate struct {
 	testing.TB
 	first, want int

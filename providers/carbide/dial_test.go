@@ -115,8 +115,7 @@ func TestOpenRefused(t *testing.T) {
 	}
 }
 
-// TestNotPermitted: whom it does not know a site tells its version and nothing else, and the refusal says whom it took us
-// for.
+// TestNotPermitted: a site tells unknown clients only its version, and the refusal says which client it saw.
 func TestNotPermitted(t *testing.T) {
 	server, client := mutual(t)
 	optional, other := server, server
@@ -190,7 +189,7 @@ func TestDial(t *testing.T) {
 	}
 }
 
-// TestDeadline: a call has to end before its caller's time does, so that the caller can look at what came of it.
+// TestDeadline: a call has to end before its caller's deadline, so that the caller can observe the result.
 func TestDeadline(t *testing.T) {
 	w := newWorld(t, carbidesim.Options{})
 	server, client := mutual(t)
@@ -227,14 +226,14 @@ func TestDeadline(t *testing.T) {
 	}
 }
 
-// TestTrace: the trace of the whole goes with every call, unless the caller has one of its own.
+// TestTrace: the trace of the run is sent with every call, unless the caller has its own.
 func TestTrace(t *testing.T) {
 	const whole, own = "00-4bf92f3577b34da6a3ce929d0e0e4736-00f067aa0ba902b7-01", "00-0af7651916cd43dd8448eb211c80319c-b7ad6b7169203331-00"
 	for _, c := range []struct{ option, caller, want string }{
 		{whole, "", "[" + whole + "]"}, {whole, own, "[" + own + "]"}, {"", own, "[" + own + "]"}, {"", "", "[]"}, {"nonsense\n", "", "[]"},
 	} {
 		w := newWorld(t, carbidesim.Options{})
-		var got []string // calls here are made one after the other
+		var got []string // calls here are sequential
 		address := listen(t, w, carbidesim.ServerOptions{Arrived: func(ctx context.Context, method string) {
 			if method != "Version" {
 				md, _ := metadata.FromIncomingContext(ctx)
@@ -259,7 +258,7 @@ func TestTrace(t *testing.T) {
 	}
 }
 
-// The service says which site it is, which the engine remembers, and what it runs.
+// The service reports its identity, which the engine remembers, and its version.
 func TestIdentity(t *testing.T) {
 	p := connect(t, newWorld(t, carbidesim.Options{Generation: carbidesim.August, Rules: carbidesim.Rules{SiteName: "fra1"}}))
 	if build, err := p.Build(t.Context()); err != nil || build != "v0.0.0-simulator-august" {

@@ -14,7 +14,7 @@ func expectedAt(noun, mac string) schema.Object {
 	return schema.Object{"bmc_mac_address": mac, "bmc_username": "root", "bmc_password": "calvin", serial: "SN-0001"}
 }
 
-// TestExpected: what is expected is read by two calls, however much of it there is, with what was found and passwords that
+// TestExpected: expected hardware is read by two calls, however much of it there is, with what was found and passwords that
 // the engine seals.
 func TestExpected(t *testing.T) {
 	hosts := hosts(t)
@@ -86,7 +86,7 @@ func TestExpected(t *testing.T) {
 	}
 }
 
-// TestExpectedAddress: an address that another interface has is refused, whosever it is.
+// TestExpectedAddress: an address that another interface has is refused, whatever owns it.
 func TestExpectedAddress(t *testing.T) {
 	s := newSite(t, carbidesim.Options{})
 	for i, noun := range []string{"expected_machine", "expected_switch", "expected_power_shelf"} {

@@ -15,7 +15,7 @@ import (
 	"converge.dev/converge/schema"
 )
 
-// FuzzThing gives every kind objects that a service may send, from none of its fields to all with the wrong values. Each
+// FuzzThing passes objects that a service may send to every kind, from none of their fields to all with the wrong values. Each
 // becomes a thing of plain values, and labels come back as they were read.
 func FuzzThing(tf *testing.F) {
 	f := fuzzed.New(tf)
@@ -91,7 +91,7 @@ func FuzzThing(tf *testing.F) {
 	})
 }
 
-// seen decodes an object and shows it to its kind.
+// seen decodes an object and passes it to its kind.
 func seen[O proto.Message](thing func(O) providers.Thing, empty O) func(b []byte) (*providers.Thing, *forge.Metadata) {
 	return func(b []byte) (*providers.Thing, *forge.Metadata) {
 		o := empty.ProtoReflect().New().Interface().(O)

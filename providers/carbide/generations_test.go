@@ -50,7 +50,7 @@ func TestLawsOfGenerations(t *testing.T) {
 	}
 }
 
-// Whatever a generation fills, the same things are seen of it.
+// Whatever a generation fills, the observed things are the same.
 func TestGenerationsReadAlike(t *testing.T) {
 	look := func(g carbidesim.Generation) map[string]providers.Thing {
 		s := newSite(t, carbidesim.Options{Generation: g, Hosts: carbidesim.Hosts{Count: 3, Unhealthy: 1, Maintenance: 1}, Rules: lawRules})
@@ -93,7 +93,7 @@ func TestGenerationsReadAlike(t *testing.T) {
 	}
 }
 
-// The hosts of instances without interfaces join the VPC that is asked for, where the service knows of it.
+// The hosts of instances without interfaces join the requested VPC, where the service knows of it.
 func TestAutoNetwork(t *testing.T) {
 	host := carbidetest.Hosts(newWorld(t, carbidesim.Options{Hosts: carbidesim.Hosts{Count: 1, WithoutDPU: 1}}))[0]
 	for _, g := range carbidesim.Generations {
@@ -131,7 +131,7 @@ func TestAutoNetwork(t *testing.T) {
 	}
 }
 
-// A VPC goes once its prefixes are gone, and what is on its way out is told as such.
+// A VPC is deleted once its prefixes are gone, and what is in deletion is reported as such.
 func TestVPCWaitsForItsPrefixes(t *testing.T) {
 	s := newSite(t, carbidesim.Options{Generation: carbidesim.August})
 	vpc := s.make("vpc", "prod", schema.Object{"tenant": "acme", "virtualization": "ethernet_virtualizer"})

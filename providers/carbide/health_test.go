@@ -46,13 +46,13 @@ func TestHealth(t *testing.T) {
 			if bad && !strings.Contains(h.Down.Error(), "injected fault") {
 				t.Errorf("why it is down: %v", h.Down)
 			}
-			if code == codes.Canceled { // by the caller, as a rule
+			if code == codes.Canceled { // usually by the caller
 				return
 			}
 			if h.Failed == 0 || h.Last == nil || h.LastAt.IsZero() {
 				t.Errorf("what failed is not told: %+v", h)
 			}
-			if err := look(); err != nil { // the calls of steps that have begun are let through
+			if err := look(); err != nil { // the calls of steps that have begun are permitted
 				t.Fatal(err)
 			}
 			if h := s.Health(t.Context()); h.Down != nil || h.Succeeded == 0 || h.Last == nil {
@@ -62,7 +62,7 @@ func TestHealth(t *testing.T) {
 	}
 }
 
-// TestHealthIsAsked: while it is bad the service is asked, by one at a time, until it is good again.
+// TestHealthIsAsked: while it is bad the service is probed, by one caller at a time, until it is good again.
 func TestHealthIsAsked(t *testing.T) {
 	w := newWorld(t, carbidesim.Options{})
 	server, client := mutual(t)
@@ -89,7 +89,7 @@ func TestHealthIsAsked(t *testing.T) {
 	first := make(chan error)
 	go func() { first <- p.Health(t.Context()).Down }()
 	<-asked
-	for range 3 { // would hang, were it to ask as well
+	for range 3 { // would hang if it probed as well
 		if p.Health(t.Context()).Down == nil {
 			t.Error("it is good before anybody has answered")
 		}
@@ -105,11 +105,11 @@ func TestHealthIsAsked(t *testing.T) {
 	}
 }
 
-// TestHealthSaysWhy: which certificate is refused, by whom, and what to do.
+// TestHealthSaysWhy: which certificate is refused, by which side, and what to do.
 func TestHealthSaysWhy(t *testing.T) {
 	r := newRenewed(t)
 	other, _ := r.certificates()
-	// The server trusts another authority from now on. It looks when somebody connects.
+	// The server trusts another authority from now on. It checks at the next connection.
 	r.place(other.CA, r.live.CA)
 	if err := r.Inject(carbidesim.Fault{Method: "CreateVpc", Effect: carbidesim.Cut}); err != nil {
 		t.Fatal(err)

@@ -17,7 +17,7 @@ import (
 	"converge.dev/converge/schema"
 )
 
-// cached says where the site has copies, as its own cache does.
+// cached sets where the site has copies, like its own cache.
 func (s *site) cached(id string, names ...string) {
 	s.Helper()
 	r := &forge.UpdateOperatingSystemIpxeTemplateArtifactRequest{Id: &forge.OperatingSystemId{Value: id}}
@@ -29,7 +29,7 @@ func (s *site) cached(id string, names ...string) {
 	}
 }
 
-// counted changes a thing and says how many calls that took.
+// counted changes a thing and returns how many calls that took.
 func (s *site) counted(noun, name string, changes schema.Object) (map[string]int, error) {
 	s.Helper()
 	c := s.change(noun, name, id(noun, name), changes)
@@ -39,7 +39,7 @@ func (s *site) counted(noun, name string, changes schema.Object) (map[string]int
 }
 
 // TestOperatingSystemWaits: an entry is not ready before the site has the copies that it needs, says which it lacks, and
-// keeps them through every update that has nothing to do with them.
+// keeps them through every unrelated update.
 func TestOperatingSystemWaits(t *testing.T) {
 	s := newSite(t, carbidesim.Options{})
 	want := carbidetest.Template("kernel_params", "quiet")
@@ -81,7 +81,7 @@ func TestOperatingSystemWaits(t *testing.T) {
 	check(providers.Pending, "provisioning: the site has no copy yet of initrd", 0)
 }
 
-// TestOperatingSystemPatch: an update sends what differs, clears what is to be unset, and is no call when nothing differs.
+// TestOperatingSystemPatch: an update sends what differs, clears what is to be unset, and makes no call when nothing differs.
 func TestOperatingSystemPatch(t *testing.T) {
 	s := newSite(t, carbidesim.Options{})
 	s.make("operating_system", "rescue", schema.Object{
@@ -93,7 +93,7 @@ func TestOperatingSystemPatch(t *testing.T) {
 	}{
 		{schema.Object{}, 0},
 		{schema.Object{"description": nil, "user_data": nil}, 1},
-		{schema.Object{"description": nil, "active": nil}, 0}, // a switch that nobody states stays
+		{schema.Object{"description": nil, "active": nil}, 0}, // an unstated switch keeps its value
 		{schema.Object{"script": "#!ipxe\nshell", "allow_override": true}, 1},
 	} {
 		calls, err := s.counted("operating_system", "rescue", step.changes)
@@ -119,7 +119,7 @@ func TestOperatingSystemPatch(t *testing.T) {
 	}
 }
 
-// TestTokens: tokens that the far side tells are observed, and the empty text is when it has none.
+// TestTokens: tokens that the far side returns are observed, and the empty text means that it has none.
 func TestTokens(t *testing.T) {
 	s := newSite(t, carbidesim.Options{})
 	s.make("os_image", "golden", schema.Object{"tenant": "acme", "source_url": "https://a", "digest": "a", "auth_token": "t0ken"})
@@ -146,8 +146,8 @@ func TestTokens(t *testing.T) {
 	}
 }
 
-// TestImagesAreListed: one call observes all images, or any number of them; another is made for what is missing, and none for
-// none.
+// TestImagesAreListed: one call observes all images, or any number of them; another is made for missing ones, and none for an
+// empty list of ids.
 func TestImagesAreListed(t *testing.T) {
 	s := newSite(t, carbidesim.Options{Rules: carbidesim.Rules{MaxFindByIDs: 2}})
 	var ids []string
@@ -167,7 +167,7 @@ func TestImagesAreListed(t *testing.T) {
 	}
 }
 
-// TestImage: an update sends what cannot change as it is kept; presence is what the list says; a delete says the tenant.
+// TestImage: an update sends immutable fields as stored; the list determines presence; a delete names the tenant.
 func TestImage(t *testing.T) {
 	s := newSite(t, carbidesim.Options{})
 	stranger := s.Stranger()
@@ -203,7 +203,7 @@ func TestImage(t *testing.T) {
 	if err := s.SetImageStatus(th.ID, forge.OsImageStatus_ImageReady, ""); err != nil {
 		t.Fatal(err)
 	}
-	c := call("os_image", "golden") // by one who never saw it
+	c := call("os_image", "golden") // by a caller that never saw it
 	s.ResetCalls()
 	if err := s.kind("os_image").Delete(t.Context(), c); err != nil || s.Calls()["DeleteOsImage"] != 1 {
 		t.Errorf("delete: %v, %v", err, s.Calls())
@@ -214,7 +214,7 @@ func TestImage(t *testing.T) {
 	}
 }
 
-// withCredential is the spec of a service that logs in to its registry.
+// withCredential returns the spec of a service that logs in to its registry.
 func withCredential(manifest, password string) schema.Object {
 	return schema.Object{
 		"tenant": "acme", "manifest": manifest,
@@ -222,7 +222,7 @@ func withCredential(manifest, password string) schema.Object {
 	}
 }
 
-// stored is what the service has, asked by somebody else.
+// stored returns what the service has, as another client sees it.
 func (s *site) stored(name string) *forge.DpuExtensionService {
 	s.Helper()
 	r, err := s.Stranger().FindDpuExtensionServicesByIds(s.Context(), &forge.DpuExtensionServicesByIdsRequest{ServiceIds: []string{id("dpu_extension_service", name)}})
@@ -232,7 +232,7 @@ func (s *site) stored(name string) *forge.DpuExtensionService {
 	return r.Services[0]
 }
 
-// TestExtensionServiceVersions: which updates make a version, with what, and which are refused instead.
+// TestExtensionServiceVersions: which updates create a version, with what, and which are refused instead.
 func TestExtensionServiceVersions(t *testing.T) {
 	log := []any{map[string]any{"logging": map[string]any{"path": "/var/log/a"}}}
 	all := func(o schema.Object, more ...any) schema.Object {
@@ -249,7 +249,7 @@ func TestExtensionServiceVersions(t *testing.T) {
 		name          string
 		made, changes schema.Object
 		calls         int
-		versions      int32 // made
+		versions      int32 // created
 		class         providers.Class
 		words         string
 	}{
@@ -310,8 +310,8 @@ func TestExtensionServiceVersions(t *testing.T) {
 	}
 }
 
-// TestExtensionServiceObserved: a credential that is set is left out, and one that is not is the empty text; the token
-// moves with what the service's own does not notice.
+// TestExtensionServiceObserved: a credential that is set is left out, and one that is not is the empty text; our token
+// also changes with what does not change the service's own.
 func TestExtensionServiceObserved(t *testing.T) {
 	var logged strings.Builder
 	s := newSite(t, carbidesim.Options{})
@@ -323,7 +323,7 @@ func TestExtensionServiceObserved(t *testing.T) {
 			t.Errorf("%s of a credential that is set is %q", field, v)
 		}
 	}
-	if _, err := s.counted("dpu_extension_service", "svc", schema.Object{}); err != nil { // nothing else: the credential goes
+	if _, err := s.counted("dpu_extension_service", "svc", schema.Object{}); err != nil { // nothing else: the credential is removed
 		t.Fatal(err)
 	}
 	second := s.see("dpu_extension_service", first.ID)
@@ -348,8 +348,8 @@ func TestExtensionServiceObserved(t *testing.T) {
 	}
 }
 
-// TestExtensionServiceNames: a name that a deleted service had is refused, in words that say why, for as long as the
-// service is of that age.
+// TestExtensionServiceNames: the name of a deleted service is refused, with the reason, as long as the service is of that
+// generation.
 func TestExtensionServiceNames(t *testing.T) {
 	for _, free := range []bool{false, true} {
 		s := newSite(t, carbidesim.Options{Rules: carbidesim.Rules{FreeServiceNames: free}})
@@ -372,7 +372,7 @@ func TestExtensionServiceNames(t *testing.T) {
 	}
 }
 
-// TestLibraryUnsupported: an older site has no library, and says so; it has images and services all the same.
+// TestLibraryUnsupported: an older site has no library, and says so; it still has images and services.
 func TestLibraryUnsupported(t *testing.T) {
 	s := newSite(t, carbidesim.Options{Old: true})
 	for _, ids := range [][]string{nil, {id("operating_system", "x")}} {
@@ -389,7 +389,7 @@ func TestLibraryUnsupported(t *testing.T) {
 	}
 }
 
-// TestImageFaults: what a code means for kinds without a token, and where the far side's own codes say little.
+// TestImageFaults: the meaning of codes for kinds without a token, and where the far side's own codes say little.
 func TestImageFaults(t *testing.T) {
 	spec := map[string]schema.Object{
 		"operating_system":      {"tenant": "acme", "type": "ipxe", "script": "#!ipxe"},

@@ -17,7 +17,7 @@ const (
 	superNIC = "MT43244 BlueField-3 SuperNIC"
 )
 
-// onFabrics is an instance that is ready, beside partitions and a service of its tenant.
+// onFabrics returns a ready instance, beside partitions and a service of its tenant.
 func onFabrics(t *testing.T, host string) (*site, providers.Call) {
 	s := newSite(t, carbidesim.Options{Hosts: lawHosts, Timing: lawTiming})
 	s.make("tenant", "acme", schema.Object{})
@@ -32,7 +32,7 @@ func manifest(image string) string {
 	return "apiVersion: v1\nkind: Pod\nmetadata: {name: agent}\nspec: {containers: [{name: a, image: " + image + "}]}"
 }
 
-// TestFabrics: all sections are written and read back, a section that goes is gone, and the rest stays.
+// TestFabrics: all sections are written and read back, a removed section is gone, and the rest stays.
 func TestFabrics(t *testing.T) {
 	s, c := onFabrics(t, hosts(t)[0])
 	port := func(instance int64) map[string]any {
@@ -94,7 +94,7 @@ func TestFabrics(t *testing.T) {
 	}
 }
 
-// TestBootAlone: what is booted changes by a call of its own, at any time, and together with other things by one call.
+// TestBootAlone: what is booted changes by its own call, at any time, and together with other things by one call.
 func TestBootAlone(t *testing.T) {
 	s, c := onFabrics(t, hosts(t)[0])
 	boots := func(script string) map[string]any {

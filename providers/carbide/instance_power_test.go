@@ -18,7 +18,7 @@ import (
 	"converge.dev/converge/schema"
 )
 
-// timed runs a test with a site whose clock is the test's own, so that what waits takes no time.
+// timed runs a test with a site whose clock is the test's own, so that waiting takes no time.
 func timed(t *testing.T, o carbidesim.Options, test func(s *site)) {
 	synctest.Test(t, func(t *testing.T) {
 		w := newWorld(t, o)
@@ -44,7 +44,7 @@ func timed(t *testing.T, o carbidesim.Options, test func(s *site)) {
 	})
 }
 
-// powered makes an instance and waits until it is ready.
+// powered creates an instance and waits until it is ready.
 func (s *site) powered(host string) providers.Call {
 	s.Helper()
 	s.make("vpc", "prod", schema.Object{"tenant": "acme"})
@@ -62,7 +62,7 @@ func (s *site) update(noun, name, id string, changes schema.Object) error {
 	return s.kind(noun).Update(s.Context(), s.change(noun, name, id, changes))
 }
 
-// reach changes an instance as the engine does: what is left to ask for once it is ready, another update asks for.
+// reach changes an instance as the engine does: another update requests what is left once it is ready.
 func (s *site) reach(name, id string, changes schema.Object) {
 	s.Helper()
 	for range 5 {
@@ -80,7 +80,7 @@ func (s *site) reach(name, id string, changes schema.Object) {
 	s.Fatalf("it does not become %v", changes)
 }
 
-// TestPower: an instance goes off and on, the guest is asked first, and the site is told so that it does not interfere.
+// TestPower: an instance is turned off and on, the guest is asked first, and the site is told so that it does not interfere.
 func TestPower(t *testing.T) {
 	host := hosts(t)[0]
 	timed(t, carbidesim.Options{Hosts: lawHosts}, func(s *site) {
@@ -131,7 +131,7 @@ func TestPower(t *testing.T) {
 	})
 }
 
-// machine reads a machine as the service has it.
+// machine returns a machine as the service has it.
 func (s *site) machine(host string) *forge.Machine {
 	s.Helper()
 	r, err := s.Stranger().FindMachinesByIds(s.Context(), &forge.MachinesByIdsRequest{MachineIds: []*forge.MachineId{{Id: host}}})
@@ -161,8 +161,8 @@ func TestPowerOfDeafGuest(t *testing.T) {
 	})
 }
 
-// TestPowerOfGuestNobodyAsked: a host that is to be off and is on, because somebody turned it on or told the site alone, is not
-// cut off: its guest is asked first.
+// TestPowerOfGuestNobodyAsked: a host that is to be off and is on, because another client turned it on or told only the site, is
+// not cut off: its guest is asked first.
 func TestPowerOfGuestNobodyAsked(t *testing.T) {
 	host := hosts(t)[0]
 	timed(t, carbidesim.Options{Hosts: lawHosts}, func(s *site) {
@@ -185,7 +185,7 @@ func TestPowerOfGuestNobodyAsked(t *testing.T) {
 	})
 }
 
-// TestPowerOffLast: what else changes is done before the host goes off, and what cannot go off says so.
+// TestPowerOffLast: other changes are made before the host is turned off, and what cannot be turned off says so.
 func TestPowerOffLast(t *testing.T) {
 	host := hosts(t)[0]
 	timed(t, carbidesim.Options{Hosts: lawHosts}, func(s *site) {
@@ -197,7 +197,7 @@ func TestPowerOffLast(t *testing.T) {
 		if th.Phase != providers.Ready || th.Spec["power"] != "off" || len(th.Spec["interfaces"].([]any)) != 2 {
 			s.Errorf("the instance is %s (%s), %v", th.Phase, th.Detail, th.Spec)
 		}
-		// It is given back although it is off: the site would not do that by itself.
+		// It is released although it is off: the site would not do that by itself.
 		if err := s.kind("instance").Delete(s.Context(), c); err != nil {
 			s.Fatal(err)
 		}
@@ -229,7 +229,7 @@ func TestPowerOfNewInstance(t *testing.T) {
 	})
 }
 
-// TestPowerRefused: what cannot be done is refused before anything is.
+// TestPowerRefused: impossible requests are refused before anything is done.
 func TestPowerRefused(t *testing.T) {
 	ids := hosts(t)
 	instance := schema.Object{
@@ -252,7 +252,7 @@ func TestPowerRefused(t *testing.T) {
 		t.Error("a refused change of power has left something")
 	}
 
-	// What a site agent may do is to have it turned on again.
+	// A site agent may only have it turned on again.
 	s.maintain(ids[0])
 	if _, err := s.Stranger().UpdatePowerOption(t.Context(), &forge.PowerOptionUpdateRequest{MachineId: &forge.MachineId{Id: ids[0]}, PowerState: forge.PowerState_Off}); err != nil {
 		t.Fatal(err)

@@ -21,7 +21,7 @@ import (
 	"converge.dev/converge/schema/kinds"
 )
 
-// A recorder is a far side that takes every call and answers nothing.
+// A recorder is a far side that accepts every call and answers nothing.
 type recorder struct{ requests []proto.Message }
 
 func (r *recorder) Invoke(_ context.Context, _ string, request, _ any, _ ...grpc.CallOption) error {
@@ -33,8 +33,8 @@ func (r *recorder) NewStream(context.Context, *grpc.StreamDesc, string, ...grpc.
 	return nil, errNone
 }
 
-// fill sets every field of a message and of all in it, and in each message a field that nobody knows; lists get two elements.
-// No two messages are alike.
+// fill sets every field of a message and of all in it, and in each message an unknown field; lists get two elements. No two
+// messages are alike.
 func fill(m protoreflect.Message, n *int) {
 	*n++
 	m.SetUnknown(protowire.AppendString(protowire.AppendTag(nil, 9000, protowire.BytesType), fmt.Sprintf("of a later version %d", *n)))
@@ -52,7 +52,7 @@ func fill(m protoreflect.Message, n *int) {
 			case protoreflect.StringKind:
 				return protoreflect.ValueOfString(fmt.Sprintf("v%d-t%d", *n, *n))
 			case protoreflect.BoolKind:
-				return protoreflect.ValueOfBool(f.Name() != "has_credential") // for no update is made that would lose one
+				return protoreflect.ValueOfBool(f.Name() != "has_credential") // because no update is made that would lose one
 			case protoreflect.Uint32Kind:
 				return protoreflect.ValueOfUint32(uint32(*n))
 			case protoreflect.Uint64Kind:
@@ -99,8 +99,8 @@ func visit(m protoreflect.Message, see func(protoreflect.Message)) {
 	})
 }
 
-// shape is what a message itself says, without the messages in it, the values that an update in this test changes, and lists
-// of plain values that it may shorten.
+// shape returns what a message itself contains, without the messages in it, the values that an update in this test changes, and
+// lists of plain values that it may shorten.
 func shape(m protoreflect.Message) string {
 	m = proto.Clone(m.Interface()).ProtoReflect()
 	m.Range(func(f protoreflect.FieldDescriptor, _ protoreflect.Value) bool {
@@ -116,9 +116,9 @@ func shape(m protoreflect.Message) string {
 	return string(m.Descriptor().FullName()) + " " + string(b)
 }
 
-// An update sends back all that it does not change: what the schema does not know too, whether our messages have it or not,
-// and in lists too. Each kind that can be changed is, in its description, and in every list that it has by what is left of one
-// when its first element goes.
+// An update sends back everything that it does not change: also what the schema does not know, whether our messages have it or not,
+// and also in lists. For each kind that can be changed this changes its description, and every list that it has by removing the
+// first element.
 func TestUpdatesKeepWhatTheyDoNotKnow(t *testing.T) {
 	descriptions, err := kinds.New()
 	if err != nil {
@@ -137,10 +137,10 @@ func TestUpdatesKeepWhatTheyDoNotKnow(t *testing.T) {
 	}
 }
 
-// blank returns an object of a kind that says nothing, and the message in it that says what the object is.
+// blank returns an empty object of a kind, and the message in it that contains the object.
 func blank[O any]() (object O, message proto.Message) {
 	v := reflect.ValueOf(&object).Elem()
-	if v.Kind() == reflect.Struct { // with what else is known of it
+	if v.Kind() == reflect.Struct { // with what else is known about it
 		v = v.Field(0)
 		v = reflect.NewAt(v.Type(), v.Addr().UnsafePointer()).Elem()
 	}

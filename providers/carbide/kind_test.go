@@ -35,7 +35,7 @@ func TestObserveAllOrNothing(t *testing.T) {
 	}
 }
 
-// TestForeignIds: ids that cannot be of a kind are left out; the service would fail on them.
+// TestForeignIds: ids that cannot belong to a kind are left out; the service would fail on them.
 func TestForeignIds(t *testing.T) {
 	s := newSite(t, carbidesim.Options{Hosts: lawHosts})
 	for _, k := range s.Kinds {
@@ -46,7 +46,7 @@ func TestForeignIds(t *testing.T) {
 	}
 }
 
-// unknownField is a field of a newer service, as it looks to a client that does not know it.
+// unknownField returns a field of a newer service, as it looks to a client that does not know it.
 func unknownField(text string) protoreflect.RawFields {
 	return protowire.AppendString(protowire.AppendTag(nil, 4000, protowire.BytesType), text)
 }
@@ -104,7 +104,7 @@ func TestUpdateKeeps(t *testing.T) {
 	}
 }
 
-// TestMark: an update writes the mark that it brings, and takes ours away when it brings none.
+// TestMark: an update writes the mark that it brings, and removes ours when it brings none.
 func TestMark(t *testing.T) {
 	s := newSite(t, carbidesim.Options{})
 	c := s.make("vpc", "prod", schema.Object{"tenant": "acme"})
@@ -120,8 +120,8 @@ func TestMark(t *testing.T) {
 	}
 }
 
-// TestBoot: an instance changes from one thing that it boots to another, also when the spec to have was laid over the one
-// that was seen and has both.
+// TestBoot: an instance changes from booting one thing to another, even when the desired spec was merged over the observed
+// one and has both.
 func TestBoot(t *testing.T) {
 	hosts := hosts(t)
 	const image, template, entry = "0d9ec1a0-0000-4000-8000-000000000001", "0d9ec1a0-0000-4000-8000-000000000002", "0d9ec1a0-0000-4000-8000-000000000003"
@@ -157,7 +157,7 @@ func TestBoot(t *testing.T) {
 	}
 }
 
-// TestMachine: what operators write on machines stays, and all three calls of an update are made when they are needed.
+// TestMachine: what operators write on machines stays, and all three calls of an update are made when needed.
 func TestMachine(t *testing.T) {
 	hosts := hosts(t)
 	s := newSite(t, carbidesim.Options{Hosts: lawHosts})
@@ -193,7 +193,7 @@ func TestMachine(t *testing.T) {
 	}
 }
 
-// TestInstanceStates checks phases, what is reported of interfaces, and the link network that the site makes.
+// TestInstanceStates checks phases, what is reported about interfaces, and the link network that the site creates.
 func TestInstanceStates(t *testing.T) {
 	hosts := hosts(t)
 	s := newSite(t, carbidesim.Options{Hosts: lawHosts, Timing: lawTiming})
@@ -297,7 +297,7 @@ func (f afterCall) Handle(_ context.Context, r slog.Record) error {
 	return nil
 }
 
-// TestVirtualizationAndStranger: somebody else's change between the two calls of an update is not overwritten.
+// TestVirtualizationAndStranger: another client's change between the two calls of an update is not overwritten.
 func TestVirtualizationAndStranger(t *testing.T) {
 	w := newWorld(t, carbidesim.Options{})
 	server, client := mutual(t)
@@ -324,7 +324,7 @@ func TestVirtualizationAndStranger(t *testing.T) {
 	}
 }
 
-// TestRules: the service gets rules in the order of their effect, and a group is deleted also by one who never saw it.
+// TestRules: the service gets rules in the order of their effect, and a group can be deleted by a caller that never saw it.
 func TestRules(t *testing.T) {
 	s := newSite(t, carbidesim.Options{})
 	s.make("tenant", "acme", schema.Object{})

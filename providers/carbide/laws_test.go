@@ -14,7 +14,7 @@ import (
 	"converge.dev/converge/schema/kinds"
 )
 
-// hosts are the ids of the machines in the worlds of these tests: the same seed gives the same machines.
+// hosts returns the ids of the machines in the worlds of these tests: the same seed results in the same machines.
 func hosts(t testing.TB) []string {
 	t.Helper()
 	return carbidetest.Hosts(newWorld(t, carbidesim.Options{Hosts: lawHosts}))
@@ -22,7 +22,7 @@ func hosts(t testing.TB) []string {
 
 var lawHosts = carbidesim.Hosts{Count: 12}
 
-// lawTiming is real, apart from what would only make rounds.
+// lawTiming is real, except for what would only add rounds.
 var lawTiming = carbidesim.Timing{
 	Tick: 30 * time.Second, Drain: 5 * time.Minute, Provision: 10 * time.Minute,
 	Configure: time.Minute, Release: time.Minute, Cleanup: time.Minute, Purge: time.Minute,
@@ -48,7 +48,7 @@ func TestLaws(t *testing.T) {
 }
 
 // TestLawsOlderServer runs the laws on a server of the older generation, which knows no flat VPCs, not all kinds, and less
-// about hardware that is to be found.
+// about expected hardware.
 func TestLawsOlderServer(t *testing.T) {
 	newer := func(kind string) bool {
 		return slices.ContainsFunc(carbidetest.Kinds(), func(k carbidetest.Kind) bool { return k.Newer && k.Name() == kind })
@@ -60,7 +60,7 @@ func TestLawsOlderServer(t *testing.T) {
 	kinds := maps.Clone(descriptions.Kinds())
 	maps.DeleteFunc(kinds, func(kind string, _ *schema.Kind) bool { return newer(kind) })
 	only := ""
-	if race { // elsewhere an older server is called as another is, and one call after the other
+	if race { // otherwise an older server is called like any other, with sequential calls
 		only = "calls for different things run at the same time"
 	}
 	old := func(o *carbidesim.Options) { o.Old = true }
@@ -106,7 +106,7 @@ func lawWorld(t *testing.T, changes ...func(*carbidesim.Options)) providertest.W
 	}
 	w := newWorld(t, o)
 	return providertest.World{
-		Provider: connectAs(t, w, nil), // no one role may do everything
+		Provider: connectAs(t, w, nil), // no single role may do everything
 		Dump:     func() string { return string(w.Dump()) },
 		Advance:  func() { w.Advance(2 * time.Minute) },
 	}

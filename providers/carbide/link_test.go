@@ -67,7 +67,7 @@ func newRenewed(t *testing.T) *renewed {
 	return r
 }
 
-// arrived notes whose call it is. The greeting on a new connection is not one of ours.
+// arrived records which client made the call. The greeting on a new connection is not one of ours.
 func (r *renewed) arrived(ctx context.Context, method string) {
 	if method == "Version" {
 		return
@@ -85,7 +85,7 @@ func (r *renewed) arrived(ctx context.Context, method string) {
 	block(method)
 }
 
-// certificates are ones, of a new authority, with the client's serial number.
+// certificates returns some of a new authority, with the client's serial number.
 func (r *renewed) certificates() (devcert.Files, string) {
 	r.Helper()
 	f, err := devcert.Ensure(r.TempDir())
@@ -95,7 +95,7 @@ func (r *renewed) certificates() (devcert.Files, string) {
 	return f, serial(r.TB, f.ClientCert)
 }
 
-// place puts files in the places of the live ones, one after the other, each as a whole.
+// place puts files in the places of the live ones, one after the other, each atomically.
 func (r *renewed) place(pairs ...string) {
 	r.Helper()
 	for pair := range slices.Chunk(pairs, 2) {
@@ -112,7 +112,7 @@ func (r *renewed) place(pairs ...string) {
 	}
 }
 
-// places says which file goes where, in an order.
+// places returns which file goes where, in order.
 func (r *renewed) places(f devcert.Files) iter.Seq2[string, string] {
 	return func(yield func(from, to string) bool) {
 		_ = yield(f.ServerKey, r.live.ServerKey) && yield(f.ServerCert, r.live.ServerCert) && yield(f.CA, r.live.CA) &&
@@ -140,13 +140,13 @@ func serial(t testing.TB, file string) string {
 	return c.SerialNumber.String()
 }
 
-// looks makes a call.
+// looks makes a reading call.
 func (r *renewed) looks(ctx context.Context) error {
 	_, err := providers.Collect(r.kind("vpc").List(ctx))
 	return err
 }
 
-// until makes calls until something is so.
+// until makes calls until a condition is met.
 func (r *renewed) until(what string, so func() bool) {
 	r.Helper()
 	ctx, cancel := context.WithTimeout(r.Context(), 20*time.Second)
@@ -174,7 +174,7 @@ func (r *renewed) seen() string {
 // alone reports whether there is no connection but the newest.
 func (r *renewed) alone() bool { open, _ := r.server.Connections(); return open == 1 }
 
-// lines are what was logged as a warning.
+// lines are the logged warnings.
 type lines struct {
 	mu   sync.Mutex
 	text []string
@@ -201,13 +201,13 @@ func (l *lines) has(text string) bool {
 	return slices.ContainsFunc(l.text, func(line string) bool { return strings.Contains(line, text) })
 }
 
-// TestRotation replaces the authority and both sides' certificates fifty times. All the while two hundred calls are made in
-// a second, and more of them between any two files; none fails, and each has its effect once.
+// TestRotation replaces the authority and both sides' certificates fifty times. Meanwhile two hundred calls are made per second,
+// and more of them between any two files; none fails, and each has its effect once.
 func TestRotation(t *testing.T) {
 	const rotations, workers, perFile, perSecond = 50, 8, 2, 200
 	r := newRenewed(t)
 	var calls, made atomic.Int64
-	turns := make(chan struct{}) // a call is to be made
+	turns := make(chan struct{}) // a call is due
 	var under sync.WaitGroup
 	for range workers {
 		under.Go(func() {
@@ -231,7 +231,7 @@ func TestRotation(t *testing.T) {
 	begin := time.Now()
 	stop := make(chan struct{})
 	var pacer sync.WaitGroup
-	pacer.Go(func() { // as many calls as are due; a late tick costs none
+	pacer.Go(func() { // as many calls as are due; a late tick loses none
 		tick := time.NewTicker(time.Second / perSecond)
 		defer tick.Stop()
 		for paced := 0; ; {
@@ -293,7 +293,7 @@ func TestRotation(t *testing.T) {
 	t.Logf("%d replacements, %d calls in %s (%.0f/s), %d connections", rotations, n, took.Round(time.Millisecond), float64(n)/took.Seconds(), ever)
 }
 
-// TestCallEndsWhereItBegan: a call under way keeps its connection, which closes after it and not before.
+// TestCallEndsWhereItBegan: a call in progress keeps its connection, which closes after it and not before.
 func TestCallEndsWhereItBegan(t *testing.T) {
 	r := newRenewed(t)
 	arrived, answer := make(chan struct{}), make(chan struct{})
@@ -325,7 +325,7 @@ func TestCallEndsWhereItBegan(t *testing.T) {
 	r.until("the first connection to close", r.alone)
 }
 
-// TestUnusableCertificates: what cannot be used changes nothing, and is said once.
+// TestUnusableCertificates: unusable files change nothing, and are reported once.
 func TestUnusableCertificates(t *testing.T) {
 	r := newRenewed(t)
 	mine := serial(t, r.live.ClientCert)

@@ -9,7 +9,7 @@ import (
 	"converge.dev/converge/providers/carbide/forge"
 )
 
-// A machine is there whatever befalls it; the detail says what did.
+// A machine exists whatever happens to it; the detail says what did.
 func TestUnwellMachine(t *testing.T) {
 	alerts := func(alerts ...*forge.HealthProbeAlert) *forge.HealthReport {
 		return &forge.HealthReport{Alerts: alerts}

@@ -11,7 +11,7 @@ import (
 	"converge.dev/converge/providers"
 )
 
-// TestDatabaseWords checks what PostgreSQL says through INTERNAL, about calls that had no effect.
+// TestDatabaseWords checks PostgreSQL's messages in INTERNAL, about calls that had no effect.
 func TestDatabaseWords(t *testing.T) {
 	for _, k := range carbidetest.Kinds() {
 		for _, w := range k.Database {
@@ -22,7 +22,7 @@ func TestDatabaseWords(t *testing.T) {
 	}
 }
 
-// meaningsOf is a kind as far as it tells what refusals mean.
+// meaningsOf returns the part of a kind that explains refusals.
 func meaningsOf(name string) interface {
 	meaning(op string, err error) providers.Class
 } {
@@ -36,8 +36,8 @@ func meaningsOf(name string) interface {
 	panic("there is no kind " + name)
 }
 
-// TestSituations lists the situations in which the service refuses, with its codes, verb by verb and kind by kind. Each
-// refusal here is known to have had no effect: for a change, reading the object again has shown it.
+// TestSituations lists the situations in which the service refuses, with its codes, by verb and kind. Each refusal here is
+// known to have had no effect: for a change, reading the object again has shown it.
 func TestSituations(t *testing.T) {
 	const internal, precondition, argument = codes.Internal, codes.FailedPrecondition, codes.InvalidArgument
 	type row struct {
@@ -58,7 +58,7 @@ func TestSituations(t *testing.T) {
 	changes := []string{opCreate, opUpdate, opDelete}
 	const all = "tenant tenant_keyset vpc vpc_prefix network_segment network_security_group instance_type instance machine"
 
-	// A moved version token is Conflict before anybody asks for the meaning: the object shows it.
+	// A changed version token is Conflict before the meaning is asked for: the object shows it.
 	add("unknown object", all, changes, codes.NotFound, "vpc not found: x", providers.Absent)
 	add("name or id taken", "network_security_group instance_type", create, precondition, "already exists: x", providers.Exists)
 	add("name taken", "network_security_group", update, precondition, "already exists: x", providers.Exists)
@@ -101,7 +101,7 @@ func TestSituations(t *testing.T) {
 			t.Errorf("%s: %s %s, %s %q: class %s, want %s", r.situation, r.op, r.kind, r.code, r.text, got, r.want)
 		}
 	}
-	// All other codes do not come from the service itself: whether there was an effect is not known.
+	// All other codes do not come from the service itself: whether there was an effect is unknown.
 	for code := codes.Canceled; code <= codes.Unauthenticated; code++ {
 		if seen[code] || code == codes.OutOfRange { // which no handler uses; it could only be about values
 			continue

@@ -28,7 +28,7 @@ func (s *site) all(noun string) []string {
 	return ids
 }
 
-// TestPeeringAndItsVpc: a peering goes with either VPC, and its own delete then has nothing left to do.
+// TestPeeringAndItsVpc: a peering is deleted with either VPC, and its own delete then has nothing left to do.
 func TestPeeringAndItsVpc(t *testing.T) {
 	s := newSite(t, carbidesim.Options{Rules: carbidesim.Rules{Peering: carbidesim.PeeringMixed}})
 	for _, name := range []string{"one", "two"} {
@@ -50,7 +50,7 @@ func TestPeeringAndItsVpc(t *testing.T) {
 	}
 }
 
-// TestFailedPartition: a partition that the fabric does not take will not become ready by waiting, and can be deleted.
+// TestFailedPartition: waiting does not make a partition ready that the fabric refuses, and it can be deleted.
 func TestFailedPartition(t *testing.T) {
 	s := newSite(t, carbidesim.Options{Timing: lawTiming})
 	c := s.make("ib_partition", "train", schema.Object{"tenant": "acme"})
@@ -86,7 +86,7 @@ func TestFailedPartition(t *testing.T) {
 }
 
 // TestPartitionVersion: the version of a partition protects nothing, so none is reported; where a newer service begins to
-// move it, what came between our read and our write is not overwritten.
+// change it, a change between our read and our write is not overwritten.
 func TestPartitionVersion(t *testing.T) {
 	s := newSite(t, carbidesim.Options{})
 	for noun, method := range map[string]string{"ib_partition": "UpdateIBPartition", "nvlink_logical_partition": "UpdateNVLinkLogicalPartition"} {
@@ -137,7 +137,7 @@ func TestForgottenPartition(t *testing.T) {
 	}
 }
 
-// TestSecondDelete: a Spectrum-X partition that is gone is not deleted again, for its number has another holder by now.
+// TestSecondDelete: a Spectrum-X partition that is gone is not deleted again, because its number has another holder by now.
 func TestSecondDelete(t *testing.T) {
 	s := newSite(t, carbidesim.Options{Rules: carbidesim.Rules{AutoSPXVNIs: carbidesim.Range{First: 100, Last: 110}}})
 	k := s.kind("spx_partition")
@@ -160,7 +160,7 @@ func TestSecondDelete(t *testing.T) {
 	if n := s.Calls()["DeleteSpxPartition"]; n != 1 {
 		t.Errorf("%d deletes were sent, want 1", n)
 	}
-	for _, k := range s.Kinds { // a delete that is still under way is waited for before there is another
+	for _, k := range s.Kinds { // a delete in progress is waited for before the next
 		if k.Name == "carbide.spx_partition" && !k.Traits.Eventual {
 			t.Error("nothing makes the engine wait for a late delete")
 		}

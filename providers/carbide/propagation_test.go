@@ -15,7 +15,7 @@ import (
 	"converge.dev/converge/schema"
 )
 
-// filter is a rule for one TCP port.
+// filter returns a rule for one TCP port.
 func filter(id, action string, priority, port int64) map[string]any {
 	return map[string]any{
 		"id": id, "direction": "ingress", "ipv6": false, "protocol": "tcp", "action": action, "priority": priority,
@@ -23,7 +23,7 @@ func filter(id, action string, priority, port int64) map[string]any {
 	}
 }
 
-// guarded is a site with a group that a VPC has, in which are two instances, and a third has it itself. All are ready.
+// guarded returns a site with a group of a VPC with two instances, and a third instance has it itself. All are ready.
 func guarded(t *testing.T, rules carbidesim.Rules) *site {
 	hosts := hosts(t)
 	s := newSite(t, carbidesim.Options{Hosts: lawHosts, Timing: lawTiming, Rules: rules})
@@ -51,7 +51,7 @@ func guarded(t *testing.T, rules carbidesim.Rules) *site {
 	return s
 }
 
-// TestPropagation: a change of a group is done when all hosts that it concerns have it, and the one that lacks it is named.
+// TestPropagation: a change of a group is done when all affected hosts have it, and the one that lacks it is named.
 func TestPropagation(t *testing.T) {
 	s := guarded(t, carbidesim.Rules{})
 	group, vpc := id("network_security_group", "web"), id("vpc", "prod")
@@ -92,14 +92,14 @@ func TestPropagation(t *testing.T) {
 	check("an hour later", "vpc", vpc, providers.Pending, "instance two (")
 	check("an hour later", "instance", id("instance", "own"), providers.Ready)
 
-	// One that is given back is not waited for.
+	// A released one is not waited for.
 	if err := s.kind("instance").Delete(t.Context(), call("instance", "two")); err != nil {
 		t.Fatal(err)
 	}
 	check("when the last one goes", "network_security_group", group, providers.Ready)
 	check("when the last one goes", "vpc", vpc, providers.Ready)
 
-	// To have another group is a change too.
+	// Switching to another group is a change too.
 	s.make("network_security_group", "db", schema.Object{"tenant": "acme"})
 	other := schema.Object{"network_security_group": id("network_security_group", "db")}
 	if err := s.kind("vpc").Update(t.Context(), s.change("vpc", "prod", vpc, other)); err != nil {
@@ -116,7 +116,7 @@ func TestPropagation(t *testing.T) {
 	check("in the end", "instance", id("instance", "own"), providers.Ready)
 }
 
-// TestPropagationOfMany: a list says of each group what a look at it says, though all together lack more than a page.
+// TestPropagationOfMany: a list says of each group what its observation says, although all together lack more than a page.
 func TestPropagationOfMany(t *testing.T) {
 	s := guarded(t, carbidesim.Rules{MaxFindByIDs: 2})
 	groups := s.kind("network_security_group")
@@ -143,7 +143,7 @@ func TestPropagationOfMany(t *testing.T) {
 	}
 }
 
-// TestPropagationCalls: asking how far groups are costs no call per object.
+// TestPropagationCalls: querying the propagation of groups costs no call per object.
 func TestPropagationCalls(t *testing.T) {
 	s := newSite(t, carbidesim.Options{Rules: carbidesim.Rules{MaxFindByIDs: 7}})
 	s.make("tenant", "acme", schema.Object{})
@@ -170,7 +170,7 @@ func TestPropagationCalls(t *testing.T) {
 	}
 }
 
-// TestPropagationUnknown: a service that cannot tell has nothing to wait for.
+// TestPropagationUnknown: for a service that cannot report it nothing is waited for.
 func TestPropagationUnknown(t *testing.T) {
 	s := newSite(t, carbidesim.Options{Unimplemented: []string{"GetNetworkSecurityGroupPropagationStatus", "GetNetworkSecurityGroupAttachments"}})
 	s.make("tenant", "acme", schema.Object{})
@@ -183,7 +183,7 @@ func TestPropagationUnknown(t *testing.T) {
 	}
 }
 
-// TestAllowBeforeDeny looks at a group between the two calls of a change that lets in and shuts out.
+// TestAllowBeforeDeny observes a group between the two calls of a change that permits and denies.
 func TestAllowBeforeDeny(t *testing.T) {
 	s := newSite(t, carbidesim.Options{})
 	s.make("tenant", "acme", schema.Object{})
@@ -211,7 +211,7 @@ func TestAllowBeforeDeny(t *testing.T) {
 		}
 		return out
 	}
-	// ssh goes away, web moves to another port, dns is new, and all else is denied.
+	// ssh is removed, web moves to another port, dns is new, and all else is denied.
 	second := schema.Object{"description": "after", "rules": []any{
 		filter("web", "permit", 20, 8080), filter("dns", "permit", 30, 53), filter("end", "deny", 90, 7), filter("all", "deny", 200, 1),
 	}}
@@ -226,7 +226,7 @@ func TestAllowBeforeDeny(t *testing.T) {
 	if d := s.see("network_security_group", c.ID).Spec["description"]; d != "before" {
 		t.Errorf("between the calls the description is %v", d)
 	}
-	if err := update(second, 1); err != nil { // nothing is let in any more that is not there
+	if err := update(second, 1); err != nil { // nothing obsolete is permitted any more
 		t.Fatal(err)
 	}
 	third := []any{first[0], first[1], filter("dns", "permit", 30, 53), first[2]}
@@ -246,14 +246,14 @@ func TestAllowBeforeDeny(t *testing.T) {
 		}
 	}
 
-	// Somebody else's change between the calls is not overwritten.
+	// Another client's change between the calls is not overwritten.
 	if err := s.Inject(carbidesim.Fault{Method: method, Nth: 2, Effect: carbidesim.Before, Code: codes.FailedPrecondition}); err != nil {
 		t.Fatal(err)
 	}
 	s.class("an update into which somebody came", update(schema.Object{"rules": []any{filter("new", "permit", 1, 1)}}, 2), unknown)
 }
 
-// TestAllowBeforeDenyTooLarge: where the sum of both sets is more than the service takes, the change is made at once.
+// TestAllowBeforeDenyTooLarge: where both sets together are more than the service accepts, the change is made at once.
 func TestAllowBeforeDenyTooLarge(t *testing.T) {
 	s := newSite(t, carbidesim.Options{Rules: carbidesim.Rules{MaxRules: 2}})
 	s.make("tenant", "acme", schema.Object{})
@@ -267,7 +267,7 @@ func TestAllowBeforeDenyTooLarge(t *testing.T) {
 	}
 }
 
-// TestKeyThatDidNotArrive: a keyset is seen with its keys, so one that lacks a key is not what was wanted.
+// TestKeyThatDidNotArrive: a keyset is observed with its keys, so one that lacks a key is not what was wanted.
 func TestKeyThatDidNotArrive(t *testing.T) {
 	s := newSite(t, carbidesim.Options{})
 	c := s.make("tenant_keyset", "ops", schema.Object{"tenant": "acme", "keys": []any{"ssh-ed25519 AAAA", "ssh-rsa BBBB"}})

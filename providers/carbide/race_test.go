@@ -2,5 +2,5 @@
 
 package carbide_test
 
-// race says that the race detector is at work, which makes everything several times slower: worlds are smaller with it.
+// race reports whether the race detector is on, which makes everything several times slower: worlds are smaller with it.
 const race = true

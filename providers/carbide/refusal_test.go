@@ -15,7 +15,7 @@ import (
 	"converge.dev/converge/schema"
 )
 
-// meaning is what a code says about a change of a VPC that had no effect, and of one that had it.
+// meaning is what a code means for a change of a VPC that had no effect, and for one that had it.
 type meaning struct {
 	before, after providers.Class // empty: the verb succeeds
 }
@@ -351,8 +351,8 @@ func TestRefusals(t *testing.T) {
 	s.class("the id of a VPC that is gone", create("vpc", "prod", schema.Object{"tenant": "acme"}), exists)
 }
 
-// TestInternalCreate: INTERNAL may mean that what a thing refers to is not there, that something is used up, that the database
-// hiccups, or nothing at all because the thing was made. Reading tells.
+// TestInternalCreate: INTERNAL may mean that what a thing refers to does not exist, that something is used up, that the database
+// hiccups, or nothing at all because the thing was created. Reading distinguishes these.
 func TestInternalCreate(t *testing.T) {
 	hosts := hosts(t)
 	s := newSite(t, carbidesim.Options{Hosts: lawHosts, Timing: lawTiming})
@@ -370,7 +370,7 @@ func TestInternalCreate(t *testing.T) {
 	for _, c := range []struct {
 		what, method, noun string
 		want               schema.Object
-		effect             carbidesim.Effect // of a fault; empty: the service refuses by itself
+		effect             carbidesim.Effect // of a fault; empty: the service itself refuses
 		class              providers.Class
 	}{
 		{"a segment while the database hiccups", "CreateNetworkSegment", "network_segment", segment("prod"), carbidesim.Before, busy},
@@ -421,7 +421,7 @@ func TestUnsupportedKind(t *testing.T) {
 	s.class("a delete", spx.Delete(t.Context(), c), unsupported)
 }
 
-// TestPolicies: what the site does not have is not tried again.
+// TestPolicies: what the site does not have is not retried.
 func TestPolicies(t *testing.T) {
 	s := newSite(t, carbidesim.Options{Rules: carbidesim.Rules{NoInfiniband: true}})
 	c := call("vpc_peering", "both")

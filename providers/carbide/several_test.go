@@ -11,8 +11,8 @@ import (
 	"converge.dev/converge/schema"
 )
 
-// TestMissingIsAskedForAgain: an answer cannot say that it is not whole, so an object counts as absent only when it is missing
-// twice, for one that is looked at and for the list.
+// TestMissingIsAskedForAgain: a reply cannot say that it is incomplete, so an object counts as absent only when it is missing
+// twice, in reads by id and in lists.
 func TestMissingIsAskedForAgain(t *testing.T) {
 	s := newSite(t, carbidesim.Options{})
 	one, two := s.make("vpc", "one", schema.Object{"tenant": "acme"}), s.make("vpc", "two", schema.Object{"tenant": "acme"})
@@ -61,7 +61,7 @@ func TestFirstOfSeveralCalls(t *testing.T) {
 	}
 }
 
-// TestExcuseEndsWithTheInstance: a host that a halfway turned off instance leaves under maintenance can take another one.
+// TestExcuseEndsWithTheInstance: a host that an instance turned off halfway leaves under maintenance can take another one.
 func TestExcuseEndsWithTheInstance(t *testing.T) {
 	host := hosts(t)[0]
 	timed(t, carbidesim.Options{Hosts: lawHosts}, func(s *site) {

@@ -38,7 +38,7 @@ func (c rawCodec) Unmarshal(data mem.BufferSlice, v any) error {
 	return c.CodecV2.Unmarshal(data, v)
 }
 
-// openOn opens a service whose answers are those bytes, by method.
+// openOn opens a service whose replies are those bytes, by method.
 func openOn(t *testing.T, answers map[string][]byte) *service {
 	t.Helper()
 	l := bufconn.Listen(1 << 20)
@@ -71,12 +71,12 @@ func openOn(t *testing.T, answers map[string][]byte) *service {
 	return s
 }
 
-// entry is field number of a message with that content.
+// entry returns a field of a message with that number and content.
 func entry(number protowire.Number, content []byte) []byte {
 	return protowire.AppendBytes(protowire.AppendTag(nil, number, protowire.BytesType), content)
 }
 
-// What a service may send in one answer takes a bounded amount of memory, whatever it consists of.
+// One reply of a service takes a bounded amount of memory, whatever it contains.
 func TestHeavyAnswers(t *testing.T) {
 	const size = 60 << 20
 	id := entry(1, []byte("x"))
@@ -117,7 +117,7 @@ func TestHeavyAnswers(t *testing.T) {
 	}
 }
 
-// What has two bytes on the wire weighs what its struct takes.
+// What has two bytes on the wire counts with the size of its struct.
 func TestEmptyElementsWeigh(t *testing.T) {
 	const n = 1000
 	weight, err := weigh(bytes.Repeat(entry(1, nil), n), (&forge.ListOsImageResponse{}).ProtoReflect().Type(), 0)
@@ -126,8 +126,8 @@ func TestEmptyElementsWeigh(t *testing.T) {
 	}
 }
 
-// The lists of all kinds together are bounded, a newer list of a kind takes the place of the older one, and what is looked at
-// by ids is not held.
+// The lists of all kinds together are bounded, a newer list of a kind replaces the older one, and what is read by ids is not
+// kept.
 func TestHeavyKinds(t *testing.T) {
 	s := &scale{}
 	list := func(kind string, weight int) error {
@@ -155,7 +155,7 @@ func TestHeavyKinds(t *testing.T) {
 	}
 }
 
-// What the site of a hundred thousand machines that are to be found tells is not too heavy.
+// The replies of a site with a hundred thousand expected machines are not too heavy.
 func TestLargeSitesAreNotHeavy(t *testing.T) {
 	text := func() *string { return proto.String(strings.Repeat("x", 20)) }
 	one := &forge.ExpectedMachine{

@@ -27,7 +27,7 @@ func skuOf(model string) schema.Object {
 	}
 }
 
-// TestSKUWords: machines are checked anew only when the parts of their SKU change.
+// TestSKUWords: machines are checked again only when the parts of their SKU change.
 func TestSKUWords(t *testing.T) {
 	s := administrators(t, carbidesim.Options{})
 	c := s.make("sku", "dgx", skuOf("DGX H100"))
@@ -60,7 +60,7 @@ func TestSKUWords(t *testing.T) {
 	}
 }
 
-// TestSKURole: a site agent reads SKUs, and is told why it may not change them; what does not touch them it may do.
+// TestSKURole: a site agent reads SKUs, and is told why it may not change them; it may change what does not affect them.
 func TestSKURole(t *testing.T) {
 	hosts := hosts(t)
 	everybody := administrators(t, carbidesim.Options{Hosts: lawHosts})

@@ -11,7 +11,7 @@ import (
 	"converge.dev/converge/providers/carbide/spec"
 )
 
-// What follows the simulator does not show.
+// The simulator does not show what follows.
 
 func TestInstanceNotInSync(t *testing.T) {
 	o := &forge.Instance{Status: &forge.InstanceStatus{
@@ -26,7 +26,7 @@ func TestInstanceNotInSync(t *testing.T) {
 	}
 }
 
-// TestWhyNotReady: what is waited for says why, wherever the service tells it.
+// TestWhyNotReady: what is waited for has a reason, wherever the service reports one.
 func TestWhyNotReady(t *testing.T) {
 	said := "no VLAN is free"
 	reason := &forge.ControllerStateReason{OutcomeMsg: &said}
@@ -49,7 +49,7 @@ func TestLinknet(t *testing.T) {
 		want  bool
 	}{
 		{"vpc_prefix_10.0.0.0", nil, true},
-		{"vpc_prefix_10.0.0.0", stretches, false}, // somebody gave his own segment such a name
+		{"vpc_prefix_10.0.0.0", stretches, false}, // another client gave its own segment such a name
 		{"prod", nil, false},
 		{"prod", stretches, false},
 	} {
@@ -60,7 +60,7 @@ func TestLinknet(t *testing.T) {
 	}
 }
 
-// TestPairSorted: the service may give a pair back the other way round.
+// TestPairSorted: the service may return a pair in reverse order.
 func TestPairSorted(t *testing.T) {
 	one := &forge.VpcPeering{VpcId: &forge.VpcId{Value: "a"}, PeerVpcId: &forge.VpcId{Value: "b"}}
 	other := &forge.VpcPeering{VpcId: &forge.VpcId{Value: "b"}, PeerVpcId: &forge.VpcId{Value: "a"}}
@@ -103,7 +103,7 @@ func TestInterfacesKept(t *testing.T) {
 	}
 }
 
-// TestCapabilitiesKept: the service allows no difference in the capabilities of a type that has machines.
+// TestCapabilitiesKept: the service permits no difference in the capabilities of a type that has machines.
 func TestCapabilitiesKept(t *testing.T) {
 	gpu := &forge.InstanceTypeMachineCapabilityFilterAttributes{}
 	writeCapability(&spec.Capability{Type: "gpu"}, gpu)
@@ -116,7 +116,7 @@ func TestCapabilitiesKept(t *testing.T) {
 	}
 }
 
-// TestUntoldIsAbsent: what the service does not tell is in no spec, however the struct would have it: it is not known, and not empty.
+// TestUntoldIsAbsent: what the service omits is in no spec, whatever the struct contains: it is unknown, not empty.
 func TestUntoldIsAbsent(t *testing.T) {
 	for name, th := range map[string]providers.Thing{
 		"a VPC":     (&kind[seenVPC, spec.VPC]{wire: vpcs{}}).thing(seenVPC{Vpc: &forge.Vpc{}}),

@@ -12,7 +12,7 @@ import (
 	"converge.dev/converge/providers/carbide/spec"
 )
 
-// numbers is a whole wire: the objects are the numbers below a limit.
+// numbers is a complete wire: the objects are the numbers below a limit.
 type numbers struct {
 	wire[int, spec.VPC]
 	lists atomic.Int64
@@ -36,7 +36,7 @@ func (n *numbers) all(ctx context.Context) ([]int, error) {
 	}
 }
 
-// Who asks while a list is under way shares the next one, which has what happened before he asked.
+// A reader that asks while a list is in progress shares the next one, which has what happened before it asked.
 func TestReadersShareTheNextList(t *testing.T) {
 	synctest.Test(t, func(t *testing.T) {
 		n := &numbers{hold: make(chan struct{})}
@@ -51,7 +51,7 @@ func TestReadersShareTheNextList(t *testing.T) {
 			})
 		}
 		read(1)
-		synctest.Wait() // the first list is under way, and does not know of what comes
+		synctest.Wait() // the first list is in progress, and does not know of what follows
 		n.limit.Store(2)
 		for range 10 {
 			read(2)
@@ -65,7 +65,7 @@ func TestReadersShareTheNextList(t *testing.T) {
 	})
 }
 
-// A list that nobody waits for any more ends, and the next reader gets one.
+// A list without waiting readers ends, and the next reader gets one.
 func TestReadersThatLeave(t *testing.T) {
 	synctest.Test(t, func(t *testing.T) {
 		n := &numbers{hold: make(chan struct{})}
@@ -74,7 +74,7 @@ func TestReadersThatLeave(t *testing.T) {
 		ctx, leave := context.WithCancelCause(t.Context())
 		var readers sync.WaitGroup
 		left := errors.New("left")
-		for range 3 { // one under way, and one that was not begun
+		for range 3 { // one in progress, and one that was not begun
 			readers.Go(func() {
 				if l, err := r.read(ctx); !errors.Is(err, left) {
 					t.Errorf("read %v, %v; want that it left", l, err)

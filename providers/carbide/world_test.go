@@ -16,7 +16,7 @@ import (
 	"converge.dev/converge/schema"
 )
 
-// newWorld makes a simulated site.
+// newWorld returns a simulated site.
 func newWorld(t testing.TB, o carbidesim.Options) *carbidesim.World {
 	t.Helper()
 	w, err := carbidesim.New(o)
@@ -31,7 +31,7 @@ func newWorld(t testing.TB, o carbidesim.Options) *carbidesim.World {
 	return w
 }
 
-// certificates are the same for all tests: making keys takes longer than most of them.
+// certificates are the same for all tests: creating keys takes longer than most of them.
 var certificates = sync.OnceValues(func() (devcert.Files, error) { return devcert.Ensure(certificateDir) })
 
 // certificateDir is removed by TestMain.
@@ -46,7 +46,7 @@ func certs(t testing.TB) devcert.Files {
 	return f
 }
 
-// listen puts a world on the wire and gives its address.
+// listen puts a world on the wire and returns its address.
 func listen(t testing.TB, w *carbidesim.World, o carbidesim.ServerOptions) string {
 	t.Helper()
 	_, address := serve(t, w, o)
@@ -74,7 +74,7 @@ func serve(t testing.TB, w *carbidesim.World, o carbidesim.ServerOptions) (*carb
 	return s, l.Addr().String()
 }
 
-// mutual are the options of a server and its client with which both show certificates, and only a site agent may do
+// mutual returns options of a server and its client with which both present certificates, and only a site agent may do
 // anything.
 func mutual(t testing.TB) (carbidesim.ServerOptions, carbide.TLS) {
 	f := certs(t)
@@ -91,7 +91,7 @@ func connect(t testing.TB, w *carbidesim.World) *providers.Provider {
 	return connectAs(t, w, carbidesim.DefaultRoles)
 }
 
-// connectAs is connect with other roles; nil lets us do everything, as no one role may.
+// connectAs is connect with other roles; nil permits everything, which no single role does.
 func connectAs(t testing.TB, w *carbidesim.World, roles carbidesim.Roles) *providers.Provider {
 	t.Helper()
 	server, client := mutual(t)
@@ -103,7 +103,7 @@ func connectAs(t testing.TB, w *carbidesim.World, roles carbidesim.Roles) *provi
 	return p
 }
 
-// a site is a world and an open provider.
+// A site is a world and an open provider.
 type site struct {
 	testing.TB
 	*carbidesim.World
@@ -132,13 +132,13 @@ func (s *site) kind(noun string) providers.Kind {
 	return nil
 }
 
-// call begins a change of the thing of that name.
+// call returns a call that changes the thing of that name.
 func call(noun, name string) providers.Call {
 	ref := schema.Ref{Scope: schema.ScopeSite, Kind: "carbide." + noun, Name: name}
 	return providers.Call{Ref: ref, ID: id(noun, name), Mark: providers.Mark{Site: "6f1c3c5e-4a4e-4f0e-9d53-0f1d3c6f7a10", Ref: ref, Incarnation: 1}}
 }
 
-// make makes a thing that has to be made.
+// make creates a thing, which must succeed.
 func (s *site) make(noun, name string, want schema.Object) providers.Call {
 	s.Helper()
 	c := call(noun, name)
@@ -155,7 +155,7 @@ func (s *site) make(noun, name string, want schema.Object) providers.Call {
 	return c
 }
 
-// see looks at a thing that has to be there.
+// see observes a thing that must exist.
 func (s *site) see(noun, id string) providers.Thing {
 	s.Helper()
 	things, err := s.kind(noun).Get(s.Context(), []string{id})
@@ -168,7 +168,7 @@ func (s *site) see(noun, id string) providers.Thing {
 	return things[0]
 }
 
-// change begins an update of a thing as it is now: what changes has is overlaid, nil takes away.
+// change returns an update of a thing as it is now: changes is overlaid, nil removes.
 func (s *site) change(noun, name, id string, changes schema.Object) providers.Call {
 	s.Helper()
 	now := s.see(noun, id)

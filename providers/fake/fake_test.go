@@ -70,7 +70,7 @@ var nodeCases = []providertest.Case{{
 	Want:  schema.Object{"ends": []any{"s1", "s2"}}, Update: schema.Object{"ends": []any{"s2"}},
 }}
 
-// The fake keeps the contract, in memory and in a file, on the site and on a node.
+// The fake obeys the contract, in memory and in a file, on the site and on a node.
 func TestLaws(t *testing.T) {
 	for scope, cases := range map[string][]providertest.Case{schema.ScopeSite: siteCases, node: nodeCases} {
 		open := func(t *testing.T, w *fake.World) providertest.World {
@@ -232,7 +232,7 @@ func TestComputed(t *testing.T) {
 	}
 }
 
-// What is not said gets its default, also when it is no longer said.
+// What is unset gets its default, also when it is no longer set.
 func TestDefaults(t *testing.T) {
 	w := fake.New(kinds)
 	must(t, w.Put(schema.ScopeSite, "lab.owner", providers.Thing{ID: "o"}))
@@ -259,7 +259,7 @@ func TestDefaults(t *testing.T) {
 	}
 }
 
-// An id that is asked for twice is reported once.
+// An id that is requested twice is reported once.
 func TestAskedTwice(t *testing.T) {
 	w := fake.New(kinds)
 	must(t, w.Put(node, "lab.switch", providers.Thing{ID: "s1"}))
@@ -284,7 +284,7 @@ func TestReferenceFromNodeToSite(t *testing.T) {
 	must(t, nets.Delete(t.Context(), remove))
 }
 
-// Somebody else's change moves the version, so that ours is refused.
+// Another client's change changes the version, so that ours is refused.
 func TestThirdParty(t *testing.T) {
 	w := fake.New(kinds)
 	switches := of(t, w, node, "lab.switch")
@@ -312,7 +312,7 @@ func TestThirdParty(t *testing.T) {
 	}
 }
 
-// A change and its undo leave the same dump, though versions and burned ids have moved on.
+// A change and its undo leave the same dump, although versions and burned ids have advanced.
 func TestDumpProvesRevert(t *testing.T) {
 	w := fake.New(kinds)
 	owners := of(t, w, schema.ScopeSite, "lab.owner")
@@ -341,7 +341,7 @@ func TestDumpProvesRevert(t *testing.T) {
 	wantClass(t, owners.Create(t.Context(), providers.Call{Ref: ref("b"), ID: "b"}), providers.Exists)
 }
 
-// The hook sees each call before and after its effect, and the log what was asked for.
+// The hook sees each call before and after its effect, and the log the request.
 func TestHookAndLog(t *testing.T) {
 	w := fake.New(kinds)
 	switches := of(t, w, node, "lab.switch")

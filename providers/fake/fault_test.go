@@ -13,7 +13,7 @@ import (
 	"converge.dev/converge/schema"
 )
 
-// Each verb with each effect: what the caller is told, what is there then, and what is there once all has landed.
+// Each verb with each effect: what the caller gets, what exists then, and what exists once everything has landed.
 func TestFaultGrid(t *testing.T) {
 	const before, after, gone = "ready false", "ready true", "absent"
 	for _, c := range []struct {
@@ -80,7 +80,7 @@ func TestFaultGrid(t *testing.T) {
 					must(t, err)
 				}
 				check("right away", c.now)
-				if kept == "file" { // what is under way outlives the process
+				if kept == "file" { // what is in progress outlives the process
 					must(t, w.Close())
 					w = openWorld(t, path)
 					switches = of(t, w, node, "lab.switch")
@@ -100,7 +100,7 @@ func TestFaultGrid(t *testing.T) {
 	}
 }
 
-// delayOf is long where something is to be under way.
+// delayOf returns a long delay where something is to be in progress.
 func delayOf(e fake.Effect) time.Duration {
 	if e == fake.EffectLate || e == fake.EffectSlow {
 		return time.Hour
@@ -108,7 +108,7 @@ func delayOf(e fake.Effect) time.Duration {
 	return 0
 }
 
-// What is under way ends by the clock too.
+// What is in progress also ends by the clock.
 func TestDue(t *testing.T) {
 	now := time.Date(2026, 1, 1, 0, 0, 0, 0, time.UTC)
 	w := fake.New(kinds)
@@ -133,7 +133,7 @@ func TestDue(t *testing.T) {
 	}
 }
 
-// An id is burned when its thing is gone, also when that takes its time.
+// An id is burned when its thing is gone, even when that takes time.
 func TestBurnedWhenGone(t *testing.T) {
 	w := fake.New(kinds)
 	must(t, w.Put(schema.ScopeSite, "lab.owner", providers.Thing{ID: "o"}))
@@ -149,7 +149,7 @@ func TestBurnedWhenGone(t *testing.T) {
 	wantClass(t, owners.Create(t.Context(), c), providers.Exists)
 }
 
-// An effect that comes late is checked when it comes: it does not break what has happened meanwhile.
+// A late effect is checked when it comes: it does not break what has happened meanwhile.
 func TestLateIsChecked(t *testing.T) {
 	w := fake.New(kinds)
 	for _, op := range []string{"create", "delete"} {
@@ -175,7 +175,7 @@ func TestLateIsChecked(t *testing.T) {
 	}
 }
 
-// What refers to a thing that is not ready, or on its way out, has to wait.
+// What refers to a thing that is not ready, or in deletion, has to wait.
 func TestNotReady(t *testing.T) {
 	w := fake.New(kinds)
 	for _, op := range []string{"create", "delete"} {
@@ -201,7 +201,7 @@ func TestNotReady(t *testing.T) {
 	wantClass(t, cables.Create(t.Context(), call("lab.cable", "c2", schema.Object{"ends": []any{"s1"}})), providers.Absent)
 }
 
-// Faults hit the calls that they choose, as often as they say.
+// Faults hit the calls that they select, as often as they say.
 func TestFaultChoice(t *testing.T) {
 	for _, c := range []struct {
 		ref        string
@@ -241,7 +241,7 @@ func TestFaultChoice(t *testing.T) {
 	}
 }
 
-// A fault of observation with a name hits the looks that would show the thing.
+// A fault of observation with a name hits the observations that would show the thing.
 func TestFaultOfObservation(t *testing.T) {
 	w := fake.New(kinds)
 	for _, id := range []string{"s1", "s2"} {
@@ -283,7 +283,7 @@ func TestFaultRefused(t *testing.T) {
 	}
 }
 
-// Every so manieth call fails, and a fault of any counts all verbs together.
+// Every nth call fails, and a fault of any verb counts all verbs together.
 func TestFaultRhythm(t *testing.T) {
 	for _, c := range []struct {
 		fault fake.Fault
@@ -327,7 +327,7 @@ func TestFaultRhythm(t *testing.T) {
 	}
 }
 
-// A list that lags shows a change only after some looks, and only of a kind that is eventual.
+// A list that lags shows a change only after some observations, and only of an eventual kind.
 func TestStaleList(t *testing.T) {
 	for _, eventual := range []bool{true, false} {
 		w := fake.New(kinds)
@@ -360,7 +360,7 @@ func TestStaleList(t *testing.T) {
 				return switches.Create(t.Context(), call("lab.switch", "new", schema.Object{"enabled": true}))
 			}, nil, "old false;", "new true;old false;"},
 			{"updated", func() error {
-				th, _ := look(t, switches, "new") // shown as it is by now
+				th, _ := look(t, switches, "new") // shown as it is now
 				c := call("lab.switch", "new", schema.Object{"enabled": false})
 				c.Version = th.Version
 				return switches.Update(t.Context(), c)

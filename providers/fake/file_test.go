@@ -18,7 +18,7 @@ import (
 	"golang.org/x/sys/unix"
 )
 
-// A file written by hand says no more than it must.
+// byHand is a file written by hand, with no more than necessary.
 const byHand = `{
   "faults": [{"op": "update", "ref": "lab.switch", "class": "denied"}],
   "things": {
@@ -87,10 +87,10 @@ func TestFileRoundTrip(t *testing.T) {
 		t.Errorf("the mark came back as %v, want %v", th.Mark, want)
 	}
 	c.Version = s1.Version
-	must(t, of(t, w, node, "lab.switch").Update(t.Context(), c)) // the fault was over, and stays over
+	must(t, of(t, w, node, "lab.switch").Update(t.Context(), c)) // the fault had ended, and remains so
 }
 
-// A file that the kinds do not know is refused, with the reason, and left as it is.
+// A file that does not fit the kinds is refused, with the reason, and left as it is.
 func TestFileRefused(t *testing.T) {
 	for _, c := range []struct{ text, says string }{
 		{`{"things": {"n1": {"lab.switch": {"s1": {"spec": {"speed": 1}}}}}}`, "n1/lab.switch s1: there is no field speed"},
@@ -142,7 +142,7 @@ func TestLock(t *testing.T) {
 	}
 }
 
-// changes makes five changes of all sorts, and gives the journal and what the world was after each.
+// changes makes five changes of all sorts, and returns the journal and the dump of the world after each.
 func changes(t *testing.T) (journal string, dumps []string) {
 	t.Helper()
 	path := filepath.Join(t.TempDir(), "world.json")
@@ -167,7 +167,7 @@ func changes(t *testing.T) (journal string, dumps []string) {
 	return journal, dumps
 }
 
-// recovered is the world that is found after a crash.
+// recovered returns the world that is found after a crash.
 func recovered(t *testing.T, file, journal string) string {
 	t.Helper()
 	path := filepath.Join(t.TempDir(), "world.json")
@@ -180,8 +180,8 @@ func recovered(t *testing.T, file, journal string) string {
 	return w.Snapshot()
 }
 
-// A crash anywhere in the journal gives the world after the last whole change; one between the writing of the
-// file and the emptying of the journal, the world itself.
+// A crash anywhere in the journal leaves the world after the last complete change; one between the writing of the file and
+// the emptying of the journal, the world itself.
 func TestTorn(t *testing.T) {
 	journal, dumps := changes(t)
 	for n := range len(journal) + 1 {
@@ -199,7 +199,7 @@ func TestTorn(t *testing.T) {
 	}
 }
 
-// After a crash the world goes on, and can crash again.
+// After a crash the world continues, and can crash again.
 func TestTornTwice(t *testing.T) {
 	journal, _ := changes(t)
 	path := filepath.Join(t.TempDir(), "world.json")
@@ -211,7 +211,7 @@ func TestTornTwice(t *testing.T) {
 	}
 }
 
-// A fault that is over stays over after a crash.
+// A fault that has ended does not return after a crash.
 func TestFaultCountSurvivesCrash(t *testing.T) {
 	path := write(t, byHand)
 	w := openWorld(t, path)
@@ -234,7 +234,7 @@ func TestDamagedJournal(t *testing.T) {
 	}
 }
 
-// A killed process loses nothing that it was told.
+// A killed process loses nothing that it has confirmed.
 func TestKilled(t *testing.T) {
 	const victim = "FAKE_WORLD_OF_VICTIM"
 	if path := os.Getenv(victim); path != "" {
@@ -265,7 +265,7 @@ func TestKilled(t *testing.T) {
 	}
 }
 
-// When the disk takes no more, a call fails and has no effect.
+// When the disk is full, a call fails and has no effect.
 func TestDiskFull(t *testing.T) {
 	const victim = "FAKE_WORLD_ON_FULL_DISK"
 	if path := os.Getenv(victim); path != "" {
@@ -350,7 +350,7 @@ func BenchmarkObserve10000(b *testing.B) {
 	}
 }
 
-// fill makes 10 000 nets of one owner.
+// fill creates 10 000 nets of one owner.
 func fill(b *testing.B, w *fake.World) providers.Kind {
 	b.Helper()
 	if err := w.Put(schema.ScopeSite, "lab.owner", providers.Thing{ID: "o"}); err != nil {

@@ -13,8 +13,8 @@ import (
 	"converge.dev/converge/schema"
 )
 
-// FuzzOpen opens worlds that somebody may have written, file and journal. One that opens can be looked at, and is the same
-// when it is closed and opened again.
+// FuzzOpen opens arbitrary worlds, file and journal. One that opens can be observed, and is the same when it is closed and
+// opened again.
 func FuzzOpen(tf *testing.F) {
 	f := fuzzed.New(tf)
 	kinds := schema.Kinds{
@@ -84,7 +84,7 @@ func FuzzOpen(tf *testing.F) {
 	})
 }
 
-// inspect looks at everything.
+// inspect observes everything.
 func inspect(t *testing.T, w *fake.World) {
 	t.Helper()
 	for _, at := range [][2]string{{"far", "site"}, {"near", "n1"}} {

@@ -17,7 +17,7 @@ import (
 	"github.com/ovn-org/libovsdb/ovsdb"
 )
 
-// A node is a switch with a provider, and the engine's part in short.
+// A node is a switch with a provider, and a short form of the engine's part.
 type node struct {
 	*testing.T
 	s *ovstest.Switch
@@ -53,7 +53,7 @@ func (n *node) create(kind, name string, spec schema.Object) error {
 	return n.kind(kind).Create(n.Context(), call(kind, name, spec))
 }
 
-// update writes fields over what the thing is now.
+// update writes fields over the current state of the thing.
 func (n *node) update(kind, name string, fields schema.Object) error {
 	n.Helper()
 	return n.updateSeen(kind, n.look(kind, name), fields)
@@ -199,7 +199,7 @@ func TestThingsOfOthersAreRefused(t *testing.T) {
 	})
 }
 
-// TestChangesInBetween lets somebody change the database after the provider has read it and before its transaction
+// TestChangesInBetween makes another client change the database after the provider has read it and before its transaction
 // arrives there.
 func TestChangesInBetween(t *testing.T) {
 	const port = "p0"
@@ -324,7 +324,7 @@ func TestStaleWithoutVersion(t *testing.T) {
 	})
 }
 
-// TestSuccessor replaces a thing by another that looks the same.
+// TestSuccessor replaces a thing with another that looks the same.
 func TestSuccessor(t *testing.T) {
 	on(t, func(t *testing.T, s *ovstest.Switch) {
 		n := newNode(t, s, ovs.Options{})
@@ -356,7 +356,7 @@ func TestAnswerLost(t *testing.T) {
 	})
 }
 
-// TestConnectionHangs has a connection on which nothing moves any more: the next call uses another one.
+// TestConnectionHangs has a connection on which nothing passes any more: the next call uses another one.
 func TestConnectionHangs(t *testing.T) {
 	on(t, func(t *testing.T, s *ovstest.Switch) {
 		r, endpoint := newRelay(t, s, nil)
@@ -369,8 +369,8 @@ func TestConnectionHangs(t *testing.T) {
 	})
 }
 
-// TestConnectionLost breaks an idle connection: what is observed next is what is there, or an error, never a rest of
-// what was there before.
+// TestConnectionLost breaks an idle connection: the next observation is of the current state, or an error, never of
+// a part of an earlier one.
 func TestConnectionLost(t *testing.T) {
 	on(t, func(t *testing.T, s *ovstest.Switch) {
 		r, endpoint := newRelay(t, s, nil)
@@ -441,7 +441,7 @@ func TestVswitchdFails(t *testing.T) {
 	})
 }
 
-// TestDrift changes things past the provider: what is observed shows it, and what nobody declared survives an update.
+// TestDrift changes things past the provider: observations show it, and undeclared values survive an update.
 func TestDrift(t *testing.T) {
 	on(t, func(t *testing.T, s *ovstest.Switch) {
 		n := newNode(t, s, ovs.Options{})
@@ -466,7 +466,7 @@ func TestDrift(t *testing.T) {
 	})
 }
 
-// TestNothingElseIsLost sets what a spec does not hold: a delete could not be undone exactly, so it is refused.
+// TestNothingElseIsLost sets what a spec does not contain: a delete could not be undone exactly, so it is refused.
 func TestNothingElseIsLost(t *testing.T) {
 	on(t, func(t *testing.T, s *ovstest.Switch) {
 		n := newNode(t, s, ovs.Options{})
@@ -488,7 +488,7 @@ func TestNothingElseIsLost(t *testing.T) {
 	})
 }
 
-// TestMirroredPortStays has a mirror that refers to a port: the database would take the reference out of it.
+// TestMirroredPortStays has a mirror that refers to a port: the database would remove the reference from it.
 func TestMirroredPortStays(t *testing.T) {
 	on(t, func(t *testing.T, s *ovstest.Switch) {
 		n := newNode(t, s, ovs.Options{})

@@ -32,7 +32,7 @@ var controllerCases = []providertest.Case{{
 		"enable_async_messages": true, "external_ids": map[string]any{"owner": "acme"},
 	},
 	Invalid: schema.Object{"bridge": lawBridge.Name, "target": "tcp:192.0.2.1:6653", "max_backoff": int64(5)},
-	Other: func(i int) providertest.Made { // a bridge has a target once
+	Other: func(i int) providertest.Made { // a target is unique on a bridge
 		return providertest.Made{Kind: "ovs.controller", Name: fmt.Sprintf("ctl-%d", i), Spec: schema.Object{
 			"bridge": lawBridge.Name, "target": fmt.Sprintf("tcp:192.0.2.%d:6653", 100+i),
 		}}
@@ -43,13 +43,13 @@ const aTarget = "tcp:192.0.2.1:6653"
 
 var aController = schema.Object{"bridge": "br0", "target": aTarget}
 
-// named is what a controller called so has in external_ids.
+// named returns the external_ids of a controller with this name.
 func named(t *testing.T, name string) ovsdb.OvsMap {
 	t.Helper()
 	return ofMap(t, map[string]string{"converge.dev/name": name})
 }
 
-// newControlled is a node with two bridges.
+// newControlled returns a node with two bridges.
 func newControlled(t *testing.T, s *ovstest.Switch, o ovs.Options) *node {
 	t.Helper()
 	n := newNode(t, s, o)
@@ -58,7 +58,7 @@ func newControlled(t *testing.T, s *ovstest.Switch, o ovs.Options) *node {
 	return n
 }
 
-// controls lets a bridge have a controller, or no more, as somebody else would.
+// controls returns an operation that adds a controller to a bridge, or removes it, like another client.
 func controls(bridge string, how ovsdb.Mutator, uuid string) ovsdb.Operation {
 	return ovsdb.Operation{
 		Op: ovsdb.OperationMutate, Table: vswitch.BridgeTable,
@@ -67,7 +67,7 @@ func controls(bridge string, how ovsdb.Mutator, uuid string) ovsdb.Operation {
 	}
 }
 
-// addController adds a controller to a bridge as somebody else would, and returns its UUID.
+// addController adds a controller to a bridge like another client, and returns its UUID.
 func addController(t *testing.T, s *ovstest.Switch, bridge string, row ovsdb.Row) string {
 	t.Helper()
 	uuid := s.Transact(t,
@@ -77,7 +77,7 @@ func addController(t *testing.T, s *ovstest.Switch, bridge string, row ovsdb.Row
 	return uuid
 }
 
-// setController writes columns of a controller as somebody else would.
+// setController writes columns of a controller like another client.
 func setController(t *testing.T, s *ovstest.Switch, uuid string, row ovsdb.Row) {
 	t.Helper()
 	s.Transact(t, ovsdb.Operation{
@@ -101,7 +101,7 @@ func controllerUUID(t *testing.T, s *ovstest.Switch, name string) string {
 	return uuids[0]
 }
 
-// TestForeignControllersSurvive has controllers that others made: without a name, and with names that ours have.
+// TestForeignControllersSurvive has controllers that others created: without a name, and with names that ours have.
 func TestForeignControllersSurvive(t *testing.T) {
 	on(t, func(t *testing.T, s *ovstest.Switch) {
 		n := newControlled(t, s, ovs.Options{})
@@ -140,8 +140,8 @@ func TestForeignControllersSurvive(t *testing.T) {
 	})
 }
 
-// TestControllerKeepsItsID takes over a controller that others made, and gives back one of ours: what an id stands for
-// stays the same.
+// TestControllerKeepsItsID adopts a controller that others created, and releases one of ours: the meaning of an id stays
+// the same.
 func TestControllerKeepsItsID(t *testing.T) {
 	on(t, func(t *testing.T, s *ovstest.Switch) {
 		n := newControlled(t, s, ovs.Options{})
@@ -166,7 +166,7 @@ func TestControllerKeepsItsID(t *testing.T) {
 	})
 }
 
-// TestControllerComesBack: the traits do not promise that an undo brings the flows back, but of the settings nothing is lost.
+// TestControllerComesBack: the traits do not promise that an undo restores the flows, but no setting is lost.
 func TestControllerComesBack(t *testing.T) {
 	on(t, func(t *testing.T, s *ovstest.Switch) {
 		n := newControlled(t, s, ovs.Options{})
@@ -190,7 +190,7 @@ func TestControllerComesBack(t *testing.T) {
 	})
 }
 
-// TestControllerSuccessor replaces a controller by another that looks the same.
+// TestControllerSuccessor replaces a controller with another that looks the same.
 func TestControllerSuccessor(t *testing.T) {
 	on(t, func(t *testing.T, s *ovstest.Switch) {
 		n := newControlled(t, s, ovs.Options{})
@@ -205,7 +205,7 @@ func TestControllerSuccessor(t *testing.T) {
 	})
 }
 
-// TestBridgeOfController: what a bridge is does not depend on the controllers that it has, but it is not deleted with them.
+// TestBridgeOfController: the state of a bridge does not depend on its controllers, but it is not deleted with them.
 func TestBridgeOfController(t *testing.T) {
 	on(t, func(t *testing.T, s *ovstest.Switch) {
 		n := newControlled(t, s, ovs.Options{})
@@ -222,7 +222,7 @@ func TestBridgeOfController(t *testing.T) {
 	})
 }
 
-// TestControllerOfTwoBridges has somebody give one of ours to another bridge as well, which would keep it.
+// TestControllerOfTwoBridges makes another client give one of ours to a second bridge as well, which would keep it.
 func TestControllerOfTwoBridges(t *testing.T) {
 	on(t, func(t *testing.T, s *ovstest.Switch) {
 		n := newControlled(t, s, ovs.Options{})
@@ -240,7 +240,7 @@ func TestControllerOfTwoBridges(t *testing.T) {
 	})
 }
 
-// TestSameTarget: what OVS does with one target twice on a bridge is not specified. On two bridges it may be.
+// TestSameTarget: what OVS does with one target twice on a bridge is unspecified. On two bridges it is permitted.
 func TestSameTarget(t *testing.T) {
 	on(t, func(t *testing.T, s *ovstest.Switch) {
 		n := newControlled(t, s, ovs.Options{})
@@ -265,7 +265,7 @@ func TestSameTarget(t *testing.T) {
 			t.Errorf("a controller with a target of its own: %s", th.Detail)
 		}
 
-		// One that somebody adds is said, and keeps nobody from changing ours.
+		// One that another client adds is reported, and does not prevent changing ours.
 		addController(t, s, "br0", ovsdb.Row{"target": aTarget})
 		if th := n.look("ovs.controller", "c0"); th.Phase != providers.Ready || !strings.Contains(th.Detail, "the same target") {
 			t.Errorf("beside another one with its target a controller is %s (%s)", th.Phase, th.Detail)
@@ -276,7 +276,7 @@ func TestSameTarget(t *testing.T) {
 	})
 }
 
-// TestControllerChangesInBetween lets somebody change the database between what a verb reads and what it sends.
+// TestControllerChangesInBetween makes another client change the database between what a verb reads and what it sends.
 func TestControllerChangesInBetween(t *testing.T) {
 	update := func(n *node) error {
 		return n.update("ovs.controller", "c0", schema.Object{"max_backoff": int64(2000)})
@@ -383,7 +383,7 @@ func TestControllerOfBridgeNotMade(t *testing.T) {
 	})
 }
 
-// TestControllerConnects: ovs-vswitchd reports all the time how the connection does, and none of that is a change.
+// TestControllerConnects: ovs-vswitchd continuously reports the state of the connection, and none of that is a change.
 func TestControllerConnects(t *testing.T) {
 	on(t, func(t *testing.T, s *ovstest.Switch) {
 		n := newControlled(t, s, ovs.Options{})
@@ -422,7 +422,7 @@ func TestControllerConnects(t *testing.T) {
 // openflow runs a controller that greets and then only listens, and returns its socket.
 func openflow(t *testing.T, s *ovstest.Switch) string {
 	t.Helper()
-	socket := filepath.Join(filepath.Dir(strings.TrimPrefix(s.Endpoint, "unix:")), "ctl.sock") // OVS takes no other directory
+	socket := filepath.Join(filepath.Dir(strings.TrimPrefix(s.Endpoint, "unix:")), "ctl.sock") // OVS accepts no other directory
 	listener, err := net.Listen("unix", socket)
 	if err != nil {
 		t.Fatal(err)
@@ -448,7 +448,7 @@ func openflow(t *testing.T, s *ovstest.Switch) string {
 	return socket
 }
 
-// TestControllerTakesEffect asks a real switch: through the controller that it waits for, and for the flows that the first
+// TestControllerTakesEffect tests a real switch: through the controller that it waits for, and for the flows that the first
 // primary controller and the removal of the last one empty.
 func TestControllerTakesEffect(t *testing.T) {
 	s := ovstest.Start(t)

@@ -9,8 +9,8 @@ import (
 	"converge.dev/converge/schema"
 )
 
-// F3, F4: once a holder has stored his epoch on a node, one with a lower epoch changes nothing there any more, whatever
-// he has seen, over whichever connection.
+// F3, F4: once a holder has stored its epoch on a node, one with a lower epoch can no longer change anything there, whatever
+// it has seen, over any connection.
 func TestOlderEpochIsRefused(t *testing.T) {
 	on(t, func(t *testing.T, s *ovstest.Switch) {
 		ctx := t.Context()

@@ -16,9 +16,8 @@ import (
 	"converge.dev/converge/schema"
 )
 
-// FuzzView gives every kind answers that a database may send: rows with the wrong columns, references that lead nowhere,
-// names that are there twice. They are things of plain values, or an error; a row that could be read is written as it was
-// read.
+// FuzzView passes replies that a database may send to every kind: rows with the wrong columns, dangling references, duplicate
+// names. They become things of plain values, or an error; a row that could be read is written as it was read.
 func FuzzView(tf *testing.F) {
 	f := fuzzed.New(tf)
 	const (
@@ -69,7 +68,7 @@ func FuzzView(tf *testing.F) {
 			ops = append(ops, r.selects())
 		}
 		if _, err := ovsdb.CheckOperationResults(results, ops); err != nil || len(results) < len(ops) {
-			return // which the caller finds out first
+			return // which the caller detects first
 		}
 		var v *view
 		var seen []sighting
@@ -104,7 +103,7 @@ func FuzzView(tf *testing.F) {
 	})
 }
 
-// rewritten writes the columns of a row as a change does, sends them over the wire and reads them again.
+// rewritten writes the columns of a row like a change, sends them over the wire and reads them again.
 func rewritten(d *db, uuid string, m model.Model, columns []string) error {
 	c := &change{db: d, means: map[int]error{}}
 	row := c.row(m, columns)
@@ -155,8 +154,8 @@ func sameJSON(a, b []byte) bool {
 	return reflect.DeepEqual(x, y)
 }
 
-// answered decodes an answer as the library of the protocol does. That panics on rows that are no rows, which no
-// ovsdb-server sends; what it makes of others is ours to bear.
+// answered decodes a reply like the protocol library. That panics on malformed rows, which no ovsdb-server sends; we have
+// to cope with what it makes of others.
 func answered(b []byte, results *[]ovsdb.OperationResult) (ok bool) {
 	defer func() {
 		if recover() != nil {

@@ -11,8 +11,8 @@ import (
 	"converge.dev/converge/schema"
 )
 
-// TestHealth: while a real ovsdb-server is away the provider says so, its calls have no effect and may be made again, and
-// once the server is back it finds that out by itself.
+// TestHealth: while a real ovsdb-server is away the provider says so, its calls have no effect and may be repeated, and
+// once the server is back the provider notices by itself.
 func TestHealth(t *testing.T) {
 	s := ovstest.Start(t)
 	p := open(t, ovs.Options{Endpoint: s.Endpoint})
@@ -36,7 +36,7 @@ func TestHealth(t *testing.T) {
 	for range 2 {
 		run(`kill -9 $(cat "$OVS_RUNDIR/ovsdb-server.pid")`)
 		err := look()
-		for err == nil { // it dies in a moment
+		for err == nil { // it will die in a moment
 			err = look()
 		}
 		if providers.ClassOf(err) != providers.Transient {
@@ -55,8 +55,8 @@ func TestHealth(t *testing.T) {
 	}
 }
 
-// TestHealthOfDaemon: an ovs-vswitchd that was asked for something and does not act makes the health bad, also for somebody
-// who comes later. One that nobody asked does not, and one that goes on makes it good again.
+// TestHealthOfDaemon: an ovs-vswitchd that does not act on a request makes the health bad, also for a client that connects
+// later. One without requests does not, and one that continues makes it good again.
 func TestHealthOfDaemon(t *testing.T) {
 	on(t, func(t *testing.T, s *ovstest.Switch) {
 		n := newNode(t, s, ovs.Options{Settle: time.Second})

@@ -6,12 +6,12 @@ import (
 	"time"
 )
 
-// TestIdle: only an ovs-vswitchd that takes nothing of what it owes, for a while, does not act.
+// TestIdle: only an ovs-vswitchd that for a while applies nothing of what is pending counts as not acting.
 func TestIdle(t *testing.T) {
 	type look struct {
 		after     time.Duration
 		cur, next int
-		down      bool // right after the look
+		down      bool // right after the observation
 	}
 	const idle = 5 * time.Second
 	for name, looks := range map[string][]look{

@@ -31,10 +31,10 @@ var mirrorCases = []providertest.Case{{
 	Invalid: schema.Object{"bridge": lawBridge.Name, "select_all": true, "output_vlan": int64(5000)},
 }}
 
-// aMirror is of what arrives at p0.
+// aMirror mirrors what arrives at p0.
 var aMirror = schema.Object{"bridge": "br0", "select_src_ports": []any{"p0"}, "output_port": "probe"}
 
-// newMirrored is a node with a bridge br0, its ports p0 and probe, and another bridge.
+// newMirrored returns a node with a bridge br0, its ports p0 and probe, and another bridge.
 func newMirrored(t *testing.T, s *ovstest.Switch, o ovs.Options) *node {
 	n := newNode(t, s, o)
 	n.must(n.create("ovs.bridge", "br0", aBridge))
@@ -44,7 +44,7 @@ func newMirrored(t *testing.T, s *ovstest.Switch, o ovs.Options) *node {
 	return n
 }
 
-// deletePort deletes a port as somebody else would.
+// deletePort deletes a port like another client.
 func deletePort(t *testing.T, s *ovstest.Switch, bridge, port string) {
 	t.Helper()
 	s.Transact(t, ovsdb.Operation{
@@ -58,7 +58,7 @@ func deletePort(t *testing.T, s *ovstest.Switch, bridge, port string) {
 	s.Settle(t)
 }
 
-// TestForeignMirrorsSurvive has mirrors that others made, under names that the database does not keep apart.
+// TestForeignMirrorsSurvive has mirrors that others created, with names that the database does not keep unique.
 func TestForeignMirrorsSurvive(t *testing.T) {
 	on(t, func(t *testing.T, s *ovstest.Switch) {
 		n := newMirrored(t, s, ovs.Options{})
@@ -88,7 +88,7 @@ func TestForeignMirrorsSurvive(t *testing.T) {
 			n.must(n.delete("ovs.mirror", "ours"))
 		})
 
-		// A namesake of ours takes nothing from it, and one that is taken over keeps its name.
+		// A namesake of ours takes nothing from it, and an adopted one keeps its name.
 		n.must(n.create("ovs.mirror", "ours", aMirror))
 		s.AddMirror(t, "br1", "ours", ovsdb.Row{"output_vlan": 904})
 		if th := n.look("ovs.mirror", "ours"); th.Spec["bridge"] != "br0" {
@@ -102,7 +102,7 @@ func TestForeignMirrorsSurvive(t *testing.T) {
 	})
 }
 
-// TestMirrorOutlivesItsPorts deletes what a mirror refers to: it stays, shows what it lost, and can be made whole.
+// TestMirrorOutlivesItsPorts deletes what a mirror refers to: it stays, shows what it lost, and can be restored.
 func TestMirrorOutlivesItsPorts(t *testing.T) {
 	on(t, func(t *testing.T, s *ovstest.Switch) {
 		n := newMirrored(t, s, ovs.Options{})
@@ -131,7 +131,7 @@ func TestMirrorOutlivesItsPorts(t *testing.T) {
 	})
 }
 
-// TestMirrorSuccessor replaces a mirror by another that looks the same.
+// TestMirrorSuccessor replaces a mirror with another that looks the same.
 func TestMirrorSuccessor(t *testing.T) {
 	on(t, func(t *testing.T, s *ovstest.Switch) {
 		n := newMirrored(t, s, ovs.Options{})
@@ -143,7 +143,7 @@ func TestMirrorSuccessor(t *testing.T) {
 	})
 }
 
-// TestMirrorChangesInBetween lets somebody change the database between what a verb reads and what it sends.
+// TestMirrorChangesInBetween makes another client change the database between what a verb reads and what it sends.
 func TestMirrorChangesInBetween(t *testing.T) {
 	cases := []struct {
 		name   string
@@ -254,7 +254,7 @@ func TestMirrorTakesEffect(t *testing.T) {
 		if err != nil {
 			t.Fatalf("%v: %s", err, out)
 		}
-		if cut := strings.Contains(string(out), "trunc(64)"); cut != made { // only the copy for the mirror is cut short
+		if cut := strings.Contains(string(out), "trunc(64)"); cut != made { // only the copy for the mirror is truncated
 			t.Errorf("mirrored is %t, want %t:\n%s", cut, made, out)
 		}
 	}

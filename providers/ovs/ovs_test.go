@@ -79,10 +79,10 @@ var (
 	}
 )
 
-// lawBridge is there before what hangs on a bridge is made.
+// lawBridge is created before what depends on a bridge.
 var lawBridge = providertest.Made{Kind: "ovs.bridge", Name: "br-int", Spec: schema.Object{"datapath_type": ovstest.Datapath}}
 
-// lawPort is a port of that bridge.
+// lawPort returns a port of that bridge.
 func lawPort(name string) providertest.Made {
 	return providertest.Made{Kind: "ovs.port", Name: name, Spec: schema.Object{
 		"bridge": lawBridge.Name, "interface": map[string]any{"type": "internal"},
@@ -167,7 +167,7 @@ func TestTLS(t *testing.T) {
 	}
 }
 
-// certificate makes a certificate that signs itself, and a pool that trusts it.
+// certificate returns a self-signed certificate, and a pool that trusts it.
 func certificate(t *testing.T) (tls.Certificate, *x509.CertPool) {
 	t.Helper()
 	key, err := ecdsa.GenerateKey(elliptic.P256(), rand.Reader)
@@ -194,7 +194,7 @@ func certificate(t *testing.T) (tls.Certificate, *x509.CertPool) {
 	return tls.Certificate{Certificate: [][]byte{der}, PrivateKey: key}, pool
 }
 
-// A database says which one it is, whoever asks and however often.
+// A database reports its identity, to every client and every time.
 func TestIdentity(t *testing.T) {
 	on(t, func(t *testing.T, s *ovstest.Switch) {
 		var ids []string

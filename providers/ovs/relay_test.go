@@ -14,13 +14,13 @@ import (
 	"converge.dev/converge/internal/ovstest"
 )
 
-// A fate is what becomes of a transaction on its way.
+// A fate is what happens to a transaction on its way.
 type fate int
 
 const (
 	passed  fate = iota
 	lost         // the connection breaks before the server has it
-	unheard      // the connection breaks before the client has the answer
+	unheard      // the connection breaks before the client has the reply
 	stuck        // nothing passes on this connection any more
 )
 
@@ -33,7 +33,7 @@ type relay struct {
 
 	mu     sync.Mutex
 	conns  []net.Conn
-	commit func() fate // called for each transaction that changes something, before it goes on
+	commit func() fate // called for each transaction that changes something, before it is passed on
 }
 
 // newRelay relays to the database of s, over a socket of its own, which speaks TLS when a configuration is given.
@@ -97,14 +97,14 @@ func (r *relay) accept() {
 		r.mu.Lock()
 		r.conns = append(r.conns, client, server)
 		r.mu.Unlock()
-		unheard := make(chan string, 1) // the id of a request whose answer breaks the connection
+		unheard := make(chan string, 1) // the id of a request whose reply breaks the connection
 		r.work.Go(func() { r.requests(client, server, unheard) })
 		r.work.Go(func() { answers(client, server, unheard) })
 	}
 }
 
-// requests passes on what the client says. What waits for its fate is overtaken by the rest: a server may wait for the
-// client's word before it answers anybody.
+// requests passes on what the client sends. What waits for its fate is overtaken by the rest: a server may wait for a
+// message of the client before it answers at all.
 func (r *relay) requests(client, server net.Conn, broken chan<- string) {
 	defer client.Close()
 	defer server.Close()
@@ -149,7 +149,7 @@ func (r *relay) requests(client, server net.Conn, broken chan<- string) {
 	}
 }
 
-// answers passes on what the server says.
+// answers passes on what the server sends.
 func answers(client, server net.Conn, broken <-chan string) {
 	defer client.Close()
 	defer server.Close()

@@ -25,7 +25,7 @@ import (
 )
 
 // The laws of the contract are checked through the wire for every kind, in the tests of each provider. Here is what they do not
-// reach: what breaks on the way, and that nothing of what travels is lost.
+// cover: what breaks on the way, and that nothing is lost in transit.
 
 // A kind of functions; one that is nil is not called.
 type kind struct {
@@ -48,7 +48,7 @@ func serve(k kind) *providers.Provider {
 	return providers.New("lab", "site", nil, providers.Served{Name: "lab.box", Kind: k})
 }
 
-// remote is the kind as it is seen through a pipe.
+// remote returns the kind as seen through a pipe.
 func remote(t *testing.T, k kind) providers.Kind {
 	t.Helper()
 	p := providertest.Pipe(t, serve(k))
@@ -56,7 +56,7 @@ func remote(t *testing.T, k kind) providers.Kind {
 	return p.Kinds[0].Kind
 }
 
-// things are n things with an empty place for nothing that a thing can have.
+// things returns n things with an empty value for everything that a thing can lack.
 func things(n int) []providers.Thing {
 	all := make([]providers.Thing, n)
 	for i := range all {
@@ -122,7 +122,7 @@ func TestCallsArriveWhole(t *testing.T) {
 	}
 }
 
-// TestErrorsArrive: whatever is looked at in an error is the same on the other side.
+// TestErrorsArrive: everything that is examined in an error is the same on the other side.
 func TestErrorsArrive(t *testing.T) {
 	for _, want := range []error{
 		&providers.Error{Op: "create", Ref: ref, Class: providers.Exists, Code: "AlreadyExists", Err: errors.New("id 1 is taken")},
@@ -288,7 +288,7 @@ func TestCutCall(t *testing.T) {
 	}
 }
 
-// TestOneKeyOneCall: an attempt that was given up here goes on over there, and the next one waits for it.
+// TestOneKeyOneCall: an attempt that was given up here continues on the other side, and the next one waits for it.
 func TestOneKeyOneCall(t *testing.T) {
 	synctest.Test(t, func(t *testing.T) {
 		release := make(chan bool)
@@ -322,7 +322,7 @@ func TestOneKeyOneCall(t *testing.T) {
 	})
 }
 
-// TestPanics: a provider that panics fails that call alone, and its words stay where they are.
+// TestPanics: a provider that panics fails only that call, and its message stays on its side.
 func TestPanics(t *testing.T) {
 	l := newLine(t, serving(serve(kind{
 		list:   func(context.Context) iter.Seq2[providers.Thing, error] { panic("hunter2") },

@@ -9,7 +9,7 @@ import (
 	"google.golang.org/protobuf/reflect/protoreflect"
 )
 
-// The table of numbers is exactly the plain names that the older generation has and the newer one keeps free.
+// The table of numbers contains exactly the plain names that the older generation has and the newer one reserves.
 func TestLegacyNamesAreThoseOfTheTable(t *testing.T) {
 	want := map[protoreflect.FullName]protowire.Number{}
 	facts := readTable(t)

@@ -14,7 +14,7 @@ import (
 	"google.golang.org/protobuf/types/descriptorpb"
 )
 
-// table is what the real service declares: testdata/forge-wire.json as of May 2026, pruned to what we use, and
+// table is what the real service declares: testdata/forge-wire.json as of May 2026, reduced to what we use, and
 // testdata/forge-wire-2026-08.json, all of v2.0.
 type table struct {
 	Methods  map[string]method           `json:"methods"`
@@ -51,7 +51,7 @@ type field struct {
 // mapped are the types of a map's key and value.
 type mapped map[string]string
 
-// UnmarshalJSON accepts true where the table does not say them.
+// UnmarshalJSON accepts true where the table omits them.
 func (m *mapped) UnmarshalJSON(b []byte) error {
 	if string(b) == "true" {
 		return nil
@@ -66,7 +66,7 @@ type differences []struct {
 	Rest   string `json:"rest"`
 }
 
-// UnmarshalJSON accepts the text "absent" in place of the list.
+// UnmarshalJSON accepts the text "absent" instead of the list.
 func (d *differences) UnmarshalJSON(b []byte) error {
 	if string(b) == `"absent"` {
 		return nil
@@ -85,7 +85,7 @@ func readTable(t *testing.T) table {
 	if err := json.Unmarshal(b, &facts); err != nil {
 		t.Fatal(err)
 	}
-	// A field that is left out on purpose must not be compiled either.
+	// A field that is omitted on purpose must not be compiled either.
 	for name, m := range facts.Messages {
 		kept := m.Fields[:0]
 		for _, f := range m.Fields {
@@ -144,7 +144,7 @@ func TestDescriptorsMatchTheTable(t *testing.T) {
 	}
 	for name, m := range got.Messages {
 		facts, ok := want.Messages[name]
-		if !ok { // of a message that came later it is enough to compile what is used; see TestLaterGeneration
+		if !ok { // for a message of a later version it is enough to compile what is used; see TestLaterGeneration
 			continue
 		}
 		var added []field
@@ -175,7 +175,7 @@ func TestDescriptorsMatchTheTable(t *testing.T) {
 // retired are fields that v2.0 no longer reads. Nothing sends them to a server.
 var retired = map[string]bool{"forge.InstancePowerRequest.machine_id": true, "forge.IpxeTemplate.scope": true}
 
-// untold are families that the table of v2.0 was not taken of.
+// untold are families that are not in the table of v2.0.
 var untold = regexp.MustCompile(`Expected(Switch|PowerShel)|PowerOption|PowerState|AdminPowerControl`)
 
 // Servers from v2.0 on understand every byte that we send, and we every byte that they send.
@@ -215,7 +215,7 @@ func TestLaterGeneration(t *testing.T) {
 				t.Errorf("v2.0 has no field %d in %s, which is %s here", f.Number, name, f.Name)
 				continue
 			}
-			// That a field says whether it is there, and that it is no longer to be used, makes no difference on the wire.
+			// Presence of a field and its deprecation make no difference on the wire.
 			same := *want
 			same.Optional, same.Dropped, same.Pruned, same.Map = f.Optional, f.Dropped, f.Pruned, f.Map
 			if diff := cmp.Diff(same, f); diff != "" {
@@ -238,7 +238,7 @@ func (m message) reserves(number int32) bool {
 	return slices.ContainsFunc(m.Reserved, func(r [2]int32) bool { return r[0] <= number && number <= r[1] })
 }
 
-// compiled is what this package consists of.
+// compiled returns the content of this package.
 func compiled(t *testing.T) table {
 	t.Helper()
 	got := table{Methods: map[string]method{}, Messages: map[string]message{}, Enums: map[string]map[string]int32{}}
