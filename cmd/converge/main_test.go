@@ -35,22 +35,22 @@ func TestMain(m *testing.M) {
 	testscript.Main(m, map[string]func(){"converge": main, "crash": crash})
 }
 
-// crash is converge with a mistake, made as soon as there is a file with the name mistake, where nothing recovers from it.
+// crash is converge with a bug, which strikes as soon as a file named mistake exists, where nothing recovers from it.
 func crash() {
 	go func() {
 		for {
 			if _, err := os.Stat("mistake"); err == nil {
 				panic("a mistake of ours")
 			}
-			time.Sleep(5 * time.Millisecond) // between two looks at what another process writes
+			time.Sleep(5 * time.Millisecond) // between two checks for what another process writes
 		}
 	}()
 	main()
 }
 
-// TestScripts runs the scripts of testdata/script, each in a folder of its own, on the fake world.
+// TestScripts runs the scripts of testdata/script, each in its own folder, on the fake world.
 func TestScripts(t *testing.T) {
-	// Under nohup programs begin with SIGHUP ignored, and converge leaves it so. Those of a process that catches it do not.
+	// Under nohup programs start with SIGHUP ignored, and converge leaves it so. Children of a process that catches it do not.
 	signal.Notify(make(chan os.Signal, 1), syscall.SIGHUP)
 	testscript.Run(t, testscript.Params{
 		Dir:                 "testdata/script",
@@ -88,7 +88,7 @@ func status(ts *testscript.TestScript, neg bool, args []string) {
 	}
 }
 
-// approved ARGS: runs converge, which must ask for the approval of a plan, and runs it again with that.
+// approved ARGS: runs converge, which must require the approval of a plan, and runs it again with that.
 func approved(ts *testscript.TestScript, neg bool, args []string) {
 	if neg || len(args) < 1 {
 		ts.Fatalf("usage: approved ARGS...")
@@ -117,7 +117,7 @@ func await(ts *testscript.TestScript, neg bool, args []string) {
 		if time.Now().After(deadline) {
 			ts.Fatalf("%s never matched %s:\n%s", args[0], args[1], text)
 		}
-		time.Sleep(5 * time.Millisecond) // between two looks at what another process writes
+		time.Sleep(5 * time.Millisecond) // between two checks for what another process writes
 	}
 }
 
@@ -135,7 +135,7 @@ func dump(ts *testscript.TestScript, neg bool, args []string) {
 }
 
 // jsonlines FILE [TYPE...]: every line is a JSON object with the envelope, the first is the version, and each type is
-// there.
+// present.
 func jsonLines(ts *testscript.TestScript, neg bool, args []string) {
 	if neg || len(args) < 1 {
 		ts.Fatalf("usage: jsonlines FILE [TYPE...]")
@@ -188,8 +188,8 @@ func store(ts *testscript.TestScript, site string) (state.KV, *state.Store) {
 	return kv, state.New(kv, site)
 }
 
-// inbox SITE [FILE]: does what a cloud does with its own client: puts a document into the inbox. Without a file the
-// inbox must be empty; with ! it must not.
+// inbox SITE [FILE]: puts a document into the inbox, like a cloud with its own client. Without a file the inbox must be
+// empty; with ! it must not.
 func inbox(ts *testscript.TestScript, neg bool, args []string) {
 	if len(args) < 1 {
 		ts.Fatalf("usage: [!] inbox SITE [FILE [KEYFILE]]")
@@ -214,7 +214,7 @@ func inbox(ts *testscript.TestScript, neg bool, args []string) {
 	}
 }
 
-// answer SITE FILE: writes what the cloud is told of the document in the inbox. With ! it must be told nothing.
+// answer SITE FILE: writes the answer to the cloud about the document in the inbox. With ! there must be none.
 func answer(ts *testscript.TestScript, neg bool, args []string) {
 	if len(args) != 2 {
 		ts.Fatalf("usage: [!] answer SITE FILE")
@@ -233,7 +233,7 @@ func answer(ts *testscript.TestScript, neg bool, args []string) {
 	ts.Check(os.WriteFile(ts.MkAbs(args[1]), append(text.Bytes(), '\n'), 0o600))
 }
 
-// hold SITE SCOPE REASON: sets a hold, as an operator's tool does.
+// hold SITE SCOPE REASON: sets a hold, like an operator's tool.
 func hold(ts *testscript.TestScript, neg bool, args []string) {
 	if neg || len(args) != 3 {
 		ts.Fatalf("usage: hold SITE SCOPE REASON")
@@ -244,7 +244,7 @@ func hold(ts *testscript.TestScript, neg bool, args []string) {
 	ts.Check(err)
 }
 
-// damage SITE KEY: spoils a value of the store, or with a KEY that ends in / the last one below it, as a disk does.
+// damage SITE KEY: spoils a value of the store, or with a KEY that ends in / the last one below it, like a disk.
 func damage(ts *testscript.TestScript, neg bool, args []string) {
 	if neg || len(args) != 2 {
 		ts.Fatalf("usage: damage SITE KEY")
@@ -261,7 +261,7 @@ func damage(ts *testscript.TestScript, neg bool, args []string) {
 	ts.Check(err)
 }
 
-// changed FILE OLD NEW: replaces text in a file, which must hold it.
+// changed FILE OLD NEW: replaces text in a file, which must contain it.
 func changed(ts *testscript.TestScript, neg bool, args []string) {
 	if neg || len(args) != 3 {
 		ts.Fatalf("usage: changed FILE OLD NEW")
@@ -285,7 +285,7 @@ func kill(ts *testscript.TestScript, neg bool, args []string) {
 	ts.Check(syscall.Kill(n, sig))
 }
 
-// full: makes the etcd at the URL in the variable ETCD refuse to take more, as when its space is used up.
+// full: makes the etcd at the URL in the variable ETCD refuse writes, as when its space is used up.
 func fill(ts *testscript.TestScript, neg bool, args []string) {
 	if neg || len(args) != 0 {
 		ts.Fatalf("usage: full")

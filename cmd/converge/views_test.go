@@ -24,8 +24,8 @@ const (
 	viewsPicture = "../../docs/plan-view.svg"
 )
 
-// TestPlanViews keeps docs/plan-views.md true: it makes every capture of it again, on terminals of several widths and
-// without one.
+// TestPlanViews keeps docs/plan-views.md true: it repeats every capture in it, on terminals of several widths and without
+// one.
 func TestPlanViews(t *testing.T) {
 	dir := t.TempDir()
 	write := func(name string, data []byte) {
@@ -116,7 +116,7 @@ func fits(t *testing.T, text string, columns int) {
 	}
 }
 
-// only keeps some lines.
+// only returns some of the lines.
 func only(text string, keep func(line string) bool) string {
 	var b strings.Builder
 	for line := range strings.Lines(text) {
@@ -127,7 +127,7 @@ func only(text string, keep func(line string) bool) string {
 	return b.String()
 }
 
-// bigSite is a document of 10 000 resources of a few kinds.
+// bigSite returns a document of 10 000 resources of a few kinds.
 func bigSite(t *testing.T) []byte {
 	type object = map[string]any
 	tenants, keysets, vpcs, segments, nodes := object{}, object{}, object{}, object{}, object{}
@@ -214,7 +214,7 @@ func onTerminal(t *testing.T, c *exec.Cmd, columns int) ([]byte, error) {
 	if err != nil {
 		return nil, err
 	}
-	out, _ := io.ReadAll(ours) // a terminal that nobody has open any more ends with an error
+	out, _ := io.ReadAll(ours) // reading a terminal that no process has open any more ends with an error
 	return bytes.ReplaceAll(out, []byte("\r\n"), []byte("\n")), c.Wait()
 }
 

@@ -10,7 +10,7 @@ import (
 	"converge.dev/converge/schema/load"
 )
 
-// What a part of a document has wrong is for the whole to say: nothing is planned from it.
+// Errors in a part of a document are reported for the whole: nothing is planned from it.
 func TestPartThatDoesNotPass(t *testing.T) {
 	s, err := kinds.New()
 	if err != nil {

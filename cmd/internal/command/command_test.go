@@ -142,7 +142,7 @@ func TestStatusAfterSignal(t *testing.T) {
 	}
 }
 
-// What -timeout ends says so. A run that it ended is open, which is no matter of a signal.
+// What -timeout ends says so. A run that it ended is open, unlike after a signal.
 func TestOvertime(t *testing.T) {
 	for _, c := range []struct {
 		err     error
@@ -170,7 +170,7 @@ func TestOvertime(t *testing.T) {
 	}
 }
 
-// A writer that fails is not written to again, and nobody who writes is told.
+// After a failed write nothing more is written, and writers get no error.
 func TestOutput(t *testing.T) {
 	w := &failing{}
 	o := &output{w: w}

@@ -19,7 +19,7 @@ import (
 	"github.com/spf13/cobra"
 )
 
-// asProgram makes the test binary be the program.
+// asProgram makes the test binary act as the program.
 const asProgram = "CONVERGE_TEST_AS_PROGRAM"
 
 func TestMain(m *testing.M) {
@@ -36,17 +36,17 @@ func TestMain(m *testing.M) {
 	}))
 }
 
-// A use is how a command is called so that it gets past its arguments, and what it needs.
+// A use is how a command is called so that its arguments are valid, and what it needs.
 type use struct {
-	args    string // DOC is a document, NEW a folder that is not there
+	args    string // DOC is a document, NEW a folder that does not exist
 	offline bool   // it needs no store
 	silent  bool   // it writes nothing to standard output when all is well
-	acts    bool   // it changes something: what it writes only tells of that
-	after   string // a command that must come first for that
+	acts    bool   // it changes something: its output only reports that
+	after   string // a command that must be run first for that
 	undone  bool   // it has nothing to do after another command
 }
 
-// uses has every command; those of dev carbide speak to a simulator, which the scripts do.
+// uses has every command; those of dev carbide talk to a simulator, which the scripts do.
 var uses = map[string]use{
 	"init":                  {args: "NEW", offline: true, acts: true},
 	"validate":              {args: "DOC", offline: true},
@@ -92,7 +92,7 @@ var uses = map[string]use{
 	"completion powershell": {offline: true},
 }
 
-// commands returns every command that does something, by what is typed for it.
+// commands returns every command that does something, as typed.
 func commands() []string {
 	a := testApp()
 	root := a.root()
@@ -144,7 +144,7 @@ func (b bench) command(name, args string) (*exec.Cmd, *bytes.Buffer) {
 	return cmd, &out
 }
 
-// ended runs or waits for a command and gives its exit status.
+// ended runs or waits for a command and returns its exit status.
 func (b bench) ended(cmd *exec.Cmd, out *bytes.Buffer) (int, string) {
 	b.Helper()
 	run := cmd.Run
@@ -161,7 +161,7 @@ func (b bench) ended(cmd *exec.Cmd, out *bytes.Buffer) (int, string) {
 	return -1, cmd.ProcessState.String() + "\n" + out.String()
 }
 
-// Every command refuses a flag that it does not have, says what it cannot reach, and outlives a reader that goes away.
+// Every command refuses an unknown flag, reports what it cannot reach, and survives a reader that goes away.
 func TestEveryCommand(t *testing.T) {
 	t.Parallel()
 	for name := range uses {
@@ -213,7 +213,7 @@ func TestEveryCommand(t *testing.T) {
 	}
 }
 
-// unsaid runs a command whose output cannot be written. What only shows fails then; what has changed something has done so.
+// unsaid runs a command whose output cannot be written. One that only shows fails then; one that changes something has done so.
 func (b bench) unsaid(name string, u use) {
 	b.Helper()
 	full, err := os.OpenFile("/dev/full", os.O_WRONLY, 0)
@@ -232,7 +232,7 @@ func (b bench) unsaid(name string, u use) {
 	}
 }
 
-// Every command that uses a store tells with its exit status what became of the site, also when it cannot write.
+// The exit status of every command that uses a store reports what happened to the site, even when it cannot write.
 func TestEveryCommandUnsaid(t *testing.T) {
 	t.Parallel()
 	files := map[string]string{
@@ -271,7 +271,7 @@ func TestEveryCommandUnsaid(t *testing.T) {
 	}
 }
 
-// Every command that waits for its store ends as interrupted when it is told to.
+// Every command that waits for its store ends as interrupted on request.
 func TestEveryCommandInterrupted(t *testing.T) {
 	t.Parallel()
 	type waiting struct {
@@ -282,12 +282,12 @@ func TestEveryCommandInterrupted(t *testing.T) {
 	}
 	var all []waiting
 	b := bench{T: t}
-	for i, name := range commands() { // first all of them are made to wait, as each takes its time to let go
+	for i, name := range commands() { // first all of them are made to wait, because each takes some time to give up
 		u, ok := uses[name]
 		if !ok || u.offline {
 			continue
 		}
-		l, err := net.Listen("tcp", "127.0.0.1:0") // which takes connections and never answers
+		l, err := net.Listen("tcp", "127.0.0.1:0") // which accepts connections and never answers
 		if err != nil {
 			t.Fatal(err)
 		}
@@ -326,7 +326,7 @@ func TestEveryCommandInterrupted(t *testing.T) {
 	}
 }
 
-// closedAddress is one at which nobody listens.
+// closedAddress returns an address at which nothing listens.
 func closedAddress(t *testing.T) string {
 	l, err := net.Listen("tcp", "127.0.0.1:0")
 	if err != nil {

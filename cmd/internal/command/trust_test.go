@@ -30,10 +30,10 @@ func keyOf(seed byte) ed25519.PrivateKey {
 
 var cloud, stranger = keyOf(1), keyOf(2)
 
-// told is what every document of these tests holds and nobody may repeat before its signature was found to be good.
+// told is in every document of these tests, and must not be repeated before its signature is verified.
 const told = "canary-of-the-content"
 
-// inboxDocument is a document as a cloud writes it, with its own spaces and order.
+// inboxDocument returns a document as a cloud writes it, with its own spaces and order.
 func inboxDocument(name, id string, serial int, from string) []byte {
 	return fmt.Appendf(nil, `{ "site": {"serial": %d, "name": %q, "id": %q}, "apiVersion": "converge.dev/v1",
  "carbide": {"tenant": {"acme": {"display_name": %q}}, "os_image": {"img": {"tenant": "acme", "source_url": "https://images.example/a.qcow2", "auth_type": "bearer",
@@ -46,7 +46,7 @@ const (
 	allowed = "env:IMAGE_TOKEN"
 )
 
-// trusting makes a session of a site that trusts the cloud, at serial 41, and what it says.
+// trusting returns a session of a site that trusts the cloud, at serial 41, and its output.
 func trusting(tb testing.TB, a *app, require bool) (*session, *bytes.Buffer) {
 	tb.Helper()
 	var said bytes.Buffer
@@ -92,7 +92,7 @@ func leave(tb testing.TB, s *session, body []byte) {
 	}
 }
 
-// A document is checked wherever it is read, so one that was changed in the store is refused by whoever reads it.
+// A document is checked wherever it is read, so one that was changed in the store is refused everywhere.
 func TestChangedInTheStore(t *testing.T) {
 	good := inboxDocument("fra1", siteID, 42, allowed)
 	sig := signed.Sign(cloud, good)
@@ -120,7 +120,7 @@ func TestChangedInTheStore(t *testing.T) {
 }
 
 // A signed document is stored as it was signed, to the byte, and read back as signed; putting it again changes nothing, and
-// one that was there unsigned gets its signature.
+// an existing unsigned one gets its signature.
 func TestSignedStays(t *testing.T) {
 	s, _ := trusting(t, testApp(), true)
 	good := inboxDocument("fra1", siteID, 42, allowed)
@@ -139,14 +139,14 @@ func TestSignedStays(t *testing.T) {
 	if err != nil {
 		t.Fatal(err)
 	}
-	put(t, s, good, nil, 0) // as an apply of it does
+	put(t, s, good, nil, 0) // like an apply of it
 	if after, err := s.store.Head(t.Context()); err != nil || after.Revision != before.Revision || after.Signature == nil {
 		t.Errorf("%+v, %v", after, err)
 	}
 }
 
-// A mutation is what somebody who can write the inbox, but has not the cloud's key, does to a document; or, where signs is
-// set, what somebody does who has it.
+// A mutation is a change of a document by an attacker who can write the inbox, but does not have the cloud's key; or, where
+// signs is set, by one who has it.
 type mutation struct {
 	name  string
 	do    func(r *rand.Rand, envelope []byte) []byte
@@ -196,7 +196,7 @@ var mutations = []mutation{
 	}, true},
 }
 
-// inboxForms are the ways in which a document lies in the inbox, by a site that insists on signatures and by one that does not.
+// inboxForms are the forms of a document in the inbox, for a site that requires signatures and for one that does not.
 var inboxForms = []struct {
 	name            string
 	signed, require bool
@@ -205,7 +205,7 @@ var inboxForms = []struct {
 	{"signed, required", true, true, cloud}, {"signed", true, false, cloud}, {"plain, required", false, true, nil}, {"plain", false, false, nil}, {"a stranger's, required", true, true, stranger}, {"a stranger's", true, false, stranger},
 }
 
-// carried makes a plan of a document and reads it as whoever resumes the run does.
+// carried makes a plan of a document and reads it as a process does that resumes the run.
 func carried(doc *schema.Document) error {
 	file, _, err := (&plan.Plan{Format: plan.Format, ID: "1", Site: doc.Site, Document: doc.JSON, Digest: doc.Digest, MaxDestroy: plan.DefaultMaxDestroy}).EncodeFile(make([]byte, 32))
 	if err == nil {
@@ -214,8 +214,8 @@ func carried(doc *schema.Document) error {
 	return err
 }
 
-// TestTortureSignedInbox: a document in the inbox that was changed in any way is refused, without a change and without its words
-// where it was to be signed; or it is taken just as one that was written so.
+// TestTortureSignedInbox: a document in the inbox that was changed in any way is refused, without a change and without repeating its
+// words where it had to be signed; or it is accepted like one that was written so.
 func TestTortureSignedInbox(t *testing.T) {
 	const seed = 20261122
 	a := testApp()
@@ -235,7 +235,7 @@ func TestTortureSignedInbox(t *testing.T) {
 		r := rand.New(rand.NewPCG(seed, uint64(i)))
 		m, f := mutations[i%len(mutations)], inboxForms[i/len(mutations)%len(inboxForms)]
 		doc := inboxDocument("fra1", siteID, 42, allowed)
-		if s == nil { // what is refused changes nothing, so that the next may use the same site
+		if s == nil { // a refused document changes nothing, so that the next may use the same site
 			s, said = trusting(t, a, f.require)
 		}
 		s.conf.Trust.Require = f.require

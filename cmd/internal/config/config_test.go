@@ -81,7 +81,7 @@ func TestWhatIsNotKnownIsRefused(t *testing.T) {
 	}
 }
 
-// A file is found in a folder or the nearest one above it, but not above one into which strangers may write.
+// A file is found in a folder or the nearest one above it, but not above one that strangers may write to.
 func TestUpwards(t *testing.T) {
 	root := t.TempDir()
 	shared, mine := filepath.Join(root, "shared"), filepath.Join(root, "mine")
@@ -101,7 +101,7 @@ func TestUpwards(t *testing.T) {
 	t.Chdir(filepath.Join(mine, "a"))
 	for dir, want := range map[string]string{
 		filepath.Join(mine, "a", "b"): "../converge.yaml", ".": "../converge.yaml", "b": "../converge.yaml", mine: filepath.Join(mine, config.Name),
-		filepath.Join(mine, config.Name): filepath.Join("..", config.Name), // a file is no folder
+		filepath.Join(mine, config.Name): filepath.Join("..", config.Name), // a file is not a folder
 		filepath.Join(shared, "a", "b"):  "", shared: filepath.Join(shared, config.Name), filepath.Join(mine, "none"): "../converge.yaml",
 	} {
 		if path, err := config.Upwards(dir, config.Name); path != want || err != nil {
@@ -110,7 +110,7 @@ func TestUpwards(t *testing.T) {
 	}
 }
 
-// Whose documents are trusted is read with the keys; a mistake there never means that less is asked for.
+// The trusted authors of documents are read with their keys; a mistake there never reduces what is required.
 func TestTrust(t *testing.T) {
 	const key = "ed25519:iojj3XQJ8ZX9UtstPLpdcspnCb8dlBIb83SIAbQPb1w="
 	f, err := read(t, "trust: {documents: [{name: cloud, key: \""+key+"\"}], require: true}")
@@ -156,7 +156,7 @@ func TestTrust(t *testing.T) {
 	}
 }
 
-// Nothing goes to an etcd on another machine without TLS, unless the file says so.
+// Nothing is sent to an etcd on another machine without TLS, unless the file says so.
 func TestRefused(t *testing.T) {
 	for endpoint, refused := range map[string]bool{
 		"https://etcd-0:2379": false, "http://127.0.0.1:2379": false, "http://localhost:2379": false, "http://localhost": false, "http://[::1]:2379": false,

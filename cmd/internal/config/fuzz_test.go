@@ -18,8 +18,7 @@ import (
 	"converge.dev/converge/e2e/hostile/fuzzed"
 )
 
-// FuzzRead reads configurations. One that is taken says nothing that it does not know, and reads the same when it is
-// written again.
+// FuzzRead reads configurations. One that is accepted contains nothing unknown, and reads the same when it is written again.
 func FuzzRead(tf *testing.F) {
 	f := fuzzed.New(tf)
 	for _, s := range []string{

@@ -11,13 +11,13 @@ import (
 	"converge.dev/converge/state"
 )
 
-// A pipe is told every 30 s what goes on, so that the log of a long run does not look dead.
+// In a pipe the current activity is written every 30 s, so that the log of a long run does not look dead.
 func TestHeartbeatInAPipe(t *testing.T) {
 	synctest.Test(t, func(t *testing.T) {
 		var progress bytes.Buffer
 		h := view.NewHuman(view.Options{Out: &progress, Err: &progress})
 		p := samplePlan()
-		time.Sleep(time.Hour - 10*time.Second) // nothing goes on, and nothing is said
+		time.Sleep(time.Hour - 10*time.Second) // nothing is in progress, and nothing is written
 		h.Event(event.LockWait{Holder: state.LockInfo{Who: "ci@runner", Operation: "apply", Created: start}})
 		time.Sleep(31 * time.Second)
 		h.Event(event.Observing{Scope: "site", Kind: "carbide.vpc"})

@@ -60,7 +60,7 @@ func ref(s string) schema.Ref {
 	return r
 }
 
-// kinds has a kind with a secret.
+// kinds includes a kind with a secret.
 var kinds = schema.Kinds{
 	"carbide.vpc": {Name: "carbide.vpc", Doc: "A VPC is a routing domain. It has more to say.", Fields: []schema.Field{
 		{Name: "allocated_vni", Type: schema.Int, Computed: true},
@@ -142,7 +142,7 @@ func TestPlanText(t *testing.T) {
 	golden(t, "plan-color.txt", colored)
 }
 
-// What is nested is shown where it lies, with what tells it apart, and nothing of what stays but how much there is of it.
+// Nested values are shown in place, with what identifies them, and of unchanged ones only their number.
 func TestNestedChanges(t *testing.T) {
 	port := func(n int) map[string]any { return map[string]any{"start": n, "end": n} }
 	rule := func(id, action string) map[string]any {
@@ -200,7 +200,7 @@ func TestNestedChanges(t *testing.T) {
 	}
 }
 
-// A plan of 10 000 changes fits on one screen in numbers, whatever is the matter with it.
+// A plan of 10 000 changes is summarized in numbers on one screen, whatever is wrong with it.
 func TestSummaryOfALargePlan(t *testing.T) {
 	p := samplePlan()
 	p.Steps = nil
@@ -226,7 +226,7 @@ func TestSummaryOfALargePlan(t *testing.T) {
 	}
 }
 
-// Who reads both outputs on one terminal is told once why a plan cannot be applied; who reads errors alone is told too.
+// With both outputs on one terminal the reasons why a plan cannot be applied are shown once; standard error alone has them too.
 func TestReasonsAreToldOnce(t *testing.T) {
 	p := samplePlan()
 	for _, together := range []bool{true, false} {
@@ -262,7 +262,7 @@ func TestPlanDocument(t *testing.T) {
 	golden(t, "plan.json", text)
 }
 
-// What does not change is listed when it is known which that is: what the document declares and the plan says nothing of.
+// Unchanged resources are listed when they are known: those that the document declares and the plan does not mention.
 func TestPlanDocumentUnchanged(t *testing.T) {
 	secret := schema.Object{"image": "nginx", "password": map[string]any{"from": "env:SECRET-A"}}
 	declared := []schema.Resource{
@@ -332,7 +332,7 @@ func TestPlanDocumentUnchanged(t *testing.T) {
 	if d := cmp.Diff(want, status); d != "" {
 		t.Errorf("checks (-want +got):\n%s", d)
 	}
-	p.Unchanged++ // it counts one that nobody can name
+	p.Unchanged++ // it counts one that cannot be named
 	if read(); got.Converge.Listed || len(got.Changes) != len(p.Steps) {
 		t.Errorf("what is unchanged is guessed: %v", got.Changes)
 	}
@@ -395,7 +395,7 @@ func story(end state.RunStatus) []event.Event {
 		ds := []event.Difference{{Ref: db.Ref, Detail: "update was not started"}}
 		return append(es, event.Interrupted{InFlight: 1}, event.RunEnded{Run: run, Differences: ds, Undoable: true, Took: time.Minute})
 	}
-	if end == state.RunRolledBack { // by a command of its own
+	if end == state.RunRolledBack { // by its own command
 		run.Done, run.Kept = len(p.Steps), 2
 		return []event.Event{
 			event.RunStarted{Run: run, Plan: p, Done: run.Done},
@@ -457,7 +457,7 @@ func TestQuietShowsOnlyResults(t *testing.T) {
 	}
 }
 
-// A terminal shows what is running below everything else, draws it again as time goes by, and is clean at the end.
+// A terminal shows what is running below everything else, redraws it as time passes, and is clean at the end.
 func TestHumanOnATerminal(t *testing.T) {
 	synctest.Test(t, func(t *testing.T) {
 		var screen bytes.Buffer
@@ -481,7 +481,7 @@ func TestHumanOnATerminal(t *testing.T) {
 	})
 }
 
-// render does what a terminal does with the text, and keeps every picture at which it stood still for a redraw.
+// render does what a terminal does with the text, and returns every picture at which it stood still for a redraw.
 func render(t *testing.T, text string) string {
 	t.Helper()
 	var pictures []string
