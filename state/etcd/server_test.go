@@ -258,7 +258,6 @@ func TestCertificateFiles(t *testing.T) {
 	}
 }
 
-// TestServerLogin tests a cluster with authentication, and a user who may use one site.
 // demandLogin switches authentication on, and returns the options of a user who may access the site "mine".
 func demandLogin(t *testing.T, s *server) etcd.Options {
 	t.Helper()
@@ -280,6 +279,7 @@ func demandLogin(t *testing.T, s *server) etcd.Options {
 	return etcd.Options{Endpoints: []string{s.url}, Username: "ann", Password: "secret"}
 }
 
+// TestServerLogin tests a cluster with authentication, and a user who may use one site.
 func TestServerLogin(t *testing.T) {
 	s := serve(t, "http", etcd.Options{})
 	o := demandLogin(t, s)
