@@ -400,7 +400,7 @@ func TestEarlyElection(t *testing.T) {
 	}
 }
 
-// TestChecked: a data file that kills a process is an error here, and not damage unless a process has checked it.
+// TestChecked: a data file that kills the checking process is an error here, and not damage where it could not be checked.
 func TestChecked(t *testing.T) {
 	dir := t.TempDir()
 	k := openDir(t, Options{Dir: dir})
