@@ -218,11 +218,11 @@ func (s *tampering) allowed(t *testing.T, what string, p *plan.Plan, res engine.
 	for i := range p.Steps {
 		late := strings.HasPrefix(p.Steps[i].Ref.Kind, "far.") && p.Steps[i].Action == plan.Delete
 		if late && (p.Steps[i].Undo.Reversible() || approved != p.Approval()) {
-			fail("it deletes for good what nosaid approved of")
+			fail("it deletes for good what nobody approved of")
 		}
 	}
 	dump := s.World.Dump()
-	for _, kept := range []string{`"kept"`, `"nosaids"`, `"another"`} {
+	for _, kept := range []string{`"kept"`, `"nobodys"`, `"another"`} {
 		if block(dump, kept) != block(s.before, kept) {
 			fail("%s is not as it was", kept)
 		}

@@ -177,6 +177,9 @@ func (o *Outline) Changed(from *Outline) (refs []schema.Ref) {
 // may do so unseen: they ignore a field that can refer to it, or are external and may be the thing with that id. It reads only resources
 // whose text mentions any of this.
 func (o *Outline) Referring(to []schema.Ref) (refs []schema.Ref) {
+	if len(to) == 0 {
+		return nil
+	}
 	wanted, kinds := make(map[schema.Ref]bool, len(to)), map[string]bool{}
 	named := map[string]map[string]bool{} // by referring kind, the names with which it may refer
 	spelt := map[string]bool{}            // in depends_on
