@@ -50,7 +50,9 @@ func (e *Engine) Repair(ctx context.Context, o RepairOptions) (repairs []Repair,
 				continue
 			}
 			entry := state.Audit{At: e.o.Now().UTC(), By: e.o.Who, Action: "repair", Scope: repairs[i].Key, Reason: o.Reason}
-			if _, err := lock.Commit(ctx, nil, append(ops[i], e.o.Store.AuditOp(entry), e.o.Store.AmendedOp(state.Amended{Epoch: lock.Epoch(), Action: entry.Action, By: entry.By, At: entry.At}))); err != nil {
+			note := e.o.Store.AmendedOp(state.Amended{Epoch: lock.Epoch(), Action: entry.Action, By: entry.By, At: entry.At})
+			rest := slices.DeleteFunc(ops[i], func(op state.Op) bool { return op.Key == note.Key }) // a damaged note is replaced
+			if _, err := lock.Commit(ctx, nil, append(rest, e.o.Store.AuditOp(entry), note)); err != nil {
 				return res, fmt.Errorf("repair %s: %w", repairs[i].Key, err)
 			}
 		}

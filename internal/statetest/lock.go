@@ -444,6 +444,9 @@ func epochRaised(t *testing.T, kv state.KV, site string) {
 	if hs, err := other.Holds(ctx); err != nil || len(hs) != 1 || hs[0].Scope != "site" {
 		t.Errorf("after a restore %v is held, %v", hs, err)
 	}
+	if a, err := other.Amended(ctx); err != nil || a.Epoch != 1000 || a.Action != "restored" {
+		t.Errorf("the change of the records is noted as %+v, %v", a, err)
+	}
 	if as, err := other.Audits(ctx); err != nil || len(as) != 1 || as[0].Action != "restored" || as[0].Epoch != 1000 {
 		t.Errorf("the log says %+v, %v", as, err)
 	}

@@ -30,6 +30,7 @@ func Store(t *testing.T, open func(t *testing.T) state.KV) {
 		"Blob":          blob,
 		"Damage":        damage,
 		"Records":       records,
+		"Amended":       amended,
 		"NewerLayout":   newerLayout,
 		"Runs":          runs,
 		"SecretKey":     secretKey,
@@ -418,6 +419,37 @@ func damage(t *testing.T, kv state.KV, site string) {
 	put(t, kv, s.Path()+"/run/broken", `{"v":1,`)
 	if _, err := s.Run(ctx, "broken"); err == nil || !strings.Contains(err.Error(), "run/broken") {
 		t.Errorf("a torn run: %v", err)
+	}
+}
+
+// amended: the last change of the records beside all runs replaces the note of an earlier one, and a damaged note is named.
+func amended(t *testing.T, kv state.KV, site string) {
+	s := state.New(kv, site)
+	ctx := t.Context()
+	if a, err := s.Amended(ctx); err != nil || a != (state.Amended{}) {
+		t.Errorf("before any change: %+v, %v", a, err)
+	}
+	for epoch := range int64(2) {
+		want := state.Amended{Epoch: epoch + 3, Action: "state mv", By: "ann@host", At: time.Date(2026, 1, 2, 3, 4, 5, 0, time.UTC)}
+		if _, err := kv.Commit(ctx, nil, []state.Op{s.AmendedOp(want)}); err != nil {
+			t.Fatal(err)
+		}
+		if a, err := s.Amended(ctx); err != nil || a != want {
+			t.Errorf("%+v, %v; want %+v", a, err, want)
+		}
+	}
+	put(t, kv, s.Path()+"/amended", `{"v":1,`)
+	if _, err := s.Amended(ctx); err == nil || !strings.Contains(err.Error(), "/amended") {
+		t.Errorf("a torn note: %v", err)
+	}
+	put(t, kv, s.Path()+"/rebuilt", `{"v":1,`)
+	found := map[state.Part]bool{}
+	ds, err := s.Damaged(ctx)
+	for _, d := range ds {
+		found[d.Part] = true
+	}
+	if err != nil || !found[state.PartAmended] || !found[state.PartRebuilt] {
+		t.Errorf("damaged are %+v, %v", ds, err)
 	}
 }
 

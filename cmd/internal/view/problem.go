@@ -156,7 +156,7 @@ func mending(key string) string {
 		return "It is the lock of the site. Only if nobody works on the site: converge force-unlock " + state.DamagedLock
 	case key == "epoch":
 		return "Restore a backup. Without one: converge state restored"
-	case slices.Contains([]string{"run", "resource", "server", "spent", "audit", "cancel"}, part), key == "inbox/result", key == "document/head", strings.HasPrefix(key, "document/log/"):
+	case slices.Contains([]string{"run", "resource", "server", "spent", "audit", "amended", "rebuilt", "cancel"}, part), key == "inbox/result", key == "document/head", strings.HasPrefix(key, "document/log/"):
 		return "Restore a backup. Or see what the rest of the store can mend: converge state repair -dry-run"
 	}
 	return "Restore a backup."
