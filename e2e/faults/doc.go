@@ -11,8 +11,8 @@
 // provider's source calls must be called, so a new one fails the test until there is a scene for it.
 //
 // What the end of a cell must be is not written down either: table_test.go derives it from the traits that the kind
-// declares, following "Ids and unknown outcomes" of docs/reliability.md. The few cells that end differently are listed by
-// name, each with its reason.
+// declares, following "Ids and unknown outcomes" of docs/reliability.md. The few cells that end differently are listed with
+// the scenes in internal/carbidetest, each with its reason.
 //
 // Every cell has its own site, store and clock, and no cell waits for real time.
 //
