@@ -66,6 +66,9 @@ func (l level) below(name string) level {
 	return inValue
 }
 
+// isHead reports whether a member of a document is about the document as a whole: apiVersion, site or policy.
+func isHead(name string) bool { return inDocument.below(name) == inValue }
+
 // decodeJSON reads a JSON document strictly: one object, no duplicate names, valid UTF-8, nothing after it, within the
 // limits. Integers become int64.
 func decodeJSON(data []byte) (map[string]any, *fault) { return decodeBounded(data, Bounds{}) }

@@ -7,7 +7,6 @@ import (
 	"slices"
 	"strings"
 
-	"converge.dev/converge/schema/internal/canonical"
 	"converge.dev/converge/schema/internal/message"
 	"converge.dev/converge/schema/kinds"
 	"converge.dev/converge/schema/rules"
@@ -20,11 +19,12 @@ const (
 
 // A problem is a diagnostic whose position in the source is not known yet.
 type problem struct {
-	path     []string // in the document
-	severity Severity // empty: error
-	code     string
-	summary  string // empty: from summaries
-	detail   string
+	path      []string // in the document
+	elsewhere bool     // it is in a part of the document that is not in the source
+	severity  Severity // empty: error
+	code      string
+	summary   string // empty: from summaries
+	detail    string
 }
 
 // Findings collect problems.
@@ -53,15 +53,17 @@ func (f *findings) refused(path []string, p kinds.Problem) {
 	f.add(problem{path: slices.Concat(path, p.Path), code: p.Code, summary: p.Summary, detail: p.Detail})
 }
 
-// broken adds the findings of rules. Specs are those of each resource as in the document.
-func (f *findings) broken(by rules.Findings, specs []canonical.Raw) {
+// broken adds the findings of rules. Spec returns that of a resource as in the document, and whether it is not in the source.
+func (f *findings) broken(by rules.Findings, spec func(*rules.Resource) (text []byte, elsewhere bool)) {
 	for _, p := range by.Problems {
 		out := problem{path: p.Path, code: p.Rule.Code, summary: p.Rule.Summary, detail: p.Detail}
 		if p.Warning {
 			out.severity = Warning
 		}
 		if r := p.Of; r != nil {
-			out.path = slices.Concat(r.Path, written(r, specs[r.Number], p.Path))
+			var text []byte
+			text, out.elsewhere = spec(r)
+			out.path = slices.Concat(r.Path, written(r, text, p.Path))
 		}
 		f.add(out)
 	}
@@ -121,6 +123,9 @@ func (o *origin) diagnostics(found *findings, secret func(path []string) bool) D
 			Summary:  cmp.Or(p.summary, summaries[p.code]),
 			Detail:   p.detail,
 			Path:     documentPath(p.path),
+		}
+		if p.elsewhere {
+			continue
 		}
 		ds[i].Range, ds[i].Snippet = o.mark(pl)
 		if r := ds[i].Range; r != nil && secret(p.path) {

@@ -30,6 +30,22 @@ type Options struct {
 // or nil and diagnostics of which at least one is an error; warnings may come with a document. At most 100 diagnostics
 // are returned, and one more that says how many others there are.
 func Document(ctx context.Context, s *kinds.Schema, o Options, sources ...Source) (*schema.Document, Diagnostics) {
+	l, ds := load(ctx, s, o, (*rules.Site).Check, sources)
+	if l == nil {
+		return nil, ds
+	}
+	return l.result(), ds
+}
+
+// A loaded is a valid document as it was read.
+type loaded struct {
+	doc   map[string]any
+	site  *rules.Site
+	specs []canonical.Raw // of the resources, as in the document
+}
+
+// load reads a document, and has its resources checked together.
+func load(ctx context.Context, s *kinds.Schema, o Options, check func(*rules.Site, int) rules.Findings, sources []Source) (*loaded, Diagnostics) {
 	origin, doc, ds := read(ctx, o, sources)
 	if doc == nil {
 		return nil, ds
@@ -40,15 +56,19 @@ func Document(ctx context.Context, s *kinds.Schema, o Options, sources ...Source
 	}
 	st := rules.NewSite(s.Kinds(), doc)
 	specs := checkAll(ctx, s, st, found)
-	if err := ctx.Err(); err != nil {
-		return nil, Diagnostics{{Severity: Error, Code: codeInterrupted, Summary: summaries[codeInterrupted], Detail: fmt.Sprintf("Loading the document was cancelled: %v.", context.Cause(ctx))}}
+	if ctx.Err() != nil {
+		return nil, interrupted(ctx)
 	}
-	found.broken(st.Check(maxDiagnostics), specs)
+	found.broken(check(st, maxDiagnostics), func(r *rules.Resource) ([]byte, bool) { return specs[r.Number], false })
 	ds = append(origin.warnings, origin.diagnostics(found, s.IsSecret)...)
 	if ds.HasErrors() {
 		return nil, ds
 	}
-	return result(st, specs, doc), ds
+	return &loaded{doc, st, specs}, ds
+}
+
+func interrupted(ctx context.Context) Diagnostics {
+	return Diagnostics{{Severity: Error, Code: codeInterrupted, Summary: summaries[codeInterrupted], Detail: fmt.Sprintf("Loading the document was cancelled: %v.", context.Cause(ctx))}}
 }
 
 // chunkSize is how many resources one worker checks at a time.
@@ -119,19 +139,25 @@ func checkChunk(s *kinds.Schema, st *rules.Site, chunk []*rules.Resource, specs 
 	}
 }
 
-// result returns the document of a valid site.
-func result(st *rules.Site, specs []canonical.Raw, doc map[string]any) *schema.Document {
-	d := &schema.Document{Resources: make([]schema.Resource, len(st.Resources))}
+// result returns the document. Nothing else can be done with l after that.
+func (l *loaded) result() *schema.Document {
+	d := &schema.Document{Resources: make([]schema.Resource, len(l.site.Resources))}
 	size := 4096
-	for i, r := range st.Resources {
-		size += len(specs[i]) + len(r.Ref.Name) + 8
+	for i, r := range l.site.Resources {
+		size += len(l.specs[i]) + len(r.Ref.Name) + 8
 		d.Resources[i] = r.Resource
-		at := doc
+		at := l.doc
 		for _, name := range r.Path[:len(r.Path)-1] {
 			at = at[name].(map[string]any)
 		}
-		at[r.Ref.Name] = specs[i]
+		at[r.Ref.Name] = l.specs[i]
 	}
+	fill(d, l.doc, canonical.Append(make([]byte, 0, size), l.doc))
+	return d
+}
+
+// fill fills in what a document says besides its resources, and its text.
+func fill(d *schema.Document, doc map[string]any, text []byte) {
 	if s, ok := doc["site"].(map[string]any); ok {
 		d.Site.Name, _ = s["name"].(string)
 		d.Site.ID, _ = s["id"].(string)
@@ -140,8 +166,6 @@ func result(st *rules.Site, specs []canonical.Raw, doc map[string]any) *schema.D
 	if p, ok := doc["policy"].(map[string]any); ok {
 		d.Policy.MaxDestroy, _ = p["max_destroy"].(string)
 	}
-	d.JSON = canonical.Append(make([]byte, 0, size), doc)
-	sum := sha256.Sum256(d.JSON)
-	d.Digest = hex.EncodeToString(sum[:])
-	return d
+	sum := sha256.Sum256(text)
+	d.JSON, d.Digest = text, hex.EncodeToString(sum[:])
 }

@@ -23,7 +23,7 @@ type Outline struct {
 	schema    *kinds.Schema
 	text      []byte
 	head      []member // apiVersion, site and policy
-	resources []entry  // sorted by order, which differs from Ref.Compare
+	resources []entry  // sorted by order
 }
 
 // An entry is a resource as written in a text.
@@ -32,20 +32,23 @@ type entry struct {
 	value jsontext.Value
 }
 
-// order compares refs mostly in the order of stored documents, so that there is seldom anything to sort.
+// order compares refs in the order in which a stored document has them.
 func order(a, b schema.Ref) int {
-	top := func(r schema.Ref) string {
+	top := func(r schema.Ref) (name, provider, noun string) {
+		provider, noun, _ = strings.Cut(r.Kind, ".")
 		if r.Scope == schema.ScopeSite {
-			return r.Kind
+			return provider, provider, noun
 		}
-		return "nodes"
+		return "nodes", provider, noun
 	}
-	return cmp.Or(cmp.Compare(top(a), top(b)), cmp.Compare(a.Scope, b.Scope), cmp.Compare(a.Kind, b.Kind), cmp.Compare(a.Name, b.Name))
+	aTop, aProvider, aNoun := top(a)
+	bTop, bProvider, bNoun := top(b)
+	return cmp.Or(strings.Compare(aTop, bTop), strings.Compare(a.Scope, b.Scope), strings.Compare(aProvider, bProvider), strings.Compare(aNoun, bNoun), strings.Compare(a.Name, b.Name))
 }
 
 // find returns the text of a resource; nil when the document does not have it.
 func (o *Outline) find(ref schema.Ref) jsontext.Value {
-	i, ok := slices.BinarySearchFunc(o.resources, ref, func(e entry, ref schema.Ref) int { return order(e.Ref, ref) })
+	i, ok := search(o.resources, ref)
 	if !ok {
 		return nil
 	}
@@ -93,6 +96,28 @@ func NewOutline(s *kinds.Schema, text []byte) (*Outline, error) {
 		err = cmp.Or(err, errors.New("something follows the document"))
 	}
 	return nil, fmt.Errorf("outline of the document, at byte %d: %w", d.InputOffset(), err)
+}
+
+// with returns the resources of the outline after some edits, of which those without a value are removals.
+func (o *Outline) with(edits []entry) []entry {
+	slices.SortFunc(edits, func(a, b entry) int { return order(a.Ref, b.Ref) })
+	out, rest := make([]entry, 0, len(o.resources)+len(edits)), o.resources
+	for _, e := range edits {
+		i, there := search(rest, e.Ref)
+		out, rest = append(out, rest[:i]...), rest[i:]
+		if there {
+			rest = rest[1:]
+		}
+		if e.value != nil {
+			out = append(out, e)
+		}
+	}
+	return append(out, rest...)
+}
+
+// search returns where a resource is, or would be.
+func search(resources []entry, ref schema.Ref) (int, bool) {
+	return slices.BinarySearchFunc(resources, ref, func(e entry, ref schema.Ref) int { return order(e.Ref, ref) })
 }
 
 // members visits the members of the next object.

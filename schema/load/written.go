@@ -10,7 +10,7 @@ import (
 
 // written returns the path of a value of r as its author wrote it. Lists whose order does not matter are sorted in the
 // spec, so an index may differ in the source.
-func written(r *rules.Resource, spec canonical.Raw, path []string) []string {
+func written(r *rules.Resource, spec []byte, path []string) []string {
 	source, f := decodeJSON(spec)
 	if f != nil {
 		return path

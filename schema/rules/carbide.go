@@ -20,40 +20,37 @@ const (
 
 // carbideRules report in advance what the site's service would refuse in the middle of a run, mostly as an internal error.
 var carbideRules = []Rule{
-	{"CV1121", "carbide-duplicate-vni", "VNI is used twice", "A VNI belongs to one VPC", checkVNIs},
-	{"CV1122", "carbide-prefix-overlap", "VPC prefixes overlap", "VPC prefixes do not overlap, in whatever VPC they are", checkPrefixOverlap},
-	{"CV1123", "carbide-segment-overlap", "Segments overlap", "Segments do not overlap, in whatever VPC they are", checkSegmentOverlap},
-	{"CV1124", "carbide-segment-in-prefix", "Segment and VPC prefix collide", "A segment that meets a VPC prefix lies in it and in the same VPC", checkSegmentInPrefix},
-	{"CV1125", "carbide-gateway", "Gateway is not in its network", "A gateway is an address strictly inside its network", checkGateways},
-	{"CV1126", "carbide-segment-prefixes", "Networks do not fit a segment", "A segment has one network for each IP version, of a size that holds hosts", checkSegmentPrefixes},
-	{"CV1127", "carbide-virtualization", "VPC does not carry this", "A VPC holds only what its way of virtualization carries", checkVirtualization},
-	{"CV1128", "carbide-security-group-size", "Security group is too large", "A security group has at most 200 rules after expansion", checkSecurityGroupSize},
-	{"CV1129", "carbide-security-rule", "Security rule contradicts itself", "The parts of a security rule fit each other", checkSecurityRules},
-	{"CV1130", "carbide-metadata", "More than the service keeps", "Labels and descriptions fit into what the service keeps", checkMetadata},
-	{"CV1131", "carbide-tenant", "Tenants differ", "What an object refers to belongs to the same tenant", checkTenants},
-	{"CV1132", "carbide-machine", "Machine does not fit", "A machine carries one instance, of its own type", checkInstanceMachines},
-	{"CV1133", "carbide-hostname", "Host name is used twice", "A host name is used once in a tenant", checkHostnames},
-	{"CV1134", "carbide-instance-os", "Boot source is not clear", "An instance boots exactly one thing", checkInstanceOS},
-	{"CV1135", "carbide-interfaces", "Interfaces do not fit", "The interfaces of an instance fit each other", checkInterfaces},
-	{"CV1139", "carbide-management", "Management traffic would be cut", "A security group that guards something lets the traffic of policy.management through", checkManagement},
-	{"CV1136", "carbide-address", "Address cannot be used", "An address is used once, and lies in the network it is asked from", checkAddresses},
-	{"CV1137", "carbide-instance-script", "Entry reads back as a script", "An instance names only entries of the library that are made from a template", checkInstanceScripts},
-	{"CV1138", "carbide-instance-fabrics", "Ports do not fit", "An instance has each port and service once, and services only where it has a DPU", checkInstanceFabrics},
-	{"CV1151", "carbide-peering", "VPCs are peered twice", "Two VPCs are peered once", checkPeerings},
-	{"CV1152", "carbide-partition-number", "Partition number is used twice", "A partition key, and a VNI of Spectrum-X, belongs to one partition", checkPartitionNumbers},
+	{"CV1121", "carbide-duplicate-vni", "VNI is used twice", "A VNI belongs to one VPC", checks{sharedVNIs}},
+	{"CV1122", "carbide-prefix-overlap", "VPC prefixes overlap", "VPC prefixes do not overlap, in whatever VPC they are", checks{together{[]string{carbidePrefix}, checkPrefixOverlap}}},
+	{"CV1123", "carbide-segment-overlap", "Segments overlap", "Segments do not overlap, in whatever VPC they are", checks{together{[]string{carbideSegment}, checkSegmentOverlap}}},
+	{"CV1124", "carbide-segment-in-prefix", "Segment and VPC prefix collide", "A segment that meets a VPC prefix lies in it and in the same VPC", checks{together{[]string{carbidePrefix, carbideSegment}, checkSegmentInPrefix}}},
+	{"CV1125", "carbide-gateway", "Gateway is not in its network", "A gateway is an address strictly inside its network", checks{each{named(carbideSegment), checkGateways}}},
+	{"CV1126", "carbide-segment-prefixes", "Networks do not fit a segment", "A segment has one network for each IP version, of a size that holds hosts", checks{each{named(carbideSegment), checkSegmentPrefixes}}},
+	{"CV1127", "carbide-virtualization", "VPC does not carry this", "A VPC holds only what its way of virtualization carries", checks{each{named(carbideVPC), checkRoutingProfile}, each{named(carbideInstance), checkAutoVPC}, each{named(carbidePrefix), checkPrefixVPC}, each{named(carbideSegment), checkSegmentVPC}}},
+	{"CV1128", "carbide-security-group-size", "Security group is too large", "A security group has at most 200 rules after expansion", checks{each{named(carbideSecurityGroup), checkSecurityGroupSize}}},
+	{"CV1129", "carbide-security-rule", "Security rule contradicts itself", "The parts of a security rule fit each other", checks{each{named(carbideSecurityGroup), checkSecurityRules}}},
+	{"CV1130", "carbide-metadata", "More than the service keeps", "Labels and descriptions fit into what the service keeps", checks{each{carbideKinds, checkMetadata}}},
+	{"CV1131", "carbide-tenant", "Tenants differ", "What an object refers to belongs to the same tenant", checks{each{named(carbideVPC), checkVPCTenants}, each{named(carbideInstance), checkInstanceTenants}}},
+	{"CV1132", "carbide-machine", "Machine does not fit", "A machine carries one instance, of its own type", checks{sharedMachines}},
+	{"CV1133", "carbide-hostname", "Host name is used twice", "A host name is used once in a tenant", checks{sharedHostnames}},
+	{"CV1134", "carbide-instance-os", "Boot source is not clear", "An instance boots exactly one thing", checks{each{named(carbideInstance), checkInstanceOS}}},
+	{"CV1135", "carbide-interfaces", "Interfaces do not fit", "The interfaces of an instance fit each other", checks{each{named(carbideInstance), checkInterfaces}}},
+	{"CV1139", "carbide-management", "Management traffic would be cut", "A security group that guards something lets the traffic of policy.management through", checks{guards}},
+	{"CV1136", "carbide-address", "Address cannot be used", "An address is used once, and lies in the network it is asked from", checks{each{named(carbideInstance), checkAddresses}, sharedAddresses}},
+	{"CV1137", "carbide-instance-script", "Entry reads back as a script", "An instance names only entries of the library that are made from a template", checks{each{named(carbideInstance), checkInstanceScripts}}},
+	{"CV1138", "carbide-instance-fabrics", "Ports do not fit", "An instance has each port and service once, and services only where it has a DPU", checks{each{named(carbideInstance), checkInstanceFabrics}}},
+	{"CV1151", "carbide-peering", "VPCs are peered twice", "Two VPCs are peered once", checks{sharedPeerings}},
+	{"CV1152", "carbide-partition-number", "Partition number is used twice", "A partition key, and a VNI of Spectrum-X, belongs to one partition", checks{sharedPartitionNumbers}},
 }
 
-func checkVNIs(st *Site, p *reporter) {
-	first := make(firstWith[int64])
-	for r := range st.sound(carbideVPC) {
-		vni := intOf(r.Spec, "vni")
-		if vni == 0 {
-			continue
+var sharedVNIs = &sharing{
+	of: named(carbideVPC),
+	keys: func(_ *Site, r *Resource, has func(k key, path ...string)) {
+		if vni := intOf(r.Spec, "vni"); vni != 0 {
+			has(key{strconv.FormatInt(vni, 10)}, "vni")
 		}
-		if other := first.take(vni, r); other != nil {
-			p.report(r, []string{"vni"}, "The VNI %d belongs to %s already. Choose another, or leave it out and the site chooses.", vni, other.Ref)
-		}
-	}
+	},
+	check: taken("The VNI %s belongs to %s already. Choose another, or leave it out and the site chooses."),
 }
 
 // A network is a block of addresses, and where it was declared.
@@ -133,24 +130,22 @@ func checkSegmentInPrefix(st *Site, p *reporter) {
 	})
 }
 
-func checkGateways(st *Site, p *reporter) {
-	for r := range st.sound(carbideSegment) {
-		for i, e := range listOf(r.Spec, "prefixes") {
-			m := objectOf(e)
-			prefix, err := netip.ParsePrefix(textOf(m, "prefix"))
-			gateway, err2 := netip.ParseAddr(textOf(m, "gateway"))
-			if err != nil || err2 != nil {
-				continue
-			}
-			path := []string{"prefixes", strconv.Itoa(i), "gateway"}
-			switch {
-			case !prefix.Addr().Is4():
-				p.report(r, path, "Only an IPv4 network has a gateway. Remove it from %s.", prefix)
-			case !prefix.Contains(gateway):
-				p.report(r, path, "The gateway %s is not in %s. Use an address of the network, for example %s.", gateway, prefix, prefix.Masked().Addr().Next())
-			case prefix.Bits() < 31 && (gateway == prefix.Masked().Addr() || gateway == lastAddr(prefix)):
-				p.report(r, path, "The gateway %s is the network's own or its broadcast address. Use one between them, for example %s.", gateway, prefix.Masked().Addr().Next())
-			}
+func checkGateways(_ *Site, r *Resource, p *reporter) {
+	for i, e := range listOf(r.Spec, "prefixes") {
+		m := objectOf(e)
+		prefix, err := netip.ParsePrefix(textOf(m, "prefix"))
+		gateway, err2 := netip.ParseAddr(textOf(m, "gateway"))
+		if err != nil || err2 != nil {
+			continue
+		}
+		path := []string{"prefixes", strconv.Itoa(i), "gateway"}
+		switch {
+		case !prefix.Addr().Is4():
+			p.report(r, path, "Only an IPv4 network has a gateway. Remove it from %s.", prefix)
+		case !prefix.Contains(gateway):
+			p.report(r, path, "The gateway %s is not in %s. Use an address of the network, for example %s.", gateway, prefix, prefix.Masked().Addr().Next())
+		case prefix.Bits() < 31 && (gateway == prefix.Masked().Addr() || gateway == lastAddr(prefix)):
+			p.report(r, path, "The gateway %s is the network's own or its broadcast address. Use one between them, for example %s.", gateway, prefix.Masked().Addr().Next())
 		}
 	}
 }
@@ -164,73 +159,75 @@ func lastAddr(prefix netip.Prefix) netip.Addr {
 	return netip.AddrFrom4(a)
 }
 
-func checkSegmentPrefixes(st *Site, p *reporter) {
-	for r := range st.sound(carbideSegment) {
-		prefixes := listOf(r.Spec, "prefixes")
-		if len(prefixes) == 0 {
-			p.report(r, []string{"prefixes"}, "A segment needs at least one network: write prefixes: [{prefix: \"10.0.0.0/24\"}].")
+func checkSegmentPrefixes(_ *Site, r *Resource, p *reporter) {
+	prefixes := listOf(r.Spec, "prefixes")
+	if len(prefixes) == 0 {
+		p.report(r, []string{"prefixes"}, "A segment needs at least one network: write prefixes: [{prefix: \"10.0.0.0/24\"}].")
+	}
+	var v4, v6 int
+	for i, e := range prefixes {
+		prefix, err := netip.ParsePrefix(textOf(objectOf(e), "prefix"))
+		if err != nil {
+			continue
 		}
-		var v4, v6 int
-		for i, e := range prefixes {
-			prefix, err := netip.ParsePrefix(textOf(objectOf(e), "prefix"))
-			if err != nil {
-				continue
-			}
-			path := []string{"prefixes", strconv.Itoa(i), "prefix"}
-			count := &v6
-			if prefix.Addr().Is4() {
-				count = &v4
-			}
-			if *count++; *count == 2 {
-				p.report(r, path, "The segment has a second network of the same IP version. Use one segment for each.")
-			}
-			if free := prefix.Addr().BitLen() - prefix.Bits(); textOf(r.Spec, "type") == "tenant" && free < 2 {
-				p.report(r, path, "A tenant's segment holds at least four addresses; %s holds %d. Use /%d or larger.", prefix, 1<<free, prefix.Addr().BitLen()-2)
-			}
+		path := []string{"prefixes", strconv.Itoa(i), "prefix"}
+		count := &v6
+		if prefix.Addr().Is4() {
+			count = &v4
+		}
+		if *count++; *count == 2 {
+			p.report(r, path, "The segment has a second network of the same IP version. Use one segment for each.")
+		}
+		if free := prefix.Addr().BitLen() - prefix.Bits(); textOf(r.Spec, "type") == "tenant" && free < 2 {
+			p.report(r, path, "A tenant's segment holds at least four addresses; %s holds %d. Use /%d or larger.", prefix, 1<<free, prefix.Addr().BitLen()-2)
 		}
 	}
 }
 
-func checkVirtualization(st *Site, p *reporter) {
-	for r := range st.sound(carbideVPC) {
-		if how := textOf(r.Spec, "virtualization"); how != "fnn" && r.Spec["routing_profile"] != nil {
-			p.report(r, []string{"routing_profile"}, "Only a VPC with virtualization \"fnn\" has a routing profile; this one has %q. Remove one of the two.", how)
-		}
+func checkRoutingProfile(_ *Site, r *Resource, p *reporter) {
+	if how := textOf(r.Spec, "virtualization"); how != "fnn" && r.Spec["routing_profile"] != nil {
+		p.report(r, []string{"routing_profile"}, "Only a VPC with virtualization \"fnn\" has a routing profile; this one has %q. Remove one of the two.", how)
 	}
-	for r := range st.sound(carbideInstance) {
-		vpc := st.target(r, carbideVPC, r.Spec["auto_vpc"])
-		if vpc == nil {
-			continue
-		}
-		if how := textOf(vpc.Spec, "virtualization"); how != "flat" {
-			p.report(r, []string{"auto_vpc"}, "Only a flat VPC takes hosts as they are; %s is %q. Use another VPC.", vpc.Ref.Name, how)
-		}
+}
+
+func checkAutoVPC(st *Site, r *Resource, p *reporter) {
+	vpc := st.target(r, carbideVPC, r.Spec["auto_vpc"])
+	if vpc == nil {
+		return
 	}
-	for r := range st.sound(carbidePrefix) {
-		vpc := st.target(r, carbideVPC, r.Spec["vpc"])
-		prefix, err := netip.ParsePrefix(textOf(r.Spec, "prefix"))
-		if vpc != nil && err == nil && prefix.Addr().Is6() && textOf(vpc.Spec, "virtualization") == "ethernet_virtualizer" {
-			p.report(r, []string{"prefix"}, "The VPC %s carries no IPv6: its virtualization is \"ethernet_virtualizer\". Use an IPv4 network, or another VPC.", vpc.Ref.Name)
-		}
+	if how := textOf(vpc.Spec, "virtualization"); how != "flat" {
+		p.report(r, []string{"auto_vpc"}, "Only a flat VPC takes hosts as they are; %s is %q. Use another VPC.", vpc.Ref.Name, how)
 	}
-	for r := range st.sound(carbideSegment) {
-		vpc := st.target(r, carbideVPC, r.Spec["vpc"])
-		if vpc == nil {
-			continue
-		}
-		how, sort := textOf(vpc.Spec, "virtualization"), textOf(r.Spec, "type")
-		switch {
-		case how == "flat" && sort != "host_inband":
-			p.report(r, []string{"type"}, "The VPC %s is flat and takes segments of type \"host_inband\" only; this one is %q.", vpc.Ref.Name, sort)
-		case how != "flat" && sort == "host_inband":
-			p.report(r, []string{"type"}, "Only a flat VPC takes segments of type \"host_inband\"; %s is %q.", vpc.Ref.Name, how)
-		}
-		for i, e := range listOf(r.Spec, "prefixes") {
-			prefix, err := netip.ParsePrefix(textOf(objectOf(e), "prefix"))
-			if err == nil && prefix.Addr().Is6() && how == "ethernet_virtualizer" {
-				p.report(r, []string{"prefixes", strconv.Itoa(i), "prefix"}, "The VPC %s carries no IPv6: its virtualization is \"ethernet_virtualizer\". Use an IPv4 network, or another VPC.", vpc.Ref.Name)
-			}
-		}
+}
+
+func checkPrefixVPC(st *Site, r *Resource, p *reporter) {
+	if vpc := st.target(r, carbideVPC, r.Spec["vpc"]); vpc != nil {
+		checkIPv6(vpc, r, textOf(r.Spec, "prefix"), []string{"prefix"}, p)
+	}
+}
+
+func checkSegmentVPC(st *Site, r *Resource, p *reporter) {
+	vpc := st.target(r, carbideVPC, r.Spec["vpc"])
+	if vpc == nil {
+		return
+	}
+	how, sort := textOf(vpc.Spec, "virtualization"), textOf(r.Spec, "type")
+	switch {
+	case how == "flat" && sort != "host_inband":
+		p.report(r, []string{"type"}, "The VPC %s is flat and takes segments of type \"host_inband\" only; this one is %q.", vpc.Ref.Name, sort)
+	case how != "flat" && sort == "host_inband":
+		p.report(r, []string{"type"}, "Only a flat VPC takes segments of type \"host_inband\"; %s is %q.", vpc.Ref.Name, how)
+	}
+	for i, e := range listOf(r.Spec, "prefixes") {
+		checkIPv6(vpc, r, textOf(objectOf(e), "prefix"), []string{"prefixes", strconv.Itoa(i), "prefix"}, p)
+	}
+}
+
+// checkIPv6 checks that a VPC carries a network of r.
+func checkIPv6(vpc, r *Resource, text string, path []string, p *reporter) {
+	prefix, err := netip.ParsePrefix(text)
+	if err == nil && prefix.Addr().Is6() && textOf(vpc.Spec, "virtualization") == "ethernet_virtualizer" {
+		p.report(r, path, "The VPC %s carries no IPv6: its virtualization is \"ethernet_virtualizer\". Use an IPv4 network, or another VPC.", vpc.Ref.Name)
 	}
 }
 
@@ -238,16 +235,14 @@ func checkVirtualization(st *Site, p *reporter) {
 // destination ports.
 const maxSecurityRules = 200
 
-func checkSecurityGroupSize(st *Site, p *reporter) {
-	for r := range st.sound(carbideSecurityGroup) {
-		var size int64
-		for _, e := range listOf(r.Spec, "rules") {
-			rule := objectOf(e)
-			size += portCount(rule["src_ports"]) * portCount(rule["dst_ports"])
-		}
-		if size > maxSecurityRules {
-			p.report(r, []string{"rules"}, "The rules are %d after expansion, %d more than the service takes: each counts its source ports times its destination ports. Use fewer ports, all ports, or a second group.", size, size-maxSecurityRules)
-		}
+func checkSecurityGroupSize(_ *Site, r *Resource, p *reporter) {
+	var size int64
+	for _, e := range listOf(r.Spec, "rules") {
+		rule := objectOf(e)
+		size += portCount(rule["src_ports"]) * portCount(rule["dst_ports"])
+	}
+	if size > maxSecurityRules {
+		p.report(r, []string{"rules"}, "The rules are %d after expansion, %d more than the service takes: each counts its source ports times its destination ports. Use fewer ports, all ports, or a second group.", size, size-maxSecurityRules)
 	}
 }
 
@@ -260,11 +255,9 @@ func portCount(v any) int64 {
 	return max(intOf(m, "end")-intOf(m, "start")+1, 1)
 }
 
-func checkSecurityRules(st *Site, p *reporter) {
-	for r := range st.sound(carbideSecurityGroup) {
-		for i, e := range listOf(r.Spec, "rules") {
-			checkSecurityRule(p, r, objectOf(e), []string{"rules", strconv.Itoa(i)})
-		}
+func checkSecurityRules(_ *Site, r *Resource, p *reporter) {
+	for i, e := range listOf(r.Spec, "rules") {
+		checkSecurityRule(p, r, objectOf(e), []string{"rules", strconv.Itoa(i)})
 	}
 }
 
@@ -303,21 +296,16 @@ const maxLabel = 255
 // maxDescription is how many bytes of a description the service stores.
 const maxDescription = 1024
 
-func checkMetadata(st *Site, p *reporter) {
-	for _, r := range st.Resources {
-		if !r.sound || r.Ref.Provider() != "carbide" {
-			continue
+func checkMetadata(_ *Site, r *Resource, p *reporter) {
+	if n := len(objectOf(r.Spec["labels"])); n > maxLabels {
+		p.report(r, []string{"labels"}, "There are %d labels. The service keeps 10 and converge needs one to mark what it made, so %d are left. Remove %d.", n, maxLabels, n-maxLabels)
+	}
+	for key, v := range sorted(r.Spec["labels"]) {
+		if value, _ := v.(string); len(value) > maxLabel {
+			p.report(r, []string{"labels", key}, "The value has %d bytes, the service keeps %d. Shorten it.", len(value), maxLabel)
 		}
-		if n := len(objectOf(r.Spec["labels"])); n > maxLabels {
-			p.report(r, []string{"labels"}, "There are %d labels. The service keeps 10 and converge needs one to mark what it made, so %d are left. Remove %d.", n, maxLabels, n-maxLabels)
-		}
-		for key, v := range sorted(r.Spec["labels"]) {
-			if value, _ := v.(string); len(value) > maxLabel {
-				p.report(r, []string{"labels", key}, "The value has %d bytes, the service keeps %d. Shorten it.", len(value), maxLabel)
-			}
-		}
-		if n := len(textOf(r.Spec, "description")); n > maxDescription {
-			p.report(r, []string{"description"}, "The description has %d bytes, the service keeps %d. Shorten it.", n, maxDescription)
-		}
+	}
+	if n := len(textOf(r.Spec, "description")); n > maxDescription {
+		p.report(r, []string{"description"}, "The description has %d bytes, the service keeps %d. Shorten it.", n, maxDescription)
 	}
 }

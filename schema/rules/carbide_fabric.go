@@ -7,16 +7,14 @@ import (
 
 // checkInstanceScripts reports entries of the library that are scripts: the service stores in an instance the script instead
 // of the entry, so that the document and the site would differ for ever.
-func checkInstanceScripts(st *Site, p *reporter) {
-	for r := range st.sound(carbideInstance) {
-		os := objectOf(r.Spec["os"])
-		if os["operating_system"] == nil {
-			continue
-		}
-		entry := st.target(r, carbideOS, os["operating_system"])
-		if entry != nil && textOf(entry.Spec, "type") == "ipxe" {
-			p.report(r, []string{"os", "operating_system"}, "%s is a plain iPXE script, and the service keeps the script in the instance, not the entry: the instance would never be as this document says. Write the script as os.ipxe, or make the entry from a template.", entry.Ref)
-		}
+func checkInstanceScripts(st *Site, r *Resource, p *reporter) {
+	os := objectOf(r.Spec["os"])
+	if os["operating_system"] == nil {
+		return
+	}
+	entry := st.target(r, carbideOS, os["operating_system"])
+	if entry != nil && textOf(entry.Spec, "type") == "ipxe" {
+		p.report(r, []string{"os", "operating_system"}, "%s is a plain iPXE script, and the service keeps the script in the instance, not the entry: the instance would never be as this document says. Write the script as os.ipxe, or make the entry from a template.", entry.Ref)
 	}
 }
 
@@ -34,24 +32,22 @@ var fabricSections = []fabricSection{
 	{"dpu_extension_services", "service", []string{"service"}},
 }
 
-func checkInstanceFabrics(st *Site, p *reporter) {
-	for r := range st.sound(carbideInstance) {
-		for _, section := range fabricSections {
-			seen := make(map[string]bool)
-			for i, e := range listOf(r.Spec, section.field) {
-				name := ""
-				for _, field := range section.by {
-					name += fmt.Sprint(" ", objectOf(e)[field])
-				}
-				if seen[name] {
-					p.report(r, []string{section.field, strconv.Itoa(i)}, "The %s%s is there already. Remove one of the two.", section.what, name)
-				}
-				seen[name] = true
+func checkInstanceFabrics(_ *Site, r *Resource, p *reporter) {
+	for _, section := range fabricSections {
+		seen := make(map[string]bool)
+		for i, e := range listOf(r.Spec, section.field) {
+			name := ""
+			for _, field := range section.by {
+				name += fmt.Sprint(" ", objectOf(e)[field])
 			}
+			if seen[name] {
+				p.report(r, []string{section.field, strconv.Itoa(i)}, "The %s%s is there already. Remove one of the two.", section.what, name)
+			}
+			seen[name] = true
 		}
-		if boolOf(r.Spec, "auto_network") && len(listOf(r.Spec, "dpu_extension_services")) > 0 {
-			p.report(r, []string{"dpu_extension_services"}, "The services run on managed DPUs, and auto_network is for hosts without one. Remove one of the two.")
-		}
+	}
+	if boolOf(r.Spec, "auto_network") && len(listOf(r.Spec, "dpu_extension_services")) > 0 {
+		p.report(r, []string{"dpu_extension_services"}, "The services run on managed DPUs, and auto_network is for hosts without one. Remove one of the two.")
 	}
 }
 

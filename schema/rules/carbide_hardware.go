@@ -16,22 +16,25 @@ const (
 	carbideExpectedShelf   = "carbide.expected_power_shelf"
 )
 
+var expectedKinds = []string{carbideExpectedMachine, carbideExpectedSwitch, carbideExpectedShelf}
+
 // carbideHardwareRules continue carbideRules.
 var carbideHardwareRules = []Rule{
-	{"CV1141", "carbide-same-sku", "SKUs say the same", "No two SKUs say the same of the machines that belong to them", checkSameSKUs},
-	{"CV1142", "carbide-allocation", "More instances than allocated", "A tenant has as many machines of a type allocated as it has instances", checkAllocations},
-	{"CV1143", "carbide-serial-number", "Serial number is used twice", "A serial number belongs to one piece of hardware", checkSerialNumbers},
-	{"CV1144", "carbide-expected", "Expected hardware contradicts itself", "The parts of what is expected fit each other", checkExpected},
-	{"CV1145", "carbide-expected-address", "Address cannot be used", "An address of expected hardware is used once, and written in its usual form", checkExpectedAddresses},
+	{"CV1141", "carbide-same-sku", "SKUs say the same", "No two SKUs say the same of the machines that belong to them", checks{sameSKUs}},
+	{"CV1142", "carbide-allocation", "More instances than allocated", "A tenant has as many machines of a type allocated as it has instances", checks{allocations}},
+	{"CV1143", "carbide-serial-number", "Serial number is used twice", "A serial number belongs to one piece of hardware", checks{sharedSerialNumbers}},
+	{"CV1144", "carbide-expected", "Expected hardware contradicts itself", "The parts of what is expected fit each other", checks{each{named(carbideExpectedMachine), checkExpectedMachine}, each{named(carbideExpectedSwitch), checkExpectedSwitch}}},
+	{"CV1145", "carbide-expected-address", "Address cannot be used", "An address of expected hardware is used once, and written in its usual form", checks{each{named(expectedKinds...), checkExpectedAddresses}, sharedExpectedAddresses}},
 }
 
-func checkSameSKUs(st *Site, p *reporter) {
-	first := make(firstWith[string])
-	for r := range st.sound(carbideSKU) {
-		if other := first.take(sameness(r), r); other != nil {
-			p.report(r, nil, "It says the same as %s: the service looks at the chassis' model and architecture, at sums of sockets, threads and memory, at GPUs and disks by model, at InfiniBand devices, and at the TPM's version. Change one of these, or use one SKU.", other.Ref)
+var sameSKUs = &sharing{
+	of:   named(carbideSKU),
+	keys: func(_ *Site, r *Resource, has func(k key, path ...string)) { has(key{sameness(r)}) },
+	check: func(_ *Site, r *Resource, _ []string, _ key, shared []*Resource, n int, p *reporter) {
+		if n > 0 {
+			p.report(r, nil, "It says the same as %s: the service looks at the chassis' model and architecture, at sums of sockets, threads and memory, at GPUs and disks by model, at InfiniBand devices, and at the TPM's version. Change one of these, or use one SKU.", shared[0].Ref)
 		}
-	}
+	},
 }
 
 // sameness returns what the service compares in SKUs.
@@ -62,89 +65,99 @@ func sameness(r *Resource) string {
 	return b.String()
 }
 
-// checkAllocations only warns, because it is unknown here whether the site enforces allocations.
-func checkAllocations(st *Site, p *reporter) {
-	type share struct{ tenant, instanceType string }
-	of := func(r *Resource) share { return share{textOf(r.Spec, "tenant"), textOf(r.Spec, "instance_type")} }
-	used := make(map[share]int64)
-	for r := range st.sound(carbideInstance) {
-		used[of(r)]++
-	}
-	total := make(map[share]int64)
-	for r := range st.sound(carbideAllocation) {
-		total[of(r)] += intOf(r.Spec, "count")
-	}
-	told := make(map[share]bool)
-	for r := range st.sound(carbideAllocation) {
-		if s := of(r); used[s] > total[s] && !told[s] {
-			told[s] = true
-			p.warn(r, []string{"count"}, "The tenant %s has %d machines of type %s allocated, and %d instances. A site may refuse those beyond.", s.tenant, total[s], s.instanceType, used[s])
-		}
-	}
-}
-
-// checkSerialNumbers only warns, because only the hardware itself decides whether two may have the same.
-func checkSerialNumbers(st *Site, p *reporter) {
-	for _, k := range []struct{ kind, field string }{
-		{carbideExpectedMachine, "chassis_serial_number"}, {carbideExpectedSwitch, "switch_serial_number"}, {carbideExpectedShelf, "shelf_serial_number"},
-	} {
-		first := make(firstWith[string])
-		for r := range st.sound(k.kind) {
-			if other := first.take(textOf(r.Spec, k.field), r); other != nil {
-				p.warn(r, []string{k.field}, "The serial number %s is that of %s too. The site could take one for the other.", textOf(r.Spec, k.field), other.Ref)
-			}
-		}
-	}
-}
-
-func checkExpected(st *Site, p *reporter) {
-	for r := range st.sound(carbideExpectedMachine) {
-		primaries := 0
-		for i, e := range listOf(r.Spec, "host_nics") {
-			if !boolOf(objectOf(e), "primary") {
-				continue
-			}
-			if primaries++; primaries > 1 {
-				p.report(r, []string{"host_nics", strconv.Itoa(i), "primary"}, "Another interface is the one that the host boots from. Keep one.")
-			}
-		}
-		seen := make(map[any]bool)
-		for i, serial := range listOf(r.Spec, "fallback_dpu_serial_numbers") {
-			if seen[serial] {
-				p.report(r, []string{"fallback_dpu_serial_numbers", strconv.Itoa(i)}, "The serial number %v is there twice. Remove one.", serial)
-			}
-			seen[serial] = true
-		}
-	}
-	for r := range st.sound(carbideExpectedSwitch) {
-		if n := len(listOf(r.Spec, "nvos_mac_addresses")); r.Spec["nvos_ip_address"] != nil && n != 1 {
-			p.report(r, []string{"nvos_ip_address"}, "The address is given to the interface with the one MAC address in nvos_mac_addresses; there are %d.", n)
-		}
-	}
-}
-
-func checkExpectedAddresses(st *Site, p *reporter) {
-	first := make(firstWith[netip.Addr])
-	check := func(r *Resource, m map[string]any, path ...string) {
-		text := textOf(m, path[len(path)-1])
-		ip, err := netip.ParseAddr(text)
-		if err != nil {
+// allocations only warns, because it is unknown here whether the site enforces them.
+var allocations = &sharing{
+	of: named(carbideAllocation, carbideInstance),
+	keys: func(_ *Site, r *Resource, has func(k key, path ...string)) {
+		has(key{textOf(r.Spec, "tenant"), textOf(r.Spec, "instance_type")}, "count")
+	},
+	check: func(_ *Site, r *Resource, path []string, k key, shared []*Resource, n int, p *reporter) {
+		if n > 0 || r.Ref.Kind != carbideAllocation { // allocations come before instances: the first speaks for all
 			return
 		}
+		var used, total int64
+		for _, r := range shared {
+			if r.Ref.Kind == carbideInstance {
+				used++
+			} else {
+				total += intOf(r.Spec, "count")
+			}
+		}
+		if used > total {
+			p.warn(r, path, "The tenant %s has %d machines of type %s allocated, and %d instances. A site may refuse those beyond.", k[0], total, k[1], used)
+		}
+	},
+}
+
+// sharedSerialNumbers only warns, because only the hardware itself decides whether two may have the same.
+var sharedSerialNumbers = &sharing{
+	of: named(expectedKinds...),
+	keys: func(_ *Site, r *Resource, has func(k key, path ...string)) {
+		for _, field := range []string{"chassis_serial_number", "switch_serial_number", "shelf_serial_number"} {
+			if serial := textOf(r.Spec, field); serial != "" {
+				has(key{serial, r.Ref.Kind}, field)
+			}
+		}
+	},
+	check: func(_ *Site, r *Resource, path []string, k key, shared []*Resource, n int, p *reporter) {
+		if n > 0 {
+			p.warn(r, path, "The serial number %s is that of %s too. The site could take one for the other.", k[0], shared[0].Ref)
+		}
+	},
+}
+
+func checkExpectedMachine(_ *Site, r *Resource, p *reporter) {
+	primaries := 0
+	for i, e := range listOf(r.Spec, "host_nics") {
+		if !boolOf(objectOf(e), "primary") {
+			continue
+		}
+		if primaries++; primaries > 1 {
+			p.report(r, []string{"host_nics", strconv.Itoa(i), "primary"}, "Another interface is the one that the host boots from. Keep one.")
+		}
+	}
+	seen := make(map[any]bool)
+	for i, serial := range listOf(r.Spec, "fallback_dpu_serial_numbers") {
+		if seen[serial] {
+			p.report(r, []string{"fallback_dpu_serial_numbers", strconv.Itoa(i)}, "The serial number %v is there twice. Remove one.", serial)
+		}
+		seen[serial] = true
+	}
+}
+
+func checkExpectedSwitch(_ *Site, r *Resource, p *reporter) {
+	if n := len(listOf(r.Spec, "nvos_mac_addresses")); r.Spec["nvos_ip_address"] != nil && n != 1 {
+		p.report(r, []string{"nvos_ip_address"}, "The address is given to the interface with the one MAC address in nvos_mac_addresses; there are %d.", n)
+	}
+}
+
+// eachExpectedAddress visits the addresses of expected hardware, as they are written.
+func eachExpectedAddress(r *Resource, visit func(ip netip.Addr, text string, path ...string)) {
+	at := func(m map[string]any, path ...string) {
+		text := textOf(m, path[len(path)-1])
+		if ip, err := netip.ParseAddr(text); err == nil {
+			visit(ip, text, path...)
+		}
+	}
+	at(r.Spec, "bmc_ip_address")
+	at(r.Spec, "nvos_ip_address")
+	for i, e := range listOf(r.Spec, "host_nics") {
+		at(objectOf(e), "host_nics", strconv.Itoa(i), "fixed_ip")
+	}
+}
+
+func checkExpectedAddresses(_ *Site, r *Resource, p *reporter) {
+	eachExpectedAddress(r, func(ip netip.Addr, text string, path ...string) {
 		if ip.String() != text {
 			p.report(r, path, "The service writes this address as %s, so it would differ for ever. Write it so.", ip)
 		}
-		if other := first.take(ip, r); other != nil {
-			p.report(r, path, "The address %s belongs to %s already. Choose another.", ip, other.Ref)
-		}
-	}
-	for _, kind := range []string{carbideExpectedMachine, carbideExpectedSwitch, carbideExpectedShelf} {
-		for r := range st.sound(kind) {
-			check(r, r.Spec, "bmc_ip_address")
-			check(r, r.Spec, "nvos_ip_address")
-			for i, e := range listOf(r.Spec, "host_nics") {
-				check(r, objectOf(e), "host_nics", strconv.Itoa(i), "fixed_ip")
-			}
-		}
-	}
+	})
+}
+
+var sharedExpectedAddresses = &sharing{
+	of: named(expectedKinds...),
+	keys: func(_ *Site, r *Resource, has func(k key, path ...string)) {
+		eachExpectedAddress(r, func(ip netip.Addr, _ string, path ...string) { has(key{ip.String()}, path...) })
+	},
+	check: taken("The address %s belongs to %s already. Choose another."),
 }

@@ -8,32 +8,32 @@ import (
 	"converge.dev/converge/schema"
 )
 
-func checkTenants(st *Site, p *reporter) {
-	same := func(r *Resource, tenant string, path []string, t *Resource) {
-		if t == nil {
-			return
-		}
-		if other := textOf(t.Spec, "tenant"); other != tenant {
-			p.report(r, path, "This belongs to tenant %s, but %s belongs to %s. Use one of the same tenant.", tenant, t.Ref, other)
-		}
+func checkVPCTenants(st *Site, r *Resource, p *reporter) {
+	checkTenant(r, []string{"network_security_group"}, st.target(r, carbideSecurityGroup, r.Spec["network_security_group"]), p)
+}
+
+func checkInstanceTenants(st *Site, r *Resource, p *reporter) {
+	checkTenant(r, []string{"network_security_group"}, st.target(r, carbideSecurityGroup, r.Spec["network_security_group"]), p)
+	for i, name := range listOf(r.Spec, "keysets") {
+		checkTenant(r, []string{"keysets", strconv.Itoa(i)}, st.target(r, carbideKeyset, name), p)
 	}
-	for r := range st.sound(carbideVPC) {
-		same(r, textOf(r.Spec, "tenant"), []string{"network_security_group"}, st.target(r, carbideSecurityGroup, r.Spec["network_security_group"]))
-	}
-	for r := range st.sound(carbideInstance) {
-		tenant := textOf(r.Spec, "tenant")
-		same(r, tenant, []string{"network_security_group"}, st.target(r, carbideSecurityGroup, r.Spec["network_security_group"]))
-		for i, name := range listOf(r.Spec, "keysets") {
-			same(r, tenant, []string{"keysets", strconv.Itoa(i)}, st.target(r, carbideKeyset, name))
+	checkTenant(r, []string{"auto_vpc"}, st.target(r, carbideVPC, r.Spec["auto_vpc"]), p)
+	st.eachPartition(r, func(path []string, on *Resource) { checkTenant(r, path, on, p) })
+	st.eachAttachment(r, func(path []string, _ map[string]any, on *Resource) {
+		if on != nil {
+			checkTenant(r, path, st.target(on, carbideVPC, on.Spec["vpc"]), p)
 		}
-		same(r, tenant, []string{"auto_vpc"}, st.target(r, carbideVPC, r.Spec["auto_vpc"]))
-		st.eachPartition(r, func(path []string, on *Resource) { same(r, tenant, path, on) })
-		st.eachAttachment(r, func(path []string, _ map[string]any, on *Resource) {
-			if on == nil {
-				return
-			}
-			same(r, tenant, path, st.target(on, carbideVPC, on.Spec["vpc"]))
-		})
+	})
+}
+
+// checkTenant checks that r belongs to the same tenant as a resource that it uses; nil when that is not sound.
+func checkTenant(r *Resource, path []string, used *Resource, p *reporter) {
+	if used == nil {
+		return
+	}
+	tenant := textOf(r.Spec, "tenant")
+	if other := textOf(used.Spec, "tenant"); other != tenant {
+		p.report(r, path, "This belongs to tenant %s, but %s belongs to %s. Use one of the same tenant.", tenant, used.Ref, other)
 	}
 }
 
@@ -55,80 +55,79 @@ func (st *Site) eachAttachment(r *Resource, visit func(path []string, m map[stri
 	}
 }
 
-func checkInstanceMachines(st *Site, p *reporter) {
-	first := make(firstWith[string])
-	for r := range st.sound(carbideInstance) {
-		id := textOf(r.Spec, "machine")
-		if id == "" {
-			continue // the planner chooses one
+// sharedMachines compares an instance with the machine that it names, and with others that name the same.
+var sharedMachines = &sharing{
+	of: named(carbideInstance, carbideMachine),
+	keys: func(_ *Site, r *Resource, has func(k key, path ...string)) {
+		if r.Ref.Kind == carbideMachine {
+			has(key{r.Ref.Name})
+		} else if id := textOf(r.Spec, "machine"); id != "" { // otherwise the planner chooses one
+			has(key{id}, "machine")
 		}
-		if other := first.take(id, r); other != nil {
-			p.report(r, []string{"machine"}, "The machine carries %s already, and it carries one instance at a time. Choose another machine.", other.Ref)
+	},
+	check: func(st *Site, r *Resource, path []string, k key, shared []*Resource, n int, p *reporter) {
+		if r.Ref.Kind == carbideMachine {
+			return
 		}
-		machine := st.index[schema.Ref{Scope: schema.ScopeSite, Kind: carbideMachine, Name: id}]
+		if n > 0 {
+			p.report(r, path, "The machine carries %s already, and it carries one instance at a time. Choose another machine.", shared[0].Ref)
+		}
+		machine := st.index[schema.Ref{Scope: schema.ScopeSite, Kind: carbideMachine, Name: k[0]}]
 		want := textOf(r.Spec, "instance_type")
 		if machine == nil || !machine.sound || want == "" {
-			continue
+			return
 		}
 		if have := textOf(machine.Spec, "instance_type"); have != want {
 			p.report(r, []string{"instance_type"}, "The instance wants a machine of type %q, but %s is declared with %q. Choose another machine or type.", want, machine.Ref, have)
 		}
+	},
+}
+
+var sharedHostnames = &sharing{
+	of: named(carbideInstance),
+	keys: func(_ *Site, r *Resource, has func(k key, path ...string)) {
+		if name := textOf(r.Spec, "hostname"); name != "" {
+			has(key{name, textOf(r.Spec, "tenant")}, "hostname")
+		}
+	},
+	check: taken("The host name %s belongs to %s of the same tenant already. Choose another."),
+}
+
+func checkInstanceOS(_ *Site, r *Resource, p *reporter) {
+	os := objectOf(r.Spec["os"])
+	var given []string
+	for _, name := range []string{"ipxe", "os_image", "operating_system"} {
+		if os[name] != nil {
+			given = append(given, name)
+		}
+	}
+	switch {
+	case len(given) == 0:
+		p.report(r, []string{"os"}, "Nothing says what the instance boots. Give one of ipxe, os_image and operating_system.")
+	case len(given) > 1:
+		p.report(r, []string{"os", given[1]}, "Both %s and %s say what the instance boots. Keep one.", given[0], given[1])
+	}
+	if n := len(listOf(r.Spec, "keysets")); n > 10 {
+		p.report(r, []string{"keysets"}, "There are %d keysets, the service takes 10. Join some.", n)
 	}
 }
 
-func checkHostnames(st *Site, p *reporter) {
-	first := make(firstWith[[2]string])
-	for r := range st.sound(carbideInstance) {
-		name := textOf(r.Spec, "hostname")
-		if name == "" {
-			continue
-		}
-		tenant := textOf(r.Spec, "tenant")
-		if other := first.take([2]string{tenant, name}, r); other != nil {
-			p.report(r, []string{"hostname"}, "The host name %s belongs to %s of the same tenant already. Choose another.", name, other.Ref)
-		}
+func checkInterfaces(_ *Site, r *Resource, p *reporter) {
+	interfaces := listOf(r.Spec, "interfaces")
+	switch auto := boolOf(r.Spec, "auto_network"); {
+	case auto && len(interfaces) > 0:
+		p.report(r, []string{"interfaces"}, "With auto_network the site chooses the interfaces. Remove these, or auto_network.")
+	case !auto && len(interfaces) == 0:
+		p.report(r, nil, "The instance has no network. Give it interfaces, or auto_network: true where the host has no managed DPU.")
 	}
-}
-
-func checkInstanceOS(st *Site, p *reporter) {
-	for r := range st.sound(carbideInstance) {
-		os := objectOf(r.Spec["os"])
-		var given []string
-		for _, name := range []string{"ipxe", "os_image", "operating_system"} {
-			if os[name] != nil {
-				given = append(given, name)
-			}
-		}
-		switch {
-		case len(given) == 0:
-			p.report(r, []string{"os"}, "Nothing says what the instance boots. Give one of ipxe, os_image and operating_system.")
-		case len(given) > 1:
-			p.report(r, []string{"os", given[1]}, "Both %s and %s say what the instance boots. Keep one.", given[0], given[1])
-		}
-		if n := len(listOf(r.Spec, "keysets")); n > 10 {
-			p.report(r, []string{"keysets"}, "There are %d keysets, the service takes 10. Join some.", n)
-		}
+	if !boolOf(r.Spec, "auto_network") && r.Spec["auto_vpc"] != nil {
+		p.report(r, []string{"auto_vpc"}, "Only an instance with auto_network joins a VPC as a whole; others do so with their interfaces. Remove this, or write auto_network: true.")
 	}
-}
-
-func checkInterfaces(st *Site, p *reporter) {
-	for r := range st.sound(carbideInstance) {
-		interfaces := listOf(r.Spec, "interfaces")
-		switch auto := boolOf(r.Spec, "auto_network"); {
-		case auto && len(interfaces) > 0:
-			p.report(r, []string{"interfaces"}, "With auto_network the site chooses the interfaces. Remove these, or auto_network.")
-		case !auto && len(interfaces) == 0:
-			p.report(r, nil, "The instance has no network. Give it interfaces, or auto_network: true where the host has no managed DPU.")
-		}
-		if !boolOf(r.Spec, "auto_network") && r.Spec["auto_vpc"] != nil {
-			p.report(r, []string{"auto_vpc"}, "Only an instance with auto_network joins a VPC as a whole; others do so with their interfaces. Remove this, or write auto_network: true.")
-		}
-		st.checkInterfacesOf(r, interfaces, p)
-	}
+	checkInterfacesOf(r, interfaces, p)
 }
 
 // checkInterfacesOf checks the interfaces of one instance.
-func (st *Site) checkInterfacesOf(r *Resource, interfaces []any, p *reporter) {
+func checkInterfacesOf(r *Resource, interfaces []any, p *reporter) {
 	type device struct {
 		model  string
 		number int64
@@ -174,36 +173,53 @@ func (st *Site) checkInterfacesOf(r *Resource, interfaces []any, p *reporter) {
 	}
 }
 
-func checkAddresses(st *Site, p *reporter) {
-	type address struct {
-		vpc string
-		ip  netip.Addr
-	}
-	first := make(firstWith[address])
-	for r := range st.sound(carbideSegment) {
+// eachAddress visits the addresses that an instance asks for, each with the prefix from which.
+func (st *Site) eachAddress(r *Resource, visit func(path []string, ip netip.Addr, on *Resource)) {
+	st.eachAttachment(r, func(path []string, m map[string]any, on *Resource) {
+		ip, err := netip.ParseAddr(textOf(m, "ip_address"))
+		if err != nil || on == nil || on.Ref.Kind != carbidePrefix {
+			return
+		}
+		path[len(path)-1] = "ip_address"
+		visit(path, ip, on)
+	})
+}
+
+func checkAddresses(st *Site, r *Resource, p *reporter) {
+	st.eachAddress(r, func(path []string, ip netip.Addr, on *Resource) {
+		prefix, err := netip.ParsePrefix(textOf(on.Spec, "prefix"))
+		if err == nil && !prefix.Contains(ip) {
+			p.report(r, path, "The address %s is not in %s of %s.", ip, prefix, on.Ref)
+		}
+		if bytes := ip.AsSlice(); bytes[len(bytes)-1]%2 == 0 {
+			p.report(r, path, "The address %s is the switch's end of its link network. Ask for the odd one, %s.", ip, ip.Next())
+		}
+	})
+}
+
+// sharedAddresses compares the addresses of instances, within a VPC, with each other and with the gateways of segments.
+var sharedAddresses = &sharing{
+	of: named(carbideInstance, carbideSegment),
+	keys: func(st *Site, r *Resource, has func(k key, path ...string)) {
+		if r.Ref.Kind == carbideInstance {
+			st.eachAddress(r, func(path []string, ip netip.Addr, on *Resource) {
+				has(key{ip.String(), textOf(on.Spec, "vpc")}, path...)
+			})
+			return
+		}
 		for _, e := range listOf(r.Spec, "prefixes") {
 			if ip, err := netip.ParseAddr(textOf(objectOf(e), "gateway")); err == nil {
-				first.take(address{textOf(r.Spec, "vpc"), ip}, r)
+				has(key{ip.String(), textOf(r.Spec, "vpc")})
 			}
 		}
-	}
-	for r := range st.sound(carbideInstance) {
-		st.eachAttachment(r, func(path []string, m map[string]any, on *Resource) {
-			ip, err := netip.ParseAddr(textOf(m, "ip_address"))
-			if err != nil || on == nil || on.Ref.Kind != carbidePrefix {
-				return
-			}
-			path[len(path)-1] = "ip_address"
-			prefix, err := netip.ParsePrefix(textOf(on.Spec, "prefix"))
-			if err == nil && !prefix.Contains(ip) {
-				p.report(r, path, "The address %s is not in %s of %s.", ip, prefix, on.Ref)
-			}
-			if bytes := ip.AsSlice(); bytes[len(bytes)-1]%2 == 0 {
-				p.report(r, path, "The address %s is the switch's end of its link network. Ask for the odd one, %s.", ip, ip.Next())
-			}
-			if other := first.take(address{textOf(on.Spec, "vpc"), ip}, r); other != nil {
-				p.report(r, path, "The address %s belongs to %s already. Choose another, or leave it out and the site chooses.", ip, other.Ref)
-			}
-		})
-	}
+	},
+	check: func(_ *Site, r *Resource, path []string, k key, shared []*Resource, n int, p *reporter) {
+		other := shared[len(shared)-1] // segments come after instances
+		if other.Ref.Kind != carbideSegment {
+			other = shared[0]
+		}
+		if r.Ref.Kind == carbideInstance && (n > 0 || other.Ref.Kind == carbideSegment) {
+			p.report(r, path, "The address %s belongs to %s already. Choose another, or leave it out and the site chooses.", k[0], other.Ref)
+		}
+	},
 }

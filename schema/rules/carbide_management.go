@@ -36,10 +36,15 @@ func (f flow) covers(o flow) bool {
 		(f.protocol == "any" || f.protocol == o.protocol) && f.ports[0] <= o.ports[0] && o.ports[1] <= f.ports[1]
 }
 
+// A managementFlow is an entry of policy.management.
+type managementFlow struct {
+	name string
+	flow
+}
+
 // managementFlows reads policy.management; malformed values are left to other rules.
-func managementFlows(st *Site) (names []string, flows map[string]flow) {
-	flows = map[string]flow{}
-	for name, v := range sorted(objectOf(st.policy)["management"]) {
+func managementFlows(policy map[string]any) (flows []managementFlow) {
+	for name, v := range sorted(policy["management"]) {
 		m := objectOf(v)
 		src, err := netip.ParsePrefix(textOf(m, "src_prefix"))
 		if err != nil {
@@ -56,9 +61,9 @@ func managementFlows(st *Site) (names []string, flows map[string]flow) {
 		if port := intOf(m, "port"); port != 0 {
 			f.ports = [2]int64{port, port}
 		}
-		names, flows[name] = append(names, name), f
+		flows = append(flows, managementFlow{name, f})
 	}
-	return names, flows
+	return flows
 }
 
 // A filterRule is a rule of a security group.
@@ -94,33 +99,35 @@ func filterRules(spec schema.Object) []filterRule {
 	return rules
 }
 
-// checkManagement checks each group that something names. Rules apply to a packet in the order of their numbers, and among
+// guards checks each group that something names. Rules apply to a packet in the order of their numbers, and among
 // equals in the order of ids; a packet that no rule permits counts as denied.
-func checkManagement(st *Site, p *reporter) {
-	names, flows := managementFlows(st)
-	if len(names) == 0 {
-		return
-	}
-	guards := map[string]schema.Ref{}
-	for _, kind := range []string{carbideVPC, carbideInstance} {
-		for r := range st.sound(kind) {
-			if group := textOf(r.Spec, "network_security_group"); group != "" && guards[group].IsZero() {
-				guards[group] = r.Ref
-			}
+var guards = &sharing{
+	of: named(carbideSecurityGroup, carbideVPC, carbideInstance),
+	keys: func(st *Site, r *Resource, has func(k key, path ...string)) {
+		if len(st.management) == 0 {
+			return
 		}
-	}
-	for r := range st.sound(carbideSecurityGroup) {
-		guarded, ok := guards[r.Ref.Name]
-		if !ok {
-			continue
+		if r.Ref.Kind == carbideSecurityGroup {
+			has(key{r.Ref.Name})
+		} else if group := textOf(r.Spec, "network_security_group"); group != "" {
+			has(key{group})
+		}
+	},
+	check: func(st *Site, r *Resource, _ []string, _ key, shared []*Resource, n int, p *reporter) {
+		if r.Ref.Kind != carbideSecurityGroup {
+			return
+		}
+		guarded := shared[0] // instances come before groups, and VPCs after them
+		if n+1 < len(shared) {
+			guarded = shared[n+1]
 		}
 		rules := filterRules(r.Spec)
-		for _, name := range names {
-			if cut, path := cutBy(rules, flows[name]); cut != "" {
-				p.report(r, path, "The group guards %s, and %s. Give a rule that permits this traffic a smaller priority number, or change policy.management.%s.", guarded, fmt.Sprintf(cut, name), name)
+		for _, f := range st.management {
+			if cut, path := cutBy(rules, f.flow); cut != "" {
+				p.report(r, path, "The group guards %s, and %s. Give a rule that permits this traffic a smaller priority number, or change policy.management.%s.", guarded.Ref, fmt.Sprintf(cut, f.name), f.name)
 			}
 		}
-	}
+	},
 }
 
 // cutBy returns what blocks a flow, and the path of its name; empty when the flow gets through.

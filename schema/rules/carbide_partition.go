@@ -1,5 +1,7 @@
 package rules
 
+import "strconv"
+
 // The kinds of Carbide that join and partition networks.
 const (
 	carbidePeering      = "carbide.vpc_peering"
@@ -7,42 +9,39 @@ const (
 	carbideSPXPartition = "carbide.spx_partition"
 )
 
-func checkPeerings(st *Site, p *reporter) {
-	first := make(firstWith[[2]string])
-	for r := range st.sound(carbidePeering) {
-		var pair [2]string
+var sharedPeerings = &sharing{
+	of: named(carbidePeering),
+	keys: func(_ *Site, r *Resource, has func(k key, path ...string)) {
+		var pair key
 		names := listOf(r.Spec, "vpcs") // sorted
 		if len(names) != len(pair) {
-			continue
+			return
 		}
 		for i, name := range names {
 			pair[i], _ = name.(string)
 		}
-		if other := first.take(pair, r); other != nil {
-			p.report(r, []string{"vpcs"}, "The VPCs %s and %s are peered by %s already, and a pair is peered once, whatever the order. Remove one of the two.", pair[0], pair[1], other.Ref)
+		has(pair, "vpcs")
+	},
+	check: func(_ *Site, r *Resource, path []string, k key, shared []*Resource, n int, p *reporter) {
+		if n > 0 {
+			p.report(r, path, "The VPCs %s and %s are peered by %s already, and a pair is peered once, whatever the order. Remove one of the two.", k[0], k[1], shared[0].Ref)
 		}
-	}
+	},
 }
 
-func checkPartitionNumbers(st *Site, p *reporter) {
-	keys := make(firstWith[string])
-	for r := range st.sound(carbideIBPartition) {
-		key := textOf(r.Spec, "pkey")
-		if key == "" {
-			continue
+var sharedPartitionNumbers = &sharing{
+	of: named(carbideIBPartition, carbideSPXPartition),
+	keys: func(_ *Site, r *Resource, has func(k key, path ...string)) {
+		if pkey := textOf(r.Spec, "pkey"); pkey != "" {
+			has(key{pkey, "partition key"}, "pkey")
 		}
-		if other := keys.take(key, r); other != nil {
-			p.report(r, []string{"pkey"}, "The partition key %s belongs to %s already. Choose another, or leave it out and the site chooses.", key, other.Ref)
+		if vni := intOf(r.Spec, "vni"); vni != 0 {
+			has(key{strconv.FormatInt(vni, 10), "VNI"}, "vni")
 		}
-	}
-	numbers := make(firstWith[int64])
-	for r := range st.sound(carbideSPXPartition) {
-		vni := intOf(r.Spec, "vni")
-		if vni == 0 {
-			continue
+	},
+	check: func(_ *Site, r *Resource, path []string, k key, shared []*Resource, n int, p *reporter) {
+		if n > 0 {
+			p.report(r, path, "The %s %s belongs to %s already. Choose another, or leave it out and the site chooses.", k[1], k[0], shared[0].Ref)
 		}
-		if other := numbers.take(vni, r); other != nil {
-			p.report(r, []string{"vni"}, "The VNI %d belongs to %s already. Choose another, or leave it out and the site chooses.", vni, other.Ref)
-		}
-	}
+	},
 }

@@ -1,17 +1,46 @@
 package rules
 
 import (
+	"maps"
 	"slices"
 	"strings"
 )
 
-// checkCycles finds the groups of resources that refer to each other in a cycle and reports one shortest cycle of each.
+// cycles finds the groups of resources that refer to each other in a cycle and reports one shortest cycle of each.
 // Creation follows the references and deletion goes against them, so without a cycle in one direction there is none in the other.
-func checkCycles(st *Site, p *reporter) {
-	after := make([][]int, len(st.Resources))
-	for i, r := range st.Resources {
+type cycles struct{}
+
+func (cycles) whole(st *Site, p *reporter) { st.checkCycles(st.Resources, p) }
+
+// again checks what is reached from what was touched: a cycle that did not exist before leads through that.
+func (cycles) again(st *Site, t *Touched, p *reporter) {
+	reached := map[*Resource]bool{}
+	for work := slices.Clone(t.Resources); len(work) > 0; {
+		r := work[len(work)-1]
+		work = work[:len(work)-1]
+		if !reached[r] {
+			reached[r] = true
+			for _, ref := range r.After {
+				work = append(work, st.index[ref])
+			}
+		}
+	}
+	st.checkCycles(slices.SortedFunc(maps.Keys(reached), byNumber), p)
+}
+
+// checkCycles checks some resources and everything that they refer to, in the order of their refs.
+func (st *Site) checkCycles(of []*Resource, p *reporter) {
+	number := func(r *Resource) int { return r.Number }
+	if len(of) < len(st.Resources) {
+		number = func(r *Resource) int {
+			i, _ := slices.BinarySearchFunc(of, r, byNumber)
+			return i
+		}
+	}
+	after := make([][]int, len(of))
+	for i, r := range of {
 		for _, ref := range r.After {
-			after[i] = append(after[i], st.index[ref].Number)
+			after[i] = append(after[i], number(st.index[ref]))
 		}
 	}
 	for _, group := range circles(after) {
@@ -22,10 +51,10 @@ func checkCycles(st *Site, p *reporter) {
 				refs = append(refs, "…")
 				break
 			}
-			refs = append(refs, st.Resources[n].Ref.String())
+			refs = append(refs, of[n].Ref.String())
 		}
 		refs = append(refs, refs[0])
-		p.report(st.Resources[circle[0]], nil, "No order of creation exists, because %s. Remove one of these references.", strings.Join(refs, " refers to "))
+		p.report(of[circle[0]], nil, "No order of creation exists, because %s. Remove one of these references.", strings.Join(refs, " refers to "))
 	}
 }
 

@@ -15,38 +15,36 @@ import (
 
 // genericRules apply to all kinds. They identify fields by what the schema says about them.
 var genericRules = []Rule{
-	{"CV1101", "dangling-reference", "Reference leads nowhere", "A reference leads to a resource of the document", checkReferences},
-	{"CV1102", "depends-on", "Dependency leads nowhere", "An entry of depends_on is the ref of a resource of the document", checkDependsOn},
-	{"CV1103", "reference-cycle", "References form a circle", "References never lead back to where they start", checkCycles},
-	{"CV1104", "duplicate-key", "Key is there twice", "The elements of a list have different keys", checkKeys},
-	{"CV1105", "ignore-path", "Ignored path does not exist", "A path of lifecycle.ignore is a field of the kind", checkIgnore},
-	{"CV1106", "timeout-range", "Timeout is out of range", "A timeout is longer than nothing and at most a week", checkTimeouts},
-	{"CV1107", "max-destroy", "Limit of deletions is malformed", "policy.max_destroy is a number of things or a share of them", checkMaxDestroy},
-	{"CV1108", "canonical-prefix", "Network has host bits", "A network has no host bits", checkPrefixes},
-	{"CV1109", "duplicate-mac", "MAC address is used twice", "A MAC address is used once", checkMACs},
-	{"CV1110", "reserved-key", "Key is converge's own", "No label and no note is called like the mark that converge writes beside them", checkMarks},
+	{"CV1101", "dangling-reference", "Reference leads nowhere", "A reference leads to a resource of the document", checks{each{nil, checkReferences}}},
+	{"CV1102", "depends-on", "Dependency leads nowhere", "An entry of depends_on is the ref of a resource of the document", checks{each{nil, checkDependsOn}}},
+	{"CV1103", "reference-cycle", "References form a circle", "References never lead back to where they start", checks{cycles{}}},
+	{"CV1104", "duplicate-key", "Key is there twice", "The elements of a list have different keys", checks{each{nil, checkKeys}}},
+	{"CV1105", "ignore-path", "Ignored path does not exist", "A path of lifecycle.ignore is a field of the kind", checks{each{nil, checkIgnore}}},
+	{"CV1106", "timeout-range", "Timeout is out of range", "A timeout is longer than nothing and at most a week", checks{each{nil, checkTimeouts}}},
+	{"CV1107", "max-destroy", "Limit of deletions is malformed", "policy.max_destroy is a number of things or a share of them", checks{together{nil, checkMaxDestroy}}},
+	{"CV1108", "canonical-prefix", "Network has host bits", "A network has no host bits", checks{each{nil, checkPrefixes}}},
+	{"CV1109", "duplicate-mac", "MAC address is used twice", "A MAC address is used once", checks{sharedMACs}},
+	{"CV1110", "reserved-key", "Key is converge's own", "No label and no note is called like the mark that converge writes beside them", checks{each{nil, checkMarks}}},
 }
 
-func checkReferences(st *Site, p *reporter) {
-	for _, r := range st.Resources {
-		if !r.sound || !r.dangling {
-			continue
-		}
-		eachValue(r.Kind.Fields, r.Spec, func(path []string, f *schema.Field, v any) {
-			name, ok := v.(string)
-			if !ok || f.Ref == "" || name == "" {
-				return
-			}
-			ref := st.kinds.Target(r.Ref.Scope, f.Ref, name)
-			switch {
-			case st.index[ref] != nil, st.outside(ref):
-			case p.full():
-				p.drop(false)
-			default:
-				p.report(r, path, "There is no %s named %q on %s.%s", f.Ref, name, scopeNoun(ref.Scope), st.suggest(ref))
-			}
-		})
+func checkReferences(st *Site, r *Resource, p *reporter) {
+	if len(r.missing) == 0 {
+		return
 	}
+	eachValue(r.Kind.Fields, r.Spec, func(path []string, f *schema.Field, v any) {
+		name, ok := v.(string)
+		if !ok || f.Ref == "" || name == "" {
+			return
+		}
+		ref := st.kinds.Target(r.Ref.Scope, f.Ref, name)
+		switch {
+		case st.index[ref] != nil, st.outside(ref):
+		case p.full():
+			p.drop(false)
+		default:
+			p.report(r, path, "There is no %s named %q on %s.%s", f.Ref, name, scopeNoun(ref.Scope), st.suggest(ref))
+		}
+	})
 }
 
 // suggest returns what to do about a ref that leads nowhere.
@@ -65,63 +63,50 @@ func (st *Site) suggest(ref schema.Ref) string {
 	return fmt.Sprintf(" Declare it at %s, or name one that is declared.", message.Printable(ref.Path()))
 }
 
-func checkDependsOn(st *Site, p *reporter) {
-	for _, r := range st.Resources {
-		if !r.sound || !r.dangling {
-			continue
-		}
-		for i, text := range r.depends {
-			path := []string{"depends_on", strconv.Itoa(i)}
-			ref, err := schema.ParseRef(text)
-			kind := st.kinds[ref.Kind]
-			switch {
-			case err != nil:
-				p.report(r, path, "%q is not a ref: write SCOPE/KIND/NAME, for example site/carbide.vpc/prod.", text)
-			case kind == nil:
-				p.report(r, path, "%s", message.Unknown("kind", ref.Kind, st.kinds.Names()))
-			case kind.Node && ref.Scope == schema.ScopeSite:
-				p.report(r, path, "The kind %s lives on nodes: write NODE/%s/%s.", ref.Kind, ref.Kind, ref.Name)
-			case !kind.Node && ref.Scope != schema.ScopeSite:
-				p.report(r, path, "The kind %s lives on the site: write site/%s/%s.", ref.Kind, ref.Kind, ref.Name)
-			case st.index[ref] != nil:
-			case p.full():
-				p.drop(false)
-			default:
-				p.report(r, path, "There is no %s named %q on %s.%s", ref.Kind, ref.Name, scopeNoun(ref.Scope), st.suggest(ref))
-			}
+func checkDependsOn(st *Site, r *Resource, p *reporter) {
+	if len(r.missing) == 0 {
+		return
+	}
+	for i, text := range r.depends {
+		path := []string{"depends_on", strconv.Itoa(i)}
+		ref, err := schema.ParseRef(text)
+		kind := st.kinds[ref.Kind]
+		switch {
+		case err != nil:
+			p.report(r, path, "%q is not a ref: write SCOPE/KIND/NAME, for example site/carbide.vpc/prod.", text)
+		case kind == nil:
+			p.report(r, path, "%s", message.Unknown("kind", ref.Kind, st.kinds.Names()))
+		case kind.Node && ref.Scope == schema.ScopeSite:
+			p.report(r, path, "The kind %s lives on nodes: write NODE/%s/%s.", ref.Kind, ref.Kind, ref.Name)
+		case !kind.Node && ref.Scope != schema.ScopeSite:
+			p.report(r, path, "The kind %s lives on the site: write site/%s/%s.", ref.Kind, ref.Kind, ref.Name)
+		case st.index[ref] != nil:
+		case p.full():
+			p.drop(false)
+		default:
+			p.report(r, path, "There is no %s named %q on %s.%s", ref.Kind, ref.Name, scopeNoun(ref.Scope), st.suggest(ref))
 		}
 	}
 }
 
-func checkKeys(st *Site, p *reporter) {
-	for _, name := range st.kinds.Names() {
-		kind := st.kinds[name]
-		if !kind.Spec().Has(func(f *schema.Field) bool { return f.Key != "" }) {
-			continue
+func isKeyed(f *schema.Field) bool { return f.Key != "" }
+
+func checkKeys(st *Site, r *Resource, p *reporter) {
+	st.keyed.each(r, func(path []string, f *schema.Field, v any) {
+		elements, _ := v.([]any)
+		for i := 1; i < len(elements); i++ { // sorted by key
+			key := objectOf(elements[i])[f.Key]
+			if key == objectOf(elements[i-1])[f.Key] {
+				p.report(r, append(slices.Clone(path), strconv.Itoa(i), f.Key), "Two elements have the %s %v, so nobody could tell which of them changed. Give each its own.", f.Key, key)
+			}
 		}
-		for r := range st.sound(name) {
-			eachValue(kind.Fields, r.Spec, func(path []string, f *schema.Field, v any) {
-				elements, ok := v.([]any)
-				if !ok || f.Key == "" {
-					return
-				}
-				for i := 1; i < len(elements); i++ { // sorted by key
-					key := objectOf(elements[i])[f.Key]
-					if key == objectOf(elements[i-1])[f.Key] {
-						p.report(r, append(slices.Clone(path), strconv.Itoa(i), f.Key), "Two elements have the %s %v, so nobody could tell which of them changed. Give each its own.", f.Key, key)
-					}
-				}
-			})
-		}
-	}
+	})
 }
 
-func checkIgnore(st *Site, p *reporter) {
-	for _, r := range st.Resources {
-		for i, text := range r.Lifecycle.Ignore {
-			if why := vain(r.Kind.Spec(), strings.Split(text, ".")); why != "" {
-				p.report(r, []string{"lifecycle", "ignore", strconv.Itoa(i)}, "Ignoring %s has no effect%s", message.Value(text), why)
-			}
+func checkIgnore(st *Site, r *Resource, p *reporter) {
+	for i, text := range r.Lifecycle.Ignore {
+		if why := vain(r.Kind.Spec(), strings.Split(text, ".")); why != "" {
+			p.report(r, []string{"lifecycle", "ignore", strconv.Itoa(i)}, "Ignoring %s has no effect%s", message.Value(text), why)
 		}
 	}
 }
@@ -155,19 +140,17 @@ func fieldNames(fields []schema.Field) []string {
 // maxTimeout is the longest reasonable wait for one thing: cleaning a machine takes hours, nothing takes a week.
 const maxTimeout = 7 * 24 * time.Hour
 
-func checkTimeouts(st *Site, p *reporter) {
-	for _, r := range st.Resources {
-		for name, v := range r.waits {
-			d, err := time.ParseDuration(fmt.Sprint(v))
-			if err != nil || d <= 0 || d > maxTimeout {
-				p.report(r, []string{"timeouts", name}, "The wait %v is not longer than nothing and at most 168h. Leave it out for the kind's own.", v)
-			}
+func checkTimeouts(st *Site, r *Resource, p *reporter) {
+	for name, v := range sorted(r.waits) {
+		d, err := time.ParseDuration(fmt.Sprint(v))
+		if err != nil || d <= 0 || d > maxTimeout {
+			p.report(r, []string{"timeouts", name}, "The wait %v is not longer than nothing and at most 168h. Leave it out for the kind's own.", v)
 		}
 	}
 }
 
 func checkMaxDestroy(st *Site, p *reporter) {
-	text := textOf(objectOf(st.policy), "max_destroy")
+	text := st.maxDestroy
 	number, share := strings.CutSuffix(text, "%")
 	n, err := strconv.Atoi(number)
 	if text == "" || err == nil && n >= 0 && (!share || n <= 100) {
@@ -181,36 +164,25 @@ func isPrefixField(f *schema.Field) bool {
 	return f.Ref == "" && !f.Computed && (f.Name == "cidr" || f.Name == "prefix" || strings.HasSuffix(f.Name, "_prefix") || strings.HasSuffix(f.Name, "_prefixes"))
 }
 
-func checkPrefixes(st *Site, p *reporter) {
-	for _, name := range st.kinds.Names() {
-		kind := st.kinds[name]
-		if !kind.Spec().Has(isPrefixField) {
-			continue
+func checkPrefixes(st *Site, r *Resource, p *reporter) {
+	st.networked.each(r, func(path []string, f *schema.Field, v any) {
+		list, ok := v.([]any)
+		if !ok {
+			list = []any{v}
 		}
-		for r := range st.sound(name) {
-			eachValue(kind.Fields, r.Spec, func(path []string, f *schema.Field, v any) {
-				if !isPrefixField(f) {
-					return
-				}
-				list, ok := v.([]any)
-				if !ok {
-					list = []any{v}
-				}
-				for i, e := range list {
-					text, _ := e.(string)
-					prefix, err := netip.ParsePrefix(text)
-					if err != nil || prefix == prefix.Masked() && prefix.String() == text {
-						continue
-					}
-					at := slices.Clone(path)
-					if ok {
-						at = append(at, strconv.Itoa(i))
-					}
-					p.report(r, at, "The network %s has host bits or is not in its shortest spelling; write %s.", text, prefix.Masked())
-				}
-			})
+		for i, e := range list {
+			text, _ := e.(string)
+			prefix, err := netip.ParsePrefix(text)
+			if err != nil || prefix == prefix.Masked() && prefix.String() == text {
+				continue
+			}
+			at := slices.Clone(path)
+			if ok {
+				at = append(at, strconv.Itoa(i))
+			}
+			p.report(r, at, "The network %s has host bits or is not in its shortest spelling; write %s.", text, prefix.Masked())
 		}
-	}
+	})
 }
 
 // isMACField reports whether the field holds one or more hardware addresses that the document chooses.
@@ -224,48 +196,35 @@ func isMACField(f *schema.Field) bool {
 	return f.Type == schema.String && (f.Name == "mac" || strings.HasSuffix(f.Name, "_mac") || strings.HasSuffix(f.Name, "mac_address"))
 }
 
-func checkMACs(st *Site, p *reporter) {
-	onNode, onSite := make(firstWith[[2]string]), make(firstWith[string])
-	for _, r := range st.Resources {
-		if !r.sound || !st.macKinds()[r.Ref.Kind] {
-			continue
-		}
-		eachValue(r.Kind.Fields, r.Spec, func(path []string, f *schema.Field, v any) {
-			if !isMACField(f) {
-				return
-			}
-			check := func(path []string, v any) {
-				mac, ok := v.(string)
-				if !ok {
-					return
-				}
+// sharedMACs reports a second use on one node, and warns of one on another.
+var sharedMACs = &sharing{
+	keys: func(st *Site, r *Resource, has func(k key, path ...string)) {
+		mac := func(v any, path ...string) {
+			if mac, ok := v.(string); ok {
 				mac = strings.ToLower(mac)
-				near, far := onNode.take([2]string{r.Ref.Scope, mac}, r), onSite.take(mac, r)
-				switch {
-				case near != nil:
-					p.report(r, path, "The MAC address %s belongs to %s already; frames for one would reach the other. Choose another.", mac, near.Ref)
-				case far != nil:
-					p.warn(r, path, "The MAC address %s belongs to %s too. That works only while the two never meet in one network.", mac, far.Ref)
-				}
+				has(key{mac, r.Ref.Scope}, path...)
+				has(key{mac}, path...)
 			}
-			check(path, v)
+		}
+		st.macs.each(r, func(path []string, f *schema.Field, v any) {
+			mac(v, path...)
 			list, _ := v.([]any)
 			for i, e := range list {
-				check(append(slices.Clone(path), strconv.Itoa(i)), e)
+				mac(e, append(slices.Clone(path), strconv.Itoa(i))...)
 			}
 		})
-	}
-}
-
-// macKinds are the kinds with fields that hold hardware addresses.
-func (st *Site) macKinds() map[string]bool {
-	if st.macs == nil {
-		st.macs = make(map[string]bool)
-		for name, k := range st.kinds {
-			st.macs[name] = k.Spec().Has(isMACField)
+	},
+	check: func(st *Site, r *Resource, path []string, k key, shared []*Resource, n int, p *reporter) {
+		onNode := k[1] != ""
+		sameNode := func(other *Resource) bool { return other.Ref.Scope == r.Ref.Scope }
+		switch {
+		case n == 0:
+		case onNode:
+			p.report(r, path, "The MAC address %s belongs to %s already; frames for one would reach the other. Choose another.", k[0], shared[0].Ref)
+		case !sameNode(shared[n-1]): // the first of its node, because refs are in the order of scopes
+			p.warn(r, path, "The MAC address %s belongs to %s too. That works only while the two never meet in one network.", k[0], shared[0].Ref)
 		}
-	}
-	return st.macs
+	},
 }
 
 // markKey is the label or note in which converge writes the owner of a thing. A test keeps it equal to that of package
@@ -274,21 +233,12 @@ const markKey = "converge.dev/mark"
 
 // checkMarks keeps documents from setting the key that converge uses: the far side would refuse the duplicate key in the
 // middle of a run, or a thing could pass for another site's.
-func checkMarks(st *Site, p *reporter) {
-	for _, name := range st.kinds.Names() {
-		kind := st.kinds[name]
-		if !kind.Spec().Has(func(f *schema.Field) bool { return f.Type == schema.Map }) {
-			continue
+func checkMarks(st *Site, r *Resource, p *reporter) {
+	st.mapped.each(r, func(path []string, f *schema.Field, v any) {
+		if _, ok := objectOf(v)[markKey]; ok {
+			p.report(r, append(slices.Clone(path), markKey), "The key %s is where converge writes whose a thing is. Choose another.", markKey)
 		}
-		for r := range st.sound(name) {
-			eachValue(kind.Fields, r.Spec, func(path []string, f *schema.Field, v any) {
-				if f.Type != schema.Map {
-					return
-				}
-				if _, ok := objectOf(v)[markKey]; ok {
-					p.report(r, append(slices.Clone(path), markKey), "The key %s is where converge writes whose a thing is. Choose another.", markKey)
-				}
-			})
-		}
-	}
+	})
 }
+
+func isMap(f *schema.Field) bool { return f.Type == schema.Map }

@@ -14,11 +14,12 @@ import (
 func (st *Site) refer(r *Resource) {
 	add := func(ref schema.Ref) {
 		if st.index[ref] == nil {
-			r.dangling = true
+			r.missing = append(r.missing, ref)
 			return
 		}
 		r.After = append(r.After, ref)
 	}
+	r.After, r.Outside, r.missing = nil, nil, nil
 	r.Kind.EachRef(r.Spec, func(kind, name string) string {
 		if ref := st.kinds.Target(r.Ref.Scope, kind, name); st.outside(ref) {
 			r.Outside = append(r.Outside, ref)
@@ -30,7 +31,7 @@ func (st *Site) refer(r *Resource) {
 	for _, text := range r.depends {
 		ref, err := schema.ParseRef(text)
 		if err != nil {
-			r.dangling = true
+			r.missing = append(r.missing, ref)
 			continue
 		}
 		add(ref)

@@ -2,7 +2,10 @@ package rules
 
 import (
 	"fmt"
+	"runtime"
 	"slices"
+	"sync"
+	"sync/atomic"
 
 	"converge.dev/converge/schema"
 	"converge.dev/converge/schema/internal/message"
@@ -15,8 +18,10 @@ type Rule struct {
 	Summary string `json:"summary"` // of its diagnostics: what is wrong
 	Doc     string `json:"doc"`     // one line: what must be so
 
-	check func(*Site, *reporter)
+	checks checks
 }
+
+type checks []check
 
 // All lists all rules. Each takes at most O(n log n) for n resources.
 func All() []Rule { return slices.Clone(rules) }
@@ -39,11 +44,31 @@ type Findings struct {
 	Errors, Warnings int       // number of further ones
 }
 
-// Check applies all rules to the site. It reports at most the given number of problems per rule; the others are only counted.
+// Check applies all rules to the site, several at the same time. It reports at most the given number of problems per rule; the
+// others are only counted.
 func (st *Site) Check(most int) Findings {
-	var all Findings
-	for _, r := range rules {
-		r.check(st, &reporter{Findings: &all, rule: r, left: most})
+	return st.apply(most, func(c check, p *reporter) { c.whole(st, p) })
+}
+
+// apply makes all checks of all rules.
+func (st *Site) apply(most int, do func(c check, p *reporter)) (all Findings) {
+	found := make([]Findings, len(rules))
+	var next atomic.Int64
+	var wg sync.WaitGroup
+	for range min(runtime.GOMAXPROCS(0), len(rules)) {
+		wg.Go(func() {
+			for i := int(next.Add(1)) - 1; i < len(rules); i = int(next.Add(1)) - 1 {
+				p := &reporter{Findings: &found[i], rule: rules[i], left: most}
+				for _, c := range rules[i].checks {
+					do(c, p)
+				}
+			}
+		})
+	}
+	wg.Wait()
+	for _, f := range found {
+		all.Problems = append(all.Problems, f.Problems...)
+		all.Errors, all.Warnings = all.Errors+f.Errors, all.Warnings+f.Warnings
 	}
 	return all
 }
@@ -93,6 +118,22 @@ func (p *reporter) add(warning bool, r *Resource, path []string, format string, 
 	p.Problems = append(p.Problems, Problem{p.rule, r, slices.Clone(path), warning, message.Printable(fmt.Sprintf(format, args...))})
 }
 
+// each returns the resources of the kinds for which of holds, of all kinds when it is nil.
+func (st *Site) each(of func(*schema.Kind) bool) func(yield func(*Resource) bool) {
+	return func(yield func(*Resource) bool) {
+		for _, name := range st.kinds.Names() {
+			if of != nil && !of(st.kinds[name]) {
+				continue
+			}
+			for _, r := range st.byKind[name] {
+				if !yield(r) {
+					return
+				}
+			}
+		}
+	}
+}
+
 // sound returns the resources of a kind whose fields are known to have the kind's types.
 func (st *Site) sound(kind string) func(yield func(*Resource) bool) {
 	return func(yield func(*Resource) bool) {
@@ -112,18 +153,6 @@ func (st *Site) target(r *Resource, kind string, name any) *Resource {
 		return nil
 	}
 	return t
-}
-
-// firstWith remembers the first resource with a value, so that a message about the second can name it.
-type firstWith[K comparable] map[K]*Resource
-
-// take returns the resource that had the key before, or takes it for r and returns nil.
-func (f firstWith[K]) take(key K, r *Resource) *Resource {
-	if first := f[key]; first != nil {
-		return first
-	}
-	f[key] = r
-	return nil
 }
 
 // scopeNoun returns a scope in words, for messages.

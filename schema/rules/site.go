@@ -8,15 +8,20 @@ import (
 	"converge.dev/converge/schema"
 )
 
-// A Site is what rules check: every resource of a document. Only [Site.Accept] changes it.
+// A Site is what rules check: every resource of a document. Only [Site.Accept] and [Site.Revise] change it.
 type Site struct {
 	Resources []*Resource // sorted by ref
 
-	policy any // as in the document
 	kinds  schema.Kinds
 	byKind map[string][]*Resource // in the order of Resources
 	index  map[schema.Ref]*Resource
-	macs   map[string]bool // by kind: see macKinds
+
+	maxDestroy string           // of the policy
+	management []managementFlow // of the policy
+
+	keyed, networked, macs, mapped selection // fields that some rules are about
+
+	kept *kept // nil unless the site is kept for revisions: see Keep
 }
 
 // A Resource is a resource of a document that is not yet known to be valid.
@@ -26,15 +31,19 @@ type Resource struct {
 	Path            []string // in the document
 	Number          int      // index in Site.Resources
 
-	sound    bool           // its fields have the types of the kind; never set for an external one, which has none
-	depends  []string       // depends_on
-	waits    map[string]any // timeouts
-	dangling bool           // some of After is not in the document
+	sound   bool           // its fields have the types of the kind; never set for an external one, which has none
+	depends []string       // depends_on
+	waits   map[string]any // timeouts
+	missing []schema.Ref   // what it refers to and is not in the document; zero for what is no ref
 }
 
 // NewSite returns the resources in a document. Anything that is not where a resource can be is left out.
 func NewSite(kinds schema.Kinds, doc map[string]any) *Site {
-	st := &Site{policy: doc["policy"], kinds: kinds, byKind: make(map[string][]*Resource)}
+	policy := objectOf(doc["policy"])
+	st := &Site{
+		kinds: kinds, byKind: make(map[string][]*Resource), maxDestroy: textOf(policy, "max_destroy"), management: managementFlows(policy),
+		keyed: choose(kinds, isKeyed), networked: choose(kinds, isPrefixField), macs: choose(kinds, isMACField), mapped: choose(kinds, isMap),
+	}
 	st.add(schema.ScopeSite, nil, doc)
 	for node, at := range sorted(doc["nodes"]) {
 		if node != schema.ScopeSite {
@@ -50,6 +59,9 @@ func NewSite(kinds schema.Kinds, doc map[string]any) *Site {
 	}
 	return st
 }
+
+// Get returns a resource; nil when there is none with that ref.
+func (st *Site) Get(ref schema.Ref) *Resource { return st.index[ref] }
 
 // add finds the resources of one scope.
 func (st *Site) add(scope string, path []string, at any) {

@@ -1,0 +1,238 @@
+package load
+
+import (
+	"encoding/json"
+	"maps"
+	"math/rand/v2"
+	"path/filepath"
+	"slices"
+	"strings"
+	"testing"
+
+	"github.com/google/go-cmp/cmp"
+	"github.com/google/go-cmp/cmp/cmpopts"
+	"github.com/rogpeppe/go-internal/txtar"
+
+	"converge.dev/converge/internal/loadtest"
+	"converge.dev/converge/schema"
+	"converge.dev/converge/schema/kinds"
+	"converge.dev/converge/schema/rules"
+)
+
+// A pool has resources and policies to make documents from, right ones and wrong ones.
+type pool struct {
+	schema   *kinds.Schema
+	kinds    []string
+	refs     map[string][]schema.Ref // by kind
+	variants map[schema.Ref][]map[string]any
+	policies []any
+}
+
+// add takes everything that the documents have which can be decoded.
+func (p *pool) add(t *testing.T, documents ...[]Source) *pool {
+	for _, sources := range documents {
+		_, doc, _ := read(t.Context(), Options{}, sources)
+		if doc == nil {
+			continue
+		}
+		for _, r := range rules.NewSite(p.schema.Kinds(), doc).Resources {
+			if p.variants[r.Ref] == nil {
+				p.refs[r.Ref.Kind] = append(p.refs[r.Ref.Kind], r.Ref)
+			}
+			p.variants[r.Ref] = append(p.variants[r.Ref], r.Spec)
+		}
+		if doc["policy"] != nil {
+			p.policies = append(p.policies, doc["policy"])
+		}
+	}
+	p.kinds = slices.Sorted(maps.Keys(p.refs))
+	return p
+}
+
+func newPool(s *kinds.Schema) *pool {
+	return &pool{schema: s, refs: map[string][]schema.Ref{}, variants: map[schema.Ref][]map[string]any{}}
+}
+
+// draw returns a resource of the pool, sometimes with a field of another of its kind.
+func (p *pool) draw(rnd *rand.Rand, kind string) (schema.Ref, map[string]any) {
+	any := func() (schema.Ref, map[string]any) {
+		ref := p.refs[kind][rnd.IntN(len(p.refs[kind]))]
+		return ref, p.variants[ref][rnd.IntN(len(p.variants[ref]))]
+	}
+	ref, spec := any()
+	spec = maps.Clone(spec)
+	if _, from := any(); rnd.IntN(2) == 0 && len(from) > 0 {
+		names := slices.Sorted(maps.Keys(from))
+		name := names[rnd.IntN(len(names))]
+		spec[name] = from[name]
+	}
+	return ref, spec
+}
+
+// put puts a resource into a tree.
+func put(doc map[string]any, ref schema.Ref, spec map[string]any) {
+	at := doc
+	path := strings.Split(ref.Path(), ".")
+	for _, name := range path[:len(path)-1] {
+		if at[name] == nil {
+			at[name] = map[string]any{}
+		}
+		at = at[name].(map[string]any)
+	}
+	at[ref.Name] = spec
+}
+
+func asJSON(t *testing.T, doc map[string]any) []byte {
+	text, err := json.Marshal(doc)
+	if err != nil {
+		t.Fatal(err)
+	}
+	return text
+}
+
+// texts returns what diagnostics say, beginning with the codes.
+func texts(ds Diagnostics) map[string]bool {
+	texts := map[string]bool{}
+	for _, d := range ds {
+		texts[d.Code+" "+d.Path+" "+d.Detail] = true
+	}
+	return texts
+}
+
+// Every revision is what the whole text is when it is loaded, and is refused when that is refused, with some of the same errors. It
+// warns of what is new.
+func TestRevise(t *testing.T) {
+	s := embedded(t)
+	broken := map[string]bool{} // codes
+	everything := newPool(s).add(t, []Source{{Name: "example.cue", Data: []byte(schema.Example)}}, []Source{{Name: "large.json", Data: loadtest.Site(60)}})
+	example := everything.variants
+	cases, _ := filepath.Glob("testdata/wrong/*.txtar")
+	for _, name := range cases {
+		archive, err := txtar.ParseFile(name)
+		if err != nil {
+			t.Fatal(err)
+		}
+		var sources []Source
+		for _, f := range archive.Files {
+			if f.Name != "want" {
+				sources = append(sources, Source{Name: f.Name, Data: f.Data})
+			}
+		}
+		everything.add(t, sources)
+		if one := newPool(s).add(t, sources); len(one.kinds) > 0 {
+			for seed := range uint64(3) {
+				revise(t, one, nil, seed, 60, broken)
+			}
+		}
+	}
+	valid := map[schema.Ref]map[string]any{}
+	for ref, variants := range example {
+		valid[ref] = variants[0]
+	}
+	for seed := range uint64(3) {
+		if n := revise(t, everything, nil, seed, 250, broken) + revise(t, everything, valid, seed, 250, broken); n < 50 {
+			t.Errorf("seed %d: only %d revisions were accepted", seed, n)
+		}
+	}
+	for _, r := range rules.All() {
+		if !broken[r.Code] {
+			t.Errorf("%s %s was never broken", r.Code, r.Name)
+		}
+	}
+}
+
+// revise makes revisions of a document that begins with the resources of first, and adds the codes of what is wrong with them to
+// broken. It returns how many are accepted.
+func revise(t *testing.T, p *pool, first map[schema.Ref]map[string]any, seed uint64, steps int, broken map[string]bool) (accepted int) {
+	t.Helper()
+	rnd := rand.New(rand.NewPCG(seed, 0))
+	head := map[string]any{"apiVersion": schema.APIVersion, "site": map[string]any{"name": "a", "id": loadtest.SiteID, "serial": int64(1)}}
+	c, ds := NewCurrent(t.Context(), p.schema, Source{Name: "first.json", Data: asJSON(t, head)})
+	if c == nil {
+		t.Fatal(render(ds))
+	}
+	all, warned := map[schema.Ref]map[string]any{}, map[string]bool{}
+	resources := map[schema.Ref]schema.Resource{}
+	for step := range steps {
+		edit, next, nextHead := map[string]any{}, maps.Clone(all), maps.Clone(head)
+		var remove []schema.Ref
+		write := func(ref schema.Ref, spec map[string]any) {
+			put(edit, ref, spec)
+			next[ref] = spec
+		}
+		if step == 0 {
+			for ref, spec := range first {
+				write(ref, spec)
+			}
+		}
+		if len(all) > 0 && rnd.IntN(4) == 0 {
+			refs := slices.SortedFunc(maps.Keys(all), schema.Ref.Compare)
+			ref := refs[rnd.IntN(len(refs))]
+			remove = append(remove, ref)
+			delete(next, ref)
+		}
+		kind := p.kinds[rnd.IntN(len(p.kinds))]
+		for range rnd.IntN(5) {
+			if rnd.IntN(3) == 0 {
+				kind = p.kinds[rnd.IntN(len(p.kinds))]
+			}
+			write(p.draw(rnd, kind))
+		}
+		if rnd.IntN(10) == 0 {
+			nextHead["site"] = map[string]any{"name": "a", "id": loadtest.SiteID, "serial": int64(step + 2)}
+			edit["site"] = nextHead["site"]
+		}
+		if rnd.IntN(20) == 0 && len(p.policies) > 0 {
+			nextHead["policy"] = p.policies[rnd.IntN(len(p.policies))]
+			edit["policy"] = nextHead["policy"]
+		}
+		doc := maps.Clone(nextHead)
+		for ref, spec := range next {
+			put(doc, ref, spec)
+		}
+		fail := func(format string, args ...any) {
+			t.Helper()
+			t.Fatalf("seed %d, step %d, edit %s without %v: "+format, append([]any{seed, step, asJSON(t, edit), remove}, args...)...)
+		}
+		before := c.doc.Digest
+		want, wantDs := Document(t.Context(), p.schema, Options{}, Source{Name: "whole.json", Data: asJSON(t, doc)})
+		rev, gotDs := c.Revise(t.Context(), Source{Name: "edit.json", Data: asJSON(t, edit)}, remove...)
+		whole, revised := texts(wantDs), texts(gotDs)
+		for text := range revised {
+			broken[text[:len("CV0000")]] = true
+			if !whole[text] && len(wantDs) < maxDiagnostics {
+				fail("only the revision says %s", text)
+			}
+		}
+		if rev == nil || want == nil {
+			if rev != nil || want != nil || c.doc.Digest != before {
+				fail("the whole is\n%s\nand the revision\n%s", render(wantDs), render(gotDs))
+			}
+			continue
+		}
+		accepted++
+		for text := range whole {
+			if !revised[text] && !warned[text] {
+				fail("the revision does not say %s", text)
+			}
+		}
+		all, head, warned = next, nextHead, whole
+		for ref, r := range rev.Resources {
+			if delete(resources, ref); r != nil {
+				resources[ref] = *r
+			}
+		}
+		got := c.Document()
+		told := slices.SortedFunc(maps.Values(resources), func(a, b schema.Resource) int { return a.Ref.Compare(b.Ref) })
+		if string(got.JSON) != string(want.JSON) || got.Digest != want.Digest || got.Site != want.Site || got.Policy != want.Policy {
+			fail("the text is\n%s\nwant\n%s", got.JSON, want.JSON)
+		}
+		if diff := cmp.Diff(want.Resources, got.Resources); diff != "" {
+			fail("the resources (-want +got):\n%s", diff)
+		}
+		if diff := cmp.Diff(want.Resources, told, cmpopts.EquateEmpty()); diff != "" {
+			fail("what all revisions tell adds up to other resources (-want +got):\n%s", diff)
+		}
+	}
+	return accepted
+}
