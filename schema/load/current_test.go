@@ -2,6 +2,7 @@ package load
 
 import (
 	"encoding/json"
+	"fmt"
 	"maps"
 	"math/rand/v2"
 	"path/filepath"
@@ -235,4 +236,43 @@ func revise(t *testing.T, p *pool, first map[schema.Ref]map[string]any, seed uin
 		}
 	}
 	return accepted
+}
+
+// A rule may follow two references: an instance belongs to the tenant of the VPC of the prefix that it is attached to.
+func TestReviseAtTwoReferences(t *testing.T) {
+	s := embedded(t)
+	head := `{"apiVersion":"converge.dev/v1","site":{"name":"a","id":"` + loadtest.SiteID + `"},"carbide":{"tenant":{"acme":{},"umbra":{}},
+		"vpc":{"prod":{"tenant":"acme"}},"vpc_prefix":{"links":{"vpc":"prod","prefix":"10.0.0.0/24"}},"instance_type":{"gpu":{}},
+		"instance":{"web":{"tenant":"acme","instance_type":"gpu","os":{"ipxe":"#!ipxe"},"interfaces":[{"function":"physical","vpc_prefix":"links"}]}}}}`
+	c, ds := NewCurrent(t.Context(), s, Source{Name: "site.json", Data: []byte(head)})
+	if c == nil {
+		t.Fatal(render(ds))
+	}
+	rev, ds := c.Revise(t.Context(), Source{Name: "edit.json", Data: []byte(`{"carbide":{"vpc":{"prod":{"tenant":"umbra"}}}}`)})
+	if rev != nil || len(ds) != 1 || ds[0].Code != "CV1131" || ds[0].Path != "carbide.instance.web.interfaces.0.vpc_prefix" || ds[0].Range != nil {
+		t.Errorf("the revision is %v:\n%s", rev, render(ds))
+	}
+}
+
+// A document that would be too large is refused, whatever each revision adds.
+func TestReviseWithinTheLimits(t *testing.T) {
+	s := embedded(t)
+	tenants := func(from, n int) []byte {
+		all := map[string]any{}
+		for i := range n {
+			all[fmt.Sprintf("t%06d", from+i)] = map[string]any{}
+		}
+		return asJSON(t, map[string]any{"apiVersion": schema.APIVersion, "site": map[string]any{"name": "a", "id": loadtest.SiteID}, "carbide": map[string]any{"tenant": all}})
+	}
+	c, ds := NewCurrent(t.Context(), s, Source{Name: "site.json", Data: tenants(0, maxResources-1)})
+	if c == nil {
+		t.Fatal(render(ds))
+	}
+	if rev, ds := c.Revise(t.Context(), Source{Name: "edit.json", Data: tenants(maxResources-1, 1)}); rev == nil {
+		t.Fatal(render(ds))
+	}
+	rev, ds := c.Revise(t.Context(), Source{Name: "edit.json", Data: tenants(maxResources, 1)})
+	if rev != nil || len(ds) != 1 || ds[0].Code != codeTooLarge || len(c.Document().Resources) != maxResources {
+		t.Errorf("the revision is %v:\n%s", rev, render(ds))
+	}
 }
