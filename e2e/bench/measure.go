@@ -87,32 +87,50 @@ func (b *bencher) validate() error {
 	})
 }
 
-// plan runs the benchmark of planning in memory, which has its own floor beside each figure.
-func (b *bencher) plan() error {
-	test := filepath.Join(b.dir, "plan.test")
-	if _, err := execute("go", ".", 0, "test", "-c", "-o", test, "converge.dev/converge/engine/plan"); err != nil {
-		return err
-	}
-	return measure([]scale{{n: 1_000}, {n: 10_000, ratio: 3}, {n: 100_000, ratio: 3}}, func(s scale, _ int) error {
-		c, err := execute(test, b.dir, 0, "-test.run=^$", fmt.Sprintf("-test.bench=^BenchmarkNoOp$/^n=%d$", s.n), "-test.benchtime=500ms")
+// memory runs benchmarks of what is done in memory, each of which has its own floor beside each figure.
+func (b *bencher) memory() error {
+	for _, m := range []struct{ pkg, name, by, what string }{
+		{"engine/plan", "BenchmarkNoOp", "plan", "no-op plan of %d in memory"},
+		{"schema/load", "BenchmarkRevise", "revise", "one change in a document of %d in memory"},
+	} {
+		test := filepath.Join(b.dir, filepath.Base(m.pkg)+".test")
+		if _, err := execute("go", ".", 0, "test", "-c", "-o", test, "converge.dev/converge/"+m.pkg); err != nil {
+			return err
+		}
+		err := measure([]scale{{n: 1_000}, {n: 10_000, ratio: 3}, {n: 100_000, ratio: 3}}, func(s scale, _ int) error {
+			took, err := benchmark(test, b.dir, fmt.Sprintf("^%s$/^n=%d$", m.name, s.n))
+			if err != nil {
+				return err
+			}
+			figure, floor := took["/by="+m.by], took["/by=floor"]
+			if figure == 0 || floor == 0 {
+				return fmt.Errorf("%s does not measure %s", m.name, m.by)
+			}
+			b.row(s.ratio, m.what, s.n).time(figure, floor)
+			return nil
+		})
 		if err != nil {
 			return err
 		}
-		took := map[string]time.Duration{}
-		for r := benchfmt.NewReader(strings.NewReader(c.said), test); r.Scan(); {
-			if result, ok := r.Result().(*benchfmt.Result); ok {
-				_, parts := result.Name.Parts()
-				seconds, _ := result.Value("sec/op")
-				took[string(parts[1])] = time.Duration(seconds * float64(time.Second))
-			}
+	}
+	return nil
+}
+
+// benchmark runs benchmarks of a test program, and returns how long an operation of each takes, by the last part of its name.
+func benchmark(test, dir, names string) (map[string]time.Duration, error) {
+	c, err := execute(test, dir, 0, "-test.run=^$", "-test.bench="+names, "-test.benchtime=500ms")
+	if err != nil {
+		return nil, err
+	}
+	took := map[string]time.Duration{}
+	for r := benchfmt.NewReader(strings.NewReader(c.said), test); r.Scan(); {
+		if result, ok := r.Result().(*benchfmt.Result); ok {
+			_, parts := result.Name.Parts()
+			seconds, _ := result.Value("sec/op")
+			took[string(parts[1])] = time.Duration(seconds * float64(time.Second))
 		}
-		figure, floor := took["/by=plan"], took["/by=floor"]
-		if figure == 0 || floor == 0 {
-			return fmt.Errorf("not what is asked for was measured: %s", c.said)
-		}
-		b.row(s.ratio, "no-op plan of %d in memory", s.n).time(figure, floor)
-		return nil
-	})
+	}
+	return took, nil
 }
 
 // world applies and destroys sites on the fake world, with the embedded store and its durable journal. The floor repeats the

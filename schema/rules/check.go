@@ -172,7 +172,7 @@ func (g *groups) remove(k key, r *Resource) {
 
 func byNumber(a, b *Resource) int { return cmp.Compare(a.Number, b.Number) }
 
-// together checks all resources of some kinds together.
+// together checks all resources of some kinds together. Check reads nothing else.
 type together struct {
 	kinds []string
 	check func(st *Site, p *reporter)
@@ -181,7 +181,7 @@ type together struct {
 func (c together) whole(st *Site, p *reporter) { c.check(st, p) }
 
 func (c together) again(st *Site, t *Touched, p *reporter) {
-	if slices.ContainsFunc(t.Resources, func(r *Resource) bool { return slices.Contains(c.kinds, r.Ref.Kind) }) {
+	if slices.ContainsFunc(t.Changed, func(r *Resource) bool { return slices.Contains(c.kinds, r.Ref.Kind) }) {
 		c.check(st, p)
 	}
 }
