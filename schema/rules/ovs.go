@@ -8,8 +8,9 @@ import (
 
 // The kinds of Open vSwitch that rules refer to.
 const (
-	ovsBridge = "ovs.bridge"
-	ovsPort   = "ovs.port"
+	ovsBridge     = "ovs.bridge"
+	ovsController = "ovs.controller"
+	ovsPort       = "ovs.port"
 )
 
 // ovsRules report what the database would accept and the switch would then not do.
@@ -18,6 +19,7 @@ var ovsRules = []Rule{
 	{"CV1162", "ovs-vlan", "VLAN settings contradict each other", "The VLAN settings of a port fit its mode", checks{each{named(ovsPort), checkPortVLANs}}},
 	{"CV1163", "ovs-interface", "Interface does not fit its type", "An interface has the options that its type needs", checks{each{named(ovsPort), checkPortInterfaces}, patches}},
 	{"CV1164", "ovs-spanning-tree", "Two spanning tree protocols", "A bridge runs one spanning tree protocol", checks{each{named(ovsBridge), checkSpanningTree}}},
+	{"CV1165", "ovs-controller-target", "Controller is declared twice", "A bridge has one controller at a target", checks{sharedTargets}},
 }
 
 var sharedPortNames = &sharing{
@@ -98,4 +100,16 @@ func checkSpanningTree(_ *Site, r *Resource, p *reporter) {
 	if boolOf(r.Spec, "stp_enable") && boolOf(r.Spec, "rstp_enable") {
 		p.report(r, []string{"rstp_enable"}, "The bridge is to run both STP and RSTP. Enable one of the two.")
 	}
+}
+
+var sharedTargets = &sharing{
+	of: named(ovsController),
+	keys: func(_ *Site, r *Resource, has func(k key, path ...string)) {
+		has(key{textOf(r.Spec, "target"), r.Ref.Scope + "/" + textOf(r.Spec, "bridge")}, "target")
+	},
+	check: func(_ *Site, r *Resource, path []string, k key, shared []*Resource, n int, p *reporter) {
+		if n > 0 {
+			p.report(r, path, "The bridge %s has a controller at %s already: %s. Remove one of the two.", textOf(r.Spec, "bridge"), k[0], shared[0].Ref)
+		}
+	},
 }
