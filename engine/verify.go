@@ -1,12 +1,14 @@
 package engine
 
 import (
+	"bytes"
 	"context"
-	"encoding/json"
 	"errors"
 	"fmt"
 	"strings"
 	"time"
+
+	"github.com/go-json-experiment/json/jsontext"
 
 	"converge.dev/converge/engine/event"
 	"converge.dev/converge/engine/plan"
@@ -99,13 +101,24 @@ func (e *Engine) honest(set *providers.Set, p *plan.Plan, recorded []state.Recor
 	for i := range recorded {
 		records[recorded[i].Ref] = &recorded[i]
 	}
-	waits := waits{document: p.Document}
+	var own waits // of steps whose kind waits otherwise
+	for i := range p.Steps {
+		s := &p.Steps[i]
+		if served, _, _ := set.Find(s.Ref.Scope, s.Ref.Kind); s.Within != ownWait(s.Action, served.Traits) {
+			own.of(s)
+		}
+	}
+	if own.below != nil && len(p.Document) > 0 {
+		if err := own.read(jsontext.NewDecoder(bytes.NewReader(p.Document))); err != nil {
+			return fmt.Errorf("the document of the plan: %w", err)
+		}
+	}
 	var ds []event.Difference
 	for i := range p.Steps {
 		s := &p.Steps[i]
 		served, _, _ := set.Find(s.Ref.Scope, s.Ref.Kind)
 		why := dishonest(p, s, e.o.Kinds[s.Ref.Kind], served.Traits, records[s.Ref])
-		if why == "" && s.Within != ownWait(s.Action, served.Traits) && s.Within != waits.of(s) {
+		if why == "" && s.Within != ownWait(s.Action, served.Traits) && s.Within != own.of(s).wait {
 			why = fmt.Sprintf("the plan waits %v for it, and neither its kind nor the document says so", s.Within)
 		}
 		if why != "" {
@@ -158,29 +171,58 @@ func ownWait(a plan.Action, t providers.Traits) time.Duration {
 	return 0
 }
 
-// waits reads the timeouts of resources from a document when the first of them is needed.
+// waits are the timeouts that a document states for some steps. Reading them costs what lies on the way there, not the whole
+// document.
 type waits struct {
-	document []byte
-	tree     map[string]any
+	below map[string]*waits
+	wait  time.Duration // zero: the document says nothing
 }
 
-// of returns the document's own wait for the result of a step; zero when it says nothing.
-func (w *waits) of(s *plan.Step) time.Duration {
-	if w.tree == nil {
-		w.tree = map[string]any{}
-		_ = json.Unmarshal(w.document, &w.tree) // it was valid before; an empty tree states nothing
-	}
+// of returns the place of the wait for the result of a step.
+func (w *waits) of(s *plan.Step) *waits {
 	provider, noun, _ := strings.Cut(s.Ref.Kind, ".")
 	path := []string{provider, noun, s.Ref.Name, "timeouts", string(s.Action)}
 	if s.Ref.Scope != schema.ScopeSite {
 		path = append([]string{"nodes", s.Ref.Scope}, path...)
 	}
-	var at any = w.tree
 	for _, name := range path {
-		m, _ := at.(map[string]any)
-		at = m[name]
+		next := w.below[name]
+		if next == nil {
+			next = &waits{}
+			if w.below == nil {
+				w.below = map[string]*waits{}
+			}
+			w.below[name] = next
+		}
+		w = next
 	}
-	text, _ := at.(string)
-	d, _ := time.ParseDuration(text)
-	return d
+	return w
+}
+
+// read reads the next value of a document, which was valid before, at the places that are known by then.
+func (w *waits) read(d *jsontext.Decoder) error {
+	switch kind := d.PeekKind(); {
+	case kind == '"':
+		text, err := d.ReadToken()
+		w.wait, _ = time.ParseDuration(text.String())
+		return err
+	case kind != '{' || w.below == nil:
+		return d.SkipValue()
+	}
+	_, err := d.ReadToken()
+	for err == nil && d.PeekKind() == '"' {
+		var name jsontext.Token
+		if name, err = d.ReadToken(); err != nil {
+			break
+		}
+		if next := w.below[name.String()]; next != nil {
+			err = next.read(d)
+		} else {
+			err = d.SkipValue()
+		}
+	}
+	if err == nil {
+		_, err = d.ReadToken()
+	}
+	return err
 }
