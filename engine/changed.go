@@ -8,7 +8,6 @@ import (
 	"slices"
 
 	"converge.dev/converge/engine/plan"
-	"converge.dev/converge/providers"
 	"converge.dev/converge/schema"
 	"converge.dev/converge/state"
 )
@@ -221,10 +220,7 @@ func (e *Engine) lookAt(ctx context.Context, doc *schema.Document, refs []schema
 	if err != nil {
 		return in, nil, err
 	}
-	in.Traits = func(scope, kind string) (providers.Traits, bool) {
-		k, _, ok := set.Find(scope, kind)
-		return k.Traits, ok
-	}
+	in.Traits = set.Traits
 	ids := liveIDs(in.Recorded)
 	at := map[plan.Place]bool{} // whether all of the place is observed
 	for i := range doc.Resources {

@@ -62,10 +62,7 @@ func (e *Engine) look(ctx context.Context, doc *schema.Document, strays bool) (p
 	if err != nil {
 		return plan.Input{}, err
 	}
-	in.Traits = func(scope, kind string) (providers.Traits, bool) {
-		k, _, ok := set.Find(scope, kind)
-		return k.Traits, ok
-	}
+	in.Traits = set.Traits
 	at := places(refs)
 	if strays {
 		set.Each(func(scope string, k providers.Served, _ *providers.Provider) {
