@@ -127,7 +127,7 @@ func (e *Engine) begun(ctx context.Context) map[schema.Ref]bool {
 func places(refs []schema.Ref) map[plan.Place]bool {
 	at := map[plan.Place]bool{}
 	for _, r := range refs {
-		at[plan.Place{Scope: r.Scope, Kind: r.Kind}] = true
+		at[plan.PlaceOf(r)] = true
 	}
 	return at
 }
@@ -178,7 +178,7 @@ func liveIDs(recorded []state.Record) map[plan.Place][]string {
 	ids := map[plan.Place][]string{}
 	for i := range recorded {
 		if r := &recorded[i]; !r.Gone {
-			p := plan.Place{Scope: r.Ref.Scope, Kind: r.Ref.Kind}
+			p := plan.PlaceOf(r.Ref)
 			ids[p] = append(ids[p], r.ID)
 		}
 	}

@@ -55,7 +55,7 @@ func (e *Engine) stale(ctx context.Context, set *providers.Set, p *plan.Plan, re
 			continue
 		}
 		if s.Before != nil || s.Action == plan.Create {
-			at := plan.Place{Scope: s.Ref.Scope, Kind: s.Ref.Kind}
+			at := plan.PlaceOf(s.Ref)
 			ids[at], expecting = append(ids[at], s.ExternalID), append(expecting, s)
 		}
 	}
@@ -65,7 +65,7 @@ func (e *Engine) stale(ctx context.Context, set *providers.Set, p *plan.Plan, re
 	}
 	names := externalNames(p, recorded)
 	for _, s := range expecting {
-		if d := e.changedSince(s, seen[plan.Place{Scope: s.Ref.Scope, Kind: s.Ref.Kind}][s.ExternalID], names); d != "" {
+		if d := e.changedSince(s, seen[plan.PlaceOf(s.Ref)][s.ExternalID], names); d != "" {
 			ds = append(ds, event.Difference{Ref: s.Ref, Detail: d})
 		}
 	}
@@ -130,7 +130,7 @@ func externalNames(p *plan.Plan, recorded []state.Record) plan.Names {
 func (e *Engine) gone(ctx context.Context, set *providers.Set, p *plan.Plan) (ds []event.Difference, err error) {
 	ids := map[plan.Place][]string{}
 	for _, x := range p.Externals {
-		if at := (plan.Place{Scope: x.Ref.Scope, Kind: x.Ref.Kind}); x.Unchecked == "" {
+		if at := plan.PlaceOf(x.Ref); x.Unchecked == "" {
 			ids[at] = append(ids[at], x.ID)
 		}
 	}
@@ -142,7 +142,7 @@ func (e *Engine) gone(ctx context.Context, set *providers.Set, p *plan.Plan) (ds
 		if x.Unchecked != "" {
 			continue
 		}
-		if lost := x.Lost(seen[plan.Place{Scope: x.Ref.Scope, Kind: x.Ref.Kind}][x.ID]); lost != "" {
+		if lost := x.Lost(seen[plan.PlaceOf(x.Ref)][x.ID]); lost != "" {
 			ds = append(ds, event.Difference{Ref: x.Ref, Detail: lost})
 		}
 	}

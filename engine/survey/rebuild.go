@@ -61,7 +61,7 @@ func (s *Survey) Rebuild(ks schema.Kinds, when time.Time, declared ...schema.Res
 		if r.Gone {
 			continue
 		}
-		things := s.Observed.Things[plan.Place{Scope: r.Ref.Scope, Kind: r.Ref.Kind}]
+		things := s.Observed.Things[plan.PlaceOf(r.Ref)]
 		t := &things[slices.IndexFunc(things, func(t providers.Thing) bool { return t.ID == r.ID })]
 		ks[r.Ref.Kind].EachRef(t.Spec.Clone(), func(kind, id string) string {
 			if to, ok := names.Find(r.Ref.Scope, kind, id); ok {

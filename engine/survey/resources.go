@@ -62,7 +62,7 @@ func (s *Survey) Resources(ks schema.Kinds, o Choice, fits func(schema.Ref, sche
 				continue
 			}
 			f := s.find(ks[at.Kind], ref, t, n)
-			if n.others[t] || others[plan.Place{Scope: at.Scope, Kind: at.Kind}][t.ID] && !f.Managed ||
+			if n.others[t] || others[at][t.ID] && !f.Managed ||
 				slices.ContainsFunc(o.External, func(p string) bool { return plan.Matches(p, ref) }) {
 				finds = append(finds, f.external(things))
 				continue
@@ -106,7 +106,7 @@ func (s *Survey) others(ks schema.Kinds) map[plan.Place]map[string]bool {
 			continue
 		}
 		for _, to := range plan.Outside(ks, r.Ref, r.Spec, r.After) {
-			at := plan.Place{Scope: to.Scope, Kind: to.Kind}
+			at := plan.PlaceOf(to)
 			if ids[at] == nil {
 				ids[at] = map[string]bool{}
 			}
@@ -132,7 +132,7 @@ func (s *Survey) unlisted(finds []Find, n *naming) (more []Find) {
 	seen := map[schema.Ref]bool{}
 	for i := range finds {
 		for _, to := range finds[i].After {
-			_, unsupported := s.Observed.Unsupported[plan.Place{Scope: to.Scope, Kind: to.Kind}]
+			_, unsupported := s.Observed.Unsupported[plan.PlaceOf(to)]
 			if unsupported && n.used[to] == nil && !seen[to] && uuid.Validate(to.Name) != nil { // a UUID needs no declaration
 				seen[to] = true
 				more = append(more, Find{Resource: schema.Resource{Ref: to, Spec: schema.Object{}, External: &schema.External{ID: to.Name}}, ID: to.Name})
