@@ -124,21 +124,18 @@ func (e *Engine) journalOf(ctx context.Context, run state.Run, p *plan.Plan, bod
 	if err != nil {
 		return nil, sum, err
 	}
-	if got := digestOf(body); sum.Plan != got {
+	digest := sha256.Sum256(body)
+	if got := hex.EncodeToString(digest[:]); sum.Plan != got {
 		return nil, sum, fmt.Errorf("run %s: its journal is about the plan %.12s, and the plan in the store is %.12s: the store is damaged", run.ID, sum.Plan, got)
 	}
 	return log, sum, nil
 }
 
+// sumOf reads what the journal of a run with so many steps adds up to.
 func sumOf(ctx context.Context, store *state.Store, run state.Run, steps int) (journal.Replay, error) {
 	log, err := journal.Read(ctx, store, run.ID)
 	if err != nil {
 		return journal.Replay{}, err
 	}
 	return journal.Sum(log.Records, steps)
-}
-
-func digestOf(body []byte) string {
-	sum := sha256.Sum256(body)
-	return hex.EncodeToString(sum[:])
 }
