@@ -65,6 +65,7 @@ var layers = []struct {
 	{"engine/graph", nil},
 	{"engine/remedy", nil},
 	{"engine/plan", []string{"schema$", "providers$", "state$", "engine/diff", "engine/graph", "engine/remedy", "engine/secret/sealed"}},
+	{"engine/survey", []string{"schema$", "providers$", "state$", "engine/diff", "engine/plan", "engine/secret/sealed"}},
 	{"engine", []string{"schema$", "providers$", "state$", "engine", "internal/failpoint", "internal/retry"}},
 	{"cmd", []string{"schema", "providers", "state", "engine", "internal/files", "internal/nearest", "internal/retry", "internal/carbidesim"}},
 	{"e2e", []string{"schema", "providers", "state", "engine", "cmd", "internal"}},

@@ -8,7 +8,6 @@ import (
 	"slices"
 
 	"converge.dev/converge/engine/plan"
-	"converge.dev/converge/providers"
 	"converge.dev/converge/schema"
 	"converge.dev/converge/state"
 )
@@ -221,15 +220,12 @@ func (e *Engine) lookAt(ctx context.Context, doc *schema.Document, refs []schema
 	if err != nil {
 		return in, nil, err
 	}
-	in.Traits = func(scope, kind string) (providers.Traits, bool) {
-		k, _, ok := set.Find(scope, kind)
-		return k.Traits, ok
-	}
+	in.Traits = set.Traits
 	ids := liveIDs(in.Recorded)
 	at := map[plan.Place]bool{} // whether all of the place is observed
 	for i := range doc.Resources {
 		r := &doc.Resources[i]
-		place := placeOf(r.Ref)
+		place := plan.PlaceOf(r.Ref)
 		switch {
 		case r.External != nil && r.External.ID != "":
 			ids[place] = append(ids[place], r.External.ID)
@@ -242,7 +238,7 @@ func (e *Engine) lookAt(ctx context.Context, doc *schema.Document, refs []schema
 			}
 		}
 		for _, to := range r.Outside {
-			ids[placeOf(to)] = append(ids[placeOf(to)], to.Name)
+			ids[plan.PlaceOf(to)] = append(ids[plan.PlaceOf(to)], to.Name)
 		}
 	}
 	for ref := range chosen { // what refers to a thing decides whether it may be deleted
@@ -328,14 +324,14 @@ func (e *Engine) owners(ctx context.Context, in *plan.Input, at map[plan.Place]b
 		r := &in.Document.Resources[i]
 		ids := slices.Clone(r.Outside)
 		if r.External != nil {
-			for j := range in.Observed.Things[placeOf(r.Ref)] {
-				if t := &in.Observed.Things[placeOf(r.Ref)][j]; plan.Meant(r, t) {
+			for j := range in.Observed.Things[plan.PlaceOf(r.Ref)] {
+				if t := &in.Observed.Things[plan.PlaceOf(r.Ref)][j]; plan.Meant(r, t) {
 					ids = append(ids, schema.Ref{Scope: r.Ref.Scope, Kind: r.Ref.Kind, Name: t.ID})
 				}
 			}
 		}
 		for _, to := range ids {
-			if p := placeOf(to); !known[p][to.Name] {
+			if p := plan.PlaceOf(to); !known[p][to.Name] {
 				if ref, ours := owned(p)[to.Name]; ours {
 					more = append(more, ref)
 				}
@@ -352,7 +348,7 @@ func (e *Engine) owners(ctx context.Context, in *plan.Input, at map[plan.Place]b
 				continue
 			}
 			e.o.Kinds[p.Kind].EachRef(t.Spec.Clone(), func(kind, id string) string {
-				to := placeOf(e.o.Kinds.Target(p.Scope, kind, ""))
+				to := plan.PlaceOf(e.o.Kinds.Target(p.Scope, kind, ""))
 				if !known[to][id] {
 					if ref, ours := owned(to)[id]; ours {
 						more = append(more, ref)
@@ -372,6 +368,3 @@ func (e *Engine) stated(r *schema.Resource) error {
 	}
 	return nil
 }
-
-// placeOf returns the place in which a resource is observed.
-func placeOf(ref schema.Ref) plan.Place { return plan.Place{Scope: ref.Scope, Kind: ref.Kind} }

@@ -58,12 +58,8 @@ func TestIgnoredIsNoDrift(t *testing.T) {
 	if p := s.Plan(t, document(host), plan.Options{}); !p.Empty() || len(p.Drift) > 0 {
 		t.Errorf("planned:\n%s", enginetest.Text(p))
 	}
-	finds, _, err := surveyed(t, s, engine.Choice{})
-	if err != nil {
-		t.Fatal(err)
-	}
 	found := s.Document(t, nil)
-	for _, f := range finds {
+	for _, f := range surveyed(t, s) {
 		found.Resources = append(found.Resources, f.Resource)
 	}
 	slices.SortFunc(found.Resources, func(a, b schema.Resource) int { return a.Ref.Compare(b.Ref) })

@@ -62,10 +62,7 @@ func (e *Engine) look(ctx context.Context, doc *schema.Document, strays bool) (p
 	if err != nil {
 		return plan.Input{}, err
 	}
-	in.Traits = func(scope, kind string) (providers.Traits, bool) {
-		k, _, ok := set.Find(scope, kind)
-		return k.Traits, ok
-	}
+	in.Traits = set.Traits
 	at := places(refs)
 	if strays {
 		set.Each(func(scope string, k providers.Served, _ *providers.Provider) {
@@ -130,7 +127,7 @@ func (e *Engine) begun(ctx context.Context) map[schema.Ref]bool {
 func places(refs []schema.Ref) map[plan.Place]bool {
 	at := map[plan.Place]bool{}
 	for _, r := range refs {
-		at[plan.Place{Scope: r.Scope, Kind: r.Kind}] = true
+		at[plan.PlaceOf(r)] = true
 	}
 	return at
 }
@@ -181,7 +178,7 @@ func liveIDs(recorded []state.Record) map[plan.Place][]string {
 	ids := map[plan.Place][]string{}
 	for i := range recorded {
 		if r := &recorded[i]; !r.Gone {
-			p := plan.Place{Scope: r.Ref.Scope, Kind: r.Ref.Kind}
+			p := plan.PlaceOf(r.Ref)
 			ids[p] = append(ids[p], r.ID)
 		}
 	}
@@ -291,115 +288,4 @@ func (e *Engine) see(ctx context.Context, k providers.Kind, whole bool, recorded
 	}
 	found, err := apply.Some(k, missing...).Again(ctx, e.o.Retry)
 	return append(things, found...), err
-}
-
-// stale returns how the site no longer is as a plan expects, resource by resource.
-func (e *Engine) stale(ctx context.Context, set *providers.Set, p *plan.Plan, recorded []state.Record) ([]event.Difference, error) {
-	var ds []event.Difference
-	records := make(map[schema.Ref]*state.Record, len(recorded))
-	for i := range recorded {
-		records[recorded[i].Ref] = &recorded[i]
-	}
-	ids := map[plan.Place][]string{}
-	expecting := make([]*plan.Step, 0, len(p.Steps))
-	for i := range p.Steps {
-		s := &p.Steps[i]
-		if s.Attaches { // it expects the result of an earlier step
-			continue
-		}
-		if !sameRecord(s.Prior, records[s.Ref]) {
-			ds = append(ds, event.Difference{Ref: s.Ref, Detail: "another run changed it since"})
-			continue
-		}
-		if s.Before != nil || s.Action == plan.Create {
-			at := plan.Place{Scope: s.Ref.Scope, Kind: s.Ref.Kind}
-			ids[at], expecting = append(ids[at], s.ExternalID), append(expecting, s)
-		}
-	}
-	seen, err := e.lookFor(ctx, set, ids)
-	if err != nil {
-		return nil, err
-	}
-	names := externalNames(p, recorded)
-	for _, s := range expecting {
-		if d := e.changedSince(s, seen[plan.Place{Scope: s.Ref.Scope, Kind: s.Ref.Kind}][s.ExternalID], names); d != "" {
-			ds = append(ds, event.Difference{Ref: s.Ref, Detail: d})
-		}
-	}
-	unfit, err := e.unfit(ctx, set, p)
-	if err != nil {
-		return nil, err
-	}
-	gone, err := e.gone(ctx, set, p)
-	return slices.Concat(ds, unfit, gone), err
-}
-
-// gone returns which of the things that the plan only refers to no longer exist, or no longer have that name.
-func (e *Engine) gone(ctx context.Context, set *providers.Set, p *plan.Plan) (ds []event.Difference, err error) {
-	ids := map[plan.Place][]string{}
-	for _, x := range p.Externals {
-		if at := (plan.Place{Scope: x.Ref.Scope, Kind: x.Ref.Kind}); x.Unchecked == "" {
-			ids[at] = append(ids[at], x.ID)
-		}
-	}
-	seen, err := e.lookFor(ctx, set, ids)
-	if err != nil {
-		return nil, err
-	}
-	for _, x := range p.Externals {
-		if x.Unchecked != "" {
-			continue
-		}
-		if lost := x.Lost(seen[plan.Place{Scope: x.Ref.Scope, Kind: x.Ref.Kind}][x.ID]); lost != "" {
-			ds = append(ds, event.Difference{Ref: x.Ref, Detail: lost})
-		}
-	}
-	return ds, nil
-}
-
-// lookFor observes the things with the given ids, place by place; what does not exist is left out. It fails with an
-// *UnknownError.
-func (e *Engine) lookFor(ctx context.Context, set *providers.Set, ids map[plan.Place][]string) (map[plan.Place]map[string]*providers.Thing, error) {
-	seen := make(map[plan.Place]map[string]*providers.Thing, len(ids))
-	for at, list := range ids {
-		served, _, _ := set.Find(at.Scope, at.Kind)
-		things, err := apply.Some(served.Kind, list...).Again(ctx, e.o.Retry)
-		if err != nil {
-			return nil, &UnknownError{Unknown: []plan.Unknown{{Scope: at.Scope, Kind: at.Kind, Error: err.Error()}}}
-		}
-		seen[at] = make(map[string]*providers.Thing, len(things))
-		for i := range things {
-			seen[at][things[i].ID] = &things[i]
-		}
-	}
-	return seen, nil
-}
-
-// unfit returns which of the things that the plan has chosen can no longer be chosen.
-func (e *Engine) unfit(ctx context.Context, set *providers.Set, p *plan.Plan) ([]event.Difference, error) {
-	ids := map[plan.Place][]string{}
-	for i := range p.Steps {
-		for _, c := range p.Steps[i].Chosen {
-			at := plan.Place{Scope: p.Steps[i].Ref.Scope, Kind: c.Kind}
-			ids[at] = append(ids[at], c.ID)
-		}
-	}
-	seen, err := e.lookFor(ctx, set, ids)
-	if err != nil {
-		return nil, err
-	}
-	var ds []event.Difference
-	for i := range p.Steps {
-		s := &p.Steps[i]
-		for _, c := range s.Chosen {
-			why := "it is gone"
-			if t := seen[plan.Place{Scope: s.Ref.Scope, Kind: c.Kind}][c.ID]; t != nil {
-				why = plan.Unfit(e.o.Kinds[s.Ref.Kind].Field(c.Field).Choose, t)
-			}
-			if why != "" {
-				ds = append(ds, event.Difference{Ref: s.Ref, Detail: fmt.Sprintf("the %s %s that was chosen for it cannot be had any more: %s", c.Kind, c.ID, why)})
-			}
-		}
-	}
-	return ds, nil
 }

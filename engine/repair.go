@@ -22,6 +22,8 @@ type Repair struct {
 	Left   bool   `json:"left,omitempty"` // nothing is done: it needs a decision
 
 	Do []remedy.Action `json:"do,omitempty"` // what else can be done, as Done says
+
+	ops []state.Op // what repairs it; none when it is left
 }
 
 // RepairOptions say what Repair may do.
@@ -37,23 +39,21 @@ type RepairOptions struct {
 // neither observed nor changed.
 func (e *Engine) Repair(ctx context.Context, o RepairOptions) (repairs []Repair, err error) {
 	if o.DryRun {
-		repairs, _, err = e.repairs(ctx, o)
-		return repairs, err
+		return e.repairs(ctx, o)
 	}
 	_, err = e.locked(ctx, "state repair", func(ctx context.Context, lock *state.Lock) (res Result, err error) {
-		var ops [][]state.Op
-		if repairs, ops, err = e.repairs(ctx, o); err != nil {
+		if repairs, err = e.repairs(ctx, o); err != nil {
 			return res, err
 		}
-		for i := range ops {
-			if len(ops[i]) == 0 {
+		for _, r := range repairs {
+			if len(r.ops) == 0 {
 				continue
 			}
-			entry := state.Audit{At: e.o.Now().UTC(), By: e.o.Who, Action: "repair", Scope: repairs[i].Key, Reason: o.Reason}
+			entry := state.Audit{At: e.o.Now().UTC(), By: e.o.Who, Action: "repair", Scope: r.Key, Reason: o.Reason}
 			note := e.o.Store.AmendedOp(state.Amended{Epoch: lock.Epoch(), Action: entry.Action, By: entry.By, At: entry.At})
-			rest := slices.DeleteFunc(ops[i], func(op state.Op) bool { return op.Key == note.Key }) // a damaged note is replaced
+			rest := slices.DeleteFunc(r.ops, func(op state.Op) bool { return op.Key == note.Key }) // a damaged note is replaced
 			if _, err := lock.Commit(ctx, nil, append(rest, e.o.Store.AuditOp(entry), note)); err != nil {
-				return res, fmt.Errorf("repair %s: %w", repairs[i].Key, err)
+				return res, fmt.Errorf("repair %s: %w", r.Key, err)
 			}
 		}
 		return res, nil
@@ -61,46 +61,46 @@ func (e *Engine) Repair(ctx context.Context, o RepairOptions) (repairs []Repair,
 	return repairs, err
 }
 
-// repairs returns what to do about each damaged value.
-func (e *Engine) repairs(ctx context.Context, o RepairOptions) (repairs []Repair, ops [][]state.Op, err error) {
+// repairs decides what to do about each damaged value, and does nothing.
+func (e *Engine) repairs(ctx context.Context, o RepairOptions) (repairs []Repair, err error) {
 	damages, err := e.o.Store.Damaged(ctx)
 	if err != nil {
-		return nil, nil, err
+		return nil, err
 	}
 	runs, err := e.o.Store.WholeRuns(ctx)
 	if err != nil {
-		return nil, nil, err
+		return nil, err
 	}
 	for _, d := range damages {
-		r, op := Repair{Key: d.Err.Key, Damage: d.Err.Why}, []state.Op(nil)
+		r := Repair{Key: d.Err.Key, Damage: d.Err.Why}
 		switch {
 		case d.Head:
 			h, err := e.o.Store.LastWhole(ctx)
 			switch {
 			case err == nil:
-				r.Done, op = fmt.Sprintf("serial %d is the newest revision of the document again", h.Serial), []state.Op{e.o.Store.HeadOp(&h)}
+				r.Done, r.ops = fmt.Sprintf("serial %d is the newest revision of the document again", h.Serial), []state.Op{e.o.Store.HeadOp(&h)}
 			case errors.Is(err, state.ErrNotFound):
-				r.Done, op = "no revision of the document is whole: the site has none until one is put", []state.Op{e.o.Store.HeadOp(nil)}
+				r.Done, r.ops = "no revision of the document is whole: the site has none until one is put", []state.Op{e.o.Store.HeadOp(nil)}
 			default:
-				return nil, nil, err
+				return nil, err
 			}
 		case d.Run != "":
-			r, op = e.repairRun(ctx, d.Run, r, o)
+			r = e.repairRun(ctx, d.Run, r, o)
 		case !d.Ref.IsZero():
 			rec, run := e.rewrite(ctx, d.Ref, runs)
 			switch {
 			case rec != nil:
-				r.Done, op = fmt.Sprintf("recorded again as run %s left it", run), []state.Op{e.o.Store.RecordOp(*rec)}
+				r.Done, r.ops = fmt.Sprintf("recorded again as run %s left it", run), []state.Op{e.o.Store.RecordOp(*rec)}
 			default:
-				r.Done, op = "not recorded any more, for no run that is kept touched it; a rebuild records again what bears our mark", []state.Op{e.o.Store.ForgetOp(d.Ref)}
+				r.Done, r.ops = "not recorded any more, for no run that is kept touched it; a rebuild records again what bears our mark", []state.Op{e.o.Store.ForgetOp(d.Ref)}
 				r.Do = []remedy.Action{{Verb: remedy.Rebuild}}
 			}
 		case d.Part != "":
-			r, op = e.repairPart(d, r, runs)
+			r = e.repairPart(d, r, runs)
 		default:
-			r.Done, op = "forgotten: a kept revision of the document", []state.Op{e.o.Store.DropRevisionOp(d.Revision)}
+			r.Done, r.ops = "forgotten: a kept revision of the document", []state.Op{e.o.Store.DropRevisionOp(d.Revision)}
 		}
-		repairs, ops = append(repairs, r), append(ops, op)
+		repairs = append(repairs, r)
 	}
 	for _, run := range runs {
 		if run.Status != state.RunOpen && run.Status != state.RunPartial {
@@ -113,19 +113,18 @@ func (e *Engine) repairs(ctx context.Context, o RepairOptions) (repairs []Repair
 		if !errors.As(err, new(*state.DamagedError)) && !errors.As(err, new(*journal.DamagedError)) && !errors.Is(err, plan.ErrFormat) {
 			continue // intact; a store that does not answer fails in what follows
 		}
-		r, op := e.repairRun(ctx, run.ID, Repair{Key: e.o.Store.Path() + "/run/" + run.ID, Damage: err.Error()}, o)
-		repairs, ops = append(repairs, r), append(ops, op)
+		repairs = append(repairs, e.repairRun(ctx, run.ID, Repair{Key: e.o.Store.Path() + "/run/" + run.ID, Damage: err.Error()}, o))
 	}
-	return repairs, ops, nil
+	return repairs, nil
 }
 
 // repairPart decides about values other than documents, runs and records.
-func (e *Engine) repairPart(d state.Damage, r Repair, runs []state.Run) (Repair, []state.Op) {
-	drop := []state.Op{{Key: d.Err.Key, Delete: true}}
-	left := func(why string, do ...remedy.Action) (Repair, []state.Op) {
-		r.Left, r.Done, r.Do = true, "left: "+why, do
-		return r, nil
+func (e *Engine) repairPart(d state.Damage, r Repair, runs []state.Run) Repair {
+	left := func(why string, do ...remedy.Action) Repair {
+		r.Left, r.Done, r.Do, r.ops = true, "left: "+why, do, nil
+		return r
 	}
+	r.ops = []state.Op{{Key: d.Err.Key, Delete: true}}
 	switch d.Part {
 	case state.PartLock:
 		return left("it is the lock of the site. Only if nobody works on the site, take it away", remedy.Of(remedy.ForceUnlock, state.DamagedLock))
@@ -154,37 +153,37 @@ func (e *Engine) repairPart(d state.Damage, r Repair, runs []state.Run) (Repair,
 			run = runs[at].ID
 		}
 		r.Done = "the plan remains spent, by the run " + run
-		return r, []state.Op{e.o.Store.SpentOp(digest, run)}
+		r.ops = []state.Op{e.o.Store.SpentOp(digest, run)}
 	}
-	return r, drop
+	return r
 }
 
 // repairRun decides about a run whose record, plan or journal cannot be read, so that it can be neither resumed nor
 // undone.
-func (e *Engine) repairRun(ctx context.Context, id string, r Repair, o RepairOptions) (Repair, []state.Op) {
+func (e *Engine) repairRun(ctx context.Context, id string, r Repair, o RepairOptions) Repair {
 	log, err := journal.Read(ctx, e.o.Store, id)
 	settled := false
 	if err == nil && len(log.Records) > 0 {
 		last := log.Records[len(log.Records)-1]
 		settled = last.Kind == journal.End && last.Message != string(state.RunPartial)
 	}
-	ops := e.o.Store.DropRunOps(id)
+	r.ops = e.o.Store.DropRunOps(id)
 	switch {
 	case settled:
 		r.Done = "forgotten with its journal, which says that the run ended"
 	case o.Abandon:
 		r.Done = "given up with its journal; the site is held until somebody has looked at the drift"
 		r.Do = []remedy.Action{{Verb: remedy.Drift}}
-		ops = append(ops, e.o.Store.HoldOp(state.Hold{
+		r.ops = append(r.ops, e.o.Store.HoldOp(state.Hold{
 			Scope: schema.ScopeSite, By: e.o.Who, At: e.o.Now().UTC(),
 			Reason: fmt.Sprintf("run %s did not end and was given up, because it could not be read: look at the drift first", id),
 		}))
 	default:
-		r.Left, ops = true, nil
+		r.Left, r.ops = true, nil
 		r.Done = "left: the journal does not say that the run was settled, and it cannot go on. Restore a backup, or give the run up"
 		r.Do = []remedy.Action{{Verb: remedy.Abandon}}
 	}
-	return r, ops
+	return r
 }
 
 // rewrite returns the record that the newest run which touched a resource made of it, and that run; nil when no kept run did.

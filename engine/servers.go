@@ -46,21 +46,6 @@ func (e *Engine) servers(ctx context.Context, set *providers.Set) []state.Server
 	return list
 }
 
-// build returns the software version of a server; empty when it does not report one.
-func (e *Engine) build(ctx context.Context, set *providers.Set, s state.Server) string {
-	for _, p := range set.All() {
-		if p.Scope != s.Scope || p.Name != s.Provider || p.Build == nil {
-			continue
-		}
-		build, err := p.Build(ctx)
-		if err != nil {
-			e.o.Logger.Debug("asking a server what it runs", "provider", p.Name, "scope", p.Scope, "error", err)
-		}
-		return build
-	}
-	return ""
-}
-
 // strangers pairs each known server with the different one that has answered in its place.
 func strangers(known, now []state.Server) (pairs [][2]state.Server) {
 	for _, n := range now {

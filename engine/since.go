@@ -160,7 +160,7 @@ func (u *undo) overtaken(settled bool) {
 	owners := u.owners()
 	for ref, s := range u.steps {
 		r := u.records[ref]
-		now, renamed := owners[plan.Place{Scope: ref.Scope, Kind: ref.Kind}][s.ExternalID]
+		now, renamed := owners[plan.PlaceOf(ref)][s.ExternalID]
 		switch {
 		case r != nil && r.Run == "" && !u.was(r, s):
 			u.refuse(ref, none, "it was recorded anew since, by its mark alone")
@@ -227,7 +227,7 @@ func (u *undo) compare(in plan.Input) error {
 	unknown := &UnknownError{}
 	seen := map[plan.Place]bool{}
 	for ref := range u.steps {
-		at := plan.Place{Scope: ref.Scope, Kind: ref.Kind}
+		at := plan.PlaceOf(ref)
 		if why, hidden := in.Observed.Unknown[at]; hidden && !seen[at] {
 			unknown.Unknown = append(unknown.Unknown, plan.Unknown{Scope: at.Scope, Kind: at.Kind, Error: why})
 		}
@@ -285,7 +285,7 @@ func asForgotten(s *plan.Step) state.Record {
 func (u *undo) owners() map[plan.Place]map[string]schema.Ref {
 	owners := map[plan.Place]map[string]schema.Ref{}
 	add := func(ref schema.Ref, id string) {
-		at := plan.Place{Scope: ref.Scope, Kind: ref.Kind}
+		at := plan.PlaceOf(ref)
 		if owners[at] == nil {
 			owners[at] = map[string]schema.Ref{}
 		}
@@ -304,7 +304,7 @@ func (u *undo) owners() map[plan.Place]map[string]schema.Ref {
 
 // occupied refuses to record anew what is now recorded under another name, and to make anew what somebody else has made.
 func (u *undo) occupied(in plan.Input, s *plan.Step, owners map[plan.Place]map[string]schema.Ref) {
-	at := plan.Place{Scope: s.Ref.Scope, Kind: s.Ref.Kind}
+	at := plan.PlaceOf(s.Ref)
 	owner, ours := owners[at][s.ExternalID]
 	switch {
 	case ours && owner != s.Ref:

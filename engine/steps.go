@@ -90,14 +90,6 @@ func Finished(ctx context.Context, store *state.Store, run state.Run) (int, erro
 	return n, err
 }
 
-func sumOf(ctx context.Context, store *state.Store, run state.Run, steps int) (journal.Replay, error) {
-	log, err := journal.Read(ctx, store, run.ID)
-	if err != nil {
-		return journal.Replay{}, err
-	}
-	return journal.Sum(log.Records, steps)
-}
-
 func resultOf(s journal.Standing, open StepState) StepResult {
 	r := StepResult{Result: StepPending, Attempts: s.Attempts}
 	if !s.Began.IsZero() {

@@ -77,7 +77,7 @@ func tampered(t *testing.T) *tampering {
 	if s.key, err = s.Store.PlanKey(t.Context()); err != nil {
 		t.Fatal(err)
 	}
-	s.said = said(t, s.plan)
+	s.said = enginetest.Members(t, s.plan)
 	s.before, s.calls, s.runs, s.deleted = s.World.Dump(), s.changes(), len(s.history(t)), s.World.Count("delete")
 	return s
 }
@@ -123,16 +123,6 @@ func (s *tampering) untouched(t *testing.T, what string) {
 	if head, err := s.Store.Head(t.Context()); err != nil || head.Digest == s.doc.Digest || len(s.history(t)) != s.runs {
 		t.Fatalf("%s: it was refused, and the store changed: %v", what, err)
 	}
-}
-
-// said returns the content of a plan file: its members from the plan on, as they are in it.
-func said(t testing.TB, p *plan.Plan) []byte {
-	t.Helper()
-	file, _, err := p.EncodeFile(nil)
-	if err != nil {
-		t.Fatal(err)
-	}
-	return bytes.TrimSuffix(file[bytes.Index(file, []byte(`"plan":`)):], []byte("}\n"))
 }
 
 // edit changes the steps or the head of a plan, or its document, as JSON; numbers stay as they are.
@@ -323,7 +313,7 @@ func TestTamperedPlan(t *testing.T) {
 	}
 	t.Run("deletes what is protected", func(t *testing.T) {
 		all := s.Plan(t, s.Document(t, map[string]string{}), plan.Options{Destroy: true, Target: []string{"site/far.guard/web", "site/far.host/*"}, Unlimited: true})
-		text := said(t, all)
+		text := enginetest.Members(t, all)
 		records, err := s.Store.Records(t.Context())
 		if err != nil {
 			t.Fatal(err)

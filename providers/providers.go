@@ -471,6 +471,12 @@ func (s *Set) Find(scope, kind string) (Served, *Provider, bool) {
 	return p.kind, p.provider, ok
 }
 
+// Traits returns the traits of the kind that is served in a scope.
+func (s *Set) Traits(scope, kind string) (Traits, bool) {
+	k, _, ok := s.Find(scope, kind)
+	return k.Traits, ok
+}
+
 // Fail records why a provider could not be opened in a scope. Its things are unknown, not absent.
 func (s *Set) Fail(scope, provider string, err error) { s.failed[[2]string{scope, provider}] = err }
 

@@ -22,16 +22,6 @@ func somePlan(t testing.TB) *plan.Plan {
 	}), plan.Options{})
 }
 
-// members returns those of a plan file that its proof covers, from the plan on.
-func members(t testing.TB, p *plan.Plan) string {
-	t.Helper()
-	file, _, err := p.EncodeFile(nil)
-	if err != nil {
-		t.Fatal(err)
-	}
-	return strings.TrimSuffix(string(file[bytes.Index(file, []byte(`"plan":`)):]), "}\n")
-}
-
 // A plan file holds the plan byte for byte. Only the owner of the key can have written it.
 func TestFile(t *testing.T) {
 	key, other := bytes.Repeat([]byte{1}, 32), bytes.Repeat([]byte{2}, 32)
@@ -116,7 +106,7 @@ func TestFileIsExact(t *testing.T) {
 	id := `"id":"` + p.ID + `",`
 	_, between, _ := strings.Cut(string(body[:bytes.Index(body, []byte(`"document_digest"`))]), id)
 	resealed := func(old, becomes string) string { // with the key
-		return string(plan.Seal([]byte(strings.Replace(members(t, p), old, becomes, 1)), key))
+		return string(plan.Seal(bytes.Replace(enginetest.Members(t, p), []byte(old), []byte(becomes), 1), key))
 	}
 	mac := text[strings.Index(text, `"mac":`):strings.Index(text, `"plan":`)]
 	for name, edited := range map[string]string{
@@ -158,7 +148,7 @@ func TestFileIsStrict(t *testing.T) {
 	if err != nil {
 		t.Fatal(err)
 	}
-	said := members(t, p)
+	said := string(enginetest.Members(t, p))
 	seal := func(members string) string { return string(plan.Seal([]byte(members), make([]byte, 32))) }
 	wrap := func(instead string) string { return seal(strings.Replace(said, string(body), instead, 1)) }
 	if _, err := plan.DecodeFile([]byte(seal(said))); err != nil {

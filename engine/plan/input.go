@@ -15,6 +15,9 @@ import (
 // A Place is a kind in a scope.
 type Place struct{ Scope, Kind string }
 
+// PlaceOf returns the place in which a resource is observed.
+func PlaceOf(ref schema.Ref) Place { return Place{ref.Scope, ref.Kind} }
+
 // An Observation is everything that was observed at one time.
 type Observation struct {
 	Things  map[Place][]providers.Thing

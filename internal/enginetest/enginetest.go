@@ -2,6 +2,7 @@
 package enginetest
 
 import (
+	"bytes"
 	"context"
 	"crypto/sha256"
 	"encoding/hex"
@@ -241,6 +242,16 @@ func (s *Site) Apply(p *plan.Plan, o engine.ApplyOptions) (engine.Result, error)
 func (s *Site) Release(tb testing.TB) {
 	tb.Helper()
 	Release(tb, s.Store)
+}
+
+// Members returns those of the file of a plan that its proof covers, from the plan on.
+func Members(t testing.TB, p *plan.Plan) []byte {
+	t.Helper()
+	file, _, err := p.EncodeFile(nil)
+	if err != nil {
+		t.Fatal(err)
+	}
+	return bytes.TrimSuffix(file[bytes.Index(file, []byte(`"plan":`)):], []byte("}\n"))
 }
 
 // Text returns a short form of a plan: one line per step.

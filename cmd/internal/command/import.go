@@ -15,6 +15,7 @@ import (
 
 	"converge.dev/converge/cmd/internal/view"
 	"converge.dev/converge/engine"
+	"converge.dev/converge/engine/survey"
 	"converge.dev/converge/internal/nearest"
 	"converge.dev/converge/providers/all"
 	"converge.dev/converge/schema"
@@ -23,7 +24,7 @@ import (
 
 func (a *app) importCommand() *cobra.Command {
 	var discover bool
-	var o engine.Choice
+	var o survey.Choice
 	var out string
 	c := &cobra.Command{
 		Use:   "import -discover [DOC...]",
@@ -74,7 +75,7 @@ site gets a new id, and a policy in a comment.`,
 			of.Site.ID = uuid.NewString()
 			a.view.Note("The site has no document yet. The new id " + of.Site.ID + " stands in what is written: keep it.")
 		}
-		survey, err := s.survey(ctx, of.Site)
+		found, err := s.survey(ctx, of.Site)
 		if err != nil {
 			return err
 		}
@@ -82,14 +83,14 @@ site gets a new id, and a policy in a comment.`,
 		if err != nil {
 			return err
 		}
-		finds, left, err := survey.Resources(sch.Kinds(), o, sch.Fits)
+		finds, left, err := found.Resources(sch.Kinds(), o, sch.Fits)
 		if err != nil {
 			return err
 		}
 		if err := a.writeFinds(of.Head, finds, out); err != nil {
 			return err
 		}
-		unknown := survey.Unknown()
+		unknown := found.Unknown()
 		a.say(view.LeftoversText(left, unknown))
 		if len(unknown) > 0 {
 			return outcome(exitUnknown)
@@ -146,7 +147,7 @@ func (a *app) whose(ctx context.Context, documents []string, m missing) (s *sess
 }
 
 // survey observes everything that the configuration reaches.
-func (s *session) survey(ctx context.Context, site schema.Site) (*engine.Survey, error) {
+func (s *session) survey(ctx context.Context, site schema.Site) (*survey.Survey, error) {
 	e, err := s.engine()
 	if err != nil {
 		return nil, err
@@ -178,7 +179,7 @@ func (s *session) offers() ([]engine.Need, error) {
 }
 
 // writeFinds prints the document, or writes a file for each kind.
-func (a *app) writeFinds(head load.Head, finds []engine.Find, dir string) error {
+func (a *app) writeFinds(head load.Head, finds []survey.Find, dir string) error {
 	written := make([]load.Written, len(finds))
 	for i, f := range finds {
 		written[i] = load.Written{Resource: f.Resource, Depends: f.Depends, Aside: f.Seen}

@@ -16,7 +16,7 @@ import (
 
 	"converge.dev/converge/cmd/internal/config"
 	"converge.dev/converge/cmd/internal/view"
-	"converge.dev/converge/engine"
+	"converge.dev/converge/engine/survey"
 	"converge.dev/converge/providers/all"
 	"converge.dev/converge/schema"
 	"converge.dev/converge/schema/load"
@@ -84,7 +84,7 @@ func (a *app) begun(ctx context.Context, dir string, far all.Carbide) error {
 		return err
 	}
 	conf := &config.File{Site: site.Name, Path: filepath.Join(dir, config.Name)}
-	var found *engine.Survey
+	var found *survey.Survey
 	if far.Address != "" {
 		for _, file := range []*string{&far.TLS.CA, &far.TLS.Cert, &far.TLS.Key} {
 			if *file, err = fromDir(dir, *file); err != nil {
@@ -183,7 +183,7 @@ func fromDir(dir, path string) (string, error) {
 }
 
 // lookAt observes everything that the configuration reaches. It fails when nothing answers.
-func (a *app) lookAt(ctx context.Context, conf *config.File, site schema.Site) (*engine.Survey, error) {
+func (a *app) lookAt(ctx context.Context, conf *config.File, site schema.Site) (*survey.Survey, error) {
 	s := &session{app: a, conf: conf, site: site.Name}
 	s.store = state.New(mem.New(mem.Options{}), site.Name)
 	found, err := s.survey(ctx, site)
@@ -240,8 +240,8 @@ carbide: {}
 }
 
 // sayBegun reports what was written and found, and what may come next.
-func (a *app) sayBegun(dir string, site schema.Site, wrote []string, found *engine.Survey) error {
-	counts, missing, server := map[string]int{}, []string{}, engine.Server{}
+func (a *app) sayBegun(dir string, site schema.Site, wrote []string, found *survey.Survey) error {
+	counts, missing, server := map[string]int{}, []string{}, survey.Server{}
 	if found != nil {
 		for at, things := range found.Observed.Things {
 			counts[at.Kind] += len(things)

@@ -8,8 +8,8 @@ import (
 	"github.com/spf13/cobra"
 
 	"converge.dev/converge/cmd/internal/view"
-	"converge.dev/converge/engine"
 	"converge.dev/converge/engine/plan"
+	"converge.dev/converge/engine/survey"
 	"converge.dev/converge/schema"
 )
 
@@ -24,7 +24,7 @@ type inventoryPage struct {
 	Pages         int            `json:"pages"`
 	Complete      bool           `json:"complete"` // every kind was observed completely
 	Unknown       []plan.Unknown `json:"unknown"`
-	Items         []engine.Item  `json:"items"`
+	Items         []survey.Item  `json:"items"`
 }
 
 func (a *app) inventoryCommand() *cobra.Command {
@@ -92,10 +92,10 @@ not support a kind; every page says which.`,
 }
 
 // printPages prints one line per page; an empty inventory has one.
-func (a *app) printPages(inv *engine.Inventory, size int) error {
+func (a *app) printPages(inv *survey.Inventory, size int) error {
 	parts := slices.Collect(slices.Chunk(inv.Items, size))
 	if len(parts) == 0 {
-		parts = [][]engine.Item{{}}
+		parts = [][]survey.Item{{}}
 	}
 	for i, part := range parts {
 		for j := range part {

@@ -50,12 +50,12 @@ store say so as well: converge state restored.`,
 			}
 		}
 		return s.locked(ctx, "state rebuild", func(lock *state.Lock) error {
-			survey, err := s.survey(ctx, of.Site)
+			found, err := s.survey(ctx, of.Site)
 			if err != nil {
 				return err
 			}
 			now := time.Now().UTC()
-			records := survey.Rebuild(a.kinds, now, of.declared...)
+			records := found.Rebuild(a.kinds, now, of.declared...)
 			done := rebuilt(records, of.declared, dry)
 			for part := range slices.Chunk(records, rebuildBatch) {
 				ops := make([]state.Op, len(part))
@@ -70,7 +70,7 @@ store say so as well: converge state restored.`,
 					return err
 				}
 			}
-			unknown := survey.Unknown()
+			unknown := found.Unknown()
 			done.Unknown = nonNil(unknown)
 			err = a.did(dry, done, done.Text())
 			if !a.flags.json {

@@ -7,13 +7,13 @@ import (
 	"slices"
 	"strings"
 
-	"converge.dev/converge/engine"
+	"converge.dev/converge/engine/survey"
 	"converge.dev/converge/providers"
 	"converge.dev/converge/schema"
 )
 
 // MaskItem returns an item without the values of secret fields.
-func MaskItem(i engine.Item, k *schema.Kind) engine.Item {
+func MaskItem(i survey.Item, k *schema.Kind) survey.Item {
 	if i.Spec != nil {
 		i.Spec, _ = mask(k, i.Spec)
 	}
@@ -21,16 +21,16 @@ func MaskItem(i engine.Item, k *schema.Kind) engine.Item {
 }
 
 // InventoryText returns an inventory for people: the number and health of each kind, then what is not well.
-func InventoryText(inv *engine.Inventory, s Style) string {
+func InventoryText(inv *survey.Inventory, s Style) string {
 	t := planText{Style: s}
 	type at struct{ scope, kind string }
-	counts := map[at]map[engine.Health]int{}
+	counts := map[at]map[survey.Health]int{}
 	total, managed := 0, 0
-	var unwell []engine.Item
+	var unwell []survey.Item
 	for _, i := range inv.Items {
 		p := at{i.Scope, i.Kind}
 		if counts[p] == nil {
-			counts[p] = map[engine.Health]int{}
+			counts[p] = map[survey.Health]int{}
 		}
 		if i.Deleted != nil {
 			counts[p]["deleted"]++
@@ -41,7 +41,7 @@ func InventoryText(inv *engine.Inventory, s Style) string {
 		if !i.Ref.IsZero() {
 			managed++
 		}
-		if i.Health == engine.HealthError || i.Health == engine.HealthWarn {
+		if i.Health == survey.HealthError || i.Health == survey.HealthWarn {
 			unwell = append(unwell, i)
 		}
 	}
@@ -62,7 +62,7 @@ func InventoryText(inv *engine.Inventory, s Style) string {
 		return schema.Ref{Scope: a.scope, Kind: a.kind}.Compare(schema.Ref{Scope: b.scope, Kind: b.kind})
 	}) {
 		var parts []string
-		for _, h := range []engine.Health{engine.HealthOK, engine.HealthWarn, engine.HealthError, engine.HealthUnknown, "deleted"} {
+		for _, h := range []survey.Health{survey.HealthOK, survey.HealthWarn, survey.HealthError, survey.HealthUnknown, "deleted"} {
 			if n := counts[p][h]; n > 0 {
 				parts = append(parts, fmt.Sprintf("%d %s", n, h))
 			}
@@ -73,7 +73,7 @@ func InventoryText(inv *engine.Inventory, s Style) string {
 		t.head("Not well, or on its way:")
 		for _, i := range unwell {
 			color := yellow
-			if i.Health == engine.HealthError {
+			if i.Health == survey.HealthError {
 				color = red
 			}
 			state := string(i.State)

@@ -10,11 +10,12 @@ import (
 	"converge.dev/converge/engine"
 	"converge.dev/converge/engine/plan"
 	"converge.dev/converge/engine/remedy"
+	"converge.dev/converge/engine/survey"
 	"converge.dev/converge/schema"
 )
 
 // LeftoversText returns what an import could not write as a document, by kind and reason, and what it could not observe.
-func LeftoversText(left []engine.Leftover, unknown []plan.Unknown) string {
+func LeftoversText(left []survey.Leftover, unknown []plan.Unknown) string {
 	t := planText{}
 	type group struct{ at, why string }
 	counts := map[group]int{}

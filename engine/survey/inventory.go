@@ -1,10 +1,10 @@
-package engine
+package survey
 
 import (
 	"cmp"
-	"context"
+	"crypto/sha256"
+	"encoding/hex"
 	"encoding/json"
-	"errors"
 	"fmt"
 	"maps"
 	"slices"
@@ -61,51 +61,21 @@ type Item struct {
 // tombstones is how long deletions are reported.
 const tombstones = 30 * 24 * time.Hour
 
-// Inventory observes the whole site and returns what changed after a revision, everything for 0. It writes what it saw into
-// the store, because deletions are found only by comparing with what was there before. What could not be observed is never
-// taken for deleted. It fails when the revision is older than the oldest remembered deletion.
-func (e *Engine) Inventory(ctx context.Context, site schema.Site, needs []Need, since int64) (*Inventory, error) {
-	s, err := e.Survey(ctx, site, needs)
-	if err != nil {
-		return nil, err
+// Remembers fails when an inventory in the store does not tell what changed after a revision: there is no such revision yet, or
+// deletions since then are forgotten.
+func Remembers(was state.Inventory, since int64) error {
+	if since > was.Revision {
+		return fmt.Errorf("revision %d is beyond the newest, which is %d", since, was.Revision)
 	}
-	for {
-		was, err := e.o.Store.Inventory(ctx)
-		if err != nil {
-			return nil, err
-		}
-		if since > was.Revision {
-			return nil, fmt.Errorf("revision %d is beyond the newest, which is %d", since, was.Revision)
-		}
-		if since > 0 && since < was.Oldest {
-			return nil, fmt.Errorf("what changed since revision %d is not known any more: deletions are told for %d days; begin anew with the whole inventory", since, int(tombstones.Hours()/24))
-		}
-		inv, next, oldest, changed := s.inventory(e.o.Kinds, was, e.o.Now().UTC())
-		if changed {
-			was, err = e.o.Store.PutInventory(ctx, was, next, oldest, inv.At)
-			if errors.Is(err, state.ErrGuard) {
-				continue // another process was quicker, and took the next revision
-			}
-			if err != nil {
-				return nil, err
-			}
-		}
-		inv.Since, inv.Revision = since, was.Revision
-		items := inv.Items
-		for _, p := range was.Places {
-			for i := range p.Items {
-				items[i].Revision = p.Items[i].Revision
-			}
-			items = items[len(p.Items):]
-		}
-		inv.Items = slices.DeleteFunc(inv.Items, func(i Item) bool { return i.Revision <= since })
-		return inv, nil
+	if since > 0 && since < was.Oldest {
+		return fmt.Errorf("what changed since revision %d is not known any more: deletions are told for %d days; begin anew with the whole inventory", since, int(tombstones.Hours()/24))
 	}
+	return nil
 }
 
-// inventory compares what was observed with what was observed before. It returns the inventory, whose revisions are still to
-// be filled in; what the store should hold of it, in the same order; and up to which revision deletions are no longer reported.
-func (s *Survey) inventory(ks schema.Kinds, was state.Inventory, now time.Time) (inv *Inventory, next []state.InventoryPlace, oldest int64, changed bool) {
+// Inventory compares what was observed with what was observed before. It returns the inventory, whose revisions [Inventory.Number]
+// fills in; what the store should hold of it, in the same order; and up to which revision deletions are no longer reported.
+func (s *Survey) Inventory(ks schema.Kinds, was state.Inventory, now time.Time) (inv *Inventory, next []state.InventoryPlace, oldest int64, changed bool) {
 	inv = &Inventory{Site: s.Site, At: now, Unknown: s.Unknown()}
 	inv.Complete = len(inv.Unknown) == 0
 	seen := s.items(ks)
@@ -144,7 +114,7 @@ func merge(seen []Item, before []state.InventoryItem, looked bool, now time.Time
 		had := len(before) > 0 && (len(seen) == 0 || before[0].ID <= seen[0].ID)
 		if len(seen) > 0 && (!had || before[0].ID == seen[0].ID) {
 			item, seen = seen[0], seen[1:]
-			entry = state.InventoryItem{ID: item.ID, Digest: digestOfItem(&item)}
+			entry = state.InventoryItem{ID: item.ID, Digest: digestOf(&item)}
 			if had && before[0].Deleted == nil && before[0].Digest == entry.Digest {
 				entry.Revision = before[0].Revision
 			}
@@ -203,10 +173,24 @@ func healthOf(t *providers.Thing) Health {
 	return HealthWarn
 }
 
-func digestOfItem(i *Item) string {
+func digestOf(i *Item) string {
 	b, err := json.Marshal(i)
 	if err != nil { // it consists of JSON values only
-		panic(fmt.Sprintf("engine: encode an item of the inventory: %v", err))
+		panic(fmt.Sprintf("survey: encode an item of the inventory: %v", err))
 	}
-	return digestOf(b)
+	sum := sha256.Sum256(b)
+	return hex.EncodeToString(sum[:])
+}
+
+// Number gives every item the revision at which the store has recorded it, and keeps those that changed after a revision.
+func (inv *Inventory) Number(stored state.Inventory, since int64) {
+	inv.Since, inv.Revision = since, stored.Revision
+	items := inv.Items
+	for _, p := range stored.Places {
+		for i := range p.Items {
+			items[i].Revision = p.Items[i].Revision
+		}
+		items = items[len(p.Items):]
+	}
+	inv.Items = slices.DeleteFunc(inv.Items, func(i Item) bool { return i.Revision <= since })
 }

@@ -1,11 +1,11 @@
-package engine_test
+package survey_test
 
 import (
 	"testing"
 	"time"
 
-	"converge.dev/converge/engine"
 	"converge.dev/converge/engine/plan"
+	"converge.dev/converge/engine/survey"
 	"converge.dev/converge/internal/enginetest"
 	"converge.dev/converge/providers"
 	"converge.dev/converge/providers/fake"
@@ -29,7 +29,7 @@ func TestRebuildFromMarks(t *testing.T) {
 		{leaving, thing(net, 2, "net-2", site, schema.Object{}), thing(net, 1, "net-1", site, schema.Object{})},
 	} {
 		known := schema.Ref{Scope: schema.ScopeSite, Kind: "far.host", Name: "known"}
-		s := &engine.Survey{
+		s := &survey.Survey{
 			Site:     schema.Site{Name: "s", ID: site},
 			Recorded: []state.Record{{Ref: known, ID: "host-known", Incarnation: 1}},
 			Observed: plan.Observation{Things: map[plan.Place][]providers.Thing{
