@@ -4,11 +4,13 @@ import (
 	"context"
 	"errors"
 	"iter"
+
+	"golang.org/x/sync/errgroup"
 )
 
 // guarded wraps every kind of a provider and makes the common checks, so that no kind has to and none can forget: it refuses a
-// verb that the traits exclude, a call whose context has ended, and one whose permit has ended. It lets at most Provider.Limit
-// calls run at the same time; what may change during that wait is checked after it.
+// verb that the traits exclude, a call whose context has ended, and one whose permit has ended. Each verb has one of the
+// provider's slots while it runs.
 type guarded struct {
 	kind Kind
 	of   Served
@@ -17,27 +19,62 @@ type guarded struct {
 
 var errNever = errors.New("the far side has no such call")
 
-// enter waits for a slot and makes the common checks; leave releases the slot.
-func (g guarded) enter(ctx context.Context, op string, c Call) (leave func(), err error) {
-	fail := func(class Class, err error) (func(), error) {
-		return nil, &Error{Op: op, Ref: c.Ref, Kind: g.of.Name, Class: class, Err: err}
-	}
+// enter waits for one of the provider's slots, or for own, which may be nil. What may have changed during that wait is checked
+// after it: the context and the permit. leave releases the slot.
+func (p *Provider) enter(ctx context.Context, own chan struct{}) (leave func(), err error) {
 	leave = func() {}
-	if slots := g.at.slots(); slots != nil {
+	if slots := p.slots(); slots != nil {
 		select {
 		case slots <- struct{}{}:
 			leave = func() { <-slots }
+		case own <- struct{}{}:
+			leave = func() { <-own }
 		case <-ctx.Done():
-			return fail(Transient, context.Cause(ctx))
+			return nil, context.Cause(ctx)
 		}
 	}
 	if ctx.Err() != nil {
 		leave()
-		return fail(Transient, context.Cause(ctx))
+		return nil, context.Cause(ctx)
 	}
-	if err := g.at.Permit.Check(); err != nil {
+	if err := p.Permit.Check(); err != nil {
 		leave()
-		return fail(Transient, err)
+		return nil, err
+	}
+	return leave, nil
+}
+
+// Together makes n calls to the far side for one verb, several at the same time: one in the slot that the verb has, the others
+// in slots that are free or get free meanwhile. So the calls of all verbs stay within Limit, and a verb goes on when it gets no
+// other slot. A call may call Together too. It returns the first error, after which no call begins; the context of those
+// that run is cancelled.
+func (p *Provider) Together(ctx context.Context, n int, call func(ctx context.Context, i int) error) error {
+	ctx, cancel := context.WithCancelCause(ctx)
+	defer cancel(nil)
+	var g errgroup.Group
+	own := make(chan struct{}, 1) // the slot of the verb
+	for i := range n {
+		leave, err := p.enter(ctx, own)
+		if err != nil {
+			g.Go(func() error { return err })
+			break
+		}
+		g.Go(func() error {
+			defer leave()
+			err := call(ctx, i)
+			if err != nil {
+				cancel(err) // before another call gets the slot
+			}
+			return err
+		})
+	}
+	return g.Wait()
+}
+
+// enter lets a verb begin.
+func (g guarded) enter(ctx context.Context, op string, c Call) (leave func(), err error) {
+	if leave, err = g.at.enter(ctx, nil); err != nil {
+		return nil, &Error{Op: op, Ref: c.Ref, Kind: g.of.Name, Class: Transient, Err: err}
 	}
 	return leave, nil
 }

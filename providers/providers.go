@@ -360,8 +360,12 @@ type Served struct {
 type Provider struct {
 	Name  string // first half of its kinds' names
 	Scope string // schema.ScopeSite or a node's name
-	Limit int    // concurrent calls, set before the first call; zero: no limit of its own
 	Kinds []Served
+
+	// Limit is how many calls the far side gets at the same time; zero: no limit of its own. Each verb takes one of so many
+	// slots, which suits kinds that make one call after the other; a verb that makes several at the same time uses
+	// [Provider.Together]. It is set before the first call.
+	Limit int
 
 	// Permit is what calls need right before their bytes are sent. It is checked before each call; a provider that
 	// waits within a call, for example for a connection or its turn, checks it again after that. Never nil.

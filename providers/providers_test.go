@@ -6,7 +6,9 @@ import (
 	"fmt"
 	"iter"
 	"sync"
+	"sync/atomic"
 	"testing"
+	"testing/synctest"
 	"time"
 
 	"converge.dev/converge/providers"
@@ -93,6 +95,109 @@ func TestLimit(t *testing.T) {
 	wg.Wait()
 	if k.most != 2 {
 		t.Errorf("%d calls ran at the same time, want 2", k.most)
+	}
+}
+
+// A looking kind is one whose lists do something.
+type looking struct {
+	providers.Kind
+	look func(ctx context.Context) error
+}
+
+func (k looking) List(ctx context.Context) iter.Seq2[providers.Thing, error] {
+	return providers.Listed(func() ([]providers.Thing, error) { return nil, k.look(ctx) })
+}
+
+// limited returns a provider with a kind whose lists do what look does, and the list.
+func limited(limit int, look func(ctx context.Context, p *providers.Provider) error) (*providers.Provider, func(context.Context) error) {
+	var p *providers.Provider
+	p = providers.New("x", "site", nil, providers.Served{Name: "x.y", Kind: looking{look: func(ctx context.Context) error { return look(ctx, p) }}})
+	p.Limit = limit
+	return p, func(ctx context.Context) error {
+		_, err := providers.Collect(p.Kinds[0].Kind.List(ctx))
+		return err
+	}
+}
+
+// TestTogether: verbs that make several calls at the same time use all slots and no more, however many they are, and none waits
+// for another one for ever.
+func TestTogether(t *testing.T) {
+	for limit := range 5 {
+		for _, lists := range []int{1, 3, 20} {
+			synctest.Test(t, func(t *testing.T) {
+				var mu sync.Mutex
+				now, most := 0, 0
+				count := func(n int) {
+					mu.Lock()
+					defer mu.Unlock()
+					now += n
+					most = max(most, now)
+				}
+				call := func() {
+					count(1)
+					time.Sleep(time.Second)
+					count(-1)
+				}
+				_, list := limited(limit, func(ctx context.Context, p *providers.Provider) error {
+					return p.Together(ctx, 8, func(ctx context.Context, _ int) error {
+						call()
+						return p.Together(ctx, 2, func(context.Context, int) error {
+							call()
+							return nil
+						})
+					})
+				})
+				var wg sync.WaitGroup
+				for range lists {
+					wg.Go(func() {
+						if err := list(t.Context()); err != nil {
+							t.Error(err)
+						}
+					})
+				}
+				wg.Wait()
+				want := limit
+				if limit == 0 {
+					want = 16 * lists
+				}
+				if most != want {
+					t.Errorf("%d lists had %d calls under way at the same time, want %d", lists, most, want)
+				}
+			})
+		}
+	}
+}
+
+// TestTogetherEnds: after an error, the end of the context or of the permit no call begins.
+func TestTogetherEnds(t *testing.T) {
+	for _, of := range []string{"error", "context", "permit"} {
+		why, calls := errors.New("of the "+of), 0
+		var lost atomic.Bool
+		ctx, cancel := context.WithCancelCause(t.Context())
+		p, list := limited(1, func(ctx context.Context, p *providers.Provider) error {
+			return p.Together(ctx, 5, func(context.Context, int) error {
+				calls++
+				switch of {
+				case "error":
+					return why
+				case "context":
+					cancel(why)
+				case "permit":
+					lost.Store(true)
+				}
+				return nil
+			})
+		})
+		release := p.Permit.Bind(func() error {
+			if lost.Load() {
+				return why
+			}
+			return nil
+		})
+		if err := list(ctx); !errors.Is(err, why) || calls != 1 {
+			t.Errorf("after the end of the %s: %d calls, %v", of, calls, err)
+		}
+		release()
 	}
 }
 

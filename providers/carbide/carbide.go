@@ -35,6 +35,7 @@
 package carbide
 
 import (
+	"cmp"
 	"context"
 	"log/slog"
 	"net"
@@ -114,7 +115,8 @@ func (s *service) kinds() []providers.Served {
 
 func (s *service) provider(close func() error) *providers.Provider {
 	p := providers.New(Name, schema.ScopeSite, close, s.kinds()...)
-	p.Limit, p.Health, p.Permit = cap(s.slots), s.healthy, s.permit
+	p.Limit = max(cmp.Or(s.options.Parallel, defaultParallel), 1)
+	p.Health, p.Permit, s.together = s.healthy, s.permit, p.Together
 	p.Identity = func(context.Context) (string, error) { return *s.site.Load(), nil } // each connection begins with a greeting
 	p.Build = func(context.Context) (string, error) { return *s.build.Load(), nil }
 	return p

@@ -57,7 +57,6 @@ type service struct {
 	site    atomic.Pointer[string] // name of the site, from the last greeting
 	build   atomic.Pointer[string] // build of the service, from the last greeting
 	ids     int                    // maximum ids in one call
-	slots   chan struct{}          // one per call in flight
 	permit  *providers.Permit
 	scale   scale         // memory that answers take
 	timeout time.Duration // of one call
@@ -66,6 +65,9 @@ type service struct {
 	orders  keyed.Mutex // serializes, per VPC, calls that move its version
 
 	switchings sync.Map // by host, what was done to turn it off: a switching
+
+	// together makes the calls of one verb at the same time, as [providers.Provider.Together].
+	together func(ctx context.Context, n int, call func(ctx context.Context, i int) error) error
 }
 
 func open(ctx context.Context, o Options) (*service, error) {
@@ -75,7 +77,6 @@ func open(ctx context.Context, o Options) (*service, error) {
 	}
 	s := &service{
 		options: o,
-		slots:   make(chan struct{}, max(cmp.Or(o.Parallel, defaultParallel), 1)),
 		permit:  new(providers.Permit),
 		timeout: cmp.Or(o.Timeout, defaultTimeout),
 		late:    cmp.Or(o.Late, late),
@@ -185,16 +186,10 @@ type calls struct{ *service }
 
 var _ grpc.ClientConnInterface = calls{}
 
-// Invoke wraps every call: it waits for a slot, bounds the time, and finds out whether the request was sent at all.
+// Invoke wraps every call: it bounds the time, and finds out whether the request was sent at all.
 func (c calls) Invoke(ctx context.Context, method string, req, reply any, opts ...grpc.CallOption) error {
 	ctx, cancel := within(ctx)
 	defer cancel()
-	select {
-	case c.slots <- struct{}{}:
-	case <-ctx.Done():
-		return unsentError{status.FromContextError(ctx.Err()).Err()}
-	}
-	defer func() { <-c.slots }()
 	ctx, cancel = context.WithTimeout(ctx, c.timeout)
 	defer cancel()
 	if c.watch != nil {
@@ -202,7 +197,7 @@ func (c calls) Invoke(ctx context.Context, method string, req, reply any, opts .
 	}
 	k := c.links.take()
 	defer c.links.giveBack(k)
-	if err := c.permit.Check(); err != nil { // the wait for a slot, or for a VPC's turn, may have been long
+	if err := c.permit.Check(); err != nil { // the wait for a VPC's turn may have been long
 		return unsentError{status.FromContextError(context.Canceled).Err()}
 	}
 	var sent atomic.Bool

@@ -125,7 +125,7 @@ func TestUpdatesKeepWhatTheyDoNotKnow(t *testing.T) {
 		t.Fatal(err)
 	}
 	far := &recorder{}
-	s := &service{ids: 100, slots: make(chan struct{}, 1), ForgeClient: forge.NewForgeClient(far)}
+	s := &service{ids: 100, together: providers.New(Name, schema.ScopeSite, nil).Together, ForgeClient: forge.NewForgeClient(far)}
 	for _, k := range s.kinds() {
 		if k.Traits.Update != providers.Never {
 			t.Run(k.Name, func(t *testing.T) {

@@ -7,7 +7,6 @@ import (
 	"maps"
 	"slices"
 
-	"golang.org/x/sync/errgroup"
 	"google.golang.org/grpc/status"
 
 	"converge.dev/converge/providers"
@@ -190,16 +189,6 @@ func (k *kind[O, S]) complete(ctx context.Context, objects []O) error {
 		return nil
 	}
 	return w.complete(ctx, objects)
-}
-
-// together makes n calls, as many at a time as the service may have in flight.
-func (s *service) together(ctx context.Context, n int, call func(ctx context.Context, i int) error) error {
-	g, gctx := errgroup.WithContext(ctx)
-	g.SetLimit(cap(s.slots))
-	for i := range n {
-		g.Go(func() error { return call(gctx, i) })
-	}
-	return g.Wait()
 }
 
 // ask reads objects; nil ids mean all of them. An answer cannot say that it is incomplete, so what is missing is
