@@ -211,7 +211,7 @@ func (c Class) Retryable() bool { return c == Transient || c == Busy }
 
 // An Error is the error of a kind's verb.
 type Error struct {
-	Op    string     // observe, create, update, delete
+	Op    string     // observe, create, update, delete, watch
 	Ref   schema.Ref // zero for an observation of many
 	Kind  string     // when Ref is zero
 	Class Class
@@ -354,6 +354,7 @@ type Served struct {
 	Name   string // PROVIDER.NOUN
 	Traits Traits
 	Kind   Kind
+	Watch  Watch // nil: the far side does not tell of changes
 }
 
 // A Provider is one external system in one scope. [New] makes one.
@@ -407,7 +408,7 @@ type Health struct {
 
 // New makes a provider. Its kinds are guarded: calls of verbs that their traits exclude fail as Unsupported, calls whose context
 // or permit has ended fail as Transient, and no more run at the same time than Limit says. So a kind need not check any of that.
-// A nil close does nothing.
+// The error of a watch may be any; that it is Transient is added where it has no class. A nil close does nothing.
 func New(name, scope string, close func() error, kinds ...Served) *Provider {
 	if close == nil {
 		close = func() error { return nil }
@@ -420,7 +421,11 @@ func New(name, scope string, close func() error, kinds ...Served) *Provider {
 		return make(chan struct{}, p.Limit)
 	})
 	for i, k := range p.Kinds {
-		p.Kinds[i].Kind = guarded{k.Kind, k, p}
+		g := guarded{k.Kind, k, p}
+		p.Kinds[i].Kind = g
+		if k.Watch != nil {
+			p.Kinds[i].Watch = g.watch
+		}
 	}
 	return p
 }

@@ -66,6 +66,9 @@ type World struct {
 	// Advance lets the far side make progress, such as by moving the clock of a simulator. Optional: without it everything
 	// must be settled when a call returns.
 	Advance func()
+
+	// Meddle changes a thing as somebody else would, past the provider, so that it is observed in another state. Optional.
+	Meddle func(kind, id string)
 }
 
 // Made describes a thing to be created.
@@ -116,7 +119,7 @@ func Run(t *testing.T, s Suite) {
 
 func run(t *testing.T, s Suite) {
 	t.Helper()
-	if s.Only != "" && !slices.ContainsFunc(laws, func(l law) bool { return l.name == s.Only }) {
+	if s.Only != "" && !slices.ContainsFunc(slices.Concat(laws, watchLaws), func(l law) bool { return l.name == s.Only }) {
 		t.Fatalf("there is no law %q", s.Only)
 	}
 	t.Run("provider", func(t *testing.T) { checkProvider(t, s) })
@@ -126,7 +129,11 @@ func run(t *testing.T, s Suite) {
 			if !ok {
 				t.Fatalf("the provider does not serve %s", c.Kind)
 			}
-			for _, l := range laws {
+			hold := laws
+			if served.Watch != nil {
+				hold = slices.Concat(laws, watchLaws)
+			}
+			for _, l := range hold {
 				if l.when != nil && !l.when(served.Traits, c) || s.Only != "" && l.name != s.Only {
 					continue
 				}

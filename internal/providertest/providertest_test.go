@@ -8,6 +8,7 @@ import (
 	"os"
 	"os/exec"
 	"regexp"
+	"runtime"
 	"slices"
 	"strings"
 	"testing"
@@ -59,16 +60,31 @@ func open(s spoiler) func(t *testing.T) providertest.World {
 			if k.Name != "lab.box" {
 				continue
 			}
-			p.Kinds[i].Kind = &spoiled{Kind: k.Kind, spoiler: s, world: w, meet: make(chan bool)}
+			bad := &spoiled{Kind: k.Kind, spoiler: s, world: w, meet: make(chan bool)}
+			p.Kinds[i].Kind = bad
+			if s.watch != nil {
+				p.Kinds[i].Watch = func(ctx context.Context) iter.Seq2[[]string, error] {
+					return func(yield func([]string, error) bool) { s.watch(ctx, bad, k.Watch, yield) }
+				}
+			}
 			if s.traits != nil {
 				s.traits(&p.Kinds[i].Traits)
 			}
 		}
-		return providertest.World{Provider: p, Dump: w.Dump, Advance: func() {
-			if err := w.Land(); err != nil {
-				panic(err)
-			}
-		}}
+		return providertest.World{
+			Provider: p, Dump: w.Dump,
+			Advance: func() {
+				if err := w.Land(); err != nil {
+					panic(err)
+				}
+			},
+			Meddle: func(kind, id string) {
+				spec := map[string]schema.Object{"lab.rack": {"note": "meddled"}, "lab.box": {"color": "pink"}}[kind]
+				if err := w.Put(node, kind, providers.Thing{ID: id, Spec: spec}); err != nil {
+					panic(err)
+				}
+			},
+		}
 	}
 }
 
@@ -112,6 +128,7 @@ type spoiled struct {
 	world *fake.World
 	meet  chan bool
 	kept  []providers.Thing
+	busy  bool
 }
 
 type spoiler struct {
@@ -121,6 +138,8 @@ type spoiler struct {
 	traits func(t *providers.Traits)
 	suite  func(s *providertest.Suite)
 
+	list    func(ctx context.Context, k *spoiled, yield func(providers.Thing, error) bool)
+	watch   func(ctx context.Context, k *spoiled, good providers.Watch, yield func([]string, error) bool)
 	observe func(ctx context.Context, k *spoiled, ids []string) ([]providers.Thing, error)
 	create  func(ctx context.Context, k *spoiled, c providers.Call) error
 	update  func(ctx context.Context, k *spoiled, c providers.Call) error
@@ -128,6 +147,9 @@ type spoiler struct {
 }
 
 func (k *spoiled) List(ctx context.Context) iter.Seq2[providers.Thing, error] {
+	if k.list != nil {
+		return func(yield func(providers.Thing, error) bool) { k.list(ctx, k, yield) }
+	}
 	return providertest.Look(k.Get).List(ctx)
 }
 
@@ -222,6 +244,19 @@ var spoilers = []spoiler{
 			things = things[1:]
 		}
 		return things, err
+	}},
+	{name: "list that is left early is not over", law: "a-list-can-be-left-early", list: func(ctx context.Context, k *spoiled, yield func(providers.Thing, error) bool) {
+		if k.busy {
+			yield(providers.Thing{}, &providers.Error{Op: "observe", Kind: "lab.box", Class: providers.Busy, Err: errors.New("one list at a time")})
+			return
+		}
+		k.busy = true
+		for th, err := range k.Kind.List(ctx) {
+			if !yield(th, err) {
+				return
+			}
+		}
+		k.busy = false
 	}},
 	{name: "empty means all", law: "a-list-and-a-look-agree", observe: func(ctx context.Context, k *spoiled, ids []string) ([]providers.Thing, error) {
 		if len(ids) == 0 {
@@ -386,6 +421,69 @@ var spoilers = []spoiler{
 		}
 		return k.Kind.Create(ctx, c)
 	}},
+	{name: "what is gone is not told", law: "what-changes-is-told", suite: hasty, watch: func(ctx context.Context, k *spoiled, good providers.Watch, yield func([]string, error) bool) {
+		for ids, err := range good(ctx) {
+			if err == nil && len(ids) > 0 {
+				ids = slices.DeleteFunc(ids, func(id string) bool { return version(ctx, k, id) == "" })
+				if len(ids) == 0 {
+					continue
+				}
+			}
+			if !yield(ids, err) {
+				return
+			}
+		}
+	}},
+	{name: "watch begins before anything is told", law: "what-changes-is-told", suite: hasty, watch: func(ctx context.Context, k *spoiled, good providers.Watch, yield func([]string, error) bool) {
+		if !yield(nil, nil) {
+			return
+		}
+		for k.world.Count("update") == 0 && ctx.Err() == nil {
+			runtime.Gosched()
+		}
+		begun := false
+		for ids, err := range good(ctx) {
+			if begun && !yield(ids, err) {
+				return
+			}
+			begun = true
+		}
+	}},
+	{name: "watch is over without a word", law: "what-changes-is-told", watch: func(_ context.Context, _ *spoiled, _ providers.Watch, yield func([]string, error) bool) {
+		yield(nil, nil)
+	}},
+	{name: "watch outlives its context", law: "a-watch-ends", suite: hasty, watch: func(ctx context.Context, _ *spoiled, good providers.Watch, yield func([]string, error) bool) {
+		good(context.WithoutCancel(ctx))(yield)
+	}},
+	{name: "watch ends for a reason of its own", law: "a-watch-ends", watch: func(ctx context.Context, _ *spoiled, good providers.Watch, yield func([]string, error) bool) {
+		for ids, err := range good(ctx) {
+			if err != nil {
+				err = &providers.Error{Op: "watch", Kind: "lab.box", Class: providers.Transient, Err: errors.New("over")}
+			}
+			if !yield(ids, err) {
+				return
+			}
+		}
+	}},
+	{name: "watch waits for its caller and others wait for it", law: "a-watch-holds-up-nobody", suite: hasty,
+		watch: func(ctx context.Context, k *spoiled, good providers.Watch, yield func([]string, error) bool) {
+			for ids, err := range good(ctx) {
+				if !yield(ids, err) {
+					return
+				}
+				select {
+				case k.meet <- true:
+				case <-ctx.Done():
+				}
+			}
+		},
+		create: func(ctx context.Context, k *spoiled, c providers.Call) error {
+			select {
+			case <-k.meet:
+			case <-ctx.Done():
+			}
+			return k.Kind.Create(ctx, c)
+		}},
 	{name: "traits are incomplete", law: "provider", traits: func(t *providers.Traits) { t.Delete = "" }},
 	{name: "id from a field that can change", law: "provider", traits: func(t *providers.Traits) { t.ID = "{color}/{name}" }},
 	{name: "kind without a case", law: "provider", suite: func(s *providertest.Suite) { s.Cases = s.Cases[1:] }},
@@ -438,7 +536,10 @@ func TestSpoiled(t *testing.T) {
 		t.Skip("runs as a part of TestLawsCatch")
 	}
 	for _, s := range spoilers {
-		t.Run(s.name, func(t *testing.T) { providertest.Run(t, suite(s)) })
+		t.Run(s.name, func(t *testing.T) {
+			t.Parallel() // some take as long as the suite's patience
+			providertest.Run(t, suite(s))
+		})
 	}
 }
 

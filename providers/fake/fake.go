@@ -28,6 +28,7 @@ package fake
 import (
 	"context"
 	"encoding/json"
+	"errors"
 	"fmt"
 	"maps"
 	"slices"
@@ -39,6 +40,9 @@ import (
 	"converge.dev/converge/providers"
 	"converge.dev/converge/schema"
 )
+
+// errClosed is the error of everything after [World.Close].
+var errClosed = errors.New("the world is closed")
 
 // A World is a far side. Its methods may be called concurrently; its fields must be set before first use.
 type World struct {
@@ -65,6 +69,8 @@ type World struct {
 	late    []late
 	faults  []Fault
 	serial  int64 // of the last version assigned
+	watches map[*providers.Changes]place
+	alarm   *time.Timer // completes what is in flight while somebody watches
 	counts  map[string]int
 	log     []Entry
 	file    *file // nil: in memory
@@ -135,6 +141,7 @@ func New(kinds schema.Kinds) *World {
 		epochs:  map[string]int64{},
 		passing: map[target]bool{},
 		lags:    map[target]*lag{},
+		watches: map[*providers.Changes]place{},
 		counts:  map[string]int{},
 	}
 }
@@ -148,9 +155,8 @@ func (w *World) Provider(name, scope string) *providers.Provider {
 			continue
 		}
 		traits := w.traits(k)
-		served = append(served, providers.Served{
-			Name: k, Traits: traits, Kind: &kind{world: w, at: place{scope, k}, schema: w.kinds[k], traits: traits},
-		})
+		far := &kind{world: w, at: place{scope, k}, schema: w.kinds[k], traits: traits}
+		served = append(served, providers.Served{Name: k, Traits: traits, Kind: far, Watch: far.watch})
 	}
 	p := providers.New(name, scope, nil, served...)
 	if scope != schema.ScopeSite { // as nodes do, unlike Carbide
@@ -208,6 +214,9 @@ func (w *World) Fail(f Fault) error {
 func (w *World) Mend() error {
 	w.mu.Lock()
 	defer w.mu.Unlock()
+	for at := range w.lags {
+		w.shows(at)
+	}
 	clear(w.lags)
 	return w.commit(record{Faults: &[]Fault{}})
 }

@@ -74,7 +74,14 @@ var nodeCases = []providertest.Case{{
 func TestLaws(t *testing.T) {
 	for scope, cases := range map[string][]providertest.Case{schema.ScopeSite: siteCases, node: nodeCases} {
 		open := func(t *testing.T, w *fake.World) providertest.World {
-			return providertest.World{Provider: w.Provider("lab", scope), Dump: w.Dump, Advance: func() { must(t, w.Land()) }}
+			return providertest.World{
+				Provider: w.Provider("lab", scope), Dump: w.Dump, Advance: func() { must(t, w.Land()) },
+				Meddle: func(kind, id string) {
+					th, _ := look(t, of(t, w, scope, kind), id)
+					th.Detail = "meddled"
+					must(t, w.Put(scope, kind, th))
+				},
+			}
 		}
 		t.Run(scope+"/memory", func(t *testing.T) {
 			providertest.Run(t, providertest.Suite{Kinds: kinds, Cases: cases, Open: func(t *testing.T) providertest.World {

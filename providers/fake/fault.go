@@ -153,7 +153,9 @@ func (w *World) lagging(at target, th *thing) *thing {
 	if l == nil || l.looks == 0 {
 		return th
 	}
-	l.looks--
+	if l.looks--; l.looks >= 0 {
+		w.shows(at)
+	}
 	return l.was
 }
 

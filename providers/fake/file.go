@@ -235,7 +235,7 @@ func (w *World) content() content {
 // commit makes a change: first in the journal, then in memory. When it fails, nothing has changed.
 func (w *World) commit(r record) error {
 	if w.closed {
-		return errors.New("the world is closed")
+		return errClosed
 	}
 	if w.file != nil {
 		if err := w.file.append(r); err != nil {
@@ -243,6 +243,7 @@ func (w *World) commit(r record) error {
 		}
 	}
 	w.replay(r)
+	w.await()
 	// A long journal is merged, so that the next open does not read the same things over and over.
 	if w.file != nil && w.file.records > 100_000 {
 		return w.save()
@@ -287,6 +288,7 @@ func (w *World) replay(r record) {
 		at := target{place{r.At.Scope, r.At.Kind}, r.At.ID}
 		was := w.things[at.place][at.id]
 		w.set(at, r.Thing)
+		w.shows(at)
 		delete(w.lags, at)
 		if named := cmp.Or(r.Thing, was); named != nil {
 			if looks := w.stale(at, named.Name); looks != 0 {
@@ -344,6 +346,12 @@ func (w *World) Close() error {
 		return nil
 	}
 	w.closed = true
+	for changes := range w.watches {
+		changes.End(errClosed)
+	}
+	if w.alarm != nil {
+		w.alarm.Stop()
+	}
 	if w.file == nil {
 		return nil
 	}

@@ -2,7 +2,6 @@ package fake
 
 import (
 	"context"
-	"errors"
 	"fmt"
 	"iter"
 	"reflect"
@@ -380,7 +379,7 @@ func (w *World) free(at target) *refusal {
 // ready completes what is due; it fails for a closed world.
 func (w *World) ready() error {
 	if w.closed {
-		return errors.New("the world is closed")
+		return errClosed
 	}
 	if len(w.late) == 0 && len(w.passing) == 0 {
 		return nil

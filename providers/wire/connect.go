@@ -36,7 +36,11 @@ func Connect(ctx context.Context, conn grpc.ClientConnInterface) ([]*providers.P
 	for i, d := range r.GetProviders() {
 		kinds := make([]providers.Served, len(d.GetKinds()))
 		for j, k := range d.GetKinds() {
-			kinds[j] = providers.Served{Name: k.GetName(), Kind: &remote{stub, &wirepb.Where{Scope: d.GetScope(), Kind: k.GetName()}}}
+			far := &remote{stub, &wirepb.Where{Scope: d.GetScope(), Kind: k.GetName()}}
+			kinds[j] = providers.Served{Name: k.GetName(), Kind: far}
+			if k.GetWatches() {
+				kinds[j].Watch = far.watch
+			}
 			strict := json.NewDecoder(bytes.NewReader(k.GetTraits()))
 			strict.DisallowUnknownFields()
 			if err := strict.Decode(&kinds[j].Traits); err != nil {
@@ -112,8 +116,8 @@ type remote struct {
 	at   *wirepb.Where
 }
 
-// observeError returns the error of an observation. One that failed on the way may be repeated.
-func (r *remote) observeError(err error) error {
+// readError returns the error of a call that changes nothing. One that failed on the way may be repeated.
+func (r *remote) readError(op string, err error) error {
 	if f, ok := failureOf(err); ok {
 		return decodeFailure(f)
 	}
@@ -122,7 +126,7 @@ func (r *remote) observeError(err error) error {
 	case codes.NotFound, codes.Unimplemented: // it is no longer served
 		class = providers.Unsupported
 	}
-	return &providers.Error{Op: "observe", Kind: r.at.GetKind(), Class: class, Code: status.Code(err).String(), Err: onTheWay(err)}
+	return &providers.Error{Op: op, Kind: r.at.GetKind(), Class: class, Code: status.Code(err).String(), Err: onTheWay(err)}
 }
 
 // pages yields the things of a stream of pages.
@@ -144,7 +148,7 @@ func (r *remote) pages(stream grpc.ServerStreamingClient[wirepb.Things], err err
 				}
 			}
 		}
-		yield(providers.Thing{}, r.observeError(err))
+		yield(providers.Thing{}, r.readError("observe", err))
 	}
 }
 
@@ -172,6 +176,22 @@ func (r *remote) Get(ctx context.Context, ids []string) (things []providers.Thin
 		things, ids = append(things, some...), ids[n:]
 	}
 	return things, nil
+}
+
+// watch implements [providers.Watch]. While the caller does not ask for the next event, the other side collects what happens.
+func (r *remote) watch(ctx context.Context) iter.Seq2[[]string, error] {
+	return func(yield func([]string, error) bool) {
+		ctx, cancel := context.WithCancel(ctx) // as in a list
+		defer cancel()
+		stream, err := r.stub.Watch(ctx, &wirepb.WatchRequest{Where: r.at}, reading...)
+		for err == nil {
+			var event *wirepb.Changes
+			if event, err = stream.Recv(); err == nil && !yield(event.GetIds(), nil) {
+				return
+			}
+		}
+		yield(nil, r.readError("watch", err))
+	}
 }
 
 // change makes a change. One that failed on the way may have had its effect.

@@ -54,7 +54,7 @@ func (s *server) Describe(context.Context, *wirepb.DescribeRequest) (*wirepb.Des
 			if err != nil {
 				return nil, err
 			}
-			described.Kinds = append(described.Kinds, &wirepb.Served{Name: k.Name, Traits: traits})
+			described.Kinds = append(described.Kinds, &wirepb.Served{Name: k.Name, Traits: traits, Watches: k.Watch != nil})
 		}
 		r.Providers = append(r.Providers, described)
 	}
@@ -70,22 +70,22 @@ func (s *server) guard(call *wirepb.Failure, err *error) {
 	}
 }
 
-func (s *server) kind(at *wirepb.Where) (providers.Kind, error) {
+func (s *server) find(at *wirepb.Where) (providers.Served, error) {
 	served, _, ok := s.set.Find(at.GetScope(), at.GetKind())
 	if !ok {
-		return nil, status.Errorf(codes.NotFound, "%s is not served in scope %s", at.GetKind(), at.GetScope())
+		return providers.Served{}, status.Errorf(codes.NotFound, "%s is not served in scope %s", at.GetKind(), at.GetScope())
 	}
-	return served.Kind, nil
+	return served, nil
 }
 
 func (s *server) List(r *wirepb.ListRequest, out grpc.ServerStreamingServer[wirepb.Things]) (err error) {
 	defer s.guard(&wirepb.Failure{Op: "observe", Kind: r.GetWhere().GetKind(), Class: string(providers.Invalid)}, &err)
-	k, err := s.kind(r.GetWhere())
+	k, err := s.find(r.GetWhere())
 	if err != nil {
 		return err
 	}
 	pages := pager{out: out}
-	for th, err := range k.List(out.Context()) {
+	for th, err := range k.Kind.List(out.Context()) {
 		if err != nil {
 			return statusOf(encodeFailure(err))
 		}
@@ -98,11 +98,11 @@ func (s *server) List(r *wirepb.ListRequest, out grpc.ServerStreamingServer[wire
 
 func (s *server) Get(r *wirepb.GetRequest, out grpc.ServerStreamingServer[wirepb.Things]) (err error) {
 	defer s.guard(&wirepb.Failure{Op: "observe", Kind: r.GetWhere().GetKind(), Class: string(providers.Invalid)}, &err)
-	k, err := s.kind(r.GetWhere())
+	k, err := s.find(r.GetWhere())
 	if err != nil {
 		return err
 	}
-	things, err := k.Get(out.Context(), r.GetIds())
+	things, err := k.Kind.Get(out.Context(), r.GetIds())
 	if err != nil {
 		return statusOf(encodeFailure(err))
 	}
@@ -113,6 +113,26 @@ func (s *server) Get(r *wirepb.GetRequest, out grpc.ServerStreamingServer[wirepb
 		}
 	}
 	return pages.flush()
+}
+
+func (s *server) Watch(r *wirepb.WatchRequest, out grpc.ServerStreamingServer[wirepb.Changes]) (err error) {
+	defer s.guard(&wirepb.Failure{Op: "watch", Kind: r.GetWhere().GetKind(), Class: string(providers.Invalid)}, &err)
+	k, err := s.find(r.GetWhere())
+	if err != nil {
+		return err
+	}
+	if k.Watch == nil {
+		return status.Error(codes.Unimplemented, errNoSuch.Error())
+	}
+	for ids, err := range k.Watch(out.Context()) {
+		if err != nil {
+			return statusOf(encodeFailure(err))
+		}
+		if err := out.Send(&wirepb.Changes{Ids: ids}); err != nil { // a client that does not read is waited for
+			return err
+		}
+	}
+	return nil
 }
 
 // A pager sends things in pages.
@@ -150,7 +170,7 @@ func (s *server) change(ctx context.Context, op string, r *wirepb.CallRequest, v
 	if err != nil {
 		return "", status.Errorf(codes.InvalidArgument, "a call that cannot be read: %v", err)
 	}
-	k, err := s.kind(&wirepb.Where{Scope: c.Ref.Scope, Kind: c.Ref.Kind})
+	k, err := s.find(&wirepb.Where{Scope: c.Ref.Scope, Kind: c.Ref.Kind})
 	if err != nil {
 		return "", err
 	}
@@ -167,7 +187,7 @@ func (s *server) change(ctx context.Context, op string, r *wirepb.CallRequest, v
 		}
 		defer unlock()
 	}
-	if err := verb(k)(ctx, c); err != nil {
+	if err := verb(k.Kind)(ctx, c); err != nil {
 		return fail(err)
 	}
 	return c.Answer.ID, nil

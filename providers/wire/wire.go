@@ -2,8 +2,9 @@
 // process, and [Connect] returns them in the other, as providers that obey all laws of the contract.
 //
 // Messages contain the contract's own data, see providers.proto; the kinds of a provider are not repeated there. A list is sent
-// in compressed pages; an interrupted one is an error, never a shorter list. An interrupted change has an unknown outcome.
-// Secrets that a call sets are sent in clear: the transport must keep them from others.
+// in compressed pages; an interrupted one is an error, never a shorter list. An interrupted change has an unknown outcome. An
+// interrupted watch ends with an error; so that it does when the other side is gone without a word, the connection must have
+// keepalive. Secrets that a call sets are sent in clear: the transport must keep them from others.
 package wire
 
 import (

@@ -14,7 +14,9 @@ import (
 
 	"github.com/google/go-cmp/cmp"
 	"google.golang.org/grpc"
+	"google.golang.org/grpc/codes"
 	"google.golang.org/grpc/credentials/insecure"
+	"google.golang.org/grpc/status"
 	"google.golang.org/grpc/test/bufconn"
 
 	"converge.dev/converge/internal/providertest"
@@ -32,6 +34,7 @@ type kind struct {
 	list   func(ctx context.Context) iter.Seq2[providers.Thing, error]
 	get    func(ctx context.Context, ids []string) ([]providers.Thing, error)
 	change func(ctx context.Context, op string, c providers.Call) error
+	watch  providers.Watch
 }
 
 func (k kind) List(ctx context.Context) iter.Seq2[providers.Thing, error] { return k.list(ctx) }
@@ -45,7 +48,7 @@ func (k kind) Delete(ctx context.Context, c providers.Call) error { return k.cha
 var ref = schema.Ref{Scope: "site", Kind: "lab.box", Name: "b"}
 
 func serve(k kind) *providers.Provider {
-	return providers.New("lab", "site", nil, providers.Served{Name: "lab.box", Kind: k})
+	return providers.New("lab", "site", nil, providers.Served{Name: "lab.box", Kind: k, Watch: k.watch})
 }
 
 // remote returns the kind as seen through a pipe.
@@ -189,11 +192,16 @@ func serving(ps ...*providers.Provider) func(grpc.ServiceRegistrar) error {
 
 func (l *line) kind(t *testing.T) providers.Kind {
 	t.Helper()
+	return l.served(t).Kind
+}
+
+func (l *line) served(t *testing.T) providers.Served {
+	t.Helper()
 	ps, err := wire.Connect(t.Context(), l)
 	if err != nil {
 		t.Fatal(err)
 	}
-	return ps[0].Kinds[0].Kind
+	return ps[0].Kinds[0]
 }
 
 // TestCutList: a list that breaks off is an error, however much of it has arrived.
@@ -341,6 +349,95 @@ func TestPanics(t *testing.T) {
 				t.Errorf("%v (%s)", err, providers.ClassOf(err))
 			}
 		}
+	}
+}
+
+// TestWatchArrives: every event arrives as it was, and then the error.
+func TestWatchArrives(t *testing.T) {
+	many := make([]string, 5000)
+	for i := range many {
+		many[i] = fmt.Sprint("id-", i)
+	}
+	want := [][]string{nil, {"a"}, {"a", "b"}, many, nil}
+	denied := &providers.Error{Op: "watch", Kind: "lab.box", Class: providers.Denied, Err: errors.New("no further")}
+	k := newLine(t, serving(serve(kind{watch: func(context.Context) iter.Seq2[[]string, error] {
+		return func(yield func([]string, error) bool) {
+			for _, ids := range want {
+				if !yield(ids, nil) {
+					return
+				}
+			}
+			yield(nil, denied)
+		}
+	}}))).served(t)
+	var got [][]string
+	var last error
+	for ids, err := range k.Watch(t.Context()) {
+		if last = err; err == nil {
+			got = append(got, ids)
+		}
+	}
+	if d := cmp.Diff(want, got); d != "" {
+		t.Errorf("(-there +here):\n%.2000s", d)
+	}
+	if providers.ClassOf(last) != denied.Class || last.Error() != denied.Error() {
+		t.Errorf("it ended with %v, want %v", last, denied)
+	}
+}
+
+// quiet is a watch without further events.
+func quiet(ctx context.Context) iter.Seq2[[]string, error] {
+	return func(yield func([]string, error) bool) { providers.NewChanges().Each(ctx, yield) }
+}
+
+// TestFailedWatch: a watch whose line is cut ends with an error, and so does one that panics or is not offered.
+func TestFailedWatch(t *testing.T) {
+	cut := newLine(t, serving(serve(kind{watch: quiet})))
+	panics := newLine(t, serving(serve(kind{watch: func(context.Context) iter.Seq2[[]string, error] { panic("hunter2") }})))
+	for class, l := range map[providers.Class]*line{providers.Transient: cut, providers.Invalid: panics} {
+		var last error
+		for _, err := range l.served(t).Watch(t.Context()) {
+			if last = err; err == nil {
+				l.server.Stop()
+			}
+		}
+		var e *providers.Error
+		if !errors.As(last, &e) || e.Op != "watch" || e.Kind != "lab.box" || e.Class != class || strings.Contains(last.Error(), "hunter2") {
+			t.Errorf("it ended with %v (%s), want %s", last, providers.ClassOf(last), class)
+		}
+	}
+	if newLine(t, serving(serve(kind{}))).served(t).Watch != nil {
+		t.Error("a kind without a watch has one on the other side")
+	}
+	l := newLine(t, serving(serve(kind{})))
+	stream, err := wirepb.NewProvidersClient(l).Watch(t.Context(), &wirepb.WatchRequest{Where: &wirepb.Where{Scope: "site", Kind: "lab.box"}})
+	if err == nil {
+		_, err = stream.Recv()
+	}
+	if status.Code(err) != codes.Unimplemented {
+		t.Errorf("a watch that is not offered ended with %v", err)
+	}
+}
+
+// TestLeftWatch: a watch that is left ends on the other side as well, and so does one whose context ends.
+func TestLeftWatch(t *testing.T) {
+	for _, left := range []bool{true, false} {
+		ended := make(chan bool)
+		k := newLine(t, serving(serve(kind{watch: func(ctx context.Context) iter.Seq2[[]string, error] {
+			return func(yield func([]string, error) bool) {
+				defer close(ended)
+				quiet(ctx)(yield)
+			}
+		}}))).served(t)
+		ctx, cancel := context.WithCancel(t.Context())
+		for range k.Watch(ctx) {
+			if left {
+				break
+			}
+			cancel()
+		}
+		<-ended
+		cancel()
 	}
 }
 

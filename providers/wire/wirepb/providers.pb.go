@@ -69,7 +69,7 @@ func (x Failure_Cause) Number() protoreflect.EnumNumber {
 
 // Deprecated: Use Failure_Cause.Descriptor instead.
 func (Failure_Cause) EnumDescriptor() ([]byte, []int) {
-	return file_providers_wire_wirepb_providers_proto_rawDescGZIP(), []int{23, 0}
+	return file_providers_wire_wirepb_providers_proto_rawDescGZIP(), []int{25, 0}
 }
 
 type DescribeRequest struct {
@@ -256,7 +256,8 @@ func (x *Provider) GetHasHealth() bool {
 type Served struct {
 	state         protoimpl.MessageState `protogen:"open.v1"`
 	Name          string                 `protobuf:"bytes,1,opt,name=name,proto3" json:"name,omitempty"`
-	Traits        []byte                 `protobuf:"bytes,2,opt,name=traits,proto3" json:"traits,omitempty"` // JSON of providers.Traits
+	Traits        []byte                 `protobuf:"bytes,2,opt,name=traits,proto3" json:"traits,omitempty"`    // JSON of providers.Traits
+	Watches       bool                   `protobuf:"varint,3,opt,name=watches,proto3" json:"watches,omitempty"` // whether Watch tells of its changes
 	unknownFields protoimpl.UnknownFields
 	sizeCache     protoimpl.SizeCache
 }
@@ -303,6 +304,13 @@ func (x *Served) GetTraits() []byte {
 		return x.Traits
 	}
 	return nil
+}
+
+func (x *Served) GetWatches() bool {
+	if x != nil {
+		return x.Watches
+	}
+	return false
 }
 
 // Where names a kind that a provider serves.
@@ -498,6 +506,94 @@ func (x *Things) GetThings() []*Thing {
 	return nil
 }
 
+type WatchRequest struct {
+	state         protoimpl.MessageState `protogen:"open.v1"`
+	Where         *Where                 `protobuf:"bytes,1,opt,name=where,proto3" json:"where,omitempty"`
+	unknownFields protoimpl.UnknownFields
+	sizeCache     protoimpl.SizeCache
+}
+
+func (x *WatchRequest) Reset() {
+	*x = WatchRequest{}
+	mi := &file_providers_wire_wirepb_providers_proto_msgTypes[8]
+	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
+	ms.StoreMessageInfo(mi)
+}
+
+func (x *WatchRequest) String() string {
+	return protoimpl.X.MessageStringOf(x)
+}
+
+func (*WatchRequest) ProtoMessage() {}
+
+func (x *WatchRequest) ProtoReflect() protoreflect.Message {
+	mi := &file_providers_wire_wirepb_providers_proto_msgTypes[8]
+	if x != nil {
+		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
+		if ms.LoadMessageInfo() == nil {
+			ms.StoreMessageInfo(mi)
+		}
+		return ms
+	}
+	return mi.MessageOf(x)
+}
+
+// Deprecated: Use WatchRequest.ProtoReflect.Descriptor instead.
+func (*WatchRequest) Descriptor() ([]byte, []int) {
+	return file_providers_wire_wirepb_providers_proto_rawDescGZIP(), []int{8}
+}
+
+func (x *WatchRequest) GetWhere() *Where {
+	if x != nil {
+		return x.Where
+	}
+	return nil
+}
+
+type Changes struct {
+	state         protoimpl.MessageState `protogen:"open.v1"`
+	Ids           []string               `protobuf:"bytes,1,rep,name=ids,proto3" json:"ids,omitempty"` // none: any thing may have changed
+	unknownFields protoimpl.UnknownFields
+	sizeCache     protoimpl.SizeCache
+}
+
+func (x *Changes) Reset() {
+	*x = Changes{}
+	mi := &file_providers_wire_wirepb_providers_proto_msgTypes[9]
+	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
+	ms.StoreMessageInfo(mi)
+}
+
+func (x *Changes) String() string {
+	return protoimpl.X.MessageStringOf(x)
+}
+
+func (*Changes) ProtoMessage() {}
+
+func (x *Changes) ProtoReflect() protoreflect.Message {
+	mi := &file_providers_wire_wirepb_providers_proto_msgTypes[9]
+	if x != nil {
+		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
+		if ms.LoadMessageInfo() == nil {
+			ms.StoreMessageInfo(mi)
+		}
+		return ms
+	}
+	return mi.MessageOf(x)
+}
+
+// Deprecated: Use Changes.ProtoReflect.Descriptor instead.
+func (*Changes) Descriptor() ([]byte, []int) {
+	return file_providers_wire_wirepb_providers_proto_rawDescGZIP(), []int{9}
+}
+
+func (x *Changes) GetIds() []string {
+	if x != nil {
+		return x.Ids
+	}
+	return nil
+}
+
 type Mark struct {
 	state         protoimpl.MessageState `protogen:"open.v1"`
 	Site          string                 `protobuf:"bytes,1,opt,name=site,proto3" json:"site,omitempty"`
@@ -509,7 +605,7 @@ type Mark struct {
 
 func (x *Mark) Reset() {
 	*x = Mark{}
-	mi := &file_providers_wire_wirepb_providers_proto_msgTypes[8]
+	mi := &file_providers_wire_wirepb_providers_proto_msgTypes[10]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -521,7 +617,7 @@ func (x *Mark) String() string {
 func (*Mark) ProtoMessage() {}
 
 func (x *Mark) ProtoReflect() protoreflect.Message {
-	mi := &file_providers_wire_wirepb_providers_proto_msgTypes[8]
+	mi := &file_providers_wire_wirepb_providers_proto_msgTypes[10]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -534,7 +630,7 @@ func (x *Mark) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use Mark.ProtoReflect.Descriptor instead.
 func (*Mark) Descriptor() ([]byte, []int) {
-	return file_providers_wire_wirepb_providers_proto_rawDescGZIP(), []int{8}
+	return file_providers_wire_wirepb_providers_proto_rawDescGZIP(), []int{10}
 }
 
 func (x *Mark) GetSite() string {
@@ -576,7 +672,7 @@ type Thing struct {
 
 func (x *Thing) Reset() {
 	*x = Thing{}
-	mi := &file_providers_wire_wirepb_providers_proto_msgTypes[9]
+	mi := &file_providers_wire_wirepb_providers_proto_msgTypes[11]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -588,7 +684,7 @@ func (x *Thing) String() string {
 func (*Thing) ProtoMessage() {}
 
 func (x *Thing) ProtoReflect() protoreflect.Message {
-	mi := &file_providers_wire_wirepb_providers_proto_msgTypes[9]
+	mi := &file_providers_wire_wirepb_providers_proto_msgTypes[11]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -601,7 +697,7 @@ func (x *Thing) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use Thing.ProtoReflect.Descriptor instead.
 func (*Thing) Descriptor() ([]byte, []int) {
-	return file_providers_wire_wirepb_providers_proto_rawDescGZIP(), []int{9}
+	return file_providers_wire_wirepb_providers_proto_rawDescGZIP(), []int{11}
 }
 
 func (x *Thing) GetId() string {
@@ -691,7 +787,7 @@ type CallRequest struct {
 
 func (x *CallRequest) Reset() {
 	*x = CallRequest{}
-	mi := &file_providers_wire_wirepb_providers_proto_msgTypes[10]
+	mi := &file_providers_wire_wirepb_providers_proto_msgTypes[12]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -703,7 +799,7 @@ func (x *CallRequest) String() string {
 func (*CallRequest) ProtoMessage() {}
 
 func (x *CallRequest) ProtoReflect() protoreflect.Message {
-	mi := &file_providers_wire_wirepb_providers_proto_msgTypes[10]
+	mi := &file_providers_wire_wirepb_providers_proto_msgTypes[12]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -716,7 +812,7 @@ func (x *CallRequest) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use CallRequest.ProtoReflect.Descriptor instead.
 func (*CallRequest) Descriptor() ([]byte, []int) {
-	return file_providers_wire_wirepb_providers_proto_rawDescGZIP(), []int{10}
+	return file_providers_wire_wirepb_providers_proto_rawDescGZIP(), []int{12}
 }
 
 func (x *CallRequest) GetRef() string {
@@ -791,7 +887,7 @@ type CreateResponse struct {
 
 func (x *CreateResponse) Reset() {
 	*x = CreateResponse{}
-	mi := &file_providers_wire_wirepb_providers_proto_msgTypes[11]
+	mi := &file_providers_wire_wirepb_providers_proto_msgTypes[13]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -803,7 +899,7 @@ func (x *CreateResponse) String() string {
 func (*CreateResponse) ProtoMessage() {}
 
 func (x *CreateResponse) ProtoReflect() protoreflect.Message {
-	mi := &file_providers_wire_wirepb_providers_proto_msgTypes[11]
+	mi := &file_providers_wire_wirepb_providers_proto_msgTypes[13]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -816,7 +912,7 @@ func (x *CreateResponse) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use CreateResponse.ProtoReflect.Descriptor instead.
 func (*CreateResponse) Descriptor() ([]byte, []int) {
-	return file_providers_wire_wirepb_providers_proto_rawDescGZIP(), []int{11}
+	return file_providers_wire_wirepb_providers_proto_rawDescGZIP(), []int{13}
 }
 
 func (x *CreateResponse) GetChosen() string {
@@ -834,7 +930,7 @@ type UpdateResponse struct {
 
 func (x *UpdateResponse) Reset() {
 	*x = UpdateResponse{}
-	mi := &file_providers_wire_wirepb_providers_proto_msgTypes[12]
+	mi := &file_providers_wire_wirepb_providers_proto_msgTypes[14]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -846,7 +942,7 @@ func (x *UpdateResponse) String() string {
 func (*UpdateResponse) ProtoMessage() {}
 
 func (x *UpdateResponse) ProtoReflect() protoreflect.Message {
-	mi := &file_providers_wire_wirepb_providers_proto_msgTypes[12]
+	mi := &file_providers_wire_wirepb_providers_proto_msgTypes[14]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -859,7 +955,7 @@ func (x *UpdateResponse) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use UpdateResponse.ProtoReflect.Descriptor instead.
 func (*UpdateResponse) Descriptor() ([]byte, []int) {
-	return file_providers_wire_wirepb_providers_proto_rawDescGZIP(), []int{12}
+	return file_providers_wire_wirepb_providers_proto_rawDescGZIP(), []int{14}
 }
 
 type DeleteResponse struct {
@@ -870,7 +966,7 @@ type DeleteResponse struct {
 
 func (x *DeleteResponse) Reset() {
 	*x = DeleteResponse{}
-	mi := &file_providers_wire_wirepb_providers_proto_msgTypes[13]
+	mi := &file_providers_wire_wirepb_providers_proto_msgTypes[15]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -882,7 +978,7 @@ func (x *DeleteResponse) String() string {
 func (*DeleteResponse) ProtoMessage() {}
 
 func (x *DeleteResponse) ProtoReflect() protoreflect.Message {
-	mi := &file_providers_wire_wirepb_providers_proto_msgTypes[13]
+	mi := &file_providers_wire_wirepb_providers_proto_msgTypes[15]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -895,7 +991,7 @@ func (x *DeleteResponse) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use DeleteResponse.ProtoReflect.Descriptor instead.
 func (*DeleteResponse) Descriptor() ([]byte, []int) {
-	return file_providers_wire_wirepb_providers_proto_rawDescGZIP(), []int{13}
+	return file_providers_wire_wirepb_providers_proto_rawDescGZIP(), []int{15}
 }
 
 // Which names a provider.
@@ -909,7 +1005,7 @@ type Which struct {
 
 func (x *Which) Reset() {
 	*x = Which{}
-	mi := &file_providers_wire_wirepb_providers_proto_msgTypes[14]
+	mi := &file_providers_wire_wirepb_providers_proto_msgTypes[16]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -921,7 +1017,7 @@ func (x *Which) String() string {
 func (*Which) ProtoMessage() {}
 
 func (x *Which) ProtoReflect() protoreflect.Message {
-	mi := &file_providers_wire_wirepb_providers_proto_msgTypes[14]
+	mi := &file_providers_wire_wirepb_providers_proto_msgTypes[16]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -934,7 +1030,7 @@ func (x *Which) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use Which.ProtoReflect.Descriptor instead.
 func (*Which) Descriptor() ([]byte, []int) {
-	return file_providers_wire_wirepb_providers_proto_rawDescGZIP(), []int{14}
+	return file_providers_wire_wirepb_providers_proto_rawDescGZIP(), []int{16}
 }
 
 func (x *Which) GetScope() string {
@@ -961,7 +1057,7 @@ type FenceRequest struct {
 
 func (x *FenceRequest) Reset() {
 	*x = FenceRequest{}
-	mi := &file_providers_wire_wirepb_providers_proto_msgTypes[15]
+	mi := &file_providers_wire_wirepb_providers_proto_msgTypes[17]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -973,7 +1069,7 @@ func (x *FenceRequest) String() string {
 func (*FenceRequest) ProtoMessage() {}
 
 func (x *FenceRequest) ProtoReflect() protoreflect.Message {
-	mi := &file_providers_wire_wirepb_providers_proto_msgTypes[15]
+	mi := &file_providers_wire_wirepb_providers_proto_msgTypes[17]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -986,7 +1082,7 @@ func (x *FenceRequest) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use FenceRequest.ProtoReflect.Descriptor instead.
 func (*FenceRequest) Descriptor() ([]byte, []int) {
-	return file_providers_wire_wirepb_providers_proto_rawDescGZIP(), []int{15}
+	return file_providers_wire_wirepb_providers_proto_rawDescGZIP(), []int{17}
 }
 
 func (x *FenceRequest) GetWhich() *Which {
@@ -1011,7 +1107,7 @@ type FenceResponse struct {
 
 func (x *FenceResponse) Reset() {
 	*x = FenceResponse{}
-	mi := &file_providers_wire_wirepb_providers_proto_msgTypes[16]
+	mi := &file_providers_wire_wirepb_providers_proto_msgTypes[18]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -1023,7 +1119,7 @@ func (x *FenceResponse) String() string {
 func (*FenceResponse) ProtoMessage() {}
 
 func (x *FenceResponse) ProtoReflect() protoreflect.Message {
-	mi := &file_providers_wire_wirepb_providers_proto_msgTypes[16]
+	mi := &file_providers_wire_wirepb_providers_proto_msgTypes[18]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -1036,7 +1132,7 @@ func (x *FenceResponse) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use FenceResponse.ProtoReflect.Descriptor instead.
 func (*FenceResponse) Descriptor() ([]byte, []int) {
-	return file_providers_wire_wirepb_providers_proto_rawDescGZIP(), []int{16}
+	return file_providers_wire_wirepb_providers_proto_rawDescGZIP(), []int{18}
 }
 
 type IdentifyRequest struct {
@@ -1048,7 +1144,7 @@ type IdentifyRequest struct {
 
 func (x *IdentifyRequest) Reset() {
 	*x = IdentifyRequest{}
-	mi := &file_providers_wire_wirepb_providers_proto_msgTypes[17]
+	mi := &file_providers_wire_wirepb_providers_proto_msgTypes[19]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -1060,7 +1156,7 @@ func (x *IdentifyRequest) String() string {
 func (*IdentifyRequest) ProtoMessage() {}
 
 func (x *IdentifyRequest) ProtoReflect() protoreflect.Message {
-	mi := &file_providers_wire_wirepb_providers_proto_msgTypes[17]
+	mi := &file_providers_wire_wirepb_providers_proto_msgTypes[19]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -1073,7 +1169,7 @@ func (x *IdentifyRequest) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use IdentifyRequest.ProtoReflect.Descriptor instead.
 func (*IdentifyRequest) Descriptor() ([]byte, []int) {
-	return file_providers_wire_wirepb_providers_proto_rawDescGZIP(), []int{17}
+	return file_providers_wire_wirepb_providers_proto_rawDescGZIP(), []int{19}
 }
 
 func (x *IdentifyRequest) GetWhich() *Which {
@@ -1092,7 +1188,7 @@ type IdentifyResponse struct {
 
 func (x *IdentifyResponse) Reset() {
 	*x = IdentifyResponse{}
-	mi := &file_providers_wire_wirepb_providers_proto_msgTypes[18]
+	mi := &file_providers_wire_wirepb_providers_proto_msgTypes[20]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -1104,7 +1200,7 @@ func (x *IdentifyResponse) String() string {
 func (*IdentifyResponse) ProtoMessage() {}
 
 func (x *IdentifyResponse) ProtoReflect() protoreflect.Message {
-	mi := &file_providers_wire_wirepb_providers_proto_msgTypes[18]
+	mi := &file_providers_wire_wirepb_providers_proto_msgTypes[20]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -1117,7 +1213,7 @@ func (x *IdentifyResponse) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use IdentifyResponse.ProtoReflect.Descriptor instead.
 func (*IdentifyResponse) Descriptor() ([]byte, []int) {
-	return file_providers_wire_wirepb_providers_proto_rawDescGZIP(), []int{18}
+	return file_providers_wire_wirepb_providers_proto_rawDescGZIP(), []int{20}
 }
 
 func (x *IdentifyResponse) GetIdentity() string {
@@ -1136,7 +1232,7 @@ type BuildRequest struct {
 
 func (x *BuildRequest) Reset() {
 	*x = BuildRequest{}
-	mi := &file_providers_wire_wirepb_providers_proto_msgTypes[19]
+	mi := &file_providers_wire_wirepb_providers_proto_msgTypes[21]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -1148,7 +1244,7 @@ func (x *BuildRequest) String() string {
 func (*BuildRequest) ProtoMessage() {}
 
 func (x *BuildRequest) ProtoReflect() protoreflect.Message {
-	mi := &file_providers_wire_wirepb_providers_proto_msgTypes[19]
+	mi := &file_providers_wire_wirepb_providers_proto_msgTypes[21]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -1161,7 +1257,7 @@ func (x *BuildRequest) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use BuildRequest.ProtoReflect.Descriptor instead.
 func (*BuildRequest) Descriptor() ([]byte, []int) {
-	return file_providers_wire_wirepb_providers_proto_rawDescGZIP(), []int{19}
+	return file_providers_wire_wirepb_providers_proto_rawDescGZIP(), []int{21}
 }
 
 func (x *BuildRequest) GetWhich() *Which {
@@ -1180,7 +1276,7 @@ type BuildResponse struct {
 
 func (x *BuildResponse) Reset() {
 	*x = BuildResponse{}
-	mi := &file_providers_wire_wirepb_providers_proto_msgTypes[20]
+	mi := &file_providers_wire_wirepb_providers_proto_msgTypes[22]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -1192,7 +1288,7 @@ func (x *BuildResponse) String() string {
 func (*BuildResponse) ProtoMessage() {}
 
 func (x *BuildResponse) ProtoReflect() protoreflect.Message {
-	mi := &file_providers_wire_wirepb_providers_proto_msgTypes[20]
+	mi := &file_providers_wire_wirepb_providers_proto_msgTypes[22]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -1205,7 +1301,7 @@ func (x *BuildResponse) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use BuildResponse.ProtoReflect.Descriptor instead.
 func (*BuildResponse) Descriptor() ([]byte, []int) {
-	return file_providers_wire_wirepb_providers_proto_rawDescGZIP(), []int{20}
+	return file_providers_wire_wirepb_providers_proto_rawDescGZIP(), []int{22}
 }
 
 func (x *BuildResponse) GetBuild() string {
@@ -1224,7 +1320,7 @@ type HealthRequest struct {
 
 func (x *HealthRequest) Reset() {
 	*x = HealthRequest{}
-	mi := &file_providers_wire_wirepb_providers_proto_msgTypes[21]
+	mi := &file_providers_wire_wirepb_providers_proto_msgTypes[23]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -1236,7 +1332,7 @@ func (x *HealthRequest) String() string {
 func (*HealthRequest) ProtoMessage() {}
 
 func (x *HealthRequest) ProtoReflect() protoreflect.Message {
-	mi := &file_providers_wire_wirepb_providers_proto_msgTypes[21]
+	mi := &file_providers_wire_wirepb_providers_proto_msgTypes[23]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -1249,7 +1345,7 @@ func (x *HealthRequest) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use HealthRequest.ProtoReflect.Descriptor instead.
 func (*HealthRequest) Descriptor() ([]byte, []int) {
-	return file_providers_wire_wirepb_providers_proto_rawDescGZIP(), []int{21}
+	return file_providers_wire_wirepb_providers_proto_rawDescGZIP(), []int{23}
 }
 
 func (x *HealthRequest) GetWhich() *Which {
@@ -1272,7 +1368,7 @@ type HealthResponse struct {
 
 func (x *HealthResponse) Reset() {
 	*x = HealthResponse{}
-	mi := &file_providers_wire_wirepb_providers_proto_msgTypes[22]
+	mi := &file_providers_wire_wirepb_providers_proto_msgTypes[24]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -1284,7 +1380,7 @@ func (x *HealthResponse) String() string {
 func (*HealthResponse) ProtoMessage() {}
 
 func (x *HealthResponse) ProtoReflect() protoreflect.Message {
-	mi := &file_providers_wire_wirepb_providers_proto_msgTypes[22]
+	mi := &file_providers_wire_wirepb_providers_proto_msgTypes[24]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -1297,7 +1393,7 @@ func (x *HealthResponse) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use HealthResponse.ProtoReflect.Descriptor instead.
 func (*HealthResponse) Descriptor() ([]byte, []int) {
-	return file_providers_wire_wirepb_providers_proto_rawDescGZIP(), []int{22}
+	return file_providers_wire_wirepb_providers_proto_rawDescGZIP(), []int{24}
 }
 
 func (x *HealthResponse) GetDown() *Failure {
@@ -1354,7 +1450,7 @@ type Failure struct {
 
 func (x *Failure) Reset() {
 	*x = Failure{}
-	mi := &file_providers_wire_wirepb_providers_proto_msgTypes[23]
+	mi := &file_providers_wire_wirepb_providers_proto_msgTypes[25]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -1366,7 +1462,7 @@ func (x *Failure) String() string {
 func (*Failure) ProtoMessage() {}
 
 func (x *Failure) ProtoReflect() protoreflect.Message {
-	mi := &file_providers_wire_wirepb_providers_proto_msgTypes[23]
+	mi := &file_providers_wire_wirepb_providers_proto_msgTypes[25]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -1379,7 +1475,7 @@ func (x *Failure) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use Failure.ProtoReflect.Descriptor instead.
 func (*Failure) Descriptor() ([]byte, []int) {
-	return file_providers_wire_wirepb_providers_proto_rawDescGZIP(), []int{23}
+	return file_providers_wire_wirepb_providers_proto_rawDescGZIP(), []int{25}
 }
 
 func (x *Failure) GetOp() string {
@@ -1457,7 +1553,7 @@ type Outdated struct {
 
 func (x *Outdated) Reset() {
 	*x = Outdated{}
-	mi := &file_providers_wire_wirepb_providers_proto_msgTypes[24]
+	mi := &file_providers_wire_wirepb_providers_proto_msgTypes[26]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -1469,7 +1565,7 @@ func (x *Outdated) String() string {
 func (*Outdated) ProtoMessage() {}
 
 func (x *Outdated) ProtoReflect() protoreflect.Message {
-	mi := &file_providers_wire_wirepb_providers_proto_msgTypes[24]
+	mi := &file_providers_wire_wirepb_providers_proto_msgTypes[26]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -1482,7 +1578,7 @@ func (x *Outdated) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use Outdated.ProtoReflect.Descriptor instead.
 func (*Outdated) Descriptor() ([]byte, []int) {
-	return file_providers_wire_wirepb_providers_proto_rawDescGZIP(), []int{24}
+	return file_providers_wire_wirepb_providers_proto_rawDescGZIP(), []int{26}
 }
 
 func (x *Outdated) GetOn() string {
@@ -1525,10 +1621,11 @@ const file_providers_wire_wirepb_providers_proto_rawDesc = "" +
 	"identifies\x12\x16\n" +
 	"\x06builds\x18\a \x01(\bR\x06builds\x12\x1d\n" +
 	"\n" +
-	"has_health\x18\b \x01(\bR\thasHealth\"4\n" +
+	"has_health\x18\b \x01(\bR\thasHealth\"N\n" +
 	"\x06Served\x12\x12\n" +
 	"\x04name\x18\x01 \x01(\tR\x04name\x12\x16\n" +
-	"\x06traits\x18\x02 \x01(\fR\x06traits\"1\n" +
+	"\x06traits\x18\x02 \x01(\fR\x06traits\x12\x18\n" +
+	"\awatches\x18\x03 \x01(\bR\awatches\"1\n" +
 	"\x05Where\x12\x14\n" +
 	"\x05scope\x18\x01 \x01(\tR\x05scope\x12\x12\n" +
 	"\x04kind\x18\x02 \x01(\tR\x04kind\"A\n" +
@@ -1539,7 +1636,11 @@ const file_providers_wire_wirepb_providers_proto_rawDesc = "" +
 	"\x05where\x18\x01 \x01(\v2\x1c.converge.providers.v1.WhereR\x05where\x12\x10\n" +
 	"\x03ids\x18\x02 \x03(\tR\x03ids\">\n" +
 	"\x06Things\x124\n" +
-	"\x06things\x18\x01 \x03(\v2\x1c.converge.providers.v1.ThingR\x06things\"N\n" +
+	"\x06things\x18\x01 \x03(\v2\x1c.converge.providers.v1.ThingR\x06things\"B\n" +
+	"\fWatchRequest\x122\n" +
+	"\x05where\x18\x01 \x01(\v2\x1c.converge.providers.v1.WhereR\x05where\"\x1b\n" +
+	"\aChanges\x12\x10\n" +
+	"\x03ids\x18\x01 \x03(\tR\x03ids\"N\n" +
 	"\x04Mark\x12\x12\n" +
 	"\x04site\x18\x01 \x01(\tR\x04site\x12\x10\n" +
 	"\x03ref\x18\x02 \x01(\tR\x03ref\x12 \n" +
@@ -1610,11 +1711,12 @@ const file_providers_wire_wirepb_providers_proto_rawDesc = "" +
 	"\bOutdated\x12\x0e\n" +
 	"\x02on\x18\x01 \x01(\tR\x02on\x12\x16\n" +
 	"\x06stored\x18\x02 \x01(\x03R\x06stored\x12\x14\n" +
-	"\x05epoch\x18\x03 \x01(\x03R\x05epoch2\xdb\x06\n" +
+	"\x05epoch\x18\x03 \x01(\x03R\x05epoch2\xab\a\n" +
 	"\tProviders\x12[\n" +
 	"\bDescribe\x12&.converge.providers.v1.DescribeRequest\x1a'.converge.providers.v1.DescribeResponse\x12K\n" +
 	"\x04List\x12\".converge.providers.v1.ListRequest\x1a\x1d.converge.providers.v1.Things0\x01\x12I\n" +
-	"\x03Get\x12!.converge.providers.v1.GetRequest\x1a\x1d.converge.providers.v1.Things0\x01\x12S\n" +
+	"\x03Get\x12!.converge.providers.v1.GetRequest\x1a\x1d.converge.providers.v1.Things0\x01\x12N\n" +
+	"\x05Watch\x12#.converge.providers.v1.WatchRequest\x1a\x1e.converge.providers.v1.Changes0\x01\x12S\n" +
 	"\x06Create\x12\".converge.providers.v1.CallRequest\x1a%.converge.providers.v1.CreateResponse\x12S\n" +
 	"\x06Update\x12\".converge.providers.v1.CallRequest\x1a%.converge.providers.v1.UpdateResponse\x12S\n" +
 	"\x06Delete\x12\".converge.providers.v1.CallRequest\x1a%.converge.providers.v1.DeleteResponse\x12R\n" +
@@ -1636,7 +1738,7 @@ func file_providers_wire_wirepb_providers_proto_rawDescGZIP() []byte {
 }
 
 var file_providers_wire_wirepb_providers_proto_enumTypes = make([]protoimpl.EnumInfo, 1)
-var file_providers_wire_wirepb_providers_proto_msgTypes = make([]protoimpl.MessageInfo, 25)
+var file_providers_wire_wirepb_providers_proto_msgTypes = make([]protoimpl.MessageInfo, 27)
 var file_providers_wire_wirepb_providers_proto_goTypes = []any{
 	(Failure_Cause)(0),       // 0: converge.providers.v1.Failure.Cause
 	(*DescribeRequest)(nil),  // 1: converge.providers.v1.DescribeRequest
@@ -1647,65 +1749,70 @@ var file_providers_wire_wirepb_providers_proto_goTypes = []any{
 	(*ListRequest)(nil),      // 6: converge.providers.v1.ListRequest
 	(*GetRequest)(nil),       // 7: converge.providers.v1.GetRequest
 	(*Things)(nil),           // 8: converge.providers.v1.Things
-	(*Mark)(nil),             // 9: converge.providers.v1.Mark
-	(*Thing)(nil),            // 10: converge.providers.v1.Thing
-	(*CallRequest)(nil),      // 11: converge.providers.v1.CallRequest
-	(*CreateResponse)(nil),   // 12: converge.providers.v1.CreateResponse
-	(*UpdateResponse)(nil),   // 13: converge.providers.v1.UpdateResponse
-	(*DeleteResponse)(nil),   // 14: converge.providers.v1.DeleteResponse
-	(*Which)(nil),            // 15: converge.providers.v1.Which
-	(*FenceRequest)(nil),     // 16: converge.providers.v1.FenceRequest
-	(*FenceResponse)(nil),    // 17: converge.providers.v1.FenceResponse
-	(*IdentifyRequest)(nil),  // 18: converge.providers.v1.IdentifyRequest
-	(*IdentifyResponse)(nil), // 19: converge.providers.v1.IdentifyResponse
-	(*BuildRequest)(nil),     // 20: converge.providers.v1.BuildRequest
-	(*BuildResponse)(nil),    // 21: converge.providers.v1.BuildResponse
-	(*HealthRequest)(nil),    // 22: converge.providers.v1.HealthRequest
-	(*HealthResponse)(nil),   // 23: converge.providers.v1.HealthResponse
-	(*Failure)(nil),          // 24: converge.providers.v1.Failure
-	(*Outdated)(nil),         // 25: converge.providers.v1.Outdated
+	(*WatchRequest)(nil),     // 9: converge.providers.v1.WatchRequest
+	(*Changes)(nil),          // 10: converge.providers.v1.Changes
+	(*Mark)(nil),             // 11: converge.providers.v1.Mark
+	(*Thing)(nil),            // 12: converge.providers.v1.Thing
+	(*CallRequest)(nil),      // 13: converge.providers.v1.CallRequest
+	(*CreateResponse)(nil),   // 14: converge.providers.v1.CreateResponse
+	(*UpdateResponse)(nil),   // 15: converge.providers.v1.UpdateResponse
+	(*DeleteResponse)(nil),   // 16: converge.providers.v1.DeleteResponse
+	(*Which)(nil),            // 17: converge.providers.v1.Which
+	(*FenceRequest)(nil),     // 18: converge.providers.v1.FenceRequest
+	(*FenceResponse)(nil),    // 19: converge.providers.v1.FenceResponse
+	(*IdentifyRequest)(nil),  // 20: converge.providers.v1.IdentifyRequest
+	(*IdentifyResponse)(nil), // 21: converge.providers.v1.IdentifyResponse
+	(*BuildRequest)(nil),     // 22: converge.providers.v1.BuildRequest
+	(*BuildResponse)(nil),    // 23: converge.providers.v1.BuildResponse
+	(*HealthRequest)(nil),    // 24: converge.providers.v1.HealthRequest
+	(*HealthResponse)(nil),   // 25: converge.providers.v1.HealthResponse
+	(*Failure)(nil),          // 26: converge.providers.v1.Failure
+	(*Outdated)(nil),         // 27: converge.providers.v1.Outdated
 }
 var file_providers_wire_wirepb_providers_proto_depIdxs = []int32{
 	3,  // 0: converge.providers.v1.DescribeResponse.providers:type_name -> converge.providers.v1.Provider
 	4,  // 1: converge.providers.v1.Provider.kinds:type_name -> converge.providers.v1.Served
 	5,  // 2: converge.providers.v1.ListRequest.where:type_name -> converge.providers.v1.Where
 	5,  // 3: converge.providers.v1.GetRequest.where:type_name -> converge.providers.v1.Where
-	10, // 4: converge.providers.v1.Things.things:type_name -> converge.providers.v1.Thing
-	9,  // 5: converge.providers.v1.Thing.mark:type_name -> converge.providers.v1.Mark
-	9,  // 6: converge.providers.v1.CallRequest.mark:type_name -> converge.providers.v1.Mark
-	15, // 7: converge.providers.v1.FenceRequest.which:type_name -> converge.providers.v1.Which
-	15, // 8: converge.providers.v1.IdentifyRequest.which:type_name -> converge.providers.v1.Which
-	15, // 9: converge.providers.v1.BuildRequest.which:type_name -> converge.providers.v1.Which
-	15, // 10: converge.providers.v1.HealthRequest.which:type_name -> converge.providers.v1.Which
-	24, // 11: converge.providers.v1.HealthResponse.down:type_name -> converge.providers.v1.Failure
-	24, // 12: converge.providers.v1.HealthResponse.last:type_name -> converge.providers.v1.Failure
-	0,  // 13: converge.providers.v1.Failure.cause:type_name -> converge.providers.v1.Failure.Cause
-	25, // 14: converge.providers.v1.Failure.outdated:type_name -> converge.providers.v1.Outdated
-	1,  // 15: converge.providers.v1.Providers.Describe:input_type -> converge.providers.v1.DescribeRequest
-	6,  // 16: converge.providers.v1.Providers.List:input_type -> converge.providers.v1.ListRequest
-	7,  // 17: converge.providers.v1.Providers.Get:input_type -> converge.providers.v1.GetRequest
-	11, // 18: converge.providers.v1.Providers.Create:input_type -> converge.providers.v1.CallRequest
-	11, // 19: converge.providers.v1.Providers.Update:input_type -> converge.providers.v1.CallRequest
-	11, // 20: converge.providers.v1.Providers.Delete:input_type -> converge.providers.v1.CallRequest
-	16, // 21: converge.providers.v1.Providers.Fence:input_type -> converge.providers.v1.FenceRequest
-	18, // 22: converge.providers.v1.Providers.Identify:input_type -> converge.providers.v1.IdentifyRequest
-	20, // 23: converge.providers.v1.Providers.Build:input_type -> converge.providers.v1.BuildRequest
-	22, // 24: converge.providers.v1.Providers.Health:input_type -> converge.providers.v1.HealthRequest
-	2,  // 25: converge.providers.v1.Providers.Describe:output_type -> converge.providers.v1.DescribeResponse
-	8,  // 26: converge.providers.v1.Providers.List:output_type -> converge.providers.v1.Things
-	8,  // 27: converge.providers.v1.Providers.Get:output_type -> converge.providers.v1.Things
-	12, // 28: converge.providers.v1.Providers.Create:output_type -> converge.providers.v1.CreateResponse
-	13, // 29: converge.providers.v1.Providers.Update:output_type -> converge.providers.v1.UpdateResponse
-	14, // 30: converge.providers.v1.Providers.Delete:output_type -> converge.providers.v1.DeleteResponse
-	17, // 31: converge.providers.v1.Providers.Fence:output_type -> converge.providers.v1.FenceResponse
-	19, // 32: converge.providers.v1.Providers.Identify:output_type -> converge.providers.v1.IdentifyResponse
-	21, // 33: converge.providers.v1.Providers.Build:output_type -> converge.providers.v1.BuildResponse
-	23, // 34: converge.providers.v1.Providers.Health:output_type -> converge.providers.v1.HealthResponse
-	25, // [25:35] is the sub-list for method output_type
-	15, // [15:25] is the sub-list for method input_type
-	15, // [15:15] is the sub-list for extension type_name
-	15, // [15:15] is the sub-list for extension extendee
-	0,  // [0:15] is the sub-list for field type_name
+	12, // 4: converge.providers.v1.Things.things:type_name -> converge.providers.v1.Thing
+	5,  // 5: converge.providers.v1.WatchRequest.where:type_name -> converge.providers.v1.Where
+	11, // 6: converge.providers.v1.Thing.mark:type_name -> converge.providers.v1.Mark
+	11, // 7: converge.providers.v1.CallRequest.mark:type_name -> converge.providers.v1.Mark
+	17, // 8: converge.providers.v1.FenceRequest.which:type_name -> converge.providers.v1.Which
+	17, // 9: converge.providers.v1.IdentifyRequest.which:type_name -> converge.providers.v1.Which
+	17, // 10: converge.providers.v1.BuildRequest.which:type_name -> converge.providers.v1.Which
+	17, // 11: converge.providers.v1.HealthRequest.which:type_name -> converge.providers.v1.Which
+	26, // 12: converge.providers.v1.HealthResponse.down:type_name -> converge.providers.v1.Failure
+	26, // 13: converge.providers.v1.HealthResponse.last:type_name -> converge.providers.v1.Failure
+	0,  // 14: converge.providers.v1.Failure.cause:type_name -> converge.providers.v1.Failure.Cause
+	27, // 15: converge.providers.v1.Failure.outdated:type_name -> converge.providers.v1.Outdated
+	1,  // 16: converge.providers.v1.Providers.Describe:input_type -> converge.providers.v1.DescribeRequest
+	6,  // 17: converge.providers.v1.Providers.List:input_type -> converge.providers.v1.ListRequest
+	7,  // 18: converge.providers.v1.Providers.Get:input_type -> converge.providers.v1.GetRequest
+	9,  // 19: converge.providers.v1.Providers.Watch:input_type -> converge.providers.v1.WatchRequest
+	13, // 20: converge.providers.v1.Providers.Create:input_type -> converge.providers.v1.CallRequest
+	13, // 21: converge.providers.v1.Providers.Update:input_type -> converge.providers.v1.CallRequest
+	13, // 22: converge.providers.v1.Providers.Delete:input_type -> converge.providers.v1.CallRequest
+	18, // 23: converge.providers.v1.Providers.Fence:input_type -> converge.providers.v1.FenceRequest
+	20, // 24: converge.providers.v1.Providers.Identify:input_type -> converge.providers.v1.IdentifyRequest
+	22, // 25: converge.providers.v1.Providers.Build:input_type -> converge.providers.v1.BuildRequest
+	24, // 26: converge.providers.v1.Providers.Health:input_type -> converge.providers.v1.HealthRequest
+	2,  // 27: converge.providers.v1.Providers.Describe:output_type -> converge.providers.v1.DescribeResponse
+	8,  // 28: converge.providers.v1.Providers.List:output_type -> converge.providers.v1.Things
+	8,  // 29: converge.providers.v1.Providers.Get:output_type -> converge.providers.v1.Things
+	10, // 30: converge.providers.v1.Providers.Watch:output_type -> converge.providers.v1.Changes
+	14, // 31: converge.providers.v1.Providers.Create:output_type -> converge.providers.v1.CreateResponse
+	15, // 32: converge.providers.v1.Providers.Update:output_type -> converge.providers.v1.UpdateResponse
+	16, // 33: converge.providers.v1.Providers.Delete:output_type -> converge.providers.v1.DeleteResponse
+	19, // 34: converge.providers.v1.Providers.Fence:output_type -> converge.providers.v1.FenceResponse
+	21, // 35: converge.providers.v1.Providers.Identify:output_type -> converge.providers.v1.IdentifyResponse
+	23, // 36: converge.providers.v1.Providers.Build:output_type -> converge.providers.v1.BuildResponse
+	25, // 37: converge.providers.v1.Providers.Health:output_type -> converge.providers.v1.HealthResponse
+	27, // [27:38] is the sub-list for method output_type
+	16, // [16:27] is the sub-list for method input_type
+	16, // [16:16] is the sub-list for extension type_name
+	16, // [16:16] is the sub-list for extension extendee
+	0,  // [0:16] is the sub-list for field type_name
 }
 
 func init() { file_providers_wire_wirepb_providers_proto_init() }
@@ -1719,7 +1826,7 @@ func file_providers_wire_wirepb_providers_proto_init() {
 			GoPackagePath: reflect.TypeOf(x{}).PkgPath(),
 			RawDescriptor: unsafe.Slice(unsafe.StringData(file_providers_wire_wirepb_providers_proto_rawDesc), len(file_providers_wire_wirepb_providers_proto_rawDesc)),
 			NumEnums:      1,
-			NumMessages:   25,
+			NumMessages:   27,
 			NumExtensions: 0,
 			NumServices:   1,
 		},

@@ -24,6 +24,7 @@ const (
 	Providers_Describe_FullMethodName = "/converge.providers.v1.Providers/Describe"
 	Providers_List_FullMethodName     = "/converge.providers.v1.Providers/List"
 	Providers_Get_FullMethodName      = "/converge.providers.v1.Providers/Get"
+	Providers_Watch_FullMethodName    = "/converge.providers.v1.Providers/Watch"
 	Providers_Create_FullMethodName   = "/converge.providers.v1.Providers/Create"
 	Providers_Update_FullMethodName   = "/converge.providers.v1.Providers/Update"
 	Providers_Delete_FullMethodName   = "/converge.providers.v1.Providers/Delete"
@@ -46,6 +47,8 @@ type ProvidersClient interface {
 	List(ctx context.Context, in *ListRequest, opts ...grpc.CallOption) (grpc.ServerStreamingClient[Things], error)
 	// Get sends the things with the given ids in pages, as List does.
 	Get(ctx context.Context, in *GetRequest, opts ...grpc.CallOption) (grpc.ServerStreamingClient[Things], error)
+	// Watch tells which things of a kind may have changed. It never ends with status OK.
+	Watch(ctx context.Context, in *WatchRequest, opts ...grpc.CallOption) (grpc.ServerStreamingClient[Changes], error)
 	// The changes. Two with the same key run one after the other.
 	Create(ctx context.Context, in *CallRequest, opts ...grpc.CallOption) (*CreateResponse, error)
 	Update(ctx context.Context, in *CallRequest, opts ...grpc.CallOption) (*UpdateResponse, error)
@@ -111,6 +114,25 @@ func (c *providersClient) Get(ctx context.Context, in *GetRequest, opts ...grpc.
 
 // This type alias is provided for backwards compatibility with existing code that references the prior non-generic stream type by name.
 type Providers_GetClient = grpc.ServerStreamingClient[Things]
+
+func (c *providersClient) Watch(ctx context.Context, in *WatchRequest, opts ...grpc.CallOption) (grpc.ServerStreamingClient[Changes], error) {
+	cOpts := append([]grpc.CallOption{grpc.StaticMethod()}, opts...)
+	stream, err := c.cc.NewStream(ctx, &Providers_ServiceDesc.Streams[2], Providers_Watch_FullMethodName, cOpts...)
+	if err != nil {
+		return nil, err
+	}
+	x := &grpc.GenericClientStream[WatchRequest, Changes]{ClientStream: stream}
+	if err := x.ClientStream.SendMsg(in); err != nil {
+		return nil, err
+	}
+	if err := x.ClientStream.CloseSend(); err != nil {
+		return nil, err
+	}
+	return x, nil
+}
+
+// This type alias is provided for backwards compatibility with existing code that references the prior non-generic stream type by name.
+type Providers_WatchClient = grpc.ServerStreamingClient[Changes]
 
 func (c *providersClient) Create(ctx context.Context, in *CallRequest, opts ...grpc.CallOption) (*CreateResponse, error) {
 	cOpts := append([]grpc.CallOption{grpc.StaticMethod()}, opts...)
@@ -195,6 +217,8 @@ type ProvidersServer interface {
 	List(*ListRequest, grpc.ServerStreamingServer[Things]) error
 	// Get sends the things with the given ids in pages, as List does.
 	Get(*GetRequest, grpc.ServerStreamingServer[Things]) error
+	// Watch tells which things of a kind may have changed. It never ends with status OK.
+	Watch(*WatchRequest, grpc.ServerStreamingServer[Changes]) error
 	// The changes. Two with the same key run one after the other.
 	Create(context.Context, *CallRequest) (*CreateResponse, error)
 	Update(context.Context, *CallRequest) (*UpdateResponse, error)
@@ -221,6 +245,9 @@ func (UnimplementedProvidersServer) List(*ListRequest, grpc.ServerStreamingServe
 }
 func (UnimplementedProvidersServer) Get(*GetRequest, grpc.ServerStreamingServer[Things]) error {
 	return status.Error(codes.Unimplemented, "method Get not implemented")
+}
+func (UnimplementedProvidersServer) Watch(*WatchRequest, grpc.ServerStreamingServer[Changes]) error {
+	return status.Error(codes.Unimplemented, "method Watch not implemented")
 }
 func (UnimplementedProvidersServer) Create(context.Context, *CallRequest) (*CreateResponse, error) {
 	return nil, status.Error(codes.Unimplemented, "method Create not implemented")
@@ -303,6 +330,17 @@ func _Providers_Get_Handler(srv interface{}, stream grpc.ServerStream) error {
 
 // This type alias is provided for backwards compatibility with existing code that references the prior non-generic stream type by name.
 type Providers_GetServer = grpc.ServerStreamingServer[Things]
+
+func _Providers_Watch_Handler(srv interface{}, stream grpc.ServerStream) error {
+	m := new(WatchRequest)
+	if err := stream.RecvMsg(m); err != nil {
+		return err
+	}
+	return srv.(ProvidersServer).Watch(m, &grpc.GenericServerStream[WatchRequest, Changes]{ServerStream: stream})
+}
+
+// This type alias is provided for backwards compatibility with existing code that references the prior non-generic stream type by name.
+type Providers_WatchServer = grpc.ServerStreamingServer[Changes]
 
 func _Providers_Create_Handler(srv interface{}, ctx context.Context, dec func(interface{}) error, interceptor grpc.UnaryServerInterceptor) (interface{}, error) {
 	in := new(CallRequest)
@@ -479,6 +517,11 @@ var Providers_ServiceDesc = grpc.ServiceDesc{
 		{
 			StreamName:    "Get",
 			Handler:       _Providers_Get_Handler,
+			ServerStreams: true,
+		},
+		{
+			StreamName:    "Watch",
+			Handler:       _Providers_Watch_Handler,
 			ServerStreams: true,
 		},
 	},

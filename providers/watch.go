@@ -1,0 +1,128 @@
+package providers
+
+import (
+	"context"
+	"errors"
+	"iter"
+	"maps"
+	"slices"
+	"sync"
+)
+
+// A Watch tells when things of a kind may have changed: each event is the external ids of some, and one without ids means any of
+// them. Events are hints and no facts: they come late, twice and for nothing, and whoever gets one looks.
+//
+// No change is missed. The first event has no ids, and comes once everything that changes from then on is told: whoever looks
+// at all things then, and after each event at those that it means, has seen every thing as it is once the last event was
+// followed. What counts as a change is that a look shows something else than one before: another spec, status or phase, or
+// that a thing has come or is gone.
+//
+// A far side never waits for the caller: what happens until the caller asks for the next event is one event. A watch ends with
+// an error, after which there is no event: context.Cause of ctx when that is done, or the reason why it cannot tell any more,
+// such as a lost connection. Then anything may have changed; the caller may watch again, and begins with an event without ids.
+// A caller that leaves the loop ends it too. Errors are of type [*Error], with Op "watch".
+//
+// A watch changes nothing, has no slot of Provider.Limit, and needs no permit.
+type Watch func(ctx context.Context) iter.Seq2[[]string, error]
+
+// maxChanges is how many ids an event has at most: looking at all things then costs no more.
+const maxChanges = 1000
+
+// Changes collect what a far side reports for one watch, until its caller takes it.
+type Changes struct {
+	mu    sync.Mutex
+	ids   map[string]bool
+	any   bool
+	ended error
+	more  chan struct{} // has an element while there is something to take
+}
+
+// NewChanges returns changes that begin with the event that any thing may have changed.
+func NewChanges() *Changes {
+	c := &Changes{ids: map[string]bool{}, more: make(chan struct{}, 1)}
+	c.Add()
+	return c
+}
+
+// Add reports that things with the given ids may have changed; without ids, that any may have. It does not wait.
+func (c *Changes) Add(ids ...string) {
+	c.mu.Lock()
+	defer c.mu.Unlock()
+	for _, id := range ids {
+		c.ids[id] = true
+	}
+	if c.any = c.any || len(ids) == 0 || len(c.ids) > maxChanges; c.any {
+		clear(c.ids)
+	}
+	c.wake()
+}
+
+// End reports that no change is told any more, and why.
+func (c *Changes) End(err error) {
+	c.mu.Lock()
+	defer c.mu.Unlock()
+	c.ended = err
+	c.wake()
+}
+
+func (c *Changes) wake() {
+	select {
+	case c.more <- struct{}{}:
+	default:
+	}
+}
+
+// Each yields events as a [Watch] does, until it ends.
+func (c *Changes) Each(ctx context.Context, yield func(ids []string, err error) bool) {
+	for {
+		select {
+		case <-c.more:
+		case <-ctx.Done():
+			yield(nil, context.Cause(ctx))
+			return
+		}
+		if ids, ok, err := c.take(); ok && (!yield(ids, err) || err != nil) {
+			return
+		}
+	}
+}
+
+// take returns the next event; ok is false when it was taken already, with the one before.
+func (c *Changes) take() (ids []string, ok bool, err error) {
+	c.mu.Lock()
+	defer c.mu.Unlock()
+	ids = slices.Sorted(maps.Keys(c.ids))
+	ok = c.any || len(ids) > 0 || c.ended != nil
+	clear(c.ids)
+	c.any = false
+	return ids, ok, c.ended
+}
+
+var errUntold = errors.New("it ended without saying why")
+
+// watch wraps the watch of a kind: its errors are complete, and it never ends without one.
+func (g guarded) watch(ctx context.Context) iter.Seq2[[]string, error] {
+	return func(yield func([]string, error) bool) {
+		fail := func(err error) {
+			if ctx.Err() != nil {
+				err = context.Cause(ctx)
+			}
+			if e := (*Error)(nil); !errors.As(err, &e) {
+				err = &Error{Op: "watch", Kind: g.of.Name, Class: Transient, Err: err}
+			}
+			yield(nil, err)
+		}
+		if ctx.Err() == nil {
+			for ids, err := range g.of.Watch(ctx) {
+				if err != nil {
+					fail(err)
+					return
+				}
+				if !yield(ids, nil) {
+					return
+				}
+			}
+		}
+		fail(errUntold)
+	}
+}
