@@ -27,9 +27,9 @@ type db struct {
 	health health
 
 	mu     sync.Mutex
-	conn   *conn // the newest; nil before the first
-	closed bool
-	conns  sync.WaitGroup // the watchers of all connections
+	conn   *conn          // the newest; nil before the first
+	closed chan struct{}  // closed with the provider
+	conns  sync.WaitGroup // what ends the connections
 }
 
 // A conn is one connection. When it is lost, no part of it is used again.
@@ -59,16 +59,13 @@ func newDB(o Options, nouns map[string]noun) (*db, error) {
 	if len(errs) > 0 {
 		return nil, errors.Join(errs...)
 	}
-	return &db{Options: o, tables: tables, model: m, permit: new(providers.Permit), health: health{idle: o.Settle / 2}}, nil
+	return &db{Options: o, tables: tables, model: m, permit: new(providers.Permit), health: health{idle: o.Settle / 2}, closed: make(chan struct{})}, nil
 }
 
 // connect returns the connection; a new one when there is none or it was lost.
 func (d *db) connect(ctx context.Context) (*conn, error) {
 	d.mu.Lock()
 	defer d.mu.Unlock()
-	if d.closed {
-		return nil, errors.New("the provider is closed")
-	}
 	if d.conn != nil {
 		select {
 		case <-d.conn.lost:
@@ -76,11 +73,8 @@ func (d *db) connect(ctx context.Context) (*conn, error) {
 			return d.conn, nil
 		}
 	}
-	limited, cancel := context.WithTimeout(ctx, d.Settle)
-	defer cancel()
-	c, err := d.dial(limited)
+	c, err := d.dial(ctx, func() {}, reading{table: rootRows.table, columns: []string{"cur_cfg"}})
 	if err != nil {
-		err = fmt.Errorf("connecting to %s: %w", d.Endpoint, err)
 		d.health.note(ctx, err)
 		return nil, err
 	}
@@ -88,7 +82,24 @@ func (d *db) connect(ctx context.Context) (*conn, error) {
 	return c, nil
 }
 
-func (d *db) dial(ctx context.Context) (*conn, error) {
+// dial makes a connection on which the rows of some readings are monitored; cur_cfg has to be among them. It calls event when one
+// of them has changed. d.mu is held.
+func (d *db) dial(ctx context.Context, event func(), monitored ...reading) (*conn, error) {
+	select {
+	case <-d.closed:
+		return nil, errors.New("the provider is closed")
+	default:
+	}
+	ctx, cancel := context.WithTimeout(ctx, d.Settle)
+	defer cancel()
+	c, err := d.open(ctx, event, monitored)
+	if err != nil {
+		return nil, fmt.Errorf("connecting to %s: %w", d.Endpoint, err)
+	}
+	return c, nil
+}
+
+func (d *db) open(ctx context.Context, event func(), monitored []reading) (*conn, error) {
 	log := logr.FromSlogHandler(d.Logger.Handler())
 	opts := []client.Option{client.WithEndpoint(d.Endpoint), client.WithLogger(&log)}
 	if d.TLS != nil {
@@ -106,6 +117,9 @@ func (d *db) dial(ctx context.Context) (*conn, error) {
 		select {
 		case <-cl.DisconnectNotify():
 			c.drop()
+		case <-d.closed:
+			c.drop()
+			cl.Close()
 		case <-lost:
 			cl.Close() // waits for the calls in flight
 		}
@@ -115,11 +129,15 @@ func (d *db) dial(ctx context.Context) (*conn, error) {
 		return nil, err
 	}
 	cl.Cache().AddEventHandler(&cache.EventHandlerFuncs{
-		AddFunc:    func(_ string, row model.Model) { c.heard(row) },
-		UpdateFunc: func(_ string, _, row model.Model) { c.heard(row) },
+		AddFunc:    func(_ string, row model.Model) { c.heard(row); event() },
+		UpdateFunc: func(_ string, _, row model.Model) { c.heard(row); event() },
+		DeleteFunc: func(string, model.Model) { event() },
 	})
-	root := &vswitch.OpenvSwitch{}
-	if _, err := cl.Monitor(ctx, cl.NewMonitor(client.WithTable(root, &root.CurCfg))); err != nil {
+	monitor := cl.NewMonitor()
+	for _, r := range monitored {
+		monitor.Tables = append(monitor.Tables, client.TableMonitor{Table: r.table, Fields: r.columns})
+	}
+	if _, err := cl.Monitor(ctx, monitor); err != nil {
 		c.drop()
 		return nil, err
 	}
@@ -139,6 +157,8 @@ func (c *conn) heard(row model.Model) {
 	c.moved = make(chan struct{})
 }
 
+var errLost = errors.New("the connection to ovsdb-server was lost")
+
 // reached waits until ovs-vswitchd has applied configuration cfg.
 func (c *conn) reached(ctx context.Context, cfg int) error {
 	for {
@@ -151,7 +171,7 @@ func (c *conn) reached(ctx context.Context, cfg int) error {
 		select {
 		case <-moved:
 		case <-c.lost:
-			return errors.New("the connection to ovsdb-server was lost")
+			return errLost
 		case <-ctx.Done():
 			return ctx.Err()
 		}
@@ -184,12 +204,13 @@ func (d *db) transact(ctx context.Context, c *conn, ops []ovsdb.Operation) ([]ov
 	return results, nil
 }
 
-// close closes the connection and waits for its goroutines.
+// close closes the connections and waits for their goroutines.
 func (d *db) close() error {
 	d.mu.Lock()
-	d.closed = true
-	if d.conn != nil {
-		d.conn.drop()
+	select {
+	case <-d.closed:
+	default:
+		close(d.closed)
 	}
 	d.mu.Unlock()
 	d.conns.Wait()

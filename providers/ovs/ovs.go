@@ -14,7 +14,8 @@
 // # What is read
 //
 // Observations are one transaction of selects: one atomic snapshot of the current database, or an error. There is no
-// replica that could be outdated after a connection was lost. Only cur_cfg is monitored, as a wake-up signal.
+// replica that could be outdated after a connection was lost. What is monitored is only a wake-up signal: cur_cfg for changes, and
+// for a watch the rows of its kind, over a connection of its own.
 //
 // # Fencing
 //
@@ -111,7 +112,8 @@ func Open(ctx context.Context, o Options) (*providers.Provider, error) {
 	var kinds []providers.Served
 	for _, name := range slices.Sorted(maps.Keys(nouns)) {
 		n := nouns[name]
-		kinds = append(kinds, providers.Served{Name: name, Traits: n.traits(common), Kind: &kind{db: d, name: name, noun: n}})
+		k := &kind{db: d, name: name, noun: n}
+		kinds = append(kinds, providers.Served{Name: name, Traits: n.traits(common), Kind: k, Watch: k.watch})
 	}
 	p := providers.New("ovs", o.Node, d.close, kinds...)
 	p.Fence, p.Permit, p.Identity, p.Health = d.fence, d.permit, d.identity, d.healthy

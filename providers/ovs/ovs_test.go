@@ -17,8 +17,10 @@ import (
 	"converge.dev/converge/internal/providertest"
 	"converge.dev/converge/providers"
 	"converge.dev/converge/providers/ovs"
+	"converge.dev/converge/providers/ovs/vswitch"
 	"converge.dev/converge/schema"
 	"converge.dev/converge/schema/kinds"
+	"github.com/ovn-org/libovsdb/ovsdb"
 )
 
 // on runs a test on the database in memory and on a real Open vSwitch.
@@ -109,10 +111,31 @@ func TestLaws(t *testing.T) {
 				return providertest.World{
 					Provider: open(t, ovs.Options{Endpoint: s.Endpoint}),
 					Dump:     func() string { return s.Dump(t) },
+					Meddle:   func(kind, id string) { meddle(t, s, kind, id) },
 				}
 			},
 		})
 	})
+}
+
+// meddle adds a note to the row of a thing, like ovs-vsctl --no-wait.
+func meddle(t *testing.T, s *ovstest.Switch, kind, id string) {
+	t.Helper()
+	table := map[string]string{
+		"ovs.bridge": vswitch.BridgeTable, "ovs.controller": vswitch.ControllerTable,
+		"ovs.mirror": vswitch.MirrorTable, "ovs.port": vswitch.PortTable,
+	}[kind]
+	where := ovsdb.NewCondition("name", ovsdb.ConditionEqual, id)
+	if kind == "ovs.controller" {
+		where = ovsdb.NewCondition("external_ids", ovsdb.ConditionIncludes, ofMap(t, map[string]string{"converge.dev/name": id}))
+	}
+	counted := s.Transact(t, ovsdb.Operation{
+		Op: ovsdb.OperationMutate, Table: table, Where: []ovsdb.Condition{where},
+		Mutations: []ovsdb.Mutation{{Column: "external_ids", Mutator: ovsdb.MutateOperationInsert, Value: ofMap(t, map[string]string{"note": "theirs"})}},
+	})[0].Count
+	if counted != 1 {
+		t.Fatalf("%d rows are %s %s", counted, kind, id)
+	}
 }
 
 func TestOpenRefuses(t *testing.T) {

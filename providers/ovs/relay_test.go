@@ -9,6 +9,7 @@ import (
 	"path/filepath"
 	"strings"
 	"sync"
+	"sync/atomic"
 	"testing"
 
 	"converge.dev/converge/internal/ovstest"
@@ -34,6 +35,7 @@ type relay struct {
 	mu     sync.Mutex
 	conns  []net.Conn
 	commit func() fate // called for each transaction that changes something, before it is passed on
+	hung   atomic.Bool // nothing passes to the server any more
 }
 
 // newRelay relays to the database of s, over a socket of its own, which speaks TLS when a configuration is given.
@@ -113,7 +115,7 @@ func (r *relay) requests(client, server net.Conn, broken chan<- string) {
 	pass := func(message json.RawMessage) {
 		one.Lock()
 		defer one.Unlock()
-		if !hangs {
+		if !hangs && !r.hung.Load() {
 			_, _ = server.Write(message) // when it fails, so does reading
 		}
 	}
