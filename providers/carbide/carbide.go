@@ -74,7 +74,7 @@ type Options struct {
 	Logger *slog.Logger                                                // optional: every call, at debug level
 }
 
-// Open connects and asks the service for its version, waiting at most 5 s. Errors are [*providers.Error] with Op "open":
+// Open connects and asks the service for its version, waiting at most 15 s. Errors are [*providers.Error] with Op "open":
 // Invalid for options that cannot work, Denied when one side refuses the other's certificate or the caller, Transient
 // when there is no answer.
 func Open(ctx context.Context, o Options) (*providers.Provider, error) {
