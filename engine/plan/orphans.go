@@ -1,6 +1,7 @@
 package plan
 
 import (
+	"cmp"
 	"fmt"
 	"slices"
 	"strings"
@@ -113,6 +114,11 @@ func (m *maker) referring(at Place, k *schema.Kind, things []providers.Thing) ma
 				by[to] = append(by[to], t)
 			}
 			return id
+		})
+	}
+	for _, things := range by { // whatever order the far side lists them in, the plan is the same
+		slices.SortFunc(things, func(a, b *providers.Thing) int {
+			return cmp.Or(strings.Compare(a.Name, b.Name), strings.Compare(a.ID, b.ID))
 		})
 	}
 	if m.refers == nil {
