@@ -8,9 +8,10 @@ import (
 	"sync"
 	"time"
 
+	"github.com/google/go-cmp/cmp"
+
 	"converge.dev/converge/providers"
 	"converge.dev/converge/schema"
-	"github.com/google/go-cmp/cmp"
 )
 
 // watchLaws are those of kinds whose far side tells of changes.

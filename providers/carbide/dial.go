@@ -30,7 +30,7 @@ import (
 )
 
 const (
-	versionTimeout   = 15 * time.Second // a service that hardly gets any time answers late; one that is not there is found out by connectTimeout
+	versionTimeout   = 15 * time.Second // a busy service answers late; connectTimeout finds one that is not there
 	connectTimeout   = 5 * time.Second
 	longestBackoff   = 10 * time.Second // between two attempts to connect
 	keepaliveTime    = 10 * time.Second

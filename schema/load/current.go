@@ -2,6 +2,7 @@ package load
 
 import (
 	"context"
+	"fmt"
 	"slices"
 
 	"github.com/go-json-experiment/json/jsontext"
@@ -28,9 +29,14 @@ type Revision struct {
 	Resources map[schema.Ref]*schema.Resource // those that are new or differ, also in what they refer to; nil for one that is gone
 }
 
+// onlyJSON refuses what would have to be evaluated, which takes a process with limits.
+func onlyJSON(_ context.Context, sources []Source) (*Evaluated, Diagnostics) {
+	return nil, Diagnostics{{Severity: Error, Code: codeSyntax, Summary: summaries[codeSyntax], Detail: fmt.Sprintf("A revision is made from JSON, and %s is something else.", sources[0].Name)}}
+}
+
 // NewCurrent loads a document from one JSON source, as [Document] does, and keeps it.
 func NewCurrent(ctx context.Context, s *kinds.Schema, source Source) (*Current, Diagnostics) {
-	l, ds := load(ctx, s, Options{}, func(st *rules.Site, most int) rules.Findings {
+	l, ds := load(ctx, s, Options{Evaluator: onlyJSON}, func(st *rules.Site, most int) rules.Findings {
 		st.Keep()
 		return st.Check(most)
 	}, []Source{source})
@@ -70,7 +76,7 @@ func (c *Current) Document() *schema.Document {
 // left without resources. When that has errors, they are returned, and the current revision stays. Warnings are only about what is
 // put, and what that concerns; after a change of the policy, they are about everything.
 func (c *Current) Revise(ctx context.Context, put Source, remove ...schema.Ref) (*Revision, Diagnostics) {
-	origin, doc, ds := read(ctx, Options{}, []Source{put})
+	origin, doc, ds := read(ctx, Options{Evaluator: onlyJSON}, []Source{put})
 	if doc == nil {
 		return nil, ds
 	}
@@ -85,12 +91,7 @@ func (c *Current) Revise(ctx context.Context, put Source, remove ...schema.Ref) 
 			head[name] = v
 		}
 	}
-	found := &findings{}
-	for _, p := range c.schema.CheckHead(doc) {
-		found.refused(nil, p)
-	}
-	part := rules.NewSite(c.schema.Kinds(), doc)
-	specs := checkAll(ctx, c.schema, part, found)
+	part, specs, found := examine(ctx, c.schema, doc)
 	if ctx.Err() != nil {
 		return nil, interrupted(ctx)
 	}

@@ -276,3 +276,20 @@ func TestReviseWithinTheLimits(t *testing.T) {
 		t.Errorf("the revision is %v:\n%s", rev, render(ds))
 	}
 }
+
+// What would have to be evaluated is no revision: it could take any time and memory of this process.
+func TestReviseTakesJSON(t *testing.T) {
+	s := embedded(t)
+	for _, source := range []Source{{Name: "site.cue", Data: []byte("x: 1")}, {Name: "site.yaml", Data: []byte("x: 1")}, {Name: ".", Dir: true}} {
+		if c, ds := NewCurrent(t.Context(), s, source); c != nil || len(ds) != 1 || ds[0].Code != codeSyntax {
+			t.Errorf("%s: %v", source.Name, ds)
+		}
+	}
+	c, ds := NewCurrent(t.Context(), s, Source{Name: "site.json", Data: asJSON(t, map[string]any{"apiVersion": schema.APIVersion, "site": map[string]any{"name": "a", "id": loadtest.SiteID}})})
+	if c == nil {
+		t.Fatal(render(ds))
+	}
+	if rev, ds := c.Revise(t.Context(), Source{Name: "edit.cue", Data: []byte("carbide: tenant: acme: {}")}); rev != nil || len(ds) != 1 || ds[0].Code != codeSyntax {
+		t.Errorf("%v", ds)
+	}
+}

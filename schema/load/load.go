@@ -50,12 +50,7 @@ func load(ctx context.Context, s *kinds.Schema, o Options, check func(*rules.Sit
 	if doc == nil {
 		return nil, ds
 	}
-	found := &findings{}
-	for _, p := range s.CheckHead(doc) {
-		found.refused(nil, p)
-	}
-	st := rules.NewSite(s.Kinds(), doc)
-	specs := checkAll(ctx, s, st, found)
+	st, specs, found := examine(ctx, s, doc)
 	if ctx.Err() != nil {
 		return nil, interrupted(ctx)
 	}
@@ -65,6 +60,16 @@ func load(ctx context.Context, s *kinds.Schema, o Options, check func(*rules.Sit
 		return nil, ds
 	}
 	return &loaded{doc, st, specs}, ds
+}
+
+// examine checks everything of a document that is not between resources. Specs are as in [checkAll].
+func examine(ctx context.Context, s *kinds.Schema, doc map[string]any) (st *rules.Site, specs []canonical.Raw, found *findings) {
+	found = &findings{}
+	for _, p := range s.CheckHead(doc) {
+		found.refused(nil, p)
+	}
+	st = rules.NewSite(s.Kinds(), doc)
+	return st, checkAll(ctx, s, st, found), found
 }
 
 func interrupted(ctx context.Context) Diagnostics {

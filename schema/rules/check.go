@@ -8,7 +8,8 @@ import (
 	"converge.dev/converge/schema"
 )
 
-// A check is one way to find violations of a rule. It is done for a whole site, or again for what a change has touched.
+// A check is one way to find violations of a rule. It is done for a whole site, or again for what a revision has touched. All checks
+// may read the policy, which a revision leaves as it is.
 type check interface {
 	// whole checks everything.
 	whole(st *Site, p *reporter)
@@ -24,7 +25,7 @@ type each struct {
 }
 
 func (e each) whole(st *Site, p *reporter) {
-	for r := range st.each(e.of) {
+	for r := range st.ofKinds(e.of) {
 		if r.sound {
 			e.check(st, r, p)
 		}
@@ -128,7 +129,7 @@ type groups struct {
 // groups finds the keys of all resources.
 func (s *sharing) groups(st *Site) *groups {
 	g := &groups{map[key]*Resource{}, map[key][]*Resource{}}
-	for r := range st.each(s.of) {
+	for r := range st.ofKinds(s.of) {
 		if s.takes(r) {
 			s.keys(st, r, func(k key, _ ...string) { g.add(k, r) })
 		}
@@ -162,7 +163,7 @@ func (g *groups) remove(k key, r *Resource) {
 	if i < 0 {
 		return
 	}
-	if shared = slices.Delete(slices.Clone(shared), i, i+1); len(shared) > 1 {
+	if shared = slices.Delete(shared, i, i+1); len(shared) > 1 {
 		g.more[k] = shared
 		return
 	}
@@ -172,7 +173,7 @@ func (g *groups) remove(k key, r *Resource) {
 
 func byNumber(a, b *Resource) int { return cmp.Compare(a.Number, b.Number) }
 
-// together checks all resources of some kinds together. Check reads nothing else.
+// together checks all resources of some kinds together. Check reads no others.
 type together struct {
 	kinds []string
 	check func(st *Site, p *reporter)

@@ -12,10 +12,10 @@ type cycles struct{}
 
 func (cycles) whole(st *Site, p *reporter) { st.checkCycles(st.Resources, p) }
 
-// again checks what is reached from what was touched: a cycle that did not exist before leads through that.
+// again checks what is reached from what has changed: a cycle that did not exist before leads through that.
 func (cycles) again(st *Site, t *Touched, p *reporter) {
 	reached := map[*Resource]bool{}
-	for work := slices.Clone(t.Resources); len(work) > 0; {
+	for work := slices.Clone(t.Changed); len(work) > 0; {
 		r := work[len(work)-1]
 		work = work[:len(work)-1]
 		if !reached[r] {

@@ -215,13 +215,11 @@ var sharedMACs = &sharing{
 		})
 	},
 	check: func(st *Site, r *Resource, path []string, k key, shared []*Resource, n int, p *reporter) {
-		onNode := k[1] != ""
-		sameNode := func(other *Resource) bool { return other.Ref.Scope == r.Ref.Scope }
 		switch {
 		case n == 0:
-		case onNode:
+		case k[1] != "": // on one node
 			p.report(r, path, "The MAC address %s belongs to %s already; frames for one would reach the other. Choose another.", k[0], shared[0].Ref)
-		case !sameNode(shared[n-1]): // the first of its node, because refs are in the order of scopes
+		case shared[n-1].Ref.Scope != r.Ref.Scope: // the first of its node, because refs are in the order of scopes
 			p.warn(r, path, "The MAC address %s belongs to %s too. That works only while the two never meet in one network.", k[0], shared[0].Ref)
 		}
 	},

@@ -118,8 +118,8 @@ func (p *reporter) add(warning bool, r *Resource, path []string, format string, 
 	p.Problems = append(p.Problems, Problem{p.rule, r, slices.Clone(path), warning, message.Printable(fmt.Sprintf(format, args...))})
 }
 
-// each returns the resources of the kinds for which of holds, of all kinds when it is nil.
-func (st *Site) each(of func(*schema.Kind) bool) func(yield func(*Resource) bool) {
+// ofKinds returns the resources of the kinds for which of holds, of all kinds when it is nil.
+func (st *Site) ofKinds(of func(*schema.Kind) bool) func(yield func(*Resource) bool) {
 	return func(yield func(*Resource) bool) {
 		for _, name := range st.kinds.Names() {
 			if of != nil && !of(st.kinds[name]) {
