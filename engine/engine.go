@@ -41,6 +41,7 @@ type Options struct {
 	LockTTL     time.Duration          // how long the lock outlives an unresponsive holder; state.DefaultTTL when zero
 	LockWait    time.Duration          // how long to wait for the lock
 	Retry       apply.Retry            // zero: as package apply says
+	Looks       bool                   // planning writes nothing to the store; what it plans cannot be applied by this engine
 	Emit        event.Sink             // optional
 	Logger      *slog.Logger           // optional
 	Now         func() time.Time       // optional; time.Now
@@ -54,6 +55,8 @@ type Engine struct {
 	open   map[Need]bool  // what is in the set, or failed to open
 	vault  *secret.Vault  // nil until needed
 	secret schema.Kinds   // kinds that have secrets; valid with vault
+
+	passing bool // the key of the vault is stored nowhere
 }
 
 // New makes an engine. Close releases its connections; the store stays open.

@@ -11,6 +11,9 @@ import (
 	"converge.dev/converge/state"
 )
 
+// errLooks is a mistake of the caller.
+var errLooks = errors.New("engine: an engine that only looks neither saves plans nor works on a site")
+
 // Free returns why nothing new may be applied to the site: *state.LockedError when another process still works on it
 // after the wait for the lock, *HeldError when a run is open or the site is held. Other holds matter only once there is a plan.
 func (e *Engine) Free(ctx context.Context) error {
@@ -106,6 +109,9 @@ func openBeside(ctx context.Context, store *state.Store, run string) (*state.Run
 
 // locked calls do while the site lock is held.
 func (e *Engine) locked(ctx context.Context, op string, do func(context.Context, *state.Lock) (Result, error)) (res Result, err error) {
+	if e.o.Looks {
+		return Result{}, errLooks
+	}
 	info := state.LockInfo{Operation: op, Who: e.o.Who, PID: e.o.PID, Version: e.o.Version}
 	lock, err := e.o.Store.Lock(ctx, info, state.LockOptions{
 		TTL: e.o.LockTTL, Wait: e.o.LockWait, OnWait: func(i state.LockInfo) { e.o.Emit(event.LockWait{Holder: i}) },

@@ -60,7 +60,7 @@ func (e *Engine) decide(ctx context.Context, in *plan.Input, o plan.Options) (*p
 	if err != nil {
 		return nil, err
 	}
-	p.Author = in.Document.Author
+	p.Author, p.Passing = in.Document.Author, e.passing
 	return p, nil
 }
 

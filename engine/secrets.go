@@ -14,7 +14,7 @@ import (
 	"converge.dev/converge/state"
 )
 
-// secrets returns the site's vault, whose key is in the store.
+// secrets returns the site's vault, whose key is in the store, or a passing one when the engine only looks.
 func (e *Engine) secrets(ctx context.Context) *secret.Vault {
 	if e.vault != nil {
 		return e.vault
@@ -26,7 +26,14 @@ func (e *Engine) secrets(ctx context.Context) *secret.Vault {
 		}
 	}
 	ctx = context.WithoutCancel(ctx) // the first secret may be met after this call
-	e.vault = secret.New(func() ([]byte, error) { return e.o.Store.SecretKey(ctx) }, e.o.Secrets)
+	e.vault = secret.New(func() ([]byte, error) {
+		if !e.o.Looks {
+			return e.o.Store.SecretKey(ctx)
+		}
+		key, stored, err := e.o.Store.PassingKey(ctx)
+		e.passing = err == nil && !stored
+		return key, err
+	}, e.o.Secrets)
 	e.secret = held
 	return e.vault
 }

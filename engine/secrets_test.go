@@ -397,3 +397,42 @@ func TestForeign(t *testing.T) {
 	s.wantPassword("canary-first")
 	s.clean()
 }
+
+// TestLooks: an engine that only looks writes nothing, not even a key for secrets; what it plans has no approval as long as
+// there is none, and the engine carries nothing out.
+func TestLooks(t *testing.T) {
+	s := newSecretSite(t, false)
+	doc := s.document("root", 1)
+	looking := func() (*engine.Engine, *plan.Plan) {
+		e := s.Engine(func(o *engine.Options) {
+			o.Looks = true
+			o.Secrets = secret.Options{Source: secret.Source{Lookup: func(string) (string, bool) { return "canary-first", true }}}
+		})
+		p, err := e.Plan(t.Context(), doc, plan.Options{})
+		if err != nil {
+			t.Fatal(err)
+		}
+		if res, err := e.Apply(t.Context(), p, engine.ApplyOptions{Approve: p.Approval()}); err == nil || res.Run.ID != "" {
+			t.Errorf("it was applied: %+v", res)
+		}
+		if _, _, err := e.SavePlan(t.Context(), p); err == nil {
+			t.Error("it was saved")
+		}
+		return e, p
+	}
+	e, p := looking()
+	defer e.Close()
+	if len(p.Steps) != 2 || !p.Passing || p.Approval() != "" || p.ApprovedBy(strings.Repeat("0", plan.ShortApproval)) {
+		t.Errorf("a plan without a key: %d steps, passing %t, approval %q", len(p.Steps), p.Passing, p.Approval())
+	}
+	if items, err := s.KV.List(t.Context(), "/converge/"); err != nil || len(items) > 0 {
+		t.Errorf("looking left %v: %v", items, err)
+	}
+	s.converge(doc)
+	doc = s.document("root", 2)
+	e, p = looking()
+	defer e.Close()
+	if want := s.plan(doc).Approval(); p.Passing || p.Approval() != want {
+		t.Errorf("a plan with the key of the site is passing: %t, with the approval %q, want %q", p.Passing, p.Approval(), want)
+	}
+}

@@ -21,6 +21,9 @@ import (
 // SavePlan returns the plan as a file, and the digest of the plan in it. The file is authenticated with a key from the
 // store of the site, which is created when there is none yet.
 func (e *Engine) SavePlan(ctx context.Context, p *plan.Plan) (file []byte, digest string, err error) {
+	if e.o.Looks {
+		return nil, "", errLooks
+	}
 	if _, err := e.o.Store.SecretKey(ctx); err != nil {
 		return nil, "", err
 	}

@@ -27,9 +27,7 @@ func (s *Store) SecretKey(ctx context.Context) ([]byte, error) {
 			return key, err
 		}
 		at := s.secretKeyAt()
-		var b [secretKeySize]byte
-		_, _ = rand.Read(b[:]) // never fails
-		op := s.put(at, secretKey{hex.EncodeToString(b[:])})
+		op := s.put(at, secretKey{hex.EncodeToString(randomKey())})
 		// What is read back counts: another process may have been first, or the outcome of the write may be unknown.
 		if _, err := s.kv.Commit(ctx, []Guard{{Key: at}}, []Op{op}); err != nil && !errors.Is(err, ErrGuard) && !errors.Is(err, ErrUnknown) {
 			return nil, fmt.Errorf("write %s: %w", at, err)
@@ -38,6 +36,22 @@ func (s *Store) SecretKey(ctx context.Context) ([]byte, error) {
 			return nil, err
 		}
 	}
+}
+
+// PassingKey is SecretKey for a process that writes nothing: for a site without a key it returns one that is stored nowhere,
+// and stored is false. Digests made with such a key tell values apart as long as the process lives, and mean nothing later.
+func (s *Store) PassingKey(ctx context.Context) (key []byte, stored bool, err error) {
+	key, err = s.readSecretKey(ctx)
+	if errors.Is(err, ErrNotFound) {
+		return randomKey(), false, nil
+	}
+	return key, err == nil, err
+}
+
+func randomKey() []byte {
+	key := make([]byte, secretKeySize)
+	_, _ = rand.Read(key) // never fails
+	return key
 }
 
 // PlanKey returns the key that authenticates the plan files of the site. It is derived from the secret key, so that what is

@@ -8,6 +8,7 @@ import (
 	"encoding/json"
 	"fmt"
 	"io"
+	"slices"
 	"strings"
 )
 
@@ -27,8 +28,38 @@ func New(kv KV, site string) *Store {
 	return &Store{kv: kv, prefix: "/converge/" + site + "/"}
 }
 
-// Sites lists the names of the sites in a backend.
-func Sites(ctx context.Context, kv KV) ([]string, error) { return kv.Below(ctx, "/converge/") }
+// Sites lists the names of the sites in a backend: those with a document, one in the inbox, a record, a run or a
+// hold. What else may lie there, such as the key of a site that was only planned once, makes no site.
+func Sites(ctx context.Context, kv KV) ([]string, error) {
+	names, err := kv.Below(ctx, "/converge/")
+	if err != nil {
+		return nil, err
+	}
+	var sites []string
+	for _, name := range names {
+		begun, err := New(kv, name).begun(ctx)
+		if err != nil {
+			return nil, err
+		}
+		if begun {
+			sites = append(sites, name)
+		}
+	}
+	return sites, nil
+}
+
+var ofSite = []string{"document", "inbox", "resource", "run", "hold", "freeze"}
+
+// begun reports whether the site is one. Nearly always one read decides it.
+func (s *Store) begun(ctx context.Context) (bool, error) {
+	for _, key := range []string{s.key("document/head"), s.key("inbox")} {
+		if it, err := s.kv.Get(ctx, key); err != nil || it.Modified != 0 {
+			return err == nil, err
+		}
+	}
+	words, err := s.kv.Below(ctx, s.prefix)
+	return slices.ContainsFunc(words, func(w string) bool { return slices.Contains(ofSite, w) }), err
+}
 
 // Path returns the place of the site in the backend, for messages: /converge/SITE.
 func (s *Store) Path() string { return strings.TrimSuffix(s.prefix, "/") }

@@ -160,6 +160,22 @@ func (m *maker) considered(keep []bool, excluded selection) selection {
 	return in
 }
 
+// refused keeps the refusals that concern what the plan covers, and the plan as a whole, and drops the steps that are refused.
+func (m *maker) refused(in selection, keep []bool) {
+	concerned := map[int]bool{}
+	for i, refusal := range m.dropped {
+		concerned[refusal] = concerned[refusal] || keep[i]
+		keep[i] = false
+	}
+	all := m.plan.Refusals
+	m.plan.Refusals = nil
+	for i, r := range all {
+		if r.Ref.IsZero() || concerned[i] || in.has(r.Ref) || m.about(Place{r.Ref.Scope, r.Ref.Kind}, r.Ref.Name, in) {
+			m.plan.Refusals = append(m.plan.Refusals, r)
+		}
+	}
+}
+
 // count counts what is as it should be, and how much the plan covers.
 func (m *maker) count(in selection) {
 	about := 0

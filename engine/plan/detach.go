@@ -32,7 +32,7 @@ func (m *maker) untangle() {
 		}
 		for _, i := range cycle {
 			m.plan.Steps[i].Needs = nil
-			m.dropped[i] = true
+			m.dropped[i] = len(m.plan.Refusals) - 1
 		}
 	}
 }

@@ -118,7 +118,7 @@ func (m *maker) waitsFor(step, other int) bool {
 }
 
 // narrow keeps the steps that -target and -exclude select, and drops those that need something unknown or refused. What is
-// unknown about the rest does not matter.
+// unknown or refused about the rest does not matter.
 func (m *maker) narrow() {
 	steps := m.plan.Steps
 	keep := make([]bool, len(steps))
@@ -142,12 +142,16 @@ func (m *maker) narrow() {
 	}
 	excluded := m.excluded()
 	for i := range steps {
-		if excluded[steps[i].Ref] || m.dropped[i] {
+		if excluded[steps[i].Ref] {
 			keep[i] = false
 		}
 	}
+	for _, i := range m.staying(excluded) {
+		keep[i] = false
+	}
 	drop(steps, keep, pair, func(_, _ *Step) {})
 	in := m.considered(keep, excluded)
+	m.refused(in, keep)
 	for _, places := range []*[]Unknown{&m.plan.Unknown, &m.plan.Unsupported} {
 		*places = slices.DeleteFunc(*places, func(u Unknown) bool {
 			return !m.about(Place{u.Scope, u.Kind}, "", in)
@@ -166,6 +170,22 @@ func (m *maker) narrow() {
 			}
 		}
 	})
+}
+
+// staying returns the steps that remove what something excluded refers to, where the removal of that is refused, so that no
+// step of its own keeps them waiting.
+func (m *maker) staying(excluded selection) (steps []int) {
+	for _, it := range m.items {
+		if _, steps := m.at[it.ref]; steps || !excluded[it.ref] || it.desired != nil || it.record == nil {
+			continue
+		}
+		for _, r := range it.record.After {
+			if h, ok := m.at[r]; ok && h.remove >= 0 {
+				steps = append(steps, h.remove)
+			}
+		}
+	}
+	return steps
 }
 
 // pairs maps the first step of a pair to the second one, without which it must not be done: a plan that deletes the old

@@ -93,6 +93,10 @@ type Plan struct {
 	Drift     []Drift   `json:"-"`
 	Unmanaged []Foreign `json:"-"`
 
+	// Passing says that the digests of secrets in the plan are made with a key that no store has: the plan is for looking at, and
+	// has no approval.
+	Passing bool `json:"-"`
+
 	Undoes string `json:"-"` // the run that the plan would undo; see [Plan.Inverse]
 	Keeps  int    `json:"-"` // how many of the first steps of that run stay done
 }
@@ -311,8 +315,12 @@ func (p *Plan) Irreversible() []*Step {
 }
 
 // Approval identifies what a person approves by approving the plan: the hex SHA-256 of the site, the document and all
-// steps. A plan that is made again while nothing has changed has the same approval, although its digest differs.
+// steps. A plan that is made again while nothing has changed has the same approval, although its digest differs. A passing
+// plan has none.
 func (p *Plan) Approval() string {
+	if p.Passing {
+		return ""
+	}
 	b, err := json.Marshal(struct {
 		Site, Document string
 		Destroy, Sweep bool

@@ -63,10 +63,25 @@ func secretKey(t *testing.T, kv state.KV, site string) {
 	if items, err := kv.List(ctx, "/converge/"+site+"-3/"); err != nil || len(items) > 0 {
 		t.Errorf("asking for the key of plan files made %v: %v", items, err)
 	}
+	// A process that writes nothing gets the key that there is, or one that nobody else gets, and leaves none behind.
+	if key, stored, err := state.New(kv, site).PassingKey(ctx); err != nil || !stored || !bytes.Equal(key, keys[0]) {
+		t.Errorf("the key of the site is not lent: %t, %v", stored, err)
+	}
+	one, stored, err := state.New(kv, site+"-3").PassingKey(ctx)
+	two, _, aerr := state.New(kv, site+"-3").PassingKey(ctx)
+	if err != nil || aerr != nil || stored || len(one) != 32 || bytes.Equal(one, two) {
+		t.Errorf("what stands in for a key is not a passing one: %t, %v, %v", stored, err, aerr)
+	}
+	if items, err := kv.List(ctx, "/converge/"+site+"-3/"); err != nil || len(items) > 0 {
+		t.Errorf("a passing key left %v: %v", items, err)
+	}
 	at := "/converge/" + site + "/secret-key"
 	for _, damaged := range []string{`{"v":1,"key":"c0ffee"}`, `{"v":1,"key":"zz"}`, `{"v":99,"key":"c0ffee"}`, `c0ffee`} {
 		if _, err := kv.Commit(ctx, nil, []state.Op{{Key: at, Value: []byte(damaged)}}); err != nil {
 			t.Fatal(err)
+		}
+		if k, _, err := state.New(kv, site).PassingKey(ctx); err == nil || k != nil {
+			t.Errorf("%s is passed over: %d bytes, %v", damaged, len(k), err)
 		}
 		if k, err := state.New(kv, site).SecretKey(ctx); err == nil || !strings.Contains(err.Error(), at) || strings.Contains(err.Error(), "c0ffee") {
 			t.Errorf("%s is read as %d bytes, %v", damaged, len(k), err)

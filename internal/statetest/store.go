@@ -9,6 +9,7 @@ import (
 	"fmt"
 	"math"
 	"math/rand/v2"
+	"slices"
 	"strings"
 	"testing"
 	"time"
@@ -22,6 +23,7 @@ import (
 // Store runs the laws of the store that is derived from a backend. Open is called once for each.
 func Store(t *testing.T, open func(t *testing.T) state.KV) {
 	for name, law := range map[string]func(*testing.T, state.KV, string){
+		"Sites":         sites,
 		"Document":      document,
 		"Conflict":      conflict,
 		"Sharing":       sharing,
@@ -46,6 +48,32 @@ func Store(t *testing.T, open func(t *testing.T) state.KV) {
 		"InventoryRace": inventoryRace,
 	} {
 		t.Run(name, func(t *testing.T) { law(t, open(t), site()) })
+	}
+}
+
+// sites: a site is in the store once something of it is, and not because somebody planned it, locked it or asked for its key.
+func sites(t *testing.T, kv state.KV, site string) {
+	ctx := context.Background()
+	op := func(s *state.Store, key string) state.Op {
+		return state.Op{Key: s.Path() + "/" + key, Value: []byte("{}")}
+	}
+	for i, c := range []struct {
+		key   string
+		begun bool
+	}{
+		{"secret-key", false}, {"epoch", false}, {"inventory/head", false}, {"audit/20260101", false},
+		{"document/head", true}, {"document/log/1", true}, {"inbox", true}, {"resource/site/fake.thing/a", true}, {"run/20260101", true},
+		{"hold/site", true}, {"freeze", true},
+	} {
+		name := fmt.Sprintf("%s-%d", site, i)
+		s := state.New(kv, name)
+		if _, err := kv.Commit(ctx, nil, []state.Op{op(s, c.key)}); err != nil {
+			t.Fatal(err)
+		}
+		names, err := state.Sites(ctx, kv)
+		if got := slices.Contains(names, name); err != nil || got != c.begun {
+			t.Errorf("a site of which there is %s alone: listed %t, want %t: %v", c.key, got, c.begun, err)
+		}
 	}
 }
 

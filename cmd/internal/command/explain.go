@@ -106,6 +106,7 @@ func (a *app) planned(ctx context.Context, documents []string, planFile string) 
 	if err != nil {
 		return nil, nil, nil, err
 	}
+	s.looks = true
 	e, err := s.engine()
 	if err != nil {
 		return nil, nil, nil, err

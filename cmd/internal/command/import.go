@@ -71,6 +71,7 @@ site gets a new id, and a policy in a comment.`,
 		if err != nil {
 			return err
 		}
+		s.looks = true
 		if of.Site.ID == "" {
 			of.Site.ID = uuid.NewString()
 			a.view.Note("The site has no document yet. The new id " + of.Site.ID + " stands in what is written: keep it.")

@@ -163,6 +163,7 @@ gives a saved plan as one document.`,
 		if err != nil {
 			return err
 		}
+		s.looks = out == ""
 		e, err := s.engine()
 		if err != nil {
 			return err

@@ -1,12 +1,14 @@
 package command
 
 import (
+	"context"
 	"slices"
 	"time"
 
 	"github.com/spf13/cobra"
 
 	"converge.dev/converge/cmd/internal/view"
+	"converge.dev/converge/engine"
 	"converge.dev/converge/schema"
 	"converge.dev/converge/state"
 )
@@ -37,7 +39,14 @@ store say so as well: converge state restored.`,
 	c.Flags().BoolVar(&dry, "dry-run", false, "only say what would be done")
 	c.RunE = func(c *cobra.Command, args []string) error {
 		ctx := c.Context()
-		s, of, err := a.whose(ctx, args, create)
+		m := create
+		switch {
+		case dry && len(args) > 0:
+			m = pretend
+		case dry:
+			m = refuse // the store alone says which site is meant
+		}
+		s, of, err := a.whose(ctx, args, m)
 		if err != nil {
 			return err
 		}
@@ -49,40 +58,48 @@ store say so as well: converge state restored.`,
 				return err
 			}
 		}
-		return s.locked(ctx, "state rebuild", func(lock *state.Lock) error {
-			found, err := s.survey(ctx, of.Site)
-			if err != nil {
+		if s.looks = dry; dry {
+			if err := engine.Settled(ctx, s.store, ""); err != nil {
 				return err
 			}
-			now := time.Now().UTC()
-			records := found.Rebuild(a.kinds, now, of.declared...)
-			done := rebuilt(records, of.declared, dry)
-			for part := range slices.Chunk(records, rebuildBatch) {
-				ops := make([]state.Op, len(part))
-				for i, r := range part {
-					ops[i] = s.store.RecordOp(r)
-				}
-				ops = append(ops, s.store.RebuiltOp(state.Rebuilt{Site: of.Site, At: now}), s.amended(lock, "state rebuild"))
-				if dry {
-					break
-				}
-				if _, err := lock.Commit(ctx, nil, ops); err != nil {
-					return err
-				}
-			}
-			unknown := found.Unknown()
-			done.Unknown = nonNil(unknown)
-			err = a.did(dry, done, done.Text())
-			if !a.flags.json {
-				a.say(view.LeftoversText(nil, unknown))
-			}
-			if err == nil && len(unknown) > 0 {
-				return outcome(exitUnknown)
-			}
-			return err
-		})
+			return s.rebuild(ctx, of, nil)
+		}
+		return s.locked(ctx, "state rebuild", func(lock *state.Lock) error { return s.rebuild(ctx, of, lock) })
 	}
 	return c
+}
+
+// rebuild makes the records of a site anew from what is seen, and says what it did. Without a lock it only says what it would do.
+func (s *session) rebuild(ctx context.Context, of owner, lock *state.Lock) error {
+	found, err := s.survey(ctx, of.Site)
+	if err != nil {
+		return err
+	}
+	dry, now := lock == nil, time.Now().UTC()
+	records := found.Rebuild(s.kinds, now, of.declared...)
+	done := rebuilt(records, of.declared, dry)
+	if !dry {
+		for part := range slices.Chunk(records, rebuildBatch) {
+			ops := make([]state.Op, len(part))
+			for i, r := range part {
+				ops[i] = s.store.RecordOp(r)
+			}
+			ops = append(ops, s.store.RebuiltOp(state.Rebuilt{Site: of.Site, At: now}), s.amended(lock, "state rebuild"))
+			if _, err := lock.Commit(ctx, nil, ops); err != nil {
+				return err
+			}
+		}
+	}
+	unknown := found.Unknown()
+	done.Unknown = nonNil(unknown)
+	err = s.did(dry, done, done.Text())
+	if !s.flags.json {
+		s.say(view.LeftoversText(nil, unknown))
+	}
+	if err == nil && len(unknown) > 0 {
+		return outcome(exitUnknown)
+	}
+	return err
 }
 
 // rebuilt summarizes the new records. Without a document, nothing is known to be declared or missing.

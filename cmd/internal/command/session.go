@@ -32,6 +32,7 @@ type session struct {
 	store *state.Store
 	site  string // its name
 	only  bool   // it is the only one in the store, and was not named
+	looks bool   // the command plans or surveys, and writes nothing
 	place string // of the store
 }
 
@@ -184,7 +185,7 @@ func (s *session) engine() (*engine.Engine, error) {
 	e := engine.New(engine.Options{
 		Kinds: sch.Kinds(), Store: s.store, Open: s.opener(), Who: who(), Version: s.sys.Version, PID: os.Getpid(), MaxDestroy: string(s.conf.Policy.MaxDestroy),
 		Secrets:     secret.Options{Scrubber: s.scrubber, Source: s.secrets()},
-		Parallelism: s.flags.parallelism, LockWait: s.flags.lockTimeout, Logger: s.log,
+		Parallelism: s.flags.parallelism, LockWait: s.flags.lockTimeout, Looks: s.looks, Logger: s.log,
 		Emit: func(e event.Event) {
 			if _, ok := e.(event.RunStarted); ok {
 				s.started()

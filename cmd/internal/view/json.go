@@ -189,7 +189,7 @@ func (j *JSON) Plan(p *plan.Plan) {
 	if p.Narrowed != nil {
 		f["narrowed"] = p.Narrowed
 	}
-	if steps := p.Irreversible(); len(steps) > 0 && p.Undoes == "" {
+	if steps := p.Irreversible(); len(steps) > 0 && p.Undoes == "" && !p.Passing {
 		f["approval"] = p.Approval()
 	}
 	if p.Keeps > 0 {

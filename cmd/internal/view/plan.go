@@ -183,7 +183,13 @@ func (t *planText) ends(p *plan.Plan) {
 		return
 	}
 	t.words(0, 0, span{text: "It ends applied; when a step fails reverted, or partial if something was done by then that cannot be undone exactly."})
-	t.words(0, 0, span{text: fmt.Sprintf("What cannot be undone exactly (%s) needs an approval of this plan: yes to the question, or -approve=%s", count(late, "step"), p.Approval()[:plan.ShortApproval])})
+	how := "an approval of this plan: yes to the question, or "
+	if p.Passing {
+		how += "-approve. Its digest is known once the plan is saved, with -out=FILE: the store has no key for the secrets of the site yet"
+	} else {
+		how += "-approve=" + p.Approval()[:plan.ShortApproval]
+	}
+	t.words(0, 0, span{text: fmt.Sprintf("What cannot be undone exactly (%s) needs %s", count(late, "step"), how)})
 }
 
 func planOrigin(p *plan.Plan) string {
