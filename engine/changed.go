@@ -117,7 +117,11 @@ func (e *Engine) PlanChanged(ctx context.Context, rev Revision, o plan.Options) 
 			continue
 		}
 		for i := range p.Steps {
-			if s := &p.Steps[i]; s.Action == plan.Create {
+			s := &p.Steps[i]
+			if by := plan.Unsettles(e.o.Kinds, s); len(by) > 0 {
+				return nil, &WholeError{fmt.Sprintf("%s changes its %s, by which a %s may have chosen it", s.Ref, by[0].Same, by[0].Kind.Name)}
+			}
+			if s.Action == plan.Create {
 				if err := e.stated(&schema.Resource{Ref: s.Ref, Spec: s.Want}); err != nil {
 					return nil, err
 				}

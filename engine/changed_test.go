@@ -588,6 +588,18 @@ func TestPlanOfTheChangedDoesNotChoose(t *testing.T) {
 	}
 }
 
+// What was chosen by a field is looked for everywhere when that field changes.
+func TestPlanOfTheChangedSeesNoChoosers(t *testing.T) {
+	c := changed(t, map[string]string{"site/far.net/a": aNet, "site/far.guard/g": `{}`}, map[string]string{"site/far.net/a": aNet, "site/far.guard/g": `{"size":1}`})
+	c.Kinds["far.host"].Field("guard").Choose = &schema.Choice{Kind: "far.guard", Same: []string{"size"}}
+	e := c.Engine(nil)
+	defer e.Close()
+	_, err := e.PlanChanged(context.Background(), &revised{was: c.first, is: c.second}, plan.Options{})
+	if whole := (*engine.WholeError)(nil); !errors.As(err, &whole) || !strings.Contains(whole.Reason, "may have chosen it") {
+		t.Error(err)
+	}
+}
+
 // A share of what may be destroyed is a share of everything.
 func TestPlanOfTheChangedKeepsTheBudget(t *testing.T) {
 	first := map[string]string{}

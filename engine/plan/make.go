@@ -54,6 +54,7 @@ func decided(in Input, left rest) (*maker, error) {
 		m.emit()
 		m.orphans()
 		m.connect()
+		m.held()
 		m.untangle()
 		m.connectSeen()
 		m.connectCarried()

@@ -83,6 +83,82 @@ func (m *maker) choose() {
 	}
 }
 
+// held keeps what a thing was chosen by as it is as long as what chose it is there, because the far side would refuse to change
+// it in the middle of the run: such a change waits for the removal of what chose the thing, and is refused when that stays.
+func (m *maker) held() {
+	for _, it := range m.items {
+		h, ok := m.at[it.ref]
+		if !ok || h.make < 0 {
+			continue
+		}
+		for _, b := range Unsettles(m.in.Kinds, &m.plan.Steps[h.make]) {
+			m.chose = true
+			m.hold(it, h.make, b)
+		}
+	}
+}
+
+// hold is held for one step and one way in which it unsettles.
+func (m *maker) hold(it *item, step int, b Basis) {
+	names := m.names.In(it.ref.Scope)
+	becomes := it.becomes(diff.Named(it.kind, it.thing.Spec, names))[b.Same]
+	things := m.in.Observed.Things[Place{it.ref.Scope, b.Kind.Name}]
+	for i := range things {
+		t := &things[i]
+		if id, _ := t.Spec[b.Field].(string); id != it.thing.ID || t.Phase == providers.Leaving {
+			continue
+		}
+		says, wants := fmt.Sprintf("%s %s (id %s)", b.Kind.Name, t.Name, t.ID), diff.Named(b.Kind, t.Spec, names)
+		if of := m.owners[t]; of != nil {
+			if h, ok := m.at[of.ref]; ok && h.remove >= 0 {
+				m.need(step, h.remove)
+				continue
+			}
+			says = of.ref.String()
+			if of.desired != nil {
+				wants = of.becomes(wants)
+			}
+		}
+		if want, stated := wants[b.Same]; stated && want != becomes {
+			it.refused, m.dropped[step] = true, len(m.plan.Refusals)
+			m.refuse(it.ref, fmt.Sprintf("its %s is to change from %v to %v, but %s stays on it and needs %v", b.Same, want, becomes, says, want),
+				fmt.Sprintf("keep its %s as it is, or first remove %s", b.Same, says))
+			return
+		}
+	}
+}
+
+// A Basis is what a kind chooses things by: the thing in its field Field has the same value in the field Same.
+type Basis struct {
+	Kind        *schema.Kind
+	Field, Same string
+}
+
+// Unsettles returns in which respects a step changes what its thing may have been chosen by, in the order of the kinds. Whether
+// something did choose it takes a look at all things of these kinds.
+func Unsettles(kinds schema.Kinds, s *Step) (by []Basis) {
+	if s.Action != Update {
+		return nil
+	}
+	for _, k := range kinds {
+		for i := range k.Fields {
+			f := &k.Fields[i]
+			if f.Choose == nil || f.Choose.Kind != s.Ref.Kind {
+				continue
+			}
+			for _, same := range f.Choose.Same {
+				if slices.ContainsFunc(s.Changes, func(c diff.Change) bool { return c.Path == same }) {
+					by = append(by, Basis{k, f.Name, same})
+				}
+			}
+		}
+	}
+	slices.SortFunc(by, func(a, b Basis) int {
+		return cmp.Or(strings.Compare(a.Kind.Name, b.Kind.Name), strings.Compare(a.Field, b.Field))
+	})
+	return by
+}
+
 // A pool is all things of a place from which a kind chooses.
 type pool struct {
 	unseen     string

@@ -158,3 +158,60 @@ func TestChoicesSeeWhatThePlanChanges(t *testing.T) {
 		t.Errorf("it does not wait for its bay: %+v", p.Steps)
 	}
 }
+
+// A bay that a rig stands in keeps the type that the rig needs. Its type changes once the rig is gone, and before the rig comes
+// anew.
+func TestWhatWasChosenStaysFit(t *testing.T) {
+	for _, c := range []struct {
+		name, rig, was string // the rig's type in the document, empty when it has none; and the type that it has
+		theirs         bool   // nobody recorded it
+		want           string
+	}{
+		{"the rig stays", "cpu", "cpu", false, `refused: its type is to change from cpu to gpu, but site/far.rig/a stays on it and needs cpu`},
+		{"the rig never said", "any", "", false, `update bay1`},
+		{"the rig is of that type", "gpu", "gpu", false, `update bay1`},
+		{"the rig goes", "", "cpu", false, `delete a, update bay1`},
+		{"the rig comes anew", "gpu", "cpu", false, `delete a, update bay1, create a`},
+		{"the rig is another's", "", "cpu", true, `refused: its type is to change from cpu to gpu, but far.rig a (id id-a) stays on it and needs cpu`},
+	} {
+		rigs := map[string]schema.Object{}
+		there := providers.Thing{ID: "id-a", Name: "a", Spec: schema.Object{"bay": "1"}, Phase: providers.Ready}
+		if c.was != "" {
+			there.Spec["type"] = c.was
+		}
+		switch c.rig {
+		case "":
+		case "any":
+			rigs["a"] = schema.Object{"bay": "1"}
+		default:
+			rigs["a"] = schema.Object{"type": c.rig, "bay": "1"}
+		}
+		in := placing(rigs, []providers.Thing{bay("1", "r", "cpu"), bay("2", "r", "gpu")}, []providers.Thing{there})
+		in.Kinds["far.rig"].Field("type").Immutable = true
+		declared := schema.Ref{Scope: "site", Kind: "far.bay", Name: "bay1"}
+		for i := range in.Document.Resources {
+			in.Document.Resources[i].After = []schema.Ref{declared}
+		}
+		in.Document.Resources = append([]schema.Resource{{Ref: declared, Spec: schema.Object{"type": "gpu"}}}, in.Document.Resources...)
+		in.Recorded = []state.Record{{Ref: declared, ID: "1", Incarnation: 1, Spec: schema.Object{"type": "cpu"}}}
+		if !c.theirs {
+			in.Recorded = append(in.Recorded, state.Record{
+				Ref: schema.Ref{Scope: "site", Kind: "far.rig", Name: "a"}, ID: "id-a", Incarnation: 1, Spec: there.Spec, After: []schema.Ref{declared},
+			})
+		}
+		p, err := plan.Make(in)
+		if err != nil {
+			t.Fatal(err)
+		}
+		var got []string
+		for _, s := range p.Steps {
+			got = append(got, fmt.Sprintf("%s %s", s.Action, s.Ref.Name))
+		}
+		for _, r := range p.Refusals {
+			got = append(got, "refused: "+r.Reason)
+		}
+		if text := strings.Join(got, ", "); text != c.want {
+			t.Errorf("%s:\ngot  %s\nwant %s", c.name, text, c.want)
+		}
+	}
+}
