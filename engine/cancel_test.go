@@ -37,8 +37,8 @@ func TestCancel(t *testing.T) {
 		if took := time.Since(begin); !errors.Is(err, engine.ErrInterrupted) || took > 5*time.Second {
 			t.Fatalf("it ended after %s: %v", took, err)
 		}
-		if !strings.Contains(res.Run.Message, "cancelled by ann@here") {
-			t.Errorf("the run says %q", res.Run.Message)
+		if !strings.Contains(res.Run.Message, "cancelled by ann@here") || res.Run.Cancelled != holder.Epoch {
+			t.Errorf("the run says %q, and that process %d of %d ended it", res.Run.Message, res.Run.Cancelled, holder.Epoch)
 		}
 		if err := s.Store.Cancel(t.Context(), holder, "ann@here"); !errors.Is(err, state.ErrGuard) {
 			t.Errorf("a process that has ended is asked: %v", err)

@@ -91,7 +91,7 @@ func (e *Engine) judge(ctx context.Context, p *plan.Plan, doc *schema.Document, 
 		if doc.Site.Serial == 0 && !p.Destroy && !p.Sweep && head.Serial >= schema.MaxSerial && doc.Digest != head.Digest {
 			p.Refusals = append(p.Refusals, plan.Refusal{
 				Rule: plan.RuleSerial, Reason: fmt.Sprintf("the newest revision of the document has the serial %d, the largest there is", head.Serial),
-				Remedies: []remedy.Remedy{remedy.Say("no revision can follow it in this store")},
+				Remedies: []remedy.Remedy{remedy.Say("no revision can follow it in this store: begin a new one, and record there what bears the mark of the site", remedy.Action{Verb: remedy.Rebuild})},
 			})
 		}
 		if n := doc.Site.Serial; !p.Destroy && n != 0 && n <= head.Serial && doc.Digest != head.Digest {

@@ -18,8 +18,12 @@ import (
 // APIVersion is what the field apiVersion of a document must say.
 const APIVersion = "converge.dev/v1"
 
-// MaxSerial is the largest serial of a document: the largest integer that every reader of JSON represents exactly.
+// MaxSerial is the largest serial of a revision: the largest integer that every reader of JSON represents exactly.
 const MaxSerial = 1<<53 - 1
+
+// MaxStated is the largest serial that a document may state itself. A wrong counter that reaches it ends nothing: as many
+// revisions again can follow that leave their serial to be counted.
+const MaxStated = 1 << 52
 
 // ScopeSite is the scope of things that belong to the whole site; every other scope is the name of a node.
 const ScopeSite = "site"

@@ -100,6 +100,8 @@ type Run struct {
 	Failed  schema.Ref `json:"failed,omitzero"`
 	OnFail  string     `json:"on_failure,omitempty"`
 
+	Cancelled int64 `json:"cancelled,omitempty"` // epoch of the process that was asked from elsewhere to end the run, and did
+
 	// Complete means that once the run is applied, the whole site, not only a part of it, is as the document with this serial
 	// says.
 	Complete bool         `json:"complete,omitempty"`

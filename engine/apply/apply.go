@@ -240,7 +240,7 @@ func (r *run) carry(ctx context.Context) (state.Run, []event.Difference, error) 
 func (r *run) interrupted(ctx context.Context, err error) (state.Run, []event.Difference, error) {
 	r.Run.Message = "interrupted"
 	if by := canceller(ctx); by != "" {
-		r.Run.Message = "cancelled by " + by
+		r.Run.Message, r.Run.Cancelled = "cancelled by "+by, r.Lock.Epoch()
 	}
 	run, ds, serr := r.save(r.Run, nil, nil)
 	return run, ds, errors.Join(err, serr)

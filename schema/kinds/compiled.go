@@ -4,7 +4,7 @@
 
 package kinds
 
-var compiledFiles = compiled{digests: map[string]string{"carbide/carbide.cue": "b142cebdf6f71d7cc377b9c2c547ba917298a06e8132a9a04f59bf3285095314", "core/core.cue": "72389fc1ee5af2ff7cc96d881fe28ad82670fcf265942fc7bc60e24f8a1f4cfd"}, doc: "A site is described by one document.", head: &object{members: []*member{
+var compiledFiles = compiled{digests: map[string]string{"carbide/carbide.cue": "b142cebdf6f71d7cc377b9c2c547ba917298a06e8132a9a04f59bf3285095314", "core/core.cue": "13a3bda9d1f8c441ec16e778f5fd596cbe007b333b55f9b9e98cbb751b2c918f"}, doc: "A site is described by one document.", head: &object{members: []*member{
 	{name: "apiVersion", doc: "The version of this schema.", check: &check{types: isString, tests: []test{&enum{values: []any{"converge.dev/v1"}}}}, required: true},
 	{name: "policy", doc: "What a plan may do.", check: &check{types: isObject, tests: []test{&object{members: []*member{
 		{name: "management", doc: "Traffic by which the site is managed, by a name for people: every security group that guards something must let it through, or the document is refused.", check: &check{types: isObject, tests: []test{&object{patterns: []keyed{
@@ -15,7 +15,7 @@ var compiledFiles = compiled{digests: map[string]string{"carbide/carbide.cue": "
 	{name: "site", doc: "Which site, and which revision of its document.", check: &check{types: isObject, tests: []test{&object{members: []*member{
 		{name: "id", doc: "The identity of the site. The ids of the things that converge makes derive from it, so it never changes.", check: &checkSiteID, required: true},
 		{name: "name", doc: "The name of the site, also the key prefix in the store.", check: &checkLabelName, required: true},
-		{name: "serial", doc: "Rises with every revision. The largest is the last whole number that every reader of JSON takes exactly, 2^53-1.", check: &check{types: isInt, tests: []test{bound{op: ">=", limit: int64(0)}, bound{op: "<=", limit: int64(9007199254740991)}}}},
+		{name: "serial", doc: "Rises with every revision; left out, it is counted. The largest that a document may state is 2^52: half of the whole numbers that every reader of JSON takes exactly are left to revisions that are counted.", check: &check{types: isInt, tests: []test{bound{op: ">=", limit: int64(0)}, bound{op: "<=", limit: int64(4503599627370496)}}}},
 	}}}}, required: true},
 }}, nodeName: &checkNodeName}
 

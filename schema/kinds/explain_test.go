@@ -167,7 +167,7 @@ func TestCheckHead(t *testing.T) {
 		{head + `, "policy": {"max_destroy": "10%"}, "x": {"gadget": {"A": {"no": 1}}}, "nodes": {"n1": {"y": {"widget": {"w": {}}}}}`, nil},
 		{``, []string{`apiVersion CV1002`, `site CV1002`}},
 		{`"apiVersion": "converge.dev/v2", "site": {"name": "a_b", "id": "1", "serial": -1}`,
-			[]string{`apiVersion CV1006 Want "converge.dev/v1"`, `site.id CV1005`, `site.name CV1005 lower-case letters`, `site.serial CV1004 from 0 to 9007199254740991`}},
+			[]string{`apiVersion CV1006 Want "converge.dev/v1"`, `site.id CV1005`, `site.name CV1005 lower-case letters`, `site.serial CV1004 from 0 to 4503599627370496`}},
 		{head + `, "policy": {"max_destroi": "1"}`, []string{`policy.max_destroi CV1001 Did you mean "max_destroy"?`}},
 		{head + `, "polcy": {}`, []string{`polcy CV1010 Did you mean "policy"?`}},
 		{head + `, "xx": {}`, []string{`xx CV1010 There is no field or provider "xx".`}},

@@ -22,8 +22,8 @@ func TestIdentityIsBounded(t *testing.T) {
 		serial int64
 		want   string // in the one error; empty: accepted
 	}{
-		{id, 0, ""}, {id, schema.MaxSerial, ""}, {"00000000-0000-0000-0000-000000000001", 1, ""},
-		{id, schema.MaxSerial + 1, "site.serial"}, {id, math.MaxInt64, "site.serial"}, {id, -1, "site.serial"},
+		{id, 0, ""}, {id, schema.MaxStated, ""}, {"00000000-0000-0000-0000-000000000001", 1, ""},
+		{id, schema.MaxStated + 1, "site.serial"}, {id, math.MaxInt64, "site.serial"}, {id, -1, "site.serial"},
 		{"00000000-0000-0000-0000-000000000000", 1, "not all zeros"},
 	} {
 		text := fmt.Sprintf(`{"apiVersion":"converge.dev/v1","site":{"name":"x","id":%q,"serial":%d}}`, c.id, c.serial)

@@ -79,14 +79,18 @@ func (s *session) cancel(ctx context.Context, id string) error {
 	s.recount(ctx, &run)
 	s.acted = true
 	if s.flags.json {
-		return s.printJSON(map[string]any{"run": run.ID, "status": run.Status, "steps": run.Steps, "done": run.Done})
+		return s.printJSON(map[string]any{"run": run.ID, "status": run.Status, "steps": run.Steps, "done": run.Done, "cancelled": run.Cancelled == holder.Epoch})
 	}
 	if run.Status != state.RunOpen {
 		s.print(fmt.Sprintf("Run %s had come to its end before: it ended %s.\n", run.ID, run.Stands()))
 		return nil
 	}
-	s.print(fmt.Sprintf("Run %s is cancelled: %d of %s done, and the journal is intact.\n", run.ID, run.Done, view.Count(run.Steps, "step")) +
-		view.Settling(run, engine.Undoable(ctx, s.store, run)))
+	became := fmt.Sprintf("Run %s is cancelled: %d of %s done, and the journal is intact.\n", run.ID, run.Done, view.Count(run.Steps, "step"))
+	if run.Cancelled != holder.Epoch {
+		became = fmt.Sprintf("Run %s was left, not ended in order: %s (PID %d) lost the lock of the site without an answer. It was killed or frozen, or cannot reach the store; it begins nothing more. "+
+			"%d of %s done; what was under way is found out when the run is resumed or rolled back.\n", run.ID, holder.Who, holder.PID, run.Done, view.Count(run.Steps, "step"))
+	}
+	s.print(became + view.Settling(run, engine.Undoable(ctx, s.store, run)))
 	return nil
 }
 
