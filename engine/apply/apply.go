@@ -133,6 +133,7 @@ func Carry(ctx context.Context, o Options) (state.Run, []event.Difference, error
 		results: make(chan result, o.Parallelism),
 		notes:   make(chan event.Event),
 		flying:  map[*plan.Step]time.Time{},
+		settled: map[*plan.Step]time.Time{},
 		turns:   newTurns(o.Parallelism),
 		halt:    make(chan struct{}),
 		waves:   map[int]int{},
@@ -170,6 +171,7 @@ type run struct {
 	results chan result
 	notes   chan event.Event // from workers, emitted in order by the run's goroutine
 	flying  map[*plan.Step]time.Time
+	settled map[*plan.Step]time.Time // when nothing more can come of calls of unknown outcome that this process made
 	turns   *turns
 	halt    chan struct{} // closed when the run is asked to stop: no step waits for anything from then on
 	waves   map[int]int   // steps of each wave

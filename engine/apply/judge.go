@@ -90,8 +90,5 @@ func (w *worker) lookAgain(ctx context.Context, cause error) (result, bool) {
 	if w.action == plan.Update && have != nil && w.before != nil && have.Spec.Digest() == w.before.Digest() {
 		return result{}, false // only the version token changed: the same change again, with the new token
 	}
-	if res, over := w.judge(ctx, have); over {
-		return res, true
-	}
-	return result{}, w.action == plan.Update && !w.undo
+	return w.judge(ctx, have)
 }

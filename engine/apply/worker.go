@@ -40,6 +40,7 @@ type worker struct {
 
 	record     *state.Record // to be remembered afterwards; nil: nothing
 	attempts   int           // intents so far
+	acted      time.Time     // when the last call was made of which something may still come; zero: none
 	away       time.Time     // when the far side was last found unavailable; zero: never
 	rounds     int           // how often fields that come later were asked for
 	chosen     bool          // create: the far side chose another id than ours
@@ -86,9 +87,14 @@ func (r *run) worker(s *plan.Step, undo bool) *worker {
 	}
 	w.attempts, w.unsure = at.Attempts, w.unsure || at.Open != nil
 	w.called = at.Attempts > 0
+	if !undo && w.called && at.Effect() { // also when it ended as partial, and the run goes on
+		w.unsure = true
+	}
 	if at.Open != nil { // by a process that is gone: assume the latest possible time
-		if rest := r.doubtful(s.Ref, w.traits, at.Open.Epoch); rest > 0 || !r.fenced(s.Ref, at.Open.Epoch) {
-			w.doubt = w.begun.Add(rest - shown(w.traits))
+		rest := r.doubtful(s.Ref, w.traits, at.Open.Epoch)
+		w.acted = w.begun.Add(rest - shown(w.traits))
+		if rest > 0 || !r.fenced(s.Ref, at.Open.Epoch) {
+			w.doubt = w.acted
 		}
 	}
 	if w.action == plan.Delete && w.traits.Delete == providers.Blind {
@@ -336,6 +342,9 @@ func (w *worker) act(ctx context.Context) result {
 			continue // now ask for the rest
 		}
 		class := providers.ClassOf(err)
+		if providers.Over(err) { // it was done in part, and nothing more will come: the rest is requested by the next try
+			w.unsure, class = true, providers.Transient
+		}
 		mustLook = true
 		switch class {
 		case providers.Transient:
@@ -365,8 +374,8 @@ func (w *worker) act(ctx context.Context) result {
 			return w.refused(ctx, err, have)
 		}
 		if try >= w.retry.Attempts && !(class == providers.Busy && !w.over(w.begun)) {
-			if w.undo && !w.doubt.IsZero() { // a call still in flight would change what is found afterwards
-				if serr := w.pause(ctx, time.Until(w.doubt.Add(shown(w.traits)))); serr != nil {
+			if w.undo { // a call still in flight would change what is found afterwards
+				if serr := w.outlast(ctx); serr != nil {
 					return w.failed(serr)
 				}
 			}
@@ -500,7 +509,12 @@ func (w *worker) see(ctx context.Context) (*providers.Thing, error) {
 	return nil, nil
 }
 
-func (w *worker) call(ctx context.Context, action plan.Action, want schema.Object, have *providers.Thing) error {
+func (w *worker) call(ctx context.Context, action plan.Action, want schema.Object, have *providers.Thing) (err error) {
+	defer func() {
+		if err == nil || providers.ClassOf(err) == providers.Unknown && !providers.Over(err) { // also when it panics
+			w.acted = time.Now()
+		}
+	}()
 	c := providers.Call{Ref: w.step.Ref, ID: w.id, Mark: w.mark, Want: want, Key: w.key(), Epoch: w.epoch}
 	if w.record != nil && action == plan.Create {
 		c.Name = w.record.Called()
@@ -531,7 +545,7 @@ func (w *worker) call(ctx context.Context, action plan.Action, want schema.Objec
 		c.Answer = new(providers.Answer)
 	}
 	start := time.Now()
-	err := verb(ctx, c)
+	err = verb(ctx, c)
 	if w.log.Enabled(ctx, slog.LevelDebug) {
 		w.log.Debug("call", "run", w.run, "step", w.step.ID, "ref", w.step.Ref.String(), "verb", string(action), "id", w.id, "undo", w.undo,
 			"took", time.Since(start), "answer", answered(err))
