@@ -43,6 +43,7 @@ type worker struct {
 	acted      time.Time     // when the last call was made of which something may still come; zero: none
 	away       time.Time     // when the far side was last found unavailable; zero: never
 	rounds     int           // how often fields that come later were asked for
+	used       int           // ids that were found to be used up
 	chosen     bool          // create: the far side chose another id than ours
 	again      schema.Object // undone create of unknown outcome: what to create again until the answer is definite; nil: only look
 	quarantine time.Time     // before then nothing may be deleted blindly
@@ -364,8 +365,16 @@ func (w *worker) act(ctx context.Context) result {
 				continue // it was no try
 			}
 		case providers.Exists:
+			incarnation := w.incarnation
 			if res, over := w.collide(ctx, err); over {
 				return res
+			}
+			if w.incarnation > incarnation {
+				if w.used++; w.used >= mostUsed {
+					return w.failed(fmt.Errorf("%d of its ids in a row are said to be taken: earlier incarnations have used them up, or its name is another's. To go on with the next ids, release the hold and plan again. The last answer: %w", w.used, err))
+				}
+				w.note(event.Retrying, err.Error(), try)
+				continue // it was no try
 			}
 		case providers.Absent, providers.Conflict:
 			if res, over := w.lookAgain(ctx, err); over {
@@ -389,6 +398,10 @@ func (w *worker) act(ctx context.Context) result {
 		try++
 	}
 }
+
+// mostUsed is how many ids that are used up a step passes over. After the loss of a store, they are those of all that was made and
+// removed before. A name that is taken looks the same.
+const mostUsed = 100
 
 // stopped ends a step whose next call must not be made: it could not be written down.
 func (w *worker) stopped(err error) result {
