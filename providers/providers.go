@@ -217,6 +217,10 @@ type Error struct {
 	Class Class
 	Code  string // optional: the far side's own code, from a fixed list, such as InvalidArgument; never free text
 	Err   error
+
+	// Over tells more of an Unknown error: everything that was sent is answered, and the far side has refused a later part of the
+	// call. So nothing more will come of it, and one look shows what was done.
+	Over bool
 }
 
 // Error names the operation, the thing and the cause.
@@ -238,6 +242,12 @@ func ClassOf(err error) Class {
 		return e.Class
 	}
 	return Unknown
+}
+
+// Over reports whether nothing more will come of a call of unknown outcome; see [Error].
+func Over(err error) bool {
+	var e *Error
+	return errors.As(err, &e) && e.Class == Unknown && e.Over
 }
 
 // An OutdatedError reports that the far side has obeyed a holder of the site lock with a higher epoch.

@@ -21,8 +21,8 @@
 // forward.go and revert.go walk the plan; gate.go and turns.go let steps begin; worker.go makes one call; judge.go compares what is
 // there with what the call expects; orphans.go proves that nothing refers to what is deleted, outside.go that what nobody
 // declares is still there; settle.go settles calls of unknown outcome; look.go observes, patiently while the far side is
-// unavailable; last.go observes all of it once more; outcome.go writes the journal; left.go records the state of what the run did
-// not settle; end.go closes the run.
+// unavailable; together.go lets steps that wait look together; last.go observes all of it once more; outcome.go writes the
+// journal; left.go records the state of what the run did not settle; end.go closes the run.
 package apply
 
 import (
@@ -133,6 +133,7 @@ func Carry(ctx context.Context, o Options) (state.Run, []event.Difference, error
 		results: make(chan result, o.Parallelism),
 		notes:   make(chan event.Event),
 		flying:  map[*plan.Step]time.Time{},
+		settled: map[*plan.Step]time.Time{},
 		turns:   newTurns(o.Parallelism),
 		halt:    make(chan struct{}),
 		waves:   map[int]int{},
@@ -170,11 +171,13 @@ type run struct {
 	results chan result
 	notes   chan event.Event // from workers, emitted in order by the run's goroutine
 	flying  map[*plan.Step]time.Time
+	settled map[*plan.Step]time.Time // when nothing more can come of calls of unknown outcome that this process made
 	turns   *turns
 	halt    chan struct{} // closed when the run is asked to stop: no step waits for anything from then on
 	waves   map[int]int   // steps of each wave
 	failed  map[int]int   // those of them that failed
 	census  census
+	glances glances
 	gate    *gate
 }
 

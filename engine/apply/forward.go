@@ -30,6 +30,8 @@ type result struct {
 	took    time.Duration
 
 	attempts int // intents so far
+
+	settled time.Time // when nothing more can come of its calls; only where their outcome is unknown
 }
 
 // forward carries out the steps that are not done: first all that can be undone, then the rest. It returns the first
@@ -207,6 +209,7 @@ func (r *run) start(s *plan.Step, undo bool) {
 	if !r.gate.told[s] {
 		r.Emit(event.StepStarted{Step: s, Undo: undo})
 	}
+	delete(r.gate.told, s)
 	w, provider := r.worker(s, undo), r.provider(s)
 	w.turns = r.turns
 	go func() {
@@ -214,6 +217,7 @@ func (r *run) start(s *plan.Step, undo bool) {
 		if res.shut = r.gate.ask(r.effects, provider, r.Retry.Within); res.shut == nil {
 			w.begun = time.Now()
 			res = w.guarded()
+			res.settled = w.acted.Add(shown(w.traits))
 		}
 		res.took = time.Since(w.begun)
 		r.results <- res
@@ -239,8 +243,9 @@ func (r *run) wait(s *plan.Step, undo bool, why error, stop <-chan struct{}) {
 
 // leaveWaiting reports that the steps which were announced as started, and still wait at the end of the walk, did not begin.
 func (r *run) leaveWaiting(undo bool) {
-	for step := r.gate.pop(); step != nil; step = r.gate.pop() {
-		if r.gate.told[step] {
+	r.gate.ready = nil
+	for i := range r.Plan.Steps {
+		if step := &r.Plan.Steps[i]; r.gate.told[step] {
 			r.Emit(event.StepFailed{Step: step, Undo: undo, Class: providers.Transient, Err: errNotBegun})
 		}
 	}
@@ -261,6 +266,9 @@ func (r *run) settle(res result, undo bool) {
 	case res.outcome.Kind == journal.Intent: // its outcome is unknown
 		in := res.outcome
 		at.Open, at.Outcome = &in, nil
+		if !undo {
+			r.settled[res.step] = res.settled
+		}
 	}
 	if res.id != "" && !undo && res.step.Action != plan.Delete {
 		r.ids[res.step.Ref] = res.id

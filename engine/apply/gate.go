@@ -22,7 +22,7 @@ type gate struct {
 	// The following are owned by the run's goroutine.
 	waiting map[*providers.Provider][]*plan.Step
 	ready   []*plan.Step        // have waited, and are started before others
-	told    map[*plan.Step]bool // wait, or have waited, and were announced as started
+	told    map[*plan.Step]bool // wait, or have waited, and were announced as started; until they are
 	opened  chan opening
 }
 
@@ -32,8 +32,8 @@ type opening struct {
 	err      error
 }
 
-// errNotBegun is the error of a step that waited until the run stopped.
-var errNotBegun = errors.New("it was not begun: the run stopped before its provider was there")
+// errNotBegun is the error of a step that was announced and never begun.
+var errNotBegun = errors.New("it was not begun: the run stopped before its turn came")
 
 func newGate() *gate {
 	return &gate{

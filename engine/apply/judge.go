@@ -83,15 +83,12 @@ func (w *worker) lookAgain(ctx context.Context, cause error) (result, bool) {
 	if w.action == plan.Create { // what it refers to does not exist
 		return w.refused(ctx, cause, nil), true
 	}
-	have, err := w.see(ctx)
+	have, err := w.see(ctx, 0)
 	if err != nil {
 		return w.failed(err), true
 	}
 	if w.action == plan.Update && have != nil && w.before != nil && have.Spec.Digest() == w.before.Digest() {
 		return result{}, false // only the version token changed: the same change again, with the new token
 	}
-	if res, over := w.judge(ctx, have); over {
-		return res, true
-	}
-	return result{}, w.action == plan.Update && !w.undo
+	return w.judge(ctx, have)
 }

@@ -99,13 +99,19 @@ func (r *run) settleLate(ctx context.Context) error {
 		if !ok || open == nil || s.Action == plan.Create && repeatable(served.Traits) {
 			continue
 		}
-		if rest := r.doubtful(s.Ref, served.Traits, open.Epoch); rest > late {
+		rest := r.doubtful(s.Ref, served.Traits, open.Epoch)
+		if at, ours := r.settled[s]; ours { // what the step has waited need not be waited again
+			rest = min(rest, time.Until(at))
+		}
+		if rest > late {
 			late, step = rest, s
 		}
 	}
 	if step == nil {
 		return failpoint.At("settle.after")
 	}
+	r.Emit(event.StepStarted{Step: step, Undo: true}) // the progress of what has not started is not shown
+	r.gate.told[step] = true
 	r.Emit(event.StepProgress{Step: step, Undo: true, Phase: event.Settling, Detail: fmt.Sprintf("a call whose outcome is unknown may still have its effect within %s", late)})
 	timer := time.NewTimer(late)
 	defer timer.Stop()

@@ -3,6 +3,7 @@ package apply
 import (
 	"context"
 	"errors"
+	"fmt"
 	"time"
 
 	"converge.dev/converge/engine/event"
@@ -62,13 +63,10 @@ func (w *worker) lookFor(ctx context.Context) (*providers.Thing, error) {
 	if w.traits.Eventual {
 		limit = limit.Add(w.traits.ReadyWithin)
 	}
-	for try := 1; ; try++ {
-		have, err := w.see(ctx)
-		if err != nil || have != nil || try > 1 && !time.Now().Before(limit) {
+	for after := time.Duration(0); ; after = next() {
+		have, err := w.see(ctx, after)
+		if err != nil || have != nil || after > 0 && !time.Now().Before(limit) {
 			return have, err
-		}
-		if err := w.pause(ctx, next()); err != nil {
-			return nil, err
 		}
 	}
 }
@@ -81,19 +79,23 @@ func shown(t providers.Traits) time.Duration {
 	return t.Late
 }
 
-// late waits until the last call of unknown outcome has had its effect, if it will ever have one.
+// late waits until the last call of unknown outcome has had its effect, if it will ever have one. From then on looking settles it.
 func (w *worker) late(ctx context.Context) error {
+	err := w.outlast(ctx)
+	if err == nil {
+		w.doubt = time.Time{}
+	}
+	return err
+}
+
+// outlast waits as late does, and leaves the outcome in doubt.
+func (w *worker) outlast(ctx context.Context) error {
 	rest := time.Until(w.doubt.Add(shown(w.traits)))
 	if w.doubt.IsZero() || rest <= 0 {
-		w.doubt = time.Time{}
 		return nil
 	}
-	w.note(event.Settling, "a call whose outcome is unknown may still have its effect", 0)
-	if err := w.pause(ctx, rest); err != nil {
-		return err
-	}
-	w.doubt = time.Time{}
-	return nil
+	w.note(event.Settling, fmt.Sprintf("a call whose outcome is unknown may still have its effect within %s", short(rest.Round(time.Second))), 0)
+	return w.pause(ctx, rest)
 }
 
 // linger waits before another call while a call of unknown outcome could still do harm: once the other call settles the
@@ -114,16 +116,26 @@ func (w *worker) linger(ctx context.Context) (waited bool, err error) {
 }
 
 // refused ends a step whose call was refused. A far side may report that although it has carried the call out, so the
-// thing is observed once more; had is what was there right before the call.
+// thing is observed once more; had is what was there right before the call. Where an earlier call may have changed something,
+// and nothing more can come, that look settles it as well.
 func (w *worker) refused(ctx context.Context, cause error, had *providers.Thing) result {
 	limit, next := time.Now(), w.retry.polls()
 	if w.traits.Eventual { // what it shows now may be older than the call
 		limit = limit.Add(w.traits.ReadyWithin)
 	}
+	over := w.action == plan.Update && !w.undo && w.unsure && w.doubt.IsZero() && w.before != nil && had != nil
+	if over {
+		planned := *had
+		planned.Spec, planned.Mark = w.before, w.step.Mark
+		if w.name != "" {
+			planned.Name = w.unnamed
+		}
+		had = &planned
+	}
 	var have *providers.Thing
-	for {
+	for after := time.Duration(0); ; after = next() {
 		var err error
-		if have, err = w.see(ctx); err != nil {
+		if have, err = w.see(ctx, after); err != nil {
 			w.unsure = true
 			return w.failed(errors.Join(cause, err))
 		}
@@ -131,11 +143,10 @@ func (w *worker) refused(ctx context.Context, cause error, had *providers.Thing)
 			break
 		}
 		if !time.Now().Before(limit) {
+			if over && have != nil && have.Phase != providers.Leaving {
+				return w.refuse(cause)
+			}
 			return w.failed(cause)
-		}
-		if err := w.pause(ctx, next()); err != nil {
-			w.unsure = true
-			return w.failed(errors.Join(cause, err))
 		}
 	}
 	w.unsure = true

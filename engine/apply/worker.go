@@ -40,14 +40,17 @@ type worker struct {
 
 	record     *state.Record // to be remembered afterwards; nil: nothing
 	attempts   int           // intents so far
+	acted      time.Time     // when the last call was made of which something may still come; zero: none
 	away       time.Time     // when the far side was last found unavailable; zero: never
 	rounds     int           // how often fields that come later were asked for
+	used       int           // ids that were found to be used up
 	chosen     bool          // create: the far side chose another id than ours
 	again      schema.Object // undone create of unknown outcome: what to create again until the answer is definite; nil: only look
 	quarantine time.Time     // before then nothing may be deleted blindly
 	outside    []outsider    // things that it refers to, that nothing declares, and that have to be there
 	referrers  []referrer    // kinds whose things may not refer to what is deleted
 	census     *census
+	glances    *glances
 	last       journal.Record
 	begun      time.Time
 }
@@ -61,7 +64,7 @@ func (r *run) worker(s *plan.Step, undo bool) *worker {
 			id: s.ExternalID, incarnation: s.Incarnation, ignore: ignored(s),
 		},
 		served: served, provider: provider, journal: r.journal, store: r.Store, retry: r.Retry, effects: r.effects, halt: r.halt, notes: r.notes, log: r.Logger,
-		epoch: r.Lock.Epoch(), record: s.Record, begun: time.Now(),
+		glances: &r.glances, epoch: r.Lock.Epoch(), record: s.Record, begun: time.Now(),
 	}
 	at := r.sum.Forward[s.ID]
 	for _, rec := range []*journal.Record{at.Outcome, at.Open} { // a create may have had to take another id
@@ -86,9 +89,14 @@ func (r *run) worker(s *plan.Step, undo bool) *worker {
 	}
 	w.attempts, w.unsure = at.Attempts, w.unsure || at.Open != nil
 	w.called = at.Attempts > 0
+	if !undo && w.called && at.Effect() { // also when it ended as partial, and the run goes on
+		w.unsure = true
+	}
 	if at.Open != nil { // by a process that is gone: assume the latest possible time
-		if rest := r.doubtful(s.Ref, w.traits, at.Open.Epoch); rest > 0 || !r.fenced(s.Ref, at.Open.Epoch) {
-			w.doubt = w.begun.Add(rest - shown(w.traits))
+		rest := r.doubtful(s.Ref, w.traits, at.Open.Epoch)
+		w.acted = w.begun.Add(rest - shown(w.traits))
+		if rest > 0 || !r.fenced(s.Ref, at.Open.Epoch) {
+			w.doubt = w.acted
 		}
 	}
 	if w.action == plan.Delete && w.traits.Delete == providers.Blind {
@@ -235,7 +243,7 @@ func (w *worker) remember(ctx context.Context) result {
 	if w.undo || w.action != plan.Adopt {
 		return w.finish(nil)
 	}
-	have, err := w.see(ctx)
+	have, err := w.see(ctx, 0)
 	switch {
 	case err != nil:
 		return w.failed(err)
@@ -251,13 +259,15 @@ func (w *worker) remember(ctx context.Context) result {
 func (w *worker) act(ctx context.Context) result {
 	mustLook := w.unsure || w.action != plan.Create || w.traits.Create == providers.Blind
 	poll, again := w.retry.polls(), w.retry.calls(w.key()).Pauses()
-	for try := 1; ; { // a mere wait does not count as a try
+	var after time.Duration // until the next look
+	for try := 1; ; {       // a mere wait does not count as a try
 		var have *providers.Thing
 		if mustLook {
 			var err error
-			if have, err = w.see(ctx); err != nil {
+			if have, err = w.see(ctx, after); err != nil {
 				return w.failed(err)
 			}
+			after = 0
 			if err := w.recall(ctx, have); err != nil {
 				return w.failed(err)
 			}
@@ -284,9 +294,7 @@ func (w *worker) act(ctx context.Context) result {
 				continue // and look again
 			case ripens:
 				w.note(event.Waiting, cmp.Or(have.Detail, "not ready")+w.upTo(), 0)
-				if err := w.pause(ctx, poll()); err != nil {
-					return w.failed(err)
-				}
+				after = poll()
 				continue // and look again
 			}
 			if res, over := w.follow(ctx, v); over {
@@ -336,6 +344,9 @@ func (w *worker) act(ctx context.Context) result {
 			continue // now ask for the rest
 		}
 		class := providers.ClassOf(err)
+		if providers.Over(err) { // it was done in part, and nothing more will come: the rest is requested by the next try
+			w.unsure, class = true, providers.Transient
+		}
 		mustLook = true
 		switch class {
 		case providers.Transient:
@@ -354,8 +365,16 @@ func (w *worker) act(ctx context.Context) result {
 				continue // it was no try
 			}
 		case providers.Exists:
+			incarnation := w.incarnation
 			if res, over := w.collide(ctx, err); over {
 				return res
+			}
+			if w.incarnation > incarnation {
+				if w.used++; w.used >= mostUsed {
+					return w.failed(fmt.Errorf("%d of its ids in a row are said to be taken: earlier incarnations have used them up, or its name is another's. To go on with the next ids, release the hold and plan again. The last answer: %w", w.used, err))
+				}
+				w.note(event.Retrying, err.Error(), try)
+				continue // it was no try
 			}
 		case providers.Absent, providers.Conflict:
 			if res, over := w.lookAgain(ctx, err); over {
@@ -365,8 +384,8 @@ func (w *worker) act(ctx context.Context) result {
 			return w.refused(ctx, err, have)
 		}
 		if try >= w.retry.Attempts && !(class == providers.Busy && !w.over(w.begun)) {
-			if w.undo && !w.doubt.IsZero() { // a call still in flight would change what is found afterwards
-				if serr := w.pause(ctx, time.Until(w.doubt.Add(shown(w.traits)))); serr != nil {
+			if w.undo { // a call still in flight would change what is found afterwards
+				if serr := w.outlast(ctx); serr != nil {
 					return w.failed(serr)
 				}
 			}
@@ -380,6 +399,10 @@ func (w *worker) act(ctx context.Context) result {
 	}
 }
 
+// mostUsed is how many ids that are used up a step passes over. After the loss of a store, they are those of all that was made and
+// removed before. A name that is taken looks the same.
+const mostUsed = 100
+
 // stopped ends a step whose next call must not be made: it could not be written down.
 func (w *worker) stopped(err error) result {
 	if w.last.Kind == "" { // nothing was called in this attempt
@@ -392,11 +415,14 @@ func (w *worker) stopped(err error) result {
 // later.
 func (w *worker) await(ctx context.Context) (res result, over bool) {
 	begun, poll := time.Now(), w.retry.polls()
+	const looking = "look at the result"
+	doing, after := looking, time.Duration(0)
 	for searched := false; ; {
-		have, err := w.see(ctx)
+		have, err := w.see(ctx, after)
 		if err != nil {
-			return w.unknown(fmt.Errorf("look at the result: %w", err)), true
+			return w.unknown(fmt.Errorf("%s: %w", doing, err)), true
 		}
+		doing, after = looking, 0
 		waits := w.traits.Eventual
 		var detail string
 		if w.action == plan.Delete {
@@ -445,9 +471,7 @@ func (w *worker) await(ctx context.Context) (res result, over bool) {
 			return w.partial(errors.New(detail), have), true
 		}
 		w.note(event.Waiting, detail+w.upTo(), 0)
-		if err := w.pause(ctx, poll()); err != nil {
-			return w.unknown(fmt.Errorf("%s: %w", detail, err)), true
-		}
+		doing, after = detail, poll()
 	}
 }
 
@@ -479,12 +503,21 @@ func short(d time.Duration) string {
 	return text
 }
 
-// see observes the thing; nil when it is not there.
-func (w *worker) see(ctx context.Context) (*providers.Thing, error) {
+// see observes the thing; nil when it is not there. It does so at once, or after a pause at the latest, together with other steps
+// that wait.
+func (w *worker) see(ctx context.Context, after time.Duration) (*providers.Thing, error) {
 	if err := failpoint.At("call.observe.before"); err != nil {
 		return nil, err
 	}
-	things, err := w.look(ctx, Some(w.served.Kind, w.id))
+	look := Some(w.served.Kind, w.id)
+	if after > 0 {
+		g, err := w.glance(ctx, after)
+		if err != nil {
+			return nil, w.blameless(err)
+		}
+		look = g.first(look)
+	}
+	things, err := w.look(ctx, look)
 	if err == nil {
 		err = failpoint.At("call.observe.after")
 	}
@@ -500,7 +533,12 @@ func (w *worker) see(ctx context.Context) (*providers.Thing, error) {
 	return nil, nil
 }
 
-func (w *worker) call(ctx context.Context, action plan.Action, want schema.Object, have *providers.Thing) error {
+func (w *worker) call(ctx context.Context, action plan.Action, want schema.Object, have *providers.Thing) (err error) {
+	defer func() {
+		if err == nil || providers.ClassOf(err) == providers.Unknown && !providers.Over(err) { // also when it panics
+			w.acted = time.Now()
+		}
+	}()
 	c := providers.Call{Ref: w.step.Ref, ID: w.id, Mark: w.mark, Want: want, Key: w.key(), Epoch: w.epoch}
 	if w.record != nil && action == plan.Create {
 		c.Name = w.record.Called()
@@ -531,7 +569,7 @@ func (w *worker) call(ctx context.Context, action plan.Action, want schema.Objec
 		c.Answer = new(providers.Answer)
 	}
 	start := time.Now()
-	err := verb(ctx, c)
+	err = verb(ctx, c)
 	if w.log.Enabled(ctx, slog.LevelDebug) {
 		w.log.Debug("call", "run", w.run, "step", w.step.ID, "ref", w.step.Ref.String(), "verb", string(action), "id", w.id, "undo", w.undo,
 			"took", time.Since(start), "answer", answered(err))

@@ -156,7 +156,7 @@ func (s *Scrubber) Scrub(err error) error {
 	if !classed {
 		return errors.New(clean)
 	}
-	inner := &providers.Error{Op: of.Op, Ref: of.Ref, Kind: of.Kind, Class: of.Class, Code: of.Code, Err: errors.New(s.ScrubText(fmt.Sprint(of.Err)))}
+	inner := &providers.Error{Op: of.Op, Ref: of.Ref, Kind: of.Kind, Class: of.Class, Code: of.Code, Over: of.Over, Err: errors.New(s.ScrubText(fmt.Sprint(of.Err)))}
 	if err == error(of) {
 		return inner
 	}

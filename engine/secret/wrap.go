@@ -111,7 +111,7 @@ const withheld = "the far side's words are withheld, because they may repeat a s
 // unsaid returns an error without the text of the far side. What is left comes from our own lists: the class, the code, and
 // whether the call timed out or was cancelled.
 func unsaid(as *providers.Error, err error) error {
-	as.Class = providers.ClassOf(err)
+	as.Class, as.Over = providers.ClassOf(err), providers.Over(err)
 	what := string(as.Class)
 	var of *providers.Error
 	if errors.As(err, &of) && isWord(of.Code) {

@@ -46,9 +46,9 @@ var machines = Kind{
 			Otherwise: []Otherwise{
 				{"one of several calls never succeeds: what the others did is undone as far as that does not need the same call", map[string]string{
 					"update/AssignSkuToMachine/busy for good":                    "half",
-					"update/AssociateMachinesWithInstanceType/busy for good":     "settled",
-					"update/SetMaintenance/busy for good":                        "settled",
-					"update/UpdateMachineMetadata/busy for good":                 "settled",
+					"update/AssociateMachinesWithInstanceType/busy for good":     "failed",
+					"update/SetMaintenance/busy for good":                        "failed",
+					"update/UpdateMachineMetadata/busy for good":                 "failed",
 					"~update/AssignSkuToMachine/busy for good":                   "half~",
 					"~update/RemoveMachineInstanceTypeAssociation/busy for good": "half~",
 					"~update/SetMaintenance/busy for good":                       "half~",

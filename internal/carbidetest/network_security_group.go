@@ -52,7 +52,7 @@ var networkSecurityGroups = Kind{
 			Otherwise: []Otherwise{
 				{"one of several calls never succeeds: what the others did is undone as far as that does not need the same call", map[string]string{
 					"update/UpdateNetworkSecurityGroup 2/busy for good":  "half",
-					"~update/UpdateNetworkSecurityGroup 2/busy for good": "half~?",
+					"~update/UpdateNetworkSecurityGroup 2/busy for good": "half~",
 				}},
 				{"every one of several calls comes late: the verb gives up before the last has come", map[string]string{
 					"update/UpdateNetworkSecurityGroup 2/late each time": "half+",

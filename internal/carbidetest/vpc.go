@@ -54,8 +54,8 @@ var vpcs = Kind{
 			Two: `{tenant: "acme", virtualization: "flat", labels: n: "2"}`,
 			Otherwise: []Otherwise{
 				{"one of several calls never succeeds: what the others did is undone as far as that does not need the same call", map[string]string{
-					"update/UpdateVpc/busy for good":  "settled",
-					"~update/UpdateVpc/busy for good": "half~?",
+					"update/UpdateVpc/busy for good":  "failed",
+					"~update/UpdateVpc/busy for good": "half~",
 				}},
 				{"every one of several calls comes late: the verb gives up before the last has come", map[string]string{
 					"~update/UpdateVpcVirtualization/late each time": "half~+",

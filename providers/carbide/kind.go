@@ -268,7 +268,9 @@ func (k *kind[O, S]) Update(ctx context.Context, c providers.Call) error {
 	if err = k.wire.update(ctx, full, now); err == nil {
 		return nil
 	}
-	return k.error(opUpdate, &c, k.updateClass(ctx, &c, err), err)
+	failed := k.error(opUpdate, &c, k.updateClass(ctx, &c, err), err)
+	failed.Over = k.over(err)
+	return failed
 }
 
 // Delete implements [providers.Kind].
@@ -301,7 +303,7 @@ func (*kind[O, S]) read(c *providers.Call) (*call[S], error) {
 	return full, nil
 }
 
-func (k *kind[O, S]) error(op string, c *providers.Call, class providers.Class, err error) error {
+func (k *kind[O, S]) error(op string, c *providers.Call, class providers.Class, err error) *providers.Error {
 	return &providers.Error{Op: op, Ref: c.Ref, Class: class, Code: code(err), Err: err}
 }
 

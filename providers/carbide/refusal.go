@@ -117,6 +117,18 @@ type halfwayError struct{ error }
 
 func (e halfwayError) Unwrap() error { return e.error }
 
+// over reports whether nothing more can come of an update whose later call has failed: each of its calls was answered, this one
+// with a code that shows that it had no effect. Of a far side that brings about by itself, later, what an earlier call has
+// asked for, that cannot be said.
+func (k *kind[O, S]) over(err error) bool {
+	var halfway halfwayError
+	if !errors.As(err, &halfway) || len(k.traits.Itself) > 0 {
+		return false
+	}
+	_, ok := answered(halfway.error)
+	return ok && status.Code(halfway.error) != codes.Internal
+}
+
 // A firstError is the refusal of the first of several calls of a verb. If it had its effect nevertheless, the thing is
 // neither in its old nor in its desired state.
 type firstError struct{ error }

@@ -1,12 +1,15 @@
 package carbide_test
 
 import (
+	"fmt"
+	"strings"
 	"testing"
 
 	"google.golang.org/grpc/codes"
 
 	"converge.dev/converge/internal/carbidesim"
 	"converge.dev/converge/internal/providertest"
+	"converge.dev/converge/providers"
 	"converge.dev/converge/providers/carbide/forge"
 	"converge.dev/converge/schema"
 )
@@ -61,6 +64,31 @@ func TestFirstOfSeveralCalls(t *testing.T) {
 	}
 }
 
+// TestRestOfSeveralCalls: when a later call of an update is refused, its error says that nothing more will come. It does
+// not when that call may still have its effect, or when the far side goes on by itself with what it was asked before.
+func TestRestOfSeveralCalls(t *testing.T) {
+	s := newSite(t, carbidesim.Options{Rules: carbidesim.Rules{RoutingProfiles: []carbidesim.RoutingProfile{{Name: "internal"}}}})
+	s.make("tenant", "acme", schema.Object{"routing_profile": "internal"})
+	for code, want := range map[codes.Code]bool{
+		codes.OutOfRange: true, codes.PermissionDenied: true, codes.NotFound: true, codes.ResourceExhausted: true,
+		codes.Internal: false, codes.Unavailable: false, codes.DeadlineExceeded: false, codes.Canceled: false, codes.Unknown: false,
+	} {
+		for _, effect := range []carbidesim.Effect{carbidesim.Before, carbidesim.After} {
+			name := strings.ToLower(fmt.Sprintf("%s-%s", code, effect))
+			c := s.make("vpc", name, schema.Object{"tenant": "acme", "virtualization": "fnn"})
+			if err := s.Inject(carbidesim.Fault{Method: "UpdateVpc", Effect: effect, Code: code}); err != nil {
+				t.Fatal(err)
+			}
+			err := s.update("vpc", name, c.ID, schema.Object{"virtualization": "flat", "labels": map[string]any{"a": "b"}})
+			what := fmt.Sprintf("%s of the second call, %s its effect", code, effect)
+			s.class(what, err, unknown)
+			if over := providers.Over(err); over != want {
+				t.Errorf("%s: it is over: %v, want %v: %v", what, over, want, err)
+			}
+		}
+	}
+}
+
 // TestExcuseEndsWithTheInstance: a host that an instance turned off halfway leaves under maintenance can take another one.
 func TestExcuseEndsWithTheInstance(t *testing.T) {
 	host := hosts(t)[0]
@@ -69,7 +97,11 @@ func TestExcuseEndsWithTheInstance(t *testing.T) {
 		if err := s.Inject(carbidesim.Fault{Method: "UpdatePowerOption", Effect: carbidesim.Before, Code: codes.OutOfRange}); err != nil {
 			s.Fatal(err)
 		}
-		s.class("to turn it off in part", s.update("instance", "web", c.ID, schema.Object{"power": "off"}), unknown)
+		err := s.update("instance", "web", c.ID, schema.Object{"power": "off"})
+		s.class("to turn it off in part", err, unknown)
+		if providers.Over(err) {
+			s.Error("it is said to be over, and the site may still turn it off")
+		}
 		if s.machine(host).MaintenanceReference == nil {
 			s.Fatal("the host was not excused")
 		}

@@ -125,7 +125,7 @@ func encodeFailure(err error) *wirepb.Failure {
 	f, cause := &wirepb.Failure{}, err
 	var of *providers.Error
 	if errors.As(err, &of) {
-		f.Op, f.Ref, f.Kind, f.Class, f.Code, cause = of.Op, encodeRef(of.Ref), of.Kind, string(of.Class), of.Code, of.Err
+		f.Op, f.Ref, f.Kind, f.Class, f.Code, f.Over, cause = of.Op, encodeRef(of.Ref), of.Kind, string(of.Class), of.Code, of.Over, of.Err
 	}
 	if cause != nil {
 		f.Message = strings.ToValidUTF8(cause.Error(), "�")
@@ -187,7 +187,9 @@ func decodeFailure(f *wirepb.Failure) error {
 	if err != nil {
 		cause.words += " (of " + f.GetRef() + ")"
 	}
-	return &providers.Error{Op: f.GetOp(), Ref: ref, Kind: f.GetKind(), Class: providers.Class(f.GetClass()), Code: f.GetCode(), Err: cause}
+	return &providers.Error{
+		Op: f.GetOp(), Ref: ref, Kind: f.GetKind(), Class: providers.Class(f.GetClass()), Code: f.GetCode(), Over: f.GetOver(), Err: cause,
+	}
 }
 
 // failureOf returns the failure at the provider; ok is false when the call failed on the way.

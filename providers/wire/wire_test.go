@@ -133,6 +133,7 @@ func TestErrorsArrive(t *testing.T) {
 		&providers.Error{Op: "create", Ref: ref, Class: providers.Transient, Err: context.Canceled},
 		&providers.Error{Op: "create", Ref: ref, Class: providers.Denied, Err: fmt.Errorf("refused: %w", &providers.OutdatedError{On: "n1", Stored: 7, Epoch: 3})},
 		&providers.Error{Op: "create", Ref: ref, Class: providers.Invalid, Err: errors.New(strings.Repeat("x", 100_000))},
+		&providers.Error{Op: "create", Ref: ref, Class: providers.Unknown, Over: true, Err: errors.New("the second of two calls is refused")},
 		errors.New("no class: it is never safe to guess"),
 	} {
 		k := remote(t, kind{change: func(_ context.Context, _ string, c providers.Call) error {
@@ -157,7 +158,7 @@ func TestErrorsArrive(t *testing.T) {
 			t.Errorf("outdated: %+v, want %+v", is, was)
 		}
 		var old, now *providers.Error
-		if errors.As(want, &old) && errors.As(got, &now) && (old.Op != now.Op || old.Ref != now.Ref || old.Kind != now.Kind || old.Code != now.Code) {
+		if errors.As(want, &old) && errors.As(got, &now) && (old.Op != now.Op || old.Ref != now.Ref || old.Kind != now.Kind || old.Code != now.Code || old.Over != now.Over) {
 			t.Errorf("%+v, want %+v", now, old)
 		}
 	}

@@ -1444,6 +1444,7 @@ type Failure struct {
 	Chosen        string                 `protobuf:"bytes,7,opt,name=chosen,proto3" json:"chosen,omitempty"` // as in CreateResponse, of a create that failed after that
 	Cause         Failure_Cause          `protobuf:"varint,8,opt,name=cause,proto3,enum=converge.providers.v1.Failure_Cause" json:"cause,omitempty"`
 	Outdated      *Outdated              `protobuf:"bytes,9,opt,name=outdated,proto3" json:"outdated,omitempty"` // absent: it is not because of the epoch
+	Over          bool                   `protobuf:"varint,10,opt,name=over,proto3" json:"over,omitempty"`       // with class unknown: nothing more will come of the call
 	unknownFields protoimpl.UnknownFields
 	sizeCache     protoimpl.SizeCache
 }
@@ -1539,6 +1540,13 @@ func (x *Failure) GetOutdated() *Outdated {
 		return x.Outdated
 	}
 	return nil
+}
+
+func (x *Failure) GetOver() bool {
+	if x != nil {
+		return x.Over
+	}
+	return false
 }
 
 // Outdated says that the far side has obeyed a holder of the lock with a higher epoch.
@@ -1693,7 +1701,7 @@ const file_providers_wire_wirepb_providers_proto_rawDesc = "" +
 	"\tsucceeded\x18\x02 \x01(\x03R\tsucceeded\x12\x16\n" +
 	"\x06failed\x18\x03 \x01(\x03R\x06failed\x122\n" +
 	"\x04last\x18\x04 \x01(\v2\x1e.converge.providers.v1.FailureR\x04last\x12)\n" +
-	"\x11last_at_unix_nano\x18\x05 \x01(\x03R\x0elastAtUnixNano\"\xe6\x02\n" +
+	"\x11last_at_unix_nano\x18\x05 \x01(\x03R\x0elastAtUnixNano\"\xfa\x02\n" +
 	"\aFailure\x12\x0e\n" +
 	"\x02op\x18\x01 \x01(\tR\x02op\x12\x10\n" +
 	"\x03ref\x18\x02 \x01(\tR\x03ref\x12\x12\n" +
@@ -1703,7 +1711,9 @@ const file_providers_wire_wirepb_providers_proto_rawDesc = "" +
 	"\amessage\x18\x06 \x01(\tR\amessage\x12\x16\n" +
 	"\x06chosen\x18\a \x01(\tR\x06chosen\x12:\n" +
 	"\x05cause\x18\b \x01(\x0e2$.converge.providers.v1.Failure.CauseR\x05cause\x12;\n" +
-	"\boutdated\x18\t \x01(\v2\x1f.converge.providers.v1.OutdatedR\boutdated\"P\n" +
+	"\boutdated\x18\t \x01(\v2\x1f.converge.providers.v1.OutdatedR\boutdated\x12\x12\n" +
+	"\x04over\x18\n" +
+	" \x01(\bR\x04over\"P\n" +
 	"\x05Cause\x12\x15\n" +
 	"\x11CAUSE_UNSPECIFIED\x10\x00\x12\x13\n" +
 	"\x0fCAUSE_CANCELLED\x10\x01\x12\x1b\n" +
