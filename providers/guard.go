@@ -51,8 +51,17 @@ func (p *Provider) enter(ctx context.Context, own chan struct{}) (leave func(), 
 func (p *Provider) Together(ctx context.Context, n int, call func(ctx context.Context, i int) error) error {
 	ctx, cancel := context.WithCancelCause(ctx)
 	defer cancel(nil)
-	var g errgroup.Group
 	own := make(chan struct{}, 1) // the slot of the verb
+
+	if n == 1 { // a goroutine would have to grow its stack anew
+		leave, err := p.enter(ctx, own)
+		if err != nil {
+			return err
+		}
+		defer leave()
+		return call(ctx, 0)
+	}
+	var g errgroup.Group
 	for i := range n {
 		leave, err := p.enter(ctx, own)
 		if err != nil {

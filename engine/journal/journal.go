@@ -114,6 +114,8 @@ func (e *HeldError) Error() string {
 // Journal writes the records of one run. Append may be called from many goroutines.
 type Journal struct {
 	run   string
+	held  context.Context // of all writes; ends when the lock is lost
+	end   func()          // of held
 	lock  *state.Lock
 	store *state.Store
 	queue chan request
@@ -125,7 +127,6 @@ type Journal struct {
 }
 
 type request struct {
-	ctx  context.Context
 	rec  Record
 	ops  []state.Op
 	done chan error
@@ -156,6 +157,9 @@ func Open(ctx context.Context, store *state.Store, lock *state.Lock, run string,
 	}
 	j := &Journal{run: run, lock: lock, store: store, stops: stops, queue: make(chan request), done: make(chan struct{}), log: *log}
 	j.log.Records = nil
+	// The writer serves many callers: it must not stop half-way because one of them is cancelled, only when the lock is lost.
+	own, end := context.WithCancel(context.WithoutCancel(ctx))
+	j.held, j.end = lock.Context(own), end
 	go j.serve()
 	return j, nil
 }
@@ -172,7 +176,7 @@ func (j *Journal) Append(ctx context.Context, rec Record, ops ...state.Op) error
 	if err := failpoint.At(point + ".before"); err != nil {
 		return err
 	}
-	r := request{ctx, rec, ops, make(chan error, 1)}
+	r := request{rec, ops, make(chan error, 1)}
 	select {
 	case j.queue <- r:
 		if err := <-r.done; err != nil {
@@ -188,6 +192,7 @@ func (j *Journal) Append(ctx context.Context, rec Record, ops ...state.Op) error
 func (j *Journal) Close() {
 	close(j.queue)
 	<-j.done
+	j.end()
 }
 
 // serve takes all requests that wait in the queue and writes them in one transaction.
@@ -221,9 +226,7 @@ func (j *Journal) serve() {
 // commit writes a batch and answers its requests. A request that a hold or a freeze stops is answered and left out. An
 // error means that nothing more can be written.
 func (j *Journal) commit(all []request) (err error) {
-	// The writer serves many callers: it must not stop half-way because one of them is cancelled, only when the lock is lost.
-	ctx := j.lock.Context(context.WithoutCancel(all[0].ctx))
-	left := all
+	ctx, left := j.held, all
 	defer func() {
 		if err != nil {
 			err = fmt.Errorf("write journal of run %s: %w", j.run, err)

@@ -146,16 +146,25 @@ func checkChunk(s *kinds.Schema, st *rules.Site, chunk []*rules.Resource, specs 
 
 // result returns the document. Nothing else can be done with l after that.
 func (l *loaded) result() *schema.Document {
-	d := &schema.Document{Resources: make([]schema.Resource, len(l.site.Resources))}
+	rs := l.site.Resources
+	d := &schema.Document{Resources: make([]schema.Resource, len(rs))}
 	size := 4096
-	for i, r := range l.site.Resources {
+	members := make(canonical.Members, len(rs))
+	for i, r := range rs {
 		size += len(l.specs[i]) + len(r.Ref.Name) + 8
 		d.Resources[i] = r.Resource
+		members[i] = canonical.Member{Name: r.Ref.Name, Value: l.specs[i]}
+	}
+	for from, to := 0, 0; from < len(rs); from = to { // resources of a kind in a scope are sorted already, and all that is there
+		first := rs[from]
+		for to < len(rs) && rs[to].Ref.Kind == first.Ref.Kind && rs[to].Ref.Scope == first.Ref.Scope {
+			to++
+		}
 		at := l.doc
-		for _, name := range r.Path[:len(r.Path)-1] {
+		for _, name := range first.Path[:len(first.Path)-2] {
 			at = at[name].(map[string]any)
 		}
-		at[r.Ref.Name] = l.specs[i]
+		at[first.Path[len(first.Path)-2]] = members[from:to]
 	}
 	fill(d, l.doc, canonical.Append(make([]byte, 0, size), l.doc))
 	return d

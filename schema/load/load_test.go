@@ -174,6 +174,20 @@ func TestOneDigest(t *testing.T) {
 }
 
 // TestSecretIsNotShown writes the secret itself where the place of a secret belongs: no diagnostic may repeat it.
+// A text that is as documents are stored stays as it is, also where objects are empty.
+func TestStoredFormStays(t *testing.T) {
+	t.Parallel()
+	text := `{"apiVersion":"converge.dev/v1","nodes":{"n1":{},"n2":{"toy":{}},"n3":{"toy":{"box":{}}},"n4":{"toy":{"box":{"a-1":{},"a1":{},"b":{"on":["a1"]}}}}},` +
+		`"site":{"id":"` + loadtest.SiteID + `","name":"x"},"toy":{"owner":{"o-1":{},"o1":{"lifecycle":{"protect":true}}},"thing":{"a":{"owner":"o1"}}}}`
+	doc, ds := Document(context.Background(), small(t), Options{}, Source{Name: "a.json", Data: []byte(text)})
+	if doc == nil {
+		t.Fatal(ds)
+	}
+	if string(doc.JSON) != text {
+		t.Errorf("got  %s\nwant %s", doc.JSON, text)
+	}
+}
+
 func TestSecretIsNotShown(t *testing.T) {
 	s := small(t)
 	for _, password := range []string{`"hunter2"`, `{from: "hunter2"}`, `{form: "hunter2"}`, `["hunter2"]`} {

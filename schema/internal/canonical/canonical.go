@@ -11,6 +11,15 @@ import (
 // A Raw is a value in a tree that is already canonical JSON.
 type Raw []byte
 
+// Members is an object in a tree whose members are sorted by name already.
+type Members []Member
+
+// A Member is a member of an object.
+type Member struct {
+	Name  string
+	Value Raw
+}
+
 // Append appends a tree of JSON values in the one canonical form: names sorted by bytes, no blanks. Equal trees become
 // equal text. A [Raw] in the tree is copied as it is.
 func Append(b []byte, v any) []byte {
@@ -51,6 +60,16 @@ func Append(b []byte, v any) []byte {
 		return strconv.AppendBool(b, v)
 	case Raw:
 		return append(b, v...)
+	case Members:
+		b = append(b, '{')
+		for i, m := range v {
+			if i > 0 {
+				b = append(b, ',')
+			}
+			b = append(AppendString(b, m.Name), ':')
+			b = append(b, m.Value...)
+		}
+		return append(b, '}')
 	}
 	return append(b, "null"...)
 }
