@@ -102,9 +102,13 @@ func (s *glances) look(ctx context.Context, k providers.Kind, group []*glance) {
 	}
 }
 
-// glance waits until the step's thing is looked at, which is after a pause at the latest, and lends its turn meanwhile.
+// glance waits until the step's thing is looked at, which is after a pause at the latest. Meanwhile others have its turn, as in
+// [worker.idle].
 func (w *worker) glance(ctx context.Context, after time.Duration) (*glance, error) {
-	defer w.lend()()
+	if w.turns != nil && !w.disturbs {
+		w.turns.give()
+		defer w.turns.take()
+	}
 	at, halt := plan.Place{Scope: w.step.Ref.Scope, Kind: w.step.Ref.Kind}, w.halt
 	g := w.glances.join(at, w.id, after)
 	t := time.NewTimer(after)
