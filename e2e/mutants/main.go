@@ -77,10 +77,10 @@ func run(check bool, names []string) (bool, error) {
 		return false, err
 	}
 	figure := fmt.Sprintf("%d of %d seeded bugs caught", len(mutants)-len(lost), len(mutants))
-	fmt.Println(figure)
 	if len(lost) > 0 {
-		fmt.Println("not caught:", strings.Join(lost, " "))
+		figure += "; not caught: " + strings.Join(lost, " ")
 	}
+	fmt.Println(figure)
 	if report != "" {
 		err = torture.Line{Test: "P", Name: "mutants", Figures: figure, Failed: len(lost) > 0}.Append(report)
 	}
