@@ -156,7 +156,7 @@ func (s *Switch) Clear(t testing.TB) {
 // Settle waits until ovs-vswitchd has applied the current contents of the database.
 func (s *Switch) Settle(t testing.TB) {
 	t.Helper()
-	next := number(s.Transact(t, s.bump()...)[1].Rows[0]["next_cfg"])
+	next := s.Request(t)
 	for number(s.Rows(t, vswitch.OpenvSwitchTable)[0]["cur_cfg"]) < next {
 		if err := t.Context().Err(); err != nil {
 			t.Fatalf("ovs-vswitchd does not act: %v", err)
@@ -164,16 +164,23 @@ func (s *Switch) Settle(t testing.TB) {
 	}
 }
 
-// bump asks ovs-vswitchd to report when it has applied the contents of the database, and reads back the number of that
+// Request asks ovs-vswitchd to report when it has applied the contents of the database, and returns the number of that
 // configuration.
-func (s *Switch) bump() []ovsdb.Operation {
-	return []ovsdb.Operation{
-		{
+func (s *Switch) Request(t testing.TB) int {
+	t.Helper()
+	results := s.Transact(t,
+		ovsdb.Operation{
 			Op: ovsdb.OperationMutate, Table: vswitch.OpenvSwitchTable, Where: s.isRoot(),
 			Mutations: []ovsdb.Mutation{{Column: "next_cfg", Mutator: ovsdb.MutateOperationAdd, Value: 1}},
 		},
-		{Op: ovsdb.OperationSelect, Table: vswitch.OpenvSwitchTable, Where: s.isRoot(), Columns: []string{"next_cfg"}},
-	}
+		ovsdb.Operation{Op: ovsdb.OperationSelect, Table: vswitch.OpenvSwitchTable, Where: s.isRoot(), Columns: []string{"next_cfg"}})
+	return number(results[1].Rows[0]["next_cfg"])
+}
+
+// Reach writes, as ovs-vswitchd would, that it has applied a configuration.
+func (s *Switch) Reach(t testing.TB, config int) {
+	t.Helper()
+	s.Transact(t, ovsdb.Operation{Op: ovsdb.OperationUpdate, Table: vswitch.OpenvSwitchTable, Where: s.isRoot(), Row: ovsdb.Row{"cur_cfg": config}})
 }
 
 func (s *Switch) isRoot() []ovsdb.Condition {

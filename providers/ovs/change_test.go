@@ -423,6 +423,30 @@ func TestVswitchdDoesNotAct(t *testing.T) {
 	})
 }
 
+// TestBusySwitch: a thing is waited for until ovs-vswitchd has its own last change, whatever others request of the switch.
+func TestBusySwitch(t *testing.T) {
+	on(t, func(t *testing.T, s *ovstest.Switch) {
+		n := newNode(t, s, ovs.Options{Settle: time.Second})
+		n.must(n.create("ovs.bridge", "br0", aBridge))
+		is := func(want providers.Phase, when string) {
+			t.Helper()
+			if th := n.look("ovs.bridge", "br0"); th.Phase != want {
+				t.Errorf("the bridge is %s (%s) %s", th.Phase, th.Detail, when)
+			}
+		}
+		s.Freeze(t)
+		s.Request(t)
+		is(providers.Ready, "when something else was requested")
+		n.fails(n.update("ovs.bridge", "br0", schema.Object{"stp_enable": true}), providers.Unknown, "did not act")
+		is(providers.Pending, "before its change was applied")
+		next := s.Request(t)
+		s.Reach(t, next-2)
+		is(providers.Pending, "before its change was applied")
+		s.Reach(t, next-1)
+		is(providers.Ready, "once its change was applied")
+	})
+}
+
 func TestVswitchdFails(t *testing.T) {
 	on(t, func(t *testing.T, s *ovstest.Switch) {
 		n := newNode(t, s, ovs.Options{})

@@ -4,10 +4,12 @@ import (
 	"cmp"
 	"context"
 	"errors"
+	"fmt"
 	"iter"
 	"maps"
 	"slices"
 	"strings"
+	"sync"
 
 	"converge.dev/converge/providers"
 	"converge.dev/converge/schema"
@@ -38,6 +40,16 @@ type kind struct {
 	*db
 	name string
 	noun noun
+
+	known sync.Mutex
+	since map[string]version // of each thing, by its name
+}
+
+// A version of a thing, and the configuration that has it in effect at the latest: the one that was requested when the version
+// was first observed.
+type version struct {
+	token  string
+	config int
 }
 
 // List implements [providers.Kind] with one transaction.
@@ -125,7 +137,7 @@ func (k *kind) apply(ctx context.Context, c providers.Call, plan func(*view, *ch
 	if v, err = k.view(ctx, k.noun.reads(), []string{name}); err != nil {
 		return refuse(providers.Unknown, "it is in the database, but whether ovs-vswitchd made it is not known: %w", err)
 	}
-	v.root.NextCfg = v.root.CurCfg // later changes are not waited for
+	v.root.NextCfg = v.root.CurCfg // it is in effect, and this is what things remembers of it
 	things, err := k.things(v, []string{name})
 	switch {
 	case err != nil:
@@ -165,16 +177,30 @@ func (k *kind) things(v *view, ids []string) ([]providers.Thing, error) {
 	if err != nil {
 		return nil, err
 	}
+	k.known.Lock()
+	defer k.known.Unlock()
+	since := map[string]version{}
 	var things []providers.Thing
 	for _, s := range all {
 		if ids != nil && !slices.Contains(ids, s.ID) {
 			continue
 		}
-		s.Version = schema.Object{"rows": strings.Join(s.rows, " "), "spec": map[string]any(s.Spec), "mark": s.Mark.String()}.Digest()[:16]
-		if v.root.CurCfg < v.root.NextCfg {
-			s.Phase, s.Detail = providers.Pending, "ovs-vswitchd has not taken the latest configuration"
+		token := schema.Object{"rows": strings.Join(s.rows, " "), "spec": map[string]any(s.Spec), "mark": s.Mark.String()}.Digest()[:16]
+		// What others request after that is not waited for: on a busy switch it would never end.
+		took := version{token, v.root.NextCfg}
+		if before, ok := k.since[s.ID]; ok && before.token == token {
+			took.config = min(took.config, before.config)
 		}
+		if since[s.ID] = took; v.root.CurCfg < took.config {
+			s.Phase, s.Detail = providers.Pending, fmt.Sprintf("ovs-vswitchd has not taken it: it is at configuration %d of %d", v.root.CurCfg, took.config)
+		}
+		s.Version = token
 		things = append(things, s.Thing)
+	}
+	if ids == nil {
+		k.since = since // without what is gone
+	} else {
+		maps.Copy(k.since, since)
 	}
 	slices.SortFunc(things, func(a, b providers.Thing) int { return cmp.Compare(a.ID, b.ID) })
 	return things, nil

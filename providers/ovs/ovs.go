@@ -9,7 +9,8 @@
 // transaction. The transaction waits, with timeout 0, for each row to be as it was read, so a change by somebody else
 // in between makes all of it fail with Conflict: no change is lost, in either direction. It also increments next_cfg. A
 // verb succeeds once ovs-vswitchd has raised cur_cfg to that number and the interface has a port number and no error;
-// it is not enough that the database has accepted the change.
+// it is not enough that the database has accepted the change. Likewise a thing is pending until cur_cfg has reached what next_cfg
+// was when its present version was first observed: what others request later is not waited for.
 //
 // # What is read
 //
@@ -112,7 +113,7 @@ func Open(ctx context.Context, o Options) (*providers.Provider, error) {
 	var kinds []providers.Served
 	for _, name := range slices.Sorted(maps.Keys(nouns)) {
 		n := nouns[name]
-		k := &kind{db: d, name: name, noun: n}
+		k := &kind{db: d, name: name, noun: n, since: map[string]version{}}
 		kinds = append(kinds, providers.Served{Name: name, Traits: n.traits(common), Kind: k, Watch: k.watch})
 	}
 	p := providers.New("ovs", o.Node, d.close, kinds...)

@@ -10,8 +10,8 @@ import (
 	"converge.dev/converge/providers"
 )
 
-// watch implements [providers.Watch]. Its events have no ids: most changes come with a new next_cfg, which makes all things
-// pending, and one transaction reads all things as well as one. It ends with its connection.
+// watch implements [providers.Watch]. Its events have no ids: most changes come with a new cur_cfg, which may end the waiting of
+// any number of things, and one transaction reads all things as well as one. It ends with its connection.
 func (k *kind) watch(ctx context.Context) iter.Seq2[[]string, error] {
 	return func(yield func([]string, error) bool) {
 		changes := providers.NewChanges()
