@@ -13,6 +13,7 @@ import (
 	"converge.dev/converge/engine/event"
 	"converge.dev/converge/engine/plan"
 	"converge.dev/converge/internal/enginetest"
+	"converge.dev/converge/providers"
 	"converge.dev/converge/providers/fake"
 )
 
@@ -127,6 +128,111 @@ func TestChangesOfWhatIsInUseKeepTheirTurn(t *testing.T) {
 		}
 		if most != parallelism {
 			t.Errorf("%d things were being changed at the same time, want %d", most, parallelism)
+		}
+	})
+}
+
+// Steps that wait for things of one kind look together: what is asked in all grows with the time that they wait, not with how many
+// wait. The first look of each is its own, and so is the one of a step that waits alone.
+func TestWhatWaitsLooksTogether(t *testing.T) {
+	const all, looks = 200, 10
+	for _, slow := range []int{all, 1} {
+		t.Run(fmt.Sprint(slow), func(t *testing.T) {
+			synctest.Test(t, func(t *testing.T) {
+				s := enginetest.New()
+				resources := map[string]string{}
+				for i := range all {
+					resources[fmt.Sprintf("site/far.guard/g%03d", i)] = `{"size": 1, "timeouts": {"create": "1h"}}`
+				}
+				p := s.Plan(t, s.Document(t, resources), plan.Options{})
+				// Pauses of 20 ms, 40 ms … 1.28 s, and then of 2 s: it is ready right before the tenth look.
+				if err := s.World.Fail(fake.Fault{Op: "create", Effect: fake.EffectSlow, Times: slow, Delay: fake.Duration(8500 * time.Millisecond)}); err != nil {
+					t.Fatal(err)
+				}
+				var mu sync.Mutex
+				seen, ready := 0, 0
+				s.World.Hook = func(op string, at fake.Moment, c providers.Call) {
+					if mu.Lock(); op == "observe" && at == fake.Before && c.Ref.Kind == "far.guard" {
+						seen++
+					}
+					mu.Unlock()
+				}
+				e := s.Engine(func(o *engine.Options) {
+					o.Parallelism, o.Retry.Poll = 20, 0
+					o.Emit = func(ev event.Event) {
+						mu.Lock()
+						defer mu.Unlock()
+						switch ev.(type) {
+						case event.RunStarted:
+							seen = 0
+						case event.StepDone:
+							if ready++; ready == all {
+								ready = seen
+							}
+						}
+					}
+				})
+				defer e.Close()
+				if res, err := e.Apply(context.Background(), p, engine.ApplyOptions{}); err != nil || res.Run.Status != "applied" {
+					t.Fatalf("the run ended %s: %s, %v", res.Run.Status, res.Run.Message, err)
+				}
+				if least, most := all+looks, all+2*looks; ready < least || ready > most { // not all begin at the same moment
+					t.Errorf("%d steps, of which %d waited, looked %d times, want %d to %d times", all, slow, ready, least, most)
+				}
+			})
+		})
+	}
+}
+
+// A step that begins to wait is looked for no later than its own pauses say, and does not make the others look as often.
+func TestNewcomersDoNotWaitForOthers(t *testing.T) {
+	synctest.Test(t, func(t *testing.T) {
+		s := enginetest.New()
+		p := s.Plan(t, s.Document(t, map[string]string{
+			"site/far.guard/old": `{"timeouts": {"create": "1h"}}`, "site/far.guard/new": `{"timeouts": {"create": "1h"}, "size": 1}`,
+		}), plan.Options{})
+		for name, delay := range map[string]time.Duration{"old": time.Minute, "new": 100 * time.Millisecond} {
+			if err := s.World.Fail(fake.Fault{Op: "create", Ref: "site/far.guard/" + name, Effect: fake.EffectSlow, Delay: fake.Duration(delay)}); err != nil {
+				t.Fatal(err)
+			}
+		}
+		var mu sync.Mutex
+		looks := 0
+		began := time.Now()
+		s.World.Hook = func(op string, at fake.Moment, c providers.Call) {
+			if at == fake.Before && c.Ref.Name == "new" {
+				time.Sleep(15 * time.Second) // when the other has long been waiting
+			}
+			if mu.Lock(); op == "observe" && at == fake.Before {
+				looks++
+			}
+			mu.Unlock()
+		}
+		var took time.Duration
+		e := s.Engine(func(o *engine.Options) {
+			o.Retry.Poll = 0
+			o.Emit = func(ev event.Event) {
+				mu.Lock()
+				defer mu.Unlock()
+				switch ev := ev.(type) {
+				case event.RunStarted:
+					looks = 0
+				case event.StepDone:
+					if ev.Step.Ref.Name == "new" {
+						took = time.Since(began)
+					}
+				}
+			}
+		})
+		defer e.Close()
+		if res, err := e.Apply(context.Background(), p, engine.ApplyOptions{}); err != nil || res.Run.Status != "applied" {
+			t.Fatalf("the run ended %s: %s, %v", res.Run.Status, res.Run.Message, err)
+		}
+		if most := 15*time.Second + 140*time.Millisecond; took > most { // 20 ms, 40 ms and 80 ms
+			t.Errorf("it was seen to be ready after %s, want %s at most", took, most)
+		}
+		if looks > 50 {
+			t.Errorf("there were %d looks", looks)
 		}
 	})
 }

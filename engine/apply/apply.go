@@ -21,8 +21,8 @@
 // forward.go and revert.go walk the plan; gate.go and turns.go let steps begin; worker.go makes one call; judge.go compares what is
 // there with what the call expects; orphans.go proves that nothing refers to what is deleted, outside.go that what nobody
 // declares is still there; settle.go settles calls of unknown outcome; look.go observes, patiently while the far side is
-// unavailable; last.go observes all of it once more; outcome.go writes the journal; left.go records the state of what the run did
-// not settle; end.go closes the run.
+// unavailable; together.go lets steps that wait look together; last.go observes all of it once more; outcome.go writes the
+// journal; left.go records the state of what the run did not settle; end.go closes the run.
 package apply
 
 import (
@@ -177,6 +177,7 @@ type run struct {
 	waves   map[int]int   // steps of each wave
 	failed  map[int]int   // those of them that failed
 	census  census
+	glances glances
 	gate    *gate
 }
 

@@ -83,7 +83,7 @@ func (w *worker) lookAgain(ctx context.Context, cause error) (result, bool) {
 	if w.action == plan.Create { // what it refers to does not exist
 		return w.refused(ctx, cause, nil), true
 	}
-	have, err := w.see(ctx)
+	have, err := w.see(ctx, 0)
 	if err != nil {
 		return w.failed(err), true
 	}

@@ -116,7 +116,10 @@ func (w *worker) idle(ctx context.Context, d time.Duration) error {
 
 // pause waits as idle does. A step that lost time to an outage is not to blame for running out of it.
 func (w *worker) pause(ctx context.Context, d time.Duration) error {
-	err := w.idle(ctx, d)
+	return w.blameless(w.idle(ctx, d))
+}
+
+func (w *worker) blameless(err error) error {
 	if !w.away.IsZero() {
 		err = timedOut(err, errAway)
 	}

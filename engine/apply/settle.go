@@ -63,13 +63,10 @@ func (w *worker) lookFor(ctx context.Context) (*providers.Thing, error) {
 	if w.traits.Eventual {
 		limit = limit.Add(w.traits.ReadyWithin)
 	}
-	for try := 1; ; try++ {
-		have, err := w.see(ctx)
-		if err != nil || have != nil || try > 1 && !time.Now().Before(limit) {
+	for after := time.Duration(0); ; after = next() {
+		have, err := w.see(ctx, after)
+		if err != nil || have != nil || after > 0 && !time.Now().Before(limit) {
 			return have, err
-		}
-		if err := w.pause(ctx, next()); err != nil {
-			return nil, err
 		}
 	}
 }
@@ -136,9 +133,9 @@ func (w *worker) refused(ctx context.Context, cause error, had *providers.Thing)
 		had = &planned
 	}
 	var have *providers.Thing
-	for {
+	for after := time.Duration(0); ; after = next() {
 		var err error
-		if have, err = w.see(ctx); err != nil {
+		if have, err = w.see(ctx, after); err != nil {
 			w.unsure = true
 			return w.failed(errors.Join(cause, err))
 		}
@@ -150,10 +147,6 @@ func (w *worker) refused(ctx context.Context, cause error, had *providers.Thing)
 				return w.refuse(cause)
 			}
 			return w.failed(cause)
-		}
-		if err := w.pause(ctx, next()); err != nil {
-			w.unsure = true
-			return w.failed(errors.Join(cause, err))
 		}
 	}
 	w.unsure = true

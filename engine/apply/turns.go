@@ -11,7 +11,7 @@ type turns struct {
 }
 
 // waiting is how many steps may have begun for each turn, including those that wait. It bounds how many are undone when one
-// of them fails, and how many are polled.
+// of them fails, and for how many one look asks.
 const waiting = 16
 
 func newTurns(n int) *turns {

@@ -50,6 +50,7 @@ type worker struct {
 	outside    []outsider    // things that it refers to, that nothing declares, and that have to be there
 	referrers  []referrer    // kinds whose things may not refer to what is deleted
 	census     *census
+	glances    *glances
 	last       journal.Record
 	begun      time.Time
 }
@@ -63,7 +64,7 @@ func (r *run) worker(s *plan.Step, undo bool) *worker {
 			id: s.ExternalID, incarnation: s.Incarnation, ignore: ignored(s),
 		},
 		served: served, provider: provider, journal: r.journal, store: r.Store, retry: r.Retry, effects: r.effects, halt: r.halt, notes: r.notes, log: r.Logger,
-		epoch: r.Lock.Epoch(), record: s.Record, begun: time.Now(),
+		glances: &r.glances, epoch: r.Lock.Epoch(), record: s.Record, begun: time.Now(),
 	}
 	at := r.sum.Forward[s.ID]
 	for _, rec := range []*journal.Record{at.Outcome, at.Open} { // a create may have had to take another id
@@ -242,7 +243,7 @@ func (w *worker) remember(ctx context.Context) result {
 	if w.undo || w.action != plan.Adopt {
 		return w.finish(nil)
 	}
-	have, err := w.see(ctx)
+	have, err := w.see(ctx, 0)
 	switch {
 	case err != nil:
 		return w.failed(err)
@@ -258,13 +259,15 @@ func (w *worker) remember(ctx context.Context) result {
 func (w *worker) act(ctx context.Context) result {
 	mustLook := w.unsure || w.action != plan.Create || w.traits.Create == providers.Blind
 	poll, again := w.retry.polls(), w.retry.calls(w.key()).Pauses()
-	for try := 1; ; { // a mere wait does not count as a try
+	var after time.Duration // until the next look
+	for try := 1; ; {       // a mere wait does not count as a try
 		var have *providers.Thing
 		if mustLook {
 			var err error
-			if have, err = w.see(ctx); err != nil {
+			if have, err = w.see(ctx, after); err != nil {
 				return w.failed(err)
 			}
+			after = 0
 			if err := w.recall(ctx, have); err != nil {
 				return w.failed(err)
 			}
@@ -291,9 +294,7 @@ func (w *worker) act(ctx context.Context) result {
 				continue // and look again
 			case ripens:
 				w.note(event.Waiting, cmp.Or(have.Detail, "not ready")+w.upTo(), 0)
-				if err := w.pause(ctx, poll()); err != nil {
-					return w.failed(err)
-				}
+				after = poll()
 				continue // and look again
 			}
 			if res, over := w.follow(ctx, v); over {
@@ -414,11 +415,14 @@ func (w *worker) stopped(err error) result {
 // later.
 func (w *worker) await(ctx context.Context) (res result, over bool) {
 	begun, poll := time.Now(), w.retry.polls()
+	const looking = "look at the result"
+	doing, after := looking, time.Duration(0)
 	for searched := false; ; {
-		have, err := w.see(ctx)
+		have, err := w.see(ctx, after)
 		if err != nil {
-			return w.unknown(fmt.Errorf("look at the result: %w", err)), true
+			return w.unknown(fmt.Errorf("%s: %w", doing, err)), true
 		}
+		doing, after = looking, 0
 		waits := w.traits.Eventual
 		var detail string
 		if w.action == plan.Delete {
@@ -467,9 +471,7 @@ func (w *worker) await(ctx context.Context) (res result, over bool) {
 			return w.partial(errors.New(detail), have), true
 		}
 		w.note(event.Waiting, detail+w.upTo(), 0)
-		if err := w.pause(ctx, poll()); err != nil {
-			return w.unknown(fmt.Errorf("%s: %w", detail, err)), true
-		}
+		doing, after = detail, poll()
 	}
 }
 
@@ -501,12 +503,21 @@ func short(d time.Duration) string {
 	return text
 }
 
-// see observes the thing; nil when it is not there.
-func (w *worker) see(ctx context.Context) (*providers.Thing, error) {
+// see observes the thing; nil when it is not there. It does so at once, or after a pause at the latest, together with other steps
+// that wait.
+func (w *worker) see(ctx context.Context, after time.Duration) (*providers.Thing, error) {
 	if err := failpoint.At("call.observe.before"); err != nil {
 		return nil, err
 	}
-	things, err := w.look(ctx, Some(w.served.Kind, w.id))
+	look := Some(w.served.Kind, w.id)
+	if after > 0 {
+		g, err := w.glance(ctx, after)
+		if err != nil {
+			return nil, w.blameless(err)
+		}
+		look = g.first(look)
+	}
+	things, err := w.look(ctx, look)
 	if err == nil {
 		err = failpoint.At("call.observe.after")
 	}
