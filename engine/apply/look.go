@@ -105,12 +105,18 @@ func until(halt <-chan struct{}) func(context.Context, time.Duration) error {
 // errAway is why a step that lost time to an outage ran out of time.
 var errAway = errors.New("the far side was away for much of the time that there was")
 
-// idle waits as [pause] does, and gives the step's turn to others meanwhile where that is allowed.
-func (w *worker) idle(ctx context.Context, d time.Duration) error {
+// lend gives the step's turn to others, where that is allowed; back takes one again.
+func (w *worker) lend() (back func()) {
 	if w.turns != nil && !w.disturbs {
 		w.turns.give()
-		defer w.turns.take()
+		return w.turns.take
 	}
+	return func() {}
+}
+
+// idle waits as [pause] does, and lends the step's turn meanwhile.
+func (w *worker) idle(ctx context.Context, d time.Duration) error {
+	defer w.lend()()
 	return pause(ctx, d, w.halt)
 }
 

@@ -102,13 +102,9 @@ func (s *glances) look(ctx context.Context, k providers.Kind, group []*glance) {
 	}
 }
 
-// glance waits until the step's thing is looked at, which is after a pause at the latest. Meanwhile others have its turn, as in
-// [worker.idle].
+// glance waits until the step's thing is looked at, which is after a pause at the latest, and lends its turn meanwhile.
 func (w *worker) glance(ctx context.Context, after time.Duration) (*glance, error) {
-	if w.turns != nil && !w.disturbs {
-		w.turns.give()
-		defer w.turns.take()
-	}
+	defer w.lend()()
 	at, halt := plan.Place{Scope: w.step.Ref.Scope, Kind: w.step.Ref.Kind}, w.halt
 	g := w.glances.join(at, w.id, after)
 	t := time.NewTimer(after)
