@@ -106,36 +106,39 @@ func all(changes []func(*engine.Options)) func(*engine.Options) {
 }
 
 // Whichever write to the store is the last of a process, the run may also be undone instead of continued: the site is then as
-// before, and what the run created last, and did not record, does not count as unmanaged.
+// before, and what the run created last, and did not record, does not count as unmanaged. One step at a time makes sure that
+// there is a write between any two.
 func TestCrashAtEveryWriteIsUndone(t *testing.T) {
-	undone := 0
-	for _, after := range []bool{false, true} {
-		for n := int64(1); ; n++ {
-			s := enginetest.New()
-			s.Converge(t, s.Document(t, base))
-			p := s.Plan(t, s.Document(t, twelve), plan.Options{})
-			e, kv, died := dying(s, n, after)
-			_, err := e.Apply(context.Background(), p, engine.ApplyOptions{})
-			e.Close()
-			if !died.Load() {
-				if err != nil {
-					t.Fatal(err)
+	for _, parallelism := range []int{1, 10} {
+		undone := 0
+		for _, after := range []bool{false, true} {
+			for n := int64(1); ; n++ {
+				s := enginetest.New()
+				s.Converge(t, s.Document(t, base))
+				p := s.Plan(t, s.Document(t, twelve), plan.Options{})
+				e, kv, died := dying(s, n, after, func(o *engine.Options) { o.Parallelism = parallelism })
+				_, err := e.Apply(context.Background(), p, engine.ApplyOptions{})
+				e.Close()
+				if !died.Load() {
+					if err != nil {
+						t.Fatal(err)
+					}
+					break
 				}
-				break
-			}
-			kv.Lapse()
-			name := fmt.Sprintf("write %d, after=%v", n, after)
-			if undoOpen(t, s, name) == 0 {
-				continue // it had not begun, or was applied
-			}
-			undone++
-			if left := s.Plan(t, s.Document(t, base), plan.Options{}); !left.Empty() || len(left.Unmanaged) > 0 {
-				t.Fatalf("%s: the site is not as before:\n%s\n%s", name, enginetest.Text(left), s.World.Dump())
+				kv.Lapse()
+				name := fmt.Sprintf("%d at a time, write %d, after=%v", parallelism, n, after)
+				if undoOpen(t, s, name) == 0 {
+					continue // it had not begun, or was applied
+				}
+				undone++
+				if left := s.Plan(t, s.Document(t, base), plan.Options{}); !left.Empty() || len(left.Unmanaged) > 0 {
+					t.Fatalf("%s: the site is not as before:\n%s\n%s", name, enginetest.Text(left), s.World.Dump())
+				}
 			}
 		}
-	}
-	if undone < 10 {
-		t.Errorf("%d runs were undone: that is too few to be true", undone)
+		if undone < 10 {
+			t.Errorf("%d runs were undone: that is too few to be true", undone)
+		}
 	}
 }
 
