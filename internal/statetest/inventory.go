@@ -122,7 +122,7 @@ func inventory(t *testing.T, kv state.KV, site string) {
 // it received misses nothing.
 func inventoryRace(t *testing.T, kv state.KV, site string) {
 	s, ctx, at := state.New(kv, site), t.Context(), time.Unix(1_700_000_000, 0).UTC()
-	const writers, each, places = 3, 4, 150
+	const writers, each, places = 3, 3, 100
 	told := func(have map[string]state.InventoryItem, inv state.Inventory, since int64) {
 		for _, p := range inv.Places {
 			for _, it := range p.Items {
