@@ -132,13 +132,20 @@ func (e *Engine) PlanChanged(ctx context.Context, rev Revision, o plan.Options) 
 		}
 		p.Worked = worked
 		p.Unmanaged = nil // what nothing declares cannot be distinguished from what was not read
-		live := max(1, state.Live(in.Recorded))
-		if slices.ContainsFunc(p.Steps, func(s plan.Step) bool { return s.Action == plan.Delete }) { // the limit is a share of all that is recorded
+		live, removed := max(1, state.Live(in.Recorded)), 0
+		for i := range p.Steps {
+			if s := &p.Steps[i]; (s.Action == plan.Delete || s.Action == plan.Forget) && !s.Replace {
+				removed++
+			}
+		}
+		if removed > 0 { // the limits are about all that is recorded
 			all, err := e.o.Store.Records(ctx)
 			if err != nil {
 				return nil, err
 			}
-			live = state.Live(all)
+			if live = state.Live(all); removed >= live {
+				return nil, &WholeError{"the revision removes everything that is recorded"}
+			}
 		}
 		return p, e.judge(ctx, p, doc, live)
 	}
