@@ -143,8 +143,9 @@ func (e *Engine) PlanChanged(ctx context.Context, rev Revision, o plan.Options) 
 			if err != nil {
 				return nil, err
 			}
-			if live = state.Live(all); removed >= live {
-				return nil, &WholeError{"the revision removes everything that is recorded"}
+			live = state.Live(all)
+			if managed := func(r schema.Resource) bool { return r.External == nil }; removed >= live && !slices.ContainsFunc(doc.Resources, managed) {
+				return nil, &WholeError{"the revision has nothing for converge to manage any more"}
 			}
 		}
 		return p, e.judge(ctx, p, doc, live)

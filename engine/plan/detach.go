@@ -38,8 +38,7 @@ func (m *maker) untangle() {
 }
 
 // split breaks a cycle where something can be detached, or where a replaced thing can be deleted first although its
-// successor was to be made first, or where one removal waits for another only because of what is observed; otherwise it refuses
-// the cycle and returns false.
+// successor was to be made first; otherwise it refuses the cycle and returns false.
 func (m *maker) split(cycle []int) bool {
 	why := func() { m.exchange(cycle) }
 	for n, i := range cycle {
@@ -63,12 +62,6 @@ func (m *maker) split(cycle []int) bool {
 		j := cycle[(n+1)%len(cycle)]
 		if it := m.byRef[m.plan.Steps[i].Ref]; it.handover && m.plan.Steps[i].Action == Delete && m.plan.Steps[j].Ref == it.ref {
 			m.goesFirst(it, i, j)
-			return true
-		}
-	}
-	for n, i := range cycle {
-		if j := cycle[(n+1)%len(cycle)]; m.seen[[2]int{i, j}] {
-			m.unneed(i, j)
 			return true
 		}
 	}

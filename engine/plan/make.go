@@ -26,7 +26,7 @@ func Make(in Input) (*Plan, error) {
 
 // decided makes a plan from inputs that leave out resources that are as they should be and unrelated to the others; see [Planner].
 func decided(in Input, left rest) (*maker, error) {
-	m := &maker{in: in, rest: left, at: map[schema.Ref]halves{}, detached: map[schema.Ref]*detachment{}, seen: map[[2]int]bool{}, dropped: map[int]int{}, secretive: map[*schema.Kind]bool{}, plan: &Plan{
+	m := &maker{in: in, rest: left, at: map[schema.Ref]halves{}, detached: map[schema.Ref]*detachment{}, dropped: map[int]int{}, secretive: map[*schema.Kind]bool{}, plan: &Plan{
 		Format: Format, ID: in.ID, Site: in.Document.Site, Document: in.Document.JSON, Digest: in.Document.Digest, Destroy: in.Options.Destroy, Servers: in.Servers,
 	}}
 	if in.Options.Destroy || in.Options.Sweep {
@@ -91,8 +91,7 @@ type maker struct {
 	awaits    map[schema.Ref][]*item    // by resource: the external ones that it refers to
 
 	detached map[schema.Ref]*detachment
-	seen     map[[2]int]bool // pairs of removals of which the first needs the second only because of what is observed
-	dropped  map[int]int     // steps that are refused and left out, and the index of the refusal
+	dropped  map[int]int // steps that are refused and left out, and the index of the refusal
 
 	secretive map[*schema.Kind]bool
 }

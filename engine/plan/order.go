@@ -83,7 +83,7 @@ func (m *maker) connectCarried() {
 
 // connectSeen makes a removal wait for the removal of what is observed to refer to the thing, whether or not that is recorded:
 // others may have set the reference, for example in an ignored field, or lifecycle.id may have given the thing that it is
-// recorded to refer to another name. Where nothing else resolves a cycle, untangle gives up what was added here.
+// recorded to refer to another name.
 func (m *maker) connectSeen() {
 	for _, it := range m.items {
 		mine, ok := m.at[it.ref]
@@ -92,9 +92,8 @@ func (m *maker) connectSeen() {
 		}
 		it.kind.EachRef(it.thing.Spec.Clone(), func(kind, id string) string {
 			if r, ok := m.names.Find(it.ref.Scope, kind, id); ok && !slices.Contains(it.refs(), r) {
-				if h, ok := m.at[r]; ok && h.remove >= 0 && !slices.Contains(m.plan.Steps[h.remove].Needs, mine.remove) {
+				if h, ok := m.at[r]; ok && h.remove >= 0 {
 					m.need(h.remove, mine.remove)
-					m.seen[[2]int{h.remove, mine.remove}] = true
 				}
 			}
 			return id
