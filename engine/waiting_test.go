@@ -11,10 +11,12 @@ import (
 
 	"converge.dev/converge/engine"
 	"converge.dev/converge/engine/event"
+	"converge.dev/converge/engine/journal"
 	"converge.dev/converge/engine/plan"
 	"converge.dev/converge/internal/enginetest"
 	"converge.dev/converge/providers"
 	"converge.dev/converge/providers/fake"
+	"converge.dev/converge/state"
 )
 
 // Waiting is reported with its reason and duration, and if it was in vain, with how long it was.
@@ -92,7 +94,66 @@ func TestLongCreatesStopNobody(t *testing.T) {
 	}
 }
 
-// What is in use is changed a few at a time: a step that changes it is in progress until it is ready again.
+// A slowDisk takes a second for each commit.
+type slowDisk struct{ state.KV }
+
+func (d slowDisk) Commit(ctx context.Context, guards []state.Guard, ops []state.Op) (int64, error) {
+	time.Sleep(time.Second)
+	return d.KV.Commit(ctx, guards, ops)
+}
+
+// A step that is done delays no other while its outcome is written: the next one begins, and writes its intent. Wherever the
+// journal is cut off, no more steps are unfinished than may act.
+func TestOutcomesAreWrittenBesideOtherSteps(t *testing.T) {
+	const parallelism, all = 2, 12
+	synctest.Test(t, func(t *testing.T) {
+		s := enginetest.New()
+		resources := map[string]string{}
+		for i := range all {
+			resources[fmt.Sprintf("site/far.net/n%d", i)] = `{}`
+		}
+		p := s.Plan(t, s.Document(t, resources), plan.Options{})
+		flying, most := 0, 0
+		e := s.Engine(func(o *engine.Options) {
+			o.Parallelism, o.Store = parallelism, state.New(slowDisk{s.KV}, "test")
+			o.Emit = func(ev event.Event) {
+				switch ev.(type) {
+				case event.StepStarted:
+					flying++
+					most = max(most, flying)
+				case event.StepDone:
+					flying--
+				}
+			}
+		})
+		defer e.Close()
+		res, err := e.Apply(context.Background(), p, engine.ApplyOptions{})
+		if err != nil || res.Run.Status != "applied" {
+			t.Fatalf("the run ended %s: %s, %v", res.Run.Status, res.Run.Message, err)
+		}
+		if most <= parallelism {
+			t.Errorf("%d steps were in progress at the same time, want more than the %d that may act", most, parallelism)
+		}
+		log, err := journal.Read(context.Background(), s.Store, res.Run.ID)
+		if err != nil {
+			t.Fatal(err)
+		}
+		open := 0
+		for _, rec := range log.Records {
+			switch rec.Kind {
+			case journal.Intent:
+				open++
+			case journal.Outcome:
+				open--
+			}
+			if open > parallelism {
+				t.Fatalf("%d steps are unfinished at record %d, and only %d may act", open, rec.Seq, parallelism)
+			}
+		}
+	})
+}
+
+// What is in use is changed a few at a time: a step that changes it is in progress until it is ready again, and this is written.
 func TestChangesOfWhatIsInUseKeepTheirTurn(t *testing.T) {
 	const parallelism, all = 3, 12
 	synctest.Test(t, func(t *testing.T) {
@@ -111,7 +172,7 @@ func TestChangesOfWhatIsInUseKeepTheirTurn(t *testing.T) {
 		}
 		flying, most := 0, 0
 		e := s.Engine(func(o *engine.Options) {
-			o.Parallelism = parallelism
+			o.Parallelism, o.Store = parallelism, state.New(slowDisk{s.KV}, "test")
 			o.Emit = func(ev event.Event) {
 				switch ev.(type) {
 				case event.StepStarted:

@@ -28,6 +28,7 @@ type result struct {
 	fatal   error  // the journal could not be written, or the lock was lost: the run must stop
 	shut    error  // why it was not begun: its provider is unavailable
 	took    time.Duration
+	turn    bool // it still holds its turn
 
 	attempts int // intents so far
 
@@ -84,7 +85,9 @@ func (r *run) walk(ctx context.Context, s *graph.Schedule, undo bool, failed *fa
 		select {
 		case res := <-r.results:
 			delete(r.flying, res.step)
-			<-r.turns.taken
+			if res.turn {
+				<-r.turns.taken
+			}
 			if res.shut != nil {
 				r.wait(res.step, undo, res.shut, stop)
 				continue
@@ -219,7 +222,7 @@ func (r *run) start(s *plan.Step, undo bool) {
 			res = w.guarded()
 			res.settled = w.acted.Add(shown(w.traits))
 		}
-		res.took = time.Since(w.begun)
+		res.took, res.turn = time.Since(w.begun), w.turns != nil
 		r.results <- res
 	}()
 }

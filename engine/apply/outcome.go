@@ -72,7 +72,12 @@ func (w *worker) finish(have *providers.Thing) result {
 		}
 		ops = append(ops, w.store.RecordOp(r))
 	}
-	if err := w.journal.Append(w.effects, rec, ops...); err != nil {
+	written := w.journal.Queue(w.effects, rec, ops...)
+	if !w.disturbs {
+		w.turns.give() // it acts no more, and whatever begins now is written after this
+		w.turns = nil
+	}
+	if err := written(); err != nil {
 		return result{step: w.step, attempts: w.attempts, outcome: w.last, fatal: err}
 	}
 	return result{step: w.step, attempts: w.attempts, outcome: rec, id: w.id}

@@ -1,10 +1,13 @@
 package apply
 
 // turns bound the number of concurrent steps: a step that acts holds one. A step that only waits for the far side gives its
-// turn back meanwhile, so that an operation which takes an hour there blocks nothing here.
+// turn back meanwhile, so that an operation which takes an hour there blocks nothing here. A step that is done gives it back
+// before its outcome is written, because it acts no more: what the disk takes for that delays no call, and more records are
+// written at once.
 //
-// There are two exceptions. A step that changes or replaces what is in use keeps its turn until that is ready again, which
-// bounds how many things are out of order at the same time. And where there is only one turn, the steps run one after the other.
+// There are two exceptions. A step that changes or replaces what is in use keeps its turn until that is ready again and this
+// is written, which bounds how many things are out of order at the same time. And where there is only one turn, the steps run
+// one after the other.
 type turns struct {
 	taken chan struct{}
 	given chan struct{} // receives a value when a turn is given back

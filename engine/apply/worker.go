@@ -32,7 +32,7 @@ type worker struct {
 	retry    Retry
 	effects  context.Context
 	halt     <-chan struct{} // closed when the run is asked to stop
-	turns    *turns          // of which it holds one; nil when it only looks
+	turns    *turns          // of which it holds one; nil when it only looks, or is done
 	disturbs bool            // it changes or replaces what is in use
 	notes    chan<- event.Event
 	log      *slog.Logger

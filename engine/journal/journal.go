@@ -155,7 +155,7 @@ func Open(ctx context.Context, store *state.Store, lock *state.Lock, run string,
 	if err != nil {
 		return nil, fmt.Errorf("open the journal of run %s: %w", run, err)
 	}
-	j := &Journal{run: run, lock: lock, store: store, stops: stops, queue: make(chan request), done: make(chan struct{}), log: *log}
+	j := &Journal{run: run, lock: lock, store: store, stops: stops, queue: make(chan request, maxBatch), done: make(chan struct{}), log: *log}
 	j.log.Records = nil
 	// The writer serves many callers: it must not stop half-way because one of them is cancelled, only when the lock is lost.
 	own, end := context.WithCancel(context.WithoutCancel(ctx))
@@ -169,22 +169,31 @@ func Open(ctx context.Context, store *state.Store, lock *state.Lock, run string,
 // this run has set itself does not stop it. After any error the record was not written, unless the error wraps
 // [state.ErrUnknown].
 func (j *Journal) Append(ctx context.Context, rec Record, ops ...state.Op) error {
+	return j.Queue(ctx, rec, ops...)()
+}
+
+// Queue is the first half of Append: it puts a record in line. What it returns waits until the record is durable, and must be
+// called. Records become durable in the order of the line: what is queued once Queue has returned is never durable without this
+// one. An error ends the line, and what comes after it is not written either.
+func (j *Journal) Queue(ctx context.Context, rec Record, ops ...state.Op) (written func() error) {
 	if len(rec.Message) > maxMessage {
 		rec.Message = rec.Message[:maxMessage] + "…"
 	}
 	point := "journal." + string(rec.Kind)
 	if err := failpoint.At(point + ".before"); err != nil {
-		return err
+		return func() error { return err }
 	}
 	r := request{rec, ops, make(chan error, 1)}
 	select {
 	case j.queue <- r:
-		if err := <-r.done; err != nil {
-			return err
+		return func() error {
+			if err := <-r.done; err != nil {
+				return err
+			}
+			return failpoint.At(point + ".after")
 		}
-		return failpoint.At(point + ".after")
 	case <-ctx.Done():
-		return context.Cause(ctx)
+		return func() error { return context.Cause(ctx) }
 	}
 }
 

@@ -82,6 +82,7 @@ func (k *kv) Commit(ctx context.Context, guards []state.Guard, ops []state.Op) (
 	unknown := func() (int64, error) { return 0, fmt.Errorf("%w: drawn", state.ErrUnknown) }
 	fault := p.storeFaults[nth]
 	if fault != "" {
+		sleep(ctx, time.Nanosecond) // a step that can begin while the others write has begun by then, in every story of the seed
 		s.reach(fault)
 	}
 	switch fault {
