@@ -25,11 +25,16 @@ demo: build ## watch a site document become a site, and a failing change be undo
 deps: ## install the daemons that the tests start (Debian packages, as root; 1 min, then at once)
 	.ci/deps
 
+# What is concurrent is tested with the race detector, and once: only schema and Carbide have tests that mean nothing with it, and
+# run without it too.
+RACED := ./schema/... ./providers/... ./state/... ./engine/... ./internal/...
+TWICE := ./schema/... ./providers/carbide/...
+
 .PHONY: test
 test: deps ## all tests, against real daemons too (20 min)
-	CONVERGE_REAL=1 go test -count=1 -timeout 20m $(TESTFLAGS) ./...
+	CONVERGE_REAL=1 go test -count=1 -timeout 20m $(TESTFLAGS) $(TWICE) $$(go list ./... | grep -vxF "$$(go list $(RACED))")
 	cd e2e/outside && go test -count=1 ./...
-	CONVERGE_REAL=1 go test -count=1 -race -timeout 20m ./schema/... ./providers/... ./state/... ./engine/... ./internal/...
+	CONVERGE_REAL=1 go test -count=1 -race -timeout 20m $(TESTFLAGS) $(RACED)
 
 .PHONY: torture
 torture: deps ## prove docs/reliability.md at the promised figures: crashes, split brains, faults, mutated input (30 min; NIGHTLY=1: for hours)
