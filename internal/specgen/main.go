@@ -10,6 +10,7 @@ import (
 	"path/filepath"
 	"slices"
 	"strings"
+	"unicode"
 
 	"converge.dev/converge/schema"
 	"converge.dev/converge/schema/kinds"
@@ -282,9 +283,13 @@ func camel(name string) string {
 	return out.String()
 }
 
-// article puts "A" or "An" before a name.
+// article puts "A" or "An" before a name; one that begins with two capitals is spelt out when it is read, other than SKU.
 func article(name string) string {
-	if strings.ContainsAny(name[:1], "AEIO") {
+	vowels := "AEIO"
+	if len(name) > 1 && unicode.IsUpper(rune(name[1])) {
+		vowels = "AEFHILMNORX"
+	}
+	if strings.ContainsAny(name[:1], vowels) {
 		return "An " + name
 	}
 	return "A " + name

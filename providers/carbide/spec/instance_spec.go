@@ -247,7 +247,7 @@ func (s *Interface) read(r *object.Reader, o map[string]any) {
 	s.VPCPrefix = object.Optional[string](r, o, "vpc_prefix")
 }
 
-// A NVLinkGPU is in nvlink of Instance.
+// An NVLinkGPU is in nvlink of Instance.
 type NVLinkGPU struct {
 	// Which GPU, by the number of its module.
 	GPU int64
@@ -421,7 +421,7 @@ func (s *InterfaceStatus) Object() schema.Object {
 	return o
 }
 
-// A NVLinkGPUStatus is in nvlink_status of InstanceStatus.
+// An NVLinkGPUStatus is in nvlink_status of InstanceStatus.
 type NVLinkGPUStatus struct {
 	// The NVLink domain of its host.
 	Domain *string

@@ -7,7 +7,7 @@ import (
 	"converge.dev/converge/schema/object"
 )
 
-// A NVLinkLogicalPartition is the spec of the kind carbide.nvlink_logical_partition.
+// An NVLinkLogicalPartition is the spec of the kind carbide.nvlink_logical_partition.
 type NVLinkLogicalPartition struct {
 	// What it is for; at most 1024 bytes.
 	Description *string
@@ -36,7 +36,7 @@ func (s *NVLinkLogicalPartition) read(r *object.Reader, o map[string]any) {
 	s.Tenant = object.Value[string](r, o, "tenant")
 }
 
-// A NVLinkLogicalPartitionStatus is what the far side says of a thing of the kind carbide.nvlink_logical_partition.
+// An NVLinkLogicalPartitionStatus is what the far side says of a thing of the kind carbide.nvlink_logical_partition.
 type NVLinkLogicalPartitionStatus struct {
 	// How far it has come: ready, updating, failed.
 	State *string
