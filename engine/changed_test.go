@@ -620,6 +620,19 @@ func TestPlanOfTheChangedKeepsTheBudget(t *testing.T) {
 	}
 }
 
+// A revision that leaves only what others manage has no resources, as a plan of the whole says; one that exchanges all has.
+func TestPlanOfTheChangedSeesThatNothingIsLeft(t *testing.T) {
+	first := map[string]string{"site/far.net/n": `{"cidr":"10.0.0.0/16"}`, "site/far.guard/always": `{}`}
+	c := changed(t, first, map[string]string{"site/far.net/n": `{"external":true}`})
+	if why := c.whole(t); !strings.Contains(why, "nothing for converge to manage") {
+		t.Error(why)
+	}
+	if whole := c.Plan(t, c.second, plan.Options{}); len(whole.Refusals) == 0 {
+		t.Error("a plan of the whole is not refused")
+	}
+	changed(t, first, map[string]string{"site/far.net/other": `{"cidr":"10.1.0.0/16"}`}).same(t)
+}
+
 func recordOf(t *testing.T, s *enginetest.Site, ref string) state.Record {
 	t.Helper()
 	at, err := schema.ParseRef(ref)

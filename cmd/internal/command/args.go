@@ -164,6 +164,9 @@ func dashed(name string, ok bool) string {
 // subcommand refuses other words where the name of a command is expected.
 func subcommand(c *cobra.Command, args []string) error {
 	if len(args) == 0 {
+		if f := c.Flag("json"); f != nil && f.Value.String() == "true" { // a program reads no help
+			return &view.Problem{What: c.CommandPath() + " needs a command", Fix: "See: " + c.CommandPath() + " -help"}
+		}
 		return nil
 	}
 	var names []string
