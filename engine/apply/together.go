@@ -29,7 +29,8 @@ type glance struct {
 	// The following are set before done is closed.
 	things []providers.Thing
 	err    error
-	own    bool // the step has to look by itself: what went wrong may have nothing to do with it
+	own    bool          // the step has to look by itself: what went wrong may have nothing to do with it
+	after  time.Duration // a nanosecond for each that goes on before it: on a simulated clock all then has one order
 }
 
 func (s *glances) join(at plan.Place, id string, after time.Duration) *glance {
@@ -86,7 +87,7 @@ func (s *glances) look(ctx context.Context, k providers.Kind, group []*glance) {
 	}()
 	ids := make([]string, len(group))
 	for i, g := range group {
-		ids[i] = g.id
+		ids[i], g.after = g.id, time.Duration(i)
 	}
 	things, err := k.Get(ctx, ids)
 	if err != nil && len(group) > 1 && (ctx.Err() != nil || !passing(err)) {
@@ -112,6 +113,7 @@ func (w *worker) glance(ctx context.Context, after time.Duration) (*glance, erro
 	for {
 		select {
 		case <-g.done:
+			_ = pause(ctx, g.after, nil) // what was seen counts in any case
 			return g, nil
 		case <-t.C:
 			if group := w.glances.take(at, g); group != nil {
