@@ -164,9 +164,6 @@ func dashed(name string, ok bool) string {
 // subcommand refuses other words where the name of a command is expected.
 func subcommand(c *cobra.Command, args []string) error {
 	if len(args) == 0 {
-		if f := c.Flag("json"); f != nil && f.Value.String() == "true" { // a program reads no help
-			return &view.Problem{What: c.CommandPath() + " needs a command", Fix: "See: " + c.CommandPath() + " -help"}
-		}
 		return nil
 	}
 	var names []string
@@ -183,6 +180,14 @@ func subcommand(c *cobra.Command, args []string) error {
 		What: fmt.Sprintf("%s has no command %q", c.CommandPath(), args[0]),
 		Fix:  strings.TrimSpace(instead + " See: " + c.CommandPath() + " -help"),
 	}
+}
+
+// onlySubcommand is subcommand for a command that by itself only prints its help, which a program does not read.
+func onlySubcommand(c *cobra.Command, args []string) error {
+	if f := c.Flag("json"); len(args) == 0 && f != nil && f.Value.String() == "true" {
+		return &view.Problem{What: c.CommandPath() + " needs a command", Fix: "See: " + c.CommandPath() + " -help"}
+	}
+	return subcommand(c, args)
 }
 
 // elsewhere says what replaces a command that other tools of this kind have.

@@ -191,7 +191,7 @@ Both -flag and --flag are accepted.`,
 		Version:       a.sys.Version,
 		SilenceErrors: true,
 		SilenceUsage:  true,
-		Args:          subcommand,
+		Args:          onlySubcommand,
 		RunE:          func(c *cobra.Command, _ []string) error { return c.Help() },
 	}
 	root.SetOut(a.out)
@@ -228,7 +228,7 @@ Both -flag and --flag are accepted.`,
 
 // group returns a command that only contains others.
 func group(use, short, long string, children ...*cobra.Command) *cobra.Command {
-	c := &cobra.Command{Use: use, Short: short, Long: long, Args: subcommand, RunE: func(c *cobra.Command, _ []string) error { return c.Help() }}
+	c := &cobra.Command{Use: use, Short: short, Long: long, Args: onlySubcommand, RunE: func(c *cobra.Command, _ []string) error { return c.Help() }}
 	c.AddCommand(children...)
 	return c
 }
