@@ -173,8 +173,8 @@ func (j *Journal) Append(ctx context.Context, rec Record, ops ...state.Op) error
 }
 
 // Queue is the first half of Append: it puts a record in line. What it returns waits until the record is durable, and must be
-// called. Records become durable in the order of the line: what is queued once Queue has returned is never durable without this
-// one. An error ends the line, and what comes after it is not written either.
+// called. Records become durable in the order of the line: once Queue has returned, nothing that is queued later is durable without
+// this one, unless a hold or a freeze stops it.
 func (j *Journal) Queue(ctx context.Context, rec Record, ops ...state.Op) (written func() error) {
 	if len(rec.Message) > maxMessage {
 		rec.Message = rec.Message[:maxMessage] + "…"

@@ -157,6 +157,41 @@ func TestFencedJournalWritesNothingMore(t *testing.T) {
 	}
 }
 
+// Records are written in the order of the line, and what one of them cannot have, none behind it has.
+func TestTheLineKeepsItsOrder(t *testing.T) {
+	broken := errors.New("the disk is full")
+	for _, full := range []bool{false, true} {
+		var now atomic.Bool
+		s, lock := open(t, mem.New(mem.Options{Fault: func(c mem.Call) error {
+			if c.Name == "commit" && !c.Done && now.CompareAndSwap(true, false) {
+				return broken
+			}
+			return nil
+		}}))
+		j := begin(t, s, lock)
+		now.Store(full)
+		var written []func() error
+		for i := range 100 {
+			written = append(written, j.Queue(t.Context(), journal.Record{Kind: journal.Outcome, Step: i}))
+		}
+		for i := range written { // in the opposite order, because none needs that another one waits
+			if err := written[len(written)-1-i](); full != errors.Is(err, broken) {
+				t.Fatalf("full %v: %v", full, err)
+			}
+		}
+		j.Close()
+		recs := read(t, s)[1:]
+		if full && len(recs) > 0 || !full && len(recs) != len(written) {
+			t.Fatalf("full %v: %d records", full, len(recs))
+		}
+		for i, rec := range recs {
+			if rec.Step != i {
+				t.Fatalf("record %d is of step %d", i, rec.Step)
+			}
+		}
+	}
+}
+
 // Concurrent appends cost fewer transactions than there are records.
 func TestAppendsAreGrouped(t *testing.T) {
 	const n = 200
