@@ -144,7 +144,8 @@ func (e *Engine) PlanChanged(ctx context.Context, rev Revision, o plan.Options) 
 				return nil, err
 			}
 			live = state.Live(all)
-			if managed := func(r schema.Resource) bool { return r.External == nil }; removed >= live && !slices.ContainsFunc(doc.Resources, managed) {
+			kept := slices.ContainsFunc(doc.Resources, func(r schema.Resource) bool { return r.External == nil })
+			if removed >= live && !kept {
 				return nil, &WholeError{"the revision has nothing for converge to manage any more"}
 			}
 		}

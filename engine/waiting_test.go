@@ -102,6 +102,20 @@ func (d slowDisk) Commit(ctx context.Context, guards []state.Guard, ops []state.
 	return d.KV.Commit(ctx, guards, ops)
 }
 
+// mostSteps sets most to how many steps are in progress at the same time, at the most.
+func mostSteps(most *int) func(event.Event) {
+	steps := 0
+	return func(ev event.Event) {
+		switch ev.(type) {
+		case event.StepStarted:
+			steps++
+			*most = max(*most, steps)
+		case event.StepDone:
+			steps--
+		}
+	}
+}
+
 // A step that is done delays no other while its outcome is written: the next one begins, and writes its intent. Wherever the
 // journal is cut off, no more steps are unfinished than may act.
 func TestOutcomesAreWrittenBesideOtherSteps(t *testing.T) {
@@ -113,18 +127,9 @@ func TestOutcomesAreWrittenBesideOtherSteps(t *testing.T) {
 			resources[fmt.Sprintf("site/far.net/n%d", i)] = `{}`
 		}
 		p := s.Plan(t, s.Document(t, resources), plan.Options{})
-		flying, most := 0, 0
+		most := 0
 		e := s.Engine(func(o *engine.Options) {
-			o.Parallelism, o.Store = parallelism, state.New(slowDisk{s.KV}, "test")
-			o.Emit = func(ev event.Event) {
-				switch ev.(type) {
-				case event.StepStarted:
-					flying++
-					most = max(most, flying)
-				case event.StepDone:
-					flying--
-				}
-			}
+			o.Parallelism, o.Store, o.Emit = parallelism, state.New(slowDisk{s.KV}, "test"), mostSteps(&most)
 		})
 		defer e.Close()
 		res, err := e.Apply(context.Background(), p, engine.ApplyOptions{})
@@ -170,18 +175,9 @@ func TestChangesOfWhatIsInUseKeepTheirTurn(t *testing.T) {
 		if err := s.World.Fail(fake.Fault{Op: "update", Effect: fake.EffectSlow, Times: -1, Delay: fake.Duration(10 * time.Second)}); err != nil {
 			t.Fatal(err)
 		}
-		flying, most := 0, 0
+		most := 0
 		e := s.Engine(func(o *engine.Options) {
-			o.Parallelism, o.Store = parallelism, state.New(slowDisk{s.KV}, "test")
-			o.Emit = func(ev event.Event) {
-				switch ev.(type) {
-				case event.StepStarted:
-					flying++
-					most = max(most, flying)
-				case event.StepDone:
-					flying--
-				}
-			}
+			o.Parallelism, o.Store, o.Emit = parallelism, state.New(slowDisk{s.KV}, "test"), mostSteps(&most)
 		})
 		defer e.Close()
 		if res, err := e.Apply(context.Background(), p, engine.ApplyOptions{}); err != nil || res.Run.Status != "applied" {
