@@ -426,14 +426,16 @@ func TestVswitchdDoesNotAct(t *testing.T) {
 // TestBusySwitch: a thing is waited for until ovs-vswitchd has its own last change, whatever others request of the switch.
 func TestBusySwitch(t *testing.T) {
 	on(t, func(t *testing.T, s *ovstest.Switch) {
-		n := newNode(t, s, ovs.Options{Settle: time.Second})
-		n.must(n.create("ovs.bridge", "br0", aBridge))
+		patient := newNode(t, s, ovs.Options{})
+		patient.must(patient.create("ovs.bridge", "br0", aBridge))
+		n := newNode(t, s, ovs.Options{Settle: time.Second}) // which the update below uses up
 		is := func(want providers.Phase, when string) {
 			t.Helper()
 			if th := n.look("ovs.bridge", "br0"); th.Phase != want {
 				t.Errorf("the bridge is %s (%s) %s", th.Phase, th.Detail, when)
 			}
 		}
+		is(providers.Ready, "when it was made")
 		s.Freeze(t)
 		s.Request(t)
 		is(providers.Ready, "when something else was requested")

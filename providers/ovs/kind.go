@@ -171,7 +171,8 @@ func (k *kind) find(v *view, c providers.Call) (*providers.Thing, error) {
 	return seen, nil
 }
 
-// things returns the things of a view with the given ids, nil meaning all, in the order of their names.
+// things returns the things of a view with the given ids, nil meaning all, in the order of their names. It remembers from which
+// configuration on each is as it is now.
 func (k *kind) things(v *view, ids []string) ([]providers.Thing, error) {
 	all, err := k.noun.list(v)
 	if err != nil {
