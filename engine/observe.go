@@ -145,6 +145,9 @@ func (e *Engine) connect(ctx context.Context, site schema.Site, refs []schema.Re
 			needs = append(needs, n)
 		}
 	}
+	slices.SortFunc(needs, func(a, b Need) int {
+		return cmp.Or(strings.Compare(a.Scope, b.Scope), strings.Compare(a.Provider, b.Provider))
+	})
 	if e.set != nil && len(needs) == 0 {
 		return e.set, nil
 	}

@@ -70,21 +70,21 @@ func (s *sim) start(parallelism int) *process {
 	return p
 }
 
-func (p *process) open(context.Context, schema.Site, []engine.Need) (*providers.Set, error) {
+func (p *process) open(_ context.Context, _ schema.Site, needs []engine.Need) (*providers.Set, error) {
 	var all []*providers.Provider
-	for _, at := range [][2]string{{"far", schema.ScopeSite}, {"near", "n1"}, {"near", "n2"}} {
-		provider := p.s.far.Provider(at[0], at[1])
+	for _, need := range needs {
+		provider := p.s.far.Provider(need.Provider, need.Scope)
 		if fence := provider.Fence; fence != nil {
 			provider.Fence = func(ctx context.Context, epoch int64) error {
 				if err := p.awake(); err != nil {
-					return &providers.Error{Op: "fence", Kind: at[0], Class: providers.Unknown, Err: err}
+					return &providers.Error{Op: "fence", Kind: need.Provider, Class: providers.Unknown, Err: err}
 				}
 				return fence(ctx, epoch)
 			}
 		}
 		for i := range provider.Kinds {
 			k := &provider.Kinds[i]
-			k.Kind = &connection{p: p, scope: at[1], name: k.Name, traits: k.Traits, Kind: k.Kind}
+			k.Kind = &connection{p: p, scope: need.Scope, name: k.Name, traits: k.Traits, Kind: k.Kind}
 		}
 		all = append(all, provider)
 	}
