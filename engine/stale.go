@@ -162,13 +162,19 @@ func (e *Engine) unfit(ctx context.Context, set *providers.Set, p *plan.Plan) ([
 	if err != nil {
 		return nil, err
 	}
+	had := map[schema.Ref]schema.Object{} // by what is replaced
+	for i := range p.Steps {
+		if s := &p.Steps[i]; s.Replace && s.Action == plan.Delete {
+			had[s.Ref] = s.Before
+		}
+	}
 	var ds []event.Difference
 	for i := range p.Steps {
 		s := &p.Steps[i]
 		for _, c := range s.Chosen {
 			why := "it is gone"
 			if t := seen[plan.Place{Scope: s.Ref.Scope, Kind: c.Kind}][c.ID]; t != nil {
-				why = plan.Unfit(e.o.Kinds[s.Ref.Kind].Field(c.Field).Choose, t)
+				why = plan.Unfit(e.o.Kinds[s.Ref.Kind].Field(c.Field).Choose, t, had[s.Ref][c.Field] == c.ID)
 			}
 			if why != "" {
 				ds = append(ds, event.Difference{Ref: s.Ref, Detail: fmt.Sprintf("the %s %s that was chosen for it cannot be had any more: %s", c.Kind, c.ID, why)})

@@ -58,7 +58,7 @@ func (m *maker) handovers() {
 			return ok
 		}
 		_, clash := shared(m.had(it), it.has(it.desired.Spec))
-		ok := it.traits.ID == "" && !clash
+		ok := it.traits.ID == "" && !clash && !slices.ContainsFunc(it.chosen, it.keeps)
 		for _, r := range it.desired.After {
 			if p := replaced[r]; ok && p != nil {
 				ok = possible(p)

@@ -127,18 +127,24 @@ func input(t *testing.T, ar *txtar.Archive) plan.Input {
 	desired := map[string]json.RawMessage{}
 	observed := map[string]seen{}
 	recorded := map[string]remembered{}
+	chooses := map[string]map[string]*schema.Choice{} // by kind and field
 	var unknown, unsupported map[string]string
 	policy := schema.Policy{}
 	for _, f := range ar.Files {
 		into := map[string]any{
 			"desired.json": &desired, "observed.json": &observed, "recorded.json": &recorded,
-			"options.json": &in.Options, "unknown.json": &unknown, "unsupported.json": &unsupported, "policy.json": &policy, "orphans.json": &orphans, "traits.json": &traitsOf, "natural.json": &natural, "plan.txt": nil, "rest.json": &in.Rest,
+			"options.json": &in.Options, "unknown.json": &unknown, "unsupported.json": &unsupported, "policy.json": &policy, "orphans.json": &orphans, "traits.json": &traitsOf, "natural.json": &natural, "chooses.json": &chooses, "plan.txt": nil, "rest.json": &in.Rest,
 		}[f.Name]
 		if into == nil {
 			continue
 		}
 		if err := json.Unmarshal(f.Data, into); err != nil {
 			t.Fatalf("%s: %v", f.Name, err)
+		}
+	}
+	for kind, fields := range chooses {
+		for field, c := range fields {
+			s.Kinds[kind].Field(field).Choose = c
 		}
 	}
 	specs := map[string]string{}

@@ -21,17 +21,22 @@ type Chosen struct {
 }
 
 // Unfit returns why a thing cannot be chosen, for any resource; empty when it can. It is checked when a plan is made and,
-// because time passes, once more before it is applied.
-func Unfit(c *schema.Choice, t *providers.Thing) string {
-	if t.Phase != providers.Ready {
-		return cmp.Or(t.Detail, "not ready")
-	}
-	return unfit(c, t.Spec, t.Status)
-}
+// because time passes, once more before it is applied. Own says that the old half of the resource has the thing: it may be
+// unavailable because of that, so it only has to be well.
+func Unfit(c *schema.Choice, t *providers.Thing, own bool) string { return unfit(c, t, t.Spec, own) }
 
-func unfit(c *schema.Choice, spec, status schema.Object) string {
+func unfit(c *schema.Choice, t *providers.Thing, spec schema.Object, own bool) string {
+	said := []schema.Object{t.Status, spec}
+	switch {
+	case t.Phase != providers.Ready:
+		return cmp.Or(t.Detail, "not ready")
+	case own && t.Detail != "":
+		return t.Detail
+	case own:
+		said = said[1:]
+	}
 	for _, name := range c.Unless {
-		for _, fields := range []schema.Object{status, spec} {
+		for _, fields := range said {
 			if v, ok := fields[name]; ok {
 				if text, ok := v.(string); ok {
 					return text
@@ -48,11 +53,12 @@ type candidate struct {
 	thing *providers.Thing
 	spec  schema.Object // its spec after the plan, references as names
 	taken bool
+	left  *item // it is replaced, and its old half has the thing
 }
 
 // choose fills in, for everything to be made, the fields that the document leaves to the planner. Equal inputs result in equal
 // choices: resources choose in the order of their refs, each from where there are fewest of its like, and there the first
-// in the order of ids.
+// in the order of ids. What is replaced keeps its own when nothing else fits.
 func (m *maker) choose() {
 	pools := map[Place]*pool{}
 	for _, it := range m.items {
@@ -194,9 +200,16 @@ func (m *maker) pool(at Place, user *schema.Kind, f *schema.Field) *pool {
 	theirs := m.in.Observed.Things[mine]
 	for i := range theirs {
 		id, _ := theirs[i].Spec[f.Name].(string)
-		if c := byID[id]; c != nil {
+		c := byID[id]
+		if c == nil {
+			continue
+		}
+		switch it := m.owners[&theirs[i]]; {
+		case it != nil && it.desired != nil && it.replace != "" && c.left == nil:
+			c.left = it
+		default:
 			c.taken = true
-			if it := m.owners[&theirs[i]]; it != nil && it.desired != nil && it.replace == "" {
+			if it != nil && it.desired != nil && it.replace == "" {
 				p.count(it, f, c)
 			}
 		}
@@ -242,7 +255,7 @@ func (p *pool) choose(it *item, f *schema.Field) (chosen Chosen, none string) {
 		return chosen, p.unseen
 	}
 	used := p.used[like(it, f)]
-	var best *candidate
+	var best, own *candidate
 	fit, reasons := 0, map[string]int{}
 	for i := range p.candidates {
 		c := &p.candidates[i]
@@ -250,23 +263,30 @@ func (p *pool) choose(it *item, f *schema.Field) (chosen Chosen, none string) {
 			reasons[why]++
 			continue
 		}
+		if c.left == it {
+			own = c
+			continue
+		}
 		fit++
 		if best == nil || used[where(f, c)] < used[where(f, best)] {
 			best = c
 		}
 	}
-	if best == nil {
+	why := fmt.Sprintf("one of %d that fit", fit)
+	switch {
+	case best == nil && own == nil:
 		parts := make([]string, 0, len(reasons))
 		for _, why := range slices.Sorted(maps.Keys(reasons)) {
 			parts = append(parts, fmt.Sprintf("%d: %s", reasons[why], why))
 		}
 		return chosen, cmp.Or(strings.Join(parts, "; "), "there is none at all")
-	}
-	best.taken = true
-	why := fmt.Sprintf("one of %d that fit", fit)
-	if at := where(f, best); at != "" {
+	case best == nil:
+		best, why = own, "the one that it has, because no other fits"
+	case where(f, best) != "":
+		at := where(f, best)
 		why = fmt.Sprintf("%s, %s %s, which has %d of its like", why, f.Choose.Spread, at, used[at])
 	}
+	best.taken = true
 	p.count(it, f, best)
 	return Chosen{f.Name, f.Choose.Kind, best.thing.ID, why}, ""
 }
@@ -285,14 +305,14 @@ func (p *pool) unlike(it *item, f *schema.Field, c *candidate) string {
 			return fmt.Sprintf("label %s is not %q", key, want)
 		}
 	}
-	switch {
-	case c.taken:
+	if c.taken || c.left != nil && c.left != it {
 		return "taken"
-	case c.thing.Phase != providers.Ready:
-		return cmp.Or(c.thing.Detail, "not ready")
 	}
-	return unfit(f.Choose, c.spec, c.thing.Status)
+	return unfit(f.Choose, c.thing, c.spec, c.left == it)
 }
+
+// keeps reports whether the new half of a replaced thing is to have what the old half has.
+func (it *item) keeps(c Chosen) bool { return it.thing != nil && it.thing.Spec[c.Field] == c.ID }
 
 // labelsOf returns the labels at a path of a spec, in the order of their keys.
 func labelsOf(spec schema.Object, path string) func(yield func(string, any) bool) {

@@ -2,6 +2,8 @@ package plan_test
 
 import (
 	"fmt"
+	"maps"
+	"slices"
 	"strings"
 	"testing"
 
@@ -135,6 +137,100 @@ func TestChoicesStay(t *testing.T) {
 		_, p = chosen(t, in)
 		if len(p.Steps) != 1 || p.Steps[0].Action != plan.Update || p.Steps[0].After["bay"] != "1" {
 			t.Errorf("recorded %v: an update of another field gives %+v", recorded, p.Steps)
+		}
+	}
+}
+
+// replacing returns the input of a plan that replaces rigs, which stand in bays according to there.
+func replacing(rigs map[string]schema.Object, bays []providers.Thing, there map[string]string) plan.Input {
+	var stand []providers.Thing
+	for _, name := range slices.Sorted(maps.Keys(there)) {
+		stand = append(stand, providers.Thing{ID: "id-" + name, Name: name, Spec: schema.Object{"type": "gpu", "bay": there[name]}, Phase: providers.Ready})
+	}
+	in := placing(rigs, bays, stand)
+	in.Options.Replace = []string{"site/far.rig/*"}
+	for i := range in.Document.Resources {
+		if ref := in.Document.Resources[i].Ref; there[ref.Name] != "" {
+			in.Recorded = append(in.Recorded, state.Record{Ref: ref, ID: "id-" + ref.Name, Incarnation: 1, Spec: schema.Object{"type": "gpu"}})
+		}
+	}
+	return in
+}
+
+// What is replaced gets another bay, or else the one that it has, which its removal frees. The far side says of that bay that it
+// is not available, because it is not.
+func TestReplacedKeepsItsOwnWhenNothingElseFits(t *testing.T) {
+	gpu := schema.Object{"type": "gpu"}
+	inUse := func(id string, status ...string) providers.Thing {
+		return bay(id, "r", "gpu", append(status, "broken=in use")...)
+	}
+	unwell := inUse("1")
+	unwell.Detail = "no power"
+	for _, c := range []struct {
+		name  string
+		rigs  map[string]schema.Object
+		bays  []providers.Thing
+		there map[string]string
+		want  string
+	}{
+		{"another is free", map[string]schema.Object{"a": gpu}, []providers.Thing{inUse("1"), bay("2", "r", "gpu")}, map[string]string{"a": "1"}, "a in 2"},
+		{"none is free", map[string]schema.Object{"a": gpu, "b": gpu}, []providers.Thing{inUse("1"), inUse("2")}, map[string]string{"a": "2", "b": "1"}, "a in 2\nb in 1"},
+		{"one is free for two", map[string]schema.Object{"a": gpu, "b": gpu}, []providers.Thing{inUse("1"), inUse("2"), bay("3", "r", "gpu")}, map[string]string{"a": "1", "b": "2"}, "a in 3\nb in 2"},
+		{"its own is named by another", map[string]schema.Object{"a": gpu, "b": {"type": "gpu", "bay": "1"}}, []providers.Thing{inUse("1")}, map[string]string{"a": "1"},
+			"b in 1\na refused: no far.bay can be chosen for its bay: 1: taken"},
+		{"its own is another's too", map[string]schema.Object{"a": gpu}, []providers.Thing{inUse("1")}, map[string]string{"a": "1", "theirs": "1"},
+			"a refused: no far.bay can be chosen for its bay: 1: taken"},
+		{"another wants its own", map[string]schema.Object{"a": gpu, "b": gpu}, []providers.Thing{inUse("1")}, map[string]string{"b": "1"},
+			"b in 1\na refused: no far.bay can be chosen for its bay: 1: taken"},
+		{"its own is not well", map[string]schema.Object{"a": gpu}, []providers.Thing{unwell}, map[string]string{"a": "1"},
+			"a refused: no far.bay can be chosen for its bay: 1: no power"},
+		{"its own is to be repaired", map[string]schema.Object{"a": gpu}, []providers.Thing{inUse("1", "repair=today")}, map[string]string{"a": "1"},
+			"a refused: no far.bay can be chosen for its bay: 1: today"},
+		{"its own is of another type", map[string]schema.Object{"a": {"type": "cpu"}}, []providers.Thing{inUse("1")}, map[string]string{"a": "1"},
+			"a refused: no far.bay can be chosen for its bay: 1: type is not cpu"},
+	} {
+		got, p := chosen(t, replacing(c.rigs, c.bays, c.there))
+		if got != c.want {
+			t.Errorf("%s: got\n%s\nwant\n%s", c.name, got, c.want)
+		}
+		for _, s := range p.Steps {
+			if s.Replace && s.Action == plan.Create && (len(s.Needs) != 1 || p.Steps[s.Needs[0]].Ref != s.Ref) {
+				t.Errorf("%s: %s does not wait for its removal: %+v", c.name, s.Ref, p.Steps)
+			}
+		}
+	}
+}
+
+// A rig that something refers to is made anew in another bay before the old one goes. In its own it can only follow the old one,
+// and what refers to it has to let go meanwhile.
+func TestReplacedInItsOwnPlaceGoesFirst(t *testing.T) {
+	for _, c := range []struct {
+		bays []providers.Thing
+		want string
+	}{
+		{[]providers.Thing{bay("1", "r", "gpu"), bay("2", "r", "gpu")}, "create a, update w, delete a"},
+		{[]providers.Thing{bay("1", "r", "gpu")}, "update w, delete a, create a, update w"},
+	} {
+		in := replacing(map[string]schema.Object{"a": {"type": "gpu"}}, c.bays, map[string]string{"a": "1"})
+		in.Kinds["far.watch"] = &schema.Kind{Name: "far.watch", Fields: []schema.Field{{Name: "rigs", Type: schema.List, Elem: &schema.Field{Type: schema.String, Ref: "far.rig"}}}}
+		traits := fake.SiteTraits()
+		traits.Detach = []providers.Detachable{{Field: "rigs"}}
+		in.Traits = func(string, string) (providers.Traits, bool) { return traits, true }
+		rig, watch := in.Document.Resources[0].Ref, schema.Ref{Scope: "site", Kind: "far.watch", Name: "w"}
+		spec := schema.Object{"rigs": []any{"a"}}
+		in.Document.Resources = append(in.Document.Resources, schema.Resource{Ref: watch, Spec: spec, After: []schema.Ref{rig}})
+		in.Recorded = append(in.Recorded, state.Record{Ref: watch, ID: "id-w", Incarnation: 1, Spec: spec, After: []schema.Ref{rig}})
+		in.Observed.Things[plan.PlaceOf(watch)] = []providers.Thing{{ID: "id-w", Name: "w", Spec: schema.Object{"rigs": []any{"id-a"}}, Phase: providers.Ready}}
+		p, err := plan.Make(in)
+		if err != nil {
+			t.Fatal(err)
+		}
+		var got []string
+		for _, s := range p.Steps {
+			got = append(got, fmt.Sprintf("%s %s", s.Action, s.Ref.Name))
+		}
+		if text := strings.Join(got, ", "); text != c.want || len(p.Refusals) > 0 {
+			t.Errorf("%d bays: got %s %v, want %s", len(c.bays), text, p.Refusals, c.want)
 		}
 	}
 }

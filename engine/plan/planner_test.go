@@ -55,7 +55,7 @@ func modelRefs() (all []schema.Ref) {
 func newModel(t *rapid.T) *model {
 	kinds := enginetest.Kinds()
 	kinds["far.lease"] = &schema.Kind{Name: "far.lease", Fields: []schema.Field{
-		{Name: "guard", Type: schema.String, Ref: "far.guard", Choose: &schema.Choice{Kind: "far.guard", Same: []string{"size"}}}, {Name: "size", Type: schema.Int},
+		{Name: "guard", Type: schema.String, Ref: "far.guard", Choose: &schema.Choice{Kind: "far.guard", Same: []string{"size"}}}, {Name: "size", Type: schema.Int, Immutable: true},
 	}}
 	m := &model{t: t, resources: map[schema.Ref]*schema.Resource{}, records: map[schema.Ref]*state.Record{}}
 	traits := map[string]providers.Traits{"far": fake.SiteTraits(), "near": fake.NodeTraits()}

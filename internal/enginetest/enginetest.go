@@ -281,6 +281,9 @@ func Text(p *plan.Plan) string {
 				b.WriteString(" (replaces)")
 			}
 		}
+		for _, c := range st.Chosen {
+			fmt.Fprintf(&b, "\n    %s %s: %s", c.Field, c.ID, c.Why)
+		}
 		b.WriteByte('\n')
 	}
 	for _, r := range p.Refusals {

@@ -7,7 +7,7 @@ package kinds
 import "converge.dev/converge/schema"
 
 func init() {
-	compiledFiles.add(&kindCarbideInstance, "carbide/instance.cue", "b45ef844d53a3ea63e8de29f4fa5d66dc6e3d868a377176c698de4793817bc6b")
+	compiledFiles.add(&kindCarbideInstance, "carbide/instance.cue", "5b85c55856354eaf8ad665cf91250604950b8b6425712773224cd0f8d80f5155")
 }
 
 var checkCarbideIBInterface = check{name: "#CarbideIBInterface", doc: "A port of an instance on InfiniBand.", types: isObject, tests: []test{&object{members: []*member{
@@ -139,7 +139,7 @@ var kindCarbideInstance = kind{Kind: schema.Kind{Name: "carbide.instance", Doc: 
 	}}},
 	{Name: "keysets", Type: "list", Doc: "SSH keys that are let in; at most 10 keysets, all of the same tenant.", Constraint: "[...#CarbideName]", Set: true, Elem: &schema.Field{Type: "string", Doc: "The name of a Carbide object: 2 to 128 letters, digits, dots, underscores and inner hyphens. The site's service shows it as the object's name.", Constraint: "#CarbideName", Ref: "carbide.tenant_keyset"}},
 	{Name: "labels", Type: "map", Doc: "Labels; at most 9, because the service keeps 10 and converge needs one to mark what it made.", Constraint: "#Labels", Elem: &schema.Field{Type: "string", Constraint: "strings.MaxRunes(255)"}},
-	{Name: "machine", Type: "string", Doc: "The host that it runs on, by id. When it is left out, the planner chooses one that is free, healthy and of the instance's type, from the rack with the fewest instances of that type; the plan shows which and why. What was chosen stays.", Constraint: "#CarbideMachineID", Immutable: true, Choose: &schema.Choice{Kind: "carbide.machine", Same: []string{"instance_type"}, Labels: "placement.labels", Unless: []string{"unavailable", "maintenance"}, Spread: "rack"}},
+	{Name: "machine", Type: "string", Doc: "The host that it runs on, by id. When it is left out, the planner chooses one that is free, healthy and of the instance's type, from the rack with the fewest instances of that type; the plan shows which and why. What was chosen stays; an instance that has to be made anew keeps its host when no other fits.", Constraint: "#CarbideMachineID", Immutable: true, Choose: &schema.Choice{Kind: "carbide.machine", Same: []string{"instance_type"}, Labels: "placement.labels", Unless: []string{"unavailable", "maintenance"}, Spread: "rack"}},
 	{Name: "network_security_group", Type: "string", Doc: "The security group that guards it.", Constraint: "#CarbideName", Ref: "carbide.network_security_group"},
 	{Name: "nvlink", Type: "list", Doc: "Which of its GPUs are in which NVLink partition.", Constraint: "[...#CarbideNVLinkGPU]", Key: "gpu", Disruption: "traffic", Elem: &schema.Field{Type: "struct", Doc: "A GPU of an instance.", Constraint: "#CarbideNVLinkGPU", Fields: []schema.Field{
 		{Name: "gpu", Type: "int", Doc: "Which GPU, by the number of its module.", Constraint: "int & >=0 & <=255", Required: true},
@@ -191,7 +191,7 @@ var kindCarbideInstance = kind{Kind: schema.Kind{Name: "carbide.instance", Doc: 
 	{name: "keysets", doc: "SSH keys that are let in; at most 10 keysets, all of the same tenant.", check: &check{types: isList, tests: []test{&list{elem: &checkCarbideName}}}},
 	&memberLabels,
 	&memberLifecycle,
-	{name: "machine", doc: "The host that it runs on, by id. When it is left out, the planner chooses one that is free, healthy and of the instance's type, from the rack with the fewest instances of that type; the plan shows which and why. What was chosen stays.", check: &checkCarbideMachineID},
+	{name: "machine", doc: "The host that it runs on, by id. When it is left out, the planner chooses one that is free, healthy and of the instance's type, from the rack with the fewest instances of that type; the plan shows which and why. What was chosen stays; an instance that has to be made anew keeps its host when no other fits.", check: &checkCarbideMachineID},
 	{name: "network_security_group", doc: "The security group that guards it.", check: &checkCarbideName},
 	{name: "nvlink", doc: "Which of its GPUs are in which NVLink partition.", check: &check{types: isList, tests: []test{&list{elem: &checkCarbideNVLinkGPU}}}},
 	{name: "nvlink_status", doc: "The partitions in which the GPUs really are.", check: &check{types: isList, tests: []test{&list{elem: &checkCarbideNVLinkGPUStatus}}}, computed: true},
