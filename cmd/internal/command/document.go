@@ -110,7 +110,7 @@ func (a *app) desired(ctx context.Context, paths []string, m missing, accept, un
 	if err != nil {
 		return nil, nil, err
 	}
-	s.headline(fmt.Sprintf("document in the store, serial %d", doc.Site.Serial))
+	s.headline(inStore(doc.Site.Serial))
 	return s, doc, s.warnNewer(ctx)
 }
 

@@ -28,6 +28,9 @@ func named(paths []string) string {
 	return "document " + strings.Join(paths, " ")
 }
 
+// inStore returns how the headline names a revision of the document.
+func inStore(serial int64) string { return fmt.Sprintf("document in the store, serial %d", serial) }
+
 // warnNewer warns when the document in the store is used and a file of the workspace was edited since it was stored: that file
 // may be the intended one.
 func (s *session) warnNewer(ctx context.Context) error {

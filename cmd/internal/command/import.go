@@ -72,6 +72,14 @@ site gets a new id, and a policy in a comment.`,
 			return err
 		}
 		s.looks = true
+		switch {
+		case len(args) > 0:
+			s.headline(named(args))
+		case of.Site.Serial > 0:
+			s.headline(inStore(of.Site.Serial))
+		default:
+			s.headline("no document yet")
+		}
 		if of.Site.ID == "" {
 			of.Site.ID = uuid.NewString()
 			a.view.Note("The site has no document yet. The new id " + of.Site.ID + " stands in what is written: keep it.")
