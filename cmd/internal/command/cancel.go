@@ -28,6 +28,10 @@ stays open. It is asked through the store, wherever it runs, and obeys within se
 Then say what became of the run: converge resume goes on with it, converge rollback
 undoes it where that can be done. With a RUN nothing but that run is cancelled.
 
+With -json there is one object, with run, status, steps, done and cancelled. That is
+false when the process did not end the run because it was asked: the run had come to
+its end before, or the process was lost.
+
 Interrupted, the command stops waiting; what it asked for still stands.`,
 		Example: `  converge cancel
   converge cancel 20261120-121537.042-9f3a01`,
