@@ -76,7 +76,9 @@ func (c *Current) Document() *schema.Document {
 // left without resources. When that has errors, they are returned, and the current revision stays. Warnings are only about what is
 // put, and what that concerns; after a change of the policy, they are about everything.
 func (c *Current) Revise(ctx context.Context, put Source, remove ...schema.Ref) (*Revision, Diagnostics) {
-	origin, doc, ds := read(ctx, Options{Evaluator: onlyJSON}, []Source{put})
+	in := newIntake(ctx, c.schema)
+	defer in.stop()
+	origin, doc, ds := read(ctx, Options{Evaluator: onlyJSON}, []Source{put}, in.take)
 	if doc == nil {
 		return nil, ds
 	}
@@ -91,7 +93,7 @@ func (c *Current) Revise(ctx context.Context, put Source, remove ...schema.Ref) 
 			head[name] = v
 		}
 	}
-	part, specs, found := examine(ctx, c.schema, doc)
+	part, specs, found := examine(ctx, c.schema, doc, in)
 	if ctx.Err() != nil {
 		return nil, interrupted(ctx)
 	}

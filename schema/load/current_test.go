@@ -32,11 +32,16 @@ type pool struct {
 // add takes everything that the documents have which can be decoded.
 func (p *pool) add(t *testing.T, documents ...[]Source) *pool {
 	for _, sources := range documents {
-		_, doc, _ := read(t.Context(), Options{}, sources)
+		var resources []*rules.Resource
+		_, doc, _ := read(t.Context(), Options{}, sources, func(path []string, v any) {
+			if r := rules.NewResource(p.schema.Kinds(), path, v); r != nil {
+				resources = append(resources, r)
+			}
+		})
 		if doc == nil {
 			continue
 		}
-		for _, r := range rules.NewSite(p.schema.Kinds(), doc).Resources {
+		for _, r := range resources {
 			if p.variants[r.Ref] == nil {
 				p.refs[r.Ref.Kind] = append(p.refs[r.Ref.Kind], r.Ref)
 			}

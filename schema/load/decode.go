@@ -71,15 +71,18 @@ func isHead(name string) bool { return inDocument.below(name) == inValue }
 
 // decodeJSON reads a JSON document strictly: one object, no duplicate names, valid UTF-8, nothing after it, within the
 // limits. Integers become int64.
-func decodeJSON(data []byte) (map[string]any, *fault) { return decodeBounded(data, Bounds{}) }
+func decodeJSON(data []byte) (map[string]any, *fault) {
+	return decodeBounded(data, Bounds{}, func([]string, any) {})
+}
 
-// decodeBounded is decodeJSON with tighter limits.
-func decodeBounded(data []byte, bounds Bounds) (map[string]any, *fault) {
+// decodeBounded is decodeJSON with tighter limits. It calls take with everything that is where a resource is in a document, as soon as
+// it has been read, in the order of the source. The path is only valid during the call; the value is not touched again.
+func decodeBounded(data []byte, bounds Bounds, take func(path []string, v any)) (map[string]any, *fault) {
 	bounds = bounds.orDefault()
 	if len(data) > bounds.Size {
 		return nil, tooLarge(len(data), bounds.Size)
 	}
-	d := decoder{in: jsontext.NewDecoder(bytes.NewBuffer(data)), bounds: bounds, words: make(map[string]string)}
+	d := decoder{in: jsontext.NewDecoder(bytes.NewBuffer(data)), bounds: bounds, take: take, words: make(map[string]string)}
 	doc, err := d.document()
 	if err != nil {
 		return nil, d.fault(err)
@@ -95,6 +98,8 @@ func tooLarge(size, limit int) *fault {
 type decoder struct {
 	in        *jsontext.Decoder
 	bounds    Bounds
+	take      func(path []string, v any)
+	path      []string          // of the value that is read
 	words     map[string]string // short strings so far, to keep one copy of each
 	text      []byte
 	values    int
@@ -164,9 +169,16 @@ func (d *decoder) object(at level, depth int) (any, error) {
 		} else if len(m) == maxMembers {
 			return nil, d.refuse(codeTooLarge, "An object holds more than %d members.", maxMembers)
 		}
-		if m[name], err = d.value(at.below(name), depth); err != nil {
+		d.path = append(d.path, name)
+		v, err := d.value(at.below(name), depth)
+		if err != nil {
 			return nil, err
 		}
+		m[name] = v
+		if at == inResources {
+			d.take(d.path, v)
+		}
+		d.path = d.path[:len(d.path)-1]
 	}
 	_, err := d.in.ReadToken()
 	return m, err

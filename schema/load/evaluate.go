@@ -47,8 +47,8 @@ func (e *Evaluated) at(n int) (string, Pos) {
 	return e.Files[p[0]], Pos{Line: int(p[1]), Column: int(p[2]), Byte: int(p[3])}
 }
 
-// read decodes the sources to a document; nil when that is not possible.
-func read(ctx context.Context, o Options, sources []Source) (*origin, map[string]any, Diagnostics) {
+// read decodes the sources to a document; nil when that is not possible. Take is as in [decodeBounded].
+func read(ctx context.Context, o Options, sources []Source, take func(path []string, v any)) (*origin, map[string]any, Diagnostics) {
 	if len(sources) == 0 {
 		return nil, nil, Diagnostics{{Severity: Error, Code: codeSyntax, Summary: summaries[codeSyntax], Detail: "There is no source to read a document from."}}
 	}
@@ -75,7 +75,7 @@ func read(ctx context.Context, o Options, sources []Source) (*origin, map[string
 		}
 		at.json, at.evaluated = evaluated.JSON, evaluated
 	}
-	doc, fault := decodeBounded(at.json, o.Bounds)
+	doc, fault := decodeBounded(at.json, o.Bounds, take)
 	if fault != nil {
 		return nil, nil, at.fault(fault)
 	}

@@ -46,11 +46,13 @@ type loaded struct {
 
 // load reads a document, and has its resources checked together.
 func load(ctx context.Context, s *kinds.Schema, o Options, check func(*rules.Site, int) rules.Findings, sources []Source) (*loaded, Diagnostics) {
-	origin, doc, ds := read(ctx, o, sources)
+	in := newIntake(ctx, s)
+	defer in.stop()
+	origin, doc, ds := read(ctx, o, sources, in.take)
 	if doc == nil {
 		return nil, ds
 	}
-	st, specs, found := examine(ctx, s, doc)
+	st, specs, found := examine(ctx, s, doc, in)
 	if ctx.Err() != nil {
 		return nil, interrupted(ctx)
 	}
@@ -62,29 +64,33 @@ func load(ctx context.Context, s *kinds.Schema, o Options, check func(*rules.Sit
 	return &loaded{doc, st, specs}, ds
 }
 
-// examine checks everything of a document that is not between resources. Specs are as in [checkAll].
-func examine(ctx context.Context, s *kinds.Schema, doc map[string]any) (st *rules.Site, specs []canonical.Raw, found *findings) {
+// examine checks everything of a document that is not between resources, of which all have been taken. Specs are those in the document,
+// by resource.
+func examine(ctx context.Context, s *kinds.Schema, doc map[string]any, in *intake) (st *rules.Site, specs []canonical.Raw, found *findings) {
 	found = &findings{}
 	for _, p := range s.CheckHead(doc) {
 		found.refused(nil, p)
 	}
-	st = rules.NewSite(s.Kinds(), doc)
-	return st, checkAll(ctx, s, st, found), found
+	st, all := in.site(doc)
+	acceptAll(ctx, s, st, all, found)
+	specs = make([]canonical.Raw, len(all))
+	for i, t := range all {
+		specs[i] = t.spec
+	}
+	return st, specs, found
 }
 
 func interrupted(ctx context.Context) Diagnostics {
 	return Diagnostics{{Severity: Error, Code: codeInterrupted, Summary: summaries[codeInterrupted], Detail: fmt.Sprintf("Loading the document was cancelled: %v.", context.Cause(ctx))}}
 }
 
-// chunkSize is how many resources one worker checks at a time.
+// chunkSize is how many resources one worker takes at a time.
 const chunkSize = 256
 
-// checkAll checks every resource against its kind and lets the site accept the valid ones. It returns the specs as in the
-// document, by resource. It stops early when there are more problems than anyone will read; what it found by then does
-// not depend on the number of workers.
-func checkAll(ctx context.Context, s *kinds.Schema, st *rules.Site, found *findings) []canonical.Raw {
-	specs := make([]canonical.Raw, len(st.Resources))
-	chunks := slices.Collect(slices.Chunk(st.Resources, chunkSize))
+// acceptAll lets the site accept the resources that conform to their kinds. It stops early when there are more problems than anyone will
+// read; what it found by then does not depend on the number of workers, nor on what the intake has checked.
+func acceptAll(ctx context.Context, s *kinds.Schema, st *rules.Site, all []*taken, found *findings) {
+	chunks := slices.Collect(slices.Chunk(all, chunkSize))
 	results := make([]findings, len(chunks))
 	var next, total atomic.Int64
 	var wg sync.WaitGroup
@@ -95,7 +101,7 @@ func checkAll(ctx context.Context, s *kinds.Schema, st *rules.Site, found *findi
 				if i >= len(chunks) {
 					return
 				}
-				checkChunk(s, st, chunks[i], specs[i*chunkSize:], &results[i])
+				accept(s, st, chunks[i], &results[i])
 				total.Add(int64(len(results[i].problems)))
 			}
 		})
@@ -113,34 +119,21 @@ func checkAll(ctx context.Context, s *kinds.Schema, st *rules.Site, found *findi
 			break
 		}
 	}
-	return specs
 }
 
-func checkChunk(s *kinds.Schema, st *rules.Site, chunk []*rules.Resource, specs []canonical.Raw, found *findings) {
-	var text []byte
-	ends := make([]int, len(chunk))
-	for i, r := range chunk {
-		text = canonical.Append(text, map[string]any(r.Spec)) // before defaults are filled in
-		ends[i] = len(text)
-		if p := s.CheckName(r.Kind, r.Ref.Name); p != nil {
-			found.refused(r.Path, *p)
-		}
-		problems := s.CheckSpec(r.Kind, r.Spec)
-		for _, p := range problems {
-			found.refused(r.Path, p)
+func accept(s *kinds.Schema, st *rules.Site, chunk []*taken, found *findings) {
+	for _, t := range chunk {
+		t.check(s)
+		for _, p := range t.problems {
+			found.refused(t.Path, p)
 		}
 		switch {
-		case len(problems) > 0:
-		case s.IsExternal(r.Kind, r.Spec):
-			st.AcceptExternal(r)
+		case !t.conforms:
+		case s.IsExternal(t.Kind, t.Spec):
+			st.AcceptExternal(t.Resource)
 		default:
-			st.Accept(r)
+			st.Accept(t.Resource)
 		}
-	}
-	start := 0
-	for i := range chunk {
-		specs[i] = canonical.Raw(text[start:ends[i]:ends[i]])
-		start = ends[i]
 	}
 }
 

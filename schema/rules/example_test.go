@@ -13,10 +13,10 @@ func Example() {
 		"ovs.bridge": {Name: "ovs.bridge", Node: true},
 		"ovs.port":   {Name: "ovs.port", Node: true, Fields: []schema.Field{{Name: "bridge", Type: schema.String, Ref: "ovs.bridge"}}},
 	}
-	site := rules.NewSite(kinds, map[string]any{"nodes": map[string]any{"gpu-01": map[string]any{"ovs": map[string]any{
-		"bridge": map[string]any{"br-slice": map[string]any{}},
-		"port":   map[string]any{"vm-web": map[string]any{"bridge": "br-slise"}},
-	}}}})
+	site := rules.NewSite(kinds, nil, []*rules.Resource{
+		rules.NewResource(kinds, []string{"nodes", "gpu-01", "ovs", "bridge", "br-slice"}, map[string]any{}),
+		rules.NewResource(kinds, []string{"nodes", "gpu-01", "ovs", "port", "vm-web"}, map[string]any{"bridge": "br-slise"}),
+	})
 	for _, r := range site.Resources {
 		site.Accept(r)
 	}

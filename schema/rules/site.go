@@ -37,18 +37,34 @@ type Resource struct {
 	missing []schema.Ref   // what it refers to and is not in the document; zero for what is no ref
 }
 
-// NewSite returns the resources in a document. Anything that is not where a resource can be is left out.
-func NewSite(kinds schema.Kinds, doc map[string]any) *Site {
+// NewResource returns the resource that a document has at a path; nil when no resource can be there. The path is copied.
+func NewResource(kinds schema.Kinds, path []string, v any) *Resource {
+	scope, below := schema.ScopeSite, path
+	if len(path) == 5 && path[0] == "nodes" {
+		scope, below = path[1], path[2:]
+	}
+	spec, ok := v.(map[string]any)
+	if !ok || len(below) != 3 {
+		return nil
+	}
+	kind := kinds[below[0]+"."+below[1]]
+	if kind == nil || kind.Node != (len(path) == 5) || kind.Node && scope == schema.ScopeSite {
+		return nil
+	}
+	return &Resource{
+		Resource: schema.Resource{Ref: schema.Ref{Scope: scope, Kind: kind.Name, Name: below[2]}, Spec: spec},
+		Kind:     kind,
+		Path:     slices.Clone(path),
+	}
+}
+
+// NewSite returns the site of a document with these resources, all that it has.
+func NewSite(kinds schema.Kinds, doc map[string]any, resources []*Resource) *Site {
 	policy := objectOf(doc["policy"])
 	st := &Site{
-		kinds: kinds, byKind: make(map[string][]*Resource), maxDestroy: textOf(policy, "max_destroy"), management: managementFlows(policy),
+		Resources: resources,
+		kinds:     kinds, byKind: make(map[string][]*Resource), maxDestroy: textOf(policy, "max_destroy"), management: managementFlows(policy),
 		keyed: choose(kinds, isKeyed), networked: choose(kinds, isPrefixField), macs: choose(kinds, isMACField), mapped: choose(kinds, isMap),
-	}
-	st.add(schema.ScopeSite, nil, doc)
-	for node, at := range sorted(doc["nodes"]) {
-		if node != schema.ScopeSite {
-			st.add(node, []string{"nodes", node}, at)
-		}
 	}
 	slices.SortFunc(st.Resources, func(a, b *Resource) int { return a.Ref.Compare(b.Ref) })
 	st.index = make(map[schema.Ref]*Resource, len(st.Resources))
@@ -62,27 +78,6 @@ func NewSite(kinds schema.Kinds, doc map[string]any) *Site {
 
 // Get returns a resource; nil when there is none with that ref.
 func (st *Site) Get(ref schema.Ref) *Resource { return st.index[ref] }
-
-// add finds the resources of one scope.
-func (st *Site) add(scope string, path []string, at any) {
-	for provider, nouns := range sorted(at) {
-		for noun, resources := range sorted(nouns) {
-			kind := st.kinds[provider+"."+noun]
-			if kind == nil || kind.Node != (scope != schema.ScopeSite) {
-				continue
-			}
-			for name, spec := range sorted(resources) {
-				if spec, ok := spec.(map[string]any); ok {
-					st.Resources = append(st.Resources, &Resource{
-						Resource: schema.Resource{Ref: schema.Ref{Scope: scope, Kind: kind.Name, Name: name}, Spec: spec},
-						Kind:     kind,
-						Path:     slices.Concat(path, []string{provider, noun, name}),
-					})
-				}
-			}
-		}
-	}
-}
 
 // sorted ranges over an object in the order of its names; over nothing when v is not an object.
 func sorted(v any) func(yield func(string, any) bool) {
