@@ -64,17 +64,10 @@ func (s *sharing) whole(st *Site, p *reporter) {
 		st.kept.groups[s] = g
 		st.kept.mu.Unlock()
 	}
-	of := map[*Resource]bool{}
 	var members []*Resource
 	for _, group := range g.more {
-		for _, r := range group {
-			if !of[r] {
-				of[r] = true
-				members = append(members, r)
-			}
-		}
+		members = append(members, group...)
 	}
-	slices.SortFunc(members, byNumber)
 	s.compare(st, members, g, nil, p)
 }
 
@@ -84,12 +77,13 @@ func (s *sharing) again(st *Site, t *Touched, p *reporter) {
 	for k := range only {
 		members = append(members, g.more[k]...)
 	}
-	slices.SortFunc(members, byNumber)
-	s.compare(st, slices.Compact(members), g, only, p)
+	s.compare(st, members, g, only, p)
 }
 
-// compare checks the keys of some resources; only those of only unless that is nil.
+// compare checks the keys of some resources, which may be listed several times; only those of only unless that is nil.
 func (s *sharing) compare(st *Site, members []*Resource, g *groups, only map[key]bool, p *reporter) {
+	slices.SortFunc(members, byNumber)
+	members = slices.Compact(members)
 	var before []key // of r
 	for _, r := range members {
 		before = before[:0]

@@ -38,7 +38,7 @@ func checkReferences(st *Site, r *Resource, p *reporter) {
 		}
 		ref := st.kinds.Target(r.Ref.Scope, f.Ref, name)
 		switch {
-		case st.index[ref] != nil, st.outside(ref):
+		case st.index[ref] != nil, outside(ref):
 		case p.full():
 			p.drop(false)
 		default:

@@ -12,37 +12,35 @@ import (
 
 // refer fills in what r comes after, and what it refers to outside the document.
 func (st *Site) refer(r *Resource) {
-	add := func(ref schema.Ref) {
-		if st.index[ref] == nil {
-			r.missing = append(r.missing, ref)
-			return
-		}
-		r.After = append(r.After, ref)
-	}
 	r.After, r.Outside, r.missing = nil, nil, nil
-	r.Kind.EachRef(r.Spec, func(kind, name string) string {
-		if ref := st.kinds.Target(r.Ref.Scope, kind, name); st.outside(ref) {
+	st.referring.each(r, func(_ []string, f *schema.Field, v any) {
+		name, _ := v.(string)
+		switch ref := st.kinds.Target(r.Ref.Scope, f.Ref, name); {
+		case name == "":
+		case st.index[ref] != nil:
+			r.After = append(r.After, ref)
+		case outside(ref):
 			r.Outside = append(r.Outside, ref)
-		} else {
-			add(ref)
+		default:
+			r.missing = append(r.missing, ref)
 		}
-		return name
 	})
 	for _, text := range r.depends {
-		ref, err := schema.ParseRef(text)
-		if err != nil {
+		if ref, err := schema.ParseRef(text); err == nil && st.index[ref] != nil {
+			r.After = append(r.After, ref)
+		} else {
 			r.missing = append(r.missing, ref)
-			continue
 		}
-		add(ref)
 	}
 	r.After, r.Outside = schema.SortRefs(r.After), schema.SortRefs(r.Outside)
 }
 
-// outside reports whether a reference names a thing that no document declares, by its external id, a canonical UUID.
-func (st *Site) outside(ref schema.Ref) bool {
+func isRef(f *schema.Field) bool { return f.Ref != "" }
+
+// outside reports whether a reference to what the document does not declare names a thing by its external id, a canonical UUID.
+func outside(ref schema.Ref) bool {
 	id, err := uuid.Parse(ref.Name)
-	return err == nil && id.String() == ref.Name && st.index[ref] == nil
+	return err == nil && id.String() == ref.Name
 }
 
 // eachValue visits every value of a spec that a field describes, parents first, in the order of names. The path starts

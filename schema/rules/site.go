@@ -19,6 +19,7 @@ type Site struct {
 	maxDestroy string           // of the policy
 	management []managementFlow // of the policy
 
+	referring                      selection // fields that are references
 	keyed, networked, macs, mapped selection // fields that some rules are about
 
 	kept *kept // nil unless the site is kept for revisions: see Keep
@@ -64,7 +65,8 @@ func NewSite(kinds schema.Kinds, doc map[string]any, resources []*Resource) *Sit
 	st := &Site{
 		Resources: resources,
 		kinds:     kinds, byKind: make(map[string][]*Resource), maxDestroy: textOf(policy, "max_destroy"), management: managementFlows(policy),
-		keyed: choose(kinds, isKeyed), networked: choose(kinds, isPrefixField), macs: choose(kinds, isMACField), mapped: choose(kinds, isMap),
+		referring: choose(kinds, isRef),
+		keyed:     choose(kinds, isKeyed), networked: choose(kinds, isPrefixField), macs: choose(kinds, isMACField), mapped: choose(kinds, isMap),
 	}
 	slices.SortFunc(st.Resources, func(a, b *Resource) int { return a.Ref.Compare(b.Ref) })
 	st.index = make(map[schema.Ref]*Resource, len(st.Resources))
