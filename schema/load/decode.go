@@ -4,6 +4,7 @@ import (
 	"bytes"
 	"errors"
 	"fmt"
+	"hash/maphash"
 	"io"
 	"strconv"
 	"strings"
@@ -82,7 +83,7 @@ func decodeBounded(data []byte, bounds Bounds, take func(path []string, v any)) 
 	if len(data) > bounds.Size {
 		return nil, tooLarge(len(data), bounds.Size)
 	}
-	d := decoder{in: jsontext.NewDecoder(bytes.NewBuffer(data)), bounds: bounds, take: take, words: make(map[string]string)}
+	d := decoder{in: jsontext.NewDecoder(bytes.NewBuffer(data)), bounds: bounds, take: take, seed: maphash.MakeSeed()}
 	doc, err := d.document()
 	if err != nil {
 		return nil, d.fault(err)
@@ -99,8 +100,9 @@ type decoder struct {
 	in        *jsontext.Decoder
 	bounds    Bounds
 	take      func(path []string, v any)
-	path      []string          // of the value that is read
-	words     map[string]string // short strings so far, to keep one copy of each
+	path      []string // of the value that is read
+	seed      maphash.Seed
+	words     [4096]any // short strings by their hash, the last of each, to keep one copy of those that repeat
 	text      []byte
 	values    int
 	resources int
@@ -155,10 +157,11 @@ func (d *decoder) object(at level, depth int) (any, error) {
 		if err != nil {
 			return nil, err
 		}
-		name, err := d.string(raw)
+		text, err := d.string(raw)
 		if err != nil {
 			return nil, err
 		}
+		name := text.(string)
 		if len(name) > maxName {
 			return nil, d.refuse(codeTooLarge, "A name has %d bytes, the limit is %d. Use a shorter one.", len(name), maxName)
 		}
@@ -212,30 +215,27 @@ func (d *decoder) open(depth int) error {
 	return err
 }
 
-// string reads a quoted string. Short ones are stored once: names of fields and most values repeat in every resource.
-func (d *decoder) string(raw jsontext.Value) (string, error) {
+// string reads a quoted string. Short ones are mostly stored once: names of fields and most values repeat in every resource.
+func (d *decoder) string(raw jsontext.Value) (any, error) {
 	text := raw[1 : len(raw)-1]
 	if bytes.IndexByte(text, '\\') >= 0 {
 		var err error
 		if d.text, err = jsontext.AppendUnquote(d.text[:0], raw); err != nil {
-			return "", err
+			return nil, err
 		}
 		text = d.text
 		if bytes.IndexByte(text, 0) >= 0 {
-			return "", d.refuse(codeSyntax, "A string holds the character NUL, which no system behind converge can store. Remove \\u0000.")
+			return nil, d.refuse(codeSyntax, "A string holds the character NUL, which no system behind converge can store. Remove \\u0000.")
 		}
 	}
 	if len(text) > 32 {
 		return string(text), nil
 	}
-	if s, ok := d.words[string(text)]; ok {
-		return s, nil
+	word := &d.words[maphash.Bytes(d.seed, text)%uint64(len(d.words))]
+	if s, ok := (*word).(string); !ok || s != string(text) {
+		*word = string(text)
 	}
-	s := string(text)
-	if len(d.words) < 4096 {
-		d.words[s] = s
-	}
-	return s, nil
+	return *word, nil
 }
 
 func (d *decoder) number(raw jsontext.Value) (any, error) {
