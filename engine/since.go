@@ -3,6 +3,7 @@ package engine
 import (
 	"context"
 	"fmt"
+	"maps"
 	"slices"
 	"strings"
 
@@ -237,16 +238,21 @@ func (u *undo) compare(in plan.Input) error {
 		slices.SortFunc(unknown.Unknown, func(a, b plan.Unknown) int { return strings.Compare(a.Scope+"/"+a.Kind, b.Scope+"/"+b.Kind) })
 		return unknown
 	}
-	owners := u.owners()
+	now := u.standing(in)
+	forgotten := map[schema.Ref]state.Record{}
 	for ref, s := range u.steps {
 		if r := u.records[ref]; s.Action == plan.Forget && s.Before != nil && (r == nil || r.Gone) {
-			in.Recorded = slices.DeleteFunc(in.Recorded, func(r state.Record) bool { return r.Ref == ref })
-			in.Recorded = append(in.Recorded, asForgotten(s))
+			forgotten[ref] = asForgotten(s)
 		}
 		if s.Action == plan.Forget || s.Action == plan.Delete {
-			u.occupied(in, s, owners)
+			u.occupied(now, s)
 		}
 	}
+	in.Recorded = slices.DeleteFunc(in.Recorded, func(r state.Record) bool {
+		_, again := forgotten[r.Ref]
+		return again
+	})
+	in.Recorded = slices.AppendSeq(in.Recorded, maps.Values(forgotten))
 	slices.SortFunc(in.Recorded, func(a, b state.Record) int { return a.Ref.Compare(b.Ref) })
 	report, err := drift.Compare(in, u.run.Started)
 	if err != nil {
@@ -267,7 +273,7 @@ func (u *undo) compare(in plan.Input) error {
 	}
 	for ref, s := range u.steps {
 		if r := u.records[ref]; r != nil && !r.Gone && s.Inverse() == plan.Delete {
-			u.referred(in, r, owners)
+			u.referred(now, r)
 		}
 	}
 	return nil
@@ -302,15 +308,48 @@ func (u *undo) owners() map[plan.Place]map[string]schema.Ref {
 	return owners
 }
 
+// A standing answers questions about the site as it is now. Each answer is found for a whole place at once, when it is first asked
+// for: what one thing costs does not grow with the site.
+type standing struct {
+	owners    map[plan.Place]map[string]schema.Ref                  // which resource a thing belongs to, by its id
+	present   func(plan.Place) map[string]*providers.Thing          // what is there to stay, by id
+	referrers func(kind string) []*schema.Kind                      // the kinds that can refer to a kind
+	referring func(plan.Place) map[plan.Referent][]*providers.Thing // the things that refer to others
+}
+
+func (u *undo) standing(in plan.Input) standing {
+	return standing{
+		owners:    u.owners(),
+		present:   remember(func(at plan.Place) map[string]*providers.Thing { return plan.Staying(in.Observed.Things[at]) }),
+		referrers: remember(func(kind string) []*schema.Kind { return plan.Referrers(in.Kinds, kind) }),
+		referring: remember(func(at plan.Place) map[plan.Referent][]*providers.Thing {
+			return plan.ByReferent(in.Kinds[at.Kind], in.Observed.Things[at])
+		}),
+	}
+}
+
+// remember returns f, which is called once for each argument.
+func remember[K comparable, V any](f func(K) V) func(K) V {
+	known := map[K]V{}
+	return func(k K) V {
+		v, ok := known[k]
+		if !ok {
+			v = f(k)
+			known[k] = v
+		}
+		return v
+	}
+}
+
 // occupied refuses to record anew what is now recorded under another name, and to make anew what somebody else has made.
-func (u *undo) occupied(in plan.Input, s *plan.Step, owners map[plan.Place]map[string]schema.Ref) {
+func (u *undo) occupied(now standing, s *plan.Step) {
 	at := plan.PlaceOf(s.Ref)
-	owner, ours := owners[at][s.ExternalID]
+	owner, ours := now.owners[at][s.ExternalID]
 	switch {
 	case ours && owner != s.Ref:
 		u.refuse(s.Ref, remedy.Say("forget that", remedy.Of(remedy.Forget, owner.String())), "its thing (id %s) is recorded as %s now", s.ExternalID, owner)
 	case ours || s.Action != plan.Delete:
-	case slices.ContainsFunc(in.Observed.Things[at], func(t providers.Thing) bool { return t.ID == s.ExternalID && t.Phase != providers.Leaving }):
+	case now.present(at)[s.ExternalID] != nil:
 		u.refuse(s.Ref, remedy.Say("remove that"), "a %s with its id (%s), which converge does not manage, is there again", s.Ref.Kind, s.ExternalID)
 	}
 }
@@ -327,16 +366,15 @@ func paths(changes []diff.Change) string {
 	return strings.Join(names, ", ")
 }
 
-// referred refuses to delete what something refers to that is not itself undone. Owners says which resource a thing
-// belongs to, by its id.
-func (u *undo) referred(in plan.Input, to *state.Record, owners map[plan.Place]map[string]schema.Ref) {
-	for _, k := range plan.Referrers(in.Kinds, to.Ref.Kind) {
+// referred refuses to delete what something refers to that is not itself undone.
+func (u *undo) referred(now standing, to *state.Record) {
+	for _, k := range now.referrers(to.Ref.Kind) {
 		at := plan.Place{Scope: to.Ref.Scope, Kind: k.Name}
-		for _, t := range in.Observed.Things[at] {
-			if t.Derived || t.Phase == providers.Leaving || !plan.Refers(k, t.Spec, to.Ref.Kind, to.ID) {
+		for _, t := range now.referring(at)[plan.Referent{Kind: to.Ref.Kind, ID: to.ID}] {
+			if t.Derived || t.Phase == providers.Leaving {
 				continue
 			}
-			owner, ours := owners[at][t.ID]
+			owner, ours := now.owners[at][t.ID]
 			_, aside := u.aside[owner]
 			switch {
 			case !ours:

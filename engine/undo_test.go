@@ -3,6 +3,8 @@ package engine_test
 import (
 	"context"
 	"errors"
+	"fmt"
+	"runtime"
 	"slices"
 	"strings"
 	"testing"
@@ -267,5 +269,35 @@ func TestRollbackOverWhatHappenedSince(t *testing.T) {
 				t.Error("the world was changed")
 			}
 		})
+	}
+}
+
+// What undoing one resource costs does not grow with the number of those that are undone, nor with what refers to what.
+func TestUndoingIsLinear(t *testing.T) {
+	per := func(n int) float64 {
+		s, doc := enginetest.New(), map[string]string{}
+		for i := range n {
+			doc[fmt.Sprintf("site/far.net/n%05d", i)] = `{}`
+			doc[fmt.Sprintf("site/far.subnet/s%05d", i)] = fmt.Sprintf(`{"net":"n%05d"}`, i)
+		}
+		s.Converge(t, s.Document(t, doc))
+		e := s.Engine(nil)
+		defer e.Close()
+		runs, err := s.Store.Runs(t.Context())
+		if err != nil {
+			t.Fatal(err)
+		}
+		var before, after runtime.MemStats
+		runtime.ReadMemStats(&before)
+		p, err := e.Undoing(t.Context(), runs[0].ID, 0)
+		runtime.ReadMemStats(&after)
+		if err != nil || len(p.Steps) != 2*n || len(p.Refusals) > 0 {
+			t.Fatalf("%d steps, %v: %v", len(p.Steps), p.Refusals, err)
+		}
+		return float64(after.TotalAlloc-before.TotalAlloc) / float64(n)
+	}
+	per(10) // for what is created once
+	if few, many := per(50), per(500); many > 1.2*few {
+		t.Errorf("one of 500 costs %.0f bytes, of 50 %.0f", many, few)
 	}
 }

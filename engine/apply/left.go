@@ -80,10 +80,10 @@ func (r *run) left() error {
 		if err != nil {
 			continue
 		}
+		staying := plan.Staying(things)
 		for _, rec := range recs {
 			rec.Left = &state.Left{Gone: true}
-			if i := slices.IndexFunc(things, func(t providers.Thing) bool { return t.ID == rec.ID && t.Phase != providers.Leaving }); i >= 0 {
-				have := &things[i]
+			if have := staying[rec.ID]; have != nil {
 				w.kind.Normalize(have.Spec)
 				rec.Left = &state.Left{Failed: have.Phase == providers.Failed, Spec: diff.Rest(w.kind, have.Spec, nil)}
 			}

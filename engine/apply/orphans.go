@@ -23,13 +23,13 @@ type census struct {
 type list struct {
 	begun  time.Time
 	done   chan struct{}
-	things []providers.Thing
+	things map[plan.Referent][]*providers.Thing // by what they refer to
 	err    error
 }
 
-// of returns all things of a place as they were at some time after since. Look belongs to no step: a step that gives up does
-// not cancel the list for the others.
-func (c *census) of(ctx context.Context, at plan.Place, since time.Time, look func() ([]providers.Thing, error)) ([]providers.Thing, error) {
+// of returns all things of a place as they were at some time after since, by what they refer to. Look belongs to no step: a step
+// that gives up does not cancel the list for the others.
+func (c *census) of(ctx context.Context, at plan.Place, since time.Time, look func() (map[plan.Referent][]*providers.Thing, error)) (map[plan.Referent][]*providers.Thing, error) {
 	c.mu.Lock()
 	l := c.lists[at]
 	if l == nil || l.begun.Before(since) {
@@ -83,11 +83,11 @@ func (r *run) referrers(ref schema.Ref, served providers.Served) []referrer {
 // only has to be waited for.
 func (w *worker) bereft(ctx context.Context, since time.Time) (left, leaving []string, err error) {
 	for _, r := range w.referrers {
-		things, err := w.census.of(ctx, r.at, since, func() ([]providers.Thing, error) {
+		things, err := w.census.of(ctx, r.at, since, func() (map[plan.Referent][]*providers.Thing, error) {
 			ctx, cancel := context.WithTimeout(w.effects, w.retry.Within)
 			defer cancel()
 			things, _, err := All(r.far).patient(ctx, w.retry, w.key()+"/list", until(w.halt), func(why string) { w.note(event.Waiting, why, 0) })
-			return things, err
+			return plan.ByReferent(r.kind, things), err
 		})
 		switch {
 		case providers.ClassOf(err) == providers.Unsupported && err != nil:
@@ -95,11 +95,7 @@ func (w *worker) bereft(ctx context.Context, since time.Time) (left, leaving []s
 		case err != nil:
 			return nil, nil, err
 		}
-		for i := range things {
-			t := &things[i]
-			if !plan.Refers(r.kind, t.Spec, w.step.Ref.Kind, w.id) {
-				continue
-			}
+		for _, t := range things[plan.Referent{Kind: w.step.Ref.Kind, ID: w.id}] {
 			name := fmt.Sprintf("%s %s (id %s)", r.kind.Name, t.Name, t.ID)
 			if t.Derived || t.Phase == providers.Leaving {
 				leaving = append(leaving, name)

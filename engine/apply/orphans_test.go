@@ -16,10 +16,11 @@ func TestCensusIsOfNoStep(t *testing.T) {
 	at := plan.Place{Scope: "site", Kind: "far.host"}
 	since := time.Now()
 	begun, goOn := make(chan struct{}), make(chan struct{})
-	look := func() ([]providers.Thing, error) {
+	to := plan.Referent{Kind: "far.guard", ID: "g"}
+	look := func() (map[plan.Referent][]*providers.Thing, error) {
 		close(begun)
 		<-goOn
-		return []providers.Thing{{ID: "x"}}, nil
+		return map[plan.Referent][]*providers.Thing{to: {{ID: "x"}}}, nil
 	}
 	hasty, giveUp := context.WithCancelCause(t.Context())
 	enough := errors.New("enough")
@@ -33,13 +34,13 @@ func TestCensusIsOfNoStep(t *testing.T) {
 	if err := <-first; !errors.Is(err, enough) {
 		t.Errorf("the first has %v", err)
 	}
-	second := make(chan []providers.Thing)
+	second := make(chan []*providers.Thing)
 	go func() {
 		things, err := c.of(t.Context(), at, since, look) // a second observation would close begun again
 		if err != nil {
 			t.Error(err)
 		}
-		second <- things
+		second <- things[to]
 	}()
 	close(goOn)
 	if things := <-second; len(things) != 1 {

@@ -19,7 +19,7 @@ type outsider struct {
 func (r *run) outsiders(ref schema.Ref, spec schema.Object) (found []outsider) {
 	for _, x := range r.Plan.Externals {
 		s, _, ok := r.Providers.Find(x.Ref.Scope, x.Ref.Kind)
-		if ok && x.Unchecked == "" && plan.Refers(r.Kinds[ref.Kind], spec, x.Ref.Kind, x.ID) {
+		if ok && x.Unchecked == "" && plan.Refers(r.Kinds[ref.Kind], spec, plan.Referent{Kind: x.Ref.Kind, ID: x.ID}) {
 			found = append(found, outsider{x, s.Kind})
 		}
 	}

@@ -138,6 +138,10 @@ func (r *run) remembered() *failure {
 // notUndone adds the things whose undo failed to those that differ, with the reason. Some may look as before: the effect
 // of the call may still come.
 func (r *run) notUndone(ds []event.Difference) []event.Difference {
+	differs := map[schema.Ref]int{} // the first difference of each
+	for i, d := range slices.Backward(ds) {
+		differs[d.Ref] = i
+	}
 	for i := range r.Plan.Steps {
 		s, at := &r.Plan.Steps[i], r.sum.Undo[i]
 		if i < r.sum.Keep || !r.sum.Forward[i].Effect() || at.Finished() {
@@ -147,9 +151,10 @@ func (r *run) notUndone(ds []event.Difference) []event.Difference {
 		if at.Outcome != nil && at.Outcome.Message != "" {
 			why = "undoing failed: " + at.Outcome.Message
 		}
-		known := slices.IndexFunc(ds, func(d event.Difference) bool { return d.Ref == s.Ref })
+		known, differ := differs[s.Ref]
 		switch {
-		case known < 0:
+		case !differ:
+			differs[s.Ref] = len(ds)
 			ds = append(ds, event.Difference{Ref: s.Ref, Detail: cmp.Or(why, "undoing it failed, or was not tried")})
 		case why != "" && !strings.Contains(ds[known].Detail, at.Outcome.Message):
 			ds[known].Detail += "; " + why

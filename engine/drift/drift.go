@@ -97,16 +97,19 @@ func Compare(in plan.Input, at time.Time) (*Report, error) {
 		}
 		r.Drifted = append(r.Drifted, Item{Ref: d.Ref, ID: ids[d.Ref], Missing: d.Missing, Failed: d.Failed, TakenBy: d.TakenBy, Changes: d.Changes})
 	}
+	staying := map[plan.Place]map[string]*providers.Thing{}
 	for _, to := range slices.SortedFunc(maps.Keys(outside), schema.Ref.Compare) {
 		at := plan.Place{Scope: to.Scope, Kind: to.Kind}
 		things, seen := in.Observed.Things[at]
-		there := slices.ContainsFunc(things, func(t providers.Thing) bool { return t.ID == to.Name && t.Phase != providers.Leaving })
+		if staying[at] == nil {
+			staying[at] = plan.Staying(things)
+		}
 		why, unknown := in.Observed.Unknown[at]
 		u := plan.Unknown{Scope: at.Scope, Kind: at.Kind, Error: why}
 		switch {
 		case unknown && !slices.Contains(r.Unknown, u):
 			r.Unknown, r.Complete = append(r.Unknown, u), false
-		case seen && !there:
+		case seen && staying[at][to.Name] == nil:
 			r.Drifted = append(r.Drifted, Item{Ref: to, ID: to.Name, Missing: true})
 		}
 	}

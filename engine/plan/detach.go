@@ -48,7 +48,7 @@ func (m *maker) split(cycle []int) bool {
 			continue
 		}
 		it := m.byRef[update.Ref]
-		if !Refers(it.kind, it.thing.Spec, gone.Ref.Kind, gone.ExternalID) { // it was recorded, but is no longer so
+		if !Refers(it.kind, it.thing.Spec, Referent{gone.Ref.Kind, gone.ExternalID}) { // it was recorded, but is no longer so
 			m.unneed(i, j)
 			return true
 		}

@@ -27,6 +27,17 @@ type Observation struct {
 	Others      map[Place]bool   // unknown places that a server shows other than the one on which the recorded things were made
 }
 
+// Staying returns the things that are not about to go, by id.
+func Staying(things []providers.Thing) map[string]*providers.Thing {
+	by := make(map[string]*providers.Thing, len(things))
+	for i := range things {
+		if things[i].Phase != providers.Leaving {
+			by[things[i].ID] = &things[i]
+		}
+	}
+	return by
+}
+
 // Input is everything that a plan is made from.
 type Input struct {
 	ID       string // of the plan

@@ -81,7 +81,8 @@ type maker struct {
 	recorded map[Place]bool             // places with something recorded as existing
 	owners   map[*providers.Thing]*item // the owner of each thing
 	at       map[schema.Ref]halves
-	refers   map[Place]map[referred][]*providers.Thing // see referring
+	users    map[string][]*schema.Kind                 // see referrersOf
+	refers   map[Place]map[Referent][]*providers.Thing // see referring
 	chose    bool                                      // something was chosen from everything that exists
 	plan     *Plan
 

@@ -14,26 +14,49 @@ import (
 func Referrers(kinds schema.Kinds, kind string) []*schema.Kind {
 	var found []*schema.Kind
 	for _, name := range kinds.Names() {
-		if slices.ContainsFunc(kinds[name].Fields, func(f schema.Field) bool { return refersTo(&f, kind) }) {
+		if kinds[name].Spec().Has(func(f *schema.Field) bool { return f.Ref == kind }) {
 			found = append(found, kinds[name])
 		}
 	}
 	return found
 }
 
-func refersTo(f *schema.Field, kind string) bool {
-	return f.Ref == kind || f.Elem != nil && refersTo(f.Elem, kind) ||
-		slices.ContainsFunc(f.Fields, func(c schema.Field) bool { return refersTo(&c, kind) })
+// A Referent is a thing that others refer to.
+type Referent struct{ Kind, ID string }
+
+// references lists what an observed spec refers to.
+func references(k *schema.Kind, spec schema.Object) (all []Referent) {
+	part := schema.Object{}
+	for i := range k.Fields {
+		if f := &k.Fields[i]; f.HasRefs() {
+			if v, ok := spec[f.Name]; ok {
+				part[f.Name] = schema.Clone(v)
+			}
+		}
+	}
+	k.EachRef(part, func(kind, id string) string {
+		if to := (Referent{kind, id}); !slices.Contains(all, to) {
+			all = append(all, to)
+		}
+		return id
+	})
+	return all
 }
 
-// Refers reports whether a spec with external ids refers to the thing of a kind that has the given one.
-func Refers(k *schema.Kind, spec schema.Object, kind, id string) bool {
-	found := false
-	k.EachRef(spec.Clone(), func(to, value string) string {
-		found = found || to == kind && value == id
-		return value
-	})
-	return found
+// Refers reports whether a spec with external ids refers to a thing.
+func Refers(k *schema.Kind, spec schema.Object, to Referent) bool {
+	return slices.Contains(references(k, spec), to)
+}
+
+// ByReferent returns which of some things of a kind refer to what, in the order in which they are listed, each once.
+func ByReferent(k *schema.Kind, things []providers.Thing) map[Referent][]*providers.Thing {
+	by := map[Referent][]*providers.Thing{}
+	for i := range things {
+		for _, to := range references(k, things[i].Spec) {
+			by[to] = append(by[to], &things[i])
+		}
+	}
+	return by
 }
 
 // orphans refuses to delete what something that stays is observed to refer to: the far side would refuse the delete half-way
@@ -67,7 +90,7 @@ func (m *maker) orphans() {
 // could not be observed.
 func (m *maker) referrers(s *Step, ours bool) (left []string, unseen string) {
 	const shown = 5
-	for _, k := range Referrers(m.in.Kinds, s.Ref.Kind) {
+	for _, k := range m.referrersOf(s.Ref.Kind) {
 		at := Place{s.Ref.Scope, k.Name}
 		_, served := m.in.Traits(at.Scope, at.Kind)
 		things, seen := m.in.Observed.Things[at]
@@ -78,7 +101,7 @@ func (m *maker) referrers(s *Step, ours bool) (left []string, unseen string) {
 			unseen = at.Scope + "/" + at.Kind + " could not be seen"
 			continue
 		}
-		for _, t := range m.referring(at, k, things)[referred{s.Ref.Kind, s.ExternalID}] {
+		for _, t := range m.referring(at, k, things)[Referent{s.Ref.Kind, s.ExternalID}] {
 			of := m.owners[t]
 			if m.letsGo(of, s) || ours && (of == nil || of.refused) {
 				continue
@@ -92,44 +115,38 @@ func (m *maker) referrers(s *Step, ours bool) (left []string, unseen string) {
 	return left, unseen
 }
 
-// referring returns the things of a place that stay and refer to something, by the kind and id of what they refer to.
-func (m *maker) referring(at Place, k *schema.Kind, things []providers.Thing) map[referred][]*providers.Thing {
+// referrersOf is [Referrers] of the kinds of the plan.
+func (m *maker) referrersOf(kind string) []*schema.Kind {
+	found, ok := m.users[kind]
+	if !ok {
+		if m.users == nil {
+			m.users = map[string][]*schema.Kind{}
+		}
+		found = Referrers(m.in.Kinds, kind)
+		m.users[kind] = found
+	}
+	return found
+}
+
+// referring returns the things of a place that stay and refer to something, by what they refer to.
+func (m *maker) referring(at Place, k *schema.Kind, things []providers.Thing) map[Referent][]*providers.Thing {
 	if by, ok := m.refers[at]; ok {
 		return by
 	}
-	by := map[referred][]*providers.Thing{}
-	for i := range things {
-		t := &things[i]
-		if t.Derived || t.Phase == providers.Leaving {
-			continue
-		}
-		spec := schema.Object{}
-		for i := range k.Fields {
-			if f := &k.Fields[i]; f.HasRefs() {
-				spec[f.Name] = schema.Clone(t.Spec[f.Name])
-			}
-		}
-		k.EachRef(spec, func(kind, id string) string {
-			if to := (referred{kind, id}); len(by[to]) == 0 || by[to][len(by[to])-1] != t {
-				by[to] = append(by[to], t)
-			}
-			return id
-		})
-	}
-	for _, things := range by { // whatever order the far side lists them in, the plan is the same
-		slices.SortFunc(things, func(a, b *providers.Thing) int {
+	by := ByReferent(k, things)
+	for to, things := range by {
+		things = slices.DeleteFunc(things, func(t *providers.Thing) bool { return t.Derived || t.Phase == providers.Leaving })
+		slices.SortFunc(things, func(a, b *providers.Thing) int { // whatever order the far side lists them in, the plan is the same
 			return cmp.Or(strings.Compare(a.Name, b.Name), strings.Compare(a.ID, b.ID))
 		})
+		by[to] = things
 	}
 	if m.refers == nil {
-		m.refers = map[Place]map[referred][]*providers.Thing{}
+		m.refers = map[Place]map[Referent][]*providers.Thing{}
 	}
 	m.refers[at] = by
 	return by
 }
-
-// referred is what a thing refers to.
-type referred struct{ kind, id string }
 
 // letsGo reports whether a resource no longer refers to what a step deletes once its own steps are done.
 func (m *maker) letsGo(it *item, s *Step) bool {
@@ -145,7 +162,7 @@ func (m *maker) letsGo(it *item, s *Step) bool {
 	case slices.Contains(it.desired.After, s.Ref):
 		return s.Replace
 	}
-	return h.make >= 0 && (s.Replace || !Refers(it.kind, m.plan.Steps[h.make].After, s.Ref.Kind, s.Ref.Name))
+	return h.make >= 0 && (s.Replace || !Refers(it.kind, m.plan.Steps[h.make].After, Referent{s.Ref.Kind, s.Ref.Name}))
 }
 
 func plural(n int, one, many string) string {

@@ -26,7 +26,7 @@ type world struct {
 	outside   index[thingKey, schema.Ref]         // the resources that name a thing by its id in the document
 	named     index[thingName, thingKey]          // the things with a name
 	marked    index[schema.Ref, thingKey]         // the things with a mark of ours
-	referring index[referred, thingKey]           // the things that are observed to refer to an id
+	referring index[Referent, thingKey]           // the things that are observed to refer to an id
 	futures   map[Place]index[string, schema.Ref] // the ids that things will have when they are made; only in places that outside refers to
 }
 
@@ -43,7 +43,7 @@ type thingName struct {
 // held is a thing with what it refers to.
 type held struct {
 	*providers.Thing
-	refers []referred
+	refers []Referent
 }
 
 // An index lists the values of a key, possibly with duplicates.
@@ -70,7 +70,7 @@ func newWorld(in Input) world {
 		resources: make(map[schema.Ref]*schema.Resource, len(in.Document.Resources)), records: make(map[schema.Ref]*state.Record, len(in.Recorded)),
 		things: map[thingKey]*held{}, users: index[schema.Ref, schema.Ref]{}, recorded: index[thingKey, schema.Ref]{},
 		outside: index[thingKey, schema.Ref]{}, named: index[thingName, thingKey]{}, marked: index[schema.Ref, thingKey]{},
-		referring: index[referred, thingKey]{}, futures: map[Place]index[string, schema.Ref]{},
+		referring: index[Referent, thingKey]{}, futures: map[Place]index[string, schema.Ref]{},
 	}
 	for i := range in.Document.Resources {
 		w.setResource(in.Document.Resources[i].Ref, &in.Document.Resources[i])
@@ -156,25 +156,6 @@ func (w *world) setThing(k thingKey, t *providers.Thing) {
 	}
 	w.named.add(thingName{k.Place, t.Name}, k)
 	w.marked.add(t.Mark.Ref, k)
-}
-
-// references lists what an observed spec refers to.
-func references(k *schema.Kind, spec schema.Object) (all []referred) {
-	part := schema.Object{}
-	for i := range k.Fields {
-		if f := &k.Fields[i]; f.HasRefs() {
-			if v, ok := spec[f.Name]; ok {
-				part[f.Name] = schema.Clone(v)
-			}
-		}
-	}
-	k.EachRef(part, func(kind, id string) string {
-		if to := (referred{kind, id}); !slices.Contains(all, to) {
-			all = append(all, to)
-		}
-		return id
-	})
-	return all
 }
 
 func (w *world) own(ref schema.Ref, k thingKey) { w.owned[ref], w.owner[k] = k, ref }
@@ -408,7 +389,7 @@ func (s *worklist) fromThing(k thingKey) {
 	s.add(schema.Ref{Scope: k.Scope, Kind: k.Kind, Name: h.Name})
 	for _, to := range h.refers {
 		for _, scope := range []string{k.Scope, schema.ScopeSite} {
-			of := thingKey{Place{scope, to.kind}, to.id}
+			of := thingKey{Place{scope, to.Kind}, to.ID}
 			if ref, ok := w.owner[of]; ok {
 				s.add(ref)
 			}
@@ -437,7 +418,7 @@ func (s *worklist) dependents(ref schema.Ref) {
 
 // referrers adds the things that are observed to refer to a thing, and what names it by its id in the document.
 func (s *worklist) referrers(k thingKey) {
-	s.addThings(s.world.referring[referred{k.Kind, k.id}])
+	s.addThings(s.world.referring[Referent{k.Kind, k.id}])
 	s.addAll(s.world.outside[k])
 }
 
