@@ -25,8 +25,12 @@ func TestSpecsAreOfTheSchema(t *testing.T) {
 			}
 		}
 		for name, want := range files {
-			if got, err := os.ReadFile(filepath.Join(dir, name)); err != nil || !bytes.Equal(got, want) {
-				t.Errorf("%s is not what the schema says (%v). Write it anew: go generate ./providers/%s/spec", name, err, provider)
+			got, err := os.ReadFile(filepath.Join(dir, name))
+			if err != nil {
+				t.Error(err)
+			}
+			if !bytes.Equal(got, want) {
+				t.Errorf("%s is not what the schema says. Write it anew: go generate ./providers/%s/spec", name, provider)
 			}
 		}
 	}

@@ -29,7 +29,7 @@ type Instance struct {
 	Keysets []string
 	// Labels; at most 9, because the service keeps 10 and converge needs one to mark what it made.
 	Labels map[string]string
-	// The host that it runs on, by id. When it is left out, the planner chooses one that is free, healthy and of the instance's type, from the rack with the fewest instances of that type; the plan shows which and why. What was chosen stays.
+	// The host that it runs on, by id. When it is left out, the planner chooses one that is free, healthy and of the instance's type, from the rack with the fewest instances of that type; the plan shows which and why. What was chosen stays; an instance that has to be made anew keeps its host when no other fits.
 	Machine *string
 	// The security group that guards it.
 	NetworkSecurityGroup *string
