@@ -302,7 +302,7 @@ func readPlan(path string) (*plan.File, error) {
 // undo is set, and a failure otherwise.
 //
 // While a run is carried out, memory is collected half as often: it allocates all the time, and what it holds by then, the plan
-// and the document, stays. That takes a sixth of the time away, and a fifth more memory.
+// and the document, stays. That saves about a tenth of the time and costs a fifth more memory.
 func (s *session) carry(run func(engine.ApplyOptions) (engine.Result, error), f applying, undo bool) error {
 	if os.Getenv("GOGC") == "" {
 		defer debug.SetGCPercent(debug.SetGCPercent(200))
