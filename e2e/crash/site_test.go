@@ -354,9 +354,14 @@ var statusOf = map[int]state.RunStatus{0: state.RunApplied, 3: state.RunReverted
 func (s *site) proven(t *template) error {
 	var errs []error
 	wrong := func(format string, args ...any) { errs = append(errs, fmt.Errorf(format, args...)) }
+	var run state.Run
+	var intents map[change]int
+	reads := func(ctx context.Context, store *state.Store) (err error) {
+		run, intents, err = last(ctx, store, t.plan)
+		return err
+	}
 	err := s.look(func(ctx context.Context, store *state.Store) error {
-		run, _, err := last(ctx, store, t.plan)
-		if err != nil {
+		if err := reads(ctx, store); err != nil {
 			return err
 		}
 		if run.Status != statusOf[t.exit] {
@@ -382,7 +387,7 @@ func (s *site) proven(t *template) error {
 		return err
 	}
 	if t.exit == 4 {
-		if err := errors.Join(s.declare(nil), s.must(0, s.resuming()...)); err != nil {
+		if err := errors.Join(s.declare(nil), s.must(0, s.resuming()...), s.look(reads)); err != nil {
 			return errors.Join(append(errs, err)...)
 		}
 	}
@@ -401,16 +406,10 @@ func (s *site) proven(t *template) error {
 		wrong("the world is not as it is without a crash:\n%s", difference(t.after, dump))
 	}
 	counts := s.history.counts()
-	if err := s.look(func(ctx context.Context, store *state.Store) error {
-		_, intents, err := last(ctx, store, t.plan)
-		for c, n := range counts {
-			if n > intents[c] {
-				wrong("%s of %s happened %d times, and the journal has %d intents", c.op, c.at, n, intents[c])
-			}
+	for c, n := range counts {
+		if n > intents[c] {
+			wrong("%s of %s happened %d times, and the journal has %d intents", c.op, c.at, n, intents[c])
 		}
-		return err
-	}); err != nil {
-		return err
 	}
 	for c, n := range counts {
 		most := t.counts[c]
