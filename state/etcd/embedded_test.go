@@ -2,7 +2,9 @@ package etcd
 
 import (
 	"bufio"
+	"bytes"
 	"context"
+	"encoding/binary"
 	"errors"
 	"fmt"
 	"io/fs"
@@ -23,6 +25,7 @@ import (
 	"go.etcd.io/raft/v3"
 
 	"converge.dev/converge/state"
+	"converge.dev/converge/state/etcd/pages"
 )
 
 // TestMain lets the test binary act as the other process of a test.
@@ -419,28 +422,41 @@ func TestChecked(t *testing.T) {
 	if _, err := appliedEntry(ctx, file); !errors.Is(err, context.Canceled) {
 		t.Errorf("cancelled: %v", err)
 	}
-	db, err := openData(file)
+	db, err := pages.Open(file)
 	if err != nil {
 		t.Fatal(err)
 	}
-	var more int64 // where the first page says how many others belong to it
+	var root int64 // where the page is at which the tree begins
 	err = db.View(func(tx *bolt.Tx) error {
-		more = int64(tx.Cursor().Bucket().Root())*int64(db.Info().PageSize) + 12
+		root = int64(tx.Cursor().Bucket().Root()) * int64(db.Info().PageSize)
 		return nil
 	})
+	size := int64(db.Info().PageSize)
 	if err := errors.Join(err, db.Close()); err != nil {
 		t.Fatal(err)
 	}
-	f, err := os.OpenFile(file, os.O_WRONLY, 0)
+	whole, err := os.ReadFile(file)
 	if err != nil {
 		t.Fatal(err)
 	}
-	_, err = f.WriteAt([]byte{0, 0, 1, 0}, more)
-	if err := errors.Join(err, f.Close()); err != nil {
-		t.Fatal(err)
-	}
-	if _, err := appliedEntry(t.Context(), file); err == nil || errors.Is(err, errUnchecked) {
-		t.Errorf("a page that goes on behind the end: %v", err)
+	for name, damage := range map[string]func(page []byte){
+		"a page that goes on behind the end": func(page []byte) { page[14] = 1 },
+		"a branch that grows from itself": func(page []byte) {
+			binary.LittleEndian.PutUint16(page[8:], 1)                          // a branch
+			binary.LittleEndian.PutUint16(page[10:], 1)                         // of one page
+			binary.LittleEndian.PutUint32(page[16:], 16)                        // whose key begins behind this,
+			binary.LittleEndian.PutUint32(page[20:], 1)                         // has a byte,
+			binary.LittleEndian.PutUint64(page[24:], uint64(root)/uint64(size)) // and whose number is its own
+		},
+	} {
+		damaged := bytes.Clone(whole)
+		damage(damaged[root:])
+		if err := os.WriteFile(file, damaged, 0o600); err != nil {
+			t.Fatal(err)
+		}
+		if _, err := appliedEntry(t.Context(), file); err == nil || errors.Is(err, errUnchecked) {
+			t.Errorf("%s: %v", name, err)
+		}
 	}
 	if err := os.Truncate(file, int64(2*os.Getpagesize())); err != nil { // only what says where the tree begins, and nothing of it
 		t.Fatal(err)

@@ -2,16 +2,13 @@ package etcd
 
 import (
 	"context"
-	"encoding/binary"
 	"errors"
 	"fmt"
-	"hash/crc32"
 	"io"
 	"io/fs"
 	"os"
 	"os/exec"
 	"path/filepath"
-	"runtime/debug"
 	"slices"
 	"strings"
 	"time"
@@ -26,6 +23,8 @@ import (
 	"go.etcd.io/etcd/server/v3/storage/wal"
 	"go.etcd.io/etcd/server/v3/storage/wal/walpb"
 	"go.etcd.io/raft/v3/raftpb"
+
+	"converge.dev/converge/state/etcd/pages"
 )
 
 // whole detects, before etcd starts, that the data are damaged, or that the write-ahead log ends before they do: something
@@ -49,39 +48,9 @@ func whole(ctx context.Context, data string) error {
 	return nil
 }
 
-// checkVariable is an environment variable that names a data file, which the process then checks and does nothing else.
-const checkVariable = "CONVERGE_CHECK_DATA"
-
-// checkBytes bounds the memory of that process. The largest store takes a part of it; a page that claims to span
-// millions of pages would take all of the machine's.
-const checkBytes = 512 << 20
-
-// init is all that such a process does. The check runs in its own process, of whatever program this package is in, because
-// bbolt reads pages in its own goroutines, where a damaged one ends the process.
-func init() {
-	file := os.Getenv(checkVariable)
-	if file == "" {
-		return
-	}
-	time.AfterFunc(2*startTimeout, func() { os.Exit(1) }) // the process that waits for it was killed
-	debug.SetMaxStack(64 << 20)                           // a branch page may refer to itself
-	err := unix.Setrlimit(unix.RLIMIT_DATA, &unix.Rlimit{Cur: checkBytes, Max: checkBytes})
-	if err != nil {
-		fmt.Fprintln(os.Stderr, "limit the memory:", err)
-		os.Exit(1)
-	}
-	applied, err := check(file)
-	if err != nil {
-		fmt.Fprintln(os.Stderr, err)
-		os.Exit(1)
-	}
-	fmt.Println(applied)
-	os.Exit(0)
-}
-
 // appliedEntry returns the number of the last log entry in the data file, after another process has checked the whole file.
 func appliedEntry(ctx context.Context, file string) (applied uint64, err error) {
-	db, err := openData(file) // opened here, where a failure is more than a text
+	db, err := pages.Open(file) // opened here, where a failure is more than a text
 	if err != nil {
 		return 0, err
 	}
@@ -89,7 +58,7 @@ func appliedEntry(ctx context.Context, file string) (applied uint64, err error) 
 	ctx, cancel := context.WithTimeoutCause(ctx, startTimeout, errSlow)
 	defer cancel()
 	cmd := exec.CommandContext(ctx, "/proc/self/exe") // even when a newer one is in its place
-	cmd.Env = []string{checkVariable + "=" + file}
+	cmd.Env = []string{pages.Variable + "=" + file}
 	out, err := cmd.Output()
 	var failed *exec.ExitError
 	switch {
@@ -101,71 +70,30 @@ func appliedEntry(ctx context.Context, file string) (applied uint64, err error) 
 	case err != nil:
 		return 0, fmt.Errorf("%w: %w", errUnchecked, err)
 	}
-	_, err = fmt.Sscan(string(out), &applied)
-	return applied, err
-}
-
-// openData opens the data file for reading. The previous owner of the store may have just forked another process, which
-// inherits everything that it holds until it executes its own program. On a busy machine that takes seconds.
-func openData(file string) (*bolt.DB, error) {
-	return bolt.Open(file, 0o400, &bolt.Options{ReadOnly: true, Timeout: releaseTimeout})
-}
-
-// check verifies everything in the data file: its pages as bbolt does when it opens the file for writing; where pages and
-// values end, which bbolt does not check; and the keys as etcd does.
-func check(file string) (applied uint64, err error) {
-	db, err := openData(file)
-	if err != nil {
+	if _, err = fmt.Sscan(string(out), &applied); err != nil {
 		return 0, err
 	}
-	defer func() { err = errors.Join(err, db.Close()) }()
-	err = db.View(func(tx *bolt.Tx) error {
-		if err, wrong := <-tx.Check(); wrong {
-			return err
-		}
-		end := int(tx.Size()) / tx.DB().Info().PageSize
-		next := 0
-		for next < end {
-			p, err := tx.Page(next)
-			if err != nil {
-				return err
-			}
-			if next++; p.Type != "free" {
-				next += p.OverflowCount
-			}
-		}
-		if next > end {
-			return fmt.Errorf("the last page goes on to page %d, and there are %d", next, end)
-		}
-		return tx.ForEach(func(bucket []byte, b *bolt.Bucket) error {
-			c := b.Cursor()
-			for k, v := c.Seek(nil); k != nil; k, v = c.Next() { // First would not return from a small bucket that contains itself
-				crc32.ChecksumIEEE(v) // faults when it ends beyond the file
-				switch {
-				case string(bucket) == "key":
-					if err := revision(k); err != nil {
-						return err
-					}
-				case string(bucket) == "meta" && string(k) == "consistent_index" && len(v) == 8:
-					applied = binary.BigEndian.Uint64(v)
-				}
-			}
-			return nil
-		})
-	})
-	return applied, err
+	return applied, db.View(revisions)
 }
 
-// revision parses a key of the data file as etcd will, which does so in a goroutine of its own, where a panic ends the process.
-func revision(key []byte) (err error) {
+// revisions parses the keys of the data file as etcd will, which does so in a goroutine of its own, where a panic ends the process.
+func revisions(tx *bolt.Tx) (err error) {
+	var key []byte
 	defer func() {
 		if p := recover(); p != nil {
 			err = fmt.Errorf("key %x is not a revision: %v", key, p)
 		}
 	}()
-	mvcc.BytesToBucketKey(key)
-	if len(key) > len(mvcc.NewRevBytes()) && !mvcc.IsTombstone(key) { // what was deleted would exist again
-		return fmt.Errorf("key %x is not a revision: its mark is unknown", key)
+	b := tx.Bucket([]byte("key"))
+	if b == nil {
+		return nil
+	}
+	c := b.Cursor()
+	for key, _ = c.First(); key != nil; key, _ = c.Next() {
+		mvcc.BytesToBucketKey(key)
+		if len(key) > len(mvcc.NewRevBytes()) && !mvcc.IsTombstone(key) { // what was deleted would exist again
+			return fmt.Errorf("key %x is not a revision: its mark is unknown", key)
+		}
 	}
 	return nil
 }
@@ -243,9 +171,6 @@ func (e *DamagedDataError) Error() string {
 // Unwrap returns the cause.
 func (e *DamagedDataError) Unwrap() error { return e.Err }
 
-// releaseTimeout is how long the previous owner may still hold the data.
-const releaseTimeout = 20 * time.Second
-
 // startTimeout is how long a member may take to answer: a start that reads a long log from a slow disk takes seconds.
 const startTimeout = time.Minute
 
@@ -254,6 +179,6 @@ func held(err error) bool {
 	return errors.Is(err, berrors.ErrTimeout) || errors.Is(err, fileutil.ErrLocked)
 }
 
-var errSlow = fmt.Errorf("it did not answer within %s", startTimeout)
-
 var errUnchecked = errors.New("nothing could look at it")
+
+var errSlow = fmt.Errorf("it did not answer within %s", startTimeout)
