@@ -41,6 +41,7 @@ type System struct {
 
 // Run carries out one command and returns its exit status.
 func Run(sys System) int {
+	collect.begin()
 	a := &app{sys: sys, env: environment(sys.Environ), out: &output{w: sys.Stdout}, err: &output{w: sys.Stderr}}
 	a.log, a.scrubber = slog.New(slog.DiscardHandler), secret.NewScrubber()
 	ctx, stop := a.listen(context.Background())
