@@ -18,6 +18,8 @@ import (
 	"strings"
 	"syscall"
 	"time"
+
+	"github.com/prometheus/procfs"
 )
 
 var (
@@ -78,7 +80,8 @@ type bencher struct {
 // A cost is what one process took.
 type cost struct {
 	wall time.Duration
-	rss  int64  // bytes
+	rss  int64  // bytes of memory at its peak, pages of files included, which the kernel keeps once for all processes
+	own  uint64 // of them, those that are the process's alone
 	said string // its output
 }
 
@@ -103,8 +106,13 @@ func execute(program, at string, code int, args ...string) (cost, error) {
 	cmd.Stdout, cmd.Stderr = &out, &out
 	cmd.Env = append(os.Environ(), "NO_COLOR=1", "CONVERGE_IN_AUTOMATION=", "TF_IN_AUTOMATION=", "CI=") // the output for people is read
 	begin := time.Now()
-	err := cmd.Run()
+	if err := cmd.Start(); err != nil {
+		return cost{}, err
+	}
+	own := sampled(cmd.Process.Pid)
+	err := cmd.Wait()
 	took := time.Since(begin)
+	mine := own()
 	var exit *exec.ExitError
 	if err != nil && !errors.As(err, &exit) {
 		return cost{}, err
@@ -114,7 +122,37 @@ func execute(program, at string, code int, args ...string) (cost, error) {
 		return cost{}, fmt.Errorf("%s: exit %d: %s", strings.Join(cmd.Args, " "), cmd.ProcessState.ExitCode(), text[max(0, len(text)-2000):])
 	}
 	usage := cmd.ProcessState.SysUsage().(*syscall.Rusage)
-	return cost{took, usage.Maxrss << 10, out.String()}, nil
+	return cost{took, usage.Maxrss << 10, mine, out.String()}, nil
+}
+
+// sampled looks at the memory of a process that is not of files every few milliseconds, until the function that it returns is
+// called. That returns the most it has seen, in bytes: the kernel keeps no peak of it.
+func sampled(pid int) (most func() uint64) {
+	stop, seen := make(chan struct{}), make(chan uint64, 1)
+	go func() {
+		var most uint64
+		tick := time.NewTicker(5 * time.Millisecond)
+		defer tick.Stop()
+		for {
+			select {
+			case <-stop:
+				seen <- most
+				return
+			case <-tick.C:
+			}
+			p, err := procfs.NewProc(pid)
+			if err != nil {
+				continue // it has ended
+			}
+			if status, err := p.NewStatus(); err == nil {
+				most = max(most, status.RssAnon)
+			}
+		}
+	}()
+	return func() uint64 {
+		close(stop)
+		return <-seen
+	}
 }
 
 // folder creates a folder with a document, and with the configuration for converge.
