@@ -34,7 +34,7 @@ func Fake(t testing.TB) *Switch {
 	if err != nil {
 		t.Fatal(err)
 	}
-	m, errs := model.NewDatabaseModel(vswitch.Schema(), tables)
+	m, errs := model.NewDatabaseModel(vswitch.Parsed(), tables)
 	if len(errs) > 0 {
 		t.Fatal(errs)
 	}

@@ -215,7 +215,7 @@ var reported = []string{"bond_active_slave", "cfm_flap_count", "datapath_version
 // Dump returns what the database holds below the row of Open_vSwitch as text, without what changes by itself.
 func (s *Switch) Dump(t testing.TB) string {
 	t.Helper()
-	tables := maps.Clone(vswitch.Schema().Tables)
+	tables := maps.Clone(vswitch.Parsed().Tables)
 	delete(tables, vswitch.OpenvSwitchTable)
 	var reads []ovsdb.Operation
 	for table := range tables {

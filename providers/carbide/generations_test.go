@@ -44,7 +44,7 @@ func TestLawsOfGenerations(t *testing.T) {
 			}
 			sample := slices.DeleteFunc(carbidetest.Cases(hosts(t), world(withHosts)), func(c providertest.Case) bool { return other(c.Kind) || c.Name == "guarded" })
 			providertest.Run(t, providertest.Suite{
-				Kinds: kinds, Cases: sample, Open: world(), Parallel: true,
+				Kinds: kinds, Cases: sample, Open: world(), Direct: true, Parallel: true,
 			})
 		})
 	}

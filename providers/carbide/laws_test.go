@@ -76,6 +76,7 @@ func TestLawsOlderServer(t *testing.T) {
 		Cases:    carbidetest.CasesOlder(hosts(t), world(old, withHosts)),
 		Open:     world(old),
 		Only:     only,
+		Direct:   true,
 		Parallel: true,
 	})
 }
@@ -90,6 +91,7 @@ func TestLawsWithoutNVLink(t *testing.T) {
 			w.Provider.Kinds = slices.DeleteFunc(w.Provider.Kinds, func(k providers.Served) bool { return other(k.Name) })
 			return w
 		},
+		Direct:   true,
 		Parallel: true,
 	})
 }

@@ -55,7 +55,7 @@ func newDB(o Options, nouns map[string]noun) (*db, error) {
 	if err != nil {
 		return nil, err
 	}
-	m, errs := model.NewDatabaseModel(vswitch.Schema(), tables)
+	m, errs := model.NewDatabaseModel(vswitch.Parsed(), tables)
 	if len(errs) > 0 {
 		return nil, errors.Join(errs...)
 	}

@@ -104,8 +104,9 @@ func TestLaws(t *testing.T) {
 	}
 	on(t, func(t *testing.T, s *ovstest.Switch) {
 		providertest.Run(t, providertest.Suite{
-			Kinds: schemas.Kinds(),
-			Cases: cases,
+			Kinds:  schemas.Kinds(),
+			Cases:  cases,
+			Direct: s.Real,
 			Open: func(t *testing.T) providertest.World {
 				s.Clear(t)
 				return providertest.World{

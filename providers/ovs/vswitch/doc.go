@@ -2,3 +2,8 @@
 package vswitch
 
 //go:generate go run github.com/ovn-org/libovsdb/cmd/modelgen -p vswitch -o . /usr/share/openvswitch/vswitch.ovsschema
+
+import "sync"
+
+// Parsed returns [Schema], which decodes 40 KiB of JSON each time. It is not to be changed.
+var Parsed = sync.OnceValue(Schema)
