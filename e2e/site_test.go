@@ -12,9 +12,7 @@ import (
 	"os/exec"
 	"path/filepath"
 	"regexp"
-	"runtime"
 	"slices"
-	"strconv"
 	"strings"
 	"sync"
 	"syscall"
@@ -24,6 +22,7 @@ import (
 	"converge.dev/converge/engine/plan"
 	"converge.dev/converge/internal/carbidesim"
 	"converge.dev/converge/internal/carbidesim/devcert"
+	"converge.dev/converge/internal/torture"
 	"converge.dev/converge/providers/carbide/forge"
 )
 
@@ -46,18 +45,10 @@ func TestMain(m *testing.M) {
 			return 1
 		}
 		flag.Parse()
-		if f := flag.Lookup("test.parallel"); f.Value.String() == f.DefValue {
-			if err := f.Value.Set(strconv.Itoa(waiting * runtime.GOMAXPROCS(0))); err != nil {
-				panic(err) // it is a number
-			}
-		}
+		torture.Together(3) // they wait for leases to expire and for calls that may come late
 		return m.Run()
 	}())
 }
-
-// waiting is how many tests run for each processor, unless -parallel is set: they mostly wait, for leases to expire and for
-// calls that may come late.
-const waiting = 3
 
 // patience is how long anything may take before a test gives up.
 const patience = 5 * time.Minute

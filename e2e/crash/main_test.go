@@ -8,6 +8,8 @@ import (
 	"path/filepath"
 	"testing"
 	"time"
+
+	"converge.dev/converge/internal/torture"
 )
 
 var (
@@ -27,6 +29,7 @@ const patience = 3 * time.Minute
 
 func TestMain(m *testing.M) {
 	flag.Parse()
+	torture.Together(8) // they wait for leases to expire
 	os.Exit(func() int {
 		var err error
 		if scratch, err = os.MkdirTemp("/dev/shm", "crash"); err != nil {

@@ -11,6 +11,7 @@ import (
 	"flag"
 	"fmt"
 	"os"
+	"runtime"
 	"slices"
 	"strings"
 	"sync"
@@ -46,6 +47,18 @@ func Worlds(t *testing.T, sample, push, nightly int) {
 
 // Full reports whether the promised figures are to be reached, not a sample.
 func Full() bool { return Scale(0, 1, 1) == 1 }
+
+// Together lets n tests of a package run for each processor, for tests that mostly wait. It is called by TestMain once flags are
+// parsed, and leaves -parallel alone where it is set.
+func Together(n int) {
+	f := flag.Lookup("test.parallel")
+	if f.Value.String() != f.DefValue {
+		return
+	}
+	if err := f.Value.Set(fmt.Sprint(n * runtime.GOMAXPROCS(0))); err != nil {
+		panic(err) // it is a number
+	}
+}
 
 // Coverage counts how often each of a set of things was reached.
 type Coverage struct {
