@@ -403,6 +403,23 @@ func TestEarlyElection(t *testing.T) {
 	}
 }
 
+// TestCheckedEarly: the process that checks a data file is done before etcd is initialized, which would take it longer.
+func TestCheckedEarly(t *testing.T) {
+	program, err := os.Executable()
+	if err != nil {
+		t.Fatal(err)
+	}
+	cmd := exec.CommandContext(t.Context(), program)
+	cmd.Env = []string{pages.Variable + "=" + filepath.Join(t.TempDir(), "none"), "GODEBUG=inittrace=1"}
+	out, err := cmd.CombinedOutput()
+	if err == nil || !bytes.Contains(out, []byte("no such file")) || !bytes.Contains(out, []byte("init os ")) {
+		t.Fatalf("%v: %s", err, out)
+	}
+	if bytes.Contains(out, []byte("init go.etcd.io/etcd/server/")) {
+		t.Errorf("etcd was initialized first:\n%s", out)
+	}
+}
+
 // TestChecked: a data file that kills the checking process is an error here, and not damage where it could not be checked.
 func TestChecked(t *testing.T) {
 	dir := t.TempDir()
@@ -439,23 +456,51 @@ func TestChecked(t *testing.T) {
 	if err != nil {
 		t.Fatal(err)
 	}
-	for name, damage := range map[string]func(page []byte){
-		"a page that goes on behind the end": func(page []byte) { page[14] = 1 },
-		"a branch that grows from itself": func(page []byte) {
-			binary.LittleEndian.PutUint16(page[8:], 1)                          // a branch
-			binary.LittleEndian.PutUint16(page[10:], 1)                         // of one page
-			binary.LittleEndian.PutUint32(page[16:], 16)                        // whose key begins behind this,
-			binary.LittleEndian.PutUint32(page[20:], 1)                         // has a byte,
-			binary.LittleEndian.PutUint64(page[24:], uint64(root)/uint64(size)) // and whose number is its own
-		},
+	// branch makes a page a branch of one other, whose key is a byte behind it.
+	branch := func(page []byte, number uint64) {
+		binary.LittleEndian.PutUint16(page[8:], 1)
+		binary.LittleEndian.PutUint16(page[10:], 1)
+		binary.LittleEndian.PutUint32(page[16:], 16)
+		binary.LittleEndian.PutUint32(page[20:], 1)
+		binary.LittleEndian.PutUint64(page[24:], number)
+	}
+	for _, c := range []struct {
+		name, says string
+		damage     func(data []byte)
+	}{
+		{"a page that goes on behind the end", "goes on to page", func(data []byte) { data[root+14] = 1 }},
+		{"a branch that grows from itself", "", func(data []byte) { branch(data[root:], uint64(root/size)) }},
+		{"a small bucket that contains itself", `"meta" has no page of its own`, func(data []byte) {
+			head := append([]byte("meta"), make([]byte, 16)...) // its name, and that it has no page of its own
+			for at := bytes.Index(data, head); at >= 0; at = bytes.Index(data, head) {
+				branch(data[at+len(head):], 0)
+				data[at+len(head)-1] = 1 // so that it is not found again
+			}
+		}},
 	} {
 		damaged := bytes.Clone(whole)
-		damage(damaged[root:])
+		c.damage(damaged)
 		if err := os.WriteFile(file, damaged, 0o600); err != nil {
 			t.Fatal(err)
 		}
-		if _, err := appliedEntry(t.Context(), file); err == nil || errors.Is(err, errUnchecked) {
-			t.Errorf("%s: %v", name, err)
+		if _, err := appliedEntry(t.Context(), file); err == nil || errors.Is(err, errUnchecked) || !strings.Contains(err.Error(), c.says) {
+			t.Errorf("%s: %v", c.name, err)
+		}
+	}
+	for name, key := range map[string]string{"short": "abc", "of an unknown mark": "\x00\x00\x00\x00\x00\x00\x00\x02_\x00\x00\x00\x00\x00\x00\x00\x00x"} {
+		if err := os.WriteFile(file, whole, 0o600); err != nil {
+			t.Fatal(err)
+		}
+		db, err := bolt.Open(file, 0o600, nil)
+		if err != nil {
+			t.Fatal(err)
+		}
+		err = db.Update(func(tx *bolt.Tx) error { return tx.Bucket([]byte("key")).Put([]byte(key), []byte("x")) })
+		if err := errors.Join(err, db.Close()); err != nil {
+			t.Fatal(err)
+		}
+		if _, err := appliedEntry(t.Context(), file); err == nil || !strings.Contains(err.Error(), "is not a revision") {
+			t.Errorf("a key %s: %v", name, err)
 		}
 	}
 	if err := os.Truncate(file, int64(2*os.Getpagesize())); err != nil { // only what says where the tree begins, and nothing of it
