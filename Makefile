@@ -31,13 +31,13 @@ RACED := ./schema/... ./providers/... ./state/... ./engine/... ./internal/...
 TWICE := ./schema/... ./providers/carbide/...
 
 .PHONY: test
-test: deps ## all tests, against real daemons too (20 min)
+test: deps ## all tests, against real daemons too (15 min)
 	CONVERGE_REAL=1 go test -count=1 -timeout 20m $(TESTFLAGS) $(TWICE) $$(go list ./... | grep -vxF "$$(go list $(RACED))")
 	cd e2e/outside && go test -count=1 ./...
 	CONVERGE_REAL=1 go test -count=1 -race -timeout 20m $(TESTFLAGS) $(RACED)
 
 .PHONY: torture
-torture: deps ## prove docs/reliability.md at the promised figures: crashes, split brains, faults, mutated input (30 min; NIGHTLY=1: for hours)
+torture: deps ## prove docs/reliability.md at the promised figures: crashes, split brains, faults, mutated input (25 min; NIGHTLY=1: for hours)
 	e2e/torture.sh $(if $(NIGHTLY),nightly,push)
 
 .PHONY: unit

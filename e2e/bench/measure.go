@@ -4,6 +4,7 @@ import (
 	"bufio"
 	"bytes"
 	"context"
+	"errors"
 	"fmt"
 	"os"
 	"os/exec"
@@ -202,6 +203,9 @@ func (b *bencher) carbide() error {
 		})
 		if err != nil {
 			return err
+		}
+		if plan.own == 0 {
+			return errors.New("the memory of a plan was not seen while it ran")
 		}
 		b.row(s.ratio, "no-op plan of %d against the simulator", s.n).time(plan.wall, floor.Took)
 		b.row(s.memory*(1<<20), "no-op plan of %d: memory of its own", s.n).bytes(int64(plan.own))
