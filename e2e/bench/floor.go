@@ -1,11 +1,14 @@
 package main
 
 import (
+	"bytes"
 	"context"
 	"encoding/json"
+	"errors"
 	"fmt"
 	"net/url"
 	"os"
+	"slices"
 	"strconv"
 	"time"
 
@@ -29,9 +32,13 @@ var floors = map[string]func(ctx context.Context, args []string) (done, error){
 		return timed(func() error { return read(ctx, args[0]) })
 	},
 	"commit": commit,
+	"carry":  carry,
 	"look":   look,
 	"make":   create,
 }
+
+// recorded is the prefix of the recorded resources.
+const recorded = "/converge/bench/resource/"
 
 // done is what a floor reports at its end.
 type done struct {
@@ -80,7 +87,12 @@ func read(ctx context.Context, dir string) error {
 		return err
 	}
 	defer end()
-	found, err := client.Get(ctx, "/converge/bench/resource/", clientv3.WithPrefix())
+	return records(ctx, client)
+}
+
+// records decodes the recorded resources in a store.
+func records(ctx context.Context, client *clientv3.Client) error {
+	found, err := client.Get(ctx, recorded, clientv3.WithPrefix())
 	if err != nil {
 		return err
 	}
@@ -95,6 +107,60 @@ func read(ctx context.Context, dir string) error {
 
 // commit repeats the transactions of one store after a revision in another, each when the previous one is on the disk.
 func commit(ctx context.Context, args []string) (done, error) {
+	return replay(ctx, args, func(client *clientv3.Client, txns [][]clientv3.Op) error {
+		for _, ops := range txns {
+			if _, err := client.Txn(ctx).Then(ops...).Commit(); err != nil {
+				return err
+			}
+		}
+		return nil
+	})
+}
+
+// carry decodes a document, the file of a world and the records in a store. Then it commits, writes a line for each change of a
+// record, as it happens, and in the end the world as it became.
+func carry(ctx context.Context, args []string) (done, error) {
+	document, was, becomes := args[3], args[4], args[5]
+	text, err := os.ReadFile(becomes)
+	if err != nil {
+		return done{}, err
+	}
+	var world any
+	if err := json.Unmarshal(text, &world); err != nil {
+		return done{}, err
+	}
+	return replay(ctx, args, func(client *clientv3.Client, txns [][]clientv3.Op) error {
+		if err := errors.Join(decode(document), decode(was), records(ctx, client)); err != nil {
+			return err
+		}
+		journal, err := os.Create(was + ".journal")
+		if err != nil {
+			return err
+		}
+		defer journal.Close()
+		for _, ops := range txns {
+			if _, err := client.Txn(ctx).Then(ops...).Commit(); err != nil {
+				return err
+			}
+			for _, op := range ops {
+				if !bytes.HasPrefix(op.KeyBytes(), []byte(recorded)) {
+					continue
+				}
+				if _, err := journal.Write(slices.Concat(op.KeyBytes(), op.ValueBytes())); err != nil {
+					return err
+				}
+			}
+		}
+		text, err := json.MarshalIndent(world, "", "  ")
+		if err != nil {
+			return err
+		}
+		return os.WriteFile(was, text, 0o600)
+	})
+}
+
+// replay starts etcd on the store args[1], and does something with the transactions of the store args[0] after revision args[2].
+func replay(ctx context.Context, args []string, do func(*clientv3.Client, [][]clientv3.Op) error) (done, error) {
 	since, err := strconv.ParseInt(args[2], 10, 64)
 	if err != nil {
 		return done{}, err
@@ -109,12 +175,7 @@ func commit(ctx context.Context, args []string) (done, error) {
 			return err
 		}
 		defer end()
-		for _, ops := range txns {
-			if _, err := client.Txn(ctx).Then(ops...).Commit(); err != nil {
-				return err
-			}
-		}
-		return nil
+		return do(client, txns)
 	})
 	d.Revision = last
 	for _, ops := range txns {

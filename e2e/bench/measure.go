@@ -6,6 +6,7 @@ import (
 	"context"
 	"errors"
 	"fmt"
+	"io/fs"
 	"os"
 	"os/exec"
 	"path/filepath"
@@ -134,8 +135,8 @@ func benchmark(test, dir, names string) (map[string]time.Duration, error) {
 	return took, nil
 }
 
-// world applies and destroys sites on the fake world, with the embedded store and its durable journal. The floor repeats the
-// commits that this left in the store.
+// world applies and destroys sites on the fake world, with the embedded store and its durable journal. The floor decodes the
+// document, the world and the records, repeats the commits that this left in the store, and writes the world as it became.
 func (b *bencher) world() error {
 	return measure([]scale{{n: 1_000}, {n: 10_000, ratio: 2}}, func(s scale, round int) error {
 		at, err := b.folder(fmt.Sprintf("world-%d-%d", s.n, round), fmt.Sprint("networks:", s.n), "fake: {world: world.json}\n")
@@ -144,9 +145,16 @@ func (b *bencher) world() error {
 		}
 		var floor done // has all that converge stored up to its revision
 		both := func(args ...string) (took time.Duration, err error) {
+			was, err := os.ReadFile(filepath.Join(at, "world.json"))
+			if errors.Is(err, fs.ErrNotExist) {
+				was, err = []byte("{}"), nil
+			}
+			if err := errors.Join(err, os.WriteFile(filepath.Join(at, "was.json"), was, 0o600)); err != nil {
+				return 0, err
+			}
 			c, err := b.run(at, 0, args...)
 			if err == nil {
-				floor, err = b.floor(at, "commit", store, "floor", fmt.Sprint(floor.Revision))
+				floor, err = b.floor(at, "carry", store, "floor", fmt.Sprint(floor.Revision), "site.json", "was.json", "world.json")
 			}
 			return c.wall, err
 		}
