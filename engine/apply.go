@@ -18,14 +18,14 @@ import (
 // *HeldError, *StaleError, *SpentError or *state.LockedError when nothing was changed; with ErrInterrupted or another
 // error when the run is open. How the run ended otherwise is in the result.
 func (e *Engine) Apply(ctx context.Context, p *plan.Plan, o ApplyOptions) (Result, error) {
-	if err := e.acceptable(p, o); err != nil {
-		return Result{}, err
-	}
-	body, digest, err := p.Encode()
+	saved, err := p.Encode()
 	if err != nil {
 		return Result{}, err
 	}
-	if run, spent, err := e.o.Store.Spent(ctx, digest); err != nil {
+	if err := e.acceptable(p, saved.Approval, o); err != nil {
+		return Result{}, err
+	}
+	if run, spent, err := e.o.Store.Spent(ctx, saved.Digest); err != nil {
 		return Result{}, err
 	} else if spent {
 		return Result{}, &SpentError{run}
@@ -45,7 +45,7 @@ func (e *Engine) Apply(ctx context.Context, p *plan.Plan, o ApplyOptions) (Resul
 			if err := e.rememberServers(ctx, lock, p); err != nil {
 				return Result{}, err
 			}
-			run, log, err := e.begin(ctx, lock, p, op, body, digest, o)
+			run, log, err := e.begin(ctx, lock, p, op, saved, o)
 			if err != nil || p.Empty() {
 				return Result{Run: run}, err
 			}
@@ -55,7 +55,7 @@ func (e *Engine) Apply(ctx context.Context, p *plan.Plan, o ApplyOptions) (Resul
 }
 
 // acceptable refuses what the plan itself shows, and the options do not allow.
-func (e *Engine) acceptable(p *plan.Plan, o ApplyOptions) error {
+func (e *Engine) acceptable(p *plan.Plan, approval string, o ApplyOptions) error {
 	for _, check := range []func() error{p.Check, p.CheckDocument} {
 		if err := check(); err != nil {
 			return err
@@ -72,8 +72,8 @@ func (e *Engine) acceptable(p *plan.Plan, o ApplyOptions) error {
 	if p.Partial() && !o.AllowPartial {
 		return &UnknownError{Unknown: p.Unknown, Omitted: p.Omitted}
 	}
-	if steps := p.Irreversible(); len(steps) > 0 && !p.ApprovedBy(o.Approve) {
-		return &ApprovalError{Approval: p.Approval(), Given: o.Approve, Steps: steps}
+	if steps := p.Irreversible(); (len(steps) > 0 || o.Approve != "" && !p.Empty()) && !plan.Approves(o.Approve, approval) {
+		return &ApprovalError{Approval: approval, Given: o.Approve, Steps: steps}
 	}
 	return nil
 }
@@ -153,7 +153,7 @@ func (e *Engine) admissible(ctx context.Context, p *plan.Plan, recorded []state.
 
 // begin stores the document and the plan, marks the plan as spent, and opens the run with the first record of its journal, in
 // this order: a crash in between leaves nothing that another run could trip over.
-func (e *Engine) begin(ctx context.Context, lock *state.Lock, p *plan.Plan, op string, body []byte, digest string, o ApplyOptions) (run state.Run, log *journal.Log, err error) {
+func (e *Engine) begin(ctx context.Context, lock *state.Lock, p *plan.Plan, op string, saved plan.Saved, o ApplyOptions) (run state.Run, log *journal.Log, err error) {
 	if err := lock.Held(); err != nil { // a process that stood still since it took the lock writes nothing, not even what needs no lock
 		return run, nil, err
 	}
@@ -163,7 +163,7 @@ func (e *Engine) begin(ctx context.Context, lock *state.Lock, p *plan.Plan, op s
 	}
 	now := e.o.Now()
 	run = state.Run{
-		ID: e.o.NewID(now), Op: op, Status: state.RunOpen, Plan: digest, Serial: p.Site.Serial, By: e.o.Who,
+		ID: e.o.NewID(now), Op: op, Status: state.RunOpen, Plan: saved.Digest, Serial: p.Site.Serial, By: e.o.Who,
 		Epoch: lock.Epoch(), Started: now.UTC(), Steps: len(p.Steps), OnFail: string(o.OnFailure), Complete: p.Complete() && p.Worked == worked,
 	}
 	if !p.Destroy && len(p.Document) > 0 {
@@ -185,7 +185,7 @@ func (e *Engine) begin(ctx context.Context, lock *state.Lock, p *plan.Plan, op s
 		run.Status = state.RunApplied
 		return run, nil, nil
 	}
-	if run.Body, err = e.o.Store.PutBlob(ctx, body); err != nil {
+	if run.Body, err = e.o.Store.PutBlob(ctx, saved.Data); err != nil {
 		return run, nil, err
 	}
 	for _, point := range []string{"plan.put.after", "run.open.before"} {
@@ -193,10 +193,10 @@ func (e *Engine) begin(ctx context.Context, lock *state.Lock, p *plan.Plan, op s
 			return run, nil, err
 		}
 	}
-	log, err = journal.Start(ctx, e.o.Store, lock, run.ID, digest,
-		[]state.Guard{e.o.Store.UnspentGuard(digest)}, []state.Op{e.o.Store.SpentOp(digest, run.ID), e.o.Store.PutRunOp(run)})
+	log, err = journal.Start(ctx, e.o.Store, lock, run.ID, saved.Digest,
+		[]state.Guard{e.o.Store.UnspentGuard(saved.Digest)}, []state.Op{e.o.Store.SpentOp(saved.Digest, run.ID), e.o.Store.PutRunOp(run)})
 	if errors.Is(err, state.ErrGuard) {
-		if by, spent, serr := e.o.Store.Spent(ctx, digest); serr == nil && spent {
+		if by, spent, serr := e.o.Store.Spent(ctx, saved.Digest); serr == nil && spent {
 			return run, nil, &SpentError{by}
 		}
 	}

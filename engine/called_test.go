@@ -8,7 +8,6 @@ import (
 	"testing"
 
 	"converge.dev/converge/engine"
-	"converge.dev/converge/engine/diff"
 	"converge.dev/converge/engine/plan"
 	"converge.dev/converge/internal/enginetest"
 	"converge.dev/converge/providers"
@@ -85,7 +84,7 @@ func TestCalledAgainBesideOthers(t *testing.T) {
 						}
 						have := thingOf(t, s, theNet.Scope, theNet.Kind, id).Spec
 						theirs := have.Clone()
-						if c.edit(theirs); !diff.Same(have, theirs) {
+						if c.edit(theirs); !have.Equal(theirs) {
 							t.Errorf("left as %v: %s is written over", have, c.says)
 						}
 						if res.Run.Status != state.RunPartial || len(res.Differences) != 1 || !strings.Contains(res.Differences[0].Detail, c.says) {
@@ -302,7 +301,7 @@ func TestCalledAgainHalfway(t *testing.T) {
 				if c.says != "" {
 					want, end = schema.Object{"rules": c.there}, state.RunPartial
 				}
-				if res.Run.Status != end || !diff.Same(have, want) {
+				if res.Run.Status != end || !have.Equal(want) {
 					t.Errorf("ended %s with %v, want %s with %v: %s", res.Run.Status, have, end, want, res.Run.Message)
 				}
 				if c.says != "" && (len(res.Differences) != 1 || !strings.Contains(res.Differences[0].Detail, c.says)) {

@@ -360,15 +360,14 @@ func (e *Engine) owners(ctx context.Context, in *plan.Input, at map[plan.Place]b
 			if !known[p][t.ID] && !chosen[t.Mark.Ref] {
 				continue
 			}
-			e.o.Kinds[p.Kind].EachRef(t.Spec.Clone(), func(kind, id string) string {
+			for kind, id := range e.o.Kinds[p.Kind].Refs(t.Spec) {
 				to := plan.PlaceOf(e.o.Kinds.Target(p.Scope, kind, ""))
 				if !known[to][id] {
 					if ref, ours := owned(to)[id]; ours {
 						more = append(more, ref)
 					}
 				}
-				return id
-			})
+			}
 		}
 	}
 	return schema.SortRefs(more), err

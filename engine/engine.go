@@ -95,7 +95,7 @@ func (e *Engine) Close() error {
 type ApplyOptions struct {
 	OnFailure    apply.OnFailure // apply.Rollback when empty
 	AllowPartial bool            // continue although some scopes are unknown, or some resources are left out
-	Approve      string          // the approval of the plan, or a prefix of it: required when a step cannot be undone exactly. See Rollback
+	Approve      string          // the approval of the plan, or a prefix of it: required when a step cannot be undone exactly, and never that of another plan. See Rollback
 	Keep         int             // for a rollback: how many of the first steps of the run are not undone
 	Interrupt    <-chan struct{} // when closed, no more steps are started; those in flight finish
 }

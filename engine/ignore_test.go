@@ -8,7 +8,6 @@ import (
 	"testing"
 
 	"converge.dev/converge/engine"
-	"converge.dev/converge/engine/diff"
 	"converge.dev/converge/engine/event"
 	"converge.dev/converge/engine/plan"
 	"converge.dev/converge/internal/enginetest"
@@ -120,7 +119,7 @@ func TestChangeLeavesIgnored(t *testing.T) {
 	}
 	s.Converge(t, s.Document(t, map[string]string{"site/far.net/n": `{"cidr": "10.0.0.0/8"` + spare}))
 	want := schema.Object{"cidr": "10.0.0.0/8", "labels": map[string]any{"b": "theirs", "c": "too"}, "size": int64(9)}
-	if have := thingOf(t, s, theNet.Scope, theNet.Kind, r.ID).Spec; !diff.Same(have, want) {
+	if have := thingOf(t, s, theNet.Scope, theNet.Kind, r.ID).Spec; !have.Equal(want) {
 		t.Errorf("left as %v", have)
 	}
 }
@@ -195,7 +194,7 @@ func TestUndoLeavesIgnored(t *testing.T) {
 				if c.before == bare+spare {
 					delete(want["labels"].(map[string]any), "a")
 				}
-				if have := find().Spec; !diff.Same(have, want) {
+				if have := find().Spec; !have.Equal(want) {
 					t.Errorf("left as %v", have)
 				}
 				if p := s.Plan(t, s.Document(t, map[string]string{"site/far.net/n": c.before}), plan.Options{}); strings.HasSuffix(c.before, spare) && !p.Empty() {
@@ -289,7 +288,7 @@ func TestReplacedWithWhatIsIgnored(t *testing.T) {
 			if c.wantedGuard != "stranger" {
 				want["guard"] = rec("far.guard", c.wantedGuard)
 			}
-			if have := thingOf(t, s, schema.ScopeSite, "far.host", rec("far.host", "h")).Spec; !diff.Same(have, want) {
+			if have := thingOf(t, s, schema.ScopeSite, "far.host", rec("far.host", "h")).Spec; !have.Equal(want) {
 				t.Errorf("made anew as %v, want %v", have, want)
 			}
 			if again := s.Plan(t, next, plan.Options{}); !again.Empty() {

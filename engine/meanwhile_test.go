@@ -6,7 +6,6 @@ import (
 	"testing"
 
 	"converge.dev/converge/engine"
-	"converge.dev/converge/engine/diff"
 	"converge.dev/converge/engine/event"
 	"converge.dev/converge/engine/plan"
 	"converge.dev/converge/internal/enginetest"
@@ -79,7 +78,7 @@ func TestUndoingBesideOthers(t *testing.T) {
 			if err != nil {
 				t.Fatal(err)
 			}
-			if have := thingOf(t, s, theNet.Scope, theNet.Kind, id).Spec; !diff.Same(have, c.left) {
+			if have := thingOf(t, s, theNet.Scope, theNet.Kind, id).Spec; !have.Equal(c.left) {
 				t.Errorf("left as %v, want %v", have, c.left)
 			}
 			switch {

@@ -333,6 +333,23 @@ func TestQuarantineBeforeBlindDeletes(t *testing.T) {
 	})
 }
 
+// A plan that can be undone needs no approval, but the approval of another plan is not taken for one.
+func TestApprovalOfAnotherPlan(t *testing.T) {
+	s := enginetest.New()
+	p, other := s.Plan(t, s.Document(t, base), plan.Options{}), s.Plan(t, s.Document(t, twelve), plan.Options{})
+	var wrong *engine.ApprovalError
+	if _, err := s.Apply(p, engine.ApplyOptions{Approve: other.Approval()}); !errors.As(err, &wrong) || wrong.Approval != p.Approval() || len(wrong.Steps) != 0 {
+		t.Fatal(err)
+	}
+	if res, err := s.Apply(p, engine.ApplyOptions{Approve: p.Approval()}); err != nil || res.Run.Status != state.RunApplied {
+		t.Fatal(res.Run.Status, err)
+	}
+	empty := s.Plan(t, s.Document(t, base), plan.Options{})
+	if res, err := s.Apply(empty, engine.ApplyOptions{Approve: p.Approval()}); err != nil || len(empty.Steps) != 0 { // it was carried out meanwhile
+		t.Fatal(res.Run.Status, err)
+	}
+}
+
 // What cannot be undone exactly needs the approval of that very plan.
 func TestIrreversibleNeedsApproval(t *testing.T) {
 	s := enginetest.New()

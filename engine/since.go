@@ -220,7 +220,7 @@ func alike(a, b *state.Record) bool {
 		return (a == nil || a.Gone) == (b == nil || b.Gone)
 	}
 	return a.Incarnation == b.Incarnation && a.Protect == b.Protect && a.OnRemove == b.OnRemove && slices.Equal(a.After, b.After) && slices.Equal(a.Ignore, b.Ignore) && a.Name == b.Name &&
-		diff.Same(a.Spec, b.Spec)
+		a.Spec.Equal(b.Spec)
 }
 
 // compare refuses what is no longer as the run left it, and what something else now refers to.

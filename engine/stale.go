@@ -81,7 +81,7 @@ func sameRecord(a, b *state.Record) bool {
 	if a == nil || b == nil {
 		return a == b
 	}
-	return a.ID == b.ID && a.Incarnation == b.Incarnation && a.Gone == b.Gone && a.Name == b.Name && a.Run == b.Run && diff.Same(a.Spec, b.Spec)
+	return a.ID == b.ID && a.Incarnation == b.Incarnation && a.Gone == b.Gone && a.Name == b.Name && a.Run == b.Run && a.Spec.Equal(b.Spec)
 }
 
 // changedSince returns how a thing differs from what a step expects; empty when it does not.
@@ -99,7 +99,7 @@ func (e *Engine) changedSince(s *plan.Step, have *providers.Thing, names plan.Na
 	}
 	kind := e.o.Kinds[s.Ref.Kind]
 	now := diff.Named(kind, have.Spec, names.In(s.Ref.Scope))
-	if now.Digest() == s.Fingerprint() {
+	if s.Before != nil && now.Equal(s.Before) {
 		return ""
 	}
 	same := func(_, id string) string { return id }

@@ -172,11 +172,11 @@ func ordered(t testing.TB, p map[string]any) []byte {
 	if err := json.Unmarshal(edited, &typed); err != nil {
 		return edited
 	}
-	again, _, err := typed.Encode()
-	if err != nil || len(again) != len(edited) { // an edit that the types do not show
+	again, err := typed.Encode()
+	if err != nil || len(again.Data) != len(edited) { // an edit that the types do not show
 		return edited
 	}
-	return again
+	return again.Data
 }
 
 func compact(t testing.TB, v any) []byte {

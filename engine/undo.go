@@ -48,7 +48,7 @@ func (e *Engine) Rollback(ctx context.Context, id string, o ApplyOptions) (Resul
 		inverse, err := e.inverse(ctx, run, p, sum, o.Keep)
 		switch {
 		case err != nil:
-		case o.Approve != "" && !inverse.ApprovedBy(o.Approve):
+		case o.Approve != "" && !plan.Approves(o.Approve, inverse.Approval()):
 			err = &StaleError{[]event.Difference{{Detail: fmt.Sprintf("run %s went on since it was shown what would be undone", run.ID)}}}
 		case o.Keep > 0 && inverse.Empty() && ended(run):
 			err = errNothingLeft

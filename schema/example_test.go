@@ -31,7 +31,7 @@ func Example() {
 	port.Normalize(seen)
 	fmt.Println("the same:", wanted.Digest() == seen.Digest())
 
-	port.EachRef(wanted, func(kind, name string) string {
+	port.ReplaceRefs(wanted, func(kind, name string) string {
 		fmt.Println("refers to", kind, name)
 		return name
 	})

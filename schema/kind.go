@@ -3,6 +3,7 @@ package schema
 import (
 	"cmp"
 	"encoding/json"
+	"iter"
 	"slices"
 	"strings"
 )
@@ -177,12 +178,51 @@ func compareValue(a, b any) int {
 	return strings.Compare(string(x), string(y))
 }
 
-// EachRef calls visit for every reference in spec with the kind that it refers to; the result of visit replaces the value.
-// The spec is changed in place.
-func (k *Kind) EachRef(spec Object, visit func(kind, value string) string) {
+// Refs returns every reference in spec: the kind that it refers to, and its value.
+func (k *Kind) Refs(spec Object) iter.Seq2[string, string] {
+	return func(yield func(kind, value string) bool) {
+		for i := range k.Fields {
+			if !k.Fields[i].refs(spec[k.Fields[i].Name], yield) {
+				return
+			}
+		}
+	}
+}
+
+// refs reports whether the caller wants more.
+func (f *Field) refs(v any, yield func(kind, value string) bool) bool {
+	switch v := v.(type) {
+	case string:
+		return f.Ref == "" || v == "" || yield(f.Ref, v)
+	case []any:
+		for i := range v {
+			if f.Elem != nil && !f.Elem.refs(v[i], yield) {
+				return false
+			}
+		}
+	case map[string]any:
+		if f.Type == Map {
+			for _, e := range v {
+				if f.Elem != nil && !f.Elem.refs(e, yield) {
+					return false
+				}
+			}
+			return true
+		}
+		for i := range f.Fields {
+			if !f.Fields[i].refs(v[f.Fields[i].Name], yield) {
+				return false
+			}
+		}
+	}
+	return true
+}
+
+// ReplaceRefs replaces the value of every reference in spec, in place, by what to returns for it and the kind that it refers to.
+func (k *Kind) ReplaceRefs(spec Object, to func(kind, value string) string) {
 	for i := range k.Fields {
 		if v, ok := spec[k.Fields[i].Name]; ok {
-			if n := k.Fields[i].eachRef(v, visit); n != nil {
+			if n := k.Fields[i].replaceRefs(v, to); n != nil {
 				spec[k.Fields[i].Name] = n
 			}
 		}
@@ -194,19 +234,19 @@ func (f *Field) HasRefs() bool {
 	return f.Has(func(f *Field) bool { return f.Ref != "" })
 }
 
-// eachRef returns the new value of v, or nil when v itself stays (and changes at most below).
-func (f *Field) eachRef(v any, visit func(kind, value string) string) any {
+// replaceRefs returns the new value of v, or nil when v itself stays (and changes at most below).
+func (f *Field) replaceRefs(v any, to func(kind, value string) string) any {
 	switch v := v.(type) {
 	case string:
 		if f.Ref != "" && v != "" {
-			return visit(f.Ref, v)
+			return to(f.Ref, v)
 		}
 	case []any:
 		if f.Elem == nil {
 			return nil
 		}
 		for i := range v {
-			if n := f.Elem.eachRef(v[i], visit); n != nil {
+			if n := f.Elem.replaceRefs(v[i], to); n != nil {
 				v[i] = n
 			}
 		}
@@ -216,7 +256,7 @@ func (f *Field) eachRef(v any, visit func(kind, value string) string) any {
 				if f.Elem == nil {
 					continue
 				}
-				if n := f.Elem.eachRef(v[key], visit); n != nil {
+				if n := f.Elem.replaceRefs(v[key], to); n != nil {
 					v[key] = n
 				}
 			}
@@ -225,7 +265,7 @@ func (f *Field) eachRef(v any, visit func(kind, value string) string) any {
 		for i := range f.Fields {
 			c := &f.Fields[i]
 			if e, ok := v[c.Name]; ok {
-				if n := c.eachRef(e, visit); n != nil {
+				if n := c.replaceRefs(e, to); n != nil {
 					v[c.Name] = n
 				}
 			}

@@ -83,29 +83,20 @@ func (s *Store) ForgetOp(ref schema.Ref) Op { return Op{Key: s.recordKey(ref), D
 
 func (s *Store) recordKey(ref schema.Ref) string { return s.key("resource", ref.String()) }
 
-// A recordReader decodes records several times faster than package encoding/json. It caches the field names that
-// it has met: all records of a kind share theirs.
+// A recordReader decodes records several times faster than package encoding/json.
 type recordReader struct {
 	options json.Options
 	decoder *jsontext.Decoder
 	source  *bytes.Reader
-	names   map[string]string
 }
 
 func newRecordReader() *recordReader {
-	r := &recordReader{source: bytes.NewReader(nil), names: map[string]string{}}
+	r := &recordReader{source: bytes.NewReader(nil)}
 	r.decoder = jsontext.NewDecoder(r.source)
-	r.options = json.WithUnmarshalers(json.UnmarshalFromFunc(func(d *jsontext.Decoder, o *schema.Object) error {
-		v, err := r.value(d)
-		if err != nil {
-			return err
-		}
-		object, ok := v.(map[string]any)
-		if !ok && v != nil {
-			return fmt.Errorf("a %T where an object belongs", v)
-		}
-		*o = object
-		return nil
+	objects := schema.NewObjectReader() // all records of a kind share their names
+	r.options = json.WithUnmarshalers(json.UnmarshalFromFunc(func(d *jsontext.Decoder, o *schema.Object) (err error) {
+		*o, err = objects.Read(d)
+		return err
 	}))
 	return r
 }
@@ -123,52 +114,4 @@ func (r *recordReader) read(it Item, into *Record) error {
 		return &DamagedError{it.Key, "something follows the record"}
 	}
 	return nil
-}
-
-// value reads any JSON value, integers as int64.
-func (r *recordReader) value(d *jsontext.Decoder) (any, error) {
-	t, err := d.ReadToken()
-	if err != nil {
-		return nil, err
-	}
-	switch t.Kind() {
-	case 't', 'f':
-		return t.Bool(), nil
-	case '"':
-		return t.String(), nil
-	case '0':
-		return schema.ParseNumber(t.String())
-	case '[':
-		list := []any{}
-		for d.PeekKind() != ']' {
-			v, err := r.value(d)
-			if err != nil {
-				return nil, err
-			}
-			list = append(list, v)
-		}
-		_, err := d.ReadToken()
-		return list, err
-	case '{':
-		object := map[string]any{}
-		for d.PeekKind() != '}' {
-			quoted, err := d.ReadValue()
-			if err != nil {
-				return nil, err
-			}
-			name, ok := r.names[string(quoted)]
-			if !ok {
-				if err := json.Unmarshal(quoted, &name); err != nil {
-					return nil, err
-				}
-				r.names[string(quoted)] = name
-			}
-			if object[name], err = r.value(d); err != nil {
-				return nil, err
-			}
-		}
-		_, err := d.ReadToken()
-		return object, err
-	}
-	return nil, nil
 }

@@ -134,7 +134,7 @@ func (k *known) conclude(have *providers.Thing) verdict {
 			return verdict{do: refuses, why: k.conflict(errTaken)}
 		case len(taken) > 0:
 			return verdict{do: leaves, why: k.conflict("somebody has changed " + strings.Join(taken, ", ") + " since the run began to delete it")}
-		case k.before != nil && !k.unsure && have.Spec.Digest() != k.before.Digest():
+		case k.before != nil && !k.unsure && !have.Spec.Equal(k.before):
 			return verdict{do: refuses, why: k.conflict("it changed since the plan was made")}
 		case k.step.Called != "" && !k.unsure && have.Name != k.step.Called:
 			return verdict{do: refuses, why: k.renamed(have)}
@@ -167,7 +167,7 @@ func (k *known) conclude(have *providers.Thing) verdict {
 		case k.unsure:
 		case k.name != "" && have.Name != k.unnamed:
 			return verdict{do: refuses, why: k.renamed(have)}
-		case k.before != nil && have.Spec.Digest() != k.before.Digest():
+		case k.before != nil && !have.Spec.Equal(k.before):
 			return verdict{do: refuses, why: k.conflict("it changed since the plan was made")}
 		}
 	}
@@ -190,7 +190,7 @@ func (k *known) half(have *providers.Thing) bool {
 	}
 	missing := k.missed(have)
 	return len(missing) > 0 && !slices.ContainsFunc(missing, func(c diff.Change) bool {
-		if f := k.kind.Field(c.Field()); c.Before == nil || f != nil && diff.Same(schema.Object{c.Path: c.Before}, schema.Object{c.Path: f.Default}) {
+		if f := k.kind.Field(c.Field()); c.Before == nil || f != nil && schema.Equal(c.Before, f.Default) {
 			return c.Replaces
 		}
 		return c.Replaces || !slices.Contains(k.traits.Itself, c.Field())
@@ -239,7 +239,7 @@ func (k *known) ours(have *providers.Thing) bool {
 	case k.action == plan.Create:
 		return (k.unsure || k.called) && len(k.unmet(have)) == 0
 	case k.lost:
-		return diff.Same(have.Spec, k.made)
+		return have.Spec.Equal(k.made)
 	}
 	return k.unsure
 }

@@ -34,7 +34,7 @@ func TestNothingDoneIsNotApplied(t *testing.T) {
 			if needs[1] == nil { // it needs the step after it
 				p.Steps[1].Undo, p.NoReturn = providers.NoUndo, 1
 			}
-			body, digest, err := p.Encode()
+			saved, err := p.Encode()
 			if err != nil {
 				t.Fatal(err)
 			}
@@ -43,11 +43,11 @@ func TestNothingDoneIsNotApplied(t *testing.T) {
 				t.Fatal(err)
 			}
 			defer lock.Close()
-			run := state.Run{ID: "r", Op: "apply", Status: state.RunOpen, Plan: digest, Epoch: lock.Epoch(), Started: time.Now(), Steps: len(p.Steps)}
-			if run.Body, err = s.Store.PutBlob(ctx, body); err != nil {
+			run := state.Run{ID: "r", Op: "apply", Status: state.RunOpen, Plan: saved.Digest, Epoch: lock.Epoch(), Started: time.Now(), Steps: len(p.Steps)}
+			if run.Body, err = s.Store.PutBlob(ctx, saved.Data); err != nil {
 				t.Fatal(err)
 			}
-			log, err := journal.Start(ctx, s.Store, lock, run.ID, digest, nil, []state.Op{s.Store.PutRunOp(run)})
+			log, err := journal.Start(ctx, s.Store, lock, run.ID, saved.Digest, nil, []state.Op{s.Store.PutRunOp(run)})
 			if err != nil {
 				t.Fatal(err)
 			}

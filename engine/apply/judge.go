@@ -87,7 +87,7 @@ func (w *worker) lookAgain(ctx context.Context, cause error) (result, bool) {
 	if err != nil {
 		return w.failed(err), true
 	}
-	if w.action == plan.Update && have != nil && w.before != nil && have.Spec.Digest() == w.before.Digest() {
+	if w.action == plan.Update && have != nil && w.before != nil && have.Spec.Equal(w.before) {
 		return result{}, false // only the version token changed: the same change again, with the new token
 	}
 	return w.judge(ctx, have)

@@ -268,7 +268,7 @@ func (w *worker) differs(have *providers.Thing, before schema.Object) string {
 	is := have.Spec
 	before = diff.Spare(before, is, w.ignore)
 	renamed := w.name != "" && have.Name != w.name
-	if diff.Same(is, before) && !renamed {
+	if is.Equal(before) && !renamed {
 		return ""
 	}
 	var paths []string

@@ -165,7 +165,7 @@ func (w *worker) moved(had, have *providers.Thing) bool {
 	case plan.Delete:
 		return !here
 	}
-	return here && had != nil && (have.Spec.Digest() != had.Spec.Digest() || have.Mark != had.Mark || have.Name != had.Name)
+	return here && had != nil && (!have.Spec.Equal(had.Spec) || have.Mark != had.Mark || have.Name != had.Name)
 }
 
 // repeat makes a create of unknown outcome again until the answer is definite: accepted, or its id is taken. It returns

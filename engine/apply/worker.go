@@ -197,7 +197,7 @@ func (r *run) resolve(ref schema.Ref, spec schema.Object, ids map[schema.Ref]str
 		return nil
 	}
 	k, o := r.Kinds[ref.Kind], spec.Clone()
-	k.EachRef(o, func(kind, name string) string {
+	k.ReplaceRefs(o, func(kind, name string) string {
 		for _, scope := range []string{ref.Scope, schema.ScopeSite} {
 			if id, ok := ids[schema.Ref{Scope: scope, Kind: kind, Name: name}]; ok {
 				return id
@@ -247,7 +247,7 @@ func (w *worker) remember(ctx context.Context) result {
 	switch {
 	case err != nil:
 		return w.failed(err)
-	case have == nil || have.Spec.Digest() != w.before.Digest():
+	case have == nil || !have.Spec.Equal(w.before):
 		return w.refuse(w.conflict("it changed since the plan was made"))
 	case w.stranger(have):
 		return w.refuse(w.conflict(errTaken))

@@ -470,7 +470,7 @@ func empty(v any) bool {
 // Named returns a normalized copy of an observed spec, with names in place of external ids.
 func Named(k *schema.Kind, have schema.Object, names Names) schema.Object {
 	o := have.Clone()
-	k.EachRef(o, names)
+	k.ReplaceRefs(o, names)
 	k.Normalize(o)
 	return o
 }
@@ -481,7 +481,7 @@ func named(f *schema.Field, v any, names Names) any {
 	}
 	k := schema.Kind{Fields: []schema.Field{*f}}
 	o := schema.Object{f.Name: schema.Clone(v)}
-	k.EachRef(o, names)
+	k.ReplaceRefs(o, names)
 	return o[f.Name]
 }
 
@@ -584,35 +584,4 @@ func spare(m, have map[string]any, at string, ignore []string) map[string]any {
 		}
 	}
 	return out
-}
-
-// Same reports whether two trees of JSON values are equal.
-func Same(a, b schema.Object) bool { return same(map[string]any(a), map[string]any(b)) }
-
-func same(a, b any) bool {
-	switch a := a.(type) {
-	case map[string]any:
-		b, ok := b.(map[string]any)
-		if !ok || len(a) != len(b) {
-			return false
-		}
-		for k, v := range a {
-			if w, there := b[k]; !there || !same(v, w) {
-				return false
-			}
-		}
-		return true
-	case []any:
-		b, ok := b.([]any)
-		if !ok || len(a) != len(b) {
-			return false
-		}
-		for i := range a {
-			if !same(a[i], b[i]) {
-				return false
-			}
-		}
-		return true
-	}
-	return a == b
 }

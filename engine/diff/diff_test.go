@@ -171,10 +171,10 @@ func TestLasting(t *testing.T) {
 		"an element is missing": {`{"blocks":[{"at":"1","skip":0}]}`, `{"blocks":[{"at":"1","skip":0},{"at":"2","skip":0}]}`, `{"blocks":[{"at":"1","skip":0}]}`},
 	} {
 		observed := spec(c.observed)
-		if got := diff.Lasting(fixed, observed, spec(c.recorded)); !diff.Same(got, spec(c.want)) {
+		if got := diff.Lasting(fixed, observed, spec(c.recorded)); !got.Equal(spec(c.want)) {
 			t.Errorf("%s: %v", name, got)
 		}
-		if !diff.Same(observed, spec(c.observed)) {
+		if !observed.Equal(spec(c.observed)) {
 			t.Errorf("%s: what was observed is modified: %v", name, observed)
 		}
 	}
@@ -191,13 +191,13 @@ func TestMergeSettlesEveryDifference(t *testing.T) {
 		if cs := diff.Compare(kind, want, merged, recorded, ignore, same); len(cs) > 0 {
 			t.Fatalf("want %v, have %v, recorded %v, ignored %v, merged %v: still differs at %s", want, have, recorded, ignore, merged, cs[0].Path)
 		}
-		if !diff.Same(diff.Spare(nil, have, ignore), diff.Spare(nil, merged, ignore)) {
+		if !diff.Spare(nil, have, ignore).Equal(diff.Spare(nil, merged, ignore)) {
 			t.Fatalf("want %v, have %v, recorded %v: of what is ignored, %v, became %v", want, have, recorded, ignore, merged)
 		}
 		for k, v := range have {
 			_, wanted := want[k]
 			_, was := recorded[k]
-			if !wanted && !was && !diff.Same(schema.Object{"": merged[k]}, schema.Object{"": v}) {
+			if !wanted && !was && !schema.Equal(merged[k], v) {
 				t.Fatalf("%s was theirs, and became %v", k, merged[k])
 			}
 		}
@@ -212,8 +212,8 @@ func TestMergeSettlesEveryDifference(t *testing.T) {
 		if want.Digest() != w || have.Digest() != h || recorded.Digest() != r {
 			t.Fatal("an input was changed")
 		}
-		if len(diff.Compare(kind, want, have, nil, ignore, same)) == 0 && diff.Same(want, recorded) {
-			if !diff.Same(merged, have) {
+		if len(diff.Compare(kind, want, have, nil, ignore, same)) == 0 && want.Equal(recorded) {
+			if !merged.Equal(have) {
 				t.Fatalf("nothing differs, and merging changes %v to %v", have, merged)
 			}
 		}
@@ -242,7 +242,7 @@ func TestSpare(t *testing.T) {
 		{`{"deep": {"a": {"b": 1, "c": 1}}}`, `{"deep": {"a": {"b": 2, "c": 2, "d": 2}}}`, `{"deep": {"a": {"b": 2, "c": 1}}}`},
 		{`{"gone": {"a": 1}, "labels": {"mine": "yes"}}`, `{"labels": {"other": "no"}}`, `{"labels": {"mine": "yes"}}`},
 	} {
-		if got := diff.Spare(object(t, c.spec), object(t, c.have), ignore); !diff.Same(got, object(t, c.want)) {
+		if got := diff.Spare(object(t, c.spec), object(t, c.have), ignore); !got.Equal(object(t, c.want)) {
 			t.Errorf("%s over %s: %v, want %s", c.spec, c.have, got, c.want)
 		}
 	}

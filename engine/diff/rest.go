@@ -35,7 +35,7 @@ func beyond(fields []schema.Field, seen, stated map[string]any, keep func(*schem
 		}
 		s, said := stated[f.Name]
 		if !said {
-			if f.Default == nil || !same(v, f.Default) { // the schema supplies it
+			if f.Default == nil || !schema.Equal(v, f.Default) { // the schema supplies it
 				out[f.Name] = keep(f, v)
 			}
 			continue

@@ -8,8 +8,8 @@ import (
 	"errors"
 	"fmt"
 	"io"
-	"reflect"
 	"slices"
+	"strings"
 	"time"
 
 	"github.com/go-json-experiment/json"
@@ -58,18 +58,73 @@ func (v *Verbatim) UnmarshalJSON(data []byte) error {
 	return nil
 }
 
-// Encode returns the saved form of the plan and its digest, the hex SHA-256 of that. Each spec of a step is saved once.
-func (p *Plan) Encode() (data []byte, digest string, err error) {
-	saved := *p
-	saved.Steps = slices.Clone(p.Steps)
-	for i := range saved.Steps {
-		saved.Steps[i].fold()
+// Saved is the saved form of a plan.
+type Saved struct {
+	Data     []byte
+	Digest   string // hex SHA-256 of the data
+	Approval string // see [Plan.Approval]
+}
+
+// Encode returns the saved form of the plan. Each spec of a step is saved once.
+func (p *Plan) Encode() (Saved, error) {
+	rest := *p
+	rest.Steps = nil
+	encoded, err := compact(&rest)
+	if err != nil {
+		return Saved{}, err
 	}
-	if data, err = compact(&saved); err != nil {
-		return nil, "", err
+	steps, err := p.encodeSteps()
+	if err != nil {
+		return Saved{}, err
 	}
+	before, after, _ := bytes.Cut(encoded, []byte(`"steps":null`)) // which no text within can contain
+	data := slices.Concat(before, []byte(`"steps":`), steps, after)
 	sum := sha256.Sum256(data)
-	return data, hex.EncodeToString(sum[:]), nil
+	return Saved{data, hex.EncodeToString(sum[:]), p.approval(steps)}, nil
+}
+
+func (p *Plan) encodeSteps() ([]byte, error) {
+	steps := slices.Clone(p.Steps)
+	for i := range steps {
+		steps[i].fold()
+	}
+	return compact(steps)
+}
+
+// Approval identifies what a person approves by approving the plan: the hex SHA-256 of the site, the document and all
+// steps. A plan that is made again while nothing has changed has the same approval, although its digest differs. A passing
+// plan has none.
+func (p *Plan) Approval() string {
+	steps, err := p.encodeSteps()
+	if err != nil { // a plan consists of JSON values only
+		panic(fmt.Sprintf("plan: encode the steps: %v", err))
+	}
+	return p.approval(steps)
+}
+
+func (p *Plan) approval(steps []byte) string {
+	if p.Passing {
+		return ""
+	}
+	head, err := compact(struct {
+		Site, Document string
+		Destroy, Sweep bool
+	}{p.Site.ID, p.Digest, p.Destroy, p.Sweep})
+	if err != nil {
+		panic(fmt.Sprintf("plan: encode what is approved: %v", err))
+	}
+	h := sha256.New()
+	_, _ = h.Write(head) // never fails, nor does the next
+	_, _ = h.Write(steps)
+	return hex.EncodeToString(h.Sum(nil))
+}
+
+// ShortApproval is the length of a sufficient prefix of an approval.
+const ShortApproval = 16
+
+// Approves reports whether a text is that approval, or a sufficient prefix of it.
+func Approves(text, approval string) bool {
+	return len(text) >= ShortApproval && strings.HasPrefix(approval, strings.ToLower(text))
 }
 
 // compact returns v as JSON without blanks or unnecessary escapes: it has to be readable.
@@ -85,12 +140,12 @@ func compact(v any) ([]byte, error) {
 
 // fold removes what unfold restores.
 func (s *Step) fold() {
-	if r := s.Record; r != nil && r.Spec != nil && reflect.DeepEqual(r.Spec, s.Want) {
+	if r := s.Record; r != nil && r.Spec != nil && s.Want != nil && r.Spec.Equal(s.Want) {
 		folded := *r
 		folded.Spec = nil
 		s.Record = &folded
 	}
-	if s.Want != nil && reflect.DeepEqual(s.Want, s.After) {
+	if s.Want != nil && s.After != nil && s.Want.Equal(s.After) {
 		s.Want = nil
 	}
 }

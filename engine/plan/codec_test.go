@@ -13,13 +13,13 @@ import (
 // comesBack fails unless a plan is the same after it was saved and read.
 func comesBack(t *testing.T, p *plan.Plan) {
 	t.Helper()
-	saved, _, err := p.Encode()
+	saved, err := p.Encode()
 	if err != nil {
 		t.Fatal(err)
 	}
-	read, err := plan.Decode(saved)
+	read, err := plan.Decode(saved.Data)
 	if err != nil {
-		t.Fatalf("%v\n%s", err, saved)
+		t.Fatalf("%v\n%s", err, saved.Data)
 	}
 	if got, want := whole(t, read), whole(t, p); got != want {
 		t.Errorf("it is another plan when it is read:\n%s\n%s", got, want)
@@ -50,11 +50,11 @@ func TestSizeFollowsChange(t *testing.T) {
 		if err != nil || len(p.Steps) != 1 || len(p.Unmanaged) != n {
 			t.Fatal(err, len(p.Steps), len(p.Unmanaged))
 		}
-		saved, _, err := p.Encode()
+		saved, err := p.Encode()
 		if err != nil {
 			t.Fatal(err)
 		}
-		return len(saved)
+		return len(saved.Data)
 	}
 	small, large := size(1_000), size(20_000)
 	if large > small+16 || large > 4<<10 {

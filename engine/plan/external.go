@@ -136,7 +136,7 @@ func (m *maker) refer(r *schema.Resource, ids map[schema.Ref]string) {
 		m.awaits[r.Ref] = append(m.awaits[r.Ref], m.external[to])
 	}
 	r.Spec = r.Spec.Clone()
-	kind.EachRef(r.Spec, func(k, name string) string {
+	kind.ReplaceRefs(r.Spec, func(k, name string) string {
 		for _, to := range []schema.Ref{{Scope: r.Ref.Scope, Kind: k, Name: name}, {Scope: schema.ScopeSite, Kind: k, Name: name}} {
 			if id := ids[to]; id != "" {
 				outside = append(outside, schema.Ref{Scope: to.Scope, Kind: k, Name: id})
@@ -189,14 +189,13 @@ func (m *maker) about(at Place, name string, in selection) bool {
 // refers to by name.
 func Outside(ks schema.Kinds, ref schema.Ref, spec schema.Object, after []schema.Ref) (refs []schema.Ref) {
 	kind := ks[ref.Kind]
-	if kind == nil || !slices.ContainsFunc(kind.Fields, func(f schema.Field) bool { return f.HasRefs() }) {
+	if kind == nil {
 		return nil
 	}
-	kind.EachRef(spec.Clone(), func(k, name string) string {
+	for k, name := range kind.Refs(spec) {
 		if to := ks.Target(ref.Scope, k, name); !slices.Contains(after, to) {
 			refs = append(refs, to)
 		}
-		return name
-	})
+	}
 	return schema.SortRefs(refs)
 }

@@ -54,15 +54,15 @@ func (p *Plan) EncodeFile(key []byte) (file []byte, digest string, err error) {
 
 // encodeBody returns the members of a plan file that its proof covers, and the digest of the plan.
 func (p *Plan) encodeBody() (members []byte, digest string, err error) {
-	encoded, digest, err := p.Encode()
+	saved, err := p.Encode()
 	if err != nil {
 		return nil, "", err
 	}
-	object, err := compact(body{Plan: encoded, Document: p.Document, Drift: p.Drift, Unmanaged: p.Unmanaged})
+	object, err := compact(body{Plan: saved.Data, Document: p.Document, Drift: p.Drift, Unmanaged: p.Unmanaged})
 	if err != nil {
 		return nil, "", err
 	}
-	return object[1 : len(object)-1], digest, nil
+	return object[1 : len(object)-1], saved.Digest, nil
 }
 
 // Seal returns a complete plan file of the given members, with the proof made with the key in front.

@@ -26,10 +26,11 @@ func somePlan(t testing.TB) *plan.Plan {
 func TestFile(t *testing.T) {
 	key, other := bytes.Repeat([]byte{1}, 32), bytes.Repeat([]byte{2}, 32)
 	p := somePlan(t)
-	body, digest, err := p.Encode()
+	saved, err := p.Encode()
 	if err != nil {
 		t.Fatal(err)
 	}
+	body, digest := saved.Data, saved.Digest
 	data, shown, err := p.EncodeFile(key)
 	if err != nil || shown != digest || !bytes.Contains(data, body) || !plan.IsFile(data) {
 		t.Fatalf("digest %s, want %s: %v\n%s", shown, digest, err, data)
@@ -38,7 +39,7 @@ func TestFile(t *testing.T) {
 	if err != nil {
 		t.Fatal(err)
 	}
-	if again, _, err := f.Plan.Encode(); err != nil || !bytes.Equal(again, body) || f.Digest != digest {
+	if again, err := f.Plan.Encode(); err != nil || !bytes.Equal(again.Data, body) || f.Digest != digest {
 		t.Errorf("the plan is another one: %v\n%s\n%s", err, body, again)
 	}
 	if err := f.Verify(key); err != nil {
@@ -98,10 +99,11 @@ func TestFileIsExact(t *testing.T) {
 	if err != nil {
 		t.Fatal(err)
 	}
-	body, _, err := p.Encode()
+	saved, err := p.Encode()
 	if err != nil {
 		t.Fatal(err)
 	}
+	body := saved.Data
 	text := string(file)
 	id := `"id":"` + p.ID + `",`
 	_, between, _ := strings.Cut(string(body[:bytes.Index(body, []byte(`"document_digest"`))]), id)
@@ -144,10 +146,11 @@ func TestFileIsExact(t *testing.T) {
 // What is not a plan is not read, whoever wrote it.
 func TestFileIsStrict(t *testing.T) {
 	p := somePlan(t)
-	body, _, err := p.Encode()
+	saved, err := p.Encode()
 	if err != nil {
 		t.Fatal(err)
 	}
+	body := saved.Data
 	said := string(enginetest.Members(t, p))
 	seal := func(members string) string { return string(plan.Seal([]byte(members), make([]byte, 32))) }
 	wrap := func(instead string) string { return seal(strings.Replace(said, string(body), instead, 1)) }

@@ -167,7 +167,7 @@ func input(t *testing.T, ar *txtar.Archive) plan.Input {
 	for key, o := range recorded {
 		r := must(t)(schema.ParseRef(key))
 		rec := state.Record{Ref: r, ID: o.ID, Name: o.Name, Incarnation: max(o.Incarnation, 1), Gone: o.Gone, Spec: o.Spec, Rest: o.Rest, Protect: o.Protect, OnRemove: o.OnRemove, Ignore: o.Ignore, Run: "earlier"}
-		s.Kinds[r.Kind].EachRef(o.Spec, func(kind, name string) string {
+		s.Kinds[r.Kind].ReplaceRefs(o.Spec, func(kind, name string) string {
 			scope := r.Scope
 			if !s.Kinds[kind].Node {
 				scope = schema.ScopeSite

@@ -149,7 +149,7 @@ func (m *maker) decide() {
 		want, recorded := it.desired.Spec, schema.Object(nil)
 		if it.record == nil {
 			it.recordStale = true
-		} else if diff.Same(want, it.record.Spec) {
+		} else if want.Equal(it.record.Spec) {
 			it.recordStale = it.record.Protect != it.desired.Lifecycle.Protect || it.record.OnRemove != it.desired.Lifecycle.OnRemove ||
 				!slices.Equal(it.record.After, it.desired.After) || !slices.Equal(it.record.Ignore, it.ignored())
 		} else {
@@ -265,7 +265,7 @@ func (m *maker) between(it *item, was, is schema.Object) []diff.Change {
 		delete(is, f)
 	}
 	was, is = diff.Prune(was, it.desired.Lifecycle.Ignore), diff.Prune(is, it.desired.Lifecycle.Ignore)
-	if diff.Same(was, is) {
+	if was.Equal(is) {
 		return nil
 	}
 	return diff.Between(it.kind, was, is, m.names.In(it.ref.Scope))
@@ -510,13 +510,13 @@ func (m *maker) carried(it *item, after schema.Object) schema.Object {
 		if f == nil || f.Computed || sealed.Holds(f) || slices.Contains(it.thing.Unfilled, name) {
 			return true
 		}
-		k, gone := schema.Kind{Fields: []schema.Field{*f}}, false
-		k.EachRef(schema.Object{name: schema.Clone(it.thing.Spec[name])}, func(kind, id string) string {
-			r, ok := m.names.Find(it.ref.Scope, kind, id)
-			gone = gone || ok && m.byRef[r] != nil && m.byRef[r].desired == nil
-			return id
-		})
-		return gone
+		k := schema.Kind{Fields: []schema.Field{*f}}
+		for kind, id := range k.Refs(it.thing.Spec) {
+			if r, ok := m.names.Find(it.ref.Scope, kind, id); ok && m.byRef[r] != nil && m.byRef[r].desired == nil {
+				return true
+			}
+		}
+		return false
 	}
 	return diff.Spare(after, is, slices.DeleteFunc(it.ignored(), lost))
 }

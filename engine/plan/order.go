@@ -69,15 +69,14 @@ func (m *maker) connectCarried() {
 		if !ok || it.replace == "" || mine.make < 0 || len(it.desired.Lifecycle.Ignore) == 0 {
 			continue
 		}
-		it.kind.EachRef(m.plan.Steps[mine.make].After.Clone(), func(kind, name string) string {
+		for kind, name := range it.kind.Refs(m.plan.Steps[mine.make].After) {
 			for _, scope := range []string{it.ref.Scope, schema.ScopeSite} {
 				h, ok := m.at[schema.Ref{Scope: scope, Kind: kind, Name: name}]
 				if ok && h.make >= 0 && !m.waitsFor(h.make, mine.make) {
 					m.need(mine.make, h.make)
 				}
 			}
-			return name
-		})
+		}
 	}
 }
 
@@ -90,14 +89,13 @@ func (m *maker) connectSeen() {
 		if !ok || mine.remove < 0 || it.thing == nil || m.plan.Steps[mine.remove].Action != Delete {
 			continue
 		}
-		it.kind.EachRef(it.thing.Spec.Clone(), func(kind, id string) string {
+		for kind, id := range it.kind.Refs(it.thing.Spec) {
 			if r, ok := m.names.Find(it.ref.Scope, kind, id); ok && !slices.Contains(it.refs(), r) {
 				if h, ok := m.at[r]; ok && h.remove >= 0 {
 					m.need(h.remove, mine.remove)
 				}
 			}
-			return id
-		})
+		}
 	}
 }
 

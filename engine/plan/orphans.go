@@ -26,20 +26,11 @@ type Referent struct{ Kind, ID string }
 
 // references lists what an observed spec refers to.
 func references(k *schema.Kind, spec schema.Object) (all []Referent) {
-	part := schema.Object{}
-	for i := range k.Fields {
-		if f := &k.Fields[i]; f.HasRefs() {
-			if v, ok := spec[f.Name]; ok {
-				part[f.Name] = schema.Clone(v)
-			}
-		}
-	}
-	k.EachRef(part, func(kind, id string) string {
+	for kind, id := range k.Refs(spec) {
 		if to := (Referent{kind, id}); !slices.Contains(all, to) {
 			all = append(all, to)
 		}
-		return id
-	})
+	}
 	return all
 }
 

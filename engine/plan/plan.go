@@ -11,13 +11,8 @@
 package plan
 
 import (
-	"crypto/sha256"
-	"encoding/hex"
-	"encoding/json"
 	"errors"
-	"fmt"
 	"slices"
-	"strings"
 	"time"
 
 	"converge.dev/converge/engine/diff"
@@ -314,33 +309,6 @@ func (p *Plan) Irreversible() []*Step {
 	return steps
 }
 
-// Approval identifies what a person approves by approving the plan: the hex SHA-256 of the site, the document and all
-// steps. A plan that is made again while nothing has changed has the same approval, although its digest differs. A passing
-// plan has none.
-func (p *Plan) Approval() string {
-	if p.Passing {
-		return ""
-	}
-	b, err := json.Marshal(struct {
-		Site, Document string
-		Destroy, Sweep bool
-		Steps          []Step
-	}{p.Site.ID, p.Digest, p.Destroy, p.Sweep, p.Steps})
-	if err != nil { // a plan consists of JSON values only
-		panic(fmt.Sprintf("plan: encode the steps: %v", err))
-	}
-	sum := sha256.Sum256(b)
-	return hex.EncodeToString(sum[:])
-}
-
-// ShortApproval is the length of a sufficient prefix of an approval.
-const ShortApproval = 16
-
-// ApprovedBy reports whether a text is the approval of the plan, or a sufficient prefix of it.
-func (p *Plan) ApprovedBy(text string) bool {
-	return len(text) >= ShortApproval && strings.HasPrefix(p.Approval(), strings.ToLower(text))
-}
-
 // Needs returns the steps that each step needs, for package graph. A step after the point of no return also needs every
 // step before that point; that is left to the caller that walks the plan.
 func (p *Plan) Needs() [][]int {
@@ -353,15 +321,6 @@ func (p *Plan) Needs() [][]int {
 
 // Stage returns the stage of a step, for package graph.
 func (p *Plan) Stage(i int) int { return p.Steps[i].Stage }
-
-// Fingerprint returns what a step expects to find right before it acts: the digest of the spec observed when planning.
-// It is empty when nothing is expected to be there.
-func (s *Step) Fingerprint() string {
-	if s.Before == nil {
-		return ""
-	}
-	return s.Before.Digest()
-}
 
 // Renames returns the change of the thing's name, which an update may make among others; nil when there is none.
 func (s *Step) Renames() *diff.Change {

@@ -242,7 +242,7 @@ func (m *model) connect() {
 		for _, ref := range schema.SortRefs(slices.Collect(maps.Keys(m.resources))) {
 			r := *m.resources[ref]
 			r.After, r.Outside = nil, nil
-			m.in.Kinds[ref.Kind].EachRef(r.Spec.Clone(), func(kind, name string) string {
+			m.in.Kinds[ref.Kind].ReplaceRefs(r.Spec.Clone(), func(kind, name string) string {
 				to := schema.Ref{Scope: schema.ScopeSite, Kind: kind, Name: name}
 				if m.in.Kinds[kind].Node {
 					to.Scope = ref.Scope
@@ -313,7 +313,7 @@ func (m *model) carry(p *plan.Plan, all bool) {
 // abroad returns the result of a step, with ids.
 func (m *model) abroad(s *plan.Step) schema.Object {
 	spec := s.After.Clone()
-	m.in.Kinds[s.Ref.Kind].EachRef(spec, func(kind, name string) string { return m.id(s.Ref.Scope, kind, name) })
+	m.in.Kinds[s.Ref.Kind].ReplaceRefs(spec, func(kind, name string) string { return m.id(s.Ref.Scope, kind, name) })
 	return spec
 }
 

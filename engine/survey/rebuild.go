@@ -63,12 +63,11 @@ func (s *Survey) Rebuild(ks schema.Kinds, when time.Time, declared ...schema.Res
 		}
 		things := s.Observed.Things[plan.PlaceOf(r.Ref)]
 		t := &things[slices.IndexFunc(things, func(t providers.Thing) bool { return t.ID == r.ID })]
-		ks[r.Ref.Kind].EachRef(t.Spec.Clone(), func(kind, id string) string {
+		for kind, id := range ks[r.Ref.Kind].Refs(t.Spec) {
 			if to, ok := names.Find(r.Ref.Scope, kind, id); ok {
 				r.After = append(r.After, to)
 			}
-			return id
-		})
+		}
 		r.After = schema.SortRefs(r.After)
 		if d := lives[r.Ref]; d != nil {
 			r.Protect, r.OnRemove, r.Ignore = d.Lifecycle.Protect, d.Lifecycle.OnRemove, d.Lifecycle.Ignore

@@ -24,7 +24,7 @@ func (s *Survey) find(k *schema.Kind, ref schema.Ref, t *providers.Thing, n *nam
 			said := stated(k.Fields, spec, record.Spec, "", record.Ignore)
 			was := diff.Prune(record.Rest, record.Ignore)
 			for field, v := range diff.Prune(diff.Rest(k, t.Spec, record.Spec), record.Ignore) { // and what has changed in the rest since converge left it
-				if record.Rest != nil && !diff.Same(schema.Object{"": v}, schema.Object{"": was[field]}) {
+				if record.Rest != nil && !schema.Equal(v, was[field]) {
 					said[field] = spec[field]
 				}
 			}
@@ -51,10 +51,9 @@ func (s *Survey) find(k *schema.Kind, ref schema.Ref, t *providers.Thing, n *nam
 		}
 	}
 	spec, f.Secrets = secretPlaces(k, ref, spec, record)
-	k.EachRef(spec, func(kind, name string) string {
+	for kind, name := range k.Refs(spec) {
 		f.After = append(f.After, n.kinds.Target(ref.Scope, kind, name))
-		return name
-	})
+	}
 	f.After = schema.SortRefs(f.After)
 	f.Depends = slices.DeleteFunc(slices.Clone(f.Depends), func(r schema.Ref) bool { return slices.Contains(f.After, r) || n.used[r] == nil })
 	f.After = schema.SortRefs(append(f.After, f.Depends...))
@@ -133,7 +132,7 @@ func terse(fields []schema.Field, spec map[string]any) map[string]any {
 			out[name] = v
 			continue
 		}
-		if f.Default != nil && diff.Same(schema.Object{"": f.Default}, schema.Object{"": v}) {
+		if f.Default != nil && schema.Equal(f.Default, v) {
 			continue
 		}
 		out[name] = terseValue(f, v)

@@ -184,7 +184,7 @@ func (s *Site) Document(tb testing.TB, resources map[string]string) *schema.Docu
 
 func (s *Site) finish(r schema.Resource) schema.Resource {
 	k := s.Kinds[r.Ref.Kind]
-	k.EachRef(r.Spec, func(kind, name string) string {
+	k.ReplaceRefs(r.Spec, func(kind, name string) string {
 		scope := schema.ScopeSite
 		if s.Kinds[kind].Node {
 			scope = r.Ref.Scope

@@ -140,7 +140,7 @@ func (e firstError) Unwrap() error { return e.error }
 func begun(err error, c *providers.Call, t providers.Thing) bool {
 	first := firstError{}
 	return errors.As(err, &first) && status.Code(err) != codes.FailedPrecondition &&
-		(t.Spec.Digest() != c.Have.Digest() || t.Phase == providers.Pending)
+		(!t.Spec.Equal(c.Have) || t.Phase == providers.Pending)
 }
 
 // An earlyError is a refusal because something is not ready yet, whatever its code.

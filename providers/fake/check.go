@@ -119,6 +119,7 @@ func completeValue(f *schema.Field, v any) {
 
 // checkSpec returns an error for the first field that is unknown, missing, computed or of another type.
 func checkSpec(fields []schema.Field, spec map[string]any) error {
+	known := 0
 	for i := range fields {
 		f := &fields[i]
 		v, ok := spec[f.Name]
@@ -128,10 +129,14 @@ func checkSpec(fields []schema.Field, spec map[string]any) error {
 		case ok && f.Computed:
 			return fmt.Errorf("%s is computed and cannot be set", f.Name)
 		case ok:
+			known++
 			if err := checkValue(f, v); err != nil {
 				return fmt.Errorf("%s%w", f.Name, err)
 			}
 		}
+	}
+	if known == len(spec) {
+		return nil
 	}
 	for _, name := range slices.Sorted(maps.Keys(spec)) {
 		if !slices.ContainsFunc(fields, func(f schema.Field) bool { return f.Name == name }) {

@@ -386,12 +386,8 @@ func (w *World) set(at target, th *thing) {
 
 // refs returns what a spec refers to. A thing on a node refers to things of its node and of the site.
 func (w *World) refs(from place, spec schema.Object) []target {
-	k := w.kinds[from.kind]
-	if !slices.ContainsFunc(k.Fields, func(f schema.Field) bool { return f.HasRefs() }) {
-		return nil
-	}
 	var to []target
-	k.EachRef(spec.Clone(), func(kind, id string) string {
+	for kind, id := range w.kinds[from.kind].Refs(spec) {
 		if d := w.kinds[kind]; d != nil {
 			at := place{schema.ScopeSite, kind}
 			if d.Node {
@@ -399,8 +395,7 @@ func (w *World) refs(from place, spec schema.Object) []target {
 			}
 			to = append(to, target{at, id})
 		}
-		return id
-	})
+	}
 	return to
 }
 

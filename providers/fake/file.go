@@ -3,7 +3,7 @@ package fake
 import (
 	"bytes"
 	"cmp"
-	"encoding/json"
+	jsonv1 "encoding/json"
 	"errors"
 	"fmt"
 	"io"
@@ -11,6 +11,9 @@ import (
 	"maps"
 	"os"
 	"slices"
+
+	"github.com/go-json-experiment/json"
+	"github.com/go-json-experiment/json/jsontext"
 
 	"converge.dev/converge/internal/files"
 	"converge.dev/converge/schema"
@@ -133,23 +136,24 @@ func (w *World) load(path string, journal *os.File) error {
 	return nil
 }
 
-// decode reads one JSON value with known fields only; its error names the line where that is known.
+// decode reads one JSON value with known fields only; its error names the line and the place.
 func decode(data []byte, v any) error {
-	d := json.NewDecoder(bytes.NewReader(data))
-	d.DisallowUnknownFields()
-	err := d.Decode(v)
-	if err == nil {
-		if _, more := d.Token(); more != io.EOF {
-			err = errors.New("there is text after the end")
-		}
-	}
-	var syntax *json.SyntaxError
-	var kind *json.UnmarshalTypeError
+	objects := schema.NewObjectReader()
+	err := json.Unmarshal(data, v, json.RejectUnknownMembers(true), json.WithUnmarshalers(
+		json.UnmarshalFromFunc(func(d *jsontext.Decoder, o *schema.Object) (err error) {
+			*o, err = objects.Read(d)
+			return err
+		})))
+	var syntax *jsontext.SyntacticError
+	var wrong *json.SemanticError
 	switch {
 	case errors.As(err, &syntax):
-		return fmt.Errorf("line %d: %w", line(data, syntax.Offset), err)
-	case errors.As(err, &kind):
-		return fmt.Errorf("line %d: %w", line(data, kind.Offset), err)
+		return fmt.Errorf("line %d: %w", line(data, syntax.ByteOffset), syntax.Err)
+	case errors.As(err, &wrong):
+		if wrong.Err == nil {
+			wrong.Err = errors.New("a value of another type belongs here")
+		}
+		return fmt.Errorf("line %d: %s: %w", line(data, wrong.ByteOffset), wrong.JSONPointer, wrong.Err)
 	}
 	return err
 }
@@ -311,7 +315,7 @@ func (w *World) replay(r record) {
 }
 
 func (f *file) append(r record) error {
-	line, err := json.Marshal(r)
+	line, err := jsonv1.Marshal(r)
 	if err != nil {
 		return err
 	}

@@ -98,7 +98,7 @@ func TestFileRefused(t *testing.T) {
 		{`{"things": {"site": {"lab.switch": {"s1": {"spec": {}}}}}}`, "does not live in scope site"},
 		{`{"things": {"n1": {"lab.switch": {"s1": null}}}}`, "the thing is null"},
 		{`{"things": {"n1": {"lab.switch": {"s1": {"spec": {}, "mark": "mine"}}}}}`, `"mine" is not a mark`},
-		{`{"things": {"n1": {"lab.switch": {"s1": {"spce": {}}}}}}`, `unknown field "spce"`},
+		{`{"things": {"n1": {"lab.switch": {"s1": {"spce": {}}}}}}`, `/things/n1/lab.switch/s1/spce: unknown object member name`},
 		{`{"things": {"site": {"lab.owner": {"o": {"spec": {}, "status": {"title": "x"}}}}}}`, "no computed field title"},
 		{`{"faults": [{"op": "erase"}]}`, "fault: op"},
 		{`{"late": [{"op": "create", "ref": "n1/lab.lamp/x", "id": "x", "due": "2026-01-01T00:00:00Z"}]}`, "there is no kind lab.lamp"},
@@ -107,7 +107,7 @@ func TestFileRefused(t *testing.T) {
 		{`{"late": [{"op": "create", "ref": "n1/lab.switch/x", "id": "x", "mark": "mine", "due": "2026-01-01T00:00:00Z"}]}`, `"mine" is not a mark`},
 		{"{\n\n  \"things\": 7}", "line 3"},
 		{"{\n\"things\": {}", "unexpected EOF"},
-		{`{} {}`, "text after the end"},
+		{`{} {}`, "after top-level value"},
 	} {
 		path := write(t, c.text)
 		w, err := fake.Open(path, kinds)

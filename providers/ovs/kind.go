@@ -163,7 +163,7 @@ func (k *kind) find(v *view, c providers.Call) (*providers.Thing, error) {
 	}
 	moved := c.Version != "" && c.Version != seen.Version
 	if c.Version == "" && c.Have != nil {
-		moved = c.Have.Digest() != seen.Spec.Digest()
+		moved = !c.Have.Equal(seen.Spec)
 	}
 	if moved {
 		return nil, refuse(providers.Conflict, "it was changed since it was observed")

@@ -301,10 +301,9 @@ func (o *Outline) After(ref schema.Ref) (refs []schema.Ref) {
 	if kind == nil || value == nil || json.Unmarshal(value, &spec) != nil {
 		return nil
 	}
-	kind.EachRef(spec, func(kind, name string) string {
+	for kind, name := range kind.Refs(spec) {
 		refs = append(refs, o.schema.Kinds().Target(ref.Scope, kind, name))
-		return name
-	})
+	}
 	depends, _ := spec["depends_on"].([]any)
 	for _, d := range depends {
 		text, _ := d.(string)

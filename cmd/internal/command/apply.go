@@ -184,11 +184,7 @@ func (s *session) heldOr(ctx context.Context, unasked error) error {
 
 // approval gets the approval of a plan: from a flag, or by asking.
 func (a *app) approval(ctx context.Context, f *applying, p *plan.Plan) error {
-	late := p.Irreversible()
-	switch {
-	case f.approval != "" && !p.Empty() && !p.ApprovedBy(f.approval):
-		return &engine.ApprovalError{Approval: p.Approval(), Given: f.approval, Steps: late}
-	case f.approve, f.approval != "", p.Empty():
+	if f.approve || f.approval != "" || p.Empty() { // the engine knows whether it is the approval of this plan
 		return nil
 	}
 	above, all := "what is shown above", "all shown above"
@@ -199,7 +195,7 @@ func (a *app) approval(ctx context.Context, f *applying, p *plan.Plan) error {
 	if f.destroy {
 		question = "Do you really want to destroy all of this?\n  converge will do " + above + ". What is destroyed does not come back."
 	}
-	if len(late) > 0 {
+	if late := p.Irreversible(); len(late) > 0 {
 		question += "\n\n  These cannot be undone exactly:"
 		const shown = 20
 		for _, s := range late[:min(len(late), shown)] {

@@ -277,7 +277,7 @@ func (s *session) move(ctx context.Context, kinds schema.Kinds, from string, to 
 		after[slices.Index(after, was)] = to
 		other.After = schema.SortRefs(after)
 		if k := kinds[other.Ref.Kind]; k != nil {
-			k.EachRef(other.Spec, func(kind, name string) string {
+			k.ReplaceRefs(other.Spec, func(kind, name string) string {
 				if kind == was.Kind && name == was.Name {
 					return to.Name
 				}

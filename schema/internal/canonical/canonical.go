@@ -2,6 +2,7 @@
 package canonical
 
 import (
+	"fmt"
 	"slices"
 	"strconv"
 
@@ -58,6 +59,8 @@ func Append(b []byte, v any) []byte {
 		return strconv.AppendFloat(b, v, 'g', -1, 64)
 	case bool:
 		return strconv.AppendBool(b, v)
+	case nil:
+		return append(b, "null"...)
 	case Raw:
 		return append(b, v...)
 	case Members:
@@ -71,7 +74,7 @@ func Append(b []byte, v any) []byte {
 		}
 		return append(b, '}')
 	}
-	return append(b, "null"...)
+	panic(fmt.Sprintf("canonical: a %T is no JSON value", v))
 }
 
 // AppendString appends s quoted. S must be valid UTF-8, which every reader ensures.
