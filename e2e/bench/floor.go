@@ -29,7 +29,14 @@ var floors = map[string]func(ctx context.Context, args []string) (done, error){
 		return timed(func() error { return decode(args[0]) })
 	},
 	"open": func(ctx context.Context, args []string) (done, error) {
-		return timed(func() error { return read(ctx, args[0]) })
+		return timed(func() error {
+			for _, file := range args[1:] {
+				if err := decode(file); err != nil {
+					return err
+				}
+			}
+			return read(ctx, args[0])
+		})
 	},
 	"commit": commit,
 	"carry":  carry,

@@ -65,7 +65,7 @@ func run() error {
 	defer os.RemoveAll(dir)
 	b := &bencher{converge: converge, self: self, dir: dir}
 	var failed []error
-	for _, measure := range []func() error{b.start, b.validate, b.memory, b.world, b.carbide, b.changed} {
+	for _, measure := range []func() error{b.start, b.validate, b.memory, b.world, b.unchanged, b.carbide, b.changed} {
 		failed = append(failed, measure())
 	}
 	return errors.Join(append(failed, b.report(os.Stdout))...)

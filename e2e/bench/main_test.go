@@ -20,8 +20,8 @@ func TestBench(t *testing.T) {
 	if err != nil {
 		t.Fatalf("%v\n%s", err, out)
 	}
-	if rows := strings.Count(string(out), "\n| ") - 1; rows != 15 { // the first is the header of the table
-		t.Errorf("%d rows, want 15:\n%s", rows, out)
+	if rows := strings.Count(string(out), "\n| ") - 1; rows != 18 { // the first is the header of the table
+		t.Errorf("%d rows, want 18:\n%s", rows, out)
 	}
 }
 

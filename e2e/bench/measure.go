@@ -192,6 +192,40 @@ func (b *bencher) world() error {
 	})
 }
 
+// unchanged plans a site on the fake world that is as its document says. The floor is a process that opens a copy of the store, and
+// decodes the records in it, the document and the world's file.
+func (b *bencher) unchanged() error {
+	for _, s := range []scale{{n: 1_000}, {n: 10_000, ratio: 3}, {n: 100_000, ratio: 3}} {
+		if s.n > *most {
+			break
+		}
+		at, err := b.folder(fmt.Sprint("unchanged-", s.n), fmt.Sprint("mixed:", s.n), "fake: {world: world.json}\n")
+		if err == nil {
+			_, err = b.run(at, 0, "apply", "-auto-approve", "-quiet", "site.json")
+		}
+		if err == nil {
+			err = os.CopyFS(filepath.Join(at, "floor"), os.DirFS(filepath.Join(at, store)))
+		}
+		if err != nil {
+			return err
+		}
+		for range *rounds {
+			c, err := b.run(at, 0, "plan", "-quiet", "site.json")
+			if err != nil {
+				return err
+			}
+			floor, err := execute(b.self, at, 0, "-floor=open", "floor", "site.json", "world.json")
+			if err != nil {
+				return err
+			}
+			b.row(s.ratio, "no-op plan of %d on the fake world", s.n).time(c.wall, floor.wall)
+			b.row(0, "no-op plan of %d on the fake world: memory of its own", s.n).bytes(int64(c.own))
+			b.row(0, "no-op plan of %d on the fake world: memory of its floor", s.n).bytes(int64(floor.own))
+		}
+	}
+	return nil
+}
+
 // carbide applies and plans against the simulator, in a process of its own, over mutual TLS. The floors make the same calls
 // with a bare client, for the apply to an empty simulator, and then repeat the commits that it left in the store.
 func (b *bencher) carbide() error {
