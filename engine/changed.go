@@ -229,7 +229,7 @@ func (e *Engine) lookAt(ctx context.Context, doc *schema.Document, refs []schema
 		}
 	}
 	e.recall(ctx, in.Recorded, nil)
-	set, err := e.connect(ctx, doc.Site, slices.Collect(maps.Keys(chosen)))
+	set, err := e.connect(ctx, doc.Site, places(slices.Collect(maps.Keys(chosen))))
 	if err != nil {
 		return in, nil, err
 	}

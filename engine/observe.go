@@ -27,43 +27,40 @@ func (e *Engine) look(ctx context.Context, doc *schema.Document, strays bool) (p
 	if err != nil {
 		return plan.Input{}, err
 	}
+	share(records, doc.Resources)
 	e.recall(ctx, records, nil)
 	in := plan.Input{Kinds: e.o.Kinds, Document: doc, Recorded: records, Begun: e.begun(ctx)}
-	var outside []schema.Ref
-	if strays { // things that are only referred to have to exist
+	at := map[plan.Place]bool{}   // what is observed
+	live := map[plan.Place]bool{} // where a plan may delete
+	if strays {                   // things that are only referred to have to exist, and what an open run makes is there too
 		for i := range records {
 			if r := &records[i]; !r.Gone {
-				outside = append(outside, plan.Outside(e.o.Kinds, r.Ref, r.Spec, r.After)...)
+				add(at, plan.Outside(e.o.Kinds, r.Ref, r.Spec, r.After)...)
 			}
 		}
+		add(at, slices.Collect(maps.Keys(in.Begun))...)
 	}
-	refs := make([]schema.Ref, 0, len(doc.Resources)+len(records)+len(outside))
-	refs = append(refs, outside...)
-	if strays { // what an open run makes is there too
-		refs = slices.AppendSeq(refs, maps.Keys(in.Begun))
-	}
-	var live []schema.Ref // what a plan may delete
 	for i := range doc.Resources {
 		r := &doc.Resources[i]
-		refs = append(refs, r.Ref)
+		add(at, r.Ref)
 		if r.Lifecycle.Adopt == schema.AdoptMatch { // and then replaced
-			live = append(live, r.Ref)
+			add(live, r.Ref)
 		}
 	}
 	for i := range records {
-		if !records[i].Gone {
-			live = append(live, records[i].Ref)
+		r := &records[i]
+		if !r.Gone {
+			add(live, r.Ref)
 		}
-		if !records[i].Gone || strays {
-			refs = append(refs, records[i].Ref)
+		if !r.Gone || strays {
+			add(at, r.Ref)
 		}
 	}
-	set, err := e.connect(ctx, doc.Site, refs)
+	set, err := e.connect(ctx, doc.Site, at)
 	if err != nil {
 		return plan.Input{}, err
 	}
 	in.Traits = set.Traits
-	at := places(refs)
 	if strays {
 		set.Each(func(scope string, k providers.Served, _ *providers.Provider) {
 			if k.Traits.Mark {
@@ -71,7 +68,7 @@ func (e *Engine) look(ctx context.Context, doc *schema.Document, strays bool) (p
 			}
 		})
 	}
-	for p := range places(live) { // what refers to a thing decides whether it may be deleted
+	for p := range live { // what refers to a thing decides whether it may be deleted
 		if k, _, ok := set.Find(p.Scope, p.Kind); ok && k.Traits.Orphans {
 			for _, r := range plan.Referrers(e.o.Kinds, p.Kind) {
 				at[plan.Place{Scope: p.Scope, Kind: r.Name}] = true
@@ -87,6 +84,22 @@ func (e *Engine) look(ctx context.Context, doc *schema.Document, strays bool) (p
 	in.Observed = e.observe(ctx, set, at, liveIDs(records))
 	in.Servers = e.servers(ctx, set)
 	return in, ctx.Err()
+}
+
+// share lets the records of resources that are as they were applied last share the specs of the document, so that what is said twice
+// is held once.
+func share(records []state.Record, resources []schema.Resource) {
+	for want, r := range plan.Pairs(resources, records) {
+		if want == nil || r == nil {
+			continue
+		}
+		if len(want.Spec) > 0 && r.Spec.Equal(want.Spec) {
+			r.Spec = want.Spec
+		}
+		if slices.Equal(r.After, want.After) {
+			r.After = want.After
+		}
+	}
 }
 
 // chooses lists the fields of a resource that the planner has to choose.
@@ -124,19 +137,25 @@ func (e *Engine) begun(ctx context.Context) map[schema.Ref]bool {
 	return refs
 }
 
-func places(refs []schema.Ref) map[plan.Place]bool {
-	at := map[plan.Place]bool{}
+// add adds the places of refs.
+func add(at map[plan.Place]bool, refs ...schema.Ref) {
 	for _, r := range refs {
 		at[plan.PlaceOf(r)] = true
 	}
+}
+
+// places returns the places of refs.
+func places(refs []schema.Ref) map[plan.Place]bool {
+	at := map[plan.Place]bool{}
+	add(at, refs...)
 	return at
 }
 
-// connect opens the providers that serve the refs. Open ones stay open; those that could not be opened before are tried again.
-func (e *Engine) connect(ctx context.Context, site schema.Site, refs []schema.Ref) (*providers.Set, error) {
+// connect opens the providers that serve some places. Open ones stay open; those that could not be opened before are tried again.
+func (e *Engine) connect(ctx context.Context, site schema.Site, at map[plan.Place]bool) (*providers.Set, error) {
 	missing := map[Need]bool{}
-	for _, r := range refs {
-		n := Need{r.Scope, r.Provider()}
+	for p := range at {
+		n := Need{p.Scope, schema.Ref{Kind: p.Kind}.Provider()}
 		missing[n] = !e.open[n] || e.set.Failure(n.Scope, n.Provider) != nil
 	}
 	var needs []Need
@@ -214,12 +233,8 @@ func (e *Engine) observe(ctx context.Context, set *providers.Set, at map[plan.Pl
 		wg.Go(func() {
 			begin := time.Now()
 			things, err := e.see(ctx, served.Kind, whole, ids[p])
-			kind := e.o.Kinds[p.Kind]
-			for i := range things {
-				kind.Normalize(things[i].Spec)
-			}
 			if err == nil {
-				err = untold(kind, things)
+				err = untold(e.o.Kinds[p.Kind], things)
 			}
 			results <- seen{p, things, time.Since(begin), err}
 		})

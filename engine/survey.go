@@ -18,15 +18,15 @@ func (e *Engine) Survey(ctx context.Context, site schema.Site, needs []Need) (*s
 		return nil, err
 	}
 	e.recall(ctx, records, nil)
-	refs := make([]schema.Ref, len(needs))
-	for i, n := range needs {
-		refs[i] = schema.Ref{Scope: n.Scope, Kind: n.Provider + "."}
+	at := map[plan.Place]bool{}
+	for _, n := range needs {
+		at[plan.Place{Scope: n.Scope, Kind: n.Provider + "."}] = true
 	}
-	set, err := e.connect(ctx, site, refs)
+	set, err := e.connect(ctx, site, at)
 	if err != nil {
 		return nil, err
 	}
-	at := map[plan.Place]bool{}
+	clear(at)
 	set.Each(func(scope string, k providers.Served, _ *providers.Provider) {
 		at[plan.Place{Scope: scope, Kind: k.Name}] = true
 	})

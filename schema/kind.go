@@ -120,40 +120,65 @@ func field(fields []Field, name string) *Field {
 
 // Normalize brings spec into the form that is compared: lists whose order does not matter are sorted, in place.
 func (k *Kind) Normalize(spec Object) {
-	for i := range k.Fields {
-		if v, ok := spec[k.Fields[i].Name]; ok {
-			k.Fields[i].normalize(v)
-		}
-	}
+	k.unordered(spec, func(list []any, order func(a, b any) int) bool {
+		slices.SortStableFunc(list, order)
+		return true
+	})
 }
 
-func (f *Field) normalize(v any) {
+// Normalized returns spec in the form that is compared: spec itself when it has that form, otherwise a copy.
+func (k *Kind) Normalized(spec Object) Object {
+	if k.unordered(spec, slices.IsSortedFunc) {
+		return spec
+	}
+	spec = spec.Clone()
+	k.Normalize(spec)
+	return spec
+}
+
+// unordered visits the lists of spec whose order does not matter, inner ones first, with the order in which they are compared. It
+// returns false once visit does.
+func (k *Kind) unordered(spec Object, visit func(list []any, order func(a, b any) int) bool) bool {
+	for i := range k.Fields {
+		if v, ok := spec[k.Fields[i].Name]; ok && !k.Fields[i].unordered(v, visit) {
+			return false
+		}
+	}
+	return true
+}
+
+func (f *Field) unordered(v any, visit func(list []any, order func(a, b any) int) bool) bool {
 	switch v := v.(type) {
 	case map[string]any:
 		if f.Type == Map && f.Elem != nil {
 			for _, e := range v {
-				f.Elem.normalize(e)
+				if !f.Elem.unordered(e, visit) {
+					return false
+				}
 			}
-			return
+			return true
 		}
 		for i := range f.Fields {
-			if e, ok := v[f.Fields[i].Name]; ok {
-				f.Fields[i].normalize(e)
+			if e, ok := v[f.Fields[i].Name]; ok && !f.Fields[i].unordered(e, visit) {
+				return false
 			}
 		}
 	case []any:
 		if f.Elem != nil && (f.Elem.Type == Struct || f.Elem.Type == List) {
 			for _, e := range v {
-				f.Elem.normalize(e)
+				if !f.Elem.unordered(e, visit) {
+					return false
+				}
 			}
 		}
 		switch {
 		case f.Key != "":
-			slices.SortStableFunc(v, func(a, b any) int { return compareValue(keyOf(a, f.Key), keyOf(b, f.Key)) })
+			return visit(v, func(a, b any) int { return compareValue(keyOf(a, f.Key), keyOf(b, f.Key)) })
 		case f.Set:
-			slices.SortFunc(v, compareValue)
+			return visit(v, compareValue)
 		}
 	}
+	return true
 }
 
 func keyOf(v any, key string) any {

@@ -8,6 +8,7 @@ import (
 	"fmt"
 	"maps"
 	"math"
+	"reflect"
 	"slices"
 	"strconv"
 
@@ -156,7 +157,10 @@ func Clone(v any) any {
 }
 
 // Equal reports whether two objects are the same tree. No object equals an empty one.
-func (o Object) Equal(p Object) bool { return Equal(map[string]any(o), map[string]any(p)) }
+func (o Object) Equal(p Object) bool {
+	shared := o != nil && p != nil && reflect.ValueOf(o).UnsafePointer() == reflect.ValueOf(p).UnsafePointer()
+	return shared || Equal(map[string]any(o), map[string]any(p))
+}
 
 // Equal reports whether two trees of JSON values are the same.
 func Equal(a, b any) bool {

@@ -7,6 +7,7 @@ import (
 	"fmt"
 	"io"
 	"runtime"
+	"slices"
 
 	"github.com/go-json-experiment/json"
 	"github.com/go-json-experiment/json/jsontext"
@@ -15,7 +16,7 @@ import (
 	"converge.dev/converge/schema"
 )
 
-// Records reads all recorded resources, in the order of their keys.
+// Records reads all recorded resources, in the order of their refs.
 func (s *Store) Records(ctx context.Context) ([]Record, error) {
 	return s.records(ctx, s.key("resource")+"/")
 }
@@ -52,7 +53,25 @@ func (s *Store) records(ctx context.Context, prefix string) ([]Record, error) {
 	if err := g.Wait(); err != nil {
 		return nil, err
 	}
-	return records, nil
+	return inOrder(records), nil
+}
+
+// inOrder returns records in the order of their refs, in which keys are not: the site comes before its nodes. They are too large to
+// be moved as often as sorting moves what it sorts.
+func inOrder(records []Record) []Record {
+	if slices.IsSortedFunc(records, func(a, b Record) int { return a.Ref.Compare(b.Ref) }) {
+		return records
+	}
+	order := make([]*Record, len(records))
+	for i := range records {
+		order[i] = &records[i]
+	}
+	slices.SortFunc(order, func(a, b *Record) int { return a.Ref.Compare(b.Ref) })
+	sorted := make([]Record, len(records))
+	for i, r := range order {
+		sorted[i] = *r
+	}
+	return sorted
 }
 
 // Record reads one recorded resource; ErrNotFound when it is not recorded.

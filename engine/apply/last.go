@@ -165,7 +165,6 @@ func (w *worker) amiss(have *providers.Thing) string {
 	case have.Phase == providers.Failed && w.action != plan.Adopt:
 		return "it failed since: " + cmp.Or(have.Detail, "no reason is given")
 	}
-	w.kind.Normalize(have.Spec)
 	w.sent = true
 	unmet := w.unmet(have)
 	if w.action == plan.Create && w.traits.Mark && have.Mark != w.mark {

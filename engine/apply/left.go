@@ -84,7 +84,6 @@ func (r *run) left() error {
 		for _, rec := range recs {
 			rec.Left = &state.Left{Gone: true}
 			if have := staying[rec.ID]; have != nil {
-				w.kind.Normalize(have.Spec)
 				rec.Left = &state.Left{Failed: have.Phase == providers.Failed, Spec: diff.Rest(w.kind, have.Spec, nil)}
 			}
 			if _, err := r.Lock.Commit(r.effects, nil, []state.Op{r.Store.RecordOp(rec)}); err != nil {

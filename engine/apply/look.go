@@ -175,7 +175,6 @@ func (w *worker) elsewhere(ctx context.Context) (*providers.Thing, error) {
 	for i := range things {
 		if things[i].Mark == mark && things[i].Phase != providers.Leaving {
 			w.id = things[i].ID
-			w.kind.Normalize(things[i].Spec)
 			return &things[i], nil
 		}
 	}

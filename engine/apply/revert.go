@@ -264,7 +264,6 @@ func (w *worker) differs(have *providers.Thing, before schema.Object) string {
 	case w.stranger(have):
 		return errTaken
 	}
-	w.kind.Normalize(have.Spec)
 	is := have.Spec
 	before = diff.Spare(before, is, w.ignore)
 	renamed := w.name != "" && have.Name != w.name

@@ -526,7 +526,6 @@ func (w *worker) see(ctx context.Context, after time.Duration) (*providers.Thing
 	}
 	for i := range things {
 		if things[i].ID == w.id {
-			w.kind.Normalize(things[i].Spec)
 			return &things[i], nil
 		}
 	}

@@ -187,7 +187,7 @@ func (m *maker) sweep() {
 			if !given || t.Mark.Ref.Kind != at.Kind || m.leftToOthers(t) {
 				continue
 			}
-			it := &item{ref: t.Mark.Ref, kind: m.in.Kinds[at.Kind], traits: traits, thing: t, born: t.Mark.Incarnation}
+			it := &item{ref: t.Mark.Ref, kind: m.in.Kinds[at.Kind], traits: &traits, thing: t, born: t.Mark.Incarnation}
 			s := m.step(it, Delete, fmt.Sprintf("incarnation %d was given up, and is still there", t.Mark.Incarnation))
 			s.Stray, s.Record = true, s.Prior
 			s.Within = traits.GoneWithin

@@ -40,7 +40,7 @@ func (m *maker) externals() error {
 	m.desired = nil
 	for i := range m.in.Document.Resources {
 		if r := &m.in.Document.Resources[i]; r.External != nil {
-			it := &item{ref: r.Ref, desired: r}
+			it := &item{ref: r.Ref, traits: &unserved, desired: r}
 			m.external[r.Ref] = it
 			id, err := m.lookUp(it)
 			if err != nil {

@@ -26,7 +26,7 @@ func Make(in Input) (*Plan, error) {
 
 // decided makes a plan from inputs that leave out resources that are as they should be and unrelated to the others; see [Planner].
 func decided(in Input, left rest) (*maker, error) {
-	m := &maker{in: in, rest: left, at: map[schema.Ref]halves{}, detached: map[schema.Ref]*detachment{}, dropped: map[int]int{}, secretive: map[*schema.Kind]bool{}, plan: &Plan{
+	m := &maker{in: in, rest: left, at: map[schema.Ref]halves{}, detached: map[schema.Ref]*detachment{}, dropped: map[int]int{}, secretive: map[*schema.Kind]bool{}, traits: map[Place]*providers.Traits{}, plan: &Plan{
 		Format: Format, ID: in.ID, Site: in.Document.Site, Document: in.Document.JSON, Digest: in.Document.Digest, Destroy: in.Options.Destroy, Servers: in.Servers,
 	}}
 	if in.Options.Destroy || in.Options.Sweep {
@@ -95,6 +95,7 @@ type maker struct {
 	dropped  map[int]int // steps that are refused and left out, and the index of the refusal
 
 	secretive map[*schema.Kind]bool
+	traits    map[Place]*providers.Traits // see served
 }
 
 // halves are the indices of a resource's steps: the one that removes and the one that makes; -1 for none.
@@ -104,7 +105,7 @@ type halves struct{ remove, make int }
 type item struct {
 	ref     schema.Ref
 	kind    *schema.Kind
-	traits  providers.Traits
+	traits  *providers.Traits
 	desired *schema.Resource
 	record  *state.Record // nil when gone
 	born    int           // incarnations so far
@@ -356,7 +357,7 @@ func (m *maker) emit() {
 			s.Want = diff.Prune(it.desired.Spec, it.desired.Lifecycle.Ignore)
 			s.After = it.becomes(s.Before)
 			m.add(it, s)
-		case it.record == nil && it.statesNothing() && ByItself(it.traits, it.ref, it.thing):
+		case it.record == nil && it.statesNothing() && ByItself(*it.traits, it.ref, it.thing):
 			it.unchanged = true // it can never be changed, deleted or missing
 		case it.record == nil && it.traits.Mark && it.thing.Mark.IsZero() && it.traits.Update != providers.Never:
 			s := m.step(it, Update, "taken over as it is, and marked as ours")
@@ -549,7 +550,7 @@ func (m *maker) emitCreate(it *item, incarnation int, reason string) {
 			s.After[c.Field] = c.ID
 		}
 	}
-	s.ExternalID = ExternalID(m.plan.Site.ID, it.traits, it.ref, incarnation, it.desired.Spec)
+	s.ExternalID = ExternalID(m.plan.Site.ID, *it.traits, it.ref, incarnation, it.desired.Spec)
 	s.Record = m.record(it, s.ExternalID, incarnation)
 	m.add(it, s)
 }

@@ -2,12 +2,14 @@ package plan
 
 import (
 	"fmt"
+	"iter"
 	"slices"
 
 	"converge.dev/converge/engine/remedy"
 	"converge.dev/converge/engine/secret/sealed"
 	"converge.dev/converge/providers"
 	"converge.dev/converge/schema"
+	"converge.dev/converge/state"
 )
 
 // lookAhead is how many incarnations beyond the recorded one are searched for when a record or a mark was lost.
@@ -50,7 +52,7 @@ func (m *maker) match() error {
 		for at, owned := range m.in.Part.Owners {
 			for id, ref := range owned {
 				if t := byID[at][id]; t != nil {
-					m.owners[t] = &item{ref: ref}
+					m.owners[t] = &item{ref: ref, traits: &unserved}
 				}
 			}
 		}
@@ -103,45 +105,63 @@ func (m *maker) collect() {
 	if m.in.Options.Destroy {
 		desired = nil
 	}
-	recorded := m.in.Recorded
-	if !slices.IsSortedFunc(recorded, compareRecords) {
-		recorded = slices.SortedFunc(slices.Values(recorded), compareRecords)
-		m.in.Recorded = recorded
+	if !slices.IsSortedFunc(m.in.Recorded, compareRecords) {
+		m.in.Recorded = slices.SortedFunc(slices.Values(m.in.Recorded), compareRecords)
 	}
-	m.items = make([]*item, 0, max(len(desired), len(recorded)))
-	m.byRef = make(map[schema.Ref]*item, cap(m.items))
-	all := make([]item, 0, len(desired)+len(recorded))
-	for len(desired) > 0 || len(recorded) > 0 {
-		it := item{}
-		c := 0
-		switch {
-		case len(desired) == 0:
-			c = 1
-		case len(recorded) == 0:
-			c = -1
-		default:
-			c = desired[0].Ref.Compare(recorded[0].Ref)
+	n := 0
+	for range Pairs(desired, m.in.Recorded) {
+		n++
+	}
+	all := make([]item, 0, n) // not moved once they are there
+	m.items = make([]*item, 0, n)
+	m.byRef = make(map[schema.Ref]*item, n)
+	for want, record := range Pairs(desired, m.in.Recorded) {
+		all = append(all, item{traits: &unserved, desired: want})
+		it := &all[len(all)-1]
+		if want != nil {
+			it.ref = want.Ref
 		}
-		if c <= 0 {
-			it.ref, it.desired = desired[0].Ref, &desired[0]
-			desired = desired[1:]
-		}
-		if c >= 0 {
-			r := &recorded[0]
-			it.ref, it.born = r.Ref, r.Incarnation
-			if !r.Gone {
-				it.record = r
+		if record != nil {
+			it.ref, it.born = record.Ref, record.Incarnation
+			if !record.Gone {
+				it.record = record
 			}
-			recorded = recorded[1:]
 		}
-		if it.desired == nil && it.record == nil {
-			continue // deleted earlier, only its incarnations are remembered
-		}
-		all = append(all, it)
-		m.items = append(m.items, &all[len(all)-1])
-		m.byRef[it.ref] = &all[len(all)-1]
+		m.items = append(m.items, it)
+		m.byRef[it.ref] = it
 	}
 }
+
+// Pairs yields each resource as it is desired and as it is recorded, nil where it is not, in the order of refs, in which both have to
+// be. It leaves out what was deleted earlier and is not desired.
+func Pairs(desired []schema.Resource, recorded []state.Record) iter.Seq2[*schema.Resource, *state.Record] {
+	return func(yield func(*schema.Resource, *state.Record) bool) {
+		for d, r := 0, 0; d < len(desired) || r < len(recorded); {
+			c := -1
+			if d == len(desired) {
+				c = 1
+			} else if r < len(recorded) {
+				c = desired[d].Ref.Compare(recorded[r].Ref)
+			}
+			var want *schema.Resource
+			var record *state.Record
+			if c <= 0 {
+				want = &desired[d]
+				d++
+			}
+			if c >= 0 {
+				record = &recorded[r]
+				r++
+			}
+			if (want != nil || !record.Gone) && !yield(want, record) {
+				return
+			}
+		}
+	}
+}
+
+// unserved are the traits where no provider serves the kind, or none could be reached.
+var unserved providers.Traits
 
 // describe looks up the kind; a kind that no provider serves in the scope, or that could not be observed, is unknown.
 func (m *maker) describe(it *item, at Place) error {
@@ -163,9 +183,9 @@ func (m *maker) describe(it *item, at Place) error {
 		unknown, why = true, "things of it are recorded, but: "+said // perhaps a wrong server
 	}
 	if !unknown {
-		var served bool
-		it.traits, served = m.in.Traits(at.Scope, at.Kind)
+		traits, served := m.served(at)
 		_, seen := m.in.Observed.Things[at]
+		it.traits = traits
 		switch {
 		case !served:
 			unknown, why = true, "no provider is configured for it"
@@ -178,6 +198,19 @@ func (m *maker) describe(it *item, at Place) error {
 		m.plan.Unknown = note(m.plan.Unknown, Unknown{Scope: at.Scope, Kind: at.Kind, Error: why, OtherServer: m.in.Observed.Others[at]})
 	}
 	return nil
+}
+
+// served returns the traits of the kind of a place, and whether there is a provider that serves it there.
+func (m *maker) served(at Place) (*providers.Traits, bool) {
+	traits, known := m.traits[at]
+	if !known {
+		traits = &unserved
+		if t, ok := m.in.Traits(at.Scope, at.Kind); ok {
+			traits = &t
+		}
+		m.traits[at] = traits
+	}
+	return traits, traits != &unserved
 }
 
 // note adds a place once.
@@ -210,14 +243,14 @@ func (m *maker) find(it *item, ids map[string]*providers.Thing, marked map[schem
 		return nil
 	}
 	if it.traits.ID != "" {
-		t := ids[ExternalID(m.plan.Site.ID, it.traits, it.ref, 1, it.desired.Spec)]
+		t := ids[ExternalID(m.plan.Site.ID, *it.traits, it.ref, 1, it.desired.Spec)]
 		if t == nil || t.Phase == providers.Leaving || m.mayAdopt(it, t) {
 			return t
 		}
 		return nil
 	}
 	for i, last := it.born+1, it.born+lookAhead; i <= last; i++ {
-		t := ids[ExternalID(m.plan.Site.ID, it.traits, it.ref, i, it.desired.Spec)]
+		t := ids[ExternalID(m.plan.Site.ID, *it.traits, it.ref, i, it.desired.Spec)]
 		switch {
 		case t == nil || t.Phase == providers.Leaving:
 		case m.owners[t] != nil: // it had this name before

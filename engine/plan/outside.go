@@ -64,7 +64,7 @@ func (m *maker) known() map[Place]map[string]*item {
 			ids[it.record.ID] = it
 		}
 		if it.desired != nil && it.traits.ID == "" {
-			ids[ExternalID(m.plan.Site.ID, it.traits, it.ref, it.born+1, it.desired.Spec)] = it
+			ids[ExternalID(m.plan.Site.ID, *it.traits, it.ref, it.born+1, it.desired.Spec)] = it
 		}
 		if it.thing != nil {
 			ids[it.thing.ID] = it

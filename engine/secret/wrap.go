@@ -13,8 +13,8 @@ import (
 	"converge.dev/converge/schema"
 )
 
-// Wrap returns a kind that accepts sealed secrets from the engine and returns concealed ones only. It wraps the contract
-// once, as limits do, so that no provider has to deal with it. K is the description of the kind.
+// Wrap returns a kind that accepts sealed secrets from the engine and returns concealed ones only, in specs of the form that is
+// compared. It wraps the contract once, as limits do, so that no provider has to deal with it. K is the description of the kind.
 func (v *Vault) Wrap(k *schema.Kind, kind providers.Kind) providers.Kind {
 	return wrapped{v, k, kind}
 }
@@ -90,7 +90,8 @@ func (w wrapped) said(err error) error {
 	return w.vault.Scrub(err)
 }
 
-// conceal replaces the secrets of an observed thing by their digests.
+// conceal replaces the secrets of an observed thing by their digests, and brings its spec into the form that is compared. What the
+// provider returned is not modified: it may hold it, too.
 func (w wrapped) conceal(th *providers.Thing) (err error) {
 	if sealed.Held(w.of) {
 		if th.Spec, err = w.vault.Conceal(w.of, th.Spec); err == nil {
@@ -100,6 +101,7 @@ func (w wrapped) conceal(th *providers.Thing) (err error) {
 			return &providers.Error{Op: "observe", Kind: w.of.Name, Class: providers.Invalid, Err: err}
 		}
 	}
+	th.Spec = w.of.Normalized(th.Spec)
 	th.Detail = w.vault.ScrubText(th.Detail)
 	return nil
 }

@@ -117,6 +117,34 @@ func TestWrap(t *testing.T) {
 	}
 }
 
+// sharing is a provider that returns what it holds itself.
+type sharing struct{ careless }
+
+func (s *sharing) List(ctx context.Context) iter.Seq2[providers.Thing, error] {
+	return providertest.Look(s.Get).List(ctx)
+}
+
+func (s *sharing) Get(context.Context, []string) ([]providers.Thing, error) {
+	return slices.Clone(s.things), nil
+}
+
+// TestWrapSorts: what is observed has the form that is compared, and what the provider returned stays as it was.
+func TestWrapSorts(t *testing.T) {
+	k := &schema.Kind{Name: "far.net", Fields: []schema.Field{{Name: "peers", Type: schema.List, Elem: &schema.Field{Type: schema.String}, Set: true}}}
+	theirs := schema.Object{"peers": []any{"b", "a"}}
+	wrapped := vault(t, environment()).Wrap(k, &sharing{careless{things: []providers.Thing{{ID: "1", Spec: theirs}}}})
+	listed, err := providers.Collect(wrapped.List(t.Context()))
+	got, also := wrapped.Get(t.Context(), []string{"1"})
+	for _, things := range [][]providers.Thing{listed, got} {
+		if err := errors.Join(err, also); err != nil || len(things) != 1 || !things[0].Spec.Equal(schema.Object{"peers": []any{"a", "b"}}) {
+			t.Errorf("observed: %v, %v", things, err)
+		}
+	}
+	if !theirs.Equal(schema.Object{"peers": []any{"b", "a"}}) {
+		t.Errorf("the provider's own became %v", theirs)
+	}
+}
+
 // TestWrapWithholds: what a far side says after it was sent a secret is not repeated in any form, by the call or by a later
 // observation; its class and its code are.
 func TestWrapWithholds(t *testing.T) {

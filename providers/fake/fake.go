@@ -61,7 +61,7 @@ type World struct {
 
 	mu      sync.Mutex
 	things  map[place]map[string]*thing // a thing is never modified, only replaced
-	users   map[target]map[target]bool  // what is referred to, and by what
+	users   map[target]map[target]bool  // what is referred to, and by what; nil until usersOf is called
 	burned  map[target]bool
 	epochs  map[string]int64 // of the last holder, by scope
 	passing map[target]bool  // things in a phase that ends by itself
@@ -136,7 +136,6 @@ func New(kinds schema.Kinds) *World {
 	return &World{
 		kinds:   kinds,
 		things:  map[place]map[string]*thing{},
-		users:   map[target]map[target]bool{},
 		burned:  map[target]bool{},
 		epochs:  map[string]int64{},
 		passing: map[target]bool{},
@@ -355,12 +354,12 @@ func (w *World) now() time.Time {
 
 // set adds a thing to the maps, or removes it when th is nil.
 func (w *World) set(at target, th *thing) {
-	if old := w.things[at.place][at.id]; old != nil {
-		for _, to := range w.refs(at.place, old.Spec) {
-			delete(w.users[to], at)
-			if len(w.users[to]) == 0 {
-				delete(w.users, to)
-			}
+	if w.users != nil {
+		if old := w.things[at.place][at.id]; old != nil {
+			w.use(at, old, false)
+		}
+		if th != nil {
+			w.use(at, th, true)
 		}
 	}
 	delete(w.passing, at)
@@ -371,16 +370,45 @@ func (w *World) set(at target, th *thing) {
 	if w.things[at.place] == nil {
 		w.things[at.place] = map[string]*thing{}
 	}
-	th.mark = providers.ParseMark(th.Mark)
 	w.things[at.place][at.id] = th
+	w.note(at, th)
+}
+
+// note completes what is known of a thing.
+func (w *World) note(at target, th *thing) {
+	th.mark = providers.ParseMark(th.Mark)
+	if th.Phase == providers.Pending || th.Phase == providers.Leaving {
+		w.passing[at] = true
+	}
+}
+
+// usersOf returns what refers to a thing. That is found out the first time that it is asked for, because most worlds that are
+// opened are only looked at.
+func (w *World) usersOf(at target) map[target]bool {
+	if w.users == nil {
+		w.users = map[target]map[target]bool{}
+		for p, things := range w.things {
+			for id, th := range things {
+				w.use(target{p, id}, th, true)
+			}
+		}
+	}
+	return w.users[at]
+}
+
+// use notes that a thing refers to others, or no longer does.
+func (w *World) use(at target, th *thing, does bool) {
 	for _, to := range w.refs(at.place, th.Spec) {
+		if !does {
+			if delete(w.users[to], at); len(w.users[to]) == 0 {
+				delete(w.users, to)
+			}
+			continue
+		}
 		if w.users[to] == nil {
 			w.users[to] = map[target]bool{}
 		}
 		w.users[to][at] = true
-	}
-	if th.Phase == providers.Pending || th.Phase == providers.Leaving {
-		w.passing[at] = true
 	}
 }
 

@@ -84,7 +84,7 @@ func Open(path string, kinds schema.Kinds) (*World, error) {
 func Parse(text []byte, kinds schema.Kinds) (*World, error) {
 	w := New(kinds)
 	var c content
-	err := decode(text, &c)
+	err := decode(bytes.NewReader(text), &c)
 	if err == nil {
 		err = w.fill(c)
 	}
@@ -96,15 +96,9 @@ func Parse(text []byte, kinds schema.Kinds) (*World, error) {
 
 // load reads the file, then applies the journal.
 func (w *World) load(path string, journal *os.File) error {
-	var c content
-	data, err := files.Read(path, maxFile)
+	c, err := readFile(path)
 	if err != nil && !errors.Is(err, fs.ErrNotExist) {
 		return err
-	}
-	if err == nil {
-		if err := decode(data, &c); err != nil {
-			return err
-		}
 	}
 	if err := w.fill(c); err != nil {
 		return err
@@ -123,7 +117,7 @@ func (w *World) load(path string, journal *os.File) error {
 			break
 		}
 		var r record
-		if err := decode(line, &r); err != nil {
+		if err := decode(bytes.NewReader(line), &r); err != nil {
 			return fmt.Errorf("record %d of %s.journal: %w", w.file.records+1, path, err)
 		}
 		if err := w.checkRecord(r); err != nil {
@@ -136,10 +130,27 @@ func (w *World) load(path string, journal *os.File) error {
 	return nil
 }
 
+// readFile reads a world's file, without holding its text.
+func readFile(path string) (c content, err error) {
+	f, err := files.Open(path)
+	if err != nil {
+		return c, err
+	}
+	defer f.Close() //nolint:errcheck // it was only read
+	info, err := f.Stat()
+	if err == nil && info.Size() > maxFile {
+		err = &files.TooLargeError{Path: path, Limit: maxFile}
+	}
+	if err == nil {
+		err = decode(f, &c)
+	}
+	return c, err
+}
+
 // decode reads one JSON value with known fields only; its error names the line and the place.
-func decode(data []byte, v any) error {
+func decode(r io.ReadSeeker, v any) error {
 	objects := schema.NewObjectReader()
-	err := json.Unmarshal(data, v, json.RejectUnknownMembers(true), json.WithUnmarshalers(
+	err := json.UnmarshalRead(r, v, json.RejectUnknownMembers(true), json.WithUnmarshalers(
 		json.UnmarshalFromFunc(func(d *jsontext.Decoder, o *schema.Object) (err error) {
 			*o, err = objects.Read(d)
 			return err
@@ -148,18 +159,23 @@ func decode(data []byte, v any) error {
 	var wrong *json.SemanticError
 	switch {
 	case errors.As(err, &syntax):
-		return fmt.Errorf("line %d: %w", line(data, syntax.ByteOffset), syntax.Err)
+		return fmt.Errorf("line %d: %w", line(r, syntax.ByteOffset), syntax.Err)
 	case errors.As(err, &wrong):
 		if wrong.Err == nil {
 			wrong.Err = errors.New("a value of another type belongs here")
 		}
-		return fmt.Errorf("line %d: %s: %w", line(data, wrong.ByteOffset), wrong.JSONPointer, wrong.Err)
+		return fmt.Errorf("line %d: %s: %w", line(r, wrong.ByteOffset), wrong.JSONPointer, wrong.Err)
 	}
 	return err
 }
 
-func line(data []byte, offset int64) int {
-	return 1 + bytes.Count(data[:min(offset, int64(len(data)))], []byte("\n"))
+// line returns the number of the line at an offset, or that of the last one that can be read.
+func line(r io.ReadSeeker, offset int64) int {
+	if _, err := r.Seek(0, io.SeekStart); err != nil {
+		return 1
+	}
+	before, _ := io.ReadAll(io.LimitReader(r, offset))
+	return 1 + bytes.Count(before, []byte("\n"))
 }
 
 // fill takes over the contents of the file, after checking them.
@@ -185,6 +201,7 @@ func (w *World) fill(c content) error {
 	}
 	for scope, kinds := range c.Things {
 		for kind, things := range kinds {
+			w.things[place{scope, kind}] = things
 			for id, th := range things {
 				at := target{place{scope, kind}, id}
 				if th == nil {
@@ -196,7 +213,7 @@ func (w *World) fill(c content) error {
 				if th.Version == "" {
 					th.Version = "0"
 				}
-				w.set(at, th)
+				w.note(at, th)
 			}
 		}
 	}

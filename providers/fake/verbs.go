@@ -360,7 +360,7 @@ func (w *World) free(at target) *refusal {
 		return nil
 	}
 	var leaving, staying []string
-	for user := range w.users[at] {
+	for user := range w.usersOf(at) {
 		if w.things[user.place][user.id].Phase == providers.Leaving {
 			leaving = append(leaving, user.String())
 		} else {
