@@ -192,6 +192,9 @@ func (b *bencher) world() error {
 	})
 }
 
+// unchanged is how a plan without changes begins.
+const unchanged = "No changes."
+
 // unchanged plans a site on the fake world that is as its document says. The floor is a process that opens a copy of the store, and
 // decodes the records in it, the document and the world's file.
 func (b *bencher) unchanged() error {
@@ -213,6 +216,9 @@ func (b *bencher) unchanged() error {
 			c, err := b.run(at, 0, "plan", "-quiet", "site.json")
 			if err != nil {
 				return err
+			}
+			if !strings.Contains(c.said, unchanged) {
+				return fmt.Errorf("that is no plan without changes:\n%s", c.said)
 			}
 			floor, err := execute(b.self, at, 0, "-floor=open", "floor", "site.json", "world.json")
 			if err != nil {
@@ -245,6 +251,9 @@ func (b *bencher) carbide() error {
 			}
 			if plan, err = b.run(at, 0, "plan", "-quiet", "site.json"); err != nil {
 				return err
+			}
+			if !strings.Contains(plan.said, unchanged) {
+				return fmt.Errorf("that is no plan without changes:\n%s", plan.said)
 			}
 			floor, err = b.floor(at, "look", "converge.yaml", "site.json", "floor")
 			return err
