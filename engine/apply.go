@@ -113,7 +113,7 @@ func (e *Engine) fenced(ctx context.Context, lock *state.Lock, run string, p *pl
 			return Result{}, err
 		}
 	}
-	set, err := e.connect(ctx, p.Site, places(neededRefs(&touched)))
+	set, err := e.connect(ctx, p.Site, needs(places(neededRefs(&touched))))
 	if err != nil {
 		return Result{}, err
 	}

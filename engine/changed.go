@@ -229,7 +229,7 @@ func (e *Engine) lookAt(ctx context.Context, doc *schema.Document, refs []schema
 		}
 	}
 	e.recall(ctx, in.Recorded, nil)
-	set, err := e.connect(ctx, doc.Site, places(slices.Collect(maps.Keys(chosen))))
+	set, err := e.connect(ctx, doc.Site, needs(places(slices.Collect(maps.Keys(chosen)))))
 	if err != nil {
 		return in, nil, err
 	}
@@ -294,9 +294,7 @@ const fewRecords = 500
 func (e *Engine) recordsOf(ctx context.Context, refs map[schema.Ref]bool) (records []state.Record, err error) {
 	if len(refs) > fewRecords {
 		all, err := e.o.Store.Records(ctx)
-		records = slices.DeleteFunc(all, func(r state.Record) bool { return !refs[r.Ref] })
-		slices.SortFunc(records, func(a, b state.Record) int { return a.Ref.Compare(b.Ref) })
-		return records, err
+		return slices.DeleteFunc(all, func(r state.Record) bool { return !refs[r.Ref] }), err
 	}
 	for _, ref := range slices.SortedFunc(maps.Keys(refs), schema.Ref.Compare) {
 		r, err := e.o.Store.Record(ctx, ref)

@@ -32,31 +32,33 @@ func (e *Engine) look(ctx context.Context, doc *schema.Document, strays bool) (p
 	in := plan.Input{Kinds: e.o.Kinds, Document: doc, Recorded: records, Begun: e.begun(ctx)}
 	at := map[plan.Place]bool{}   // what is observed
 	live := map[plan.Place]bool{} // where a plan may delete
-	if strays {                   // things that are only referred to have to exist, and what an open run makes is there too
-		for i := range records {
+	if strays {
+		for i := range records { // things that are only referred to have to exist
 			if r := &records[i]; !r.Gone {
-				add(at, plan.Outside(e.o.Kinds, r.Ref, r.Spec, r.After)...)
+				maps.Copy(at, places(plan.Outside(e.o.Kinds, r.Ref, r.Spec, r.After)))
 			}
 		}
-		add(at, slices.Collect(maps.Keys(in.Begun))...)
+		for ref := range in.Begun { // what an open run makes is there too
+			at[plan.PlaceOf(ref)] = true
+		}
 	}
 	for i := range doc.Resources {
 		r := &doc.Resources[i]
-		add(at, r.Ref)
+		at[plan.PlaceOf(r.Ref)] = true
 		if r.Lifecycle.Adopt == schema.AdoptMatch { // and then replaced
-			add(live, r.Ref)
+			live[plan.PlaceOf(r.Ref)] = true
 		}
 	}
 	for i := range records {
 		r := &records[i]
 		if !r.Gone {
-			add(live, r.Ref)
+			live[plan.PlaceOf(r.Ref)] = true
 		}
 		if !r.Gone || strays {
-			add(at, r.Ref)
+			at[plan.PlaceOf(r.Ref)] = true
 		}
 	}
-	set, err := e.connect(ctx, doc.Site, at)
+	set, err := e.connect(ctx, doc.Site, needs(at))
 	if err != nil {
 		return plan.Input{}, err
 	}
@@ -137,36 +139,31 @@ func (e *Engine) begun(ctx context.Context) map[schema.Ref]bool {
 	return refs
 }
 
-// add adds the places of refs.
-func add(at map[plan.Place]bool, refs ...schema.Ref) {
-	for _, r := range refs {
-		at[plan.PlaceOf(r)] = true
-	}
-}
-
 // places returns the places of refs.
 func places(refs []schema.Ref) map[plan.Place]bool {
 	at := map[plan.Place]bool{}
-	add(at, refs...)
+	for _, r := range refs {
+		at[plan.PlaceOf(r)] = true
+	}
 	return at
 }
 
-// connect opens the providers that serve some places. Open ones stay open; those that could not be opened before are tried again.
-func (e *Engine) connect(ctx context.Context, site schema.Site, at map[plan.Place]bool) (*providers.Set, error) {
-	missing := map[Need]bool{}
+// needs returns the providers that serve some places.
+func needs(at map[plan.Place]bool) []Need {
+	all := make([]Need, 0, len(at))
 	for p := range at {
-		n := Need{p.Scope, schema.Ref{Kind: p.Kind}.Provider()}
-		missing[n] = !e.open[n] || e.set.Failure(n.Scope, n.Provider) != nil
+		all = append(all, Need{p.Scope, schema.Ref{Kind: p.Kind}.Provider()})
 	}
-	var needs []Need
-	for n, is := range missing {
-		if is {
-			needs = append(needs, n)
-		}
-	}
+	return all
+}
+
+// connect opens providers. Open ones stay open; those that could not be opened before are tried again.
+func (e *Engine) connect(ctx context.Context, site schema.Site, needs []Need) (*providers.Set, error) {
+	needs = slices.DeleteFunc(slices.Clone(needs), func(n Need) bool { return e.open[n] && e.set.Failure(n.Scope, n.Provider) == nil })
 	slices.SortFunc(needs, func(a, b Need) int {
 		return cmp.Or(strings.Compare(a.Scope, b.Scope), strings.Compare(a.Provider, b.Provider))
 	})
+	needs = slices.Compact(needs)
 	if e.set != nil && len(needs) == 0 {
 		return e.set, nil
 	}

@@ -18,15 +18,11 @@ func (e *Engine) Survey(ctx context.Context, site schema.Site, needs []Need) (*s
 		return nil, err
 	}
 	e.recall(ctx, records, nil)
-	at := map[plan.Place]bool{}
-	for _, n := range needs {
-		at[plan.Place{Scope: n.Scope, Kind: n.Provider + "."}] = true
-	}
-	set, err := e.connect(ctx, site, at)
+	set, err := e.connect(ctx, site, needs)
 	if err != nil {
 		return nil, err
 	}
-	clear(at)
+	at := map[plan.Place]bool{}
 	set.Each(func(scope string, k providers.Served, _ *providers.Provider) {
 		at[plan.Place{Scope: scope, Kind: k.Name}] = true
 	})

@@ -180,14 +180,14 @@ func (m *maker) sweep() {
 		}
 	}
 	for at, things := range m.in.Observed.Things {
-		traits, served := m.in.Traits(at.Scope, at.Kind)
+		traits, served := m.served(at)
 		for i := range things {
 			t := &things[i]
 			given := served && traits.UsedOnce() && t.Mark.Site == m.plan.Site.ID && t.Phase != providers.Leaving && t.Mark.Incarnation < born[t.Mark.Ref]
 			if !given || t.Mark.Ref.Kind != at.Kind || m.leftToOthers(t) {
 				continue
 			}
-			it := &item{ref: t.Mark.Ref, kind: m.in.Kinds[at.Kind], traits: &traits, thing: t, born: t.Mark.Incarnation}
+			it := &item{ref: t.Mark.Ref, kind: m.in.Kinds[at.Kind], traits: traits, thing: t, born: t.Mark.Incarnation}
 			s := m.step(it, Delete, fmt.Sprintf("incarnation %d was given up, and is still there", t.Mark.Incarnation))
 			s.Stray, s.Record = true, s.Prior
 			s.Within = traits.GoneWithin

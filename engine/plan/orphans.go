@@ -60,7 +60,7 @@ func (m *maker) orphans() {
 		if s.Action != Delete {
 			continue
 		}
-		traits, _ := m.in.Traits(s.Ref.Scope, s.Ref.Kind)
+		traits, _ := m.served(PlaceOf(s.Ref))
 		left, unseen := m.referrers(s, !traits.Orphans)
 		switch {
 		case len(left) > 0:
@@ -83,7 +83,7 @@ func (m *maker) referrers(s *Step, ours bool) (left []string, unseen string) {
 	const shown = 5
 	for _, k := range m.referrersOf(s.Ref.Kind) {
 		at := Place{s.Ref.Scope, k.Name}
-		_, served := m.in.Traits(at.Scope, at.Kind)
+		_, served := m.served(at)
 		things, seen := m.in.Observed.Things[at]
 		if _, never := m.in.Observed.Unsupported[at]; !served || never {
 			continue // none can exist

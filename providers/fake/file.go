@@ -136,7 +136,7 @@ func readFile(path string) (c content, err error) {
 	if err != nil {
 		return c, err
 	}
-	defer f.Close() //nolint:errcheck // it was only read
+	defer f.Close()
 	info, err := f.Stat()
 	if err == nil && info.Size() > maxFile {
 		err = &files.TooLargeError{Path: path, Limit: maxFile}

@@ -217,12 +217,5 @@ func (s *session) showSite(ctx context.Context) error {
 // records returns the recorded resources that exist, sorted by ref.
 func (s *session) records(ctx context.Context) ([]state.Record, error) {
 	all, err := s.store.Records(ctx)
-	live := all[:0]
-	for _, r := range all {
-		if !r.Gone {
-			live = append(live, r)
-		}
-	}
-	slices.SortFunc(live, func(a, b state.Record) int { return a.Ref.Compare(b.Ref) })
-	return live, err
+	return slices.DeleteFunc(all, func(r state.Record) bool { return r.Gone }), err
 }
