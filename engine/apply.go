@@ -15,8 +15,8 @@ import (
 
 // Apply carries out a plan under the site lock, exactly as it is, and trusts nothing that the plan says about itself: what
 // can be derived again is, before anything is done. It fails with a *RefusedError, *UnknownError,
-// *HeldError, *StaleError, *SpentError or *state.LockedError when nothing was changed; with ErrInterrupted or another
-// error when the run is open. How the run ended otherwise is in the result.
+// *ApprovalError, *HeldError, *StaleError, *SpentError or *state.LockedError when nothing was changed; with ErrInterrupted or
+// another error when the run is open. How the run ended otherwise is in the result.
 func (e *Engine) Apply(ctx context.Context, p *plan.Plan, o ApplyOptions) (Result, error) {
 	saved, err := p.Encode()
 	if err != nil {

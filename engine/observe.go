@@ -297,7 +297,12 @@ func (e *Engine) see(ctx context.Context, k providers.Kind, whole bool, recorded
 	for i := range things {
 		listed[things[i].ID] = true
 	}
-	missing := slices.DeleteFunc(recorded, func(id string) bool { return listed[id] })
+	var missing []string
+	for _, id := range recorded {
+		if !listed[id] {
+			missing = append(missing, id)
+		}
+	}
 	if len(missing) == 0 {
 		return things, nil
 	}

@@ -253,7 +253,7 @@ func (u *undo) compare(in plan.Input) error {
 		return again
 	})
 	in.Recorded = slices.AppendSeq(in.Recorded, maps.Values(forgotten))
-	slices.SortFunc(in.Recorded, func(a, b state.Record) int { return a.Ref.Compare(b.Ref) })
+	slices.SortFunc(in.Recorded, state.ByRef)
 	report, err := drift.Compare(in, u.run.Started)
 	if err != nil {
 		return err

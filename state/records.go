@@ -40,6 +40,9 @@ type Record struct {
 	At          time.Time       `json:"at"`
 }
 
+// ByRef compares records by their refs, which is the order of everything that returns several.
+func ByRef(a, b Record) int { return a.Ref.Compare(b.Ref) }
+
 // Called returns the name of the thing of a record on the far side.
 func (r *Record) Called() string { return cmp.Or(r.Name, r.Ref.Name) }
 

@@ -59,7 +59,7 @@ func (s *Store) records(ctx context.Context, prefix string) ([]Record, error) {
 // inOrder returns records in the order of their refs, in which keys are not: the site comes before its nodes. They are too large to
 // be moved as often as sorting moves what it sorts.
 func inOrder(records []Record) []Record {
-	if slices.IsSortedFunc(records, func(a, b Record) int { return a.Ref.Compare(b.Ref) }) {
+	if slices.IsSortedFunc(records, ByRef) {
 		return records
 	}
 	order := make([]*Record, len(records))

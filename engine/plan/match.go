@@ -105,8 +105,8 @@ func (m *maker) collect() {
 	if m.in.Options.Destroy {
 		desired = nil
 	}
-	if !slices.IsSortedFunc(m.in.Recorded, compareRecords) {
-		m.in.Recorded = slices.SortedFunc(slices.Values(m.in.Recorded), compareRecords)
+	if !slices.IsSortedFunc(m.in.Recorded, state.ByRef) {
+		m.in.Recorded = slices.SortedFunc(slices.Values(m.in.Recorded), state.ByRef)
 	}
 	n := 0
 	for range Pairs(desired, m.in.Recorded) {

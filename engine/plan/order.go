@@ -8,10 +8,7 @@ import (
 
 	"converge.dev/converge/engine/graph"
 	"converge.dev/converge/schema"
-	"converge.dev/converge/state"
 )
-
-func compareRecords(a, b state.Record) int { return a.Ref.Compare(b.Ref) }
 
 // connect determines which steps come before which: a resource is made after what it refers to, and removed once everything that
 // refers to it is gone or refers to something else.

@@ -55,7 +55,7 @@ func (s *Survey) Rebuild(ks schema.Kinds, when time.Time, declared ...schema.Res
 	for i := range declared {
 		lives[declared[i].Ref] = &declared[i]
 	}
-	records := slices.SortedFunc(maps.Values(found), func(a, b state.Record) int { return a.Ref.Compare(b.Ref) })
+	records := slices.SortedFunc(maps.Values(found), state.ByRef)
 	for i := range records {
 		r := &records[i]
 		if r.Gone {

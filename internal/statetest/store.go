@@ -554,7 +554,7 @@ func records(t *testing.T, kv state.KV, site string) {
 		}
 	}
 	got, err = s.Records(ctx) // the site comes first, which its keys do not
-	if err != nil || len(got) != n-1+5 || !slices.IsSortedFunc(got, func(a, b state.Record) int { return a.Ref.Compare(b.Ref) }) {
+	if err != nil || len(got) != n-1+5 || !slices.IsSortedFunc(got, state.ByRef) {
 		t.Errorf("%d records, %v; want %d in the order of their refs", len(got), err, n-1+5)
 	}
 	if got, err := state.New(kv, site+"-2").Records(ctx); err != nil || len(got) != 0 {
