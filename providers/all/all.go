@@ -8,25 +8,15 @@ import (
 	"errors"
 	"fmt"
 	"log/slog"
-	"maps"
 	"slices"
 	"strings"
 	"sync"
-	"time"
 
 	"converge.dev/converge/providers"
-	"converge.dev/converge/providers/carbide"
 	"converge.dev/converge/providers/fake"
-	"converge.dev/converge/providers/ovs"
 	"converge.dev/converge/schema"
 	"golang.org/x/sync/errgroup"
 )
-
-// list holds all providers by name. A new one is one more line.
-var list = map[string]func(ctx context.Context, o Options, scope string) (*providers.Provider, error){
-	"carbide": openCarbide,
-	"ovs":     openOVS,
-}
 
 // parallel is how many providers are opened concurrently.
 const parallel = 32
@@ -67,7 +57,6 @@ func (p *Opener) Open(ctx context.Context, needs ...Need) (*providers.Set, error
 	if err := o.Config.check(); err != nil {
 		return nil, err
 	}
-	o.Config = o.Config.in(o.Dir)
 	if o.Config.Fake != nil {
 		return p.openFake(o, needs)
 	}
@@ -78,12 +67,11 @@ func (p *Opener) Open(ctx context.Context, needs ...Need) (*providers.Set, error
 	group.SetLimit(parallel)
 	for i, n := range needs {
 		group.Go(func() error {
-			open, ok := list[n.Provider]
-			if !ok {
-				failed[i] = fmt.Errorf("there is no provider %s", n.Provider)
-				return nil
+			c, err := o.Config.connection(n)
+			if err == nil {
+				opened[i], err = c.Open(ctx, providers.Opening{Scope: n.Scope, Site: o.Site, Dir: o.Dir, Trace: o.Trace, Logger: o.Logger})
 			}
-			opened[i], failed[i] = open(ctx, o, n.Scope)
+			failed[i] = err
 			return nil
 		})
 	}
@@ -119,9 +107,9 @@ func (p *Opener) openFake(o Options, needs []Need) (*providers.Set, error) {
 		return providers.NewSet()
 	}
 	if p.world == nil {
-		w, err := fake.Open(o.Config.Fake.World, o.Kinds)
+		w, err := o.world()
 		if err != nil {
-			return nil, fmt.Errorf("fake.world: %w", err)
+			return nil, err
 		}
 		p.world = w
 	}
@@ -158,62 +146,25 @@ func (p *Opener) left() error {
 	return w.Close()
 }
 
-func openCarbide(ctx context.Context, o Options, scope string) (*providers.Provider, error) {
-	c := o.Config.Carbide
-	switch {
-	case scope != schema.ScopeSite:
-		return nil, fmt.Errorf("carbide serves the site, not node %s", scope)
-	case c == nil:
-		return nil, errors.New(`the site's Carbide service is not configured; say where it is: carbide: {address: "HOST:PORT"}`)
+// world opens the fake world.
+func (o Options) world() (*fake.World, error) {
+	w, err := fake.Open(providers.Opening{Dir: o.Dir}.Path(o.Config.Fake.World), o.Kinds)
+	if err != nil {
+		return nil, fmt.Errorf("fake.world: %w", err)
 	}
-	var late time.Duration
-	if c.Late != "" {
-		var err error
-		if late, err = time.ParseDuration(c.Late); err != nil {
-			return nil, fmt.Errorf("carbide.late: %w", err)
-		}
-	}
-	return carbide.Open(ctx, carbide.Options{
-		Address: c.Address,
-		TLS: carbide.TLS{
-			Mode: carbide.TLSMode(c.TLS.Mode), CA: c.TLS.CA, Cert: c.TLS.Cert, Key: c.TLS.Key, ServerName: c.TLS.ServerName,
-		},
-		AllowInsecure: c.AllowInsecure,
-		Parallel:      c.Parallel,
-		Late:          late,
-		Trace:         o.Trace,
-		Logger:        o.Logger,
-	})
-}
-
-func openOVS(ctx context.Context, o Options, scope string) (*providers.Provider, error) {
-	endpoint := o.Config.Nodes[scope].OVS
-	if endpoint == "" {
-		return nil, fmt.Errorf("Open vSwitch of node %s is not configured; say where it is: nodes: {%s: {ovs: %q}}", scope, scope, ovs.DefaultEndpoint)
-	}
-	return ovs.Open(ctx, ovs.Options{Endpoint: endpoint, Node: scope, Site: o.Site.ID, Logger: o.Logger})
+	return w, nil
 }
 
 // Offers lists every provider that the configuration can reach, in every scope: what to open to observe a whole site. No
 // provider of the fake world may be open.
 func (p *Opener) Offers() ([]Need, error) {
 	o := p.o
-	o.Config = o.Config.in(o.Dir)
 	if o.Config.Fake == nil {
-		var needs []Need
-		if o.Config.Carbide != nil {
-			needs = append(needs, Need{schema.ScopeSite, "carbide"})
-		}
-		for _, name := range slices.Sorted(maps.Keys(o.Config.Nodes)) {
-			if o.Config.Nodes[name].OVS != "" {
-				needs = append(needs, Need{name, "ovs"})
-			}
-		}
-		return needs, nil
+		return o.Config.configured(), nil
 	}
-	w, err := fake.Open(o.Config.Fake.World, o.Kinds)
+	w, err := o.world()
 	if err != nil {
-		return nil, fmt.Errorf("fake.world: %w", err)
+		return nil, err
 	}
 	var needs []Need
 	for _, scope := range w.Scopes() {

@@ -20,6 +20,8 @@ import (
 	"converge.dev/converge/internal/carbidesim"
 	"converge.dev/converge/internal/ovstest"
 	"converge.dev/converge/providers"
+	"converge.dev/converge/providers/carbide"
+	"converge.dev/converge/providers/ovs"
 	"converge.dev/converge/schema"
 	"converge.dev/converge/schema/kinds"
 )
@@ -42,9 +44,10 @@ func open(t *testing.T, o Options, needs ...Need) *providers.Set {
 	return set
 }
 
-// A provider has a folder of kinds, a folder of code and a line in the list, or none of them.
-func TestListMatchesFolders(t *testing.T) {
-	want := slices.Sorted(maps.Keys(list))
+// A provider has a folder of kinds, a folder of code and a line in a list, or none of them.
+func TestListsMatchFolders(t *testing.T) {
+	want := slices.AppendSeq(slices.Collect(maps.Keys(sites)), maps.Keys(nodes))
+	slices.Sort(want)
 	var described []string
 	entries, err := fs.ReadDir(schema.Files, ".")
 	must(t, err)
@@ -54,7 +57,7 @@ func TestListMatchesFolders(t *testing.T) {
 		}
 	}
 	if !slices.Equal(described, want) {
-		t.Errorf("schema has folders for %q, the list has %q", described, want)
+		t.Errorf("schema has folders for %q, the lists have %q", described, want)
 	}
 
 	var written []string
@@ -66,7 +69,7 @@ func TestListMatchesFolders(t *testing.T) {
 		}
 	}
 	if !slices.Equal(written, want) {
-		t.Errorf("providers has folders for %q, the list has %q", written, want)
+		t.Errorf("providers has folders for %q, the lists have %q", written, want)
 	}
 }
 
@@ -95,14 +98,14 @@ func TestOpen(t *testing.T) {
 	set := open(t, Options{
 		Dir: dir,
 		Config: Config{
-			Carbide: &Carbide{Address: "unix:carbide.sock", TLS: TLS{Mode: "off"}, Parallel: 3},
+			Carbide: &carbide.Config{Address: "unix:carbide.sock", TLS: carbide.TLS{Mode: "off"}, Parallel: 3},
 			Nodes: map[string]Node{
-				"n1": {OVS: ovstest.Fake(t).Endpoint},
+				"n1": {OVS: ovs.Config(ovstest.Fake(t).Endpoint)},
 				"n2": {OVS: "unix:nobody.sock"},
 				"n3": {OVS: "unix:not-needed.sock"},
 			},
 		},
-	}, Need{"site", "carbide"}, Need{"n1", "ovs"}, Need{"n2", "ovs"}, Need{"n4", "ovs"}, Need{"n1", "carbide"}, Need{"site", "magic"})
+	}, Need{"site", "carbide"}, Need{"n1", "ovs"}, Need{"n2", "ovs"}, Need{"n4", "ovs"}, Need{"n1", "carbide"}, Need{"site", "ovs"}, Need{"site", "magic"})
 
 	vpc, p, ok := set.Find("site", "carbide.vpc")
 	if !ok || p.Limit != 3 {
@@ -124,6 +127,7 @@ func TestOpen(t *testing.T) {
 		{"n3", "ovs"}:       "",
 		{"n4", "ovs"}:       `say where it is: nodes: {n4: {ovs: "unix:/run/openvswitch/db.sock"}}`,
 		{"n1", "carbide"}:   "not node n1",
+		{"site", "ovs"}:     "ovs serves nodes, not the site",
 		{"site", "magic"}:   "there is no provider magic",
 	} {
 		err := set.Failure(at.Scope, at.Provider)
@@ -161,7 +165,7 @@ func TestOpenInParallel(t *testing.T) {
 		must(t, err)
 		t.Cleanup(func() { l.Close() })
 		listeners = append(listeners, l)
-		config.Nodes[node] = Node{OVS: "unix:" + node}
+		config.Nodes[node] = Node{OVS: ovs.Config("unix:" + node)}
 		need = append(need, Need{node, "ovs"})
 	}
 	ctx, cancel := context.WithCancel(t.Context())
@@ -265,9 +269,9 @@ func TestImpossible(t *testing.T) {
 // Everything in the configuration can be written as YAML and as JSON, under the same names.
 func TestConfigNames(t *testing.T) {
 	want := Config{
-		Carbide: &Carbide{
+		Carbide: &carbide.Config{
 			Address:       "carbide.example:443",
-			TLS:           TLS{Mode: "mutual", CA: "ca.pem", Cert: "c.pem", Key: "k.pem", ServerName: "carbide"},
+			TLS:           carbide.TLS{Mode: "mutual", CA: "ca.pem", Cert: "c.pem", Key: "k.pem", ServerName: "carbide"},
 			AllowInsecure: true, Parallel: 4,
 		},
 		Nodes: map[string]Node{"gpu-01": {OVS: "unix:/run/openvswitch/db.sock"}},
@@ -288,27 +292,6 @@ func TestConfigNames(t *testing.T) {
 	}
 }
 
-// Relative paths begin at the folder of the configuration; the configuration itself is not changed.
-func TestPaths(t *testing.T) {
-	c := Config{
-		Carbide: &Carbide{Address: "unix:run/carbide.sock", TLS: TLS{CA: "ca.pem", Cert: "/abs/c.pem", Key: "../k.pem"}},
-		Nodes:   map[string]Node{"n1": {OVS: "unix:db.sock"}, "n2": {OVS: "unix:/run/db.sock"}, "n3": {}},
-		Fake:    &Fake{World: "world.json"},
-	}
-	got := c.in("/etc/converge")
-	want := Config{
-		Carbide: &Carbide{Address: "unix:/etc/converge/run/carbide.sock", TLS: TLS{CA: "/etc/converge/ca.pem", Cert: "/abs/c.pem", Key: "/etc/k.pem"}},
-		Nodes:   map[string]Node{"n1": {OVS: "unix:/etc/converge/db.sock"}, "n2": {OVS: "unix:/run/db.sock"}, "n3": {}},
-		Fake:    &Fake{World: "/etc/converge/world.json"},
-	}
-	if !reflect.DeepEqual(got, want) {
-		t.Errorf("paths are %+v, want %+v", got, want)
-	}
-	if c.Carbide.TLS.CA != "ca.pem" || c.Nodes["n1"].OVS != "unix:db.sock" || c.Fake.World != "world.json" {
-		t.Errorf("the configuration was changed: %+v", c)
-	}
-}
-
 // Traits only name fields that the kind has: a misspelt one would exclude nothing.
 func TestTraitsNameFields(t *testing.T) {
 	dir := t.TempDir()
@@ -317,7 +300,7 @@ func TestTraitsNameFields(t *testing.T) {
 	must(t, err)
 	kinds, named := described.Kinds(), 0
 	open(t, Options{
-		Dir: dir, Config: Config{Carbide: &Carbide{Address: "unix:carbide.sock", TLS: TLS{Mode: "off"}}},
+		Dir: dir, Config: Config{Carbide: &carbide.Config{Address: "unix:carbide.sock", TLS: carbide.TLS{Mode: "off"}}},
 	}, Need{"site", "carbide"}).Each(func(_ string, k providers.Served, _ *providers.Provider) {
 		has := func(path string) bool {
 			f := &schema.Field{Fields: kinds[k.Name].Fields}

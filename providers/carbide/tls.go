@@ -18,10 +18,11 @@ import (
 // TLS says how the two sides authenticate each other. Files are PEM. They may be replaced at any time, one after the
 // other: their new contents are used from then on, without failing a call.
 type TLS struct {
-	Mode       TLSMode
-	CA         string // file of the authorities that may sign the server's certificate; empty: the system's
-	Cert, Key  string // files of our certificate; Mutual only
-	ServerName string // optional: name in the server's certificate, when it differs from the address
+	Mode       TLSMode `json:"mode,omitempty" yaml:"mode,omitempty"`
+	CA         string  `json:"ca,omitempty" yaml:"ca,omitempty"`                   // file of the authorities that may sign the server's certificate; empty: the system's
+	Cert       string  `json:"cert,omitempty" yaml:"cert,omitempty"`               // file of our certificate; Mutual only
+	Key        string  `json:"key,omitempty" yaml:"key,omitempty"`                 // file of its key
+	ServerName string  `json:"server_name,omitempty" yaml:"server_name,omitempty"` // optional: name in the server's certificate, when it differs from the address
 }
 
 // TLSMode says which side presents a certificate. The zero value is Mutual, the only mode in which the service lets us do more

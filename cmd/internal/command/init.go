@@ -18,6 +18,7 @@ import (
 	"converge.dev/converge/cmd/internal/view"
 	"converge.dev/converge/engine/survey"
 	"converge.dev/converge/providers/all"
+	"converge.dev/converge/providers/carbide"
 	"converge.dev/converge/schema"
 	"converge.dev/converge/schema/load"
 	"converge.dev/converge/state"
@@ -32,7 +33,7 @@ const (
 )
 
 func (a *app) initCommand() *cobra.Command {
-	var far all.Carbide
+	var far carbide.Config
 	c := &cobra.Command{
 		Use:   "init [DIR]",
 		Short: "Begin a workspace",
@@ -54,7 +55,7 @@ Files of certificates are named as from here.`,
 	p.StringVar(&far.TLS.CA, "tls-ca", "", "`file` of the authorities that Carbide's certificate is from; without it the system's")
 	p.StringVar(&far.TLS.Cert, "tls-cert", "", "`file` of the certificate to show to Carbide")
 	p.StringVar(&far.TLS.Key, "tls-key", "", "`file` of its key")
-	p.StringVar(&far.TLS.Mode, "tls-mode", "", "off, server or mutual, a `mode`; mutual when left out")
+	p.StringVar((*string)(&far.TLS.Mode), "tls-mode", "", "off, server or mutual, a `mode`; mutual when left out")
 	p.StringVar(&far.TLS.ServerName, "tls-server-name", "", "the `name` in Carbide's certificate, where it is not that of the address")
 	p.BoolVar(&far.AllowInsecure, "allow-insecure", false, "reach Carbide on another machine without TLS")
 	_ = c.RegisterFlagCompletionFunc("tls-mode", cobra.FixedCompletions([]string{"off", "server", "mutual"}, cobra.ShellCompDirectiveNoFileComp))
@@ -62,7 +63,7 @@ Files of certificates are named as from here.`,
 		return nil, cobra.ShellCompDirectiveFilterDirs
 	}
 	c.RunE = func(c *cobra.Command, args []string) error {
-		if far.Address == "" && far != (all.Carbide{}) {
+		if far.Address == "" && far != (carbide.Config{}) {
 			return &view.Problem{What: "the flags of TLS are for -carbide, which is not given", Fix: "Say where the service is: -carbide=HOST:PORT"}
 		}
 		dir := "."
@@ -75,7 +76,7 @@ Files of certificates are named as from here.`,
 }
 
 // begun creates a workspace.
-func (a *app) begun(ctx context.Context, dir string, far all.Carbide) error {
+func (a *app) begun(ctx context.Context, dir string, far carbide.Config) error {
 	site, err := a.newSite(dir)
 	if err != nil {
 		return err

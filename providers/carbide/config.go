@@ -1,0 +1,83 @@
+package carbide
+
+import (
+	"context"
+	"errors"
+	"fmt"
+	"time"
+
+	"converge.dev/converge/providers"
+)
+
+// Config says how to reach the site's control service, as carbide of converge.yaml. Nil: it is not configured.
+type Config struct {
+	Address       string `json:"address" yaml:"address"` // HOST:PORT or unix:PATH
+	TLS           TLS    `json:"tls,omitzero" yaml:"tls,omitempty"`
+	AllowInsecure bool   `json:"allow_insecure,omitempty" yaml:"allow_insecure,omitempty"` // no TLS to another machine
+	Parallel      int    `json:"parallel,omitempty" yaml:"parallel,omitempty"`             // concurrent calls, of all steps that -parallelism lets run; zero: the provider's choice
+	Late          string `json:"late,omitempty" yaml:"late,omitempty"`                     // how late an unanswered call may have its effect; empty: 1m
+}
+
+// Configured reports whether the site has a control service.
+func (c *Config) Configured() bool { return c != nil }
+
+// Check returns everything that cannot work, whatever the service says; setting is where it is in converge.yaml.
+func (c *Config) Check(setting string) error {
+	if c == nil {
+		return nil
+	}
+	var errs []error
+	wrong := func(format string, args ...any) { errs = append(errs, fmt.Errorf(setting+format, args...)) }
+	if c.Address == "" {
+		wrong(".address is missing: want HOST:PORT or unix:PATH")
+	}
+	if d, err := time.ParseDuration(c.Late); c.Late != "" && (err != nil || d <= 0) {
+		wrong(".late is %q: want a time such as 30s or 2m, or leave it out", c.Late)
+	}
+	if providers.NamesUser(c.Address) {
+		wrong(".address names a user or a password: leave that out of the address")
+	}
+	if c.Parallel < 0 {
+		wrong(".parallel is %d: want a number of calls, or leave it out", c.Parallel)
+	}
+	t := c.TLS
+	switch t.Mode {
+	case Mutual, "":
+		if (t.Cert == "") != (t.Key == "") {
+			wrong(".tls: a certificate and its key belong together: give both cert and key")
+		} else if t.Cert == "" {
+			wrong(".tls.mode is mutual, which needs a certificate of ours: give cert and key, or another mode")
+		}
+	case Server:
+		if t.Cert != "" || t.Key != "" {
+			wrong(".tls.mode is server, where we show no certificate: leave out cert and key, or set mode: mutual")
+		}
+	case Off:
+		if t != (TLS{Mode: t.Mode}) {
+			wrong(".tls.mode is off, so nothing else under tls would have an effect: leave it out, or set another mode")
+		}
+	default:
+		wrong(".tls.mode is %q: want %s, %s or %s", t.Mode, Off, Server, Mutual)
+	}
+	return errors.Join(errs...)
+}
+
+// Open connects to it.
+func (c *Config) Open(ctx context.Context, at providers.Opening) (*providers.Provider, error) {
+	if c == nil {
+		return nil, errors.New(`the site's Carbide service is not configured; say where it is: carbide: {address: "HOST:PORT"}`)
+	}
+	var late time.Duration
+	if c.Late != "" {
+		var err error
+		if late, err = time.ParseDuration(c.Late); err != nil {
+			return nil, fmt.Errorf("carbide.late: %w", err)
+		}
+	}
+	tls := c.TLS
+	tls.CA, tls.Cert, tls.Key = at.Path(tls.CA), at.Path(tls.Cert), at.Path(tls.Key)
+	return Open(ctx, Options{
+		Address: at.Address(c.Address), TLS: tls, AllowInsecure: c.AllowInsecure,
+		Parallel: c.Parallel, Late: late, Trace: at.Trace, Logger: at.Logger,
+	})
+}
