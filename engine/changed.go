@@ -196,7 +196,7 @@ func (f *following) follow(p *plan.Plan, in *plan.Input, read map[schema.Ref]boo
 // lookAt makes the inputs of a plan about a part of a document, and about those of refs that are recorded. Gone is what will no
 // longer be there, or not as the same thing. When more has to be read first, it returns the refs of that and nothing else.
 func (e *Engine) lookAt(ctx context.Context, doc *schema.Document, refs []schema.Ref, gone map[schema.Ref]bool) (in plan.Input, more []schema.Ref, err error) {
-	in = plan.Input{Kinds: e.o.Kinds, Document: doc, Begun: e.begun(ctx), Part: &plan.Part{Owners: map[plan.Place]map[string]schema.Ref{}}}
+	in = plan.Input{Kinds: e.o.Kinds, Document: doc, Begun: e.begun(ctx), Part: &plan.Part{Owners: map[schema.Place]map[string]schema.Ref{}}}
 	chosen, declared := map[schema.Ref]bool{}, map[schema.Ref]bool{}
 	for _, ref := range refs {
 		chosen[ref] = true
@@ -235,10 +235,10 @@ func (e *Engine) lookAt(ctx context.Context, doc *schema.Document, refs []schema
 	}
 	in.Traits = set.Traits
 	ids := liveIDs(in.Recorded)
-	at := map[plan.Place]bool{} // whether all of the place is observed
+	at := map[schema.Place]bool{} // whether all of the place is observed
 	for i := range doc.Resources {
 		r := &doc.Resources[i]
-		place := plan.PlaceOf(r.Ref)
+		place := r.Ref.Place()
 		switch {
 		case r.External != nil && r.External.ID != "":
 			ids[place] = append(ids[place], r.External.ID)
@@ -251,13 +251,13 @@ func (e *Engine) lookAt(ctx context.Context, doc *schema.Document, refs []schema
 			}
 		}
 		for _, to := range r.Outside {
-			ids[plan.PlaceOf(to)] = append(ids[plan.PlaceOf(to)], to.Name)
+			ids[to.Place()] = append(ids[to.Place()], to.Name)
 		}
 	}
 	for ref := range chosen { // what refers to a thing decides whether it may be deleted
 		if k, _, ok := set.Find(ref.Scope, ref.Kind); ok && k.Traits.Orphans && (gone[ref] || records[ref] != nil && !declared[ref]) {
 			for _, by := range plan.Referrers(e.o.Kinds, ref.Kind) {
-				at[plan.Place{Scope: ref.Scope, Kind: by.Name}] = true
+				at[schema.Place{Scope: ref.Scope, Kind: by.Name}] = true
 			}
 		}
 	}
@@ -269,7 +269,7 @@ func (e *Engine) lookAt(ctx context.Context, doc *schema.Document, refs []schema
 		}
 	}
 	in.Observed = e.observe(ctx, set, at, ids)
-	again := map[plan.Place]bool{}
+	again := map[schema.Place]bool{}
 	for p, all := range at { // a missing thing's mark may be on another thing
 		if things, seen := in.Observed.Things[p]; seen && !all && len(things) < len(ids[p]) {
 			at[p], again[p] = true, true
@@ -310,15 +310,15 @@ func (e *Engine) recordsOf(ctx context.Context, refs map[schema.Ref]bool) (recor
 
 // owners finds the owners of the things that were observed beside those of the chosen resources, and returns the refs of other
 // resources to which things of the chosen refer.
-func (e *Engine) owners(ctx context.Context, in *plan.Input, at map[plan.Place]bool, chosen map[schema.Ref]bool) (more []schema.Ref, err error) {
-	owners, known := map[plan.Place]map[string]schema.Ref{}, map[plan.Place]map[string]bool{}
+func (e *Engine) owners(ctx context.Context, in *plan.Input, at map[schema.Place]bool, chosen map[schema.Ref]bool) (more []schema.Ref, err error) {
+	owners, known := map[schema.Place]map[string]schema.Ref{}, map[schema.Place]map[string]bool{}
 	for p, ids := range liveIDs(in.Recorded) {
 		known[p] = make(map[string]bool, len(ids))
 		for _, id := range ids {
 			known[p][id] = true
 		}
 	}
-	owned := func(p plan.Place) map[string]schema.Ref {
+	owned := func(p schema.Place) map[string]schema.Ref {
 		if owners[p] == nil && err == nil {
 			owners[p] = map[string]schema.Ref{}
 			var records []state.Record
@@ -335,14 +335,14 @@ func (e *Engine) owners(ctx context.Context, in *plan.Input, at map[plan.Place]b
 		r := &in.Document.Resources[i]
 		ids := slices.Clone(r.Outside)
 		if r.External != nil {
-			for j := range in.Observed.Things[plan.PlaceOf(r.Ref)] {
-				if t := &in.Observed.Things[plan.PlaceOf(r.Ref)][j]; plan.Meant(r, t) {
+			for j := range in.Observed.Things[r.Ref.Place()] {
+				if t := &in.Observed.Things[r.Ref.Place()][j]; plan.Meant(r, t) {
 					ids = append(ids, schema.Ref{Scope: r.Ref.Scope, Kind: r.Ref.Kind, Name: t.ID})
 				}
 			}
 		}
 		for _, to := range ids {
-			if p := plan.PlaceOf(to); !known[p][to.Name] {
+			if p := to.Place(); !known[p][to.Name] {
 				if ref, ours := owned(p)[to.Name]; ours {
 					more = append(more, ref)
 				}
@@ -359,7 +359,7 @@ func (e *Engine) owners(ctx context.Context, in *plan.Input, at map[plan.Place]b
 				continue
 			}
 			for kind, id := range e.o.Kinds[p.Kind].Refs(t.Spec) {
-				to := plan.PlaceOf(e.o.Kinds.Target(p.Scope, kind, ""))
+				to := e.o.Kinds.Target(p.Scope, kind, "").Place()
 				if !known[to][id] {
 					if ref, ours := owned(to)[id]; ours {
 						more = append(more, ref)

@@ -58,7 +58,7 @@ func (c chooser) site(t *testing.T, marks bool) *enginetest.Site {
 func (c chooser) engine(s *enginetest.Site) *engine.Engine {
 	return s.Engine(func(o *engine.Options) {
 		o.Parallelism = 1
-		o.Open = func(context.Context, schema.Site, []engine.Need) (*providers.Set, error) {
+		o.Open = func(context.Context, schema.Site, []providers.Need) (*providers.Set, error) {
 			far := s.World.Provider("far", schema.ScopeSite)
 			for i := range far.Kinds {
 				if far.Kinds[i].Name == gridHost.Kind {

@@ -16,16 +16,16 @@ import (
 // What an engine has opened stays open until it is closed: only what is missing is opened, and failed openings are retried
 // when needed again.
 func TestProvidersStayOpen(t *testing.T) {
-	far, n1, n2 := engine.Need{Scope: schema.ScopeSite, Provider: "far"}, engine.Need{Scope: "n1", Provider: "near"}, engine.Need{Scope: "n2", Provider: "near"}
-	away := map[engine.Need]bool{n2: true}
-	var asked []engine.Need
-	closed := map[engine.Need]int{}
+	far, n1, n2 := providers.Need{Scope: schema.ScopeSite, Provider: "far"}, providers.Need{Scope: "n1", Provider: "near"}, providers.Need{Scope: "n2", Provider: "near"}
+	away := map[providers.Need]bool{n2: true}
+	var asked []providers.Need
+	closed := map[providers.Need]int{}
 	s := enginetest.New()
 	e := s.Engine(func(o *engine.Options) {
 		open := o.Open
-		o.Open = func(ctx context.Context, site schema.Site, needs []engine.Need) (*providers.Set, error) {
+		o.Open = func(ctx context.Context, site schema.Site, needs []providers.Need) (*providers.Set, error) {
 			asked = append(asked, needs...)
-			set, err := open(ctx, site, slices.DeleteFunc(slices.Clone(needs), func(n engine.Need) bool { return away[n] }))
+			set, err := open(ctx, site, slices.DeleteFunc(slices.Clone(needs), func(n providers.Need) bool { return away[n] }))
 			if err != nil {
 				return nil, err
 			}
@@ -35,7 +35,7 @@ func TestProvidersStayOpen(t *testing.T) {
 				}
 			}
 			for _, p := range set.All() {
-				n, release := engine.Need{Scope: p.Scope, Provider: p.Name}, p.Close
+				n, release := providers.Need{Scope: p.Scope, Provider: p.Name}, p.Close
 				p.Close = func() error { closed[n]++; return release() }
 			}
 			return set, nil
@@ -44,17 +44,17 @@ func TestProvidersStayOpen(t *testing.T) {
 	steps := map[string]string{"site/far.net/n": `{}`}
 	for _, c := range []struct {
 		also           string // is declared from here on
-		back           engine.Need
-		want           []engine.Need
+		back           providers.Need
+		want           []providers.Need
 		steps, unknown int
 	}{
-		{"", engine.Need{}, []engine.Need{far}, 1, 0},
-		{"", engine.Need{}, nil, 1, 0},
-		{"n1/near.bridge/b", engine.Need{}, []engine.Need{n1}, 2, 0},
-		{"n2/near.bridge/b", engine.Need{}, []engine.Need{n2}, 2, 1},
-		{"", engine.Need{}, []engine.Need{n2}, 2, 1},
-		{"", n2, []engine.Need{n2}, 3, 0},
-		{"", engine.Need{}, nil, 3, 0},
+		{"", providers.Need{}, []providers.Need{far}, 1, 0},
+		{"", providers.Need{}, nil, 1, 0},
+		{"n1/near.bridge/b", providers.Need{}, []providers.Need{n1}, 2, 0},
+		{"n2/near.bridge/b", providers.Need{}, []providers.Need{n2}, 2, 1},
+		{"", providers.Need{}, []providers.Need{n2}, 2, 1},
+		{"", n2, []providers.Need{n2}, 3, 0},
+		{"", providers.Need{}, nil, 3, 0},
 	} {
 		if c.also != "" {
 			steps[c.also] = `{}`

@@ -21,16 +21,13 @@ import (
 	"converge.dev/converge/state"
 )
 
-// A Need is a provider that a document or a record asks for in a scope.
-type Need struct{ Scope, Provider string }
-
 // Options make an engine.
 type Options struct {
 	Kinds schema.Kinds // required
 	Store *state.Store // required
 	// Open connects to the providers that are needed, and to no others. Required. A provider that cannot be reached is a
 	// Failure of the set, not an error. Open is called again for what is needed later; the engine closes what it returned.
-	Open func(ctx context.Context, site schema.Site, needs []Need) (*providers.Set, error)
+	Open func(ctx context.Context, site schema.Site, needs []providers.Need) (*providers.Set, error)
 
 	Secrets     secret.Options         // where secrets are read; zero: from the environment, by own documents only, and from no file
 	Who         string                 // USER@HOST, for locks and runs
@@ -51,10 +48,10 @@ type Options struct {
 // An Engine works on one site.
 type Engine struct {
 	o      Options
-	set    *providers.Set // nil until something is needed
-	open   map[Need]bool  // what is in the set, or failed to open
-	vault  *secret.Vault  // nil until needed
-	secret schema.Kinds   // kinds that have secrets; valid with vault
+	set    *providers.Set          // nil until something is needed
+	open   map[providers.Need]bool // what is in the set, or failed to open
+	vault  *secret.Vault           // nil until needed
+	secret schema.Kinds            // kinds that have secrets; valid with vault
 
 	passing bool // the key of the vault is stored nowhere
 }

@@ -37,7 +37,7 @@ nodes: "gpu-01": ovs: {
 	world := fake.New(kinds.Kinds())
 	e := engine.New(engine.Options{
 		Kinds: kinds.Kinds(), Store: state.New(mem.New(mem.Options{}), doc.Site.Name),
-		Open: func(context.Context, schema.Site, []engine.Need) (*providers.Set, error) {
+		Open: func(context.Context, schema.Site, []providers.Need) (*providers.Set, error) {
 			return providers.NewSet(world.Provider("ovs", "gpu-01")) // in practice: those that are needed
 		},
 	})

@@ -9,6 +9,7 @@ import (
 	"converge.dev/converge/engine"
 	"converge.dev/converge/engine/plan"
 	"converge.dev/converge/internal/enginetest"
+	"converge.dev/converge/providers"
 	"converge.dev/converge/schema"
 	"converge.dev/converge/state"
 )
@@ -91,7 +92,7 @@ func TestGivenUpIsNoStray(t *testing.T) {
 	s.Converge(t, both)
 	s.Converge(t, one)
 	clean("given up")
-	survey, err := e.Survey(ctx, site, []engine.Need{{Scope: "site", Provider: "far"}})
+	survey, err := e.Survey(ctx, site, []providers.Need{{Scope: "site", Provider: "far"}})
 	if err != nil {
 		t.Fatal(err)
 	}

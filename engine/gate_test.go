@@ -59,7 +59,7 @@ func (c counted) Create(ctx context.Context, call providers.Call) error {
 func (p *patient) engine(s *enginetest.Site, within time.Duration, parallelism int) *engine.Engine {
 	return s.Engine(func(o *engine.Options) {
 		o.Retry.Within, o.Parallelism = within, parallelism
-		o.Open = func(context.Context, schema.Site, []engine.Need) (*providers.Set, error) {
+		o.Open = func(context.Context, schema.Site, []providers.Need) (*providers.Set, error) {
 			far := s.World.Provider("far", schema.ScopeSite)
 			far.Health = p.health
 			for i := range far.Kinds {

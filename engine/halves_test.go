@@ -47,7 +47,7 @@ func (k halves) Update(ctx context.Context, c providers.Call) error {
 // inHalves makes the kind of the host one of halves.
 func inHalves(o *engine.Options, errs *[]providers.Error) {
 	open := o.Open
-	o.Open = func(ctx context.Context, site schema.Site, needs []engine.Need) (*providers.Set, error) {
+	o.Open = func(ctx context.Context, site schema.Site, needs []providers.Need) (*providers.Set, error) {
 		set, err := open(ctx, site, needs)
 		if err == nil {
 			set.Wrap(func(_ string, k providers.Served) providers.Kind {

@@ -34,7 +34,7 @@ func TestInventory(t *testing.T) {
 	site := schema.Site{Name: "test", ID: enginetest.SiteID}
 	ask := func(since int64) string {
 		t.Helper()
-		inv, err := e.Inventory(t.Context(), site, []engine.Need{{Scope: schema.ScopeSite, Provider: "far"}}, since)
+		inv, err := e.Inventory(t.Context(), site, []providers.Need{{Scope: schema.ScopeSite, Provider: "far"}}, since)
 		if err != nil {
 			return err.Error()
 		}

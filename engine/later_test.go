@@ -50,7 +50,7 @@ func (k staged) Update(ctx context.Context, c providers.Call) error {
 // stage makes far.guard such a kind.
 func stage(o *engine.Options) {
 	open := o.Open
-	o.Open = func(ctx context.Context, site schema.Site, needs []engine.Need) (*providers.Set, error) {
+	o.Open = func(ctx context.Context, site schema.Site, needs []providers.Need) (*providers.Set, error) {
 		set, err := open(ctx, site, needs)
 		if err != nil {
 			return nil, err

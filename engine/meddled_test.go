@@ -26,7 +26,7 @@ type meddler struct {
 	s     *enginetest.Site
 	after int // steps, done, failed or undone
 	label bool
-	kind  plan.Place
+	kind  schema.Place
 	was   providers.Thing
 	did   bool
 	young bool // nothing had yet recorded that the thing was created
@@ -50,15 +50,15 @@ func (m *meddler) watch(ev event.Event) {
 // meddle changes a thing, once.
 func (m *meddler) meddle() {
 	type at struct {
-		plan.Place
+		schema.Place
 		thing providers.Thing
 	}
 	var all []at
 	for _, kind := range []string{"far.host", "far.guard", "far.net", "near.bridge"} {
 		for _, scope := range []string{schema.ScopeSite, "n1", "n2"} {
-			for _, t := range m.things(plan.Place{Scope: scope, Kind: kind}) {
+			for _, t := range m.things(schema.Place{Scope: scope, Kind: kind}) {
 				if t.Mark.Ref.Name != "always" {
-					all = append(all, at{plan.Place{Scope: scope, Kind: kind}, t})
+					all = append(all, at{schema.Place{Scope: scope, Kind: kind}, t})
 				}
 			}
 		}
@@ -96,7 +96,7 @@ func (m *meddler) put(spec schema.Object) {
 }
 
 // things returns the existing things of a kind.
-func (m *meddler) things(at plan.Place) []providers.Thing {
+func (m *meddler) things(at schema.Place) []providers.Thing {
 	set, err := providers.NewSet(m.s.World.Provider(strings.Split(at.Kind, ".")[0], at.Scope))
 	if err != nil {
 		m.t.Fatal(err)

@@ -1,13 +1,11 @@
 package engine
 
 import (
-	"cmp"
 	"context"
 	"errors"
 	"fmt"
 	"maps"
 	"slices"
-	"strings"
 	"sync"
 	"time"
 
@@ -30,8 +28,8 @@ func (e *Engine) look(ctx context.Context, doc *schema.Document, strays bool) (p
 	share(records, doc.Resources)
 	e.recall(ctx, records, nil)
 	in := plan.Input{Kinds: e.o.Kinds, Document: doc, Recorded: records, Begun: e.begun(ctx)}
-	at := map[plan.Place]bool{}   // what is observed
-	live := map[plan.Place]bool{} // where a plan may delete
+	at := map[schema.Place]bool{}   // what is observed
+	live := map[schema.Place]bool{} // where a plan may delete
 	if strays {
 		for i := range records { // things that are only referred to have to exist
 			if r := &records[i]; !r.Gone {
@@ -39,23 +37,23 @@ func (e *Engine) look(ctx context.Context, doc *schema.Document, strays bool) (p
 			}
 		}
 		for ref := range in.Begun { // what an open run makes is there too
-			at[plan.PlaceOf(ref)] = true
+			at[ref.Place()] = true
 		}
 	}
 	for i := range doc.Resources {
 		r := &doc.Resources[i]
-		at[plan.PlaceOf(r.Ref)] = true
+		at[r.Ref.Place()] = true
 		if r.Lifecycle.Adopt == schema.AdoptMatch { // and then replaced
-			live[plan.PlaceOf(r.Ref)] = true
+			live[r.Ref.Place()] = true
 		}
 	}
 	for i := range records {
 		r := &records[i]
 		if !r.Gone {
-			live[plan.PlaceOf(r.Ref)] = true
+			live[r.Ref.Place()] = true
 		}
 		if !r.Gone || strays {
-			at[plan.PlaceOf(r.Ref)] = true
+			at[r.Ref.Place()] = true
 		}
 	}
 	set, err := e.connect(ctx, doc.Site, needs(at))
@@ -66,21 +64,21 @@ func (e *Engine) look(ctx context.Context, doc *schema.Document, strays bool) (p
 	if strays {
 		set.Each(func(scope string, k providers.Served, _ *providers.Provider) {
 			if k.Traits.Mark {
-				at[plan.Place{Scope: scope, Kind: k.Name}] = true
+				at[schema.Place{Scope: scope, Kind: k.Name}] = true
 			}
 		})
 	}
 	for p := range live { // what refers to a thing decides whether it may be deleted
 		if k, _, ok := set.Find(p.Scope, p.Kind); ok && k.Traits.Orphans {
 			for _, r := range plan.Referrers(e.o.Kinds, p.Kind) {
-				at[plan.Place{Scope: p.Scope, Kind: r.Name}] = true
+				at[schema.Place{Scope: p.Scope, Kind: r.Name}] = true
 			}
 		}
 	}
 	for i := range doc.Resources { // candidates that the planner chooses from
 		r := &doc.Resources[i]
 		for _, f := range chooses(e.o.Kinds[r.Ref.Kind], r) {
-			at[plan.Place{Scope: r.Ref.Scope, Kind: f.Choose.Kind}] = true
+			at[schema.Place{Scope: r.Ref.Scope, Kind: f.Choose.Kind}] = true
 		}
 	}
 	in.Observed = e.observe(ctx, set, at, liveIDs(records))
@@ -140,29 +138,27 @@ func (e *Engine) begun(ctx context.Context) map[schema.Ref]bool {
 }
 
 // places returns the places of refs.
-func places(refs []schema.Ref) map[plan.Place]bool {
-	at := map[plan.Place]bool{}
+func places(refs []schema.Ref) map[schema.Place]bool {
+	at := map[schema.Place]bool{}
 	for _, r := range refs {
-		at[plan.PlaceOf(r)] = true
+		at[r.Place()] = true
 	}
 	return at
 }
 
 // needs returns the providers that serve some places.
-func needs(at map[plan.Place]bool) []Need {
-	all := make([]Need, 0, len(at))
+func needs(at map[schema.Place]bool) []providers.Need {
+	all := make([]providers.Need, 0, len(at))
 	for p := range at {
-		all = append(all, Need{p.Scope, schema.Ref{Kind: p.Kind}.Provider()})
+		all = append(all, providers.Need{Scope: p.Scope, Provider: schema.Ref{Kind: p.Kind}.Provider()})
 	}
 	return all
 }
 
 // connect opens providers. Open ones stay open; those that could not be opened before are tried again.
-func (e *Engine) connect(ctx context.Context, site schema.Site, needs []Need) (*providers.Set, error) {
-	needs = slices.DeleteFunc(slices.Clone(needs), func(n Need) bool { return e.open[n] && e.set.Failure(n.Scope, n.Provider) == nil })
-	slices.SortFunc(needs, func(a, b Need) int {
-		return cmp.Or(strings.Compare(a.Scope, b.Scope), strings.Compare(a.Provider, b.Provider))
-	})
+func (e *Engine) connect(ctx context.Context, site schema.Site, needs []providers.Need) (*providers.Set, error) {
+	needs = slices.DeleteFunc(slices.Clone(needs), func(n providers.Need) bool { return e.open[n] && e.set.Failure(n.Scope, n.Provider) == nil })
+	slices.SortFunc(needs, providers.Need.Compare)
 	needs = slices.Compact(needs)
 	if e.set != nil && len(needs) == 0 {
 		return e.set, nil
@@ -179,7 +175,7 @@ func (e *Engine) connect(ctx context.Context, site schema.Site, needs []Need) (*
 		return k.Kind
 	})
 	if e.set == nil {
-		e.set, e.open = set, map[Need]bool{}
+		e.set, e.open = set, map[providers.Need]bool{}
 	} else if err := e.set.Join(set); err != nil {
 		return nil, errors.Join(err, set.Close())
 	}
@@ -193,11 +189,11 @@ func (e *Engine) connect(ctx context.Context, site schema.Site, needs []Need) (*
 const stillLooking = 10 * time.Second
 
 // liveIDs returns the ids of what is recorded as existing.
-func liveIDs(recorded []state.Record) map[plan.Place][]string {
-	ids := map[plan.Place][]string{}
+func liveIDs(recorded []state.Record) map[schema.Place][]string {
+	ids := map[schema.Place][]string{}
 	for i := range recorded {
 		if r := &recorded[i]; !r.Gone {
-			p := plan.PlaceOf(r.Ref)
+			p := r.Ref.Place()
 			ids[p] = append(ids[p], r.ID)
 		}
 	}
@@ -206,15 +202,15 @@ func liveIDs(recorded []state.Record) map[plan.Place][]string {
 
 // observe observes every requested place: everything in it where the value is true, else the things with the given ids. A place
 // that has neither failed nor answered when ctx ends is unknown.
-func (e *Engine) observe(ctx context.Context, set *providers.Set, at map[plan.Place]bool, ids map[plan.Place][]string) plan.Observation {
-	o := plan.Observation{Things: map[plan.Place][]providers.Thing{}, Unknown: map[plan.Place]string{}, Unsupported: map[plan.Place]string{}}
+func (e *Engine) observe(ctx context.Context, set *providers.Set, at map[schema.Place]bool, ids map[schema.Place][]string) plan.Observation {
+	o := plan.Observation{Things: map[schema.Place][]providers.Thing{}, Unknown: map[schema.Place]string{}, Unsupported: map[schema.Place]string{}}
 	type seen struct {
-		at     plan.Place
+		at     schema.Place
 		things []providers.Thing
 		took   time.Duration
 		err    error
 	}
-	results, waiting := make(chan seen, len(at)), map[plan.Place]bool{}
+	results, waiting := make(chan seen, len(at)), map[schema.Place]bool{}
 	var wg sync.WaitGroup
 	for p, whole := range at {
 		served, _, ok := set.Find(p.Scope, p.Kind)
@@ -246,9 +242,7 @@ func (e *Engine) observe(ctx context.Context, set *providers.Set, at map[plan.Pl
 		case s, more = <-results:
 		case <-beat.C:
 			if len(waiting) > 0 {
-				p := slices.MinFunc(slices.Collect(maps.Keys(waiting)), func(a, b plan.Place) int {
-					return cmp.Or(strings.Compare(a.Scope, b.Scope), strings.Compare(a.Kind, b.Kind))
-				})
+				p := slices.MinFunc(slices.Collect(maps.Keys(waiting)), schema.Place.Compare)
 				e.o.Emit(event.Observing{Scope: p.Scope, Kind: p.Kind, Elapsed: time.Since(begin), More: len(waiting) - 1})
 			}
 			continue

@@ -156,7 +156,7 @@ func (r *restarting) engine(s *enginetest.Site, interrupt func()) *engine.Engine
 			}
 			emit(e)
 		}
-		o.Open = func(context.Context, schema.Site, []engine.Need) (*providers.Set, error) {
+		o.Open = func(context.Context, schema.Site, []providers.Need) (*providers.Set, error) {
 			far := s.World.Provider("far", schema.ScopeSite)
 			far.Health = r.health
 			for i := range far.Kinds {

@@ -30,11 +30,11 @@ func TestPlanOfRevisions(t *testing.T) {
 	}
 	in := plan.Input{
 		ID: "p", Kinds: s.Kinds(), Document: current.Document(),
-		Observed: plan.Observation{Things: map[plan.Place][]providers.Thing{}},
+		Observed: plan.Observation{Things: map[schema.Place][]providers.Thing{}},
 		Traits:   func(string, string) (providers.Traits, bool) { return fake.SiteTraits(), true },
 	}
 	for _, r := range in.Document.Resources {
-		in.Observed.Things[plan.Place{Scope: r.Ref.Scope, Kind: r.Ref.Kind}] = nil
+		in.Observed.Things[r.Ref.Place()] = nil
 	}
 	planner, _, err := plan.NewPlanner(in)
 	if err != nil {

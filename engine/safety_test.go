@@ -259,7 +259,7 @@ func TestFenceComesBeforeLooking(t *testing.T) {
 		}
 	}
 	e := s.Engine(func(o *engine.Options) {
-		o.Open = func(context.Context, schema.Site, []engine.Need) (*providers.Set, error) {
+		o.Open = func(context.Context, schema.Site, []providers.Need) (*providers.Set, error) {
 			ps := []*providers.Provider{s.World.Provider("far", "site"), s.World.Provider("near", "n1"), s.World.Provider("near", "n2")}
 			for _, p := range ps {
 				if fence := p.Fence; fence != nil {

@@ -39,7 +39,7 @@ func (s *secretSite) engine() *engine.Engine {
 		o.Parallelism = 1 // in the order of the plan
 		o.Secrets = secret.Options{Source: secret.Source{Lookup: func(n string) (string, bool) { v, ok := s.env[n]; return v, ok }}}
 		open := o.Open
-		o.Open = func(ctx context.Context, site schema.Site, needs []engine.Need) (*providers.Set, error) {
+		o.Open = func(ctx context.Context, site schema.Site, needs []providers.Need) (*providers.Set, error) {
 			set, err := open(ctx, site, needs)
 			if err == nil && s.forgetful {
 				set.Wrap(func(_ string, k providers.Served) providers.Kind { return forgetful{k.Kind} })

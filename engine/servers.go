@@ -73,7 +73,7 @@ func (e *Engine) distrust(ctx context.Context, in *plan.Input) error {
 				in.Observed.Unknown[at] = fmt.Sprintf("another server answers: it calls itself %s, and what is recorded was made on %s; "+
 					"make sure that the right one is reached", is.Identity, was.Identity)
 				if in.Observed.Others == nil {
-					in.Observed.Others = map[plan.Place]bool{}
+					in.Observed.Others = map[schema.Place]bool{}
 				}
 				in.Observed.Others[at] = true
 			}

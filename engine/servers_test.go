@@ -23,7 +23,7 @@ func TestAnotherServer(t *testing.T) {
 	s, other := enginetest.New(), enginetest.New()
 	name, world := "fra1", s
 	open := func(o *engine.Options) {
-		o.Open = func(context.Context, schema.Site, []engine.Need) (*providers.Set, error) {
+		o.Open = func(context.Context, schema.Site, []providers.Need) (*providers.Set, error) {
 			p := world.World.Provider("far", schema.ScopeSite)
 			p.Identity = func(context.Context) (string, error) { return name, nil }
 			return providers.NewSet(p)
@@ -111,7 +111,7 @@ func TestLoneThingGone(t *testing.T) {
 			s := enginetest.New()
 			called := func(o *engine.Options) {
 				open := o.Open
-				o.Open = func(ctx context.Context, site schema.Site, needs []engine.Need) (*providers.Set, error) {
+				o.Open = func(ctx context.Context, site schema.Site, needs []providers.Need) (*providers.Set, error) {
 					set, err := open(ctx, site, needs)
 					for _, p := range set.All() {
 						if id := map[string]string{"site": c.site, "n1": c.node}[p.Scope]; id != "" {

@@ -38,7 +38,7 @@ func TestSilentListIsNamed(t *testing.T) {
 		var told []event.Observing
 		e := s.Engine(func(o *engine.Options) {
 			open := o.Open
-			o.Open = func(ctx context.Context, site schema.Site, needs []engine.Need) (*providers.Set, error) {
+			o.Open = func(ctx context.Context, site schema.Site, needs []providers.Need) (*providers.Set, error) {
 				set, err := open(ctx, site, needs)
 				set.Wrap(func(_ string, k providers.Served) providers.Kind {
 					if k.Name == "far.guard" {

@@ -161,7 +161,7 @@ func (u *undo) overtaken(settled bool) {
 	owners := u.owners()
 	for ref, s := range u.steps {
 		r := u.records[ref]
-		now, renamed := owners[plan.PlaceOf(ref)][s.ExternalID]
+		now, renamed := owners[ref.Place()][s.ExternalID]
 		switch {
 		case r != nil && r.Run == "" && !u.was(r, s):
 			u.refuse(ref, none, "it was recorded anew since, by its mark alone")
@@ -226,9 +226,9 @@ func alike(a, b *state.Record) bool {
 // compare refuses what is no longer as the run left it, and what something else now refers to.
 func (u *undo) compare(in plan.Input) error {
 	unknown := &UnknownError{}
-	seen := map[plan.Place]bool{}
+	seen := map[schema.Place]bool{}
 	for ref := range u.steps {
-		at := plan.PlaceOf(ref)
+		at := ref.Place()
 		if why, hidden := in.Observed.Unknown[at]; hidden && !seen[at] {
 			unknown.Unknown = append(unknown.Unknown, plan.Unknown{Scope: at.Scope, Kind: at.Kind, Error: why})
 		}
@@ -288,10 +288,10 @@ func asForgotten(s *plan.Step) state.Record {
 }
 
 // owners returns which resource a thing belongs to, by its id, even for a thing that the run did not get to record.
-func (u *undo) owners() map[plan.Place]map[string]schema.Ref {
-	owners := map[plan.Place]map[string]schema.Ref{}
+func (u *undo) owners() map[schema.Place]map[string]schema.Ref {
+	owners := map[schema.Place]map[string]schema.Ref{}
 	add := func(ref schema.Ref, id string) {
-		at := plan.PlaceOf(ref)
+		at := ref.Place()
 		if owners[at] == nil {
 			owners[at] = map[string]schema.Ref{}
 		}
@@ -311,18 +311,18 @@ func (u *undo) owners() map[plan.Place]map[string]schema.Ref {
 // A standing answers questions about the site as it is now. Each answer is found for a whole place at once, when it is first asked
 // for: what one thing costs does not grow with the site.
 type standing struct {
-	owners    map[plan.Place]map[string]schema.Ref                  // which resource a thing belongs to, by its id
-	present   func(plan.Place) map[string]*providers.Thing          // what is there to stay, by id
-	referrers func(kind string) []*schema.Kind                      // the kinds that can refer to a kind
-	referring func(plan.Place) map[plan.Referent][]*providers.Thing // the things that refer to others
+	owners    map[schema.Place]map[string]schema.Ref                  // which resource a thing belongs to, by its id
+	present   func(schema.Place) map[string]*providers.Thing          // what is there to stay, by id
+	referrers func(kind string) []*schema.Kind                        // the kinds that can refer to a kind
+	referring func(schema.Place) map[plan.Referent][]*providers.Thing // the things that refer to others
 }
 
 func (u *undo) standing(in plan.Input) standing {
 	return standing{
 		owners:    u.owners(),
-		present:   remember(func(at plan.Place) map[string]*providers.Thing { return plan.Staying(in.Observed.Things[at]) }),
+		present:   remember(func(at schema.Place) map[string]*providers.Thing { return plan.Staying(in.Observed.Things[at]) }),
 		referrers: remember(func(kind string) []*schema.Kind { return plan.Referrers(in.Kinds, kind) }),
-		referring: remember(func(at plan.Place) map[plan.Referent][]*providers.Thing {
+		referring: remember(func(at schema.Place) map[plan.Referent][]*providers.Thing {
 			return plan.ByReferent(in.Kinds[at.Kind], in.Observed.Things[at])
 		}),
 	}
@@ -343,7 +343,7 @@ func remember[K comparable, V any](f func(K) V) func(K) V {
 
 // occupied refuses to record anew what is now recorded under another name, and to make anew what somebody else has made.
 func (u *undo) occupied(now standing, s *plan.Step) {
-	at := plan.PlaceOf(s.Ref)
+	at := s.Ref.Place()
 	owner, ours := now.owners[at][s.ExternalID]
 	switch {
 	case ours && owner != s.Ref:
@@ -369,7 +369,7 @@ func paths(changes []diff.Change) string {
 // referred refuses to delete what something refers to that is not itself undone.
 func (u *undo) referred(now standing, to *state.Record) {
 	for _, k := range now.referrers(to.Ref.Kind) {
-		at := plan.Place{Scope: to.Ref.Scope, Kind: k.Name}
+		at := schema.Place{Scope: to.Ref.Scope, Kind: k.Name}
 		for _, t := range now.referring(at)[plan.Referent{Kind: to.Ref.Kind, ID: to.ID}] {
 			if t.Derived || t.Phase == providers.Leaving {
 				continue

@@ -43,7 +43,7 @@ func (e *Engine) stale(ctx context.Context, set *providers.Set, p *plan.Plan, re
 	for i := range recorded {
 		records[recorded[i].Ref] = &recorded[i]
 	}
-	ids := map[plan.Place][]string{}
+	ids := map[schema.Place][]string{}
 	expecting := make([]*plan.Step, 0, len(p.Steps))
 	for i := range p.Steps {
 		s := &p.Steps[i]
@@ -55,7 +55,7 @@ func (e *Engine) stale(ctx context.Context, set *providers.Set, p *plan.Plan, re
 			continue
 		}
 		if s.Before != nil || s.Action == plan.Create {
-			at := plan.PlaceOf(s.Ref)
+			at := s.Ref.Place()
 			ids[at], expecting = append(ids[at], s.ExternalID), append(expecting, s)
 		}
 	}
@@ -65,7 +65,7 @@ func (e *Engine) stale(ctx context.Context, set *providers.Set, p *plan.Plan, re
 	}
 	names := externalNames(p, recorded)
 	for _, s := range expecting {
-		if d := e.changedSince(s, seen[plan.PlaceOf(s.Ref)][s.ExternalID], names); d != "" {
+		if d := e.changedSince(s, seen[s.Ref.Place()][s.ExternalID], names); d != "" {
 			ds = append(ds, event.Difference{Ref: s.Ref, Detail: d})
 		}
 	}
@@ -128,9 +128,9 @@ func externalNames(p *plan.Plan, recorded []state.Record) plan.Names {
 
 // gone returns which of the things that the plan only refers to no longer exist, or no longer have that name.
 func (e *Engine) gone(ctx context.Context, set *providers.Set, p *plan.Plan) (ds []event.Difference, err error) {
-	ids := map[plan.Place][]string{}
+	ids := map[schema.Place][]string{}
 	for _, x := range p.Externals {
-		if at := plan.PlaceOf(x.Ref); x.Unchecked == "" {
+		if at := x.Ref.Place(); x.Unchecked == "" {
 			ids[at] = append(ids[at], x.ID)
 		}
 	}
@@ -142,7 +142,7 @@ func (e *Engine) gone(ctx context.Context, set *providers.Set, p *plan.Plan) (ds
 		if x.Unchecked != "" {
 			continue
 		}
-		if lost := x.Lost(seen[plan.PlaceOf(x.Ref)][x.ID]); lost != "" {
+		if lost := x.Lost(seen[x.Ref.Place()][x.ID]); lost != "" {
 			ds = append(ds, event.Difference{Ref: x.Ref, Detail: lost})
 		}
 	}
@@ -151,10 +151,10 @@ func (e *Engine) gone(ctx context.Context, set *providers.Set, p *plan.Plan) (ds
 
 // unfit returns which of the things that the plan has chosen can no longer be chosen.
 func (e *Engine) unfit(ctx context.Context, set *providers.Set, p *plan.Plan) ([]event.Difference, error) {
-	ids := map[plan.Place][]string{}
+	ids := map[schema.Place][]string{}
 	for i := range p.Steps {
 		for _, c := range p.Steps[i].Chosen {
-			at := plan.Place{Scope: p.Steps[i].Ref.Scope, Kind: c.Kind}
+			at := schema.Place{Scope: p.Steps[i].Ref.Scope, Kind: c.Kind}
 			ids[at] = append(ids[at], c.ID)
 		}
 	}
@@ -173,7 +173,7 @@ func (e *Engine) unfit(ctx context.Context, set *providers.Set, p *plan.Plan) ([
 		s := &p.Steps[i]
 		for _, c := range s.Chosen {
 			why := "it is gone"
-			if t := seen[plan.Place{Scope: s.Ref.Scope, Kind: c.Kind}][c.ID]; t != nil {
+			if t := seen[schema.Place{Scope: s.Ref.Scope, Kind: c.Kind}][c.ID]; t != nil {
 				why = plan.Unfit(e.o.Kinds[s.Ref.Kind].Field(c.Field).Choose, t, had[s.Ref][c.Field] == c.ID)
 			}
 			if why != "" {
@@ -186,8 +186,8 @@ func (e *Engine) unfit(ctx context.Context, set *providers.Set, p *plan.Plan) ([
 
 // lookFor observes the things with the given ids, place by place; what does not exist is left out. It fails with an
 // *UnknownError.
-func (e *Engine) lookFor(ctx context.Context, set *providers.Set, ids map[plan.Place][]string) (map[plan.Place]map[string]*providers.Thing, error) {
-	seen := make(map[plan.Place]map[string]*providers.Thing, len(ids))
+func (e *Engine) lookFor(ctx context.Context, set *providers.Set, ids map[schema.Place][]string) (map[schema.Place]map[string]*providers.Thing, error) {
+	seen := make(map[schema.Place]map[string]*providers.Thing, len(ids))
 	for at, list := range ids {
 		served, _, _ := set.Find(at.Scope, at.Kind)
 		things, err := apply.Some(served.Kind, list...).Again(ctx, e.o.Retry)

@@ -402,7 +402,7 @@ func TestRollbackToStepLeavesAloneWhatIsKept(t *testing.T) {
 		t.Fatal(err)
 	}
 	e := s.Engine(func(o *engine.Options) {
-		o.Open = func(context.Context, schema.Site, []engine.Need) (*providers.Set, error) {
+		o.Open = func(context.Context, schema.Site, []providers.Need) (*providers.Set, error) {
 			return providers.NewSet(s.World.Provider("far", schema.ScopeSite), s.World.Provider("near", "n2"))
 		}
 	})

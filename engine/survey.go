@@ -4,7 +4,6 @@ import (
 	"context"
 	"errors"
 
-	"converge.dev/converge/engine/plan"
 	"converge.dev/converge/engine/survey"
 	"converge.dev/converge/providers"
 	"converge.dev/converge/schema"
@@ -12,7 +11,7 @@ import (
 )
 
 // Survey observes every kind that the needs serve, and changes nothing.
-func (e *Engine) Survey(ctx context.Context, site schema.Site, needs []Need) (*survey.Survey, error) {
+func (e *Engine) Survey(ctx context.Context, site schema.Site, needs []providers.Need) (*survey.Survey, error) {
 	records, err := e.o.Store.Records(ctx)
 	if err != nil {
 		return nil, err
@@ -22,9 +21,9 @@ func (e *Engine) Survey(ctx context.Context, site schema.Site, needs []Need) (*s
 	if err != nil {
 		return nil, err
 	}
-	at := map[plan.Place]bool{}
+	at := map[schema.Place]bool{}
 	set.Each(func(scope string, k providers.Served, _ *providers.Provider) {
-		at[plan.Place{Scope: scope, Kind: k.Name}] = true
+		at[schema.Place{Scope: scope, Kind: k.Name}] = true
 	})
 	s := &survey.Survey{Site: site, Recorded: records, Observed: e.observe(ctx, set, at, liveIDs(records)), Traits: set.Traits}
 	for _, known := range e.servers(ctx, set) {
@@ -32,7 +31,7 @@ func (e *Engine) Survey(ctx context.Context, site schema.Site, needs []Need) (*s
 	}
 	for _, n := range needs { // a provider that could not be opened shows nothing, which does not mean that it is empty
 		if err := set.Failure(n.Scope, n.Provider); err != nil {
-			s.Observed.Unknown[plan.Place{Scope: n.Scope, Kind: n.Provider + ".*"}] = err.Error()
+			s.Observed.Unknown[schema.Place{Scope: n.Scope, Kind: n.Provider + ".*"}] = err.Error()
 		}
 	}
 	return s, ctx.Err()
@@ -56,7 +55,7 @@ func (e *Engine) build(ctx context.Context, set *providers.Set, s state.Server) 
 // Inventory observes the whole site and returns what changed after a revision, everything for 0. It writes what it saw into
 // the store, because deletions are found only by comparing with what was there before. What could not be observed is never
 // taken for deleted. It fails when the revision is older than the oldest remembered deletion.
-func (e *Engine) Inventory(ctx context.Context, site schema.Site, needs []Need, since int64) (*survey.Inventory, error) {
+func (e *Engine) Inventory(ctx context.Context, site schema.Site, needs []providers.Need, since int64) (*survey.Inventory, error) {
 	s, err := e.Survey(ctx, site, needs)
 	if err != nil {
 		return nil, err

@@ -4,7 +4,6 @@ import (
 	"slices"
 	"testing"
 
-	"converge.dev/converge/engine"
 	"converge.dev/converge/engine/survey"
 	"converge.dev/converge/internal/enginetest"
 	"converge.dev/converge/providers"
@@ -16,7 +15,7 @@ func surveyed(t *testing.T, s *enginetest.Site) map[string]survey.Find {
 	t.Helper()
 	e := s.Engine(nil)
 	defer e.Close()
-	seen, err := e.Survey(t.Context(), schema.Site{Name: "test", ID: enginetest.SiteID}, []engine.Need{{Scope: schema.ScopeSite, Provider: "far"}})
+	seen, err := e.Survey(t.Context(), schema.Site{Name: "test", ID: enginetest.SiteID}, []providers.Need{{Scope: schema.ScopeSite, Provider: "far"}})
 	if err != nil {
 		t.Fatal(err)
 	}

@@ -45,7 +45,7 @@ func (m mute) Get(ctx context.Context, ids []string) ([]providers.Thing, error) 
 func (m mute) engine(s *enginetest.Site, kind string) *engine.Engine {
 	return s.Engine(func(o *engine.Options) {
 		open := o.Open
-		o.Open = func(ctx context.Context, site schema.Site, needs []engine.Need) (*providers.Set, error) {
+		o.Open = func(ctx context.Context, site schema.Site, needs []providers.Need) (*providers.Set, error) {
 			set, err := open(ctx, site, needs)
 			set.Wrap(func(_ string, k providers.Served) providers.Kind {
 				if k.Name != kind {

@@ -440,28 +440,36 @@ func New(name, scope string, close func() error, kinds ...Served) *Provider {
 	return p
 }
 
+// A Need is a provider that something asks for in a scope.
+type Need struct{ Scope, Provider string }
+
+// Compare orders needs by scope and provider.
+func (n Need) Compare(m Need) int {
+	return cmp.Or(strings.Compare(n.Scope, m.Scope), strings.Compare(n.Provider, m.Provider))
+}
+
 // A Set is all providers of a site, which can be looked up by scope and kind.
 type Set struct {
 	providers []*Provider
-	served    map[[2]string]place
-	failed    map[[2]string]error
+	served    map[schema.Place]serving
+	failed    map[Need]error
 }
 
-type place struct {
+type serving struct {
 	provider *Provider
 	kind     Served
 }
 
 // NewSet returns a set of providers. Two that serve the same kind in the same scope are an error.
 func NewSet(ps ...*Provider) (*Set, error) {
-	s := &Set{providers: ps, served: map[[2]string]place{}, failed: map[[2]string]error{}}
+	s := &Set{providers: ps, served: map[schema.Place]serving{}, failed: map[Need]error{}}
 	for _, p := range ps {
 		for _, k := range p.Kinds {
-			at := [2]string{p.Scope, k.Name}
+			at := schema.Place{Scope: p.Scope, Kind: k.Name}
 			if _, dup := s.served[at]; dup {
 				return nil, fmt.Errorf("%s is served twice in scope %s", k.Name, p.Scope)
 			}
-			s.served[at] = place{p, k}
+			s.served[at] = serving{p, k}
 		}
 	}
 	return s, nil
@@ -472,11 +480,11 @@ func NewSet(ps ...*Provider) (*Set, error) {
 func (s *Set) Join(other *Set) error {
 	for at := range other.served {
 		if _, dup := s.served[at]; dup {
-			return fmt.Errorf("%s is served twice in scope %s", at[1], at[0])
+			return fmt.Errorf("%s is served twice in scope %s", at.Kind, at.Scope)
 		}
 	}
 	for _, p := range other.providers {
-		delete(s.failed, [2]string{p.Scope, p.Name})
+		delete(s.failed, Need{p.Scope, p.Name})
 	}
 	s.providers = append(s.providers, other.providers...)
 	maps.Copy(s.served, other.served)
@@ -486,7 +494,7 @@ func (s *Set) Join(other *Set) error {
 
 // Find returns the kind that is served in a scope, and its provider.
 func (s *Set) Find(scope, kind string) (Served, *Provider, bool) {
-	p, ok := s.served[[2]string{scope, kind}]
+	p, ok := s.served[schema.Place{Scope: scope, Kind: kind}]
 	return p.kind, p.provider, ok
 }
 
@@ -497,10 +505,10 @@ func (s *Set) Traits(scope, kind string) (Traits, bool) {
 }
 
 // Fail records why a provider could not be opened in a scope. Its things are unknown, not absent.
-func (s *Set) Fail(scope, provider string, err error) { s.failed[[2]string{scope, provider}] = err }
+func (s *Set) Fail(scope, provider string, err error) { s.failed[Need{scope, provider}] = err }
 
 // Failure returns the error recorded by Fail; nil when there is none.
-func (s *Set) Failure(scope, provider string) error { return s.failed[[2]string{scope, provider}] }
+func (s *Set) Failure(scope, provider string) error { return s.failed[Need{scope, provider}] }
 
 // Fences returns those providers of the given scopes that can store an epoch.
 func (s *Set) Fences(scopes []string) []*Provider {
@@ -526,20 +534,20 @@ func (s *Set) Bind(proof func() error) (release func()) {
 // Wrap replaces every served kind by the result of around.
 func (s *Set) Wrap(around func(scope string, k Served) Kind) {
 	for at, p := range s.served {
-		p.kind.Kind = around(at[0], p.kind)
+		p.kind.Kind = around(at.Scope, p.kind)
 		s.served[at] = p
 	}
 }
 
 // Each calls visit for every served kind, in the order of scope and name.
 func (s *Set) Each(visit func(scope string, k Served, p *Provider)) {
-	keys := make([][2]string, 0, len(s.served))
+	places := make([]schema.Place, 0, len(s.served))
 	for k := range s.served {
-		keys = append(keys, k)
+		places = append(places, k)
 	}
-	slices.SortFunc(keys, func(a, b [2]string) int { return slices.Compare(a[:], b[:]) })
-	for _, k := range keys {
-		visit(k[0], s.served[k].kind, s.served[k].provider)
+	slices.SortFunc(places, schema.Place.Compare)
+	for _, at := range places {
+		visit(at.Scope, s.served[at].kind, s.served[at].provider)
 	}
 }
 

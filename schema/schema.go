@@ -97,6 +97,20 @@ func (r *Ref) UnmarshalText(b []byte) (err error) {
 	return err
 }
 
+// A Place is a kind in a scope: where a resource is observed.
+type Place struct{ Scope, Kind string }
+
+// Place returns where the resource is observed.
+func (r Ref) Place() Place { return Place{r.Scope, r.Kind} }
+
+// String returns the place as SCOPE/KIND.
+func (p Place) String() string { return p.Scope + "/" + p.Kind }
+
+// Compare orders places by the texts of scope and kind, as keys in the store are ordered.
+func (p Place) Compare(q Place) int {
+	return cmp.Or(strings.Compare(p.Scope, q.Scope), strings.Compare(p.Kind, q.Kind))
+}
+
 // SortRefs sorts refs in place and drops repetitions.
 func SortRefs(refs []Ref) []Ref {
 	slices.SortFunc(refs, Ref.Compare)

@@ -8,6 +8,8 @@ import (
 	"slices"
 	"strings"
 	"time"
+
+	"converge.dev/converge/schema"
 )
 
 // An Inventory is what was last observed of a site, and when each part of it changed. Its revision rises with every recorded
@@ -24,8 +26,8 @@ type Inventory struct {
 
 // An InventoryPlace is what a kind has in a scope. Each is stored by itself: a change of one writes no other.
 type InventoryPlace struct {
-	Scope, Kind string
-	Items       []InventoryItem // sorted by id
+	schema.Place
+	Items []InventoryItem // sorted by id
 
 	chunks []string // digests of what is stored
 }
@@ -46,13 +48,6 @@ type inventoryHead struct {
 
 type inventoryPlace struct {
 	Chunks []string `json:"chunks"` // digests
-}
-
-func (p *InventoryPlace) compare(q *InventoryPlace) int {
-	if c := strings.Compare(p.Scope, q.Scope); c != 0 {
-		return c
-	}
-	return strings.Compare(p.Kind, q.Kind)
 }
 
 func (s *Store) inventoryChunks(scope, kind string) string {
@@ -99,7 +94,7 @@ func (s *Store) inventory(ctx context.Context) (Inventory, error) {
 	}
 	for i, p := range places {
 		scope, kind, _ := strings.Cut(strings.TrimPrefix(items[i].Key, at), "/")
-		place := InventoryPlace{Scope: scope, Kind: kind, chunks: p.Chunks}
+		place := InventoryPlace{Place: schema.Place{Scope: scope, Kind: kind}, chunks: p.Chunks}
 		var body []byte
 		for _, digest := range p.Chunks {
 			key := s.inventoryChunks(scope, kind) + digest
@@ -124,7 +119,7 @@ func (s *Store) inventory(ctx context.Context) (Inventory, error) {
 			inv.unused = append(inv.unused, c.Key)
 		}
 	}
-	slices.SortFunc(inv.Places, func(a, b InventoryPlace) int { return a.compare(&b) })
+	slices.SortFunc(inv.Places, func(a, b InventoryPlace) int { return a.Place.Compare(b.Place) })
 	return inv, nil
 }
 
@@ -158,7 +153,7 @@ func (s *Store) putInventory(ctx context.Context, was Inventory, next []Inventor
 	had := was.Places
 	for _, p := range next {
 		old := InventoryPlace{}
-		if len(had) > 0 && had[0].compare(&p) == 0 {
+		if len(had) > 0 && had[0].Place == p.Place {
 			old, had = had[0], had[1:]
 		}
 		p.chunks = old.chunks

@@ -7,6 +7,7 @@ import (
 	"testing"
 	"time"
 
+	"converge.dev/converge/schema"
 	"converge.dev/converge/state"
 	"converge.dev/converge/state/mem"
 )
@@ -52,7 +53,7 @@ func TestInventoryIsWholeInTheMiddle(t *testing.T) {
 		}
 		var next []state.InventoryPlace
 		for i := range 300 {
-			next = append(next, state.InventoryPlace{Scope: fmt.Sprintf("n%03d", i), Kind: "a.b", Items: []state.InventoryItem{{ID: "x", Digest: fmt.Sprint(round)}}})
+			next = append(next, state.InventoryPlace{Place: schema.Place{Scope: fmt.Sprintf("n%03d", i), Kind: "a.b"}, Items: []state.InventoryItem{{ID: "x", Digest: fmt.Sprint(round)}}})
 		}
 		if _, err := s.PutInventory(t.Context(), was, next, 0, time.Now()); err != nil {
 			t.Fatal(err)

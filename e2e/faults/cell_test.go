@@ -154,7 +154,7 @@ func (c *cell) open() (*providers.Provider, error) {
 func (c *cell) process() *engine.Engine {
 	return engine.New(engine.Options{
 		Kinds: c.kinds, Store: c.store, Who: "test@here", Version: "test", Parallelism: 1, Emit: c.follow,
-		Open: func(context.Context, schema.Site, []engine.Need) (*providers.Set, error) {
+		Open: func(context.Context, schema.Site, []providers.Need) (*providers.Set, error) {
 			p, err := c.open()
 			if err != nil {
 				return nil, err

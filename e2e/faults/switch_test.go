@@ -59,7 +59,7 @@ func TestSwitchDaemonAway(t *testing.T) {
 				store, emit := state.New(mem.New(mem.Options{}), "switch"), func(event.Event) {}
 				e := engine.New(engine.Options{
 					Kinds: known.Kinds(), Store: store, Who: "test@here", Version: "test", Parallelism: 1, Emit: func(ev event.Event) { emit(ev) },
-					Open: func(ctx context.Context, _ schema.Site, _ []engine.Need) (*providers.Set, error) {
+					Open: func(ctx context.Context, _ schema.Site, _ []providers.Need) (*providers.Set, error) {
 						p, err := ovs.Open(ctx, ovs.Options{Endpoint: sw.Endpoint, Node: "n", Site: siteID, Settle: time.Second})
 						if err != nil {
 							return nil, err

@@ -16,7 +16,6 @@ import (
 	"google.golang.org/grpc"
 	"google.golang.org/protobuf/reflect/protoreflect"
 
-	"converge.dev/converge/engine"
 	"converge.dev/converge/internal/carbidesim"
 	"converge.dev/converge/internal/ovstest"
 	"converge.dev/converge/internal/torture"
@@ -203,7 +202,7 @@ func (b *batch) apply(t *testing.T, ps ...*providers.Provider) *state.Store {
 		t.Fatalf("what is valid one by one is not together: %v", ds.Err())
 	}
 	store := state.New(mem.New(mem.Options{}), doc.Site.Name)
-	open := func(context.Context, schema.Site, []engine.Need) (*providers.Set, error) {
+	open := func(context.Context, schema.Site, []providers.Need) (*providers.Set, error) {
 		return providers.NewSet(ps...)
 	}
 	if _, err := converged(t.Context(), embedded(t).Kinds(), store, doc, open); err != nil {

@@ -207,7 +207,7 @@ func (r *trip) run(ctx context.Context, doc *schema.Document) error {
 	kv := mem.New(mem.Options{})
 	store := state.New(kv, doc.Site.Name)
 	world := fake.New(r.schema.Kinds())
-	open := func(_ context.Context, _ schema.Site, needs []engine.Need) (*providers.Set, error) {
+	open := func(_ context.Context, _ schema.Site, needs []providers.Need) (*providers.Set, error) {
 		var ps []*providers.Provider
 		for _, n := range needs {
 			ps = append(ps, world.Provider(n.Provider, n.Scope))
@@ -309,7 +309,7 @@ func (r *trip) holds(who string, spec any, path []string) error {
 // converged plans and applies a document and proves by planning again that it holds; it returns the second plan. The first
 // is saved and read again in between.
 func converged(ctx context.Context, kinds schema.Kinds, store *state.Store, doc *schema.Document,
-	open func(context.Context, schema.Site, []engine.Need) (*providers.Set, error)) (*plan.Plan, error) {
+	open func(context.Context, schema.Site, []providers.Need) (*providers.Set, error)) (*plan.Plan, error) {
 	e := engine.New(engine.Options{
 		Kinds: kinds, Store: store, Open: open, Who: "test@here", Version: "test",
 		Retry:   apply.Retry{Base: time.Microsecond, Cap: time.Microsecond, Poll: time.Microsecond},

@@ -37,7 +37,7 @@ func Example() {
 			Site:      schema.Site{Name: "fra1", ID: "5a2f0c9e-7d41-4c8b-9a36-1b0e5d7f2c44"},
 			Resources: []schema.Resource{{Ref: db}, {Ref: web, After: []schema.Ref{db}}},
 		},
-		Observed: plan.Observation{Things: map[plan.Place][]providers.Thing{{Scope: "site", Kind: "lab.vm"}: nil}},
+		Observed: plan.Observation{Things: map[schema.Place][]providers.Thing{{Scope: "site", Kind: "lab.vm"}: nil}},
 		Traits:   func(string, string) (providers.Traits, bool) { return fake.SiteTraits(), true },
 	})
 	check(err)

@@ -13,6 +13,7 @@ import (
 	"converge.dev/converge/engine/plan"
 	"converge.dev/converge/internal/failpoint"
 	"converge.dev/converge/providers"
+	"converge.dev/converge/schema"
 	"converge.dev/converge/state"
 )
 
@@ -60,13 +61,13 @@ func (r *run) last(ctx context.Context) (things int, ds []event.Difference, err 
 	}()
 	defer func() { close(over); <-halt }()
 
-	left := map[plan.Place]map[string]*worker{} // of several steps for one thing, the last one decides how it should be
+	left := map[schema.Place]map[string]*worker{} // of several steps for one thing, the last one decides how it should be
 	for i := range r.Plan.Steps {
 		s := &r.Plan.Steps[i]
 		if s.Action == plan.Forget {
 			continue
 		}
-		at, w := plan.Place{Scope: s.Ref.Scope, Kind: s.Ref.Kind}, r.worker(s, false)
+		at, w := s.Ref.Place(), r.worker(s, false)
 		if left[at] == nil {
 			left[at] = map[string]*worker{}
 		}

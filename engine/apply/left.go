@@ -46,8 +46,8 @@ func Unsettled(p *plan.Plan, sum *journal.Replay) map[schema.Ref]bool {
 // its doing. What cannot be observed keeps its record, and so does what was not undone because others had changed it:
 // that is drift.
 func (r *run) left() error {
-	byPlace := map[plan.Place][]state.Record{}
-	first := map[plan.Place]*worker{}
+	byPlace := map[schema.Place][]state.Record{}
+	first := map[schema.Place]*worker{}
 	unsettled := Unsettled(r.Plan, &r.sum)
 	for i := range r.Plan.Steps {
 		s := &r.Plan.Steps[i]
@@ -64,7 +64,7 @@ func (r *run) left() error {
 		case err != nil:
 			return err
 		case !rec.Gone && w.kind != nil && w.served.Kind != nil:
-			at := plan.Place{Scope: s.Ref.Scope, Kind: s.Ref.Kind}
+			at := s.Ref.Place()
 			byPlace[at], first[at] = append(byPlace[at], rec), w
 		}
 	}

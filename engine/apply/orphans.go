@@ -17,7 +17,7 @@ import (
 // about the same time share a list: a list that was begun after a step is new enough for it.
 type census struct {
 	mu    sync.Mutex
-	lists map[plan.Place]*list
+	lists map[schema.Place]*list
 }
 
 type list struct {
@@ -29,13 +29,13 @@ type list struct {
 
 // of returns all things of a place as they were at some time after since, by what they refer to. Look belongs to no step: a step
 // that gives up does not cancel the list for the others.
-func (c *census) of(ctx context.Context, at plan.Place, since time.Time, look func() (map[plan.Referent][]*providers.Thing, error)) (map[plan.Referent][]*providers.Thing, error) {
+func (c *census) of(ctx context.Context, at schema.Place, since time.Time, look func() (map[plan.Referent][]*providers.Thing, error)) (map[plan.Referent][]*providers.Thing, error) {
 	c.mu.Lock()
 	l := c.lists[at]
 	if l == nil || l.begun.Before(since) {
 		l = &list{begun: time.Now(), done: make(chan struct{})}
 		if c.lists == nil {
-			c.lists = map[plan.Place]*list{}
+			c.lists = map[schema.Place]*list{}
 		}
 		c.lists[at] = l
 		go func() {
@@ -59,7 +59,7 @@ func (c *census) of(ctx context.Context, at plan.Place, since time.Time, look fu
 
 // A referrer is a kind whose things can refer to what a step deletes.
 type referrer struct {
-	at   plan.Place
+	at   schema.Place
 	kind *schema.Kind
 	far  providers.Kind
 	gone time.Duration // how long one of it may take to go
@@ -73,7 +73,7 @@ func (r *run) referrers(ref schema.Ref, served providers.Served) []referrer {
 	var found []referrer
 	for _, k := range plan.Referrers(r.Kinds, ref.Kind) {
 		if s, _, ok := r.Providers.Find(ref.Scope, k.Name); ok {
-			found = append(found, referrer{plan.Place{Scope: ref.Scope, Kind: k.Name}, k, s.Kind, s.Traits.GoneWithin})
+			found = append(found, referrer{schema.Place{Scope: ref.Scope, Kind: k.Name}, k, s.Kind, s.Traits.GoneWithin})
 		}
 	}
 	return found

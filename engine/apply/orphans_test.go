@@ -8,12 +8,13 @@ import (
 
 	"converge.dev/converge/engine/plan"
 	"converge.dev/converge/providers"
+	"converge.dev/converge/schema"
 )
 
 // A step that gives up does not take the list away from those that share it.
 func TestCensusIsOfNoStep(t *testing.T) {
 	var c census
-	at := plan.Place{Scope: "site", Kind: "far.host"}
+	at := schema.Place{Scope: "site", Kind: "far.host"}
 	since := time.Now()
 	begun, goOn := make(chan struct{}), make(chan struct{})
 	to := plan.Referent{Kind: "far.guard", ID: "g"}

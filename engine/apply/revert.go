@@ -168,8 +168,8 @@ func (r *run) verify() (things int, ds []event.Difference, err error) {
 	if err := failpoint.At("verify.before"); err != nil {
 		return 0, nil, err
 	}
-	byPlace := map[plan.Place][]*worker{}
-	strays := map[plan.Place][]*worker{} // there may be more than one of each: their creates were tried more than once
+	byPlace := map[schema.Place][]*worker{}
+	strays := map[schema.Place][]*worker{} // there may be more than one of each: their creates were tried more than once
 	r.Run.Remains = nil
 	for i := range r.Plan.Steps {
 		s := &r.Plan.Steps[i]
@@ -180,7 +180,7 @@ func (r *run) verify() (things int, ds []event.Difference, err error) {
 			r.Run.Remains = append(r.Run.Remains, s.Ref)
 			continue
 		}
-		at := plan.Place{Scope: s.Ref.Scope, Kind: s.Ref.Kind}
+		at := s.Ref.Place()
 		w, did := r.worker(s, true), r.sum.Forward[i]
 		byPlace[at] = append(byPlace[at], w)
 		if s.Action == plan.Create && w.traits.Mark && (did.Attempts > 1 || did.Open != nil || did.Unseen()) {

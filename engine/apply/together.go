@@ -7,8 +7,8 @@ import (
 	"sync"
 	"time"
 
-	"converge.dev/converge/engine/plan"
 	"converge.dev/converge/providers"
+	"converge.dev/converge/schema"
 )
 
 // glances lets steps that wait for things of the same kind look together, however many they are. When the pause of one of them
@@ -17,7 +17,7 @@ import (
 // soon in step.
 type glances struct {
 	mu      sync.Mutex
-	waiting map[plan.Place][]*glance
+	waiting map[schema.Place][]*glance
 }
 
 // A glance is the next look of a step that waits.
@@ -33,19 +33,19 @@ type glance struct {
 	after  time.Duration // a nanosecond for each that goes on before it: on a simulated clock all then has one order
 }
 
-func (s *glances) join(at plan.Place, id string, after time.Duration) *glance {
+func (s *glances) join(at schema.Place, id string, after time.Duration) *glance {
 	g := &glance{id: id, ripe: time.Now().Add(after / 2), done: make(chan struct{}), own: true}
 	s.mu.Lock()
 	defer s.mu.Unlock()
 	if s.waiting == nil {
-		s.waiting = map[plan.Place][]*glance{}
+		s.waiting = map[schema.Place][]*glance{}
 	}
 	s.waiting[at] = append(s.waiting[at], g)
 	return g
 }
 
 // leave reports whether nobody looks for the step yet; then nobody will.
-func (s *glances) leave(at plan.Place, g *glance) bool {
+func (s *glances) leave(at schema.Place, g *glance) bool {
 	s.mu.Lock()
 	defer s.mu.Unlock()
 	i := slices.Index(s.waiting[at], g)
@@ -58,7 +58,7 @@ func (s *glances) leave(at plan.Place, g *glance) bool {
 
 // take returns those for whom the step of first is to look, in the order of their ids, each of which is there once; none when
 // another step already looks for it.
-func (s *glances) take(at plan.Place, first *glance) []*glance {
+func (s *glances) take(at schema.Place, first *glance) []*glance {
 	if !s.leave(at, first) {
 		return nil
 	}
@@ -106,7 +106,7 @@ func (s *glances) look(ctx context.Context, k providers.Kind, group []*glance) {
 // glance waits until the step's thing is looked at, which is after a pause at the latest, and lends its turn meanwhile.
 func (w *worker) glance(ctx context.Context, after time.Duration) (*glance, error) {
 	defer w.lend()()
-	at, halt := plan.Place{Scope: w.step.Ref.Scope, Kind: w.step.Ref.Kind}, w.halt
+	at, halt := w.step.Ref.Place(), w.halt
 	g := w.glances.join(at, w.id, after)
 	t := time.NewTimer(after)
 	defer t.Stop()

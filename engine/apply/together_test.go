@@ -8,8 +8,8 @@ import (
 	"testing/synctest"
 	"time"
 
-	"converge.dev/converge/engine/plan"
 	"converge.dev/converge/providers"
+	"converge.dev/converge/schema"
 )
 
 // gets is a kind of which only Get is called.
@@ -33,28 +33,28 @@ func idsOf(group []*glance) (ids []string) {
 func TestWhoIsLookedFor(t *testing.T) {
 	synctest.Test(t, func(t *testing.T) {
 		var all glances
-		old, short, leaves := all.join(plan.Place{}, "old", 2*time.Second), all.join(plan.Place{}, "short", time.Second), all.join(plan.Place{}, "leaves", 0)
-		other := all.join(plan.Place{Kind: "other"}, "other", 0)
-		if !all.leave(plan.Place{}, leaves) || all.leave(plan.Place{}, leaves) {
+		old, short, leaves := all.join(schema.Place{}, "old", 2*time.Second), all.join(schema.Place{}, "short", time.Second), all.join(schema.Place{}, "leaves", 0)
+		other := all.join(schema.Place{Kind: "other"}, "other", 0)
+		if !all.leave(schema.Place{}, leaves) || all.leave(schema.Place{}, leaves) {
 			t.Error("who waits can leave, once")
 		}
 		time.Sleep(900 * time.Millisecond)
-		first := all.join(plan.Place{}, "new", 20*time.Millisecond)
-		if ids := idsOf(all.take(plan.Place{}, first)); !slices.Equal(ids, []string{"new", "short"}) {
+		first := all.join(schema.Place{}, "new", 20*time.Millisecond)
+		if ids := idsOf(all.take(schema.Place{}, first)); !slices.Equal(ids, []string{"new", "short"}) {
 			t.Errorf("a newcomer looks for %q, want itself and the one that is nearly due", ids)
 		}
-		if all.take(plan.Place{}, short) != nil || all.leave(plan.Place{}, short) {
+		if all.take(schema.Place{}, short) != nil || all.leave(schema.Place{}, short) {
 			t.Error("it is looked for twice")
 		}
 		time.Sleep(100 * time.Millisecond)
-		second := all.join(plan.Place{}, "old", 0)
-		if ids := idsOf(all.take(plan.Place{}, second)); !slices.Equal(ids, []string{"old"}) {
+		second := all.join(schema.Place{}, "old", 0)
+		if ids := idsOf(all.take(schema.Place{}, second)); !slices.Equal(ids, []string{"old"}) {
 			t.Errorf("it looks for %q", ids)
 		}
-		if ids := idsOf(all.take(plan.Place{}, old)); !slices.Equal(ids, []string{"old"}) {
+		if ids := idsOf(all.take(schema.Place{}, old)); !slices.Equal(ids, []string{"old"}) {
 			t.Errorf("the other one looks for %q", ids)
 		}
-		if ids := idsOf(all.take(plan.Place{Kind: "other"}, other)); !slices.Equal(ids, []string{"other"}) {
+		if ids := idsOf(all.take(schema.Place{Kind: "other"}, other)); !slices.Equal(ids, []string{"other"}) {
 			t.Errorf("of another kind it looks for %q", ids)
 		}
 	})
@@ -80,10 +80,10 @@ func TestWhatALookTogetherShows(t *testing.T) {
 				ctx, cancel := context.WithTimeout(context.Background(), time.Second)
 				defer cancel()
 				var all glances
-				b, a := all.join(plan.Place{}, "b", 0), all.join(plan.Place{}, "a", 0)
+				b, a := all.join(schema.Place{}, "b", 0), all.join(schema.Place{}, "a", 0)
 				func() {
 					defer func() { _ = recover() }()
-					all.look(ctx, gets{get: c.get}, all.take(plan.Place{}, b))
+					all.look(ctx, gets{get: c.get}, all.take(schema.Place{}, b))
 				}()
 				for _, g := range []*glance{a, b} {
 					<-g.done

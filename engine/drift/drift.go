@@ -97,9 +97,9 @@ func Compare(in plan.Input, at time.Time) (*Report, error) {
 		}
 		r.Drifted = append(r.Drifted, Item{Ref: d.Ref, ID: ids[d.Ref], Missing: d.Missing, Failed: d.Failed, TakenBy: d.TakenBy, Changes: d.Changes})
 	}
-	staying := map[plan.Place]map[string]*providers.Thing{}
+	staying := map[schema.Place]map[string]*providers.Thing{}
 	for _, to := range slices.SortedFunc(maps.Keys(outside), schema.Ref.Compare) {
-		at := plan.Place{Scope: to.Scope, Kind: to.Kind}
+		at := to.Place()
 		things, seen := in.Observed.Things[at]
 		if staying[at] == nil {
 			staying[at] = plan.Staying(things)

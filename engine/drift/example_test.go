@@ -15,7 +15,7 @@ import (
 
 // Of three bridges that converge created, another client changed one and removed another.
 func Example() {
-	at := plan.Place{Scope: "gpu-01", Kind: "ovs.bridge"}
+	at := schema.Place{Scope: "gpu-01", Kind: "ovs.bridge"}
 	secure := schema.Object{"fail_mode": "secure"}
 	made := func(name string) state.Record {
 		return state.Record{Ref: schema.Ref{Scope: at.Scope, Kind: at.Kind, Name: name}, ID: name, Incarnation: 1, Spec: secure, Run: "run-1"}
@@ -27,7 +27,7 @@ func Example() {
 		Kinds:    schema.Kinds{at.Kind: {Name: at.Kind, Node: true, Fields: []schema.Field{{Name: "fail_mode", Type: schema.String}}}},
 		Document: &schema.Document{Site: schema.Site{Name: "fra1", ID: "5a2f0c9e-7d41-4c8b-9a36-1b0e5d7f2c44"}},
 		Recorded: []state.Record{made("br-a"), made("br-b"), made("br-c")},
-		Observed: plan.Observation{Things: map[plan.Place][]providers.Thing{at: {
+		Observed: plan.Observation{Things: map[schema.Place][]providers.Thing{at: {
 			seen("br-a", secure), seen("br-b", schema.Object{"fail_mode": "standalone"}),
 		}}},
 		Traits: func(string, string) (providers.Traits, bool) { return fake.NodeTraits(), true },

@@ -34,7 +34,7 @@ carbide: tenant: acme: {}`)})
 	world := fake.New(kinds.Kinds())
 	e := engine.New(engine.Options{
 		Kinds: kinds.Kinds(), Store: state.New(mem.New(mem.Options{}), doc.Site.Name),
-		Open: func(context.Context, schema.Site, []engine.Need) (*providers.Set, error) {
+		Open: func(context.Context, schema.Site, []providers.Need) (*providers.Set, error) {
 			return providers.NewSet(world.Provider("carbide", schema.ScopeSite))
 		},
 		Emit: func(e event.Event) {

@@ -170,7 +170,7 @@ func (m *maker) refused(in selection, keep []bool) {
 	all := m.plan.Refusals
 	m.plan.Refusals = nil
 	for i, r := range all {
-		if r.Ref.IsZero() || concerned[i] || in.has(r.Ref) || m.about(Place{r.Ref.Scope, r.Ref.Kind}, r.Ref.Name, in) {
+		if r.Ref.IsZero() || concerned[i] || in.has(r.Ref) || m.about(r.Ref.Place(), r.Ref.Name, in) {
 			m.plan.Refusals = append(m.plan.Refusals, r)
 		}
 	}

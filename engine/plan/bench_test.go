@@ -19,7 +19,7 @@ func converged(tb testing.TB, n int) plan.Input {
 	doc := &schema.Document{Site: schema.Site{Name: "bench", ID: enginetest.SiteID}}
 	in := plan.Input{
 		Kinds: s.Kinds, Document: doc,
-		Observed: plan.Observation{Things: map[plan.Place][]providers.Thing{}},
+		Observed: plan.Observation{Things: map[schema.Place][]providers.Thing{}},
 		Traits:   func(string, string) (providers.Traits, bool) { return fake.SiteTraits(), true },
 	}
 	add := func(kind, name string, spec, seen schema.Object, after ...schema.Ref) schema.Ref {
@@ -27,7 +27,7 @@ func converged(tb testing.TB, n int) plan.Input {
 		id := plan.ExternalID(enginetest.SiteID, fake.SiteTraits(), ref, 1, nil)
 		doc.Resources = append(doc.Resources, schema.Resource{Ref: ref, Spec: spec, After: after})
 		in.Recorded = append(in.Recorded, state.Record{Ref: ref, ID: id, Incarnation: 1, Spec: spec.Clone(), After: after})
-		at := plan.Place{Scope: ref.Scope, Kind: kind}
+		at := schema.Place{Scope: ref.Scope, Kind: kind}
 		in.Observed.Things[at] = append(in.Observed.Things[at], providers.Thing{
 			ID: id, Name: name, Mark: providers.Mark{Site: enginetest.SiteID, Ref: ref, Incarnation: 1}, Version: "V1-T1", Spec: seen, Phase: providers.Ready,
 		})

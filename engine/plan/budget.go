@@ -93,11 +93,11 @@ func (t tally) add(it *item) tally {
 // is gone, and a provider in a scope, or a site, where all of it is. An empty answer from the wrong server looks exactly like
 // that. A provider's only thing may well be gone where the server is known to be the same.
 func (m *maker) suspect() {
-	recorded, seen := map[Place]int{}, map[Place]int{}
-	of, site := map[Place]tally{}, tally{} // by provider, and in total
+	recorded, seen := map[schema.Place]int{}, map[schema.Place]int{}
+	of, site := map[schema.Place]tally{}, tally{} // by provider, and in total
 	live := 0
 	for at, n := range m.rest.recorded { // and all of it exists
-		provider := Place{at.Scope, schema.Ref{Kind: at.Kind}.Provider()}
+		provider := schema.Place{Scope: at.Scope, Kind: schema.Ref{Kind: at.Kind}.Provider()}
 		recorded[at], seen[at] = n, n
 		of[provider] = tally{of[provider].recorded + n, of[provider].seen + n}
 		site = tally{site.recorded + n, site.seen + n}
@@ -108,8 +108,8 @@ func (m *maker) suspect() {
 			continue
 		}
 		live++
-		at := Place{it.ref.Scope, it.ref.Kind}
-		provider := Place{it.ref.Scope, it.ref.Provider()}
+		at := it.ref.Place()
+		provider := schema.Place{Scope: it.ref.Scope, Kind: it.ref.Provider()}
 		if !it.unknown {
 			recorded[at]++
 			of[provider] = of[provider].add(it)
@@ -161,7 +161,7 @@ func (m *maker) suspect() {
 }
 
 // same reports whether the server of a provider in a scope identifies itself as the one on which the recorded things were made.
-func (m *maker) same(at Place) bool {
+func (m *maker) same(at schema.Place) bool {
 	return slices.ContainsFunc(m.in.Known, func(k state.Server) bool {
 		return k.Scope == at.Scope && k.Provider == at.Kind && slices.ContainsFunc(m.in.Servers, func(s state.Server) bool {
 			return s.Scope == k.Scope && s.Provider == k.Provider && s.Identity == k.Identity

@@ -40,7 +40,7 @@ func whole(t *testing.T, p *plan.Plan) string {
 func TestSizeFollowsChange(t *testing.T) {
 	size := func(n int) int {
 		in := converged(t, n)
-		at := plan.Place{Scope: schema.ScopeSite, Kind: "far.host"}
+		at := schema.Place{Scope: schema.ScopeSite, Kind: "far.host"}
 		for i := range n { // as many unmanaged things
 			in.Observed.Things[at] = append(in.Observed.Things[at], providers.Thing{ID: fmt.Sprintf("foreign-%06d", i), Name: "foreign", Phase: providers.Ready, Spec: schema.Object{}})
 		}

@@ -30,7 +30,7 @@ func Example() {
 				{Ref: port, Spec: schema.Object{"bridge": "br-slice"}, After: []schema.Ref{bridge}},
 			},
 		},
-		Observed: plan.Observation{Things: map[plan.Place][]providers.Thing{
+		Observed: plan.Observation{Things: map[schema.Place][]providers.Thing{
 			{Scope: "gpu-01", Kind: "ovs.bridge"}: {
 				{ID: "br-ex", Name: "br-ex", Phase: providers.Ready},
 				{ID: "br-slice", Name: "br-slice", Spec: was, Phase: providers.Ready},

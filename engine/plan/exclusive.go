@@ -94,9 +94,9 @@ func (m *maker) exclude(need func(step, before int)) {
 		step int
 		providers.Claim
 	}
-	byValue, blocks := map[Place]map[providers.Claim][]giver{}, map[Place][]giver{}
+	byValue, blocks := map[schema.Place]map[providers.Claim][]giver{}, map[schema.Place][]giver{}
 	give := func(it *item, step int, cs []providers.Claim) {
-		at := Place{it.ref.Scope, it.ref.Kind}
+		at := it.ref.Place()
 		if byValue[at] == nil {
 			byValue[at] = map[providers.Claim][]giver{}
 		}
@@ -144,7 +144,7 @@ func (m *maker) exclude(need func(step, before int)) {
 		slices.SortFunc(list, func(a, b giver) int { return a.Block.Addr().Compare(b.Block.Addr()) })
 	}
 	for _, t := range takers {
-		at := Place{t.it.ref.Scope, t.it.ref.Kind}
+		at := t.it.ref.Place()
 		from := func(g giver) {
 			if g.it != t.it {
 				need(t.step, g.step)

@@ -63,7 +63,7 @@ func (m *maker) externals() error {
 
 // lookUp returns the external id of a thing; empty when that is refused or unknown.
 func (m *maker) lookUp(it *item) (id string, err error) {
-	at := Place{it.ref.Scope, it.ref.Kind}
+	at := it.ref.Place()
 	id = it.desired.External.ID
 	if said, ok := m.in.Observed.Unsupported[at]; ok {
 		if id == "" {
@@ -166,12 +166,12 @@ func (m *maker) await() {
 
 // leaveAside keeps only the externals that the plan is about.
 func (m *maker) leaveAside(in selection) {
-	m.plan.Externals = slices.DeleteFunc(m.plan.Externals, func(e External) bool { return !m.about(Place{e.Ref.Scope, e.Ref.Kind}, e.Ref.Name, in) })
+	m.plan.Externals = slices.DeleteFunc(m.plan.Externals, func(e External) bool { return !m.about(e.Ref.Place(), e.Ref.Name, in) })
 }
 
 // about reports whether the plan covers a resource of a place, or something that refers to an external thing there; with
 // a name, to that one.
-func (m *maker) about(at Place, name string, in selection) bool {
+func (m *maker) about(at schema.Place, name string, in selection) bool {
 	if in == nil {
 		return true
 	}

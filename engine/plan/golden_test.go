@@ -102,7 +102,7 @@ func input(t *testing.T, ar *txtar.Archive) plan.Input {
 	var orphans, natural []string             // kinds whose far side deletes what is still referred to; kinds whose things exist by themselves
 	in := plan.Input{
 		ID: "golden", Kinds: s.Kinds,
-		Observed: plan.Observation{Things: map[plan.Place][]providers.Thing{}, Unknown: map[plan.Place]string{}, Unsupported: map[plan.Place]string{}},
+		Observed: plan.Observation{Things: map[schema.Place][]providers.Thing{}, Unknown: map[schema.Place]string{}, Unsupported: map[schema.Place]string{}},
 		Traits: func(_, kind string) (providers.Traits, bool) {
 			traits := fake.SiteTraits()
 			if s.Kinds[kind].Node {
@@ -119,7 +119,7 @@ func input(t *testing.T, ar *txtar.Archive) plan.Input {
 	for _, scope := range []string{"site", "n1", "n2"} {
 		for _, k := range s.Kinds {
 			if k.Node == (scope != "site") {
-				in.Observed.Things[plan.Place{Scope: scope, Kind: k.Name}] = nil
+				in.Observed.Things[schema.Place{Scope: scope, Kind: k.Name}] = nil
 			}
 		}
 	}
@@ -158,7 +158,7 @@ func input(t *testing.T, ar *txtar.Archive) plan.Input {
 		if o.Spec == nil {
 			o.Spec = schema.Object{}
 		}
-		at := plan.Place{Scope: r.Scope, Kind: r.Kind}
+		at := r.Place()
 		in.Observed.Things[at] = append(in.Observed.Things[at], providers.Thing{
 			ID: r.Name, Name: o.Name, Mark: providers.ParseMark(strings.Replace(o.Mark, "SITE", enginetest.SiteID, 1)),
 			Version: o.Version, Spec: o.Spec, Phase: o.Phase, Detail: o.Detail,
@@ -181,11 +181,11 @@ func input(t *testing.T, ar *txtar.Archive) plan.Input {
 		in.Recorded = append(in.Recorded, rec)
 	}
 	slices.SortFunc(in.Recorded, func(a, b state.Record) int { return a.Ref.Compare(b.Ref) })
-	for list, why := range map[*map[string]string]map[plan.Place]string{&unknown: in.Observed.Unknown, &unsupported: in.Observed.Unsupported} {
+	for list, why := range map[*map[string]string]map[schema.Place]string{&unknown: in.Observed.Unknown, &unsupported: in.Observed.Unsupported} {
 		for key, text := range *list {
 			scope, kind, _ := strings.Cut(key, "/")
-			why[plan.Place{Scope: scope, Kind: kind}] = text
-			delete(in.Observed.Things, plan.Place{Scope: scope, Kind: kind})
+			why[schema.Place{Scope: scope, Kind: kind}] = text
+			delete(in.Observed.Things, schema.Place{Scope: scope, Kind: kind})
 		}
 	}
 	return in

@@ -12,19 +12,13 @@ import (
 	"converge.dev/converge/state"
 )
 
-// A Place is a kind in a scope.
-type Place struct{ Scope, Kind string }
-
-// PlaceOf returns the place in which a resource is observed.
-func PlaceOf(ref schema.Ref) Place { return Place{ref.Scope, ref.Kind} }
-
 // An Observation is everything that was observed at one time.
 type Observation struct {
-	Things  map[Place][]providers.Thing
-	Unknown map[Place]string // places that could not be observed completely, and why
+	Things  map[schema.Place][]providers.Thing
+	Unknown map[schema.Place]string // places that could not be observed completely, and why
 
-	Unsupported map[Place]string // places whose far side reports that it does not know the kind
-	Others      map[Place]bool   // unknown places that a server shows other than the one on which the recorded things were made
+	Unsupported map[schema.Place]string // places whose far side reports that it does not know the kind
+	Others      map[schema.Place]bool   // unknown places that a server shows other than the one on which the recorded things were made
 }
 
 // Staying returns the things that are not about to go, by id.
@@ -56,10 +50,10 @@ type Input struct {
 
 // A Part says what the inputs of a plan leave out. There is no step for any of it.
 type Part struct {
-	Declared int                             // number of resources of the whole document
-	Of       int                             // number of all that are declared, or no longer are
-	Since    int64                           // serial of the revision since which the document has changed for this part
-	Owners   map[Place]map[string]schema.Ref // owners of observed things that belong to resources which were left out, by external id
+	Declared int                                    // number of resources of the whole document
+	Of       int                                    // number of all that are declared, or no longer are
+	Since    int64                                  // serial of the revision since which the document has changed for this part
+	Owners   map[schema.Place]map[string]schema.Ref // owners of observed things that belong to resources which were left out, by external id
 }
 
 // Options narrow a plan. Patterns are refs in which * stands for any part of a word: gpu-01/ovs.*/br-*.

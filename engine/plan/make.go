@@ -26,7 +26,7 @@ func Make(in Input) (*Plan, error) {
 
 // decided makes a plan from inputs that leave out resources that are as they should be and unrelated to the others; see [Planner].
 func decided(in Input, left rest) (*maker, error) {
-	m := &maker{in: in, rest: left, at: map[schema.Ref]halves{}, detached: map[schema.Ref]*detachment{}, dropped: map[int]int{}, secretive: map[*schema.Kind]bool{}, traits: map[Place]*providers.Traits{}, plan: &Plan{
+	m := &maker{in: in, rest: left, at: map[schema.Ref]halves{}, detached: map[schema.Ref]*detachment{}, dropped: map[int]int{}, secretive: map[*schema.Kind]bool{}, traits: map[schema.Place]*providers.Traits{}, plan: &Plan{
 		Format: Format, ID: in.ID, Site: in.Document.Site, Document: in.Document.JSON, Digest: in.Document.Digest, Destroy: in.Options.Destroy, Servers: in.Servers,
 	}}
 	if in.Options.Destroy || in.Options.Sweep {
@@ -78,12 +78,12 @@ type maker struct {
 	byRef map[schema.Ref]*item
 	names Names
 
-	recorded map[Place]bool             // places with something recorded as existing
+	recorded map[schema.Place]bool      // places with something recorded as existing
 	owners   map[*providers.Thing]*item // the owner of each thing
 	at       map[schema.Ref]halves
-	users    map[string][]*schema.Kind                 // see referrersOf
-	refers   map[Place]map[Referent][]*providers.Thing // see referring
-	chose    bool                                      // something was chosen from everything that exists
+	users    map[string][]*schema.Kind                        // see referrersOf
+	refers   map[schema.Place]map[Referent][]*providers.Thing // see referring
+	chose    bool                                             // something was chosen from everything that exists
 	plan     *Plan
 
 	desired   []schema.Resource         // converge's own resources of the document, with outside references by external id
@@ -95,7 +95,7 @@ type maker struct {
 	dropped  map[int]int // steps that are refused and left out, and the index of the refusal
 
 	secretive map[*schema.Kind]bool
-	traits    map[Place]*providers.Traits // see served
+	traits    map[schema.Place]*providers.Traits // see served
 }
 
 // halves are the indices of a resource's steps: the one that removes and the one that makes; -1 for none.

@@ -18,17 +18,17 @@ const lookAhead = 3
 // match brings together what is desired, recorded and observed of each resource: by recorded id, then by mark, then by
 // the ids that we would have chosen, then by natural key.
 func (m *maker) match() error {
-	m.recorded = map[Place]bool{}
+	m.recorded = map[schema.Place]bool{}
 	for i := range m.in.Recorded {
 		if r := &m.in.Recorded[i]; !r.Gone {
-			m.recorded[Place{r.Ref.Scope, r.Ref.Kind}] = true
+			m.recorded[r.Ref.Place()] = true
 		}
 	}
 	if err := m.externals(); err != nil {
 		return err
 	}
 	m.collect()
-	byID := make(map[Place]map[string]*providers.Thing, len(m.in.Observed.Things))
+	byID := make(map[schema.Place]map[string]*providers.Thing, len(m.in.Observed.Things))
 	marked := map[schema.Ref]*providers.Thing{}
 	for at, things := range m.in.Observed.Things {
 		if len(things) == 0 {
@@ -58,7 +58,7 @@ func (m *maker) match() error {
 		}
 	}
 	for _, it := range m.items {
-		if err := m.describe(it, Place{it.ref.Scope, it.ref.Kind}); err != nil {
+		if err := m.describe(it, it.ref.Place()); err != nil {
 			return err
 		}
 	}
@@ -66,7 +66,7 @@ func (m *maker) match() error {
 		if it.unknown {
 			return
 		}
-		at := Place{it.ref.Scope, it.ref.Kind}
+		at := it.ref.Place()
 		if t := m.find(it, byID[at], marked); t != nil && m.owners[t] == nil {
 			it.thing, m.owners[t] = t, it
 			if it.record == nil {
@@ -88,7 +88,7 @@ func (m *maker) match() error {
 		switch {
 		case it.desired == nil || it.thing != nil || it.unknown || it.refused:
 		case it.desired.Lifecycle.ID != "" && it.record == nil:
-			m.adoptByID(it, byID[Place{it.ref.Scope, it.ref.Kind}])
+			m.adoptByID(it, byID[it.ref.Place()])
 		case it.desired.Lifecycle.Adopt == schema.AdoptMatch:
 			m.adoptByName(it)
 		}
@@ -164,7 +164,7 @@ func Pairs(desired []schema.Resource, recorded []state.Record) iter.Seq2[*schema
 var unserved providers.Traits
 
 // describe looks up the kind; a kind that no provider serves in the scope, or that could not be observed, is unknown.
-func (m *maker) describe(it *item, at Place) error {
+func (m *maker) describe(it *item, at schema.Place) error {
 	it.kind = m.in.Kinds[it.ref.Kind]
 	if it.kind == nil {
 		return fmt.Errorf("%s: the schema has no kind %s; was it recorded by a newer converge?", it.ref, it.ref.Kind)
@@ -201,7 +201,7 @@ func (m *maker) describe(it *item, at Place) error {
 }
 
 // served returns the traits of the kind of a place, and whether there is a provider that serves it there.
-func (m *maker) served(at Place) (*providers.Traits, bool) {
+func (m *maker) served(at schema.Place) (*providers.Traits, bool) {
 	traits, known := m.traits[at]
 	if !known {
 		traits = &unserved
@@ -305,7 +305,7 @@ func (m *maker) adoptByName(it *item) {
 		return
 	}
 	var found []*providers.Thing
-	things := m.in.Observed.Things[Place{it.ref.Scope, it.ref.Kind}]
+	things := m.in.Observed.Things[it.ref.Place()]
 	for i := range things {
 		if t := &things[i]; t.Name == it.ref.Name && t.Mark.IsZero() && m.owners[t] == nil && t.Phase != providers.Leaving {
 			found = append(found, t)

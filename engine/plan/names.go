@@ -6,11 +6,11 @@ import (
 )
 
 // Names map external ids to the names of resources, by place.
-type Names map[Place]map[string]string
+type Names map[schema.Place]map[string]string
 
 // Put adds the id of a resource.
 func (n Names) Put(ref schema.Ref, id string) {
-	at := Place{ref.Scope, ref.Kind}
+	at := ref.Place()
 	if n[at] == nil {
 		n[at] = map[string]string{}
 	}
@@ -20,7 +20,7 @@ func (n Names) Put(ref schema.Ref, id string) {
 // Find returns the resource of a kind that has an id in a scope: one of that scope, else one of the site.
 func (n Names) Find(scope, kind, id string) (schema.Ref, bool) {
 	for _, s := range []string{scope, schema.ScopeSite} {
-		if name, ok := n[Place{s, kind}][id]; ok {
+		if name, ok := n[schema.Place{Scope: s, Kind: kind}][id]; ok {
 			return schema.Ref{Scope: s, Kind: kind, Name: name}, true
 		}
 	}

@@ -150,7 +150,7 @@ func (m *maker) narrow() {
 	m.refused(in, keep)
 	for _, places := range []*[]Unknown{&m.plan.Unknown, &m.plan.Unsupported} {
 		*places = slices.DeleteFunc(*places, func(u Unknown) bool {
-			return !m.about(Place{u.Scope, u.Kind}, "", in)
+			return !m.about(schema.Place{Scope: u.Scope, Kind: u.Kind}, "", in)
 		})
 	}
 	m.leaveAside(in)

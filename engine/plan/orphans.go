@@ -60,7 +60,7 @@ func (m *maker) orphans() {
 		if s.Action != Delete {
 			continue
 		}
-		traits, _ := m.served(PlaceOf(s.Ref))
+		traits, _ := m.served(s.Ref.Place())
 		left, unseen := m.referrers(s, !traits.Orphans)
 		switch {
 		case len(left) > 0:
@@ -82,7 +82,7 @@ func (m *maker) orphans() {
 func (m *maker) referrers(s *Step, ours bool) (left []string, unseen string) {
 	const shown = 5
 	for _, k := range m.referrersOf(s.Ref.Kind) {
-		at := Place{s.Ref.Scope, k.Name}
+		at := schema.Place{Scope: s.Ref.Scope, Kind: k.Name}
 		_, served := m.served(at)
 		things, seen := m.in.Observed.Things[at]
 		if _, never := m.in.Observed.Unsupported[at]; !served || never {
@@ -120,7 +120,7 @@ func (m *maker) referrersOf(kind string) []*schema.Kind {
 }
 
 // referring returns the things of a place that stay and refer to something, by what they refer to.
-func (m *maker) referring(at Place, k *schema.Kind, things []providers.Thing) map[Referent][]*providers.Thing {
+func (m *maker) referring(at schema.Place, k *schema.Kind, things []providers.Thing) map[Referent][]*providers.Thing {
 	if by, ok := m.refers[at]; ok {
 		return by
 	}
@@ -133,7 +133,7 @@ func (m *maker) referring(at Place, k *schema.Kind, things []providers.Thing) ma
 		by[to] = things
 	}
 	if m.refers == nil {
-		m.refers = map[Place]map[Referent][]*providers.Thing{}
+		m.refers = map[schema.Place]map[Referent][]*providers.Thing{}
 	}
 	m.refers[at] = by
 	return by

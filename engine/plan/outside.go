@@ -11,7 +11,7 @@ import (
 // outside refuses references by external id to what is not outside the document: to a resource that it declares, which
 // would be ordered, checked and guarded as if nothing referred to it, and to a thing that is to be deleted.
 func (m *maker) outside() {
-	var ids map[Place]map[string]*item
+	var ids map[schema.Place]map[string]*item
 	for _, it := range m.items {
 		if it.desired == nil || it.unknown {
 			continue
@@ -20,7 +20,7 @@ func (m *maker) outside() {
 			if ids == nil {
 				ids = m.known()
 			}
-			of := ids[Place{o.Scope, o.Kind}][o.Name]
+			of := ids[o.Place()][o.Name]
 			if of == nil {
 				continue
 			}
@@ -45,18 +45,18 @@ func (m *maker) outside() {
 
 // known returns the declared or recorded resources of the kinds that are referred to by external id, by their observed id,
 // their recorded id, and the id that they will have when the plan makes them.
-func (m *maker) known() map[Place]map[string]*item {
-	at := map[Place]map[string]*item{}
+func (m *maker) known() map[schema.Place]map[string]*item {
+	at := map[schema.Place]map[string]*item{}
 	for _, it := range m.items {
 		if it.desired == nil {
 			continue
 		}
 		for _, o := range it.desired.Outside {
-			at[Place{o.Scope, o.Kind}] = map[string]*item{}
+			at[o.Place()] = map[string]*item{}
 		}
 	}
 	for _, it := range m.items {
-		ids := at[Place{it.ref.Scope, it.ref.Kind}]
+		ids := at[it.ref.Place()]
 		if ids == nil {
 			continue
 		}

@@ -12,15 +12,15 @@ import (
 
 // A thing of a resource that the inputs leave out cannot be adopted by another.
 func TestPartTakesNothingFromOthers(t *testing.T) {
-	at := plan.Place{Scope: "site", Kind: "far.guard"}
+	at := schema.Place{Scope: "site", Kind: "far.guard"}
 	other := schema.Ref{Scope: "site", Kind: "far.guard", Name: "other"}
-	for _, part := range []*plan.Part{nil, {Declared: 2, Of: 2, Since: 7, Owners: map[plan.Place]map[string]schema.Ref{at: {"x": other}}}} {
+	for _, part := range []*plan.Part{nil, {Declared: 2, Of: 2, Since: 7, Owners: map[schema.Place]map[string]schema.Ref{at: {"x": other}}}} {
 		p, err := plan.Make(plan.Input{
 			ID: "p", Kinds: enginetest.Kinds(), Part: part,
 			Document: &schema.Document{Site: schema.Site{Name: "s", ID: enginetest.SiteID}, Resources: []schema.Resource{
 				{Ref: schema.Ref{Scope: "site", Kind: "far.guard", Name: "g"}, Spec: schema.Object{}, Lifecycle: schema.Lifecycle{Adopt: schema.AdoptMatch}},
 			}},
-			Observed: plan.Observation{Things: map[plan.Place][]providers.Thing{at: {{ID: "x", Name: "g", Spec: schema.Object{}, Phase: providers.Ready}}}},
+			Observed: plan.Observation{Things: map[schema.Place][]providers.Thing{at: {{ID: "x", Name: "g", Spec: schema.Object{}, Phase: providers.Ready}}}},
 			Traits:   func(string, string) (providers.Traits, bool) { return fake.SiteTraits(), true },
 		})
 		if err != nil {

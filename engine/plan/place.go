@@ -60,7 +60,7 @@ type candidate struct {
 // choices: resources choose in the order of their refs, each from where there are fewest of its like, and there the first
 // in the order of ids. What is replaced keeps its own when nothing else fits.
 func (m *maker) choose() {
-	pools := map[Place]*pool{}
+	pools := map[schema.Place]*pool{}
 	for _, it := range m.items {
 		if it.desired == nil || it.unknown || it.refused || it.thing != nil && it.replace == "" {
 			continue
@@ -73,7 +73,7 @@ func (m *maker) choose() {
 			if _, stated := it.desired.Spec[f.Name]; stated {
 				continue
 			}
-			at := Place{it.ref.Scope, f.Choose.Kind}
+			at := schema.Place{Scope: it.ref.Scope, Kind: f.Choose.Kind}
 			if pools[at] == nil {
 				pools[at], m.chose = m.pool(at, it.kind, f), true
 			}
@@ -108,7 +108,7 @@ func (m *maker) held() {
 func (m *maker) hold(it *item, step int, b Basis) {
 	names := m.names.In(it.ref.Scope)
 	becomes := it.becomes(diff.Named(it.kind, it.thing.Spec, names))[b.Same]
-	things := m.in.Observed.Things[Place{it.ref.Scope, b.Kind.Name}]
+	things := m.in.Observed.Things[schema.Place{Scope: it.ref.Scope, Kind: b.Kind.Name}]
 	for i := range things {
 		t := &things[i]
 		if id, _ := t.Spec[b.Field].(string); id != it.thing.ID || t.Phase == providers.Leaving {
@@ -173,7 +173,7 @@ type pool struct {
 }
 
 // pool collects the candidates, and what is taken: by what exists, and by what the document names.
-func (m *maker) pool(at Place, user *schema.Kind, f *schema.Field) *pool {
+func (m *maker) pool(at schema.Place, user *schema.Kind, f *schema.Field) *pool {
 	p := &pool{used: map[string]map[string]int{}}
 	things, seen := m.in.Observed.Things[at]
 	if !seen {
@@ -196,7 +196,7 @@ func (m *maker) pool(at Place, user *schema.Kind, f *schema.Field) *pool {
 	for i := range p.candidates {
 		byID[p.candidates[i].thing.ID] = &p.candidates[i]
 	}
-	mine := Place{at.Scope, user.Name}
+	mine := schema.Place{Scope: at.Scope, Kind: user.Name}
 	theirs := m.in.Observed.Things[mine]
 	for i := range theirs {
 		id, _ := theirs[i].Spec[f.Name].(string)

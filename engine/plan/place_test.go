@@ -33,7 +33,7 @@ func placing(rigs map[string]schema.Object, bays []providers.Thing, there []prov
 	}
 	in := plan.Input{
 		ID: "placing", Kinds: kinds, Document: &schema.Document{Site: schema.Site{Name: "test", ID: "5a2f8c1e-7b0d-4f3a-9c61-2e8d4b7a9f10"}},
-		Observed: plan.Observation{Things: map[plan.Place][]providers.Thing{{Scope: "site", Kind: "far.bay"}: bays, {Scope: "site", Kind: "far.rig"}: there}},
+		Observed: plan.Observation{Things: map[schema.Place][]providers.Thing{{Scope: "site", Kind: "far.bay"}: bays, {Scope: "site", Kind: "far.rig"}: there}},
 		Traits:   func(string, string) (providers.Traits, bool) { return fake.SiteTraits(), true },
 		Options:  plan.Options{Unlimited: true},
 	}
@@ -114,8 +114,8 @@ func TestChoicesAreRefusedInWords(t *testing.T) {
 	if got, _ := chosen(t, in); got != want {
 		t.Errorf("got  %s\nwant %s", got, want)
 	}
-	delete(in.Observed.Things, plan.Place{Scope: "site", Kind: "far.bay"})
-	in.Observed.Unknown = map[plan.Place]string{{Scope: "site", Kind: "far.bay"}: "no answer"}
+	delete(in.Observed.Things, schema.Place{Scope: "site", Kind: "far.bay"})
+	in.Observed.Unknown = map[schema.Place]string{{Scope: "site", Kind: "far.bay"}: "no answer"}
 	if got, _ := chosen(t, in); !strings.Contains(got, "no answer") {
 		t.Errorf("bays could not be seen: %s", got)
 	}
@@ -220,7 +220,7 @@ func TestReplacedInItsOwnPlaceGoesFirst(t *testing.T) {
 		spec := schema.Object{"rigs": []any{"a"}}
 		in.Document.Resources = append(in.Document.Resources, schema.Resource{Ref: watch, Spec: spec, After: []schema.Ref{rig}})
 		in.Recorded = append(in.Recorded, state.Record{Ref: watch, ID: "id-w", Incarnation: 1, Spec: spec, After: []schema.Ref{rig}})
-		in.Observed.Things[plan.PlaceOf(watch)] = []providers.Thing{{ID: "id-w", Name: "w", Spec: schema.Object{"rigs": []any{"id-a"}}, Phase: providers.Ready}}
+		in.Observed.Things[watch.Place()] = []providers.Thing{{ID: "id-w", Name: "w", Spec: schema.Object{"rigs": []any{"id-a"}}, Phase: providers.Ready}}
 		p, err := plan.Make(in)
 		if err != nil {
 			t.Fatal(err)

@@ -37,13 +37,13 @@ type Planner struct {
 // A rest is what is as it should be: stated in the document, and observed so.
 type rest struct {
 	resources int
-	recorded  map[Place]int // how many of these are recorded; those that only exist by themselves are not
+	recorded  map[schema.Place]int // how many of these are recorded; those that only exist by themselves are not
 }
 
 func (r *rest) count(ref schema.Ref, recorded bool, n int) {
 	r.resources += n
 	if recorded {
-		r.recorded[Place{ref.Scope, ref.Kind}] += n
+		r.recorded[ref.Place()] += n
 	}
 }
 
@@ -54,7 +54,7 @@ type Changes struct {
 	Document  *schema.Document                // a new revision, whose Resources are not read; nil: unchanged
 	Resources map[schema.Ref]*schema.Resource // of the document
 	Records   map[schema.Ref]*state.Record
-	Things    map[Place]map[string]*providers.Thing // by external id; only of places that were observed for the first plan
+	Things    map[schema.Place]map[string]*providers.Thing // by external id; only of places that were observed for the first plan
 
 	// The following replace the previous values when they are not nil.
 	Begun   map[schema.Ref]bool
@@ -71,7 +71,7 @@ func NewPlanner(in Input) (*Planner, *Plan, error) {
 	header := *in.Document
 	header.Resources = nil
 	p.in.Document, p.in.Recorded = &header, nil
-	p.in.Observed.Things = make(map[Place][]providers.Thing, len(in.Observed.Things))
+	p.in.Observed.Things = make(map[schema.Place][]providers.Thing, len(in.Observed.Things))
 	for at := range in.Observed.Things {
 		p.in.Observed.Things[at] = nil
 	}
@@ -166,7 +166,7 @@ func (p *Planner) all() (*Plan, error) {
 		return nil, err
 	}
 	p.stale = false
-	p.rest = rest{recorded: map[Place]int{}}
+	p.rest = rest{recorded: map[schema.Place]int{}}
 	p.quiet, p.restive, p.external = make(map[schema.Ref]bool, len(m.items)), map[schema.Ref]bool{}, map[schema.Ref]string{}
 	p.world.forgetOwners()
 	p.learn(m)
@@ -185,7 +185,7 @@ func (p *Planner) some(s *worklist) (*maker, error) {
 			left.count(ref, recorded, -1)
 		}
 	}
-	touched := map[Place][]*held{}
+	touched := map[schema.Place][]*held{}
 	for k := range s.things {
 		if h := p.world.things[k]; h != nil {
 			touched[k.Place] = append(touched[k.Place], h)
@@ -215,7 +215,7 @@ func (p *Planner) spread(m *maker, s *worklist) bool {
 		if h, ok := m.at[it.ref]; it.replace != "" || it.desired == nil || ok && h.remove >= 0 || p.another(it) {
 			s.dependents(it.ref)
 			if it.thing != nil {
-				s.referrers(thingKey{Place{it.ref.Scope, it.ref.Kind}, it.thing.ID})
+				s.referrers(thingKey{it.ref.Place(), it.thing.ID})
 			}
 		}
 	}
@@ -264,7 +264,7 @@ func (p *Planner) settle(m *maker, s *worklist) {
 		p.world.disown(ref)
 	}
 	p.learn(m)
-	others := slices.DeleteFunc(slices.Clone(p.foreign), func(f Foreign) bool { return s.things[thingKey{Place{f.Scope, f.Kind}, f.ID}] })
+	others := slices.DeleteFunc(slices.Clone(p.foreign), func(f Foreign) bool { return s.things[thingKey{schema.Place{Scope: f.Scope, Kind: f.Kind}, f.ID}] })
 	m.plan.Unmanaged = merged(others, m.plan.Unmanaged)
 	p.foreign = m.plan.Unmanaged
 }
@@ -277,7 +277,7 @@ func (p *Planner) learn(m *maker) {
 	}
 	for _, it := range m.items {
 		if it.thing != nil {
-			p.world.own(it.ref, thingKey{Place{it.ref.Scope, it.ref.Kind}, it.thing.ID})
+			p.world.own(it.ref, thingKey{it.ref.Place(), it.thing.ID})
 		}
 		if it.unchanged && !it.refused && !drifted[it.ref] {
 			p.quiet[it.ref] = it.record != nil

@@ -69,7 +69,7 @@ func newModel(t *rapid.T) *model {
 	}
 	m.in = plan.Input{
 		Kinds: kinds, Document: &schema.Document{Site: schema.Site{Name: "test", ID: enginetest.SiteID}, JSON: []byte(`{}`)},
-		Observed: plan.Observation{Things: map[plan.Place][]providers.Thing{}, Unknown: map[plan.Place]string{}},
+		Observed: plan.Observation{Things: map[schema.Place][]providers.Thing{}, Unknown: map[schema.Place]string{}},
 		Rest:     rapid.Bool().Draw(t, "rest"),
 		Servers:  []state.Server{{Scope: schema.ScopeSite, Provider: "far", Identity: "x"}},
 		Traits: func(_, kind string) (providers.Traits, bool) {
@@ -85,7 +85,7 @@ func newModel(t *rapid.T) *model {
 		},
 	}
 	for _, ref := range modelRefs() {
-		at := plan.Place{Scope: ref.Scope, Kind: ref.Kind}
+		at := ref.Place()
 		if _, known := m.in.Observed.Things[at]; !known && rapid.IntRange(0, 19).Draw(t, "seen") == 19 {
 			m.in.Observed.Unknown[at] = "denied"
 		} else if m.in.Observed.Unknown[at] == "" {
@@ -101,7 +101,7 @@ func (m *model) forget() {
 	m.plans++
 	m.changes = plan.Changes{
 		ID: fmt.Sprint("plan ", m.plans), Resources: map[schema.Ref]*schema.Resource{}, Records: map[schema.Ref]*state.Record{},
-		Things: map[plan.Place]map[string]*providers.Thing{},
+		Things: map[schema.Place]map[string]*providers.Thing{},
 	}
 }
 
@@ -117,7 +117,7 @@ func (m *model) input() plan.Input {
 	for _, ref := range schema.SortRefs(slices.Collect(maps.Keys(m.records))) {
 		in.Recorded = append(in.Recorded, *m.records[ref])
 	}
-	in.Observed.Things = map[plan.Place][]providers.Thing{}
+	in.Observed.Things = map[schema.Place][]providers.Thing{}
 	for at, things := range m.in.Observed.Things {
 		in.Observed.Things[at] = slices.SortedFunc(slices.Values(things), func(a, b providers.Thing) int { return cmp.Compare(a.ID, b.ID) })
 	}
@@ -138,7 +138,7 @@ func (m *model) setRecord(ref schema.Ref, r *state.Record) {
 	}
 }
 
-func (m *model) setThing(at plan.Place, id string, t *providers.Thing) {
+func (m *model) setThing(at schema.Place, id string, t *providers.Thing) {
 	if _, seen := m.in.Observed.Things[at]; !seen {
 		return
 	}
@@ -227,7 +227,7 @@ func (m *model) declare(ref schema.Ref) {
 	case 5:
 		l.Ignore = []string{"size"}
 	case 6:
-		if list := m.in.Observed.Things[plan.Place{Scope: ref.Scope, Kind: ref.Kind}]; len(list) > 0 {
+		if list := m.in.Observed.Things[ref.Place()]; len(list) > 0 {
 			l.ID = list[m.draw("which", len(list))].ID
 		}
 	}
@@ -287,7 +287,7 @@ func (m *model) carry(p *plan.Plan, all bool) {
 		if !all && m.draw("do", 4) == 0 {
 			continue
 		}
-		at := plan.Place{Scope: s.Ref.Scope, Kind: s.Ref.Kind}
+		at := s.Ref.Place()
 		traits, _ := m.in.Traits(at.Scope, at.Kind)
 		switch s.Action {
 		case plan.Create, plan.Update:
@@ -319,7 +319,7 @@ func (m *model) abroad(s *plan.Step) schema.Object {
 
 // meddle changes the world like another client.
 func (m *model) meddle() {
-	places := slices.SortedFunc(maps.Keys(m.in.Observed.Things), func(a, b plan.Place) int {
+	places := slices.SortedFunc(maps.Keys(m.in.Observed.Things), func(a, b schema.Place) int {
 		return schema.Ref{Scope: a.Scope, Kind: a.Kind}.Compare(schema.Ref{Scope: b.Scope, Kind: b.Kind})
 	})
 	at := places[m.draw("place", len(places))]
@@ -467,8 +467,8 @@ func TestPlannerAfterAnError(t *testing.T) {
 	if err != nil {
 		t.Fatal(err)
 	}
-	at := plan.Place{Scope: "n1", Kind: "near.port"}
-	if _, err := p.Plan(plan.Changes{Things: map[plan.Place]map[string]*providers.Thing{at: {"p": {ID: "p"}}}}); err == nil || !strings.Contains(err.Error(), "n1/near.port") {
+	at := schema.Place{Scope: "n1", Kind: "near.port"}
+	if _, err := p.Plan(plan.Changes{Things: map[schema.Place]map[string]*providers.Thing{at: {"p": {ID: "p"}}}}); err == nil || !strings.Contains(err.Error(), "n1/near.port") {
 		t.Errorf("a thing of a place that was not observed: %v", err)
 	}
 	newer := schema.Ref{Scope: schema.ScopeSite, Kind: "far.newer", Name: "a"}

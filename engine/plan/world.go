@@ -21,22 +21,22 @@ type world struct {
 	owned map[schema.Ref]thingKey
 	owner map[thingKey]schema.Ref
 
-	users     index[schema.Ref, schema.Ref]       // what depends on a resource, according to the document or the record
-	recorded  index[thingKey, schema.Ref]         // the resources recorded with an external id
-	outside   index[thingKey, schema.Ref]         // the resources that name a thing by its id in the document
-	named     index[thingName, thingKey]          // the things with a name
-	marked    index[schema.Ref, thingKey]         // the things with a mark of ours
-	referring index[Referent, thingKey]           // the things that are observed to refer to an id
-	futures   map[Place]index[string, schema.Ref] // the ids that things will have when they are made; only in places that outside refers to
+	users     index[schema.Ref, schema.Ref]              // what depends on a resource, according to the document or the record
+	recorded  index[thingKey, schema.Ref]                // the resources recorded with an external id
+	outside   index[thingKey, schema.Ref]                // the resources that name a thing by its id in the document
+	named     index[thingName, thingKey]                 // the things with a name
+	marked    index[schema.Ref, thingKey]                // the things with a mark of ours
+	referring index[Referent, thingKey]                  // the things that are observed to refer to an id
+	futures   map[schema.Place]index[string, schema.Ref] // the ids that things will have when they are made; only in places that outside refers to
 }
 
 type thingKey struct {
-	Place
+	schema.Place
 	id string
 }
 
 type thingName struct {
-	Place
+	schema.Place
 	name string
 }
 
@@ -70,7 +70,7 @@ func newWorld(in Input) world {
 		resources: make(map[schema.Ref]*schema.Resource, len(in.Document.Resources)), records: make(map[schema.Ref]*state.Record, len(in.Recorded)),
 		things: map[thingKey]*held{}, users: index[schema.Ref, schema.Ref]{}, recorded: index[thingKey, schema.Ref]{},
 		outside: index[thingKey, schema.Ref]{}, named: index[thingName, thingKey]{}, marked: index[schema.Ref, thingKey]{},
-		referring: index[Referent, thingKey]{}, futures: map[Place]index[string, schema.Ref]{},
+		referring: index[Referent, thingKey]{}, futures: map[schema.Place]index[string, schema.Ref]{},
 	}
 	for i := range in.Document.Resources {
 		w.setResource(in.Document.Resources[i].Ref, &in.Document.Resources[i])
@@ -111,12 +111,12 @@ func (w *world) setResource(ref schema.Ref, r *schema.Resource) {
 }
 
 // outsideKey returns the key of the thing that a reference by external id leads to.
-func outsideKey(to schema.Ref) thingKey { return thingKey{Place{to.Scope, to.Kind}, to.Name} }
+func outsideKey(to schema.Ref) thingKey { return thingKey{to.Place(), to.Name} }
 
 func (w *world) setRecord(ref schema.Ref, r *state.Record) {
 	w.unforesee(ref)
 	defer w.foresee(ref)
-	at := Place{ref.Scope, ref.Kind}
+	at := ref.Place()
 	if had := w.records[ref]; had != nil {
 		for _, to := range had.After {
 			w.users.remove(to, ref)
@@ -192,13 +192,13 @@ func (w *world) future(ref schema.Ref) string {
 
 // foresee and unforesee maintain the futures of the places where they were asked for.
 func (w *world) foresee(ref schema.Ref) {
-	if ids := w.futures[Place{ref.Scope, ref.Kind}]; ids != nil {
+	if ids := w.futures[ref.Place()]; ids != nil {
 		ids.add(w.future(ref), ref)
 	}
 }
 
 func (w *world) unforesee(ref schema.Ref) {
-	if ids := w.futures[Place{ref.Scope, ref.Kind}]; ids != nil {
+	if ids := w.futures[ref.Place()]; ids != nil {
 		ids.remove(w.future(ref), ref)
 	}
 }
@@ -237,12 +237,12 @@ func (w *world) recordsOf(refs iter.Seq[schema.Ref]) (recorded []state.Record) {
 }
 
 // seen returns all things of each place, in order.
-func (w *world) seen(places iter.Seq[Place]) map[Place][]providers.Thing {
-	lists := map[Place][]*held{}
+func (w *world) seen(places iter.Seq[schema.Place]) map[schema.Place][]providers.Thing {
+	lists := map[schema.Place][]*held{}
 	for k, h := range w.things {
 		lists[k.Place] = append(lists[k.Place], h)
 	}
-	things := map[Place][]providers.Thing{}
+	things := map[schema.Place][]providers.Thing{}
 	for at := range places {
 		things[at] = inOrder(lists[at])
 	}
@@ -316,7 +316,7 @@ func (s *worklist) close() {
 }
 
 func (s *worklist) fromRef(ref schema.Ref) {
-	w, at := s.world, Place{ref.Scope, ref.Kind}
+	w, at := s.world, ref.Place()
 	if k, ok := w.owned[ref]; ok {
 		s.addThing(k)
 	}
@@ -389,7 +389,7 @@ func (s *worklist) fromThing(k thingKey) {
 	s.add(schema.Ref{Scope: k.Scope, Kind: k.Kind, Name: h.Name})
 	for _, to := range h.refers {
 		for _, scope := range []string{k.Scope, schema.ScopeSite} {
-			of := thingKey{Place{scope, to.Kind}, to.ID}
+			of := thingKey{schema.Place{Scope: scope, Kind: to.Kind}, to.ID}
 			if ref, ok := w.owner[of]; ok {
 				s.add(ref)
 			}
@@ -406,7 +406,7 @@ func (s *worklist) thingAgain(k thingKey) {
 
 // dependents adds what depends on a resource, according to the document and the records, and what refers to its thing.
 func (s *worklist) dependents(ref schema.Ref) {
-	w, at := s.world, Place{ref.Scope, ref.Kind}
+	w, at := s.world, ref.Place()
 	s.addAll(w.users[ref])
 	if k, ok := w.owned[ref]; ok {
 		s.referrers(k)
@@ -424,7 +424,7 @@ func (s *worklist) referrers(k thingKey) {
 
 // users adds what names the thing of a resource by its id in the document.
 func (s *worklist) users(ref schema.Ref) {
-	w, at := s.world, Place{ref.Scope, ref.Kind}
+	w, at := s.world, ref.Place()
 	if k, ok := w.owned[ref]; ok {
 		s.addAll(w.outside[k])
 	}

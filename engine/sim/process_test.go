@@ -70,7 +70,7 @@ func (s *sim) start(parallelism int) *process {
 	return p
 }
 
-func (p *process) open(_ context.Context, _ schema.Site, needs []engine.Need) (*providers.Set, error) {
+func (p *process) open(_ context.Context, _ schema.Site, needs []providers.Need) (*providers.Set, error) {
 	var all []*providers.Provider
 	for _, need := range needs {
 		provider := p.s.far.Provider(need.Provider, need.Scope)

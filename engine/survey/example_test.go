@@ -15,11 +15,11 @@ import (
 
 // A bridge that somebody made by hand becomes a resource that takes it over, and an item of the inventory.
 func Example() {
-	at := plan.Place{Scope: "gpu-01", Kind: "ovs.bridge"}
+	at := schema.Place{Scope: "gpu-01", Kind: "ovs.bridge"}
 	kinds := schema.Kinds{at.Kind: {Name: at.Kind, Node: true, Fields: []schema.Field{{Name: "fail_mode", Type: schema.String}}}}
 	seen := survey.Survey{
 		Site: schema.Site{Name: "fra1", ID: "5a2f0c9e-7d41-4c8b-9a36-1b0e5d7f2c44"},
-		Observed: plan.Observation{Things: map[plan.Place][]providers.Thing{at: {
+		Observed: plan.Observation{Things: map[schema.Place][]providers.Thing{at: {
 			{ID: "br-a", Name: "br-a", Spec: schema.Object{"fail_mode": "secure"}, Phase: providers.Ready},
 		}}},
 		Traits: func(string, string) (providers.Traits, bool) { return fake.NodeTraits(), true },

@@ -1,7 +1,6 @@
 package survey
 
 import (
-	"cmp"
 	"crypto/sha256"
 	"encoding/hex"
 	"encoding/json"
@@ -79,18 +78,15 @@ func (s *Survey) Inventory(ks schema.Kinds, was state.Inventory, now time.Time) 
 	inv = &Inventory{Site: s.Site, At: now, Unknown: s.Unknown()}
 	inv.Complete = len(inv.Unknown) == 0
 	seen := s.items(ks)
-	before := map[plan.Place][]state.InventoryItem{}
+	before := map[schema.Place][]state.InventoryItem{}
 	places := slices.Collect(maps.Keys(seen))
 	for _, p := range was.Places {
-		at := plan.Place{Scope: p.Scope, Kind: p.Kind}
-		before[at] = p.Items
-		if _, ok := seen[at]; !ok {
-			places = append(places, at)
+		before[p.Place] = p.Items
+		if _, ok := seen[p.Place]; !ok {
+			places = append(places, p.Place)
 		}
 	}
-	slices.SortFunc(places, func(a, b plan.Place) int {
-		return cmp.Or(strings.Compare(a.Scope, b.Scope), strings.Compare(a.Kind, b.Kind))
-	})
+	slices.SortFunc(places, schema.Place.Compare)
 	for _, at := range places {
 		_, looked := s.Observed.Things[at]
 		items, entries, dropped := merge(seen[at], before[at], looked, now)
@@ -100,7 +96,7 @@ func (s *Survey) Inventory(ks schema.Kinds, was state.Inventory, now time.Time) 
 		}
 		oldest, changed = max(oldest, dropped), changed || dropped > 0
 		inv.Items = append(inv.Items, items...)
-		next = append(next, state.InventoryPlace{Scope: at.Scope, Kind: at.Kind, Items: entries})
+		next = append(next, state.InventoryPlace{Place: at, Items: entries})
 	}
 	return inv, next, oldest, changed
 }
@@ -143,9 +139,9 @@ func merge(seen []Item, before []state.InventoryItem, looked bool, now time.Time
 }
 
 // items returns all observed things as items, by place, sorted by id.
-func (s *Survey) items(ks schema.Kinds) map[plan.Place][]Item {
+func (s *Survey) items(ks schema.Kinds) map[schema.Place][]Item {
 	names := s.recorded()
-	all := make(map[plan.Place][]Item, len(s.Observed.Things))
+	all := make(map[schema.Place][]Item, len(s.Observed.Things))
 	for at, things := range s.Observed.Things {
 		in := names.In(at.Scope)
 		items := make([]Item, len(things))

@@ -81,7 +81,7 @@ func (s *Survey) name(ks schema.Kinds) *naming {
 }
 
 // free returns a name that is not used in the place.
-func (n *naming) free(at plan.Place, t *providers.Thing, k *schema.Kind, traits providers.Traits, site string) schema.Ref {
+func (n *naming) free(at schema.Place, t *providers.Thing, k *schema.Kind, traits providers.Traits, site string) schema.Ref {
 	name := cmp.Or(t.Name, t.ID)
 	if traits.ID != "" { // the id is made from the name, and perhaps from fields
 		for _, try := range []string{t.Name, t.ID, path.Base(t.ID)} {

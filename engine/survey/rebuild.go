@@ -61,7 +61,7 @@ func (s *Survey) Rebuild(ks schema.Kinds, when time.Time, declared ...schema.Res
 		if r.Gone {
 			continue
 		}
-		things := s.Observed.Things[plan.PlaceOf(r.Ref)]
+		things := s.Observed.Things[r.Ref.Place()]
 		t := &things[slices.IndexFunc(things, func(t providers.Thing) bool { return t.ID == r.ID })]
 		for kind, id := range ks[r.Ref.Kind].Refs(t.Spec) {
 			if to, ok := names.Find(r.Ref.Scope, kind, id); ok {
@@ -78,7 +78,7 @@ func (s *Survey) Rebuild(ks schema.Kinds, when time.Time, declared ...schema.Res
 
 // ours returns which incarnation of which resource a thing is: by its mark or, where the kind cannot be marked, by an id
 // that follows from this site, the thing's name and the incarnation.
-func (s *Survey) ours(at plan.Place, t *providers.Thing, traits providers.Traits) (ref schema.Ref, incarnation int, ok bool) {
+func (s *Survey) ours(at schema.Place, t *providers.Thing, traits providers.Traits) (ref schema.Ref, incarnation int, ok bool) {
 	if traits.Mark {
 		m := t.Mark
 		return m.Ref, m.Incarnation, m.Site == s.Site.ID && !m.IsZero() && m.Ref.Scope == at.Scope && m.Ref.Kind == at.Kind

@@ -32,7 +32,7 @@ func TestRebuildFromMarks(t *testing.T) {
 		s := &survey.Survey{
 			Site:     schema.Site{Name: "s", ID: site},
 			Recorded: []state.Record{{Ref: known, ID: "host-known", Incarnation: 1}},
-			Observed: plan.Observation{Things: map[plan.Place][]providers.Thing{
+			Observed: plan.Observation{Things: map[schema.Place][]providers.Thing{
 				{Scope: schema.ScopeSite, Kind: "far.net"}: nets,
 				{Scope: schema.ScopeSite, Kind: "far.host"}: {
 					thing(host, 1, "host-1", site, schema.Object{"net": "net-2"}),

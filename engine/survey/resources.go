@@ -98,15 +98,15 @@ func (s *Survey) Resources(ks schema.Kinds, o Choice, fits func(schema.Ref, sche
 }
 
 // others returns, by place, the ids by which recorded resources refer to things that have no name in converge.
-func (s *Survey) others(ks schema.Kinds) map[plan.Place]map[string]bool {
-	ids := map[plan.Place]map[string]bool{}
+func (s *Survey) others(ks schema.Kinds) map[schema.Place]map[string]bool {
+	ids := map[schema.Place]map[string]bool{}
 	for i := range s.Recorded {
 		r := &s.Recorded[i]
 		if r.Gone {
 			continue
 		}
 		for _, to := range plan.Outside(ks, r.Ref, r.Spec, r.After) {
-			at := plan.PlaceOf(to)
+			at := to.Place()
 			if ids[at] == nil {
 				ids[at] = map[string]bool{}
 			}
@@ -132,7 +132,7 @@ func (s *Survey) unlisted(finds []Find, n *naming) (more []Find) {
 	seen := map[schema.Ref]bool{}
 	for i := range finds {
 		for _, to := range finds[i].After {
-			_, unsupported := s.Observed.Unsupported[plan.PlaceOf(to)]
+			_, unsupported := s.Observed.Unsupported[to.Place()]
 			if unsupported && n.used[to] == nil && !seen[to] && uuid.Validate(to.Name) != nil { // a UUID needs no declaration
 				seen[to] = true
 				more = append(more, Find{Resource: schema.Resource{Ref: to, Spec: schema.Object{}, External: &schema.External{ID: to.Name}}, ID: to.Name})

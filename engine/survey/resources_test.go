@@ -17,11 +17,11 @@ import (
 func of(run string, things map[string][]providers.Thing) *survey.Survey {
 	s := &survey.Survey{
 		Site:     schema.Site{Name: "test", ID: enginetest.SiteID},
-		Observed: plan.Observation{Things: map[plan.Place][]providers.Thing{}},
+		Observed: plan.Observation{Things: map[schema.Place][]providers.Thing{}},
 		Traits:   func(string, string) (providers.Traits, bool) { return fake.SiteTraits(), true },
 	}
 	for kind, list := range things {
-		s.Observed.Things[plan.Place{Scope: schema.ScopeSite, Kind: kind}] = list
+		s.Observed.Things[schema.Place{Scope: schema.ScopeSite, Kind: kind}] = list
 		for i := range list {
 			if t := &list[i]; run != "" {
 				ref := schema.Ref{Scope: schema.ScopeSite, Kind: kind, Name: t.Name}

@@ -92,9 +92,9 @@ func New() *Site {
 func (s *Site) Engine(change func(*engine.Options)) *engine.Engine {
 	o := engine.Options{
 		Kinds: s.Kinds, Store: s.Store, Who: "test@here", Version: "test",
-		Open: func(_ context.Context, _ schema.Site, needs []engine.Need) (*providers.Set, error) {
+		Open: func(_ context.Context, _ schema.Site, needs []providers.Need) (*providers.Set, error) {
 			var open []*providers.Provider
-			for _, n := range []engine.Need{{Scope: schema.ScopeSite, Provider: "far"}, {Scope: "n1", Provider: "near"}, {Scope: "n2", Provider: "near"}} {
+			for _, n := range []providers.Need{{Scope: schema.ScopeSite, Provider: "far"}, {Scope: "n1", Provider: "near"}, {Scope: "n2", Provider: "near"}} {
 				if slices.Contains(needs, n) {
 					open = append(open, s.World.Provider(n.Provider, n.Scope))
 				}

@@ -13,6 +13,7 @@ import (
 	"github.com/google/go-cmp/cmp"
 	"github.com/google/go-cmp/cmp/cmpopts"
 
+	"converge.dev/converge/schema"
 	"converge.dev/converge/state"
 )
 
@@ -47,7 +48,7 @@ func inventory(t *testing.T, kv state.KV, site string) {
 	}
 	var next []state.InventoryPlace
 	for i := range places {
-		p := state.InventoryPlace{Scope: fmt.Sprintf("n%03d", i), Kind: "a.b"}
+		p := state.InventoryPlace{Place: schema.Place{Scope: fmt.Sprintf("n%03d", i), Kind: "a.b"}}
 		for j := range each {
 			p.Items = append(p.Items, state.InventoryItem{ID: fmt.Sprint(j), Digest: "d"})
 		}
@@ -156,7 +157,7 @@ func inventoryRace(t *testing.T, kv state.KV, site string) {
 					was[p.Scope] = p
 				}
 				for i := range next {
-					next[i] = state.InventoryPlace{Scope: fmt.Sprintf("n%03d", i), Kind: "a.b"}
+					next[i] = state.InventoryPlace{Place: schema.Place{Scope: fmt.Sprintf("n%03d", i), Kind: "a.b"}}
 					next[i].Items = slices.Clone(was[next[i].Scope].Items)
 					switch {
 					case len(next[i].Items) == 0:

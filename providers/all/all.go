@@ -21,9 +21,6 @@ import (
 // parallel is how many providers are opened concurrently.
 const parallel = 32
 
-// A Need is a provider that is needed in a scope.
-type Need struct{ Scope, Provider string }
-
 // Options say what is opened.
 type Options struct {
 	Config Config       // how to reach the providers
@@ -52,7 +49,7 @@ func New(o Options) *Opener {
 // Open opens what is needed, concurrently, and nothing else. A provider that cannot be opened is a Failure of the set, so that
 // its things are unknown and the rest goes on. It fails when the configuration cannot work, when the fake world cannot be
 // opened, and when ctx ends. Closing the set closes its providers. Open may be called again for what is needed later.
-func (p *Opener) Open(ctx context.Context, needs ...Need) (*providers.Set, error) {
+func (p *Opener) Open(ctx context.Context, needs ...providers.Need) (*providers.Set, error) {
 	o := p.o
 	if err := o.Config.check(); err != nil {
 		return nil, err
@@ -100,7 +97,7 @@ func (p *Opener) Open(ctx context.Context, needs ...Need) (*providers.Set, error
 }
 
 // openFake serves everything from one world, which is closed with the last provider in it.
-func (p *Opener) openFake(o Options, needs []Need) (*providers.Set, error) {
+func (p *Opener) openFake(o Options, needs []providers.Need) (*providers.Set, error) {
 	p.mu.Lock()
 	defer p.mu.Unlock()
 	if len(needs) == 0 {
@@ -157,7 +154,7 @@ func (o Options) world() (*fake.World, error) {
 
 // Offers lists every provider that the configuration can reach, in every scope: what to open to observe a whole site. No
 // provider of the fake world may be open.
-func (p *Opener) Offers() ([]Need, error) {
+func (p *Opener) Offers() ([]providers.Need, error) {
 	o := p.o
 	if o.Config.Fake == nil {
 		return o.Config.configured(), nil
@@ -166,11 +163,11 @@ func (p *Opener) Offers() ([]Need, error) {
 	if err != nil {
 		return nil, err
 	}
-	var needs []Need
+	var needs []providers.Need
 	for _, scope := range w.Scopes() {
 		for _, kind := range o.Kinds.Names() {
 			provider, _, _ := strings.Cut(kind, ".")
-			if need := (Need{scope, provider}); o.Kinds[kind].Node == (scope != schema.ScopeSite) && !slices.Contains(needs, need) {
+			if need := (providers.Need{Scope: scope, Provider: provider}); o.Kinds[kind].Node == (scope != schema.ScopeSite) && !slices.Contains(needs, need) {
 				needs = append(needs, need)
 			}
 		}

@@ -35,7 +35,7 @@ func must(t *testing.T, err error) {
 	}
 }
 
-func open(t *testing.T, o Options, needs ...Need) *providers.Set {
+func open(t *testing.T, o Options, needs ...providers.Need) *providers.Set {
 	t.Helper()
 	o.Site = site
 	set, err := New(o).Open(t.Context(), needs...)
@@ -105,7 +105,7 @@ func TestOpen(t *testing.T) {
 				"n3": {OVS: "unix:not-needed.sock"},
 			},
 		},
-	}, Need{"site", "carbide"}, Need{"n1", "ovs"}, Need{"n2", "ovs"}, Need{"n4", "ovs"}, Need{"n1", "carbide"}, Need{"site", "ovs"}, Need{"site", "magic"})
+	}, providers.Need{Scope: "site", Provider: "carbide"}, providers.Need{Scope: "n1", Provider: "ovs"}, providers.Need{Scope: "n2", Provider: "ovs"}, providers.Need{Scope: "n4", Provider: "ovs"}, providers.Need{Scope: "n1", Provider: "carbide"}, providers.Need{Scope: "site", Provider: "ovs"}, providers.Need{Scope: "site", Provider: "magic"})
 
 	vpc, p, ok := set.Find("site", "carbide.vpc")
 	if !ok || p.Limit != 3 {
@@ -120,15 +120,15 @@ func TestOpen(t *testing.T) {
 	_, err = providers.Collect(bridge.Kind.List(t.Context()))
 	must(t, err)
 
-	for at, says := range map[Need]string{
-		{"site", "carbide"}: "",
-		{"n1", "ovs"}:       "",
-		{"n2", "ovs"}:       filepath.Join(dir, "nobody.sock"),
-		{"n3", "ovs"}:       "",
-		{"n4", "ovs"}:       `say where it is: nodes: {n4: {ovs: "unix:/run/openvswitch/db.sock"}}`,
-		{"n1", "carbide"}:   "not node n1",
-		{"site", "ovs"}:     "ovs serves nodes, not the site",
-		{"site", "magic"}:   "there is no provider magic",
+	for at, says := range map[providers.Need]string{
+		{Scope: "site", Provider: "carbide"}: "",
+		{Scope: "n1", Provider: "ovs"}:       "",
+		{Scope: "n2", Provider: "ovs"}:       filepath.Join(dir, "nobody.sock"),
+		{Scope: "n3", Provider: "ovs"}:       "",
+		{Scope: "n4", Provider: "ovs"}:       `say where it is: nodes: {n4: {ovs: "unix:/run/openvswitch/db.sock"}}`,
+		{Scope: "n1", Provider: "carbide"}:   "not node n1",
+		{Scope: "site", Provider: "ovs"}:     "ovs serves nodes, not the site",
+		{Scope: "site", Provider: "magic"}:   "there is no provider magic",
 	} {
 		err := set.Failure(at.Scope, at.Provider)
 		switch {
@@ -147,7 +147,7 @@ func TestOpen(t *testing.T) {
 
 // For a document that needs what the configuration lacks, the error says what to write.
 func TestNotConfigured(t *testing.T) {
-	set := open(t, Options{}, Need{"site", "carbide"})
+	set := open(t, Options{}, providers.Need{Scope: "site", Provider: "carbide"})
 	if err := set.Failure("site", "carbide"); err == nil || !strings.Contains(err.Error(), `carbide: {address: "HOST:PORT"}`) {
 		t.Errorf("the failure is %v, want it to say what to write", err)
 	}
@@ -157,7 +157,7 @@ func TestNotConfigured(t *testing.T) {
 func TestOpenInParallel(t *testing.T) {
 	dir := t.TempDir()
 	var config Config
-	var need []Need
+	var need []providers.Need
 	var listeners []net.Listener
 	config.Nodes = map[string]Node{}
 	for _, node := range []string{"n1", "n2"} {
@@ -166,7 +166,7 @@ func TestOpenInParallel(t *testing.T) {
 		t.Cleanup(func() { l.Close() })
 		listeners = append(listeners, l)
 		config.Nodes[node] = Node{OVS: ovs.Config("unix:" + node)}
-		need = append(need, Need{node, "ovs"})
+		need = append(need, providers.Need{Scope: node, Provider: "ovs"})
 	}
 	ctx, cancel := context.WithCancel(t.Context())
 	var givenUp atomic.Bool
@@ -209,9 +209,9 @@ func TestFake(t *testing.T) {
 		Site: site,
 	}
 	opener := New(o)
-	set, err := opener.Open(t.Context(), Need{"site", "carbide"}, Need{"n1", "ovs"})
+	set, err := opener.Open(t.Context(), providers.Need{Scope: "site", Provider: "carbide"}, providers.Need{Scope: "n1", Provider: "ovs"})
 	must(t, err)
-	more, err := opener.Open(t.Context(), Need{"n2", "ovs"}) // later, and in the same world
+	more, err := opener.Open(t.Context(), providers.Need{Scope: "n2", Provider: "ovs"}) // later, and in the same world
 	must(t, err)
 	must(t, set.Join(more))
 	for _, at := range [][2]string{{"site", "carbide.tenant"}, {"n1", "ovs.bridge"}, {"n2", "ovs.bridge"}} {
@@ -230,7 +230,7 @@ func TestFake(t *testing.T) {
 	}
 
 	must(t, os.WriteFile(filepath.Join(dir, "world.json"), []byte("{"), 0o600))
-	if _, err := opener.Open(t.Context(), Need{"n1", "ovs"}); err == nil || !strings.Contains(err.Error(), filepath.Join(dir, "world.json")) {
+	if _, err := opener.Open(t.Context(), providers.Need{Scope: "n1", Provider: "ovs"}); err == nil || !strings.Contains(err.Error(), filepath.Join(dir, "world.json")) {
 		t.Errorf("a broken world gave %v, want an error with its path", err)
 	}
 	set, err = opener.Open(t.Context())
@@ -301,7 +301,7 @@ func TestTraitsNameFields(t *testing.T) {
 	kinds, named := described.Kinds(), 0
 	open(t, Options{
 		Dir: dir, Config: Config{Carbide: &carbide.Config{Address: "unix:carbide.sock", TLS: carbide.TLS{Mode: "off"}}},
-	}, Need{"site", "carbide"}).Each(func(_ string, k providers.Served, _ *providers.Provider) {
+	}, providers.Need{Scope: "site", Provider: "carbide"}).Each(func(_ string, k providers.Served, _ *providers.Provider) {
 		has := func(path string) bool {
 			f := &schema.Field{Fields: kinds[k.Name].Fields}
 			for word := range strings.SplitSeq(path, ".") {

@@ -50,7 +50,7 @@ type Fake struct {
 }
 
 // connection returns how a provider is reached in a scope. It fails when there is no such provider there.
-func (c Config) connection(n Need) (connection, error) {
+func (c Config) connection(n providers.Need) (connection, error) {
 	onSite, onNode := sites[n.Provider], nodes[n.Provider]
 	switch {
 	case onSite == nil && onNode == nil:
@@ -66,16 +66,16 @@ func (c Config) connection(n Need) (connection, error) {
 }
 
 // configured lists what the configuration can reach, in order: first the site, then the nodes.
-func (c Config) configured() (reached []Need) {
+func (c Config) configured() (reached []providers.Need) {
 	for _, name := range slices.Sorted(maps.Keys(sites)) {
 		if sites[name](c).Configured() {
-			reached = append(reached, Need{schema.ScopeSite, name})
+			reached = append(reached, providers.Need{Scope: schema.ScopeSite, Provider: name})
 		}
 	}
 	for _, scope := range slices.Sorted(maps.Keys(c.Nodes)) {
 		for _, name := range slices.Sorted(maps.Keys(nodes)) {
 			if nodes[name](c.Nodes[scope]).Configured() {
-				reached = append(reached, Need{scope, name})
+				reached = append(reached, providers.Need{Scope: scope, Provider: name})
 			}
 		}
 	}

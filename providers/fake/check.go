@@ -11,13 +11,13 @@ import (
 )
 
 // checkPlace returns why nothing can exist at a place.
-func (w *World) checkPlace(at place) error {
-	k := w.kinds[at.kind]
+func (w *World) checkPlace(at schema.Place) error {
+	k := w.kinds[at.Kind]
 	switch {
 	case k == nil:
-		return fmt.Errorf("there is no kind %s", at.kind)
-	case k.Node != (at.scope != schema.ScopeSite):
-		return fmt.Errorf("the kind does not live in scope %s", at.scope)
+		return fmt.Errorf("there is no kind %s", at.Kind)
+	case k.Node != (at.Scope != schema.ScopeSite):
+		return fmt.Errorf("the kind does not live in scope %s", at.Scope)
 	}
 	return nil
 }
@@ -37,7 +37,7 @@ func (w *World) checkLate(l late) error {
 		err = fmt.Errorf("op is %q, want create, update or delete", l.Op)
 	}
 	if err == nil {
-		err = w.checkPlace(place{l.Ref.Scope, l.Ref.Kind})
+		err = w.checkPlace(l.Ref.Place())
 	}
 	if err != nil {
 		return fmt.Errorf("late %s %s: %w", l.Op, l.Ref, err)
@@ -47,7 +47,7 @@ func (w *World) checkLate(l late) error {
 
 // checkThing returns what is wrong with a thing that comes from outside, and completes it.
 func (w *World) checkThing(at target, th *thing) error {
-	err := w.checkPlace(at.place)
+	err := w.checkPlace(at.Place)
 	if err == nil && at.id == "" {
 		err = errors.New("the id is empty")
 	}
@@ -57,7 +57,7 @@ func (w *World) checkThing(at target, th *thing) error {
 	if err != nil {
 		return fmt.Errorf("%s: %w", at, err)
 	}
-	k := w.kinds[at.kind]
+	k := w.kinds[at.Kind]
 	if !slices.Contains([]providers.Phase{"", providers.Ready, providers.Pending, providers.Failed, providers.Leaving}, th.Phase) {
 		return fmt.Errorf("%s: there is no phase %q", at, th.Phase)
 	}

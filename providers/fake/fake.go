@@ -60,8 +60,8 @@ type World struct {
 	kinds schema.Kinds
 
 	mu      sync.Mutex
-	things  map[place]map[string]*thing // a thing is never modified, only replaced
-	users   map[target]map[target]bool  // what is referred to, and by what; nil until usersOf is called
+	things  map[schema.Place]map[string]*thing // a thing is never modified, only replaced
+	users   map[target]map[target]bool         // what is referred to, and by what; nil until usersOf is called
 	burned  map[target]bool
 	epochs  map[string]int64 // of the last holder, by scope
 	passing map[target]bool  // things in a phase that ends by itself
@@ -69,7 +69,7 @@ type World struct {
 	late    []late
 	faults  []Fault
 	serial  int64 // of the last version assigned
-	watches map[*providers.Changes]place
+	watches map[*providers.Changes]schema.Place
 	alarm   *time.Timer // completes what is in flight while somebody watches
 	counts  map[string]int
 	log     []Entry
@@ -93,10 +93,8 @@ type Entry struct {
 	Err  error // what the caller received
 }
 
-type place struct{ scope, kind string }
-
 type target struct {
-	place
+	schema.Place
 	id string
 }
 
@@ -135,12 +133,12 @@ func NodeTraits() providers.Traits {
 func New(kinds schema.Kinds) *World {
 	return &World{
 		kinds:   kinds,
-		things:  map[place]map[string]*thing{},
+		things:  map[schema.Place]map[string]*thing{},
 		burned:  map[target]bool{},
 		epochs:  map[string]int64{},
 		passing: map[target]bool{},
 		lags:    map[target]*lag{},
-		watches: map[*providers.Changes]place{},
+		watches: map[*providers.Changes]schema.Place{},
 		counts:  map[string]int{},
 	}
 }
@@ -154,7 +152,7 @@ func (w *World) Provider(name, scope string) *providers.Provider {
 			continue
 		}
 		traits := w.traits(k)
-		far := &kind{world: w, at: place{scope, k}, schema: w.kinds[k], traits: traits}
+		far := &kind{world: w, at: schema.Place{Scope: scope, Kind: k}, schema: w.kinds[k], traits: traits}
 		served = append(served, providers.Served{Name: k, Traits: traits, Kind: far, Watch: far.watch})
 	}
 	p := providers.New(name, scope, nil, served...)
@@ -224,19 +222,19 @@ func (w *World) Mend() error {
 // world assigns the version, whatever t.Version says.
 func (w *World) Put(scope, kind string, t providers.Thing) error {
 	th := &thing{Name: t.Name, Mark: t.Mark.String(), Spec: t.Spec.Clone(), Status: t.Status.Clone(), Phase: t.Phase, Detail: t.Detail}
-	if err := w.checkThing(target{place{scope, kind}, t.ID}, th); err != nil {
+	if err := w.checkThing(target{schema.Place{Scope: scope, Kind: kind}, t.ID}, th); err != nil {
 		return err
 	}
 	w.mu.Lock()
 	defer w.mu.Unlock()
-	return w.put(target{place{scope, kind}, t.ID}, th)
+	return w.put(target{schema.Place{Scope: scope, Kind: kind}, t.ID}, th)
 }
 
 // Remove removes a thing as somebody else would. Removing what is absent succeeds.
 func (w *World) Remove(scope, kind, id string) error {
 	w.mu.Lock()
 	defer w.mu.Unlock()
-	return w.remove(target{place{scope, kind}, id}, false)
+	return w.remove(target{schema.Place{Scope: scope, Kind: kind}, id}, false)
 }
 
 // Land completes everything in flight now, whatever its delay: late effects arrive, pending things become
@@ -303,7 +301,7 @@ func (w *World) put(at target, th *thing) error {
 
 // remove removes a thing, and burns its id if burn is set.
 func (w *World) remove(at target, burn bool) error {
-	if w.things[at.place][at.id] == nil {
+	if w.things[at.Place][at.id] == nil {
 		return nil
 	}
 	return w.commit(record{At: at.names(), Burned: burn})
@@ -322,17 +320,17 @@ func (w *World) pass(due func(time.Time) bool) error {
 			return err
 		}
 		// The far side carries it out or refuses it as always; no caller receives the result.
-		k := &kind{world: w, at: place{l.Ref.Scope, l.Ref.Kind}, schema: w.kinds[l.Ref.Kind], traits: w.traits(l.Ref.Kind)}
+		k := &kind{world: w, at: l.Ref.Place(), schema: w.kinds[l.Ref.Kind], traits: w.traits(l.Ref.Kind)}
 		_ = k.effect(l.Op, l.call(), outcome{})
 	}
 	for _, at := range slices.SortedFunc(maps.Keys(w.passing), target.compare) {
-		th := w.things[at.place][at.id]
+		th := w.things[at.Place][at.id]
 		if th.Until != nil && !due(*th.Until) {
 			continue
 		}
 		var err error
 		if th.Phase == providers.Leaving {
-			err = w.remove(at, w.traits(at.kind).Burned)
+			err = w.remove(at, w.traits(at.Kind).Burned)
 		} else {
 			ready := *th
 			ready.Phase, ready.Detail, ready.Until = "", "", nil
@@ -355,7 +353,7 @@ func (w *World) now() time.Time {
 // set adds a thing to the maps, or removes it when th is nil.
 func (w *World) set(at target, th *thing) {
 	if w.users != nil {
-		if old := w.things[at.place][at.id]; old != nil {
+		if old := w.things[at.Place][at.id]; old != nil {
 			w.use(at, old, false)
 		}
 		if th != nil {
@@ -364,13 +362,13 @@ func (w *World) set(at target, th *thing) {
 	}
 	delete(w.passing, at)
 	if th == nil {
-		delete(w.things[at.place], at.id)
+		delete(w.things[at.Place], at.id)
 		return
 	}
-	if w.things[at.place] == nil {
-		w.things[at.place] = map[string]*thing{}
+	if w.things[at.Place] == nil {
+		w.things[at.Place] = map[string]*thing{}
 	}
-	w.things[at.place][at.id] = th
+	w.things[at.Place][at.id] = th
 	w.note(at, th)
 }
 
@@ -398,7 +396,7 @@ func (w *World) usersOf(at target) map[target]bool {
 
 // use notes that a thing refers to others, or no longer does.
 func (w *World) use(at target, th *thing, does bool) {
-	for _, to := range w.refs(at.place, th.Spec) {
+	for _, to := range w.refs(at.Place, th.Spec) {
 		if !does {
 			if delete(w.users[to], at); len(w.users[to]) == 0 {
 				delete(w.users, to)
@@ -413,13 +411,13 @@ func (w *World) use(at target, th *thing, does bool) {
 }
 
 // refs returns what a spec refers to. A thing on a node refers to things of its node and of the site.
-func (w *World) refs(from place, spec schema.Object) []target {
+func (w *World) refs(from schema.Place, spec schema.Object) []target {
 	var to []target
-	for kind, id := range w.kinds[from.kind].Refs(spec) {
+	for kind, id := range w.kinds[from.Kind].Refs(spec) {
 		if d := w.kinds[kind]; d != nil {
-			at := place{schema.ScopeSite, kind}
+			at := schema.Place{Scope: schema.ScopeSite, Kind: kind}
 			if d.Node {
-				at.scope = from.scope
+				at.Scope = from.Scope
 			}
 			to = append(to, target{at, id})
 		}
@@ -434,7 +432,7 @@ func (w *World) Scopes() []string {
 	scopes := map[string]bool{}
 	for at, things := range w.things {
 		if len(things) > 0 {
-			scopes[at.scope] = true
+			scopes[at.Scope] = true
 		}
 	}
 	return slices.Sorted(maps.Keys(scopes))

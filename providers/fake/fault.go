@@ -100,16 +100,16 @@ func (f *Fault) check() error {
 }
 
 // matches reports whether the fault applies to a call on a kind; anyName reports whether a name of the call's things fits.
-func (f *Fault) matches(op string, at place, anyName func(func(string) bool) bool) bool {
+func (f *Fault) matches(op string, at schema.Place, anyName func(func(string) bool) bool) bool {
 	if f.Op != op && f.Op != "any" {
 		return false
 	}
 	scope, rest, isRef := strings.Cut(f.Ref, "/")
 	if !isRef {
-		return f.Ref == "" || glob(f.Ref, at.kind)
+		return f.Ref == "" || glob(f.Ref, at.Kind)
 	}
 	kind, name, _ := strings.Cut(rest, "/")
-	if !glob(scope, at.scope) || !glob(kind, at.kind) {
+	if !glob(scope, at.Scope) || !glob(kind, at.Kind) {
 		return false
 	}
 	return name == "*" || anyName(func(s string) bool { return glob(name, s) })
@@ -135,12 +135,12 @@ type lag struct {
 
 // stale returns for how many observations after a change a thing is still shown as before.
 func (w *World) stale(at target, name string) int {
-	if !w.traits(at.kind).Eventual {
+	if !w.traits(at.Kind).Eventual {
 		return 0
 	}
 	for i := range w.faults {
 		f := &w.faults[i]
-		if f.Effect == EffectStale && f.matches("observe", at.place, func(match func(string) bool) bool { return match(name) }) {
+		if f.Effect == EffectStale && f.matches("observe", at.Place, func(match func(string) bool) bool { return match(name) }) {
 			return f.Times
 		}
 	}
@@ -168,7 +168,7 @@ func (f *Fault) cause() error {
 }
 
 // trip counts a call on all faults that match it and returns the first that hits it; nil when none does.
-func (w *World) trip(op string, at place, anyName func(func(string) bool) bool) (*Fault, error) {
+func (w *World) trip(op string, at schema.Place, anyName func(func(string) bool) bool) (*Fault, error) {
 	var hit *Fault
 	var faults []Fault
 	for i := range w.faults {

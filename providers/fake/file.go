@@ -51,7 +51,7 @@ type names struct {
 	ID    string `json:"id"`
 }
 
-func (t target) names() *names { return &names{t.scope, t.kind, t.id} }
+func (t target) names() *names { return &names{t.Scope, t.Kind, t.id} }
 
 // A file is how a world is stored: a file for people, and a journal of what is not in it yet. The journal is also
 // the lock.
@@ -195,15 +195,15 @@ func (w *World) fill(c content) error {
 	for scope, kinds := range c.Burned {
 		for kind, ids := range kinds {
 			for _, id := range ids {
-				w.burned[target{place{scope, kind}, id}] = true
+				w.burned[target{schema.Place{Scope: scope, Kind: kind}, id}] = true
 			}
 		}
 	}
 	for scope, kinds := range c.Things {
 		for kind, things := range kinds {
-			w.things[place{scope, kind}] = things
+			w.things[schema.Place{Scope: scope, Kind: kind}] = things
 			for id, th := range things {
-				at := target{place{scope, kind}, id}
+				at := target{schema.Place{Scope: scope, Kind: kind}, id}
 				if th == nil {
 					return fmt.Errorf("%s: the thing is null", at)
 				}
@@ -227,23 +227,23 @@ func (w *World) content() content {
 		if len(things) == 0 {
 			continue
 		}
-		if c.Things[at.scope] == nil {
-			c.Things[at.scope] = map[string]map[string]*thing{}
+		if c.Things[at.Scope] == nil {
+			c.Things[at.Scope] = map[string]map[string]*thing{}
 		}
 		byID := make(map[string]*thing, len(things))
 		for id, th := range things {
 			byID[id] = th
 		}
-		c.Things[at.scope][at.kind] = byID
+		c.Things[at.Scope][at.Kind] = byID
 	}
 	for at := range w.burned {
 		if c.Burned == nil {
 			c.Burned = map[string]map[string][]string{}
 		}
-		if c.Burned[at.scope] == nil {
-			c.Burned[at.scope] = map[string][]string{}
+		if c.Burned[at.Scope] == nil {
+			c.Burned[at.Scope] = map[string][]string{}
 		}
-		c.Burned[at.scope][at.kind] = append(c.Burned[at.scope][at.kind], at.id)
+		c.Burned[at.Scope][at.Kind] = append(c.Burned[at.Scope][at.Kind], at.id)
 	}
 	for _, kinds := range c.Burned {
 		for _, ids := range kinds {
@@ -276,12 +276,12 @@ func (w *World) commit(r record) error {
 // file.
 func (w *World) checkRecord(r record) error {
 	if r.At != nil {
-		at := target{place{r.At.Scope, r.At.Kind}, r.At.ID}
+		at := target{schema.Place{Scope: r.At.Scope, Kind: r.At.Kind}, r.At.ID}
 		if r.Thing != nil {
 			if err := w.checkThing(at, r.Thing); err != nil {
 				return err
 			}
-		} else if err := w.checkPlace(at.place); err != nil {
+		} else if err := w.checkPlace(at.Place); err != nil {
 			return fmt.Errorf("%s: %w", at, err)
 		}
 	}
@@ -306,8 +306,8 @@ func (w *World) checkRecord(r record) error {
 func (w *World) replay(r record) {
 	w.serial = max(w.serial, r.Serial)
 	if r.At != nil {
-		at := target{place{r.At.Scope, r.At.Kind}, r.At.ID}
-		was := w.things[at.place][at.id]
+		at := target{schema.Place{Scope: r.At.Scope, Kind: r.At.Kind}, r.At.ID}
+		was := w.things[at.Place][at.id]
 		w.set(at, r.Thing)
 		w.shows(at)
 		delete(w.lags, at)

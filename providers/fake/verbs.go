@@ -17,7 +17,7 @@ import (
 // A kind serves one kind in one scope of a world.
 type kind struct {
 	world  *World
-	at     place
+	at     schema.Place
 	schema *schema.Kind
 	traits providers.Traits
 }
@@ -42,9 +42,9 @@ func (k *kind) Get(ctx context.Context, ids []string) ([]providers.Thing, error)
 // observe reads the things with the given ids; all when ids is nil.
 func (k *kind) observe(ctx context.Context, ids []string) ([]providers.Thing, error) {
 	w := k.world
-	c := providers.Call{Ref: schema.Ref{Scope: k.at.scope, Kind: k.at.kind}}
+	c := providers.Call{Ref: schema.Ref{Scope: k.at.Scope, Kind: k.at.Kind}}
 	fail := func(class providers.Class, err error) ([]providers.Thing, error) {
-		return nil, &providers.Error{Op: "observe", Kind: k.at.kind, Class: class, Err: err}
+		return nil, &providers.Error{Op: "observe", Kind: k.at.Kind, Class: class, Err: err}
 	}
 	if w.Hook != nil {
 		w.Hook("observe", Before, c)
@@ -110,7 +110,7 @@ func (k *kind) look(ids []string) ([]found, *Fault, error) {
 			add(id)
 		}
 		for at := range w.lags { // what is gone may still be shown
-			if at.place == k.at && all[at.id] == nil {
+			if at.Place == k.at && all[at.id] == nil {
 				add(at.id)
 			}
 		}
@@ -223,7 +223,7 @@ func refuse(class providers.Class, format string, args ...any) *refusal {
 // effect checks a change as the far side does, and makes it.
 func (k *kind) effect(op string, c providers.Call, o outcome) *refusal {
 	w := k.world
-	if err := w.outdated(k.at.scope, c.Epoch); err != nil {
+	if err := w.outdated(k.at.Scope, c.Epoch); err != nil {
 		return refuse(providers.Denied, "%w", err)
 	}
 	at := target{k.at, c.ID}
@@ -250,7 +250,7 @@ func (k *kind) effect(op string, c providers.Call, o outcome) *refusal {
 		err = w.put(at, th)
 	case "update":
 		if old == nil || old.Phase == providers.Leaving {
-			return refuse(providers.Absent, "there is no %s with id %s", k.at.kind, c.ID)
+			return refuse(providers.Absent, "there is no %s with id %s", k.at.Kind, c.ID)
 		}
 		if k.traits.Update == providers.Versioned && c.Version != old.Version {
 			return refuse(providers.Conflict, "the version is %s, not %s", old.Version, c.Version)
@@ -301,7 +301,7 @@ func (k *kind) accept(th *thing, c providers.Call) *refusal {
 		return refuse(providers.Invalid, "%w", err)
 	}
 	for _, to := range k.world.refs(k.at, th.Spec) {
-		switch t := k.world.things[to.place][to.id]; {
+		switch t := k.world.things[to.Place][to.id]; {
 		case t == nil || t.Phase == providers.Leaving:
 			return refuse(providers.Absent, "it refers to %s, which is not there", to)
 		case t.Phase != "" && t.Phase != providers.Ready:
@@ -356,12 +356,12 @@ func frozen(fields []schema.Field, old, want map[string]any) string {
 
 // free refuses to delete a thing while others refer to it, unless the far side of its kind does not check that.
 func (w *World) free(at target) *refusal {
-	if w.traits(at.kind).Orphans {
+	if w.traits(at.Kind).Orphans {
 		return nil
 	}
 	var leaving, staying []string
 	for user := range w.usersOf(at) {
-		if w.things[user.place][user.id].Phase == providers.Leaving {
+		if w.things[user.Place][user.id].Phase == providers.Leaving {
 			leaving = append(leaving, user.String())
 		} else {
 			staying = append(staying, user.String())
@@ -388,6 +388,6 @@ func (w *World) ready() error {
 	return w.pass(func(t time.Time) bool { return !t.After(now) })
 }
 
-func (t target) String() string { return t.scope + "/" + t.kind + " " + t.id }
+func (t target) String() string { return t.Place.String() + " " + t.id }
 
 func (t target) compare(o target) int { return strings.Compare(t.String(), o.String()) }

@@ -6,6 +6,7 @@ import (
 	"time"
 
 	"converge.dev/converge/providers"
+	"converge.dev/converge/schema"
 )
 
 // watch implements [providers.Watch].
@@ -21,7 +22,7 @@ func (k *kind) watch(ctx context.Context) iter.Seq2[[]string, error] {
 	}
 }
 
-func (w *World) join(changes *providers.Changes, at place) error {
+func (w *World) join(changes *providers.Changes, at schema.Place) error {
 	w.mu.Lock()
 	defer w.mu.Unlock()
 	if w.closed {
@@ -41,7 +42,7 @@ func (w *World) leave(changes *providers.Changes) {
 // shows tells those who watch that an observation may show something else of a thing from now on.
 func (w *World) shows(at target) {
 	for changes, of := range w.watches {
-		if of == at.place {
+		if of == at.Place {
 			changes.Add(at.id)
 		}
 	}
@@ -62,7 +63,7 @@ func (w *World) await() {
 		due(l.Due)
 	}
 	for at := range w.passing {
-		until := w.things[at.place][at.id].Until
+		until := w.things[at.Place][at.id].Until
 		if until == nil {
 			now := w.now()
 			until = &now

@@ -14,9 +14,9 @@ import (
 	"github.com/spf13/cobra"
 
 	"converge.dev/converge/cmd/internal/view"
-	"converge.dev/converge/engine"
 	"converge.dev/converge/engine/survey"
 	"converge.dev/converge/internal/nearest"
+	"converge.dev/converge/providers"
 	"converge.dev/converge/providers/all"
 	"converge.dev/converge/schema"
 	"converge.dev/converge/schema/load"
@@ -169,20 +169,16 @@ func (s *session) survey(ctx context.Context, site schema.Site) (*survey.Survey,
 }
 
 // offers lists every provider that the configuration reaches.
-func (s *session) offers() ([]engine.Need, error) {
+func (s *session) offers() ([]providers.Need, error) {
 	if _, err := s.schema(); err != nil {
 		return nil, err
 	}
-	offers, err := all.New(all.Options{Config: s.conf.Config, Dir: s.conf.Dir(), Kinds: s.kinds}).Offers()
-	if err == nil && len(offers) == 0 {
+	needs, err := all.New(all.Options{Config: s.conf.Config, Dir: s.conf.Dir(), Kinds: s.kinds}).Offers()
+	if err == nil && len(needs) == 0 {
 		return nil, &view.Problem{What: "no provider is configured", Where: s.whereConfig()}
 	}
 	if err != nil {
 		return nil, &view.Problem{What: "the providers cannot be opened", Where: err.Error(), Fix: s.whereConfig(), Err: err}
-	}
-	needs := make([]engine.Need, len(offers))
-	for i, o := range offers {
-		needs[i] = engine.Need{Scope: o.Scope, Provider: o.Provider}
 	}
 	return needs, nil
 }

@@ -207,20 +207,13 @@ func (s *session) secrets() secret.Source {
 }
 
 // opener returns the function that connects to the providers that an engine needs.
-func (s *session) opener() func(context.Context, schema.Site, []engine.Need) (*providers.Set, error) {
+func (s *session) opener() func(context.Context, schema.Site, []providers.Need) (*providers.Set, error) {
 	var opener *all.Opener
-	return func(ctx context.Context, site schema.Site, needs []engine.Need) (*providers.Set, error) {
+	return func(ctx context.Context, site schema.Site, needs []providers.Need) (*providers.Set, error) {
 		if opener == nil {
 			opener = all.New(all.Options{Config: s.conf.Config, Dir: s.conf.Dir(), Kinds: s.kinds, Site: site, Trace: s.env[envTrace], Logger: s.log})
 		}
-		asked := make([]all.Need, len(needs))
-		for i, n := range needs {
-			asked[i] = all.Need{Scope: n.Scope, Provider: n.Provider}
-		}
-		slices.SortFunc(asked, func(a, b all.Need) int {
-			return cmp.Or(strings.Compare(a.Scope, b.Scope), strings.Compare(a.Provider, b.Provider))
-		})
-		set, err := opener.Open(ctx, asked...)
+		set, err := opener.Open(ctx, needs...)
 		if err != nil {
 			return nil, &view.Problem{What: "the providers cannot be opened", Where: err.Error(), Fix: s.whereConfig(), Err: err}
 		}

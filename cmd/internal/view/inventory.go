@@ -23,12 +23,11 @@ func MaskItem(i survey.Item, k *schema.Kind) survey.Item {
 // InventoryText returns an inventory for people: the number and health of each kind, then what is not well.
 func InventoryText(inv *survey.Inventory, s Style) string {
 	t := planText{Style: s}
-	type at struct{ scope, kind string }
-	counts := map[at]map[survey.Health]int{}
+	counts := map[schema.Place]map[survey.Health]int{}
 	total, managed := 0, 0
 	var unwell []survey.Item
 	for _, i := range inv.Items {
-		p := at{i.Scope, i.Kind}
+		p := schema.Place{Scope: i.Scope, Kind: i.Kind}
 		if counts[p] == nil {
 			counts[p] = map[survey.Health]int{}
 		}
@@ -56,10 +55,10 @@ func InventoryText(inv *survey.Inventory, s Style) string {
 	}
 	width := 0
 	for p := range counts {
-		width = max(width, len(p.scope)+1+len(p.kind))
+		width = max(width, len(p.String()))
 	}
-	for _, p := range slices.SortedFunc(maps.Keys(counts), func(a, b at) int {
-		return schema.Ref{Scope: a.scope, Kind: a.kind}.Compare(schema.Ref{Scope: b.scope, Kind: b.kind})
+	for _, p := range slices.SortedFunc(maps.Keys(counts), func(a, b schema.Place) int {
+		return schema.Ref{Scope: a.Scope, Kind: a.Kind}.Compare(schema.Ref{Scope: b.Scope, Kind: b.Kind})
 	}) {
 		var parts []string
 		for _, h := range []survey.Health{survey.HealthOK, survey.HealthWarn, survey.HealthError, survey.HealthUnknown, "deleted"} {
@@ -67,7 +66,7 @@ func InventoryText(inv *survey.Inventory, s Style) string {
 				parts = append(parts, fmt.Sprintf("%d %s", n, h))
 			}
 		}
-		t.line("  %s  %s", pad(clean(p.scope+"/"+p.kind), width), strings.Join(parts, ", "))
+		t.line("  %s  %s", pad(clean(p.String()), width), strings.Join(parts, ", "))
 	}
 	if len(unwell) > 0 {
 		t.head("Not well, or on its way:")

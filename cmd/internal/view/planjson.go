@@ -218,14 +218,13 @@ func unchangedOf(p *plan.Plan, declared []schema.Resource) (rs []schema.Resource
 	for i := range p.Omitted {
 		said[p.Omitted[i].Ref] = true
 	}
-	type place struct{ scope, kind string }
-	unseen := map[place]bool{}
+	unseen := map[schema.Place]bool{}
 	for _, u := range slices.Concat(p.Unknown, p.Unsupported) {
-		unseen[place{u.Scope, u.Kind}] = true
+		unseen[schema.Place{Scope: u.Scope, Kind: u.Kind}] = true
 	}
 	n := 0
 	for _, r := range declared {
-		if said[r.Ref] || unseen[place{r.Ref.Scope, r.Ref.Kind}] {
+		if said[r.Ref] || unseen[r.Ref.Place()] {
 			continue
 		}
 		if n++; !strays[r.Ref] { // which already has a change
