@@ -166,7 +166,7 @@ func TestFreezeStopsARun(t *testing.T) {
 			e := s.Engine(func(o *engine.Options) { o.Parallelism = 1 })
 			defer e.Close()
 			res, err := e.Apply(context.Background(), p, engine.ApplyOptions{})
-			var held *journal.HeldError
+			var held *journal.StoppedError
 			if !errors.As(err, &held) || res.Run.Status != state.RunOpen || !strings.Contains(err.Error(), "fire") || frozen == 0 {
 				t.Fatalf("%s, %v (frozen at call %d)", res.Run.Status, err, frozen)
 			}

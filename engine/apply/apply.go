@@ -310,7 +310,7 @@ func (r *run) save(run state.Run, cause error, holds []state.Hold) (state.Run, [
 
 // leave abandons a run that stays open, and records why where that is still possible.
 func (r *run) leave(err error) (state.Run, []event.Difference, error) {
-	var held *journal.HeldError
+	var held *journal.StoppedError
 	var silent unreachable
 	if errors.As(err, &held) || errors.As(err, &silent) {
 		r.Run.Message = err.Error()

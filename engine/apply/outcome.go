@@ -31,7 +31,7 @@ func (w *worker) intend(action plan.Action, have *providers.Thing) error {
 		ops = append(ops, w.store.RecordOp(*w.record))
 	}
 	err := w.journal.Append(w.effects, rec, ops...)
-	var held *journal.HeldError
+	var held *journal.StoppedError
 	if err == nil || !errors.As(err, &held) { // what was held is certainly not written
 		w.attempts, w.last = rec.Attempt, rec
 	}

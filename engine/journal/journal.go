@@ -99,14 +99,14 @@ const (
 // maxBatch is the maximum number of records in one transaction. Each may add one more operation, and two guards.
 const maxBatch = (state.MaxOps - 16) / 2
 
-// A HeldError says that a step may not begin, because a freeze or a hold stops it.
-type HeldError struct {
+// A StoppedError says that a step may not begin, because a freeze or a hold stops it.
+type StoppedError struct {
 	Ref   schema.Ref
 	Holds []state.Hold
 }
 
 // Error names the resource and what stops it.
-func (e *HeldError) Error() string {
+func (e *StoppedError) Error() string {
 	h := e.Holds[0]
 	return fmt.Sprintf("%s is not touched: %s is held: %s", e.Ref, h.Scope, h.Reason)
 }
@@ -165,7 +165,7 @@ func Open(ctx context.Context, store *state.Store, lock *state.Lock, run string,
 }
 
 // Append writes a record, together with ops, and returns once both are durable. Run, Seq, Epoch, Holder, Wall and Prev
-// are filled in. An intent that a hold or a freeze stops fails with a *HeldError, and the journal stays usable; a hold that
+// are filled in. An intent that a hold or a freeze stops fails with a *StoppedError, and the journal stays usable; a hold that
 // this run has set itself does not stop it. After any error the record was not written, unless the error wraps
 // [state.ErrUnknown].
 func (j *Journal) Append(ctx context.Context, rec Record, ops ...state.Op) error {
@@ -305,7 +305,7 @@ func (j *Journal) free(ctx context.Context, all []request) ([]request, error) {
 	left := make([]request, 0, len(all))
 	for _, r := range all {
 		if holds := stopped(r); len(holds) > 0 {
-			r.done <- &HeldError{Ref: r.rec.Ref, Holds: holds}
+			r.done <- &StoppedError{Ref: r.rec.Ref, Holds: holds}
 		} else {
 			left = append(left, r)
 		}

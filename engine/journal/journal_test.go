@@ -255,7 +255,7 @@ func TestIntentObeysHolds(t *testing.T) {
 	try := func(kind journal.Kind, ref schema.Ref, want bool) {
 		t.Helper()
 		err := j.Append(ctx, journal.Record{Kind: kind, Ref: ref})
-		var held *journal.HeldError
+		var held *journal.StoppedError
 		if want && err != nil || !want && !errors.As(err, &held) {
 			t.Errorf("%s of %s: %v; written is wanted: %v", kind, ref, err, want)
 		}

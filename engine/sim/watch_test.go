@@ -174,7 +174,7 @@ func (s *sim) ended(p *process, res engine.Result, err error) {
 	var (
 		unknown *engine.UnknownError
 		held    *engine.HeldError
-		stopped *journal.HeldError
+		stopped *journal.StoppedError
 		stale   *engine.StaleError
 		refused *engine.RefusedError
 		spent   *engine.SpentError
