@@ -5,7 +5,10 @@ import (
 	"errors"
 	"fmt"
 	"iter"
+	"net/url"
+	"path/filepath"
 	"slices"
+	"strings"
 	"sync"
 	"time"
 
@@ -99,9 +102,27 @@ func (d *db) dial(ctx context.Context, event func(), monitored ...reading) (*con
 	return c, nil
 }
 
+// unambiguous returns an endpoint as the client reads it: as a URL. Of a relative path it would make the default socket, that is
+// another switch, and of a path with a #, another path.
+func unambiguous(endpoint string) (string, error) {
+	path, ok := strings.CutPrefix(endpoint, "unix:")
+	if !ok {
+		return endpoint, nil
+	}
+	path, err := filepath.Abs(path)
+	if err != nil {
+		return "", err
+	}
+	return (&url.URL{Scheme: client.UNIX, Path: path}).String(), nil
+}
+
 func (d *db) open(ctx context.Context, event func(), monitored []reading) (*conn, error) {
 	log := logr.FromSlogHandler(d.Logger.Handler())
-	opts := []client.Option{client.WithEndpoint(d.Endpoint), client.WithLogger(&log)}
+	endpoint, err := unambiguous(d.Endpoint)
+	if err != nil {
+		return nil, err
+	}
+	opts := []client.Option{client.WithEndpoint(endpoint), client.WithLogger(&log)}
 	if d.TLS != nil {
 		opts = append(opts, client.WithTLSConfig(d.TLS))
 	}

@@ -88,10 +88,10 @@ func Open(ctx context.Context, o Options) (*providers.Provider, error) {
 	if o.Logger == nil {
 		o.Logger = slog.New(slog.DiscardHandler)
 	}
-	switch scheme, _, _ := strings.Cut(o.Endpoint, ":"); {
+	switch scheme, at, _ := strings.Cut(o.Endpoint, ":"); {
 	case o.Node == "" || o.Site == "":
 		return nil, errors.New("ovs: the node and the site are required")
-	case scheme != "unix" && scheme != "ssl":
+	case scheme != "unix" && scheme != "ssl" || at == "":
 		return nil, fmt.Errorf("ovs: %s is neither unix:PATH nor ssl:HOST:PORT", o.Endpoint)
 	case scheme == "ssl" && o.TLS == nil:
 		return nil, fmt.Errorf("ovs: %s needs a TLS configuration", o.Endpoint)

@@ -8,6 +8,8 @@ import (
 	"crypto/x509"
 	"math/big"
 	"net"
+	"os"
+	"path/filepath"
 	"slices"
 	"strings"
 	"testing"
@@ -144,6 +146,8 @@ func TestOpenRefuses(t *testing.T) {
 		"no node":           {Site: providertest.Site},
 		"no site":           {Node: "gpu-01"},
 		"neither unix":      {Node: "gpu-01", Site: providertest.Site, Endpoint: "tcp:127.0.0.1:6640"},
+		"unix: is neither":  {Node: "gpu-01", Site: providertest.Site, Endpoint: "unix:"},
+		"ssl: is neither":   {Node: "gpu-01", Site: providertest.Site, Endpoint: "ssl:", TLS: &tls.Config{}},
 		"TLS configuration": {Node: "gpu-01", Site: providertest.Site, Endpoint: "ssl:127.0.0.1:6640"},
 		"connecting to":     {Node: "gpu-01", Site: providertest.Site, Endpoint: "unix:" + t.TempDir() + "/none.sock"},
 	} {
@@ -153,6 +157,28 @@ func TestOpenRefuses(t *testing.T) {
 			t.Errorf("%s: it opened", name)
 		} else if strings.Contains(name, " ") && !strings.HasPrefix(name, "no ") && !strings.Contains(err.Error(), name) {
 			t.Errorf("%s: the error is %v", name, err)
+		}
+	}
+}
+
+// A socket is found by its path, whatever is in it and wherever it begins, and never another one instead.
+func TestSocketPaths(t *testing.T) {
+	s := ovstest.Fake(t)
+	socket, _ := strings.CutPrefix(s.Endpoint, "unix:")
+	odd := filepath.Join(t.TempDir(), "a b#c%20d?e=f")
+	if err := os.Symlink(filepath.Dir(socket), odd); err != nil {
+		t.Fatal(err)
+	}
+	t.Chdir(filepath.Dir(odd))
+	name := filepath.Base(socket)
+	for i, endpoint := range []string{
+		"unix:" + filepath.Join(odd, name), "unix:" + filepath.Join(filepath.Base(odd), name), "unix:./" + filepath.Join(filepath.Base(odd), name),
+	} {
+		bridge := "br" + string(rune('0'+i))
+		n := newNode(t, s, ovs.Options{Endpoint: endpoint})
+		n.must(n.create("ovs.bridge", bridge, aBridge))
+		if !strings.Contains(s.Dump(t), bridge) {
+			t.Errorf("%s leads to another switch", endpoint)
 		}
 	}
 }
