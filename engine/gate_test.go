@@ -31,14 +31,14 @@ type patient struct {
 	sick       bool
 }
 
-func (p *patient) health(context.Context) providers.Health {
+func (p *patient) health(context.Context) error {
 	p.mu.Lock()
 	defer p.mu.Unlock()
 	p.asked++
 	if p.sick = p.down(p.asked); p.sick {
-		return providers.Health{Down: errUnreachable}
+		return errUnreachable
 	}
-	return providers.Health{}
+	return nil
 }
 
 type counted struct {

@@ -46,13 +46,13 @@ type restarting struct {
 // idleFor is how long a call waits for an idle far side; after half of it the far side counts as idle.
 const idleFor = 10 * time.Second
 
-func (r *restarting) health(context.Context) providers.Health {
+func (r *restarting) health(context.Context) error {
 	r.mu.Lock()
 	defer r.mu.Unlock()
 	if time.Now().Before(r.until) && (r.way != outageIdle || !r.owes.IsZero() && time.Since(r.owes) >= idleFor/2) {
-		return providers.Health{Down: errUnreachable}
+		return errUnreachable
 	}
-	return providers.Health{}
+	return nil
 }
 
 // meets counts a call and returns what happens to it.

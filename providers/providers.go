@@ -397,23 +397,15 @@ type Provider struct {
 	// only: what a server can do is found out from its answers. Nil: the far side does not report it.
 	Build func(ctx context.Context) (string, error)
 
-	// Health reports whether the far side works: whether calls get through and, where other processes carry out what the far
-	// side has only stored, whether they do. While it does not, Health checks again, one caller at a time. The engine begins
-	// no step meanwhile; steps that have begun wait without being blamed for it, and their calls are let through. Health is
-	// not wrong for long: what was not requested is not owed, slow is not unavailable, and it is good again with the first
+	// Health returns why the far side is unavailable, and nil while it is available: calls get through and, where other processes
+	// carry out what the far side has only stored, they do. While it is unavailable, Health checks again, one caller at a time. The
+	// engine begins no step meanwhile; steps that have begun wait without being blamed for it, and their calls are let through.
+	// Health is not wrong for long: what was not requested is not owed, slow is not unavailable, and it is good again with the first
 	// thing that is done. Where only a change can find that out, it is good from time to time, so that one is tried. Nil: it
 	// is unknown.
-	Health func(ctx context.Context) Health
+	Health func(ctx context.Context) error
 
 	slots func() chan struct{} // nil: no limit
-}
-
-// Health is what the calls of a provider have shown.
-type Health struct {
-	Down              error // why the far side is unavailable; nil while it is available
-	Succeeded, Failed int   // calls so far
-	Last              error // error of the last failed call, whatever the reason; nil when none has failed
-	LastAt            time.Time
 }
 
 // New makes a provider. Its kinds are guarded: calls of verbs that their traits exclude fail as Unsupported, calls whose context

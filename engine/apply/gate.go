@@ -75,7 +75,7 @@ func (g *gate) ask(ctx context.Context, p *providers.Provider, patience time.Dur
 	if p == nil || p.Health == nil {
 		return nil
 	}
-	down := p.Health(ctx).Down
+	down := p.Health(ctx)
 	if g.over(p, down, patience) {
 		return nil
 	}

@@ -149,7 +149,7 @@ func (w *worker) reached(ctx context.Context) (waited bool, err error) {
 		return false, nil
 	}
 	for next := w.retry.polls(); ; {
-		down := p.Health(ctx).Down
+		down := p.Health(ctx)
 		if down == nil {
 			return waited, nil
 		}

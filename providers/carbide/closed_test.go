@@ -19,16 +19,16 @@ func TestClosedForChanges(t *testing.T) {
 				h.change(status.Error(codes.Unavailable, "read only"))
 			}
 			h.note(nil)
-			if time.Sleep(pause - time.Nanosecond); h.now().Down == nil {
+			if time.Sleep(pause - time.Nanosecond); h.now() == nil {
 				t.Errorf("a change may try before %s", pause)
 			}
-			if time.Sleep(time.Nanosecond); h.now().Down != nil {
+			if time.Sleep(time.Nanosecond); h.now() != nil {
 				t.Errorf("no change may try after %s", pause)
 			}
 		}
 		h.change(status.Error(codes.Unavailable, "read only"))
 		h.change(status.Error(codes.NotFound, "no such thing"))
-		if down := h.now().Down; down != nil {
+		if down := h.now(); down != nil {
 			t.Errorf("after it was answered: %v", down)
 		}
 	})

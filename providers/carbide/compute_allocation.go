@@ -44,11 +44,7 @@ func (k allocations) list(ctx context.Context) ([]string, error) {
 }
 
 func (k allocations) get(ctx context.Context, ids []string) ([]*forge.ComputeAllocation, error) {
-	request := &forge.FindComputeAllocationsByIdsRequest{Ids: make([]*forge.ComputeAllocationId, len(ids))}
-	for i, id := range ids {
-		request.Ids[i] = &forge.ComputeAllocationId{Value: id}
-	}
-	r, err := k.FindComputeAllocationsByIds(ctx, request)
+	r, err := k.FindComputeAllocationsByIds(ctx, &forge.FindComputeAllocationsByIdsRequest{Ids: wrapped(ids, func(id string) *forge.ComputeAllocationId { return &forge.ComputeAllocationId{Value: id} })})
 	return r.GetAllocations(), err
 }
 

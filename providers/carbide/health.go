@@ -9,8 +9,6 @@ import (
 
 	"google.golang.org/grpc/codes"
 	"google.golang.org/grpc/status"
-
-	"converge.dev/converge/providers"
 )
 
 // health is the state of the service as its calls show it. Only a call that gets no answer because the service cannot
@@ -20,7 +18,7 @@ import (
 // another change can find out that it is over: so health is bad for a while, and then lets changes try again.
 type health struct {
 	mu    sync.Mutex
-	seen  providers.Health
+	down  error      // why the service cannot be reached, as the last call shows it; nil: it can
 	probe sync.Mutex // held by the caller that checks whether it is good again
 
 	closed error         // the answer to the last change that was not accepted; nil: changes are accepted
@@ -59,40 +57,37 @@ func (h *health) note(err error) {
 		return // cancelled by the caller
 	}
 	if err == nil {
-		h.seen.Succeeded++
-		h.seen.Down = nil
+		h.down = nil
 		return
 	}
-	h.seen.Failed++
-	h.seen.Last, h.seen.LastAt = err, time.Now()
 	var refused refusalError
 	if code := status.Code(err); code == codes.Unavailable || code == codes.Unauthenticated || errors.As(err, &refused) {
-		h.seen.Down = err
+		h.down = err
 	}
 }
 
-func (h *health) now() providers.Health {
+// now returns why the service is unavailable.
+func (h *health) now() error {
 	h.mu.Lock()
 	defer h.mu.Unlock()
-	seen := h.seen
-	if seen.Down == nil && h.closed != nil && time.Now().Before(h.until) {
-		seen.Down = fmt.Errorf("the service answers, and takes no changes: %w", h.closed)
+	if h.down == nil && h.closed != nil && time.Now().Before(h.until) {
+		return fmt.Errorf("the service answers, and takes no changes: %w", h.closed)
 	}
-	return seen
+	return h.down
 }
 
 // reached reports whether the service can be reached, so that greeting it would show nothing new.
 func (h *health) reached() bool {
 	h.mu.Lock()
 	defer h.mu.Unlock()
-	return h.seen.Down == nil
+	return h.down == nil
 }
 
 // healthy is the provider's Health. While the connection is bad, the first caller greets the service, and the others get
 // the last known state.
-func (s *service) healthy(ctx context.Context) providers.Health {
+func (s *service) healthy(ctx context.Context) error {
 	known := s.health.now()
-	if known.Down == nil || s.health.reached() || !s.health.probe.TryLock() {
+	if known == nil || s.health.reached() || !s.health.probe.TryLock() {
 		return known
 	}
 	defer s.health.probe.Unlock()

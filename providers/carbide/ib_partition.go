@@ -48,11 +48,7 @@ func (k ibPartitions) list(ctx context.Context) ([]string, error) {
 }
 
 func (k ibPartitions) get(ctx context.Context, ids []string) ([]*forge.IBPartition, error) {
-	request := &forge.IBPartitionsByIdsRequest{IbPartitionIds: make([]*forge.IBPartitionId, len(ids))}
-	for i, id := range ids {
-		request.IbPartitionIds[i] = &forge.IBPartitionId{Value: id}
-	}
-	r, err := k.FindIBPartitionsByIds(ctx, request)
+	r, err := k.FindIBPartitionsByIds(ctx, &forge.IBPartitionsByIdsRequest{IbPartitionIds: wrapped(ids, func(id string) *forge.IBPartitionId { return &forge.IBPartitionId{Value: id} })})
 	return r.GetIbPartitions(), err
 }
 

@@ -93,11 +93,7 @@ func (k instances) complete(ctx context.Context, all []seenInstance) error {
 }
 
 func (k instances) read(ctx context.Context, ids []string) ([]*forge.Instance, error) {
-	request := &forge.InstancesByIdsRequest{InstanceIds: make([]*forge.InstanceId, len(ids))}
-	for i, id := range ids {
-		request.InstanceIds[i] = &forge.InstanceId{Value: id}
-	}
-	r, err := k.FindInstancesByIds(ctx, request)
+	r, err := k.FindInstancesByIds(ctx, &forge.InstancesByIdsRequest{InstanceIds: wrapped(ids, func(id string) *forge.InstanceId { return &forge.InstanceId{Value: id} })})
 	return r.GetInstances(), err
 }
 

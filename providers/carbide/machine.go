@@ -55,11 +55,7 @@ func (k machines) list(ctx context.Context) ([]string, error) {
 }
 
 func (k machines) get(ctx context.Context, ids []string) ([]*forge.Machine, error) {
-	request := &forge.MachinesByIdsRequest{MachineIds: make([]*forge.MachineId, len(ids))}
-	for i, id := range ids {
-		request.MachineIds[i] = &forge.MachineId{Id: id}
-	}
-	r, err := k.FindMachinesByIds(ctx, request)
+	r, err := k.FindMachinesByIds(ctx, &forge.MachinesByIdsRequest{MachineIds: wrapped(ids, func(id string) *forge.MachineId { return &forge.MachineId{Id: id} })})
 	for _, o := range r.GetMachines() {
 		flatten(o)
 	}

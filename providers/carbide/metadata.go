@@ -23,6 +23,15 @@ func texts[I idMessage](ids []I) []string {
 	return out
 }
 
+// wrapped wraps ids in their messages.
+func wrapped[M any](ids []string, wrap func(id string) *M) []*M {
+	out := make([]*M, len(ids))
+	for i, id := range ids {
+		out[i] = wrap(id)
+	}
+	return out
+}
+
 // A uuidKind is embedded by kinds whose ids are UUIDs.
 type uuidKind struct{}
 

@@ -56,11 +56,7 @@ func (k segments) list(ctx context.Context) ([]string, error) {
 }
 
 func (k segments) get(ctx context.Context, ids []string) ([]*forge.NetworkSegment, error) {
-	request := &forge.NetworkSegmentsByIdsRequest{NetworkSegmentsIds: make([]*forge.NetworkSegmentId, len(ids))}
-	for i, id := range ids {
-		request.NetworkSegmentsIds[i] = &forge.NetworkSegmentId{Value: id}
-	}
-	r, err := k.FindNetworkSegmentsByIds(ctx, request)
+	r, err := k.FindNetworkSegmentsByIds(ctx, &forge.NetworkSegmentsByIdsRequest{NetworkSegmentsIds: wrapped(ids, func(id string) *forge.NetworkSegmentId { return &forge.NetworkSegmentId{Value: id} })})
 	return r.GetNetworkSegments(), err
 }
 

@@ -42,11 +42,7 @@ func (k nvlinkPartitions) list(ctx context.Context) ([]string, error) {
 }
 
 func (k nvlinkPartitions) get(ctx context.Context, ids []string) ([]*forge.NVLinkLogicalPartition, error) {
-	request := &forge.NVLinkLogicalPartitionsByIdsRequest{PartitionIds: make([]*forge.NVLinkLogicalPartitionId, len(ids))}
-	for i, id := range ids {
-		request.PartitionIds[i] = &forge.NVLinkLogicalPartitionId{Value: id}
-	}
-	r, err := k.FindNVLinkLogicalPartitionsByIds(ctx, request)
+	r, err := k.FindNVLinkLogicalPartitionsByIds(ctx, &forge.NVLinkLogicalPartitionsByIdsRequest{PartitionIds: wrapped(ids, func(id string) *forge.NVLinkLogicalPartitionId { return &forge.NVLinkLogicalPartitionId{Value: id} })})
 	return slices.DeleteFunc(r.GetPartitions(), func(o *forge.NVLinkLogicalPartition) bool {
 		return phaseOf(o.GetStatus().GetState()) == providers.Leaving
 	}), err

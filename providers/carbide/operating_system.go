@@ -45,11 +45,7 @@ func (k operatingSystems) list(ctx context.Context) ([]string, error) {
 }
 
 func (k operatingSystems) get(ctx context.Context, ids []string) ([]*forge.OperatingSystem, error) {
-	request := &forge.OperatingSystemsByIdsRequest{Ids: make([]*forge.OperatingSystemId, len(ids))}
-	for i, id := range ids {
-		request.Ids[i] = &forge.OperatingSystemId{Value: id}
-	}
-	r, err := k.FindOperatingSystemsByIds(ctx, request)
+	r, err := k.FindOperatingSystemsByIds(ctx, &forge.OperatingSystemsByIdsRequest{Ids: wrapped(ids, func(id string) *forge.OperatingSystemId { return &forge.OperatingSystemId{Value: id} })})
 	return r.GetOperatingSystems(), err
 }
 

@@ -32,11 +32,7 @@ func (k spxPartitions) list(ctx context.Context) ([]string, error) {
 
 // get also finds what was deleted, which only the list reveals.
 func (k spxPartitions) get(ctx context.Context, ids []string) ([]*forge.SpxPartition, error) {
-	request := &forge.SpxPartitionsByIdsRequest{SpxPartitionIds: make([]*forge.SpxPartitionId, len(ids))}
-	for i, id := range ids {
-		request.SpxPartitionIds[i] = &forge.SpxPartitionId{Value: id}
-	}
-	r, err := k.FindSpxPartitionsByIds(ctx, request)
+	r, err := k.FindSpxPartitionsByIds(ctx, &forge.SpxPartitionsByIdsRequest{SpxPartitionIds: wrapped(ids, func(id string) *forge.SpxPartitionId { return &forge.SpxPartitionId{Value: id} })})
 	return r.GetSpxPartitions(), err
 }
 

@@ -85,11 +85,7 @@ func (k vpcs) complete(ctx context.Context, all []seenVPC) error {
 }
 
 func (k vpcs) read(ctx context.Context, ids []string) ([]*forge.Vpc, error) {
-	request := &forge.VpcsByIdsRequest{VpcIds: make([]*forge.VpcId, len(ids))}
-	for i, id := range ids {
-		request.VpcIds[i] = &forge.VpcId{Value: id}
-	}
-	r, err := k.FindVpcsByIds(ctx, request)
+	r, err := k.FindVpcsByIds(ctx, &forge.VpcsByIdsRequest{VpcIds: wrapped(ids, func(id string) *forge.VpcId { return &forge.VpcId{Value: id} })})
 	return r.GetVpcs(), err
 }
 

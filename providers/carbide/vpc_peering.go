@@ -38,11 +38,7 @@ func (k peerings) list(ctx context.Context) ([]string, error) {
 }
 
 func (k peerings) get(ctx context.Context, ids []string) ([]*forge.VpcPeering, error) {
-	request := &forge.VpcPeeringsByIdsRequest{VpcPeeringIds: make([]*forge.VpcPeeringId, len(ids))}
-	for i, id := range ids {
-		request.VpcPeeringIds[i] = &forge.VpcPeeringId{Value: id}
-	}
-	r, err := k.FindVpcPeeringsByIds(ctx, request)
+	r, err := k.FindVpcPeeringsByIds(ctx, &forge.VpcPeeringsByIdsRequest{VpcPeeringIds: wrapped(ids, func(id string) *forge.VpcPeeringId { return &forge.VpcPeeringId{Value: id} })})
 	return r.GetVpcPeerings(), err
 }
 

@@ -46,11 +46,10 @@ func (k prefixes) list(ctx context.Context) ([]string, error) {
 }
 
 func (k prefixes) get(ctx context.Context, ids []string) ([]*forge.VpcPrefix, error) {
-	request := &forge.VpcPrefixGetRequest{VpcPrefixIds: make([]*forge.VpcPrefixId, len(ids)), Deleted: forge.DeletedFilter_DELETED_FILTER_INCLUDE}
-	for i, id := range ids {
-		request.VpcPrefixIds[i] = &forge.VpcPrefixId{Value: id}
-	}
-	r, err := k.GetVpcPrefixes(ctx, request)
+	r, err := k.GetVpcPrefixes(ctx, &forge.VpcPrefixGetRequest{
+		VpcPrefixIds: wrapped(ids, func(id string) *forge.VpcPrefixId { return &forge.VpcPrefixId{Value: id} }),
+		Deleted:      forge.DeletedFilter_DELETED_FILTER_INCLUDE,
+	})
 	return r.GetVpcPrefixes(), err
 }
 

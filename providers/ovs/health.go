@@ -5,8 +5,6 @@ import (
 	"fmt"
 	"sync"
 	"time"
-
-	"converge.dev/converge/providers"
 )
 
 // health is the state of the switch as its calls show it. An ovsdb-server that cannot be reached, or does not answer, makes
@@ -16,7 +14,7 @@ import (
 type health struct {
 	idle  time.Duration // time in which a running ovs-vswitchd applies a configuration
 	mu    sync.Mutex
-	seen  providers.Health
+	down  error      // why there was no connection or no answer the last time; nil: there was
 	cur   int        // the last applied configuration, as last observed
 	next  int        // the requested configuration
 	owed  time.Time  // since when cur is behind next; zero: nothing is owed
@@ -44,29 +42,23 @@ func (h *health) note(ctx context.Context, err error) {
 	}
 	h.mu.Lock()
 	defer h.mu.Unlock()
-	if err == nil {
-		h.seen.Succeeded++
-		h.seen.Down = nil
-		return
-	}
-	h.seen.Failed++
-	h.seen.Last, h.seen.LastAt, h.seen.Down = err, time.Now(), err
+	h.down = err
 }
 
-func (h *health) now() providers.Health {
+// now returns why the switch is unavailable.
+func (h *health) now() error {
 	h.mu.Lock()
 	defer h.mu.Unlock()
-	seen := h.seen
-	if since := time.Since(h.owed); seen.Down == nil && !h.owed.IsZero() && since >= h.idle {
-		seen.Down = fmt.Errorf("ovs-vswitchd does not act: it is at configuration %d, and was asked for %d at least %s ago", h.cur, h.next, since.Round(time.Second))
+	if since := time.Since(h.owed); h.down == nil && !h.owed.IsZero() && since >= h.idle {
+		return fmt.Errorf("ovs-vswitchd does not act: it is at configuration %d, and was asked for %d at least %s ago", h.cur, h.next, since.Round(time.Second))
 	}
-	return seen
+	return h.down
 }
 
 // healthy is the provider's Health. While it is bad, the first caller checks again, and the others get the last known state.
-func (d *db) healthy(ctx context.Context) providers.Health {
+func (d *db) healthy(ctx context.Context) error {
 	known := d.health.now()
-	if known.Down == nil || !d.health.probe.TryLock() {
+	if known == nil || !d.health.probe.TryLock() {
 		return known
 	}
 	defer d.health.probe.Unlock()

@@ -31,7 +31,7 @@ func TestIdle(t *testing.T) {
 				for i, l := range looks {
 					time.Sleep(l.after)
 					h.acts(l.cur, l.next)
-					if down := h.now().Down; (down != nil) != l.down {
+					if down := h.now(); (down != nil) != l.down {
 						t.Errorf("look %d, at %d of %d: down is %v", i+1, l.cur, l.next, down)
 					}
 				}

@@ -76,12 +76,12 @@ func beside(p *providers.Provider, stub wirepb.ProvidersClient, d *wirepb.Provid
 		}
 	}
 	if d.GetHasHealth() {
-		p.Health = func(ctx context.Context) providers.Health {
+		p.Health = func(ctx context.Context) error {
 			r, err := stub.Health(ctx, &wirepb.HealthRequest{Which: which})
 			if err != nil {
-				return providers.Health{Down: toldOrLost(err)}
+				return toldOrLost(err)
 			}
-			return decodeHealth(r)
+			return decodeFailure(r.GetDown())
 		}
 	}
 }

@@ -268,6 +268,8 @@ func (s *server) Health(ctx context.Context, r *wirepb.HealthRequest) (*wirepb.H
 		if p.Health == nil {
 			return nil
 		}
-		return func() (*wirepb.HealthResponse, error) { return encodeHealth(p.Health(ctx)), nil }
+		return func() (*wirepb.HealthResponse, error) {
+			return &wirepb.HealthResponse{Down: encodeFailure(p.Health(ctx))}, nil
+		}
 	})
 }

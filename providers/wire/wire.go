@@ -13,7 +13,6 @@ import (
 	"errors"
 	"fmt"
 	"strings"
-	"time"
 
 	"google.golang.org/grpc/codes"
 	"google.golang.org/grpc/status"
@@ -200,24 +199,4 @@ func failureOf(err error) (f *wirepb.Failure, ok bool) {
 		}
 	}
 	return nil, false
-}
-
-func encodeHealth(h providers.Health) *wirepb.HealthResponse {
-	r := &wirepb.HealthResponse{
-		Down: encodeFailure(h.Down), Succeeded: int64(h.Succeeded), Failed: int64(h.Failed), Last: encodeFailure(h.Last),
-	}
-	if !h.LastAt.IsZero() {
-		r.LastAtUnixNano = h.LastAt.UnixNano()
-	}
-	return r
-}
-
-func decodeHealth(r *wirepb.HealthResponse) providers.Health {
-	h := providers.Health{
-		Down: decodeFailure(r.GetDown()), Succeeded: int(r.GetSucceeded()), Failed: int(r.GetFailed()), Last: decodeFailure(r.GetLast()),
-	}
-	if at := r.GetLastAtUnixNano(); at != 0 {
-		h.LastAt = time.Unix(0, at).UTC()
-	}
-	return h
 }

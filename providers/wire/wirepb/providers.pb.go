@@ -1356,14 +1356,10 @@ func (x *HealthRequest) GetWhich() *Which {
 }
 
 type HealthResponse struct {
-	state          protoimpl.MessageState `protogen:"open.v1"`
-	Down           *Failure               `protobuf:"bytes,1,opt,name=down,proto3" json:"down,omitempty"` // absent: it is there
-	Succeeded      int64                  `protobuf:"varint,2,opt,name=succeeded,proto3" json:"succeeded,omitempty"`
-	Failed         int64                  `protobuf:"varint,3,opt,name=failed,proto3" json:"failed,omitempty"`
-	Last           *Failure               `protobuf:"bytes,4,opt,name=last,proto3" json:"last,omitempty"` // absent: none has failed
-	LastAtUnixNano int64                  `protobuf:"varint,5,opt,name=last_at_unix_nano,json=lastAtUnixNano,proto3" json:"last_at_unix_nano,omitempty"`
-	unknownFields  protoimpl.UnknownFields
-	sizeCache      protoimpl.SizeCache
+	state         protoimpl.MessageState `protogen:"open.v1"`
+	Down          *Failure               `protobuf:"bytes,1,opt,name=down,proto3" json:"down,omitempty"` // absent: it is available
+	unknownFields protoimpl.UnknownFields
+	sizeCache     protoimpl.SizeCache
 }
 
 func (x *HealthResponse) Reset() {
@@ -1401,34 +1397,6 @@ func (x *HealthResponse) GetDown() *Failure {
 		return x.Down
 	}
 	return nil
-}
-
-func (x *HealthResponse) GetSucceeded() int64 {
-	if x != nil {
-		return x.Succeeded
-	}
-	return 0
-}
-
-func (x *HealthResponse) GetFailed() int64 {
-	if x != nil {
-		return x.Failed
-	}
-	return 0
-}
-
-func (x *HealthResponse) GetLast() *Failure {
-	if x != nil {
-		return x.Last
-	}
-	return nil
-}
-
-func (x *HealthResponse) GetLastAtUnixNano() int64 {
-	if x != nil {
-		return x.LastAtUnixNano
-	}
-	return 0
 }
 
 // Failure is the detail of the status of a call that failed at the provider. A failed call whose status has none failed on the
@@ -1695,13 +1663,9 @@ const file_providers_wire_wirepb_providers_proto_rawDesc = "" +
 	"\rBuildResponse\x12\x14\n" +
 	"\x05build\x18\x01 \x01(\tR\x05build\"C\n" +
 	"\rHealthRequest\x122\n" +
-	"\x05which\x18\x01 \x01(\v2\x1c.converge.providers.v1.WhichR\x05which\"\xd9\x01\n" +
+	"\x05which\x18\x01 \x01(\v2\x1c.converge.providers.v1.WhichR\x05which\"D\n" +
 	"\x0eHealthResponse\x122\n" +
-	"\x04down\x18\x01 \x01(\v2\x1e.converge.providers.v1.FailureR\x04down\x12\x1c\n" +
-	"\tsucceeded\x18\x02 \x01(\x03R\tsucceeded\x12\x16\n" +
-	"\x06failed\x18\x03 \x01(\x03R\x06failed\x122\n" +
-	"\x04last\x18\x04 \x01(\v2\x1e.converge.providers.v1.FailureR\x04last\x12)\n" +
-	"\x11last_at_unix_nano\x18\x05 \x01(\x03R\x0elastAtUnixNano\"\xfa\x02\n" +
+	"\x04down\x18\x01 \x01(\v2\x1e.converge.providers.v1.FailureR\x04down\"\xfa\x02\n" +
 	"\aFailure\x12\x0e\n" +
 	"\x02op\x18\x01 \x01(\tR\x02op\x12\x10\n" +
 	"\x03ref\x18\x02 \x01(\tR\x03ref\x12\x12\n" +
@@ -1793,36 +1757,35 @@ var file_providers_wire_wirepb_providers_proto_depIdxs = []int32{
 	17, // 10: converge.providers.v1.BuildRequest.which:type_name -> converge.providers.v1.Which
 	17, // 11: converge.providers.v1.HealthRequest.which:type_name -> converge.providers.v1.Which
 	26, // 12: converge.providers.v1.HealthResponse.down:type_name -> converge.providers.v1.Failure
-	26, // 13: converge.providers.v1.HealthResponse.last:type_name -> converge.providers.v1.Failure
-	0,  // 14: converge.providers.v1.Failure.cause:type_name -> converge.providers.v1.Failure.Cause
-	27, // 15: converge.providers.v1.Failure.outdated:type_name -> converge.providers.v1.Outdated
-	1,  // 16: converge.providers.v1.Providers.Describe:input_type -> converge.providers.v1.DescribeRequest
-	6,  // 17: converge.providers.v1.Providers.List:input_type -> converge.providers.v1.ListRequest
-	7,  // 18: converge.providers.v1.Providers.Get:input_type -> converge.providers.v1.GetRequest
-	9,  // 19: converge.providers.v1.Providers.Watch:input_type -> converge.providers.v1.WatchRequest
-	13, // 20: converge.providers.v1.Providers.Create:input_type -> converge.providers.v1.CallRequest
-	13, // 21: converge.providers.v1.Providers.Update:input_type -> converge.providers.v1.CallRequest
-	13, // 22: converge.providers.v1.Providers.Delete:input_type -> converge.providers.v1.CallRequest
-	18, // 23: converge.providers.v1.Providers.Fence:input_type -> converge.providers.v1.FenceRequest
-	20, // 24: converge.providers.v1.Providers.Identify:input_type -> converge.providers.v1.IdentifyRequest
-	22, // 25: converge.providers.v1.Providers.Build:input_type -> converge.providers.v1.BuildRequest
-	24, // 26: converge.providers.v1.Providers.Health:input_type -> converge.providers.v1.HealthRequest
-	2,  // 27: converge.providers.v1.Providers.Describe:output_type -> converge.providers.v1.DescribeResponse
-	8,  // 28: converge.providers.v1.Providers.List:output_type -> converge.providers.v1.Things
-	8,  // 29: converge.providers.v1.Providers.Get:output_type -> converge.providers.v1.Things
-	10, // 30: converge.providers.v1.Providers.Watch:output_type -> converge.providers.v1.Changes
-	14, // 31: converge.providers.v1.Providers.Create:output_type -> converge.providers.v1.CreateResponse
-	15, // 32: converge.providers.v1.Providers.Update:output_type -> converge.providers.v1.UpdateResponse
-	16, // 33: converge.providers.v1.Providers.Delete:output_type -> converge.providers.v1.DeleteResponse
-	19, // 34: converge.providers.v1.Providers.Fence:output_type -> converge.providers.v1.FenceResponse
-	21, // 35: converge.providers.v1.Providers.Identify:output_type -> converge.providers.v1.IdentifyResponse
-	23, // 36: converge.providers.v1.Providers.Build:output_type -> converge.providers.v1.BuildResponse
-	25, // 37: converge.providers.v1.Providers.Health:output_type -> converge.providers.v1.HealthResponse
-	27, // [27:38] is the sub-list for method output_type
-	16, // [16:27] is the sub-list for method input_type
-	16, // [16:16] is the sub-list for extension type_name
-	16, // [16:16] is the sub-list for extension extendee
-	0,  // [0:16] is the sub-list for field type_name
+	0,  // 13: converge.providers.v1.Failure.cause:type_name -> converge.providers.v1.Failure.Cause
+	27, // 14: converge.providers.v1.Failure.outdated:type_name -> converge.providers.v1.Outdated
+	1,  // 15: converge.providers.v1.Providers.Describe:input_type -> converge.providers.v1.DescribeRequest
+	6,  // 16: converge.providers.v1.Providers.List:input_type -> converge.providers.v1.ListRequest
+	7,  // 17: converge.providers.v1.Providers.Get:input_type -> converge.providers.v1.GetRequest
+	9,  // 18: converge.providers.v1.Providers.Watch:input_type -> converge.providers.v1.WatchRequest
+	13, // 19: converge.providers.v1.Providers.Create:input_type -> converge.providers.v1.CallRequest
+	13, // 20: converge.providers.v1.Providers.Update:input_type -> converge.providers.v1.CallRequest
+	13, // 21: converge.providers.v1.Providers.Delete:input_type -> converge.providers.v1.CallRequest
+	18, // 22: converge.providers.v1.Providers.Fence:input_type -> converge.providers.v1.FenceRequest
+	20, // 23: converge.providers.v1.Providers.Identify:input_type -> converge.providers.v1.IdentifyRequest
+	22, // 24: converge.providers.v1.Providers.Build:input_type -> converge.providers.v1.BuildRequest
+	24, // 25: converge.providers.v1.Providers.Health:input_type -> converge.providers.v1.HealthRequest
+	2,  // 26: converge.providers.v1.Providers.Describe:output_type -> converge.providers.v1.DescribeResponse
+	8,  // 27: converge.providers.v1.Providers.List:output_type -> converge.providers.v1.Things
+	8,  // 28: converge.providers.v1.Providers.Get:output_type -> converge.providers.v1.Things
+	10, // 29: converge.providers.v1.Providers.Watch:output_type -> converge.providers.v1.Changes
+	14, // 30: converge.providers.v1.Providers.Create:output_type -> converge.providers.v1.CreateResponse
+	15, // 31: converge.providers.v1.Providers.Update:output_type -> converge.providers.v1.UpdateResponse
+	16, // 32: converge.providers.v1.Providers.Delete:output_type -> converge.providers.v1.DeleteResponse
+	19, // 33: converge.providers.v1.Providers.Fence:output_type -> converge.providers.v1.FenceResponse
+	21, // 34: converge.providers.v1.Providers.Identify:output_type -> converge.providers.v1.IdentifyResponse
+	23, // 35: converge.providers.v1.Providers.Build:output_type -> converge.providers.v1.BuildResponse
+	25, // 36: converge.providers.v1.Providers.Health:output_type -> converge.providers.v1.HealthResponse
+	26, // [26:37] is the sub-list for method output_type
+	15, // [15:26] is the sub-list for method input_type
+	15, // [15:15] is the sub-list for extension type_name
+	15, // [15:15] is the sub-list for extension extendee
+	0,  // [0:15] is the sub-list for field type_name
 }
 
 func init() { file_providers_wire_wirepb_providers_proto_init() }
