@@ -20,11 +20,18 @@ import (
 	"converge.dev/converge/providers"
 	"converge.dev/converge/providers/fake"
 	"converge.dev/converge/schema"
+	"converge.dev/converge/schema/kinds"
 )
 
 // This file is part of the program that package e2e/secrets tests, and of no other.
 
-func init() { list["far"] = openFar }
+func init() { sites["far"] = func(Config) connection { return farAway{} } }
+
+// farAway is the connection to the far side, which needs no configuration.
+type farAway struct{}
+
+func (farAway) Configured() bool   { return true }
+func (farAway) Check(string) error { return nil }
 
 // mischief is what the far side does with the secrets of calls of one verb, as far-mischief.json says.
 type mischief struct {
@@ -34,14 +41,18 @@ type mischief struct {
 	Encoding string `json:"encoding"` // in which the secrets are leaked
 }
 
-// openFar serves the kinds of far from the world in far.json, beside the configuration.
-func openFar(_ context.Context, o Options, scope string) (*providers.Provider, error) {
-	world, err := fake.Open(filepath.Join(o.Dir, "far.json"), o.Kinds)
+// Open serves the kinds of far from the world in far.json, beside the configuration.
+func (farAway) Open(_ context.Context, at providers.Opening) (*providers.Provider, error) {
+	described, err := kinds.New()
+	if err != nil {
+		return nil, err
+	}
+	world, err := fake.Open(at.Path("far.json"), described.Kinds())
 	if err != nil {
 		return nil, err
 	}
 	var does []mischief
-	switch b, err := os.ReadFile(filepath.Join(o.Dir, "far-mischief.json")); {
+	switch b, err := os.ReadFile(at.Path("far-mischief.json")); {
 	case errors.Is(err, os.ErrNotExist):
 	case err != nil:
 		return nil, err
@@ -50,9 +61,9 @@ func openFar(_ context.Context, o Options, scope string) (*providers.Provider, e
 			return nil, err
 		}
 	}
-	p := world.Provider("far", scope)
+	p := world.Provider("far", at.Scope)
 	for i := range p.Kinds {
-		p.Kinds[i].Kind = far{p.Kinds[i].Kind, does, o.Logger, o.Dir}
+		p.Kinds[i].Kind = far{p.Kinds[i].Kind, does, at.Logger, at.Dir}
 	}
 	p.Close = world.Close
 	return p, nil
