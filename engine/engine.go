@@ -1,4 +1,5 @@
-// Package engine is the door: everything a command does with a site goes through an [Engine].
+// Package engine is the door to a site: whoever observes it, plans for it, or changes it or what is recorded of it goes through an
+// [Engine]. What is stored, such as documents, runs and holds, is read from package state directly.
 //
 // It reads three things (the desired document, what providers observe, what the store recorded), lets package plan
 // decide, and lets package apply carry out the decision under the site lock. Data flows one way; planning changes nothing,

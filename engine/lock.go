@@ -107,6 +107,18 @@ func openBeside(ctx context.Context, store *state.Store, run string) (*state.Run
 	return open, nil
 }
 
+// Amend calls do while the site lock is held and no run is open, for a change of what is recorded that no plan makes. It fails with a
+// *state.LockedError or a *HeldError when nothing was done.
+func (e *Engine) Amend(ctx context.Context, op string, do func(context.Context, *state.Lock) error) error {
+	_, err := e.locked(ctx, op, func(ctx context.Context, lock *state.Lock) (Result, error) {
+		if err := Settled(ctx, e.o.Store, ""); err != nil {
+			return Result{}, err
+		}
+		return Result{}, do(ctx, lock)
+	})
+	return err
+}
+
 // locked calls do while the site lock is held.
 func (e *Engine) locked(ctx context.Context, op string, do func(context.Context, *state.Lock) (Result, error)) (res Result, err error) {
 	if e.o.Looks {

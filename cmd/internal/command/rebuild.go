@@ -64,7 +64,7 @@ store say so as well: converge state restored.`,
 			}
 			return s.rebuild(ctx, of, nil)
 		}
-		return s.locked(ctx, "state rebuild", func(lock *state.Lock) error { return s.rebuild(ctx, of, lock) })
+		return s.amend(ctx, "state rebuild", func(ctx context.Context, lock *state.Lock) error { return s.rebuild(ctx, of, lock) })
 	}
 	return c
 }

@@ -8,7 +8,6 @@ import (
 	"os"
 	"slices"
 	"strings"
-	"time"
 
 	"converge.dev/converge/cmd/internal/config"
 	"converge.dev/converge/cmd/internal/view"
@@ -229,20 +228,11 @@ func (s *session) whereConfig() string {
 	return "The configuration is " + s.conf.Path + "."
 }
 
-// locked calls do while the lock of the site is held and no run is open.
-func (s *session) locked(ctx context.Context, operation string, do func(*state.Lock) error) (err error) {
-	lock, err := s.store.Lock(ctx, state.LockInfo{Operation: operation, Who: who(), PID: os.Getpid(), Version: s.sys.Version, Created: time.Now().UTC()},
-		state.LockOptions{Wait: s.flags.lockTimeout, OnWait: func(i state.LockInfo) { s.view.Event(event.LockWait{Holder: i}) }})
+// amend calls do while the lock of the site is held and no run is open.
+func (s *session) amend(ctx context.Context, operation string, do func(context.Context, *state.Lock) error) error {
+	e, err := s.engine()
 	if err != nil {
 		return err
 	}
-	defer func() {
-		if cerr := lock.Close(); cerr != nil && err == nil {
-			s.log.Warn("giving the site lock back", "error", cerr)
-		}
-	}()
-	if err := engine.Settled(ctx, s.store, ""); err != nil {
-		return err
-	}
-	return do(lock)
+	return e.Amend(ctx, operation, do)
 }

@@ -147,7 +147,7 @@ it bears our mark.`,
 		if err != nil {
 			return err
 		}
-		return s.locked(ctx, "state rm", func(lock *state.Lock) error {
+		return s.amend(ctx, "state rm", func(ctx context.Context, lock *state.Lock) error {
 			var ops []state.Op
 			text := ""
 			for _, arg := range args {
@@ -220,7 +220,7 @@ converge state rebuild finds them under that.`,
 		if err != nil {
 			return err
 		}
-		return s.locked(ctx, "state mv", func(lock *state.Lock) error {
+		return s.amend(ctx, "state mv", func(ctx context.Context, lock *state.Lock) error {
 			ops, err := s.move(ctx, sch.Kinds(), args[0], to)
 			if err != nil {
 				return err
