@@ -25,6 +25,7 @@ var layers = []struct {
 	part string
 	may  []string
 }{
+	{"internal/budget", nil},
 	{"internal/failpoint", nil},
 	{"internal/files", nil},
 	{"internal/nearest", nil},

@@ -49,7 +49,7 @@ func (e *Engine) Apply(ctx context.Context, p *plan.Plan, o ApplyOptions) (Resul
 			if err != nil || p.Empty() {
 				return Result{Run: run}, err
 			}
-			return e.carry(ctx, set, lock, p, run, log, recorded, o, false)
+			return e.run(ctx, set, lock, p, run, log, recorded, o, false)
 		})
 	})
 }
@@ -65,7 +65,7 @@ func (e *Engine) acceptable(p *plan.Plan, approval string, o ApplyOptions) error
 		return &RefusedError{p.Refusals}
 	}
 	if !p.Author.Own {
-		if err := e.foreign(p); err != nil {
+		if err := e.checkSecrets(p); err != nil {
 			return err
 		}
 	}
@@ -107,7 +107,7 @@ func (e *Engine) fenced(ctx context.Context, lock *state.Lock, run string, p *pl
 	if err != nil {
 		return Result{}, err
 	}
-	e.recall(ctx, recorded, p)
+	e.register(ctx, recorded, p)
 	if c.recorded != nil {
 		if err := c.recorded(recorded); err != nil {
 			return Result{}, err
@@ -209,8 +209,8 @@ func (e *Engine) begin(ctx context.Context, lock *state.Lock, p *plan.Plan, op s
 	return run, log, nil
 }
 
-// carry hands a run to package apply.
-func (e *Engine) carry(ctx context.Context, set *providers.Set, lock *state.Lock, p *plan.Plan, run state.Run, log *journal.Log, recorded []state.Record, o ApplyOptions, undo bool) (Result, error) {
+// run hands a run to package apply.
+func (e *Engine) run(ctx context.Context, set *providers.Set, lock *state.Lock, p *plan.Plan, run state.Run, log *journal.Log, recorded []state.Record, o ApplyOptions, undo bool) (Result, error) {
 	if o.OnFailure == "" {
 		o.OnFailure = apply.Rollback
 	}

@@ -175,7 +175,7 @@ func (f *following) follow(p *plan.Plan, in *plan.Input, read map[schema.Ref]boo
 		if made && !f.gone[s.Ref] {
 			f.gone[s.Ref] = true
 			traits, _ := in.Traits(s.Ref.Scope, s.Ref.Kind)
-			orphans = orphans || traits.Orphans && read[s.Ref]
+			orphans = orphans || traits.DeleteUnchecked && read[s.Ref]
 		}
 		if made || s.Action == plan.Forget || s.Prior == nil || s.Prior.Gone || s.Prior.ID != s.ExternalID {
 			turn(s.Ref)
@@ -196,7 +196,7 @@ func (f *following) follow(p *plan.Plan, in *plan.Input, read map[schema.Ref]boo
 // lookAt makes the inputs of a plan about a part of a document, and about those of refs that are recorded. Gone is what will no
 // longer be there, or not as the same thing. When more has to be read first, it returns the refs of that and nothing else.
 func (e *Engine) lookAt(ctx context.Context, doc *schema.Document, refs []schema.Ref, gone map[schema.Ref]bool) (in plan.Input, more []schema.Ref, err error) {
-	in = plan.Input{Kinds: e.o.Kinds, Document: doc, Begun: e.begun(ctx), Part: &plan.Part{Owners: map[schema.Place]map[string]schema.Ref{}}}
+	in = plan.Input{Kinds: e.o.Kinds, Document: doc, Begun: e.unresolved(ctx), Part: &plan.Part{Owners: map[schema.Place]map[string]schema.Ref{}}}
 	chosen, declared := map[schema.Ref]bool{}, map[schema.Ref]bool{}
 	for _, ref := range refs {
 		chosen[ref] = true
@@ -228,7 +228,7 @@ func (e *Engine) lookAt(ctx context.Context, doc *schema.Document, refs []schema
 			}
 		}
 	}
-	e.recall(ctx, in.Recorded, nil)
+	e.register(ctx, in.Recorded, nil)
 	set, err := e.connect(ctx, doc.Site, needs(places(slices.Collect(maps.Keys(chosen)))))
 	if err != nil {
 		return in, nil, err
@@ -255,7 +255,7 @@ func (e *Engine) lookAt(ctx context.Context, doc *schema.Document, refs []schema
 		}
 	}
 	for ref := range chosen { // what refers to a thing decides whether it may be deleted
-		if k, _, ok := set.Find(ref.Scope, ref.Kind); ok && k.Traits.Orphans && (gone[ref] || records[ref] != nil && !declared[ref]) {
+		if k, _, ok := set.Find(ref.Scope, ref.Kind); ok && k.Traits.DeleteUnchecked && (gone[ref] || records[ref] != nil && !declared[ref]) {
 			for _, by := range plan.Referrers(e.o.Kinds, ref.Kind) {
 				at[schema.Place{Scope: ref.Scope, Kind: by.Name}] = true
 			}

@@ -114,7 +114,7 @@ func TestTorturePlanOfTheChanged(t *testing.T) {
 		s := enginetest.New()
 		subnet, host := fake.SiteTraits(), fake.SiteTraits()
 		subnet.Exclusive, host.Detach = []providers.Exclusive{{Field: "cidr"}}, []providers.Detachable{{Field: "links"}}
-		host.Orphans, subnet.Orphans = rapid.Bool().Draw(t, "orphans"), rapid.Bool().Draw(t, "orphan subnets")
+		host.DeleteUnchecked, subnet.DeleteUnchecked = rapid.Bool().Draw(t, "orphans"), rapid.Bool().Draw(t, "orphan subnets")
 		s.World.Traits = map[string]providers.Traits{"far.subnet": subnet, "far.host": host, "far.net": subnet}
 		for i, id := range strangers {
 			if err := s.World.Put("site", "far.net", providers.Thing{ID: id, Name: fmt.Sprintf("net%d", i), Spec: schema.Object{"cidr": fmt.Sprintf("10.8.%d.0/24", i), "labels": map[string]any{}}}); err != nil {
@@ -478,7 +478,7 @@ func TestPlanOfTheChangedLeavesNoOrphans(t *testing.T) {
 	second := map[string]string{"site/far.net/a": aNet, "site/far.host/h": aHost}
 	c := changed(t, first, second)
 	traits := fake.SiteTraits()
-	traits.Orphans = true
+	traits.DeleteUnchecked = true
 	c.World.Traits = map[string]providers.Traits{"far.net": traits}
 	thing := thingOf(t, c.Site, "site", "far.host", recordOf(t, c.Site, "site/far.host/h").ID)
 	thing.Spec["net"] = recordOf(t, c.Site, "site/far.net/b").ID

@@ -45,7 +45,7 @@ func (c chooser) Create(ctx context.Context, call providers.Call) error {
 func (c chooser) site(t *testing.T, marks bool) *enginetest.Site {
 	s := enginetest.New()
 	traits := fake.NodeTraits()
-	traits.ID, traits.Mark, traits.Burned, traits.Late = "", marks, true, gridLate
+	traits.ID, traits.Mark, traits.IDsNotReusable, traits.EffectWithin = "", marks, true, gridLate
 	s.World.Traits = map[string]providers.Traits{gridHost.Kind: traits, "far.guard": fake.NodeTraits()}
 	t.Cleanup(func() {
 		if t.Failed() {

@@ -26,13 +26,13 @@ type gridProfile struct {
 func gridProfiles() []gridProfile {
 	of := func(change func(*providers.Traits)) providers.Traits {
 		t := fake.NodeTraits()
-		t.Late, t.ReadyWithin, t.GoneWithin = gridLate, gridPatience, gridPatience
+		t.EffectWithin, t.ReadyWithin, t.GoneWithin = gridLate, gridPatience, gridPatience
 		change(&t)
 		return t
 	}
 	return []gridProfile{
 		{"carbide", of(func(t *providers.Traits) {
-			t.ID, t.Burned, t.Delete, t.UndoDelete = "", true, providers.Blind, providers.Replace
+			t.ID, t.IDsNotReusable, t.Delete, t.UndoDelete = "", true, providers.Blind, providers.Replace
 		})},
 		{"ovs", of(func(*providers.Traits) {})},
 		{"blind create", of(func(t *providers.Traits) { t.Create, t.Update = providers.Blind, providers.Blind })},
@@ -109,7 +109,7 @@ type gridFault struct {
 
 func (f gridFault) possible(p gridProfile, m gridMethod) bool {
 	switch {
-	case !m.possible(p), f.natural && p.traits.ID == "", f.marked && !p.traits.Mark, f.burned && !p.traits.Burned:
+	case !m.possible(p), f.natural && p.traits.ID == "", f.marked && !p.traits.Mark, f.burned && !p.traits.IDsNotReusable:
 		return false
 	case f.first != nil && !m.undo, m.name == "mark" && m.undo && f.early == gridSeize: // it is not ours to begin with
 		return false

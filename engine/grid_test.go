@@ -496,7 +496,7 @@ func (c *gridCell) follow(d *schema.Document, run state.Run) string {
 			e := c.process(c.Store)
 			p, err := e.Plan(context.Background(), d, plan.Options{})
 			e.Close()
-			if err != nil || !p.Empty() || slices.ContainsFunc(p.Unmanaged, func(f plan.Foreign) bool { return f.Stray }) {
+			if err != nil || !p.Empty() || slices.ContainsFunc(p.Unmanaged, func(f plan.Unmanaged) bool { return f.Stray }) {
 				return say(fmt.Sprintf("not for long: %v\n%s", err, enginetest.Text(p)))
 			}
 			if err := c.World.Land(); err != nil {
@@ -529,7 +529,7 @@ func (c *gridCell) incarnation() int {
 // usedOnce fails the test when an id of a kind whose ids are used once was used for a second thing: when it was accepted
 // twice, or requested again after its thing was deleted.
 func (c *gridCell) usedOnce() {
-	if !c.profile.traits.Burned {
+	if !c.profile.traits.IDsNotReusable {
 		return
 	}
 	made, gone := map[string]bool{}, map[string]bool{}

@@ -84,7 +84,7 @@ func TestWaitsForWhatIsUnknownOnce(t *testing.T) {
 		t.Run(strings.ReplaceAll(name, " ", "-"), func(t *testing.T) {
 			synctest.Test(t, func(t *testing.T) {
 				s := enginetest.New()
-				c.traits.Late = gridLate
+				c.traits.EffectWithin = gridLate
 				s.World.Traits = map[string]providers.Traits{gridHost.Kind: c.traits, "far.guard": fake.NodeTraits()}
 				s.Converge(t, s.Document(t, map[string]string{gridKeep: `{}`, gridHost.String(): `{"size":1}`}))
 				before := s.World.Dump()

@@ -26,8 +26,8 @@ func (e *Engine) look(ctx context.Context, doc *schema.Document, strays bool) (p
 		return plan.Input{}, err
 	}
 	share(records, doc.Resources)
-	e.recall(ctx, records, nil)
-	in := plan.Input{Kinds: e.o.Kinds, Document: doc, Recorded: records, Begun: e.begun(ctx)}
+	e.register(ctx, records, nil)
+	in := plan.Input{Kinds: e.o.Kinds, Document: doc, Recorded: records, Begun: e.unresolved(ctx)}
 	at := map[schema.Place]bool{}   // what is observed
 	live := map[schema.Place]bool{} // where a plan may delete
 	if strays {
@@ -69,7 +69,7 @@ func (e *Engine) look(ctx context.Context, doc *schema.Document, strays bool) (p
 		})
 	}
 	for p := range live { // what refers to a thing decides whether it may be deleted
-		if k, _, ok := set.Find(p.Scope, p.Kind); ok && k.Traits.Orphans {
+		if k, _, ok := set.Find(p.Scope, p.Kind); ok && k.Traits.DeleteUnchecked {
 			for _, r := range plan.Referrers(e.o.Kinds, p.Kind) {
 				at[schema.Place{Scope: p.Scope, Kind: r.Name}] = true
 			}
@@ -113,8 +113,8 @@ func chooses(k *schema.Kind, r *schema.Resource) (fields []*schema.Field) {
 	return fields
 }
 
-// begun returns what an open run has yet to settle. A run that cannot be read is left out: resuming it reports why.
-func (e *Engine) begun(ctx context.Context) map[schema.Ref]bool {
+// unresolved returns what an open run has yet to settle. A run that cannot be read is left out: resuming it reports why.
+func (e *Engine) unresolved(ctx context.Context) map[schema.Ref]bool {
 	runs, err := e.o.Store.Runs(ctx)
 	if err != nil {
 		return nil

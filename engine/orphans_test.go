@@ -20,7 +20,7 @@ import (
 func orphaning(t *testing.T) (*enginetest.Site, *schema.Document) {
 	s := enginetest.New()
 	nets, hosts := fake.SiteTraits(), fake.SiteTraits()
-	nets.Orphans, hosts.GoneWithin = true, time.Minute
+	nets.DeleteUnchecked, hosts.GoneWithin = true, time.Minute
 	s.World.Traits = map[string]providers.Traits{"far.net": nets, "far.host": hosts}
 	s.Converge(t, s.Document(t, map[string]string{"site/far.net/n": `{"cidr": "10.0.0.0/24"}`, "site/far.guard/g": `{}`}))
 	return s, s.Document(t, map[string]string{"site/far.guard/g": `{}`})

@@ -172,9 +172,9 @@ func outageSite(t *testing.T) (*enginetest.Site, *schema.Document) {
 	t.Helper()
 	s := enginetest.New()
 	traits := fake.NodeTraits()
-	traits.ReadyWithin, traits.GoneWithin, traits.Late = 15*time.Minute, 15*time.Minute, time.Minute
+	traits.ReadyWithin, traits.GoneWithin, traits.EffectWithin = 15*time.Minute, 15*time.Minute, time.Minute
 	quick := traits
-	quick.ReadyWithin, quick.GoneWithin, quick.Late = time.Minute, time.Minute, idleFor
+	quick.ReadyWithin, quick.GoneWithin, quick.EffectWithin = time.Minute, time.Minute, idleFor
 	s.World.Traits = map[string]providers.Traits{"far.host": traits, "far.guard": quick, "far.net": traits}
 	s.Converge(t, s.Document(t, map[string]string{
 		"site/far.guard/g": `{"size":1}`, "site/far.guard/old": `{}`, "site/far.net/n": `{"cidr":"10.0.0.0/24"}`,

@@ -41,7 +41,7 @@ func (e *Engine) Plan(ctx context.Context, doc *schema.Document, o plan.Options)
 // author may not name, or one that cannot be read.
 func (e *Engine) readable(ctx context.Context, doc *schema.Document) (*schema.Document, error) {
 	if !doc.Author.Own {
-		if err := Foreign(e.o.Kinds, e.o.Secrets.Source, doc); err != nil {
+		if err := CheckSecrets(e.o.Kinds, e.o.Secrets.Source, doc); err != nil {
 			return nil, err
 		}
 	}

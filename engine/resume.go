@@ -19,7 +19,7 @@ import (
 // Resume continues the open or partial run with that id; the only such run when id is empty. A run that was being
 // undone goes on being undone, as far as was requested; any other goes on forward.
 func (e *Engine) Resume(ctx context.Context, id string, o ApplyOptions) (Result, error) {
-	return e.again(ctx, "resume", id, o, func(run state.Run, p *plan.Plan, sum journal.Replay) (undo bool, err error) {
+	return e.continueRun(ctx, "resume", id, o, func(run state.Run, p *plan.Plan, sum journal.Replay) (undo bool, err error) {
 		if run.Status != state.RunOpen && run.Status != state.RunPartial {
 			return false, fmt.Errorf("run %s ended %s: there is nothing to resume", run.ID, run.Stands())
 		}
@@ -27,8 +27,8 @@ func (e *Engine) Resume(ctx context.Context, id string, o ApplyOptions) (Result,
 	})
 }
 
-// again continues an existing run.
-func (e *Engine) again(ctx context.Context, op, id string, o ApplyOptions, decide func(state.Run, *plan.Plan, journal.Replay) (bool, error)) (Result, error) {
+// continueRun continues an existing run.
+func (e *Engine) continueRun(ctx context.Context, op, id string, o ApplyOptions, decide func(state.Run, *plan.Plan, journal.Replay) (bool, error)) (Result, error) {
 	run, p, body, err := e.choose(ctx, op, id)
 	if err != nil {
 		return Result{}, err
@@ -66,7 +66,7 @@ func (e *Engine) again(ctx context.Context, op, id string, o ApplyOptions, decid
 			if o.OnFailure == "" {
 				o.OnFailure = apply.OnFailure(run.OnFail)
 			}
-			return e.carry(ctx, set, lock, p, run, log, recorded, o, undo)
+			return e.run(ctx, set, lock, p, run, log, recorded, o, undo)
 		})
 	})
 }

@@ -303,7 +303,7 @@ func TestQuarantineBeforeBlindDeletes(t *testing.T) {
 	synctest.Test(t, func(t *testing.T) {
 		s := enginetest.New()
 		traits := fake.SiteTraits()
-		traits.Delete, traits.Late = providers.Blind, time.Minute
+		traits.Delete, traits.EffectWithin = providers.Blind, time.Minute
 		s.World.Traits = map[string]providers.Traits{"far.guard": traits}
 		d := s.Document(t, with(map[string]string{"site/far.guard/old": `{"size":3}`}))
 		s.Converge(t, d)

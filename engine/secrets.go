@@ -38,9 +38,9 @@ func (e *Engine) secrets(ctx context.Context) *secret.Vault {
 	return e.vault
 }
 
-// Foreign refuses a document that others wrote when it names secrets that source does not allow in such a document. The
+// CheckSecrets refuses a document that others wrote when it names secrets that source does not allow in such a document. The
 // *RefusedError names all of them, each with the setting that would allow it. No secret is read.
-func Foreign(kinds schema.Kinds, source secret.Source, doc *schema.Document) error {
+func CheckSecrets(kinds schema.Kinds, source secret.Source, doc *schema.Document) error {
 	var refusals []plan.Refusal
 	for i := range doc.Resources {
 		r := &doc.Resources[i]
@@ -52,8 +52,8 @@ func Foreign(kinds schema.Kinds, source secret.Source, doc *schema.Document) err
 	return nil
 }
 
-// foreign is Foreign for a plan that was made before, perhaps with another configuration.
-func (e *Engine) foreign(p *plan.Plan) error {
+// checkSecrets is [CheckSecrets] for a plan that was made before, perhaps with another configuration.
+func (e *Engine) checkSecrets(p *plan.Plan) error {
 	var refusals []plan.Refusal
 	for i := range p.Steps {
 		s := &p.Steps[i]
@@ -145,8 +145,8 @@ func (e *Engine) unchanged(ctx context.Context, p *plan.Plan) error {
 	return nil
 }
 
-// recall makes the secrets of what is recorded and planned known to the vault, before any text mentions them.
-func (e *Engine) recall(ctx context.Context, recorded []state.Record, p *plan.Plan) {
+// register makes the secrets of what is recorded and planned known to the vault, before any text mentions them.
+func (e *Engine) register(ctx context.Context, recorded []state.Record, p *plan.Plan) {
 	v := e.secrets(ctx)
 	know := func(ref schema.Ref, spec schema.Object) {
 		if kind := e.secret[ref.Kind]; kind != nil {

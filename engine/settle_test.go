@@ -19,7 +19,7 @@ func TestLateDeleteOfWhatComesBack(t *testing.T) {
 	synctest.Test(t, func(t *testing.T) {
 		s := enginetest.New()
 		traits := fake.NodeTraits()
-		traits.ID, traits.Delete, traits.UndoDelete, traits.Late = "", providers.Blind, providers.Exact, gridLate
+		traits.ID, traits.Delete, traits.UndoDelete, traits.EffectWithin = "", providers.Blind, providers.Exact, gridLate
 		s.World.Traits = map[string]providers.Traits{gridHost.Kind: traits, "far.guard": fake.NodeTraits()}
 		s.Converge(t, s.Document(t, map[string]string{gridKeep: `{}`, gridHost.String(): `{"size":1}`}))
 		before := s.World.Dump()
@@ -63,7 +63,7 @@ func TestMadeInPart(t *testing.T) {
 			synctest.Test(t, func(t *testing.T) {
 				s := enginetest.New()
 				traits := fake.NodeTraits()
-				traits.ID, traits.Late = "", gridLate
+				traits.ID, traits.EffectWithin = "", gridLate
 				s.World.Traits = map[string]providers.Traits{gridHost.Kind: traits}
 				faults := []fake.Fault{{Op: "create", Ref: gridHost.String(), Class: providers.Unknown, Effect: fake.EffectAfter}}
 				if c.fault != nil {
@@ -108,7 +108,7 @@ func TestBroughtAboutByItself(t *testing.T) {
 	synctest.Test(t, func(t *testing.T) {
 		s := enginetest.New()
 		traits := fake.NodeTraits()
-		traits.Update, traits.Late, traits.Itself = providers.Blind, gridLate, []string{"size"}
+		traits.Update, traits.EffectWithin, traits.SelfChanging = providers.Blind, gridLate, []string{"size"}
 		s.World.Traits = map[string]providers.Traits{gridHost.Kind: traits, "far.guard": fake.NodeTraits()}
 		s.Converge(t, s.Document(t, map[string]string{gridKeep: `{}`, gridHost.String(): `{"size":1}`}))
 		before := s.World.Dump()

@@ -371,7 +371,7 @@ func (u *undo) referred(now standing, to *state.Record) {
 	for _, k := range now.referrers(to.Ref.Kind) {
 		at := schema.Place{Scope: to.Ref.Scope, Kind: k.Name}
 		for _, t := range now.referring(at)[plan.Referent{Kind: to.Ref.Kind, ID: to.ID}] {
-			if t.Derived || t.Phase == providers.Leaving {
+			if t.Derived || t.Phase == providers.Deleting {
 				continue
 			}
 			owner, ours := now.owners[at][t.ID]

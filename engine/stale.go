@@ -86,7 +86,7 @@ func sameRecord(a, b *state.Record) bool {
 
 // changedSince returns how a thing differs from what a step expects; empty when it does not.
 func (e *Engine) changedSince(s *plan.Step, have *providers.Thing, names plan.Names) string {
-	gone := have == nil || have.Phase == providers.Leaving
+	gone := have == nil || have.Phase == providers.Deleting
 	switch {
 	case s.Action == plan.Create && (gone || s.Replace): // what is replaced is there under the same natural key
 		return ""

@@ -16,7 +16,7 @@ func (e *Engine) Survey(ctx context.Context, site schema.Site, needs []providers
 	if err != nil {
 		return nil, err
 	}
-	e.recall(ctx, records, nil)
+	e.register(ctx, records, nil)
 	set, err := e.connect(ctx, site, needs)
 	if err != nil {
 		return nil, err

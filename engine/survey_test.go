@@ -11,7 +11,7 @@ import (
 )
 
 // surveyed returns what exists on a site, by ref.
-func surveyed(t *testing.T, s *enginetest.Site) map[string]survey.Find {
+func surveyed(t *testing.T, s *enginetest.Site) map[string]survey.Discovered {
 	t.Helper()
 	e := s.Engine(nil)
 	defer e.Close()
@@ -23,7 +23,7 @@ func surveyed(t *testing.T, s *enginetest.Site) map[string]survey.Find {
 	if err != nil {
 		t.Fatal(err)
 	}
-	byRef := map[string]survey.Find{}
+	byRef := map[string]survey.Discovered{}
 	for _, f := range finds {
 		byRef[f.Ref.String()] = f
 	}

@@ -97,13 +97,13 @@ func (tr *trace) finish(t *testing.T, s *enginetest.Site, got end, wrong string)
 }
 
 // toldOf reports whether everything that no record explains is a stray that a run which ended partial did not delete, and named.
-func toldOf(t *testing.T, s *enginetest.Site, unmanaged []plan.Foreign) bool {
+func toldOf(t *testing.T, s *enginetest.Site, unmanaged []plan.Unmanaged) bool {
 	t.Helper()
 	runs, err := s.Store.Runs(context.Background())
 	if err != nil {
 		t.Fatal(err)
 	}
-	return !slices.ContainsFunc(unmanaged, func(f plan.Foreign) bool {
+	return !slices.ContainsFunc(unmanaged, func(f plan.Unmanaged) bool {
 		ref := schema.Ref{Scope: f.Scope, Kind: f.Kind, Name: f.Name}
 		return !f.Stray || !slices.ContainsFunc(runs, func(r state.Run) bool {
 			return r.Status == state.RunPartial && slices.ContainsFunc(r.Partial, func(d string) bool {

@@ -292,7 +292,7 @@ func (tr *trace) right(t *testing.T, s *enginetest.Site, op string, got end, for
 	// Whatever the end was, a next apply converges, and then nothing is left to do and nothing exists twice.
 	for range 3 {
 		p := s.Plan(t, s.Document(t, tr.desired), plan.Options{Unlimited: true, AllowMissing: true})
-		strays := slices.DeleteFunc(p.Unmanaged, func(f plan.Foreign) bool {
+		strays := slices.DeleteFunc(p.Unmanaged, func(f plan.Unmanaged) bool {
 			return slices.Contains(forgotten, "/converge/test/resource/"+f.Scope+"/"+f.Kind+"/"+f.Name)
 		})
 		if p.Empty() && len(strays) == 0 {

@@ -44,7 +44,7 @@ func (e *Engine) Undoing(ctx context.Context, id string, keep int) (*plan.Plan, 
 // stays as it is. It refuses to undo what cannot be undone exactly. When the options hold the approval of a plan from Undoing,
 // it fails with a *StaleError if something else would now be undone.
 func (e *Engine) Rollback(ctx context.Context, id string, o ApplyOptions) (Result, error) {
-	return e.again(ctx, "rollback", id, o, func(run state.Run, p *plan.Plan, sum journal.Replay) (undo bool, err error) {
+	return e.continueRun(ctx, "rollback", id, o, func(run state.Run, p *plan.Plan, sum journal.Replay) (undo bool, err error) {
 		inverse, err := e.inverse(ctx, run, p, sum, o.Keep)
 		switch {
 		case err != nil:

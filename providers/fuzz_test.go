@@ -4,7 +4,7 @@ import (
 	"strings"
 	"testing"
 
-	"converge.dev/converge/e2e/hostile/budget"
+	"converge.dev/converge/internal/budget"
 	"converge.dev/converge/e2e/hostile/fuzzed"
 	"converge.dev/converge/providers"
 	"converge.dev/converge/schema"

@@ -39,7 +39,7 @@ import (
 // different things. A call made with a cancelled context changes nothing. Errors are of type [*Error].
 //
 // No call waits for what takes long on the far side. A change returns once the far side has accepted it; the thing is
-// Pending or Leaving until it is done, and the engine waits without blocking other steps. Fields that can be set only after
+// Pending or Deleting until it is done, and the engine waits without blocking other steps. Fields that can be set only after
 // that are set by another call: see Traits.Later.
 type Kind interface {
 	// List yields the things of this kind in the scope, each of them once, in as few calls as the far side allows. An error ends
@@ -142,12 +142,12 @@ func Listed(read func() ([]Thing, error)) iter.Seq2[Thing, error] {
 // Phase is how far a thing has got.
 type Phase string
 
-// The phases. A deleted thing is Leaving for as long as it is listed.
+// The phases. A deleted thing is Deleting for as long as it is listed.
 const (
-	Ready   Phase = "ready"
-	Pending Phase = "pending"
-	Failed  Phase = "failed" // will not become ready by waiting
-	Leaving Phase = "leaving"
+	Ready    Phase = "ready"
+	Pending  Phase = "pending"
+	Failed   Phase = "failed" // will not become ready by waiting
+	Deleting Phase = "leaving"
 )
 
 // A Mark on a thing says which resource of which site it is. Where a kind has a place for it (Carbide labels, OVSDB
@@ -272,15 +272,15 @@ type Traits struct {
 	Update Mode // Versioned: refused when the version token has moved
 	Delete Mode // Versioned, or Blind where the far side checks nothing
 
-	Mark     bool          // the kind has a place for our mark
-	Orphans  bool          // Delete does not check whether anything still refers to the thing, and would leave it dangling
-	Burned   bool          // the far side refuses an id whose thing was deleted
-	Eventual bool          // a list may lag behind a change
-	Late     time.Duration // longest time after which a call of unknown outcome may still have its effect
-	Fixed    bool          // no call changes an immutable field: one that is no longer reported, or reported as its default, is as recorded
-	Itself   []string      // fields that the far side may set by itself to what an update requests: observing them does not prove a call
-	Later    []string      // fields that can be set only once a thing is ready for them: when it is Ready and lacks nothing else, another update follows, and so on
-	Overlap  []string      // keyed lists in which an update temporarily has new elements under other keys beside the old ones
+	Mark            bool          // the kind has a place for our mark
+	DeleteUnchecked bool          // Delete does not check whether anything still refers to the thing, and would leave it dangling
+	IDsNotReusable  bool          // the far side refuses an id whose thing was deleted
+	Eventual        bool          // a list may lag behind a change
+	EffectWithin    time.Duration // longest time after which a call of unknown outcome may still have its effect
+	Fixed           bool          // no call changes an immutable field: one that is no longer reported, or reported as its default, is as recorded
+	SelfChanging    []string      // fields that the far side may set by itself to what an update requests: observing them does not prove a call
+	Later           []string      // fields that can be set only once a thing is ready for them: when it is Ready and lacks nothing else, another update follows, and so on
+	Overlap         []string      // keyed lists in which an update temporarily has new elements under other keys beside the old ones
 
 	// Exclusive lists what no two things of the kind can have at the same time.
 	Exclusive []Exclusive
@@ -300,7 +300,7 @@ func (t Traits) Named() bool { return t.ID == "" && t.Update != Never }
 
 // UsedOnce reports whether an id is never used again after its thing was deleted, because the far side would refuse it, or
 // because the engine chooses a new one for each incarnation. A late call then meets nothing newer.
-func (t Traits) UsedOnce() bool { return t.Burned || t.ID == "" }
+func (t Traits) UsedOnce() bool { return t.IDsNotReusable || t.ID == "" }
 
 // Exclusive is what only one thing of a kind can have at a time: a field, as a path through lists ("prefixes.prefix"), or
 // "{name}", the name of the thing. Address blocks exclude those that they overlap.

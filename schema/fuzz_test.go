@@ -6,7 +6,7 @@ import (
 	"strings"
 	"testing"
 
-	"converge.dev/converge/e2e/hostile/budget"
+	"converge.dev/converge/internal/budget"
 	"converge.dev/converge/e2e/hostile/fuzzed"
 	"converge.dev/converge/schema"
 )

@@ -14,7 +14,7 @@ import (
 
 	"github.com/klauspost/compress/zstd"
 
-	"converge.dev/converge/e2e/hostile/budget"
+	"converge.dev/converge/internal/budget"
 	"converge.dev/converge/e2e/hostile/fuzzed"
 	"converge.dev/converge/schema"
 	"converge.dev/converge/state"

@@ -335,7 +335,7 @@ func (c *cell) see() string {
 
 // word returns the meaning of that.
 func (c *cell) word(now string) string {
-	for _, phase := range []string{"", " " + string(providers.Pending), " " + string(providers.Leaving), " " + string(providers.Failed)} {
+	for _, phase := range []string{"", " " + string(providers.Pending), " " + string(providers.Deleting), " " + string(providers.Failed)} {
 		as := now
 		if phase != "" {
 			as = strings.ReplaceAll(now, phase, " "+string(providers.Ready))

@@ -141,7 +141,7 @@ func expected(f fault, m met) string {
 	waits := m.traits.Eventual
 	switch m.verb {
 	case "create":
-		waits = waits || !m.traits.Burned
+		waits = waits || !m.traits.IDsNotReusable
 	case "update":
 		waits = waits || m.traits.Update != providers.Versioned
 	case "delete":
@@ -151,7 +151,7 @@ func expected(f fault, m met) string {
 	if waits {
 		again += "+"
 	}
-	if m.later && m.verb == "update" && len(m.traits.Itself) == 0 && slices.Contains(answers, f.name) {
+	if m.later && m.verb == "update" && len(m.traits.SelfChanging) == 0 && slices.Contains(answers, f.name) {
 		return ok
 	}
 	if m.later {
@@ -200,7 +200,7 @@ func expected(f fault, m met) string {
 		}
 	case "not there, said exists":
 		switch {
-		case m.refusal == "exists is busy", m.traits.Burned && m.traits.ID == "": // the next incarnation
+		case m.refusal == "exists is busy", m.traits.IDsNotReusable && m.traits.ID == "": // the next incarnation
 			return ok
 		}
 		return no
@@ -241,7 +241,7 @@ func expected(f fault, m met) string {
 			return "left+"
 		case m.looks:
 			return "adrift"
-		case m.traits.Burned: // which is requested by creating it again
+		case m.traits.IDsNotReusable: // which is requested by creating it again
 			return "unseen?"
 		}
 		return "unseen?+"

@@ -176,7 +176,7 @@ type run struct {
 	halt    chan struct{} // closed when the run is asked to stop: no step waits for anything from then on
 	waves   map[int]int   // steps of each wave
 	failed  map[int]int   // those of them that failed
-	census  census
+	shared  sharedList
 	glances glances
 	gate    *gate
 }

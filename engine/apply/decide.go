@@ -96,7 +96,7 @@ func (k *known) collides(have *providers.Thing, cause error) verdict {
 		return k.conclude(have)
 	case have != nil:
 		return verdict{do: refuses, why: cause}
-	case k.traits.Burned && k.traits.ID == "":
+	case k.traits.IDsNotReusable && k.traits.ID == "":
 		return verdict{do: reincarnates}
 	}
 	return verdict{do: fails, why: cause} // the name is taken by something else
@@ -104,7 +104,7 @@ func (k *known) collides(have *providers.Thing, cause error) verdict {
 
 // conclude compares what is there right before a call, or after a refused one, with what the call expects.
 func (k *known) conclude(have *providers.Thing) verdict {
-	here := have != nil && have.Phase != providers.Leaving
+	here := have != nil && have.Phase != providers.Deleting
 	var taken []string
 	if here {
 		taken = k.taken(have)
@@ -185,7 +185,7 @@ const errTaken = "it changed hands since the plan was made"
 // then changes it: a healthy thing need not be deleted because the far side was unavailable for a moment. A value that is
 // there but differs is not a part of ours.
 func (k *known) half(have *providers.Thing) bool {
-	if k.action != plan.Create || !k.unsure || have == nil || have.Phase == providers.Leaving || have.Phase == providers.Failed || !k.ours(have) {
+	if k.action != plan.Create || !k.unsure || have == nil || have.Phase == providers.Deleting || have.Phase == providers.Failed || !k.ours(have) {
 		return false
 	}
 	missing := k.missed(have)
@@ -193,14 +193,14 @@ func (k *known) half(have *providers.Thing) bool {
 		if f := k.kind.Field(c.Field()); c.Before == nil || f != nil && schema.Equal(c.Before, f.Default) {
 			return c.Replaces
 		}
-		return c.Replaces || !slices.Contains(k.traits.Itself, c.Field())
+		return c.Replaces || !slices.Contains(k.traits.SelfChanging, c.Field())
 	})
 }
 
 // later reports whether what this step made or changed lacks only fields that can be set once everything
 // else is done.
 func (k *known) later(have *providers.Thing) bool {
-	if len(k.traits.Later) == 0 || !k.unsure && !k.sent || k.action == plan.Delete || have == nil || have.Phase == providers.Leaving || have.Phase == providers.Failed || !k.ours(have) {
+	if len(k.traits.Later) == 0 || !k.unsure && !k.sent || k.action == plan.Delete || have == nil || have.Phase == providers.Deleting || have.Phase == providers.Failed || !k.ours(have) {
 		return false
 	}
 	missing := k.missed(have)
@@ -213,7 +213,7 @@ func (k *known) later(have *providers.Thing) bool {
 // made a part and may still make the rest; an update shows what the far side may have done by itself. Nothing is concluded
 // from it while the call may still have its effect.
 func (k *known) unsettled(have *providers.Thing) bool {
-	if have == nil || have.Phase == providers.Leaving || k.doubt.IsZero() {
+	if have == nil || have.Phase == providers.Deleting || k.doubt.IsZero() {
 		return false
 	}
 	switch k.action {
@@ -222,7 +222,7 @@ func (k *known) unsettled(have *providers.Thing) bool {
 	case plan.Delete: // what others have changed is not deleted again, but may still go
 		return len(k.taken(have)) > 0
 	case plan.Update:
-		return slices.ContainsFunc(k.step.Changes, func(c diff.Change) bool { return slices.Contains(k.traits.Itself, c.Field()) })
+		return slices.ContainsFunc(k.step.Changes, func(c diff.Change) bool { return slices.Contains(k.traits.SelfChanging, c.Field()) })
 	}
 	return false
 }

@@ -42,7 +42,7 @@ func sights() []sight {
 	named, blind, burned := marked, marked, marked
 	named.ID = "name"
 	blind.Create = providers.Blind
-	burned.Burned = true
+	burned.IDsNotReusable = true
 	late := func(k *known) { k.doubt = time.Unix(1, 0) }
 	whole, part, other := schema.Object{"net": "n", "size": int64(1)}, schema.Object{"net": "n"}, schema.Object{"net": "n", "size": int64(2)}
 	return []sight{
@@ -140,7 +140,7 @@ func TestWhatPrecedesACall(t *testing.T) {
 		return &providers.Thing{ID: "id", Name: "a", Mark: mark, Spec: spec, Phase: providers.Ready}
 	}
 	leaving := seen(was, mine)
-	leaving.Phase = providers.Leaving
+	leaving.Phase = providers.Deleting
 	for _, c := range []struct {
 		what   string
 		action plan.Action

@@ -209,10 +209,10 @@ const heartbeat = 10 * time.Second
 // Everything that the worker needs of the run is looked up here.
 func (r *run) start(s *plan.Step, undo bool) {
 	r.flying[s] = time.Now()
-	if !r.gate.told[s] {
+	if !r.gate.announced[s] {
 		r.Emit(event.StepStarted{Step: s, Undo: undo})
 	}
-	delete(r.gate.told, s)
+	delete(r.gate.announced, s)
 	w, provider := r.worker(s, undo), r.provider(s)
 	w.turns = r.turns
 	go func() {
@@ -230,11 +230,11 @@ func (r *run) start(s *plan.Step, undo bool) {
 // wait lets a step wait for its provider without blocking others. The first step that waits for a provider reports why.
 func (r *run) wait(s *plan.Step, undo bool, why error, stop <-chan struct{}) {
 	p := r.provider(s)
-	r.gate.told[s] = true
+	r.gate.announced[s] = true
 	if r.gate.join(s, p) {
 		return
 	}
-	r.gate.shut(s, p)
+	r.gate.begin(s, p)
 	since := time.Now()
 	go func() {
 		err := r.gate.pass(r.effects, p, r.Retry, stop, why, func(why error) {
@@ -248,11 +248,11 @@ func (r *run) wait(s *plan.Step, undo bool, why error, stop <-chan struct{}) {
 func (r *run) leaveWaiting(undo bool) {
 	r.gate.ready = nil
 	for i := range r.Plan.Steps {
-		if step := &r.Plan.Steps[i]; r.gate.told[step] {
+		if step := &r.Plan.Steps[i]; r.gate.announced[step] {
 			r.Emit(event.StepFailed{Step: step, Undo: undo, Class: providers.Transient, Err: errNotBegun})
 		}
 	}
-	clear(r.gate.told)
+	clear(r.gate.announced)
 }
 
 // settle takes a worker's report into the run's state and emits its events.

@@ -20,10 +20,10 @@ type gate struct {
 	down map[*providers.Provider]time.Time // since when each unavailable provider has been down
 
 	// The following are owned by the run's goroutine.
-	waiting map[*providers.Provider][]*plan.Step
-	ready   []*plan.Step        // have waited, and are started before others
-	told    map[*plan.Step]bool // wait, or have waited, and were announced as started; until they are
-	opened  chan opening
+	waiting   map[*providers.Provider][]*plan.Step
+	ready     []*plan.Step        // have waited, and are started before others
+	announced map[*plan.Step]bool // wait, or have waited, and were announced as started; until they are
+	opened    chan opening
 }
 
 // An opening ends the wait for a provider: its steps may begin or, with an error, the run stopped first.
@@ -37,13 +37,13 @@ var errNotBegun = errors.New("it was not begun: the run stopped before its turn 
 
 func newGate() *gate {
 	return &gate{
-		down: map[*providers.Provider]time.Time{}, waiting: map[*providers.Provider][]*plan.Step{}, told: map[*plan.Step]bool{},
+		down: map[*providers.Provider]time.Time{}, waiting: map[*providers.Provider][]*plan.Step{}, announced: map[*plan.Step]bool{},
 		opened: make(chan opening),
 	}
 }
 
-// shut makes a step the first that waits for its provider.
-func (g *gate) shut(s *plan.Step, p *providers.Provider) { g.waiting[p] = []*plan.Step{s} }
+// begin makes a step the first that waits for its provider.
+func (g *gate) begin(s *plan.Step, p *providers.Provider) { g.waiting[p] = []*plan.Step{s} }
 
 // join lets a step wait when others already wait for its provider, and reports whether any do.
 func (g *gate) join(s *plan.Step, p *providers.Provider) bool {

@@ -11,14 +11,14 @@ import (
 
 // judge compares what is there with what the call expects. Over means that no call is made.
 func (w *worker) judge(ctx context.Context, have *providers.Thing) (res result, over bool) {
-	if err := w.recall(ctx, have); err != nil {
+	if err := w.readForUndo(ctx, have); err != nil {
 		return w.failed(err), true
 	}
 	return w.follow(ctx, w.conclude(have))
 }
 
-// recall reads the record of a thing that is to be deleted because its create is undone.
-func (w *worker) recall(ctx context.Context, have *providers.Thing) error {
+// readForUndo reads the record of a thing that is to be deleted because its create is undone.
+func (w *worker) readForUndo(ctx context.Context, have *providers.Thing) error {
 	if !w.undo || w.action != plan.Delete || have == nil {
 		return nil
 	}

@@ -155,7 +155,7 @@ func (r *run) lastOf(left map[string]*worker, halt <-chan struct{}) (ds []event.
 
 // amiss returns how a thing differs from what its step left; empty when it does not.
 func (w *worker) amiss(have *providers.Thing) string {
-	here := have != nil && have.Phase != providers.Leaving
+	here := have != nil && have.Phase != providers.Deleting
 	switch {
 	case w.action == plan.Delete && (!here || w.stranger(have)):
 		return ""

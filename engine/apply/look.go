@@ -173,7 +173,7 @@ func (w *worker) elsewhere(ctx context.Context) (*providers.Thing, error) {
 	}
 	mark := providers.Mark{Site: w.site, Ref: w.step.Ref, Incarnation: max(w.incarnation, 1)}
 	for i := range things {
-		if things[i].Mark == mark && things[i].Phase != providers.Leaving {
+		if things[i].Mark == mark && things[i].Phase != providers.Deleting {
 			w.id = things[i].ID
 			return &things[i], nil
 		}

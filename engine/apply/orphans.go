@@ -13,9 +13,9 @@ import (
 	"converge.dev/converge/schema"
 )
 
-// A census lists whole kinds for steps that have to prove that nothing refers to what they delete. Steps that begin at
+// A sharedList lists whole kinds for steps that have to prove that nothing refers to what they delete. Steps that begin at
 // about the same time share a list: a list that was begun after a step is new enough for it.
-type census struct {
+type sharedList struct {
 	mu    sync.Mutex
 	lists map[schema.Place]*list
 }
@@ -29,7 +29,7 @@ type list struct {
 
 // of returns all things of a place as they were at some time after since, by what they refer to. Look belongs to no step: a step
 // that gives up does not cancel the list for the others.
-func (c *census) of(ctx context.Context, at schema.Place, since time.Time, look func() (map[plan.Referent][]*providers.Thing, error)) (map[plan.Referent][]*providers.Thing, error) {
+func (c *sharedList) of(ctx context.Context, at schema.Place, since time.Time, look func() (map[plan.Referent][]*providers.Thing, error)) (map[plan.Referent][]*providers.Thing, error) {
 	c.mu.Lock()
 	l := c.lists[at]
 	if l == nil || l.begun.Before(since) {
@@ -67,7 +67,7 @@ type referrer struct {
 
 // referrers returns the kinds that have to be checked before a thing is deleted; none where the far side checks by itself.
 func (r *run) referrers(ref schema.Ref, served providers.Served) []referrer {
-	if !served.Traits.Orphans {
+	if !served.Traits.DeleteUnchecked {
 		return nil
 	}
 	var found []referrer
@@ -79,11 +79,11 @@ func (r *run) referrers(ref schema.Ref, served providers.Served) []referrer {
 	return found
 }
 
-// bereft returns what the delete would leave with a dangling reference. Leaving names what is already being deleted, which
-// only has to be waited for.
-func (w *worker) bereft(ctx context.Context, since time.Time) (left, leaving []string, err error) {
+// dangling returns what the delete would leave with a dangling reference. Those in leaving are already being deleted
+// and only have to be waited for.
+func (w *worker) dangling(ctx context.Context, since time.Time) (left, leaving []string, err error) {
 	for _, r := range w.referrers {
-		things, err := w.census.of(ctx, r.at, since, func() (map[plan.Referent][]*providers.Thing, error) {
+		things, err := w.shared.of(ctx, r.at, since, func() (map[plan.Referent][]*providers.Thing, error) {
 			ctx, cancel := context.WithTimeout(w.effects, w.retry.Within)
 			defer cancel()
 			things, _, err := All(r.far).patient(ctx, w.retry, w.key()+"/list", until(w.halt), func(why string) { w.note(event.Waiting, why, 0) })
@@ -97,7 +97,7 @@ func (w *worker) bereft(ctx context.Context, since time.Time) (left, leaving []s
 		}
 		for _, t := range things[plan.Referent{Kind: w.step.Ref.Kind, ID: w.id}] {
 			name := fmt.Sprintf("%s %s (id %s)", r.kind.Name, t.Name, t.ID)
-			if t.Derived || t.Phase == providers.Leaving {
+			if t.Derived || t.Phase == providers.Deleting {
 				leaving = append(leaving, name)
 			} else {
 				left = append(left, name)
@@ -107,11 +107,11 @@ func (w *worker) bereft(ctx context.Context, since time.Time) (left, leaving []s
 	return left, leaving, nil
 }
 
-// alone waits until nothing refers to the thing to be deleted. Over means that the call must not be made.
-func (w *worker) alone(ctx context.Context) (res result, over bool) {
+// awaitReferrers waits until nothing refers to the thing to be deleted. Over means that the call must not be made.
+func (w *worker) awaitReferrers(ctx context.Context) (res result, over bool) {
 	limit, next, since := time.Now().Add(w.patience()), w.retry.polls(), time.Now()
 	for len(w.referrers) > 0 {
-		left, leaving, err := w.bereft(ctx, since)
+		left, leaving, err := w.dangling(ctx, since)
 		switch {
 		case err != nil:
 			return w.failed(fmt.Errorf("looking whether anything still refers to it: %w", err)), true

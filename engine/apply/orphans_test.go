@@ -13,7 +13,7 @@ import (
 
 // A step that gives up does not take the list away from those that share it.
 func TestCensusIsOfNoStep(t *testing.T) {
-	var c census
+	var c sharedList
 	at := schema.Place{Scope: "site", Kind: "far.host"}
 	since := time.Now()
 	begun, goOn := make(chan struct{}), make(chan struct{})

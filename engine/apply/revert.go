@@ -111,7 +111,7 @@ func (r *run) settleLate(ctx context.Context) error {
 		return failpoint.At("settle.after")
 	}
 	r.Emit(event.StepStarted{Step: step, Undo: true}) // the progress of what has not started is not shown
-	r.gate.told[step] = true
+	r.gate.announced[step] = true
 	r.Emit(event.StepProgress{Step: step, Undo: true, Phase: event.Settling, Detail: fmt.Sprintf("a call whose outcome is unknown may still have its effect within %s", late)})
 	timer := time.NewTimer(late)
 	defer timer.Stop()
@@ -199,7 +199,7 @@ func (r *run) verify() (things int, ds []event.Difference, err error) {
 		}
 		byID := make(map[string]*providers.Thing, len(seen))
 		for i := range seen {
-			if seen[i].Phase != providers.Leaving {
+			if seen[i].Phase != providers.Deleting {
 				byID[seen[i].ID] = &seen[i]
 			}
 		}
@@ -220,7 +220,7 @@ func (r *run) verify() (things int, ds []event.Difference, err error) {
 		}
 		marked := map[schema.Ref][]*providers.Thing{}
 		for i := range all {
-			if t := &all[i]; t.Mark.Site == r.Plan.Site.ID && t.Phase != providers.Leaving {
+			if t := &all[i]; t.Mark.Site == r.Plan.Site.ID && t.Phase != providers.Deleting {
 				marked[t.Mark.Ref] = append(marked[t.Mark.Ref], t)
 			}
 		}

@@ -26,12 +26,12 @@ type unwritten struct{ error }
 // repeatable reports whether a create of unknown outcome is settled by making it again: the far side then says whether the
 // id is taken, and once the thing is deleted a call still in flight cannot bring it back, because the id is burned.
 func repeatable(t providers.Traits) bool {
-	return t.Burned && t.Create == providers.Conditional && t.Late > 0
+	return t.IDsNotReusable && t.Create == providers.Conditional && t.EffectWithin > 0
 }
 
-// appears settles a create of unknown outcome whose thing is not found: by making it again until the answer is definite,
+// confirmCreate settles a create of unknown outcome whose thing is not found: by making it again until the answer is definite,
 // where that is possible, and by looking for long enough. It returns what is there in the end.
-func (w *worker) appears(ctx context.Context) (*providers.Thing, error) {
+func (w *worker) confirmCreate(ctx context.Context) (*providers.Thing, error) {
 	if have, err := w.elsewhere(ctx); err != nil || have != nil {
 		return have, err
 	}
@@ -74,9 +74,9 @@ func (w *worker) lookFor(ctx context.Context) (*providers.Thing, error) {
 // shown returns the time after which a look shows whether a call of unknown outcome has had its effect.
 func shown(t providers.Traits) time.Duration {
 	if t.Eventual {
-		return t.Late + t.ReadyWithin
+		return t.EffectWithin + t.ReadyWithin
 	}
-	return t.Late
+	return t.EffectWithin
 }
 
 // late waits until the last call of unknown outcome has had its effect, if it will ever have one. From then on looking settles it.
@@ -98,14 +98,14 @@ func (w *worker) outlast(ctx context.Context) error {
 	return w.pause(ctx, rest)
 }
 
-// linger waits before another call while a call of unknown outcome could still do harm: once the other call settles the
+// awaitLate waits before another call while a call of unknown outcome could still do harm: once the other call settles the
 // step, nothing would wait for the first. A late call is harmless when the far side will refuse it: a create of an id
 // that is taken or burned, a change under a version that has moved, a delete of an id that never comes back. It reports
 // whether time has passed.
-func (w *worker) linger(ctx context.Context) (waited bool, err error) {
+func (w *worker) awaitLate(ctx context.Context) (waited bool, err error) {
 	t := w.traits
 	harmless := !t.Eventual && map[plan.Action]bool{
-		plan.Create: t.Create == providers.Conditional && t.Burned,
+		plan.Create: t.Create == providers.Conditional && t.IDsNotReusable,
 		plan.Update: t.Update == providers.Versioned,
 		plan.Delete: t.Delete == providers.Versioned || t.ID == "" && !t.UndoDelete.Reversible(), // its undo makes the same thing again
 	}[w.action]
@@ -143,7 +143,7 @@ func (w *worker) refused(ctx context.Context, cause error, had *providers.Thing)
 			break
 		}
 		if !time.Now().Before(limit) {
-			if over && have != nil && have.Phase != providers.Leaving {
+			if over && have != nil && have.Phase != providers.Deleting {
 				return w.refuse(cause)
 			}
 			return w.failed(cause)
@@ -158,7 +158,7 @@ func (w *worker) refused(ctx context.Context, cause error, had *providers.Thing)
 
 // moved reports whether a refused call seems to have had its effect all the same.
 func (w *worker) moved(had, have *providers.Thing) bool {
-	here := have != nil && have.Phase != providers.Leaving
+	here := have != nil && have.Phase != providers.Deleting
 	switch w.action {
 	case plan.Create:
 		return here && w.ours(have)

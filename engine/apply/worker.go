@@ -49,7 +49,7 @@ type worker struct {
 	quarantine time.Time     // before then nothing may be deleted blindly
 	outside    []outsider    // things that it refers to, that nothing declares, and that have to be there
 	referrers  []referrer    // kinds whose things may not refer to what is deleted
-	census     *census
+	shared     *sharedList
 	glances    *glances
 	last       journal.Record
 	begun      time.Time
@@ -100,13 +100,13 @@ func (r *run) worker(s *plan.Step, undo bool) *worker {
 		}
 	}
 	if w.action == plan.Delete && w.traits.Delete == providers.Blind {
-		w.quarantine = r.Lock.Quarantine(w.traits.Late)
+		w.quarantine = r.Lock.Quarantine(w.traits.EffectWithin)
 	}
 	if !undo && (w.action == plan.Create || w.action == plan.Update) {
 		w.outside = r.outsiders(s.Ref, w.want)
 	}
 	if w.action == plan.Delete {
-		w.referrers, w.census = r.referrers(s.Ref, w.served), &r.census
+		w.referrers, w.shared = r.referrers(s.Ref, w.served), &r.shared
 	}
 	w.mark = providers.Mark{Site: w.site, Ref: s.Ref, Incarnation: max(w.incarnation, 1)}
 	if undo && s.Action == plan.Update {
@@ -126,7 +126,7 @@ func (r *run) fenced(ref schema.Ref, epoch int64) bool {
 // make a list show any sooner an effect that it had before.
 func (r *run) doubtful(ref schema.Ref, t providers.Traits, epoch int64) time.Duration {
 	if r.fenced(ref, epoch) {
-		t.Late = 0
+		t.EffectWithin = 0
 	}
 	return shown(t)
 }
@@ -268,18 +268,18 @@ func (w *worker) act(ctx context.Context) result {
 				return w.failed(err)
 			}
 			after = 0
-			if err := w.recall(ctx, have); err != nil {
+			if err := w.readForUndo(ctx, have); err != nil {
 				return w.failed(err)
 			}
 			v := w.decide(have, false, w.over(w.begun))
 			if v.do == searches {
-				have, err = w.appears(ctx)
+				have, err = w.confirmCreate(ctx)
 				var unwritten unwritten
 				switch {
 				case errors.As(err, &unwritten):
 					return w.stopped(unwritten.error)
 				case err == nil:
-					err = w.recall(ctx, have)
+					err = w.readForUndo(ctx, have)
 				}
 				if err != nil {
 					return w.failed(err)
@@ -308,11 +308,11 @@ func (w *worker) act(ctx context.Context) result {
 				continue // and look again
 			}
 			if w.action == plan.Delete {
-				if res, over := w.alone(ctx); over {
+				if res, over := w.awaitReferrers(ctx); over {
 					return res
 				}
 			}
-			if waited, err := w.linger(ctx); err != nil {
+			if waited, err := w.awaitLate(ctx); err != nil {
 				return w.failed(err)
 			} else if waited {
 				continue
@@ -429,7 +429,7 @@ func (w *worker) await(ctx context.Context) (res result, over bool) {
 			if have == nil {
 				return w.finish(nil), true
 			}
-			waits = waits || have.Phase == providers.Leaving
+			waits = waits || have.Phase == providers.Deleting
 			detail = cmp.Or(have.Detail, "it is still there")
 		} else {
 			switch {

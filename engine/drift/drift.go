@@ -15,17 +15,17 @@ import (
 
 // A Report says how a site differs from what was applied last. The cloud's inventory reads it too.
 type Report struct {
-	Site     schema.Site    `json:"site"`
-	At       time.Time      `json:"at"`
-	Complete bool           `json:"complete"`         // nothing is unknown
-	Recorded int            `json:"recorded"`         // recorded resources that were checked
-	Marked   *Marked        `json:"marked,omitempty"` // those of them that can only be reported as present
-	Drifted  []Item         `json:"drifted"`
-	Unstated []Item         `json:"unstated"`         // changes of fields that the document does not state; no plan would undo them
-	Strays   []plan.Foreign `json:"strays,omitempty"` // bear our mark, but are not recorded
-	Foreign  []plan.Foreign `json:"unmanaged,omitempty"`
-	Begun    []schema.Ref   `json:"begun,omitempty"` // left out: an open run has yet to settle them
-	Unknown  []plan.Unknown `json:"unknown,omitempty"`
+	Site      schema.Site      `json:"site"`
+	At        time.Time        `json:"at"`
+	Complete  bool             `json:"complete"`         // nothing is unknown
+	Recorded  int              `json:"recorded"`         // recorded resources that were checked
+	Marked    *Marked          `json:"marked,omitempty"` // those of them that can only be reported as present
+	Drifted   []Item           `json:"drifted"`
+	Unstated  []Item           `json:"unstated"`         // changes of fields that the document does not state; no plan would undo them
+	Strays    []plan.Unmanaged `json:"strays,omitempty"` // bear our mark, but are not recorded
+	Unmanaged []plan.Unmanaged `json:"unmanaged,omitempty"`
+	Begun     []schema.Ref     `json:"begun,omitempty"` // left out: an open run has yet to settle them
+	Unknown   []plan.Unknown   `json:"unknown,omitempty"`
 }
 
 // Marked are resources that were recorded again from their marks after the store was lost: how converge left them is unknown.
@@ -117,7 +117,7 @@ func Compare(in plan.Input, at time.Time) (*Report, error) {
 		if f.Stray {
 			r.Strays = append(r.Strays, f)
 		} else {
-			r.Foreign = append(r.Foreign, f)
+			r.Unmanaged = append(r.Unmanaged, f)
 		}
 	}
 	return r, nil

@@ -70,7 +70,7 @@ func (m *maker) present() (declared, all []schema.Ref) {
 				all = append(all, t.Mark.Ref)
 			}
 			for _, name := range []string{t.Name, t.ID} {
-				if name != "" && t.Phase != providers.Leaving {
+				if name != "" && t.Phase != providers.Deleting {
 					all = append(all, schema.Ref{Scope: at.Scope, Kind: at.Kind, Name: name})
 				}
 			}

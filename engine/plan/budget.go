@@ -183,7 +183,7 @@ func (m *maker) sweep() {
 		traits, served := m.served(at)
 		for i := range things {
 			t := &things[i]
-			given := served && traits.UsedOnce() && t.Mark.Site == m.plan.Site.ID && t.Phase != providers.Leaving && t.Mark.Incarnation < born[t.Mark.Ref]
+			given := served && traits.UsedOnce() && t.Mark.Site == m.plan.Site.ID && t.Phase != providers.Deleting && t.Mark.Incarnation < born[t.Mark.Ref]
 			if !given || t.Mark.Ref.Kind != at.Kind || m.leftToOthers(t) {
 				continue
 			}

@@ -20,7 +20,7 @@ type External struct {
 // is. t is nil when none was found.
 func (x External) Lost(t *providers.Thing) string {
 	switch {
-	case t == nil || t.Phase == providers.Leaving:
+	case t == nil || t.Phase == providers.Deleting:
 		return "it is external, and it is gone"
 	case x.Name != "" && t.Name != x.Name:
 		return fmt.Sprintf("it is external, and it is called %q by now", t.Name)
@@ -110,14 +110,14 @@ func (m *maker) lookUp(it *item) (id string, err error) {
 // Meant reports whether a thing, in the place of an external resource, can be what the resource refers to.
 func Meant(r *schema.Resource, t *providers.Thing) bool {
 	if r.External.ID != "" {
-		return t.Phase != providers.Leaving && t.ID == r.External.ID
+		return t.Phase != providers.Deleting && t.ID == r.External.ID
 	}
 	return Called(t, r.Ref.Name)
 }
 
 // Called reports whether the name of something external can refer to a thing.
 func Called(t *providers.Thing, name string) bool {
-	return t.Phase != providers.Leaving && (t.Name == name || t.ID == name)
+	return t.Phase != providers.Deleting && (t.Name == name || t.ID == name)
 }
 
 // refer writes external ids into a resource; the document's own copy stays as it is.

@@ -37,7 +37,7 @@ type body struct {
 	Plan      jsontext.Value `json:"plan"`
 	Document  Verbatim       `json:"document,omitempty"`
 	Drift     []Drift        `json:"drift,omitempty"`
-	Unmanaged []Foreign      `json:"unmanaged,omitempty"`
+	Unmanaged []Unmanaged    `json:"unmanaged,omitempty"`
 }
 
 // ErrForeign reports that a plan file was not saved with the key with which it is to be applied.

@@ -5,7 +5,7 @@ import (
 	"errors"
 	"testing"
 
-	"converge.dev/converge/e2e/hostile/budget"
+	"converge.dev/converge/internal/budget"
 	"converge.dev/converge/e2e/hostile/fuzzed"
 	"converge.dev/converge/engine/plan"
 )

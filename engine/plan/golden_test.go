@@ -108,7 +108,7 @@ func input(t *testing.T, ar *txtar.Archive) plan.Input {
 			if s.Kinds[kind].Node {
 				traits = fake.NodeTraits()
 			}
-			traits.Orphans = slices.Contains(orphans, kind)
+			traits.DeleteUnchecked = slices.Contains(orphans, kind)
 			traits.Exclusive, traits.Detach = traitsOf[kind].Exclusive, traitsOf[kind].Detach
 			if slices.Contains(natural, kind) {
 				traits.Create, traits.Delete, traits.Mark = providers.Never, providers.Never, false

@@ -25,7 +25,7 @@ type Observation struct {
 func Staying(things []providers.Thing) map[string]*providers.Thing {
 	by := make(map[string]*providers.Thing, len(things))
 	for i := range things {
-		if things[i].Phase != providers.Leaving {
+		if things[i].Phase != providers.Deleting {
 			by[things[i].ID] = &things[i]
 		}
 	}

@@ -261,7 +261,7 @@ func (it *item) moved() bool {
 // itself.
 func (m *maker) between(it *item, was, is schema.Object) []diff.Change {
 	was, is = was.Clone(), is.Clone()
-	for _, f := range it.traits.Itself {
+	for _, f := range it.traits.SelfChanging {
 		delete(was, f)
 		delete(is, f)
 	}

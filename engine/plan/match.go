@@ -38,7 +38,7 @@ func (m *maker) match() error {
 		for i := range things {
 			t := &things[i]
 			ids[t.ID] = t
-			if t.Mark.Site != m.plan.Site.ID || t.Mark.IsZero() || t.Phase == providers.Leaving {
+			if t.Mark.Site != m.plan.Site.ID || t.Mark.IsZero() || t.Phase == providers.Deleting {
 				continue
 			}
 			if had := marked[t.Mark.Ref]; had == nil || had.Mark.Incarnation < t.Mark.Incarnation {
@@ -94,7 +94,7 @@ func (m *maker) match() error {
 		}
 	}
 	m.index()
-	m.foreign()
+	m.unmanaged()
 	m.await()
 	return nil
 }
@@ -223,7 +223,7 @@ func note(places []Unknown, u Unknown) []Unknown {
 
 func (m *maker) find(it *item, ids map[string]*providers.Thing, marked map[schema.Ref]*providers.Thing) *providers.Thing {
 	if it.record != nil {
-		if t := ids[it.record.ID]; t != nil && t.Phase != providers.Leaving {
+		if t := ids[it.record.ID]; t != nil && t.Phase != providers.Deleting {
 			if t.Mark.IsZero() || t.Mark.Site == m.plan.Site.ID { // it may have had another name before
 				return t
 			}
@@ -244,7 +244,7 @@ func (m *maker) find(it *item, ids map[string]*providers.Thing, marked map[schem
 	}
 	if it.traits.ID != "" {
 		t := ids[ExternalID(m.plan.Site.ID, *it.traits, it.ref, 1, it.desired.Spec)]
-		if t == nil || t.Phase == providers.Leaving || m.mayAdopt(it, t) {
+		if t == nil || t.Phase == providers.Deleting || m.mayAdopt(it, t) {
 			return t
 		}
 		return nil
@@ -252,7 +252,7 @@ func (m *maker) find(it *item, ids map[string]*providers.Thing, marked map[schem
 	for i, last := it.born+1, it.born+lookAhead; i <= last; i++ {
 		t := ids[ExternalID(m.plan.Site.ID, *it.traits, it.ref, i, it.desired.Spec)]
 		switch {
-		case t == nil || t.Phase == providers.Leaving:
+		case t == nil || t.Phase == providers.Deleting:
 		case m.owners[t] != nil: // it had this name before
 			it.born = i
 		default:
@@ -285,7 +285,7 @@ func (m *maker) adoptByID(it *item, ids map[string]*providers.Thing) {
 	t := ids[id]
 	reason := ""
 	switch {
-	case t == nil || t.Phase == providers.Leaving:
+	case t == nil || t.Phase == providers.Deleting:
 		reason = "which is not there"
 	case m.owners[t] != nil:
 		reason = "which is " + m.owners[t].ref.String() + " already"
@@ -307,7 +307,7 @@ func (m *maker) adoptByName(it *item) {
 	var found []*providers.Thing
 	things := m.in.Observed.Things[it.ref.Place()]
 	for i := range things {
-		if t := &things[i]; t.Name == it.ref.Name && t.Mark.IsZero() && m.owners[t] == nil && t.Phase != providers.Leaving {
+		if t := &things[i]; t.Name == it.ref.Name && t.Mark.IsZero() && m.owners[t] == nil && t.Phase != providers.Deleting {
 			found = append(found, t)
 		}
 	}
@@ -332,12 +332,12 @@ func (m *maker) index() {
 	}
 }
 
-// foreign lists what nothing declares.
-func (m *maker) foreign() {
+// unmanaged lists what nothing declares.
+func (m *maker) unmanaged() {
 	for at, things := range m.in.Observed.Things {
 		for i := range things {
 			t := &things[i]
-			if m.owners[t] != nil || m.outsiders[t] || t.Phase == providers.Leaving || t.Derived {
+			if m.owners[t] != nil || m.outsiders[t] || t.Phase == providers.Deleting || t.Derived {
 				continue
 			}
 			if it := m.byRef[schema.Ref{Scope: at.Scope, Kind: at.Kind, Name: t.Name}]; it != nil && it.refused {
@@ -347,13 +347,13 @@ func (m *maker) foreign() {
 			if ours && m.in.Begun[t.Mark.Ref] { // an open run made it, and has not recorded it yet
 				continue
 			}
-			m.plan.Unmanaged = append(m.plan.Unmanaged, Foreign{Scope: at.Scope, Kind: at.Kind, ID: t.ID, Name: t.Name, Stray: ours})
+			m.plan.Unmanaged = append(m.plan.Unmanaged, Unmanaged{Scope: at.Scope, Kind: at.Kind, ID: t.ID, Name: t.Name, Stray: ours})
 		}
 	}
 	slices.SortFunc(m.plan.Unmanaged, compareForeign)
 }
 
-func compareForeign(a, b Foreign) int {
+func compareForeign(a, b Unmanaged) int {
 	x, y := schema.Ref{Scope: a.Scope, Kind: a.Kind, Name: a.ID}, schema.Ref{Scope: b.Scope, Kind: b.Kind, Name: b.ID}
 	return x.Compare(y)
 }

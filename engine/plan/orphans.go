@@ -61,16 +61,16 @@ func (m *maker) orphans() {
 			continue
 		}
 		traits, _ := m.served(s.Ref.Place())
-		left, unseen := m.referrers(s, !traits.Orphans)
+		left, unseen := m.referrers(s, !traits.DeleteUnchecked)
 		switch {
 		case len(left) > 0:
 			then := "the server would refuse that, half way through the plan"
-			if traits.Orphans {
+			if traits.DeleteUnchecked {
 				then = "the server would leave that behind for good"
 			}
 			m.refuse(s.Ref, "it would be deleted, but "+strings.Join(left, ", ")+" still "+plural(len(left), "refers", "refer")+" to it",
 				then+"; remove it first or have it refer to something else, or declare it and have it removed by the same plan")
-		case traits.Orphans && unseen != "":
+		case traits.DeleteUnchecked && unseen != "":
 			m.refuse(s.Ref, "it would be deleted, and it is not known whether anything still refers to it: "+unseen,
 				"the server would leave such things behind for good; mend the connection, or set lifecycle.on_remove to \"forget\"")
 		}
@@ -126,7 +126,7 @@ func (m *maker) referring(at schema.Place, k *schema.Kind, things []providers.Th
 	}
 	by := ByReferent(k, things)
 	for to, things := range by {
-		things = slices.DeleteFunc(things, func(t *providers.Thing) bool { return t.Derived || t.Phase == providers.Leaving })
+		things = slices.DeleteFunc(things, func(t *providers.Thing) bool { return t.Derived || t.Phase == providers.Deleting })
 		slices.SortFunc(things, func(a, b *providers.Thing) int { // whatever order the far side lists them in, the plan is the same
 			return cmp.Or(strings.Compare(a.Name, b.Name), strings.Compare(a.ID, b.ID))
 		})

@@ -111,7 +111,7 @@ func (m *maker) hold(it *item, step int, b Basis) {
 	things := m.in.Observed.Things[schema.Place{Scope: it.ref.Scope, Kind: b.Kind.Name}]
 	for i := range things {
 		t := &things[i]
-		if id, _ := t.Spec[b.Field].(string); id != it.thing.ID || t.Phase == providers.Leaving {
+		if id, _ := t.Spec[b.Field].(string); id != it.thing.ID || t.Phase == providers.Deleting {
 			continue
 		}
 		says, wants := fmt.Sprintf("%s %s (id %s)", b.Kind.Name, t.Name, t.ID), diff.Named(b.Kind, t.Spec, names)

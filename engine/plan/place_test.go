@@ -87,7 +87,7 @@ func TestChoicesSpread(t *testing.T) {
 			bay("r3-1", "r3", "gpu", "broken=no power"), bay("r2-2", "r2", "gpu"), bay("r1-1", "r1", "gpu"), bay("r1-2", "r1", "gpu"),
 			bay("r2-1", "r2", "gpu"), bay("r3-2", "r3", "gpu", "repair=today"), bay("r1-9", "r1", "cpu"), bay("r4-1", "r4", "gpu"),
 		},
-		[]providers.Thing{{ID: "theirs", Name: "theirs", Spec: schema.Object{"bay": "r4-1", "type": "gpu"}, Phase: providers.Leaving}})
+		[]providers.Thing{{ID: "theirs", Name: "theirs", Spec: schema.Object{"bay": "r4-1", "type": "gpu"}, Phase: providers.Deleting}})
 	// d names one in r1, so the others begin in r2; r4 is taken, even by what is in deletion; r3 is unavailable.
 	want := "a in r2-1\nb in r1-1\nc in r2-2\nd in r1-2\ne in r1-9"
 	got, p := chosen(t, in)

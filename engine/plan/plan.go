@@ -84,9 +84,9 @@ type Plan struct {
 	// What follows is for readers of the plan, and not a part of it: the size of a plan follows what it changes. A plan file has
 	// it beside the plan, see [File]; a run keeps the plan alone.
 
-	Document  Verbatim  `json:"-"` // the desired document that Digest is of
-	Drift     []Drift   `json:"-"`
-	Unmanaged []Foreign `json:"-"`
+	Document  Verbatim    `json:"-"` // the desired document that Digest is of
+	Drift     []Drift     `json:"-"`
+	Unmanaged []Unmanaged `json:"-"`
 
 	// Passing says that the digests of secrets in the plan are made with a key that no store has: the plan is for looking at, and
 	// has no approval.
@@ -195,8 +195,8 @@ type Drift struct {
 	Unstated []diff.Change  `json:"unstated,omitempty"` // the same for fields that the record does not state; set when Rest is
 }
 
-// A Foreign is a thing that no resource declares.
-type Foreign struct {
+// A Unmanaged is a thing that no resource declares.
+type Unmanaged struct {
 	Scope string `json:"scope"`
 	Kind  string `json:"kind"`
 	ID    string `json:"id"`

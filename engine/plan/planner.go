@@ -29,9 +29,9 @@ type Planner struct {
 	quiet   map[schema.Ref]bool // the same by ref, and whether it is recorded
 	restive map[schema.Ref]bool // all other resources
 
-	external map[schema.Ref]string // what the document only refers to, and the id with which it was found
-	foreign  []Foreign             // as in the last plan
-	stale    bool                  // the last plan failed, so that all of this is from an earlier one
+	external  map[schema.Ref]string // what the document only refers to, and the id with which it was found
+	unmanaged []Unmanaged           // as in the last plan
+	stale     bool                  // the last plan failed, so that all of this is from an earlier one
 }
 
 // A rest is what is as it should be: stated in the document, and observed so.
@@ -170,7 +170,7 @@ func (p *Planner) all() (*Plan, error) {
 	p.quiet, p.restive, p.external = make(map[schema.Ref]bool, len(m.items)), map[schema.Ref]bool{}, map[schema.Ref]string{}
 	p.world.forgetOwners()
 	p.learn(m)
-	p.foreign = m.plan.Unmanaged
+	p.unmanaged = m.plan.Unmanaged
 	return m.plan, nil
 }
 
@@ -264,9 +264,9 @@ func (p *Planner) settle(m *maker, s *worklist) {
 		p.world.disown(ref)
 	}
 	p.learn(m)
-	others := slices.DeleteFunc(slices.Clone(p.foreign), func(f Foreign) bool { return s.things[thingKey{schema.Place{Scope: f.Scope, Kind: f.Kind}, f.ID}] })
+	others := slices.DeleteFunc(slices.Clone(p.unmanaged), func(f Unmanaged) bool { return s.things[thingKey{schema.Place{Scope: f.Scope, Kind: f.Kind}, f.ID}] })
 	m.plan.Unmanaged = merged(others, m.plan.Unmanaged)
-	p.foreign = m.plan.Unmanaged
+	p.unmanaged = m.plan.Unmanaged
 }
 
 // learn records which resources are quiet, and which resource owns each thing.
@@ -293,11 +293,11 @@ func (p *Planner) learn(m *maker) {
 }
 
 // merged merges two sorted lists.
-func merged(a, b []Foreign) []Foreign {
+func merged(a, b []Unmanaged) []Unmanaged {
 	if len(a) == 0 {
 		return b
 	}
-	all := make([]Foreign, 0, len(a)+len(b))
+	all := make([]Unmanaged, 0, len(a)+len(b))
 	for len(a) > 0 && len(b) > 0 {
 		if compareForeign(a[0], b[0]) < 0 {
 			all, a = append(all, a[0]), a[1:]

@@ -60,12 +60,12 @@ func newModel(t *rapid.T) *model {
 	m := &model{t: t, resources: map[schema.Ref]*schema.Resource{}, records: map[schema.Ref]*state.Record{}}
 	traits := map[string]providers.Traits{"far": fake.SiteTraits(), "near": fake.NodeTraits()}
 	subnets := fake.SiteTraits()
-	subnets.Exclusive, subnets.Orphans = []providers.Exclusive{{Field: "cidr"}}, true
+	subnets.Exclusive, subnets.DeleteUnchecked = []providers.Exclusive{{Field: "cidr"}}, true
 	hosts := fake.SiteTraits()
 	hosts.Detach = []providers.Detachable{{Field: "links"}}
 	guards := fake.SiteTraits()
 	if rapid.Bool().Draw(t, "guards by name") {
-		guards.ID, guards.Burned, guards.Delete, guards.Mark = "{name}", false, providers.Never, false
+		guards.ID, guards.IDsNotReusable, guards.Delete, guards.Mark = "{name}", false, providers.Never, false
 	}
 	m.in = plan.Input{
 		Kinds: kinds, Document: &schema.Document{Site: schema.Site{Name: "test", ID: enginetest.SiteID}, JSON: []byte(`{}`)},
@@ -346,7 +346,7 @@ func (m *model) meddle() {
 		m.setThing(at, t.ID, nil)
 		return
 	case 2:
-		t.Phase = []providers.Phase{providers.Ready, providers.Failed, providers.Leaving, providers.Pending}[m.draw("phase", 4)]
+		t.Phase = []providers.Phase{providers.Ready, providers.Failed, providers.Deleting, providers.Pending}[m.draw("phase", 4)]
 	case 3:
 		t.Mark = stranger
 	case 4:
@@ -409,7 +409,7 @@ func told(t *rapid.T, p *plan.Plan) string {
 		Plan      *plan.Plan
 		Document  plan.Verbatim
 		Drift     []plan.Drift
-		Unmanaged []plan.Foreign
+		Unmanaged []plan.Unmanaged
 	}{p, p.Document, p.Drift, p.Unmanaged}, "", " ")
 	if err != nil {
 		t.Fatal(err)

@@ -225,7 +225,7 @@ func (s *sim) farFaults(doc *schema.Document) {
 		case fake.EffectAfter:
 			f.Class = []providers.Class{providers.Unknown, providers.Unknown, providers.Transient, providers.Invalid}[s.rng.IntN(4)]
 		case fake.EffectLate:
-			if f.Delay = fake.Duration(s.pace(late, "late %v", f)); s.far.Traits[r.Kind].Late == 0 {
+			if f.Delay = fake.Duration(s.pace(late, "late %v", f)); s.far.Traits[r.Kind].EffectWithin == 0 {
 				f.Effect, f.Class = fake.EffectAfter, providers.Unknown // such a kind has no late calls
 			}
 		case fake.EffectSlow:
@@ -403,7 +403,7 @@ func (s *sim) open() string {
 
 // strays reports whether something of ours is left over. What can never be deleted is left on purpose.
 func (s *sim) strays(p *plan.Plan) bool {
-	return slices.ContainsFunc(p.Unmanaged, func(f plan.Foreign) bool {
+	return slices.ContainsFunc(p.Unmanaged, func(f plan.Unmanaged) bool {
 		return (f.Stray || !s.foreign[target{f.Scope, f.Kind, f.ID}]) && s.far.Traits[f.Kind].Delete != providers.Never
 	})
 }

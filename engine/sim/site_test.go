@@ -17,22 +17,24 @@ const lag = 1500 * time.Millisecond
 
 // profiles are the ways in which kinds of real systems behave, by name.
 var profiles = map[string]providers.Traits{
-	"burned":       of(fake.SiteTraits(), func(t *providers.Traits) { t.Late = late }), // a VPC of Carbide, with versions
-	"burned-blind": of(fake.SiteTraits(), func(t *providers.Traits) { t.Late, t.Delete = late, providers.Blind }),
-	"burned-slow":  of(fake.SiteTraits(), func(t *providers.Traits) { t.Late, t.ReadyWithin, t.GoneWithin = late, time.Minute, time.Minute }),
+	"burned":       of(fake.SiteTraits(), func(t *providers.Traits) { t.EffectWithin = late }), // a VPC of Carbide, with versions
+	"burned-blind": of(fake.SiteTraits(), func(t *providers.Traits) { t.EffectWithin, t.Delete = late, providers.Blind }),
+	"burned-slow": of(fake.SiteTraits(), func(t *providers.Traits) {
+		t.EffectWithin, t.ReadyWithin, t.GoneWithin = late, time.Minute, time.Minute
+	}),
 	"unmarked": of(fake.SiteTraits(), func(t *providers.Traits) {
-		t.Mark, t.Burned, t.Late, t.Delete, t.ReadyWithin = false, false, late, providers.Blind, time.Minute
+		t.Mark, t.IDsNotReusable, t.EffectWithin, t.Delete, t.ReadyWithin = false, false, late, providers.Blind, time.Minute
 	}),
 	"named":            fake.NodeTraits(),
-	"named-late":       of(fake.NodeTraits(), func(t *providers.Traits) { t.Late = late }),
-	"named-blind":      of(fake.NodeTraits(), func(t *providers.Traits) { t.Late, t.Delete = late, providers.Blind }),
-	"named-blind-make": of(fake.NodeTraits(), func(t *providers.Traits) { t.Late, t.Create = late, providers.Blind }),
+	"named-late":       of(fake.NodeTraits(), func(t *providers.Traits) { t.EffectWithin = late }),
+	"named-blind":      of(fake.NodeTraits(), func(t *providers.Traits) { t.EffectWithin, t.Delete = late, providers.Blind }),
+	"named-blind-make": of(fake.NodeTraits(), func(t *providers.Traits) { t.EffectWithin, t.Create = late, providers.Blind }),
 	"named-slow":       of(fake.NodeTraits(), func(t *providers.Traits) { t.ReadyWithin, t.GoneWithin = time.Minute, time.Minute }),
 	"named-eventual":   of(fake.NodeTraits(), func(t *providers.Traits) { t.Eventual, t.ReadyWithin, t.GoneWithin = true, time.Minute, time.Minute }),
 	"burned-eventual": of(fake.SiteTraits(), func(t *providers.Traits) {
-		t.Late, t.Eventual, t.ReadyWithin, t.GoneWithin = late, true, time.Minute, time.Minute
+		t.EffectWithin, t.Eventual, t.ReadyWithin, t.GoneWithin = late, true, time.Minute, time.Minute
 	}),
-	"never-deleted": of(fake.NodeTraits(), func(t *providers.Traits) { t.Delete, t.Late = providers.Never, late }),
+	"never-deleted": of(fake.NodeTraits(), func(t *providers.Traits) { t.Delete, t.EffectWithin = providers.Never, late }),
 	"restart":       of(fake.NodeTraits(), func(t *providers.Traits) { t.UndoUpdate, t.UndoDelete = providers.Restart, providers.Restart }),
 }
 

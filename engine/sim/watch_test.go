@@ -140,7 +140,7 @@ func (s *sim) checkAlone() {
 	s.mu.Lock()
 	defer s.mu.Unlock()
 	for at, th := range s.things() {
-		if s.foreign[at] || s.handed[at] || th.Phase == providers.Leaving {
+		if s.foreign[at] || s.handed[at] || th.Phase == providers.Deleting {
 			continue
 		}
 		ref := schema.Ref{Scope: at.scope, Kind: at.kind, Name: th.Name}
@@ -261,7 +261,7 @@ func (s *sim) checkReverted(run state.Run, when string) {
 		ref := schema.Ref{Scope: at.scope, Kind: at.kind, Name: is.Name}
 		switch {
 		case touched(at) || s.foreign[at] || s.remains[ref]:
-		case !before && is.Phase == providers.Leaving, !after && was.Phase == providers.Leaving:
+		case !before && is.Phase == providers.Deleting, !after && was.Phase == providers.Deleting:
 		case before != after:
 			s.wrong("run %s is reverted%s, and %s was there before: %v, after: %v", run.ID, when, at, before, after)
 		case was.Spec.Digest() != is.Spec.Digest() || (was.Mark != is.Mark && s.far.Traits[at.kind].Mark):

@@ -57,7 +57,7 @@ func (s *Survey) name(ks schema.Kinds) *naming {
 		called := map[string]int{}
 		for i := range things {
 			t := &things[i]
-			if _, done := n.refs[t]; !done && t.Phase != providers.Leaving {
+			if _, done := n.refs[t]; !done && t.Phase != providers.Deleting {
 				order = append(order, t)
 				n.others[t] = t.Derived || !t.Mark.IsZero() && t.Mark.Site != s.Site.ID
 			}

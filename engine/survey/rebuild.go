@@ -35,7 +35,7 @@ func (s *Survey) Rebuild(ks schema.Kinds, when time.Time, declared ...schema.Res
 			others := slices.ContainsFunc(declared, func(r schema.Resource) bool {
 				return r.External != nil && r.Ref.Scope == at.Scope && r.Ref.Kind == at.Kind && plan.Meant(&r, t)
 			})
-			if !ours || left[t.ID] || known[ref] || recorded || t.Phase == providers.Leaving || found[ref].Incarnation >= incarnation {
+			if !ours || left[t.ID] || known[ref] || recorded || t.Phase == providers.Deleting || found[ref].Incarnation >= incarnation {
 				continue
 			}
 			r := state.Record{Ref: ref, ID: t.ID, Incarnation: incarnation, Spec: schema.Object{}, At: when, Gone: others}

@@ -23,7 +23,7 @@ func TestRebuildFromMarks(t *testing.T) {
 		return providers.Thing{ID: id, Name: ref.Name, Spec: spec, Mark: providers.Mark{Site: owner, Ref: ref, Incarnation: incarnation}}
 	}
 	leaving := thing(schema.Ref{Scope: schema.ScopeSite, Kind: "far.net", Name: "going"}, 1, "net-going", site, schema.Object{})
-	leaving.Phase = providers.Leaving
+	leaving.Phase = providers.Deleting
 	for _, nets := range [][]providers.Thing{
 		{thing(net, 1, "net-1", site, schema.Object{}), thing(net, 2, "net-2", site, schema.Object{}), leaving},
 		{leaving, thing(net, 2, "net-2", site, schema.Object{}), thing(net, 1, "net-1", site, schema.Object{})},

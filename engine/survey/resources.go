@@ -12,8 +12,8 @@ import (
 	"converge.dev/converge/schema"
 )
 
-// A Find is an existing thing, written as a resource that would take it over or, when it is external, refer to it.
-type Find struct {
+// A Discovered is an existing thing, written as a resource that would take it over or, when it is external, refer to it.
+type Discovered struct {
 	schema.Resource
 	ID      string // external id
 	Depends []schema.Ref
@@ -28,7 +28,7 @@ type Find struct {
 
 // A Leftover is a thing that cannot be written as a resource.
 type Leftover struct {
-	plan.Foreign
+	plan.Unmanaged
 	Reason string
 
 	ref schema.Ref
@@ -44,7 +44,7 @@ type Choice struct {
 // thing that fails is left over. What others manage is external, and written only when something else that is written refers
 // to it: what the choice names, what recorded resources refer to by id, what another site or the far side itself has made,
 // and what no resource can describe. It fails with a *plan.UnmatchedError.
-func (s *Survey) Resources(ks schema.Kinds, o Choice, fits func(schema.Ref, schema.Object) error) (finds []Find, left []Leftover, err error) {
+func (s *Survey) Resources(ks schema.Kinds, o Choice, fits func(schema.Ref, schema.Object) error) (finds []Discovered, left []Leftover, err error) {
 	n := s.name(ks)
 	for _, p := range o.External {
 		refs := slices.SortedFunc(maps.Keys(n.used), schema.Ref.Compare)
@@ -71,27 +71,27 @@ func (s *Survey) Resources(ks schema.Kinds, o Choice, fits func(schema.Ref, sche
 				continue // nothing was stated about it
 			}
 			if err := fits(ref, f.Spec); err != nil {
-				left = append(left, Leftover{plan.Foreign{Scope: at.Scope, Kind: at.Kind, ID: t.ID, Name: t.Name}, err.Error(), ref})
+				left = append(left, Leftover{plan.Unmanaged{Scope: at.Scope, Kind: at.Kind, ID: t.ID, Name: t.Name}, err.Error(), ref})
 				f = f.external(things)
 			}
 			finds = append(finds, f)
 		}
 	}
 	finds = append(finds, s.unlisted(finds, n)...)
-	slices.SortFunc(finds, func(a, b Find) int { return a.Ref.Compare(b.Ref) })
+	slices.SortFunc(finds, func(a, b Discovered) int { return a.Ref.Compare(b.Ref) })
 	setAside(ks, finds)
-	finds = slices.DeleteFunc(keepNeeded(keepKinds(finds, o.Kinds)), func(f Find) bool {
+	finds = slices.DeleteFunc(keepNeeded(keepKinds(finds, o.Kinds)), func(f Discovered) bool {
 		if f.External == nil {
 			return false
 		}
 		err := fits(f.Ref, schema.Object{"external": true})
 		if err != nil {
-			left = append(left, Leftover{plan.Foreign{Scope: f.Ref.Scope, Kind: f.Ref.Kind, ID: f.ID, Name: f.Ref.Name}, err.Error(), f.Ref})
+			left = append(left, Leftover{plan.Unmanaged{Scope: f.Ref.Scope, Kind: f.Ref.Kind, ID: f.ID, Name: f.Ref.Name}, err.Error(), f.Ref})
 		}
 		return err != nil
 	})
 	left = slices.DeleteFunc(left, func(l Leftover) bool {
-		return slices.ContainsFunc(finds, func(f Find) bool { return f.Ref == l.ref })
+		return slices.ContainsFunc(finds, func(f Discovered) bool { return f.Ref == l.ref })
 	})
 	slices.SortFunc(left, func(a, b Leftover) int { return a.ref.Compare(b.ref) })
 	return finds, slices.CompactFunc(left, func(a, b Leftover) bool { return a.ref == b.ref }), nil
@@ -117,8 +117,8 @@ func (s *Survey) others(ks schema.Kinds) map[schema.Place]map[string]bool {
 }
 
 // external returns the find as one that others manage, with an id where its name is ambiguous.
-func (f Find) external(things []providers.Thing) Find {
-	x := Find{Resource: schema.Resource{Ref: f.Ref, Spec: schema.Object{}, External: &schema.External{}}, ID: f.ID, Managed: f.Managed}
+func (f Discovered) external(things []providers.Thing) Discovered {
+	x := Discovered{Resource: schema.Resource{Ref: f.Ref, Spec: schema.Object{}, External: &schema.External{}}, ID: f.ID, Managed: f.Managed}
 	for i := range things {
 		if t := &things[i]; plan.Called(t, f.Ref.Name) != (t.ID == f.ID) {
 			x.External.ID = f.ID
@@ -128,14 +128,14 @@ func (f Find) external(things []providers.Thing) Find {
 }
 
 // unlisted returns what finds refer to but the far side cannot list, each under its id.
-func (s *Survey) unlisted(finds []Find, n *naming) (more []Find) {
+func (s *Survey) unlisted(finds []Discovered, n *naming) (more []Discovered) {
 	seen := map[schema.Ref]bool{}
 	for i := range finds {
 		for _, to := range finds[i].After {
 			_, unsupported := s.Observed.Unsupported[to.Place()]
 			if unsupported && n.used[to] == nil && !seen[to] && uuid.Validate(to.Name) != nil { // a UUID needs no declaration
 				seen[to] = true
-				more = append(more, Find{Resource: schema.Resource{Ref: to, Spec: schema.Object{}, External: &schema.External{ID: to.Name}}, ID: to.Name})
+				more = append(more, Discovered{Resource: schema.Resource{Ref: to, Spec: schema.Object{}, External: &schema.External{ID: to.Name}}, ID: to.Name})
 			}
 		}
 	}
@@ -143,18 +143,18 @@ func (s *Survey) unlisted(finds []Find, n *naming) (more []Find) {
 }
 
 // keepNeeded drops external finds that nothing else refers to.
-func keepNeeded(finds []Find) []Find {
+func keepNeeded(finds []Discovered) []Discovered {
 	needed := map[schema.Ref]bool{}
 	for i := range finds {
 		for _, to := range finds[i].After {
 			needed[to] = true
 		}
 	}
-	return slices.DeleteFunc(finds, func(f Find) bool { return f.External != nil && !needed[f.Ref] })
+	return slices.DeleteFunc(finds, func(f Discovered) bool { return f.External != nil && !needed[f.Ref] })
 }
 
 // setAside makes finds state nothing when they exist by themselves, are unmanaged, and no other find refers to them.
-func setAside(ks schema.Kinds, finds []Find) {
+func setAside(ks schema.Kinds, finds []Discovered) {
 	used := map[schema.Ref]bool{}
 	for i := range finds {
 		f := &finds[i]
@@ -177,11 +177,11 @@ func setAside(ks schema.Kinds, finds []Find) {
 }
 
 // keepKinds keeps the finds whose kind matches a pattern, and everything that they need.
-func keepKinds(finds []Find, kinds []string) []Find {
+func keepKinds(finds []Discovered, kinds []string) []Discovered {
 	if len(kinds) == 0 {
 		return finds
 	}
-	byRef := make(map[schema.Ref]*Find, len(finds))
+	byRef := make(map[schema.Ref]*Discovered, len(finds))
 	for i := range finds {
 		byRef[finds[i].Ref] = &finds[i]
 	}
@@ -200,5 +200,5 @@ func keepKinds(finds []Find, kinds []string) []Find {
 			take(f.Ref)
 		}
 	}
-	return slices.DeleteFunc(finds, func(f Find) bool { return !keep[f.Ref] })
+	return slices.DeleteFunc(finds, func(f Discovered) bool { return !keep[f.Ref] })
 }

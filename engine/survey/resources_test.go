@@ -34,9 +34,9 @@ func of(run string, things map[string][]providers.Thing) *survey.Survey {
 }
 
 // resources writes what a survey found, by ref.
-func resources(s *survey.Survey, o survey.Choice) (map[string]survey.Find, error) {
+func resources(s *survey.Survey, o survey.Choice) (map[string]survey.Discovered, error) {
 	finds, _, err := s.Resources(enginetest.Kinds(), o, func(schema.Ref, schema.Object) error { return nil })
-	byRef := map[string]survey.Find{}
+	byRef := map[string]survey.Discovered{}
 	for _, f := range finds {
 		byRef[f.Ref.String()] = f
 	}

@@ -12,8 +12,8 @@ import (
 )
 
 // find writes one thing as a resource.
-func (s *Survey) find(k *schema.Kind, ref schema.Ref, t *providers.Thing, n *naming) Find {
-	f := Find{Resource: schema.Resource{Ref: ref}, ID: t.ID, Managed: t.Mark.Site == s.Site.ID && !t.Mark.IsZero()}
+func (s *Survey) find(k *schema.Kind, ref schema.Ref, t *providers.Thing, n *naming) Discovered {
+	f := Discovered{Resource: schema.Resource{Ref: ref}, ID: t.ID, Managed: t.Mark.Site == s.Site.ID && !t.Mark.IsZero()}
 	spec := diff.Named(k, t.Spec, n.names.In(ref.Scope))
 	record := n.records[ref]
 	if record != nil && record.ID == t.ID {

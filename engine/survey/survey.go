@@ -3,7 +3,7 @@
 //
 // # Words
 //
-// A [Find] is an existing thing written as a resource. A [Leftover] cannot be written as one. A [Choice] says which finds are
+// A [Discovered] is an existing thing written as a resource. A [Leftover] cannot be written as one. A [Choice] says which finds are
 // wanted, and which of them others manage. An [Item] is a thing as an [Inventory] reports it.
 package survey
 

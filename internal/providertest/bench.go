@@ -244,7 +244,7 @@ func (b *bench) observed(kind string, things []providers.Thing, err error) []pro
 func (b *bench) checkThing(kind string, th providers.Thing) {
 	b.Helper()
 	switch th.Phase {
-	case providers.Ready, providers.Pending, providers.Failed, providers.Leaving:
+	case providers.Ready, providers.Pending, providers.Failed, providers.Deleting:
 	default:
 		b.Errorf("%s %s has phase %q, which is none", kind, th.ID, th.Phase)
 	}

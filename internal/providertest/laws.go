@@ -418,7 +418,7 @@ func deleted(b *bench) {
 		if b.traits.GoneWithin == 0 && !b.traits.Eventual {
 			b.Errorf("the thing is there after delete, %s, and the traits have neither GoneWithin nor Eventual", th.Phase)
 		}
-		if th.Phase != providers.Leaving && !b.traits.Eventual {
+		if th.Phase != providers.Deleting && !b.traits.Eventual {
 			b.Errorf("the deleted thing is %s for as long as it is listed, want leaving", th.Phase)
 		}
 	}
@@ -455,7 +455,7 @@ func burned(b *bench) {
 	m := b.mine()
 	b.must("delete", b.deleting(m, b.make(m)))
 	b.gone(m)
-	if !b.traits.Burned {
+	if !b.traits.IDsNotReusable {
 		b.make(m)
 		return
 	}

@@ -253,7 +253,7 @@ func checkTraits(t *testing.T, k providers.Served) {
 	} {
 		oneOf(what, string(r), "", string(providers.Exact), string(providers.Restart), string(providers.Replace), string(providers.NoUndo))
 	}
-	if k.Traits.Late < 0 || k.Traits.ReadyWithin < 0 || k.Traits.GoneWithin < 0 {
+	if k.Traits.EffectWithin < 0 || k.Traits.ReadyWithin < 0 || k.Traits.GoneWithin < 0 {
 		t.Errorf("%s: a duration is negative", k.Name)
 	}
 }

@@ -389,9 +389,9 @@ var spoilers = []spoiler{
 	}},
 	{name: "id is burned", law: "ids-are-burned-as-the-traits-say", world: func(w *fake.World) {
 		traits := fake.NodeTraits()
-		traits.Burned = true
+		traits.IDsNotReusable = true
 		w.Traits = map[string]providers.Traits{"lab.box": traits}
-	}, traits: func(t *providers.Traits) { t.Burned = false }},
+	}, traits: func(t *providers.Traits) { t.IDsNotReusable = false }},
 	{name: "delete leaves something behind", law: "an-exact-create-can-be-undone", delete: func(ctx context.Context, k *spoiled, c providers.Call) error {
 		if err := k.Kind.Delete(ctx, c); err != nil {
 			return err

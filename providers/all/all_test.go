@@ -319,7 +319,7 @@ func TestTraitsNameFields(t *testing.T) {
 				t.Errorf("%s has no field %s within %s, which is said to be exclusive", k.Name, e.Field, e.Within)
 			}
 		}
-		for _, field := range slices.Concat(k.Traits.Itself, k.Traits.Overlap) {
+		for _, field := range slices.Concat(k.Traits.SelfChanging, k.Traits.Overlap) {
 			if named++; !has(field) {
 				t.Errorf("%s has no field %s, which its traits name", k.Name, field)
 			}

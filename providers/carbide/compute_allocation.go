@@ -14,7 +14,7 @@ import (
 // An allocation is only a number in the service's database.
 var allocationTraits = providers.Traits{
 	Create: providers.Conditional, Update: providers.Versioned, Delete: providers.Blind,
-	Mark: true, Burned: true, Late: late,
+	Mark: true, IDsNotReusable: true, EffectWithin: late,
 	UndoCreate: providers.Exact, UndoUpdate: providers.Exact, UndoDelete: providers.Replace,
 	Exclusive: []providers.Exclusive{{Field: "{name}", Within: "tenant"}},
 }

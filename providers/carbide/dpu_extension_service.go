@@ -18,7 +18,7 @@ import (
 // create comes after everything that can be undone, and only when it was approved.
 var extensionServiceTraits = providers.Traits{
 	Create: providers.Conditional, Update: providers.Versioned, Delete: providers.Blind,
-	Burned: true, Late: late,
+	IDsNotReusable: true, EffectWithin: late,
 	UndoCreate: providers.Replace, UndoUpdate: providers.Exact, UndoDelete: providers.NoUndo,
 	Exclusive: []providers.Exclusive{{Field: "{name}", Within: "tenant", Folded: true}},
 }

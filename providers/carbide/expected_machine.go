@@ -18,7 +18,7 @@ import (
 // An expected machine is an entry in the site's inventory. What was found through it stays when the entry is deleted.
 var expectedTraits = providers.Traits{
 	Create: providers.Conditional, Update: providers.Blind, Delete: providers.Blind,
-	Mark: true, Late: late,
+	Mark: true, EffectWithin: late,
 	UndoCreate: providers.Exact, UndoUpdate: providers.Exact, UndoDelete: providers.Replace,
 	Exclusive: []providers.Exclusive{{Field: "bmc_mac_address"}},
 }

@@ -16,7 +16,7 @@ import (
 var expectedRackTraits = providers.Traits{
 	ID:     "{name}",
 	Create: providers.Conditional, Update: providers.Blind, Delete: providers.Blind,
-	Mark: true, Late: late,
+	Mark: true, EffectWithin: late,
 	UndoCreate: providers.Exact, UndoUpdate: providers.Exact, UndoDelete: providers.Exact,
 }
 

@@ -8,7 +8,7 @@ import (
 	"google.golang.org/protobuf/encoding/protojson"
 	"google.golang.org/protobuf/proto"
 
-	"converge.dev/converge/e2e/hostile/budget"
+	"converge.dev/converge/internal/budget"
 	"converge.dev/converge/e2e/hostile/fuzzed"
 	"converge.dev/converge/providers"
 	"converge.dev/converge/providers/carbide/forge"

@@ -149,7 +149,7 @@ func TestVPCWaitsForItsPrefixes(t *testing.T) {
 	if err := s.kind("vpc_prefix").Delete(t.Context(), prefix); err != nil {
 		t.Fatal(err)
 	}
-	if p := s.see("vpc_prefix", prefix.ID); p.Phase != providers.Leaving {
+	if p := s.see("vpc_prefix", prefix.ID); p.Phase != providers.Deleting {
 		t.Errorf("a deleted prefix is %s", p.Phase)
 	}
 	s.class("deleting a VPC whose prefix drains", s.kind("vpc").Delete(t.Context(), vpc), providers.Busy)

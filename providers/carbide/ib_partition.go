@@ -19,7 +19,7 @@ import (
 // when the fabric has released its key. The service has a version for it but never moves that, so an update is blind.
 var ibTraits = providers.Traits{
 	Create: providers.Conditional, Update: providers.Blind, Delete: providers.Blind,
-	Mark: true, Late: late, ReadyWithin: 5 * time.Minute, GoneWithin: 20 * time.Minute,
+	Mark: true, EffectWithin: late, ReadyWithin: 5 * time.Minute, GoneWithin: 20 * time.Minute,
 	UndoCreate: providers.Exact, UndoUpdate: providers.Exact, UndoDelete: providers.Replace,
 	Exclusive: []providers.Exclusive{{Field: "pkey"}},
 }
@@ -109,7 +109,7 @@ func (k ibPartitions) early(ctx context.Context, tenant string, err error) bool 
 		if err != nil {
 			return false
 		}
-		if slices.ContainsFunc(found, func(o *forge.IBPartition) bool { return phaseOf(o.GetStatus().GetState()) == providers.Leaving }) {
+		if slices.ContainsFunc(found, func(o *forge.IBPartition) bool { return phaseOf(o.GetStatus().GetState()) == providers.Deleting }) {
 			return true
 		}
 	}

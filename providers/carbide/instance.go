@@ -19,7 +19,7 @@ import (
 // power, so an update is blind.
 var instanceTraits = providers.Traits{
 	Create: providers.Conditional, Update: providers.Blind, Delete: providers.Blind,
-	Mark: true, Late: late, Itself: []string{"power"}, Later: []string{"power"}, ReadyWithin: time.Hour, GoneWithin: time.Hour,
+	Mark: true, EffectWithin: late, SelfChanging: []string{"power"}, Later: []string{"power"}, ReadyWithin: time.Hour, GoneWithin: time.Hour,
 	UndoCreate: providers.Exact, UndoUpdate: providers.Exact, UndoDelete: providers.NoUndo,
 	Exclusive: []providers.Exclusive{{Field: "machine"}, {Field: "hostname", Within: "tenant"}},
 	Detach: []providers.Detachable{ // an instance without interfaces is refused, and so is a device without its physical function
@@ -305,7 +305,7 @@ func (k instances) delete(ctx context.Context, c *call[spec.Instance]) error {
 			}
 			woken = true
 		} else if now.power != nil {
-			if err := k.unexcuse(ctx, now); err != nil {
+			if err := k.endMaintenance(ctx, now); err != nil {
 				return err
 			}
 		}

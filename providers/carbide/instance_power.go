@@ -117,7 +117,7 @@ func (k instances) turnOn(ctx context.Context, now seenInstance) error {
 			return halfwayError{err}
 		}
 	}
-	if err := k.unexcuse(ctx, now); err != nil {
+	if err := k.endMaintenance(ctx, now); err != nil {
 		return halfwayError{err}
 	}
 	return nil
@@ -149,7 +149,7 @@ func (k instances) turnOff(ctx context.Context, now seenInstance) error {
 	if told {
 		return nil
 	}
-	if err := k.excuse(ctx, now); err != nil {
+	if err := k.beginMaintenance(ctx, now); err != nil {
 		return halfwayError{err}
 	}
 	if err := k.wantPower(ctx, now, forge.PowerState_Off); err != nil {
@@ -158,8 +158,8 @@ func (k instances) turnOff(ctx context.Context, now seenInstance) error {
 	return nil
 }
 
-// unexcuse ends the maintenance that excuse began.
-func (k instances) unexcuse(ctx context.Context, now seenInstance) error {
+// endMaintenance ends the maintenance that beginMaintenance began.
+func (k instances) endMaintenance(ctx context.Context, now seenInstance) error {
 	found, err := machines{k.service}.get(ctx, []string{now.GetMachineId().GetId()})
 	if err != nil {
 		return unsentError{err}
@@ -170,8 +170,8 @@ func (k instances) unexcuse(ctx context.Context, now seenInstance) error {
 	return nil
 }
 
-// excuse puts a host under maintenance, unless it already is.
-func (k instances) excuse(ctx context.Context, now seenInstance) error {
+// beginMaintenance puts a host under maintenance, unless it already is.
+func (k instances) beginMaintenance(ctx context.Context, now seenInstance) error {
 	found, err := machines{k.service}.get(ctx, []string{now.GetMachineId().GetId()})
 	if err != nil || len(found) == 1 && found[0].GetMaintenanceReference() != "" {
 		return err

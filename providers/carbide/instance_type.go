@@ -14,7 +14,7 @@ import (
 // Deleting a type removes its machines from it; a new one starts without machines.
 var instanceTypeTraits = providers.Traits{
 	Create: providers.Conditional, Update: providers.Versioned, Delete: providers.Blind,
-	Mark: true, Burned: true, Late: late,
+	Mark: true, IDsNotReusable: true, EffectWithin: late,
 	UndoCreate: providers.Exact, UndoUpdate: providers.Exact, UndoDelete: providers.Replace,
 	Exclusive: []providers.Exclusive{{Field: "{name}"}},
 }

@@ -101,8 +101,8 @@ func serveListed[O, S any](s *service, noun string, t providers.Traits, means re
 }
 
 func served[O, S any](k *kind[O, S]) providers.Served {
-	if k.traits.Late > 0 {
-		k.traits.Late = k.late
+	if k.traits.EffectWithin > 0 {
+		k.traits.EffectWithin = k.late
 	}
 	k.traits.Fixed = true // that is what immutable means in the schema of this service
 	return providers.Served{Name: k.name, Traits: k.traits, Kind: k}

@@ -256,7 +256,7 @@ func TestInstanceStates(t *testing.T) {
 	if err := s.kind("instance").Delete(t.Context(), c); err != nil {
 		t.Fatal(err)
 	}
-	check(providers.Leaving, "terminating")
+	check(providers.Deleting, "terminating")
 }
 
 // TestVirtualizationAndRest: an update that needs two calls makes both.

@@ -20,8 +20,8 @@ import (
 var machineTraits = providers.Traits{
 	ID:     "{name}",
 	Create: providers.Never, Update: providers.Blind, Delete: providers.Never,
-	Late:       late,
-	UndoUpdate: providers.Exact,
+	EffectWithin: late,
+	UndoUpdate:   providers.Exact,
 }
 
 // preventAllocations is the classification of alerts that keep instances off a machine.

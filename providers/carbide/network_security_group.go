@@ -16,7 +16,7 @@ import (
 
 var groupTraits = providers.Traits{
 	Create: providers.Conditional, Update: providers.Versioned, Delete: providers.Blind,
-	Mark: true, Burned: true, Late: late, Overlap: []string{"rules"}, ReadyWithin: propagates,
+	Mark: true, IDsNotReusable: true, EffectWithin: late, Overlap: []string{"rules"}, ReadyWithin: propagates,
 	UndoCreate: providers.Exact, UndoUpdate: providers.Exact, UndoDelete: providers.Replace,
 	Exclusive: []providers.Exclusive{{Field: "{name}", Within: "tenant"}},
 }
@@ -58,7 +58,7 @@ var groupRefusals = refusals{
 
 type groups struct {
 	*service
-	unhurried
+	changeableEarly
 }
 
 func (groups) known(id string) bool { return id != "" }

@@ -20,7 +20,7 @@ import (
 // when none of its addresses has been used for 5 min.
 var segmentTraits = providers.Traits{
 	Create: providers.Conditional, Update: providers.Never, Delete: providers.Blind,
-	Late: late, ReadyWithin: 5 * time.Minute, GoneWithin: 20 * time.Minute,
+	EffectWithin: late, ReadyWithin: 5 * time.Minute, GoneWithin: 20 * time.Minute,
 	UndoCreate: providers.Exact, UndoDelete: providers.Replace,
 	Exclusive: []providers.Exclusive{{Field: "prefixes.prefix"}},
 }
@@ -160,7 +160,7 @@ func phaseOf(s forge.TenantState) providers.Phase {
 	case forge.TenantState_READY, forge.TenantState_REPAIRING: // under repair, still usable
 		return providers.Ready
 	case forge.TenantState_TERMINATING, forge.TenantState_TERMINATED:
-		return providers.Leaving
+		return providers.Deleting
 	case forge.TenantState_FAILED, forge.TenantState_INVALID:
 		return providers.Failed
 	}

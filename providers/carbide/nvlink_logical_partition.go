@@ -17,7 +17,7 @@ import (
 // version never moves, so an update is blind.
 var nvlinkTraits = providers.Traits{
 	Create: providers.Conditional, Update: providers.Blind, Delete: providers.Blind,
-	Burned: true, Late: late,
+	IDsNotReusable: true, EffectWithin: late,
 	UndoCreate: providers.Exact, UndoUpdate: providers.Exact, UndoDelete: providers.Replace,
 }
 
@@ -44,7 +44,7 @@ func (k nvlinkPartitions) list(ctx context.Context) ([]string, error) {
 func (k nvlinkPartitions) get(ctx context.Context, ids []string) ([]*forge.NVLinkLogicalPartition, error) {
 	r, err := k.FindNVLinkLogicalPartitionsByIds(ctx, &forge.NVLinkLogicalPartitionsByIdsRequest{PartitionIds: wrapped(ids, func(id string) *forge.NVLinkLogicalPartitionId { return &forge.NVLinkLogicalPartitionId{Value: id} })})
 	return slices.DeleteFunc(r.GetPartitions(), func(o *forge.NVLinkLogicalPartition) bool {
-		return phaseOf(o.GetStatus().GetState()) == providers.Leaving
+		return phaseOf(o.GetStatus().GetState()) == providers.Deleting
 	}), err
 }
 

@@ -15,7 +15,7 @@ import (
 // The site's copies of artifacts are lost when a definition changes, and are not restored at once when it is changed back.
 var operatingSystemTraits = providers.Traits{
 	Create: providers.Conditional, Update: providers.Blind, Delete: providers.Blind,
-	Burned: true, Orphans: true, Late: late, ReadyWithin: time.Hour,
+	IDsNotReusable: true, DeleteUnchecked: true, EffectWithin: late, ReadyWithin: time.Hour,
 	UndoCreate: providers.Exact, UndoUpdate: providers.Restart, UndoDelete: providers.Replace,
 }
 
@@ -35,7 +35,7 @@ var (
 
 type operatingSystems struct {
 	*service
-	unhurried
+	changeableEarly
 	uuidKind
 }
 

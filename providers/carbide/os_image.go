@@ -16,7 +16,7 @@ import (
 
 var osImageTraits = providers.Traits{
 	Create: providers.Conditional, Update: providers.Blind, Delete: providers.Blind,
-	Late: late, Orphans: true,
+	EffectWithin: late, DeleteUnchecked: true,
 	UndoCreate: providers.Exact, UndoUpdate: providers.Exact, UndoDelete: providers.Exact,
 }
 
@@ -39,7 +39,7 @@ var osImageRefusals = refusals{
 // decides which images exist.
 type osImages struct {
 	*service
-	unhurried
+	changeableEarly
 	uuidKind
 }
 

@@ -78,7 +78,7 @@ func TestFailedPartition(t *testing.T) {
 	if err := s.kind("ib_partition").Delete(t.Context(), c); err != nil {
 		t.Fatal(err)
 	}
-	check(providers.Leaving, "terminating")
+	check(providers.Deleting, "terminating")
 	s.Advance(time.Minute)
 	if ids := s.all("ib_partition"); len(ids) != 0 {
 		t.Errorf("the partitions %v outlive their deletion", ids)

@@ -97,7 +97,7 @@ func (s *service) unfinished(ctx context.Context, lacks map[string][]string) (ma
 	for _, i := range slices.Concat(known...) {
 		id := i.GetId().GetValue()
 		names[id] = i.GetMetadata().GetName()
-		leaving[id] = phaseOf(i.GetStatus().GetTenant().GetState()) == providers.Leaving
+		leaving[id] = phaseOf(i.GetStatus().GetTenant().GetState()) == providers.Deleting
 	}
 	details := make(map[string]string, len(lacks))
 	for object, l := range lacks {

@@ -43,10 +43,10 @@ var meanings = map[codes.Code]providers.Class{
 // another read has shown that the call had no effect; unless it is listed it then means Busy, as for a temporary database failure.
 type refusals map[string]map[codes.Code]providers.Class
 
-// An unhurried wire is one whose objects can be changed before they are ready: a refusal is then about something else.
-type unhurried struct{}
+// A changeableEarly wire is one whose objects can be changed before they are ready: a refusal is then about something else.
+type changeableEarly struct{}
 
-func (unhurried) anytime() {}
+func (changeableEarly) anytime() {}
 
 // phrases are texts in an INTERNAL refusal that show its cause, mostly from the database; nothing else reveals a taken
 // id, not even a read, because ids of deleted things stay taken.
@@ -122,7 +122,7 @@ func (e halfwayError) Unwrap() error { return e.error }
 // asked for, that cannot be said.
 func (k *kind[O, S]) over(err error) bool {
 	var halfway halfwayError
-	if !errors.As(err, &halfway) || len(k.traits.Itself) > 0 {
+	if !errors.As(err, &halfway) || len(k.traits.SelfChanging) > 0 {
 		return false
 	}
 	_, ok := answered(halfway.error)
@@ -224,7 +224,7 @@ func (k *kind[O, S]) deleteClass(ctx context.Context, c *providers.Call, err err
 	switch {
 	case rerr != nil:
 		return k.unread(opDelete, err), false
-	case !there, t.Phase == providers.Leaving:
+	case !there, t.Phase == providers.Deleting:
 		return "", true
 	case begun(err, c, t):
 		return providers.Unknown, false

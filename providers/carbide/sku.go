@@ -21,8 +21,8 @@ import (
 var skuTraits = providers.Traits{
 	ID:     "{name}",
 	Create: providers.Conditional, Update: providers.Blind, Delete: providers.Blind,
-	Late:       late,
-	UndoCreate: providers.Exact, UndoUpdate: providers.Exact, UndoDelete: providers.Exact,
+	EffectWithin: late,
+	UndoCreate:   providers.Exact, UndoUpdate: providers.Exact, UndoDelete: providers.Exact,
 }
 
 // skuVersion is the only version of the format of SKUs that the service accepts.

@@ -15,7 +15,7 @@ import (
 // Eventual makes the engine wait for it before another delete.
 var spxTraits = providers.Traits{
 	Create: providers.Conditional, Update: providers.Never, Delete: providers.Blind,
-	Burned: true, Eventual: true, Late: late,
+	IDsNotReusable: true, Eventual: true, EffectWithin: late,
 	UndoCreate: providers.Exact, UndoDelete: providers.Replace,
 	Exclusive: []providers.Exclusive{{Field: "vni"}},
 }

@@ -21,8 +21,8 @@ const late = time.Minute
 var tenantTraits = providers.Traits{
 	ID:     "{name}",
 	Create: providers.Conditional, Update: providers.Versioned, Delete: providers.Never,
-	Late:       late,
-	UndoCreate: providers.Exact, UndoUpdate: providers.Exact,
+	EffectWithin: late,
+	UndoCreate:   providers.Exact, UndoUpdate: providers.Exact,
 }
 
 // tenantRefusals are codes with a special meaning.

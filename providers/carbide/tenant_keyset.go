@@ -15,7 +15,7 @@ import (
 var keysetTraits = providers.Traits{
 	ID:     "{tenant}/{name}",
 	Create: providers.Conditional, Update: providers.Versioned, Delete: providers.Blind,
-	Late: late, Orphans: true,
+	EffectWithin: late, DeleteUnchecked: true,
 	UndoCreate: providers.Exact, UndoUpdate: providers.Exact, UndoDelete: providers.Exact,
 }
 

@@ -16,7 +16,7 @@ import (
 // From v2.0 of the service on, a VPC cannot be deleted before its prefixes are gone, so its deletion takes as long as theirs.
 var vpcTraits = providers.Traits{
 	Create: providers.Conditional, Update: providers.Versioned, Delete: providers.Blind,
-	Mark: true, Burned: true, Orphans: true, Late: late, ReadyWithin: propagates, GoneWithin: 20 * time.Minute,
+	Mark: true, IDsNotReusable: true, DeleteUnchecked: true, EffectWithin: late, ReadyWithin: propagates, GoneWithin: 20 * time.Minute,
 	UndoCreate: providers.Exact, UndoUpdate: providers.Exact, UndoDelete: providers.Replace,
 	Exclusive: []providers.Exclusive{{Field: "vni"}},
 }
@@ -41,7 +41,7 @@ var vpcRefusals = refusals{
 
 type vpcs struct {
 	*service
-	unhurried
+	changeableEarly
 	uuidKind
 }
 

@@ -14,8 +14,8 @@ import (
 // A peering has no place for a mark, no name and nothing that can change: only its id shows whose it is.
 var peeringTraits = providers.Traits{
 	Create: providers.Conditional, Update: providers.Never, Delete: providers.Blind,
-	Late:       late,
-	UndoCreate: providers.Exact, UndoDelete: providers.Replace,
+	EffectWithin: late,
+	UndoCreate:   providers.Exact, UndoDelete: providers.Replace,
 	Exclusive: []providers.Exclusive{{Field: "vpcs", Whole: true}},
 }
 

@@ -58,7 +58,7 @@ func (w *World) checkThing(at target, th *thing) error {
 		return fmt.Errorf("%s: %w", at, err)
 	}
 	k := w.kinds[at.Kind]
-	if !slices.Contains([]providers.Phase{"", providers.Ready, providers.Pending, providers.Failed, providers.Leaving}, th.Phase) {
+	if !slices.Contains([]providers.Phase{"", providers.Ready, providers.Pending, providers.Failed, providers.Deleting}, th.Phase) {
 		return fmt.Errorf("%s: there is no phase %q", at, th.Phase)
 	}
 	if th.Spec == nil {

@@ -116,7 +116,7 @@ type thing struct {
 // thing is recreated only under a new identity.
 func SiteTraits() providers.Traits {
 	t := NodeTraits()
-	t.ID, t.Burned, t.UndoDelete = "", true, providers.Replace
+	t.ID, t.IDsNotReusable, t.UndoDelete = "", true, providers.Replace
 	return t
 }
 
@@ -329,8 +329,8 @@ func (w *World) pass(due func(time.Time) bool) error {
 			continue
 		}
 		var err error
-		if th.Phase == providers.Leaving {
-			err = w.remove(at, w.traits(at.Kind).Burned)
+		if th.Phase == providers.Deleting {
+			err = w.remove(at, w.traits(at.Kind).IDsNotReusable)
 		} else {
 			ready := *th
 			ready.Phase, ready.Detail, ready.Until = "", "", nil
@@ -375,7 +375,7 @@ func (w *World) set(at target, th *thing) {
 // note completes what is known of a thing.
 func (w *World) note(at target, th *thing) {
 	th.mark = providers.ParseMark(th.Mark)
-	if th.Phase == providers.Pending || th.Phase == providers.Leaving {
+	if th.Phase == providers.Pending || th.Phase == providers.Deleting {
 		w.passing[at] = true
 	}
 }

@@ -99,7 +99,7 @@ func TestLaws(t *testing.T) {
 // The fake has the traits that it is told to have.
 func TestLawsOfOtherTraits(t *testing.T) {
 	blind := fake.NodeTraits()
-	blind.Mark, blind.Burned, blind.UndoDelete = false, true, providers.NoUndo
+	blind.Mark, blind.IDsNotReusable, blind.UndoDelete = false, true, providers.NoUndo
 	blind.Update, blind.Delete = providers.Blind, providers.Blind
 	fixed := fake.NodeTraits()
 	fixed.Create, fixed.Delete = providers.Never, providers.Never

@@ -6,7 +6,7 @@ import (
 	"path/filepath"
 	"testing"
 
-	"converge.dev/converge/e2e/hostile/budget"
+	"converge.dev/converge/internal/budget"
 	"converge.dev/converge/e2e/hostile/fuzzed"
 	"converge.dev/converge/providers"
 	"converge.dev/converge/providers/fake"

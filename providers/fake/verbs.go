@@ -201,7 +201,7 @@ func (k *kind) answer(op string, c providers.Call) (*refusal, time.Duration) {
 	case EffectSlow:
 		phase := providers.Pending
 		if op == "delete" {
-			phase = providers.Leaving
+			phase = providers.Deleting
 		}
 		return k.effect(op, c, outcome{phase, f.Message, &until}), 0
 	case EffectFailed:
@@ -249,7 +249,7 @@ func (k *kind) effect(op string, c providers.Call, o outcome) *refusal {
 		th.Mark = c.Mark.String()
 		err = w.put(at, th)
 	case "update":
-		if old == nil || old.Phase == providers.Leaving {
+		if old == nil || old.Phase == providers.Deleting {
 			return refuse(providers.Absent, "there is no %s with id %s", k.at.Kind, c.ID)
 		}
 		if k.traits.Update == providers.Versioned && c.Version != old.Version {
@@ -267,7 +267,7 @@ func (k *kind) effect(op string, c providers.Call, o outcome) *refusal {
 		}
 		err = w.put(at, th)
 	case "delete":
-		if old == nil || old.Phase == providers.Leaving {
+		if old == nil || old.Phase == providers.Deleting {
 			return nil
 		}
 		if k.traits.Delete == providers.Versioned && c.Version != old.Version {
@@ -277,7 +277,7 @@ func (k *kind) effect(op string, c providers.Call, o outcome) *refusal {
 			return r
 		}
 		if o.phase == "" {
-			err = w.remove(at, k.traits.Burned)
+			err = w.remove(at, k.traits.IDsNotReusable)
 			break
 		}
 		leaving := *old
@@ -302,7 +302,7 @@ func (k *kind) accept(th *thing, c providers.Call) *refusal {
 	}
 	for _, to := range k.world.refs(k.at, th.Spec) {
 		switch t := k.world.things[to.Place][to.id]; {
-		case t == nil || t.Phase == providers.Leaving:
+		case t == nil || t.Phase == providers.Deleting:
 			return refuse(providers.Absent, "it refers to %s, which is not there", to)
 		case t.Phase != "" && t.Phase != providers.Ready:
 			return refuse(providers.Busy, "it refers to %s, which is %s", to, t.Phase)
@@ -356,12 +356,12 @@ func frozen(fields []schema.Field, old, want map[string]any) string {
 
 // free refuses to delete a thing while others refer to it, unless the far side of its kind does not check that.
 func (w *World) free(at target) *refusal {
-	if w.traits(at.Kind).Orphans {
+	if w.traits(at.Kind).DeleteUnchecked {
 		return nil
 	}
 	var leaving, staying []string
 	for user := range w.usersOf(at) {
-		if w.things[user.Place][user.id].Phase == providers.Leaving {
+		if w.things[user.Place][user.id].Phase == providers.Deleting {
 			leaving = append(leaving, user.String())
 		} else {
 			staying = append(staying, user.String())

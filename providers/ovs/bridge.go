@@ -36,8 +36,8 @@ func (bridges) reads() []reading { return []reading{bridgeRows, portRows, interf
 
 func (bridges) traits(common providers.Traits) providers.Traits { return common }
 
-func (bridges) list(v *view) ([]sighting, error) {
-	var seen []sighting
+func (bridges) list(v *view) ([]observed, error) {
+	var seen []observed
 	for b := range all[vswitch.Bridge](v) {
 		ids, mark := unmarked(b.ExternalIDs)
 		datapath := cmp.Or(b.DatapathType, "system")
@@ -45,7 +45,7 @@ func (bridges) list(v *view) ([]sighting, error) {
 			DatapathType: &datapath, ExternalIDs: ids, FailMode: b.FailMode, McastSnoopingEnable: &b.McastSnoopingEnable,
 			OtherConfig: filled(b.OtherConfig), Protocols: sorted(b.Protocols), RSTPEnable: &b.RSTPEnable, STPEnable: &b.STPEnable,
 		}
-		s := sighting{Thing: providers.Thing{ID: b.Name, Name: b.Name, Mark: mark, Spec: o.Object()}, rows: []string{b.UUID}}
+		s := observed{Thing: providers.Thing{ID: b.Name, Name: b.Name, Mark: mark, Spec: o.Object()}, rows: []string{b.UUID}}
 		s.Status = (&spec.BridgeStatus{DatapathID: b.DatapathID}).Object()
 		s.Phase, s.Detail = phaseOf(v.interfaceOf(v.local(b)))
 		seen = append(seen, s)

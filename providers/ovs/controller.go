@@ -47,8 +47,8 @@ func (controllers) traits(common providers.Traits) providers.Traits {
 	return common
 }
 
-func (controllers) list(v *view) ([]sighting, error) {
-	var seen []sighting
+func (controllers) list(v *view) ([]observed, error) {
+	var seen []observed
 	for o := range all[vswitch.Controller](v) {
 		bridges := v.controlled(o)
 		if len(bridges) == 0 {
@@ -71,7 +71,7 @@ func (controllers) list(v *view) ([]sighting, error) {
 			ID: v.controllerID(o), Name: cmp.Or(o.ExternalIDs[nameKey], o.UUID), Mark: mark, Spec: s.Object(), Status: status.Object(),
 		}
 		th.Phase, th.Detail = v.phaseOfController(o, bridges)
-		seen = append(seen, sighting{Thing: th, rows: []string{b.UUID, o.UUID}})
+		seen = append(seen, observed{Thing: th, rows: []string{b.UUID, o.UUID}})
 	}
 	return seen, nil
 }

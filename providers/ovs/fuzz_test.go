@@ -11,7 +11,7 @@ import (
 	"github.com/ovn-org/libovsdb/model"
 	"github.com/ovn-org/libovsdb/ovsdb"
 
-	"converge.dev/converge/e2e/hostile/budget"
+	"converge.dev/converge/internal/budget"
 	"converge.dev/converge/e2e/hostile/fuzzed"
 	"converge.dev/converge/schema"
 )
@@ -71,7 +71,7 @@ func FuzzView(tf *testing.F) {
 			return // which the caller detects first
 		}
 		var v *view
-		var seen []sighting
+		var seen []observed
 		var err error
 		budget.Spend(t, func() {
 			if v, err = d.picture(ops, results); err == nil {

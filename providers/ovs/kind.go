@@ -23,14 +23,14 @@ type noun interface {
 	// traits returns the traits of its kind, made from those that all kinds have in common.
 	traits(common providers.Traits) providers.Traits
 	// list returns the things of a view as if ovs-vswitchd were up to date. Their versions are left empty.
-	list(v *view) ([]sighting, error)
+	list(v *view) ([]observed, error)
 	create(v *view, c *change, name string, want schema.Object, mark providers.Mark) error
 	update(v *view, c *change, name string, want schema.Object, mark providers.Mark) error
 	remove(ctx context.Context, v *view, c *change, name string) error
 }
 
-// A sighting is a thing as a noun reports it.
-type sighting struct {
+// A observed is a thing as a noun reports it.
+type observed struct {
 	providers.Thing
 	rows []string // the UUIDs of its rows: they distinguish a thing from its successor of the same name
 }

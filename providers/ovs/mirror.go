@@ -35,7 +35,7 @@ func (mirrors) reads() []reading {
 
 func (mirrors) traits(common providers.Traits) providers.Traits { return common }
 
-func (mirrors) list(v *view) ([]sighting, error) {
+func (mirrors) list(v *view) ([]observed, error) {
 	var lost error // a reference that leads nowhere, which no intact database has
 	names := func(uuids ...string) []string {
 		var ports []string
@@ -49,7 +49,7 @@ func (mirrors) list(v *view) ([]sighting, error) {
 		}
 		return sorted(ports)
 	}
-	var seen []sighting
+	var seen []observed
 	for m := range all[vswitch.Mirror](v) {
 		b := v.mirrored(m)
 		if b == nil {
@@ -67,7 +67,7 @@ func (mirrors) list(v *view) ([]sighting, error) {
 		if lost != nil {
 			return nil, lost
 		}
-		seen = append(seen, sighting{
+		seen = append(seen, observed{
 			Thing: providers.Thing{ID: v.mirrorID(m), Name: cmp.Or(m.Name, m.UUID), Mark: mark, Spec: s.Object(), Phase: providers.Ready},
 			rows:  []string{b.UUID, m.UUID},
 		})

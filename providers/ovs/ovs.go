@@ -107,7 +107,7 @@ func Open(ctx context.Context, o Options) (*providers.Provider, error) {
 	common := providers.Traits{
 		ID: "{name}", Mark: true,
 		Create: providers.Conditional, Update: providers.Versioned, Delete: providers.Versioned,
-		Late: o.Settle, ReadyWithin: o.Settle,
+		EffectWithin: o.Settle, ReadyWithin: o.Settle,
 		UndoCreate: providers.Exact, UndoUpdate: providers.Exact, UndoDelete: providers.Exact,
 	}
 	var kinds []providers.Served

@@ -54,8 +54,8 @@ func (ports) reads() []reading { return []reading{bridgeRows, portRows, interfac
 
 func (ports) traits(common providers.Traits) providers.Traits { return common }
 
-func (ports) list(v *view) ([]sighting, error) {
-	var seen []sighting
+func (ports) list(v *view) ([]observed, error) {
+	var seen []observed
 	for b := range all[vswitch.Bridge](v) {
 		for _, uuid := range b.Ports {
 			p := row[vswitch.Port](v, uuid)
@@ -67,7 +67,7 @@ func (ports) list(v *view) ([]sighting, error) {
 				Bridge: b.Name, ExternalIDs: ids, OtherConfig: filled(p.OtherConfig), Protected: &p.Protected, Tag: wide(p.Tag),
 				Trunks: all64(sorted(p.Trunks)), VLANMode: p.VLANMode,
 			}, spec.PortStatus{}
-			s := sighting{Thing: providers.Thing{ID: p.Name, Name: p.Name, Mark: mark}, rows: []string{b.UUID, p.UUID}}
+			s := observed{Thing: providers.Thing{ID: p.Name, Name: p.Name, Mark: mark}, rows: []string{b.UUID, p.UUID}}
 			i := v.interfaceOf(p)
 			s.Phase, s.Detail = phaseOf(i)
 			if i != nil {

@@ -495,13 +495,13 @@ type newer struct {
 
 func (newer) Describe(context.Context, *wirepb.DescribeRequest) (*wirepb.DescribeResponse, error) {
 	return &wirepb.DescribeResponse{Providers: []*wirepb.Provider{{Name: "lab", Scope: "site", Kinds: []*wirepb.Served{
-		{Name: "lab.box", Traits: []byte(`{"Burned": true, "NeverOnSundays": true}`)},
+		{Name: "lab.box", Traits: []byte(`{"IDsNotReusable": true, "NeverOnSundays": true}`)},
 	}}}}, nil
 }
 
 func TestTraitsArrive(t *testing.T) {
 	want := providers.Traits{
-		ID: "{name}", Create: providers.Conditional, Late: time.Minute, Itself: []string{"a"},
+		ID: "{name}", Create: providers.Conditional, EffectWithin: time.Minute, SelfChanging: []string{"a"},
 		Exclusive: []providers.Exclusive{{Field: "f", Folded: true}}, Detach: []providers.Detachable{{Field: "l", Least: 1, Group: []string{"g"}}},
 		UndoCreate: providers.Exact,
 	}

@@ -184,7 +184,7 @@ func (s *session) offers() ([]providers.Need, error) {
 }
 
 // writeFinds prints the document, or writes a file for each kind.
-func (a *app) writeFinds(head load.Head, finds []survey.Find, dir string) error {
+func (a *app) writeFinds(head load.Head, finds []survey.Discovered, dir string) error {
 	written := make([]load.Written, len(finds))
 	for i, f := range finds {
 		written[i] = load.Written{Resource: f.Resource, Depends: f.Depends, Aside: f.Seen}

@@ -89,7 +89,7 @@ func (s *session) readInbox(ctx context.Context, o *offer, body []byte, inbox st
 	if err != nil {
 		return ds, err
 	}
-	if err := engine.Foreign(sch.Kinds(), s.secrets(), doc); err != nil {
+	if err := engine.CheckSecrets(sch.Kinds(), s.secrets(), doc); err != nil {
 		return ds, err
 	}
 	if missing := s.unreadable(doc); missing != "" {

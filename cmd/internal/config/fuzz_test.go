@@ -14,7 +14,7 @@ import (
 	"go.yaml.in/yaml/v3"
 
 	"converge.dev/converge/cmd/internal/config"
-	"converge.dev/converge/e2e/hostile/budget"
+	"converge.dev/converge/internal/budget"
 	"converge.dev/converge/e2e/hostile/fuzzed"
 )
 

@@ -53,7 +53,7 @@ func DriftText(r *drift.Report, kinds schema.Kinds, s Style, l PlanLayout) strin
 			t.item(yellow, "~", span{text: clean(ref.String())})
 		}
 	}
-	t.foreign(append(append([]plan.Foreign{}, r.Foreign...), r.Strays...),
+	t.unmanaged(append(append([]plan.Unmanaged{}, r.Unmanaged...), r.Strays...),
 		"Made for this site by converge, but not recorded (a plan adopts those that the document declares; the others are to be removed by hand):")
 	t.places("Unknown, so that nothing is decided about it:", r.Unknown)
 	return t.text()

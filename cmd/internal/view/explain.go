@@ -246,7 +246,7 @@ func (x *explaining) decision(ref schema.Ref) string {
 		return "not_considered"
 	case d != nil:
 		return "unchanged"
-	case slices.ContainsFunc(p.Unmanaged, func(f plan.Foreign) bool {
+	case slices.ContainsFunc(p.Unmanaged, func(f plan.Unmanaged) bool {
 		return f.Scope == ref.Scope && f.Kind == ref.Kind && (f.Name == ref.Name || f.ID == ref.Name)
 	}):
 		return "unmanaged"

@@ -164,7 +164,7 @@ func (t *planText) plan(p *plan.Plan) {
 		t.steps(p)
 		t.drift("Changed outside converge since the last run:", p.Drift)
 	}
-	t.foreign(p.Unmanaged, "Made for this site by converge, but neither declared nor recorded (declare them to adopt them, or remove them by hand):")
+	t.unmanaged(p.Unmanaged, "Made for this site by converge, but neither declared nor recorded (declare them to adopt them, or remove them by hand):")
 	t.places("Unknown, so that nothing is decided about it:", p.Unknown)
 	t.places("Not supported by the server:", p.Unsupported)
 	t.omitted(p.Omitted)
@@ -464,11 +464,11 @@ func (t *planText) drift(head string, drift []plan.Drift) {
 	}
 }
 
-// foreign counts unmanaged things, by kind. Strays are named: they are ours, but lost.
-func (t *planText) foreign(things []plan.Foreign, stray string) {
+// unmanaged counts unmanaged things, by kind. Strays are named: they are ours, but lost.
+func (t *planText) unmanaged(things []plan.Unmanaged, stray string) {
 	counts := map[string]int{}
 	scopes := map[string]map[string]bool{}
-	var strays []plan.Foreign
+	var strays []plan.Unmanaged
 	for _, f := range things {
 		if f.Stray {
 			strays = append(strays, f)

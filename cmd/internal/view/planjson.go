@@ -93,26 +93,26 @@ type importing struct {
 
 // planExtra is what converge knows beyond Terraform's keys.
 type planExtra struct {
-	Format      string          `json:"format_version"`
-	Version     string          `json:"version"`
-	PlanID      string          `json:"plan_id"`
-	Site        schema.Site     `json:"site"`
-	Document    planSource      `json:"document"`
-	Destroy     bool            `json:"destroy"`
-	Steps       []planStep      `json:"steps"`
-	NoReturn    int             `json:"no_return"`
-	Approval    string          `json:"approval"`         // for -approve
-	Approvals   []string        `json:"approvals_needed"` // addresses of what cannot be undone exactly
-	Counts      plan.Counts     `json:"counts"`
-	Unchanged   int             `json:"unchanged"`
-	Listed      bool            `json:"unchanged_listed"` // unchanged resources are no-ops among the resource changes
-	Unmanaged   []plan.Foreign  `json:"unmanaged"`
-	Unknown     []plan.Unknown  `json:"unknown"`
-	Unsupported []plan.Unknown  `json:"unsupported"`
-	Omitted     []plan.Omission `json:"omitted"`            // left out, because of what is unsupported or unknown
-	Externals   []plan.External `json:"externals"`          // what is only referred to, and whether it was observed
-	Narrowed    *plan.Narrowed  `json:"narrowed,omitempty"` // by -target, -exclude or -refresh=changed
-	Refusals    []plan.Refusal  `json:"refusals"`
+	Format      string           `json:"format_version"`
+	Version     string           `json:"version"`
+	PlanID      string           `json:"plan_id"`
+	Site        schema.Site      `json:"site"`
+	Document    planSource       `json:"document"`
+	Destroy     bool             `json:"destroy"`
+	Steps       []planStep       `json:"steps"`
+	NoReturn    int              `json:"no_return"`
+	Approval    string           `json:"approval"`         // for -approve
+	Approvals   []string         `json:"approvals_needed"` // addresses of what cannot be undone exactly
+	Counts      plan.Counts      `json:"counts"`
+	Unchanged   int              `json:"unchanged"`
+	Listed      bool             `json:"unchanged_listed"` // unchanged resources are no-ops among the resource changes
+	Unmanaged   []plan.Unmanaged `json:"unmanaged"`
+	Unknown     []plan.Unknown   `json:"unknown"`
+	Unsupported []plan.Unknown   `json:"unsupported"`
+	Omitted     []plan.Omission  `json:"omitted"`            // left out, because of what is unsupported or unknown
+	Externals   []plan.External  `json:"externals"`          // what is only referred to, and whether it was observed
+	Narrowed    *plan.Narrowed   `json:"narrowed,omitempty"` // by -target, -exclude or -refresh=changed
+	Refusals    []plan.Refusal   `json:"refusals"`
 }
 
 type planSource struct {

@@ -114,7 +114,7 @@ func samplePlan() *plan.Plan {
 			{Ref: ref("site/carbide.vpc/lost"), Missing: true},
 			{Ref: ref("site/carbide.vpc/sick"), Failed: "no route \x1b[31m to host"},
 		},
-		Unmanaged: []plan.Foreign{
+		Unmanaged: []plan.Unmanaged{
 			{Scope: "site", Kind: "carbide.vpc", ID: "a"}, {Scope: "site", Kind: "carbide.vpc", ID: "b"},
 			{Scope: "site", Kind: "carbide.vpc", ID: "c", Name: "stray", Stray: true},
 		},
@@ -603,7 +603,7 @@ func TestDrift(t *testing.T) {
 		{Ref: ref("gpu-01/docker.container/db"), Changes: []diff.Change{{Path: "password", Before: "SECRET", After: "SECRET", Secret: true}, {Path: "image", Before: "a", After: "b"}}},
 	}, Unstated: []drift.Item{
 		{Ref: ref("site/carbide.vpc/prod"), Changes: []diff.Change{{Path: "description", After: "a stranger's"}}},
-	}, Strays: samplePlan().Unmanaged[2:], Foreign: samplePlan().Unmanaged[:2]}
+	}, Strays: samplePlan().Unmanaged[2:], Unmanaged: samplePlan().Unmanaged[:2]}
 	text := view.DriftText(r, kinds, view.Style{}, view.PlanLayout{})
 	clean := view.DriftText(&drift.Report{Complete: true, Recorded: 1}, kinds, view.Style{}, view.PlanLayout{})
 	unstated := view.DriftText(&drift.Report{Complete: true, Recorded: 3, Unstated: r.Unstated}, kinds, view.Style{}, view.PlanLayout{})
